@@ -1,0 +1,117 @@
+package v2
+
+import (
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// BlockRequest is a node's request for one more AddressBlock of a pool.
+//
+// +genclient
+// +genclient:nonNamespaced
+// +k8s:deepcopy-gen:interfaces=k8s.io/apimachinery/pkg/runtime.Object
+// +kubebuilder:object:root=true
+// +kubebuilder:resource:scope=Cluster
+// +kubebuilder:subresource:status
+type BlockRequest struct {
+	metav1.TypeMeta   `json:",inline"`
+	metav1.ObjectMeta `json:"metadata,omitempty"`
+
+	Spec BlockRequestSpec `json:"spec"`
+	// +optional
+	Status BlockRequestStatus `json:"status,omitempty"`
+}
+
+// BlockRequestSpec says who asks for a block of which pool.
+type BlockRequestSpec struct {
+	// NodeName is the name of the Node that asks.
+	//
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=253
+	NodeName string `json:"nodeName"`
+
+	// PoolName is the name of the AddressPool.
+	//
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=253
+	PoolName string `json:"poolName"`
+}
+
+// BlockRequestStatus is the answer of coil-ipam-controller.
+type BlockRequestStatus struct {
+	// AddressBlockName is the name of the block that answers the request.
+	//
+	// +optional
+	// +kubebuilder:validation:MaxLength=253
+	AddressBlockName string `json:"addressBlockName,omitempty"`
+
+	// +optional
+	// +listType=map
+	// +listMapKey=type
+	// +kubebuilder:validation:MaxItems=16
+	Conditions []BlockRequestCondition `json:"conditions,omitempty"`
+}
+
+// BlockRequestConditionType is a type of BlockRequestCondition.
+type BlockRequestConditionType string
+
+// Condition types of a BlockRequest.
+const (
+	// BlockRequestComplete is True when AddressBlockName is set.
+	BlockRequestComplete BlockRequestConditionType = "Complete"
+	// BlockRequestFailed is True when the request can't be answered; reason and
+	// message say why.
+	BlockRequestFailed BlockRequestConditionType = "Failed"
+)
+
+// Reasons of BlockRequestFailed.
+const (
+	// ReasonPoolNotFound: no AddressPool has the name.
+	ReasonPoolNotFound = "PoolNotFound"
+	// ReasonPoolTerminating: the AddressPool is being deleted.
+	ReasonPoolTerminating = "PoolTerminating"
+	// ReasonPoolExhausted: every block of the AddressPool is taken.
+	ReasonPoolExhausted = "PoolExhausted"
+	// ReasonPoolInvalid: the spec of the AddressPool can't be understood.
+	ReasonPoolInvalid = "PoolInvalid"
+	// ReasonNodeNotFound: no Node has the name.
+	ReasonNodeNotFound = "NodeNotFound"
+)
+
+// BlockRequestCondition has the shape that version 2 of the API has always had.
+type BlockRequestCondition struct {
+	// Type is Complete or Failed.
+	//
+	// +kubebuilder:validation:MaxLength=316
+	Type BlockRequestConditionType `json:"type"`
+	// Status is True, False or Unknown.
+	//
+	// +kubebuilder:validation:Enum=True;False;Unknown
+	Status corev1.ConditionStatus `json:"status"`
+	// Reason is a word in CamelCase.
+	//
+	// +kubebuilder:validation:MaxLength=1024
+	Reason string `json:"reason"`
+	// Message is a sentence for people.
+	//
+	// +kubebuilder:validation:MaxLength=32768
+	Message string `json:"message"`
+	// LastProbeTime is when the condition was checked last.
+	//
+	// +optional
+	LastProbeTime metav1.Time `json:"lastProbeTime,omitempty"`
+	// LastTransitionTime is when the status changed last.
+	//
+	// +optional
+	LastTransitionTime metav1.Time `json:"lastTransitionTime,omitempty"`
+}
+
+// BlockRequestList is a list of BlockRequests.
+//
+// +k8s:deepcopy-gen:interfaces=k8s.io/apimachinery/pkg/runtime.Object
+// +kubebuilder:object:root=true
+type BlockRequestList struct {
+	metav1.TypeMeta `json:",inline"`
+	metav1.ListMeta `json:"metadata,omitempty"`
+	Items           []BlockRequest `json:"items"`
+}

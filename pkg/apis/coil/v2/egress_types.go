@@ -1,0 +1,163 @@
+package v2
+
+import (
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/intstr"
+)
+
+// EgressContainerName is the container of a router pod that Coil completes.
+const EgressContainerName = "egress"
+
+// Egress is a set of NAT routers for destinations that chosen pods reach
+// through them.
+//
+// +genclient
+// +genclient:method=GetScale,verb=get,subresource=scale,result=k8s.io/api/autoscaling/v1.Scale
+// +genclient:method=UpdateScale,verb=update,subresource=scale,input=k8s.io/api/autoscaling/v1.Scale,result=k8s.io/api/autoscaling/v1.Scale
+// +k8s:deepcopy-gen:interfaces=k8s.io/apimachinery/pkg/runtime.Object
+// +kubebuilder:object:root=true
+// +kubebuilder:subresource:status
+// +kubebuilder:subresource:scale:specpath=.spec.replicas,statuspath=.status.replicas,selectorpath=.status.selector
+type Egress struct {
+	metav1.TypeMeta   `json:",inline"`
+	metav1.ObjectMeta `json:"metadata,omitempty"`
+
+	Spec EgressSpec `json:"spec"`
+	// +optional
+	Status EgressStatus `json:"status,omitempty"`
+}
+
+// EgressSpec is what the owner of an Egress decides.
+type EgressSpec struct {
+	// Destinations are the subnets, in CIDR notation, that are reached through
+	// the routers.
+	//
+	// +kubebuilder:validation:MinItems=1
+	// +kubebuilder:validation:MaxItems=256
+	// +kubebuilder:validation:items:MinLength=1
+	// +kubebuilder:validation:items:MaxLength=43
+	// +listType=atomic
+	Destinations []string `json:"destinations"`
+
+	// Replicas is the number of router pods.
+	//
+	// +optional
+	// +kubebuilder:default=1
+	// +kubebuilder:validation:Minimum=0
+	Replicas int32 `json:"replicas"`
+
+	// Strategy replaces router pods by new ones, as in a Deployment.
+	//
+	// +optional
+	Strategy *appsv1.DeploymentStrategy `json:"strategy,omitempty"`
+
+	// Template is merged into the router pods.
+	//
+	// +optional
+	Template *EgressPodTemplate `json:"template,omitempty"`
+
+	// SessionAffinity of the Service that clients send to.
+	//
+	// +optional
+	// +kubebuilder:default=ClientIP
+	// +kubebuilder:validation:Enum=ClientIP;None
+	SessionAffinity corev1.ServiceAffinity `json:"sessionAffinity,omitempty"`
+
+	// SessionAffinityConfig of the Service that clients send to.
+	//
+	// +optional
+	SessionAffinityConfig *corev1.SessionAffinityConfig `json:"sessionAffinityConfig,omitempty"`
+
+	// FouSourcePortAuto lets the kernel choose the UDP source port of each flow,
+	// so that the flows of one client spread over the routers.
+	//
+	// +optional
+	FouSourcePortAuto bool `json:"fouSourcePortAuto,omitempty"`
+
+	// PodDisruptionBudget bounds how many routers a drain may take away at once.
+	//
+	// +optional
+	PodDisruptionBudget *EgressPDBSpec `json:"podDisruptionBudget,omitempty"`
+}
+
+// EgressPodTemplate is metadata and a pod spec. The spec is decoded strictly as
+// a core/v1 PodSpec by coil-egress-controller, and isn't part of the schema: that
+// keeps the definition small enough for client-side apply.
+type EgressPodTemplate struct {
+	// +optional
+	Metadata Metadata `json:"metadata,omitempty"`
+
+	// Spec is a core/v1 PodSpec whose containers are optional.
+	//
+	// +optional
+	// +kubebuilder:validation:Type=object
+	// +kubebuilder:validation:XPreserveUnknownFields
+	Spec *runtime.RawExtension `json:"spec,omitempty"`
+}
+
+// Metadata is the part of ObjectMeta that a template may set.
+type Metadata struct {
+	// +optional
+	// +kubebuilder:validation:MaxProperties=256
+	Annotations map[string]string `json:"annotations,omitempty"`
+	// +optional
+	// +kubebuilder:validation:MaxProperties=256
+	Labels map[string]string `json:"labels,omitempty"`
+}
+
+// EgressPDBSpec has one of the two fields of a PodDisruptionBudget.
+type EgressPDBSpec struct {
+	// MinAvailable is a number of pods or a percentage.
+	//
+	// +optional
+	MinAvailable *intstr.IntOrString `json:"minAvailable,omitempty"`
+	// MaxUnavailable is a number of pods or a percentage.
+	//
+	// +optional
+	MaxUnavailable *intstr.IntOrString `json:"maxUnavailable,omitempty"`
+}
+
+// EgressStatus is what coil-egress-controller observed.
+type EgressStatus struct {
+	// ObservedGeneration is the generation that the status is about.
+	//
+	// +optional
+	ObservedGeneration int64 `json:"observedGeneration,omitempty"`
+
+	// Replicas is the number of router pods.
+	//
+	// +optional
+	Replicas int32 `json:"replicas,omitempty"`
+
+	// Selector selects the router pods, for the scale subresource.
+	//
+	// +optional
+	Selector string `json:"selector,omitempty"`
+
+	// InClusterCIDRs are the ranges of pods, nodes and Services that an Egress
+	// must never capture.
+	//
+	// +optional
+	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=4096
+	InClusterCIDRs []string `json:"inClusterCIDRs,omitempty"`
+
+	// +optional
+	// +listType=map
+	// +listMapKey=type
+	// +kubebuilder:validation:MaxItems=16
+	Conditions []metav1.Condition `json:"conditions,omitempty"`
+}
+
+// EgressList is a list of Egresses.
+//
+// +k8s:deepcopy-gen:interfaces=k8s.io/apimachinery/pkg/runtime.Object
+// +kubebuilder:object:root=true
+type EgressList struct {
+	metav1.TypeMeta `json:",inline"`
+	metav1.ListMeta `json:"metadata,omitempty"`
+	Items           []Egress `json:"items"`
+}

@@ -1,0 +1,33 @@
+package v2
+
+// Names that Coil reads or writes on Kubernetes objects. They are fixed:
+// clusters, dashboards and manifests rely on them.
+const (
+	// AnnotationPool on a Namespace names the AddressPool of its pods.
+	AnnotationPool = "coil.cybozu.com/pool"
+	// AnnotationEgressPrefix, followed by a namespace, is a Pod annotation whose
+	// value lists Egresses of that namespace, separated by commas.
+	AnnotationEgressPrefix = "egress.coil.cybozu.com/"
+	// AnnotationNodeUID on an AddressBlock is the UID of the Node that holds
+	// it, so that a Node re-created under the same name is told apart.
+	AnnotationNodeUID = "coil.cybozu.com/node-uid"
+
+	// LabelPool on an AddressBlock is the name of its pool.
+	LabelPool = "coil.cybozu.com/pool"
+	// LabelNode on an AddressBlock or a BlockRequest is the name of its node.
+	LabelNode = "coil.cybozu.com/node"
+	// LabelRequest on an AddressBlock is the UID of the BlockRequest that it answers.
+	LabelRequest = "coil.cybozu.com/request"
+	// LabelReserved with the value "true" on an AddressBlock keeps it exported
+	// but takes no new address from it.
+	LabelReserved = "coil.cybozu.com/reserved"
+
+	// Finalizer keeps blocks that pods use and pools that blocks use.
+	Finalizer = "coil.cybozu.com"
+
+	// DefaultPool is the AddressPool of namespaces without AnnotationPool.
+	DefaultPool = "default"
+)
+
+// ReservedValue is the value of LabelReserved that reserves a block.
+const ReservedValue = "true"
