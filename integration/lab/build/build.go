@@ -1,0 +1,265 @@
+// Package build compiles the programs that the lab runs from their released Go modules, once,
+// into the user's cache folder. It owns the nested modules under modules/ and the cache; it
+// knows nothing of how the programs are run.
+package build
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+
+	"golang.org/x/sys/unix"
+)
+
+// ErrNoGo says that there is no Go toolchain in PATH; nothing can be built until one is installed.
+var ErrNoGo = errors.New("no go command in PATH: install Go 1.26 or later from https://go.dev/dl")
+
+// Builder builds programs on demand. The zero value builds the newest pinned Kubernetes
+// silently; a Builder may be used by several goroutines and several processes at once.
+type Builder struct {
+	// KubernetesVersion selects one of the pinned releases by its version or a prefix of it,
+	// as "v1.36.3" or "1.36". Empty means the newest.
+	KubernetesVersion string
+	// Log receives the progress of builds that take long; nil discards it.
+	Log io.Writer
+
+	mu sync.Mutex // serialises builds of this process, which then contend for the file lock
+}
+
+// Binaries locates built programs by name.
+type Binaries map[string]string
+
+// Dir returns the directory of the program, for a PATH.
+func (b Binaries) Dir(name string) string { return filepath.Dir(b[name]) }
+
+// Programs returns the paths of the named programs, having built those that the cache lacks.
+func (b *Builder) Programs(ctx context.Context, names ...string) (Binaries, error) {
+	mods, err := b.modules()
+	if err != nil {
+		return nil, err
+	}
+	goVersion, err := toolchain(ctx)
+	if err != nil {
+		return nil, err
+	}
+	found := Binaries{}
+	for _, m := range mods {
+		var wanted []string
+		for _, n := range names {
+			if _, ok := m.packages[n]; ok {
+				wanted = append(wanted, n)
+			}
+		}
+		if len(wanted) == 0 {
+			continue
+		}
+		dir, err := b.ensure(ctx, m, goVersion, wanted)
+		if err != nil {
+			return nil, err
+		}
+		for _, n := range wanted {
+			found[n] = filepath.Join(dir, n)
+		}
+	}
+	for _, n := range names {
+		if _, ok := found[n]; !ok {
+			return nil, fmt.Errorf("build %s: no pinned module has this program", n)
+		}
+	}
+	return found, nil
+}
+
+// Own returns the path of a program of this repository, built from the source as it is now.
+// pkg is relative to the module's root, as "integration/lab/machine/labinit".
+func (b *Builder) Own(ctx context.Context, pkg string) (string, error) {
+	root, err := Root()
+	if err != nil {
+		return "", err
+	}
+	if _, err := toolchain(ctx); err != nil {
+		return "", err
+	}
+	cache, err := CacheDir()
+	if err != nil {
+		return "", err
+	}
+	// The checkout's path keeps the programs of two checkouts apart.
+	sum := sha256.Sum256([]byte(root))
+	dir := filepath.Join(cache, "own-"+hex.EncodeToString(sum[:6]))
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return "", err
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	unlock, err := b.lock(ctx, dir+".lock")
+	if err != nil {
+		return "", err
+	}
+	defer unlock()
+	out := filepath.Join(dir, filepath.Base(pkg))
+	tmp := out + ".new"
+	cmd := goCommand(ctx, root, "build", "-buildvcs=false", "-ldflags=-s -w", "-o", tmp, "./"+pkg)
+	if msg, err := cmd.CombinedOutput(); err != nil {
+		return "", fmt.Errorf("build %s: %w\n%s", pkg, err, msg)
+	}
+	// A rename leaves processes that still run the old program alone, but an unchanged program
+	// keeps its inode, so that copies and page cache stay shared.
+	if same(tmp, out) {
+		return out, os.Remove(tmp)
+	}
+	return out, os.Rename(tmp, out)
+}
+
+// CacheDir returns the folder that holds everything the lab downloads or builds. It is safe to
+// delete while no lab runs.
+func CacheDir() (string, error) {
+	user, err := os.UserCacheDir()
+	if err != nil {
+		return "", fmt.Errorf("find the cache folder: %w; set HOME or XDG_CACHE_HOME", err)
+	}
+	return filepath.Join(user, "coil-lab"), nil
+}
+
+// ensure returns the cache directory of m with all wanted programs in it.
+func (b *Builder) ensure(ctx context.Context, m module, goVersion string, wanted []string) (string, error) {
+	cache, err := CacheDir()
+	if err != nil {
+		return "", err
+	}
+	key, err := m.key(goVersion)
+	if err != nil {
+		return "", err
+	}
+	dir := filepath.Join(cache, m.name+"-"+key)
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return "", err
+	}
+	if len(missing(dir, wanted)) == 0 {
+		return dir, nil
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	unlock, err := b.lock(ctx, dir+".lock")
+	if err != nil {
+		return "", err
+	}
+	defer unlock()
+	for _, name := range missing(dir, wanted) {
+		if err := b.compile(ctx, m, dir, name); err != nil {
+			return "", err
+		}
+	}
+	return dir, nil
+}
+
+// compile builds one program and moves it into dir when it is complete.
+func (b *Builder) compile(ctx context.Context, m module, dir, name string) error {
+	tmp, err := os.MkdirTemp(dir, ".build-")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(tmp)
+	out := filepath.Join(tmp, name)
+	args := append([]string{"build", "-v"}, m.flags()...)
+	cmd := goCommand(ctx, m.dir, append(args, "-o", out, m.packages[name])...)
+	p := newProgress(b.log(), name+" "+m.version)
+	cmd.Stderr = p
+	err = cmd.Run()
+	p.finish(err == nil)
+	if ctx.Err() != nil {
+		return fmt.Errorf("build %s: %w", name, ctx.Err())
+	}
+	if err != nil {
+		return fmt.Errorf("build %s in %s: %w\n%s", name, m.dir, err, p.messages())
+	}
+	return os.Rename(out, filepath.Join(dir, name))
+}
+
+// lock takes the file lock at path; it tells what it waits for when somebody else has it.
+func (b *Builder) lock(ctx context.Context, path string) (unlock func(), err error) {
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR|unix.O_CLOEXEC, 0o644)
+	if err != nil {
+		return nil, err
+	}
+	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err == nil {
+		return func() { f.Close() }, nil
+	}
+	fmt.Fprintf(b.log(), "waiting for another build to release %s\n", path)
+	locked := make(chan error, 1)
+	go func() { locked <- flockBlocking(int(f.Fd())) }()
+	select {
+	case err := <-locked:
+		if err != nil {
+			f.Close()
+			return nil, fmt.Errorf("lock %s: %w", path, err)
+		}
+		return func() { f.Close() }, nil
+	case <-ctx.Done():
+		// flock(2) can't be interrupted from here; the goroutine gives the lock back when it
+		// comes.
+		go func() { <-locked; f.Close() }()
+		return nil, fmt.Errorf("lock %s: %w", path, ctx.Err())
+	}
+}
+
+func flockBlocking(fd int) error {
+	for {
+		if err := unix.Flock(fd, unix.LOCK_EX); !errors.Is(err, unix.EINTR) {
+			return err
+		}
+	}
+}
+
+func (b *Builder) log() io.Writer {
+	if b.Log == nil {
+		return io.Discard
+	}
+	return b.Log
+}
+
+func missing(dir string, names []string) []string {
+	return slices.DeleteFunc(slices.Clone(names), func(n string) bool {
+		_, err := os.Stat(filepath.Join(dir, n))
+		return err == nil
+	})
+}
+
+// same reports whether both files exist with the same content.
+func same(a, b string) bool {
+	x, err := os.ReadFile(a)
+	if err != nil {
+		return false
+	}
+	y, err := os.ReadFile(b)
+	return err == nil && bytes.Equal(x, y)
+}
+
+// goCommand prepares the go command so that the user's settings can't change what is built.
+func goCommand(ctx context.Context, dir string, args ...string) *exec.Cmd {
+	cmd := exec.CommandContext(ctx, "go", args...)
+	cmd.Dir = dir
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOFLAGS=", "GOWORK=off", "PWD="+dir)
+	return cmd
+}
+
+// toolchain returns the version of the go command, which is part of a cache key.
+func toolchain(ctx context.Context) (string, error) {
+	if _, err := exec.LookPath("go"); err != nil {
+		return "", ErrNoGo
+	}
+	out, err := exec.CommandContext(ctx, "go", "env", "GOVERSION").Output()
+	if err != nil {
+		return "", fmt.Errorf("go env GOVERSION: %w", err)
+	}
+	return strings.TrimSpace(string(out)), nil
+}
