@@ -1,0 +1,32 @@
+// Package dataplane has the values that describe what Coil wants in the kernel:
+// comparable, built on netip, printed as iproute2 prints them.
+//
+// It owns the numbers and names by which Coil recognises its own objects. It
+// must not know how a value reaches the kernel, nor where it comes from.
+package dataplane
+
+// Every number and name that Coil reserves on a host. An object without one of
+// these marks is somebody else's and is never touched.
+const (
+	// ProtocolNode marks routes and rules of coild (rtm_protocol, FRA_PROTOCOL).
+	ProtocolNode = 30
+	// ProtocolRouter marks routes of coil-router.
+	ProtocolRouter = 31
+
+	// TablePods has a route to each pod of the node.
+	TablePods = 116
+	// TableExport has a route to each block of the node, for routing daemons.
+	TableExport = 119
+	// TableUnassigned makes the addresses of blocks that no pod has unreachable,
+	// so that they don't loop between the node and its router.
+	TableUnassigned = 120
+
+	// PriorityPods is the priority of the rule to TablePods; the rule to
+	// TableUnassigned follows it.
+	PriorityPods = 2000
+
+	// LinkGroup is the group of host-side veths ("coil" in ASCII).
+	LinkGroup = 0x636f696c
+	// AliasPrefix starts the alias of host-side veths: COIL:<pool>:<containerID>:<ifname>.
+	AliasPrefix = "COIL:"
+)

@@ -1,0 +1,140 @@
+package dataplane
+
+import (
+	"cmp"
+	"fmt"
+	"net/netip"
+	"strings"
+)
+
+// RouteType is the type of a route (rtm_type).
+type RouteType uint8
+
+// The types of routes that Coil makes.
+const (
+	// Unicast sends to Link, by Gateway if there is one.
+	Unicast RouteType = iota
+	// Unreachable answers with ICMP "host unreachable".
+	Unreachable
+	// Throw makes the lookup go on with the next rule.
+	Throw
+)
+
+// Scope is the scope of a route (rtm_scope).
+type Scope uint8
+
+// The scopes of routes that Coil makes. IPv6 has no scopes: it reads back as Universe.
+const (
+	Universe Scope = iota
+	LinkScope
+)
+
+// Route is one route in one table. It is identified by table, destination and metric.
+type Route struct {
+	Table int
+	Dst   netip.Prefix
+	Type  RouteType
+	// Link is the interface index; 0 for none.
+	Link int
+	// Gateway is the next hop; the zero Addr for none.
+	Gateway netip.Addr
+	// OnLink takes the gateway as reachable on the link.
+	OnLink bool
+	// Source is the preferred source address; the zero Addr for none.
+	Source netip.Addr
+	Scope  Scope
+	// Protocol is the owner's mark (rtm_protocol).
+	Protocol int
+	// Metric is the priority among routes to the same destination. IPv6's default
+	// of 1024 reads back as 0.
+	Metric int
+}
+
+// String prints the route as "ip route" does, with the table at the end.
+func (r Route) String() string {
+	var b strings.Builder
+	switch r.Type {
+	case Unreachable:
+		b.WriteString("unreachable ")
+	case Throw:
+		b.WriteString("throw ")
+	}
+	b.WriteString(r.Dst.String())
+	if r.Gateway.IsValid() {
+		fmt.Fprintf(&b, " via %s", r.Gateway)
+	}
+	if r.Link != 0 {
+		fmt.Fprintf(&b, " dev %d", r.Link)
+	}
+	fmt.Fprintf(&b, " proto %d", r.Protocol)
+	if r.Scope == LinkScope {
+		b.WriteString(" scope link")
+	}
+	if r.Source.IsValid() {
+		fmt.Fprintf(&b, " src %s", r.Source)
+	}
+	if r.Metric != 0 {
+		fmt.Fprintf(&b, " metric %d", r.Metric)
+	}
+	if r.OnLink {
+		b.WriteString(" onlink")
+	}
+	fmt.Fprintf(&b, " table %d", r.Table)
+	return b.String()
+}
+
+// CompareRoutes orders routes by table, destination, metric.
+func CompareRoutes(a, b Route) int {
+	return cmp.Or(
+		cmp.Compare(a.Table, b.Table),
+		a.Dst.Addr().Compare(b.Dst.Addr()),
+		cmp.Compare(a.Dst.Bits(), b.Dst.Bits()),
+		cmp.Compare(a.Metric, b.Metric),
+	)
+}
+
+// Family is an address family.
+type Family uint8
+
+// The families.
+const (
+	IPv4 Family = 4
+	IPv6 Family = 6
+)
+
+// FamilyOf returns the family of an address.
+func FamilyOf(a netip.Addr) Family {
+	if a.Is4() {
+		return IPv4
+	}
+	return IPv6
+}
+
+// Rule is a routing policy rule that looks up a table.
+type Rule struct {
+	Family   Family
+	Priority int
+	// To restricts the rule to destinations; the zero Prefix is all.
+	To    netip.Prefix
+	Table int
+	// Protocol is the owner's mark (FRA_PROTOCOL).
+	Protocol int
+}
+
+// String prints the rule as "ip rule" does.
+func (r Rule) String() string {
+	to := ""
+	if r.To.IsValid() {
+		to = " to " + r.To.String()
+	}
+	return fmt.Sprintf("%d: from all%s lookup %d proto %d", r.Priority, to, r.Table, r.Protocol)
+}
+
+// Result counts what a Sync changed; the zero Result means that everything was
+// as wanted.
+type Result struct {
+	Added, Replaced, Deleted int
+}
+
+// Changed says whether anything was written.
+func (r Result) Changed() bool { return r != Result{} }

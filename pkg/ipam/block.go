@@ -1,0 +1,150 @@
+package ipam
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net/netip"
+)
+
+// Block is a range of addresses: an IPv4 prefix, an IPv6 prefix, or one of
+// each of equal size. All its addresses can be given to pods, the first and the
+// last too, since pods have routes to single addresses.
+type Block struct {
+	IPv4, IPv6 netip.Prefix
+}
+
+// Address is what a pod gets from a block: the addresses of one offset. A
+// family that the block doesn't have is the zero Addr.
+type Address struct {
+	IPv4, IPv6 netip.Addr
+}
+
+// Addrs returns the one or two addresses of a, IPv4 first.
+func (a Address) Addrs() []netip.Addr {
+	var as []netip.Addr
+	for _, x := range []netip.Addr{a.IPv4, a.IPv6} {
+		if x.IsValid() {
+			as = append(as, x)
+		}
+	}
+	return as
+}
+
+// String is the addresses joined by a comma.
+func (a Address) String() string {
+	if a.IPv4.IsValid() && a.IPv6.IsValid() {
+		return a.IPv4.String() + "," + a.IPv6.String()
+	}
+	if a.IPv4.IsValid() {
+		return a.IPv4.String()
+	}
+	return a.IPv6.String()
+}
+
+// ParseBlock returns the block of the CIDRs of an AddressBlock; nil or empty is
+// a family that isn't there.
+func ParseBlock(ipv4, ipv6 *string) (Block, error) {
+	var b Block
+	for _, f := range []struct {
+		cidr *string
+		to   *netip.Prefix
+	}{{ipv4, &b.IPv4}, {ipv6, &b.IPv6}} {
+		if f.cidr == nil || *f.cidr == "" {
+			continue
+		}
+		p, err := netip.ParsePrefix(*f.cidr)
+		if err != nil {
+			return Block{}, fmt.Errorf("parse block: %w", err)
+		}
+		*f.to = p
+	}
+	if err := b.Validate(); err != nil {
+		return Block{}, err
+	}
+	return b, nil
+}
+
+// Validate says what is wrong with the prefixes of the block, if anything.
+func (b Block) Validate() error {
+	if err := (Subnet{IPv4: b.IPv4, IPv6: b.IPv6}).validate(0); err != nil {
+		return fmt.Errorf("block %s: %w", b, err)
+	}
+	if hostBits(b.Prefixes()[0]) > MaxBlockSizeBits {
+		return fmt.Errorf("block %s: %w", b, errors.New("it has more than 65536 addresses"))
+	}
+	return nil
+}
+
+// Prefixes returns the one or two prefixes of the block, IPv4 first.
+func (b Block) Prefixes() []netip.Prefix {
+	return Subnet{IPv4: b.IPv4, IPv6: b.IPv6}.prefixes()
+}
+
+// String is the prefixes joined by a comma.
+func (b Block) String() string {
+	s := ""
+	for i, p := range b.Prefixes() {
+		if i > 0 {
+			s += ","
+		}
+		s += p.String()
+	}
+	return s
+}
+
+// Size is the number of offsets of the block.
+func (b Block) Size() int {
+	if ps := b.Prefixes(); len(ps) > 0 {
+		return 1 << hostBits(ps[0])
+	}
+	return 0
+}
+
+// At returns the addresses of an offset from 0 to Size()-1.
+func (b Block) At(offset int) Address {
+	var a Address
+	if b.IPv4.IsValid() {
+		a.IPv4 = advance(b.IPv4.Addr(), uint64(offset))
+	}
+	if b.IPv6.IsValid() {
+		a.IPv6 = advance(b.IPv6.Addr(), uint64(offset))
+	}
+	return a
+}
+
+// Offset returns the offset of an address in the block, and false when the
+// block doesn't have it.
+func (b Block) Offset(a netip.Addr) (int, bool) {
+	for _, p := range b.Prefixes() {
+		if p.Contains(a) {
+			return int(low64(a) - low64(p.Addr())), true
+		}
+	}
+	return 0, false
+}
+
+// advance returns the address n after a. The callers never leave the prefix
+// that a is the first address of, so the low 64 bits don't overflow into the
+// upper ones unless n reaches them.
+func advance(a netip.Addr, n uint64) netip.Addr {
+	if a.Is4() {
+		b := a.As4()
+		binary.BigEndian.PutUint32(b[:], binary.BigEndian.Uint32(b[:])+uint32(n))
+		return netip.AddrFrom4(b)
+	}
+	b := a.As16()
+	lo := binary.BigEndian.Uint64(b[8:])
+	sum := lo + n
+	if sum < lo {
+		binary.BigEndian.PutUint64(b[:8], binary.BigEndian.Uint64(b[:8])+1)
+	}
+	binary.BigEndian.PutUint64(b[8:], sum)
+	return netip.AddrFrom16(b)
+}
+
+// low64 is the low 64 bits of an address.
+func low64(a netip.Addr) uint64 {
+	b := a.As16()
+	return binary.BigEndian.Uint64(b[8:])
+}

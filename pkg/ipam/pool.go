@@ -1,0 +1,177 @@
+// Package ipam is the arithmetic of address pools: which blocks a pool has,
+// which addresses a block has, and which of them to take next.
+//
+// It works on netip values and owns no state. It must not know Kubernetes,
+// storage or the kernel, and does no I/O.
+package ipam
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+)
+
+const (
+	// MaxBlockSizeBits bounds the size of blocks: 65,536 addresses.
+	MaxBlockSizeBits = 16
+	// MaxBlocks bounds how many blocks of a pool are used, since a block's
+	// index is a non-negative int32.
+	MaxBlocks = 1 << 31
+)
+
+// Subnet is an IPv4 prefix, an IPv6 prefix, or one of each of equal size. A
+// family that isn't there is the zero Prefix.
+type Subnet struct {
+	IPv4, IPv6 netip.Prefix
+}
+
+// Pool carves equal blocks out of subnets. The blocks of the first subnet have
+// the lowest indexes; appending a subnet doesn't change the index of a block.
+// The zero Pool has no blocks.
+type Pool struct {
+	subnets []Subnet
+	bits    int
+}
+
+// NewPool returns the pool of subnets whose blocks have 2^blockSizeBits
+// addresses. The error names each subnet that can't be used, and why.
+func NewPool(blockSizeBits int, subnets []Subnet) (Pool, error) {
+	var errs []error
+	if blockSizeBits < 0 || blockSizeBits > MaxBlockSizeBits {
+		errs = append(errs, fmt.Errorf("block size of %d bits is not within 0 and %d", blockSizeBits, MaxBlockSizeBits))
+	}
+	if len(subnets) == 0 {
+		errs = append(errs, errors.New("there is no subnet"))
+	}
+	for i, s := range subnets {
+		if err := s.validate(blockSizeBits); err != nil {
+			errs = append(errs, fmt.Errorf("subnet %d: %w", i, err))
+			continue
+		}
+		if s.IPv4.IsValid() != subnets[0].IPv4.IsValid() || s.IPv6.IsValid() != subnets[0].IPv6.IsValid() {
+			errs = append(errs, fmt.Errorf("subnet %d: its address families differ from those of subnet 0", i))
+		}
+		for j, o := range subnets[:i] {
+			if s.overlaps(o) {
+				errs = append(errs, fmt.Errorf("subnet %d: it overlaps subnet %d", i, j))
+			}
+		}
+	}
+	if err := errors.Join(errs...); err != nil {
+		return Pool{}, err
+	}
+	return Pool{subnets: subnets, bits: blockSizeBits}, nil
+}
+
+func (s Subnet) validate(blockSizeBits int) error {
+	if !s.IPv4.IsValid() && !s.IPv6.IsValid() {
+		return errors.New("it has neither an IPv4 nor an IPv6 prefix")
+	}
+	for _, p := range s.prefixes() {
+		if p != p.Masked() {
+			return fmt.Errorf("%s has host bits: %s is meant", p, p.Masked())
+		}
+		if hostBits(p) < blockSizeBits {
+			return fmt.Errorf("%s is smaller than a block of %d addresses", p, 1<<blockSizeBits)
+		}
+	}
+	if s.IPv4.IsValid() && !s.IPv4.Addr().Is4() {
+		return fmt.Errorf("%s is not an IPv4 prefix", s.IPv4)
+	}
+	if s.IPv6.IsValid() && (!s.IPv6.Addr().Is6() || s.IPv6.Addr().Is4In6()) {
+		return fmt.Errorf("%s is not an IPv6 prefix", s.IPv6)
+	}
+	if s.IPv4.IsValid() && s.IPv6.IsValid() && hostBits(s.IPv4) != hostBits(s.IPv6) {
+		return fmt.Errorf("%s and %s are of different size", s.IPv4, s.IPv6)
+	}
+	return nil
+}
+
+func (s Subnet) prefixes() []netip.Prefix {
+	var ps []netip.Prefix
+	for _, p := range []netip.Prefix{s.IPv4, s.IPv6} {
+		if p.IsValid() {
+			ps = append(ps, p)
+		}
+	}
+	return ps
+}
+
+func (s Subnet) overlaps(o Subnet) bool {
+	return s.IPv4.IsValid() && o.IPv4.IsValid() && s.IPv4.Overlaps(o.IPv4) ||
+		s.IPv6.IsValid() && o.IPv6.IsValid() && s.IPv6.Overlaps(o.IPv6)
+}
+
+// hostBits is the number of bits of p that aren't fixed.
+func hostBits(p netip.Prefix) int { return p.Addr().BitLen() - p.Bits() }
+
+// blocks is the number of blocks in the subnet, at most MaxBlocks.
+func (s Subnet) blocks(blockSizeBits int) int64 {
+	n := hostBits(s.prefixes()[0]) - blockSizeBits
+	if n >= 31 {
+		return MaxBlocks
+	}
+	return 1 << n
+}
+
+// Total is the number of blocks that can be carved, at most MaxBlocks.
+func (p Pool) Total() int64 {
+	var n int64
+	for _, s := range p.subnets {
+		n += s.blocks(p.bits)
+		if n >= MaxBlocks {
+			return MaxBlocks
+		}
+	}
+	return n
+}
+
+// BlockSize is the number of addresses of a block, of each family.
+func (p Pool) BlockSize() int { return 1 << p.bits }
+
+// Subnets returns the subnets of the pool; the caller must not change them.
+func (p Pool) Subnets() []Subnet { return p.subnets }
+
+// Block returns the block of an index; it is an error if index isn't within 0
+// and Total()-1.
+func (p Pool) Block(index int32) (Block, error) {
+	i := int64(index)
+	if i < 0 || i >= p.Total() {
+		return Block{}, fmt.Errorf("block %d is not within the %d blocks of the pool", index, p.Total())
+	}
+	for _, s := range p.subnets {
+		n := s.blocks(p.bits)
+		if i >= n {
+			i -= n
+			continue
+		}
+		var b Block
+		if s.IPv4.IsValid() {
+			b.IPv4 = netip.PrefixFrom(advance(s.IPv4.Addr(), uint64(i)<<p.bits), 32-p.bits)
+		}
+		if s.IPv6.IsValid() {
+			b.IPv6 = netip.PrefixFrom(advance(s.IPv6.Addr(), uint64(i)<<p.bits), 128-p.bits)
+		}
+		return b, nil
+	}
+	return Block{}, fmt.Errorf("block %d is beyond the pool", index)
+}
+
+// NextFree returns the first index after last, going round at the end of the
+// pool, that taken doesn't have; false when every index is taken. A last of -1
+// starts at 0. A returned block is so carved again as late as possible.
+func (p Pool) NextFree(last int32, taken map[int32]struct{}) (int32, bool) {
+	total := p.Total()
+	if total == 0 {
+		return 0, false
+	}
+	start := (int64(last) + 1) % total
+	// Of len(taken)+1 different indexes one is free.
+	for n := range min(total, int64(len(taken))+1) {
+		i := int32((start + n) % total)
+		if _, ok := taken[i]; !ok {
+			return i, true
+		}
+	}
+	return 0, false
+}

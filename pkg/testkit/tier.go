@@ -1,0 +1,67 @@
+// Package testkit is what tests of several packages share: the tiers of tests
+// and the scaling of their timeouts. Product code must not import it.
+package testkit
+
+import (
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+)
+
+// Tier is what a test needs from the machine that it runs on.
+type Tier string
+
+// The tiers. Unit tests need nothing and don't name a tier.
+const (
+	// Netns tests are root and make network namespaces.
+	Netns Tier = "netns"
+	// APIServer tests start etcd and kube-apiserver.
+	APIServer Tier = "apiserver"
+	// Cluster tests start whole clusters with nodes.
+	Cluster Tier = "cluster"
+	// VM tests start a virtual machine with another kernel.
+	VM Tier = "vm"
+)
+
+// Need skips the test unless its tier was asked for by the environment variable
+// COIL_TEST_TIERS, a list separated by commas. "make test" asks for all of them.
+// A test whose tier was asked for fails when the machine lacks something: it
+// never skips.
+func Need(tb testing.TB, tier Tier) {
+	tb.Helper()
+	if !slices.Contains(strings.Split(os.Getenv("COIL_TEST_TIERS"), ","), string(tier)) {
+		tb.Skipf("tier %s was not asked for; run with COIL_TEST_TIERS=%s", tier, tier)
+	}
+	if os.Geteuid() != 0 && tier != APIServer {
+		tb.Fatalf("tests of tier %s must run as root", tier)
+	}
+}
+
+// Timeout scales d by the environment variable COIL_TEST_TIMEOUT_SCALE (default
+// 1), for machines that emulate their processor.
+func Timeout(d time.Duration) time.Duration {
+	if f, err := strconv.ParseFloat(os.Getenv("COIL_TEST_TIMEOUT_SCALE"), 64); err == nil && f > 0 {
+		return time.Duration(float64(d) * f)
+	}
+	return d
+}
+
+// Eventually polls cond until it returns nil, and fails the test with its last
+// error when timeout, scaled, has passed.
+func Eventually(tb testing.TB, timeout time.Duration, what string, cond func() error) {
+	tb.Helper()
+	deadline := time.Now().Add(Timeout(timeout))
+	for {
+		err := cond()
+		if err == nil {
+			return
+		}
+		if time.Now().After(deadline) {
+			tb.Fatalf("%s: not within %s: %v", what, Timeout(timeout), err)
+		}
+		time.Sleep(50 * time.Millisecond)
+	}
+}
