@@ -1,0 +1,97 @@
+// Package program is what the mains of Coil's long-running programs share: flags,
+// signals, logging and the exit code.
+//
+// It owns the outermost layer of a process. It must not know what a program does.
+package program
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"runtime/debug"
+	"syscall"
+
+	"github.com/spf13/pflag"
+	"k8s.io/klog/v2"
+)
+
+// Options are what a program can be told by flags and environment.
+type Options interface {
+	AddFlags(*pflag.FlagSet)
+	// Validate returns all problems at once.
+	Validate() error
+}
+
+// Main parses args into o, runs the program until it ends or a SIGTERM or SIGINT
+// comes, and returns the exit code of the process: 0, 1 if run returned an error, 2
+// if the flags are wrong. A second signal ends the process at once.
+func Main(name string, args []string, o Options, run func(context.Context) error) int {
+	fs := pflag.NewFlagSet(name, pflag.ContinueOnError)
+	fs.SetOutput(os.Stderr)
+	o.AddFlags(fs)
+	addLogFlags(fs)
+	legacy := addLegacyFlags(fs)
+	version := fs.Bool("version", false, "print the version and exit")
+	switch err := fs.Parse(args); {
+	case errors.Is(err, pflag.ErrHelp):
+		return 0
+	case err != nil:
+		fmt.Fprintf(os.Stderr, "%s: %v\n", name, err)
+		return 2
+	}
+	if *version {
+		fmt.Println(name, Version())
+		return 0
+	}
+	if fs.NArg() > 0 {
+		fmt.Fprintf(os.Stderr, "%s: unexpected argument %q: it has only flags, see --help\n", name, fs.Arg(0))
+		return 2
+	}
+	if err := o.Validate(); err != nil {
+		fmt.Fprintf(os.Stderr, "%s: %v\n", name, err)
+		return 2
+	}
+
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
+	defer stop()
+	context.AfterFunc(ctx, stop) // the next signal has its default effect
+	defer klog.Flush()
+	logger := klog.Background()
+	logger.Info("Starting", "program", name, "version", Version())
+	legacy.log(logger)
+	if err := run(klog.NewContext(ctx, logger)); err != nil {
+		logger.Error(err, "Ended", "program", name)
+		return 1
+	}
+	logger.Info("Ended", "program", name)
+	return 0
+}
+
+// Version is the version that the program was built from.
+func Version() string {
+	info, ok := debug.ReadBuildInfo()
+	if !ok {
+		return "unknown"
+	}
+	v := info.Main.Version
+	for _, s := range info.Settings {
+		if s.Key == "vcs.revision" {
+			v += " " + s.Value
+		}
+	}
+	return v
+}
+
+// addLogFlags adds klog's level and format flags that still have a meaning.
+func addLogFlags(fs *pflag.FlagSet) {
+	all := flag.NewFlagSet("", flag.ContinueOnError)
+	all.SetOutput(io.Discard)
+	klog.InitFlags(all)
+	for _, name := range []string{"v", "vmodule"} {
+		fs.AddGoFlag(all.Lookup(name))
+	}
+}

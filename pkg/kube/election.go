@@ -1,0 +1,93 @@
+package kube
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/leaderelection"
+	"k8s.io/client-go/tools/leaderelection/resourcelock"
+	"k8s.io/klog/v2"
+)
+
+// Election says for which Lease a program stands.
+type Election struct {
+	Namespace string
+	Name      string
+	// Identity is this candidate's, usually the name of its pod.
+	Identity string
+	// LeaseDuration, RenewDeadline and RetryPeriod are those of client-go; zero
+	// values are 30 s, 20 s and 5 s.
+	LeaseDuration, RenewDeadline, RetryPeriod time.Duration
+	// OnChange is told whether this candidate leads; may be nil.
+	OnChange func(leads bool)
+}
+
+// RunElected calls run while this candidate leads, with a context that ends when
+// it leads no more, and returns after run has ended. Losing the lease is an error:
+// the caller ends, and a new process stands again. The lease has a client of its
+// own, so that a busy controller's rate limit can't starve the renewal.
+func RunElected(ctx context.Context, cfg *rest.Config, e Election, run func(context.Context) error) error {
+	if e.LeaseDuration == 0 {
+		e.LeaseDuration, e.RenewDeadline, e.RetryPeriod = 30*time.Second, 20*time.Second, 5*time.Second
+	}
+	own := rest.CopyConfig(cfg)
+	own.UserAgent += "/leader-election"
+	own.Timeout = e.RenewDeadline / 2
+	client, err := kubernetes.NewForConfig(own)
+	if err != nil {
+		return fmt.Errorf("client for lease %s: %w", e.Name, err)
+	}
+	lock, err := resourcelock.New(resourcelock.LeasesResourceLock, e.Namespace, e.Name,
+		client.CoreV1(), client.CoordinationV1(), resourcelock.ResourceLockConfig{Identity: e.Identity})
+	if err != nil {
+		return fmt.Errorf("lease %s/%s: %w", e.Namespace, e.Name, err)
+	}
+	notify := e.OnChange
+	if notify == nil {
+		notify = func(bool) {}
+	}
+	// OnStartedLeading runs on a goroutine of the elector's, which does not wait for it.
+	ended := make(chan error, 1)
+	started := make(chan struct{})
+	electionCtx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	elector, err := leaderelection.NewLeaderElector(leaderelection.LeaderElectionConfig{
+		Lock:            lock,
+		Name:            e.Name,
+		LeaseDuration:   e.LeaseDuration,
+		RenewDeadline:   e.RenewDeadline,
+		RetryPeriod:     e.RetryPeriod,
+		ReleaseOnCancel: true,
+		Callbacks: leaderelection.LeaderCallbacks{
+			OnStartedLeading: func(ctx context.Context) {
+				close(started)
+				klog.FromContext(ctx).Info("Leading", "lease", klog.KRef(e.Namespace, e.Name), "identity", e.Identity)
+				notify(true)
+				err := run(ctx)
+				notify(false)
+				ended <- err
+				cancel()
+			},
+			OnStoppedLeading: func() {},
+		},
+	})
+	if err != nil {
+		return fmt.Errorf("lease %s/%s: %w", e.Namespace, e.Name, err)
+	}
+	elector.Run(electionCtx)
+	select {
+	case <-started:
+	default:
+		return nil // ctx ended before this candidate led
+	}
+	if err := <-ended; err != nil {
+		return err
+	}
+	if ctx.Err() == nil {
+		return fmt.Errorf("lease %s/%s was lost", e.Namespace, e.Name)
+	}
+	return nil
+}

@@ -1,0 +1,60 @@
+package observe
+
+import (
+	"errors"
+	"fmt"
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+)
+
+// errStarting is why a program isn't ready before it says anything.
+var errStarting = errors.New("starting")
+
+// Health is what /healthz and /readyz tell. A program is ready when each of its
+// named conditions holds. The zero Health is not usable.
+type Health struct {
+	mu      sync.Mutex
+	reasons map[string]error // by condition; nil for one that holds
+}
+
+// NewHealth returns a Health whose conditions don't hold yet.
+func NewHealth(conditions ...string) *Health {
+	h := &Health{reasons: map[string]error{}}
+	for _, c := range conditions {
+		h.reasons[c] = errStarting
+	}
+	return h
+}
+
+// Set says that a condition holds, with a nil reason, or why it doesn't.
+func (h *Health) Set(condition string, reason error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.reasons[condition] = reason
+}
+
+// Ready is nil when every condition holds, else it names those that don't and why.
+func (h *Health) Ready() error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	var errs []error
+	for c, err := range h.reasons {
+		if err != nil {
+			errs = append(errs, fmt.Errorf("%s: %w", c, err))
+		}
+	}
+	slices.SortFunc(errs, func(a, b error) int { return strings.Compare(a.Error(), b.Error()) })
+	return errors.Join(errs...)
+}
+
+func (h *Health) serveLive(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") }
+
+func (h *Health) serveReady(w http.ResponseWriter, _ *http.Request) {
+	if err := h.Ready(); err != nil {
+		http.Error(w, err.Error(), http.StatusServiceUnavailable)
+		return
+	}
+	fmt.Fprintln(w, "ok")
+}

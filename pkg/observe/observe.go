@@ -1,0 +1,92 @@
+// Package observe lets people and Prometheus look into a program: metrics,
+// health, profiles and logging.
+//
+// It owns the HTTP servers for that. It must not know what a program does.
+package observe
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"net/http/pprof"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+	"golang.org/x/sync/errgroup"
+)
+
+// NewRegistry returns a registry with the metrics of the process and the Go runtime.
+func NewRegistry() *prometheus.Registry {
+	r := prometheus.NewRegistry()
+	r.MustRegister(
+		collectors.NewGoCollector(),
+		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
+		collectors.NewBuildInfoCollector(),
+	)
+	return r
+}
+
+// Options says where to listen, as host:port; an empty address is "not at all".
+type Options struct {
+	MetricsAddr string
+	HealthAddr  string
+}
+
+// Serve serves /metrics and /debug/pprof at MetricsAddr and /healthz, /readyz at
+// HealthAddr until ctx ends. An address that can't be listened on is an error at once.
+func Serve(ctx context.Context, o Options, g prometheus.Gatherer, h *Health) error {
+	metrics := http.NewServeMux()
+	metrics.Handle("GET /metrics", promhttp.HandlerFor(g, promhttp.HandlerOpts{}))
+	metrics.HandleFunc("GET /debug/pprof/", pprof.Index)
+	metrics.HandleFunc("GET /debug/pprof/profile", pprof.Profile)
+	metrics.HandleFunc("GET /debug/pprof/trace", pprof.Trace)
+	metrics.HandleFunc("GET /debug/pprof/symbol", pprof.Symbol)
+
+	health := http.NewServeMux()
+	health.HandleFunc("GET /healthz", h.serveLive)
+	health.HandleFunc("GET /readyz", h.serveReady)
+
+	group, ctx := errgroup.WithContext(ctx)
+	for _, s := range []struct {
+		name, addr string
+		handler    http.Handler
+	}{{"metrics", o.MetricsAddr, metrics}, {"health", o.HealthAddr, health}} {
+		if s.addr == "" {
+			continue
+		}
+		group.Go(func() error {
+			if err := serve(ctx, s.addr, s.handler); err != nil {
+				return fmt.Errorf("serve %s at %s: %w", s.name, s.addr, err)
+			}
+			return nil
+		})
+	}
+	return group.Wait()
+}
+
+func serve(ctx context.Context, addr string, h http.Handler) error {
+	l, err := new(net.ListenConfig).Listen(ctx, "tcp", addr)
+	if err != nil {
+		return err
+	}
+	s := &http.Server{Handler: h, ReadHeaderTimeout: 10 * time.Second}
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		<-ctx.Done()
+		grace, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*time.Second)
+		defer cancel()
+		if s.Shutdown(grace) != nil {
+			s.Close()
+		}
+	}()
+	if err := s.Serve(l); !errors.Is(err, http.ErrServerClosed) {
+		return err
+	}
+	<-ended
+	return nil
+}

@@ -1,0 +1,33 @@
+package reconcile
+
+import (
+	"fmt"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+)
+
+type permanentError struct{ err error }
+
+func (e *permanentError) Error() string { return e.err.Error() }
+func (e *permanentError) Unwrap() error { return e.err }
+
+// Permanent marks an error that no retry can help: the key waits for a change.
+func Permanent(err error) error {
+	if err == nil {
+		return nil
+	}
+	return &permanentError{err}
+}
+
+type laterError struct{ after time.Duration }
+
+func (e *laterError) Error() string { return fmt.Sprintf("to be done again after %s", e.after) }
+
+// Later ends a sync that went well but has to be done again after d.
+func Later(d time.Duration) error { return &laterError{d} }
+
+// isExpected says whether an error is part of normal work: a stale cache.
+func isExpected(err error) bool {
+	return apierrors.IsConflict(err)
+}

@@ -1,0 +1,133 @@
+// Package reconcile is the one worker loop of Coil: keys in, calls of a sync
+// function out, with back-off, metrics and an orderly end.
+//
+// It owns the policy for errors. It must not know what is reconciled.
+package reconcile
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/util/workqueue"
+	"k8s.io/klog/v2"
+)
+
+// Back-off of a key whose sync fails: it doubles from the first to the second,
+// and is never given up.
+const (
+	minBackoff = 50 * time.Millisecond
+	maxBackoff = time.Minute
+)
+
+// Loop calls sync for each key that was added. A key is never synced by two
+// workers at once, and a key added while it is being synced is synced again.
+type Loop[K comparable] struct {
+	name    string
+	sync    func(context.Context, K) error
+	queue   workqueue.TypedRateLimitingInterface[K]
+	metrics *Metrics
+}
+
+// Option changes a Loop.
+type Option func(*options)
+
+type options struct{ metrics *Metrics }
+
+// WithMetrics counts the loop's work in m.
+func WithMetrics(m *Metrics) Option { return func(o *options) { o.metrics = m } }
+
+// New returns a loop that isn't running. The name labels its logs and metrics.
+func New[K comparable](name string, sync func(context.Context, K) error, opts ...Option) *Loop[K] {
+	o := options{metrics: NewMetrics(nil)}
+	for _, f := range opts {
+		f(&o)
+	}
+	limiter := workqueue.NewTypedItemExponentialFailureRateLimiter[K](minBackoff, maxBackoff)
+	return &Loop[K]{
+		name:    name,
+		sync:    sync,
+		queue:   workqueue.NewTypedRateLimitingQueue(limiter),
+		metrics: o.metrics,
+	}
+}
+
+// Add asks for a sync of key. It never blocks.
+func (l *Loop[K]) Add(key K) { l.queue.Add(key) }
+
+// AddAfter asks for a sync of key when d has passed.
+func (l *Loop[K]) AddAfter(key K, d time.Duration) { l.queue.AddAfter(key, d) }
+
+// Run waits for the caches, then syncs with the given number of workers until
+// ctx ends, and returns when all workers have ended: nil, or an error if the
+// caches did not sync. A Loop runs once.
+func (l *Loop[K]) Run(ctx context.Context, workers int, synced ...cache.InformerSynced) error {
+	defer l.queue.ShutDown()
+	logger := klog.FromContext(ctx).WithName(l.name)
+	ctx = klog.NewContext(ctx, logger)
+	if !cache.WaitForCacheSync(ctx.Done(), synced...) {
+		if ctx.Err() != nil {
+			return nil
+		}
+		return fmt.Errorf("loop %s: caches did not sync", l.name)
+	}
+	var wg sync.WaitGroup
+	for range workers {
+		wg.Go(func() {
+			for l.next(ctx) {
+			}
+		})
+	}
+	<-ctx.Done()
+	l.queue.ShutDown()
+	wg.Wait()
+	return nil
+}
+
+// next syncs one key; false when the loop has ended.
+func (l *Loop[K]) next(ctx context.Context) bool {
+	key, shutdown := l.queue.Get()
+	if shutdown {
+		return false
+	}
+	defer l.queue.Done(key)
+	start := time.Now()
+	err := l.call(ctx, key)
+	l.metrics.observe(l.name, err, time.Since(start))
+
+	logger := klog.FromContext(ctx)
+	var permanent *permanentError
+	var later *laterError
+	switch {
+	case err == nil:
+		l.queue.Forget(key)
+	case ctx.Err() != nil:
+		// The error is most likely the end itself.
+	case errors.As(err, &later):
+		l.queue.Forget(key)
+		l.queue.AddAfter(key, later.after)
+	case errors.As(err, &permanent):
+		logger.Error(err, "Sync failed, waiting for a change", "key", key)
+		l.queue.Forget(key)
+	case isExpected(err):
+		logger.V(2).Info("Sync is tried again", "key", key, "reason", err.Error())
+		l.queue.AddRateLimited(key)
+	default:
+		logger.Error(err, "Sync failed, trying again", "key", key, "failures", l.queue.NumRequeues(key)+1)
+		l.queue.AddRateLimited(key)
+	}
+	return true
+}
+
+// call turns a panic of sync into an error: one object must not end the program.
+func (l *Loop[K]) call(ctx context.Context, key K) (err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			err = fmt.Errorf("sync panicked: %v", p)
+		}
+	}()
+	return l.sync(ctx, key)
+}

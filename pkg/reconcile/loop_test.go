@@ -1,0 +1,116 @@
+package reconcile
+
+import (
+	"context"
+	"errors"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+func start(t *testing.T, l *Loop[string]) context.CancelFunc {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- l.Run(ctx, 2) }()
+	return func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Errorf("Run returned %v", err)
+		}
+	}
+}
+
+func TestLoopRetriesForEver(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var calls atomic.Int32
+		l := New("test", func(context.Context, string) error {
+			if calls.Add(1) <= 40 {
+				return errors.New("not yet")
+			}
+			return nil
+		})
+		stop := start(t, l)
+		l.Add("key")
+		time.Sleep(time.Hour)
+		stop()
+		if got := calls.Load(); got != 41 {
+			t.Errorf("sync was called %d times in an hour, want 41: 40 failures, one success", got)
+		}
+	})
+}
+
+func TestLoopErrors(t *testing.T) {
+	tests := []struct {
+		name string
+		err  error
+		want int32 // calls within 10 s
+	}{
+		{"success is forgotten", nil, 1},
+		{"permanent waits for a change", Permanent(errors.New("bad spec")), 1},
+		{"later comes again after its time", Later(4 * time.Second), 3},
+		// 0, 0.05, 0.15, 0.35, 0.75, 1.55, 3.15, 6.35
+		{"failure backs off", errors.New("no"), 8},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				var calls atomic.Int32
+				l := New("test", func(context.Context, string) error { calls.Add(1); return tt.err })
+				stop := start(t, l)
+				l.Add("key")
+				time.Sleep(10 * time.Second)
+				stop()
+				if got := calls.Load(); got != tt.want {
+					t.Errorf("sync was called %d times, want %d", got, tt.want)
+				}
+			})
+		})
+	}
+}
+
+func TestLoopSurvivesPanic(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var good atomic.Int32
+		l := New("test", func(_ context.Context, key string) error {
+			if key == "bad" {
+				var m map[string]int
+				m["x"] = 1
+			}
+			good.Add(1)
+			return nil
+		})
+		stop := start(t, l)
+		l.Add("bad")
+		l.Add("good")
+		time.Sleep(time.Second)
+		stop()
+		if good.Load() != 1 {
+			t.Error("a panic for one key kept another from being synced")
+		}
+	})
+}
+
+func TestLoopNeverSyncsAKeyTwiceAtOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var running, most, calls atomic.Int32
+		l := New("test", func(context.Context, string) error {
+			most.Store(max(most.Load(), running.Add(1)))
+			calls.Add(1)
+			time.Sleep(time.Second)
+			running.Add(-1)
+			return nil
+		})
+		stop := start(t, l)
+		for range 10 {
+			l.Add("key")
+			time.Sleep(300 * time.Millisecond)
+		}
+		time.Sleep(5 * time.Second)
+		stop()
+		if most.Load() != 1 || calls.Load() < 2 {
+			t.Errorf("%d syncs of one key at once, %d in all; want 1 at once and at least 2", most.Load(), calls.Load())
+		}
+	})
+}
