@@ -5,13 +5,26 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// legacyFlags are the flags of Coil 2.x that manifests out there still pass.
-// They have no meaning any more: there is one dataplane, no webhook and no
-// certificate, and logging is klog's.
-var legacyFlags = []string{
-	"backend", "register-from-main", "addressblock-gc-interval", "clear-routes-on-shutdown",
-	"webhook-addr", "cert-dir", "enable-cert-rotation", "enable-restart-on-cert-refresh",
-	"zap-devel", "zap-encoder", "zap-log-level", "zap-stacktrace-level", "zap-time-encoding",
+// legacyFlags are the flags of Coil 2.x that manifests out there still pass, and
+// whether they may stand without a value. They have no meaning any more: there
+// is one dataplane, no webhook and no certificate, and logging is klog's.
+var legacyFlags = []struct {
+	name    string
+	boolean bool
+}{
+	{"backend", false},
+	{"register-from-main", true},
+	{"addressblock-gc-interval", false},
+	{"clear-routes-on-shutdown", true},
+	{"webhook-addr", false},
+	{"cert-dir", false},
+	{"enable-cert-rotation", true},
+	{"enable-restart-on-cert-refresh", true},
+	{"zap-devel", true},
+	{"zap-encoder", false},
+	{"zap-log-level", false},
+	{"zap-stacktrace-level", false},
+	{"zap-time-encoding", false},
 }
 
 // ignored is the set of legacy flags, and which of them were given.
@@ -19,14 +32,16 @@ type ignored struct{ fs *pflag.FlagSet }
 
 // addLegacyFlags adds the legacy flags that the program doesn't define itself.
 func addLegacyFlags(fs *pflag.FlagSet) ignored {
-	for _, name := range legacyFlags {
-		if fs.Lookup(name) != nil {
+	for _, l := range legacyFlags {
+		if fs.Lookup(l.name) != nil {
 			continue
 		}
-		fs.String(name, "", "ignored, for manifests of Coil 2.x")
-		f := fs.Lookup(name)
-		f.NoOptDefVal = "true"
+		fs.String(l.name, "", "ignored, for manifests of Coil 2.x")
+		f := fs.Lookup(l.name)
 		f.Hidden = true
+		if l.boolean {
+			f.NoOptDefVal = "true"
+		}
 	}
 	return ignored{fs}
 }
@@ -34,9 +49,9 @@ func addLegacyFlags(fs *pflag.FlagSet) ignored {
 // log says once which flags were given in vain.
 func (i ignored) log(logger klog.Logger) {
 	var names []string
-	for _, name := range legacyFlags {
-		if f := i.fs.Lookup(name); f != nil && f.Hidden && f.Changed {
-			names = append(names, "--"+name)
+	for _, l := range legacyFlags {
+		if f := i.fs.Lookup(l.name); f != nil && f.Hidden && f.Changed {
+			names = append(names, "--"+l.name)
 		}
 	}
 	if len(names) > 0 {

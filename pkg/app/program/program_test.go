@@ -1,0 +1,49 @@
+package program
+
+import (
+	"context"
+	"errors"
+	"testing"
+
+	"github.com/spf13/pflag"
+)
+
+type testOptions struct {
+	name string
+	bad  error
+}
+
+func (o *testOptions) AddFlags(fs *pflag.FlagSet) { fs.StringVar(&o.name, "name", "x", "a name") }
+func (o *testOptions) Validate() error            { return o.bad }
+
+func TestMainExitCodes(t *testing.T) {
+	tests := []struct {
+		name string
+		args []string
+		opts testOptions
+		run  error
+		want int
+		ran  bool
+	}{
+		{name: "runs", args: []string{"--name", "y"}, want: 0, ran: true},
+		{name: "flags of 2.x with and without values", args: []string{
+			"--backend", "iptables", "--register-from-main", "--clear-routes-on-shutdown=true", "--zap-log-level", "debug",
+			"--addressblock-gc-interval=5m", "--enable-cert-rotation", "--cert-dir=/certs", "--zap-devel", "--webhook-addr", ":9443",
+		}, want: 0, ran: true},
+		{name: "unknown flag", args: []string{"--nmae=y"}, want: 2},
+		{name: "argument", args: []string{"y"}, want: 2},
+		{name: "invalid options", opts: testOptions{bad: errors.New("COIL_NODE_NAME is not set")}, want: 2},
+		{name: "run fails", run: errors.New("no"), want: 1, ran: true},
+		{name: "version", args: []string{"--version"}, want: 0},
+		{name: "help", args: []string{"--help"}, want: 0},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			ran := false
+			got := Main("test", tt.args, &tt.opts, func(context.Context) error { ran = true; return tt.run })
+			if got != tt.want || ran != tt.ran {
+				t.Errorf("exit code %d, ran %v; want %d, %v", got, ran, tt.want, tt.ran)
+			}
+		})
+	}
+}
