@@ -1,0 +1,104 @@
+// Package atomicfile replaces whole files so that a reader, at any moment and after
+// a power cut, sees the old content or the new one, complete.
+//
+// It owns the order of write, fsync, rename and fsync of the folder. It must not
+// know what the files contain.
+package atomicfile
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+)
+
+// tempMark is what names of temporary files contain; they begin with a dot. No
+// container runtime reads such a file in its configuration folder.
+const tempMark = ".tmp-"
+
+// Write replaces path by a file with this content and mode, whatever the umask.
+// When it returns nil, the new file survives a power cut; when it returns an
+// error, path is as before, or already new. The folder must exist.
+func Write(path string, content []byte, mode fs.FileMode) error {
+	dir, name := filepath.Split(path)
+	tmp, err := os.CreateTemp(dir, "."+name+tempMark+"*")
+	if err != nil {
+		return fmt.Errorf("write %s: %w", path, err)
+	}
+	renamed := false
+	defer func() {
+		if !renamed {
+			os.Remove(tmp.Name())
+		}
+	}()
+	if err := fill(tmp, content, mode); err != nil {
+		return fmt.Errorf("write %s: %w", path, err)
+	}
+	if err := os.Rename(tmp.Name(), path); err != nil {
+		return fmt.Errorf("write %s: %w", path, err)
+	}
+	renamed = true
+	return SyncDir(filepath.Dir(path))
+}
+
+// fill writes content to the disk and closes f.
+func fill(f *os.File, content []byte, mode fs.FileMode) error {
+	_, err := f.Write(content)
+	if err == nil {
+		err = f.Chmod(mode)
+	}
+	if err == nil {
+		err = f.Sync()
+	}
+	if cerr := f.Close(); err == nil {
+		err = cerr
+	}
+	return err
+}
+
+// SyncDir makes renames and removals in a folder survive a power cut. A file
+// system that can't sync folders is taken as it is.
+func SyncDir(dir string) error {
+	f, err := os.Open(dir)
+	if err != nil {
+		return fmt.Errorf("sync folder %s: %w", dir, err)
+	}
+	defer f.Close()
+	if err := f.Sync(); err != nil && !errors.Is(err, syscall.EINVAL) {
+		return fmt.Errorf("sync folder %s: %w", dir, err)
+	}
+	return nil
+}
+
+// IsTemp tells whether a file of this name is a temporary file of Write.
+func IsTemp(name string) bool {
+	return strings.HasPrefix(name, ".") && strings.Contains(name, tempMark)
+}
+
+// RemoveStale removes the temporary files that a Write to path left when its
+// process was killed. Files younger than age may belong to a living writer and stay.
+func RemoveStale(path string, age time.Duration) error {
+	dir, name := filepath.Split(path)
+	entries, err := os.ReadDir(filepath.Dir(path))
+	if err != nil {
+		return fmt.Errorf("remove temporary files of %s: %w", path, err)
+	}
+	var errs []error
+	for _, e := range entries {
+		if !strings.HasPrefix(e.Name(), "."+name+tempMark) {
+			continue
+		}
+		info, err := e.Info()
+		if err != nil || time.Since(info.ModTime()) < age {
+			continue // gone already, or in use
+		}
+		if err := os.Remove(filepath.Join(dir, e.Name())); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			errs = append(errs, err)
+		}
+	}
+	return errors.Join(errs...)
+}
