@@ -13,6 +13,19 @@ import (
 // +kubebuilder:object:root=true
 // +kubebuilder:resource:scope=Cluster
 // +kubebuilder:subresource:status
+// +kubebuilder:printcolumn:name="Node",type=string,JSONPath=`.metadata.labels.coil\.cybozu\.com/node`,description="The node that holds the block"
+// +kubebuilder:printcolumn:name="Pool",type=string,JSONPath=`.metadata.labels.coil\.cybozu\.com/pool`
+// +kubebuilder:printcolumn:name="IPv4",type=string,JSONPath=`.ipv4`
+// +kubebuilder:printcolumn:name="IPv6",type=string,JSONPath=`.ipv6`
+// +kubebuilder:printcolumn:name="Used",type=integer,JSONPath=`.status.allocated`,description="Addresses that pods have"
+// +kubebuilder:printcolumn:name="Cooling",type=integer,JSONPath=`.status.cooling`,description="Addresses that were freed and aren't reused yet"
+// +kubebuilder:printcolumn:name="Reserved",type=string,priority=1,JSONPath=`.metadata.labels.coil\.cybozu\.com/reserved`,description="true: no new address is taken from the block"
+// +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
+// +kubebuilder:validation:XValidation:rule="oldSelf.hasValue() || self.metadata.name.matches('-(0|[1-9][0-9]{0,9})$') && int(self.metadata.name.substring(self.metadata.name.lastIndexOf('-') + 1)) == self.index",optionalOldSelf=true,fieldPath=".metadata.name",message="must be the name of the pool, a dash and the index"
+// +kubebuilder:validation:XValidation:rule="has(self.ipv4) || has(self.ipv6)",fieldPath=".ipv4",message="ipv4, ipv6 or both are required"
+// +kubebuilder:validation:XValidation:rule="has(self.ipv4) == has(oldSelf.ipv4) && (!has(self.ipv4) || self.ipv4 == oldSelf.ipv4)",fieldPath=".ipv4",message="can't be changed: pods have addresses of the block"
+// +kubebuilder:validation:XValidation:rule="has(self.ipv6) == has(oldSelf.ipv6) && (!has(self.ipv6) || self.ipv6 == oldSelf.ipv6)",fieldPath=".ipv6",message="can't be changed: pods have addresses of the block"
+// +kubebuilder:validation:XValidation:rule="oldSelf.hasValue() || !has(self.ipv4) || !has(self.ipv6) || !isCIDR(self.ipv4) || !isCIDR(self.ipv6) || 32 - cidr(self.ipv4).prefixLength() == 128 - cidr(self.ipv6).prefixLength()",optionalOldSelf=true,fieldPath=".ipv6",message="ipv4 and ipv6 must be of equal size, as 10.1.0.32/27 and fd00:1::20/123 are"
 type AddressBlock struct {
 	metav1.TypeMeta   `json:",inline"`
 	metav1.ObjectMeta `json:"metadata,omitempty"`
@@ -20,22 +33,25 @@ type AddressBlock struct {
 	// Index is the position of the block in its pool, from 0.
 	//
 	// +kubebuilder:validation:Minimum=0
+	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="can't be changed: the name of the block has it"
 	Index int32 `json:"index"`
 
 	// IPv4 is the IPv4 range of the block in CIDR notation.
 	//
 	// +optional
-	// +kubebuilder:validation:MaxLength=18
+	// +kubebuilder:validation:MaxLength=43
+	// +kubebuilder:validation:XValidation:rule="isCIDR(self) && cidr(self).ip().family() == 4 && cidr(self) == cidr(self).masked() && cidr(self).prefixLength() >= 16",message="must be an IPv4 range in CIDR notation, without host bits, of at most 2^16 addresses, such as 10.1.0.32/27"
 	IPv4 *string `json:"ipv4,omitempty"`
 
 	// IPv6 is the IPv6 range of the block in CIDR notation.
 	//
 	// +optional
 	// +kubebuilder:validation:MaxLength=43
+	// +kubebuilder:validation:XValidation:rule="isCIDR(self) && cidr(self).ip().family() == 6 && cidr(self) == cidr(self).masked() && cidr(self).prefixLength() >= 112",message="must be an IPv6 range in CIDR notation, without host bits, of at most 2^16 addresses, such as fd00:1::20/123"
 	IPv6 *string `json:"ipv6,omitempty"`
 
 	// +optional
-	Status AddressBlockStatus `json:"status,omitempty"`
+	Status AddressBlockStatus `json:"status,omitempty,omitzero"`
 }
 
 // AddressBlockStatus is what the coild that holds the block reports, on change

@@ -19,21 +19,35 @@ const DefaultBlockSizeBits = 5
 // +kubebuilder:object:root=true
 // +kubebuilder:resource:scope=Cluster
 // +kubebuilder:subresource:status
+// +kubebuilder:printcolumn:name="Blocks",type=string,JSONPath=`.status.blocks.summary`,description="Blocks that nodes hold, of all blocks of the pool"
+// +kubebuilder:printcolumn:name="Addresses",type=string,JSONPath=`.status.addresses.summary`,description="Addresses that pods have, of all addresses of the pool"
+// +kubebuilder:printcolumn:name="Exhausted",type=string,JSONPath=`.status.conditions[?(@.type=="Exhausted")].status`,description="Whether every block is taken"
+// +kubebuilder:printcolumn:name="Overlapping",type=string,JSONPath=`.status.conditions[?(@.type=="Overlapping")].status`,description="Whether others use addresses of the pool"
+// +kubebuilder:printcolumn:name="Terminating",type=string,priority=1,JSONPath=`.status.conditions[?(@.type=="Terminating")].message`,description="What a deleted pool waits for"
+// +kubebuilder:printcolumn:name="Block Size Bits",type=integer,priority=1,JSONPath=`.spec.blockSizeBits`
+// +kubebuilder:printcolumn:name="Subnets",type=string,priority=1,JSONPath=`.spec.subnets`
+// +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
+// +kubebuilder:validation:XValidation:rule="oldSelf.hasValue() || self.metadata.name.size() <= 63",optionalOldSelf=true,fieldPath=".metadata.name",message="is the value of a label of the pool's blocks, so it has at most 63 characters"
 type AddressPool struct {
 	metav1.TypeMeta   `json:",inline"`
 	metav1.ObjectMeta `json:"metadata,omitempty"`
 
 	Spec AddressPoolSpec `json:"spec"`
 	// +optional
-	Status AddressPoolStatus `json:"status,omitempty"`
+	Status AddressPoolStatus `json:"status,omitempty,omitzero"`
 }
 
 // AddressPoolSpec is what the admin of a pool decides.
+//
+// +kubebuilder:validation:XValidation:rule="self.subnets.all(s, !has(s.ipv4) || !isCIDR(s.ipv4) || cidr(s.ipv4).prefixLength() + self.blockSizeBits <= 32)",fieldPath=".subnets",messageExpression="self.subnets[self.subnets.transformList(i, s, has(s.ipv4) && isCIDR(s.ipv4) && cidr(s.ipv4).prefixLength() + self.blockSizeBits > 32, i)[0]].ipv4 + ' is smaller than a block of 2^blockSizeBits addresses'"
+// +kubebuilder:validation:XValidation:rule="self.subnets.all(s, !has(s.ipv6) || !isCIDR(s.ipv6) || cidr(s.ipv6).prefixLength() + self.blockSizeBits <= 128)",fieldPath=".subnets",messageExpression="self.subnets[self.subnets.transformList(i, s, has(s.ipv6) && isCIDR(s.ipv6) && cidr(s.ipv6).prefixLength() + self.blockSizeBits > 128, i)[0]].ipv6 + ' is smaller than a block of 2^blockSizeBits addresses'"
 type AddressPoolSpec struct {
 	// BlockSizeBits is the size of the blocks that are carved out of the pool: a
 	// block has 2^blockSizeBits addresses of each family. It can't be changed.
+	// In Go the zero value means blocks of one address, not the default.
 	//
 	// +optional
+	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="can't be changed: the blocks that nodes hold have this size"
 	// +kubebuilder:default=5
 	// +kubebuilder:validation:Minimum=0
 	// +kubebuilder:validation:Maximum=16
@@ -45,23 +59,32 @@ type AddressPoolSpec struct {
 	// +kubebuilder:validation:MinItems=1
 	// +kubebuilder:validation:MaxItems=64
 	// +listType=atomic
+	// +kubebuilder:validation:XValidation:rule="oldSelf.all(i, s, i < self.size() && self[i] == s)",message="subnets can be appended, not changed, reordered or removed"
+	// +kubebuilder:validation:XValidation:rule="self.all(s, has(s.ipv4) == has(self[0].ipv4) && has(s.ipv6) == has(self[0].ipv6))",message="all subnets must have the same address families"
+	// +kubebuilder:validation:XValidation:rule="self.all(i, s, oldSelf.hasValue() && i < oldSelf.value().size() || !has(s.ipv4) || !isCIDR(s.ipv4) || cidr(s.ipv4) == cidr(s.ipv4).masked())",optionalOldSelf=true,messageExpression="self[self.transformList(i, s, has(s.ipv4) && isCIDR(s.ipv4) && !(cidr(s.ipv4) == cidr(s.ipv4).masked()), i).max()].ipv4 + ' has host bits: the address must be the first one of the subnet'"
+	// +kubebuilder:validation:XValidation:rule="self.all(i, s, oldSelf.hasValue() && i < oldSelf.value().size() || !has(s.ipv6) || !isCIDR(s.ipv6) || cidr(s.ipv6) == cidr(s.ipv6).masked())",optionalOldSelf=true,messageExpression="self[self.transformList(i, s, has(s.ipv6) && isCIDR(s.ipv6) && !(cidr(s.ipv6) == cidr(s.ipv6).masked()), i).max()].ipv6 + ' has host bits: the address must be the first one of the subnet'"
+	// +kubebuilder:validation:XValidation:rule="self.all(i, s, oldSelf.hasValue() && i < oldSelf.value().size() || !has(s.ipv4) || !isCIDR(s.ipv4) || self.exists_one(t, has(t.ipv4) && isCIDR(t.ipv4) && (cidr(s.ipv4).containsCIDR(t.ipv4) || cidr(t.ipv4).containsCIDR(s.ipv4))))",optionalOldSelf=true,messageExpression="self[self.transformList(i, s, has(s.ipv4) && isCIDR(s.ipv4) && !(self.exists_one(t, has(t.ipv4) && isCIDR(t.ipv4) && (cidr(s.ipv4).containsCIDR(t.ipv4) || cidr(t.ipv4).containsCIDR(s.ipv4)))), i).max()].ipv4 + ' overlaps another subnet of the pool'"
+	// +kubebuilder:validation:XValidation:rule="self.all(i, s, oldSelf.hasValue() && i < oldSelf.value().size() || !has(s.ipv6) || !isCIDR(s.ipv6) || self.exists_one(t, has(t.ipv6) && isCIDR(t.ipv6) && (cidr(s.ipv6).containsCIDR(t.ipv6) || cidr(t.ipv6).containsCIDR(s.ipv6))))",optionalOldSelf=true,messageExpression="self[self.transformList(i, s, has(s.ipv6) && isCIDR(s.ipv6) && !(self.exists_one(t, has(t.ipv6) && isCIDR(t.ipv6) && (cidr(s.ipv6).containsCIDR(t.ipv6) || cidr(t.ipv6).containsCIDR(s.ipv6)))), i).max()].ipv6 + ' overlaps another subnet of the pool'"
 	Subnets []SubnetSet `json:"subnets"`
 }
 
 // SubnetSet is an IPv4 subnet, an IPv6 subnet, or one of each of equal size.
+//
+// +kubebuilder:validation:XValidation:rule="has(self.ipv4) || has(self.ipv6)",message="ipv4, ipv6 or both are required"
+// +kubebuilder:validation:XValidation:rule="!has(self.ipv4) || !has(self.ipv6) || !isCIDR(self.ipv4) || !isCIDR(self.ipv6) || 32 - cidr(self.ipv4).prefixLength() == 128 - cidr(self.ipv6).prefixLength()",message="ipv4 and ipv6 must be of equal size, as 10.1.0.0/16 and fd00:1::/112 are"
 type SubnetSet struct {
 	// IPv4 is a subnet in CIDR notation without host bits.
 	//
 	// +optional
-	// +kubebuilder:validation:MinLength=1
-	// +kubebuilder:validation:MaxLength=18
+	// +kubebuilder:validation:MaxLength=43
+	// +kubebuilder:validation:XValidation:rule="isCIDR(self) && cidr(self).ip().family() == 4",message="must be an IPv4 subnet in CIDR notation, such as 10.1.0.0/16"
 	IPv4 *string `json:"ipv4,omitempty"`
 
 	// IPv6 is a subnet in CIDR notation without host bits.
 	//
 	// +optional
-	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=43
+	// +kubebuilder:validation:XValidation:rule="isCIDR(self) && cidr(self).ip().family() == 6",message="must be an IPv6 subnet in CIDR notation, such as fd00:1::/112"
 	IPv6 *string `json:"ipv6,omitempty"`
 }
 
@@ -91,13 +114,13 @@ type AddressPoolStatus struct {
 	// Blocks counts the blocks of the pool.
 	//
 	// +optional
-	Blocks Usage `json:"blocks,omitempty"`
+	Blocks Usage `json:"blocks,omitempty,omitzero"`
 
 	// Addresses counts the addresses of the pool, one of each family together
 	// as one in a dual-stack pool.
 	//
 	// +optional
-	Addresses Usage `json:"addresses,omitempty"`
+	Addresses Usage `json:"addresses,omitempty,omitzero"`
 
 	// +optional
 	// +listType=map

@@ -13,13 +13,19 @@ import (
 // +kubebuilder:object:root=true
 // +kubebuilder:resource:scope=Cluster
 // +kubebuilder:subresource:status
+// +kubebuilder:printcolumn:name="Node",type=string,JSONPath=`.spec.nodeName`
+// +kubebuilder:printcolumn:name="Pool",type=string,JSONPath=`.spec.poolName`
+// +kubebuilder:printcolumn:name="Block",type=string,JSONPath=`.status.addressBlockName`,description="The block that answers the request"
+// +kubebuilder:printcolumn:name="State",type=string,JSONPath=`.status.conditions[?(@.status=="True")].type`,description="Complete, Failed, or nothing while the request waits"
+// +kubebuilder:printcolumn:name="Reason",type=string,priority=1,JSONPath=`.status.conditions[?(@.status=="True")].message`
+// +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
 type BlockRequest struct {
 	metav1.TypeMeta   `json:",inline"`
 	metav1.ObjectMeta `json:"metadata,omitempty"`
 
 	Spec BlockRequestSpec `json:"spec"`
 	// +optional
-	Status BlockRequestStatus `json:"status,omitempty"`
+	Status BlockRequestStatus `json:"status,omitempty,omitzero"`
 }
 
 // BlockRequestSpec says who asks for a block of which pool.
@@ -28,12 +34,14 @@ type BlockRequestSpec struct {
 	//
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=253
+	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="can't be changed: make another request"
 	NodeName string `json:"nodeName"`
 
 	// PoolName is the name of the AddressPool.
 	//
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=253
+	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="can't be changed: make another request"
 	PoolName string `json:"poolName"`
 }
 
@@ -99,11 +107,11 @@ type BlockRequestCondition struct {
 	// LastProbeTime is when the condition was checked last.
 	//
 	// +optional
-	LastProbeTime metav1.Time `json:"lastProbeTime,omitempty"`
+	LastProbeTime metav1.Time `json:"lastProbeTime,omitempty,omitzero"`
 	// LastTransitionTime is when the status changed last.
 	//
 	// +optional
-	LastTransitionTime metav1.Time `json:"lastTransitionTime,omitempty"`
+	LastTransitionTime metav1.Time `json:"lastTransitionTime,omitempty,omitzero"`
 }
 
 // BlockRequestList is a list of BlockRequests.

@@ -21,24 +21,32 @@ const EgressContainerName = "egress"
 // +kubebuilder:object:root=true
 // +kubebuilder:subresource:status
 // +kubebuilder:subresource:scale:specpath=.spec.replicas,statuspath=.status.replicas,selectorpath=.status.selector
+// +kubebuilder:printcolumn:name="Replicas",type=integer,JSONPath=`.spec.replicas`,description="Router pods that are wanted"
+// +kubebuilder:printcolumn:name="Available",type=string,JSONPath=`.status.conditions[?(@.type=="Available")].status`,description="Whether routers serve clients"
+// +kubebuilder:printcolumn:name="Destinations",type=string,priority=1,JSONPath=`.spec.destinations`
+// +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
+// +kubebuilder:validation:XValidation:rule="oldSelf.hasValue() || self.metadata.name.size() <= 63 && self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$')",optionalOldSelf=true,fieldPath=".metadata.name",message="is the name of a Service: at most 63 lower case letters, digits and dashes, the first a letter, the last not a dash"
 type Egress struct {
 	metav1.TypeMeta   `json:",inline"`
 	metav1.ObjectMeta `json:"metadata,omitempty"`
 
 	Spec EgressSpec `json:"spec"`
 	// +optional
-	Status EgressStatus `json:"status,omitempty"`
+	Status EgressStatus `json:"status,omitempty,omitzero"`
 }
 
 // EgressSpec is what the owner of an Egress decides.
+//
+// +kubebuilder:validation:XValidation:rule="!has(self.sessionAffinityConfig) || !has(self.sessionAffinity) || self.sessionAffinity == 'ClientIP'",fieldPath=".sessionAffinityConfig",message="goes with the sessionAffinity ClientIP only"
 type EgressSpec struct {
 	// Destinations are the subnets, in CIDR notation, that are reached through
 	// the routers.
 	//
 	// +kubebuilder:validation:MinItems=1
 	// +kubebuilder:validation:MaxItems=256
-	// +kubebuilder:validation:items:MinLength=1
 	// +kubebuilder:validation:items:MaxLength=43
+	// +kubebuilder:validation:items:XValidation:rule="isCIDR(self)",message="must be a subnet in CIDR notation, such as 10.0.0.0/8 or fd00::/8"
+	// +kubebuilder:validation:items:XValidation:rule="!isCIDR(self) || cidr(self) == cidr(self).masked()",message="host bits must be zero: the address must be the first one of the subnet"
 	// +listType=atomic
 	Destinations []string `json:"destinations"`
 
@@ -52,6 +60,8 @@ type EgressSpec struct {
 	// Strategy replaces router pods by new ones, as in a Deployment.
 	//
 	// +optional
+	// +kubebuilder:validation:XValidation:rule="!has(self.type) || self.type in ['RollingUpdate', 'Recreate']",fieldPath=".type",message="must be RollingUpdate or Recreate"
+	// +kubebuilder:validation:XValidation:rule="!has(self.rollingUpdate) || !has(self.type) || self.type == 'RollingUpdate'",fieldPath=".rollingUpdate",message="goes with the type RollingUpdate only"
 	Strategy *appsv1.DeploymentStrategy `json:"strategy,omitempty"`
 
 	// Template is merged into the router pods.
@@ -69,6 +79,7 @@ type EgressSpec struct {
 	// SessionAffinityConfig of the Service that clients send to.
 	//
 	// +optional
+	// +kubebuilder:validation:XValidation:rule="!has(self.clientIP) || !has(self.clientIP.timeoutSeconds) || self.clientIP.timeoutSeconds > 0 && self.clientIP.timeoutSeconds <= 86400",fieldPath=".clientIP.timeoutSeconds",message="must be within 1 and 86400 seconds"
 	SessionAffinityConfig *corev1.SessionAffinityConfig `json:"sessionAffinityConfig,omitempty"`
 
 	// FouSourcePortAuto lets the kernel choose the UDP source port of each flow,
@@ -88,7 +99,7 @@ type EgressSpec struct {
 // keeps the definition small enough for client-side apply.
 type EgressPodTemplate struct {
 	// +optional
-	Metadata Metadata `json:"metadata,omitempty"`
+	Metadata Metadata `json:"metadata,omitempty,omitzero"`
 
 	// Spec is a core/v1 PodSpec whose containers are optional.
 	//
@@ -109,16 +120,29 @@ type Metadata struct {
 }
 
 // EgressPDBSpec has one of the two fields of a PodDisruptionBudget.
+//
+// +kubebuilder:validation:XValidation:rule="!has(self.minAvailable) || !has(self.maxUnavailable)",message="minAvailable and maxUnavailable exclude each other"
 type EgressPDBSpec struct {
 	// MinAvailable is a number of pods or a percentage.
 	//
 	// +optional
+	// +kubebuilder:validation:XValidation:rule="type(self) == int ? self >= 0 : self.matches('^([0-9]|[1-9][0-9]|100)%$')",message="must be a number of pods or a percentage, such as 1 or 50%"
 	MinAvailable *intstr.IntOrString `json:"minAvailable,omitempty"`
 	// MaxUnavailable is a number of pods or a percentage.
 	//
 	// +optional
+	// +kubebuilder:validation:XValidation:rule="type(self) == int ? self >= 0 : self.matches('^([0-9]|[1-9][0-9]|100)%$')",message="must be a number of pods or a percentage, such as 1 or 50%"
 	MaxUnavailable *intstr.IntOrString `json:"maxUnavailable,omitempty"`
 }
+
+// Condition types of an Egress.
+const (
+	// EgressAvailable is True when at least one router serves clients.
+	EgressAvailable = "Available"
+	// EgressInvalidTemplate is True when template.spec isn't a PodSpec; the
+	// message says where.
+	EgressInvalidTemplate = "InvalidTemplate"
+)
 
 // EgressStatus is what coil-egress-controller observed.
 type EgressStatus struct {
@@ -143,6 +167,7 @@ type EgressStatus struct {
 	// +optional
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=4096
+	// +kubebuilder:validation:items:MaxLength=43
 	InClusterCIDRs []string `json:"inClusterCIDRs,omitempty"`
 
 	// +optional
