@@ -1,0 +1,73 @@
+// Command image builds the programs in cmd/ and packs them, and nothing else, into one
+// container image: an OCI archive, made without a container engine. It owns the layout of
+// the image. It must not know what a program does.
+package main
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"syscall"
+	"time"
+)
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
+	err := run(ctx, os.Args[1:])
+	stop()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "image:", err)
+		os.Exit(1)
+	}
+}
+
+func run(ctx context.Context, args []string) error {
+	fs := flag.NewFlagSet("image", flag.ExitOnError)
+	name := fs.String("name", "localhost/coil:dev", "full name and tag of the image")
+	output := fs.String("output", "build/coil-image.tar", "the archive to write")
+	arch := fs.String("arch", runtime.GOARCH, "GOARCH of the programs")
+	if err := fs.Parse(args); err != nil {
+		return err
+	}
+	created, err := sourceDate(os.Getenv("SOURCE_DATE_EPOCH"))
+	if err != nil {
+		return err
+	}
+	bin, err := os.MkdirTemp("", "coil-image-")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(bin)
+	programs, err := build(ctx, ".", *arch, bin)
+	if err != nil {
+		return err
+	}
+	img := image{name: *name, arch: *arch, created: created, revision: revision(ctx, "."), files: programs}
+	info, err := img.writeFile(*output)
+	if err != nil {
+		return err
+	}
+	for _, f := range programs {
+		fmt.Printf("  %-24s %6.1f MiB\n", f.path, float64(f.size)/(1<<20))
+	}
+	fmt.Printf("%s: %s %s, %.1f MiB\n", filepath.Clean(*output), *name, info.digest, float64(info.size)/(1<<20))
+	return nil
+}
+
+// sourceDate is the time of everything in the image: by default the epoch, so that the same
+// source gives the same bytes (reproducible-builds.org/specs/source-date-epoch).
+func sourceDate(env string) (time.Time, error) {
+	if env == "" {
+		return time.Unix(0, 0).UTC(), nil
+	}
+	sec, err := strconv.ParseInt(env, 10, 64)
+	if err != nil {
+		return time.Time{}, fmt.Errorf("SOURCE_DATE_EPOCH: %w", err)
+	}
+	return time.Unix(sec, 0).UTC(), nil
+}
