@@ -1,0 +1,245 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"time"
+)
+
+// event is a line of "go test -json" (cmd/test2json) or of "go build -json" in it
+// (cmd/go, help buildjson).
+type event struct {
+	Action      string
+	Package     string
+	ImportPath  string // of a build event
+	Test        string
+	Output      string
+	Elapsed     float64 // seconds
+	FailedBuild string
+}
+
+// report sums up the events of a run.
+type report struct {
+	out io.Writer
+	now func() time.Time
+
+	start    time.Time
+	packages map[string]*pkg
+	builds   map[string][]string // output of each build, by its ID
+	quiet    time.Time           // of the last line written
+
+	passed, skipped int
+	failures, skips []string
+}
+
+// pkg is a package whose tests run.
+type pkg struct {
+	tests  map[string]*result
+	output []string // that no test has written
+	passed int
+	failed bool
+}
+
+// result is what is known of one test.
+type result struct {
+	start  time.Time
+	output []string
+	parent bool // it has subtests
+	failed bool // a subtest has failed
+}
+
+func newReport(out io.Writer, now func() time.Time) *report {
+	return &report{
+		out: out, now: now, start: now(), quiet: now(),
+		packages: map[string]*pkg{}, builds: map[string][]string{},
+	}
+}
+
+// stray writes a line that isn't an event.
+func (r *report) stray(line []byte) { r.print("%s", line) }
+
+// add takes the next event.
+func (r *report) add(e event) {
+	switch e.Action {
+	case "build-output":
+		r.builds[e.ImportPath] = append(r.builds[e.ImportPath], e.Output)
+		return
+	case "build-fail":
+		return // the package's own event follows and names it
+	}
+	p := r.packages[e.Package]
+	if p == nil {
+		p = &pkg{tests: map[string]*result{}}
+		r.packages[e.Package] = p
+	}
+	if e.Test == "" {
+		r.addPackage(p, e)
+		return
+	}
+	t := p.tests[e.Test]
+	if t == nil {
+		t = &result{start: r.now()}
+		p.tests[e.Test] = t
+		if parent := p.tests[parentOf(e.Test)]; parent != nil {
+			parent.parent = true
+		}
+	}
+	switch e.Action {
+	case "output":
+		t.output = append(t.output, e.Output)
+	case "pass":
+		if !t.parent {
+			p.passed++
+			r.passed++
+		}
+		delete(p.tests, e.Test)
+	case "skip":
+		r.skipped++
+		r.skips = append(r.skips, e.Package+" "+e.Test+": "+reason(t.output))
+		delete(p.tests, e.Test)
+	case "fail":
+		r.failTest(p, e, t)
+		delete(p.tests, e.Test)
+	}
+}
+
+// failTest reports a failed test. One whose subtest has failed isn't counted again; what it
+// wrote itself may tell why.
+func (r *report) failTest(p *pkg, e event, t *result) {
+	p.failed = true
+	if parent := p.tests[parentOf(e.Test)]; parent != nil {
+		parent.failed = true
+	}
+	text := indent(t.output)
+	if t.failed {
+		if text != "" {
+			r.print("     output of %s %s\n%s", e.Package, e.Test, text)
+		}
+		return
+	}
+	r.failures = append(r.failures, e.Package+" "+e.Test)
+	r.print("--- FAIL %s %s (%.1fs)\n%s", e.Package, e.Test, e.Elapsed, text)
+}
+
+func (r *report) addPackage(p *pkg, e event) {
+	switch e.Action {
+	case "output":
+		p.output = append(p.output, e.Output)
+	case "skip":
+		delete(r.packages, e.Package) // it has no tests
+	case "pass":
+		r.print("ok   %s %.1fs, %d passed\n", e.Package, e.Elapsed, p.passed)
+		delete(r.packages, e.Package)
+	case "fail":
+		r.failPackage(p, e)
+		delete(r.packages, e.Package)
+	}
+}
+
+// failPackage reports what ended a package's tests: failed tests, which are reported
+// already, or else a failed build, a panic, a timeout or an exit.
+func (r *report) failPackage(p *pkg, e event) {
+	var names []string
+	for name := range p.tests {
+		names = append(names, name)
+	}
+	slices.Sort(names)
+	switch {
+	case e.FailedBuild != "":
+		r.failures = append(r.failures, e.Package+" (build)")
+		r.print("--- FAIL %s: build\n%s", e.Package, indent(r.builds[e.FailedBuild]))
+	case len(names) > 0: // these never came to an end
+		r.failures = append(r.failures, e.Package+" "+strings.Join(names, ", "))
+		r.print("--- FAIL %s: ended during %s\n", e.Package, strings.Join(names, ", "))
+		for _, name := range names {
+			r.print("%s", indent(p.tests[name].output))
+		}
+		r.print("%s", indent(p.output))
+	case !p.failed:
+		r.failures = append(r.failures, e.Package)
+		r.print("--- FAIL %s\n%s", e.Package, indent(p.output))
+	}
+	r.print("FAIL %s %.1fs\n", e.Package, e.Elapsed)
+}
+
+// heartbeat says what runs if nothing else has been said for a while.
+func (r *report) heartbeat() {
+	if r.now().Sub(r.quiet) < 30*time.Second {
+		return
+	}
+	var running []string
+	for name, p := range r.packages {
+		for test, t := range p.tests {
+			if !t.parent {
+				running = append(running, fmt.Sprintf("%s %s (%.0fs)", name, test, r.now().Sub(t.start).Seconds()))
+			}
+		}
+	}
+	slices.Sort(running)
+	const most = 5
+	if len(running) > most {
+		running = append(running[:most], "...")
+	}
+	if len(running) == 0 {
+		running = []string{"building"}
+	}
+	r.print("...  %s\n", strings.Join(running, "; "))
+}
+
+func (r *report) failed() bool { return len(r.failures) > 0 }
+
+// finish writes the sums and reports whether the run is good.
+func (r *report) finish(noSkips bool) bool {
+	ok := !r.failed()
+	if noSkips && len(r.skips) > 0 {
+		ok = false
+		r.print("\nskipped, although every tier was asked for:\n  %s\n", strings.Join(r.skips, "\n  "))
+	}
+	if r.failed() {
+		r.print("\nfailed:\n  %s\n", strings.Join(r.failures, "\n  "))
+	}
+	r.print("\n%d passed, %d failed, %d skipped in %s\n",
+		r.passed, len(r.failures), r.skipped, r.now().Sub(r.start).Round(time.Second))
+	return ok
+}
+
+func (r *report) print(format string, args ...any) {
+	r.quiet = r.now()
+	fmt.Fprintf(r.out, format, args...)
+}
+
+func parentOf(test string) string {
+	if i := strings.LastIndexByte(test, '/'); i >= 0 {
+		return test[:i]
+	}
+	return ""
+}
+
+// frame reports whether a line is one of the testing package's own.
+func frame(line string) bool {
+	line = strings.TrimSpace(line)
+	return line == "" || strings.HasPrefix(line, "=== ") || strings.HasPrefix(line, "--- ")
+}
+
+// reason is why a test was skipped: the last line that it wrote.
+func reason(output []string) string {
+	for _, line := range slices.Backward(output) {
+		if !frame(line) {
+			return strings.TrimSpace(line)
+		}
+	}
+	return "no reason given"
+}
+
+// indent joins lines without those that frame a test.
+func indent(lines []string) string {
+	var b strings.Builder
+	for _, line := range lines {
+		if !frame(line) {
+			b.WriteString("    " + strings.TrimRight(line, "\n") + "\n")
+		}
+	}
+	return b.String()
+}

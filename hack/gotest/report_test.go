@@ -1,0 +1,193 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// sources is a module with every way in which tests end.
+var sources = map[string]string{
+	"go.mod": "module example.org/m\n\ngo 1.26\n",
+	"good/good_test.go": `package good
+import "testing"
+func TestA(t *testing.T) {}
+func TestB(t *testing.T) { t.Run("one", func(t *testing.T) {}); t.Run("two", func(t *testing.T) {}) }
+`,
+	"empty/empty.go": "package empty\n",
+	"bad/bad_test.go": `package bad
+import "testing"
+func TestGood(t *testing.T) {}
+func TestBad(t *testing.T) {
+	t.Log("said by the parent")
+	t.Run("child", func(t *testing.T) { t.Error("said by the child") })
+	t.Run("sibling", func(t *testing.T) { t.Log("of no interest") })
+}
+`,
+	"exits/exits_test.go": `package exits
+import ("os"; "testing")
+func TestExit(t *testing.T) { println("last words"); os.Exit(3) }
+`,
+	"panics/panics_test.go": `package panics
+import "testing"
+func TestPanic(t *testing.T) { panic("no way") }
+`,
+	"broken/broken_test.go": `package broken
+import "testing"
+func TestX(t *testing.T) { undefined() }
+`,
+	"integration/skips/skips_test.go": `package skips
+import ("os"; "testing")
+func TestTier(t *testing.T) {
+	if os.Getenv("COIL_TEST_TIERS") != "netns" { t.Skip("tier netns was not asked for") }
+}
+`,
+}
+
+// runIn runs gotest on packages of a copy of sources and returns its output.
+func runIn(t *testing.T, o options) (string, error) {
+	t.Helper()
+	dir := t.TempDir()
+	for name, content := range sources {
+		path := filepath.Join(dir, name)
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, []byte(content), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Chdir(dir)
+	o.timeout = time.Minute
+	var out strings.Builder
+	err := run(t.Context(), o, &out)
+	t.Log(out.String())
+	return out.String(), err
+}
+
+func TestRun(t *testing.T) {
+	tests := []struct {
+		name    string
+		options options
+		fails   bool
+		want    []string
+		not     []string
+	}{
+		{
+			name:    "all pass",
+			options: options{packages: []string{"./good", "./empty"}},
+			want:    []string{"ok   example.org/m/good", "3 passed, 0 failed, 0 skipped"},
+			not:     []string{"empty"},
+		},
+		{
+			name:    "a subtest fails",
+			options: options{packages: []string{"./bad"}},
+			fails:   true,
+			want: []string{
+				"--- FAIL example.org/m/bad TestBad/child", "said by the child", "said by the parent",
+				"\nfailed:\n  example.org/m/bad TestBad/child\n", "2 passed, 1 failed, 0 skipped",
+			},
+			not: []string{"of no interest"},
+		},
+		{
+			name:    "a test ends the process",
+			options: options{packages: []string{"./exits", "./good"}},
+			fails:   true,
+			want:    []string{"ended during TestExit", "last words", "\nfailed:\n  example.org/m/exits TestExit\n", "3 passed, 1 failed"},
+		},
+		{
+			name:    "a test panics",
+			options: options{packages: []string{"./panics"}},
+			fails:   true,
+			want:    []string{"no way", "panics_test.go:3", "example.org/m/panics TestPanic\n", "0 passed, 1 failed"},
+		},
+		{
+			name:    "a test doesn't compile",
+			options: options{packages: []string{"./broken", "./good"}},
+			fails:   true,
+			want:    []string{"undefined: undefined", "example.org/m/broken (build)", "3 passed, 1 failed"},
+		},
+		{
+			name:    "a tier that wasn't asked for",
+			options: options{packages: []string{"./..."}, run: "TestTier"},
+			fails:   true, // because of ./broken
+			want:    []string{"0 passed, 1 failed, 1 skipped"},
+		},
+		{
+			name:    "a skip is good enough",
+			options: options{packages: []string{"./integration/..."}},
+			want:    []string{"0 passed, 0 failed, 1 skipped"},
+		},
+		{
+			name:    "a skip is not good enough",
+			options: options{packages: []string{"./integration/..."}, noSkips: true},
+			fails:   true,
+			want:    []string{"example.org/m/integration/skips TestTier: skips_test.go:4: tier netns was not asked for"},
+		},
+		{
+			name:    "a tier that was asked for",
+			options: options{packages: []string{"./integration/..."}, tiers: "netns", noSkips: true},
+			want:    []string{"1 passed, 0 failed, 0 skipped"},
+		},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			out, err := runIn(t, tt.options)
+			if tt.fails != errors.Is(err, errFailed) || !tt.fails && err != nil {
+				t.Errorf("error %v, want failed tests: %v", err, tt.fails)
+			}
+			for _, s := range tt.want {
+				if !strings.Contains(out, s) {
+					t.Errorf("the output lacks %q", s)
+				}
+			}
+			for _, s := range tt.not {
+				if strings.Contains(out, s) {
+					t.Errorf("the output has %q", s)
+				}
+			}
+		})
+	}
+}
+
+func TestRunEndsWhenInterrupted(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	var out strings.Builder
+	if err := run(ctx, options{packages: []string{"./..."}, timeout: time.Minute}, &out); !errors.Is(err, context.Canceled) {
+		t.Errorf("error %v, want %v", err, context.Canceled)
+	}
+}
+
+func TestSplit(t *testing.T) {
+	light, heavy := split([]string{"m/pkg/ipam", "m/integration/lab", "m/cmd/coil"})
+	if !cmp.Equal(light, []string{"m/pkg/ipam", "m/cmd/coil"}) || !cmp.Equal(heavy, []string{"m/integration/lab"}) {
+		t.Errorf("light %q, heavy %q", light, heavy)
+	}
+}
+
+func TestHeartbeat(t *testing.T) {
+	now := time.Unix(1000, 0)
+	var out strings.Builder
+	r := newReport(&out, func() time.Time { return now })
+	r.add(event{Action: "run", Package: "p", Test: "TestLong"})
+	r.heartbeat()
+	if out.Len() > 0 {
+		t.Errorf("at once: %q", out.String())
+	}
+	now = now.Add(40 * time.Second)
+	r.heartbeat()
+	if want := "...  p TestLong (40s)\n"; out.String() != want {
+		t.Errorf("after 40 s: %q, want %q", out.String(), want)
+	}
+	r.heartbeat()
+	if n := strings.Count(out.String(), "\n"); n != 1 {
+		t.Errorf("%d lines although one was written just now", n)
+	}
+}
