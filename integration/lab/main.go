@@ -37,12 +37,29 @@ var errUsage = errors.New("usage")
 
 func commands() map[string]command {
 	return map[string]command{
-		"api": {"[flags] [-- CMD...]", "start etcd and kube-apiserver only; until CMD ends, else until interrupted", runAPI},
+		"up":         {"[flags]", "start a cluster with Coil and print its KUBECONFIG", runUp},
+		"down":       {"[--name NAME | --all]", "remove a cluster, whatever state it is in", runDown},
+		"status":     {"[--name NAME]", "show the machines and their components", runStatus},
+		"exec":       {"[--name NAME] MACHINE [--] CMD...", "run a command inside a node, or inside the fabric", runExec},
+		"poweroff":   {"[--name NAME] NODE", "cut the power of a node", runPowerOff},
+		"poweron":    {"[--name NAME] NODE", "start a node again: same disk, new boot ID", runPowerOn},
+		"stop":       {"[--name NAME] MACHINE COMPONENT", "kill a component, such as kubelet, and keep it down", runStop},
+		"start":      {"[--name NAME] MACHINE COMPONENT", "start a component again", runStart},
+		"logs":       {"[--name NAME] [MACHINE [COMPONENT]]", "print logs", runLogs},
+		"image":      {"[--name NAME] import TAR...", "give images to all nodes", runImage},
+		"kubeconfig": {"[--name NAME]", "print the path of the kubeconfig", runKubeconfig},
+		"kubectl":    {"[--name NAME] [--] ARG...", "run the kubectl of the cluster's release", runKubectl},
+		"api":        {"[flags] [--] [CMD...]", "start etcd and kube-apiserver only, until CMD ends or an interrupt", runAPI},
+		"preflight":  {"", "check that this machine has what the lab needs", runPreflight},
+		"packages":   {"", "print the Debian packages that the lab needs", runPackages},
 	}
 }
 
 // order is that of the help text.
-var order = []string{"api"}
+var order = []string{
+	"up", "down", "status", "exec", "poweroff", "poweron", "stop", "start", "logs", "image", "kubeconfig", "kubectl",
+	"api", "preflight", "packages",
+}
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)

@@ -1,0 +1,140 @@
+package cluster
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"os/exec"
+	"strconv"
+	"strings"
+
+	"github.com/coil-net/coil/integration/lab/machine"
+)
+
+// Family is an IP address family.
+type Family int
+
+// Families, with the numbers of their protocols' versions.
+const (
+	IPv4 Family = 4
+	IPv6 Family = 6
+)
+
+// String implements fmt.Stringer.
+func (f Family) String() string { return "IPv" + strconv.Itoa(int(f)) }
+
+// plan has the ranges of one family. All clusters use the same ones: their fabrics are isolated.
+type plan struct {
+	fabric  netip.Prefix // with the bridge's own address
+	service netip.Prefix
+	pods    netip.Prefix // of the reference plugins; the node's number is its next octet or group
+	all     netip.Prefix
+}
+
+var plans = map[Family]plan{
+	IPv4: {
+		fabric:  netip.MustParsePrefix("172.30.0.1/24"),
+		service: netip.MustParsePrefix("10.96.0.0/16"),
+		pods:    netip.MustParsePrefix("10.244.0.0/16"),
+		all:     netip.MustParsePrefix("0.0.0.0/0"),
+	},
+	IPv6: {
+		fabric:  netip.MustParsePrefix("fd00:172:30::1/64"),
+		service: netip.MustParsePrefix("fd00:10:96::/112"),
+		pods:    netip.MustParsePrefix("fd00:10:244::/48"),
+		all:     netip.MustParsePrefix("::/0"),
+	},
+}
+
+// firstNode is the last octet, in decimal, of the first node's address in both families.
+const firstNode = 10
+
+func (f Family) bridge() netip.Prefix { return plans[f].fabric }
+
+// node returns the address of the node with this index and the length of the fabric's prefix.
+func (f Family) node(index int) netip.Prefix {
+	p := plans[f].fabric
+	s := p.Addr().String()
+	s = s[:len(s)-1] + strconv.Itoa(firstNode+index) // fd00:172:30::10 reads as 172.30.0.10
+	return netip.PrefixFrom(netip.MustParseAddr(s), p.Bits())
+}
+
+// podSubnet returns the range of the reference plugins on the node with this index.
+func (f Family) podSubnet(index int) netip.Prefix {
+	b := plans[f].pods.Addr().AsSlice()
+	bits := plans[f].pods.Bits() + 8
+	if f == IPv6 {
+		bits += 8
+	}
+	b[bits/8-1] = byte(index)
+	a, _ := netip.AddrFromSlice(b) // the length is right
+	return netip.PrefixFrom(a, bits)
+}
+
+func (c *Cluster) families() []Family {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.state.Families
+}
+
+// wireFabric makes the bridge inside the fabric's network namespace.
+func (c *Cluster) wireFabric(ctx context.Context, i machine.Init) error {
+	lines := []string{
+		"link set lo up",
+		// Without a querier snooping stops neighbour discovery sooner or later.
+		"link add br0 type bridge mcast_snooping 0",
+		"link set br0 up",
+	}
+	for _, f := range c.families() {
+		lines = append(lines, "addr add "+f.bridge().String()+" dev br0"+nodad(f))
+	}
+	return ip(ctx, i, lines...)
+}
+
+// wireNode connects a node's network namespace with the bridge. The pair of links is made with
+// both ends in their places, so nothing appears in the host's namespace; it goes with the node.
+func (c *Cluster) wireNode(ctx context.Context, fabric, i machine.Init, index int) error {
+	port := "node" + strconv.Itoa(index)
+	err := ip(ctx, fabric,
+		fmt.Sprintf("link add %s type veth peer name eth0 netns %d", port, i.PID),
+		"link set "+port+" master br0 up",
+	)
+	if err != nil {
+		return err
+	}
+	lines := []string{"link set lo up", "link set eth0 up"}
+	for _, f := range c.families() {
+		lines = append(lines,
+			"addr add "+f.node(index).String()+" dev eth0"+nodad(f),
+			fmt.Sprintf("route add %s via %s", plans[f].all, f.bridge().Addr()),
+		)
+	}
+	if c.referenceCNI() {
+		for _, f := range c.families() {
+			for other := range c.Nodes() {
+				if other != index {
+					lines = append(lines, fmt.Sprintf("route add %s via %s", f.podSubnet(other), f.node(other).Addr()))
+				}
+			}
+		}
+	}
+	return ip(ctx, i, lines...)
+}
+
+// nodad saves the second that duplicate address detection takes; the lab assigns each once.
+func nodad(f Family) string {
+	if f == IPv6 {
+		return " nodad"
+	}
+	return ""
+}
+
+// ip runs iproute2 in the network namespace of a machine.
+func ip(ctx context.Context, i machine.Init, lines ...string) error {
+	cmd := exec.CommandContext(ctx, "nsenter", "--net", "--target", strconv.Itoa(i.PID), "ip", "-batch", "-")
+	cmd.Stdin = strings.NewReader(strings.Join(lines, "\n") + "\n")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("ip -batch in the network namespace of process %d: %w: %s\n%s", i.PID, err, out, strings.Join(lines, "\n"))
+	}
+	return nil
+}

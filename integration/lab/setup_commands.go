@@ -1,0 +1,28 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"strings"
+
+	"github.com/coil-net/coil/integration/lab/preflight"
+)
+
+func runPreflight(_ context.Context, c *cli, args []string) error {
+	if _, err := c.parse(args, 0, 0); err != nil {
+		return err
+	}
+	if err := preflight.Check(preflight.Cluster, preflight.VM); err != nil {
+		return err
+	}
+	fmt.Fprintln(c.log, "nothing is missing")
+	return nil
+}
+
+func runPackages(_ context.Context, c *cli, args []string) error {
+	if _, err := c.parse(args, 0, 0); err != nil {
+		return err
+	}
+	fmt.Fprintln(c.out, strings.Join(preflight.Packages(), " "))
+	return nil
+}
