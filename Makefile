@@ -1,0 +1,88 @@
+# Every target is one line; what it does is in hack/. "make help" lists them.
+
+# Name and tag of the image. manifests/ has the default; README.md there shows how to change it.
+IMAGE ?= localhost/coil:dev
+# Nodes of the cluster that lab-up starts, that of the control plane included.
+NODES ?= 3
+# Further arguments of the test runner, such as ARGS='-run TestRestart ./pkg/node/...'.
+ARGS ?=
+
+GOTEST = go run ./hack/gotest
+LAB = go run ./integration/lab
+
+.DEFAULT_GOAL := help
+
+.PHONY: help
+help: ## List the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+.PHONY: demo
+demo: ## Start a cluster on this machine, install Coil and show that it works
+	@hack/setup.sh demo && exec go run ./integration/demo
+
+.PHONY: lab-up
+lab-up: ## Start a cluster of NODES nodes with Coil on this machine
+	$(LAB) up --nodes=$(NODES)
+
+.PHONY: lab-down
+lab-down: ## Remove that cluster
+	$(LAB) down
+
+.PHONY: lab-api
+lab-api: ## Start only etcd and kube-apiserver, until interrupted
+	$(LAB) api
+
+.PHONY: setup
+setup: ## Install the Debian packages that the other targets need
+	hack/setup.sh test
+
+.PHONY: build
+build: ## Compile everything; the programs go to build/bin
+	hack/build.sh
+
+.PHONY: image
+image: ## Build the container image IMAGE into build/coil-image.tar
+	go run ./hack/image -name=$(IMAGE) -output=build/coil-image.tar
+
+.PHONY: generate
+generate: ## Generate code and CRDs
+	hack/update-codegen.sh
+
+.PHONY: clean
+clean: ## Remove what was built
+	rm -rf build bin
+
+.PHONY: check
+check: build lint test-unit verify ## Everything that needs neither root nor a cluster
+
+.PHONY: lint
+lint: ## Run the linters
+	hack/lint.sh
+
+.PHONY: verify
+verify: ## Check that generated code, modules and format are as they should be
+	hack/verify.sh
+
+.PHONY: test
+test: ## Run all tests, as root; a skipped one counts as failed
+	$(GOTEST) -race -tiers=netns,apiserver,cluster,vm -no-skips $(ARGS)
+
+.PHONY: test-unit
+test-unit: ## Run the tests that need nothing
+	$(GOTEST) -race $(ARGS)
+
+.PHONY: test-netns
+test-netns: ## Run the tests that make network namespaces, as root
+	$(GOTEST) -tiers=netns $(ARGS)
+
+.PHONY: test-apiserver
+test-apiserver: ## Run the tests that start an API server
+	$(GOTEST) -tiers=apiserver $(ARGS)
+
+.PHONY: test-cluster
+test-cluster: ## Run the tests that start clusters, as root
+	$(GOTEST) -tiers=cluster $(ARGS)
+
+.PHONY: test-vm
+test-vm: ## Run the tests that start virtual machines, as root
+	$(GOTEST) -tiers=vm $(ARGS)
