@@ -2,7 +2,6 @@ package ipam
 
 import (
 	"encoding/binary"
-	"errors"
 	"fmt"
 	"net/netip"
 )
@@ -71,7 +70,7 @@ func (b Block) Validate() error {
 		return fmt.Errorf("block %s: %w", b, err)
 	}
 	if hostBits(b.Prefixes()[0]) > MaxBlockSizeBits {
-		return fmt.Errorf("block %s: %w", b, errors.New("it has more than 65536 addresses"))
+		return fmt.Errorf("block %s: it has more than %d addresses", b, 1<<MaxBlockSizeBits)
 	}
 	return nil
 }
@@ -124,9 +123,9 @@ func (b Block) Offset(a netip.Addr) (int, bool) {
 	return 0, false
 }
 
-// advance returns the address n after a. The callers never leave the prefix
-// that a is the first address of, so the low 64 bits don't overflow into the
-// upper ones unless n reaches them.
+// advance returns the address n after a, the first address of a prefix that n
+// stays inside of. So the low 64 bits never overflow: they are zero, or the
+// prefix ends within them.
 func advance(a netip.Addr, n uint64) netip.Addr {
 	if a.Is4() {
 		b := a.As4()
@@ -134,12 +133,7 @@ func advance(a netip.Addr, n uint64) netip.Addr {
 		return netip.AddrFrom4(b)
 	}
 	b := a.As16()
-	lo := binary.BigEndian.Uint64(b[8:])
-	sum := lo + n
-	if sum < lo {
-		binary.BigEndian.PutUint64(b[:8], binary.BigEndian.Uint64(b[:8])+1)
-	}
-	binary.BigEndian.PutUint64(b[8:], sum)
+	binary.BigEndian.PutUint64(b[8:], binary.BigEndian.Uint64(b[8:])+n)
 	return netip.AddrFrom16(b)
 }
 

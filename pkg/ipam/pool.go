@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 )
 
 const (
@@ -37,19 +38,25 @@ type Pool struct {
 // addresses. The error names each subnet that can't be used, and why.
 func NewPool(blockSizeBits int, subnets []Subnet) (Pool, error) {
 	var errs []error
-	if blockSizeBits < 0 || blockSizeBits > MaxBlockSizeBits {
-		errs = append(errs, fmt.Errorf("block size of %d bits is not within 0 and %d", blockSizeBits, MaxBlockSizeBits))
+	bits := blockSizeBits
+	if bits < 0 || bits > MaxBlockSizeBits {
+		errs = append(errs, fmt.Errorf("block size of %d bits is not within 0 and %d", bits, MaxBlockSizeBits))
+		bits = 0 // what else is wrong with the subnets doesn't depend on it
 	}
 	if len(subnets) == 0 {
 		errs = append(errs, errors.New("there is no subnet"))
 	}
+	first := -1 // the subnet whose families the others must have
 	for i, s := range subnets {
-		if err := s.validate(blockSizeBits); err != nil {
+		if err := s.validate(bits); err != nil {
 			errs = append(errs, fmt.Errorf("subnet %d: %w", i, err))
 			continue
 		}
-		if s.IPv4.IsValid() != subnets[0].IPv4.IsValid() || s.IPv6.IsValid() != subnets[0].IPv6.IsValid() {
-			errs = append(errs, fmt.Errorf("subnet %d: its address families differ from those of subnet 0", i))
+		if first < 0 {
+			first = i
+		}
+		if f := subnets[first]; s.IPv4.IsValid() != f.IPv4.IsValid() || s.IPv6.IsValid() != f.IPv6.IsValid() {
+			errs = append(errs, fmt.Errorf("subnet %d: its address families differ from those of subnet %d", i, first))
 		}
 		for j, o := range subnets[:i] {
 			if s.overlaps(o) {
@@ -60,12 +67,18 @@ func NewPool(blockSizeBits int, subnets []Subnet) (Pool, error) {
 	if err := errors.Join(errs...); err != nil {
 		return Pool{}, err
 	}
-	return Pool{subnets: subnets, bits: blockSizeBits}, nil
+	return Pool{subnets: slices.Clone(subnets), bits: bits}, nil
 }
 
 func (s Subnet) validate(blockSizeBits int) error {
 	if !s.IPv4.IsValid() && !s.IPv6.IsValid() {
 		return errors.New("it has neither an IPv4 nor an IPv6 prefix")
+	}
+	if s.IPv4.IsValid() && !s.IPv4.Addr().Is4() {
+		return fmt.Errorf("%s is not an IPv4 prefix", s.IPv4)
+	}
+	if s.IPv6.IsValid() && (!s.IPv6.Addr().Is6() || s.IPv6.Addr().Is4In6()) {
+		return fmt.Errorf("%s is not an IPv6 prefix", s.IPv6)
 	}
 	for _, p := range s.prefixes() {
 		if p != p.Masked() {
@@ -74,12 +87,6 @@ func (s Subnet) validate(blockSizeBits int) error {
 		if hostBits(p) < blockSizeBits {
 			return fmt.Errorf("%s is smaller than a block of %d addresses", p, 1<<blockSizeBits)
 		}
-	}
-	if s.IPv4.IsValid() && !s.IPv4.Addr().Is4() {
-		return fmt.Errorf("%s is not an IPv4 prefix", s.IPv4)
-	}
-	if s.IPv6.IsValid() && (!s.IPv6.Addr().Is6() || s.IPv6.Addr().Is4In6()) {
-		return fmt.Errorf("%s is not an IPv6 prefix", s.IPv6)
 	}
 	if s.IPv4.IsValid() && s.IPv6.IsValid() && hostBits(s.IPv4) != hostBits(s.IPv6) {
 		return fmt.Errorf("%s and %s are of different size", s.IPv4, s.IPv6)
@@ -158,14 +165,14 @@ func (p Pool) Block(index int32) (Block, error) {
 }
 
 // NextFree returns the first index after last, going round at the end of the
-// pool, that taken doesn't have; false when every index is taken. A last of -1
+// pool, that taken doesn't have; false when every index is taken. A negative last
 // starts at 0. A returned block is so carved again as late as possible.
 func (p Pool) NextFree(last int32, taken map[int32]struct{}) (int32, bool) {
 	total := p.Total()
 	if total == 0 {
 		return 0, false
 	}
-	start := (int64(last) + 1) % total
+	start := (max(int64(last), -1) + 1) % total
 	// Of len(taken)+1 different indexes one is free.
 	for n := range min(total, int64(len(taken))+1) {
 		i := int32((start + n) % total)
