@@ -1,0 +1,212 @@
+package netconf_test
+
+import (
+	"encoding/json"
+	"errors"
+	"strings"
+	"testing"
+
+	"github.com/containernetworking/cni/pkg/types"
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/coil-net/coil/pkg/cniconf/netconf"
+	"github.com/coil-net/coil/pkg/delqueue"
+)
+
+// code returns the CNI code of err; it fails the test if err is no CNI error.
+func code(t *testing.T, err error) uint {
+	t.Helper()
+	var e *types.Error
+	if !errors.As(err, &e) {
+		t.Fatalf("error %v (%T) is not a CNI error", err, err)
+	}
+	return e.Code
+}
+
+func TestParse(t *testing.T) {
+	tests := []struct {
+		name, in string
+		want     netconf.Conf
+		code     uint
+	}{
+		{
+			name: "defaults", in: `{"cniVersion":"1.1.0","name":"n","type":"coil","unknown":[1]}`,
+			want: netconf.Conf{CNIVersion: "1.1.0", Name: "n", Type: "coil", Socket: "/run/coild.sock", DelQueueDir: delqueue.DefaultDir},
+		},
+		{
+			name: "all keys", in: `{"cniVersion":"0.4.0","name":"n","type":"coil","socket":"/s","delQueueDir":"/q","prevResult":{"a":1}}`,
+			want: netconf.Conf{CNIVersion: "0.4.0", Name: "n", Type: "coil", Socket: "/s", DelQueueDir: "/q", PrevResult: json.RawMessage(`{"a":1}`)},
+		},
+		{
+			name: "null is no prevResult", in: `{"prevResult":null}`,
+			want: netconf.Conf{Socket: "/run/coild.sock", DelQueueDir: delqueue.DefaultDir},
+		},
+		{name: "no JSON", in: `{"socket"`, code: 6},
+		{name: "socket is no string", in: `{"socket":1}`, code: 6},
+		{name: "relative socket", in: `{"socket":"run/coild.sock"}`, code: 7},
+		{name: "socket as URL", in: `{"socket":"unix:///run/coild.sock"}`, code: 7},
+		{name: "long socket", in: `{"socket":"/` + strings.Repeat("x", 107) + `"}`, code: 7},
+		{name: "relative queue", in: `{"delQueueDir":"q"}`, code: 7},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			got, err := netconf.Parse([]byte(tt.in))
+			if tt.code != 0 {
+				if c := code(t, err); c != tt.code {
+					t.Fatalf("code is %d (%v), want %d", c, err, tt.code)
+				}
+				return
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(tt.want, got); diff != "" {
+				t.Errorf("Parse (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+const result100 = `{"cniVersion":"1.1.0","interfaces":[{"name":"veth1"},{"name":"eth0","sandbox":"/ns"}],` +
+	`"ips":[{"interface":1,"address":"10.1.0.1/32"},{"interface":1,"address":"fd01::1/128"}]}`
+
+func TestPrevious(t *testing.T) {
+	result040 := strings.NewReplacer(`"cniVersion":"1.1.0",`, ``, `{"interface":1,"address":"10`, `{"version":"4","interface":1,"address":"10`,
+		`{"interface":1,"address":"fd`, `{"version":"6","interface":1,"address":"fd`).Replace(result100)
+	tests := []struct {
+		name, version, prev string
+		none, bad           bool
+	}{
+		{name: "none", version: "1.1.0", prev: `null`, none: true},
+		{name: "newest", version: "1.1.0", prev: result100},
+		{name: "newest without a version", version: "1.1.0", prev: strings.Replace(result100, `"cniVersion":"1.1.0",`, ``, 1)},
+		{name: "0.3.1 without a version", version: "0.3.1", prev: result040},
+		{name: "0.4.0 with an empty version", version: "0.4.0", prev: strings.Replace(result040, `{`, `{"cniVersion":"",`, 1)},
+		{name: "0.4.0", version: "0.4.0", prev: strings.Replace(result040, `{`, `{"cniVersion":"0.4.0",`, 1)},
+		{name: "unknown version", version: "1.1.0", prev: `{"cniVersion":"9.0.0"}`, bad: true},
+		{name: "not an object", version: "1.1.0", prev: `[1]`, bad: true},
+		{name: "bad address", version: "1.1.0", prev: `{"cniVersion":"1.1.0","ips":[{"address":"10.1.0.1"}]}`, bad: true},
+		{name: "null address", version: "1.1.0", prev: `{"cniVersion":"1.1.0","ips":[null]}`, bad: true},
+		{name: "null interface to convert", version: "0.4.0", prev: `{"cniVersion":"0.4.0","interfaces":[null]}`, bad: true},
+		{name: "null address to convert", version: "0.3.1", prev: `{"ips":[null]}`, bad: true},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			c, err := netconf.Parse([]byte(`{"cniVersion":"` + tt.version + `","prevResult":` + tt.prev + `}`))
+			if err != nil {
+				t.Fatal(err)
+			}
+			got, err := c.Previous()
+			switch {
+			case tt.bad:
+				if c := code(t, err); c != 6 {
+					t.Errorf("code is %d (%v), want 6", c, err)
+				}
+			case err != nil:
+				t.Fatal(err)
+			case tt.none:
+				if got != nil {
+					t.Errorf("result is %v, want nil", got)
+				}
+			default:
+				if got.CNIVersion != "1.1.0" || len(got.Interfaces) != 2 || got.Interfaces[1].Sandbox != "/ns" ||
+					len(got.IPs) != 2 || *got.IPs[1].Interface != 1 || got.IPs[1].Address.String() != "fd01::1/128" {
+					t.Errorf("result is %+v", got)
+				}
+			}
+		})
+	}
+}
+
+func TestValidAttachments(t *testing.T) {
+	a, b := types.GCAttachment{ContainerID: "a", IfName: "eth0"}, types.GCAttachment{ContainerID: "b", IfName: "eth0"}
+	const one, two = `[{"containerID":"a","ifname":"eth0"}]`, `[{"containerID":"b","ifname":"eth0"},{"containerID":"a","ifname":"eth0"}]`
+	tests := []struct {
+		name, in string
+		want     []types.GCAttachment
+		code     uint
+	}{
+		{name: "the specified key", in: `{"cni.dev/valid-attachments":` + one + `}`, want: []types.GCAttachment{a}},
+		{name: "the misspelt key", in: `{"cni.dev/attachments":` + one + `}`, want: []types.GCAttachment{a}},
+		{name: "the same under both", in: `{"cni.dev/valid-attachments":` + one + `,"cni.dev/attachments":` + one + `}`, want: []types.GCAttachment{a}},
+		{name: "both differ", in: `{"cni.dev/valid-attachments":` + one + `,"cni.dev/attachments":` + two + `}`, want: []types.GCAttachment{a, b}},
+		{name: "empty", in: `{"cni.dev/valid-attachments":[]}`, want: []types.GCAttachment{}},
+		{name: "null", in: `{"cni.dev/valid-attachments":null}`, want: []types.GCAttachment{}},
+		{name: "none", in: `{}`, code: 7},
+		{name: "without an interface", in: `{"cni.dev/valid-attachments":[{"containerID":"a"}]}`, code: 7},
+		{name: "without a container", in: `{"cni.dev/attachments":[{"ifname":"a"}]}`, code: 7},
+		{name: "no list", in: `{"cni.dev/valid-attachments":{}}`, code: 6},
+		{name: "no JSON", in: `[`, code: 6},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			got, err := netconf.ValidAttachments([]byte(tt.in))
+			if tt.code != 0 {
+				if c := code(t, err); c != tt.code {
+					t.Fatalf("code is %d (%v), want %d", c, err, tt.code)
+				}
+				return
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(tt.want, got); diff != "" {
+				t.Errorf("ValidAttachments (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestValidate(t *testing.T) {
+	tests := []struct {
+		name, in, version string
+		code              uint
+	}{
+		{name: "good", in: `{"type":"coil","socket":"/run/coild.sock"}`, version: "1.1.0"},
+		{name: "of 2.x", in: `{"type":"coil","socket":"/run/coild.sock"}`, version: "0.4.0"},
+		{name: "another plugin", in: `{"type":"bridge"}`, version: "1.1.0", code: 7},
+		{name: "relative socket", in: `{"type":"coil","socket":"coild.sock"}`, version: "1.1.0", code: 7},
+		{name: "too old", in: `{"type":"coil"}`, version: "0.3.0", code: 1},
+		{name: "too new", in: `{"type":"coil"}`, version: "2.0.0", code: 1},
+		{name: "no version", in: `{"type":"coil"}`, code: 1},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			err := netconf.Validate([]byte(tt.in), tt.version)
+			if tt.code == 0 {
+				if err != nil {
+					t.Fatal(err)
+				}
+				return
+			}
+			if c := code(t, err); c != tt.code {
+				t.Errorf("code is %d (%v), want %d", c, err, tt.code)
+			}
+		})
+	}
+}
+
+func FuzzConf(f *testing.F) {
+	f.Add([]byte(`{"cniVersion":"1.1.0","prevResult":` + result100 + `}`))
+	f.Add([]byte(`{"cniVersion":"0.3.1","prevResult":{"ips":[null],"routes":[null],"interfaces":[null],"dns":null}}`))
+	f.Add([]byte(`{"cni.dev/valid-attachments":[null]}`))
+	f.Fuzz(func(t *testing.T, in []byte) {
+		if _, err := netconf.ValidAttachments(in); err != nil {
+			code(t, err)
+		}
+		c, err := netconf.Parse(in)
+		if err != nil {
+			code(t, err)
+			return
+		}
+		if r, err := c.Previous(); err != nil {
+			code(t, err)
+		} else if r != nil {
+			for _, v := range netconf.SupportedVersions() {
+				if _, err := r.GetAsVersion(v); err != nil {
+					t.Errorf("as %s: %v", v, err)
+				}
+			}
+		}
+	})
+}

@@ -1,0 +1,296 @@
+// Package unary makes one gRPC call with one message each way over a unix socket, for
+// a process that lives only for that call.
+//
+// It owns gRPC's and HTTP/2's client side as far as that needs: one connection, one
+// stream, the request in one write. It keeps to what grpc-go answers in the same
+// situation, which the tests compare. It must not know what the messages mean, nor
+// link grpc-go, net/http or protobuf: starting them takes longer than the call.
+package unary
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net"
+	"strconv"
+	"syscall"
+	"time"
+
+	"golang.org/x/net/http2/hpack"
+)
+
+const (
+	// MaxMessage is the largest answer that is taken, in bytes; grpc-go's default.
+	MaxMessage = 4 << 20
+	// prefixSize is the length of a message's prefix: flag of compression and length.
+	prefixSize = 5
+	// window lets the server send the largest answer without waiting for us.
+	window = MaxMessage + 64<<10
+	// connectInterval is the pause between two attempts to connect.
+	connectInterval = 20 * time.Millisecond
+	stream          = 1
+)
+
+// ConnectError: no connection was made, so the server knows nothing of the call.
+type ConnectError struct{ Err error }
+
+func (e *ConnectError) Error() string { return e.Err.Error() }
+
+// Unwrap returns why the last attempt failed.
+func (e *ConnectError) Unwrap() error { return e.Err }
+
+// Client calls the server that listens on a unix socket.
+type Client struct {
+	// Socket is the path of the socket.
+	Socket string
+	// ConnectTimeout bounds the attempts to connect while nobody listens yet. At
+	// least one is made.
+	ConnectTimeout time.Duration
+}
+
+// Call sends request to a method ("/package.Service/Method") and returns the
+// message of the answer. The deadline of ctx is told to the server and bounds
+// everything. Errors are of type *ConnectError or *Status.
+func (c Client) Call(ctx context.Context, method string, request []byte) ([]byte, error) {
+	conn, err := c.connect(ctx)
+	if err != nil {
+		return nil, &ConnectError{err}
+	}
+	defer conn.Close()
+	// A deadline in the past ends each read and write.
+	stop := context.AfterFunc(ctx, func() { conn.SetDeadline(time.Unix(1, 0)) })
+	defer stop()
+
+	l := call{conn: conn, in: reader{r: bufio.NewReader(conn)}, connWindow: defaultWindow, streamWindow: defaultWindow, maxFrame: defaultMaxFrame}
+	l.start(ctx, method, request)
+	answer, err := l.run()
+	if err == nil {
+		return answer, nil
+	}
+	var s *Status
+	switch {
+	case errors.As(err, &s):
+		return nil, s
+	case errors.Is(ctx.Err(), context.Canceled):
+		return nil, broken(Canceled, "%v", ctx.Err())
+	case ctx.Err() != nil:
+		return nil, broken(DeadlineExceeded, "no answer in time")
+	}
+	return nil, broken(Unavailable, "connection broke: %v", err)
+}
+
+// connect connects, and tries again while the server may be starting.
+func (c Client) connect(ctx context.Context) (net.Conn, error) {
+	ctx, cancel := context.WithTimeout(ctx, c.ConnectTimeout)
+	defer cancel()
+	tick := time.NewTicker(connectInterval)
+	defer tick.Stop()
+	for {
+		// Connecting to a unix socket doesn't block, so it needs no context.
+		conn, err := net.Dial("unix", c.Socket)
+		if err == nil || !transient(err) {
+			return conn, err
+		}
+		select {
+		case <-ctx.Done():
+			return nil, err
+		case <-tick.C:
+		}
+	}
+}
+
+// transient tells whether a server that starts, or that has a full backlog (EAGAIN,
+// see connect(2)), cures the error.
+func transient(err error) bool {
+	return errors.Is(err, syscall.ENOENT) || errors.Is(err, syscall.ECONNREFUSED) || errors.Is(err, syscall.EAGAIN)
+}
+
+// call is the state of a call.
+type call struct {
+	conn net.Conn
+	in   reader
+	out  []byte // frames to write
+
+	pending                  []byte // of the request, for when the windows open
+	connWindow, streamWindow int64  // of the server
+	initialWindow            int64  // that the server set for streams, if it did
+	maxFrame                 int    // of the server
+
+	greeted bool // the server's first SETTINGS came
+	decoder *hpack.Decoder
+	block   []byte // of headers, as far as it came
+	inBlock bool   // CONTINUATION must follow
+	ends    bool   // the block that is being read ends the stream
+	headers int    // blocks that came, without informational ones
+	body    []byte
+}
+
+// start prepares the first write: the preface, our settings, and as much of the
+// request as the default windows allow.
+func (l *call) start(ctx context.Context, method string, request []byte) {
+	l.initialWindow = defaultWindow
+	l.out = append(l.out, preface...)
+	l.out = appendFrameHeader(l.out, frameSettings, 0, 0, 12)
+	l.out = appendSetting(l.out, settingEnablePush, 0)
+	l.out = appendSetting(l.out, settingInitialWindow, window)
+	l.out = appendFrameHeader(l.out, frameWindowUpdate, 0, 0, 4)
+	l.out = binary.BigEndian.AppendUint32(l.out, window-defaultWindow)
+
+	block := requestHeaders(ctx, method)
+	l.out = appendFrameHeader(l.out, frameHeaders, flagEndHeaders, stream, len(block))
+	l.out = append(l.out, block...)
+
+	l.pending = make([]byte, prefixSize, prefixSize+len(request))
+	binary.BigEndian.PutUint32(l.pending[1:], uint32(len(request)))
+	l.pending = append(l.pending, request...)
+	l.send()
+}
+
+// requestHeaders returns the header block of the request. Method names are short, so
+// it fits into a frame.
+func requestHeaders(ctx context.Context, method string) []byte {
+	var b bytes.Buffer
+	e := hpack.NewEncoder(&b)
+	add := func(name, value string) { e.WriteField(hpack.HeaderField{Name: name, Value: value}) }
+	add(":method", "POST")
+	add(":scheme", "http")
+	add(":path", method)
+	add(":authority", "localhost")
+	add("content-type", "application/grpc")
+	add("user-agent", "coil")
+	add("te", "trailers")
+	if deadline, ok := ctx.Deadline(); ok {
+		add("grpc-timeout", encodeTimeout(time.Until(deadline)))
+	}
+	return b.Bytes()
+}
+
+// encodeTimeout writes a duration in at most 8 digits and the finest unit that
+// allows it, rounded up.
+func encodeTimeout(d time.Duration) string {
+	if d <= 0 {
+		return "0n"
+	}
+	for _, u := range []struct {
+		name string
+		size time.Duration
+	}{{"n", 1}, {"u", time.Microsecond}, {"m", time.Millisecond}, {"S", time.Second}, {"M", time.Minute}} {
+		if n := (d + u.size - 1) / u.size; n < 1e8 {
+			return strconv.FormatInt(int64(n), 10) + u.name
+		}
+	}
+	return strconv.FormatInt(int64(d/time.Hour), 10) + "H" // 292 years are 2.5e6 hours
+}
+
+// send appends DATA frames for what the windows allow.
+func (l *call) send() {
+	for len(l.pending) > 0 {
+		n := min(int64(len(l.pending)), int64(l.maxFrame), l.connWindow, l.streamWindow)
+		if n <= 0 {
+			return
+		}
+		var flags uint8
+		if n == int64(len(l.pending)) {
+			flags = flagEndStream
+		}
+		l.out = appendFrameHeader(l.out, frameData, flags, stream, int(n))
+		l.out = append(l.out, l.pending[:n]...)
+		l.pending = l.pending[n:]
+		l.connWindow -= n
+		l.streamWindow -= n
+	}
+}
+
+// run writes and reads until the call ends.
+func (l *call) run() ([]byte, error) {
+	var deaf error // the server reads no more, but may have said why
+	for {
+		if len(l.out) > 0 && deaf == nil {
+			_, deaf = l.conn.Write(l.out)
+		}
+		l.out = l.out[:0]
+		f, err := l.in.next()
+		if err != nil {
+			if deaf != nil && !errors.As(err, new(protocolError)) {
+				err = deaf
+			}
+			return nil, err
+		}
+		done, err := l.handle(f)
+		if err != nil {
+			return nil, err
+		}
+		if done {
+			return l.message()
+		}
+		l.send()
+	}
+}
+
+// message returns the message in the body of a call that ended well.
+func (l *call) message() ([]byte, error) {
+	if len(l.body) == 0 {
+		return nil, broken(Internal, "server sent no message")
+	}
+	if len(l.body) < prefixSize {
+		return nil, broken(Internal, "message is cut off")
+	}
+	if l.body[0] != 0 {
+		return nil, broken(Internal, "message is compressed, although that wasn't offered")
+	}
+	length, rest := int64(binary.BigEndian.Uint32(l.body[1:])), l.body[prefixSize:]
+	switch {
+	case length > MaxMessage:
+		return nil, broken(ResourceExhausted, "message of %d bytes exceeds %d", length, MaxMessage)
+	case length > int64(len(rest)):
+		return nil, broken(Internal, "message is cut off")
+	case length < int64(len(rest)):
+		return nil, broken(Internal, "server sent more than one message")
+	}
+	return rest, nil
+}
+
+// data takes a DATA frame's part of the body.
+func (l *call) data(f frame) (done bool, err error) {
+	if l.headers == 0 {
+		return false, protocolError{"DATA before HEADERS"}
+	}
+	p, err := f.unpad()
+	if err != nil {
+		return false, err
+	}
+	if len(l.body)+len(p) > window {
+		return false, broken(ResourceExhausted, "answer exceeds %d bytes", MaxMessage)
+	}
+	l.body = append(l.body, p...)
+	if len(l.body) >= prefixSize {
+		if n := binary.BigEndian.Uint32(l.body[1:]); n > MaxMessage {
+			return false, broken(ResourceExhausted, "message of %d bytes exceeds %d", n, MaxMessage)
+		}
+	}
+	if f.has(flagEndStream) {
+		return false, broken(Internal, "server closed the stream without a status")
+	}
+	return false, nil
+}
+
+// goAway handles GOAWAY: our stream goes on if the server took it.
+func goAway(p []byte) error {
+	if len(p) < 8 {
+		return protocolError{"short GOAWAY"}
+	}
+	if last := binary.BigEndian.Uint32(p) & maxWindow; last >= stream {
+		return nil
+	}
+	return broken(Unavailable, "server closes the connection (code %d%s)", binary.BigEndian.Uint32(p[4:]), debugData(p[8:]))
+}
+
+func debugData(p []byte) string {
+	if len(p) == 0 {
+		return ""
+	}
+	return fmt.Sprintf(", %q", p[:min(len(p), 256)])
+}
