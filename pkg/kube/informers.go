@@ -2,8 +2,6 @@ package kube
 
 import (
 	"context"
-	"fmt"
-	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/tools/cache"
@@ -11,9 +9,9 @@ import (
 	"github.com/coil-net/coil/generated/informers/externalversions"
 )
 
-// Factory starts informers and waits for them, as the generated factories do.
+// Factory starts informers and waits for their end, as all generated factories do.
 type Factory interface {
-	StartWithContext(ctx context.Context)
+	Start(stop <-chan struct{})
 	Shutdown()
 }
 
@@ -33,16 +31,10 @@ func CoilInformers(c Clients, labelSelector string) externalversions.SharedInfor
 		externalversions.WithTweakListOptions(func(o *metav1.ListOptions) { o.LabelSelector = labelSelector }))
 }
 
-// WaitForSync waits until all caches are filled, or ctx ends, or timeout has
-// passed; then it is an error that says what most likely is wrong.
-func WaitForSync(ctx context.Context, timeout time.Duration, synced ...cache.InformerSynced) error {
-	wait, cancel := context.WithTimeout(ctx, timeout)
-	defer cancel()
-	if !cache.WaitForCacheSync(wait.Done(), synced...) {
-		if ctx.Err() != nil {
-			return ctx.Err()
-		}
-		return fmt.Errorf("caches did not fill within %s: is the API server reachable, and are the CRDs and the RBAC rules installed?", timeout)
+// WaitForSync waits until all caches are filled; the error is that of ctx.
+func WaitForSync(ctx context.Context, synced ...cache.InformerSynced) error {
+	if !cache.WaitForCacheSync(ctx.Done(), synced...) {
+		return ctx.Err()
 	}
 	return nil
 }

@@ -1,0 +1,115 @@
+// Package coild composes the node daemon coild.
+package coild
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/spf13/pflag"
+
+	"github.com/coil-net/coil/pkg/app/program"
+	"github.com/coil-net/coil/pkg/dataplane"
+	"github.com/coil-net/coil/pkg/observe"
+)
+
+// Options are the flags and environment of coild.
+type Options struct {
+	NodeName   string // env COIL_NODE_NAME
+	Kubeconfig string
+
+	Socket        string
+	StateDir      string
+	BootIDFile    string
+	CNIConfDir    string
+	CNIConfName   string
+	PodTable      int
+	PodRulePrio   int
+	ExportTable   int
+	Protocol      int
+	EgressPort    int
+	CompatCalico  bool
+	IPAM          bool
+	Egress        bool
+	OriginateOnly bool
+	CoolDown      time.Duration
+	BlockTimeout  time.Duration
+	MTU           int
+	Observe       observe.Options
+}
+
+// AddFlags implements program.Options.
+func (o *Options) AddFlags(fs *pflag.FlagSet) {
+	o.NodeName = os.Getenv("COIL_NODE_NAME")
+	fs.StringVar(&o.Kubeconfig, "kubeconfig", "", "kubeconfig file, for use outside a cluster")
+	fs.StringVar(&o.Socket, "socket", "/run/coild.sock", "unix socket at which the CNI plugin is served")
+	fs.StringVar(&o.StateDir, "state-dir", "/var/lib/coil", "folder of the node's record of addresses and of the queue of deletions")
+	fs.StringVar(&o.BootIDFile, "boot-id-file", "/proc/sys/kernel/random/boot_id", "file whose content is another one after each boot")
+	fs.StringVar(&o.CNIConfDir, "cni-conf-dir", "/host/etc/cni/net.d", "folder in which the network configuration is put in place")
+	fs.StringVar(&o.CNIConfName, "cni-conf-name", "10-coil.conflist", "name of the network configuration; empty puts none in place")
+	fs.IntVar(&o.PodTable, "pod-table-id", dataplane.TablePods, "routing table with a route to each pod of the node")
+	fs.IntVar(&o.PodRulePrio, "pod-rule-prio", dataplane.PriorityPods, "priority of the rule to that table; the next one is used too")
+	fs.IntVar(&o.ExportTable, "export-table-id", dataplane.TableExport, "routing table from which routing daemons import the node's blocks")
+	fs.IntVar(&o.Protocol, "protocol-id", dataplane.ProtocolNode, "protocol number that marks the routes and rules of coild")
+	fs.IntVar(&o.EgressPort, "egress-port", 5555, "UDP port of Foo-over-UDP")
+	fs.BoolVar(&o.CompatCalico, "compat-calico", false, "name the host's ends of veths as Calico does")
+	fs.BoolVar(&o.IPAM, "enable-ipam", true, "give addresses to pods; false to chain coil behind another plugin")
+	fs.BoolVar(&o.Egress, "enable-egress", true, "obey annotations that ask for an Egress")
+	fs.BoolVar(&o.OriginateOnly, "enable-originating-only", false, "use an Egress for connections that the pod opens only")
+	fs.DurationVar(&o.CoolDown, "cool-down", time.Minute, "time before a freed address is given again")
+	fs.DurationVar(&o.BlockTimeout, "block-timeout", 15*time.Second, "time that a pod waits for an AddressBlock before it fails and is tried again")
+	fs.IntVar(&o.MTU, "mtu", 0, "MTU of pods; 0 is 1500")
+	fs.StringVar(&o.Observe.MetricsAddr, "metrics-addr", ":9384", "address of /metrics")
+	fs.StringVar(&o.Observe.HealthAddr, "health-addr", ":9385", "address of /healthz and /readyz")
+}
+
+// Validate implements program.Options.
+func (o *Options) Validate() error {
+	var errs []error
+	bad := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
+	if o.NodeName == "" {
+		bad("environment variable COIL_NODE_NAME must be the name of the Node")
+	}
+	if !o.IPAM && !o.Egress {
+		bad("--enable-ipam=false and --enable-egress=false leave nothing to do")
+	}
+	tables := map[int]string{dataplane.TableUnassigned: "the table of unassigned addresses", 0: "unspecified", 253: "default", 254: "main", 255: "local"}
+	for _, t := range []struct {
+		flag string
+		id   int
+	}{{"--pod-table-id", o.PodTable}, {"--export-table-id", o.ExportTable}} {
+		if other, ok := tables[t.id]; ok {
+			bad("%s=%d is %s", t.flag, t.id, other)
+		}
+		tables[t.id] = "that of " + t.flag
+	}
+	if o.PodRulePrio < 1 || o.PodRulePrio > 32764 {
+		bad("--pod-rule-prio=%d is not within 1 and 32764", o.PodRulePrio)
+	}
+	if o.Protocol < 5 || o.Protocol > 255 {
+		bad("--protocol-id=%d is not within 5 and 255", o.Protocol)
+	}
+	if o.EgressPort < 1 || o.EgressPort > 65535 {
+		bad("--egress-port=%d is not a port", o.EgressPort)
+	}
+	if o.CoolDown < 0 || o.BlockTimeout <= 0 {
+		bad("--cool-down must not be negative, and --block-timeout must be positive")
+	}
+	if o.MTU != 0 && (o.MTU < 1280 || o.MTU > 65535) {
+		bad("--mtu=%d is not within 1280 (what IPv6 needs) and 65535", o.MTU)
+	}
+	for flag, path := range map[string]string{"--socket": o.Socket, "--state-dir": o.StateDir} {
+		if !filepath.IsAbs(path) {
+			bad("%s=%q is not an absolute path", flag, path)
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// Main runs coild and returns its exit code.
+func Main(args []string) int {
+	var o Options
+	return program.Main("coild", args, &o, o.run)
+}

@@ -1,0 +1,423 @@
+package coild
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"golang.org/x/sync/errgroup"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/klog/v2"
+
+	listers "github.com/coil-net/coil/generated/listers/coil/v2"
+	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
+	"github.com/coil-net/coil/pkg/cniconf"
+	"github.com/coil-net/coil/pkg/dataplane"
+	"github.com/coil-net/coil/pkg/delqueue"
+	"github.com/coil-net/coil/pkg/kernel/netns"
+	"github.com/coil-net/coil/pkg/kernel/route"
+	"github.com/coil-net/coil/pkg/kube"
+	"github.com/coil-net/coil/pkg/node/assign"
+	"github.com/coil-net/coil/pkg/node/blocks"
+	"github.com/coil-net/coil/pkg/node/export"
+	"github.com/coil-net/coil/pkg/node/heal"
+	"github.com/coil-net/coil/pkg/node/restore"
+	"github.com/coil-net/coil/pkg/node/server"
+	"github.com/coil-net/coil/pkg/node/view"
+	"github.com/coil-net/coil/pkg/observe"
+	"github.com/coil-net/coil/pkg/plan"
+	"github.com/coil-net/coil/pkg/podnet"
+	"github.com/coil-net/coil/pkg/reconcile"
+	"github.com/coil-net/coil/pkg/store"
+	"github.com/coil-net/coil/pkg/store/sqlite"
+)
+
+// The conditions under which ADD is served.
+const (
+	condAPI    = "api"    // the Node and the caches were read
+	condRecord = "record" // record, kernel and blocks are in line
+	condNode   = "node"   // the Node exists
+	condDisk   = "disk"   // the record can be written
+)
+
+// daemon is coild while it runs.
+type daemon struct {
+	Options
+	clients  kube.Clients
+	registry *prometheus.Registry
+	health   *observe.Health
+	recorder kube.Recorder
+
+	fatal    func(error) // ends coild
+	node     types.UID
+	view     *view.View
+	store    *sqlite.Store
+	fresh    bool
+	network  *podnet.Network
+	blocks   *blocks.Manager
+	lister   listers.AddressBlockLister
+	assign   *assign.Assigner
+	restorer *restore.Restorer
+}
+
+// run composes and runs coild until ctx ends.
+func (o *Options) run(ctx context.Context) error {
+	cfg, err := kube.Config(o.Kubeconfig, "coild")
+	if err != nil {
+		return err
+	}
+	d := &daemon{Options: *o, registry: observe.NewRegistry(), health: observe.NewHealth(condAPI, condRecord, condNode, condDisk)}
+	if d.clients, err = kube.NewClients(cfg); err != nil {
+		return err
+	}
+	group, ctx := errgroup.WithContext(ctx)
+	ended := make(chan error, 1)
+	d.fatal = func(err error) {
+		select {
+		case ended <- err:
+		default: // the first reason counts
+		}
+	}
+	group.Go(func() error {
+		select {
+		case err := <-ended:
+			return err
+		case <-ctx.Done():
+			return nil
+		}
+	})
+	group.Go(func() error { return observe.Serve(ctx, d.Observe, d.registry, d.health) })
+	group.Go(func() error { return d.runNode(ctx) })
+	return group.Wait()
+}
+
+// runNode does everything but /metrics and health.
+func (d *daemon) runNode(ctx context.Context) error {
+	recorder, flush, err := kube.RunRecorder(ctx, d.clients.Core, "coild")
+	if err != nil {
+		return err
+	}
+	defer flush()
+	d.recorder = recorder
+
+	changes := reconcile.New("node", func(ctx context.Context, _ struct{}) error { return d.syncNode(ctx) })
+	if d.view, err = view.New(d.NodeName, d.clients, func() { changes.Add(struct{}{}) }); err != nil {
+		return err
+	}
+	self, err := d.awaitNode(ctx)
+	if err != nil {
+		return err
+	}
+	d.node = self.UID
+
+	group, ctx := errgroup.WithContext(ctx)
+	if d.IPAM {
+		closeAll, err := d.composeIPAM(ctx, self, group)
+		if err != nil {
+			return err
+		}
+		defer closeAll()
+	} else {
+		d.health.Set(condRecord, nil)
+		d.health.Set(condDisk, nil)
+	}
+	d.view.Start(ctx)
+	defer d.view.Shutdown()
+
+	// Typed as an interface so that it is nil without IPAM.
+	var assigner server.Assigner
+	if d.IPAM {
+		assigner = d.assign
+	}
+	srv := server.New(server.Config{
+		IPAM: d.IPAM, Egress: d.Egress, Ready: d.health.Ready, Netns: inspectNetns,
+	}, assigner, d.view)
+	group.Go(func() error { return srv.Serve(ctx, d.Socket, d.registry) })
+	group.Go(func() error { return changes.Run(ctx, 1, d.view.Synced()...) })
+	group.Go(func() error { return d.start(ctx, group) })
+	return group.Wait()
+}
+
+// awaitNode reads the node's own Node, again and again until there is an answer.
+func (d *daemon) awaitNode(ctx context.Context) (*corev1.Node, error) {
+	var n *corev1.Node
+	backoff := wait.Backoff{Duration: 200 * time.Millisecond, Factor: 2, Jitter: 0.2, Steps: 1 << 20, Cap: 10 * time.Second}
+	err := wait.ExponentialBackoffWithContext(ctx, backoff, func(ctx context.Context) (bool, error) {
+		var err error
+		if n, err = d.view.LiveNode(ctx); err != nil {
+			d.health.Set(condAPI, err)
+			klog.FromContext(ctx).Error(err, "Waiting for the API server")
+			return false, nil
+		}
+		return true, nil
+	})
+	return n, err
+}
+
+// composeIPAM builds what gives addresses. The returned function closes it.
+func (d *daemon) composeIPAM(ctx context.Context, self *corev1.Node, group *errgroup.Group) (func(), error) {
+	closers := []func() error{}
+	closeAll := func() {
+		for i := len(closers) - 1; i >= 0; i-- {
+			if err := closers[i](); err != nil {
+				klog.FromContext(ctx).Error(err, "Closing")
+			}
+		}
+	}
+	if err := d.openStore(ctx, self); err != nil {
+		return closeAll, err
+	}
+	closers = append(closers, d.store.Close)
+
+	var err error
+	d.network, err = podnet.New(podnet.Options{
+		PodTable: d.PodTable, RulePriority: d.PodRulePrio, Protocol: d.Protocol, CompatCalico: d.CompatCalico, MTU: d.MTU,
+	})
+	if err != nil {
+		return closeAll, err
+	}
+	closers = append(closers, d.network.Close)
+	exporter, err := d.newExporter(&closers)
+	if err != nil {
+		return closeAll, err
+	}
+
+	mine := kube.CoilInformers(d.clients, labels.Set{v2.LabelNode: d.NodeName}.String())
+	api := mine.Coil().V2()
+	d.lister = api.AddressBlocks().Lister()
+	d.blocks, err = blocks.New(blocks.Config{
+		NodeName: d.NodeName, NodeUID: d.node, MinAge: max(d.CoolDown, 30*time.Second), StatusInterval: 30 * time.Second,
+	}, d.clients.Coil, api.AddressBlocks(), api.BlockRequests(), d.store, exporter, reconcile.NewMetrics(d.registry))
+	if err != nil {
+		return closeAll, err
+	}
+	mine.Start(ctx.Done())
+	closers = append(closers, func() error { mine.Shutdown(); return nil })
+
+	d.assign = assign.New(assign.Config{
+		BlockTimeout: d.BlockTimeout, UndoTimeout: 10 * time.Second, NodeAddrs: d.view.NodeAddrs,
+	}, d.store, d.blocks, d.network)
+	d.restorer = &restore.Restorer{
+		Store: d.store, Links: d.network, Detacher: d.assign,
+		Queue: delqueue.New(filepath.Join(d.StateDir, "del-queue")),
+	}
+	return closeAll, nil
+}
+
+// openStore opens the record, which may have to be made anew.
+func (d *daemon) openStore(ctx context.Context, self *corev1.Node) error {
+	boot, err := os.ReadFile(d.BootIDFile)
+	if err != nil {
+		return fmt.Errorf("read the boot ID (--boot-id-file): %w", err)
+	}
+	if err := os.MkdirAll(d.StateDir, 0o700); err != nil {
+		return fmt.Errorf("make --state-dir: %w", err)
+	}
+	s, res, err := sqlite.Open(ctx, sqlite.Options{
+		Path:     filepath.Join(d.StateDir, "coild.db"),
+		Identity: store.Identity{NodeName: d.NodeName, NodeUID: string(self.UID), MachineID: self.Status.NodeInfo.MachineID},
+		BootID:   strings.TrimSpace(string(boot)),
+		CoolDown: d.CoolDown,
+	})
+	if err != nil {
+		return fmt.Errorf("open the record of addresses: %w", err)
+	}
+	d.store, d.fresh = s, res.Fresh
+	if res.SetAside != "" {
+		klog.FromContext(ctx).Info("The record of addresses was set aside and is rebuilt", "file", res.SetAside, "reason", res.Reason)
+		d.event(corev1.EventTypeWarning, "DatabaseRebuilt", "the record of addresses was set aside as %s: %s", res.SetAside, res.Reason)
+	}
+	return nil
+}
+
+func (d *daemon) newExporter(closers *[]func() error) (*export.Exporter, error) {
+	lo, err := net.InterfaceByName("lo")
+	if err != nil {
+		return nil, fmt.Errorf("look up lo: %w", err)
+	}
+	tables := plan.ExportTables{
+		Export: d.ExportTable, Unassigned: dataplane.TableUnassigned, Protocol: d.Protocol, Loopback: lo.Index,
+	}
+	syncers := make([]*route.Syncer, 2)
+	for i, t := range []int{tables.Export, tables.Unassigned} {
+		if syncers[i], err = route.NewSyncer(t, d.Protocol); err != nil {
+			return nil, err
+		}
+		*closers = append(*closers, syncers[i].Close)
+	}
+	return export.New(tables, syncers[0], syncers[1]), nil
+}
+
+// inspectNetns opens a network namespace by path and tells its inode.
+func inspectNetns(path string) (store.Netns, error) {
+	ns, err := netns.Open(path)
+	if err != nil {
+		return store.Netns{}, err
+	}
+	defer ns.Close()
+	return store.Netns{Path: path, Inode: ns.Inode()}, nil
+}
+
+// start brings everything in line, then lets ADD be served and goes on with upkeep.
+func (d *daemon) start(ctx context.Context, group *errgroup.Group) error {
+	if err := kube.WaitForSync(ctx, d.view.Synced()...); err != nil {
+		return err
+	}
+	d.health.Set(condAPI, nil)
+	if d.IPAM {
+		if err := d.restore(ctx); err != nil {
+			return err
+		}
+		group.Go(func() error { return d.blocks.Run(ctx) })
+		for _, t := range d.upkeep() {
+			group.Go(func() error { return heal.Run(ctx, t) })
+		}
+	}
+	if d.CNIConfName == "" {
+		return nil
+	}
+	group.Go(func() error {
+		return heal.Run(ctx, heal.Task{Name: "cni-conf", Every: 5 * time.Second, Run: d.activateConf})
+	})
+	return d.activateConf(ctx)
+}
+
+// activateConf puts the network configuration in place, again if it was removed.
+func (d *daemon) activateConf(ctx context.Context) error {
+	changed, err := cniconf.Activate(d.CNIConfDir, d.CNIConfName)
+	if err != nil {
+		return fmt.Errorf("put the network configuration in place: %w", err)
+	}
+	if changed {
+		klog.FromContext(ctx).Info("Put the network configuration in place", "file", filepath.Join(d.CNIConfDir, d.CNIConfName))
+	}
+	return nil
+}
+
+// restore brings record, kernel and blocks in line, again until it succeeds.
+func (d *daemon) restore(ctx context.Context) error {
+	if err := kube.WaitForSync(ctx, d.blocks.Synced()...); err != nil {
+		return err
+	}
+	backoff := wait.Backoff{Duration: 100 * time.Millisecond, Factor: 2, Jitter: 0.2, Steps: 1 << 20, Cap: 10 * time.Second}
+	return wait.ExponentialBackoffWithContext(ctx, backoff, func(ctx context.Context) (bool, error) {
+		err := d.restoreOnce(ctx)
+		d.health.Set(condRecord, err)
+		if err != nil {
+			klog.FromContext(ctx).Error(err, "Bringing record, kernel and blocks in line failed, trying again")
+		}
+		return err == nil, nil
+	})
+}
+
+func (d *daemon) restoreOnce(ctx context.Context) error {
+	if err := d.network.Setup(ctx); err != nil {
+		return err
+	}
+	api, err := d.lister.List(labels.Everything())
+	if err != nil {
+		return err
+	}
+	var held []store.Block
+	for _, b := range api {
+		if err := d.blocks.Claim(ctx, b); err != nil {
+			return err
+		}
+		rec, err := blocks.Recorded(b)
+		if err != nil {
+			klog.FromContext(ctx).Error(err, "Block can't be used", "block", b.Name)
+			continue
+		}
+		held = append(held, rec)
+	}
+	rep, err := d.restorer.Restore(ctx, d.fresh, held)
+	if err != nil {
+		return err
+	}
+	d.fresh = false
+	klog.FromContext(ctx).Info("Record, kernel and blocks are in line", "blocks", len(held), "kept", rep.Kept,
+		"adopted", rep.Adopted, "takenDown", rep.TakenDown, "replayed", rep.Replayed)
+	for _, c := range rep.Conflicts {
+		d.event(corev1.EventTypeWarning, "LinkNotAdopted", "link %s can't be adopted", c)
+	}
+	for _, b := range rep.MissingBlocks {
+		d.event(corev1.EventTypeWarning, "BlockMissing", "AddressBlock %s is in use by pods but doesn't exist any more", b)
+	}
+	d.health.Set(condDisk, d.store.Writable(ctx))
+	return errors.Join(d.syncPods(ctx), d.blocks.Export(ctx))
+}
+
+// syncPods makes rules and routes of all attached pods what they should be.
+func (d *daemon) syncPods(ctx context.Context) error {
+	all, err := d.store.List(ctx)
+	if err != nil {
+		return err
+	}
+	var pods []podnet.Wired
+	for _, a := range all {
+		if a.State == store.Attached {
+			pods = append(pods, podnet.Wired{HostIfIndex: a.HostIfIndex, Address: a.Address})
+		}
+	}
+	res, err := d.network.Sync(ctx, pods, d.view.NodeAddrs())
+	if res.Changed() {
+		klog.FromContext(ctx).Info("Routes of pods changed", "added", res.Added, "replaced", res.Replaced, "deleted", res.Deleted)
+	}
+	return err
+}
+
+// upkeep are the tasks that repeat while coild runs.
+func (d *daemon) upkeep() []heal.Task {
+	return []heal.Task{
+		{Name: "pod-routes", Every: 30 * time.Second, Run: d.syncPods},
+		{Name: "block-routes", Every: 30 * time.Second, Run: d.blocks.Export},
+		{Name: "sweep", Every: 30 * time.Second, Run: d.assign.Sweep},
+		{Name: "del-queue", Every: 5 * time.Second, Run: func(ctx context.Context) error {
+			_, err := d.restorer.Replay(ctx)
+			return err
+		}},
+		{Name: "disk", Every: 2 * time.Second, Run: func(ctx context.Context) error {
+			d.health.Set(condDisk, d.store.Writable(ctx))
+			return nil
+		}},
+		{Name: "checkpoint", Every: time.Minute, Run: d.store.Checkpoint},
+	}
+}
+
+// syncNode withdraws the node's blocks while its Node is gone. A Node that was
+// made again under the same name is another node: coild starts anew.
+func (d *daemon) syncNode(ctx context.Context) error {
+	n, err := d.view.LiveNode(ctx)
+	gone := apierrors.IsNotFound(err)
+	if err != nil && !gone {
+		return err
+	}
+	switch {
+	case gone:
+		err = fmt.Errorf("Node %s was deleted: its blocks are withdrawn", d.NodeName)
+	case d.node != "" && n.UID != d.node:
+		d.fatal(fmt.Errorf("Node %s was deleted and made again: starting anew to adopt its blocks", d.NodeName))
+		return nil
+	}
+	d.health.Set(condNode, err)
+	if d.IPAM {
+		return d.blocks.Withdraw(ctx, gone)
+	}
+	return nil
+}
+
+// event records an Event about the node's own Node.
+func (d *daemon) event(kind, reason, format string, args ...any) {
+	ref := &corev1.ObjectReference{APIVersion: "v1", Kind: "Node", Name: d.NodeName, UID: d.node}
+	d.recorder.Eventf(ref, nil, kind, reason, reason, format, args...)
+}

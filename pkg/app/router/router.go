@@ -1,0 +1,102 @@
+// Package router composes coil-router.
+package router
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"time"
+
+	"github.com/spf13/pflag"
+	"golang.org/x/sync/errgroup"
+	"k8s.io/client-go/informers"
+
+	"github.com/coil-net/coil/pkg/app/program"
+	"github.com/coil-net/coil/pkg/dataplane"
+	"github.com/coil-net/coil/pkg/kernel/route"
+	"github.com/coil-net/coil/pkg/kube"
+	"github.com/coil-net/coil/pkg/observe"
+	"github.com/coil-net/coil/pkg/router"
+)
+
+// mainTable is the kernel's main routing table (RT_TABLE_MAIN).
+const mainTable = 254
+
+// Options are the flags and environment of coil-router.
+type Options struct {
+	NodeName       string // env COIL_NODE_NAME
+	Kubeconfig     string
+	Protocol       int
+	UpdateInterval time.Duration
+	Observe        observe.Options
+}
+
+// AddFlags implements program.Options.
+func (o *Options) AddFlags(fs *pflag.FlagSet) {
+	o.NodeName = os.Getenv("COIL_NODE_NAME")
+	fs.StringVar(&o.Kubeconfig, "kubeconfig", "", "kubeconfig file, for use outside a cluster")
+	fs.IntVar(&o.Protocol, "protocol-id", dataplane.ProtocolRouter, "protocol number that marks the routes of coil-router")
+	fs.DurationVar(&o.UpdateInterval, "update-interval", 10*time.Minute, "longest time between two syncs of the routes")
+	fs.StringVar(&o.Observe.MetricsAddr, "metrics-addr", ":9388", "address of /metrics")
+	fs.StringVar(&o.Observe.HealthAddr, "health-addr", ":9389", "address of /healthz and /readyz")
+}
+
+// Validate implements program.Options.
+func (o *Options) Validate() error {
+	var errs []error
+	if o.NodeName == "" {
+		errs = append(errs, errors.New("environment variable COIL_NODE_NAME must be the name of the Node"))
+	}
+	if o.Protocol < 5 || o.Protocol > 255 {
+		errs = append(errs, fmt.Errorf("--protocol-id=%d is not within 5 and 255", o.Protocol))
+	}
+	if o.UpdateInterval <= 0 {
+		errs = append(errs, fmt.Errorf("--update-interval=%s is not positive", o.UpdateInterval))
+	}
+	return errors.Join(errs...)
+}
+
+// Main runs coil-router and returns its exit code.
+func Main(args []string) int {
+	var o Options
+	return program.Main("coil-router", args, &o, func(ctx context.Context) error { return run(ctx, o) })
+}
+
+func run(ctx context.Context, o Options) error {
+	cfg, err := kube.Config(o.Kubeconfig, "coil-router")
+	if err != nil {
+		return err
+	}
+	clients, err := kube.NewClients(cfg)
+	if err != nil {
+		return err
+	}
+	registry := observe.NewRegistry()
+	health := observe.NewHealth("routes")
+	table, err := route.NewSyncer(mainTable, o.Protocol)
+	if err != nil {
+		return err
+	}
+	defer table.Close()
+
+	core := informers.NewSharedInformerFactoryWithOptions(clients.Core, 0,
+		informers.WithTransform(kube.Strip))
+	coil := kube.CoilInformers(clients, "")
+	r, err := router.New(router.Config{
+		NodeName: o.NodeName, Table: mainTable, Protocol: o.Protocol, UpdateInterval: o.UpdateInterval,
+	}, core.Core().V1().Nodes(), coil.Coil().V2().AddressBlocks(), table, registry,
+		func(err error) { health.Set("routes", err) })
+	if err != nil {
+		return err
+	}
+
+	group, ctx := errgroup.WithContext(ctx)
+	for _, f := range []kube.Factory{core, coil} {
+		f.Start(ctx.Done())
+		defer f.Shutdown()
+	}
+	group.Go(func() error { return observe.Serve(ctx, o.Observe, registry, health) })
+	group.Go(func() error { return r.Run(ctx) })
+	return group.Wait()
+}

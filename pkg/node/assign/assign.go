@@ -1,0 +1,283 @@
+// Package assign gives addresses to pods and takes them back: the life of an
+// address from the request of the container runtime to its cool-down.
+//
+// It owns the order of steps and their undoing. It must not know gRPC, how the
+// record is kept, how the kernel is told, nor where blocks come from.
+//
+// An attachment is identified by container ID and interface name. Per
+// attachment one step runs at a time:
+//
+//	ADD, nothing recorded      take an address, wire the pod, record it
+//	ADD, attached and intact   answer what was recorded
+//	ADD, attached but broken   wire again with the same address
+//	ADD while ADD runs         wait for it, then as above
+//	DEL while ADD runs         stop it, wait until it has undone its steps, then DEL
+//	DEL                        withdraw the routes, remove the link, cool the address
+//	DEL, nothing recorded      remove the link if there is one; success
+package assign
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"github.com/coil-net/coil/pkg/ipam"
+	"github.com/coil-net/coil/pkg/node"
+	"github.com/coil-net/coil/pkg/podnet"
+	"github.com/coil-net/coil/pkg/store"
+)
+
+// Blocks supplies blocks; see package blocks.
+type Blocks interface {
+	// Usable names the blocks that give addresses of a pool, in order of preference.
+	Usable(pool string) []string
+	// Generation counts the news about a pool.
+	Generation(pool string) uint64
+	// Ask waits for one more block: nil says that there is news since the generation.
+	Ask(ctx context.Context, pool string, since uint64) error
+	// Changed says that addresses of a pool were taken or freed.
+	Changed(pool string)
+}
+
+// Network wires pods; see package podnet.
+type Network interface {
+	Attach(ctx context.Context, p podnet.Pod) (podnet.Attachment, error)
+	Check(ctx context.Context, p podnet.Pod, a podnet.Attachment) error
+	Withdraw(ctx context.Context, a ipam.Address) error
+	Remove(ctx context.Context, containerID, ifName string, hostIfIndex int) error
+	List(ctx context.Context) ([]podnet.Found, error)
+}
+
+// Config is what assignment needs to know.
+type Config struct {
+	// BlockTimeout is for how long an ADD waits for a block before it fails, so that
+	// the reason reaches the pod's events.
+	BlockTimeout time.Duration
+	// UndoTimeout bounds the undoing of a failed ADD.
+	UndoTimeout time.Duration
+	// NodeAddrs returns the node's own addresses: those that it uses towards pods.
+	NodeAddrs func() ipam.Address
+}
+
+// unavailable gives an error the class of node.ErrUnavailable, not its text.
+type unavailable struct{ error }
+
+func (unavailable) Is(target error) bool { return target == node.ErrUnavailable }
+func (u unavailable) Unwrap() error      { return u.error }
+
+// Assigner implements the package's task. Its methods may be called concurrently.
+type Assigner struct {
+	cfg    Config
+	store  store.Store
+	blocks Blocks
+	net    Network
+	flight flight
+
+	unlisted suspects // by the runtime's GC
+	unlinked suspects // in the kernel
+}
+
+// New returns an Assigner.
+func New(cfg Config, s store.Store, b Blocks, n Network) *Assigner {
+	return &Assigner{
+		cfg: cfg, store: s, blocks: b, net: n, flight: newFlight(),
+		unlisted: newSuspects(), unlinked: newSuspects(),
+	}
+}
+
+// Add attaches a pod, or returns the attachment that it has already. When it
+// returns an error nothing is left of what it did.
+func (a *Assigner) Add(ctx context.Context, r node.AddRequest) (store.Allocation, error) {
+	ctx, done, err := a.flight.add(ctx, r.ID)
+	if err != nil {
+		return store.Allocation{}, err
+	}
+	defer done()
+	alloc, err := a.add(ctx, r)
+	if err != nil && errors.Is(context.Cause(ctx), node.ErrDeleted) {
+		return store.Allocation{}, node.ErrDeleted
+	}
+	return alloc, err
+}
+
+func (a *Assigner) add(ctx context.Context, r node.AddRequest) (_ store.Allocation, err error) {
+	alloc, err := a.reserve(ctx, r)
+	if err != nil {
+		return store.Allocation{}, err
+	}
+	if alloc.Netns.Inode != 0 && alloc.Netns != r.Netns {
+		// The sandbox was made again: what was wired is gone.
+		if err := a.remove(ctx, r.ID); err != nil {
+			return store.Allocation{}, err
+		}
+		if alloc, err = a.reserve(ctx, r); err != nil {
+			return store.Allocation{}, err
+		}
+	}
+	pod := podOf(alloc, a.cfg.NodeAddrs())
+	if alloc.State == store.Attached {
+		if a.net.Check(ctx, pod, attachmentOf(alloc)) == nil {
+			return alloc, nil
+		}
+		klog.FromContext(ctx).Info("Wiring a pod again", "address", alloc.Address)
+	}
+
+	committed := false
+	defer func() {
+		if !committed {
+			err = errors.Join(err, a.undo(ctx, r.ID))
+		}
+	}()
+	att, err := a.net.Attach(ctx, pod)
+	if err != nil {
+		return store.Allocation{}, fmt.Errorf("wire the pod: %w", err)
+	}
+	alloc.Wiring = store.Wiring{HostIfName: att.HostIfName, HostIfIndex: att.HostIfIndex}
+	if alloc.Wiring.Result, err = result(pod, att); err != nil {
+		return store.Allocation{}, err
+	}
+	if err := a.store.Attach(ctx, r.ID, alloc.Wiring); err != nil {
+		return store.Allocation{}, fmt.Errorf("record the attachment: %w", err)
+	}
+	if err := context.Cause(ctx); err != nil {
+		return store.Allocation{}, err // nobody takes the answer
+	}
+	committed = true
+	alloc.State = store.Attached
+	a.blocks.Changed(alloc.Pool)
+	return alloc, nil
+}
+
+// reserve takes an address, and waits for a block if need be.
+func (a *Assigner) reserve(ctx context.Context, r node.AddRequest) (store.Allocation, error) {
+	wait, cancel := context.WithTimeout(ctx, a.cfg.BlockTimeout)
+	defer cancel()
+	req := store.Request{ID: r.ID, Pod: r.Pod, Netns: r.Netns, Pool: r.Pool}
+	for {
+		generation := a.blocks.Generation(r.Pool)
+		req.Blocks = a.blocks.Usable(r.Pool)
+		alloc, err := a.store.Reserve(ctx, req)
+		if err == nil {
+			return alloc, nil
+		}
+		if !errors.Is(err, store.ErrNoAddress) {
+			return store.Allocation{}, fmt.Errorf("reserve an address: %w", err)
+		}
+		err = a.blocks.Ask(wait, r.Pool, generation)
+		switch {
+		case err == nil:
+		case ctx.Err() != nil:
+			return store.Allocation{}, context.Cause(ctx)
+		default:
+			// No block to be had: an address that was freed just now is better than none.
+			req.Yield = true
+			req.Blocks = a.blocks.Usable(r.Pool)
+			alloc, yieldErr := a.store.Reserve(ctx, req)
+			if yieldErr == nil {
+				return alloc, nil
+			}
+			if !errors.Is(yieldErr, store.ErrNoAddress) {
+				return store.Allocation{}, fmt.Errorf("reserve an address: %w", yieldErr)
+			}
+			if errors.Is(err, context.DeadlineExceeded) {
+				err = fmt.Errorf("no block of AddressPool %q came within %s: is coil-ipam-controller running, and the API server reachable?",
+					r.Pool, a.cfg.BlockTimeout)
+			}
+			return store.Allocation{}, unavailable{err}
+		}
+	}
+}
+
+// undo takes back what an ADD did, however far it came.
+func (a *Assigner) undo(ctx context.Context, id store.ID) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), a.cfg.UndoTimeout)
+	defer cancel()
+	if err := a.remove(ctx, id); err != nil {
+		return fmt.Errorf("undo: %w", err)
+	}
+	return nil
+}
+
+// Del detaches a pod. It succeeds when there is nothing to detach.
+func (a *Assigner) Del(ctx context.Context, id store.ID) error {
+	done, err := a.flight.del(ctx, id)
+	if err != nil {
+		return err
+	}
+	defer done()
+	return a.remove(ctx, id)
+}
+
+// remove withdraws routes, removes the link and cools the address.
+func (a *Assigner) remove(ctx context.Context, id store.ID) error {
+	alloc, err := a.store.Release(ctx, id)
+	unknown := errors.Is(err, store.ErrNotFound)
+	if err != nil && !unknown {
+		return fmt.Errorf("release the address: %w", err)
+	}
+	if !unknown {
+		if err := a.net.Withdraw(ctx, alloc.Address); err != nil {
+			return fmt.Errorf("withdraw %s: %w", alloc.Address, err)
+		}
+	}
+	if err := a.net.Remove(ctx, id.ContainerID, id.IfName, alloc.HostIfIndex); err != nil {
+		return fmt.Errorf("remove the link: %w", err)
+	}
+	if unknown {
+		return nil
+	}
+	if err := a.store.Cool(ctx, id); err != nil {
+		return fmt.Errorf("cool %s: %w", alloc.Address, err)
+	}
+	a.blocks.Changed(alloc.Pool)
+	return nil
+}
+
+// Check compares an attachment with the kernel and with the addresses that the
+// runtime believes the pod to have. Each difference is named.
+func (a *Assigner) Check(ctx context.Context, id store.ID, netns string, addrs []netip.Addr) error {
+	alloc, err := a.store.Get(ctx, id)
+	if err != nil {
+		return fmt.Errorf("look up the attachment: %w", err)
+	}
+	if alloc.State != store.Attached {
+		return fmt.Errorf("%w: it is %s", store.ErrState, alloc.State)
+	}
+	var errs []error
+	for _, x := range addrs {
+		if !slices.Contains(alloc.Address.Addrs(), x) {
+			errs = append(errs, fmt.Errorf("address %s of the previous result is not the pod's, which has %s", x, alloc.Address))
+		}
+	}
+	pod := podOf(alloc, a.cfg.NodeAddrs())
+	if netns != "" {
+		pod.Netns = netns
+	}
+	return errors.Join(append(errs, a.net.Check(ctx, pod, attachmentOf(alloc)))...)
+}
+
+func podOf(alloc store.Allocation, own ipam.Address) podnet.Pod {
+	return podnet.Pod{
+		ContainerID: alloc.ContainerID,
+		IfName:      alloc.IfName,
+		Netns:       alloc.Netns.Path,
+		Pool:        alloc.Pool,
+		Namespace:   alloc.Namespace,
+		Name:        alloc.Name,
+		Address:     alloc.Address,
+		NodeAddrs:   own,
+	}
+}
+
+func attachmentOf(alloc store.Allocation) podnet.Attachment {
+	return podnet.Attachment{
+		HostIfName:  alloc.HostIfName,
+		HostIfIndex: alloc.HostIfIndex,
+		NetnsInode:  alloc.Netns.Inode,
+	}
+}

@@ -1,0 +1,100 @@
+package assign
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"github.com/coil-net/coil/pkg/podnet"
+	"github.com/coil-net/coil/pkg/store"
+)
+
+// suspicion is how long an attachment has to seem lost before it is released.
+const suspicion = 30 * time.Second
+
+// suspects are attachments that seemed lost, and since when. One is released
+// only when it still seems so at a later look.
+type suspects struct {
+	mu    *sync.Mutex
+	since map[store.ID]time.Time
+}
+
+func newSuspects() suspects { return suspects{mu: new(sync.Mutex), since: map[store.ID]time.Time{}} }
+
+// confirm says whether id has seemed lost long enough at the time now, and
+// remembers that it seems so.
+func (s suspects) confirm(id store.ID, now time.Time) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	first, ok := s.since[id]
+	if !ok {
+		s.since[id] = now
+		return false
+	}
+	return now.Sub(first) >= suspicion
+}
+
+func (s suspects) clear(id store.ID) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.since, id)
+}
+
+// GC releases what isn't among the attachments that the runtime says are valid
+// and is older than the call. An attachment whose link still exists is released
+// only when a second call, at least suspicion later, doesn't list it either: a
+// runtime that lost its own state must not cost running pods their network.
+func (a *Assigner) GC(ctx context.Context, valid []store.ID, called time.Time) error {
+	keep := map[store.ID]bool{}
+	for _, id := range valid {
+		keep[id] = true
+	}
+	return a.releaseLost(ctx, a.unlisted, called, func(alloc store.Allocation) bool { return !keep[alloc.ID] })
+}
+
+// Sweep releases attachments whose link is gone: the runtime never sent the DEL,
+// or sent it while coild was away.
+func (a *Assigner) Sweep(ctx context.Context) error {
+	found, err := a.net.List(ctx)
+	if err != nil {
+		return fmt.Errorf("list links: %w", err)
+	}
+	links := map[store.ID]bool{}
+	for _, f := range found {
+		links[idOf(f)] = true
+	}
+	return a.releaseLost(ctx, a.unlinked, time.Now(), func(alloc store.Allocation) bool { return !links[alloc.ID] })
+}
+
+func idOf(f podnet.Found) store.ID { return store.ID{ContainerID: f.ContainerID, IfName: f.IfName} }
+
+func (a *Assigner) releaseLost(ctx context.Context, seen suspects, called time.Time, isLost func(store.Allocation) bool) error {
+	all, err := a.store.List(ctx)
+	if err != nil {
+		return fmt.Errorf("list attachments: %w", err)
+	}
+	var errs []error
+	for _, alloc := range all {
+		switch {
+		case alloc.Since.After(called) || a.flight.busy(alloc.ID):
+			continue
+		case !isLost(alloc):
+			seen.clear(alloc.ID)
+			continue
+		case !seen.confirm(alloc.ID, called):
+			continue
+		}
+		klog.FromContext(ctx).Info("Releasing a lost attachment", "pod", klog.KRef(alloc.Namespace, alloc.Name),
+			"containerID", alloc.ContainerID, "address", alloc.Address, "state", alloc.State)
+		if err := a.Del(ctx, alloc.ID); err != nil {
+			errs = append(errs, fmt.Errorf("release %s: %w", alloc.ContainerID, err))
+			continue
+		}
+		seen.clear(alloc.ID)
+	}
+	return errors.Join(errs...)
+}

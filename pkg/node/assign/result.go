@@ -1,0 +1,40 @@
+package assign
+
+import (
+	"encoding/json"
+	"fmt"
+	"net"
+	"net/netip"
+
+	"github.com/containernetworking/cni/pkg/types"
+	types100 "github.com/containernetworking/cni/pkg/types/100"
+
+	"github.com/coil-net/coil/pkg/podnet"
+)
+
+// result returns the CNI result of an attachment, of the newest version.
+func result(p podnet.Pod, a podnet.Attachment) ([]byte, error) {
+	r := types100.Result{
+		CNIVersion: types100.ImplementedSpecVersion,
+		Interfaces: []*types100.Interface{
+			{Name: a.HostIfName, Mac: a.HostMAC},
+			{Name: p.IfName, Mac: a.PodMAC, Sandbox: p.Netns},
+		},
+	}
+	gateways := map[bool]netip.Addr{true: a.Gateways.IPv4, false: a.Gateways.IPv6}
+	for _, addr := range p.Address.Addrs() {
+		gw := net.IP(gateways[addr.Is4()].AsSlice())
+		r.IPs = append(r.IPs, &types100.IPConfig{
+			Interface: types100.Int(1),
+			Address:   net.IPNet{IP: addr.AsSlice(), Mask: net.CIDRMask(addr.BitLen(), addr.BitLen())},
+			Gateway:   gw,
+		})
+		all := net.IPNet{IP: make(net.IP, addr.BitLen()/8), Mask: net.CIDRMask(0, addr.BitLen())}
+		r.Routes = append(r.Routes, &types.Route{Dst: all, GW: gw})
+	}
+	b, err := json.Marshal(r)
+	if err != nil {
+		return nil, fmt.Errorf("encode the CNI result: %w", err)
+	}
+	return b, nil
+}

@@ -1,0 +1,396 @@
+// Package blocks keeps the node supplied with AddressBlocks: it records those
+// that the node holds, asks for more, gives empty ones back, and reports their
+// usage.
+//
+// It owns the BlockRequests of the node and the finalizer of its blocks. It must
+// not know pods or the kernel.
+//
+//	BlockRequest             action
+//	none, one is needed      create it, named after node, pool and sequence
+//	open                     wait
+//	Complete, block cached   delete the request; the block is recorded and told of
+//	Complete, block unknown  wait for the cache; if the block is gone, delete the request
+//	Failed                   tell who waits why, delete the request
+package blocks
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/klog/v2"
+
+	"github.com/coil-net/coil/generated/clientset/versioned"
+	informers "github.com/coil-net/coil/generated/informers/externalversions/coil/v2"
+	listers "github.com/coil-net/coil/generated/listers/coil/v2"
+	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
+	"github.com/coil-net/coil/pkg/ipam"
+	"github.com/coil-net/coil/pkg/plan"
+	"github.com/coil-net/coil/pkg/reconcile"
+	"github.com/coil-net/coil/pkg/store"
+)
+
+// Record is what the manager needs of the node's record; see store.Store.
+type Record interface {
+	SetBlocks(ctx context.Context, blocks []store.Block) error
+	ForgetBlock(ctx context.Context, name string) error
+	Usage(ctx context.Context) ([]store.Usage, error)
+}
+
+// Exporter announces blocks to routing daemons.
+type Exporter interface {
+	// Export makes the routes of exactly these blocks. It is idempotent.
+	Export(ctx context.Context, blocks []plan.HeldBlock) error
+}
+
+// Config is what the manager needs to know.
+type Config struct {
+	// NodeName and NodeUID are of the Node that asks and holds.
+	NodeName string
+	NodeUID  types.UID
+	// MinAge is for how long an unused block is kept after it was acquired.
+	MinAge time.Duration
+	// StatusInterval is the shortest time between two reports of a block's usage.
+	StatusInterval time.Duration
+}
+
+const (
+	// settle is for how long changes of usage are collected.
+	settle = 200 * time.Millisecond
+	// recheck is how often blocks are looked at that wait for time to pass.
+	recheck = 3 * time.Second
+	// refusalLife is for how long a refusal answers new waiters too.
+	refusalLife = time.Second
+	// askAheadPause follows a refusal before the node asks again without need.
+	askAheadPause = 30 * time.Second
+)
+
+// Manager implements the package's task. Its methods may be called concurrently.
+type Manager struct {
+	cfg      Config
+	client   versioned.Interface
+	blocks   listers.AddressBlockLister
+	requests listers.BlockRequestLister
+	synced   []cache.InformerSynced
+	record   Record
+	exporter Exporter
+
+	supply *reconcile.Loop[string]   // by pool
+	export *reconcile.Loop[struct{}] // all blocks
+	status *reconcile.Loop[struct{}] // all blocks
+	news   *waiters
+	asked  *asked
+
+	exportMu sync.Mutex // orders exports: reading what is held, and writing it
+
+	mu        sync.Mutex
+	since     map[string]time.Time // when a block was first seen, by name
+	gone      map[types.UID]bool   // released, though maybe still in a cache
+	reported  map[string]time.Time // when the status of a block was written
+	withdrawn bool                 // the Node is gone: nothing is exported
+}
+
+// New returns a manager that isn't running. The informers must be restricted to
+// objects with the node's label.
+func New(cfg Config, client versioned.Interface, blocks informers.AddressBlockInformer, requests informers.BlockRequestInformer,
+	record Record, exporter Exporter, metrics *reconcile.Metrics) (*Manager, error) {
+	m := &Manager{
+		cfg:      cfg,
+		client:   client,
+		blocks:   blocks.Lister(),
+		requests: requests.Lister(),
+		record:   record,
+		exporter: exporter,
+		news:     newWaiters(),
+		asked:    newAsked(),
+		since:    map[string]time.Time{},
+		gone:     map[types.UID]bool{},
+		reported: map[string]time.Time{},
+	}
+	m.supply = reconcile.New("blocks", m.syncPool, reconcile.WithMetrics(metrics))
+	m.export = reconcile.New("export", m.syncExport, reconcile.WithMetrics(metrics))
+	m.status = reconcile.New("block-status", m.syncStatus, reconcile.WithMetrics(metrics))
+
+	b, err := blocks.Informer().AddEventHandler(reconcile.Handler(func(b *v2.AddressBlock) {
+		m.supply.Add(b.Labels[v2.LabelPool])
+		m.export.Add(struct{}{})
+	}))
+	if err != nil {
+		return nil, err
+	}
+	r, err := requests.Informer().AddEventHandler(reconcile.Handler(func(r *v2.BlockRequest) {
+		m.supply.Add(r.Spec.PoolName)
+	}))
+	if err != nil {
+		return nil, err
+	}
+	m.synced = []cache.InformerSynced{b.HasSynced, r.HasSynced}
+	return m, nil
+}
+
+// Run works until ctx ends.
+func (m *Manager) Run(ctx context.Context) error {
+	var wg sync.WaitGroup
+	errs := make([]error, 3)
+	wg.Go(func() { errs[0] = m.supply.Run(ctx, 4, m.synced...) })
+	wg.Go(func() { errs[1] = m.export.Run(ctx, 1, m.synced...) })
+	wg.Go(func() { errs[2] = m.status.Run(ctx, 1, m.synced...) })
+	wg.Wait()
+	return errors.Join(errs...)
+}
+
+// Synced are the functions that say whether the caches are filled.
+func (m *Manager) Synced() []cache.InformerSynced { return m.synced }
+
+// Generation counts the news about a pool; see Ask.
+func (m *Manager) Generation(pool string) uint64 { return m.news.generation(pool) }
+
+// Ask asks for one more block of a pool and waits. It returns nil when there is
+// news since the given generation that makes it worth to look for an address
+// again, a *Refused when the pool gives none, or the error of ctx.
+func (m *Manager) Ask(ctx context.Context, pool string, since uint64) error {
+	return m.news.wait(ctx, pool, since, func() { m.supply.Add(pool) })
+}
+
+// Changed says that addresses of a pool were taken or freed.
+func (m *Manager) Changed(pool string) { m.supply.AddAfter(pool, settle) }
+
+// Usable returns the names of the node's blocks that give addresses of a pool, in
+// the order in which they should be used up.
+func (m *Manager) Usable(pool string) []string {
+	var names []string
+	for _, b := range m.ofPool(pool) {
+		if usable(b) {
+			names = append(names, b.Name)
+		}
+	}
+	return names
+}
+
+// Pools returns the pools of which the node holds blocks.
+func (m *Manager) Pools() []string {
+	var pools []string
+	for _, b := range m.list(labels.Everything()) {
+		pools = append(pools, b.Labels[v2.LabelPool])
+	}
+	slices.Sort(pools)
+	return slices.Compact(pools)
+}
+
+// usable says whether a block gives new addresses.
+func usable(b *v2.AddressBlock) bool {
+	return b.DeletionTimestamp == nil && !reserved(b)
+}
+
+func reserved(b *v2.AddressBlock) bool { return b.Labels[v2.LabelReserved] == v2.ReservedValue }
+
+// list returns the blocks of the cache that weren't released, by index.
+func (m *Manager) list(s labels.Selector) []*v2.AddressBlock {
+	all, err := m.blocks.List(s)
+	if err != nil {
+		return nil // an indexer in memory has no errors
+	}
+	m.mu.Lock()
+	all = slices.DeleteFunc(all, func(b *v2.AddressBlock) bool { return m.gone[b.UID] })
+	m.mu.Unlock()
+	slices.SortFunc(all, func(a, b *v2.AddressBlock) int {
+		if a.Index != b.Index {
+			return int(a.Index) - int(b.Index)
+		}
+		return strings.Compare(a.Name, b.Name)
+	})
+	return all
+}
+
+func (m *Manager) ofPool(pool string) []*v2.AddressBlock {
+	return m.list(labels.SelectorFromSet(labels.Set{v2.LabelPool: pool}))
+}
+
+// Recorded returns the store's value of an AddressBlock.
+func Recorded(b *v2.AddressBlock) (store.Block, error) {
+	r, err := ipam.ParseBlock(b.IPv4, b.IPv6)
+	if err != nil {
+		return store.Block{}, fmt.Errorf("AddressBlock %s: %w", b.Name, err)
+	}
+	return store.Block{Name: b.Name, Pool: b.Labels[v2.LabelPool], Block: r}, nil
+}
+
+// syncPool brings requests and blocks of one pool in order.
+func (m *Manager) syncPool(ctx context.Context, pool string) error {
+	open, err := m.takeAnswers(ctx, pool)
+	if err != nil {
+		return err
+	}
+	news, err := m.intake(ctx, pool)
+	if err != nil {
+		return err
+	}
+	if news {
+		m.news.tell(pool, nil)
+	}
+	usage, err := m.record.Usage(ctx)
+	if err != nil {
+		return err
+	}
+	hs, young := m.held(pool, usage)
+	waiting, refusedFor := m.news.state(pool)
+	d := decide(hs, waiting, m.cfg.MinAge)
+	var errs []error
+	if d.ask && !open && (waiting > 0 || refusedFor == 0 || refusedFor > askAheadPause) {
+		errs = append(errs, m.request(ctx, pool))
+	}
+	for _, name := range d.release {
+		errs = append(errs, m.release(ctx, name))
+	}
+	m.status.Add(struct{}{})
+	if err := errors.Join(errs...); err != nil {
+		return err
+	}
+	cooling := slices.ContainsFunc(hs, func(h held) bool { return h.Cooling > 0 })
+	if cooling || young || d.ask {
+		return reconcile.Later(recheck)
+	}
+	return nil
+}
+
+// takeAnswers deals with the requests of a pool and says whether one of them has no
+// answer yet.
+func (m *Manager) takeAnswers(ctx context.Context, pool string) (open bool, err error) {
+	all, err := m.requests.List(labels.Everything())
+	if err != nil {
+		return false, err
+	}
+	for _, r := range all {
+		if r.Spec.PoolName != pool || r.Spec.NodeName != m.cfg.NodeName || m.asked.answered(pool, r) {
+			continue
+		}
+		failed := condition(r, v2.BlockRequestFailed)
+		if failed == nil {
+			arrived, err := m.arrived(ctx, r)
+			if err != nil {
+				return false, err
+			}
+			if !arrived {
+				open = true
+				continue
+			}
+		}
+		if err := m.deleteRequest(ctx, r); err != nil {
+			return false, err
+		}
+		m.asked.done(pool, r)
+		if failed != nil {
+			m.news.tell(pool, &Refused{Pool: pool, Reason: failed.Reason, Message: failed.Message})
+		}
+	}
+	return open || m.asked.unseen(pool), nil
+}
+
+// arrived says whether the block that answers a request is in the cache, or was
+// there: nobody has to wait for it any more.
+func (m *Manager) arrived(ctx context.Context, r *v2.BlockRequest) (bool, error) {
+	name := r.Status.AddressBlockName
+	if name == "" || condition(r, v2.BlockRequestComplete) == nil {
+		return false, nil
+	}
+	_, err := m.blocks.Get(name)
+	if err == nil {
+		return true, nil
+	}
+	_, err = m.client.CoilV2().AddressBlocks().Get(ctx, name, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return true, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("read AddressBlock %s: %w", name, err)
+	}
+	return false, nil // its event will come
+}
+
+// intake records the blocks of a pool that are new in the cache, exports them,
+// and says whether there were any.
+func (m *Manager) intake(ctx context.Context, pool string) (bool, error) {
+	var recs []store.Block
+	var errs []error
+	news := false
+	for _, b := range m.ofPool(pool) {
+		rec, err := Recorded(b)
+		if err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		recs = append(recs, rec)
+		m.mu.Lock()
+		if _, ok := m.since[b.Name]; !ok {
+			m.since[b.Name] = time.Now()
+			news = true
+		}
+		m.mu.Unlock()
+	}
+	if err := m.record.SetBlocks(ctx, recs); err != nil {
+		return false, err
+	}
+	if news {
+		errs = append(errs, m.syncExport(ctx, struct{}{}))
+	}
+	if err := errors.Join(errs...); err != nil {
+		// A block that can't be understood must not keep the others from use.
+		klog.FromContext(ctx).Error(err, "Some blocks can't be used", "pool", pool)
+	}
+	return news, nil
+}
+
+// held joins what is known of the blocks of a pool. young says that one of them
+// is empty but too young to be released.
+func (m *Manager) held(pool string, usage []store.Usage) (hs []held, young bool) {
+	byName := map[string]store.Usage{}
+	for _, u := range usage {
+		byName[u.Name] = u
+	}
+	for _, b := range m.ofPool(pool) {
+		u, ok := byName[b.Name]
+		if !ok {
+			continue
+		}
+		h := held{
+			Usage:    u,
+			usable:   usable(b),
+			deleting: b.DeletionTimestamp != nil,
+			reserved: reserved(b),
+			age:      m.age(b.Name),
+		}
+		young = young || h.empty() && h.age < m.cfg.MinAge
+		hs = append(hs, h)
+	}
+	return hs, young
+}
+
+// age is for how long the node has held a block in this run.
+func (m *Manager) age(block string) time.Duration {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if t, ok := m.since[block]; ok {
+		return time.Since(t)
+	}
+	return 0
+}
+
+// condition returns the condition of a type that is True, or nil.
+func condition(r *v2.BlockRequest, t v2.BlockRequestConditionType) *v2.BlockRequestCondition {
+	for i, c := range r.Status.Conditions {
+		if c.Type == t && c.Status == corev1.ConditionTrue {
+			return &r.Status.Conditions[i]
+		}
+	}
+	return nil
+}

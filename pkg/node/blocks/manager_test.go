@@ -1,0 +1,466 @@
+package blocks
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	clienttesting "k8s.io/client-go/testing"
+	"k8s.io/klog/v2/ktesting"
+
+	"github.com/coil-net/coil/generated/clientset/versioned/fake"
+	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
+	"github.com/coil-net/coil/pkg/kube"
+	"github.com/coil-net/coil/pkg/plan"
+	"github.com/coil-net/coil/pkg/reconcile"
+	"github.com/coil-net/coil/pkg/store"
+	"github.com/coil-net/coil/pkg/testkit"
+)
+
+// record is a Record in memory.
+type record struct {
+	mu     sync.Mutex
+	blocks map[string]store.Usage
+}
+
+func (r *record) SetBlocks(_ context.Context, bs []store.Block) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, b := range bs {
+		u := r.blocks[b.Name]
+		u.Block = b
+		r.blocks[b.Name] = u
+	}
+	return nil
+}
+
+func (r *record) ForgetBlock(_ context.Context, name string) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if u := r.blocks[name]; u.Allocated+u.Cooling > 0 {
+		return store.ErrInUse
+	}
+	delete(r.blocks, name)
+	return nil
+}
+
+func (r *record) Usage(context.Context) ([]store.Usage, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	var us []store.Usage
+	for _, u := range r.blocks {
+		us = append(us, u)
+	}
+	return us, nil
+}
+
+func (r *record) allocate(name string, n int) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	u := r.blocks[name]
+	u.Name, u.Allocated = name, n
+	r.blocks[name] = u
+}
+
+// exporter remembers what is exported.
+type exporter struct {
+	mu   sync.Mutex
+	held []string
+}
+
+func (e *exporter) Export(_ context.Context, blocks []plan.HeldBlock) error {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.held = nil
+	for _, b := range blocks {
+		e.held = append(e.held, b.Name)
+	}
+	slices.Sort(e.held)
+	return nil
+}
+
+func (e *exporter) exported() string {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return strings.Join(e.held, " ")
+}
+
+// bench is a manager at work on a fake API server.
+type bench struct {
+	*Manager
+	client   *fake.Clientset
+	record   *record
+	exporter *exporter
+}
+
+const nodeUID = types.UID("node-uid")
+
+func run(t *testing.T, objects ...runtime.Object) *bench {
+	t.Helper()
+	_, ctx := ktesting.NewTestContext(t)
+	b := &bench{client: fake.NewSimpleClientset(objects...), record: &record{blocks: map[string]store.Usage{}}, exporter: &exporter{}}
+	uids := 0
+	b.client.PrependReactor("create", "blockrequests", func(a clienttesting.Action) (bool, runtime.Object, error) {
+		uids++
+		a.(clienttesting.CreateAction).GetObject().(*v2.BlockRequest).UID = types.UID(fmt.Sprint("request-", uids))
+		return false, nil, nil
+	})
+	factory := kube.CoilInformers(kube.Clients{Coil: b.client}, labels.Set{v2.LabelNode: "node"}.String())
+	api := factory.Coil().V2()
+	var err error
+	b.Manager, err = New(Config{NodeName: "node", NodeUID: nodeUID, MinAge: time.Millisecond, StatusInterval: time.Millisecond},
+		b.client, api.AddressBlocks(), api.BlockRequests(), b.record, b.exporter, reconcile.NewMetrics(nil))
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	factory.Start(ctx.Done())
+	if err := kube.WaitForSync(ctx, b.Synced()...); err != nil {
+		t.Fatal(err)
+	}
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		if err := b.Run(ctx); err != nil {
+			t.Errorf("Run: %v", err)
+		}
+	})
+	t.Cleanup(func() { cancel(); wg.Wait(); factory.Shutdown() })
+	return b
+}
+
+func newBlock(pool string, index int32) *v2.AddressBlock {
+	cidr := fmt.Sprintf("10.0.%d.0/27", index)
+	return &v2.AddressBlock{
+		ObjectMeta: metav1.ObjectMeta{
+			Name: fmt.Sprintf("%s-%d", pool, index), UID: types.UID(fmt.Sprintf("%s-%d-uid", pool, index)),
+			Labels:     map[string]string{v2.LabelNode: "node", v2.LabelPool: pool},
+			Finalizers: []string{v2.Finalizer},
+		},
+		Index: index, IPv4: &cidr,
+	}
+}
+
+// answer gives the open requests a block each, from an index on, or fails them.
+func (b *bench) answer(t *testing.T, index int32, reason string) int {
+	t.Helper()
+	rs, err := b.client.CoilV2().BlockRequests().List(t.Context(), metav1.ListOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := 0
+	for _, r := range rs.Items {
+		if isAnswered(&r) {
+			continue
+		}
+		c := v2.BlockRequestCondition{Type: v2.BlockRequestComplete, Status: corev1.ConditionTrue, Reason: "Complete"}
+		if reason != "" {
+			c = v2.BlockRequestCondition{Type: v2.BlockRequestFailed, Status: corev1.ConditionTrue, Reason: reason, Message: "because of " + reason}
+		} else {
+			blk := newBlock(r.Spec.PoolName, index)
+			index++
+			if _, err := b.client.CoilV2().AddressBlocks().Create(t.Context(), blk, metav1.CreateOptions{}); err != nil {
+				t.Fatal(err)
+			}
+			r.Status.AddressBlockName = blk.Name
+		}
+		r.Status.Conditions = []v2.BlockRequestCondition{c}
+		if _, err := b.client.CoilV2().BlockRequests().UpdateStatus(t.Context(), &r, metav1.UpdateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		n++
+	}
+	return n
+}
+
+func (b *bench) creates() int {
+	n := 0
+	for _, a := range b.client.Actions() {
+		if a.Matches("create", "blockrequests") {
+			n++
+		}
+	}
+	return n
+}
+
+func (b *bench) requests(t *testing.T) []v2.BlockRequest {
+	t.Helper()
+	rs, err := b.client.CoilV2().BlockRequests().List(t.Context(), metav1.ListOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return rs.Items
+}
+
+func TestManyWaitersAskOnce(t *testing.T) {
+	b := run(t)
+	errs := make(chan error, 50)
+	generation := b.Generation("default")
+	for range 50 {
+		go func() { errs <- b.Ask(t.Context(), "default", generation) }()
+	}
+	testkit.Eventually(t, 5*time.Second, "the request is answered", func() error {
+		if b.answer(t, 0, "") == 0 {
+			return errors.New("no open request")
+		}
+		return nil
+	})
+	for range 50 {
+		if err := <-errs; err != nil {
+			t.Errorf("Ask: %v", err)
+		}
+	}
+	if got := b.creates(); got != 1 {
+		t.Errorf("%d BlockRequests were created for 50 waiters of one block, want 1", got)
+	}
+	if got := b.Usable("default"); !slices.Equal(got, []string{"default-0"}) {
+		t.Errorf("usable blocks: %v", got)
+	}
+	if got := b.exporter.exported(); got != "default-0" {
+		t.Errorf("exported %q when the waiters were told, want default-0", got)
+	}
+	testkit.Eventually(t, 5*time.Second, "the answered request is deleted", func() error {
+		if rs := b.requests(t); len(rs) > 0 {
+			return fmt.Errorf("%d requests left", len(rs))
+		}
+		return nil
+	})
+}
+
+func TestRequestSaysWhoAsks(t *testing.T) {
+	b := run(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	go b.Ask(ctx, "default", b.Generation("default"))
+	testkit.Eventually(t, 5*time.Second, "a request is made", func() error {
+		if len(b.requests(t)) == 0 {
+			return errors.New("none")
+		}
+		return nil
+	})
+	r := b.requests(t)[0]
+	if r.Spec != (v2.BlockRequestSpec{NodeName: "node", PoolName: "default"}) || r.Labels[v2.LabelNode] != "node" {
+		t.Errorf("spec %+v, labels %v", r.Spec, r.Labels)
+	}
+	if len(r.OwnerReferences) != 1 || r.OwnerReferences[0].UID != nodeUID || r.OwnerReferences[0].Kind != "Node" {
+		t.Errorf("owner %+v, want the Node", r.OwnerReferences)
+	}
+}
+
+// The block arrives after the look for an address and before the wait.
+func TestNewsBeforeTheWaitIsNotLost(t *testing.T) {
+	b := run(t)
+	generation := b.Generation("default")
+	if _, err := b.client.CoilV2().AddressBlocks().Create(t.Context(), newBlock("default", 3), metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	testkit.Eventually(t, 5*time.Second, "there is news", func() error {
+		if b.Generation("default") == generation {
+			return errors.New("no news")
+		}
+		return nil
+	})
+	ctx, cancel := context.WithTimeout(t.Context(), testkit.Timeout(time.Second))
+	defer cancel()
+	if err := b.Ask(ctx, "default", generation); err != nil {
+		t.Errorf("Ask: %v", err)
+	}
+	if b.creates() != 0 {
+		t.Error("a request was made though a block had come")
+	}
+}
+
+func TestRefusal(t *testing.T) {
+	b := run(t)
+	err := make(chan error, 1)
+	go func() { err <- b.Ask(t.Context(), "none", b.Generation("none")) }()
+	testkit.Eventually(t, 5*time.Second, "the request is refused", func() error {
+		if b.answer(t, 0, v2.ReasonPoolNotFound) == 0 {
+			return errors.New("no open request")
+		}
+		return nil
+	})
+	got := <-err
+	var refused *Refused
+	if !errors.As(got, &refused) || refused.Reason != v2.ReasonPoolNotFound || !strings.Contains(got.Error(), "none") {
+		t.Errorf("Ask: %v, want a refusal that names the pool", got)
+	}
+	// The next pod asks anew: the pool may exist by then.
+	go func() { err <- b.Ask(t.Context(), "none", b.Generation("none")) }()
+	testkit.Eventually(t, 5*time.Second, "the second request is answered", func() error {
+		if b.answer(t, 7, "") == 0 {
+			return errors.New("no open request")
+		}
+		return nil
+	})
+	if got := <-err; got != nil {
+		t.Errorf("second Ask: %v", got)
+	}
+}
+
+func TestAskEndsWithItsContext(t *testing.T) {
+	b := run(t)
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	if err := b.Ask(ctx, "default", b.Generation("default")); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("Ask: %v, want the deadline", err)
+	}
+}
+
+// A request of an earlier run that is still open is waited for, not repeated.
+func TestOpenRequestOfEarlierRun(t *testing.T) {
+	r := &v2.BlockRequest{
+		ObjectMeta: metav1.ObjectMeta{Name: requestName("node", nodeUID, "default", 0), UID: "early", Labels: map[string]string{v2.LabelNode: "node"}},
+		Spec:       v2.BlockRequestSpec{NodeName: "node", PoolName: "default"},
+	}
+	b := run(t, r)
+	err := make(chan error, 1)
+	go func() { err <- b.Ask(t.Context(), "default", b.Generation("default")) }()
+	testkit.Eventually(t, 5*time.Second, "the early request is answered", func() error {
+		if waiting, _ := b.news.state("default"); waiting == 0 {
+			return errors.New("nobody waits yet")
+		}
+		if b.answer(t, 0, "") == 0 {
+			return errors.New("no open request")
+		}
+		return nil
+	})
+	if e := <-err; e != nil {
+		t.Fatal(e)
+	}
+	if b.creates() != 0 {
+		t.Error("a second request was made for the same need")
+	}
+}
+
+// The answer to a create is lost: the next try must find the request, not make another.
+func TestLostAnswerOfCreate(t *testing.T) {
+	b := run(t)
+	var once sync.Once
+	b.client.PrependReactor("create", "blockrequests", func(a clienttesting.Action) (bool, runtime.Object, error) {
+		lost := false
+		once.Do(func() {
+			r := a.(clienttesting.CreateAction).GetObject().(*v2.BlockRequest).DeepCopy()
+			r.UID = "lost"
+			if err := b.client.Tracker().Add(r); err != nil {
+				t.Error(err)
+			}
+			lost = true
+		})
+		return lost, nil, apierrors.NewServerTimeout(v2.Resource("blockrequests"), "create", 1)
+	})
+	err := make(chan error, 1)
+	go func() { err <- b.Ask(t.Context(), "default", b.Generation("default")) }()
+	testkit.Eventually(t, 5*time.Second, "a request is answered", func() error {
+		if b.answer(t, 0, "") == 0 {
+			return errors.New("no open request")
+		}
+		return nil
+	})
+	if e := <-err; e != nil {
+		t.Fatal(e)
+	}
+	if got := b.record.blocks; len(got) != 1 {
+		t.Errorf("%d blocks for one need", len(got))
+	}
+}
+
+func TestReleaseOfEmptyBlock(t *testing.T) {
+	b := run(t, newBlock("default", 0), newBlock("default", 1))
+	b.record.allocate("default-0", 1)
+	testkit.Eventually(t, 10*time.Second, "the empty block is released", func() error {
+		b.Changed("default")
+		if got := b.exporter.exported(); got != "default-0" {
+			return fmt.Errorf("exported: %s", got)
+		}
+		_, err := b.client.CoilV2().AddressBlocks().Get(t.Context(), "default-1", metav1.GetOptions{})
+		if !apierrors.IsNotFound(err) {
+			return fmt.Errorf("block default-1: %v", err)
+		}
+		return nil
+	})
+	if _, err := b.client.CoilV2().AddressBlocks().Get(t.Context(), "default-0", metav1.GetOptions{}); err != nil {
+		t.Errorf("the block in use: %v", err)
+	}
+	if got := b.Usable("default"); !slices.Equal(got, []string{"default-0"}) {
+		t.Errorf("usable: %v", got)
+	}
+}
+
+func TestReservedAndDeletingBlocksGiveNothing(t *testing.T) {
+	reservedBlock, deletingBlock := newBlock("default", 0), newBlock("default", 1)
+	reservedBlock.Labels[v2.LabelReserved] = v2.ReservedValue
+	now := metav1.Now()
+	deletingBlock.DeletionTimestamp = &now
+	b := run(t, reservedBlock, deletingBlock)
+	b.record.allocate("default-1", 1)
+	if got := b.Usable("default"); len(got) != 0 {
+		t.Errorf("usable: %v, want none", got)
+	}
+	testkit.Eventually(t, 5*time.Second, "both are exported", func() error {
+		if got := b.exporter.exported(); got != "default-0 default-1" {
+			return fmt.Errorf("exported: %s", got)
+		}
+		return nil
+	})
+}
+
+func TestUsageIsReported(t *testing.T) {
+	b := run(t, newBlock("default", 0))
+	testkit.Eventually(t, 10*time.Second, "usage is in the status", func() error {
+		b.record.allocate("default-0", 5)
+		b.Changed("default")
+		blk, err := b.client.CoilV2().AddressBlocks().Get(t.Context(), "default-0", metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		if blk.Status.Allocated != 5 {
+			return fmt.Errorf("allocated: %d", blk.Status.Allocated)
+		}
+		return nil
+	})
+}
+
+func TestWithdraw(t *testing.T) {
+	b := run(t, newBlock("default", 0))
+	b.record.allocate("default-0", 1)
+	if err := b.Withdraw(t.Context(), true); err != nil {
+		t.Fatal(err)
+	}
+	b.Changed("default")
+	if got := b.exporter.exported(); got != "" {
+		t.Errorf("exported %q while the Node is gone", got)
+	}
+	if err := b.Withdraw(t.Context(), false); err != nil {
+		t.Fatal(err)
+	}
+	if got := b.exporter.exported(); got != "default-0" {
+		t.Errorf("exported %q after the Node came back", got)
+	}
+}
+
+func TestRequestNamesDiffer(t *testing.T) {
+	names := map[string]bool{}
+	for _, n := range []string{
+		requestName("c", "u1", "a-b", 0), requestName("b-c", "u2", "a", 0), requestName("c", "u3", "a-b", 0), requestName("c", "u1", "a-b", 1),
+	} {
+		names[n] = true
+	}
+	if len(names) != 4 {
+		t.Errorf("names collide: %v", names)
+	}
+	long := strings.Repeat("x", 253)
+	if n := requestName(long, "u", long, 1<<30); len(n) > 253 {
+		t.Errorf("name of %d characters", len(n))
+	}
+}

@@ -1,0 +1,141 @@
+package blocks
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/klog/v2"
+
+	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
+	"github.com/coil-net/coil/pkg/plan"
+	"github.com/coil-net/coil/pkg/store"
+)
+
+// release gives an empty block back: the record forgets it, so that no address
+// can be taken any more, then its routes go, then the object.
+func (m *Manager) release(ctx context.Context, name string) error {
+	b, err := m.blocks.Get(name)
+	if err != nil {
+		return nil // gone already
+	}
+	if err := m.record.ForgetBlock(ctx, name); err != nil {
+		if errors.Is(err, store.ErrInUse) {
+			return nil // an ADD was faster
+		}
+		return err
+	}
+	m.mu.Lock()
+	m.gone[b.UID] = true
+	delete(m.since, name)
+	m.mu.Unlock()
+	if err := m.deleteBlock(ctx, b); err != nil {
+		// The block is still the node's: it is recorded again and released later.
+		m.mu.Lock()
+		delete(m.gone, b.UID)
+		m.mu.Unlock()
+		return err
+	}
+	klog.FromContext(ctx).Info("Released a block", "block", name)
+	return nil
+}
+
+func (m *Manager) deleteBlock(ctx context.Context, b *v2.AddressBlock) error {
+	if err := m.syncExport(ctx, struct{}{}); err != nil {
+		return fmt.Errorf("withdraw AddressBlock %s: %w", b.Name, err)
+	}
+	live, err := m.live(ctx, b)
+	if live == nil || err != nil {
+		return err
+	}
+	client := m.client.CoilV2().AddressBlocks()
+	if live.DeletionTimestamp == nil {
+		if reserved(live) {
+			return fmt.Errorf("AddressBlock %s was reserved meanwhile", b.Name)
+		}
+		err := client.Delete(ctx, b.Name, metav1.DeleteOptions{
+			Preconditions: &metav1.Preconditions{UID: &live.UID, ResourceVersion: &live.ResourceVersion},
+		})
+		if err != nil && !apierrors.IsNotFound(err) {
+			return fmt.Errorf("delete AddressBlock %s: %w", b.Name, err)
+		}
+		if live, err = m.live(ctx, b); live == nil || err != nil {
+			return err
+		}
+	}
+	live.Finalizers = slices.DeleteFunc(live.Finalizers, func(f string) bool { return f == v2.Finalizer })
+	if _, err := client.Update(ctx, live, metav1.UpdateOptions{}); err != nil && !apierrors.IsNotFound(err) {
+		return fmt.Errorf("remove the finalizer of AddressBlock %s: %w", b.Name, err)
+	}
+	return nil
+}
+
+// live reads a block from the API server; nil if it is gone, though another may
+// have its name.
+func (m *Manager) live(ctx context.Context, b *v2.AddressBlock) (*v2.AddressBlock, error) {
+	live, err := m.client.CoilV2().AddressBlocks().Get(ctx, b.Name, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) || err == nil && live.UID != b.UID {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read AddressBlock %s: %w", b.Name, err)
+	}
+	return live, nil
+}
+
+// syncExport announces what the node holds.
+func (m *Manager) syncExport(ctx context.Context, _ struct{}) error {
+	m.exportMu.Lock()
+	defer m.exportMu.Unlock()
+	var held []plan.HeldBlock
+	m.mu.Lock()
+	withdrawn := m.withdrawn
+	m.mu.Unlock()
+	if !withdrawn {
+		var err error
+		if held, err = m.allHeld(ctx); err != nil {
+			return err
+		}
+	}
+	return m.exporter.Export(ctx, held)
+}
+
+// allHeld is the union of what the record and the cache have: a block that only
+// the record has still has pods.
+func (m *Manager) allHeld(ctx context.Context) ([]plan.HeldBlock, error) {
+	usage, err := m.record.Usage(ctx)
+	if err != nil {
+		return nil, err
+	}
+	byName := map[string]plan.HeldBlock{}
+	for _, u := range usage {
+		byName[u.Name] = plan.HeldBlock{Name: u.Name, Block: u.Block.Block}
+	}
+	for _, b := range m.list(labels.Everything()) {
+		rec, err := Recorded(b)
+		if err != nil {
+			continue // reported by intake
+		}
+		byName[b.Name] = plan.HeldBlock{Name: b.Name, Block: rec.Block, Reserved: reserved(b)}
+	}
+	held := make([]plan.HeldBlock, 0, len(byName))
+	for _, h := range byName {
+		held = append(held, h)
+	}
+	return held, nil
+}
+
+// Export announces what the node holds, whatever was announced before.
+func (m *Manager) Export(ctx context.Context) error { return m.syncExport(ctx, struct{}{}) }
+
+// Withdraw stops announcing anything, because the Node is gone, or starts again.
+func (m *Manager) Withdraw(ctx context.Context, withdraw bool) error {
+	m.mu.Lock()
+	m.withdrawn = withdraw
+	m.mu.Unlock()
+	return m.syncExport(ctx, struct{}{})
+}

@@ -1,0 +1,154 @@
+package blocks
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"sync"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/klog/v2"
+
+	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
+)
+
+// requestName is the name of a BlockRequest. The hash tells nodes and pools apart
+// whose names joined by hyphens are the same.
+func requestName(node string, uid types.UID, pool string, sequence int) string {
+	sum := sha256.Sum256([]byte(node + "/" + string(uid) + "/" + pool))
+	const maxReadable = 200
+	readable := pool + "-" + node
+	readable = readable[:min(len(readable), maxReadable)]
+	return fmt.Sprintf("%s-%s-%d", readable, hex.EncodeToString(sum[:4]), sequence)
+}
+
+// asked is what the node remembers of its BlockRequests beyond the cache, which
+// lags behind: the next sequence, the request that the cache doesn't show yet, and
+// those that it still shows though they are dealt with.
+type asked struct {
+	mu       sync.Mutex
+	sequence map[string]int // by pool
+	latest   map[string]latest
+	handled  map[types.UID]time.Time
+}
+
+type latest struct {
+	uid types.UID
+	at  time.Time
+}
+
+// cacheLag is how long the cache is believed to lag at most; then what it shows is
+// true.
+const cacheLag = 10 * time.Second
+
+func newAsked() *asked {
+	return &asked{sequence: map[string]int{}, latest: map[string]latest{}, handled: map[types.UID]time.Time{}}
+}
+
+// answered says whether a request of the cache is dealt with, and that the cache
+// shows it.
+func (a *asked) answered(pool string, r *v2.BlockRequest) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.latest[pool].uid == r.UID {
+		delete(a.latest, pool)
+	}
+	_, ok := a.handled[r.UID]
+	return ok || r.DeletionTimestamp != nil
+}
+
+func (a *asked) done(pool string, r *v2.BlockRequest) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for uid, at := range a.handled {
+		if time.Since(at) > time.Hour {
+			delete(a.handled, uid)
+		}
+	}
+	a.handled[r.UID] = time.Now()
+}
+
+// unseen says whether the cache doesn't show the latest request of a pool yet.
+func (a *asked) unseen(pool string) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	l, ok := a.latest[pool]
+	return ok && time.Since(l.at) < cacheLag
+}
+
+func (a *asked) next(pool string) int {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.sequence[pool]
+}
+
+// skip makes the next request one of another name.
+func (a *asked) skip(pool string) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.sequence[pool]++
+}
+
+func (a *asked) created(pool string, uid types.UID) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.sequence[pool]++
+	a.latest[pool] = latest{uid, time.Now()}
+}
+
+// request creates the next BlockRequest of a pool. The sequence advances only
+// when a request of the name is known to exist, so that a create whose answer was
+// lost isn't followed by a second request.
+func (m *Manager) request(ctx context.Context, pool string) error {
+	for {
+		r := &v2.BlockRequest{
+			ObjectMeta: metav1.ObjectMeta{
+				Name:   requestName(m.cfg.NodeName, m.cfg.NodeUID, pool, m.asked.next(pool)),
+				Labels: map[string]string{v2.LabelNode: m.cfg.NodeName},
+				OwnerReferences: []metav1.OwnerReference{{
+					APIVersion: "v1", Kind: "Node", Name: m.cfg.NodeName, UID: m.cfg.NodeUID,
+				}},
+			},
+			Spec: v2.BlockRequestSpec{NodeName: m.cfg.NodeName, PoolName: pool},
+		}
+		made, err := m.client.CoilV2().BlockRequests().Create(ctx, r, metav1.CreateOptions{})
+		if apierrors.IsAlreadyExists(err) {
+			made, err = m.client.CoilV2().BlockRequests().Get(ctx, r.Name, metav1.GetOptions{})
+			if apierrors.IsNotFound(err) || err == nil && (m.asked.answered(pool, made) || isAnswered(made)) {
+				m.asked.skip(pool) // from an earlier need, and on its way out
+				continue
+			}
+		}
+		switch {
+		case err == nil:
+			m.asked.created(pool, made.UID)
+			klog.FromContext(ctx).V(2).Info("Asked for a block", "pool", pool, "request", r.Name)
+			return nil
+		case apierrors.IsInvalid(err):
+			// The name of the pool comes from an annotation: it may be anything.
+			m.news.tell(pool, &Refused{Pool: pool, Reason: v2.ReasonPoolInvalid, Message: "the name can't be that of a pool: " + err.Error()})
+			return nil
+		default:
+			return fmt.Errorf("create BlockRequest %s: %w", r.Name, err)
+		}
+	}
+}
+
+func isAnswered(r *v2.BlockRequest) bool {
+	return condition(r, v2.BlockRequestComplete) != nil || condition(r, v2.BlockRequestFailed) != nil
+}
+
+// deleteRequest deletes an answered request; another of the same name stays.
+func (m *Manager) deleteRequest(ctx context.Context, r *v2.BlockRequest) error {
+	err := m.client.CoilV2().BlockRequests().Delete(ctx, r.Name, metav1.DeleteOptions{
+		Preconditions: &metav1.Preconditions{UID: &r.UID},
+	})
+	if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
+		return fmt.Errorf("delete BlockRequest %s: %w", r.Name, err)
+	}
+	return nil
+}

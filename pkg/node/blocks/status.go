@@ -1,0 +1,88 @@
+package blocks
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
+	"github.com/coil-net/coil/pkg/reconcile"
+)
+
+// syncStatus reports the usage of the blocks whose usage has changed, of each at
+// most once per StatusInterval.
+func (m *Manager) syncStatus(ctx context.Context, _ struct{}) error {
+	usage, err := m.record.Usage(ctx)
+	if err != nil {
+		return err
+	}
+	var errs []error
+	var next time.Duration
+	for _, u := range usage {
+		b, err := m.blocks.Get(u.Name)
+		want := v2.AddressBlockStatus{Allocated: int32(u.Allocated), Cooling: int32(u.Cooling)}
+		if err != nil || b.Status == want {
+			continue
+		}
+		m.mu.Lock()
+		wait := m.cfg.StatusInterval - time.Since(m.reported[u.Name])
+		m.mu.Unlock()
+		if wait > 0 {
+			if next == 0 || wait < next {
+				next = wait
+			}
+			continue
+		}
+		errs = append(errs, m.report(ctx, b, want))
+	}
+	if err := errors.Join(errs...); err != nil {
+		return err
+	}
+	if next > 0 {
+		return reconcile.Later(next)
+	}
+	return nil
+}
+
+func (m *Manager) report(ctx context.Context, b *v2.AddressBlock, s v2.AddressBlockStatus) error {
+	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"uid": b.UID}, "status": s})
+	if err != nil {
+		return err
+	}
+	_, err = m.client.CoilV2().AddressBlocks().Patch(ctx, b.Name, types.MergePatchType, patch, metav1.PatchOptions{}, "status")
+	if err != nil && !apierrors.IsNotFound(err) {
+		return fmt.Errorf("report usage of AddressBlock %s: %w", b.Name, err)
+	}
+	m.mu.Lock()
+	m.reported[b.Name] = time.Now()
+	m.mu.Unlock()
+	return nil
+}
+
+// Claim writes the UID of the Node into the blocks that carry its name only, as
+// those made by Coil 2.x do, or another UID, as after the Node was re-created.
+// The caller has made sure that this node is the one that uses them.
+func (m *Manager) Claim(ctx context.Context, b *v2.AddressBlock) error {
+	if b.Annotations[v2.AnnotationNodeUID] == string(m.cfg.NodeUID) {
+		return nil
+	}
+	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{
+		"resourceVersion": b.ResourceVersion,
+		"uid":             b.UID,
+		"annotations":     map[string]string{v2.AnnotationNodeUID: string(m.cfg.NodeUID)},
+	}})
+	if err != nil {
+		return err
+	}
+	_, err = m.client.CoilV2().AddressBlocks().Patch(ctx, b.Name, types.MergePatchType, patch, metav1.PatchOptions{})
+	if err != nil && !apierrors.IsNotFound(err) {
+		return fmt.Errorf("claim AddressBlock %s: %w", b.Name, err)
+	}
+	return nil
+}

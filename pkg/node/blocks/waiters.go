@@ -1,0 +1,112 @@
+package blocks
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"time"
+)
+
+// Refused says why a node gets no block of a pool.
+type Refused struct {
+	Pool string
+	// Reason is that of the condition Failed of a BlockRequest.
+	Reason string
+	// Message is for people.
+	Message string
+}
+
+// Error is a sentence for people.
+func (e *Refused) Error() string {
+	return fmt.Sprintf("no block of AddressPool %q: %s", e.Pool, e.Message)
+}
+
+// waiters counts, by pool, who waits for a block, and tells them of news.
+//
+// News has a generation. Whoever waits names the generation that it knew before it
+// looked for an address, so that news between the look and the wait isn't lost.
+type waiters struct {
+	mu    sync.Mutex
+	pools map[string]*poolNews
+}
+
+type poolNews struct {
+	generation uint64
+	changed    chan struct{} // closed at the next generation
+	waiting    int
+	// refused is the answer of the last generation, if it was a refusal.
+	refused   error
+	refusedAt time.Time
+}
+
+func newWaiters() *waiters { return &waiters{pools: map[string]*poolNews{}} }
+
+// getLocked returns the news of a pool; w.mu is held.
+func (w *waiters) getLocked(pool string) *poolNews {
+	n := w.pools[pool]
+	if n == nil {
+		n = &poolNews{changed: make(chan struct{})}
+		w.pools[pool] = n
+	}
+	return n
+}
+
+func (w *waiters) generation(pool string) uint64 {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.getLocked(pool).generation
+}
+
+// tell starts a generation: refused is nil when there may be addresses now.
+func (w *waiters) tell(pool string, refused error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	n := w.getLocked(pool)
+	n.generation++
+	n.refused = refused
+	if refused != nil {
+		n.refusedAt = time.Now()
+	}
+	close(n.changed)
+	n.changed = make(chan struct{})
+}
+
+// state returns how many wait, and for how long the pool has been refused, or
+// 0 if it wasn't.
+func (w *waiters) state(pool string) (waiting int, refusedFor time.Duration) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	n := w.getLocked(pool)
+	if n.refused != nil {
+		refusedFor = max(time.Since(n.refusedAt), 1)
+	}
+	return n.waiting, refusedFor
+}
+
+// wait blocks until there is a generation after since, and returns its refusal
+// or nil; or until ctx ends. ask is called once it counts as waiting.
+func (w *waiters) wait(ctx context.Context, pool string, since uint64, ask func()) error {
+	w.mu.Lock()
+	n := w.getLocked(pool)
+	if n.generation != since {
+		defer w.mu.Unlock()
+		return n.refused
+	}
+	changed := n.changed
+	n.waiting++
+	w.mu.Unlock()
+	ask()
+	defer func() {
+		w.mu.Lock()
+		n.waiting--
+		w.mu.Unlock()
+	}()
+	select {
+	case <-changed:
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		return n.refused
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}

@@ -1,0 +1,198 @@
+// Package restore brings record, kernel and AddressBlocks in line when coild
+// starts, before it serves ADD.
+//
+// It owns the decision whom to believe. Any one of the three may be missing or
+// wrong, and an empty answer of one is never proof of absence. It must not know how
+// the three are read or written.
+//
+//	link   record                 action
+//	yes    attached               keep
+//	yes    none                   record it as found: the record was lost
+//	yes    pending, releasing     take it down: its ADD or DEL died
+//	no     any                    take it down: the pod has no network any more, as
+//	                              after a reboot; its address cools
+//	no     none                   nothing
+//
+// A block that only the record has keeps its addresses, gives no new ones and is
+// reported. The addresses of blocks whose history is lost cool down first.
+package restore
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"k8s.io/klog/v2"
+
+	"github.com/coil-net/coil/pkg/delqueue"
+	"github.com/coil-net/coil/pkg/podnet"
+	"github.com/coil-net/coil/pkg/store"
+)
+
+// Detacher takes an attachment down, whatever there is of it.
+type Detacher interface {
+	Del(ctx context.Context, id store.ID) error
+}
+
+// Links lists the host's links of pods.
+type Links interface {
+	// List returns all of them, or an error; never a part.
+	List(ctx context.Context) ([]podnet.Found, error)
+}
+
+// Queue has the DELs that came while coild was away; see package delqueue.
+type Queue interface {
+	List() (records []delqueue.Record, aside []string, err error)
+	Remove(id delqueue.ID) error
+}
+
+// Restorer implements the package's task.
+type Restorer struct {
+	Store    store.Store
+	Links    Links
+	Detacher Detacher
+	Queue    Queue
+}
+
+// Report says what Restore found and did.
+type Report struct {
+	// Kept, Adopted and TakenDown count attachments; Replayed counts queued DELs.
+	Kept, Adopted, TakenDown, Replayed int
+	// Conflicts are links whose addresses another attachment has, or that have none.
+	// They are left as they are.
+	Conflicts []string
+	// MissingBlocks are recorded blocks that the API server doesn't have for the node.
+	MissingBlocks []string
+}
+
+// Restore does the package's task. fresh says that the record was made anew, so
+// that the history of the blocks is unknown. The error means that ADD must not be
+// served yet, and that Restore should be called again.
+func (r *Restorer) Restore(ctx context.Context, fresh bool, blocks []store.Block) (Report, error) {
+	var rep Report
+	found, err := r.Links.List(ctx)
+	if err != nil {
+		return rep, fmt.Errorf("list links: %w", err)
+	}
+	if err := r.recordBlocks(ctx, fresh, blocks, &rep); err != nil {
+		return rep, err
+	}
+	all, err := r.Store.List(ctx)
+	if err != nil {
+		return rep, fmt.Errorf("list records: %w", err)
+	}
+	records := map[store.ID]store.Allocation{}
+	for _, a := range all {
+		records[a.ID] = a
+	}
+	links := map[store.ID]bool{}
+	for _, f := range found {
+		id := store.ID{ContainerID: f.ContainerID, IfName: f.IfName}
+		links[id] = true
+		if _, ok := records[id]; ok {
+			continue
+		}
+		if err := r.adopt(ctx, f, blocks, &rep); err != nil {
+			return rep, err
+		}
+	}
+	for _, a := range all {
+		if links[a.ID] && a.State == store.Attached {
+			rep.Kept++
+			continue
+		}
+		if err := r.Detacher.Del(ctx, a.ID); err != nil {
+			return rep, fmt.Errorf("take down %s of pod %s/%s: %w", a.Address, a.Namespace, a.Name, err)
+		}
+		rep.TakenDown++
+	}
+	rep.Replayed, err = r.Replay(ctx)
+	return rep, err
+}
+
+// recordBlocks records the node's blocks, each by itself: one that is in conflict
+// with the record must not keep the others from use.
+func (r *Restorer) recordBlocks(ctx context.Context, fresh bool, blocks []store.Block, rep *Report) error {
+	set := r.Store.SetBlocks
+	if fresh {
+		set = r.Store.AdoptBlocks
+	}
+	for _, b := range blocks {
+		if err := set(ctx, []store.Block{b}); err != nil {
+			if errors.Is(err, store.ErrReadOnly) {
+				return err
+			}
+			klog.FromContext(ctx).Error(err, "Block can't be used", "block", b.Name)
+		}
+	}
+	usage, err := r.Store.Usage(ctx)
+	if err != nil {
+		return fmt.Errorf("list recorded blocks: %w", err)
+	}
+	for _, u := range usage {
+		if slices.ContainsFunc(blocks, func(b store.Block) bool { return b.Name == u.Name }) {
+			continue
+		}
+		// Without addresses in use the record is all that is left of it.
+		err := r.Store.ForgetBlock(ctx, u.Name)
+		switch {
+		case errors.Is(err, store.ErrInUse):
+			rep.MissingBlocks = append(rep.MissingBlocks, u.Name)
+		case err != nil:
+			return fmt.Errorf("forget block %s: %w", u.Name, err)
+		}
+	}
+	return nil
+}
+
+// adopt records an attachment that only the kernel knows.
+func (r *Restorer) adopt(ctx context.Context, f podnet.Found, blocks []store.Block, rep *Report) error {
+	name := fmt.Sprintf("%s (%s of container %s)", f.HostIfName, f.Address, f.ContainerID)
+	if len(f.Address.Addrs()) == 0 {
+		rep.Conflicts = append(rep.Conflicts, name+": it has no route")
+		return nil
+	}
+	a := store.Allocation{
+		ID:      store.ID{ContainerID: f.ContainerID, IfName: f.IfName},
+		Pool:    f.Pool,
+		Address: f.Address,
+		Wiring:  store.Wiring{HostIfName: f.HostIfName, HostIfIndex: f.HostIfIndex},
+		State:   store.Attached,
+	}
+	for _, b := range blocks {
+		if _, ok := b.Offset(f.Address.Addrs()[0]); ok {
+			a.Block = b.Name
+		}
+	}
+	err := r.Store.Adopt(ctx, a)
+	switch {
+	case err == nil:
+		rep.Adopted++
+	case errors.Is(err, store.ErrConflict):
+		rep.Conflicts = append(rep.Conflicts, name+": "+err.Error())
+	default:
+		return fmt.Errorf("record %s: %w", name, err)
+	}
+	return nil
+}
+
+// Replay does the DELs that came while coild was away, and returns how many.
+func (r *Restorer) Replay(ctx context.Context) (int, error) {
+	records, aside, err := r.Queue.List()
+	for _, name := range aside {
+		klog.FromContext(ctx).Info("File in the queue of deletions is not a record, set aside", "file", name)
+	}
+	errs := []error{err}
+	n := 0
+	for _, rec := range records {
+		id := store.ID{ContainerID: rec.ContainerID, IfName: rec.IfName}
+		if err := r.Detacher.Del(ctx, id); err != nil {
+			errs = append(errs, fmt.Errorf("queued deletion of container %s: %w", rec.ContainerID, err))
+			continue
+		}
+		errs = append(errs, r.Queue.Remove(rec.ID))
+		n++
+	}
+	return n, errors.Join(errs...)
+}

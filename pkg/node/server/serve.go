@@ -1,0 +1,76 @@
+package server
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/reflection"
+	"k8s.io/klog/v2"
+
+	"github.com/coil-net/coil/generated/cnirpc"
+)
+
+// drain is for how long running calls may go on at the end.
+const drain = 5 * time.Second
+
+// Serve answers at the unix socket until ctx ends, then lets running calls end.
+func (s *Server) Serve(ctx context.Context, socket string, r prometheus.Registerer) error {
+	l, err := listen(ctx, socket)
+	if err != nil {
+		return fmt.Errorf("listen at %s: %w", socket, err)
+	}
+	logger := klog.FromContext(ctx).WithName("cni")
+	g := grpc.NewServer(grpc.UnaryInterceptor(newMetrics(r).intercept(logger)))
+	cnirpc.RegisterCNIServer(g, s)
+	reflection.Register(g)
+
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		<-ctx.Done()
+		hard := time.AfterFunc(drain, g.Stop)
+		defer hard.Stop()
+		g.GracefulStop()
+	}()
+	if err := g.Serve(l); err != nil && !errors.Is(err, grpc.ErrServerStopped) {
+		return fmt.Errorf("serve at %s: %w", socket, err)
+	}
+	<-ended
+	return nil
+}
+
+// listen makes the socket, for root only. One that somebody listens at is an
+// error; one that a dead process left behind is replaced.
+func listen(ctx context.Context, socket string) (net.Listener, error) {
+	var d net.Dialer
+	if c, err := d.DialContext(ctx, "unix", socket); err == nil {
+		c.Close()
+		return nil, errors.New("another coild serves there")
+	}
+	if err := os.Remove(socket); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return nil, err
+	}
+	// Made under another name and renamed, so that it is never open to others.
+	tmp := filepath.Join(filepath.Dir(socket), "."+strings.TrimPrefix(filepath.Base(socket), ".")+".new")
+	if err := os.Remove(tmp); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return nil, err
+	}
+	l, err := new(net.ListenConfig).Listen(ctx, "unix", tmp)
+	if err != nil {
+		return nil, err
+	}
+	l.(*net.UnixListener).SetUnlinkOnClose(false)
+	if err := errors.Join(os.Chmod(tmp, 0o600), os.Rename(tmp, socket)); err != nil {
+		l.Close()
+		return nil, err
+	}
+	return l, nil
+}

@@ -1,0 +1,227 @@
+// Package server answers the calls of the CNI plugin: it checks what they carry
+// and turns errors into codes of CNI.
+//
+// It owns the gRPC socket. It must not know how a pod gets its address.
+package server
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"time"
+
+	"google.golang.org/protobuf/types/known/emptypb"
+
+	"github.com/coil-net/coil/generated/cnirpc"
+	"github.com/coil-net/coil/pkg/node"
+	"github.com/coil-net/coil/pkg/store"
+)
+
+// Assigner gives and takes addresses; see package assign.
+type Assigner interface {
+	Add(ctx context.Context, r node.AddRequest) (store.Allocation, error)
+	Del(ctx context.Context, id store.ID) error
+	Check(ctx context.Context, id store.ID, netns string, addrs []netip.Addr) error
+	GC(ctx context.Context, valid []store.ID, called time.Time) error
+}
+
+// Cluster tells what the API server says about a pod.
+type Cluster interface {
+	// PoolOf returns the name of the pool of a namespace.
+	PoolOf(ctx context.Context, namespace string) (string, error)
+	// EgressesOf returns the Egresses that the pod's annotations name, as
+	// namespace/name.
+	EgressesOf(ctx context.Context, pod store.Pod) ([]string, error)
+}
+
+// Config is what the server needs to know.
+type Config struct {
+	// IPAM says whether coild gives addresses, or is chained behind a plugin that does.
+	IPAM bool
+	// Egress says whether annotations that ask for an Egress are obeyed.
+	Egress bool
+	// Ready is nil when ADD can be served, or says why not.
+	Ready func() error
+	// Netns opens a network namespace by path and tells its inode.
+	Netns func(path string) (store.Netns, error)
+}
+
+// Server implements cnirpc.CNIServer.
+type Server struct {
+	cnirpc.UnimplementedCNIServer
+	cfg     Config
+	assign  Assigner
+	cluster Cluster
+}
+
+// New returns a server.
+func New(cfg Config, a Assigner, c Cluster) *Server {
+	return &Server{cfg: cfg, assign: a, cluster: c}
+}
+
+// Add implements cnirpc.CNIServer.
+func (s *Server) Add(ctx context.Context, args *cnirpc.CNIArgs) (*cnirpc.AddResponse, error) {
+	if err := s.cfg.Ready(); err != nil {
+		return nil, fail(cnirpc.ErrorCode_TRY_AGAIN_LATER, "coild is not ready", err)
+	}
+	pod, err := podOf(args)
+	if err != nil {
+		return nil, err
+	}
+	if err := s.refuseEgress(ctx, pod); err != nil {
+		return nil, err
+	}
+	chained := args.GetArgs()["IS_CHAINED"] == "true"
+	switch {
+	case chained && s.cfg.IPAM:
+		return nil, fail(cnirpc.ErrorCode_INVALID_NETWORK_CONFIG, "coil is chained behind another plugin",
+			errors.New("let coil be the first plugin of the list, or run coild with --enable-ipam=false"))
+	case !chained && !s.cfg.IPAM:
+		return nil, fail(cnirpc.ErrorCode_INVALID_NETWORK_CONFIG, "coil is the first plugin of the list",
+			errors.New("chain it behind the plugin that gives addresses, or run coild with --enable-ipam=true"))
+	case chained:
+		return passOn(args.GetStdinData())
+	}
+	netns, err := s.cfg.Netns(args.GetNetns())
+	if err != nil {
+		return nil, fail(cnirpc.ErrorCode_INVALID_ENVIRONMENT_VARIABLES, "CNI_NETNS is not usable", err)
+	}
+	pool, err := s.cluster.PoolOf(ctx, pod.Namespace)
+	if err != nil {
+		return nil, fail(cnirpc.ErrorCode_TRY_AGAIN_LATER, "look up the pool of namespace "+pod.Namespace, err)
+	}
+	alloc, err := s.assign.Add(ctx, node.AddRequest{ID: idOf(args), Pod: pod, Netns: netns, Pool: pool})
+	if err != nil {
+		return nil, fail(codeOf(err), "give the pod an address", err)
+	}
+	return &cnirpc.AddResponse{Result: alloc.Result}, nil
+}
+
+// refuseEgress fails for a pod that asks for an Egress: without the tunnels its
+// packets would leave by another way than its owner chose.
+func (s *Server) refuseEgress(ctx context.Context, pod store.Pod) error {
+	if !s.cfg.Egress {
+		return nil
+	}
+	egresses, err := s.cluster.EgressesOf(ctx, pod)
+	if err != nil {
+		return fail(cnirpc.ErrorCode_TRY_AGAIN_LATER, "look up the annotations of the pod", err)
+	}
+	if len(egresses) == 0 {
+		return nil
+	}
+	return fail(cnirpc.ErrorCode_INTERNAL, fmt.Sprintf("the pod asks for Egress %s", egresses[0]),
+		errors.New("this version of coild can't set up egress: remove the annotation, or run coild with --enable-egress=false to ignore it"))
+}
+
+// Del implements cnirpc.CNIServer. It needs no more than the container ID and
+// the interface name.
+func (s *Server) Del(ctx context.Context, args *cnirpc.CNIArgs) (*emptypb.Empty, error) {
+	if err := checkID(args); err != nil {
+		return nil, err
+	}
+	if !s.cfg.IPAM {
+		return &emptypb.Empty{}, nil
+	}
+	if err := s.assign.Del(ctx, idOf(args)); err != nil {
+		return nil, fail(codeOf(err), "detach the pod", err)
+	}
+	return &emptypb.Empty{}, nil
+}
+
+// Check implements cnirpc.CNIServer.
+func (s *Server) Check(ctx context.Context, args *cnirpc.CNIArgs) (*emptypb.Empty, error) {
+	if err := s.cfg.Ready(); err != nil {
+		return nil, fail(cnirpc.ErrorCode_TRY_AGAIN_LATER, "coild is not ready", err)
+	}
+	if err := checkID(args); err != nil {
+		return nil, err
+	}
+	if !s.cfg.IPAM {
+		return &emptypb.Empty{}, nil
+	}
+	addrs, err := previousAddrs(args.GetStdinData(), args.GetIfname())
+	if err != nil {
+		return nil, fail(cnirpc.ErrorCode_DECODING_FAILURE, "the previous result is not usable", err)
+	}
+	if err := s.assign.Check(ctx, idOf(args), args.GetNetns(), addrs); err != nil {
+		return nil, fail(codeOf(err), "the pod's network is not as it was set up", err)
+	}
+	return &emptypb.Empty{}, nil
+}
+
+// GC implements cnirpc.CNIServer.
+func (s *Server) GC(ctx context.Context, args *cnirpc.CNIArgs) (*emptypb.Empty, error) {
+	called := time.Now()
+	if err := s.cfg.Ready(); err != nil {
+		return nil, fail(cnirpc.ErrorCode_TRY_AGAIN_LATER, "coild is not ready", err)
+	}
+	valid, err := validAttachments(args.GetStdinData())
+	if err != nil {
+		return nil, fail(cnirpc.ErrorCode_DECODING_FAILURE, "the list of valid attachments is not usable", err)
+	}
+	if !s.cfg.IPAM {
+		return &emptypb.Empty{}, nil
+	}
+	if err := s.assign.GC(ctx, valid, called); err != nil {
+		return nil, fail(codeOf(err), "release what is not valid", err)
+	}
+	return &emptypb.Empty{}, nil
+}
+
+// Status implements cnirpc.CNIServer.
+func (s *Server) Status(context.Context, *cnirpc.CNIArgs) (*emptypb.Empty, error) {
+	if err := s.cfg.Ready(); err != nil {
+		return nil, fail(cnirpc.ErrorCode_PLUGIN_NOT_AVAILABLE, "coild is not ready", err)
+	}
+	return &emptypb.Empty{}, nil
+}
+
+func idOf(args *cnirpc.CNIArgs) store.ID {
+	return store.ID{ContainerID: args.GetContainerId(), IfName: args.GetIfname()}
+}
+
+func checkID(args *cnirpc.CNIArgs) error {
+	if args.GetContainerId() == "" || args.GetIfname() == "" {
+		return fail(cnirpc.ErrorCode_INVALID_ENVIRONMENT_VARIABLES, "the attachment is not named",
+			errors.New("CNI_CONTAINERID and CNI_IFNAME must be set"))
+	}
+	return nil
+}
+
+// podOf returns for whom an ADD is.
+func podOf(args *cnirpc.CNIArgs) (store.Pod, error) {
+	if err := checkID(args); err != nil {
+		return store.Pod{}, err
+	}
+	a := args.GetArgs()
+	pod := store.Pod{Namespace: a["K8S_POD_NAMESPACE"], Name: a["K8S_POD_NAME"], UID: a["K8S_POD_UID"]}
+	if pod.Namespace == "" || pod.Name == "" {
+		return store.Pod{}, fail(cnirpc.ErrorCode_INVALID_ENVIRONMENT_VARIABLES, "the pod is not named",
+			errors.New("CNI_ARGS must have K8S_POD_NAMESPACE and K8S_POD_NAME"))
+	}
+	return pod, nil
+}
+
+// codeOf classifies errors of assignment.
+func codeOf(err error) cnirpc.ErrorCode {
+	for _, c := range []struct {
+		err  error
+		code cnirpc.ErrorCode
+	}{
+		{node.ErrUnavailable, cnirpc.ErrorCode_TRY_AGAIN_LATER},
+		{node.ErrDeleted, cnirpc.ErrorCode_TRY_AGAIN_LATER},
+		{store.ErrReadOnly, cnirpc.ErrorCode_TRY_AGAIN_LATER},
+		{context.Canceled, cnirpc.ErrorCode_TRY_AGAIN_LATER},
+		{context.DeadlineExceeded, cnirpc.ErrorCode_TRY_AGAIN_LATER},
+		{store.ErrNotFound, cnirpc.ErrorCode_UNKNOWN_CONTAINER},
+		{os.ErrNotExist, cnirpc.ErrorCode_UNKNOWN_CONTAINER},
+	} {
+		if errors.Is(err, c.err) {
+			return c.code
+		}
+	}
+	return cnirpc.ErrorCode_INTERNAL
+}

@@ -1,0 +1,182 @@
+// Package view is what coild knows of the cluster besides blocks: its own Node,
+// the pools of namespaces, and the annotations of the node's pods.
+//
+// It owns the informers for these, restricted on the server's side to what the
+// node needs. It must not know what they are used for.
+package view
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/client-go/informers"
+	corelisters "k8s.io/client-go/listers/core/v1"
+	"k8s.io/client-go/metadata/metadatainformer"
+	"k8s.io/client-go/metadata/metadatalister"
+	"k8s.io/client-go/tools/cache"
+
+	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
+	"github.com/coil-net/coil/pkg/ipam"
+	"github.com/coil-net/coil/pkg/kube"
+	"github.com/coil-net/coil/pkg/plan"
+	"github.com/coil-net/coil/pkg/reconcile"
+	"github.com/coil-net/coil/pkg/store"
+)
+
+var (
+	namespaces = corev1.SchemeGroupVersion.WithResource("namespaces")
+	pods       = corev1.SchemeGroupVersion.WithResource("pods")
+)
+
+// View implements the package's task. Its methods may be called concurrently.
+type View struct {
+	nodeName string
+	clients  kube.Clients
+
+	factories  []kube.Factory
+	synced     []cache.InformerSynced
+	nodes      corelisters.NodeLister
+	namespaces metadatalister.Lister
+	pods       metadatalister.Lister
+
+	addrs atomic.Pointer[ipam.Address]
+}
+
+// New returns a view of the cluster from a node. onNode is called, when the view
+// runs, at each change of the node's own Node; it must not block.
+func New(nodeName string, clients kube.Clients, onNode func()) (*View, error) {
+	v := &View{nodeName: nodeName, clients: clients}
+
+	own := informers.NewSharedInformerFactoryWithOptions(clients.Core, 0,
+		informers.WithTransform(kube.Strip),
+		informers.WithTweakListOptions(func(o *metav1.ListOptions) {
+			o.FieldSelector = fields.OneTermEqualSelector(metav1.ObjectNameField, nodeName).String()
+		}))
+	node := own.Core().V1().Nodes()
+	v.nodes = node.Lister()
+	reg, err := node.Informer().AddEventHandler(reconcile.Handler(func(*corev1.Node) {
+		v.addrs.Store(nil)
+		onNode()
+	}))
+	if err != nil {
+		return nil, err
+	}
+
+	ns := metadatainformer.NewFilteredSharedInformerFactory(clients.Metadata, 0, metav1.NamespaceAll, nil)
+	v.namespaces = metadatalister.New(ns.ForResource(namespaces).Informer().GetIndexer(), namespaces)
+
+	mine := metadatainformer.NewFilteredSharedInformerFactory(clients.Metadata, 0, metav1.NamespaceAll, func(o *metav1.ListOptions) {
+		o.FieldSelector = fields.OneTermEqualSelector("spec.nodeName", nodeName).String()
+	})
+	v.pods = metadatalister.New(mine.ForResource(pods).Informer().GetIndexer(), pods)
+
+	for _, i := range []cache.SharedIndexInformer{ns.ForResource(namespaces).Informer(), mine.ForResource(pods).Informer()} {
+		if err := i.SetTransform(kube.Strip); err != nil {
+			return nil, err
+		}
+		v.synced = append(v.synced, i.HasSynced)
+	}
+	v.factories = []kube.Factory{own, ns, mine}
+	v.synced = append(v.synced, reg.HasSynced)
+	return v, nil
+}
+
+// Start starts the informers, which work until ctx ends.
+func (v *View) Start(ctx context.Context) {
+	for _, f := range v.factories {
+		f.Start(ctx.Done())
+	}
+}
+
+// Shutdown waits until the informers have ended.
+func (v *View) Shutdown() {
+	for _, f := range v.factories {
+		f.Shutdown()
+	}
+}
+
+// Synced are the functions that say whether the caches are filled.
+func (v *View) Synced() []cache.InformerSynced { return v.synced }
+
+// Node returns the node's own Node, as the cache has it.
+func (v *View) Node() (*corev1.Node, error) { return v.nodes.Get(v.nodeName) }
+
+// LiveNode reads the node's own Node from the API server.
+func (v *View) LiveNode(ctx context.Context) (*corev1.Node, error) {
+	ctx, cancel := context.WithTimeout(ctx, liveTimeout)
+	defer cancel()
+	n, err := v.clients.Core.CoreV1().Nodes().Get(ctx, v.nodeName, metav1.GetOptions{})
+	if err != nil {
+		return nil, fmt.Errorf("read Node %s (COIL_NODE_NAME): %w", v.nodeName, err)
+	}
+	return n, nil
+}
+
+// NodeAddrs returns the InternalIPs of the node's own Node, as far as known.
+func (v *View) NodeAddrs() ipam.Address {
+	if a := v.addrs.Load(); a != nil {
+		return *a
+	}
+	n, err := v.Node()
+	if err != nil {
+		return ipam.Address{}
+	}
+	a := plan.InternalIPs(n)
+	v.addrs.Store(&a)
+	return a
+}
+
+// liveTimeout bounds a read from the API server for what a cache doesn't have.
+const liveTimeout = 5 * time.Second
+
+// PoolOf returns the name of the pool of a namespace. A namespace that is too new
+// for the cache is read from the API server.
+func (v *View) PoolOf(ctx context.Context, namespace string) (string, error) {
+	ns, err := v.namespaces.Get(namespace)
+	if err != nil {
+		ctx, cancel := context.WithTimeout(ctx, liveTimeout)
+		defer cancel()
+		ns, err = v.clients.Metadata.Resource(namespaces).Get(ctx, namespace, metav1.GetOptions{})
+		if err != nil {
+			return "", fmt.Errorf("read Namespace %s: %w", namespace, err)
+		}
+	}
+	if pool := ns.Annotations[v2.AnnotationPool]; pool != "" {
+		return pool, nil
+	}
+	return v2.DefaultPool, nil
+}
+
+// EgressesOf returns the Egresses that a pod's annotations name, as
+// namespace/name. A pod that is too new for the cache, or has another UID there, is
+// read from the API server; an empty UID matches any.
+func (v *View) EgressesOf(ctx context.Context, pod store.Pod) ([]string, error) {
+	p, err := v.pods.Namespace(pod.Namespace).Get(pod.Name)
+	if err != nil || pod.UID != "" && string(p.UID) != pod.UID {
+		ctx, cancel := context.WithTimeout(ctx, liveTimeout)
+		defer cancel()
+		p, err = v.clients.Metadata.Resource(pods).Namespace(pod.Namespace).Get(ctx, pod.Name, metav1.GetOptions{})
+		if err != nil {
+			return nil, fmt.Errorf("read Pod %s/%s: %w", pod.Namespace, pod.Name, err)
+		}
+	}
+	var egresses []string
+	for key, names := range p.Annotations {
+		ns, ok := strings.CutPrefix(key, v2.AnnotationEgressPrefix)
+		if !ok {
+			continue
+		}
+		for n := range strings.SplitSeq(names, ",") {
+			egresses = append(egresses, ns+"/"+strings.TrimSpace(n))
+		}
+	}
+	slices.Sort(egresses)
+	return egresses, nil
+}

@@ -1,0 +1,148 @@
+// Package router gives a node routes to the blocks of all other nodes of its flat
+// L2 network, each by the InternalIP of the node that holds the block.
+//
+// It owns the routes of protocol 31. It must not know how routes are written.
+//
+// State is derived from scratch at each sync: Nodes and AddressBlocks -> plan ->
+// table. One bad object costs only its own routes.
+package router
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	coreinformers "k8s.io/client-go/informers/core/v1"
+	corelisters "k8s.io/client-go/listers/core/v1"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/klog/v2"
+
+	informers "github.com/coil-net/coil/generated/informers/externalversions/coil/v2"
+	listers "github.com/coil-net/coil/generated/listers/coil/v2"
+	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
+	"github.com/coil-net/coil/pkg/dataplane"
+	"github.com/coil-net/coil/pkg/plan"
+	"github.com/coil-net/coil/pkg/reconcile"
+)
+
+// Table makes the router's routes of one table what is wanted; see package
+// kernel/route.
+type Table interface {
+	Sync(ctx context.Context, want []dataplane.Route) (dataplane.Result, error)
+}
+
+// Config is what the router needs to know.
+type Config struct {
+	NodeName string
+	// Table and Protocol are those of the routes.
+	Table, Protocol int
+	// UpdateInterval is the longest time between two syncs.
+	UpdateInterval time.Duration
+}
+
+// settle is for how long changes are collected before a sync.
+const settle = 100 * time.Millisecond
+
+// Router implements the package's task.
+type Router struct {
+	cfg    Config
+	nodes  corelisters.NodeLister
+	blocks listers.AddressBlockLister
+	table  Table
+	loop   *reconcile.Loop[struct{}]
+	synced []cache.InformerSynced
+	onSync func(error)
+
+	mu      sync.Mutex
+	skipped string // the blocks skipped last, to say so once
+
+	syncs  prometheus.Counter
+	routes prometheus.Gauge
+}
+
+// New returns a router that isn't running. onSync is told the result of each sync.
+func New(cfg Config, nodes coreinformers.NodeInformer, blocks informers.AddressBlockInformer, table Table,
+	reg prometheus.Registerer, onSync func(error)) (*Router, error) {
+	node := prometheus.Labels{"node": cfg.NodeName}
+	r := &Router{
+		cfg: cfg, nodes: nodes.Lister(), blocks: blocks.Lister(), table: table, onSync: onSync,
+		syncs: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "coil_router_syncs_total", Help: "Syncs of the routes to other nodes' blocks, whatever their result.", ConstLabels: node,
+		}),
+		routes: prometheus.NewGauge(prometheus.GaugeOpts{
+			Name: "coil_router_routes_synced", Help: "Routes to other nodes' blocks that were wanted at the last sync that succeeded.", ConstLabels: node,
+		}),
+	}
+	reg.MustRegister(r.syncs, r.routes)
+	r.loop = reconcile.New("router", r.sync, reconcile.WithMetrics(reconcile.NewMetrics(reg)))
+	later := func() { r.loop.AddAfter(struct{}{}, settle) }
+	for _, h := range []struct {
+		informer cache.SharedIndexInformer
+		handler  cache.ResourceEventHandler
+	}{
+		{nodes.Informer(), reconcile.Handler(func(*corev1.Node) { later() })},
+		{blocks.Informer(), reconcile.Handler(func(*v2.AddressBlock) { later() })},
+	} {
+		reg, err := h.informer.AddEventHandler(h.handler)
+		if err != nil {
+			return nil, err
+		}
+		r.synced = append(r.synced, reg.HasSynced)
+	}
+	return r, nil
+}
+
+// Run works until ctx ends. The routes stay: they are right until a node changes.
+func (r *Router) Run(ctx context.Context) error {
+	r.loop.Add(struct{}{})
+	return r.loop.Run(ctx, 1, r.synced...)
+}
+
+func (r *Router) sync(ctx context.Context, _ struct{}) error {
+	r.syncs.Inc()
+	n, err := r.syncOnce(ctx)
+	r.onSync(err)
+	if err != nil {
+		return err
+	}
+	r.routes.Set(float64(n))
+	return reconcile.Later(r.cfg.UpdateInterval)
+}
+
+func (r *Router) syncOnce(ctx context.Context) (int, error) {
+	nodes, err := r.nodes.List(labels.Everything())
+	if err != nil {
+		return 0, err
+	}
+	blocks, err := r.blocks.List(labels.Everything())
+	if err != nil {
+		return 0, err
+	}
+	want, skipped := plan.PeerRoutes(r.cfg.NodeName, nodes, blocks, r.cfg.Table, r.cfg.Protocol)
+	r.reportSkipped(ctx, skipped)
+	res, err := r.table.Sync(ctx, want)
+	if res.Changed() {
+		klog.FromContext(ctx).Info("Routes to other nodes changed", "added", res.Added, "replaced", res.Replaced,
+			"deleted", res.Deleted, "routes", len(want))
+	}
+	if err != nil {
+		return 0, fmt.Errorf("sync routes to other nodes: %w", err)
+	}
+	return len(want), nil
+}
+
+// reportSkipped logs which blocks have no route, when that changes.
+func (r *Router) reportSkipped(ctx context.Context, skipped []string) {
+	s := fmt.Sprint(skipped)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if s != r.skipped && len(skipped) > 0 {
+		klog.FromContext(ctx).Info("Blocks have no route: their Node isn't known, has no InternalIP of the family, or their range isn't valid",
+			"blocks", skipped)
+	}
+	r.skipped = s
+}
