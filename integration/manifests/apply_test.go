@@ -1,0 +1,284 @@
+package manifests
+
+import (
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	authorizationv1 "k8s.io/api/authorization/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+
+	"github.com/coil-net/coil/integration/lab/controlplane"
+	"github.com/coil-net/coil/pkg/testkit"
+)
+
+func startAPI(t *testing.T) *controlplane.API {
+	t.Helper()
+	testkit.Need(t, testkit.APIServer)
+	api, err := controlplane.StartAPI(t.Context(), controlplane.Options{Log: t.Output()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := api.Stop(); err != nil {
+			t.Error(err)
+		}
+	})
+	return api
+}
+
+// apply runs "kubectl apply -k" on a variant and returns what it says of each object.
+func apply(t *testing.T, api *controlplane.API, dir string, flags ...string) map[string]string {
+	t.Helper()
+	args := append([]string{"apply", "-k", filepath.Join(manifestsDir(t), dir)}, flags...)
+	out, err := api.Kubectl(t.Context(), args...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	said := map[string]string{}
+	for line := range strings.Lines(string(out)) {
+		object, what, _ := strings.Cut(strings.TrimSpace(line), " ")
+		said[object] = what
+	}
+	return said
+}
+
+// TestApply installs each variant into an API server that has nothing, as a user does: in
+// one go, by client-side apply, and nothing else.
+func TestApply(t *testing.T) {
+	for _, v := range variants {
+		t.Run(v.dir, func(t *testing.T) {
+			api := startAPI(t)
+			objects := len(render(t, v.dir).all)
+			for object, what := range apply(t, api, v.dir, "--dry-run=server") {
+				if what != "created (server dry run)" {
+					t.Errorf("dry run: %s %s", object, what)
+				}
+			}
+			first := apply(t, api, v.dir)
+			if len(first) != objects {
+				t.Errorf("%d objects are applied, %d are rendered", len(first), objects)
+			}
+			for object, what := range first {
+				if what != "created" {
+					t.Errorf("%s %s", object, what)
+				}
+			}
+			if _, err := api.Kubectl(t.Context(), append([]string{"wait", "--for=condition=Established", "--timeout=30s", "crd"}, v.crds...)...); err != nil {
+				t.Error(err)
+			}
+			// Applied again it changes nothing. (What apply says isn't proof: it says "configured" of
+			// a PodDisruptionBudget every time.)
+			if out, err := api.Kubectl(t.Context(), "diff", "-k", filepath.Join(manifestsDir(t), v.dir)); err != nil {
+				t.Errorf("what was applied differs from what is there: %v\n%s", err, out)
+			}
+			checkAccess(t, api, v)
+		})
+	}
+}
+
+// right is one thing that a program may or may not do.
+type right struct {
+	user, verb, group, resource, subresource string
+	want                                     bool
+}
+
+// checkAccess asks the API server's authorizer.
+func checkAccess(t *testing.T, api *controlplane.API, v variant) {
+	const coil = "coil.cybozu.com"
+	router := slices.Contains(v.workloads, "DaemonSet/coil-router")
+	rights := []right{
+		{"coild", "watch", "", "pods", "", true},
+		{"coild", "watch", "", "nodes", "", true},
+		{"coild", "create", "events.k8s.io", "events", "", true},
+		{"coild", "update", "", "nodes", "", false},
+		{"coild", "get", "", "secrets", "", false},
+		{"coild", "watch", "", "namespaces", "", v.ipam},
+		{"coild", "watch", coil, "addresspools", "", v.ipam},
+		{"coild", "watch", coil, "addressblocks", "", v.ipam},
+		{"coild", "delete", coil, "addressblocks", "", v.ipam},
+		{"coild", "patch", coil, "addressblocks", "status", v.ipam},
+		{"coild", "create", coil, "addressblocks", "", false},
+		{"coild", "create", coil, "blockrequests", "", v.ipam},
+		{"coild", "update", coil, "addresspools", "", false},
+		{"coild", "watch", coil, "egresses", "", v.egress},
+		{"coild", "watch", "discovery.k8s.io", "endpointslices", "", v.egress},
+		{"coild", "watch", "", "services", "", v.egress},
+		{"coil-ipam-controller", "create", coil, "addressblocks", "", v.ipam},
+		{"coil-ipam-controller", "watch", coil, "addresspools", "", v.ipam},
+		{"coil-ipam-controller", "get", "", "secrets", "", false},
+		{"coil-router", "watch", coil, "addressblocks", "", router},
+		{"coil-router", "watch", "", "nodes", "", router},
+		{"coil-router", "update", coil, "addressblocks", "", false},
+	}
+	client := kubernetes.NewForConfigOrDie(api.RESTConfig())
+	ask := func(r right) (bool, error) {
+		review, err := client.AuthorizationV1().SubjectAccessReviews().Create(t.Context(), &authorizationv1.SubjectAccessReview{
+			Spec: authorizationv1.SubjectAccessReviewSpec{
+				User: "system:serviceaccount:" + namespace + ":" + r.user,
+				ResourceAttributes: &authorizationv1.ResourceAttributes{
+					Verb: r.verb, Group: r.group, Resource: r.resource, Subresource: r.subresource,
+				},
+			},
+		}, metav1.CreateOptions{})
+		return err == nil && review.Status.Allowed, err
+	}
+	// The authorizer learns of new rules a moment after they were made.
+	testkit.Eventually(t, 10*time.Second, "rights", func() error {
+		var got, want []right
+		for _, r := range rights {
+			allowed, err := ask(r)
+			if err != nil {
+				return err
+			}
+			want = append(want, r)
+			r.want = allowed
+			got = append(got, r)
+		}
+		if diff := cmp.Diff(want, got, cmp.AllowUnexported(right{})); diff != "" {
+			return diffError(diff)
+		}
+		return nil
+	})
+}
+
+type diffError string
+
+func (d diffError) Error() string { return "(-want +got):\n" + string(d) }
+
+// TestTakesOverAnEarlierInstallation applies over workloads of the shape that Coil 2.x had: same names
+// and selectors, other programs, flags and volumes. Nothing of them may stay.
+func TestTakesOverAnEarlierInstallation(t *testing.T) {
+	api := startAPI(t)
+	old := filepath.Join(t.TempDir(), "old.yaml")
+	if err := os.WriteFile(old, []byte(earlier), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := api.Kubectl(t.Context(), "apply", "-f", old); err != nil {
+		t.Fatal(err)
+	}
+	said := apply(t, api, ".")
+	for _, object := range []string{"daemonset.apps/coild", "deployment.apps/coil-ipam-controller", "configmap/coil-config"} {
+		if said[object] != "configured" {
+			t.Errorf("%s %s, want configured", object, said[object])
+		}
+	}
+	fresh := startAPI(t)
+	apply(t, fresh, ".")
+	ctx := t.Context()
+	a, b := kubernetes.NewForConfigOrDie(api.RESTConfig()), kubernetes.NewForConfigOrDie(fresh.RESTConfig())
+	gotDaemon, err := a.AppsV1().DaemonSets(namespace).Get(ctx, "coild", metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	wantDaemon, err := b.AppsV1().DaemonSets(namespace).Get(ctx, "coild", metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(wantDaemon.Spec, gotDaemon.Spec); diff != "" {
+		t.Errorf("coild differs from a fresh installation (-fresh +taken over):\n%s", diff)
+	}
+	gotDeploy, err := a.AppsV1().Deployments(namespace).Get(ctx, "coil-ipam-controller", metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	wantDeploy, err := b.AppsV1().Deployments(namespace).Get(ctx, "coil-ipam-controller", metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(wantDeploy.Spec, gotDeploy.Spec); diff != "" {
+		t.Errorf("coil-ipam-controller differs from a fresh installation (-fresh +taken over):\n%s", diff)
+	}
+}
+
+// earlier has what of an installation of 2.x matters to an apply over it.
+const earlier = `
+apiVersion: v1
+kind: ConfigMap
+metadata: {name: coil-config, namespace: kube-system}
+data: {cni_netconf: '{"cniVersion": "0.4.0", "name": "k8s-pod-network", "plugins": [{"type": "coil", "socket": "/run/coild.sock"}]}'}
+---
+apiVersion: apps/v1
+kind: DaemonSet
+metadata: {name: coild, namespace: kube-system}
+spec:
+  selector: {matchLabels: {app.kubernetes.io/name: coil, app.kubernetes.io/component: coild}}
+  template:
+    metadata: {labels: {app.kubernetes.io/name: coil, app.kubernetes.io/component: coild}}
+    spec:
+      serviceAccountName: coild
+      hostNetwork: true
+      hostPID: true
+      tolerations:
+      - {effect: NoSchedule, operator: Exists}
+      - {effect: NoExecute, operator: Exists}
+      initContainers:
+      - name: coil-installer
+        image: example.org/coil:2.15
+        command: ["coil-installer"]
+        env:
+        - {name: CNI_NETCONF, valueFrom: {configMapKeyRef: {name: coil-config, key: cni_netconf}}}
+        securityContext: {privileged: true}
+        volumeMounts:
+        - {mountPath: /host/opt/cni/bin, name: cni-bin-dir}
+        - {mountPath: /host/etc/cni/net.d, name: cni-net-dir}
+      containers:
+      - name: coild
+        image: example.org/coil:2.15
+        command: ["coild"]
+        args: ["--zap-stacktrace-level=panic", "--backend=nftables"]
+        env:
+        - {name: COIL_NODE_NAME, valueFrom: {fieldRef: {fieldPath: spec.nodeName}}}
+        securityContext: {privileged: true}
+        ports:
+        - {name: metrics, containerPort: 9384, protocol: TCP}
+        - {name: health, containerPort: 9385, protocol: TCP}
+        livenessProbe: {httpGet: {path: /healthz, port: health, host: localhost}}
+        resources: {requests: {cpu: 100m, memory: 200Mi}, limits: {memory: 400Mi}}
+        volumeMounts:
+        - {mountPath: /run, name: run, mountPropagation: HostToContainer}
+        - {mountPath: /lib/modules, name: modules, readOnly: true}
+        - {mountPath: /run/xtables.lock, name: xtables}
+      volumes:
+      - {name: cni-bin-dir, hostPath: {path: /opt/cni/bin}}
+      - {name: cni-net-dir, hostPath: {path: /etc/cni/net.d}}
+      - {name: run, hostPath: {path: /run}}
+      - {name: modules, hostPath: {path: /lib/modules}}
+      - {name: xtables, hostPath: {path: /run/xtables.lock, type: FileOrCreate}}
+---
+apiVersion: apps/v1
+kind: Deployment
+metadata: {name: coil-ipam-controller, namespace: kube-system}
+spec:
+  replicas: 2
+  selector: {matchLabels: {app.kubernetes.io/name: coil, app.kubernetes.io/component: coil-ipam-controller}}
+  template:
+    metadata: {labels: {app.kubernetes.io/name: coil, app.kubernetes.io/component: coil-ipam-controller}}
+    spec:
+      serviceAccountName: coil-ipam-controller
+      hostNetwork: true
+      affinity:
+        podAntiAffinity:
+          requiredDuringSchedulingIgnoredDuringExecution:
+          - topologyKey: kubernetes.io/hostname
+            labelSelector: {matchLabels: {app.kubernetes.io/name: coil, app.kubernetes.io/component: coil-ipam-controller}}
+      securityContext: {runAsNonRoot: true, runAsUser: 10000}
+      containers:
+      - name: coil-ipam-controller
+        image: example.org/coil:2.15
+        command: ["coil-ipam-controller"]
+        args: ["--zap-stacktrace-level=panic", "--cert-dir=/certs", "--enable-cert-rotation=true"]
+        ports:
+        - {name: metrics, containerPort: 9386, protocol: TCP}
+        - {name: health, containerPort: 9387, protocol: TCP}
+        - {name: webhook, containerPort: 9443, protocol: TCP}
+        volumeMounts:
+        - {mountPath: /certs, name: cert}
+      volumes:
+      - {name: cert, secret: {defaultMode: 420, secretName: coilv2-ipam-webhook-server-cert}}
+`

@@ -1,0 +1,463 @@
+// Package manifests tests what kubectl makes of manifests/: the names that the contract fixes,
+// what each variant has and may, and that an API server takes it as it is.
+//
+// It must not know what the programs do.
+package manifests
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/containernetworking/cni/libcni"
+	"github.com/google/go-cmp/cmp"
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/yaml"
+
+	"github.com/coil-net/coil/integration/lab/build"
+	"github.com/coil-net/coil/pkg/testkit"
+)
+
+const namespace = "kube-system"
+
+// variant is a directory that users apply, and what must come of it.
+type variant struct {
+	dir       string // below manifests/
+	workloads []string
+	crds      []string
+	// coildFlags are those that the variant adds.
+	coildFlags []string
+	// ipam and egress say which features coild has rights for.
+	ipam, egress bool
+}
+
+var (
+	ipamCRDs   = []string{"addressblocks.coil.cybozu.com", "addresspools.coil.cybozu.com", "blockrequests.coil.cybozu.com"}
+	egressCRDs = []string{"egresses.coil.cybozu.com"}
+)
+
+var variants = []variant{
+	{
+		dir:       ".",
+		workloads: []string{"DaemonSet/coild", "Deployment/coil-ipam-controller"},
+		crds:      slices.Concat(ipamCRDs, egressCRDs),
+		ipam:      true, egress: true,
+	},
+	{
+		dir:       "variants/with-router",
+		workloads: []string{"DaemonSet/coil-router", "DaemonSet/coild", "Deployment/coil-ipam-controller"},
+		crds:      slices.Concat(ipamCRDs, egressCRDs),
+		ipam:      true, egress: true,
+	},
+	{
+		dir:        "variants/ipam-only",
+		workloads:  []string{"DaemonSet/coild", "Deployment/coil-ipam-controller"},
+		crds:       ipamCRDs,
+		coildFlags: []string{"--enable-egress=false"},
+		ipam:       true,
+	},
+	{
+		dir:        "variants/ipam-only-with-router",
+		workloads:  []string{"DaemonSet/coil-router", "DaemonSet/coild", "Deployment/coil-ipam-controller"},
+		crds:       ipamCRDs,
+		coildFlags: []string{"--enable-egress=false"},
+		ipam:       true,
+	},
+	{
+		dir:        "variants/egress-only",
+		workloads:  []string{"DaemonSet/coild"},
+		crds:       egressCRDs,
+		coildFlags: []string{"--enable-ipam=false"},
+		egress:     true,
+	},
+}
+
+// TestEveryVariantIsTested keeps the list above complete.
+func TestEveryVariantIsTested(t *testing.T) {
+	dirs, err := filepath.Glob(filepath.Join(manifestsDir(t), "variants", "*"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := []string{"."}
+	for _, d := range dirs {
+		got = append(got, "variants/"+filepath.Base(d))
+	}
+	var want []string
+	for _, v := range variants {
+		want = append(want, v.dir)
+	}
+	slices.Sort(want)
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("variants (-tested +existing):\n%s", diff)
+	}
+}
+
+func TestRender(t *testing.T) {
+	testkit.Need(t, testkit.APIServer)
+	for _, v := range variants {
+		t.Run(v.dir, func(t *testing.T) {
+			s := render(t, v.dir)
+			t.Run("has the workloads and CRDs", func(t *testing.T) { checkInventory(t, s, v) })
+			t.Run("needs no webhook, certificate or secret", func(t *testing.T) { checkKinds(t, s) })
+			t.Run("names and selects as the contract says", func(t *testing.T) { checkWorkloads(t, s) })
+			t.Run("gives no more rights than needed", func(t *testing.T) { checkRights(t, s, v) })
+			t.Run("binds rights to accounts that exist", func(t *testing.T) { checkBindings(t, s) })
+			t.Run("runs one image", func(t *testing.T) { checkImages(t, s) })
+			t.Run("uses the features of the variant", func(t *testing.T) { checkCoild(t, s, v) })
+		})
+	}
+}
+
+// set is what one variant renders to.
+type set struct {
+	all         []*unstructured.Unstructured
+	daemonSets  []appsv1.DaemonSet
+	deployments []appsv1.Deployment
+	budgets     []policyv1.PodDisruptionBudget
+	configMaps  []corev1.ConfigMap
+	accounts    []corev1.ServiceAccount
+	roles       []rbacv1.Role
+	clusterRole []rbacv1.ClusterRole
+	bindings    []rbacv1.RoleBinding
+	clusterBind []rbacv1.ClusterRoleBinding
+}
+
+// workload is what Deployments and DaemonSets have in common.
+type workload struct {
+	kind, name, namespace string
+	selector              map[string]string
+	template              corev1.PodTemplateSpec
+}
+
+func (s set) workloads() []workload {
+	var out []workload
+	for _, d := range s.daemonSets {
+		out = append(out, workload{"DaemonSet", d.Name, d.Namespace, d.Spec.Selector.MatchLabels, d.Spec.Template})
+	}
+	for _, d := range s.deployments {
+		out = append(out, workload{"Deployment", d.Name, d.Namespace, d.Spec.Selector.MatchLabels, d.Spec.Template})
+	}
+	return out
+}
+
+func render(t *testing.T, dir string) set {
+	t.Helper()
+	out, err := kubectl(t.Context(), "kustomize", filepath.Join(manifestsDir(t), dir))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var s set
+	for dec := yaml.NewYAMLOrJSONDecoder(bytes.NewReader(out), 4096); ; {
+		u := &unstructured.Unstructured{}
+		if err := dec.Decode(u); errors.Is(err, io.EOF) {
+			return s
+		} else if err != nil {
+			t.Fatal(err)
+		}
+		s.all = append(s.all, u)
+		switch u.GetKind() {
+		case "DaemonSet":
+			s.daemonSets = append(s.daemonSets, convert[appsv1.DaemonSet](t, u))
+		case "Deployment":
+			s.deployments = append(s.deployments, convert[appsv1.Deployment](t, u))
+		case "PodDisruptionBudget":
+			s.budgets = append(s.budgets, convert[policyv1.PodDisruptionBudget](t, u))
+		case "ConfigMap":
+			s.configMaps = append(s.configMaps, convert[corev1.ConfigMap](t, u))
+		case "ServiceAccount":
+			s.accounts = append(s.accounts, convert[corev1.ServiceAccount](t, u))
+		case "Role":
+			s.roles = append(s.roles, convert[rbacv1.Role](t, u))
+		case "ClusterRole":
+			s.clusterRole = append(s.clusterRole, convert[rbacv1.ClusterRole](t, u))
+		case "RoleBinding":
+			s.bindings = append(s.bindings, convert[rbacv1.RoleBinding](t, u))
+		case "ClusterRoleBinding":
+			s.clusterBind = append(s.clusterBind, convert[rbacv1.ClusterRoleBinding](t, u))
+		}
+	}
+}
+
+func convert[T any](t *testing.T, u *unstructured.Unstructured) T {
+	t.Helper()
+	var v T
+	if err := runtime.DefaultUnstructuredConverter.FromUnstructuredWithValidation(u.Object, &v, true); err != nil {
+		t.Fatalf("%s %s: %v", u.GetKind(), u.GetName(), err)
+	}
+	return v
+}
+
+func checkInventory(t *testing.T, s set, v variant) {
+	var workloads, crds []string
+	for _, w := range s.workloads() {
+		workloads = append(workloads, w.kind+"/"+w.name)
+	}
+	for _, u := range s.all {
+		if u.GetKind() == "CustomResourceDefinition" {
+			crds = append(crds, u.GetName())
+		}
+	}
+	slices.Sort(workloads)
+	slices.Sort(crds)
+	if diff := cmp.Diff(v.workloads, workloads); diff != "" {
+		t.Errorf("workloads (-want +got):\n%s", diff)
+	}
+	if diff := cmp.Diff(v.crds, crds); diff != "" {
+		t.Errorf("CRDs (-want +got):\n%s", diff)
+	}
+}
+
+func checkKinds(t *testing.T, s set) {
+	for _, u := range s.all {
+		switch gvk := u.GroupVersionKind(); {
+		case strings.HasSuffix(gvk.Kind, "WebhookConfiguration"), gvk.Kind == "APIService", gvk.Kind == "Secret",
+			strings.HasPrefix(gvk.Group, "cert-manager"):
+			t.Errorf("%s %s", gvk.Kind, u.GetName())
+		}
+		if ns := u.GetNamespace(); ns != "" && ns != namespace {
+			t.Errorf("%s %s is in namespace %s", u.GetKind(), u.GetName(), ns)
+		}
+		if u.GetKind() == "CustomResourceDefinition" {
+			if strategy, _, err := unstructured.NestedString(u.Object, "spec", "conversion", "strategy"); err != nil || strategy == "Webhook" {
+				t.Errorf("%s converts by %s (%v)", u.GetName(), strategy, err)
+			}
+		}
+	}
+}
+
+// ports are what the contract says of each program: metrics and health.
+var ports = map[string][2]int32{
+	"coild":                {9384, 9385},
+	"coil-ipam-controller": {9386, 9387},
+	"coil-router":          {9388, 9389},
+}
+
+func checkWorkloads(t *testing.T, s set) {
+	for _, w := range s.workloads() {
+		t.Run(w.name, func(t *testing.T) {
+			labels := map[string]string{"app.kubernetes.io/name": "coil", "app.kubernetes.io/component": w.name}
+			if diff := cmp.Diff(labels, w.selector); diff != "" {
+				t.Errorf("selector (-want +got):\n%s", diff)
+			}
+			for k, v := range labels {
+				if w.template.Labels[k] != v {
+					t.Errorf("pods lack the label %s=%s", k, v)
+				}
+			}
+			spec := w.template.Spec
+			if w.namespace != namespace || spec.ServiceAccountName != w.name || !spec.HostNetwork {
+				t.Errorf("namespace %s, account %s, host network %v", w.namespace, spec.ServiceAccountName, spec.HostNetwork)
+			}
+			if !slices.ContainsFunc(s.accounts, func(a corev1.ServiceAccount) bool {
+				return a.Name == spec.ServiceAccountName && a.Namespace == namespace
+			}) {
+				t.Errorf("there is no ServiceAccount %s", spec.ServiceAccountName)
+			}
+			if want := map[string]string{"DaemonSet": "system-node-critical", "Deployment": "system-cluster-critical"}[w.kind]; spec.PriorityClassName != want {
+				t.Errorf("priority class %q, want %s", spec.PriorityClassName, want)
+			}
+			if !tolerates(spec.Tolerations, "node.kubernetes.io/not-ready", corev1.TaintEffectNoSchedule) ||
+				!tolerates(spec.Tolerations, "node-role.kubernetes.io/control-plane", corev1.TaintEffectNoSchedule) {
+				t.Errorf("tolerations %v keep it from nodes that wait for it", spec.Tolerations)
+			}
+			c := spec.Containers[0]
+			if len(spec.Containers) != 1 || c.Name != w.name || !cmp.Equal(c.Command, []string{"/" + w.name}) {
+				t.Errorf("%d containers, the first is %s with the command %q", len(spec.Containers), c.Name, c.Command)
+			}
+			want := ports[w.name]
+			got := map[string]int32{}
+			for _, p := range c.Ports {
+				got[p.Name] = p.ContainerPort
+			}
+			if diff := cmp.Diff(map[string]int32{"metrics": want[0], "health": want[1]}, got); diff != "" {
+				t.Errorf("ports (-want +got):\n%s", diff)
+			}
+			checkContainer(t, c)
+		})
+	}
+	for _, d := range s.deployments {
+		if *d.Spec.Replicas != 2 {
+			t.Errorf("%s has %d replicas, want 2", d.Name, *d.Spec.Replicas)
+		}
+		if !slices.ContainsFunc(s.budgets, func(b policyv1.PodDisruptionBudget) bool {
+			return b.Name == d.Name && cmp.Equal(b.Spec.Selector.MatchLabels, d.Spec.Selector.MatchLabels)
+		}) {
+			t.Errorf("%s has no PodDisruptionBudget", d.Name)
+		}
+	}
+}
+
+func checkContainer(t *testing.T, c corev1.Container) {
+	if c.LivenessProbe == nil || c.LivenessProbe.HTTPGet.Path != "/healthz" || c.ReadinessProbe == nil || c.ReadinessProbe.HTTPGet.Path != "/readyz" {
+		t.Errorf("probes %v, %v", c.LivenessProbe, c.ReadinessProbe)
+	}
+	if c.Resources.Requests.Cpu().IsZero() || c.Resources.Requests.Memory().IsZero() {
+		t.Errorf("requests %v", c.Resources.Requests)
+	}
+	sc := c.SecurityContext
+	if sc == nil || sc.ReadOnlyRootFilesystem == nil || !*sc.ReadOnlyRootFilesystem {
+		t.Error("the root file system is writable")
+	}
+	if privileged := sc != nil && sc.Privileged != nil && *sc.Privileged; privileged != (c.Name == "coild") {
+		t.Errorf("privileged: %v", privileged)
+	}
+}
+
+func tolerates(all []corev1.Toleration, key string, effect corev1.TaintEffect) bool {
+	return slices.ContainsFunc(all, func(t corev1.Toleration) bool {
+		return t.Operator == corev1.TolerationOpExists && (t.Key == "" || t.Key == key) && (t.Effect == "" || t.Effect == effect)
+	})
+}
+
+// checkRights looks at every rule, whoever is bound to it.
+func checkRights(t *testing.T, s set, v variant) {
+	rules := map[string][]rbacv1.PolicyRule{}
+	for _, r := range s.clusterRole {
+		rules["ClusterRole "+r.Name] = r.Rules
+		if r.AggregationRule != nil {
+			t.Errorf("ClusterRole %s aggregates what isn't in sight", r.Name)
+		}
+	}
+	for _, r := range s.roles {
+		rules["Role "+r.Name] = r.Rules
+	}
+	for name, list := range rules {
+		for _, r := range list {
+			words := slices.Concat(r.APIGroups, r.Resources, r.Verbs)
+			for _, bad := range []string{"*", "secrets", "escalate", "bind", "impersonate", "deletecollection"} {
+				if slices.Contains(words, bad) {
+					t.Errorf("%s has %q: %v", name, bad, r)
+				}
+			}
+			for _, resource := range r.Resources {
+				resource, _, _ = strings.Cut(resource, "/")
+				if !v.ipam && slices.Contains([]string{"addresspools", "addressblocks", "blockrequests", "namespaces"}, resource) ||
+					!v.egress && resource == "egresses" {
+					t.Errorf("%s has a right on %s, which %s has no use for", name, resource, v.dir)
+				}
+			}
+		}
+	}
+}
+
+func checkBindings(t *testing.T, s set) {
+	has := func(kind, name string) bool {
+		return slices.ContainsFunc(s.all, func(u *unstructured.Unstructured) bool { return u.GetKind() == kind && u.GetName() == name })
+	}
+	check := func(name string, ref rbacv1.RoleRef, subjects []rbacv1.Subject) {
+		if !has(ref.Kind, ref.Name) {
+			t.Errorf("binding %s: there is no %s %s", name, ref.Kind, ref.Name)
+		}
+		for _, sub := range subjects {
+			if sub.Kind != "ServiceAccount" || sub.Namespace != namespace || !has(sub.Kind, sub.Name) {
+				t.Errorf("binding %s: there is no %s %s/%s", name, sub.Kind, sub.Namespace, sub.Name)
+			}
+		}
+	}
+	for _, b := range s.bindings {
+		check(b.Name, b.RoleRef, b.Subjects)
+	}
+	for _, b := range s.clusterBind {
+		check(b.Name, b.RoleRef, b.Subjects)
+	}
+	for _, w := range s.workloads() {
+		if !has("ClusterRole", w.name) || !has("ClusterRoleBinding", w.name) {
+			t.Errorf("%s lacks the ClusterRole and the ClusterRoleBinding of its name", w.name)
+		}
+	}
+}
+
+func checkImages(t *testing.T, s set) {
+	for _, w := range s.workloads() {
+		for _, c := range slices.Concat(w.template.Spec.InitContainers, w.template.Spec.Containers) {
+			if c.Image != "localhost/coil:dev" || c.ImagePullPolicy != corev1.PullIfNotPresent {
+				t.Errorf("%s, container %s: image %s, pull policy %s", w.name, c.Name, c.Image, c.ImagePullPolicy)
+			}
+		}
+	}
+}
+
+func checkCoild(t *testing.T, s set, v variant) {
+	i := slices.IndexFunc(s.daemonSets, func(d appsv1.DaemonSet) bool { return d.Name == "coild" })
+	pod := s.daemonSets[i].Spec.Template.Spec
+	var flags []string
+	for _, a := range pod.Containers[0].Args {
+		if strings.HasPrefix(a, "--enable-") {
+			flags = append(flags, a)
+		}
+	}
+	if diff := cmp.Diff(v.coildFlags, flags); diff != "" {
+		t.Errorf("flags (-want +got):\n%s", diff)
+	}
+	if len(pod.InitContainers) != 1 || pod.InitContainers[0].Name != "coil-installer" {
+		t.Fatalf("init containers %v, want coil-installer", pod.InitContainers)
+	}
+	env := pod.InitContainers[0].Env
+	e := slices.IndexFunc(env, func(e corev1.EnvVar) bool { return e.Name == "CNI_NETCONF" })
+	if e < 0 || env[e].ValueFrom.ConfigMapKeyRef.Name != "coil-config" || env[e].ValueFrom.ConfigMapKeyRef.Key != "cni_netconf" {
+		t.Fatalf("environment of coil-installer: %v", env)
+	}
+	c := slices.IndexFunc(s.configMaps, func(c corev1.ConfigMap) bool { return c.Name == "coil-config" && c.Namespace == namespace })
+	if c < 0 {
+		t.Fatal("there is no ConfigMap coil-config")
+	}
+	checkConflist(t, s.configMaps[c].Data["cni_netconf"], v)
+}
+
+func checkConflist(t *testing.T, text string, v variant) {
+	if !v.ipam {
+		// Which plugin gives the addresses is the admin's to say.
+		if text != "" {
+			t.Errorf("cni_netconf is %q, want none", text)
+		}
+		return
+	}
+	list, err := libcni.NetworkConfFromBytes([]byte(text))
+	if err != nil {
+		t.Fatalf("cni_netconf: %v", err)
+	}
+	var types []string
+	for _, p := range list.Plugins {
+		types = append(types, p.Network.Type)
+	}
+	got := fmt.Sprintf("%s %s %q", list.Name, list.CNIVersion, types)
+	if want := `k8s-pod-network 1.1.0 ["coil"]`; got != want {
+		t.Errorf("cni_netconf is %s, want %s", got, want)
+	}
+}
+
+func manifestsDir(t *testing.T) string {
+	t.Helper()
+	root, err := build.Root()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return filepath.Join(root, "manifests")
+}
+
+// kubectl runs the kubectl of the lab's newest release without any cluster.
+func kubectl(ctx context.Context, args ...string) ([]byte, error) {
+	b := build.Builder{Log: os.Stderr}
+	bin, err := b.Programs(ctx, "kubectl")
+	if err != nil {
+		return nil, err
+	}
+	out, err := exec.CommandContext(ctx, bin["kubectl"], args...).Output()
+	if exit := (*exec.ExitError)(nil); errors.As(err, &exit) {
+		err = fmt.Errorf("kubectl %q: %w\n%s", args, err, exit.Stderr)
+	}
+	return out, err
+}
