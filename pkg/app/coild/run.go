@@ -111,7 +111,10 @@ func (d *daemon) runNode(ctx context.Context) error {
 	d.recorder = recorder
 
 	changes := reconcile.New("node", func(ctx context.Context, _ struct{}) error { return d.syncNode(ctx) })
-	if d.view, err = view.New(d.NodeName, d.clients, func() { changes.Add(struct{}{}) }); err != nil {
+	d.view, err = view.New(view.Config{
+		NodeName: d.NodeName, Pools: d.IPAM, Egresses: d.Egress, OnNode: func() { changes.Add(struct{}{}) },
+	}, d.clients)
+	if err != nil {
 		return err
 	}
 	self, err := d.awaitNode(ctx)

@@ -16,6 +16,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/informers"
 	corelisters "k8s.io/client-go/listers/core/v1"
 	"k8s.io/client-go/metadata/metadatainformer"
@@ -49,9 +50,19 @@ type View struct {
 	addrs atomic.Pointer[ipam.Address]
 }
 
-// New returns a view of the cluster from a node. onNode is called, when the view
-// runs, at each change of the node's own Node; it must not block.
-func New(nodeName string, clients kube.Clients, onNode func()) (*View, error) {
+// Config says what a view shows.
+type Config struct {
+	NodeName string
+	// Pools needs Namespaces, Egresses the node's Pods. What isn't needed isn't
+	// watched, and needs no right.
+	Pools, Egresses bool
+	// OnNode is called at each change of the node's own Node; it must not block.
+	OnNode func()
+}
+
+// New returns a view of the cluster from a node.
+func New(cfg Config, clients kube.Clients) (*View, error) {
+	nodeName := cfg.NodeName
 	v := &View{nodeName: nodeName, clients: clients}
 
 	own := informers.NewSharedInformerFactoryWithOptions(clients.Core, 0,
@@ -63,29 +74,39 @@ func New(nodeName string, clients kube.Clients, onNode func()) (*View, error) {
 	v.nodes = node.Lister()
 	reg, err := node.Informer().AddEventHandler(reconcile.Handler(func(*corev1.Node) {
 		v.addrs.Store(nil)
-		onNode()
+		cfg.OnNode()
 	}))
 	if err != nil {
 		return nil, err
 	}
 
-	ns := metadatainformer.NewFilteredSharedInformerFactory(clients.Metadata, 0, metav1.NamespaceAll, nil)
-	v.namespaces = metadatalister.New(ns.ForResource(namespaces).Informer().GetIndexer(), namespaces)
-
-	mine := metadatainformer.NewFilteredSharedInformerFactory(clients.Metadata, 0, metav1.NamespaceAll, func(o *metav1.ListOptions) {
-		o.FieldSelector = fields.OneTermEqualSelector("spec.nodeName", nodeName).String()
-	})
-	v.pods = metadatalister.New(mine.ForResource(pods).Informer().GetIndexer(), pods)
-
-	for _, i := range []cache.SharedIndexInformer{ns.ForResource(namespaces).Informer(), mine.ForResource(pods).Informer()} {
-		if err := i.SetTransform(kube.Strip); err != nil {
+	v.factories = append(v.factories, own)
+	v.synced = append(v.synced, reg.HasSynced)
+	if cfg.Pools {
+		if v.namespaces, err = v.watch(namespaces, nil); err != nil {
 			return nil, err
 		}
-		v.synced = append(v.synced, i.HasSynced)
 	}
-	v.factories = []kube.Factory{own, ns, mine}
-	v.synced = append(v.synced, reg.HasSynced)
+	if cfg.Egresses {
+		onNode := fields.OneTermEqualSelector("spec.nodeName", nodeName).String()
+		v.pods, err = v.watch(pods, func(o *metav1.ListOptions) { o.FieldSelector = onNode })
+		if err != nil {
+			return nil, err
+		}
+	}
 	return v, nil
+}
+
+// watch adds an informer of the metadata of a resource.
+func (v *View) watch(r schema.GroupVersionResource, tweak metadatainformer.TweakListOptionsFunc) (metadatalister.Lister, error) {
+	f := metadatainformer.NewFilteredSharedInformerFactory(v.clients.Metadata, 0, metav1.NamespaceAll, tweak)
+	i := f.ForResource(r).Informer()
+	if err := i.SetTransform(kube.Strip); err != nil {
+		return nil, err
+	}
+	v.factories = append(v.factories, f)
+	v.synced = append(v.synced, i.HasSynced)
+	return metadatalister.New(i.GetIndexer(), r), nil
 }
 
 // Start starts the informers, which work until ctx ends.

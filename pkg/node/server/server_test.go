@@ -1,0 +1,305 @@
+package server
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/prometheus/client_golang/prometheus"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
+
+	"github.com/coil-net/coil/generated/cnirpc"
+	"github.com/coil-net/coil/pkg/node"
+	"github.com/coil-net/coil/pkg/store"
+	"github.com/coil-net/coil/pkg/testkit"
+)
+
+// assigner is a struct of functions: a test states only the calls that it expects.
+type assigner struct {
+	add   func(node.AddRequest) (store.Allocation, error)
+	del   func(store.ID) error
+	check func(store.ID, []netip.Addr) error
+	gc    func([]store.ID) error
+}
+
+func (a assigner) Add(_ context.Context, r node.AddRequest) (store.Allocation, error) {
+	return a.add(r)
+}
+func (a assigner) Del(_ context.Context, id store.ID) error { return a.del(id) }
+func (a assigner) Check(_ context.Context, id store.ID, _ string, addrs []netip.Addr) error {
+	return a.check(id, addrs)
+}
+func (a assigner) GC(_ context.Context, valid []store.ID, _ time.Time) error { return a.gc(valid) }
+
+// cluster has one namespace, "ns", of pool "blue".
+type cluster struct{ egresses []string }
+
+func (cluster) PoolOf(_ context.Context, ns string) (string, error) {
+	if ns != "ns" {
+		return "", fmt.Errorf("read Namespace %s: not found", ns)
+	}
+	return "blue", nil
+}
+func (c cluster) EgressesOf(context.Context, store.Pod) ([]string, error) { return c.egresses, nil }
+
+func config() Config {
+	return Config{
+		IPAM: true, Egress: true, Ready: func() error { return nil },
+		Netns: func(path string) (store.Netns, error) {
+			if path != "/run/netns/pod" {
+				return store.Netns{}, fmt.Errorf("open %s: %w", path, fs.ErrNotExist)
+			}
+			return store.Netns{Path: path, Inode: 42}, nil
+		},
+	}
+}
+
+// args are those of an ADD that succeeds, changed by edit.
+func args(edit func(*cnirpc.CNIArgs)) *cnirpc.CNIArgs {
+	a := &cnirpc.CNIArgs{
+		ContainerId: "c1", Ifname: "eth0", Netns: "/run/netns/pod",
+		Args: map[string]string{"K8S_POD_NAMESPACE": "ns", "K8S_POD_NAME": "web", "K8S_POD_UID": "u1", "IS_CHAINED": "false"},
+	}
+	if edit != nil {
+		edit(a)
+	}
+	return a
+}
+
+// cniError returns the code that the plugin sees, and all that a person reads.
+func cniError(t *testing.T, err error) (cnirpc.ErrorCode, string) {
+	t.Helper()
+	st, ok := status.FromError(err)
+	if !ok || err == nil {
+		t.Fatalf("error %v is not a gRPC status", err)
+	}
+	for _, d := range st.Details() {
+		if e, ok := d.(*cnirpc.CNIError); ok {
+			return e.Code, e.Msg + ": " + e.Details
+		}
+	}
+	t.Fatalf("error %v has no CNIError", err)
+	return 0, ""
+}
+
+func TestAddPassesOnWhoAsks(t *testing.T) {
+	var got node.AddRequest
+	s := New(config(), assigner{add: func(r node.AddRequest) (store.Allocation, error) {
+		got = r
+		return store.Allocation{Wiring: store.Wiring{Result: []byte(`{"cniVersion":"1.1.0"}`)}}, nil
+	}}, cluster{})
+	resp, err := s.Add(t.Context(), args(nil))
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := node.AddRequest{
+		ID: store.ID{ContainerID: "c1", IfName: "eth0"}, Pod: store.Pod{Namespace: "ns", Name: "web", UID: "u1"},
+		Netns: store.Netns{Path: "/run/netns/pod", Inode: 42}, Pool: "blue",
+	}
+	if d := cmp.Diff(want, got); d != "" {
+		t.Errorf("request (-want +got):\n%s", d)
+	}
+	if string(resp.Result) != `{"cniVersion":"1.1.0"}` {
+		t.Errorf("result %s", resp.Result)
+	}
+}
+
+func TestAddErrors(t *testing.T) {
+	fails := func(err error) assigner {
+		return assigner{add: func(node.AddRequest) (store.Allocation, error) { return store.Allocation{}, err }}
+	}
+	tests := []struct {
+		name   string
+		edit   func(*cnirpc.CNIArgs)
+		config func(*Config)
+		assign assigner
+		egress []string
+		code   cnirpc.ErrorCode
+		says   string
+	}{
+		{name: "not ready", config: func(c *Config) { c.Ready = func() error { return errors.New("record: starting") } },
+			code: cnirpc.ErrorCode_TRY_AGAIN_LATER, says: "record: starting"},
+		{name: "no container ID", edit: func(a *cnirpc.CNIArgs) { a.ContainerId = "" },
+			code: cnirpc.ErrorCode_INVALID_ENVIRONMENT_VARIABLES, says: "CNI_CONTAINERID"},
+		{name: "no pod name", edit: func(a *cnirpc.CNIArgs) { delete(a.Args, "K8S_POD_NAME") },
+			code: cnirpc.ErrorCode_INVALID_ENVIRONMENT_VARIABLES, says: "K8S_POD_NAME"},
+		{name: "no CNI_ARGS", edit: func(a *cnirpc.CNIArgs) { a.Args = nil },
+			code: cnirpc.ErrorCode_INVALID_ENVIRONMENT_VARIABLES, says: "K8S_POD_NAMESPACE"},
+		{name: "wrong netns", edit: func(a *cnirpc.CNIArgs) { a.Netns = "/run/netns/gone" },
+			code: cnirpc.ErrorCode_INVALID_ENVIRONMENT_VARIABLES, says: "/run/netns/gone"},
+		{name: "chained though it gives addresses", edit: func(a *cnirpc.CNIArgs) { a.Args["IS_CHAINED"] = "true" },
+			code: cnirpc.ErrorCode_INVALID_NETWORK_CONFIG, says: "--enable-ipam=false"},
+		{name: "first though it gives none", config: func(c *Config) { c.IPAM = false },
+			code: cnirpc.ErrorCode_INVALID_NETWORK_CONFIG, says: "chain it behind"},
+		{name: "unknown namespace", edit: func(a *cnirpc.CNIArgs) { a.Args["K8S_POD_NAMESPACE"] = "nope" },
+			code: cnirpc.ErrorCode_TRY_AGAIN_LATER, says: "Namespace nope"},
+		{name: "egress is not silently left out", egress: []string{"net/gw"},
+			code: cnirpc.ErrorCode_INTERNAL, says: "net/gw"},
+		{name: "no address", assign: fails(fmt.Errorf("%w: pool is empty", node.ErrUnavailable)),
+			code: cnirpc.ErrorCode_TRY_AGAIN_LATER, says: "pool is empty"},
+		{name: "deleted meanwhile", assign: fails(node.ErrDeleted), code: cnirpc.ErrorCode_TRY_AGAIN_LATER, says: "deleted"},
+		{name: "disk full", assign: fails(fmt.Errorf("reserve: %w", store.ErrReadOnly)), code: cnirpc.ErrorCode_TRY_AGAIN_LATER, says: "written"},
+		{name: "anything else", assign: fails(errors.New("netlink: no such device")), code: cnirpc.ErrorCode_INTERNAL, says: "no such device"},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			cfg := config()
+			if tt.config != nil {
+				tt.config(&cfg)
+			}
+			_, err := New(cfg, tt.assign, cluster{tt.egress}).Add(t.Context(), args(tt.edit))
+			code, text := cniError(t, err)
+			if code != tt.code || !strings.Contains(text, tt.says) {
+				t.Errorf("code %v, %q; want %v and a text with %q", code, text, tt.code, tt.says)
+			}
+		})
+	}
+}
+
+func TestAddChainedPassesTheResultOn(t *testing.T) {
+	cfg := config()
+	cfg.IPAM = false
+	resp, err := New(cfg, nil, cluster{}).Add(t.Context(), args(func(a *cnirpc.CNIArgs) {
+		a.Args["IS_CHAINED"] = "true"
+		a.StdinData = []byte(`{"prevResult":{"cniVersion":"1.0.0","ips":[]}}`)
+	}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := string(resp.Result); got != `{"cniVersion":"1.0.0","ips":[]}` {
+		t.Errorf("result %s", got)
+	}
+}
+
+func TestDelNeedsOnlyTheID(t *testing.T) {
+	cfg := config()
+	cfg.Ready = func() error { return errors.New("starting") }
+	var got store.ID
+	s := New(cfg, assigner{del: func(id store.ID) error { got = id; return nil }}, cluster{})
+	if _, err := s.Del(t.Context(), &cnirpc.CNIArgs{ContainerId: "c1", Ifname: "eth0"}); err != nil {
+		t.Fatal(err)
+	}
+	if got != (store.ID{ContainerID: "c1", IfName: "eth0"}) {
+		t.Errorf("deleted %+v", got)
+	}
+}
+
+func TestCheckComparesThePreviousResult(t *testing.T) {
+	const stdin = `{"cniVersion":"1.1.0","prevResult":{"cniVersion":"1.1.0","interfaces":[{"name":"veth1"},{"name":"eth0","sandbox":"/x"},{"name":"net1","sandbox":"/x"}],
+		"ips":[{"address":"10.0.0.5/32","interface":1},{"address":"fd00::5/128","interface":1},{"address":"192.0.2.1/24","interface":2}]}}`
+	var got []netip.Addr
+	s := New(config(), assigner{check: func(_ store.ID, addrs []netip.Addr) error { got = addrs; return store.ErrNotFound }}, cluster{})
+	_, err := s.Check(t.Context(), args(func(a *cnirpc.CNIArgs) { a.StdinData = []byte(stdin) }))
+	if code, _ := cniError(t, err); code != cnirpc.ErrorCode_UNKNOWN_CONTAINER {
+		t.Errorf("code %v", code)
+	}
+	want := []netip.Addr{netip.MustParseAddr("10.0.0.5"), netip.MustParseAddr("fd00::5")}
+	if !slices.Equal(got, want) {
+		t.Errorf("compared %v, want those of eth0: %v", got, want)
+	}
+}
+
+func TestGCList(t *testing.T) {
+	c1 := []store.ID{{ContainerID: "c1", IfName: "eth0"}}
+	tests := []struct {
+		name, stdin string
+		want        []store.ID
+		fails       bool
+	}{
+		{"as the specification spells it", `{"cni.dev/valid-attachments":[{"containerID":"c1","ifname":"eth0"}]}`, c1, false},
+		{"the other spelling", `{"cni.dev/attachments":[{"containerID":"c1","ifname":"eth0"}]}`, c1, false},
+		{"an empty list is a list", `{"cni.dev/valid-attachments":[]}`, []store.ID{}, false},
+		{"no list is not an empty list", `{"name":"k8s-pod-network"}`, nil, true},
+		{"garbage", `{"cni.dev/valid-attachments":7}`, nil, true},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			var got []store.ID
+			s := New(config(), assigner{gc: func(valid []store.ID) error { got = valid; return nil }}, cluster{})
+			_, err := s.GC(t.Context(), &cnirpc.CNIArgs{StdinData: []byte(tt.stdin)})
+			if (err != nil) != tt.fails {
+				t.Fatalf("error %v", err)
+			}
+			if d := cmp.Diff(tt.want, got); d != "" {
+				t.Errorf("valid (-want +got):\n%s", d)
+			}
+		})
+	}
+}
+
+func TestStatus(t *testing.T) {
+	cfg := config()
+	reason := error(nil)
+	cfg.Ready = func() error { return reason }
+	s := New(cfg, assigner{}, cluster{})
+	if _, err := s.Status(t.Context(), &cnirpc.CNIArgs{}); err != nil {
+		t.Errorf("ready: %v", err)
+	}
+	reason = errors.New("disk: full")
+	_, err := s.Status(t.Context(), &cnirpc.CNIArgs{})
+	if code, text := cniError(t, err); code != cnirpc.ErrorCode_PLUGIN_NOT_AVAILABLE || !strings.Contains(text, "disk: full") {
+		t.Errorf("not ready: code %v, %q", code, text)
+	}
+}
+
+// Over a real socket: for root only, a panic is an error of one call, a stale
+// socket is replaced, a living one is not, and the end lets a running call end.
+func TestServe(t *testing.T) {
+	socket := filepath.Join(t.TempDir(), "coild.sock")
+	if err := os.WriteFile(socket, nil, 0o600); err != nil { // left by a dead process
+		t.Fatal(err)
+	}
+	entered, release := make(chan struct{}), make(chan struct{})
+	s := New(config(), assigner{
+		add: func(node.AddRequest) (store.Allocation, error) { panic("boom") },
+		del: func(store.ID) error { close(entered); <-release; return nil },
+	}, cluster{})
+	ctx, cancel := context.WithCancel(t.Context())
+	served := make(chan error, 1)
+	go func() { served <- s.Serve(ctx, socket, prometheus.NewRegistry()) }()
+	conn, err := grpc.NewClient("unix:"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	client := cnirpc.NewCNIClient(conn)
+	testkit.Eventually(t, 5*time.Second, "the socket is served", func() error {
+		_, err := client.Status(t.Context(), &cnirpc.CNIArgs{})
+		return err
+	})
+	if fi, err := os.Stat(socket); err != nil || fi.Mode().Perm() != 0o600 {
+		t.Errorf("socket: %v, %v; want mode 0600", fi.Mode(), err)
+	}
+	if err := s.Serve(t.Context(), socket, prometheus.NewRegistry()); err == nil || !strings.Contains(err.Error(), "another coild") {
+		t.Errorf("second server at the socket: %v", err)
+	}
+	if _, err := client.Add(t.Context(), args(nil)); status.Code(err) != codes.Internal {
+		t.Errorf("a call that panics: %v, want Internal", err)
+	}
+	called := make(chan error, 1)
+	go func() {
+		_, err := client.Del(t.Context(), args(nil))
+		called <- err
+	}()
+	<-entered
+	cancel()
+	close(release)
+	if err := <-called; err != nil {
+		t.Errorf("the call that ran at the end: %v", err)
+	}
+	if err := <-served; err != nil {
+		t.Errorf("Serve: %v", err)
+	}
+}
