@@ -230,15 +230,14 @@ func runStatus(ctx context.Context, c *cli, args []string) error {
 	if err != nil {
 		return err
 	}
-	all, err := cl.Status(ctx)
-	if err != nil {
-		return err
-	}
 	w := tabwriter.NewWriter(c.out, 0, 0, 3, ' ', 0)
 	fmt.Fprintln(w, "MACHINE\tPOWER\tCOMPONENT\tSTATE\tRESTARTS")
-	for _, m := range all {
-		if !m.On {
+	for _, m := range cl.Status(ctx) {
+		switch {
+		case !m.On:
 			fmt.Fprintf(w, "%s\toff\t\t\t\n", m.Name)
+		case m.Problem != nil:
+			fmt.Fprintf(w, "%s\ton\t\t%v\t\n", m.Name, m.Problem)
 		}
 		for _, s := range m.Components {
 			fmt.Fprintf(w, "%s\ton\t%s\t%s\t%d\n", m.Name, s.Name, componentState(s.PID, s.Wanted), s.Restarts)

@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/coil-net/coil/integration/lab/image"
-	"github.com/coil-net/coil/integration/lab/scale"
+	"github.com/coil-net/coil/pkg/testkit"
 )
 
 const importTimeout = 60 * time.Second
@@ -48,7 +48,7 @@ func (c *Cluster) ImportImage(ctx context.Context, archive string, nodes ...stri
 			}
 		}
 	}
-	ctx, cancel := scale.WithTimeout(ctx, importTimeout)
+	ctx, cancel := context.WithTimeout(ctx, testkit.Timeout(importTimeout))
 	defer cancel()
 	group, groupCtx := errgroup.WithContext(ctx)
 	for _, n := range nodes {

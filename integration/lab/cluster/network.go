@@ -95,12 +95,15 @@ func (c *Cluster) wireFabric(ctx context.Context, i machine.Init) error {
 // both ends in their places, so nothing appears in the host's namespace; it goes with the node.
 func (c *Cluster) wireNode(ctx context.Context, fabric, i machine.Init, index int) error {
 	port := "node" + strconv.Itoa(index)
-	err := ip(ctx, fabric,
+	add := []string{
 		fmt.Sprintf("link add %s type veth peer name eth0 netns %d", port, i.PID),
-		"link set "+port+" master br0 up",
-	)
-	if err != nil {
-		return err
+		"link set " + port + " master br0 up",
+	}
+	if err := ip(ctx, fabric, add...); err != nil {
+		// The kernel removes the links of a node that was switched off a moment later.
+		if err := ip(ctx, fabric, append([]string{"link del " + port}, add...)...); err != nil {
+			return err
+		}
 	}
 	lines := []string{"link set lo up", "link set eth0 up"}
 	for _, f := range c.families() {

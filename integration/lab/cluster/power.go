@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/coil-net/coil/integration/lab/machine"
-	"github.com/coil-net/coil/integration/lab/scale"
+	"github.com/coil-net/coil/pkg/testkit"
 )
 
 // PowerOff cuts the power of a node: every process of it is killed at once, and its network
@@ -66,7 +66,7 @@ func (c *Cluster) locked(ctx context.Context, change func() error) error {
 }
 
 func (c *Cluster) removeMachine(ctx context.Context, name string, i machine.Init) error {
-	ctx, cancel := scale.WithTimeout(ctx, machineTimeout)
+	ctx, cancel := context.WithTimeout(ctx, testkit.Timeout(machineTimeout))
 	defer cancel()
 	if err := machine.Kill(ctx, i); err != nil {
 		return fmt.Errorf("power off %s: %w", name, err)
@@ -101,7 +101,7 @@ func (c *Cluster) Down(ctx context.Context) error {
 }
 
 func (c *Cluster) remove(ctx context.Context) error {
-	ctx, cancel := scale.WithTimeout(ctx, machineTimeout)
+	ctx, cancel := context.WithTimeout(ctx, testkit.Timeout(machineTimeout))
 	defer cancel()
 	// Every machine is marked with its directory, so the record isn't needed for this.
 	inits, err := machine.Find(c.dir)
@@ -135,22 +135,23 @@ type Status struct {
 	Name       string
 	On         bool
 	Components []machine.Status
+	Problem    error // why the components of a machine that is on are unknown
 }
 
 // Status returns the status of all machines, the fabric's first.
-func (c *Cluster) Status(ctx context.Context) ([]Status, error) {
+func (c *Cluster) Status(ctx context.Context) []Status {
 	var all []Status
 	for _, name := range slices.Concat([]string{Fabric}, c.Nodes()) {
 		s := Status{Name: name}
 		if _, err := c.init(name); err == nil {
 			s.On = true
 			if s.Components, err = c.Machine(name).Components(ctx); err != nil {
-				return nil, err
+				s.Problem = err
 			}
 		}
 		all = append(all, s)
 	}
-	return all, nil
+	return all
 }
 
 // List returns the names of the clusters in a state directory.

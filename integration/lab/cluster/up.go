@@ -16,7 +16,7 @@ import (
 	"github.com/coil-net/coil/integration/lab/machine"
 	"github.com/coil-net/coil/integration/lab/pki"
 	"github.com/coil-net/coil/integration/lab/preflight"
-	"github.com/coil-net/coil/integration/lab/scale"
+	"github.com/coil-net/coil/pkg/testkit"
 )
 
 const (
@@ -59,7 +59,7 @@ func Up(ctx context.Context, opts Options) (*Cluster, error) {
 	if err := group.Wait(); err != nil {
 		return nil, err
 	}
-	if err := c.labelControlPlane(ctx); err != nil {
+	if err := errors.Join(c.labelControlPlane(ctx), c.waitServiceAccount(ctx)); err != nil {
 		return nil, err
 	}
 	for _, dir := range opts.Kustomize {
@@ -150,7 +150,7 @@ func (c *Cluster) startFabric(ctx context.Context, opts Options) error {
 	if err != nil {
 		return err
 	}
-	ctx, cancel := scale.WithTimeout(ctx, apiTimeout)
+	ctx, cancel := context.WithTimeout(ctx, testkit.Timeout(apiTimeout))
 	defer cancel()
 	err = poll(ctx, func(ctx context.Context) error { return controlplane.Ready(ctx, c.rest) })
 	if err != nil {
@@ -235,7 +235,7 @@ func (c *Cluster) startMachine(ctx context.Context, name string, o machine.Optio
 	o.Program = c.state.Labinit
 	c.mu.Unlock()
 	o.Dir, o.Cgroup = c.Machine(name), c.cgroup(name)
-	ctx, cancel := scale.WithTimeout(ctx, machineTimeout)
+	ctx, cancel := context.WithTimeout(ctx, testkit.Timeout(machineTimeout))
 	defer cancel()
 	if _, err := machine.Start(ctx, o); err != nil {
 		return fmt.Errorf("start %s: %w", name, err)

@@ -14,7 +14,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/coil-net/coil/integration/lab/proc"
-	"github.com/coil-net/coil/integration/lab/scale"
+	"github.com/coil-net/coil/pkg/testkit"
 )
 
 const (
@@ -33,7 +33,7 @@ func (c *Cluster) waitRegistered(ctx context.Context, name string) error {
 	if err != nil {
 		return err
 	}
-	ctx, cancel := scale.WithTimeout(ctx, registerTimeout)
+	ctx, cancel := context.WithTimeout(ctx, testkit.Timeout(registerTimeout))
 	defer cancel()
 	err = poll(ctx, func(ctx context.Context) error {
 		_, err := client.CoreV1().Nodes().Get(ctx, name, metav1.GetOptions{})
@@ -42,6 +42,26 @@ func (c *Cluster) waitRegistered(ctx context.Context, name string) error {
 	if err != nil {
 		log := c.Machine(name).Log("kubelet")
 		return fmt.Errorf("wait for %s to register: %w; the end of %s:\n%s", name, err, log, proc.Tail(log, 15))
+	}
+	return nil
+}
+
+// waitServiceAccount waits for the account without which no pod can be made.
+func (c *Cluster) waitServiceAccount(ctx context.Context) error {
+	client, err := c.client()
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, testkit.Timeout(registerTimeout))
+	defer cancel()
+	for _, namespace := range []string{metav1.NamespaceDefault, metav1.NamespaceSystem} {
+		err := poll(ctx, func(ctx context.Context) error {
+			_, err := client.CoreV1().ServiceAccounts(namespace).Get(ctx, "default", metav1.GetOptions{})
+			return err
+		})
+		if err != nil {
+			return fmt.Errorf("wait for the ServiceAccount default of %s: %w", namespace, err)
+		}
 	}
 	return nil
 }
@@ -63,7 +83,7 @@ func (c *Cluster) WaitReady(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	ctx, cancel := scale.WithTimeout(ctx, readyTimeout)
+	ctx, cancel := context.WithTimeout(ctx, testkit.Timeout(readyTimeout))
 	defer cancel()
 	return poll(ctx, func(ctx context.Context) error {
 		nodes, err := client.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
@@ -118,7 +138,7 @@ func (c *Cluster) WaitWorkloads(ctx context.Context, namespace string) error {
 	if err != nil {
 		return err
 	}
-	ctx, cancel := scale.WithTimeout(ctx, readyTimeout)
+	ctx, cancel := context.WithTimeout(ctx, testkit.Timeout(readyTimeout))
 	defer cancel()
 	return poll(ctx, func(ctx context.Context) error {
 		deployments, err := client.AppsV1().Deployments(namespace).List(ctx, metav1.ListOptions{})

@@ -21,7 +21,7 @@ import (
 	"github.com/coil-net/coil/integration/lab/build"
 	"github.com/coil-net/coil/integration/lab/pki"
 	"github.com/coil-net/coil/integration/lab/proc"
-	"github.com/coil-net/coil/integration/lab/scale"
+	"github.com/coil-net/coil/pkg/testkit"
 )
 
 const (
@@ -143,7 +143,7 @@ func (a *API) StopServer() {
 
 // StartServer starts kube-apiserver again on the same address and returns when it is ready.
 func (a *API) StartServer(ctx context.Context) error {
-	ctx, cancel := scale.WithTimeout(ctx, readyTimeout)
+	ctx, cancel := context.WithTimeout(ctx, testkit.Timeout(readyTimeout))
 	defer cancel()
 	extra := append([]string{
 		// Nothing here creates the ServiceAccounts that pods would need.
@@ -200,7 +200,7 @@ func (a *API) start(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	etcdCtx, cancel := scale.WithTimeout(ctx, readyTimeout)
+	etcdCtx, cancel := context.WithTimeout(ctx, testkit.Timeout(readyTimeout))
 	defer cancel()
 	if err := a.etcd.WaitFor(etcdCtx, func(ctx context.Context) error { return etcdReady(ctx, a.config.Etcd) }); err != nil {
 		return err

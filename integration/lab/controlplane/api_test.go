@@ -13,9 +13,12 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
+
+	"github.com/coil-net/coil/pkg/testkit"
 )
 
 func TestAPI(t *testing.T) {
+	testkit.Need(t, testkit.APIServer)
 	audit := filepath.Join(t.TempDir(), "audit.log")
 	policy := filepath.Join(t.TempDir(), "policy.yaml")
 	err := os.WriteFile(policy, []byte("apiVersion: audit.k8s.io/v1\nkind: Policy\nrules: [{level: Metadata}]\n"), 0o600)
@@ -100,6 +103,7 @@ func TestAPI(t *testing.T) {
 }
 
 func TestAPIReportsWhyItDoesNotStart(t *testing.T) {
+	testkit.Need(t, testkit.APIServer)
 	dir := t.TempDir()
 	_, err := StartAPI(t.Context(), Options{Dir: dir, Log: t.Output(), APIServerArgs: []string{"--no-such-flag"}})
 	if err == nil || !strings.Contains(err.Error(), "no-such-flag") {

@@ -28,7 +28,7 @@ const (
 	// Pause is the sandbox image.
 	Pause = "docker.io/coil-lab/pause:1"
 	// Tools has busybox: sh, ping, ping6, wget, httpd, nc, ip and more. A pod that uses it needs
-	// imagePullPolicy Never.
+	// imagePullPolicy Never. Debian's static wget crashes with -T: use timeout(1).
 	Tools = "docker.io/coil-lab/tools:1"
 )
 

@@ -1,0 +1,106 @@
+package cluster
+
+import (
+	"context"
+	"errors"
+	"io"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+func TestNodeNames(t *testing.T) {
+	got := []string{nodeName("coil", 0), nodeName("coil", 1), nodeName("coil", 2), nodeName("other", 10)}
+	want := []string{"coil-control-plane", "coil-worker", "coil-worker2", "other-worker10"}
+	if d := cmp.Diff(want, got); d != "" {
+		t.Errorf("-want +got:\n%s", d)
+	}
+}
+
+func TestAddressPlan(t *testing.T) {
+	for _, tc := range []struct{ got, want string }{
+		{IPv4.node(0).String(), "172.30.0.10/24"},
+		{IPv4.node(MaxNodes - 1).String(), "172.30.0.209/24"},
+		{IPv6.node(0).String(), "fd00:172:30::10/64"},
+		{IPv6.node(MaxNodes - 1).String(), "fd00:172:30::209/64"},
+		{IPv4.podSubnet(7).String(), "10.244.7.0/24"},
+		{IPv6.podSubnet(7).String(), "fd00:10:244:7::/64"},
+	} {
+		if tc.got != tc.want {
+			t.Errorf("got %s, want %s", tc.got, tc.want)
+		}
+	}
+	for f, p := range plans {
+		for _, other := range []string{p.service.String(), p.pods.String()} {
+			if strings.HasPrefix(other, p.fabric.Masked().Addr().String()) {
+				t.Errorf("%s: %s is inside the fabric %s", f, other, p.fabric)
+			}
+		}
+	}
+}
+
+func TestOptionsValidate(t *testing.T) {
+	ok := Options{}
+	ok.defaults()
+	if err := ok.Validate(); err != nil {
+		t.Fatalf("the defaults are refused: %v", err)
+	}
+	for name, change := range map[string]func(*Options){
+		"a name that isn't a path element": func(o *Options) { o.Name = "../x" },
+		"a name that is too long":          func(o *Options) { o.Name = strings.Repeat("a", 21) },
+		"no nodes":                         func(o *Options) { o.Nodes = -1 },
+		"too many nodes":                   func(o *Options) { o.Nodes = MaxNodes + 1 },
+		"a family twice":                   func(o *Options) { o.Families = []Family{IPv4, IPv4} },
+		"an image that doesn't exist":      func(o *Options) { o.Images = []string{"/no/such.tar"} },
+	} {
+		t.Run(name, func(t *testing.T) {
+			o := ok
+			change(&o)
+			if err := o.Validate(); err == nil {
+				t.Error("accepted")
+			}
+		})
+	}
+}
+
+func TestOpenWithoutCluster(t *testing.T) {
+	_, err := Open(t.TempDir(), "nobody")
+	if err == nil || !strings.Contains(err.Error(), "lab up --name nobody") {
+		t.Errorf("error is %v, want one that tells how to make it", err)
+	}
+}
+
+func TestLockIsRemovedWithoutARace(t *testing.T) {
+	dir := t.TempDir() + "/c"
+	unlock, err := lock(t.Context(), dir, io.Discard)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	var told strings.Builder
+	cancel()
+	if _, err := lock(ctx, dir, &told); !errors.Is(err, context.Canceled) {
+		t.Errorf("taking a held lock: %v, want canceled", err)
+	}
+	if !strings.Contains(told.String(), "waiting") {
+		t.Error("nobody was told about the wait")
+	}
+	// Whoever opened the file before it was removed must not believe to hold the lock.
+	opened := make(chan error, 1)
+	go func() {
+		again, err := lock(t.Context(), dir, io.Discard)
+		if err == nil {
+			_, err = os.Stat(dir + ".lock")
+			err = errors.Join(err, again(true))
+		}
+		opened <- err
+	}()
+	if err := unlock(true); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-opened; err != nil {
+		t.Errorf("the next holder has no lock file: %v", err)
+	}
+}
