@@ -26,10 +26,10 @@ import (
 // Names under which a container runtime knows the images.
 const (
 	// Pause is the sandbox image.
-	Pause = "docker.io/coil-lab/pause:1"
+	Pause = "localhost/coil-lab/pause:1"
 	// Tools has busybox: sh, ping, ping6, wget, httpd, nc, ip and more. A pod that uses it needs
 	// imagePullPolicy Never. Debian's static wget crashes with -T: use timeout(1).
-	Tools = "docker.io/coil-lab/tools:1"
+	Tools = "localhost/coil-lab/tools:1"
 )
 
 // ErrNoBusybox says that there is no statically linked busybox to make the tools image from.

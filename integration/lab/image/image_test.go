@@ -20,7 +20,7 @@ func TestWrite(t *testing.T) {
 	}
 	var first, second bytes.Buffer
 	for _, w := range []*bytes.Buffer{&first, &second} {
-		if err := Write(w, "docker.io/coil-lab/x:1", files, Config{Entrypoint: []string{"/a/b/file"}}); err != nil {
+		if err := Write(w, "localhost/coil-lab/x:1", files, Config{Entrypoint: []string{"/a/b/file"}}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -37,7 +37,7 @@ func TestWrite(t *testing.T) {
 	if err := json.Unmarshal(outer["manifest.json"], &manifest); err != nil {
 		t.Fatal(err)
 	}
-	if len(manifest) != 1 || len(manifest[0].Layers) != 1 || manifest[0].RepoTags[0] != "docker.io/coil-lab/x:1" {
+	if len(manifest) != 1 || len(manifest[0].Layers) != 1 || manifest[0].RepoTags[0] != "localhost/coil-lab/x:1" {
 		t.Fatalf("manifest is %+v", manifest)
 	}
 	layer := outer[manifest[0].Layers[0]]
