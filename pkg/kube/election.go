@@ -3,6 +3,7 @@ package kube
 import (
 	"context"
 	"fmt"
+	"sync/atomic"
 	"time"
 
 	"k8s.io/client-go/kubernetes"
@@ -45,17 +46,17 @@ func RunElected(ctx context.Context, cfg *rest.Config, e Election, run func(cont
 	if err != nil {
 		return fmt.Errorf("lease %s/%s: %w", e.Namespace, e.Name, err)
 	}
+	held := &heldLock{Interface: lock}
 	notify := e.OnChange
 	if notify == nil {
 		notify = func(bool) {}
 	}
 	// OnStartedLeading runs on a goroutine of the elector's, which does not wait for it.
 	ended := make(chan error, 1)
-	started := make(chan struct{})
 	electionCtx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	elector, err := leaderelection.NewLeaderElector(leaderelection.LeaderElectionConfig{
-		Lock:            lock,
+		Lock:            held,
 		Name:            e.Name,
 		LeaseDuration:   e.LeaseDuration,
 		RenewDeadline:   e.RenewDeadline,
@@ -63,7 +64,6 @@ func RunElected(ctx context.Context, cfg *rest.Config, e Election, run func(cont
 		ReleaseOnCancel: true,
 		Callbacks: leaderelection.LeaderCallbacks{
 			OnStartedLeading: func(ctx context.Context) {
-				close(started)
 				klog.FromContext(ctx).Info("Leading", "lease", klog.KRef(e.Namespace, e.Name), "identity", e.Identity)
 				notify(true)
 				err := run(ctx)
@@ -78,9 +78,7 @@ func RunElected(ctx context.Context, cfg *rest.Config, e Election, run func(cont
 		return fmt.Errorf("lease %s/%s: %w", e.Namespace, e.Name, err)
 	}
 	elector.Run(electionCtx)
-	select {
-	case <-started:
-	default:
+	if !held.once.Load() {
 		return nil // ctx ended before this candidate led
 	}
 	if err := <-ended; err != nil {
@@ -90,4 +88,26 @@ func RunElected(ctx context.Context, cfg *rest.Config, e Election, run func(cont
 		return fmt.Errorf("lease %s/%s was lost", e.Namespace, e.Name)
 	}
 	return nil
+}
+
+// heldLock knows whether this candidate ever got the lease. The elector has then
+// started run, even if its goroutine is still to be scheduled.
+type heldLock struct {
+	resourcelock.Interface
+	once atomic.Bool
+}
+
+func (l *heldLock) Create(ctx context.Context, r resourcelock.LeaderElectionRecord) error {
+	return l.wrote(l.Interface.Create(ctx, r))
+}
+
+func (l *heldLock) Update(ctx context.Context, r resourcelock.LeaderElectionRecord) error {
+	return l.wrote(l.Interface.Update(ctx, r))
+}
+
+func (l *heldLock) wrote(err error) error {
+	if err == nil {
+		l.once.Store(true)
+	}
+	return err
 }

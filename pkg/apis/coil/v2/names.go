@@ -11,6 +11,10 @@ const (
 	// AnnotationNodeUID on an AddressBlock is the UID of the Node that holds
 	// it, so that a Node re-created under the same name is told apart.
 	AnnotationNodeUID = "coil.cybozu.com/node-uid"
+	// AnnotationNodeGone on an AddressBlock is when coil-ipam-controller found its
+	// Node gone (RFC 3339) and, after a space, the value that AnnotationNodeUID had
+	// then. The quarantine of the block counts from there.
+	AnnotationNodeGone = "coil.cybozu.com/node-gone"
 
 	// LabelPool on an AddressBlock is the name of its pool.
 	LabelPool = "coil.cybozu.com/pool"

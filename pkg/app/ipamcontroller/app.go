@@ -1,0 +1,209 @@
+// Package ipamcontroller composes the program coil-ipam-controller.
+//
+// It owns the flags and the order in which parts start. It must not know what any of
+// them does.
+package ipamcontroller
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/uuid"
+	"k8s.io/client-go/informers"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/klog/v2"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/coil-net/coil/generated/informers/externalversions"
+	"github.com/coil-net/coil/pkg/app/program"
+	"github.com/coil-net/coil/pkg/controller/blockgc"
+	"github.com/coil-net/coil/pkg/controller/blockrequest"
+	"github.com/coil-net/coil/pkg/controller/pool"
+	"github.com/coil-net/coil/pkg/kube"
+	"github.com/coil-net/coil/pkg/observe"
+	"github.com/coil-net/coil/pkg/reconcile"
+)
+
+const (
+	programName = "coil-ipam-controller"
+	leaseName   = "coil-ipam-leader"
+	// caches is the condition of readiness: a standby is as ready as the leader.
+	caches = "caches"
+	// syncPatience is how long the caches may take to fill before that is reported.
+	syncPatience = 30 * time.Second
+)
+
+// Main runs the program and returns its exit code.
+func Main(args []string) int {
+	o := &Options{}
+	return program.Main(programName, args, o, func(ctx context.Context) error {
+		cfg, err := kube.Config(o.Kubeconfig, programName)
+		if err != nil {
+			return err
+		}
+		return Run(ctx, cfg, o)
+	})
+}
+
+// Run runs the program against the API server of cfg until ctx ends. Losing the lease
+// is an error.
+func Run(ctx context.Context, cfg *rest.Config, o *Options) error {
+	// client-go's default of 5 requests a second is for interactive tools. Requests come
+	// in bursts, when a cluster starts, and the API server's priority and fairness
+	// shares it out better than a limit that knows nothing of its load; the number of
+	// workers bounds what is in flight.
+	cfg = rest.CopyConfig(cfg)
+	cfg.QPS = -1
+	clients, err := kube.NewClients(cfg)
+	if err != nil {
+		return err
+	}
+	identity, err := newIdentity()
+	if err != nil {
+		return err
+	}
+	registry := observe.NewRegistry()
+	health := observe.NewHealth(caches)
+
+	group, ctx := errgroup.WithContext(ctx)
+	recorder, flush, err := kube.RunRecorder(ctx, clients.Core, programName)
+	if err != nil {
+		return err
+	}
+	defer flush()
+	coil := kube.CoilInformers(clients, "")
+	core := informers.NewSharedInformerFactoryWithOptions(clients.Core, 0, informers.WithTransform(stripNode))
+	c, err := newControllers(clients, coil, core, recorder, registry, o)
+	if err != nil {
+		return err
+	}
+	for _, f := range []kube.Factory{coil, core} {
+		f.Start(ctx.Done())
+		defer f.Shutdown()
+	}
+	group.Go(func() error {
+		return observe.Serve(ctx, observe.Options{MetricsAddr: o.MetricsAddr, HealthAddr: o.HealthAddr}, registry, health)
+	})
+	group.Go(func() error {
+		// Who can't read must not lead.
+		if !waitForCaches(ctx, health, c.synced) {
+			return nil
+		}
+		election := kube.Election{
+			Namespace: o.LeaseNamespace, Name: leaseName, Identity: identity,
+			LeaseDuration: o.LeaseDuration, RenewDeadline: o.RenewDeadline, RetryPeriod: o.RetryPeriod,
+		}
+		return kube.RunElected(ctx, cfg, election, c.run)
+	})
+	return group.Wait()
+}
+
+// controllers are what the leader runs.
+type controllers struct {
+	synced []cache.InformerSynced
+	parts  []func(context.Context) error
+}
+
+func newControllers(clients kube.Clients, coil externalversions.SharedInformerFactory, core informers.SharedInformerFactory,
+	recorder kube.Recorder, registry prometheus.Registerer, o *Options) (*controllers, error) {
+	loops := reconcile.NewMetrics(registry)
+	v2 := coil.Coil().V2()
+	nodes := core.Core().V1().Nodes()
+	services := core.Networking().V1().ServiceCIDRs()
+	requests, err := blockrequest.New(blockrequest.Config{
+		Coil: clients.Coil, Core: clients.Core,
+		Requests: v2.BlockRequests(), Blocks: v2.AddressBlocks(), Pools: v2.AddressPools(), Nodes: nodes,
+		Recorder: recorder, LoopMetrics: loops, Registry: registry,
+	})
+	if err != nil {
+		return nil, err
+	}
+	pools, err := pool.New(pool.Config{
+		Coil:  clients.Coil,
+		Pools: v2.AddressPools(), Blocks: v2.AddressBlocks(), Nodes: nodes, Services: services,
+		Carver: requests, Recorder: recorder, LoopMetrics: loops, Registry: registry,
+	})
+	if err != nil {
+		return nil, err
+	}
+	gc, err := blockgc.New(blockgc.Config{
+		Coil: clients.Coil, Core: clients.Core,
+		Blocks: v2.AddressBlocks(), Pools: v2.AddressPools(), Nodes: nodes,
+		Recorder: recorder, LoopMetrics: loops, Interval: o.GCInterval, Quarantine: o.Quarantine,
+	})
+	if err != nil {
+		return nil, err
+	}
+	return &controllers{
+		synced: []cache.InformerSynced{
+			v2.BlockRequests().Informer().HasSynced, v2.AddressBlocks().Informer().HasSynced,
+			v2.AddressPools().Informer().HasSynced, nodes.Informer().HasSynced, services.Informer().HasSynced,
+		},
+		parts: []func(context.Context) error{requests.Run, pools.Run, gc.Run},
+	}, nil
+}
+
+// run runs all parts until ctx ends or one of them fails.
+func (c *controllers) run(ctx context.Context) error {
+	group, ctx := errgroup.WithContext(ctx)
+	for _, part := range c.parts {
+		group.Go(func() error { return part(ctx) })
+	}
+	return group.Wait()
+}
+
+// errNotSynced tells an admin where to look.
+var errNotSynced = fmt.Errorf("caches are not filled after %s: is the API server reachable, and are the CRDs and the RBAC rules installed?", syncPatience)
+
+// waitForCaches waits, and says why while it takes too long; false when ctx ended.
+func waitForCaches(ctx context.Context, health *observe.Health, synced []cache.InformerSynced) bool {
+	for {
+		wait, cancel := context.WithTimeout(ctx, syncPatience)
+		err := kube.WaitForSync(wait, synced...)
+		cancel()
+		switch {
+		case ctx.Err() != nil:
+			return false
+		case err == nil:
+			health.Set(caches, nil)
+			return true
+		}
+		health.Set(caches, errNotSynced)
+		klog.FromContext(ctx).Error(errNotSynced, "Not ready")
+	}
+}
+
+// newIdentity names this process. The random part tells processes apart that have the
+// same host name, and a restarted container from the one before.
+func newIdentity() (string, error) {
+	name := os.Getenv("COIL_POD_NAME")
+	if name == "" {
+		var err error
+		if name, err = os.Hostname(); err != nil {
+			return "", fmt.Errorf("find a name for this process, COIL_POD_NAME is not set: %w", err)
+		}
+	}
+	return name + "_" + string(uuid.NewUUID()), nil
+}
+
+// stripNode keeps of Nodes what the controllers read, since there may be thousands
+// and they are large.
+func stripNode(obj any) (any, error) {
+	n, ok := obj.(*corev1.Node)
+	if !ok {
+		return kube.Strip(obj)
+	}
+	return &corev1.Node{
+		ObjectMeta: metav1.ObjectMeta{
+			Name: n.Name, UID: n.UID, ResourceVersion: n.ResourceVersion, CreationTimestamp: n.CreationTimestamp,
+		},
+		Status: corev1.NodeStatus{Addresses: n.Status.Addresses},
+	}, nil
+}

@@ -1,0 +1,343 @@
+// Package blockgc frees the AddressBlocks of Nodes that are gone.
+//
+// It owns blocks from the moment when their Node is gone. It reads AddressBlocks,
+// Nodes and AddressPools. It must not know how blocks are used or given back by a node
+// that is alive.
+//
+//	block                      Node of the name, read live      action
+//	reserved                   any                              leave it to an admin
+//	any                        can't be read                    try again
+//	UID is the Node's          exists                           leave it to coild, deleting or not
+//	no UID (Coil 2.x)          exists                           leave it: coild writes the UID
+//	other UID                  exists, younger than quarantine  leave it: its coild may claim the block
+//	other UID                  exists, older                    as if the Node were gone
+//	not deleting               gone                             note the time, mark deleted
+//	deleting, no time noted    gone                             note the time
+//	deleting, in quarantine    gone                             wait
+//	deleting, quarantine over  gone                             remove the finalizer: the name is free
+//
+// Every write carries the UID and the resourceVersion of the block that was looked at: a
+// block that its coild claims at that moment stays. As long as the finalizer is there the
+// name is taken, so no address of the block can be given to anybody else; the quarantine
+// is for a machine that still runs although its Node object is gone.
+//
+// BlockRequests are owned by their Node; Kubernetes' garbage collector deletes them.
+package blockgc
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	coreinformers "k8s.io/client-go/informers/core/v1"
+	"k8s.io/client-go/kubernetes"
+	corelisters "k8s.io/client-go/listers/core/v1"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/klog/v2"
+
+	"github.com/coil-net/coil/generated/clientset/versioned"
+	informers "github.com/coil-net/coil/generated/informers/externalversions/coil/v2"
+	listers "github.com/coil-net/coil/generated/listers/coil/v2"
+	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
+	"github.com/coil-net/coil/pkg/kube"
+	"github.com/coil-net/coil/pkg/reconcile"
+)
+
+const (
+	byNode = "blockgc-node"
+	// settle lets a new block and its Node both arrive in the caches.
+	settle  = time.Second
+	workers = 2
+)
+
+// Defaults of Config.
+const (
+	DefaultInterval   = time.Hour
+	DefaultQuarantine = 10 * time.Minute
+)
+
+// Config is what the controller is made of.
+type Config struct {
+	Coil   versioned.Interface
+	Core   kubernetes.Interface
+	Blocks informers.AddressBlockInformer
+	Pools  informers.AddressPoolInformer
+	Nodes  coreinformers.NodeInformer
+	// Recorder takes Events about blocks.
+	Recorder kube.Recorder
+	// LoopMetrics takes metrics; nil ones are not exported.
+	LoopMetrics *reconcile.Metrics
+	// Interval is how often all blocks are looked at, beside those whose Node was
+	// deleted just now.
+	Interval time.Duration
+	// Quarantine is for how long the name of a block stays taken after its Node was
+	// found gone.
+	Quarantine time.Duration
+}
+
+// Controller frees blocks.
+type Controller struct {
+	coil       versioned.Interface
+	core       kubernetes.Interface
+	blocks     cache.Indexer
+	pools      listers.AddressPoolLister
+	nodes      corelisters.NodeLister
+	recorder   kube.Recorder
+	synced     []cache.InformerSynced
+	loop       *reconcile.Loop[string] // by node name
+	interval   time.Duration
+	quarantine time.Duration
+	now        func() time.Time
+	// active is false as long as another replica leads: nothing is queued then.
+	active atomic.Bool
+}
+
+// New returns a controller that isn't running.
+func New(cfg Config) (*Controller, error) {
+	c := &Controller{
+		coil:       cfg.Coil,
+		core:       cfg.Core,
+		blocks:     cfg.Blocks.Informer().GetIndexer(),
+		pools:      cfg.Pools.Lister(),
+		nodes:      cfg.Nodes.Lister(),
+		recorder:   cfg.Recorder,
+		interval:   cfg.Interval,
+		quarantine: cfg.Quarantine,
+		now:        time.Now,
+	}
+	var opts []reconcile.Option
+	if cfg.LoopMetrics != nil {
+		opts = append(opts, reconcile.WithMetrics(cfg.LoopMetrics))
+	}
+	c.loop = reconcile.New("blockgc", c.sync, opts...)
+	if err := cfg.Blocks.Informer().AddIndexers(cache.Indexers{byNode: nodeOfBlock}); err != nil {
+		return nil, err
+	}
+	blocks, err := cfg.Blocks.Informer().AddEventHandler(cache.ResourceEventHandlerFuncs{
+		AddFunc: func(obj any) { c.blockChanged(nil, obj) },
+		// How a block is used doesn't matter here, and changes most.
+		UpdateFunc: c.blockChanged,
+	})
+	if err != nil {
+		return nil, err
+	}
+	nodes, err := cfg.Nodes.Informer().AddEventHandler(cache.ResourceEventHandlerFuncs{
+		AddFunc:    c.nodeChanged,
+		DeleteFunc: c.nodeChanged,
+		UpdateFunc: func(before, after any) {
+			a, okA := before.(*corev1.Node)
+			b, okB := after.(*corev1.Node)
+			if okA && okB && a.UID != b.UID {
+				c.nodeChanged(after)
+			}
+		},
+	})
+	if err != nil {
+		return nil, err
+	}
+	c.synced = []cache.InformerSynced{blocks.HasSynced, nodes.HasSynced, cfg.Pools.Informer().HasSynced}
+	return c, nil
+}
+
+func nodeOfBlock(obj any) ([]string, error) {
+	if b, ok := obj.(*v2.AddressBlock); ok {
+		return []string{b.Labels[v2.LabelNode]}, nil
+	}
+	return nil, nil
+}
+
+func (c *Controller) blockChanged(before, after any) {
+	a, okA := before.(*v2.AddressBlock)
+	b, okB := after.(*v2.AddressBlock)
+	if !c.active.Load() || !okB {
+		return
+	}
+	if !okA || !a.DeletionTimestamp.Equal(b.DeletionTimestamp) || a.UID != b.UID ||
+		a.Annotations[v2.AnnotationNodeUID] != b.Annotations[v2.AnnotationNodeUID] {
+		c.loop.AddAfter(b.Labels[v2.LabelNode], settle)
+	}
+}
+
+func (c *Controller) nodeChanged(obj any) {
+	if name, err := cache.DeletionHandlingMetaNamespaceKeyFunc(obj); err == nil && c.active.Load() {
+		c.loop.Add(name)
+	}
+}
+
+// Run frees blocks until ctx ends. Call it when this process leads.
+func (c *Controller) Run(ctx context.Context) error {
+	if !cache.WaitForCacheSync(ctx.Done(), c.synced...) {
+		return nil
+	}
+	c.active.Store(true)
+	defer c.active.Store(false)
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	wg.Go(func() {
+		tick := time.NewTicker(c.interval)
+		defer tick.Stop()
+		for {
+			c.all(ctx)
+			select {
+			case <-tick.C:
+			case <-ctx.Done():
+				return
+			}
+		}
+	})
+	return c.loop.Run(ctx, workers)
+}
+
+// all looks at every block.
+func (c *Controller) all(ctx context.Context) {
+	for _, node := range c.blocks.ListIndexFuncValues(byNode) {
+		c.loop.Add(node)
+	}
+	for _, obj := range c.blocks.List() {
+		if b, ok := obj.(*v2.AddressBlock); ok {
+			c.explain(ctx, b)
+		}
+	}
+}
+
+// explain tells of a block that nobody will free by himself.
+func (c *Controller) explain(ctx context.Context, b *v2.AddressBlock) {
+	pool := b.Labels[v2.LabelPool]
+	if b.Labels[v2.LabelNode] == "" {
+		c.warn(ctx, b, "NoHolder", fmt.Sprintf("The label %s is missing: no node uses the block or gives it back; delete it and its finalizer if nothing has its addresses", v2.LabelNode))
+		return
+	}
+	if _, err := c.pools.Get(pool); apierrors.IsNotFound(err) {
+		c.warn(ctx, b, "PoolGone", fmt.Sprintf("There is no AddressPool %q: the block goes when no pod on node %s has an address of it", pool, b.Labels[v2.LabelNode]))
+	}
+}
+
+func (c *Controller) warn(ctx context.Context, b *v2.AddressBlock, reason, message string) {
+	c.recorder.Eventf(b, nil, corev1.EventTypeWarning, reason, "CollectGarbage", "%s", message)
+	klog.FromContext(ctx).V(2).Info("A block needs attention", "block", b.Name, "reason", reason, "message", message)
+}
+
+// sync looks at the blocks of one node.
+func (c *Controller) sync(ctx context.Context, node string) error {
+	objs, err := c.blocks.ByIndex(byNode, node)
+	if err != nil {
+		return err
+	}
+	if node == "" || c.nothingToDo(node, objs) {
+		return nil
+	}
+	live, err := c.core.CoreV1().Nodes().Get(ctx, node, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		live, err = nil, nil
+	}
+	if err != nil {
+		return fmt.Errorf("read Node %s: %w", node, err)
+	}
+	var errs []error
+	var next time.Duration
+	for _, obj := range objs {
+		b, ok := obj.(*v2.AddressBlock)
+		if !ok {
+			continue
+		}
+		a, wait := decide(b, live, c.now(), c.quarantine)
+		if err := c.act(ctx, b, a, node); err != nil {
+			errs = append(errs, err)
+		}
+		if wait > 0 && (next == 0 || wait < next) {
+			next = wait
+		}
+	}
+	if err := errors.Join(errs...); err != nil {
+		return err
+	}
+	if next > 0 {
+		return reconcile.Later(next)
+	}
+	return nil
+}
+
+// nothingToDo spares the API server: the cache is believed as long as it shows that
+// all is well.
+func (c *Controller) nothingToDo(node string, blocks []any) bool {
+	n, err := c.nodes.Get(node)
+	return len(blocks) == 0 || err == nil && !slices.ContainsFunc(blocks, func(obj any) bool {
+		b, ok := obj.(*v2.AddressBlock)
+		uid := ""
+		if ok {
+			uid = b.Annotations[v2.AnnotationNodeUID]
+		}
+		return uid != "" && uid != string(n.UID)
+	})
+}
+
+func (c *Controller) act(ctx context.Context, b *v2.AddressBlock, a action, node string) error {
+	switch a {
+	case quarantine:
+		return c.startQuarantine(ctx, b, node)
+	case release:
+		rest := slices.DeleteFunc(slices.Clone(b.Finalizers), func(f string) bool { return f == v2.Finalizer })
+		if len(rest) == len(b.Finalizers) {
+			return nil // somebody else keeps it
+		}
+		if _, err := c.patch(ctx, b, map[string]any{"finalizers": rest}); err != nil {
+			return fmt.Errorf("release AddressBlock %s: %w", b.Name, err)
+		}
+		klog.FromContext(ctx).Info("Released a block of a node that is gone", "block", b.Name, "node", node)
+	}
+	return nil
+}
+
+func (c *Controller) startQuarantine(ctx context.Context, b *v2.AddressBlock, node string) error {
+	if _, ok := goneSince(b); !ok {
+		metadata := map[string]any{"annotations": map[string]string{v2.AnnotationNodeGone: goneNote(b, c.now())}}
+		if b.DeletionTimestamp == nil && !slices.Contains(b.Finalizers, v2.Finalizer) {
+			// Without it the name would be free at once.
+			metadata["finalizers"] = append(slices.Clone(b.Finalizers), v2.Finalizer)
+		}
+		noted, err := c.patch(ctx, b, metadata)
+		if err != nil {
+			return fmt.Errorf("note on AddressBlock %s that its node is gone: %w", b.Name, err)
+		}
+		if noted == nil {
+			return nil
+		}
+		b = noted
+	}
+	if b.DeletionTimestamp != nil {
+		return nil
+	}
+	err := c.coil.CoilV2().AddressBlocks().Delete(ctx, b.Name, metav1.DeleteOptions{
+		Preconditions: &metav1.Preconditions{UID: &b.UID, ResourceVersion: &b.ResourceVersion},
+	})
+	if err != nil && !apierrors.IsNotFound(err) {
+		return fmt.Errorf("delete AddressBlock %s: %w", b.Name, err)
+	}
+	c.warn(ctx, b, "NodeGone", fmt.Sprintf("Node %s is gone: the block can be carved again after %s", node, c.quarantine))
+	klog.FromContext(ctx).Info("A node is gone, its block is in quarantine", "block", b.Name, "node", node, "for", c.quarantine)
+	return nil
+}
+
+// patch changes the metadata of a block that is as it was read, and returns what it
+// is then; nil if it is gone.
+func (c *Controller) patch(ctx context.Context, b *v2.AddressBlock, metadata map[string]any) (*v2.AddressBlock, error) {
+	metadata["uid"], metadata["resourceVersion"] = b.UID, b.ResourceVersion
+	patch, err := json.Marshal(map[string]any{"metadata": metadata})
+	if err != nil {
+		return nil, err
+	}
+	after, err := c.coil.CoilV2().AddressBlocks().Patch(ctx, b.Name, types.MergePatchType, patch, metav1.PatchOptions{})
+	if apierrors.IsNotFound(err) {
+		return nil, nil
+	}
+	return after, err
+}

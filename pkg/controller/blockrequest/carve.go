@@ -1,0 +1,292 @@
+package blockrequest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/klog/v2"
+
+	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
+	"github.com/coil-net/coil/pkg/ipam"
+	"github.com/coil-net/coil/pkg/plan"
+)
+
+// refusal is why a request can't be fulfilled, in the words of its condition.
+type refusal struct{ reason, message string }
+
+func (r *refusal) Error() string { return r.message }
+
+func refusef(reason, format string, args ...any) error {
+	return &refusal{reason, fmt.Sprintf(format, args...)}
+}
+
+// maxCollisions is how many names in a row may be taken against the belief of the
+// ledger before all blocks of the pool are read.
+const maxCollisions = 8
+
+// obtain returns the block that answers a request: one that was made for it before,
+// or a new one. The error is a *refusal if there can be none.
+func (c *Controller) obtain(ctx context.Context, r *v2.BlockRequest, w *work) (*v2.AddressBlock, error) {
+	for _, name := range c.madeFor(r, w) {
+		b, err := c.ours(ctx, r, name)
+		if b != nil || err != nil {
+			return b, err
+		}
+	}
+	// From here on Busy is true: the cache has to be read after that.
+	defer c.ledger.begin(r.Spec.PoolName)()
+	pool, err := c.pool(ctx, r.Spec.PoolName, w)
+	if err != nil {
+		return nil, err
+	}
+	p, err := plan.Pool(pool.Spec)
+	if err != nil {
+		return nil, refusef(v2.ReasonPoolInvalid, "AddressPool %s can't be used: %s", pool.Name, oneLine(err))
+	}
+	h, err := c.holder(ctx, r)
+	if err != nil {
+		return nil, err
+	}
+	c.ledger.open(pool)
+	return c.carve(ctx, r, w, pool, p, h)
+}
+
+// madeFor returns the names of blocks that may have been made for a request, the
+// same one first for whoever asks.
+func (c *Controller) madeFor(r *v2.BlockRequest, w *work) []string {
+	names := slices.Clone(c.unseen[r.UID])
+	for _, b := range c.cachedFor(r) {
+		names = append(names, b.Name)
+	}
+	if w.made != "" {
+		names = append(names, w.made)
+	}
+	if w.attempt != nil {
+		names = append(names, plan.BlockName(r.Spec.PoolName, w.attempt.index))
+	}
+	slices.Sort(names)
+	return slices.Compact(names)
+}
+
+// cachedFor returns the blocks of the cache that were made for a request.
+func (c *Controller) cachedFor(r *v2.BlockRequest) []*v2.AddressBlock {
+	objs, err := c.blocks.ByIndex(byRequest, string(r.UID))
+	if err != nil {
+		return nil // the index exists
+	}
+	var bs []*v2.AddressBlock
+	for _, obj := range objs {
+		if b, ok := obj.(*v2.AddressBlock); ok && b.DeletionTimestamp == nil {
+			bs = append(bs, b)
+		}
+	}
+	return bs
+}
+
+// ours returns a block as the API server has it, or nil if it isn't there, is on
+// its way out, or was not made for the request.
+func (c *Controller) ours(ctx context.Context, r *v2.BlockRequest, name string) (*v2.AddressBlock, error) {
+	b, err := c.coil.CoilV2().AddressBlocks().Get(ctx, name, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read AddressBlock %s: %w", name, err)
+	}
+	c.ledger.found(b)
+	if b.Labels[v2.LabelRequest] != string(r.UID) || b.DeletionTimestamp != nil {
+		return nil, nil
+	}
+	return b, nil
+}
+
+// pool returns the pool of a request if it can give blocks.
+func (c *Controller) pool(ctx context.Context, name string, w *work) (*v2.AddressPool, error) {
+	since := w.seen
+	cached, err := c.pools.Get(name)
+	if err != nil {
+		since, cached = c.now(), nil // new, or gone: nothing read before now tells which
+	}
+	if cached != nil && cached.DeletionTimestamp != nil {
+		return nil, terminating(name)
+	}
+	live, err := c.reader.read(ctx, name, since)
+	switch {
+	case apierrors.IsNotFound(err):
+		return nil, refusef(v2.ReasonPoolNotFound, "There is no AddressPool %s: create it, or change the annotation %s of the namespace", name, v2.AnnotationPool)
+	case err != nil:
+		return nil, fmt.Errorf("read AddressPool %s: %w", name, err)
+	case live.DeletionTimestamp != nil:
+		return nil, terminating(name)
+	case cached != nil && cached.UID != live.UID:
+		c.reader.forget(name)
+		return nil, fmt.Errorf("AddressPool %s was made again just now", name)
+	}
+	return live, nil
+}
+
+func terminating(pool string) error {
+	return refusef(v2.ReasonPoolTerminating, "AddressPool %s is being deleted and gives no more blocks", pool)
+}
+
+// holder returns who gets the block. A request of a Node that was since made again
+// under the same name is refused: the new one asks for itself.
+func (c *Controller) holder(ctx context.Context, r *v2.BlockRequest) (plan.Holder, error) {
+	h := plan.Holder{NodeName: r.Spec.NodeName, RequestUID: r.UID}
+	for _, o := range r.OwnerReferences {
+		if o.Kind == "Node" && o.Name == r.Spec.NodeName {
+			h.NodeUID = o.UID
+		}
+	}
+	n, err := c.nodes.Get(r.Spec.NodeName)
+	if err != nil || h.NodeUID != "" && n.UID != h.NodeUID {
+		n, err = c.core.CoreV1().Nodes().Get(ctx, r.Spec.NodeName, metav1.GetOptions{})
+	}
+	switch {
+	case apierrors.IsNotFound(err):
+		return h, refusef(v2.ReasonNodeNotFound, "There is no Node %s", r.Spec.NodeName)
+	case err != nil:
+		return h, fmt.Errorf("read Node %s: %w", r.Spec.NodeName, err)
+	case h.NodeUID != "" && n.UID != h.NodeUID:
+		return h, refusef(v2.ReasonNodeNotFound, "Node %s was deleted and made again: it has UID %s, the request is from UID %s", n.Name, n.UID, h.NodeUID)
+	}
+	h.NodeUID = n.UID
+	return h, nil
+}
+
+// carve creates the block of the next free index.
+func (c *Controller) carve(ctx context.Context, r *v2.BlockRequest, w *work, pool *v2.AddressPool, p ipam.Pool, h plan.Holder) (*v2.AddressBlock, error) {
+	for collisions := 0; ; collisions++ {
+		if collisions > 0 {
+			if bs := c.cachedFor(r); len(bs) > 0 || c.answered(r) {
+				return nil, apierrors.NewConflict(v2.Resource("blockrequests"), r.Name, errors.New("another controller answers it"))
+			}
+		}
+		if collisions == maxCollisions {
+			if err := c.readBlocks(ctx, pool.Name); err != nil {
+				return nil, err
+			}
+		}
+		cand, err := c.next(w, pool.Name, p)
+		if full := (*noneFree)(nil); errors.As(err, &full) {
+			return nil, refusef(v2.ReasonPoolExhausted, "AddressPool %s has no block left: %s; append a subnet to its spec.subnets", pool.Name, full)
+		}
+		if err != nil {
+			return nil, err
+		}
+		b, err := c.coil.CoilV2().AddressBlocks().Create(ctx, plan.NewBlock(pool, cand.index, cand.block, h), metav1.CreateOptions{})
+		switch {
+		case err == nil:
+			w.made, w.attempt = b.Name, nil
+			klog.FromContext(ctx).V(2).Info("Carved a block", "block", b.Name, "ranges", cand.block, "node", h.NodeName)
+			return b, nil
+		case apierrors.IsAlreadyExists(err):
+			w.attempt = nil
+			name := plan.BlockName(pool.Name, cand.index)
+			if b, err := c.ours(ctx, r, name); b != nil || err != nil {
+				return b, err
+			}
+		case apierrors.IsInvalid(err):
+			w.attempt = nil
+			c.ledger.release(pool.Name, cand.index)
+			return nil, refusef(v2.ReasonPoolInvalid, "The API server refuses AddressBlock %s: %s",
+				plan.BlockName(pool.Name, cand.index), oneLine(err))
+		default:
+			// It may exist all the same.
+			w.attempt = &cand
+			return nil, fmt.Errorf("create AddressBlock %s: %w", plan.BlockName(pool.Name, cand.index), err)
+		}
+	}
+}
+
+// next returns the candidate whose creation had no clear answer, else another one.
+func (c *Controller) next(w *work, pool string, p ipam.Pool) (candidate, error) {
+	if w.attempt != nil {
+		return *w.attempt, nil
+	}
+	return c.ledger.pick(pool, p)
+}
+
+// answered says whether the cache has got an answer since the work on r began.
+func (c *Controller) answered(r *v2.BlockRequest) bool {
+	obj, ok, err := c.requests.GetByKey(r.Name)
+	now, isRequest := obj.(*v2.BlockRequest)
+	return err == nil && (!ok || isRequest && now.ResourceVersion != r.ResourceVersion)
+}
+
+// dropSurplus deletes the blocks that were made for a request in vain, after
+// another one became its answer.
+func (c *Controller) dropSurplus(ctx context.Context, r *v2.BlockRequest, made string) error {
+	var names []string
+	for _, b := range c.cachedFor(r) {
+		names = append(names, b.Name)
+	}
+	if made != "" && !slices.Contains(names, made) {
+		names = append(names, made)
+	}
+	for _, name := range names {
+		if name == r.Status.AddressBlockName {
+			continue
+		}
+		b, err := c.ours(ctx, r, name)
+		if err != nil {
+			return err
+		}
+		if b == nil {
+			continue
+		}
+		if err := c.deleteBlock(ctx, b); err != nil {
+			return err
+		}
+		klog.FromContext(ctx).Info("Gave up a surplus block", "block", name, "request", r.Name, "answer", r.Status.AddressBlockName)
+	}
+	return nil
+}
+
+// requestVanished is called when there is no request any more to answer with b. The
+// node may have seen b and be content, or have got another block from another
+// controller; only then b is one too many.
+func (c *Controller) requestVanished(ctx context.Context, r *v2.BlockRequest, b *v2.AddressBlock) error {
+	l, err := c.coil.CoilV2().AddressBlocks().List(ctx, metav1.ListOptions{LabelSelector: v2.LabelRequest + "=" + string(r.UID)})
+	if err != nil {
+		return fmt.Errorf("list the blocks made for BlockRequest %s: %w", r.Name, err)
+	}
+	first := b
+	for i, o := range l.Items {
+		if o.UID != b.UID && o.DeletionTimestamp == nil && older(&o, first) {
+			first = &l.Items[i]
+		}
+	}
+	if first == b {
+		return nil
+	}
+	return c.deleteBlock(ctx, b)
+}
+
+// older orders blocks the same way for every controller.
+func older(a, b *v2.AddressBlock) bool {
+	if !a.CreationTimestamp.Equal(&b.CreationTimestamp) {
+		return a.CreationTimestamp.Before(&b.CreationTimestamp)
+	}
+	return a.Name < b.Name
+}
+
+// deleteBlock marks a block deleted if it is as it was read. Its node removes it
+// when no pod has an address of it.
+func (c *Controller) deleteBlock(ctx context.Context, b *v2.AddressBlock) error {
+	err := c.coil.CoilV2().AddressBlocks().Delete(ctx, b.Name, metav1.DeleteOptions{
+		Preconditions: &metav1.Preconditions{UID: &b.UID, ResourceVersion: &b.ResourceVersion},
+	})
+	if err != nil && !apierrors.IsNotFound(err) {
+		return fmt.Errorf("delete surplus AddressBlock %s: %w", b.Name, err)
+	}
+	return nil
+}
+
+// oneLine makes one sentence of a joined error.
+func oneLine(err error) string { return strings.ReplaceAll(err.Error(), "\n", "; ") }

@@ -1,0 +1,382 @@
+// Package blockrequest answers BlockRequests: it carves an AddressBlock out of the
+// pool for each, exactly one, or says why it can't.
+//
+// It owns the status of BlockRequests and the creation of AddressBlocks. It reads
+// BlockRequests, AddressBlocks, AddressPools and Nodes. It must not know what nodes
+// do with a block, nor write the pool.
+//
+//	request                      block labelled with its UID   action
+//	gone, deleting or Failed     any                           nothing
+//	no answer                    one                           answer with it
+//	no answer                    none, pool can give           carve, then answer
+//	no answer                    none, pool or node can't      answer Failed
+//	Complete                     one more than the answer      delete the surplus one
+//
+// Creating the object named "<pool>-<index>" is the lock, so two controllers at
+// once never give an address twice; who is told "already exists" takes the next
+// index. What stays in doubt is which of two blocks answers a request:
+//
+//   - Killed between the two writes: the next leader compares its cache with the API
+//     server once before it carves (see survey), and so finds the block by its label.
+//   - The answer to a create was lost: the same name is tried again, and the block is
+//     ours if it carries the request's UID.
+//   - Two leaders answer one request: the status is written with the resourceVersion
+//     that was read, so one of them loses, and deletes its own block. Only the node
+//     that holds a block removes its finalizer, since it may have seen it already.
+//
+// A pool that is being deleted gives no block. Its deletionTimestamp is looked for in
+// the cache and in a read from the API server that began after the request was seen,
+// so a request made after the deletion is always refused. A block carved just before
+// is seen by the pool's controller, which lists blocks from the API server, after it
+// saw the deletion in the same cache and Busy was false, before it lets the pool go.
+// Only two leaders at once can get past that: then the block's owner is gone, the
+// garbage collector marks the block deleted, and its node lets it run empty; its name
+// stays locked all the while.
+package blockrequest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	coreinformers "k8s.io/client-go/informers/core/v1"
+	"k8s.io/client-go/kubernetes"
+	corelisters "k8s.io/client-go/listers/core/v1"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/klog/v2"
+
+	"github.com/coil-net/coil/generated/clientset/versioned"
+	informers "github.com/coil-net/coil/generated/informers/externalversions/coil/v2"
+	listers "github.com/coil-net/coil/generated/listers/coil/v2"
+	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
+	"github.com/coil-net/coil/pkg/kube"
+	"github.com/coil-net/coil/pkg/reconcile"
+)
+
+// Names of the indexes of the informers.
+const (
+	byRequest = "blockrequest-uid"
+	byUID     = "blockrequest-own-uid"
+)
+
+// DefaultWorkers is enough to keep an API server busy, whose writes take a few
+// milliseconds each.
+const DefaultWorkers = 16
+
+// Config is what the controller is made of.
+type Config struct {
+	Coil     versioned.Interface
+	Core     kubernetes.Interface
+	Requests informers.BlockRequestInformer
+	Blocks   informers.AddressBlockInformer
+	Pools    informers.AddressPoolInformer
+	Nodes    coreinformers.NodeInformer
+	Recorder kube.Recorder
+	// Workers is how many requests are answered at once; 0 means DefaultWorkers.
+	Workers int
+	// LoopMetrics and Registry take metrics; nil ones are not exported.
+	LoopMetrics *reconcile.Metrics
+	Registry    prometheus.Registerer
+}
+
+// Controller answers BlockRequests.
+type Controller struct {
+	coil     versioned.Interface
+	core     kubernetes.Interface
+	requests cache.Indexer
+	blocks   cache.Indexer
+	pools    listers.AddressPoolLister
+	nodes    corelisters.NodeLister
+	synced   []cache.InformerSynced
+	recorder kube.Recorder
+	workers  int
+	loop     *reconcile.Loop[string]
+	answers  *prometheus.CounterVec
+	now      func() time.Time
+
+	ledger *ledger
+	reader *poolReader
+	// active is false as long as another replica leads: nothing is queued then.
+	active atomic.Bool
+	// unseen are the blocks, by the UID of their request, that the API server had and
+	// the cache had not when this process began to lead. Fixed before the workers start.
+	unseen map[types.UID][]string
+
+	mu   sync.Mutex // guards work
+	work map[string]*work
+}
+
+// work is what is known about a request without an answer.
+type work struct {
+	uid  types.UID
+	seen time.Time
+	// attempt is a block whose creation had no clear answer, and made the name of
+	// one that was created. Only the worker that has the request uses them.
+	attempt *candidate
+	made    string
+}
+
+// New returns a controller that isn't running.
+func New(cfg Config) (*Controller, error) {
+	c := &Controller{
+		coil:     cfg.Coil,
+		core:     cfg.Core,
+		requests: cfg.Requests.Informer().GetIndexer(),
+		blocks:   cfg.Blocks.Informer().GetIndexer(),
+		pools:    cfg.Pools.Lister(),
+		nodes:    cfg.Nodes.Lister(),
+		recorder: cfg.Recorder,
+		workers:  cfg.Workers,
+		now:      time.Now,
+		work:     map[string]*work{},
+		answers: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "coil_controller_blockrequests_answered_total",
+			Help: "BlockRequests answered by this process: Complete, or the reason why they failed.",
+		}, []string{"answer"}),
+	}
+	if c.workers == 0 {
+		c.workers = DefaultWorkers
+	}
+	if cfg.Registry != nil {
+		if err := cfg.Registry.Register(c.answers); err != nil {
+			return nil, err
+		}
+	}
+	c.ledger = newLedger(c.now)
+	c.reader = newPoolReader(c.now, func(ctx context.Context, name string) (*v2.AddressPool, error) {
+		return c.coil.CoilV2().AddressPools().Get(ctx, name, metav1.GetOptions{})
+	})
+	var opts []reconcile.Option
+	if cfg.LoopMetrics != nil {
+		opts = append(opts, reconcile.WithMetrics(cfg.LoopMetrics))
+	}
+	c.loop = reconcile.New("blockrequest", c.sync, opts...)
+	return c, c.register(cfg)
+}
+
+func (c *Controller) register(cfg Config) error {
+	err := errors.Join(
+		cfg.Blocks.Informer().AddIndexers(cache.Indexers{byRequest: requestOfBlock}),
+		cfg.Requests.Informer().AddIndexers(cache.Indexers{byUID: uidOf}),
+	)
+	if err != nil {
+		return err
+	}
+	blocks, err := cfg.Blocks.Informer().AddEventHandler(cache.ResourceEventHandlerFuncs{
+		AddFunc:    func(obj any) { c.blockSeen(obj) },
+		UpdateFunc: func(_, obj any) { c.blockSeen(obj) },
+		DeleteFunc: func(obj any) {
+			if name, err := cache.DeletionHandlingMetaNamespaceKeyFunc(obj); err == nil {
+				c.ledger.miss(name)
+			}
+		},
+	})
+	if err != nil {
+		return err
+	}
+	requests, err := cfg.Requests.Informer().AddEventHandler(reconcile.Handler(c.enqueue))
+	if err != nil {
+		return err
+	}
+	pools, err := cfg.Pools.Informer().AddEventHandler(cache.ResourceEventHandlerFuncs{
+		DeleteFunc: func(obj any) {
+			if name, err := cache.DeletionHandlingMetaNamespaceKeyFunc(obj); err == nil {
+				c.reader.forget(name)
+				c.ledger.forget(name)
+			}
+		},
+	})
+	if err != nil {
+		return err
+	}
+	c.synced = []cache.InformerSynced{
+		blocks.HasSynced, requests.HasSynced, pools.HasSynced, cfg.Nodes.Informer().HasSynced,
+	}
+	return nil
+}
+
+func requestOfBlock(obj any) ([]string, error) {
+	if b, ok := obj.(*v2.AddressBlock); ok && b.Labels[v2.LabelRequest] != "" {
+		return []string{b.Labels[v2.LabelRequest]}, nil
+	}
+	return nil, nil
+}
+
+func uidOf(obj any) ([]string, error) {
+	if r, ok := obj.(*v2.BlockRequest); ok {
+		return []string{string(r.UID)}, nil
+	}
+	return nil, nil
+}
+
+func (c *Controller) enqueue(r *v2.BlockRequest) {
+	if !c.active.Load() {
+		return
+	}
+	c.workOf(r) // notes the time
+	c.loop.Add(r.Name)
+}
+
+// blockSeen also looks at the request of the block, for which it may be one too many.
+func (c *Controller) blockSeen(obj any) {
+	b, ok := obj.(*v2.AddressBlock)
+	if !ok {
+		return
+	}
+	c.ledger.see(b)
+	if !c.active.Load() || b.DeletionTimestamp != nil {
+		return
+	}
+	of, err := c.requests.ByIndex(byUID, b.Labels[v2.LabelRequest])
+	if err != nil {
+		return // the index exists
+	}
+	for _, obj := range of {
+		if r, ok := obj.(*v2.BlockRequest); ok {
+			c.loop.Add(r.Name)
+		}
+	}
+}
+
+// Run answers requests until ctx ends. Call it when this process leads.
+func (c *Controller) Run(ctx context.Context) error {
+	if !cache.WaitForCacheSync(ctx.Done(), c.synced...) {
+		return nil
+	}
+	if err := c.survey(ctx); err != nil {
+		return nil // ctx ended
+	}
+	c.active.Store(true)
+	defer c.active.Store(false)
+	for _, obj := range c.requests.List() {
+		if r, ok := obj.(*v2.BlockRequest); ok {
+			c.enqueue(r)
+		}
+	}
+	return c.loop.Run(ctx, c.workers)
+}
+
+// LastIndex returns the index of the block that was carved last out of a pool by
+// this process, and false if there was none.
+func (c *Controller) LastIndex(p *v2.AddressPool) (int32, bool) {
+	return c.ledger.lastIndex(p.Name, p.UID)
+}
+
+// Busy says whether a block of the pool may be about to be created by this process.
+// It says so of each request that began before the cache showed the pool's deletion.
+func (c *Controller) Busy(pool string) bool { return c.ledger.busy(pool) }
+
+// workOf returns what is known about a request.
+func (c *Controller) workOf(r *v2.BlockRequest) *work {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	w := c.work[r.Name]
+	if w == nil || w.uid != r.UID {
+		w = &work{uid: r.UID, seen: c.now()}
+		c.work[r.Name] = w
+	}
+	return w
+}
+
+func (c *Controller) forget(name string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	delete(c.work, name)
+}
+
+func (c *Controller) sync(ctx context.Context, name string) error {
+	obj, ok, err := c.requests.GetByKey(name)
+	if err != nil {
+		return err
+	}
+	r, isRequest := obj.(*v2.BlockRequest)
+	if !ok || !isRequest || r.DeletionTimestamp != nil || has(r, v2.BlockRequestFailed) {
+		c.forget(name)
+		return nil
+	}
+	w := c.workOf(r)
+	if has(r, v2.BlockRequestComplete) {
+		if err := c.dropSurplus(ctx, r, w.made); err != nil {
+			return err
+		}
+		c.forget(name)
+		return nil
+	}
+	b, err := c.obtain(ctx, r, w)
+	var no *refusal
+	if errors.As(err, &no) {
+		if no.reason == v2.ReasonPoolNotFound {
+			c.ledger.forget(r.Spec.PoolName)
+		}
+		return c.refuse(ctx, r, no)
+	}
+	if err != nil {
+		return fmt.Errorf("answer BlockRequest %s: %w", name, err)
+	}
+	return c.complete(ctx, r, b)
+}
+
+// complete answers a request with a block.
+func (c *Controller) complete(ctx context.Context, r *v2.BlockRequest, b *v2.AddressBlock) error {
+	answer := r.DeepCopy()
+	answer.Status.AddressBlockName = b.Name
+	c.setCondition(answer, v2.BlockRequestComplete, "BlockAssigned",
+		fmt.Sprintf("Node %s has AddressBlock %s", r.Spec.NodeName, b.Name))
+	_, err := c.coil.CoilV2().BlockRequests().UpdateStatus(ctx, answer, metav1.UpdateOptions{})
+	if apierrors.IsNotFound(err) {
+		return c.requestVanished(ctx, r, b)
+	}
+	if err != nil {
+		return fmt.Errorf("answer BlockRequest %s with AddressBlock %s: %w", r.Name, b.Name, err)
+	}
+	c.answers.WithLabelValues(string(v2.BlockRequestComplete)).Inc()
+	klog.FromContext(ctx).V(2).Info("Answered a request", "request", r.Name, "block", b.Name, "node", r.Spec.NodeName)
+	return nil
+}
+
+// refuse answers a request that can't be fulfilled. The node makes another request
+// when it still needs a block later.
+func (c *Controller) refuse(ctx context.Context, r *v2.BlockRequest, no *refusal) error {
+	answer := r.DeepCopy()
+	c.setCondition(answer, v2.BlockRequestFailed, no.reason, no.message)
+	_, err := c.coil.CoilV2().BlockRequests().UpdateStatus(ctx, answer, metav1.UpdateOptions{})
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("refuse BlockRequest %s: %w", r.Name, err)
+	}
+	c.answers.WithLabelValues(no.reason).Inc()
+	klog.FromContext(ctx).V(2).Info("Refused a request", "request", r.Name, "reason", no.reason, "message", no.message)
+	if n, err := c.nodes.Get(r.Spec.NodeName); err == nil {
+		c.recorder.Eventf(n, nil, corev1.EventTypeWarning, no.reason, "CarveBlock", "%s", no.message)
+	}
+	return nil
+}
+
+// setCondition makes a condition the only one of a request.
+func (c *Controller) setCondition(r *v2.BlockRequest, t v2.BlockRequestConditionType, reason, message string) {
+	now := metav1.NewTime(c.now())
+	r.Status.Conditions = []v2.BlockRequestCondition{{
+		Type: t, Status: corev1.ConditionTrue, Reason: reason, Message: message,
+		LastProbeTime: now, LastTransitionTime: now,
+	}}
+}
+
+// has says whether a condition of a request is True.
+func has(r *v2.BlockRequest, t v2.BlockRequestConditionType) bool {
+	for _, c := range r.Status.Conditions {
+		if c.Type == t && c.Status == corev1.ConditionTrue {
+			return true
+		}
+	}
+	return false
+}

@@ -1,0 +1,306 @@
+package blockrequest
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"sync"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
+	"github.com/coil-net/coil/pkg/ipam"
+	"github.com/coil-net/coil/pkg/plan"
+)
+
+// markLife is for how long an index is believed to be taken that only an answer of
+// the API server says so about, and no event. Events come within seconds.
+const markLife = time.Minute
+
+// maxSkipped bounds the search for a block that shares no addresses with others:
+// an existing block covers no more than this many of the smallest size.
+const maxSkipped = 1 << ipam.MaxBlockSizeBits
+
+// ledger is what this process believes about the blocks of all pools: the cache of
+// blocks and, before their events come, those that it made or ran into. It only
+// chooses the candidates; creating the block is what takes it.
+type ledger struct {
+	now func() time.Time
+
+	// mu guards all below and is never held over a call of the API server.
+	mu     sync.Mutex
+	pools  map[string]*account
+	blocks map[string][]netip.Prefix // by name, in ranges
+	ranges ranges
+}
+
+// account is the part of the ledger of one pool name.
+type account struct {
+	uid  types.UID
+	last int32
+	// taken are the indexes whose names are taken, marks those of them that no event
+	// has shown yet, with the time when they were found out.
+	taken map[int32]struct{}
+	marks map[int32]time.Time
+	// busy counts the requests that may be creating a block.
+	busy int
+}
+
+func newLedger(now func() time.Time) *ledger {
+	return &ledger{now: now, pools: map[string]*account{}, blocks: map[string][]netip.Prefix{}}
+}
+
+// account must be called with mu held.
+func (l *ledger) account(pool string) *account {
+	a := l.pools[pool]
+	if a == nil {
+		a = &account{last: -1, taken: map[int32]struct{}{}, marks: map[int32]time.Time{}}
+		l.pools[pool] = a
+	}
+	return a
+}
+
+// see records a block of the cache.
+func (l *ledger) see(b *v2.AddressBlock) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.hold(b.Name, rangesOf(b))
+	if pool, index, ok := plan.SplitBlockName(b.Name); ok {
+		a := l.account(pool)
+		a.taken[index] = struct{}{}
+		delete(a.marks, index)
+	}
+}
+
+// miss records that a block has left the cache.
+func (l *ledger) miss(name string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.free(name)
+}
+
+// free must be called with mu held.
+func (l *ledger) free(name string) {
+	l.hold(name, nil)
+	if pool, index, ok := plan.SplitBlockName(name); ok {
+		a := l.account(pool)
+		delete(a.taken, index)
+		delete(a.marks, index)
+		if a.uid == "" && a.busy == 0 && len(a.taken) == 0 {
+			delete(l.pools, pool) // nothing carves from it
+		}
+	}
+}
+
+// hold replaces the ranges of a name; mu must be held.
+func (l *ledger) hold(name string, ps []netip.Prefix) {
+	if slices.Equal(l.blocks[name], ps) {
+		return // as with most updates, which are about usage
+	}
+	for _, p := range l.blocks[name] {
+		l.ranges.remove(p)
+	}
+	delete(l.blocks, name)
+	if len(ps) == 0 {
+		return
+	}
+	for _, p := range ps {
+		l.ranges.add(p)
+	}
+	l.blocks[name] = ps
+}
+
+// begin says that a block of the pool may be created from now on until the
+// returned function is called.
+func (l *ledger) begin(pool string) (end func()) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	a := l.account(pool)
+	a.busy++
+	return func() {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		a.busy--
+	}
+}
+
+// open makes a pool that is new in the ledger, or was made again under the same
+// name, go on after the index that its status has.
+func (l *ledger) open(p *v2.AddressPool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	a := l.account(p.Name)
+	if a.uid == p.UID {
+		return
+	}
+	a.uid, a.last = p.UID, -1
+	if p.Status.LastIndex != nil {
+		a.last = *p.Status.LastIndex
+		return
+	}
+	// A pool of Coil 2.x: its highest block is the best guess.
+	for i := range a.taken {
+		a.last = max(a.last, i)
+	}
+}
+
+// busy says whether a block of the pool may be about to be created.
+func (l *ledger) busy(pool string) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	a := l.pools[pool]
+	return a != nil && a.busy > 0
+}
+
+// lastIndex returns the index that was carved last, and false if this process has
+// carved none of the pool.
+func (l *ledger) lastIndex(pool string, uid types.UID) (int32, bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	a := l.pools[pool]
+	if a == nil || a.uid != uid || a.last < 0 {
+		return 0, false
+	}
+	return a.last, true
+}
+
+// candidate is a block of a pool that seems to be free.
+type candidate struct {
+	index int32
+	block ipam.Block
+}
+
+// noneFree is why a pool has no candidate.
+type noneFree struct {
+	total int64
+	// overlapping counts the blocks that are free but share addresses with others.
+	overlapping int
+}
+
+func (e *noneFree) Error() string {
+	if e.overlapping > 0 {
+		return fmt.Sprintf("each of its %d blocks is taken or shares addresses with an existing block of another name", e.total)
+	}
+	return fmt.Sprintf("all of its %d blocks are taken", e.total)
+}
+
+// pick returns the next block of a pool that seems to be free and marks it, so that
+// nobody else picks it; the error is a *noneFree. A block that shares addresses
+// with an existing one, of whatever pool, isn't free.
+func (l *ledger) pick(pool string, p ipam.Pool) (candidate, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	a := l.account(pool)
+	l.expire(pool, a)
+	var skipped []int32
+	defer func() {
+		for _, i := range skipped {
+			delete(a.taken, i)
+		}
+	}()
+	last := a.last
+	for len(skipped) < maxSkipped {
+		index, ok := p.NextFree(last, a.taken)
+		if !ok {
+			break
+		}
+		b, err := p.Block(index)
+		if err != nil {
+			return candidate{}, err
+		}
+		if !l.overlaps(b) {
+			a.last = index
+			l.mark(pool, a, index, b.Prefixes())
+			return candidate{index, b}, nil
+		}
+		a.taken[index] = struct{}{}
+		skipped = append(skipped, index)
+		last = index
+	}
+	if len(skipped) == maxSkipped {
+		a.last = last // the next request goes on from here
+	}
+	return candidate{}, &noneFree{total: p.Total(), overlapping: len(skipped)}
+}
+
+func (l *ledger) overlaps(b ipam.Block) bool {
+	for _, p := range b.Prefixes() {
+		if l.ranges.overlaps(p) {
+			return true
+		}
+	}
+	return false
+}
+
+// mark must be called with mu held.
+func (l *ledger) mark(pool string, a *account, index int32, ps []netip.Prefix) {
+	a.taken[index] = struct{}{}
+	a.marks[index] = l.now()
+	l.hold(plan.BlockName(pool, index), ps)
+}
+
+// found records a block that the API server has and the cache doesn't show yet.
+func (l *ledger) found(b *v2.AddressBlock) {
+	pool, index, ok := plan.SplitBlockName(b.Name)
+	if !ok {
+		return
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	a := l.account(pool)
+	_, taken := a.taken[index]
+	_, marked := a.marks[index]
+	if !taken || marked {
+		l.mark(pool, a, index, rangesOf(b))
+	}
+}
+
+// release takes back a pick whose block was not created.
+func (l *ledger) release(pool string, index int32) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if _, ok := l.account(pool).marks[index]; ok {
+		l.free(plan.BlockName(pool, index))
+	}
+}
+
+// expire forgets marks that no event has confirmed; mu must be held. Should the
+// block come into being later, the API server refuses a second one of its name.
+func (l *ledger) expire(pool string, a *account) {
+	for index, at := range a.marks {
+		if l.now().Sub(at) > markLife {
+			l.free(plan.BlockName(pool, index))
+		}
+	}
+}
+
+// forget drops what is left of a pool that is gone. Blocks that still exist under
+// its name keep their names locked.
+func (l *ledger) forget(pool string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	a := l.pools[pool]
+	if a == nil || a.busy > 0 {
+		return
+	}
+	if len(a.taken) == 0 {
+		delete(l.pools, pool)
+		return
+	}
+	a.uid, a.last = "", -1
+}
+
+// rangesOf returns the prefixes of a block that can be understood.
+func rangesOf(b *v2.AddressBlock) []netip.Prefix {
+	var ps []netip.Prefix
+	for _, cidr := range []*string{b.IPv4, b.IPv6} {
+		if cidr == nil {
+			continue
+		}
+		if p, err := netip.ParsePrefix(*cidr); err == nil {
+			ps = append(ps, p.Masked())
+		}
+	}
+	return ps
+}

@@ -1,0 +1,66 @@
+package blockrequest
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/klog/v2"
+
+	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
+)
+
+// pageSize bounds the memory that reading all blocks takes.
+const pageSize = 500
+
+// survey compares the cache with the API server once, before this process carves
+// its first block: what the leader before made and did not live to tell must not
+// be made again. What the cache lacks is remembered; nobody else writes afterwards,
+// or both lead and the status of the request decides. The error is that of ctx.
+func (c *Controller) survey(ctx context.Context) error {
+	return wait.PollUntilContextCancel(ctx, time.Second, true, func(ctx context.Context) (bool, error) {
+		unseen := map[types.UID][]string{}
+		err := c.eachBlock(ctx, "", func(b *v2.AddressBlock) {
+			obj, _, err := c.blocks.GetByKey(b.Name)
+			if cached, ok := obj.(*v2.AddressBlock); err == nil && ok && cached.UID == b.UID {
+				return
+			}
+			c.ledger.found(b)
+			if uid := b.Labels[v2.LabelRequest]; uid != "" {
+				unseen[types.UID(uid)] = append(unseen[types.UID(uid)], b.Name)
+			}
+		})
+		if err != nil {
+			klog.FromContext(ctx).Error(err, "Requests wait until all blocks are known")
+			return false, nil
+		}
+		c.unseen = unseen
+		return true, nil
+	})
+}
+
+// readBlocks enters the blocks that the API server has of a pool into the ledger.
+func (c *Controller) readBlocks(ctx context.Context, pool string) error {
+	return c.eachBlock(ctx, v2.LabelPool+"="+pool, c.ledger.found)
+}
+
+// eachBlock calls f for the blocks that the API server has.
+func (c *Controller) eachBlock(ctx context.Context, selector string, f func(*v2.AddressBlock)) error {
+	opts := metav1.ListOptions{LabelSelector: selector, Limit: pageSize}
+	for {
+		l, err := c.coil.CoilV2().AddressBlocks().List(ctx, opts)
+		if err != nil {
+			return fmt.Errorf("list AddressBlocks: %w", err)
+		}
+		for i := range l.Items {
+			f(&l.Items[i])
+		}
+		if l.Continue == "" {
+			return nil
+		}
+		opts.Continue = l.Continue
+	}
+}
