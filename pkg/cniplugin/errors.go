@@ -1,0 +1,111 @@
+package cniplugin
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/containernetworking/cni/pkg/types"
+
+	"github.com/coil-net/coil/pkg/cniplugin/unary"
+)
+
+// verb is a CNI command, as in CNI_COMMAND.
+type verb string
+
+const (
+	verbAdd    verb = "ADD"
+	verbDel    verb = "DEL"
+	verbCheck  verb = "CHECK"
+	verbGC     verb = "GC"
+	verbStatus verb = "STATUS"
+)
+
+// hint is what an admin can look at when coild doesn't answer.
+const hint = "see kubectl -n kube-system get pods -l app.kubernetes.io/component=coild"
+
+// toCNIError says in CNI's words why a call of coild failed:
+//
+//	no connection, or it broke          11 (try again later)
+//	a CNIError in the status' details   its own code, message and details; 999 for
+//	                                    a code that CNI doesn't have
+//	Unavailable, DeadlineExceeded       11
+//	Unimplemented                       999, coild is of another version
+//	any other status                    999
+//
+// STATUS answers 50 (plugin not available) wherever others answer 11: those are its
+// words for "can't serve ADD" in the CNI specification.
+func toCNIError(v verb, socket string, err error) *types.Error {
+	e := classify(v, socket, err)
+	if v == verbStatus && e.Code == types.ErrTryAgainLater {
+		e.Code = types.ErrPluginNotAvailable
+	}
+	return e
+}
+
+func classify(v verb, socket string, err error) *types.Error {
+	var ce *unary.ConnectError
+	if errors.As(err, &ce) {
+		return types.NewError(types.ErrTryAgainLater,
+			fmt.Sprintf("coild is not reachable at %s: %v; it is probably starting or being updated; %s", socket, rootCause(ce), hint), "")
+	}
+	var s *unary.Status
+	if !errors.As(err, &s) {
+		return types.NewError(types.ErrInternal, err.Error(), "")
+	}
+	if e, ok := findCNIError(s.Details); ok {
+		return types.NewError(codeOf(e.code), orUnknown(e.msg, s), e.details)
+	}
+	message := strings.ToValidUTF8(s.Error(), "�")
+	switch {
+	case s.Code == unary.DeadlineExceeded:
+		return types.NewError(types.ErrTryAgainLater, fmt.Sprintf("coild did not answer %s in time; %s", v, hint), message)
+	case s.Code == unary.Unavailable && !s.FromServer:
+		return types.NewError(types.ErrTryAgainLater,
+			fmt.Sprintf("coild at %s broke off %s: it is probably being restarted or updated; %s", socket, v, hint), message)
+	case s.Code == unary.Unavailable:
+		return types.NewError(types.ErrTryAgainLater, "coild is not available: "+orUnknown(strings.ToValidUTF8(s.Message, "�"), s), "")
+	case s.Code == unary.Unimplemented:
+		return types.NewError(types.ErrInternal,
+			fmt.Sprintf("coild at %s does not know %s: it is of another version than the plugin, or another program; %s", socket, v, hint), message)
+	}
+	return types.NewError(types.ErrInternal, fmt.Sprintf("coild failed %s: %s", v, message), "")
+}
+
+// codeOf maps a code of CNIError. 0 is what a message without a code has, and the
+// runtime would take 0 for no error.
+func codeOf(code int32) uint {
+	if code <= 0 {
+		return types.ErrInternal
+	}
+	return uint(code)
+}
+
+func orUnknown(msg string, s *unary.Status) string {
+	if msg == "" {
+		return "coild gave no reason (" + s.Code.String() + ")"
+	}
+	return msg
+}
+
+// rootCause drops "dial unix /path: connect:", which repeats the socket's path.
+func rootCause(err error) error {
+	for {
+		next := errors.Unwrap(err)
+		if next == nil {
+			return err
+		}
+		err = next
+	}
+}
+
+// lost tells whether a call may not have reached coild and nobody said otherwise:
+// there was no connection, or it broke before an answer came. A coild that answers,
+// or is too slow to, isn't lost.
+func lost(err error) bool {
+	if errors.As(err, new(*unary.ConnectError)) {
+		return true
+	}
+	var s *unary.Status
+	return errors.As(err, &s) && !s.FromServer && s.Code == unary.Unavailable
+}
