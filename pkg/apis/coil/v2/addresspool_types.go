@@ -39,8 +39,8 @@ type AddressPool struct {
 
 // AddressPoolSpec is what the admin of a pool decides.
 //
-// +kubebuilder:validation:XValidation:rule="self.subnets.all(s, !has(s.ipv4) || !isCIDR(s.ipv4) || cidr(s.ipv4).prefixLength() + self.blockSizeBits <= 32)",fieldPath=".subnets",messageExpression="self.subnets[self.subnets.transformList(i, s, has(s.ipv4) && isCIDR(s.ipv4) && cidr(s.ipv4).prefixLength() + self.blockSizeBits > 32, i)[0]].ipv4 + ' is smaller than a block of 2^blockSizeBits addresses'"
-// +kubebuilder:validation:XValidation:rule="self.subnets.all(s, !has(s.ipv6) || !isCIDR(s.ipv6) || cidr(s.ipv6).prefixLength() + self.blockSizeBits <= 128)",fieldPath=".subnets",messageExpression="self.subnets[self.subnets.transformList(i, s, has(s.ipv6) && isCIDR(s.ipv6) && cidr(s.ipv6).prefixLength() + self.blockSizeBits > 128, i)[0]].ipv6 + ' is smaller than a block of 2^blockSizeBits addresses'"
+// +kubebuilder:validation:XValidation:rule="self.subnets.all(s, !has(s.ipv4) || !isCIDR(s.ipv4) || cidr(s.ipv4).ip().family() != 4 || cidr(s.ipv4).prefixLength() + self.blockSizeBits <= 32)",fieldPath=".subnets",messageExpression="self.subnets[self.subnets.transformList(i, s, has(s.ipv4) && isCIDR(s.ipv4) && cidr(s.ipv4).prefixLength() + self.blockSizeBits > 32, i)[0]].ipv4 + ' is smaller than a block of 2^blockSizeBits addresses'"
+// +kubebuilder:validation:XValidation:rule="self.subnets.all(s, !has(s.ipv6) || !isCIDR(s.ipv6) || cidr(s.ipv6).ip().family() != 6 || cidr(s.ipv6).prefixLength() + self.blockSizeBits <= 128)",fieldPath=".subnets",messageExpression="self.subnets[self.subnets.transformList(i, s, has(s.ipv6) && isCIDR(s.ipv6) && cidr(s.ipv6).prefixLength() + self.blockSizeBits > 128, i)[0]].ipv6 + ' is smaller than a block of 2^blockSizeBits addresses'"
 type AddressPoolSpec struct {
 	// BlockSizeBits is the size of the blocks that are carved out of the pool: a
 	// block has 2^blockSizeBits addresses of each family. It can't be changed.

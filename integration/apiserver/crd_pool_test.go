@@ -1,0 +1,134 @@
+package apiserver
+
+import (
+	"fmt"
+	"strings"
+)
+
+// Reasons that several attempts share.
+const (
+	notIPv4     = "must be an IPv4 subnet in CIDR notation"
+	notIPv6     = "must be an IPv6 subnet in CIDR notation"
+	hostBits    = " has host bits: the address must be the first one of the subnet"
+	overlaps    = " overlaps another subnet of the pool"
+	smaller     = " is smaller than a block of 2^blockSizeBits addresses"
+	appendOnly  = "subnets can be appended, not changed, reordered or removed"
+	families    = "all subnets must have the same address families"
+	unequalSize = "ipv4 and ipv6 must be of equal size"
+	noFamily    = "ipv4, ipv6 or both are required"
+	fixed       = "can't be changed"
+)
+
+// subnets returns the YAML of a pool with n dual-stack subnets.
+func subnets(n int) string {
+	var b strings.Builder
+	b.WriteString("spec: {subnets: [")
+	for i := range n {
+		fmt.Fprintf(&b, `{ipv4: 10.%d.0.0/16, ipv6: "fd00:%x::/112"}, `, i, i+1)
+	}
+	return b.String() + "]}"
+}
+
+// poolAttempts are attempts to create an AddressPool.
+func poolAttempts() []attempt {
+	return []attempt{
+		{name: "IPv4", new: `spec: {subnets: [{ipv4: 10.0.0.0/16}]}`},
+		{name: "IPv6", new: `spec: {subnets: [{ipv6: "fd00::/112"}]}`},
+		{name: "dual stack", new: `spec: {blockSizeBits: 8, subnets: [{ipv4: 10.0.0.0/16, ipv6: "fd00::/112"}]}`},
+		{name: "IPv6 in capitals and not shortened", new: `spec: {subnets: [{ipv6: "FD00:0:0:0:0:0:0:0/64"}]}`},
+		{name: "everything", new: `spec: {subnets: [{ipv4: 0.0.0.0/0}]}`},
+		{name: "single addresses", new: `spec: {blockSizeBits: 0, subnets: [{ipv4: 192.0.2.7/32}, {ipv4: 192.0.2.8/32}]}`},
+		{name: "exactly one block", new: `spec: {blockSizeBits: 4, subnets: [{ipv4: 192.0.2.16/28, ipv6: "fd00::10/124"}]}`},
+		{name: "the largest block", new: `spec: {blockSizeBits: 16, subnets: [{ipv4: 10.1.0.0/16, ipv6: "fd00::/112"}]}`},
+		{name: "neighbours", new: `spec: {subnets: [{ipv4: 10.0.0.0/24}, {ipv4: 10.0.1.0/24}]}`},
+		{name: "as many subnets as there may be", new: subnets(64)},
+		{name: "the longest name", object: strings.Repeat("p", 63), new: `spec: {subnets: [{ipv4: 10.0.0.0/16}]}`},
+
+		{name: "a name that is no label value", object: strings.Repeat("p", 64), new: `spec: {subnets: [{ipv4: 10.0.0.0/16}]}`,
+			field: "metadata.name", reason: "has at most 63 characters"},
+		{name: "no spec", new: `{}`, field: "spec", reason: "Required value"},
+		{name: "no subnets", new: `spec: {blockSizeBits: 5}`, field: "spec.subnets", reason: "Required value"},
+		{name: "an empty list of subnets", new: `spec: {subnets: []}`, field: "spec.subnets", reason: "should have at least 1 items"},
+		{name: "too many subnets", new: subnets(65), field: "spec.subnets", reason: "must have at most 64 items"},
+		{name: "a subnet without a family", new: `spec: {subnets: [{}]}`, field: "spec.subnets[0]", reason: noFamily},
+		{name: "an empty string", new: `spec: {subnets: [{ipv4: ""}]}`, field: "spec.subnets[0].ipv4", reason: notIPv4},
+		{name: "a word", new: `spec: {subnets: [{ipv4: default}]}`, field: "spec.subnets[0].ipv4", reason: notIPv4},
+		{name: "a number", new: `spec: {subnets: [{ipv4: 10}]}`, field: "spec.subnets[0].ipv4", reason: "must be of type string"},
+		{name: "an address without a length", new: `spec: {subnets: [{ipv4: 10.0.0.0}]}`, field: "spec.subnets[0].ipv4", reason: notIPv4},
+		{name: "an IPv4 length beyond the family", new: `spec: {subnets: [{ipv4: 10.0.0.0/33}]}`, field: "spec.subnets[0].ipv4", reason: notIPv4},
+		{name: "an IPv6 length beyond the family", new: `spec: {subnets: [{ipv6: "fd00::/129"}]}`, field: "spec.subnets[0].ipv6", reason: notIPv6},
+		{name: "a netmask", new: `spec: {subnets: [{ipv4: 10.0.0.0/255.255.0.0}]}`, field: "spec.subnets[0].ipv4", reason: notIPv4},
+		{name: "an octal number", new: `spec: {subnets: [{ipv4: 010.0.0.0/16}]}`, field: "spec.subnets[0].ipv4", reason: notIPv4},
+		{name: "IPv6 as IPv4", new: `spec: {subnets: [{ipv4: "fd00::/112"}]}`, field: "spec.subnets[0].ipv4", reason: notIPv4},
+		{name: "IPv4 as IPv6", new: `spec: {subnets: [{ipv6: 10.0.0.0/16}]}`, field: "spec.subnets[0].ipv6", reason: notIPv6},
+		{name: "IPv4 mapped into IPv6", new: `spec: {subnets: [{ipv6: "::ffff:10.0.0.0/112"}]}`, field: "spec.subnets[0].ipv6", reason: notIPv6},
+		{name: "a zone", new: `spec: {subnets: [{ipv6: "fe80::%eth0/64"}]}`, field: "spec.subnets[0].ipv6", reason: notIPv6},
+		{name: "a string without end", new: `spec: {subnets: [{ipv4: "` + strings.Repeat("1", 44) + `"}]}`, field: "spec.subnets[0].ipv4", reason: "Too long"},
+		{name: "IPv4 host bits", new: `spec: {subnets: [{ipv4: 10.0.0.1/16}]}`, field: "spec.subnets", reason: "10.0.0.1/16" + hostBits},
+		{name: "IPv6 host bits", new: `spec: {subnets: [{ipv6: "fd00::1/112"}]}`, field: "spec.subnets", reason: "fd00::1/112" + hostBits},
+		{name: "host bits in another subnet", new: `spec: {subnets: [{ipv4: 10.0.0.0/16}, {ipv4: 10.1.2.0/16}, {ipv4: 10.2.0.0/16}]}`,
+			field: "spec.subnets", reason: "10.1.2.0/16" + hostBits},
+		{name: "host bits in one family", new: `spec: {subnets: [{ipv4: 10.0.0.0/16, ipv6: "fd00::8000/112"}]}`,
+			field: "spec.subnets", reason: "fd00::8000/112" + hostBits},
+		{name: "mixed families", new: `spec: {subnets: [{ipv4: 10.0.0.0/16}, {ipv6: "fd00::/112"}]}`, field: "spec.subnets", reason: families},
+		{name: "dual stack and a single family", new: `spec: {subnets: [{ipv4: 10.0.0.0/16, ipv6: "fd00::/112"}, {ipv4: 10.1.0.0/16}]}`,
+			field: "spec.subnets", reason: families},
+		{name: "unequal sizes", new: `spec: {subnets: [{ipv4: 10.0.0.0/16, ipv6: "fd00::/64"}]}`, field: "spec.subnets[0]", reason: unequalSize},
+		{name: "unequal sizes in another subnet", new: `spec: {subnets: [{ipv4: 10.0.0.0/16, ipv6: "fd00::/112"}, {ipv4: 10.1.0.0/24, ipv6: "fd00:1::/119"}]}`,
+			field: "spec.subnets[1]", reason: unequalSize},
+		{name: "IPv4 smaller than a block", new: `spec: {subnets: [{ipv4: 10.0.0.0/28}]}`, field: "spec.subnets", reason: "10.0.0.0/28" + smaller},
+		{name: "IPv6 smaller than a block", new: `spec: {blockSizeBits: 8, subnets: [{ipv6: "fd00::/112"}, {ipv6: "fd00:1::/121"}]}`,
+			field: "spec.subnets", reason: "fd00:1::/121" + smaller},
+		{name: "a negative block size", new: `spec: {blockSizeBits: -1, subnets: [{ipv4: 10.0.0.0/16}]}`, field: "spec.blockSizeBits", reason: "greater than or equal to 0"},
+		{name: "too large a block size", new: `spec: {blockSizeBits: 17, subnets: [{ipv4: 10.0.0.0/8}]}`, field: "spec.blockSizeBits", reason: "less than or equal to 16"},
+		{name: "a block size beyond the family", new: `spec: {blockSizeBits: 33, subnets: [{ipv6: "fd00::/64"}]}`, field: "spec.blockSizeBits", reason: "less than or equal to 16"},
+		{name: "a block size in words", new: `spec: {blockSizeBits: five, subnets: [{ipv4: 10.0.0.0/16}]}`, field: "spec.blockSizeBits", reason: "must be of type integer"},
+		{name: "the same subnet twice", new: `spec: {subnets: [{ipv4: 10.0.0.0/16}, {ipv4: 10.0.0.0/16}]}`, field: "spec.subnets", reason: "10.0.0.0/16" + overlaps},
+		{name: "a subnet within another", new: `spec: {subnets: [{ipv4: 10.0.0.0/16}, {ipv4: 10.1.0.0/24}, {ipv4: 10.0.7.0/24}]}`,
+			field: "spec.subnets", reason: "10.0.7.0/24" + overlaps},
+		{name: "a subnet around another", new: `spec: {subnets: [{ipv6: "fd00:0:0:1::/64"}, {ipv6: "fd00::/48"}]}`, field: "spec.subnets", reason: "fd00::/48" + overlaps},
+		{name: "an overlap in one family", new: `spec: {subnets: [{ipv4: 10.0.0.0/16, ipv6: "fd00::/112"}, {ipv4: 10.1.0.0/16, ipv6: "fd00::/112"}]}`,
+			field: "spec.subnets", reason: "fd00::/112" + overlaps},
+	}
+}
+
+// poolChanges are attempts to change an AddressPool.
+func poolChanges() []attempt {
+	const old = `spec: {subnets: [{ipv4: 10.0.0.0/16}, {ipv4: 10.1.0.0/16}]}`
+	return []attempt{
+		{name: "append a subnet", old: old, new: `spec: {subnets: [{ipv4: 10.0.0.0/16}, {ipv4: 10.1.0.0/16}, {ipv4: 10.2.0.0/16}]}`},
+		{name: "append the last subnet that fits", old: subnets(63), new: subnets(64)},
+		{name: "leave the block size to its default", old: `spec: {blockSizeBits: 5, subnets: [{ipv4: 10.0.0.0/16}]}`, new: `spec: {subnets: [{ipv4: 10.0.0.0/16}]}`},
+
+		{name: "a smaller block size", old: old, new: `spec: {blockSizeBits: 4, subnets: [{ipv4: 10.0.0.0/16}, {ipv4: 10.1.0.0/16}]}`,
+			field: "spec.blockSizeBits", reason: fixed},
+		{name: "a larger block size", old: old, new: `spec: {blockSizeBits: 6, subnets: [{ipv4: 10.0.0.0/16}, {ipv4: 10.1.0.0/16}]}`,
+			field: "spec.blockSizeBits", reason: fixed},
+		{name: "another block size by default", old: `spec: {blockSizeBits: 8, subnets: [{ipv4: 10.0.0.0/16}]}`, new: `spec: {subnets: [{ipv4: 10.0.0.0/16}]}`,
+			field: "spec.blockSizeBits", reason: fixed},
+		{name: "remove the last subnet", old: old, new: `spec: {subnets: [{ipv4: 10.0.0.0/16}]}`, field: "spec.subnets", reason: appendOnly},
+		{name: "remove the first subnet", old: old, new: `spec: {subnets: [{ipv4: 10.1.0.0/16}]}`, field: "spec.subnets", reason: appendOnly},
+		{name: "remove all subnets", old: old, new: `spec: {subnets: []}`, field: "spec.subnets", reason: "should have at least 1 items"},
+		{name: "edit a subnet", old: old, new: `spec: {subnets: [{ipv4: 10.0.0.0/16}, {ipv4: 10.3.0.0/16}]}`, field: "spec.subnets", reason: appendOnly},
+		{name: "enlarge a subnet", old: old, new: `spec: {subnets: [{ipv4: 10.0.0.0/16}, {ipv4: 10.8.0.0/13}]}`, field: "spec.subnets", reason: appendOnly},
+		{name: "shrink a subnet", old: old, new: `spec: {subnets: [{ipv4: 10.0.0.0/16}, {ipv4: 10.1.0.0/17}]}`, field: "spec.subnets", reason: appendOnly},
+		{name: "reorder subnets", old: old, new: `spec: {subnets: [{ipv4: 10.1.0.0/16}, {ipv4: 10.0.0.0/16}]}`, field: "spec.subnets", reason: appendOnly},
+		{name: "prepend a subnet", old: old, new: `spec: {subnets: [{ipv4: 10.2.0.0/16}, {ipv4: 10.0.0.0/16}, {ipv4: 10.1.0.0/16}]}`,
+			field: "spec.subnets", reason: appendOnly},
+		{name: "add a family to a subnet", old: `spec: {subnets: [{ipv4: 10.0.0.0/16}]}`, new: `spec: {subnets: [{ipv4: 10.0.0.0/16, ipv6: "fd00::/112"}]}`,
+			field: "spec.subnets", reason: appendOnly},
+		{name: "remove a family of a subnet", old: `spec: {subnets: [{ipv4: 10.0.0.0/16, ipv6: "fd00::/112"}]}`, new: `spec: {subnets: [{ipv4: 10.0.0.0/16}]}`,
+			field: "spec.subnets", reason: appendOnly},
+		{name: "append another family", old: old, new: `spec: {subnets: [{ipv4: 10.0.0.0/16}, {ipv4: 10.1.0.0/16}, {ipv6: "fd00::/112"}]}`,
+			field: "spec.subnets", reason: families},
+		{name: "append an overlap", old: old, new: `spec: {subnets: [{ipv4: 10.0.0.0/16}, {ipv4: 10.1.0.0/16}, {ipv4: 10.1.4.0/24}]}`,
+			field: "spec.subnets", reason: "10.1.4.0/24" + overlaps},
+		{name: "append a subnet again", old: old, new: `spec: {subnets: [{ipv4: 10.0.0.0/16}, {ipv4: 10.1.0.0/16}, {ipv4: 10.0.0.0/16}]}`,
+			field: "spec.subnets", reason: "10.0.0.0/16" + overlaps},
+		{name: "append host bits", old: old, new: `spec: {subnets: [{ipv4: 10.0.0.0/16}, {ipv4: 10.1.0.0/16}, {ipv4: 10.2.0.1/16}]}`,
+			field: "spec.subnets", reason: "10.2.0.1/16" + hostBits},
+		{name: "append less than a block", old: old, new: `spec: {subnets: [{ipv4: 10.0.0.0/16}, {ipv4: 10.1.0.0/16}, {ipv4: 10.2.0.0/28}]}`,
+			field: "spec.subnets", reason: "10.2.0.0/28" + smaller},
+		{name: "append too many subnets", old: subnets(64), new: subnets(65), field: "spec.subnets", reason: "must have at most 64 items"},
+	}
+}
