@@ -40,7 +40,7 @@ func runUp(ctx context.Context, c *cli, args []string) error {
 	c.flags.IntVar(&opts.Nodes, "nodes", 3, "number of nodes, that of the control plane included")
 	c.flags.StringVar(&opts.KubernetesVersion, "kubernetes-version", "", "pinned release to run, as 1.36 (default: the newest)")
 	c.flags.StringArrayVar(&opts.Images, "image", nil, "archive that every node imports; repeatable (default: what make image builds)")
-	c.flags.StringArrayVar(&opts.Kustomize, "kustomize", nil, "directory to apply; repeatable (default: integration/lab/manifests)")
+	c.flags.StringArrayVar(&opts.Kustomize, "kustomize", nil, "directory to apply; repeatable (default: one of integration/lab/manifests)")
 	c.flags.BoolVar(&opts.ReferenceCNI, "reference-cni", false, "connect pods by the reference plugins; needs --no-coil")
 	family := c.flags.String("ip-family", "dual", "ipv4, ipv6 or dual")
 	noCoil := c.flags.Bool("no-coil", false, "neither build nor install Coil")

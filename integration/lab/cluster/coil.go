@@ -10,21 +10,24 @@ import (
 )
 
 // AddCoil adds this repository's Coil to the options, where they name nothing else: the image,
-// which is built now, and the manifests that install it in a lab.
+// which is built now, and the manifests that install it in a lab. Nodes has to be set already.
 func (o *Options) AddCoil(ctx context.Context) error {
+	o.defaults()
 	root, err := build.Root()
 	if err != nil {
 		return err
 	}
 	if len(o.Kustomize) == 0 {
-		o.Kustomize = []string{filepath.Join(root, "integration/lab/manifests")}
+		variant := "several-nodes"
+		if o.Nodes == 1 {
+			variant = "one-node"
+		}
+		o.Kustomize = []string{filepath.Join(root, "integration/lab/manifests", variant)}
 	}
 	if len(o.Images) > 0 {
 		return nil
 	}
-	if o.Log != nil {
-		fmt.Fprintln(o.Log, "building Coil's image")
-	}
+	fmt.Fprintln(o.Log, "building Coil's image")
 	make := exec.CommandContext(ctx, "make", "-C", root, "image")
 	make.Stdout, make.Stderr = o.Log, o.Log
 	if err := make.Run(); err != nil {

@@ -54,19 +54,17 @@ func TestLifecycle(t *testing.T) {
 			}
 		}
 	})
-	t.Run("a node has its own file system and shares its programs", func(t *testing.T) {
+	t.Run("a node has its own file system", func(t *testing.T) {
 		worker := c.Nodes()[1]
-		mustExec(t, c, worker, "touch", "/var/lib/coil/mark", "/run/mark", "/etc/mark")
-		for _, file := range []string{"/var/lib/coil/mark", "/run/mark", "/etc/mark"} {
+		files := []string{"/var/lib/coil/mark", "/run/mark", "/etc/mark", "/usr/mark"}
+		for _, file := range files {
+			mustExec(t, c, worker, "touch", file)
 			if _, err := os.Stat(file); err == nil {
 				t.Errorf("%s of the node appeared on the real machine", file)
 			}
 			if _, err := c.Exec(t.Context(), c.Nodes()[0], "ls", file); err == nil {
 				t.Errorf("%s of one node appeared on the other", file)
 			}
-		}
-		if _, err := c.Exec(t.Context(), worker, "touch", "/usr/mark"); err == nil {
-			t.Error("a node can write to /usr of the real machine")
 		}
 		if got := mustExec(t, c, worker, "hostname"); got != worker+"\n" {
 			t.Errorf("host name is %q", got)

@@ -38,15 +38,15 @@ var kernelSettings = map[string]string{
 // installNode writes a new node's disk.
 func (c *Cluster) installNode(n node) error {
 	dir := c.Machine(n.Name)
-	for _, d := range []string{dir.Etc("kubernetes"), dir.Etc("containerd"), dir.Etc("cni/net.d"), dir.Disk(pluginDir)} {
+	for _, d := range []string{dir.Upper("etc/kubernetes"), dir.Upper("etc/containerd"), dir.Upper("etc/cni/net.d"), dir.Disk(pluginDir)} {
 		if err := os.MkdirAll(d, 0o755); err != nil {
 			return err
 		}
 	}
 	// Nothing of the host's own configuration of these may shine through the overlay.
 	for _, d := range []string{"kubernetes", "containerd", "cni"} {
-		if err := unix.Setxattr(dir.Etc(d), "trusted.overlay.opaque", []byte("y"), 0); err != nil {
-			return fmt.Errorf("make %s opaque: %w", dir.Etc(d), err)
+		if err := unix.Setxattr(dir.Upper("etc/"+d), "trusted.overlay.opaque", []byte("y"), 0); err != nil {
+			return fmt.Errorf("make %s opaque: %w", dir.Upper("etc/"+d), err)
 		}
 	}
 	files, err := c.nodeFiles(n)
@@ -54,7 +54,7 @@ func (c *Cluster) installNode(n node) error {
 		return err
 	}
 	for name, content := range files {
-		if err := os.WriteFile(dir.Etc(name), []byte(content), 0o644); err != nil {
+		if err := os.WriteFile(dir.Upper("etc/"+name), []byte(content), 0o644); err != nil {
 			return err
 		}
 	}
@@ -120,7 +120,7 @@ func (c *Cluster) issueNode(n node, dir machine.Dir) error {
 	if err != nil {
 		return err
 	}
-	etc := dir.Etc("kubernetes")
+	etc := dir.Upper("etc/kubernetes")
 	if err := os.WriteFile(filepath.Join(etc, pki.CACertFile), ca.CA(), 0o644); err != nil {
 		return err
 	}

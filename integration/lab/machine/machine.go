@@ -99,7 +99,11 @@ func Start(ctx context.Context, o Options) (_ Init, err error) {
 
 // writeFiles stores the spec and everything else that labinit reads.
 func (o Options) writeFiles() error {
-	for _, d := range []string{o.Dir.join("log"), o.Dir.join("shadow"), o.Dir.Disk(""), o.Dir.Etc(""), o.Dir.EtcWork()} {
+	dirs := []string{o.Dir.join("log"), o.Dir.join("shadow"), o.Dir.Disk("")}
+	for _, d := range SystemDirs {
+		dirs = append(dirs, o.Dir.Upper(d), o.Dir.Work(d))
+	}
+	for _, d := range dirs {
 		if err := os.MkdirAll(d, 0o755); err != nil {
 			return err
 		}

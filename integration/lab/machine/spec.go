@@ -21,6 +21,10 @@ const (
 	ProgramDir = "/opt/coil-lab"
 )
 
+// SystemDirs are the host's directories that a machine sees and changes only for itself. Those that
+// are symbolic links, as /lib is on most hosts, are links in the machine too.
+var SystemDirs = []string{"bin", "etc", "lib", "lib32", "lib64", "libx32", "sbin", "usr"}
+
 // Spec is everything that labinit has to know. It is stored in the machine's directory.
 type Spec struct {
 	Hostname  string
@@ -82,7 +86,7 @@ func (s Spec) Validate() error {
 //	log/           one file for each component, and init.log
 //	ctl.sock       the socket of labinit
 //	disk/          the root file system of a machine with a disk
-//	etc/, etc.work the overlay over the host's /etc
+//	upper/, work/  the overlays over the host's directories of SystemDirs
 //	shadow/        the contents for Spec.Shadow and the boot ID
 type Dir string
 
@@ -90,16 +94,16 @@ func (d Dir) join(elem ...string) string {
 	return filepath.Join(append([]string{string(d)}, elem...)...)
 }
 
-// Disk returns the place on the host of a path of the machine's disk. Only files below /var and
-// /opt, and those of no directory of the host, appear in the machine.
+// Disk returns the place on the host of a path of the machine's disk. What is below /var and /opt
+// appears in the machine.
 func (d Dir) Disk(path string) string { return d.join("disk", path) }
 
-// Etc returns the place on the host of a file of the machine below /etc, for writing while the
+// Upper returns the place on the host of a path below one of SystemDirs, for writing while the
 // machine is off.
-func (d Dir) Etc(path string) string { return d.join("etc", path) }
+func (d Dir) Upper(path string) string { return d.join("upper", path) }
 
-// EtcWork returns the overlay's work directory.
-func (d Dir) EtcWork() string { return d.join("etc.work") }
+// Work returns the work directory of the overlay over one of SystemDirs.
+func (d Dir) Work(dir string) string { return d.join("work", dir) }
 
 // Log returns the log of a component, or of labinit for "init".
 func (d Dir) Log(component string) string { return d.join("log", component+".log") }

@@ -15,10 +15,7 @@ import (
 )
 
 // own are the top-level directories that a machine with a disk doesn't share with the host.
-var own = []string{"dev", "etc", "lost+found", "opt", "proc", "run", "sys", "var"}
-
-// system are those that it shares and can't change.
-var system = []string{"bin", "boot", "lib", "lib32", "lib64", "libx32", "sbin", "usr"}
+var own = []string{"dev", "lost+found", "opt", "proc", "run", "sys", "var"}
 
 // makeRoot gives the machine its file system and makes every mount shared, as systemd does on a
 // real node: pods' mount propagation depends on it.
@@ -68,7 +65,7 @@ func assemble(dir machine.Dir, spec machine.Spec, root string) error {
 		return err
 	}
 	for _, d := range []string{
-		"dev", "etc", "proc", "run", "sys", "opt/cni/bin",
+		"dev", "proc", "run", "sys", "opt/cni/bin",
 		"var/cache", "var/lib/cni", "var/lib/coil", "var/log/pods", "var/log/containers", "var/tmp",
 	} {
 		if err := os.MkdirAll(filepath.Join(root, d), 0o755); err != nil {
@@ -80,7 +77,7 @@ func assemble(dir machine.Dir, spec machine.Spec, root string) error {
 			return err
 		}
 	}
-	if err := shareHost(root); err != nil {
+	if err := shareHost(dir, root); err != nil {
 		return err
 	}
 	for _, src := range spec.Programs {
@@ -95,17 +92,15 @@ func assemble(dir machine.Dir, spec machine.Spec, root string) error {
 			return err
 		}
 	}
-	overlay := "lowerdir=/etc,upperdir=" + dir.Etc("") + ",workdir=" + dir.EtcWork()
 	return errors.Join(
-		mount("overlay", filepath.Join(root, "etc"), "overlay", 0, overlay),
 		mount("/dev", filepath.Join(root, "dev"), "", unix.MS_BIND|unix.MS_REC, ""),
 		mount("tmpfs", filepath.Join(root, "run"), "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, "mode=0755"),
 	)
 }
 
-// shareHost lets the machine see the host's other top-level directories, among them the programs
-// in /usr and whatever a test wants to run.
-func shareHost(root string) error {
+// shareHost lets the machine see the host's other top-level directories: those of the system, as
+// far as it doesn't change them, and all others as they are, for whatever a test wants to run.
+func shareHost(dir machine.Dir, root string) error {
 	entries, err := os.ReadDir("/")
 	if err != nil {
 		return err
@@ -126,18 +121,20 @@ func shareHost(root string) error {
 			if err := os.MkdirAll(target, 0o755); err != nil {
 				return err
 			}
-			if err := mount(src, target, "", unix.MS_BIND|unix.MS_REC, ""); err != nil {
-				return err
-			}
-			if !slices.Contains(system, e.Name()) {
-				continue
-			}
-			if err := mount("", target, "", unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY, ""); err != nil {
+			if err := share(dir, e.Name(), target); err != nil {
 				return err
 			}
 		}
 	}
 	return nil
+}
+
+func share(dir machine.Dir, name, target string) error {
+	if !slices.Contains(machine.SystemDirs, name) {
+		return mount("/"+name, target, "", unix.MS_BIND|unix.MS_REC, "")
+	}
+	options := "lowerdir=/" + name + ",upperdir=" + dir.Upper(name) + ",workdir=" + dir.Work(name)
+	return mount("overlay", target, "overlay", 0, options)
 }
 
 // mountCgroups mounts the host's hierarchies; in the new cgroup namespace their roots are the
