@@ -37,7 +37,7 @@ type Egress struct {
 
 // EgressSpec is what the owner of an Egress decides.
 //
-// +kubebuilder:validation:XValidation:rule="!has(self.sessionAffinityConfig) || !has(self.sessionAffinity) || self.sessionAffinity == 'ClientIP'",fieldPath=".sessionAffinityConfig",message="goes with the sessionAffinity ClientIP only"
+// +kubebuilder:validation:XValidation:rule="!has(self.sessionAffinityConfig) || self.sessionAffinity != 'None' || oldSelf.hasValue() && has(oldSelf.value().sessionAffinityConfig) && oldSelf.value().sessionAffinity == 'None'",optionalOldSelf=true,fieldPath=".sessionAffinityConfig",message="goes with the sessionAffinity ClientIP only"
 type EgressSpec struct {
 	// Destinations are the subnets, in CIDR notation, that are reached through
 	// the routers.
