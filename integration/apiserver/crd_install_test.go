@@ -93,7 +93,7 @@ func TestObjectsThatBreakNewRules(t *testing.T) {
 		}
 		objects := oldObjects()
 		for _, o := range objects {
-			obj := o.kind.object(t, o.object, o.text)
+			obj := o.kind.named(t, o.object, o.text)
 			obj.SetFinalizers([]string{"coil.cybozu.com/test"})
 			if _, err := o.kind.client(client).Create(t.Context(), obj, metav1.CreateOptions{}); err != nil {
 				t.Fatalf("%s before the rules: %v", o.name, err)
@@ -159,7 +159,7 @@ func oldObjects() []oldObject {
 func waitUntilRejected(t *testing.T, o oldObject, client dynamic.Interface) {
 	t.Helper()
 	testkit.Eventually(t, 30*time.Second, o.name+": the rules apply", func() error {
-		obj := o.kind.object(t, o.object, o.text)
+		obj := o.kind.named(t, o.object, o.text)
 		obj.SetName(o.object + "x")
 		_, err := o.kind.client(client).Create(t.Context(), obj, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
 		if !apierrors.IsInvalid(err) {
@@ -174,7 +174,7 @@ func (o oldObject) use(t *testing.T, client dynamic.ResourceInterface) {
 	t.Helper()
 	ctx := t.Context()
 	patch := func(text string, subresources ...string) error {
-		json := must(o.kind.object(t, o.object, text).MarshalJSON())(t)
+		json := must(o.kind.named(t, o.object, text).MarshalJSON())(t)
 		_, err := client.Patch(ctx, o.object, types.MergePatchType, json, metav1.PatchOptions{}, subresources...)
 		return err
 	}

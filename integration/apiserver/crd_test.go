@@ -51,13 +51,20 @@ func (k kind) client(c dynamic.Interface) dynamic.ResourceInterface {
 }
 
 // object returns an object of the kind.
-func (k kind) object(t *testing.T, name, text string) *unstructured.Unstructured {
+func (k kind) object(t *testing.T, text string) *unstructured.Unstructured {
 	t.Helper()
 	obj := &unstructured.Unstructured{}
 	if err := yaml.UnmarshalStrict([]byte(text), &obj.Object); err != nil {
 		t.Fatalf("%v in %s", err, text)
 	}
 	obj.SetGroupVersionKind(k.resource.GroupVersion().WithKind(k.name))
+	return obj
+}
+
+// named returns an object of the kind that has a name.
+func (k kind) named(t *testing.T, name, text string) *unstructured.Unstructured {
+	t.Helper()
+	obj := k.object(t, text)
 	obj.SetName(name)
 	return obj
 }
@@ -71,14 +78,14 @@ func (k kind) write(t *testing.T, client dynamic.ResourceInterface, a attempt) e
 	}
 	strict := metav1.FieldValidationStrict
 	if a.old == "" {
-		_, err := client.Create(t.Context(), k.object(t, name, a.new), metav1.CreateOptions{FieldValidation: strict})
+		_, err := client.Create(t.Context(), k.named(t, name, a.new), metav1.CreateOptions{FieldValidation: strict})
 		return err
 	}
-	old, err := client.Create(t.Context(), k.object(t, name, a.old), metav1.CreateOptions{FieldValidation: strict})
+	old, err := client.Create(t.Context(), k.named(t, name, a.old), metav1.CreateOptions{FieldValidation: strict})
 	if err != nil {
 		t.Fatalf("the object that is to be changed: %v", err)
 	}
-	obj := k.object(t, name, a.new)
+	obj := k.named(t, name, a.new)
 	obj.SetResourceVersion(old.GetResourceVersion())
 	_, err = client.Update(t.Context(), obj, metav1.UpdateOptions{FieldValidation: strict})
 	return err

@@ -24,7 +24,7 @@ const DefaultBlockSizeBits = 5
 // +kubebuilder:printcolumn:name="Exhausted",type=string,JSONPath=`.status.conditions[?(@.type=="Exhausted")].status`,description="Whether every block is taken"
 // +kubebuilder:printcolumn:name="Overlapping",type=string,JSONPath=`.status.conditions[?(@.type=="Overlapping")].status`,description="Whether others use addresses of the pool"
 // +kubebuilder:printcolumn:name="Terminating",type=string,priority=1,JSONPath=`.status.conditions[?(@.type=="Terminating")].message`,description="What a deleted pool waits for"
-// +kubebuilder:printcolumn:name="Block Size Bits",type=integer,priority=1,JSONPath=`.spec.blockSizeBits`
+// +kubebuilder:printcolumn:name="BlockSizeBits",type=integer,priority=1,JSONPath=`.spec.blockSizeBits`
 // +kubebuilder:printcolumn:name="Subnets",type=string,priority=1,JSONPath=`.spec.subnets`
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
 // +kubebuilder:validation:XValidation:rule="oldSelf.hasValue() || self.metadata.name.size() <= 63",optionalOldSelf=true,fieldPath=".metadata.name",message="is the value of a label of the pool's blocks, so it has at most 63 characters"
