@@ -13,7 +13,6 @@ import (
 	"path/filepath"
 	"time"
 
-	"golang.org/x/sys/unix"
 	"k8s.io/client-go/discovery"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
@@ -21,6 +20,7 @@ import (
 	"github.com/coil-net/coil/integration/lab/build"
 	"github.com/coil-net/coil/integration/lab/pki"
 	"github.com/coil-net/coil/integration/lab/proc"
+	"github.com/coil-net/coil/integration/lab/scratch"
 	"github.com/coil-net/coil/pkg/testkit"
 )
 
@@ -29,8 +29,6 @@ const (
 	// A free port can be taken by somebody else before the program that it was meant for
 	// listens on it; then everything starts again on other ports.
 	startAttempts = 3
-	tempPrefix    = "coil-lab-api-"
-	lockFile      = "lock"
 )
 
 // Admin is the identity of RESTConfig and of the kubeconfigs that the lab prints.
@@ -55,14 +53,13 @@ type Options struct {
 
 // API is a running etcd and kube-apiserver.
 type API struct {
-	config Config
-	opts   Options
-	build  *build.Builder
-	bin    build.Binaries
-	ca     *pki.Authority
-	rest   *rest.Config
-	lock   *os.File // held while a temporary directory is in use
-	temp   bool
+	config  Config
+	opts    Options
+	build   *build.Builder
+	bin     build.Binaries
+	ca      *pki.Authority
+	rest    *rest.Config
+	scratch *scratch.Dir // nil when the caller gave the directory
 
 	etcd, server *proc.Process
 }
@@ -229,79 +226,26 @@ func (a *API) kill() {
 	a.server, a.etcd = nil, nil
 }
 
-// makeDir creates the directory. A temporary one is locked for as long as it is in use; those
-// that nobody holds any more are what killed processes left, and go now.
-func (a *API) makeDir() error {
-	if a.opts.Dir != "" {
-		dir, err := filepath.Abs(a.opts.Dir)
-		if err != nil {
+// makeDir creates the directory.
+func (a *API) makeDir() (err error) {
+	if a.opts.Dir == "" {
+		if a.scratch, err = scratch.New("coil-lab-api-"); err != nil {
 			return err
 		}
-		a.opts.Dir = dir
-		return os.MkdirAll(dir, 0o700)
+		a.opts.Dir = a.scratch.Path()
+		return nil
 	}
-	if err := sweep(os.TempDir()); err != nil {
+	if a.opts.Dir, err = filepath.Abs(a.opts.Dir); err != nil {
 		return err
 	}
-	dir, err := os.MkdirTemp("", tempPrefix)
-	if err != nil {
-		return err
-	}
-	if a.lock, err = lockDir(dir); err != nil {
-		return errors.Join(err, os.RemoveAll(dir))
-	}
-	a.opts.Dir, a.temp = dir, true
-	return nil
+	return os.MkdirAll(a.opts.Dir, 0o700)
 }
 
 func (a *API) removeDir() error {
-	if !a.temp {
+	if a.scratch == nil {
 		return nil
 	}
-	err := os.RemoveAll(a.opts.Dir)
-	a.lock.Close()
-	a.temp = false
-	return err
-}
-
-// sweep removes the temporary directories whose owner is gone. One without a lock file may be
-// coming into being right now and is left alone.
-func sweep(parent string) error {
-	dirs, err := filepath.Glob(filepath.Join(parent, tempPrefix+"*"))
-	if err != nil {
-		return err
-	}
-	var errs []error
-	for _, dir := range dirs {
-		f, err := os.OpenFile(filepath.Join(dir, lockFile), os.O_RDWR, 0)
-		if err != nil {
-			continue
-		}
-		if unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB) == nil {
-			errs = append(errs, os.RemoveAll(dir))
-		}
-		f.Close()
-	}
-	return errors.Join(errs...)
-}
-
-// lockDir makes the lock file under another name and gives it its own once it is locked, so that
-// no sweep finds it free.
-func lockDir(dir string) (*os.File, error) {
-	tmp := filepath.Join(dir, lockFile+".new")
-	f, err := os.OpenFile(tmp, os.O_CREATE|os.O_RDWR, 0o600)
-	if err != nil {
-		return nil, err
-	}
-	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
-		f.Close()
-		return nil, fmt.Errorf("lock %s: %w", tmp, err)
-	}
-	if err := os.Rename(tmp, filepath.Join(dir, lockFile)); err != nil {
-		f.Close()
-		return nil, err
-	}
-	return f, nil
+	return a.scratch.Remove()
 }
 
 // freePorts returns one TCP port for each address, none of them twice.

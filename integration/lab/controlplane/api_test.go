@@ -115,36 +115,6 @@ func TestAPIReportsWhyItDoesNotStart(t *testing.T) {
 	}
 }
 
-func TestSweepRemovesOnlyAbandonedDirectories(t *testing.T) {
-	parent := t.TempDir()
-	used := filepath.Join(parent, tempPrefix+"used")
-	abandoned := filepath.Join(parent, tempPrefix+"abandoned")
-	starting := filepath.Join(parent, tempPrefix+"starting")
-	for _, d := range []string{used, abandoned, starting} {
-		if err := os.Mkdir(d, 0o700); err != nil {
-			t.Fatal(err)
-		}
-	}
-	held, err := lockDir(used)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer held.Close()
-	dead, err := lockDir(abandoned)
-	if err != nil {
-		t.Fatal(err)
-	}
-	dead.Close()
-	if err := sweep(parent); err != nil {
-		t.Fatal(err)
-	}
-	for dir, want := range map[string]bool{used: true, abandoned: false, starting: true} {
-		if _, err := os.Stat(dir); (err == nil) != want {
-			t.Errorf("%s exists: %t, want %t", filepath.Base(dir), err == nil, want)
-		}
-	}
-}
-
 // commandLines returns the processes whose command line contains s.
 func commandLines(t *testing.T, s string) []int {
 	t.Helper()
