@@ -1,0 +1,160 @@
+// Package cniconf keeps Coil's network configuration in the folder that the container
+// runtime reads: staged by coil-installer, put in place by coild.
+//
+// It owns the files <name> and <name>.staged, and what a valid conflist of Coil is.
+// It touches no other file of the folder. It must not know when coild is ready.
+//
+//	file            written by        meaning
+//	<name>.staged   coil-installer    the configuration to use; runtimes don't read it
+//	<name>          coild             in use: coild can serve ADD
+//
+// The staged file stays when it is put in place, as a copy rather than by a rename:
+// it is what a removed or edited configuration is restored from, also after coild
+// restarted, which runs no installer.
+package cniconf
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/containernetworking/cni/libcni"
+	"github.com/containernetworking/cni/pkg/utils"
+	"github.com/containernetworking/cni/pkg/version"
+
+	"github.com/coil-net/coil/pkg/atomicfile"
+	"github.com/coil-net/coil/pkg/cniconf/netconf"
+)
+
+const (
+	// DefaultName is the usual name of the conflist's file. Of several conflists
+	// runtimes use the one whose name sorts first.
+	DefaultName = "10-coil.conflist"
+	// extension is that of conflists; runtimes read no others.
+	extension    = ".conflist"
+	stagedSuffix = ".staged"
+
+	mode = 0o644
+	// staleTemp is the age at which a temporary file has no writer any more.
+	staleTemp = 10 * time.Minute
+)
+
+// ErrNotStaged: there is nothing to put in place; coil-installer must run first.
+var ErrNotStaged = errors.New("no network configuration is staged")
+
+// CheckName tells whether a conflist can have this file name.
+func CheckName(name string) error {
+	switch {
+	case name == "" || name != filepath.Base(name) || strings.HasPrefix(name, "."):
+		return fmt.Errorf("%q is not the name of a file", name)
+	case filepath.Ext(name) != extension || name == extension:
+		return fmt.Errorf("name %q must end in %s: container runtimes read no others", name, extension)
+	}
+	return nil
+}
+
+// Validate tells whether content is a conflist that runtimes can use with the plugin
+// coil, and what else the admin should know about it.
+func Validate(content []byte) (notes []string, err error) {
+	list, err := libcni.NetworkConfFromBytes(content)
+	if err != nil {
+		return nil, fmt.Errorf("network configuration: %w", err)
+	}
+	if err := utils.ValidateNetworkName(list.Name); err != nil {
+		return nil, fmt.Errorf("name of the network configuration: %w", err)
+	}
+	if len(list.Plugins) == 0 {
+		return nil, fmt.Errorf(`network configuration has no "plugins": it must be a conflist`)
+	}
+	found := 0
+	for _, p := range list.Plugins {
+		if p.Network.Type != netconf.PluginType {
+			continue
+		}
+		found++
+		if err := netconf.Validate(p.Bytes, list.CNIVersion); err != nil {
+			return nil, fmt.Errorf("plugin %s of the network configuration: %w", netconf.PluginType, err)
+		}
+	}
+	if found != 1 {
+		return nil, fmt.Errorf("network configuration has %d plugins of type %q, want one", found, netconf.PluginType)
+	}
+	if newEnough, err := version.GreaterThanOrEqualTo(list.CNIVersion, "1.1.0"); err == nil && !newEnough {
+		notes = append(notes, fmt.Sprintf("cniVersion is %s: runtimes ask for STATUS and GC only from 1.1.0 on", list.CNIVersion))
+	}
+	return notes, nil
+}
+
+// Stage writes the configuration that coild is to put in place. changed is false
+// when the same is staged already.
+func Stage(dir, name string, content []byte) (changed bool, err error) {
+	if err := CheckName(name); err != nil {
+		return false, err
+	}
+	if _, err := Validate(content); err != nil {
+		return false, err
+	}
+	return replace(filepath.Join(dir, name+stagedSuffix), content)
+}
+
+// Activate puts the staged configuration in place. Its readers see the old or the
+// new one, complete. changed is false, and nothing is written, when it is in place
+// already. ErrNotStaged when there is none. It can be called as often as wanted: a
+// configuration that somebody removed or edited is restored.
+func Activate(dir, name string) (changed bool, err error) {
+	if err := CheckName(name); err != nil {
+		return false, err
+	}
+	content, err := os.ReadFile(filepath.Join(dir, name+stagedSuffix))
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, fmt.Errorf("%w as %s", ErrNotStaged, filepath.Join(dir, name+stagedSuffix))
+	}
+	if err != nil {
+		return false, fmt.Errorf("read the staged network configuration: %w", err)
+	}
+	if !json.Valid(content) {
+		return false, fmt.Errorf("staged network configuration %s is not valid JSON", filepath.Join(dir, name+stagedSuffix))
+	}
+	return replace(filepath.Join(dir, name), content)
+}
+
+// replace makes path a regular file with this content.
+func replace(path string, content []byte) (changed bool, err error) {
+	if err := atomicfile.RemoveStale(path, staleTemp); err != nil {
+		return false, err
+	}
+	info, err := os.Lstat(path)
+	if err == nil && info.Mode().IsRegular() && info.Mode().Perm() == mode {
+		if have, err := os.ReadFile(path); err == nil && bytes.Equal(have, content) {
+			return false, nil
+		}
+	}
+	if err := atomicfile.Write(path, content, mode); err != nil {
+		return false, err
+	}
+	return true, nil
+}
+
+// Preferred returns the names of configurations of others that runtimes use rather
+// than name, because they sort before it.
+func Preferred(dir, name string) ([]string, error) {
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return nil, fmt.Errorf("read folder of network configurations: %w", err)
+	}
+	var out []string
+	for _, e := range entries {
+		ext := filepath.Ext(e.Name())
+		if !e.IsDir() && e.Name() < name && slices.Contains([]string{".conf", extension, ".json"}, ext) {
+			out = append(out, e.Name())
+		}
+	}
+	return out, nil
+}
