@@ -215,7 +215,7 @@ func (d demo) look(ctx context.Context) error {
 	for _, args := range [][]string{
 		{"ip", "route", "show", "table", "119"},
 		{"ip", "-6", "route", "show", "table", "119"},
-		{"sqlite3", "-readonly", "-box", "/var/lib/coil/coild.db", "SELECT namespace, pod, ipv4, ipv6, state, since FROM pods"},
+		{"sqlite3", "-readonly", "-box", "/var/lib/coil/coild.db", "SELECT namespace, name, ipv4, ipv6, state, since FROM pods"},
 	} {
 		fmt.Println(node+"#", strings.Join(args, " "))
 		out, err := d.Exec(ctx, node, args...)

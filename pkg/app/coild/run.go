@@ -347,6 +347,9 @@ func (d *daemon) restoreOnce(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	if err := d.store.Rebuilt(ctx); err != nil {
+		return err
+	}
 	d.fresh = false
 	klog.FromContext(ctx).Info("Record, kernel and blocks are in line", "blocks", len(held), "kept", rep.Kept,
 		"adopted", rep.Adopted, "takenDown", rep.TakenDown, "replayed", rep.Replayed)
@@ -393,7 +396,10 @@ func (d *daemon) upkeep() []heal.Task {
 			d.health.Set(condDisk, d.store.Writable(ctx))
 			return nil
 		}},
-		{Name: "checkpoint", Every: time.Minute, Run: d.store.Checkpoint},
+		{Name: "checkpoint", Every: time.Minute, Run: func(ctx context.Context) error {
+			_, err := d.store.Checkpoint(ctx)
+			return err
+		}},
 	}
 }
 

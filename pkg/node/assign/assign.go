@@ -120,7 +120,8 @@ func (a *Assigner) add(ctx context.Context, r node.AddRequest) (_ store.Allocati
 		}
 	}
 	pod := podOf(alloc, a.cfg.NodeAddrs())
-	if alloc.State == store.Attached {
+	again := alloc.State == store.Attached
+	if again {
 		if a.net.Check(ctx, pod, attachmentOf(alloc)) == nil {
 			return alloc, nil
 		}
@@ -141,7 +142,12 @@ func (a *Assigner) add(ctx context.Context, r node.AddRequest) (_ store.Allocati
 	if alloc.Wiring.Result, err = result(pod, att); err != nil {
 		return store.Allocation{}, err
 	}
-	if err := a.store.Attach(ctx, r.ID, alloc.Wiring); err != nil {
+	if again {
+		err = a.store.Adopt(ctx, alloc)
+	} else {
+		err = a.store.Attach(ctx, r.ID, alloc.Wiring)
+	}
+	if err != nil {
 		return store.Allocation{}, fmt.Errorf("record the attachment: %w", err)
 	}
 	if err := context.Cause(ctx); err != nil {

@@ -17,6 +17,8 @@ type flight struct {
 type call struct {
 	done   chan struct{}
 	cancel context.CancelCauseFunc // nil for a DEL
+	// stopped is set, under flight.mu, when a DEL has cancelled the ADD.
+	stopped bool
 }
 
 func newFlight() flight { return flight{mu: new(sync.Mutex), calls: map[store.ID]*call{}} }
@@ -53,10 +55,11 @@ func (f flight) enter(ctx context.Context, id store.ID, cancel context.CancelCau
 				close(c.done)
 			}, nil
 		}
-		f.mu.Unlock()
 		if cancel == nil && running.cancel != nil {
 			running.cancel(node.ErrDeleted)
+			running.stopped = true
 		}
+		f.mu.Unlock()
 		select {
 		case <-running.done:
 		case <-ctx.Done():

@@ -93,7 +93,7 @@ func (r *Restorer) Restore(ctx context.Context, fresh bool, blocks []store.Block
 		if _, ok := records[id]; ok {
 			continue
 		}
-		if err := r.adopt(ctx, f, blocks, &rep); err != nil {
+		if err := r.adopt(ctx, f, &rep); err != nil {
 			return rep, err
 		}
 	}
@@ -147,7 +147,7 @@ func (r *Restorer) recordBlocks(ctx context.Context, fresh bool, blocks []store.
 }
 
 // adopt records an attachment that only the kernel knows.
-func (r *Restorer) adopt(ctx context.Context, f podnet.Found, blocks []store.Block, rep *Report) error {
+func (r *Restorer) adopt(ctx context.Context, f podnet.Found, rep *Report) error {
 	name := fmt.Sprintf("%s (%s of container %s)", f.HostIfName, f.Address, f.ContainerID)
 	if len(f.Address.Addrs()) == 0 {
 		rep.Conflicts = append(rep.Conflicts, name+": it has no route")
@@ -159,11 +159,6 @@ func (r *Restorer) adopt(ctx context.Context, f podnet.Found, blocks []store.Blo
 		Address: f.Address,
 		Wiring:  store.Wiring{HostIfName: f.HostIfName, HostIfIndex: f.HostIfIndex},
 		State:   store.Attached,
-	}
-	for _, b := range blocks {
-		if _, ok := b.Offset(f.Address.Addrs()[0]); ok {
-			a.Block = b.Name
-		}
 	}
 	err := r.Store.Adopt(ctx, a)
 	switch {

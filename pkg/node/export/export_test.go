@@ -1,0 +1,121 @@
+package export
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/coil-net/coil/pkg/dataplane"
+	"github.com/coil-net/coil/pkg/ipam"
+	"github.com/coil-net/coil/pkg/plan"
+)
+
+// kernel is two tables in memory; it notes each change, and after each that no
+// exported prefix lacks its unreachable route.
+type kernel struct {
+	t      *testing.T
+	routes map[int]map[netip.Prefix]bool
+	log    []string
+	fail   int // the table whose Sync fails
+}
+
+type table struct {
+	*kernel
+	id int
+}
+
+func (k table) Sync(_ context.Context, want []dataplane.Route) (dataplane.Result, error) {
+	if k.fail == k.id {
+		return dataplane.Result{}, errors.New("netlink: no buffer space")
+	}
+	var res dataplane.Result
+	wanted := map[netip.Prefix]bool{}
+	for _, r := range want {
+		if r.Table != k.id {
+			k.t.Errorf("route %s was given to table %d", r, k.id)
+		}
+		wanted[r.Dst] = true
+		if !k.routes[k.id][r.Dst] {
+			k.routes[k.id][r.Dst] = true
+			k.log = append(k.log, fmt.Sprintf("+%d %s", k.id, r.Dst))
+			res.Added++
+			k.check()
+		}
+	}
+	for p := range k.routes[k.id] {
+		if !wanted[p] {
+			delete(k.routes[k.id], p)
+			k.log = append(k.log, fmt.Sprintf("-%d %s", k.id, p))
+			res.Deleted++
+			k.check()
+		}
+	}
+	return res, nil
+}
+
+func (k *kernel) check() {
+	for p := range k.routes[119] {
+		if !k.routes[120][p] {
+			k.t.Errorf("%s is exported without its unreachable route, after %v", p, k.log)
+		}
+	}
+}
+
+func held(prefix string) plan.HeldBlock {
+	return plan.HeldBlock{Name: prefix, Block: ipam.Block{IPv4: netip.MustParsePrefix(prefix)}}
+}
+
+func newExporter(t *testing.T) (*Exporter, *kernel) {
+	k := &kernel{t: t, routes: map[int]map[netip.Prefix]bool{119: {}, 120: {}}}
+	return New(plan.ExportTables{Export: 119, Unassigned: 120, Protocol: 30, Loopback: 1}, table{k, 119}, table{k, 120}), k
+}
+
+func TestExportIsOrdered(t *testing.T) {
+	e, k := newExporter(t)
+	for _, step := range []struct {
+		blocks []plan.HeldBlock
+		want   string
+	}{
+		{[]plan.HeldBlock{held("10.0.0.0/27")}, "+120 10.0.0.0/27 +119 10.0.0.0/27"},
+		{[]plan.HeldBlock{held("10.0.0.0/27")}, ""},
+		{[]plan.HeldBlock{held("10.0.1.0/27")}, "+120 10.0.1.0/27 +119 10.0.1.0/27 -119 10.0.0.0/27 -120 10.0.0.0/27"},
+		{nil, "-119 10.0.1.0/27 -120 10.0.1.0/27"},
+	} {
+		k.log = nil
+		if err := e.Export(t.Context(), step.blocks); err != nil {
+			t.Fatal(err)
+		}
+		if d := cmp.Diff(step.want, strings.Join(k.log, " ")); d != "" {
+			t.Errorf("changes (-want +got):\n%s", d)
+		}
+	}
+}
+
+// A block is never announced when the guard of its addresses could not be made,
+// and the guard stays when the withdrawal failed.
+func TestExportStopsAtAFailure(t *testing.T) {
+	e, k := newExporter(t)
+	k.fail = 120
+	if err := e.Export(t.Context(), []plan.HeldBlock{held("10.0.0.0/27")}); err == nil {
+		t.Error("no error though the guard failed")
+	}
+	if len(k.routes[119]) > 0 {
+		t.Error("exported without a guard")
+	}
+	k.fail = 0
+	if err := e.Export(t.Context(), []plan.HeldBlock{held("10.0.0.0/27")}); err != nil {
+		t.Fatal(err)
+	}
+	k.fail = 119
+	if err := e.Export(t.Context(), nil); err == nil {
+		t.Error("no error though the withdrawal failed")
+	}
+	if len(k.routes[120]) != 1 {
+		t.Error("the guard went before the export")
+	}
+}
