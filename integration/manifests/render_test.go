@@ -121,6 +121,27 @@ func TestRender(t *testing.T) {
 	}
 }
 
+// TestProgramsKnowTheirFlags asks each program whether it takes the arguments that a variant
+// gives it.
+func TestProgramsKnowTheirFlags(t *testing.T) {
+	testkit.Need(t, testkit.APIServer)
+	b := build.Builder{Log: t.Output()}
+	for _, v := range variants {
+		for _, w := range render(t, v.dir).workloads() {
+			t.Run(v.dir+" "+w.name, func(t *testing.T) {
+				bin, err := b.Own(t.Context(), "cmd/"+w.name)
+				if err != nil {
+					t.Fatal(err)
+				}
+				args := append(slices.Clone(w.template.Spec.Containers[0].Args), "--version")
+				if out, err := exec.CommandContext(t.Context(), bin, args...).CombinedOutput(); err != nil {
+					t.Errorf("%s %q: %v\n%s", w.name, args, err, out)
+				}
+			})
+		}
+	}
+}
+
 // set is what one variant renders to.
 type set struct {
 	all         []*unstructured.Unstructured
