@@ -110,10 +110,11 @@ type Request struct {
 	// Pool is the pool to take from.
 	Pool string
 	// Blocks are the names of the blocks that may give an address now, in order of
-	// preference. Only blocks that were recorded by SetBlocks count.
+	// preference: a later one is asked only when an earlier one has nothing. Only
+	// recorded blocks of the pool count.
 	Blocks []string
-	// Yield takes the address that has been cooling longest when no other is
-	// left, rather than to fail.
+	// Yield takes the address that has been cooling longest, of all Blocks, when no
+	// other is left, rather than to fail.
 	Yield bool
 }
 
@@ -137,7 +138,8 @@ var (
 	ErrState = errors.New("allocation is in another state")
 	// ErrInUse: the block still has allocated or cooling addresses. Keep it.
 	ErrInUse = errors.New("block is in use")
-	// ErrConflict: an address is already recorded for another attachment.
+	// ErrConflict: an address is already recorded for another attachment, or the
+	// attachment has another address. Both records stay; somebody must look.
 	ErrConflict = errors.New("address is allocated to another attachment")
 	// ErrReadOnly: the disk is full or can't be written. Report "not ready";
 	// the store recovers by itself.
@@ -145,44 +147,54 @@ var (
 )
 
 // Store keeps the record of one node. Each method is one transaction: when it
-// returns nil, the change survives a crash of the process. A caller whose context
-// ends gets an error while the change may still happen; it must ask again with
-// Get before it concludes anything. All methods may be called concurrently.
+// returns nil, the change survives a crash of the process. All methods may be
+// called concurrently.
+//
+// A caller whose context ends gets an error while the change may still happen,
+// even after a Get that doesn't show it. Changes happen in the order in which they
+// were asked for, so Release settles it: what it doesn't find will not come.
 type Store interface {
 	// SetBlocks records the blocks that the node holds, so that their addresses
 	// can be reserved. Blocks that were recorded and aren't listed stay. A block of
-	// the same name with another range is an error while addresses of it are in use.
+	// the same name with another range or pool is ErrInUse while one of its
+	// addresses is allocated or cooling; the other blocks are recorded all the same.
 	SetBlocks(ctx context.Context, blocks []Block) error
 
 	// AdoptBlocks is SetBlocks for blocks whose history is unknown, because the
 	// record was lost: each address without a record counts as cooling from now.
+	// Adopting a block again starts that anew.
 	AdoptBlocks(ctx context.Context, blocks []Block) error
 
 	// ForgetBlock removes a block and its cooled-down addresses; ErrInUse while
 	// one of its addresses is allocated or cooling. Not knowing the block is success.
 	ForgetBlock(ctx context.Context, name string) error
 
-	// Reserve takes an address for an attachment, state pending: one that was
-	// never used, else the one that cooled down longest ago. If the attachment has
-	// a pending or attached record already, that is returned, unchanged. ErrState
-	// while it is releasing, ErrNoAddress as above.
+	// Reserve takes an address for an attachment, state pending: of the first of
+	// the request's blocks that has one, an address that was never used, else the
+	// one that cooled down longest ago. If the attachment has a pending or attached
+	// record already, that is returned, unchanged. ErrState while it is releasing,
+	// ErrNoAddress as above.
 	Reserve(ctx context.Context, r Request) (Allocation, error)
 
 	// Attach makes a pending allocation attached and records the wiring.
-	// ErrNotFound or ErrState if DEL was faster.
+	// ErrNotFound or ErrState if DEL was faster; ErrState too when it is attached.
 	Attach(ctx context.Context, id ID, w Wiring) error
 
 	// Adopt records an attachment that was found in the kernel, state attached,
-	// for an address of a recorded or unrecorded block. ErrConflict if another
-	// attachment has the address or this one has another address.
+	// for an address of a recorded or unrecorded block; the store finds the block
+	// by the address. A pending or attached record of the attachment with the same
+	// address takes over what the given one knows. ErrConflict if another
+	// attachment has one of the addresses or this one has another address;
+	// ErrState while it is releasing. BootID and Since are set by the store.
 	Adopt(ctx context.Context, a Allocation) error
 
 	// Release makes a pending or attached allocation releasing and returns it; a
-	// releasing one is returned as it is. ErrNotFound when there is none.
+	// releasing one is returned as it is. ErrNotFound when there is none. Works on
+	// a full disk.
 	Release(ctx context.Context, id ID) (Allocation, error)
 
 	// Cool makes releasing allocations cooling, from now on. IDs that aren't
-	// releasing are left alone.
+	// releasing are left alone. Works on a full disk.
 	Cool(ctx context.Context, ids ...ID) error
 
 	// Get returns the record of an attachment that isn't cooling; ErrNotFound.
@@ -191,6 +203,8 @@ type Store interface {
 	// List returns all records that aren't cooling, ordered by time.
 	List(ctx context.Context) ([]Allocation, error)
 
-	// Usage returns the recorded blocks with their counts, ordered by name.
+	// Usage returns the recorded blocks with their counts, ordered by name. Its
+	// cost is that of the blocks, the allocations and what is cooling, not of all
+	// addresses.
 	Usage(ctx context.Context) ([]Usage, error)
 }

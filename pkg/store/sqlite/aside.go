@@ -1,0 +1,91 @@
+package sqlite
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Reason says why a record isn't complete, in the form of a reason of an Event.
+type Reason string
+
+// The reasons.
+const (
+	// Missing: there was no file, or an empty one.
+	Missing Reason = "Missing"
+	// Unfinished: an earlier process made the file and ended before Rebuilt.
+	Unfinished Reason = "Unfinished"
+	// Damaged: the file can't be read as a record.
+	Damaged Reason = "Damaged"
+	// OtherNode: the file was made by another node, machine or Node object.
+	OtherNode Reason = "OtherNode"
+	// OtherProgram: the file isn't Coil's.
+	OtherProgram Reason = "OtherProgram"
+	// NewerSchema: the file was made by a newer Coil.
+	NewerSchema Reason = "NewerSchema"
+)
+
+// sidecars are the names that SQLite gives to the files of a database: the log
+// and its index have the name of the file, with these added.
+var sidecars = []string{"", "-wal", "-shm"}
+
+// setAside renames the files of a record, so that a new one can be made and
+// people can look at the old one. The file goes first: without it, its log can't
+// be mistaken for that of a new one, since Open sets a log without file aside too.
+func setAside(path string, why Reason, now time.Time) (string, error) {
+	base := fmt.Sprintf("%s.%s-%s", path, now.UTC().Format("20060102T150405Z"), why)
+	to := base
+	for n := 2; taken(to); n++ {
+		to = fmt.Sprintf("%s-%d", base, n)
+	}
+	for _, suffix := range sidecars {
+		if err := os.Rename(path+suffix, to+suffix); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return "", err
+		}
+	}
+	return to, syncDir(path)
+}
+
+// taken says that a file of the record that path names is there.
+func taken(path string) bool {
+	for _, suffix := range sidecars {
+		if _, err := os.Lstat(path + suffix); !errors.Is(err, fs.ErrNotExist) {
+			return true
+		}
+	}
+	return false
+}
+
+// syncDir makes the names in the folder of path durable.
+func syncDir(path string) error {
+	d, err := os.Open(filepath.Dir(path))
+	if err != nil {
+		return err
+	}
+	return errors.Join(d.Sync(), d.Close())
+}
+
+// lock makes this process the only one that has the record open; the kernel
+// gives the lock back when the process ends, in whatever way. Locks of the file
+// itself are SQLite's, which a second descriptor of this process would drop.
+func lock(path string) (*os.File, error) {
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
+	if errors.Is(err, unix.EROFS) {
+		f, err = os.Open(path)
+	}
+	if err != nil {
+		return nil, err
+	}
+	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		if errors.Is(err, unix.EWOULDBLOCK) {
+			err = ErrLocked
+		}
+		return nil, errors.Join(err, f.Close())
+	}
+	return f, nil
+}

@@ -1,0 +1,45 @@
+package sqlite
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"os"
+
+	"golang.org/x/sys/unix"
+)
+
+// ballast is a file whose only content is space: it is removed when the disk is
+// full, so that addresses can be given back all the same.
+type ballast struct {
+	path string
+	size int64
+}
+
+// ensure makes the file, with its space on the disk, unless it is there.
+func (b ballast) ensure() (err error) {
+	f, err := os.OpenFile(b.path, os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return err
+	}
+	defer func() {
+		err = errors.Join(err, f.Close())
+		if err != nil {
+			err = errors.Join(fmt.Errorf("reserve %d bytes: %w", b.size, err), b.drop())
+		}
+	}()
+	err = unix.Fallocate(int(f.Fd()), 0, 0, b.size)
+	if !errors.Is(err, unix.EOPNOTSUPP) {
+		return err
+	}
+	// This filesystem only takes space for what is written, and perhaps compresses it.
+	if st, err := f.Stat(); err != nil || st.Size() == b.size {
+		return err
+	}
+	_, err = io.CopyN(f, rand.NewChaCha8([32]byte{}), b.size)
+	return err
+}
+
+// drop removes the file; that it isn't there is an error too.
+func (b ballast) drop() error { return os.Remove(b.path) }

@@ -1,0 +1,52 @@
+package sqlite
+
+import (
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Clock tells both times that a record needs.
+type Clock interface {
+	// Now is the wall clock, which may jump.
+	Now() time.Time
+	// Boottime is CLOCK_BOOTTIME: the time since the machine booted, sleep
+	// included. It never goes back within a boot.
+	Boottime() time.Duration
+}
+
+// systemClock is the kernel's.
+type systemClock struct{}
+
+func (systemClock) Now() time.Time { return time.Now() }
+
+func (systemClock) Boottime() time.Duration {
+	var ts unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &ts); err != nil {
+		return 0 // nothing has cooled down then: the safe side
+	}
+	return time.Duration(ts.Nano())
+}
+
+// timeFormat is ISO 8601 in UTC, as the CHECKs of the schema want it.
+const timeFormat = "2006-01-02T15:04:05.000Z"
+
+func formatTime(t time.Time) string { return t.UTC().Format(timeFormat) }
+
+// stamp is a point in the order of what was freed.
+type stamp struct {
+	bootID   string
+	boottime time.Duration
+	seq      int64
+}
+
+// cooled says whether an address that was freed at f has rested for coolDown. An
+// address that was freed in another boot has rested at least as long as the
+// machine is up. Of two stamps, the one with the smaller seq never cools later.
+func cooled(f stamp, bootID string, boottime, coolDown time.Duration) bool {
+	rested := boottime
+	if f.bootID == bootID {
+		rested -= f.boottime
+	}
+	return rested >= coolDown
+}

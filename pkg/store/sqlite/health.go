@@ -1,0 +1,121 @@
+package sqlite
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/coil-net/coil/pkg/store"
+)
+
+// Writable says whether addresses can be reserved now: store.ErrReadOnly when the
+// disk is full or read-only, ErrDamaged when the file isn't in its place any
+// more. It writes only after a write has failed, to find out whether that is over.
+func (s *Store) Writable(ctx context.Context) error {
+	err := s.exclusively(ctx, func(ctx context.Context) error {
+		if s.blocked {
+			return s.recover(ctx)
+		}
+		return s.checkDisk()
+	})
+	if err != nil {
+		return fmt.Errorf("write the record: %w", err)
+	}
+	return nil
+}
+
+// recover lets changes that need space happen again, if the disk takes them and
+// has space for the ballast beside.
+func (s *Store) recover(ctx context.Context) error {
+	if err := s.checkDisk(); err != nil {
+		return err
+	}
+	if err := s.ballast.ensure(); err != nil {
+		return fmt.Errorf("%w: %w", store.ErrReadOnly, err)
+	}
+	if err := s.transact(ctx, func(t *txn) error { return t.settle(true) }); err != nil {
+		return err
+	}
+	s.blocked = false
+	return nil
+}
+
+// checkDisk looks at the filesystem and at the file, without writing.
+func (s *Store) checkDisk() error {
+	st, err := os.Stat(s.path)
+	if err != nil || !os.SameFile(st, s.file) {
+		return fmt.Errorf("%w: %s was removed or replaced while it was open", ErrDamaged, s.path)
+	}
+	var fs unix.Statfs_t
+	if err := unix.Statfs(filepath.Dir(s.path), &fs); err != nil {
+		return err
+	}
+	if fs.Flags&unix.ST_RDONLY != 0 {
+		return fmt.Errorf("%w: the filesystem of %s is mounted read-only", store.ErrReadOnly, s.path)
+	}
+	if free := fs.Bfree * uint64(fs.Bsize); free < uint64(s.ballast.size) {
+		return fmt.Errorf("%w: the filesystem of %s has %d bytes left", store.ErrReadOnly, s.path, free)
+	}
+	return nil
+}
+
+// Checkpoint moves what was written since the last one from the log into the
+// file, makes it durable, and empties the log. The caller schedules it, every few
+// seconds: a loss of power takes what was written since. It costs nothing when
+// nothing was. Returned is the size of the log that is left, in bytes: a reader
+// that stays open keeps it from being emptied, and it grows until that ends.
+func (s *Store) Checkpoint(ctx context.Context) (int64, error) {
+	if err := ctx.Err(); err != nil {
+		return 0, err
+	}
+	if s.dirty.Load() {
+		// Most of the work is done beside the writer, which isn't held up by the disk.
+		_, err := s.reader.ExecContext(context.WithoutCancel(ctx), `PRAGMA wal_checkpoint(PASSIVE)`)
+		if err == nil {
+			err = s.exclusively(ctx, func(ctx context.Context) error {
+				busy, err := s.checkpoint(ctx, "TRUNCATE")
+				if err == nil && !busy {
+					s.dirty.Store(false)
+				}
+				return err
+			})
+		}
+		if err != nil {
+			return 0, fmt.Errorf("move the log into the record: %w", classify(err))
+		}
+	}
+	st, err := os.Stat(s.path + "-wal")
+	if errors.Is(err, os.ErrNotExist) {
+		return 0, nil
+	}
+	if err != nil {
+		return 0, err
+	}
+	return st.Size(), nil
+}
+
+// checkpoint does a checkpoint of the mode by the writer, and says whether a
+// reader or another process kept it from being finished. It waits for neither.
+func (s *Store) checkpoint(ctx context.Context, mode string) (busy bool, err error) {
+	conn, err := s.writer.Conn(ctx)
+	if err != nil {
+		return false, err
+	}
+	defer func() { err = errors.Join(err, conn.Close()) }()
+	if _, err := conn.ExecContext(ctx, `PRAGMA busy_timeout = 0`); err != nil {
+		return false, err
+	}
+	defer func() {
+		_, rerr := conn.ExecContext(ctx, fmt.Sprintf(`PRAGMA busy_timeout = %d`, busyTimeout.Milliseconds()))
+		err = errors.Join(err, rerr)
+	}()
+	var blocked, inLog, moved int
+	if err := conn.QueryRowContext(ctx, `PRAGMA wal_checkpoint(`+mode+`)`).Scan(&blocked, &inLog, &moved); err != nil {
+		return false, err
+	}
+	return blocked != 0, nil
+}

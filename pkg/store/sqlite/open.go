@@ -1,0 +1,380 @@
+// Package sqlite keeps the node's record of addresses in one SQLite file. It is
+// the only package that imports a driver of SQLite.
+//
+// The file is the node's memory, never its only truth: when it is lost, damaged
+// or another node's, a new one is made and Open tells the caller to rebuild it
+// from the kernel and the API. It must not know of either.
+//
+// One goroutine writes, through one connection; each change is one transaction.
+// Commits aren't synced one by one (synchronous=NORMAL): a crash of the process
+// loses nothing, a loss of power only what came after the last Checkpoint, and of
+// pods that ended with the machine. The file is never corrupted by it.
+package sqlite
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"net/url"
+	"os"
+	"path/filepath"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/coil-net/coil/pkg/store"
+)
+
+const (
+	// minVersion, 3.51.3, is the first version of SQLite in which a log that is
+	// reset while another connection writes can't corrupt the file.
+	minVersion = 3_051_003
+	// busyTimeout is how long to wait for another process, such as a person's shell.
+	busyTimeout = 5 * time.Second
+	// readers bounds the connections that only read.
+	readers = 4
+	// defaultBallast holds hundreds of transactions.
+	defaultBallast = 1 << 20
+)
+
+// Options of Open.
+type Options struct {
+	// Path of the file. Files beside it have names that start with it.
+	Path string
+	// Identity is the node, as far as it is known; SetIdentity tells the rest.
+	Identity store.Identity
+	// BootID is the ID of this boot of the machine.
+	BootID string
+	// CoolDown is how long a freed address rests before it is reused.
+	CoolDown time.Duration
+	// Clock is the kernel's if nil.
+	Clock Clock
+	// BallastBytes is how much space is held for giving addresses back on a full
+	// disk; less than that left counts as full. 0 is 1 MiB.
+	BallastBytes int64
+}
+
+func (o *Options) validate() error {
+	var errs []error
+	if o.Path == "" {
+		errs = append(errs, errors.New("path is empty"))
+	}
+	if o.BootID == "" {
+		errs = append(errs, errors.New("boot ID is empty"))
+	}
+	if o.CoolDown < 0 || o.BallastBytes < 0 {
+		errs = append(errs, errors.New("cool-down or ballast is negative"))
+	}
+	if o.Clock == nil {
+		o.Clock = systemClock{}
+	}
+	if o.BallastBytes == 0 {
+		o.BallastBytes = defaultBallast
+	}
+	return errors.Join(errs...)
+}
+
+// OpenResult says what Open found.
+type OpenResult struct {
+	// Fresh: the record isn't complete, for the Reason. The caller must record the
+	// node's blocks with AdoptBlocks and the attachments that the kernel has with
+	// Adopt, then call Rebuilt. Until then each Open says so again.
+	Fresh  bool
+	Reason Reason
+	// SetAside is the new name of a file that couldn't be used; "" if there was none.
+	SetAside string
+}
+
+// Store is a store.Store in a file.
+type Store struct {
+	path     string
+	bootID   string
+	coolDown time.Duration
+	clock    Clock
+
+	lock           *os.File
+	file           os.FileInfo // of the file that is open
+	writer, reader *sql.DB
+	w, r           statements
+	ops            chan op
+	quit, stopped  chan struct{}
+	closing        sync.Once
+	dirty          atomic.Bool // something was written since the last checkpoint
+
+	// The rest belongs to the writer's goroutine.
+
+	identity store.Identity
+	blocks   map[string]*block
+	seq      int64
+	ballast  ballast
+	stale    bool // blocks and seq must be read again
+	blocked  bool // nothing that needs space is written until recover
+}
+
+var _ store.Store = (*Store)(nil)
+
+// Open opens the record, or makes a new one: then, or when an earlier one can't be
+// used, the result is Fresh. Errors: store.ErrReadOnly when the disk doesn't let
+// it, ErrLocked while another process has the file open; both may pass.
+func Open(ctx context.Context, o Options) (*Store, OpenResult, error) {
+	scripts, err := migrations()
+	if err != nil {
+		return nil, OpenResult{}, err
+	}
+	return open(ctx, o, scripts)
+}
+
+func open(ctx context.Context, o Options, scripts []string) (*Store, OpenResult, error) {
+	if err := o.validate(); err != nil {
+		return nil, OpenResult{}, fmt.Errorf("open the record of addresses: %w", err)
+	}
+	s := &Store{
+		path: o.Path, bootID: o.BootID, coolDown: o.CoolDown, clock: o.Clock, identity: o.Identity,
+		ballast: ballast{path: o.Path + "-ballast", size: o.BallastBytes}, stale: true,
+		ops: make(chan op), quit: make(chan struct{}), stopped: make(chan struct{}),
+	}
+	res, err := s.open(context.WithoutCancel(ctx), scripts)
+	if errors.Is(classify(err), store.ErrReadOnly) && s.ballast.drop() == nil {
+		_ = s.closeFiles()
+		res, err = s.open(context.WithoutCancel(ctx), scripts)
+	}
+	if err != nil {
+		_ = s.closeFiles() // of files that couldn't be opened
+		return nil, OpenResult{}, fmt.Errorf("open the record %s: %w", o.Path, classify(err))
+	}
+	go s.runWriter()
+	return s, res, nil
+}
+
+func (s *Store) open(ctx context.Context, scripts []string) (res OpenResult, err error) {
+	if err := os.MkdirAll(filepath.Dir(s.path), 0o700); err != nil {
+		return res, classifyOS(err)
+	}
+	if s.lock, err = lock(s.path + "-lock"); err != nil {
+		return res, classifyOS(err)
+	}
+	if res, err = s.openFile(ctx, scripts); err != nil {
+		return res, err
+	}
+	if s.file, err = os.Stat(s.path); err != nil {
+		return res, err
+	}
+	if s.w, err = prepare(ctx, s.writer, true); err != nil {
+		return res, err
+	}
+	if s.reader, err = sql.Open("sqlite", dsn(s.path, "query_only(1)")); err != nil {
+		return res, err
+	}
+	s.reader.SetMaxOpenConns(readers)
+	s.reader.SetMaxIdleConns(readers)
+	if s.r, err = prepare(ctx, s.reader, false); err != nil {
+		return res, err
+	}
+	// The disk may be full. Then the record can still be read, and addresses given
+	// back; the rest is done when it recovers.
+	err = s.transact(ctx, func(t *txn) error { return t.settle(false) })
+	if err == nil {
+		err = classifyOS(s.ballast.ensure())
+	}
+	if errors.Is(classify(err), store.ErrReadOnly) {
+		s.blocked, err = true, nil
+	}
+	return res, err
+}
+
+// openFile opens the writer's connection to a record that can be used; one that
+// can't is set aside, and a new one made.
+func (s *Store) openFile(ctx context.Context, scripts []string) (OpenResult, error) {
+	var res OpenResult
+	for {
+		why, err := s.tryFile(ctx, scripts, &res)
+		if err != nil {
+			return res, err
+		}
+		if why == "" {
+			break
+		}
+		if res.SetAside != "" {
+			return res, fmt.Errorf("%w: a file that was just made is %s", ErrDamaged, why)
+		}
+		if s.writer != nil {
+			_ = s.writer.Close() // what it says of such a file doesn't matter
+			s.writer = nil
+		}
+		res.Reason = why
+		if res.SetAside, err = setAside(s.path, why, s.clock.Now()); err != nil {
+			return res, classifyOS(err)
+		}
+	}
+	m, err := readMeta(ctx, s.writer)
+	if err != nil {
+		return res, err
+	}
+	if m["rebuilt_at"] == "" {
+		res.Fresh = true
+		if res.Reason == "" {
+			res.Reason = Unfinished
+		}
+	}
+	return res, nil
+}
+
+// tryFile opens the writer's connection to the file, or to a new one if there is
+// none, or says why that can't be.
+func (s *Store) tryFile(ctx context.Context, scripts []string, res *OpenResult) (Reason, error) {
+	st, err := os.Lstat(s.path)
+	switch {
+	case errors.Is(err, os.ErrNotExist) && taken(s.path):
+		return Missing, nil // a log without its file
+	case errors.Is(err, os.ErrNotExist):
+		if err := createFile(s.path); err != nil {
+			return "", classifyOS(err)
+		}
+	case err != nil:
+		return "", err
+	case !st.Mode().IsRegular():
+		return OtherProgram, nil
+	}
+	why, err := s.openWriter(ctx, len(scripts))
+	if why == Missing {
+		if res.Reason == "" {
+			res.Reason = Missing
+		}
+		why = ""
+	}
+	if why != "" || err != nil {
+		return why, err
+	}
+	if err = migrate(ctx, s.writer, s.path, scripts, s.clock.Now()); err == nil {
+		err = decode(ctx, s.writer)
+	}
+	if broken(err) || errors.Is(err, ErrDamaged) {
+		return Damaged, nil
+	}
+	return "", err
+}
+
+// openWriter opens the writer's connection and examines the file.
+func (s *Store) openWriter(ctx context.Context, known int) (Reason, error) {
+	db, err := sql.Open("sqlite", dsn(s.path, ""))
+	if err != nil {
+		return "", err
+	}
+	db.SetMaxOpenConns(1)
+	s.writer = db
+	var version string
+	if err := db.QueryRowContext(ctx, `SELECT sqlite_version()`).Scan(&version); err != nil {
+		if broken(err) { // the pragmas of a connection read the file
+			return Damaged, nil
+		}
+		return "", err
+	}
+	if err := checkVersion(version); err != nil {
+		return "", err
+	}
+	return examine(ctx, db, known, s.identity)
+}
+
+// checkVersion refuses versions of SQLite that can corrupt the file.
+func checkVersion(version string) error {
+	var major, minor, patch int
+	if _, err := fmt.Sscanf(version, "%d.%d.%d", &major, &minor, &patch); err != nil {
+		return fmt.Errorf("version %q of SQLite: %w", version, err)
+	}
+	if major*1_000_000+minor*1_000+patch < minVersion {
+		return fmt.Errorf("version %s of SQLite is linked, at least 3.51.3 is needed", version)
+	}
+	return nil
+}
+
+// createFile makes an empty file that only root can read; SQLite gives its log the
+// same mode.
+func createFile(path string) error {
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_RDWR, 0o600)
+	if err != nil {
+		return err
+	}
+	return errors.Join(f.Close(), syncDir(path))
+}
+
+// dsn is the name of the file with the pragmas of each connection to it.
+// temp_store: the image that coild runs in has no folder for temporary files.
+func dsn(path, extra string) string {
+	q := url.Values{"_txlock": {"immediate"}, "_pragma": {
+		fmt.Sprintf("busy_timeout(%d)", busyTimeout.Milliseconds()), "journal_mode(WAL)", "synchronous(NORMAL)", "foreign_keys(1)",
+		"journal_size_limit(4194304)", "temp_store(MEMORY)", "trusted_schema(0)", "cell_size_check(1)"}}
+	if extra != "" {
+		q.Set("_txlock", "deferred")
+		q.Add("_pragma", extra)
+	}
+	u := url.URL{Scheme: "file", Path: path, OmitHost: true, RawQuery: q.Encode()}
+	return u.String()
+}
+
+// SetIdentity tells what Open didn't know of the node. ErrForeign if the record
+// was made by another one: close the Store and open it again with all of id.
+func (s *Store) SetIdentity(ctx context.Context, id store.Identity) error {
+	err := s.write(ctx, grows, func(t *txn) error {
+		before := s.identity
+		for _, f := range []struct {
+			to   *string
+			from string
+		}{{&s.identity.NodeName, id.NodeName}, {&s.identity.NodeUID, id.NodeUID}, {&s.identity.MachineID, id.MachineID}} {
+			if f.from != "" {
+				*f.to = f.from
+			}
+		}
+		err := t.settle(false)
+		if err != nil {
+			s.identity = before
+		}
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("record the identity of the node: %w", err)
+	}
+	return nil
+}
+
+// Rebuilt records that the record is complete: it has all blocks of the node and
+// all attachments that the kernel has. The next Open isn't Fresh.
+func (s *Store) Rebuilt(ctx context.Context) error {
+	err := s.write(ctx, grows, func(t *txn) error {
+		_, err := t.tx.ExecContext(t.ctx, `UPDATE meta SET value = ? WHERE key = 'rebuilt_at' AND value = ''`, formatTime(t.now))
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("mark the record as rebuilt: %w", err)
+	}
+	return nil
+}
+
+// Close waits for the change that is being written and closes the file. Changes
+// that come later are ErrClosed.
+func (s *Store) Close() error {
+	var err error
+	s.closing.Do(func() {
+		close(s.quit)
+		<-s.stopped
+		err = s.closeFiles()
+	})
+	if err != nil {
+		return fmt.Errorf("close the record %s: %w", s.path, classify(err))
+	}
+	return nil
+}
+
+func (s *Store) closeFiles() error {
+	var errs []error
+	for _, db := range []*sql.DB{s.reader, s.writer} {
+		if db != nil {
+			errs = append(errs, db.Close())
+		}
+	}
+	if s.lock != nil {
+		errs = append(errs, s.lock.Close())
+	}
+	s.reader, s.writer, s.lock = nil, nil, nil
+	return errors.Join(errs...)
+}

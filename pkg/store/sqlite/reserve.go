@@ -1,0 +1,213 @@
+package sqlite
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/coil-net/coil/pkg/ipam"
+	"github.com/coil-net/coil/pkg/store"
+)
+
+// Reserve implements store.Store.
+func (s *Store) Reserve(ctx context.Context, r store.Request) (store.Allocation, error) {
+	var a store.Allocation
+	err := checkID(r.ID)
+	if err == nil {
+		err = s.write(ctx, grows, func(t *txn) (err error) {
+			a, err = t.reserve(r)
+			return err
+		})
+	}
+	if errors.Is(err, store.ErrReadOnly) {
+		// What is recorded can be answered all the same.
+		if have, gerr := s.Get(ctx, r.ID); gerr == nil && (have.State == store.Pending || have.State == store.Attached) {
+			return have, nil
+		}
+	}
+	if err != nil {
+		return store.Allocation{}, fmt.Errorf("reserve an address of pool %s for %s: %w", r.Pool, idString(r.ID), err)
+	}
+	return a, nil
+}
+
+func (t *txn) reserve(r store.Request) (store.Allocation, error) {
+	have, _, err := t.find(r.ID)
+	switch {
+	case err == nil && have.State == store.Releasing:
+		return store.Allocation{}, fmt.Errorf("%w: %s", store.ErrState, have.State)
+	case err == nil:
+		return have, nil
+	case !errors.Is(err, store.ErrNotFound):
+		return store.Allocation{}, err
+	}
+	var blocks []*block
+	for _, name := range r.Blocks {
+		if b := t.blocks[name]; b != nil && b.Pool == r.Pool {
+			blocks = append(blocks, b)
+		}
+	}
+	for _, b := range blocks {
+		if a, ok, err := t.take(b, r); ok || err != nil {
+			return a, err
+		}
+	}
+	if r.Yield {
+		return t.takeCoolest(blocks, r)
+	}
+	return store.Allocation{}, store.ErrNoAddress
+}
+
+// take takes an address of b that isn't cooling; false when there is none.
+func (t *txn) take(b *block, r store.Request) (store.Allocation, bool, error) {
+	if b.adopted == nil || t.cooled(*b.adopted) {
+		if a, ok, err := t.takeUnused(b, r); ok || err != nil {
+			return a, ok, err
+		}
+	}
+	for f := (freed{}); ; {
+		var err error
+		if f, err = t.oldest(b, f.seq); errors.Is(err, sql.ErrNoRows) || err == nil && !t.cooled(f.stamp) {
+			return store.Allocation{}, false, nil
+		} else if err != nil {
+			return store.Allocation{}, false, err
+		}
+		if a, ok, err := t.reuse(b, f, r); ok || err != nil {
+			return a, ok, err
+		}
+	}
+}
+
+// takeUnused takes the first address of b that has no record.
+func (t *txn) takeUnused(b *block, r store.Request) (store.Allocation, bool, error) {
+	for b.unused < b.Size() {
+		a := t.pending(b, b.unused, r)
+		n, err := t.insert(a, b, b.unused)
+		if err != nil {
+			return store.Allocation{}, false, err
+		}
+		if n == 1 {
+			b.unused++
+			return a, true, nil
+		}
+		if err := t.row(t.w.nextUnused, b.id, b.unused).Scan(&b.unused); err != nil {
+			return store.Allocation{}, false, err
+		}
+	}
+	return store.Allocation{}, false, nil
+}
+
+// freed is a record of an address that was given up.
+type freed struct {
+	stamp
+	rowID      int64
+	ipv4, ipv6 sql.NullString
+	offset     int
+}
+
+// oldest returns the address of b that was freed first after seq;
+// sql.ErrNoRows if there is none.
+func (t *txn) oldest(b *block, seq int64) (freed, error) {
+	var f freed
+	var ms int64
+	err := t.row(t.w.oldestCooling, b.id, seq).Scan(&f.rowID, &f.ipv4, &f.ipv6, &f.offset, &f.bootID, &ms, &f.seq)
+	f.boottime = time.Duration(ms) * time.Millisecond
+	return f, err
+}
+
+// reuse gives a freed address to r. False: another attachment, whose record
+// doesn't fit the block, has the other address of the offset.
+func (t *txn) reuse(b *block, f freed, r store.Request) (store.Allocation, bool, error) {
+	a := t.pending(b, f.offset, r)
+	n, err := t.exec(t.w.reuse, addrArg(a.Address.IPv4), addrArg(a.Address.IPv6), formatTime(a.Since), a.BootID, a.Pool, a.Block,
+		a.ContainerID, a.IfName, a.Namespace, a.Name, a.UID, a.Path, int64(a.Inode), f.rowID)
+	return a, n == 1, err
+}
+
+// takeCoolest takes the address that was freed longest ago, of all blocks,
+// cooled down or not.
+func (t *txn) takeCoolest(blocks []*block, r store.Request) (store.Allocation, error) {
+	type candidate struct {
+		seq  int64
+		take func() (store.Allocation, bool, error)
+	}
+	tried := int64(0) // all candidates up to this one couldn't be taken
+	for {
+		best := candidate{}
+		offer := func(c candidate) {
+			if c.seq > tried && (best.take == nil || c.seq < best.seq) {
+				best = c
+			}
+		}
+		for _, b := range blocks {
+			if b.adopted != nil {
+				offer(candidate{b.adopted.seq, func() (store.Allocation, bool, error) { return t.takeUnused(b, r) }})
+			}
+			f, err := t.oldest(b, tried)
+			if errors.Is(err, sql.ErrNoRows) {
+				continue
+			}
+			if err != nil {
+				return store.Allocation{}, err
+			}
+			offer(candidate{f.seq, func() (store.Allocation, bool, error) { return t.reuse(b, f, r) }})
+		}
+		if best.take == nil {
+			return store.Allocation{}, store.ErrNoAddress
+		}
+		if a, ok, err := best.take(); ok || err != nil {
+			return a, err
+		}
+		tried = best.seq
+	}
+}
+
+// pending is the allocation of an offset of b to r.
+func (t *txn) pending(b *block, offset int, r store.Request) store.Allocation {
+	return store.Allocation{
+		ID: r.ID, Pod: r.Pod, Netns: r.Netns,
+		State: store.Pending, Pool: b.Pool, Block: b.Name, Address: b.At(offset),
+		BootID: t.bootID, Since: t.now.UTC().Truncate(time.Millisecond),
+	}
+}
+
+// insert records a, an address of an offset of b; b nil is none that is recorded.
+// 0 when a row has the address or the offset already.
+func (t *txn) insert(a store.Allocation, b *block, offset int) (int64, error) {
+	var blockID, blockOffset any
+	if b != nil {
+		blockID, blockOffset = b.id, offset
+	}
+	return t.exec(t.w.insert, addrArg(a.Address.IPv4), addrArg(a.Address.IPv6), string(a.State), formatTime(a.Since), a.BootID,
+		a.Pool, a.Block, blockID, blockOffset, a.ContainerID, a.IfName, a.Namespace, a.Name, a.UID, a.Path, int64(a.Inode),
+		a.HostIfName, a.HostIfIndex, resultArg(a.Result))
+}
+
+func (t *txn) cooled(f stamp) bool { return cooled(f, t.bootID, t.boottime, t.coolDown) }
+
+// checkID refuses what the schema would refuse with an error that says less.
+func checkID(id store.ID) error {
+	if id.ContainerID == "" || id.IfName == "" {
+		return errors.New("container ID or interface name is empty")
+	}
+	return nil
+}
+
+// idString is an attachment in an error.
+func idString(id store.ID) string { return id.ContainerID + "/" + id.IfName }
+
+// checkAddress refuses addresses that could be written in two ways.
+func checkAddress(a ipam.Address) error {
+	if !a.IPv4.IsValid() && !a.IPv6.IsValid() {
+		return errors.New("there is no address")
+	}
+	if a.IPv4.IsValid() && !a.IPv4.Is4() {
+		return fmt.Errorf("%s is not an IPv4 address", a.IPv4)
+	}
+	if a.IPv6.IsValid() && (!a.IPv6.Is6() || a.IPv6.Is4In6() || a.IPv6.Zone() != "") {
+		return fmt.Errorf("%s is not an IPv6 address without zone", a.IPv6)
+	}
+	return nil
+}

@@ -1,0 +1,226 @@
+package sqlite
+
+import (
+	"context"
+	"database/sql"
+	"embed"
+	"errors"
+	"fmt"
+	"os"
+	"path"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/coil-net/coil/pkg/store"
+)
+
+// applicationID marks the file as Coil's in its header: "Coil" in ASCII.
+const applicationID = 0x436f696c
+
+//go:embed migrations/*.sql
+var migrationFiles embed.FS
+
+// migrations returns the scripts that make the schema, the version i+1 from i.
+// They only ever get more: a script that was released never changes.
+func migrations() ([]string, error) {
+	names, err := migrationFiles.ReadDir("migrations")
+	if err != nil {
+		return nil, err
+	}
+	var scripts []string
+	for i, n := range names { // sorted by name
+		number, _, _ := strings.Cut(n.Name(), "_")
+		if v, err := strconv.Atoi(number); err != nil || v != i+1 {
+			return nil, fmt.Errorf("migration %s isn't number %d", n.Name(), i+1)
+		}
+		text, err := migrationFiles.ReadFile(path.Join("migrations", n.Name()))
+		if err != nil {
+			return nil, err
+		}
+		scripts = append(scripts, string(text))
+	}
+	return scripts, nil
+}
+
+// migrate brings the schema to the newest version, each step in a transaction of
+// its own. Before the first step that changes something, the file is copied to a
+// name with its version.
+func migrate(ctx context.Context, db *sql.DB, file string, scripts []string, now time.Time) error {
+	var version int
+	if err := db.QueryRowContext(ctx, `PRAGMA user_version`).Scan(&version); err != nil {
+		return err
+	}
+	if version > 0 && version < len(scripts) {
+		to := fmt.Sprintf("%s.%s-v%d", file, now.UTC().Format("20060102T150405Z"), version)
+		// A copy that an earlier start left unfinished can't be continued.
+		if err := os.Remove(to); err != nil && !errors.Is(err, os.ErrNotExist) {
+			return err
+		}
+		if _, err := db.ExecContext(ctx, `VACUUM INTO ?`, to); err != nil {
+			return fmt.Errorf("copy the record before its schema changes: %w", err)
+		}
+	}
+	for i := version; i < len(scripts); i++ {
+		tx, err := db.BeginTx(ctx, nil)
+		if err != nil {
+			return err
+		}
+		script := fmt.Sprintf("%s;\nPRAGMA application_id = %d;\nPRAGMA user_version = %d;\n", scripts[i], applicationID, i+1)
+		if i == 0 {
+			script += `UPDATE meta SET value = '` + formatTime(now) + `' WHERE key = 'created_at';`
+		}
+		if _, err = tx.ExecContext(ctx, script); err == nil {
+			err = tx.Commit()
+		}
+		if err != nil {
+			_ = tx.Rollback()
+			return fmt.Errorf("make version %d of the schema: %w", i+1, err)
+		}
+	}
+	return nil
+}
+
+// decode reads all that isn't cooling, since a value may be of the right type and
+// still make no sense.
+func decode(ctx context.Context, db *sql.DB) error {
+	st, err := prepare(ctx, db, false)
+	if err != nil {
+		return err
+	}
+	defer st.close()
+	if err := collect(ctx, st.blocks, func(rows *sql.Rows) error {
+		_, err := scanBlock(rows)
+		return err
+	}); err != nil {
+		return err
+	}
+	return collect(ctx, st.list, func(rows *sql.Rows) error {
+		_, _, err := scan(rows)
+		return err
+	})
+}
+
+// examine says what is wrong with the file as a record of the node, or "". An
+// error is no finding: the disk or another process kept the file from being read.
+func examine(ctx context.Context, db *sql.DB, known int, id store.Identity) (Reason, error) {
+	finding := func(err error) (Reason, error) {
+		if broken(err) || errors.Is(err, sql.ErrNoRows) {
+			return Damaged, nil
+		}
+		return "", err
+	}
+	var app, version, objects int
+	if err := db.QueryRowContext(ctx, `SELECT (SELECT application_id FROM pragma_application_id),
+			(SELECT user_version FROM pragma_user_version), (SELECT count(*) FROM sqlite_schema)`).Scan(&app, &version, &objects); err != nil {
+		return finding(err)
+	}
+	switch {
+	case app == 0 && version == 0 && objects == 0:
+		return Missing, nil // a process ended while it made the file
+	case app != applicationID:
+		return OtherProgram, nil
+	case version > known:
+		return NewerSchema, nil
+	case version == 0:
+		return Damaged, nil
+	}
+	var verdict string
+	if err := db.QueryRowContext(ctx, `PRAGMA integrity_check(1)`).Scan(&verdict); err != nil {
+		return finding(err)
+	}
+	if verdict != "ok" {
+		return Damaged, nil
+	}
+	violations := 0
+	if err := db.QueryRowContext(ctx, `SELECT count(*) FROM pragma_foreign_key_check`).Scan(&violations); err != nil {
+		return finding(err)
+	}
+	if violations > 0 {
+		return Damaged, nil
+	}
+	have, err := readMeta(ctx, db)
+	if err != nil {
+		return finding(err)
+	}
+	if !have.identity().matches(id) {
+		return OtherNode, nil
+	}
+	return "", nil
+}
+
+// meta is the content of the table meta.
+type meta map[string]string
+
+func readMeta(ctx context.Context, q interface {
+	QueryContext(context.Context, string, ...any) (*sql.Rows, error)
+}) (meta, error) {
+	rows, err := q.QueryContext(ctx, `SELECT key, value FROM meta`)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	m := meta{}
+	for rows.Next() {
+		var k, v string
+		if err := rows.Scan(&k, &v); err != nil {
+			return nil, err
+		}
+		m[k] = v
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	for _, k := range metaKeys {
+		if _, ok := m[k]; !ok {
+			return nil, sql.ErrNoRows
+		}
+	}
+	return m, nil
+}
+
+var metaKeys = []string{"node_name", "node_uid", "machine_id", "cool_down_seconds", "created_at", "rebuilt_at", "written_at"}
+
+func (m meta) identity() identity {
+	return identity{NodeName: m["node_name"], NodeUID: m["node_uid"], MachineID: m["machine_id"]}
+}
+
+// identity is a store.Identity; a field that is empty isn't known.
+type identity store.Identity
+
+// matches says that both can be the same node: no field that both know differs.
+func (i identity) matches(o store.Identity) bool {
+	return !slices.ContainsFunc([][2]string{{i.NodeName, o.NodeName}, {i.NodeUID, o.NodeUID}, {i.MachineID, o.MachineID}},
+		func(f [2]string) bool { return f[0] != "" && f[1] != "" && f[0] != f[1] })
+}
+
+// settle writes what the file should say about itself and doesn't; with probe
+// it writes in any case, to see whether that works.
+func (t *txn) settle(probe bool) error {
+	m, err := readMeta(t.ctx, t.tx)
+	if err != nil {
+		return err
+	}
+	if !m.identity().matches(t.identity) {
+		return fmt.Errorf("%w: it was made by %+v, this is %+v", ErrForeign, m.identity(), t.identity)
+	}
+	want := meta{"cool_down_seconds": strconv.FormatInt(int64(t.coolDown/time.Second), 10)}
+	for k, v := range map[string]string{"node_name": t.identity.NodeName, "node_uid": t.identity.NodeUID, "machine_id": t.identity.MachineID} {
+		if v != "" {
+			want[k] = v
+		}
+	}
+	if probe {
+		want["written_at"] = formatTime(t.now)
+	}
+	for k, v := range want {
+		if m[k] == v && k != "written_at" {
+			continue
+		}
+		if _, err := t.tx.ExecContext(t.ctx, `UPDATE meta SET value = ? WHERE key = ?`, v, k); err != nil {
+			return err
+		}
+	}
+	return nil
+}

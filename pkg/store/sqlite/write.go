@@ -1,0 +1,183 @@
+package sqlite
+
+import (
+	"context"
+	"database/sql"
+	"database/sql/driver"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/coil-net/coil/pkg/store"
+)
+
+// txn is one transaction of the writer.
+type txn struct {
+	*Store
+	ctx      context.Context
+	tx       *sql.Tx
+	now      time.Time
+	boottime time.Duration
+}
+
+func (t *txn) exec(st *sql.Stmt, args ...any) (int64, error) {
+	res, err := t.tx.StmtContext(t.ctx, st).ExecContext(t.ctx, args...)
+	if err != nil {
+		return 0, err
+	}
+	return res.RowsAffected()
+}
+
+func (t *txn) row(st *sql.Stmt, args ...any) *sql.Row {
+	return t.tx.StmtContext(t.ctx, st).QueryRowContext(t.ctx, args...)
+}
+
+// nextSeq is the number of the next event in the order of what was freed.
+func (t *txn) nextSeq() int64 {
+	t.seq++
+	return t.seq
+}
+
+// boottimeMS is the time since boot, rounded up: an address never cools too short.
+func (t *txn) boottimeMS() int64 { return (t.boottime + time.Millisecond - 1).Milliseconds() }
+
+// kind says what a change needs of the disk.
+type kind int
+
+const (
+	// grows: the change may need space; it is refused while the disk is full.
+	grows kind = iota
+	// givesBack: the change may use the space of the ballast.
+	givesBack
+)
+
+// op is what the writer is asked to do.
+type op struct {
+	ctx  context.Context
+	do   func(context.Context) error
+	done chan error
+}
+
+// write runs do in a transaction of the one writer and waits for its end, or for
+// ctx: the change may then still happen.
+func (s *Store) write(ctx context.Context, k kind, do func(*txn) error) error {
+	return s.exclusively(ctx, func(ctx context.Context) error { return s.run(ctx, k, do) })
+}
+
+// exclusively has the writer call do. SQLite never sees the end of ctx, which
+// would interrupt a commit at an unknown point.
+func (s *Store) exclusively(ctx context.Context, do func(context.Context) error) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	o := op{ctx: context.WithoutCancel(ctx), do: do, done: make(chan error, 1)}
+	select {
+	case s.ops <- o:
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-s.quit:
+		return ErrClosed
+	}
+	select {
+	case err := <-o.done:
+		return err
+	case <-ctx.Done():
+		return fmt.Errorf("outcome is unknown: %w", ctx.Err())
+	}
+}
+
+// runWriter is the one goroutine that changes the file; Close ends and awaits it.
+func (s *Store) runWriter() {
+	defer close(s.stopped)
+	for {
+		select {
+		case o := <-s.ops:
+			o.done <- classify(o.do(o.ctx))
+		case <-s.quit:
+			return
+		}
+	}
+}
+
+// run runs do in a transaction, on a full disk too if it gives something back.
+func (s *Store) run(ctx context.Context, k kind, do func(*txn) error) error {
+	if k == grows && s.blocked {
+		if err := s.recover(ctx); err != nil {
+			return err
+		}
+	}
+	err := s.transact(ctx, do)
+	if !unwritable(err) {
+		return err
+	}
+	s.blocked = true
+	if k == grows {
+		return err
+	}
+	if s.ballast.drop() == nil {
+		if err = s.transact(ctx, do); !unwritable(err) {
+			return err
+		}
+	}
+	// Moving the log into the file lets the next transaction write over the log's
+	// space, which nobody else can take.
+	if _, cerr := s.checkpoint(ctx, "RESTART"); cerr == nil {
+		err = s.transact(ctx, do)
+	}
+	return err
+}
+
+// transact runs do in one transaction.
+func (s *Store) transact(ctx context.Context, do func(*txn) error) (err error) {
+	defer func() {
+		if err != nil && !answer(err) {
+			s.stale = true // what is remembered of blocks may be of the lost transaction
+			if unwritable(err) || damaged(err) {
+				s.discardConn(ctx)
+			}
+		}
+	}()
+	tx, err := s.writer.BeginTx(ctx, nil)
+	if err != nil {
+		return err
+	}
+	t := &txn{Store: s, ctx: ctx, tx: tx, now: s.clock.Now(), boottime: s.clock.Boottime()}
+	if s.stale {
+		if err := t.load(); err != nil {
+			return errors.Join(err, tx.Rollback())
+		}
+		s.stale = false
+	}
+	if err := do(t); err != nil {
+		// SQLite has rolled back already after some errors; then this is one too.
+		_ = tx.Rollback()
+		return err
+	}
+	if err := tx.Commit(); err != nil {
+		return err
+	}
+	s.dirty.Store(true)
+	return nil
+}
+
+// answer says that err is an answer of the contract, of a transaction that
+// changed nothing.
+func answer(err error) bool {
+	for _, e := range []error{store.ErrNotFound, store.ErrNoAddress, store.ErrState, store.ErrInUse, store.ErrConflict} {
+		if errors.Is(err, e) {
+			return true
+		}
+	}
+	return false
+}
+
+// discardConn closes the writer's connection, so that the next transaction starts
+// with one that remembers nothing of a failed write.
+func (s *Store) discardConn(ctx context.Context) {
+	c, err := s.writer.Conn(ctx)
+	if err != nil {
+		return // there is none
+	}
+	_ = c.Raw(func(any) error { return driver.ErrBadConn })
+	_ = c.Close()
+}
