@@ -50,6 +50,13 @@ func TestClientSideApplyOfTheDefinitions(t *testing.T) {
 				t.Errorf("%s wasn't applied by the client", crd.GetName())
 			}
 		}
+		// What users of Coil 2.x have in their files still applies.
+		for _, want := range []string{"created", "unchanged"} {
+			out := string(must(api.Kubectl(t.Context(), "apply", "--validate=strict", "--filename=testdata/objects-2.x.yaml"))(t))
+			if n := strings.Count(out, want); n != 7 {
+				t.Errorf("%d of 7 objects are %s:\n%s", n, want, out)
+			}
+		}
 	})
 }
 

@@ -1,0 +1,225 @@
+package apiserver
+
+import (
+	"encoding/json"
+	"reflect"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/intstr"
+	"k8s.io/client-go/dynamic"
+
+	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
+)
+
+// roundTrip is an object that the API server must give back as it got it.
+type roundTrip struct {
+	name string
+	kind kind
+	obj  runtime.Object
+	// maximal objects have every field but those of except.
+	maximal bool
+	except  []string
+	// defaults are the fields that the API server adds, as YAML.
+	defaults string
+}
+
+func ptr[T any](v T) *T { return &v }
+
+func roundTrips() []roundTrip {
+	now := metav1.NewTime(time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC))
+	conditions := []metav1.Condition{{
+		Type: "Exhausted", Status: metav1.ConditionTrue, ObservedGeneration: 7,
+		LastTransitionTime: now, Reason: "AllBlocksTaken", Message: "every block is taken",
+	}}
+	return []roundTrip{
+		{name: "maximal", kind: poolKind, maximal: true, obj: &v2.AddressPool{
+			Spec: v2.AddressPoolSpec{BlockSizeBits: 6, Subnets: []v2.SubnetSet{{IPv4: ptr("10.0.0.0/16"), IPv6: ptr("fd00::/112")}}},
+			Status: v2.AddressPoolStatus{
+				ObservedGeneration: 7, LastIndex: ptr(int32(3)),
+				Blocks:     v2.Usage{Used: 4, Total: 1024, Summary: "4/1024"},
+				Addresses:  v2.Usage{Used: 99, Total: 65536, Summary: "99/65536"},
+				Conditions: conditions,
+			},
+		}},
+		{name: "minimal", kind: poolKind, obj: &v2.AddressPool{
+			Spec: v2.AddressPoolSpec{Subnets: []v2.SubnetSet{{IPv6: ptr("fd00::/128")}}},
+		}},
+		{name: "maximal", kind: blockKind, maximal: true, obj: &v2.AddressBlock{
+			Index: 3, IPv4: ptr("10.0.0.96/27"), IPv6: ptr("fd00::60/123"),
+			Status: v2.AddressBlockStatus{Allocated: 30, Cooling: 2},
+		}},
+		{name: "minimal", kind: blockKind, obj: &v2.AddressBlock{IPv4: ptr("10.0.0.0/27")}},
+		{name: "maximal", kind: requestKind, maximal: true, obj: &v2.BlockRequest{
+			Spec: v2.BlockRequestSpec{NodeName: "worker", PoolName: "default"},
+			Status: v2.BlockRequestStatus{AddressBlockName: "default-3", Conditions: []v2.BlockRequestCondition{{
+				Type: v2.BlockRequestComplete, Status: corev1.ConditionTrue, Reason: "Assigned", Message: "default-3",
+				LastProbeTime: now, LastTransitionTime: now,
+			}}},
+		}},
+		{name: "minimal", kind: requestKind, obj: &v2.BlockRequest{
+			Spec: v2.BlockRequestSpec{NodeName: "worker", PoolName: "default"},
+			Status: v2.BlockRequestStatus{Conditions: []v2.BlockRequestCondition{{
+				Type: v2.BlockRequestFailed, Status: corev1.ConditionTrue,
+			}}},
+		}},
+		{name: "maximal", kind: egressKind, maximal: true,
+			except: []string{"Spec.PodDisruptionBudget.MinAvailable", "Spec.Template.Spec.Object"},
+			obj:    maximalEgress(conditions)},
+		{name: "minimal", kind: egressKind, defaults: `spec: {sessionAffinity: ClientIP}`, obj: &v2.Egress{
+			Spec: v2.EgressSpec{Destinations: []string{"0.0.0.0/0"}},
+		}},
+		{name: "empty structures", kind: egressKind, defaults: `spec: {sessionAffinity: ClientIP}`, obj: &v2.Egress{
+			Spec: v2.EgressSpec{
+				Destinations: []string{"0.0.0.0/0"}, Replicas: 1,
+				Strategy: &appsv1.DeploymentStrategy{}, Template: &v2.EgressPodTemplate{Spec: &runtime.RawExtension{Raw: []byte(`{}`)}},
+				SessionAffinityConfig: &corev1.SessionAffinityConfig{}, PodDisruptionBudget: &v2.EgressPDBSpec{},
+			},
+		}},
+	}
+}
+
+func maximalEgress(conditions []metav1.Condition) *v2.Egress {
+	return &v2.Egress{
+		Spec: v2.EgressSpec{
+			Destinations: []string{"192.0.2.0/24", "2001:db8::/32"},
+			Replicas:     3,
+			Strategy: &appsv1.DeploymentStrategy{
+				Type: appsv1.RollingUpdateDeploymentStrategyType,
+				RollingUpdate: &appsv1.RollingUpdateDeployment{
+					MaxUnavailable: ptr(intstr.FromInt32(1)), MaxSurge: ptr(intstr.FromString("25%")),
+				},
+			},
+			Template: &v2.EgressPodTemplate{
+				Metadata: v2.Metadata{Annotations: map[string]string{"a": "1"}, Labels: map[string]string{"b": "2"}},
+				Spec: &runtime.RawExtension{Raw: []byte(
+					`{"containers":[{"name":"egress","resources":{"limits":{"cpu":"1","memory":"400Mi"}}}],"tolerations":[{"operator":"Exists"}]}`)},
+			},
+			SessionAffinity:       corev1.ServiceAffinityClientIP,
+			SessionAffinityConfig: &corev1.SessionAffinityConfig{ClientIP: &corev1.ClientIPConfig{TimeoutSeconds: ptr(int32(60))}},
+			FouSourcePortAuto:     true,
+			PodDisruptionBudget:   &v2.EgressPDBSpec{MaxUnavailable: ptr(intstr.FromString("50%"))},
+		},
+		Status: v2.EgressStatus{
+			ObservedGeneration: 7, Replicas: 3, Selector: "app.kubernetes.io/instance=internet",
+			InClusterCIDRs: []string{"10.0.0.0/16", "fd00::/112"}, Conditions: conditions,
+		},
+	}
+}
+
+// TestRoundTrip holds that the types, the schema and what the API server does
+// with both agree: an object comes back as it went in, apart from defaults.
+func TestRoundTrip(t *testing.T) {
+	eachVersion(t, func(t *testing.T, version string) {
+		dyn := must(dynamic.NewForConfig(shared(t, version).RESTConfig()))(t)
+		for _, tt := range roundTrips() {
+			t.Run(tt.kind.name+"/"+tt.name, func(t *testing.T) {
+				if tt.maximal {
+					v := reflect.ValueOf(tt.obj).Elem()
+					for _, field := range []string{"Spec", "Index", "IPv4", "IPv6", "Status"} {
+						if f := v.FieldByName(field); f.IsValid() {
+							noZero(t, f, field, tt.except)
+						}
+					}
+				}
+				tt.check(t, dyn)
+			})
+		}
+	})
+}
+
+func (tt roundTrip) check(t *testing.T, dyn dynamic.Interface) {
+	t.Helper()
+	client := tt.kind.client(dyn)
+	obj := &unstructured.Unstructured{Object: decode(t, must(json.Marshal(tt.obj))(t))}
+	obj.SetGroupVersionKind(tt.kind.resource.GroupVersion().WithKind(tt.kind.name))
+	obj.SetName(fresh("roundtrip"))
+	if tt.kind.name == blockKind.name {
+		obj.SetName(obj.GetName() + "-" + string(must(json.Marshal(obj.Object["index"]))(t)))
+	}
+	strict := metav1.FieldValidationStrict
+	got, err := client.Create(t.Context(), obj, metav1.CreateOptions{FieldValidation: strict})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if status := obj.Object["status"]; status != nil {
+		got.Object["status"] = status
+		if got, err = client.UpdateStatus(t.Context(), got, metav1.UpdateOptions{FieldValidation: strict}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want := content(obj)
+	if tt.defaults != "" {
+		for k, v := range tt.kind.object(t, tt.defaults).Object["spec"].(map[string]any) {
+			want["spec"].(map[string]any)[k] = v
+		}
+	}
+	if diff := cmp.Diff(want, content(got)); diff != "" {
+		t.Errorf("what came back (-sent +got):\n%s", diff)
+	}
+	// Nothing that the API server stores is unknown to the type.
+	back := reflect.New(reflect.TypeOf(tt.obj).Elem()).Interface()
+	if err := runtime.DefaultUnstructuredConverter.FromUnstructuredWithValidation(got.Object, back, true); err != nil {
+		t.Errorf("decode what came back: %v", err)
+	}
+}
+
+// content is an object without its metadata.
+func content(obj *unstructured.Unstructured) map[string]any {
+	c := obj.DeepCopy().Object
+	for _, field := range []string{"apiVersion", "kind", "metadata"} {
+		delete(c, field)
+	}
+	return c
+}
+
+// decode decodes a JSON object as the dynamic client does.
+func decode(t *testing.T, text []byte) map[string]any {
+	t.Helper()
+	obj := &unstructured.Unstructured{}
+	// UnmarshalJSON insists on a kind.
+	var m map[string]json.RawMessage
+	if err := json.Unmarshal(text, &m); err != nil {
+		t.Fatal(err)
+	}
+	m["kind"] = json.RawMessage(`"Any"`)
+	if err := obj.UnmarshalJSON(must(json.Marshal(m))(t)); err != nil {
+		t.Fatal(err)
+	}
+	return obj.Object
+}
+
+// noZero reports the fields of a value that aren't set.
+func noZero(t *testing.T, v reflect.Value, path string, except []string) {
+	t.Helper()
+	if slices.Contains(except, path) {
+		return
+	}
+	if v.IsZero() {
+		t.Errorf("%s isn't set", path)
+		return
+	}
+	switch v.Kind() {
+	case reflect.Pointer:
+		noZero(t, v.Elem(), path, except)
+	case reflect.Slice:
+		if v.Len() > 0 {
+			noZero(t, v.Index(0), path+"[0]", except)
+		}
+	case reflect.Struct:
+		switch v.Interface().(type) {
+		case metav1.Time, intstr.IntOrString:
+			return
+		}
+		for i := range v.NumField() {
+			noZero(t, v.Field(i), path+"."+v.Type().Field(i).Name, except)
+		}
+	}
+}
