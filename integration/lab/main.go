@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"os/exec"
 	"os/signal"
 	"strings"
 	"syscall"
@@ -50,6 +49,7 @@ func commands() map[string]command {
 		"kubeconfig": {"[--name NAME]", "print the path of the kubeconfig", runKubeconfig},
 		"kubectl":    {"[--name NAME] [--] ARG...", "run the kubectl of the cluster's release", runKubectl},
 		"api":        {"[flags] [--] [CMD...]", "start etcd and kube-apiserver only, until CMD ends or an interrupt", runAPI},
+		"vm":         {"[flags] [--] CMD...", "run a command with another kernel and this machine's files", runVM},
 		"preflight":  {"", "check that this machine has what the lab needs", runPreflight},
 		"packages":   {"", "print the Debian packages that the lab needs", runPackages},
 	}
@@ -58,7 +58,7 @@ func commands() map[string]command {
 // order is that of the help text.
 var order = []string{
 	"up", "down", "status", "exec", "poweroff", "poweron", "stop", "start", "logs", "image", "kubeconfig", "kubectl",
-	"api", "preflight", "packages",
+	"api", "vm", "preflight", "packages",
 }
 
 func main() {
@@ -88,7 +88,7 @@ func run(ctx context.Context, args []string, out, log io.Writer) int {
 		fmt.Fprintf(log, "usage: lab %s %s\n%s\n%s", c.verb, cmd.usage, cmd.help, c.flags.FlagUsages())
 	}
 	err := cmd.run(ctx, c, args[1:])
-	exit := (*exec.ExitError)(nil)
+	var exit interface{ ExitCode() int } // of os/exec or of a virtual machine
 	switch {
 	case err == nil || errors.Is(err, pflag.ErrHelp):
 		return 0

@@ -77,7 +77,7 @@ func assemble(dir machine.Dir, spec machine.Spec, root string) error {
 			return err
 		}
 	}
-	if err := shareHost(dir, root); err != nil {
+	if err := errors.Join(shareHost(dir, root), shareModules(root)); err != nil {
 		return err
 	}
 	for _, src := range spec.Programs {
@@ -135,6 +135,16 @@ func share(dir machine.Dir, name, target string) error {
 	}
 	options := "lowerdir=/" + name + ",upperdir=" + dir.Upper(name) + ",workdir=" + dir.Work(name)
 	return mount("overlay", target, "overlay", 0, options)
+}
+
+// shareModules shows the modules of the running kernel, which may be a mount of their own that an
+// overlay doesn't show.
+func shareModules(root string) error {
+	const modules = "lib/modules"
+	if _, err := os.Stat("/" + modules); errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	return mount("/"+modules, filepath.Join(root, modules), "", unix.MS_BIND|unix.MS_REC, "")
 }
 
 // mountCgroups mounts the host's hierarchies; in the new cgroup namespace their roots are the

@@ -1,0 +1,162 @@
+package vm
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/coil-net/coil/integration/lab/build"
+)
+
+// kernel is a Debian kernel package, unpacked in the cache.
+type kernel struct {
+	release string // as `uname -r` has it
+	image   string
+	modules string // what the kernel looks for in /lib/modules
+}
+
+var seriesFormat = regexp.MustCompile(`^[0-9]+\.[0-9]+$`)
+
+// findKernel returns a kernel of the series, such as "6.12", and fetches it when the cache has none.
+func findKernel(ctx context.Context, series string, log io.Writer) (kernel, error) {
+	if !seriesFormat.MatchString(series) {
+		return kernel{}, fmt.Errorf("kernel %q: want a series such as 6.1 or 6.12", series)
+	}
+	cache, err := build.CacheDir()
+	if err != nil {
+		return kernel{}, err
+	}
+	if err := os.MkdirAll(cache, 0o755); err != nil {
+		return kernel{}, err
+	}
+	dir := filepath.Join(cache, "linux-"+series)
+	if k, err := openKernel(dir); !errors.Is(err, os.ErrNotExist) {
+		return k, err
+	}
+	lock, err := os.OpenFile(dir+".lock", os.O_CREATE|os.O_RDWR, 0o644)
+	if err != nil {
+		return kernel{}, err
+	}
+	defer lock.Close()
+	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX); err != nil {
+		return kernel{}, fmt.Errorf("lock %s: %w", lock.Name(), err)
+	}
+	if k, err := openKernel(dir); !errors.Is(err, os.ErrNotExist) {
+		return k, err
+	}
+	if err := fetchKernel(ctx, series, dir, log); err != nil {
+		return kernel{}, err
+	}
+	return openKernel(dir)
+}
+
+// openKernel describes the package that is unpacked in dir.
+func openKernel(dir string) (kernel, error) {
+	entries, err := os.ReadDir(filepath.Join(dir, "lib/modules"))
+	if err != nil {
+		return kernel{}, err
+	}
+	if len(entries) != 1 {
+		return kernel{}, fmt.Errorf("%s has %d kernels: remove it", dir, len(entries))
+	}
+	release := entries[0].Name()
+	k := kernel{
+		release: release,
+		image:   filepath.Join(dir, "boot/vmlinuz-"+release),
+		modules: filepath.Join(dir, "lib/modules"),
+	}
+	_, err = os.Stat(k.image)
+	return k, err
+}
+
+// fetchKernel downloads the newest package of the series and unpacks it. Nothing is installed.
+func fetchKernel(ctx context.Context, series, dir string, log io.Writer) error {
+	names, err := exec.CommandContext(ctx, "apt-cache", "pkgnames", "linux-image-"+series+".").Output()
+	if err != nil {
+		return fmt.Errorf("list kernel packages: %w", err)
+	}
+	pkg := newestPackage(series, strings.Fields(string(names)))
+	if pkg == "" {
+		return fmt.Errorf("no package linux-image-%s.*-amd64 is known: apt-get update (Debian 12 has 6.1, and 6.12 in its security archive)", series)
+	}
+	fmt.Fprintf(log, "downloading %s\n", pkg)
+	tmp, err := os.MkdirTemp(filepath.Dir(dir), ".linux-")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(tmp)
+	if err := quietly(ctx, tmp, "apt-get", "download", pkg); err != nil {
+		return fmt.Errorf("%w; when the package lists are old: apt-get update", err)
+	}
+	archives, err := filepath.Glob(filepath.Join(tmp, "*.deb"))
+	if err != nil || len(archives) != 1 {
+		return errors.Join(fmt.Errorf("apt-get download %s left %d archives", pkg, len(archives)), err)
+	}
+	tree := filepath.Join(tmp, "tree")
+	if err := quietly(ctx, tmp, "dpkg-deb", "-x", archives[0], tree); err != nil {
+		return err
+	}
+	k, err := openKernel(tree)
+	if err != nil {
+		return err
+	}
+	// The package's own installation would do this.
+	if err := quietly(ctx, tmp, "depmod", "-b", tree, k.release); err != nil {
+		return err
+	}
+	return os.Rename(tree, dir)
+}
+
+// newestPackage picks the ordinary kernel of the highest version among names.
+func newestPackage(series string, names []string) string {
+	// Not -cloud-amd64, which has no 9p, nor -rt-amd64, nor -amd64-unsigned and -amd64-dbg.
+	format := regexp.MustCompile(`^linux-image-` + regexp.QuoteMeta(series) + `\.[0-9]+([-+][0-9a-z]+)?-amd64$`)
+	names = slices.DeleteFunc(names, func(n string) bool { return !format.MatchString(n) })
+	if len(names) == 0 {
+		return ""
+	}
+	return slices.MaxFunc(names, compareNatural)
+}
+
+// compareNatural orders strings by the numbers in them.
+func compareNatural(a, b string) int {
+	x, y := numbers(a), numbers(b)
+	if c := slices.Compare(x, y); c != 0 {
+		return c
+	}
+	return strings.Compare(a, b)
+}
+
+var digits = regexp.MustCompile(`[0-9]+`)
+
+func numbers(s string) []int {
+	var all []int
+	for _, d := range digits.FindAllString(s, -1) {
+		n, _ := strconv.Atoi(d) // only digits
+		all = append(all, n)
+	}
+	return all
+}
+
+// quietly runs a command; what it says is in the error only.
+func quietly(ctx context.Context, dir string, args ...string) error {
+	cmd := exec.CommandContext(ctx, args[0], args[1:]...)
+	cmd.Dir = dir
+	var out bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &out
+	if err := cmd.Run(); err != nil {
+		return fmt.Errorf("%s: %w: %s", strings.Join(args, " "), err, bytes.TrimSpace(out.Bytes()))
+	}
+	return nil
+}

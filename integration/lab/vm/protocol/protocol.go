@@ -1,0 +1,38 @@
+// Package protocol is what the lab and the program vminit, PID 1 of its virtual machines, say to
+// each other: over one virtio port in JSON, first vminit's Up, then the lab's Spec, at last
+// vminit's Exit. It knows nothing of how either of them works.
+package protocol
+
+// Names of the virtio ports.
+const (
+	Control = "coil-lab.control"
+	Stdin   = "coil-lab.stdin"
+	Stdout  = "coil-lab.stdout"
+	Stderr  = "coil-lab.stderr"
+)
+
+// MountTag is that of the 9p share with the host's root directory.
+const MountTag = "host"
+
+// ModuleDir of the initramfs has the kernel modules that are needed before the host's files can
+// be seen, named so that their order is that of loading.
+const ModuleDir = "/modules"
+
+// Up says that the kernel has booted.
+type Up struct {
+	Release string // of the kernel
+}
+
+// Spec is the command to run, with the host's paths.
+type Spec struct {
+	Args    []string
+	Env     []string
+	Dir     string
+	Modules string // the kernel's modules, to be mounted on /lib/modules
+}
+
+// Exit is how it ended. Error is set when the command was not run at all.
+type Exit struct {
+	Status int
+	Error  string
+}
