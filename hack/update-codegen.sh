@@ -14,7 +14,7 @@ install_tool sigs.k8s.io/controller-tools/cmd/controller-gen
 install_tool google.golang.org/protobuf/cmd/protoc-gen-go
 install_tool google.golang.org/grpc/cmd/protoc-gen-go-grpc
 
-codegen=$(go list -m -f '{{.Dir}}' k8s.io/code-generator)
+codegen=$(cd hack/tools && go mod download k8s.io/code-generator && go list -m -f '{{.Dir}}' k8s.io/code-generator)
 # kube_codegen.sh builds its generators where KUBE_CODEGEN_ROOT says.
 export KUBE_CODEGEN_ROOT=$codegen
 # shellcheck source=/dev/null
@@ -35,6 +35,8 @@ PATH=$GOBIN:$PATH protoc -I pkg/apis/cnirpc \
   --go_out=. --go_opt=module="$MODULE" \
   --go-grpc_out=. --go-grpc_opt=module="$MODULE" \
   pkg/apis/cnirpc/cni.proto
+# The result is the same with every protoc of the last years, but for its version.
+sed -i -E '/^\/\/.*\bprotoc +v/d' generated/cnirpc/*.go
 
 # A rule that names .metadata.name needs the field in the schema, where
 # controller-gen has no marker to put it.
