@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"os"
 	"path/filepath"
 	"strings"
@@ -26,6 +25,7 @@ import (
 	"github.com/coil-net/coil/pkg/delqueue"
 	"github.com/coil-net/coil/pkg/kernel/netns"
 	"github.com/coil-net/coil/pkg/kernel/route"
+	"github.com/coil-net/coil/pkg/kernel/rtnl"
 	"github.com/coil-net/coil/pkg/kube"
 	"github.com/coil-net/coil/pkg/node/assign"
 	"github.com/coil-net/coil/pkg/node/blocks"
@@ -185,12 +185,18 @@ func (d *daemon) composeIPAM(ctx context.Context, self *corev1.Node, group *errg
 	var err error
 	d.network, err = podnet.New(podnet.Options{
 		PodTable: d.PodTable, RulePriority: d.PodRulePrio, Protocol: d.Protocol, CompatCalico: d.CompatCalico, MTU: d.MTU,
+		SysctlRecord: filepath.Join(d.StateDir, "sysctl.json"),
 	})
 	if err != nil {
 		return closeAll, err
 	}
 	closers = append(closers, d.network.Close)
-	exporter, err := d.newExporter(&closers)
+	handle, err := rtnl.New(nil)
+	if err != nil {
+		return closeAll, err
+	}
+	closers = append(closers, func() error { handle.Close(); return nil })
+	exporter, err := d.newExporter(handle)
 	if err != nil {
 		return closeAll, err
 	}
@@ -243,22 +249,15 @@ func (d *daemon) openStore(ctx context.Context, self *corev1.Node) error {
 	return nil
 }
 
-func (d *daemon) newExporter(closers *[]func() error) (*export.Exporter, error) {
-	lo, err := net.InterfaceByName("lo")
+func (d *daemon) newExporter(h *rtnl.Handle) (*export.Exporter, error) {
+	lo, err := h.IndexByName("lo")
 	if err != nil {
 		return nil, fmt.Errorf("look up lo: %w", err)
 	}
 	tables := plan.ExportTables{
-		Export: d.ExportTable, Unassigned: dataplane.TableUnassigned, Protocol: d.Protocol, Loopback: lo.Index,
+		Export: d.ExportTable, Unassigned: dataplane.TableUnassigned, Protocol: d.Protocol, Loopback: lo,
 	}
-	syncers := make([]*route.Syncer, 2)
-	for i, t := range []int{tables.Export, tables.Unassigned} {
-		if syncers[i], err = route.NewSyncer(t, d.Protocol); err != nil {
-			return nil, err
-		}
-		*closers = append(*closers, syncers[i].Close)
-	}
-	return export.New(tables, syncers[0], syncers[1]), nil
+	return export.New(tables, route.New(h, d.Protocol, tables.Export), route.New(h, d.Protocol, tables.Unassigned)), nil
 }
 
 // inspectNetns opens a network namespace by path and tells its inode.
@@ -363,23 +362,29 @@ func (d *daemon) restoreOnce(ctx context.Context) error {
 	return errors.Join(d.syncPods(ctx), d.blocks.Export(ctx))
 }
 
-// syncPods makes rules and routes of all attached pods what they should be.
+// syncPods makes rules and routes of all pods what they should be.
 func (d *daemon) syncPods(ctx context.Context) error {
-	all, err := d.store.List(ctx)
-	if err != nil {
-		return err
-	}
-	var pods []podnet.Wired
-	for _, a := range all {
-		if a.State == store.Attached {
-			pods = append(pods, podnet.Wired{HostIfIndex: a.HostIfIndex, Address: a.Address})
-		}
-	}
-	res, err := d.network.Sync(ctx, pods, d.view.NodeAddrs())
+	res, err := d.network.Sync(ctx, d.wired)
 	if res.Changed() {
 		klog.FromContext(ctx).Info("Routes of pods changed", "added", res.Added, "replaced", res.Replaced, "deleted", res.Deleted)
 	}
 	return err
+}
+
+// wired returns the pods that have routes, or may have them in a moment.
+func (d *daemon) wired(ctx context.Context) ([]podnet.Wired, error) {
+	all, err := d.store.List(ctx)
+	if err != nil {
+		return nil, err
+	}
+	own := d.view.NodeAddrs()
+	var pods []podnet.Wired
+	for _, a := range all {
+		if a.State == store.Attached || a.State == store.Pending {
+			pods = append(pods, podnet.Wired{Pod: assign.PodOf(a, own), HostIfIndex: a.HostIfIndex})
+		}
+	}
+	return pods, nil
 }
 
 // upkeep are the tasks that repeat while coild runs.

@@ -15,6 +15,7 @@ import (
 	"github.com/coil-net/coil/pkg/app/program"
 	"github.com/coil-net/coil/pkg/dataplane"
 	"github.com/coil-net/coil/pkg/kernel/route"
+	"github.com/coil-net/coil/pkg/kernel/rtnl"
 	"github.com/coil-net/coil/pkg/kube"
 	"github.com/coil-net/coil/pkg/observe"
 	"github.com/coil-net/coil/pkg/router"
@@ -74,18 +75,18 @@ func run(ctx context.Context, o Options) error {
 	}
 	registry := observe.NewRegistry()
 	health := observe.NewHealth("routes")
-	table, err := route.NewSyncer(mainTable, o.Protocol)
+	handle, err := rtnl.New(nil)
 	if err != nil {
 		return err
 	}
-	defer table.Close()
+	defer handle.Close()
 
 	core := informers.NewSharedInformerFactoryWithOptions(clients.Core, 0,
 		informers.WithTransform(kube.Strip))
 	coil := kube.CoilInformers(clients, "")
 	r, err := router.New(router.Config{
 		NodeName: o.NodeName, Table: mainTable, Protocol: o.Protocol, UpdateInterval: o.UpdateInterval,
-	}, core.Core().V1().Nodes(), coil.Coil().V2().AddressBlocks(), table, registry,
+	}, core.Core().V1().Nodes(), coil.Coil().V2().AddressBlocks(), route.New(handle, o.Protocol, mainTable), registry,
 		func(err error) { health.Set("routes", err) })
 	if err != nil {
 		return err

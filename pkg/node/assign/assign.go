@@ -48,8 +48,8 @@ type Blocks interface {
 type Network interface {
 	Attach(ctx context.Context, p podnet.Pod) (podnet.Attachment, error)
 	Check(ctx context.Context, p podnet.Pod, a podnet.Attachment) error
-	Withdraw(ctx context.Context, a ipam.Address) error
-	Remove(ctx context.Context, containerID, ifName string, hostIfIndex int) error
+	Withdraw(ctx context.Context, addrs ...ipam.Address) error
+	Remove(ctx context.Context, id podnet.ID, hostIfIndex int) error
 	List(ctx context.Context) ([]podnet.Found, error)
 }
 
@@ -119,7 +119,7 @@ func (a *Assigner) add(ctx context.Context, r node.AddRequest) (_ store.Allocati
 			return store.Allocation{}, err
 		}
 	}
-	pod := podOf(alloc, a.cfg.NodeAddrs())
+	pod := PodOf(alloc, a.cfg.NodeAddrs())
 	again := alloc.State == store.Attached
 	if again {
 		if a.net.Check(ctx, pod, attachmentOf(alloc)) == nil {
@@ -231,7 +231,7 @@ func (a *Assigner) remove(ctx context.Context, id store.ID) error {
 			return fmt.Errorf("withdraw %s: %w", alloc.Address, err)
 		}
 	}
-	if err := a.net.Remove(ctx, id.ContainerID, id.IfName, alloc.HostIfIndex); err != nil {
+	if err := a.net.Remove(ctx, podnet.ID(id), alloc.HostIfIndex); err != nil {
 		return fmt.Errorf("remove the link: %w", err)
 	}
 	if unknown {
@@ -260,14 +260,16 @@ func (a *Assigner) Check(ctx context.Context, id store.ID, netns string, addrs [
 			errs = append(errs, fmt.Errorf("address %s of the previous result is not the pod's, which has %s", x, alloc.Address))
 		}
 	}
-	pod := podOf(alloc, a.cfg.NodeAddrs())
+	pod := PodOf(alloc, a.cfg.NodeAddrs())
 	if netns != "" {
 		pod.Netns = netns
 	}
 	return errors.Join(append(errs, a.net.Check(ctx, pod, attachmentOf(alloc)))...)
 }
 
-func podOf(alloc store.Allocation, own ipam.Address) podnet.Pod {
+// PodOf returns the pod of an allocation as podnet knows it; own are the node's
+// addresses.
+func PodOf(alloc store.Allocation, own ipam.Address) podnet.Pod {
 	return podnet.Pod{
 		ContainerID: alloc.ContainerID,
 		IfName:      alloc.IfName,

@@ -49,7 +49,7 @@ func (n *network) Attach(ctx context.Context, p podnet.Pod) (podnet.Attachment, 
 	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	n.pods[store.ID{ContainerID: p.ContainerID, IfName: p.IfName}] = p.Address
+	n.pods[store.ID(p.ID())] = p.Address
 	n.wired++
 	return podnet.Attachment{
 		HostIfName: "veth" + p.ContainerID, HostIfIndex: 10 + n.wired, HostMAC: "02:00:00:00:00:01", PodMAC: "02:00:00:00:00:02",
@@ -63,21 +63,23 @@ func (n *network) Check(ctx context.Context, p podnet.Pod, _ podnet.Attachment) 
 	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if got := n.pods[store.ID{ContainerID: p.ContainerID, IfName: p.IfName}]; got != p.Address {
+	if got := n.pods[store.ID(p.ID())]; got != p.Address {
 		return fmt.Errorf("kernel has %s", got)
 	}
 	return nil
 }
 
-func (n *network) Withdraw(ctx context.Context, _ ipam.Address) error { return n.step(ctx, "Withdraw") }
+func (n *network) Withdraw(ctx context.Context, _ ...ipam.Address) error {
+	return n.step(ctx, "Withdraw")
+}
 
-func (n *network) Remove(ctx context.Context, containerID, ifName string, _ int) error {
+func (n *network) Remove(ctx context.Context, id podnet.ID, _ int) error {
 	if err := n.step(ctx, "Remove"); err != nil {
 		return err
 	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	delete(n.pods, store.ID{ContainerID: containerID, IfName: ifName})
+	delete(n.pods, store.ID(id))
 	return nil
 }
 
@@ -89,7 +91,7 @@ func (n *network) List(ctx context.Context) ([]podnet.Found, error) {
 	defer n.mu.Unlock()
 	var fs []podnet.Found
 	for id, a := range n.pods {
-		fs = append(fs, podnet.Found{ContainerID: id.ContainerID, IfName: id.IfName, Address: a})
+		fs = append(fs, podnet.Found{ID: podnet.ID(id), Addresses: a.Addrs()})
 	}
 	return fs, nil
 }

@@ -27,12 +27,12 @@ func newFlight() flight { return flight{mu: new(sync.Mutex), calls: map[store.ID
 // with the cause node.ErrDeleted, when a DEL comes. done must be called.
 func (f flight) add(ctx context.Context, id store.ID) (_ context.Context, done func(), _ error) {
 	ctx, cancel := context.WithCancelCause(ctx)
-	done, err := f.enter(ctx, id, cancel)
+	leave, err := f.enter(ctx, id, cancel)
 	if err != nil {
 		cancel(nil)
 		return nil, nil, err
 	}
-	return ctx, func() { done(); cancel(nil) }, nil
+	return ctx, func() { leave(); cancel(nil) }, nil
 }
 
 // del stops a running ADD for id, waits until no step runs, and enters.

@@ -9,7 +9,6 @@ import (
 
 	"k8s.io/klog/v2"
 
-	"github.com/coil-net/coil/pkg/podnet"
 	"github.com/coil-net/coil/pkg/store"
 )
 
@@ -65,12 +64,10 @@ func (a *Assigner) Sweep(ctx context.Context) error {
 	}
 	links := map[store.ID]bool{}
 	for _, f := range found {
-		links[idOf(f)] = true
+		links[store.ID(f.ID)] = true
 	}
 	return a.releaseLost(ctx, a.unlinked, time.Now(), func(alloc store.Allocation) bool { return !links[alloc.ID] })
 }
-
-func idOf(f podnet.Found) store.ID { return store.ID{ContainerID: f.ContainerID, IfName: f.IfName} }
 
 func (a *Assigner) releaseLost(ctx context.Context, seen suspects, called time.Time, isLost func(store.Allocation) bool) error {
 	all, err := a.store.List(ctx)

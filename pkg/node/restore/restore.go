@@ -21,11 +21,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"slices"
 
 	"k8s.io/klog/v2"
 
 	"github.com/coil-net/coil/pkg/delqueue"
+	"github.com/coil-net/coil/pkg/ipam"
 	"github.com/coil-net/coil/pkg/podnet"
 	"github.com/coil-net/coil/pkg/store"
 )
@@ -88,7 +90,7 @@ func (r *Restorer) Restore(ctx context.Context, fresh bool, blocks []store.Block
 	}
 	links := map[store.ID]bool{}
 	for _, f := range found {
-		id := store.ID{ContainerID: f.ContainerID, IfName: f.IfName}
+		id := store.ID(f.ID)
 		links[id] = true
 		if _, ok := records[id]; ok {
 			continue
@@ -148,15 +150,15 @@ func (r *Restorer) recordBlocks(ctx context.Context, fresh bool, blocks []store.
 
 // adopt records an attachment that only the kernel knows.
 func (r *Restorer) adopt(ctx context.Context, f podnet.Found, rep *Report) error {
-	name := fmt.Sprintf("%s (%s of container %s)", f.HostIfName, f.Address, f.ContainerID)
-	if len(f.Address.Addrs()) == 0 {
-		rep.Conflicts = append(rep.Conflicts, name+": it has no route")
+	addr, ok := addressOf(f.Addresses)
+	if !ok {
+		rep.Conflicts = append(rep.Conflicts, f.String()+": it doesn't have one address of each family")
 		return nil
 	}
 	a := store.Allocation{
-		ID:      store.ID{ContainerID: f.ContainerID, IfName: f.IfName},
+		ID:      store.ID(f.ID),
 		Pool:    f.Pool,
-		Address: f.Address,
+		Address: addr,
 		Wiring:  store.Wiring{HostIfName: f.HostIfName, HostIfIndex: f.HostIfIndex},
 		State:   store.Attached,
 	}
@@ -165,11 +167,27 @@ func (r *Restorer) adopt(ctx context.Context, f podnet.Found, rep *Report) error
 	case err == nil:
 		rep.Adopted++
 	case errors.Is(err, store.ErrConflict):
-		rep.Conflicts = append(rep.Conflicts, name+": "+err.Error())
+		rep.Conflicts = append(rep.Conflicts, f.String()+": "+err.Error())
 	default:
-		return fmt.Errorf("record %s: %w", name, err)
+		return fmt.Errorf("record %s: %w", f, err)
 	}
 	return nil
+}
+
+// addressOf returns the address of a link that has at least one and at most one of
+// each family.
+func addressOf(addrs []netip.Addr) (a ipam.Address, ok bool) {
+	for _, x := range addrs {
+		family := &a.IPv6
+		if x.Is4() {
+			family = &a.IPv4
+		}
+		if family.IsValid() {
+			return ipam.Address{}, false
+		}
+		*family = x
+	}
+	return a, len(addrs) > 0
 }
 
 // Replay does the DELs that came while coild was away, and returns how many.
