@@ -104,7 +104,7 @@ func TestActivateRestores(t *testing.T) {
 			return errors.Join(os.Remove(p), os.Symlink(p+".staged", p))
 		}},
 		{"a link to nothing", func(p string) error {
-			return errors.Join(os.Remove(p), os.Symlink("/nonexistent", p))
+			return errors.Join(os.Remove(p), os.Symlink(p+".missing", p))
 		}},
 	}
 	for _, tt := range tests {

@@ -29,7 +29,8 @@ const hint = "see kubectl -n kube-system get pods -l app.kubernetes.io/component
 //	no connection, or it broke          11 (try again later)
 //	a CNIError in the status' details   its own code, message and details; 999 for
 //	                                    a code that CNI doesn't have
-//	Unavailable, DeadlineExceeded       11
+//	Unavailable, DeadlineExceeded,      11
+//	Canceled
 //	Unimplemented                       999, coild is of another version
 //	any other status                    999
 //
@@ -63,7 +64,7 @@ func classify(v verb, socket string, err error) *types.Error {
 	case s.Code == unary.Unavailable && !s.FromServer:
 		return types.NewError(types.ErrTryAgainLater,
 			fmt.Sprintf("coild at %s broke off %s: it is probably being restarted or updated; %s", socket, v, hint), message)
-	case s.Code == unary.Unavailable:
+	case s.Code == unary.Unavailable, s.Code == unary.Canceled:
 		return types.NewError(types.ErrTryAgainLater, "coild is not available: "+orUnknown(strings.ToValidUTF8(s.Message, "�"), s), "")
 	case s.Code == unary.Unimplemented:
 		return types.NewError(types.ErrInternal,

@@ -43,6 +43,7 @@ func TestToCNIError(t *testing.T) {
 		{name: "no answer in time", err: &unary.Status{Code: unary.DeadlineExceeded}, code: 11, statusCode: 50, message: "did not answer"},
 		{name: "deadline in coild", err: plain(unary.DeadlineExceeded), code: 11, statusCode: 50, message: "did not answer", details: "why"},
 		{name: "not available", err: plain(unary.Unavailable), code: 11, statusCode: 50, message: "coild is not available: why"},
+		{name: "coild stops", err: plain(unary.Canceled), code: 11, statusCode: 50, message: "coild is not available: why"},
 		{name: "not available without a reason", err: &unary.Status{Code: unary.Unavailable, FromServer: true}, code: 11, statusCode: 50, message: "gave no reason"},
 		{name: "unimplemented", err: plain(unary.Unimplemented), code: 999, message: "another version"},
 		{name: "internal", err: plain(unary.Internal), code: 999, message: "Internal: why"},

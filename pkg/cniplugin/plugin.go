@@ -88,6 +88,10 @@ func (p Plugin) add(ctx context.Context, args *skel.CmdArgs) error {
 			return types.NewError(types.ErrInvalidNetNS, fmt.Sprintf("CNI_NETNS %q is the host's network namespace", args.Netns), "")
 		}
 	}
+	// A DEL of the same ID that coild hasn't replayed yet is history now.
+	if err := delqueue.New(conf.DelQueueDir).Remove(r.id()); err != nil {
+		return types.NewError(types.ErrTryAgainLater, "an earlier deletion of the same container can't be cancelled", err.Error())
+	}
 	answer, err := call(ctx, verbAdd, conf, r)
 	if err != nil {
 		return toCNIError(verbAdd, conf.Socket, err)
@@ -131,7 +135,7 @@ func (p Plugin) del(ctx context.Context, args *skel.CmdArgs) error {
 	}
 	queue := delqueue.New(conf.DelQueueDir)
 	record := delqueue.Record{
-		ID:           delqueue.ID{ContainerID: r.containerID, IfName: r.ifName},
+		ID:           r.id(),
 		PodNamespace: r.args[argPodNamespace],
 		PodName:      r.args[argPodName],
 		QueuedAt:     time.Now().UTC(),

@@ -254,6 +254,41 @@ func TestDelReachesADaemonThatStartedMeanwhile(t *testing.T) {
 	}
 }
 
+// A replay after the ADD would delete the new attachment.
+func TestAddCancelsAQueuedDel(t *testing.T) {
+	n := newNode(t)
+	f := n.plugin.Funcs(t.Context())
+	other := n.args("")
+	other.ContainerID = "c2"
+	for _, args := range []*skel.CmdArgs{n.args(""), other} {
+		if err := f.Del(args); err != nil {
+			t.Fatal(err)
+		}
+	}
+	serve(t, n.socket, func(context.Context, string, *cnirpc.CNIArgs) ([]byte, error) {
+		for _, r := range n.queued(t) {
+			if r.ContainerID == "c" {
+				t.Error("coild was asked while the record could still be replayed")
+			}
+		}
+		return []byte(result), nil
+	})
+	if err := f.Add(n.args("")); err != nil {
+		t.Fatal(err)
+	}
+	if got := n.queued(t); len(got) != 1 || got[0].ContainerID != "c2" {
+		t.Errorf("queue is %+v, want only c2", got)
+	}
+}
+
+func TestAddThatCannotCancelAQueuedDelFails(t *testing.T) {
+	n := newNode(t)
+	if err := os.MkdirAll(filepath.Join(n.queue, "c:eth0.json", "full"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	mustCode(t, n.plugin.Funcs(t.Context()).Add(n.args("")), 11)
+}
+
 // A daemon that answers, or is too slow to, isn't gone: its DEL isn't queued.
 func TestDelFailsWhenTheDaemonSaysSo(t *testing.T) {
 	n := newNode(t)

@@ -11,6 +11,7 @@ import (
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 
 	"github.com/coil-net/coil/pkg/cniconf/netconf"
+	"github.com/coil-net/coil/pkg/delqueue"
 )
 
 // Keys of CNI_ARGS that Kubernetes' runtimes set, and the one that the plugin adds.
@@ -60,6 +61,9 @@ func newRequest(v verb, args *skel.CmdArgs, conf netconf.Conf) (request, error) 
 	}
 	return r, nil
 }
+
+// id is what the queue of deletions knows the attachment by.
+func (r request) id() delqueue.ID { return delqueue.ID{ContainerID: r.containerID, IfName: r.ifName} }
 
 // checkText refuses what a protobuf string can't hold.
 func checkText(r request) error {

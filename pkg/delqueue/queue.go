@@ -7,9 +7,10 @@
 //
 // No DEL is lost and no pod is deleted twice if both sides keep this order:
 //
-//	plugin: coild can't be reached -> Add, synced to the disk -> try coild once more
-//	coild:  bind the socket -> replay: List, delete each, Remove -> serve
-//	coild:  before each ADD: List again if the folder isn't empty; Remove(ID of the ADD)
+//	plugin, DEL: coild can't be reached -> Add, synced to the disk -> try coild once more
+//	plugin, ADD: Remove the record of the same ID -> call coild
+//	coild:       bind the socket -> replay: List, delete each, Remove -> serve;
+//	             replay again now and then
 //
 // A plugin that fails to connect after its Add did so before coild bound the socket,
 // so coild's List comes later and sees the record. An ADD takes the record of its own
@@ -28,6 +29,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/coil-net/coil/pkg/atomicfile"
@@ -146,11 +148,12 @@ func (q Queue) List() (records []Record, aside []string, err error) {
 // Remove takes the record of id away: the deletion is done, or an ADD of the same
 // ID is about to make it wrong. It is success when there is none.
 func (q Queue) Remove(id ID) error {
-	err := os.Remove(q.path(id))
-	if errors.Is(err, fs.ErrNotExist) {
+	path := q.path(id)
+	// A disk that is read-only would refuse to remove even what isn't there.
+	if _, err := os.Lstat(path); errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENOTDIR) {
 		return nil
 	}
-	if err != nil {
+	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("remove queued deletion of %s: %w", id.ContainerID, err)
 	}
 	return atomicfile.SyncDir(q.dir)

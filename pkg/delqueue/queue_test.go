@@ -172,8 +172,18 @@ func TestQueueSaysWhatItCannotRead(t *testing.T) {
 	if err := q.Add(record("c", "eth0", 0)); err == nil {
 		t.Error("a record was queued into a file")
 	}
-	if err := q.Remove(delqueue.ID{ContainerID: "c", IfName: "eth0"}); err == nil {
-		t.Error("Remove didn't say that the queue can't be read")
+	if err := q.Remove(delqueue.ID{ContainerID: "c", IfName: "eth0"}); err != nil {
+		t.Errorf("a file has no record to remove: %v", err)
+	}
+}
+
+func TestRemoveSaysThatItFailed(t *testing.T) {
+	dir := t.TempDir()
+	if err := os.MkdirAll(filepath.Join(dir, "c:eth0.json", "full"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := delqueue.New(dir).Remove(delqueue.ID{ContainerID: "c", IfName: "eth0"}); err == nil {
+		t.Error("a folder that isn't empty was removed")
 	}
 }
 

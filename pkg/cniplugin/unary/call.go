@@ -73,6 +73,10 @@ func (c Client) Call(ctx context.Context, method string, request []byte) ([]byte
 	var s *Status
 	switch {
 	case errors.As(err, &s):
+		// The server's timer may be faster than ours; it then cancels the stream.
+		if d, ok := ctx.Deadline(); ok && s.Code == Canceled && !s.FromServer && !d.After(time.Now()) {
+			s.Code = DeadlineExceeded
+		}
 		return nil, s
 	case errors.Is(ctx.Err(), context.Canceled):
 		return nil, broken(Canceled, "%v", ctx.Err())

@@ -453,3 +453,31 @@ func FuzzAnswer(f *testing.F) {
 		}
 	})
 }
+
+// A server whose timer is faster cancels the stream: that is the deadline, once it
+// has passed here, and a cancellation before.
+func TestResetAroundTheDeadline(t *testing.T) {
+	for name, tt := range map[string]struct {
+		late bool
+		want codes.Code
+	}{"before": {false, codes.Canceled}, "after": {true, codes.DeadlineExceeded}} {
+		t.Run(name, func(t *testing.T) {
+			deadline := time.Now().Add(testkit.Timeout(time.Minute))
+			if tt.late {
+				deadline = time.Now().Add(-time.Second)
+			}
+			socket := listen(t, func(c net.Conn) { p := greet(c); p.WriteRSTStream(1, http2.ErrCodeCancel); p.drain() })
+			if got := ours(pastDeadline{t.Context(), deadline}, t, socket, "/a/b", &cnirpc.CNIArgs{}); got.Code != tt.want {
+				t.Errorf("code is %v (%s), want %v", got.Code, got.Message, tt.want)
+			}
+		})
+	}
+}
+
+// pastDeadline is a context whose timer hasn't fired yet.
+type pastDeadline struct {
+	context.Context
+	deadline time.Time
+}
+
+func (c pastDeadline) Deadline() (time.Time, bool) { return c.deadline, true }

@@ -1,0 +1,78 @@
+package installer
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"github.com/spf13/pflag"
+
+	"github.com/coil-net/coil/pkg/cniconf"
+)
+
+// Options are what the environment tells the program. It has no flags.
+type Options struct {
+	// ConfName is the file name of the conflist: CNI_CONF_NAME.
+	ConfName string
+	// EtcDir is the folder of network configurations: CNI_ETC_DIR.
+	EtcDir string
+	// BinDir is the folder of plugins: CNI_BIN_DIR.
+	BinDir string
+	// CoilPath is the plugin to install: COIL_PATH.
+	CoilPath string
+	// NetConf is the conflist: CNI_NETCONF.
+	NetConf string
+	// NetConfFile is a file with the conflist: CNI_NETCONF_FILE. It wins.
+	NetConfFile string
+}
+
+// FromEnv returns the options that an environment gives, with defaults.
+func FromEnv(getenv func(string) string) *Options {
+	or := func(name, value string) string {
+		if v := getenv(name); v != "" {
+			return v
+		}
+		return value
+	}
+	return &Options{
+		ConfName:    or("CNI_CONF_NAME", cniconf.DefaultName),
+		EtcDir:      or("CNI_ETC_DIR", "/host/etc/cni/net.d"),
+		BinDir:      or("CNI_BIN_DIR", "/host/opt/cni/bin"),
+		CoilPath:    or("COIL_PATH", "/coil"),
+		NetConf:     getenv("CNI_NETCONF"),
+		NetConfFile: getenv("CNI_NETCONF_FILE"),
+	}
+}
+
+// AddFlags adds none.
+func (o *Options) AddFlags(*pflag.FlagSet) {}
+
+// Validate returns all problems at once.
+func (o *Options) Validate() error {
+	var errs []error
+	if err := cniconf.CheckName(o.ConfName); err != nil {
+		errs = append(errs, fmt.Errorf("CNI_CONF_NAME: %w", err))
+	}
+	for _, p := range []struct{ name, path string }{{"CNI_ETC_DIR", o.EtcDir}, {"CNI_BIN_DIR", o.BinDir}, {"COIL_PATH", o.CoilPath}} {
+		if !filepath.IsAbs(p.path) {
+			errs = append(errs, fmt.Errorf("%s: %q must be an absolute path", p.name, p.path))
+		}
+	}
+	if o.NetConf == "" && o.NetConfFile == "" {
+		errs = append(errs, errors.New("CNI_NETCONF or CNI_NETCONF_FILE must give the network configuration"))
+	}
+	return errors.Join(errs...)
+}
+
+// netConf returns the network configuration.
+func (o *Options) netConf() ([]byte, error) {
+	if o.NetConfFile == "" {
+		return []byte(o.NetConf), nil
+	}
+	content, err := os.ReadFile(o.NetConfFile)
+	if err != nil {
+		return nil, fmt.Errorf("read CNI_NETCONF_FILE: %w", err)
+	}
+	return content, nil
+}
