@@ -20,18 +20,15 @@ import (
 	"testing"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/dynamic"
-	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/yaml"
 
-	"github.com/coil-net/coil/generated/clientset/versioned"
 	"github.com/coil-net/coil/integration/lab/build"
 	"github.com/coil-net/coil/integration/lab/controlplane"
 	"github.com/coil-net/coil/pkg/testkit"
@@ -64,15 +61,8 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// server returns the configuration of cluster-admin for the API server that the
-// tests share. It has the definitions of manifests/crd.
-func server(t *testing.T) *rest.Config {
-	t.Helper()
-	return shared(t, "").RESTConfig()
-}
-
 // shared returns the API server that the tests share, of a release of
-// Kubernetes; empty is the newest one.
+// Kubernetes; empty is the newest one. It has the definitions of manifests/crd.
 func shared(t *testing.T, version string) *controlplane.API {
 	t.Helper()
 	testkit.Need(t, testkit.APIServer)
@@ -142,24 +132,6 @@ var names atomic.Int64
 // Node and everything else as well.
 func fresh(prefix string) string {
 	return fmt.Sprintf("%s-%d", prefix, names.Add(1))
-}
-
-// freshNamespace makes a namespace for one test. Nothing removes it: there is no
-// kube-controller-manager to empty it.
-func freshNamespace(t *testing.T, cfg *rest.Config) string {
-	t.Helper()
-	name := fresh("ns")
-	ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}
-	if _, err := must(kubernetes.NewForConfig(cfg))(t).CoreV1().Namespaces().Create(t.Context(), ns, metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
-	return name
-}
-
-// coil returns a client for the API of Coil.
-func coil(t *testing.T, cfg *rest.Config) versioned.Interface {
-	t.Helper()
-	return must(versioned.NewForConfig(cfg))(t)
 }
 
 // must returns v, and ends the test when there is an error:

@@ -237,6 +237,12 @@ func TestRulesOnComments(t *testing.T) {
 	for src, want := range map[string]int{
 		"func F() {}":                                     1,
 		"// F does.\nfunc F() {}":                         0,
+		"// Does.\nfunc F() {}":                           1,
+		"// F: does.\nfunc F() {}":                        0,
+		"// An F does.\ntype F int":                       0,
+		"// Fs do.\ntype F int":                           0,
+		"// Words.\nconst (\n\t// A is.\n\tA = 1\n)":      0,
+		"// Words.\nconst (\n\t// That is.\n\tA = 1\n)":   1,
 		"func f() {}":                                     0,
 		"type t int\nfunc (t) F() {}":                     0,
 		"// T is.\ntype T int\nfunc (*T) F() {}":          1,

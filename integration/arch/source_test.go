@@ -1,6 +1,7 @@
 package arch
 
 import (
+	"cmp"
 	"fmt"
 	"go/ast"
 	"go/token"
@@ -110,36 +111,56 @@ func matchesErrorText(call *ast.CallExpr, imports map[string]string) bool {
 	})
 }
 
-// docProblems returns the exported names of a file that have no doc comment.
+// docProblems returns the exported names of a file that have no doc comment, or
+// one that doesn't begin with the name.
 func docProblems(fset *token.FileSet, file *ast.File) []string {
 	var out []string
-	missing := func(name *ast.Ident) {
-		out = append(out, fmt.Sprintf("%s: %s has no doc comment", fset.Position(name.Pos()), name.Name))
+	check := func(name *ast.Ident, own, group *ast.CommentGroup) {
+		switch {
+		case !name.IsExported():
+		case own == nil && group == nil:
+			out = append(out, fmt.Sprintf("%s: %s has no doc comment", fset.Position(name.Pos()), name.Name))
+		case own != nil && !begins(own.Text(), name.Name):
+			out = append(out, fmt.Sprintf("%s: the doc comment of %s doesn't begin with it", fset.Position(name.Pos()), name.Name))
+		}
 	}
 	for _, decl := range file.Decls {
 		switch d := decl.(type) {
 		case *ast.FuncDecl:
-			if d.Name.IsExported() && d.Doc == nil && exportedReceiver(d) && !wellKnown(d) {
-				missing(d.Name)
+			if exportedReceiver(d) && !wellKnown(d) {
+				check(d.Name, d.Doc, nil)
 			}
 		case *ast.GenDecl:
+			// The comment of a declaration in parentheses is about all of it.
+			own, group := d.Doc, (*ast.CommentGroup)(nil)
+			if d.Lparen.IsValid() {
+				own, group = nil, d.Doc
+			}
 			for _, spec := range d.Specs {
 				switch s := spec.(type) {
 				case *ast.TypeSpec:
-					if s.Name.IsExported() && d.Doc == nil && s.Doc == nil {
-						missing(s.Name)
-					}
+					check(s.Name, cmp.Or(s.Doc, own), group)
 				case *ast.ValueSpec:
-					for _, name := range s.Names {
-						if name.IsExported() && d.Doc == nil && s.Doc == nil && s.Comment == nil {
-							missing(name)
+					for i, name := range s.Names {
+						if i > 0 { // the comment is about the first
+							check(name, nil, cmp.Or(s.Doc, own, s.Comment, group))
+							continue
 						}
+						check(name, cmp.Or(s.Doc, own), cmp.Or(s.Comment, group))
 					}
 				}
 			}
 		}
 	}
 	return out
+}
+
+// begins reports whether a doc comment begins with a name, with or without an
+// article before it.
+func begins(doc, name string) bool {
+	words := append(strings.Fields(doc), "", "")
+	is := func(word string) bool { return strings.TrimRight(word, ":,.'s") == strings.TrimRight(name, "s") }
+	return is(words[0]) || slices.Contains([]string{"A", "An", "The"}, words[0]) && is(words[1])
 }
 
 // wellKnown reports whether a method is one that the standard library defines,
