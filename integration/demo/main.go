@@ -80,7 +80,13 @@ func show(ctx context.Context, nodes int) error {
 	if err != nil {
 		return err
 	}
+	if err := errors.Join(c.WaitReady(ctx), c.WaitWorkloads(ctx, "kube-system")); err != nil {
+		return err
+	}
 	d := demo{c}
+	if _, err := d.kubectl(ctx, "get", "nodes", "-o", "wide"); err != nil {
+		return err
+	}
 	for _, f := range []func(context.Context) error{d.makePools, d.makePods, d.reach, d.look} {
 		if err := f(ctx); err != nil {
 			return err
@@ -162,9 +168,23 @@ func (d demo) pods(ctx context.Context) ([]pod, error) {
 	return pods, nil
 }
 
+// awaitService waits until the Service has an endpoint for each of its pods: kube-proxy
+// follows within a second.
+func (d demo) awaitService(ctx context.Context) error {
+	_, err := d.Kubectl(ctx, "wait", "endpointslices", "-l", "kubernetes.io/service-name=web", "--timeout=60s",
+		"--for=jsonpath={.endpoints[5].conditions.ready}=true")
+	if err != nil {
+		return fmt.Errorf("wait for the endpoints of the Service: %w", err)
+	}
+	return nil
+}
+
 // reach lets every pod ping every other, and fetch a page by the Service.
 func (d demo) reach(ctx context.Context) error {
 	step("Every pod pings every other over IPv4 and IPv6, and fetches a page through the ClusterIPs")
+	if err := d.awaitService(ctx); err != nil {
+		return err
+	}
 	pods, err := d.pods(ctx)
 	if err != nil {
 		return err
@@ -185,7 +205,9 @@ func (d demo) reach(ctx context.Context) error {
 			if strings.Contains(ip, ":") {
 				ip = "[" + ip + "]"
 			}
-			script = append(script, fmt.Sprintf("wget -q -T5 -O- http://%s/ | grep -q hello || echo Service %s", ip, ip))
+			// Two tries, since kube-proxy may be a second behind.
+			get := fmt.Sprintf("timeout 5 wget -q -O- http://%s/ | grep -q hello", ip)
+			script = append(script, fmt.Sprintf("%s || { sleep 2; %s; } || echo Service %s", get, get, ip))
 		}
 		out, err := d.Kubectl(ctx, "-n", from.namespace, "exec", from.name, "--", "sh", "-c", strings.Join(script, "\n"))
 		if err != nil {
