@@ -293,7 +293,7 @@ func TestDeadlineReachesTheServerAndEndsTheCall(t *testing.T) {
 		return nil, ctx.Err()
 	})
 	for _, call := range []func(context.Context, *testing.T, string, string, *cnirpc.CNIArgs) outcome{reference, ours} {
-		const timeout = 300 * time.Millisecond
+		const timeout = 600 * time.Millisecond
 		ctx, cancel := context.WithTimeout(t.Context(), timeout)
 		got := call(ctx, t, socket, cnirpc.CNI_Add_FullMethodName, &cnirpc.CNIArgs{})
 		cancel()

@@ -360,7 +360,7 @@ func TestConnect(t *testing.T) {
 	if err := os.WriteFile(file, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	const wait = 150 * time.Millisecond
+	const wait = 500 * time.Millisecond
 	tests := []struct {
 		name, socket string
 		want         error
