@@ -6,47 +6,48 @@ import (
 	"fmt"
 	"net/netip"
 
-	"github.com/containernetworking/cni/pkg/types"
-	types100 "github.com/containernetworking/cni/pkg/types/100"
-
 	"github.com/coil-net/coil/generated/cnirpc"
+	"github.com/coil-net/coil/pkg/cniconf/netconf"
 	"github.com/coil-net/coil/pkg/store"
 )
 
 // passOn answers with the result of the plugin before.
 func passOn(stdin []byte) (*cnirpc.AddResponse, error) {
-	var conf struct {
-		PrevResult json.RawMessage `json:"prevResult"`
+	conf, err := netconf.Parse(stdin)
+	if err != nil {
+		return nil, fail(cnirpc.ErrorCode_DECODING_FAILURE, "the network configuration is not usable", err)
 	}
-	if err := json.Unmarshal(stdin, &conf); err != nil || len(conf.PrevResult) == 0 {
+	prev, err := conf.Previous()
+	if err == nil && prev == nil {
+		err = errors.New("there is none")
+	}
+	if err != nil {
 		return nil, fail(cnirpc.ErrorCode_DECODING_FAILURE, "the previous result is not usable", err)
 	}
-	return &cnirpc.AddResponse{Result: conf.PrevResult}, nil
+	b, err := json.Marshal(prev)
+	if err != nil {
+		return nil, fail(cnirpc.ErrorCode_INTERNAL, "encode the result", err)
+	}
+	return &cnirpc.AddResponse{Result: b}, nil
 }
 
 // previousAddrs returns the addresses that the previous result gives to the
 // interface; none when there is no previous result.
 func previousAddrs(stdin []byte, ifName string) ([]netip.Addr, error) {
-	var conf struct {
-		PrevResult json.RawMessage `json:"prevResult"`
-	}
 	if len(stdin) == 0 {
 		return nil, nil
 	}
-	if err := json.Unmarshal(stdin, &conf); err != nil || len(conf.PrevResult) == 0 {
-		return nil, err
-	}
-	r, err := types100.NewResult(conf.PrevResult)
+	conf, err := netconf.Parse(stdin)
 	if err != nil {
 		return nil, err
 	}
-	res, err := types100.GetResult(r)
-	if err != nil {
+	prev, err := conf.Previous()
+	if err != nil || prev == nil {
 		return nil, err
 	}
 	var addrs []netip.Addr
-	for _, ip := range res.IPs {
-		if i := ip.Interface; i != nil && *i >= 0 && *i < len(res.Interfaces) && res.Interfaces[*i].Name != ifName {
+	for _, ip := range prev.IPs {
+		if i := ip.Interface; i != nil && *i >= 0 && *i < len(prev.Interfaces) && prev.Interfaces[*i].Name != ifName {
 			continue
 		}
 		addr, ok := netip.AddrFromSlice(ip.Address.IP)
@@ -58,22 +59,10 @@ func previousAddrs(stdin []byte, ifName string) ([]netip.Addr, error) {
 	return addrs, nil
 }
 
-// validAttachments reads the list of GC, in both spellings that are in use.
+// validAttachments reads the list of GC.
 func validAttachments(stdin []byte) ([]store.ID, error) {
-	var conf map[string]json.RawMessage
-	if err := json.Unmarshal(stdin, &conf); err != nil {
-		return nil, err
-	}
-	raw, ok := conf["cni.dev/valid-attachments"]
-	if !ok {
-		raw, ok = conf["cni.dev/attachments"]
-	}
-	if !ok {
-		// Not "nothing is valid": that would release every pod of the node.
-		return nil, errors.New("it has neither cni.dev/valid-attachments nor cni.dev/attachments")
-	}
-	var list []types.GCAttachment
-	if err := json.Unmarshal(raw, &list); err != nil {
+	list, err := netconf.ValidAttachments(stdin)
+	if err != nil {
 		return nil, err
 	}
 	ids := make([]store.ID, 0, len(list))

@@ -173,12 +173,13 @@ func TestAddChainedPassesTheResultOn(t *testing.T) {
 	cfg.IPAM = false
 	resp, err := New(cfg, nil, cluster{}).Add(t.Context(), args(func(a *cnirpc.CNIArgs) {
 		a.Args["IS_CHAINED"] = "true"
-		a.StdinData = []byte(`{"prevResult":{"cniVersion":"1.0.0","ips":[]}}`)
+		a.StdinData = []byte(`{"cniVersion":"0.4.0","prevResult":{"interfaces":[{"name":"eth0","sandbox":"/x"}],"ips":[{"version":"4","address":"10.0.0.5/24","interface":0}],"dns":{}}}`)
 	}))
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got := string(resp.Result); got != `{"cniVersion":"1.0.0","ips":[]}` {
+	// Always in the newest version: the plugin converts.
+	if got := string(resp.Result); !strings.Contains(got, `"cniVersion":"1.1.0"`) || !strings.Contains(got, "10.0.0.5/24") {
 		t.Errorf("result %s", got)
 	}
 }
@@ -197,8 +198,9 @@ func TestDelNeedsOnlyTheID(t *testing.T) {
 }
 
 func TestCheckComparesThePreviousResult(t *testing.T) {
-	const stdin = `{"cniVersion":"1.1.0","prevResult":{"cniVersion":"1.1.0","interfaces":[{"name":"veth1"},{"name":"eth0","sandbox":"/x"},{"name":"net1","sandbox":"/x"}],
-		"ips":[{"address":"10.0.0.5/32","interface":1},{"address":"fd00::5/128","interface":1},{"address":"192.0.2.1/24","interface":2}]}}`
+	// As Coil 2.x configured runtimes: a version whose results don't say their own.
+	const stdin = `{"cniVersion":"0.4.0","prevResult":{"interfaces":[{"name":"veth1"},{"name":"eth0","sandbox":"/x"},{"name":"net1","sandbox":"/x"}],
+		"ips":[{"version":"4","address":"10.0.0.5/32","interface":1},{"version":"6","address":"fd00::5/128","interface":1},{"version":"4","address":"192.0.2.1/24","interface":2}]}}`
 	var got []netip.Addr
 	s := New(config(), assigner{check: func(_ store.ID, addrs []netip.Addr) error { got = addrs; return store.ErrNotFound }}, cluster{})
 	_, err := s.Check(t.Context(), args(func(a *cnirpc.CNIArgs) { a.StdinData = []byte(stdin) }))
