@@ -22,7 +22,7 @@ func TestNoDefaultPool(t *testing.T) {
 	ns := namespaceName(t)
 	e.namespace(t, ns, "")
 	e.start(t, ns, "p", 1, e.Nodes()[1])
-	e.event(t, ns, "p-0", time.Minute, `AddressPool "default"`, "does not exist")
+	e.event(t, ns, "p-0", time.Minute, "There is no AddressPool default")
 }
 
 func TestUnknownPool(t *testing.T) {
@@ -30,7 +30,7 @@ func TestUnknownPool(t *testing.T) {
 	ns := namespaceName(t)
 	e.namespace(t, ns, "nowhere")
 	e.start(t, ns, "p", 1, e.Nodes()[1])
-	e.event(t, ns, "p-0", time.Minute, `AddressPool "nowhere"`, "does not exist")
+	e.event(t, ns, "p-0", time.Minute, "There is no AddressPool nowhere")
 	// The pool is made: the pod gets its network without anybody's help.
 	ipv4 := "10.70.0.0/28"
 	pool := &v2.AddressPool{ObjectMeta: metav1.ObjectMeta{Name: "nowhere"}, Spec: v2.AddressPoolSpec{
@@ -56,7 +56,7 @@ func TestPoolExhausted(t *testing.T) {
 	e.start(t, ns, "fits", 2, e.Nodes()[1])
 	e.running(t, ns, time.Minute)
 	e.start(t, ns, "late", 1, e.Nodes()[1])
-	e.event(t, ns, "late-0", time.Minute, fmt.Sprintf("AddressPool %q", ns), "exhausted")
+	e.event(t, ns, "late-0", time.Minute, "AddressPool "+ns+" has no block left")
 	testkit.Eventually(t, time.Minute, "the pool says that it is exhausted", func() error {
 		p, err := e.coil.CoilV2().AddressPools().Get(t.Context(), ns, metav1.GetOptions{})
 		if err != nil {

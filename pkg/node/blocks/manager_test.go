@@ -165,7 +165,7 @@ func (b *bench) answer(t *testing.T, index int32, reason string) int {
 		}
 		c := v2.BlockRequestCondition{Type: v2.BlockRequestComplete, Status: corev1.ConditionTrue, Reason: "Complete"}
 		if reason != "" {
-			c = v2.BlockRequestCondition{Type: v2.BlockRequestFailed, Status: corev1.ConditionTrue, Reason: reason, Message: "because of " + reason}
+			c = v2.BlockRequestCondition{Type: v2.BlockRequestFailed, Status: corev1.ConditionTrue, Reason: reason, Message: "no AddressPool " + r.Spec.PoolName}
 		} else {
 			blk := newBlock(r.Spec.PoolName, index)
 			index++

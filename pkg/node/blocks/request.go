@@ -130,7 +130,7 @@ func (m *Manager) request(ctx context.Context, pool string) error {
 			return nil
 		case apierrors.IsInvalid(err):
 			// The name of the pool comes from an annotation: it may be anything.
-			m.news.tell(pool, &Refused{Pool: pool, Reason: v2.ReasonPoolInvalid, Message: "the name can't be that of a pool: " + err.Error()})
+			m.news.tell(pool, &Refused{Pool: pool, Reason: v2.ReasonPoolInvalid, Message: fmt.Sprintf("%q can't be the name of an AddressPool: %v", pool, err)})
 			return nil
 		default:
 			return fmt.Errorf("create BlockRequest %s: %w", r.Name, err)

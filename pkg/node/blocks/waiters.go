@@ -2,7 +2,6 @@ package blocks
 
 import (
 	"context"
-	"fmt"
 	"sync"
 	"time"
 )
@@ -12,14 +11,12 @@ type Refused struct {
 	Pool string
 	// Reason is that of the condition Failed of a BlockRequest.
 	Reason string
-	// Message is for people.
+	// Message is a sentence for people that names the pool.
 	Message string
 }
 
-// Error is a sentence for people.
-func (e *Refused) Error() string {
-	return fmt.Sprintf("no block of AddressPool %q: %s", e.Pool, e.Message)
-}
+// Error is the message.
+func (e *Refused) Error() string { return e.Message }
 
 // waiters counts, by pool, who waits for a block, and tells them of news.
 //
