@@ -157,7 +157,8 @@ type Store interface {
 	// SetBlocks records the blocks that the node holds, so that their addresses
 	// can be reserved. Blocks that were recorded and aren't listed stay. A block of
 	// the same name with another range or pool is ErrInUse while one of its
-	// addresses is allocated or cooling; the other blocks are recorded all the same.
+	// addresses is allocated or cooling, and gives no new address until both agree;
+	// the other blocks are recorded all the same.
 	SetBlocks(ctx context.Context, blocks []Block) error
 
 	// AdoptBlocks is SetBlocks for blocks whose history is unknown, because the

@@ -76,7 +76,9 @@ func syncDir(path string) error {
 func lock(path string) (*os.File, error) {
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
 	if errors.Is(err, unix.EROFS) {
-		f, err = os.Open(path)
+		if g, oerr := os.Open(path); oerr == nil {
+			f, err = g, nil
+		}
 	}
 	if err != nil {
 		return nil, err

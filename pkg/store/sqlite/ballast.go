@@ -10,12 +10,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ballast is a file whose only content is space: it is removed when the disk is
+// ballast is a file whose only content is space: it shrinks when the disk is
 // full, so that addresses can be given back all the same.
 type ballast struct {
 	path string
 	size int64
 }
+
+// ballastStep is how much is freed at once: enough for a transaction, since what
+// isn't used at once may be taken by whoever filled the disk.
+const ballastStep = 64 << 10
 
 // ensure makes the file, with its space on the disk, unless it is there.
 func (b ballast) ensure() (err error) {
@@ -39,6 +43,19 @@ func (b ballast) ensure() (err error) {
 	}
 	_, err = io.CopyN(f, rand.NewChaCha8([32]byte{}), b.size)
 	return err
+}
+
+// shrink frees some of the space; an error if there is none, or if the disk
+// doesn't let it.
+func (b ballast) shrink() error {
+	st, err := os.Stat(b.path)
+	if err != nil {
+		return err
+	}
+	if st.Size() <= ballastStep {
+		return b.drop()
+	}
+	return os.Truncate(b.path, st.Size()-ballastStep)
 }
 
 // drop removes the file; that it isn't there is an error too.

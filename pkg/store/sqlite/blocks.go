@@ -79,6 +79,7 @@ func (t *txn) setBlock(b store.Block, adopt bool) error {
 		t.stale = true
 	case have.Block != b:
 		if err := t.checkUnused(have); err != nil {
+			t.disputed[b.Name] = true
 			return fmt.Errorf("%s of pool %s is recorded with %s of pool %s: %w", b.Block, b.Pool, have.Block.Block, have.Pool, err)
 		}
 		t.stale = true
@@ -92,6 +93,7 @@ func (t *txn) setBlock(b store.Block, adopt bool) error {
 		}
 		have.Block = b
 	}
+	delete(t.disputed, b.Name)
 	if !adopt {
 		return nil
 	}

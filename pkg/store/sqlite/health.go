@@ -77,7 +77,11 @@ func (s *Store) Checkpoint(ctx context.Context) (int64, error) {
 		_, err := s.reader.ExecContext(context.WithoutCancel(ctx), `PRAGMA wal_checkpoint(PASSIVE)`)
 		if err == nil {
 			err = s.exclusively(ctx, func(ctx context.Context) error {
-				busy, err := s.checkpoint(ctx, "TRUNCATE")
+				mode := "TRUNCATE"
+				if s.blocked {
+					mode = "RESTART" // keeps the log's space from others
+				}
+				busy, err := s.checkpoint(ctx, mode)
 				if err == nil && !busy {
 					s.dirty.Store(false)
 				}

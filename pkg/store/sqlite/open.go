@@ -106,6 +106,7 @@ type Store struct {
 
 	identity store.Identity
 	blocks   map[string]*block
+	disputed map[string]bool // blocks that SetBlocks told another range of
 	seq      int64
 	ballast  ballast
 	stale    bool // blocks and seq must be read again
@@ -131,7 +132,7 @@ func open(ctx context.Context, o Options, scripts []string) (*Store, OpenResult,
 	}
 	s := &Store{
 		path: o.Path, bootID: o.BootID, coolDown: o.CoolDown, clock: o.Clock, identity: o.Identity,
-		ballast: ballast{path: o.Path + "-ballast", size: o.BallastBytes}, stale: true,
+		ballast: ballast{path: o.Path + "-ballast", size: o.BallastBytes}, stale: true, disputed: map[string]bool{},
 		ops: make(chan op), quit: make(chan struct{}), stopped: make(chan struct{}),
 	}
 	res, err := s.open(context.WithoutCancel(ctx), scripts)
@@ -235,6 +236,8 @@ func (s *Store) tryFile(ctx context.Context, scripts []string, res *OpenResult) 
 		return "", err
 	case !st.Mode().IsRegular():
 		return OtherProgram, nil
+	case st.Size() > 0 && st.Size() < 512:
+		return Damaged, nil // SQLite would take it for an empty one and write over it
 	}
 	why, err := s.openWriter(ctx, len(scripts))
 	if why == Missing {

@@ -45,7 +45,7 @@ func (t *txn) reserve(r store.Request) (store.Allocation, error) {
 	}
 	var blocks []*block
 	for _, name := range r.Blocks {
-		if b := t.blocks[name]; b != nil && b.Pool == r.Pool {
+		if b := t.blocks[name]; b != nil && b.Pool == r.Pool && !t.disputed[name] {
 			blocks = append(blocks, b)
 		}
 	}
@@ -103,7 +103,7 @@ func (t *txn) takeUnused(b *block, r store.Request) (store.Allocation, bool, err
 type freed struct {
 	stamp
 	rowID      int64
-	ipv4, ipv6 sql.NullString
+	ipv4, ipv6 any // text or NULL
 	offset     int
 }
 
@@ -118,10 +118,16 @@ func (t *txn) oldest(b *block, seq int64) (freed, error) {
 }
 
 // reuse gives a freed address to r. False: another attachment, whose record
-// doesn't fit the block, has the other address of the offset.
+// doesn't fit the block, has an address of the offset.
 func (t *txn) reuse(b *block, f freed, r store.Request) (store.Allocation, bool, error) {
 	a := t.pending(b, f.offset, r)
-	n, err := t.exec(t.w.reuse, addrArg(a.Address.IPv4), addrArg(a.Address.IPv6), formatTime(a.Since), a.BootID, a.Pool, a.Block,
+	ipv4, ipv6 := addrArg(a.Address.IPv4), addrArg(a.Address.IPv6)
+	if f.ipv4 != ipv4 || f.ipv6 != ipv6 { // the record was adopted with one family
+		if n, err := t.exec(t.w.readdress, ipv4, ipv6, f.rowID); n != 1 || err != nil {
+			return store.Allocation{}, false, err
+		}
+	}
+	n, err := t.exec(t.w.reuse, formatTime(a.Since), a.BootID, a.Pool, a.Block,
 		a.ContainerID, a.IfName, a.Namespace, a.Name, a.UID, a.Path, int64(a.Inode), f.rowID)
 	return a, n == 1, err
 }

@@ -82,24 +82,53 @@ func migrate(ctx context.Context, db *sql.DB, file string, scripts []string, now
 	return nil
 }
 
-// decode reads all that isn't cooling, since a value may be of the right type and
-// still make no sense.
+// decode reads what the types and constraints of the schema can't vouch for:
+// texts that must mean something, and addresses that must be their block's. A
+// wrong range would give addresses that belong to another node.
 func decode(ctx context.Context, db *sql.DB) error {
 	st, err := prepare(ctx, db, false)
 	if err != nil {
 		return err
 	}
 	defer st.close()
+	blocks := map[int64]*block{}
 	if err := collect(ctx, st.blocks, func(rows *sql.Rows) error {
-		_, err := scanBlock(rows)
+		b, err := scanBlock(rows)
+		if err == nil {
+			blocks[b.id] = b
+		}
 		return err
 	}); err != nil {
 		return err
 	}
-	return collect(ctx, st.list, func(rows *sql.Rows) error {
+	if err := collect(ctx, st.list, func(rows *sql.Rows) error {
 		_, _, err := scan(rows)
 		return err
-	})
+	}); err != nil {
+		return err
+	}
+	rows, err := db.QueryContext(ctx, `SELECT address_id, block_id, block_offset, ipv4, ipv6 FROM addresses WHERE block_id IS NOT NULL`)
+	if err != nil {
+		return err
+	}
+	defer rows.Close()
+	for rows.Next() {
+		var rowID, blockID int64
+		var offset int
+		var ipv4, ipv6 sql.NullString
+		if err := rows.Scan(&rowID, &blockID, &offset, &ipv4, &ipv6); err != nil {
+			return err
+		}
+		b := blocks[blockID]
+		if b == nil || offset >= b.Size() {
+			return fmt.Errorf("%w: row %d isn't of a block", ErrDamaged, rowID)
+		}
+		want := b.At(offset)
+		if ipv4.Valid && ipv4.String != want.IPv4.String() || ipv6.Valid && ipv6.String != want.IPv6.String() {
+			return fmt.Errorf("%w: row %d isn't at offset %d of %s", ErrDamaged, rowID, offset, b.Name)
+		}
+	}
+	return rows.Err()
 }
 
 // examine says what is wrong with the file as a record of the node, or "". An

@@ -38,11 +38,13 @@ const (
 	newestCoolingSQL = `SELECT boot_id, freed_boottime_ms, freed_seq FROM addresses
 		WHERE block_id = ? AND state = 'cooling' ORDER BY freed_seq DESC`
 
-	// OR IGNORE: the addresses of the offset may be in the row of another.
-	reuseSQL = `UPDATE OR IGNORE addresses SET ipv4 = ?, ipv6 = ?, state = 'pending', since = ?, boot_id = ?, pool = ?, block = ?,
+	reuseSQL = `UPDATE addresses SET state = 'pending', since = ?, boot_id = ?, pool = ?, block = ?,
 			container_id = ?, ifname = ?, pod_namespace = ?, pod_name = ?, pod_uid = ?, netns_path = ?, netns_inode = ?,
 			host_ifname = '', host_ifindex = 0, result = NULL, freed_seq = NULL, freed_boottime_ms = NULL
 		WHERE address_id = ?`
+
+	// OR IGNORE: another row may have one of the addresses.
+	readdressSQL = `UPDATE OR IGNORE addresses SET ipv4 = ?, ipv6 = ? WHERE address_id = ?`
 
 	attachSQL = `UPDATE addresses SET state = 'attached', since = ?, boot_id = ?,
 			host_ifname = ?, host_ifindex = ?, result = ?
@@ -75,10 +77,10 @@ const (
 
 // statements are prepared once for each pool of connections.
 type statements struct {
-	find, findIPv4, findIPv6, insert, nextUnused, oldestCooling, newestCooling, reuse *sql.Stmt
-	attach, adopt, release, cool, delete                                              *sql.Stmt
-	list, blocks, allocated, records                                                  *sql.Stmt
-	all                                                                               []*sql.Stmt
+	find, findIPv4, findIPv6, insert, nextUnused, oldestCooling, newestCooling, reuse, readdress *sql.Stmt
+	attach, adopt, release, cool, delete                                                         *sql.Stmt
+	list, blocks, allocated, records                                                             *sql.Stmt
+	all                                                                                          []*sql.Stmt
 }
 
 func (s statements) close() {
@@ -102,7 +104,7 @@ func prepare(ctx context.Context, db *sql.DB, writing bool) (statements, error) 
 		all = append(all,
 			prepared{&s.findIPv4, findIPv4SQL}, prepared{&s.findIPv6, findIPv6SQL}, prepared{&s.insert, insertSQL},
 			prepared{&s.nextUnused, nextUnusedSQL}, prepared{&s.oldestCooling, oldestCoolingSQL},
-			prepared{&s.reuse, reuseSQL}, prepared{&s.attach, attachSQL}, prepared{&s.adopt, adoptSQL},
+			prepared{&s.reuse, reuseSQL}, prepared{&s.readdress, readdressSQL}, prepared{&s.attach, attachSQL}, prepared{&s.adopt, adoptSQL},
 			prepared{&s.release, releaseSQL}, prepared{&s.cool, coolSQL}, prepared{&s.delete, deleteSQL})
 	}
 	for _, p := range all {

@@ -114,17 +114,14 @@ func (s *Store) run(ctx context.Context, k kind, do func(*txn) error) error {
 	if k == grows {
 		return err
 	}
-	if s.ballast.drop() == nil {
-		if err = s.transact(ctx, do); !unwritable(err) {
+	for {
+		// Moving the log into the file lets the next transaction write over the log's
+		// space, which nobody else can take. That may need some space too.
+		_, _ = s.checkpoint(ctx, "RESTART") // the transaction tells
+		if err = s.transact(ctx, do); !unwritable(err) || s.ballast.shrink() != nil {
 			return err
 		}
 	}
-	// Moving the log into the file lets the next transaction write over the log's
-	// space, which nobody else can take.
-	if _, cerr := s.checkpoint(ctx, "RESTART"); cerr == nil {
-		err = s.transact(ctx, do)
-	}
-	return err
 }
 
 // transact runs do in one transaction.

@@ -47,6 +47,10 @@ func testBlockChangesRange(t *testing.T, n *node) {
 	n.reserve("p", blockA)
 	wantErr(t, "range changes while an address is pending", n.SetBlocks(n.ctx(), []store.Block{moved, blockB}), store.ErrInUse)
 	n.wantUsage("default-0 1/0/4", "default-1 0/0/4")
+	n.noAddress(blockA) // one of both ranges is wrong
+	n.setBlocks(blockA)
+	n.reserve("o", blockA)
+	n.free("o")
 	n.free("p")
 	wantErr(t, "range changes while an address is cooling", n.SetBlocks(n.ctx(), []store.Block{moved}), store.ErrInUse)
 	otherPool := blockA
