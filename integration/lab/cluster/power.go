@@ -124,7 +124,9 @@ func (c *Cluster) remove(ctx context.Context) error {
 
 // removeEmpty removes the state directory when no cluster is left in it.
 func removeEmpty(dir string) error {
-	if err := unix.Rmdir(dir); err != nil && !errors.Is(err, unix.ENOTEMPTY) && !errors.Is(err, unix.ENOENT) {
+	err := unix.Rmdir(dir)
+	// A mount point stays: somebody gave the lab a file system of its own.
+	if err != nil && !errors.Is(err, unix.ENOTEMPTY) && !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.EBUSY) {
 		return fmt.Errorf("remove %s: %w", dir, err)
 	}
 	return nil

@@ -122,7 +122,7 @@ func fetchKernel(ctx context.Context, series, dir string, log io.Writer) error {
 func newestPackage(series string, names []string) string {
 	// Not -cloud-amd64, which has no 9p, nor -rt-amd64, nor -amd64-unsigned and -amd64-dbg.
 	format := regexp.MustCompile(`^linux-image-` + regexp.QuoteMeta(series) + `\.[0-9]+([-+][0-9a-z]+)?-amd64$`)
-	names = slices.DeleteFunc(names, func(n string) bool { return !format.MatchString(n) })
+	names = slices.DeleteFunc(slices.Clone(names), func(n string) bool { return !format.MatchString(n) })
 	if len(names) == 0 {
 		return ""
 	}

@@ -1,0 +1,156 @@
+package vm
+
+import (
+	"bytes"
+	"context"
+	"encoding/hex"
+	"errors"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/coil-net/coil/pkg/testkit"
+)
+
+func TestNewestPackage(t *testing.T) {
+	names := []string{
+		"linux-image-6.1.0-9-amd64",
+		"linux-image-6.1.0-56-amd64",
+		"linux-image-6.1.0-57-cloud-amd64",
+		"linux-image-6.1.0-57-rt-amd64",
+		"linux-image-6.1.0-57-amd64-unsigned",
+		"linux-image-6.1.0-57-amd64-dbg",
+		"linux-image-6.12.99+deb12-amd64",
+		"linux-image-6.12.117+deb12-amd64",
+		"linux-image-6.12-amd64",
+	}
+	for series, want := range map[string]string{
+		"6.1":  "linux-image-6.1.0-56-amd64",
+		"6.12": "linux-image-6.12.117+deb12-amd64",
+		"6.2":  "",
+	} {
+		if got := newestPackage(series, names); got != want {
+			t.Errorf("newest of %s is %q, want %q", series, got, want)
+		}
+	}
+}
+
+func TestLoadOrder(t *testing.T) {
+	dep := "kernel/net/9p/9pnet.ko.xz:\n" +
+		"kernel/fs/netfs/netfs.ko.xz:\n" +
+		"kernel/fs/9p/9p.ko.xz: kernel/net/9p/9pnet.ko.xz kernel/fs/fscache/fscache.ko.xz kernel/fs/netfs/netfs.ko.xz\n" +
+		"kernel/fs/fscache/fscache.ko.xz: kernel/fs/netfs/netfs.ko.xz\n" +
+		"kernel/net/9p/9pnet_virtio.ko.xz: kernel/net/9p/9pnet.ko.xz\n"
+	got, err := loadOrder([]byte(dep), []string{"builtin", "9pnet_virtio", "9p"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := []string{
+		"kernel/net/9p/9pnet.ko.xz", "kernel/net/9p/9pnet_virtio.ko.xz",
+		"kernel/fs/netfs/netfs.ko.xz", "kernel/fs/fscache/fscache.ko.xz", "kernel/fs/9p/9p.ko.xz",
+	}
+	if d := cmp.Diff(want, got); d != "" {
+		t.Errorf("-want +got:\n%s", d)
+	}
+	if _, err := loadOrder([]byte("garbage\n"), []string{"9p"}); err == nil {
+		t.Error("garbage was accepted")
+	}
+}
+
+func TestCpio(t *testing.T) {
+	var b bytes.Buffer
+	w := cpioWriter{w: &b}
+	w.file("init", 0o755, []byte("hello"))
+	if err := w.close(); err != nil {
+		t.Fatal(err)
+	}
+	// Made by: printf hello > init; echo init | cpio -o -H newc, with fixed inode, owner and time.
+	want := "070701" + "00000001" + "000081ED" + "00000000" + "00000000" + "00000001" + "00000000" + "00000005" +
+		"00000000" + "00000000" + "00000000" + "00000000" + "00000005" + "00000000" + "init\x00" + "\x00" + "hello" + "\x00\x00\x00"
+	got := b.String()
+	if !strings.HasPrefix(got, want) {
+		t.Errorf("got\n%s\nwant\n%s", hex.Dump([]byte(got)), hex.Dump([]byte(want)))
+	}
+	if len(got)%4 != 0 || !strings.Contains(got, "TRAILER!!!") {
+		t.Errorf("%d bytes, want a multiple of 4 with a trailer", len(got))
+	}
+}
+
+func TestOptions(t *testing.T) {
+	for name, o := range map[string]Options{
+		"no command":           {},
+		"unknown acceleration": {Args: []string{"true"}, Accel: "xen"},
+	} {
+		if err := o.defaults(); err == nil {
+			t.Errorf("%s: accepted", name)
+		}
+	}
+	if _, err := findKernel(t.Context(), "../etc", nil); err == nil {
+		t.Error("a path was accepted as a kernel series")
+	}
+}
+
+func TestRun(t *testing.T) {
+	testkit.Need(t, testkit.VM)
+	mark := t.TempDir() + "/mark"
+	for _, series := range []string{"6.1", "6.12"} {
+		t.Run(series, func(t *testing.T) {
+			run := func(ctx context.Context, script string) (string, string, error) {
+				var out, errOut bytes.Buffer
+				err := Run(ctx, Options{
+					Kernel: series, Args: []string{"sh", "-c", script},
+					Stdin: strings.NewReader("from the host\n"), Stdout: &out, Stderr: &errOut, Log: t.Output(),
+				})
+				return out.String(), errOut.String(), err
+			}
+			out, errOut, err := run(t.Context(), `uname -r; cat; echo oops >&2
+				modprobe fou && modprobe ip6_tunnel && ip fou add port 5555 ipproto 4 && ip fou show
+				echo x > `+mark+` && cat `+mark+`; ip -br link show lo; exit 7`)
+			exit := (*ExitError)(nil)
+			if !errors.As(err, &exit) || exit.Status != 7 {
+				t.Errorf("error is %v, want exit status 7", err)
+			}
+			if !strings.HasPrefix(out, series+".") {
+				t.Errorf("it was not a kernel %s:\n%s", series, out)
+			}
+			for _, want := range []string{"from the host", "port 5555 ipproto 4", "x\n", "LOOPBACK,UP"} {
+				if !strings.Contains(out, want) {
+					t.Errorf("output has no %q:\n%s", want, out)
+				}
+			}
+			if !strings.Contains(errOut, "oops") {
+				t.Errorf("standard error is %q", errOut)
+			}
+			if _, err := os.Stat(mark); err == nil {
+				t.Error("a file written in the machine appeared on the host")
+			}
+		})
+	}
+	t.Run("output is complete", func(t *testing.T) {
+		var out bytes.Buffer
+		err := Run(t.Context(), Options{Args: []string{"seq", "200000"}, Stdout: &out, Log: t.Output()})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if n := bytes.Count(out.Bytes(), []byte("\n")); n != 200000 || !bytes.HasSuffix(out.Bytes(), []byte("\n200000\n")) {
+			t.Errorf("%d lines arrived, want 200000", n)
+		}
+	})
+	t.Run("a command that doesn't exist", func(t *testing.T) {
+		err := Run(t.Context(), Options{Args: []string{"no-such-command"}, Log: t.Output()})
+		if err == nil || !strings.Contains(err.Error(), "no-such-command") {
+			t.Errorf("error is %v, want one that names the command", err)
+		}
+	})
+	t.Run("a cancelled context ends the machine", func(t *testing.T) {
+		ctx, cancel := context.WithTimeout(t.Context(), testkit.Timeout(10*time.Second))
+		defer cancel()
+		err := Run(ctx, Options{Args: []string{"sleep", "100000"}, Log: t.Output()})
+		if !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("error is %v, want the context's", err)
+		}
+	})
+}
