@@ -93,14 +93,37 @@ func CompareRoutes(a, b Route) int {
 	)
 }
 
+// Canonical returns the route as it is read back from the kernel.
+func (r Route) Canonical() Route {
+	if FamilyOf(r.Dst.Addr()) == IPv4 {
+		return r
+	}
+	r.Scope = Universe
+	if r.Metric == defaultIPv6Metric {
+		r.Metric = 0
+	}
+	if r.Type != Unicast {
+		// The kernel puts IPv6 routes without a link on lo.
+		r.Link = 0
+	}
+	return r
+}
+
+// defaultIPv6Metric is what the kernel makes of an IPv6 route without a metric
+// (IP6_RT_PRIO_USER, linux/ipv6_route.h).
+const defaultIPv6Metric = 1024
+
 // Family is an address family.
 type Family uint8
 
-// The families.
+// The address families.
 const (
 	IPv4 Family = 4
 	IPv6 Family = 6
 )
+
+// String is "IPv4" or "IPv6".
+func (f Family) String() string { return fmt.Sprintf("IPv%d", uint8(f)) }
 
 // FamilyOf returns the family of an address.
 func FamilyOf(a netip.Addr) Family {
@@ -127,13 +150,18 @@ func (r Rule) String() string {
 	if r.To.IsValid() {
 		to = " to " + r.To.String()
 	}
-	return fmt.Sprintf("%d: from all%s lookup %d proto %d", r.Priority, to, r.Table, r.Protocol)
+	return fmt.Sprintf("%d: from all%s lookup %d proto %d (%s)", r.Priority, to, r.Table, r.Protocol, r.Family)
 }
 
 // Result counts what a Sync changed; the zero Result means that everything was
 // as wanted.
 type Result struct {
 	Added, Replaced, Deleted int
+}
+
+// Plus returns the sum of two results.
+func (r Result) Plus(o Result) Result {
+	return Result{r.Added + o.Added, r.Replaced + o.Replaced, r.Deleted + o.Deleted}
 }
 
 // Changed says whether anything was written.

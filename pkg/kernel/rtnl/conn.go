@@ -1,0 +1,269 @@
+package rtnl
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// conn is one NETLINK_ROUTE socket. After an error of transport its state is
+// unknown and it must be closed. It isn't safe for concurrent use.
+type conn struct {
+	fd  int
+	seq uint32
+	out []byte
+}
+
+// replyTimeout bounds the wait for an answer. rtnetlink answers within the call
+// that sends, so that this only guards against a lost datagram.
+const replyTimeout = 10 * time.Second
+
+// buffers are for receiving. The kernel fills dumps up to 32 KiB at a time.
+var buffers = sync.Pool{New: func() any { return new([64 << 10]byte) }}
+
+// dial opens a socket in the network namespace of the calling thread.
+func dial() (*conn, error) {
+	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.NETLINK_ROUTE)
+	if err != nil {
+		return nil, fmt.Errorf("open netlink socket: %w", err)
+	}
+	c := &conn{fd: fd}
+	// Errors carry the kernel's own words (EXT_ACK) and not a copy of the request
+	// (CAP_ACK); dumps are filtered by the kernel (GET_STRICT_CHK, Linux 4.20).
+	// Without them everything works still, so that a refusal isn't an error.
+	for _, option := range []int{unix.NETLINK_EXT_ACK, unix.NETLINK_CAP_ACK, unix.NETLINK_GET_STRICT_CHK} {
+		_ = unix.SetsockoptInt(fd, unix.SOL_NETLINK, option, 1)
+	}
+	tv := unix.NsecToTimeval(replyTimeout.Nanoseconds())
+	if err := unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &tv); err != nil {
+		c.close()
+		return nil, fmt.Errorf("set timeout of netlink socket: %w", err)
+	}
+	if err := unix.Bind(fd, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}); err != nil {
+		c.close()
+		return nil, fmt.Errorf("bind netlink socket: %w", err)
+	}
+	return c, nil
+}
+
+func (c *conn) close() { _ = unix.Close(c.fd) }
+
+// append adds a request to the datagram that is being built.
+func (c *conn) append(r Request, flags uint16) {
+	c.seq++
+	n := unix.SizeofNlMsghdr + len(r.body)
+	b := binary.NativeEndian.AppendUint32(c.out, uint32(n))
+	b = binary.NativeEndian.AppendUint16(b, r.kind)
+	b = binary.NativeEndian.AppendUint16(b, unix.NLM_F_REQUEST|r.flags|flags)
+	b = binary.NativeEndian.AppendUint32(b, c.seq)
+	b = binary.NativeEndian.AppendUint32(b, 0)
+	b = append(b, r.body...)
+	c.out = append(b, make([]byte, align(n)-n)...)
+}
+
+// send sends the datagram that was built.
+func (c *conn) send() error {
+	out := c.out
+	c.out = c.out[:0]
+	for {
+		err := unix.Sendto(c.fd, out, 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK})
+		if errors.Is(err, unix.EINTR) {
+			continue
+		}
+		if err != nil {
+			return fmt.Errorf("send to netlink: %w", err)
+		}
+		return nil
+	}
+}
+
+// message is one message that was received; body is valid until the next one.
+type message struct {
+	kind, flags uint16
+	seq         uint32
+	body        []byte
+}
+
+// receive calls each with the messages that arrive, until it returns false or an
+// error.
+func (c *conn) receive(each func(message) (bool, error)) error {
+	buf := buffers.Get().(*[64 << 10]byte)
+	defer buffers.Put(buf)
+	for {
+		// With MSG_TRUNC the result is the length that was sent.
+		n, from, err := unix.Recvfrom(c.fd, buf[:], unix.MSG_TRUNC)
+		if errors.Is(err, unix.EINTR) {
+			continue
+		}
+		if err != nil {
+			return fmt.Errorf("receive from netlink: %w", err)
+		}
+		if n > len(buf) {
+			return fmt.Errorf("receive from netlink: datagram of %d bytes: %w", n, errMalformed)
+		}
+		if sa, ok := from.(*unix.SockaddrNetlink); !ok || sa.Pid != 0 {
+			continue // not from the kernel
+		}
+		more, err := split(buf[:n], each)
+		if err != nil || !more {
+			return err
+		}
+	}
+}
+
+// split calls each with the messages of a datagram, until it returns false or
+// an error.
+func split(b []byte, each func(message) (bool, error)) (more bool, err error) {
+	for len(b) >= unix.SizeofNlMsghdr {
+		n := int(binary.NativeEndian.Uint32(b))
+		if n < unix.SizeofNlMsghdr || n > len(b) {
+			return false, fmt.Errorf("message of %d bytes in %d bytes: %w", n, len(b), errMalformed)
+		}
+		m := message{
+			kind:  binary.NativeEndian.Uint16(b[4:]),
+			flags: binary.NativeEndian.Uint16(b[6:]),
+			seq:   binary.NativeEndian.Uint32(b[8:]),
+			body:  b[unix.SizeofNlMsghdr:n],
+		}
+		if more, err = each(m); err != nil || !more {
+			return more, err
+		}
+		b = b[min(align(n), len(b)):]
+	}
+	return true, nil
+}
+
+// acknowledged reads the errno of an NLMSG_ERROR or NLMSG_DONE message, and the
+// kernel's words about it.
+func (m message) acknowledged() (unix.Errno, string, error) {
+	if len(m.body) < 4 {
+		if m.kind == unix.NLMSG_DONE {
+			return 0, "", nil
+		}
+		return 0, "", fmt.Errorf("acknowledgement of %d bytes: %w", len(m.body), errMalformed)
+	}
+	errno := unix.Errno(-int32(binary.NativeEndian.Uint32(m.body)))
+	if m.flags&unix.NLM_F_ACK_TLVS == 0 {
+		return errno, "", nil
+	}
+	tlvs := m.body[4:]
+	if m.kind == unix.NLMSG_ERROR {
+		if len(tlvs) < unix.SizeofNlMsghdr {
+			return errno, "", nil
+		}
+		skip := unix.SizeofNlMsghdr
+		if m.flags&unix.NLM_F_CAPPED == 0 {
+			skip = align(int(binary.NativeEndian.Uint32(tlvs)))
+		}
+		tlvs = tlvs[min(skip, len(tlvs)):]
+	}
+	as, err := attributes(tlvs)
+	if err != nil {
+		return errno, "", nil // the words are a courtesy, the errno counts
+	}
+	for _, a := range as {
+		if a.kind == unix.NLMSGERR_ATTR_MSG {
+			return errno, a.string(), nil
+		}
+	}
+	return errno, "", nil
+}
+
+// batch sends requests in one datagram and puts the error of each, or nil, into
+// results, which is of the same length. The kernel works through all of them
+// also when one fails. The error is one of transport.
+func (c *conn) batch(reqs []Request, results []error) error {
+	first := c.seq + 1
+	for i, r := range reqs {
+		// Errors are reported anyway; success only of the last, which says that the
+		// kernel is through.
+		var ack uint16
+		if i == len(reqs)-1 {
+			ack = unix.NLM_F_ACK
+		}
+		c.append(r, ack)
+	}
+	last := c.seq
+	if err := c.send(); err != nil {
+		return err
+	}
+	return c.receive(func(m message) (bool, error) {
+		if m.kind != unix.NLMSG_ERROR || m.seq-first >= uint32(len(reqs)) {
+			return false, fmt.Errorf("answer of type %d to message %d: %w", m.kind, m.seq, errMalformed)
+		}
+		errno, words, err := m.acknowledged()
+		if err != nil {
+			return false, err
+		}
+		if i := m.seq - first; errno != 0 {
+			results[i] = &Error{Request: reqs[i], Errno: errno, Detail: words}
+		}
+		return m.seq != last, nil
+	})
+}
+
+// get sends a request for one object and calls found with the answer.
+func (c *conn) get(r Request, found func(body []byte) error) error {
+	c.append(r, 0)
+	if err := c.send(); err != nil {
+		return err
+	}
+	var failure error
+	err := c.receive(func(m message) (bool, error) {
+		if m.seq != c.seq {
+			return false, fmt.Errorf("answer to message %d: %w", m.seq, errMalformed)
+		}
+		if m.kind != unix.NLMSG_ERROR {
+			failure = found(m.body)
+			return false, nil
+		}
+		errno, words, err := m.acknowledged()
+		if err == nil {
+			failure = &Error{Request: r, Errno: errno, Detail: words}
+		}
+		return false, err
+	})
+	return errors.Join(err, failure)
+}
+
+// dump sends a request for all objects and calls found with each answer. When
+// the answers are not one consistent list, the error is ErrDumpInterrupted and
+// they must be thrown away.
+func (c *conn) dump(r Request, found func(body []byte) error) error {
+	c.append(r, unix.NLM_F_DUMP)
+	if err := c.send(); err != nil {
+		return err
+	}
+	var failure error
+	interrupted := false
+	err := c.receive(func(m message) (bool, error) {
+		if m.seq != c.seq {
+			return false, fmt.Errorf("answer to message %d: %w", m.seq, errMalformed)
+		}
+		interrupted = interrupted || m.flags&unix.NLM_F_DUMP_INTR != 0
+		if m.kind != unix.NLMSG_ERROR && m.kind != unix.NLMSG_DONE {
+			if failure == nil {
+				failure = found(m.body)
+			}
+			return true, nil
+		}
+		errno, words, err := m.acknowledged()
+		if err == nil && errno != 0 {
+			failure = &Error{Request: r, Errno: errno, Detail: words}
+		}
+		return false, err
+	})
+	switch {
+	case err != nil:
+		return err
+	case failure != nil:
+		return failure
+	case interrupted:
+		return fmt.Errorf("%s: %w", r, ErrDumpInterrupted)
+	}
+	return nil
+}

@@ -1,0 +1,267 @@
+// Package rtnl talks to the kernel about links, addresses, routes and rules by
+// rtnetlink(7). Nothing else in Coil does.
+//
+// It owns the messages: how a wanted object is encoded, how an answer is read,
+// and that an incomplete answer is an error and never a list. It must not know
+// which objects are wanted, nor to whom those belong that it finds.
+package rtnl
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/coil-net/coil/pkg/kernel/netns"
+)
+
+var (
+	// ErrDumpInterrupted: the kernel's list changed while it was read, several
+	// times in a row. Nothing is known; try again later.
+	ErrDumpInterrupted = errors.New("dump was interrupted by changes")
+	// ErrExist: an object of the same identity is there already.
+	ErrExist = errors.New("exists already")
+	// ErrNotExist: the object, or the link that it needs, isn't there.
+	ErrNotExist = errors.New("does not exist")
+	// ErrInvalid: the kernel refuses the request as it is.
+	ErrInvalid = errors.New("invalid request")
+	// ErrBusy: the link can't be changed while it is up.
+	ErrBusy = errors.New("busy")
+	// ErrNoFamily: the kernel, or the link, has this address family switched off.
+	ErrNoFamily = errors.New("address family is not available")
+
+	errMalformed = errors.New("malformed netlink message")
+)
+
+// Error is the kernel's refusal of a request. It matches the errors of this
+// package and its errno.
+type Error struct {
+	Request Request
+	Errno   unix.Errno
+	// Detail is what the kernel says in words; often empty.
+	Detail string
+}
+
+// Error is the request, the errno and the kernel's words.
+func (e *Error) Error() string {
+	s := e.Request.String() + ": " + e.Errno.Error()
+	if e.Detail != "" {
+		s += ": " + e.Detail
+	}
+	return s
+}
+
+// Unwrap returns the errno.
+func (e *Error) Unwrap() error { return e.Errno }
+
+// Is classifies the errno.
+func (e *Error) Is(target error) bool {
+	switch e.Errno {
+	case unix.EEXIST:
+		return target == ErrExist
+	case unix.ENODEV, unix.ESRCH, unix.ENOENT, unix.EADDRNOTAVAIL, unix.ENETUNREACH, unix.EHOSTUNREACH:
+		return target == ErrNotExist
+	case unix.EINVAL:
+		return target == ErrInvalid
+	case unix.EBUSY:
+		return target == ErrBusy
+	case unix.EAFNOSUPPORT, unix.EOPNOTSUPP, unix.EACCES:
+		return target == ErrNoFamily
+	}
+	return false
+}
+
+// Trace observes requests, for tests and measurements.
+type Trace struct {
+	// Send is called before each request is sent. An error makes this request, and
+	// those that follow in its batch, fail without being sent.
+	Send func(Request) error
+}
+
+type traceKey struct{}
+
+// WithTrace makes t observe all requests of handles that are called with the
+// context.
+func WithTrace(ctx context.Context, t *Trace) context.Context {
+	return context.WithValue(ctx, traceKey{}, t)
+}
+
+func observe(ctx context.Context, r Request) error {
+	if t, ok := ctx.Value(traceKey{}).(*Trace); ok && t.Send != nil {
+		return t.Send(r)
+	}
+	return nil
+}
+
+const (
+	// maxIdle bounds the sockets that a handle keeps open.
+	maxIdle = 16
+	// maxBatch bounds the requests of one datagram, so that the refusals of all of
+	// them fit into the socket's receive buffer.
+	maxBatch = 64
+	// maxDumps bounds how often an interrupted dump is repeated at once.
+	maxDumps = 20
+)
+
+// Handle sends requests in one network namespace. It is safe for concurrent
+// use: each call has a socket of its own while it lasts.
+type Handle struct {
+	ns   *netns.NS
+	idle chan *conn
+}
+
+// New returns a handle for a namespace, nil for the one that the process was
+// started in. The namespace must stay open as long as the handle is used.
+func New(ns *netns.NS) (*Handle, error) {
+	h := &Handle{ns: ns, idle: make(chan *conn, maxIdle)}
+	c, err := h.dial()
+	if err != nil {
+		return nil, err
+	}
+	h.idle <- c
+	return h, nil
+}
+
+// Close closes the sockets. No call may be in progress.
+func (h *Handle) Close() {
+	for {
+		select {
+		case c := <-h.idle:
+			c.close()
+		default:
+			return
+		}
+	}
+}
+
+func (h *Handle) dial() (c *conn, err error) {
+	if h.ns == nil {
+		return dial()
+	}
+	err = h.ns.Do(func() error {
+		c, err = dial()
+		return err
+	})
+	return c, err
+}
+
+// with calls fn with a socket. An error that isn't the kernel's refusal leaves
+// the socket in an unknown state, so that it is closed.
+func (h *Handle) with(fn func(*conn) error) error {
+	var c *conn
+	select {
+	case c = <-h.idle:
+	default:
+		var err error
+		if c, err = h.dial(); err != nil {
+			return err
+		}
+	}
+	err := fn(c)
+	var refused *Error
+	if err == nil || errors.As(err, &refused) || errors.Is(err, ErrDumpInterrupted) {
+		select {
+		case h.idle <- c:
+			return err
+		default:
+		}
+	}
+	c.close()
+	return err
+}
+
+// Do sends requests and returns the errors of those that failed, joined. The
+// kernel works through all of them in order, also when one fails.
+func (h *Handle) Do(ctx context.Context, reqs ...Request) error {
+	var errs []error
+	for _, err := range h.Each(ctx, reqs...) {
+		// One failure of the socket concerns many requests, but is told once.
+		if err != nil && !(len(errs) > 0 && errs[len(errs)-1] == err) {
+			errs = append(errs, err)
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// Each is Do with the error of each request apart, nil where it succeeded. An
+// error that isn't an *Error means that it is unknown whether the request was
+// carried out.
+func (h *Handle) Each(ctx context.Context, reqs ...Request) []error {
+	results := make([]error, len(reqs))
+	for start := 0; start < len(reqs); start += maxBatch {
+		end := min(start+maxBatch, len(reqs))
+		if err := h.batch(ctx, reqs[start:end], results[start:end]); err != nil {
+			fill(results[end:], err)
+			break
+		}
+	}
+	return results
+}
+
+// batch sends at most maxBatch requests. Its error means that no more should be
+// sent, and is among the results.
+func (h *Handle) batch(ctx context.Context, reqs []Request, results []error) error {
+	var stop error
+	n := 0
+	for ; n < len(reqs); n++ {
+		if stop = errors.Join(ctx.Err(), observe(ctx, reqs[n])); stop != nil {
+			stop = fmt.Errorf("%s: %w", reqs[n], stop)
+			break
+		}
+	}
+	fill(results[n:], stop)
+	if n > 0 {
+		if err := h.with(func(c *conn) error { return c.batch(reqs[:n], results[:n]) }); err != nil {
+			stop = fmt.Errorf("%s: %w", reqs[0], err)
+			fill(results[:n], stop)
+		}
+	}
+	return stop
+}
+
+// fill sets err where there is none.
+func fill(results []error, err error) {
+	for i := range results {
+		if results[i] == nil {
+			results[i] = err
+		}
+	}
+}
+
+// get sends a request for one object.
+func (h *Handle) get(ctx context.Context, r Request, found func(body []byte) error) error {
+	if err := errors.Join(ctx.Err(), observe(ctx, r)); err != nil {
+		return fmt.Errorf("%s: %w", r, err)
+	}
+	return h.with(func(c *conn) error { return c.get(r, found) })
+}
+
+// list sends a request for all objects and returns those that parse accepts.
+func list[T any](ctx context.Context, h *Handle, r Request, parse func(body []byte) (T, bool, error)) ([]T, error) {
+	var err error
+	for range maxDumps {
+		if err := ctx.Err(); err != nil {
+			return nil, fmt.Errorf("%s: %w", r, err)
+		}
+		var all []T
+		if err = observe(ctx, r); err == nil {
+			err = h.with(func(c *conn) error {
+				return c.dump(r, func(body []byte) error {
+					x, ok, err := parse(body)
+					if ok && err == nil {
+						all = append(all, x)
+					}
+					return err
+				})
+			})
+		}
+		if err == nil {
+			return all, nil
+		}
+		if !errors.Is(err, ErrDumpInterrupted) {
+			break
+		}
+	}
+	return nil, err
+}

@@ -1,0 +1,287 @@
+package rtnl
+
+import (
+	"context"
+	"encoding/binary"
+	"fmt"
+	"net"
+
+	"golang.org/x/sys/unix"
+)
+
+// Values of the kernel's headers that x/sys/unix doesn't have.
+const (
+	vethInfoPeer    = 1      // VETH_INFO_PEER, linux/veth.h
+	addrGenModeNone = 1      // IN6_ADDR_GEN_MODE_NONE, linux/if_link.h
+	filterSkipStats = 1 << 3 // RTEXT_FILTER_SKIP_STATS, linux/rtnetlink.h
+)
+
+const kindVeth = "veth"
+
+// Veth is a pair of virtual Ethernet links that is made in one step.
+type Veth struct {
+	// Name and MAC are those of the end in the handle's namespace.
+	Name string
+	MAC  net.HardwareAddr
+	// Up brings that end up. It has no carrier before the other end is up, too.
+	Up bool
+	// PeerName, PeerMAC and PeerGroup are those of the other end, which appears in
+	// the namespace that the descriptor PeerNetns stands for.
+	PeerName  string
+	PeerMAC   net.HardwareAddr
+	PeerGroup uint32
+	PeerNetns int
+	// MTU is the one of both ends.
+	MTU int
+}
+
+// AddVeth asks for a new pair. The names and both MAC addresses are final from
+// the first moment, so that no other program has a reason to set them.
+func AddVeth(v Veth) Request {
+	var e encoder
+	var flags uint32
+	if v.Up {
+		flags = unix.IFF_UP
+	}
+	e.ifInfo(0, flags, flags)
+	e.attrString(unix.IFLA_IFNAME, v.Name)
+	e.attr(unix.IFLA_ADDRESS, v.MAC)
+	e.attrU32(unix.IFLA_MTU, uint32(v.MTU))
+	e.nest(unix.IFLA_LINKINFO, func() {
+		e.attrString(unix.IFLA_INFO_KIND, kindVeth)
+		e.nest(unix.IFLA_INFO_DATA, func() {
+			e.nest(vethInfoPeer, func() {
+				e.ifInfo(0, 0, 0)
+				e.attrString(unix.IFLA_IFNAME, v.PeerName)
+				e.attr(unix.IFLA_ADDRESS, v.PeerMAC)
+				e.attrU32(unix.IFLA_MTU, uint32(v.MTU))
+				e.attrU32(unix.IFLA_GROUP, v.PeerGroup)
+				e.attrU32(unix.IFLA_NET_NS_FD, uint32(v.PeerNetns))
+			})
+		})
+	})
+	return Request{unix.RTM_NEWLINK, unix.NLM_F_CREATE | unix.NLM_F_EXCL, e.b, func() string {
+		return fmt.Sprintf("link add %s type veth peer %s", v.Name, v.PeerName)
+	}}
+}
+
+// LinkChange is what to change about a link; zero fields stay as they are.
+type LinkChange struct {
+	Name  string
+	Alias string
+	// Up brings the link up. The kernel does that before NoAutoAddress.
+	Up bool
+	// NoAutoAddress keeps the kernel from making an IPv6 link-local address, which
+	// would be tentative for a second or two.
+	NoAutoAddress bool
+}
+
+// SetLink asks for a change of a link.
+func SetLink(index int, c LinkChange) Request {
+	var e encoder
+	var flags uint32
+	if c.Up {
+		flags = unix.IFF_UP
+	}
+	e.ifInfo(index, flags, flags)
+	if c.Name != "" {
+		e.attrString(unix.IFLA_IFNAME, c.Name)
+	}
+	if c.Alias != "" {
+		e.attr(unix.IFLA_IFALIAS, []byte(c.Alias))
+	}
+	if c.NoAutoAddress {
+		e.nest(unix.IFLA_AF_SPEC, func() {
+			e.nest(unix.AF_INET6, func() {
+				e.attr(unix.IFLA_INET6_ADDR_GEN_MODE, []byte{addrGenModeNone})
+			})
+		})
+	}
+	return Request{unix.RTM_SETLINK, 0, e.b, func() string {
+		s := fmt.Sprintf("link set %d", index)
+		if c.Name != "" {
+			s += " name " + c.Name
+		}
+		if c.Alias != "" {
+			s += " alias " + c.Alias
+		}
+		if c.Up {
+			s += " up"
+		}
+		if c.NoAutoAddress {
+			s += " addrgenmode none"
+		}
+		return s
+	}}
+}
+
+// AddAltName asks for an alternative name of a link.
+func AddAltName(index int, name string) Request {
+	var e encoder
+	e.ifInfo(index, 0, 0)
+	e.nest(unix.IFLA_PROP_LIST, func() { e.attrString(unix.IFLA_ALT_IFNAME, name) })
+	return Request{unix.RTM_NEWLINKPROP, unix.NLM_F_CREATE | unix.NLM_F_APPEND | unix.NLM_F_EXCL, e.b, func() string {
+		return fmt.Sprintf("link property add %d altname %s", index, name)
+	}}
+}
+
+// DelLink asks for the removal of a link, and so of a veth's other end, and of
+// their addresses and routes.
+func DelLink(index int) Request {
+	var e encoder
+	e.ifInfo(index, 0, 0)
+	return Request{unix.RTM_DELLINK, 0, e.b, func() string { return fmt.Sprintf("link del %d", index) }}
+}
+
+// Link is what is known of a link.
+type Link struct {
+	Index    int
+	Name     string
+	AltNames []string
+	Alias    string
+	Group    uint32
+	// Kind is "veth", "bridge" and so on; empty for hardware.
+	Kind string
+	Up   bool
+	MTU  int
+	MAC  net.HardwareAddr
+	// Peer is the index of a veth's other end in its namespace; 0 if there is none.
+	Peer int
+	// PeerElsewhere says that the other end is in another namespace.
+	PeerElsewhere bool
+}
+
+// String is the name, the kind and the alias of the link.
+func (l Link) String() string {
+	kind := l.Kind
+	if kind == "" {
+		kind = "device"
+	}
+	if l.Alias == "" {
+		return fmt.Sprintf("%s (%s, index %d)", l.Name, kind, l.Index)
+	}
+	return fmt.Sprintf("%s (%s, index %d, alias %s)", l.Name, kind, l.Index, l.Alias)
+}
+
+// LinkByIndex returns the link of an index; ErrNotExist.
+func (h *Handle) LinkByIndex(ctx context.Context, index int) (Link, error) {
+	var e encoder
+	e.ifInfo(index, 0, 0)
+	return h.link(ctx, e, func() string { return fmt.Sprintf("link show %d", index) })
+}
+
+// LinkByName returns the link of a name, of up to 15 bytes; ErrNotExist.
+func (h *Handle) LinkByName(ctx context.Context, name string) (Link, error) {
+	var e encoder
+	e.ifInfo(0, 0, 0)
+	e.attrString(unix.IFLA_IFNAME, name)
+	return h.link(ctx, e, func() string { return "link show " + name })
+}
+
+// LinkByAltName returns the link of an alternative name, of up to 127 bytes;
+// ErrNotExist.
+func (h *Handle) LinkByAltName(ctx context.Context, name string) (Link, error) {
+	var e encoder
+	e.ifInfo(0, 0, 0)
+	e.attrString(unix.IFLA_ALT_IFNAME, name)
+	return h.link(ctx, e, func() string { return "link show altname " + name })
+}
+
+func (h *Handle) link(ctx context.Context, e encoder, text func() string) (Link, error) {
+	e.attrU32(unix.IFLA_EXT_MASK, filterSkipStats)
+	var l Link
+	err := h.get(ctx, Request{unix.RTM_GETLINK, 0, e.b, text}, func(body []byte) (err error) {
+		l, err = parseLink(body)
+		return err
+	})
+	return l, err
+}
+
+// Veths returns all veths of the namespace. It is a dump, which other programs'
+// changes interrupt: not for the paths of ADD, DEL and CHECK.
+func (h *Handle) Veths(ctx context.Context) ([]Link, error) {
+	var e encoder
+	e.ifInfo(0, 0, 0)
+	e.nest(unix.IFLA_LINKINFO, func() { e.attrString(unix.IFLA_INFO_KIND, kindVeth) })
+	e.attrU32(unix.IFLA_EXT_MASK, filterSkipStats)
+	r := Request{unix.RTM_GETLINK, 0, e.b, func() string { return "link show type veth" }}
+	return list(ctx, h, r, func(body []byte) (Link, bool, error) {
+		l, err := parseLink(body)
+		return l, l.Kind == kindVeth, err
+	})
+}
+
+// IndexByName returns the index of a link by its name, up to 15 bytes, without
+// a message and without the lock that all messages wait for; ErrNotExist.
+func (h *Handle) IndexByName(name string) (int, error) {
+	ifr, err := unix.NewIfreq(name)
+	if err != nil {
+		return 0, fmt.Errorf("index of link %q: %w", name, ErrInvalid)
+	}
+	index := 0
+	err = h.with(func(c *conn) error {
+		if err := unix.IoctlIfreq(c.fd, unix.SIOCGIFINDEX, ifr); err != nil {
+			request := Request{text: func() string { return "index of link " + name }}
+			errno, _ := err.(unix.Errno)
+			return &Error{Request: request, Errno: errno}
+		}
+		index = int(ifr.Uint32())
+		return nil
+	})
+	return index, err
+}
+
+// ifInfo appends a struct ifinfomsg.
+func (e *encoder) ifInfo(index int, flags, change uint32) {
+	e.u8(unix.AF_UNSPEC, 0)
+	e.u16(0)
+	e.u32(uint32(index))
+	e.u32(flags)
+	e.u32(change)
+}
+
+func parseLink(body []byte) (Link, error) {
+	if len(body) < unix.SizeofIfInfomsg {
+		return Link{}, fmt.Errorf("link in %d bytes: %w", len(body), errMalformed)
+	}
+	l := Link{
+		Index: int(int32(binary.NativeEndian.Uint32(body[4:]))),
+		Up:    binary.NativeEndian.Uint32(body[8:])&unix.IFF_UP != 0,
+	}
+	as, err := attributes(body[unix.SizeofIfInfomsg:])
+	if err != nil {
+		return Link{}, err
+	}
+	for _, a := range as {
+		switch a.kind {
+		case unix.IFLA_IFNAME:
+			l.Name = a.string()
+		case unix.IFLA_IFALIAS:
+			l.Alias = a.string()
+		case unix.IFLA_GROUP:
+			l.Group = a.u32()
+		case unix.IFLA_MTU:
+			l.MTU = int(a.u32())
+		case unix.IFLA_ADDRESS:
+			l.MAC = net.HardwareAddr(append([]byte(nil), a.value...))
+		case unix.IFLA_LINK:
+			l.Peer = int(a.u32())
+		case unix.IFLA_LINK_NETNSID:
+			l.PeerElsewhere = true
+		case unix.IFLA_LINKINFO, unix.IFLA_PROP_LIST:
+			inner, err := attributes(a.value)
+			if err != nil {
+				return Link{}, err
+			}
+			for _, i := range inner {
+				switch {
+				case a.kind == unix.IFLA_LINKINFO && i.kind == unix.IFLA_INFO_KIND:
+					l.Kind = i.string()
+				case a.kind == unix.IFLA_PROP_LIST && i.kind == unix.IFLA_ALT_IFNAME:
+					l.AltNames = append(l.AltNames, i.string())
+				}
+			}
+		}
+	}
+	return l, nil
+}

@@ -1,0 +1,114 @@
+package rtnl
+
+import (
+	"encoding/binary"
+	"fmt"
+	"net/netip"
+
+	"golang.org/x/sys/unix"
+)
+
+// Request is one netlink message that is ready to be sent. Its text, for errors,
+// is what "ip" would be asked for.
+type Request struct {
+	kind, flags uint16
+	body        []byte
+	text        func() string
+}
+
+// String says what the request asks for.
+func (r Request) String() string { return r.text() }
+
+// encoder appends the parts of a netlink message, in the byte order of the host
+// and aligned to 4 bytes, as netlink(7) wants it.
+type encoder struct{ b []byte }
+
+func (e *encoder) u8(v ...uint8) { e.b = append(e.b, v...) }
+func (e *encoder) u16(v uint16)  { e.b = binary.NativeEndian.AppendUint16(e.b, v) }
+func (e *encoder) u32(v uint32)  { e.b = binary.NativeEndian.AppendUint32(e.b, v) }
+func (e *encoder) pad()          { e.b = append(e.b, make([]byte, align(len(e.b))-len(e.b))...) }
+
+// attr appends an attribute.
+func (e *encoder) attr(kind uint16, value []byte) {
+	e.u16(uint16(unix.SizeofRtAttr + len(value)))
+	e.u16(kind)
+	e.b = append(e.b, value...)
+	e.pad()
+}
+
+func (e *encoder) attrU32(kind uint16, v uint32) {
+	e.attr(kind, binary.NativeEndian.AppendUint32(nil, v))
+}
+
+// attrString appends a string with its terminating zero.
+func (e *encoder) attrString(kind uint16, s string) {
+	e.attr(kind, append([]byte(s), 0))
+}
+
+func (e *encoder) attrAddr(kind uint16, a netip.Addr) {
+	e.attr(kind, a.AsSlice())
+}
+
+// nest appends an attribute that contains what fill appends.
+func (e *encoder) nest(kind uint16, fill func()) {
+	start := len(e.b)
+	e.u16(0)
+	e.u16(kind | unix.NLA_F_NESTED)
+	fill()
+	binary.NativeEndian.PutUint16(e.b[start:], uint16(len(e.b)-start))
+}
+
+// align rounds up to the alignment of netlink messages and attributes.
+func align(n int) int { return (n + unix.NLMSG_ALIGNTO - 1) &^ (unix.NLMSG_ALIGNTO - 1) }
+
+// attribute is one attribute of a message that was received.
+type attribute struct {
+	kind  uint16
+	value []byte
+}
+
+// attributes parses the attributes of a message.
+func attributes(b []byte) ([]attribute, error) {
+	as := make([]attribute, 0, 16)
+	for len(b) >= unix.SizeofRtAttr {
+		n := int(binary.NativeEndian.Uint16(b))
+		if n < unix.SizeofRtAttr || n > len(b) {
+			return nil, fmt.Errorf("attribute of %d bytes in %d bytes: %w", n, len(b), errMalformed)
+		}
+		kind := binary.NativeEndian.Uint16(b[2:]) &^ (unix.NLA_F_NESTED | unix.NLA_F_NET_BYTEORDER)
+		as = append(as, attribute{kind, b[unix.SizeofRtAttr:n]})
+		b = b[min(align(n), len(b)):]
+	}
+	return as, nil
+}
+
+func (a attribute) u8() uint8 {
+	if len(a.value) < 1 {
+		return 0
+	}
+	return a.value[0]
+}
+
+func (a attribute) u32() uint32 {
+	if len(a.value) < 4 {
+		return 0
+	}
+	return binary.NativeEndian.Uint32(a.value)
+}
+
+func (a attribute) string() string { return unix.ByteSliceToString(a.value) }
+
+func (a attribute) addr() netip.Addr {
+	addr, _ := netip.AddrFromSlice(a.value)
+	return addr
+}
+
+// zero says whether all bytes of the value are zero.
+func (a attribute) zero() bool {
+	for _, b := range a.value {
+		if b != 0 {
+			return false
+		}
+	}
+	return true
+}

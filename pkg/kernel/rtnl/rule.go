@@ -1,0 +1,105 @@
+package rtnl
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net/netip"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/coil-net/coil/pkg/dataplane"
+)
+
+// Rule is a rule that was found in the kernel.
+type Rule struct {
+	dataplane.Rule
+	// Exact says that the value describes the rule completely. Otherwise it has
+	// something that Coil's rules don't have, such as a mark.
+	Exact bool
+	body  []byte
+}
+
+// AddRule asks for a new rule. It is put after the rules of the same priority;
+// ErrExist if there is one that differs in nothing, not even the protocol.
+func AddRule(r dataplane.Rule) Request {
+	var e encoder
+	bits := 0
+	if r.To.IsValid() {
+		bits = r.To.Bits()
+	}
+	// struct fib_rule_hdr
+	e.u8(families[r.Family], uint8(bits), 0, 0)
+	e.u8(smallTable(r.Table), 0, 0, unix.FR_ACT_TO_TBL)
+	e.u32(0)
+	if r.To.IsValid() {
+		e.attrAddr(unix.FRA_DST, r.To.Addr())
+	}
+	e.attrU32(unix.FRA_PRIORITY, uint32(r.Priority))
+	e.attrU32(unix.FRA_TABLE, uint32(r.Table))
+	e.attr(unix.FRA_PROTOCOL, []byte{uint8(r.Protocol)})
+	return Request{unix.RTM_NEWRULE, unix.NLM_F_CREATE | unix.NLM_F_EXCL, e.b, func() string { return "rule add " + r.String() }}
+}
+
+// DelFoundRule asks for the removal of the rule that was found; ErrNotExist.
+// The kernel removes the first one that matches, and takes protocol 0 for any.
+func DelFoundRule(r Rule) Request {
+	return Request{unix.RTM_DELRULE, 0, r.body, func() string { return "rule del " + r.String() }}
+}
+
+// Rules returns all rules of a family, in order of evaluation.
+func (h *Handle) Rules(ctx context.Context, f dataplane.Family) ([]Rule, error) {
+	var e encoder
+	e.u8(families[f], 0, 0, 0, 0, 0, 0, 0)
+	e.u32(0)
+	r := Request{unix.RTM_GETRULE, 0, e.b, func() string { return fmt.Sprintf("rule show (%s)", f) }}
+	return list(ctx, h, r, func(body []byte) (Rule, bool, error) {
+		r, err := parseRule(f, body)
+		return r, true, err
+	})
+}
+
+func parseRule(f dataplane.Family, body []byte) (Rule, error) {
+	const header = unix.SizeofRtMsg // struct fib_rule_hdr has its size and layout
+	if len(body) < header {
+		return Rule{}, fmt.Errorf("rule in %d bytes: %w", len(body), errMalformed)
+	}
+	bits, srcBits, tos, action := int(body[1]), body[2], body[3], body[7]
+	flags := binary.NativeEndian.Uint32(body[8:])
+	// FIB_RULE_INVERT changes the meaning; the other flags are state.
+	r := Rule{Exact: srcBits == 0 && tos == 0 && action == unix.FR_ACT_TO_TBL && flags&unix.FIB_RULE_INVERT == 0}
+	r.Family, r.Table = f, int(body[4])
+	as, err := attributes(body[header:])
+	if err != nil {
+		return Rule{}, err
+	}
+	e := encoder{b: append([]byte(nil), body[:8]...)}
+	e.u32(flags & unix.FIB_RULE_INVERT)
+	for _, a := range as {
+		switch a.kind {
+		case unix.FRA_DST:
+			r.To = netip.PrefixFrom(a.addr(), bits)
+		case unix.FRA_PRIORITY:
+			r.Priority = int(a.u32())
+		case unix.FRA_TABLE:
+			r.Table = int(a.u32())
+		case unix.FRA_PROTOCOL:
+			r.Protocol = int(a.u8())
+		case unix.FRA_SUPPRESS_PREFIXLEN:
+			// Always there; all ones is "off".
+			r.Exact = r.Exact && int32(a.u32()) == -1
+		default:
+			r.Exact = r.Exact && a.zero()
+		}
+		e.attr(a.kind, a.value)
+	}
+	r.body = e.b
+	return r, nil
+}
+
+// isNoTable says whether a dump failed because the table doesn't exist.
+func isNoTable(err error) bool {
+	var refused *Error
+	return errors.As(err, &refused) && refused.Errno == unix.ENOENT
+}

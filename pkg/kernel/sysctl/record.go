@@ -1,0 +1,127 @@
+package sysctl
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+
+	"github.com/coil-net/coil/pkg/kernel/netns"
+)
+
+// Record sets parameters that belong to the host rather than to Coil, and keeps
+// their old values in a file, so that they can be restored when Coil leaves.
+type Record struct {
+	path string
+	// mu guards the file.
+	mu sync.Mutex
+}
+
+// NewRecord returns the record that is kept in a file; the file and its folder
+// are made when the first value is recorded.
+func NewRecord(path string) *Record { return &Record{path: path} }
+
+// Set sets the parameters that have another value, after their old values were
+// recorded, and says whether it wrote any. The oldest value of a parameter stays
+// recorded until Restore. A value that can't be recorded isn't changed.
+func (r *Record) Set(ns *netns.NS, settings ...Setting) (changed bool, err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	old, err := r.load()
+	if err != nil {
+		return false, err
+	}
+	known := len(old)
+	for _, s := range settings {
+		value, err := Get(ns, s.Key)
+		if err != nil {
+			return false, err
+		}
+		if _, ok := old[s.Key]; !ok && value != s.Value {
+			old[s.Key] = value
+		}
+	}
+	if len(old) > known {
+		if err := r.save(old); err != nil {
+			return false, err
+		}
+	}
+	return Set(ns, settings...)
+}
+
+// Restore sets all recorded parameters to their old values and removes the
+// record. Parameters that don't exist any more are skipped. After an error the
+// record is still there.
+func (r *Record) Restore(ns *netns.NS) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	old, err := r.load()
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, key := range slices.Sorted(maps.Keys(old)) {
+		if _, err := Set(ns, Setting{key, old[key]}); err != nil && !errors.Is(err, ErrNotExist) {
+			errs = append(errs, err)
+		}
+	}
+	if err := errors.Join(errs...); err != nil {
+		return err
+	}
+	if err := os.Remove(r.path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("remove record of kernel parameters: %w", err)
+	}
+	return nil
+}
+
+// load returns the recorded values by key; none if there is no file. A file that
+// can't be understood is set aside: the host's old values are lost then, but
+// that must not keep the node from working.
+func (r *Record) load() (map[string]string, error) {
+	old := map[string]string{}
+	b, err := os.ReadFile(r.path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return old, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read record of kernel parameters: %w", err)
+	}
+	if err := json.Unmarshal(b, &old); err != nil {
+		if err := os.Rename(r.path, r.path+".corrupt"); err != nil {
+			return nil, fmt.Errorf("set corrupt record of kernel parameters aside: %w", err)
+		}
+		return map[string]string{}, nil
+	}
+	return old, nil
+}
+
+// save replaces the file, so that it is never half written.
+func (r *Record) save(old map[string]string) (err error) {
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("record kernel parameters: %w", err)
+		}
+	}()
+	b, err := json.MarshalIndent(old, "", "  ")
+	if err != nil {
+		return err
+	}
+	if err := os.MkdirAll(filepath.Dir(r.path), 0o755); err != nil {
+		return err
+	}
+	f, err := os.CreateTemp(filepath.Dir(r.path), filepath.Base(r.path)+".*")
+	if err != nil {
+		return err
+	}
+	defer os.Remove(f.Name())
+	_, err = f.Write(append(b, '\n'))
+	if err := errors.Join(err, f.Sync(), f.Close()); err != nil {
+		return err
+	}
+	return os.Rename(f.Name(), r.path)
+}

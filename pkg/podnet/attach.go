@@ -1,0 +1,384 @@
+package podnet
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/coil-net/coil/pkg/dataplane"
+	"github.com/coil-net/coil/pkg/ipam"
+	"github.com/coil-net/coil/pkg/kernel/netns"
+	"github.com/coil-net/coil/pkg/kernel/rtnl"
+	"github.com/coil-net/coil/pkg/kernel/sysctl"
+)
+
+// Attach makes the link between pod and host, with everything that is on it:
+//
+//	pod    eth0      the pod's addresses, /32 and /128
+//	                 IPv6: the link-local address of its MAC address
+//	                 routes: 169.254.1.1 dev eth0, default via 169.254.1.1,
+//	                 default via fe80::1
+//	host   vethX     169.254.1.1/32, fe80::1/64, alias, altname, group
+//	                 routes to the pod's addresses in the pod table
+//
+// The pod's end is up and complete before the host's end gives it a carrier, so
+// that the kernel makes no address of its own and nothing is tentative. It notices
+// the carrier in the background, a fraction of a millisecond later. On an error,
+// nothing is left behind.
+// What an earlier, unfinished Attach of the same container left is removed first;
+// a foreign link that is in the way is an error that names it. netns.ErrNotExist
+// when the pod is gone.
+func (n *Network) Attach(ctx context.Context, p Pod) (Attachment, error) {
+	a, err := n.attach(ctx, p)
+	if err != nil {
+		return Attachment{}, fmt.Errorf("attach %s: %w", p.ID(), err)
+	}
+	return a, nil
+}
+
+func (n *Network) attach(ctx context.Context, p Pod) (Attachment, error) {
+	if p.MTU == 0 {
+		p.MTU = n.opts.MTU
+	}
+	if err := p.validate(); err != nil {
+		return Attachment{}, err
+	}
+	if p.Address.IPv6.IsValid() && !n.ipv6 {
+		return Attachment{}, errors.New("the node's kernel has IPv6 switched off")
+	}
+	ns, err := netns.Open(p.Netns)
+	if err != nil {
+		return Attachment{}, err
+	}
+	defer ns.Close()
+	if ns.Inode() == n.host.Inode() {
+		return Attachment{}, fmt.Errorf("%s is the host's own network namespace", ns)
+	}
+	pod, err := rtnl.New(ns)
+	if err != nil {
+		return Attachment{}, err
+	}
+	defer pod.Close()
+
+	w := wiring{Network: n, pod: p, ns: ns, inside: pod}
+	a, err := w.make(ctx)
+	if errors.Is(err, rtnl.ErrExist) {
+		var cleared bool
+		if cleared, err = w.clear(ctx, err); cleared {
+			a, err = w.make(ctx)
+		}
+	}
+	return a, err
+}
+
+// wiring is one Attach.
+type wiring struct {
+	*Network
+	pod    Pod
+	ns     *netns.NS
+	inside *rtnl.Handle
+}
+
+// make makes everything, or nothing.
+func (w wiring) make(ctx context.Context) (a Attachment, err error) {
+	macs, err := randomMACs()
+	if err != nil {
+		return Attachment{}, err
+	}
+	id := w.pod.ID()
+	veth := rtnl.Veth{
+		Name:      w.pod.IfName,
+		MAC:       macs[0],
+		Up:        true,
+		PeerName:  id.name(),
+		PeerMAC:   macs[1],
+		PeerGroup: dataplane.LinkGroup,
+		PeerNetns: w.host.Fd(),
+		MTU:       w.pod.MTU,
+	}
+	err = w.inside.Do(ctx, rtnl.AddVeth(veth))
+	if refused := (*rtnl.Error)(nil); errors.As(err, &refused) {
+		return Attachment{}, err
+	}
+	committed := false
+	defer func() {
+		if !committed {
+			err = errors.Join(err, w.undo(context.WithoutCancel(ctx), veth))
+		}
+	}()
+	if err != nil {
+		return Attachment{}, err // whether it was made is unknown
+	}
+	if err := w.wirePod(ctx, macs[0]); err != nil {
+		return Attachment{}, err
+	}
+	index, err := w.handle.IndexByName(id.name())
+	if err != nil {
+		return Attachment{}, err
+	}
+	if err := w.wireHost(ctx, index); err != nil {
+		return Attachment{}, err
+	}
+	committed = true
+	a = Attachment{
+		HostIfName:  w.hostName(),
+		HostIfIndex: index,
+		NetnsInode:  w.ns.Inode(),
+		HostMAC:     macs[1].String(),
+		PodMAC:      macs[0].String(),
+		Gateways:    gatewaysFor(w.pod.Address),
+	}
+	return a, nil
+}
+
+// undo removes the link that make made. The kernel removes with it what is on it.
+func (w wiring) undo(ctx context.Context, veth rtnl.Veth) error {
+	l, err := w.inside.LinkByName(ctx, veth.Name)
+	if err == nil && l.MAC.String() == veth.MAC.String() {
+		err = w.inside.Do(ctx, rtnl.DelLink(l.Index))
+	}
+	if err != nil && !errors.Is(err, rtnl.ErrNotExist) {
+		return fmt.Errorf("undo: %w", err)
+	}
+	return nil
+}
+
+// wirePod sets up the pod's end, which is up but has no carrier yet.
+func (w wiring) wirePod(ctx context.Context, mac net.HardwareAddr) error {
+	index, err := w.inside.IndexByName(w.pod.IfName)
+	if err != nil {
+		return err
+	}
+	addr := w.pod.Address
+	var reqs []rtnl.Request
+	if addr.IPv6.IsValid() {
+		if err := w.prepareIPv6(w.ns, w.pod.IfName, sysctl.Setting{Key: "accept_ra", Value: "0"}); err != nil {
+			return err
+		}
+		// The kernel would make this very address when the carrier comes, and finds
+		// it there. It would make another one only in a namespace that was created
+		// with parameters which aren't the defaults.
+		reqs = append(reqs, rtnl.AddAddr(index, netip.PrefixFrom(linkLocal(mac), 64), dataplane.LinkScope))
+	}
+	if n := w.Network; n.ipv6 && (n.inherits || !addr.IPv6.IsValid()) {
+		reqs = append([]rtnl.Request{rtnl.SetLink(index, rtnl.LinkChange{NoAutoAddress: true})}, reqs...)
+	}
+	for _, a := range addr.Addrs() {
+		reqs = append(reqs, rtnl.AddAddr(index, single(a), dataplane.Universe))
+	}
+	for _, r := range podRoutes(addr, index) {
+		reqs = append(reqs, rtnl.AddRoute(r))
+	}
+	return w.inside.Do(ctx, reqs...)
+}
+
+// podRoutes are the routes in a pod.
+func podRoutes(addr ipam.Address, index int) []dataplane.Route {
+	gw := gatewaysFor(addr)
+	route := dataplane.Route{Table: unix.RT_TABLE_MAIN, Protocol: unix.RTPROT_BOOT, Link: index}
+	var routes []dataplane.Route
+	if gw.IPv4.IsValid() {
+		onLink, byDefault := route, route
+		onLink.Dst, onLink.Scope = single(gw.IPv4), dataplane.LinkScope
+		byDefault.Dst, byDefault.Gateway = netip.PrefixFrom(netip.IPv4Unspecified(), 0), gw.IPv4
+		routes = append(routes, onLink, byDefault)
+	}
+	if gw.IPv6.IsValid() {
+		route.Dst, route.Gateway = netip.PrefixFrom(netip.IPv6Unspecified(), 0), gw.IPv6
+		routes = append(routes, route)
+	}
+	return routes
+}
+
+// wireHost labels the host's end, brings it up, and routes to the pod.
+func (w wiring) wireHost(ctx context.Context, index int) error {
+	label := rtnl.LinkChange{Alias: w.pod.alias(), NoAutoAddress: w.ipv6}
+	addr := w.pod.Address
+	if addr.IPv6.IsValid() {
+		if err := w.prepareIPv6(w.host, w.pod.ID().name()); err != nil {
+			return err
+		}
+	}
+	if name := w.hostName(); name != w.pod.ID().name() {
+		label.Name = name
+	}
+	reqs := []rtnl.Request{
+		// First the name by which the link is found, whatever happens next.
+		rtnl.AddAltName(index, w.pod.ID().altName()),
+		rtnl.SetLink(index, label),
+		// The kernel makes no IPv6 address now, since the label came before.
+		rtnl.SetLink(index, rtnl.LinkChange{Up: true}),
+	}
+	for _, gw := range gatewaysFor(addr).Addrs() {
+		p := single(gw)
+		if gw.Is6() {
+			p = netip.PrefixFrom(gw, 64)
+		}
+		reqs = append(reqs, rtnl.AddAddr(index, p, dataplane.LinkScope))
+	}
+	first := len(reqs)
+	routes := w.hostRoutes(addr, w.pod.NodeAddrs, index)
+	for _, r := range routes {
+		reqs = append(reqs, rtnl.AddRoute(r))
+	}
+	results := w.handle.Each(ctx, reqs...)
+	// A source that isn't an address of the host is invalid, and is then left out.
+	for i, r := range routes {
+		if r.Source.IsValid() && errors.Is(results[first+i], rtnl.ErrInvalid) {
+			r.Source = netip.Addr{}
+			results[first+i] = w.handle.Do(ctx, rtnl.AddRoute(r))
+		}
+	}
+	return errors.Join(results...)
+}
+
+// hostRoutes are the routes to a pod in the pod table.
+func (n *Network) hostRoutes(addr, source ipam.Address, index int) []dataplane.Route {
+	var routes []dataplane.Route
+	for _, a := range addr.Addrs() {
+		r := dataplane.Route{
+			Table:    n.opts.PodTable,
+			Dst:      single(a),
+			Link:     index,
+			Source:   source.IPv4,
+			Scope:    dataplane.LinkScope,
+			Protocol: n.opts.Protocol,
+		}
+		if a.Is6() {
+			r.Source = source.IPv6
+		}
+		routes = append(routes, r.Canonical())
+	}
+	return routes
+}
+
+// prepareIPv6 makes a link ready for IPv6 addresses, where the defaults of its
+// namespace have it switched off, and applies settings of the link.
+func (n *Network) prepareIPv6(ns *netns.NS, link string, settings ...sysctl.Setting) error {
+	settings = append(settings, sysctl.Setting{Key: "disable_ipv6", Value: "0"})
+	for i := range settings {
+		settings[i].Key = "net/ipv6/conf/" + link + "/" + settings[i].Key
+	}
+	_, err := sysctl.Set(ns, settings...)
+	return err
+}
+
+// hostName is the final name of the host's end.
+func (w wiring) hostName() string {
+	if w.opts.CompatCalico {
+		return calicoName(w.pod.Namespace, w.pod.Name)
+	}
+	return w.pod.ID().name()
+}
+
+// clear makes room after make failed because something exists, and returns true;
+// or it returns the error with the name of what is in the way.
+func (w wiring) clear(ctx context.Context, failed error) (bool, error) {
+	stale, err := w.find(ctx, w.pod.ID(), 0)
+	if err == nil {
+		return true, w.remove(ctx, stale)
+	}
+	if !errors.Is(err, rtnl.ErrNotExist) {
+		return false, errors.Join(failed, err)
+	}
+	if w.opts.CompatCalico {
+		moved, err := w.moveAside(ctx)
+		if moved || err != nil {
+			return moved, err
+		}
+	}
+	return false, w.nameObstacles(ctx, failed)
+}
+
+// moveAside frees the name that the host's end should get, if the link of another
+// sandbox of the same pod has it: that sandbox may still be alive, so that its
+// link isn't removed.
+func (w wiring) moveAside(ctx context.Context) (bool, error) {
+	l, err := w.handle.LinkByName(ctx, w.hostName())
+	if errors.Is(err, rtnl.ErrNotExist) {
+		return false, nil
+	}
+	if err != nil {
+		return false, err
+	}
+	_, other, ok := parseAlias(l.Alias)
+	if !ok || other == w.pod.ID() {
+		return false, nil
+	}
+	// Linux renames a link that is up since 6.2.
+	if err := w.handle.Do(ctx, rtnl.SetLink(l.Index, rtnl.LinkChange{Name: other.name()})); err != nil {
+		return false, fmt.Errorf("another sandbox of the pod has the link %s, until it is removed: %w", l, err)
+	}
+	return true, nil
+}
+
+// nameObstacles adds to the error what is in the way.
+func (w wiring) nameObstacles(ctx context.Context, failed error) error {
+	errs := []error{failed}
+	say := func(where string, l rtnl.Link, err error) {
+		if err == nil {
+			errs = append(errs, fmt.Errorf("%s there is already %s", where, l))
+		} else if !errors.Is(err, rtnl.ErrNotExist) {
+			errs = append(errs, err)
+		}
+	}
+	l, err := w.inside.LinkByName(ctx, w.pod.IfName)
+	say("in the pod", l, err)
+	for _, name := range []string{w.pod.ID().name(), w.hostName()} {
+		l, err = w.handle.LinkByName(ctx, name)
+		say("on the host", l, err)
+		if w.hostName() == name {
+			break
+		}
+	}
+	l, err = w.handle.LinkByAltName(ctx, w.pod.ID().altName())
+	say("on the host", l, err)
+	for _, a := range w.pod.Address.Addrs() {
+		r, err := w.handle.RouteTo(ctx, a, 0)
+		if err == nil && r.Table == w.opts.PodTable {
+			errs = append(errs, fmt.Errorf("on the host there is already route %s", r))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// gatewaysFor returns the gateways of the families that an address has.
+func gatewaysFor(addr ipam.Address) ipam.Address {
+	var gw ipam.Address
+	if addr.IPv4.IsValid() {
+		gw.IPv4 = Gateways.IPv4
+	}
+	if addr.IPv6.IsValid() {
+		gw.IPv6 = Gateways.IPv6
+	}
+	return gw
+}
+
+// single is the prefix of just one address.
+func single(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) }
+
+// randomMACs returns two locally administered unicast addresses.
+func randomMACs() ([2]net.HardwareAddr, error) {
+	b := make([]byte, 12)
+	if _, err := rand.Read(b); err != nil {
+		return [2]net.HardwareAddr{}, fmt.Errorf("random MAC address: %w", err)
+	}
+	for _, i := range []int{0, 6} {
+		b[i] = b[i]&^0x01 | 0x02
+	}
+	return [2]net.HardwareAddr{b[:6:6], b[6:]}, nil
+}
+
+// linkLocal is the link-local address that the kernel makes of a MAC address
+// (RFC 4291, appendix A).
+func linkLocal(mac net.HardwareAddr) netip.Addr {
+	return netip.AddrFrom16([16]byte{
+		0: 0xfe, 1: 0x80,
+		8: mac[0] ^ 0x02, 9: mac[1], 10: mac[2], 11: 0xff, 12: 0xfe, 13: mac[3], 14: mac[4], 15: mac[5],
+	})
+}

@@ -1,0 +1,164 @@
+package podnet
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+
+	"github.com/coil-net/coil/pkg/dataplane"
+	"github.com/coil-net/coil/pkg/kernel/netns"
+	"github.com/coil-net/coil/pkg/kernel/rtnl"
+)
+
+// Check says what differs from what Attach made; the error joins everything that
+// is wrong. Nothing is changed, and nothing is dumped.
+func (n *Network) Check(ctx context.Context, p Pod, a Attachment) error {
+	if p.MTU == 0 {
+		p.MTU = n.opts.MTU
+	}
+	errs := []error{n.checkHost(ctx, p, a)}
+	if err := n.checkPod(ctx, p, a); err != nil {
+		errs = append(errs, fmt.Errorf("in the pod: %w", err))
+	}
+	if err := errors.Join(errs...); err != nil {
+		return fmt.Errorf("check %s: %w", p.ID(), err)
+	}
+	return nil
+}
+
+func (n *Network) checkHost(ctx context.Context, p Pod, a Attachment) error {
+	l, err := n.handle.LinkByIndex(ctx, a.HostIfIndex)
+	if err != nil {
+		return fmt.Errorf("on the host: link %s: %w", a.HostIfName, err)
+	}
+	var c checklist
+	c.expect(l.Name == a.HostIfName, "link %s is named %s", a.HostIfName, l.Name)
+	c.link(l, p.MTU, a.HostMAC)
+	c.expect(l.Alias == p.alias(), "alias is %q, not %q", l.Alias, p.alias())
+	c.expect(l.Group == dataplane.LinkGroup, "group is %#x, not %#x", l.Group, uint32(dataplane.LinkGroup))
+	c.expect(slices.Contains(l.AltNames, p.ID().altName()), "alternative name %s is missing", p.ID().altName())
+	for _, gw := range gatewaysFor(p.Address).Addrs() {
+		c.address(ctx, n.handle, l.Index, gw)
+	}
+	for _, want := range n.hostRoutes(p.Address, p.NodeAddrs, l.Index) {
+		r, err := n.handle.RouteTo(ctx, want.Dst.Addr(), 0)
+		if err != nil {
+			c.add(fmt.Errorf("route to %s: %w", want.Dst.Addr(), err))
+			continue
+		}
+		// Whether the source can be the node's address is Sync's to know.
+		want.Source = r.Source
+		c.expect(r.Exact && r.Route == want, "%s is reached by %s, not by %s", want.Dst.Addr(), r, want)
+	}
+	return c.err("on the host")
+}
+
+func (n *Network) checkPod(ctx context.Context, p Pod, a Attachment) error {
+	ns, err := netns.Open(p.Netns)
+	if err != nil {
+		return err
+	}
+	defer ns.Close()
+	if ns.Inode() != a.NetnsInode {
+		return fmt.Errorf("%s is another network namespace: inode %d, not %d", ns, ns.Inode(), a.NetnsInode)
+	}
+	inside, err := rtnl.New(ns)
+	if err != nil {
+		return err
+	}
+	defer inside.Close()
+	l, err := inside.LinkByName(ctx, p.IfName)
+	if err != nil {
+		return err
+	}
+	var c checklist
+	c.link(l, p.MTU, a.PodMAC)
+	c.expect(l.Peer == a.HostIfIndex, "the other end of the link has index %d on the host, not %d", l.Peer, a.HostIfIndex)
+	addrs := p.Address.Addrs()
+	if mac, err := net.ParseMAC(a.PodMAC); err == nil && p.Address.IPv6.IsValid() {
+		addrs = append(addrs, linkLocal(mac))
+	}
+	for _, addr := range addrs {
+		c.address(ctx, inside, l.Index, addr)
+	}
+	for _, want := range podRoutes(p.Address, l.Index) {
+		r, err := inside.RouteTo(ctx, probe(want.Dst), l.Index)
+		if err != nil {
+			c.add(fmt.Errorf("route to %s: %w", want.Dst, err))
+			continue
+		}
+		// Later plugins may have changed more than this.
+		c.expect(r.Dst == want.Dst && r.Link == want.Link && r.Gateway == want.Gateway, "%s is reached by %s, not by %s", want.Dst, r, want)
+	}
+	return c.err("")
+}
+
+// probe is an address by which a route can be looked up: for the default routes
+// one that is link-local but not on the link, since egress rules send all other
+// destinations elsewhere first.
+func probe(dst netip.Prefix) netip.Addr {
+	switch {
+	case dst.IsSingleIP():
+		return dst.Addr()
+	case dst.Addr().Is4():
+		return netip.MustParseAddr("169.254.1.0")
+	default:
+		return netip.MustParseAddr("fe80:0:0:1::1")
+	}
+}
+
+// checklist collects what is wrong.
+type checklist []error
+
+func (c *checklist) add(err error) { *c = append(*c, err) }
+
+func (c *checklist) expect(ok bool, format string, args ...any) {
+	if !ok {
+		c.add(fmt.Errorf(format, args...))
+	}
+}
+
+// link checks what both ends have in common.
+func (c *checklist) link(l rtnl.Link, mtu int, mac string) {
+	c.expect(l.Kind == "veth", "link %s is not a veth", l)
+	c.expect(l.Up, "link %s is down", l.Name)
+	c.expect(l.MTU == mtu, "MTU of %s is %d, not %d", l.Name, l.MTU, mtu)
+	c.expect(l.MAC.String() == mac, "MAC address of %s is %s, not %s", l.Name, l.MAC, mac)
+}
+
+// address checks that a link has an address.
+func (c *checklist) address(ctx context.Context, h *rtnl.Handle, link int, a netip.Addr) {
+	exists, tentative, err := hasAddr(ctx, h, link, a)
+	if err != nil {
+		c.add(fmt.Errorf("address %s: %w", a, err))
+		return
+	}
+	c.expect(exists, "address %s is missing", a)
+	c.expect(!tentative, "address %s is tentative", a)
+}
+
+// hasAddr says whether a link has an address. IPv4 addresses can only be asked
+// for by the route that each has in table local.
+func hasAddr(ctx context.Context, h *rtnl.Handle, link int, a netip.Addr) (exists, tentative bool, err error) {
+	if a.Is6() {
+		return h.IPv6Addr(ctx, link, a)
+	}
+	r, err := h.RouteTo(ctx, a, link)
+	if errors.Is(err, rtnl.ErrNotExist) {
+		return false, false, nil
+	}
+	return err == nil && r.Local && r.Dst == single(a), false, err
+}
+
+func (c *checklist) err(where string) error {
+	if len(*c) == 0 {
+		return nil
+	}
+	if where == "" {
+		return errors.Join(*c...)
+	}
+	return fmt.Errorf("%s: %w", where, errors.Join(*c...))
+}

@@ -1,0 +1,221 @@
+// Package podnet attaches pods to the node's network, one at a time, and finds
+// what is attached.
+//
+// It owns the veths whose alias starts with "COIL:", what is on both of their
+// ends, and the routes of the pod table. What is on a pod is made in one go and
+// removed in one go: a failed Attach leaves nothing. It must not know who
+// assigns the addresses, what is recorded where, nor anything of Kubernetes' API.
+package podnet
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"strings"
+
+	"github.com/coil-net/coil/pkg/dataplane"
+	"github.com/coil-net/coil/pkg/ipam"
+	"github.com/coil-net/coil/pkg/kernel/netns"
+	"github.com/coil-net/coil/pkg/kernel/route"
+	"github.com/coil-net/coil/pkg/kernel/rtnl"
+	"github.com/coil-net/coil/pkg/kernel/rule"
+	"github.com/coil-net/coil/pkg/kernel/sysctl"
+)
+
+const (
+	defaultMTU = 1500
+	// minIPv6MTU is the least that IPv6 works with (RFC 8200, section 5).
+	minIPv6MTU = 1280
+	// minMTU is the least that IPv4 works with (RFC 791).
+	minMTU = 68
+)
+
+// Gateways are the addresses of the host's end of every pod's link. They can be
+// the same for all pods, since they are link-local.
+var Gateways = ipam.Address{
+	IPv4: netip.MustParseAddr("169.254.1.1"),
+	IPv6: netip.MustParseAddr("fe80::1"),
+}
+
+// Options are the numbers and habits of a node.
+type Options struct {
+	// PodTable is the routing table with a route to each pod, RulePriority the
+	// priority of the rule that looks it up. The rule after it looks up
+	// dataplane.TableUnassigned.
+	PodTable, RulePriority int
+	// Protocol marks the routes and rules of this node's agent.
+	Protocol int
+	// CompatCalico names the host's ends as Calico does, so that its policies
+	// find them.
+	CompatCalico bool
+	// MTU is that of pods which don't have one of their own; 0 is 1500.
+	MTU int
+	// Netns is the path of the host's network namespace; empty is the one that
+	// the process was started in.
+	Netns string
+	// SysctlRecord is the file for the old values of the kernel parameters that
+	// Setup changes; empty doesn't keep them.
+	SysctlRecord string
+}
+
+// Validate says what is wrong with the options, if anything.
+func (o Options) Validate() error {
+	var errs []error
+	if o.PodTable < 1 || o.PodTable == dataplane.TableUnassigned {
+		errs = append(errs, fmt.Errorf("pod table %d can't be used", o.PodTable))
+	}
+	if o.RulePriority < 1 {
+		errs = append(errs, fmt.Errorf("rule priority %d is not positive", o.RulePriority))
+	}
+	if o.Protocol < 1 || o.Protocol > 255 {
+		errs = append(errs, fmt.Errorf("protocol %d is not within 1 and 255", o.Protocol))
+	}
+	if o.MTU != 0 && o.MTU < minMTU {
+		errs = append(errs, fmt.Errorf("MTU %d is less than %d", o.MTU, minMTU))
+	}
+	return errors.Join(errs...)
+}
+
+// ID identifies an attachment: CNI's container ID and interface name.
+type ID struct {
+	ContainerID, IfName string
+}
+
+// String is the container ID and the name of the interface.
+func (id ID) String() string { return id.ContainerID + "/" + id.IfName }
+
+// Pod is what Attach needs to know of a pod.
+type Pod struct {
+	// ContainerID and IfName identify the attachment.
+	ContainerID, IfName string
+	// Netns is the path of the pod's network namespace.
+	Netns string
+	// Pool is where the address is from; recorded in the link's alias.
+	Pool string
+	// Namespace and Name are the pod's; they name the host's end with CompatCalico.
+	Namespace, Name string
+	// Address is the pod's, of one or both families.
+	Address ipam.Address
+	// NodeAddrs are the node's own addresses. Packets from the node to the pod
+	// carry them as source, of each family in which one is set and is an address
+	// of this host.
+	NodeAddrs ipam.Address
+	// MTU of both ends; 0 is that of the Options.
+	MTU int
+}
+
+// ID returns the identity of the attachment.
+func (p Pod) ID() ID { return ID{p.ContainerID, p.IfName} }
+
+// validate says what is wrong with the pod, if anything.
+func (p Pod) validate() error {
+	var errs []error
+	if p.ContainerID == "" || strings.ContainsAny(p.ContainerID, ":/") {
+		errs = append(errs, fmt.Errorf("container ID %q can't be used", p.ContainerID))
+	}
+	if !validIfName(p.IfName) {
+		errs = append(errs, fmt.Errorf("interface name %q can't be used", p.IfName))
+	}
+	if strings.Contains(p.Pool, ":") {
+		errs = append(errs, fmt.Errorf("pool name %q can't be used", p.Pool))
+	}
+	if n := len(p.alias()); n > maxAlias {
+		errs = append(errs, fmt.Errorf("alias of %d bytes is longer than %d", n, maxAlias))
+	}
+	if a := p.Address; !a.IPv4.IsValid() && !a.IPv6.IsValid() {
+		errs = append(errs, errors.New("there is no address"))
+	}
+	for _, a := range []ipam.Address{p.Address, p.NodeAddrs} {
+		if a.IPv4.IsValid() && !a.IPv4.Is4() {
+			errs = append(errs, fmt.Errorf("%s is not an IPv4 address", a.IPv4))
+		}
+		if a.IPv6.IsValid() && (!a.IPv6.Is6() || a.IPv6.Is4In6() || a.IPv6.Zone() != "") {
+			errs = append(errs, fmt.Errorf("%s is not an IPv6 address", a.IPv6))
+		}
+	}
+	if p.MTU < minMTU || p.MTU < minIPv6MTU && p.Address.IPv6.IsValid() {
+		errs = append(errs, fmt.Errorf("MTU %d is too small", p.MTU))
+	}
+	return errors.Join(errs...)
+}
+
+// Attachment is what Attach made.
+type Attachment struct {
+	// HostIfName and HostIfIndex are of the host's end.
+	HostIfName  string
+	HostIfIndex int
+	// NetnsInode tells the pod's network namespace from a later one at the same
+	// path.
+	NetnsInode uint64
+	// HostMAC and PodMAC are the addresses of both ends.
+	HostMAC, PodMAC string
+	// Gateways are the host's addresses on the link, of the families that the pod
+	// has.
+	Gateways ipam.Address
+}
+
+// Wired is a pod that should be attached, and the index of the host's end of its
+// link. Index 0 says that the pod is being attached just now.
+type Wired struct {
+	Pod
+	HostIfIndex int
+}
+
+// Network attaches pods to one node. It is safe for concurrent use.
+type Network struct {
+	opts   Options
+	host   *netns.NS
+	handle *rtnl.Handle
+	routes *route.Syncer
+	rules  *rule.Syncer
+	record *sysctl.Record // nil: don't record
+	// ipv6 says whether the kernel has IPv6 at all.
+	ipv6 bool
+	// inherits says that new network namespaces may come with IPv6 parameters
+	// other than the kernel's defaults.
+	inherits bool
+}
+
+// New returns the network of a node. It changes nothing yet.
+func New(o Options) (*Network, error) {
+	if o.MTU == 0 {
+		o.MTU = defaultMTU
+	}
+	if err := o.Validate(); err != nil {
+		return nil, err
+	}
+	open := netns.Current
+	if o.Netns != "" {
+		open = func() (*netns.NS, error) { return netns.Open(o.Netns) }
+	}
+	host, err := open()
+	if err != nil {
+		return nil, err
+	}
+	n := &Network{opts: o, host: host}
+	if n.handle, err = rtnl.New(host); err != nil {
+		return nil, errors.Join(err, host.Close())
+	}
+	if n.ipv6, err = sysctl.Exists(host, "net/ipv6"); err != nil {
+		return nil, errors.Join(err, n.Close())
+	}
+	// It is visible in the initial namespace only; the default is 0.
+	v, err := sysctl.Get(host, "net/core/devconf_inherit_init_net")
+	if err != nil && !errors.Is(err, sysctl.ErrNotExist) {
+		return nil, errors.Join(err, n.Close())
+	}
+	n.inherits = v == "1" || v == "3"
+	if o.SysctlRecord != "" {
+		n.record = sysctl.NewRecord(o.SysctlRecord)
+	}
+	n.routes = route.New(n.handle, o.Protocol, o.PodTable)
+	n.rules = rule.New(n.handle, o.Protocol, o.RulePriority, o.RulePriority+1)
+	return n, nil
+}
+
+// Close gives up what the Network holds open; the pods stay attached. No call
+// may be in progress.
+func (n *Network) Close() error {
+	n.handle.Close()
+	return n.host.Close()
+}

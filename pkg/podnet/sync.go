@@ -1,0 +1,162 @@
+package podnet
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/coil-net/coil/pkg/dataplane"
+	"github.com/coil-net/coil/pkg/ipam"
+	"github.com/coil-net/coil/pkg/kernel/rtnl"
+	"github.com/coil-net/coil/pkg/kernel/sysctl"
+)
+
+// Setup makes the node ready for pods: it forwards packets, and looks the pods'
+// addresses up in the pod table. It can be repeated at any time.
+func (n *Network) Setup(ctx context.Context) error {
+	_, ruleErr := n.rules.Sync(ctx, n.wantedRules())
+	if err := errors.Join(n.forward(ctx), ruleErr); err != nil {
+		return fmt.Errorf("set up the node's network: %w", err)
+	}
+	return nil
+}
+
+// wantedRules are the rules of the node.
+func (n *Network) wantedRules() []dataplane.Rule {
+	families := []dataplane.Family{dataplane.IPv4}
+	if n.ipv6 {
+		families = append(families, dataplane.IPv6)
+	}
+	var rules []dataplane.Rule
+	for _, f := range families {
+		pods := dataplane.Rule{Family: f, Priority: n.opts.RulePriority, Table: n.opts.PodTable, Protocol: n.opts.Protocol}
+		unassigned := pods
+		unassigned.Priority, unassigned.Table = pods.Priority+1, dataplane.TableUnassigned
+		rules = append(rules, pods, unassigned)
+	}
+	return rules
+}
+
+// forward makes the host forward packets.
+func (n *Network) forward(ctx context.Context) error {
+	settings := []sysctl.Setting{{Key: "net/ipv4/ip_forward", Value: "1"}}
+	if n.ipv6 {
+		// A host that forwards ignores router advertisements, and forgets what it
+		// learned by them, unless accept_ra is 2.
+		links, err := n.advertisedLinks(ctx)
+		if err != nil {
+			return err
+		}
+		for _, name := range links {
+			key := "net/ipv6/conf/" + name + "/accept_ra"
+			value, err := sysctl.Get(n.host, key)
+			if err != nil && !errors.Is(err, sysctl.ErrNotExist) {
+				return err
+			}
+			if value == "1" {
+				settings = append(settings, sysctl.Setting{Key: key, Value: "2"})
+			}
+		}
+		settings = append(settings, sysctl.Setting{Key: "net/ipv6/conf/all/forwarding", Value: "1"})
+	}
+	set := sysctl.Set
+	if n.record != nil {
+		set = n.record.Set
+	}
+	_, err := set(n.host, settings...)
+	return err
+}
+
+// advertisedLinks returns the names of the links that have a route which was
+// learned by a router advertisement.
+func (n *Network) advertisedLinks(ctx context.Context) ([]string, error) {
+	routes, err := n.handle.Routes(ctx, dataplane.IPv6, unix.RT_TABLE_MAIN, unix.RTPROT_RA)
+	if err != nil {
+		return nil, err
+	}
+	var names []string
+	for _, r := range routes {
+		l, err := n.handle.LinkByIndex(ctx, r.Link)
+		if errors.Is(err, rtnl.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		if !slices.Contains(names, l.Name) {
+			names = append(names, l.Name)
+		}
+	}
+	return names, nil
+}
+
+// Sync makes the node's rules, and the routes to all pods, as they should be. want
+// returns the pods; it is called after the kernel was read, so that a pod which is
+// recorded before it is attached keeps its routes. A pod whose link has no index
+// yet keeps the routes that it has. It goes on after a failure; the Result counts
+// what was changed and the error joins what couldn't be.
+func (n *Network) Sync(ctx context.Context, want func(context.Context) ([]Wired, error)) (dataplane.Result, error) {
+	rules, ruleErr := n.rules.Sync(ctx, n.wantedRules())
+	attaching := map[netip.Addr]bool{}
+	routes, routeErr := n.routes.SyncFunc(ctx, func(ctx context.Context) ([]dataplane.Route, error) {
+		pods, err := want(ctx)
+		if err != nil {
+			return nil, err
+		}
+		return n.wantedRoutes(ctx, pods, attaching)
+	}, func(r dataplane.Route) bool { return attaching[r.Dst.Addr()] })
+	result := rules.Plus(routes)
+	if err := errors.Join(ruleErr, routeErr); err != nil {
+		return result, fmt.Errorf("sync pod routes: %w", err)
+	}
+	return result, nil
+}
+
+// wantedRoutes returns the routes to pods, and adds to attaching the addresses
+// of those that have no link yet.
+func (n *Network) wantedRoutes(ctx context.Context, pods []Wired, attaching map[netip.Addr]bool) ([]dataplane.Route, error) {
+	clear(attaching)
+	sources := map[netip.Addr]netip.Addr{{}: {}}
+	var routes []dataplane.Route
+	for _, p := range pods {
+		if p.HostIfIndex == 0 {
+			for _, a := range p.Address.Addrs() {
+				attaching[a] = true
+			}
+			continue
+		}
+		for _, a := range p.NodeAddrs.Addrs() {
+			if _, known := sources[a]; known {
+				continue
+			}
+			source, err := n.localSource(ctx, a)
+			if err != nil {
+				return nil, err
+			}
+			sources[a] = source
+		}
+		source := ipam.Address{IPv4: sources[p.NodeAddrs.IPv4], IPv6: sources[p.NodeAddrs.IPv6]}
+		routes = append(routes, n.hostRoutes(p.Address, source, p.HostIfIndex)...)
+	}
+	return routes, nil
+}
+
+// localSource returns the address if it is one of this host, and else none: a
+// route can't have another source.
+func (n *Network) localSource(ctx context.Context, a netip.Addr) (netip.Addr, error) {
+	r, err := n.handle.RouteTo(ctx, a, 0)
+	if errors.Is(err, rtnl.ErrNotExist) {
+		return netip.Addr{}, nil
+	}
+	if err != nil {
+		return netip.Addr{}, err
+	}
+	if !r.Local || r.Dst != single(a) {
+		return netip.Addr{}, nil
+	}
+	return a, nil
+}
