@@ -44,7 +44,12 @@ var shared = sync.OnceValues(func() (env, error) {
 	if err := cluster.Down(ctx, cluster.DefaultStateDir, name); err != nil {
 		return env{}, fmt.Errorf("remove what an earlier run left: %w", err)
 	}
-	opts := cluster.Options{Name: name, Nodes: 3, Log: os.Stderr}
+	if err := os.WriteFile(auditPolicy(), []byte("apiVersion: audit.k8s.io/v1\nkind: Policy\nrules: [{level: Metadata}]\nomitStages: [RequestReceived]\n"), 0o600); err != nil {
+		return env{}, err
+	}
+	opts := cluster.Options{Name: name, Nodes: 3, Log: os.Stderr, APIServerArgs: []string{
+		"--audit-policy-file=" + auditPolicy(), "--audit-log-path=" + auditLog(),
+	}}
 	if err := opts.AddCoil(ctx); err != nil {
 		return env{}, err
 	}
@@ -62,7 +67,18 @@ var shared = sync.OnceValues(func() (env, error) {
 	return e, nil
 })
 
+// auditDir has the policy and the log of the API server's audit.
+var auditDir string
+
+func auditPolicy() string { return filepath.Join(auditDir, "policy.yaml") }
+func auditLog() string    { return filepath.Join(auditDir, "log") }
+
 func TestMain(m *testing.M) {
+	var err error
+	if auditDir, err = os.MkdirTemp("", "coil-cluster-test"); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
 	code := m.Run()
 	if slices.Contains(strings.Split(os.Getenv("COIL_TEST_TIERS"), ","), string(testkit.Cluster)) {
 		if err := cluster.Down(context.Background(), cluster.DefaultStateDir, name); err != nil {
@@ -70,6 +86,7 @@ func TestMain(m *testing.M) {
 			code = 1
 		}
 	}
+	os.RemoveAll(auditDir)
 	os.Exit(code)
 }
 
