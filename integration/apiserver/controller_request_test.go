@@ -269,15 +269,16 @@ var errKilled = errors.New("killed")
 func TestControllerKilledBetweenBlockAndStatus(t *testing.T) {
 	const kills = 200
 	c := ipamCluster(t)
-	c.pool(t, "default", 0, v4("10.7.0.0/22"))
+	c.pool(t, "default", 0, v4("10.7.0.0/21"))
 	n := c.node(t, "node")
 	var requests []string
-	for i := range kills + 50 {
-		name := fmt.Sprintf("r-%d", i)
-		c.ask(t, name, n, "default")
-		requests = append(requests, name)
-	}
-	for range kills {
+	for round := range kills {
+		// Several at once, so that it dies in the middle of all kinds of work.
+		for i := range 4 {
+			name := fmt.Sprintf("r-%d-%d", round, i)
+			c.ask(t, name, n, "default")
+			requests = append(requests, name)
+		}
 		var dead atomic.Bool
 		died := make(chan struct{})
 		die := sync.OnceFunc(func() { dead.Store(true); close(died) })

@@ -111,13 +111,13 @@ func installRBAC(ctx context.Context, cfg *rest.Config, file string) error {
 		if err != nil {
 			return fmt.Errorf("%s: %w", file, err)
 		}
-		if err := create(ctx, client, obj); err != nil {
+		if err := createRBAC(ctx, client, obj); err != nil {
 			return fmt.Errorf("%s: %w", file, err)
 		}
 	}
 }
 
-func create(ctx context.Context, c kubernetes.Interface, obj runtime.Object) (err error) {
+func createRBAC(ctx context.Context, c kubernetes.Interface, obj runtime.Object) (err error) {
 	switch o := obj.(type) {
 	case *corev1.ServiceAccount:
 		_, err = c.CoreV1().ServiceAccounts(o.Namespace).Create(ctx, o, metav1.CreateOptions{})
@@ -146,7 +146,8 @@ func (c *cluster) serviceAccount(t testing.TB) *rest.Config {
 func options() *ipamcontroller.Options {
 	return &ipamcontroller.Options{
 		GCInterval: time.Hour, Quarantine: 10 * time.Minute, LeaseNamespace: "kube-system",
-		LeaseDuration: 3 * time.Second, RenewDeadline: 2 * time.Second, RetryPeriod: 300 * time.Millisecond,
+		// The lease is given back at the end, so that the next run need not wait for its end.
+		LeaseDuration: 30 * time.Second, RenewDeadline: 20 * time.Second, RetryPeriod: 300 * time.Millisecond,
 	}
 }
 

@@ -6,6 +6,7 @@ package kube
 
 import (
 	"fmt"
+	"os"
 
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes"
@@ -41,6 +42,8 @@ func Config(kubeconfig, program string) (*rest.Config, error) {
 		return nil, fmt.Errorf("find the API server (outside a cluster, give --kubeconfig): %w", err)
 	}
 	cfg.UserAgent = program
+	// The API server has a warning about the name of our finalizer in each answer.
+	cfg.WarningHandler = rest.NewWarningWriter(os.Stderr, rest.WarningWriterOptions{Deduplicate: true})
 	return cfg, nil
 }
 
