@@ -66,7 +66,7 @@ func ParseBlock(ipv4, ipv6 *string) (Block, error) {
 
 // Validate says what is wrong with the prefixes of the block, if anything.
 func (b Block) Validate() error {
-	if err := (Subnet{IPv4: b.IPv4, IPv6: b.IPv6}).validate(0); err != nil {
+	if err := Subnet(b).validate(0); err != nil {
 		return fmt.Errorf("block %s: %w", b, err)
 	}
 	if hostBits(b.Prefixes()[0]) > MaxBlockSizeBits {
@@ -77,7 +77,7 @@ func (b Block) Validate() error {
 
 // Prefixes returns the one or two prefixes of the block, IPv4 first.
 func (b Block) Prefixes() []netip.Prefix {
-	return Subnet{IPv4: b.IPv4, IPv6: b.IPv6}.prefixes()
+	return Subnet(b).prefixes()
 }
 
 // String is the prefixes joined by a comma.

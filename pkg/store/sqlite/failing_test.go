@@ -162,29 +162,29 @@ func failAtRest(ctx context.Context, s *sqlite.Store, b store.Block, f *faults, 
 	f.fail(errno, 100)
 	// The log may have room in the page cache for none of these.
 	if _, err := s.Reserve(ctx, next); !errors.Is(err, store.ErrReadOnly) {
-		return fmt.Errorf("Reserve: %w", err)
+		return fmt.Errorf("reserve: %w", err)
 	}
 	if _, err := s.Release(ctx, r.ID); !errors.Is(err, store.ErrReadOnly) {
-		return fmt.Errorf("Release: %w", err)
+		return fmt.Errorf("release: %w", err)
 	}
 	if err := s.Writable(ctx); !errors.Is(err, store.ErrReadOnly) {
-		return fmt.Errorf("Writable: %w", err)
+		return fmt.Errorf("writable: %w", err)
 	}
 	if a, err := s.Get(ctx, r.ID); err != nil || a.State != store.Pending {
-		return fmt.Errorf("Get: %s, %w", a.State, err)
+		return fmt.Errorf("get: %s, %w", a.State, err)
 	}
 	if a, err := s.Reserve(ctx, r); err != nil || a.State != store.Pending {
-		return fmt.Errorf("Reserve of what is recorded: %s, %w", a.State, err)
+		return fmt.Errorf("reserve of what is recorded: %s, %w", a.State, err)
 	}
 	if us, err := s.Usage(ctx); err != nil || us[0].Allocated != 1 {
-		return fmt.Errorf("Usage: %v, %w", us, err)
+		return fmt.Errorf("usage: %v, %w", us, err)
 	}
 	f.heal()
 	if err := s.Writable(ctx); err != nil {
-		return fmt.Errorf("Writable when writes work: %w", err)
+		return fmt.Errorf("writable when writes work: %w", err)
 	}
 	if _, err := s.Reserve(ctx, next); err != nil {
-		return fmt.Errorf("Reserve when writes work: %w", err)
+		return fmt.Errorf("reserve when writes work: %w", err)
 	}
 	for _, id := range []store.ID{r.ID, next.ID} {
 		if _, err := s.Release(ctx, id); err != nil {
@@ -217,7 +217,7 @@ func failUnderLoad(ctx context.Context, s *sqlite.Store, b store.Block, f *fault
 				a, err := s.Reserve(ctx, r)
 				if err != nil {
 					if !errors.Is(err, store.ErrReadOnly) {
-						problem("Reserve: %w", err)
+						problem("reserve: %w", err)
 					}
 					continue
 				}
@@ -227,7 +227,7 @@ func failUnderLoad(ctx context.Context, s *sqlite.Store, b store.Block, f *fault
 						err = s.Cool(ctx, r.ID)
 					}
 					if err != nil && !errors.Is(err, store.ErrReadOnly) {
-						problem("Release: %w", err)
+						problem("release: %w", err)
 					}
 					continue
 				}
@@ -236,7 +236,7 @@ func failUnderLoad(ctx context.Context, s *sqlite.Store, b store.Block, f *fault
 				mu.Unlock()
 				if i%5 == 0 {
 					if _, err := s.Checkpoint(ctx); err != nil && !errors.Is(err, store.ErrReadOnly) {
-						problem("Checkpoint: %w", err)
+						problem("checkpoint: %w", err)
 					}
 				}
 			}
@@ -245,11 +245,11 @@ func failUnderLoad(ctx context.Context, s *sqlite.Store, b store.Block, f *fault
 	wg.Wait()
 	f.heal()
 	if err := s.Writable(ctx); err != nil {
-		problem("Writable when writes work: %w", err)
+		problem("writable when writes work: %w", err)
 	}
 	as, err := s.List(ctx)
 	if err != nil {
-		problem("List: %w", err)
+		problem("list: %w", err)
 	}
 	holders := map[ipam.Address]store.ID{}
 	var ids []store.ID
@@ -260,7 +260,7 @@ func failUnderLoad(ctx context.Context, s *sqlite.Store, b store.Block, f *fault
 		holders[a.Address] = a.ID
 		ids = append(ids, a.ID)
 		if _, err := s.Release(ctx, a.ID); err != nil {
-			problem("Release when writes work: %w", err)
+			problem("release when writes work: %w", err)
 		}
 	}
 	for id, address := range pending {
@@ -269,7 +269,7 @@ func failUnderLoad(ctx context.Context, s *sqlite.Store, b store.Block, f *fault
 		}
 	}
 	if err := s.Cool(ctx, ids...); err != nil {
-		problem("Cool when writes work: %w", err)
+		problem("cool when writes work: %w", err)
 	}
 	return errors.Join(errs...)
 }

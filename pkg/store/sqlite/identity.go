@@ -1,0 +1,125 @@
+package sqlite
+
+import (
+	"context"
+	"database/sql"
+	"fmt"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/coil-net/coil/pkg/store"
+)
+
+// SetIdentity tells what Open didn't know of the node. ErrForeign if the record
+// was made by another one: close the Store and open it again with all of id.
+func (s *Store) SetIdentity(ctx context.Context, id store.Identity) error {
+	err := s.write(ctx, grows, func(t *txn) error {
+		before := s.identity
+		for _, f := range []struct {
+			to   *string
+			from string
+		}{{&s.identity.NodeName, id.NodeName}, {&s.identity.NodeUID, id.NodeUID}, {&s.identity.MachineID, id.MachineID}} {
+			if f.from != "" {
+				*f.to = f.from
+			}
+		}
+		err := t.settle(false)
+		if err != nil {
+			s.identity = before
+		}
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("record the identity of the node: %w", err)
+	}
+	return nil
+}
+
+// Rebuilt records that the record is complete: it has all blocks of the node and
+// all attachments that the kernel has. The next Open isn't Fresh.
+func (s *Store) Rebuilt(ctx context.Context) error {
+	err := s.write(ctx, grows, func(t *txn) error {
+		_, err := t.tx.ExecContext(t.ctx, `UPDATE meta SET value = ? WHERE key = 'rebuilt_at' AND value = ''`, formatTime(t.now))
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("mark the record as rebuilt: %w", err)
+	}
+	return nil
+}
+
+// meta is the content of the table meta.
+type meta map[string]string
+
+func readMeta(ctx context.Context, q interface {
+	QueryContext(context.Context, string, ...any) (*sql.Rows, error)
+}) (meta, error) {
+	rows, err := q.QueryContext(ctx, `SELECT key, value FROM meta`)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	m := meta{}
+	for rows.Next() {
+		var k, v string
+		if err := rows.Scan(&k, &v); err != nil {
+			return nil, err
+		}
+		m[k] = v
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	for _, k := range metaKeys {
+		if _, ok := m[k]; !ok {
+			return nil, sql.ErrNoRows
+		}
+	}
+	return m, nil
+}
+
+var metaKeys = []string{"node_name", "node_uid", "machine_id", "cool_down_seconds", "created_at", "rebuilt_at", "written_at"}
+
+func (m meta) identity() identity {
+	return identity{NodeName: m["node_name"], NodeUID: m["node_uid"], MachineID: m["machine_id"]}
+}
+
+// identity is a store.Identity; a field that is empty isn't known.
+type identity store.Identity
+
+// matches says that both can be the same node: no field that both know differs.
+func (i identity) matches(o store.Identity) bool {
+	return !slices.ContainsFunc([][2]string{{i.NodeName, o.NodeName}, {i.NodeUID, o.NodeUID}, {i.MachineID, o.MachineID}},
+		func(f [2]string) bool { return f[0] != "" && f[1] != "" && f[0] != f[1] })
+}
+
+// settle writes what the file should say about itself and doesn't; with probe
+// it writes in any case, to see whether that works.
+func (t *txn) settle(probe bool) error {
+	m, err := readMeta(t.ctx, t.tx)
+	if err != nil {
+		return err
+	}
+	if !m.identity().matches(t.identity) {
+		return fmt.Errorf("%w: it was made by %+v, this is %+v", ErrForeign, m.identity(), t.identity)
+	}
+	want := meta{"cool_down_seconds": strconv.FormatInt(int64(t.coolDown/time.Second), 10)}
+	for k, v := range map[string]string{"node_name": t.identity.NodeName, "node_uid": t.identity.NodeUID, "machine_id": t.identity.MachineID} {
+		if v != "" {
+			want[k] = v
+		}
+	}
+	if probe {
+		want["written_at"] = formatTime(t.now)
+	}
+	for k, v := range want {
+		if m[k] == v && k != "written_at" {
+			continue
+		}
+		if _, err := t.tx.ExecContext(t.ctx, `UPDATE meta SET value = ? WHERE key = ?`, v, k); err != nil {
+			return err
+		}
+	}
+	return nil
+}
