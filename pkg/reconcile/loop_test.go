@@ -3,10 +3,14 @@ package reconcile
 import (
 	"context"
 	"errors"
+	"slices"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/tools/cache"
 )
 
 func start(t *testing.T, l *Loop[string]) context.CancelFunc {
@@ -113,4 +117,21 @@ func TestLoopNeverSyncsAKeyTwiceAtOnce(t *testing.T) {
 			t.Errorf("%d syncs of one key at once, %d in all; want 1 at once and at least 2", most.Load(), calls.Load())
 		}
 	})
+}
+
+func TestHandler(t *testing.T) {
+	var got []string
+	h := Handler(func(n *metav1.PartialObjectMetadata) { got = append(got, n.Name) })
+	object := func(name, version string) *metav1.PartialObjectMetadata {
+		return &metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{Name: name, ResourceVersion: version}}
+	}
+	h.OnAdd(object("added", "1"), true)
+	h.OnUpdate(object("changed", "1"), object("changed", "2"))
+	h.OnUpdate(object("resynced", "1"), object("resynced", "1"))
+	h.OnDelete(object("deleted", "1"))
+	h.OnDelete(cache.DeletedFinalStateUnknown{Key: "missed", Obj: object("missed", "1")})
+	h.OnDelete("something else")
+	if want := []string{"added", "changed", "deleted", "missed"}; !slices.Equal(got, want) {
+		t.Errorf("passed on %v, want %v", got, want)
+	}
 }
