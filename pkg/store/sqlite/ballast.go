@@ -21,28 +21,29 @@ type ballast struct {
 // isn't used at once may be taken by whoever filled the disk.
 const ballastStep = 64 << 10
 
-// ensure makes the file, with its space on the disk, unless it is there.
+// ensure makes the file, with its space on the disk, or grows it to its size; if
+// that can't be, it stays as it was.
 func (b ballast) ensure() (err error) {
 	f, err := os.OpenFile(b.path, os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
 		return err
 	}
-	defer func() {
-		err = errors.Join(err, f.Close())
-		if err != nil {
-			err = errors.Join(fmt.Errorf("reserve %d bytes: %w", b.size, err), b.drop())
-		}
-	}()
+	defer func() { err = errors.Join(err, f.Close()) }()
+	st, err := f.Stat()
+	if err != nil {
+		return err
+	}
 	err = unix.Fallocate(int(f.Fd()), 0, 0, b.size)
-	if !errors.Is(err, unix.EOPNOTSUPP) {
-		return err
+	if errors.Is(err, unix.EOPNOTSUPP) && st.Size() < b.size {
+		// This filesystem only takes space for what is written, and perhaps compresses it.
+		_, err = io.CopyN(f, rand.NewChaCha8([32]byte{}), b.size)
+	} else if errors.Is(err, unix.EOPNOTSUPP) {
+		err = nil
 	}
-	// This filesystem only takes space for what is written, and perhaps compresses it.
-	if st, err := f.Stat(); err != nil || st.Size() == b.size {
-		return err
+	if err != nil {
+		return errors.Join(fmt.Errorf("reserve %d bytes: %w", b.size, err), f.Truncate(st.Size()))
 	}
-	_, err = io.CopyN(f, rand.NewChaCha8([32]byte{}), b.size)
-	return err
+	return nil
 }
 
 // shrink frees some of the space; an error if there is none, or if the disk

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"net/netip"
 	"os"
 	"runtime"
 	"strings"
@@ -159,6 +160,33 @@ func failAtRest(ctx context.Context, s *sqlite.Store, b store.Block, f *faults, 
 	if _, err := s.Reserve(ctx, r); err != nil {
 		return err
 	}
+	// A block that no address was taken of; then one can't be.
+	small := b
+	small.Name = fmt.Sprintf("small-%d", errno)
+	small.IPv4 = netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 5, byte(errno), 0}), 30)
+	small.IPv6 = netip.Prefix{}
+	if err := s.SetBlocks(ctx, []store.Block{small}); err != nil {
+		return err
+	}
+	f.fail(errno, 100)
+	for range 2 {
+		if _, err := s.Reserve(ctx, request("small", small)); !errors.Is(err, store.ErrReadOnly) {
+			return fmt.Errorf("reserve of a new block: %w", err)
+		}
+	}
+	f.heal()
+	for i := range 4 {
+		a, err := s.Reserve(ctx, request(fmt.Sprintf("small%d", i), small))
+		if err != nil || a.Address != small.At(i) {
+			return fmt.Errorf("address %d of a new block when writes work: %s, %w", i, a.Address, err)
+		}
+		if _, err := s.Release(ctx, a.ID); err != nil {
+			return err
+		}
+		if err := s.Cool(ctx, a.ID); err != nil {
+			return err
+		}
+	}
 	f.fail(errno, 100)
 	// The log may have room in the page cache for none of these.
 	if _, err := s.Reserve(ctx, next); !errors.Is(err, store.ErrReadOnly) {
@@ -176,7 +204,7 @@ func failAtRest(ctx context.Context, s *sqlite.Store, b store.Block, f *faults, 
 	if a, err := s.Reserve(ctx, r); err != nil || a.State != store.Pending {
 		return fmt.Errorf("reserve of what is recorded: %s, %w", a.State, err)
 	}
-	if us, err := s.Usage(ctx); err != nil || us[0].Allocated != 1 {
+	if us, err := s.Usage(ctx); err != nil || us[0].Name != b.Name || us[0].Allocated != 1 {
 		return fmt.Errorf("usage: %v, %w", us, err)
 	}
 	f.heal()

@@ -18,7 +18,7 @@ import (
 func (s *Store) Writable(ctx context.Context) error {
 	err := s.exclusively(ctx, func(ctx context.Context) error {
 		if s.blocked {
-			return s.recover(ctx)
+			return s.unblock(ctx)
 		}
 		return s.checkDisk()
 	})
@@ -28,9 +28,9 @@ func (s *Store) Writable(ctx context.Context) error {
 	return nil
 }
 
-// recover lets changes that need space happen again, if the disk takes them and
+// unblock lets changes that need space happen again, if the disk takes them and
 // has space for the ballast beside.
-func (s *Store) recover(ctx context.Context) error {
+func (s *Store) unblock(ctx context.Context) error {
 	if err := s.checkDisk(); err != nil {
 		return err
 	}

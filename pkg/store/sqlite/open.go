@@ -110,14 +110,20 @@ type Store struct {
 	seq      int64
 	ballast  ballast
 	stale    bool // blocks and seq must be read again
-	blocked  bool // nothing that needs space is written until recover
+	blocked  bool // nothing that needs space is written until unblock
 }
 
 var _ store.Store = (*Store)(nil)
 
+// CheckpointInterval is how often the caller should call Checkpoint.
+const CheckpointInterval = 5 * time.Second
+
 // Open opens the record, or makes a new one: then, or when an earlier one can't be
 // used, the result is Fresh. Errors: store.ErrReadOnly when the disk doesn't let
 // it, ErrLocked while another process has the file open; both may pass.
+//
+// Records of another boot are as they were then. The caller compares the List with
+// the kernel, and calls Release and Cool for what isn't there.
 func Open(ctx context.Context, o Options) (*Store, OpenResult, error) {
 	scripts, err := migrations()
 	if err != nil {

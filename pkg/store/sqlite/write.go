@@ -102,7 +102,7 @@ func (s *Store) runWriter() {
 // run runs do in a transaction, on a full disk too if it gives something back.
 func (s *Store) run(ctx context.Context, k kind, do func(*txn) error) error {
 	if k == grows && s.blocked {
-		if err := s.recover(ctx); err != nil {
+		if err := s.unblock(ctx); err != nil {
 			return err
 		}
 	}

@@ -221,6 +221,14 @@ func testCoolDownIgnoresWallClock(t *testing.T, n *node) {
 	n.clock.Advance(time.Millisecond)
 	n.wantUsage("default-9 0/0/1")
 	n.reserve("q", one)
+
+	// However finely the time is recorded, it's never too short.
+	n.clock.Advance(time.Microsecond)
+	n.free("q")
+	n.clock.Advance(coolDown - time.Nanosecond)
+	n.noAddress(one)
+	n.clock.Advance(time.Millisecond)
+	n.reserve("r", one)
 }
 
 func testCoolDownOverRestart(t *testing.T, n *node) {
