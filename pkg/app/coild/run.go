@@ -181,6 +181,7 @@ func (d *daemon) composeIPAM(ctx context.Context, self *corev1.Node, group *errg
 		return closeAll, err
 	}
 	closers = append(closers, d.store.Close)
+	d.registry.MustRegister(blocks.NewCollector(ctx, d.store))
 
 	var err error
 	d.network, err = podnet.New(podnet.Options{

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus/testutil"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -462,5 +463,23 @@ func TestRequestNamesDiffer(t *testing.T) {
 	long := strings.Repeat("x", 253)
 	if n := requestName(long, "u", long, 1<<30); len(n) > 253 {
 		t.Errorf("name of %d characters", len(n))
+	}
+}
+
+func TestCollector(t *testing.T) {
+	r := &record{blocks: map[string]store.Usage{}}
+	for _, h := range []held{h("a", 5, 3, 2, 0), h("b", 5, 1, 0, 0)} {
+		h.Pool = "default"
+		r.blocks[h.Name] = h.Usage
+	}
+	want := `
+# HELP coil_node_addresses Addresses of the blocks that the node holds, by pool and state: allocated, cooling or free. An address of each family together counts as one.
+# TYPE coil_node_addresses gauge
+coil_node_addresses{pool="default",state="allocated"} 4
+coil_node_addresses{pool="default",state="cooling"} 2
+coil_node_addresses{pool="default",state="free"} 58
+`
+	if err := testutil.CollectAndCompare(NewCollector(t.Context(), r), strings.NewReader(want)); err != nil {
+		t.Error(err)
 	}
 }
