@@ -79,8 +79,7 @@ func TestLoopSurvivesPanic(t *testing.T) {
 		var good atomic.Int32
 		l := New("test", func(_ context.Context, key string) error {
 			if key == "bad" {
-				var m map[string]int
-				m["x"] = 1
+				panic("a fault of sync")
 			}
 			good.Add(1)
 			return nil

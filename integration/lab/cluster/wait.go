@@ -157,13 +157,13 @@ func (c *Cluster) WaitWorkloads(ctx context.Context, namespace string) error {
 			}
 			s := d.Status
 			if s.ObservedGeneration < d.Generation || s.UpdatedReplicas < want || s.AvailableReplicas < want || s.Replicas > want {
-				errs = append(errs, fmt.Errorf("Deployment %s: %d of %d available", d.Name, s.AvailableReplicas, want))
+				errs = append(errs, fmt.Errorf("deployment %s: %d of %d available", d.Name, s.AvailableReplicas, want))
 			}
 		}
 		for _, d := range daemons.Items {
 			s := d.Status
 			if s.ObservedGeneration < d.Generation || s.UpdatedNumberScheduled < s.DesiredNumberScheduled || s.NumberAvailable < s.DesiredNumberScheduled {
-				errs = append(errs, fmt.Errorf("DaemonSet %s: %d of %d available", d.Name, s.NumberAvailable, s.DesiredNumberScheduled))
+				errs = append(errs, fmt.Errorf("daemon set %s: %d of %d available", d.Name, s.NumberAvailable, s.DesiredNumberScheduled))
 			}
 		}
 		return errors.Join(errs...)

@@ -419,9 +419,9 @@ func (d *daemon) syncNode(ctx context.Context) error {
 	}
 	switch {
 	case gone:
-		err = fmt.Errorf("Node %s was deleted: its blocks are withdrawn", d.NodeName)
+		err = fmt.Errorf("the Node %s was deleted: its blocks are withdrawn", d.NodeName)
 	case d.node != "" && n.UID != d.node:
-		d.fatal(fmt.Errorf("Node %s was deleted and made again: starting anew to adopt its blocks", d.NodeName))
+		d.fatal(fmt.Errorf("the Node %s was deleted and made again: starting anew to adopt its blocks", d.NodeName))
 		return nil
 	}
 	d.health.Set(condNode, err)

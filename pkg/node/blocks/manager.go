@@ -69,8 +69,6 @@ const (
 	settle = 200 * time.Millisecond
 	// recheck is how often blocks are looked at that wait for time to pass.
 	recheck = 3 * time.Second
-	// refusalLife is for how long a refusal answers new waiters too.
-	refusalLife = time.Second
 	// askAheadPause follows a refusal before the node asks again without need.
 	askAheadPause = 30 * time.Second
 )
