@@ -274,24 +274,6 @@ func (e env) blocksOf(t *testing.T, pool string) ([]v2.AddressBlock, error) {
 	return l.Items, nil
 }
 
-// coildOf returns the coild pod of a node.
-func (e env) coildOf(t *testing.T, node string) *corev1.Pod {
-	t.Helper()
-	l, err := e.core.CoreV1().Pods("kube-system").List(t.Context(), metav1.ListOptions{
-		LabelSelector: "app.kubernetes.io/component=coild", FieldSelector: "spec.nodeName=" + node,
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, p := range l.Items {
-		if p.DeletionTimestamp == nil {
-			return &p
-		}
-	}
-	t.Fatalf("no coild on %s", node)
-	return nil
-}
-
 // allocations returns what coild recorded on a node, a line per address that is in use.
 func (e env) allocations(t *testing.T, node, where string) []string {
 	t.Helper()
