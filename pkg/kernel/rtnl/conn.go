@@ -10,13 +10,24 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// conn is one NETLINK_ROUTE socket. After an error of transport its state is
-// unknown and it must be closed. It isn't safe for concurrent use.
+// transport sends and receives datagrams.
+type transport interface {
+	write(b []byte) error
+	// read returns the size of the datagram, of which b has what fits.
+	read(b []byte) (int, error)
+}
+
+// conn is a conversation with the kernel. After an error of transport its state
+// is unknown and it must be closed. It isn't safe for concurrent use.
 type conn struct {
-	fd  int
+	socket
+	transport
 	seq uint32
 	out []byte
 }
+
+// socket is a NETLINK_ROUTE socket.
+type socket struct{ fd int }
 
 // replyTimeout bounds the wait for an answer. rtnetlink answers within the call
 // that sends, so that this only guards against a lost datagram.
@@ -31,7 +42,7 @@ func dial() (*conn, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open netlink socket: %w", err)
 	}
-	c := &conn{fd: fd}
+	c := &conn{socket: socket{fd}, transport: socket{fd}}
 	// Errors carry the kernel's own words (EXT_ACK) and not a copy of the request
 	// (CAP_ACK); dumps are filtered by the kernel (GET_STRICT_CHK, Linux 4.20).
 	// Without them everything works still, so that a refusal isn't an error.
@@ -50,7 +61,30 @@ func dial() (*conn, error) {
 	return c, nil
 }
 
-func (c *conn) close() { _ = unix.Close(c.fd) }
+func (s socket) close() { _ = unix.Close(s.fd) }
+
+func (s socket) write(b []byte) error {
+	for {
+		err := unix.Sendto(s.fd, b, 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK})
+		if !errors.Is(err, unix.EINTR) {
+			return err
+		}
+	}
+}
+
+func (s socket) read(b []byte) (int, error) {
+	for {
+		// With MSG_TRUNC the result is the size that was sent.
+		n, from, err := unix.Recvfrom(s.fd, b, unix.MSG_TRUNC)
+		if errors.Is(err, unix.EINTR) {
+			continue
+		}
+		if sa, ok := from.(*unix.SockaddrNetlink); err == nil && (!ok || sa.Pid != 0) {
+			continue // not from the kernel
+		}
+		return n, err
+	}
+}
 
 // append adds a request to the datagram that is being built.
 func (c *conn) append(r Request, flags uint16) {
@@ -67,18 +101,12 @@ func (c *conn) append(r Request, flags uint16) {
 
 // send sends the datagram that was built.
 func (c *conn) send() error {
-	out := c.out
+	err := c.transport.write(c.out)
 	c.out = c.out[:0]
-	for {
-		err := unix.Sendto(c.fd, out, 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK})
-		if errors.Is(err, unix.EINTR) {
-			continue
-		}
-		if err != nil {
-			return fmt.Errorf("send to netlink: %w", err)
-		}
-		return nil
+	if err != nil {
+		return fmt.Errorf("send to netlink: %w", err)
 	}
+	return nil
 }
 
 // message is one message that was received; body is valid until the next one.
@@ -94,19 +122,12 @@ func (c *conn) receive(each func(message) (bool, error)) error {
 	buf := buffers.Get().(*[64 << 10]byte)
 	defer buffers.Put(buf)
 	for {
-		// With MSG_TRUNC the result is the length that was sent.
-		n, from, err := unix.Recvfrom(c.fd, buf[:], unix.MSG_TRUNC)
-		if errors.Is(err, unix.EINTR) {
-			continue
-		}
+		n, err := c.transport.read(buf[:])
 		if err != nil {
 			return fmt.Errorf("receive from netlink: %w", err)
 		}
 		if n > len(buf) {
 			return fmt.Errorf("receive from netlink: datagram of %d bytes: %w", n, errMalformed)
-		}
-		if sa, ok := from.(*unix.SockaddrNetlink); !ok || sa.Pid != 0 {
-			continue // not from the kernel
 		}
 		more, err := split(buf[:n], each)
 		if err != nil || !more {

@@ -1,0 +1,227 @@
+package rtnl
+
+import (
+	"encoding/binary"
+	"errors"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// datagram builds what the kernel would send.
+type datagram struct{ encoder }
+
+func (d *datagram) message(kind, flags uint16, seq uint32, body []byte) {
+	d.u32(uint32(unix.SizeofNlMsghdr + len(body)))
+	d.u16(kind)
+	d.u16(flags)
+	d.u32(seq)
+	d.u32(0)
+	d.b = append(d.b, body...)
+	d.pad()
+}
+
+// script plays the kernel: it ignores what it is sent and answers with datagrams.
+type script [][]byte
+
+func (s *script) write([]byte) error { return nil }
+
+func (s *script) read(b []byte) (int, error) {
+	if len(*s) == 0 {
+		return 0, unix.EAGAIN
+	}
+	next := (*s)[0]
+	*s = (*s)[1:]
+	return copy(b, next), nil
+}
+
+func request(text string) Request { return Request{text: func() string { return text }} }
+
+func TestDumpInterrupted(t *testing.T) {
+	entry := func(flags uint16) []byte {
+		var d datagram
+		d.message(unix.RTM_NEWROUTE, unix.NLM_F_MULTI|flags, 1, make([]byte, 12))
+		return d.b
+	}
+	done := func(flags uint16, body []byte) []byte {
+		var d datagram
+		d.message(unix.NLMSG_DONE, unix.NLM_F_MULTI|flags, 1, body)
+		return d.b
+	}
+	failed := encoder{}
+	errno := -int32(unix.ENOBUFS)
+	failed.u32(uint32(errno))
+	for _, c := range []struct {
+		name    string
+		answers script
+		entries int
+		is      error
+	}{
+		{"complete", script{entry(0), entry(0), done(0, make([]byte, 4))}, 2, nil},
+		{"complete, in one datagram", script{append(entry(0), done(0, nil)...)}, 1, nil},
+		{"interrupted at the first", script{entry(unix.NLM_F_DUMP_INTR), entry(0), done(0, nil)}, 2, ErrDumpInterrupted},
+		{"interrupted at the end", script{entry(0), done(unix.NLM_F_DUMP_INTR, nil)}, 1, ErrDumpInterrupted},
+		{"failed at the end", script{entry(0), done(0, failed.b)}, 1, unix.ENOBUFS},
+		{"no end", script{entry(0), entry(0)}, 2, unix.EAGAIN},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			entries := 0
+			err := (&conn{transport: &c.answers}).dump(request("show"), func([]byte) error {
+				entries++
+				return nil
+			})
+			if entries != c.entries || !errors.Is(err, c.is) || c.is == nil && err != nil {
+				t.Errorf("%d entries, %v", entries, err)
+			}
+		})
+	}
+	unreadable := errors.New("unreadable")
+	answers := script{entry(0), entry(0), done(0, nil)}
+	err := (&conn{transport: &answers}).dump(request("show"), func([]byte) error { return unreadable })
+	if !errors.Is(err, unreadable) || len(answers) != 0 {
+		t.Errorf("got %v with %d datagrams left", err, len(answers))
+	}
+}
+
+func TestBatch(t *testing.T) {
+	answer := func(seq uint32, errno unix.Errno) []byte {
+		var d datagram
+		var body encoder
+		body.u32(uint32(-int32(errno)))
+		body.b = append(body.b, make([]byte, unix.SizeofNlMsghdr)...)
+		d.message(unix.NLMSG_ERROR, 0, seq, body.b)
+		return d.b
+	}
+	reqs := []Request{request("one"), request("two"), request("three")}
+	for _, c := range []struct {
+		name    string
+		answers script
+		errs    []error
+		is      error
+	}{
+		{"all succeed", script{answer(3, 0)}, []error{nil, nil, nil}, nil},
+		{"one is refused", script{answer(2, unix.EEXIST), answer(3, 0)}, []error{nil, unix.EEXIST, nil}, nil},
+		{"the last is refused", script{answer(3, unix.EEXIST)}, []error{nil, nil, unix.EEXIST}, nil},
+		{"all are refused", script{answer(1, unix.EPERM), answer(2, unix.EPERM), answer(3, unix.EPERM)}, []error{unix.EPERM, unix.EPERM, unix.EPERM}, nil},
+		{"no answer", script{answer(1, unix.EPERM)}, []error{unix.EPERM, nil, nil}, unix.EAGAIN},
+		{"an answer to something else", script{answer(4, 0)}, []error{nil, nil, nil}, errMalformed},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			results := make([]error, len(reqs))
+			err := (&conn{transport: &c.answers}).batch(reqs, results)
+			if !errors.Is(err, c.is) || c.is == nil && err != nil {
+				t.Errorf("got %v", err)
+			}
+			for i := range results {
+				if !errors.Is(results[i], c.errs[i]) || c.errs[i] == nil && results[i] != nil {
+					t.Errorf("request %d: %v", i, results[i])
+				}
+			}
+		})
+	}
+}
+
+func TestSplit(t *testing.T) {
+	ack := make([]byte, 4+unix.SizeofNlMsghdr)
+	for _, c := range []struct {
+		name  string
+		build func(*datagram)
+		kinds []uint16
+		bad   bool
+	}{
+		{"two messages", func(d *datagram) {
+			d.message(unix.RTM_NEWLINK, 0, 1, make([]byte, 17))
+			d.message(unix.NLMSG_ERROR, 0, 1, ack)
+		}, []uint16{unix.RTM_NEWLINK, unix.NLMSG_ERROR}, false},
+		{"a message longer than the datagram", func(d *datagram) {
+			d.message(unix.RTM_NEWLINK, 0, 1, make([]byte, 16))
+			binary.NativeEndian.PutUint32(d.b, 1000)
+		}, nil, true},
+		{"a message shorter than its header", func(d *datagram) {
+			d.message(unix.RTM_NEWLINK, 0, 1, make([]byte, 16))
+			binary.NativeEndian.PutUint32(d.b, 3)
+		}, nil, true},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			var d datagram
+			c.build(&d)
+			var kinds []uint16
+			_, err := split(d.b, func(m message) (bool, error) {
+				kinds = append(kinds, m.kind)
+				return true, nil
+			})
+			if c.bad != errors.Is(err, errMalformed) || len(kinds) != len(c.kinds) {
+				t.Errorf("got %v, %v", kinds, err)
+			}
+		})
+	}
+}
+
+func TestAcknowledgement(t *testing.T) {
+	var d datagram
+	body := encoder{}
+	errno := -int32(unix.EEXIST)
+	body.u32(uint32(errno))
+	body.b = append(body.b, make([]byte, unix.SizeofNlMsghdr)...)
+	body.attrString(unix.NLMSGERR_ATTR_MSG, "no room")
+	d.message(unix.NLMSG_ERROR, unix.NLM_F_ACK_TLVS|unix.NLM_F_CAPPED, 5, body.b)
+	_, err := split(d.b, func(m message) (bool, error) {
+		got, words, err := m.acknowledged()
+		if got != unix.EEXIST || words != "no room" || err != nil {
+			t.Errorf("got %v, %q, %v", got, words, err)
+		}
+		return true, nil
+	})
+	if err != nil {
+		t.Error(err)
+	}
+	if _, _, err := (message{kind: unix.NLMSG_ERROR, body: []byte{1}}).acknowledged(); !errors.Is(err, errMalformed) {
+		t.Errorf("a short one: %v", err)
+	}
+	if got, _, err := (message{kind: unix.NLMSG_DONE}).acknowledged(); got != 0 || err != nil {
+		t.Errorf("an empty NLMSG_DONE: %v, %v", got, err)
+	}
+}
+
+func TestAttributes(t *testing.T) {
+	var e encoder
+	e.attrU32(1, 0x01020304)
+	e.nest(2, func() { e.attrString(3, "abc") })
+	as, err := attributes(e.b)
+	if err != nil || len(as) != 2 || as[0].u32() != 0x01020304 || as[1].kind != 2 {
+		t.Fatalf("got %v, %v", as, err)
+	}
+	inner, err := attributes(as[1].value)
+	if err != nil || len(inner) != 1 || inner[0].string() != "abc" {
+		t.Errorf("got %v, %v", inner, err)
+	}
+	if short := (attribute{}); short.u8() != 0 || short.u32() != 0 || short.addr().IsValid() {
+		t.Error("an empty attribute has a value")
+	}
+	for _, n := range []uint16{3, 100} {
+		binary.NativeEndian.PutUint16(e.b, n)
+		if _, err := attributes(e.b); !errors.Is(err, errMalformed) {
+			t.Errorf("attribute of %d bytes: %v", n, err)
+		}
+	}
+}
+
+func TestErrorIs(t *testing.T) {
+	all := []error{ErrExist, ErrNotExist, ErrInvalid, ErrBusy, ErrNoFamily}
+	for errno, want := range map[unix.Errno]error{
+		unix.EEXIST: ErrExist, unix.ENODEV: ErrNotExist, unix.ESRCH: ErrNotExist, unix.ENOENT: ErrNotExist,
+		unix.ENETUNREACH: ErrNotExist, unix.EADDRNOTAVAIL: ErrNotExist, unix.EINVAL: ErrInvalid,
+		unix.EBUSY: ErrBusy, unix.EAFNOSUPPORT: ErrNoFamily, unix.EPERM: nil,
+	} {
+		err := &Error{Request: request("link del 3"), Errno: errno, Detail: "why"}
+		for _, e := range all {
+			if errors.Is(err, e) != (e == want) {
+				t.Errorf("%v is %v: %t", errno, e, errors.Is(err, e))
+			}
+		}
+		if !errors.Is(err, errno) || !strings.HasPrefix(err.Error(), "link del 3: ") || !strings.HasSuffix(err.Error(), ": why") {
+			t.Errorf("got %q", err)
+		}
+	}
+}

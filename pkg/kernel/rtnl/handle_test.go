@@ -1,0 +1,253 @@
+package rtnl_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"sync"
+	"testing"
+
+	"github.com/coil-net/coil/pkg/dataplane"
+	"github.com/coil-net/coil/pkg/kernel/rtnl"
+	"github.com/coil-net/coil/pkg/testkit/netnstest"
+)
+
+func newHandle(t *testing.T) (*rtnl.Handle, *netnstest.NS) {
+	t.Helper()
+	ns := netnstest.New(t)
+	h, err := rtnl.New(ns.NS)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(h.Close)
+	return h, ns
+}
+
+func addVeth(ns *netnstest.NS, name string) rtnl.Request {
+	return rtnl.AddVeth(rtnl.Veth{
+		Name: name, MAC: net.HardwareAddr{2, 0, 0, 0, 0, 1},
+		PeerName: name + "p", PeerMAC: net.HardwareAddr{2, 0, 0, 0, 0, 2}, PeerGroup: 7, PeerNetns: ns.Fd(), MTU: 1400,
+	})
+}
+
+func TestLinks(t *testing.T) {
+	h, ns := newHandle(t)
+	ctx := t.Context()
+	if err := h.Do(ctx, addVeth(ns, "v")); err != nil {
+		t.Fatal(err)
+	}
+	if err := h.Do(ctx, addVeth(ns, "v")); !errors.Is(err, rtnl.ErrExist) {
+		t.Errorf("second: %v", err)
+	}
+	index, err := h.IndexByName("vp")
+	if err != nil {
+		t.Fatal(err)
+	}
+	altName := "a-rather-long-alternative-name"
+	err = h.Do(ctx, rtnl.AddAltName(index, altName), rtnl.SetLink(index, rtnl.LinkChange{Alias: "an alias", Up: true, NoAutoAddress: true, Name: "w"}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	other, err := h.IndexByName("v")
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := fmt.Sprintf("%+v", struct {
+		Index, Peer, MTU            int
+		Name, Alias, Kind, MAC, Alt string
+		Group                       uint32
+		Up, Elsewhere               bool
+	}{index, other, 1400, "w", "an alias", "veth", "02:00:00:00:00:02", "[" + altName + "]", 7, true, false})
+	for how, get := range map[string]func() (rtnl.Link, error){
+		"index":            func() (rtnl.Link, error) { return h.LinkByIndex(ctx, index) },
+		"name":             func() (rtnl.Link, error) { return h.LinkByName(ctx, "w") },
+		"alternative name": func() (rtnl.Link, error) { return h.LinkByAltName(ctx, altName) },
+	} {
+		l, err := get()
+		got := fmt.Sprintf("%+v", struct {
+			Index, Peer, MTU            int
+			Name, Alias, Kind, MAC, Alt string
+			Group                       uint32
+			Up, Elsewhere               bool
+		}{l.Index, l.Peer, l.MTU, l.Name, l.Alias, l.Kind, l.MAC.String(), fmt.Sprint(l.AltNames), l.Group, l.Up, l.PeerElsewhere})
+		if err != nil || got != want {
+			t.Errorf("by %s: %s, not %s, %v", how, got, want, err)
+		}
+	}
+	ns.IP(t, "link", "add", "bridge0", "type", "bridge")
+	if veths, err := h.Veths(ctx); err != nil || len(veths) != 2 {
+		t.Errorf("veths: %v, %v", veths, err)
+	}
+	if err := h.Do(ctx, rtnl.DelLink(index)); err != nil {
+		t.Fatal(err)
+	}
+	for how, err := range map[string]error{
+		"delete": h.Do(ctx, rtnl.DelLink(index)),
+		"set":    h.Do(ctx, rtnl.SetLink(index, rtnl.LinkChange{Up: true})),
+	} {
+		if !errors.Is(err, rtnl.ErrNotExist) {
+			t.Errorf("%s a link that is gone: %v", how, err)
+		}
+	}
+	if _, err := h.IndexByName("w"); !errors.Is(err, rtnl.ErrNotExist) {
+		t.Errorf("index of a link that is gone: %v", err)
+	}
+	if _, err := h.IndexByName("a-name-that-is-too-long"); !errors.Is(err, rtnl.ErrInvalid) {
+		t.Errorf("index of an impossible name: %v", err)
+	}
+	for _, get := range []func() (rtnl.Link, error){
+		func() (rtnl.Link, error) { return h.LinkByIndex(ctx, index) },
+		func() (rtnl.Link, error) { return h.LinkByName(ctx, "w") },
+		func() (rtnl.Link, error) { return h.LinkByAltName(ctx, altName) },
+	} {
+		if l, err := get(); !errors.Is(err, rtnl.ErrNotExist) {
+			t.Errorf("a link that is gone: %v, %v", l, err)
+		}
+	}
+}
+
+// Whichever request of a batch fails, the others are carried out, and each error
+// is the right one's.
+func TestEach(t *testing.T) {
+	h, ns := newHandle(t)
+	ns.IP(t, "link", "add", "bridge0", "type", "bridge")
+	index, err := h.IndexByName("bridge0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var reqs []rtnl.Request
+	for i := range 200 {
+		link := index
+		if i%7 == 0 {
+			link = 9999
+		}
+		reqs = append(reqs, rtnl.AddAddr(link, netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 0, 0, byte(i)}), 32), dataplane.Universe))
+	}
+	for i, err := range h.Each(t.Context(), reqs...) {
+		if (i%7 == 0) != errors.Is(err, rtnl.ErrNotExist) || i%7 != 0 && err != nil {
+			t.Errorf("%s: %v", reqs[i], err)
+		}
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	for i, err := range h.Each(ctx, reqs...) {
+		if !errors.Is(err, context.Canceled) {
+			t.Errorf("%s: %v", reqs[i], err)
+		}
+	}
+}
+
+func TestRouteTo(t *testing.T) {
+	h, ns := newHandle(t)
+	ns.IP(t, "link", "add", "bridge0", "type", "bridge")
+	ns.IP(t, "link", "set", "bridge0", "up")
+	ns.IP(t, "address", "add", "192.0.2.1/24", "dev", "bridge0")
+	ns.IP(t, "address", "add", "2001:db8::1/64", "dev", "bridge0", "nodad")
+	ns.IP(t, "rule", "add", "priority", "2000", "lookup", "116")
+	ns.IP(t, "route", "add", "unreachable", "10.0.0.0/8", "table", "116")
+	index, err := h.IndexByName("bridge0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		to      string
+		dst     string
+		local   bool
+		missing bool
+	}{
+		{"192.0.2.1", "192.0.2.1/32", true, false},
+		{"192.0.2.9", "192.0.2.0/24", false, false},
+		{"2001:db8::9", "2001:db8::/64", false, false},
+		{"198.51.100.1", "", false, true},
+		{"10.1.1.1", "", false, true},
+		{"2001:db8:1::1", "", false, true},
+	} {
+		r, err := h.RouteTo(t.Context(), netip.MustParseAddr(c.to), 0)
+		if c.missing != errors.Is(err, rtnl.ErrNotExist) {
+			t.Errorf("%s: %v", c.to, err)
+			continue
+		}
+		if !c.missing && (r.Dst.String() != c.dst || r.Local != c.local || r.Link != index) {
+			t.Errorf("%s: %s, local %t", c.to, r, r.Local)
+		}
+	}
+	exists, tentative, err := h.IPv6Addr(t.Context(), index, netip.MustParseAddr("2001:db8::1"))
+	if !exists || tentative || err != nil {
+		t.Errorf("got %t, %t, %v", exists, tentative, err)
+	}
+	exists, _, err = h.IPv6Addr(t.Context(), index, netip.MustParseAddr("2001:db8::2"))
+	if exists || err != nil {
+		t.Errorf("got %t, %v", exists, err)
+	}
+}
+
+// The kernel really interrupts dumps while links come and go. What comes back
+// without an error is complete all the same.
+func TestDumpUnderChurn(t *testing.T) {
+	h, ns := newHandle(t)
+	const steady = 200
+	for i := range steady / 2 {
+		if err := h.Do(t.Context(), addVeth(ns, fmt.Sprintf("v%d", i))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	var wg sync.WaitGroup
+	for w := range 2 {
+		wg.Go(func() {
+			name := fmt.Sprintf("churn%d", w)
+			for ctx.Err() == nil {
+				err := h.Do(t.Context(), addVeth(ns, name))
+				index, indexErr := h.IndexByName(name)
+				if err := errors.Join(err, indexErr, h.Do(t.Context(), rtnl.DelLink(index))); err != nil {
+					t.Error(err)
+					return
+				}
+			}
+		})
+	}
+	complete, dumps := 0, 0
+	traced := rtnl.WithTrace(t.Context(), &rtnl.Trace{Send: func(rtnl.Request) error { dumps++; return nil }})
+	for range 200 {
+		links, err := h.Veths(traced)
+		if errors.Is(err, rtnl.ErrDumpInterrupted) {
+			continue
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		complete++
+		count := 0
+		for _, l := range links {
+			if l.MTU == 1400 && l.Name[0] == 'v' {
+				count++
+			}
+		}
+		if count != steady {
+			t.Fatalf("%d links, not %d", count, steady)
+		}
+	}
+	cancel()
+	wg.Wait()
+	t.Logf("%d lists by %d dumps", complete, dumps)
+	if complete == 0 {
+		t.Error("no list was complete")
+	}
+}
+
+func TestManyAtOnce(t *testing.T) {
+	h, _ := newHandle(t)
+	var wg sync.WaitGroup
+	for range 64 {
+		wg.Go(func() {
+			for range 50 {
+				if l, err := h.LinkByIndex(t.Context(), 1); err != nil || l.Name != "lo" {
+					t.Errorf("got %v, %v", l, err)
+				}
+			}
+		})
+	}
+	wg.Wait()
+}
