@@ -61,7 +61,7 @@ func runUp(ctx context.Context, c *cli, args []string) error {
 	}
 	cl, err := cluster.Up(ctx, opts)
 	if err != nil {
-		return err
+		return fmt.Errorf("%w\nlab logs --name %s shows more; lab down --name %s removes what was started", err, opts.Name, opts.Name)
 	}
 	if !*noCoil || opts.ReferenceCNI {
 		fmt.Fprintln(c.log, "waiting for the nodes to be ready")

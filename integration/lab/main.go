@@ -50,6 +50,7 @@ func commands() map[string]command {
 		"kubectl":    {"[--name NAME] [--] ARG...", "run the kubectl of the cluster's release", runKubectl},
 		"api":        {"[flags] [--] [CMD...]", "start etcd and kube-apiserver only, until CMD ends or an interrupt", runAPI},
 		"vm":         {"[flags] [--] CMD...", "run a command with another kernel and this machine's files", runVM},
+		"build":      {"[--kubernetes-version X.Y]", "build all that clusters need, into the cache", runBuild},
 		"preflight":  {"", "check that this machine has what the lab needs", runPreflight},
 		"packages":   {"", "print the Debian packages that the lab needs", runPackages},
 	}
@@ -58,7 +59,7 @@ func commands() map[string]command {
 // order is that of the help text.
 var order = []string{
 	"up", "down", "status", "exec", "poweroff", "poweron", "stop", "start", "logs", "image", "kubeconfig", "kubectl",
-	"api", "vm", "preflight", "packages",
+	"api", "vm", "build", "preflight", "packages",
 }
 
 func main() {

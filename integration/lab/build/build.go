@@ -80,8 +80,9 @@ func (b *Builder) Programs(ctx context.Context, names ...string) (Binaries, erro
 }
 
 // Own returns the path of a program of this repository, built from the source as it is now.
-// pkg is relative to the module's root, as "integration/lab/machine/labinit".
-func (b *Builder) Own(ctx context.Context, pkg string) (string, error) {
+// pkg is relative to the module's root, as "integration/lab/machine/labinit". Programs built
+// with different tags are different files.
+func (b *Builder) Own(ctx context.Context, pkg string, tags ...string) (string, error) {
 	root, err := Root()
 	if err != nil {
 		return "", err
@@ -95,7 +96,7 @@ func (b *Builder) Own(ctx context.Context, pkg string) (string, error) {
 	}
 	// The checkout's path keeps the programs of two checkouts apart.
 	sum := sha256.Sum256([]byte(root))
-	dir := filepath.Join(cache, "own-"+hex.EncodeToString(sum[:6]))
+	dir := filepath.Join(cache, strings.Join(append([]string{"own-" + hex.EncodeToString(sum[:6])}, tags...), "+"))
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return "", err
 	}
@@ -108,7 +109,7 @@ func (b *Builder) Own(ctx context.Context, pkg string) (string, error) {
 	defer unlock()
 	out := filepath.Join(dir, filepath.Base(pkg))
 	tmp := out + ".new"
-	cmd := goCommand(ctx, root, "build", "-buildvcs=false", "-ldflags=-s -w", "-o", tmp, "./"+pkg)
+	cmd := goCommand(ctx, root, "build", "-buildvcs=false", "-tags="+strings.Join(tags, ","), "-ldflags=-s -w", "-o", tmp, "./"+pkg)
 	if msg, err := cmd.CombinedOutput(); err != nil {
 		return "", fmt.Errorf("build %s: %w\n%s", pkg, err, msg)
 	}

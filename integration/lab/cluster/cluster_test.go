@@ -73,7 +73,8 @@ func TestOpenWithoutCluster(t *testing.T) {
 }
 
 func TestLockIsRemovedWithoutARace(t *testing.T) {
-	dir := t.TempDir() + "/c"
+	state := t.TempDir() + "/state"
+	dir := state + "/c"
 	unlock, err := lock(t.Context(), dir, io.Discard)
 	if err != nil {
 		t.Fatal(err)
@@ -88,19 +89,39 @@ func TestLockIsRemovedWithoutARace(t *testing.T) {
 		t.Error("nobody was told about the wait")
 	}
 	// Whoever opened the file before it was removed must not believe to hold the lock.
-	opened := make(chan error, 1)
+	next := make(chan error, 1)
 	go func() {
 		again, err := lock(t.Context(), dir, io.Discard)
 		if err == nil {
 			_, err = os.Stat(dir + ".lock")
-			err = errors.Join(err, again(true))
+			err = errors.Join(err, again())
 		}
-		opened <- err
+		next <- err
 	}()
-	if err := unlock(true); err != nil {
+	if err := unlock(); err != nil {
 		t.Fatal(err)
 	}
-	if err := <-opened; err != nil {
+	if err := <-next; err != nil {
 		t.Errorf("the next holder has no lock file: %v", err)
+	}
+	if _, err := os.Stat(state); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("without a cluster the state directory is left: %v", err)
+	}
+}
+
+func TestLockStaysWithItsCluster(t *testing.T) {
+	dir := t.TempDir() + "/c"
+	if err := os.Mkdir(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	unlock, err := lock(t.Context(), dir, io.Discard)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := unlock(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(dir + ".lock"); err != nil {
+		t.Errorf("the lock file of a cluster is gone: %v", err)
 	}
 }

@@ -7,8 +7,6 @@ import (
 	"os"
 	"slices"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/coil-net/coil/integration/lab/machine"
 	"github.com/coil-net/coil/pkg/testkit"
 )
@@ -58,11 +56,10 @@ func (c *Cluster) locked(ctx context.Context, change func() error) error {
 	if err != nil {
 		return err
 	}
-	defer func() { _ = unlock(false) }()
-	if err := c.load(); err != nil {
-		return err
+	if err = c.load(); err == nil {
+		err = change()
 	}
-	return change()
+	return errors.Join(err, unlock())
 }
 
 func (c *Cluster) removeMachine(ctx context.Context, name string, i machine.Init) error {
@@ -90,8 +87,7 @@ func Down(ctx context.Context, stateDir, name string) error {
 	if err != nil {
 		return err
 	}
-	err = c.remove(ctx)
-	return errors.Join(err, unlock(err == nil), removeEmpty(opts.StateDir))
+	return errors.Join(c.remove(ctx), unlock())
 }
 
 // Down removes the cluster.
@@ -120,16 +116,6 @@ func (c *Cluster) remove(ctx context.Context) error {
 		return err
 	}
 	return errors.Join(all.RemoveParents(), os.RemoveAll(c.dir))
-}
-
-// removeEmpty removes the state directory when no cluster is left in it.
-func removeEmpty(dir string) error {
-	err := unix.Rmdir(dir)
-	// A mount point stays: somebody gave the lab a file system of its own.
-	if err != nil && !errors.Is(err, unix.ENOTEMPTY) && !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.EBUSY) {
-		return fmt.Errorf("remove %s: %w", dir, err)
-	}
-	return nil
 }
 
 // Status is that of one machine.

@@ -128,27 +128,25 @@ func (c *Cluster) cgroup(name string) machine.Cgroup {
 }
 
 // lock serialises the commands that change a cluster, of all processes. The file is beside the
-// cluster's directory and is removed with it.
-func lock(ctx context.Context, dir string, log io.Writer) (unlock func(remove bool) error, err error) {
+// cluster's directory; unlock removes it when there is no cluster.
+func lock(ctx context.Context, dir string, log io.Writer) (unlock func() error, err error) {
 	path := dir + ".lock"
-	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-		return nil, err
-	}
 	told := false
 	for {
+		// Both are made again when another cluster's last step was to remove them.
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			return nil, err
+		}
 		f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
+		if errors.Is(err, os.ErrNotExist) {
+			continue
+		}
 		if err != nil {
 			return nil, err
 		}
 		err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
 		if err == nil && samePath(f, path) {
-			return func(remove bool) error {
-				defer f.Close()
-				if remove {
-					return os.Remove(path)
-				}
-				return nil
-			}, nil
+			return func() error { return release(f, dir) }, nil
 		}
 		f.Close()
 		if err == nil {
@@ -167,6 +165,26 @@ func lock(ctx context.Context, dir string, log io.Writer) (unlock func(remove bo
 		case <-time.After(100 * time.Millisecond):
 		}
 	}
+}
+
+// release gives the lock back. Without a cluster the file goes too, and without any cluster the
+// state directory.
+func release(f *os.File, dir string) error {
+	defer f.Close()
+	if _, err := os.Stat(dir); !errors.Is(err, os.ErrNotExist) {
+		return err
+	}
+	if err := os.Remove(f.Name()); err != nil {
+		return err
+	}
+	err := unix.Rmdir(filepath.Dir(dir))
+	// A mount point stays: somebody gave the lab a file system of its own.
+	for _, fine := range []error{unix.ENOTEMPTY, unix.ENOENT, unix.EBUSY} {
+		if errors.Is(err, fine) {
+			return nil
+		}
+	}
+	return err
 }
 
 // samePath reports whether path still leads to the open file.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/netip"
 	"os"
@@ -12,6 +13,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/coil-net/coil/integration/lab/build"
 	"github.com/coil-net/coil/integration/lab/controlplane"
 	"github.com/coil-net/coil/integration/lab/machine"
 	"github.com/coil-net/coil/integration/lab/pki"
@@ -44,30 +46,42 @@ func Up(ctx context.Context, opts Options) (*Cluster, error) {
 	if err != nil {
 		return nil, err
 	}
-	// The lock's file stays with the cluster.
-	defer func() { _ = unlock(false) }()
-	if err := c.create(ctx, opts); err != nil {
+	if err := errors.Join(c.up(ctx, opts), unlock()); err != nil {
 		return nil, err
 	}
+	return c, nil
+}
+
+func (c *Cluster) up(ctx context.Context, opts Options) error {
+	if err := c.create(ctx, opts); err != nil {
+		return err
+	}
 	if err := c.startFabric(ctx, opts); err != nil {
-		return nil, err
+		return err
 	}
 	group, groupCtx := errgroup.WithContext(ctx)
 	for _, name := range c.Nodes() {
 		group.Go(func() error { return c.bringUp(groupCtx, name, opts.Images) })
 	}
 	if err := group.Wait(); err != nil {
-		return nil, err
+		return err
 	}
 	if err := errors.Join(c.labelControlPlane(ctx), c.waitServiceAccount(ctx)); err != nil {
-		return nil, err
+		return err
 	}
 	for _, dir := range opts.Kustomize {
 		if err := c.Apply(ctx, dir); err != nil {
-			return nil, err
+			return err
 		}
 	}
-	return c, nil
+	return nil
+}
+
+// Build builds all programs that clusters of a release run, so that Up doesn't have to.
+func Build(ctx context.Context, kubernetesVersion string, log io.Writer) error {
+	b := &build.Builder{KubernetesVersion: kubernetesVersion, Log: log}
+	_, err := b.Programs(ctx, programs...)
+	return err
 }
 
 // create builds the programs and makes the cluster's directory.

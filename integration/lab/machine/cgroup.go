@@ -18,6 +18,8 @@ import (
 // cgroupRoot is where the host's hierarchies are mounted, see cgroups(7).
 const cgroupRoot = "/sys/fs/cgroup"
 
+const createAttempts = 5
+
 // Cgroup is a machine's cgroup: the same path, such as "coil-lab/name/node", in every hierarchy
 // of the host, whether those are of version 1, version 2 or both.
 type Cgroup string
@@ -91,26 +93,35 @@ func (c Cgroup) create(pid int) error {
 		return err
 	}
 	for _, h := range all {
-		dir := h.Mountpoint
-		for elem := range strings.SplitSeq(string(c), "/") {
-			if h.V2 {
-				if err := DelegateControllers(dir); err != nil {
-					return err
-				}
-			}
-			dir = filepath.Join(dir, elem)
-			if err := os.Mkdir(dir, 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
-				return err
-			}
-			if err := inheritCpuset(dir); err != nil {
-				return err
-			}
+		err := c.createIn(h, pid)
+		// Whoever removes another machine may remove the common parents in between.
+		for attempt := 1; attempt < createAttempts && errors.Is(err, fs.ErrNotExist); attempt++ {
+			err = c.createIn(h, pid)
 		}
-		if err := os.WriteFile(filepath.Join(dir, "cgroup.procs"), []byte(strconv.Itoa(pid)), 0); err != nil {
-			return fmt.Errorf("move process %d into %s: %w", pid, dir, err)
+		if err != nil {
+			return fmt.Errorf("make cgroup %s below %s: %w", c, h.Mountpoint, err)
 		}
 	}
 	return nil
+}
+
+func (c Cgroup) createIn(h Hierarchy, pid int) error {
+	dir := h.Mountpoint
+	for elem := range strings.SplitSeq(string(c), "/") {
+		if h.V2 {
+			if err := DelegateControllers(dir); err != nil {
+				return err
+			}
+		}
+		dir = filepath.Join(dir, elem)
+		if err := os.Mkdir(dir, 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
+			return err
+		}
+		if err := inheritCpuset(dir); err != nil {
+			return err
+		}
+	}
+	return os.WriteFile(filepath.Join(dir, "cgroup.procs"), []byte(strconv.Itoa(pid)), 0)
 }
 
 // inheritCpuset fills what version 1's cpuset leaves empty in a new cgroup and requires before it

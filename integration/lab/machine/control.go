@@ -12,8 +12,7 @@ import (
 const (
 	OpList  = "list"
 	OpStart = "start"
-	OpStop  = "stop" // SIGTERM, and SIGKILL when that takes too long
-	OpKill  = "kill" // SIGKILL
+	OpKill  = "kill"
 )
 
 // Request is what labinit is asked.
@@ -42,8 +41,8 @@ func (d Dir) Components(ctx context.Context) ([]Status, error) {
 	return r.Components, err
 }
 
-// Control starts, stops or kills a component; a stopped or killed one stays down until it is
-// started again. It returns when the component has ended, or has been started.
+// Control starts or kills a component; a killed one stays down until it is started again. It
+// returns when the component has ended, or is being started.
 func (d Dir) Control(ctx context.Context, op, component string) error {
 	_, err := d.call(ctx, Request{Op: op, Component: component})
 	return err

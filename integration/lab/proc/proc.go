@@ -72,27 +72,10 @@ func (p *Process) Done() <-chan struct{} { return p.done }
 // PID returns the child's process ID.
 func (p *Process) PID() int { return p.cmd.Process.Pid }
 
-// Stop asks the child to end, kills it when it takes longer than grace, and waits for its end.
-func (p *Process) Stop(grace time.Duration) {
-	p.signal(syscall.SIGTERM)
-	t := time.NewTimer(grace)
-	defer t.Stop()
-	select {
-	case <-p.done:
-	case <-t.C:
-		p.Kill()
-	}
-}
-
 // Kill kills the child and waits for its end.
 func (p *Process) Kill() {
-	p.signal(syscall.SIGKILL)
+	_ = p.cmd.Process.Kill() // fails only when the child has ended already
 	<-p.done
-}
-
-func (p *Process) signal(s syscall.Signal) {
-	// The only possible failure is that the child has ended already.
-	_ = p.cmd.Process.Signal(s)
 }
 
 // ErrEnded is wrapped by what WaitFor returns when the child ended before it was ready.

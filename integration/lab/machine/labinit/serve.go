@@ -7,7 +7,6 @@ import (
 	"net"
 	"os"
 	"sync"
-	"syscall"
 
 	"golang.org/x/sys/unix"
 
@@ -40,11 +39,9 @@ func answer(s *supervisor, req machine.Request) machine.Response {
 	switch req.Op {
 	case machine.OpList:
 	case machine.OpStart:
-		err = s.set(req.Component, true, 0)
-	case machine.OpStop:
-		err = s.set(req.Component, false, syscall.SIGTERM)
+		err = s.start(req.Component)
 	case machine.OpKill:
-		err = s.set(req.Component, false, syscall.SIGKILL)
+		err = s.kill(req.Component)
 	default:
 		err = fmt.Errorf("unknown operation")
 	}

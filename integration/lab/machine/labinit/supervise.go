@@ -20,9 +20,10 @@ import (
 const (
 	restartDelay = time.Second
 	afterPoll    = 50 * time.Millisecond
-	stopGrace    = 5 * time.Second
 	path         = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 )
+
+var errNoComponent = errors.New("no such component")
 
 // supervisor keeps the components running. PID 1 is the parent of every orphan, so it waits for
 // all processes in one place and must not let anything else wait for its children.
@@ -152,41 +153,48 @@ func (s *supervisor) ended(pid int, status syscall.WaitStatus) {
 	}
 }
 
-// set makes a component run, or not run and have ended when set returns.
-func (s *supervisor) set(name string, wanted bool, sig syscall.Signal) error {
+// start makes a component run.
+func (s *supervisor) start(name string) error {
 	s.mu.Lock()
-	i := slices.IndexFunc(s.units, func(u *unit) bool { return u.Name == name })
-	if i < 0 {
-		s.mu.Unlock()
-		return errors.New("no such component")
+	defer s.mu.Unlock()
+	u := s.find(name)
+	if u == nil {
+		return errNoComponent
 	}
-	u := s.units[i]
-	before := u.wanted
-	u.wanted = wanted
-	pid, ended := u.pid, u.ended
-	if !wanted && pid != 0 {
+	if !u.wanted {
+		u.wanted = true
+		go s.launch(u)
+	}
+	return nil
+}
+
+// kill makes a component not run; it has ended when kill returns.
+func (s *supervisor) kill(name string) error {
+	s.mu.Lock()
+	u := s.find(name)
+	if u == nil {
+		s.mu.Unlock()
+		return errNoComponent
+	}
+	u.wanted = false
+	running, ended := u.pid != 0, u.ended
+	if running {
 		// Under the lock the PID can't have been reaped and given to another process.
-		_ = unix.Kill(pid, sig)
+		_ = unix.Kill(u.pid, unix.SIGKILL)
 	}
 	s.mu.Unlock()
-	if wanted {
-		if !before {
-			go s.launch(u)
-		}
-		return nil
-	}
-	if pid == 0 {
-		return nil
-	}
-	select {
-	case <-ended:
-	case <-time.After(stopGrace):
-		s.mu.Lock()
-		if u.pid == pid {
-			_ = unix.Kill(pid, syscall.SIGKILL)
-		}
-		s.mu.Unlock()
+	if running {
 		<-ended
+	}
+	return nil
+}
+
+// find returns the unit of a component; s.mu is held.
+func (s *supervisor) find(name string) *unit {
+	for _, u := range s.units {
+		if u.Name == name {
+			return u
+		}
 	}
 	return nil
 }
