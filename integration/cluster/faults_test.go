@@ -19,6 +19,7 @@ import (
 
 func TestNoDefaultPool(t *testing.T) {
 	e := use(t)
+	t.Parallel()
 	ns := namespaceName(t)
 	e.namespace(t, ns, "")
 	e.start(t, ns, "p", 1, e.Nodes()[1])
@@ -27,6 +28,7 @@ func TestNoDefaultPool(t *testing.T) {
 
 func TestUnknownPool(t *testing.T) {
 	e := use(t)
+	t.Parallel()
 	ns := namespaceName(t)
 	e.namespace(t, ns, "nowhere")
 	e.start(t, ns, "p", 1, e.Nodes()[1])
@@ -52,6 +54,7 @@ func TestUnknownPool(t *testing.T) {
 
 func TestPoolExhausted(t *testing.T) {
 	e := use(t)
+	t.Parallel()
 	ns := e.pool(t, 1, "10.71.0.0/31", "fd00:71::/127")
 	e.start(t, ns, "fits", 2, e.Nodes()[1])
 	e.running(t, ns, time.Minute)

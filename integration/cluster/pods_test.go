@@ -8,6 +8,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
@@ -18,6 +19,7 @@ import (
 // pings in both families; when they are gone every block goes back to the pool.
 func TestSixtyPods(t *testing.T) {
 	e := use(t)
+	t.Parallel()
 	ns := e.pool(t, 3, "10.60.0.0/22", "fd00:60::/118")
 	e.start(t, ns, "p", 60, e.Nodes()...)
 	pods := e.running(t, ns, 4*time.Minute)
@@ -184,6 +186,7 @@ func TestPowerCut(t *testing.T) {
 // What an operator sees.
 func TestPoolStatus(t *testing.T) {
 	e := use(t)
+	t.Parallel()
 	ns := e.pool(t, 1, "10.63.0.0/29", "fd00:63::/125")
 	e.start(t, ns, "p", 3, e.Nodes()[1])
 	e.running(t, ns, 2*time.Minute)
@@ -209,4 +212,56 @@ func TestPoolStatus(t *testing.T) {
 			t.Errorf("block %s is owned by %+v", b.Name, o)
 		}
 	}
+}
+
+// A deleted pool gives nothing new, keeps what is in use, and goes with its last pod.
+func TestPoolDeleted(t *testing.T) {
+	e := use(t)
+	t.Parallel()
+	ns := namespaceName(t)
+	ipv4 := "10.64.0.0/26"
+	pools := e.coil.CoilV2().AddressPools()
+	_, err := pools.Create(t.Context(), &v2.AddressPool{
+		ObjectMeta: metav1.ObjectMeta{Name: ns},
+		Spec:       v2.AddressPoolSpec{BlockSizeBits: 3, Subnets: []v2.SubnetSet{{IPv4: &ipv4}}},
+	}, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	e.namespace(t, ns, ns)
+	e.start(t, ns, "early", 2, e.Nodes()[1:]...)
+	early := e.running(t, ns, time.Minute)
+	if err := pools.Delete(t.Context(), ns, metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	testkit.Eventually(t, time.Minute, "the blocks are marked", func() error {
+		blocks, err := e.blocksOf(t, ns)
+		if err != nil {
+			return err
+		}
+		for _, b := range blocks {
+			if b.DeletionTimestamp == nil {
+				return fmt.Errorf("block %s is not", b.Name)
+			}
+		}
+		return nil
+	})
+	e.start(t, ns, "late", 1, e.Nodes()[1])
+	e.event(t, ns, "late-0", time.Minute, "AddressPool "+ns+" is being deleted")
+	if failed := e.ping(t, &early[0], ips(early...)); len(failed) > 0 {
+		t.Errorf("pods of the deleted pool did not reach %v", failed)
+	}
+	if err := e.core.CoreV1().Pods(ns).DeleteCollection(t.Context(), metav1.DeleteOptions{}, metav1.ListOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	testkit.Eventually(t, 3*time.Minute, "the pool is gone", func() error {
+		p, err := pools.Get(t.Context(), ns, metav1.GetOptions{})
+		if apierrors.IsNotFound(err) {
+			return nil
+		}
+		if err == nil {
+			err = fmt.Errorf("its conditions are %+v", p.Status.Conditions)
+		}
+		return err
+	})
 }

@@ -8,7 +8,9 @@
 //	gone                               its metrics go
 //	alive, without finalizer           add the finalizer
 //	alive                              status, metrics, an Event when a condition becomes True
-//	deleting, blocks in cache          status says who holds them
+//	deleting, blocks in cache          mark those that aren't reserved deleted, so that their
+//	                                   nodes take no new address from them; status says who
+//	                                   holds them
 //	deleting, no blocks, Carver busy   look again soon
 //	deleting, no blocks                list them from the API server; none: remove the finalizer
 //
@@ -19,6 +21,7 @@ package pool
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -247,7 +250,30 @@ func (c *Controller) sync(ctx context.Context, name string) error {
 			return err
 		}
 	}
+	if p.DeletionTimestamp != nil {
+		if err := c.drain(ctx, facts.Blocks); err != nil {
+			return err
+		}
+	}
 	return c.writeStatus(ctx, p, status)
+}
+
+// drain marks the blocks of a deleted pool deleted. Their finalizers keep them until
+// their nodes have no pod with an address of them. Reserved ones are an admin's.
+func (c *Controller) drain(ctx context.Context, blocks []*v2.AddressBlock) error {
+	var errs []error
+	for _, b := range blocks {
+		if b.DeletionTimestamp != nil || b.Labels[v2.LabelReserved] == v2.ReservedValue {
+			continue
+		}
+		err := c.coil.CoilV2().AddressBlocks().Delete(ctx, b.Name, metav1.DeleteOptions{
+			Preconditions: &metav1.Preconditions{UID: &b.UID, ResourceVersion: &b.ResourceVersion},
+		})
+		if err != nil && !apierrors.IsNotFound(err) {
+			errs = append(errs, fmt.Errorf("mark AddressBlock %s of a deleted pool deleted: %w", b.Name, err))
+		}
+	}
+	return errors.Join(errs...)
 }
 
 func (c *Controller) facts(p *v2.AddressPool) (plan.PoolFacts, error) {

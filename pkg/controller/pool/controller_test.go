@@ -1,0 +1,247 @@
+package pool
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/informers"
+	corefake "k8s.io/client-go/kubernetes/fake"
+	clienttesting "k8s.io/client-go/testing"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/tools/events"
+
+	"github.com/coil-net/coil/generated/clientset/versioned/fake"
+	"github.com/coil-net/coil/generated/informers/externalversions"
+	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
+)
+
+type fakeCarver struct {
+	last *int32
+	busy bool
+}
+
+func (f *fakeCarver) LastIndex(*v2.AddressPool) (int32, bool) {
+	if f.last == nil {
+		return 0, false
+	}
+	return *f.last, true
+}
+func (f *fakeCarver) Busy(string) bool { return f.busy }
+
+// fixture is a controller whose caches are filled by hand and whose writes are noted
+// and done in the cache.
+type fixture struct {
+	*Controller
+	carver   *fakeCarver
+	pools    cache.Indexer
+	events   *events.FakeRecorder
+	registry *prometheus.Registry
+	writes   []string
+	live     []v2.AddressBlock // what a list of blocks returns
+	fail     error
+}
+
+func newFixture(t *testing.T, p *v2.AddressPool) *fixture {
+	t.Helper()
+	f := &fixture{carver: &fakeCarver{}, events: events.NewFakeRecorder(100), registry: prometheus.NewRegistry()}
+	coil := fake.NewSimpleClientset()
+	coil.PrependReactor("*", "*", f.react)
+	informed := externalversions.NewSharedInformerFactory(coil, 0).Coil().V2()
+	core := informers.NewSharedInformerFactory(corefake.NewSimpleClientset(), 0)
+	c, err := New(Config{
+		Coil: coil, Pools: informed.AddressPools(), Blocks: informed.AddressBlocks(),
+		Nodes: core.Core().V1().Nodes(), Services: core.Networking().V1().ServiceCIDRs(),
+		Carver: f.carver, Recorder: f.events, Registry: f.registry,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.Controller, f.pools = c, informed.AddressPools().Informer().GetIndexer()
+	if err := f.pools.Add(p); err != nil {
+		t.Fatal(err)
+	}
+	return f
+}
+
+func (f *fixture) react(action clienttesting.Action) (bool, runtime.Object, error) {
+	if f.fail != nil {
+		return true, nil, f.fail
+	}
+	switch a := action.(type) {
+	case clienttesting.ListActionImpl:
+		return true, &v2.AddressBlockList{Items: f.live}, nil
+	case clienttesting.UpdateActionImpl:
+		p := a.Object.(*v2.AddressPool)
+		f.writes = append(f.writes, "status")
+		return true, p, f.pools.Update(p)
+	case clienttesting.PatchActionImpl:
+		var patch struct{ Metadata metav1.ObjectMeta }
+		if err := json.Unmarshal(a.Patch, &patch); err != nil || patch.Metadata.UID == "" || patch.Metadata.ResourceVersion == "" {
+			return true, nil, fmt.Errorf("patch %s without preconditions: %w", a.Patch, err)
+		}
+		obj, _, err := f.pools.GetByKey(a.Name)
+		if err != nil {
+			return true, nil, err
+		}
+		p := obj.(*v2.AddressPool).DeepCopy()
+		p.Finalizers = patch.Metadata.Finalizers
+		f.writes = append(f.writes, fmt.Sprintf("finalizers %q", p.Finalizers))
+		if p.DeletionTimestamp != nil && len(p.Finalizers) == 0 {
+			return true, p, f.pools.Delete(p)
+		}
+		return true, p, f.pools.Update(p)
+	}
+	return true, nil, errors.New("unexpected call")
+}
+
+func (f *fixture) mustSync(t *testing.T) {
+	t.Helper()
+	f.writes = nil
+	if err := f.sync(t.Context(), "default"); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func newPool() *v2.AddressPool {
+	return &v2.AddressPool{
+		ObjectMeta: metav1.ObjectMeta{Name: "default", UID: "uid", ResourceVersion: "1", Finalizers: []string{"example.com/other"}},
+		Spec:       v2.AddressPoolSpec{BlockSizeBits: 0, Subnets: []v2.SubnetSet{{IPv4: new("10.0.0.0/30")}}},
+	}
+}
+
+func deletedPool() *v2.AddressPool {
+	p := newPool()
+	p.DeletionTimestamp = new(metav1.Now())
+	p.Finalizers = []string{v2.Finalizer}
+	return p
+}
+
+func (f *fixture) addBlock(t *testing.T, name, label string, allocated int32) {
+	t.Helper()
+	b := &v2.AddressBlock{
+		ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{v2.LabelPool: label, v2.LabelNode: "node"}},
+		Status:     v2.AddressBlockStatus{Allocated: allocated},
+	}
+	if err := f.blocks.Add(b); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestSyncWritesWhatHasChanged(t *testing.T) {
+	f := newFixture(t, newPool())
+	f.mustSync(t)
+	if want := []string{`finalizers ["example.com/other" "coil.cybozu.com"]`, "status"}; !slices.Equal(f.writes, want) {
+		t.Errorf("writes are %q, want %q", f.writes, want)
+	}
+	f.mustSync(t)
+	if len(f.writes) > 0 {
+		t.Errorf("with nothing changed, writes are %q", f.writes)
+	}
+	// One malformed block among others counts, and does no harm.
+	f.addBlock(t, "default-0", "default", 1)
+	f.addBlock(t, "default-nonsense", "default", 0)
+	f.addBlock(t, "default-1", "", 1) // its name is taken, whatever its label
+	f.addBlock(t, "other-0", "other", 1)
+	f.carver.last = new(int32(1))
+	f.mustSync(t)
+	p := f.pool(t)
+	if p.Status.Blocks.Summary != "3/4" || p.Status.Addresses.Summary != "2/4" || *p.Status.LastIndex != 1 {
+		t.Errorf("status is %+v", p.Status)
+	}
+	f.requireMetrics(t, `coil_controller_allocated_blocks{pool="default"} 3`, `coil_controller_max_blocks{pool="default"} 4`)
+	f.addBlock(t, "default-2", "default", 1)
+	f.mustSync(t)
+	f.mustSync(t)
+	if len(f.events.Events) != 1 {
+		t.Fatalf("%d Events, want 1", len(f.events.Events))
+	}
+	if e := <-f.events.Events; !strings.Contains(e, v2.ReasonPoolExhausted) {
+		t.Errorf("Event is %q", e)
+	}
+}
+
+func (f *fixture) pool(t *testing.T) *v2.AddressPool {
+	t.Helper()
+	obj, ok, err := f.pools.GetByKey("default")
+	if !ok || err != nil {
+		t.Fatalf("there is no pool: %v", err)
+	}
+	return obj.(*v2.AddressPool)
+}
+
+func (f *fixture) requireMetrics(t *testing.T, lines ...string) {
+	t.Helper()
+	want := ""
+	for _, l := range lines {
+		name, _, _ := strings.Cut(l, "{")
+		help := map[string]string{
+			"coil_controller_allocated_blocks": "Blocks of an AddressPool that nodes hold. Only the leader exports it.",
+			"coil_controller_max_blocks":       "Blocks that an AddressPool has, taken or not. Only the leader exports it.",
+		}[name]
+		want += fmt.Sprintf("# HELP %s %s\n# TYPE %s gauge\n%s\n", name, help, name, l)
+	}
+	if err := testutil.GatherAndCompare(f.registry, strings.NewReader(want)); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestDeletedPool(t *testing.T) {
+	t.Run("waits for its blocks", func(t *testing.T) {
+		f := newFixture(t, deletedPool())
+		f.addBlock(t, "default-0", "default", 1)
+		f.mustSync(t)
+		if !slices.Equal(f.writes, []string{"status"}) {
+			t.Errorf("writes are %q", f.writes)
+		}
+	})
+	t.Run("waits for blocks that only the API server knows", func(t *testing.T) {
+		f := newFixture(t, deletedPool())
+		f.live = make([]v2.AddressBlock, 1)
+		f.mustSync(t)
+		if !slices.Equal(f.writes, []string{"status"}) {
+			t.Errorf("writes are %q", f.writes)
+		}
+	})
+	t.Run("waits for who may be carving", func(t *testing.T) {
+		f := newFixture(t, deletedPool())
+		f.carver.busy = true
+		if err := f.sync(t.Context(), "default"); err == nil || len(f.writes) > 0 {
+			t.Errorf("error is %v, writes are %q; want to be called again", err, f.writes)
+		}
+	})
+	t.Run("stays when blocks can't be listed", func(t *testing.T) {
+		f := newFixture(t, deletedPool())
+		f.fail = errors.New("no")
+		if err := f.sync(t.Context(), "default"); err == nil || len(f.writes) > 0 {
+			t.Errorf("error is %v, writes are %q", err, f.writes)
+		}
+	})
+	t.Run("goes, and its metrics with it", func(t *testing.T) {
+		f := newFixture(t, deletedPool())
+		f.mustSync(t)
+		if !slices.Equal(f.writes, []string{"finalizers []"}) {
+			t.Errorf("writes are %q", f.writes)
+		}
+		f.requireMetrics(t, `coil_controller_allocated_blocks{pool="default"} 0`, `coil_controller_max_blocks{pool="default"} 4`)
+		f.mustSync(t)
+		f.requireMetrics(t)
+	})
+	t.Run("leaves the finalizers of others alone", func(t *testing.T) {
+		p := deletedPool()
+		p.Finalizers = append(p.Finalizers, "example.com/other")
+		f := newFixture(t, p)
+		f.mustSync(t)
+		f.mustSync(t)
+		if !slices.Equal(f.pool(t).Finalizers, []string{"example.com/other"}) || len(f.writes) > 0 {
+			t.Errorf("finalizers are %q, writes %q", f.pool(t).Finalizers, f.writes)
+		}
+	})
+}
