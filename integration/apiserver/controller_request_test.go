@@ -203,6 +203,9 @@ func TestControllerPoolDeletedWhileCarving(t *testing.T) {
 				}
 				return err
 			})
+			for _, b := range bs {
+				c.requireDeleting(t, b.Name) // its node takes no new address from it
+			}
 		}
 		for i := range bs {
 			if err := c.drop(t.Context(), &bs[i]); err != nil {

@@ -188,7 +188,11 @@ func (c *Controller) carve(ctx context.Context, r *v2.BlockRequest, w *work, poo
 		case apierrors.IsAlreadyExists(err):
 			w.attempt = nil
 			name := plan.BlockName(pool.Name, cand.index)
-			if b, err := c.ours(ctx, r, name); b != nil || err != nil {
+			b, err := c.ours(ctx, r, name)
+			if b != nil {
+				w.made = b.Name
+			}
+			if b != nil || err != nil {
 				return b, err
 			}
 		case apierrors.IsInvalid(err):

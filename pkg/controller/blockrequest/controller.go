@@ -119,9 +119,11 @@ type work struct {
 	uid  types.UID
 	seen time.Time
 	// attempt is a block whose creation had no clear answer, and made the name of
-	// one that was created. Only the worker that has the request uses them.
+	// one that was created or found. Only the worker that has the request uses them.
 	attempt *candidate
 	made    string
+	// answered says that the answer was written, though the cache may not show it yet.
+	answered bool
 }
 
 // New returns a controller that isn't running.
@@ -310,18 +312,24 @@ func (c *Controller) sync(ctx context.Context, name string) error {
 		c.forget(name)
 		return nil
 	}
+	if w.answered {
+		return nil // the event of it will come
+	}
 	b, err := c.obtain(ctx, r, w)
 	var no *refusal
 	if errors.As(err, &no) {
 		if no.reason == v2.ReasonPoolNotFound {
 			c.ledger.forget(r.Spec.PoolName)
 		}
-		return c.refuse(ctx, r, no)
+		err = c.refuse(ctx, r, no)
+	} else if err == nil {
+		err = c.complete(ctx, r, b)
 	}
 	if err != nil {
 		return fmt.Errorf("answer BlockRequest %s: %w", name, err)
 	}
-	return c.complete(ctx, r, b)
+	w.answered = true
+	return nil
 }
 
 // complete answers a request with a block.
@@ -335,7 +343,7 @@ func (c *Controller) complete(ctx context.Context, r *v2.BlockRequest, b *v2.Add
 		return c.requestVanished(ctx, r, b)
 	}
 	if err != nil {
-		return fmt.Errorf("answer BlockRequest %s with AddressBlock %s: %w", r.Name, b.Name, err)
+		return fmt.Errorf("write AddressBlock %s into it: %w", b.Name, err)
 	}
 	c.answers.WithLabelValues(string(v2.BlockRequestComplete)).Inc()
 	klog.FromContext(ctx).V(2).Info("Answered a request", "request", r.Name, "block", b.Name, "node", r.Spec.NodeName)
@@ -352,7 +360,7 @@ func (c *Controller) refuse(ctx context.Context, r *v2.BlockRequest, no *refusal
 		return nil
 	}
 	if err != nil {
-		return fmt.Errorf("refuse BlockRequest %s: %w", r.Name, err)
+		return fmt.Errorf("write why there is no block: %w", err)
 	}
 	c.answers.WithLabelValues(no.reason).Inc()
 	klog.FromContext(ctx).V(2).Info("Refused a request", "request", r.Name, "reason", no.reason, "message", no.message)

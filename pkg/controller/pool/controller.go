@@ -251,9 +251,8 @@ func (c *Controller) sync(ctx context.Context, name string) error {
 		}
 	}
 	if p.DeletionTimestamp != nil {
-		if err := c.drain(ctx, facts.Blocks); err != nil {
-			return err
-		}
+		// The status says what is in the way, even if not all could be written.
+		return errors.Join(c.drain(ctx, facts.Blocks), c.writeStatus(ctx, p, status))
 	}
 	return c.writeStatus(ctx, p, status)
 }

@@ -10,6 +10,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/informers"
@@ -47,6 +48,8 @@ type fixture struct {
 	writes   []string
 	live     []v2.AddressBlock // what a list of blocks returns
 	fail     error
+	// failDelete is by block.
+	failDelete map[string]error
 }
 
 func newFixture(t *testing.T, p *v2.AddressPool) *fixture {
@@ -82,6 +85,12 @@ func (f *fixture) react(action clienttesting.Action) (bool, runtime.Object, erro
 		p := a.Object.(*v2.AddressPool)
 		f.writes = append(f.writes, "status")
 		return true, p, f.pools.Update(p)
+	case clienttesting.DeleteActionImpl:
+		if pre := a.DeleteOptions.Preconditions; pre == nil || pre.UID == nil || pre.ResourceVersion == nil {
+			return true, nil, errors.New("delete without preconditions")
+		}
+		f.writes = append(f.writes, "delete "+a.Name)
+		return true, nil, f.failDelete[a.Name]
 	case clienttesting.PatchActionImpl:
 		var patch struct{ Metadata metav1.ObjectMeta }
 		if err := json.Unmarshal(a.Patch, &patch); err != nil || patch.Metadata.UID == "" || patch.Metadata.ResourceVersion == "" {
@@ -194,17 +203,31 @@ func (f *fixture) requireMetrics(t *testing.T, lines ...string) {
 }
 
 func TestDeletedPool(t *testing.T) {
-	t.Run("waits for its blocks", func(t *testing.T) {
+	t.Run("waits for its blocks, and has their nodes drain them", func(t *testing.T) {
 		f := newFixture(t, deletedPool())
-		f.addBlock(t, "default-0", "default", 1)
-		f.mustSync(t)
-		if !slices.Equal(f.writes, []string{"status"}) {
-			t.Errorf("writes are %q", f.writes)
+		for i := range 3 {
+			f.addBlock(t, fmt.Sprintf("default-%d", i), "default", 1)
+		}
+		conflict := apierrors.NewConflict(v2.Resource("addressblocks"), "default-1", errors.New("it was changed"))
+		f.failDelete = map[string]error{"default-1": conflict}
+		reserved := &v2.AddressBlock{ObjectMeta: metav1.ObjectMeta{Name: "default-3", Labels: map[string]string{v2.LabelPool: "default", v2.LabelReserved: v2.ReservedValue}}}
+		going := &v2.AddressBlock{ObjectMeta: metav1.ObjectMeta{Name: "default-4", Labels: map[string]string{v2.LabelPool: "default"}, DeletionTimestamp: new(metav1.Now())}}
+		for _, b := range []*v2.AddressBlock{reserved, going} {
+			if err := f.blocks.Add(b); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := f.sync(t.Context(), "default"); !apierrors.IsConflict(err) {
+			t.Errorf("error is %v, want the conflict, so that it is tried again", err)
+		}
+		slices.Sort(f.writes)
+		if want := []string{"delete default-0", "delete default-1", "delete default-2", "status"}; !slices.Equal(f.writes, want) {
+			t.Errorf("writes are %q, want %q", f.writes, want)
 		}
 	})
 	t.Run("waits for blocks that only the API server knows", func(t *testing.T) {
 		f := newFixture(t, deletedPool())
-		f.live = make([]v2.AddressBlock, 1)
+		f.live = []v2.AddressBlock{{ObjectMeta: metav1.ObjectMeta{Name: "default-0", Labels: map[string]string{v2.LabelPool: "default"}}}}
 		f.mustSync(t)
 		if !slices.Equal(f.writes, []string{"status"}) {
 			t.Errorf("writes are %q", f.writes)

@@ -1,0 +1,228 @@
+package blockgc
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/informers"
+	corefake "k8s.io/client-go/kubernetes/fake"
+	clienttesting "k8s.io/client-go/testing"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/tools/events"
+
+	"github.com/coil-net/coil/generated/clientset/versioned/fake"
+	"github.com/coil-net/coil/generated/informers/externalversions"
+	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
+)
+
+// fixture is a controller whose cache is filled by hand and whose writes are noted.
+type fixture struct {
+	*Controller
+	nodes  cache.Indexer
+	events *events.FakeRecorder
+	writes []string
+	// fail is asked before each write of a block.
+	fail func(block string) error
+	live *corefake.Clientset
+}
+
+func newFixture(t *testing.T, live ...*corev1.Node) *fixture {
+	t.Helper()
+	f := &fixture{events: events.NewFakeRecorder(10000), fail: func(string) error { return nil }, live: corefake.NewSimpleClientset()}
+	for _, n := range live {
+		if _, err := f.live.CoreV1().Nodes().Create(t.Context(), n, metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	coil := fake.NewSimpleClientset()
+	coil.PrependReactor("*", "addressblocks", f.react)
+	informed := externalversions.NewSharedInformerFactory(coil, 0).Coil().V2()
+	nodes := informers.NewSharedInformerFactory(f.live, 0).Core().V1().Nodes()
+	c, err := New(Config{
+		Coil: coil, Core: f.live, Blocks: informed.AddressBlocks(), Pools: informed.AddressPools(), Nodes: nodes,
+		Recorder: f.events, Interval: DefaultInterval, Quarantine: DefaultQuarantine,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.Controller, f.nodes = c, nodes.Informer().GetIndexer()
+	return f
+}
+
+func (f *fixture) react(action clienttesting.Action) (bool, runtime.Object, error) {
+	switch a := action.(type) {
+	case clienttesting.PatchActionImpl:
+		if err := f.fail(a.Name); err != nil {
+			return true, nil, err
+		}
+		var p struct{ Metadata metav1.ObjectMeta }
+		if err := json.Unmarshal(a.Patch, &p); err != nil || p.Metadata.UID == "" || p.Metadata.ResourceVersion == "" {
+			return true, nil, fmt.Errorf("patch %s without preconditions: %w", a.Patch, err)
+		}
+		what := "note"
+		if p.Metadata.Annotations == nil {
+			what = "release"
+		} else if p.Metadata.Finalizers != nil {
+			what = "note and finalizer"
+		}
+		f.writes = append(f.writes, what+" "+a.Name)
+		obj, _, err := f.blocks.GetByKey(a.Name)
+		if err != nil {
+			return true, nil, err
+		}
+		b := obj.(*v2.AddressBlock).DeepCopy()
+		b.ResourceVersion = "2"
+		return true, b, nil
+	case clienttesting.DeleteActionImpl:
+		pre := a.DeleteOptions.Preconditions
+		if pre == nil || pre.UID == nil || pre.ResourceVersion == nil {
+			return true, nil, errors.New("delete without preconditions")
+		}
+		f.writes = append(f.writes, "delete "+a.Name+" at "+*pre.ResourceVersion)
+		return true, nil, f.fail(a.Name)
+	}
+	return true, nil, errors.New("unexpected call")
+}
+
+func (f *fixture) add(t *testing.T, bs ...*v2.AddressBlock) {
+	t.Helper()
+	for _, b := range bs {
+		if err := f.blocks.Add(b); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func block(name, node, uid string) *v2.AddressBlock {
+	return &v2.AddressBlock{ObjectMeta: metav1.ObjectMeta{
+		Name: name, UID: "uid", ResourceVersion: "1", Finalizers: []string{v2.Finalizer},
+		Labels:      map[string]string{v2.LabelNode: node, v2.LabelPool: "default"},
+		Annotations: map[string]string{v2.AnnotationNodeUID: uid},
+	}}
+}
+
+func TestSync(t *testing.T) {
+	old := func(b *v2.AddressBlock) *v2.AddressBlock {
+		b.DeletionTimestamp = new(metav1.NewTime(time.Now().Add(-time.Hour)))
+		b.Annotations[v2.AnnotationNodeGone] = goneNote(b, time.Now().Add(-time.Hour))
+		return b
+	}
+	bare := block("default-3", "node", "a")
+	bare.Finalizers = []string{"example.com/other"}
+	foreign := old(block("default-4", "node", "a"))
+	foreign.Finalizers = []string{"example.com/other"}
+	tests := []struct {
+		name   string
+		blocks []*v2.AddressBlock
+		live   []*corev1.Node
+		cached []*corev1.Node
+		fail   map[string]error
+		want   []string
+		failed string // in the error
+	}{
+		{name: "a lost node", blocks: []*v2.AddressBlock{block("default-0", "node", "a"), old(block("default-1", "node", "a"))},
+			want: []string{"note default-0", "delete default-0 at 2", "release default-1"}},
+		{name: "the cache doesn't have the node, the API server has", blocks: []*v2.AddressBlock{block("default-0", "node", "a"), old(block("default-1", "node", "a"))},
+			live: []*corev1.Node{node("node", "a")}},
+		{name: "the cache has the node, the API server hasn't", blocks: []*v2.AddressBlock{block("default-0", "node", "a")},
+			cached: []*corev1.Node{node("node", "a")}},
+		{name: "the cache has a node made again, the API server has none", blocks: []*v2.AddressBlock{block("default-0", "node", "a")},
+			cached: []*corev1.Node{node("node", "b")}, want: []string{"note default-0", "delete default-0 at 2"}},
+		{name: "without our finalizer the name would be free at once", blocks: []*v2.AddressBlock{bare},
+			want: []string{"note and finalizer default-3", "delete default-3 at 2"}},
+		{name: "somebody else's finalizer", blocks: []*v2.AddressBlock{foreign}},
+		{name: "one that can't be written doesn't stop the others",
+			blocks: []*v2.AddressBlock{block("default-0", "node", "a"), block("default-1", "node", "a"), block("default-2", "node", "a")},
+			fail:   map[string]error{"default-1": apierrors.NewConflict(v2.Resource("addressblocks"), "default-1", errors.New("it was changed"))},
+			want:   []string{"delete default-0 at 2", "delete default-2 at 2", "note default-0", "note default-2"}, failed: "default-1"},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			f := newFixture(t, tt.live...)
+			f.add(t, tt.blocks...)
+			f.add(t, block("strange", "", ""), block("default-9", "other", "o"))
+			for _, n := range tt.cached {
+				if err := f.nodes.Add(n); err != nil {
+					t.Fatal(err)
+				}
+			}
+			f.fail = func(b string) error { return tt.fail[b] }
+			err := f.sync(t.Context(), "node")
+			if tt.failed != "" && (err == nil || !strings.Contains(err.Error(), tt.failed) || !apierrors.IsConflict(err)) {
+				t.Errorf("error is %v, want a conflict about %s", err, tt.failed)
+			}
+			slices.Sort(f.writes)
+			slices.Sort(tt.want)
+			if !slices.Equal(f.writes, tt.want) {
+				t.Errorf("writes are %q, want %q", f.writes, tt.want)
+			}
+		})
+	}
+}
+
+func node(name, uid string) *corev1.Node {
+	return &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, UID: types.UID(uid)}}
+}
+
+// "Could not read" is not "gone".
+func TestUnreadableNodeIsNotGone(t *testing.T) {
+	f := newFixture(t)
+	f.add(t, block("default-0", "node", "a"))
+	f.live.PrependReactor("get", "nodes", func(clienttesting.Action) (bool, runtime.Object, error) {
+		return true, nil, apierrors.NewTimeoutError("slow", 1)
+	})
+	if err := f.sync(t.Context(), "node"); err == nil || len(f.writes) > 0 {
+		t.Errorf("error is %v, writes are %q", err, f.writes)
+	}
+}
+
+// A node whose deletion was missed is found when all blocks are looked at, and blocks
+// that nobody frees are explained.
+func TestAllFindsWhatEventsDidNotTell(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFixture(t)
+		for i := range 1000 {
+			f.add(t, block(fmt.Sprintf("default-%d", i), fmt.Sprintf("node-%d", i), "a"))
+		}
+		f.add(t, block("no-label", "", ""))
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error, 1)
+		f.all(t.Context())
+		go func() { done <- f.loop.Run(ctx, 1) }()
+		synctest.Wait()
+		cancel()
+		if err := <-done; err != nil {
+			t.Fatal(err)
+		}
+		deletes := 0
+		for _, w := range f.writes {
+			if strings.HasPrefix(w, "delete ") {
+				deletes++
+			}
+		}
+		if deletes != 1000 {
+			t.Errorf("%d blocks of 1000 lost nodes are in quarantine", deletes)
+		}
+		close(f.events.Events)
+		var reasons []string
+		for e := range f.events.Events {
+			reasons = append(reasons, strings.Fields(e)[1])
+		}
+		slices.Sort(reasons)
+		if reasons = slices.Compact(reasons); !slices.Equal(reasons, []string{"NoHolder", "NodeGone", "PoolGone"}) {
+			t.Errorf("Events have the reasons %q", reasons)
+		}
+	})
+}

@@ -1,0 +1,406 @@
+package blockrequest
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"strings"
+	"testing"
+	"testing/synctest"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
+	"github.com/coil-net/coil/pkg/plan"
+)
+
+// conditionOf returns the only condition of a request.
+func conditionOf(t *testing.T, r *v2.BlockRequest) v2.BlockRequestCondition {
+	t.Helper()
+	if len(r.Status.Conditions) != 1 {
+		t.Fatalf("request %s has the conditions %+v, want one", r.Name, r.Status.Conditions)
+	}
+	return r.Status.Conditions[0]
+}
+
+func TestAnswers(t *testing.T) {
+	now := metav1.Now()
+	tests := []struct {
+		name string
+		// api changes what the API server has, stale what the caches show beyond that.
+		api    func(*fakeAPI, *v2.BlockRequest)
+		stale  func(*testing.T, *replica)
+		block  string // of the answer
+		reason string // of the refusal
+		words  string
+	}{
+		{name: "free pool", block: "default-0"},
+		{name: "the pool goes on after its last index", block: "default-2", api: func(a *fakeAPI, _ *v2.BlockRequest) {
+			a.pools["default"].Status.LastIndex = new(int32(1))
+		}},
+		{name: "at its end it goes round", block: "default-0", api: func(a *fakeAPI, _ *v2.BlockRequest) {
+			a.pools["default"].Status.LastIndex = new(int32(3))
+		}},
+		{name: "a pool of 2.x goes on after its highest block", block: "default-3", api: func(a *fakeAPI, _ *v2.BlockRequest) {
+			a.addBlock(made("default", 2, "10.0.0.4/31", "other"))
+		}},
+		{name: "no such pool", reason: v2.ReasonPoolNotFound, words: "no AddressPool default", api: func(a *fakeAPI, _ *v2.BlockRequest) {
+			delete(a.pools, "default")
+		}},
+		{name: "a pool that the cache doesn't know yet", block: "default-0", stale: func(t *testing.T, r *replica) {
+			if err := r.pools.Delete(r.api.pools["default"]); err != nil {
+				t.Fatal(err)
+			}
+		}},
+		{name: "a pool that only the cache knows", reason: v2.ReasonPoolNotFound, stale: func(_ *testing.T, r *replica) {
+			delete(r.api.pools, "default")
+		}},
+		{name: "terminating", reason: v2.ReasonPoolTerminating, words: "is being deleted", api: func(a *fakeAPI, _ *v2.BlockRequest) {
+			a.pools["default"].DeletionTimestamp = &now
+		}},
+		{name: "terminating, not in the cache yet", reason: v2.ReasonPoolTerminating, stale: func(_ *testing.T, r *replica) {
+			r.api.pools["default"].DeletionTimestamp = &now
+		}},
+		{name: "exhausted", reason: v2.ReasonPoolExhausted, words: "all of its 4 blocks are taken; append a subnet", api: func(a *fakeAPI, _ *v2.BlockRequest) {
+			for i := range int32(4) {
+				a.addBlock(made("default", i, fmt.Sprintf("10.0.0.%d/31", 2*i), "other"))
+			}
+		}},
+		{name: "exhausted, not in the cache yet", reason: v2.ReasonPoolExhausted, stale: func(_ *testing.T, r *replica) {
+			for i := range int32(4) {
+				r.api.addBlock(made("default", i, fmt.Sprintf("10.0.0.%d/31", 2*i), "other"))
+			}
+		}},
+		{name: "the rest overlaps another pool's block", reason: v2.ReasonPoolExhausted, words: "shares addresses", api: func(a *fakeAPI, _ *v2.BlockRequest) {
+			a.addBlock(made("wide", 0, "10.0.0.0/29", "other"))
+		}},
+		{name: "a deleting block keeps its name", block: "default-1", api: func(a *fakeAPI, _ *v2.BlockRequest) {
+			b := made("default", 0, "10.0.0.0/31", "other")
+			b.DeletionTimestamp = &now
+			a.addBlock(b)
+			a.pools["default"].Status.LastIndex = new(int32(3))
+		}},
+		{name: "invalid pool", reason: v2.ReasonPoolInvalid, words: "can't be used", api: func(a *fakeAPI, _ *v2.BlockRequest) {
+			a.pools["default"].Spec.Subnets = append(a.pools["default"].Spec.Subnets, v2.SubnetSet{IPv4: new("10.0.0.1x/30")})
+		}},
+		{name: "no such node", reason: v2.ReasonNodeNotFound, words: "no Node nowhere", api: func(_ *fakeAPI, r *v2.BlockRequest) {
+			r.Spec.NodeName = "nowhere"
+		}},
+		{name: "node made again", reason: v2.ReasonNodeNotFound, words: "made again", api: func(_ *fakeAPI, r *v2.BlockRequest) {
+			r.OwnerReferences = []metav1.OwnerReference{{Kind: "Node", Name: "node", UID: "before"}}
+		}},
+		{name: "a block was made for it", block: "default-3", api: func(a *fakeAPI, r *v2.BlockRequest) {
+			a.addBlock(forRequest(made("default", 3, "10.0.0.6/31", "node"), r))
+		}},
+		{name: "a block was made for it, but is on its way out", block: "default-0", api: func(a *fakeAPI, r *v2.BlockRequest) {
+			b := forRequest(made("default", 3, "10.0.0.6/31", "node"), r)
+			b.DeletionTimestamp = &now
+			a.addBlock(b)
+			a.pools["default"].Status.LastIndex = new(int32(3))
+		}},
+		{name: "a block was made for it, and the pool is terminating now", block: "default-3", api: func(a *fakeAPI, r *v2.BlockRequest) {
+			a.addBlock(forRequest(made("default", 3, "10.0.0.6/31", "node"), r))
+			a.pools["default"].DeletionTimestamp = &now
+		}},
+		{name: "the next name is taken by a block made for it that the cache doesn't show", block: "default-0", stale: func(_ *testing.T, r *replica) {
+			r.api.addBlock(forRequest(made("default", 0, "10.0.0.0/31", "node"), r.api.requests["r"]))
+		}},
+		{name: "strange blocks are around", block: "default-0", api: func(a *fakeAPI, _ *v2.BlockRequest) {
+			a.pools["default"].Status.LastIndex = new(int32(3))
+			for _, name := range []string{"default-x", "default", "default-01", "other--1", "default-99999999999", "-5"} {
+				b := made("default", 0, "not a range", "node")
+				b.Name, b.Labels = name, nil
+				a.addBlock(b)
+			}
+		}},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			api := newFakeAPI(t)
+			api.addPool(testPool("default", 1, "10.0.0.0/29"))
+			req := api.addRequest("r", "node", "default")
+			if tt.api != nil {
+				tt.api(api, req)
+				api.putRequest(req)
+			}
+			r := newReplica(t, api, 0, testNode("node"))
+			r.deliverAll(t)
+			if tt.stale != nil {
+				tt.stale(t, r)
+			}
+			if err := r.sync(t.Context(), "r"); err != nil {
+				t.Fatal(err)
+			}
+			got := api.requests["r"]
+			c := conditionOf(t, got)
+			if tt.reason != "" {
+				if c.Type != v2.BlockRequestFailed || c.Reason != tt.reason || !strings.Contains(c.Message, tt.words) || got.Status.AddressBlockName != "" {
+					t.Fatalf("answer is %+v, want Failed, %s with %q", got.Status, tt.reason, tt.words)
+				}
+				return
+			}
+			if c.Type != v2.BlockRequestComplete || got.Status.AddressBlockName != tt.block {
+				t.Fatalf("answer is %+v, want %s", got.Status, tt.block)
+			}
+			b := api.blocks[tt.block]
+			if b == nil || b.Labels[v2.LabelRequest] != string(got.UID) || b.Labels[v2.LabelNode] != "node" {
+				t.Errorf("block is %+v", b)
+			}
+			if err := r.sync(t.Context(), "r"); err != nil { // with the old request in the cache
+				if calls := api.calls["create addressblocks"]; calls > 2 {
+					t.Errorf("%d creates after a repeated sync", calls)
+				}
+			}
+			if n := ofRequest(api, got.UID); n != 1 {
+				t.Errorf("%d blocks for the request", n)
+			}
+		})
+	}
+}
+
+// made returns a block that somebody else made.
+func made(pool string, index int32, ipv4, node string) *v2.AddressBlock {
+	return &v2.AddressBlock{
+		ObjectMeta: metav1.ObjectMeta{Name: plan.BlockName(pool, index), Labels: map[string]string{v2.LabelPool: pool, v2.LabelNode: node}},
+		Index:      index, IPv4: &ipv4,
+	}
+}
+
+func forRequest(b *v2.AddressBlock, r *v2.BlockRequest) *v2.AddressBlock {
+	b.Labels[v2.LabelRequest] = string(r.UID)
+	return b
+}
+
+// ofRequest counts the blocks made for a request that aren't being deleted.
+func ofRequest(a *fakeAPI, uid types.UID) int {
+	n := 0
+	for _, b := range a.blocks {
+		if b.Labels[v2.LabelRequest] == string(uid) && b.DeletionTimestamp == nil {
+			n++
+		}
+	}
+	return n
+}
+
+func TestLostAnswersMakeNoSecondBlock(t *testing.T) {
+	for _, lost := range []string{"create addressblocks", "update blockrequests"} {
+		t.Run(lost, func(t *testing.T) {
+			api := newFakeAPI(t)
+			api.addPool(testPool("default", 1, "10.0.0.0/29"))
+			api.addRequest("r", "node", "default")
+			times := 3
+			api.fault = func(verb, resource string) (before, after error) {
+				if verb+" "+resource == lost && times > 0 {
+					times--
+					if times == 1 {
+						return errLost, nil // this one isn't even done
+					}
+					return nil, errLost
+				}
+				return nil, nil
+			}
+			r := newReplica(t, api, len(api.log), testNode("node"))
+			for range 10 {
+				if err := r.sync(t.Context(), "r"); err == nil {
+					break
+				}
+				if lost == "update blockrequests" {
+					r.deliverAll(t) // the conflict ends when the cache has caught up
+				}
+			}
+			got := api.requests["r"]
+			if got.Status.AddressBlockName != "default-0" || len(api.blocks) != 1 {
+				t.Errorf("answer is %+v with %d blocks", got.Status, len(api.blocks))
+			}
+		})
+	}
+}
+
+// The leader before made a block and died; the cache of the next one doesn't show it.
+func TestSurveyFindsWhatTheCacheLacks(t *testing.T) {
+	api := newFakeAPI(t)
+	api.addPool(testPool("default", 1, "10.0.0.0/27"))
+	req := api.addRequest("r", "node", "default")
+	api.addRequest("other", "node", "default")
+	shown := len(api.log)
+	api.addBlock(forRequest(made("default", 7, "10.0.0.14/31", "node"), req))
+	r := newReplica(t, api, shown, testNode("node"))
+	fails := 2
+	api.fault = func(verb, _ string) (before, after error) {
+		if verb == "list" && fails > 0 {
+			fails--
+			return errLost, nil
+		}
+		return nil, nil
+	}
+	synctest.Test(t, func(t *testing.T) {
+		if err := r.survey(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	})
+	for _, name := range []string{"r", "other"} {
+		if err := r.sync(t.Context(), name); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if got := api.requests["r"].Status.AddressBlockName; got != "default-7" {
+		t.Errorf("answer is %q, want the block made before", got)
+	}
+	if got := api.requests["other"].Status.AddressBlockName; got != "default-8" {
+		t.Errorf("answer is %q, want default-8: the pool goes on after its highest block", got)
+	}
+}
+
+// A cache without any of many blocks must not cost one call for each.
+func TestManyCollisionsReadAllBlocksOnce(t *testing.T) {
+	api := newFakeAPI(t)
+	api.addPool(testPool("default", 0, "10.0.0.0/22"))
+	api.addRequest("r", "node", "default")
+	shown := len(api.log)
+	for i := range int32(1000) {
+		api.addBlock(made("default", i, netip.AddrFrom4([4]byte{10, 0, byte(i >> 8), byte(i)}).String()+"/32", "other"))
+	}
+	r := newReplica(t, api, shown, testNode("node"))
+	if err := r.sync(t.Context(), "r"); err != nil {
+		t.Fatal(err)
+	}
+	if got := api.requests["r"].Status.AddressBlockName; got != "default-1000" {
+		t.Errorf("answer is %q", got)
+	}
+	if n := api.calls["create addressblocks"]; n > maxCollisions+2 {
+		t.Errorf("%d attempts", n)
+	}
+	if n := api.calls["list addressblocks"]; n != 1 {
+		t.Errorf("all blocks were read %d times", n)
+	}
+}
+
+func TestBurstReadsThePoolOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		api := newFakeAPI(t)
+		api.addPool(testPool("default", 0, "10.0.0.0/22"))
+		for i := range 300 {
+			api.addRequest(fmt.Sprintf("r-%d", i), "node", "default")
+		}
+		r := newReplica(t, api, len(api.log), testNode("node"))
+		for i := range 300 {
+			r.enqueue(api.requests[fmt.Sprintf("r-%d", i)])
+		}
+		for i := range 300 {
+			if err := r.sync(t.Context(), fmt.Sprintf("r-%d", i)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if n := api.calls["get addresspools"]; n != 1 {
+			t.Errorf("the pool was read %d times for requests that were all known before", n)
+		}
+		if n := api.calls["create addressblocks"] + api.calls["update blockrequests"]; n != 600 || api.calls["list addressblocks"] != 0 {
+			t.Errorf("calls are %v, want two writes each and no list", api.calls)
+		}
+		before := fmt.Sprint(api.calls)
+		for i := range 300 { // as the events of the blocks bring about
+			if err := r.sync(t.Context(), fmt.Sprintf("r-%d", i)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if after := fmt.Sprint(api.calls); after != before {
+			t.Errorf("with a cache that doesn't show the answers yet, calls go from %s to %s", before, after)
+		}
+		ended, cancel := context.WithCancel(t.Context())
+		cancel()
+		if err := r.loop.Run(ended, 1); err != nil { // ends the queue's goroutines
+			t.Error(err)
+		}
+	})
+}
+
+func TestOtherControllerWasFaster(t *testing.T) {
+	setup := func(t *testing.T) (*fakeAPI, *replica) {
+		api := newFakeAPI(t)
+		api.addPool(testPool("default", 1, "10.0.0.0/27"))
+		req := api.addRequest("r", "node", "default")
+		r := newReplica(t, api, len(api.log), testNode("node"))
+		// Ours is default-0; the other one's block is older, and it is the answer.
+		api.addBlock(forRequest(made("default", 9, "10.0.0.18/31", "node"), req))
+		return api, r
+	}
+	t.Run("it answered", func(t *testing.T) {
+		api, r := setup(t)
+		answered := api.requests["r"].DeepCopy()
+		answered.Status.AddressBlockName = "default-9"
+		answered.Status.Conditions = []v2.BlockRequestCondition{{Type: v2.BlockRequestComplete, Status: corev1.ConditionTrue}}
+		api.mu.Lock()
+		api.stamp(&answered.ObjectMeta)
+		api.putRequest(answered)
+		api.mu.Unlock()
+		if err := r.sync(t.Context(), "r"); err == nil {
+			t.Fatal("a sync with an old request succeeds")
+		}
+		r.deliverAll(t)
+		if err := r.sync(t.Context(), "r"); err != nil {
+			t.Fatal(err)
+		}
+		requireDeleted(t, api, "default-0", true)
+		requireDeleted(t, api, "default-9", false)
+	})
+	t.Run("it answered and the node has deleted the request", func(t *testing.T) {
+		api, r := setup(t)
+		api.dropRequest("r")
+		if err := r.sync(t.Context(), "r"); err != nil {
+			t.Fatal(err)
+		}
+		requireDeleted(t, api, "default-0", true)
+		requireDeleted(t, api, "default-9", false)
+	})
+	t.Run("the node has deleted the request and has only ours", func(t *testing.T) {
+		api, r := setup(t)
+		api.dropRequest("r")
+		api.dropBlock("default-9")
+		if err := r.sync(t.Context(), "r"); err != nil {
+			t.Fatal(err)
+		}
+		requireDeleted(t, api, "default-0", false)
+	})
+}
+
+func requireDeleted(t *testing.T, api *fakeAPI, block string, want bool) {
+	t.Helper()
+	b := api.blocks[block]
+	if b == nil {
+		t.Fatalf("there is no block %s", block)
+	}
+	if got := b.DeletionTimestamp != nil; got != want {
+		t.Errorf("block %s is deleted: %t, want %t", block, got, want)
+	}
+}
+
+func TestRefusalTellsTheNodeAndIsFinal(t *testing.T) {
+	api := newFakeAPI(t)
+	api.addPool(testPool("default", 3, "10.0.0.0/29"))
+	api.addRequest("r-0", "node", "default")
+	api.addRequest("r-1", "node", "default")
+	r := newReplica(t, api, len(api.log), testNode("node"))
+	for _, name := range []string{"r-0", "r-1"} {
+		if err := r.sync(t.Context(), name); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if got := <-r.events.Events; !strings.Contains(got, v2.ReasonPoolExhausted) {
+		t.Errorf("the Event is %q", got)
+	}
+	r.deliverAll(t)
+	api.dropBlock("default-0")
+	r.deliverAll(t)
+	writes := api.calls["update blockrequests"]
+	if err := r.sync(t.Context(), "r-1"); err != nil {
+		t.Fatal(err)
+	}
+	if api.calls["update blockrequests"] != writes || len(api.blocks) != 0 {
+		t.Error("a request that has failed is answered again: the node asks with a new one")
+	}
+	if len(r.work) != 1 { // r-0, whose answer wasn't looked at
+		t.Errorf("%d requests are remembered", len(r.work))
+	}
+}

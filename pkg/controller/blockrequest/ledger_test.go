@@ -1,0 +1,198 @@
+package blockrequest
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/coil-net/coil/pkg/ipam"
+	"github.com/coil-net/coil/pkg/plan"
+)
+
+func mustPool(t *testing.T, bits int, cidr string) ipam.Pool {
+	t.Helper()
+	p, err := plan.Pool(testPool("", int32(bits), cidr).Spec)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
+
+// Random prefixes against the plain definition of overlapping.
+func TestRangesAgainstModel(t *testing.T) {
+	rng := rand.New(rand.NewPCG(1, 2))
+	random := func() netip.Prefix {
+		if rng.IntN(2) == 0 {
+			a := netip.AddrFrom4([4]byte{10, byte(rng.IntN(2)), byte(rng.IntN(4)), byte(rng.IntN(256))})
+			return netip.PrefixFrom(a, 14+rng.IntN(19)).Masked()
+		}
+		a := netip.MustParseAddr("fd00::").As16()
+		a[13], a[14], a[15] = byte(rng.IntN(2)), byte(rng.IntN(4)), byte(rng.IntN(256))
+		return netip.PrefixFrom(netip.AddrFrom16(a), 110+rng.IntN(19)).Masked()
+	}
+	var r ranges
+	var members []netip.Prefix
+	for step := range 20000 {
+		switch {
+		case len(members) > 0 && rng.IntN(20) < 9 || len(members) > 6:
+			i := rng.IntN(len(members))
+			r.remove(members[i])
+			members = append(members[:i], members[i+1:]...)
+		case rng.IntN(2) == 0:
+			p := random()
+			r.add(p)
+			members = append(members, p)
+		}
+		p := random()
+		if p.Addr().BitLen()-p.Bits() > ipam.MaxBlockSizeBits {
+			continue // no block is that large
+		}
+		want := false
+		for _, m := range members {
+			want = want || m.Overlaps(p)
+		}
+		if got := r.overlaps(p); got != want {
+			t.Fatalf("step %d: %s overlaps one of %s: %t, want %t", step, p, members, got, want)
+		}
+	}
+	for _, m := range members {
+		r.remove(m)
+	}
+	if len(r.exact)+len(r.inside) != 0 {
+		t.Errorf("%d prefixes are left of an empty set", len(r.exact)+len(r.inside))
+	}
+}
+
+func TestLedgerPicksEachIndexOnce(t *testing.T) {
+	l := newLedger(time.Now)
+	p := mustPool(t, 0, "10.0.0.0/22")
+	var mu sync.Mutex
+	seen := map[int32]bool{}
+	var wg sync.WaitGroup
+	for range 8 {
+		wg.Go(func() {
+			for range 128 {
+				c, err := l.pick("p", p)
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				mu.Lock()
+				if seen[c.index] {
+					t.Errorf("index %d is picked twice", c.index)
+				}
+				seen[c.index] = true
+				mu.Unlock()
+			}
+		})
+	}
+	wg.Wait()
+	var full *noneFree
+	if _, err := l.pick("p", p); !errors.As(err, &full) || full.total != 1024 || full.overlapping != 0 {
+		t.Errorf("a full pool gives %v", err)
+	}
+	l.release("p", 77)
+	if c, err := l.pick("p", p); err != nil || c.index != 77 {
+		t.Errorf("pick after a release is %d, %v", c.index, err)
+	}
+}
+
+func TestLedgerMarksEnd(t *testing.T) {
+	now := time.Unix(0, 0)
+	l := newLedger(func() time.Time { return now })
+	p := mustPool(t, 0, "10.0.0.0/31")
+	for range 2 {
+		if _, err := l.pick("p", p); err != nil {
+			t.Fatal(err)
+		}
+	}
+	l.see(made("p", 0, "10.0.0.0/32", "node")) // index 1 was never made
+	now = now.Add(markLife)
+	if _, err := l.pick("p", p); err == nil {
+		t.Fatal("a mark ended before its time")
+	}
+	now = now.Add(time.Second)
+	if c, err := l.pick("p", p); err != nil || c.index != 1 {
+		t.Errorf("pick is %d, %v; want 1, whose mark has ended", c.index, err)
+	}
+	now = now.Add(2 * markLife)
+	l.see(made("p", 1, "10.0.0.1/32", "node"))
+	if _, err := l.pick("p", p); err == nil {
+		t.Error("an index that an event has confirmed is free")
+	}
+}
+
+func TestLedgerOverlap(t *testing.T) {
+	l := newLedger(time.Now)
+	p := mustPool(t, 1, "10.0.0.0/28") // 8 blocks
+	l.see(made("wide", 0, "10.0.0.0/30", "node"))
+	l.see(made("single", 3, "10.0.0.9/32", "node"))
+	var got []int32
+	for {
+		c, err := l.pick("p", p)
+		if err != nil {
+			if full := (*noneFree)(nil); !errors.As(err, &full) || full.overlapping != 3 {
+				t.Errorf("in the end: %v", err)
+			}
+			break
+		}
+		got = append(got, c.index)
+	}
+	if fmt.Sprint(got) != "[2 3 5 6 7]" {
+		t.Errorf("picked %v", got)
+	}
+	l.miss("wide-0")
+	if c, err := l.pick("p", p); err != nil || c.index != 0 {
+		t.Errorf("pick is %d, %v after the other block is gone", c.index, err)
+	}
+}
+
+// A single large block over a huge pool must not be stepped over one by one for ever.
+func TestLedgerOverlapIsBounded(t *testing.T) {
+	l := newLedger(time.Now)
+	p := mustPool(t, 0, "10.0.0.0/8")
+	l.see(made("old", 0, "10.0.0.0/14", "node")) // too large for a block of today
+	var c candidate
+	var err error
+	for range 5 {
+		if c, err = l.pick("p", p); err == nil {
+			break
+		}
+	}
+	if err != nil || c.index != 1<<18 {
+		t.Errorf("pick is %d, %v; want the first index behind the block", c.index, err)
+	}
+}
+
+func TestLedgerForgets(t *testing.T) {
+	l := newLedger(time.Now)
+	p := testPool("p", 0, "10.0.0.0/30")
+	p.UID = "a"
+	end := l.begin("p")
+	l.open(p)
+	if !l.busy("p") {
+		t.Error("a pool is not busy while a request is at work")
+	}
+	if _, err := l.pick("p", mustPool(t, 0, "10.0.0.0/30")); err != nil {
+		t.Fatal(err)
+	}
+	if i, ok := l.lastIndex("p", "a"); !ok || i != 0 {
+		t.Errorf("last index is %d, %t", i, ok)
+	}
+	if _, ok := l.lastIndex("p", "b"); ok {
+		t.Error("a pool made again has the last index of the one before")
+	}
+	end()
+	if l.busy("p") {
+		t.Error("a pool is busy with nothing at work")
+	}
+	l.forget("p")
+	l.miss("p-0")
+	if len(l.pools)+len(l.blocks)+len(l.ranges.exact) != 0 {
+		t.Errorf("left are %d pools, %d blocks, %d ranges", len(l.pools), len(l.blocks), len(l.ranges.exact))
+	}
+}
