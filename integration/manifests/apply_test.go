@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	appsv1 "k8s.io/api/apps/v1"
 	authorizationv1 "k8s.io/api/authorization/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
@@ -16,21 +17,6 @@ import (
 	"github.com/coil-net/coil/integration/lab/controlplane"
 	"github.com/coil-net/coil/pkg/testkit"
 )
-
-func startAPI(t *testing.T) *controlplane.API {
-	t.Helper()
-	testkit.Need(t, testkit.APIServer)
-	api, err := controlplane.StartAPI(t.Context(), controlplane.Options{Log: t.Output()})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := api.Stop(); err != nil {
-			t.Error(err)
-		}
-	})
-	return api
-}
 
 // apply runs "kubectl apply -k" on a variant and returns what it says of each object.
 func apply(t *testing.T, api *controlplane.API, dir string, flags ...string) map[string]string {
@@ -48,38 +34,55 @@ func apply(t *testing.T, api *controlplane.API, dir string, flags ...string) map
 	return said
 }
 
-// TestApply installs each variant into an API server that has nothing, as a user does: in
-// one go, by client-side apply, and nothing else.
-func TestApply(t *testing.T) {
-	for _, v := range variants {
-		t.Run(v.dir, func(t *testing.T) {
-			api := startAPI(t)
-			objects := len(render(t, v.dir).all)
-			for object, what := range apply(t, api, v.dir, "--dry-run=server") {
-				if what != "created (server dry run)" {
-					t.Errorf("dry run: %s %s", object, what)
-				}
-			}
-			first := apply(t, api, v.dir)
-			if len(first) != objects {
-				t.Errorf("%d objects are applied, %d are rendered", len(first), objects)
-			}
-			for object, what := range first {
-				if what != "created" {
-					t.Errorf("%s %s", object, what)
-				}
-			}
-			if _, err := api.Kubectl(t.Context(), append([]string{"wait", "--for=condition=Established", "--timeout=30s", "crd"}, v.crds...)...); err != nil {
-				t.Error(err)
-			}
-			// Applied again it changes nothing. (What apply says isn't proof: it says "configured" of
-			// a PodDisruptionBudget every time.)
-			if out, err := api.Kubectl(t.Context(), "diff", "-k", filepath.Join(manifestsDir(t), v.dir)); err != nil {
-				t.Errorf("what was applied differs from what is there: %v\n%s", err, out)
-			}
-			checkAccess(t, api, v)
-		})
+func startAPI(t *testing.T) *controlplane.API {
+	t.Helper()
+	api, err := controlplane.StartAPI(t.Context(), controlplane.Options{Log: t.Output()})
+	if err != nil {
+		t.Fatal(err)
 	}
+	t.Cleanup(func() {
+		if err := api.Stop(); err != nil {
+			t.Error(err)
+		}
+	})
+	return api
+}
+
+// TestInstall installs each variant, and over an earlier version, into an API server that has
+// nothing else, as a user does: in one go, by client-side apply.
+func TestInstall(t *testing.T) {
+	testkit.Need(t, testkit.APIServer)
+	for _, v := range variants {
+		t.Run(v.dir, func(t *testing.T) { testInstall(t, startAPI(t), v) })
+	}
+	t.Run("over an earlier version", testTakeOver)
+}
+
+func testInstall(t *testing.T, api *controlplane.API, v variant) {
+	objects := len(render(t, v.dir).all)
+	for object, what := range apply(t, api, v.dir, "--dry-run=server") {
+		if what != "created (server dry run)" {
+			t.Errorf("dry run: %s %s", object, what)
+		}
+	}
+	first := apply(t, api, v.dir)
+	if len(first) != objects {
+		t.Errorf("%d objects are applied, %d are rendered", len(first), objects)
+	}
+	for object, what := range first {
+		if what != "created" {
+			t.Errorf("%s %s", object, what)
+		}
+	}
+	if _, err := api.Kubectl(t.Context(), append([]string{"wait", "--for=condition=Established", "--timeout=30s", "crd"}, v.crds...)...); err != nil {
+		t.Error(err)
+	}
+	// Applied again it changes nothing. (What apply says isn't proof: it says "configured" of
+	// a PodDisruptionBudget every time.)
+	if out, err := api.Kubectl(t.Context(), "diff", "-k", filepath.Join(manifestsDir(t), v.dir)); err != nil {
+		t.Errorf("what was applied differs from what is there: %v\n%s", err, out)
+	}
+	checkAccess(t, api, v)
 }
 
 // right is one thing that a program may or may not do.
@@ -93,22 +96,19 @@ func checkAccess(t *testing.T, api *controlplane.API, v variant) {
 	const coil = "coil.cybozu.com"
 	router := slices.Contains(v.workloads, "DaemonSet/coil-router")
 	rights := []right{
-		{"coild", "watch", "", "pods", "", true},
 		{"coild", "watch", "", "nodes", "", true},
 		{"coild", "create", "events.k8s.io", "events", "", true},
 		{"coild", "update", "", "nodes", "", false},
 		{"coild", "get", "", "secrets", "", false},
 		{"coild", "watch", "", "namespaces", "", v.ipam},
-		{"coild", "watch", coil, "addresspools", "", v.ipam},
 		{"coild", "watch", coil, "addressblocks", "", v.ipam},
 		{"coild", "delete", coil, "addressblocks", "", v.ipam},
 		{"coild", "patch", coil, "addressblocks", "status", v.ipam},
 		{"coild", "create", coil, "addressblocks", "", false},
 		{"coild", "create", coil, "blockrequests", "", v.ipam},
 		{"coild", "update", coil, "addresspools", "", false},
-		{"coild", "watch", coil, "egresses", "", v.egress},
-		{"coild", "watch", "discovery.k8s.io", "endpointslices", "", v.egress},
-		{"coild", "watch", "", "services", "", v.egress},
+		{"coild", "watch", "", "pods", "", v.egress},
+		{"coild", "update", "", "pods", "", false},
 		{"coil-ipam-controller", "create", coil, "addressblocks", "", v.ipam},
 		{"coil-ipam-controller", "watch", coil, "addresspools", "", v.ipam},
 		{"coil-ipam-controller", "get", "", "secrets", "", false},
@@ -151,9 +151,40 @@ type diffError string
 
 func (d diffError) Error() string { return "(-want +got):\n" + string(d) }
 
-// TestTakesOverAnEarlierInstallation applies over workloads of the shape that Coil 2.x had: same names
-// and selectors, other programs, flags and volumes. Nothing of them may stay.
-func TestTakesOverAnEarlierInstallation(t *testing.T) {
+// podSpecs are the workloads as the API server has them.
+type podSpecs struct {
+	DaemonSets  map[string]appsv1.DaemonSetSpec
+	Deployments map[string]appsv1.DeploymentSpec
+}
+
+func specs(t *testing.T, api *controlplane.API) podSpecs {
+	t.Helper()
+	client := kubernetes.NewForConfigOrDie(api.RESTConfig()).AppsV1()
+	s := podSpecs{map[string]appsv1.DaemonSetSpec{}, map[string]appsv1.DeploymentSpec{}}
+	daemonSets, err := client.DaemonSets(namespace).List(t.Context(), metav1.ListOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, d := range daemonSets.Items {
+		s.DaemonSets[d.Name] = d.Spec
+	}
+	deployments, err := client.Deployments(namespace).List(t.Context(), metav1.ListOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, d := range deployments.Items {
+		s.Deployments[d.Name] = d.Spec
+	}
+	return s
+}
+
+// testTakeOver applies over workloads of the shape that Coil 2.x had: same names and selectors,
+// other programs, flags and volumes. Nothing of them may stay.
+func testTakeOver(t *testing.T) {
+	empty := startAPI(t)
+	apply(t, empty, ".")
+	fresh := specs(t, empty)
+
 	api := startAPI(t)
 	old := filepath.Join(t.TempDir(), "old.yaml")
 	if err := os.WriteFile(old, []byte(earlier), 0o600); err != nil {
@@ -168,31 +199,8 @@ func TestTakesOverAnEarlierInstallation(t *testing.T) {
 			t.Errorf("%s %s, want configured", object, said[object])
 		}
 	}
-	fresh := startAPI(t)
-	apply(t, fresh, ".")
-	ctx := t.Context()
-	a, b := kubernetes.NewForConfigOrDie(api.RESTConfig()), kubernetes.NewForConfigOrDie(fresh.RESTConfig())
-	gotDaemon, err := a.AppsV1().DaemonSets(namespace).Get(ctx, "coild", metav1.GetOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	wantDaemon, err := b.AppsV1().DaemonSets(namespace).Get(ctx, "coild", metav1.GetOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff(wantDaemon.Spec, gotDaemon.Spec); diff != "" {
-		t.Errorf("coild differs from a fresh installation (-fresh +taken over):\n%s", diff)
-	}
-	gotDeploy, err := a.AppsV1().Deployments(namespace).Get(ctx, "coil-ipam-controller", metav1.GetOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	wantDeploy, err := b.AppsV1().Deployments(namespace).Get(ctx, "coil-ipam-controller", metav1.GetOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff(wantDeploy.Spec, gotDeploy.Spec); diff != "" {
-		t.Errorf("coil-ipam-controller differs from a fresh installation (-fresh +taken over):\n%s", diff)
+	if diff := cmp.Diff(fresh, specs(t, api)); diff != "" {
+		t.Errorf("workloads (-fresh +taken over):\n%s", diff)
 	}
 }
 

@@ -28,6 +28,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/yaml"
 
 	"github.com/coil-net/coil/integration/lab/build"
+	"github.com/coil-net/coil/pkg/app/installer"
 	"github.com/coil-net/coil/pkg/testkit"
 )
 
@@ -174,11 +175,18 @@ func (s set) workloads() []workload {
 	return out
 }
 
+// rendered has what kubectl has made of each directory; it starts slowly.
+var rendered = map[string][]byte{}
+
 func render(t *testing.T, dir string) set {
 	t.Helper()
-	out, err := kubectl(t.Context(), "kustomize", filepath.Join(manifestsDir(t), dir))
-	if err != nil {
-		t.Fatal(err)
+	out, ok := rendered[dir]
+	if !ok {
+		var err error
+		if out, err = kubectl(t.Context(), "kustomize", filepath.Join(manifestsDir(t), dir)); err != nil {
+			t.Fatal(err)
+		}
+		rendered[dir] = out
 	}
 	var s set
 	for dec := yaml.NewYAMLOrJSONDecoder(bytes.NewReader(out), 4096); ; {
@@ -366,7 +374,7 @@ func checkRights(t *testing.T, s set, v variant) {
 			for _, resource := range r.Resources {
 				resource, _, _ = strings.Cut(resource, "/")
 				if !v.ipam && slices.Contains([]string{"addresspools", "addressblocks", "blockrequests", "namespaces"}, resource) ||
-					!v.egress && resource == "egresses" {
+					!v.egress && slices.Contains([]string{"egresses", "pods"}, resource) {
 					t.Errorf("%s has a right on %s, which %s has no use for", name, resource, v.dir)
 				}
 			}
@@ -441,8 +449,8 @@ func checkCoild(t *testing.T, s set, v variant) {
 func checkConflist(t *testing.T, text string, v variant) {
 	if !v.ipam {
 		// Which plugin gives the addresses is the admin's to say.
-		if text != "" {
-			t.Errorf("cni_netconf is %q, want none", text)
+		if text != installer.NoNetConf {
+			t.Errorf("cni_netconf is %q, want %s", text, installer.NoNetConf)
 		}
 		return
 	}

@@ -40,16 +40,19 @@ func Main(args []string) int {
 // at all.
 func Run(ctx context.Context, o *Options) error {
 	logger := klog.FromContext(ctx)
-	conf, err := o.netConf()
-	if err != nil {
-		return err
-	}
-	notes, err := cniconf.Validate(conf)
-	if err != nil {
-		return err
-	}
-	for _, n := range notes {
-		logger.Info("Network configuration can be better", "note", n)
+	var conf []byte
+	if !o.pluginOnly() {
+		var err error
+		if conf, err = o.netConf(); err != nil {
+			return err
+		}
+		notes, err := cniconf.Validate(conf)
+		if err != nil {
+			return err
+		}
+		for _, n := range notes {
+			logger.Info("Network configuration can be better", "note", n)
+		}
 	}
 	for _, dir := range []string{o.BinDir, o.EtcDir} {
 		if err := os.MkdirAll(dir, 0o755); err != nil {
@@ -63,8 +66,16 @@ func Run(ctx context.Context, o *Options) error {
 		return err
 	}
 	logger.Info("Plugin is installed", "file", plugin, "changed", changed)
+	if o.pluginOnly() {
+		logger.Info("No network configuration is staged: another network's has to name the plugin", "dir", o.EtcDir)
+		return nil
+	}
+	return stage(logger, o, conf)
+}
 
-	changed, err = cniconf.Stage(o.EtcDir, o.ConfName, conf)
+// stage stages the configuration and says what keeps runtimes from using it.
+func stage(logger klog.Logger, o *Options, conf []byte) error {
+	changed, err := cniconf.Stage(o.EtcDir, o.ConfName, conf)
 	if err != nil {
 		return err
 	}

@@ -94,6 +94,18 @@ func TestInstallOnAFreshNode(t *testing.T) {
 	}
 }
 
+func TestInstallOnlyThePlugin(t *testing.T) {
+	o := node(t)
+	o.NetConf = installer.NoNetConf
+	mustRun(t, o)
+	if diff := cmp.Diff([]string{"coil"}, names(t, o.BinDir)); diff != "" {
+		t.Errorf("plugins (-want +got):\n%s", diff)
+	}
+	if got := names(t, o.EtcDir); len(got) > 0 {
+		t.Errorf("configurations %q, want none", got)
+	}
+}
+
 func TestSecondRunChangesNothing(t *testing.T) {
 	o := node(t)
 	mustRun(t, o)

@@ -11,6 +11,10 @@ import (
 	"github.com/coil-net/coil/pkg/cniconf"
 )
 
+// NoNetConf as the conflist says that the admin adds the plugin to the conflist of
+// another network.
+const NoNetConf = "none"
+
 // Options are what the environment tells the program. It has no flags.
 type Options struct {
 	// ConfName is the file name of the conflist: CNI_CONF_NAME.
@@ -21,7 +25,7 @@ type Options struct {
 	BinDir string
 	// CoilPath is the plugin to install: COIL_PATH.
 	CoilPath string
-	// NetConf is the conflist: CNI_NETCONF.
+	// NetConf is the conflist: CNI_NETCONF. With NoNetConf only the plugin is installed.
 	NetConf string
 	// NetConfFile is a file with the conflist: CNI_NETCONF_FILE. It wins.
 	NetConfFile string
@@ -60,10 +64,13 @@ func (o *Options) Validate() error {
 		}
 	}
 	if o.NetConf == "" && o.NetConfFile == "" {
-		errs = append(errs, errors.New("CNI_NETCONF or CNI_NETCONF_FILE must give the network configuration"))
+		errs = append(errs, errors.New("CNI_NETCONF or CNI_NETCONF_FILE must give the network configuration, or CNI_NETCONF must be "+NoNetConf))
 	}
 	return errors.Join(errs...)
 }
+
+// pluginOnly reports whether there is no configuration to stage.
+func (o *Options) pluginOnly() bool { return o.NetConfFile == "" && o.NetConf == NoNetConf }
 
 // netConf returns the network configuration.
 func (o *Options) netConf() ([]byte, error) {
