@@ -144,6 +144,8 @@ func (c Config) ControllerManagerArgs(extra ...string) []string {
 		"--allocate-node-cidrs=false",
 		"--bind-address=127.0.0.1",
 		"--cert-dir=" + c.Dir,
+		// The default is below /usr, and is made when it isn't there.
+		"--flex-volume-plugin-dir=" + c.path("volume-plugins"),
 		"--leader-elect=false",
 	}, extra...)
 }
