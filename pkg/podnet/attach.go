@@ -67,6 +67,10 @@ func (n *Network) attach(ctx context.Context, p Pod) (Attachment, error) {
 
 	w := wiring{Network: n, pod: p, ns: ns, inside: pod}
 	a, err := w.make(ctx)
+	if errors.Is(err, rtnl.ErrNoFamily) && p.Address.IPv6.IsValid() {
+		w.enableIPv6 = true
+		a, err = w.make(ctx)
+	}
 	if errors.Is(err, rtnl.ErrExist) {
 		var cleared bool
 		if cleared, err = w.clear(ctx, err); cleared {
@@ -82,6 +86,9 @@ type wiring struct {
 	pod    Pod
 	ns     *netns.NS
 	inside *rtnl.Handle
+	// enableIPv6 switches IPv6 on for both ends, since one of the namespaces has it
+	// switched off by default.
+	enableIPv6 bool
 }
 
 // make makes everything, or nothing.
@@ -157,7 +164,7 @@ func (w wiring) wirePod(ctx context.Context, mac net.HardwareAddr) error {
 	addr := w.pod.Address
 	var reqs []rtnl.Request
 	if addr.IPv6.IsValid() {
-		if err := w.prepareIPv6(w.ns, w.pod.IfName, sysctl.Setting{Key: "accept_ra", Value: "0"}); err != nil {
+		if err := w.setIPv6(w.ns, w.pod.IfName, sysctl.Setting{Key: "accept_ra", Value: "0"}); err != nil {
 			return err
 		}
 		// The kernel would make this very address when the carrier comes, and finds
@@ -171,15 +178,14 @@ func (w wiring) wirePod(ctx context.Context, mac net.HardwareAddr) error {
 	for _, a := range addr.Addrs() {
 		reqs = append(reqs, rtnl.AddAddr(index, single(a), dataplane.Universe))
 	}
-	for _, r := range podRoutes(addr, index) {
+	for _, r := range podRoutes(gatewaysFor(addr), index) {
 		reqs = append(reqs, rtnl.AddRoute(r))
 	}
 	return w.inside.Do(ctx, reqs...)
 }
 
-// podRoutes are the routes in a pod.
-func podRoutes(addr ipam.Address, index int) []dataplane.Route {
-	gw := gatewaysFor(addr)
+// podRoutes are the routes in a pod to its gateways and by them.
+func podRoutes(gw ipam.Address, index int) []dataplane.Route {
 	route := dataplane.Route{Table: unix.RT_TABLE_MAIN, Protocol: unix.RTPROT_BOOT, Link: index}
 	var routes []dataplane.Route
 	if gw.IPv4.IsValid() {
@@ -199,8 +205,8 @@ func podRoutes(addr ipam.Address, index int) []dataplane.Route {
 func (w wiring) wireHost(ctx context.Context, index int) error {
 	label := rtnl.LinkChange{Alias: w.pod.alias(), NoAutoAddress: w.ipv6}
 	addr := w.pod.Address
-	if addr.IPv6.IsValid() {
-		if err := w.prepareIPv6(w.host, w.pod.ID().name()); err != nil {
+	if w.enableIPv6 {
+		if err := w.setIPv6(w.host, w.pod.ID().name()); err != nil {
 			return err
 		}
 	}
@@ -257,10 +263,11 @@ func (n *Network) hostRoutes(addr, source ipam.Address, index int) []dataplane.R
 	return routes
 }
 
-// prepareIPv6 makes a link ready for IPv6 addresses, where the defaults of its
-// namespace have it switched off, and applies settings of the link.
-func (n *Network) prepareIPv6(ns *netns.NS, link string, settings ...sysctl.Setting) error {
-	settings = append(settings, sysctl.Setting{Key: "disable_ipv6", Value: "0"})
+// setIPv6 applies settings to an end, and switches IPv6 on if needed.
+func (w wiring) setIPv6(ns *netns.NS, link string, settings ...sysctl.Setting) error {
+	if w.enableIPv6 {
+		settings = append(settings, sysctl.Setting{Key: "disable_ipv6", Value: "0"})
+	}
 	for i := range settings {
 		settings[i].Key = "net/ipv6/conf/" + link + "/" + settings[i].Key
 	}

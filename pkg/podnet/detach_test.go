@@ -262,6 +262,11 @@ func TestCheckNamesWhatIsWrong(t *testing.T) {
 			if err := n.Check(t.Context(), p, a); err != nil {
 				t.Fatal(err)
 			}
+			unknown := a
+			unknown.NetnsInode, unknown.HostMAC, unknown.PodMAC = 0, "", ""
+			if err := n.Check(t.Context(), p, unknown); err != nil {
+				t.Fatalf("as far as is known after the record was lost: %v", err)
+			}
 			c.spoil(t, n, pod, a.HostIfName)
 			err := n.Check(t.Context(), p, a)
 			if err == nil {
