@@ -246,7 +246,8 @@ func (c *Cluster) KubectlCommand(ctx context.Context, args ...string) (*exec.Cmd
 		return nil, fmt.Errorf("cluster %q has no kubectl: lab up didn't get that far", c.Name())
 	}
 	cmd := exec.CommandContext(ctx, bin, args...)
-	cmd.Env = append(os.Environ(), "KUBECONFIG="+c.Kubeconfig())
+	// The cache in the home directory would keep a folder of each cluster that ever was.
+	cmd.Env = append(os.Environ(), "KUBECONFIG="+c.Kubeconfig(), "KUBECACHEDIR="+filepath.Join(c.dir, "kubectl-cache"))
 	return cmd, nil
 }
 

@@ -124,7 +124,10 @@ func (a *API) Kubectl(ctx context.Context, args ...string) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	out, err := exec.CommandContext(ctx, bin[Kubectl], append([]string{"--kubeconfig=" + a.Kubeconfig()}, args...)...).Output()
+	cmd := exec.CommandContext(ctx, bin[Kubectl], args...)
+	// The cache in the home directory would keep a folder of each server that ever was.
+	cmd.Env = append(os.Environ(), "KUBECONFIG="+a.Kubeconfig(), "KUBECACHEDIR="+a.config.path("kubectl-cache"))
+	out, err := cmd.Output()
 	if exit := (*exec.ExitError)(nil); errors.As(err, &exit) {
 		return out, fmt.Errorf("kubectl %q: %w\n%s", args, err, exit.Stderr)
 	}
