@@ -119,14 +119,21 @@ func (a *Assigner) add(ctx context.Context, r node.AddRequest) (_ store.Allocati
 			return store.Allocation{}, err
 		}
 	}
-	pod := PodOf(alloc, a.cfg.NodeAddrs())
 	again := alloc.State == store.Attached
 	if again {
-		if a.net.Check(ctx, pod, attachmentOf(alloc)) == nil {
+		if alloc.Netns.Inode == 0 { // found in the kernel after the record was lost
+			alloc.Netns, alloc.Pod = r.Netns, r.Pod
+		}
+		err := a.net.Check(ctx, PodOf(alloc, a.cfg.NodeAddrs()), attachmentOf(alloc))
+		if err == nil && len(alloc.Result) > 0 {
 			return alloc, nil
 		}
-		klog.FromContext(ctx).Info("Wiring a pod again", "address", alloc.Address)
+		if ctx.Err() != nil {
+			return store.Allocation{}, context.Cause(ctx) // nothing is known to be broken
+		}
+		klog.FromContext(ctx).Info("Wiring a pod again", "address", alloc.Address, "reason", err)
 	}
+	pod := PodOf(alloc, a.cfg.NodeAddrs())
 
 	committed := false
 	defer func() {
@@ -282,10 +289,14 @@ func PodOf(alloc store.Allocation, own ipam.Address) podnet.Pod {
 	}
 }
 
+// attachmentOf returns what was made for an allocation, as far as the record knows.
 func attachmentOf(alloc store.Allocation) podnet.Attachment {
+	host, pod := macsOf(alloc.Result)
 	return podnet.Attachment{
 		HostIfName:  alloc.HostIfName,
 		HostIfIndex: alloc.HostIfIndex,
 		NetnsInode:  alloc.Netns.Inode,
+		HostMAC:     host,
+		PodMAC:      pod,
 	}
 }

@@ -26,6 +26,7 @@ import (
 type network struct {
 	mu    sync.Mutex
 	pods  map[store.ID]ipam.Address
+	made  map[store.ID]podnet.Attachment
 	fail  map[string]error // by method
 	enter func(method string)
 	wired int // number of Attach calls that succeeded
@@ -51,13 +52,16 @@ func (n *network) Attach(ctx context.Context, p podnet.Pod) (podnet.Attachment, 
 	defer n.mu.Unlock()
 	n.pods[store.ID(p.ID())] = p.Address
 	n.wired++
-	return podnet.Attachment{
-		HostIfName: "veth" + p.ContainerID, HostIfIndex: 10 + n.wired, HostMAC: "02:00:00:00:00:01", PodMAC: "02:00:00:00:00:02",
+	a := podnet.Attachment{
+		HostIfName: "veth" + p.ContainerID, HostIfIndex: 10 + n.wired, NetnsInode: 7,
+		HostMAC: fmt.Sprintf("02:00:00:00:00:%02x", n.wired), PodMAC: fmt.Sprintf("02:00:00:00:01:%02x", n.wired),
 		Gateways: ipam.Address{IPv4: netip.MustParseAddr("169.254.1.1"), IPv6: netip.MustParseAddr("fe80::1")},
-	}, nil
+	}
+	n.made[store.ID(p.ID())] = a
+	return a, nil
 }
 
-func (n *network) Check(ctx context.Context, p podnet.Pod, _ podnet.Attachment) error {
+func (n *network) Check(ctx context.Context, p podnet.Pod, a podnet.Attachment) error {
 	if err := n.step(ctx, "Check"); err != nil {
 		return err
 	}
@@ -65,6 +69,11 @@ func (n *network) Check(ctx context.Context, p podnet.Pod, _ podnet.Attachment) 
 	defer n.mu.Unlock()
 	if got := n.pods[store.ID(p.ID())]; got != p.Address {
 		return fmt.Errorf("kernel has %s", got)
+	}
+	want := n.made[store.ID(p.ID())]
+	want.Gateways = ipam.Address{} // those of every pod
+	if a != want {
+		return fmt.Errorf("attachment is %+v, asked for is %+v", want, a)
 	}
 	return nil
 }
@@ -142,7 +151,7 @@ func newBench(t *testing.T) *bench {
 	}
 	b := &bench{
 		store:  s,
-		net:    &network{pods: map[store.ID]ipam.Address{}, fail: map[string]error{}},
+		net:    &network{pods: map[store.ID]ipam.Address{}, made: map[store.ID]podnet.Attachment{}, fail: map[string]error{}},
 		supply: &supply{usable: []string{"default-0"}, ask: func(context.Context) error { return errPoolEmpty }},
 	}
 	b.Assigner = New(Config{
@@ -233,6 +242,48 @@ func TestAddTwiceIsOneAddress(t *testing.T) {
 		t.Errorf("%s, wired %d times; want %s wired again", third.Address, b.net.wired, first.Address)
 	}
 	b.net.setFail("Check", nil)
+	if _, err := b.Add(t.Context(), request("c1")); err != nil || b.net.wired != 2 {
+		t.Errorf("wired %d times, %v; want the answer of the second wiring", b.net.wired, err)
+	}
+	b.mustAgree(t, "c1")
+}
+
+// Of a pod that was found in the kernel the record knows neither the namespace nor
+// what ADD answered.
+func TestAddOfAnAdoptedPod(t *testing.T) {
+	b := newBench(t)
+	addr := ipam.Address{IPv4: netip.MustParseAddr("10.1.0.2"), IPv6: netip.MustParseAddr("fd00::2")}
+	r := request("c1")
+	found := store.Allocation{ID: r.ID, Pool: "default", Address: addr, State: store.Attached, Wiring: store.Wiring{HostIfName: "vethx", HostIfIndex: 3}}
+	if err := b.store.Adopt(t.Context(), found); err != nil {
+		t.Fatal(err)
+	}
+	got, err := b.Add(t.Context(), r)
+	if err != nil || got.Address != addr || len(got.Result) == 0 {
+		t.Fatalf("%s, result %s, %v; want the pod wired with its address", got.Address, got.Result, err)
+	}
+	rec, err := b.store.Get(t.Context(), r.ID)
+	if err != nil || rec.Netns != r.Netns || rec.Pod != r.Pod || string(rec.Result) != string(got.Result) {
+		t.Errorf("recorded %+v, %v; want what ADD told", rec, err)
+	}
+	b.mustAgree(t, "c1")
+}
+
+// A caller that goes away must not cost a pod its network.
+func TestAbandonedAddOfAnAttachedPod(t *testing.T) {
+	b := newBench(t)
+	if _, err := b.Add(t.Context(), request("c1")); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	b.net.enter = func(method string) {
+		if method == "Check" {
+			cancel()
+		}
+	}
+	if _, err := b.Add(ctx, request("c1")); !errors.Is(err, context.Canceled) {
+		t.Errorf("error %v", err)
+	}
 	b.mustAgree(t, "c1")
 }
 

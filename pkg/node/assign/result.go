@@ -38,3 +38,12 @@ func result(p podnet.Pod, a podnet.Attachment) ([]byte, error) {
 	}
 	return b, nil
 }
+
+// macsOf returns the MAC addresses in what result made; empty if there is none.
+func macsOf(result []byte) (host, pod string) {
+	var r types100.Result
+	if len(result) == 0 || json.Unmarshal(result, &r) != nil || len(r.Interfaces) != 2 {
+		return "", ""
+	}
+	return r.Interfaces[0].Mac, r.Interfaces[1].Mac
+}
