@@ -1,0 +1,486 @@
+package rig
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
+	"github.com/coil-net/coil/pkg/testkit"
+)
+
+// What Coil's contract says about the kernel, written down a second time on purpose.
+const (
+	podTable, exportTable, unassignedTable = "116", "119", "120"
+	protocol                               = "30"
+	aliasPrefix                            = "COIL:"
+	linkGroup                              = "1668245868" // 0x636f696c
+)
+
+// row is an address in the record.
+type row struct {
+	ContainerID string  `json:"container_id"`
+	IfName      string  `json:"ifname"`
+	State       string  `json:"state"`
+	IPv4        *string `json:"ipv4"`
+	IPv6        *string `json:"ipv6"`
+	Pool        string  `json:"pool"`
+	Block       string  `json:"block"`
+	HostIfName  string  `json:"host_ifname"`
+	HostIfIndex int     `json:"host_ifindex"`
+	NetnsInode  uint64  `json:"netns_inode"`
+}
+
+func (r row) id() string { return r.ContainerID + "/" + r.IfName }
+
+func (r row) addrs() string { return joinText(r.IPv4, r.IPv6) }
+
+func joinText(texts ...*string) string {
+	var all []string
+	for _, t := range texts {
+		if t != nil {
+			all = append(all, *t)
+		}
+	}
+	return strings.Join(all, ",")
+}
+
+// link is a link as iproute2 shows it.
+type link struct {
+	Index    int      `json:"ifindex"`
+	Name     string   `json:"ifname"`
+	Alias    string   `json:"ifalias"`
+	Group    string   `json:"group"`
+	State    string   `json:"operstate"`
+	AltNames []string `json:"altnames"`
+}
+
+// iproute is a route as iproute2 shows it.
+type iproute struct {
+	Dst      string `json:"dst"`
+	Dev      string `json:"dev"`
+	Protocol string `json:"protocol"`
+	Type     string `json:"type"`
+}
+
+// state is what the three sources say about a node.
+type state struct {
+	rows     []row
+	blocks   map[string]string // of the record: name to ranges
+	links    []link
+	routes   map[string][]iproute // by table
+	rules    []string
+	held     []v2.AddressBlock
+	requests []v2.BlockRequest
+	queued   []string
+}
+
+// Audit compares record, kernel and API server with each other and with the ledger,
+// for each node, and returns every difference in words. Nothing may be in progress.
+// An error says that one of them couldn't be read.
+func (r *Rig) Audit(ctx context.Context) ([]string, error) {
+	wrongs := r.Ledger.Wrongs()
+	var errs []error
+	for _, n := range r.Nodes() {
+		found, err := n.Audit(ctx)
+		wrongs = append(wrongs, found...)
+		errs = append(errs, err)
+	}
+	found, err := r.auditBlocks(ctx)
+	return append(wrongs, found...), errors.Join(append(errs, err)...)
+}
+
+// AwaitClean waits until Audit finds no difference twice in a row; what the node does
+// in the background may take a moment. The error names the differences that remain.
+func (r *Rig) AwaitClean(ctx context.Context, within time.Duration) error {
+	deadline := time.Now().Add(testkit.Timeout(within))
+	for clean := 0; ; {
+		wrongs, err := r.Audit(ctx)
+		if err == nil && len(wrongs) == 0 {
+			if clean++; clean == 2 {
+				return nil
+			}
+		} else {
+			clean = 0
+		}
+		if clean == 0 && time.Now().After(deadline) {
+			return errors.Join(err, fmt.Errorf("%d differences %s after the last change:\n  %s",
+				len(wrongs), testkit.Timeout(within), strings.Join(wrongs, "\n  ")))
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(50 * time.Millisecond):
+		}
+	}
+}
+
+// auditBlocks checks that no two blocks overlap and that each has a node.
+func (r *Rig) auditBlocks(ctx context.Context) ([]string, error) {
+	blocks, err := r.Coil.CoilV2().AddressBlocks().List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return nil, err
+	}
+	nodes := map[string]*Node{}
+	for _, n := range r.Nodes() {
+		nodes[n.Name] = n
+	}
+	var wrongs []string
+	type held struct {
+		prefix netip.Prefix
+		block  string
+	}
+	var all []held
+	for _, b := range blocks.Items {
+		if n := nodes[b.Labels[v2.LabelNode]]; n == nil {
+			wrongs = append(wrongs, fmt.Sprintf("AddressBlock %s is of node %q, which doesn't exist", b.Name, b.Labels[v2.LabelNode]))
+		}
+		for _, cidr := range []*string{b.IPv4, b.IPv6} {
+			if cidr == nil {
+				continue
+			}
+			p, err := netip.ParsePrefix(*cidr)
+			if err != nil {
+				return nil, err
+			}
+			for _, o := range all {
+				if o.prefix.Overlaps(p) {
+					wrongs = append(wrongs, fmt.Sprintf("AddressBlocks %s and %s overlap: %s, %s", o.block, b.Name, o.prefix, p))
+				}
+			}
+			all = append(all, held{p, b.Name})
+		}
+	}
+	return wrongs, nil
+}
+
+// Audit does the node's part of Rig.Audit.
+func (n *Node) Audit(ctx context.Context) ([]string, error) {
+	s, err := n.look(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("look at %s: %w", n.Name, err)
+	}
+	live := map[string]*Sandbox{}
+	addrs := map[string][]netip.Addr{}
+	for sb, has := range n.rig.Ledger.Live() {
+		if sb.Node == n {
+			id := sb.ContainerID + "/" + sb.IfName
+			live[id], addrs[id] = sb, has
+		}
+	}
+	c := &comparison{node: n, state: s, live: live, addrs: addrs}
+	c.record()
+	c.kernel()
+	c.api()
+	slices.Sort(c.wrongs)
+	return c.wrongs, nil
+}
+
+// comparison collects the differences of one node.
+type comparison struct {
+	node   *Node
+	state  state
+	live   map[string]*Sandbox
+	addrs  map[string][]netip.Addr
+	wrongs []string
+}
+
+func (c *comparison) wrong(format string, args ...any) {
+	c.wrongs = append(c.wrongs, c.node.Name+": "+fmt.Sprintf(format, args...))
+}
+
+func addrText(addrs []netip.Addr) string {
+	var all []string
+	for _, a := range addrs {
+		all = append(all, a.String())
+	}
+	return strings.Join(all, ",")
+}
+
+// record compares the record with the live sandboxes and with the links.
+func (c *comparison) record() {
+	links := map[int]link{}
+	for _, l := range c.state.links {
+		links[l.Index] = l
+	}
+	seen := map[string]bool{}
+	for _, r := range c.state.rows {
+		if r.State == "cooling" {
+			continue
+		}
+		sb := c.live[r.id()]
+		if sb == nil {
+			c.wrong("the record has %s for %.12s, %s, which is no live sandbox", r.addrs(), r.ContainerID, r.State)
+			continue
+		}
+		seen[r.id()] = true
+		if r.State != "attached" {
+			c.wrong("the record of %s is %s, not attached", sb, r.State)
+		}
+		if want := addrText(c.addrs[r.id()]); r.addrs() != want {
+			c.wrong("the record of %s has %s, but ADD answered %s", sb, r.addrs(), want)
+		}
+		if l, ok := links[r.HostIfIndex]; !ok || l.Name != r.HostIfName || !strings.HasSuffix(l.Alias, ":"+r.ContainerID+":"+r.IfName) {
+			c.wrong("the record of %s names link %s, index %d, but that is %+v", sb, r.HostIfName, r.HostIfIndex, l)
+		}
+		if want := sb.ns; want != nil && r.NetnsInode != 0 && r.NetnsInode != want.Inode() {
+			c.wrong("the record of %s has network namespace %d, not %d", sb, r.NetnsInode, want.Inode())
+		}
+	}
+	for id, sb := range c.live {
+		if !seen[id] {
+			c.wrong("the record lacks %s, to which ADD answered %s", sb, addrText(c.addrs[id]))
+		}
+	}
+}
+
+// kernel compares links and routes with the live sandboxes, and the rules with what
+// they must be.
+func (c *comparison) kernel() {
+	devs := map[string]string{} // of live sandboxes, by name
+	seen := map[string]bool{}
+	for _, l := range c.state.links {
+		rest, ours := strings.CutPrefix(l.Alias, aliasPrefix)
+		if !ours {
+			if l.Group == linkGroup {
+				c.wrong("link %s, index %d, has our group, but alias %q", l.Name, l.Index, l.Alias)
+			}
+			continue
+		}
+		parts := strings.Split(rest, ":")
+		id := strings.Join(parts[1:], "/")
+		sb := c.live[id]
+		switch {
+		case sb == nil:
+			c.wrong("link %s, index %d, is of %.12s, which is no live sandbox", l.Name, l.Index, parts[1])
+		case seen[id]:
+			c.wrong("link %s, index %d, is a second one of %s", l.Name, l.Index, sb)
+		case l.State != "UP" || l.Group != linkGroup:
+			c.wrong("link %s of %s is %s, of group %s", l.Name, sb, l.State, l.Group)
+		default:
+			devs[l.Name] = id
+		}
+		seen[id] = true
+	}
+	for id, sb := range c.live {
+		if !seen[id] {
+			c.wrong("the kernel lacks the link of %s", sb)
+		}
+	}
+	want := map[string]string{}
+	for id, addrs := range c.addrs {
+		for _, a := range addrs {
+			want[a.String()] = id
+		}
+	}
+	for _, r := range c.state.routes[podTable] {
+		id := devs[r.Dev]
+		if want[r.Dst] == "" || want[r.Dst] != id {
+			c.wrong("table %s leads %s to %s, but it is the address of %.12q", podTable, r.Dst, r.Dev, want[r.Dst])
+		}
+		delete(want, r.Dst)
+	}
+	for a, id := range want {
+		c.wrong("table %s has no route to %s of %s", podTable, a, c.live[id])
+	}
+	for _, w := range []string{
+		"2000: from all lookup 116 proto 30", "2001: from all lookup 120 proto 30",
+	} {
+		if n := len(slices.DeleteFunc(slices.Clone(c.state.rules), func(r string) bool { return r != w })); n != 2 {
+			c.wrong("%d of 2 families have the rule %q", n, w)
+		}
+	}
+}
+
+// api compares AddressBlocks and BlockRequests with the record and the routes.
+func (c *comparison) api() {
+	want := map[string]string{}
+	for _, b := range c.state.held {
+		ranges := joinText(b.IPv4, b.IPv6)
+		want[b.Name] = ranges
+		if uid := b.Annotations[v2.AnnotationNodeUID]; uid != string(c.node.uid) {
+			c.wrong("AddressBlock %s has node UID %q, not %q", b.Name, uid, c.node.uid)
+		}
+		if b.DeletionTimestamp != nil {
+			c.wrong("AddressBlock %s is being deleted", b.Name)
+		}
+	}
+	if !maps.Equal(want, c.state.blocks) {
+		c.wrong("the record has blocks %v, the API server %v", c.state.blocks, want)
+	}
+	for _, t := range []struct{ table, kind, dev string }{{exportTable, "unicast", "lo"}, {unassignedTable, "unreachable", ""}} {
+		missing := map[string]bool{}
+		for _, ranges := range want {
+			for p := range strings.SplitSeq(ranges, ",") {
+				missing[routeText(p)] = true
+			}
+		}
+		for _, r := range c.state.routes[t.table] {
+			if !missing[r.Dst] || r.Type != t.kind || t.dev != "" && r.Dev != t.dev || r.Protocol != protocol {
+				c.wrong("table %s has the route %+v", t.table, r)
+			}
+			delete(missing, r.Dst)
+		}
+		for p := range missing {
+			c.wrong("table %s has no route to %s", t.table, p)
+		}
+	}
+	for _, r := range c.state.requests {
+		c.wrong("BlockRequest %s is left: %+v", r.Name, r.Status)
+	}
+	for _, name := range c.state.queued {
+		c.wrong("the queue of deletions has %s", name)
+	}
+	for _, r := range c.state.rows {
+		if ranges, ok := want[r.Block]; ok && r.State != "cooling" {
+			for _, a := range []*string{r.IPv4, r.IPv6} {
+				if a != nil && !within(*a, ranges) {
+					c.wrong("the record has %s in block %s, which is %s", *a, r.Block, ranges)
+				}
+			}
+		}
+	}
+}
+
+// routeText is how iproute2 writes a prefix.
+func routeText(prefix string) string {
+	if p, err := netip.ParsePrefix(prefix); err == nil && p.IsSingleIP() {
+		return p.Addr().String()
+	}
+	return prefix
+}
+
+func within(addr, ranges string) bool {
+	a, err := netip.ParseAddr(addr)
+	if err != nil {
+		return false
+	}
+	for p := range strings.SplitSeq(ranges, ",") {
+		if x, err := netip.ParsePrefix(p); err == nil && x.Contains(a) {
+			return true
+		}
+	}
+	return false
+}
+
+// look reads what the three sources say.
+func (n *Node) look(ctx context.Context) (s state, err error) {
+	if err := n.readRecord(ctx, &s); err != nil {
+		return s, err
+	}
+	if err := n.readKernel(ctx, &s); err != nil {
+		return s, err
+	}
+	o := metav1.ListOptions{LabelSelector: v2.LabelNode + "=" + n.Name}
+	blocks, err := n.rig.Coil.CoilV2().AddressBlocks().List(ctx, o)
+	if err != nil {
+		return s, err
+	}
+	requests, err := n.rig.Coil.CoilV2().BlockRequests().List(ctx, o)
+	if err != nil {
+		return s, err
+	}
+	s.held, s.requests = blocks.Items, requests.Items
+	queued, err := os.ReadDir(n.DelQueueDir())
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		return s, err
+	}
+	for _, q := range queued {
+		s.queued = append(s.queued, q.Name())
+	}
+	return s, nil
+}
+
+// readRecord reads the database by another program, as people do.
+func (n *Node) readRecord(ctx context.Context, s *state) error {
+	if err := n.query(ctx, `SELECT * FROM addresses`, &s.rows); err != nil {
+		return err
+	}
+	var blocks []struct {
+		Name       string
+		IPv4, IPv6 *string
+	}
+	if err := n.query(ctx, `SELECT name, ipv4, ipv6 FROM blocks`, &blocks); err != nil {
+		return err
+	}
+	s.blocks = map[string]string{}
+	for _, b := range blocks {
+		s.blocks[b.Name] = joinText(b.IPv4, b.IPv6)
+	}
+	var bad []json.RawMessage
+	if err := n.query(ctx, `PRAGMA foreign_key_check`, &bad); err != nil || len(bad) > 0 {
+		return errors.Join(err, fmt.Errorf("foreign keys that lead nowhere: %s", bad))
+	}
+	return nil
+}
+
+// query asks the database. A record that doesn't exist has no rows.
+func (n *Node) query(ctx context.Context, sql string, rows any) error {
+	cmd := exec.CommandContext(ctx, "sqlite3", "-readonly", "-json", "-cmd", ".timeout 5000", n.Database(), sql)
+	out, err := cmd.Output()
+	if exit := (*exec.ExitError)(nil); errors.As(err, &exit) {
+		return fmt.Errorf("sqlite3 %s: %w: %s", sql, err, exit.Stderr)
+	}
+	if err != nil || len(out) == 0 {
+		return err
+	}
+	return json.Unmarshal(out, rows)
+}
+
+// readKernel reads links, routes and rules of the node.
+func (n *Node) readKernel(ctx context.Context, s *state) error {
+	s.routes = map[string][]iproute{}
+	if n.ns == nil {
+		return nil
+	}
+	if err := n.ip(ctx, &s.links, "-details", "link", "show", "type", "veth"); err != nil {
+		return err
+	}
+	for _, table := range []string{podTable, exportTable, unassignedTable} {
+		for _, family := range []string{"-4", "-6"} {
+			var routes []iproute
+			if err := n.ip(ctx, &routes, "-N", "-details", family, "route", "show", "table", table); err != nil {
+				return err
+			}
+			for _, r := range routes {
+				// -N makes numbers of these names, too (linux/rtnetlink.h, RTN_*).
+				if name, ok := map[string]string{"1": "unicast", "7": "unreachable"}[r.Type]; ok {
+					r.Type = name
+				}
+				s.routes[table] = append(s.routes[table], r)
+			}
+		}
+	}
+	for _, family := range []string{"-4", "-6"} {
+		out, err := n.Run(ctx, "ip", "-N", "-details", family, "rule", "show")
+		if err != nil {
+			return err
+		}
+		for line := range strings.Lines(out) {
+			s.rules = append(s.rules, strings.Join(strings.Fields(line), " "))
+		}
+	}
+	return nil
+}
+
+// ip asks iproute2. A table that was never used is an empty one.
+func (n *Node) ip(ctx context.Context, to any, args ...string) error {
+	out, err := n.ns.run(ctx, "", "ip", append([]string{"-json"}, args...)...)
+	if err != nil && strings.Contains(err.Error(), "FIB table does not exist") {
+		return nil
+	}
+	if err != nil || strings.TrimSpace(out) == "" {
+		return err
+	}
+	return json.Unmarshal([]byte(out), to)
+}

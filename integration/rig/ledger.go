@@ -1,0 +1,120 @@
+package rig
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"sync"
+	"time"
+)
+
+// Ledger is the runtime's view of who has which address: what ADD answered until
+// DEL is asked for. It notices at once when coild breaks its word.
+type Ledger struct {
+	mu        sync.Mutex
+	live      map[*Sandbox][]netip.Addr
+	holder    map[netip.Addr]*Sandbox
+	freed     map[netip.Addr]time.Time
+	shortest  time.Duration
+	wrongs    []string
+	adds, del int
+}
+
+func newLedger() *Ledger {
+	return &Ledger{live: map[*Sandbox][]netip.Addr{}, holder: map[netip.Addr]*Sandbox{}, freed: map[netip.Addr]time.Time{}, shortest: -1}
+}
+
+// answered notes that ADD answered.
+func (l *Ledger) answered(s *Sandbox, addrs []netip.Addr) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.adds++
+	if len(addrs) == 0 {
+		l.wrongf("ADD of %s was answered without an address", s)
+	}
+	if have, ok := l.live[s]; ok {
+		if !slices.Equal(have, addrs) {
+			l.wrongf("ADD of %s was answered %v, then %v", s, have, addrs)
+		}
+		return
+	}
+	for _, a := range addrs {
+		if other := l.holder[a]; other != nil {
+			l.wrongf("%s was given to %s while %s has it", a, s, other)
+		}
+		if at, ok := l.freed[a]; ok {
+			if rest := time.Since(at); l.shortest < 0 || rest < l.shortest {
+				l.shortest = rest
+			}
+		}
+		l.holder[a] = s
+	}
+	l.live[s] = addrs
+}
+
+func (l *Ledger) wrongf(format string, args ...any) {
+	l.wrongs = append(l.wrongs, time.Now().Format("15:04:05.000 ")+fmt.Sprintf(format, args...))
+}
+
+// deleting notes that the runtime gives a sandbox up: its addresses may go to
+// others from now on.
+func (l *Ledger) deleting(s *Sandbox) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.del++
+	l.forget(s)
+}
+
+// lost notes that a sandbox ended without DEL.
+func (l *Ledger) lost(s *Sandbox) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.forget(s)
+}
+
+func (l *Ledger) forget(s *Sandbox) {
+	now := time.Now()
+	for _, a := range l.live[s] {
+		if l.holder[a] == s {
+			delete(l.holder, a)
+			l.freed[a] = now
+		}
+	}
+	delete(l.live, s)
+}
+
+// Live returns the sandboxes that have a network, with their addresses.
+func (l *Ledger) Live() map[*Sandbox][]netip.Addr {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	live := make(map[*Sandbox][]netip.Addr, len(l.live))
+	for s, addrs := range l.live {
+		live[s] = slices.Clone(addrs)
+	}
+	return live
+}
+
+// Lose says that a sandbox ended and that no DEL will come.
+func (l *Ledger) Lose(s *Sandbox) { l.lost(s) }
+
+// Wrongs are the answers that were wrong, whatever came later.
+func (l *Ledger) Wrongs() []string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return slices.Clone(l.wrongs)
+}
+
+// ShortestRest is the shortest time between the end of a use of an address and the
+// answer that gave it again; negative when none was given again.
+func (l *Ledger) ShortestRest() time.Duration {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.shortest
+}
+
+// Counts returns how many ADDs were answered, and how many DELs were asked for.
+func (l *Ledger) Counts() (adds, dels int) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.adds, l.del
+}

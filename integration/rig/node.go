@@ -1,0 +1,341 @@
+package rig
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"net/netip"
+	"net/url"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
+	"google.golang.org/grpc/credentials/insecure"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/coil-net/coil/generated/cnirpc"
+	"github.com/coil-net/coil/pkg/testkit"
+)
+
+const readyTimeout = 30 * time.Second
+
+// NodeOptions say how a node is. The zero value is ready to use.
+type NodeOptions struct {
+	// Name defaults to node-1, node-2, …
+	Name string
+	// CoildFlags and CoildEnv are added to those of coild.
+	CoildFlags, CoildEnv []string
+	// DiskBytes is the size of the disk of coild's state; 0 is no limit.
+	DiskBytes int64
+	// Down leaves it to the caller to start coild.
+	Down bool
+}
+
+// Node is one node. Its coild can be started and stopped by one goroutine at a time;
+// everything else may be called concurrently.
+type Node struct {
+	Name string
+	// Addr4 and Addr6 are the InternalIPs.
+	Addr4, Addr6 netip.Addr
+	// Coild is the daemon; start it with Node.Start to wait until it is ready.
+	Coild *Program
+
+	rig     *Rig
+	opts    NodeOptions
+	number  int
+	uid     types.UID
+	ns      *namespace // nil while the power is off
+	api     *proxy
+	mounted bool
+
+	rpc cnirpc.CNIClient
+	cc  *grpc.ClientConn
+
+	mu        sync.Mutex
+	sandboxes []*Sandbox
+}
+
+// AddNode makes a Node object and a node, and starts its coild.
+func (r *Rig) AddNode(ctx context.Context, o NodeOptions) (_ *Node, err error) {
+	r.mu.Lock()
+	r.created++
+	n := &Node{
+		Name: o.Name, rig: r, opts: o, number: r.created,
+		Addr4: netip.AddrFrom4([4]byte{10, 255, byte((r.created + 1) >> 8), byte(r.created + 1)}),
+		Addr6: netip.MustParseAddr(fmt.Sprintf("fd00:255::%x", r.created+1)),
+	}
+	r.mu.Unlock()
+	if n.Name == "" {
+		n.Name = fmt.Sprintf("node-%d", n.number)
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(fmt.Errorf("add %s: %w", n.Name, err), n.close())
+		}
+	}()
+	if err := n.makeDisk(); err != nil {
+		return nil, err
+	}
+	if err := n.compose(); err != nil {
+		return nil, err
+	}
+	if err := n.PowerOn(ctx); err != nil {
+		return nil, err
+	}
+	if err := n.CreateObject(ctx); err != nil {
+		return nil, err
+	}
+	r.mu.Lock()
+	r.nodes = append(r.nodes, n)
+	r.mu.Unlock()
+	if o.Down {
+		return n, nil
+	}
+	return n, n.Start(ctx)
+}
+
+// makeDisk makes the node's folders.
+func (n *Node) makeDisk() error {
+	for _, dir := range []string{n.run(), n.StateDir(), n.CNIConfDir(), n.path("netns")} {
+		if err := os.MkdirAll(dir, 0o700); err != nil {
+			return err
+		}
+	}
+	if n.opts.DiskBytes > 0 {
+		if err := unix.Mount("tmpfs", n.StateDir(), "tmpfs", 0, fmt.Sprintf("size=%d,mode=0700", n.opts.DiskBytes)); err != nil {
+			return fmt.Errorf("mount the disk: %w", err)
+		}
+		n.mounted = true
+	}
+	conf, err := json.Marshal(map[string]any{
+		"cniVersion": cniVersion, "name": networkName, "plugins": []any{map[string]any{"type": "coil", "socket": n.Socket()}},
+	})
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(filepath.Join(n.CNIConfDir(), "10-coil.conflist.staged"), conf, 0o644)
+}
+
+// compose says how coild is run, and connects to it whenever it runs.
+func (n *Node) compose() error {
+	kubeconfig, err := n.rig.kubeconfig("coild")
+	if err != nil {
+		return err
+	}
+	n.Coild = &Program{
+		Path: "nsenter", // Args come with the power
+		Env:  append([]string{"COIL_NODE_NAME=" + n.Name}, n.opts.CoildEnv...),
+		Log:  n.path("coild.log"),
+	}
+	n.opts.CoildFlags = append([]string{
+		"--kubeconfig=" + kubeconfig, "--socket=" + n.Socket(), "--state-dir=" + n.StateDir(),
+		"--boot-id-file=" + n.path("boot-id"), "--cni-conf-dir=" + n.CNIConfDir(),
+	}, n.opts.CoildFlags...)
+	n.cc, err = grpc.NewClient("unix://"+n.Socket(),
+		grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithConnectParams(grpc.ConnectParams{
+			Backoff:           backoff.Config{BaseDelay: 10 * time.Millisecond, Multiplier: 1.2, MaxDelay: 50 * time.Millisecond},
+			MinConnectTimeout: time.Second,
+		}))
+	if err != nil {
+		return err
+	}
+	n.rpc = cnirpc.NewCNIClient(n.cc)
+	return nil
+}
+
+func (n *Node) path(elem ...string) string {
+	return n.rig.path(append([]string{n.Name}, elem...)...)
+}
+
+// run is what is empty after a boot.
+func (n *Node) run() string { return n.path("run") }
+
+// Socket is where coild listens.
+func (n *Node) Socket() string { return filepath.Join(n.run(), "coild.sock") }
+
+// StateDir is coild's --state-dir.
+func (n *Node) StateDir() string { return n.path("state") }
+
+// Database is the record of addresses.
+func (n *Node) Database() string { return filepath.Join(n.StateDir(), "coild.db") }
+
+// DelQueueDir is where the plugin queues DELs.
+func (n *Node) DelQueueDir() string { return filepath.Join(n.StateDir(), "del-queue") }
+
+// CNIConfDir is where coild puts the network configuration in place.
+func (n *Node) CNIConfDir() string { return n.path("cni") }
+
+// UID is that of the Node object.
+func (n *Node) UID() types.UID { return n.uid }
+
+// NetnsPath leads to the node's network namespace, for nsenter --net.
+func (n *Node) NetnsPath() string { return n.ns.path() }
+
+// Run runs a program in the node's network namespace and returns its output.
+func (n *Node) Run(ctx context.Context, name string, args ...string) (string, error) {
+	return n.ns.run(ctx, "", name, args...)
+}
+
+// CreateObject makes the Node object, with a UID that it never had.
+func (n *Node) CreateObject(ctx context.Context) error {
+	made, err := n.rig.Core.CoreV1().Nodes().Create(ctx, &corev1.Node{
+		ObjectMeta: metav1.ObjectMeta{Name: n.Name},
+		Status: corev1.NodeStatus{
+			Addresses: []corev1.NodeAddress{
+				{Type: corev1.NodeInternalIP, Address: n.Addr4.String()}, {Type: corev1.NodeInternalIP, Address: n.Addr6.String()},
+			},
+			NodeInfo: corev1.NodeSystemInfo{MachineID: "machine-of-" + n.Name},
+		},
+	}, metav1.CreateOptions{})
+	if err != nil {
+		return fmt.Errorf("create Node %s: %w", n.Name, err)
+	}
+	n.uid = made.UID
+	return nil
+}
+
+// DeleteObject deletes the Node object.
+func (n *Node) DeleteObject(ctx context.Context) error {
+	return n.rig.Core.CoreV1().Nodes().Delete(ctx, n.Name, metav1.DeleteOptions{})
+}
+
+// PowerOn boots the node; coild isn't started.
+func (n *Node) PowerOn(ctx context.Context) (err error) {
+	if err := os.WriteFile(n.path("boot-id"), []byte(randomHex(16)+"\n"), 0o644); err != nil {
+		return err
+	}
+	if n.ns, err = newNamespace(); err != nil {
+		return err
+	}
+	if err := n.rig.fabric.connect(ctx, n); err != nil {
+		return err
+	}
+	server, err := url.Parse(n.rig.API.RESTConfig().Host)
+	if err != nil {
+		return err
+	}
+	if n.api, err = newProxy(ctx, n.ns, server.Host); err != nil {
+		return err
+	}
+	n.Coild.Args = append([]string{"--net=" + n.ns.path(), "--", n.rig.bin.coild}, n.opts.CoildFlags...)
+	return nil
+}
+
+// PowerCut ends the node at once: its programs, pods and kernel state are gone, its
+// disk and its Node object stay. What was written but not synced to the disk stays
+// too.
+func (n *Node) PowerCut(ctx context.Context) error {
+	n.Coild.Kill()
+	errs := []error{n.api.close()}
+	for _, s := range n.Sandboxes() {
+		n.rig.Ledger.lost(s)
+		errs = append(errs, s.RemoveNetns())
+	}
+	// The fabric's end of the link goes with the namespace, but only after a while.
+	_, err := n.rig.fabric.run(ctx, "", "ip", "link", "del", fmt.Sprintf("port%d", n.number))
+	errs = append(errs, err, n.ns.Close(), os.RemoveAll(n.run()), os.MkdirAll(n.run(), 0o700))
+	n.ns, n.api = nil, nil
+	return errors.Join(errs...)
+}
+
+// CutAPI cuts the node off the API server, or connects it again.
+func (n *Node) CutAPI(cut bool) { n.api.setCut(cut) }
+
+// Start starts coild and waits until it serves ADD.
+func (n *Node) Start(ctx context.Context) error {
+	if err := n.Coild.Start(); err != nil {
+		return err
+	}
+	return n.AwaitReady(ctx, readyTimeout)
+}
+
+// AwaitReady waits until STATUS says that ADD is served. It gives up when coild ends.
+func (n *Node) AwaitReady(ctx context.Context, within time.Duration) error {
+	ctx, cancel := context.WithTimeout(ctx, testkit.Timeout(within))
+	defer cancel()
+	poll := time.NewTicker(5 * time.Millisecond)
+	defer poll.Stop()
+	for {
+		_, err := n.rpc.Status(ctx, &cnirpc.CNIArgs{})
+		if err == nil {
+			return nil
+		}
+		select {
+		case <-n.Coild.Ended():
+			return fmt.Errorf("coild of %s ended before it was ready; the end of its log:\n%s", n.Name, n.Coild.Logs(20))
+		case <-ctx.Done():
+			return fmt.Errorf("coild of %s is not ready within %s: %w; the end of its log:\n%s", n.Name, within, err, n.Coild.Logs(20))
+		case <-poll.C:
+		}
+	}
+}
+
+// Restart stops coild by SIGTERM, starts it and waits until it serves ADD.
+func (n *Node) Restart(ctx context.Context) error {
+	n.Coild.Stop()
+	return n.Start(ctx)
+}
+
+// HTTP is a client that connects from the node, as to http://127.0.0.1:9384/metrics.
+func (n *Node) HTTP() *http.Client {
+	return &http.Client{Transport: &http.Transport{
+		DialContext: func(ctx context.Context, network, address string) (net.Conn, error) {
+			return n.ns.dial(ctx, network, address)
+		},
+		DisableKeepAlives: true,
+	}}
+}
+
+// Sandboxes are those that weren't closed.
+func (n *Node) Sandboxes() []*Sandbox {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return slices.Clone(n.sandboxes)
+}
+
+// close removes everything but the Node object. The rig ends with it.
+func (n *Node) close() error {
+	var errs []error
+	if n.Coild != nil {
+		n.Coild.Kill()
+	}
+	for _, s := range n.Sandboxes() {
+		errs = append(errs, s.RemoveNetns())
+	}
+	if n.cc != nil {
+		errs = append(errs, n.cc.Close())
+		n.cc = nil
+	}
+	if n.api != nil {
+		errs = append(errs, n.api.close())
+		n.api = nil
+	}
+	if n.ns != nil {
+		errs = append(errs, n.ns.Close())
+		n.ns = nil
+	}
+	if n.mounted {
+		errs = append(errs, unix.Unmount(n.StateDir(), unix.MNT_DETACH))
+		n.mounted = false
+	}
+	return errors.Join(errs...)
+}
+
+func randomHex(bytes int) string {
+	b := make([]byte, bytes)
+	_, _ = rand.Read(b) // never fails
+	return hex.EncodeToString(b)
+}
