@@ -1,0 +1,85 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"os"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/coil-net/coil/pkg/kernel/netns"
+	"github.com/coil-net/coil/pkg/kernel/rtnl"
+)
+
+// space is a network namespace that lives as long as it is open here.
+type space struct {
+	*netns.NS
+	handle *rtnl.Handle
+}
+
+// newSpace makes a namespace.
+func newSpace() (*space, error) {
+	home, err := netns.Current()
+	if err != nil {
+		return nil, err
+	}
+	defer home.Close()
+	var ns *netns.NS
+	err = home.Do(func() (err error) {
+		// Do returns the thread to where it was.
+		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+			return fmt.Errorf("make network namespace: %w", err)
+		}
+		ns, err = netns.Open("/proc/thread-self/ns/net")
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	h, err := rtnl.New(ns)
+	if err != nil {
+		return nil, errors.Join(err, ns.Close())
+	}
+	return &space{ns, h}, nil
+}
+
+// path leads to the namespace from any process, while it is open here.
+func (s *space) path() string { return fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), s.Fd()) }
+
+func (s *space) close() error {
+	s.handle.Close()
+	return s.Close()
+}
+
+// has says whether the namespace has a link of a name.
+func (s *space) has(link string) (bool, error) {
+	_, err := s.handle.IndexByName(link)
+	if errors.Is(err, rtnl.ErrNotExist) {
+		return false, nil
+	}
+	return err == nil, err
+}
+
+// spaces are namespaces that are used again and again.
+type spaces []*space
+
+// grow makes more of them until there are n.
+func (ss *spaces) grow(n int) error {
+	for len(*ss) < n {
+		s, err := newSpace()
+		if err != nil {
+			return err
+		}
+		*ss = append(*ss, s)
+	}
+	return nil
+}
+
+func (ss *spaces) close() error {
+	var errs []error
+	for _, s := range *ss {
+		errs = append(errs, s.close())
+	}
+	*ss = nil
+	return errors.Join(errs...)
+}
