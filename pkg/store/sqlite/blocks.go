@@ -5,6 +5,7 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
+	"strconv"
 	"time"
 
 	"github.com/coil-net/coil/pkg/ipam"
@@ -295,7 +296,16 @@ func (t *txn) load() error {
 			WHERE state = 'cooling'`).Scan(&freed); err != nil {
 		return err
 	}
-	t.blocks, t.seq = blocks, max(seq, freed, t.seq)
+	m, err := readMeta(t.ctx, t.tx)
+	if err != nil {
+		return err
+	}
+	cooledSeq, err := strconv.ParseInt(m["cooled_seq"], 10, 64)
+	if err != nil {
+		return fmt.Errorf("%w: cooled_seq: %w", ErrDamaged, err)
+	}
+	t.cooledSeq.Store(max(t.cooledSeq.Load(), cooledSeq))
+	t.blocks, t.seq = blocks, max(seq, freed, t.seq, cooledSeq)
 	return nil
 }
 

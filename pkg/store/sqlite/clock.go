@@ -40,13 +40,17 @@ type stamp struct {
 	seq      int64
 }
 
-// cooled says whether an address that was freed at f has rested for coolDown. An
-// address that was freed in another boot has rested at least as long as the
-// machine is up. Of two stamps, the one with the smaller seq never cools later.
-func cooled(f stamp, bootID string, boottime, coolDown time.Duration) bool {
+// cooled says whether an address that was freed at f has rested for the cool-down.
+// An address that was freed in another boot has rested at least as long as the
+// machine is up, or it was seen to have cooled down in that boot. Of two stamps,
+// the one with the smaller seq never cools later.
+func (s *Store) cooled(f stamp, boottime time.Duration) bool {
+	if f.seq <= s.cooledSeq.Load() {
+		return true
+	}
 	rested := boottime
-	if f.bootID == bootID {
+	if f.bootID == s.bootID {
 		rested -= f.boottime
 	}
-	return rested >= coolDown
+	return rested >= s.coolDown
 }

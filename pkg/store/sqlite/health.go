@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strconv"
 
 	"golang.org/x/sys/unix"
 
@@ -64,13 +65,14 @@ func (s *Store) checkDisk() error {
 }
 
 // Checkpoint moves what was written since the last one from the log into the
-// file, makes it durable, and empties the log. The caller schedules it, every few
+// file, makes it durable, and empties the log. It also records which addresses have
+// cooled down, so that they needn't again in another boot. The caller schedules it, every few
 // seconds: a loss of power takes what was written since. It costs nothing when
 // nothing was. Returned is the size of the log that is left, in bytes: a reader
 // that stays open keeps it from being emptied, and it grows until that ends.
 func (s *Store) Checkpoint(ctx context.Context) (int64, error) {
-	if err := ctx.Err(); err != nil {
-		return 0, err
+	if err := s.exclusively(ctx, s.markCooled); err != nil {
+		return 0, fmt.Errorf("record what has cooled down: %w", err)
 	}
 	if s.dirty.Load() {
 		// Most of the work is done beside the writer, which isn't held up by the disk.
@@ -100,6 +102,44 @@ func (s *Store) Checkpoint(ctx context.Context) (int64, error) {
 		return 0, err
 	}
 	return st.Size(), nil
+}
+
+// markCooled records up to where in the order of freeing addresses have cooled
+// down, since another boot can't tell from their times.
+func (s *Store) markCooled(ctx context.Context) error {
+	upTo := s.cooledSeq.Load()
+	if s.blocked || upTo >= s.seq {
+		return nil
+	}
+	err := s.transact(ctx, func(t *txn) error {
+		first := t.seq + 1 // that hasn't cooled down
+		ids := []any{nil}
+		for _, b := range t.blocks {
+			ids = append(ids, b.id)
+			if b.adopted != nil && !t.cooled(*b.adopted) {
+				first = min(first, b.adopted.seq)
+			}
+		}
+		for _, id := range ids {
+			n, oldest, err := t.cooling(t.ctx, t.tx.StmtContext(t.ctx, t.w.newestCooling), id, t.boottime)
+			if err != nil {
+				return err
+			}
+			if n > 0 {
+				first = min(first, oldest)
+			}
+		}
+		if first-1 <= upTo {
+			return nil
+		}
+		upTo = first - 1
+		_, err := t.tx.ExecContext(t.ctx, `UPDATE meta SET value = ? WHERE key = 'cooled_seq'`, strconv.FormatInt(upTo, 10))
+		return err
+	})
+	if err == nil {
+		s.cooledSeq.Store(upTo)
+	}
+	return err
 }
 
 // checkpoint does a checkpoint of the mode by the writer, and says whether a

@@ -79,7 +79,7 @@ func readMeta(ctx context.Context, q interface {
 	return m, nil
 }
 
-var metaKeys = []string{"node_name", "node_uid", "machine_id", "cool_down_seconds", "created_at", "rebuilt_at", "written_at"}
+var metaKeys = []string{"node_name", "node_uid", "machine_id", "cool_down_seconds", "cooled_seq", "created_at", "rebuilt_at", "written_at"}
 
 func (m meta) identity() identity {
 	return identity{NodeName: m["node_name"], NodeUID: m["node_uid"], MachineID: m["machine_id"]}

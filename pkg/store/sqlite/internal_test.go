@@ -83,12 +83,6 @@ func TestPragmas(t *testing.T) {
 	if _, err := s.reader.ExecContext(t.Context(), `DELETE FROM meta`); err == nil {
 		t.Error("a connection for reading writes")
 	}
-	// After the writer's connection was given up, the new one is the same.
-	s.discardConn(t.Context())
-	var got string
-	if err := s.writer.QueryRowContext(t.Context(), "PRAGMA foreign_keys").Scan(&got); err != nil || got != "1" {
-		t.Errorf("foreign_keys of the next connection: %s, %v", got, err)
-	}
 }
 
 // No statement of the daily work reads the whole table.

@@ -64,9 +64,6 @@ func (t *txn) adopt(a store.Allocation) error {
 		if _, err := t.exec(t.w.delete, row); err != nil {
 			return err
 		}
-		if old.Address != a.Address {
-			t.stale = true // an offset may have lost its record
-		}
 	}
 	a.State, a.BootID, a.Since = store.Attached, t.bootID, t.now
 	if b != nil {

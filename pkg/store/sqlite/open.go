@@ -100,7 +100,8 @@ type Store struct {
 	ops            chan op
 	quit, stopped  chan struct{}
 	closing        sync.Once
-	dirty          atomic.Bool // something was written since the last checkpoint
+	dirty          atomic.Bool  // something was written since the last checkpoint
+	cooledSeq      atomic.Int64 // what was freed up to here has cooled down
 
 	// The rest belongs to the writer's goroutine.
 

@@ -81,10 +81,10 @@ func (s *Store) usage(ctx context.Context) ([]store.Usage, error) {
 	us := make([]store.Usage, 0, len(blocks))
 	for _, b := range blocks {
 		u := store.Usage{Block: b.Block, Allocated: allocated[b.id]}
-		if u.Cooling, err = s.countCooling(ctx, tx, b.id, boottime); err != nil {
+		if u.Cooling, _, err = s.cooling(ctx, tx.StmtContext(ctx, s.r.newestCooling), b.id, boottime); err != nil {
 			return nil, err
 		}
-		if b.adopted != nil && !cooled(*b.adopted, s.bootID, boottime, s.coolDown) {
+		if b.adopted != nil && !s.cooled(*b.adopted, boottime) {
 			var records int
 			if err := tx.StmtContext(ctx, s.r.records).QueryRowContext(ctx, b.id).Scan(&records); err != nil {
 				return nil, err
@@ -96,24 +96,25 @@ func (s *Store) usage(ctx context.Context) ([]store.Usage, error) {
 	return us, nil
 }
 
-// countCooling counts the addresses of a block that can't be reused yet: newest
-// first, so that those that can aren't even read.
-func (s *Store) countCooling(ctx context.Context, tx *sql.Tx, blockID int64, boottime time.Duration) (int, error) {
-	n := 0
-	err := collect(ctx, tx.StmtContext(ctx, s.r.newestCooling), func(rows *sql.Rows) error {
+// cooling counts the addresses of a block that can't be reused yet, and says which
+// of them was freed first: newest first, so that those that can aren't even read.
+// A blockID of nil is the addresses without a block.
+func (s *Store) cooling(ctx context.Context, newest *sql.Stmt, blockID any, boottime time.Duration) (n int, oldest int64, err error) {
+	err = collect(ctx, newest, func(rows *sql.Rows) error {
 		var f stamp
 		var ms int64
 		if err := rows.Scan(&f.bootID, &ms, &f.seq); err != nil {
 			return err
 		}
 		f.boottime = time.Duration(ms) * time.Millisecond
-		if cooled(f, s.bootID, boottime, s.coolDown) {
+		if s.cooled(f, boottime) {
 			return errEnough
 		}
 		n++
+		oldest = f.seq
 		return nil
 	}, blockID)
-	return n, err
+	return n, oldest, err
 }
 
 // errEnough ends collect without error.

@@ -191,7 +191,7 @@ func (t *txn) insert(a store.Allocation, b *block, offset int) (int64, error) {
 		a.HostIfName, a.HostIfIndex, resultArg(a.Result))
 }
 
-func (t *txn) cooled(f stamp) bool { return cooled(f, t.bootID, t.boottime, t.coolDown) }
+func (t *txn) cooled(f stamp) bool { return t.Store.cooled(f, t.boottime) }
 
 // checkID refuses what the schema would refuse with an error that says less.
 func checkID(id store.ID) error {

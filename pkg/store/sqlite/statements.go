@@ -36,7 +36,7 @@ const (
 		WHERE block_id = ? AND state = 'cooling' AND freed_seq > ? ORDER BY freed_seq LIMIT 1`
 
 	newestCoolingSQL = `SELECT boot_id, freed_boottime_ms, freed_seq FROM addresses
-		WHERE block_id = ? AND state = 'cooling' ORDER BY freed_seq DESC`
+		WHERE block_id IS ? AND state = 'cooling' ORDER BY freed_seq DESC`
 
 	reuseSQL = `UPDATE addresses SET state = 'pending', since = ?, boot_id = ?, pool = ?, block = ?,
 			container_id = ?, ifname = ?, pod_namespace = ?, pod_name = ?, pod_uid = ?, netns_path = ?, netns_inode = ?,

@@ -3,7 +3,6 @@ package sqlite
 import (
 	"context"
 	"database/sql"
-	"database/sql/driver"
 	"errors"
 	"fmt"
 	"time"
@@ -129,9 +128,6 @@ func (s *Store) transact(ctx context.Context, do func(*txn) error) (err error) {
 	defer func() {
 		if err != nil && !answer(err) {
 			s.stale = true // what is remembered of blocks may be of the lost transaction
-			if unwritable(err) || damaged(err) {
-				s.discardConn(ctx)
-			}
 		}
 	}()
 	tx, err := s.writer.BeginTx(ctx, nil)
@@ -166,15 +162,4 @@ func answer(err error) bool {
 		}
 	}
 	return false
-}
-
-// discardConn closes the writer's connection, so that the next transaction starts
-// with one that remembers nothing of a failed write.
-func (s *Store) discardConn(ctx context.Context) {
-	c, err := s.writer.Conn(ctx)
-	if err != nil {
-		return // there is none
-	}
-	_ = c.Raw(func(any) error { return driver.ErrBadConn })
-	_ = c.Close()
 }

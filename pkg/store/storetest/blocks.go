@@ -103,6 +103,24 @@ func testForgetAdoptedBlock(t *testing.T, n *node) {
 	if err := n.ForgetBlock(n.ctx(), blockA.Name); err != nil {
 		t.Fatal(err)
 	}
+
+	// When the use of all its addresses is known, theirs is what counts.
+	n.setBlocks(blockB)
+	for _, p := range []string{"0", "1", "2", "3"} {
+		n.reserve(p, blockB)
+	}
+	for _, p := range []string{"0", "1", "2", "3"} {
+		n.free(p)
+	}
+	n.clock.Advance(coolDown / 2)
+	if err := n.AdoptBlocks(n.ctx(), []store.Block{blockB}); err != nil {
+		t.Fatal(err)
+	}
+	n.clock.Advance(coolDown / 2)
+	n.wantUsage("default-1 0/0/4")
+	if err := n.ForgetBlock(n.ctx(), blockB.Name); err != nil {
+		t.Fatal(err)
+	}
 }
 
 func testAdoptBlocks(t *testing.T, n *node) {
@@ -205,12 +223,21 @@ func testBlockOfOneAddress(t *testing.T, n *node) {
 	one := mustBlock("default-9", "10.0.9.0/32", "fd00::9:0/128")
 	n.setBlocks(one)
 	wantAddr(t, "the only address", n.reserve("p", one), at(one, 0))
+	n.attach("p")
 	n.noAddress(one)
 	n.free("p")
 	n.noAddress(one)
 	n.wantUsage("default-9 0/1/1")
 	n.clock.Advance(coolDown)
 	wantAddr(t, "the only address again", n.reserve("q", one), at(one, 0))
+	q := request("q", one)
+	want := store.Allocation{
+		ID: q.ID, Pod: q.Pod, Netns: q.Netns, State: store.Pending, Pool: one.Pool, Block: one.Name,
+		Address: one.At(0), BootID: "boot-1", Since: n.clock.Now(),
+	}
+	if got, err := n.Get(n.ctx(), q.ID); err != nil || diffAllocation(want, got) != "" {
+		t.Errorf("a reused address has something of its last life: %v\n%s", err, diffAllocation(want, got))
+	}
 	n.free("q")
 	wantAddr(t, "the only address at once", n.yield("r", one), at(one, 0))
 	n.wantUsage("default-9 1/0/1")

@@ -231,7 +231,14 @@ func testAdoptUnrecordedBlock(t *testing.T, n *node) {
 		t.Fatal(err)
 	}
 	n.free("r")
+	if err := n.Adopt(n.ctx(), found("s", mustBlock("x-0", "10.0.0.12/30", "fd00::c/126").At(0))); err != nil {
+		t.Fatal(err)
+	}
+	n.free("s")
 	n.setBlocks(blockA)
+	blockD := mustBlock("default-3", "10.0.0.12/30", "fd00::c/126")
+	n.setBlocks(blockD)
+	n.wantUsage("default-0 0/0/4", "default-1 4/0/4", "default-3 0/1/4") // still cooling
 	n.clock.Advance(coolDown)
 	n.setBlocks(blockA)
 	n.setBlocks(blockC)

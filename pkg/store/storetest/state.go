@@ -94,9 +94,18 @@ func testRowsOfAnotherBoot(t *testing.T, n *node) {
 	n.attach("attached")
 	n.release("releasing")
 	n.reboot(10 * coolDown)
+	// One that is found alive all the same belongs to this boot.
+	alive := found("attached", blockA.At(1))
+	if err := n.Adopt(n.ctx(), alive); err != nil {
+		t.Fatal(err)
+	}
+	if a, err := n.Get(n.ctx(), alive.ID); err != nil || a.BootID != n.cfg.BootID || !a.Since.Equal(n.clock.Now()) {
+		t.Errorf("adopted in another boot: %+v, %v", a, err)
+	}
+	n.reboot(10 * coolDown)
 	var ids []store.ID
 	for _, a := range n.list() {
-		if a.BootID != "boot-1" {
+		if a.BootID == n.cfg.BootID {
 			t.Errorf("%s has boot ID %s", a.ContainerID, a.BootID)
 		}
 		if _, err := n.Release(n.ctx(), a.ID); err != nil {

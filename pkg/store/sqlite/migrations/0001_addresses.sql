@@ -9,6 +9,7 @@ INSERT INTO meta (key, value) VALUES
     ('node_uid', ''),           -- metadata.uid of that Node
     ('machine_id', ''),         -- /etc/machine-id
     ('cool_down_seconds', '0'), -- how long a freed address rests
+    ('cooled_seq', '0'),        -- freed_seq up to which addresses were seen to have cooled down
     ('created_at', ''),         -- when the file was made
     ('rebuilt_at', ''),         -- when it was complete; '' while kernel and API are still read
     ('written_at', '');         -- when it was last proven to be writable
