@@ -42,11 +42,12 @@ func (l layer) String() string {
 // places says where the packages of the module are; the longest prefix counts,
 // and a prefix without a slash at its end is one package without those below it.
 var places = map[string]layer{
-	"pkg/apis/":      pure,
-	"pkg/ipam/":      pure,
-	"pkg/plan/":      pure,
-	"pkg/dataplane/": pure,
-	"pkg/store":      pure,
+	"pkg/apis/":       pure,
+	"pkg/ipam/":       pure,
+	"pkg/plan/":       pure,
+	"pkg/dataplane/":  pure,
+	"pkg/faultpoint/": pure,
+	"pkg/store":       pure,
 
 	"generated/":        adapter,
 	"pkg/kernel/":       adapter,

@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/coil-net/coil/pkg/dataplane"
+	"github.com/coil-net/coil/pkg/faultpoint"
 	"github.com/coil-net/coil/pkg/ipam"
 	"github.com/coil-net/coil/pkg/kernel/netns"
 	"github.com/coil-net/coil/pkg/kernel/rtnl"
@@ -121,9 +122,11 @@ func (w wiring) make(ctx context.Context) (a Attachment, err error) {
 	if err != nil {
 		return Attachment{}, err // whether it was made is unknown
 	}
+	faultpoint.At(faultpoint.AddVeth)
 	if err := w.wirePod(ctx, macs[0]); err != nil {
 		return Attachment{}, err
 	}
+	faultpoint.At(faultpoint.AddPodWired)
 	index, err := w.handle.IndexByName(id.name())
 	if err != nil {
 		return Attachment{}, err
@@ -131,6 +134,7 @@ func (w wiring) make(ctx context.Context) (a Attachment, err error) {
 	if err := w.wireHost(ctx, index); err != nil {
 		return Attachment{}, err
 	}
+	faultpoint.At(faultpoint.AddHostWired)
 	committed = true
 	a = Attachment{
 		HostIfName:  w.hostName(),

@@ -23,6 +23,7 @@ import (
 	"github.com/coil-net/coil/pkg/cniconf"
 	"github.com/coil-net/coil/pkg/dataplane"
 	"github.com/coil-net/coil/pkg/delqueue"
+	"github.com/coil-net/coil/pkg/faultpoint"
 	"github.com/coil-net/coil/pkg/kernel/netns"
 	"github.com/coil-net/coil/pkg/kernel/route"
 	"github.com/coil-net/coil/pkg/kernel/rtnl"
@@ -347,6 +348,7 @@ func (d *daemon) restoreOnce(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	faultpoint.At(faultpoint.RestoreInLine)
 	if err := d.store.Rebuilt(ctx); err != nil {
 		return err
 	}

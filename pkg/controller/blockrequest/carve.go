@@ -12,6 +12,7 @@ import (
 	"k8s.io/klog/v2"
 
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
+	"github.com/coil-net/coil/pkg/faultpoint"
 	"github.com/coil-net/coil/pkg/ipam"
 	"github.com/coil-net/coil/pkg/plan"
 )
@@ -179,9 +180,11 @@ func (c *Controller) carve(ctx context.Context, r *v2.BlockRequest, w *work, poo
 		if err != nil {
 			return nil, err
 		}
+		faultpoint.At(faultpoint.CarveChosen)
 		b, err := c.coil.CoilV2().AddressBlocks().Create(ctx, plan.NewBlock(pool, cand.index, cand.block, h), metav1.CreateOptions{})
 		switch {
 		case err == nil:
+			faultpoint.At(faultpoint.CarveCreated)
 			w.made, w.attempt = b.Name, nil
 			klog.FromContext(ctx).V(2).Info("Carved a block", "block", b.Name, "ranges", cand.block, "node", h.NodeName)
 			return b, nil

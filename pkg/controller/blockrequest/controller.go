@@ -57,6 +57,7 @@ import (
 	informers "github.com/coil-net/coil/generated/informers/externalversions/coil/v2"
 	listers "github.com/coil-net/coil/generated/listers/coil/v2"
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
+	"github.com/coil-net/coil/pkg/faultpoint"
 	"github.com/coil-net/coil/pkg/kube"
 	"github.com/coil-net/coil/pkg/reconcile"
 )
@@ -345,6 +346,7 @@ func (c *Controller) complete(ctx context.Context, r *v2.BlockRequest, b *v2.Add
 	if err != nil {
 		return fmt.Errorf("write AddressBlock %s into it: %w", b.Name, err)
 	}
+	faultpoint.At(faultpoint.CarveAnswered)
 	c.answers.WithLabelValues(string(v2.BlockRequestComplete)).Inc()
 	klog.FromContext(ctx).V(2).Info("Answered a request", "request", r.Name, "block", b.Name, "node", r.Spec.NodeName)
 	return nil

@@ -26,6 +26,7 @@ import (
 
 	"k8s.io/klog/v2"
 
+	"github.com/coil-net/coil/pkg/faultpoint"
 	"github.com/coil-net/coil/pkg/ipam"
 	"github.com/coil-net/coil/pkg/node"
 	"github.com/coil-net/coil/pkg/podnet"
@@ -106,10 +107,12 @@ func (a *Assigner) Add(ctx context.Context, r node.AddRequest) (store.Allocation
 }
 
 func (a *Assigner) add(ctx context.Context, r node.AddRequest) (_ store.Allocation, err error) {
+	faultpoint.At(faultpoint.AddBegun)
 	alloc, err := a.reserve(ctx, r)
 	if err != nil {
 		return store.Allocation{}, err
 	}
+	faultpoint.At(faultpoint.AddReserved)
 	if alloc.Netns.Inode != 0 && alloc.Netns != r.Netns {
 		// The sandbox was made again: what was wired is gone.
 		if err := a.remove(ctx, r.ID); err != nil {
@@ -157,6 +160,7 @@ func (a *Assigner) add(ctx context.Context, r node.AddRequest) (_ store.Allocati
 	if err != nil {
 		return store.Allocation{}, fmt.Errorf("record the attachment: %w", err)
 	}
+	faultpoint.At(faultpoint.AddRecorded)
 	if err := context.Cause(ctx); err != nil {
 		return store.Allocation{}, err // nobody takes the answer
 	}
@@ -228,15 +232,18 @@ func (a *Assigner) Del(ctx context.Context, id store.ID) error {
 
 // remove withdraws routes, removes the link and cools the address.
 func (a *Assigner) remove(ctx context.Context, id store.ID) error {
+	faultpoint.At(faultpoint.DelBegun)
 	alloc, err := a.store.Release(ctx, id)
 	unknown := errors.Is(err, store.ErrNotFound)
 	if err != nil && !unknown {
 		return fmt.Errorf("release the address: %w", err)
 	}
 	if !unknown {
+		faultpoint.At(faultpoint.DelReleased)
 		if err := a.net.Withdraw(ctx, alloc.Address); err != nil {
 			return fmt.Errorf("withdraw %s: %w", alloc.Address, err)
 		}
+		faultpoint.At(faultpoint.DelWithdrawn)
 	}
 	if err := a.net.Remove(ctx, podnet.ID(id), alloc.HostIfIndex); err != nil {
 		return fmt.Errorf("remove the link: %w", err)
@@ -244,6 +251,7 @@ func (a *Assigner) remove(ctx context.Context, id store.ID) error {
 	if unknown {
 		return nil
 	}
+	faultpoint.At(faultpoint.DelUnlinked)
 	if err := a.store.Cool(ctx, id); err != nil {
 		return fmt.Errorf("cool %s: %w", alloc.Address, err)
 	}

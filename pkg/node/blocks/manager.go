@@ -34,6 +34,7 @@ import (
 	informers "github.com/coil-net/coil/generated/informers/externalversions/coil/v2"
 	listers "github.com/coil-net/coil/generated/listers/coil/v2"
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
+	"github.com/coil-net/coil/pkg/faultpoint"
 	"github.com/coil-net/coil/pkg/ipam"
 	"github.com/coil-net/coil/pkg/plan"
 	"github.com/coil-net/coil/pkg/reconcile"
@@ -283,9 +284,11 @@ func (m *Manager) takeAnswers(ctx context.Context, pool string) (open bool, err 
 				continue
 			}
 		}
+		faultpoint.At(faultpoint.BlockSeen)
 		if err := m.deleteRequest(ctx, r); err != nil {
 			return false, err
 		}
+		faultpoint.At(faultpoint.BlockRequested)
 		m.asked.done(pool, r)
 		if failed != nil {
 			m.news.tell(pool, &Refused{Pool: pool, Reason: failed.Reason, Message: failed.Message})
@@ -339,7 +342,9 @@ func (m *Manager) intake(ctx context.Context, pool string) (bool, error) {
 		return false, err
 	}
 	if news {
+		faultpoint.At(faultpoint.BlockRecorded)
 		errs = append(errs, m.syncExport(ctx, struct{}{}))
+		faultpoint.At(faultpoint.BlockExported)
 	}
 	if err := errors.Join(errs...); err != nil {
 		// A block that can't be understood must not keep the others from use.

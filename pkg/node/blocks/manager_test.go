@@ -371,8 +371,9 @@ func TestLostAnswerOfCreate(t *testing.T) {
 	if e := <-err; e != nil {
 		t.Fatal(e)
 	}
-	if got := b.record.blocks; len(got) != 1 {
-		t.Errorf("%d blocks for one need", len(got))
+	l, e := b.client.CoilV2().AddressBlocks().List(t.Context(), metav1.ListOptions{})
+	if e != nil || len(l.Items) != 1 {
+		t.Errorf("%d blocks for one need, %v", len(l.Items), e)
 	}
 }
 

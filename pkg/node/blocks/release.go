@@ -12,6 +12,7 @@ import (
 	"k8s.io/klog/v2"
 
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
+	"github.com/coil-net/coil/pkg/faultpoint"
 	"github.com/coil-net/coil/pkg/plan"
 	"github.com/coil-net/coil/pkg/store"
 )
@@ -29,6 +30,7 @@ func (m *Manager) release(ctx context.Context, name string) error {
 		}
 		return err
 	}
+	faultpoint.At(faultpoint.BlockForgotten)
 	m.mu.Lock()
 	m.gone[b.UID] = true
 	delete(m.since, name)
@@ -48,6 +50,7 @@ func (m *Manager) deleteBlock(ctx context.Context, b *v2.AddressBlock) error {
 	if err := m.syncExport(ctx, struct{}{}); err != nil {
 		return fmt.Errorf("withdraw AddressBlock %s: %w", b.Name, err)
 	}
+	faultpoint.At(faultpoint.BlockWithdrawn)
 	live, err := m.live(ctx, b)
 	if live == nil || err != nil {
 		return err
@@ -63,6 +66,7 @@ func (m *Manager) deleteBlock(ctx context.Context, b *v2.AddressBlock) error {
 		if err != nil && !apierrors.IsNotFound(err) {
 			return fmt.Errorf("delete AddressBlock %s: %w", b.Name, err)
 		}
+		faultpoint.At(faultpoint.BlockDeleted)
 		if live, err = m.live(ctx, b); live == nil || err != nil {
 			return err
 		}
@@ -71,6 +75,7 @@ func (m *Manager) deleteBlock(ctx context.Context, b *v2.AddressBlock) error {
 	if _, err := client.Update(ctx, live, metav1.UpdateOptions{}); err != nil && !apierrors.IsNotFound(err) {
 		return fmt.Errorf("remove the finalizer of AddressBlock %s: %w", b.Name, err)
 	}
+	faultpoint.At(faultpoint.BlockReleased)
 	return nil
 }
 

@@ -14,6 +14,7 @@ import (
 	"k8s.io/klog/v2"
 
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
+	"github.com/coil-net/coil/pkg/faultpoint"
 )
 
 // requestName is the name of a BlockRequest. The hash tells nodes and pools apart
@@ -125,6 +126,7 @@ func (m *Manager) request(ctx context.Context, pool string) error {
 		}
 		switch {
 		case err == nil:
+			faultpoint.At(faultpoint.BlockAsked)
 			m.asked.created(pool, made.UID)
 			klog.FromContext(ctx).V(2).Info("Asked for a block", "pool", pool, "request", r.Name)
 			return nil

@@ -27,6 +27,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/coil-net/coil/pkg/delqueue"
+	"github.com/coil-net/coil/pkg/faultpoint"
 	"github.com/coil-net/coil/pkg/ipam"
 	"github.com/coil-net/coil/pkg/podnet"
 	"github.com/coil-net/coil/pkg/store"
@@ -80,6 +81,7 @@ func (r *Restorer) Restore(ctx context.Context, fresh bool, blocks []store.Block
 	if err := r.recordBlocks(ctx, fresh, blocks, &rep); err != nil {
 		return rep, err
 	}
+	faultpoint.At(faultpoint.RestoreBlocks)
 	all, err := r.Store.List(ctx)
 	if err != nil {
 		return rep, fmt.Errorf("list records: %w", err)
@@ -98,7 +100,9 @@ func (r *Restorer) Restore(ctx context.Context, fresh bool, blocks []store.Block
 		if err := r.adopt(ctx, f, &rep); err != nil {
 			return rep, err
 		}
+		faultpoint.At(faultpoint.RestoreAdopted)
 	}
+	faultpoint.At(faultpoint.RestoreLinks)
 	for _, a := range all {
 		if links[a.ID] && a.State == store.Attached {
 			rep.Kept++
@@ -107,6 +111,7 @@ func (r *Restorer) Restore(ctx context.Context, fresh bool, blocks []store.Block
 		if err := r.Detacher.Del(ctx, a.ID); err != nil {
 			return rep, fmt.Errorf("take down %s of pod %s/%s: %w", a.Address, a.Namespace, a.Name, err)
 		}
+		faultpoint.At(faultpoint.RestoreDropped)
 		rep.TakenDown++
 	}
 	rep.Replayed, err = r.Replay(ctx)
@@ -204,6 +209,7 @@ func (r *Restorer) Replay(ctx context.Context) (int, error) {
 			errs = append(errs, fmt.Errorf("queued deletion of container %s: %w", rec.ContainerID, err))
 			continue
 		}
+		faultpoint.At(faultpoint.RestoreReplayed)
 		errs = append(errs, r.Queue.Remove(rec.ID))
 		n++
 	}

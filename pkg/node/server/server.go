@@ -15,6 +15,7 @@ import (
 	"google.golang.org/protobuf/types/known/emptypb"
 
 	"github.com/coil-net/coil/generated/cnirpc"
+	"github.com/coil-net/coil/pkg/faultpoint"
 	"github.com/coil-net/coil/pkg/node"
 	"github.com/coil-net/coil/pkg/store"
 )
@@ -96,6 +97,7 @@ func (s *Server) Add(ctx context.Context, args *cnirpc.CNIArgs) (*cnirpc.AddResp
 	if err != nil {
 		return nil, fail(codeOf(err), "give the pod an address", err)
 	}
+	faultpoint.At(faultpoint.AddAnswering)
 	return &cnirpc.AddResponse{Result: alloc.Result}, nil
 }
 
@@ -128,6 +130,7 @@ func (s *Server) Del(ctx context.Context, args *cnirpc.CNIArgs) (*emptypb.Empty,
 	if err := s.assign.Del(ctx, idOf(args)); err != nil {
 		return nil, fail(codeOf(err), "detach the pod", err)
 	}
+	faultpoint.At(faultpoint.DelAnswering)
 	return &emptypb.Empty{}, nil
 }
 

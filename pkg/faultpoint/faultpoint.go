@@ -1,0 +1,87 @@
+// Package faultpoint names the points between the steps of ADD, DEL and the life of
+// a block at which a crash is tested.
+//
+// It owns their names. In programs that are shipped a point is nothing at all;
+// built with the tag faultpoints, a program kills itself at one of them when its
+// environment says so. It must not know what happens at a point.
+package faultpoint
+
+// Point is the name of a point.
+type Point string
+
+// The points of ADD, in their order.
+const (
+	AddBegun     Point = "add.begun"
+	AddReserved  Point = "add.reserved"
+	AddVeth      Point = "add.veth"       // the link exists, nothing is on it
+	AddPodWired  Point = "add.pod-wired"  // the pod's end is complete
+	AddHostWired Point = "add.host-wired" // all is in the kernel
+	AddRecorded  Point = "add.recorded"
+	AddAnswering Point = "add.answering"
+)
+
+// The points of DEL, in their order.
+const (
+	DelBegun     Point = "del.begun"
+	DelReleased  Point = "del.released"
+	DelWithdrawn Point = "del.withdrawn"
+	DelUnlinked  Point = "del.unlinked"
+	DelAnswering Point = "del.answering" // the address cools
+)
+
+// The points of a block that a node acquires and gives back, in their order.
+const (
+	BlockAsked     Point = "block.asked"     // the BlockRequest exists
+	BlockSeen      Point = "block.seen"      // it is answered
+	BlockRequested Point = "block.requested" // it is deleted
+	BlockRecorded  Point = "block.recorded"
+	BlockExported  Point = "block.exported"
+	BlockForgotten Point = "block.forgotten"
+	BlockWithdrawn Point = "block.withdrawn"
+	BlockDeleted   Point = "block.deleted" // but for the finalizer
+	BlockReleased  Point = "block.released"
+)
+
+// The points of the start of coild, in their order.
+const (
+	RestoreBlocks   Point = "restore.blocks" // the blocks are recorded
+	RestoreAdopted  Point = "restore.adopted"
+	RestoreLinks    Point = "restore.links" // all links are recorded
+	RestoreDropped  Point = "restore.dropped"
+	RestoreReplayed Point = "restore.replayed" // but for the record in the queue
+	RestoreInLine   Point = "restore.in-line"  // nothing says yet that it is
+)
+
+// The points of the controller, in their order.
+const (
+	CarveChosen   Point = "carve.chosen"
+	CarveCreated  Point = "carve.created" // the block exists, its request isn't answered
+	CarveAnswered Point = "carve.answered"
+)
+
+// Add returns the points of ADD.
+func Add() []Point {
+	return []Point{AddBegun, AddReserved, AddVeth, AddPodWired, AddHostWired, AddRecorded, AddAnswering}
+}
+
+// Del returns the points of DEL.
+func Del() []Point {
+	return []Point{DelBegun, DelReleased, DelWithdrawn, DelUnlinked, DelAnswering}
+}
+
+// Block returns the points of a block's life on a node.
+func Block() []Point {
+	return []Point{BlockAsked, BlockSeen, BlockRequested, BlockRecorded, BlockExported, BlockForgotten, BlockWithdrawn, BlockDeleted, BlockReleased}
+}
+
+// Restore returns the points of the start.
+func Restore() []Point {
+	return []Point{RestoreBlocks, RestoreAdopted, RestoreLinks, RestoreDropped, RestoreReplayed, RestoreInLine}
+}
+
+// Carve returns the points of the controller.
+func Carve() []Point { return []Point{CarveChosen, CarveCreated, CarveAnswered} }
+
+// Env is the environment variable that selects points, as "add.reserved=3": the
+// process ends at the third passage, as by SIGKILL. Several are separated by commas.
+const Env = "COIL_FAULTPOINTS"

@@ -1,0 +1,6 @@
+//go:build !faultpoints
+
+package faultpoint
+
+// At marks a point.
+func At(Point) {}
