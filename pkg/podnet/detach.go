@@ -2,6 +2,8 @@ package podnet
 
 import (
 	"context"
+	"crypto/rand"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -26,20 +28,99 @@ func (n *Network) Withdraw(ctx context.Context, addrs ...ipam.Address) error {
 	return nil
 }
 
-// Remove removes the link of an attachment, and with it its addresses and
-// routes. The pod's network namespace isn't needed. hostIfIndex is where the
-// link was last seen, 0 if that is unknown; a link that Coil 2.x made is only
-// found by it. A link is removed only if its alias names the attachment. When
-// there is none, that is success.
+// Target is the link of an attachment that is to be removed. HostIfIndex is where it
+// was last seen, 0 if that is unknown; a link that Coil 2.x made is only found by it.
+type Target struct {
+	ID
+	HostIfIndex int
+}
+
+// Remove removes the link of an attachment; see RemoveAll.
 func (n *Network) Remove(ctx context.Context, id ID, hostIfIndex int) error {
-	l, err := n.find(ctx, id, hostIfIndex)
-	if err == nil {
-		err = n.remove(ctx, l)
+	return n.RemoveAll(ctx, Target{id, hostIfIndex})[0]
+}
+
+// RemoveAll removes the links of attachments, and with them their addresses and
+// routes, and returns the error of each. The pods' network namespaces aren't needed.
+// A link is removed only if its alias names the attachment. When there is none, that
+// is success.
+//
+// Many take hardly longer than one: the kernel waits, for tens of milliseconds, until
+// no processor uses a removed link any more, but only once for all links of a group.
+func (n *Network) RemoveAll(ctx context.Context, targets ...Target) []error {
+	results := make([]error, len(targets))
+	var links []rtnl.Link
+	var of []int // the target of each
+	for i, t := range targets {
+		l, err := n.find(ctx, t.ID, t.HostIfIndex)
+		switch {
+		case err == nil:
+			links, of = append(links, l), append(of, i)
+		case !errors.Is(err, rtnl.ErrNotExist):
+			results[i] = err
+		}
 	}
-	if err != nil && !errors.Is(err, rtnl.ErrNotExist) {
-		return fmt.Errorf("detach %s: %w", id, err)
+	for i, err := range n.removeLinks(ctx, links) {
+		results[of[i]] = err
 	}
-	return nil
+	for i, err := range results {
+		if err != nil {
+			results[i] = fmt.Errorf("detach %s: %w", targets[i].ID, err)
+		}
+	}
+	return results
+}
+
+// removeLinks removes links, of which each belongs to an attachment, and returns the
+// error of each.
+func (n *Network) removeLinks(ctx context.Context, links []rtnl.Link) []error {
+	results := make([]error, len(links))
+	if len(links) > 1 && n.removeGroup(ctx, links) == nil {
+		return results
+	}
+	// Also after a failure: what is gone is success, and the others get their own error.
+	for i, l := range links {
+		results[i] = n.remove(ctx, l)
+	}
+	return results
+}
+
+// removedMask is the part of a group that says that its links are being removed.
+const removedMask = 0xf0000000
+
+// removeGroup removes links together, or returns why that wasn't possible: some may be
+// gone all the same.
+func (n *Network) removeGroup(ctx context.Context, links []rtnl.Link) error {
+	var random [4]byte
+	if _, err := rand.Read(random[:]); err != nil {
+		return err
+	}
+	group := dataplane.LinkGroupRemoved | binary.NativeEndian.Uint32(random[:])&^removedMask
+	reqs := make([]rtnl.Request, 0, len(links))
+	ours := make(map[int]rtnl.Link, len(links))
+	for _, l := range links {
+		reqs = append(reqs, rtnl.SetLink(l.Index, rtnl.LinkChange{Group: group}))
+		ours[l.Index] = l
+	}
+	for _, err := range n.handle.Each(ctx, reqs...) {
+		if err != nil && !errors.Is(err, rtnl.ErrNotExist) {
+			return err
+		}
+	}
+	members, err := n.handle.Group(ctx, group)
+	if err != nil {
+		return err
+	}
+	for _, m := range members {
+		if l, ok := ours[m.Index]; !ok || m.Alias != l.Alias || m.Name != l.Name {
+			return fmt.Errorf("link %s is in group %#x too", m, group)
+		}
+	}
+	err = n.handle.Do(ctx, rtnl.DelGroup(group))
+	if errors.Is(err, rtnl.ErrNotExist) {
+		return nil // their namespaces are gone, and took them along
+	}
+	return err
 }
 
 // find returns the host's end of an attachment without a dump; rtnl.ErrNotExist.
@@ -68,7 +149,7 @@ func (n *Network) find(ctx context.Context, id ID, hint int) (rtnl.Link, error) 
 // or, when an Attach was killed before it set that, by its group and name.
 func belongs(l rtnl.Link, id ID) bool {
 	if l.Alias == "" {
-		return l.Name == id.name() && l.Group == dataplane.LinkGroup
+		return l.Name == id.name() && (l.Group == dataplane.LinkGroup || l.Group&removedMask == dataplane.LinkGroupRemoved)
 	}
 	_, owner, ok := parseAlias(l.Alias)
 	return ok && owner == id

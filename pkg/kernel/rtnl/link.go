@@ -3,6 +3,7 @@ package rtnl
 import (
 	"context"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"net"
 
@@ -74,6 +75,8 @@ type LinkChange struct {
 	// NoAutoAddress keeps the kernel from making an IPv6 link-local address, which
 	// would be tentative for a second or two.
 	NoAutoAddress bool
+	// Group is the group that the link is moved to.
+	Group uint32
 }
 
 // SetLink asks for a change of a link.
@@ -89,6 +92,9 @@ func SetLink(index int, c LinkChange) Request {
 	}
 	if c.Alias != "" {
 		e.attr(unix.IFLA_IFALIAS, []byte(c.Alias))
+	}
+	if c.Group != 0 {
+		e.attrU32(unix.IFLA_GROUP, c.Group)
 	}
 	if c.NoAutoAddress {
 		e.nest(unix.IFLA_AF_SPEC, func() {
@@ -111,6 +117,9 @@ func SetLink(index int, c LinkChange) Request {
 		if c.NoAutoAddress {
 			s += " addrgenmode none"
 		}
+		if c.Group != 0 {
+			s += fmt.Sprintf(" group %#x", c.Group)
+		}
 		return s
 	}}
 }
@@ -131,6 +140,16 @@ func DelLink(index int) Request {
 	var e encoder
 	e.ifInfo(index, 0, 0)
 	return Request{unix.RTM_DELLINK, 0, e.b, func() string { return fmt.Sprintf("link del %d", index) }}
+}
+
+// DelGroup asks for the removal of all links of a group at once, which takes hardly
+// longer than that of one: the kernel waits once until nobody uses them any more.
+// ErrNotExist if the group has none. If one of them can't be removed, none is.
+func DelGroup(group uint32) Request {
+	var e encoder
+	e.ifInfo(0, 0, 0)
+	e.attrU32(unix.IFLA_GROUP, group)
+	return Request{unix.RTM_DELLINK, 0, e.b, func() string { return fmt.Sprintf("link del group %#x", group) }}
 }
 
 // Link is what is known of a link.
@@ -209,6 +228,52 @@ func (h *Handle) Veths(ctx context.Context) ([]Link, error) {
 		l, err := parseLink(body)
 		return l, l.Kind == kindVeth, err
 	})
+}
+
+// Group returns the links of a group, of all kinds. Links that come and go meanwhile
+// don't make it fail. The others are there, though before Linux 6.9, which walks the
+// links by their indexes, one may be skipped when another is removed just then.
+func (h *Handle) Group(ctx context.Context, group uint32) ([]Link, error) {
+	var e encoder
+	e.ifInfo(0, 0, 0)
+	e.attrU32(unix.IFLA_EXT_MASK, filterSkipStats)
+	r := Request{unix.RTM_GETLINK, 0, e.b, func() string { return fmt.Sprintf("link show group %#x", group) }}
+	if err := errors.Join(ctx.Err(), observe(ctx, r)); err != nil {
+		return nil, fmt.Errorf("%s: %w", r, err)
+	}
+	var links []Link
+	err := h.with(func(c *conn) error {
+		return c.dump(r, func(body []byte) error {
+			if g, err := groupOf(body); err != nil || g != group {
+				return err
+			}
+			l, err := parseLink(body)
+			links = append(links, l)
+			return err
+		})
+	})
+	if err != nil && !errors.Is(err, ErrDumpInterrupted) {
+		return nil, err
+	}
+	return links, nil
+}
+
+// groupOf finds the group of a link without reading the rest of it.
+func groupOf(body []byte) (uint32, error) {
+	if len(body) < unix.SizeofIfInfomsg {
+		return 0, fmt.Errorf("link in %d bytes: %w", len(body), errMalformed)
+	}
+	for b := body[unix.SizeofIfInfomsg:]; len(b) >= unix.SizeofRtAttr; {
+		n := int(binary.NativeEndian.Uint16(b))
+		if n < unix.SizeofRtAttr || n > len(b) {
+			return 0, fmt.Errorf("attribute of %d bytes in %d bytes: %w", n, len(b), errMalformed)
+		}
+		if binary.NativeEndian.Uint16(b[2:]) == unix.IFLA_GROUP {
+			return attribute{value: b[unix.SizeofRtAttr:n]}.u32(), nil
+		}
+		b = b[min(align(n), len(b)):]
+	}
+	return 0, nil
 }
 
 // IndexByName returns the index of a link by its name, up to 15 bytes, without
