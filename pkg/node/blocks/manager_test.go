@@ -109,8 +109,17 @@ const nodeUID = types.UID("node-uid")
 
 func run(t *testing.T, objects ...runtime.Object) *bench {
 	t.Helper()
+	return runWith(t, nil, objects...)
+}
+
+// runWith is run with addresses that are allocated from the start, by block.
+func runWith(t *testing.T, allocated map[string]int, objects ...runtime.Object) *bench {
+	t.Helper()
 	_, ctx := ktesting.NewTestContext(t)
 	b := &bench{client: fake.NewSimpleClientset(objects...), record: &record{blocks: map[string]store.Usage{}}, exporter: &exporter{}}
+	for name, n := range allocated {
+		b.record.allocate(name, n)
+	}
 	uids := 0
 	b.client.PrependReactor("create", "blockrequests", func(a clienttesting.Action) (bool, runtime.Object, error) {
 		uids++
@@ -378,8 +387,7 @@ func TestLostAnswerOfCreate(t *testing.T) {
 }
 
 func TestReleaseOfEmptyBlock(t *testing.T) {
-	b := run(t, newBlock("default", 0), newBlock("default", 1))
-	b.record.allocate("default-0", 1)
+	b := runWith(t, map[string]int{"default-0": 1}, newBlock("default", 0), newBlock("default", 1))
 	testkit.Eventually(t, 10*time.Second, "the empty block is released", func() error {
 		b.Changed("default")
 		if got := b.exporter.exported(); got != "default-0" {
@@ -404,8 +412,7 @@ func TestReservedAndDeletingBlocksGiveNothing(t *testing.T) {
 	reservedBlock.Labels[v2.LabelReserved] = v2.ReservedValue
 	now := metav1.Now()
 	deletingBlock.DeletionTimestamp = &now
-	b := run(t, reservedBlock, deletingBlock)
-	b.record.allocate("default-1", 1)
+	b := runWith(t, map[string]int{"default-1": 1}, reservedBlock, deletingBlock)
 	if got := b.Usable("default"); len(got) != 0 {
 		t.Errorf("usable: %v, want none", got)
 	}
@@ -418,9 +425,8 @@ func TestReservedAndDeletingBlocksGiveNothing(t *testing.T) {
 }
 
 func TestUsageIsReported(t *testing.T) {
-	b := run(t, newBlock("default", 0))
+	b := runWith(t, map[string]int{"default-0": 5}, newBlock("default", 0))
 	testkit.Eventually(t, 10*time.Second, "usage is in the status", func() error {
-		b.record.allocate("default-0", 5)
 		b.Changed("default")
 		blk, err := b.client.CoilV2().AddressBlocks().Get(t.Context(), "default-0", metav1.GetOptions{})
 		if err != nil {
@@ -434,8 +440,7 @@ func TestUsageIsReported(t *testing.T) {
 }
 
 func TestWithdraw(t *testing.T) {
-	b := run(t, newBlock("default", 0))
-	b.record.allocate("default-0", 1)
+	b := runWith(t, map[string]int{"default-0": 1}, newBlock("default", 0))
 	if err := b.Withdraw(t.Context(), true); err != nil {
 		t.Fatal(err)
 	}
