@@ -36,6 +36,8 @@ type Options struct {
 	OriginateOnly bool
 	CoolDown      time.Duration
 	BlockTimeout  time.Duration
+	BlockMinAge   time.Duration
+	SweepInterval time.Duration
 	MTU           int
 	Observe       observe.Options
 }
@@ -60,6 +62,8 @@ func (o *Options) AddFlags(fs *pflag.FlagSet) {
 	fs.BoolVar(&o.OriginateOnly, "enable-originating-only", false, "use an Egress for connections that the pod opens only")
 	fs.DurationVar(&o.CoolDown, "cool-down", time.Minute, "time before a freed address is given again")
 	fs.DurationVar(&o.BlockTimeout, "block-timeout", 15*time.Second, "time that a pod waits for an AddressBlock before it fails and is tried again")
+	fs.DurationVar(&o.BlockMinAge, "block-min-age", time.Minute, "time for which an AddressBlock is kept at least, used or not")
+	fs.DurationVar(&o.SweepInterval, "sweep-interval", 30*time.Second, "how often the record is compared with the kernel; what is found without a link twice is released")
 	fs.IntVar(&o.MTU, "mtu", 0, "MTU of pods; 0 is 1500")
 	fs.StringVar(&o.Observe.MetricsAddr, "metrics-addr", ":9384", "address of /metrics")
 	fs.StringVar(&o.Observe.HealthAddr, "health-addr", ":9385", "address of /healthz and /readyz")
@@ -94,8 +98,11 @@ func (o *Options) Validate() error {
 	if o.EgressPort < 1 || o.EgressPort > 65535 {
 		bad("--egress-port=%d is not a port", o.EgressPort)
 	}
-	if o.CoolDown < 0 || o.BlockTimeout <= 0 {
-		bad("--cool-down must not be negative, and --block-timeout must be positive")
+	if o.CoolDown < 0 || o.BlockMinAge < 0 {
+		bad("--cool-down and --block-min-age must not be negative")
+	}
+	if o.BlockTimeout <= 0 || o.SweepInterval <= 0 {
+		bad("--block-timeout and --sweep-interval must be positive")
 	}
 	if o.MTU != 0 && (o.MTU < 1280 || o.MTU > 65535) {
 		bad("--mtu=%d is not within 1280 (what IPv6 needs) and 65535", o.MTU)

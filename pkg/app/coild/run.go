@@ -207,7 +207,7 @@ func (d *daemon) composeIPAM(ctx context.Context, self *corev1.Node, group *errg
 	api := mine.Coil().V2()
 	d.lister = api.AddressBlocks().Lister()
 	d.blocks, err = blocks.New(blocks.Config{
-		NodeName: d.NodeName, NodeUID: d.node, MinAge: max(d.CoolDown, 30*time.Second), StatusInterval: 30 * time.Second,
+		NodeName: d.NodeName, NodeUID: d.node, MinAge: d.BlockMinAge, StatusInterval: 30 * time.Second,
 	}, d.clients.Coil, api.AddressBlocks(), api.BlockRequests(), d.store, exporter, reconcile.NewMetrics(d.registry))
 	if err != nil {
 		return closeAll, err
@@ -216,7 +216,7 @@ func (d *daemon) composeIPAM(ctx context.Context, self *corev1.Node, group *errg
 	closers = append(closers, func() error { mine.Shutdown(); return nil })
 
 	d.assign = assign.New(assign.Config{
-		BlockTimeout: d.BlockTimeout, UndoTimeout: 10 * time.Second, NodeAddrs: d.view.NodeAddrs,
+		BlockTimeout: d.BlockTimeout, UndoTimeout: 10 * time.Second, Suspicion: d.SweepInterval, NodeAddrs: d.view.NodeAddrs,
 	}, d.store, d.blocks, d.network)
 	d.restorer = &restore.Restorer{
 		Store: d.store, Links: d.network, Detacher: d.assign,
@@ -395,7 +395,7 @@ func (d *daemon) upkeep() []heal.Task {
 	return []heal.Task{
 		{Name: "pod-routes", Every: 30 * time.Second, Run: d.syncPods},
 		{Name: "block-routes", Every: 30 * time.Second, Run: d.blocks.Export},
-		{Name: "sweep", Every: 30 * time.Second, Run: d.assign.Sweep},
+		{Name: "sweep", Every: d.SweepInterval, Run: d.assign.Sweep},
 		{Name: "del-queue", Every: 5 * time.Second, Run: func(ctx context.Context) error {
 			_, err := d.restorer.Replay(ctx)
 			return err

@@ -61,6 +61,8 @@ type Config struct {
 	BlockTimeout time.Duration
 	// UndoTimeout bounds the undoing of a failed ADD.
 	UndoTimeout time.Duration
+	// Suspicion is how long an attachment has to seem lost before it is released.
+	Suspicion time.Duration
 	// NodeAddrs returns the node's own addresses: those that it uses towards pods.
 	NodeAddrs func() ipam.Address
 }

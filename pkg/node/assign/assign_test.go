@@ -132,6 +132,8 @@ type bench struct {
 	supply *supply
 }
 
+const suspicion = 30 * time.Second
+
 var errPoolEmpty = errors.New("AddressPool default is exhausted")
 
 func newBench(t *testing.T) *bench {
@@ -155,7 +157,7 @@ func newBench(t *testing.T) *bench {
 		supply: &supply{usable: []string{"default-0"}, ask: func(context.Context) error { return errPoolEmpty }},
 	}
 	b.Assigner = New(Config{
-		BlockTimeout: time.Second, UndoTimeout: 5 * time.Second, NodeAddrs: func() ipam.Address { return ipam.Address{} },
+		BlockTimeout: time.Second, UndoTimeout: 5 * time.Second, Suspicion: suspicion, NodeAddrs: func() ipam.Address { return ipam.Address{} },
 	}, s, b.supply, b.net)
 	return b
 }

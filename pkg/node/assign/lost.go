@@ -12,9 +12,6 @@ import (
 	"github.com/coil-net/coil/pkg/store"
 )
 
-// suspicion is how long an attachment has to seem lost before it is released.
-const suspicion = 30 * time.Second
-
 // suspects are attachments that seemed lost, and since when. One is released
 // only when it still seems so at a later look.
 type suspects struct {
@@ -24,9 +21,9 @@ type suspects struct {
 
 func newSuspects() suspects { return suspects{mu: new(sync.Mutex), since: map[store.ID]time.Time{}} }
 
-// confirm says whether id has seemed lost long enough at the time now, and
+// confirm says whether id has seemed lost for long enough at the time now, and
 // remembers that it seems so.
-func (s suspects) confirm(id store.ID, now time.Time) bool {
+func (s suspects) confirm(id store.ID, now time.Time, enough time.Duration) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	first, ok := s.since[id]
@@ -34,7 +31,7 @@ func (s suspects) confirm(id store.ID, now time.Time) bool {
 		s.since[id] = now
 		return false
 	}
-	return now.Sub(first) >= suspicion
+	return now.Sub(first) >= enough
 }
 
 func (s suspects) clear(id store.ID) {
@@ -45,7 +42,7 @@ func (s suspects) clear(id store.ID) {
 
 // GC releases what isn't among the attachments that the runtime says are valid
 // and is older than the call. An attachment whose link still exists is released
-// only when a second call, at least suspicion later, doesn't list it either: a
+// only when a second call, at least Suspicion later, doesn't list it either: a
 // runtime that lost its own state must not cost running pods their network.
 func (a *Assigner) GC(ctx context.Context, valid []store.ID, called time.Time) error {
 	keep := map[store.ID]bool{}
@@ -82,7 +79,7 @@ func (a *Assigner) releaseLost(ctx context.Context, seen suspects, called time.T
 		case !isLost(alloc):
 			seen.clear(alloc.ID)
 			continue
-		case !seen.confirm(alloc.ID, called):
+		case !seen.confirm(alloc.ID, called, a.cfg.Suspicion):
 			continue
 		}
 		klog.FromContext(ctx).Info("Releasing a lost attachment", "pod", klog.KRef(alloc.Namespace, alloc.Name),
