@@ -138,8 +138,10 @@ func createRBAC(ctx context.Context, c kubernetes.Interface, obj runtime.Object)
 // serviceAccount returns a configuration with the rights of coil-ipam-controller.
 func (c *cluster) serviceAccount(t testing.TB) *rest.Config {
 	t.Helper()
-	return must(c.api.UserConfig("system:serviceaccount:kube-system:coil-ipam-controller",
+	cfg := must(c.api.UserConfig("system:serviceaccount:kube-system:coil-ipam-controller",
 		"system:serviceaccounts", "system:serviceaccounts:kube-system"))(t)
+	cfg.WarningHandler = rest.NoWarnings{} // one about the name of the finalizer in each answer
+	return cfg
 }
 
 // options are those of the tests: no ports, and short times.
