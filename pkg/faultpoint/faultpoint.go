@@ -20,13 +20,13 @@ const (
 	AddAnswering Point = "add.answering"
 )
 
-// The points of DEL, in their order.
+// The points of DEL, in their order; of the last two, either may come first.
 const (
 	DelBegun     Point = "del.begun"
 	DelReleased  Point = "del.released"
 	DelWithdrawn Point = "del.withdrawn"
-	DelUnlinked  Point = "del.unlinked"
-	DelAnswering Point = "del.answering" // the address cools
+	DelAnswering Point = "del.answering"
+	DelUnlinked  Point = "del.unlinked" // in the background; the address doesn't cool yet
 )
 
 // The points of a block that a node acquires and gives back, in their order.
@@ -66,7 +66,7 @@ func Add() []Point {
 
 // Del returns the points of DEL.
 func Del() []Point {
-	return []Point{DelBegun, DelReleased, DelWithdrawn, DelUnlinked, DelAnswering}
+	return []Point{DelBegun, DelReleased, DelWithdrawn, DelAnswering, DelUnlinked}
 }
 
 // Block returns the points of a block's life on a node.

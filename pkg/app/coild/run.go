@@ -142,6 +142,7 @@ func (d *daemon) runNode(ctx context.Context) error {
 	var assigner server.Assigner
 	if d.IPAM {
 		assigner = d.assign
+		group.Go(func() error { return d.assign.Run(ctx) })
 	}
 	srv := server.New(server.Config{
 		IPAM: d.IPAM, Egress: d.Egress, Ready: d.health.Ready, Netns: inspectNetns,

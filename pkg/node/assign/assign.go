@@ -12,7 +12,10 @@
 //	ADD, attached but broken   wire again with the same address
 //	ADD while ADD runs         wait for it, then as above
 //	DEL while ADD runs         stop it, wait until it has undone its steps, then DEL
-//	DEL                        withdraw the routes, remove the link, cool the address
+//	DEL                        withdraw the routes, answer; then, in the background and
+//	                           with the links of others, remove the link, cool the address
+//	DEL, link being removed    success
+//	ADD, link being removed    wait for that, then as above
 //	DEL, nothing recorded      remove the link if there is one; success
 package assign
 
@@ -50,7 +53,7 @@ type Network interface {
 	Attach(ctx context.Context, p podnet.Pod) (podnet.Attachment, error)
 	Check(ctx context.Context, p podnet.Pod, a podnet.Attachment) error
 	Withdraw(ctx context.Context, addrs ...ipam.Address) error
-	Remove(ctx context.Context, id podnet.ID, hostIfIndex int) error
+	RemoveAll(ctx context.Context, targets ...podnet.Target) []error
 	List(ctx context.Context) ([]podnet.Found, error)
 }
 
@@ -81,14 +84,16 @@ type Assigner struct {
 	net    Network
 	flight flight
 
+	removals *removals
+
 	unlisted suspects // by the runtime's GC
 	unlinked suspects // in the kernel
 }
 
-// New returns an Assigner.
+// New returns an Assigner. Nothing is detached completely before Run is called.
 func New(cfg Config, s store.Store, b Blocks, n Network) *Assigner {
 	return &Assigner{
-		cfg: cfg, store: s, blocks: b, net: n, flight: newFlight(),
+		cfg: cfg, store: s, blocks: b, net: n, flight: newFlight(), removals: newRemovals(),
 		unlisted: newSuspects(), unlinked: newSuspects(),
 	}
 }
@@ -194,6 +199,7 @@ func (a *Assigner) reserve(ctx context.Context, r node.AddRequest) (store.Alloca
 			return store.Allocation{}, context.Cause(ctx)
 		default:
 			// No block to be had: an address that was freed just now is better than none.
+			a.awaitRemovals(ctx, r.Pool)
 			req.Yield = true
 			req.Blocks = a.blocks.Usable(r.Pool)
 			alloc, yieldErr := a.store.Reserve(ctx, req)
@@ -212,6 +218,13 @@ func (a *Assigner) reserve(ctx context.Context, r node.AddRequest) (store.Alloca
 	}
 }
 
+// awaitRemovals waits for addresses of a pool that are free but for their link.
+func (a *Assigner) awaitRemovals(ctx context.Context, pool string) {
+	ctx, cancel := context.WithTimeout(ctx, a.cfg.UndoTimeout)
+	defer cancel()
+	a.removals.settled(ctx, pool)
+}
+
 // undo takes back what an ADD did, however far it came.
 func (a *Assigner) undo(ctx context.Context, id store.ID) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), a.cfg.UndoTimeout)
@@ -222,43 +235,59 @@ func (a *Assigner) undo(ctx context.Context, id store.ID) error {
 	return nil
 }
 
-// Del detaches a pod. It succeeds when there is nothing to detach.
+// Del detaches a pod. It succeeds when there is nothing to detach, and as soon as
+// nothing reaches the pod any more: its link is removed by Run.
 func (a *Assigner) Del(ctx context.Context, id store.ID) error {
 	done, err := a.flight.del(ctx, id)
-	if err != nil {
+	if err != nil || done == nil {
 		return err
 	}
 	defer done()
-	return a.remove(ctx, id)
+	_, err = a.detach(ctx, id)
+	return err
 }
 
-// remove withdraws routes, removes the link and cools the address.
-func (a *Assigner) remove(ctx context.Context, id store.ID) error {
+// detach withdraws routes and has the link removed, after which the address cools.
+// The outcome of the removal is told to the returned channel.
+func (a *Assigner) detach(ctx context.Context, id store.ID) (<-chan error, error) {
 	faultpoint.At(faultpoint.DelBegun)
+	result := make(chan error, 1)
 	alloc, err := a.store.Release(ctx, id)
-	unknown := errors.Is(err, store.ErrNotFound)
-	if err != nil && !unknown {
-		return fmt.Errorf("release the address: %w", err)
-	}
-	if !unknown {
-		faultpoint.At(faultpoint.DelReleased)
-		if err := a.net.Withdraw(ctx, alloc.Address); err != nil {
-			return fmt.Errorf("withdraw %s: %w", alloc.Address, err)
+	if errors.Is(err, store.ErrNotFound) {
+		err := a.net.RemoveAll(ctx, podnet.Target{ID: podnet.ID(id)})[0]
+		if err != nil {
+			return nil, fmt.Errorf("remove the link: %w", err)
 		}
-		faultpoint.At(faultpoint.DelWithdrawn)
+		result <- nil
+		return result, nil
 	}
-	if err := a.net.Remove(ctx, podnet.ID(id), alloc.HostIfIndex); err != nil {
-		return fmt.Errorf("remove the link: %w", err)
+	if err != nil {
+		return nil, fmt.Errorf("release the address: %w", err)
 	}
-	if unknown {
-		return nil
+	faultpoint.At(faultpoint.DelReleased)
+	if err := a.net.Withdraw(ctx, alloc.Address); err != nil {
+		return nil, fmt.Errorf("withdraw %s: %w", alloc.Address, err)
 	}
-	faultpoint.At(faultpoint.DelUnlinked)
-	if err := a.store.Cool(ctx, id); err != nil {
-		return fmt.Errorf("cool %s: %w", alloc.Address, err)
+	faultpoint.At(faultpoint.DelWithdrawn)
+	a.removals.add(&removal{
+		Target: podnet.Target{ID: podnet.ID(id), HostIfIndex: alloc.HostIfIndex}, pool: alloc.Pool,
+		leave: a.flight.removing(id), result: result,
+	})
+	return result, nil
+}
+
+// remove is detach that waits for the removal.
+func (a *Assigner) remove(ctx context.Context, id store.ID) error {
+	removed, err := a.detach(ctx, id)
+	if err != nil {
+		return err
 	}
-	a.blocks.Changed(alloc.Pool)
-	return nil
+	select {
+	case err := <-removed:
+		return err
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
 }
 
 // Check compares an attachment with the kernel and with the addresses that the

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	types100 "github.com/containernetworking/cni/pkg/types/100"
+	"github.com/google/go-cmp/cmp"
 
 	"github.com/coil-net/coil/pkg/ipam"
 	"github.com/coil-net/coil/pkg/node"
@@ -30,6 +31,8 @@ type network struct {
 	fail  map[string]error // by method
 	enter func(method string)
 	wired int // number of Attach calls that succeeded
+	// groups are how many links were removed at once.
+	groups []int
 }
 
 func (n *network) step(ctx context.Context, method string) error {
@@ -82,14 +85,21 @@ func (n *network) Withdraw(ctx context.Context, _ ...ipam.Address) error {
 	return n.step(ctx, "Withdraw")
 }
 
-func (n *network) Remove(ctx context.Context, id podnet.ID, _ int) error {
-	if err := n.step(ctx, "Remove"); err != nil {
-		return err
+func (n *network) RemoveAll(ctx context.Context, targets ...podnet.Target) []error {
+	results := make([]error, len(targets))
+	if err := n.step(ctx, "RemoveAll"); err != nil {
+		for i := range results {
+			results[i] = err
+		}
+		return results
 	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	delete(n.pods, store.ID(id))
-	return nil
+	n.groups = append(n.groups, len(targets))
+	for _, t := range targets {
+		delete(n.pods, store.ID(t.ID))
+	}
+	return results
 }
 
 func (n *network) List(ctx context.Context) ([]podnet.Found, error) {
@@ -130,6 +140,7 @@ type bench struct {
 	store  *sqlite.Store
 	net    *network
 	supply *supply
+	end    func() // of Run
 }
 
 const suspicion = 30 * time.Second
@@ -159,6 +170,16 @@ func newBench(t *testing.T) *bench {
 	b.Assigner = New(Config{
 		BlockTimeout: time.Second, UndoTimeout: 5 * time.Second, Suspicion: suspicion, NodeAddrs: func() ipam.Address { return ipam.Address{} },
 	}, s, b.supply, b.net)
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- b.Run(ctx) }()
+	b.end = sync.OnceFunc(func() {
+		cancel()
+		if err := <-ended; err != nil {
+			t.Errorf("Run: %v", err)
+		}
+	})
+	t.Cleanup(b.end)
 	return b
 }
 
@@ -169,9 +190,18 @@ func request(container string) node.AddRequest {
 	}
 }
 
-// mustAgree fails unless record and kernel have exactly the given containers.
+// mustAgree fails unless record and kernel have exactly the given containers, once
+// the links of the others are removed.
 func (b *bench) mustAgree(t *testing.T, containers ...string) {
 	t.Helper()
+	testkit.Eventually(t, 5*time.Second, "links are removed", func() error {
+		b.removals.mu.Lock()
+		defer b.removals.mu.Unlock()
+		if n := len(b.removals.pending); n > 0 {
+			return fmt.Errorf("of %d pools not", n)
+		}
+		return nil
+	})
 	all, err := b.store.List(context.WithoutCancel(t.Context()))
 	if err != nil {
 		t.Fatal(err)
@@ -430,17 +460,138 @@ func TestDelIsIdempotent(t *testing.T) {
 	b.mustAgree(t)
 }
 
-// A DEL that failed half-way is finished by the next one, and its address isn't
-// given meanwhile.
-func TestDelThatFails(t *testing.T) {
+// mustState fails unless the record of a container is in a state.
+func (b *bench) mustState(t *testing.T, container string, want store.State) {
+	t.Helper()
+	got, err := b.store.Get(t.Context(), request(container).ID)
+	if err != nil || got.State != want {
+		t.Errorf("record of %s is %q, %v; want %s", container, got.State, err, want)
+	}
+}
+
+// holdLinks makes the removal of links wait until release is called; held gets a value
+// when one waits.
+func (b *bench) holdLinks(t *testing.T) (held chan struct{}, release func()) {
+	t.Helper()
+	held = make(chan struct{}, 16)
+	gate := make(chan struct{})
+	release = sync.OnceFunc(func() { close(gate) })
+	t.Cleanup(release)
+	b.net.enter = func(method string) {
+		if method == "RemoveAll" {
+			held <- struct{}{}
+			<-gate
+		}
+	}
+	return held, release
+}
+
+// DEL answers while the link is still there: nothing reaches the pod, and its address
+// isn't given to another one.
+func TestDelDoesNotWaitForTheLink(t *testing.T) {
 	b := newBench(t)
 	first, err := b.Add(t.Context(), request("c1"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	b.net.setFail("Remove", errors.New("netlink: busy"))
-	if err := b.Del(t.Context(), request("c1").ID); err == nil {
-		t.Fatal("Del succeeded though the link is still there")
+	held, release := b.holdLinks(t)
+	withdrawn := false
+	enter := b.net.enter
+	b.net.enter = func(method string) {
+		if method == "Withdraw" {
+			withdrawn = true
+		}
+		enter(method)
+	}
+	for i := range 2 {
+		if err := b.Del(t.Context(), request("c1").ID); err != nil {
+			t.Fatalf("Del number %d: %v", i+1, err)
+		}
+		if !withdrawn {
+			t.Error("DEL answers before the routes are withdrawn")
+		}
+	}
+	<-held
+	b.mustState(t, "c1", store.Releasing)
+	second, err := b.Add(t.Context(), request("c2"))
+	if err != nil || second.Address == first.Address {
+		t.Errorf("c2 got %s, %v; the link of c1 with %s is still there", second.Address, err, first.Address)
+	}
+	if err := b.Check(t.Context(), request("c1").ID, "", nil); !errors.Is(err, store.ErrState) {
+		t.Errorf("Check: %v, want ErrState", err)
+	}
+	if err := b.GC(t.Context(), nil, time.Now()); err != nil {
+		t.Errorf("GC: %v", err)
+	}
+	if err := b.Sweep(t.Context()); err != nil {
+		t.Errorf("Sweep: %v", err)
+	}
+	release()
+	b.mustAgree(t, "c2")
+}
+
+// ADD with the ID of an attachment whose link is being removed waits for that.
+func TestAddWaitsForTheLinkOfItsID(t *testing.T) {
+	b := newBench(t)
+	first, err := b.Add(t.Context(), request("c1"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	held, release := b.holdLinks(t)
+	if err := b.Del(t.Context(), request("c1").ID); err != nil {
+		t.Fatal(err)
+	}
+	<-held
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+	defer cancel()
+	if _, err := b.Add(ctx, request("c1")); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("ADD while the link is there: %v", err)
+	}
+	b.mustState(t, "c1", store.Releasing)
+	release()
+	second, err := b.Add(t.Context(), request("c1"))
+	if err != nil || second.Address == first.Address {
+		t.Errorf("ADD after the link is gone: %s, %v; %s is cooling", second.Address, err, first.Address)
+	}
+	b.mustAgree(t, "c1")
+}
+
+// What comes while links are removed is removed together.
+func TestLinksAreRemovedInGroups(t *testing.T) {
+	b := newBench(t)
+	for _, c := range []string{"c1", "c2", "c3", "c4"} {
+		if _, err := b.Add(t.Context(), request(c)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	held, release := b.holdLinks(t)
+	if err := b.Del(t.Context(), request("c1").ID); err != nil {
+		t.Fatal(err)
+	}
+	<-held
+	for _, c := range []string{"c2", "c3", "c4"} {
+		if err := b.Del(t.Context(), request(c).ID); err != nil {
+			t.Fatal(err)
+		}
+	}
+	release()
+	b.mustAgree(t)
+	if d := cmp.Diff([]int{1, 3}, b.net.groups); d != "" {
+		t.Errorf("links removed at once (-want +got):\n%s", d)
+	}
+}
+
+// A removal that fails is tried again without being asked, and the address isn't
+// given meanwhile.
+func TestRemovalThatFails(t *testing.T) {
+	b := newBench(t)
+	first, err := b.Add(t.Context(), request("c1"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	b.net.setFail("RemoveAll", errors.New("netlink: busy"))
+	if err := b.Del(t.Context(), request("c1").ID); err != nil {
+		t.Fatal(err)
 	}
 	second, err := b.Add(t.Context(), request("c2"))
 	if err != nil {
@@ -449,11 +600,64 @@ func TestDelThatFails(t *testing.T) {
 	if second.Address == first.Address {
 		t.Errorf("%s was given again while its link is still there", first.Address)
 	}
-	b.net.setFail("Remove", nil)
-	if err := b.Del(t.Context(), request("c1").ID); err != nil {
-		t.Errorf("next Del: %v", err)
-	}
+	b.mustState(t, "c1", store.Releasing)
+	b.net.setFail("RemoveAll", nil)
 	b.mustAgree(t, "c2")
+}
+
+// A DEL that fails before that says so, and is finished by the next one or by Sweep.
+func TestDelThatFails(t *testing.T) {
+	for _, finish := range []struct {
+		name string
+		do   func(b *bench, ctx context.Context) error
+	}{
+		{"Del", func(b *bench, ctx context.Context) error { return b.Del(ctx, request("c1").ID) }},
+		{"Sweep", func(b *bench, ctx context.Context) error { return b.Sweep(ctx) }},
+	} {
+		t.Run(finish.name, func(t *testing.T) {
+			b := newBench(t)
+			if _, err := b.Add(t.Context(), request("c1")); err != nil {
+				t.Fatal(err)
+			}
+			b.net.setFail("Withdraw", errors.New("netlink: busy"))
+			if err := b.Del(t.Context(), request("c1").ID); err == nil {
+				t.Fatal("Del succeeded though packets still reach the pod")
+			}
+			b.mustState(t, "c1", store.Releasing)
+			b.net.setFail("Withdraw", nil)
+			if err := finish.do(b, t.Context()); err != nil {
+				t.Error(err)
+			}
+			b.mustAgree(t)
+		})
+	}
+}
+
+// At the end, the links that are left are removed; a DEL that comes later has its
+// link removed after the next start.
+func TestRunEnds(t *testing.T) {
+	b := newBench(t)
+	for _, c := range []string{"c1", "c2", "c3"} {
+		if _, err := b.Add(t.Context(), request(c)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	held, release := b.holdLinks(t)
+	for _, c := range []string{"c1", "c2"} {
+		if err := b.Del(t.Context(), request(c).ID); err != nil {
+			t.Fatal(err)
+		}
+	}
+	<-held
+	ended := make(chan struct{})
+	go func() { b.end(); close(ended) }()
+	release()
+	<-ended
+	b.mustAgree(t, "c3")
+	if err := b.Del(t.Context(), request("c3").ID); err != nil {
+		t.Error(err)
+	}
+	b.mustState(t, "c3", store.Releasing)
 }
 
 func TestPoolWithoutAddresses(t *testing.T) {
@@ -467,7 +671,8 @@ func TestPoolWithoutAddresses(t *testing.T) {
 	if !errors.Is(err, node.ErrUnavailable) || !errors.Is(err, errPoolEmpty) {
 		t.Errorf("error %v, want ErrUnavailable with the reason", err)
 	}
-	// The address that was freed just now is better than none.
+	// The address that was freed just now is better than none, also if its link is
+	// still there.
 	if err := b.Del(t.Context(), request("c2").ID); err != nil {
 		t.Fatal(err)
 	}

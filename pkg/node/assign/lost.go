@@ -53,7 +53,8 @@ func (a *Assigner) GC(ctx context.Context, valid []store.ID, called time.Time) e
 }
 
 // Sweep releases attachments whose link is gone: the runtime never sent the DEL,
-// or sent it while coild was away.
+// or sent it while coild was away. It goes on with a DEL that failed half-way, which
+// the runtime may not repeat.
 func (a *Assigner) Sweep(ctx context.Context) error {
 	found, err := a.net.List(ctx)
 	if err != nil {
@@ -76,6 +77,9 @@ func (a *Assigner) releaseLost(ctx context.Context, seen suspects, called time.T
 		switch {
 		case alloc.Since.After(called) || a.flight.busy(alloc.ID):
 			continue
+		case alloc.State == store.Releasing:
+			errs = append(errs, a.delUnchanged(ctx, alloc))
+			continue
 		case !isLost(alloc):
 			seen.clear(alloc.ID)
 			continue
@@ -84,11 +88,32 @@ func (a *Assigner) releaseLost(ctx context.Context, seen suspects, called time.T
 		}
 		klog.FromContext(ctx).Info("Releasing a lost attachment", "pod", klog.KRef(alloc.Namespace, alloc.Name),
 			"containerID", alloc.ContainerID, "address", alloc.Address, "state", alloc.State)
-		if err := a.Del(ctx, alloc.ID); err != nil {
-			errs = append(errs, fmt.Errorf("release %s: %w", alloc.ContainerID, err))
+		if err := a.delUnchanged(ctx, alloc); err != nil {
+			errs = append(errs, err)
 			continue
 		}
 		seen.clear(alloc.ID)
 	}
 	return errors.Join(errs...)
+}
+
+// delUnchanged detaches an attachment unless something has happened to it since alloc
+// was read, or just happens.
+func (a *Assigner) delUnchanged(ctx context.Context, alloc store.Allocation) error {
+	done := a.flight.try(alloc.ID)
+	if done == nil {
+		return nil
+	}
+	defer done()
+	now, err := a.store.Get(ctx, alloc.ID)
+	if err == nil && (now.State != alloc.State || !now.Since.Equal(alloc.Since)) || errors.Is(err, store.ErrNotFound) {
+		return nil
+	}
+	if err == nil {
+		_, err = a.detach(ctx, alloc.ID)
+	}
+	if err != nil {
+		return fmt.Errorf("release %s: %w", alloc.ContainerID, err)
+	}
+	return nil
 }

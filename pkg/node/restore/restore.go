@@ -74,6 +74,12 @@ type Report struct {
 // served yet, and that Restore should be called again.
 func (r *Restorer) Restore(ctx context.Context, fresh bool, blocks []store.Block) (Report, error) {
 	var rep Report
+	// The records first: an attachment that a DEL removes meanwhile may then have a
+	// record without a link, but never a link without a record, which would be adopted.
+	all, err := r.Store.List(ctx)
+	if err != nil {
+		return rep, fmt.Errorf("list records: %w", err)
+	}
 	found, err := r.Links.List(ctx)
 	if err != nil {
 		return rep, fmt.Errorf("list links: %w", err)
@@ -82,10 +88,6 @@ func (r *Restorer) Restore(ctx context.Context, fresh bool, blocks []store.Block
 		return rep, err
 	}
 	faultpoint.At(faultpoint.RestoreBlocks)
-	all, err := r.Store.List(ctx)
-	if err != nil {
-		return rep, fmt.Errorf("list records: %w", err)
-	}
 	records := map[store.ID]store.Allocation{}
 	for _, a := range all {
 		records[a.ID] = a

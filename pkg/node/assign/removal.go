@@ -1,0 +1,218 @@
+package assign
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"github.com/coil-net/coil/pkg/faultpoint"
+	"github.com/coil-net/coil/pkg/podnet"
+	"github.com/coil-net/coil/pkg/store"
+)
+
+const (
+	// maxBatch bounds how many links are removed together: meanwhile the kernel
+	// changes no other link.
+	maxBatch = 100
+	// minRetry and maxRetry bound the pause before a removal that failed is tried again.
+	minRetry, maxRetry = 100 * time.Millisecond, 10 * time.Second
+	// drainTimeout is for how long links are removed still when coild ends.
+	drainTimeout = 3 * time.Second
+)
+
+// errEnding: the links that are left are removed when coild starts again.
+var errEnding = errors.New("coild is ending")
+
+// removal is the rest of a DEL whose address is releasing and has no route any more:
+// its link is removed, then the address cools.
+type removal struct {
+	podnet.Target
+	pool  string
+	tries int
+	// leave ends the step of the attachment.
+	leave func()
+	// result gets the outcome of the first try.
+	result chan error
+}
+
+// removals are done in groups, for one link takes the kernel as long as a hundred.
+// What comes while a group is removed makes the next one.
+type removals struct {
+	mu      *sync.Mutex
+	queue   []*removal
+	ended   bool
+	pending map[string]int           // removals that aren't done, by pool
+	idle    map[string]chan struct{} // closed when a pool has none any more
+	wake    chan struct{}
+}
+
+func newRemovals() *removals {
+	return &removals{
+		mu: new(sync.Mutex), pending: map[string]int{}, idle: map[string]chan struct{}{}, wake: make(chan struct{}, 1),
+	}
+}
+
+// add queues a removal, which is tried until it succeeds; its leave is called then, or
+// when coild ends.
+func (q *removals) add(r *removal) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if q.pending[r.pool]++; q.pending[r.pool] == 1 {
+		q.idle[r.pool] = make(chan struct{})
+	}
+	q.pushLocked(r)
+}
+
+// pushLocked puts a removal into the queue; q.mu is held.
+func (q *removals) pushLocked(r *removal) {
+	if q.ended {
+		q.finishLocked(r, errEnding)
+		return
+	}
+	q.queue = append(q.queue, r)
+	select {
+	case q.wake <- struct{}{}:
+	default:
+	}
+}
+
+// again queues a removal that failed, after a pause.
+func (q *removals) again(r *removal) {
+	pause := min(minRetry<<min(r.tries, 16), maxRetry)
+	r.tries++
+	time.AfterFunc(pause, func() {
+		q.mu.Lock()
+		defer q.mu.Unlock()
+		q.pushLocked(r)
+	})
+}
+
+// finish says that a removal is over.
+func (q *removals) finish(r *removal, err error) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.finishLocked(r, err)
+}
+
+func (q *removals) finishLocked(r *removal, err error) {
+	r.tell(err)
+	r.leave()
+	if q.pending[r.pool]--; q.pending[r.pool] == 0 {
+		close(q.idle[r.pool])
+		delete(q.pending, r.pool)
+		delete(q.idle, r.pool)
+	}
+}
+
+// tell gives the outcome of the first try to whoever waits for it.
+func (r *removal) tell(err error) {
+	select {
+	case r.result <- err:
+	default:
+	}
+}
+
+// take returns the removals to do next; none when there are none.
+func (q *removals) take() []*removal {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	n := min(len(q.queue), maxBatch)
+	batch := slices.Clone(q.queue[:n])
+	q.queue = slices.Delete(q.queue, 0, n)
+	return batch
+}
+
+// end refuses further removals, and ends those that weren't begun.
+func (q *removals) end() {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.ended = true
+	for _, r := range q.queue {
+		q.finishLocked(r, errEnding)
+	}
+	q.queue = nil
+}
+
+// settled waits until no link of a pool's address is being removed, or for ctx.
+func (q *removals) settled(ctx context.Context, pool string) {
+	q.mu.Lock()
+	idle := q.idle[pool]
+	q.mu.Unlock()
+	if idle == nil {
+		return
+	}
+	select {
+	case <-idle:
+	case <-ctx.Done():
+	}
+}
+
+// Run removes the links of detached pods until ctx ends, then those that are left, as
+// far as there is time. What isn't removed is releasing in the record, and removed after
+// the next start.
+func (a *Assigner) Run(ctx context.Context) error {
+	defer a.removals.end()
+	work := context.WithoutCancel(ctx) // a group is removed as a whole
+	var ending time.Time
+	for {
+		if batch := a.removals.take(); len(batch) > 0 {
+			a.removeAll(work, batch)
+		} else if ctx.Err() != nil {
+			return nil
+		} else {
+			select {
+			case <-a.removals.wake:
+			case <-ctx.Done():
+			}
+		}
+		if ctx.Err() == nil {
+			continue
+		}
+		if ending.IsZero() {
+			ending = time.Now()
+		}
+		if time.Since(ending) > drainTimeout {
+			return nil
+		}
+	}
+}
+
+// removeAll removes links, and lets their addresses cool.
+func (a *Assigner) removeAll(ctx context.Context, batch []*removal) {
+	targets := make([]podnet.Target, 0, len(batch))
+	for _, r := range batch {
+		targets = append(targets, r.Target)
+	}
+	results := a.net.RemoveAll(ctx, targets...)
+	var unlinked []store.ID
+	for i, r := range batch {
+		if results[i] == nil {
+			unlinked = append(unlinked, store.ID(r.ID))
+		}
+	}
+	faultpoint.At(faultpoint.DelUnlinked)
+	coolErr := a.store.Cool(ctx, unlinked...)
+	pools := map[string]bool{}
+	for i, r := range batch {
+		err := results[i]
+		if err == nil && coolErr != nil {
+			err = fmt.Errorf("cool the address: %w", coolErr)
+		}
+		if err == nil {
+			a.removals.finish(r, nil)
+			pools[r.pool] = true
+			continue
+		}
+		klog.FromContext(ctx).Error(err, "Removing a link failed, trying again", "containerID", r.ContainerID, "ifname", r.IfName)
+		r.tell(err)
+		a.removals.again(r)
+	}
+	for pool := range pools {
+		a.blocks.Changed(pool)
+	}
+}
