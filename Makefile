@@ -64,12 +64,12 @@ verify: ## Check that generated code, modules and format are as they should be
 	hack/verify.sh
 
 .PHONY: test
-test: ## Run all tests, as root; a skipped one counts as failed
+test: ## Run all tests, as root, with the race detector; a skipped one counts as failed
 	$(GOTEST) -race -tiers=netns,apiserver,cluster,vm -no-skips $(ARGS)
 
 .PHONY: test-unit
 test-unit: ## Run the tests that need nothing
-	$(GOTEST) -race $(ARGS)
+	$(GOTEST) $(ARGS)
 
 .PHONY: test-netns
 test-netns: ## Run the tests that make network namespaces, as root

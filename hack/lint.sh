@@ -20,6 +20,8 @@ source hack/lib.sh
 checks='SA*,S1*,U1000,ST1001,ST1005,ST1006,ST1008,ST1011,ST1012,ST1013,ST1016,ST1017,ST1018,ST1019'
 
 export GOBIN=$PWD/bin
+# As the programs are built.
+export CGO_ENABLED=0
 mkdir -p "$GOBIN"
 install_tool honnef.co/go/tools/cmd/staticcheck
 

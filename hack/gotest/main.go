@@ -56,7 +56,7 @@ func run(ctx context.Context, o options, out io.Writer) error {
 	if len(o.packages) == 0 {
 		o.packages = []string{"./..."}
 	}
-	list, err := goCommand(ctx, o, append([]string{"list"}, o.packages...)...).Output()
+	list, err := goCommand(ctx, o.tiers, false, append([]string{"list"}, o.packages...)...).Output()
 	if err != nil {
 		return fmt.Errorf("go list: %w", withStderr(err))
 	}
@@ -105,7 +105,7 @@ func test(ctx context.Context, o options, r *report, race bool, packages []strin
 	if o.tiers != "" {
 		args = append(args, "-count=1") // what these tests find isn't only in the files that go test knows
 	}
-	cmd := goCommand(ctx, o, append(args, packages...)...)
+	cmd := goCommand(ctx, o.tiers, race, append(args, packages...)...)
 	cmd.Stderr = os.Stderr
 	// Tests have things to clean up: they get an interrupt first.
 	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
@@ -171,9 +171,15 @@ func read(stdout io.Reader, r *report) error {
 	}
 }
 
-func goCommand(ctx context.Context, o options, args ...string) *exec.Cmd {
+// goCommand prepares the go command. Like the programs, tests are built without cgo, which only
+// the race detector needs: so both share what is compiled.
+func goCommand(ctx context.Context, tiers string, race bool, args ...string) *exec.Cmd {
 	cmd := exec.CommandContext(ctx, "go", args...)
-	cmd.Env = append(os.Environ(), "COIL_TEST_TIERS="+o.tiers)
+	cgo := "CGO_ENABLED=0"
+	if race {
+		cgo = "CGO_ENABLED=1"
+	}
+	cmd.Env = append(os.Environ(), cgo, "COIL_TEST_TIERS="+tiers)
 	return cmd
 }
 
