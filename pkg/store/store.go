@@ -81,7 +81,8 @@ type Allocation struct {
 	// BootID is the boot in which the state was entered.
 	BootID string
 	// Since is the wall-clock time at which the state was entered; for people
-	// and for grace periods, never for the cool-down.
+	// and for grace periods, never for the cool-down. In whole milliseconds, rounded
+	// up: what was entered after a moment never looks as if it was before.
 	Since time.Time
 }
 

@@ -33,6 +33,12 @@ const timeFormat = "2006-01-02T15:04:05.000Z"
 
 func formatTime(t time.Time) string { return t.UTC().Format(timeFormat) }
 
+// roundUp is t in the precision of timeFormat. Rounded up, so that what was entered
+// after a moment never looks as if it was entered before.
+func roundUp(t time.Time) time.Time {
+	return t.UTC().Add(time.Millisecond - 1).Truncate(time.Millisecond)
+}
+
 // stamp is a point in the order of what was freed.
 type stamp struct {
 	bootID   string

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"time"
 
 	"github.com/coil-net/coil/pkg/store"
 )
@@ -133,7 +132,7 @@ func (s *Store) Release(ctx context.Context, id store.ID) (store.Allocation, err
 			return err
 		}
 		if have.State != store.Releasing {
-			have.State, have.BootID, have.Since = store.Releasing, t.bootID, t.now.UTC().Truncate(time.Millisecond)
+			have.State, have.BootID, have.Since = store.Releasing, t.bootID, t.now
 			if _, err := t.exec(t.w.release, formatTime(have.Since), have.BootID, row); err != nil {
 				return err
 			}

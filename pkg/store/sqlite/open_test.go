@@ -115,6 +115,7 @@ func rawDB(tb testing.TB, path string) *sql.DB {
 	if err != nil {
 		tb.Fatal(err)
 	}
+	db.SetMaxOpenConns(1) // pragmas are per connection
 	tb.Cleanup(func() { _ = db.Close() })
 	return db
 }
@@ -295,6 +296,9 @@ func TestSetAside(t *testing.T) {
 		{"no schema", record(`PRAGMA user_version = 0`), sqlite.Damaged, true},
 		{"missing table", record(`DROP VIEW pods`, `DROP TABLE addresses`), sqlite.Damaged, true},
 		{"missing index", record(`DROP INDEX attachments`), sqlite.Damaged, true},
+		{"index of other values", record(`PRAGMA writable_schema = 1`, `UPDATE sqlite_schema SET rootpage =
+			(SELECT sum(rootpage) FROM sqlite_schema WHERE name GLOB 'sqlite_autoindex_addresses_[12]') - rootpage
+			WHERE name GLOB 'sqlite_autoindex_addresses_[12]'`), sqlite.Damaged, true},
 		{"missing column", record(`ALTER TABLE blocks DROP COLUMN pool`), sqlite.Damaged, true},
 		{"missing identity", record(`DELETE FROM meta WHERE key = 'node_uid'`), sqlite.Damaged, true},
 		{"nonsense for an address", record(`UPDATE addresses SET ipv4 = '10.0.0.x' WHERE block_offset = 1`), sqlite.Damaged, true},

@@ -175,7 +175,7 @@ func (t *txn) pending(b *block, offset int, r store.Request) store.Allocation {
 	return store.Allocation{
 		ID: r.ID, Pod: r.Pod, Netns: r.Netns,
 		State: store.Pending, Pool: b.Pool, Block: b.Name, Address: b.At(offset),
-		BootID: t.bootID, Since: t.now.UTC().Truncate(time.Millisecond),
+		BootID: t.bootID, Since: t.now,
 	}
 }
 

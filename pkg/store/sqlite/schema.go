@@ -161,13 +161,6 @@ func examine(ctx context.Context, db *sql.DB, known int, id store.Identity) (Rea
 	if verdict != "ok" {
 		return Damaged, nil
 	}
-	violations := 0
-	if err := db.QueryRowContext(ctx, `SELECT count(*) FROM pragma_foreign_key_check`).Scan(&violations); err != nil {
-		return finding(err)
-	}
-	if violations > 0 {
-		return Damaged, nil
-	}
 	have, err := readMeta(ctx, db)
 	if err != nil {
 		return finding(err)

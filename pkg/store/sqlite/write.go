@@ -134,7 +134,7 @@ func (s *Store) transact(ctx context.Context, do func(*txn) error) (err error) {
 	if err != nil {
 		return err
 	}
-	t := &txn{Store: s, ctx: ctx, tx: tx, now: s.clock.Now(), boottime: s.clock.Boottime()}
+	t := &txn{Store: s, ctx: ctx, tx: tx, now: roundUp(s.clock.Now()), boottime: s.clock.Boottime()}
 	if s.stale {
 		if err := t.load(); err != nil {
 			return errors.Join(err, tx.Rollback())

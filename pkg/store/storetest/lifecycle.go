@@ -15,8 +15,9 @@ func testLifecycle(t *testing.T, n *node) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	n.clock.Advance(time.Second)
+	n.clock.Advance(time.Second - time.Microsecond)
 	n.attach("p")
+	n.clock.Advance(time.Microsecond) // times are rounded up to milliseconds
 	a.State, a.Since, a.Wiring = store.Attached, n.clock.Now(), wiring("p")
 	got, err := n.Get(n.ctx(), id("p"))
 	if err != nil {
