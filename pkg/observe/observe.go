@@ -11,6 +11,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/pprof"
+	"net/netip"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -36,15 +37,15 @@ type Options struct {
 	HealthAddr  string
 }
 
-// Serve serves /metrics and /debug/pprof at MetricsAddr and /healthz, /readyz at
-// HealthAddr until ctx ends. An address that can't be listened on is an error at once.
+// Serve serves /metrics and, for callers on the same host, /debug/pprof at
+// MetricsAddr, and /healthz, /readyz at HealthAddr until ctx ends. An address that can't be listened on is an error at once.
 func Serve(ctx context.Context, o Options, g prometheus.Gatherer, h *Health) error {
 	metrics := http.NewServeMux()
 	metrics.Handle("GET /metrics", promhttp.HandlerFor(g, promhttp.HandlerOpts{}))
-	metrics.HandleFunc("GET /debug/pprof/", pprof.Index)
-	metrics.HandleFunc("GET /debug/pprof/profile", pprof.Profile)
-	metrics.HandleFunc("GET /debug/pprof/trace", pprof.Trace)
-	metrics.HandleFunc("GET /debug/pprof/symbol", pprof.Symbol)
+	metrics.HandleFunc("GET /debug/pprof/", local(pprof.Index))
+	metrics.HandleFunc("GET /debug/pprof/profile", local(pprof.Profile))
+	metrics.HandleFunc("GET /debug/pprof/trace", local(pprof.Trace))
+	metrics.HandleFunc("GET /debug/pprof/symbol", local(pprof.Symbol))
 
 	health := http.NewServeMux()
 	health.HandleFunc("GET /healthz", h.serveLive)
@@ -66,6 +67,18 @@ func Serve(ctx context.Context, o Options, g prometheus.Gatherer, h *Health) err
 		})
 	}
 	return group.Wait()
+}
+
+// local serves callers on the same host only: a profile costs processor time and
+// tells what the program works on, and some programs listen on the node's address.
+func local(h http.HandlerFunc) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		if a, err := netip.ParseAddrPort(r.RemoteAddr); err != nil || !a.Addr().Unmap().IsLoopback() {
+			http.Error(w, "profiles are for callers at a loopback address only", http.StatusForbidden)
+			return
+		}
+		h(w, r)
+	}
 }
 
 func serve(ctx context.Context, addr string, h http.Handler) error {
