@@ -156,8 +156,7 @@ func (d *daemon) runNode(ctx context.Context) error {
 // awaitNode reads the node's own Node, again and again until there is an answer.
 func (d *daemon) awaitNode(ctx context.Context) (*corev1.Node, error) {
 	var n *corev1.Node
-	backoff := wait.Backoff{Duration: 200 * time.Millisecond, Factor: 2, Jitter: 0.2, Steps: 1 << 20, Cap: 10 * time.Second}
-	err := wait.ExponentialBackoffWithContext(ctx, backoff, func(ctx context.Context) (bool, error) {
+	err := untilDone(ctx, func(ctx context.Context) (bool, error) {
 		var err error
 		if n, err = d.view.LiveNode(ctx); err != nil {
 			d.health.Set(condAPI, err)
@@ -167,6 +166,14 @@ func (d *daemon) awaitNode(ctx context.Context) (*corev1.Node, error) {
 		return true, nil
 	})
 	return n, err
+}
+
+// untilDone calls do until it says so, an error ends it, or ctx does. The pauses grow to
+// ten seconds and never end it: wait.ExponentialBackoff gives up when they don't grow
+// any more.
+func untilDone(ctx context.Context, do wait.ConditionWithContextFunc) error {
+	pauses := wait.Backoff{Duration: 100 * time.Millisecond, Factor: 2, Jitter: 0.2, Steps: 100, Cap: 10 * time.Second}.DelayFunc()
+	return pauses.Until(ctx, true, true, do)
 }
 
 // composeIPAM builds what gives addresses. The returned function closes it.
@@ -314,8 +321,7 @@ func (d *daemon) restore(ctx context.Context) error {
 	if err := kube.WaitForSync(ctx, d.blocks.Synced()...); err != nil {
 		return err
 	}
-	backoff := wait.Backoff{Duration: 100 * time.Millisecond, Factor: 2, Jitter: 0.2, Steps: 1 << 20, Cap: 10 * time.Second}
-	return wait.ExponentialBackoffWithContext(ctx, backoff, func(ctx context.Context) (bool, error) {
+	return untilDone(ctx, func(ctx context.Context) (bool, error) {
 		err := d.restoreOnce(ctx)
 		d.health.Set(condRecord, err)
 		if err != nil {
@@ -355,7 +361,7 @@ func (d *daemon) restoreOnce(ctx context.Context) error {
 	}
 	d.fresh = false
 	klog.FromContext(ctx).Info("Record, kernel and blocks are in line", "blocks", len(held), "kept", rep.Kept,
-		"adopted", rep.Adopted, "takenDown", rep.TakenDown, "replayed", rep.Replayed)
+		"adopted", rep.Adopted, "takenDown", rep.TakenDown, "outdated", rep.Outdated, "replayed", rep.Replayed)
 	for _, c := range rep.Conflicts {
 		d.event(corev1.EventTypeWarning, "LinkNotAdopted", "link %s can't be adopted", c)
 	}

@@ -12,6 +12,8 @@
 //	no     any                    take it down: the pod has no network any more, as
 //	                              after a reboot; its address cools
 //	no     none                   nothing
+//	yes    of another address, or the link of another
+//	       attachment has it      drop the record: it is of an earlier time
 //
 // A block that only the record has keeps its addresses, gives no new ones and is
 // reported. The addresses of blocks whose history is lost cool down first.
@@ -60,8 +62,9 @@ type Restorer struct {
 
 // Report says what Restore found and did.
 type Report struct {
-	// Kept, Adopted and TakenDown count attachments; Replayed counts queued DELs.
-	Kept, Adopted, TakenDown, Replayed int
+	// Kept, Adopted and TakenDown count attachments, Outdated counts records that the
+	// kernel contradicts, Replayed counts queued DELs.
+	Kept, Adopted, TakenDown, Outdated, Replayed int
 	// Conflicts are links whose addresses another attachment has, or that have none.
 	// They are left as they are.
 	Conflicts []string
@@ -88,6 +91,9 @@ func (r *Restorer) Restore(ctx context.Context, fresh bool, blocks []store.Block
 		return rep, err
 	}
 	faultpoint.At(faultpoint.RestoreBlocks)
+	if all, err = r.dropOutdated(ctx, all, found, &rep); err != nil {
+		return rep, err
+	}
 	records := map[store.ID]store.Allocation{}
 	for _, a := range all {
 		records[a.ID] = a
@@ -96,7 +102,10 @@ func (r *Restorer) Restore(ctx context.Context, fresh bool, blocks []store.Block
 	for _, f := range found {
 		id := store.ID(f.ID)
 		links[id] = true
-		if _, ok := records[id]; ok {
+		if a, ok := records[id]; ok {
+			if err := r.correct(ctx, a, f); err != nil {
+				return rep, err
+			}
 			continue
 		}
 		if err := r.adopt(ctx, f, &rep); err != nil {
@@ -118,6 +127,56 @@ func (r *Restorer) Restore(ctx context.Context, fresh bool, blocks []store.Block
 	}
 	rep.Replayed, err = r.Replay(ctx)
 	return rep, err
+}
+
+// dropOutdated drops the records that the kernel contradicts, and returns the others.
+// They are of an earlier time, as after the log of the record was lost: the routes that
+// they speak of are those of others, so nothing is taken down.
+func (r *Restorer) dropOutdated(ctx context.Context, all []store.Allocation, found []podnet.Found, rep *Report) ([]store.Allocation, error) {
+	owners := map[netip.Addr][]store.ID{}
+	own := map[store.ID][]netip.Addr{}
+	for _, f := range found {
+		id := store.ID(f.ID)
+		own[id] = f.Addresses
+		for _, a := range f.Addresses {
+			owners[a] = append(owners[a], id)
+		}
+	}
+	outdated := func(a store.Allocation) bool {
+		addrs := a.Address.Addrs()
+		return slices.ContainsFunc(own[a.ID], func(x netip.Addr) bool { return !slices.Contains(addrs, x) }) ||
+			slices.ContainsFunc(addrs, func(x netip.Addr) bool { return len(owners[x]) > 0 && !slices.Contains(owners[x], a.ID) })
+	}
+	var rest []store.Allocation
+	for _, a := range all {
+		if !outdated(a) {
+			rest = append(rest, a)
+			continue
+		}
+		klog.FromContext(ctx).Info("A record is older than what the kernel has, dropped", "pod", klog.KRef(a.Namespace, a.Name),
+			"containerID", a.ContainerID, "address", a.Address, "state", a.State)
+		_, err := r.Store.Release(ctx, a.ID)
+		if err == nil {
+			err = r.Store.Cool(ctx, a.ID)
+		}
+		if err != nil {
+			return nil, fmt.Errorf("drop the outdated record of %s: %w", a.Address, err)
+		}
+		rep.Outdated++
+	}
+	return rest, nil
+}
+
+// correct records the link of an attachment as it is.
+func (r *Restorer) correct(ctx context.Context, a store.Allocation, f podnet.Found) error {
+	if a.State != store.Attached || a.HostIfName == f.HostIfName && a.HostIfIndex == f.HostIfIndex {
+		return nil
+	}
+	a.HostIfName, a.HostIfIndex = f.HostIfName, f.HostIfIndex
+	if err := r.Store.Adopt(ctx, a); err != nil {
+		return fmt.Errorf("record the link of %s: %w", a.Address, err)
+	}
+	return nil
 }
 
 // recordBlocks records the node's blocks, each by itself: one that is in conflict

@@ -32,12 +32,15 @@ type detacher struct {
 	store *sqlite.Store
 	links *links
 	err   error
+
+	deleted []store.ID
 }
 
 func (d *detacher) Del(ctx context.Context, id store.ID) error {
 	if d.err != nil {
 		return d.err
 	}
+	d.deleted = append(d.deleted, id)
 	d.links.found = slices.DeleteFunc(d.links.found, func(f podnet.Found) bool { return store.ID(f.ID) == id })
 	if _, err := d.store.Release(ctx, id); err != nil && !errors.Is(err, store.ErrNotFound) {
 		return err
@@ -212,6 +215,74 @@ func TestFreshRecordCoolsEverything(t *testing.T) {
 	_, err = n.store.Reserve(t.Context(), store.Request{ID: id("c2"), Pool: "default", Blocks: []string{"default-0"}})
 	if !errors.Is(err, store.ErrNoAddress) {
 		t.Errorf("Reserve: %v, want no address", err)
+	}
+}
+
+// A record that is older than the kernel, such as one that lost its log, must not
+// cost those their network who got the addresses since.
+func TestOutdatedRecords(t *testing.T) {
+	t.Run("another pod has the address", func(t *testing.T) {
+		n := newNode(t)
+		addr := n.record("old", store.Attached)
+		n.link("new", addr.Addrs()...)
+		rep, err := n.Restore(t.Context(), false, []store.Block{n.block})
+		if err != nil || rep.Adopted != 1 || rep.Outdated != 1 || len(rep.Conflicts) > 0 {
+			t.Errorf("%+v, %v", rep, err)
+		}
+		if d := cmp.Diff([]string{"new attached " + addr.String()}, n.state()); d != "" || len(n.links.found) != 1 {
+			t.Errorf("links %v, record (-want +got):\n%s", n.links.found, d)
+		}
+		if len(n.det.deleted) > 0 {
+			t.Errorf("%v taken down: that withdraws the route of the other pod", n.det.deleted)
+		}
+	})
+	t.Run("two pods have each other's", func(t *testing.T) {
+		n := newNode(t)
+		one, two := n.record("c1", store.Attached), n.record("c2", store.Attached)
+		n.link("c1", two.Addrs()...)
+		n.link("c2", one.Addrs()...)
+		if rep, err := n.Restore(t.Context(), false, []store.Block{n.block}); err != nil || rep.Adopted != 2 || rep.Outdated != 2 {
+			t.Errorf("%+v, %v", rep, err)
+		}
+		if d := cmp.Diff([]string{"c1 attached " + two.String(), "c2 attached " + one.String()}, n.state()); d != "" {
+			t.Errorf("record (-want +got):\n%s", d)
+		}
+	})
+	t.Run("the pod has another address", func(t *testing.T) {
+		n := newNode(t)
+		n.record("c1", store.Attached)
+		n.link("c1", netip.MustParseAddr("10.1.0.5"))
+		if rep, err := n.Restore(t.Context(), false, []store.Block{n.block}); err != nil || rep.Adopted != 1 || rep.Outdated != 1 {
+			t.Errorf("%+v, %v", rep, err)
+		}
+		if d := cmp.Diff([]string{"c1 attached 10.1.0.5"}, n.state()); d != "" {
+			t.Errorf("record (-want +got):\n%s", d)
+		}
+	})
+	t.Run("routes are missing", func(t *testing.T) {
+		n := newNode(t)
+		addr := n.record("c1", store.Attached)
+		n.link("c1")
+		if rep, err := n.Restore(t.Context(), false, []store.Block{n.block}); err != nil || rep.Kept != 1 || rep.Outdated != 0 {
+			t.Errorf("%+v, %v", rep, err)
+		}
+		if d := cmp.Diff([]string{"c1 attached " + addr.String()}, n.state()); d != "" {
+			t.Errorf("record (-want +got):\n%s", d)
+		}
+	})
+}
+
+// The routes of a pod are made from the recorded link.
+func TestLinksAreRecordedAsTheyAre(t *testing.T) {
+	n := newNode(t)
+	addr := n.record("c1", store.Attached)
+	n.link("c1", addr.Addrs()...)
+	n.links.found[0].HostIfName, n.links.found[0].HostIfIndex = "vethnew", 12
+	if rep, err := n.Restore(t.Context(), false, []store.Block{n.block}); err != nil || rep.Kept != 1 {
+		t.Errorf("%+v, %v", rep, err)
+	}
+	if a, err := n.store.Get(t.Context(), id("c1")); err != nil || a.HostIfName != "vethnew" || a.HostIfIndex != 12 || a.Address != addr {
+		t.Errorf("recorded %+v, %v", a, err)
 	}
 }
 
