@@ -34,7 +34,7 @@ type Route struct {
 	Table int
 	Dst   netip.Prefix
 	Type  RouteType
-	// Link is the interface index; 0 for none.
+	// Link is the interface index; 0 for none, or for any by which Gateway is reached.
 	Link int
 	// Gateway is the next hop; the zero Addr for none.
 	Gateway netip.Addr

@@ -20,6 +20,12 @@ func found(r dataplane.Route) rtnl.Route { return rtnl.Route{Route: r, Exact: tr
 
 func inexact(r dataplane.Route) rtnl.Route { return rtnl.Route{Route: r} }
 
+func via(dst, gateway string, link int) dataplane.Route {
+	r := unicast(dst, link)
+	r.Gateway = netip.MustParseAddr(gateway)
+	return r
+}
+
 func TestCompare(t *testing.T) {
 	type list = []dataplane.Route
 	for _, c := range []struct {
@@ -33,6 +39,20 @@ func TestCompare(t *testing.T) {
 		{name: "fresh", want: list{unicast("10.0.0.1/32", 2), unicast("fd00::1/128", 2)}, add: list{unicast("10.0.0.1/32", 2), unicast("fd00::1/128", 2)}},
 		{name: "as wanted", want: list{unicast("10.0.0.1/32", 2)}, have: []rtnl.Route{found(unicast("10.0.0.1/32", 2))}},
 		{name: "not wanted", have: []rtnl.Route{found(unicast("10.0.0.1/32", 2))}, remove: list{unicast("10.0.0.1/32", 2)}},
+		{
+			name: "by a gateway, the link is the kernel's choice", want: list{via("10.0.0.0/24", "192.0.2.1", 0)},
+			have: []rtnl.Route{found(via("10.0.0.0/24", "192.0.2.1", 7))},
+		},
+		{
+			name: "by a gateway on a link that was chosen", want: list{via("10.0.0.0/24", "192.0.2.1", 3)},
+			have:    []rtnl.Route{found(via("10.0.0.0/24", "192.0.2.1", 7))},
+			replace: list{via("10.0.0.0/24", "192.0.2.1", 3)},
+		},
+		{
+			name: "by another gateway", want: list{via("10.0.0.0/24", "192.0.2.2", 0)},
+			have:    []rtnl.Route{found(via("10.0.0.0/24", "192.0.2.1", 7))},
+			replace: list{via("10.0.0.0/24", "192.0.2.2", 0)},
+		},
 		{
 			name: "other link", want: list{unicast("10.0.0.1/32", 3)}, have: []rtnl.Route{found(unicast("10.0.0.1/32", 2))},
 			replace: list{unicast("10.0.0.1/32", 3)},

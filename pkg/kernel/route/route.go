@@ -157,7 +157,7 @@ func compare(want []dataplane.Route, have []rtnl.Route) difference {
 	for _, w := range want {
 		id := identityOf(w)
 		candidates := same[id]
-		equal := slices.IndexFunc(candidates, func(h rtnl.Route) bool { return h.Exact && h.Route == w })
+		equal := slices.IndexFunc(candidates, func(h rtnl.Route) bool { return h.Exact && satisfies(h.Route, w) })
 		other := slices.IndexFunc(candidates, func(h rtnl.Route) bool { return h.SameIdentity(w) })
 		switch {
 		case equal >= 0:
@@ -181,6 +181,15 @@ func compare(want []dataplane.Route, have []rtnl.Route) difference {
 		delete(same, id)
 	}
 	return d
+}
+
+// satisfies says whether the kernel's route have is as wanted. Without a link, the one by
+// which the gateway is reached is the kernel's choice.
+func satisfies(have, want dataplane.Route) bool {
+	if want.Link == 0 && want.Gateway.IsValid() {
+		have.Link = 0
+	}
+	return have == want
 }
 
 // write carries a difference out.

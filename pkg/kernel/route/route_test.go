@@ -368,3 +368,20 @@ func TestSyncFuncReadsWantsLast(t *testing.T) {
 		t.Errorf("got %q", out)
 	}
 }
+
+// Without a link, the kernel chooses it: what it chose is not a difference.
+func TestSyncByGatewayAlone(t *testing.T) {
+	s := newSpace(t)
+	syncer := route.New(s.handle, 30, 1000)
+	by := func(four, six string) []dataplane.Route {
+		return []dataplane.Route{
+			{Table: 1000, Dst: netip.MustParsePrefix("10.8.0.0/16"), Gateway: netip.MustParseAddr(four), Protocol: 30},
+			{Table: 1000, Dst: netip.MustParsePrefix("fd08::/64"), Gateway: netip.MustParseAddr(six), Protocol: 30},
+		}
+	}
+	sync(t, syncer, by("192.0.2.9", "2001:db8::9"), dataplane.Result{Added: 2})
+	sync(t, syncer, by("192.0.2.9", "2001:db8::9"), dataplane.Result{})
+	sync(t, syncer, by("192.0.2.10", "2001:db8::a"), dataplane.Result{Replaced: 2})
+	sync(t, syncer, by("192.0.2.10", "2001:db8::a"), dataplane.Result{})
+	sync(t, syncer, nil, dataplane.Result{Deleted: 2})
+}
