@@ -411,7 +411,7 @@ func (d *daemon) upkeep() []heal.Task {
 			d.health.Set(condDisk, d.store.Writable(ctx))
 			return nil
 		}},
-		{Name: "checkpoint", Every: time.Minute, Run: func(ctx context.Context) error {
+		{Name: "checkpoint", Every: sqlite.CheckpointInterval, Run: func(ctx context.Context) error {
 			_, err := d.store.Checkpoint(ctx)
 			return err
 		}},
