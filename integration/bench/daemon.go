@@ -19,8 +19,9 @@ const (
 	// restingPods and restartPods are how many pods the node has when coild rests, and
 	// when it is restarted.
 	restingPods, restartPods = 250, 1000
-	// restingFor is how long coild is watched while nothing happens, after as long.
-	restingFor = 20 * time.Second
+	// restingAfter is how long nothing happens before coild is watched, so that the
+	// cool-down of addresses is over; restingFor is for how long.
+	restingAfter, restingFor = 75 * time.Second, 30 * time.Second
 	restarts   = 5
 	churned    = 10000
 )
@@ -70,29 +71,34 @@ func (m *matrix) daemon(ctx context.Context, c *coil) (d Daemon, err error) {
 
 // rest measures a coild that has nothing to do.
 func (m *matrix) rest(ctx context.Context, c *coil, d *Daemon) error {
-	var before time.Duration
-	for i := range 2 {
-		var err error
-		if before, err = cpuTime(c.machine.Coild.PID()); err != nil {
-			return err
-		}
-		select {
-		case <-ctx.Done():
-			return ctx.Err()
-		case <-time.After(restingFor): // the span itself is what is measured
-		}
-		if i == 0 {
-			continue
-		}
-		after, err := cpuTime(c.machine.Coild.PID())
-		if err != nil {
-			return err
-		}
-		d.Idle = rounded((after-before).Seconds()/restingFor.Seconds(), 5)
+	if err := pass(ctx, restingAfter); err != nil {
+		return err
 	}
+	before, err := cpuTime(c.machine.Coild.PID())
+	if err != nil {
+		return err
+	}
+	if err := pass(ctx, restingFor); err != nil {
+		return err
+	}
+	after, err := cpuTime(c.machine.Coild.PID())
+	if err != nil {
+		return err
+	}
+	d.Idle = rounded((after-before).Seconds()/restingFor.Seconds(), 5)
 	rss, err := residentMemory(c.machine.Coild.PID())
 	d.RSS = rounded(float64(rss)/(1<<20), 1)
 	return err
+}
+
+// pass lets time pass, which is what is measured.
+func pass(ctx context.Context, d time.Duration) error {
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-time.After(d):
+		return nil
+	}
 }
 
 // residentMemory is VmRSS of proc_pid_status(5), in bytes.

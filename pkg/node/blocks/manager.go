@@ -255,8 +255,13 @@ func (m *Manager) syncPool(ctx context.Context, pool string) error {
 		return err
 	}
 	cooling := slices.ContainsFunc(hs, func(h held) bool { return h.Cooling > 0 })
-	if cooling || young || d.ask {
+	// A block in use is in nobody's way while its addresses cool: only its status changes.
+	soon := slices.ContainsFunc(hs, func(h held) bool { return h.Cooling > 0 && (h.Allocated == 0 || waiting > 0) })
+	switch {
+	case soon || young || d.ask:
 		return reconcile.Later(recheck)
+	case cooling:
+		return reconcile.Later(m.cfg.StatusInterval)
 	}
 	return nil
 }

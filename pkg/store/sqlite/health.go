@@ -121,7 +121,7 @@ func (s *Store) markCooled(ctx context.Context) error {
 			}
 		}
 		for _, id := range ids {
-			n, oldest, err := t.cooling(t.ctx, t.tx.StmtContext(t.ctx, t.w.newestCooling), id, t.boottime)
+			n, oldest, err := t.cooling(t.ctx, t.tx.StmtContext(t.ctx, t.w.cooling), id, t.boottime)
 			if err != nil {
 				return err
 			}
