@@ -39,10 +39,13 @@ const (
 		WHERE block_id IS ? AND state = 'cooling' ORDER BY freed_seq DESC LIMIT 1`
 
 	// How many addresses of a block can't be reused yet, and which was freed first: those
-	// freed after ?2 that have rested for less than ?5 ns, by Store.cooled, at ?3 ns of boot ?4.
+	// freed after the newest that has rested for ?5 ns, by Store.cooled, at ?3 ns of boot ?4,
+	// and after ?2. Those that can are not even read.
 	coolingSQL = `SELECT count(*), ifnull(min(freed_seq), 0) FROM addresses
-		WHERE block_id IS ?1 AND state = 'cooling' AND freed_seq > ?2
-			AND ?3 - CASE boot_id WHEN ?4 THEN freed_boottime_ms * 1000000 ELSE 0 END < ?5`
+		WHERE block_id IS ?1 AND state = 'cooling' AND freed_seq > ifnull((SELECT freed_seq FROM addresses
+			WHERE block_id IS ?1 AND state = 'cooling' AND freed_seq > ?2
+				AND ?3 - CASE boot_id WHEN ?4 THEN freed_boottime_ms * 1000000 ELSE 0 END >= ?5
+			ORDER BY freed_seq DESC LIMIT 1), ?2)`
 
 	reuseSQL = `UPDATE addresses SET state = 'pending', since = ?, boot_id = ?, pool = ?, block = ?,
 			container_id = ?, ifname = ?, pod_namespace = ?, pod_name = ?, pod_uid = ?, netns_path = ?, netns_inode = ?,
