@@ -67,6 +67,10 @@ verify: ## Check that generated code, modules and format are as they should be
 test: ## Run all tests, as root, with the race detector; a skipped one counts as failed
 	$(GOTEST) -race -tiers=netns,apiserver,cluster,vm -no-skips $(ARGS)
 
+.PHONY: bench
+bench: ## Measure ADD, CHECK and DEL beside the kernel and the reference plugins, as root
+	go run ./integration/bench $(ARGS)
+
 .PHONY: test-unit
 test-unit: ## Run the tests that need nothing
 	$(GOTEST) $(ARGS)
