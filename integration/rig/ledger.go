@@ -112,6 +112,15 @@ func (l *Ledger) ShortestRest() time.Duration {
 	return l.shortest
 }
 
+// Forget forgets what was wrong and how long addresses rested, for a test that comes
+// after. The live sandboxes stay.
+func (l *Ledger) Forget() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.wrongs, l.shortest = nil, -1
+	clear(l.freed)
+}
+
 // Counts returns how many ADDs were answered, and how many DELs were asked for.
 func (l *Ledger) Counts() (adds, dels int) {
 	l.mu.Lock()

@@ -33,6 +33,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
@@ -217,6 +218,30 @@ func writeKubeconfig(cfg *rest.Config, path string) error {
 		return fmt.Errorf("write %s: %w", path, err)
 	}
 	return nil
+}
+
+// KillController kills coil-ipam-controller and takes its Lease away, so that the
+// next one need not wait for its end.
+func (r *Rig) KillController(ctx context.Context) error {
+	r.Controller.Kill()
+	err := r.Core.CoordinationV1().Leases(metav1.NamespaceSystem).Delete(ctx, "coil-ipam-leader", metav1.DeleteOptions{})
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	return err
+}
+
+// dropBlock removes a block whatever holds it.
+func (r *Rig) dropBlock(ctx context.Context, name string) error {
+	blocks := r.Coil.CoilV2().AddressBlocks()
+	_, err := blocks.Patch(ctx, name, types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`), metav1.PatchOptions{})
+	if err == nil {
+		err = blocks.Delete(ctx, name, metav1.DeleteOptions{})
+	}
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	return err
 }
 
 func (r *Rig) path(elem ...string) string { return r.scratch.Path(elem...) }
