@@ -118,7 +118,7 @@ func (l *load) compare() error {
 	if err := l.node.AwaitReady(l.c.t.Context(), 30*time.Second); err != nil {
 		return err
 	}
-	return l.c.AwaitClean(l.c.t.Context(), 20*time.Second)
+	return l.c.awaitClean()
 }
 
 // finish ends all pods.
@@ -174,7 +174,7 @@ func (k *killer) loseRecordOfPods(ctx context.Context) error {
 		return err
 	}
 	err := poll(ctx, 10*time.Second, func() error {
-		if live := len(k.load.c.Ledger.Live()); live < workers {
+		if live := len(k.load.c.live(k.node)); live < workers {
 			return fmt.Errorf("only %d pods have a network", live)
 		}
 		return nil
@@ -249,13 +249,14 @@ func (k *killer) life(ctx context.Context, p faultpoint.Point) error {
 
 // Pods come and go while coild is killed at every point and at random times.
 func TestKilledUnderLoad(t *testing.T) {
+	t.Parallel()
 	c := newCluster(t, 2, 5)
 	n := c.node(rig.NodeOptions{})
 	l := startLoad(c, n)
 	k := &killer{load: l, node: n, at: map[faultpoint.Point]int{}}
-	random, rounds := 12, 1
+	random, rounds, least := 12, 1, 40
 	if long() {
-		random, rounds = 160, 13
+		random, rounds, least = 120, 13, 500
 	}
 	started := time.Now()
 	n.Coild.Kill()
@@ -286,7 +287,7 @@ func TestKilledUnderLoad(t *testing.T) {
 	n.Coild.Faults = ""
 	c.check(n.Start(t.Context()), l.finish())
 	c.clean()
-	adds, dels := c.Ledger.Counts()
+	adds, dels := c.Ledger.Counts(n)
 	atPoints := 0
 	for p, n := range k.at {
 		if p != "" {
@@ -295,6 +296,9 @@ func TestKilledUnderLoad(t *testing.T) {
 	}
 	t.Logf("%d kills in %s, %d of them at fault points; %d ADDs answered, %d failed, %d DELs",
 		k.kills, time.Since(started).Round(time.Second), atPoints, adds, l.failed.Load(), dels)
+	if k.kills < least {
+		t.Errorf("coild was killed %d times, at least %d were asked for", k.kills, least)
+	}
 	for _, p := range points() {
 		if k.at[p] == 0 {
 			t.Errorf("coild was never killed at %s", p)

@@ -2,14 +2,15 @@
 // ends coild or the controller, and whatever happens to the record, the Node or
 // the API server.
 //
-// Each test has nodes of its own in one rig; see package rig for what is compared
-// at the end. The environment variable COIL_CRASH=long asks for hundreds of kills
+// Each test has nodes and pools of its own in one rig; see package rig for what is
+// compared at the end. Those that disturb nobody else are parallel. The environment variable COIL_CRASH=long asks for hundreds of kills
 // rather than for one of each kind.
 package crash
 
 import (
 	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"net/netip"
 	"os"
@@ -17,7 +18,11 @@ import (
 	"testing"
 	"time"
 
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/selection"
+
 	"github.com/coil-net/coil/integration/rig"
+	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
 	"github.com/coil-net/coil/pkg/testkit"
 )
 
@@ -31,6 +36,8 @@ var shared = struct {
 }{}
 
 func TestMain(m *testing.M) {
+	// Tests wait most of the time, for cool-downs above all.
+	_ = flag.Set("test.parallel", "8")
 	shared.start = sync.OnceValues(func() (*rig.Rig, error) {
 		// It outlives the test that asks for it first.
 		r, err := rig.New(context.Background(), rig.Options{Tags: []string{"faultpoints"}, Log: os.Stderr})
@@ -122,7 +129,6 @@ func (c *cluster) remove() {
 			c.t.Errorf("remove %s: %v", n.Name, err)
 		}
 	}
-	c.Ledger.Forget()
 }
 
 // node adds a node.
@@ -177,8 +183,10 @@ func (c *cluster) podsOf(n *rig.Node, count int) []*rig.Sandbox {
 // rested reports addresses that were given again before they had cooled down.
 func (c *cluster) rested() {
 	c.t.Helper()
-	if rest := c.Ledger.ShortestRest(); rest >= 0 && rest < coolDown {
-		c.t.Errorf("an address rested for only %s", rest)
+	for _, n := range c.nodes {
+		if rest := c.Ledger.ShortestRest(n); rest >= 0 && rest < coolDown {
+			c.t.Errorf("%s gave an address again after only %s", n.Name, rest)
+		}
 	}
 }
 
@@ -228,9 +236,40 @@ func (c *cluster) reach(from, to *rig.Sandbox) {
 // clean ends the test unless everything agrees with what was answered.
 func (c *cluster) clean() {
 	c.t.Helper()
-	if err := c.AwaitClean(c.t.Context(), 20*time.Second); err != nil {
-		c.t.Fatal(err)
+	c.check(c.awaitClean())
+}
+
+// awaitClean waits until everything that is the test's agrees.
+func (c *cluster) awaitClean() error {
+	ctx := c.t.Context()
+	mine := map[string]bool{}
+	var errs []error
+	for _, n := range c.nodes {
+		mine[n.Name] = true
+		if n.Coild.Running() {
+			errs = append(errs, n.AwaitClean(ctx, 20*time.Second))
+		}
 	}
+	of, err := labels.NewRequirement(v2.LabelPool, selection.In, c.pools)
+	if err != nil {
+		return err
+	}
+	wrongs, err := c.AuditBlocks(ctx, labels.NewSelector().Add(*of), func(node string) bool { return mine[node] })
+	for _, w := range wrongs {
+		errs = append(errs, errors.New(w))
+	}
+	return errors.Join(append(errs, err)...)
+}
+
+// live returns the test's sandboxes on a node that have a network.
+func (c *cluster) live(n *rig.Node) []*rig.Sandbox {
+	var all []*rig.Sandbox
+	for s := range c.Ledger.Live() {
+		if s.Node == n {
+			all = append(all, s)
+		}
+	}
+	return all
 }
 
 // end is the end of a pod as the runtime does it: DEL until it succeeds, then the

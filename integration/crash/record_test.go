@@ -163,6 +163,7 @@ func flip(b []byte, seed uint64) []byte {
 func TestDamagedRecord(t *testing.T) {
 	for _, d := range damages() {
 		t.Run(d.name, func(t *testing.T) {
+			t.Parallel()
 			c := newCluster(t, 3)
 			n := c.node(rig.NodeOptions{})
 			pods := c.podsOf(n, 5)
@@ -226,6 +227,7 @@ func (c *cluster) rebuilt(n *rig.Node, reason string) {
 
 // A record of yesterday is worse than none: what it says was true once.
 func TestOlderRecord(t *testing.T) {
+	t.Parallel()
 	c := newCluster(t, 3)
 	n := c.node(rig.NodeOptions{})
 	before := c.podsOf(n, 4)

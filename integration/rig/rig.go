@@ -83,6 +83,8 @@ type Rig struct {
 	bin     struct{ coild, coil, controller string }
 	fabric  *fabric
 
+	kubeconfigs sync.Mutex // while one is written
+
 	mu      sync.Mutex
 	nodes   []*Node
 	created int // nodes so far
@@ -196,15 +198,25 @@ func (r *Rig) newController() (*Program, error) {
 	}, nil
 }
 
-// kubeconfig writes a kubeconfig with the rights of a ServiceAccount of kube-system
-// and returns its path.
+// kubeconfig writes a kubeconfig with the rights of a ServiceAccount of kube-system,
+// unless there is one, and returns its path.
 func (r *Rig) kubeconfig(account string) (string, error) {
+	r.kubeconfigs.Lock()
+	defer r.kubeconfigs.Unlock()
+	if path := r.path(account + ".kubeconfig"); exists(path) {
+		return path, nil
+	}
 	cfg, err := r.API.UserConfig("system:serviceaccount:kube-system:"+account, "system:serviceaccounts", "system:serviceaccounts:kube-system")
 	if err != nil {
 		return "", err
 	}
 	path := r.path(account + ".kubeconfig")
 	return path, writeKubeconfig(cfg, path)
+}
+
+func exists(path string) bool {
+	_, err := os.Stat(path)
+	return err == nil
 }
 
 func writeKubeconfig(cfg *rest.Config, path string) error {
