@@ -106,5 +106,18 @@ func (n *Node) MountDisk(readOnly bool) error {
 	if err := n.disk.mount(); err != nil || !readOnly {
 		return err
 	}
-	return unix.Mount("", n.StateDir(), "", unix.MS_REMOUNT|unix.MS_RDONLY, "")
+	return n.RemountDisk(true)
+}
+
+// RemountDisk makes the disk read-only or writable, which is possible while nothing is
+// open for writing on it.
+func (n *Node) RemountDisk(readOnly bool) error {
+	flags := uintptr(unix.MS_REMOUNT)
+	if readOnly {
+		flags |= unix.MS_RDONLY
+	}
+	if err := unix.Mount("", n.StateDir(), "", flags, ""); err != nil {
+		return fmt.Errorf("remount %s: %w", n.StateDir(), err)
+	}
+	return nil
 }
