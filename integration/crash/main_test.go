@@ -236,18 +236,18 @@ func (c *cluster) reach(from, to *rig.Sandbox) {
 // clean ends the test unless everything agrees with what was answered.
 func (c *cluster) clean() {
 	c.t.Helper()
-	c.check(c.awaitClean())
+	c.check(c.awaitClean(20 * time.Second))
 }
 
 // awaitClean waits until everything that is the test's agrees.
-func (c *cluster) awaitClean() error {
+func (c *cluster) awaitClean(within time.Duration) error {
 	ctx := c.t.Context()
 	mine := map[string]bool{}
 	var errs []error
 	for _, n := range c.nodes {
 		mine[n.Name] = true
 		if n.Coild.Running() {
-			errs = append(errs, n.AwaitClean(ctx, 20*time.Second))
+			errs = append(errs, n.AwaitClean(ctx, within))
 		}
 	}
 	of, err := labels.NewRequirement(v2.LabelPool, selection.In, c.pools)

@@ -129,7 +129,7 @@ func New(ctx context.Context, o Options) (_ *Rig, err error) {
 	if r.fabric, err = newFabric(ctx); err != nil {
 		return nil, err
 	}
-	if r.Controller, err = r.newController(); err != nil {
+	if r.Controller, err = r.newController("controller"); err != nil {
 		return nil, err
 	}
 	if !o.NoController {
@@ -181,23 +181,6 @@ func (r *Rig) install(ctx context.Context) error {
 	})
 }
 
-// newController prepares coil-ipam-controller, which isn't started yet.
-func (r *Rig) newController() (*Program, error) {
-	kubeconfig, err := r.kubeconfig("coil-ipam-controller")
-	if err != nil {
-		return nil, err
-	}
-	return &Program{
-		Path: r.bin.controller,
-		Args: append([]string{
-			"--kubeconfig=" + kubeconfig, "--metrics-addr=", "--health-addr=",
-			"--leader-election-lease-duration=3s", "--leader-election-renew-deadline=2s", "--leader-election-retry-period=300ms",
-		}, r.opts.ControllerFlags...),
-		Env: append([]string{"COIL_POD_NAME=controller"}, r.opts.ControllerEnv...),
-		Log: r.path("coil-ipam-controller.log"),
-	}, nil
-}
-
 // kubeconfig writes a kubeconfig with the rights of a ServiceAccount of kube-system,
 // unless there is one, and returns its path.
 func (r *Rig) kubeconfig(account string) (string, error) {
@@ -230,17 +213,6 @@ func writeKubeconfig(cfg *rest.Config, path string) error {
 		return fmt.Errorf("write %s: %w", path, err)
 	}
 	return nil
-}
-
-// KillController kills coil-ipam-controller and takes its Lease away, so that the
-// next one need not wait for its end.
-func (r *Rig) KillController(ctx context.Context) error {
-	r.Controller.Kill()
-	err := r.Core.CoordinationV1().Leases(metav1.NamespaceSystem).Delete(ctx, "coil-ipam-leader", metav1.DeleteOptions{})
-	if apierrors.IsNotFound(err) {
-		return nil
-	}
-	return err
 }
 
 // dropBlock removes a block whatever holds it.
