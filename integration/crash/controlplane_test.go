@@ -189,7 +189,7 @@ func TestControllerKilled(t *testing.T) {
 			}, 2)
 		}
 	}
-	t.Logf("the controller was killed %d times", kills)
+	t.Attr("kills", fmt.Sprint(kills))
 }
 
 // Two controllers that both believe to lead give each node exactly the blocks that it

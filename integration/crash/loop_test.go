@@ -296,6 +296,7 @@ func TestKilledUnderLoad(t *testing.T) {
 	}
 	t.Logf("%d kills in %s, %d of them at fault points; %d ADDs answered, %d failed, %d DELs",
 		k.kills, time.Since(started).Round(time.Second), atPoints, adds, l.failed.Load(), dels)
+	t.Attr("kills", fmt.Sprint(k.kills))
 	if k.kills < least {
 		t.Errorf("coild was killed %d times, at least %d were asked for", k.kills, least)
 	}
