@@ -26,6 +26,7 @@ type load struct {
 	pause sync.RWMutex // held for writing while nothing may happen
 
 	stop   chan struct{}
+	ending sync.Once
 	wg     sync.WaitGroup
 	held   atomic.Int64 // how many sandboxes a worker keeps at most
 	failed atomic.Int64 // ADDs
@@ -36,11 +37,15 @@ type load struct {
 const (
 	workers = 16
 	many    = 4 // sandboxes that a worker keeps at most
+	// patience is for how long a node may be busy: many blocks may have to go back, of
+	// which each takes a second.
+	patience = 2 * time.Minute
 )
 
 func startLoad(c *cluster, n *rig.Node) *load {
 	l := &load{c: c, node: n, stop: make(chan struct{})}
 	l.held.Store(many)
+	c.t.Cleanup(func() { _ = l.finish() }) // of a test that has failed
 	for i := range workers {
 		l.wg.Go(func() {
 			if err := l.work(i); err != nil {
@@ -118,12 +123,12 @@ func (l *load) compare() error {
 	if err := l.node.AwaitReady(l.c.t.Context(), 30*time.Second); err != nil {
 		return err
 	}
-	return l.c.awaitClean(2 * time.Minute) // many blocks may have to go back, of which each takes a second
+	return l.c.awaitClean(patience)
 }
 
 // finish ends all pods.
 func (l *load) finish() error {
-	close(l.stop)
+	l.ending.Do(func() { close(l.stop) })
 	l.wg.Wait()
 	return errors.Join(l.errs...)
 }
@@ -222,10 +227,10 @@ func (k *killer) life(ctx context.Context, p faultpoint.Point) error {
 		return err
 	}
 	k.node.Coild.Faults = ""
-	patience := rand.N(300 * time.Millisecond)
+	within := rand.N(300 * time.Millisecond)
 	if p != "" {
 		k.node.Coild.Faults = fmt.Sprintf("%s=%d", p, passage)
-		patience = testkit.Timeout(8 * time.Second)
+		within = testkit.Timeout(20 * time.Second) // blocks go back only after a while
 	}
 	if err := k.node.Coild.Start(); err != nil {
 		return err
@@ -235,7 +240,7 @@ func (k *killer) life(ctx context.Context, p faultpoint.Point) error {
 			return err
 		}
 	}
-	timer := time.NewTimer(patience)
+	timer := time.NewTimer(within)
 	defer timer.Stop()
 	select {
 	case <-k.node.Coild.Ended():
@@ -278,6 +283,11 @@ func TestKilledUnderLoad(t *testing.T) {
 			}
 		}
 	}
+	for _, p := range points() {
+		if k.at[p] == 0 { // nothing passed there in time
+			c.check(k.life(t.Context(), p))
+		}
+	}
 	for i := range random {
 		c.check(k.life(t.Context(), ""))
 		if i%20 == 10 {
@@ -286,34 +296,41 @@ func TestKilledUnderLoad(t *testing.T) {
 	}
 	n.Coild.Faults = ""
 	c.check(n.Start(t.Context()), l.finish())
-	c.clean()
-	adds, dels := c.Ledger.Counts(n)
+	c.check(c.awaitClean(patience))
+	k.report(c, time.Since(started), least)
+	c.rested()
+	c.blocksGoBack()
+}
+
+// report tells how often coild was killed, and ends in an error if that is less than
+// it should be or if a point was left out.
+func (k *killer) report(c *cluster, took time.Duration, least int) {
+	c.t.Helper()
+	adds, dels := c.Ledger.Counts(k.node)
 	atPoints := 0
 	for p, n := range k.at {
 		if p != "" {
 			atPoints += n
 		}
 	}
-	t.Logf("%d kills in %s, %d of them at fault points; %d ADDs answered, %d failed, %d DELs",
-		k.kills, time.Since(started).Round(time.Second), atPoints, adds, l.failed.Load(), dels)
-	t.Attr("kills", fmt.Sprint(k.kills))
+	c.t.Attr("kills", fmt.Sprintf("%d, %d of them at fault points", k.kills, atPoints))
+	c.t.Logf("%d kills in %s, %d of them at fault points; %d ADDs answered, %d failed, %d DELs",
+		k.kills, took.Round(time.Second), atPoints, adds, k.load.failed.Load(), dels)
 	if k.kills < least {
-		t.Errorf("coild was killed %d times, at least %d were asked for", k.kills, least)
+		c.t.Errorf("coild was killed %d times, at least %d were asked for", k.kills, least)
 	}
 	for _, p := range points() {
 		if k.at[p] == 0 {
-			t.Errorf("coild was never killed at %s", p)
+			c.t.Errorf("coild was never killed at %s", p)
 		}
 	}
-	c.rested()
-	c.blocksGoBack()
 }
 
 // blocksGoBack ends the test unless the nodes whose coild runs give all blocks back
 // once no pod is left.
 func (c *cluster) blocksGoBack() {
 	c.t.Helper()
-	testkit.Eventually(c.t, 30*time.Second, "all blocks go back", func() error {
+	testkit.Eventually(c.t, patience, "all blocks go back", func() error {
 		for _, n := range c.nodes {
 			if !n.Coild.Running() {
 				continue

@@ -37,7 +37,7 @@ var shared = struct {
 
 func TestMain(m *testing.M) {
 	// Tests wait most of the time, for cool-downs above all.
-	_ = flag.Set("test.parallel", "8")
+	_ = flag.Set("test.parallel", "16")
 	shared.start = sync.OnceValues(func() (*rig.Rig, error) {
 		// It outlives the test that asks for it first.
 		r, err := rig.New(context.Background(), rig.Options{Tags: []string{"faultpoints"}, Log: os.Stderr})
