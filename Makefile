@@ -87,6 +87,10 @@ test-apiserver: ## Run the tests that start an API server
 test-cluster: ## Run the tests that start clusters, as root
 	$(GOTEST) -tiers=cluster $(ARGS)
 
+.PHONY: test-crash
+test-crash: ## Kill coild 500 times, damage its record and its disk, as root; some 15 minutes
+	COIL_CRASH=long $(GOTEST) -tiers=netns,apiserver -no-skips $(ARGS) ./integration/crash/
+
 .PHONY: test-vm
 test-vm: ## Run the tests that start virtual machines, as root
 	$(GOTEST) -tiers=vm $(ARGS)

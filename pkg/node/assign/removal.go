@@ -34,6 +34,9 @@ type removal struct {
 	podnet.Target
 	pool  string
 	tries int
+	// unrecorded says that the address isn't releasing yet: the record couldn't be
+	// written. Nobody else can get it.
+	unrecorded bool
 	// leave ends the step of the attachment.
 	leave func()
 	// result gets the outcome of the first try.
@@ -192,6 +195,9 @@ func (a *Assigner) removeAll(ctx context.Context, batch []*removal) {
 	var unlinked []store.ID
 	for i, r := range batch {
 		if results[i] == nil {
+			results[i] = a.recordRelease(ctx, r)
+		}
+		if results[i] == nil {
 			unlinked = append(unlinked, store.ID(r.ID))
 		}
 	}
@@ -208,11 +214,25 @@ func (a *Assigner) removeAll(ctx context.Context, batch []*removal) {
 			pools[r.pool] = true
 			continue
 		}
-		klog.FromContext(ctx).Error(err, "Removing a link failed, trying again", "containerID", r.ContainerID, "ifname", r.IfName)
+		if r.tries == 0 || !errors.Is(err, store.ErrReadOnly) { // which may last, and is told by STATUS
+			klog.FromContext(ctx).Error(err, "Detaching a pod isn't complete, trying again", "containerID", r.ContainerID, "ifname", r.IfName)
+		}
 		r.tell(err)
 		a.removals.again(r)
 	}
 	for pool := range pools {
 		a.blocks.Changed(pool)
 	}
+}
+
+// recordRelease makes the address of a removal releasing if it isn't yet.
+func (a *Assigner) recordRelease(ctx context.Context, r *removal) error {
+	if !r.unrecorded {
+		return nil
+	}
+	if _, err := a.store.Release(ctx, store.ID(r.ID)); err != nil && !errors.Is(err, store.ErrNotFound) {
+		return fmt.Errorf("release the address: %w", err)
+	}
+	r.unrecorded = false
+	return nil
 }
