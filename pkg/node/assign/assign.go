@@ -56,6 +56,7 @@ type Network interface {
 	Check(ctx context.Context, p podnet.Pod, a podnet.Attachment) error
 	Withdraw(ctx context.Context, addrs ...ipam.Address) error
 	RemoveAll(ctx context.Context, targets ...podnet.Target) []error
+	Forget(ctx context.Context, addrs ...ipam.Address) error
 	List(ctx context.Context) ([]podnet.Found, error)
 }
 

@@ -28,6 +28,8 @@ type network struct {
 	wired int // number of Attach calls that succeeded
 	// groups are how many links were removed at once.
 	groups []int
+	// forgotten are the addresses whose flows were.
+	forgotten []ipam.Address
 }
 
 func (n *network) step(ctx context.Context, method string) error {
@@ -95,6 +97,16 @@ func (n *network) RemoveAll(ctx context.Context, targets ...podnet.Target) []err
 		delete(n.pods, store.ID(t.ID))
 	}
 	return results
+}
+
+func (n *network) Forget(ctx context.Context, addrs ...ipam.Address) error {
+	if err := n.step(ctx, "Forget"); err != nil {
+		return err
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.forgotten = append(n.forgotten, addrs...)
+	return nil
 }
 
 func (n *network) List(ctx context.Context) ([]podnet.Found, error) {

@@ -59,7 +59,7 @@ func (a *Assigner) detach(ctx context.Context, id store.ID) (<-chan error, error
 		}
 	}
 	a.removals.add(&removal{
-		Target: target, pool: alloc.Pool, unrecorded: unrecorded, leave: a.flight.removing(id), result: result,
+		Target: target, addr: alloc.Address, pool: alloc.Pool, unrecorded: unrecorded, leave: a.flight.removing(id), result: result,
 	})
 	return result, nil
 }

@@ -4,12 +4,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/coil-net/coil/pkg/ipam"
 	"github.com/coil-net/coil/pkg/node"
 	"github.com/coil-net/coil/pkg/store"
 	"github.com/coil-net/coil/pkg/testkit"
@@ -204,25 +206,34 @@ func TestLinksAreRemovedInGroups(t *testing.T) {
 // A removal that fails is tried again without being asked, and the address isn't
 // given meanwhile.
 func TestRemovalThatFails(t *testing.T) {
-	b := newBench(t)
-	first, err := b.Add(t.Context(), request("c1"))
-	if err != nil {
-		t.Fatal(err)
+	for _, method := range []string{"RemoveAll", "Forget"} {
+		t.Run(method, func(t *testing.T) {
+			b := newBench(t)
+			first, err := b.Add(t.Context(), request("c1"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			b.net.setFail(method, errors.New("netlink: busy"))
+			if err := b.Del(t.Context(), request("c1").ID); err != nil {
+				t.Fatal(err)
+			}
+			second, err := b.Add(t.Context(), request("c2"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if second.Address == first.Address {
+				t.Errorf("%s was given again while its link or its flows are still there", first.Address)
+			}
+			b.mustState(t, "c1", store.Releasing)
+			b.net.setFail(method, nil)
+			b.mustAgree(t, "c2")
+			b.net.mu.Lock()
+			defer b.net.mu.Unlock()
+			if !slices.Equal(b.net.forgotten, []ipam.Address{first.Address}) {
+				t.Errorf("the flows of %v are forgotten, want those of %s", b.net.forgotten, first.Address)
+			}
+		})
 	}
-	b.net.setFail("RemoveAll", errors.New("netlink: busy"))
-	if err := b.Del(t.Context(), request("c1").ID); err != nil {
-		t.Fatal(err)
-	}
-	second, err := b.Add(t.Context(), request("c2"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if second.Address == first.Address {
-		t.Errorf("%s was given again while its link is still there", first.Address)
-	}
-	b.mustState(t, "c1", store.Releasing)
-	b.net.setFail("RemoveAll", nil)
-	b.mustAgree(t, "c2")
 }
 
 // A DEL that fails before that says so, and is finished by the next one or by Sweep.
