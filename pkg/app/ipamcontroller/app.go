@@ -61,12 +61,6 @@ func Main(args []string) int {
 // Run runs the program against the API server of cfg until ctx ends. Losing the lease
 // is an error.
 func Run(ctx context.Context, cfg *rest.Config, o *Options) error {
-	// client-go's default of 5 requests a second is for interactive tools. Requests come
-	// in bursts, when a cluster starts, and the API server's priority and fairness
-	// shares it out better than a limit that knows nothing of its load; the number of
-	// workers bounds what is in flight.
-	cfg = rest.CopyConfig(cfg)
-	cfg.QPS = -1
 	clients, err := kube.NewClients(cfg)
 	if err != nil {
 		return err
