@@ -86,3 +86,7 @@ test-cluster: ## Run the tests that start clusters, as root
 .PHONY: test-vm
 test-vm: ## Run the tests that start virtual machines, as root
 	$(GOTEST) -tiers=vm $(ARGS)
+
+.PHONY: bench-scale
+bench-scale: ## Measure Coil in a large cluster against its targets, as root
+	go run ./integration/bench/scale $(ARGS)
