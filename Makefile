@@ -94,3 +94,7 @@ test-crash: ## Kill coild 500 times, damage its record and its disk, as root; so
 .PHONY: test-vm
 test-vm: ## Run the tests that start virtual machines, as root
 	$(GOTEST) -tiers=vm $(ARGS)
+
+.PHONY: bench-scale
+bench-scale: ## Measure Coil in a large cluster against its targets, as root
+	go run ./integration/bench/scale $(ARGS)

@@ -21,6 +21,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/coil-net/coil/generated/clientset/versioned"
+	"github.com/coil-net/coil/integration/audit"
 	"github.com/coil-net/coil/integration/lab/cluster"
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
 	"github.com/coil-net/coil/pkg/testkit"
@@ -44,12 +45,11 @@ var shared = sync.OnceValues(func() (env, error) {
 	if err := cluster.Down(ctx, cluster.DefaultStateDir, name); err != nil {
 		return env{}, fmt.Errorf("remove what an earlier run left: %w", err)
 	}
-	if err := os.WriteFile(auditPolicy(), []byte("apiVersion: audit.k8s.io/v1\nkind: Policy\nrules: [{level: Metadata}]\nomitStages: [RequestReceived]\n"), 0o600); err != nil {
+	var err error
+	if auditLog, err = audit.New(auditDir, audited...); err != nil {
 		return env{}, err
 	}
-	opts := cluster.Options{Name: name, Nodes: 3, Log: os.Stderr, APIServerArgs: []string{
-		"--audit-policy-file=" + auditPolicy(), "--audit-log-path=" + auditLog(),
-	}}
+	opts := cluster.Options{Name: name, Nodes: 3, Log: os.Stderr, APIServerArgs: auditLog.APIServerArgs()}
 	if err := opts.AddCoil(ctx); err != nil {
 		return env{}, err
 	}
@@ -67,11 +67,14 @@ var shared = sync.OnceValues(func() (env, error) {
 	return e, nil
 })
 
-// auditDir has the policy and the log of the API server's audit.
-var auditDir string
+// auditDir has the log of the API server's audit.
+var (
+	auditDir string
+	auditLog audit.Log
+)
 
-func auditPolicy() string { return filepath.Join(auditDir, "policy.yaml") }
-func auditLog() string    { return filepath.Join(auditDir, "log") }
+// audited are the ServiceAccounts of the programs that run on each node.
+var audited = []string{"coild", "coil-router"}
 
 func TestMain(m *testing.M) {
 	var err error

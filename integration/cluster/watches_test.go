@@ -1,125 +1,33 @@
 package cluster
 
 import (
-	"bufio"
-	"encoding/json"
 	"fmt"
-	"maps"
-	"net/url"
-	"os"
-	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/coil-net/coil/integration/audit"
 	"github.com/coil-net/coil/pkg/testkit"
 )
 
-// request is one request as the API server audits it.
-type request struct {
-	Verb       string
-	RequestURI string
-	User       struct {
-		Username string
-		Extra    map[string][]string
-	}
-	ResponseStatus struct{ Code int }
-}
-
-// audited returns the requests of a ServiceAccount of kube-system.
-func audited(t *testing.T, account string) []request {
-	t.Helper()
-	f, err := os.Open(auditLog())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer f.Close()
-	var rs []request
-	lines := bufio.NewScanner(f)
-	lines.Buffer(nil, 1<<20)
-	for lines.Scan() {
-		var r request
-		if err := json.Unmarshal(lines.Bytes(), &r); err != nil {
-			continue // the line that is being written
-		}
-		if r.User.Username == "system:serviceaccount:kube-system:"+account {
-			rs = append(rs, r)
-		}
-	}
-	return rs
-}
-
-// What a program may list and watch: resource and selector, NODE stands for its
-// node. On a large cluster anything else would be too much.
+// The programs of each node list and watch no more than their table says.
 func TestProgramsWatchOnlyWhatTheyNeed(t *testing.T) {
 	e := use(t)
 	ns := e.pool(t, 2, "10.76.0.0/28", "fd00:76::/124")
 	e.start(t, ns, "p", 3, e.Nodes()...)
 	e.running(t, ns, time.Minute)
-	tests := []struct {
-		account string
-		allowed []string
-	}{
-		{"coild", []string{
-			"/api/v1/nodes fieldSelector=metadata.name=NODE",
-			"/api/v1/pods fieldSelector=spec.nodeName=NODE",
-			"/api/v1/namespaces ",
-			"/apis/coil.cybozu.com/v2/addressblocks labelSelector=coil.cybozu.com/node=NODE",
-			"/apis/coil.cybozu.com/v2/blockrequests labelSelector=coil.cybozu.com/node=NODE",
-		}},
-		{"coil-router", []string{
-			"/api/v1/nodes ",
-			"/apis/coil.cybozu.com/v2/addressblocks ",
-		}},
-	}
-	for _, tt := range tests {
-		t.Run(tt.account, func(t *testing.T) {
-			seen := map[string]bool{}
-			// An API server that has just started forbids what it doesn't know yet to be
-			// allowed: only what never was is missing.
-			allowed, forbidden := map[string]bool{}, map[string]bool{}
-			for _, r := range audited(t, tt.account) {
-				path, _, _ := strings.Cut(r.RequestURI, "?")
-				if r.ResponseStatus.Code == 403 {
-					forbidden[r.Verb+" "+path] = true
-				} else {
-					allowed[r.Verb+" "+path] = true
-				}
-				if r.Verb != "list" && r.Verb != "watch" {
-					continue
-				}
-				u, err := url.Parse(r.RequestURI)
-				if err != nil {
-					t.Fatal(err)
-				}
-				what := u.Path + " "
-				for _, key := range []string{"fieldSelector", "labelSelector"} {
-					if v := u.Query().Get(key); v != "" {
-						what += key + "=" + v
-					}
-				}
-				for _, node := range e.Nodes() {
-					if s, ok := strings.CutSuffix(what, "="+node); ok {
-						what = s + "=NODE"
-						break
-					}
-				}
-				seen[what] = true
+	for _, account := range audited {
+		t.Run(account, func(t *testing.T) {
+			rs, err := auditLog.Requests(account)
+			if err != nil {
+				t.Fatal(err)
 			}
-			for what := range forbidden {
-				if !allowed[what] {
-					t.Errorf("%s was forbidden: a right is missing", what)
-				}
+			problems, err := audit.Problems(account, rs, e.Nodes())
+			if err != nil {
+				t.Fatal(err)
 			}
-			for what := range seen {
-				if !slices.Contains(tt.allowed, what) {
-					t.Errorf("it lists or watches %s", what)
-				}
-			}
-			for _, what := range tt.allowed {
-				if !seen[what] {
-					t.Errorf("it does not watch %s; it watches %v", what, slices.Sorted(maps.Keys(seen)))
-				}
+			for _, p := range problems {
+				t.Error(p)
 			}
 		})
 	}

@@ -47,6 +47,11 @@ func Config(kubeconfig, program string) (*rest.Config, error) {
 		return nil, fmt.Errorf("find the API server (outside a cluster, give --kubeconfig): %w", err)
 	}
 	cfg.UserAgent = program
+	// client-go's default of 5 requests a second is for interactive tools. Requests come
+	// in bursts, when a cluster starts or a node gets many pods, and the API server's
+	// priority and fairness shares it out better than a limit that knows nothing of its
+	// load; the number of workers bounds what is in flight.
+	cfg.QPS = -1
 	// The API server has a warning about the name of our finalizer in each answer.
 	cfg.WarningHandler = rest.NewWarningWriter(os.Stderr, rest.WarningWriterOptions{Deduplicate: true})
 	return cfg, nil

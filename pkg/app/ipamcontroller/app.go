@@ -8,10 +8,9 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"runtime/debug"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/uuid"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
@@ -41,11 +40,18 @@ const (
 	caches = "caches"
 	// syncPatience is how long the caches may take to fill before that is reported.
 	syncPatience = 30 * time.Second
+	// gcPercent is how much garbage may gather, in percent of what lives. Nearly all that
+	// lives are the caches, so twice as frequent collections cost little: with 5,000 Nodes
+	// and 20,000 blocks they save 20 of 140 MiB for 5 % more processor time at the start.
+	gcPercent = 50
 )
 
 // Main runs the program and returns its exit code.
 func Main(args []string) int {
 	o := &Options{}
+	if os.Getenv("GOGC") == "" {
+		debug.SetGCPercent(gcPercent)
+	}
 	return program.Main(programName, args, o, func(ctx context.Context) error {
 		cfg, err := kube.Config(o.Kubeconfig, programName)
 		if err != nil {
@@ -58,12 +64,6 @@ func Main(args []string) int {
 // Run runs the program against the API server of cfg until ctx ends. Losing the lease
 // is an error.
 func Run(ctx context.Context, cfg *rest.Config, o *Options) error {
-	// client-go's default of 5 requests a second is for interactive tools. Requests come
-	// in bursts, when a cluster starts, and the API server's priority and fairness
-	// shares it out better than a limit that knows nothing of its load; the number of
-	// workers bounds what is in flight.
-	cfg = rest.CopyConfig(cfg)
-	cfg.QPS = -1
 	clients, err := kube.NewClients(cfg)
 	if err != nil {
 		return err
@@ -90,6 +90,9 @@ func Run(ctx context.Context, cfg *rest.Config, o *Options) error {
 		return fmt.Errorf("client of Coil's resources: %w", err)
 	}
 	coil := externalversions.NewSharedInformerFactoryWithOptions(own, 0, externalversions.WithTransform(kube.Strip))
+	if err := coil.Coil().V2().AddressBlocks().Informer().SetTransform(stripBlock); err != nil {
+		return err
+	}
 	core := informers.NewSharedInformerFactoryWithOptions(all, 0, informers.WithTransform(stripNode))
 	c, err := newControllers(own, all, coil, core, recorder, registry, o)
 	if err != nil {
@@ -202,19 +205,4 @@ func newIdentity() (string, error) {
 		}
 	}
 	return name + "_" + string(uuid.NewUUID()), nil
-}
-
-// stripNode keeps of Nodes what the controllers read, since there may be thousands
-// and they are large.
-func stripNode(obj any) (any, error) {
-	n, ok := obj.(*corev1.Node)
-	if !ok {
-		return kube.Strip(obj)
-	}
-	return &corev1.Node{
-		ObjectMeta: metav1.ObjectMeta{
-			Name: n.Name, UID: n.UID, ResourceVersion: n.ResourceVersion, CreationTimestamp: n.CreationTimestamp,
-		},
-		Status: corev1.NodeStatus{Addresses: n.Status.Addresses},
-	}, nil
 }

@@ -10,6 +10,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+
+	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
 )
 
 func TestDefaultsAreTheContract(t *testing.T) {
@@ -61,5 +63,36 @@ func TestStripNode(t *testing.T) {
 	}
 	if diff := cmp.Diff(&corev1.Node{ObjectMeta: kept, Status: corev1.NodeStatus{Addresses: addrs}}, got); diff != "" {
 		t.Errorf("what is kept of a Node (-want +got):\n%s", diff)
+	}
+}
+
+func TestStripBlock(t *testing.T) {
+	labels := map[string]string{v2.LabelPool: "p", v2.LabelNode: "n", v2.LabelRequest: "r", v2.LabelReserved: v2.ReservedValue}
+	annotations := map[string]string{v2.AnnotationNodeUID: "u", v2.AnnotationNodeGone: "then u"}
+	now := metav1.NewTime(time.Unix(1, 0))
+	want := &v2.AddressBlock{
+		ObjectMeta: metav1.ObjectMeta{
+			Name: "p-7", UID: types.UID("u"), ResourceVersion: "9", CreationTimestamp: now, DeletionTimestamp: &now,
+			Labels: labels, Annotations: annotations, Finalizers: []string{v2.Finalizer},
+		},
+		Index: 7, IPv4: new("10.0.0.0/27"), IPv6: new("fd00::/123"), Status: v2.AddressBlockStatus{Allocated: 3, Cooling: 4},
+	}
+	full := want.DeepCopy()
+	full.Labels["other"], full.Annotations["other"] = "x", "x"
+	full.OwnerReferences = []metav1.OwnerReference{{Kind: "AddressPool", Name: "p"}}
+	full.ManagedFields = make([]metav1.ManagedFieldsEntry, 3)
+	got, err := stripBlock(full)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("what is kept of an AddressBlock (-want +got):\n%s", diff)
+	}
+	full.Finalizers = []string{v2.Finalizer, "foregroundDeletion"}
+	if got, err = stripBlock(full); err != nil {
+		t.Fatal(err)
+	}
+	if b, ok := got.(*v2.AddressBlock); !ok || len(b.Finalizers) != 2 {
+		t.Errorf("finalizers of others are lost: %+v", got)
 	}
 }

@@ -36,7 +36,7 @@ type decision struct {
 // decide says whether the node needs one more block of a pool and which blocks
 // it gives back.
 //
-//	an ADD waits, none is free               ask
+//	more ADDs wait than addresses are free   ask
 //	fewer than a quarter of a block free     ask ahead, for blocks of 16 addresses or more
 //	block empty and being deleted            release
 //	block empty, held for minAge, and the
@@ -72,7 +72,7 @@ func decide(blocks []held, waiting int, minAge time.Duration) decision {
 			free = rest
 		}
 	}
-	d.ask = waiting > 0 && free == 0 ||
+	d.ask = waiting > free ||
 		used > 0 && size >= askAheadSize && free*4 < size
 	return d
 }

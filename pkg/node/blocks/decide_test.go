@@ -42,6 +42,8 @@ func TestDecide(t *testing.T) {
 		{"nothing is needed without pods", nil, 0, decision{}},
 		{"the first pod waits", nil, 1, decision{ask: true}},
 		{"a free address is enough for who waits", []held{h("a", 2, 3, 0, 0)}, 1, decision{}},
+		{"as many wait as are free", []held{h("a", 2, 0, 0, 0)}, 4, decision{}},
+		{"more wait than are free", []held{h("a", 2, 0, 0, 0)}, 5, decision{ask: true}},
 		{"cooling addresses aren't free", []held{h("a", 1, 0, 2, 0)}, 1, decision{ask: true}},
 		{"a quarter left is not asked ahead", []held{h("a", 5, 24, 0, 0)}, 0, decision{}},
 		{"less than a quarter left is asked ahead", []held{h("a", 5, 25, 0, 0)}, 0, decision{ask: true}},

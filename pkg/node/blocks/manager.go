@@ -233,15 +233,18 @@ func (m *Manager) syncPool(ctx context.Context, pool string) error {
 	if err != nil {
 		return err
 	}
+	// Read before the news is told: who waits now takes one of what is free now, and if
+	// that is too little the next block is asked for meanwhile.
+	usage, err := m.record.Usage(ctx)
+	waiting, refusedFor := m.news.state(pool)
 	if news {
 		m.news.tell(pool, nil)
+		refusedFor = 0
 	}
-	usage, err := m.record.Usage(ctx)
 	if err != nil {
 		return err
 	}
 	hs, young := m.held(pool, usage)
-	waiting, refusedFor := m.news.state(pool)
 	d := decide(hs, waiting, m.cfg.MinAge)
 	var errs []error
 	if d.ask && !open && (waiting > 0 || refusedFor == 0 || refusedFor > askAheadPause) {

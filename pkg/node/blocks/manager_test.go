@@ -214,10 +214,11 @@ func (b *bench) requests(t *testing.T) []v2.BlockRequest {
 }
 
 func TestManyWaitersAskOnce(t *testing.T) {
+	const waiting = 32 // as many as a block has
 	b := run(t)
-	errs := make(chan error, 50)
+	errs := make(chan error, waiting)
 	generation := b.Generation("default")
-	for range 50 {
+	for range waiting {
 		go func() { errs <- b.Ask(t.Context(), "default", generation) }()
 	}
 	testkit.Eventually(t, 5*time.Second, "the request is answered", func() error {
@@ -226,13 +227,13 @@ func TestManyWaitersAskOnce(t *testing.T) {
 		}
 		return nil
 	})
-	for range 50 {
+	for range waiting {
 		if err := <-errs; err != nil {
 			t.Errorf("Ask: %v", err)
 		}
 	}
 	if got := b.creates(); got != 1 {
-		t.Errorf("%d BlockRequests were created for 50 waiters of one block, want 1", got)
+		t.Errorf("%d BlockRequests were created for %d waiters of one block, want 1", got, waiting)
 	}
 	if got := b.Usable("default"); !slices.Equal(got, []string{"default-0"}) {
 		t.Errorf("usable blocks: %v", got)
@@ -243,6 +244,37 @@ func TestManyWaitersAskOnce(t *testing.T) {
 	testkit.Eventually(t, 5*time.Second, "the answered request is deleted", func() error {
 		if rs := b.requests(t); len(rs) > 0 {
 			return fmt.Errorf("%d requests left", len(rs))
+		}
+		return nil
+	})
+}
+
+// The next block is asked for while the first ones who waited take theirs, not when
+// the last of them has found none.
+func TestManyWaitersAskForTheNextAtOnce(t *testing.T) {
+	const waiting = 33 // one more than a block has
+	b := run(t)
+	generation := b.Generation("default")
+	errs := make(chan error, waiting)
+	for range waiting {
+		go func() { errs <- b.Ask(t.Context(), "default", generation) }()
+	}
+	testkit.Eventually(t, 5*time.Second, "all wait", func() error {
+		if n, _ := b.news.state("default"); n != waiting || len(b.requests(t)) != 1 {
+			return fmt.Errorf("%d wait, there are %d requests", n, len(b.requests(t)))
+		}
+		return nil
+	})
+	b.answer(t, 0, "")
+	for range waiting {
+		if err := <-errs; err != nil {
+			t.Errorf("Ask: %v", err)
+		}
+	}
+	// Nobody asks any more.
+	testkit.Eventually(t, 2*time.Second, "the next request", func() error {
+		if got := b.creates(); got != 2 {
+			return fmt.Errorf("%d requests were created, want 2", got)
 		}
 		return nil
 	})

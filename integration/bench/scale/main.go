@@ -1,0 +1,87 @@
+// Command scale measures Coil where clusters are large: coil-ipam-controller with
+// thousands of Nodes and AddressBlocks, hundreds of coilds at one API server, and
+// pods of one pool while another pool's block is late.
+//
+// It owns the objects that it measures with and the targets. It must not know how any
+// of the programs works inside.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"syscall"
+	"time"
+
+	"github.com/spf13/pflag"
+	"k8s.io/client-go/rest"
+
+	"github.com/coil-net/coil/integration/lab/build"
+)
+
+// options are the command line.
+type options struct {
+	parts                  []string
+	nodes, blocks          int
+	singles, burst, coilds int
+	delay, quiet           time.Duration
+	hold                   bool
+	out                    string
+	log                    io.Writer
+}
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
+	rest.SetDefaultWarningHandler(rest.NoWarnings{}) // one about the name of the finalizer in each answer
+	o := options{log: os.Stderr}
+	pflag.StringSliceVar(&o.parts, "parts", []string{"controller", "stall", "coilds"}, "what to measure")
+	pflag.IntVar(&o.nodes, "nodes", 5000, "Nodes of the controller's cluster")
+	pflag.IntVar(&o.blocks, "blocks", 20000, "AddressBlocks of the controller's cluster")
+	pflag.IntVar(&o.singles, "singles", 200, "BlockRequests made one by one")
+	pflag.IntVar(&o.burst, "burst", 3000, "BlockRequests made at once")
+	pflag.IntVar(&o.coilds, "coilds", 200, "coilds at one API server")
+	pflag.DurationVar(&o.delay, "delay", 9*time.Second, "how late the block of another pool is")
+	pflag.DurationVar(&o.quiet, "quiet", 20*time.Second, "for how long coilds that have nothing to do are looked at")
+	pflag.BoolVar(&o.hold, "hold", false, "only make the controller's cluster and wait, for profiles of a controller that is started by hand")
+	pflag.StringVar(&o.out, "out", "", "folder of the results; the default is integration/bench/out")
+	pflag.Parse()
+	err := run(ctx, o, os.Stdout)
+	stop()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "scale:", err)
+		os.Exit(1)
+	}
+}
+
+func run(ctx context.Context, o options, out io.Writer) error {
+	if os.Geteuid() != 0 {
+		return errors.New("must run as root: it makes network namespaces")
+	}
+	if o.out == "" {
+		root, err := build.Root()
+		if err != nil {
+			return err
+		}
+		o.out = filepath.Join(root, "integration/bench/out")
+	}
+	if o.hold {
+		return hold(ctx, o, out)
+	}
+	rep := newReport()
+	for _, part := range o.parts {
+		measure := map[string]func(context.Context, options, *report) error{
+			"controller": measureController, "stall": measureStall, "coilds": measureCoilds,
+		}[part]
+		if measure == nil {
+			return fmt.Errorf("there is no part %q", part)
+		}
+		if err := measure(ctx, o, rep); err != nil {
+			return fmt.Errorf("measure %s: %w", part, err)
+		}
+	}
+	return errors.Join(rep.write(filepath.Join(o.out, "scale.json")), rep.print(out))
+}
