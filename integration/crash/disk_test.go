@@ -185,7 +185,8 @@ func TestDiskReadOnlyAtStart(t *testing.T) {
 }
 
 // A record that is removed or replaced while coild has it open isn't written any more:
-// whoever starts next would not see it.
+// whoever starts next would not see it. coild ends, so that kubelet starts it and it makes
+// the record anew.
 func TestRecordRemovedWhileOpen(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t, 3)
@@ -196,7 +197,11 @@ func TestRecordRemovedWhileOpen(t *testing.T) {
 	for _, suffix := range sidecars {
 		c.check(os.Rename(n.Database()+suffix, filepath.Join(aside, "db"+suffix)))
 	}
-	c.refuses(n)
+	select {
+	case <-n.Coild.Ended():
+	case <-time.After(testkit.Timeout(15 * time.Second)):
+		t.Error("coild goes on without its record")
+	}
 	c.keep(pods)
 	c.check(n.Restart(t.Context()))
 	c.works(n, pods...)

@@ -417,7 +417,11 @@ func (d *daemon) upkeep() []heal.Task {
 			return err
 		}},
 		{Name: "disk", Every: 2 * time.Second, Run: func(ctx context.Context) error {
-			d.health.Set(condDisk, d.store.Writable(ctx))
+			err := d.store.Writable(ctx)
+			d.health.Set(condDisk, err)
+			if errors.Is(err, sqlite.ErrDamaged) {
+				d.fatal(fmt.Errorf("starting anew to make the record again: %w", err))
+			}
 			return nil
 		}},
 		{Name: "checkpoint", Every: sqlite.CheckpointInterval, Run: func(ctx context.Context) error {
