@@ -5,7 +5,7 @@ WORKDIR /src
 COPY go.mod go.sum ./
 RUN go mod download
 COPY . .
-RUN CGO_ENABLED=0 go build -trimpath -buildvcs=auto -ldflags='-s -w' -o /out/ ./cmd/...
+RUN CGO_ENABLED=0 go build -tags=grpcnotrace -trimpath -buildvcs=auto -ldflags='-s -w' -o /out/ ./cmd/...
 
 FROM scratch
 COPY --from=build /out/ /

@@ -67,6 +67,10 @@ verify: ## Check that generated code, modules and format are as they should be
 test: ## Run all tests, as root, with the race detector; a skipped one counts as failed
 	$(GOTEST) -race -tiers=netns,apiserver,cluster,vm -no-skips $(ARGS)
 
+.PHONY: bench
+bench: ## Measure ADD, CHECK and DEL beside the kernel and the reference plugins, as root
+	go run ./integration/bench $(ARGS)
+
 .PHONY: test-unit
 test-unit: ## Run the tests that need nothing
 	$(GOTEST) $(ARGS)
@@ -82,6 +86,10 @@ test-apiserver: ## Run the tests that start an API server
 .PHONY: test-cluster
 test-cluster: ## Run the tests that start clusters, as root
 	$(GOTEST) -tiers=cluster $(ARGS)
+
+.PHONY: test-crash
+test-crash: ## Kill coild 500 times, damage its record and its disk, as root; some 15 minutes
+	COIL_CRASH=long $(GOTEST) -tiers=netns,apiserver -no-skips $(ARGS) ./integration/crash/
 
 .PHONY: test-vm
 test-vm: ## Run the tests that start virtual machines, as root

@@ -18,6 +18,7 @@ type event struct {
 	Output      string
 	Elapsed     float64 // seconds
 	FailedBuild string
+	Key, Value  string // of an attribute
 }
 
 // report sums up the events of a run.
@@ -89,6 +90,8 @@ func (r *report) add(e event) {
 	switch e.Action {
 	case "output":
 		t.output = append(t.output, e.Output)
+	case "attr": // a figure that is worth to be seen
+		r.print("     %s %s: %s %s\n", e.Package, e.Test, e.Key, e.Value)
 	case "pass":
 		if !t.parent {
 			p.passed++

@@ -17,7 +17,7 @@ var sources = map[string]string{
 	"go.mod": "module example.org/m\n\ngo 1.26\n",
 	"good/good_test.go": `package good
 import "testing"
-func TestA(t *testing.T) {}
+func TestA(t *testing.T) { t.Attr("rounds", "7") }
 func TestB(t *testing.T) { t.Run("one", func(t *testing.T) {}); t.Run("two", func(t *testing.T) {}) }
 `,
 	"empty/empty.go": "package empty\n",
@@ -82,7 +82,7 @@ func TestRun(t *testing.T) {
 		{
 			name:    "all pass",
 			options: options{packages: []string{"./good", "./empty"}},
-			want:    []string{"ok   example.org/m/good", "3 passed, 0 failed, 0 skipped"},
+			want:    []string{"ok   example.org/m/good", "example.org/m/good TestA: rounds 7\n", "3 passed, 0 failed, 0 skipped"},
 			not:     []string{"empty"},
 		},
 		{

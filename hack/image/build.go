@@ -18,7 +18,7 @@ func build(ctx context.Context, root, arch, dir string) ([]file, error) {
 	if err != nil {
 		return nil, err
 	}
-	args := []string{"build", "-trimpath", "-ldflags=-s -w", "-o", dir + string(filepath.Separator)}
+	args := []string{"build", "-tags=grpcnotrace", "-trimpath", "-ldflags=-s -w", "-o", dir + string(filepath.Separator)}
 	if revision(ctx, root) == "" {
 		// Outside a usable repository the go command would end instead of leaving it out.
 		args = append(args, "-buildvcs=false")

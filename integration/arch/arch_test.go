@@ -193,6 +193,8 @@ func TestRulesOnLinks(t *testing.T) {
 		{"pkg/controller/pool", module + "pkg/store", true},
 		{"cmd/coild", module + "pkg/store/sqlite", true},
 		{"cmd/coild", "testing", false},
+		{"cmd/coild", "k8s.io/client-go/kubernetes/scheme", false},
+		{"cmd/coild", "k8s.io/client-go/rest", true},
 	} {
 		problems := linkProblems(pkg{ImportPath: module + tt.path, Deps: []string{tt.dep}})
 		if (len(problems) == 0) != tt.ok {

@@ -32,6 +32,7 @@ type options struct {
 	rounds                int
 	busy                  float64
 	patience              int
+	daemon                bool
 	out                   string
 	profile               string
 	span                  time.Duration
@@ -48,6 +49,7 @@ func main() {
 	pflag.IntVar(&o.rounds, "rounds", 5, "rounds of each figure")
 	pflag.Float64Var(&o.busy, "busy", 0.1, "how many processors others may use in a round that counts")
 	pflag.IntVar(&o.patience, "patience", 4, "how many times the rounds are tried to find enough of them")
+	pflag.BoolVar(&o.daemon, "daemon", true, "measure coild's restart and memory too")
 	pflag.StringVar(&o.out, "out", "", "folder of the results; the default is integration/bench/out")
 	pflag.StringVar(&o.profile, "profile", "", "only attach and detach with Coil, and save a CPU profile of coild in this file")
 	pflag.DurationVar(&o.span, "span", 10*time.Second, "for how long to profile")
@@ -89,7 +91,11 @@ func run(ctx context.Context, o options, out io.Writer) (err error) {
 	}, systems, o.log)
 	defer func() { err = errors.Join(err, m.close()) }()
 	if c != nil {
-		if err := m.announce(ctx, c); err != nil {
+		families, staying := m.families, slices.Max(o.existing)
+		if o.daemon {
+			families, staying = []string{ipv4, dual}, max(staying, restartPods)
+		}
+		if err := m.announce(ctx, c, families, staying); err != nil {
 			return err
 		}
 	}
@@ -104,11 +110,24 @@ func run(ctx context.Context, o options, out io.Writer) (err error) {
 	}
 	when.Cells, when.LoadAtEnd = m.cells, loadavg()
 	fmt.Fprintln(out, when)
-	return errors.Join(
+	if err := errors.Join(
 		table(out, m.rows, o.systems),
 		write(o.out, "bench.json", m.rows),
 		write(o.out, "conditions.json", when),
-	)
+	); err != nil {
+		return err
+	}
+	var d Daemon
+	if o.daemon && c != nil {
+		if d, err = m.daemon(ctx, c); err != nil {
+			return err
+		}
+	}
+	all := targets(m.rows, d)
+	if err := errors.Join(write(o.out, "daemon.json", d), write(o.out, "targets.json", all)); err != nil {
+		return err
+	}
+	return verdict(out, all)
 }
 
 // podsOf is how many pods a round attaches.
@@ -148,15 +167,15 @@ func start(ctx context.Context, o options, dir *scratch.Dir) (systems []system, 
 	return systems, c, nil
 }
 
-// announce makes the Pod objects of all pods that there will be.
-func (m *matrix) announce(ctx context.Context, c *coil) error {
-	for _, family := range m.families {
+// announce makes the Pod objects of all pods that there will be, so many of which stay.
+func (m *matrix) announce(ctx context.Context, c *coil, families []string, staying int) error {
+	for _, family := range families {
 		most := 0
 		for _, n := range append([]int{8}, m.concurrency...) {
 			most = max(most, m.pods(n))
 		}
 		if err := errors.Join(
-			c.announce(ctx, family, 0, slices.Max(m.existing)),
+			c.announce(ctx, family, 0, staying),
 			c.announce(ctx, family, firstGuest, firstGuest+most),
 		); err != nil {
 			return fmt.Errorf("create Pods: %w", err)

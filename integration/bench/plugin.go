@@ -35,8 +35,12 @@ func (g *plugin) wires() bool  { return !g.idle }
 func (g *plugin) checks() bool { return true }
 func (g *plugin) close() error { return g.stop() }
 
-func (g *plugin) add(_ context.Context, p *pod) (err error) {
-	p.result, err = g.run("ADD", p)
+func (g *plugin) add(_ context.Context, p *pod) error {
+	p.result = nil
+	out, err := g.run("ADD", p)
+	if err == nil {
+		p.result = out
+	}
 	return err
 }
 

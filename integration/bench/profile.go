@@ -12,28 +12,12 @@ import (
 )
 
 // profile attaches and detaches pods for a while and saves a CPU profile of coild of
-// that time. It says what the calls cost, which says more than how long they take
-// when others use the machine.
-func (m *matrix) profile(ctx context.Context, c *coil, span time.Duration, path string, out io.Writer) (err error) {
-	f, err := os.Create(path)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, f.Close()) }()
+// that time, and next to it, with ".allocs" at the end, one of what it allocated. It says
+// what the calls cost, which says more than how long they take when others use the
+// machine.
+func (m *matrix) profile(ctx context.Context, c *coil, span time.Duration, path string, out io.Writer) error {
 	fetched := make(chan error, 1)
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet,
-		fmt.Sprintf("http://127.0.0.1:9384/debug/pprof/profile?seconds=%d", int(span.Seconds())), nil)
-	if err != nil {
-		return err
-	}
-	go func() {
-		resp, err := c.machine.HTTP().Do(req)
-		if err == nil {
-			_, err = io.Copy(f, resp.Body)
-			err = errors.Join(err, resp.Body.Close())
-		}
-		fetched <- err
-	}()
+	go func() { fetched <- c.fetch(ctx, fmt.Sprintf("profile?seconds=%d", int(span.Seconds())), path) }()
 	type cost struct {
 		calls          int
 		daemon, plugin time.Duration
@@ -76,10 +60,33 @@ func (m *matrix) profile(ctx context.Context, c *coil, span time.Duration, path 
 				n := time.Duration(max(costs[op].calls, 1))
 				fmt.Fprintf(out, "%-5s %5d calls, processor time of each: coild %s, plugin %s\n", op, n, costs[op].daemon/n, costs[op].plugin/n)
 			}
-			return err
+			return errors.Join(err, c.fetch(ctx, "allocs", path+".allocs"))
 		default:
 		}
 	}
+}
+
+// fetch saves one of coild's profiles; see package net/http/pprof.
+func (c *coil) fetch(ctx context.Context, profile, path string) (err error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://127.0.0.1:9384/debug/pprof/"+profile, nil)
+	if err != nil {
+		return err
+	}
+	resp, err := c.machine.HTTP().Do(req)
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode != http.StatusOK {
+		return fmt.Errorf("get %s: %s", req.URL, resp.Status)
+	}
+	f, err := os.Create(path)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, f.Close()) }()
+	_, err = io.Copy(f, resp.Body)
+	return err
 }
 
 // cpuTime is the processor time that a process has used, by the scheduler's clock.

@@ -97,7 +97,7 @@ func checkAccess(t *testing.T, api *controlplane.API, v variant) {
 	router := slices.Contains(v.workloads, "DaemonSet/coil-router")
 	rights := []right{
 		{"coild", "watch", "", "nodes", "", true},
-		{"coild", "create", "events.k8s.io", "events", "", true},
+		{"coild", "create", "", "events", "", true},
 		{"coild", "update", "", "nodes", "", false},
 		{"coild", "get", "", "secrets", "", false},
 		{"coild", "watch", "", "namespaces", "", v.ipam},

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
 
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
 	"github.com/coil-net/coil/pkg/testkit"
@@ -89,7 +90,7 @@ type state struct {
 // for each node, and returns every difference in words. Nothing may be in progress.
 // An error says that one of them couldn't be read.
 func (r *Rig) Audit(ctx context.Context) ([]string, error) {
-	wrongs := r.Ledger.Wrongs()
+	var wrongs []string
 	var errs []error
 	for _, n := range r.Nodes() {
 		found, err := n.Audit(ctx)
@@ -103,9 +104,18 @@ func (r *Rig) Audit(ctx context.Context) ([]string, error) {
 // AwaitClean waits until Audit finds no difference twice in a row; what the node does
 // in the background may take a moment. The error names the differences that remain.
 func (r *Rig) AwaitClean(ctx context.Context, within time.Duration) error {
+	return awaitClean(ctx, within, r.Audit)
+}
+
+// AwaitClean waits as that of Rig does for one node, while others may be busy.
+func (n *Node) AwaitClean(ctx context.Context, within time.Duration) error {
+	return awaitClean(ctx, within, n.Audit)
+}
+
+func awaitClean(ctx context.Context, within time.Duration, audit func(context.Context) ([]string, error)) error {
 	deadline := time.Now().Add(testkit.Timeout(within))
 	for clean := 0; ; {
-		wrongs, err := r.Audit(ctx)
+		wrongs, err := audit(ctx)
 		if err == nil && len(wrongs) == 0 {
 			if clean++; clean == 2 {
 				return nil
@@ -127,13 +137,19 @@ func (r *Rig) AwaitClean(ctx context.Context, within time.Duration) error {
 
 // auditBlocks checks that no two blocks overlap and that each has a node.
 func (r *Rig) auditBlocks(ctx context.Context) ([]string, error) {
+	nodes := map[string]bool{}
+	for _, n := range r.Nodes() {
+		nodes[n.Name] = true
+	}
+	return r.AuditBlocks(ctx, labels.Everything(), func(node string) bool { return nodes[node] })
+}
+
+// AuditBlocks checks that no two AddressBlocks overlap, and that each of those that are
+// selected is of a node that may have it. It may be called at any time.
+func (r *Rig) AuditBlocks(ctx context.Context, selected labels.Selector, may func(node string) bool) ([]string, error) {
 	blocks, err := r.Coil.CoilV2().AddressBlocks().List(ctx, metav1.ListOptions{})
 	if err != nil {
 		return nil, err
-	}
-	nodes := map[string]*Node{}
-	for _, n := range r.Nodes() {
-		nodes[n.Name] = n
 	}
 	var wrongs []string
 	type held struct {
@@ -142,8 +158,8 @@ func (r *Rig) auditBlocks(ctx context.Context) ([]string, error) {
 	}
 	var all []held
 	for _, b := range blocks.Items {
-		if n := nodes[b.Labels[v2.LabelNode]]; n == nil {
-			wrongs = append(wrongs, fmt.Sprintf("AddressBlock %s is of node %q, which doesn't exist", b.Name, b.Labels[v2.LabelNode]))
+		if node := b.Labels[v2.LabelNode]; selected.Matches(labels.Set(b.Labels)) && !may(node) {
+			wrongs = append(wrongs, fmt.Sprintf("AddressBlock %s is of node %q, which can't have it", b.Name, node))
 		}
 		for _, cidr := range []*string{b.IPv4, b.IPv6} {
 			if cidr == nil {
@@ -183,7 +199,7 @@ func (n *Node) Audit(ctx context.Context) ([]string, error) {
 	c.kernel()
 	c.api()
 	slices.Sort(c.wrongs)
-	return c.wrongs, nil
+	return append(n.rig.Ledger.Wrongs(n), c.wrongs...), nil
 }
 
 // comparison collects the differences of one node.
@@ -311,8 +327,8 @@ func (c *comparison) api() {
 		if uid := b.Annotations[v2.AnnotationNodeUID]; uid != string(c.node.uid) {
 			c.wrong("AddressBlock %s has node UID %q, not %q", b.Name, uid, c.node.uid)
 		}
-		if b.DeletionTimestamp != nil {
-			c.wrong("AddressBlock %s is being deleted", b.Name)
+		if b.DeletionTimestamp != nil && !c.inUse(ranges) {
+			c.wrong("AddressBlock %s is being deleted, and no pod has an address of it", b.Name)
 		}
 	}
 	if !maps.Equal(want, c.state.blocks) {
@@ -350,6 +366,18 @@ func (c *comparison) api() {
 			}
 		}
 	}
+}
+
+// inUse says whether a live sandbox has an address of the ranges.
+func (c *comparison) inUse(ranges string) bool {
+	for _, addrs := range c.addrs {
+		for _, a := range addrs {
+			if within(a.String(), ranges) {
+				return true
+			}
+		}
+	}
+	return false
 }
 
 // routeText is how iproute2 writes a prefix.

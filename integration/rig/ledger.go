@@ -11,40 +11,58 @@ import (
 // Ledger is the runtime's view of who has which address: what ADD answered until
 // DEL is asked for. It notices at once when coild breaks its word.
 type Ledger struct {
-	mu        sync.Mutex
-	live      map[*Sandbox][]netip.Addr
-	holder    map[netip.Addr]*Sandbox
-	freed     map[netip.Addr]time.Time
-	shortest  time.Duration
-	wrongs    []string
-	adds, del int
+	mu     sync.Mutex
+	live   map[*Sandbox][]netip.Addr
+	holder map[netip.Addr]*Sandbox
+	freed  map[netip.Addr]time.Time
+	nodes  map[*Node]*account
+}
+
+// account is what is noted of a node.
+type account struct {
+	wrongs     []string
+	shortest   time.Duration
+	adds, dels int
 }
 
 func newLedger() *Ledger {
-	return &Ledger{live: map[*Sandbox][]netip.Addr{}, holder: map[netip.Addr]*Sandbox{}, freed: map[netip.Addr]time.Time{}, shortest: -1}
+	return &Ledger{
+		live: map[*Sandbox][]netip.Addr{}, holder: map[netip.Addr]*Sandbox{}, freed: map[netip.Addr]time.Time{}, nodes: map[*Node]*account{},
+	}
+}
+
+// of returns the account of a node; l.mu is held.
+func (l *Ledger) of(n *Node) *account {
+	a := l.nodes[n]
+	if a == nil {
+		a = &account{shortest: -1}
+		l.nodes[n] = a
+	}
+	return a
 }
 
 // answered notes that ADD answered.
 func (l *Ledger) answered(s *Sandbox, addrs []netip.Addr) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.adds++
+	acc := l.of(s.Node)
+	acc.adds++
 	if len(addrs) == 0 {
-		l.wrongf("ADD of %s was answered without an address", s)
+		acc.wrongf("ADD of %s was answered without an address", s)
 	}
 	if have, ok := l.live[s]; ok {
 		if !slices.Equal(have, addrs) {
-			l.wrongf("ADD of %s was answered %v, then %v", s, have, addrs)
+			acc.wrongf("ADD of %s was answered %v, then %v", s, have, addrs)
 		}
 		return
 	}
 	for _, a := range addrs {
 		if other := l.holder[a]; other != nil {
-			l.wrongf("%s was given to %s while %s has it", a, s, other)
+			acc.wrongf("%s was given to %s while %s has it", a, s, other)
 		}
 		if at, ok := l.freed[a]; ok {
-			if rest := time.Since(at); l.shortest < 0 || rest < l.shortest {
-				l.shortest = rest
+			if rest := time.Since(at); acc.shortest < 0 || rest < acc.shortest {
+				acc.shortest = rest
 			}
 		}
 		l.holder[a] = s
@@ -52,8 +70,8 @@ func (l *Ledger) answered(s *Sandbox, addrs []netip.Addr) {
 	l.live[s] = addrs
 }
 
-func (l *Ledger) wrongf(format string, args ...any) {
-	l.wrongs = append(l.wrongs, time.Now().Format("15:04:05.000 ")+fmt.Sprintf(format, args...))
+func (a *account) wrongf(format string, args ...any) {
+	a.wrongs = append(a.wrongs, time.Now().Format("15:04:05.000 ")+fmt.Sprintf(format, args...))
 }
 
 // deleting notes that the runtime gives a sandbox up: its addresses may go to
@@ -61,7 +79,7 @@ func (l *Ledger) wrongf(format string, args ...any) {
 func (l *Ledger) deleting(s *Sandbox) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.del++
+	l.of(s.Node).dels++
 	l.forget(s)
 }
 
@@ -97,24 +115,26 @@ func (l *Ledger) Live() map[*Sandbox][]netip.Addr {
 // Lose says that a sandbox ended and that no DEL will come.
 func (l *Ledger) Lose(s *Sandbox) { l.lost(s) }
 
-// Wrongs are the answers that were wrong, whatever came later.
-func (l *Ledger) Wrongs() []string {
+// Wrongs are the answers of a node that were wrong, whatever came later.
+func (l *Ledger) Wrongs(n *Node) []string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return slices.Clone(l.wrongs)
+	return slices.Clone(l.of(n).wrongs)
 }
 
-// ShortestRest is the shortest time between the end of a use of an address and the
-// answer that gave it again; negative when none was given again.
-func (l *Ledger) ShortestRest() time.Duration {
+// ShortestRest is the shortest time between the end of a use of an address, on
+// whatever node, and the node's answer that gave it again; negative when none was
+// given again.
+func (l *Ledger) ShortestRest(n *Node) time.Duration {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.shortest
+	return l.of(n).shortest
 }
 
-// Counts returns how many ADDs were answered, and how many DELs were asked for.
-func (l *Ledger) Counts() (adds, dels int) {
+// Counts returns how many ADDs the node answered, and how many DELs it was asked for.
+func (l *Ledger) Counts(n *Node) (adds, dels int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.adds, l.del
+	a := l.of(n)
+	return a.adds, a.dels
 }

@@ -17,15 +17,16 @@ import (
 	"sync"
 	"time"
 
-	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/credentials/insecure"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/coil-net/coil/generated/cnirpc"
+	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
 	"github.com/coil-net/coil/pkg/testkit"
 )
 
@@ -37,7 +38,8 @@ type NodeOptions struct {
 	Name string
 	// CoildFlags and CoildEnv are added to those of coild.
 	CoildFlags, CoildEnv []string
-	// DiskBytes is the size of the disk of coild's state; 0 is no limit.
+	// DiskBytes is the size of the disk of coild's state, an ext4 filesystem of its
+	// own; 0 is a folder.
 	DiskBytes int64
 	// Down leaves it to the caller to start coild.
 	Down bool
@@ -52,13 +54,13 @@ type Node struct {
 	// Coild is the daemon; start it with Node.Start to wait until it is ready.
 	Coild *Program
 
-	rig     *Rig
-	opts    NodeOptions
-	number  int
-	uid     types.UID
-	ns      *namespace // nil while the power is off
-	api     *proxy
-	mounted bool
+	rig    *Rig
+	opts   NodeOptions
+	number int
+	uid    types.UID
+	ns     *namespace // nil while the power is off
+	api    *proxy
+	disk   *disk // nil without DiskBytes
 
 	rpc cnirpc.CNIClient
 	cc  *grpc.ClientConn
@@ -114,10 +116,10 @@ func (n *Node) makeDisk() error {
 		}
 	}
 	if n.opts.DiskBytes > 0 {
-		if err := unix.Mount("tmpfs", n.StateDir(), "tmpfs", 0, fmt.Sprintf("size=%d,mode=0700", n.opts.DiskBytes)); err != nil {
-			return fmt.Errorf("mount the disk: %w", err)
+		var err error
+		if n.disk, err = newDisk(n.path("disk.img"), n.StateDir(), n.opts.DiskBytes); err != nil {
+			return err
 		}
-		n.mounted = true
 	}
 	conf, err := json.Marshal(map[string]any{
 		"cniVersion": cniVersion, "name": networkName, "plugins": []any{map[string]any{"type": "coil", "socket": n.Socket()}},
@@ -299,11 +301,44 @@ func (n *Node) HTTP() *http.Client {
 	}}
 }
 
+// Blocks returns the AddressBlocks of the node.
+func (n *Node) Blocks(ctx context.Context) ([]v2.AddressBlock, error) {
+	list, err := n.rig.Coil.CoilV2().AddressBlocks().List(ctx, metav1.ListOptions{LabelSelector: v2.LabelNode + "=" + n.Name})
+	if err != nil {
+		return nil, err
+	}
+	return list.Items, nil
+}
+
 // Sandboxes are those that weren't closed.
 func (n *Node) Sandboxes() []*Sandbox {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	return slices.Clone(n.sandboxes)
+}
+
+// Remove removes the node with its objects in the API, for a test that comes after.
+func (n *Node) Remove(ctx context.Context) error {
+	for _, s := range n.Sandboxes() {
+		n.rig.Ledger.lost(s)
+	}
+	errs := []error{n.close()}
+	n.rig.mu.Lock()
+	n.rig.nodes = slices.DeleteFunc(n.rig.nodes, func(o *Node) bool { return o == n })
+	n.rig.mu.Unlock()
+	if err := n.DeleteObject(ctx); err != nil && !apierrors.IsNotFound(err) {
+		errs = append(errs, err)
+	}
+	mine := metav1.ListOptions{LabelSelector: v2.LabelNode + "=" + n.Name}
+	errs = append(errs, n.rig.Coil.CoilV2().BlockRequests().DeleteCollection(ctx, metav1.DeleteOptions{}, mine))
+	blocks, err := n.rig.Coil.CoilV2().AddressBlocks().List(ctx, mine)
+	if err != nil {
+		return errors.Join(append(errs, err)...)
+	}
+	for _, b := range blocks.Items {
+		errs = append(errs, n.rig.dropBlock(ctx, b.Name))
+	}
+	return errors.Join(errs...)
 }
 
 // close removes everything but the Node object. The rig ends with it.
@@ -327,9 +362,8 @@ func (n *Node) close() error {
 		errs = append(errs, n.ns.Close())
 		n.ns = nil
 	}
-	if n.mounted {
-		errs = append(errs, unix.Unmount(n.StateDir(), unix.MNT_DETACH))
-		n.mounted = false
+	if n.disk != nil {
+		errs = append(errs, n.disk.unmount())
 	}
 	return errors.Join(errs...)
 }

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/coil-net/coil/integration/lab/proc"
+	"github.com/coil-net/coil/pkg/faultpoint"
 )
 
 // Program is one that can be started, killed and started again. Its methods aren't
@@ -16,6 +17,8 @@ type Program struct {
 	Args []string
 	// Env is added to the environment of this process.
 	Env []string
+	// Faults are the fault points of the next start, as package faultpoint wants them.
+	Faults string
 	// Log has the output of all starts.
 	Log string
 
@@ -24,7 +27,11 @@ type Program struct {
 
 // Start starts it; it isn't ready yet. One that runs must have been stopped.
 func (p *Program) Start() (err error) {
-	p.running, err = proc.Start(proc.Command{Path: p.Path, Args: p.Args, Env: append(os.Environ(), p.Env...), Log: p.Log})
+	env := append(os.Environ(), p.Env...)
+	if p.Faults != "" {
+		env = append(env, faultpoint.Env+"="+p.Faults)
+	}
+	p.running, err = proc.Start(proc.Command{Path: p.Path, Args: p.Args, Env: env, Log: p.Log})
 	return err
 }
 

@@ -33,6 +33,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
@@ -82,6 +83,8 @@ type Rig struct {
 	bin     struct{ coild, coil, controller string }
 	fabric  *fabric
 
+	kubeconfigs sync.Mutex // while one is written
+
 	mu      sync.Mutex
 	nodes   []*Node
 	created int // nodes so far
@@ -126,7 +129,7 @@ func New(ctx context.Context, o Options) (_ *Rig, err error) {
 	if r.fabric, err = newFabric(ctx); err != nil {
 		return nil, err
 	}
-	if r.Controller, err = r.newController(); err != nil {
+	if r.Controller, err = r.newController("controller"); err != nil {
 		return nil, err
 	}
 	if !o.NoController {
@@ -178,32 +181,25 @@ func (r *Rig) install(ctx context.Context) error {
 	})
 }
 
-// newController prepares coil-ipam-controller, which isn't started yet.
-func (r *Rig) newController() (*Program, error) {
-	kubeconfig, err := r.kubeconfig("coil-ipam-controller")
-	if err != nil {
-		return nil, err
-	}
-	return &Program{
-		Path: r.bin.controller,
-		Args: append([]string{
-			"--kubeconfig=" + kubeconfig, "--metrics-addr=", "--health-addr=",
-			"--leader-election-lease-duration=3s", "--leader-election-renew-deadline=2s", "--leader-election-retry-period=300ms",
-		}, r.opts.ControllerFlags...),
-		Env: append([]string{"COIL_POD_NAME=controller"}, r.opts.ControllerEnv...),
-		Log: r.path("coil-ipam-controller.log"),
-	}, nil
-}
-
-// kubeconfig writes a kubeconfig with the rights of a ServiceAccount of kube-system
-// and returns its path.
+// kubeconfig writes a kubeconfig with the rights of a ServiceAccount of kube-system,
+// unless there is one, and returns its path.
 func (r *Rig) kubeconfig(account string) (string, error) {
+	r.kubeconfigs.Lock()
+	defer r.kubeconfigs.Unlock()
+	if path := r.path(account + ".kubeconfig"); exists(path) {
+		return path, nil
+	}
 	cfg, err := r.API.UserConfig("system:serviceaccount:kube-system:"+account, "system:serviceaccounts", "system:serviceaccounts:kube-system")
 	if err != nil {
 		return "", err
 	}
 	path := r.path(account + ".kubeconfig")
 	return path, writeKubeconfig(cfg, path)
+}
+
+func exists(path string) bool {
+	_, err := os.Stat(path)
+	return err == nil
 }
 
 func writeKubeconfig(cfg *rest.Config, path string) error {
@@ -217,6 +213,19 @@ func writeKubeconfig(cfg *rest.Config, path string) error {
 		return fmt.Errorf("write %s: %w", path, err)
 	}
 	return nil
+}
+
+// dropBlock removes a block whatever holds it.
+func (r *Rig) dropBlock(ctx context.Context, name string) error {
+	blocks := r.Coil.CoilV2().AddressBlocks()
+	_, err := blocks.Patch(ctx, name, types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`), metav1.PatchOptions{})
+	if err == nil {
+		err = blocks.Delete(ctx, name, metav1.DeleteOptions{})
+	}
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	return err
 }
 
 func (r *Rig) path(elem ...string) string { return r.scratch.Path(elem...) }

@@ -12,6 +12,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"sync"
 
 	cnitypes "github.com/containernetworking/cni/pkg/types"
 	types100 "github.com/containernetworking/cni/pkg/types/100"
@@ -35,7 +36,8 @@ type SandboxOptions struct {
 	NoPod bool
 }
 
-// Sandbox is a network namespace of a pod. One command at a time may run for it.
+// Sandbox is a network namespace of a pod. Commands may run for it at once, but its
+// namespace must stay as it is meanwhile.
 type Sandbox struct {
 	Node                *Node
 	ContainerID, IfName string
@@ -44,8 +46,10 @@ type Sandbox struct {
 	// Path is that of the network namespace.
 	Path string
 
-	ns     *namespace // nil when it is gone
-	result []byte
+	ns *namespace // nil when it is gone
+
+	mu     sync.Mutex
+	result []byte // of the latest ADD
 }
 
 // Result is what ADD answered.
@@ -230,7 +234,9 @@ func (s *Sandbox) add(call func() ([]byte, error)) (Result, error) {
 		}
 		r.Addrs = append(r.Addrs, addr.Unmap())
 	}
+	s.mu.Lock()
 	s.result = raw
+	s.mu.Unlock()
 	s.Node.rig.Ledger.answered(s, r.Addrs)
 	return r, nil
 }
@@ -265,10 +271,13 @@ func (s *Sandbox) del(call func() error) error {
 
 // Check does CHECK by the plugin, with the result of ADD.
 func (s *Sandbox) Check(ctx context.Context) error {
-	if s.result == nil {
+	s.mu.Lock()
+	result := s.result
+	s.mu.Unlock()
+	if result == nil {
 		return fmt.Errorf("CHECK %s: there was no ADD", s)
 	}
-	if _, err := s.Node.exec(ctx, s.Env("CHECK"), map[string]any{"prevResult": json.RawMessage(s.result)}); err != nil {
+	if _, err := s.Node.exec(ctx, s.Env("CHECK"), map[string]any{"prevResult": json.RawMessage(result)}); err != nil {
 		return fmt.Errorf("CHECK %s: %w", s, err)
 	}
 	return nil

@@ -5,20 +5,8 @@ import (
 	"fmt"
 	"strings"
 
-	"github.com/containernetworking/cni/pkg/types"
-
+	"github.com/coil-net/coil/pkg/cniconf/spec"
 	"github.com/coil-net/coil/pkg/cniplugin/unary"
-)
-
-// verb is a CNI command, as in CNI_COMMAND.
-type verb string
-
-const (
-	verbAdd    verb = "ADD"
-	verbDel    verb = "DEL"
-	verbCheck  verb = "CHECK"
-	verbGC     verb = "GC"
-	verbStatus verb = "STATUS"
 )
 
 // hint is what an admin can look at when coild doesn't answer.
@@ -36,48 +24,48 @@ const hint = "see kubectl -n kube-system get pods -l app.kubernetes.io/component
 //
 // STATUS answers 50 (plugin not available) wherever others answer 11: those are its
 // words for "can't serve ADD" in the CNI specification.
-func toCNIError(v verb, socket string, err error) *types.Error {
+func toCNIError(v verb, socket string, err error) *spec.Error {
 	e := classify(v, socket, err)
-	if v == verbStatus && e.Code == types.ErrTryAgainLater {
-		e.Code = types.ErrPluginNotAvailable
+	if v == verbStatus && e.Code == spec.CodeTryAgainLater {
+		e.Code = spec.CodeNotAvailable
 	}
 	return e
 }
 
-func classify(v verb, socket string, err error) *types.Error {
+func classify(v verb, socket string, err error) *spec.Error {
 	var ce *unary.ConnectError
 	if errors.As(err, &ce) {
-		return types.NewError(types.ErrTryAgainLater,
+		return spec.NewError(spec.CodeTryAgainLater,
 			fmt.Sprintf("coild is not reachable at %s: %v; it is probably starting or being updated; %s", socket, rootCause(ce), hint), "")
 	}
 	var s *unary.Status
 	if !errors.As(err, &s) {
-		return types.NewError(types.ErrInternal, err.Error(), "")
+		return spec.NewError(spec.CodeInternal, err.Error(), "")
 	}
 	if e, ok := findCNIError(s.Details); ok {
-		return types.NewError(codeOf(e.code), orUnknown(e.msg, s), e.details)
+		return spec.NewError(codeOf(e.code), orUnknown(e.msg, s), e.details)
 	}
 	message := strings.ToValidUTF8(s.Error(), "�")
 	switch {
 	case s.Code == unary.DeadlineExceeded:
-		return types.NewError(types.ErrTryAgainLater, fmt.Sprintf("coild did not answer %s in time; %s", v, hint), message)
+		return spec.NewError(spec.CodeTryAgainLater, fmt.Sprintf("coild did not answer %s in time; %s", v, hint), message)
 	case s.Code == unary.Unavailable && !s.FromServer:
-		return types.NewError(types.ErrTryAgainLater,
+		return spec.NewError(spec.CodeTryAgainLater,
 			fmt.Sprintf("coild at %s broke off %s: it is probably being restarted or updated; %s", socket, v, hint), message)
 	case s.Code == unary.Unavailable, s.Code == unary.Canceled:
-		return types.NewError(types.ErrTryAgainLater, "coild is not available: "+orUnknown(strings.ToValidUTF8(s.Message, "�"), s), "")
+		return spec.NewError(spec.CodeTryAgainLater, "coild is not available: "+orUnknown(strings.ToValidUTF8(s.Message, "�"), s), "")
 	case s.Code == unary.Unimplemented:
-		return types.NewError(types.ErrInternal,
+		return spec.NewError(spec.CodeInternal,
 			fmt.Sprintf("coild at %s does not know %s: it is of another version than the plugin, or another program; %s", socket, v, hint), message)
 	}
-	return types.NewError(types.ErrInternal, fmt.Sprintf("coild failed %s: %s", v, message), "")
+	return spec.NewError(spec.CodeInternal, fmt.Sprintf("coild failed %s: %s", v, message), "")
 }
 
 // codeOf maps a code of CNIError. 0 is what a message without a code has, and the
 // runtime would take 0 for no error.
 func codeOf(code int32) uint {
 	if code <= 0 {
-		return types.ErrInternal
+		return spec.CodeInternal
 	}
 	return uint(code)
 }

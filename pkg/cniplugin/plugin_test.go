@@ -15,14 +15,13 @@ import (
 	"testing"
 	"time"
 
-	"github.com/containernetworking/cni/pkg/skel"
-	"github.com/containernetworking/cni/pkg/types"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/emptypb"
 
 	"github.com/coil-net/coil/generated/cnirpc"
+	"github.com/coil-net/coil/pkg/cniconf/spec"
 	"github.com/coil-net/coil/pkg/delqueue"
 	"github.com/coil-net/coil/pkg/testkit"
 )
@@ -92,13 +91,30 @@ func newNode(t *testing.T) *node {
 	return n
 }
 
-// args are those of a command for container c; extra is added to the configuration.
-func (n *node) args(extra string) *skel.CmdArgs {
-	return &skel.CmdArgs{
-		ContainerID: "c", Netns: "/ns", IfName: "eth0", Path: "/p", Args: "K8S_POD_NAMESPACE=ns;K8S_POD_NAME=pod",
-		StdinData: fmt.Appendf(nil, `{"cniVersion":"1.1.0","name":"n","type":"coil","socket":%q,"delQueueDir":%q%s}`, n.socket, n.queue, extra),
+// env is a command for container c; extra is added to the configuration.
+func (n *node) env(v verb, extra string) environ {
+	return environ{
+		"CNI_COMMAND": string(v), "CNI_CONTAINERID": "c", "CNI_NETNS": "/ns", "CNI_IFNAME": "eth0", "CNI_PATH": "/p",
+		"CNI_ARGS": "K8S_POD_NAMESPACE=ns;K8S_POD_NAME=pod",
+		"stdin":    fmt.Sprintf(`{"cniVersion":"1.1.0","name":"n","type":"coil","socket":%q,"delQueueDir":%q%s}`, n.socket, n.queue, extra),
 	}
 }
+
+// environ is the environment of a process, and its standard input under the key stdin.
+type environ map[string]string
+
+func (e environ) get(name string) string { return e[name] }
+
+// run does a command.
+func (n *node) run(e environ) error {
+	if err := n.plugin.Main(e.get, strings.NewReader(e["stdin"])); err != nil {
+		return err
+	}
+	return nil
+}
+
+// do does a command for container c; extra is added to the configuration.
+func (n *node) do(v verb, extra string) error { return n.run(n.env(v, extra)) }
 
 func (n *node) queued(t *testing.T) []delqueue.Record {
 	t.Helper()
@@ -110,9 +126,9 @@ func (n *node) queued(t *testing.T) []delqueue.Record {
 }
 
 // mustCode fails the test unless err is a CNI error of this code.
-func mustCode(t *testing.T, err error, code uint) *types.Error {
+func mustCode(t *testing.T, err error, code uint) *spec.Error {
 	t.Helper()
-	var e *types.Error
+	var e *spec.Error
 	if !errors.As(err, &e) || e.Code != code {
 		t.Fatalf("error is %v (%T), want a CNI error of code %d", err, err, code)
 	}
@@ -124,15 +140,13 @@ const gcList = `,"cni.dev/valid-attachments":[]`
 // each runs every command and gives its name to check.
 func (n *node) each(t *testing.T, check func(t *testing.T, v verb, err error)) {
 	t.Helper()
-	f := n.plugin.Funcs(t.Context())
 	for _, c := range []struct {
 		v     verb
-		do    func(*skel.CmdArgs) error
 		extra string
 	}{
-		{verbAdd, f.Add, ""}, {verbDel, f.Del, ""}, {verbCheck, f.Check, `,"prevResult":` + result}, {verbGC, f.GC, gcList}, {verbStatus, f.Status, ""},
+		{verbAdd, ""}, {verbDel, ""}, {verbCheck, `,"prevResult":` + result}, {verbGC, gcList}, {verbStatus, ""},
 	} {
-		t.Run(string(c.v), func(t *testing.T) { check(t, c.v, c.do(n.args(c.extra))) })
+		t.Run(string(c.v), func(t *testing.T) { check(t, c.v, n.do(c.v, c.extra)) })
 	}
 }
 
@@ -199,7 +213,7 @@ func TestDelIsQueuedWhenTheDaemonDies(t *testing.T) {
 		<-ctx.Done()
 		return nil, ctx.Err()
 	})
-	if err := n.plugin.Funcs(t.Context()).Del(n.args("")); err != nil {
+	if err := n.do(verbDel, ""); err != nil {
 		t.Fatal(err)
 	}
 	if got := n.queued(t); len(got) != 1 {
@@ -238,7 +252,7 @@ func TestDelReachesADaemonThatStartedMeanwhile(t *testing.T) {
 		}
 	}()
 	n.socket = front
-	if err := n.plugin.Funcs(t.Context()).Del(n.args("")); err != nil {
+	if err := n.do(verbDel, ""); err != nil {
 		t.Fatal(err)
 	}
 	select {
@@ -257,11 +271,10 @@ func TestDelReachesADaemonThatStartedMeanwhile(t *testing.T) {
 // A replay after the ADD would delete the new attachment.
 func TestAddCancelsAQueuedDel(t *testing.T) {
 	n := newNode(t)
-	f := n.plugin.Funcs(t.Context())
-	other := n.args("")
-	other.ContainerID = "c2"
-	for _, args := range []*skel.CmdArgs{n.args(""), other} {
-		if err := f.Del(args); err != nil {
+	other := n.env(verbDel, "")
+	other["CNI_CONTAINERID"] = "c2"
+	for _, e := range []environ{n.env(verbDel, ""), other} {
+		if err := n.run(e); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -273,7 +286,7 @@ func TestAddCancelsAQueuedDel(t *testing.T) {
 		}
 		return []byte(result), nil
 	})
-	if err := f.Add(n.args("")); err != nil {
+	if err := n.do(verbAdd, ""); err != nil {
 		t.Fatal(err)
 	}
 	if got := n.queued(t); len(got) != 1 || got[0].ContainerID != "c2" {
@@ -286,7 +299,7 @@ func TestAddThatCannotCancelAQueuedDelFails(t *testing.T) {
 	if err := os.MkdirAll(filepath.Join(n.queue, "c:eth0.json", "full"), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	mustCode(t, n.plugin.Funcs(t.Context()).Add(n.args("")), 11)
+	mustCode(t, n.do(verbAdd, ""), 11)
 }
 
 // A daemon that answers, or is too slow to, isn't gone: its DEL isn't queued.
@@ -295,7 +308,7 @@ func TestDelFailsWhenTheDaemonSaysSo(t *testing.T) {
 	serve(t, n.socket, func(context.Context, string, *cnirpc.CNIArgs) ([]byte, error) {
 		return nil, status.Error(codes.Unavailable, "starting")
 	})
-	if e := mustCode(t, n.plugin.Funcs(t.Context()).Del(n.args("")), 11); !strings.Contains(e.Msg, "starting") {
+	if e := mustCode(t, n.do(verbDel, ""), 11); !strings.Contains(e.Msg, "starting") {
 		t.Errorf("message is %q", e.Msg)
 	}
 	if got := n.queued(t); len(got) != 0 {
@@ -309,7 +322,7 @@ func TestDelThatCannotBeQueuedFails(t *testing.T) {
 	if err := os.WriteFile(n.socket+"-file", nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	e := mustCode(t, n.plugin.Funcs(t.Context()).Del(n.args("")), 11)
+	e := mustCode(t, n.do(verbDel, ""), 11)
 	if !strings.Contains(e.Msg, "not reachable") || !strings.Contains(e.Details, "queue deletion of c") {
 		t.Errorf("error is %+v", e)
 	}
@@ -395,7 +408,7 @@ func TestAddResult(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			n := newNode(t)
 			serve(t, n.socket, func(context.Context, string, *cnirpc.CNIArgs) ([]byte, error) { return []byte(tt.answer), nil })
-			err := n.plugin.Funcs(t.Context()).Add(n.args(tt.extra))
+			err := n.do(verbAdd, tt.extra)
 			if tt.code != 0 {
 				mustCode(t, err, tt.code)
 				if n.out.Len() > 0 {
@@ -427,14 +440,14 @@ func TestAddRefusesTheHostsNetns(t *testing.T) {
 		called = true
 		return []byte(result), nil
 	})
-	args := n.args("")
-	args.Netns = "/proc/self/ns/net"
-	mustCode(t, n.plugin.Funcs(t.Context()).Add(args), 8)
+	e := n.env(verbAdd, "")
+	e["CNI_NETNS"] = "/proc/self/ns/net"
+	mustCode(t, n.run(e), 8)
 	if called {
 		t.Error("coild was asked nevertheless")
 	}
-	args.NetnsOverride = "1"
-	if err := n.plugin.Funcs(t.Context()).Add(args); err != nil || !called {
+	e["CNI_NETNS_OVERRIDE"] = "1"
+	if err := n.run(e); err != nil || !called {
 		t.Errorf("with CNI_NETNS_OVERRIDE: %v, called %v", err, called)
 	}
 }
@@ -445,7 +458,7 @@ func TestGCWantsTheList(t *testing.T) {
 		t.Error("coild was told to release everything")
 		return nil, nil
 	})
-	mustCode(t, n.plugin.Funcs(t.Context()).GC(n.args("")), 7)
+	mustCode(t, n.do(verbGC, ""), 7)
 }
 
 // proxy copies between c and the socket until one side ends.

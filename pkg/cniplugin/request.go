@@ -6,11 +6,7 @@ import (
 	"strings"
 	"unicode/utf8"
 
-	"github.com/containernetworking/cni/pkg/skel"
-	"github.com/containernetworking/cni/pkg/types"
-	types100 "github.com/containernetworking/cni/pkg/types/100"
-
-	"github.com/coil-net/coil/pkg/cniconf/netconf"
+	"github.com/coil-net/coil/pkg/cniconf/spec"
 	"github.com/coil-net/coil/pkg/delqueue"
 )
 
@@ -24,40 +20,38 @@ const (
 // newRequest returns the request for a command. What coild can do without is not
 // required: DEL must work with whatever is left of the runtime's memory, so for it
 // CNI_ARGS and prevResult are taken as far as they can be read.
-func newRequest(v verb, args *skel.CmdArgs, conf netconf.Conf) (request, error) {
-	r := request{
-		containerID: args.ContainerID,
-		netns:       args.Netns,
-		ifName:      args.IfName,
-		path:        args.Path,
-		stdinData:   args.StdinData,
-	}
+func newRequest(c command) (request, error) {
+	r := request{containerID: c.containerID, netns: c.netns, ifName: c.ifName, path: c.path, stdinData: c.stdin}
 	if err := checkText(r); err != nil {
 		return request{}, err
 	}
 	var err error
-	if r.args, err = parseArgs(args.Args); err != nil && v != verbDel {
+	if r.args, err = parseArgs(c.args); err != nil && c.verb != verbDel {
 		return request{}, err
 	}
-	if v == verbAdd {
+	if c.verb == verbAdd {
 		for _, key := range []string{argPodNamespace, argPodName} {
 			if r.args[key] == "" {
-				return request{}, types.NewError(types.ErrInvalidEnvironmentVariables,
+				return request{}, environment(
 					fmt.Sprintf("%s is missing in CNI_ARGS: coil must be called by a Kubernetes container runtime", key),
-					fmt.Sprintf("CNI_ARGS is %q", args.Args))
+					fmt.Sprintf("CNI_ARGS is %q", c.args))
 			}
 		}
 	}
-	prev, err := conf.Previous()
-	if err != nil && v != verbDel {
-		return request{}, err
+	prev := c.conf.PrevResult
+	chained := prev.Kind != spec.Null
+	r.args[argIsChained] = strconv.FormatBool(chained)
+	if c.verb == verbCheck && !chained {
+		return request{}, spec.NewError(spec.CodeInvalidConfig, "CHECK needs prevResult in the network configuration", "")
 	}
-	if v == verbCheck && prev == nil {
-		return request{}, types.NewError(types.ErrInvalidNetworkConfig, "CHECK needs prevResult in the network configuration", "")
+	if !chained {
+		return r, nil
 	}
-	r.args[argIsChained] = strconv.FormatBool(conf.PrevResult != nil)
-	if prev != nil {
-		r.ips, r.interfaces = addresses(prev)
+	result, err := spec.ParseResult(prev, c.conf.CNIVersion)
+	if err == nil {
+		r.ips, r.interfaces = addresses(result)
+	} else if c.verb != verbDel {
+		return request{}, spec.NewError(spec.CodeDecodingFailure, "prevResult of the network configuration is not a CNI result", err.Error())
 	}
 	return r, nil
 }
@@ -71,7 +65,7 @@ func checkText(r request) error {
 		{"CNI_CONTAINERID", r.containerID}, {"CNI_NETNS", r.netns}, {"CNI_IFNAME", r.ifName}, {"CNI_PATH", r.path},
 	} {
 		if !utf8.ValidString(s.value) {
-			return types.NewError(types.ErrInvalidEnvironmentVariables, fmt.Sprintf("%s is not valid UTF-8: %q", s.name, s.value), "")
+			return environment(fmt.Sprintf("%s is not valid UTF-8: %q", s.name, s.value), "")
 		}
 	}
 	return nil
@@ -88,7 +82,7 @@ func parseArgs(s string) (map[string]string, error) {
 		}
 		key, value, ok := strings.Cut(pair, "=")
 		if !ok || key == "" || !utf8.ValidString(pair) {
-			err = types.NewError(types.ErrInvalidEnvironmentVariables, fmt.Sprintf("CNI_ARGS has an invalid pair %q, want KEY=value", pair), "")
+			err = environment(fmt.Sprintf("CNI_ARGS has an invalid pair %q, want KEY=value", pair), "")
 			continue
 		}
 		args[key] = value
@@ -98,16 +92,16 @@ func parseArgs(s string) (map[string]string, error) {
 
 // addresses returns the pod's addresses in a result, and its interfaces with whether
 // they are in a sandbox.
-func addresses(r *types100.Result) (ips []string, interfaces map[string]bool) {
+func addresses(r spec.Result) (ips []string, interfaces map[string]bool) {
 	interfaces = make(map[string]bool, len(r.Interfaces))
 	for _, i := range r.Interfaces {
 		interfaces[i.Name] = interfaces[i.Name] || i.Sandbox != ""
 	}
-	for _, ip := range r.IPs {
-		if n := ip.Interface; n != nil && *n >= 0 && *n < len(r.Interfaces) && r.Interfaces[*n].Sandbox == "" {
+	for _, a := range r.Addresses {
+		if n := a.Interface; n >= 0 && n < len(r.Interfaces) && r.Interfaces[n].Sandbox == "" {
 			continue // of an interface on the host
 		}
-		ips = append(ips, ip.Address.IP.String())
+		ips = append(ips, a.IP)
 	}
 	return ips, interfaces
 }

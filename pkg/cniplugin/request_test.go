@@ -5,11 +5,9 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/containernetworking/cni/pkg/skel"
-	"github.com/containernetworking/cni/pkg/types"
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/coil-net/coil/pkg/cniconf/netconf"
+	"github.com/coil-net/coil/pkg/cniconf/spec"
 )
 
 const prevResult = `{"cniVersion":"1.1.0","interfaces":[{"name":"br0"},{"name":"veth1"},{"name":"eth0","sandbox":"/ns"}],` +
@@ -28,7 +26,7 @@ func TestNewRequest(t *testing.T) {
 		v    verb
 		args string
 		prev string
-		edit func(*skel.CmdArgs)
+		edit func(*command)
 		want request
 		code uint
 		text string // part of the error's message
@@ -42,7 +40,7 @@ func TestNewRequest(t *testing.T) {
 		{name: "ADD with a broken pair", v: verbAdd, args: k8sArgs + "broken", code: 4, text: `"broken"`},
 		{name: "ADD with an unnamed value", v: verbAdd, args: k8sArgs + "=x", code: 4, text: `"=x"`},
 		{name: "ADD with bytes", v: verbAdd, args: k8sArgs + "X=\xff", code: 4, text: `\xff`},
-		{name: "ADD with a netns of bytes", v: verbAdd, args: k8sArgs, edit: func(a *skel.CmdArgs) { a.Netns = "/\xff" }, code: 4, text: "CNI_NETNS"},
+		{name: "ADD with a netns of bytes", v: verbAdd, args: k8sArgs, edit: func(c *command) { c.netns = "/\xff" }, code: 4, text: "CNI_NETNS"},
 		{name: "ADD with a broken prevResult", v: verbAdd, args: k8sArgs, prev: `{"cniVersion":"9.0.0"}`, code: 6, text: "prevResult"},
 		{name: "CHECK", v: verbCheck, prev: prevResult, want: request{args: map[string]string{"IS_CHAINED": "true"}, ips: ips, interfaces: interfaces}},
 		{name: "CHECK without prevResult", v: verbCheck, args: k8sArgs, code: 7, text: "prevResult"},
@@ -59,17 +57,17 @@ func TestNewRequest(t *testing.T) {
 			if tt.prev != "" {
 				stdin = strings.TrimSuffix(stdin, "}") + `,"prevResult":` + tt.prev + `}`
 			}
-			args := &skel.CmdArgs{ContainerID: "c", Netns: "/ns", IfName: "eth0", Args: tt.args, Path: "/p", StdinData: []byte(stdin)}
-			if tt.edit != nil {
-				tt.edit(args)
-			}
-			conf, err := netconf.Parse(args.StdinData)
+			conf, err := spec.ParseConf([]byte(stdin))
 			if err != nil {
 				t.Fatal(err)
 			}
-			got, err := newRequest(tt.v, args, conf)
+			c := command{verb: tt.v, containerID: "c", netns: "/ns", ifName: "eth0", args: tt.args, path: "/p", stdin: []byte(stdin), conf: conf}
+			if tt.edit != nil {
+				tt.edit(&c)
+			}
+			got, err := newRequest(c)
 			if tt.code != 0 {
-				var e *types.Error
+				var e *spec.Error
 				if !errors.As(err, &e) || e.Code != tt.code || !strings.Contains(e.Msg, tt.text) {
 					t.Fatalf("error is %v (%T), want code %d with %q", err, err, tt.code, tt.text)
 				}

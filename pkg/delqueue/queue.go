@@ -18,11 +18,9 @@
 package delqueue
 
 import (
-	"crypto/sha256"
-	"encoding/hex"
-	"encoding/json"
 	"errors"
 	"fmt"
+	"hash/fnv"
 	"io"
 	"io/fs"
 	"os"
@@ -33,10 +31,11 @@ import (
 	"time"
 
 	"github.com/coil-net/coil/pkg/atomicfile"
+	"github.com/coil-net/coil/pkg/cniconf/spec"
 )
 
 // DefaultDir is where records are kept on a node.
-const DefaultDir = "/var/lib/coil/del-queue"
+const DefaultDir = spec.DefaultDelQueueDir
 
 const (
 	// MaxRecords bounds the disk that the queue takes. Each ADD that failed while
@@ -61,8 +60,8 @@ var ErrFull = errors.New("queue of deletions is full")
 
 // ID identifies an attachment: CNI's container ID and interface name.
 type ID struct {
-	ContainerID string `json:"containerID"`
-	IfName      string `json:"ifName"`
+	ContainerID string
+	IfName      string
 }
 
 // Record is one DEL that coild must do. Only the ID says what to delete; the rest
@@ -70,10 +69,48 @@ type ID struct {
 type Record struct {
 	ID
 	// PodNamespace and PodName are empty when the runtime didn't tell them.
-	PodNamespace string `json:"podNamespace,omitempty"`
-	PodName      string `json:"podName,omitempty"`
+	PodNamespace string
+	PodName      string
 	// QueuedAt is wall-clock time.
-	QueuedAt time.Time `json:"queuedAt"`
+	QueuedAt time.Time
+}
+
+// marshal is the content of a record's file.
+func (r Record) marshal() []byte {
+	b := []byte("{")
+	for _, m := range [][2]string{
+		{"containerID", r.ContainerID}, {"ifName", r.IfName}, {"podNamespace", r.PodNamespace}, {"podName", r.PodName},
+		{"queuedAt", r.QueuedAt.Format(time.RFC3339Nano)},
+	} {
+		if m[1] == "" {
+			continue
+		}
+		if len(b) > 1 {
+			b = append(b, ',')
+		}
+		b = spec.AppendString(append(spec.AppendString(b, m[0]), ':'), m[1])
+	}
+	return append(b, "}\n"...)
+}
+
+// unmarshal reads the content of a record's file; errNoRecord.
+func unmarshal(content []byte) (Record, error) {
+	v, err := spec.Parse(content)
+	if err != nil {
+		return Record{}, errNoRecord
+	}
+	var at time.Time
+	if q := v.Get("queuedAt"); q.Kind != spec.Null {
+		if at, err = time.Parse(time.RFC3339Nano, q.Text); err != nil {
+			return Record{}, errNoRecord
+		}
+	}
+	return Record{
+		ID:           ID{v.Get("containerID").Text, v.Get("ifName").Text},
+		PodNamespace: v.Get("podNamespace").Text,
+		PodName:      v.Get("podName").Text,
+		QueuedAt:     at,
+	}, nil
 }
 
 // Queue is the queue in one folder. Its methods may be called by several
@@ -86,10 +123,7 @@ func New(dir string) Queue { return Queue{dir} }
 // Add records a DEL. When it returns nil, the record survives a power cut. A record
 // of the same ID is replaced. ErrFull when there are too many.
 func (q Queue) Add(r Record) error {
-	content, err := json.Marshal(r)
-	if err != nil {
-		return fmt.Errorf("queue deletion of %s: %w", r.ContainerID, err)
-	}
+	content := r.marshal()
 	if len(content) > maxRecordSize {
 		return fmt.Errorf("queue deletion: record of %d bytes exceeds %d", len(content), maxRecordSize)
 	}
@@ -103,7 +137,7 @@ func (q Queue) Add(r Record) error {
 	if len(entries) >= MaxRecords {
 		return fmt.Errorf("queue deletion of %s in %s: %w", r.ContainerID, q.dir, ErrFull)
 	}
-	if err := atomicfile.Write(q.path(r.ID), append(content, '\n'), 0o600); err != nil {
+	if err := atomicfile.Write(q.path(r.ID), content, 0o600); err != nil {
 		return fmt.Errorf("queue deletion: %w", err)
 	}
 	// The folder itself may be new.
@@ -172,13 +206,16 @@ func (q Queue) read(e fs.DirEntry) (Record, error) {
 		return Record{}, err
 	}
 	defer f.Close()
-	content, err := io.ReadAll(io.LimitReader(f, maxRecordSize+2))
+	content, err := io.ReadAll(io.LimitReader(f, maxRecordSize+1))
 	if err != nil {
 		return Record{}, err
 	}
-	var r Record
-	if len(content) > maxRecordSize+1 || json.Unmarshal(content, &r) != nil {
+	if len(content) > maxRecordSize {
 		return Record{}, errNoRecord
+	}
+	r, err := unmarshal(content)
+	if err != nil {
+		return Record{}, err
 	}
 	if r.ContainerID == "" || r.IfName == "" || fileName(r.ID) != e.Name() {
 		return Record{}, errNoRecord
@@ -190,12 +227,13 @@ func (q Queue) path(id ID) string { return filepath.Join(q.dir, fileName(id)) }
 
 // fileName is one-to-one with the ID: neither part may contain a colon (CNI
 // specification, "Parameters"; container IDs are alphanumeric with "_.-"). IDs that
-// make no file name are hashed.
+// make no file name are hashed; by FNV, since cryptography takes long to start.
 func fileName(id ID) string {
 	name := id.ContainerID + ":" + id.IfName
 	if len(name) > maxFileName || strings.Contains(name, "/") || strings.HasPrefix(name, ".") || strings.Count(name, ":") != 1 {
-		sum := sha256.Sum256([]byte(id.ContainerID + "\x00" + id.IfName))
-		name = hex.EncodeToString(sum[:])
+		sum := fnv.New128a()
+		sum.Write([]byte(id.ContainerID + "\x00" + id.IfName))
+		name = fmt.Sprintf("%x", sum.Sum(nil))
 	}
 	return name + suffix
 }

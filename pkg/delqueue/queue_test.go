@@ -1,7 +1,6 @@
 package delqueue_test
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -251,11 +250,15 @@ func TestQueueUnderConcurrency(t *testing.T) {
 // What coild reads was written by a plugin of another version: the names of the
 // fields are a contract.
 func TestRecordFormat(t *testing.T) {
-	got, err := json.Marshal(record("c", "eth0", 0))
+	dir := t.TempDir()
+	if err := delqueue.New(dir).Add(record("c", "eth0", 0)); err != nil {
+		t.Fatal(err)
+	}
+	got, err := os.ReadFile(filepath.Join(dir, "c:eth0.json"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := `{"containerID":"c","ifName":"eth0","podNamespace":"ns","podName":"pod","queuedAt":"2026-01-02T03:04:05Z"}`
+	want := `{"containerID":"c","ifName":"eth0","podNamespace":"ns","podName":"pod","queuedAt":"2026-01-02T03:04:05Z"}` + "\n"
 	if string(got) != want {
 		t.Errorf("record is %s, want %s", got, want)
 	}

@@ -3,26 +3,54 @@ package kube
 import (
 	"context"
 
-	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/kubernetes/scheme"
-	"k8s.io/client-go/tools/events"
-
-	coilscheme "github.com/coil-net/coil/generated/clientset/versioned/scheme"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/record"
 )
 
-// Recorder writes Events, one for the same thing again and again: an Event
-// series. It never blocks.
-type Recorder = events.EventRecorder
+// Recorder writes Events, one with a count for the same thing again and again. It never
+// blocks. The method is that of client-go's package events.
+type Recorder interface {
+	Eventf(regarding, related runtime.Object, eventType, reason, action, note string, args ...any)
+}
 
 // RunRecorder returns a recorder of Events of the named component that writes
-// until ctx ends. The returned function waits for the last of them.
-func RunRecorder(ctx context.Context, client kubernetes.Interface, component string) (Recorder, func(), error) {
-	if err := coilscheme.AddToScheme(scheme.Scheme); err != nil {
+// until ctx ends. The returned function lets nothing new begin.
+func RunRecorder(ctx context.Context, core rest.Interface, component string) (Recorder, func(), error) {
+	scheme, err := newScheme()
+	if err != nil {
 		return nil, nil, err
 	}
-	b := events.NewBroadcaster(&events.EventSinkImpl{Interface: client.EventsV1()})
-	if err := b.StartRecordingToSinkWithContext(ctx); err != nil {
-		return nil, nil, err
-	}
-	return b.NewRecorder(scheme.Scheme, component), b.Shutdown, nil
+	b := record.NewBroadcaster(record.WithContext(ctx))
+	b.StartRecordingToSink(sink{ctx, core})
+	return record.NewEventRecorderAdapter(b.NewRecorder(scheme, corev1.EventSource{Component: component})), b.Shutdown, nil
+}
+
+// sink writes Events; see record.EventSink.
+type sink struct {
+	ctx  context.Context // the interface has none
+	core rest.Interface
+}
+
+const eventsResource = "events"
+
+func (s sink) Create(e *corev1.Event) (*corev1.Event, error) {
+	var made corev1.Event
+	err := s.core.Post().Namespace(e.Namespace).Resource(eventsResource).Body(e).Do(s.ctx).Into(&made)
+	return &made, err
+}
+
+func (s sink) Update(e *corev1.Event) (*corev1.Event, error) {
+	var made corev1.Event
+	err := s.core.Put().Namespace(e.Namespace).Resource(eventsResource).Name(e.Name).Body(e).Do(s.ctx).Into(&made)
+	return &made, err
+}
+
+func (s sink) Patch(e *corev1.Event, patch []byte) (*corev1.Event, error) {
+	var made corev1.Event
+	err := s.core.Patch(types.StrategicMergePatchType).Namespace(e.Namespace).Resource(eventsResource).Name(e.Name).
+		Body(patch).Do(s.ctx).Into(&made)
+	return &made, err
 }

@@ -2,18 +2,20 @@ package kube
 
 import (
 	"context"
+	"sync"
 
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/metadata"
+	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
 
-	"github.com/coil-net/coil/generated/informers/externalversions"
+	typed "github.com/coil-net/coil/generated/clientset/versioned/typed/coil/v2"
+	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
 )
-
-// Factory starts informers and waits for their end, as all generated factories do.
-type Factory interface {
-	Start(stop <-chan struct{})
-	Shutdown()
-}
 
 // Strip drops what no program of Coil reads from an object before it is cached.
 func Strip(obj any) (any, error) {
@@ -23,13 +25,76 @@ func Strip(obj any) (any, error) {
 	return obj, nil
 }
 
-// CoilInformers returns a factory of informers of Coil's own resources, with
-// the labels that the server selects by; an empty selector selects all.
-func CoilInformers(c Clients, labelSelector string) externalversions.SharedInformerFactory {
-	return externalversions.NewSharedInformerFactoryWithOptions(c.Coil, 0,
-		externalversions.WithTransform(Strip),
-		externalversions.WithTweakListOptions(func(o *metav1.ListOptions) { o.LabelSelector = labelSelector }))
+// Informer is an informer that can be awaited.
+type Informer struct {
+	cache.SharedIndexInformer
+	running sync.WaitGroup
 }
+
+// NodeInformer returns an informer of Nodes, with the fields that the server selects
+// by; an empty selector selects all.
+func NodeInformer(core rest.Interface, fieldSelector string) (*Informer, error) {
+	return newInformer(&corev1.Node{}, cache.NewFilteredListWatchFromClient(core, "nodes", metav1.NamespaceAll,
+		func(o *metav1.ListOptions) { o.FieldSelector = fieldSelector }))
+}
+
+// MetadataInformer returns an informer of the metadata of a resource in all namespaces,
+// with the fields that the server selects by; an empty selector selects all.
+func MetadataInformer(client metadata.Interface, r schema.GroupVersionResource, fieldSelector string) (*Informer, error) {
+	return newInformer(&metav1.PartialObjectMetadata{}, &cache.ListWatch{
+		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
+			o.FieldSelector = fieldSelector
+			return client.Resource(r).List(ctx, o)
+		},
+		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
+			o.FieldSelector = fieldSelector
+			return client.Resource(r).Watch(ctx, o)
+		},
+	})
+}
+
+// AddressBlockInformer returns an informer of AddressBlocks, with the labels that the
+// server selects by; an empty selector selects all.
+func AddressBlockInformer(client typed.CoilV2Interface, labelSelector string) (*Informer, error) {
+	blocks := client.AddressBlocks()
+	return newInformer(&v2.AddressBlock{}, &cache.ListWatch{
+		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
+			o.LabelSelector = labelSelector
+			return blocks.List(ctx, o)
+		},
+		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
+			o.LabelSelector = labelSelector
+			return blocks.Watch(ctx, o)
+		},
+	})
+}
+
+// BlockRequestInformer returns an informer of BlockRequests, with the labels that the
+// server selects by; an empty selector selects all.
+func BlockRequestInformer(client typed.CoilV2Interface, labelSelector string) (*Informer, error) {
+	requests := client.BlockRequests()
+	return newInformer(&v2.BlockRequest{}, &cache.ListWatch{
+		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
+			o.LabelSelector = labelSelector
+			return requests.List(ctx, o)
+		},
+		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
+			o.LabelSelector = labelSelector
+			return requests.Watch(ctx, o)
+		},
+	})
+}
+
+func newInformer(example runtime.Object, lw cache.ListerWatcher) (*Informer, error) {
+	i := cache.NewSharedIndexInformer(lw, example, 0, cache.Indexers{cache.NamespaceIndex: cache.MetaNamespaceIndexFunc})
+	return &Informer{SharedIndexInformer: i}, i.SetTransform(Strip)
+}
+
+// Start runs the informer until stop is closed.
+func (i *Informer) Start(stop <-chan struct{}) { i.running.Go(func() { i.Run(stop) }) }
+
+// Shutdown waits until it has ended.
+func (i *Informer) Shutdown() { i.running.Wait() }
 
 // WaitForSync waits until all caches are filled; the error is that of ctx.
 func WaitForSync(ctx context.Context, synced ...cache.InformerSynced) error {

@@ -10,6 +10,8 @@ import (
 	"slices"
 	"strings"
 
+	"k8s.io/klog/v2"
+
 	"github.com/coil-net/coil/pkg/dataplane"
 	"github.com/coil-net/coil/pkg/ipam"
 	"github.com/coil-net/coil/pkg/kernel/rtnl"
@@ -38,6 +40,25 @@ type Target struct {
 // Remove removes the link of an attachment; see RemoveAll.
 func (n *Network) Remove(ctx context.Context, id ID, hostIfIndex int) error {
 	return n.RemoveAll(ctx, Target{id, hostIfIndex})[0]
+}
+
+// Forget makes the kernel forget the flows of addresses whose routes are withdrawn, so
+// that none of them leads to the next pod with such an address: what is sent meanwhile
+// meets no route, and makes no new one.
+func (n *Network) Forget(ctx context.Context, addrs ...ipam.Address) error {
+	var all []netip.Addr
+	for _, a := range addrs {
+		all = append(all, a.Addrs()...)
+	}
+	if n.flows == nil || len(all) == 0 {
+		return nil
+	}
+	forgotten, err := n.flows.Forget(ctx, all...)
+	if err != nil {
+		return fmt.Errorf("forget the flows of %d addresses: %w", len(all), err)
+	}
+	klog.FromContext(ctx).V(4).Info("Forgot flows of addresses without a pod", "flows", forgotten, "addresses", len(all))
+	return nil
 }
 
 // RemoveAll removes the links of attachments, and with them their addresses and

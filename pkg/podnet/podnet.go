@@ -13,8 +13,11 @@ import (
 	"net/netip"
 	"strings"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/coil-net/coil/pkg/dataplane"
 	"github.com/coil-net/coil/pkg/ipam"
+	"github.com/coil-net/coil/pkg/kernel/conntrack"
 	"github.com/coil-net/coil/pkg/kernel/netns"
 	"github.com/coil-net/coil/pkg/kernel/route"
 	"github.com/coil-net/coil/pkg/kernel/rtnl"
@@ -168,7 +171,8 @@ type Network struct {
 	handle *rtnl.Handle
 	routes *route.Syncer
 	rules  *rule.Syncer
-	record *sysctl.Record // nil: don't record
+	flows  *conntrack.Table // nil: the kernel tracks none
+	record *sysctl.Record   // nil: don't record
 	// ipv6 says whether the kernel has IPv6 at all.
 	ipv6 bool
 	// inherits says that new network namespaces may come with IPv6 parameters
@@ -196,6 +200,9 @@ func New(o Options) (*Network, error) {
 	if n.handle, err = rtnl.New(host); err != nil {
 		return nil, errors.Join(err, host.Close())
 	}
+	if n.flows, err = conntrack.New(host); err != nil && !errors.Is(err, unix.EPROTONOSUPPORT) {
+		return nil, errors.Join(err, n.Close())
+	}
 	if n.ipv6, err = sysctl.Exists(host, "net/ipv6"); err != nil {
 		return nil, errors.Join(err, n.Close())
 	}
@@ -217,5 +224,8 @@ func New(o Options) (*Network, error) {
 // may be in progress.
 func (n *Network) Close() error {
 	n.handle.Close()
+	if n.flows != nil {
+		n.flows.Close()
+	}
 	return n.host.Close()
 }

@@ -16,12 +16,10 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/labels"
-	coreinformers "k8s.io/client-go/informers/core/v1"
 	corelisters "k8s.io/client-go/listers/core/v1"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
 
-	informers "github.com/coil-net/coil/generated/informers/externalversions/coil/v2"
 	listers "github.com/coil-net/coil/generated/listers/coil/v2"
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
 	"github.com/coil-net/coil/pkg/dataplane"
@@ -65,11 +63,11 @@ type Router struct {
 }
 
 // New returns a router that isn't running. onSync is told the result of each sync.
-func New(cfg Config, nodes coreinformers.NodeInformer, blocks informers.AddressBlockInformer, table Table,
+func New(cfg Config, nodes, blocks cache.SharedIndexInformer, table Table,
 	reg prometheus.Registerer, onSync func(error)) (*Router, error) {
 	node := prometheus.Labels{"node": cfg.NodeName}
 	r := &Router{
-		cfg: cfg, nodes: nodes.Lister(), blocks: blocks.Lister(), table: table, onSync: onSync,
+		cfg: cfg, nodes: corelisters.NewNodeLister(nodes.GetIndexer()), blocks: listers.NewAddressBlockLister(blocks.GetIndexer()), table: table, onSync: onSync,
 		syncs: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "coil_router_syncs_total", Help: "Syncs of the routes to other nodes' blocks, whatever their result.", ConstLabels: node,
 		}),
@@ -84,8 +82,8 @@ func New(cfg Config, nodes coreinformers.NodeInformer, blocks informers.AddressB
 		informer cache.SharedIndexInformer
 		handler  cache.ResourceEventHandler
 	}{
-		{nodes.Informer(), reconcile.Handler(func(*corev1.Node) { later() })},
-		{blocks.Informer(), reconcile.Handler(func(*v2.AddressBlock) { later() })},
+		{nodes, reconcile.Handler(func(*corev1.Node) { later() })},
+		{blocks, reconcile.Handler(func(*v2.AddressBlock) { later() })},
 	} {
 		reg, err := h.informer.AddEventHandler(h.handler)
 		if err != nil {

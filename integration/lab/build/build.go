@@ -109,7 +109,7 @@ func (b *Builder) Own(ctx context.Context, pkg string, tags ...string) (string, 
 	defer unlock()
 	out := filepath.Join(dir, filepath.Base(pkg))
 	tmp := out + ".new"
-	cmd := goCommand(ctx, root, "build", "-buildvcs=false", "-tags="+strings.Join(tags, ","), "-ldflags=-s -w", "-o", tmp, "./"+pkg)
+	cmd := goCommand(ctx, root, "build", "-buildvcs=false", "-tags="+strings.Join(append([]string{"grpcnotrace"}, tags...), ","), "-ldflags=-s -w", "-o", tmp, "./"+pkg)
 	if msg, err := cmd.CombinedOutput(); err != nil {
 		return "", fmt.Errorf("build %s: %w\n%s", pkg, err, msg)
 	}

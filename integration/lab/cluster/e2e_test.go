@@ -127,6 +127,10 @@ func testPowerCut(t *testing.T, c *Cluster, client kubernetes.Interface, pod *co
 		t.Errorf("boot ID is %q in %s and %q in /proc", bootID, machine.BootIDFile, kernel)
 	}
 	mustExec(t, c, worker, "ip", "route", "add", "blackhole", "192.0.2.0/24")
+	addresses := []string{c.families()[0].node(1).Addr().String(), c.families()[1].node(1).Addr().String()}
+	for _, a := range addresses {
+		mustExec(t, c, c.Nodes()[0], "busybox", "ping", "-q", "-c1", "-W5", a) // the neighbour is known
+	}
 	before, err := c.init(worker)
 	if err != nil {
 		t.Fatal(err)
@@ -153,6 +157,10 @@ func testPowerCut(t *testing.T, c *Cluster, client kubernetes.Interface, pod *co
 	}
 	if err := c.WaitReady(t.Context()); err != nil {
 		t.Fatal(err)
+	}
+	// A machine keeps its network card: what others know of their neighbour holds.
+	for _, a := range addresses {
+		mustExec(t, c, c.Nodes()[0], "busybox", "ping", "-q", "-c1", "-W5", a)
 	}
 	if again := mustExec(t, c, worker, "cat", machine.BootIDFile); again == bootID {
 		t.Error("the boot ID is the same after a power cut")

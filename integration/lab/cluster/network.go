@@ -96,7 +96,7 @@ func (c *Cluster) wireFabric(ctx context.Context, i machine.Init) error {
 func (c *Cluster) wireNode(ctx context.Context, fabric, i machine.Init, index int) error {
 	port := "node" + strconv.Itoa(index)
 	add := []string{
-		fmt.Sprintf("link add %s type veth peer name eth0 netns %d", port, i.PID),
+		fmt.Sprintf("link add %s type veth peer name eth0 address %s netns %d", port, hardware(index), i.PID),
 		"link set " + port + " master br0 up",
 	}
 	if err := ip(ctx, fabric, add...); err != nil {
@@ -122,6 +122,12 @@ func (c *Cluster) wireNode(ctx context.Context, fabric, i machine.Init, index in
 		}
 	}
 	return ip(ctx, i, lines...)
+}
+
+// hardware is the MAC of a node's network card. It is the same after a power cut: the neighbours
+// send what they have for the node to the address that they know, for seconds.
+func hardware(index int) string {
+	return fmt.Sprintf("02:00:00:00:%02x:%02x", byte(index>>8), byte(index))
 }
 
 // nodad saves the second that duplicate address detection takes; the lab assigns each once.

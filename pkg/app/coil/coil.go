@@ -7,44 +7,38 @@
 package coil
 
 import (
-	"context"
 	"fmt"
 	"os"
 	"runtime/debug"
+	"strings"
 
-	"github.com/containernetworking/cni/pkg/skel"
-	"github.com/containernetworking/cni/pkg/version"
-
-	"github.com/coil-net/coil/pkg/cniconf/netconf"
+	"github.com/coil-net/coil/pkg/cniconf/spec"
 	"github.com/coil-net/coil/pkg/cniplugin"
 )
 
 // Main does the command in the environment variable CNI_COMMAND and returns the exit
 // code of the process: 0, or 1 with a CNI error on standard output.
 func Main() int {
-	plugin := cniplugin.Plugin{Stdout: os.Stdout, Timeouts: cniplugin.DefaultTimeouts()}
-	err := skel.PluginMainFuncsWithError(
-		plugin.Funcs(context.Background()),
-		version.PluginSupports(netconf.SupportedVersions()...),
-		about(),
-	)
+	if os.Getenv("CNI_COMMAND") == "" {
+		about()
+		return 0
+	}
+	err := cniplugin.Plugin{Stdout: os.Stdout, Timeouts: cniplugin.DefaultTimeouts()}.Main(os.Getenv, os.Stdin)
 	if err == nil {
 		return 0
 	}
-	if err := err.Print(); err != nil {
+	if _, err := os.Stdout.Write(err.JSON()); err != nil {
 		fmt.Fprintln(os.Stderr, "coil: write the error to standard output:", err)
 	}
 	return 1
 }
 
-// about is what a human sees who runs the plugin; it is worked out only then.
-func about() string {
-	if os.Getenv("CNI_COMMAND") != "" {
-		return ""
-	}
+// about tells a human who runs the plugin what it is.
+func about() {
 	v := "unknown"
 	if info, ok := debug.ReadBuildInfo(); ok {
 		v = info.Main.Version
 	}
-	return "CNI plugin coil " + v + "; it is run by the container runtime"
+	fmt.Fprintf(os.Stderr, "CNI plugin coil %s; it is run by the container runtime\nCNI protocol versions supported: %s\n",
+		v, strings.Join(spec.Versions(), ", "))
 }

@@ -211,17 +211,26 @@ func (d *daemon) composeIPAM(ctx context.Context, self *corev1.Node, group *errg
 		return closeAll, err
 	}
 
-	mine := kube.CoilInformers(d.clients, labels.Set{v2.LabelNode: d.NodeName}.String())
-	api := mine.Coil().V2()
-	d.lister = api.AddressBlocks().Lister()
-	d.blocks, err = blocks.New(blocks.Config{
-		NodeName: d.NodeName, NodeUID: d.node, MinAge: d.BlockMinAge, StatusInterval: 30 * time.Second,
-	}, d.clients.Coil, api.AddressBlocks(), api.BlockRequests(), d.store, exporter, reconcile.NewMetrics(d.registry))
+	mine := labels.Set{v2.LabelNode: d.NodeName}.String()
+	held, err := kube.AddressBlockInformer(d.clients.Coil, mine)
 	if err != nil {
 		return closeAll, err
 	}
-	mine.Start(ctx.Done())
-	closers = append(closers, func() error { mine.Shutdown(); return nil })
+	requests, err := kube.BlockRequestInformer(d.clients.Coil, mine)
+	if err != nil {
+		return closeAll, err
+	}
+	d.lister = listers.NewAddressBlockLister(held.GetIndexer())
+	d.blocks, err = blocks.New(blocks.Config{
+		NodeName: d.NodeName, NodeUID: d.node, MinAge: d.BlockMinAge, StatusInterval: 30 * time.Second,
+	}, d.clients.Coil, held, requests, d.store, exporter, reconcile.NewMetrics(d.registry))
+	if err != nil {
+		return closeAll, err
+	}
+	for _, i := range []*kube.Informer{held, requests} {
+		i.Start(ctx.Done())
+		closers = append(closers, func() error { i.Shutdown(); return nil })
+	}
 
 	d.assign = assign.New(assign.Config{
 		BlockTimeout: d.BlockTimeout, UndoTimeout: 10 * time.Second, Suspicion: d.SweepInterval, NodeAddrs: d.view.NodeAddrs,

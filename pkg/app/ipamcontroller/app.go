@@ -13,6 +13,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/util/uuid"
 	"k8s.io/client-go/informers"
+	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
@@ -20,12 +21,14 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sync/errgroup"
 
+	"github.com/coil-net/coil/generated/clientset/versioned"
 	"github.com/coil-net/coil/generated/informers/externalversions"
 	"github.com/coil-net/coil/pkg/app/program"
 	"github.com/coil-net/coil/pkg/controller/blockgc"
 	"github.com/coil-net/coil/pkg/controller/blockrequest"
 	"github.com/coil-net/coil/pkg/controller/pool"
 	"github.com/coil-net/coil/pkg/kube"
+	"github.com/coil-net/coil/pkg/kube/leader"
 	"github.com/coil-net/coil/pkg/observe"
 	"github.com/coil-net/coil/pkg/reconcile"
 )
@@ -65,6 +68,10 @@ func Run(ctx context.Context, cfg *rest.Config, o *Options) error {
 	if err != nil {
 		return err
 	}
+	all, err := kubernetes.NewForConfig(kube.Protobuf(cfg))
+	if err != nil {
+		return fmt.Errorf("client of Kubernetes' resources: %w", err)
+	}
 	identity, err := newIdentity()
 	if err != nil {
 		return err
@@ -78,19 +85,23 @@ func Run(ctx context.Context, cfg *rest.Config, o *Options) error {
 		return err
 	}
 	defer flush()
-	coil := kube.CoilInformers(clients, "")
+	own, err := versioned.NewForConfig(cfg)
+	if err != nil {
+		return fmt.Errorf("client of Coil's resources: %w", err)
+	}
+	coil := externalversions.NewSharedInformerFactoryWithOptions(own, 0, externalversions.WithTransform(kube.Strip))
 	if err := coil.Coil().V2().AddressBlocks().Informer().SetTransform(stripBlock); err != nil {
 		return err
 	}
-	core := informers.NewSharedInformerFactoryWithOptions(clients.Core, 0, informers.WithTransform(stripNode))
-	c, err := newControllers(clients, coil, core, recorder, registry, o)
+	core := informers.NewSharedInformerFactoryWithOptions(all, 0, informers.WithTransform(stripNode))
+	c, err := newControllers(own, all, coil, core, recorder, registry, o)
 	if err != nil {
 		return err
 	}
-	for _, f := range []kube.Factory{coil, core} {
-		f.Start(ctx.Done())
-		defer f.Shutdown()
-	}
+	coil.Start(ctx.Done())
+	defer coil.Shutdown()
+	core.Start(ctx.Done())
+	defer core.Shutdown()
 	group.Go(func() error {
 		return observe.Serve(ctx, observe.Options{MetricsAddr: o.MetricsAddr, HealthAddr: o.HealthAddr}, registry, health)
 	})
@@ -99,11 +110,11 @@ func Run(ctx context.Context, cfg *rest.Config, o *Options) error {
 		if !waitForCaches(ctx, health, c.synced) {
 			return nil
 		}
-		election := kube.Election{
+		election := leader.Election{
 			Namespace: o.LeaseNamespace, Name: leaseName, Identity: identity,
 			LeaseDuration: o.LeaseDuration, RenewDeadline: o.RenewDeadline, RetryPeriod: o.RetryPeriod,
 		}
-		return kube.RunElected(ctx, cfg, election, c.run)
+		return leader.Run(ctx, cfg, election, c.run)
 	})
 	return group.Wait()
 }
@@ -114,14 +125,14 @@ type controllers struct {
 	parts  []func(context.Context) error
 }
 
-func newControllers(clients kube.Clients, coil externalversions.SharedInformerFactory, core informers.SharedInformerFactory,
-	recorder kube.Recorder, registry prometheus.Registerer, o *Options) (*controllers, error) {
+func newControllers(own versioned.Interface, all kubernetes.Interface, coil externalversions.SharedInformerFactory,
+	core informers.SharedInformerFactory, recorder kube.Recorder, registry prometheus.Registerer, o *Options) (*controllers, error) {
 	loops := reconcile.NewMetrics(registry)
 	v2 := coil.Coil().V2()
 	nodes := core.Core().V1().Nodes()
 	services := core.Networking().V1().ServiceCIDRs()
 	requests, err := blockrequest.New(blockrequest.Config{
-		Coil: clients.Coil, Core: clients.Core,
+		Coil: own, Core: all,
 		Requests: v2.BlockRequests(), Blocks: v2.AddressBlocks(), Pools: v2.AddressPools(), Nodes: nodes,
 		Recorder: recorder, LoopMetrics: loops, Registry: registry,
 	})
@@ -129,7 +140,7 @@ func newControllers(clients kube.Clients, coil externalversions.SharedInformerFa
 		return nil, err
 	}
 	pools, err := pool.New(pool.Config{
-		Coil:  clients.Coil,
+		Coil:  own,
 		Pools: v2.AddressPools(), Blocks: v2.AddressBlocks(), Nodes: nodes, Services: services,
 		Carver: requests, Recorder: recorder, LoopMetrics: loops, Registry: registry,
 	})
@@ -137,7 +148,7 @@ func newControllers(clients kube.Clients, coil externalversions.SharedInformerFa
 		return nil, err
 	}
 	gc, err := blockgc.New(blockgc.Config{
-		Coil: clients.Coil, Core: clients.Core,
+		Coil: own, Core: all,
 		Blocks: v2.AddressBlocks(), Pools: v2.AddressPools(), Nodes: nodes,
 		Recorder: recorder, LoopMetrics: loops, Interval: o.GCInterval, Quarantine: o.Quarantine,
 	})

@@ -10,7 +10,6 @@ import (
 
 	"github.com/spf13/pflag"
 	"golang.org/x/sync/errgroup"
-	"k8s.io/client-go/informers"
 
 	"github.com/coil-net/coil/pkg/app/program"
 	"github.com/coil-net/coil/pkg/dataplane"
@@ -81,19 +80,24 @@ func run(ctx context.Context, o Options) error {
 	}
 	defer handle.Close()
 
-	core := informers.NewSharedInformerFactoryWithOptions(clients.Core, 0,
-		informers.WithTransform(kube.Strip))
-	coil := kube.CoilInformers(clients, "")
+	nodes, err := kube.NodeInformer(clients.Core, "")
+	if err != nil {
+		return err
+	}
+	blocks, err := kube.AddressBlockInformer(clients.Coil, "")
+	if err != nil {
+		return err
+	}
 	r, err := router.New(router.Config{
 		NodeName: o.NodeName, Table: mainTable, Protocol: o.Protocol, UpdateInterval: o.UpdateInterval,
-	}, core.Core().V1().Nodes(), coil.Coil().V2().AddressBlocks(), route.New(handle, o.Protocol, mainTable), registry,
+	}, nodes, blocks, route.New(handle, o.Protocol, mainTable), registry,
 		func(err error) { health.Set("routes", err) })
 	if err != nil {
 		return err
 	}
 
 	group, ctx := errgroup.WithContext(ctx)
-	for _, f := range []kube.Factory{core, coil} {
+	for _, f := range []*kube.Informer{nodes, blocks} {
 		f.Start(ctx.Done())
 		defer f.Shutdown()
 	}

@@ -1,16 +1,15 @@
 // Package netconf is the network configuration of the plugin coil: what the runtime
 // gives it on standard input, and one element of a conflist's "plugins".
 //
-// It owns the keys of that JSON, their defaults and checks. The plugin, coild and
-// coil-installer share it. It must not know where a conflist is kept or how coild is
-// called; the plugin links it, so it must stay small.
+// It owns what coild and coil-installer make of that JSON with the CNI project's
+// library; its keys are those of package spec, which is all that the plugin links. It
+// must not know where a conflist is kept or how coild is called.
 package netconf
 
 import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"path/filepath"
 	"slices"
 
 	"github.com/containernetworking/cni/pkg/types"
@@ -18,63 +17,44 @@ import (
 	"github.com/containernetworking/cni/pkg/types/create"
 	"github.com/containernetworking/cni/pkg/version"
 
-	"github.com/coil-net/coil/pkg/delqueue"
+	"github.com/coil-net/coil/pkg/cniconf/spec"
 )
 
-const (
-	// PluginType is the value of "type", and the name of the plugin's file.
-	PluginType = "coil"
-	// DefaultSocket is where coild listens.
-	DefaultSocket = "/run/coild.sock"
-
-	// maxSocketPath is the length of sun_path without its NUL (unix(7)).
-	maxSocketPath = 107
-)
+// PluginType is the value of "type", and the name of the plugin's file.
+const PluginType = spec.PluginType
 
 // SupportedVersions are the versions of the CNI specification that the plugin
 // speaks, oldest first.
-func SupportedVersions() []string { return []string{"0.3.1", "0.4.0", "1.0.0", "1.1.0"} }
+func SupportedVersions() []string { return spec.Versions() }
 
 // Conf is the configuration. Keys of other plugins and of the specification that
 // Coil has no use for are ignored.
 type Conf struct {
-	CNIVersion string `json:"cniVersion"`
-	Name       string `json:"name"`
-	Type       string `json:"type"`
+	CNIVersion, Name, Type string
 
 	// Socket is the absolute path of coild's socket.
-	Socket string `json:"socket"`
+	Socket string
 	// DelQueueDir is the absolute path of the folder where DELs wait for coild.
-	DelQueueDir string `json:"delQueueDir"`
+	DelQueueDir string
 
 	// PrevResult is the result of the plugin before this one (ADD), or of the whole
 	// list (CHECK, DEL), as it came; nil if there is none.
-	PrevResult json.RawMessage `json:"prevResult"`
+	PrevResult json.RawMessage
 }
 
 // Parse reads the configuration and sets the defaults. Its errors are CNI errors of
 // code 6 (no JSON) or 7 (a value can't be).
 func Parse(data []byte) (Conf, error) {
-	var c Conf
-	if err := json.Unmarshal(data, &c); err != nil {
-		return Conf{}, types.NewError(types.ErrDecodingFailure, "network configuration is not valid JSON", err.Error())
+	parsed, err := spec.ParseConf(data)
+	if err != nil {
+		return Conf{}, cniError(err)
 	}
-	if string(c.PrevResult) == "null" {
-		c.PrevResult = nil
+	c := Conf{
+		CNIVersion: parsed.CNIVersion, Name: parsed.Name, Type: parsed.Type,
+		Socket: parsed.Socket, DelQueueDir: parsed.DelQueueDir,
 	}
-	if c.Socket == "" {
-		c.Socket = DefaultSocket
-	}
-	if c.DelQueueDir == "" {
-		c.DelQueueDir = delqueue.DefaultDir
-	}
-	for _, p := range []struct{ key, path string }{{"socket", c.Socket}, {"delQueueDir", c.DelQueueDir}} {
-		if !filepath.IsAbs(p.path) {
-			return Conf{}, invalid("%s %q of the network configuration must be an absolute path", p.key, p.path)
-		}
-	}
-	if len(c.Socket) > maxSocketPath {
-		return Conf{}, invalid("socket %q of the network configuration is longer than %d bytes", c.Socket, maxSocketPath)
+	if prev := parsed.PrevResult; prev.Kind != spec.Null {
+		c.PrevResult = json.RawMessage(prev.Raw)
 	}
 	return c, nil
 }
@@ -134,44 +114,30 @@ func DecodeResult(data []byte, version string) (*types100.Result, error) {
 	return types100.NewResultFromResult(r)
 }
 
-// ValidAttachments returns the attachments that the runtime listed for GC. The key is
-// "cni.dev/valid-attachments"; runtimes also send the misspelling
-// "cni.dev/attachments" of the first text of the specification
-// (https://github.com/containernetworking/cni/issues/1101). What either lists is
-// valid. A GC without any list is an error of code 7 rather than an order to
-// release everything; null and [] are such an order.
+// ValidAttachments returns the attachments that the runtime listed for GC; see
+// spec.ValidAttachments. Its errors are CNI errors of code 6 or 7.
 func ValidAttachments(data []byte) ([]types.GCAttachment, error) {
-	var fields map[string]json.RawMessage
-	if err := json.Unmarshal(data, &fields); err != nil {
+	v, err := spec.Parse(data)
+	if err != nil {
 		return nil, types.NewError(types.ErrDecodingFailure, "network configuration is not valid JSON", err.Error())
 	}
-	valid := []types.GCAttachment{}
-	seen := map[types.GCAttachment]bool{}
-	found := false
-	for _, key := range []string{"cni.dev/valid-attachments", "cni.dev/attachments"} {
-		raw, ok := fields[key]
-		if !ok {
-			continue
-		}
-		found = true
-		var list []types.GCAttachment
-		if err := json.Unmarshal(raw, &list); err != nil {
-			return nil, types.NewError(types.ErrDecodingFailure, key+" of the network configuration is not a list of attachments", err.Error())
-		}
-		for _, a := range list {
-			if a.ContainerID == "" || a.IfName == "" {
-				return nil, invalid("%s of the network configuration has an attachment without containerID or ifname", key)
-			}
-			if !seen[a] {
-				seen[a] = true
-				valid = append(valid, a)
-			}
-		}
+	list, err := spec.ValidAttachments(v)
+	if err != nil {
+		return nil, cniError(err)
 	}
-	if !found {
-		return nil, invalid("network configuration has no cni.dev/valid-attachments: GC would release every attachment")
+	valid := make([]types.GCAttachment, 0, len(list))
+	for _, a := range list {
+		valid = append(valid, types.GCAttachment{ContainerID: a.ContainerID, IfName: a.IfName})
 	}
 	return valid, nil
+}
+
+// cniError returns an error as the CNI project's library knows it.
+func cniError(err error) error {
+	if e := (*spec.Error)(nil); errors.As(err, &e) {
+		return types.NewError(e.Code, e.Msg, e.Details)
+	}
+	return err
 }
 
 // Validate checks an element of a conflist's "plugins" before it is used; version is

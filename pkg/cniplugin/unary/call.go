@@ -4,17 +4,15 @@
 // It owns gRPC's and HTTP/2's client side as far as that needs: one connection, one
 // stream, the request in one write. It keeps to what grpc-go answers in the same
 // situation, which the tests compare. It must not know what the messages mean, nor
-// link grpc-go, net/http or protobuf: starting them takes longer than the call.
+// link grpc-go, protobuf or package net: starting them takes longer than the call.
 package unary
 
 import (
 	"bufio"
-	"bytes"
-	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"net"
+	"os"
 	"strconv"
 	"syscall"
 	"time"
@@ -52,20 +50,18 @@ type Client struct {
 }
 
 // Call sends request to a method ("/package.Service/Method") and returns the
-// message of the answer. The deadline of ctx is told to the server and bounds
-// everything. Errors are of type *ConnectError or *Status.
-func (c Client) Call(ctx context.Context, method string, request []byte) ([]byte, error) {
-	conn, err := c.connect(ctx)
+// message of the answer. The deadline is told to the server and bounds everything.
+// Errors are of type *ConnectError or *Status.
+func (c Client) Call(deadline time.Time, method string, request []byte) ([]byte, error) {
+	conn, err := c.connect(deadline)
 	if err != nil {
 		return nil, &ConnectError{err}
 	}
-	defer conn.Close()
-	// A deadline in the past ends each read and write.
-	stop := context.AfterFunc(ctx, func() { conn.SetDeadline(time.Unix(1, 0)) })
-	defer stop()
+	defer conn.close()
+	conn.deadline = deadline
 
 	l := call{conn: conn, in: reader{r: bufio.NewReader(conn)}, connWindow: defaultWindow, streamWindow: defaultWindow, maxFrame: defaultMaxFrame}
-	l.start(ctx, method, request)
+	l.start(deadline, method, request)
 	answer, err := l.run()
 	if err == nil {
 		return answer, nil
@@ -74,35 +70,27 @@ func (c Client) Call(ctx context.Context, method string, request []byte) ([]byte
 	switch {
 	case errors.As(err, &s):
 		// The server's timer may be faster than ours; it then cancels the stream.
-		if d, ok := ctx.Deadline(); ok && s.Code == Canceled && !s.FromServer && !d.After(time.Now()) {
+		if s.Code == Canceled && !s.FromServer && !deadline.After(time.Now()) {
 			s.Code = DeadlineExceeded
 		}
 		return nil, s
-	case errors.Is(ctx.Err(), context.Canceled):
-		return nil, broken(Canceled, "%v", ctx.Err())
-	case ctx.Err() != nil:
+	case errors.Is(err, os.ErrDeadlineExceeded):
 		return nil, broken(DeadlineExceeded, "no answer in time")
 	}
 	return nil, broken(Unavailable, "connection broke: %v", err)
 }
 
 // connect connects, and tries again while the server may be starting.
-func (c Client) connect(ctx context.Context) (net.Conn, error) {
-	ctx, cancel := context.WithTimeout(ctx, c.ConnectTimeout)
-	defer cancel()
-	tick := time.NewTicker(connectInterval)
-	defer tick.Stop()
+func (c Client) connect(deadline time.Time) (socket, error) {
+	if end := time.Now().Add(c.ConnectTimeout); end.Before(deadline) {
+		deadline = end
+	}
 	for {
-		// Connecting to a unix socket doesn't block, so it needs no context.
-		conn, err := net.Dial("unix", c.Socket)
-		if err == nil || !transient(err) {
+		conn, err := dial(c.Socket, time.Until(deadline))
+		if err == nil || !transient(err) || time.Until(deadline) <= 0 {
 			return conn, err
 		}
-		select {
-		case <-ctx.Done():
-			return nil, err
-		case <-tick.C:
-		}
+		<-time.After(connectInterval)
 	}
 }
 
@@ -114,7 +102,7 @@ func transient(err error) bool {
 
 // call is the state of a call.
 type call struct {
-	conn net.Conn
+	conn socket
 	in   reader
 	out  []byte // frames to write
 
@@ -134,7 +122,7 @@ type call struct {
 
 // start prepares the first write: the preface, our settings, and as much of the
 // request as the default windows allow.
-func (l *call) start(ctx context.Context, method string, request []byte) {
+func (l *call) start(deadline time.Time, method string, request []byte) {
 	l.initialWindow = defaultWindow
 	l.out = append(l.out, preface...)
 	l.out = appendFrameHeader(l.out, frameSettings, 0, 0, 12)
@@ -143,7 +131,7 @@ func (l *call) start(ctx context.Context, method string, request []byte) {
 	l.out = appendFrameHeader(l.out, frameWindowUpdate, 0, 0, 4)
 	l.out = binary.BigEndian.AppendUint32(l.out, window-defaultWindow)
 
-	block := requestHeaders(ctx, method)
+	block := requestHeaders(deadline, method)
 	l.out = appendFrameHeader(l.out, frameHeaders, flagEndHeaders, stream, len(block))
 	l.out = append(l.out, block...)
 
@@ -153,23 +141,35 @@ func (l *call) start(ctx context.Context, method string, request []byte) {
 	l.send()
 }
 
-// requestHeaders returns the header block of the request. Method names are short, so
-// it fits into a frame.
-func requestHeaders(ctx context.Context, method string) []byte {
-	var b bytes.Buffer
-	e := hpack.NewEncoder(&b)
-	add := func(name, value string) { e.WriteField(hpack.HeaderField{Name: name, Value: value}) }
-	add(":method", "POST")
-	add(":scheme", "http")
-	add(":path", method)
-	add(":authority", "localhost")
-	add("content-type", "application/grpc")
-	add("user-agent", "coil")
-	add("te", "trailers")
-	if deadline, ok := ctx.Deadline(); ok {
-		add("grpc-timeout", encodeTimeout(time.Until(deadline)))
+// requestHeaders returns the header block of the request: literals without indexing
+// nor Huffman coding (RFC 7541, section 6.2.2). Names of methods are short, so it fits
+// into a frame.
+func requestHeaders(deadline time.Time, method string) []byte {
+	b := make([]byte, 0, 256)
+	for _, h := range [][2]string{
+		{":method", "POST"}, {":scheme", "http"}, {":path", method}, {":authority", "localhost"},
+		{"content-type", "application/grpc"}, {"user-agent", "coil"}, {"te", "trailers"},
+		{"grpc-timeout", encodeTimeout(time.Until(deadline))},
+	} {
+		b = append(b, 0)
+		for _, s := range h {
+			b = append(appendLength(b, len(s)), s...)
+		}
 	}
-	return b.Bytes()
+	return b
+}
+
+// appendLength appends the length of a string, an integer with a prefix of 7 bits
+// (RFC 7541, section 5.1).
+func appendLength(b []byte, n int) []byte {
+	if n < 127 {
+		return append(b, byte(n))
+	}
+	b = append(b, 127)
+	for n -= 127; n >= 128; n >>= 7 {
+		b = append(b, byte(n)|128)
+	}
+	return append(b, byte(n))
 }
 
 // encodeTimeout writes a duration in at most 8 digits and the finest unit that

@@ -26,7 +26,7 @@ type conn struct {
 	out []byte
 }
 
-// socket is a NETLINK_ROUTE socket.
+// socket is a netlink socket.
 type socket struct{ fd int }
 
 // replyTimeout bounds the wait for an answer. rtnetlink answers within the call
@@ -36,9 +36,10 @@ const replyTimeout = 10 * time.Second
 // buffers are for receiving. The kernel fills dumps up to 32 KiB at a time.
 var buffers = sync.Pool{New: func() any { return new([64 << 10]byte) }}
 
-// dial opens a socket in the network namespace of the calling thread.
-func dial() (*conn, error) {
-	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.NETLINK_ROUTE)
+// dial opens a socket of a netlink protocol in the network namespace of the calling
+// thread.
+func dial(protocol int) (*conn, error) {
+	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, protocol)
 	if err != nil {
 		return nil, fmt.Errorf("open netlink socket: %w", err)
 	}

@@ -2,7 +2,8 @@
 // rtnetlink(7). Nothing else in Coil does.
 //
 // It owns the messages: how a wanted object is encoded, how an answer is read,
-// and that an incomplete answer is an error and never a list. It must not know
+// and that an incomplete answer is an error and never a list. Its sockets also carry
+// what other packages say in other protocols of netlink(7). It must not know
 // which objects are wanted, nor to whom those belong that it finds.
 package rtnl
 
@@ -107,14 +108,18 @@ const (
 // Handle sends requests in one network namespace. It is safe for concurrent
 // use: each call has a socket of its own while it lasts.
 type Handle struct {
-	ns   *netns.NS
-	idle chan *conn
+	ns       *netns.NS
+	protocol int
+	idle     chan *conn
 }
 
 // New returns a handle for a namespace, nil for the one that the process was
 // started in. The namespace must stay open as long as the handle is used.
-func New(ns *netns.NS) (*Handle, error) {
-	h := &Handle{ns: ns, idle: make(chan *conn, maxIdle)}
+func New(ns *netns.NS) (*Handle, error) { return NewProtocol(ns, unix.NETLINK_ROUTE) }
+
+// NewProtocol is New for another protocol of netlink(7), such as NETLINK_NETFILTER.
+func NewProtocol(ns *netns.NS, protocol int) (*Handle, error) {
+	h := &Handle{ns: ns, protocol: protocol, idle: make(chan *conn, maxIdle)}
 	c, err := h.dial()
 	if err != nil {
 		return nil, err
@@ -137,10 +142,10 @@ func (h *Handle) Close() {
 
 func (h *Handle) dial() (c *conn, err error) {
 	if h.ns == nil {
-		return dial()
+		return dial(h.protocol)
 	}
 	err = h.ns.Do(func() error {
-		c, err = dial()
+		c, err = dial(h.protocol)
 		return err
 	})
 	return c, err
@@ -235,6 +240,16 @@ func (h *Handle) get(ctx context.Context, r Request, found func(body []byte) err
 		return fmt.Errorf("%s: %w", r, err)
 	}
 	return h.with(func(c *conn) error { return c.get(r, found) })
+}
+
+// Dump sends a request for all objects and calls found with the body of each answer,
+// which is valid until it returns. An object may be missing if objects change meanwhile;
+// an error means that any may be.
+func (h *Handle) Dump(ctx context.Context, r Request, found func(body []byte) error) error {
+	if err := errors.Join(ctx.Err(), observe(ctx, r)); err != nil {
+		return fmt.Errorf("%s: %w", r, err)
+	}
+	return h.with(func(c *conn) error { return c.dump(r, found) })
 }
 
 // list sends a request for all objects and returns those that parse accepts.

@@ -16,6 +16,13 @@ type Request struct {
 	text        func() string
 }
 
+// NewRequest returns a message of another netlink protocol than rtnetlink: its type, its
+// flags beside those of all requests, and what follows the header of netlink(7). text
+// says what it asks for, for errors.
+func NewRequest(kind, flags uint16, body []byte, text func() string) Request {
+	return Request{kind, flags, body, text}
+}
+
 // String says what the request asks for.
 func (r Request) String() string { return r.text() }
 

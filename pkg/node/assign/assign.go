@@ -17,6 +17,8 @@
 //	DEL, link being removed    success
 //	ADD, link being removed    wait for that, then as above
 //	DEL, nothing recorded      remove the link if there is one; success
+//	DEL, record read-only      withdraw the routes, remove the link, answer; record that
+//	                           when it can be written
 package assign
 
 import (
@@ -54,6 +56,7 @@ type Network interface {
 	Check(ctx context.Context, p podnet.Pod, a podnet.Attachment) error
 	Withdraw(ctx context.Context, addrs ...ipam.Address) error
 	RemoveAll(ctx context.Context, targets ...podnet.Target) []error
+	Forget(ctx context.Context, addrs ...ipam.Address) error
 	List(ctx context.Context) ([]podnet.Found, error)
 }
 
@@ -233,61 +236,6 @@ func (a *Assigner) undo(ctx context.Context, id store.ID) error {
 		return fmt.Errorf("undo: %w", err)
 	}
 	return nil
-}
-
-// Del detaches a pod. It succeeds when there is nothing to detach, and as soon as
-// nothing reaches the pod any more: its link is removed by Run.
-func (a *Assigner) Del(ctx context.Context, id store.ID) error {
-	done, err := a.flight.del(ctx, id)
-	if err != nil || done == nil {
-		return err
-	}
-	defer done()
-	_, err = a.detach(ctx, id)
-	return err
-}
-
-// detach withdraws routes and has the link removed, after which the address cools.
-// The outcome of the removal is told to the returned channel.
-func (a *Assigner) detach(ctx context.Context, id store.ID) (<-chan error, error) {
-	faultpoint.At(faultpoint.DelBegun)
-	result := make(chan error, 1)
-	alloc, err := a.store.Release(ctx, id)
-	if errors.Is(err, store.ErrNotFound) {
-		err := a.net.RemoveAll(ctx, podnet.Target{ID: podnet.ID(id)})[0]
-		if err != nil {
-			return nil, fmt.Errorf("remove the link: %w", err)
-		}
-		result <- nil
-		return result, nil
-	}
-	if err != nil {
-		return nil, fmt.Errorf("release the address: %w", err)
-	}
-	faultpoint.At(faultpoint.DelReleased)
-	if err := a.net.Withdraw(ctx, alloc.Address); err != nil {
-		return nil, fmt.Errorf("withdraw %s: %w", alloc.Address, err)
-	}
-	faultpoint.At(faultpoint.DelWithdrawn)
-	a.removals.add(&removal{
-		Target: podnet.Target{ID: podnet.ID(id), HostIfIndex: alloc.HostIfIndex}, pool: alloc.Pool,
-		leave: a.flight.removing(id), result: result,
-	})
-	return result, nil
-}
-
-// remove is detach that waits for the removal.
-func (a *Assigner) remove(ctx context.Context, id store.ID) error {
-	removed, err := a.detach(ctx, id)
-	if err != nil {
-		return err
-	}
-	select {
-	case err := <-removed:
-		return err
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	}
 }
 
 // Check compares an attachment with the kernel and with the addresses that the

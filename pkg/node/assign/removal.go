@@ -11,6 +11,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/coil-net/coil/pkg/faultpoint"
+	"github.com/coil-net/coil/pkg/ipam"
 	"github.com/coil-net/coil/pkg/podnet"
 	"github.com/coil-net/coil/pkg/store"
 )
@@ -29,11 +30,15 @@ const (
 var errEnding = errors.New("coild is ending")
 
 // removal is the rest of a DEL whose address is releasing and has no route any more:
-// its link is removed, then the address cools.
+// its link is removed and its flows are forgotten, then the address cools.
 type removal struct {
 	podnet.Target
+	addr  ipam.Address
 	pool  string
 	tries int
+	// unrecorded says that the address isn't releasing yet: the record couldn't be
+	// written. Nobody else can get it.
+	unrecorded bool
 	// leave ends the step of the attachment.
 	leave func()
 	// result gets the outcome of the first try.
@@ -182,15 +187,29 @@ func (a *Assigner) Run(ctx context.Context) error {
 	}
 }
 
-// removeAll removes links, and lets their addresses cool.
+// removeAll removes links, and lets their addresses cool. What is left of their flows in
+// the kernel must not lead others to the next pod with such an address.
 func (a *Assigner) removeAll(ctx context.Context, batch []*removal) {
 	targets := make([]podnet.Target, 0, len(batch))
 	for _, r := range batch {
 		targets = append(targets, r.Target)
 	}
 	results := a.net.RemoveAll(ctx, targets...)
+	var addrs []ipam.Address
+	for i, r := range batch {
+		if results[i] == nil {
+			addrs = append(addrs, r.addr)
+		}
+	}
+	forgetErr := a.net.Forget(ctx, addrs...)
 	var unlinked []store.ID
 	for i, r := range batch {
+		if results[i] == nil {
+			results[i] = forgetErr
+		}
+		if results[i] == nil {
+			results[i] = a.recordRelease(ctx, r)
+		}
 		if results[i] == nil {
 			unlinked = append(unlinked, store.ID(r.ID))
 		}
@@ -208,11 +227,25 @@ func (a *Assigner) removeAll(ctx context.Context, batch []*removal) {
 			pools[r.pool] = true
 			continue
 		}
-		klog.FromContext(ctx).Error(err, "Removing a link failed, trying again", "containerID", r.ContainerID, "ifname", r.IfName)
+		if r.tries == 0 || !errors.Is(err, store.ErrReadOnly) { // which may last, and is told by STATUS
+			klog.FromContext(ctx).Error(err, "Detaching a pod isn't complete, trying again", "containerID", r.ContainerID, "ifname", r.IfName)
+		}
 		r.tell(err)
 		a.removals.again(r)
 	}
 	for pool := range pools {
 		a.blocks.Changed(pool)
 	}
+}
+
+// recordRelease makes the address of a removal releasing if it isn't yet.
+func (a *Assigner) recordRelease(ctx context.Context, r *removal) error {
+	if !r.unrecorded {
+		return nil
+	}
+	if _, err := a.store.Release(ctx, store.ID(r.ID)); err != nil && !errors.Is(err, store.ErrNotFound) {
+		return fmt.Errorf("release the address: %w", err)
+	}
+	r.unrecorded = false
+	return nil
 }

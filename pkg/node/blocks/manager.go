@@ -7,7 +7,7 @@
 //
 //	BlockRequest             action
 //	none, one is needed      create it, named after node, pool and sequence
-//	open                     wait
+//	open                     wait, until the cache shows a block that was made for it
 //	Complete, block cached   delete the request; the block is recorded and told of
 //	Complete, block unknown  wait for the cache; if the block is gone, delete the request
 //	Failed                   tell who waits why, delete the request
@@ -30,8 +30,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
 
-	"github.com/coil-net/coil/generated/clientset/versioned"
-	informers "github.com/coil-net/coil/generated/informers/externalversions/coil/v2"
+	typed "github.com/coil-net/coil/generated/clientset/versioned/typed/coil/v2"
 	listers "github.com/coil-net/coil/generated/listers/coil/v2"
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
 	"github.com/coil-net/coil/pkg/faultpoint"
@@ -77,7 +76,7 @@ const (
 // Manager implements the package's task. Its methods may be called concurrently.
 type Manager struct {
 	cfg      Config
-	client   versioned.Interface
+	client   typed.CoilV2Interface
 	blocks   listers.AddressBlockLister
 	requests listers.BlockRequestLister
 	synced   []cache.InformerSynced
@@ -99,15 +98,15 @@ type Manager struct {
 	withdrawn bool                 // the Node is gone: nothing is exported
 }
 
-// New returns a manager that isn't running. The informers must be restricted to
-// objects with the node's label.
-func New(cfg Config, client versioned.Interface, blocks informers.AddressBlockInformer, requests informers.BlockRequestInformer,
+// New returns a manager that isn't running. The informers are those of AddressBlocks
+// and BlockRequests, restricted to objects with the node's label.
+func New(cfg Config, client typed.CoilV2Interface, blocks, requests cache.SharedIndexInformer,
 	record Record, exporter Exporter, metrics *reconcile.Metrics) (*Manager, error) {
 	m := &Manager{
 		cfg:      cfg,
 		client:   client,
-		blocks:   blocks.Lister(),
-		requests: requests.Lister(),
+		blocks:   listers.NewAddressBlockLister(blocks.GetIndexer()),
+		requests: listers.NewBlockRequestLister(requests.GetIndexer()),
 		record:   record,
 		exporter: exporter,
 		news:     newWaiters(),
@@ -120,14 +119,14 @@ func New(cfg Config, client versioned.Interface, blocks informers.AddressBlockIn
 	m.export = reconcile.New("export", m.syncExport, reconcile.WithMetrics(metrics))
 	m.status = reconcile.New("block-status", m.syncStatus, reconcile.WithMetrics(metrics))
 
-	b, err := blocks.Informer().AddEventHandler(reconcile.Handler(func(b *v2.AddressBlock) {
+	b, err := blocks.AddEventHandler(reconcile.Handler(func(b *v2.AddressBlock) {
 		m.supply.Add(b.Labels[v2.LabelPool])
 		m.export.Add(struct{}{})
 	}))
 	if err != nil {
 		return nil, err
 	}
-	r, err := requests.Informer().AddEventHandler(reconcile.Handler(func(r *v2.BlockRequest) {
+	r, err := requests.AddEventHandler(reconcile.Handler(func(r *v2.BlockRequest) {
 		m.supply.Add(r.Spec.PoolName)
 	}))
 	if err != nil {
@@ -259,14 +258,19 @@ func (m *Manager) syncPool(ctx context.Context, pool string) error {
 		return err
 	}
 	cooling := slices.ContainsFunc(hs, func(h held) bool { return h.Cooling > 0 })
-	if cooling || young || d.ask {
+	// A block in use is in nobody's way while its addresses cool: only its status changes.
+	soon := slices.ContainsFunc(hs, func(h held) bool { return h.Cooling > 0 && (h.Allocated == 0 || waiting > 0) })
+	switch {
+	case soon || young || d.ask:
 		return reconcile.Later(recheck)
+	case cooling:
+		return reconcile.Later(m.cfg.StatusInterval)
 	}
 	return nil
 }
 
-// takeAnswers deals with the requests of a pool and says whether one of them has no
-// answer yet.
+// takeAnswers deals with the requests of a pool and says whether one of them will bring
+// a block.
 func (m *Manager) takeAnswers(ctx context.Context, pool string) (open bool, err error) {
 	all, err := m.requests.List(labels.Everything())
 	if err != nil {
@@ -283,7 +287,7 @@ func (m *Manager) takeAnswers(ctx context.Context, pool string) (open bool, err 
 				return false, err
 			}
 			if !arrived {
-				open = true
+				open = open || !m.made(r)
 				continue
 			}
 		}
@@ -311,7 +315,7 @@ func (m *Manager) arrived(ctx context.Context, r *v2.BlockRequest) (bool, error)
 	if err == nil {
 		return true, nil
 	}
-	_, err = m.client.CoilV2().AddressBlocks().Get(ctx, name, metav1.GetOptions{})
+	_, err = m.client.AddressBlocks().Get(ctx, name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
 		return true, nil
 	}
@@ -319,6 +323,14 @@ func (m *Manager) arrived(ctx context.Context, r *v2.BlockRequest) (bool, error)
 		return false, fmt.Errorf("read AddressBlock %s: %w", name, err)
 	}
 	return false, nil // its event will come
+}
+
+// made says whether the cache shows the block that was made for a request, though not
+// the answer yet, which the controller writes afterwards. Nobody has to wait for that.
+func (m *Manager) made(r *v2.BlockRequest) bool {
+	return slices.ContainsFunc(m.ofPool(r.Spec.PoolName), func(b *v2.AddressBlock) bool {
+		return b.Labels[v2.LabelRequest] == string(r.UID)
+	})
 }
 
 // intake records the blocks of a pool that are new in the cache, exports them,

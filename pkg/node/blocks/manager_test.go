@@ -14,13 +14,13 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	clienttesting "k8s.io/client-go/testing"
 	"k8s.io/klog/v2/ktesting"
 
 	"github.com/coil-net/coil/generated/clientset/versioned/fake"
+	"github.com/coil-net/coil/generated/informers/externalversions"
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
 	"github.com/coil-net/coil/pkg/kube"
 	"github.com/coil-net/coil/pkg/plan"
@@ -126,11 +126,12 @@ func runWith(t *testing.T, allocated map[string]int, objects ...runtime.Object) 
 		a.(clienttesting.CreateAction).GetObject().(*v2.BlockRequest).UID = types.UID(fmt.Sprint("request-", uids))
 		return false, nil, nil
 	})
-	factory := kube.CoilInformers(kube.Clients{Coil: b.client}, labels.Set{v2.LabelNode: "node"}.String())
+	factory := externalversions.NewSharedInformerFactoryWithOptions(b.client, 0,
+		externalversions.WithTweakListOptions(func(o *metav1.ListOptions) { o.LabelSelector = v2.LabelNode + "=node" }))
 	api := factory.Coil().V2()
 	var err error
 	b.Manager, err = New(Config{NodeName: "node", NodeUID: nodeUID, MinAge: time.Millisecond, StatusInterval: time.Millisecond},
-		b.client, api.AddressBlocks(), api.BlockRequests(), b.record, b.exporter, reconcile.NewMetrics(nil))
+		b.client.CoilV2(), api.AddressBlocks().Informer(), api.BlockRequests().Informer(), b.record, b.exporter, reconcile.NewMetrics(nil))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -178,6 +179,7 @@ func (b *bench) answer(t *testing.T, index int32, reason string) int {
 			c = v2.BlockRequestCondition{Type: v2.BlockRequestFailed, Status: corev1.ConditionTrue, Reason: reason, Message: "no AddressPool " + r.Spec.PoolName}
 		} else {
 			blk := newBlock(r.Spec.PoolName, index)
+			blk.Labels[v2.LabelRequest] = string(r.UID)
 			index++
 			if _, err := b.client.CoilV2().AddressBlocks().Create(t.Context(), blk, metav1.CreateOptions{}); err != nil {
 				t.Fatal(err)

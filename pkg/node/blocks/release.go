@@ -55,7 +55,7 @@ func (m *Manager) deleteBlock(ctx context.Context, b *v2.AddressBlock) error {
 	if live == nil || err != nil {
 		return err
 	}
-	client := m.client.CoilV2().AddressBlocks()
+	client := m.client.AddressBlocks()
 	if live.DeletionTimestamp == nil {
 		if reserved(live) {
 			return fmt.Errorf("AddressBlock %s was reserved meanwhile", b.Name)
@@ -82,7 +82,7 @@ func (m *Manager) deleteBlock(ctx context.Context, b *v2.AddressBlock) error {
 // live reads a block from the API server; nil if it is gone, though another may
 // have its name.
 func (m *Manager) live(ctx context.Context, b *v2.AddressBlock) (*v2.AddressBlock, error) {
-	live, err := m.client.CoilV2().AddressBlocks().Get(ctx, b.Name, metav1.GetOptions{})
+	live, err := m.client.AddressBlocks().Get(ctx, b.Name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) || err == nil && live.UID != b.UID {
 		return nil, nil
 	}

@@ -116,9 +116,9 @@ func (m *Manager) request(ctx context.Context, pool string) error {
 			},
 			Spec: v2.BlockRequestSpec{NodeName: m.cfg.NodeName, PoolName: pool},
 		}
-		made, err := m.client.CoilV2().BlockRequests().Create(ctx, r, metav1.CreateOptions{})
+		made, err := m.client.BlockRequests().Create(ctx, r, metav1.CreateOptions{})
 		if apierrors.IsAlreadyExists(err) {
-			made, err = m.client.CoilV2().BlockRequests().Get(ctx, r.Name, metav1.GetOptions{})
+			made, err = m.client.BlockRequests().Get(ctx, r.Name, metav1.GetOptions{})
 			if apierrors.IsNotFound(err) || err == nil && (m.asked.answered(pool, made) || isAnswered(made)) {
 				m.asked.skip(pool) // from an earlier need, and on its way out
 				continue
@@ -146,7 +146,7 @@ func isAnswered(r *v2.BlockRequest) bool {
 
 // deleteRequest deletes an answered request; another of the same name stays.
 func (m *Manager) deleteRequest(ctx context.Context, r *v2.BlockRequest) error {
-	err := m.client.CoilV2().BlockRequests().Delete(ctx, r.Name, metav1.DeleteOptions{
+	err := m.client.BlockRequests().Delete(ctx, r.Name, metav1.DeleteOptions{
 		Preconditions: &metav1.Preconditions{UID: &r.UID},
 	})
 	if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {

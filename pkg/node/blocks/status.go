@@ -55,7 +55,7 @@ func (m *Manager) report(ctx context.Context, b *v2.AddressBlock, s v2.AddressBl
 	if err != nil {
 		return err
 	}
-	_, err = m.client.CoilV2().AddressBlocks().Patch(ctx, b.Name, types.MergePatchType, patch, metav1.PatchOptions{}, "status")
+	_, err = m.client.AddressBlocks().Patch(ctx, b.Name, types.MergePatchType, patch, metav1.PatchOptions{}, "status")
 	if err != nil && !apierrors.IsNotFound(err) {
 		return fmt.Errorf("report usage of AddressBlock %s: %w", b.Name, err)
 	}
@@ -80,7 +80,7 @@ func (m *Manager) Claim(ctx context.Context, b *v2.AddressBlock) error {
 	if err != nil {
 		return err
 	}
-	_, err = m.client.CoilV2().AddressBlocks().Patch(ctx, b.Name, types.MergePatchType, patch, metav1.PatchOptions{})
+	_, err = m.client.AddressBlocks().Patch(ctx, b.Name, types.MergePatchType, patch, metav1.PatchOptions{})
 	if err != nil && !apierrors.IsNotFound(err) {
 		return fmt.Errorf("claim AddressBlock %s: %w", b.Name, err)
 	}

@@ -17,9 +17,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/client-go/informers"
 	corelisters "k8s.io/client-go/listers/core/v1"
-	"k8s.io/client-go/metadata/metadatainformer"
 	"k8s.io/client-go/metadata/metadatalister"
 	"k8s.io/client-go/tools/cache"
 
@@ -41,7 +39,7 @@ type View struct {
 	nodeName string
 	clients  kube.Clients
 
-	factories  []kube.Factory
+	informers  []*kube.Informer
 	synced     []cache.InformerSynced
 	nodes      corelisters.NodeLister
 	namespaces metadatalister.Lister
@@ -65,14 +63,12 @@ func New(cfg Config, clients kube.Clients) (*View, error) {
 	nodeName := cfg.NodeName
 	v := &View{nodeName: nodeName, clients: clients}
 
-	own := informers.NewSharedInformerFactoryWithOptions(clients.Core, 0,
-		informers.WithTransform(kube.Strip),
-		informers.WithTweakListOptions(func(o *metav1.ListOptions) {
-			o.FieldSelector = fields.OneTermEqualSelector(metav1.ObjectNameField, nodeName).String()
-		}))
-	node := own.Core().V1().Nodes()
-	v.nodes = node.Lister()
-	reg, err := node.Informer().AddEventHandler(reconcile.Handler(func(*corev1.Node) {
+	node, err := kube.NodeInformer(clients.Core, fields.OneTermEqualSelector(metav1.ObjectNameField, nodeName).String())
+	if err != nil {
+		return nil, err
+	}
+	v.nodes = corelisters.NewNodeLister(node.GetIndexer())
+	reg, err := node.AddEventHandler(reconcile.Handler(func(*corev1.Node) {
 		v.addrs.Store(nil)
 		cfg.OnNode()
 	}))
@@ -80,16 +76,15 @@ func New(cfg Config, clients kube.Clients) (*View, error) {
 		return nil, err
 	}
 
-	v.factories = append(v.factories, own)
+	v.informers = append(v.informers, node)
 	v.synced = append(v.synced, reg.HasSynced)
 	if cfg.Pools {
-		if v.namespaces, err = v.watch(namespaces, nil); err != nil {
+		if v.namespaces, err = v.watch(namespaces, ""); err != nil {
 			return nil, err
 		}
 	}
 	if cfg.Egresses {
-		onNode := fields.OneTermEqualSelector("spec.nodeName", nodeName).String()
-		v.pods, err = v.watch(pods, func(o *metav1.ListOptions) { o.FieldSelector = onNode })
+		v.pods, err = v.watch(pods, fields.OneTermEqualSelector("spec.nodeName", nodeName).String())
 		if err != nil {
 			return nil, err
 		}
@@ -98,28 +93,27 @@ func New(cfg Config, clients kube.Clients) (*View, error) {
 }
 
 // watch adds an informer of the metadata of a resource.
-func (v *View) watch(r schema.GroupVersionResource, tweak metadatainformer.TweakListOptionsFunc) (metadatalister.Lister, error) {
-	f := metadatainformer.NewFilteredSharedInformerFactory(v.clients.Metadata, 0, metav1.NamespaceAll, tweak)
-	i := f.ForResource(r).Informer()
-	if err := i.SetTransform(kube.Strip); err != nil {
+func (v *View) watch(r schema.GroupVersionResource, fieldSelector string) (metadatalister.Lister, error) {
+	i, err := kube.MetadataInformer(v.clients.Metadata, r, fieldSelector)
+	if err != nil {
 		return nil, err
 	}
-	v.factories = append(v.factories, f)
+	v.informers = append(v.informers, i)
 	v.synced = append(v.synced, i.HasSynced)
 	return metadatalister.New(i.GetIndexer(), r), nil
 }
 
 // Start starts the informers, which work until ctx ends.
 func (v *View) Start(ctx context.Context) {
-	for _, f := range v.factories {
-		f.Start(ctx.Done())
+	for _, i := range v.informers {
+		i.Start(ctx.Done())
 	}
 }
 
 // Shutdown waits until the informers have ended.
 func (v *View) Shutdown() {
-	for _, f := range v.factories {
-		f.Shutdown()
+	for _, i := range v.informers {
+		i.Shutdown()
 	}
 }
 
@@ -133,11 +127,11 @@ func (v *View) Node() (*corev1.Node, error) { return v.nodes.Get(v.nodeName) }
 func (v *View) LiveNode(ctx context.Context) (*corev1.Node, error) {
 	ctx, cancel := context.WithTimeout(ctx, liveTimeout)
 	defer cancel()
-	n, err := v.clients.Core.CoreV1().Nodes().Get(ctx, v.nodeName, metav1.GetOptions{})
-	if err != nil {
+	var n corev1.Node
+	if err := v.clients.Core.Get().Resource("nodes").Name(v.nodeName).Do(ctx).Into(&n); err != nil {
 		return nil, fmt.Errorf("read Node %s (COIL_NODE_NAME): %w", v.nodeName, err)
 	}
-	return n, nil
+	return &n, nil
 }
 
 // NodeAddrs returns the InternalIPs of the node's own Node, as far as known.

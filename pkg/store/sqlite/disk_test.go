@@ -285,6 +285,76 @@ func TestOpenReadOnly(t *testing.T) {
 	}
 }
 
+// A record that a process left open can be read on a read-only disk, and is written
+// again when the disk lets it.
+func TestOpenReadOnlyAfterKill(t *testing.T) {
+	if !inMountNamespace(t) {
+		return
+	}
+	o := tmpfs(t, 4<<20)
+	dir := filepath.Dir(o.Path)
+	s, _ := mustOpen(t, o)
+	b := mustBlock(t, "default-0", "10.0.0.0/28", "")
+	fill(t, s, b, 5)
+	if err := s.Rebuilt(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	kept := map[string][]byte{}
+	for _, suffix := range []string{"", "-wal", "-shm"} {
+		content, err := os.ReadFile(o.Path + suffix)
+		if err != nil {
+			t.Fatal(err)
+		}
+		kept[o.Path+suffix] = content
+	}
+	mustClose(t, s)
+	for path, content := range kept {
+		if err := os.WriteFile(path, content, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	remount := func(flags uintptr) {
+		t.Helper()
+		if err := unix.Mount("", dir, "", unix.MS_REMOUNT|flags, "size=4m"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	remount(unix.MS_RDONLY)
+	s, res := mustOpen(t, o)
+	defer mustClose(t, s)
+	all := mustList(t, s)
+	if res != (sqlite.OpenResult{}) || len(all) != 5 {
+		t.Fatalf("%+v, %d records; want the record as it was left", res, len(all))
+	}
+	for range 2 {
+		if err := s.Writable(t.Context()); !errors.Is(err, store.ErrReadOnly) {
+			t.Errorf("Writable: %v", err)
+		}
+		if _, err := s.Reserve(t.Context(), request("new", b)); !errors.Is(err, store.ErrReadOnly) {
+			t.Errorf("Reserve: %v", err)
+		}
+		if _, err := s.Release(t.Context(), all[0].ID); !errors.Is(err, store.ErrReadOnly) {
+			t.Errorf("Release: %v", err)
+		}
+	}
+	remount(0)
+	if err := s.Writable(t.Context()); err != nil {
+		t.Fatalf("Writable when the disk is: %v", err)
+	}
+	if _, err := s.Release(t.Context(), all[0].ID); err != nil {
+		t.Errorf("Release: %v", err)
+	}
+	if _, err := s.Reserve(t.Context(), request("new", b)); err != nil {
+		t.Errorf("Reserve: %v", err)
+	}
+	if _, err := s.Checkpoint(t.Context()); err != nil {
+		t.Errorf("Checkpoint: %v", err)
+	}
+	if n := len(mustList(t, s)); n != 6 {
+		t.Errorf("%d records, want 6", n)
+	}
+}
+
 // The file is removed under an open Store: what is written then is lost.
 func TestFileRemoved(t *testing.T) {
 	o := options(t)

@@ -9,6 +9,7 @@ import (
 	"strconv"
 
 	"golang.org/x/sys/unix"
+	sqlite3 "modernc.org/sqlite/lib"
 
 	"github.com/coil-net/coil/pkg/store"
 )
@@ -38,11 +39,27 @@ func (s *Store) unblock(ctx context.Context) error {
 	if err := s.ballast.ensure(); err != nil {
 		return fmt.Errorf("%w: %w", store.ErrReadOnly, err)
 	}
-	if err := s.transact(ctx, func(t *txn) error { return t.settle(true) }); err != nil {
+	probe := func() error { return s.transact(ctx, func(t *txn) error { return t.settle(true) }) }
+	err := probe()
+	if code(err)&0xff == sqlite3.SQLITE_READONLY {
+		s.reconnect()
+		err = probe()
+	}
+	if err != nil {
 		return err
 	}
 	s.blocked = false
 	return nil
+}
+
+// reconnect closes all connections, which are made anew when they are needed: one that
+// was made while the filesystem was read-only stays so (sqlite3_open_v2,
+// SQLITE_OPEN_READWRITE).
+func (s *Store) reconnect() {
+	s.writer.SetMaxIdleConns(0)
+	s.writer.SetMaxIdleConns(1)
+	s.reader.SetMaxIdleConns(0)
+	s.reader.SetMaxIdleConns(readers)
 }
 
 // checkDisk looks at the filesystem and at the file, without writing.
@@ -121,7 +138,7 @@ func (s *Store) markCooled(ctx context.Context) error {
 			}
 		}
 		for _, id := range ids {
-			n, oldest, err := t.cooling(t.ctx, t.tx.StmtContext(t.ctx, t.w.newestCooling), id, t.boottime)
+			n, oldest, err := t.cooling(t.ctx, t.tx.StmtContext(t.ctx, t.w.cooling), id, t.boottime)
 			if err != nil {
 				return err
 			}

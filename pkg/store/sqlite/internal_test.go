@@ -4,6 +4,7 @@ import (
 	"context"
 	"database/sql"
 	"errors"
+	"fmt"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -90,12 +91,14 @@ func TestQueryPlans(t *testing.T) {
 	s, _ := testStore(t, mustMigrations(t), filepath.Join(t.TempDir(), "db"))
 	for name, q := range map[string]string{
 		"find": findSQL, "findIPv4": findIPv4SQL, "findIPv6": findIPv6SQL, "nextUnused": nextUnusedSQL, "oldestCooling": oldestCoolingSQL,
-		"newestCooling": newestCoolingSQL, "reuse": reuseSQL, "readdress": readdressSQL, "attach": attachSQL, "adopt": adoptSQL, "release": releaseSQL,
+		"newestCooling": newestCoolingSQL, "cooling": coolingSQL, "reuse": reuseSQL, "readdress": readdressSQL, "attach": attachSQL, "adopt": adoptSQL, "release": releaseSQL,
 		"cool": coolSQL, "delete": deleteSQL, "list": listSQL, "allocated": allocatedSQL, "records": recordsSQL,
 	} {
 		args := make([]any, strings.Count(q, "?"))
-		if strings.Contains(q, "?2") {
-			args = make([]any, 2)
+		for n := range 9 { // numbered ones, which may be used several times
+			if strings.Contains(q, fmt.Sprint("?", n+1)) {
+				args = make([]any, n+1)
+			}
 		}
 		rows, err := s.writer.QueryContext(t.Context(), "EXPLAIN QUERY PLAN "+q, args...)
 		if err != nil {

@@ -81,7 +81,7 @@ func (s *Store) usage(ctx context.Context) ([]store.Usage, error) {
 	us := make([]store.Usage, 0, len(blocks))
 	for _, b := range blocks {
 		u := store.Usage{Block: b.Block, Allocated: allocated[b.id]}
-		if u.Cooling, _, err = s.cooling(ctx, tx.StmtContext(ctx, s.r.newestCooling), b.id, boottime); err != nil {
+		if u.Cooling, _, err = s.cooling(ctx, tx.StmtContext(ctx, s.r.cooling), b.id, boottime); err != nil {
 			return nil, err
 		}
 		if b.adopted != nil && !s.cooled(*b.adopted, boottime) {
@@ -97,28 +97,11 @@ func (s *Store) usage(ctx context.Context) ([]store.Usage, error) {
 }
 
 // cooling counts the addresses of a block that can't be reused yet, and says which
-// of them was freed first: newest first, so that those that can aren't even read.
-// A blockID of nil is the addresses without a block.
-func (s *Store) cooling(ctx context.Context, newest *sql.Stmt, blockID any, boottime time.Duration) (n int, oldest int64, err error) {
-	err = collect(ctx, newest, func(rows *sql.Rows) error {
-		var f stamp
-		var ms int64
-		if err := rows.Scan(&f.bootID, &ms, &f.seq); err != nil {
-			return err
-		}
-		f.boottime = time.Duration(ms) * time.Millisecond
-		if s.cooled(f, boottime) {
-			return errEnough
-		}
-		n++
-		oldest = f.seq
-		return nil
-	}, blockID)
+// of them was freed first. A blockID of nil is the addresses without a block.
+func (s *Store) cooling(ctx context.Context, cooling *sql.Stmt, blockID any, boottime time.Duration) (n int, oldest int64, err error) {
+	err = cooling.QueryRowContext(ctx, blockID, s.cooledSeq.Load(), int64(boottime), s.bootID, int64(s.coolDown)).Scan(&n, &oldest)
 	return n, oldest, err
 }
-
-// errEnough ends collect without error.
-var errEnough = errors.New("enough")
 
 // collect calls each for the rows of a query.
 func collect(ctx context.Context, st *sql.Stmt, each func(*sql.Rows) error, args ...any) error {
@@ -128,9 +111,7 @@ func collect(ctx context.Context, st *sql.Stmt, each func(*sql.Rows) error, args
 	}
 	defer rows.Close()
 	for rows.Next() {
-		if err := each(rows); errors.Is(err, errEnough) {
-			break
-		} else if err != nil {
+		if err := each(rows); err != nil {
 			return err
 		}
 	}

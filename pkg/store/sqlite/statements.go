@@ -36,7 +36,16 @@ const (
 		WHERE block_id = ? AND state = 'cooling' AND freed_seq > ? ORDER BY freed_seq LIMIT 1`
 
 	newestCoolingSQL = `SELECT boot_id, freed_boottime_ms, freed_seq FROM addresses
-		WHERE block_id IS ? AND state = 'cooling' ORDER BY freed_seq DESC`
+		WHERE block_id IS ? AND state = 'cooling' ORDER BY freed_seq DESC LIMIT 1`
+
+	// How many addresses of a block can't be reused yet, and which was freed first: those
+	// freed after the newest that has rested for ?5 ns, by Store.cooled, at ?3 ns of boot ?4,
+	// and after ?2. Those that can are not even read.
+	coolingSQL = `SELECT count(*), ifnull(min(freed_seq), 0) FROM addresses
+		WHERE block_id IS ?1 AND state = 'cooling' AND freed_seq > ifnull((SELECT freed_seq FROM addresses
+			WHERE block_id IS ?1 AND state = 'cooling' AND freed_seq > ?2
+				AND ?3 - CASE boot_id WHEN ?4 THEN freed_boottime_ms * 1000000 ELSE 0 END >= ?5
+			ORDER BY freed_seq DESC LIMIT 1), ?2)`
 
 	reuseSQL = `UPDATE addresses SET state = 'pending', since = ?, boot_id = ?, pool = ?, block = ?,
 			container_id = ?, ifname = ?, pod_namespace = ?, pod_name = ?, pod_uid = ?, netns_path = ?, netns_inode = ?,
@@ -77,10 +86,10 @@ const (
 
 // statements are prepared once for each pool of connections.
 type statements struct {
-	find, findIPv4, findIPv6, insert, nextUnused, oldestCooling, newestCooling, reuse, readdress *sql.Stmt
-	attach, adopt, release, cool, delete                                                         *sql.Stmt
-	list, blocks, allocated, records                                                             *sql.Stmt
-	all                                                                                          []*sql.Stmt
+	find, findIPv4, findIPv6, insert, nextUnused, oldestCooling, newestCooling, reuse, readdress, cooling *sql.Stmt
+	attach, adopt, release, cool, delete                                                                  *sql.Stmt
+	list, blocks, allocated, records                                                                      *sql.Stmt
+	all                                                                                                   []*sql.Stmt
 }
 
 func (s statements) close() {
@@ -98,12 +107,12 @@ func prepare(ctx context.Context, db *sql.DB, writing bool) (statements, error) 
 	}
 	all := []prepared{
 		{&s.find, findSQL}, {&s.list, listSQL}, {&s.blocks, blocksSQL}, {&s.allocated, allocatedSQL},
-		{&s.records, recordsSQL}, {&s.newestCooling, newestCoolingSQL},
+		{&s.records, recordsSQL}, {&s.cooling, coolingSQL},
 	}
 	if writing {
 		all = append(all,
 			prepared{&s.findIPv4, findIPv4SQL}, prepared{&s.findIPv6, findIPv6SQL}, prepared{&s.insert, insertSQL},
-			prepared{&s.nextUnused, nextUnusedSQL}, prepared{&s.oldestCooling, oldestCoolingSQL},
+			prepared{&s.nextUnused, nextUnusedSQL}, prepared{&s.oldestCooling, oldestCoolingSQL}, prepared{&s.newestCooling, newestCoolingSQL},
 			prepared{&s.reuse, reuseSQL}, prepared{&s.readdress, readdressSQL}, prepared{&s.attach, attachSQL}, prepared{&s.adopt, adoptSQL},
 			prepared{&s.release, releaseSQL}, prepared{&s.cool, coolSQL}, prepared{&s.delete, deleteSQL})
 	}

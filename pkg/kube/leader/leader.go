@@ -1,4 +1,8 @@
-package kube
+// Package leader lets one of several processes work at a time.
+//
+// It owns the Lease that decides. It must not know what the leader does. Apart from
+// package kube, since its client of all of Kubernetes' resources makes a program large.
+package leader
 
 import (
 	"context"
@@ -26,11 +30,11 @@ type Election struct {
 	OnChange func(leads bool)
 }
 
-// RunElected calls run while this candidate leads, with a context that ends when
+// Run calls run while this candidate leads, with a context that ends when
 // it leads no more, and returns after run has ended. Losing the lease is an error:
 // the caller ends, and a new process stands again. The lease has a client of its
 // own, so that a busy controller's rate limit can't starve the renewal.
-func RunElected(ctx context.Context, cfg *rest.Config, e Election, run func(context.Context) error) error {
+func Run(ctx context.Context, cfg *rest.Config, e Election, run func(context.Context) error) error {
 	if e.LeaseDuration == 0 {
 		e.LeaseDuration, e.RenewDeadline, e.RetryPeriod = 30*time.Second, 20*time.Second, 5*time.Second
 	}

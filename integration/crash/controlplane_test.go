@@ -1,0 +1,223 @@
+package crash
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+	"testing"
+	"time"
+
+	cnitypes "github.com/containernetworking/cni/pkg/types"
+
+	"github.com/coil-net/coil/integration/rig"
+	"github.com/coil-net/coil/pkg/faultpoint"
+	"github.com/coil-net/coil/pkg/testkit"
+)
+
+// GC lists what the runtime knew a moment ago, while pods come and go: it frees nothing
+// that lives.
+func TestGCWhilePodsComeAndGo(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t, 5)
+	n := c.node(rig.NodeOptions{})
+	l := startLoad(c, n)
+	calls := 0
+	keys := [][]string{{rig.ValidAttachments}, {rig.Attachments}, {rig.ValidAttachments, rig.Attachments}}
+	rounds := 3
+	if long() {
+		rounds = 10
+	}
+	for range rounds {
+		until := time.Now().Add(2 * time.Second)
+		for time.Now().Before(until) {
+			c.check(n.GC(t.Context(), c.live(n), keys[calls%len(keys)]...))
+			calls++
+		}
+		c.check(l.compare())
+	}
+	c.check(l.finish())
+	c.clean()
+	adds, _ := c.Ledger.Counts(n)
+	t.Logf("%d GCs while %d ADDs were answered and %d failed", calls, adds, l.failed.Load())
+	if calls < rounds || adds < 50 || l.failed.Load() > 0 {
+		t.Errorf("%d GCs, %d ADDs, %d of them failed", calls, adds, l.failed.Load())
+	}
+	c.rested()
+	c.blocksGoBack()
+}
+
+// Without the API server pods come and go as long as the node has addresses, and what
+// it can't do it says. Also a coild that is started meanwhile waits for it.
+func TestAPIServerAway(t *testing.T) {
+	ctx := t.Context()
+	c := newCluster(t, 5, 5)
+	n := c.node(rig.NodeOptions{CoildFlags: []string{"--block-timeout=3s"}})
+	pods := c.podsOf(n, 4)
+	var known []*rig.Sandbox // by coild, which asks the API server for others
+	for i := range 4 {
+		s, err := n.NewSandbox(ctx, rig.SandboxOptions{Namespace: c.pools[i/3]})
+		c.check(err)
+		_, err = s.Add(ctx)
+		c.check(err, s.Del(ctx))
+		known = append(known, s)
+	}
+	other := known[3]
+	testkit.Eventually(t, 30*time.Second, "the block of the other pool goes back", func() error {
+		held, err := n.Blocks(ctx)
+		if len(held) != 1 {
+			return fmt.Errorf("%d blocks are held: %v", len(held), err)
+		}
+		return nil
+	})
+	c.clean()
+
+	c.API.StopServer()
+	restart := sync.OnceFunc(func() { c.check(c.API.StartServer(ctx)) })
+	t.Cleanup(func() {
+		if !t.Failed() {
+			return
+		}
+		restart() // others need it
+	})
+	_, err := known[0].Add(ctx)
+	c.check(err, n.Status(ctx), end(ctx, pods[0]))
+	_, err = other.Add(ctx)
+	var e *cnitypes.Error
+	if !errors.As(err, &e) || e.Code != cnitypes.ErrTryAgainLater {
+		t.Errorf("ADD that needs a block: %v, want code %d", err, cnitypes.ErrTryAgainLater)
+	}
+	c.keep(append(pods[1:], known[0]))
+
+	n.Coild.Kill()
+	c.check(n.Coild.Start())
+	c.refuseKnown(n, known[1])
+	c.check(pods[1].Del(ctx), pods[1].Close())
+	c.keep(append(pods[2:], known[0]))
+	restart()
+	c.ready(n)
+	for _, s := range known[1:] {
+		c.check(end(ctx, s))
+	}
+	c.works(n, append(pods[2:], known[0])...)
+	c.rested()
+}
+
+// refuseKnown ends the test unless STATUS says that ADD isn't served, and it isn't.
+func (c *cluster) refuseKnown(n *rig.Node, s *rig.Sandbox) {
+	c.t.Helper()
+	var e *cnitypes.Error
+	if err := n.Status(c.t.Context()); !errors.As(err, &e) || e.Code != cnitypes.ErrPluginNotAvailable {
+		c.t.Fatalf("STATUS says %v, want code %d", err, cnitypes.ErrPluginNotAvailable)
+	}
+	if _, err := s.Add(c.t.Context()); !errors.As(err, &e) || e.Code != cnitypes.ErrTryAgainLater {
+		c.t.Fatalf("ADD says %v, want code %d", err, cnitypes.ErrTryAgainLater)
+	}
+}
+
+// addAll attaches pods of which each needs a block, and ends the test unless each has
+// exactly one.
+func (c *cluster) addAll(meanwhile func(), each int) {
+	c.t.Helper()
+	ctx := c.t.Context()
+	var all []*rig.Sandbox
+	for range each {
+		for _, n := range c.nodes {
+			all = append(all, c.sandbox(n))
+		}
+	}
+	errs := make(chan error, len(all))
+	for _, s := range all {
+		go func() {
+			_, err := s.Add(ctx)
+			errs <- err
+		}()
+	}
+	meanwhile()
+	for range all {
+		c.check(<-errs)
+	}
+	c.clean()
+	blocks := 0
+	for _, n := range c.nodes {
+		held, err := n.Blocks(ctx)
+		c.check(err)
+		blocks += len(held)
+	}
+	if live := len(all); blocks != live {
+		c.t.Errorf("%d pods with a block each, but the nodes hold %d blocks", live, blocks)
+	}
+	for _, s := range all {
+		c.check(end(ctx, s))
+	}
+	c.blocksGoBack()
+}
+
+// The controller is killed before and after each of its writes, while nodes wait for
+// blocks: each gets exactly those that it needs.
+func TestControllerKilled(t *testing.T) {
+	ctx := t.Context()
+	c := newCluster(t, 0)
+	for range 2 {
+		c.node(rig.NodeOptions{})
+	}
+	rounds := 1
+	if long() {
+		rounds = 20
+	}
+	restart := func(faults string) {
+		c.check(c.KillController(ctx))
+		c.Controller.Faults = faults
+		c.check(c.Controller.Start())
+	}
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Logf("the end of the controller's log:\n%s", c.Controller.Logs(40))
+		}
+	})
+	kills := 0
+	for round := range rounds {
+		for _, p := range faultpoint.Carve() {
+			restart(fmt.Sprintf("%s=%d", p, 1+round%3))
+			c.addAll(func() {
+				select {
+				case <-c.Controller.Ended():
+					kills++
+				case <-time.After(testkit.Timeout(8 * time.Second)):
+					t.Errorf("the controller wasn't killed at %s", p)
+				}
+				restart("")
+			}, 2)
+		}
+	}
+	t.Attr("kills", fmt.Sprint(kills))
+}
+
+// Two controllers that both believe to lead give each node exactly the blocks that it
+// needs, and none twice.
+func TestTwoLeaders(t *testing.T) {
+	c := newCluster(t, 0)
+	for range 2 {
+		c.node(rig.NodeOptions{})
+	}
+	second, err := c.SecondController(t.Context())
+	c.check(err, second.Start())
+	t.Cleanup(func() {
+		second.Kill()
+		if t.Failed() {
+			t.Logf("the end of the controllers' logs:\n%s\n%s", c.Controller.Logs(40), second.Logs(40))
+		}
+	})
+	testkit.Eventually(t, 20*time.Second, "the second one leads", func() error {
+		if second.CountLogs("Leading") == 0 {
+			return errors.New("it doesn't say so")
+		}
+		return nil
+	})
+	rounds := 2
+	if long() {
+		rounds = 20
+	}
+	for range rounds {
+		c.addAll(func() {}, 3)
+	}
+}

@@ -1,0 +1,62 @@
+package rig
+
+import (
+	"context"
+
+	rbacv1 "k8s.io/api/rbac/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// newController prepares a coil-ipam-controller, which isn't started yet.
+func (r *Rig) newController(name string, flags ...string) (*Program, error) {
+	kubeconfig, err := r.kubeconfig("coil-ipam-controller")
+	if err != nil {
+		return nil, err
+	}
+	return &Program{
+		Path: r.bin.controller,
+		Args: append([]string{
+			"--kubeconfig=" + kubeconfig, "--metrics-addr=", "--health-addr=",
+			"--leader-election-lease-duration=3s", "--leader-election-renew-deadline=2s", "--leader-election-retry-period=300ms",
+		}, append(flags, r.opts.ControllerFlags...)...),
+		Env: append([]string{"COIL_POD_NAME=" + name}, r.opts.ControllerEnv...),
+		Log: r.path(name + ".log"),
+	}, nil
+}
+
+// KillController kills coil-ipam-controller and takes its Lease away, so that the
+// next one need not wait for its end.
+func (r *Rig) KillController(ctx context.Context) error {
+	r.Controller.Kill()
+	err := r.Core.CoordinationV1().Leases(metav1.NamespaceSystem).Delete(ctx, "coil-ipam-leader", metav1.DeleteOptions{})
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	return err
+}
+
+// SecondController prepares another coil-ipam-controller, which leads too: its Lease is
+// in a namespace of its own.
+func (r *Rig) SecondController(ctx context.Context) (*Program, error) {
+	const name, account = "second-controller", "coil-ipam-controller"
+	if err := r.AddNamespace(ctx, name, ""); err != nil {
+		return nil, err
+	}
+	_, err := r.Core.RbacV1().Roles(name).Create(ctx, &rbacv1.Role{
+		ObjectMeta: metav1.ObjectMeta{Name: account},
+		Rules:      []rbacv1.PolicyRule{{APIGroups: []string{"coordination.k8s.io"}, Resources: []string{"leases"}, Verbs: []string{"*"}}},
+	}, metav1.CreateOptions{})
+	if err != nil && !apierrors.IsAlreadyExists(err) {
+		return nil, err
+	}
+	_, err = r.Core.RbacV1().RoleBindings(name).Create(ctx, &rbacv1.RoleBinding{
+		ObjectMeta: metav1.ObjectMeta{Name: account},
+		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: account},
+		Subjects:   []rbacv1.Subject{{Kind: rbacv1.ServiceAccountKind, Namespace: metav1.NamespaceSystem, Name: account}},
+	}, metav1.CreateOptions{})
+	if err != nil && !apierrors.IsAlreadyExists(err) {
+		return nil, err
+	}
+	return r.newController(name, "--leader-election-namespace="+name)
+}

@@ -1,0 +1,43 @@
+package spec
+
+import "fmt"
+
+// Attachment is one that a runtime lists for GC.
+type Attachment struct{ ContainerID, IfName string }
+
+// validAttachments are the keys of the list: the specified one, and the misspelling of
+// the first text of the specification, which runtimes also send
+// (https://github.com/containernetworking/cni/issues/1101).
+var validAttachments = []string{"cni.dev/valid-attachments", "cni.dev/attachments"}
+
+// ValidAttachments returns the attachments that the runtime listed for GC, in the
+// order in which they were named first. What either key lists is valid. A GC without
+// any list is an error of code 7 rather than an order to release everything; null and
+// [] are such an order.
+func ValidAttachments(conf Value) ([]Attachment, error) {
+	valid := []Attachment{}
+	seen := map[Attachment]bool{}
+	found := false
+	for _, key := range validAttachments {
+		found = found || conf.Has(key)
+		list := conf.Get(key)
+		if list.Kind != Array && list.Kind != Null {
+			return nil, NewError(CodeDecodingFailure, key+" of the network configuration is not a list of attachments", "")
+		}
+		for _, e := range list.Elems {
+			a := Attachment{e.Get("containerID").Text, e.Get("ifname").Text}
+			if a.ContainerID == "" || a.IfName == "" {
+				return nil, NewError(CodeInvalidConfig,
+					fmt.Sprintf("%s of the network configuration has an attachment without containerID or ifname", key), "")
+			}
+			if !seen[a] {
+				seen[a] = true
+				valid = append(valid, a)
+			}
+		}
+	}
+	if !found {
+		return nil, NewError(CodeInvalidConfig, "network configuration has no "+validAttachments[0]+": GC would release every attachment", "")
+	}
+	return valid, nil
+}

@@ -1,0 +1,107 @@
+// Package spec is what the plugin coil speaks of the CNI specification: errors,
+// versions, its network configuration, and results.
+//
+// It owns these texts as bytes: it reads and writes the JSON itself, for the process
+// that links it lives for one call, and the CNI project's library with what it links
+// takes longer to start than the call takes. Tests hold it to that library. It must
+// not know how coild is called or where a configuration is kept.
+package spec
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// Codes of errors; see "Error" of
+// https://github.com/containernetworking/cni/blob/main/SPEC.md.
+const (
+	CodeIncompatibleVersion uint = 1
+	CodeInvalidEnvironment  uint = 4
+	CodeIOFailure           uint = 5
+	CodeDecodingFailure     uint = 6
+	CodeInvalidConfig       uint = 7
+	CodeInvalidNetns        uint = 8
+	CodeTryAgainLater       uint = 11
+	CodeNotAvailable        uint = 50
+	CodeInternal            uint = 999
+)
+
+// Error is an error in CNI's words.
+type Error struct {
+	Code uint
+	// Msg is for people; Details are what they may need besides, or empty.
+	Msg, Details string
+}
+
+// NewError returns an error.
+func NewError(code uint, msg, details string) *Error { return &Error{code, msg, details} }
+
+// Error is the message with its details.
+func (e *Error) Error() string {
+	if e.Details == "" {
+		return e.Msg
+	}
+	return e.Msg + "; " + e.Details
+}
+
+// JSON is the error as the plugin writes it to standard output.
+func (e *Error) JSON() []byte {
+	b := append([]byte("{\n    \"code\": "), strconv.FormatUint(uint64(e.Code), 10)...)
+	b = AppendString(append(b, ",\n    \"msg\": "...), e.Msg)
+	if e.Details != "" {
+		b = AppendString(append(b, ",\n    \"details\": "...), e.Details)
+	}
+	return append(b, "\n}"...)
+}
+
+// Newest is the newest version of the specification that the plugin speaks.
+const Newest = "1.1.0"
+
+// Versions are the versions of the specification that the plugin speaks, oldest first.
+func Versions() []string { return []string{"0.3.1", "0.4.0", "1.0.0", Newest} }
+
+// VersionJSON is the answer to VERSION.
+func VersionJSON() []byte {
+	b := AppendString([]byte(`{"cniVersion":`), Newest)
+	b = append(b, `,"supportedVersions":[`...)
+	for i, v := range Versions() {
+		if i > 0 {
+			b = append(b, ',')
+		}
+		b = AppendString(b, v)
+	}
+	return append(b, "]}\n"...)
+}
+
+// CheckVersion is an error of code 1 unless the plugin speaks the version of a
+// configuration; one that says none has 0.1.0.
+func CheckVersion(version string) error {
+	if version == "" {
+		version = "0.1.0"
+	}
+	if slices.Contains(Versions(), version) {
+		return nil
+	}
+	return NewError(CodeIncompatibleVersion, "incompatible CNI versions", fmt.Sprintf("config is %q, plugin supports %q", version, Versions()))
+}
+
+// Since says whether a version that CheckVersion accepts is another one or a later one.
+func Since(version, first string) bool {
+	return slices.Index(Versions(), version) >= slices.Index(Versions(), first)
+}
+
+// ValidName says whether a string can be a container ID or the name of a network.
+func ValidName(s string) bool {
+	for i := range len(s) {
+		c := s[i]
+		switch {
+		case c >= 'a' && c <= 'z', c >= 'A' && c <= 'Z', c >= '0' && c <= '9':
+		case i > 0 && strings.IndexByte("_.-", c) >= 0:
+		default:
+			return false
+		}
+	}
+	return s != ""
+}

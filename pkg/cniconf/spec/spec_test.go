@@ -1,0 +1,259 @@
+package spec_test
+
+import (
+	"encoding/json"
+	"reflect"
+	"strings"
+	"testing"
+
+	"github.com/containernetworking/cni/pkg/types"
+	types100 "github.com/containernetworking/cni/pkg/types/100"
+	"github.com/containernetworking/cni/pkg/types/create"
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/coil-net/coil/pkg/cniconf/spec"
+)
+
+// decode is what encoding/json makes of a text.
+func decode(t *testing.T, text []byte) any {
+	t.Helper()
+	d := json.NewDecoder(strings.NewReader(string(text)))
+	d.UseNumber()
+	var v any
+	if err := d.Decode(&v); err != nil {
+		t.Fatalf("%s: %v", text, err)
+	}
+	return v
+}
+
+// plain is a value as encoding/json would decode it.
+func plain(v spec.Value) any {
+	switch v.Kind {
+	case spec.Bool:
+		return string(v.Raw) == "true"
+	case spec.Number:
+		return json.Number(v.Raw)
+	case spec.String:
+		return v.Text
+	case spec.Array:
+		a := []any{}
+		for _, e := range v.Elems {
+			a = append(a, plain(e))
+		}
+		return a
+	case spec.Object:
+		o := map[string]any{}
+		for _, m := range v.Members {
+			o[m.Name] = plain(m.Value)
+		}
+		return o
+	}
+	return nil
+}
+
+var texts = []string{
+	`null`, ` true `, `false`, `0`, `-0.5e+10`, `1E5`, `"a"`, `""`, `"\"\\\/\b\f\n\r\t"`, `"é\u00e9\ud83d\ude00😀"`, `"\ud83d"`, `"\ud83dx"`,
+	`"\ud83d\u0041"`, `[]`, `[1, [2,{}] ,"x"]`, `{}`, `{"a":1,"b":{"c":[null]},"a":2}`, "\"\xff\xfe\"", `{"k" : "v" }`,
+	``, ` `, `nul`, `tru`, `01`, `-`, `1.`, `1e`, `.5`, `+1`, `"`, `"\`, `"\x"`, `"\u12"`, `"\u12g4"`, "\"\x01\"", `[`, `[1`, `[1,`, `[1,]`, `{`, `{"a"`, `{"a":`,
+	`{"a":1`, `{"a":1,`, `{"a":1,}`, `{a:1}`, `{"a" 1}`, `1 2`, `{} x`, `'a'`, `NaN`,
+}
+
+// FuzzParse holds the parser to encoding/json.
+func FuzzParse(f *testing.F) {
+	for _, s := range texts {
+		f.Add([]byte(s))
+	}
+	f.Fuzz(func(t *testing.T, text []byte) {
+		v, err := spec.Parse(text)
+		if (err == nil) != json.Valid(text) {
+			if strings.Count(string(text), "[")+strings.Count(string(text), "{") > 1000 {
+				return // nested more deeply than is worth it
+			}
+			t.Fatalf("%q: error %v, but encoding/json's opinion is %v", text, err, json.Valid(text))
+		}
+		if err != nil {
+			return
+		}
+		if want, got := decode(t, text), plain(v); !reflect.DeepEqual(want, got) {
+			t.Errorf("%q (-encoding/json +ours):\n%s", text, cmp.Diff(want, got))
+		}
+	})
+}
+
+func TestNestingIsBounded(t *testing.T) {
+	if _, err := spec.Parse([]byte(strings.Repeat("[", 1<<20))); err == nil || !strings.Contains(err.Error(), "deep") {
+		t.Errorf("error is %v", err)
+	}
+}
+
+// FuzzString holds the writer to encoding/json's reader.
+func FuzzString(f *testing.F) {
+	f.Add("a\"\\\n\x00\x1f\x7f é😀\u2028</script>")
+	f.Add("\xff")
+	f.Fuzz(func(t *testing.T, s string) {
+		var got string
+		if err := json.Unmarshal(spec.AppendString(nil, s), &got); err != nil {
+			t.Fatal(err)
+		}
+		if want := string([]rune(s)); got != want {
+			t.Errorf("%q came back as %q", want, got)
+		}
+	})
+}
+
+func TestErrorIsThatOfTheLibrary(t *testing.T) {
+	for _, e := range []*spec.Error{
+		spec.NewError(7, "no \"good\"\n", "a <b>"),
+		spec.NewError(spec.CodeInternal, "plain", ""),
+	} {
+		var got types.Error
+		if err := json.Unmarshal(e.JSON(), &got); err != nil {
+			t.Fatalf("%s: %v", e.JSON(), err)
+		}
+		if want := *types.NewError(e.Code, e.Msg, e.Details); got != want || e.Error() != want.Error() {
+			t.Errorf("%+v came back as %+v; printed %q, want %q", want, got, e.Error(), want.Error())
+		}
+	}
+	codes := map[uint]uint{
+		spec.CodeIncompatibleVersion: types.ErrIncompatibleCNIVersion, spec.CodeInvalidEnvironment: types.ErrInvalidEnvironmentVariables,
+		spec.CodeIOFailure: types.ErrIOFailure, spec.CodeDecodingFailure: types.ErrDecodingFailure,
+		spec.CodeInvalidConfig: types.ErrInvalidNetworkConfig, spec.CodeInvalidNetns: types.ErrInvalidNetNS,
+		spec.CodeTryAgainLater: types.ErrTryAgainLater, spec.CodeNotAvailable: types.ErrPluginNotAvailable, spec.CodeInternal: types.ErrInternal,
+	}
+	for ours, theirs := range codes {
+		if ours != theirs {
+			t.Errorf("code %d is %d in the library", ours, theirs)
+		}
+	}
+}
+
+func TestSince(t *testing.T) {
+	for _, tt := range []struct {
+		version, first string
+		want           bool
+	}{{"0.3.1", "0.4.0", false}, {"0.4.0", "0.4.0", true}, {"1.1.0", "0.4.0", true}, {"1.0.0", "1.1.0", false}} {
+		if got := spec.Since(tt.version, tt.first); got != tt.want {
+			t.Errorf("Since(%s, %s) is %v", tt.version, tt.first, got)
+		}
+	}
+}
+
+const (
+	result110 = `{"cniVersion":"1.1.0","interfaces":[{"name":"veth1","mac":"02:00:00:00:00:02","mtu":1400,"socketPath":"/s","pciID":"1"},` +
+		`{"name":"eth0","mac":"02:00:00:00:00:01","mtu":1400,"sandbox":"/ns"}],` +
+		`"ips":[{"interface":1,"address":"10.1.0.1/32","gateway":"169.254.1.1"},{"interface":1,"address":"fd01::1/128"}],` +
+		`"routes":[{"dst":"0.0.0.0/0","gw":"169.254.1.1","mtu":1300,"priority":1},{"dst":"::/0"}],"dns":{"nameservers":["10.0.0.1"]}}`
+	result040 = `{"cniVersion":"0.4.0","interfaces":[{"name":"eth0","sandbox":"/ns"}],` +
+		`"ips":[{"version":"4","interface":0,"address":"10.1.0.1/32"},{"version":"6","address":"fd01::1/128","gateway":"fe80::1"}],"routes":null}`
+	unversioned = `{"ips":[{"version":"4","address":"10.1.0.1/32"}]}`
+)
+
+// library is a result as the CNI project's library converts it, and what it means.
+func library(t *testing.T, text, of, as string) (any, error) {
+	t.Helper()
+	if !strings.Contains(text, "cniVersion") {
+		text = strings.Replace(text, "{", `{"cniVersion":"`+of+`",`, 1)
+	}
+	v, err := create.DecodeVersion([]byte(text))
+	if err != nil {
+		return nil, err
+	}
+	r, err := create.Create(v, []byte(text))
+	if err != nil {
+		return nil, err
+	}
+	return as100(t, r, as)
+}
+
+// as100 is the meaning of a result in a version.
+func as100(t *testing.T, r types.Result, as string) (any, error) {
+	t.Helper()
+	converted, err := r.GetAsVersion(as)
+	if err != nil {
+		return nil, err
+	}
+	b, err := json.Marshal(converted)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return decode(t, b), nil
+}
+
+// What is written for the runtime means what the library would have written.
+func TestResultsAreThoseOfTheLibrary(t *testing.T) {
+	for name, text := range map[string]string{
+		"1.1.0": result110, "1.0.0": strings.Replace(result110, "1.1.0", "1.0.0", 1), "0.4.0": result040,
+		"0.3.0": strings.Replace(result040, "0.4.0", "0.3.0", 1), "unversioned": unversioned, "nothing": `{"cniVersion":"1.1.0"}`,
+	} {
+		for _, version := range spec.Versions() {
+			t.Run(name+" as "+version, func(t *testing.T) {
+				v, err := spec.Parse([]byte(text))
+				if err != nil {
+					t.Fatal(err)
+				}
+				r, err := spec.ParseResult(v, "0.4.0")
+				if err != nil {
+					t.Fatal(err)
+				}
+				out := r.As(version)
+				if name == version && string(out) != text {
+					t.Errorf("a result that needn't be converted was changed to %s", out)
+				}
+				got, err := library(t, string(out), version, version)
+				if err != nil {
+					t.Fatalf("the library doesn't understand %s: %v", out, err)
+				}
+				want, err := library(t, text, "0.4.0", version)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if d := cmp.Diff(want, got); d != "" {
+					t.Errorf("as the library reads it (-want +got):\n%s\nwritten was %s", d, out)
+				}
+			})
+		}
+	}
+}
+
+func TestParseResult(t *testing.T) {
+	v, err := spec.Parse([]byte(result110))
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, err := spec.ParseResult(v, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ref, err := types100.NewResult([]byte(result110))
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := ref.(*types100.Result)
+	for i, got := range r.Interfaces {
+		if w := want.Interfaces[i]; got != (spec.Interface{Name: w.Name, Sandbox: w.Sandbox}) {
+			t.Errorf("interface %+v, the library's is %+v", got, w)
+		}
+	}
+	for i, got := range r.Addresses {
+		if w := want.IPs[i]; got != (spec.Address{IP: w.Address.IP.String(), Interface: *w.Interface}) {
+			t.Errorf("address %+v, the library's is %+v", got, w)
+		}
+	}
+	if len(r.Interfaces) != 2 || len(r.Addresses) != 2 {
+		t.Errorf("result %+v", r)
+	}
+	for _, bad := range []string{
+		`null`, `[]`, `1`, `{"cniVersion":"9.0.0"}`, `{"cniVersion":"0.2.0"}`, `{"cniVersion":1}`, `{"ips":{}}`, `{"ips":[null]}`, `{"ips":[{}]}`,
+		`{"ips":[{"address":"10.0.0.1"}]}`, `{"ips":[{"address":"10.0.0.1/x"}]}`, `{"ips":[{"address":1}]}`,
+		`{"ips":[{"address":"10.0.0.1/8","interface":"0"}]}`, `{"interfaces":[null]}`, `{"interfaces":[{}]}`, `{"interfaces":[{"name":"a","sandbox":1}]}`,
+		`{"routes":[1]}`,
+	} {
+		v, err := spec.Parse([]byte(bad))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := spec.ParseResult(v, "1.1.0"); err == nil {
+			t.Errorf("%s passes for a result", bad)
+		}
+	}
+}

@@ -1,0 +1,166 @@
+package cniplugin
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"strings"
+	"unicode"
+
+	"github.com/coil-net/coil/pkg/cniconf/spec"
+)
+
+// verb is a CNI command, as in CNI_COMMAND.
+type verb string
+
+const (
+	verbAdd     verb = "ADD"
+	verbDel     verb = "DEL"
+	verbCheck   verb = "CHECK"
+	verbGC      verb = "GC"
+	verbStatus  verb = "STATUS"
+	verbVersion verb = "VERSION"
+)
+
+// command is what the runtime asks for.
+type command struct {
+	verb                       verb
+	containerID, netns, ifName string // CNI_CONTAINERID, CNI_NETNS, CNI_IFNAME
+	args, path, override       string // CNI_ARGS, CNI_PATH, CNI_NETNS_OVERRIDE
+	stdin                      []byte
+	conf                       spec.Conf
+}
+
+// needs are the variables that the commands can't do without.
+var needs = map[verb][]string{
+	verbAdd:     {"CNI_CONTAINERID", "CNI_NETNS", "CNI_IFNAME", "CNI_PATH"},
+	verbCheck:   {"CNI_CONTAINERID", "CNI_NETNS", "CNI_IFNAME", "CNI_PATH"},
+	verbDel:     {"CNI_CONTAINERID", "CNI_IFNAME", "CNI_PATH"},
+	verbGC:      {"CNI_PATH"},
+	verbStatus:  {"CNI_PATH"},
+	verbVersion: nil,
+}
+
+// since are the versions of the specification that brought the later commands.
+var since = map[verb]string{verbCheck: "0.4.0", verbGC: "1.1.0", verbStatus: "1.1.0"}
+
+// Main does the command that the environment tells, with the configuration on standard
+// input. The error is for the runtime.
+func (p Plugin) Main(getenv func(string) string, stdin io.Reader) *spec.Error {
+	c, err := readCommand(getenv, stdin)
+	if err == nil {
+		err = p.do(c)
+	}
+	var e *spec.Error
+	if err != nil && !errors.As(err, &e) {
+		e = spec.NewError(spec.CodeInternal, err.Error(), "")
+	}
+	return e
+}
+
+// readCommand reads and checks a command, as the CNI project's library does it for
+// plugins; the tests compare. VERSION needs nothing.
+func readCommand(getenv func(string) string, stdin io.Reader) (command, error) {
+	c := command{
+		verb: verb(getenv("CNI_COMMAND")), containerID: getenv("CNI_CONTAINERID"), netns: getenv("CNI_NETNS"), ifName: getenv("CNI_IFNAME"),
+		args: getenv("CNI_ARGS"), path: getenv("CNI_PATH"), override: getenv("CNI_NETNS_OVERRIDE"),
+	}
+	needed, known := needs[c.verb]
+	if err := c.checkNames(needed); err != nil {
+		return c, err
+	}
+	var missing []string
+	for _, name := range append([]string{"CNI_COMMAND"}, needed...) {
+		if getenv(name) == "" {
+			missing = append(missing, name)
+		}
+	}
+	switch {
+	case len(missing) > 0:
+		return c, environment(fmt.Sprintf("required env variables [%s] missing", strings.Join(missing, ",")), "")
+	case c.verb == verbVersion:
+		return c, nil
+	}
+	var err error
+	if c.stdin, err = io.ReadAll(stdin); err != nil {
+		return c, spec.NewError(spec.CodeIOFailure, "error reading from stdin: "+err.Error(), "")
+	}
+	if c.conf, err = spec.ParseConf(c.stdin); err != nil {
+		return c, err
+	}
+	if err := c.checkNetwork(); err != nil {
+		return c, err
+	}
+	if !known {
+		return c, environment("unknown CNI_COMMAND: "+string(c.verb), "")
+	}
+	return c, c.checkVersion()
+}
+
+func environment(msg, details string) error {
+	return spec.NewError(spec.CodeInvalidEnvironment, msg, details)
+}
+
+// checkNames checks those of the needed variables that are set.
+func (c command) checkNames(needed []string) error {
+	if c.containerID != "" && slices.Contains(needed, "CNI_CONTAINERID") && !spec.ValidName(c.containerID) {
+		return environment("invalid characters in containerID", c.containerID)
+	}
+	if c.ifName == "" || !slices.Contains(needed, "CNI_IFNAME") {
+		return nil
+	}
+	switch {
+	case len(c.ifName) > maxIfName:
+		return environment("interface name is too long", fmt.Sprintf("interface name should be less than %d characters", maxIfName+1))
+	case c.ifName == "." || c.ifName == "..":
+		return environment("interface name is . or ..", "")
+	case strings.ContainsFunc(c.ifName, func(r rune) bool { return r == '/' || r == ':' || unicode.IsSpace(r) }):
+		return environment("interface name contains / or : or whitespace characters", "")
+	}
+	return nil
+}
+
+// maxIfName is the length of a link's name, in bytes.
+const maxIfName = 15
+
+// checkNetwork checks the name that every configuration must have.
+func (c command) checkNetwork() error {
+	switch name := c.conf.Name; {
+	case name == "":
+		return spec.NewError(spec.CodeInvalidConfig, "missing network name", "")
+	case !spec.ValidName(name):
+		return spec.NewError(spec.CodeInvalidConfig, "invalid characters found in network name", name)
+	}
+	return nil
+}
+
+// checkVersion checks that the version of the configuration is one that the plugin
+// speaks, and that it has the command.
+func (c command) checkVersion() error {
+	if err := spec.CheckVersion(c.conf.CNIVersion); err != nil {
+		return err
+	}
+	if first := since[c.verb]; first != "" && !spec.Since(c.conf.CNIVersion, first) {
+		return spec.NewError(spec.CodeIncompatibleVersion, "config version does not allow "+string(c.verb), "")
+	}
+	return nil
+}
+
+// inHostNetwork says whether the pod's network namespace is the one in which the plugin
+// runs. One that can't be looked at is for coild to judge.
+func (c command) inHostNetwork() (bool, error) {
+	if o := strings.ToUpper(c.override); o == "TRUE" || o == "1" {
+		return false, nil
+	}
+	pod, err := os.Stat(c.netns)
+	if err != nil {
+		return false, nil
+	}
+	own, err := os.Stat("/proc/self/ns/net") // all threads are in the same one
+	if err != nil {
+		return false, spec.NewError(spec.CodeInvalidNetns, "get plugin's netns failed", err.Error())
+	}
+	return os.SameFile(pod, own), nil
+}

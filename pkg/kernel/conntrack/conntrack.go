@@ -1,0 +1,191 @@
+// Package conntrack makes the kernel forget the flows of addresses that have no pod
+// any more, so that what is still sent for the old pod never reaches the next one.
+//
+// It owns the messages of ctnetlink (linux/netfilter/nfnetlink_conntrack.h). It must
+// not know why an address is forgotten.
+package conntrack
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/coil-net/coil/pkg/kernel/netns"
+	"github.com/coil-net/coil/pkg/kernel/rtnl"
+)
+
+// Types of messages, and attributes, of linux/netfilter/nfnetlink_conntrack.h.
+const (
+	typeGet    = unix.NFNL_SUBSYS_CTNETLINK<<8 | 1 // IPCTNL_MSG_CT_GET
+	typeDelete = unix.NFNL_SUBSYS_CTNETLINK<<8 | 2 // IPCTNL_MSG_CT_DELETE
+
+	ctaTupleOrig  = 1
+	ctaTupleReply = 2
+	ctaID         = 12
+	ctaZone       = 18
+
+	ctaTupleIP = 1
+
+	ctaIPv4Src = 1
+	ctaIPv4Dst = 2
+	ctaIPv6Src = 3
+	ctaIPv6Dst = 4
+)
+
+// Table is the kernel's table of flows in one network namespace. It is safe for
+// concurrent use.
+type Table struct{ h *rtnl.Handle }
+
+// New returns the table of a namespace, nil for the one that the process was started
+// in. The namespace must stay open as long as the table is used.
+func New(ns *netns.NS) (*Table, error) {
+	h, err := rtnl.NewProtocol(ns, unix.NETLINK_NETFILTER)
+	if err != nil {
+		return nil, fmt.Errorf("open the table of flows: %w", err)
+	}
+	return &Table{h}, nil
+}
+
+// Close closes the table. No call may be in progress.
+func (t *Table) Close() { t.h.Close() }
+
+// Forget deletes all flows that one of the addresses takes part in, in either
+// direction, before or after address translation, and returns how many these were.
+// The kernel's table is read once, whatever the number of addresses. A kernel that
+// tracks no flows has none.
+func (t *Table) Forget(ctx context.Context, addrs ...netip.Addr) (int, error) {
+	wanted := make(map[netip.Addr]bool, len(addrs))
+	for _, a := range addrs {
+		wanted[a] = true
+	}
+	var stale []rtnl.Request
+	// The header's zeros say all families, and version 0 (NFNETLINK_V0).
+	all := rtnl.NewRequest(typeGet, 0, make([]byte, nfgenmsgSize), func() string { return "conntrack -L" })
+	err := t.h.Dump(ctx, all, func(body []byte) error {
+		f, err := parse(body)
+		if err == nil && f.concerns(wanted) {
+			stale = append(stale, f.deletion())
+		}
+		return err
+	})
+	if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EOPNOTSUPP) {
+		return 0, nil // nfnetlink knows no such subsystem
+	}
+	if err != nil {
+		return 0, fmt.Errorf("list flows: %w", err)
+	}
+	n := 0
+	var errs []error
+	for _, err := range t.h.Each(ctx, stale...) {
+		switch {
+		case err == nil:
+			n++
+		case !errors.Is(err, unix.ENOENT): // it has ended
+			errs = append(errs, err)
+		}
+	}
+	return n, errors.Join(errs...)
+}
+
+// nfgenmsgSize is the size of struct nfgenmsg: family, version, resource ID.
+const nfgenmsgSize = 4
+
+// flow is an entry of the table. Its slices are those of the message.
+type flow struct {
+	family   byte
+	original []byte // attributes, for the deletion
+	id, zone []byte
+	ends     [8]netip.Addr // source and destination of both directions, in both families
+}
+
+// parse reads an entry without copying, for there may be hundreds of thousands.
+func parse(body []byte) (f flow, err error) {
+	if len(body) < nfgenmsgSize {
+		return f, fmt.Errorf("flow of %d bytes: %w", len(body), errMalformed)
+	}
+	f.family = body[0]
+	err = attributes(body[nfgenmsgSize:], func(kind uint16, value []byte) error {
+		switch kind {
+		case ctaTupleOrig:
+			f.original = value
+			return f.tuple(value, 0)
+		case ctaTupleReply:
+			return f.tuple(value, 4)
+		case ctaID:
+			f.id = value
+		case ctaZone:
+			f.zone = value
+		}
+		return nil
+	})
+	return f, err
+}
+
+// tuple reads the addresses of one direction into ends.
+func (f *flow) tuple(b []byte, at int) error {
+	return attributes(b, func(kind uint16, value []byte) error {
+		if kind != ctaTupleIP {
+			return nil
+		}
+		return attributes(value, func(kind uint16, value []byte) error {
+			if kind >= ctaIPv4Src && kind <= ctaIPv6Dst {
+				f.ends[at+int(kind-ctaIPv4Src)], _ = netip.AddrFromSlice(value)
+			}
+			return nil
+		})
+	})
+}
+
+// concerns says whether one of the addresses is an end of the flow.
+func (f *flow) concerns(addrs map[netip.Addr]bool) bool {
+	for _, end := range f.ends {
+		if end.IsValid() && addrs[end] {
+			return true
+		}
+	}
+	return false
+}
+
+// deletion deletes the flow, and not one that has its addresses and ports now.
+func (f *flow) deletion() rtnl.Request {
+	b := []byte{f.family, 0, 0, 0}
+	b = appendAttribute(b, ctaTupleOrig|unix.NLA_F_NESTED, f.original)
+	if f.zone != nil {
+		b = appendAttribute(b, ctaZone, f.zone)
+	}
+	b = appendAttribute(b, ctaID, f.id)
+	ends := slices.DeleteFunc(slices.Clone(f.ends[:4]), func(a netip.Addr) bool { return !a.IsValid() })
+	return rtnl.NewRequest(typeDelete, 0, b, func() string { return fmt.Sprintf("conntrack -D of %v", ends) })
+}
+
+func appendAttribute(b []byte, kind uint16, value []byte) []byte {
+	b = binary.NativeEndian.AppendUint16(b, uint16(unix.SizeofNlAttr+len(value)))
+	b = binary.NativeEndian.AppendUint16(b, kind)
+	b = append(b, value...)
+	return append(b, make([]byte, aligned(len(value))-len(value))...)
+}
+
+var errMalformed = errors.New("malformed netlink message")
+
+// attributes calls each with the attributes of b.
+func attributes(b []byte, each func(kind uint16, value []byte) error) error {
+	for len(b) >= unix.SizeofNlAttr {
+		n := int(binary.NativeEndian.Uint16(b))
+		if n < unix.SizeofNlAttr || n > len(b) {
+			return fmt.Errorf("attribute of %d bytes in %d bytes: %w", n, len(b), errMalformed)
+		}
+		kind := binary.NativeEndian.Uint16(b[2:]) &^ (unix.NLA_F_NESTED | unix.NLA_F_NET_BYTEORDER)
+		if err := each(kind, b[unix.SizeofNlAttr:n]); err != nil {
+			return err
+		}
+		b = b[min(aligned(n), len(b)):]
+	}
+	return nil
+}
+
+func aligned(n int) int { return (n + unix.NLA_ALIGNTO - 1) &^ (unix.NLA_ALIGNTO - 1) }

@@ -1,0 +1,144 @@
+package conntrack
+
+import (
+	"encoding/binary"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/coil-net/coil/pkg/kernel/rtnl"
+	"github.com/coil-net/coil/pkg/testkit/netnstest"
+)
+
+func table(t *testing.T, ns *netnstest.NS) *Table {
+	t.Helper()
+	c, err := New(ns.NS)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(c.Close)
+	return c
+}
+
+// run runs the program conntrack in the namespace.
+func run(t *testing.T, ns *netnstest.NS, args ...string) string {
+	t.Helper()
+	out, err := ns.Run("conntrack", args...)
+	if err != nil {
+		t.Fatalf("conntrack %s: %v", strings.Join(args, " "), err)
+	}
+	return out
+}
+
+// flows are the source ports of the namespace's flows, which tell them apart.
+func flows(t *testing.T, ns *netnstest.NS) []string {
+	t.Helper()
+	var all []string
+	for _, family := range []string{"ipv4", "ipv6"} {
+		for line := range strings.Lines(run(t, ns, "-L", "-f", family)) {
+			if _, ports, ok := strings.Cut(line, " sport="); ok {
+				port, _, _ := strings.Cut(ports, " ")
+				all = append(all, port)
+			}
+		}
+	}
+	slices.Sort(all)
+	return all
+}
+
+func TestForget(t *testing.T) {
+	ns := netnstest.New(t)
+	const pod, pod6, other, other6, service = "10.1.0.1", "fd00::1", "10.1.0.2", "fd00::2", "10.96.0.1"
+	for _, f := range []struct{ port, src, dst, replySrc, replyDst, zone string }{
+		{"1001", pod, other, other, pod, ""},
+		{"1002", other, pod, pod, other, ""},
+		{"1003", other, service, pod, other, ""},           // to the pod, through a Service
+		{"1004", pod, "192.0.2.1", "192.0.2.1", other, ""}, // from the pod, masqueraded
+		{"1005", "192.0.2.1", other, other, pod, ""},       // masqueraded as the pod
+		{"1006", pod6, other6, other6, pod6, ""},
+		{"1007", other, pod, pod, other, "7"},
+		{"2001", other, service, other, other, ""},
+		{"2002", "10.1.0.11", "10.1.0.10", "10.1.0.10", "10.1.0.11", ""},
+		{"2003", other6, "fd00::11", "fd00::11", other6, ""},
+	} {
+		args := []string{"-I", "-p", "udp", "-t", "600", "-s", f.src, "-d", f.dst, "-r", f.replySrc, "-q", f.replyDst,
+			"--sport", f.port, "--dport", "53", "--reply-port-src", "53", "--reply-port-dst", f.port}
+		if f.zone != "" {
+			args = append(args, "--zone", f.zone)
+		}
+		run(t, ns, args...)
+	}
+	if got := flows(t, ns); len(got) != 10 {
+		t.Fatalf("flows %v, want 10", got)
+	}
+	c := table(t, ns)
+	n, err := c.Forget(t.Context(), netip.MustParseAddr(pod), netip.MustParseAddr(pod6))
+	if err != nil || n != 7 {
+		t.Errorf("%d flows forgotten, %v; want 7", n, err)
+	}
+	if got, want := flows(t, ns), []string{"2001", "2002", "2003"}; !slices.Equal(got, want) {
+		t.Errorf("flows %v are left, want %v", got, want)
+	}
+	if n, err := c.Forget(t.Context(), netip.MustParseAddr(pod)); err != nil || n != 0 {
+		t.Errorf("again: %d flows forgotten, %v", n, err)
+	}
+	if n, err := c.Forget(t.Context()); err != nil || n != 0 {
+		t.Errorf("of no address: %d flows forgotten, %v", n, err)
+	}
+}
+
+// udp is the request that makes a flow of UDP between two addresses.
+func udp(src, dst [4]byte, sport uint16) rtnl.Request {
+	const typeNew = unix.NFNL_SUBSYS_CTNETLINK << 8 // IPCTNL_MSG_CT_NEW
+	nested := func(kind uint16, parts ...[]byte) []byte {
+		return appendAttribute(nil, kind|unix.NLA_F_NESTED, slices.Concat(parts...))
+	}
+	tuple := func(kind uint16, src, dst [4]byte, sport, dport uint16) []byte {
+		return nested(kind,
+			nested(ctaTupleIP, appendAttribute(nil, ctaIPv4Src, src[:]), appendAttribute(nil, ctaIPv4Dst, dst[:])),
+			nested(2, // CTA_TUPLE_PROTO: number, source port, destination port
+				appendAttribute(nil, 1, []byte{unix.IPPROTO_UDP}),
+				appendAttribute(nil, 2, binary.BigEndian.AppendUint16(nil, sport)),
+				appendAttribute(nil, 3, binary.BigEndian.AppendUint16(nil, dport))))
+	}
+	body := slices.Concat([]byte{unix.AF_INET, 0, 0, 0},
+		tuple(ctaTupleOrig, src, dst, sport, 53), tuple(ctaTupleReply, dst, src, 53, sport),
+		appendAttribute(nil, 7, binary.BigEndian.AppendUint32(nil, 600))) // CTA_TIMEOUT, in seconds
+	return rtnl.NewRequest(typeNew, unix.NLM_F_CREATE|unix.NLM_F_EXCL, body, func() string { return "conntrack -I" })
+}
+
+// A node may have a hundred thousand flows when a pod ends.
+func TestForgetInALargeTable(t *testing.T) {
+	const many = 100_000
+	ns := netnstest.New(t)
+	c := table(t, ns)
+	var reqs []rtnl.Request
+	for i := range many {
+		reqs = append(reqs, udp([4]byte{10, 1, byte(i >> 8), byte(i)}, [4]byte{10, 2, 0, 1}, uint16(1024+i>>16)))
+	}
+	if err := c.h.Do(t.Context(), reqs...); err != nil {
+		t.Fatal(err)
+	}
+	var pods []netip.Addr
+	for i := range 100 {
+		pods = append(pods, netip.AddrFrom4([4]byte{10, 1, 7, byte(i)}))
+	}
+	begin := time.Now()
+	n, err := c.Forget(t.Context(), pods...)
+	took := time.Since(begin)
+	if want := 200; err != nil || n != want { // each has two: 100,000 are more than 65,536
+		t.Errorf("%d flows forgotten, %v; want %d", n, err, want)
+	}
+	again, err := c.Forget(t.Context(), pods...)
+	if err != nil || again != 0 {
+		t.Errorf("again: %d flows forgotten, %v", again, err)
+	}
+	t.Logf("100 addresses forgotten among %d flows in %s", many, took)
+	if allocs := testing.AllocsPerRun(1, func() { _, _ = c.Forget(t.Context(), pods...) }); allocs > 5000 {
+		t.Errorf("%.0f allocations for a table of %d flows, want them not to grow with it", allocs, many)
+	}
+}

@@ -1,0 +1,86 @@
+package assign
+
+import (
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/coil-net/coil/pkg/store"
+	"github.com/coil-net/coil/pkg/testkit"
+)
+
+func TestGCReleasesInTwoPhases(t *testing.T) {
+	b := newBench(t)
+	for _, c := range []string{"c1", "c2"} {
+		if _, err := b.Add(t.Context(), request(c)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	valid := []store.ID{request("c1").ID}
+	now := time.Now().Add(time.Second)
+	gc := func(after time.Duration) {
+		t.Helper()
+		if err := b.GC(t.Context(), valid, now.Add(after)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	gc(-time.Hour) // called before c2 was attached
+	gc(0)
+	gc(suspicion / 2)
+	b.mustAgree(t, "c1", "c2")
+	gc(suspicion)
+	b.mustAgree(t, "c1")
+}
+
+func TestGCForgetsASuspicion(t *testing.T) {
+	b := newBench(t)
+	if _, err := b.Add(t.Context(), request("c1")); err != nil {
+		t.Fatal(err)
+	}
+	now := time.Now().Add(time.Second)
+	listed := []store.ID{request("c1").ID}
+	for i, valid := range [][]store.ID{nil, listed, nil} {
+		if err := b.GC(t.Context(), valid, now.Add(time.Duration(i)*suspicion)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	b.mustAgree(t, "c1")
+}
+
+func TestSweepNeverTrustsAFailedList(t *testing.T) {
+	b := newBench(t)
+	if _, err := b.Add(t.Context(), request("c1")); err != nil {
+		t.Fatal(err)
+	}
+	b.net.setFail("List", errors.New("dump interrupted"))
+	if err := b.Sweep(t.Context()); err == nil {
+		t.Error("Sweep succeeded without a list")
+	}
+	b.mustAgree(t, "c1")
+}
+
+func TestSweepReleasesWhatLostItsLink(t *testing.T) {
+	b := newBench(t)
+	if _, err := b.Add(t.Context(), request("c1")); err != nil {
+		t.Fatal(err)
+	}
+	b.net.mu.Lock()
+	clear(b.net.pods)
+	b.net.mu.Unlock()
+	isLost := func(store.Allocation) bool { return true }
+	now := time.Now().Add(time.Second)
+	for _, at := range []time.Time{now, now.Add(suspicion)} {
+		if err := b.releaseLost(t.Context(), b.unlinked, at, isLost); err != nil {
+			t.Fatal(err)
+		}
+	}
+	b.mustAgree(t)
+	testkit.Eventually(t, time.Second, "the address cools", func() error {
+		us, err := b.store.Usage(t.Context())
+		if err == nil && us[0].Cooling != 1 {
+			err = fmt.Errorf("%d cooling", us[0].Cooling)
+		}
+		return err
+	})
+}
