@@ -178,8 +178,8 @@ func (k *killer) loseRecordOfPods(ctx context.Context) error {
 	if err := k.node.Start(ctx); err != nil {
 		return err
 	}
-	err := poll(ctx, 10*time.Second, func() error {
-		if live := len(k.load.c.live(k.node)); live < workers {
+	err := poll(ctx, 30*time.Second, func() error {
+		if live := len(k.load.c.live(k.node)); live < many {
 			return fmt.Errorf("only %d pods have a network", live)
 		}
 		return nil

@@ -31,6 +31,9 @@ type damage struct {
 	// forgets says that the record is one of an earlier time, which nobody can tell:
 	// addresses that were freed since may not rest.
 	forgets bool
+	// loses says that the last transactions may be lost, which nobody can tell either: a
+	// pod whose ADD looks as if it had never ended loses its network.
+	loses bool
 }
 
 // onFile changes the content of one of the files.
@@ -109,7 +112,7 @@ func damages() []damage {
 		{name: "log removed", do: func(_ *cluster, n *rig.Node) error {
 			return errors.Join(os.Remove(n.Database()+"-wal"), os.Remove(n.Database()+"-shm"))
 		}, forgets: true, rebuilt: "*"},
-		{name: "log truncated", do: onFile("-wal", truncated(9000)), forgets: true, rebuilt: "*"},
+		{name: "log truncated", do: onFile("-wal", truncated(9000)), forgets: true, loses: true, rebuilt: "*"},
 		{name: "index zeroed", do: onFile("-shm", func(b []byte) []byte { return make([]byte, len(b)) })},
 		{name: "of another node", do: replaced(func(c *cluster, _ *rig.Node) string {
 			other := c.node(rig.NodeOptions{})
@@ -117,6 +120,11 @@ func damages() []damage {
 			other.Coild.Kill()
 			return other.Database()
 		}), rebuilt: "OtherNode"},
+		// The clock since boot isn't a new one here, so that addresses seem to have rested.
+		{name: "of another boot", do: func(_ *cluster, n *rig.Node) error { return n.NewBootID() }, forgets: true},
+		{name: "of an earlier Node of the name", do: func(c *cluster, n *rig.Node) error {
+			return errors.Join(n.DeleteObject(c.t.Context()), n.CreateObject(c.t.Context()))
+		}, rebuilt: "OtherNode"},
 		{name: "newer schema", do: statement("PRAGMA user_version = 99"), rebuilt: "NewerSchema"},
 		{name: "schema without version", do: statement("PRAGMA user_version = 0"), rebuilt: "Damaged"},
 		{name: "of another program", do: statement("PRAGMA application_id = 7"), rebuilt: "OtherProgram"},
@@ -132,7 +140,7 @@ func damages() []damage {
 	for seed := range seeds {
 		for _, suffix := range sidecars {
 			ds = append(ds, damage{
-				name: fmt.Sprintf("bytes flipped in coild.db%s, seed %d", suffix, seed), rebuilt: "*", forgets: suffix == "-wal",
+				name: fmt.Sprintf("bytes flipped in coild.db%s, seed %d", suffix, seed), rebuilt: "*", forgets: suffix == "-wal", loses: suffix == "-wal",
 				do: onFile(suffix, func(b []byte) []byte { return flip(b, seed) }),
 			})
 		}
@@ -174,6 +182,9 @@ func TestDamagedRecord(t *testing.T) {
 			n.Coild.Kill()
 			c.check(d.do(c, n))
 			c.check(n.Start(t.Context()))
+			if d.loses {
+				pods = c.kept(pods)
+			}
 			c.works(n, pods...)
 			if !d.forgets {
 				c.rested()
@@ -185,6 +196,21 @@ func TestDamagedRecord(t *testing.T) {
 			c.blocksGoBack()
 		})
 	}
+}
+
+// kept ends the pods that have lost their network, and returns the others.
+func (c *cluster) kept(pods []*rig.Sandbox) []*rig.Sandbox {
+	c.t.Helper()
+	var kept []*rig.Sandbox
+	for _, s := range pods {
+		if err := s.Check(c.t.Context()); err != nil {
+			c.t.Logf("lost with the log: %v", err)
+			c.check(end(c.t.Context(), s))
+			continue
+		}
+		kept = append(kept, s)
+	}
+	return kept
 }
 
 // rebuilt reports when there is no file that was set aside and no Event that says why,

@@ -214,9 +214,14 @@ func (n *Node) DeleteObject(ctx context.Context) error {
 	return n.rig.Core.CoreV1().Nodes().Delete(ctx, n.Name, metav1.DeleteOptions{})
 }
 
+// NewBootID gives the node the ID of another boot.
+func (n *Node) NewBootID() error {
+	return os.WriteFile(n.path("boot-id"), []byte(randomHex(16)+"\n"), 0o644)
+}
+
 // PowerOn boots the node; coild isn't started.
 func (n *Node) PowerOn(ctx context.Context) (err error) {
-	if err := os.WriteFile(n.path("boot-id"), []byte(randomHex(16)+"\n"), 0o644); err != nil {
+	if err := n.NewBootID(); err != nil {
 		return err
 	}
 	if n.ns, err = newNamespace(); err != nil {
