@@ -124,8 +124,8 @@ func awaitRequest(ctx context.Context, r *rig.Rig) error {
 	}
 }
 
-// delayedController runs coil-ipam-controller in this process, whose creation of a block
-// of the late pool takes long to reach the API server.
+// delayedController runs coil-ipam-controller in this process, whose reads of the late
+// pool take long: each block is preceded by one.
 func delayedController(ctx context.Context, r *rig.Rig, delay time.Duration) (stop func() error, err error) {
 	cfg, err := r.API.UserConfig(audit.User("coil-ipam-controller"), "system:serviceaccounts", "system:serviceaccounts:kube-system")
 	if err != nil {
@@ -144,7 +144,7 @@ func delayedController(ctx context.Context, r *rig.Rig, delay time.Duration) (st
 	return sync.OnceValue(func() error { cancel(); return <-ended }), nil
 }
 
-// delayed holds up reads of the late pool, which precede the creation of its blocks.
+// delayed is a connection to the API server that holds up reads of the late pool.
 type delayed struct {
 	next  http.RoundTripper
 	delay time.Duration

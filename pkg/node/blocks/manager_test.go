@@ -179,6 +179,7 @@ func (b *bench) answer(t *testing.T, index int32, reason string) int {
 			c = v2.BlockRequestCondition{Type: v2.BlockRequestFailed, Status: corev1.ConditionTrue, Reason: reason, Message: "no AddressPool " + r.Spec.PoolName}
 		} else {
 			blk := newBlock(r.Spec.PoolName, index)
+			blk.Labels[v2.LabelRequest] = string(r.UID)
 			index++
 			if _, err := b.client.CoilV2().AddressBlocks().Create(t.Context(), blk, metav1.CreateOptions{}); err != nil {
 				t.Fatal(err)
