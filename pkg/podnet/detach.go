@@ -192,6 +192,8 @@ type Found struct {
 	// HostIfName and HostIfIndex are of the host's end of the link.
 	HostIfName  string
 	HostIfIndex int
+	// Unlabelled links are found by their alias only; see Label.
+	Unlabelled bool
 	// Addresses are those that the pod table routes to the link: at most one of
 	// each family unless somebody else changed it.
 	Addresses []netip.Addr
@@ -219,7 +221,9 @@ func (n *Network) List(ctx context.Context) ([]Found, error) {
 	var found []Found
 	for _, l := range links {
 		if pool, id, ok := parseAlias(l.Alias); ok {
-			found = append(found, Found{ID: id, Pool: pool, HostIfName: l.Name, HostIfIndex: l.Index, Addresses: addrs[l.Index]})
+			found = append(found, Found{
+				ID: id, Pool: pool, HostIfName: l.Name, HostIfIndex: l.Index, Unlabelled: !labelled(l, id), Addresses: addrs[l.Index],
+			})
 		}
 	}
 	slices.SortFunc(found, func(a, b Found) int { return a.HostIfIndex - b.HostIfIndex })

@@ -145,8 +145,8 @@ func TestList(t *testing.T) {
 	}
 	want := []podnet.Found{
 		{ID: p.ID(), Pool: "default", HostIfName: a.HostIfName, Addresses: p.Address.Addrs()},
-		{ID: podnet.ID{ContainerID: "cafe", IfName: "eth0"}, Pool: "old", HostIfName: "old0", Addresses: []netip.Addr{netip.MustParseAddr("10.64.9.9")}},
-		{ID: podnet.ID{ContainerID: "0c31-uid", IfName: "eth0"}, HostIfName: "old1"},
+		{ID: podnet.ID{ContainerID: "cafe", IfName: "eth0"}, Pool: "old", HostIfName: "old0", Unlabelled: true, Addresses: []netip.Addr{netip.MustParseAddr("10.64.9.9")}},
+		{ID: podnet.ID{ContainerID: "0c31-uid", IfName: "eth0"}, HostIfName: "old1", Unlabelled: true},
 	}
 	for i := range got {
 		if got[i].HostIfIndex == 0 || i == 0 && got[i].HostIfIndex != a.HostIfIndex {

@@ -371,11 +371,8 @@ func (d *daemon) restoreOnce(ctx context.Context) error {
 	d.fresh = false
 	klog.FromContext(ctx).Info("Record, kernel and blocks are in line", "blocks", len(held), "kept", rep.Kept,
 		"adopted", rep.Adopted, "takenDown", rep.TakenDown, "outdated", rep.Outdated, "replayed", rep.Replayed)
-	for _, c := range rep.Conflicts {
-		d.event(corev1.EventTypeWarning, "LinkNotAdopted", "link %s can't be adopted", c)
-	}
-	for _, b := range rep.MissingBlocks {
-		d.event(corev1.EventTypeWarning, "BlockMissing", "AddressBlock %s is in use by pods but doesn't exist any more", b)
+	if err := d.report(ctx, rep); err != nil {
+		return err
 	}
 	d.health.Set(condDisk, d.store.Writable(ctx))
 	return errors.Join(d.syncPods(ctx), d.blocks.Export(ctx))

@@ -44,6 +44,8 @@ type Detacher interface {
 type Links interface {
 	// List returns all of them, or an error; never a part.
 	List(ctx context.Context) ([]podnet.Found, error)
+	// Label makes an unlabelled link look like one that was attached by this version.
+	Label(ctx context.Context, f podnet.Found) error
 }
 
 // Queue has the DELs that came while coild was away; see package delqueue.
@@ -68,6 +70,9 @@ type Report struct {
 	// Conflicts are links whose addresses another attachment has, or that have none.
 	// They are left as they are.
 	Conflicts []string
+	// Homeless are addresses of adopted links that are in no block of the node: another
+	// node may give them, too.
+	Homeless []string
 	// MissingBlocks are recorded blocks that the API server doesn't have for the node.
 	MissingBlocks []string
 }
@@ -102,6 +107,13 @@ func (r *Restorer) Restore(ctx context.Context, fresh bool, blocks []store.Block
 	for _, f := range found {
 		id := store.ID(f.ID)
 		links[id] = true
+		if f.Unlabelled && f.Pool != "" {
+			// It is found without that, only less quickly.
+			if err := r.Links.Label(ctx, f); err != nil {
+				klog.FromContext(ctx).Error(err, "Labelling a link of Coil 2.x failed", "containerID", f.ContainerID)
+			}
+		}
+		r.noteHomeless(f, blocks, &rep)
 		if a, ok := records[id]; ok {
 			if err := r.correct(ctx, a, f); err != nil {
 				return rep, err
@@ -212,6 +224,19 @@ func (r *Restorer) recordBlocks(ctx context.Context, fresh bool, blocks []store.
 		}
 	}
 	return nil
+}
+
+// noteHomeless reports addresses that are in none of the node's blocks, as long as
+// their pods run.
+func (r *Restorer) noteHomeless(f podnet.Found, blocks []store.Block, rep *Report) {
+	if f.Pool == "" {
+		return // not Coil's address
+	}
+	for _, a := range f.Addresses {
+		if !slices.ContainsFunc(blocks, func(b store.Block) bool { return b.IPv4.Contains(a) || b.IPv6.Contains(a) }) {
+			rep.Homeless = append(rep.Homeless, fmt.Sprintf("%s of link %s, container %s", a, f.HostIfName, f.ContainerID))
+		}
+	}
 }
 
 // adopt records an attachment that only the kernel knows.

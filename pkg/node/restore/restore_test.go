@@ -27,6 +27,18 @@ type links struct {
 
 func (l *links) List(context.Context) ([]podnet.Found, error) { return l.found, l.err }
 
+func (l *links) Label(_ context.Context, f podnet.Found) error {
+	if l.err != nil {
+		return l.err
+	}
+	for i := range l.found {
+		if l.found[i].ID == f.ID {
+			l.found[i].Unlabelled = false
+		}
+	}
+	return nil
+}
+
 // detacher takes links and records down, as package assign does.
 type detacher struct {
 	store *sqlite.Store
@@ -348,5 +360,30 @@ func TestQueuedDeletionsAreReplayed(t *testing.T) {
 	}
 	if left, _, err := n.queue.List(); err != nil || len(left) > 0 || len(n.state()) > 0 || len(n.links.found) > 0 {
 		t.Errorf("queue %v, %v; record %v; links %v", left, err, n.state(), n.links.found)
+	}
+}
+
+// Links of 2.x get the marks of today's; addresses without a block are named. Pods that
+// have no address of Coil are left alone.
+func TestLinksOfEarlierVersions(t *testing.T) {
+	n := newNode(t)
+	n.link("inside", netip.MustParseAddr("10.1.0.1"))
+	n.link("outside", netip.MustParseAddr("10.9.0.1"))
+	n.link("none")
+	for i := range n.links.found {
+		n.links.found[i].Unlabelled = true
+	}
+	n.links.found[2].Pool = ""
+	rep, err := n.Restore(t.Context(), true, []store.Block{n.block})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(rep.Homeless) != 1 || !strings.HasPrefix(rep.Homeless[0], "10.9.0.1 of link vethoutside") || rep.Adopted != 2 {
+		t.Errorf("%+v, want 2 adopted, and that 10.9.0.1 has no block", rep)
+	}
+	for i, want := range []bool{false, false, true} {
+		if f := n.links.found[i]; f.Unlabelled != want {
+			t.Errorf("%s: unlabelled %t, want %t", f.ContainerID, f.Unlabelled, want)
+		}
 	}
 }

@@ -1,0 +1,62 @@
+package podnet
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/coil-net/coil/pkg/dataplane"
+	"github.com/coil-net/coil/pkg/kernel/rtnl"
+)
+
+// labelled says whether a link has the group and the alternative name of an attachment;
+// those that Coil 2.x made have the alias only.
+func labelled(l rtnl.Link, id ID) bool {
+	return l.Group == dataplane.LinkGroup && slices.Contains(l.AltNames, id.altName())
+}
+
+// Label gives the link of an attachment that Coil 2.x made the group and the alternative
+// name by which others are found. Packets notice nothing.
+func (n *Network) Label(ctx context.Context, f Found) error {
+	l, err := n.find(ctx, f.ID, f.HostIfIndex)
+	if err != nil {
+		return fmt.Errorf("label %s: %w", f, err)
+	}
+	var errs []error
+	if l.Group != dataplane.LinkGroup {
+		errs = append(errs, n.handle.Do(ctx, rtnl.SetLink(l.Index, rtnl.LinkChange{Group: dataplane.LinkGroup})))
+	}
+	if !slices.Contains(l.AltNames, f.altName()) {
+		errs = append(errs, n.handle.Do(ctx, rtnl.AddAltName(l.Index, f.altName())))
+	}
+	if err := errors.Join(errs...); err != nil {
+		return fmt.Errorf("label %s: %w", f, err)
+	}
+	return nil
+}
+
+// Strays returns the routes of the pod table to links that are no attachment's, such as
+// those whose alias was lost. Sync deletes them.
+func (n *Network) Strays(ctx context.Context) ([]string, error) {
+	var strays []string
+	for _, family := range []dataplane.Family{dataplane.IPv4, dataplane.IPv6} {
+		routes, err := n.handle.Routes(ctx, family, n.opts.PodTable, n.opts.Protocol)
+		if err != nil {
+			return nil, fmt.Errorf("list pod routes: %w", err)
+		}
+		for _, r := range routes {
+			l, err := n.handle.LinkByIndex(ctx, r.Link)
+			if errors.Is(err, rtnl.ErrNotExist) {
+				continue // it took the route along
+			}
+			if err != nil {
+				return nil, fmt.Errorf("list pod routes: %w", err)
+			}
+			if _, _, ok := parseAlias(l.Alias); !ok {
+				strays = append(strays, fmt.Sprintf("%s with the route to %s: its alias %q is not of a pod", l.Name, r.Dst.Addr(), l.Alias))
+			}
+		}
+	}
+	return strays, nil
+}
