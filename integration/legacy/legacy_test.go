@@ -201,7 +201,7 @@ func TestTakeOverOfBrokenNode(t *testing.T) {
 	for _, s := range []*rig.Sandbox{healthy, outside, foreign} {
 		check(t, s.Del(ctx), s.Close())
 	}
-	if wrongs := r.Ledger.Wrongs(); len(wrongs) > 0 {
+	if wrongs := r.Ledger.Wrongs(n); len(wrongs) > 0 {
 		t.Errorf("addresses: %q", wrongs)
 	}
 }
