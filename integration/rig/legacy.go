@@ -7,6 +7,7 @@ import (
 	"net/netip"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
 	"github.com/coil-net/coil/pkg/dataplane"
@@ -52,12 +53,13 @@ func (r *Rig) AddLegacyBlock(ctx context.Context, pool string, index int32, node
 	if err != nil {
 		return nil, err
 	}
+	kind := schema.GroupVersionKind{Group: v2.GroupVersion.Group, Version: v2.GroupVersion.Version, Kind: "AddressPool"}
 	b := &v2.AddressBlock{
 		ObjectMeta: metav1.ObjectMeta{
 			Name:            fmt.Sprintf("%s-%d", pool, index),
 			Labels:          map[string]string{v2.LabelPool: pool, v2.LabelNode: node},
 			Finalizers:      []string{v2.Finalizer},
-			OwnerReferences: []metav1.OwnerReference{*metav1.NewControllerRef(p, v2.SchemeGroupVersion.WithKind("AddressPool"))},
+			OwnerReferences: []metav1.OwnerReference{*metav1.NewControllerRef(p, kind)},
 		},
 		Index: index,
 	}
