@@ -91,5 +91,5 @@ func NewClients(cfg *rest.Config) (Clients, error) {
 // newScheme knows what Core reads and writes, and what Events are about.
 func newScheme() (*runtime.Scheme, error) {
 	s := runtime.NewScheme()
-	return s, errors.Join(corev1.AddToScheme(s), v2.AddToScheme(s))
+	return s, errors.Join(corev1.AddToScheme(s), v2.Install(s))
 }

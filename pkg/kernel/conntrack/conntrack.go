@@ -17,6 +17,7 @@ import (
 
 	"github.com/coil-net/coil/pkg/kernel/netns"
 	"github.com/coil-net/coil/pkg/kernel/rtnl"
+	"github.com/coil-net/coil/pkg/kernel/sysctl"
 )
 
 // Types of messages, and attributes, of linux/netfilter/nfnetlink_conntrack.h.
@@ -39,16 +40,18 @@ const (
 
 // Table is the kernel's table of flows in one network namespace. It is safe for
 // concurrent use.
-type Table struct{ h *rtnl.Handle }
+type Table struct {
+	ns *netns.NS
+	h  *rtnl.Handle
+}
 
-// New returns the table of a namespace, nil for the one that the process was started
-// in. The namespace must stay open as long as the table is used.
+// New returns the table of a namespace, which must stay open as long as the table is used.
 func New(ns *netns.NS) (*Table, error) {
 	h, err := rtnl.NewProtocol(ns, unix.NETLINK_NETFILTER)
 	if err != nil {
 		return nil, fmt.Errorf("open the table of flows: %w", err)
 	}
-	return &Table{h}, nil
+	return &Table{ns, h}, nil
 }
 
 // Close closes the table. No call may be in progress.
@@ -57,8 +60,16 @@ func (t *Table) Close() { t.h.Close() }
 // Forget deletes all flows that one of the addresses takes part in, in either
 // direction, before or after address translation, and returns how many these were.
 // The kernel's table is read once, whatever the number of addresses. A kernel that
-// tracks no flows has none.
+// tracks no flows has none, and isn't made to load what could.
 func (t *Table) Forget(ctx context.Context, addrs ...netip.Addr) (int, error) {
+	// Of the namespace's own flows; Documentation/networking/nf_conntrack-sysctl.rst.
+	count, err := sysctl.Get(t.ns, "net/netfilter/nf_conntrack_count")
+	if errors.Is(err, sysctl.ErrNotExist) || count == "0" {
+		return 0, nil
+	}
+	if err != nil {
+		return 0, fmt.Errorf("count flows: %w", err)
+	}
 	wanted := make(map[netip.Addr]bool, len(addrs))
 	for _, a := range addrs {
 		wanted[a] = true
@@ -66,7 +77,7 @@ func (t *Table) Forget(ctx context.Context, addrs ...netip.Addr) (int, error) {
 	var stale []rtnl.Request
 	// The header's zeros say all families, and version 0 (NFNETLINK_V0).
 	all := rtnl.NewRequest(typeGet, 0, make([]byte, nfgenmsgSize), func() string { return "conntrack -L" })
-	err := t.h.Dump(ctx, all, func(body []byte) error {
+	err = t.h.Dump(ctx, all, func(body []byte) error {
 		f, err := parse(body)
 		if err == nil && f.concerns(wanted) {
 			stale = append(stale, f.deletion())
