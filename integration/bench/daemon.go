@@ -22,8 +22,8 @@ const (
 	// restingAfter is how long nothing happens before coild is watched, so that the
 	// cool-down of addresses is over; restingFor is for how long.
 	restingAfter, restingFor = 75 * time.Second, 30 * time.Second
-	restarts   = 5
-	churned    = 10000
+	restarts                 = 5
+	churned                  = 10000
 )
 
 // Daemon is what is measured of coild alone.

@@ -41,48 +41,40 @@ func NodeInformer(core rest.Interface, fieldSelector string) (*Informer, error) 
 // MetadataInformer returns an informer of the metadata of a resource in all namespaces,
 // with the fields that the server selects by; an empty selector selects all.
 func MetadataInformer(client metadata.Interface, r schema.GroupVersionResource, fieldSelector string) (*Informer, error) {
-	return newInformer(&metav1.PartialObjectMetadata{}, &cache.ListWatch{
-		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
-			o.FieldSelector = fieldSelector
-			return client.Resource(r).List(ctx, o)
-		},
-		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
-			o.FieldSelector = fieldSelector
-			return client.Resource(r).Watch(ctx, o)
-		},
-	})
+	objects := client.Resource(r)
+	return newInformer(&metav1.PartialObjectMetadata{}, selected(objects.List, objects.Watch,
+		func(o *metav1.ListOptions) { o.FieldSelector = fieldSelector }))
 }
 
 // AddressBlockInformer returns an informer of AddressBlocks, with the labels that the
 // server selects by; an empty selector selects all.
 func AddressBlockInformer(client typed.CoilV2Interface, labelSelector string) (*Informer, error) {
 	blocks := client.AddressBlocks()
-	return newInformer(&v2.AddressBlock{}, &cache.ListWatch{
-		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
-			o.LabelSelector = labelSelector
-			return blocks.List(ctx, o)
-		},
-		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
-			o.LabelSelector = labelSelector
-			return blocks.Watch(ctx, o)
-		},
-	})
+	return newInformer(&v2.AddressBlock{}, selected(blocks.List, blocks.Watch,
+		func(o *metav1.ListOptions) { o.LabelSelector = labelSelector }))
 }
 
 // BlockRequestInformer returns an informer of BlockRequests, with the labels that the
 // server selects by; an empty selector selects all.
 func BlockRequestInformer(client typed.CoilV2Interface, labelSelector string) (*Informer, error) {
 	requests := client.BlockRequests()
-	return newInformer(&v2.BlockRequest{}, &cache.ListWatch{
+	return newInformer(&v2.BlockRequest{}, selected(requests.List, requests.Watch,
+		func(o *metav1.ListOptions) { o.LabelSelector = labelSelector }))
+}
+
+// selected lists and watches with the methods of a client, with narrower options.
+func selected[L runtime.Object](list func(context.Context, metav1.ListOptions) (L, error),
+	watches func(context.Context, metav1.ListOptions) (watch.Interface, error), narrow func(*metav1.ListOptions)) *cache.ListWatch {
+	return &cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
-			o.LabelSelector = labelSelector
-			return requests.List(ctx, o)
+			narrow(&o)
+			return list(ctx, o)
 		},
 		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
-			o.LabelSelector = labelSelector
-			return requests.Watch(ctx, o)
+			narrow(&o)
+			return watches(ctx, o)
 		},
-	})
+	}
 }
 
 func newInformer(example runtime.Object, lw cache.ListerWatcher) (*Informer, error) {
