@@ -6,12 +6,12 @@ import (
 	"fmt"
 	"net"
 	"os"
-	"slices"
 	"strconv"
 	"time"
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/coil-net/coil/integration/bench/figures"
 	"github.com/coil-net/coil/pkg/kernel/rtnl"
 )
 
@@ -61,8 +61,7 @@ func (m *matrix) daemon(ctx context.Context, c *coil) (d Daemon, err error) {
 		}
 		took = append(took, t)
 	}
-	slices.Sort(took)
-	d.Restart = ms(quantile(took, 0.5))
+	d.Restart = figures.Quantile(took, 0.5)
 	if err := m.churn(ctx, c, &d); err != nil {
 		return d, err
 	}
@@ -85,9 +84,9 @@ func (m *matrix) rest(ctx context.Context, c *coil, d *Daemon) error {
 	if err != nil {
 		return err
 	}
-	d.Idle = rounded((after-before).Seconds()/restingFor.Seconds(), 5)
+	d.Idle = figures.Round((after-before).Seconds()/restingFor.Seconds(), 5)
 	rss, err := residentMemory(c.machine.Coild.PID())
-	d.RSS = rounded(float64(rss)/(1<<20), 1)
+	d.RSS = figures.Round(float64(rss)/(1<<20), 1)
 	return err
 }
 

@@ -21,6 +21,7 @@ import (
 
 	"github.com/spf13/pflag"
 
+	"github.com/coil-net/coil/integration/bench/figures"
 	"github.com/coil-net/coil/integration/lab/build"
 	"github.com/coil-net/coil/integration/lab/scratch"
 )
@@ -78,7 +79,7 @@ func run(ctx context.Context, o options, out io.Writer) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, dir.Remove()) }()
-	when := newConditions()
+	when := conditions{Conditions: figures.Now()}
 	systems, c, err := start(ctx, o, dir)
 	defer func() { err = errors.Join(err, closeAll(systems)) }()
 	if err != nil {
@@ -108,12 +109,12 @@ func run(ctx context.Context, o options, out io.Writer) (err error) {
 	if err := m.run(ctx); err != nil {
 		return err
 	}
-	when.Cells, when.LoadAtEnd = m.cells, loadavg()
+	when.Cells, when.LoadAtEnd = m.cells, figures.Load()
 	fmt.Fprintln(out, when)
 	if err := errors.Join(
 		table(out, m.rows, o.systems),
-		write(o.out, "bench.json", m.rows),
-		write(o.out, "conditions.json", when),
+		figures.Write(filepath.Join(o.out, "bench.json"), m.rows),
+		figures.Write(filepath.Join(o.out, "conditions.json"), when),
 	); err != nil {
 		return err
 	}
@@ -124,10 +125,19 @@ func run(ctx context.Context, o options, out io.Writer) (err error) {
 		}
 	}
 	all := targets(m.rows, d)
-	if err := errors.Join(write(o.out, "daemon.json", d), write(o.out, "targets.json", all)); err != nil {
+	if err := errors.Join(figures.Write(filepath.Join(o.out, "daemon.json"), d), figures.Write(filepath.Join(o.out, "targets.json"), all)); err != nil {
 		return err
 	}
-	return verdict(out, all)
+	if err := all.Print(out); err != nil {
+		return err
+	}
+	return all.Verdict()
+}
+
+// conditions are conditions.json.
+type conditions struct {
+	figures.Conditions
+	Cells []cellNote `json:"cells,omitempty"`
 }
 
 // podsOf is how many pods a round attaches.

@@ -6,6 +6,8 @@ import (
 	"io"
 	"slices"
 	"time"
+
+	"github.com/coil-net/coil/integration/bench/figures"
 )
 
 // cell is what is the same for all systems that are compared.
@@ -162,7 +164,7 @@ func (m *matrix) sandboxes(n int, family string) ([]*pod, error) {
 // happens on the machine hits all of them.
 func (m *matrix) measure(ctx context.Context, c cell) error {
 	got := map[string][]measured{}
-	note := cellNote{Cell: c.String(), Loadavg: loadavg(), Busy: map[string]float64{}}
+	note := cellNote{Cell: c.String(), Loadavg: figures.Load(), Busy: map[string]float64{}}
 	quiet := func(s system) int {
 		n := 0
 		for _, r := range got[s.name()] {
@@ -190,7 +192,7 @@ func (m *matrix) measure(ctx context.Context, c cell) error {
 		slices.SortStableFunc(rounds, func(a, b measured) int { return compare(a.busy, b.busy) })
 		note.Dropped += len(rounds[m.rounds:])
 		rounds = rounds[:m.rounds]
-		note.Busy[s.name()] = rounded(rounds[len(rounds)-1].busy, 2)
+		note.Busy[s.name()] = figures.Round(rounds[len(rounds)-1].busy, 2)
 		for _, op := range ops {
 			var all sample
 			for _, r := range rounds {

@@ -113,12 +113,3 @@ func disturbance(do func() error) (float64, error) {
 	}
 	return after.since(before, elapsed), nil
 }
-
-// loadavg is /proc/loadavg.
-func loadavg() string {
-	b, err := os.ReadFile("/proc/loadavg")
-	if err != nil {
-		return err.Error()
-	}
-	return strings.TrimSpace(string(b))
-}

@@ -1,68 +1,10 @@
 package main
 
 import (
-	"encoding/json"
 	"fmt"
 	"io"
-	"os"
-	"path/filepath"
-	"runtime"
-	"strings"
 	"text/tabwriter"
-	"time"
-
-	"golang.org/x/sys/unix"
 )
-
-// conditions say when and where figures were measured.
-type conditions struct {
-	Date      time.Time  `json:"date"`
-	Kernel    string     `json:"kernel"`
-	CPU       string     `json:"cpu"`
-	CPUs      int        `json:"cpus"`
-	Go        string     `json:"go"`
-	Load      string     `json:"loadavg_at_start"`
-	LoadAtEnd string     `json:"loadavg_at_end"`
-	Cells     []cellNote `json:"cells,omitempty"`
-}
-
-func newConditions() conditions {
-	var u unix.Utsname
-	_ = unix.Uname(&u) // what fails here is only a label
-	return conditions{
-		Date: time.Now().UTC().Truncate(time.Second), Kernel: unix.ByteSliceToString(u.Release[:]), CPU: cpuModel(),
-		CPUs: runtime.NumCPU(), Go: runtime.Version(), Load: loadavg(),
-	}
-}
-
-func (c conditions) String() string {
-	return fmt.Sprintf("%s, Linux %s, %d x %s, %s", c.Date.Format("2006-01-02"), c.Kernel, c.CPUs, c.CPU, c.Go)
-}
-
-func cpuModel() string {
-	b, err := os.ReadFile("/proc/cpuinfo")
-	if err != nil {
-		return runtime.GOARCH
-	}
-	for line := range strings.Lines(string(b)) {
-		if k, v, ok := strings.Cut(line, ":"); ok && strings.TrimSpace(k) == "model name" {
-			return strings.TrimSpace(v)
-		}
-	}
-	return runtime.GOARCH
-}
-
-// write writes a value as JSON to a file below dir.
-func write(dir, name string, v any) error {
-	if err := os.MkdirAll(dir, 0o755); err != nil {
-		return err
-	}
-	b, err := json.MarshalIndent(v, "", "  ")
-	if err != nil {
-		return err
-	}
-	return os.WriteFile(filepath.Join(dir, name), append(b, '\n'), 0o644)
-}
 
 // table prints rows as people read them: a line per cell and operation, a column
 // per system.

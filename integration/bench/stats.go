@@ -1,9 +1,9 @@
 package main
 
 import (
-	"math"
-	"slices"
 	"time"
+
+	"github.com/coil-net/coil/integration/bench/figures"
 )
 
 // Row is one line of bench.json.
@@ -48,31 +48,13 @@ func (s *sample) merge(o sample) {
 
 // row computes the figures of a cell.
 func (s *sample) row(system, op string, c cell) Row {
-	took := slices.Clone(s.took)
-	slices.Sort(took)
 	r := Row{
 		System: system, Op: op, Concurrency: c.concurrency, Existing: c.existing, Family: c.family,
-		N: len(took) + s.failures, Failures: s.failures,
-		P50: ms(quantile(took, 0.50)), P90: ms(quantile(took, 0.90)), P99: ms(quantile(took, 0.99)), Max: ms(quantile(took, 1)),
+		N: len(s.took) + s.failures, Failures: s.failures,
+		P50: figures.Quantile(s.took, 0.50), P90: figures.Quantile(s.took, 0.90), P99: figures.Quantile(s.took, 0.99), Max: figures.Quantile(s.took, 1),
 	}
 	if s.elapsed > 0 {
-		r.Rate = rounded(float64(len(took))/s.elapsed.Seconds(), 1)
+		r.Rate = figures.Round(float64(len(s.took))/s.elapsed.Seconds(), 1)
 	}
 	return r
-}
-
-// quantile is the nearest-rank quantile of sorted values; 0 if there are none.
-func quantile(sorted []time.Duration, q float64) time.Duration {
-	if len(sorted) == 0 {
-		return 0
-	}
-	rank := int(math.Ceil(q * float64(len(sorted))))
-	return sorted[min(max(rank, 1), len(sorted))-1]
-}
-
-func ms(d time.Duration) float64 { return rounded(float64(d)/float64(time.Millisecond), 3) }
-
-func rounded(x float64, digits int) float64 {
-	p := math.Pow10(digits)
-	return math.Round(x*p) / p
 }

@@ -11,6 +11,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 
 	"github.com/coil-net/coil/generated/informers/externalversions"
+	"github.com/coil-net/coil/integration/bench/figures"
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
 	"github.com/coil-net/coil/pkg/testkit"
 )
@@ -160,7 +161,7 @@ func (f *fleet) servedRate(ctx context.Context, w *watcher, n int, rep *report) 
 	if err != nil {
 		return 0, fmt.Errorf("make requests: %w", err)
 	}
-	rep.note(fmt.Sprintf("%d BlockRequests at once: time to make them", n), "s", time.Since(began).Seconds())
+	rep.Figures.Note(fmt.Sprintf("%d BlockRequests at once: time to make them", n), "s", time.Since(began).Seconds())
 	ctx, cancel := context.WithTimeout(ctx, testkit.Timeout(answerTimeout))
 	defer cancel()
 	last := began
@@ -180,7 +181,7 @@ func (f *fleet) servedRate(ctx context.Context, w *watcher, n int, rep *report) 
 			last = a.at
 		}
 	}
-	rep.note(fmt.Sprintf("%d BlockRequests at once, p50", n), "s", quantile(took, 0.5)/1000)
-	rep.atMost(fmt.Sprintf("%d BlockRequests at once, p99", n), "s", quantile(took, 0.99)/1000, 7)
+	rep.Figures.Note(fmt.Sprintf("%d BlockRequests at once, p50", n), "s", figures.Quantile(took, 0.5)/1000)
+	rep.Figures.AtMost(fmt.Sprintf("%d BlockRequests at once, p99", n), "s", figures.Quantile(took, 0.99)/1000, 7)
 	return float64(n) / last.Sub(began).Seconds(), nil
 }

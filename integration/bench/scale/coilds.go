@@ -47,7 +47,7 @@ func measureCoilds(ctx context.Context, o options, rep *report) error {
 		return err
 	}
 	rep.Requests = c.counts
-	rep.note(fmt.Sprintf("%d coilds: start of the first to ready of the last", o.coilds), "s", c.ready.Seconds())
+	rep.Figures.Note(fmt.Sprintf("%d coilds: start of the first to ready of the last", o.coilds), "s", c.ready.Seconds())
 	watches, most := 0, 0
 	for _, r := range c.counts {
 		if r.Verb == "list" || r.Verb == "watch" {
@@ -58,10 +58,10 @@ func measureCoilds(ctx context.Context, o options, rep *report) error {
 		}
 	}
 	allowed := len(audit.Allowed(account))
-	rep.atMost(fmt.Sprintf("%d coilds: LISTs and WATCHes per coild from start on", o.coilds), "", float64(watches)/float64(o.coilds), float64(allowed)*1.2)
-	rep.atMost("of one coild, the most watches of the same resource", "", float64(most), 2)
-	rep.atMost("LISTs and WATCHes that must not or should be there", "", float64(len(c.problems)), 0)
-	rep.note(fmt.Sprintf("%d coilds at rest: requests per minute together", o.coilds), "", float64(c.quiet)/o.quiet.Minutes())
+	rep.Figures.AtMost(fmt.Sprintf("%d coilds: LISTs and WATCHes per coild from start on", o.coilds), "", float64(watches)/float64(o.coilds), float64(allowed)*1.2)
+	rep.Figures.AtMost("of one coild, the most watches of the same resource", "", float64(most), 2)
+	rep.Figures.AtMost("LISTs and WATCHes that must not or should be there", "", float64(len(c.problems)), 0)
+	rep.Figures.Note(fmt.Sprintf("%d coilds at rest: requests per minute together", o.coilds), "", float64(c.quiet)/o.quiet.Minutes())
 	for _, p := range c.problems {
 		fmt.Fprintln(o.log, "coild:", p)
 	}

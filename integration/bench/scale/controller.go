@@ -16,6 +16,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/wait"
 
+	"github.com/coil-net/coil/integration/bench/figures"
 	"github.com/coil-net/coil/integration/rig"
 	"github.com/coil-net/coil/pkg/testkit"
 )
@@ -94,7 +95,7 @@ func measureController(ctx context.Context, o options, rep *report) (err error) 
 	if err != nil {
 		return err
 	}
-	rep.atMost("controller: start to ready", "s", ready.Seconds(), 10)
+	rep.Figures.AtMost("controller: start to ready", "s", ready.Seconds(), 10)
 	w, err := c.watch(ctx)
 	if err != nil {
 		return err
@@ -104,7 +105,7 @@ func measureController(ctx context.Context, o options, rep *report) (err error) 
 	if err != nil {
 		return fmt.Errorf("%w; the end of its log:\n%s", err, c.rig.Controller.Logs(20))
 	}
-	rep.note("controller: ready to first answer", "ms", ms(first))
+	rep.Figures.Note("controller: ready to first answer", "ms", figures.Milliseconds(first))
 	if err := c.singles(ctx, w, o.singles, rep); err != nil {
 		return err
 	}
@@ -116,8 +117,8 @@ func measureController(ctx context.Context, o options, rep *report) (err error) 
 	if err != nil {
 		return err
 	}
-	rep.note("controller: resident memory at the end", "MiB", now)
-	rep.atMost("controller: resident memory, most of the whole run", "MiB", peak, 150)
+	rep.Figures.Note("controller: resident memory at the end", "MiB", now)
+	rep.Figures.AtMost("controller: resident memory, most of the whole run", "MiB", peak, 150)
 	c.rig.Controller.Stop()
 	c.skip()
 	after, err := c.bareRate(ctx, o.burst)
@@ -125,9 +126,9 @@ func measureController(ctx context.Context, o options, rep *report) (err error) 
 		return err
 	}
 	bare := 2 / (1/before + 1/after)
-	rep.note(fmt.Sprintf("%d BlockRequests at once: bare client", o.burst), "/s", bare)
-	rep.note(fmt.Sprintf("%d BlockRequests at once: controller", o.burst), "/s", served)
-	rep.atLeast(fmt.Sprintf("%d BlockRequests at once: controller by bare client", o.burst), "", served/bare, 0.8)
+	rep.Figures.Note(fmt.Sprintf("%d BlockRequests at once: bare client", o.burst), "/s", bare)
+	rep.Figures.Note(fmt.Sprintf("%d BlockRequests at once: controller", o.burst), "/s", served)
+	rep.Figures.AtLeast(fmt.Sprintf("%d BlockRequests at once: controller by bare client", o.burst), "", served/bare, 0.8)
 	return nil
 }
 
@@ -169,8 +170,8 @@ func (c *controller) singles(ctx context.Context, w *watcher, n int, rep *report
 			return err
 		}
 	}
-	rep.atMost("one BlockRequest answered, p50", "ms", quantile(took, 0.5), 50)
-	rep.note("one BlockRequest answered, p99", "ms", quantile(took, 0.99))
+	rep.Figures.AtMost("one BlockRequest answered, p50", "ms", figures.Quantile(took, 0.5), 50)
+	rep.Figures.Note("one BlockRequest answered, p99", "ms", figures.Quantile(took, 0.99))
 	return nil
 }
 

@@ -9,6 +9,7 @@ import (
 
 	"k8s.io/client-go/rest"
 
+	"github.com/coil-net/coil/integration/bench/figures"
 	"github.com/coil-net/coil/pkg/testkit"
 )
 
@@ -30,9 +31,9 @@ func need(t *testing.T) options {
 }
 
 // figure returns the figure whose name contains a text.
-func (r *report) figure(t *testing.T, text string) Figure {
+func (r *report) figure(t *testing.T, text string) figures.Figure {
 	t.Helper()
-	i := slices.IndexFunc(r.Figures, func(f Figure) bool { return strings.Contains(f.Name, text) })
+	i := slices.IndexFunc(r.Figures, func(f figures.Figure) bool { return strings.Contains(f.Name, text) })
 	if i < 0 {
 		t.Fatalf("there is no figure %q: %+v", text, r.Figures)
 	}
@@ -60,7 +61,7 @@ func TestLateBlock(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if p99 := quantile(took, 0.99); p99 > ms(o.delay)/2 {
+	if p99 := figures.Quantile(took, 0.99); p99 > figures.Milliseconds(o.delay)/2 {
 		t.Errorf("ADD of another pool took %.0f ms at p99 while a block was %s late", p99, o.delay)
 	}
 }
@@ -94,10 +95,10 @@ func TestReport(t *testing.T) {
 		add    func(*report)
 		missed bool
 	}{
-		{"reached", func(r *report) { r.atMost("x", "s", 1, 1) }, false},
-		{"too much", func(r *report) { r.atMost("x", "s", 1.1, 1) }, true},
-		{"too little", func(r *report) { r.atLeast("x", "", 0.7, 0.8) }, true},
-		{"without a target", func(r *report) { r.note("x", "", 99) }, false},
+		{"reached", func(r *report) { r.Figures.AtMost("x", "s", 1, 1) }, false},
+		{"too much", func(r *report) { r.Figures.AtMost("x", "s", 1.1, 1) }, true},
+		{"too little", func(r *report) { r.Figures.AtLeast("x", "", 0.7, 0.8) }, true},
+		{"without a target", func(r *report) { r.Figures.Note("x", "", 99) }, false},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			r := newReport()
@@ -108,7 +109,7 @@ func TestReport(t *testing.T) {
 			}
 		})
 	}
-	if got := quantile([]time.Duration{3e6, 1e6, 2e6, 4e6}, 0.5); got != 2 {
+	if got := figures.Quantile([]time.Duration{3e6, 1e6, 2e6, 4e6}, 0.5); got != 2 {
 		t.Errorf("the median of 1 to 4 ms is %v", got)
 	}
 }

@@ -15,6 +15,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/coil-net/coil/integration/audit"
+	"github.com/coil-net/coil/integration/bench/figures"
 	"github.com/coil-net/coil/integration/rig"
 	"github.com/coil-net/coil/pkg/app/ipamcontroller"
 )
@@ -35,9 +36,9 @@ func measureStall(ctx context.Context, o options, rep *report) error {
 		return err
 	}
 	what := fmt.Sprintf("%d ADDs at once on a fresh node, the block of another pool comes after %s", adds, o.delay)
-	rep.note(what+": p50", "ms", quantile(took, 0.5))
-	rep.atMost(what+": p99", "ms", quantile(took, 0.99), 300)
-	rep.note("the same, ADDs of the other pool, the quickest", "s", quantile(late, 0)/1000)
+	rep.Figures.Note(what+": p50", "ms", figures.Quantile(took, 0.5))
+	rep.Figures.AtMost(what+": p99", "ms", figures.Quantile(took, 0.99), 300)
+	rep.Figures.Note("the same, ADDs of the other pool, the quickest", "s", figures.Quantile(late, 0)/1000)
 	return nil
 }
 
