@@ -21,6 +21,14 @@ import (
 // drain is for how long running calls may go on at the end.
 const drain = 5 * time.Second
 
+const (
+	// window is how much of a request may come before it is read, in bytes; GC lists all
+	// attachments of a node.
+	window = 1 << 20
+	// bufferSize is that of a connection's reads and writes, in bytes.
+	bufferSize = 4 << 10
+)
+
 // Serve answers at the unix socket until ctx ends, then lets running calls end.
 func (s *Server) Serve(ctx context.Context, socket string, r prometheus.Registerer) error {
 	l, err := listen(ctx, socket)
@@ -28,7 +36,13 @@ func (s *Server) Serve(ctx context.Context, socket string, r prometheus.Register
 		return fmt.Errorf("listen at %s: %w", socket, err)
 	}
 	logger := klog.FromContext(ctx).WithName("cni")
-	g := grpc.NewServer(grpc.UnaryInterceptor(newMetrics(r).intercept(logger)))
+	g := grpc.NewServer(
+		grpc.UnaryInterceptor(newMetrics(r).intercept(logger)),
+		// Each connection is for one small call of the plugin: no bandwidth is worth being
+		// measured, by a ping before each answer, and no large buffer is filled.
+		grpc.StaticConnWindowSize(window), grpc.StaticStreamWindowSize(window),
+		grpc.ReadBufferSize(bufferSize), grpc.WriteBufferSize(bufferSize),
+	)
 	cnirpc.RegisterCNIServer(g, s)
 	reflection.Register(g)
 
