@@ -54,7 +54,7 @@ func TestInstall(t *testing.T) {
 	for _, v := range variants {
 		t.Run(v.dir, func(t *testing.T) { testInstall(t, startAPI(t), v) })
 	}
-	t.Run("over an earlier version", testTakeOver)
+	t.Run("over an earlier version", testSwitch)
 }
 
 func testInstall(t *testing.T, api *controlplane.API, v variant) {
