@@ -58,7 +58,7 @@ func testSwitch(t *testing.T) {
 				_, err := api.Kubectl(t.Context(), "apply", "--server-side", "--field-manager=users", "-f", objects)
 				return err
 			})
-			install(write("programs.yaml", strings.ReplaceAll(earlier, ", selected: yes", tt.selector)+earlierRights))
+			install(write("programs.yaml", strings.ReplaceAll(earlier, ", selected: yes", tt.selector)+earlierRest))
 			before := names(t, api)
 			install(write("webhooks.yaml", earlierWebhooks()))
 			testkit.Eventually(t, 10*time.Second, "webhooks without a server refuse writes", func() error {
@@ -87,6 +87,10 @@ func testSwitch(t *testing.T) {
 			}
 			if out, err := api.Kubectl(t.Context(), "diff", "-k", manifestsDir(t)); err != nil {
 				t.Errorf("what was applied differs from what is there: %v\n%s", err, out)
+			}
+			// A new DaemonSet would take the pod for one of its own, by the number of its generation.
+			if labels := run(t, api, "-n", namespace, "get", "pod", "coild-earlier", "-o", "jsonpath={.metadata.labels}"); strings.Contains(labels, "generation") {
+				t.Errorf("the pod of the earlier coild has the labels %s", labels)
 			}
 			checkAccess(t, api, variants[0])
 		})
@@ -230,8 +234,9 @@ webhooks:
 	return all.String()
 }
 
-// earlierRights have more than the programs need now, and a budget of the other kind.
-const earlierRights = `
+// earlierRest has rights to more than the programs need now, a budget of the other kind, and a pod
+// of the DaemonSet, which nobody else makes here.
+const earlierRest = `
 ---
 apiVersion: v1
 kind: ServiceAccount
@@ -249,6 +254,16 @@ metadata: {name: coild}
 roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: coild}
 subjects:
 - {kind: ServiceAccount, name: coild, namespace: kube-system}
+---
+apiVersion: v1
+kind: Pod
+metadata:
+  name: coild-earlier
+  namespace: kube-system
+  labels: {app.kubernetes.io/name: coil, app.kubernetes.io/component: coild, pod-template-generation: "1"}
+spec:
+  serviceAccountName: coild
+  containers: [{name: coild, image: "example.org/coil:2.15"}]
 ---
 apiVersion: policy/v1
 kind: PodDisruptionBudget
