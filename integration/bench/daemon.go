@@ -44,6 +44,10 @@ type Daemon struct {
 
 // daemon measures coild with dual-stack pods.
 func (m *matrix) daemon(ctx context.Context, c *coil) (d Daemon, err error) {
+	// What thousands of pods before have left in memory isn't that of 250.
+	if err := c.machine.Restart(ctx); err != nil {
+		return d, err
+	}
 	if err := m.populate(ctx, c, restingPods, dual); err != nil {
 		return d, err
 	}

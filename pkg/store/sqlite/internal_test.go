@@ -56,7 +56,7 @@ func TestPragmas(t *testing.T) {
 	}{"writer": {s.writer, 1, "0"}, "reader": {s.reader, readers, "1"}} {
 		want := map[string]string{
 			"busy_timeout": "5000", "journal_mode": "wal", "synchronous": "1", "foreign_keys": "1", "journal_size_limit": "4194304",
-			"temp_store": "2", "trusted_schema": "0", "cell_size_check": "1", "query_only": pool.queryOnly,
+			"cache_size": "-512", "temp_store": "2", "trusted_schema": "0", "cell_size_check": "1", "query_only": pool.queryOnly,
 		}
 		var wg sync.WaitGroup
 		held := make(chan struct{})
