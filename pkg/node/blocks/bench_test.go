@@ -1,0 +1,211 @@
+package blocks
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	clienttesting "k8s.io/client-go/testing"
+	"k8s.io/klog/v2/ktesting"
+
+	"github.com/coil-net/coil/generated/clientset/versioned/fake"
+	"github.com/coil-net/coil/generated/informers/externalversions"
+	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
+	"github.com/coil-net/coil/pkg/kube"
+	"github.com/coil-net/coil/pkg/plan"
+	"github.com/coil-net/coil/pkg/reconcile"
+	"github.com/coil-net/coil/pkg/store"
+)
+
+// record is a Record in memory.
+type record struct {
+	mu     sync.Mutex
+	blocks map[string]store.Usage
+}
+
+func (r *record) SetBlocks(_ context.Context, bs []store.Block) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, b := range bs {
+		u := r.blocks[b.Name]
+		u.Block = b
+		r.blocks[b.Name] = u
+	}
+	return nil
+}
+
+func (r *record) ForgetBlock(_ context.Context, name string) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if u := r.blocks[name]; u.Allocated+u.Cooling > 0 {
+		return store.ErrInUse
+	}
+	delete(r.blocks, name)
+	return nil
+}
+
+func (r *record) Usage(context.Context) ([]store.Usage, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	var us []store.Usage
+	for _, u := range r.blocks {
+		us = append(us, u)
+	}
+	return us, nil
+}
+
+func (r *record) allocate(name string, n int) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	u := r.blocks[name]
+	u.Name, u.Allocated = name, n
+	r.blocks[name] = u
+}
+
+// exporter remembers what is exported.
+type exporter struct {
+	mu   sync.Mutex
+	held []string
+}
+
+func (e *exporter) Export(_ context.Context, blocks []plan.HeldBlock) error {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.held = nil
+	for _, b := range blocks {
+		e.held = append(e.held, b.Name)
+	}
+	slices.Sort(e.held)
+	return nil
+}
+
+func (e *exporter) exported() string {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return strings.Join(e.held, " ")
+}
+
+// bench is a manager at work on a fake API server.
+type bench struct {
+	*Manager
+	client   *fake.Clientset
+	record   *record
+	exporter *exporter
+}
+
+const nodeUID = types.UID("node-uid")
+
+func run(t *testing.T, objects ...runtime.Object) *bench {
+	t.Helper()
+	return runWith(t, nil, objects...)
+}
+
+// runWith is run with addresses that are allocated from the start, by block.
+func runWith(t *testing.T, allocated map[string]int, objects ...runtime.Object) *bench {
+	t.Helper()
+	_, ctx := ktesting.NewTestContext(t)
+	b := &bench{client: fake.NewSimpleClientset(objects...), record: &record{blocks: map[string]store.Usage{}}, exporter: &exporter{}}
+	for name, n := range allocated {
+		b.record.allocate(name, n)
+	}
+	uids := 0
+	b.client.PrependReactor("create", "blockrequests", func(a clienttesting.Action) (bool, runtime.Object, error) {
+		uids++
+		a.(clienttesting.CreateAction).GetObject().(*v2.BlockRequest).UID = types.UID(fmt.Sprint("request-", uids))
+		return false, nil, nil
+	})
+	factory := externalversions.NewSharedInformerFactoryWithOptions(b.client, 0,
+		externalversions.WithTweakListOptions(func(o *metav1.ListOptions) { o.LabelSelector = v2.LabelNode + "=node" }))
+	api := factory.Coil().V2()
+	var err error
+	b.Manager, err = New(Config{NodeName: "node", NodeUID: nodeUID, MinAge: time.Millisecond, StatusInterval: time.Millisecond},
+		b.client.CoilV2(), api.AddressBlocks().Informer(), api.BlockRequests().Informer(), b.record, b.exporter, reconcile.NewMetrics(nil))
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	factory.Start(ctx.Done())
+	if err := kube.WaitForSync(ctx, b.Synced()...); err != nil {
+		t.Fatal(err)
+	}
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		if err := b.Run(ctx); err != nil {
+			t.Errorf("Run: %v", err)
+		}
+	})
+	t.Cleanup(func() { cancel(); wg.Wait(); factory.Shutdown() })
+	return b
+}
+
+func newBlock(pool string, index int32) *v2.AddressBlock {
+	cidr := fmt.Sprintf("10.0.%d.0/27", index)
+	return &v2.AddressBlock{
+		ObjectMeta: metav1.ObjectMeta{
+			Name: fmt.Sprintf("%s-%d", pool, index), UID: types.UID(fmt.Sprintf("%s-%d-uid", pool, index)),
+			Labels:     map[string]string{v2.LabelNode: "node", v2.LabelPool: pool},
+			Finalizers: []string{v2.Finalizer},
+		},
+		Index: index, IPv4: &cidr,
+	}
+}
+
+// answer gives the open requests a block each, from an index on, or fails them.
+func (b *bench) answer(t *testing.T, index int32, reason string) int {
+	t.Helper()
+	rs, err := b.client.CoilV2().BlockRequests().List(t.Context(), metav1.ListOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := 0
+	for _, r := range rs.Items {
+		if isAnswered(&r) {
+			continue
+		}
+		c := v2.BlockRequestCondition{Type: v2.BlockRequestComplete, Status: corev1.ConditionTrue, Reason: "Complete"}
+		if reason != "" {
+			c = v2.BlockRequestCondition{Type: v2.BlockRequestFailed, Status: corev1.ConditionTrue, Reason: reason, Message: "no AddressPool " + r.Spec.PoolName}
+		} else {
+			blk := newBlock(r.Spec.PoolName, index)
+			blk.Labels[v2.LabelRequest] = string(r.UID)
+			index++
+			if _, err := b.client.CoilV2().AddressBlocks().Create(t.Context(), blk, metav1.CreateOptions{}); err != nil {
+				t.Fatal(err)
+			}
+			r.Status.AddressBlockName = blk.Name
+		}
+		r.Status.Conditions = []v2.BlockRequestCondition{c}
+		if _, err := b.client.CoilV2().BlockRequests().UpdateStatus(t.Context(), &r, metav1.UpdateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		n++
+	}
+	return n
+}
+
+func (b *bench) creates() int {
+	n := 0
+	for _, a := range b.client.Actions() {
+		if a.Matches("create", "blockrequests") {
+			n++
+		}
+	}
+	return n
+}
+
+func (b *bench) requests(t *testing.T) []v2.BlockRequest {
+	t.Helper()
+	rs, err := b.client.CoilV2().BlockRequests().List(t.Context(), metav1.ListOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return rs.Items
+}
