@@ -7,7 +7,7 @@
 //
 //	BlockRequest             action
 //	none, one is needed      create it, named after node, pool and sequence
-//	open                     wait, until the cache shows a block that was made for it
+//	open                     wait
 //	Complete, block cached   delete the request; the block is recorded and told of
 //	Complete, block unknown  wait for the cache; if the block is gone, delete the request
 //	Failed                   tell who waits why, delete the request
@@ -269,8 +269,8 @@ func (m *Manager) syncPool(ctx context.Context, pool string) error {
 	return nil
 }
 
-// takeAnswers deals with the requests of a pool and says whether one of them will bring
-// a block.
+// takeAnswers deals with the requests of a pool and says whether one of them has no
+// answer yet.
 func (m *Manager) takeAnswers(ctx context.Context, pool string) (open bool, err error) {
 	all, err := m.requests.List(labels.Everything())
 	if err != nil {
@@ -287,7 +287,7 @@ func (m *Manager) takeAnswers(ctx context.Context, pool string) (open bool, err 
 				return false, err
 			}
 			if !arrived {
-				open = open || !m.made(r)
+				open = true
 				continue
 			}
 		}
@@ -323,14 +323,6 @@ func (m *Manager) arrived(ctx context.Context, r *v2.BlockRequest) (bool, error)
 		return false, fmt.Errorf("read AddressBlock %s: %w", name, err)
 	}
 	return false, nil // its event will come
-}
-
-// made says whether the cache shows the block that was made for a request, though not
-// the answer yet, which the controller writes afterwards. Nobody has to wait for that.
-func (m *Manager) made(r *v2.BlockRequest) bool {
-	return slices.ContainsFunc(m.ofPool(r.Spec.PoolName), func(b *v2.AddressBlock) bool {
-		return b.Labels[v2.LabelRequest] == string(r.UID)
-	})
 }
 
 // intake records the blocks of a pool that are new in the cache, exports them,

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -57,35 +58,45 @@ func TestManyWaitersAskOnce(t *testing.T) {
 	})
 }
 
-// The next block is asked for while the first ones who waited take theirs, not when
-// the last of them has found none.
-func TestManyWaitersAskForTheNextAtOnce(t *testing.T) {
-	const waiting = 33 // one more than a block has
+// Who finds no address in the block that came waits for the next one.
+func TestMoreWaitersThanABlockHas(t *testing.T) {
+	const waiting, size = 33, 32
 	b := run(t)
-	generation := b.Generation("default")
 	errs := make(chan error, waiting)
+	var taken atomic.Int32
 	for range waiting {
-		go func() { errs <- b.Ask(t.Context(), "default", generation) }()
+		go func() {
+			errs <- func() error {
+				for {
+					generation := b.Generation("default")
+					blocks := len(b.Usable("default"))
+					if taken.Add(1) <= int32(blocks*size) {
+						return nil
+					}
+					taken.Add(-1)
+					if err := b.Ask(t.Context(), "default", generation); err != nil {
+						return err
+					}
+				}
+			}()
+		}()
 	}
-	testkit.Eventually(t, 5*time.Second, "all wait", func() error {
-		if n, _ := b.news.state("default"); n != waiting || len(b.requests(t)) != 1 {
-			return fmt.Errorf("%d wait, there are %d requests", n, len(b.requests(t)))
-		}
-		return nil
-	})
-	b.answer(t, 0, "")
+	for n := range int32(2) {
+		testkit.Eventually(t, 5*time.Second, "a request is answered", func() error {
+			if b.answer(t, n, "") == 0 {
+				return errors.New("no open request")
+			}
+			return nil
+		})
+	}
 	for range waiting {
 		if err := <-errs; err != nil {
 			t.Errorf("Ask: %v", err)
 		}
 	}
-	// Nobody asks any more.
-	testkit.Eventually(t, 2*time.Second, "the next request", func() error {
-		if got := b.creates(); got != 2 {
-			return fmt.Errorf("%d requests were created, want 2", got)
-		}
-		return nil
-	})
+	if got := b.creates(); got != 2 {
+		t.Errorf("%d BlockRequests were created for %d waiters, want 2", got, waiting)
+	}
 }
 
 func TestRequestSaysWhoAsks(t *testing.T) {
