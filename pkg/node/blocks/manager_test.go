@@ -7,7 +7,6 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -60,25 +59,35 @@ func TestManyWaitersAskOnce(t *testing.T) {
 
 // Who finds no address in the block that came waits for the next one.
 func TestMoreWaitersThanABlockHas(t *testing.T) {
-	const waiting, size = 33, 32
+	const waiting = 33 // one more than a block has
 	b := run(t)
 	errs := make(chan error, waiting)
-	var taken atomic.Int32
+	var mu sync.Mutex
+	take := func() bool {
+		mu.Lock()
+		defer mu.Unlock()
+		usage, err := b.record.Usage(t.Context())
+		i := slices.IndexFunc(usage, func(u store.Usage) bool { return u.Allocated < u.Size() })
+		if err != nil || i < 0 {
+			return false
+		}
+		b.record.allocate(usage[i].Name, usage[i].Allocated+1)
+		b.Changed("default")
+		return true
+	}
 	for range waiting {
 		go func() {
-			errs <- func() error {
-				for {
-					generation := b.Generation("default")
-					blocks := len(b.Usable("default"))
-					if taken.Add(1) <= int32(blocks*size) {
-						return nil
-					}
-					taken.Add(-1)
-					if err := b.Ask(t.Context(), "default", generation); err != nil {
-						return err
-					}
+			for {
+				generation := b.Generation("default")
+				if take() {
+					errs <- nil
+					return
 				}
-			}()
+				if err := b.Ask(t.Context(), "default", generation); err != nil {
+					errs <- err
+					return
+				}
+			}
 		}()
 	}
 	for n := range int32(2) {
