@@ -12,15 +12,16 @@ import (
 // Attach implements store.Store.
 func (s *Store) Attach(ctx context.Context, id store.ID, w store.Wiring) error {
 	err := s.write(ctx, grows, func(t *txn) error {
-		a, row, err := t.find(id)
+		n, err := t.exec(t.w.attach, formatTime(t.now), t.bootID, w.HostIfName, w.HostIfIndex, resultArg(w.Result),
+			id.ContainerID, id.IfName)
+		if n == 1 || err != nil {
+			return err
+		}
+		a, _, err := t.find(id)
 		if err != nil {
 			return err
 		}
-		if a.State != store.Pending {
-			return fmt.Errorf("%w: %s", store.ErrState, a.State)
-		}
-		_, err = t.exec(t.w.attach, formatTime(t.now), t.bootID, w.HostIfName, w.HostIfIndex, resultArg(w.Result), row)
-		return err
+		return fmt.Errorf("%w: %s", store.ErrState, a.State)
 	})
 	if err != nil {
 		return fmt.Errorf("attach %s: %w", idString(id), err)
@@ -126,19 +127,12 @@ func (t *txn) adoptKnown(have store.Allocation, row int64, a store.Allocation) e
 // Release implements store.Store.
 func (s *Store) Release(ctx context.Context, id store.ID) (store.Allocation, error) {
 	var a store.Allocation
-	err := s.write(ctx, givesBack, func(t *txn) error {
-		have, row, err := t.find(id)
-		if err != nil {
-			return err
+	err := s.write(ctx, givesBack, func(t *txn) (err error) {
+		a, _, err = scan(t.row(t.w.release, formatTime(t.now), t.bootID, id.ContainerID, id.IfName))
+		if errors.Is(err, store.ErrNotFound) {
+			a, _, err = t.find(id) // releasing already, or nothing
 		}
-		if have.State != store.Releasing {
-			have.State, have.BootID, have.Since = store.Releasing, t.bootID, t.now
-			if _, err := t.exec(t.w.release, formatTime(have.Since), have.BootID, row); err != nil {
-				return err
-			}
-		}
-		a = have
-		return nil
+		return err
 	})
 	if err != nil {
 		return store.Allocation{}, fmt.Errorf("release %s: %w", idString(id), err)

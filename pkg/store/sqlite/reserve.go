@@ -33,16 +33,30 @@ func (s *Store) Reserve(ctx context.Context, r store.Request) (store.Allocation,
 	return a, nil
 }
 
+// errRecorded: the attachment has an address.
+var errRecorded = errors.New("attachment is recorded")
+
+// reserve takes an address, or returns the recorded one. The constraint that an
+// attachment has one address at most tells which.
 func (t *txn) reserve(r store.Request) (store.Allocation, error) {
-	have, _, err := t.find(r.ID)
-	switch {
-	case err == nil && have.State == store.Releasing:
-		return store.Allocation{}, fmt.Errorf("%w: %s", store.ErrState, have.State)
-	case err == nil:
-		return have, nil
-	case !errors.Is(err, store.ErrNotFound):
-		return store.Allocation{}, err
+	a, err := t.takeAny(r)
+	if !errors.Is(err, errRecorded) && !errors.Is(err, store.ErrNoAddress) {
+		return a, err
 	}
+	have, _, findErr := t.find(r.ID)
+	switch {
+	case errors.Is(findErr, store.ErrNotFound):
+		return store.Allocation{}, err
+	case findErr != nil:
+		return store.Allocation{}, findErr
+	case have.State == store.Releasing:
+		return store.Allocation{}, fmt.Errorf("%w: %s", store.ErrState, have.State)
+	}
+	return have, nil
+}
+
+// takeAny takes an address of the first block that gives one.
+func (t *txn) takeAny(r store.Request) (store.Allocation, error) {
 	var blocks []*block
 	for _, name := range r.Blocks {
 		if b := t.blocks[name]; b != nil && b.Pool == r.Pool && !t.disputed[name] {
@@ -58,6 +72,18 @@ func (t *txn) reserve(r store.Request) (store.Allocation, error) {
 		return t.takeCoolest(blocks, r)
 	}
 	return store.Allocation{}, store.ErrNoAddress
+}
+
+// notRecorded is errRecorded if the attachment has an address.
+func (t *txn) notRecorded(id store.ID) error {
+	_, _, err := t.find(id)
+	switch {
+	case err == nil:
+		return errRecorded
+	case errors.Is(err, store.ErrNotFound):
+		return nil
+	}
+	return err
 }
 
 // take takes an address of b that isn't cooling; false when there is none.
@@ -91,6 +117,9 @@ func (t *txn) takeUnused(b *block, r store.Request) (store.Allocation, bool, err
 		if n == 1 {
 			b.unused++
 			return a, true, nil
+		}
+		if err := t.notRecorded(r.ID); err != nil {
+			return store.Allocation{}, false, err
 		}
 		if err := t.row(t.w.nextUnused, b.id, b.unused).Scan(&b.unused); err != nil {
 			return store.Allocation{}, false, err
@@ -129,6 +158,9 @@ func (t *txn) reuse(b *block, f freed, r store.Request) (store.Allocation, bool,
 	}
 	n, err := t.exec(t.w.reuse, formatTime(a.Since), a.BootID, a.Pool, a.Block,
 		a.ContainerID, a.IfName, a.Namespace, a.Name, a.UID, a.Path, int64(a.Inode), f.rowID)
+	if n == 0 && err == nil {
+		err = errRecorded
+	}
 	return a, n == 1, err
 }
 

@@ -47,7 +47,8 @@ const (
 				AND ?3 - CASE boot_id WHEN ?4 THEN freed_boottime_ms * 1000000 ELSE 0 END >= ?5
 			ORDER BY freed_seq DESC LIMIT 1), ?2)`
 
-	reuseSQL = `UPDATE addresses SET state = 'pending', since = ?, boot_id = ?, pool = ?, block = ?,
+	// OR IGNORE: the attachment may have an address.
+	reuseSQL = `UPDATE OR IGNORE addresses SET state = 'pending', since = ?, boot_id = ?, pool = ?, block = ?,
 			container_id = ?, ifname = ?, pod_namespace = ?, pod_name = ?, pod_uid = ?, netns_path = ?, netns_inode = ?,
 			host_ifname = '', host_ifindex = 0, result = NULL, freed_seq = NULL, freed_boottime_ms = NULL
 		WHERE address_id = ?`
@@ -57,14 +58,15 @@ const (
 
 	attachSQL = `UPDATE addresses SET state = 'attached', since = ?, boot_id = ?,
 			host_ifname = ?, host_ifindex = ?, result = ?
-		WHERE address_id = ?`
+		WHERE container_id = ? AND ifname = ? AND state <> 'cooling' AND state = 'pending'`
 
 	adoptSQL = `UPDATE addresses SET state = 'attached', since = ?, boot_id = ?, pool = ?,
 			pod_namespace = ?, pod_name = ?, pod_uid = ?, netns_path = ?, netns_inode = ?,
 			host_ifname = ?, host_ifindex = ?, result = ?
 		WHERE address_id = ?`
 
-	releaseSQL = `UPDATE addresses SET state = 'releasing', since = ?, boot_id = ? WHERE address_id = ?`
+	releaseSQL = `UPDATE addresses SET state = 'releasing', since = ?, boot_id = ?
+		WHERE container_id = ? AND ifname = ? AND state <> 'cooling' AND state <> 'releasing' RETURNING ` + columns
 
 	coolSQL = `UPDATE addresses SET state = 'cooling', since = ?, boot_id = ?, result = NULL,
 			freed_seq = ?, freed_boottime_ms = ?
