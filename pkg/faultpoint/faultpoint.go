@@ -9,7 +9,7 @@ package faultpoint
 // Point is the name of a point.
 type Point string
 
-// The points of ADD, in their order.
+// The points of ADD, in their order; of the address and the link, either may come first.
 const (
 	AddBegun     Point = "add.begun"
 	AddReserved  Point = "add.reserved"

@@ -18,7 +18,38 @@ import (
 	"github.com/coil-net/coil/pkg/kernel/sysctl"
 )
 
-// Attach makes the link between pod and host, with everything that is on it:
+// Link is a pod's link that Prepare made. Attach or Discard must be called with it, once.
+type Link struct {
+	wiring
+	veth rtnl.Veth
+}
+
+// Prepare makes the link of a pod whose address needn't be known yet, which takes as
+// long as to find out the address. Nothing is on the link, and only its name on the
+// host says whose it is. Errors may be what Attach mends: it needs no link.
+func (n *Network) Prepare(ctx context.Context, p Pod) (*Link, error) {
+	w, err := n.begin(p)
+	if err == nil {
+		var veth rtnl.Veth
+		if veth, err = w.link(ctx); err == nil {
+			return &Link{w, veth}, nil
+		}
+		w.end()
+	}
+	return nil, fmt.Errorf("prepare %s: %w", p.ID(), err)
+}
+
+// Discard removes a link that isn't attached.
+func (n *Network) Discard(ctx context.Context, l *Link) error {
+	defer l.end()
+	if err := l.undo(ctx, l.veth); err != nil {
+		return fmt.Errorf("discard %s: %w", l.pod.ID(), err)
+	}
+	return nil
+}
+
+// Attach makes the link between pod and host, unless it is prepared, and everything
+// that is on it:
 //
 //	pod    eth0      the pod's addresses, /32 and /128
 //	                 IPv6: the link-local address of its MAC address
@@ -30,43 +61,42 @@ import (
 // The pod's end is up and complete before the host's end gives it a carrier, so
 // that the kernel makes no address of its own and nothing is tentative. It notices
 // the carrier in the background, a fraction of a millisecond later. On an error,
-// nothing is left behind.
+// nothing is left behind, nor of the prepared link.
 // What an earlier, unfinished Attach of the same container left is removed first;
 // a foreign link that is in the way is an error that names it. netns.ErrNotExist
 // when the pod is gone.
-func (n *Network) Attach(ctx context.Context, p Pod) (Attachment, error) {
-	a, err := n.attach(ctx, p)
+func (n *Network) Attach(ctx context.Context, p Pod, prepared *Link) (Attachment, error) {
+	a, err := n.attach(ctx, p, prepared)
 	if err != nil {
 		return Attachment{}, fmt.Errorf("attach %s: %w", p.ID(), err)
 	}
 	return a, nil
 }
 
-func (n *Network) attach(ctx context.Context, p Pod) (Attachment, error) {
-	if p.MTU == 0 {
-		p.MTU = n.opts.MTU
+func (n *Network) attach(ctx context.Context, p Pod, prepared *Link) (Attachment, error) {
+	if prepared != nil {
+		defer prepared.end()
 	}
-	if err := p.validate(); err != nil {
+	p = n.withMTU(p)
+	if err := n.validate(p); err != nil {
+		if prepared != nil {
+			err = errors.Join(err, prepared.undo(context.WithoutCancel(ctx), prepared.veth))
+		}
 		return Attachment{}, err
 	}
-	if p.Address.IPv6.IsValid() && !n.ipv6 {
-		return Attachment{}, errors.New("the node's kernel has IPv6 switched off")
+	if prepared != nil {
+		prepared.pod = p
+		a, err := prepared.wire(ctx, prepared.veth)
+		if err == nil || ctx.Err() != nil {
+			return a, err
+		}
+		// Most of what can be wrong is mended below.
 	}
-	ns, err := netns.Open(p.Netns)
+	w, err := n.begin(p)
 	if err != nil {
 		return Attachment{}, err
 	}
-	defer ns.Close()
-	if ns.Inode() == n.host.Inode() {
-		return Attachment{}, fmt.Errorf("%s is the host's own network namespace", ns)
-	}
-	pod, err := rtnl.New(ns)
-	if err != nil {
-		return Attachment{}, err
-	}
-	defer pod.Close()
-
-	w := wiring{Network: n, pod: p, ns: ns, inside: pod}
+	defer w.end()
 	a, err := w.make(ctx)
 	if errors.Is(err, rtnl.ErrNoFamily) && p.Address.IPv6.IsValid() {
 		w.enableIPv6 = true
@@ -81,6 +111,51 @@ func (n *Network) attach(ctx context.Context, p Pod) (Attachment, error) {
 	return a, err
 }
 
+// validate says what is wrong with a pod for this host, if anything.
+func (n *Network) validate(p Pod) error {
+	if err := p.validate(); err != nil {
+		return err
+	}
+	if p.Address.IPv6.IsValid() && !n.ipv6 {
+		return errors.New("the node's kernel has IPv6 switched off")
+	}
+	return nil
+}
+
+// begin opens the pod's network namespace; end closes it.
+func (n *Network) begin(p Pod) (w wiring, err error) {
+	ns, err := netns.Open(p.Netns)
+	if err != nil {
+		return w, err
+	}
+	defer func() {
+		if err != nil {
+			ns.Close()
+		}
+	}()
+	if ns.Inode() == n.host.Inode() {
+		return w, fmt.Errorf("%s is the host's own network namespace", ns)
+	}
+	inside, err := rtnl.New(ns)
+	if err != nil {
+		return w, err
+	}
+	return wiring{Network: n, pod: n.withMTU(p), ns: ns, inside: inside}, nil
+}
+
+func (w wiring) end() {
+	w.inside.Close()
+	w.ns.Close()
+}
+
+// withMTU sets the MTU of a pod that has none of its own.
+func (n *Network) withMTU(p Pod) Pod {
+	if p.MTU == 0 {
+		p.MTU = n.opts.MTU
+	}
+	return p
+}
+
 // wiring is one Attach.
 type wiring struct {
 	*Network
@@ -93,41 +168,55 @@ type wiring struct {
 }
 
 // make makes everything, or nothing.
-func (w wiring) make(ctx context.Context) (a Attachment, err error) {
-	macs, err := randomMACs()
+func (w wiring) make(ctx context.Context) (Attachment, error) {
+	veth, err := w.link(ctx)
 	if err != nil {
 		return Attachment{}, err
 	}
-	id := w.pod.ID()
+	return w.wire(ctx, veth)
+}
+
+// link makes the link and nothing on it, or nothing.
+func (w wiring) link(ctx context.Context) (rtnl.Veth, error) {
+	macs, err := randomMACs()
+	if err != nil {
+		return rtnl.Veth{}, err
+	}
 	veth := rtnl.Veth{
 		Name:      w.pod.IfName,
 		MAC:       macs[0],
 		Up:        true,
-		PeerName:  id.name(),
+		PeerName:  w.pod.ID().name(),
 		PeerMAC:   macs[1],
 		PeerGroup: dataplane.LinkGroup,
 		PeerNetns: w.host.Fd(),
 		MTU:       w.pod.MTU,
 	}
 	err = w.inside.Do(ctx, rtnl.AddVeth(veth))
-	if refused := (*rtnl.Error)(nil); errors.As(err, &refused) {
-		return Attachment{}, err
+	if refused := (*rtnl.Error)(nil); err != nil && !errors.As(err, &refused) {
+		// Whether it was made is unknown.
+		err = errors.Join(err, w.undo(context.WithoutCancel(ctx), veth))
 	}
+	if err != nil {
+		return rtnl.Veth{}, err
+	}
+	faultpoint.At(faultpoint.AddVeth)
+	return veth, nil
+}
+
+// wire completes a link, or removes it.
+func (w wiring) wire(ctx context.Context, veth rtnl.Veth) (a Attachment, err error) {
 	committed := false
 	defer func() {
 		if !committed {
 			err = errors.Join(err, w.undo(context.WithoutCancel(ctx), veth))
 		}
 	}()
-	if err != nil {
-		return Attachment{}, err // whether it was made is unknown
-	}
-	faultpoint.At(faultpoint.AddVeth)
-	if err := w.wirePod(ctx, macs[0]); err != nil {
+	if err := w.wirePod(ctx, veth.MAC); err != nil {
 		return Attachment{}, err
 	}
 	faultpoint.At(faultpoint.AddPodWired)
-	index, err := w.handle.IndexByName(id.name())
+	index, err := w.handle.IndexByName(veth.PeerName)
 	if err != nil {
 		return Attachment{}, err
 	}
@@ -136,18 +225,17 @@ func (w wiring) make(ctx context.Context) (a Attachment, err error) {
 	}
 	faultpoint.At(faultpoint.AddHostWired)
 	committed = true
-	a = Attachment{
+	return Attachment{
 		HostIfName:  w.hostName(),
 		HostIfIndex: index,
 		NetnsInode:  w.ns.Inode(),
-		HostMAC:     macs[1].String(),
-		PodMAC:      macs[0].String(),
+		HostMAC:     veth.PeerMAC.String(),
+		PodMAC:      veth.MAC.String(),
 		Gateways:    gatewaysFor(w.pod.Address),
-	}
-	return a, nil
+	}, nil
 }
 
-// undo removes the link that make made. The kernel removes with it what is on it.
+// undo removes the link that link made. The kernel removes with it what is on it.
 func (w wiring) undo(ctx context.Context, veth rtnl.Veth) error {
 	l, err := w.inside.LinkByName(ctx, veth.Name)
 	if err == nil && l.MAC.String() == veth.MAC.String() {

@@ -36,7 +36,7 @@ func TestAttachMakesWhatIsPromised(t *testing.T) {
 			n := newNode(t)
 			p, pod := newPod(t, 1, f.ipv4, f.ipv6)
 			p.MTU = 1400
-			a, err := n.Attach(t.Context(), p)
+			a, err := n.Attach(t.Context(), p, nil)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -246,7 +246,7 @@ func TestCompatCalico(t *testing.T) {
 	// The next sandbox of the same pod comes before the DEL of this one.
 	next, _ := newPod(t, 2, true, true)
 	next.Namespace, next.Name = p.Namespace, p.Name
-	b, err := n.Attach(t.Context(), next)
+	b, err := n.Attach(t.Context(), next, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -281,7 +281,7 @@ func TestAttachSendsFewMessages(t *testing.T) {
 			n := newNode(t, func(o *podnet.Options) { o.CompatCalico = c.compat })
 			p, _ := newPod(t, 1, c.ipv4, c.ipv6)
 			var r recorder
-			a, err := n.Attach(r.context(t.Context()), p)
+			a, err := n.Attach(r.context(t.Context()), p, nil)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -340,7 +340,7 @@ func TestAttachRefuses(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			p := p
 			c.change(&p)
-			_, err := n.Attach(t.Context(), p)
+			_, err := n.Attach(t.Context(), p, nil)
 			if err == nil || c.is != nil && !errors.Is(err, c.is) || !strings.Contains(err.Error(), c.says) {
 				t.Errorf("got %v", err)
 			}

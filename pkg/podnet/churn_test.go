@@ -137,7 +137,7 @@ func TestConcurrentAttachAndDetachUnderChurn(t *testing.T) {
 	for round := range rounds {
 		each(func(i int, p podnet.Pod) error {
 			set(podnet.Wired{Pod: p})
-			a, err := n.Attach(ctx, p)
+			a, err := n.Attach(ctx, p, nil)
 			if err != nil {
 				return err
 			}
@@ -188,7 +188,7 @@ func benchmark(b *testing.B, workers int, ipv6 bool, existing int, op func(n nod
 	n := newNode(b)
 	for i := range existing {
 		p, _ := newPod(b, pods+i, true, ipv6)
-		if _, err := n.Attach(b.Context(), p); err != nil {
+		if _, err := n.Attach(b.Context(), p, nil); err != nil {
 			b.Fatal(err)
 		}
 	}
@@ -239,7 +239,7 @@ func BenchmarkAttach(b *testing.B) {
 				b.Run(fmt.Sprintf("existing=%d/workers=%d/dual=%t", existing, workers, ipv6), func(b *testing.B) {
 					benchmark(b, workers, ipv6, existing, func(n node, ps []podnet.Pod, each func(func(int))) {
 						each(func(i int) {
-							if _, err := n.Attach(b.Context(), ps[i]); err != nil {
+							if _, err := n.Attach(b.Context(), ps[i], nil); err != nil {
 								b.Error(err)
 							}
 						})

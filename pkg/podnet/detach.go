@@ -184,6 +184,20 @@ func (n *Network) remove(ctx context.Context, l rtnl.Link) error {
 	return err
 }
 
+// RemoveUnfinished removes the links of Attaches that were killed before they labelled
+// them, and returns how many. None may be in progress.
+func (n *Network) RemoveUnfinished(ctx context.Context) (int, error) {
+	links, err := n.handle.Group(ctx, dataplane.LinkGroup)
+	if err != nil {
+		return 0, fmt.Errorf("list unfinished links: %w", err)
+	}
+	links = slices.DeleteFunc(links, func(l rtnl.Link) bool { return l.Alias != "" || !strings.HasPrefix(l.Name, namePrefix) })
+	if err := errors.Join(n.removeLinks(ctx, links)...); err != nil {
+		return 0, fmt.Errorf("remove unfinished links: %w", err)
+	}
+	return len(links), nil
+}
+
 // Found is an attachment that was found in the kernel.
 type Found struct {
 	ID

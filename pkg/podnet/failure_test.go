@@ -36,7 +36,7 @@ func TestAttachIsAllOrNothing(t *testing.T) {
 						}
 						return errInjected
 					}}
-					_, err := n.Attach(r.context(ctx), p)
+					_, err := n.Attach(r.context(ctx), p, nil)
 					cancel()
 					if err == nil {
 						// A cancellation during the last batch comes too late.
@@ -84,12 +84,12 @@ func TestAttachKilledInTheMiddle(t *testing.T) {
 						}
 						return nil
 					}}
-					_, err := n.Attach(r.context(t.Context()), p)
+					_, err := n.Attach(r.context(t.Context()), p, nil)
 					if err == nil {
 						break
 					}
 					if after == "attach" {
-						a, err := n.Attach(t.Context(), p)
+						a, err := n.Attach(t.Context(), p, nil)
 						if err == nil {
 							err = n.Check(t.Context(), p, a)
 						}
@@ -175,7 +175,7 @@ func TestForeignObjectsInTheWay(t *testing.T) {
 			p, pod := newPod(t, 1, true, true)
 			c.make(t, n, p, pod)
 			hostBefore, podBefore := state(t, n.host), state(t, pod)
-			_, err := n.Attach(t.Context(), p)
+			_, err := n.Attach(t.Context(), p, nil)
 			if !errors.Is(err, rtnl.ErrExist) {
 				t.Fatalf("got %v", err)
 			}

@@ -112,7 +112,7 @@ func newPod(tb testing.TB, i int, ipv4, ipv6 bool) (podnet.Pod, *netnstest.NS) {
 // mustAttachOnly attaches a pod, and doesn't wait for the carrier.
 func (n node) mustAttachOnly(tb testing.TB, p podnet.Pod) podnet.Attachment {
 	tb.Helper()
-	a, err := n.Attach(ctxOf(tb), p)
+	a, err := n.Attach(ctxOf(tb), p, nil)
 	if err != nil {
 		tb.Fatal(err)
 	}

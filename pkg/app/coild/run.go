@@ -344,6 +344,10 @@ func (d *daemon) restoreOnce(ctx context.Context) error {
 	if err := d.network.Setup(ctx); err != nil {
 		return err
 	}
+	unfinished, err := d.network.RemoveUnfinished(ctx)
+	if err != nil {
+		return err
+	}
 	api, err := d.lister.List(labels.Everything())
 	if err != nil {
 		return err
@@ -370,7 +374,7 @@ func (d *daemon) restoreOnce(ctx context.Context) error {
 	}
 	d.fresh = false
 	klog.FromContext(ctx).Info("Record, kernel and blocks are in line", "blocks", len(held), "kept", rep.Kept,
-		"adopted", rep.Adopted, "takenDown", rep.TakenDown, "outdated", rep.Outdated, "replayed", rep.Replayed)
+		"adopted", rep.Adopted, "takenDown", rep.TakenDown, "unfinished", unfinished, "outdated", rep.Outdated, "replayed", rep.Replayed)
 	if err := d.report(ctx, rep); err != nil {
 		return err
 	}

@@ -178,9 +178,9 @@ type cancelAfterAttach struct {
 	cancel context.CancelFunc
 }
 
-func (c cancelAfterAttach) Attach(ctx context.Context, p podnet.Pod) (podnet.Attachment, error) {
+func (c cancelAfterAttach) Attach(ctx context.Context, p podnet.Pod, l *podnet.Link) (podnet.Attachment, error) {
 	defer c.cancel()
-	return c.Network.Attach(ctx, p)
+	return c.Network.Attach(ctx, p, l)
 }
 
 func TestPoolWithoutAddresses(t *testing.T) {

@@ -7,7 +7,7 @@
 // An attachment is identified by container ID and interface name. Per
 // attachment one step runs at a time:
 //
-//	ADD, nothing recorded      take an address, wire the pod, record it
+//	ADD, nothing recorded      take an address while the link is made, wire the pod, record it
 //	ADD, attached and intact   answer what was recorded
 //	ADD, attached but broken   wire again with the same address
 //	ADD while ADD runs         wait for it, then as above
@@ -52,7 +52,9 @@ type Blocks interface {
 
 // Network wires pods; see package podnet.
 type Network interface {
-	Attach(ctx context.Context, p podnet.Pod) (podnet.Attachment, error)
+	Prepare(ctx context.Context, p podnet.Pod) (*podnet.Link, error)
+	Discard(ctx context.Context, l *podnet.Link) error
+	Attach(ctx context.Context, p podnet.Pod, prepared *podnet.Link) (podnet.Attachment, error)
 	Check(ctx context.Context, p podnet.Pod, a podnet.Attachment) error
 	Withdraw(ctx context.Context, addrs ...ipam.Address) error
 	RemoveAll(ctx context.Context, targets ...podnet.Target) []error
@@ -88,6 +90,7 @@ type Assigner struct {
 	flight flight
 
 	removals *removals
+	short    pools // that had no address for the last ADD
 
 	unlisted suspects // by the runtime's GC
 	unlinked suspects // in the kernel
@@ -96,7 +99,7 @@ type Assigner struct {
 // New returns an Assigner. Nothing is detached completely before Run is called.
 func New(cfg Config, s store.Store, b Blocks, n Network) *Assigner {
 	return &Assigner{
-		cfg: cfg, store: s, blocks: b, net: n, flight: newFlight(), removals: newRemovals(),
+		cfg: cfg, store: s, blocks: b, net: n, flight: newFlight(), removals: newRemovals(), short: newPools(),
 		unlisted: newSuspects(), unlinked: newSuspects(),
 	}
 }
@@ -118,11 +121,10 @@ func (a *Assigner) Add(ctx context.Context, r node.AddRequest) (store.Allocation
 
 func (a *Assigner) add(ctx context.Context, r node.AddRequest) (_ store.Allocation, err error) {
 	faultpoint.At(faultpoint.AddBegun)
-	alloc, err := a.reserve(ctx, r)
+	alloc, link, err := a.begin(ctx, r)
 	if err != nil {
 		return store.Allocation{}, err
 	}
-	faultpoint.At(faultpoint.AddReserved)
 	if alloc.Netns.Inode != 0 && alloc.Netns != r.Netns {
 		// The sandbox was made again: what was wired is gone.
 		if err := a.remove(ctx, r.ID); err != nil {
@@ -154,7 +156,7 @@ func (a *Assigner) add(ctx context.Context, r node.AddRequest) (_ store.Allocati
 			err = errors.Join(err, a.undo(ctx, r.ID))
 		}
 	}()
-	att, err := a.net.Attach(ctx, pod)
+	att, err := a.net.Attach(ctx, pod, link)
 	if err != nil {
 		return store.Allocation{}, fmt.Errorf("wire the pod: %w", err)
 	}
@@ -178,54 +180,6 @@ func (a *Assigner) add(ctx context.Context, r node.AddRequest) (_ store.Allocati
 	alloc.State = store.Attached
 	a.blocks.Changed(alloc.Pool)
 	return alloc, nil
-}
-
-// reserve takes an address, and waits for a block if need be.
-func (a *Assigner) reserve(ctx context.Context, r node.AddRequest) (store.Allocation, error) {
-	wait, cancel := context.WithTimeout(ctx, a.cfg.BlockTimeout)
-	defer cancel()
-	req := store.Request{ID: r.ID, Pod: r.Pod, Netns: r.Netns, Pool: r.Pool}
-	for {
-		generation := a.blocks.Generation(r.Pool)
-		req.Blocks = a.blocks.Usable(r.Pool)
-		alloc, err := a.store.Reserve(ctx, req)
-		if err == nil {
-			return alloc, nil
-		}
-		if !errors.Is(err, store.ErrNoAddress) {
-			return store.Allocation{}, fmt.Errorf("reserve an address: %w", err)
-		}
-		err = a.blocks.Ask(wait, r.Pool, generation)
-		switch {
-		case err == nil:
-		case ctx.Err() != nil:
-			return store.Allocation{}, context.Cause(ctx)
-		default:
-			// No block to be had: an address that was freed just now is better than none.
-			a.awaitRemovals(ctx, r.Pool)
-			req.Yield = true
-			req.Blocks = a.blocks.Usable(r.Pool)
-			alloc, yieldErr := a.store.Reserve(ctx, req)
-			if yieldErr == nil {
-				return alloc, nil
-			}
-			if !errors.Is(yieldErr, store.ErrNoAddress) {
-				return store.Allocation{}, fmt.Errorf("reserve an address: %w", yieldErr)
-			}
-			if errors.Is(err, context.DeadlineExceeded) {
-				err = fmt.Errorf("no block of AddressPool %q came within %s: is coil-ipam-controller running, and the API server reachable?",
-					r.Pool, a.cfg.BlockTimeout)
-			}
-			return store.Allocation{}, unavailable{err}
-		}
-	}
-}
-
-// awaitRemovals waits for addresses of a pool that are free but for their link.
-func (a *Assigner) awaitRemovals(ctx context.Context, pool string) {
-	ctx, cancel := context.WithTimeout(ctx, a.cfg.UndoTimeout)
-	defer cancel()
-	a.removals.settled(ctx, pool)
 }
 
 // undo takes back what an ADD did, however far it came.

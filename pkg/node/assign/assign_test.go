@@ -26,6 +26,8 @@ type network struct {
 	fail  map[string]error // by method
 	enter func(method string)
 	wired int // number of Attach calls that succeeded
+	// prepared are the links that are neither attached nor discarded.
+	prepared map[*podnet.Link]store.ID
 	// groups are how many links were removed at once.
 	groups []int
 	// forgotten are the addresses whose flows were.
@@ -44,7 +46,42 @@ func (n *network) step(ctx context.Context, method string) error {
 	return n.fail[method]
 }
 
-func (n *network) Attach(ctx context.Context, p podnet.Pod) (podnet.Attachment, error) {
+func (n *network) Prepare(ctx context.Context, p podnet.Pod) (*podnet.Link, error) {
+	if err := n.step(ctx, "Prepare"); err != nil {
+		return nil, err
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	l := new(podnet.Link)
+	n.prepared[l] = store.ID(p.ID())
+	return l, nil
+}
+
+func (n *network) Discard(ctx context.Context, l *podnet.Link) error {
+	if err := n.step(ctx, "Discard"); err != nil {
+		return err
+	}
+	return n.use(l, n.prepared[l])
+}
+
+// use takes a prepared link of an attachment; none is success.
+func (n *network) use(l *podnet.Link, id store.ID) error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if l == nil {
+		return nil
+	}
+	if got, ok := n.prepared[l]; !ok || got != id {
+		return fmt.Errorf("link of %s is not of %s", got, id)
+	}
+	delete(n.prepared, l)
+	return nil
+}
+
+func (n *network) Attach(ctx context.Context, p podnet.Pod, prepared *podnet.Link) (podnet.Attachment, error) {
+	if err := n.use(prepared, store.ID(p.ID())); err != nil {
+		return podnet.Attachment{}, err
+	}
 	if err := n.step(ctx, "Attach"); err != nil {
 		return podnet.Attachment{}, err
 	}
@@ -170,8 +207,9 @@ func newBench(t *testing.T) *bench {
 		t.Fatal(err)
 	}
 	b := &bench{
-		store:  s,
-		net:    &network{pods: map[store.ID]ipam.Address{}, made: map[store.ID]podnet.Attachment{}, fail: map[string]error{}},
+		store: s,
+		net: &network{pods: map[store.ID]ipam.Address{}, made: map[store.ID]podnet.Attachment{}, fail: map[string]error{},
+			prepared: map[*podnet.Link]store.ID{}},
 		supply: &supply{usable: []string{"default-0"}, ask: func(context.Context) error { return errPoolEmpty }},
 	}
 	b.Assigner = New(Config{
@@ -219,6 +257,9 @@ func (b *bench) mustAgree(t *testing.T, containers ...string) {
 	}
 	b.net.mu.Lock()
 	defer b.net.mu.Unlock()
+	if n := len(b.net.prepared); n > 0 {
+		t.Errorf("%d prepared links are left", n)
+	}
 	if len(all) != len(want) || len(b.net.pods) != len(want) {
 		t.Errorf("%d records, %d links, want %d", len(all), len(b.net.pods), len(want))
 	}

@@ -1,0 +1,131 @@
+package assign
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+
+	"k8s.io/klog/v2"
+
+	"github.com/coil-net/coil/pkg/faultpoint"
+	"github.com/coil-net/coil/pkg/node"
+	"github.com/coil-net/coil/pkg/podnet"
+	"github.com/coil-net/coil/pkg/store"
+)
+
+// begin takes an address, and meanwhile has the kernel make the link, which takes as
+// long. The link is nil unless the address is new and the pod is all that is missing;
+// an ADD does without it, too.
+//
+// If coild ends in between, there may be a link without a record: the next ADD or DEL of
+// the attachment finds it by its name.
+func (a *Assigner) begin(ctx context.Context, r node.AddRequest) (store.Allocation, *podnet.Link, error) {
+	if a.short.has(r.Pool) {
+		// A link that isn't needed costs the kernel more than the one that is.
+		alloc, err := a.reserve(ctx, r)
+		return alloc, nil, err
+	}
+	type reserved struct {
+		alloc store.Allocation
+		err   error
+	}
+	done := make(chan reserved, 1)
+	go func() {
+		alloc, err := a.reserve(ctx, r)
+		done <- reserved{alloc, err}
+	}()
+	link, linkErr := a.net.Prepare(ctx, podnet.Pod{ContainerID: r.ID.ContainerID, IfName: r.ID.IfName, Netns: r.Netns.Path})
+	res := <-done
+	if linkErr != nil {
+		klog.FromContext(ctx).V(4).Info("No link was prepared", "containerID", r.ID.ContainerID, "reason", linkErr)
+		return res.alloc, nil, res.err
+	}
+	if res.err == nil && res.alloc.State == store.Pending && res.alloc.Netns == r.Netns {
+		return res.alloc, link, nil
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), a.cfg.UndoTimeout)
+	defer cancel()
+	return res.alloc, nil, errors.Join(res.err, a.net.Discard(ctx, link))
+}
+
+// reserve takes an address, and waits for a block if need be.
+func (a *Assigner) reserve(ctx context.Context, r node.AddRequest) (store.Allocation, error) {
+	wait, cancel := context.WithTimeout(ctx, a.cfg.BlockTimeout)
+	defer cancel()
+	req := store.Request{ID: r.ID, Pod: r.Pod, Netns: r.Netns, Pool: r.Pool}
+	for {
+		generation := a.blocks.Generation(r.Pool)
+		req.Blocks = a.blocks.Usable(r.Pool)
+		alloc, err := a.store.Reserve(ctx, req)
+		if err == nil {
+			a.short.remove(r.Pool)
+			faultpoint.At(faultpoint.AddReserved)
+			return alloc, nil
+		}
+		if !errors.Is(err, store.ErrNoAddress) {
+			return store.Allocation{}, fmt.Errorf("reserve an address: %w", err)
+		}
+		a.short.add(r.Pool)
+		err = a.blocks.Ask(wait, r.Pool, generation)
+		switch {
+		case err == nil:
+		case ctx.Err() != nil:
+			return store.Allocation{}, context.Cause(ctx)
+		default:
+			// No block to be had: an address that was freed just now is better than none.
+			a.awaitRemovals(ctx, r.Pool)
+			req.Yield = true
+			req.Blocks = a.blocks.Usable(r.Pool)
+			alloc, yieldErr := a.store.Reserve(ctx, req)
+			if yieldErr == nil {
+				faultpoint.At(faultpoint.AddReserved)
+				return alloc, nil
+			}
+			if !errors.Is(yieldErr, store.ErrNoAddress) {
+				return store.Allocation{}, fmt.Errorf("reserve an address: %w", yieldErr)
+			}
+			if errors.Is(err, context.DeadlineExceeded) {
+				err = fmt.Errorf("no block of AddressPool %q came within %s: is coil-ipam-controller running, and the API server reachable?",
+					r.Pool, a.cfg.BlockTimeout)
+			}
+			return store.Allocation{}, unavailable{err}
+		}
+	}
+}
+
+// awaitRemovals waits for addresses of a pool that are free but for their link.
+func (a *Assigner) awaitRemovals(ctx context.Context, pool string) {
+	ctx, cancel := context.WithTimeout(ctx, a.cfg.UndoTimeout)
+	defer cancel()
+	a.removals.settled(ctx, pool)
+}
+
+// pools is a set of names of pools.
+type pools struct {
+	mu    *sync.RWMutex
+	names map[string]bool
+}
+
+func newPools() pools { return pools{mu: new(sync.RWMutex), names: map[string]bool{}} }
+
+func (p pools) has(name string) bool {
+	p.mu.RLock()
+	defer p.mu.RUnlock()
+	return p.names[name]
+}
+
+func (p pools) add(name string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.names[name] = true
+}
+
+func (p pools) remove(name string) {
+	if !p.has(name) {
+		return
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	delete(p.names, name)
+}
