@@ -68,7 +68,7 @@ func (t *txn) setBlock(b store.Block, adopt bool) error {
 	switch {
 	case have == nil:
 		have = &block{Block: b}
-		res, err := t.tx.ExecContext(t.ctx, `INSERT INTO blocks (name, pool, ipv4, ipv6, since) VALUES (?, ?, ?, ?, ?)`,
+		res, err := t.writer.ExecContext(t.ctx, `INSERT INTO blocks (name, pool, ipv4, ipv6, since) VALUES (?, ?, ?, ?, ?)`,
 			b.Name, b.Pool, prefixArg(b.IPv4), prefixArg(b.IPv6), formatTime(t.now))
 		if err == nil {
 			have.id, err = res.LastInsertId()
@@ -84,10 +84,10 @@ func (t *txn) setBlock(b store.Block, adopt bool) error {
 			return fmt.Errorf("%s of pool %s is recorded with %s of pool %s: %w", b.Block, b.Pool, have.Block.Block, have.Pool, err)
 		}
 		t.stale = true
-		if _, err := t.tx.ExecContext(t.ctx, `DELETE FROM addresses WHERE block_id = ?`, have.id); err != nil {
+		if _, err := t.writer.ExecContext(t.ctx, `DELETE FROM addresses WHERE block_id = ?`, have.id); err != nil {
 			return err
 		}
-		if _, err := t.tx.ExecContext(t.ctx, `UPDATE blocks SET pool = ?, ipv4 = ?, ipv6 = ?, since = ?,
+		if _, err := t.writer.ExecContext(t.ctx, `UPDATE blocks SET pool = ?, ipv4 = ?, ipv6 = ?, since = ?,
 				adopted_boot_id = NULL, adopted_boottime_ms = NULL, adopted_seq = NULL WHERE block_id = ?`,
 			b.Pool, prefixArg(b.IPv4), prefixArg(b.IPv6), formatTime(t.now), have.id); err != nil {
 			return err
@@ -99,7 +99,7 @@ func (t *txn) setBlock(b store.Block, adopt bool) error {
 		return nil
 	}
 	t.stale = true
-	_, err := t.tx.ExecContext(t.ctx, `UPDATE blocks SET adopted_boot_id = ?, adopted_boottime_ms = ?, adopted_seq = ? WHERE block_id = ?`,
+	_, err := t.writer.ExecContext(t.ctx, `UPDATE blocks SET adopted_boot_id = ?, adopted_boottime_ms = ?, adopted_seq = ? WHERE block_id = ?`,
 		t.bootID, t.boottimeMS(), t.nextSeq(), have.id)
 	return err
 }
@@ -113,7 +113,7 @@ func (t *txn) tidy() error {
 		freed   *stamp
 	}
 	var all []loose
-	rows, err := t.tx.QueryContext(t.ctx, `SELECT `+columns+`, freed_seq, freed_boottime_ms FROM addresses WHERE block_id IS NULL`)
+	rows, err := t.writer.QueryContext(t.ctx, `SELECT `+columns+`, freed_seq, freed_boottime_ms FROM addresses WHERE block_id IS NULL`)
 	if err != nil {
 		return err
 	}
@@ -135,7 +135,7 @@ func (t *txn) tidy() error {
 	}
 	for _, l := range all {
 		if b, offset := t.blockOf(l.address); b != nil {
-			res, err := t.tx.ExecContext(t.ctx, `UPDATE OR IGNORE addresses SET block = ?, block_id = ?, block_offset = ? WHERE address_id = ?`,
+			res, err := t.writer.ExecContext(t.ctx, `UPDATE OR IGNORE addresses SET block = ?, block_id = ?, block_offset = ? WHERE address_id = ?`,
 				b.Name, b.id, offset, l.row)
 			if err != nil {
 				return err
@@ -200,7 +200,7 @@ func (s *Store) ForgetBlock(ctx context.Context, name string) error {
 			}
 			t.stale = true
 			// Its addresses are free: to forget some of them early changes nothing.
-			res, err := t.tx.ExecContext(t.ctx, `DELETE FROM addresses WHERE address_id IN
+			res, err := t.writer.ExecContext(t.ctx, `DELETE FROM addresses WHERE address_id IN
 				(SELECT address_id FROM addresses WHERE block_id = ? LIMIT ?)`, b.id, forgetBatch)
 			if err != nil {
 				return err
@@ -210,7 +210,7 @@ func (s *Store) ForgetBlock(ctx context.Context, name string) error {
 				return err
 			}
 			done = true
-			_, err = t.tx.ExecContext(t.ctx, `DELETE FROM blocks WHERE block_id = ?`, b.id)
+			_, err = t.writer.ExecContext(t.ctx, `DELETE FROM blocks WHERE block_id = ?`, b.id)
 			return err
 		})
 		if err != nil {
@@ -223,7 +223,7 @@ func (s *Store) ForgetBlock(ctx context.Context, name string) error {
 // checkUnused is store.ErrInUse if an address of b is allocated or cooling.
 func (t *txn) checkUnused(b *block) error {
 	var allocated int
-	if err := t.tx.QueryRowContext(t.ctx, `SELECT count(*) FROM addresses INDEXED BY attachments
+	if err := t.writer.QueryRowContext(t.ctx, `SELECT count(*) FROM addresses INDEXED BY attachments
 			WHERE state <> 'cooling' AND block_id = ?`, b.id).Scan(&allocated); err != nil {
 		return err
 	}
@@ -258,7 +258,7 @@ func (t *txn) load() error {
 	blocks := map[string]*block{}
 	byID := map[int64]*block{}
 	var seq int64
-	err := collect(t.ctx, t.tx.StmtContext(t.ctx, t.w.blocks), func(rows *sql.Rows) error {
+	err := collect(t.ctx, t.w.blocks, func(rows *sql.Rows) error {
 		b, err := scanBlock(rows)
 		if err != nil {
 			return err
@@ -272,7 +272,7 @@ func (t *txn) load() error {
 	if err != nil {
 		return err
 	}
-	rows, err := t.tx.QueryContext(t.ctx, `SELECT block_id, count(*), max(block_offset) FROM addresses
+	rows, err := t.writer.QueryContext(t.ctx, `SELECT block_id, count(*), max(block_offset) FROM addresses
 		WHERE block_id IS NOT NULL GROUP BY block_id`)
 	if err != nil {
 		return err
@@ -292,11 +292,11 @@ func (t *txn) load() error {
 		return err
 	}
 	var freed int64
-	if err := t.tx.QueryRowContext(t.ctx, `SELECT coalesce(max(freed_seq), 0) FROM addresses INDEXED BY cooling
+	if err := t.writer.QueryRowContext(t.ctx, `SELECT coalesce(max(freed_seq), 0) FROM addresses INDEXED BY cooling
 			WHERE state = 'cooling'`).Scan(&freed); err != nil {
 		return err
 	}
-	m, err := readMeta(t.ctx, t.tx)
+	m, err := readMeta(t.ctx, t.writer)
 	if err != nil {
 		return err
 	}

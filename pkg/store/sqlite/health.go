@@ -138,7 +138,7 @@ func (s *Store) markCooled(ctx context.Context) error {
 			}
 		}
 		for _, id := range ids {
-			n, oldest, err := t.cooling(t.ctx, t.tx.StmtContext(t.ctx, t.w.cooling), id, t.boottime)
+			n, oldest, err := t.cooling(t.ctx, t.w.cooling, id, t.boottime)
 			if err != nil {
 				return err
 			}
@@ -150,7 +150,7 @@ func (s *Store) markCooled(ctx context.Context) error {
 			return nil
 		}
 		upTo = first - 1
-		_, err := t.tx.ExecContext(t.ctx, `UPDATE meta SET value = ? WHERE key = 'cooled_seq'`, strconv.FormatInt(upTo, 10))
+		_, err := t.writer.ExecContext(t.ctx, `UPDATE meta SET value = ? WHERE key = 'cooled_seq'`, strconv.FormatInt(upTo, 10))
 		return err
 	})
 	if err == nil {

@@ -40,7 +40,7 @@ func (s *Store) SetIdentity(ctx context.Context, id store.Identity) error {
 // all attachments that the kernel has. The next Open isn't Fresh.
 func (s *Store) Rebuilt(ctx context.Context) error {
 	err := s.write(ctx, grows, func(t *txn) error {
-		_, err := t.tx.ExecContext(t.ctx, `UPDATE meta SET value = ? WHERE key = 'rebuilt_at' AND value = ''`, formatTime(t.now))
+		_, err := t.writer.ExecContext(t.ctx, `UPDATE meta SET value = ? WHERE key = 'rebuilt_at' AND value = ''`, formatTime(t.now))
 		return err
 	})
 	if err != nil {
@@ -97,7 +97,7 @@ func (i identity) matches(o store.Identity) bool {
 // settle writes what the file should say about itself and doesn't; with probe
 // it writes in any case, to see whether that works.
 func (t *txn) settle(probe bool) error {
-	m, err := readMeta(t.ctx, t.tx)
+	m, err := readMeta(t.ctx, t.writer)
 	if err != nil {
 		return err
 	}
@@ -117,7 +117,7 @@ func (t *txn) settle(probe bool) error {
 		if m[k] == v && k != "written_at" {
 			continue
 		}
-		if _, err := t.tx.ExecContext(t.ctx, `UPDATE meta SET value = ? WHERE key = ?`, v, k); err != nil {
+		if _, err := t.writer.ExecContext(t.ctx, `UPDATE meta SET value = ? WHERE key = ?`, v, k); err != nil {
 			return err
 		}
 	}

@@ -89,7 +89,7 @@ const (
 // statements are prepared once for each pool of connections.
 type statements struct {
 	find, findIPv4, findIPv6, insert, nextUnused, oldestCooling, newestCooling, reuse, readdress, cooling *sql.Stmt
-	attach, adopt, release, cool, delete                                                                  *sql.Stmt
+	attach, adopt, release, cool, delete, begin, commit, rollback                                         *sql.Stmt
 	list, blocks, allocated, records                                                                      *sql.Stmt
 	all                                                                                                   []*sql.Stmt
 }
@@ -116,7 +116,8 @@ func prepare(ctx context.Context, db *sql.DB, writing bool) (statements, error) 
 			prepared{&s.findIPv4, findIPv4SQL}, prepared{&s.findIPv6, findIPv6SQL}, prepared{&s.insert, insertSQL},
 			prepared{&s.nextUnused, nextUnusedSQL}, prepared{&s.oldestCooling, oldestCoolingSQL}, prepared{&s.newestCooling, newestCoolingSQL},
 			prepared{&s.reuse, reuseSQL}, prepared{&s.readdress, readdressSQL}, prepared{&s.attach, attachSQL}, prepared{&s.adopt, adoptSQL},
-			prepared{&s.release, releaseSQL}, prepared{&s.cool, coolSQL}, prepared{&s.delete, deleteSQL})
+			prepared{&s.release, releaseSQL}, prepared{&s.cool, coolSQL}, prepared{&s.delete, deleteSQL},
+			prepared{&s.begin, "BEGIN IMMEDIATE"}, prepared{&s.commit, "COMMIT"}, prepared{&s.rollback, "ROLLBACK"})
 	}
 	for _, p := range all {
 		st, err := db.PrepareContext(ctx, p.query)

@@ -10,17 +10,17 @@ import (
 	"github.com/coil-net/coil/pkg/store"
 )
 
-// txn is one transaction of the writer.
+// txn is one transaction of the writer. It has no sql.Tx, which would start a goroutine for
+// each: what the writer's goroutine does by its only connection is in the transaction.
 type txn struct {
 	*Store
 	ctx      context.Context
-	tx       *sql.Tx
 	now      time.Time
 	boottime time.Duration
 }
 
 func (t *txn) exec(st *sql.Stmt, args ...any) (int64, error) {
-	res, err := t.tx.StmtContext(t.ctx, st).ExecContext(t.ctx, args...)
+	res, err := st.ExecContext(t.ctx, args...)
 	if err != nil {
 		return 0, err
 	}
@@ -28,7 +28,7 @@ func (t *txn) exec(st *sql.Stmt, args ...any) (int64, error) {
 }
 
 func (t *txn) row(st *sql.Stmt, args ...any) *sql.Row {
-	return t.tx.StmtContext(t.ctx, st).QueryRowContext(t.ctx, args...)
+	return st.QueryRowContext(t.ctx, args...)
 }
 
 // nextSeq is the number of the next event in the order of what was freed.
@@ -130,23 +130,24 @@ func (s *Store) transact(ctx context.Context, do func(*txn) error) (err error) {
 			s.stale = true // what is remembered of blocks may be of the lost transaction
 		}
 	}()
-	tx, err := s.writer.BeginTx(ctx, nil)
-	if err != nil {
+	if _, err := s.w.begin.ExecContext(ctx); err != nil {
 		return err
 	}
-	t := &txn{Store: s, ctx: ctx, tx: tx, now: roundUp(s.clock.Now()), boottime: s.clock.Boottime()}
+	t := &txn{Store: s, ctx: ctx, now: roundUp(s.clock.Now()), boottime: s.clock.Boottime()}
 	if s.stale {
-		if err := t.load(); err != nil {
-			return errors.Join(err, tx.Rollback())
+		if err = t.load(); err == nil {
+			s.stale = false
 		}
-		s.stale = false
 	}
-	if err := do(t); err != nil {
+	if err == nil {
+		err = do(t)
+	}
+	if err == nil {
+		_, err = s.w.commit.ExecContext(ctx)
+	}
+	if err != nil {
 		// SQLite has rolled back already after some errors; then this is one too.
-		_ = tx.Rollback()
-		return err
-	}
-	if err := tx.Commit(); err != nil {
+		_, _ = s.w.rollback.ExecContext(ctx)
 		return err
 	}
 	s.dirty.Store(true)
