@@ -134,18 +134,6 @@ func fresh(prefix string) string {
 	return fmt.Sprintf("%s-%d", prefix, names.Add(1))
 }
 
-// must returns v, and ends the test when there is an error:
-// must(f())(t).
-func must[T any](v T, err error) func(testing.TB) T {
-	return func(tb testing.TB) T {
-		tb.Helper()
-		if err != nil {
-			tb.Fatal(err)
-		}
-		return v
-	}
-}
-
 // crdFiles returns the paths of the definitions.
 func crdFiles() ([]string, error) {
 	root, err := build.Root()

@@ -77,7 +77,7 @@ func TestControllerFreesBlocksOfLostNodes(t *testing.T) {
 		made("default", "kept", 4, "10.20.0.4/32"), // of Coil 2.x
 		reserved, noFinalizer, noLabels,
 	} {
-		must(blocks.Create(t.Context(), b, metav1.CreateOptions{}))(t)
+		testkit.Must(blocks.Create(t.Context(), b, metav1.CreateOptions{}))(t)
 	}
 	o := options()
 	o.Quarantine = quarantine
@@ -228,7 +228,7 @@ func TestControllerNodeComesBackBeforeDelete(t *testing.T) {
 				b := made("default", n.Name, index, fmt.Sprintf("10.22.0.%d/32", index))
 				b.Annotations = map[string]string{v2.AnnotationNodeUID: string(n.UID)}
 				b.OwnerReferences = []metav1.OwnerReference{{APIVersion: "coil.cybozu.com/v2", Kind: "AddressPool", Name: p.Name, UID: p.UID}}
-				must(c.coil.CoilV2().AddressBlocks().Create(t.Context(), b, metav1.CreateOptions{}))(t)
+				testkit.Must(c.coil.CoilV2().AddressBlocks().Create(t.Context(), b, metav1.CreateOptions{}))(t)
 				blocks = append(blocks, b.Name)
 				c.deleteNode(t, n.Name)
 				testkit.Eventually(t, 10*time.Second, "an attempt", func() error {
@@ -269,7 +269,7 @@ func TestControllerPoolStatus(t *testing.T) {
 	wait("wide", v2.PoolOverlapping, metav1.ConditionTrue, "ServiceCIDR kubernetes (10.96.0.0/16)")
 	wait("tiny", v2.PoolExhausted, metav1.ConditionFalse, "")
 	n.Status.Addresses = []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: "10.23.0.2"}}
-	n = must(c.core.CoreV1().Nodes().UpdateStatus(t.Context(), n, metav1.UpdateOptions{}))(t)
+	n = testkit.Must(c.core.CoreV1().Nodes().UpdateStatus(t.Context(), n, metav1.UpdateOptions{}))(t)
 	wait("tiny", v2.PoolOverlapping, metav1.ConditionTrue, "Node node (10.23.0.2)")
 	for _, r := range []string{"r-0", "r-1"} {
 		c.ask(t, r, n, "tiny")

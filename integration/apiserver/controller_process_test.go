@@ -36,7 +36,7 @@ type replica struct {
 // start starts the program as its container does, with the rights of its account.
 func (c *cluster) start(t *testing.T, name string, flags ...string) *replica {
 	t.Helper()
-	bin := must((&build.Builder{Log: os.Stderr}).Own(t.Context(), "cmd/coil-ipam-controller"))(t)
+	bin := testkit.Must((&build.Builder{Log: os.Stderr}).Own(t.Context(), "cmd/coil-ipam-controller"))(t)
 	r := &replica{name: name, metrics: freeAddr(t), health: freeAddr(t)}
 	r.cmd = exec.Command(bin, append([]string{
 		"--kubeconfig=" + writeKubeconfig(t, c.serviceAccount(t)), "--metrics-addr=" + r.metrics, "--health-addr=" + r.health,
@@ -62,7 +62,7 @@ func (c *cluster) start(t *testing.T, name string, flags ...string) *replica {
 
 func freeAddr(t *testing.T) string {
 	t.Helper()
-	l := must(net.Listen("tcp", "127.0.0.1:0"))(t)
+	l := testkit.Must(net.Listen("tcp", "127.0.0.1:0"))(t)
 	defer l.Close()
 	return l.Addr().String()
 }
@@ -131,7 +131,7 @@ func (c *cluster) leader(t *testing.T, rs ...*replica) (leads, standby *replica)
 func (c *cluster) answered(t *testing.T) int {
 	t.Helper()
 	n := 0
-	for _, r := range must(c.coil.CoilV2().BlockRequests().List(t.Context(), metav1.ListOptions{}))(t).Items {
+	for _, r := range testkit.Must(c.coil.CoilV2().BlockRequests().List(t.Context(), metav1.ListOptions{}))(t).Items {
 		if len(r.Status.Conditions) > 0 {
 			n++
 		}
@@ -246,7 +246,7 @@ func TestControllerAPIServerAway(t *testing.T) {
 
 func TestControllerFlags(t *testing.T) {
 	testkit.Need(t, testkit.APIServer)
-	bin := must((&build.Builder{Log: os.Stderr}).Own(t.Context(), "cmd/coil-ipam-controller"))(t)
+	bin := testkit.Must((&build.Builder{Log: os.Stderr}).Own(t.Context(), "cmd/coil-ipam-controller"))(t)
 	for _, tt := range []struct{ name, flag, words string }{
 		{"no interval", "--gc-interval=0s", "--gc-interval is 0s"},
 		{"no quarantine", "--quarantine=0s", "--quarantine is 0s"},

@@ -39,7 +39,7 @@ func TestControllerAnswersRequests(t *testing.T) {
 	t.Run("a block says all about itself", func(t *testing.T) {
 		r := c.answer(t, "r-0")
 		b := c.block(t, r.Status.AddressBlockName)
-		p := must(c.coil.CoilV2().AddressPools().Get(t.Context(), "default", metav1.GetOptions{}))(t)
+		p := testkit.Must(c.coil.CoilV2().AddressPools().Get(t.Context(), "default", metav1.GetOptions{}))(t)
 		if b.Labels[v2.LabelPool] != "default" || b.Labels[v2.LabelNode] != "node-0" || b.Labels[v2.LabelRequest] != string(r.UID) {
 			t.Errorf("labels are %v", b.Labels)
 		}
@@ -254,11 +254,11 @@ func TestControllerTwoLeaders(t *testing.T) {
 func (c *cluster) allowLeases(t *testing.T, ns string) {
 	t.Helper()
 	name := fresh("leases")
-	must(c.core.RbacV1().Roles(ns).Create(t.Context(), &rbacv1.Role{
+	testkit.Must(c.core.RbacV1().Roles(ns).Create(t.Context(), &rbacv1.Role{
 		ObjectMeta: metav1.ObjectMeta{Name: name},
 		Rules:      []rbacv1.PolicyRule{{APIGroups: []string{"coordination.k8s.io"}, Resources: []string{"leases"}, Verbs: []string{"*"}}},
 	}, metav1.CreateOptions{}))(t)
-	must(c.core.RbacV1().RoleBindings(ns).Create(t.Context(), &rbacv1.RoleBinding{
+	testkit.Must(c.core.RbacV1().RoleBindings(ns).Create(t.Context(), &rbacv1.RoleBinding{
 		ObjectMeta: metav1.ObjectMeta{Name: name},
 		RoleRef:    rbacv1.RoleRef{APIGroup: "rbac.authorization.k8s.io", Kind: "Role", Name: name},
 		Subjects:   []rbacv1.Subject{{Kind: "ServiceAccount", Name: "coil-ipam-controller", Namespace: "kube-system"}},
@@ -360,7 +360,7 @@ func TestControllerStaleCache(t *testing.T) {
 				OwnerReferences: []metav1.OwnerReference{{APIVersion: "coil.cybozu.com/v2", Kind: "AddressPool", Name: p.Name, UID: p.UID}}},
 			Index: 2*i + 1, IPv4: new(fmt.Sprintf("10.9.0.%d/32", 2*i+1)),
 		}
-		must(c.coil.CoilV2().AddressBlocks().Create(t.Context(), b, metav1.CreateOptions{}))(t)
+		testkit.Must(c.coil.CoilV2().AddressBlocks().Create(t.Context(), b, metav1.CreateOptions{}))(t)
 	}
 	seen := map[string]bool{}
 	for i := range 60 {

@@ -77,8 +77,8 @@ func ipamCluster(t testing.TB) *cluster {
 		t.Fatalf("start the API server: %v", err)
 	}
 	c := &cluster{api: api, admin: api.RESTConfig()}
-	c.coil = must(versioned.NewForConfig(c.admin))(t)
-	c.core = must(kubernetes.NewForConfig(c.admin))(t)
+	c.coil = testkit.Must(versioned.NewForConfig(c.admin))(t)
+	c.core = testkit.Must(kubernetes.NewForConfig(c.admin))(t)
 	c.clean(t)
 	return c
 }
@@ -138,7 +138,7 @@ func createRBAC(ctx context.Context, c kubernetes.Interface, obj runtime.Object)
 // serviceAccount returns a configuration with the rights of coil-ipam-controller.
 func (c *cluster) serviceAccount(t testing.TB) *rest.Config {
 	t.Helper()
-	cfg := must(c.api.UserConfig("system:serviceaccount:kube-system:coil-ipam-controller",
+	cfg := testkit.Must(c.api.UserConfig("system:serviceaccount:kube-system:coil-ipam-controller",
 		"system:serviceaccounts", "system:serviceaccounts:kube-system"))(t)
 	cfg.WarningHandler = rest.NoWarnings{} // one about the name of the finalizer in each answer
 	return cfg
@@ -172,14 +172,14 @@ func (c *cluster) run(t testing.TB, cfg *rest.Config, o *ipamcontroller.Options)
 // node makes a Node.
 func (c *cluster) node(t testing.TB, name string) *corev1.Node {
 	t.Helper()
-	return must(c.core.CoreV1().Nodes().Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{}))(t)
+	return testkit.Must(c.core.CoreV1().Nodes().Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{}))(t)
 }
 
 // pool makes a pool of blocks of 2^bits addresses.
 func (c *cluster) pool(t testing.TB, name string, bits int32, subnets ...v2.SubnetSet) *v2.AddressPool {
 	t.Helper()
 	p := &v2.AddressPool{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: v2.AddressPoolSpec{BlockSizeBits: bits, Subnets: subnets}}
-	return must(c.coil.CoilV2().AddressPools().Create(t.Context(), p, metav1.CreateOptions{}))(t)
+	return testkit.Must(c.coil.CoilV2().AddressPools().Create(t.Context(), p, metav1.CreateOptions{}))(t)
 }
 
 func v4(cidr string) v2.SubnetSet           { return v2.SubnetSet{IPv4: &cidr} }
@@ -188,7 +188,7 @@ func dual(cidr4, cidr6 string) v2.SubnetSet { return v2.SubnetSet{IPv4: &cidr4, 
 // ask makes a BlockRequest as coild does.
 func (c *cluster) ask(t testing.TB, name string, n *corev1.Node, pool string) *v2.BlockRequest {
 	t.Helper()
-	return must(c.tryAsk(t.Context(), name, n, pool))(t)
+	return testkit.Must(c.tryAsk(t.Context(), name, n, pool))(t)
 }
 
 func (c *cluster) tryAsk(ctx context.Context, name string, n *corev1.Node, pool string) (*v2.BlockRequest, error) {
@@ -228,12 +228,12 @@ func failed(r *v2.BlockRequest) *v2.BlockRequestCondition {
 
 func (c *cluster) block(t testing.TB, name string) *v2.AddressBlock {
 	t.Helper()
-	return must(c.coil.CoilV2().AddressBlocks().Get(t.Context(), name, metav1.GetOptions{}))(t)
+	return testkit.Must(c.coil.CoilV2().AddressBlocks().Get(t.Context(), name, metav1.GetOptions{}))(t)
 }
 
 func (c *cluster) blocksOf(t testing.TB, pool string) []v2.AddressBlock {
 	t.Helper()
-	return must(c.coil.CoilV2().AddressBlocks().List(t.Context(), metav1.ListOptions{LabelSelector: v2.LabelPool + "=" + pool}))(t).Items
+	return testkit.Must(c.coil.CoilV2().AddressBlocks().List(t.Context(), metav1.ListOptions{LabelSelector: v2.LabelPool + "=" + pool}))(t).Items
 }
 
 // drop removes a block as its coild does.

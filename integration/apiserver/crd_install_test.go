@@ -26,33 +26,33 @@ const maxCRDSize = 150 << 10
 func TestClientSideApplyOfTheDefinitions(t *testing.T) {
 	eachVersion(t, func(t *testing.T, version string) {
 		api := own(t, controlplane.Options{KubernetesVersion: version})
-		files := must(crdFiles())(t)
+		files := testkit.Must(crdFiles())(t)
 		args := []string{"apply"}
 		for _, file := range files {
-			if info := must(os.Stat(file))(t); info.Size() >= maxCRDSize {
+			if info := testkit.Must(os.Stat(file))(t); info.Size() >= maxCRDSize {
 				t.Errorf("%s has %d bytes, not less than %d", file, info.Size(), maxCRDSize)
 			}
 			args = append(args, "--filename="+file)
 		}
 		for _, want := range []string{"created", "unchanged"} {
-			out := string(must(api.Kubectl(t.Context(), args...))(t))
+			out := string(testkit.Must(api.Kubectl(t.Context(), args...))(t))
 			if n := strings.Count(out, want); n != len(files) {
 				t.Errorf("%d of %d definitions are %s:\n%s", n, len(files), want, out)
 			}
 		}
-		client := must(dynamic.NewForConfig(api.RESTConfig()))(t)
-		for _, crd := range must(readCRDs())(t) {
+		client := testkit.Must(dynamic.NewForConfig(api.RESTConfig()))(t)
+		for _, crd := range testkit.Must(readCRDs())(t) {
 			if err := waitForCRD(t.Context(), client, crd); err != nil {
 				t.Errorf("%s: %v", crd.GetName(), err)
 			}
-			got := must(client.Resource(crds).Get(t.Context(), crd.GetName(), metav1.GetOptions{}))(t)
+			got := testkit.Must(client.Resource(crds).Get(t.Context(), crd.GetName(), metav1.GetOptions{}))(t)
 			if got.GetAnnotations()["kubectl.kubernetes.io/last-applied-configuration"] == "" {
 				t.Errorf("%s wasn't applied by the client", crd.GetName())
 			}
 		}
 		// What users of Coil 2.x have in their files still applies.
 		for _, want := range []string{"created", "unchanged"} {
-			out := string(must(api.Kubectl(t.Context(), "apply", "--validate=strict", "--filename=testdata/objects-2.x.yaml"))(t))
+			out := string(testkit.Must(api.Kubectl(t.Context(), "apply", "--validate=strict", "--filename=testdata/objects-2.x.yaml"))(t))
 			if n := strings.Count(out, want); n != 7 {
 				t.Errorf("%d of 7 objects are %s:\n%s", n, want, out)
 			}
@@ -94,7 +94,7 @@ func TestObjectsThatBreakNewRules(t *testing.T) {
 		api := own(t, controlplane.Options{KubernetesVersion: version})
 		cfg := api.RESTConfig()
 		cfg.WarningHandler = rest.NoWarnings{} // that old objects break rules
-		client := must(dynamic.NewForConfig(cfg))(t)
+		client := testkit.Must(dynamic.NewForConfig(cfg))(t)
 		if err := installCRDs(t.Context(), cfg, withoutRules); err != nil {
 			t.Fatal(err)
 		}
@@ -181,7 +181,7 @@ func (o oldObject) use(t *testing.T, client dynamic.ResourceInterface) {
 	t.Helper()
 	ctx := t.Context()
 	patch := func(text string, subresources ...string) error {
-		json := must(o.kind.named(t, o.object, text).MarshalJSON())(t)
+		json := testkit.Must(o.kind.named(t, o.object, text).MarshalJSON())(t)
 		_, err := client.Patch(ctx, o.object, types.MergePatchType, json, metav1.PatchOptions{}, subresources...)
 		return err
 	}

@@ -2,6 +2,7 @@ package apiserver
 
 import (
 	"encoding/json"
+	"github.com/coil-net/coil/pkg/testkit"
 	"reflect"
 	"slices"
 	"testing"
@@ -118,7 +119,7 @@ func maximalEgress(conditions []metav1.Condition) *v2.Egress {
 // with both agree: an object comes back as it went in, apart from defaults.
 func TestRoundTrip(t *testing.T) {
 	eachVersion(t, func(t *testing.T, version string) {
-		dyn := must(dynamic.NewForConfig(shared(t, version).RESTConfig()))(t)
+		dyn := testkit.Must(dynamic.NewForConfig(shared(t, version).RESTConfig()))(t)
 		for _, tt := range roundTrips() {
 			t.Run(tt.kind.name+"/"+tt.name, func(t *testing.T) {
 				if tt.maximal {
@@ -138,11 +139,11 @@ func TestRoundTrip(t *testing.T) {
 func (tt roundTrip) check(t *testing.T, dyn dynamic.Interface) {
 	t.Helper()
 	client := tt.kind.client(dyn)
-	obj := &unstructured.Unstructured{Object: decode(t, must(json.Marshal(tt.obj))(t))}
+	obj := &unstructured.Unstructured{Object: decode(t, testkit.Must(json.Marshal(tt.obj))(t))}
 	obj.SetGroupVersionKind(tt.kind.resource.GroupVersion().WithKind(tt.kind.name))
 	obj.SetName(fresh("roundtrip"))
 	if tt.kind.name == blockKind.name {
-		obj.SetName(obj.GetName() + "-" + string(must(json.Marshal(obj.Object["index"]))(t)))
+		obj.SetName(obj.GetName() + "-" + string(testkit.Must(json.Marshal(obj.Object["index"]))(t)))
 	}
 	strict := metav1.FieldValidationStrict
 	got, err := client.Create(t.Context(), obj, metav1.CreateOptions{FieldValidation: strict})
@@ -190,7 +191,7 @@ func decode(t *testing.T, text []byte) map[string]any {
 		t.Fatal(err)
 	}
 	m["kind"] = json.RawMessage(`"Any"`)
-	if err := obj.UnmarshalJSON(must(json.Marshal(m))(t)); err != nil {
+	if err := obj.UnmarshalJSON(testkit.Must(json.Marshal(m))(t)); err != nil {
 		t.Fatal(err)
 	}
 	return obj.Object

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"flag"
 	"fmt"
+	"github.com/coil-net/coil/pkg/testkit"
 	"os"
 	"path/filepath"
 	"strings"
@@ -96,7 +97,7 @@ func TestColumns(t *testing.T) {
 	if err := installCRDs(t.Context(), cfg, readCRDs); err != nil {
 		t.Fatal(err)
 	}
-	client := must(dynamic.NewForConfig(cfg))(t)
+	client := testkit.Must(dynamic.NewForConfig(cfg))(t)
 	var got bytes.Buffer
 	for _, table := range tables {
 		for _, text := range table.objects {
@@ -132,7 +133,7 @@ func (k kind) create(t *testing.T, client dynamic.ResourceInterface, text string
 func getTable(t *testing.T, cfg *rest.Config, path string) *metav1.Table {
 	t.Helper()
 	tab := &metav1.Table{}
-	raw, err := must(kubernetes.NewForConfig(cfg))(t).RESTClient().Get().AbsPath(path).
+	raw, err := testkit.Must(kubernetes.NewForConfig(cfg))(t).RESTClient().Get().AbsPath(path).
 		SetHeader("Accept", "application/json;as=Table;v=v1;g=meta.k8s.io").DoRaw(t.Context())
 	if err != nil {
 		t.Fatal(err)
@@ -184,7 +185,7 @@ func golden(t *testing.T, name string, got []byte) {
 		}
 		return
 	}
-	want := must(os.ReadFile(path))(t)
+	want := testkit.Must(os.ReadFile(path))(t)
 	if diff := cmp.Diff(string(want), string(got)); diff != "" {
 		t.Errorf("%s (-want +got):\n%s", path, diff)
 	}

@@ -1,6 +1,7 @@
 package apiserver
 
 import (
+	"github.com/coil-net/coil/pkg/testkit"
 	"slices"
 	"strings"
 	"testing"
@@ -132,7 +133,7 @@ func causesOf(err error) []metav1.StatusCause {
 
 func TestValidation(t *testing.T) {
 	eachVersion(t, func(t *testing.T, version string) {
-		client := must(dynamic.NewForConfig(shared(t, version).RESTConfig()))(t)
+		client := testkit.Must(dynamic.NewForConfig(shared(t, version).RESTConfig()))(t)
 		for _, table := range []struct {
 			kind     kind
 			attempts []attempt

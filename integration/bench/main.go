@@ -22,7 +22,6 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/coil-net/coil/integration/bench/figures"
-	"github.com/coil-net/coil/integration/lab/build"
 	"github.com/coil-net/coil/integration/lab/scratch"
 )
 
@@ -64,15 +63,8 @@ func main() {
 }
 
 func run(ctx context.Context, o options, out io.Writer) (err error) {
-	if os.Geteuid() != 0 {
-		return errors.New("must run as root: it makes network namespaces")
-	}
-	if o.out == "" {
-		root, err := build.Root()
-		if err != nil {
-			return err
-		}
-		o.out = filepath.Join(root, "integration/bench/out")
+	if o.out, err = figures.Folder(o.out); err != nil {
+		return err
 	}
 	dir, err := scratch.New("coil-bench-")
 	if err != nil {

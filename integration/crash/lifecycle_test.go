@@ -327,20 +327,24 @@ func newNamespace(e *event) {
 }
 
 func addFirst(e *event) {
-	old := e.pods[0]
-	s := e.again(old)
-	e.add(s)
-	e.del(old)
-	e.check(old.Close())
-	e.del(old)
-	e.reach(s, e.pods[1])
+	e.replace(func(old, s *rig.Sandbox) {
+		e.add(s)
+		e.del(old)
+	})
 }
 
 func delFirst(e *event) {
+	e.replace(func(old, s *rig.Sandbox) {
+		e.del(old)
+		e.add(s)
+	})
+}
+
+// replace gives a pod another sandbox; the old one is deleted again when it has gone.
+func (e *event) replace(do func(old, s *rig.Sandbox)) {
 	old := e.pods[0]
 	s := e.again(old)
-	e.del(old)
-	e.add(s)
+	do(old, s)
 	e.check(old.Close())
 	e.del(old)
 	e.reach(s, e.pods[1])

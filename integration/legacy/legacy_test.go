@@ -19,23 +19,6 @@ import (
 	"github.com/coil-net/coil/pkg/testkit"
 )
 
-func must[T any](v T, err error) func(*testing.T) T {
-	return func(t *testing.T) T {
-		t.Helper()
-		if err != nil {
-			t.Fatal(err)
-		}
-		return v
-	}
-}
-
-func check(t *testing.T, errs ...error) {
-	t.Helper()
-	if err := errors.Join(errs...); err != nil {
-		t.Fatal(err)
-	}
-}
-
 func newRig(t *testing.T) *rig.Rig {
 	t.Helper()
 	testkit.Need(t, testkit.Netns)
@@ -44,7 +27,7 @@ func newRig(t *testing.T) *rig.Rig {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { check(t, r.Close()) })
+	t.Cleanup(func() { testkit.Check(t, r.Close()) })
 	return r
 }
 
@@ -59,18 +42,18 @@ func addrs(texts ...string) []netip.Addr {
 // wire makes a pod that 2.x has wired.
 func wire(t *testing.T, n *rig.Node, texts ...string) (*rig.Sandbox, string) {
 	t.Helper()
-	s := must(n.NewSandbox(t.Context(), rig.SandboxOptions{}))(t)
-	return s, must(s.WireLegacy(t.Context(), "default", addrs(texts...)...))(t)
+	s := testkit.Must(n.NewSandbox(t.Context(), rig.SandboxOptions{}))(t)
+	return s, testkit.Must(s.WireLegacy(t.Context(), "default", addrs(texts...)...))(t)
 }
 
 // A node of 2.x is taken over without a lost packet.
 func TestTakeOver(t *testing.T) {
 	r := newRig(t)
 	ctx := t.Context()
-	check(t, r.AddPool(ctx, "default", 3, rig.Dual("10.1.0.0/24", "fd00:1::/120")))
-	n := must(r.AddNode(ctx, rig.NodeOptions{Down: true}))(t)
-	block := must(r.AddLegacyBlock(ctx, "default", 0, n.Name, "10.1.0.0/29", "fd00:1::/125"))(t)
-	check(t, n.LegacyNode(ctx, block), r.RouteOutside(ctx, *block.IPv4, n), r.RouteOutside(ctx, *block.IPv6, n))
+	testkit.Check(t, r.AddPool(ctx, "default", 3, rig.Dual("10.1.0.0/24", "fd00:1::/120")))
+	n := testkit.Must(r.AddNode(ctx, rig.NodeOptions{Down: true}))(t)
+	block := testkit.Must(r.AddLegacyBlock(ctx, "default", 0, n.Name, "10.1.0.0/29", "fd00:1::/125"))(t)
+	testkit.Check(t, n.LegacyNode(ctx, block), r.RouteOutside(ctx, *block.IPv4, n), r.RouteOutside(ctx, *block.IPv6, n))
 	a, _ := wire(t, n, "10.1.0.0", "fd00:1::")
 	b, _ := wire(t, n, "10.1.0.1", "fd00:1::1")
 	c, _ := wire(t, n, "10.1.0.5", "fd00:1::5")
@@ -94,19 +77,19 @@ func TestTakeOver(t *testing.T) {
 				}
 				return err
 			})
-			pings = append(pings, must(begin())(t))
+			pings = append(pings, testkit.Must(begin())(t))
 		}
 	}
-	check(t, n.Start(ctx))
+	testkit.Check(t, n.Start(ctx))
 	if got := n.Coild.CountLogs("adopted=3"); got != 1 {
 		t.Errorf("%d lines say that 3 pods are adopted, want 1:\n%s", got, n.Coild.Logs(20))
 	}
-	check(t, r.AwaitClean(ctx, 10*time.Second))
+	testkit.Check(t, r.AwaitClean(ctx, 10*time.Second))
 
 	t.Run("a second start changes nothing", func(t *testing.T) {
-		before := must(n.Run(ctx, "ip", "-d", "link", "show", "type", "veth"))(t)
-		check(t, n.Restart(ctx), r.AwaitClean(ctx, 10*time.Second))
-		if after := must(n.Run(ctx, "ip", "-d", "link", "show", "type", "veth"))(t); after != before {
+		before := testkit.Must(n.Run(ctx, "ip", "-d", "link", "show", "type", "veth"))(t)
+		testkit.Check(t, n.Restart(ctx), r.AwaitClean(ctx, 10*time.Second))
+		if after := testkit.Must(n.Run(ctx, "ip", "-d", "link", "show", "type", "veth"))(t); after != before {
 			t.Errorf("links before:\n%s\nafter:\n%s", before, after)
 		}
 		if n.Coild.CountLogs("Routes of pods changed") > 1 || n.Coild.CountLogs("kept=3") != 1 {
@@ -121,14 +104,14 @@ func TestTakeOver(t *testing.T) {
 		}
 	})
 	t.Run("DEL frees, ADD never gives an adopted address", func(t *testing.T) {
-		check(t, c.Del(ctx), c.Close())
+		testkit.Check(t, c.Del(ctx), c.Close())
 		// More pods than the adopted block has addresses.
 		for range 8 {
-			s := must(n.NewSandbox(ctx, rig.SandboxOptions{}))(t)
-			must(s.Add(ctx))(t)
-			check(t, s.Check(ctx))
+			s := testkit.Must(n.NewSandbox(ctx, rig.SandboxOptions{}))(t)
+			testkit.Must(s.Add(ctx))(t)
+			testkit.Check(t, s.Check(ctx))
 		}
-		check(t, r.AwaitClean(ctx, 10*time.Second)) // the ledger knows who has what
+		testkit.Check(t, r.AwaitClean(ctx, 10*time.Second)) // the ledger knows who has what
 	})
 	for _, p := range pings {
 		sent, answered, err := p.End()
@@ -141,10 +124,10 @@ func TestTakeOver(t *testing.T) {
 		}
 	}
 	for _, s := range old[:2] {
-		check(t, s.Del(ctx), s.Close())
+		testkit.Check(t, s.Del(ctx), s.Close())
 	}
-	check(t, r.AwaitClean(ctx, 10*time.Second))
-	if left := must(n.Run(ctx, "ip", "-o", "link", "show", "type", "veth"))(t); strings.Contains(left, a.ContainerID) || strings.Contains(left, b.ContainerID) {
+	testkit.Check(t, r.AwaitClean(ctx, 10*time.Second))
+	if left := testkit.Must(n.Run(ctx, "ip", "-o", "link", "show", "type", "veth"))(t); strings.Contains(left, a.ContainerID) || strings.Contains(left, b.ContainerID) {
 		t.Errorf("links of deleted pods are left:\n%s", left)
 	}
 }
@@ -153,24 +136,24 @@ func TestTakeOver(t *testing.T) {
 func TestTakeOverOfBrokenNode(t *testing.T) {
 	r := newRig(t)
 	ctx := t.Context()
-	check(t, r.AddPool(ctx, "default", 3, rig.Dual("10.1.0.0/24", "fd00:1::/120")))
-	n := must(r.AddNode(ctx, rig.NodeOptions{Down: true}))(t)
-	other := must(r.AddNode(ctx, rig.NodeOptions{Down: true}))(t)
-	block := must(r.AddLegacyBlock(ctx, "default", 0, n.Name, "10.1.0.0/29", "fd00:1::/125"))(t)
-	must(r.AddLegacyBlock(ctx, "default", 1, other.Name, "10.1.0.8/29", "fd00:1::8/125"))(t)
-	check(t, n.LegacyNode(ctx, block))
+	testkit.Check(t, r.AddPool(ctx, "default", 3, rig.Dual("10.1.0.0/24", "fd00:1::/120")))
+	n := testkit.Must(r.AddNode(ctx, rig.NodeOptions{Down: true}))(t)
+	other := testkit.Must(r.AddNode(ctx, rig.NodeOptions{Down: true}))(t)
+	block := testkit.Must(r.AddLegacyBlock(ctx, "default", 0, n.Name, "10.1.0.0/29", "fd00:1::/125"))(t)
+	testkit.Must(r.AddLegacyBlock(ctx, "default", 1, other.Name, "10.1.0.8/29", "fd00:1::8/125"))(t)
+	testkit.Check(t, n.LegacyNode(ctx, block))
 	healthy, _ := wire(t, n, "10.1.0.0", "fd00:1::")
 	nameless, link := wire(t, n, "10.1.0.1", "fd00:1::1")
 	outside, _ := wire(t, n, "10.9.0.1", "fd00:9::1")
 	foreign, _ := wire(t, n, "10.1.0.9", "fd00:1::9")
 	gone, _ := wire(t, n, "10.1.0.2", "fd00:1::2")
-	must(n.Run(ctx, "ip", "link", "set", link, "alias", ""))(t)
+	testkit.Must(n.Run(ctx, "ip", "link", "set", link, "alias", ""))(t)
 	r.Ledger.Lose(nameless)
 	r.Ledger.Lose(gone)
-	check(t, gone.Close())
-	must(n.Run(ctx, "ip", "route", "add", "10.1.0.3", "dev", "lo", "table", "116", "proto", "30", "scope", "link"))(t)
+	testkit.Check(t, gone.Close())
+	testkit.Must(n.Run(ctx, "ip", "route", "add", "10.1.0.3", "dev", "lo", "table", "116", "proto", "30", "scope", "link"))(t)
 
-	check(t, n.Start(ctx))
+	testkit.Check(t, n.Start(ctx))
 	t.Logf("log of coild:\n%s", n.Coild.Logs(40))
 	testkit.Eventually(t, 10*time.Second, "Events", func() error {
 		events, err := r.Core.EventsV1().Events("").List(ctx, metav1.ListOptions{})
@@ -190,16 +173,16 @@ func TestTakeOverOfBrokenNode(t *testing.T) {
 		}
 		return nil
 	})
-	check(t, healthy.Check(ctx))
+	testkit.Check(t, healthy.Check(ctx))
 	for _, s := range []*rig.Sandbox{outside, foreign} {
-		check(t, s.Check(ctx)) // they keep their network
+		testkit.Check(t, s.Check(ctx)) // they keep their network
 	}
 	for range 8 {
-		s := must(n.NewSandbox(ctx, rig.SandboxOptions{}))(t)
-		must(s.Add(ctx))(t)
+		s := testkit.Must(n.NewSandbox(ctx, rig.SandboxOptions{}))(t)
+		testkit.Must(s.Add(ctx))(t)
 	}
 	for _, s := range []*rig.Sandbox{healthy, outside, foreign} {
-		check(t, s.Del(ctx), s.Close())
+		testkit.Check(t, s.Del(ctx), s.Close())
 	}
 	if wrongs := r.Ledger.Wrongs(n); len(wrongs) > 0 {
 		t.Errorf("addresses: %q", wrongs)

@@ -16,22 +16,22 @@ import (
 func TestOldFlowsNeverReachTheNextPod(t *testing.T) {
 	r := newRig(t)
 	const service, single = "10.96.0.1", "10.3.0.0"
-	check(t, r.AddPool(t.Context(), "default", 2, rig.V4("10.1.0.0/24")),
+	testkit.Check(t, r.AddPool(t.Context(), "default", 2, rig.V4("10.1.0.0/24")),
 		r.AddPool(t.Context(), "single", 0, rig.V4(single+"/32")), r.AddNamespace(t.Context(), "single", "single"))
-	n := must(r.AddNode(t.Context(), rig.NodeOptions{CoildFlags: []string{"--cool-down=1s"}}))(t)
+	n := testkit.Must(r.AddNode(t.Context(), rig.NodeOptions{CoildFlags: []string{"--cool-down=1s"}}))(t)
 	pod := func(namespace string) *rig.Sandbox {
-		return must(n.NewSandbox(t.Context(), rig.SandboxOptions{Namespace: namespace}))(t)
+		return testkit.Must(n.NewSandbox(t.Context(), rig.SandboxOptions{Namespace: namespace}))(t)
 	}
 	client, old, next, moved := pod(""), pod("single"), pod("single"), pod("")
-	must(client.Add(t.Context()))(t)
-	if res := must(old.Add(t.Context()))(t); res.Addrs[0].String() != single {
+	testkit.Must(client.Add(t.Context()))(t)
+	if res := testkit.Must(old.Add(t.Context()))(t); res.Addrs[0].String() != single {
 		t.Fatalf("the old pod has %v, want %s", res.Addrs, single)
 	}
-	to := must(moved.Add(t.Context()))(t).Addrs[0].String()
+	to := testkit.Must(moved.Add(t.Context()))(t).Addrs[0].String()
 
 	nft := func(format string, args ...any) string {
 		t.Helper()
-		return must(n.Run(t.Context(), "nft", fmt.Sprintf(format, args...)))(t)
+		return testkit.Must(n.Run(t.Context(), "nft", fmt.Sprintf(format, args...)))(t)
 	}
 	// As kube-proxy does it, and what passes is counted.
 	nft(`add table ip t
@@ -53,7 +53,7 @@ func TestOldFlowsNeverReachTheNextPod(t *testing.T) {
 		}
 		return packets
 	}
-	conn := must(client.Dial(t.Context(), "udp", net.JoinHostPort(service, "53")))(t)
+	conn := testkit.Must(client.Dial(t.Context(), "udp", net.JoinHostPort(service, "53")))(t)
 	defer conn.Close()
 	send := func() {
 		// A refusal of an earlier one is told by Write: no pod listens.
@@ -72,7 +72,7 @@ func TestOldFlowsNeverReachTheNextPod(t *testing.T) {
 	})
 
 	nft("flush chain ip t nat; add rule ip t nat ip daddr %s dnat to %s", service, to)
-	check(t, old.Del(t.Context()))
+	testkit.Check(t, old.Del(t.Context()))
 	testkit.Eventually(t, 20*time.Second, "the next pod has the address", func() error {
 		send() // which would keep an old flow alive
 		_, err := next.Add(t.Context())

@@ -39,30 +39,13 @@ func newRig(t *testing.T) *rig.Rig {
 	return r
 }
 
-func must[T any](v T, err error) func(*testing.T) T {
-	return func(t *testing.T) T {
-		t.Helper()
-		if err != nil {
-			t.Fatal(err)
-		}
-		return v
-	}
-}
-
-func check(t *testing.T, errs ...error) {
-	t.Helper()
-	if err := errors.Join(errs...); err != nil {
-		t.Fatal(err)
-	}
-}
-
 // A rig does the whole life of pods, and its audit agrees.
 func TestRig(t *testing.T) {
 	r := newRig(t)
-	check(t, r.AddPool(t.Context(), "default", 2, rig.Dual("10.1.0.0/24", "fd00:1::/120")))
-	check(t, r.AddPool(t.Context(), "v4", 0, rig.V4("10.2.0.0/29")), r.AddNamespace(t.Context(), "four", "v4"))
-	n := must(r.AddNode(t.Context(), rig.NodeOptions{}))(t)
-	other := must(r.AddNode(t.Context(), rig.NodeOptions{DiskBytes: 16 << 20}))(t)
+	testkit.Check(t, r.AddPool(t.Context(), "default", 2, rig.Dual("10.1.0.0/24", "fd00:1::/120")))
+	testkit.Check(t, r.AddPool(t.Context(), "v4", 0, rig.V4("10.2.0.0/29")), r.AddNamespace(t.Context(), "four", "v4"))
+	n := testkit.Must(r.AddNode(t.Context(), rig.NodeOptions{}))(t)
+	other := testkit.Must(r.AddNode(t.Context(), rig.NodeOptions{DiskBytes: 16 << 20}))(t)
 
 	var all []*rig.Sandbox
 	for i, node := range []*rig.Node{n, n, other, n} {
@@ -70,40 +53,40 @@ func TestRig(t *testing.T) {
 		if i == 3 {
 			o.Namespace = "four"
 		}
-		s := must(node.NewSandbox(t.Context(), o))(t)
-		res := must(s.Add(t.Context()))(t)
+		s := testkit.Must(node.NewSandbox(t.Context(), o))(t)
+		res := testkit.Must(s.Add(t.Context()))(t)
 		if want := map[bool]int{true: 1, false: 2}[i == 3]; len(res.Addrs) != want {
 			t.Errorf("%s has %v, want %d addresses", s, res.Addrs, want)
 		}
-		check(t, s.Check(t.Context()))
+		testkit.Check(t, s.Check(t.Context()))
 		all = append(all, s)
 	}
-	direct := must(n.NewSandbox(t.Context(), rig.SandboxOptions{}))(t)
-	must(direct.AddRPC(t.Context()))(t)
-	check(t, r.AwaitClean(t.Context(), 10*time.Second), n.Status(t.Context()))
+	direct := testkit.Must(n.NewSandbox(t.Context(), rig.SandboxOptions{}))(t)
+	testkit.Must(direct.AddRPC(t.Context()))(t)
+	testkit.Check(t, r.AwaitClean(t.Context(), 10*time.Second), n.Status(t.Context()))
 
 	t.Run("pods reach each other on one node", func(t *testing.T) {
-		for _, addr := range must(all[1].Add(t.Context()))(t).Addrs {
-			l := must(all[1].Listen(t.Context(), "tcp", net.JoinHostPort(addr.String(), "80")))(t)
+		for _, addr := range testkit.Must(all[1].Add(t.Context()))(t).Addrs {
+			l := testkit.Must(all[1].Listen(t.Context(), "tcp", net.JoinHostPort(addr.String(), "80")))(t)
 			defer l.Close()
 			ctx, cancel := context.WithTimeout(t.Context(), testkit.Timeout(5*time.Second))
 			defer cancel()
-			c := must(all[0].Dial(ctx, "tcp", l.Addr().String()))(t)
+			c := testkit.Must(all[0].Dial(ctx, "tcp", l.Addr().String()))(t)
 			defer c.Close()
 		}
 	})
 	t.Run("metrics", func(t *testing.T) {
 		resp, err := n.HTTP().Get("http://127.0.0.1:9384/metrics")
-		check(t, err)
+		testkit.Check(t, err)
 		defer resp.Body.Close()
-		if body := must(io.ReadAll(resp.Body))(t); resp.StatusCode != http.StatusOK || !strings.Contains(string(body), "coil_cni_request") {
+		if body := testkit.Must(io.ReadAll(resp.Body))(t); resp.StatusCode != http.StatusOK || !strings.Contains(string(body), "coil_cni_request") {
 			t.Errorf("%s: %.200s", resp.Status, body)
 		}
 	})
 	t.Run("without the API server", func(t *testing.T) {
 		n.CutAPI(true)
 		defer n.CutAPI(false)
-		must(all[0].Add(t.Context()))(t)
+		testkit.Must(all[0].Add(t.Context()))(t)
 	})
 	t.Run("killed", func(t *testing.T) {
 		n.Coild.Kill()
@@ -111,32 +94,32 @@ func TestRig(t *testing.T) {
 		if err := n.Status(t.Context()); !errors.As(err, &e) || e.Code != cnitypes.ErrPluginNotAvailable {
 			t.Errorf("STATUS without coild: %v, want code 50", err)
 		}
-		check(t, all[0].Del(t.Context()))
-		if q := must(os.ReadDir(n.DelQueueDir()))(t); len(q) != 1 {
+		testkit.Check(t, all[0].Del(t.Context()))
+		if q := testkit.Must(os.ReadDir(n.DelQueueDir()))(t); len(q) != 1 {
 			t.Errorf("%d queued DELs, want 1", len(q))
 		}
-		check(t, n.Start(t.Context()), r.AwaitClean(t.Context(), 10*time.Second))
+		testkit.Check(t, n.Start(t.Context()), r.AwaitClean(t.Context(), 10*time.Second))
 	})
 	t.Run("power cut", func(t *testing.T) {
-		check(t, n.PowerCut(t.Context()), n.PowerOn(t.Context()), n.Start(t.Context()))
-		check(t, r.AwaitClean(t.Context(), 10*time.Second))
-		s := must(n.NewSandbox(t.Context(), rig.SandboxOptions{}))(t)
-		must(s.Add(t.Context()))(t)
-		check(t, s.Del(t.Context()), s.Close(), r.AwaitClean(t.Context(), 10*time.Second))
+		testkit.Check(t, n.PowerCut(t.Context()), n.PowerOn(t.Context()), n.Start(t.Context()))
+		testkit.Check(t, r.AwaitClean(t.Context(), 10*time.Second))
+		s := testkit.Must(n.NewSandbox(t.Context(), rig.SandboxOptions{}))(t)
+		testkit.Must(s.Add(t.Context()))(t)
+		testkit.Check(t, s.Del(t.Context()), s.Close(), r.AwaitClean(t.Context(), 10*time.Second))
 	})
-	check(t, all[2].Del(t.Context()), all[2].RemoveNetns(), r.AwaitClean(t.Context(), 10*time.Second))
-	check(t, n.GC(t.Context(), nil, rig.ValidAttachments, rig.Attachments))
+	testkit.Check(t, all[2].Del(t.Context()), all[2].RemoveNetns(), r.AwaitClean(t.Context(), 10*time.Second))
+	testkit.Check(t, n.GC(t.Context(), nil, rig.ValidAttachments, rig.Attachments))
 }
 
 // The audit names each kind of difference: one that finds nothing proves nothing.
 func TestAuditFinds(t *testing.T) {
 	r := newRig(t)
 	ctx := t.Context()
-	check(t, r.AddPool(ctx, "default", 2, rig.Dual("10.1.0.0/24", "fd00:1::/120")))
-	n := must(r.AddNode(ctx, rig.NodeOptions{}))(t)
-	s := must(n.NewSandbox(ctx, rig.SandboxOptions{}))(t)
-	res := must(s.Add(ctx))(t)
-	check(t, r.AwaitClean(ctx, 10*time.Second))
+	testkit.Check(t, r.AddPool(ctx, "default", 2, rig.Dual("10.1.0.0/24", "fd00:1::/120")))
+	n := testkit.Must(r.AddNode(ctx, rig.NodeOptions{}))(t)
+	s := testkit.Must(n.NewSandbox(ctx, rig.SandboxOptions{}))(t)
+	res := testkit.Must(s.Add(ctx))(t)
+	testkit.Check(t, r.AwaitClean(ctx, 10*time.Second))
 	n.Coild.Kill() // it would heal
 	base := filepath.Join(n.StateDir(), "before")
 
@@ -153,7 +136,7 @@ func TestAuditFinds(t *testing.T) {
 		}
 	}
 	var links []struct{ IfName, IfAlias string }
-	check(t, json.Unmarshal([]byte(must(n.Run(ctx, "ip", "-json", "link", "show", "group", "1668245868"))(t)), &links))
+	testkit.Check(t, json.Unmarshal([]byte(testkit.Must(n.Run(ctx, "ip", "-json", "link", "show", "group", "1668245868"))(t)), &links))
 	// What the filter leaves out is shown as empty.
 	links = slices.DeleteFunc(links, func(l struct{ IfName, IfAlias string }) bool { return l.IfName == "" })
 	if len(links) != 1 {
@@ -192,11 +175,11 @@ func TestAuditFinds(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			if tt.mend == nil {
-				check(t, sqlite(".backup "+base)(ctx))
+				testkit.Check(t, sqlite(".backup "+base)(ctx))
 				tt.mend = sqlite(".restore " + base)
 			}
-			check(t, tt.break_(ctx))
-			wrongs := must(r.Audit(ctx))(t)
+			testkit.Check(t, tt.break_(ctx))
+			wrongs := testkit.Must(r.Audit(ctx))(t)
 			for _, want := range tt.want {
 				if !slices.ContainsFunc(wrongs, func(w string) bool { return strings.Contains(w, want) }) {
 					t.Errorf("the audit says %q, nothing with %q", wrongs, want)
@@ -205,8 +188,8 @@ func TestAuditFinds(t *testing.T) {
 			if tt.unmendable {
 				return
 			}
-			check(t, tt.mend(ctx))
-			if wrongs := must(r.Audit(ctx))(t); len(wrongs) > 0 {
+			testkit.Check(t, tt.mend(ctx))
+			if wrongs := testkit.Must(r.Audit(ctx))(t); len(wrongs) > 0 {
 				t.Fatalf("after it was mended the audit says %q", wrongs)
 			}
 		})

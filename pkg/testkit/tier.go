@@ -1,8 +1,9 @@
-// Package testkit is what tests of several packages share: the tiers of tests
-// and the scaling of their timeouts. Product code must not import it.
+// Package testkit is what tests of several packages share: the tiers of tests, the
+// scaling of their timeouts, and how they check for errors. Product code must not import it.
 package testkit
 
 import (
+	"errors"
 	"os"
 	"slices"
 	"strconv"
@@ -47,6 +48,26 @@ func Timeout(d time.Duration) time.Duration {
 		return time.Duration(float64(d) * f)
 	}
 	return d
+}
+
+// Must returns what a call returned, for a test that fails if it returned an error, too:
+// Must(f())(t).
+func Must[T any](v T, err error) func(testing.TB) T {
+	return func(tb testing.TB) T {
+		tb.Helper()
+		if err != nil {
+			tb.Fatal(err)
+		}
+		return v
+	}
+}
+
+// Check fails the test if one of the errors isn't nil.
+func Check(tb testing.TB, errs ...error) {
+	tb.Helper()
+	if err := errors.Join(errs...); err != nil {
+		tb.Fatal(err)
+	}
 }
 
 // Eventually polls cond until it returns nil, and fails the test with its last

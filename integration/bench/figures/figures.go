@@ -19,7 +19,25 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/coil-net/coil/integration/lab/build"
 )
+
+// Folder is where results go: the given folder, or integration/bench/out. What is measured
+// needs root.
+func Folder(given string) (string, error) {
+	if os.Geteuid() != 0 {
+		return "", errors.New("must run as root: it makes network namespaces")
+	}
+	if given != "" {
+		return given, nil
+	}
+	root, err := build.Root()
+	if err != nil {
+		return "", err
+	}
+	return filepath.Join(root, "integration/bench/out"), nil
+}
 
 // Conditions say when and where figures were measured.
 type Conditions struct {

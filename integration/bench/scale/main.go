@@ -20,7 +20,7 @@ import (
 	"github.com/spf13/pflag"
 	"k8s.io/client-go/rest"
 
-	"github.com/coil-net/coil/integration/lab/build"
+	"github.com/coil-net/coil/integration/bench/figures"
 )
 
 // options are the command line.
@@ -57,16 +57,9 @@ func main() {
 	}
 }
 
-func run(ctx context.Context, o options, out io.Writer) error {
-	if os.Geteuid() != 0 {
-		return errors.New("must run as root: it makes network namespaces")
-	}
-	if o.out == "" {
-		root, err := build.Root()
-		if err != nil {
-			return err
-		}
-		o.out = filepath.Join(root, "integration/bench/out")
+func run(ctx context.Context, o options, out io.Writer) (err error) {
+	if o.out, err = figures.Folder(o.out); err != nil {
+		return err
 	}
 	if o.hold {
 		return hold(ctx, o, out)

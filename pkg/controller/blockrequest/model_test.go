@@ -17,11 +17,7 @@ import (
 // blocks back. At no time may two blocks share an address; in the end each request
 // has one block, or was refused by a pool that is full.
 func TestRandomHistories(t *testing.T) {
-	histories := 120
-	if testing.Short() {
-		histories = 30
-	}
-	for seed := range histories {
+	for seed := range 120 {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) { newHistory(t, uint64(seed)).run() })
 	}
 }

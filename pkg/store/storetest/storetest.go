@@ -182,10 +182,14 @@ var (
 	blockC = mustBlock("default-2", "10.0.0.8/30", "fd00::8/126")
 )
 
+// mustBlock returns a block of a pool that its name begins with; a family may be "".
 func mustBlock(name, ipv4, ipv6 string) store.Block {
-	b, err := ipam.ParseBlock(&ipv4, &ipv6)
-	if err != nil {
-		panic(err) // a fixture
+	var b ipam.Block
+	if ipv4 != "" {
+		b.IPv4 = netip.MustParsePrefix(ipv4)
+	}
+	if ipv6 != "" {
+		b.IPv6 = netip.MustParsePrefix(ipv6)
 	}
 	pool := name
 	for i, r := range name {
