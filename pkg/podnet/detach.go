@@ -116,6 +116,8 @@ func (n *Network) removeGroup(ctx context.Context, links []rtnl.Link) error {
 	if _, err := rand.Read(random[:]); err != nil {
 		return err
 	}
+	n.groups.RLock()
+	defer n.groups.RUnlock()
 	group := dataplane.LinkGroupRemoved | binary.NativeEndian.Uint32(random[:])&^removedMask
 	reqs := make([]rtnl.Request, 0, len(links))
 	ours := make(map[int]rtnl.Link, len(links))
@@ -170,7 +172,7 @@ func (n *Network) find(ctx context.Context, id ID, hint int) (rtnl.Link, error) 
 // or, when an Attach was killed before it set that, by its group and name.
 func belongs(l rtnl.Link, id ID) bool {
 	if l.Alias == "" {
-		return l.Name == id.name() && (l.Group == dataplane.LinkGroup || l.Group&removedMask == dataplane.LinkGroupRemoved)
+		return l.Name == id.name() && (l.Group == dataplane.LinkGroup || beingRemoved(l))
 	}
 	_, owner, ok := parseAlias(l.Alias)
 	return ok && owner == id
