@@ -192,7 +192,7 @@ func gatewayPrefix(gw netip.Addr) netip.Prefix {
 }
 
 // Sound says whether the link of an index, if it is the host's end of a pod's, has all
-// its marks and is up. lost is an address that it lost. A link that is gone is sound.
+// its marks and is up. lost are addresses that it lost. A link that is gone is sound.
 func (n *Network) Sound(ctx context.Context, index int, lost ...netip.Addr) (bool, error) {
 	l, err := n.handle.LinkByIndex(ctx, index)
 	if errors.Is(err, rtnl.ErrNotExist) {
@@ -201,17 +201,22 @@ func (n *Network) Sound(ctx context.Context, index int, lost ...netip.Addr) (boo
 	if err != nil {
 		return false, err
 	}
-	_, id, ours := parseAlias(l.Alias)
-	if beingRemoved(l) || !ours && !hasMark(l) {
-		return true, nil
-	}
-	if slices.ContainsFunc(lost, func(a netip.Addr) bool { return slices.Contains(Gateways.Addrs(), a) }) {
-		return false, nil
-	}
-	return ours && labelled(l, id) && l.Up && l.Forwarding && l.RPFilter == rtnl.LooseRPFilter && !l.DisableIPv6, nil
+	gateway := func(a netip.Addr) bool { return slices.Contains(Gateways.Addrs(), a) }
+	return Sound(l) && !(slices.ContainsFunc(lost, gateway) && hasMark(l) && !beingRemoved(l)), nil
 }
 
-// hasMark says whether a link without an alias may be the host's end of a pod's.
+// Sound says whether a link, if it is the host's end of a pod's, has all its marks and
+// is up, as far as it tells by itself. One that is being removed is sound.
+func Sound(l rtnl.Link) bool {
+	if beingRemoved(l) || !hasMark(l) {
+		return true
+	}
+	_, id, ok := parseAlias(l.Alias)
+	return ok && labelled(l, id) && l.Up && l.Forwarding && l.RPFilter == rtnl.LooseRPFilter && !l.DisableIPv6
+}
+
+// hasMark says whether a link may be the host's end of a pod's.
 func hasMark(l rtnl.Link) bool {
-	return l.Group == dataplane.LinkGroup || slices.ContainsFunc(l.AltNames, isAltName)
+	_, _, ok := parseAlias(l.Alias)
+	return ok || l.Group == dataplane.LinkGroup || slices.ContainsFunc(l.AltNames, isAltName)
 }

@@ -59,7 +59,7 @@ type Options struct {
 	// the process was started in.
 	Netns string
 	// SysctlRecord is the file for the old values of the kernel parameters that
-	// Setup changes; empty doesn't keep them.
+	// Forward changes; empty doesn't keep them.
 	SysctlRecord string
 }
 
@@ -229,6 +229,10 @@ func New(o Options) (*Network, error) {
 	n.rules = rule.New(n.handle, o.Protocol, o.RulePriority, o.RulePriority+1)
 	return n, nil
 }
+
+// Handle is for what else the same agent does in the host's namespace, so that it can tell
+// what it did from what others do. It is closed by Close.
+func (n *Network) Handle() *rtnl.Handle { return n.handle }
 
 // Close gives up what the Network holds open; the pods stay attached. No call
 // may be in progress.

@@ -16,15 +16,14 @@ import (
 	"github.com/coil-net/coil/pkg/kernel/sysctl"
 )
 
-// Setup makes the node ready for pods: it forwards packets, and looks the pods'
-// addresses up in the pod table. It can be repeated at any time.
-func (n *Network) Setup(ctx context.Context) error {
-	_, forwardErr := n.Forward(ctx)
-	_, ruleErr := n.rules.Sync(ctx, n.wantedRules())
-	if err := errors.Join(forwardErr, ruleErr); err != nil {
-		return fmt.Errorf("set up the node's network: %w", err)
+// Rules makes the node's rules as they should be: those that look the pods' addresses up
+// in the pod table, and unassigned ones after it.
+func (n *Network) Rules(ctx context.Context) (dataplane.Result, error) {
+	res, err := n.rules.Sync(ctx, n.wantedRules())
+	if err != nil {
+		return res, fmt.Errorf("sync rules: %w", err)
 	}
-	return nil
+	return res, nil
 }
 
 // wantedRules are the rules of the node.
@@ -43,7 +42,8 @@ func (n *Network) wantedRules() []dataplane.Rule {
 	return rules
 }
 
-// Forward makes the host forward packets, and says whether anything had to be set.
+// Forward makes the host forward packets, and says whether anything had to be set. It can be
+// repeated at any time.
 func (n *Network) Forward(ctx context.Context) (changed bool, err error) {
 	settings := []sysctl.Setting{{Key: "net/ipv4/ip_forward", Value: "1"}}
 	if n.ipv6 {

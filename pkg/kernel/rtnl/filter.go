@@ -142,14 +142,12 @@ func parseChange(m message) (c Change, known bool, err error) {
 		r, err = parseRule(f, m.body)
 		c.Rule = r.Rule
 	case unix.RTM_NEWLINK, unix.RTM_DELLINK:
-		c.Kind = LinkChanged
+		var l Link
+		l, err = parseLink(m.body)
+		c.Kind, c.Link, c.State = LinkChanged, l.Index, &l
 		if m.kind == unix.RTM_DELLINK {
-			c.Kind = LinkLost
+			c.Kind, c.State = LinkLost, nil
 		}
-		if len(m.body) < unix.SizeofIfInfomsg {
-			return c, false, errMalformed
-		}
-		c.Link = int(int32(binary.NativeEndian.Uint32(m.body[4:])))
 	case unix.RTM_NEWADDR, unix.RTM_DELADDR:
 		c.Kind = AddrAdded
 		if m.kind == unix.RTM_DELADDR {

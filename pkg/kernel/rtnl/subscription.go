@@ -43,6 +43,8 @@ type Change struct {
 	Route dataplane.Route
 	Rule  dataplane.Rule
 	Link  int // index
+	// State is that of a link that changed; nil if the kernel didn't tell.
+	State *Link
 	Addr  netip.Addr
 	// Port is the netlink port of who did it: often the ID of its process; 0 is the
 	// kernel's own doing, or unknown.
