@@ -142,6 +142,9 @@ func subscribe(groups []int, program []bpf.RawInstruction) (int, error) {
 // Close ends the subscription; Run returns.
 func (s *Subscription) Close() error { return s.file.Close() }
 
+// loopback is the index of lo, the first link of each namespace.
+const loopback = 1
+
 // Run calls told with what has changed, at once and then at most once in every settle, and
 // never with nothing, until ctx ends. A burst of notifications wakes it only so often.
 func (s *Subscription) Run(ctx context.Context, settle time.Duration, told func([]Change)) error {
@@ -158,6 +161,11 @@ func (s *Subscription) Run(ctx context.Context, settle time.Duration, told func(
 			return fmt.Errorf("receive changes: %w", err)
 		}
 		if len(changes) > 0 {
+			// The kernel tells of a link or an address before it deletes the routes that need
+			// it. All of that is one turn of the lock that this request waits for.
+			if _, err := s.handle.LinkByIndex(ctx, loopback); err != nil && !errors.Is(err, ErrNotExist) && ctx.Err() == nil {
+				return fmt.Errorf("wait for the kernel: %w", err)
+			}
 			told(changes)
 		}
 		timer.Reset(settle)

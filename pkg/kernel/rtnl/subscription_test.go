@@ -2,6 +2,7 @@ package rtnl_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/netip"
 	"strings"
@@ -252,4 +253,50 @@ func TestSubscriptionOverrun(t *testing.T) {
 		}
 		return fmt.Errorf("nothing")
 	})
+}
+
+// Who is told of a loss finds what else goes with it gone, too.
+func TestSubscriptionWaitsForTheKernel(t *testing.T) {
+	h, ns, index := newLinks(t)
+	s, err := h.Subscribe(coildsInterest)
+	if err != nil {
+		t.Fatal(err)
+	}
+	left := make(chan int)
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() {
+		done <- s.Run(ctx, time.Millisecond, func(changes []rtnl.Change) {
+			for _, c := range changes {
+				if c.Kind == rtnl.AddrLost {
+					routes, err := h.Routes(ctx, dataplane.IPv4, 116, 30)
+					if err != nil {
+						t.Error(err)
+					}
+					left <- len(routes)
+				}
+			}
+		})
+	}()
+	addr := netip.MustParsePrefix("192.0.2.1/32")
+	var routes []rtnl.Request
+	for i := range 500 {
+		routes = append(routes, rtnl.AddRoute(dataplane.Route{
+			Table: 116, Dst: netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 0, byte(i >> 8), byte(i)}), 32),
+			Link: index, Source: addr.Addr(), Protocol: 30, Scope: dataplane.LinkScope,
+		}))
+	}
+	for range 50 {
+		if err := h.Do(ctx, append([]rtnl.Request{rtnl.AddAddr(index, addr, dataplane.Universe)}, routes...)...); err != nil {
+			t.Fatal(err)
+		}
+		ns.IP(t, "address", "del", addr.String(), "dev", "v")
+		if n := <-left; n != 0 {
+			t.Errorf("%d routes were there still", n)
+		}
+	}
+	cancel()
+	if err := errors.Join(<-done, s.Close()); err != nil {
+		t.Error(err)
+	}
 }
