@@ -89,6 +89,8 @@ func newFixture(t *testing.T, pods int, o rig.NodeOptions) *fixture {
 	t.Cleanup(func() {
 		if t.Failed() {
 			t.Logf("the end of the log of %s:\n%s", f.Name, f.Coild.Logs(80))
+			out, err := f.Run(context.WithoutCancel(ctx), "sh", "-c", "date; ip rule; ip route show table all; ip -6 route show table all; ip address")
+			t.Logf("its kernel:\n%s%v", out, err)
 		}
 		if err := f.Remove(context.WithoutCancel(ctx)); err != nil {
 			t.Errorf("remove %s: %v", f.Name, err)

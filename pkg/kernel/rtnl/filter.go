@@ -19,8 +19,8 @@ type Interest struct {
 	Tables   []int
 	// Rules are deletions of rules.
 	Rules bool
-	// Links are all changes of links, and of their parameters as far as the kernel tells;
-	// otherwise only that one goes up or down.
+	// Links are all changes of links, of their parameters as far as the kernel tells, and
+	// that one loses an address of its own; otherwise only that one goes up or down.
 	Links bool
 }
 
@@ -58,13 +58,13 @@ func (i Interest) groups() []int {
 // program is the filter of a socket (bpf(4), socket(7)).
 func (i Interest) program() ([]bpf.RawInstruction, error) {
 	isType := func(t uint16) condition { return condition{offType, 2, bpf.JumpEqual, host16(t)} }
+	// The addresses of pods' links are of a narrower scope than those of the node.
+	wide := condition{offAddrScope, 1, bpf.JumpLessThan, unix.RT_SCOPE_LINK}
 	clauses := []clause{
 		{isType(unix.RTM_DELROUTE), {offRtProto, 1, bpf.JumpEqual, uint32(i.Protocol)}},
 		{isType(unix.RTM_DELRULE)},
 		{isType(unix.RTM_DELLINK), {offIfFamily, 1, bpf.JumpEqual, unix.AF_UNSPEC}},
-		{isType(unix.RTM_DELADDR)},
-		// The addresses of pods' links are of a narrower scope than those of the node.
-		{isType(unix.RTM_NEWADDR), {offAddrScope, 1, bpf.JumpLessThan, unix.RT_SCOPE_LINK}},
+		{isType(unix.RTM_NEWADDR), wide},
 		{isType(unix.RTM_NEWNETCONF), {0, 4, bpf.JumpEqual, host32(netconfOne)}},
 	}
 	for _, t := range i.Tables {
@@ -79,10 +79,12 @@ func (i Interest) program() ([]bpf.RawInstruction, error) {
 		})
 	}
 	link := clause{isType(unix.RTM_NEWLINK), {offIfFamily, 1, bpf.JumpEqual, unix.AF_UNSPEC}}
+	addr := clause{isType(unix.RTM_DELADDR)}
 	if !i.Links {
 		link = append(link, condition{offIfChange, 4, bpf.JumpBitsSet, host32(unix.IFF_UP)})
+		addr = append(addr, wide)
 	}
-	program, err := bpf.Assemble(anyOf(append(clauses, link)))
+	program, err := bpf.Assemble(anyOf(append(clauses, link, addr)))
 	if err != nil {
 		return nil, fmt.Errorf("assemble filter of notifications: %w", err)
 	}
