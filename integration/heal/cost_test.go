@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -118,11 +119,11 @@ func TestRepairTime(t *testing.T) {
 		}
 		times = append(times, time.Duration(ns))
 	}
-	t.Logf("a pod's route was back after %s", times)
-	for _, took := range times {
-		if took > testkit.Timeout(within) {
-			t.Errorf("only after %s", took)
-		}
+	slices.Sort(times)
+	slowest := times[len(times)-1]
+	t.Logf("a pod's route was back after %s (median of %d), %s at most", times[len(times)/2], len(times), slowest)
+	if slowest > testkit.Timeout(within) {
+		t.Errorf("only after %s", slowest)
 	}
 	f.awaitKernel(want, within)
 }

@@ -25,6 +25,7 @@ import (
 //	                 routes: 169.254.1.1 dev eth0, default via 169.254.1.1,
 //	                 default via fe80::1
 //	host   vethX     169.254.1.1/32, fe80::1/64, alias, altname, group
+//	                 forwarding on, rp_filter loose, no router advertisements
 //	                 routes to the pod's addresses in the pod table
 //
 // The pod's end is up and complete before the host's end gives it a carrier, so
