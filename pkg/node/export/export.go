@@ -61,14 +61,13 @@ func (e *Exporter) Export(ctx context.Context, blocks []plan.HeldBlock) (Repaire
 	defer e.mu.Unlock()
 	export, unassigned := plan.Exports(blocks, e.tables)
 	var repaired Repaired
-	var err error
-	if repaired.Unassigned, err = ensure(ctx, e.unassigned, e.last.unassigned, unassigned); err != nil {
+	res, err := e.unassigned.Ensure(ctx, unassigned)
+	repaired.Unassigned = again(res, e.last.unassigned, unassigned)
+	if err != nil {
 		return repaired, fmt.Errorf("guard unassigned addresses: %w", err)
 	}
-	if repaired.Export, err = restore(ctx, e.export, e.last.export, export); err != nil {
-		return repaired, fmt.Errorf("export blocks: %w", err)
-	}
-	res, err := e.export.Sync(ctx, export)
+	res, err = e.export.Sync(ctx, export)
+	repaired.Export = again(res, e.last.export, export)
 	if err != nil {
 		return repaired, fmt.Errorf("export blocks: %w", err)
 	}
@@ -83,28 +82,13 @@ func (e *Exporter) Export(ctx context.Context, blocks []plan.HeldBlock) (Repaire
 	return repaired, nil
 }
 
-// ensure makes the wanted routes of a table, and returns how many of those that there were
-// before had to be made again.
-func ensure(ctx context.Context, t Table, before, want []dataplane.Route) (int, error) {
-	restored, err := restore(ctx, t, before, want)
-	if err == nil {
-		_, err = t.Ensure(ctx, want)
-	}
-	return restored, err
-}
-
-// restore makes those of the wanted routes again that there were before, and returns how
-// many weren't there.
-func restore(ctx context.Context, t Table, before, want []dataplane.Route) (int, error) {
-	var both []dataplane.Route
+// again is how many of the routes that were made there had been before.
+func again(made dataplane.Result, before, want []dataplane.Route) int {
+	n := made.Added + made.Replaced
 	for _, r := range want {
-		if _, ok := slices.BinarySearchFunc(before, r, dataplane.CompareRoutes); ok {
-			both = append(both, r)
+		if _, ok := slices.BinarySearchFunc(before, r, dataplane.CompareRoutes); !ok {
+			n--
 		}
 	}
-	if len(both) == 0 {
-		return 0, nil
-	}
-	res, err := t.Ensure(ctx, both)
-	return res.Added + res.Replaced, err
+	return max(n, 0)
 }
