@@ -165,7 +165,7 @@ func (d *daemon) restoreOnce(ctx context.Context) error {
 		return err
 	}
 	// Links that lost their marks are found again only after that.
-	if err := errors.Join(d.forward(ctx, served), d.mendNode(ctx, served)); err != nil {
+	if err := d.mendNode(ctx, served); err != nil {
 		return err
 	}
 	api, err := d.lister.List(labels.Everything())
@@ -212,8 +212,10 @@ func (d *daemon) forward(ctx context.Context, repair bool) error {
 	return err
 }
 
-// mendNode makes the rules and the host's ends of all pods' links what they should be.
+// mendNode makes the rules, the host's parameters and the host's ends of all pods' links what
+// they should be.
 func (d *daemon) mendNode(ctx context.Context, repair bool) error {
+	forwardErr := d.forward(ctx, repair)
 	rules, ruleErr := d.network.Rules(ctx)
 	mended, linkErr := d.network.MendLinks(ctx, d.wired)
 	if repair {
@@ -222,7 +224,7 @@ func (d *daemon) mendNode(ctx context.Context, repair bool) error {
 		d.repairs.Done(ctx, heal.LinkAddress, mended.Addresses)
 		d.repairs.Done(ctx, heal.Sysctl, mended.Parameters)
 	}
-	return errors.Join(ruleErr, linkErr)
+	return errors.Join(forwardErr, ruleErr, linkErr)
 }
 
 // syncPods makes rules, links and routes of all pods what they should be. A pod's routes come
@@ -260,7 +262,12 @@ func (d *daemon) wired(ctx context.Context) ([]podnet.Wired, error) {
 func (d *daemon) upkeep() []heal.Task {
 	return []heal.Task{
 		// Nobody tells of these.
-		{Name: "forwarding", Every: 3 * time.Second, Run: func(ctx context.Context) error { return d.forward(ctx, true) }},
+		{Name: "forwarding", Every: 3 * time.Second, Run: func(ctx context.Context) error {
+			if ok, err := d.network.Forwards(); ok || err != nil {
+				return err
+			}
+			return d.forward(ctx, true)
+		}},
 		{Name: "sweep", Every: d.SweepInterval, Run: d.assign.Sweep},
 		{Name: "del-queue", Every: 5 * time.Second, Run: func(ctx context.Context) error {
 			_, err := d.restorer.Replay(ctx)
