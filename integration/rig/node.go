@@ -299,11 +299,14 @@ func (n *Node) Restart(ctx context.Context) error {
 // HTTP is a client that connects from the node, as to http://127.0.0.1:9384/metrics.
 func (n *Node) HTTP() *http.Client {
 	return &http.Client{Transport: &http.Transport{
-		DialContext: func(ctx context.Context, network, address string) (net.Conn, error) {
-			return n.ns.dial(ctx, network, address)
-		},
+		DialContext:       n.Dial,
 		DisableKeepAlives: true,
 	}}
+}
+
+// Dial connects from the node, as kubelet does for a probe.
+func (n *Node) Dial(ctx context.Context, network, address string) (net.Conn, error) {
+	return n.ns.dial(ctx, network, address)
 }
 
 // Blocks returns the AddressBlocks of the node.

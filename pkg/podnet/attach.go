@@ -56,6 +56,7 @@ func (n *Network) Discard(ctx context.Context, l *Link) error {
 //	                 routes: 169.254.1.1 dev eth0, default via 169.254.1.1,
 //	                 default via fe80::1
 //	host   vethX     169.254.1.1/32, fe80::1/64, alias, altname, group
+//	                 forwarding on, rp_filter loose, no router advertisements
 //	                 routes to the pod's addresses in the pod table
 //
 // The pod's end is up and complete before the host's end gives it a carrier, so
@@ -295,10 +296,18 @@ func podRoutes(gw ipam.Address, index int) []dataplane.Route {
 
 // wireHost labels the host's end, brings it up, and routes to the pod.
 func (w wiring) wireHost(ctx context.Context, index int) error {
-	label := rtnl.LinkChange{Alias: w.pod.alias(), NoAutoAddress: w.ipv6}
+	label := rtnl.LinkChange{
+		Alias: w.pod.alias(), NoAutoAddress: w.ipv6, Forwarding: true,
+		// The host's own value counts only if it is greater: so this is the one in effect.
+		RPFilter: rtnl.LooseRPFilter,
+	}
 	addr := w.pod.Address
-	if w.enableIPv6 {
-		if err := w.setIPv6(w.host, w.pod.ID().name()); err != nil {
+	var settings []sysctl.Setting
+	if w.acceptsRA.Load() {
+		settings = append(settings, sysctl.Setting{Key: "accept_ra", Value: "0"})
+	}
+	if w.enableIPv6 || len(settings) > 0 {
+		if err := w.setIPv6(w.host, w.pod.ID().name(), settings...); err != nil {
 			return err
 		}
 	}
@@ -313,11 +322,7 @@ func (w wiring) wireHost(ctx context.Context, index int) error {
 		rtnl.SetLink(index, rtnl.LinkChange{Up: true}),
 	}
 	for _, gw := range gatewaysFor(addr).Addrs() {
-		p := single(gw)
-		if gw.Is6() {
-			p = netip.PrefixFrom(gw, 64)
-		}
-		reqs = append(reqs, rtnl.AddAddr(index, p, dataplane.LinkScope))
+		reqs = append(reqs, rtnl.AddAddr(index, gatewayPrefix(gw), dataplane.LinkScope))
 	}
 	first := len(reqs)
 	routes := w.hostRoutes(addr, w.pod.NodeAddrs, index)

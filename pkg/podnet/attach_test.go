@@ -246,10 +246,7 @@ func TestCompatCalico(t *testing.T) {
 	// The next sandbox of the same pod comes before the DEL of this one.
 	next, _ := newPod(t, 2, true, true)
 	next.Namespace, next.Name = p.Namespace, p.Name
-	b, err := n.Attach(t.Context(), next, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	b := n.mustAttach(t, next)
 	if b.HostIfName != a.HostIfName {
 		t.Errorf("host's end is named %s, not %s", b.HostIfName, a.HostIfName)
 	}

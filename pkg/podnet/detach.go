@@ -116,6 +116,8 @@ func (n *Network) removeGroup(ctx context.Context, links []rtnl.Link) error {
 	if _, err := rand.Read(random[:]); err != nil {
 		return err
 	}
+	n.groups.RLock()
+	defer n.groups.RUnlock()
 	group := dataplane.LinkGroupRemoved | binary.NativeEndian.Uint32(random[:])&^removedMask
 	reqs := make([]rtnl.Request, 0, len(links))
 	ours := make(map[int]rtnl.Link, len(links))
@@ -170,7 +172,7 @@ func (n *Network) find(ctx context.Context, id ID, hint int) (rtnl.Link, error) 
 // or, when an Attach was killed before it set that, by its group and name.
 func belongs(l rtnl.Link, id ID) bool {
 	if l.Alias == "" {
-		return l.Name == id.name() && (l.Group == dataplane.LinkGroup || l.Group&removedMask == dataplane.LinkGroupRemoved)
+		return l.Name == id.name() && (l.Group == dataplane.LinkGroup || beingRemoved(l))
 	}
 	_, owner, ok := parseAlias(l.Alias)
 	return ok && owner == id
@@ -184,6 +186,12 @@ func (n *Network) remove(ctx context.Context, l rtnl.Link) error {
 	return err
 }
 
+// beingMade says whether a link is the host's end of one that Attach hasn't labelled yet.
+// It comes up after that, so that a pod's link which lost its labels isn't taken for one.
+func beingMade(l rtnl.Link) bool {
+	return l.Group == dataplane.LinkGroup && strings.HasPrefix(l.Name, namePrefix) && !l.Up && l.Alias == "" && len(l.AltNames) == 0
+}
+
 // RemoveUnfinished removes the links of Attaches that were killed before they labelled
 // them, and returns how many. None may be in progress.
 func (n *Network) RemoveUnfinished(ctx context.Context) (int, error) {
@@ -191,7 +199,7 @@ func (n *Network) RemoveUnfinished(ctx context.Context) (int, error) {
 	if err != nil {
 		return 0, fmt.Errorf("list unfinished links: %w", err)
 	}
-	links = slices.DeleteFunc(links, func(l rtnl.Link) bool { return l.Alias != "" || !strings.HasPrefix(l.Name, namePrefix) })
+	links = slices.DeleteFunc(links, func(l rtnl.Link) bool { return !beingMade(l) })
 	if err := errors.Join(n.removeLinks(ctx, links)...); err != nil {
 		return 0, fmt.Errorf("remove unfinished links: %w", err)
 	}

@@ -406,9 +406,7 @@ func TestSetup(t *testing.T) {
 	}
 	n.host.IP(t, "rule", "del", "priority", "2001")
 	for range 2 {
-		if err := n.Setup(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		setUp(t, n.Network)
 	}
 	out, err := n.host.Run("sysctl", "-n", "net.ipv4.ip_forward", "net.ipv6.conf.all.forwarding", "net.ipv6.conf.uplink.accept_ra")
 	if err != nil || out != "1\n1\n2" {

@@ -44,6 +44,9 @@ func (id ID) altName() string {
 	return altNamePrefix + hex.EncodeToString(sum[:]) + "-" + id.IfName
 }
 
+// isAltName says whether a name may be one of those that altName gives.
+func isAltName(s string) bool { return strings.HasPrefix(s, altNamePrefix) }
+
 // calicoName is the name that Calico gives to the host's end of a pod's link.
 func calicoName(namespace, name string) string {
 	sum := sha1.Sum([]byte(namespace + "." + name))

@@ -60,10 +60,18 @@ func newNode(tb testing.TB, change ...func(*podnet.Options)) node {
 			tb.Error(err)
 		}
 	})
-	if err := n.Setup(ctxOf(tb)); err != nil {
+	setUp(tb, n)
+	return node{n, host}
+}
+
+// setUp makes the node ready for pods.
+func setUp(tb testing.TB, n *podnet.Network) {
+	tb.Helper()
+	_, forwardErr := n.Forward(ctxOf(tb))
+	_, ruleErr := n.Rules(ctxOf(tb))
+	if err := errors.Join(forwardErr, ruleErr); err != nil {
 		tb.Fatal(err)
 	}
-	return node{n, host}
 }
 
 func compatCalico(o *podnet.Options) { o.CompatCalico = true }

@@ -12,6 +12,8 @@ import (
 	"fmt"
 	"net/netip"
 	"strings"
+	"sync"
+	"sync/atomic"
 
 	"golang.org/x/sys/unix"
 
@@ -57,7 +59,7 @@ type Options struct {
 	// the process was started in.
 	Netns string
 	// SysctlRecord is the file for the old values of the kernel parameters that
-	// Setup changes; empty doesn't keep them.
+	// Forward changes; empty doesn't keep them.
 	SysctlRecord string
 }
 
@@ -158,10 +160,12 @@ type Attachment struct {
 }
 
 // Wired is a pod that should be attached, and the index of the host's end of its
-// link. Index 0 says that the pod is being attached just now.
+// link. Index 0 says that the pod is being attached just now. HostMAC is the MAC
+// address of that end; empty if it isn't known.
 type Wired struct {
 	Pod
 	HostIfIndex int
+	HostMAC     string
 }
 
 // Network attaches pods to one node. It is safe for concurrent use.
@@ -178,6 +182,12 @@ type Network struct {
 	// inherits says that new network namespaces may come with IPv6 parameters
 	// other than the kernel's defaults.
 	inherits bool
+	// acceptsRA says that new links accept router advertisements, even though the host
+	// forwards packets: a pod could send some.
+	acceptsRA atomic.Bool
+	// groups is held for writing while the labels of a link are restored, and for
+	// reading while links are collected in a group to be removed.
+	groups sync.RWMutex
 }
 
 // New returns the network of a node. It changes nothing yet.
@@ -219,6 +229,10 @@ func New(o Options) (*Network, error) {
 	n.rules = rule.New(n.handle, o.Protocol, o.RulePriority, o.RulePriority+1)
 	return n, nil
 }
+
+// Handle is for what else the same agent does in the host's namespace, so that it can tell
+// what it did from what others do. It is closed by Close.
+func (n *Network) Handle() *rtnl.Handle { return n.handle }
 
 // Close gives up what the Network holds open; the pods stay attached. No call
 // may be in progress.

@@ -182,6 +182,11 @@ func TestRemoveUnfinished(t *testing.T) {
 	n := newNode(t)
 	p, _ := newPod(t, 1, true, true)
 	a := n.mustAttach(t, p)
+	// Another program took the labels of a pod that runs.
+	stripped, _ := newPod(t, 9, true, true)
+	s := n.mustAttach(t, stripped)
+	n.host.IP(t, "link", "set", s.HostIfName, "alias", "")
+	n.host.IP(t, "link", "property", "del", "dev", s.HostIfName, "altname", "coil-"+stripped.ContainerID+"-eth0")
 	n.host.IP(t, "link", "add", "foreign", "type", "veth", "peer", "foreign-peer")
 	n.host.IP(t, "link", "set", "foreign", "group", fmt.Sprint(0x636f696c))
 	for _, name := range []string{"vethother", "vethalias"} {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"strconv"
 
 	"golang.org/x/sys/unix"
 
@@ -15,14 +16,14 @@ import (
 	"github.com/coil-net/coil/pkg/kernel/sysctl"
 )
 
-// Setup makes the node ready for pods: it forwards packets, and looks the pods'
-// addresses up in the pod table. It can be repeated at any time.
-func (n *Network) Setup(ctx context.Context) error {
-	_, ruleErr := n.rules.Sync(ctx, n.wantedRules())
-	if err := errors.Join(n.forward(ctx), ruleErr); err != nil {
-		return fmt.Errorf("set up the node's network: %w", err)
+// Rules makes the node's rules as they should be: those that look the pods' addresses up
+// in the pod table, and unassigned ones after it.
+func (n *Network) Rules(ctx context.Context) (dataplane.Result, error) {
+	res, err := n.rules.Sync(ctx, n.wantedRules())
+	if err != nil {
+		return res, fmt.Errorf("sync rules: %w", err)
 	}
-	return nil
+	return res, nil
 }
 
 // wantedRules are the rules of the node.
@@ -41,24 +42,30 @@ func (n *Network) wantedRules() []dataplane.Rule {
 	return rules
 }
 
-// forward makes the host forward packets.
-func (n *Network) forward(ctx context.Context) error {
+// Forward makes the host forward packets, and says whether anything had to be set. It can be
+// repeated at any time.
+func (n *Network) Forward(ctx context.Context) (changed bool, err error) {
 	settings := []sysctl.Setting{{Key: "net/ipv4/ip_forward", Value: "1"}}
 	if n.ipv6 {
+		byDefault, err := sysctl.Get(n.host, "net/ipv6/conf/default/accept_ra")
+		if err != nil {
+			return false, err
+		}
+		n.acceptsRA.Store(byDefault == strconv.Itoa(acceptRAAlways))
 		// A host that forwards ignores router advertisements, and forgets what it
 		// learned by them, unless accept_ra is 2.
 		links, err := n.advertisedLinks(ctx)
 		if err != nil {
-			return err
+			return false, err
 		}
 		for _, name := range links {
 			key := "net/ipv6/conf/" + name + "/accept_ra"
 			value, err := sysctl.Get(n.host, key)
 			if err != nil && !errors.Is(err, sysctl.ErrNotExist) {
-				return err
+				return false, err
 			}
 			if value == "1" {
-				settings = append(settings, sysctl.Setting{Key: key, Value: "2"})
+				settings = append(settings, sysctl.Setting{Key: key, Value: strconv.Itoa(acceptRAAlways)})
 			}
 		}
 		settings = append(settings, sysctl.Setting{Key: "net/ipv6/conf/all/forwarding", Value: "1"})
@@ -67,9 +74,20 @@ func (n *Network) forward(ctx context.Context) error {
 	if n.record != nil {
 		set = n.record.Set
 	}
-	_, err := set(n.host, settings...)
-	return err
+	return set(n.host, settings...)
 }
+
+// Forwards says whether the host forwards packets; it costs little.
+func (n *Network) Forwards() (bool, error) {
+	settings := []sysctl.Setting{{Key: "net/ipv4/ip_forward", Value: "1"}}
+	if n.ipv6 {
+		settings = append(settings, sysctl.Setting{Key: "net/ipv6/conf/all/forwarding", Value: "1"})
+	}
+	return sysctl.Are(n.host, settings...)
+}
+
+// acceptRAAlways is the value of accept_ra that holds also for a host that forwards.
+const acceptRAAlways = 2
 
 // advertisedLinks returns the names of the links that have a route which was
 // learned by a router advertisement.

@@ -3,13 +3,15 @@
 //
 // It owns the routes of protocol 31. It must not know how routes are written.
 //
-// State is derived from scratch at each sync: Nodes and AddressBlocks -> plan ->
+// What others delete comes back: the kernel tells of it, and once in a while everything is
+// compared. State is derived from scratch at each sync: Nodes and AddressBlocks -> plan ->
 // table. One bad object costs only its own routes.
 package router
 
 import (
 	"context"
 	"fmt"
+	"net/netip"
 	"sync"
 	"time"
 
@@ -23,6 +25,7 @@ import (
 	listers "github.com/coil-net/coil/generated/listers/coil/v2"
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
 	"github.com/coil-net/coil/pkg/dataplane"
+	"github.com/coil-net/coil/pkg/kernel/rtnl"
 	"github.com/coil-net/coil/pkg/plan"
 	"github.com/coil-net/coil/pkg/reconcile"
 )
@@ -42,8 +45,20 @@ type Config struct {
 	UpdateInterval time.Duration
 }
 
-// settle is for how long changes are collected before a sync.
-const settle = 100 * time.Millisecond
+const (
+	// settle is for how long changes are collected before a sync.
+	settle = 100 * time.Millisecond
+	// kernelSettle is the time between two looks at what has changed in the kernel, the
+	// first of which is at once.
+	kernelSettle = 500 * time.Millisecond
+	// repairKind is that of the routes.
+	repairKind = "peer_route"
+)
+
+// Source tells what has changed in the kernel; see package kernel/rtnl.
+type Source interface {
+	Run(ctx context.Context, settle time.Duration, told func([]rtnl.Change)) error
+}
 
 // Router implements the package's task.
 type Router struct {
@@ -56,10 +71,12 @@ type Router struct {
 	onSync func(error)
 
 	mu      sync.Mutex
-	skipped string // the blocks skipped last, to say so once
+	skipped string                // the blocks skipped last, to say so once
+	last    map[netip.Prefix]bool // destinations wanted by the last sync that wrote
 
-	syncs  prometheus.Counter
-	routes prometheus.Gauge
+	syncs   prometheus.Counter
+	routes  prometheus.Gauge
+	repairs *reconcile.Repairs
 }
 
 // New returns a router that isn't running. onSync is told the result of each sync.
@@ -76,6 +93,8 @@ func New(cfg Config, nodes, blocks cache.SharedIndexInformer, table Table,
 		}),
 	}
 	reg.MustRegister(r.syncs, r.routes)
+	// What is reported is in the log.
+	r.repairs = reconcile.NewRepairs(reg, func(context.Context, string, string) {}, repairKind)
 	r.loop = reconcile.New("router", r.sync, reconcile.WithMetrics(reconcile.NewMetrics(reg)))
 	later := func() { r.loop.AddAfter(struct{}{}, settle) }
 	for _, h := range []struct {
@@ -98,6 +117,22 @@ func New(cfg Config, nodes, blocks cache.SharedIndexInformer, table Table,
 func (r *Router) Run(ctx context.Context) error {
 	r.loop.Add(struct{}{})
 	return r.loop.Run(ctx, 1, r.synced...)
+}
+
+// Watch syncs when the kernel tells that routes were deleted, or may have been: with a link
+// that goes down or an address, IPv4's go without a word. It ends with ctx.
+func (r *Router) Watch(ctx context.Context, changes Source) error {
+	return changes.Run(ctx, kernelSettle, func(changes []rtnl.Change) {
+		for _, c := range changes {
+			if c.Kind == rtnl.RouteLost {
+				r.repairs.Saw(repairKind, c.String())
+			}
+			// Pods come and go.
+			if c.State == nil || c.State.Group != dataplane.LinkGroup {
+				r.loop.AddAfter(struct{}{}, r.repairs.Wait(repairKind))
+			}
+		}
+	})
 }
 
 func (r *Router) sync(ctx context.Context, _ struct{}) error {
@@ -123,6 +158,7 @@ func (r *Router) syncOnce(ctx context.Context) (int, error) {
 	want, skipped := plan.PeerRoutes(r.cfg.NodeName, nodes, blocks, r.cfg.Table, r.cfg.Protocol)
 	r.reportSkipped(ctx, skipped)
 	res, err := r.table.Sync(ctx, want)
+	r.repairs.Done(ctx, repairKind, r.repaired(res, want, err == nil || res.Changed()))
 	if res.Changed() {
 		klog.FromContext(ctx).Info("Routes to other nodes changed", "added", res.Added, "replaced", res.Replaced,
 			"deleted", res.Deleted, "routes", len(want))
@@ -131,6 +167,25 @@ func (r *Router) syncOnce(ctx context.Context) (int, error) {
 		return 0, fmt.Errorf("sync routes to other nodes: %w", err)
 	}
 	return len(want), nil
+}
+
+// repaired is how many of the routes that a sync added were there before. Those that were
+// wanted by a sync that wrote are taken to be there.
+func (r *Router) repaired(res dataplane.Result, want []dataplane.Route, wrote bool) int {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	added := res.Added
+	all := make(map[netip.Prefix]bool, len(want))
+	for _, w := range want {
+		all[w.Dst] = true
+		if !r.last[w.Dst] {
+			added--
+		}
+	}
+	if wrote {
+		r.last = all
+	}
+	return max(added, 0)
 }
 
 // reportSkipped logs which blocks have no route, when that changes.

@@ -21,22 +21,17 @@ import (
 	listers "github.com/coil-net/coil/generated/listers/coil/v2"
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
 	"github.com/coil-net/coil/pkg/cniconf"
-	"github.com/coil-net/coil/pkg/dataplane"
 	"github.com/coil-net/coil/pkg/delqueue"
-	"github.com/coil-net/coil/pkg/faultpoint"
+	"github.com/coil-net/coil/pkg/ipam"
 	"github.com/coil-net/coil/pkg/kernel/netns"
-	"github.com/coil-net/coil/pkg/kernel/route"
-	"github.com/coil-net/coil/pkg/kernel/rtnl"
 	"github.com/coil-net/coil/pkg/kube"
 	"github.com/coil-net/coil/pkg/node/assign"
 	"github.com/coil-net/coil/pkg/node/blocks"
-	"github.com/coil-net/coil/pkg/node/export"
 	"github.com/coil-net/coil/pkg/node/heal"
 	"github.com/coil-net/coil/pkg/node/restore"
 	"github.com/coil-net/coil/pkg/node/server"
 	"github.com/coil-net/coil/pkg/node/view"
 	"github.com/coil-net/coil/pkg/observe"
-	"github.com/coil-net/coil/pkg/plan"
 	"github.com/coil-net/coil/pkg/podnet"
 	"github.com/coil-net/coil/pkg/reconcile"
 	"github.com/coil-net/coil/pkg/store"
@@ -60,15 +55,22 @@ type daemon struct {
 	recorder kube.Recorder
 
 	fatal    func(error) // ends coild
+	metrics  *reconcile.Metrics
+	repairs  *reconcile.Repairs
+	boot     string
 	node     types.UID
 	view     *view.View
 	store    *sqlite.Store
 	fresh    bool
 	network  *podnet.Network
+	exports  *exports
 	blocks   *blocks.Manager
 	lister   listers.AddressBlockLister
 	assign   *assign.Assigner
 	restorer *restore.Restorer
+	pods     *reconcile.Loop[struct{}] // rules, routes and links of all pods
+	routes   *reconcile.Loop[struct{}] // of all blocks
+	own      ipam.Address              // the node's addresses; only for nodeChanged
 }
 
 // run composes and runs coild until ctx ends.
@@ -113,7 +115,8 @@ func (d *daemon) runNode(ctx context.Context) error {
 
 	changes := reconcile.New("node", func(ctx context.Context, _ struct{}) error { return d.syncNode(ctx) })
 	d.view, err = view.New(view.Config{
-		NodeName: d.NodeName, Pools: d.IPAM, Egresses: d.Egress, OnNode: func() { changes.Add(struct{}{}) },
+		NodeName: d.NodeName, Pools: d.IPAM, Egresses: d.Egress,
+		OnNode: func() { changes.Add(struct{}{}); d.nodeChanged() },
 	}, d.clients)
 	if err != nil {
 		return err
@@ -160,6 +163,10 @@ func (d *daemon) awaitNode(ctx context.Context) (*corev1.Node, error) {
 		var err error
 		if n, err = d.view.LiveNode(ctx); err != nil {
 			d.health.Set(condAPI, err)
+			if apierrors.IsNotFound(err) {
+				// It was deleted while coild was away, or isn't made yet.
+				err = errors.Join(err, d.withdraw(ctx))
+			}
 			klog.FromContext(ctx).Error(err, "Waiting for the API server")
 			return false, nil
 		}
@@ -191,6 +198,9 @@ func (d *daemon) composeIPAM(ctx context.Context, self *corev1.Node, group *errg
 	}
 	closers = append(closers, d.store.Close)
 	d.registry.MustRegister(blocks.NewCollector(ctx, d.store))
+	d.metrics = reconcile.NewMetrics(d.registry)
+	d.repairs = reconcile.NewRepairs(d.registry, d.reportRepairs, heal.Kinds()...)
+	d.composeHealing()
 
 	var err error
 	d.network, err = podnet.New(podnet.Options{
@@ -201,15 +211,11 @@ func (d *daemon) composeIPAM(ctx context.Context, self *corev1.Node, group *errg
 		return closeAll, err
 	}
 	closers = append(closers, d.network.Close)
-	handle, err := rtnl.New(nil)
+	exporter, err := d.newExporter(d.network.Handle())
 	if err != nil {
 		return closeAll, err
 	}
-	closers = append(closers, func() error { handle.Close(); return nil })
-	exporter, err := d.newExporter(handle)
-	if err != nil {
-		return closeAll, err
-	}
+	d.exports = &exports{exporter, d.repairs}
 
 	mine := labels.Set{v2.LabelNode: d.NodeName}.String()
 	held, err := kube.AddressBlockInformer(d.clients.Coil, mine)
@@ -223,7 +229,7 @@ func (d *daemon) composeIPAM(ctx context.Context, self *corev1.Node, group *errg
 	d.lister = listers.NewAddressBlockLister(held.GetIndexer())
 	d.blocks, err = blocks.New(blocks.Config{
 		NodeName: d.NodeName, NodeUID: d.node, MinAge: d.BlockMinAge, StatusInterval: 30 * time.Second,
-	}, d.clients.Coil, held, requests, d.store, exporter, reconcile.NewMetrics(d.registry))
+	}, d.clients.Coil, held, requests, d.store, d.exports, d.metrics)
 	if err != nil {
 		return closeAll, err
 	}
@@ -248,13 +254,14 @@ func (d *daemon) openStore(ctx context.Context, self *corev1.Node) error {
 	if err != nil {
 		return fmt.Errorf("read the boot ID (--boot-id-file): %w", err)
 	}
+	d.boot = strings.TrimSpace(string(boot))
 	if err := os.MkdirAll(d.StateDir, 0o700); err != nil {
 		return fmt.Errorf("make --state-dir: %w", err)
 	}
 	s, res, err := sqlite.Open(ctx, sqlite.Options{
 		Path:     filepath.Join(d.StateDir, "coild.db"),
 		Identity: store.Identity{NodeName: d.NodeName, NodeUID: string(self.UID), MachineID: self.Status.NodeInfo.MachineID},
-		BootID:   strings.TrimSpace(string(boot)),
+		BootID:   d.boot,
 		CoolDown: d.CoolDown,
 	})
 	if err != nil {
@@ -266,17 +273,6 @@ func (d *daemon) openStore(ctx context.Context, self *corev1.Node) error {
 		d.event(corev1.EventTypeWarning, "DatabaseRebuilt", "the record of addresses was set aside as %s: %s", res.SetAside, res.Reason)
 	}
 	return nil
-}
-
-func (d *daemon) newExporter(h *rtnl.Handle) (*export.Exporter, error) {
-	lo, err := h.IndexByName("lo")
-	if err != nil {
-		return nil, fmt.Errorf("look up lo: %w", err)
-	}
-	tables := plan.ExportTables{
-		Export: d.ExportTable, Unassigned: dataplane.TableUnassigned, Protocol: d.Protocol, Loopback: lo,
-	}
-	return export.New(tables, route.New(h, d.Protocol, tables.Export), route.New(h, d.Protocol, tables.Unassigned)), nil
 }
 
 // inspectNetns opens a network namespace by path and tells its inode.
@@ -296,10 +292,15 @@ func (d *daemon) start(ctx context.Context, group *errgroup.Group) error {
 	}
 	d.health.Set(condAPI, nil)
 	if d.IPAM {
+		if err := d.heal(ctx, group); err != nil {
+			return err
+		}
 		if err := d.restore(ctx); err != nil {
 			return err
 		}
 		group.Go(func() error { return d.blocks.Run(ctx) })
+		group.Go(func() error { return d.pods.Run(ctx, 1) })
+		group.Go(func() error { return d.routes.Run(ctx, 1) })
 		for _, t := range d.upkeep() {
 			group.Go(func() error { return heal.Run(ctx, t) })
 		}
@@ -338,98 +339,6 @@ func (d *daemon) restore(ctx context.Context) error {
 		}
 		return err == nil, nil
 	})
-}
-
-func (d *daemon) restoreOnce(ctx context.Context) error {
-	if err := d.network.Setup(ctx); err != nil {
-		return err
-	}
-	unfinished, err := d.network.RemoveUnfinished(ctx)
-	if err != nil {
-		return err
-	}
-	api, err := d.lister.List(labels.Everything())
-	if err != nil {
-		return err
-	}
-	var held []store.Block
-	for _, b := range api {
-		if err := d.blocks.Claim(ctx, b); err != nil {
-			return err
-		}
-		rec, err := blocks.Recorded(b)
-		if err != nil {
-			klog.FromContext(ctx).Error(err, "Block can't be used", "block", b.Name)
-			continue
-		}
-		held = append(held, rec)
-	}
-	rep, err := d.restorer.Restore(ctx, d.fresh, held)
-	if err != nil {
-		return err
-	}
-	faultpoint.At(faultpoint.RestoreInLine)
-	if err := d.store.Rebuilt(ctx); err != nil {
-		return err
-	}
-	d.fresh = false
-	klog.FromContext(ctx).Info("Record, kernel and blocks are in line", "blocks", len(held), "kept", rep.Kept,
-		"adopted", rep.Adopted, "takenDown", rep.TakenDown, "unfinished", unfinished, "outdated", rep.Outdated, "replayed", rep.Replayed)
-	if err := d.report(ctx, rep); err != nil {
-		return err
-	}
-	d.health.Set(condDisk, d.store.Writable(ctx))
-	return errors.Join(d.syncPods(ctx), d.blocks.Export(ctx))
-}
-
-// syncPods makes rules and routes of all pods what they should be.
-func (d *daemon) syncPods(ctx context.Context) error {
-	res, err := d.network.Sync(ctx, d.wired)
-	if res.Changed() {
-		klog.FromContext(ctx).Info("Routes of pods changed", "added", res.Added, "replaced", res.Replaced, "deleted", res.Deleted)
-	}
-	return err
-}
-
-// wired returns the pods that have routes, or may have them in a moment.
-func (d *daemon) wired(ctx context.Context) ([]podnet.Wired, error) {
-	all, err := d.store.List(ctx)
-	if err != nil {
-		return nil, err
-	}
-	own := d.view.NodeAddrs()
-	var pods []podnet.Wired
-	for _, a := range all {
-		if a.State == store.Attached || a.State == store.Pending {
-			pods = append(pods, podnet.Wired{Pod: assign.PodOf(a, own), HostIfIndex: a.HostIfIndex})
-		}
-	}
-	return pods, nil
-}
-
-// upkeep are the tasks that repeat while coild runs.
-func (d *daemon) upkeep() []heal.Task {
-	return []heal.Task{
-		{Name: "pod-routes", Every: 30 * time.Second, Run: d.syncPods},
-		{Name: "block-routes", Every: 30 * time.Second, Run: d.blocks.Export},
-		{Name: "sweep", Every: d.SweepInterval, Run: d.assign.Sweep},
-		{Name: "del-queue", Every: 5 * time.Second, Run: func(ctx context.Context) error {
-			_, err := d.restorer.Replay(ctx)
-			return err
-		}},
-		{Name: "disk", Every: 2 * time.Second, Run: func(ctx context.Context) error {
-			err := d.store.Writable(ctx)
-			d.health.Set(condDisk, err)
-			if errors.Is(err, sqlite.ErrDamaged) {
-				d.fatal(fmt.Errorf("starting anew to make the record again: %w", err))
-			}
-			return nil
-		}},
-		{Name: "checkpoint", Every: sqlite.CheckpointInterval, Run: func(ctx context.Context) error {
-			_, err := d.store.Checkpoint(ctx)
-			return err
-		}},
-	}
 }
 
 // syncNode withdraws the node's blocks while its Node is gone. A Node that was

@@ -96,12 +96,18 @@ func run(ctx context.Context, o Options) error {
 		return err
 	}
 
+	changes, err := handle.Subscribe(rtnl.Interest{Protocol: o.Protocol, Tables: []int{mainTable}})
+	if err != nil {
+		return err
+	}
+
 	group, ctx := errgroup.WithContext(ctx)
 	for _, f := range []*kube.Informer{nodes, blocks} {
 		f.Start(ctx.Done())
 		defer f.Shutdown()
 	}
 	group.Go(func() error { return observe.Serve(ctx, o.Observe, registry, health) })
+	group.Go(func() error { return errors.Join(r.Watch(ctx, changes), changes.Close()) })
 	group.Go(func() error { return r.Run(ctx) })
 	return group.Wait()
 }

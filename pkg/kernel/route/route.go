@@ -47,6 +47,16 @@ func (s *Syncer) Sync(ctx context.Context, want []dataplane.Route) (dataplane.Re
 	return s.SyncFunc(ctx, func(context.Context) ([]dataplane.Route, error) { return want, nil }, nil)
 }
 
+// Ensure is Sync that deletes nothing: what isn't wanted stays.
+func (s *Syncer) Ensure(ctx context.Context, want []dataplane.Route) (dataplane.Result, error) {
+	wanted := make(map[identity]bool, len(want))
+	for _, r := range want {
+		wanted[identityOf(r.Canonical())] = true
+	}
+	return s.SyncFunc(ctx, func(context.Context) ([]dataplane.Route, error) { return want, nil },
+		func(r dataplane.Route) bool { return !wanted[identityOf(r)] })
+}
+
 // SyncFunc is Sync for wants that change concurrently: want is called after the
 // kernel was read. A route that somebody adds together with a record of it, the
 // record first, is therefore never deleted because the wants are older than it.

@@ -385,3 +385,24 @@ func TestSyncByGatewayAlone(t *testing.T) {
 	sync(t, syncer, by("192.0.2.10", "2001:db8::a"), dataplane.Result{})
 	sync(t, syncer, nil, dataplane.Result{Deleted: 2})
 }
+
+// Ensure adds and replaces what is wanted, and leaves everything else.
+func TestEnsure(t *testing.T) {
+	s := newSpace(t)
+	syncer := route.New(s.handle, 30, 116, 119, 120, 1000)
+	want, shown := s.wants()
+	sync(t, syncer, want, dataplane.Result{Added: len(want)})
+	s.IP(t, "route", "del", "10.0.0.0/27", "table", "119")
+	s.IP(t, "-6", "route", "replace", "fd00::1", "dev", "b", "table", "116", "proto", "30")
+	ensure := func(want []dataplane.Route, result dataplane.Result) {
+		t.Helper()
+		got, err := syncer.Ensure(t.Context(), want)
+		if err != nil || got != result {
+			t.Errorf("Ensure: %+v, not %+v; %v", got, result, err)
+		}
+	}
+	ensure(nil, dataplane.Result{})
+	ensure(want[:1], dataplane.Result{})
+	ensure(want[:3], dataplane.Result{Added: 1, Replaced: 1})
+	sameLines(t, shown, s.show(t))
+}

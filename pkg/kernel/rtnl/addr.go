@@ -58,6 +58,38 @@ func (h *Handle) IPv6Addr(ctx context.Context, index int, a netip.Addr) (exists,
 	return err == nil, tentative, err
 }
 
+// Addr is an address that a link has.
+type Addr struct {
+	Link   int // index
+	Prefix netip.Prefix
+}
+
+// Addrs returns the addresses of all links, of both families.
+func (h *Handle) Addrs(ctx context.Context) ([]Addr, error) {
+	var all []Addr
+	for _, f := range []dataplane.Family{dataplane.IPv4, dataplane.IPv6} {
+		var e encoder
+		e.u8(families[f], 0, 0, 0)
+		e.u32(0)
+		r := Request{unix.RTM_GETADDR, 0, e.b, func() string { return fmt.Sprintf("address show (%s)", f) }}
+		addrs, err := list(ctx, h, r, func(body []byte) (Addr, bool, error) {
+			var c Change
+			err := c.parseAddr(body)
+			if err != nil {
+				return Addr{}, false, err
+			}
+			// A kernel without the family answers with the addresses of another one.
+			ok := c.Addr.IsValid() && dataplane.FamilyOf(c.Addr) == f
+			return Addr{c.Link, netip.PrefixFrom(c.Addr, int(body[1]))}, ok, nil
+		})
+		if err != nil && !errors.Is(err, ErrNoFamily) {
+			return nil, err
+		}
+		all = append(all, addrs...)
+	}
+	return all, nil
+}
+
 // family is the AF_ number of an address.
 func family(a netip.Addr) uint8 {
 	if a.Is4() {

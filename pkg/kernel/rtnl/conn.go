@@ -22,8 +22,10 @@ type transport interface {
 type conn struct {
 	socket
 	transport
-	seq uint32
-	out []byte
+	// port is the socket's address (nl_pid of netlink(7)).
+	port uint32
+	seq  uint32
+	out  []byte
 }
 
 // socket is a netlink socket.
@@ -58,6 +60,14 @@ func dial(protocol int) (*conn, error) {
 	if err := unix.Bind(fd, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}); err != nil {
 		c.close()
 		return nil, fmt.Errorf("bind netlink socket: %w", err)
+	}
+	bound, err := unix.Getsockname(fd)
+	if err != nil {
+		c.close()
+		return nil, fmt.Errorf("address of netlink socket: %w", err)
+	}
+	if sa, ok := bound.(*unix.SockaddrNetlink); ok {
+		c.port = sa.Pid
 	}
 	return c, nil
 }
@@ -113,7 +123,7 @@ func (c *conn) send() error {
 // message is one message that was received; body is valid until the next one.
 type message struct {
 	kind, flags uint16
-	seq         uint32
+	seq, port   uint32
 	body        []byte
 }
 
@@ -149,6 +159,7 @@ func split(b []byte, each func(message) (bool, error)) (more bool, err error) {
 			kind:  binary.NativeEndian.Uint16(b[4:]),
 			flags: binary.NativeEndian.Uint16(b[6:]),
 			seq:   binary.NativeEndian.Uint32(b[8:]),
+			port:  binary.NativeEndian.Uint32(b[12:]),
 			body:  b[unix.SizeofNlMsghdr:n],
 		}
 		if more, err = each(m); err != nil || !more {

@@ -11,6 +11,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -111,6 +113,9 @@ type Handle struct {
 	ns       *netns.NS
 	protocol int
 	idle     chan *conn
+
+	mu    sync.Mutex
+	ports map[uint32]time.Time // of the sockets, and when each was closed
 }
 
 // New returns a handle for a namespace, nil for the one that the process was
@@ -119,7 +124,7 @@ func New(ns *netns.NS) (*Handle, error) { return NewProtocol(ns, unix.NETLINK_RO
 
 // NewProtocol is New for another protocol of netlink(7), such as NETLINK_NETFILTER.
 func NewProtocol(ns *netns.NS, protocol int) (*Handle, error) {
-	h := &Handle{ns: ns, protocol: protocol, idle: make(chan *conn, maxIdle)}
+	h := &Handle{ns: ns, protocol: protocol, idle: make(chan *conn, maxIdle), ports: map[uint32]time.Time{}}
 	c, err := h.dial()
 	if err != nil {
 		return nil, err
@@ -133,7 +138,7 @@ func (h *Handle) Close() {
 	for {
 		select {
 		case c := <-h.idle:
-			c.close()
+			h.closing(c)
 		default:
 			return
 		}
@@ -142,12 +147,16 @@ func (h *Handle) Close() {
 
 func (h *Handle) dial() (c *conn, err error) {
 	if h.ns == nil {
-		return dial(h.protocol)
-	}
-	err = h.ns.Do(func() error {
 		c, err = dial(h.protocol)
-		return err
-	})
+	} else {
+		err = h.ns.Do(func() error {
+			c, err = dial(h.protocol)
+			return err
+		})
+	}
+	if err == nil {
+		h.opened(c)
+	}
 	return c, err
 }
 
@@ -172,7 +181,7 @@ func (h *Handle) with(fn func(*conn) error) error {
 		default:
 		}
 	}
-	c.close()
+	h.closing(c)
 	return err
 }
 

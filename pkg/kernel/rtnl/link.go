@@ -77,6 +77,11 @@ type LinkChange struct {
 	NoAutoAddress bool
 	// Group is the group that the link is moved to.
 	Group uint32
+	MAC   net.HardwareAddr
+	// Forwarding switches on that IPv4 packets are forwarded, RPFilter is IPv4's
+	// rp_filter; both as below /proc/sys/net/ipv4/conf.
+	Forwarding bool
+	RPFilter   int
 }
 
 // SetLink asks for a change of a link.
@@ -96,13 +101,10 @@ func SetLink(index int, c LinkChange) Request {
 	if c.Group != 0 {
 		e.attrU32(unix.IFLA_GROUP, c.Group)
 	}
-	if c.NoAutoAddress {
-		e.nest(unix.IFLA_AF_SPEC, func() {
-			e.nest(unix.AF_INET6, func() {
-				e.attr(unix.IFLA_INET6_ADDR_GEN_MODE, []byte{addrGenModeNone})
-			})
-		})
+	if c.MAC != nil {
+		e.attr(unix.IFLA_ADDRESS, c.MAC)
 	}
+	e.parameters(c)
 	return Request{unix.RTM_SETLINK, 0, e.b, func() string {
 		s := fmt.Sprintf("link set %d", index)
 		if c.Name != "" {
@@ -119,6 +121,15 @@ func SetLink(index int, c LinkChange) Request {
 		}
 		if c.Group != 0 {
 			s += fmt.Sprintf(" group %#x", c.Group)
+		}
+		if c.MAC != nil {
+			s += " address " + c.MAC.String()
+		}
+		if c.Forwarding {
+			s += " forwarding"
+		}
+		if c.RPFilter != 0 {
+			s += fmt.Sprintf(" rp_filter %d", c.RPFilter)
 		}
 		return s
 	}}
@@ -168,6 +179,7 @@ type Link struct {
 	Peer int
 	// PeerElsewhere says that the other end is in another namespace.
 	PeerElsewhere bool
+	Parameters
 }
 
 // String is the name, the kind and the alias of the link.
@@ -333,6 +345,10 @@ func parseLink(body []byte) (Link, error) {
 			l.Peer = int(a.u32())
 		case unix.IFLA_LINK_NETNSID:
 			l.PeerElsewhere = true
+		case unix.IFLA_AF_SPEC:
+			if err := l.Parameters.parse(a.value); err != nil {
+				return Link{}, err
+			}
 		case unix.IFLA_LINKINFO, unix.IFLA_PROP_LIST:
 			inner, err := attributes(a.value)
 			if err != nil {

@@ -230,6 +230,12 @@ func PodOf(alloc store.Allocation, own ipam.Address) podnet.Pod {
 	}
 }
 
+// WiredOf returns what there should be on the host for an allocation.
+func WiredOf(alloc store.Allocation, own ipam.Address) podnet.Wired {
+	host, _ := macsOf(alloc.Result)
+	return podnet.Wired{Pod: PodOf(alloc, own), HostIfIndex: alloc.HostIfIndex, HostMAC: host}
+}
+
 // attachmentOf returns what was made for an allocation, as far as the record knows.
 func attachmentOf(alloc store.Allocation) podnet.Attachment {
 	host, pod := macsOf(alloc.Result)

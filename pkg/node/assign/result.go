@@ -39,9 +39,10 @@ func result(p podnet.Pod, a podnet.Attachment) ([]byte, error) {
 	return b, nil
 }
 
-// macsOf returns the MAC addresses in what result made; empty if there is none.
+// macsOf returns the MAC addresses in what result made; empty if there is none. It reads
+// nothing else, since all pods are asked for theirs again and again.
 func macsOf(result []byte) (host, pod string) {
-	var r types100.Result
+	var r struct{ Interfaces []struct{ Mac string } }
 	if len(result) == 0 || json.Unmarshal(result, &r) != nil || len(r.Interfaces) != 2 {
 		return "", ""
 	}

@@ -74,9 +74,14 @@ func (r *record) allocate(name string, n int) {
 type exporter struct {
 	mu   sync.Mutex
 	held []string
+	// slow is called before anything is written; it may be nil.
+	slow func()
 }
 
 func (e *exporter) Export(_ context.Context, blocks []plan.HeldBlock) error {
+	if e.slow != nil {
+		e.slow()
+	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.held = nil

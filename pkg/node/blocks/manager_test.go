@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -15,7 +16,9 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	clienttesting "k8s.io/client-go/testing"
+	"k8s.io/client-go/tools/cache"
 
+	listers "github.com/coil-net/coil/generated/listers/coil/v2"
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
 	"github.com/coil-net/coil/pkg/store"
 	"github.com/coil-net/coil/pkg/testkit"
@@ -314,6 +317,54 @@ func TestWithdraw(t *testing.T) {
 	}
 	if got := b.exporter.exported(); got != "default-0" {
 		t.Errorf("exported %q after the Node came back", got)
+	}
+}
+
+// One that read what is held before a block came, and writes afterwards, would withdraw the
+// block: it must not be overtaken by one that has read it.
+func TestStaleExportWithdrawsNothing(t *testing.T) {
+	reading, release := make(chan struct{}), make(chan struct{})
+	var calls atomic.Int32
+	e := &exporter{}
+	e.slow = func() {
+		if calls.Add(1) == 1 {
+			close(reading)
+			<-release
+		}
+	}
+	r := &record{blocks: map[string]store.Usage{}}
+	allocate := func(name string) {
+		r.allocate(name, 1)
+		u := r.blocks[name]
+		u.Block.Name = name
+		r.blocks[name] = u
+	}
+	allocate("default-0")
+	m := &Manager{record: r, exporter: e, blocks: listers.NewAddressBlockLister(cache.NewIndexer(cache.MetaNamespaceKeyFunc, nil))}
+	export := func() <-chan error {
+		done := make(chan error, 1)
+		go func() { done <- m.Export(t.Context()) }()
+		return done
+	}
+	stale := export()
+	<-reading
+	allocate("default-1")
+	fresh := export()
+	select {
+	case err := <-fresh:
+		t.Errorf("the second export didn't wait for the first: %v", err)
+		close(release)
+	case <-time.After(50 * time.Millisecond):
+		close(release)
+		if err := <-fresh; err != nil {
+			t.Error(err)
+		}
+	}
+	if err := <-stale; err != nil {
+		t.Error(err)
+	}
+	if got := e.exported(); got != "default-0 default-1" {
+		t.Errorf("exported %q", got)
 	}
 }
 

@@ -29,29 +29,39 @@ type table struct {
 	id int
 }
 
-func (k table) Sync(_ context.Context, want []dataplane.Route) (dataplane.Result, error) {
-	if k.fail == k.id {
-		return dataplane.Result{}, errors.New("netlink: no buffer space")
+func (k table) Sync(ctx context.Context, want []dataplane.Route) (dataplane.Result, error) {
+	res, err := k.Ensure(ctx, want)
+	if err != nil {
+		return res, err
 	}
-	var res dataplane.Result
 	wanted := map[netip.Prefix]bool{}
 	for _, r := range want {
-		if r.Table != k.id {
-			k.t.Errorf("route %s was given to table %d", r, k.id)
-		}
 		wanted[r.Dst] = true
-		if !k.routes[k.id][r.Dst] {
-			k.routes[k.id][r.Dst] = true
-			k.log = append(k.log, fmt.Sprintf("+%d %s", k.id, r.Dst))
-			res.Added++
-			k.check()
-		}
 	}
 	for p := range k.routes[k.id] {
 		if !wanted[p] {
 			delete(k.routes[k.id], p)
 			k.log = append(k.log, fmt.Sprintf("-%d %s", k.id, p))
 			res.Deleted++
+			k.check()
+		}
+	}
+	return res, nil
+}
+
+func (k table) Ensure(_ context.Context, want []dataplane.Route) (dataplane.Result, error) {
+	if k.fail == k.id {
+		return dataplane.Result{}, errors.New("netlink: no buffer space")
+	}
+	var res dataplane.Result
+	for _, r := range want {
+		if r.Table != k.id {
+			k.t.Errorf("route %s was given to table %d", r, k.id)
+		}
+		if !k.routes[k.id][r.Dst] {
+			k.routes[k.id][r.Dst] = true
+			k.log = append(k.log, fmt.Sprintf("+%d %s", k.id, r.Dst))
+			res.Added++
 			k.check()
 		}
 	}
@@ -87,7 +97,7 @@ func TestExportIsOrdered(t *testing.T) {
 		{nil, "-119 10.0.1.0/27 -120 10.0.1.0/27"},
 	} {
 		k.log = nil
-		if err := e.Export(t.Context(), step.blocks); err != nil {
+		if _, err := e.Export(t.Context(), step.blocks); err != nil {
 			t.Fatal(err)
 		}
 		if d := cmp.Diff(step.want, strings.Join(k.log, " ")); d != "" {
@@ -101,21 +111,72 @@ func TestExportIsOrdered(t *testing.T) {
 func TestExportStopsAtAFailure(t *testing.T) {
 	e, k := newExporter(t)
 	k.fail = 120
-	if err := e.Export(t.Context(), []plan.HeldBlock{held("10.0.0.0/27")}); err == nil {
+	if _, err := e.Export(t.Context(), []plan.HeldBlock{held("10.0.0.0/27")}); err == nil {
 		t.Error("no error though the guard failed")
 	}
 	if len(k.routes[119]) > 0 {
 		t.Error("exported without a guard")
 	}
 	k.fail = 0
-	if err := e.Export(t.Context(), []plan.HeldBlock{held("10.0.0.0/27")}); err != nil {
+	if _, err := e.Export(t.Context(), []plan.HeldBlock{held("10.0.0.0/27")}); err != nil {
 		t.Fatal(err)
 	}
 	k.fail = 119
-	if err := e.Export(t.Context(), nil); err == nil {
+	if _, err := e.Export(t.Context(), nil); err == nil {
 		t.Error("no error though the withdrawal failed")
 	}
 	if len(k.routes[120]) != 1 {
 		t.Error("the guard went before the export")
+	}
+}
+
+// A process that starts again doesn't know what the last one exported: what the tables have
+// is withdrawn in the same order.
+func TestExportIsOrderedAfterARestart(t *testing.T) {
+	_, k := newExporter(t)
+	for _, id := range []int{119, 120} {
+		k.routes[id][netip.MustParsePrefix("10.0.0.0/27")] = true
+	}
+	again := New(plan.ExportTables{Export: 119, Unassigned: 120, Protocol: 30, Loopback: 1}, table{k, 119}, table{k, 120})
+	repaired, err := again.Export(t.Context(), []plan.HeldBlock{held("10.0.1.0/27")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := "+120 10.0.1.0/27 +119 10.0.1.0/27 -119 10.0.0.0/27 -120 10.0.0.0/27"
+	if d := cmp.Diff(want, strings.Join(k.log, " ")); d != "" {
+		t.Errorf("changes (-want +got):\n%s", d)
+	}
+	if repaired != (Repaired{}) {
+		t.Errorf("repaired %+v", repaired)
+	}
+}
+
+func TestExportCountsRepairs(t *testing.T) {
+	e, k := newExporter(t)
+	blocks := []plan.HeldBlock{held("10.0.0.0/27"), held("10.0.1.0/27")}
+	e.Remember(blocks[:1])
+	for _, step := range []struct {
+		name  string
+		lose  map[int]string
+		count int // of blocks
+		want  Repaired
+	}{
+		{"one was exported by an earlier process, one is new", nil, 2, Repaired{1, 1}},
+		{"nothing is missing", nil, 2, Repaired{}},
+		{"lost from the export table", map[int]string{119: "10.0.0.0/27"}, 2, Repaired{Export: 1}},
+		{"guard lost", map[int]string{120: "10.0.0.0/27"}, 2, Repaired{Unassigned: 1}},
+		{"lost and not wanted any more", map[int]string{119: "10.0.1.0/27"}, 1, Repaired{}},
+		{"back", nil, 2, Repaired{}},
+	} {
+		for id, prefix := range step.lose {
+			delete(k.routes[id], netip.MustParsePrefix(prefix))
+		}
+		got, err := e.Export(t.Context(), blocks[:step.count])
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got != step.want {
+			t.Errorf("%s: repaired %+v, not %+v", step.name, got, step.want)
+		}
 	}
 }

@@ -1,0 +1,293 @@
+package coild
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/klog/v2"
+
+	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
+	"github.com/coil-net/coil/pkg/dataplane"
+	"github.com/coil-net/coil/pkg/faultpoint"
+	"github.com/coil-net/coil/pkg/kernel/route"
+	"github.com/coil-net/coil/pkg/kernel/rtnl"
+	"github.com/coil-net/coil/pkg/node/assign"
+	"github.com/coil-net/coil/pkg/node/blocks"
+	"github.com/coil-net/coil/pkg/node/export"
+	"github.com/coil-net/coil/pkg/node/heal"
+	"github.com/coil-net/coil/pkg/plan"
+	"github.com/coil-net/coil/pkg/podnet"
+	"github.com/coil-net/coil/pkg/reconcile"
+	"github.com/coil-net/coil/pkg/store"
+	"github.com/coil-net/coil/pkg/store/sqlite"
+)
+
+// drift is how often everything is compared with the kernel though nothing was told.
+const drift = 30 * time.Second
+
+// composeHealing builds the loops that repair.
+func (d *daemon) composeHealing() {
+	again := func(do func(context.Context) error) func(context.Context, struct{}) error {
+		return func(ctx context.Context, _ struct{}) error {
+			if err := do(ctx); err != nil {
+				return err
+			}
+			return reconcile.Later(drift + rand.N(drift/10))
+		}
+	}
+	measured := reconcile.WithMetrics(d.metrics)
+	d.pods = reconcile.New("pod-routes", again(func(ctx context.Context) error { return d.syncPods(ctx, true) }), measured)
+	d.routes = reconcile.New("block-routes", again(func(ctx context.Context) error { return d.blocks.Export(ctx) }), measured)
+}
+
+// heal begins to watch for what others do to coild's objects. What happens before the loops
+// run waits for them.
+func (d *daemon) heal(ctx context.Context, group *errgroup.Group) error {
+	handle := d.network.Handle()
+	loopback, err := handle.IndexByName("lo")
+	if err != nil {
+		return fmt.Errorf("look up lo: %w", err)
+	}
+	changes, err := handle.Subscribe(rtnl.Interest{
+		Protocol: d.Protocol, Tables: []int{d.PodTable, d.ExportTable, dataplane.TableUnassigned}, Rules: true, Links: true,
+	})
+	if err != nil {
+		return err
+	}
+	wake := func(loop *reconcile.Loop[struct{}], kinds ...string) func() {
+		return func() { loop.AddAfter(struct{}{}, d.repairs.Wait(kinds...)) }
+	}
+	watch := heal.Watch{
+		Source: changes, Links: d.network, PodTable: d.PodTable, Loopback: loopback, NodeAddrs: d.view.NodeAddrs, Saw: d.repairs.Saw,
+		Pods:   wake(d.pods, heal.PodRoute, heal.Rule, heal.Link, heal.LinkAddress),
+		Blocks: wake(d.routes, heal.BlockRoute, heal.UnreachableRoute),
+	}
+	group.Go(func() error { return errors.Join(watch.Run(ctx), changes.Close()) })
+	d.pods.Add(struct{}{})
+	d.routes.Add(struct{}{})
+	return nil
+}
+
+// nodeChanged gives the pods' routes the node's addresses as source when these are others
+// now. It is called by one goroutine.
+func (d *daemon) nodeChanged() {
+	own := d.view.NodeAddrs()
+	if d.IPAM && own != d.own {
+		d.own = own
+		d.pods.Add(struct{}{})
+	}
+}
+
+// reportRepairs tells the admin what is destroyed again and again.
+func (d *daemon) reportRepairs(_ context.Context, kind, message string) {
+	d.event(corev1.EventTypeWarning, "RepeatedlyDestroyed", "another program destroys what coild needs (%s): %s. %s", kind, message, heal.Advice(kind))
+}
+
+func (d *daemon) newExporter(h *rtnl.Handle) (*export.Exporter, error) {
+	lo, err := h.IndexByName("lo")
+	if err != nil {
+		return nil, fmt.Errorf("look up lo: %w", err)
+	}
+	tables := plan.ExportTables{
+		Export: d.ExportTable, Unassigned: dataplane.TableUnassigned, Protocol: d.Protocol, Loopback: lo,
+	}
+	return export.New(tables, route.New(h, d.Protocol, tables.Export), route.New(h, d.Protocol, tables.Unassigned)), nil
+}
+
+// withdraw stops announcing anything when the Node doesn't exist at the start.
+func (d *daemon) withdraw(ctx context.Context) error {
+	if !d.IPAM {
+		return nil
+	}
+	h, err := rtnl.New(nil)
+	if err != nil {
+		return err
+	}
+	defer h.Close()
+	exporter, err := d.newExporter(h)
+	if err != nil {
+		return err
+	}
+	_, err = exporter.Export(ctx, nil)
+	return err
+}
+
+// exports counts what is repaired of the routes of blocks.
+type exports struct {
+	*export.Exporter
+	repairs *reconcile.Repairs
+}
+
+// Export implements blocks.Exporter.
+func (e *exports) Export(ctx context.Context, held []plan.HeldBlock) error {
+	repaired, err := e.Exporter.Export(ctx, held)
+	e.repairs.Done(ctx, heal.BlockRoute, repaired.Export)
+	e.repairs.Done(ctx, heal.UnreachableRoute, repaired.Unassigned)
+	return err
+}
+
+// remember makes the exporter expect what the record says that there was. Without addresses
+// of this boot, the kernel hasn't had anything yet.
+func (d *daemon) remember(ctx context.Context) (served bool, err error) {
+	all, err := d.store.List(ctx)
+	if err != nil {
+		return false, err
+	}
+	for _, a := range all {
+		served = served || a.BootID == d.boot && a.State == store.Attached
+	}
+	if d.fresh || !served {
+		return false, nil
+	}
+	usage, err := d.store.Usage(ctx)
+	if err != nil {
+		return false, err
+	}
+	var held []plan.HeldBlock
+	for _, u := range usage {
+		b, err := d.lister.Get(u.Name)
+		reserved := err == nil && b.Labels[v2.LabelReserved] == v2.ReservedValue
+		held = append(held, plan.HeldBlock{Name: u.Name, Block: u.Block.Block, Reserved: reserved})
+	}
+	d.exports.Remember(held)
+	return true, nil
+}
+
+func (d *daemon) restoreOnce(ctx context.Context) error {
+	served, err := d.remember(ctx)
+	if err != nil {
+		return err
+	}
+	// Links that lost their marks are found again only after that.
+	if err := d.mendNode(ctx, served); err != nil {
+		return err
+	}
+	unfinished, err := d.network.RemoveUnfinished(ctx)
+	if err != nil {
+		return err
+	}
+	api, err := d.lister.List(labels.Everything())
+	if err != nil {
+		return err
+	}
+	var held []store.Block
+	for _, b := range api {
+		if err := d.blocks.Claim(ctx, b); err != nil {
+			return err
+		}
+		rec, err := blocks.Recorded(b)
+		if err != nil {
+			klog.FromContext(ctx).Error(err, "Block can't be used", "block", b.Name)
+			continue
+		}
+		held = append(held, rec)
+	}
+	rep, err := d.restorer.Restore(ctx, d.fresh, held)
+	if err != nil {
+		return err
+	}
+	faultpoint.At(faultpoint.RestoreInLine)
+	if err := d.store.Rebuilt(ctx); err != nil {
+		return err
+	}
+	d.fresh = false
+	klog.FromContext(ctx).Info("Record, kernel and blocks are in line", "blocks", len(held), "kept", rep.Kept,
+		"adopted", rep.Adopted, "takenDown", rep.TakenDown, "unfinished", unfinished, "outdated", rep.Outdated, "replayed", rep.Replayed)
+	if err := d.report(ctx, rep); err != nil {
+		return err
+	}
+	d.health.Set(condDisk, d.store.Writable(ctx))
+	return errors.Join(d.syncPods(ctx, served), d.blocks.Export(ctx))
+}
+
+// forward makes the node forward packets. What had to be done is a repair unless it is the
+// first time.
+func (d *daemon) forward(ctx context.Context, repair bool) error {
+	changed, err := d.network.Forward(ctx)
+	if changed && repair {
+		d.repairs.Done(ctx, heal.Sysctl, 1)
+	}
+	return err
+}
+
+// mendNode makes the rules, the host's parameters and the host's ends of all pods' links what
+// they should be.
+func (d *daemon) mendNode(ctx context.Context, repair bool) error {
+	forwardErr := d.forward(ctx, repair)
+	rules, ruleErr := d.network.Rules(ctx)
+	mended, linkErr := d.network.MendLinks(ctx, d.wired)
+	if repair {
+		d.repairs.Done(ctx, heal.Rule, rules.Added)
+		d.repairs.Done(ctx, heal.Link, mended.Links)
+		d.repairs.Done(ctx, heal.LinkAddress, mended.Addresses)
+		d.repairs.Done(ctx, heal.Sysctl, mended.Parameters)
+	}
+	return errors.Join(forwardErr, ruleErr, linkErr)
+}
+
+// syncPods makes rules, links and routes of all pods what they should be. A pod's routes come
+// with the pod, so that those which are added here were lost.
+func (d *daemon) syncPods(ctx context.Context, repair bool) error {
+	mendErr := d.mendNode(ctx, repair)
+	res, err := d.network.Sync(ctx, d.wired)
+	if repair {
+		d.repairs.Done(ctx, heal.PodRoute, res.Added)
+	}
+	err = errors.Join(mendErr, err)
+	if res.Changed() {
+		klog.FromContext(ctx).Info("Routes of pods changed", "added", res.Added, "replaced", res.Replaced, "deleted", res.Deleted)
+	}
+	return err
+}
+
+// wired returns the pods that have routes, or may have them in a moment.
+func (d *daemon) wired(ctx context.Context) ([]podnet.Wired, error) {
+	all, err := d.store.List(ctx)
+	if err != nil {
+		return nil, err
+	}
+	own := d.view.NodeAddrs()
+	var pods []podnet.Wired
+	for _, a := range all {
+		if a.State == store.Attached || a.State == store.Pending {
+			pods = append(pods, assign.WiredOf(a, own))
+		}
+	}
+	return pods, nil
+}
+
+// upkeep are the tasks that repeat while coild runs.
+func (d *daemon) upkeep() []heal.Task {
+	return []heal.Task{
+		// Nobody tells of these.
+		{Name: "forwarding", Every: 3 * time.Second, Run: func(ctx context.Context) error {
+			if ok, err := d.network.Forwards(); ok || err != nil {
+				return err
+			}
+			return d.forward(ctx, true)
+		}},
+		{Name: "sweep", Every: d.SweepInterval, Run: d.assign.Sweep},
+		{Name: "del-queue", Every: 5 * time.Second, Run: func(ctx context.Context) error {
+			_, err := d.restorer.Replay(ctx)
+			return err
+		}},
+		{Name: "disk", Every: 2 * time.Second, Run: func(ctx context.Context) error {
+			err := d.store.Writable(ctx)
+			d.health.Set(condDisk, err)
+			if errors.Is(err, sqlite.ErrDamaged) {
+				d.fatal(fmt.Errorf("starting anew to make the record again: %w", err))
+			}
+			return nil
+		}},
+		{Name: "checkpoint", Every: sqlite.CheckpointInterval, Run: func(ctx context.Context) error {
+			_, err := d.store.Checkpoint(ctx)
+			return err
+		}},
+	}
+}

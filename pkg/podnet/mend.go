@@ -1,0 +1,222 @@
+package podnet
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+
+	"github.com/coil-net/coil/pkg/dataplane"
+	"github.com/coil-net/coil/pkg/kernel/rtnl"
+	"github.com/coil-net/coil/pkg/kernel/sysctl"
+)
+
+// Mended counts what MendLinks restored on the host's ends of links.
+type Mended struct {
+	// Links are those that were down or lacked alias, alternative name, group or MAC
+	// address.
+	Links int
+	// Addresses are gateways.
+	Addresses int
+	// Parameters are links whose kernel parameters weren't as they should be.
+	Parameters int
+}
+
+// Plus returns the sum of two.
+func (m Mended) Plus(o Mended) Mended {
+	return Mended{m.Links + o.Links, m.Addresses + o.Addresses, m.Parameters + o.Parameters}
+}
+
+// MendLinks restores what others changed about the host's ends of the pods' links, which
+// are looked up by their indexes: another program may have taken every name. A link that
+// has no mark of the pod any more is left alone, and so is one that is being removed.
+// It goes on after a failure. Routes that went with what is mended are for Sync to add.
+func (n *Network) MendLinks(ctx context.Context, want func(context.Context) ([]Wired, error)) (Mended, error) {
+	var total Mended
+	links, err := n.handle.Veths(ctx)
+	if err != nil {
+		return total, fmt.Errorf("mend links: %w", err)
+	}
+	all, err := n.handle.Addrs(ctx)
+	if err != nil {
+		return total, fmt.Errorf("mend links: %w", err)
+	}
+	addrs := map[int][]netip.Addr{}
+	for _, a := range all {
+		addrs[a.Link] = append(addrs[a.Link], a.Prefix.Addr())
+	}
+	byIndex := make(map[int]rtnl.Link, len(links))
+	for _, l := range links {
+		byIndex[l.Index] = l
+	}
+	// After the kernel, so that a link which is being made now has no record yet.
+	pods, err := want(ctx)
+	if err != nil {
+		return total, fmt.Errorf("mend links: %w", err)
+	}
+	var errs []error
+	for _, p := range pods {
+		l, ok := byIndex[p.HostIfIndex]
+		if !ok || !recognised(l, p) {
+			continue
+		}
+		mended, err := n.mendLink(ctx, p, l, addrs[l.Index])
+		total = total.Plus(mended)
+		if err != nil && !errors.Is(err, rtnl.ErrNotExist) { // gone meanwhile
+			errs = append(errs, fmt.Errorf("mend link %s: %w", l, err))
+		}
+	}
+	return total, errors.Join(errs...)
+}
+
+// recognised says whether a link is the host's end of a pod's, though it may have lost some
+// of its marks, and isn't being removed.
+func recognised(l rtnl.Link, p Wired) bool {
+	if beingRemoved(l) {
+		return false
+	}
+	if _, owner, ok := parseAlias(l.Alias); ok {
+		return owner == p.ID()
+	}
+	return l.Name == p.ID().name() || l.Name == calicoName(p.Namespace, p.Name) || slices.Contains(l.AltNames, p.ID().altName())
+}
+
+func beingRemoved(l rtnl.Link) bool { return l.Group&removedMask == dataplane.LinkGroupRemoved }
+
+// mendLink restores one link.
+func (n *Network) mendLink(ctx context.Context, p Wired, l rtnl.Link, addrs []netip.Addr) (m Mended, err error) {
+	gateways := gatewaysFor(p.Address).Addrs()
+	if foreignGateways(gateways, addrs) {
+		gateways = nil
+	}
+	if l.DisableIPv6 && p.Address.IPv6.IsValid() || l.AcceptRA == acceptRAAlways {
+		if err := n.mendSysctls(p, l); err != nil {
+			return m, err
+		}
+		m.Parameters = 1
+	}
+	change := rtnl.LinkChange{Up: !l.Up}
+	if l.Alias != p.alias() {
+		change.Alias = p.alias()
+	}
+	if mac, err := net.ParseMAC(p.HostMAC); err == nil && l.MAC.String() != mac.String() {
+		change.MAC = mac
+	}
+	needsName := !slices.Contains(l.AltNames, p.ID().altName())
+	if change.Up || change.Alias != "" || change.MAC != nil || needsName || l.Group != dataplane.LinkGroup {
+		m.Links = 1
+	}
+	change.Forwarding = !l.Forwarding
+	if l.RPFilter != rtnl.LooseRPFilter {
+		change.RPFilter = rtnl.LooseRPFilter
+	}
+	change.NoAutoAddress = gateways != nil && l.HasIPv6 && !l.NoAutoAddress
+	if change.Forwarding || change.RPFilter != 0 || change.NoAutoAddress {
+		m.Parameters = 1
+	}
+	if m != (Mended{}) {
+		if err := n.relabel(ctx, p, l, change, needsName); err != nil {
+			return Mended{}, err
+		}
+	}
+	var reqs []rtnl.Request
+	for _, gw := range gateways {
+		// The kernel takes IPv6 addresses away when a link goes down, and brings back none.
+		if !slices.Contains(addrs, gw) {
+			reqs = append(reqs, rtnl.AddAddr(l.Index, gatewayPrefix(gw), dataplane.LinkScope))
+		}
+	}
+	for i, err := range n.handle.Each(ctx, reqs...) {
+		switch {
+		case err == nil:
+			m.Addresses++
+		case !errors.Is(err, rtnl.ErrExist):
+			return m, fmt.Errorf("%s: %w", reqs[i], err)
+		}
+	}
+	return m, nil
+}
+
+// relabel changes a link, unless it is being removed by now.
+func (n *Network) relabel(ctx context.Context, p Wired, l rtnl.Link, c rtnl.LinkChange, needsName bool) error {
+	n.groups.Lock()
+	defer n.groups.Unlock()
+	now, err := n.handle.LinkByIndex(ctx, l.Index)
+	if err != nil {
+		return err
+	}
+	if !recognised(now, p) {
+		return fmt.Errorf("link %s: %w", now, rtnl.ErrNotExist)
+	}
+	if now.Group != dataplane.LinkGroup {
+		c.Group = dataplane.LinkGroup
+	}
+	reqs := []rtnl.Request{rtnl.SetLink(l.Index, c)}
+	if needsName {
+		reqs = append(reqs, rtnl.AddAltName(l.Index, p.ID().altName()))
+	}
+	return n.handle.Do(ctx, reqs...)
+}
+
+// mendSysctls restores parameters of a link that can't be set by netlink.
+func (n *Network) mendSysctls(p Wired, l rtnl.Link) error {
+	var settings []sysctl.Setting
+	if l.AcceptRA == acceptRAAlways {
+		settings = append(settings, sysctl.Setting{Key: "net/ipv6/conf/" + l.Name + "/accept_ra", Value: "0"})
+	}
+	if l.DisableIPv6 && p.Address.IPv6.IsValid() {
+		settings = append(settings, sysctl.Setting{Key: "net/ipv6/conf/" + l.Name + "/disable_ipv6", Value: "0"})
+	}
+	_, err := sysctl.Set(n.host, settings...)
+	if errors.Is(err, sysctl.ErrNotExist) {
+		return fmt.Errorf("link %s: %w", l, rtnl.ErrNotExist)
+	}
+	return err
+}
+
+// foreignGateways says that the addresses of a host's end are those that Coil 2.x gave it:
+// the node's own and the one of its MAC address. They are what its pod was told, so
+// that others beside them would be of no use.
+func foreignGateways(ours, have []netip.Addr) bool {
+	return len(have) > 0 && !slices.ContainsFunc(have, func(a netip.Addr) bool { return slices.Contains(ours, a) })
+}
+
+// gatewayPrefix is the prefix with which the host's end has a gateway.
+func gatewayPrefix(gw netip.Addr) netip.Prefix {
+	if gw.Is6() {
+		return netip.PrefixFrom(gw, 64)
+	}
+	return single(gw)
+}
+
+// Sound says whether the link of an index, if it is the host's end of a pod's, has all
+// its marks and is up. lost are addresses that it lost. A link that is gone is sound.
+func (n *Network) Sound(ctx context.Context, index int, lost ...netip.Addr) (bool, error) {
+	l, err := n.handle.LinkByIndex(ctx, index)
+	if errors.Is(err, rtnl.ErrNotExist) {
+		return true, nil
+	}
+	if err != nil {
+		return false, err
+	}
+	gateway := func(a netip.Addr) bool { return slices.Contains(Gateways.Addrs(), a) }
+	return Sound(l) && !(slices.ContainsFunc(lost, gateway) && hasMark(l) && !beingRemoved(l)), nil
+}
+
+// Sound says whether a link, if it is the host's end of a pod's, has all its marks and
+// is up, as far as it tells by itself. One that is being made or removed is sound.
+func Sound(l rtnl.Link) bool {
+	if beingMade(l) || beingRemoved(l) || !hasMark(l) {
+		return true
+	}
+	_, id, ok := parseAlias(l.Alias)
+	return ok && labelled(l, id) && l.Up && l.Forwarding && l.RPFilter == rtnl.LooseRPFilter && !l.DisableIPv6
+}
+
+// hasMark says whether a link may be the host's end of a pod's.
+func hasMark(l rtnl.Link) bool {
+	_, _, ok := parseAlias(l.Alias)
+	return ok || l.Group == dataplane.LinkGroup || slices.ContainsFunc(l.AltNames, isAltName)
+}
