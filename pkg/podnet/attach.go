@@ -44,9 +44,7 @@ func (n *Network) Attach(ctx context.Context, p Pod) (Attachment, error) {
 }
 
 func (n *Network) attach(ctx context.Context, p Pod) (Attachment, error) {
-	if p.MTU == 0 {
-		p.MTU = n.opts.MTU
-	}
+	p.MTU = n.mtuOf(p)
 	if err := p.validate(); err != nil {
 		return Attachment{}, err
 	}
