@@ -78,7 +78,7 @@ func (n *Network) attach(ctx context.Context, p Pod, prepared *Link) (Attachment
 	if prepared != nil {
 		defer prepared.end()
 	}
-	p = n.withMTU(p)
+	p.MTU = n.mtuOf(p)
 	if err := n.validate(p); err != nil {
 		if prepared != nil {
 			err = errors.Join(err, prepared.undo(context.WithoutCancel(ctx), prepared.veth))
@@ -141,20 +141,13 @@ func (n *Network) begin(p Pod) (w wiring, err error) {
 	if err != nil {
 		return w, err
 	}
-	return wiring{Network: n, pod: n.withMTU(p), ns: ns, inside: inside}, nil
+	p.MTU = n.mtuOf(p)
+	return wiring{Network: n, pod: p, ns: ns, inside: inside}, nil
 }
 
 func (w wiring) end() {
 	w.inside.Close()
 	w.ns.Close()
-}
-
-// withMTU sets the MTU of a pod that has none of its own.
-func (n *Network) withMTU(p Pod) Pod {
-	if p.MTU == 0 {
-		p.MTU = n.opts.MTU
-	}
-	return p
 }
 
 // wiring is one Attach.

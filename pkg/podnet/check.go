@@ -17,7 +17,7 @@ import (
 // is wrong. Nothing is changed, and nothing is dumped. What is empty in the attachment
 // isn't known, as after a pod was found by List, and isn't compared.
 func (n *Network) Check(ctx context.Context, p Pod, a Attachment) error {
-	p = n.withMTU(p)
+	p.MTU = n.mtuOf(p)
 	errs := []error{n.checkHost(ctx, p, a)}
 	if err := n.checkPod(ctx, p, a); err != nil {
 		errs = append(errs, fmt.Errorf("in the pod: %w", err))

@@ -22,11 +22,13 @@ type Mended struct {
 	Addresses int
 	// Parameters are links whose kernel parameters weren't as they should be.
 	Parameters int
+	// Resized are links that got another MTU, as when that of the uplink changed.
+	Resized int
 }
 
 // Plus returns the sum of two.
 func (m Mended) Plus(o Mended) Mended {
-	return Mended{m.Links + o.Links, m.Addresses + o.Addresses, m.Parameters + o.Parameters}
+	return Mended{m.Links + o.Links, m.Addresses + o.Addresses, m.Parameters + o.Parameters, m.Resized + o.Resized}
 }
 
 // MendLinks restores what others changed about the host's ends of the pods' links, which
@@ -87,6 +89,19 @@ func beingRemoved(l rtnl.Link) bool { return l.Group&removedMask == dataplane.Li
 
 // mendLink restores one link.
 func (n *Network) mendLink(ctx context.Context, p Wired, l rtnl.Link, addrs []netip.Addr) (m Mended, err error) {
+	if mtu := n.mtuOf(p.Pod); l.MTU != mtu {
+		resized, err := n.resize(ctx, p.Pod, l, mtu)
+		if err != nil {
+			return m, err
+		}
+		if resized {
+			m.Resized = 1
+			// Across IPv6's least MTU, the kernel takes its parameters or makes them anew.
+			if l, err = n.handle.LinkByIndex(ctx, l.Index); err != nil {
+				return m, err
+			}
+		}
+	}
 	gateways := gatewaysFor(p.Address).Addrs()
 	if foreignGateways(gateways, addrs) {
 		gateways = nil
@@ -116,9 +131,12 @@ func (n *Network) mendLink(ctx context.Context, p Wired, l rtnl.Link, addrs []ne
 	if change.Forwarding || change.RPFilter != 0 || change.NoAutoAddress {
 		m.Parameters = 1
 	}
-	if m != (Mended{}) {
+	if m.Links+m.Parameters > 0 {
 		if err := n.relabel(ctx, p, l, change, needsName); err != nil {
 			return Mended{}, err
+		}
+		if m.Resized > 0 {
+			m.Parameters = 0 // nobody else changed them
 		}
 	}
 	var reqs []rtnl.Request

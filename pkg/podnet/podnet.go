@@ -28,6 +28,7 @@ import (
 )
 
 const (
+	// defaultMTU is Ethernet's.
 	defaultMTU = 1500
 	// minIPv6MTU is the least that IPv6 works with (RFC 8200, section 5).
 	minIPv6MTU = 1280
@@ -53,7 +54,8 @@ type Options struct {
 	// CompatCalico names the host's ends as Calico does, so that its policies
 	// find them.
 	CompatCalico bool
-	// MTU is that of pods which don't have one of their own; 0 is 1500.
+	// MTU is that of pods which don't have one of their own; 0 is that of the node's
+	// uplinks, see DetectMTU.
 	MTU int
 	// Netns is the path of the host's network namespace; empty is the one that
 	// the process was started in.
@@ -185,6 +187,7 @@ type Network struct {
 	// acceptsRA says that new links accept router advertisements, even though the host
 	// forwards packets: a pod could send some.
 	acceptsRA atomic.Bool
+	uplinks   atomic.Pointer[uplinks]
 	// groups is held for writing while the labels of a link are restored, and for
 	// reading while links are collected in a group to be removed.
 	groups sync.RWMutex
@@ -192,9 +195,6 @@ type Network struct {
 
 // New returns the network of a node. It changes nothing yet.
 func New(o Options) (*Network, error) {
-	if o.MTU == 0 {
-		o.MTU = defaultMTU
-	}
 	if err := o.Validate(); err != nil {
 		return nil, err
 	}
@@ -207,6 +207,7 @@ func New(o Options) (*Network, error) {
 		return nil, err
 	}
 	n := &Network{opts: o, host: host}
+	n.uplinks.Store(&uplinks{mtu: defaultMTU})
 	if n.handle, err = rtnl.New(host); err != nil {
 		return nil, errors.Join(err, host.Close())
 	}

@@ -64,7 +64,7 @@ func (o *Options) AddFlags(fs *pflag.FlagSet) {
 	fs.DurationVar(&o.BlockTimeout, "block-timeout", 15*time.Second, "time that a pod waits for an AddressBlock before it fails and is tried again")
 	fs.DurationVar(&o.BlockMinAge, "block-min-age", time.Minute, "time for which an AddressBlock is kept at least, used or not")
 	fs.DurationVar(&o.SweepInterval, "sweep-interval", 30*time.Second, "how often the record is compared with the kernel; what is found without a link twice is released")
-	fs.IntVar(&o.MTU, "mtu", 0, "MTU of pods; 0 is 1500")
+	fs.IntVar(&o.MTU, "mtu", 0, "MTU of pods; 0 is the smallest of the node's uplinks, and follows it")
 	fs.StringVar(&o.Observe.MetricsAddr, "metrics-addr", ":9384", "address of /metrics")
 	fs.StringVar(&o.Observe.HealthAddr, "health-addr", ":9385", "address of /healthz and /readyz")
 }

@@ -220,6 +220,10 @@ func (d *daemon) forward(ctx context.Context, repair bool) error {
 // they should be.
 func (d *daemon) mendNode(ctx context.Context, repair bool) error {
 	forwardErr := d.forward(ctx, repair)
+	mtu, changed, mtuErr := d.network.DetectMTU(ctx, d.view.NodeAddrs())
+	if changed {
+		klog.FromContext(ctx).Info("The MTU of pods follows that of the node's uplinks", "mtu", mtu)
+	}
 	rules, ruleErr := d.network.Rules(ctx)
 	mended, linkErr := d.network.MendLinks(ctx, d.wired)
 	if repair {
@@ -228,7 +232,7 @@ func (d *daemon) mendNode(ctx context.Context, repair bool) error {
 		d.repairs.Done(ctx, heal.LinkAddress, mended.Addresses)
 		d.repairs.Done(ctx, heal.Sysctl, mended.Parameters)
 	}
-	return errors.Join(forwardErr, ruleErr, linkErr)
+	return errors.Join(forwardErr, mtuErr, ruleErr, linkErr)
 }
 
 // syncPods makes rules, links and routes of all pods what they should be. A pod's routes come

@@ -78,6 +78,7 @@ type LinkChange struct {
 	// Group is the group that the link is moved to.
 	Group uint32
 	MAC   net.HardwareAddr
+	MTU   int
 	// Forwarding switches on that IPv4 packets are forwarded, RPFilter is IPv4's
 	// rp_filter; both as below /proc/sys/net/ipv4/conf.
 	Forwarding bool
@@ -104,6 +105,9 @@ func SetLink(index int, c LinkChange) Request {
 	if c.MAC != nil {
 		e.attr(unix.IFLA_ADDRESS, c.MAC)
 	}
+	if c.MTU != 0 {
+		e.attrU32(unix.IFLA_MTU, uint32(c.MTU))
+	}
 	e.parameters(c)
 	return Request{unix.RTM_SETLINK, 0, e.b, func() string {
 		s := fmt.Sprintf("link set %d", index)
@@ -124,6 +128,9 @@ func SetLink(index int, c LinkChange) Request {
 		}
 		if c.MAC != nil {
 			s += " address " + c.MAC.String()
+		}
+		if c.MTU != 0 {
+			s += fmt.Sprintf(" mtu %d", c.MTU)
 		}
 		if c.Forwarding {
 			s += " forwarding"
@@ -171,10 +178,11 @@ type Link struct {
 	Alias    string
 	Group    uint32
 	// Kind is "veth", "bridge" and so on; empty for hardware.
-	Kind string
-	Up   bool
-	MTU  int
-	MAC  net.HardwareAddr
+	Kind     string
+	Up       bool
+	Loopback bool
+	MTU      int
+	MAC      net.HardwareAddr
 	// Peer is the index of a veth's other end in its namespace; 0 if there is none.
 	Peer int
 	// PeerElsewhere says that the other end is in another namespace.
@@ -324,6 +332,8 @@ func parseLink(body []byte) (Link, error) {
 	l := Link{
 		Index: int(int32(binary.NativeEndian.Uint32(body[4:]))),
 		Up:    binary.NativeEndian.Uint32(body[8:])&unix.IFF_UP != 0,
+
+		Loopback: binary.NativeEndian.Uint32(body[8:])&unix.IFF_LOOPBACK != 0,
 	}
 	as, err := attributes(body[unix.SizeofIfInfomsg:])
 	if err != nil {

@@ -19,6 +19,8 @@ type Route struct {
 	Exact bool
 	// Local says that the route delivers to this host.
 	Local bool
+	// Links are the indexes of the links that packets may leave by, of all next hops.
+	Links []int
 	// odd says that the route is selected by more than table, destination and metric.
 	odd  bool
 	body []byte
@@ -149,6 +151,20 @@ func (h *Handle) RouteTo(ctx context.Context, to netip.Addr, link int) (Route, e
 	return r, err
 }
 
+// linksOf reads the links of several next hops: each a struct rtnexthop with attributes.
+func linksOf(hops []byte) ([]int, error) {
+	var links []int
+	for len(hops) >= unix.SizeofRtNexthop {
+		n := int(binary.NativeEndian.Uint16(hops))
+		if n < unix.SizeofRtNexthop || n > len(hops) {
+			return nil, fmt.Errorf("next hop of %d bytes in %d bytes: %w", n, len(hops), errMalformed)
+		}
+		links = append(links, int(int32(binary.NativeEndian.Uint32(hops[4:]))))
+		hops = hops[min(align(n), len(hops)):]
+	}
+	return links, nil
+}
+
 // parseRoute reads a struct rtmsg and its attributes. A cached route isn't an
 // entry of a table, but the result of a lookup.
 func parseRoute(body []byte) (r Route, cached bool, err error) {
@@ -194,6 +210,12 @@ func parseRoute(body []byte) (r Route, cached bool, err error) {
 			r.Table = int(a.u32())
 		case unix.RTA_OIF:
 			r.Link = int(a.u32())
+			r.Links = append(r.Links, r.Link)
+		case unix.RTA_MULTIPATH:
+			r.Exact = false
+			if r.Links, err = linksOf(a.value); err != nil {
+				return Route{}, false, err
+			}
 		case unix.RTA_GATEWAY:
 			r.Gateway = a.addr()
 		case unix.RTA_PREFSRC:

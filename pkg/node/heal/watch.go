@@ -25,9 +25,10 @@ type Source interface {
 	Run(ctx context.Context, settle time.Duration, told func([]rtnl.Change)) error
 }
 
-// Links looks at single links; see package podnet.
+// Links knows single links; see package podnet.
 type Links interface {
 	Sound(ctx context.Context, index int, lost ...netip.Addr) (bool, error)
+	UplinkChanged(l rtnl.Link) bool
 }
 
 // Watch wakes those who repair when the kernel tells that something of theirs is gone:
@@ -38,6 +39,7 @@ type Links interface {
 //	mark, gateway or parameter of a
 //	pod's link, and it still exists       pods
 //	lo goes down                          blocks
+//	MTU of an uplink                      pods
 //	an address of the node, or it came    pods: their routes have it as source
 //	notifications                         both
 type Watch struct {
@@ -82,6 +84,7 @@ func (w *Watch) told(ctx context.Context, changes []rtnl.Change) {
 			delete(suspects, c.Link)
 		case rtnl.LinkChanged:
 			blocks = blocks || c.Link == w.Loopback
+			pods = pods || c.State != nil && w.Links.UplinkChanged(*c.State)
 			lost, suspected := suspects[c.Link]
 			switch sound := c.State != nil && podnet.Sound(*c.State); {
 			case !sound && !suspected:

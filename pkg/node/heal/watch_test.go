@@ -30,6 +30,11 @@ type links struct {
 	looked  []string
 }
 
+func (l *links) UplinkChanged(link rtnl.Link) bool { return link.Index == uplink && link.MTU != 1500 }
+
+// uplink is the index of the node's uplink, which had an MTU of 1500.
+const uplink = 2
+
 func (l *links) Sound(_ context.Context, index int, lost ...netip.Addr) (bool, error) {
 	l.looked = append(l.looked, fmt.Sprintf("%d %v", index, lost))
 	return !l.unsound[index], l.err
@@ -85,6 +90,8 @@ func TestWatch(t *testing.T) {
 		{"parameter of a link", []rtnl.Change{{Kind: rtnl.LinkChanged, Link: 7}}, links{unsound: map[int]bool{7: true}}, true, false, []string{"7 []"}, nil},
 		{"parameter of all links", []rtnl.Change{{Kind: rtnl.LinkChanged, Link: -1}}, links{}, false, false, nil, nil},
 		{"somebody else's link", []rtnl.Change{changed(rtnl.Link{Index: 9})}, links{}, false, false, nil, nil},
+		{"MTU of the uplink", []rtnl.Change{changed(rtnl.Link{Index: uplink, MTU: 1400})}, links{}, true, false, nil, nil},
+		{"uplink", []rtnl.Change{changed(rtnl.Link{Index: uplink, MTU: 1500})}, links{}, false, false, nil, nil},
 		{"loopback", []rtnl.Change{changed(rtnl.Link{Index: 1})}, links{}, false, true, nil, nil},
 		{"link that can't be read", []rtnl.Change{changed(half)}, links{err: errors.New("no buffer space")}, true, false, []string{"7 []"}, nil},
 		{"too many links to look at", many, links{}, true, false, nil, nil},
