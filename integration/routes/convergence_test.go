@@ -64,8 +64,8 @@ func TestConvergence(t *testing.T) {
 			}
 		}
 	}
-	t.Logf("from BlockRequest to the routes at a remote BIRD, %d runs: p50 %s, p99 %s, longest %s", runs,
-		quantile(toRemote, 0.50), quantile(toRemote, 0.99), slices.Max(toRemote))
+	t.Attr("convergence", fmt.Sprintf("%d runs from BlockRequest to the routes at a remote BIRD: p50 %s, p99 %s, longest %s", runs,
+		quantile(toRemote, 0.50), quantile(toRemote, 0.99), quantile(toRemote, 1)))
 	if p99 := quantile(toRemote, 0.99); p99 > testkit.Timeout(5*time.Second) {
 		t.Errorf("p99 is %s", p99)
 	}
