@@ -91,6 +91,10 @@ test-cluster: ## Run the tests that start clusters, as root
 test-crash: ## Kill coild 500 times, damage its record and its disk, as root; some 15 minutes
 	COIL_CRASH=long $(GOTEST) -tiers=netns,apiserver -no-skips $(ARGS) ./integration/crash/
 
+.PHONY: test-routes
+test-routes: ## Run BIRD and FRR in networks of three nodes, as root; some 8 minutes
+	$(GOTEST) -tiers=netns,apiserver,vm -no-skips $(ARGS) ./integration/routes/
+
 .PHONY: test-vm
 test-vm: ## Run the tests that start virtual machines, as root
 	$(GOTEST) -tiers=vm $(ARGS)

@@ -47,3 +47,11 @@ install || {
   apt-get -qq update
   install
 }
+
+# Debian starts these as soon as they are installed. The tests run them in networks of their own; this
+# machine's routes are none of their business.
+for daemon in bird2:bird frr:frr; do
+  if [[ -d /run/systemd/system && " ${missing[*]} " == *" ${daemon%:*} "* ]]; then
+    systemctl --quiet disable --now "${daemon#*:}"
+  fi
+done

@@ -98,7 +98,7 @@ func (n *namespace) dial(ctx context.Context, network, address string) (c net.Co
 }
 
 // fabric is the network between the nodes: a bridge in a namespace of its own, which
-// is the nodes' router too.
+// is the nodes' router too, and that of the nodes that have a segment of their own.
 type fabric struct{ *namespace }
 
 func newFabric(ctx context.Context) (*fabric, error) {
@@ -112,32 +112,14 @@ addr add 10.255.0.1/16 dev br0
 addr add fd00:255::1/64 dev br0 nodad
 link set br0 up
 `, "ip", "-batch", "-")
-	if err != nil {
+	f := &fabric{ns}
+	if err := errors.Join(err, f.forward()); err != nil {
 		return nil, errors.Join(err, ns.Close())
 	}
-	return &fabric{ns}, nil
+	return f, nil
 }
 
 func (f *fabric) close() error { return f.Close() }
-
-// connect gives a node's namespace the link eth0 to the bridge.
-func (f *fabric) connect(ctx context.Context, n *Node) error {
-	port := fmt.Sprintf("port%d", n.number)
-	if _, err := f.run(ctx, fmt.Sprintf(`
-link add %[1]s type veth peer name eth0 netns %[2]s
-link set %[1]s master br0 up
-`, port, n.ns.path()), "ip", "-batch", "-"); err != nil {
-		return err
-	}
-	_, err := n.ns.run(ctx, fmt.Sprintf(`
-addr add %s/16 dev eth0
-addr add %s/64 dev eth0 nodad
-link set eth0 up
-route add default via 10.255.0.1
-route add default via fd00:255::1
-`, n.Addr4, n.Addr6), "ip", "-batch", "-")
-	return err
-}
 
 // proxy connects what is dialed in a namespace with an address of the machine.
 type proxy struct {

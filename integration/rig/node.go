@@ -43,13 +43,19 @@ type NodeOptions struct {
 	DiskBytes int64
 	// Down leaves it to the caller to start coild.
 	Down bool
+	// Segment puts the node into a layer-2 network that it shares with the router alone,
+	// rather than with the other nodes.
+	Segment bool
+	// Families are those of the node's addresses, in the order of its InternalIPs; none
+	// are both, IPv4 first.
+	Families []Family
 }
 
 // Node is one node. Its coild can be started and stopped by one goroutine at a time;
 // everything else may be called concurrently.
 type Node struct {
 	Name string
-	// Addr4 and Addr6 are the InternalIPs.
+	// Addr4 and Addr6 are the InternalIPs; invalid in a family that the node doesn't have.
 	Addr4, Addr6 netip.Addr
 	// Coild is the daemon; start it with Node.Start to wait until it is ready.
 	Coild *Program
@@ -73,12 +79,18 @@ type Node struct {
 func (r *Rig) AddNode(ctx context.Context, o NodeOptions) (_ *Node, err error) {
 	r.mu.Lock()
 	r.created++
-	n := &Node{
-		Name: o.Name, rig: r, opts: o, number: r.created,
-		Addr4: netip.AddrFrom4([4]byte{10, 255, byte((r.created + 1) >> 8), byte(r.created + 1)}),
-		Addr6: netip.MustParseAddr(fmt.Sprintf("fd00:255::%x", r.created+1)),
+	if len(o.Families) == 0 {
+		o.Families = []Family{IPv4, IPv6}
 	}
+	n := &Node{Name: o.Name, rig: r, opts: o, number: r.created}
 	r.mu.Unlock()
+	for _, u := range n.uplinks() {
+		if a := u.own.Addr(); a.Is4() {
+			n.Addr4 = a
+		} else {
+			n.Addr6 = a
+		}
+	}
 	if n.Name == "" {
 		n.Name = fmt.Sprintf("node-%d", n.number)
 	}
@@ -193,15 +205,14 @@ func (n *Node) Run(ctx context.Context, name string, args ...string) (string, er
 
 // CreateObject makes the Node object, with a UID that it never had.
 func (n *Node) CreateObject(ctx context.Context) error {
-	made, err := n.rig.Core.CoreV1().Nodes().Create(ctx, &corev1.Node{
+	node := &corev1.Node{
 		ObjectMeta: metav1.ObjectMeta{Name: n.Name},
-		Status: corev1.NodeStatus{
-			Addresses: []corev1.NodeAddress{
-				{Type: corev1.NodeInternalIP, Address: n.Addr4.String()}, {Type: corev1.NodeInternalIP, Address: n.Addr6.String()},
-			},
-			NodeInfo: corev1.NodeSystemInfo{MachineID: "machine-of-" + n.Name},
-		},
-	}, metav1.CreateOptions{})
+		Status:     corev1.NodeStatus{NodeInfo: corev1.NodeSystemInfo{MachineID: "machine-of-" + n.Name}},
+	}
+	for _, u := range n.uplinks() {
+		node.Status.Addresses = append(node.Status.Addresses, corev1.NodeAddress{Type: corev1.NodeInternalIP, Address: u.own.Addr().String()})
+	}
+	made, err := n.rig.Core.CoreV1().Nodes().Create(ctx, node, metav1.CreateOptions{})
 	if err != nil {
 		return fmt.Errorf("create Node %s: %w", n.Name, err)
 	}

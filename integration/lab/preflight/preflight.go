@@ -20,6 +20,8 @@ type Use int
 const (
 	Cluster Use = iota
 	VM
+	// Routing is a network with the routing daemons that people use.
+	Routing
 )
 
 // need is a program and the Debian package that has it.
@@ -31,9 +33,9 @@ type need struct {
 
 var needs = []need{
 	{"runc", "runc", []Use{Cluster}},
-	{"ip", "iproute2", []Use{Cluster}},
-	{"nsenter", "util-linux", []Use{Cluster}},
-	{"mount", "mount", []Use{Cluster}},
+	{"ip", "iproute2", []Use{Cluster, Routing}},
+	{"nsenter", "util-linux", []Use{Cluster, Routing}},
+	{"mount", "mount", []Use{Cluster, Routing}},
 	{"nft", "nftables", []Use{Cluster}},
 	{"conntrack", "conntrack", []Use{Cluster}},
 	{"modprobe", "kmod", []Use{Cluster, VM}},
@@ -41,6 +43,8 @@ var needs = []need{
 	{"qemu-system-x86_64", "qemu-system-x86", []Use{VM}},
 	{"xz", "xz-utils", []Use{VM}},
 	{"dpkg-deb", "dpkg", []Use{VM}},
+	{"bird", "bird2", []Use{Routing}},
+	{"vtysh", "frr", []Use{Routing}},
 }
 
 // Packages lists the Debian packages of all uses, sorted.
