@@ -1,6 +1,7 @@
 package routes
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -163,6 +164,14 @@ func TestNewPodIsReachedAtOnce(t *testing.T) {
 	for range 10 {
 		pod := c.pod(c.nodes[1], pool)
 		a := c.addrs(pod)[0]
+		// What a runtime starts in the pod comes later than the kernel's work in the background.
+		c.eventually(time.Second, "the link of "+pod.Name, func() error {
+			out, err := pod.Run(t.Context(), "ip", "-6", "route", "show", "table", "local")
+			if err == nil && !strings.Contains(out, "local "+a.String()+" dev") {
+				err = errors.New(out)
+			}
+			return err
+		})
 		got, err := probe(from.Path, a, testkit.Timeout(500*time.Millisecond))
 		c.check(err)
 		if want := []answer{{a, reached}}; !slices.Equal(got, want) {

@@ -18,36 +18,6 @@ import (
 	"github.com/coil-net/coil/pkg/kernel/sysctl"
 )
 
-// Link is a pod's link that Prepare made. Attach or Discard must be called with it, once.
-type Link struct {
-	wiring
-	veth rtnl.Veth
-}
-
-// Prepare makes the link of a pod whose address needn't be known yet, which takes as
-// long as to find out the address. Nothing is on the link, and only its name on the
-// host says whose it is. Errors may be what Attach mends: it needs no link.
-func (n *Network) Prepare(ctx context.Context, p Pod) (*Link, error) {
-	w, err := n.begin(p)
-	if err == nil {
-		var veth rtnl.Veth
-		if veth, err = w.link(ctx); err == nil {
-			return &Link{w, veth}, nil
-		}
-		w.end()
-	}
-	return nil, fmt.Errorf("prepare %s: %w", p.ID(), err)
-}
-
-// Discard removes a link that isn't attached.
-func (n *Network) Discard(ctx context.Context, l *Link) error {
-	defer l.end()
-	if err := l.undo(ctx, l.veth); err != nil {
-		return fmt.Errorf("discard %s: %w", l.pod.ID(), err)
-	}
-	return nil
-}
-
 // Attach makes the link between pod and host, unless it is prepared, and everything
 // that is on it:
 //
@@ -61,8 +31,8 @@ func (n *Network) Discard(ctx context.Context, l *Link) error {
 //
 // The pod's end is up and complete before the host's end gives it a carrier, so
 // that the kernel makes no address of its own and nothing is tentative. It notices
-// the carrier in the background, a fraction of a millisecond later. On an error,
-// nothing is left behind, nor of the prepared link.
+// the carrier in the background, a fraction of a millisecond later, long before anything
+// runs in the pod. On an error, nothing is left behind, nor of the prepared link.
 // What an earlier, unfinished Attach of the same container left is removed first;
 // a foreign link that is in the way is an error that names it. netns.ErrNotExist
 // when the pod is gone.
