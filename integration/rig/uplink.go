@@ -3,6 +3,7 @@ package rig
 import (
 	"context"
 	"fmt"
+	"net"
 	"net/netip"
 
 	"github.com/coil-net/coil/pkg/kernel/sysctl"
@@ -103,6 +104,11 @@ func (f *fabric) forward() error {
 // RouterNetnsPath leads to the network namespace of the router between the nodes, for
 // nsenter --net.
 func (r *Rig) RouterNetnsPath() string { return r.fabric.path() }
+
+// DialOutside connects from the router between the nodes to an IP address.
+func (r *Rig) DialOutside(ctx context.Context, network, address string) (net.Conn, error) {
+	return r.fabric.dial(ctx, network, address)
+}
 
 // RunRouter runs a program in the router's network namespace and returns its output.
 func (r *Rig) RunRouter(ctx context.Context, name string, args ...string) (string, error) {

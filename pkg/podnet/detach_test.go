@@ -214,6 +214,9 @@ func TestCheckNamesWhatIsWrong(t *testing.T) {
 		{"MTU", func(t *testing.T, n node, pod *netnstest.NS, link string) {
 			n.host.IP(t, "link", "set", link, "mtu", "1300")
 		}, []string{"MTU of " + "veth", "is 1300, not 1500"}},
+		{"MTU of the pod's end", func(t *testing.T, n node, pod *netnstest.NS, link string) {
+			pod.IP(t, "link", "set", "eth0", "mtu", "1600")
+		}, []string{"MTU of eth0 is 1600, more than 1500"}},
 		{"host's end down", func(t *testing.T, n node, pod *netnstest.NS, link string) {
 			n.host.IP(t, "link", "set", link, "down")
 		}, []string{"on the host: link veth", "is down", "10.64.0.1: ", "fd64::1: "}},

@@ -108,8 +108,8 @@ func (n *Network) UplinkChanged(l rtnl.Link) bool {
 	return ok && mtu != l.MTU
 }
 
-// resize gives both ends of a link an MTU. The pod's end keeps one that it doesn't share
-// with the host's: it was set in the pod, by a chained plugin for example. A link whose
+// resize gives both ends of a link an MTU. The pod's end keeps a smaller one that it doesn't
+// share with the host's: it was set in the pod, by a chained plugin for example. A link whose
 // pod's namespace isn't known or is gone keeps what it has; the result is then false.
 func (n *Network) resize(ctx context.Context, p Pod, l rtnl.Link, mtu int) (bool, error) {
 	if p.Netns == "" {
@@ -133,7 +133,7 @@ func (n *Network) resize(ctx context.Context, p Pod, l rtnl.Link, mtu int) (bool
 		return false, err // another pod's by now
 	}
 	ends := []func() error{func() error { return n.handle.Do(ctx, rtnl.SetLink(l.Index, rtnl.LinkChange{MTU: mtu})) }}
-	if peer.MTU == l.MTU {
+	if peer.MTU == l.MTU || peer.MTU > mtu {
 		ends = append(ends, func() error { return inside.Do(ctx, rtnl.SetLink(peer.Index, rtnl.LinkChange{MTU: mtu})) })
 	}
 	// The one that sends may not have a larger MTU than the one that receives: pods send

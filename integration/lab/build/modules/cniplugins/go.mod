@@ -1,5 +1,5 @@
-// Builds the reference CNI plugins: loopback for every node, ptp, host-local and portmap for
-// nodes without Coil.
+// Builds the reference CNI plugins: loopback for every node, bandwidth, portmap and tuning to
+// be chained behind Coil, ptp, host-local and portmap for nodes without Coil.
 module github.com/coil-net/coil/integration/lab/build/modules/cniplugins
 
 go 1.26.0
@@ -10,6 +10,7 @@ tool (
 	github.com/containernetworking/plugins/plugins/main/ptp
 	github.com/containernetworking/plugins/plugins/meta/bandwidth
 	github.com/containernetworking/plugins/plugins/meta/portmap
+	github.com/containernetworking/plugins/plugins/meta/tuning
 )
 
 require (
