@@ -15,6 +15,8 @@ type held struct {
 	store.Usage
 	// usable blocks give new addresses.
 	usable bool
+	// surplus blocks are too many, and given back.
+	surplus bool
 	// deleting blocks are given back as soon as they are empty.
 	deleting bool
 	// reserved blocks are never given back unless an admin deletes them.
@@ -39,6 +41,7 @@ type decision struct {
 //	more ADDs wait than addresses are free   ask
 //	fewer than a quarter of a block free     ask ahead, for blocks of 16 addresses or more
 //	block empty and being deleted            release
+//	surplus block, held for minAge           release
 //	block empty, held for minAge, and the
 //	others have half a block free, or no
 //	address of the pool is in use            release
@@ -60,6 +63,10 @@ func decide(blocks []held, waiting int, minAge time.Duration) decision {
 			continue
 		}
 		if b.deleting {
+			d.release = append(d.release, b.Name)
+			continue
+		}
+		if b.surplus && !b.reserved && b.age >= minAge {
 			d.release = append(d.release, b.Name)
 			continue
 		}

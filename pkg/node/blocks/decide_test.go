@@ -26,6 +26,13 @@ func h(name string, bits, allocated, cooling int, age time.Duration) held {
 	}
 }
 
+// tooMany is an empty block that isn't the answer to its request.
+func tooMany(name string, age time.Duration) held {
+	s := h(name, 0, 0, 0, age)
+	s.usable, s.surplus = false, true
+	return s
+}
+
 func TestDecide(t *testing.T) {
 	deleting, reserved := h("d", 5, 0, 0, 0), h("r", 5, 0, 0, old)
 	deleting.usable, deleting.deleting = false, true
@@ -39,6 +46,8 @@ func TestDecide(t *testing.T) {
 		waiting int
 		want    decision
 	}{
+		{"a surplus block goes back", []held{h("a", 0, 1, 0, old), tooMany("s", old)}, 1, decision{ask: true, release: []string{"s"}}},
+		{"a surplus block may be about to go", []held{tooMany("s", 0)}, 0, decision{}},
 		{"nothing is needed without pods", nil, 0, decision{}},
 		{"the first pod waits", nil, 1, decision{ask: true}},
 		{"a free address is enough for who waits", []held{h("a", 2, 3, 0, 0)}, 1, decision{}},

@@ -93,6 +93,7 @@ type Manager struct {
 
 	mu        sync.Mutex
 	since     map[string]time.Time // when a block was first seen, by name
+	offered   map[string]bool      // it was told that the block gives addresses
 	gone      map[types.UID]bool   // released, though maybe still in a cache
 	reported  map[string]time.Time // when the status of a block was written
 	withdrawn bool                 // the Node is gone: nothing is exported
@@ -112,6 +113,7 @@ func New(cfg Config, client typed.CoilV2Interface, blocks, requests cache.Shared
 		news:     newWaiters(),
 		asked:    newAsked(),
 		since:    map[string]time.Time{},
+		offered:  map[string]bool{},
 		gone:     map[types.UID]bool{},
 		reported: map[string]time.Time{},
 	}
@@ -168,7 +170,7 @@ func (m *Manager) Changed(pool string) { m.supply.AddAfter(pool, settle) }
 func (m *Manager) Usable(pool string) []string {
 	var names []string
 	for _, b := range m.ofPool(pool) {
-		if usable(b) {
+		if m.usable(b) {
 			names = append(names, b.Name)
 		}
 	}
@@ -186,8 +188,43 @@ func (m *Manager) Pools() []string {
 }
 
 // usable says whether a block gives new addresses.
-func usable(b *v2.AddressBlock) bool {
-	return b.DeletionTimestamp == nil && !reserved(b)
+func (m *Manager) usable(b *v2.AddressBlock) bool {
+	return b.DeletionTimestamp == nil && !reserved(b) && m.standing(b) == granted
+}
+
+// standing is what a block is to the request that it was made for.
+type standing int
+
+const (
+	granted standing = iota // its answer, or the request is of an earlier time
+	awaited                 // not its answer yet
+	surplus                 // another block is its answer: two controllers made one each
+)
+
+func (m *Manager) standing(b *v2.AddressBlock) standing {
+	uid, pool := types.UID(b.Labels[v2.LabelRequest]), b.Labels[v2.LabelPool]
+	if uid == "" {
+		return granted
+	}
+	if answer, ok := m.asked.answer(uid); ok {
+		if answer == b.Name {
+			return granted
+		}
+		return surplus
+	}
+	if m.asked.isLatest(pool, uid) {
+		return awaited
+	}
+	all, err := m.requests.List(labels.Everything()) // the node's: few
+	if err != nil {
+		return granted // an indexer in memory has no errors
+	}
+	for _, r := range all {
+		if r.UID == uid && r.Status.AddressBlockName != b.Name {
+			return awaited
+		}
+	}
+	return granted
 }
 
 func reserved(b *v2.AddressBlock) bool { return b.Labels[v2.LabelReserved] == v2.ReservedValue }
@@ -326,11 +363,11 @@ func (m *Manager) arrived(ctx context.Context, r *v2.BlockRequest) (bool, error)
 }
 
 // intake records the blocks of a pool that are new in the cache, exports them,
-// and says whether there were any.
+// and says whether there are some that give addresses now and didn't before.
 func (m *Manager) intake(ctx context.Context, pool string) (bool, error) {
 	var recs []store.Block
 	var errs []error
-	news := false
+	fresh, news := false, false
 	for _, b := range m.ofPool(pool) {
 		rec, err := Recorded(b)
 		if err != nil {
@@ -338,9 +375,14 @@ func (m *Manager) intake(ctx context.Context, pool string) (bool, error) {
 			continue
 		}
 		recs = append(recs, rec)
+		gives := m.usable(b)
 		m.mu.Lock()
 		if _, ok := m.since[b.Name]; !ok {
 			m.since[b.Name] = time.Now()
+			fresh = true
+		}
+		if gives && !m.offered[b.Name] {
+			m.offered[b.Name] = true
 			news = true
 		}
 		m.mu.Unlock()
@@ -348,7 +390,7 @@ func (m *Manager) intake(ctx context.Context, pool string) (bool, error) {
 	if err := m.record.SetBlocks(ctx, recs); err != nil {
 		return false, err
 	}
-	if news {
+	if fresh {
 		faultpoint.At(faultpoint.BlockRecorded)
 		errs = append(errs, m.syncExport(ctx, struct{}{}))
 		faultpoint.At(faultpoint.BlockExported)
@@ -374,7 +416,8 @@ func (m *Manager) held(pool string, usage []store.Usage) (hs []held, young bool)
 		}
 		h := held{
 			Usage:    u,
-			usable:   usable(b),
+			usable:   m.usable(b),
+			surplus:  m.standing(b) == surplus,
 			deleting: b.DeletionTimestamp != nil,
 			reserved: reserved(b),
 			age:      m.age(b.Name),

@@ -34,6 +34,7 @@ func (m *Manager) release(ctx context.Context, name string) error {
 	m.mu.Lock()
 	m.gone[b.UID] = true
 	delete(m.since, name)
+	delete(m.offered, name)
 	m.mu.Unlock()
 	if err := m.deleteBlock(ctx, b); err != nil {
 		// The block is still the node's: it is recorded again and released later.

@@ -34,7 +34,13 @@ type asked struct {
 	mu       sync.Mutex
 	sequence map[string]int // by pool
 	latest   map[string]latest
-	handled  map[types.UID]time.Time
+	handled  map[types.UID]handled
+}
+
+// handled is a request that is dealt with.
+type handled struct {
+	answer string // the block; "" if it was refused
+	at     time.Time
 }
 
 type latest struct {
@@ -47,7 +53,7 @@ type latest struct {
 const cacheLag = 10 * time.Second
 
 func newAsked() *asked {
-	return &asked{sequence: map[string]int{}, latest: map[string]latest{}, handled: map[types.UID]time.Time{}}
+	return &asked{sequence: map[string]int{}, latest: map[string]latest{}, handled: map[types.UID]handled{}}
 }
 
 // answered says whether a request of the cache is dealt with, and that the cache
@@ -65,12 +71,29 @@ func (a *asked) answered(pool string, r *v2.BlockRequest) bool {
 func (a *asked) done(pool string, r *v2.BlockRequest) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	for uid, at := range a.handled {
-		if time.Since(at) > time.Hour {
+	for uid, h := range a.handled {
+		if time.Since(h.at) > time.Hour {
 			delete(a.handled, uid)
 		}
 	}
-	a.handled[r.UID] = time.Now()
+	a.handled[r.UID] = handled{r.Status.AddressBlockName, time.Now()}
+}
+
+// answer returns the block that answered a request; ok is false for a request that isn't
+// dealt with.
+func (a *asked) answer(uid types.UID) (block string, ok bool) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	h, ok := a.handled[uid]
+	return h.answer, ok
+}
+
+// isLatest says whether a request is one that the cache doesn't show yet.
+func (a *asked) isLatest(pool string, uid types.UID) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	l := a.latest[pool]
+	return l.uid == uid && time.Since(l.at) < cacheLag
 }
 
 // unseen says whether the cache doesn't show the latest request of a pool yet.
