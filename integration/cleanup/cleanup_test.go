@@ -297,7 +297,7 @@ func TestForce(t *testing.T) {
 	n.check(n.Start(t.Context()))
 	pods := []*rig.Sandbox{n.pod(), n.pod()}
 	n.Coild.Stop()
-	// A pod whose link lost its name's owner is still a pod.
+	// A link that is up is a pod's even if it doesn't tell whose.
 	n.sh("ip link set coil-" + pods[1].ContainerID + `-eth0 alias ""`)
 	n.refused("2 pods", pods[0].Name)
 	out, err := n.Cleanup(t.Context(), "--force")

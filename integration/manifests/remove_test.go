@@ -4,16 +4,20 @@ import (
 	"context"
 	"errors"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 
+	"github.com/coil-net/coil/integration/lab/build"
 	"github.com/coil-net/coil/integration/lab/cluster"
 	"github.com/coil-net/coil/integration/lab/image"
 	"github.com/coil-net/coil/pkg/testkit"
@@ -173,4 +177,56 @@ func writeFile(t *testing.T, name, content string) string {
 		t.Fatal(err)
 	}
 	return file
+}
+
+// TestCleanupManifest: what cleans up finds what coild's DaemonSet has put on the node, by the same
+// paths, and knows its flags.
+func TestCleanupManifest(t *testing.T) {
+	testkit.Need(t, testkit.APIServer)
+	s := render(t, "cleanup")
+	checkKinds(t, s)
+	checkImages(t, s)
+	if len(s.all) != 1 || len(s.daemonSets) != 1 {
+		t.Fatalf("%d objects, want one DaemonSet", len(s.all))
+	}
+	mounts := func(spec corev1.PodSpec, cs ...corev1.Container) map[string]string {
+		host := map[string]string{}
+		for _, v := range spec.Volumes {
+			host[v.Name] = v.HostPath.Path
+		}
+		all := map[string]string{}
+		for _, c := range cs {
+			for _, m := range c.VolumeMounts {
+				all[m.MountPath] = host[m.Name]
+			}
+		}
+		return all
+	}
+	spec := s.daemonSets[0].Spec.Template.Spec
+	coild := render(t, ".")
+	i := slices.IndexFunc(coild.daemonSets, func(d appsv1.DaemonSet) bool { return d.Name == "coild" })
+	theirs := coild.daemonSets[i].Spec.Template.Spec
+	put := mounts(theirs, append(theirs.InitContainers, theirs.Containers...)...)
+	bin, err := (&build.Builder{Log: t.Output()}).Own(t.Context(), "cmd/coild")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range append(spec.InitContainers, spec.Containers...) {
+		has := mounts(spec, c)
+		for _, path := range []string{"/run", "/host/opt/cni/bin", "/host/etc/cni/net.d", "/var/lib/coil"} {
+			if has[path] == "" || has[path] != put[path] {
+				t.Errorf("container %s has %q at %s, coild %q", c.Name, has[path], path, put[path])
+			}
+		}
+		if diff := cmp.Diff(theirs.Containers[0].Args, c.Args); diff != "" {
+			t.Errorf("arguments of %s (-coild's +its):\n%s", c.Name, diff)
+		}
+		args := slices.Concat(c.Command[1:], c.Args, []string{"--version"})
+		if out, err := exec.CommandContext(t.Context(), bin, args...).CombinedOutput(); err != nil || c.Command[0] != "/coild" {
+			t.Errorf("%q %q: %v\n%s", c.Command, args, err, out)
+		}
+	}
+	if !spec.HostNetwork || spec.ServiceAccountName != "" || !tolerates(spec.Tolerations, "node.kubernetes.io/not-ready", corev1.TaintEffectNoExecute) {
+		t.Errorf("host network %v, account %q, tolerations %v", spec.HostNetwork, spec.ServiceAccountName, spec.Tolerations)
+	}
 }

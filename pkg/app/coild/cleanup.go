@@ -1,7 +1,6 @@
 package coild
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -33,10 +32,15 @@ type cleanupOptions struct {
 // AddFlags implements program.Options.
 func (o *cleanupOptions) AddFlags(fs *pflag.FlagSet) {
 	o.Options.AddFlags(fs)
+	fs.StringVar(&o.CNIBinDir, "cni-bin-dir", "/host/opt/cni/bin", "folder of the plugin coil")
 	// The installer's environment says where it put things.
-	_ = fs.Set("cni-conf-dir", cmp.Or(os.Getenv("CNI_ETC_DIR"), o.CNIConfDir))
-	_ = fs.Set("cni-conf-name", cmp.Or(os.Getenv("CNI_CONF_NAME"), o.CNIConfName))
-	fs.StringVar(&o.CNIBinDir, "cni-bin-dir", cmp.Or(os.Getenv("CNI_BIN_DIR"), "/host/opt/cni/bin"), "folder of the plugin coil")
+	for flag, env := range map[string]string{"cni-conf-dir": "CNI_ETC_DIR", "cni-conf-name": "CNI_CONF_NAME", "cni-bin-dir": "CNI_BIN_DIR"} {
+		if v := os.Getenv(env); v != "" {
+			f := fs.Lookup(flag)
+			_ = f.Value.Set(v) // strings take any value
+			f.DefValue = v
+		}
+	}
 	fs.IntVar(&o.RouterProtocol, "router-protocol-id", dataplane.ProtocolRouter, "protocol number that marks the routes of coil-router")
 	fs.BoolVar(&o.Force, "force", false, "go on though pods lose their network")
 	fs.BoolVar(&o.State, "state", false, "remove the record of addresses, too: a later Coil won't know which of them must still cool down")

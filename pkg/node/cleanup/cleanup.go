@@ -93,6 +93,10 @@ func Run(ctx context.Context, c Config) (err error) {
 
 // unserved returns ErrInUse if somebody listens at the socket.
 func unserved(ctx context.Context, socket string) error {
+	// What isn't a socket refuses connections like one that nobody listens at.
+	if info, err := os.Lstat(socket); err == nil && info.Mode().Type() != fs.ModeSocket {
+		return fmt.Errorf("%s is not a socket: it can't be coild's", socket)
+	}
 	conn, err := new(net.Dialer).DialContext(ctx, "unix", socket)
 	switch {
 	case err == nil:
