@@ -60,6 +60,17 @@ type node struct {
 	*rig.Rig
 	*rig.Node
 	t *testing.T
+	// router is the protocol number of coil-router's routes.
+	router string
+}
+
+// cleanup runs "coild cleanup".
+func (n *node) cleanup(more ...string) (string, error) {
+	n.t.Helper()
+	if n.router != "31" {
+		more = append(more, "--router-protocol-id="+n.router)
+	}
+	return n.Cleanup(n.t.Context(), more...)
 }
 
 func newRig(t *testing.T) *rig.Rig {
@@ -84,7 +95,7 @@ func newRig(t *testing.T) *rig.Rig {
 // newNode returns a node on which coild doesn't run yet, with what others have there.
 func newNode(t *testing.T, r *rig.Rig, flags ...string) *node {
 	t.Helper()
-	n := &node{Rig: r, t: t}
+	n := &node{Rig: r, t: t, router: "31"}
 	var err error
 	n.Node, err = r.AddNode(t.Context(), rig.NodeOptions{Down: true, CoildFlags: append([]string{"--cool-down=1s"}, flags...)})
 	n.check(err)
@@ -199,7 +210,7 @@ func (n *node) end(s *rig.Sandbox) {
 func (n *node) refused(names ...string) {
 	n.t.Helper()
 	before, files := n.kernel(), n.files()
-	out, err := n.Cleanup(n.t.Context())
+	out, err := n.cleanup()
 	if err == nil || out != "" {
 		n.t.Fatalf("cleanup printed %q, %v; it should refuse", out, err)
 	}
@@ -222,7 +233,13 @@ func TestNothingStays(t *testing.T) {
 		"other numbers":   {"--pod-table-id=1116", "--pod-rule-prio=1500", "--export-table-id=1119", "--protocol-id=40"},
 		"names of Calico": {"--compat-calico"},
 	} {
-		t.Run(name, func(t *testing.T) { testNothingStays(newNode(t, r, flags...)) })
+		t.Run(name, func(t *testing.T) {
+			n := newNode(t, r, flags...)
+			if slices.Contains(flags, "--protocol-id=40") {
+				n.router = "41"
+			}
+			testNothingStays(n)
+		})
 	}
 }
 
@@ -240,7 +257,7 @@ func testNothingStays(n *node) {
 	}
 	n.Coild.Kill()
 	n.check(n.Start(ctx))
-	n.sh("ip route add 203.0.113.0/24 via 10.255.0.1 proto 31; ip -6 route add 2001:db8:3::/64 via fd00:255::1 proto 31") // coil-router
+	n.sh(strings.ReplaceAll("ip route add 203.0.113.0/24 via 10.255.0.1 proto N; ip -6 route add 2001:db8:3::/64 via fd00:255::1 proto N", "N", n.router)) // coil-router
 	if n.kernel() == before {
 		t.Fatal("coild changed nothing")
 	}
@@ -257,7 +274,7 @@ func testNothingStays(n *node) {
 	// Now the plugin can only queue the deletion, and the namespace is held by somebody.
 	n.check(pods[5].Del(ctx))
 
-	out, err := n.Cleanup(ctx)
+	out, err := n.cleanup()
 	n.check(err)
 	t.Logf("it printed:\n%s", out)
 	for _, want := range []string{"rule ", "route", "link veth", "net/ipv4/ip_forward = 0", "coil.conflist", "coil.conflist.staged", "coild.sock", "del-queue", "bin/coil"} {
@@ -271,20 +288,20 @@ func testNothingStays(n *node) {
 		t.Errorf("files (-want +got):\n%s", diff)
 	}
 
-	out, err = n.Cleanup(ctx)
+	out, err = n.cleanup()
 	if err != nil || out != "" {
 		t.Errorf("again it printed %q, %v", out, err)
 	}
 	n.same(before)
 
-	out, err = n.Cleanup(ctx, "--state")
+	out, err = n.cleanup("--state")
 	if err != nil || strings.Count(out, "removed ") != 3 {
 		t.Errorf("with --state it printed %q, %v", out, err)
 	}
 	if diff := cmp.Diff(left[:2], n.files()); diff != "" {
 		t.Errorf("files (-want +got):\n%s", diff)
 	}
-	if out, err = n.Cleanup(ctx, "--state"); err != nil || out != "" {
+	if out, err = n.cleanup("--state"); err != nil || out != "" {
 		t.Errorf("again it printed %q, %v", out, err)
 	}
 	n.check(pods[5].Close())
@@ -300,10 +317,33 @@ func TestForce(t *testing.T) {
 	// A link that is up is a pod's even if it doesn't tell whose.
 	n.sh("ip link set coil-" + pods[1].ContainerID + `-eth0 alias ""`)
 	n.refused("2 pods", pods[0].Name)
-	out, err := n.Cleanup(t.Context(), "--force")
+	out, err := n.cleanup("--force")
 	n.check(err)
 	if strings.Count(out, "cutting off ") != 2 || !strings.Contains(out, "cutting off pod default/"+pods[0].Name) {
 		t.Errorf("it printed:\n%s", out)
+	}
+	n.same(before)
+}
+
+// A record that can't be read matters only if a pod is to be named, and goes with --state.
+func TestDamagedRecord(t *testing.T) {
+	n := newNode(t, newRig(t))
+	before := n.settled()
+	n.check(n.Start(t.Context()))
+	p := n.pod()
+	n.Coild.Stop()
+	n.check(os.WriteFile(n.Database(), make([]byte, 4096), 0o600))
+	n.refused("1 pods", p.ContainerID, n.Database())
+	n.check(p.Close())
+	testkit.Eventually(t, 10*time.Second, "the link went with its namespace", func() error {
+		if out := n.sh("ip link"); strings.Contains(out, p.ContainerID) {
+			return errors.New(out)
+		}
+		return nil
+	})
+	out, err := n.cleanup("--state")
+	if err != nil || !strings.Contains(out, "removed "+n.Database()) {
+		t.Errorf("it printed %q, %v", out, err)
 	}
 	n.same(before)
 }
@@ -318,7 +358,7 @@ func TestGoesOn(t *testing.T) {
 	conf, plugin := filepath.Join(n.CNIConfDir(), "10-coil.conflist"), filepath.Join(n.CNIBinDir(), "coil")
 	n.check(os.WriteFile(conf, []byte(`{"cniVersion":"1.0.0","name":"n","plugins":[{"type":"bridge"}]}`), 0o644),
 		os.Remove(plugin), os.Mkdir(plugin, 0o755))
-	out, err := n.Cleanup(t.Context())
+	out, err := n.cleanup()
 	if err == nil {
 		t.Fatal("it reported success")
 	}
@@ -351,7 +391,7 @@ func TestEarlierCoil(t *testing.T) {
 	n.check(err)
 	n.sh("ip link set vethchained alias COIL::0f6a7d6c-0a3c-4a5e-9c55-6f2b0a2c9a01:eth0")
 	n.refused("1 pods", link, s.ContainerID)
-	out, err := n.Cleanup(ctx, "--force")
+	out, err := n.cleanup("--force")
 	n.check(err)
 	t.Logf("it printed:\n%s", out)
 	// Nobody recorded what 2.x did to the host's parameters.
