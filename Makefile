@@ -92,8 +92,8 @@ test-crash: ## Kill coild 500 times, damage its record and its disk, as root; so
 	COIL_CRASH=long $(GOTEST) -tiers=netns,apiserver -no-skips $(ARGS) ./integration/crash/
 
 .PHONY: test-routes
-test-routes: ## Run BIRD and FRR in networks of three nodes, as root; some 8 minutes
-	$(GOTEST) -tiers=netns,apiserver,vm -no-skips $(ARGS) ./integration/routes/
+test-routes: ## Run BIRD and FRR, neighbours that delete, chained plugins and the cleanup, as root; some 10 minutes
+	$(GOTEST) -tiers=netns,apiserver,vm -no-skips $(ARGS) ./integration/routes/ ./integration/heal/ ./integration/chain/ ./integration/cleanup/
 
 .PHONY: test-vm
 test-vm: ## Run the tests that start virtual machines, as root

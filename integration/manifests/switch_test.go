@@ -41,15 +41,7 @@ func testSwitch(t *testing.T) {
 				t.Helper()
 				run(t, api, append(tt.install, "-f", file)...)
 			}
-			write := func(name, content string) string {
-				t.Helper()
-				file := filepath.Join(t.TempDir(), name)
-				if err := os.WriteFile(file, []byte(content), 0o600); err != nil {
-					t.Fatal(err)
-				}
-				return file
-			}
-			install(write("crds.yaml", earlierDefinitions()))
+			install(writeFile(t, "crds.yaml", earlierDefinitions()))
 			run(t, api, "wait", "--for=condition=Established", "--timeout=30s", "crd", "--all")
 			run(t, api, "create", "namespace", "internet")
 			objects := filepath.Join(manifestsDir(t), "../integration/apiserver/testdata/objects-2.x.yaml")
@@ -58,9 +50,9 @@ func testSwitch(t *testing.T) {
 				_, err := api.Kubectl(t.Context(), "apply", "--server-side", "--field-manager=users", "-f", objects)
 				return err
 			})
-			install(write("programs.yaml", strings.ReplaceAll(earlier, ", selected: yes", tt.selector)+earlierRest))
+			install(writeFile(t, "programs.yaml", strings.ReplaceAll(earlier, ", selected: yes", tt.selector)+earlierRest))
 			before := names(t, api)
-			install(write("webhooks.yaml", earlierWebhooks()))
+			install(writeFile(t, "webhooks.yaml", earlierWebhooks()))
 			testkit.Eventually(t, 10*time.Second, "webhooks without a server refuse writes", func() error {
 				return refused(t, api)
 			})

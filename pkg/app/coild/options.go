@@ -115,8 +115,12 @@ func (o *Options) Validate() error {
 	return errors.Join(errs...)
 }
 
-// Main runs coild and returns its exit code.
+// Main runs coild, or cleans the node up, and returns the exit code.
 func Main(args []string) int {
+	if len(args) > 0 && args[0] == cleanupCommand {
+		var o cleanupOptions
+		return program.Main("coild "+cleanupCommand, args[1:], &o, o.run)
+	}
 	var o Options
 	return program.Main("coild", args, &o, o.run)
 }

@@ -203,10 +203,7 @@ func (d *daemon) composeIPAM(ctx context.Context, self *corev1.Node, group *errg
 	d.composeHealing()
 
 	var err error
-	d.network, err = podnet.New(podnet.Options{
-		PodTable: d.PodTable, RulePriority: d.PodRulePrio, Protocol: d.Protocol, CompatCalico: d.CompatCalico, MTU: d.MTU,
-		SysctlRecord: filepath.Join(d.StateDir, "sysctl.json"),
-	})
+	d.network, err = podnet.New(d.networkOptions())
 	if err != nil {
 		return closeAll, err
 	}
@@ -243,7 +240,7 @@ func (d *daemon) composeIPAM(ctx context.Context, self *corev1.Node, group *errg
 	}, d.store, d.blocks, d.network)
 	d.restorer = &restore.Restorer{
 		Store: d.store, Links: d.network, Detacher: d.assign,
-		Queue: delqueue.New(filepath.Join(d.StateDir, "del-queue")),
+		Queue: delqueue.New(d.delQueueDir()),
 	}
 	return closeAll, nil
 }
@@ -259,7 +256,7 @@ func (d *daemon) openStore(ctx context.Context, self *corev1.Node) error {
 		return fmt.Errorf("make --state-dir: %w", err)
 	}
 	s, res, err := sqlite.Open(ctx, sqlite.Options{
-		Path:     filepath.Join(d.StateDir, "coild.db"),
+		Path:     d.database(),
 		Identity: store.Identity{NodeName: d.NodeName, NodeUID: string(self.UID), MachineID: self.Status.NodeInfo.MachineID},
 		BootID:   d.boot,
 		CoolDown: d.CoolDown,

@@ -1,6 +1,7 @@
 package sysctl
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -9,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 
 	"github.com/coil-net/coil/pkg/kernel/netns"
@@ -27,8 +29,9 @@ type Record struct {
 func NewRecord(path string) *Record { return &Record{path: path} }
 
 // Set sets the parameters that have another value, after their old values were
-// recorded, and says whether it wrote any. The oldest value of a parameter stays
-// recorded until Restore. A value that can't be recorded isn't changed.
+// recorded, and says whether it wrote any; with them the values of what the kernel
+// changes along. The oldest value of a parameter stays recorded until Restore. A
+// value that can't be recorded isn't changed.
 func (r *Record) Set(ns *netns.NS, settings ...Setting) (changed bool, err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -42,8 +45,18 @@ func (r *Record) Set(ns *netns.NS, settings ...Setting) (changed bool, err error
 		if err != nil {
 			return false, err
 		}
-		if _, ok := old[s.Key]; !ok && value != s.Value {
-			old[s.Key] = value
+		if _, ok := old[s.Key]; ok || value == s.Value {
+			continue
+		}
+		old[s.Key] = value
+		along, err := changedAlong(ns, s.Key)
+		if err != nil {
+			return false, err
+		}
+		for _, a := range along {
+			if _, ok := old[a.Key]; !ok {
+				old[a.Key] = a.Value
+			}
 		}
 	}
 	if len(old) > known {
@@ -54,29 +67,70 @@ func (r *Record) Set(ns *netns.NS, settings ...Setting) (changed bool, err error
 	return Set(ns, settings...)
 }
 
-// Restore sets all recorded parameters to their old values and removes the
-// record. Parameters that don't exist any more are skipped. After an error the
-// record is still there.
-func (r *Record) Restore(ns *netns.NS) error {
+// Restore sets all recorded parameters to their old values, removes the record, and
+// returns what it set. Parameters that don't exist any more are skipped. After an
+// error the record is still there.
+func (r *Record) Restore(ns *netns.NS) (restored []Setting, err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	old, err := r.load()
 	if err != nil {
-		return err
+		return nil, err
 	}
+	// First those that others follow, which are then set to what they were.
+	keys := slices.SortedFunc(maps.Keys(old), func(a, b string) int {
+		return cmp.Or(len(follow[b])-len(follow[a]), cmp.Compare(a, b))
+	})
 	var errs []error
-	for _, key := range slices.Sorted(maps.Keys(old)) {
-		if _, err := Set(ns, Setting{key, old[key]}); err != nil && !errors.Is(err, ErrNotExist) {
+	for _, key := range keys {
+		s := Setting{key, old[key]}
+		changed, err := Set(ns, s)
+		if err != nil && !errors.Is(err, ErrNotExist) {
 			errs = append(errs, err)
+		}
+		if changed {
+			restored = append(restored, s)
 		}
 	}
 	if err := errors.Join(errs...); err != nil {
-		return err
+		return restored, err
 	}
 	if err := os.Remove(r.path); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("remove record of kernel parameters: %w", err)
+		return restored, fmt.Errorf("remove record of kernel parameters: %w", err)
 	}
-	return nil
+	return restored, nil
+}
+
+// follow has what the kernel changes when a parameter is changed: inet_forward_change() of
+// net/ipv4/devinet.c, which turns the acceptance of redirects off, or on even if an admin had
+// turned it off, and addrconf_forward_change() of net/ipv6/addrconf.c. Both set every link's.
+var follow = map[string][]string{
+	"net/ipv4/ip_forward":          {"net/ipv4/conf/*/forwarding", "net/ipv4/conf/all/accept_redirects"},
+	"net/ipv6/conf/all/forwarding": {"net/ipv6/conf/*/forwarding"},
+}
+
+// changedAlong returns the values of the parameters that follow one.
+func changedAlong(ns *netns.NS, key string) (along []Setting, err error) {
+	err = ns.Do(func() error {
+		for _, pattern := range follow[key] {
+			files, err := filepath.Glob(path(pattern))
+			if err != nil {
+				return err
+			}
+			for _, f := range files {
+				k := strings.TrimPrefix(f, path(""))
+				value, err := read(k)
+				switch {
+				case err == nil && k != key && k != "net/ipv4/conf/all/forwarding": // another name of ip_forward
+					along = append(along, Setting{k, value})
+				case err != nil && !errors.Is(err, ErrNotExist):
+					return err
+				}
+			}
+		}
+		return nil
+	})
+	return along, err
 }
 
 // load returns the recorded values by key; none if there is no file. A file that

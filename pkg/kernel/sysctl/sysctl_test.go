@@ -100,11 +100,15 @@ func TestRecord(t *testing.T) {
 		t.Fatal(err)
 	}
 	// What had the value already isn't ours to restore.
-	if diff := cmp.Diff(map[string]string{forward4: "0", forward6: "0"}, got); diff != "" {
-		t.Errorf("recorded (-want +got):\n%s", diff)
+	if got[forward4] != "0" || got[forward6] != "0" || got["net/ipv4/conf/all/log_martians"] != "" {
+		t.Errorf("recorded %v", got)
 	}
-	if err := sysctl.NewRecord(path).Restore(ns.NS); err != nil {
+	restored, err := sysctl.NewRecord(path).Restore(ns.NS)
+	if err != nil {
 		t.Fatal(err)
+	}
+	if diff := cmp.Diff([]sysctl.Setting{{Key: forward4, Value: "0"}, {Key: forward6, Value: "0"}}, restored); diff != "" {
+		t.Errorf("restored (-want +got):\n%s", diff)
 	}
 	for _, key := range []string{forward4, forward6} {
 		if v := get(t, ns, key); v != "0" {
@@ -114,8 +118,8 @@ func TestRecord(t *testing.T) {
 	if entries, err := os.ReadDir(filepath.Dir(path)); err != nil || len(entries) != 0 {
 		t.Errorf("left: %v, %v", entries, err)
 	}
-	if err := sysctl.NewRecord(path).Restore(ns.NS); err != nil {
-		t.Errorf("second Restore: %v", err)
+	if restored, err := sysctl.NewRecord(path).Restore(ns.NS); err != nil || len(restored) > 0 {
+		t.Errorf("second Restore: %v, %v", restored, err)
 	}
 }
 
@@ -167,7 +171,7 @@ func TestRestoreWithoutLink(t *testing.T) {
 		t.Fatal(err)
 	}
 	ns.IP(t, "link", "del", "bridge0")
-	if err := r.Restore(ns.NS); err != nil {
+	if _, err := r.Restore(ns.NS); err != nil {
 		t.Fatal(err)
 	}
 	if v := get(t, ns, forward4); v != "0" {
@@ -188,5 +192,38 @@ func TestAre(t *testing.T) {
 	}
 	if got, err := sysctl.Are(ns.NS, append(settings, sysctl.Setting{Key: "net/none", Value: "1"})...); got || !errors.Is(err, sysctl.ErrNotExist) {
 		t.Errorf("got %t, %v for one that doesn't exist", got, err)
+	}
+}
+
+// The kernel changes other parameters along with forwarding, and to other values on the way
+// back than an admin gave them.
+func TestRestoreWhatTheKernelChangedAlong(t *testing.T) {
+	ns := netnstest.New(t)
+	ns.IP(t, "link", "add", "bridge0", "type", "bridge")
+	var before []sysctl.Setting
+	for _, s := range []sysctl.Setting{
+		{Key: forward4, Value: "0"}, {Key: forward6, Value: "0"},
+		{Key: "net/ipv4/conf/all/accept_redirects", Value: "0"},
+		{Key: "net/ipv4/conf/bridge0/forwarding", Value: "1"},
+		{Key: "net/ipv6/conf/bridge0/forwarding", Value: "1"},
+		{Key: "net/ipv4/conf/default/forwarding", Value: "0"},
+		{Key: "net/ipv6/conf/default/forwarding", Value: "0"},
+	} {
+		if _, err := sysctl.Set(ns.NS, s); err != nil {
+			t.Fatal(err)
+		}
+		before = append(before, s)
+	}
+	r := sysctl.NewRecord(filepath.Join(t.TempDir(), "sysctls.json"))
+	if _, err := r.Set(ns.NS, sysctl.Setting{Key: forward4, Value: "1"}, sysctl.Setting{Key: forward6, Value: "1"}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := r.Restore(ns.NS); err != nil {
+		t.Fatal(err)
+	}
+	for _, s := range before {
+		if v := get(t, ns, s.Key); v != s.Value {
+			t.Errorf("%s is %s, before it was %s", s.Key, v, s.Value)
+		}
 	}
 }

@@ -1,0 +1,96 @@
+package coild
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"github.com/spf13/pflag"
+
+	"github.com/coil-net/coil/pkg/cniconf"
+	"github.com/coil-net/coil/pkg/dataplane"
+	"github.com/coil-net/coil/pkg/node/cleanup"
+	"github.com/coil-net/coil/pkg/podnet"
+)
+
+// cleanupCommand is the first argument that asks for the removal of what coild leaves on a node.
+const cleanupCommand = "cleanup"
+
+// cleanupOptions are the flags of "coild cleanup". Those of coild mean the same, so that
+// both can be given the same ones.
+type cleanupOptions struct {
+	Options
+	CNIBinDir      string
+	RouterProtocol int
+	Force          bool
+	State          bool
+	Stay           bool
+}
+
+// AddFlags implements program.Options.
+func (o *cleanupOptions) AddFlags(fs *pflag.FlagSet) {
+	o.Options.AddFlags(fs)
+	fs.StringVar(&o.CNIBinDir, "cni-bin-dir", "/host/opt/cni/bin", "folder of the plugin coil")
+	// The installer's environment says where it put things.
+	for flag, env := range map[string]string{"cni-conf-dir": "CNI_ETC_DIR", "cni-conf-name": "CNI_CONF_NAME", "cni-bin-dir": "CNI_BIN_DIR"} {
+		if v := os.Getenv(env); v != "" {
+			f := fs.Lookup(flag)
+			_ = f.Value.Set(v) // strings take any value
+			f.DefValue = v
+		}
+	}
+	fs.IntVar(&o.RouterProtocol, "router-protocol-id", dataplane.ProtocolRouter, "protocol number that marks the routes of coil-router")
+	fs.BoolVar(&o.Force, "force", false, "go on though pods lose their network")
+	fs.BoolVar(&o.State, "state", false, "remove the record of addresses, too: a later Coil won't know which of them must still cool down")
+	fs.BoolVar(&o.Stay, "stay", false, "don't end after success, but wait for a signal")
+}
+
+// Validate implements program.Options.
+func (o *cleanupOptions) Validate() error {
+	if o.NodeName == "" {
+		o.NodeName = "any" // the node is the one that it runs on
+	}
+	errs := []error{o.Options.Validate()}
+	if o.RouterProtocol < 5 || o.RouterProtocol > 255 {
+		errs = append(errs, fmt.Errorf("--router-protocol-id=%d is not within 5 and 255", o.RouterProtocol))
+	}
+	if !filepath.IsAbs(o.CNIBinDir) || !filepath.IsAbs(o.CNIConfDir) {
+		errs = append(errs, fmt.Errorf("--cni-bin-dir=%q and --cni-conf-dir=%q must be absolute paths", o.CNIBinDir, o.CNIConfDir))
+	}
+	if o.CNIConfName != "" {
+		if err := cniconf.CheckName(o.CNIConfName); err != nil {
+			errs = append(errs, fmt.Errorf("--cni-conf-name: %w", err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func (o *cleanupOptions) run(ctx context.Context) error {
+	err := cleanup.Run(ctx, cleanup.Config{
+		Kernel:      o.networkOptions(),
+		ExportTable: o.ExportTable, RouterProtocol: o.RouterProtocol,
+		Socket: o.Socket, Database: o.database(), DelQueueDir: o.delQueueDir(),
+		CNIConfDir: o.CNIConfDir, CNIConfName: o.CNIConfName, CNIBinDir: o.CNIBinDir,
+		Force: o.Force, State: o.State, Out: os.Stdout,
+	})
+	if err == nil && o.Stay {
+		<-ctx.Done()
+	}
+	return err
+}
+
+// networkOptions are those of the pods' network.
+func (o *Options) networkOptions() podnet.Options {
+	return podnet.Options{
+		PodTable: o.PodTable, RulePriority: o.PodRulePrio, Protocol: o.Protocol, CompatCalico: o.CompatCalico, MTU: o.MTU,
+		SysctlRecord: filepath.Join(o.StateDir, "sysctl.json"),
+	}
+}
+
+// database is the record of addresses.
+func (o *Options) database() string { return filepath.Join(o.StateDir, "coild.db") }
+
+// delQueueDir has the deletions that came while coild was away.
+func (o *Options) delQueueDir() string { return filepath.Join(o.StateDir, "del-queue") }

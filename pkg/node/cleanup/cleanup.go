@@ -1,0 +1,253 @@
+// Package cleanup removes from a node what Coil has put there, when Coil leaves it.
+//
+// It owns the order of that, and the decision whether it may be: not while coild runs, and not
+// from under pods. What bears none of Coil's marks stays. It must not know of Kubernetes' API:
+// AddressBlocks go with their pool or their Node.
+package cleanup
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/coil-net/coil/pkg/atomicfile"
+	"github.com/coil-net/coil/pkg/cniconf"
+	"github.com/coil-net/coil/pkg/cniconf/netconf"
+	"github.com/coil-net/coil/pkg/dataplane"
+	"github.com/coil-net/coil/pkg/delqueue"
+	"github.com/coil-net/coil/pkg/kernel/netns"
+	"github.com/coil-net/coil/pkg/kernel/route"
+	"github.com/coil-net/coil/pkg/kernel/sysctl"
+	"github.com/coil-net/coil/pkg/podnet"
+	"github.com/coil-net/coil/pkg/store"
+	"github.com/coil-net/coil/pkg/store/sqlite"
+)
+
+// Config says what coild and coil-router used, and what to do about it.
+type Config struct {
+	// Kernel has the numbers of coild; its SysctlRecord has the host's old parameters.
+	Kernel podnet.Options
+	// ExportTable and RouterProtocol are coild's and coil-router's.
+	ExportTable, RouterProtocol int
+
+	Socket, Database, DelQueueDir string
+	// CNIConfDir and CNIConfName are of the network configuration; an empty name is none.
+	CNIConfDir, CNIConfName string
+	// CNIBinDir is the folder of the plugin.
+	CNIBinDir string
+
+	// Force cuts the network of running pods off.
+	Force bool
+	// State removes the record of addresses, too.
+	State bool
+	// Out is told what was removed, a line each.
+	Out io.Writer
+}
+
+// ErrInUse: coild runs, or pods need what would be removed. Nothing was removed.
+var ErrInUse = errors.New("nothing was removed")
+
+// run is one cleanup.
+type run struct {
+	Config
+	network *podnet.Network
+	record  *sqlite.Retired
+	errs    []error
+}
+
+// Run removes everything; ErrInUse. It goes on after a failure and joins the errors. It can be
+// repeated, and does nothing the second time.
+func Run(ctx context.Context, c Config) (err error) {
+	if err := unserved(ctx, c.Socket); err != nil {
+		return err
+	}
+	record, err := sqlite.Retire(c.Database)
+	if errors.Is(err, sqlite.ErrLocked) {
+		return fmt.Errorf("%w: a coild is starting or ending: %w; delete the DaemonSet coild first", ErrInUse, err)
+	}
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, record.Close()) }()
+	network, err := podnet.New(c.Kernel)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, network.Close()) }()
+	r := &run{Config: c, network: network, record: record}
+	traces, err := r.look(ctx)
+	if err != nil {
+		return err
+	}
+	r.all(ctx, traces)
+	return errors.Join(r.errs...)
+}
+
+// unserved returns ErrInUse if somebody listens at the socket.
+func unserved(ctx context.Context, socket string) error {
+	// What isn't a socket refuses connections like one that nobody listens at.
+	if info, err := os.Lstat(socket); err == nil && info.Mode().Type() != fs.ModeSocket {
+		return fmt.Errorf("%s is not a socket: it can't be coild's", socket)
+	}
+	conn, err := new(net.Dialer).DialContext(ctx, "unix", socket)
+	switch {
+	case err == nil:
+		conn.Close()
+		return fmt.Errorf("%w: a coild serves at %s, and would make everything again; delete the DaemonSet coild first", ErrInUse, socket)
+	case errors.Is(err, fs.ErrNotExist), errors.Is(err, unix.ECONNREFUSED):
+		return nil
+	}
+	return fmt.Errorf("find out whether a coild serves at %s: %w", socket, err)
+}
+
+// look returns the links to remove, or ErrInUse when pods need some.
+func (r *run) look(ctx context.Context) ([]podnet.Trace, error) {
+	traces, err := r.network.Traces(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if !slices.ContainsFunc(traces, func(t podnet.Trace) bool { return t.InUse }) {
+		return traces, nil // a damaged record doesn't matter
+	}
+	ended, names := r.pods(ctx)
+	var pods []string
+	for _, t := range traces {
+		if !t.InUse || ended[t.ID] {
+			continue
+		}
+		pod := t.String()
+		if name, ok := names[t.ID]; ok {
+			pod = fmt.Sprintf("pod %s (%s)", name, pod)
+		}
+		pods = append(pods, pod)
+	}
+	if len(pods) > 0 && !r.Force {
+		return nil, errors.Join(append(r.errs, fmt.Errorf("%w: %d pods would lose their network; delete them, or use --force:\n  %s",
+			ErrInUse, len(pods), strings.Join(pods, "\n  ")))...)
+	}
+	for _, p := range pods {
+		fmt.Fprintln(r.Out, "cutting off", p)
+	}
+	return traces, nil
+}
+
+// pods returns which attachments have ended, since the runtime deleted them, even if only
+// the plugin or coild knows that yet; and the names of pods. What can't be read makes a pod
+// count as running.
+func (r *run) pods(ctx context.Context) (ended map[podnet.ID]bool, names map[podnet.ID]string) {
+	ended, names = map[podnet.ID]bool{}, map[podnet.ID]string{}
+	queued, _, err := delqueue.New(r.DelQueueDir).List()
+	r.done(err)
+	for _, q := range queued {
+		ended[podnet.ID(q.ID)] = true
+	}
+	recorded, err := r.record.List(ctx)
+	r.done(err)
+	for _, a := range recorded {
+		id := podnet.ID(a.ID)
+		names[id] = a.Namespace + "/" + a.Name
+		if a.State == store.Releasing {
+			ended[id] = true
+		}
+	}
+	return ended, names
+}
+
+// all does the removal. First nothing new may come, then nothing be announced, and what
+// others need to be rid of pods goes last.
+func (r *run) all(ctx context.Context, traces []podnet.Trace) {
+	if r.CNIConfName != "" {
+		files, err := cniconf.Remove(r.CNIConfDir, r.CNIConfName)
+		r.done(err, files...)
+	}
+	handle := r.network.Handle()
+	routes := func(protocol, table int) {
+		res, err := route.New(handle, protocol, table).Sync(ctx, nil)
+		if res.Deleted > 0 {
+			r.removed(fmt.Sprintf("%d routes of protocol %d from table %d", res.Deleted, protocol, table))
+		}
+		r.done(err)
+	}
+	routes(r.Kernel.Protocol, r.ExportTable)
+	routes(r.RouterProtocol, unix.RT_TABLE_MAIN)
+	r.done(r.network.Dismantle(ctx, traces, r.removed))
+	routes(r.Kernel.Protocol, dataplane.TableUnassigned)
+	r.done(r.restoreParameters())
+	r.file(r.Socket)
+	r.file(filepath.Join(filepath.Dir(r.Socket), "."+strings.TrimPrefix(filepath.Base(r.Socket), ".")+".new"))
+	r.folder(r.DelQueueDir)
+	plugin := filepath.Join(r.CNIBinDir, netconf.PluginType)
+	r.file(plugin)
+	if _, err := os.Stat(r.CNIBinDir); err == nil {
+		r.done(atomicfile.RemoveStale(plugin, 0))
+	}
+	if r.State {
+		files, err := r.record.Remove()
+		r.done(err, files...)
+		r.file(r.Kernel.SysctlRecord + ".corrupt")
+	}
+}
+
+// restoreParameters gives the host the kernel parameters that it had before coild.
+func (r *run) restoreParameters() (err error) {
+	ns, err := netns.Current()
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, ns.Close()) }()
+	restored, err := sysctl.NewRecord(r.Kernel.SysctlRecord).Restore(ns)
+	for _, s := range restored {
+		fmt.Fprintln(r.Out, "restored", s)
+	}
+	return err
+}
+
+// done notes an error, and files that were removed.
+func (r *run) done(err error, files ...string) {
+	for _, f := range files {
+		r.removed(f)
+	}
+	if err != nil {
+		r.errs = append(r.errs, err)
+	}
+}
+
+func (r *run) removed(what string) { fmt.Fprintln(r.Out, "removed", what) }
+
+// file removes a file, but no folder.
+func (r *run) file(path string) {
+	info, err := os.Lstat(path)
+	if err == nil && info.IsDir() {
+		err = fmt.Errorf("%s is a folder, not Coil's file", path)
+	}
+	if err == nil {
+		err = os.Remove(path)
+	}
+	switch {
+	case err == nil:
+		r.removed(path)
+	case !errors.Is(err, fs.ErrNotExist):
+		r.done(err)
+	}
+}
+
+// folder removes a folder with what is in it.
+func (r *run) folder(path string) {
+	if _, err := os.Lstat(path); errors.Is(err, fs.ErrNotExist) {
+		return
+	}
+	err := os.RemoveAll(path)
+	r.done(err)
+	if err == nil {
+		r.removed(path)
+	}
+}

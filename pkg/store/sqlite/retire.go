@@ -1,0 +1,108 @@
+package sqlite
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/coil-net/coil/pkg/store"
+)
+
+// Retired is a record that no process has open, nor opens until Close.
+type Retired struct {
+	path string
+	lock *os.File // nil if there was never a record
+}
+
+// Retire keeps every process from opening the record; it needn't exist. ErrLocked while one
+// has it open.
+func Retire(path string) (*Retired, error) {
+	r := &Retired{path: path}
+	// Unlike lock, it makes no file.
+	f, err := os.Open(path + "-lock")
+	if errors.Is(err, fs.ErrNotExist) {
+		return r, nil
+	}
+	if err == nil {
+		if err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); errors.Is(err, unix.EWOULDBLOCK) {
+			err = ErrLocked
+		}
+		if err != nil {
+			f.Close()
+		}
+	}
+	if err != nil {
+		return nil, fmt.Errorf("lock the record %s: %w", path, err)
+	}
+	r.lock = f
+	return r, nil
+}
+
+// Close lets others open the record again.
+func (r *Retired) Close() error {
+	if r.lock == nil {
+		return nil
+	}
+	return r.lock.Close()
+}
+
+// List returns what the record has, as that of Store does; nothing if there is no record.
+func (r *Retired) List(ctx context.Context) (all []store.Allocation, err error) {
+	if st, err := os.Lstat(r.path); errors.Is(err, fs.ErrNotExist) || err == nil && st.Size() == 0 {
+		return nil, nil
+	}
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("list allocations of %s: %w", r.path, classify(err))
+		}
+	}()
+	db, err := sql.Open("sqlite", dsn(r.path, "query_only(1)"))
+	if err != nil {
+		return nil, err
+	}
+	defer db.Close()
+	st, err := db.PrepareContext(ctx, listSQL)
+	if err != nil {
+		return nil, err
+	}
+	defer st.Close()
+	err = collect(ctx, st, func(rows *sql.Rows) error {
+		a, _, err := scan(rows)
+		all = append(all, a)
+		return err
+	})
+	return all, err
+}
+
+// Remove removes the record, and those that were set aside, and returns the names of the files.
+func (r *Retired) Remove() (removed []string, err error) {
+	entries, err := os.ReadDir(filepath.Dir(r.path))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("remove the record: %w", err)
+	}
+	var errs []error
+	for _, e := range entries {
+		rest, ours := strings.CutPrefix(e.Name(), filepath.Base(r.path))
+		if !ours || rest != "" && !strings.HasPrefix(rest, "-") && !strings.HasPrefix(rest, ".") {
+			continue
+		}
+		file := filepath.Join(filepath.Dir(r.path), e.Name())
+		switch err := os.Remove(file); {
+		case err == nil:
+			removed = append(removed, file)
+		case !errors.Is(err, fs.ErrNotExist):
+			errs = append(errs, fmt.Errorf("remove the record: %w", err))
+		}
+	}
+	return removed, errors.Join(errs...)
+}
