@@ -100,8 +100,10 @@ func (c *Cluster) wireNode(ctx context.Context, fabric, i machine.Init, index in
 		"link set " + port + " master br0 up",
 	}
 	if err := ip(ctx, fabric, add...); err != nil {
-		// The kernel removes the links of a node that was switched off a moment later.
-		if err := ip(ctx, fabric, append([]string{"link del " + port}, add...)...); err != nil {
+		// The kernel removes the links of a node that was switched off a moment later. It
+		// may be faster than this, which then fails.
+		_ = ip(ctx, fabric, "link del "+port)
+		if err := ip(ctx, fabric, add...); err != nil {
 			return err
 		}
 	}
