@@ -61,6 +61,20 @@ func findKernel(ctx context.Context, series string, log io.Writer) (kernel, erro
 	return openKernel(dir)
 }
 
+// download downloads the newest package of the series into a folder.
+func download(ctx context.Context, series, dir string, log io.Writer) error {
+	names, err := exec.CommandContext(ctx, "apt-cache", "pkgnames", "linux-image-"+series+".").Output()
+	if err != nil {
+		return fmt.Errorf("list kernel packages: %w", err)
+	}
+	pkg := newestPackage(series, strings.Fields(string(names)))
+	if pkg == "" {
+		return fmt.Errorf("no package linux-image-%s.*-amd64 is known (Debian 12 has 6.1, and 6.12 in its security archive)", series)
+	}
+	fmt.Fprintf(log, "downloading %s\n", pkg)
+	return quietly(ctx, dir, "apt-get", "download", pkg)
+}
+
 // openKernel describes the package that is unpacked in dir.
 func openKernel(dir string) (kernel, error) {
 	entries, err := os.ReadDir(filepath.Join(dir, "lib/modules"))
@@ -80,28 +94,26 @@ func openKernel(dir string) (kernel, error) {
 	return k, err
 }
 
-// fetchKernel downloads the newest package of the series and unpacks it. Nothing is installed.
+// fetchKernel downloads the newest package of the series and unpacks it. Nothing is
+// installed. Package lists that are missing or outdated are updated, which needs root.
 func fetchKernel(ctx context.Context, series, dir string, log io.Writer) error {
-	names, err := exec.CommandContext(ctx, "apt-cache", "pkgnames", "linux-image-"+series+".").Output()
-	if err != nil {
-		return fmt.Errorf("list kernel packages: %w", err)
-	}
-	pkg := newestPackage(series, strings.Fields(string(names)))
-	if pkg == "" {
-		return fmt.Errorf("no package linux-image-%s.*-amd64 is known: apt-get update (Debian 12 has 6.1, and 6.12 in its security archive)", series)
-	}
-	fmt.Fprintf(log, "downloading %s\n", pkg)
 	tmp, err := os.MkdirTemp(filepath.Dir(dir), ".linux-")
 	if err != nil {
 		return err
 	}
 	defer os.RemoveAll(tmp)
-	if err := quietly(ctx, tmp, "apt-get", "download", pkg); err != nil {
-		return fmt.Errorf("%w; when the package lists are old: apt-get update", err)
+	if err := download(ctx, series, tmp, log); err != nil {
+		fmt.Fprintf(log, "updating the package lists: %v\n", err)
+		if err := quietly(ctx, tmp, "apt-get", "update"); err != nil {
+			return err
+		}
+		if err := download(ctx, series, tmp, log); err != nil {
+			return err
+		}
 	}
 	archives, err := filepath.Glob(filepath.Join(tmp, "*.deb"))
 	if err != nil || len(archives) != 1 {
-		return errors.Join(fmt.Errorf("apt-get download %s left %d archives", pkg, len(archives)), err)
+		return errors.Join(fmt.Errorf("apt-get download left %d archives", len(archives)), err)
 	}
 	tree := filepath.Join(tmp, "tree")
 	if err := quietly(ctx, tmp, "dpkg-deb", "-x", archives[0], tree); err != nil {
