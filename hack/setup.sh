@@ -14,7 +14,7 @@ command -v go >/dev/null || {
 packages=(iproute2 nftables sqlite3 ca-certificates)
 case ${1:-} in
 demo) ;;
-test) packages+=(e2fsprogs gcc git libc6-dev make protobuf-compiler) ;;
+test) packages+=(e2fsprogs gcc git libc6-dev libprotobuf-dev make protobuf-compiler) ;;
 *)
   echo "usage: hack/setup.sh demo|test" >&2
   exit 2
