@@ -30,6 +30,7 @@ import (
 
 	"github.com/coil-net/coil/integration/lab/build"
 	"github.com/coil-net/coil/integration/rig"
+	"github.com/coil-net/coil/integration/rig/rigtest"
 	"github.com/coil-net/coil/pkg/testkit"
 )
 
@@ -127,10 +128,7 @@ func state(t *testing.T, n *rig.Node) string {
 
 func newNode(t *testing.T) (*rig.Rig, *rig.Node) {
 	t.Helper()
-	testkit.Need(t, testkit.Netns)
-	testkit.Need(t, testkit.APIServer)
-	r := testkit.Must(rig.New(t.Context(), rig.Options{Log: os.Stderr}))(t)
-	t.Cleanup(func() { testkit.Check(t, r.Close()) })
+	r := rigtest.New(t)
 	testkit.Check(t, r.AddPool(t.Context(), "default", 4, rig.Dual("10.1.0.0/24", "fd00:1::/120")))
 	return r, testkit.Must(r.AddNode(t.Context(), rig.NodeOptions{}))(t)
 }

@@ -19,6 +19,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/coil-net/coil/integration/rig"
+	"github.com/coil-net/coil/integration/rig/rigtest"
 	"github.com/coil-net/coil/pkg/testkit"
 )
 
@@ -75,17 +76,7 @@ func (n *node) cleanup(more ...string) (string, error) {
 
 func newRig(t *testing.T) *rig.Rig {
 	t.Helper()
-	testkit.Need(t, testkit.Netns)
-	testkit.Need(t, testkit.APIServer)
-	r, err := rig.New(t.Context(), rig.Options{Log: os.Stderr})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := r.Close(); err != nil {
-			t.Error(err)
-		}
-	})
+	r := rigtest.New(t)
 	if err := r.AddPool(t.Context(), "default", 2, rig.Dual("10.1.0.0/20", "fd00:1::/116")); err != nil {
 		t.Fatal(err)
 	}

@@ -7,7 +7,6 @@ package legacy
 import (
 	"errors"
 	"net/netip"
-	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -16,20 +15,9 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/coil-net/coil/integration/rig"
+	"github.com/coil-net/coil/integration/rig/rigtest"
 	"github.com/coil-net/coil/pkg/testkit"
 )
-
-func newRig(t *testing.T) *rig.Rig {
-	t.Helper()
-	testkit.Need(t, testkit.Netns)
-	testkit.Need(t, testkit.APIServer)
-	r, err := rig.New(t.Context(), rig.Options{Log: os.Stderr})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { testkit.Check(t, r.Close()) })
-	return r
-}
 
 func addrs(texts ...string) []netip.Addr {
 	var all []netip.Addr
@@ -48,7 +36,7 @@ func wire(t *testing.T, n *rig.Node, texts ...string) (*rig.Sandbox, string) {
 
 // A node of 2.x is taken over without a lost packet.
 func TestTakeOver(t *testing.T) {
-	r := newRig(t)
+	r := rigtest.New(t)
 	ctx := t.Context()
 	testkit.Check(t, r.AddPool(ctx, "default", 3, rig.Dual("10.1.0.0/24", "fd00:1::/120")))
 	n := testkit.Must(r.AddNode(ctx, rig.NodeOptions{Down: true}))(t)
@@ -134,7 +122,7 @@ func TestTakeOver(t *testing.T) {
 
 // What is broken on a node of 2.x costs only itself, and is reported.
 func TestTakeOverOfBrokenNode(t *testing.T) {
-	r := newRig(t)
+	r := rigtest.New(t)
 	ctx := t.Context()
 	testkit.Check(t, r.AddPool(ctx, "default", 3, rig.Dual("10.1.0.0/24", "fd00:1::/120")))
 	n := testkit.Must(r.AddNode(ctx, rig.NodeOptions{Down: true}))(t)

@@ -8,13 +8,14 @@ import (
 	"time"
 
 	"github.com/coil-net/coil/integration/rig"
+	"github.com/coil-net/coil/integration/rig/rigtest"
 	"github.com/coil-net/coil/pkg/testkit"
 )
 
 // A client keeps sending to a Service from one port while the pod behind it is replaced,
 // and another pod gets the address of the old one. What it sends must follow the Service.
 func TestOldFlowsNeverReachTheNextPod(t *testing.T) {
-	r := newRig(t)
+	r := rigtest.New(t)
 	const service, single = "10.96.0.1", "10.3.0.0"
 	testkit.Check(t, r.AddPool(t.Context(), "default", 2, rig.V4("10.1.0.0/24")),
 		r.AddPool(t.Context(), "single", 0, rig.V4(single+"/32")), r.AddNamespace(t.Context(), "single", "single"))

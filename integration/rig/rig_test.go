@@ -17,31 +17,13 @@ import (
 	cnitypes "github.com/containernetworking/cni/pkg/types"
 
 	"github.com/coil-net/coil/integration/rig"
+	"github.com/coil-net/coil/integration/rig/rigtest"
 	"github.com/coil-net/coil/pkg/testkit"
 )
 
-func newRig(t *testing.T) *rig.Rig {
-	t.Helper()
-	testkit.Need(t, testkit.Netns)
-	testkit.Need(t, testkit.APIServer)
-	r, err := rig.New(t.Context(), rig.Options{Log: os.Stderr})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := r.Close(); err != nil {
-			t.Error(err)
-		}
-		if _, err := os.Stat(r.Dir()); !errors.Is(err, os.ErrNotExist) {
-			t.Errorf("the rig left %s: %v", r.Dir(), err)
-		}
-	})
-	return r
-}
-
 // A rig does the whole life of pods, and its audit agrees.
 func TestRig(t *testing.T) {
-	r := newRig(t)
+	r := rigtest.New(t)
 	testkit.Check(t, r.AddPool(t.Context(), "default", 2, rig.Dual("10.1.0.0/24", "fd00:1::/120")))
 	testkit.Check(t, r.AddPool(t.Context(), "v4", 0, rig.V4("10.2.0.0/29")), r.AddNamespace(t.Context(), "four", "v4"))
 	n := testkit.Must(r.AddNode(t.Context(), rig.NodeOptions{}))(t)
@@ -113,7 +95,7 @@ func TestRig(t *testing.T) {
 
 // The audit names each kind of difference: one that finds nothing proves nothing.
 func TestAuditFinds(t *testing.T) {
-	r := newRig(t)
+	r := rigtest.New(t)
 	ctx := t.Context()
 	testkit.Check(t, r.AddPool(ctx, "default", 2, rig.Dual("10.1.0.0/24", "fd00:1::/120")))
 	n := testkit.Must(r.AddNode(ctx, rig.NodeOptions{}))(t)
