@@ -88,12 +88,18 @@ test-cluster: ## Run the tests that start clusters, as root
 	$(GOTEST) -tiers=cluster $(ARGS)
 
 .PHONY: test-crash
-test-crash: ## Kill coild 500 times, damage its record and its disk, as root; some 15 minutes
-	COIL_CRASH=long $(GOTEST) -tiers=netns,apiserver -no-skips $(ARGS) ./integration/crash/
+test-crash: ## Kill coild 500 times and its controller 200 times, damage record and disk, as root; some 20 minutes
+	COIL_CRASH=long $(GOTEST) -tiers=netns,apiserver -no-skips $(ARGS) ./integration/crash/ ./pkg/store/sqlite/
+	COIL_CRASH=long $(GOTEST) -tiers=apiserver -no-skips -run='^TestControllerKilled' ./integration/apiserver/
 
 .PHONY: test-routes
-test-routes: ## Run BIRD and FRR, neighbours that delete, chained plugins and the cleanup, as root; some 10 minutes
-	$(GOTEST) -tiers=netns,apiserver,vm -no-skips $(ARGS) ./integration/routes/ ./integration/heal/ ./integration/chain/ ./integration/cleanup/
+test-routes: ## Run BIRD and FRR, neighbours that delete, chained plugins and the cleanup, as root; some 15 minutes
+	COIL_HEAL=long $(GOTEST) -tiers=netns,apiserver,vm -no-skips $(ARGS) ./integration/routes/ ./integration/heal/ ./integration/chain/ ./integration/cleanup/
+
+.PHONY: test-egress
+test-egress: ## Run NAT routers with kernels that have FoU, each case often, as root
+	COIL_EGRESS=long $(GOTEST) -tiers=netns,apiserver,vm -no-skips $(ARGS) ./integration/egress/...
+	COIL_EGRESS=long $(GOTEST) -tiers=apiserver -no-skips -run='^TestEgress' ./integration/apiserver/
 
 .PHONY: test-vm
 test-vm: ## Run the tests that start virtual machines, as root
@@ -102,3 +108,7 @@ test-vm: ## Run the tests that start virtual machines, as root
 .PHONY: bench-scale
 bench-scale: ## Measure Coil in a large cluster against its targets, as root
 	go run ./integration/bench/scale $(ARGS)
+
+.PHONY: bench-egress
+bench-egress: ## Compare routers with a path made by hand, and time failovers of both peerings, in a virtual machine, as root
+	@hack/setup.sh bench-egress && exec go run ./integration/bench/egress $(ARGS)

@@ -2,6 +2,7 @@
 # Installs the Debian packages that a purpose needs and this machine lacks:
 #   hack/setup.sh demo    the lab, and what "make demo" shows its results with
 #   hack/setup.sh test    also the compilers that tests and generated code need
+#   hack/setup.sh bench-egress    the lab, and what measures a way through a network
 # It changes nothing when all are there.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -15,8 +16,9 @@ packages=(iproute2 nftables sqlite3 ca-certificates)
 case ${1:-} in
 demo) ;;
 test) packages+=(e2fsprogs gcc git libc6-dev libprotobuf-dev make protobuf-compiler) ;;
+bench-egress) packages+=(iperf3 iputils-ping) ;;
 *)
-  echo "usage: hack/setup.sh demo|test" >&2
+  echo "usage: hack/setup.sh demo|test|bench-egress" >&2
   exit 2
   ;;
 esac

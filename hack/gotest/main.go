@@ -14,7 +14,10 @@ import (
 	"os"
 	"os/exec"
 	"os/signal"
+	"slices"
+	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"time"
 )
@@ -56,22 +59,29 @@ func run(ctx context.Context, o options, out io.Writer) error {
 	if len(o.packages) == 0 {
 		o.packages = []string{"./..."}
 	}
-	list, err := goCommand(ctx, o.tiers, false, append([]string{"list"}, o.packages...)...).Output()
+	list, err := goCommand(ctx, o.tiers, how{}, append([]string{"list"}, o.packages...)...).Output()
 	if err != nil {
 		return fmt.Errorf("go list: %w", withStderr(err))
 	}
-	light, heavy := split(strings.Fields(string(list)))
+	p := split(strings.Fields(string(list)))
 	r := newReport(out, time.Now)
-	var errs []error
-	if len(light) > 0 {
-		errs = append(errs, test(ctx, o, r, o.race, light))
-	}
-	// Each of these packages wants the whole machine.
-	if len(heavy) > 0 {
-		errs = append(errs, test(ctx, o, r, false, heavy, "-p=1"))
-	}
+	// Whoever measures time comes before whoever waits for others most of the time, and that
+	// before whoever computes all the time.
+	var lanes [3]error
+	var wait sync.WaitGroup
+	wait.Go(func() { lanes[0] = test(ctx, o, r, how{nice: 19}, p.emulated, "-p=1") })
+	wait.Go(func() {
+		waitErr := test(ctx, o, r, how{nice: 10}, p.waiting, "-p=1")
+		lanes[1] = errors.Join(waitErr, test(ctx, o, r, how{nice: 10}, p.late, "-p=1"))
+	})
+	wait.Go(func() {
+		lightErr := test(ctx, o, r, how{race: o.race}, p.light)
+		// Each of these packages wants the whole machine.
+		lanes[2] = errors.Join(lightErr, test(ctx, o, r, how{}, p.heavy, "-p=1"))
+	})
+	wait.Wait()
 	ok := r.finish(o.noSkips)
-	if err := errors.Join(append(errs, ctx.Err())...); err != nil {
+	if err := errors.Join(append(lanes[:], ctx.Err())...); err != nil {
 		return err
 	}
 	if !ok {
@@ -80,32 +90,68 @@ func run(ctx context.Context, o options, out io.Writer) error {
 	return nil
 }
 
-// split separates the packages of integration/ from the others.
-func split(packages []string) (light, heavy []string) {
+// machines are the packages whose tests run in virtual machines above all.
+var machines = []string{"/integration/egress", "/integration/lab/vm"}
+
+// machineOfNodes is the package whose machine has kubelets, which others that compute would make late.
+const machineOfNodes = "/integration/egress/cluster"
+
+// patient are the packages whose tests wait above all, for clusters or for routing daemons.
+var patient = []string{"/integration/cluster", "/integration/lab/cluster", "/integration/manifests", "/integration/routes"}
+
+// parts are packages by what their tests want of the machine.
+type parts struct{ light, heavy, waiting, late, emulated []string }
+
+// split separates the packages of integration/ from the others, and of those the ones that
+// wait, the one that comes after these, and the ones that run in machines.
+func split(packages []string) (s parts) {
 	for _, p := range packages {
-		if strings.Contains(p, "/integration/") {
-			heavy = append(heavy, p)
-		} else {
-			light = append(light, p)
+		is := func(list []string) bool {
+			return slices.ContainsFunc(list, func(m string) bool { return strings.HasSuffix(p, m) })
+		}
+		switch {
+		case strings.HasSuffix(p, machineOfNodes):
+			s.late = append(s.late, p)
+		case is(machines):
+			s.emulated = append(s.emulated, p)
+		case is(patient):
+			s.waiting = append(s.waiting, p)
+		case strings.Contains(p, "/integration/"):
+			s.heavy = append(s.heavy, p)
+		default:
+			s.light = append(s.light, p)
 		}
 	}
-	return light, heavy
+	return s
 }
 
-// test runs the tests of packages and reports them. That some fail is no error: the report
-// has it.
-func test(ctx context.Context, o options, r *report, race bool, packages []string, flags ...string) error {
-	args := append([]string{"test", "-json", "-timeout=" + o.timeout.String()}, flags...)
+// how is the way that tests are run.
+type how struct {
+	// race detects data races.
+	race bool
+	// nice is as of nice(1): how much it leaves the processors to whoever else wants them.
+	nice int
+}
+
+// test runs the tests of packages, if there are any, and reports them. That some fail is no
+// error: the report has it.
+func test(ctx context.Context, o options, r *report, h how, packages []string, flags ...string) error {
+	if len(packages) == 0 {
+		return nil
+	}
+	// Nobody debugs these programs, and without what debuggers need they are linked sooner.
+	args := append([]string{"test", "-json", "-ldflags=-s", "-timeout=" + o.timeout.String()}, flags...)
 	if o.run != "" {
 		args = append(args, "-run="+o.run)
 	}
-	if race {
-		args = append(args, "-race")
+	if h.race {
+		// SQLite is translated from C. To watch each of its accesses makes its tests ten times as long.
+		args = append(args, "-race", "-gcflags=modernc.org/...=-race=false")
 	}
 	if o.tiers != "" {
 		args = append(args, "-count=1") // what these tests find isn't only in the files that go test knows
 	}
-	cmd := goCommand(ctx, o.tiers, race, append(args, packages...)...)
+	cmd := goCommand(ctx, o.tiers, h, append(args, packages...)...)
 	cmd.Stderr = os.Stderr
 	// Tests have things to clean up: they get an interrupt first.
 	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
@@ -173,13 +219,18 @@ func read(stdout io.Reader, r *report) error {
 
 // goCommand prepares the go command. Like the programs, tests are built without cgo, which only
 // the race detector needs: so both share what is compiled.
-func goCommand(ctx context.Context, tiers string, race bool, args ...string) *exec.Cmd {
-	cmd := exec.CommandContext(ctx, "go", args...)
+func goCommand(ctx context.Context, tiers string, h how, args ...string) *exec.Cmd {
+	command := append([]string{"go"}, args...)
+	if h.nice > 0 {
+		command = append([]string{"nice", "-n", strconv.Itoa(h.nice)}, command...)
+	}
+	cmd := exec.CommandContext(ctx, command[0], command[1:]...)
 	cgo := "CGO_ENABLED=0"
-	if race {
+	if h.race {
 		cgo = "CGO_ENABLED=1"
 	}
-	cmd.Env = append(os.Environ(), cgo, "COIL_TEST_TIERS="+tiers)
+	// Processes that tests start would wait for a second at their end, in case that others race.
+	cmd.Env = append(os.Environ(), cgo, "GORACE=atexit_sleep_ms=0", "COIL_TEST_TIERS="+tiers)
 	return cmd
 }
 

@@ -3,8 +3,10 @@ package main
 import (
 	"fmt"
 	"io"
+	"regexp"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 )
 
@@ -21,10 +23,12 @@ type event struct {
 	Key, Value  string // of an attribute
 }
 
-// report sums up the events of a run.
+// report sums up the events of a run, whose parts may send theirs at once.
 type report struct {
 	out io.Writer
 	now func() time.Time
+
+	mu sync.Mutex // of everything below
 
 	start    time.Time
 	packages map[string]*pkg
@@ -32,7 +36,27 @@ type report struct {
 	quiet    time.Time           // of the last line written
 
 	passed, skipped int
-	failures, skips []string
+	failures        []failure
+	skips           []string
+}
+
+// failure is a test, or a part of a package's tests, that failed.
+type failure struct {
+	pkg, what string // what is empty if the package gives no more to name
+	why       []string
+}
+
+func (f failure) String() string {
+	return strings.TrimSpace(f.pkg+" "+f.what) + reasons(f.why)
+}
+
+// reasons are lines below the name of what failed.
+func reasons(why []string) string {
+	var b strings.Builder
+	for _, line := range why {
+		b.WriteString("\n      " + line)
+	}
+	return b.String()
 }
 
 // pkg is a package whose tests run.
@@ -59,10 +83,16 @@ func newReport(out io.Writer, now func() time.Time) *report {
 }
 
 // stray writes a line that isn't an event.
-func (r *report) stray(line []byte) { r.print("%s", line) }
+func (r *report) stray(line []byte) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.print("%s", line)
+}
 
 // add takes the next event.
 func (r *report) add(e event) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
 	switch e.Action {
 	case "build-output":
 		r.builds[e.ImportPath] = append(r.builds[e.ImportPath], e.Output)
@@ -122,7 +152,7 @@ func (r *report) failTest(p *pkg, e event, t *result) {
 		}
 		return
 	}
-	r.failures = append(r.failures, e.Package+" "+e.Test)
+	r.failures = append(r.failures, failure{e.Package, e.Test, messages(t.output)})
 	r.print("--- FAIL %s %s (%.1fs)\n%s", e.Package, e.Test, e.Elapsed, text)
 }
 
@@ -151,24 +181,32 @@ func (r *report) failPackage(p *pkg, e event) {
 	slices.Sort(names)
 	switch {
 	case e.FailedBuild != "":
-		r.failures = append(r.failures, e.Package+" (build)")
+		r.failures = append(r.failures, failure{pkg: e.Package, what: "(build)"})
 		r.print("--- FAIL %s: build\n%s", e.Package, indent(r.builds[e.FailedBuild]))
 	case len(names) > 0: // these never came to an end
-		r.failures = append(r.failures, e.Package+" "+strings.Join(names, ", "))
+		r.failures = append(r.failures, failure{pkg: e.Package, what: strings.Join(names, ", ")})
 		r.print("--- FAIL %s: ended during %s\n", e.Package, strings.Join(names, ", "))
 		for _, name := range names {
 			r.print("%s", indent(p.tests[name].output))
 		}
 		r.print("%s", indent(p.output))
 	case !p.failed:
-		r.failures = append(r.failures, e.Package)
+		r.failures = append(r.failures, failure{pkg: e.Package})
 		r.print("--- FAIL %s\n%s", e.Package, indent(p.output))
 	}
+	// The tests' logs above are long: whoever reads from here back need not search.
 	r.print("FAIL %s %.1fs\n", e.Package, e.Elapsed)
+	for _, f := range r.failures {
+		if f.pkg == e.Package && f.what != "" {
+			r.print("  %s%s\n", f.what, reasons(f.why))
+		}
+	}
 }
 
 // heartbeat says what runs if nothing else has been said for a while.
 func (r *report) heartbeat() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
 	if r.now().Sub(r.quiet) < 30*time.Second {
 		return
 	}
@@ -191,7 +229,11 @@ func (r *report) heartbeat() {
 	r.print("...  %s\n", strings.Join(running, "; "))
 }
 
-func (r *report) failed() bool { return len(r.failures) > 0 }
+func (r *report) failed() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return len(r.failures) > 0
+}
 
 // finish writes the sums and reports whether the run is good.
 func (r *report) finish(noSkips bool) bool {
@@ -201,7 +243,10 @@ func (r *report) finish(noSkips bool) bool {
 		r.print("\nskipped, although every tier was asked for:\n  %s\n", strings.Join(r.skips, "\n  "))
 	}
 	if r.failed() {
-		r.print("\nfailed:\n  %s\n", strings.Join(r.failures, "\n  "))
+		r.print("\nfailed:\n")
+		for _, f := range r.failures {
+			r.print("  %s\n", f)
+		}
 	}
 	r.print("\n%d passed, %d failed, %d skipped in %s\n",
 		r.passed, len(r.failures), r.skipped, r.now().Sub(r.start).Round(time.Second))
@@ -234,6 +279,30 @@ func reason(output []string) string {
 		}
 	}
 	return "no reason given"
+}
+
+// message is the beginning of what a test said by its T, or of a panic.
+var message = regexp.MustCompile(`^\s*(\w+\.go:\d+: |panic: )`)
+
+// messages are the first lines of what a failed test said, without what the programs
+// involved said.
+func messages(output []string) []string {
+	const most, width = 8, 300
+	var all []string
+	for _, line := range output {
+		if !message.MatchString(line) {
+			continue
+		}
+		if len(all) == most {
+			return append(all, "...")
+		}
+		line = strings.TrimSpace(line)
+		if len(line) > width {
+			line = strings.ToValidUTF8(line[:width], "") + "..."
+		}
+		all = append(all, line)
+	}
+	return all
 }
 
 // indent joins lines without those that frame a test.

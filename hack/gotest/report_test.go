@@ -5,6 +5,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -91,7 +92,8 @@ func TestRun(t *testing.T) {
 			fails:   true,
 			want: []string{
 				"--- FAIL example.org/m/bad TestBad/child", "said by the child", "said by the parent",
-				"\nfailed:\n  example.org/m/bad TestBad/child\n", "2 passed, 1 failed, 0 skipped",
+				"s\n  TestBad/child\n      bad_test.go:6: said by the child\n",
+				"\nfailed:\n  example.org/m/bad TestBad/child\n      bad_test.go:6: said by the child\n", "2 passed, 1 failed, 0 skipped",
 			},
 			not: []string{"of no interest"},
 		},
@@ -166,9 +168,13 @@ func TestRunEndsWhenInterrupted(t *testing.T) {
 }
 
 func TestSplit(t *testing.T) {
-	light, heavy := split([]string{"m/pkg/ipam", "m/integration/lab", "m/cmd/coil"})
-	if !cmp.Equal(light, []string{"m/pkg/ipam", "m/cmd/coil"}) || !cmp.Equal(heavy, []string{"m/integration/lab"}) {
-		t.Errorf("light %q, heavy %q", light, heavy)
+	got := split([]string{"m/pkg/ipam", "m/integration/lab", "m/cmd/coil", "m/integration/lab/vm", "m/integration/egress", "m/integration/egress/cluster", "m/integration/cluster"})
+	want := parts{
+		light: []string{"m/pkg/ipam", "m/cmd/coil"}, heavy: []string{"m/integration/lab"},
+		waiting: []string{"m/integration/cluster"}, late: []string{"m/integration/egress/cluster"}, emulated: []string{"m/integration/lab/vm", "m/integration/egress"},
+	}
+	if diff := cmp.Diff(want, got, cmp.AllowUnexported(parts{})); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
 	}
 }
 
@@ -189,5 +195,21 @@ func TestHeartbeat(t *testing.T) {
 	r.heartbeat()
 	if n := strings.Count(out.String(), "\n"); n != 1 {
 		t.Errorf("%d lines although one was written just now", n)
+	}
+}
+
+func TestMessages(t *testing.T) {
+	output := []string{
+		"=== RUN   TestX\n", "    x_test.go:3: " + strings.Repeat("long ", 100) + "\n", "        its second line\n",
+		"    I1122 15:10:23.341438   19185 export.go:75] said by a program\n", "--- FAIL: TestX (0.00s)\n",
+		"panic: ouch [recovered, repanicked]\n", "\t/usr/local/go/src/testing/testing.go:1974 +0x232\n",
+	}
+	want := []string{"x_test.go:3: " + strings.Repeat("long ", 57) + "lo...", "panic: ouch [recovered, repanicked]"}
+	if diff := cmp.Diff(want, messages(output)); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+	many := slices.Repeat([]string{"    x_test.go:3: no\n"}, 20)
+	if got := messages(many); len(got) != 9 || got[8] != "..." {
+		t.Errorf("of 20 messages: %q", got)
 	}
 }

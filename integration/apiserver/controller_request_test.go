@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"os"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -232,8 +233,8 @@ func TestControllerTwoLeaders(t *testing.T) {
 	c.run(t, c.serviceAccount(t), options())
 	// Another namespace has another lease.
 	o := options()
-	o.LeaseNamespace = metav1.NamespaceDefault
-	c.allowLeases(t, o.LeaseNamespace)
+	o.Election.LeaseNamespace = metav1.NamespaceDefault
+	c.allowLeases(t, o.Election.LeaseNamespace)
 	c.run(t, c.serviceAccount(t), o)
 	for _, ns := range []string{"kube-system", "default"} {
 		testkit.Eventually(t, 20*time.Second, "a leader in "+ns, func() error {
@@ -268,9 +269,13 @@ func (c *cluster) allowLeases(t *testing.T, ns string) {
 // errKilled is what a killed process would have got to see: nothing.
 var errKilled = errors.New("killed")
 
-// The program dies between the two writes of an answer, again and again.
+// The program dies between the two writes of an answer, again and again: 200 times in the
+// long form, which the environment variable COIL_CRASH=long asks for.
 func TestControllerKilledBetweenBlockAndStatus(t *testing.T) {
-	const kills = 200
+	kills := 20
+	if os.Getenv("COIL_CRASH") == "long" {
+		kills = 200
+	}
 	c := ipamCluster(t)
 	c.pool(t, "default", 0, v4("10.7.0.0/21"))
 	n := c.node(t, "node")

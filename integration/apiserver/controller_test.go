@@ -36,6 +36,7 @@ import (
 	"github.com/coil-net/coil/integration/lab/controlplane"
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
 	"github.com/coil-net/coil/pkg/app/ipamcontroller"
+	"github.com/coil-net/coil/pkg/app/leading"
 	"github.com/coil-net/coil/pkg/testkit"
 )
 
@@ -147,10 +148,13 @@ func (c *cluster) serviceAccount(t testing.TB) *rest.Config {
 // options are those of the tests: no ports, and short times.
 func options() *ipamcontroller.Options {
 	return &ipamcontroller.Options{
-		GCInterval: time.Hour, Quarantine: 10 * time.Minute, LeaseNamespace: "kube-system",
-		// The lease is given back at the end, so that the next run need not wait for its end.
-		LeaseDuration: 30 * time.Second, RenewDeadline: 20 * time.Second, RetryPeriod: 300 * time.Millisecond,
+		GCInterval: time.Hour, Quarantine: 10 * time.Minute, Election: election,
 	}
+}
+
+// election gives the lease back at the end, so that the next run need not wait for its end.
+var election = leading.Options{
+	LeaseNamespace: "kube-system", LeaseDuration: 30 * time.Second, RenewDeadline: 20 * time.Second, RetryPeriod: 300 * time.Millisecond,
 }
 
 // run runs the program until the returned function is called, at the latest when the test ends.

@@ -38,6 +38,10 @@ func egressAttempts() []attempt {
 		{name: "a number of available pods", new: with(`podDisruptionBudget: {minAvailable: 1}`)},
 		{name: "a share of unavailable pods", new: with(`podDisruptionBudget: {maxUnavailable: "50%"}`)},
 		{name: "all pods", new: with(`podDisruptionBudget: {maxUnavailable: "100%"}`)},
+		{name: "chosen namespaces", new: with(`allowedNamespaces: {matchLabels: {team: a}, matchExpressions: [{key: stage, operator: In, values: [b]}]}`)},
+		{name: "all namespaces", new: with(`allowedNamespaces: {}`)},
+		{name: "only what clients open", new: with(`originatingOnly: true`)},
+		{name: "choose namespaces later", old: old, new: with(`allowedNamespaces: {matchLabels: {team: a}}, originatingOnly: true`)},
 		{name: "the longest name", object: strings.Repeat("e", 63), new: old},
 		{name: "replace the destinations", old: old, new: `spec: {destinations: [198.51.100.0/24, "2001:db8::/32"]}`},
 
@@ -69,6 +73,7 @@ func egressAttempts() []attempt {
 			field: "spec.sessionAffinityConfig.clientIP.timeoutSeconds", reason: "must be within 1 and 86400 seconds"},
 		{name: "a timeout of more than a day", new: with(`sessionAffinityConfig: {clientIP: {timeoutSeconds: 86401}}`),
 			field: "spec.sessionAffinityConfig.clientIP.timeoutSeconds", reason: "must be within 1 and 86400 seconds"},
+		{name: "a list of namespaces", new: with(`allowedNamespaces: [default]`), field: "spec.allowedNamespaces", reason: "must be of type object"},
 		{name: "an unknown strategy", new: with(`strategy: {type: BlueGreen}`), field: "spec.strategy.type", reason: "must be RollingUpdate or Recreate"},
 		{name: "a rolling update that recreates", new: with(`strategy: {type: Recreate, rollingUpdate: {maxSurge: 1}}`),
 			field: "spec.strategy.rollingUpdate", reason: "goes with the type RollingUpdate only"},

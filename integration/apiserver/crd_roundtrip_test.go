@@ -74,14 +74,15 @@ func roundTrips() []roundTrip {
 		{name: "maximal", kind: egressKind, maximal: true,
 			except: []string{"Spec.PodDisruptionBudget.MinAvailable", "Spec.Template.Spec.Object"},
 			obj:    maximalEgress(conditions)},
-		{name: "minimal", kind: egressKind, defaults: `spec: {sessionAffinity: ClientIP}`, obj: &v2.Egress{
+		{name: "minimal", kind: egressKind, defaults: `spec: {peering: Service, sessionAffinity: ClientIP}`, obj: &v2.Egress{
 			Spec: v2.EgressSpec{Destinations: []string{"0.0.0.0/0"}},
 		}},
-		{name: "empty structures", kind: egressKind, defaults: `spec: {sessionAffinity: ClientIP}`, obj: &v2.Egress{
+		{name: "empty structures", kind: egressKind, defaults: `spec: {peering: Service, sessionAffinity: ClientIP}`, obj: &v2.Egress{
 			Spec: v2.EgressSpec{
 				Destinations: []string{"0.0.0.0/0"}, Replicas: 1,
 				Strategy: &appsv1.DeploymentStrategy{}, Template: &v2.EgressPodTemplate{Spec: &runtime.RawExtension{Raw: []byte(`{}`)}},
 				SessionAffinityConfig: &corev1.SessionAffinityConfig{}, PodDisruptionBudget: &v2.EgressPDBSpec{},
+				AllowedNamespaces: &metav1.LabelSelector{},
 			},
 		}},
 	}
@@ -103,13 +104,19 @@ func maximalEgress(conditions []metav1.Condition) *v2.Egress {
 				Spec: &runtime.RawExtension{Raw: []byte(
 					`{"containers":[{"name":"egress","resources":{"limits":{"cpu":"1","memory":"400Mi"}}}],"tolerations":[{"operator":"Exists"}]}`)},
 			},
+			Peering:               v2.EgressPeeringDirect,
 			SessionAffinity:       corev1.ServiceAffinityClientIP,
 			SessionAffinityConfig: &corev1.SessionAffinityConfig{ClientIP: &corev1.ClientIPConfig{TimeoutSeconds: ptr(int32(60))}},
 			FouSourcePortAuto:     true,
-			PodDisruptionBudget:   &v2.EgressPDBSpec{MaxUnavailable: ptr(intstr.FromString("50%"))},
+			AllowedNamespaces: &metav1.LabelSelector{
+				MatchLabels:      map[string]string{"team": "a"},
+				MatchExpressions: []metav1.LabelSelectorRequirement{{Key: "stage", Operator: metav1.LabelSelectorOpNotIn, Values: []string{"test"}}},
+			},
+			OriginatingOnly:     true,
+			PodDisruptionBudget: &v2.EgressPDBSpec{MaxUnavailable: ptr(intstr.FromString("50%"))},
 		},
 		Status: v2.EgressStatus{
-			ObservedGeneration: 7, Replicas: 3, Selector: "app.kubernetes.io/instance=internet",
+			ObservedGeneration: 7, Replicas: 3, Selector: "app.kubernetes.io/instance=internet", Clients: 5,
 			InClusterCIDRs: []string{"10.0.0.0/16", "fd00::/112"}, Conditions: conditions,
 		},
 	}

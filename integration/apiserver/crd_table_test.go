@@ -83,6 +83,7 @@ spec: {replicas: 3, destinations: [0.0.0.0/0, "::/0"]}
 status:
   replicas: 3
   selector: app.kubernetes.io/instance=internet
+  clients: 12
   conditions: [{type: Available, status: "True", reason: RoutersReady, message: "", lastTransitionTime: "2026-01-01T00:00:00Z"}]
 `, `
 metadata: {name: unseen}

@@ -63,6 +63,7 @@ var places = map[string]layer{
 	"pkg/node/":       useCase,
 	"pkg/podnet/":     useCase,
 	"pkg/router/":     useCase,
+	"pkg/natgateway/": useCase,
 	"pkg/cniplugin/":  useCase,
 
 	"pkg/app/": application,
@@ -137,6 +138,7 @@ var links = []struct {
 	// They run on every node, where all of Kubernetes' types are 40 MB that nobody needs.
 	{"cmd/coild", []string{clientGo + "/kubernetes", clientGo + "/discovery"}},
 	{"cmd/coil-router", []string{clientGo + "/kubernetes", clientGo + "/discovery"}},
+	{"cmd/coil-egress", []string{clientGo + "/kubernetes", clientGo + "/discovery", sqlite, "pkg/store/sqlite"}},
 	{"cmd/", []string{"testing", "sigs.k8s.io/controller-runtime"}},
 }
 

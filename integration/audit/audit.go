@@ -133,6 +133,9 @@ func Allowed(account string) []string {
 			"/api/v1/namespaces",
 			"/apis/coil.cybozu.com/v2/addressblocks labelSelector=coil.cybozu.com/node=NODE",
 			"/apis/coil.cybozu.com/v2/blockrequests labelSelector=coil.cybozu.com/node=NODE",
+			"/apis/coil.cybozu.com/v2/egresses",
+			"/api/v1/services labelSelector=app.kubernetes.io/component=egress,app.kubernetes.io/name=coil",
+			"/apis/discovery.k8s.io/v1/endpointslices labelSelector=app.kubernetes.io/component=egress,app.kubernetes.io/name=coil",
 		},
 		"coil-router": {
 			"/api/v1/nodes",

@@ -225,7 +225,7 @@ func TestBandwidthAndTuning(t *testing.T) {
 	_, n := newNode(t)
 	r := newRuntime(t, n,
 		map[string]any{"type": "bandwidth", "capabilities": map[string]any{"bandwidth": true}},
-		map[string]any{"type": "tuning", "sysctl": map[string]any{"net.core.somaxconn": "500"}, "mtu": 1400},
+		map[string]any{"type": "tuning", "sysctl": map[string]any{"net.core.somaxconn": "500"}, "mtu": 1400, "mac": "0a:00:00:00:00:01"},
 	)
 	ctx := t.Context()
 	_, other := r.pod(t, nil) // which has a block of addresses made
@@ -244,8 +244,8 @@ func TestBandwidthAndTuning(t *testing.T) {
 	if got := testkit.Must(s.Run(ctx, "cat", "/proc/sys/net/core/somaxconn"))(t); strings.TrimSpace(got) != "500" {
 		t.Errorf("somaxconn is %q, want 500", got)
 	}
-	if got := testkit.Must(s.Run(ctx, "ip", "link", "show", s.IfName))(t); !strings.Contains(got, "mtu 1400") {
-		t.Errorf("MTU is not 1400: %s", got)
+	if got := testkit.Must(s.Run(ctx, "ip", "link", "show", s.IfName))(t); !strings.Contains(got, "mtu 1400") || !strings.Contains(got, "0a:00:00:00:00:01") {
+		t.Errorf("MTU is not 1400, or the MAC address not 0a:00:00:00:00:01: %s", got)
 	}
 	if _, err := n.Run(ctx, "busybox", "ping", "-c", "3", "-w", "10", addr.String()); err != nil {
 		t.Error(err)

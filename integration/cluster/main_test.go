@@ -53,6 +53,11 @@ var shared = sync.OnceValues(func() (env, error) {
 	if err := opts.AddCoil(ctx); err != nil {
 		return env{}, err
 	}
+	return start(ctx, opts)
+})
+
+// start starts a cluster, and makes clients for it.
+func start(ctx context.Context, opts cluster.Options) (env, error) {
 	c, err := cluster.Up(ctx, opts)
 	if err != nil {
 		return env{}, err
@@ -65,7 +70,7 @@ var shared = sync.OnceValues(func() (env, error) {
 		return env{}, err
 	}
 	return e, nil
-})
+}
 
 // auditDir has the log of the API server's audit.
 var (
@@ -101,6 +106,13 @@ func use(t *testing.T) env {
 	if err != nil {
 		t.Fatalf("start the cluster: %v", err)
 	}
+	e.showLogs(t)
+	return e
+}
+
+// showLogs shows what Coil says at the end of a test that failed.
+func (e env) showLogs(t *testing.T) {
+	t.Helper()
 	t.Cleanup(func() {
 		if !t.Failed() {
 			return
@@ -116,7 +128,6 @@ func use(t *testing.T) env {
 			t.Logf("kubectl %s\n%s%v", strings.Join(args, " "), out, err)
 		}
 	})
-	return e
 }
 
 // pool makes an AddressPool of its own for a test, and a namespace that uses it;

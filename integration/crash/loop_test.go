@@ -144,7 +144,7 @@ type killer struct {
 	node  *rig.Node
 	kills int
 	at    map[faultpoint.Point]int // kills by point
-	// resume ends the pause that prepare began, if it isn't nil.
+	// resume ends the pause of hold, if it isn't nil.
 	resume func()
 }
 
@@ -157,6 +157,8 @@ func (k *killer) prepare(ctx context.Context, p faultpoint.Point) (passage int, 
 		k.load.held.Store(1) // blocks get empty
 	case faultpoint.RestoreAdopted:
 		return 1, k.loseRecordOfPods(ctx)
+	case faultpoint.RestoreDropped:
+		return 1, k.leaveRecord(ctx)
 	case faultpoint.RestoreReplayed:
 		return 1, poll(ctx, 10*time.Second, func() error {
 			if queued, err := os.ReadDir(k.node.DelQueueDir()); err != nil || len(queued) == 0 {
@@ -187,11 +189,26 @@ func (k *killer) loseRecordOfPods(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	k.load.pause.Lock()
-	k.resume = k.load.pause.Unlock
+	k.hold()
 	k.node.Coild.Kill()
 	k.kills++
 	return loseRecord(k.node)
+}
+
+// leaveRecord leaves the record of an ADD that came to no end. Its DEL waits in the queue, and doesn't
+// reach coild before that looks at the record.
+func (k *killer) leaveRecord(ctx context.Context) error {
+	if err := k.life(ctx, faultpoint.AddReserved); err != nil {
+		return err
+	}
+	k.hold()
+	return nil
+}
+
+// hold pauses the load until the life that is prepared has ended.
+func (k *killer) hold() {
+	k.load.pause.Lock()
+	k.resume = k.load.pause.Unlock
 }
 
 // loseRecord removes the record.

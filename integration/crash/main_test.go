@@ -10,7 +10,6 @@ package crash
 import (
 	"context"
 	"errors"
-	"flag"
 	"fmt"
 	"net/netip"
 	"os"
@@ -22,6 +21,7 @@ import (
 	"k8s.io/apimachinery/pkg/selection"
 
 	"github.com/coil-net/coil/integration/rig"
+	"github.com/coil-net/coil/integration/rig/rigtest"
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
 	"github.com/coil-net/coil/pkg/testkit"
 )
@@ -29,30 +29,10 @@ import (
 // long says whether the long form was asked for.
 func long() bool { return os.Getenv("COIL_CRASH") == "long" }
 
-// shared is the rig of all tests.
-var shared = struct {
-	start   func() (*rig.Rig, error)
-	running *rig.Rig
-}{}
+// shared is the rig of all tests, which wait most of the time, for cool-downs above all.
+var shared = rigtest.Shared{Options: rig.Options{Tags: []string{"faultpoints"}}, Parallel: 16}
 
-func TestMain(m *testing.M) {
-	// Tests wait most of the time, for cool-downs above all.
-	_ = flag.Set("test.parallel", "16")
-	shared.start = sync.OnceValues(func() (*rig.Rig, error) {
-		// It outlives the test that asks for it first.
-		r, err := rig.New(context.Background(), rig.Options{Tags: []string{"faultpoints"}, Log: os.Stderr})
-		shared.running = r
-		return r, err
-	})
-	code := m.Run()
-	if r := shared.running; r != nil {
-		if err := r.Close(); err != nil {
-			fmt.Fprintln(os.Stderr, err)
-			code = 1
-		}
-	}
-	os.Exit(code)
-}
+func TestMain(m *testing.M) { shared.Main(m) }
 
 // coolDown is that of all nodes.
 const coolDown = 2 * time.Second
@@ -83,12 +63,7 @@ var number struct {
 // of bits. At the end it is removed.
 func newCluster(t testing.TB, bits ...int32) *cluster {
 	t.Helper()
-	testkit.Need(t, testkit.Netns)
-	testkit.Need(t, testkit.APIServer)
-	r, err := shared.start()
-	if err != nil {
-		t.Fatalf("start the rig: %v", err)
-	}
+	r := shared.Rig(t)
 	c := &cluster{Rig: r, t: t}
 	t.Cleanup(c.remove)
 	for _, b := range bits {
@@ -184,8 +159,8 @@ func (c *cluster) podsOf(n *rig.Node, count int) []*rig.Sandbox {
 func (c *cluster) rested() {
 	c.t.Helper()
 	for _, n := range c.nodes {
-		if rest := c.Ledger.ShortestRest(n); rest >= 0 && rest < coolDown {
-			c.t.Errorf("%s gave an address again after only %s", n.Name, rest)
+		if rest := c.Ledger.ShortestRest(n); rest != nil && rest.Took < coolDown {
+			c.t.Errorf("%s gave an address again before it had rested for %s: %s", n.Name, coolDown, rest)
 		}
 	}
 }

@@ -6,7 +6,6 @@ import (
 	"time"
 
 	"github.com/coil-net/coil/integration/rig"
-	"github.com/coil-net/coil/pkg/testkit"
 )
 
 // losses are what others can do to each kind of object; %[1]s is the host's end of a pod's
@@ -74,15 +73,10 @@ func TestRestoredWhileRunning(t *testing.T) {
 		f.spoil(l.script)
 		took := f.awaitKernel(want, within)
 		t.Logf("%s: back after %s", l.name, took.Round(time.Millisecond))
-		testkit.Eventually(t, 2*time.Second, "repairs are counted", func() error {
-			after := f.repairs()
-			for _, kind := range l.kinds {
-				if after[kind] <= before[kind] {
-					return fmt.Errorf("%s: %s: %v repairs, before %v", l.name, kind, after[kind], before[kind])
-				}
-			}
-			return nil
-		})
+		for _, kind := range l.kinds {
+			before[kind]++
+			f.awaitCounted(map[string]float64{kind: before[kind]})
+		}
 		for _, p := range f.pods {
 			f.check(p.Check(t.Context()))
 		}
@@ -103,11 +97,8 @@ func TestRestoredAtStart(t *testing.T) {
 			if d := difference(want, f.kernel()); d != "" {
 				t.Errorf("not restored at the start (- missing, + too much):\n%s", d)
 			}
-			after := f.repairs()
 			for _, kind := range l.kinds {
-				if after[kind] == 0 {
-					t.Errorf("no repair of %s was counted: %v", kind, after)
-				}
+				f.awaitCounted(map[string]float64{kind: 1})
 			}
 			for _, p := range f.pods {
 				f.check(p.Check(t.Context()))
@@ -131,7 +122,5 @@ func TestLoopbackDown(t *testing.T) {
 	want := f.kernel()
 	f.sh("ip link set lo down; ip link set lo up")
 	f.awaitKernel(want, within)
-	if got := f.repairs()["block_route"]; got == 0 {
-		t.Error("no repair of a block's route was counted")
-	}
+	f.awaitCounted(map[string]float64{"block_route": 1})
 }

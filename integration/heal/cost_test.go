@@ -105,8 +105,12 @@ func TestRepairTime(t *testing.T) {
 	if strings.Contains(addr, ":") {
 		family = "-6"
 	}
+	rounds := 20
+	if os.Getenv("COIL_HEAL") == "long" {
+		rounds = 100
+	}
 	var times []time.Duration
-	for range 20 {
+	for range rounds {
 		f.pause(1500 * time.Millisecond) // so that no pause after the last one counts
 		out := f.sh(fmt.Sprintf(`
 			ip %[1]s route del %[2]s table 116
@@ -121,7 +125,8 @@ func TestRepairTime(t *testing.T) {
 	}
 	slices.Sort(times)
 	slowest := times[len(times)-1]
-	t.Logf("a pod's route was back after %s (median of %d), %s at most", times[len(times)/2], len(times), slowest)
+	t.Logf("a pod's route was back after %s (median of %d), p99 %s, %s at most",
+		times[len(times)/2], len(times), times[len(times)*99/100], slowest)
 	if slowest > testkit.Timeout(within) {
 		t.Errorf("only after %s", slowest)
 	}

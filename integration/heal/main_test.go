@@ -9,9 +9,7 @@ import (
 	"bufio"
 	"context"
 	"errors"
-	"flag"
 	"fmt"
-	"os"
 	"regexp"
 	"slices"
 	"strconv"
@@ -21,35 +19,17 @@ import (
 	"time"
 
 	"github.com/coil-net/coil/integration/rig"
+	"github.com/coil-net/coil/integration/rig/rigtest"
 	"github.com/coil-net/coil/pkg/testkit"
 )
 
 // within is what users are promised.
 const within = 5 * time.Second
 
-// shared is the rig of all tests.
-var shared = struct {
-	start   func() (*rig.Rig, error)
-	running *rig.Rig
-}{}
+// shared is the rig of all tests, which wait most of the time.
+var shared = rigtest.Shared{Parallel: 8}
 
-func TestMain(m *testing.M) {
-	_ = flag.Set("test.parallel", "8") // tests wait most of the time
-	shared.start = sync.OnceValues(func() (*rig.Rig, error) {
-		// It outlives the test that asks for it first.
-		r, err := rig.New(context.Background(), rig.Options{Log: os.Stderr})
-		shared.running = r
-		return r, err
-	})
-	code := m.Run()
-	if r := shared.running; r != nil {
-		if err := r.Close(); err != nil {
-			fmt.Fprintln(os.Stderr, err)
-			code = 1
-		}
-	}
-	os.Exit(code)
-}
+func TestMain(m *testing.M) { shared.Main(m) }
 
 // fixture is a node with pods, and what is theirs in the kernel.
 type fixture struct {
@@ -68,12 +48,7 @@ var pools struct {
 // newFixture returns a node with some dual-stack pods of a pool of its own.
 func newFixture(t *testing.T, pods int, o rig.NodeOptions) *fixture {
 	t.Helper()
-	testkit.Need(t, testkit.Netns)
-	testkit.Need(t, testkit.APIServer)
-	r, err := shared.start()
-	if err != nil {
-		t.Fatalf("start the rig: %v", err)
-	}
+	r := shared.Rig(t)
 	pools.Lock()
 	pools.n++
 	number := pools.n
@@ -84,6 +59,7 @@ func newFixture(t *testing.T, pods int, o rig.NodeOptions) *fixture {
 		r.AddPool(ctx, f.pool, 3, rig.Dual(fmt.Sprintf("10.%d.0.0/20", number), fmt.Sprintf("fd00:%x::/116", number))),
 		r.AddNamespace(ctx, f.pool, f.pool),
 	)
+	var err error
 	f.Node, err = r.AddNode(ctx, o)
 	f.check(err)
 	t.Cleanup(func() {
@@ -194,6 +170,21 @@ func (f *fixture) pause(d time.Duration) {
 
 // repairs is coil_repairs_total by kind.
 func (f *fixture) repairs() map[string]float64 { return f.metric("coil_repairs_total", "kind") }
+
+// awaitCounted waits until so many repairs of these kinds are counted, which is after they are
+// made.
+func (f *fixture) awaitCounted(want map[string]float64) {
+	f.t.Helper()
+	testkit.Eventually(f.t, 2*time.Second, "repairs are counted", func() error {
+		got := f.repairs()
+		for kind, n := range want {
+			if got[kind] < n {
+				return fmt.Errorf("%s: %v repairs, want at least %v", kind, got[kind], n)
+			}
+		}
+		return nil
+	})
+}
 
 // metric reads one metric of coild by the value of a label.
 func (f *fixture) metric(name, label string) map[string]float64 {

@@ -42,10 +42,15 @@ func TestNeighbourThatDeletesEverySecond(t *testing.T) {
 	t.Logf("everything was back after %s at most", slowest.Round(time.Millisecond))
 	// Of each kind, how many objects one sweep deletes.
 	perSweep := map[string]float64{"rule": 4, "pod_route": 4, "block_route": 2, "unreachable_route": 2}
-	repairs := f.repairs()
+	losses := map[string]float64{}
 	for kind, n := range perSweep {
-		if got := repairs[kind]; got < rounds*n || got > rounds*n*1.5 {
-			t.Errorf("%s: %v repairs for %v losses", kind, got, rounds*n)
+		losses[kind] = rounds * n
+	}
+	f.awaitCounted(losses)
+	repairs := f.repairs()
+	for kind, n := range losses {
+		if repairs[kind] > n*1.5 {
+			t.Errorf("%s: %v repairs for %v losses", kind, repairs[kind], n)
 		}
 	}
 	for kind, n := range repairs {

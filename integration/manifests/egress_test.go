@@ -47,6 +47,10 @@ func TestEgressOnly(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	// Its replicas use ports of the node: there is place for one.
+	if out, err := c.Kubectl(ctx, "-n", namespace, "scale", "deployment/coil-egress-controller", "--replicas=1"); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
 	if err := c.WaitWorkloads(ctx, namespace); err != nil {
 		t.Fatal(err)
 	}

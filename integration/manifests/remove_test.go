@@ -56,7 +56,9 @@ func TestRemove(t *testing.T) {
 			}
 			return err
 		})
-		before[n] = nodeState(t, c, n)
+		if before[n], err = nodeState(ctx, c, n); err != nil {
+			t.Fatal(err)
+		}
 	}
 
 	if err := errors.Join(c.Apply(ctx, coil), c.WaitWorkloads(ctx, namespace)); err != nil {
@@ -73,9 +75,14 @@ func TestRemove(t *testing.T) {
 	}
 	useCoil(t, c, kubectl)
 	for _, n := range c.Nodes() {
-		if cmp.Equal(before[n], nodeState(t, c, n)) {
-			t.Fatalf("Coil changed nothing on %s", n)
-		}
+		// Links of deleted pods may go while the state is read.
+		testkit.Eventually(t, 20*time.Second, "the state of "+n+" is read", func() error {
+			state, err := nodeState(ctx, c, n)
+			if err == nil && cmp.Equal(before[n], state) {
+				t.Fatalf("Coil changed nothing on %s", n)
+			}
+			return err
+		})
 	}
 
 	var logged string
@@ -103,10 +110,11 @@ func TestRemove(t *testing.T) {
 	}
 	for _, n := range c.Nodes() {
 		testkit.Eventually(t, 10*time.Second, n+" is as before", func() error {
-			if diff := cmp.Diff(before[n], nodeState(t, c, n)); diff != "" {
-				return errors.New("(-before +after):\n" + diff)
+			after, err := nodeState(ctx, c, n)
+			if diff := cmp.Diff(before[n], after); err == nil && diff != "" {
+				err = errors.New("(-before +after):\n" + diff)
 			}
-			return nil
+			return err
 		})
 	}
 	if left := kubectl("-n", namespace, "get", "all,configmaps,serviceaccounts", "--selector=app.kubernetes.io/name=coil", "-o", "name"); strings.Contains(left, "daemonset") || strings.Contains(left, "configmap") {
@@ -156,17 +164,13 @@ spec:
 	}
 }
 
-// nodeState is what Coil changes on a node.
-func nodeState(t *testing.T, c *cluster.Cluster, node string) []string {
-	t.Helper()
-	out, err := c.Exec(t.Context(), node, "sh", "-ec", `
+// nodeState is what Coil changes on a node. It fails if a link goes while it reads.
+func nodeState(ctx context.Context, c *cluster.Cluster, node string) ([]string, error) {
+	out, err := c.Exec(ctx, node, "sh", "-ec", `
 		ip -d link | grep -v link-netnsid; ip -4 rule; ip -6 rule; ip -4 route show table all; ip -6 route show table all
 		cd /proc/sys/net; grep -H . ipv4/ip_forward ipv4/conf/*/forwarding ipv4/conf/*/rp_filter ipv4/conf/all/accept_redirects ipv6/conf/*/forwarding ipv6/conf/*/accept_ra
 		find /etc/cni/net.d /opt/cni/bin /var/lib/coil /run/coild.sock ! -type d 2>/dev/null | grep -v /coild.db | sort`)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return strings.Split(string(out), "\n")
+	return strings.Split(string(out), "\n"), err
 }
 
 // writeFile writes a file of the test and returns its path.

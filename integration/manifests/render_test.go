@@ -17,7 +17,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/containernetworking/cni/libcni"
 	"github.com/google/go-cmp/cmp"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -28,7 +27,6 @@ import (
 	"k8s.io/apimachinery/pkg/util/yaml"
 
 	"github.com/coil-net/coil/integration/lab/build"
-	"github.com/coil-net/coil/pkg/app/installer"
 	"github.com/coil-net/coil/pkg/testkit"
 )
 
@@ -53,13 +51,13 @@ var (
 var variants = []variant{
 	{
 		dir:       ".",
-		workloads: []string{"DaemonSet/coild", "Deployment/coil-ipam-controller"},
+		workloads: []string{"DaemonSet/coild", "Deployment/coil-egress-controller", "Deployment/coil-ipam-controller"},
 		crds:      slices.Concat(ipamCRDs, egressCRDs),
 		ipam:      true, egress: true,
 	},
 	{
 		dir:       "variants/with-router",
-		workloads: []string{"DaemonSet/coil-router", "DaemonSet/coild", "Deployment/coil-ipam-controller"},
+		workloads: []string{"DaemonSet/coil-router", "DaemonSet/coild", "Deployment/coil-egress-controller", "Deployment/coil-ipam-controller"},
 		crds:      slices.Concat(ipamCRDs, egressCRDs),
 		ipam:      true, egress: true,
 	},
@@ -79,7 +77,7 @@ var variants = []variant{
 	},
 	{
 		dir:        "variants/egress-only",
-		workloads:  []string{"DaemonSet/coild"},
+		workloads:  []string{"DaemonSet/coild", "Deployment/coil-egress-controller"},
 		crds:       egressCRDs,
 		coildFlags: []string{"--enable-ipam=false", "--cni-conf-name="},
 		egress:     true,
@@ -117,7 +115,7 @@ func TestRender(t *testing.T) {
 			t.Run("gives no more rights than needed", func(t *testing.T) { checkRights(t, s, v) })
 			t.Run("binds rights to accounts that exist", func(t *testing.T) { checkBindings(t, s) })
 			t.Run("runs one image", func(t *testing.T) { checkImages(t, s) })
-			t.Run("uses the features of the variant", func(t *testing.T) { checkCoild(t, s, v) })
+			t.Run("uses the features of the variant", func(t *testing.T) { checkCoild(t, s, v); checkEgressController(t, s, v) })
 		})
 	}
 }
@@ -269,9 +267,10 @@ func checkKinds(t *testing.T, s set) {
 
 // ports are what the contract says of each program: metrics and health.
 var ports = map[string][2]int32{
-	"coild":                {9384, 9385},
-	"coil-ipam-controller": {9386, 9387},
-	"coil-router":          {9388, 9389},
+	"coild":                  {9384, 9385},
+	"coil-ipam-controller":   {9386, 9387},
+	"coil-router":            {9388, 9389},
+	"coil-egress-controller": {9396, 9397},
 }
 
 func checkWorkloads(t *testing.T, s set) {
@@ -373,8 +372,8 @@ func checkRights(t *testing.T, s set, v variant) {
 			}
 			for _, resource := range r.Resources {
 				resource, _, _ = strings.Cut(resource, "/")
-				if !v.ipam && slices.Contains([]string{"addresspools", "addressblocks", "blockrequests", "namespaces"}, resource) ||
-					!v.egress && slices.Contains([]string{"egresses", "pods"}, resource) {
+				if !v.ipam && slices.Contains([]string{"addresspools", "addressblocks", "blockrequests"}, resource) ||
+					!v.egress && slices.Contains([]string{"egresses", "pods", "services"}, resource) {
 					t.Errorf("%s has a right on %s, which %s has no use for", name, resource, v.dir)
 				}
 			}
@@ -416,55 +415,6 @@ func checkImages(t *testing.T, s set) {
 				t.Errorf("%s, container %s: image %s, pull policy %s", w.name, c.Name, c.Image, c.ImagePullPolicy)
 			}
 		}
-	}
-}
-
-func checkCoild(t *testing.T, s set, v variant) {
-	i := slices.IndexFunc(s.daemonSets, func(d appsv1.DaemonSet) bool { return d.Name == "coild" })
-	pod := s.daemonSets[i].Spec.Template.Spec
-	var flags []string
-	for _, a := range pod.Containers[0].Args {
-		if !slices.Contains([]string{"--state-dir=/var/lib/coil", "--cni-conf-dir=/host/etc/cni/net.d"}, a) {
-			flags = append(flags, a)
-		}
-	}
-	if diff := cmp.Diff(v.coildFlags, flags); diff != "" {
-		t.Errorf("flags (-want +got):\n%s", diff)
-	}
-	if len(pod.InitContainers) != 1 || pod.InitContainers[0].Name != "coil-installer" {
-		t.Fatalf("init containers %v, want coil-installer", pod.InitContainers)
-	}
-	env := pod.InitContainers[0].Env
-	e := slices.IndexFunc(env, func(e corev1.EnvVar) bool { return e.Name == "CNI_NETCONF" })
-	if e < 0 || env[e].ValueFrom.ConfigMapKeyRef.Name != "coil-config" || env[e].ValueFrom.ConfigMapKeyRef.Key != "cni_netconf" {
-		t.Fatalf("environment of coil-installer: %v", env)
-	}
-	c := slices.IndexFunc(s.configMaps, func(c corev1.ConfigMap) bool { return c.Name == "coil-config" && c.Namespace == namespace })
-	if c < 0 {
-		t.Fatal("there is no ConfigMap coil-config")
-	}
-	checkConflist(t, s.configMaps[c].Data["cni_netconf"], v)
-}
-
-func checkConflist(t *testing.T, text string, v variant) {
-	if !v.ipam {
-		// Which plugin gives the addresses is the admin's to say.
-		if text != installer.NoNetConf {
-			t.Errorf("cni_netconf is %q, want %s", text, installer.NoNetConf)
-		}
-		return
-	}
-	list, err := libcni.NetworkConfFromBytes([]byte(text))
-	if err != nil {
-		t.Fatalf("cni_netconf: %v", err)
-	}
-	var types []string
-	for _, p := range list.Plugins {
-		types = append(types, p.Network.Type)
-	}
-	got := fmt.Sprintf("%s %s %q", list.Name, list.CNIVersion, types)
-	if want := `k8s-pod-network 1.1.0 ["coil"]`; got != want {
-		t.Errorf("cni_netconf is %s, want %s", got, want)
 	}
 }
 

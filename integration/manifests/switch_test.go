@@ -351,4 +351,35 @@ spec:
         - {mountPath: /certs, name: cert}
       volumes:
       - {name: cert, secret: {defaultMode: 420, secretName: coilv2-ipam-webhook-server-cert}}
+---
+apiVersion: apps/v1
+kind: Deployment
+metadata: {name: coil-egress-controller, namespace: kube-system}
+spec:
+  replicas: 2
+  selector: {matchLabels: {app.kubernetes.io/name: coil, app.kubernetes.io/component: coil-egress-controller, selected: yes}}
+  template:
+    metadata: {labels: {app.kubernetes.io/name: coil, app.kubernetes.io/component: coil-egress-controller, selected: yes}}
+    spec:
+      serviceAccountName: coil-egress-controller
+      hostNetwork: true
+      affinity:
+        podAntiAffinity:
+          requiredDuringSchedulingIgnoredDuringExecution:
+          - topologyKey: kubernetes.io/hostname
+            labelSelector: {matchLabels: {app.kubernetes.io/name: coil, app.kubernetes.io/component: coil-egress-controller, selected: yes}}
+      securityContext: {runAsNonRoot: true, runAsUser: 10000}
+      containers:
+      - name: coil-egress-controller
+        image: example.org/coil:2.15
+        command: ["coil-egress-controller"]
+        args: ["--zap-stacktrace-level=panic", "--cert-dir=/certs", "--enable-cert-rotation=true"]
+        ports:
+        - {name: metrics, containerPort: 9396, protocol: TCP}
+        - {name: health, containerPort: 9397, protocol: TCP}
+        - {name: webhook, containerPort: 9443, protocol: TCP}
+        volumeMounts:
+        - {mountPath: /certs, name: cert}
+      volumes:
+      - {name: cert, secret: {defaultMode: 420, secretName: coilv2-egress-webhook-server-cert}}
 `

@@ -18,7 +18,7 @@ func (r *Rig) newController(name string, flags ...string) (*Program, error) {
 		Path: r.bin.controller,
 		Args: append([]string{
 			"--kubeconfig=" + kubeconfig, "--metrics-addr=", "--health-addr=",
-			"--leader-election-lease-duration=3s", "--leader-election-renew-deadline=2s", "--leader-election-retry-period=300ms",
+			"--leader-election-retry-period=300ms", // nobody starts it again if it loses its Lease
 		}, append(flags, r.opts.ControllerFlags...)...),
 		Env: append([]string{"COIL_POD_NAME=" + name}, r.opts.ControllerEnv...),
 		Log: r.path(name + ".log"),

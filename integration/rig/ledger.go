@@ -14,20 +14,40 @@ type Ledger struct {
 	mu     sync.Mutex
 	live   map[*Sandbox][]netip.Addr
 	holder map[netip.Addr]*Sandbox
-	freed  map[netip.Addr]time.Time
+	freed  map[netip.Addr]end
 	nodes  map[*Node]*account
+}
+
+// end is when a sandbox gave an address up.
+type end struct {
+	at time.Time
+	by *Sandbox
+}
+
+// Rest is the time between the end of a use of an address, on whatever node, and the
+// answer that gave it again.
+type Rest struct {
+	Addr     netip.Addr
+	From, To *Sandbox
+	End      time.Time
+	Took     time.Duration
+}
+
+func (r Rest) String() string {
+	return fmt.Sprintf("%s, given up by %s at %s, was given to %s %s later",
+		r.Addr, r.From, r.End.Format("15:04:05.000"), r.To, r.Took.Round(time.Millisecond))
 }
 
 // account is what is noted of a node.
 type account struct {
 	wrongs     []string
-	shortest   time.Duration
+	shortest   *Rest
 	adds, dels int
 }
 
 func newLedger() *Ledger {
 	return &Ledger{
-		live: map[*Sandbox][]netip.Addr{}, holder: map[netip.Addr]*Sandbox{}, freed: map[netip.Addr]time.Time{}, nodes: map[*Node]*account{},
+		live: map[*Sandbox][]netip.Addr{}, holder: map[netip.Addr]*Sandbox{}, freed: map[netip.Addr]end{}, nodes: map[*Node]*account{},
 	}
 }
 
@@ -35,7 +55,7 @@ func newLedger() *Ledger {
 func (l *Ledger) of(n *Node) *account {
 	a := l.nodes[n]
 	if a == nil {
-		a = &account{shortest: -1}
+		a = &account{}
 		l.nodes[n] = a
 	}
 	return a
@@ -60,9 +80,9 @@ func (l *Ledger) answered(s *Sandbox, addrs []netip.Addr) {
 		if other := l.holder[a]; other != nil {
 			acc.wrongf("%s was given to %s while %s has it", a, s, other)
 		}
-		if at, ok := l.freed[a]; ok {
-			if rest := time.Since(at); acc.shortest < 0 || rest < acc.shortest {
-				acc.shortest = rest
+		if f, ok := l.freed[a]; ok {
+			if took := time.Since(f.at); acc.shortest == nil || took < acc.shortest.Took {
+				acc.shortest = &Rest{Addr: a, From: f.by, To: s, End: f.at, Took: took}
 			}
 		}
 		l.holder[a] = s
@@ -95,7 +115,7 @@ func (l *Ledger) forget(s *Sandbox) {
 	for _, a := range l.live[s] {
 		if l.holder[a] == s {
 			delete(l.holder, a)
-			l.freed[a] = now
+			l.freed[a] = end{now, s}
 		}
 	}
 	delete(l.live, s)
@@ -122,10 +142,9 @@ func (l *Ledger) Wrongs(n *Node) []string {
 	return slices.Clone(l.of(n).wrongs)
 }
 
-// ShortestRest is the shortest time between the end of a use of an address, on
-// whatever node, and the node's answer that gave it again; negative when none was
-// given again.
-func (l *Ledger) ShortestRest(n *Node) time.Duration {
+// ShortestRest is the shortest rest of an address that the node gave; nil when it gave none
+// again.
+func (l *Ledger) ShortestRest(n *Node) *Rest {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.of(n).shortest

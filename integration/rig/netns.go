@@ -106,8 +106,10 @@ func newFabric(ctx context.Context) (*fabric, error) {
 	if err != nil {
 		return nil, err
 	}
+	// Without an address of its own the bridge takes the lowest of its ports'; nodes that knew another
+	// one would send nowhere for up to a minute.
 	_, err = ns.run(ctx, `
-link add br0 type bridge
+link add br0 address 02:00:00:00:00:fe type bridge
 addr add 10.255.0.1/16 dev br0
 addr add fd00:255::1/64 dev br0 nodad
 link set br0 up

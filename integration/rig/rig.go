@@ -62,6 +62,8 @@ type Options struct {
 	ControllerFlags, ControllerEnv []string
 	// APIServerArgs are further flags of kube-apiserver.
 	APIServerArgs []string
+	// API is one that another rig has started, in which everything is installed; nil starts one.
+	API *controlplane.API
 	// Log receives the progress of builds; nil discards it.
 	Log io.Writer
 }
@@ -108,6 +110,9 @@ func New(ctx context.Context, o Options) (_ *Rig, err error) {
 	builds, ctxBuild := errgroup.WithContext(ctx)
 	builds.Go(func() error { return r.build(ctxBuild) })
 	builds.Go(func() (err error) {
+		if r.API = o.API; r.API != nil {
+			return nil
+		}
 		r.API, err = controlplane.StartAPI(ctxBuild, controlplane.Options{
 			KubernetesVersion: o.KubernetesVersion, APIServerArgs: o.APIServerArgs, Log: o.Log,
 		})
@@ -123,8 +128,10 @@ func New(ctx context.Context, o Options) (_ *Rig, err error) {
 	if r.Coil, err = versioned.NewForConfig(cfg); err != nil {
 		return nil, err
 	}
-	if err := r.install(ctx); err != nil {
-		return nil, err
+	if o.API == nil {
+		if err := r.install(ctx); err != nil {
+			return nil, err
+		}
 	}
 	if r.fabric, err = newFabric(ctx); err != nil {
 		return nil, err

@@ -12,6 +12,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 
 	cnitypes "github.com/containernetworking/cni/pkg/types"
@@ -32,6 +33,8 @@ const (
 // namespace default.
 type SandboxOptions struct {
 	Namespace, Name string
+	// Labels and Annotations are those of a new pod.
+	Labels, Annotations map[string]string
 	// NoPod makes no Pod object; coild then needs --enable-egress=false.
 	NoPod bool
 }
@@ -72,7 +75,7 @@ func (n *Node) NewSandbox(ctx context.Context, o SandboxOptions) (*Sandbox, erro
 	}
 	s := &Sandbox{Node: n, ContainerID: randomHex(32), IfName: "eth0", Namespace: o.Namespace, Name: o.Name}
 	if !o.NoPod {
-		if err := s.createPod(ctx); err != nil {
+		if err := s.createPod(ctx, o); err != nil {
 			return nil, err
 		}
 	}
@@ -86,10 +89,10 @@ func (n *Node) NewSandbox(ctx context.Context, o SandboxOptions) (*Sandbox, erro
 	return s, nil
 }
 
-func (s *Sandbox) createPod(ctx context.Context) error {
+func (s *Sandbox) createPod(ctx context.Context, o SandboxOptions) error {
 	pods := s.Node.rig.Core.CoreV1().Pods(s.Namespace)
 	p, err := pods.Create(ctx, &corev1.Pod{
-		ObjectMeta: metav1.ObjectMeta{Name: s.Name},
+		ObjectMeta: metav1.ObjectMeta{Name: s.Name, Labels: o.Labels, Annotations: o.Annotations},
 		Spec: corev1.PodSpec{
 			NodeName:   s.Node.Name,
 			Containers: []corev1.Container{{Name: "c", Image: "none"}},
@@ -106,15 +109,18 @@ func (s *Sandbox) createPod(ctx context.Context) error {
 }
 
 // MakeNetns makes the network namespace at the sandbox's path, instead of one that
-// was there.
-func (s *Sandbox) MakeNetns() (err error) {
+// was there. The kernel gives the inode of one that is gone to the next: so that one is
+// removed last, and the two differ.
+func (s *Sandbox) MakeNetns() error {
+	ns, err := newNamespace()
+	if err != nil {
+		return err
+	}
 	if err := s.RemoveNetns(); err != nil {
-		return err
+		return errors.Join(err, ns.Close())
 	}
-	if s.ns, err = newNamespace(); err != nil {
-		return err
-	}
-	return os.Symlink(s.ns.path(), s.Path)
+	s.ns = ns
+	return os.Symlink(ns.path(), s.Path)
 }
 
 // RemoveNetns removes the network namespace, as the runtime does after DEL.
@@ -139,6 +145,23 @@ func (s *Sandbox) Close() error {
 // Run runs a program in the sandbox's network namespace and returns its output.
 func (s *Sandbox) Run(ctx context.Context, name string, args ...string) (string, error) {
 	return s.ns.run(ctx, "", name, args...)
+}
+
+// Way is where a packet from the sandbox to an address goes, by its routes: "eth0", "tunnel",
+// "nowhere", or what the kernel says else.
+func (s *Sandbox) Way(ctx context.Context, dst string) string {
+	out, err := s.Run(ctx, "ip", "route", "get", dst)
+	switch {
+	case err != nil && (strings.Contains(err.Error(), "No route to host") || strings.Contains(err.Error(), "unreachable")), strings.Contains(out, "unreachable"):
+		return "nowhere"
+	case err != nil:
+		return err.Error()
+	case strings.Contains(out, "dev eth0"):
+		return "eth0"
+	case strings.Contains(out, "dev fou"):
+		return "tunnel"
+	}
+	return out
 }
 
 // Listen listens in the sandbox; network is one of package net's for an IP address.

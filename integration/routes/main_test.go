@@ -22,35 +22,15 @@ import (
 
 	"github.com/coil-net/coil/integration/lab/preflight"
 	"github.com/coil-net/coil/integration/rig"
+	"github.com/coil-net/coil/integration/rig/rigtest"
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
 	"github.com/coil-net/coil/pkg/testkit"
 )
 
 // shared is the rig of all tests.
-var shared = struct {
-	start   func() (*rig.Rig, error)
-	running *rig.Rig
-}{}
+var shared = rigtest.Shared{Check: func() error { return preflight.Check(preflight.Routing) }}
 
-func TestMain(m *testing.M) {
-	shared.start = sync.OnceValues(func() (*rig.Rig, error) {
-		if err := preflight.Check(preflight.Routing); err != nil {
-			return nil, err
-		}
-		// It outlives the test that asks for it first.
-		r, err := rig.New(context.Background(), rig.Options{Log: os.Stderr})
-		shared.running = r
-		return r, err
-	})
-	code := m.Run()
-	if r := shared.running; r != nil {
-		if err := r.Close(); err != nil {
-			fmt.Fprintln(os.Stderr, err)
-			code = 1
-		}
-	}
-	os.Exit(code)
-}
+func TestMain(m *testing.M) { shared.Main(m) }
 
 // quick are flags that let things happen within a test's patience.
 var quick = []string{"--cool-down=1s", "--block-min-age=500ms", "--sweep-interval=1s", "--block-timeout=5s"}
@@ -86,14 +66,10 @@ func (n *node) speaker() string { return fmt.Sprintf("node%d", n.number) }
 // each family.
 func newNetwork(t testing.TB, how variant, count int) *network {
 	t.Helper()
-	testkit.Need(t, testkit.Netns)
-	testkit.Need(t, testkit.APIServer)
-	r, err := shared.start()
-	if err != nil {
-		t.Fatalf("start the rig: %v", err)
-	}
+	r := shared.Rig(t)
 	c := &network{Rig: r, t: t, how: how}
 	t.Cleanup(c.remove)
+	var err error
 	if c.dir, err = os.MkdirTemp(r.Dir(), "routes-"); err != nil {
 		t.Fatal(err)
 	}

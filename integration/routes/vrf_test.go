@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"net/netip"
-	"os"
 	"os/exec"
 	"slices"
 	"strings"
@@ -12,33 +11,17 @@ import (
 	"time"
 
 	"github.com/coil-net/coil/integration/lab/vm"
+	"github.com/coil-net/coil/integration/lab/vm/vmtest"
 	"github.com/coil-net/coil/integration/rig"
 	"github.com/coil-net/coil/pkg/testkit"
 )
-
-// inVM is set in the environment of the test that runs in a machine.
-const inVM = "COIL_ROUTES_IN_VM"
 
 // FRR imports both families by a VRF, which the machine's kernel may not have: what coild
 // makes in the kernel is announced, its copy in the main table leads no packet, and all of
 // it goes with the block. There is no Kubernetes in the virtual machine.
 func TestFRRWithVRF(t *testing.T) {
-	testkit.Need(t, testkit.VM)
-	if os.Getenv(inVM) != "" {
+	if vmtest.Reexec(t, vm.Options{}, "veth", "vrf") {
 		testVRF(t)
-		return
-	}
-	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
-	err = vm.Run(t.Context(), vm.Options{
-		Args:   []string{"sh", "-c", `modprobe -a veth vrf && exec "$@"`, "sh", self, "-test.v", "-test.run=^" + t.Name() + "$"},
-		Env:    append(os.Environ(), inVM+"=1"),
-		Stdout: t.Output(), Stderr: t.Output(), Log: os.Stderr,
-	})
-	if err != nil {
-		t.Fatalf("in the machine: %v", err)
 	}
 }
 

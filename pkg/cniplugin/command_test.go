@@ -46,7 +46,7 @@ type verdict struct {
 func skeleton(t *testing.T, env environ) verdict {
 	t.Helper()
 	cmd := exec.Command(os.Args[0])
-	cmd.Env = []string{"COIL_TEST_SKELETON=1"}
+	cmd.Env = []string{"COIL_TEST_SKELETON=1", "GORACE=" + os.Getenv("GORACE")}
 	for k, v := range env {
 		if k != "stdin" {
 			cmd.Env = append(cmd.Env, k+"="+v)

@@ -36,6 +36,8 @@ type Route struct {
 	Type  RouteType
 	// Link is the interface index; 0 for none, or for any by which Gateway is reached.
 	Link int
+	// Nexthop is the ID of a nexthop object, in place of Link and Gateway; 0 for none.
+	Nexthop uint32
 	// Gateway is the next hop; the zero Addr for none.
 	Gateway netip.Addr
 	// OnLink takes the gateway as reachable on the link.
@@ -65,6 +67,9 @@ func (r Route) String() string {
 	}
 	if r.Link != 0 {
 		fmt.Fprintf(&b, " dev %d", r.Link)
+	}
+	if r.Nexthop != 0 {
+		fmt.Fprintf(&b, " nhid %#x", r.Nexthop)
 	}
 	fmt.Fprintf(&b, " proto %d", r.Protocol)
 	if r.Scope == LinkScope {
@@ -138,8 +143,17 @@ type Rule struct {
 	Family   Family
 	Priority int
 	// To restricts the rule to destinations; the zero Prefix is all.
-	To    netip.Prefix
-	Table int
+	To netip.Prefix
+	// Input restricts the rule to packets that come in by a link of this name; empty is all.
+	Input string
+	// Mark restricts the rule to packets with this mark, all bits of it and no matter which
+	// others; 0 is all.
+	Mark uint32
+	// Transport restricts the rule to a protocol on top of IP, such as 6 for TCP, and
+	// SourcePort and DestinationPort to its ports; 0 is all. The kernel refuses 65535.
+	Transport                   uint8
+	SourcePort, DestinationPort uint16
+	Table                       int
 	// Protocol is the owner's mark (FRA_PROTOCOL).
 	Protocol int
 }
@@ -149,6 +163,21 @@ func (r Rule) String() string {
 	to := ""
 	if r.To.IsValid() {
 		to = " to " + r.To.String()
+	}
+	if r.Mark != 0 {
+		to += fmt.Sprintf(" fwmark %#x/%#x", r.Mark, r.Mark)
+	}
+	if r.Input != "" {
+		to += " iif " + r.Input
+	}
+	if r.Transport != 0 {
+		to += fmt.Sprintf(" ipproto %d", r.Transport)
+	}
+	if r.SourcePort != 0 {
+		to += fmt.Sprintf(" sport %d", r.SourcePort)
+	}
+	if r.DestinationPort != 0 {
+		to += fmt.Sprintf(" dport %d", r.DestinationPort)
 	}
 	return fmt.Sprintf("%d: from all%s lookup %d proto %d (%s)", r.Priority, to, r.Table, r.Protocol, r.Family)
 }

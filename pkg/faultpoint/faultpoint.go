@@ -1,5 +1,5 @@
-// Package faultpoint names the points between the steps of ADD, DEL and the life of
-// a block at which a crash is tested.
+// Package faultpoint names the points between the steps of ADD, DEL, the life of a
+// block and what a pod needs of Egresses at which a crash is tested.
 //
 // It owns their names. In programs that are shipped a point is nothing at all;
 // built with the tag faultpoints, a program kills itself at one of them when its
@@ -52,6 +52,21 @@ const (
 	RestoreInLine   Point = "restore.in-line"  // nothing says yet that it is
 )
 
+// The points of what a pod gets that uses Egresses, in their order, and of what it loses
+// when it uses none any more.
+const (
+	EgressRecorded  Point = "egress.recorded"  // the Egresses are, nothing of them is in the kernel
+	EgressClosed    Point = "egress.closed"    // destinations are unreachable where a rule looks at them
+	EgressRuled     Point = "egress.ruled"     // rules look at them
+	EgressTunnelled Point = "egress.tunnelled" // the tunnels are there, no route leads into new ones
+	EgressGrouped   Point = "egress.grouped"   // so are groups of routers, and flows have their pins
+	EgressOpened    Point = "egress.opened"    // what was before is still there beside
+	EgressMade      Point = "egress.made"
+	EgressRouteless Point = "egress.routeless" // no route is left, rules and tunnels are
+	EgressCleared   Point = "egress.cleared"   // nothing is left in the kernel, the record is
+	EgressForgotten Point = "egress.forgotten"
+)
+
 // The points of the controller, in their order.
 const (
 	CarveChosen   Point = "carve.chosen"
@@ -77,6 +92,17 @@ func Block() []Point {
 // Restore returns the points of the start.
 func Restore() []Point {
 	return []Point{RestoreBlocks, RestoreAdopted, RestoreLinks, RestoreDropped, RestoreReplayed, RestoreInLine}
+}
+
+// EgressSetup returns the points at which a pod gets what Egresses need, or other things
+// than before.
+func EgressSetup() []Point {
+	return []Point{EgressRecorded, EgressClosed, EgressRuled, EgressTunnelled, EgressGrouped, EgressOpened, EgressMade}
+}
+
+// EgressRemoval returns the points at which a pod loses it.
+func EgressRemoval() []Point {
+	return []Point{EgressRouteless, EgressCleared, EgressForgotten}
 }
 
 // Carve returns the points of the controller.

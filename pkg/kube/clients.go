@@ -12,6 +12,7 @@ import (
 	"os"
 
 	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
 	"k8s.io/client-go/metadata"
@@ -26,6 +27,8 @@ import (
 type Clients struct {
 	// Core knows the resources of the group "", version v1, and speaks protobuf.
 	Core rest.Interface
+	// Discovery knows the resources of the group discovery.k8s.io, version v1, alike.
+	Discovery rest.Interface
 	// Coil speaks JSON, as custom resources do.
 	Coil typed.CoilV2Interface
 	// Metadata reads the metadata of objects whose rest isn't of interest.
@@ -79,6 +82,11 @@ func NewClients(cfg *rest.Config) (Clients, error) {
 	if c.Core, err = rest.RESTClientFor(core); err != nil {
 		return Clients{}, fmt.Errorf("core client: %w", err)
 	}
+	discovery := rest.CopyConfig(core)
+	discovery.APIPath, discovery.GroupVersion = "/apis", &discoveryv1.SchemeGroupVersion
+	if c.Discovery, err = rest.RESTClientFor(discovery); err != nil {
+		return Clients{}, fmt.Errorf("discovery client: %w", err)
+	}
 	if c.Metadata, err = metadata.NewForConfig(cfg); err != nil {
 		return Clients{}, fmt.Errorf("metadata client: %w", err)
 	}
@@ -88,8 +96,8 @@ func NewClients(cfg *rest.Config) (Clients, error) {
 	return c, nil
 }
 
-// newScheme knows what Core reads and writes, and what Events are about.
+// newScheme knows what Core and Discovery read and write, and what Events are about.
 func newScheme() (*runtime.Scheme, error) {
 	s := runtime.NewScheme()
-	return s, errors.Join(corev1.AddToScheme(s), v2.Install(s))
+	return s, errors.Join(corev1.AddToScheme(s), discoveryv1.AddToScheme(s), v2.Install(s))
 }

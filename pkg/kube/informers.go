@@ -5,7 +5,9 @@ import (
 	"sync"
 
 	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/watch"
@@ -59,6 +61,43 @@ func AddressBlockInformer(client typed.CoilV2Interface, labelSelector string) (*
 func BlockRequestInformer(client typed.CoilV2Interface, labelSelector string) (*Informer, error) {
 	requests := client.BlockRequests()
 	return newInformer(&v2.BlockRequest{}, selected(requests.List, requests.Watch,
+		func(o *metav1.ListOptions) { o.LabelSelector = labelSelector }))
+}
+
+// EgressInformer returns an informer of all Egresses, without their templates.
+func EgressInformer(client typed.CoilV2Interface) (*Informer, error) {
+	egresses := client.Egresses(metav1.NamespaceAll)
+	i, err := newInformer(&v2.Egress{}, selected(egresses.List, egresses.Watch, func(*metav1.ListOptions) {}))
+	if err != nil {
+		return nil, err
+	}
+	return i, i.SetTransform(func(obj any) (any, error) {
+		if e, ok := obj.(*v2.Egress); ok {
+			e.Spec.Template = nil
+		}
+		return Strip(obj)
+	})
+}
+
+// ServiceInformer returns an informer of Services, with the labels that the server selects
+// by; an empty selector selects all.
+func ServiceInformer(core rest.Interface, labelSelector string) (*Informer, error) {
+	return newInformer(&corev1.Service{}, cache.NewFilteredListWatchFromClient(core, "services", metav1.NamespaceAll,
+		func(o *metav1.ListOptions) { o.LabelSelector = labelSelector }))
+}
+
+// OneEgressInformer returns an informer of the Egress of a name.
+func OneEgressInformer(client typed.CoilV2Interface, namespace, name string) (*Informer, error) {
+	egresses := client.Egresses(namespace)
+	return newInformer(&v2.Egress{}, selected(egresses.List, egresses.Watch, func(o *metav1.ListOptions) {
+		o.FieldSelector = fields.OneTermEqualSelector(metav1.ObjectNameField, name).String()
+	}))
+}
+
+// EndpointSliceInformer returns an informer of the EndpointSlices of a namespace, with the
+// labels that the server selects by; an empty selector selects all.
+func EndpointSliceInformer(discovery rest.Interface, namespace, labelSelector string) (*Informer, error) {
+	return newInformer(&discoveryv1.EndpointSlice{}, cache.NewFilteredListWatchFromClient(discovery, "endpointslices", namespace,
 		func(o *metav1.ListOptions) { o.LabelSelector = labelSelector }))
 }
 

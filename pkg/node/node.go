@@ -5,8 +5,10 @@
 package node
 
 import (
+	"context"
 	"errors"
 
+	"github.com/coil-net/coil/pkg/ipam"
 	"github.com/coil-net/coil/pkg/store"
 )
 
@@ -18,6 +20,17 @@ type AddRequest struct {
 	Netns store.Netns
 	// Pool is the AddressPool of the pod's namespace.
 	Pool string
+	// Finish completes the network of the pod, which has its link and addresses; its error
+	// undoes all. nil is that nothing else is to be done.
+	Finish func(context.Context, Sandbox) error
+}
+
+// Sandbox is a pod's network namespace, and the addresses that it has.
+type Sandbox struct {
+	store.ID
+	store.Pod
+	store.Netns
+	Address ipam.Address
 }
 
 // ErrUnavailable: no address can be had now; the runtime should try again later.

@@ -37,10 +37,19 @@ type Options struct {
 	HealthAddr  string
 }
 
-// Serve serves /metrics and, for callers on the same host, /debug/pprof at
+// Page is something else to be read.
+type Page struct {
+	Path    string
+	Handler http.Handler
+}
+
+// Serve serves /metrics, further pages and, for callers on the same host, /debug/pprof at
 // MetricsAddr, and /healthz, /readyz at HealthAddr until ctx ends. An address that can't be listened on is an error at once.
-func Serve(ctx context.Context, o Options, g prometheus.Gatherer, h *Health) error {
+func Serve(ctx context.Context, o Options, g prometheus.Gatherer, h *Health, pages ...Page) error {
 	metrics := http.NewServeMux()
+	for _, p := range pages {
+		metrics.Handle("GET "+p.Path, p.Handler)
+	}
 	metrics.Handle("GET /metrics", promhttp.HandlerFor(g, promhttp.HandlerOpts{}))
 	metrics.HandleFunc("GET /debug/pprof/", local(pprof.Index))
 	metrics.HandleFunc("GET /debug/pprof/profile", local(pprof.Profile))

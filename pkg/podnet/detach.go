@@ -2,8 +2,6 @@ package podnet
 
 import (
 	"context"
-	"crypto/rand"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -106,44 +104,12 @@ func (n *Network) removeLinks(ctx context.Context, links []rtnl.Link) []error {
 	return results
 }
 
-// removedMask is the part of a group that says that its links are being removed.
-const removedMask = 0xf0000000
-
 // removeGroup removes links together, or returns why that wasn't possible: some may be
 // gone all the same.
 func (n *Network) removeGroup(ctx context.Context, links []rtnl.Link) error {
-	var random [4]byte
-	if _, err := rand.Read(random[:]); err != nil {
-		return err
-	}
 	n.groups.RLock()
 	defer n.groups.RUnlock()
-	group := dataplane.LinkGroupRemoved | binary.NativeEndian.Uint32(random[:])&^removedMask
-	reqs := make([]rtnl.Request, 0, len(links))
-	ours := make(map[int]rtnl.Link, len(links))
-	for _, l := range links {
-		reqs = append(reqs, rtnl.SetLink(l.Index, rtnl.LinkChange{Group: group}))
-		ours[l.Index] = l
-	}
-	for _, err := range n.handle.Each(ctx, reqs...) {
-		if err != nil && !errors.Is(err, rtnl.ErrNotExist) {
-			return err
-		}
-	}
-	members, err := n.handle.Group(ctx, group)
-	if err != nil {
-		return err
-	}
-	for _, m := range members {
-		if l, ok := ours[m.Index]; !ok || m.Alias != l.Alias || m.Name != l.Name {
-			return fmt.Errorf("link %s is in group %#x too", m, group)
-		}
-	}
-	err = n.handle.Do(ctx, rtnl.DelGroup(group))
-	if errors.Is(err, rtnl.ErrNotExist) {
-		return nil // their namespaces are gone, and took them along
-	}
-	return err
+	return n.handle.DelTogether(ctx, links)
 }
 
 // find returns the host's end of an attachment without a dump; rtnl.ErrNotExist.

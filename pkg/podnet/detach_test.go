@@ -11,6 +11,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/coil-net/coil/pkg/dataplane"
 	"github.com/coil-net/coil/pkg/kernel/netns"
 	"github.com/coil-net/coil/pkg/kernel/rtnl"
 	"github.com/coil-net/coil/pkg/podnet"
@@ -224,8 +225,8 @@ func TestCheckNamesWhatIsWrong(t *testing.T) {
 			pod.IP(t, "link", "set", "eth0", "down")
 		}, []string{"in the pod: link eth0 is down", "route to 0.0.0.0/0", "route to ::/0"}},
 		{"MAC address", func(t *testing.T, n node, pod *netnstest.NS, link string) {
-			pod.IP(t, "link", "set", "eth0", "address", "02:00:00:00:00:01")
-		}, []string{"MAC address of eth0 is 02:00:00:00:00:01"}},
+			n.host.IP(t, "link", "set", link, "address", "02:00:00:00:00:01")
+		}, []string{"on the host: MAC address of veth", " is 02:00:00:00:00:01"}},
 		{"alternative name", func(t *testing.T, n node, pod *netnstest.NS, link string) {
 			n.host.IP(t, "link", "property", "del", "dev", link, "altname", fmt.Sprintf("coil-%064x-eth0", 1))
 		}, []string{"alternative name coil-"}},
@@ -331,7 +332,10 @@ func TestSync(t *testing.T) {
 	n.host.IP(t, "-6", "route", "del", "fd64::2", "table", "116")
 	n.host.IP(t, "route", "replace", "10.64.0.3", "dev", "uplink", "table", "116", "proto", "30", "scope", "link")
 	n.host.IP(t, "route", "add", "10.64.0.77", "dev", "uplink", "table", "116", "proto", "30")
-	sync(wired(pods...), "{Added:4 Replaced:1 Deleted:1}")
+	sync(wired(pods...), "{Added:2 Replaced:1 Deleted:1}")
+	if got, err := n.Rules(t.Context()); err != nil || got != (dataplane.Result{Added: 2}) {
+		t.Errorf("Rules: %+v, %v", got, err)
+	}
 	if diff := cmp.Diff(lines(before), lines(state(t, n.host))); diff != "" {
 		t.Errorf("not restored (-before +after):\n%s", diff)
 	}

@@ -39,6 +39,14 @@ func (n *Network) Label(ctx context.Context, f Found) error {
 // Strays returns the routes of the pod table to links that are no attachment's, such as
 // those whose alias was lost. Sync deletes them.
 func (n *Network) Strays(ctx context.Context) ([]string, error) {
+	links, err := n.handle.Veths(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("list pod routes: %w", err)
+	}
+	attached := make(map[int]bool, len(links))
+	for _, l := range links {
+		_, _, attached[l.Index] = parseAlias(l.Alias)
+	}
 	var strays []string
 	for _, family := range []dataplane.Family{dataplane.IPv4, dataplane.IPv6} {
 		routes, err := n.handle.Routes(ctx, family, n.opts.PodTable, n.opts.Protocol)
@@ -46,6 +54,9 @@ func (n *Network) Strays(ctx context.Context) ([]string, error) {
 			return nil, fmt.Errorf("list pod routes: %w", err)
 		}
 		for _, r := range routes {
+			if attached[r.Link] {
+				continue
+			}
 			l, err := n.handle.LinkByIndex(ctx, r.Link)
 			if errors.Is(err, rtnl.ErrNotExist) {
 				continue // it took the route along

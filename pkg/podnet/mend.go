@@ -85,7 +85,7 @@ func recognised(l rtnl.Link, p Wired) bool {
 	return l.Name == p.ID().name() || l.Name == calicoName(p.Namespace, p.Name) || slices.Contains(l.AltNames, p.ID().altName())
 }
 
-func beingRemoved(l rtnl.Link) bool { return l.Group&removedMask == dataplane.LinkGroupRemoved }
+func beingRemoved(l rtnl.Link) bool { return l.Group&rtnl.RemovedMask == dataplane.LinkGroupRemoved }
 
 // mendLink restores one link.
 func (n *Network) mendLink(ctx context.Context, p Wired, l rtnl.Link, addrs []netip.Addr) (m Mended, err error) {

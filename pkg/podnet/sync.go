@@ -112,23 +112,21 @@ func (n *Network) advertisedLinks(ctx context.Context) ([]string, error) {
 	return names, nil
 }
 
-// Sync makes the node's rules, and the routes to all pods, as they should be. want
-// returns the pods; it is called after the kernel was read, so that a pod which is
-// recorded before it is attached keeps its routes. A pod whose link has no index
-// yet keeps the routes that it has. It goes on after a failure; the Result counts
-// what was changed and the error joins what couldn't be.
+// Sync makes the routes to all pods as they should be. want returns the pods; it is
+// called after the kernel was read, so that a pod which is recorded before it is
+// attached keeps its routes. A pod whose link has no index yet keeps the routes that
+// it has. It goes on after a failure; the Result counts what was changed and the
+// error joins what couldn't be.
 func (n *Network) Sync(ctx context.Context, want func(context.Context) ([]Wired, error)) (dataplane.Result, error) {
-	rules, ruleErr := n.rules.Sync(ctx, n.wantedRules())
 	attaching := map[netip.Addr]bool{}
-	routes, routeErr := n.routes.SyncFunc(ctx, func(ctx context.Context) ([]dataplane.Route, error) {
+	result, err := n.routes.SyncFunc(ctx, func(ctx context.Context) ([]dataplane.Route, error) {
 		pods, err := want(ctx)
 		if err != nil {
 			return nil, err
 		}
 		return n.wantedRoutes(ctx, pods, attaching)
 	}, func(r dataplane.Route) bool { return attaching[r.Dst.Addr()] })
-	result := rules.Plus(routes)
-	if err := errors.Join(ruleErr, routeErr); err != nil {
+	if err != nil {
 		return result, fmt.Errorf("sync pod routes: %w", err)
 	}
 	return result, nil

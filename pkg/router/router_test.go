@@ -90,7 +90,8 @@ func newBench(t *testing.T, nodes []runtime.Object, blocks ...runtime.Object) *b
 	if err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithCancel(t.Context())
+	// That of the test ends before its cleanup, which looks whether the router has.
+	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
 	nodeInformers.Start(ctx.Done())
 	blockInformers.Start(ctx.Done())
 	ended := make(chan error, 2)

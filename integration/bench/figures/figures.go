@@ -161,12 +161,17 @@ func Write(path string, v any) error {
 
 // Quantile is the nearest-rank quantile in milliseconds; 0 if there are no values.
 func Quantile(values []time.Duration, q float64) float64 {
+	return Milliseconds(NearestRank(values, q))
+}
+
+// NearestRank is the smallest value that the part q of all doesn't exceed; 0 if there are no values.
+func NearestRank(values []time.Duration, q float64) time.Duration {
 	if len(values) == 0 {
 		return 0
 	}
 	sorted := slices.Sorted(slices.Values(values))
 	rank := int(math.Ceil(q * float64(len(sorted))))
-	return Milliseconds(sorted[min(max(rank, 1), len(sorted))-1])
+	return sorted[min(max(rank, 1), len(sorted))-1]
 }
 
 // Milliseconds are those of d, to a microsecond.

@@ -18,6 +18,7 @@ import (
 	"github.com/coil-net/coil/integration/bench/figures"
 	"github.com/coil-net/coil/integration/rig"
 	"github.com/coil-net/coil/pkg/app/ipamcontroller"
+	"github.com/coil-net/coil/pkg/app/leading"
 )
 
 const (
@@ -42,7 +43,9 @@ func measureStall(ctx context.Context, o options, rep *report) error {
 	return nil
 }
 
-// stall returns how long the ADDs took, and those that waited for the late block.
+// stall returns how long the ADDs took, and those that waited for the late block. It comes
+// after the delay, and not before the last ADD of the first pool has been answered: an ADD
+// that waits for it, too, fails.
 func stall(ctx context.Context, o options) (took, late []time.Duration, err error) {
 	r, err := rig.New(ctx, rig.Options{NoController: true, Log: o.log})
 	if err != nil {
@@ -56,7 +59,8 @@ func stall(ctx context.Context, o options) (took, late []time.Duration, err erro
 	); err != nil {
 		return nil, nil, err
 	}
-	stop, err := delayedController(ctx, r, o.delay)
+	come := make(chan struct{})
+	stop, err := delayedController(ctx, r, come)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -78,17 +82,23 @@ func stall(ctx context.Context, o options) (took, late []time.Duration, err erro
 		return nil, nil, err
 	}
 	waiting, waitCtx := errgroup.WithContext(ctx)
+	began := time.Now()
 	late = attach(waitCtx, waiting, pods[adds:])
 	if err := awaitRequest(ctx, r); err != nil {
 		return nil, nil, errors.Join(err, waiting.Wait())
 	}
+	earliest := time.After(o.delay)
 	group, groupCtx := errgroup.WithContext(ctx)
 	took = attach(groupCtx, group, pods[:adds])
-	if err := errors.Join(group.Wait(), waiting.Wait()); err != nil {
+	err = group.Wait()
+	<-earliest
+	held := time.Since(began)
+	close(come)
+	if err := errors.Join(err, waiting.Wait()); err != nil {
 		return nil, nil, fmt.Errorf("%w; the end of coild's log:\n%s", err, n.Coild.Logs(20))
 	}
 	for _, d := range late {
-		if d < o.delay {
+		if d < held {
 			return nil, nil, fmt.Errorf("an ADD of the other pool took %s: its block was not late", d)
 		}
 	}
@@ -126,20 +136,23 @@ func awaitRequest(ctx context.Context, r *rig.Rig) error {
 }
 
 // delayedController runs coil-ipam-controller in this process, whose reads of the late
-// pool take long: each block is preceded by one.
-func delayedController(ctx context.Context, r *rig.Rig, delay time.Duration) (stop func() error, err error) {
+// pool wait for come to be closed: each block is preceded by one.
+func delayedController(ctx context.Context, r *rig.Rig, come <-chan struct{}) (stop func() error, err error) {
 	cfg, err := r.API.UserConfig(audit.User("coil-ipam-controller"), "system:serviceaccounts", "system:serviceaccounts:kube-system")
 	if err != nil {
 		return nil, err
 	}
 	cfg.WarningHandler = rest.NoWarnings{} // one about the name of the finalizer in each answer
-	cfg.Wrap(func(next http.RoundTripper) http.RoundTripper { return &delayed{next, delay} })
+	cfg.Wrap(func(next http.RoundTripper) http.RoundTripper { return &delayed{next, come} })
 	ctx, cancel := context.WithCancel(ctx)
 	ended := make(chan error, 1)
 	go func() {
 		ended <- ipamcontroller.Run(ctx, cfg, &ipamcontroller.Options{
-			GCInterval: time.Hour, Quarantine: 10 * time.Minute, LeaseNamespace: metav1.NamespaceSystem,
-			LeaseDuration: 30 * time.Second, RenewDeadline: 20 * time.Second, RetryPeriod: 300 * time.Millisecond,
+			GCInterval: time.Hour, Quarantine: 10 * time.Minute,
+			Election: leading.Options{
+				LeaseNamespace: metav1.NamespaceSystem,
+				LeaseDuration:  30 * time.Second, RenewDeadline: 20 * time.Second, RetryPeriod: 300 * time.Millisecond,
+			},
 		})
 	}()
 	return sync.OnceValue(func() error { cancel(); return <-ended }), nil
@@ -147,14 +160,14 @@ func delayedController(ctx context.Context, r *rig.Rig, delay time.Duration) (st
 
 // delayed is a connection to the API server that holds up reads of the late pool.
 type delayed struct {
-	next  http.RoundTripper
-	delay time.Duration
+	next http.RoundTripper
+	come <-chan struct{}
 }
 
 func (d *delayed) RoundTrip(r *http.Request) (*http.Response, error) {
 	if r.Method == http.MethodGet && strings.Contains(r.URL.Path, "/addresspools/") && path.Base(r.URL.Path) == latePool {
 		select {
-		case <-time.After(d.delay):
+		case <-d.come:
 		case <-r.Context().Done():
 			return nil, r.Context().Err()
 		}

@@ -1,6 +1,6 @@
 // Package cluster runs whole Kubernetes clusters on one machine: a fabric, which is a bridge with
-// etcd and the control plane beside it, and nodes, each a machine of its own with containerd,
-// kubelet and kube-proxy. It owns a cluster's directory, which records every step before it is
+// etcd and the control plane beside it, unless that is elsewhere, and nodes, each a machine of its
+// own with containerd, kubelet and kube-proxy. It owns a cluster's directory, which records every step before it is
 // made, so that Down finds everything, whenever the lab was killed. Except for a directory and
 // cgroups nothing is made outside of the machines' namespaces: no link, no mount, no rule.
 //
@@ -61,8 +61,12 @@ type Options struct {
 	Families []Family
 	// KubernetesVersion is as in build.Builder.
 	KubernetesVersion string
+	// ControlPlane is one elsewhere, whose flags are not this cluster's; nil starts one in the fabric.
+	ControlPlane *Remote
 	// Images are archives that every node imports, beside the lab's own images.
 	Images []string
+	// Store is a directory of MakeStore, whose images need no import.
+	Store string
 	// Kustomize are directories that kubectl applies, in this order.
 	Kustomize []string
 	// ReferenceCNI configures the reference plugins ptp and host-local with a subnet for each
@@ -95,7 +99,7 @@ func (o *Options) defaults() {
 
 // Validate reports everything that is wrong with the options.
 func (o Options) Validate() error {
-	var errs []error
+	errs := []error{o.ControlPlane.validate()}
 	if !nameFormat.MatchString(o.Name) {
 		errs = append(errs, fmt.Errorf("cluster name %q: want at most 20 lower case letters, digits and hyphens", o.Name))
 	}

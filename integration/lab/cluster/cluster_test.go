@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"net/netip"
 	"os"
 	"strings"
 	"testing"
@@ -53,7 +54,13 @@ func TestOptionsValidate(t *testing.T) {
 		"no nodes":                         func(o *Options) { o.Nodes = -1 },
 		"too many nodes":                   func(o *Options) { o.Nodes = MaxNodes + 1 },
 		"a family twice":                   func(o *Options) { o.Families = []Family{IPv4, IPv4} },
-		"an image that doesn't exist":      func(o *Options) { o.Images = []string{"/no/such.tar"} },
+		"a control plane without a link": func(o *Options) {
+			o.ControlPlane = &Remote{Dir: "/tmp", Addr: netip.MustParseAddrPort("10.0.2.2:6443"), Local: netip.MustParsePrefix("10.0.2.15/24")}
+		},
+		"a control plane of another family": func(o *Options) {
+			o.ControlPlane = &Remote{Dir: "/tmp", Link: "eth0", Addr: netip.MustParseAddrPort("[::1]:6443"), Local: netip.MustParsePrefix("10.0.2.15/24")}
+		},
+		"an image that doesn't exist": func(o *Options) { o.Images = []string{"/no/such.tar"} },
 	} {
 		t.Run(name, func(t *testing.T) {
 			o := ok

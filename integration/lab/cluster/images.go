@@ -18,19 +18,36 @@ import (
 
 const importTimeout = 60 * time.Second
 
+// pause is the package of the sandbox's program.
+const pause = "integration/lab/image/pause"
+
 // ownImages returns what writes the archives that every cluster gets.
 func (c *Cluster) ownImages(ctx context.Context) (map[string]func(io.Writer) error, error) {
-	pause, err := c.build.Own(ctx, "integration/lab/image/pause")
+	program, err := c.build.Own(ctx, pause)
 	if err != nil {
 		return nil, err
 	}
 	return map[string]func(io.Writer) error{
-		"pause": func(w io.Writer) error { return image.WritePause(w, pause) },
+		"pause": func(w io.Writer) error { return image.WritePause(w, program) },
 		"tools": func(w io.Writer) error { return image.WriteTools(ctx, w) },
 	}, nil
 }
 
 func (c *Cluster) ownImage(name string) string { return filepath.Join(c.dir, name+".tar") }
+
+// writeOwnImages writes the archives that every cluster gets.
+func (c *Cluster) writeOwnImages(ctx context.Context) error {
+	archives, err := c.ownImages(ctx)
+	if err != nil {
+		return err
+	}
+	for name, write := range archives {
+		if err := writeTo(c.ownImage(name), write); err != nil {
+			return err
+		}
+	}
+	return nil
+}
 
 // ownImageFiles returns the archives in the cluster's directory, the sandbox first: no pod starts
 // without it.

@@ -81,14 +81,22 @@ func (c *Cluster) families() []Family {
 func (c *Cluster) wireFabric(ctx context.Context, i machine.Init) error {
 	lines := []string{
 		"link set lo up",
-		// Without a querier snooping stops neighbour discovery sooner or later.
-		"link add br0 type bridge mcast_snooping 0",
+		// Without an address of its own the bridge takes the lowest of its ports'; nodes that knew another
+		// one would send nowhere for up to a minute. Without a querier snooping stops neighbour discovery
+		// sooner or later.
+		"link add br0 address 02:00:00:00:00:fe type bridge mcast_snooping 0",
 		"link set br0 up",
 	}
 	for _, f := range c.families() {
 		lines = append(lines, "addr add "+f.bridge().String()+" dev br0"+nodad(f))
 	}
-	return ip(ctx, i, lines...)
+	if err := ip(ctx, i, lines...); err != nil {
+		return err
+	}
+	if r := c.remote(); r != nil {
+		return r.takeLink(ctx, i)
+	}
+	return nil
 }
 
 // wireNode connects a node's network namespace with the bridge. The pair of links is made with

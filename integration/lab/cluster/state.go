@@ -22,6 +22,7 @@ type state struct {
 	Families          []Family
 	KubernetesVersion string
 	ReferenceCNI      bool
+	ControlPlane      *Remote
 	Programs          build.Binaries
 	Labinit           string
 	Fabric            *machine.Init
@@ -121,6 +122,13 @@ func (c *Cluster) referenceCNI() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.state.ReferenceCNI
+}
+
+// remote returns the control plane elsewhere, nil for one in the fabric.
+func (c *Cluster) remote() *Remote {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.state.ControlPlane
 }
 
 func (c *Cluster) cgroup(name string) machine.Cgroup {

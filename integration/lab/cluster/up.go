@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"slices"
 	"strings"
 	"time"
 
@@ -26,6 +27,9 @@ const (
 	apiTimeout     = 60 * time.Second
 	apiPort        = 6443
 )
+
+// labinit is the package of what machines start.
+const labinit = "integration/lab/machine/labinit"
 
 // programs of a cluster, beside labinit.
 var programs = []string{
@@ -61,7 +65,7 @@ func (c *Cluster) up(ctx context.Context, opts Options) error {
 	}
 	group, groupCtx := errgroup.WithContext(ctx)
 	for _, name := range c.Nodes() {
-		group.Go(func() error { return c.bringUp(groupCtx, name, opts.Images) })
+		group.Go(func() error { return c.bringUp(groupCtx, name, opts) })
 	}
 	if err := group.Wait(); err != nil {
 		return err
@@ -81,6 +85,10 @@ func (c *Cluster) up(ctx context.Context, opts Options) error {
 func Build(ctx context.Context, kubernetesVersion string, log io.Writer) error {
 	b := &build.Builder{KubernetesVersion: kubernetesVersion, Log: log}
 	_, err := b.Programs(ctx, programs...)
+	for _, pkg := range []string{labinit, pause} {
+		_, ownErr := b.Own(ctx, pkg)
+		err = errors.Join(err, ownErr)
+	}
 	return err
 }
 
@@ -95,26 +103,22 @@ func (c *Cluster) create(ctx context.Context, opts Options) error {
 	if err != nil {
 		return err
 	}
-	labinit, err := c.build.Own(ctx, "integration/lab/machine/labinit")
-	if err != nil {
-		return err
-	}
-	archives, err := c.ownImages(ctx)
+	init, err := c.build.Own(ctx, labinit)
 	if err != nil {
 		return err
 	}
 	if err := os.Mkdir(c.dir, 0o711); err != nil {
 		return err
 	}
-	for name, write := range archives {
-		if err := writeTo(c.ownImage(name), write); err != nil {
+	if opts.Store == "" {
+		if err := c.writeOwnImages(ctx); err != nil {
 			return err
 		}
 	}
 	return c.record(func(s *state) {
 		*s = state{
 			Families: opts.Families, KubernetesVersion: opts.KubernetesVersion, ReferenceCNI: opts.ReferenceCNI,
-			Programs: bin, Labinit: labinit,
+			ControlPlane: opts.ControlPlane, Programs: bin, Labinit: init,
 		}
 		for i := range opts.Nodes {
 			s.Nodes = append(s.Nodes, node{Name: nodeName(c.Name(), i), Index: i, MachineID: newMachineID()})
@@ -124,14 +128,16 @@ func (c *Cluster) create(ctx context.Context, opts Options) error {
 
 // startFabric starts the machine with the control plane and waits for the API.
 func (c *Cluster) startFabric(ctx context.Context, opts Options) error {
-	fmt.Fprintf(c.log, "starting the control plane\n")
 	ca, err := pki.Open(c.pkiDir())
 	if err != nil {
 		return err
 	}
 	cfg := c.controlPlane()
-	if err := errors.Join(cfg.Validate(), cfg.Issue(ca)); err != nil {
-		return err
+	if c.remote() == nil {
+		fmt.Fprintf(c.log, "starting the control plane\n")
+		if err := errors.Join(cfg.Validate(), cfg.Issue(ca)); err != nil {
+			return err
+		}
 	}
 	// Clients of the host come in through this socket; the fabric has no link to the host.
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -170,16 +176,27 @@ func (c *Cluster) startFabric(ctx context.Context, opts Options) error {
 	if err != nil {
 		return fmt.Errorf("wait for the API server: %w; see lab logs --name %s %s", err, c.Name(), Fabric)
 	}
+	if c.remote() != nil {
+		return nil
+	}
 	return errors.Join(
 		c.Start(ctx, Fabric, controlplane.ControllerManager),
 		c.Start(ctx, Fabric, controlplane.Scheduler),
 	)
 }
 
-func (c *Cluster) pkiDir() string { return string(c.Machine(Fabric)) + "/control-plane" }
+func (c *Cluster) pkiDir() string {
+	if r := c.remote(); r != nil {
+		return r.Dir
+	}
+	return string(c.Machine(Fabric)) + "/control-plane"
+}
 
-// controlPlane returns the configuration of the control plane inside the fabric.
+// controlPlane returns the configuration of the control plane: of one elsewhere, where it is.
 func (c *Cluster) controlPlane() controlplane.Config {
+	if r := c.remote(); r != nil {
+		return controlplane.Config{Dir: r.Dir, Bind: r.Addr}
+	}
 	loopback := netip.MustParseAddr("127.0.0.1")
 	cfg := controlplane.Config{
 		Dir:       c.pkiDir(),
@@ -197,10 +214,9 @@ func (c *Cluster) controlPlane() controlplane.Config {
 func (c *Cluster) fabricSpec(cfg controlplane.Config, opts Options) machine.Spec {
 	bin := c.programs()
 	etcd, api := cfg.Etcd.String(), cfg.Bind.String()
-	return machine.Spec{
-		Hostname: c.Name() + "-" + Fabric,
-		Forward:  []string{api},
-		Components: []machine.Component{
+	s := machine.Spec{Hostname: c.Name() + "-" + Fabric, Forward: []string{api}}
+	if c.remote() == nil {
+		s.Components = []machine.Component{
 			{Name: controlplane.Etcd, Path: bin[controlplane.Etcd], Args: cfg.EtcdArgs()},
 			{
 				Name: controlplane.APIServer, Path: bin[controlplane.APIServer],
@@ -215,12 +231,13 @@ func (c *Cluster) fabricSpec(cfg controlplane.Config, opts Options) machine.Spec
 				Name: controlplane.Scheduler, Path: bin[controlplane.Scheduler],
 				Args: cfg.SchedulerArgs(), After: api, Manual: true,
 			},
-		},
+		}
 	}
+	return s
 }
 
 // bringUp makes one node and waits until it has its images and has registered.
-func (c *Cluster) bringUp(ctx context.Context, name string, images []string) error {
+func (c *Cluster) bringUp(ctx context.Context, name string, opts Options) error {
 	n, err := c.node(name)
 	if err != nil {
 		return err
@@ -228,10 +245,17 @@ func (c *Cluster) bringUp(ctx context.Context, name string, images []string) err
 	if err := c.installNode(n); err != nil {
 		return fmt.Errorf("install %s: %w", name, err)
 	}
+	archives := slices.Concat(c.ownImageFiles(), opts.Images)
+	if opts.Store != "" {
+		archives = opts.Images
+		if err := copyStore(ctx, opts.Store, c.Machine(name).Disk("/var/lib/containerd")); err != nil {
+			return err
+		}
+	}
 	if err := c.powerOn(ctx, n); err != nil {
 		return err
 	}
-	for _, archive := range append(c.ownImageFiles(), images...) {
+	for _, archive := range archives {
 		if err := c.ImportImage(ctx, archive, name); err != nil {
 			return err
 		}
@@ -270,10 +294,10 @@ func (c *Cluster) Apply(ctx context.Context, dir string) error {
 
 func countLines(b []byte) string { return fmt.Sprint(strings.Count(string(b), "\n")) }
 
-// poll calls done until it returns nil or ctx ends; then the last error tells why.
+// poll calls done until it returns nil or ctx ends; then the last error tells why. It asks the less
+// often the longer it takes: where processors are emulated, answers keep others from their work.
 func poll(ctx context.Context, done func(context.Context) error) error {
-	t := time.NewTicker(100 * time.Millisecond)
-	defer t.Stop()
+	start := time.Now()
 	for {
 		err := done(ctx)
 		if err == nil {
@@ -282,7 +306,7 @@ func poll(ctx context.Context, done func(context.Context) error) error {
 		select {
 		case <-ctx.Done():
 			return fmt.Errorf("%w: %w", ctx.Err(), err)
-		case <-t.C:
+		case <-time.After(min(max(time.Since(start)/20, 100*time.Millisecond), 2*time.Second)):
 		}
 	}
 }

@@ -43,6 +43,8 @@ type Options struct {
 	KubernetesVersion string
 	// BindAddress of the API server; the default is 127.0.0.1.
 	BindAddress netip.Addr
+	// Advertise is where nodes reach the API server, at its port. With it, pods need ServiceAccounts.
+	Advertise netip.Addr
 	// ServiceCIDRs default to one IPv4 and one IPv6 range.
 	ServiceCIDRs []netip.Prefix
 	// APIServerArgs are further flags of kube-apiserver, such as --audit-policy-file.
@@ -62,6 +64,7 @@ type API struct {
 	scratch *scratch.Dir // nil when the caller gave the directory
 
 	etcd, server *proc.Process
+	controllers  []*proc.Process
 }
 
 // DefaultServiceCIDRs are the service ranges of a dual-stack cluster.
@@ -96,6 +99,21 @@ func StartAPI(ctx context.Context, opts Options) (_ *API, err error) {
 		}
 	}
 }
+
+// Attach returns an API that another process runs and that is reached at an address: dir is the
+// directory of that one. Its certificate must name the address. Stop leaves it alone.
+func Attach(dir string, at netip.AddrPort) (*API, error) {
+	a := &API{config: Config{Dir: dir, Bind: at}, build: &build.Builder{}}
+	var err error
+	if a.ca, err = pki.Open(dir); err != nil {
+		return nil, err
+	}
+	a.rest, err = restConfig(a.ca, a.config.URL(), Admin)
+	return a, err
+}
+
+// Addr is where the API server listens.
+func (a *API) Addr() netip.AddrPort { return a.config.Bind }
 
 // Stop ends both programs and removes a temporary directory. It can be called more than once.
 func (a *API) Stop() error {
@@ -145,11 +163,12 @@ func (a *API) StopServer() {
 func (a *API) StartServer(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, testkit.Timeout(readyTimeout))
 	defer cancel()
-	extra := append([]string{
-		// Nothing here creates the ServiceAccounts that pods would need.
-		"--disable-admission-plugins=ServiceAccount",
-		"--shutdown-delay-duration=0s",
-	}, a.opts.APIServerArgs...)
+	extra := []string{"--shutdown-delay-duration=0s"}
+	if !a.opts.Advertise.IsValid() {
+		// Pods that are made by hand have no ServiceAccounts.
+		extra = append(extra, "--disable-admission-plugins=ServiceAccount")
+	}
+	extra = append(extra, a.opts.APIServerArgs...)
 	var err error
 	a.server, err = proc.Start(proc.Command{
 		Path: a.bin[APIServer],
@@ -160,6 +179,29 @@ func (a *API) StartServer(ctx context.Context) error {
 		return err
 	}
 	return a.server.WaitFor(ctx, func(ctx context.Context) error { return Ready(ctx, a.rest) })
+}
+
+// StartControllerManager starts kube-controller-manager, with further flags. It ends with the
+// API server; what it does is to be awaited.
+func (a *API) StartControllerManager(ctx context.Context, extra ...string) error {
+	return a.startController(ctx, ControllerManager, a.config.ControllerManagerArgs(append([]string{"--secure-port=0"}, extra...)...))
+}
+
+// StartScheduler starts kube-scheduler, which ends with the API server.
+func (a *API) StartScheduler(ctx context.Context) error {
+	return a.startController(ctx, Scheduler, append(a.config.SchedulerArgs(), "--secure-port=0"))
+}
+
+func (a *API) startController(ctx context.Context, name string, args []string) error {
+	bin, err := a.build.Programs(ctx, name)
+	if err != nil {
+		return err
+	}
+	p, err := proc.Start(proc.Command{Path: bin[name], Args: args, Log: a.config.path(name + ".log")})
+	if err == nil {
+		a.controllers = append(a.controllers, p)
+	}
+	return err
 }
 
 // Ready returns nil when the API server that config leads to says so.
@@ -215,18 +257,18 @@ func (a *API) newConfig() (Config, error) {
 		return Config{}, err
 	}
 	return Config{
-		Dir: a.opts.Dir, Etcd: ports[0], EtcdPeer: ports[1], Bind: ports[2],
+		Dir: a.opts.Dir, Etcd: ports[0], EtcdPeer: ports[1], Bind: ports[2], Advertise: a.opts.Advertise,
 		ServiceCIDRs: a.opts.ServiceCIDRs,
 	}, nil
 }
 
 func (a *API) kill() {
-	for _, p := range []*proc.Process{a.server, a.etcd} {
+	for _, p := range append(a.controllers, a.server, a.etcd) {
 		if p != nil {
 			p.Kill()
 		}
 	}
-	a.server, a.etcd = nil, nil
+	a.server, a.etcd, a.controllers = nil, nil, nil
 }
 
 // makeDir creates the directory.

@@ -18,8 +18,9 @@
 // anybody; a rest.Config's Impersonate acts as a ServiceAccount. [API.Kubectl] runs kubectl.
 // [API.StopServer] and [API.StartServer] make an outage on the same address. Extra flags of
 // kube-apiserver, such as an audit policy, go into [Options.APIServerArgs], other releases into
-// [Options.KubernetesVersion]. There is no kube-controller-manager: nothing creates default
-// ServiceAccounts, garbage-collects owned objects or removes namespaces.
+// [Options.KubernetesVersion]. Without [API.StartControllerManager] nothing creates default
+// ServiceAccounts, garbage-collects owned objects or removes namespaces; with it, [API.StartScheduler]
+// and [Options.Advertise], it is the control plane of nodes in a virtual machine.
 //
 // From a shell, `go run ./integration/lab api` prints the KUBECONFIG and runs until it is
 // interrupted; `go run ./integration/lab api -- CMD` runs CMD with KUBECONFIG set.

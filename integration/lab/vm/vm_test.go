@@ -5,6 +5,8 @@ import (
 	"context"
 	"encoding/hex"
 	"errors"
+	"fmt"
+	"io"
 	"os"
 	"strings"
 	"testing"
@@ -90,6 +92,42 @@ func TestOptions(t *testing.T) {
 	}
 	if _, err := findKernel(t.Context(), "../etc", nil); err == nil {
 		t.Error("a path was accepted as a kernel series")
+	}
+}
+
+func TestAgain(t *testing.T) {
+	stale := fmt.Errorf("boot: %w (%w)", errNoBoot, errStaleCode)
+	for _, tt := range []struct {
+		name string
+		ends []error // of the runs, in their order
+		runs int
+		want error
+	}{
+		{name: "stale code, then it boots", ends: []error{stale, stale, nil}, runs: 3},
+		{name: "stale code each time", ends: []error{stale, stale, stale, stale, nil}, runs: boots, want: errStaleCode},
+		{name: "another reason", ends: []error{errNoBoot, nil}, runs: 1, want: errNoBoot},
+		{name: "the command fails", ends: []error{&ExitError{3}, nil}, runs: 1, want: &ExitError{3}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			runs := 0
+			err := again(io.Discard, func() error { runs++; return tt.ends[runs-1] })
+			var exit *ExitError
+			if runs != tt.runs || !errors.Is(err, tt.want) && !errors.As(err, &exit) {
+				t.Errorf("%d runs, then %v; want %d, %v", runs, err, tt.runs, tt.want)
+			}
+		})
+	}
+}
+
+func TestDiedOfStaleCode(t *testing.T) {
+	for console, want := range map[string]bool{
+		"[    3.989735] Oops: int3: 0000 [#2] PREEMPT SMP NOPTI\n[    3.989863] RIP: 0010:sched_clock_cpu+0x9/0x190": true,
+		"[    3.989735] Oops: 0000 [#1] PREEMPT SMP NOPTI":                                                           false,
+		"[    6.0] Kernel panic - not syncing: VFS: Unable to mount root fs":                                         false,
+	} {
+		if got := diedOfStaleCode(console); got != want {
+			t.Errorf("%q: %v, want %v", console, got, want)
+		}
 	}
 }
 

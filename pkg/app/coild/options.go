@@ -34,6 +34,7 @@ type Options struct {
 	IPAM          bool
 	Egress        bool
 	OriginateOnly bool
+	ModuleDir     string
 	CoolDown      time.Duration
 	BlockTimeout  time.Duration
 	BlockMinAge   time.Duration
@@ -55,11 +56,12 @@ func (o *Options) AddFlags(fs *pflag.FlagSet) {
 	fs.IntVar(&o.PodRulePrio, "pod-rule-prio", dataplane.PriorityPods, "priority of the rule to that table; the next one is used too")
 	fs.IntVar(&o.ExportTable, "export-table-id", dataplane.TableExport, "routing table from which routing daemons import the node's blocks")
 	fs.IntVar(&o.Protocol, "protocol-id", dataplane.ProtocolNode, "protocol number that marks the routes and rules of coild")
-	fs.IntVar(&o.EgressPort, "egress-port", 5555, "UDP port of Foo-over-UDP")
+	fs.IntVar(&o.EgressPort, "egress-port", dataplane.FouPort, "UDP port of Foo-over-UDP")
 	fs.BoolVar(&o.CompatCalico, "compat-calico", false, "name the host's ends of veths as Calico does")
 	fs.BoolVar(&o.IPAM, "enable-ipam", true, "give addresses to pods; false to chain coil behind another plugin")
 	fs.BoolVar(&o.Egress, "enable-egress", true, "obey annotations that ask for an Egress")
-	fs.BoolVar(&o.OriginateOnly, "enable-originating-only", false, "use an Egress for connections that the pod opens only")
+	fs.BoolVar(&o.OriginateOnly, "enable-originating-only", false, "use all Egresses for connections that the pod opens only, whatever their specification says")
+	fs.StringVar(&o.ModuleDir, "module-dir", "/lib/modules", "folder of the modules of kernels, of which Egresses need fou, fou6, ipip and ip6_tunnel")
 	fs.DurationVar(&o.CoolDown, "cool-down", time.Minute, "time before a freed address is given again")
 	fs.DurationVar(&o.BlockTimeout, "block-timeout", 15*time.Second, "time that a pod waits for an AddressBlock before it fails and is tried again")
 	fs.DurationVar(&o.BlockMinAge, "block-min-age", time.Minute, "time for which an AddressBlock is kept at least, used or not")

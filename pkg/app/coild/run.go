@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -27,6 +28,7 @@ import (
 	"github.com/coil-net/coil/pkg/kube"
 	"github.com/coil-net/coil/pkg/node/assign"
 	"github.com/coil-net/coil/pkg/node/blocks"
+	"github.com/coil-net/coil/pkg/node/egress"
 	"github.com/coil-net/coil/pkg/node/heal"
 	"github.com/coil-net/coil/pkg/node/restore"
 	"github.com/coil-net/coil/pkg/node/server"
@@ -70,7 +72,9 @@ type daemon struct {
 	restorer *restore.Restorer
 	pods     *reconcile.Loop[struct{}] // rules, routes and links of all pods
 	routes   *reconcile.Loop[struct{}] // of all blocks
-	own      ipam.Address              // the node's addresses; only for nodeChanged
+	own      seen[ipam.Address]        // the node's addresses; only for nodeChanged
+	egress   *egress.Manager
+	fou      fou
 }
 
 // run composes and runs coild until ctx ends.
@@ -115,7 +119,7 @@ func (d *daemon) runNode(ctx context.Context) error {
 
 	changes := reconcile.New("node", func(ctx context.Context, _ struct{}) error { return d.syncNode(ctx) })
 	d.view, err = view.New(view.Config{
-		NodeName: d.NodeName, Pools: d.IPAM, Egresses: d.Egress,
+		NodeName: d.NodeName, Pools: d.IPAM, Egresses: d.egressHandlers(),
 		OnNode: func() { changes.Add(struct{}{}); d.nodeChanged() },
 	}, d.clients)
 	if err != nil {
@@ -128,28 +132,25 @@ func (d *daemon) runNode(ctx context.Context) error {
 	d.node = self.UID
 
 	group, ctx := errgroup.WithContext(ctx)
-	if d.IPAM {
-		closeAll, err := d.composeIPAM(ctx, self, group)
-		if err != nil {
-			return err
-		}
-		defer closeAll()
-	} else {
-		d.health.Set(condRecord, nil)
-		d.health.Set(condDisk, nil)
+	closeAll, err := d.compose(ctx, self)
+	defer closeAll()
+	if err != nil {
+		return err
 	}
 	d.view.Start(ctx)
 	defer d.view.Shutdown()
 
-	// Typed as an interface so that it is nil without IPAM.
+	// Typed as interfaces so that they are nil without what they are for.
 	var assigner server.Assigner
 	if d.IPAM {
 		assigner = d.assign
 		group.Go(func() error { return d.assign.Run(ctx) })
 	}
-	srv := server.New(server.Config{
-		IPAM: d.IPAM, Egress: d.Egress, Ready: d.health.Ready, Netns: inspectNetns,
-	}, assigner, d.view)
+	var egresses server.Egress
+	if d.Egress {
+		egresses = d.egress
+	}
+	srv := server.New(server.Config{IPAM: d.IPAM, Ready: d.health.Ready, Netns: inspectNetns}, assigner, d.view, egresses)
 	group.Go(func() error { return srv.Serve(ctx, d.Socket, d.registry) })
 	group.Go(func() error { return changes.Run(ctx, 1, d.view.Synced()...) })
 	group.Go(func() error { return d.start(ctx, group) })
@@ -183,12 +184,12 @@ func untilDone(ctx context.Context, do wait.ConditionWithContextFunc) error {
 	return pauses.Until(ctx, true, true, do)
 }
 
-// composeIPAM builds what gives addresses. The returned function closes it.
-func (d *daemon) composeIPAM(ctx context.Context, self *corev1.Node, group *errgroup.Group) (func(), error) {
+// compose builds the parts that are asked for. The returned function closes them.
+func (d *daemon) compose(ctx context.Context, self *corev1.Node) (func(), error) {
 	closers := []func() error{}
 	closeAll := func() {
-		for i := len(closers) - 1; i >= 0; i-- {
-			if err := closers[i](); err != nil {
+		for _, c := range slices.Backward(closers) {
+			if err := c(); err != nil {
 				klog.FromContext(ctx).Error(err, "Closing")
 			}
 		}
@@ -197,52 +198,62 @@ func (d *daemon) composeIPAM(ctx context.Context, self *corev1.Node, group *errg
 		return closeAll, err
 	}
 	closers = append(closers, d.store.Close)
-	d.registry.MustRegister(blocks.NewCollector(ctx, d.store))
 	d.metrics = reconcile.NewMetrics(d.registry)
 	d.repairs = reconcile.NewRepairs(d.registry, d.reportRepairs, heal.Kinds()...)
-	d.composeHealing()
+	d.restorer = &restore.Restorer{Store: d.store, Detacher: detacher{d}, Queue: delqueue.New(d.delQueueDir())}
+	if d.IPAM {
+		if err := d.composeIPAM(ctx, &closers); err != nil {
+			return closeAll, err
+		}
+	}
+	if d.Egress {
+		d.composeEgress(ctx)
+	}
+	return closeAll, nil
+}
 
+// composeIPAM builds what gives addresses.
+func (d *daemon) composeIPAM(ctx context.Context, closers *[]func() error) error {
+	d.registry.MustRegister(blocks.NewCollector(ctx, d.store))
+	d.composeHealing()
 	var err error
 	d.network, err = podnet.New(d.networkOptions())
 	if err != nil {
-		return closeAll, err
+		return err
 	}
-	closers = append(closers, d.network.Close)
+	*closers = append(*closers, d.network.Close)
 	exporter, err := d.newExporter(d.network.Handle())
 	if err != nil {
-		return closeAll, err
+		return err
 	}
 	d.exports = &exports{exporter, d.repairs}
 
 	mine := labels.Set{v2.LabelNode: d.NodeName}.String()
 	held, err := kube.AddressBlockInformer(d.clients.Coil, mine)
 	if err != nil {
-		return closeAll, err
+		return err
 	}
 	requests, err := kube.BlockRequestInformer(d.clients.Coil, mine)
 	if err != nil {
-		return closeAll, err
+		return err
 	}
 	d.lister = listers.NewAddressBlockLister(held.GetIndexer())
 	d.blocks, err = blocks.New(blocks.Config{
 		NodeName: d.NodeName, NodeUID: d.node, MinAge: d.BlockMinAge, StatusInterval: 30 * time.Second,
 	}, d.clients.Coil, held, requests, d.store, d.exports, d.metrics)
 	if err != nil {
-		return closeAll, err
+		return err
 	}
 	for _, i := range []*kube.Informer{held, requests} {
 		i.Start(ctx.Done())
-		closers = append(closers, func() error { i.Shutdown(); return nil })
+		*closers = append(*closers, func() error { i.Shutdown(); return nil })
 	}
 
 	d.assign = assign.New(assign.Config{
 		BlockTimeout: d.BlockTimeout, UndoTimeout: 10 * time.Second, Suspicion: d.SweepInterval, NodeAddrs: d.view.NodeAddrs,
 	}, d.store, d.blocks, d.network)
-	d.restorer = &restore.Restorer{
-		Store: d.store, Links: d.network, Detacher: d.assign,
-		Queue: delqueue.New(d.delQueueDir()),
-	}
-	return closeAll, nil
+	d.restorer.Links = d.network
+	return nil
 }
 
 // openStore opens the record, which may have to be made anew.
@@ -301,6 +312,14 @@ func (d *daemon) start(ctx context.Context, group *errgroup.Group) error {
 		for _, t := range d.upkeep() {
 			group.Go(func() error { return heal.Run(ctx, t) })
 		}
+	}
+	if d.Egress {
+		if err := d.startEgress(ctx, group); err != nil {
+			return err
+		}
+	}
+	for _, t := range d.recordUpkeep() {
+		group.Go(func() error { return heal.Run(ctx, t) })
 	}
 	if d.CNIConfName == "" {
 		return nil

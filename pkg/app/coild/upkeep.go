@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"runtime/debug"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -29,7 +30,7 @@ import (
 )
 
 // drift is how often everything is compared with the kernel though nothing was told.
-const drift = 30 * time.Second
+const drift = time.Minute
 
 // composeHealing builds the loops that repair.
 func (d *daemon) composeHealing() {
@@ -38,12 +39,21 @@ func (d *daemon) composeHealing() {
 			if err := do(ctx); err != nil {
 				return err
 			}
-			return reconcile.Later(drift + rand.N(drift/10))
+			return reconcile.Later(later())
 		}
 	}
 	measured := reconcile.WithMetrics(d.metrics)
-	d.pods = reconcile.New("pod-routes", again(func(ctx context.Context) error { return d.syncPods(ctx, true) }), measured)
+	d.pods = reconcile.New("pod-routes", again(thrifty(func(ctx context.Context) error { return d.syncPods(ctx, true) })), measured)
 	d.routes = reconcile.New("block-routes", again(func(ctx context.Context) error { return d.blocks.Export(ctx) }), measured)
+}
+
+// thrifty gives back the memory that do took to read all pods, and what pods that came and
+// went before it left: Go would keep it in reserve, and the node has better use for it.
+func thrifty(do func(context.Context) error) func(context.Context) error {
+	return func(ctx context.Context) error {
+		defer debug.FreeOSMemory()
+		return do(ctx)
+	}
 }
 
 // heal begins to watch for what others do to coild's objects. What happens before the loops
@@ -69,19 +79,34 @@ func (d *daemon) heal(ctx context.Context, group *errgroup.Group) error {
 		Blocks: wake(d.routes, heal.BlockRoute, heal.UnreachableRoute),
 	}
 	group.Go(func() error { return errors.Join(watch.Run(ctx), changes.Close()) })
-	d.pods.Add(struct{}{})
-	d.routes.Add(struct{}{})
+	// Before, all is in line, and after, the kernel tells what isn't.
+	d.pods.AddAfter(struct{}{}, later())
+	d.routes.AddAfter(struct{}{}, later())
 	return nil
 }
+
+// later is how long to wait for the next comparison, so that not all nodes do it at once.
+func later() time.Duration { return drift + rand.N(drift/10) }
 
 // nodeChanged gives the pods' routes the node's addresses as source when these are others
 // now. It is called by one goroutine.
 func (d *daemon) nodeChanged() {
-	own := d.view.NodeAddrs()
-	if d.IPAM && own != d.own {
-		d.own = own
+	if d.own.changed(d.view.NodeAddrs()) && d.IPAM {
 		d.pods.Add(struct{}{})
 	}
+}
+
+// seen is what something was the last time.
+type seen[T comparable] struct {
+	value T
+	known bool
+}
+
+// changed says whether it is another now; the first time it isn't.
+func (s *seen[T]) changed(now T) bool {
+	before := *s
+	*s = seen[T]{now, true}
+	return before.known && before.value != now
 }
 
 // reportRepairs tells the admin what is destroyed again and again.
@@ -203,7 +228,10 @@ func (d *daemon) restoreOnce(ctx context.Context) error {
 		return err
 	}
 	d.health.Set(condDisk, d.store.Writable(ctx))
-	return errors.Join(d.syncPods(ctx, served), d.blocks.Export(ctx))
+	if rep.Adopted > 0 {
+		d.pods.Add(struct{}{}) // their links haven't been looked at
+	}
+	return errors.Join(d.syncRoutes(ctx, served), d.blocks.Export(ctx))
 }
 
 // forward makes the node forward packets. What had to be done is a repair unless it is the
@@ -238,12 +266,15 @@ func (d *daemon) mendNode(ctx context.Context, repair bool) error {
 // syncPods makes rules, links and routes of all pods what they should be. A pod's routes come
 // with the pod, so that those which are added here were lost.
 func (d *daemon) syncPods(ctx context.Context, repair bool) error {
-	mendErr := d.mendNode(ctx, repair)
+	return errors.Join(d.mendNode(ctx, repair), d.syncRoutes(ctx, repair))
+}
+
+// syncRoutes makes the routes of all pods what they should be.
+func (d *daemon) syncRoutes(ctx context.Context, repair bool) error {
 	res, err := d.network.Sync(ctx, d.wired)
 	if repair {
 		d.repairs.Done(ctx, heal.PodRoute, res.Added)
 	}
-	err = errors.Join(mendErr, err)
 	if res.Changed() {
 		klog.FromContext(ctx).Info("Routes of pods changed", "added", res.Added, "replaced", res.Replaced, "deleted", res.Deleted)
 	}
@@ -266,17 +297,9 @@ func (d *daemon) wired(ctx context.Context) ([]podnet.Wired, error) {
 	return pods, nil
 }
 
-// upkeep are the tasks that repeat while coild runs.
-func (d *daemon) upkeep() []heal.Task {
+// recordUpkeep are the tasks about the record that repeat while coild runs.
+func (d *daemon) recordUpkeep() []heal.Task {
 	return []heal.Task{
-		// Nobody tells of these.
-		{Name: "forwarding", Every: 3 * time.Second, Run: func(ctx context.Context) error {
-			if ok, err := d.network.Forwards(); ok || err != nil {
-				return err
-			}
-			return d.forward(ctx, true)
-		}},
-		{Name: "sweep", Every: d.SweepInterval, Run: d.assign.Sweep},
 		{Name: "del-queue", Every: 5 * time.Second, Run: func(ctx context.Context) error {
 			_, err := d.restorer.Replay(ctx)
 			return err
@@ -293,5 +316,35 @@ func (d *daemon) upkeep() []heal.Task {
 			_, err := d.store.Checkpoint(ctx)
 			return err
 		}},
+	}
+}
+
+// detacher does DEL.
+type detacher struct{ *daemon }
+
+// Del implements restore.Detacher.
+func (d detacher) Del(ctx context.Context, id store.ID) error {
+	if d.IPAM {
+		if err := d.assign.Del(ctx, id); err != nil {
+			return err
+		}
+	}
+	if d.Egress {
+		return d.egress.Forget(ctx, id)
+	}
+	return nil
+}
+
+// upkeep are the tasks about addresses that repeat while coild runs.
+func (d *daemon) upkeep() []heal.Task {
+	return []heal.Task{
+		// Nobody tells of these.
+		{Name: "forwarding", Every: 3 * time.Second, Run: func(ctx context.Context) error {
+			if ok, err := d.network.Forwards(); ok || err != nil {
+				return err
+			}
+			return d.forward(ctx, true)
+		}},
+		{Name: "sweep", Every: d.SweepInterval, Run: thrifty(d.assign.Sweep)},
 	}
 }

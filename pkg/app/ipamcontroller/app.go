@@ -7,28 +7,23 @@ package ipamcontroller
 import (
 	"context"
 	"fmt"
-	"os"
-	"runtime/debug"
-	"time"
 
-	"k8s.io/apimachinery/pkg/util/uuid"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
-	"k8s.io/klog/v2"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sync/errgroup"
 
 	"github.com/coil-net/coil/generated/clientset/versioned"
 	"github.com/coil-net/coil/generated/informers/externalversions"
+	"github.com/coil-net/coil/pkg/app/leading"
 	"github.com/coil-net/coil/pkg/app/program"
 	"github.com/coil-net/coil/pkg/controller/blockgc"
 	"github.com/coil-net/coil/pkg/controller/blockrequest"
 	"github.com/coil-net/coil/pkg/controller/pool"
 	"github.com/coil-net/coil/pkg/kube"
-	"github.com/coil-net/coil/pkg/kube/leader"
 	"github.com/coil-net/coil/pkg/observe"
 	"github.com/coil-net/coil/pkg/reconcile"
 )
@@ -36,22 +31,11 @@ import (
 const (
 	programName = "coil-ipam-controller"
 	leaseName   = "coil-ipam-leader"
-	// caches is the condition of readiness: a standby is as ready as the leader.
-	caches = "caches"
-	// syncPatience is how long the caches may take to fill before that is reported.
-	syncPatience = 30 * time.Second
-	// gcPercent is how much garbage may gather, in percent of what lives. Nearly all that
-	// lives are the caches, so twice as frequent collections cost little: with 5,000 Nodes
-	// and 20,000 blocks they save 20 of 140 MiB for 5 % more processor time at the start.
-	gcPercent = 50
 )
 
 // Main runs the program and returns its exit code.
 func Main(args []string) int {
 	o := &Options{}
-	if os.Getenv("GOGC") == "" {
-		debug.SetGCPercent(gcPercent)
-	}
 	return program.Main(programName, args, o, func(ctx context.Context) error {
 		cfg, err := kube.Config(o.Kubeconfig, programName)
 		if err != nil {
@@ -72,12 +56,8 @@ func Run(ctx context.Context, cfg *rest.Config, o *Options) error {
 	if err != nil {
 		return fmt.Errorf("client of Kubernetes' resources: %w", err)
 	}
-	identity, err := newIdentity()
-	if err != nil {
-		return err
-	}
 	registry := observe.NewRegistry()
-	health := observe.NewHealth(caches)
+	health := observe.NewHealth(leading.Caches)
 
 	group, ctx := errgroup.WithContext(ctx)
 	recorder, flush, err := kube.RunRecorder(ctx, clients.Core, programName)
@@ -105,17 +85,7 @@ func Run(ctx context.Context, cfg *rest.Config, o *Options) error {
 	group.Go(func() error {
 		return observe.Serve(ctx, observe.Options{MetricsAddr: o.MetricsAddr, HealthAddr: o.HealthAddr}, registry, health)
 	})
-	group.Go(func() error {
-		// Who can't read must not lead.
-		if !waitForCaches(ctx, health, c.synced) {
-			return nil
-		}
-		election := leader.Election{
-			Namespace: o.LeaseNamespace, Name: leaseName, Identity: identity,
-			LeaseDuration: o.LeaseDuration, RenewDeadline: o.RenewDeadline, RetryPeriod: o.RetryPeriod,
-		}
-		return leader.Run(ctx, cfg, election, c.run)
-	})
+	group.Go(func() error { return o.Election.Run(ctx, cfg, leaseName, health, c.synced, c.run) })
 	return group.Wait()
 }
 
@@ -171,38 +141,4 @@ func (c *controllers) run(ctx context.Context) error {
 		group.Go(func() error { return part(ctx) })
 	}
 	return group.Wait()
-}
-
-// errNotSynced tells an admin where to look.
-var errNotSynced = fmt.Errorf("caches are not filled after %s: is the API server reachable, and are the CRDs and the RBAC rules installed?", syncPatience)
-
-// waitForCaches waits, and says why while it takes too long; false when ctx ended.
-func waitForCaches(ctx context.Context, health *observe.Health, synced []cache.InformerSynced) bool {
-	for {
-		wait, cancel := context.WithTimeout(ctx, syncPatience)
-		err := kube.WaitForSync(wait, synced...)
-		cancel()
-		switch {
-		case ctx.Err() != nil:
-			return false
-		case err == nil:
-			health.Set(caches, nil)
-			return true
-		}
-		health.Set(caches, errNotSynced)
-		klog.FromContext(ctx).Error(errNotSynced, "Not ready")
-	}
-}
-
-// newIdentity names this process. The random part tells processes apart that have the
-// same host name, and a restarted container from the one before.
-func newIdentity() (string, error) {
-	name := os.Getenv("COIL_POD_NAME")
-	if name == "" {
-		var err error
-		if name, err = os.Hostname(); err != nil {
-			return "", fmt.Errorf("find a name for this process, COIL_POD_NAME is not set: %w", err)
-		}
-	}
-	return name + "_" + string(uuid.NewUUID()), nil
 }

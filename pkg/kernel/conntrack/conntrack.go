@@ -7,7 +7,6 @@ package conntrack
 
 import (
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -45,7 +44,8 @@ type Table struct {
 	h  *rtnl.Handle
 }
 
-// New returns the table of a namespace, which must stay open as long as the table is used.
+// New returns the table of a namespace, nil for the one that the process was started in,
+// which must stay open as long as the table is used.
 func New(ns *netns.NS) (*Table, error) {
 	h, err := rtnl.NewProtocol(ns, unix.NETLINK_NETFILTER)
 	if err != nil {
@@ -120,7 +120,7 @@ func parse(body []byte) (f flow, err error) {
 		return f, fmt.Errorf("flow of %d bytes: %w", len(body), errMalformed)
 	}
 	f.family = body[0]
-	err = attributes(body[nfgenmsgSize:], func(kind uint16, value []byte) error {
+	err = rtnl.EachAttribute(body[nfgenmsgSize:], func(kind uint16, value []byte) error {
 		switch kind {
 		case ctaTupleOrig:
 			f.original = value
@@ -139,11 +139,11 @@ func parse(body []byte) (f flow, err error) {
 
 // tuple reads the addresses of one direction into ends.
 func (f *flow) tuple(b []byte, at int) error {
-	return attributes(b, func(kind uint16, value []byte) error {
+	return rtnl.EachAttribute(b, func(kind uint16, value []byte) error {
 		if kind != ctaTupleIP {
 			return nil
 		}
-		return attributes(value, func(kind uint16, value []byte) error {
+		return rtnl.EachAttribute(value, func(kind uint16, value []byte) error {
 			if kind >= ctaIPv4Src && kind <= ctaIPv6Dst {
 				f.ends[at+int(kind-ctaIPv4Src)], _ = netip.AddrFromSlice(value)
 			}
@@ -165,38 +165,13 @@ func (f *flow) concerns(addrs map[netip.Addr]bool) bool {
 // deletion deletes the flow, and not one that has its addresses and ports now.
 func (f *flow) deletion() rtnl.Request {
 	b := []byte{f.family, 0, 0, 0}
-	b = appendAttribute(b, ctaTupleOrig|unix.NLA_F_NESTED, f.original)
+	b = rtnl.AppendAttribute(b, ctaTupleOrig|unix.NLA_F_NESTED, f.original)
 	if f.zone != nil {
-		b = appendAttribute(b, ctaZone, f.zone)
+		b = rtnl.AppendAttribute(b, ctaZone, f.zone)
 	}
-	b = appendAttribute(b, ctaID, f.id)
+	b = rtnl.AppendAttribute(b, ctaID, f.id)
 	ends := slices.DeleteFunc(slices.Clone(f.ends[:4]), func(a netip.Addr) bool { return !a.IsValid() })
 	return rtnl.NewRequest(typeDelete, 0, b, func() string { return fmt.Sprintf("conntrack -D of %v", ends) })
 }
 
-func appendAttribute(b []byte, kind uint16, value []byte) []byte {
-	b = binary.NativeEndian.AppendUint16(b, uint16(unix.SizeofNlAttr+len(value)))
-	b = binary.NativeEndian.AppendUint16(b, kind)
-	b = append(b, value...)
-	return append(b, make([]byte, aligned(len(value))-len(value))...)
-}
-
 var errMalformed = errors.New("malformed netlink message")
-
-// attributes calls each with the attributes of b.
-func attributes(b []byte, each func(kind uint16, value []byte) error) error {
-	for len(b) >= unix.SizeofNlAttr {
-		n := int(binary.NativeEndian.Uint16(b))
-		if n < unix.SizeofNlAttr || n > len(b) {
-			return fmt.Errorf("attribute of %d bytes in %d bytes: %w", n, len(b), errMalformed)
-		}
-		kind := binary.NativeEndian.Uint16(b[2:]) &^ (unix.NLA_F_NESTED | unix.NLA_F_NET_BYTEORDER)
-		if err := each(kind, b[unix.SizeofNlAttr:n]); err != nil {
-			return err
-		}
-		b = b[min(aligned(n), len(b)):]
-	}
-	return nil
-}
-
-func aligned(n int) int { return (n + unix.NLA_ALIGNTO - 1) &^ (unix.NLA_ALIGNTO - 1) }

@@ -95,19 +95,19 @@ func TestForget(t *testing.T) {
 func udp(src, dst [4]byte, sport uint16) rtnl.Request {
 	const typeNew = unix.NFNL_SUBSYS_CTNETLINK << 8 // IPCTNL_MSG_CT_NEW
 	nested := func(kind uint16, parts ...[]byte) []byte {
-		return appendAttribute(nil, kind|unix.NLA_F_NESTED, slices.Concat(parts...))
+		return rtnl.AppendAttribute(nil, kind|unix.NLA_F_NESTED, slices.Concat(parts...))
 	}
 	tuple := func(kind uint16, src, dst [4]byte, sport, dport uint16) []byte {
 		return nested(kind,
-			nested(ctaTupleIP, appendAttribute(nil, ctaIPv4Src, src[:]), appendAttribute(nil, ctaIPv4Dst, dst[:])),
+			nested(ctaTupleIP, rtnl.AppendAttribute(nil, ctaIPv4Src, src[:]), rtnl.AppendAttribute(nil, ctaIPv4Dst, dst[:])),
 			nested(2, // CTA_TUPLE_PROTO: number, source port, destination port
-				appendAttribute(nil, 1, []byte{unix.IPPROTO_UDP}),
-				appendAttribute(nil, 2, binary.BigEndian.AppendUint16(nil, sport)),
-				appendAttribute(nil, 3, binary.BigEndian.AppendUint16(nil, dport))))
+				rtnl.AppendAttribute(nil, 1, []byte{unix.IPPROTO_UDP}),
+				rtnl.AppendAttribute(nil, 2, binary.BigEndian.AppendUint16(nil, sport)),
+				rtnl.AppendAttribute(nil, 3, binary.BigEndian.AppendUint16(nil, dport))))
 	}
 	body := slices.Concat([]byte{unix.AF_INET, 0, 0, 0},
 		tuple(ctaTupleOrig, src, dst, sport, 53), tuple(ctaTupleReply, dst, src, 53, sport),
-		appendAttribute(nil, 7, binary.BigEndian.AppendUint32(nil, 600))) // CTA_TIMEOUT, in seconds
+		rtnl.AppendAttribute(nil, 7, binary.BigEndian.AppendUint32(nil, 600))) // CTA_TIMEOUT, in seconds
 	return rtnl.NewRequest(typeNew, unix.NLM_F_CREATE|unix.NLM_F_EXCL, body, func() string { return "conntrack -I" })
 }
 

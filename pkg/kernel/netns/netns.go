@@ -102,8 +102,12 @@ func (n *NS) Close() error {
 var home = sync.OnceValues(Current)
 
 // Do calls fn on a thread that is in the namespace, and returns its error. What
-// fn starts with go isn't in the namespace.
+// fn starts with go isn't in the namespace. A nil NS is the namespace that the process
+// was started in: no right to enter one is needed for it.
 func (n *NS) Do(fn func() error) error {
+	if n == nil {
+		return fn()
+	}
 	back, err := home()
 	if err != nil {
 		return err

@@ -40,7 +40,7 @@ func (h *Handle) IPv6Addr(ctx context.Context, index int, a netip.Addr) (exists,
 	e.u32(uint32(index))
 	e.attrAddr(unix.IFA_ADDRESS, a)
 	r := Request{unix.RTM_GETADDR, 0, e.b, func() string { return fmt.Sprintf("address get %s dev %d", a, index) }}
-	err = h.get(ctx, r, func(body []byte) error {
+	err = h.Get(ctx, r, func(body []byte) error {
 		if len(body) < unix.SizeofIfAddrmsg {
 			return fmt.Errorf("address in %d bytes: %w", len(body), errMalformed)
 		}

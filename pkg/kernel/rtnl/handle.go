@@ -146,14 +146,10 @@ func (h *Handle) Close() {
 }
 
 func (h *Handle) dial() (c *conn, err error) {
-	if h.ns == nil {
+	err = h.ns.Do(func() error {
 		c, err = dial(h.protocol)
-	} else {
-		err = h.ns.Do(func() error {
-			c, err = dial(h.protocol)
-			return err
-		})
-	}
+		return err
+	})
 	if err == nil {
 		h.opened(c)
 	}
@@ -243,8 +239,9 @@ func fill(results []error, err error) {
 	}
 }
 
-// get sends a request for one object.
-func (h *Handle) get(ctx context.Context, r Request, found func(body []byte) error) error {
+// Get sends a request for one object and calls found with the body of the answer, which
+// is valid until it returns.
+func (h *Handle) Get(ctx context.Context, r Request, found func(body []byte) error) error {
 	if err := errors.Join(ctx.Err(), observe(ctx, r)); err != nil {
 		return fmt.Errorf("%s: %w", r, err)
 	}

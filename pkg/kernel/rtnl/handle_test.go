@@ -9,8 +9,11 @@ import (
 	"sync"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/coil-net/coil/pkg/dataplane"
 	"github.com/coil-net/coil/pkg/kernel/rtnl"
+	"github.com/coil-net/coil/pkg/testkit"
 	"github.com/coil-net/coil/pkg/testkit/netnstest"
 )
 
@@ -180,6 +183,50 @@ func TestRouteTo(t *testing.T) {
 	exists, _, err = h.IPv6Addr(t.Context(), index, netip.MustParseAddr("2001:db8::2"))
 	if exists || err != nil {
 		t.Errorf("got %t, %v", exists, err)
+	}
+}
+
+// Ports decide by which rule a flow goes.
+func TestLinkOf(t *testing.T) {
+	h, ns := newHandle(t)
+	links := map[string]int{}
+	for _, name := range []string{"bridge0", "bridge1"} {
+		ns.IP(t, "link", "add", name, "type", "bridge")
+		ns.IP(t, "link", "set", name, "up")
+		links[name] = testkit.Must(h.IndexByName(name))(t)
+	}
+	for _, family := range []struct{ flag, from, to string }{{"-4", "192.0.2.1", "198.51.100.1"}, {"-6", "2001:db8::1", "2001:db8:1::1"}} {
+		from, to := netip.MustParseAddr(family.from), netip.MustParseAddr(family.to)
+		flow := func(transport uint8, sport, dport uint16) (int, error) {
+			return h.LinkOf(t.Context(), transport, netip.AddrPortFrom(from, sport), netip.AddrPortFrom(to, dport))
+		}
+		args := []string{"address", "add", netip.PrefixFrom(from, from.BitLen()).String(), "dev", "bridge0"}
+		if from.Is6() {
+			args = append(args, "nodad")
+		}
+		ns.IP(t, args...)
+		if link, err := flow(unix.IPPROTO_TCP, 1000, 443); !errors.Is(err, rtnl.ErrNotExist) {
+			t.Errorf("without a route: %d, %v", link, err)
+		}
+		ns.IP(t, family.flag, "route", "add", "default", "dev", "bridge0")
+		ns.IP(t, family.flag, "route", "add", "default", "dev", "bridge1", "table", "77")
+		ns.IP(t, family.flag, "rule", "add", "ipproto", "tcp", "sport", "1000", "dport", "443", "lookup", "77")
+		for _, c := range []struct {
+			transport    uint8
+			sport, dport uint16
+			want         string
+		}{
+			{unix.IPPROTO_TCP, 1000, 443, "bridge1"}, {unix.IPPROTO_UDP, 1000, 443, "bridge0"},
+			{unix.IPPROTO_TCP, 1001, 443, "bridge0"}, {unix.IPPROTO_TCP, 1000, 444, "bridge0"},
+		} {
+			if link, err := flow(c.transport, c.sport, c.dport); err != nil || link != links[c.want] {
+				t.Errorf("%+v goes by %d, %v", c, link, err)
+			}
+		}
+		ns.IP(t, family.flag, "route", "replace", "unreachable", "default", "table", "77")
+		if link, err := flow(unix.IPPROTO_TCP, 1000, 443); !errors.Is(err, rtnl.ErrNotExist) {
+			t.Errorf("to what is unreachable: %d, %v", link, err)
+		}
 	}
 }
 

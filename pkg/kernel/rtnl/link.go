@@ -2,12 +2,15 @@ package rtnl
 
 import (
 	"context"
+	"crypto/rand"
 	"encoding/binary"
 	"errors"
 	"fmt"
 	"net"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/coil-net/coil/pkg/dataplane"
 )
 
 // Values of the kernel's headers that x/sys/unix doesn't have.
@@ -170,6 +173,45 @@ func DelGroup(group uint32) Request {
 	return Request{unix.RTM_DELLINK, 0, e.b, func() string { return fmt.Sprintf("link del group %#x", group) }}
 }
 
+// DelTogether removes links at once, or returns why that wasn't possible: some may be gone
+// all the same. Links that aren't there any more are no error.
+func (h *Handle) DelTogether(ctx context.Context, links []Link) error {
+	var random [4]byte
+	if _, err := rand.Read(random[:]); err != nil {
+		return err
+	}
+	group := dataplane.LinkGroupRemoved | binary.NativeEndian.Uint32(random[:])&^RemovedMask
+	reqs := make([]Request, 0, len(links))
+	ours := make(map[int]Link, len(links))
+	for _, l := range links {
+		reqs = append(reqs, SetLink(l.Index, LinkChange{Group: group}))
+		ours[l.Index] = l
+	}
+	for _, err := range h.Each(ctx, reqs...) {
+		if err != nil && !errors.Is(err, ErrNotExist) {
+			return err
+		}
+	}
+	members, err := h.Group(ctx, group)
+	if err != nil {
+		return err
+	}
+	for _, m := range members {
+		if l, ok := ours[m.Index]; !ok || m.Alias != l.Alias || m.Name != l.Name {
+			return fmt.Errorf("link %s is in group %#x too", m, group)
+		}
+	}
+	err = h.Do(ctx, DelGroup(group))
+	if errors.Is(err, ErrNotExist) {
+		return nil // their namespaces are gone, and took them along
+	}
+	return err
+}
+
+// RemovedMask is the part of a link's group that says, by dataplane.LinkGroupRemoved, that it
+// is being removed.
+const RemovedMask = 0xf0000000
+
 // Link is what is known of a link.
 type Link struct {
 	Index    int
@@ -229,7 +271,7 @@ func (h *Handle) LinkByAltName(ctx context.Context, name string) (Link, error) {
 func (h *Handle) link(ctx context.Context, e encoder, text func() string) (Link, error) {
 	e.attrU32(unix.IFLA_EXT_MASK, filterSkipStats)
 	var l Link
-	err := h.get(ctx, Request{unix.RTM_GETLINK, 0, e.b, text}, func(body []byte) (err error) {
+	err := h.Get(ctx, Request{unix.RTM_GETLINK, 0, e.b, text}, func(body []byte) (err error) {
 		l, err = parseLink(body)
 		return err
 	})

@@ -47,6 +47,15 @@ func (e *encoder) attrU32(kind uint16, v uint32) {
 	e.attr(kind, binary.NativeEndian.AppendUint32(nil, v))
 }
 
+func (e *encoder) attrU16(kind uint16, v uint16) {
+	e.attr(kind, binary.NativeEndian.AppendUint16(nil, v))
+}
+
+// attrPort appends a number of 16 bits in the network's byte order.
+func (e *encoder) attrPort(kind uint16, v uint16) {
+	e.attr(kind, binary.BigEndian.AppendUint16(nil, v))
+}
+
 // attrString appends a string with its terminating zero.
 func (e *encoder) attrString(kind uint16, s string) {
 	e.attr(kind, append([]byte(s), 0))
@@ -77,16 +86,38 @@ type attribute struct {
 // attributes parses the attributes of a message.
 func attributes(b []byte) ([]attribute, error) {
 	as := make([]attribute, 0, 16)
+	err := EachAttribute(b, func(kind uint16, value []byte) error {
+		as = append(as, attribute{kind, value})
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	return as, nil
+}
+
+// EachAttribute calls each with the attributes that b consists of, without copying, until
+// it returns an error.
+func EachAttribute(b []byte, each func(kind uint16, value []byte) error) error {
 	for len(b) >= unix.SizeofRtAttr {
 		n := int(binary.NativeEndian.Uint16(b))
 		if n < unix.SizeofRtAttr || n > len(b) {
-			return nil, fmt.Errorf("attribute of %d bytes in %d bytes: %w", n, len(b), errMalformed)
+			return fmt.Errorf("attribute of %d bytes in %d bytes: %w", n, len(b), errMalformed)
 		}
 		kind := binary.NativeEndian.Uint16(b[2:]) &^ (unix.NLA_F_NESTED | unix.NLA_F_NET_BYTEORDER)
-		as = append(as, attribute{kind, b[unix.SizeofRtAttr:n]})
+		if err := each(kind, b[unix.SizeofRtAttr:n]); err != nil {
+			return err
+		}
 		b = b[min(align(n), len(b)):]
 	}
-	return as, nil
+	return nil
+}
+
+// AppendAttribute appends an attribute to b, which is aligned.
+func AppendAttribute(b []byte, kind uint16, value []byte) []byte {
+	e := encoder{b}
+	e.attr(kind, value)
+	return e.b
 }
 
 func (a attribute) u8() uint8 {
@@ -94,6 +125,21 @@ func (a attribute) u8() uint8 {
 		return 0
 	}
 	return a.value[0]
+}
+
+// port reads a number of 16 bits in the network's byte order.
+func (a attribute) port() uint16 {
+	if len(a.value) < 2 {
+		return 0
+	}
+	return binary.BigEndian.Uint16(a.value)
+}
+
+func (a attribute) u16() uint16 {
+	if len(a.value) < 2 {
+		return 0
+	}
+	return binary.NativeEndian.Uint16(a.value)
 }
 
 func (a attribute) u32() uint32 {

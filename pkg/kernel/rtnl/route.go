@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"net/netip"
+	"slices"
 
 	"golang.org/x/sys/unix"
 
@@ -76,6 +77,9 @@ func routeRequest(kind, flags uint16, r dataplane.Route, verb string) Request {
 	if r.Gateway.IsValid() {
 		e.attrAddr(unix.RTA_GATEWAY, r.Gateway)
 	}
+	if r.Nexthop != 0 {
+		e.attrU32(rtaNexthop, r.Nexthop)
+	}
 	if r.Source.IsValid() {
 		e.attrAddr(unix.RTA_PREFSRC, r.Source)
 	}
@@ -144,11 +148,46 @@ func (h *Handle) RouteTo(ctx context.Context, to netip.Addr, link int) (Route, e
 	}
 	req := Request{unix.RTM_GETROUTE, 0, e.b, func() string { return fmt.Sprintf("route get fibmatch %s oif %d", to, link) }}
 	var r Route
-	err := h.get(ctx, req, func(body []byte) (err error) {
+	err := h.Get(ctx, req, func(body []byte) (err error) {
 		r, _, err = parseRoute(body)
 		return err
 	})
 	return r, err
+}
+
+// Attributes of linux/rtnetlink.h that tell flows apart.
+const (
+	rtaProtocol        = 27
+	rtaSourcePort      = 28
+	rtaDestinationPort = 29
+)
+
+// LinkOf returns the index of the link by which a packet of a flow from this host leaves, which a
+// bucket of a group may decide: that counts as used then. transport is TCP's or UDP's number.
+// ErrNotExist if there is no route.
+func (h *Handle) LinkOf(ctx context.Context, transport uint8, from, to netip.AddrPort) (int, error) {
+	var e encoder
+	e.u8(family(to.Addr()), uint8(to.Addr().BitLen()), uint8(from.Addr().BitLen()), 0)
+	e.u8(0, 0, 0, 0)
+	e.u32(0)
+	e.attrAddr(unix.RTA_DST, to.Addr())
+	e.attrAddr(unix.RTA_SRC, from.Addr())
+	e.attr(rtaProtocol, []byte{transport})
+	e.attrPort(rtaSourcePort, from.Port())
+	e.attrPort(rtaDestinationPort, to.Port())
+	req := Request{unix.RTM_GETROUTE, 0, e.b, func() string { return fmt.Sprintf("route get %s from %s ipproto %d", to, from, transport) }}
+	var r Route
+	err := h.Get(ctx, req, func(body []byte) (err error) {
+		r, _, err = parseRoute(body)
+		return err
+	})
+	if err == nil && (r.Type != dataplane.Unicast || len(r.Links) == 0) {
+		err = fmt.Errorf("%s: %w", req, ErrNotExist)
+	}
+	if err != nil {
+		return 0, err
+	}
+	return r.Links[0], nil
 }
 
 // linksOf reads the links of several next hops: each a struct rtnexthop with attributes.
@@ -163,6 +202,27 @@ func linksOf(hops []byte) ([]int, error) {
 		hops = hops[min(align(n), len(hops)):]
 	}
 	return links, nil
+}
+
+// hop reads an attribute about next hops. Where they are a nexthop object's, the kernel tells
+// only what that says.
+func (r *Route) hop(a attribute, byObject bool) (err error) {
+	switch a.kind {
+	case unix.RTA_OIF:
+		link := int(a.u32())
+		r.Links = append(r.Links, link)
+		if !byObject {
+			r.Link = link
+		}
+	case unix.RTA_GATEWAY:
+		if !byObject {
+			r.Gateway = a.addr()
+		}
+	case unix.RTA_MULTIPATH:
+		r.Exact = r.Exact && byObject
+		r.Links, err = linksOf(a.value)
+	}
+	return err
 }
 
 // parseRoute reads a struct rtmsg and its attributes. A cached route isn't an
@@ -202,22 +262,22 @@ func parseRoute(body []byte) (r Route, cached bool, err error) {
 	// such as RTNH_F_LINKDOWN isn't accepted back.
 	e := encoder{b: append([]byte(nil), body[:8]...)}
 	e.u32(flags & unix.RTNH_F_ONLINK)
+	byObject := slices.ContainsFunc(as, func(a attribute) bool { return a.kind == rtaNexthop })
 	for _, a := range as {
 		switch a.kind {
 		case unix.RTA_DST:
 			dst = a.addr()
+		case rtaNexthop:
+			r.Nexthop = a.u32()
 		case unix.RTA_TABLE:
 			r.Table = int(a.u32())
-		case unix.RTA_OIF:
-			r.Link = int(a.u32())
-			r.Links = append(r.Links, r.Link)
-		case unix.RTA_MULTIPATH:
-			r.Exact = false
-			if r.Links, err = linksOf(a.value); err != nil {
+		case unix.RTA_OIF, unix.RTA_MULTIPATH, unix.RTA_GATEWAY:
+			if err := r.hop(a, byObject); err != nil {
 				return Route{}, false, err
 			}
-		case unix.RTA_GATEWAY:
-			r.Gateway = a.addr()
+			if byObject {
+				continue // the kernel refuses both
+			}
 		case unix.RTA_PREFSRC:
 			r.Source = a.addr()
 		case unix.RTA_PRIORITY:

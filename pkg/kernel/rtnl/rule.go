@@ -16,10 +16,16 @@ import (
 type Rule struct {
 	dataplane.Rule
 	// Exact says that the value describes the rule completely. Otherwise it has
-	// something that Coil's rules don't have, such as a mark.
+	// something that Coil's rules don't have, such as a source.
 	Exact bool
 	body  []byte
 }
+
+// Attributes of linux/fib_rules.h.
+const (
+	fraSportMask = 28
+	fraDportMask = 29
+)
 
 // AddRule asks for a new rule. It is put after the rules of the same priority;
 // ErrExist if there is one that differs in nothing, not even the protocol.
@@ -36,10 +42,41 @@ func AddRule(r dataplane.Rule) Request {
 	if r.To.IsValid() {
 		e.attrAddr(unix.FRA_DST, r.To.Addr())
 	}
+	if r.Input != "" {
+		e.attrString(unix.FRA_IIFNAME, r.Input)
+	}
+	if r.Mark != 0 {
+		e.attrU32(unix.FRA_FWMARK, r.Mark)
+		e.attrU32(unix.FRA_FWMASK, r.Mark)
+	}
+	if r.Transport != 0 {
+		e.attr(unix.FRA_IP_PROTO, []byte{r.Transport})
+	}
+	if r.SourcePort != 0 {
+		e.attrPorts(unix.FRA_SPORT_RANGE, r.SourcePort)
+	}
+	if r.DestinationPort != 0 {
+		e.attrPorts(unix.FRA_DPORT_RANGE, r.DestinationPort)
+	}
 	e.attrU32(unix.FRA_PRIORITY, uint32(r.Priority))
 	e.attrU32(unix.FRA_TABLE, uint32(r.Table))
 	e.attr(unix.FRA_PROTOCOL, []byte{uint8(r.Protocol)})
 	return Request{unix.RTM_NEWRULE, unix.NLM_F_CREATE | unix.NLM_F_EXCL, e.b, func() string { return "rule add " + r.String() }}
+}
+
+// attrPorts appends a struct fib_rule_port_range with a single port.
+func (e *encoder) attrPorts(kind uint16, port uint16) {
+	b := binary.NativeEndian.AppendUint16(nil, port)
+	e.attr(kind, binary.NativeEndian.AppendUint16(b, port))
+}
+
+// ports reads a struct fib_rule_port_range, and says whether it is a single port.
+func (a attribute) ports() (port uint16, single bool) {
+	if len(a.value) < 4 {
+		return 0, false
+	}
+	port = binary.NativeEndian.Uint16(a.value)
+	return port, port == binary.NativeEndian.Uint16(a.value[2:])
 }
 
 // DelFoundRule asks for the removal of the rule that was found; ErrNotExist.
@@ -76,6 +113,7 @@ func parseRule(f dataplane.Family, body []byte) (Rule, error) {
 	}
 	e := encoder{b: append([]byte(nil), body[:8]...)}
 	e.u32(flags & unix.FIB_RULE_INVERT)
+	var mask uint32
 	for _, a := range as {
 		switch a.kind {
 		case unix.FRA_DST:
@@ -86,6 +124,25 @@ func parseRule(f dataplane.Family, body []byte) (Rule, error) {
 			r.Table = int(a.u32())
 		case unix.FRA_PROTOCOL:
 			r.Protocol = int(a.u8())
+		case unix.FRA_IIFNAME:
+			r.Input = a.string()
+		case unix.FRA_FWMARK:
+			r.Mark = a.u32()
+		case unix.FRA_FWMASK:
+			mask = a.u32()
+		case unix.FRA_IP_PROTO:
+			r.Transport = a.u8()
+		case unix.FRA_SPORT_RANGE, unix.FRA_DPORT_RANGE:
+			port, single := a.ports()
+			r.Exact = r.Exact && single
+			if a.kind == unix.FRA_SPORT_RANGE {
+				r.SourcePort = port
+			} else {
+				r.DestinationPort = port
+			}
+		case fraSportMask, fraDportMask:
+			// Of kernels since 6.15; all ones is one port.
+			r.Exact = r.Exact && a.u16() == 1<<16-1
 		case unix.FRA_SUPPRESS_PREFIXLEN:
 			// Always there; all ones is "off".
 			r.Exact = r.Exact && int32(a.u32()) == -1
@@ -94,6 +151,7 @@ func parseRule(f dataplane.Family, body []byte) (Rule, error) {
 		}
 		e.attr(a.kind, a.value)
 	}
+	r.Exact = r.Exact && mask == r.Mark
 	r.body = e.b
 	return r, nil
 }

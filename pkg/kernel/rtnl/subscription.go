@@ -95,15 +95,10 @@ func (h *Handle) Subscribe(i Interest) (*Subscription, error) {
 		return nil, err
 	}
 	var fd int
-	open := func() (err error) {
+	err = h.ns.Do(func() (err error) {
 		fd, err = subscribe(i.groups(), program)
 		return err
-	}
-	if h.ns == nil {
-		err = open()
-	} else {
-		err = h.ns.Do(open)
-	}
+	})
 	if err != nil {
 		return nil, fmt.Errorf("subscribe to changes: %w", err)
 	}

@@ -93,11 +93,15 @@ func (s *Syncer) read(ctx context.Context) ([]rtnl.Rule, error) {
 // compare returns which rules to add and which to remove. Of several equal ones
 // the first is kept.
 func (s *Syncer) compare(want []dataplane.Rule, have []rtnl.Rule) (add []dataplane.Rule, remove []rtnl.Rule) {
-	kept := map[dataplane.Rule]bool{}
+	wanted := make(map[dataplane.Rule]bool, len(want))
+	for _, w := range want {
+		wanted[w] = true
+	}
+	kept := make(map[dataplane.Rule]bool, len(want))
 	for _, h := range have {
 		switch {
 		case h.Protocol == s.protocol:
-			if h.Exact && slices.Contains(want, h.Rule) && !kept[h.Rule] {
+			if h.Exact && wanted[h.Rule] && !kept[h.Rule] {
 				kept[h.Rule] = true
 			} else {
 				remove = append(remove, h)
@@ -105,7 +109,7 @@ func (s *Syncer) compare(want []dataplane.Rule, have []rtnl.Rule) (add []datapla
 		case h.Protocol == unix.RTPROT_UNSPEC && h.Exact:
 			ours := h.Rule
 			ours.Protocol = s.protocol
-			if slices.Contains(want, ours) {
+			if wanted[ours] {
 				remove = append(remove, h)
 			}
 		}

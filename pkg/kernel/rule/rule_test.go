@@ -104,6 +104,56 @@ func TestSync(t *testing.T) {
 	s.sync(t, nil, dataplane.Result{Deleted: 5}, nil)
 }
 
+// What a rule is restricted to is part of it.
+func TestInputAndMark(t *testing.T) {
+	s := newSpace(t)
+	want := []dataplane.Rule{
+		{Family: dataplane.IPv4, Priority: 2000, Input: "eth0", Table: 118, Protocol: 30},
+		{Family: dataplane.IPv6, Priority: 2000, Input: "eth0", Table: 118, Protocol: 30},
+		{Family: dataplane.IPv4, Priority: 2001, Mark: 0x100000, Table: 254, Protocol: 30},
+		{Family: dataplane.IPv6, Priority: 2001, Mark: 0x100000, Input: "eth0", Table: 254, Protocol: 30},
+	}
+	shown := []string{
+		"2000: from all iif eth0 [detached] lookup 118 proto 30",
+		"2001: from all fwmark 0x100000/0x100000 lookup main proto 30",
+		"2000: from all iif eth0 [detached] lookup 118 proto 30",
+		"2001: from all fwmark 0x100000/0x100000 iif eth0 [detached] lookup main proto 30",
+	}
+	s.sync(t, want, dataplane.Result{Added: 4}, shown)
+	s.sync(t, want, dataplane.Result{}, shown)
+
+	// Drift: another link, another mark, and all bits of the mark.
+	for _, priority := range []string{"2000", "2001"} {
+		s.IP(t, "rule", "del", "priority", priority)
+	}
+	s.IP(t, "rule", "add", "priority", "2000", "iif", "eth1", "lookup", "118", "protocol", "30")
+	s.IP(t, "rule", "add", "priority", "2001", "fwmark", "0x100000", "lookup", "main", "protocol", "30")
+	s.IP(t, "rule", "add", "priority", "2001", "fwmark", "0x200000/0x200000", "lookup", "main", "protocol", "30")
+	s.sync(t, want, dataplane.Result{Added: 2, Deleted: 3}, shown)
+	s.sync(t, nil, dataplane.Result{Deleted: 4}, nil)
+}
+
+// A single flow can have a table of its own.
+func TestFlows(t *testing.T) {
+	s := newSpace(t)
+	want := []dataplane.Rule{
+		{Family: dataplane.IPv4, Priority: 2000, To: netip.MustParsePrefix("192.0.2.1/32"), Transport: 6, SourcePort: 1024, DestinationPort: 80, Table: 0x63000002, Protocol: 30},
+		{Family: dataplane.IPv6, Priority: 2000, To: netip.MustParsePrefix("2001:db8::1/128"), Transport: 17, SourcePort: 60999, DestinationPort: 53, Table: 0x63000002, Protocol: 30},
+	}
+	shown := []string{
+		"2000: from all to 192.0.2.1 ipproto tcp sport 1024 dport 80 lookup 1660944386 proto 30",
+		"2000: from all to 2001:db8::1 ipproto udp sport 60999 dport 53 lookup 1660944386 proto 30",
+	}
+	s.sync(t, want, dataplane.Result{Added: 2}, shown)
+	s.sync(t, want, dataplane.Result{}, shown)
+
+	// Drift: a range of ports.
+	s.IP(t, "rule", "del", "priority", "2000")
+	s.IP(t, "rule", "add", "priority", "2000", "to", "192.0.2.1", "ipproto", "tcp", "sport", "1024-1030", "dport", "80", "lookup", "1660944386", "protocol", "30")
+	s.sync(t, want, dataplane.Result{Added: 1, Deleted: 1}, shown)
+	s.sync(t, nil, dataplane.Result{Deleted: 2}, nil)
+}
+
 func TestForeignRulesSurvive(t *testing.T) {
 	s := newSpace(t)
 	for _, args := range [][]string{

@@ -77,6 +77,40 @@ func TestAddTwiceIsOneAddress(t *testing.T) {
 	b.mustAgree(t, "c1")
 }
 
+// What completes the network of a pod comes when all else is done, each time, and undoes all when it
+// fails.
+func TestAddFinishes(t *testing.T) {
+	b := newBench(t)
+	var finished []node.Sandbox
+	r := request("c1")
+	r.Finish = func(_ context.Context, s node.Sandbox) error {
+		if alloc, err := b.store.Get(t.Context(), s.ID); err != nil || alloc.State != store.Attached {
+			t.Errorf("it isn't recorded yet: %+v, %v", alloc, err)
+		}
+		finished = append(finished, s)
+		return nil
+	}
+	alloc, err := b.Add(t.Context(), r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := b.Add(t.Context(), r); err != nil {
+		t.Fatal(err)
+	}
+	want := node.Sandbox{ID: r.ID, Pod: r.Pod, Netns: r.Netns, Address: alloc.Address}
+	if len(finished) != 2 || finished[0] != want || finished[1] != want {
+		t.Errorf("finished %+v, want twice %+v", finished, want)
+	}
+	b.mustAgree(t, "c1")
+
+	broken := request("c2")
+	broken.Finish = func(context.Context, node.Sandbox) error { return errors.New("no tunnel") }
+	if _, err := b.Add(t.Context(), broken); err == nil || !strings.Contains(err.Error(), "no tunnel") {
+		t.Errorf("error %v", err)
+	}
+	b.mustAgree(t, "c1")
+}
+
 // Of a pod that was found in the kernel the record knows neither the namespace nor
 // what ADD answered.
 func TestAddOfAnAdoptedPod(t *testing.T) {

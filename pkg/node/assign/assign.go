@@ -141,7 +141,7 @@ func (a *Assigner) add(ctx context.Context, r node.AddRequest) (_ store.Allocati
 		}
 		err := a.net.Check(ctx, PodOf(alloc, a.cfg.NodeAddrs()), attachmentOf(alloc))
 		if err == nil && len(alloc.Result) > 0 {
-			return alloc, nil
+			return alloc, finish(ctx, r, alloc)
 		}
 		if ctx.Err() != nil {
 			return store.Allocation{}, context.Cause(ctx) // nothing is known to be broken
@@ -173,6 +173,9 @@ func (a *Assigner) add(ctx context.Context, r node.AddRequest) (_ store.Allocati
 		return store.Allocation{}, fmt.Errorf("record the attachment: %w", err)
 	}
 	faultpoint.At(faultpoint.AddRecorded)
+	if err := finish(ctx, r, alloc); err != nil {
+		return store.Allocation{}, err
+	}
 	if err := context.Cause(ctx); err != nil {
 		return store.Allocation{}, err // nobody takes the answer
 	}
@@ -180,6 +183,19 @@ func (a *Assigner) add(ctx context.Context, r node.AddRequest) (_ store.Allocati
 	alloc.State = store.Attached
 	a.blocks.Changed(alloc.Pool)
 	return alloc, nil
+}
+
+// finish does what the request asks for besides. What is recorded finds the pod meanwhile.
+func finish(ctx context.Context, r node.AddRequest, alloc store.Allocation) error {
+	if r.Finish == nil {
+		return nil
+	}
+	return r.Finish(ctx, SandboxOf(alloc))
+}
+
+// SandboxOf returns the sandbox of an allocation.
+func SandboxOf(alloc store.Allocation) node.Sandbox {
+	return node.Sandbox{ID: alloc.ID, Pod: alloc.Pod, Netns: alloc.Netns, Address: alloc.Address}
 }
 
 // undo takes back what an ADD did, however far it came.

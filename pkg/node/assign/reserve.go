@@ -79,6 +79,8 @@ func (a *Assigner) reserve(ctx context.Context, r node.AddRequest) (store.Alloca
 			req.Blocks = a.blocks.Usable(r.Pool)
 			alloc, yieldErr := a.store.Reserve(ctx, req)
 			if yieldErr == nil {
+				klog.FromContext(ctx).Info("No block came, so this address is given again sooner than it should be, unless one was freed meanwhile",
+					"address", alloc.Address, "pool", r.Pool, "reason", err)
 				faultpoint.At(faultpoint.AddReserved)
 				return alloc, nil
 			}

@@ -76,11 +76,16 @@ type exporter struct {
 	held []string
 	// slow is called before anything is written; it may be nil.
 	slow func()
+	// err is what comes of each export.
+	err error
 }
 
 func (e *exporter) Export(_ context.Context, blocks []plan.HeldBlock) error {
 	if e.slow != nil {
 		e.slow()
+	}
+	if e.err != nil {
+		return e.err
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()

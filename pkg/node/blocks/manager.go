@@ -97,6 +97,7 @@ type Manager struct {
 	gone      map[types.UID]bool   // released, though maybe still in a cache
 	reported  map[string]time.Time // when the status of a block was written
 	withdrawn bool                 // the Node is gone: nothing is exported
+	stale     bool                 // what is exported doesn't yet agree with withdrawn
 }
 
 // New returns a manager that isn't running. The informers are those of AddressBlocks

@@ -320,6 +320,30 @@ func TestWithdraw(t *testing.T) {
 	}
 }
 
+// Only news of the Node is a reason to export, and one until it has succeeded.
+func TestWithdrawExportsNews(t *testing.T) {
+	exports, broken := 0, errors.New("no table")
+	e := &exporter{}
+	e.slow = func() { exports++ }
+	m := &Manager{
+		record: &record{blocks: map[string]store.Usage{}}, exporter: e,
+		blocks: listers.NewAddressBlockLister(cache.NewIndexer(cache.MetaNamespaceKeyFunc, nil)),
+	}
+	for i, step := range []struct {
+		gone    bool
+		fails   error
+		exports int // by now
+	}{
+		{gone: false, exports: 0}, {gone: true, fails: broken, exports: 1}, {gone: true, exports: 2}, {gone: true, exports: 2},
+		{gone: false, fails: broken, exports: 3}, {gone: true, fails: broken, exports: 4}, {gone: true, exports: 5}, {gone: false, exports: 6}, {gone: false, exports: 6},
+	} {
+		e.err = step.fails
+		if err := m.Withdraw(t.Context(), step.gone); !errors.Is(err, step.fails) || exports != step.exports {
+			t.Errorf("step %d: %d exports, %v; want %d, %v", i, exports, err, step.exports, step.fails)
+		}
+	}
+}
+
 // One that read what is held before a block came, and writes afterwards, would withdraw the
 // block: it must not be overtaken by one that has read it.
 func TestStaleExportWithdrawsNothing(t *testing.T) {

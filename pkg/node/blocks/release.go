@@ -138,10 +138,22 @@ func (m *Manager) allHeld(ctx context.Context) ([]plan.HeldBlock, error) {
 // Export announces what the node holds, whatever was announced before.
 func (m *Manager) Export(ctx context.Context) error { return m.syncExport(ctx, struct{}{}) }
 
-// Withdraw stops announcing anything, because the Node is gone, or starts again.
+// Withdraw stops announcing anything, because the Node is gone, or starts again. Otherwise it exports
+// nothing: before coild has read the record it can't tell what it repairs by that.
 func (m *Manager) Withdraw(ctx context.Context, withdraw bool) error {
 	m.mu.Lock()
+	m.stale = m.stale || m.withdrawn != withdraw
 	m.withdrawn = withdraw
+	stale := m.stale
 	m.mu.Unlock()
-	return m.syncExport(ctx, struct{}{})
+	if !stale {
+		return nil
+	}
+	if err := m.syncExport(ctx, struct{}{}); err != nil {
+		return err // and stale stays, for when it is tried again
+	}
+	m.mu.Lock()
+	m.stale = m.stale && m.withdrawn != withdraw
+	m.mu.Unlock()
+	return nil
 }

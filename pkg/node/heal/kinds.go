@@ -9,11 +9,16 @@ const (
 	Link             = "link"
 	LinkAddress      = "link_address"
 	Sysctl           = "sysctl"
+	EgressRoute      = "egress_route"
+	EgressRule       = "egress_rule"
+	EgressTunnel     = "egress_tunnel"
+	EgressNexthop    = "egress_nexthop"
+	EgressSetting    = "egress_setting"
 )
 
 // Kinds are all of them.
 func Kinds() []string {
-	return []string{PodRoute, Rule, BlockRoute, UnreachableRoute, Link, LinkAddress, Sysctl}
+	return []string{PodRoute, Rule, BlockRoute, UnreachableRoute, Link, LinkAddress, Sysctl, EgressRoute, EgressRule, EgressTunnel, EgressNexthop, EgressSetting}
 }
 
 // Advice says who the likely culprit is when objects of a kind are destroyed again and
@@ -34,6 +39,8 @@ func Advice(kind string) string {
 			"that matches veth*, or unmanaged-devices of NetworkManager"
 	case Sysctl:
 		return "look for these parameters in /etc/sysctl.d, /usr/lib/sysctl.d and in what manages the node's configuration"
+	case EgressRoute, EgressRule, EgressTunnel, EgressNexthop, EgressSetting:
+		return "a program changes the network of pods that use an Egress: in their containers, or from beside, as service meshes do"
 	}
 	return ""
 }

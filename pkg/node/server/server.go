@@ -13,9 +13,11 @@ import (
 	"time"
 
 	"google.golang.org/protobuf/types/known/emptypb"
+	"k8s.io/klog/v2"
 
 	"github.com/coil-net/coil/generated/cnirpc"
 	"github.com/coil-net/coil/pkg/faultpoint"
+	"github.com/coil-net/coil/pkg/ipam"
 	"github.com/coil-net/coil/pkg/node"
 	"github.com/coil-net/coil/pkg/store"
 )
@@ -32,17 +34,23 @@ type Assigner interface {
 type Cluster interface {
 	// PoolOf returns the name of the pool of a namespace.
 	PoolOf(ctx context.Context, namespace string) (string, error)
-	// EgressesOf returns the Egresses that the pod's annotations name, as
-	// namespace/name.
-	EgressesOf(ctx context.Context, pod store.Pod) ([]string, error)
+}
+
+// Egress lets pods use Egresses; see package egress.
+type Egress interface {
+	// Begin finds out what a pod asks for. The function that is returned completes the
+	// pod's sandbox, or leaves nothing there.
+	Begin(ctx context.Context, pod store.Pod) (func(context.Context, node.Sandbox) error, error)
+	// Check says what of a sandbox isn't as it was made.
+	Check(ctx context.Context, id store.ID) error
+	// Forget ends what Begin began.
+	Forget(ctx context.Context, id store.ID) error
 }
 
 // Config is what the server needs to know.
 type Config struct {
 	// IPAM says whether coild gives addresses, or is chained behind a plugin that does.
 	IPAM bool
-	// Egress says whether annotations that ask for an Egress are obeyed.
-	Egress bool
 	// Ready is nil when ADD can be served, or says why not.
 	Ready func() error
 	// Netns opens a network namespace by path and tells its inode.
@@ -55,11 +63,13 @@ type Server struct {
 	cfg     Config
 	assign  Assigner
 	cluster Cluster
+	egress  Egress
 }
 
-// New returns a server.
-func New(cfg Config, a Assigner, c Cluster) *Server {
-	return &Server{cfg: cfg, assign: a, cluster: c}
+// New returns a server. The Assigner may be nil without IPAM; a nil Egress means that
+// annotations which ask for one are ignored.
+func New(cfg Config, a Assigner, c Cluster, e Egress) *Server {
+	return &Server{cfg: cfg, assign: a, cluster: c, egress: e}
 }
 
 // Add implements cnirpc.CNIServer.
@@ -71,9 +81,6 @@ func (s *Server) Add(ctx context.Context, args *cnirpc.CNIArgs) (*cnirpc.AddResp
 	if err != nil {
 		return nil, err
 	}
-	if err := s.refuseEgress(ctx, pod); err != nil {
-		return nil, err
-	}
 	chained := args.GetArgs()["IS_CHAINED"] == "true"
 	switch {
 	case chained && s.cfg.IPAM:
@@ -82,8 +89,16 @@ func (s *Server) Add(ctx context.Context, args *cnirpc.CNIArgs) (*cnirpc.AddResp
 	case !chained && !s.cfg.IPAM:
 		return nil, fail(cnirpc.ErrorCode_INVALID_NETWORK_CONFIG, "coil is the first plugin of the list",
 			errors.New("chain it behind the plugin that gives addresses, or run coild with --enable-ipam=true"))
-	case chained:
-		return passOn(args.GetStdinData())
+	}
+	var finish func(context.Context, node.Sandbox) error
+	if s.egress != nil {
+		// First, since it takes no address.
+		if finish, err = s.egress.Begin(ctx, pod); err != nil {
+			return nil, fail(codeOf(err), "set up egress of the pod", err)
+		}
+	}
+	if chained {
+		return s.addChained(ctx, args, pod, finish)
 	}
 	netns, err := s.cfg.Netns(args.GetNetns())
 	if err != nil {
@@ -93,7 +108,7 @@ func (s *Server) Add(ctx context.Context, args *cnirpc.CNIArgs) (*cnirpc.AddResp
 	if err != nil {
 		return nil, fail(cnirpc.ErrorCode_TRY_AGAIN_LATER, "look up the pool of namespace "+pod.Namespace, err)
 	}
-	alloc, err := s.assign.Add(ctx, node.AddRequest{ID: idOf(args), Pod: pod, Netns: netns, Pool: pool})
+	alloc, err := s.assign.Add(ctx, node.AddRequest{ID: idOf(args), Pod: pod, Netns: netns, Pool: pool, Finish: finish})
 	if err != nil {
 		return nil, fail(codeOf(err), "give the pod an address", err)
 	}
@@ -101,21 +116,29 @@ func (s *Server) Add(ctx context.Context, args *cnirpc.CNIArgs) (*cnirpc.AddResp
 	return &cnirpc.AddResponse{Result: alloc.Result}, nil
 }
 
-// refuseEgress fails for a pod that asks for an Egress: without the tunnels its
-// packets would leave by another way than its owner chose.
-func (s *Server) refuseEgress(ctx context.Context, pod store.Pod) error {
-	if !s.cfg.Egress {
-		return nil
+// addChained completes the network of a pod that another plugin has attached, and answers with
+// what that one answered.
+func (s *Server) addChained(ctx context.Context, args *cnirpc.CNIArgs, pod store.Pod, finish func(context.Context, node.Sandbox) error) (*cnirpc.AddResponse, error) {
+	resp, err := passOn(args.GetStdinData())
+	if err != nil || finish == nil {
+		return resp, err
 	}
-	egresses, err := s.cluster.EgressesOf(ctx, pod)
+	addrs, err := previousAddrs(args.GetStdinData(), args.GetIfname())
 	if err != nil {
-		return fail(cnirpc.ErrorCode_TRY_AGAIN_LATER, "look up the annotations of the pod", err)
+		return nil, fail(cnirpc.ErrorCode_DECODING_FAILURE, "the previous result is not usable", err)
 	}
-	if len(egresses) == 0 {
-		return nil
+	at := node.Sandbox{ID: idOf(args), Pod: pod, Address: firstAddrs(addrs)}
+	if at.Address == (ipam.Address{}) {
+		return nil, fail(cnirpc.ErrorCode_INVALID_NETWORK_CONFIG, "the previous result is not usable",
+			fmt.Errorf("it gives %s no address", args.GetIfname()))
 	}
-	return fail(cnirpc.ErrorCode_INTERNAL, fmt.Sprintf("the pod asks for Egress %s", egresses[0]),
-		errors.New("this version of coild can't set up egress: remove the annotation, or run coild with --enable-egress=false to ignore it"))
+	if at.Netns, err = s.cfg.Netns(args.GetNetns()); err != nil {
+		return nil, fail(cnirpc.ErrorCode_INVALID_ENVIRONMENT_VARIABLES, "CNI_NETNS is not usable", err)
+	}
+	if err := finish(ctx, at); err != nil {
+		return nil, fail(codeOf(err), "set up egress of the pod", err)
+	}
+	return resp, nil
 }
 
 // Del implements cnirpc.CNIServer. It needs no more than the container ID and
@@ -124,11 +147,17 @@ func (s *Server) Del(ctx context.Context, args *cnirpc.CNIArgs) (*emptypb.Empty,
 	if err := checkID(args); err != nil {
 		return nil, err
 	}
-	if !s.cfg.IPAM {
-		return &emptypb.Empty{}, nil
+	if s.cfg.IPAM {
+		if err := s.assign.Del(ctx, idOf(args)); err != nil {
+			return nil, fail(codeOf(err), "detach the pod", err)
+		}
 	}
-	if err := s.assign.Del(ctx, idOf(args)); err != nil {
-		return nil, fail(codeOf(err), "detach the pod", err)
+	if s.egress != nil {
+		// Last: an ADD that was in progress has ended.
+		if err := s.egress.Forget(ctx, idOf(args)); err != nil {
+			// It will be noticed that the network namespace is gone.
+			klog.FromContext(ctx).Error(err, "Forgetting a sandbox")
+		}
 	}
 	faultpoint.At(faultpoint.DelAnswering)
 	return &emptypb.Empty{}, nil
@@ -142,14 +171,18 @@ func (s *Server) Check(ctx context.Context, args *cnirpc.CNIArgs) (*emptypb.Empt
 	if err := checkID(args); err != nil {
 		return nil, err
 	}
-	if !s.cfg.IPAM {
-		return &emptypb.Empty{}, nil
+	var errs []error
+	if s.cfg.IPAM {
+		addrs, err := previousAddrs(args.GetStdinData(), args.GetIfname())
+		if err != nil {
+			return nil, fail(cnirpc.ErrorCode_DECODING_FAILURE, "the previous result is not usable", err)
+		}
+		errs = append(errs, s.assign.Check(ctx, idOf(args), args.GetNetns(), addrs))
 	}
-	addrs, err := previousAddrs(args.GetStdinData(), args.GetIfname())
-	if err != nil {
-		return nil, fail(cnirpc.ErrorCode_DECODING_FAILURE, "the previous result is not usable", err)
+	if s.egress != nil {
+		errs = append(errs, s.egress.Check(ctx, idOf(args)))
 	}
-	if err := s.assign.Check(ctx, idOf(args), args.GetNetns(), addrs); err != nil {
+	if err := errors.Join(errs...); err != nil {
 		return nil, fail(codeOf(err), "the pod's network is not as it was set up", err)
 	}
 	return &emptypb.Empty{}, nil

@@ -21,6 +21,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/coil-net/coil/generated/cnirpc"
+	"github.com/coil-net/coil/pkg/ipam"
 	"github.com/coil-net/coil/pkg/node"
 	"github.com/coil-net/coil/pkg/store"
 	"github.com/coil-net/coil/pkg/testkit"
@@ -44,7 +45,7 @@ func (a assigner) Check(_ context.Context, id store.ID, _ string, addrs []netip.
 func (a assigner) GC(_ context.Context, valid []store.ID, _ time.Time) error { return a.gc(valid) }
 
 // cluster has one namespace, "ns", of pool "blue".
-type cluster struct{ egresses []string }
+type cluster struct{}
 
 func (cluster) PoolOf(_ context.Context, ns string) (string, error) {
 	if ns != "ns" {
@@ -52,11 +53,36 @@ func (cluster) PoolOf(_ context.Context, ns string) (string, error) {
 	}
 	return "blue", nil
 }
-func (c cluster) EgressesOf(context.Context, store.Pod) ([]string, error) { return c.egresses, nil }
+
+// egresses records what is done to sandboxes, unless begin or finish is an error.
+type egresses struct {
+	begin, finish error
+	wrong         error
+	finished      []node.Sandbox
+	checked       []store.ID
+	forgotten     []store.ID
+}
+
+func (e *egresses) Begin(context.Context, store.Pod) (func(context.Context, node.Sandbox) error, error) {
+	return func(_ context.Context, s node.Sandbox) error {
+		e.finished = append(e.finished, s)
+		return e.finish
+	}, e.begin
+}
+
+func (e *egresses) Check(_ context.Context, id store.ID) error {
+	e.checked = append(e.checked, id)
+	return e.wrong
+}
+
+func (e *egresses) Forget(_ context.Context, id store.ID) error {
+	e.forgotten = append(e.forgotten, id)
+	return nil
+}
 
 func config() Config {
 	return Config{
-		IPAM: true, Egress: true, Ready: func() error { return nil },
+		IPAM: true, Ready: func() error { return nil },
 		Netns: func(path string) (store.Netns, error) {
 			if path != "/run/netns/pod" {
 				return store.Netns{}, fmt.Errorf("open %s: %w", path, fs.ErrNotExist)
@@ -99,7 +125,7 @@ func TestAddPassesOnWhoAsks(t *testing.T) {
 	s := New(config(), assigner{add: func(r node.AddRequest) (store.Allocation, error) {
 		got = r
 		return store.Allocation{Wiring: store.Wiring{Result: []byte(`{"cniVersion":"1.1.0"}`)}}, nil
-	}}, cluster{})
+	}}, cluster{}, nil)
 	resp, err := s.Add(t.Context(), args(nil))
 	if err != nil {
 		t.Fatal(err)
@@ -125,7 +151,7 @@ func TestAddErrors(t *testing.T) {
 		edit   func(*cnirpc.CNIArgs)
 		config func(*Config)
 		assign assigner
-		egress []string
+		egress error
 		code   cnirpc.ErrorCode
 		says   string
 	}{
@@ -145,8 +171,10 @@ func TestAddErrors(t *testing.T) {
 			code: cnirpc.ErrorCode_INVALID_NETWORK_CONFIG, says: "chain it behind"},
 		{name: "unknown namespace", edit: func(a *cnirpc.CNIArgs) { a.Args["K8S_POD_NAMESPACE"] = "nope" },
 			code: cnirpc.ErrorCode_TRY_AGAIN_LATER, says: "Namespace nope"},
-		{name: "egress is not silently left out", egress: []string{"net/gw"},
+		{name: "an Egress that isn't there", egress: errors.New("Egress net/gw doesn't exist"),
 			code: cnirpc.ErrorCode_INTERNAL, says: "net/gw"},
+		{name: "an Egress that can't be looked up", egress: fmt.Errorf("%w: timeout", node.ErrUnavailable),
+			code: cnirpc.ErrorCode_TRY_AGAIN_LATER, says: "timeout"},
 		{name: "no address", assign: fails(fmt.Errorf("%w: pool is empty", node.ErrUnavailable)),
 			code: cnirpc.ErrorCode_TRY_AGAIN_LATER, says: "pool is empty"},
 		{name: "deleted meanwhile", assign: fails(node.ErrDeleted), code: cnirpc.ErrorCode_TRY_AGAIN_LATER, says: "deleted"},
@@ -159,7 +187,7 @@ func TestAddErrors(t *testing.T) {
 			if tt.config != nil {
 				tt.config(&cfg)
 			}
-			_, err := New(cfg, tt.assign, cluster{tt.egress}).Add(t.Context(), args(tt.edit))
+			_, err := New(cfg, tt.assign, cluster{}, &egresses{begin: tt.egress}).Add(t.Context(), args(tt.edit))
 			code, text := cniError(t, err)
 			if code != tt.code || !strings.Contains(text, tt.says) {
 				t.Errorf("code %v, %q; want %v and a text with %q", code, text, tt.code, tt.says)
@@ -171,7 +199,7 @@ func TestAddErrors(t *testing.T) {
 func TestAddChainedPassesTheResultOn(t *testing.T) {
 	cfg := config()
 	cfg.IPAM = false
-	resp, err := New(cfg, nil, cluster{}).Add(t.Context(), args(func(a *cnirpc.CNIArgs) {
+	resp, err := New(cfg, nil, cluster{}, nil).Add(t.Context(), args(func(a *cnirpc.CNIArgs) {
 		a.Args["IS_CHAINED"] = "true"
 		a.StdinData = []byte(`{"cniVersion":"0.4.0","prevResult":{"interfaces":[{"name":"eth0","sandbox":"/x"}],"ips":[{"version":"4","address":"10.0.0.5/24","interface":0}],"dns":{}}}`)
 	}))
@@ -184,11 +212,62 @@ func TestAddChainedPassesTheResultOn(t *testing.T) {
 	}
 }
 
+// Behind another plugin, only Egresses are set up, for the addresses that that one gave.
+func TestAddChainedSetsEgressUp(t *testing.T) {
+	const prev = `{"cniVersion":"1.0.0","prevResult":{"cniVersion":"1.0.0","interfaces":[{"name":"veth1"},{"name":"eth0","sandbox":"/x"}],"ips":[%s]}}`
+	chained := func(ips string) *cnirpc.CNIArgs {
+		return args(func(a *cnirpc.CNIArgs) {
+			a.Args["IS_CHAINED"] = "true"
+			a.StdinData = fmt.Appendf(nil, prev, ips)
+		})
+	}
+	const both = `{"address":"10.0.0.5/24","interface":1},{"address":"10.0.0.6/24","interface":1},{"address":"fd00::5/64","interface":1}`
+	cfg := config()
+	cfg.IPAM = false
+	e := &egresses{}
+	resp, err := New(cfg, nil, cluster{}, e).Add(t.Context(), chained(both))
+	if err != nil || !strings.Contains(string(resp.GetResult()), "10.0.0.6/24") {
+		t.Fatalf("%s, %v", resp.GetResult(), err)
+	}
+	want := node.Sandbox{
+		ID: store.ID{ContainerID: "c1", IfName: "eth0"}, Pod: store.Pod{Namespace: "ns", Name: "web", UID: "u1"},
+		Netns:   store.Netns{Path: "/run/netns/pod", Inode: 42},
+		Address: ipam.Address{IPv4: netip.MustParseAddr("10.0.0.5"), IPv6: netip.MustParseAddr("fd00::5")},
+	}
+	if len(e.finished) != 1 || e.finished[0] != want {
+		t.Errorf("set up %+v, want %+v", e.finished, want)
+	}
+	_, err = New(cfg, nil, cluster{}, e).Add(t.Context(), chained(""))
+	if code, text := cniError(t, err); code != cnirpc.ErrorCode_INVALID_NETWORK_CONFIG || !strings.Contains(text, "no address") {
+		t.Errorf("without an address: %v, %s", code, text)
+	}
+	e.finish = errors.New("netlink: no such device")
+	_, err = New(cfg, nil, cluster{}, e).Add(t.Context(), chained(both))
+	if code, text := cniError(t, err); code != cnirpc.ErrorCode_INTERNAL || !strings.Contains(text, "no such device") {
+		t.Errorf("when it fails: %v, %s", code, text)
+	}
+	if _, err := New(cfg, nil, cluster{}, e).Del(t.Context(), args(nil)); err != nil || len(e.forgotten) != 1 {
+		t.Errorf("DEL: %v, %v", e.forgotten, err)
+	}
+}
+
+// The assigner finishes what Egresses need, so that an error undoes all.
+func TestAddFinishesEgress(t *testing.T) {
+	e := &egresses{finish: errors.New("no tunnel")}
+	s := New(config(), assigner{add: func(r node.AddRequest) (store.Allocation, error) {
+		return store.Allocation{}, r.Finish(t.Context(), node.Sandbox{ID: r.ID})
+	}}, cluster{}, e)
+	_, err := s.Add(t.Context(), args(nil))
+	if code, text := cniError(t, err); code != cnirpc.ErrorCode_INTERNAL || !strings.Contains(text, "no tunnel") || len(e.finished) != 1 {
+		t.Errorf("%v, %s, %v", code, text, e.finished)
+	}
+}
+
 func TestDelNeedsOnlyTheID(t *testing.T) {
 	cfg := config()
 	cfg.Ready = func() error { return errors.New("starting") }
 	var got store.ID
-	s := New(cfg, assigner{del: func(id store.ID) error { got = id; return nil }}, cluster{})
+	s := New(cfg, assigner{del: func(id store.ID) error { got = id; return nil }}, cluster{}, nil)
 	if _, err := s.Del(t.Context(), &cnirpc.CNIArgs{ContainerId: "c1", Ifname: "eth0"}); err != nil {
 		t.Fatal(err)
 	}
@@ -202,7 +281,7 @@ func TestCheckComparesThePreviousResult(t *testing.T) {
 	const stdin = `{"cniVersion":"0.4.0","prevResult":{"interfaces":[{"name":"veth1"},{"name":"eth0","sandbox":"/x"},{"name":"net1","sandbox":"/x"}],
 		"ips":[{"version":"4","address":"10.0.0.5/32","interface":1},{"version":"6","address":"fd00::5/128","interface":1},{"version":"4","address":"192.0.2.1/24","interface":2}]}}`
 	var got []netip.Addr
-	s := New(config(), assigner{check: func(_ store.ID, addrs []netip.Addr) error { got = addrs; return store.ErrNotFound }}, cluster{})
+	s := New(config(), assigner{check: func(_ store.ID, addrs []netip.Addr) error { got = addrs; return store.ErrNotFound }}, cluster{}, nil)
 	_, err := s.Check(t.Context(), args(func(a *cnirpc.CNIArgs) { a.StdinData = []byte(stdin) }))
 	if code, _ := cniError(t, err); code != cnirpc.ErrorCode_UNKNOWN_CONTAINER {
 		t.Errorf("code %v", code)
@@ -210,6 +289,33 @@ func TestCheckComparesThePreviousResult(t *testing.T) {
 	want := []netip.Addr{netip.MustParseAddr("10.0.0.5"), netip.MustParseAddr("fd00::5")}
 	if !slices.Equal(got, want) {
 		t.Errorf("compared %v, want those of eth0: %v", got, want)
+	}
+}
+
+// What Egresses need is part of the pod's network, also behind another plugin.
+func TestCheckLooksAtEgress(t *testing.T) {
+	right := assigner{check: func(store.ID, []netip.Addr) error { return nil }}
+	prev := args(func(a *cnirpc.CNIArgs) {
+		a.StdinData = []byte(`{"cniVersion":"1.0.0","prevResult":{"cniVersion":"1.0.0"}}`)
+	})
+	for _, ipam := range []bool{true, false} {
+		cfg := config()
+		cfg.IPAM = ipam
+		e := &egresses{}
+		s := New(cfg, right, cluster{}, e)
+		if _, err := s.Check(t.Context(), prev); err != nil || len(e.checked) != 1 || e.checked[0].ContainerID != "c1" {
+			t.Errorf("IPAM %t: %v, looked at %v", ipam, err, e.checked)
+		}
+		e.wrong = errors.New("egress: route 192.0.2.0/24 is missing")
+		_, err := s.Check(t.Context(), prev)
+		if code, text := cniError(t, err); code != cnirpc.ErrorCode_INTERNAL || !strings.Contains(text, "not as it was set up: egress: route 192.0.2.0/24") {
+			t.Errorf("IPAM %t: code %v, %s", ipam, code, text)
+		}
+		e.wrong = fmt.Errorf("egress: %w", node.ErrUnavailable)
+		_, err = s.Check(t.Context(), prev)
+		if code, _ := cniError(t, err); code != cnirpc.ErrorCode_TRY_AGAIN_LATER {
+			t.Errorf("IPAM %t, not looked at yet: code %v", ipam, code)
+		}
 	}
 }
 
@@ -229,7 +335,7 @@ func TestGCList(t *testing.T) {
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			var got []store.ID
-			s := New(config(), assigner{gc: func(valid []store.ID) error { got = valid; return nil }}, cluster{})
+			s := New(config(), assigner{gc: func(valid []store.ID) error { got = valid; return nil }}, cluster{}, nil)
 			_, err := s.GC(t.Context(), &cnirpc.CNIArgs{StdinData: []byte(tt.stdin)})
 			if (err != nil) != tt.fails {
 				t.Fatalf("error %v", err)
@@ -245,7 +351,7 @@ func TestStatus(t *testing.T) {
 	cfg := config()
 	reason := error(nil)
 	cfg.Ready = func() error { return reason }
-	s := New(cfg, assigner{}, cluster{})
+	s := New(cfg, assigner{}, cluster{}, nil)
 	if _, err := s.Status(t.Context(), &cnirpc.CNIArgs{}); err != nil {
 		t.Errorf("ready: %v", err)
 	}
@@ -267,7 +373,7 @@ func TestServe(t *testing.T) {
 	s := New(config(), assigner{
 		add: func(node.AddRequest) (store.Allocation, error) { panic("boom") },
 		del: func(store.ID) error { close(entered); <-release; return nil },
-	}, cluster{})
+	}, cluster{}, nil)
 	ctx, cancel := context.WithCancel(t.Context())
 	served := make(chan error, 1)
 	go func() { served <- s.Serve(ctx, socket, prometheus.NewRegistry()) }()

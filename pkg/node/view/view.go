@@ -1,5 +1,5 @@
 // Package view is what coild knows of the cluster besides blocks: its own Node,
-// the pools of namespaces, and the annotations of the node's pods.
+// the pools of namespaces, the node's pods, and the Egresses.
 //
 // It owns the informers for these, restricted on the server's side to what the
 // node needs. It must not know what they are used for.
@@ -8,8 +8,6 @@ package view
 import (
 	"context"
 	"fmt"
-	"slices"
-	"strings"
 	"sync/atomic"
 	"time"
 
@@ -18,15 +16,16 @@ import (
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	corelisters "k8s.io/client-go/listers/core/v1"
+	discoverylisters "k8s.io/client-go/listers/discovery/v1"
 	"k8s.io/client-go/metadata/metadatalister"
 	"k8s.io/client-go/tools/cache"
 
+	listers "github.com/coil-net/coil/generated/listers/coil/v2"
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
 	"github.com/coil-net/coil/pkg/ipam"
 	"github.com/coil-net/coil/pkg/kube"
 	"github.com/coil-net/coil/pkg/plan"
 	"github.com/coil-net/coil/pkg/reconcile"
-	"github.com/coil-net/coil/pkg/store"
 )
 
 var (
@@ -44,6 +43,9 @@ type View struct {
 	nodes      corelisters.NodeLister
 	namespaces metadatalister.Lister
 	pods       metadatalister.Lister
+	egresses   listers.EgressLister
+	services   corelisters.ServiceLister
+	endpoints  discoverylisters.EndpointSliceLister
 
 	addrs atomic.Pointer[ipam.Address]
 }
@@ -51,11 +53,12 @@ type View struct {
 // Config says what a view shows.
 type Config struct {
 	NodeName string
-	// Pools needs Namespaces, Egresses the node's Pods. What isn't needed isn't
-	// watched, and needs no right.
-	Pools, Egresses bool
+	// Pools needs Namespaces. What isn't needed isn't watched, and needs no right.
+	Pools bool
 	// OnNode is called at each change of the node's own Node; it must not block.
 	OnNode func()
+	// Egresses is nil if nothing about Egresses is needed.
+	Egresses *EgressHandlers
 }
 
 // New returns a view of the cluster from a node.
@@ -78,29 +81,42 @@ func New(cfg Config, clients kube.Clients) (*View, error) {
 
 	v.informers = append(v.informers, node)
 	v.synced = append(v.synced, reg.HasSynced)
-	if cfg.Pools {
-		if v.namespaces, err = v.watch(namespaces, ""); err != nil {
+	if cfg.Pools || cfg.Egresses != nil {
+		var changed func(*metav1.PartialObjectMetadata)
+		if cfg.Egresses != nil {
+			changed = func(n *metav1.PartialObjectMetadata) { cfg.Egresses.Namespace(n.Name) }
+		}
+		if v.namespaces, err = v.watch(namespaces, "", changed); err != nil {
 			return nil, err
 		}
 	}
-	if cfg.Egresses {
-		v.pods, err = v.watch(pods, fields.OneTermEqualSelector("spec.nodeName", nodeName).String())
-		if err != nil {
-			return nil, err
-		}
+	if cfg.Egresses != nil {
+		err = v.watchEgresses(*cfg.Egresses)
 	}
-	return v, nil
+	return v, err
 }
 
-// watch adds an informer of the metadata of a resource.
-func (v *View) watch(r schema.GroupVersionResource, fieldSelector string) (metadatalister.Lister, error) {
+// watch adds an informer of the metadata of a resource; changed may be nil.
+func (v *View) watch(r schema.GroupVersionResource, fieldSelector string, changed func(*metav1.PartialObjectMetadata)) (metadatalister.Lister, error) {
 	i, err := kube.MetadataInformer(v.clients.Metadata, r, fieldSelector)
 	if err != nil {
 		return nil, err
 	}
+	if changed == nil {
+		changed = func(*metav1.PartialObjectMetadata) {}
+	}
+	return metadatalister.New(i.GetIndexer(), r), v.add(i, reconcile.Handler(changed))
+}
+
+// add keeps an informer, whose events go to a handler.
+func (v *View) add(i *kube.Informer, h cache.ResourceEventHandler) error {
+	reg, err := i.AddEventHandler(h)
+	if err != nil {
+		return err
+	}
 	v.informers = append(v.informers, i)
-	v.synced = append(v.synced, i.HasSynced)
-	return metadatalister.New(i.GetIndexer(), r), nil
+	v.synced = append(v.synced, reg.HasSynced)
+	return nil
 }
 
 // Start starts the informers, which work until ctx ends.
@@ -154,44 +170,12 @@ const liveTimeout = 5 * time.Second
 // PoolOf returns the name of the pool of a namespace. A namespace that is too new
 // for the cache is read from the API server.
 func (v *View) PoolOf(ctx context.Context, namespace string) (string, error) {
-	ns, err := v.namespaces.Get(namespace)
+	ns, err := v.Namespace(ctx, namespace, true)
 	if err != nil {
-		ctx, cancel := context.WithTimeout(ctx, liveTimeout)
-		defer cancel()
-		ns, err = v.clients.Metadata.Resource(namespaces).Get(ctx, namespace, metav1.GetOptions{})
-		if err != nil {
-			return "", fmt.Errorf("read Namespace %s: %w", namespace, err)
-		}
+		return "", err
 	}
 	if pool := ns.Annotations[v2.AnnotationPool]; pool != "" {
 		return pool, nil
 	}
 	return v2.DefaultPool, nil
-}
-
-// EgressesOf returns the Egresses that a pod's annotations name, as
-// namespace/name. A pod that is too new for the cache, or has another UID there, is
-// read from the API server; an empty UID matches any.
-func (v *View) EgressesOf(ctx context.Context, pod store.Pod) ([]string, error) {
-	p, err := v.pods.Namespace(pod.Namespace).Get(pod.Name)
-	if err != nil || pod.UID != "" && string(p.UID) != pod.UID {
-		ctx, cancel := context.WithTimeout(ctx, liveTimeout)
-		defer cancel()
-		p, err = v.clients.Metadata.Resource(pods).Namespace(pod.Namespace).Get(ctx, pod.Name, metav1.GetOptions{})
-		if err != nil {
-			return nil, fmt.Errorf("read Pod %s/%s: %w", pod.Namespace, pod.Name, err)
-		}
-	}
-	var egresses []string
-	for key, names := range p.Annotations {
-		ns, ok := strings.CutPrefix(key, v2.AnnotationEgressPrefix)
-		if !ok {
-			continue
-		}
-		for n := range strings.SplitSeq(names, ",") {
-			egresses = append(egresses, ns+"/"+strings.TrimSpace(n))
-		}
-	}
-	slices.Sort(egresses)
-	return egresses, nil
 }

@@ -177,8 +177,12 @@ func TestFlippedBytes(t *testing.T) {
 		recorded[a.ID] = a
 	}
 	taken, aside := 0, 0
+	seeds := uint64(16)
+	if os.Getenv("COIL_CRASH") == "long" {
+		seeds = 300
+	}
 	for _, file := range []string{"", "-wal", "-shm"} {
-		for seed := range uint64(60) {
+		for seed := range seeds {
 			t.Run(fmt.Sprintf("db%s %d", file, seed), func(t *testing.T) {
 				r := rand.New(rand.NewPCG(seed, 9))
 				o := o

@@ -212,7 +212,7 @@ func TestMigrate(t *testing.T) {
 	if err := s.Close(); err != nil {
 		t.Fatal(err)
 	}
-	copies, err := filepath.Glob(path + ".*-v1")
+	copies, err := filepath.Glob(fmt.Sprintf("%s.*-v%d", path, len(released)))
 	if err != nil || len(copies) != 1 {
 		t.Fatalf("copies before the migration: %v, %v", copies, err)
 	}
@@ -247,8 +247,43 @@ func TestMigrate(t *testing.T) {
 	}
 	var version, rows int
 	if err := db.QueryRowContext(t.Context(), `SELECT (SELECT user_version FROM pragma_user_version), (SELECT count(*) FROM meta WHERE key = 'x')`).
-		Scan(&version, &rows); err != nil || version != 2 || rows != 0 {
+		Scan(&version, &rows); err != nil || version != len(newer) || rows != 0 {
 		t.Errorf("after a failed step: version %d, %d rows of it, %v", version, rows, err)
+	}
+}
+
+// A record of each version that was released becomes one of the newest.
+func TestMigrateFromEachVersion(t *testing.T) {
+	released := mustMigrations(t)
+	for version := 1; version < len(released); version++ {
+		path := filepath.Join(t.TempDir(), "db")
+		if err := createFile(path); err != nil {
+			t.Fatal(err)
+		}
+		db, err := sql.Open("sqlite", dsn(path, ""))
+		if err != nil {
+			t.Fatal(err)
+		}
+		err = migrate(t.Context(), db, path, released[:version], time.Now())
+		if err == nil {
+			_, err = db.ExecContext(t.Context(), `UPDATE meta SET value = '2026-01-01T00:00:00.000Z' WHERE key = 'rebuilt_at';
+				INSERT INTO addresses (ipv4, state, since, boot_id, pool, block, container_id, ifname, pod_namespace, pod_name, pod_uid,
+					netns_path, netns_inode, host_ifname, host_ifindex)
+				VALUES ('10.0.0.1', 'attached', '2026-01-01T00:00:00.000Z', 'b', 'default', 'default-0', 'c', 'eth0', 'ns', 'p', '', '/n', 7, 'v', 3)`)
+		}
+		if err := errors.Join(err, db.Close()); err != nil {
+			t.Fatal(err)
+		}
+		s, res := testStore(t, released, path)
+		if res != (OpenResult{}) {
+			t.Errorf("version %d: %+v", version, res)
+		}
+		if as, err := s.List(t.Context()); err != nil || len(as) != 1 {
+			t.Errorf("version %d: allocations %v, %v", version, as, err)
+		}
+		if cs, err := s.ListClients(t.Context()); err != nil || len(cs) != 0 {
+			t.Errorf("version %d: clients %v, %v", version, cs, err)
+		}
 	}
 }
 

@@ -106,6 +106,9 @@ func decode(ctx context.Context, db *sql.DB) error {
 	}); err != nil {
 		return err
 	}
+	if _, err := listClients(ctx, st); err != nil {
+		return err
+	}
 	rows, err := db.QueryContext(ctx, `SELECT address_id, block_id, block_offset, ipv4, ipv6 FROM addresses WHERE block_id IS NOT NULL`)
 	if err != nil {
 		return err

@@ -91,6 +91,7 @@ type statements struct {
 	find, findIPv4, findIPv6, insert, nextUnused, oldestCooling, newestCooling, reuse, readdress, cooling *sql.Stmt
 	attach, adopt, release, cool, delete, begin, commit, rollback                                         *sql.Stmt
 	list, blocks, allocated, records                                                                      *sql.Stmt
+	listClients, setClient, forgetClient                                                                  *sql.Stmt
 	all                                                                                                   []*sql.Stmt
 }
 
@@ -109,7 +110,7 @@ func prepare(ctx context.Context, db *sql.DB, writing bool) (statements, error) 
 	}
 	all := []prepared{
 		{&s.find, findSQL}, {&s.list, listSQL}, {&s.blocks, blocksSQL}, {&s.allocated, allocatedSQL},
-		{&s.records, recordsSQL}, {&s.cooling, coolingSQL},
+		{&s.records, recordsSQL}, {&s.cooling, coolingSQL}, {&s.listClients, listClientsSQL},
 	}
 	if writing {
 		all = append(all,
@@ -117,6 +118,7 @@ func prepare(ctx context.Context, db *sql.DB, writing bool) (statements, error) 
 			prepared{&s.nextUnused, nextUnusedSQL}, prepared{&s.oldestCooling, oldestCoolingSQL}, prepared{&s.newestCooling, newestCoolingSQL},
 			prepared{&s.reuse, reuseSQL}, prepared{&s.readdress, readdressSQL}, prepared{&s.attach, attachSQL}, prepared{&s.adopt, adoptSQL},
 			prepared{&s.release, releaseSQL}, prepared{&s.cool, coolSQL}, prepared{&s.delete, deleteSQL},
+			prepared{&s.setClient, setClientSQL}, prepared{&s.forgetClient, forgetClientSQL},
 			prepared{&s.begin, "BEGIN IMMEDIATE"}, prepared{&s.commit, "COMMIT"}, prepared{&s.rollback, "ROLLBACK"})
 	}
 	for _, p := range all {

@@ -39,7 +39,10 @@ func run() error {
 	if os.Getpid() != 1 {
 		return errors.New("vminit is PID 1 of a machine that the lab starts")
 	}
+	// As systemd has it; the kernel's own is 4096 open files at most.
+	files := unix.Rlimit{Cur: 1024, Max: 524288}
 	if err := errors.Join(
+		unix.Setrlimit(unix.RLIMIT_NOFILE, &files),
 		mount("devtmpfs", "/dev", "devtmpfs", 0, ""),
 		mount("proc", "/proc", "proc", 0, ""),
 		mount("sysfs", "/sys", "sysfs", 0, ""),

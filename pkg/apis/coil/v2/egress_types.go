@@ -23,6 +23,7 @@ const EgressContainerName = "egress"
 // +kubebuilder:subresource:scale:specpath=.spec.replicas,statuspath=.status.replicas,selectorpath=.status.selector
 // +kubebuilder:printcolumn:name="Replicas",type=integer,JSONPath=`.spec.replicas`,description="Router pods that are wanted"
 // +kubebuilder:printcolumn:name="Available",type=string,JSONPath=`.status.conditions[?(@.type=="Available")].status`,description="Whether routers serve clients"
+// +kubebuilder:printcolumn:name="Clients",type=integer,JSONPath=`.status.clients`,description="Pods that use the Egress"
 // +kubebuilder:printcolumn:name="Destinations",type=string,priority=1,JSONPath=`.spec.destinations`
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
 // +kubebuilder:validation:XValidation:rule="oldSelf.hasValue() || self.metadata.name.size() <= 63 && self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$')",optionalOldSelf=true,fieldPath=".metadata.name",message="is the name of a Service: at most 63 lower case letters, digits and dashes, the first a letter, the last not a dash"
@@ -69,6 +70,15 @@ type EgressSpec struct {
 	// +optional
 	Template *EgressPodTemplate `json:"template,omitempty"`
 
+	// Peering says to whom clients send: Service to the Service, which chooses a router for
+	// each; Direct to the routers themselves, of which each client uses all that answer it. Then
+	// a router that fails is left within seconds, and no flow moves when others come or go.
+	//
+	// +optional
+	// +kubebuilder:default=Service
+	// +kubebuilder:validation:Enum=Service;Direct
+	Peering EgressPeering `json:"peering,omitempty"`
+
 	// SessionAffinity of the Service that clients send to.
 	//
 	// +optional
@@ -83,16 +93,37 @@ type EgressSpec struct {
 	SessionAffinityConfig *corev1.SessionAffinityConfig `json:"sessionAffinityConfig,omitempty"`
 
 	// FouSourcePortAuto lets the kernel choose the UDP source port of each flow,
-	// so that the flows of one client spread over the routers.
+	// so that, with the sessionAffinity None, those of one client spread over the routers.
 	//
 	// +optional
 	FouSourcePortAuto bool `json:"fouSourcePortAuto,omitempty"`
+
+	// AllowedNamespaces selects the namespaces whose pods may be clients, by their
+	// labels; unset allows all, an empty selector too.
+	//
+	// +optional
+	AllowedNamespaces *metav1.LabelSelector `json:"allowedNamespaces,omitempty"`
+
+	// OriginatingOnly routes only connections that a client opens through the routers:
+	// those that come in to it from a destination are answered by the way they came.
+	//
+	// +optional
+	OriginatingOnly bool `json:"originatingOnly,omitempty"`
 
 	// PodDisruptionBudget bounds how many routers a drain may take away at once.
 	//
 	// +optional
 	PodDisruptionBudget *EgressPDBSpec `json:"podDisruptionBudget,omitempty"`
 }
+
+// EgressPeering is to whom the clients of an Egress send.
+type EgressPeering string
+
+// The ways of peering.
+const (
+	EgressPeeringService EgressPeering = "Service"
+	EgressPeeringDirect  EgressPeering = "Direct"
+)
 
 // EgressPodTemplate is metadata and a pod spec. The spec is decoded strictly as
 // a core/v1 PodSpec by coil-egress-controller, and isn't part of the schema: that
@@ -142,6 +173,12 @@ const (
 	// EgressInvalidTemplate is True when template.spec isn't a PodSpec; the
 	// message says where.
 	EgressInvalidTemplate = "InvalidTemplate"
+	// EgressConntrackPressure is True when a router tracks almost as many connections
+	// as it can.
+	EgressConntrackPressure = "ConntrackPressure"
+	// EgressPortPressure is True when a router uses almost all of its ports towards one
+	// destination.
+	EgressPortPressure = "PortPressure"
 )
 
 // EgressStatus is what coil-egress-controller observed.
@@ -160,6 +197,11 @@ type EgressStatus struct {
 	//
 	// +optional
 	Selector string `json:"selector,omitempty"`
+
+	// Clients is the number of pods that use the Egress.
+	//
+	// +optional
+	Clients int32 `json:"clients,omitempty"`
 
 	// InClusterCIDRs are the ranges of pods, nodes and Services that an Egress
 	// must never capture.

@@ -16,6 +16,9 @@ const (
 	// then. The quarantine of the block counts from there.
 	AnnotationNodeGone = "coil.cybozu.com/node-gone"
 
+	// AnnotationApplied on what coil-egress-controller makes is a hash of what it applied.
+	AnnotationApplied = "coil.cybozu.com/applied"
+
 	// LabelPool on an AddressBlock is the name of its pool.
 	LabelPool = "coil.cybozu.com/pool"
 	// LabelNode on an AddressBlock or a BlockRequest is the name of its node.
@@ -25,6 +28,10 @@ const (
 	// LabelReserved with the value "true" on an AddressBlock keeps it exported
 	// but takes no new address from it.
 	LabelReserved = "coil.cybozu.com/reserved"
+
+	// LabelEgress on an EndpointSlice is the name of the Egress, of the same namespace,
+	// whose clients it lists.
+	LabelEgress = "coil.cybozu.com/egress"
 
 	// Finalizer keeps blocks that pods use and pools that blocks use.
 	Finalizer = "coil.cybozu.com"

@@ -466,6 +466,11 @@ func (in *EgressSpec) DeepCopyInto(out *EgressSpec) {
 		*out = new(corev1.SessionAffinityConfig)
 		(*in).DeepCopyInto(*out)
 	}
+	if in.AllowedNamespaces != nil {
+		in, out := &in.AllowedNamespaces, &out.AllowedNamespaces
+		*out = new(v1.LabelSelector)
+		(*in).DeepCopyInto(*out)
+	}
 	if in.PodDisruptionBudget != nil {
 		in, out := &in.PodDisruptionBudget, &out.PodDisruptionBudget
 		*out = new(EgressPDBSpec)

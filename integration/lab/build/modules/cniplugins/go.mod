@@ -1,11 +1,12 @@
 // Builds the reference CNI plugins: loopback for every node, bandwidth, portmap and tuning to
-// be chained behind Coil, ptp, host-local and portmap for nodes without Coil.
+// be chained behind Coil, ptp, bridge, host-local and portmap for nodes without Coil.
 module github.com/coil-net/coil/integration/lab/build/modules/cniplugins
 
 go 1.26.0
 
 tool (
 	github.com/containernetworking/plugins/plugins/ipam/host-local
+	github.com/containernetworking/plugins/plugins/main/bridge
 	github.com/containernetworking/plugins/plugins/main/loopback
 	github.com/containernetworking/plugins/plugins/main/ptp
 	github.com/containernetworking/plugins/plugins/meta/bandwidth
@@ -19,6 +20,7 @@ require (
 	github.com/containernetworking/plugins v1.9.1 // indirect
 	github.com/coreos/go-iptables v0.8.0 // indirect
 	github.com/mattn/go-shellwords v1.0.12 // indirect
+	github.com/networkplumbing/go-nft v0.4.0 // indirect
 	github.com/pkg/errors v0.9.1 // indirect
 	github.com/safchain/ethtool v0.6.2 // indirect
 	github.com/vishvananda/netlink v1.3.1 // indirect

@@ -1,0 +1,199 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/coil-net/coil/integration/bench/figures"
+	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
+	"github.com/coil-net/coil/pkg/dataplane"
+	"github.com/coil-net/coil/pkg/ipam"
+	"github.com/coil-net/coil/pkg/kernel/fou"
+	"github.com/coil-net/coil/pkg/kernel/netns"
+	"github.com/coil-net/coil/pkg/kernel/nft"
+	"github.com/coil-net/coil/pkg/kernel/route"
+	"github.com/coil-net/coil/pkg/kernel/rtnl"
+	"github.com/coil-net/coil/pkg/kernel/rule"
+	"github.com/coil-net/coil/pkg/kernel/tunnel"
+	"github.com/coil-net/coil/pkg/node/egress"
+	"github.com/coil-net/coil/pkg/plan"
+	"github.com/coil-net/coil/pkg/store"
+)
+
+const port = dataplane.FouPort
+
+// The ends of Coil's tunnels.
+var (
+	client = ipam.Address{IPv4: netip.MustParseAddr("10.0.1.2"), IPv6: netip.MustParseAddr("fd00:1::2")}
+	router = ipam.Address{IPv4: netip.MustParseAddr("10.0.3.2"), IPv6: netip.MustParseAddr("fd00:3::2")}
+)
+
+// coil is a router of an Egress, whose kernel objects are those of coil-egress.
+type coil struct {
+	tunnels *tunnel.Syncer
+	routes  *route.Syncer
+	rules   *rule.Syncer
+	filter  *nft.Gateway
+}
+
+// newCoil makes the client's side and a router without clients.
+func newCoil(ctx context.Context) (*coil, error) {
+	service := plan.ClientEgress{Name: "internet/service", Peers: router}
+	direct := plan.ClientEgress{Name: "internet/direct", Direct: true}
+	for _, f := range families {
+		a := targets[f][viaService]
+		service.Destinations = append(service.Destinations, netip.PrefixFrom(a, a.BitLen()))
+		a = targets[f][viaDirect]
+		direct.Destinations = append(direct.Destinations, netip.PrefixFrom(a, a.BitLen()))
+	}
+	for _, a := range router.Addrs() {
+		direct.Routers = append(direct.Routers, plan.ClientRouter{Addr: a, State: plan.RouterLive})
+	}
+	if err := makeClient(ctx, "client", client, service, direct); err != nil {
+		return nil, err
+	}
+	return newRouter(ctx, "coil")
+}
+
+// makeClient makes a namespace a client of Egresses, as coild does.
+func makeClient(ctx context.Context, name string, addr ipam.Address, egresses ...plan.ClientEgress) error {
+	at, err := netnsOf(name)
+	if err != nil {
+		return err
+	}
+	_, err = egress.NewKernel(dataplane.ProtocolNode, egress.FoU{}, egress.Nft{}).Client(ctx, at, plan.Client{
+		Address: addr, Link: "eth0", MTU: 1500, Port: port, Protocol: dataplane.ProtocolNode, Idle: 2 * time.Minute, Egresses: egresses,
+	})
+	if err != nil {
+		return fmt.Errorf("client %s: %w", name, err)
+	}
+	return nil
+}
+
+// netnsOf returns a namespace by its name.
+func netnsOf(name string) (store.Netns, error) {
+	at, err := netns.Open("/run/netns/" + name)
+	if err != nil {
+		return store.Netns{}, err
+	}
+	return store.Netns{Path: "/run/netns/" + name, Inode: at.Inode()}, at.Close()
+}
+
+// newRouter makes a namespace a router without clients.
+func newRouter(ctx context.Context, name string) (*coil, error) {
+	// All of them live as long as the machine.
+	ns, err := netns.Open("/run/netns/" + name)
+	if err != nil {
+		return nil, err
+	}
+	h, err := rtnl.New(ns)
+	if err != nil {
+		return nil, err
+	}
+	filter, err := nft.NewGateway(ns)
+	if err != nil {
+		return nil, err
+	}
+	c := &coil{
+		tunnels: tunnel.New(h), filter: filter,
+		routes: route.New(h, dataplane.ProtocolNode, dataplane.TableWide),
+		rules:  rule.New(h, dataplane.ProtocolNode, dataplane.PriorityWide),
+	}
+	return c, fou.Ensure(ctx, ns, port, families...)
+}
+
+// state is what a router of so many clients has: the one that measures, and others.
+func state(clients int) plan.Gateway {
+	var all []ipam.Address
+	for i := range clients {
+		a := client
+		if i > 0 {
+			a = ipam.Address{IPv4: netip.AddrFrom4([4]byte{10, 64, byte(i >> 8), byte(i)}), IPv6: netip.MustParseAddr(fmt.Sprintf("fd64::%x", i))}
+		}
+		all = append(all, a)
+	}
+	return stateOf(router, all)
+}
+
+// stateOf is what a router of these clients has.
+func stateOf(router ipam.Address, clients []ipam.Address) plan.Gateway {
+	slice := &discoveryv1.EndpointSlice{ObjectMeta: metav1.ObjectMeta{Name: "nat-clients-0"}}
+	for i, c := range clients {
+		slice.Endpoints = append(slice.Endpoints, discoveryv1.Endpoint{
+			Addresses: []string{c.IPv4.String(), c.IPv6.String()}, TargetRef: &corev1.ObjectReference{Kind: "Pod", Namespace: "clients", Name: fmt.Sprint("p", i), UID: types.UID(fmt.Sprint(i))},
+		})
+	}
+	g, _ := plan.NewGateway(plan.GatewayConfig{
+		Addresses: router.Addrs(), Uplink: "eth0", MTU: 1500, Port: port,
+	}, &v2.Egress{Spec: v2.EgressSpec{Destinations: []string{"192.0.2.0/24", "2001:db8::/64"}}}, []*discoveryv1.EndpointSlice{slice})
+	return g
+}
+
+// resize gives the router so many clients, starting from none, and says how long that took.
+func (c *coil) resize(ctx context.Context, clients int) (Sync, error) {
+	s := Sync{Clients: clients}
+	if _, err := c.sync(ctx, plan.Gateway{GatewayConfig: state(0).GatewayConfig}); err != nil {
+		return s, err
+	}
+	now, more := state(clients), state(clients+1)
+	for _, step := range []struct {
+		sync func() (time.Duration, error)
+		took *float64
+	}{
+		{func() (time.Duration, error) { return c.sync(ctx, now) }, &s.All},
+		{func() (time.Duration, error) { return c.sync(ctx, now) }, &s.None},
+		{func() (time.Duration, error) { return c.follow(ctx, now, more) }, &s.One},
+	} {
+		took, err := step.sync()
+		if err != nil {
+			return s, err
+		}
+		*step.took = figures.Milliseconds(took)
+	}
+	return s, nil
+}
+
+// follow makes what clients need that came since before, in the order of coil-egress.
+func (c *coil) follow(ctx context.Context, before, g plan.Gateway) (time.Duration, error) {
+	links, err := c.tunnels.Links(ctx)
+	if err != nil {
+		return 0, err
+	}
+	start := time.Now()
+	change, ok := g.Since(before)
+	if !ok {
+		return 0, errors.New("more has changed than clients")
+	}
+	made, err := c.tunnels.Add(ctx, change.Came)
+	if err != nil {
+		return 0, err
+	}
+	maps.Copy(links, made)
+	routes, _ := plan.Gateway{Tunnels: change.Came}.Routes(links)
+	if err := c.routes.Add(ctx, routes...); err != nil {
+		return 0, err
+	}
+	_, err = c.filter.Sync(ctx, g.Filter(links))
+	return time.Since(start), err
+}
+
+// sync makes what a router should have, in the order of coil-egress.
+func (c *coil) sync(ctx context.Context, g plan.Gateway) (time.Duration, error) {
+	start := time.Now()
+	links, _, tunnelErr := c.tunnels.Sync(ctx, g.Tunnels)
+	routes, rules := g.Routes(links)
+	_, ruleErr := c.rules.Sync(ctx, rules)
+	_, routeErr := c.routes.Sync(ctx, routes)
+	_, filterErr := c.filter.Sync(ctx, g.Filter(links))
+	_, pruneErr := c.tunnels.Prune(ctx, g.Tunnels)
+	return time.Since(start), errors.Join(tunnelErr, ruleErr, routeErr, filterErr, pruneErr)
+}

@@ -1,0 +1,136 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/client-go/kubernetes"
+	discoverylisters "k8s.io/client-go/listers/discovery/v1"
+
+	"github.com/coil-net/coil/integration/egress/onepod"
+	"github.com/coil-net/coil/pkg/kube"
+	"github.com/coil-net/coil/pkg/node/egress"
+	"github.com/coil-net/coil/pkg/plan"
+	"github.com/coil-net/coil/pkg/reconcile"
+)
+
+// age counts changes of IPv6 routes in the machine's own network namespace, of which there are few in a
+// machine that has just started: there, sockets of clients that are direct may send nowhere after a
+// change of routers. age in integration/egress says why.
+func age(ctx context.Context) error {
+	cmd := exec.CommandContext(ctx, "ip", "-batch", "-")
+	cmd.Stdin = strings.NewReader(strings.Repeat("route add 2001:db8:ffff::/64 dev uplink\nroute del 2001:db8:ffff::/64 dev uplink\n", 1000))
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("ip: %w: %s", err, out)
+	}
+	return nil
+}
+
+// direct is a client that sends to the routers themselves, which the API server has.
+type direct struct {
+	egressClient
+	informer *kube.Informer
+	routers  discoverylisters.EndpointSliceLister
+	pod      *onepod.Pod // nil before it is added
+	cancel   context.CancelFunc
+}
+
+// startDirect makes the client as when its pod is added, on a node whose coild has just started: it
+// knows nothing of how routers have lived in other rounds.
+func startDirect(ctx context.Context, core kubernetes.Interface, c egressClient, s *corev1.Service) (*direct, error) {
+	if err := ip(ctx, c.network()); err != nil {
+		return nil, err
+	}
+	d := &direct{egressClient: c}
+	var err error
+	d.informer, err = kube.EndpointSliceInformer(core.DiscoveryV1().RESTClient(), s.Namespace, discoveryv1.LabelServiceName+"="+s.Name)
+	if err != nil {
+		return nil, err
+	}
+	d.routers = discoverylisters.NewEndpointSliceLister(d.informer.GetIndexer())
+	changed := make(chan struct{}, 1)
+	_, err = d.informer.AddEventHandler(reconcile.Handler(func(*discoveryv1.EndpointSlice) {
+		select {
+		case changed <- struct{}{}:
+		default:
+		}
+	}))
+	if err != nil {
+		return nil, err
+	}
+	life, cancel := context.WithCancel(ctx)
+	d.cancel = cancel
+	d.informer.Start(life.Done())
+	if err := d.add(life, s, changed); err != nil {
+		return nil, errors.Join(err, d.stop(ctx))
+	}
+	go func() {
+		for {
+			select {
+			case <-changed:
+				d.pod.Changed()
+			case <-life.Done():
+				return
+			}
+		}
+	}()
+	return d, nil
+}
+
+// add adds the pod as soon as all routers are listed: one that comes later has no flows before others
+// have been idle for minutes.
+func (d *direct) add(ctx context.Context, s *corev1.Service, changed <-chan struct{}) error {
+	for !d.complete() {
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return fmt.Errorf("the routers of %s are listed: %w", d.name, ctx.Err())
+		}
+	}
+	at, err := netnsOf(d.name)
+	if err != nil {
+		return err
+	}
+	d.pod, err = onepod.Start(ctx, onepod.Options{
+		Name: d.name, Netns: at, Address: d.addr(), Egress: d.egress(), Service: s, Routers: d.listed,
+		Repaired: func(out egress.Outcome) { fmt.Fprintf(os.Stderr, "repaired %+v\n", out) },
+		Event:    func(format string, args ...any) { fmt.Fprintf(os.Stderr, "Event: "+format+"\n", args...) },
+	})
+	return err
+}
+
+// stop ends all that was started, and removes the client.
+func (d *direct) stop(ctx context.Context) error {
+	d.cancel()
+	var err error
+	if d.pod != nil {
+		err = d.pod.Stop()
+	}
+	d.informer.Shutdown()
+	return errors.Join(err, ip(ctx, "link del "+d.name+"\nnetns del "+d.name))
+}
+
+// listed are the routers that the API server lists.
+func (d *direct) listed() ([]plan.ClientRouter, error) {
+	lists, err := d.routers.List(labels.Everything())
+	return plan.RoutersOf(lists), err
+}
+
+// complete says whether all routers are listed as ready, at all addresses.
+func (d *direct) complete() bool {
+	routers, err := d.listed()
+	live := 0
+	for _, r := range routers {
+		if r.State == plan.RouterLive {
+			live++
+		}
+	}
+	return err == nil && live == len(families)*len(routerEnds)
+}

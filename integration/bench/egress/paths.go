@@ -1,0 +1,290 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"os/exec"
+	"regexp"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/coil-net/coil/integration/bench/figures"
+	"github.com/coil-net/coil/pkg/dataplane"
+)
+
+// network is a client, two routers and a server around a namespace that forwards:
+//
+//	client -- fabric -- server
+//	           |  |
+//	        hand  coil
+var network = `
+netns add fabric
+netns add client
+netns add hand
+netns add coil
+netns add server
+` + attached("client", 1) + attached("hand", 2) + attached("coil", 3) + attached("server", 4) + `
+-n server addr add 192.0.2.1/32 dev lo
+-n server addr add 192.0.2.2/32 dev lo
+-n server addr add 192.0.2.3/32 dev lo
+-n server addr add 2001:db8::1/128 dev lo
+-n server addr add 2001:db8::2/128 dev lo
+-n server addr add 2001:db8::3/128 dev lo
+-n fabric route add 192.0.2.0/24 via 10.0.4.2
+-n fabric route add 2001:db8::/64 via fd00:4::2
+`
+
+// attached connects a namespace to the fabric by the nth subnet.
+func attached(name string, n int) string {
+	return fmt.Sprintf(`
+link add %[1]s netns fabric type veth peer name eth0 netns %[1]s
+-n fabric addr add 10.0.%[2]d.1/24 dev %[1]s
+-n fabric addr add fd00:%[2]d::1/64 dev %[1]s nodad
+-n fabric link set %[1]s up
+-n %[1]s addr add 10.0.%[2]d.2/24 dev eth0
+-n %[1]s addr add fd00:%[2]d::2/64 dev eth0 nodad
+-n %[1]s link set eth0 up
+-n %[1]s link set lo up
+-n %[1]s route add default via 10.0.%[2]d.1
+-n %[1]s route add default via fd00:%[2]d::1
+`, name, n)
+}
+
+// byHand is the way to the server's first addresses: FoU and masquerade as ip and nft make it.
+const byHand = `
+-n hand fou add port 5555 ipproto 4
+-n hand fou add port 5555 ipproto 41 -6
+-n hand link add t4 type ipip local 10.0.2.2 remote 10.0.1.2 ttl 225 encap fou encap-sport 5555 encap-dport 5555 encap-csum
+-n hand link add t6 type ip6tnl mode ip6ip6 local fd00:2::2 remote fd00:1::2 hoplimit 225 encaplimit none encap fou encap-sport 5555 encap-dport 5555 encap-udp6-csum
+-n hand link set t4 mtu 1472 up
+-n hand link set t6 mtu 1452 up
+-n hand route add 10.0.1.2 dev t4 table 100
+-n hand route add fd00:1::2 dev t6 table 100
+-n hand rule add iif eth0 lookup 100 pref 100
+-n hand -6 rule add iif eth0 lookup 100 pref 100
+-n client link add t4 type ipip local 10.0.1.2 remote 10.0.2.2 ttl 225 encap fou encap-sport 5555 encap-dport 5555 encap-csum
+-n client link add t6 type ip6tnl mode ip6ip6 local fd00:1::2 remote fd00:2::2 hoplimit 225 encaplimit none encap fou encap-sport 5555 encap-dport 5555 encap-udp6-csum
+-n client link set t4 mtu 1472 up
+-n client link set t6 mtu 1452 up
+-n client route add 192.0.2.1 dev t4 src 10.0.1.2
+-n client route add 2001:db8::1 dev t6 src fd00:1::2
+`
+
+const masquerade = `
+table inet hand {
+	chain postrouting { type nat hook postrouting priority srcnat; oifname "eth0" ip saddr 10.0.1.2 masquerade fully-random; oifname "eth0" ip6 saddr fd00:1::2 masquerade fully-random; }
+	chain forward { type filter hook forward priority filter; tcp flags & (syn | rst) == syn tcp option maxseg size set rt mtu; }
+}
+`
+
+// Paths are what takes turns, in this order: what is made by hand, and Coil's by either peering. The
+// latter two share router and tunnel.
+const (
+	viaHand = iota
+	viaService
+	viaDirect
+	paths
+)
+
+// targets are the server's addresses that the paths lead to.
+var targets = map[dataplane.Family][paths]netip.Addr{
+	dataplane.IPv4: {server(dataplane.IPv4, viaHand), server(dataplane.IPv4, viaService), server(dataplane.IPv4, viaDirect)},
+	dataplane.IPv6: {server(dataplane.IPv6, viaHand), server(dataplane.IPv6, viaService), server(dataplane.IPv6, viaDirect)},
+}
+
+// ip runs a line of ip(8) for each line.
+func ip(ctx context.Context, lines string) error {
+	for line := range strings.Lines(lines) {
+		if args := strings.Fields(line); len(args) > 0 {
+			if out, err := exec.CommandContext(ctx, "ip", args...).CombinedOutput(); err != nil {
+				return fmt.Errorf("ip %s: %w: %s", strings.TrimSpace(line), err, out)
+			}
+		}
+	}
+	return nil
+}
+
+// in runs a program in a namespace.
+func in(ctx context.Context, netns string, args ...string) ([]byte, error) {
+	cmd := exec.CommandContext(ctx, "ip", append([]string{"netns", "exec", netns}, args...)...)
+	out, err := cmd.Output()
+	if err != nil {
+		var exit *exec.ExitError
+		if errors.As(err, &exit) {
+			err = fmt.Errorf("%w: %s", err, exit.Stderr)
+		}
+		return out, fmt.Errorf("%s in %s: %w: %s", args[0], netns, err, out)
+	}
+	return out, nil
+}
+
+// measure makes the network and measures in it.
+func (o *options) measure(ctx context.Context) error {
+	r := Report{Conditions: figures.Now()}
+	if err := prepare(ctx); err != nil {
+		return err
+	}
+	servers, err := serve(ctx)
+	defer func() {
+		for _, s := range servers {
+			_ = s.Process.Kill()
+			_ = s.Wait()
+		}
+	}()
+	if err != nil {
+		return err
+	}
+	c, err := newCoil(ctx)
+	if err != nil {
+		return err
+	}
+	for _, n := range o.clients {
+		s, err := c.resize(ctx, n)
+		if err != nil {
+			return fmt.Errorf("%d clients: %w", n, err)
+		}
+		r.Syncs = append(r.Syncs, s)
+		for _, f := range families {
+			fmt.Fprintf(os.Stderr, "%d clients, %s\n", n, f)
+			p, err := o.compare(ctx, f)
+			if err != nil {
+				return err
+			}
+			p.Clients = n
+			r.Paths = append(r.Paths, p)
+		}
+	}
+	r.Conditions.LoadAtEnd = figures.Load()
+	return json.NewEncoder(os.Stdout).Encode(r)
+}
+
+func prepare(ctx context.Context) error {
+	if err := ip(ctx, network+byHand); err != nil {
+		return err
+	}
+	for _, n := range []string{"fabric", "hand", "coil", "client"} {
+		keys := []string{"sysctl", "-qw", "net.ipv4.conf.all.rp_filter=0", "net.ipv4.conf.default.rp_filter=0", "net.ipv4.conf.eth0.rp_filter=0"}
+		if n == "fabric" {
+			keys = keys[:len(keys)-1]
+		}
+		if n != "client" {
+			keys = append(keys, "net.ipv4.ip_forward=1", "net.ipv6.conf.all.forwarding=1")
+		}
+		if _, err := in(ctx, n, keys...); err != nil {
+			return err
+		}
+	}
+	cmd := exec.CommandContext(ctx, "ip", "netns", "exec", "hand", "nft", "-f", "-")
+	cmd.Stdin = strings.NewReader(masquerade)
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("nft in hand: %w: %s", err, out)
+	}
+	return nil
+}
+
+// serve starts a server of iperf3 at each address.
+func serve(ctx context.Context) ([]*exec.Cmd, error) {
+	var all []*exec.Cmd
+	for _, addrs := range targets {
+		for _, a := range addrs {
+			cmd := exec.CommandContext(ctx, "ip", "netns", "exec", "server", "iperf3", "-s", "-B", a.String())
+			if err := cmd.Start(); err != nil {
+				return all, fmt.Errorf("iperf3 for %s: %w", a, err)
+			}
+			all = append(all, cmd)
+		}
+	}
+	return all, nil
+}
+
+// compare gives the paths their turns; which is first rotates.
+func (o *options) compare(ctx context.Context, f dataplane.Family) (Path, error) {
+	p := Path{Family: f.String()}
+	for _, a := range targets[f] {
+		if _, err := o.tcp(ctx, a); err != nil { // caches, and a server that is just starting
+			return p, err
+		}
+	}
+	for i := range o.pairs {
+		for j := range paths {
+			via := (i + j) % paths
+			v, err := o.turn(ctx, targets[f][via])
+			if err != nil {
+				return p, err
+			}
+			p.TCP.add(via, v[0])
+			p.RTT.add(via, v[1])
+		}
+	}
+	return p, nil
+}
+
+// turn measures Mbit/s and the round trip in milliseconds.
+func (o *options) turn(ctx context.Context, a netip.Addr) (v [2]float64, err error) {
+	if v[0], err = o.tcp(ctx, a); err != nil {
+		return v, err
+	}
+	v[1], err = roundTrip(ctx, a)
+	return v, err
+}
+
+// tcp returns what arrives by one connection, in Mbit/s.
+func (o *options) tcp(ctx context.Context, a netip.Addr) (float64, error) {
+	var out []byte
+	var err error
+	// The server may be starting, or still at the connection before.
+	for range 10 {
+		if out, err = in(ctx, "client", "iperf3", "-J", "-t", strconv.Itoa(o.seconds), "-c", a.String()); err == nil {
+			break
+		}
+		select {
+		case <-ctx.Done():
+			return 0, ctx.Err()
+		case <-time.After(500 * time.Millisecond):
+		}
+	}
+	if err != nil {
+		return 0, err
+	}
+	var r struct {
+		End struct {
+			Received struct {
+				BitsPerSecond float64 `json:"bits_per_second"`
+			} `json:"sum_received"`
+		}
+	}
+	if err := json.Unmarshal(out, &r); err != nil {
+		return 0, fmt.Errorf("iperf3 to %s: %w", a, err)
+	}
+	if r.End.Received.BitsPerSecond == 0 {
+		return 0, fmt.Errorf("iperf3 to %s: nothing arrived: %s", a, out)
+	}
+	return r.End.Received.BitsPerSecond / 1e6, nil
+}
+
+var pingTime = regexp.MustCompile(`time=([0-9.]+) ms`)
+
+// roundTrip returns the median of some pings, in milliseconds.
+func roundTrip(ctx context.Context, a netip.Addr) (float64, error) {
+	out, err := in(ctx, "client", "ping", "-n", "-i", "0.005", "-c", "100", a.String())
+	if err != nil {
+		return 0, err
+	}
+	var times []float64
+	for _, m := range pingTime.FindAllSubmatch(out, -1) {
+		ms, err := strconv.ParseFloat(string(m[1]), 64)
+		if err != nil {
+			return 0, err
+		}
+		times = append(times, ms)
+	}
+	if len(times) < 90 {
+		return 0, fmt.Errorf("ping %s: %d answers of 100: %s", a, len(times), out)
+	}
+	return median(times), nil
+}

@@ -1,0 +1,59 @@
+package cluster
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os/exec"
+	"strconv"
+
+	"github.com/coil-net/coil/integration/lab/machine"
+)
+
+// Remote is a control plane outside of the cluster's machines: the host's, for nodes that are in a
+// virtual machine, where kube-apiserver takes minutes to start.
+type Remote struct {
+	Dir  string         // with the CA, as that of controlplane.API
+	Addr netip.AddrPort // of the API server, whose certificate names it
+	// Link of this machine leads there. The fabric takes it, has the address Local on it, and
+	// translates what nodes and pods send by it.
+	Link  string
+	Local netip.Prefix
+}
+
+func (r *Remote) validate() error {
+	if r == nil {
+		return nil
+	}
+	var errs []error
+	if r.Dir == "" || r.Link == "" {
+		errs = append(errs, errors.New("a control plane elsewhere needs its directory and a link"))
+	}
+	if !r.Addr.IsValid() || !r.Local.IsValid() || r.Addr.Addr().Is4() != r.Local.Addr().Is4() {
+		errs = append(errs, fmt.Errorf("the control plane at %s can't be reached from %s", r.Addr, r.Local))
+	}
+	return errors.Join(errs...)
+}
+
+// takeLink moves the link to a control plane elsewhere into the fabric's network namespace, which is
+// then the way to there.
+func (r *Remote) takeLink(ctx context.Context, fabric machine.Init) error {
+	if out, err := exec.CommandContext(ctx, "ip", "link", "set", r.Link, "netns", strconv.Itoa(fabric.PID)).CombinedOutput(); err != nil {
+		return fmt.Errorf("move %s into the fabric: %w: %s", r.Link, err, out)
+	}
+	if err := ip(ctx, fabric, "link set "+r.Link+" up", "addr add "+r.Local.String()+" dev "+r.Link); err != nil {
+		return err
+	}
+	rule := fmt.Sprintf("add table inet lab; add chain inet lab out { type nat hook postrouting priority srcnat; oifname %q masquerade; }", r.Link)
+	for _, args := range [][]string{
+		{"sysctl", "-qw", "net.ipv4.ip_forward=1", "net.ipv6.conf.all.forwarding=1"},
+		{"nft", rule},
+	} {
+		args = append([]string{"--net", "--target", strconv.Itoa(fabric.PID)}, args...)
+		if out, err := exec.CommandContext(ctx, "nsenter", args...).CombinedOutput(); err != nil {
+			return fmt.Errorf("let nodes out by %s: %w: %s", r.Link, err, out)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,130 @@
+// Package egress composes coil-egress.
+//
+// It owns the flags, the order in which parts start, and the drain at the end. It must not
+// know what any of them does.
+package egress
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/klog/v2"
+
+	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
+	"github.com/coil-net/coil/pkg/app/program"
+	"github.com/coil-net/coil/pkg/dataplane"
+	"github.com/coil-net/coil/pkg/kernel/conntrack"
+	"github.com/coil-net/coil/pkg/kernel/nft"
+	"github.com/coil-net/coil/pkg/kernel/route"
+	"github.com/coil-net/coil/pkg/kernel/rtnl"
+	"github.com/coil-net/coil/pkg/kernel/rule"
+	"github.com/coil-net/coil/pkg/kernel/tunnel"
+	"github.com/coil-net/coil/pkg/kube"
+	"github.com/coil-net/coil/pkg/natgateway"
+	"github.com/coil-net/coil/pkg/observe"
+	"github.com/coil-net/coil/pkg/plan"
+)
+
+const (
+	programName = "coil-egress"
+	// drain is the condition of readiness that ends with SIGTERM.
+	drain = "drain"
+)
+
+// errDraining is why a router isn't ready that will end.
+var errDraining = errors.New("the router is ending, and still forwards")
+
+// Main runs coil-egress and returns its exit code.
+func Main(args []string) int {
+	var o Options
+	return program.Main(programName, args, &o, func(ctx context.Context) error {
+		health := observe.NewHealth(natgateway.Clients, natgateway.Environment)
+		serving, end := context.WithCancel(context.WithoutCancel(ctx))
+		defer end()
+		defer context.AfterFunc(ctx, func() {
+			klog.FromContext(ctx).Info("Draining", "period", o.DrainPeriod)
+			health.Set(drain, errDraining)
+			time.AfterFunc(o.DrainPeriod, end)
+		})()
+		return run(serving, o, health)
+	})
+}
+
+// run works until ctx ends. What it made in the kernel stays.
+func run(ctx context.Context, o Options, health *observe.Health) error {
+	addrs, addrErr := o.addresses()
+	probers, proberErr := o.probers()
+	healthPort, portErr := o.healthPort()
+	if err := errors.Join(addrErr, proberErr, portErr); err != nil {
+		return err
+	}
+	cfg, err := kube.Config(o.Kubeconfig, programName)
+	if err != nil {
+		return err
+	}
+	clients, err := kube.NewClients(cfg)
+	if err != nil {
+		return err
+	}
+	registry := observe.NewRegistry()
+	handle, err := rtnl.New(nil)
+	if err != nil {
+		return err
+	}
+	defer handle.Close()
+	filter, err := nft.NewGateway(nil)
+	if err != nil {
+		return err
+	}
+	defer filter.Close()
+	connections, err := conntrack.New(nil)
+	if err != nil {
+		return err
+	}
+	defer connections.Close()
+
+	egresses, err := kube.OneEgressInformer(clients.Coil, o.Namespace, o.Egress)
+	if err != nil {
+		return err
+	}
+	slices, err := kube.EndpointSliceInformer(clients.Discovery, o.Namespace, labels.Set{v2.LabelEgress: o.Egress}.String())
+	if err != nil {
+		return err
+	}
+	config := natgateway.Config{
+		Namespace: o.Namespace, Egress: o.Egress, Pod: o.Pod,
+		Addresses: addrs, Port: uint16(o.Port), SourcePortAuto: o.SourcePortAuto, Probers: probers, HealthPort: healthPort, Resync: o.ResyncInterval,
+	}
+	gateway, err := natgateway.New(config, natgateway.Kernel{
+		Network: natgateway.NewPodNetwork(handle),
+		Tunnels: tunnel.New(handle),
+		Routes:  route.New(handle, dataplane.ProtocolNode, dataplane.TableWide),
+		Rules:   rule.New(handle, dataplane.ProtocolNode, dataplane.PriorityWide),
+		Filter:  filter,
+		Flows:   connections,
+	}, egresses, slices, registry, health.Set)
+	if err != nil {
+		return err
+	}
+	collector := natgateway.NewCollector(ctx, config, filter, connections)
+	registry.MustRegister(collector)
+	changes, err := handle.Subscribe(natgateway.Interest())
+	if err != nil {
+		return err
+	}
+
+	group, ctx := errgroup.WithContext(ctx)
+	for _, f := range []*kube.Informer{egresses, slices} {
+		f.Start(ctx.Done())
+		defer f.Shutdown()
+	}
+	group.Go(func() error {
+		return observe.Serve(ctx, o.Observe, registry, health, observe.Page{Path: plan.RouterPressurePath, Handler: collector})
+	})
+	group.Go(func() error { return errors.Join(gateway.Watch(ctx, changes), changes.Close()) })
+	group.Go(func() error { return gateway.Run(ctx) })
+	return group.Wait()
+}

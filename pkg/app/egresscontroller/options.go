@@ -1,0 +1,53 @@
+package egresscontroller
+
+import (
+	"errors"
+	"fmt"
+	"os"
+
+	"github.com/spf13/pflag"
+
+	"github.com/coil-net/coil/pkg/app/leading"
+	"github.com/coil-net/coil/pkg/dataplane"
+	"github.com/coil-net/coil/pkg/observe"
+)
+
+// Options are the flags and environment of coil-egress-controller.
+type Options struct {
+	// PodNamespace and PodName are of the program's own pod, whose image routers have
+	// (env COIL_POD_NAMESPACE, COIL_POD_NAME).
+	PodNamespace, PodName string
+	// Kubeconfig is the path of a kubeconfig; empty means the pod's own account.
+	Kubeconfig string
+	// EgressPort is the UDP port of FoU.
+	EgressPort uint16
+	// EnableIPAM says that Coil gives pods their addresses.
+	EnableIPAM bool
+	Observe    observe.Options
+	Election   leading.Options
+}
+
+// AddFlags adds the flags, sets the defaults and reads the environment.
+func (o *Options) AddFlags(fs *pflag.FlagSet) {
+	o.PodNamespace, o.PodName = os.Getenv("COIL_POD_NAMESPACE"), os.Getenv("COIL_POD_NAME")
+	fs.StringVar(&o.Kubeconfig, "kubeconfig", "", "path of a kubeconfig; needed only outside a cluster")
+	fs.Uint16Var(&o.EgressPort, "egress-port", dataplane.FouPort, "UDP port of the tunnels between clients and routers; the same as coild's")
+	fs.BoolVar(&o.EnableIPAM, "enable-ipam", true, "Coil gives pods their addresses; false: pods are where Nodes say (spec.podCIDRs)")
+	fs.StringVar(&o.Observe.MetricsAddr, "metrics-addr", ":9396", "listen here for /metrics and /debug/pprof; empty: nowhere")
+	fs.StringVar(&o.Observe.HealthAddr, "health-addr", ":9397", "listen here for /healthz and /readyz; empty: nowhere")
+	o.Election.AddFlags(fs, leaseName)
+}
+
+// Validate returns all problems joined.
+func (o *Options) Validate() error {
+	var errs []error
+	for _, e := range []struct{ name, value string }{{"COIL_POD_NAMESPACE", o.PodNamespace}, {"COIL_POD_NAME", o.PodName}} {
+		if e.value == "" {
+			errs = append(errs, fmt.Errorf("%s is not set: routers have the image of this program's pod", e.name))
+		}
+	}
+	if o.EgressPort == 0 {
+		errs = append(errs, errors.New("--egress-port is 0, it must be more"))
+	}
+	return errors.Join(append(errs, o.Election.Validate())...)
+}

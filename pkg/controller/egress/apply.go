@@ -1,0 +1,282 @@
+package egress
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"reflect"
+	"slices"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/client-go/util/csaupgrade"
+	"k8s.io/klog/v2"
+
+	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
+	"github.com/coil-net/coil/pkg/plan"
+)
+
+// earlierManagers own, by Update, what Coil 2.x wrote.
+var earlierManagers = sets.New(plan.EgressController, "coil-controller")
+
+// object is an object of the API.
+type object interface {
+	metav1.Object
+	runtime.Object
+}
+
+// client writes objects of one kind in one namespace.
+type client[T object] interface {
+	Get(context.Context, string, metav1.GetOptions) (T, error)
+	Patch(context.Context, string, types.PatchType, []byte, metav1.PatchOptions, ...string) (T, error)
+	Delete(context.Context, string, metav1.DeleteOptions) error
+}
+
+// foreignError says that an object is somebody else's. It goes away by itself only if the
+// garbage collector is about to delete the object.
+type foreignError struct{ object string }
+
+func (e *foreignError) Error() string { return e.object + " is somebody else's" }
+
+// ensure makes an object what it should be, by server-side apply. have is what the cache
+// has, nil if nothing; what it doesn't have is looked for, because an object without Coil's
+// labels isn't in the cache. An object that isn't owned is left alone: the error is a *foreignError.
+func ensure[T object](ctx context.Context, c client[T], have *T, want T, owned func(T) bool) error {
+	kind, name := want.GetObjectKind().GroupVersionKind().Kind, want.GetName()
+	if have == nil {
+		live, err := c.Get(ctx, name, metav1.GetOptions{})
+		if err != nil && !apierrors.IsNotFound(err) {
+			return fmt.Errorf("get %s %s: %w", kind, klog.KObj(want), err)
+		}
+		if err == nil {
+			have = &live
+		}
+	}
+	config, err := newConfiguration(want)
+	if err != nil {
+		return fmt.Errorf("%s %s: %w", kind, klog.KObj(want), err)
+	}
+	if have != nil {
+		switch {
+		case !owned(*have):
+			return &foreignError{kind + " " + name}
+		case (*have).GetDeletionTimestamp() != nil:
+			return nil // its end is an event
+		}
+		took, err := takeOver(ctx, c, *have)
+		if err != nil {
+			return err
+		}
+		if done, err := config.done(*have); !took && (done || err != nil) {
+			return err
+		}
+		config.content.SetUID((*have).GetUID()) // not the one that follows it
+	}
+	body, err := config.body()
+	if err != nil {
+		return err
+	}
+	if _, err := c.Patch(ctx, name, types.ApplyPatchType, body, metav1.PatchOptions{FieldManager: plan.EgressController, Force: new(true)}); err != nil {
+		return fmt.Errorf("apply %s %s: %w", kind, klog.KObj(want), err)
+	}
+	klog.FromContext(ctx).V(2).Info("Applied", "kind", kind, "object", klog.KObj(want), "new", have == nil)
+	return nil
+}
+
+// takeOver makes what Coil 2.x wrote to an object Coil's own, so that applying removes what
+// isn't wanted any more. It says whether it wrote.
+func takeOver[T object](ctx context.Context, c client[T], have T) (bool, error) {
+	earlier := func(m metav1.ManagedFieldsEntry) bool {
+		return m.Operation == metav1.ManagedFieldsOperationUpdate && m.Subresource == "" && earlierManagers.Has(m.Manager)
+	}
+	if !slices.ContainsFunc(have.GetManagedFields(), earlier) {
+		return false, nil
+	}
+	// The function writes into what it is given, which is a cache's.
+	patch, err := csaupgrade.UpgradeManagedFieldsPatch(have.DeepCopyObject(), earlierManagers, plan.EgressController)
+	if err != nil {
+		return false, fmt.Errorf("take over %T %s: %w", have, klog.KObj(have), err)
+	}
+	if patch == nil {
+		return false, nil
+	}
+	if _, err := c.Patch(ctx, have.GetName(), types.JSONPatchType, patch, metav1.PatchOptions{}); err != nil {
+		return false, fmt.Errorf("take over %T %s: %w", have, klog.KObj(have), err)
+	}
+	return true, nil
+}
+
+// remove deletes an object of the cache that is owned.
+func remove[T object](ctx context.Context, c client[T], have *T, owned func(T) bool) error {
+	if have == nil || !owned(*have) || (*have).GetDeletionTimestamp() != nil {
+		return nil
+	}
+	err := c.Delete(ctx, (*have).GetName(), metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: new((*have).GetUID())}})
+	if err != nil && !apierrors.IsNotFound(err) {
+		return fmt.Errorf("delete %T %s: %w", *have, klog.KObj(*have), err)
+	}
+	return nil
+}
+
+// configuration is what is applied. Its hash is kept in an annotation of the object: a
+// field that isn't wanted any more can be told only from what was applied before.
+type configuration struct {
+	content *unstructured.Unstructured
+	hash    string
+}
+
+func newConfiguration(want runtime.Object) (configuration, error) {
+	content, err := toMap(want)
+	if err != nil {
+		return configuration{}, err
+	}
+	u := &unstructured.Unstructured{Object: content}
+	if field, ok := off[u.GetKind()]; ok {
+		if err := unstructured.SetNestedField(content, false, "spec", field); err != nil {
+			return configuration{}, err
+		}
+	}
+	text, err := json.Marshal(content)
+	if err != nil {
+		return configuration{}, err
+	}
+	sum := sha256.Sum256(text)
+	c := configuration{u, hex.EncodeToString(sum[:8])}
+	annotations := u.GetAnnotations()
+	if annotations == nil {
+		annotations = map[string]string{}
+	}
+	annotations[v2.AnnotationApplied] = c.hash
+	u.SetAnnotations(annotations)
+	return c, nil
+}
+
+func (c configuration) body() ([]byte, error) { return json.Marshal(c.content.Object) }
+
+// done says whether an object has all that is wanted, and nothing from before.
+func (c configuration) done(have runtime.Object) (bool, error) {
+	content, err := toMap(have)
+	if err != nil {
+		return false, err
+	}
+	// Objects from a cache don't say what they are.
+	delete(content, "apiVersion")
+	delete(content, "kind")
+	want := map[string]any{}
+	for k, v := range c.content.Object {
+		if k != "apiVersion" && k != "kind" {
+			want[k] = v
+		}
+	}
+	return covers(content, want), nil
+}
+
+// structs are fields that Go writes although they are empty; applying one would own it.
+var structs = []string{"metadata", "resources", "status", "strategy"}
+
+// toMap returns an object as the API has it, without what isn't there.
+func toMap(obj runtime.Object) (map[string]any, error) {
+	m, err := runtime.DefaultUnstructuredConverter.ToUnstructured(obj)
+	if err != nil {
+		return nil, err
+	}
+	delete(m, "status")
+	prune(m)
+	return m, nil
+}
+
+func prune(v any) {
+	switch v := v.(type) {
+	case map[string]any:
+		for k, child := range v {
+			prune(child)
+			if child == nil {
+				delete(v, k)
+			}
+		}
+		for _, k := range structs {
+			if m, ok := v[k].(map[string]any); ok && len(m) == 0 {
+				delete(v, k)
+			}
+		}
+	case []any:
+		for _, child := range v {
+			prune(child)
+		}
+	}
+}
+
+// Fields in which the API server compares other than element by element
+// (x-kubernetes-list-type, x-kubernetes-map-type of its schema).
+var (
+	// keyed lists have elements of several owners.
+	keyed = sets.New("containers", "env", "hostAliases", "imagePullSecrets", "initContainers", "ownerReferences",
+		"ports", "resourceClaims", "claims", "schedulingGates", "topologySpreadConstraints", "volumeDevices", "volumeMounts", "volumes")
+	// atomic maps have one owner.
+	atomic = sets.New("selector", "nodeSelector", "matchLabels")
+)
+
+// off are fields that Go doesn't write when they are false, and that break routers when
+// somebody makes them true.
+var off = map[string]string{"Deployment": "paused", "Service": "publishNotReadyAddresses"}
+
+// covers says whether have has all of want. What others have added isn't looked at.
+func covers(have, want any) bool { return coversField("", have, want) }
+
+func coversField(field string, have, want any) bool {
+	switch w := want.(type) {
+	case map[string]any:
+		h, ok := have.(map[string]any)
+		if !ok || atomic.Has(field) && len(h) != len(w) {
+			return false
+		}
+		for k, v := range w {
+			if !coversField(k, h[k], v) {
+				return false
+			}
+		}
+		return true
+	case []any:
+		h, ok := have.([]any)
+		if !ok {
+			return len(w) == 0 && have == nil
+		}
+		if keyed.Has(field) {
+			return containsAll(h, w)
+		}
+		if len(h) != len(w) {
+			return false
+		}
+		for i := range w {
+			if !covers(h[i], w[i]) {
+				return false
+			}
+		}
+		return true
+	case bool:
+		return have == want || !w && have == nil // false is as good as not there
+	}
+	return reflect.DeepEqual(have, want)
+}
+
+func containsAll(have, want []any) bool {
+	for _, w := range want {
+		found := false
+		for _, h := range have {
+			if covers(h, w) {
+				found = true
+				break
+			}
+		}
+		if !found {
+			return false
+		}
+	}
+	return true
+}

@@ -1,0 +1,213 @@
+// Package egress makes routers of Egresses and tells them their clients.
+//
+// It owns the Deployment, the Service and the PodDisruptionBudget of each Egress, the
+// ServiceAccount of the routers in each namespace that has one and the ClusterRoleBinding of
+// these, the EndpointSlices with clients, and the status of Egresses. It must not know what
+// routers and clients do to packets.
+//
+//	Egress                               action
+//	gone, deleting                       none: the garbage collector deletes what it owns; the account
+//	                                     loses its binding with the last Egress of its namespace
+//	alive                                apply what isn't as it should be; nothing is written otherwise
+//	template isn't a pod spec            all but the Deployment; condition InvalidTemplate
+//	an object of its name is another's   all but that object; Available is False for Conflict
+//	no budget in spec                    delete the budget if it is its own
+//
+//	pod that names the Egress            its EndpointSlices
+//	has an address, lives                have each of its addresses, once
+//	host network, Succeeded, Failed      don't have it
+//	namespace isn't allowed              don't have it; an Event on the pod
+//
+// Four loops: objects and status, clients, the binding, and what routers say about their
+// pressure. The clients of one Egress so never wait for its objects, nor its objects for a
+// router's answer. The status follows the clients at most once a second.
+package egress
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"golang.org/x/sync/errgroup"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/informers"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/cache"
+
+	"github.com/coil-net/coil/generated/clientset/versioned"
+	coilinformers "github.com/coil-net/coil/generated/informers/externalversions/coil/v2"
+	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
+	"github.com/coil-net/coil/pkg/kube"
+	"github.com/coil-net/coil/pkg/plan"
+	"github.com/coil-net/coil/pkg/reconcile"
+)
+
+const (
+	byEgress = "pod-egresses"
+	byRouter = "pod-router"
+	byOwner  = "slice-egress"
+
+	// settle is for how long changes are collected that only the status follows.
+	settle = time.Second
+	// foreignPause is how long to wait for somebody else's object to go: it need not have
+	// labels by which its end would be an event.
+	foreignPause = 15 * time.Second
+	workers      = 4
+)
+
+// Config is what the controller is made of. The caller runs the informers.
+type Config struct {
+	Coil versioned.Interface
+	Core kubernetes.Interface
+
+	Egresses coilinformers.EgressInformer
+	// Pools are nil when Coil doesn't give pods their addresses.
+	Pools coilinformers.AddressPoolInformer
+	// Cluster informs of Pods, Nodes and ServiceCIDRs.
+	Cluster informers.SharedInformerFactory
+	// Namespaces informs of the metadata of all namespaces.
+	Namespaces cache.SharedIndexInformer
+	// Routers informs of Deployments, Services and PodDisruptionBudgets that
+	// plan.RouterSelector selects, with their managed fields.
+	Routers informers.SharedInformerFactory
+	// Accounts informs of ServiceAccounts and ClusterRoleBindings of the name
+	// plan.RouterAccount, with their managed fields.
+	Accounts informers.SharedInformerFactory
+	// Clients informs of EndpointSlices that plan.ClientSelector selects.
+	Clients informers.SharedInformerFactory
+
+	// Image is how routers are started.
+	Image    plan.RouterImage
+	Recorder kube.Recorder
+	// LoopMetrics and Registry take metrics; nil ones are not exported.
+	LoopMetrics *reconcile.Metrics
+	Registry    prometheus.Registerer
+}
+
+// Controller keeps Egresses.
+type Controller struct {
+	cfg      Config
+	pods     cache.Indexer
+	slices   cache.Indexer
+	synced   []cache.InformerSynced
+	objects  *reconcile.Loop[types.NamespacedName]
+	clients  *reconcile.Loop[types.NamespacedName]
+	binding  *reconcile.Loop[string]
+	pressure *reconcile.Loop[types.NamespacedName]
+	ranges   *ranges
+	now      func() metav1.Time
+	gauges   gauges
+	refusals refusals
+	writes   writes
+	// pressures are written by the loop pressure, and read by objects.
+	pressures pressures
+}
+
+// New returns a controller that isn't running.
+func New(cfg Config) (*Controller, error) {
+	c := &Controller{
+		cfg:    cfg,
+		pods:   cfg.Cluster.Core().V1().Pods().Informer().GetIndexer(),
+		slices: cfg.Clients.Discovery().V1().EndpointSlices().Informer().GetIndexer(),
+		now:    metav1.Now,
+		gauges: newGauges(),
+	}
+	c.ranges = newRanges(cfg)
+	if cfg.Registry != nil {
+		if err := c.gauges.register(cfg.Registry); err != nil {
+			return nil, err
+		}
+	}
+	var opts []reconcile.Option
+	if cfg.LoopMetrics != nil {
+		opts = append(opts, reconcile.WithMetrics(cfg.LoopMetrics))
+	}
+	c.objects = reconcile.New("egress", c.syncObjects, opts...)
+	c.clients = reconcile.New("egress-clients", c.syncClients, opts...)
+	c.binding = reconcile.New("egress-binding", c.syncBinding, opts...)
+	c.pressure = reconcile.New("egress-pressure", c.syncPressure, opts...)
+	return c, c.register()
+}
+
+// Synced says of each cache whether it is filled, and its events handled.
+func (c *Controller) Synced() []cache.InformerSynced { return c.synced }
+
+// Run keeps Egresses until ctx ends. Call it when this process leads.
+func (c *Controller) Run(ctx context.Context) error {
+	defer c.gauges.reset()
+	c.binding.Add(plan.RouterAccount) // also when there is no Egress
+	group, ctx := errgroup.WithContext(ctx)
+	group.Go(func() error { return c.objects.Run(ctx, workers, c.synced...) })
+	group.Go(func() error { return c.clients.Run(ctx, workers, c.synced...) })
+	group.Go(func() error { return c.binding.Run(ctx, 1, c.synced...) })
+	group.Go(func() error { return c.pressure.Run(ctx, workers, c.synced...) })
+	return group.Wait()
+}
+
+// ownedBy returns whether an object is an Egress's own: by its owner or, where somebody
+// has taken that away, by the mark of what was applied here.
+func ownedBy[T metav1.Object](e *v2.Egress) func(T) bool {
+	return func(o T) bool {
+		return metav1.IsControlledBy(o, e) || metav1.GetControllerOf(o) == nil && o.GetAnnotations()[v2.AnnotationApplied] != ""
+	}
+}
+
+// podsOf returns the pods that name an Egress.
+func (c *Controller) podsOf(key types.NamespacedName) ([]*corev1.Pod, error) {
+	return indexed[corev1.Pod](c.pods, byEgress, key)
+}
+
+// routersOf returns the router pods of an Egress.
+func (c *Controller) routersOf(key types.NamespacedName) ([]*corev1.Pod, error) {
+	return indexed[corev1.Pod](c.pods, byRouter, key)
+}
+
+// slicesOf returns the EndpointSlices of an Egress.
+func (c *Controller) slicesOf(key types.NamespacedName) ([]*discoveryv1.EndpointSlice, error) {
+	return indexed[discoveryv1.EndpointSlice](c.slices, byOwner, key)
+}
+
+func indexed[T any](i cache.Indexer, index string, key types.NamespacedName) ([]*T, error) {
+	objs, err := i.ByIndex(index, key.String())
+	if err != nil {
+		return nil, fmt.Errorf("%s of %s: %w", index, key, err)
+	}
+	out := make([]*T, 0, len(objs))
+	for _, obj := range objs {
+		if o, ok := any(obj).(*T); ok {
+			out = append(out, o)
+		}
+	}
+	return out, nil
+}
+
+// refusals are the pods that were told that they may not use an Egress.
+type refusals struct {
+	mu   sync.Mutex
+	told map[types.NamespacedName]map[types.UID]bool // by Egress
+}
+
+// tell remembers who is refused now, and returns those who weren't before.
+func (r *refusals) tell(egress types.NamespacedName, refused []*corev1.Pod) (untold []*corev1.Pod) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	now := map[types.UID]bool{}
+	for _, p := range refused {
+		now[p.UID] = true
+		if !r.told[egress][p.UID] {
+			untold = append(untold, p)
+		}
+	}
+	if r.told == nil {
+		r.told = map[types.NamespacedName]map[types.UID]bool{}
+	}
+	if r.told[egress] = now; len(now) == 0 {
+		delete(r.told, egress)
+	}
+	return untold
+}

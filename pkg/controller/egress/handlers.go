@@ -1,0 +1,234 @@
+package egress
+
+import (
+	"maps"
+	"slices"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/cache"
+
+	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
+	"github.com/coil-net/coil/pkg/plan"
+	"github.com/coil-net/coil/pkg/reconcile"
+)
+
+// register adds indexes and handlers, which only add keys.
+func (c *Controller) register() error {
+	if err := c.pods.AddIndexers(cache.Indexers{byEgress: egressesOfPod, byRouter: egressOfRouter}); err != nil {
+		return err
+	}
+	if err := c.slices.AddIndexers(cache.Indexers{byOwner: egressOfSlice}); err != nil {
+		return err
+	}
+	cluster, routers, accounts := c.cfg.Cluster, c.cfg.Routers, c.cfg.Accounts
+	type source struct {
+		informer cache.SharedIndexInformer
+		handler  cache.ResourceEventHandler
+	}
+	sources := []source{
+		{c.cfg.Egresses.Informer(), cache.ResourceEventHandlerFuncs{
+			AddFunc:    func(obj any) { c.egressChanged(nil, obj) },
+			UpdateFunc: c.egressChanged,
+			DeleteFunc: func(obj any) { c.egressChanged(obj, nil) },
+		}},
+		{cluster.Core().V1().Pods().Informer(), cache.ResourceEventHandlerFuncs{
+			AddFunc:    func(obj any) { c.podChanged(nil, obj) },
+			UpdateFunc: c.podChanged,
+			DeleteFunc: func(obj any) { c.podChanged(obj, nil) },
+		}},
+		{c.cfg.Namespaces, cache.ResourceEventHandlerFuncs{
+			AddFunc:    func(obj any) { c.namespaceChanged(nil, obj) },
+			UpdateFunc: c.namespaceChanged,
+		}},
+		{cluster.Core().V1().Nodes().Informer(), cache.ResourceEventHandlerFuncs{
+			AddFunc:    func(any) { c.clusterChanged() },
+			UpdateFunc: c.nodeUpdated,
+			DeleteFunc: func(any) { c.clusterChanged() },
+		}},
+		{cluster.Networking().V1().ServiceCIDRs().Informer(), c.onCluster()},
+		{routers.Apps().V1().Deployments().Informer(), reconcile.Handler(func(d *appsv1.Deployment) { c.objects.Add(keyOf(d)) })},
+		{routers.Core().V1().Services().Informer(), reconcile.Handler(func(s *corev1.Service) { c.objects.Add(keyOf(s)) })},
+		{routers.Policy().V1().PodDisruptionBudgets().Informer(), reconcile.Handler(func(b *policyv1.PodDisruptionBudget) { c.objects.Add(keyOf(b)) })},
+		{accounts.Core().V1().ServiceAccounts().Informer(), reconcile.Handler(func(a *corev1.ServiceAccount) { c.addAll(a.Namespace) })},
+		{accounts.Rbac().V1().ClusterRoleBindings().Informer(), reconcile.Handler(func(b *rbacv1.ClusterRoleBinding) { c.binding.Add(b.Name) })},
+		{c.cfg.Clients.Discovery().V1().EndpointSlices().Informer(), reconcile.Handler(func(s *discoveryv1.EndpointSlice) {
+			key := types.NamespacedName{Namespace: s.Namespace, Name: s.Labels[v2.LabelEgress]}
+			c.clients.Add(key)
+			c.objects.AddAfter(key, settle)
+		})},
+	}
+	if c.cfg.Pools != nil {
+		sources = append(sources, source{c.cfg.Pools.Informer(), reconcile.Handler(func(*v2.AddressPool) { c.clusterChanged() })})
+	}
+	for _, s := range sources {
+		r, err := s.informer.AddEventHandler(s.handler)
+		if err != nil {
+			return err
+		}
+		c.synced = append(c.synced, r.HasSynced)
+	}
+	return nil
+}
+
+func keyOf(o metav1.Object) types.NamespacedName {
+	return types.NamespacedName{Namespace: o.GetNamespace(), Name: o.GetName()}
+}
+
+func egressesOfPod(obj any) ([]string, error) {
+	p, ok := obj.(*corev1.Pod)
+	if !ok {
+		return nil, nil
+	}
+	var keys []string
+	for _, ref := range plan.EgressRefs(p.Annotations) {
+		keys = append(keys, ref.String())
+	}
+	return keys, nil
+}
+
+func egressOfRouter(obj any) ([]string, error) {
+	if p, ok := obj.(*corev1.Pod); ok {
+		if egress, ok := plan.RouterOf(p.Labels); ok {
+			return []string{types.NamespacedName{Namespace: p.Namespace, Name: egress}.String()}, nil
+		}
+	}
+	return nil, nil
+}
+
+func egressOfSlice(obj any) ([]string, error) {
+	if s, ok := obj.(*discoveryv1.EndpointSlice); ok {
+		return []string{types.NamespacedName{Namespace: s.Namespace, Name: s.Labels[v2.LabelEgress]}.String()}, nil
+	}
+	return nil, nil
+}
+
+// last returns an object of an event, whose deletion may have been missed; nil if there is none.
+func last[T any](obj any) *T {
+	if t, ok := obj.(cache.DeletedFinalStateUnknown); ok {
+		obj = t.Obj
+	}
+	o, _ := obj.(*T)
+	return o
+}
+
+// egressChanged looks at an Egress at once, unless no more than its status has changed,
+// most likely here.
+func (c *Controller) egressChanged(before, after any) {
+	a, b := last[v2.Egress](before), last[v2.Egress](after)
+	if a != nil && b != nil && a.UID == b.UID && a.Generation == b.Generation && (a.DeletionTimestamp == nil) == (b.DeletionTimestamp == nil) {
+		if a.ResourceVersion != b.ResourceVersion {
+			c.objects.AddAfter(keyOf(b), settle)
+		}
+		return
+	}
+	for _, e := range []*v2.Egress{a, b} {
+		if e == nil {
+			continue
+		}
+		c.objects.Add(keyOf(e))
+		c.clients.Add(keyOf(e))
+		c.pressure.Add(keyOf(e))
+		c.binding.Add(plan.RouterAccount)
+		if a == nil || b == nil {
+			c.addAll(e.Namespace) // the account has an owner more, or fewer
+		}
+	}
+}
+
+// addAll looks at all Egresses of a namespace.
+func (c *Controller) addAll(namespace string) {
+	all, err := c.cfg.Egresses.Lister().Egresses(namespace).List(labels.Everything())
+	if err != nil {
+		return // an indexer in memory has no errors
+	}
+	for _, e := range all {
+		c.objects.Add(keyOf(e))
+	}
+}
+
+// podChanged looks at the clients of the Egresses that a pod names, or did, and soon at the
+// status of the Egress whose router it is.
+func (c *Controller) podChanged(before, after any) {
+	a, b := last[corev1.Pod](before), last[corev1.Pod](after)
+	if a != nil && b != nil && a.ResourceVersion == b.ResourceVersion {
+		return
+	}
+	same := a != nil && b != nil && sameClient(a, b)
+	for _, p := range []*corev1.Pod{a, b} {
+		if p == nil {
+			continue
+		}
+		if egress, ok := plan.RouterOf(p.Labels); ok {
+			key := types.NamespacedName{Namespace: p.Namespace, Name: egress}
+			c.objects.AddAfter(key, settle)
+			c.pressure.AddAfter(key, settle)
+		}
+		if same {
+			continue
+		}
+		for _, ref := range plan.EgressRefs(p.Annotations) {
+			c.clients.Add(ref)
+		}
+	}
+}
+
+// sameClient says whether two states of a pod are one to EgressClients.
+func sameClient(a, b *corev1.Pod) bool {
+	return a.UID == b.UID && a.Status.Phase == b.Status.Phase && (a.DeletionTimestamp == nil) == (b.DeletionTimestamp == nil) &&
+		slices.Equal(a.Status.PodIPs, b.Status.PodIPs) && maps.Equal(a.Annotations, b.Annotations)
+}
+
+// namespaceChanged looks at the Egresses that pods of a namespace name.
+func (c *Controller) namespaceChanged(before, after any) {
+	a, b := last[metav1.PartialObjectMetadata](before), last[metav1.PartialObjectMetadata](after)
+	if b == nil || a != nil && maps.Equal(a.Labels, b.Labels) {
+		return
+	}
+	pods, err := c.pods.ByIndex(cache.NamespaceIndex, b.Name)
+	if err != nil {
+		return // an indexer in memory has no errors
+	}
+	for _, obj := range pods {
+		if p, ok := obj.(*corev1.Pod); ok {
+			for _, ref := range plan.EgressRefs(p.Annotations) {
+				c.clients.Add(ref)
+			}
+		}
+	}
+}
+
+func (c *Controller) onCluster() cache.ResourceEventHandler {
+	return cache.ResourceEventHandlerFuncs{
+		AddFunc:    func(any) { c.clusterChanged() },
+		UpdateFunc: func(_, _ any) { c.clusterChanged() },
+		DeleteFunc: func(any) { c.clusterChanged() },
+	}
+}
+
+// nodeUpdated ignores heartbeats.
+func (c *Controller) nodeUpdated(before, after any) {
+	a, b := last[corev1.Node](before), last[corev1.Node](after)
+	if a != nil && b != nil && slices.Equal(a.Status.Addresses, b.Status.Addresses) && slices.Equal(a.Spec.PodCIDRs, b.Spec.PodCIDRs) {
+		return
+	}
+	c.clusterChanged()
+}
+
+// clusterChanged looks at the status of all Egresses, soon.
+func (c *Controller) clusterChanged() {
+	c.ranges.expire()
+	all, err := c.cfg.Egresses.Lister().List(labels.Everything())
+	if err != nil {
+		return // an indexer in memory has no errors
+	}
+	for _, e := range all {
+		c.objects.AddAfter(keyOf(e), settle)
+	}
+}

@@ -1,0 +1,158 @@
+package egress
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net"
+	"net/http"
+	"net/netip"
+	"slices"
+	"strconv"
+	"sync"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/klog/v2"
+
+	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
+	"github.com/coil-net/coil/pkg/plan"
+	"github.com/coil-net/coil/pkg/reconcile"
+)
+
+const (
+	// askEvery is how often the routers of an Egress are asked.
+	askEvery = 30 * time.Second
+	// askTimeout is how long one may take to answer, and askedAtOnce how many are asked.
+	askTimeout  = 5 * time.Second
+	askedAtOnce = 16
+	// maxAnswer bounds an answer, in bytes.
+	maxAnswer = 4096
+)
+
+// pressures are the answers of routers to what they were asked last.
+type pressures struct {
+	mu       sync.Mutex
+	byEgress map[types.NamespacedName]map[string]plan.RouterPressure // by pod
+}
+
+// get is nil before the routers were asked.
+func (p *pressures) get(egress types.NamespacedName) map[string]plan.RouterPressure {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.byEgress[egress]
+}
+
+// set keeps answers; nil are none.
+func (p *pressures) set(egress types.NamespacedName, answers map[string]plan.RouterPressure) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.byEgress == nil {
+		p.byEgress = map[types.NamespacedName]map[string]plan.RouterPressure{}
+	}
+	if p.byEgress[egress] = answers; answers == nil {
+		delete(p.byEgress, egress)
+	}
+}
+
+// syncPressure asks the routers of an Egress that are ready how much they use of what they
+// have. One that doesn't answer costs the others nothing.
+func (c *Controller) syncPressure(ctx context.Context, key types.NamespacedName) error {
+	_, err := c.cfg.Egresses.Lister().Egresses(key.Namespace).Get(key.Name)
+	if apierrors.IsNotFound(err) {
+		c.pressures.set(key, nil)
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	routers, err := c.routersOf(key)
+	if err != nil {
+		return err
+	}
+	answers := map[string]plan.RouterPressure{}
+	var mu sync.Mutex
+	var group errgroup.Group
+	group.SetLimit(askedAtOnce)
+	for _, pod := range routers {
+		at, ok := metricsOf(pod)
+		if !ok {
+			continue
+		}
+		group.Go(func() error {
+			answer, err := ask(ctx, at)
+			if err != nil {
+				klog.FromContext(ctx).V(4).Info("A router doesn't say how much it uses", "pod", klog.KObj(pod), "reason", err)
+				return nil
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			answers[pod.Name] = answer
+			return nil
+		})
+	}
+	if err := group.Wait(); err != nil {
+		return err
+	}
+	c.pressures.set(key, answers)
+	c.objects.Add(key)
+	return reconcile.Later(askEvery + rand.N(askEvery/10))
+}
+
+// metricsOf returns where a router serves its metrics; false if it isn't ready.
+func metricsOf(pod *corev1.Pod) (netip.AddrPort, bool) {
+	ready := slices.ContainsFunc(pod.Status.Conditions, func(c corev1.PodCondition) bool {
+		return c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue
+	})
+	if !ready || len(pod.Status.PodIPs) == 0 {
+		return netip.AddrPort{}, false
+	}
+	addr, err := netip.ParseAddr(pod.Status.PodIPs[0].IP)
+	if err != nil {
+		return netip.AddrPort{}, false
+	}
+	for _, c := range pod.Spec.Containers {
+		if c.Name != v2.EgressContainerName {
+			continue
+		}
+		for _, p := range c.Ports {
+			if p.Name == plan.RouterMetricsPort {
+				return netip.AddrPortFrom(addr, uint16(p.ContainerPort)), true
+			}
+		}
+	}
+	return netip.AddrPort{}, false
+}
+
+// router is a client of routers, which need no proxy.
+var router = http.Client{
+	Timeout:       askTimeout,
+	Transport:     &http.Transport{DisableKeepAlives: true},
+	CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
+}
+
+// ask asks one router.
+func ask(ctx context.Context, at netip.AddrPort) (answer plan.RouterPressure, err error) {
+	url := "http://" + net.JoinHostPort(at.Addr().String(), strconv.Itoa(int(at.Port()))) + plan.RouterPressurePath
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+	if err != nil {
+		return answer, err
+	}
+	resp, err := router.Do(req)
+	if err != nil {
+		return answer, err
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode != http.StatusOK {
+		return answer, fmt.Errorf("GET %s: %s", url, resp.Status)
+	}
+	if err := json.NewDecoder(io.LimitReader(resp.Body, maxAnswer)).Decode(&answer); err != nil {
+		return answer, fmt.Errorf("GET %s: %w", url, err)
+	}
+	return answer, nil
+}

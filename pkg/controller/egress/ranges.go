@@ -1,0 +1,52 @@
+package egress
+
+import (
+	"net/netip"
+	"sync"
+
+	"k8s.io/apimachinery/pkg/labels"
+
+	"github.com/coil-net/coil/pkg/plan"
+)
+
+// ranges are those of the cluster, which are the same for every Egress and change rarely.
+type ranges struct {
+	cfg Config
+
+	mu    sync.Mutex
+	fresh bool
+	all   []netip.Prefix
+}
+
+func newRanges(cfg Config) *ranges { return &ranges{cfg: cfg} }
+
+// expire makes the next get look at the caches.
+func (r *ranges) expire() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.fresh = false
+}
+
+// get returns the ranges, which nobody changes.
+func (r *ranges) get() ([]netip.Prefix, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.fresh {
+		return r.all, nil
+	}
+	facts := plan.ClusterFacts{ForeignPods: r.cfg.Pools == nil}
+	var err error
+	if r.cfg.Pools != nil {
+		if facts.Pools, err = r.cfg.Pools.Lister().List(labels.Everything()); err != nil {
+			return nil, err
+		}
+	}
+	if facts.Nodes, err = r.cfg.Cluster.Core().V1().Nodes().Lister().List(labels.Everything()); err != nil {
+		return nil, err
+	}
+	if facts.Services, err = r.cfg.Cluster.Networking().V1().ServiceCIDRs().Lister().List(labels.Everything()); err != nil {
+		return nil, err
+	}
+	r.all, r.fresh = plan.InClusterRanges(facts), true
+	return r.all, nil
+}

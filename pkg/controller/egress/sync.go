@@ -1,0 +1,244 @@
+package egress
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/klog/v2"
+
+	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
+	"github.com/coil-net/coil/pkg/plan"
+	"github.com/coil-net/coil/pkg/reconcile"
+)
+
+// syncObjects makes the objects of an Egress what they should be, and then its status.
+func (c *Controller) syncObjects(ctx context.Context, key types.NamespacedName) error {
+	e, err := c.cfg.Egresses.Lister().Egresses(key.Namespace).Get(key.Name)
+	if apierrors.IsNotFound(err) {
+		c.gauges.forget(key)
+		return nil
+	}
+	if err != nil || e.DeletionTimestamp != nil {
+		return err
+	}
+	facts := plan.EgressFacts{Egress: e, Now: c.now()}
+	var errs []error
+	for _, err := range []error{
+		c.ensureAccount(ctx, e), c.ensureService(ctx, e), c.ensureBudget(ctx, e), c.ensureDeployment(ctx, e),
+	} {
+		var foreign *foreignError
+		var template *plan.TemplateError
+		switch {
+		case errors.As(err, &foreign):
+			facts.Conflicts = append(facts.Conflicts, foreign.object)
+		case errors.As(err, &template):
+			facts.Template = template
+		case err != nil:
+			errs = append(errs, err)
+		}
+	}
+	if err := c.observe(&facts); err != nil {
+		return errors.Join(append(errs, err)...)
+	}
+	errs = append(errs, c.writeStatus(ctx, e, plan.EgressStatus(facts)))
+	if err := errors.Join(errs...); err != nil {
+		return err
+	}
+	if len(facts.Conflicts) > 0 {
+		return reconcile.Later(foreignPause)
+	}
+	return nil
+}
+
+func (c *Controller) ensureAccount(ctx context.Context, e *v2.Egress) error {
+	all, err := c.cfg.Egresses.Lister().Egresses(e.Namespace).List(labels.Everything())
+	if err != nil {
+		return err
+	}
+	have, err := cached(c.cfg.Accounts.Core().V1().ServiceAccounts().Lister().ServiceAccounts(e.Namespace).Get(plan.RouterAccount))
+	if err != nil {
+		return err
+	}
+	err = ensure(ctx, c.cfg.Core.CoreV1().ServiceAccounts(e.Namespace), have, plan.RouterServiceAccount(e.Namespace, all), ownedByEgresses)
+	var foreign *foreignError
+	if errors.As(err, &foreign) {
+		// An account that somebody else made, as Coil 2.x did, serves as well, and is his.
+		return nil
+	}
+	return err
+}
+
+// ownedByEgresses says whether an account is one that was made here.
+func ownedByEgresses(a *corev1.ServiceAccount) bool {
+	for _, o := range a.OwnerReferences {
+		if o.Kind == "Egress" && o.APIVersion == v2.GroupVersion.String() {
+			return true
+		}
+	}
+	return false
+}
+
+func (c *Controller) ensureService(ctx context.Context, e *v2.Egress) error {
+	have, err := cached(c.cfg.Routers.Core().V1().Services().Lister().Services(e.Namespace).Get(e.Name))
+	if err != nil {
+		return err
+	}
+	want, owned := plan.RouterService(e, c.cfg.Image.Port), ownedBy[*corev1.Service](e)
+	if have != nil && owned(*have) {
+		if err := c.replacePorts(ctx, *have, want); err != nil {
+			return err
+		}
+	}
+	return ensure(ctx, c.cfg.Core.CoreV1().Services(e.Namespace), have, want, owned)
+}
+
+// replacePorts takes away ports that somebody has added: applying leaves them, and
+// beside them the API server refuses one without a name.
+func (c *Controller) replacePorts(ctx context.Context, have, want *corev1.Service) error {
+	if len(have.Spec.Ports) == 1 && have.Spec.Ports[0].Port == want.Spec.Ports[0].Port && have.Spec.Ports[0].Protocol == want.Spec.Ports[0].Protocol {
+		return nil
+	}
+	patch, err := json.Marshal(map[string]any{
+		"metadata": map[string]any{"uid": have.UID, "resourceVersion": have.ResourceVersion},
+		"spec":     map[string]any{"ports": want.Spec.Ports},
+	})
+	if err != nil {
+		return err
+	}
+	_, err = c.cfg.Core.CoreV1().Services(have.Namespace).Patch(ctx, have.Name, types.MergePatchType, patch, metav1.PatchOptions{FieldManager: plan.EgressController})
+	if err != nil {
+		return fmt.Errorf("replace the ports of Service %s: %w", klog.KObj(have), err)
+	}
+	return nil
+}
+
+func (c *Controller) ensureBudget(ctx context.Context, e *v2.Egress) error {
+	have, err := cached(c.cfg.Routers.Policy().V1().PodDisruptionBudgets().Lister().PodDisruptionBudgets(e.Namespace).Get(e.Name))
+	if err != nil {
+		return err
+	}
+	api, owned := c.cfg.Core.PolicyV1().PodDisruptionBudgets(e.Namespace), ownedBy[*policyv1.PodDisruptionBudget](e)
+	if want := plan.RouterBudget(e); want != nil {
+		return ensure(ctx, api, have, want, owned)
+	}
+	return remove(ctx, api, have, owned)
+}
+
+// ensureDeployment returns a *plan.TemplateError for a template that isn't a pod spec, or
+// of which the API server says so.
+func (c *Controller) ensureDeployment(ctx context.Context, e *v2.Egress) error {
+	want, err := plan.RouterDeployment(e, c.cfg.Image)
+	if err != nil {
+		return err
+	}
+	have, err := cached(c.cfg.Routers.Apps().V1().Deployments().Lister().Deployments(e.Namespace).Get(e.Name))
+	if err != nil {
+		return err
+	}
+	err = ensure(ctx, c.cfg.Core.AppsV1().Deployments(e.Namespace), have, want, ownedBy[*appsv1.Deployment](e))
+	// Decoding and validation refuse with these, and will until the template changes. What else
+	// could be refused is made here.
+	if status := apierrors.APIStatus(nil); errors.As(err, &status) && (apierrors.IsInvalid(err) || apierrors.IsBadRequest(err)) {
+		return &plan.TemplateError{Reason: status.Status().Message}
+	}
+	return err
+}
+
+// cached returns nil for what a lister doesn't have.
+func cached[T any](o T, err error) (*T, error) {
+	if apierrors.IsNotFound(err) {
+		return nil, nil
+	}
+	return &o, err
+}
+
+// observe adds what the caches have.
+func (c *Controller) observe(f *plan.EgressFacts) error {
+	key := keyOf(f.Egress)
+	d, err := cached(c.cfg.Routers.Apps().V1().Deployments().Lister().Deployments(key.Namespace).Get(key.Name))
+	if err != nil {
+		return err
+	}
+	if d != nil && metav1.IsControlledBy(*d, f.Egress) {
+		f.Deployment = *d
+	}
+	if f.Routers, err = c.routersOf(key); err != nil {
+		return err
+	}
+	have, err := c.slicesOf(key)
+	if err != nil {
+		return err
+	}
+	f.Clients = plan.CountClients(have)
+	if f.InCluster, err = c.ranges.get(); err != nil {
+		return err
+	}
+	if s := f.Egress.Spec.AllowedNamespaces; s != nil {
+		_, f.Selector = metav1.LabelSelectorAsSelector(s)
+	}
+	f.Pressure = c.pressures.get(key)
+	c.gauges.set(key, f.Clients, len(have), f.Deployment)
+	return nil
+}
+
+func (c *Controller) writeStatus(ctx context.Context, e *v2.Egress, status v2.EgressStatus) error {
+	if equality.Semantic.DeepEqual(e.Status, status) {
+		return nil
+	}
+	after := e.DeepCopy()
+	after.Status = status
+	_, err := c.cfg.Coil.CoilV2().Egresses(e.Namespace).UpdateStatus(ctx, after, metav1.UpdateOptions{FieldManager: plan.EgressController})
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("write the status of Egress %s: %w", klog.KObj(e), err)
+	}
+	c.tell(ctx, e, status)
+	return nil
+}
+
+// tell makes Events of conditions that others than before hold.
+func (c *Controller) tell(ctx context.Context, e *v2.Egress, status v2.EgressStatus) {
+	event := func(kind string, condition metav1.Condition) {
+		c.cfg.Recorder.Eventf(e, nil, kind, condition.Reason, "Reconcile", "%s", condition.Message)
+		klog.FromContext(ctx).V(2).Info("Egress changed", "egress", klog.KObj(e), "reason", condition.Reason, "message", condition.Message)
+	}
+	changed := func(condition string) *metav1.Condition {
+		was, is := meta.FindStatusCondition(e.Status.Conditions, condition), meta.FindStatusCondition(status.Conditions, condition)
+		if is == nil || was != nil && was.Status == is.Status && was.Reason == is.Reason {
+			return nil
+		}
+		return is
+	}
+	if is := changed(v2.EgressInvalidTemplate); is != nil {
+		event(corev1.EventTypeWarning, *is)
+	}
+	for _, condition := range []string{v2.EgressConntrackPressure, v2.EgressPortPressure} {
+		if is := changed(condition); is != nil && is.Status == metav1.ConditionTrue {
+			told := *is
+			told.Reason = condition // which says more
+			event(corev1.EventTypeWarning, told)
+		}
+	}
+	switch is := changed(v2.EgressAvailable); {
+	case is == nil || is.Reason == plan.ReasonInvalidTemplate:
+	case is.Status == metav1.ConditionTrue:
+		event(corev1.EventTypeNormal, *is)
+	case is.Reason == plan.ReasonNoRouterReady && !meta.IsStatusConditionTrue(e.Status.Conditions, v2.EgressAvailable):
+		// Routers are about to start.
+	default:
+		event(corev1.EventTypeWarning, *is)
+	}
+}

@@ -1,0 +1,150 @@
+package conntrack
+
+import (
+	"cmp"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strconv"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/coil-net/coil/pkg/kernel/rtnl"
+	"github.com/coil-net/coil/pkg/kernel/sysctl"
+)
+
+const (
+	typeStats = unix.NFNL_SUBSYS_CTNETLINK<<8 | 4 // IPCTNL_MSG_CT_GET_STATS_CPU
+
+	statsInsertFailed = 9  // CTA_STATS_INSERT_FAILED
+	statsDrop         = 10 // CTA_STATS_DROP
+	statsEarlyDrop    = 11 // CTA_STATS_EARLY_DROP
+
+	ctaTupleProto   = 2
+	ctaProtoNum     = 1
+	ctaProtoDstPort = 3
+)
+
+// Size returns how many flows of the namespace are tracked, and how many may be. A kernel
+// that tracks none has room for none.
+func (t *Table) Size() (count, limit int, err error) {
+	for key, value := range map[string]*int{"count": &count, "max": &limit} {
+		text, err := sysctl.Get(t.ns, "net/netfilter/nf_conntrack_"+key)
+		if errors.Is(err, sysctl.ErrNotExist) {
+			return 0, 0, nil
+		}
+		if err == nil {
+			*value, err = strconv.Atoi(text)
+		}
+		if err != nil {
+			return 0, 0, fmt.Errorf("count flows: %w", err)
+		}
+	}
+	return count, limit, nil
+}
+
+// Stats are what went wrong with flows since the namespace was made.
+type Stats struct {
+	// InsertFailed are packets whose new flow had the addresses and ports of another one.
+	InsertFailed uint64
+	// Dropped are packets for whose new flow there was no room, EarlyDropped are flows
+	// without an answer that made room.
+	Dropped, EarlyDropped uint64
+}
+
+// Stats returns the counts of all processors.
+func (t *Table) Stats(ctx context.Context) (Stats, error) {
+	var s Stats
+	r := rtnl.NewRequest(typeStats, 0, make([]byte, nfgenmsgSize), func() string { return "conntrack -S" })
+	err := t.h.Dump(ctx, r, func(body []byte) error {
+		return rtnl.EachAttribute(body[min(nfgenmsgSize, len(body)):], func(kind uint16, value []byte) error {
+			to := map[uint16]*uint64{statsInsertFailed: &s.InsertFailed, statsDrop: &s.Dropped, statsEarlyDrop: &s.EarlyDropped}[kind]
+			if to != nil && len(value) >= 4 {
+				*to += uint64(binary.BigEndian.Uint32(value))
+			}
+			return nil
+		})
+	})
+	if err != nil {
+		return Stats{}, fmt.Errorf("read statistics of flows: %w", err)
+	}
+	return s, nil
+}
+
+// Use is how many ports the translation of source addresses takes up towards one
+// destination, of which it has 64512 for each address of the host.
+type Use struct {
+	Protocol    byte // as in the IP header
+	Destination netip.AddrPort
+	Ports       int
+}
+
+// maxDestinations bounds the memory of Uses.
+const maxDestinations = 1 << 16
+
+// Uses returns the destinations that most ports of the addresses own are used for, at most
+// n of them, the most used first. It reads the whole table; of destinations beyond the
+// first 65536 it knows nothing.
+func (t *Table) Uses(ctx context.Context, n int, own ...netip.Addr) ([]Use, error) {
+	type destination struct {
+		protocol byte
+		to       netip.AddrPort
+	}
+	counts := map[destination]int{}
+	all := rtnl.NewRequest(typeGet, 0, make([]byte, nfgenmsgSize), func() string { return "conntrack -L" })
+	err := t.h.Dump(ctx, all, func(body []byte) error {
+		f, err := parse(body)
+		if err != nil {
+			return err
+		}
+		src, back := f.ends[0], f.ends[5]
+		if f.family == unix.AF_INET6 {
+			src, back = f.ends[2], f.ends[7]
+		}
+		if src == back || !slices.Contains(own, back) {
+			return nil
+		}
+		var d destination
+		if d.protocol, d.to, err = target(f.original); err != nil || d.to.Port() == 0 {
+			return err
+		}
+		if _, known := counts[d]; known || len(counts) < maxDestinations {
+			counts[d]++
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("list flows: %w", err)
+	}
+	uses := make([]Use, 0, len(counts))
+	for d, ports := range counts {
+		uses = append(uses, Use{d.protocol, d.to, ports})
+	}
+	slices.SortFunc(uses, func(a, b Use) int {
+		return cmp.Or(b.Ports-a.Ports, a.Destination.Compare(b.Destination), cmp.Compare(a.Protocol, b.Protocol))
+	})
+	return slices.Clone(uses[:min(n, len(uses))]), nil
+}
+
+// target reads where a direction of a flow leads.
+func target(tuple []byte) (protocol byte, to netip.AddrPort, err error) {
+	var addr netip.Addr
+	var port uint16
+	err = rtnl.EachAttribute(tuple, func(part uint16, value []byte) error {
+		return rtnl.EachAttribute(value, func(kind uint16, value []byte) error {
+			switch {
+			case part == ctaTupleIP && (kind == ctaIPv4Dst || kind == ctaIPv6Dst):
+				addr, _ = netip.AddrFromSlice(value)
+			case part == ctaTupleProto && kind == ctaProtoNum && len(value) >= 1:
+				protocol = value[0]
+			case part == ctaTupleProto && kind == ctaProtoDstPort && len(value) >= 2:
+				port = binary.BigEndian.Uint16(value)
+			}
+			return nil
+		})
+	})
+	return protocol, netip.AddrPortFrom(addr, port), err
+}

@@ -1,0 +1,148 @@
+package echo
+
+import (
+	"context"
+	"errors"
+	"net/netip"
+	"os"
+	"slices"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/coil-net/coil/pkg/dataplane"
+	"github.com/coil-net/coil/pkg/kernel/rtnl"
+	"github.com/coil-net/coil/pkg/testkit"
+	"github.com/coil-net/coil/pkg/testkit/netnstest"
+)
+
+const wait = 300 * time.Millisecond
+
+// wire is a link that takes packets as a tunnel does, and whose other end the test holds.
+type wire struct {
+	*os.File
+	index int
+}
+
+func newWire(t *testing.T, ns *netnstest.NS, name string) wire {
+	t.Helper()
+	var w wire
+	testkit.Check(t, ns.Do(func() error {
+		fd, err := unix.Open("/dev/net/tun", unix.O_RDWR|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
+		if err != nil {
+			return err
+		}
+		ifr := testkit.Must(unix.NewIfreq(name))(t)
+		ifr.SetUint16(unix.IFF_TUN | unix.IFF_NO_PI)
+		if err := unix.IoctlIfreq(fd, unix.TUNSETIFF, ifr); err != nil {
+			return errors.Join(err, unix.Close(fd))
+		}
+		w.File = os.NewFile(uintptr(fd), name)
+		return nil
+	}))
+	t.Cleanup(func() { w.Close() })
+	ns.IP(t, "link", "set", name, "up")
+	h := testkit.Must(rtnl.New(ns.NS))(t)
+	defer h.Close()
+	w.index = testkit.Must(h.IndexByName(name))(t)
+	return w
+}
+
+// serve answers by another wire than the question came, until the test ends; change spoils answers.
+func serve(t *testing.T, from, to wire, change func(packet []byte) []byte) {
+	go func() {
+		buf := make([]byte, 1500)
+		for {
+			n, err := from.Read(buf)
+			if err != nil {
+				return
+			}
+			if b := change(answerTo(buf[:n])); b != nil {
+				if _, err := to.Write(b); err != nil {
+					return
+				}
+			}
+		}
+	}()
+}
+
+// answerTo turns a request into its answer.
+func answerTo(b []byte) []byte {
+	b = slices.Clone(b)
+	p, header, size, at := protocols[dataplane.IPv4], headerIPv4, 4, 12
+	if b[0]>>4 == 6 {
+		p, header, size, at = protocols[dataplane.IPv6], headerIPv6, 16, 8
+	}
+	from := slices.Clone(b[at : at+size])
+	copy(b[at:], b[at+size:at+2*size])
+	copy(b[at+size:], from)
+	if b[header] != p.ask {
+		return nil // what the kernel sends by itself
+	}
+	b[header] = p.reply
+	// By its type alone the message differs, and the sum of the addresses doesn't (RFC 1624).
+	sum := uint32(^(uint16(b[header+2])<<8 | uint16(b[header+3]))) + uint32(^(uint16(p.ask) << 8)) + uint32(p.reply)<<8
+	for sum>>16 > 0 {
+		sum = sum&0xffff + sum>>16
+	}
+	b[header+2], b[header+3] = byte(^uint16(sum)>>8), byte(^uint16(sum))
+	return b
+}
+
+func TestAsk(t *testing.T) {
+	ns := netnstest.New(t)
+	ns.IP(t, "address", "add", "10.1.0.5/32", "dev", "lo")
+	ns.IP(t, "address", "add", "fd01::5/128", "dev", "lo", "nodad")
+	out, back := newWire(t, ns, "out"), newWire(t, ns, "back")
+	silent, deaf := netip.MustParseAddr("10.1.1.9"), netip.MustParseAddr("fd01::9")
+	liar := netip.MustParseAddr("10.1.1.8")
+	serve(t, out, back, func(b []byte) []byte {
+		switch {
+		case b == nil:
+		case b[0]>>4 == 4 && netip.AddrFrom4([4]byte(b[12:16])) == silent, b[0]>>4 == 6 && netip.AddrFrom16([16]byte(b[8:24])) == deaf:
+			return nil
+		case b[0]>>4 == 4 && netip.AddrFrom4([4]byte(b[12:16])) == liar:
+			m := b[headerIPv4:]
+			m[headerICMP]++ // it doesn't know the secret, though its answer is well formed
+			m[2], m[3] = 0, 0
+			sum := checksum(m)
+			m[2], m[3] = byte(sum>>8), byte(sum)
+		}
+		return b
+	})
+	own := map[dataplane.Family]netip.Addr{dataplane.IPv4: netip.MustParseAddr("10.1.0.5"), dataplane.IPv6: netip.MustParseAddr("fd01::5")}
+	question := func(link int, to string) Question {
+		a := netip.MustParseAddr(to)
+		return Question{link, own[dataplane.FamilyOf(a)], a}
+	}
+	questions := []Question{
+		question(out.index, "10.1.1.1"), question(out.index, "10.1.1.9"), question(out.index, "fd01::1"), question(out.index, "fd01::9"),
+		question(out.index, "10.1.1.2"), question(out.index, "10.1.1.8"), question(9999, "10.1.1.1"),
+	}
+	answered, sent, err := Ask(t.Context(), ns.NS, wait, questions)
+	if err == nil || !errors.Is(err, unix.ENXIO) && !errors.Is(err, unix.ENODEV) {
+		t.Errorf("by a link that isn't there: %v", err)
+	}
+	if want := []bool{true, false, true, false, true, false, false}; !slices.Equal(answered, want) {
+		t.Errorf("answered %v, want %v", answered, want)
+	}
+	if want := []bool{true, true, true, true, true, true, false}; !slices.Equal(sent, want) {
+		t.Errorf("sent %v, want %v", sent, want)
+	}
+
+	// It doesn't wait longer than it has to.
+	for _, q := range [][]Question{nil, {questions[0], questions[2]}} {
+		start := time.Now()
+		answered, _, err = Ask(t.Context(), ns.NS, time.Minute, q)
+		if err != nil || slices.Contains(answered, false) || time.Since(start) > 10*time.Second {
+			t.Errorf("%v: answered %v after %s, %v", q, answered, time.Since(start), err)
+		}
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), wait)
+	defer cancel()
+	start := time.Now()
+	if answered, _, err = Ask(ctx, ns.NS, time.Minute, questions[1:2]); err == nil || answered[0] || time.Since(start) > 10*time.Second {
+		t.Errorf("at the end of the context: %v, %v after %s", answered, err, time.Since(start))
+	}
+}

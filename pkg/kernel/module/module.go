@@ -1,0 +1,188 @@
+// Package module loads kernel modules, as modprobe(8) does, from the files of the running
+// kernel below /lib/modules.
+//
+// It owns the order in which they are loaded and what their files are compressed with. It must
+// not know what a module is for.
+package module
+
+import (
+	"bufio"
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/klauspost/compress/gzip"
+	"github.com/klauspost/compress/zstd"
+	"github.com/ulikunitz/xz"
+	"golang.org/x/sys/unix"
+)
+
+// ErrNotFound: the kernel's folder has no such module.
+var ErrNotFound = errors.New("no such kernel module")
+
+// Load loads modules and what they need into the running kernel; those that are built in or
+// loaded already are left as they are. dir is /lib/modules, or where that is mounted. It goes
+// on after a failure and returns the errors of all modules, joined.
+func Load(dir string, names ...string) error {
+	var uts unix.Utsname
+	if err := unix.Uname(&uts); err != nil {
+		return fmt.Errorf("uname: %w", err)
+	}
+	l := loader{dir: filepath.Join(dir, unix.ByteSliceToString(uts.Release[:])), proc: "/proc/modules", insert: insert}
+	return l.load(names)
+}
+
+// insert puts a module into the kernel (init_module(2)). The call that takes a file doesn't
+// take a compressed one from every kernel.
+func insert(image []byte) error { return unix.InitModule(image, "") }
+
+type loader struct {
+	dir    string // of the running kernel
+	proc   string // the list of what is loaded
+	insert func(image []byte) error
+}
+
+func (l loader) load(names []string) error {
+	present, err := l.present()
+	if err != nil {
+		return err
+	}
+	missing := slices.DeleteFunc(slices.Clone(names), func(n string) bool { return present[canonical(n)] })
+	if len(missing) == 0 {
+		return nil
+	}
+	files, err := l.dependencies()
+	if err != nil {
+		return fmt.Errorf("load kernel modules %s: %w", strings.Join(missing, ", "), err)
+	}
+	var errs []error
+	for _, name := range missing {
+		errs = append(errs, l.loadOne(name, files, present))
+	}
+	return errors.Join(errs...)
+}
+
+// loadOne loads a module after what it needs.
+func (l loader) loadOne(name string, files map[string][]string, present map[string]bool) error {
+	paths, ok := files[canonical(name)]
+	if !ok {
+		return fmt.Errorf("%w as %s in %s", ErrNotFound, name, l.dir)
+	}
+	// What a module needs is listed after it, and needs only what is listed still later.
+	for _, path := range slices.Backward(paths) {
+		if present[nameOf(path)] {
+			continue
+		}
+		image, err := read(filepath.Join(l.dir, path))
+		if err != nil {
+			return fmt.Errorf("kernel module %s: %w", name, err)
+		}
+		if err := l.insert(image); err != nil && !errors.Is(err, unix.EEXIST) {
+			return fmt.Errorf("kernel module %s: load %s: %w", name, path, err)
+		}
+		present[nameOf(path)] = true
+	}
+	return nil
+}
+
+// present returns the names of the modules that are loaded or built in.
+func (l loader) present() (map[string]bool, error) {
+	out := map[string]bool{}
+	err := lines(l.proc, func(line string) error {
+		if fields := strings.Fields(line); len(fields) > 0 {
+			out[canonical(fields[0])] = true
+		}
+		return nil
+	})
+	if err != nil && !errors.Is(err, os.ErrNotExist) { // a kernel without modules has no such list
+		return nil, fmt.Errorf("list loaded kernel modules: %w", err)
+	}
+	err = lines(filepath.Join(l.dir, "modules.builtin"), func(line string) error {
+		out[nameOf(line)] = true
+		return nil
+	})
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		return nil, fmt.Errorf("list built-in kernel modules: %w", err)
+	}
+	return out, nil
+}
+
+// dependencies returns, for each module, its file and those that it needs (modules.dep(5)).
+func (l loader) dependencies() (map[string][]string, error) {
+	files := map[string][]string{}
+	err := lines(filepath.Join(l.dir, "modules.dep"), func(line string) error {
+		path, needs, ok := strings.Cut(line, ":")
+		if !ok {
+			return fmt.Errorf("modules.dep: %q: no colon", line)
+		}
+		files[nameOf(path)] = append([]string{path}, strings.Fields(needs)...)
+		return nil
+	})
+	return files, err
+}
+
+// lines calls found with each line of a file that isn't empty.
+func lines(path string, found func(string) error) error {
+	f, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	s := bufio.NewScanner(f)
+	s.Buffer(nil, 1<<20)
+	for s.Scan() {
+		if line := strings.TrimSpace(s.Text()); line != "" {
+			if err := found(line); err != nil {
+				return err
+			}
+		}
+	}
+	return s.Err()
+}
+
+// nameOf is the name of the module of a file, such as ip_tunnel of kernel/net/ipv4/ip_tunnel.ko.xz.
+func nameOf(path string) string {
+	name, _, _ := strings.Cut(filepath.Base(path), ".")
+	return canonical(name)
+}
+
+// canonical is the name as the kernel has it: files may have dashes instead.
+func canonical(name string) string { return strings.ReplaceAll(name, "-", "_") }
+
+// read returns the module in a file, which may be compressed.
+func read(path string) ([]byte, error) {
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return nil, err
+	}
+	var r io.Reader
+	switch filepath.Ext(path) {
+	case ".ko":
+		return data, nil
+	case ".xz":
+		r, err = xz.NewReader(bytes.NewReader(data))
+	case ".zst":
+		var d *zstd.Decoder
+		if d, err = zstd.NewReader(bytes.NewReader(data)); err == nil {
+			defer d.Close()
+		}
+		r = d
+	case ".gz":
+		r, err = gzip.NewReader(bytes.NewReader(data))
+	default:
+		return nil, fmt.Errorf("%s: compressed in an unknown way", path)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", path, err)
+	}
+	image, err := io.ReadAll(r)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", path, err)
+	}
+	return image, nil
+}

@@ -1,0 +1,59 @@
+package nft
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/coil-net/coil/pkg/dataplane"
+)
+
+// Check says what of the ruleset isn't as Sync makes it. Nothing is changed.
+func (o *Originating) Check(ctx context.Context, r dataplane.OriginatingRules) error {
+	return o.check(ctx, originating(r))
+}
+
+func (t *table) check(ctx context.Context, d definition) error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	want, err := d.shape()
+	if err != nil {
+		return err
+	}
+	conn, err := t.connect()
+	if err != nil {
+		return err
+	}
+	have, err := t.read(ctx, conn, d, want)
+	if err != nil {
+		return fmt.Errorf("read table %s of nftables: %w", dataplane.NftTable, err)
+	}
+	if len(have.shape) == 0 {
+		return fmt.Errorf("table %s of nftables is missing", dataplane.NftTable)
+	}
+	var errs []error
+	for _, w := range want {
+		if !slices.Contains(have.shape, w) {
+			errs = append(errs, fmt.Errorf("table %s of nftables: %s is missing", dataplane.NftTable, w))
+		}
+	}
+	for _, h := range have.shape {
+		if !slices.Contains(want, h) {
+			errs = append(errs, fmt.Errorf("table %s of nftables: %s shouldn't be there", dataplane.NftTable, h))
+		}
+	}
+	if len(errs) > 0 {
+		return errors.Join(errs...)
+	}
+	for _, s := range d.sets {
+		// What this collects is never sent.
+		switch result, err := s.update(conn, have.elements[s.name]); {
+		case err != nil:
+			errs = append(errs, fmt.Errorf("set %s of nftables: %w", s.name, err))
+		case result.Changed():
+			errs = append(errs, fmt.Errorf("table %s of nftables: set %s has other elements", dataplane.NftTable, s.name))
+		}
+	}
+	return errors.Join(errs...)
+}

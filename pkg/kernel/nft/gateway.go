@@ -1,0 +1,239 @@
+package nft
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/google/nftables"
+	"github.com/google/nftables/expr"
+
+	"github.com/coil-net/coil/pkg/dataplane"
+	"github.com/coil-net/coil/pkg/kernel/netns"
+)
+
+// What a Gateway counts, for each family of addresses.
+const (
+	// Masqueraded is what clients sent that left by the uplink.
+	Masqueraded = "masqueraded"
+	// Invalid is what belongs to no connection, and was dropped.
+	Invalid = "invalid"
+	// NonClient is FoU from who isn't a client, dropped.
+	NonClient = "non_client"
+	// ForgedSource is what came out of a tunnel with a source other than its client's, dropped.
+	ForgedSource = "forged_source"
+	// NotADestination is what a client sent to where the router doesn't lead, dropped.
+	NotADestination = "not_a_destination"
+	// ForeignSource is what would have left by the uplink with a source that isn't the router's,
+	// dropped.
+	ForeignSource = "foreign_source"
+	// Unsolicited is what would have reached a client, or gone anywhere else, without a
+	// connection that a client opened, dropped.
+	Unsolicited = "unsolicited"
+)
+
+var counted = []string{Masqueraded, Invalid, NonClient, ForgedSource, NotADestination, ForeignSource, Unsolicited}
+
+// Counter is how much of something was counted since the table was made. A table that is
+// replaced goes on counting.
+type Counter struct {
+	// Name is one of the constants of this package.
+	Name    string
+	Family  dataplane.Family
+	Packets uint64
+	Bytes   uint64
+}
+
+// Gateway is the ruleset of a router in its network namespace.
+type Gateway struct{ *table }
+
+// NewGateway returns the ruleset of a namespace, nil for the one that the process was started
+// in; the namespace must stay open as long as the Gateway is used.
+func NewGateway(ns *netns.NS) (*Gateway, error) {
+	t, err := open(ns)
+	if err != nil {
+		return nil, err
+	}
+	return &Gateway{t}, nil
+}
+
+// Sync makes the table as the rules say; a change of addresses, destinations or clients
+// alone changes nothing but sets.
+func (g *Gateway) Sync(ctx context.Context, r dataplane.GatewayRules) (dataplane.Result, error) {
+	return g.sync(ctx, gateway(r))
+}
+
+// Counters returns what was counted; nothing before the first Sync.
+func (g *Gateway) Counters(context.Context) ([]Counter, error) {
+	conn, err := g.connect()
+	if err != nil {
+		return nil, err
+	}
+	found, err := readCounters(conn)
+	if err != nil {
+		return nil, fmt.Errorf("table %s of nftables: %w", dataplane.NftTable, err)
+	}
+	var out []Counter
+	for _, p := range protocols {
+		for _, c := range found {
+			if name, ok := strings.CutSuffix(c.Name, p.suffix); ok {
+				out = append(out, Counter{Name: name, Family: p.family, Packets: c.Packets, Bytes: c.Bytes})
+			}
+		}
+	}
+	return out, nil
+}
+
+// after is the priority of chains that see source addresses as they leave.
+const after = 200
+
+// gateway defines the table of a router. Tunnels are all links but lo and the uplink. Each
+// packet meets few rules: most are decided by the first ones of a chain, and what is dropped
+// is told apart by the rules after them.
+//
+//	entry    what comes in by the uplink; FoU of clients isn't tracked, nor are kubelet's probes
+//	  sent     what comes out of a tunnel: from its client, to a destination, or asks for an echo
+//	exit     nor is what goes the other way
+//	input    FoU from nobody else
+//	forward
+//	  opened   new connections of TCP get segments that fit the tunnel and the way on
+//	  answer   to clients only what they asked for
+//	nat      clients get the router's address
+//	uplink   nothing leaves with another one
+func gateway(r dataplane.GatewayRules) definition {
+	var d definition
+	sent, opened, answer := chain{name: "sent"}, chain{name: "opened"}, chain{name: "answer"}
+	entry := chain{name: "entry", kind: nftables.ChainTypeFilter, hook: nftables.ChainHookPrerouting, priority: nftables.ChainPriorityRaw}
+	exit := chain{name: "exit", kind: nftables.ChainTypeFilter, hook: nftables.ChainHookOutput, priority: nftables.ChainPriorityRaw}
+	input := chain{name: "input", kind: nftables.ChainTypeFilter, hook: nftables.ChainHookInput, priority: nftables.ChainPriorityFilter}
+	forward := chain{name: "forward", kind: nftables.ChainTypeFilter, hook: nftables.ChainHookForward, priority: nftables.ChainPriorityFilter}
+	nat := chain{name: "nat", kind: nftables.ChainTypeNAT, hook: nftables.ChainHookPostrouting, priority: nftables.ChainPriorityNATSource}
+	uplink := chain{name: "uplink", kind: nftables.ChainTypeFilter, hook: nftables.ChainHookPostrouting, priority: nftables.ChainPriorityRef(after)}
+
+	entry.add("from a client", iifname(expr.CmpOpNeq, r.Uplink), goTo(sent))
+	exit.add("not by the uplink", oifname(expr.CmpOpNeq, r.Uplink), accept())
+	input.add("untracked", ctState(expr.CtStateBitUNTRACKED), accept())
+	forward.add("TCP is opened", tcpOpens(), jump(opened))
+	forward.add("not from a client", iifname(expr.CmpOpEq, r.Uplink), goTo(answer))
+	forward.add("from a client", oifname(expr.CmpOpEq, r.Uplink), ctState(tracked), accept())
+	answer.add("to a client", oifname(expr.CmpOpNeq, r.Uplink), ctState(expr.CtStateBitESTABLISHED|expr.CtStateBitRELATED), accept())
+	uplink.add("other links", oifname(expr.CmpOpNeq, r.Uplink), accept())
+	for _, p := range protocols {
+		for _, name := range counted {
+			d.counters = append(d.counters, name+p.suffix)
+		}
+		own := set{name: "own" + p.suffix, key: p.address, elements: p.addresses(r.Addresses)}
+		clients := set{name: "clients" + p.suffix, key: p.address}
+		peers := set{name: "peers" + p.suffix, key: nftables.MustConcatSetType(nftables.TypeIFName, p.address)}
+		destinations := set{name: "destinations" + p.suffix, key: p.address, interval: true, elements: p.intervals(r.Destinations)}
+		clients.elements = make([]nftables.SetElement, 0, len(r.Clients))
+		peers.elements = make([]nftables.SetElement, 0, len(r.Clients))
+		for _, c := range r.Clients {
+			if dataplane.FamilyOf(c.Addr) == p.family {
+				clients.elements = append(clients.elements, nftables.SetElement{Key: c.Addr.AsSlice()})
+				peers.elements = append(peers.elements, nftables.SetElement{Key: append(ifName(c.Link), c.Addr.AsSlice()...)})
+			}
+		}
+		probers := set{name: "probers" + p.suffix, key: p.address, elements: p.addresses(r.Probers)}
+		d.sets = append(d.sets, own, clients, peers, destinations, probers)
+
+		dropped := func(name string) []expr.Any { return match(count(name+p.suffix), drop()) }
+		// Connections of the tunnels themselves are of no interest, and cost a lookup each. An
+		// answer to a client's connection that was given FoU's port isn't from a client.
+		entry.add("FoU of a client", p.of(), udpDport(r.Port), p.in(p.src, clients, true), notrack(), accept())
+		exit.add("FoU to a client", p.of(), udpDport(r.Port), p.in(p.dst, clients, true), notrack(), accept())
+		// A router that is overloaded isn't one that is to be started again.
+		entry.add("a probe", p.of(), tcpPort(dport, r.HealthPort), p.in(p.src, probers, true), p.in(p.dst, own, true), notrack(), accept())
+		exit.add("an answer to a probe", p.of(), tcpPort(sport, r.HealthPort), p.in(p.dst, probers, true), p.in(p.src, own, true), notrack(), accept())
+		sent.add("to a destination", p.of(), p.from(peers, true), p.in(p.dst, destinations, true), accept())
+		input.add("not from a client", p.of(), udpDport(r.Port), p.in(p.src, clients, false), dropped(NonClient))
+		// The answer takes the tunnel, too.
+		sent.add("to the router: does it live", p.of(), p.from(peers, true), p.in(p.dst, own, true), p.echoRequest(), notrack(), accept())
+		// A reset in answer to a packet that isn't translated back would end a living connection.
+		input.add("of no connection", p.of(), ctState(expr.CtStateBitINVALID), dropped(Invalid))
+		// The way back, by which the kernel would know, isn't that of the tunnel.
+		opened.add("from a client", p.of(), iifname(expr.CmpOpNeq, r.Uplink), clampMSS(p.segment(dataplane.TunnelMTU(p.family, r.MTU))))
+		forward.add("of no connection", p.of(), ctState(expr.CtStateBitINVALID), dropped(Invalid))
+		forward.add("nobody asked for it", p.of(), dropped(Unsolicited))
+		answer.add("of no connection", p.of(), ctState(expr.CtStateBitINVALID), dropped(Invalid))
+		answer.add("nobody asked for it", p.of(), dropped(Unsolicited))
+		nat.add("clients get the router's address", oifname(expr.CmpOpEq, r.Uplink), p.of(), p.in(p.src, clients, true),
+			[]expr.Any{&expr.Masq{FullyRandom: true}})
+		// Packets of the router itself came in by no link, and match no name of one.
+		uplink.add("masqueraded", p.of(), p.in(p.src, own, true), iifname(expr.CmpOpNeq, r.Uplink), count(Masqueraded+p.suffix), accept())
+		uplink.add("the router's own", p.of(), p.in(p.src, own, true), accept())
+		if p.family == dataplane.IPv6 {
+			// Neighbour discovery (RFC 4861).
+			uplink.add("link-local", p.of(), p.within(netip.MustParsePrefix("fe80::/10")), accept())
+			uplink.add("no address yet", p.of(), p.within(netip.MustParsePrefix("::/128")), accept())
+		}
+		uplink.add("not the router's address", p.of(), dropped(ForeignSource))
+	}
+	opened.add("fits the way", routeMSS())
+	sent.add("local", iifname(expr.CmpOpEq, "lo"), accept())
+	for _, p := range protocols {
+		peers := set{name: "peers" + p.suffix}
+		sent.add("a client sends as another", p.of(), p.from(peers, false), count(ForgedSource+p.suffix), drop())
+		sent.add("a client sends elsewhere", p.of(), count(NotADestination+p.suffix), drop())
+	}
+	// A chain comes before those that lead to it.
+	d.chains = []chain{sent, opened, answer, entry, exit, input, forward, nat, uplink}
+	return d
+}
+
+func (c *chain) add(comment string, parts ...[]expr.Any) {
+	c.rules = append(c.rules, rule{comment, match(parts...)})
+}
+
+// tracked are the states of packets that belong to a connection, or open one.
+const tracked = expr.CtStateBitNEW | expr.CtStateBitESTABLISHED | expr.CtStateBitRELATED
+
+func notrack() []expr.Any { return []expr.Any{&expr.Notrack{}} }
+
+// addresses are the elements for the addresses of the family.
+func (p protocol) addresses(all []netip.Addr) []nftables.SetElement {
+	var out []nftables.SetElement
+	for _, a := range all {
+		if dataplane.FamilyOf(a) == p.family {
+			out = append(out, nftables.SetElement{Key: a.AsSlice()})
+		}
+	}
+	return out
+}
+
+// intervals are the elements for the prefixes of the family, of which those inside others
+// are left out. An interval ends before an element that says so; the last may go to the end.
+func (p protocol) intervals(prefixes []netip.Prefix) []nftables.SetElement {
+	var sorted []netip.Prefix
+	for _, x := range prefixes {
+		if dataplane.FamilyOf(x.Addr()) == p.family {
+			sorted = append(sorted, x.Masked())
+		}
+	}
+	slices.SortFunc(sorted, netip.Prefix.Compare)
+	var out []nftables.SetElement
+	var last netip.Prefix
+	for _, x := range sorted {
+		if last.IsValid() && last.Overlaps(x) {
+			continue
+		}
+		last = x
+		out = append(out, nftables.SetElement{Key: x.Addr().AsSlice()})
+		if end := following(x); end.IsValid() {
+			out = append(out, nftables.SetElement{Key: end.AsSlice(), IntervalEnd: true})
+		}
+	}
+	return out
+}
+
+// following is the first address after a prefix; the zero Addr if there is none.
+func following(p netip.Prefix) netip.Addr {
+	b := p.Addr().AsSlice()
+	for i := p.Bits(); i < len(b)*8; i++ {
+		b[i/8] |= 0x80 >> (i % 8)
+	}
+	last, _ := netip.AddrFromSlice(b)
+	return last.Next()
+}

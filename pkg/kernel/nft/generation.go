@@ -1,0 +1,41 @@
+package nft
+
+import (
+	"context"
+	"encoding/binary"
+	"fmt"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/coil-net/coil/pkg/kernel/rtnl"
+)
+
+// Touched says whether anybody has, or may have, changed any table of the namespace since the
+// last Sync. To ask costs next to nothing.
+func (t *table) Touched(ctx context.Context) (bool, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	now, err := t.currentGeneration(ctx)
+	return t.known == nil || now != t.generation, err
+}
+
+// currentGeneration is another number after each change of any table of the namespace, whoever
+// made it.
+func (t *table) currentGeneration(ctx context.Context) (uint32, error) {
+	const nfgenmsgSize = 4
+	var id uint32
+	r := rtnl.NewRequest(unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_GETGEN, 0, make([]byte, nfgenmsgSize),
+		func() string { return "generation of nftables" })
+	err := t.handle.Get(ctx, r, func(body []byte) error {
+		return rtnl.EachAttribute(body[min(nfgenmsgSize, len(body)):], func(kind uint16, value []byte) error {
+			if kind == unix.NFTA_GEN_ID && len(value) >= 4 {
+				id = binary.BigEndian.Uint32(value)
+			}
+			return nil
+		})
+	})
+	if err != nil {
+		return 0, fmt.Errorf("read the generation of nftables: %w", err)
+	}
+	return id, nil
+}

@@ -1,0 +1,239 @@
+package nft
+
+import (
+	"encoding/binary"
+	"net/netip"
+
+	"github.com/google/nftables"
+	"github.com/google/nftables/binaryutil"
+	"github.com/google/nftables/expr"
+	"golang.org/x/sys/unix"
+
+	"github.com/coil-net/coil/pkg/dataplane"
+)
+
+// Expressions of rules, named as nft(8) spells them. Each is a list: they are joined by match.
+
+// register is the first of 16 bytes; registerAfterName is where the next field of a
+// concatenation is after an interface's name.
+const (
+	register          = 1
+	registerAfterName = 2
+)
+
+// match joins expressions.
+func match(parts ...[]expr.Any) []expr.Any {
+	var out []expr.Any
+	for _, p := range parts {
+		out = append(out, p...)
+	}
+	return out
+}
+
+func compare(op expr.CmpOp, data []byte) expr.Any {
+	return &expr.Cmp{Op: op, Register: register, Data: data}
+}
+
+// ifName is an interface's name as the kernel loads it.
+func ifName(name string) []byte {
+	b := make([]byte, unix.IFNAMSIZ)
+	copy(b, name)
+	return b
+}
+
+func iifname(op expr.CmpOp, name string) []expr.Any {
+	return []expr.Any{&expr.Meta{Key: expr.MetaKeyIIFNAME, Register: register}, compare(op, ifName(name))}
+}
+
+func oifname(op expr.CmpOp, name string) []expr.Any {
+	return []expr.Any{&expr.Meta{Key: expr.MetaKeyOIFNAME, Register: register}, compare(op, ifName(name))}
+}
+
+// protocol is what differs between the families of addresses.
+type protocol struct {
+	family   dataplane.Family
+	suffix   string // of names
+	nfproto  byte
+	size     uint32 // of an address
+	header   int    // bytes before those of TCP
+	src, dst uint32 // offsets in the header
+	address  nftables.SetDatatype
+}
+
+var protocols = []protocol{
+	{dataplane.IPv4, "_ipv4", unix.NFPROTO_IPV4, 4, 20, 12, 16, nftables.TypeIPAddr},
+	{dataplane.IPv6, "_ipv6", unix.NFPROTO_IPV6, 16, 40, 8, 24, nftables.TypeIP6Addr},
+}
+
+// of matches packets of the family.
+func (p protocol) of() []expr.Any {
+	return []expr.Any{&expr.Meta{Key: expr.MetaKeyNFPROTO, Register: register}, compare(expr.CmpOpEq, []byte{p.nfproto})}
+}
+
+func (p protocol) load(offset, to uint32) expr.Any {
+	return &expr.Payload{DestRegister: to, Base: expr.PayloadBaseNetworkHeader, Offset: offset, Len: p.size}
+}
+
+// in matches packets whose address at an offset is, or isn't, in a set.
+func (p protocol) in(offset uint32, s set, is bool) []expr.Any {
+	return []expr.Any{p.load(offset, register), &expr.Lookup{SourceRegister: register, SetName: s.name, Invert: !is}}
+}
+
+// from matches packets whose interface and source are, or aren't, in a set.
+func (p protocol) from(s set, is bool) []expr.Any {
+	return []expr.Any{
+		&expr.Meta{Key: expr.MetaKeyIIFNAME, Register: register}, p.load(p.src, registerAfterName),
+		&expr.Lookup{SourceRegister: register, SetName: s.name, Invert: !is},
+	}
+}
+
+// within matches packets whose source is in a prefix.
+func (p protocol) within(prefix netip.Prefix) []expr.Any {
+	mask := make([]byte, p.size)
+	for i := range prefix.Bits() {
+		mask[i/8] |= 0x80 >> (i % 8)
+	}
+	return []expr.Any{
+		p.load(p.src, register),
+		&expr.Bitwise{SourceRegister: register, DestRegister: register, Len: p.size, Mask: mask, Xor: make([]byte, p.size)},
+		compare(expr.CmpOpEq, prefix.Masked().Addr().AsSlice()),
+	}
+}
+
+func l4proto(number byte) []expr.Any {
+	return []expr.Any{&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: register}, compare(expr.CmpOpEq, []byte{number})}
+}
+
+// echoRequest matches what asks for an answer (RFC 792, RFC 4443).
+func (p protocol) echoRequest() []expr.Any {
+	number, kind := byte(unix.IPPROTO_ICMP), byte(8)
+	if p.family == dataplane.IPv6 {
+		number, kind = unix.IPPROTO_ICMPV6, 128
+	}
+	return match(l4proto(number), []expr.Any{
+		&expr.Payload{DestRegister: register, Base: expr.PayloadBaseTransportHeader, Offset: 0, Len: 1},
+		compare(expr.CmpOpEq, []byte{kind}),
+	})
+}
+
+// sport and dport are where the ports are in the headers of UDP and TCP.
+const sport, dport = 0, 2
+
+func udpDport(port uint16) []expr.Any { return match(l4proto(unix.IPPROTO_UDP), portIs(dport, port)) }
+
+func tcpPort(offset uint32, port uint16) []expr.Any {
+	return match(l4proto(unix.IPPROTO_TCP), portIs(offset, port))
+}
+
+func portIs(offset uint32, port uint16) []expr.Any {
+	return []expr.Any{
+		&expr.Payload{DestRegister: register, Base: expr.PayloadBaseTransportHeader, Offset: offset, Len: 2},
+		compare(expr.CmpOpEq, binary.BigEndian.AppendUint16(nil, port)),
+	}
+}
+
+// bits matches if any of some bits of what the expression before loaded are set.
+func bits(mask uint32) []expr.Any {
+	return []expr.Any{
+		&expr.Bitwise{
+			SourceRegister: register, DestRegister: register, Len: 4,
+			Mask: binaryutil.NativeEndian.PutUint32(mask), Xor: make([]byte, 4),
+		},
+		compare(expr.CmpOpNeq, make([]byte, 4)),
+	}
+}
+
+// ctState matches connections in any of some states.
+func ctState(states uint32) []expr.Any {
+	return match([]expr.Any{&expr.Ct{Key: expr.CtKeySTATE, Register: register}}, bits(states))
+}
+
+func ctMark(mask uint32) []expr.Any {
+	return match([]expr.Any{&expr.Ct{Key: expr.CtKeyMARK, Register: register}}, bits(mask))
+}
+
+// ctReply matches packets against the direction in which their connection was opened.
+func ctReply() []expr.Any {
+	const reply = 1 // IP_CT_DIR_REPLY
+	return []expr.Any{&expr.Ct{Key: expr.CtKeyDIRECTION, Register: register}, compare(expr.CmpOpEq, []byte{reply})}
+}
+
+// setBits sets, in what the expression before loaded, the bits of a mask to those of a value.
+func setBits(value, mask uint32) expr.Any {
+	return &expr.Bitwise{
+		SourceRegister: register, DestRegister: register, Len: 4,
+		Mask: binaryutil.NativeEndian.PutUint32(^mask), Xor: binaryutil.NativeEndian.PutUint32(value & mask),
+	}
+}
+
+func ctMarkSet(value, mask uint32) []expr.Any {
+	return []expr.Any{
+		&expr.Ct{Key: expr.CtKeyMARK, Register: register}, setBits(value, mask),
+		&expr.Ct{Key: expr.CtKeyMARK, Register: register, SourceRegister: true},
+	}
+}
+
+func metaMarkSet(value, mask uint32) []expr.Any {
+	return []expr.Any{
+		&expr.Meta{Key: expr.MetaKeyMARK, Register: register}, setBits(value, mask),
+		&expr.Meta{Key: expr.MetaKeyMARK, Register: register, SourceRegister: true},
+	}
+}
+
+// tcpOpens matches the first packet of each direction of a TCP connection (RFC 9293).
+func tcpOpens() []expr.Any {
+	const syn, rst = 2, 4
+	const flags = 13 // offset in the header
+	return match(l4proto(unix.IPPROTO_TCP), []expr.Any{
+		&expr.Payload{DestRegister: register, Base: expr.PayloadBaseTransportHeader, Offset: flags, Len: 1},
+		&expr.Bitwise{SourceRegister: register, DestRegister: register, Len: 1, Mask: []byte{syn | rst}, Xor: []byte{0}},
+		compare(expr.CmpOpEq, []byte{syn}),
+	})
+}
+
+// setMSS makes the maximum segment size of a new TCP connection what the expression before
+// loaded; a smaller one stays, and none isn't added.
+func setMSS() expr.Any {
+	const mss = 2 // kind of option
+	return &expr.Exthdr{SourceRegister: register, Type: mss, Offset: 2, Len: 2, Op: expr.ExthdrOpTcpopt}
+}
+
+// clampMSS makes segments of a new TCP connection no larger than a number of bytes.
+func clampMSS(size uint16) []expr.Any {
+	return []expr.Any{&expr.Immediate{Register: register, Data: binary.BigEndian.AppendUint16(nil, size)}, setMSS()}
+}
+
+// routeMSS makes segments of a new TCP connection fit the routes of their packets.
+func routeMSS() []expr.Any {
+	return []expr.Any{
+		&expr.Rt{Register: register, Key: expr.RtTCPMSS},
+		&expr.Byteorder{SourceRegister: register, DestRegister: register, Op: expr.ByteorderHton, Len: 2, Size: 2},
+		setMSS(),
+	}
+}
+
+// segment is the maximum segment size of TCP in packets of a link's MTU (RFC 6691).
+func (p protocol) segment(mtu int) uint16 {
+	const tcp = 20
+	return uint16(max(0, mtu-p.header-tcp))
+}
+
+// count adds to a named counter.
+func count(name string) []expr.Any {
+	const counter = 1 // NFT_OBJECT_COUNTER
+	return []expr.Any{&expr.Objref{Type: counter, Name: name}}
+}
+
+func accept() []expr.Any { return []expr.Any{&expr.Verdict{Kind: expr.VerdictAccept}} }
+
+func drop() []expr.Any { return []expr.Any{&expr.Verdict{Kind: expr.VerdictDrop}} }
+
+// jump goes on in a chain, and comes back from its end.
+func jump(c chain) []expr.Any {
+	return []expr.Any{&expr.Verdict{Kind: expr.VerdictJump, Chain: c.name}}
+}
+
+// goTo goes on in a chain, at whose end a packet is accepted.
+func goTo(c chain) []expr.Any {
+	return []expr.Any{&expr.Verdict{Kind: expr.VerdictGoto, Chain: c.name}}
+}

@@ -1,0 +1,449 @@
+// Package nft makes Coil's table of nftables(8) as it is wanted, in one network namespace.
+//
+// It owns the table "coil" of the family inet, all of it: what isn't wanted there goes.
+// Every change is one transaction, so that no packet ever meets half a ruleset. It must not know
+// why a packet is let through, nor touch any other table.
+package nft
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+
+	"github.com/google/nftables"
+	"github.com/google/nftables/expr"
+	"github.com/google/nftables/userdata"
+	"github.com/mdlayher/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/coil-net/coil/pkg/dataplane"
+	"github.com/coil-net/coil/pkg/kernel/netns"
+	"github.com/coil-net/coil/pkg/kernel/rtnl"
+)
+
+// family is that of the table: rules for both families of addresses.
+const family = nftables.TableFamilyINet
+
+// definition is a table as it is wanted.
+type definition struct {
+	counters []string
+	sets     []set
+	chains   []chain
+}
+
+// set is a named set and its elements.
+type set struct {
+	name     string
+	key      nftables.SetDatatype
+	interval bool
+	elements []nftables.SetElement
+}
+
+// chain is a base chain, which accepts what no rule drops; or, without a hook, one that rules
+// lead to.
+type chain struct {
+	name     string
+	kind     nftables.ChainType
+	hook     *nftables.ChainHook
+	priority *nftables.ChainPriority
+	rules    []rule
+}
+
+// rule is expressions, and what they are for.
+type rule struct {
+	comment string
+	exprs   []expr.Any
+}
+
+// mark is what a rule in the kernel is recognised by: its comment, and a hash of its
+// expressions, which the kernel gives back in another form.
+func (r rule) mark() (string, error) {
+	sum := sha256.New()
+	for _, e := range r.exprs {
+		data, err := expr.Marshal(byte(family), e)
+		if err != nil {
+			return "", fmt.Errorf("rule %q: %w", r.comment, err)
+		}
+		sum.Write(data)
+	}
+	return r.comment + " " + hex.EncodeToString(sum.Sum(nil)[:4]), nil
+}
+
+// maxElements is how many elements of a set one message has, whose attributes hold 64 KiB.
+const maxElements = 500
+
+// writeBuffer holds the largest transaction, in bytes: a ruleset with some 10,000 clients.
+const writeBuffer = 16 << 20
+
+// table is Coil's table in a network namespace. It is safe for concurrent use.
+type table struct {
+	fd     int
+	handle *rtnl.Handle
+
+	mu sync.Mutex // is held from reading to writing
+	// known is what the table was when the rulesets had the generation: as long as they
+	// have it, nobody has changed anything, and nothing needs to be read.
+	known      *state
+	generation uint32
+}
+
+// state is what a table is.
+type state struct {
+	shape    []string
+	elements map[string][]nftables.SetElement // by set
+}
+
+// open returns the table of a namespace, nil for the one that the process was started in.
+func open(ns *netns.NS) (*table, error) {
+	h, err := rtnl.NewProtocol(ns, unix.NETLINK_NETFILTER)
+	if err != nil {
+		return nil, fmt.Errorf("open nftables: %w", err)
+	}
+	t := &table{handle: h}
+	if ns != nil {
+		t.fd = ns.Fd()
+	}
+	return t, nil
+}
+
+// Close closes the table, which stays as it is. No call may be in progress.
+func (t *table) Close() { t.handle.Close() }
+
+// connect returns a connection, on which requests are collected until they are flushed.
+func (t *table) connect() (*nftables.Conn, error) {
+	options := []nftables.ConnOption{nftables.WithSockOptions(func(c *netlink.Conn) error {
+		return errors.Join(c.SetWriteBuffer(writeBuffer), c.SetReadBuffer(writeBuffer))
+	})}
+	if t.fd != 0 {
+		options = append(options, nftables.WithNetNSFd(t.fd))
+	}
+	return nftables.New(options...)
+}
+
+// named is the table in requests.
+func named() *nftables.Table {
+	return &nftables.Table{Name: dataplane.NftTable, Family: family}
+}
+
+// sync makes the table as it is defined. If its chains and rules are, only elements of sets
+// are added and deleted; otherwise the table is replaced, and its counters go on.
+func (t *table) sync(ctx context.Context, d definition) (dataplane.Result, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	result, err := t.change(ctx, d)
+	if err != nil {
+		return dataplane.Result{}, fmt.Errorf("table %s of nftables: %w", dataplane.NftTable, err)
+	}
+	return result, nil
+}
+
+func (t *table) change(ctx context.Context, d definition) (dataplane.Result, error) {
+	var result dataplane.Result
+	shape, err := d.shape()
+	if err != nil {
+		return result, err
+	}
+	want := &state{shape: shape, elements: map[string][]nftables.SetElement{}}
+	for _, s := range d.sets {
+		want.elements[s.name] = s.elements
+	}
+	conn, err := t.connect()
+	if err != nil {
+		return result, err
+	}
+	before, err := t.currentGeneration(ctx)
+	if err != nil {
+		return result, err
+	}
+	have := t.known
+	t.known = nil
+	if have == nil || t.generation != before {
+		if have, err = t.read(ctx, conn, d, shape); err != nil {
+			return result, fmt.Errorf("read: %w", err)
+		}
+	}
+	if result, err = t.write(conn, d, shape, have); err != nil {
+		return dataplane.Result{}, err
+	}
+	expected := before
+	if result.Changed() {
+		expected++
+	}
+	// What can't be known now is read the next time.
+	if after, err := t.currentGeneration(ctx); err == nil && after == expected {
+		t.known, t.generation = want, after
+	}
+	return result, nil
+}
+
+// read returns what the table is; elements only if it has the shape.
+func (t *table) read(ctx context.Context, conn *nftables.Conn, d definition, shape []string) (*state, error) {
+	have := &state{elements: map[string][]nftables.SetElement{}}
+	var err error
+	if have.shape, err = t.shape(ctx, conn); err != nil || !slices.Equal(shape, have.shape) {
+		return have, err
+	}
+	for _, s := range d.sets {
+		if have.elements[s.name], err = conn.GetSetElements(s.nft(0)); err != nil {
+			return nil, fmt.Errorf("set %s: %w", s.name, err)
+		}
+	}
+	return have, nil
+}
+
+// write makes of what the table is what is defined, in one transaction.
+func (t *table) write(conn *nftables.Conn, d definition, shape []string, have *state) (dataplane.Result, error) {
+	var result dataplane.Result
+	if exists := len(have.shape) > 0; !slices.Equal(shape, have.shape) {
+		if err := t.replace(conn, d, exists); err != nil {
+			return result, fmt.Errorf("replace: %w", err)
+		}
+		if exists {
+			return dataplane.Result{Replaced: 1}, nil
+		}
+		return dataplane.Result{Added: 1}, nil
+	}
+	for _, s := range d.sets {
+		r, err := s.update(conn, have.elements[s.name])
+		if err != nil {
+			return result, fmt.Errorf("set %s: %w", s.name, err)
+		}
+		result = result.Plus(r)
+	}
+	if !result.Changed() {
+		return result, nil
+	}
+	if err := conn.Flush(); err != nil {
+		return dataplane.Result{}, fmt.Errorf("change: %w", err)
+	}
+	return result, nil
+}
+
+// remove removes the table; none is no error.
+func (t *table) remove() error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	conn, err := t.connect()
+	if err != nil {
+		return err
+	}
+	// A transaction waits for all processors, also if it changes nothing.
+	if _, err := conn.ListTableOfFamily(dataplane.NftTable, family); errors.Is(err, unix.ENOENT) {
+		return nil
+	}
+	// To add it first makes the deletion of a table that has gone meanwhile no error.
+	conn.DelTable(conn.AddTable(named()))
+	if err := conn.Flush(); err != nil {
+		return fmt.Errorf("remove table %s of nftables: %w", dataplane.NftTable, err)
+	}
+	return nil
+}
+
+// replace makes the table anew, in one transaction with the removal of what is there.
+func (t *table) replace(conn *nftables.Conn, d definition, exists bool) error {
+	values := map[string]*nftables.CounterObj{}
+	if exists {
+		counters, err := readCounters(conn)
+		if err != nil {
+			return err
+		}
+		for _, c := range counters {
+			values[c.Name] = c
+		}
+	}
+	n := named()
+	conn.AddTable(n)
+	conn.DelTable(n)
+	conn.AddTable(n)
+	for _, name := range d.counters {
+		c := &nftables.CounterObj{Table: n, Name: name}
+		if old := values[name]; old != nil {
+			c.Packets, c.Bytes = old.Packets, old.Bytes
+		}
+		conn.AddObj(c)
+	}
+	for i, s := range d.sets {
+		ns := s.nft(uint32(i + 1))
+		if err := conn.AddSet(ns, nil); err != nil {
+			return err
+		}
+		if err := addElements(conn, ns, s.elements); err != nil {
+			return err
+		}
+	}
+	for _, c := range d.chains {
+		nc := &nftables.Chain{Table: n, Name: c.name}
+		if c.hook != nil {
+			policy := nftables.ChainPolicyAccept
+			nc.Type, nc.Hooknum, nc.Priority, nc.Policy = c.kind, c.hook, c.priority, &policy
+		}
+		conn.AddChain(nc)
+		for _, r := range c.rules {
+			mark, err := r.mark()
+			if err != nil {
+				return err
+			}
+			conn.AddRule(&nftables.Rule{
+				Table: n, Chain: nc, Exprs: r.exprs, UserData: userdata.AppendString(nil, userdata.TypeComment, mark),
+			})
+		}
+	}
+	return conn.Flush()
+}
+
+// nft is the set in requests. The ID is what rules of the same transaction find it by.
+func (s set) nft(id uint32) *nftables.Set {
+	return &nftables.Set{
+		Table: named(), ID: id, Name: s.name, KeyType: s.key, Interval: s.interval,
+		Concatenation: strings.Contains(s.key.Name, " . "),
+	}
+}
+
+// update collects what changes the elements of a set from those that it has.
+func (s set) update(conn *nftables.Conn, have []nftables.SetElement) (dataplane.Result, error) {
+	var result dataplane.Result
+	ns := s.nft(0)
+	// Who was here last has left them in this order: most changes are of a few among many.
+	want := s.elements
+	for len(have) > 0 && len(want) > 0 && sameElement(have[0], want[0]) {
+		have, want = have[1:], want[1:]
+	}
+	for len(have) > 0 && len(want) > 0 && sameElement(have[len(have)-1], want[len(want)-1]) {
+		have, want = have[:len(have)-1], want[:len(want)-1]
+	}
+	wanted := make(map[string]bool, len(want))
+	for _, e := range want {
+		wanted[elementKey(e)] = true
+	}
+	var remove []nftables.SetElement
+	for _, e := range have {
+		if key := elementKey(e); wanted[key] {
+			delete(wanted, key)
+		} else {
+			remove = append(remove, nftables.SetElement{Key: e.Key, IntervalEnd: e.IntervalEnd})
+		}
+	}
+	if s.interval && (len(wanted) > 0 || len(remove) > 0) {
+		// The two ends of intervals can't be changed apart.
+		conn.FlushSet(ns)
+		return dataplane.Result{Replaced: 1}, addElements(conn, ns, s.elements)
+	}
+	for part := range slices.Chunk(remove, maxElements) {
+		if err := conn.SetDeleteElements(ns, part); err != nil {
+			return result, err
+		}
+	}
+	add := slices.DeleteFunc(slices.Clone(want), func(e nftables.SetElement) bool { return !wanted[elementKey(e)] })
+	return dataplane.Result{Added: len(add), Deleted: len(remove)}, addElements(conn, ns, add)
+}
+
+func addElements(conn *nftables.Conn, s *nftables.Set, elements []nftables.SetElement) error {
+	for part := range slices.Chunk(elements, maxElements) {
+		if err := conn.SetAddElements(s, part); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func sameElement(a, b nftables.SetElement) bool {
+	return a.IntervalEnd == b.IntervalEnd && bytes.Equal(a.Key, b.Key)
+}
+
+// elementKey tells elements of a set apart.
+func elementKey(e nftables.SetElement) string {
+	if e.IntervalEnd {
+		return string(e.Key) + "\x00end"
+	}
+	return string(e.Key)
+}
+
+// shape describes everything of a table but elements and the values of counters, one item per
+// object.
+func (d definition) shape() ([]string, error) {
+	var out []string
+	for _, name := range d.counters {
+		out = append(out, "counter "+name)
+	}
+	for _, s := range d.sets {
+		out = append(out, setShape(s.name, s.key, s.interval))
+	}
+	for _, c := range d.chains {
+		if c.hook != nil {
+			out = append(out, fmt.Sprintf("chain %s: %s %d %d", c.name, c.kind, *c.hook, *c.priority))
+		} else {
+			out = append(out, "chain "+c.name)
+		}
+		for i, r := range c.rules {
+			mark, err := r.mark()
+			if err != nil {
+				return nil, err
+			}
+			out = append(out, fmt.Sprintf("rule %s %03d %s", c.name, i, mark))
+		}
+	}
+	slices.Sort(out)
+	return out, nil
+}
+
+func setShape(name string, key nftables.SetDatatype, interval bool) string {
+	return fmt.Sprintf("set %s: %#x %t", name, key.GetNFTMagic(), interval)
+}
+
+// shape reads from the kernel what definition.shape describes; it is empty if there is no table.
+func (t *table) shape(ctx context.Context, conn *nftables.Conn) ([]string, error) {
+	if _, err := conn.ListTableOfFamily(dataplane.NftTable, family); err != nil {
+		if errors.Is(err, unix.ENOENT) {
+			return nil, nil
+		}
+		return nil, err
+	}
+	var out []string
+	counters, err := readCounters(conn)
+	if err != nil {
+		return nil, err
+	}
+	for _, c := range counters {
+		out = append(out, "counter "+c.Name)
+	}
+	sets, err := conn.GetSets(named())
+	if err != nil {
+		return nil, err
+	}
+	for _, s := range sets {
+		out = append(out, setShape(s.Name, s.KeyType, s.Interval))
+	}
+	chains, err := conn.ListChainsOfTableFamily(family)
+	if err != nil {
+		return nil, err
+	}
+	for _, c := range chains {
+		switch {
+		case c.Table.Name != dataplane.NftTable:
+		case c.Hooknum == nil || c.Priority == nil:
+			out = append(out, "chain "+c.Name)
+		case c.Policy == nil || *c.Policy != nftables.ChainPolicyAccept:
+			out = append(out, "chain "+c.Name+" of another policy")
+		default:
+			out = append(out, fmt.Sprintf("chain %s: %s %d %d", c.Name, c.Type, *c.Hooknum, *c.Priority))
+		}
+	}
+	rules, err := t.rules(ctx)
+	if err != nil {
+		return nil, err
+	}
+	for _, name := range slices.Sorted(maps.Keys(rules)) {
+		for i, mark := range rules[name] {
+			out = append(out, fmt.Sprintf("rule %s %03d %s", name, i, mark))
+		}
+	}
+	slices.Sort(out)
+	return out, nil
+}

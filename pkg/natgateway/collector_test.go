@@ -1,0 +1,58 @@
+package natgateway
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"net/http"
+	"net/http/httptest"
+	"net/netip"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/coil-net/coil/pkg/kernel/conntrack"
+	"github.com/coil-net/coil/pkg/plan"
+)
+
+// connections is a table of connections.
+type connections struct {
+	count, limit int
+	uses         []conntrack.Use
+	err          error
+}
+
+func (c connections) Size() (count, limit int, err error) { return c.count, c.limit, c.err }
+func (c connections) Stats(context.Context) (conntrack.Stats, error) {
+	return conntrack.Stats{}, c.err
+}
+func (c connections) Uses(context.Context, int, ...netip.Addr) ([]conntrack.Use, error) {
+	return c.uses, c.err
+}
+
+// What a router answers its controller.
+func TestPressure(t *testing.T) {
+	https := conntrack.Use{Protocol: unix.IPPROTO_TCP, Destination: netip.MustParseAddrPort("[2001:db8::1]:443"), Ports: 600}
+	dns := conntrack.Use{Protocol: unix.IPPROTO_UDP, Destination: netip.MustParseAddrPort("192.0.2.1:53"), Ports: 5}
+	for _, tt := range []struct {
+		name   string
+		table  connections
+		status int
+		want   plan.RouterPressure
+	}{
+		{"nothing", connections{limit: 1000}, http.StatusOK, plan.RouterPressure{MaxConnections: 1000, MaxPorts: 64512}},
+		{"the destination with the most", connections{count: 700, limit: 1000, uses: []conntrack.Use{https, dns}}, http.StatusOK,
+			plan.RouterPressure{Connections: 700, MaxConnections: 1000, Ports: 600, MaxPorts: 64512, Destination: "tcp [2001:db8::1]:443"}},
+		{"unreadable", connections{err: errors.New("no such file")}, http.StatusInternalServerError, plan.RouterPressure{}},
+	} {
+		answer := httptest.NewRecorder()
+		NewCollector(t.Context(), Config{}, nil, tt.table).ServeHTTP(answer, httptest.NewRequest(http.MethodGet, plan.RouterPressurePath, nil))
+		var got plan.RouterPressure
+		if err := json.Unmarshal(answer.Body.Bytes(), &got); err != nil && tt.status == http.StatusOK {
+			t.Errorf("%s: %v", tt.name, err)
+		}
+		if answer.Code != tt.status || got != tt.want {
+			t.Errorf("%s: status %d, %+v, want %+v", tt.name, answer.Code, got, tt.want)
+		}
+	}
+}

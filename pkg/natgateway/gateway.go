@@ -1,0 +1,282 @@
+// Package natgateway makes a pod a router of an Egress: it gives each client a tunnel, a
+// route and an entry in the filter, and takes them away when the client is none any more.
+//
+// It owns the tunnels, table 118, its rules and the nftables table of the pod's network
+// namespace. It must not know how any of them is written, nor who decides who is a client.
+//
+// What should be is derived from scratch at each sync: Egress and EndpointSlices -> plan ->
+// kernel. What is, is read from the kernel at the start, again and again, and whenever the kernel
+// tells of a change that wasn't ours; in between only who came and who left is written,
+// which costs the same however many clients there are.
+//
+//	client came        tunnel, route, then the filter lets it in
+//	client gone        route, filter, tunnel, then its connections are forgotten
+//	address reused     its tunnel stays; connections of the old pod are forgotten
+//	client fails       the others go on; it is tried again
+//	first sync         the filter is there before the first tunnel is
+//	end of the program everything stays: connections go on while a container restarts
+package natgateway
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"golang.org/x/sync/errgroup"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/labels"
+	discoverylisters "k8s.io/client-go/listers/discovery/v1"
+	"k8s.io/client-go/tools/cache"
+
+	listers "github.com/coil-net/coil/generated/listers/coil/v2"
+	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
+	"github.com/coil-net/coil/pkg/dataplane"
+	"github.com/coil-net/coil/pkg/kernel/rtnl"
+	"github.com/coil-net/coil/pkg/plan"
+	"github.com/coil-net/coil/pkg/reconcile"
+)
+
+const (
+	// settle is for how long changes are collected before a sync.
+	settle = 20 * time.Millisecond
+	// kernelSettle is the time between two looks at what has changed in the kernel, the
+	// first of which is at once.
+	kernelSettle = 200 * time.Millisecond
+	// lookEvery is the time between two looks at what others decide.
+	lookEvery = time.Second
+)
+
+// Tunnels makes and removes tunnels; see package kernel/tunnel.
+type Tunnels interface {
+	Links(ctx context.Context) (map[netip.Addr]dataplane.TunnelLink, error)
+	Sync(ctx context.Context, want []dataplane.Tunnel) (map[netip.Addr]dataplane.TunnelLink, dataplane.Result, error)
+	Prune(ctx context.Context, keep []dataplane.Tunnel) (dataplane.Result, error)
+	Add(ctx context.Context, want []dataplane.Tunnel) (map[netip.Addr]dataplane.TunnelLink, error)
+	Remove(ctx context.Context, links []dataplane.TunnelLink) (int, error)
+}
+
+// Routes makes and removes routes; see package kernel/route.
+type Routes interface {
+	Syncer[[]dataplane.Route]
+	Add(ctx context.Context, routes ...dataplane.Route) error
+	Delete(ctx context.Context, routes ...dataplane.Route) error
+}
+
+// Syncer makes one kind of object what is wanted; see packages kernel/route and rule.
+type Syncer[T any] interface {
+	Sync(ctx context.Context, want T) (dataplane.Result, error)
+}
+
+// Filter makes the ruleset what is wanted; see package kernel/nft.
+type Filter interface {
+	Syncer[dataplane.GatewayRules]
+	// Touched says whether anybody has changed a ruleset since the last Sync.
+	Touched(ctx context.Context) (bool, error)
+}
+
+// Flows forgets the connections of addresses; see package kernel/conntrack.
+type Flows interface {
+	Forget(ctx context.Context, addrs ...netip.Addr) (int, error)
+}
+
+// Network is the pod's own network.
+type Network interface {
+	// Uplink returns the link that has the address.
+	Uplink(ctx context.Context, a netip.Addr) (rtnl.Link, error)
+	// Check says what keeps the pod from being a router, as far as others decide it.
+	Check(uplink string, families []dataplane.Family) error
+	// Listen opens the UDP port of FoU.
+	Listen(ctx context.Context, port uint16, families []dataplane.Family) error
+}
+
+// Source tells what has changed in the kernel; see package kernel/rtnl.
+type Source interface {
+	Run(ctx context.Context, settle time.Duration, told func([]rtnl.Change)) error
+}
+
+// Config is what a gateway is told.
+type Config struct {
+	// Namespace and Egress name the Egress, Pod the router pod, of the same namespace.
+	Namespace, Egress, Pod string
+	// Addresses are the pod's own.
+	Addresses      []netip.Addr
+	Port           uint16
+	SourcePortAuto bool
+	// Probers are the node's addresses, from which kubelet asks at HealthPort.
+	Probers    []netip.Addr
+	HealthPort uint16
+	// Resync is the longest time between two syncs.
+	Resync time.Duration
+}
+
+// Kernel is what a gateway writes to.
+type Kernel struct {
+	Network Network
+	Tunnels Tunnels
+	Routes  Routes
+	Rules   Syncer[[]dataplane.Rule]
+	Filter  Filter
+	Flows   Flows
+}
+
+// Conditions are those that Gateway reports: Clients holds from the first sync that was
+// complete, Environment as long as the pod's network lets it route.
+const (
+	Clients     = "clients"
+	Environment = "network"
+)
+
+// Gateway implements the package's task.
+type Gateway struct {
+	cfg      Config
+	kernel   Kernel
+	families []dataplane.Family
+	egresses listers.EgressNamespaceLister
+	slices   discoverylisters.EndpointSliceNamespaceLister
+	loop     *reconcile.Loop[struct{}]
+	synced   []cache.InformerSynced
+	report   func(condition string, reason error)
+	metrics  *metrics
+	repairs  *reconcile.Repairs
+
+	// Of the loop's one worker.
+	started  bool         // the filter is there
+	ready    bool         // the first sync was complete
+	skipped  string       // what was skipped last, to say so once
+	released []netip.Addr // whose connections are yet to be forgotten
+	compared time.Time    // when all was compared with the kernel
+
+	mu sync.Mutex
+	// applied is what the last sync made, by links, some of which may be missing.
+	applied *plan.Gateway
+	links   map[netip.Addr]dataplane.TunnelLink
+	// doubtful says that the kernel may have something else than was made.
+	doubtful bool
+	uplink   rtnl.Link
+	watched  map[int]dataplane.Tunnel // by the link's index
+	due      time.Time                // of the first change that no sync has seen
+}
+
+// New returns a gateway that isn't running. report is told of the conditions.
+func New(cfg Config, k Kernel, egresses, slices cache.SharedIndexInformer, reg prometheus.Registerer,
+	report func(condition string, reason error)) (*Gateway, error) {
+	if len(cfg.Addresses) == 0 {
+		return nil, errors.New("the router has no address")
+	}
+	g := &Gateway{
+		cfg: cfg, kernel: k, report: report,
+		egresses: listers.NewEgressLister(egresses.GetIndexer()).Egresses(cfg.Namespace),
+		slices:   discoverylisters.NewEndpointSliceLister(slices.GetIndexer()).EndpointSlices(cfg.Namespace),
+		metrics:  newMetrics(cfg, reg),
+	}
+	for _, a := range cfg.Addresses {
+		g.families = append(g.families, dataplane.FamilyOf(a))
+	}
+	// What is reported is in the log.
+	g.repairs = reconcile.NewRepairs(reg, func(context.Context, string, string) {}, kinds...)
+	g.loop = reconcile.New("natgateway", g.sync, reconcile.WithMetrics(reconcile.NewMetrics(reg)))
+	for _, h := range []struct {
+		informer cache.SharedIndexInformer
+		handler  cache.ResourceEventHandler
+	}{
+		{egresses, reconcile.Handler(func(*v2.Egress) { g.changed() })},
+		{slices, reconcile.Handler(func(*discoveryv1.EndpointSlice) { g.changed() })},
+	} {
+		reg, err := h.informer.AddEventHandler(h.handler)
+		if err != nil {
+			return nil, err
+		}
+		g.synced = append(g.synced, reg.HasSynced)
+	}
+	return g, nil
+}
+
+// Run works until ctx ends.
+func (g *Gateway) Run(ctx context.Context) error {
+	g.loop.Add(struct{}{})
+	group, ctx := errgroup.WithContext(ctx)
+	group.Go(func() error { return g.loop.Run(ctx, 1, g.synced...) })
+	group.Go(func() error { return g.look(ctx) })
+	return group.Wait()
+}
+
+// look reports again and again whether the pod can be a router, and syncs when others have
+// changed rulesets of nftables, which tells nobody.
+func (g *Gateway) look(ctx context.Context) error {
+	if !cache.WaitForCacheSync(ctx.Done(), g.synced...) {
+		return nil
+	}
+	ticker := time.NewTicker(lookEvery)
+	defer ticker.Stop()
+	for {
+		g.report(Environment, g.environment(ctx))
+		// What can't be read now, can be the next time.
+		if touched, err := g.kernel.Filter.Touched(ctx); err == nil && touched && g.doubt() {
+			g.loop.AddAfter(struct{}{}, g.repairs.Wait(kindFilter))
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-ticker.C:
+		}
+	}
+}
+
+// environment says what keeps the pod from being a router.
+func (g *Gateway) environment(ctx context.Context) error {
+	if _, err := g.egresses.Get(g.cfg.Egress); err != nil {
+		return fmt.Errorf("read the Egress of the pod: %w", err)
+	}
+	uplink, err := g.kernel.Network.Uplink(ctx, g.cfg.Addresses[0])
+	if err != nil {
+		return err
+	}
+	if !uplink.Up {
+		return fmt.Errorf("the uplink %s is down", uplink.Name)
+	}
+	return g.kernel.Network.Check(uplink.Name, g.families)
+}
+
+// changed asks for a sync because the wants have changed.
+func (g *Gateway) changed() {
+	g.mu.Lock()
+	if g.due.IsZero() {
+		g.due = time.Now()
+	}
+	g.mu.Unlock()
+	g.loop.AddAfter(struct{}{}, settle)
+}
+
+// want returns what the router should have now.
+func (g *Gateway) want(ctx context.Context) (plan.Gateway, error) {
+	egress, err := g.egresses.Get(g.cfg.Egress)
+	if apierrors.IsNotFound(err) {
+		// Nobody may reach anything through an Egress that is gone.
+		egress, err = &v2.Egress{}, nil
+	}
+	if err != nil {
+		return plan.Gateway{}, err
+	}
+	lists, err := g.slices.List(labels.Everything())
+	if err != nil {
+		return plan.Gateway{}, err
+	}
+	uplink, err := g.kernel.Network.Uplink(ctx, g.cfg.Addresses[0])
+	if err != nil {
+		return plan.Gateway{}, err
+	}
+	g.mu.Lock()
+	g.uplink = uplink
+	g.mu.Unlock()
+	want, skipped := plan.NewGateway(plan.GatewayConfig{
+		Addresses: g.cfg.Addresses, Uplink: uplink.Name, MTU: uplink.MTU, Port: g.cfg.Port, SourcePortAuto: g.cfg.SourcePortAuto,
+		Probers: g.cfg.Probers, HealthPort: g.cfg.HealthPort,
+	}, egress, lists)
+	g.reportSkipped(ctx, skipped)
+	return want, nil
+}

@@ -1,0 +1,81 @@
+package natgateway
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"strconv"
+
+	"github.com/coil-net/coil/pkg/dataplane"
+	"github.com/coil-net/coil/pkg/kernel/fou"
+	"github.com/coil-net/coil/pkg/kernel/rtnl"
+	"github.com/coil-net/coil/pkg/kernel/sysctl"
+)
+
+// PodNetwork is the network of the pod that the process runs in.
+type PodNetwork struct{ handle *rtnl.Handle }
+
+// NewPodNetwork returns the network of the handle's namespace, which is that of the process.
+func NewPodNetwork(h *rtnl.Handle) *PodNetwork { return &PodNetwork{h} }
+
+// Uplink implements Network.
+func (p *PodNetwork) Uplink(ctx context.Context, a netip.Addr) (rtnl.Link, error) {
+	addrs, err := p.handle.Addrs(ctx)
+	if err != nil {
+		return rtnl.Link{}, fmt.Errorf("find the uplink: %w", err)
+	}
+	for _, found := range addrs {
+		if found.Prefix.Addr() == a {
+			return p.handle.LinkByIndex(ctx, found.Link)
+		}
+	}
+	return rtnl.Link{}, fmt.Errorf("find the uplink: no link has %s, the address of the pod", a)
+}
+
+// needed are the kernel parameters that let a pod route, by family. A process in a pod has
+// no right to set them.
+var needed = map[dataplane.Family]string{
+	dataplane.IPv4: "net/ipv4/ip_forward",
+	dataplane.IPv6: "net/ipv6/conf/all/forwarding",
+}
+
+// Check implements Network: packets must be forwarded, and those that come out of a tunnel
+// mustn't be dropped because their source is reached by the uplink (rp_filter of RFC 3704, strict).
+func (p *PodNetwork) Check(uplink string, families []dataplane.Family) error {
+	var errs []error
+	value := func(key string) int {
+		text, err := sysctl.Get(nil, key)
+		n := 0
+		if err == nil {
+			n, err = strconv.Atoi(text)
+		}
+		errs = append(errs, err)
+		return n
+	}
+	for _, f := range families {
+		if v := value(needed[f]); v != 1 {
+			errs = append(errs, fmt.Errorf("kernel parameter %s is %d, not 1", needed[f], v))
+		}
+		if f != dataplane.IPv4 {
+			continue
+		}
+		// The larger one of all links' and the link's counts; new tunnels get the default.
+		const conf, filter, strict = "net/ipv4/conf/", "/rp_filter", 1
+		all := value(conf + "all" + filter)
+		for _, link := range []string{uplink, "default"} {
+			if v := max(all, value(conf+link+filter)); v == strict {
+				errs = append(errs, fmt.Errorf("kernel parameter %s%s%s is in effect %d, not 0 or 2", conf, link, filter, v))
+			}
+		}
+	}
+	if err := errors.Join(errs...); err != nil {
+		return fmt.Errorf("%w; coild sets it in the pods of an Egress when they start", err)
+	}
+	return nil
+}
+
+// Listen implements Network.
+func (p *PodNetwork) Listen(ctx context.Context, port uint16, families []dataplane.Family) error {
+	return fou.Ensure(ctx, nil, port, families...)
+}

@@ -1,0 +1,217 @@
+package natgateway
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"strings"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"github.com/coil-net/coil/pkg/dataplane"
+	"github.com/coil-net/coil/pkg/plan"
+	"github.com/coil-net/coil/pkg/reconcile"
+)
+
+func (g *Gateway) sync(ctx context.Context, _ struct{}) error {
+	g.mu.Lock()
+	due := g.due
+	g.due = time.Time{}
+	g.mu.Unlock()
+	err := g.syncOnce(ctx)
+	if err != nil {
+		if !g.ready {
+			g.report(Clients, err)
+		}
+		g.mu.Lock()
+		if !due.IsZero() {
+			g.due = due
+		}
+		g.mu.Unlock()
+		return err
+	}
+	if !due.IsZero() {
+		g.metrics.latency.Observe(time.Since(due).Seconds())
+	}
+	return reconcile.Later(g.cfg.Resync)
+}
+
+// syncOnce makes the kernel as it should be.
+func (g *Gateway) syncOnce(ctx context.Context) error {
+	want, err := g.want(ctx)
+	if err != nil {
+		return err
+	}
+	if !g.started {
+		if err := g.begin(ctx, want); err != nil {
+			return err
+		}
+	}
+	if c, ok := g.change(want); ok {
+		if err = g.follow(ctx, want, c); err == nil {
+			return nil
+		}
+		klog.FromContext(ctx).V(2).Info("Comparing everything with the kernel", "because", err)
+	}
+	return g.compare(ctx, want)
+}
+
+// compare reads all from the kernel, and makes it as it should be. It goes on after a
+// failure as far as it can.
+func (g *Gateway) compare(ctx context.Context, want plan.Gateway) (err error) {
+	g.mu.Lock()
+	g.doubtful = false
+	g.mu.Unlock()
+	g.compared = time.Now()
+	defer func() {
+		if err != nil {
+			g.doubt()
+		}
+	}()
+	links, tunnels, clientErr := g.kernel.Tunnels.Sync(ctx, want.Tunnels)
+	g.metrics.failed.Set(float64(len(want.Tunnels) - len(links)))
+	if clientErr != nil && len(links) == 0 {
+		return fmt.Errorf("no client has a tunnel: %w", clientErr)
+	}
+	g.watch(want.Tunnels, links)
+	wantedRoutes, wantedRules := want.Routes(links)
+	rules, ruleErr := g.kernel.Rules.Sync(ctx, wantedRules)
+	routes, routeErr := g.kernel.Routes.Sync(ctx, wantedRoutes)
+	// The last that lets a client in, and so that its first packet finds the way back.
+	filter, filterErr := g.kernel.Filter.Sync(ctx, want.Filter(links))
+	g.repaired(ctx, want, map[string]dataplane.Result{kindTunnel: tunnels, kindRoute: routes, kindRule: rules, kindFilter: filter})
+	if err := errors.Join(ruleErr, routeErr, filterErr); err != nil {
+		return errors.Join(err, clientErr)
+	}
+	before := g.applied
+	g.apply(want, links)
+	err = errors.Join(clientErr, g.prune(ctx, want), g.release(ctx, want, before))
+	g.ready = true
+	g.report(Clients, nil)
+	return err
+}
+
+// change returns who came and who left since the last sync. It returns false if more than that
+// is, or may be, to do.
+func (g *Gateway) change(want plan.Gateway) (plan.GatewayChange, bool) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.applied == nil || g.doubtful || len(g.links) < len(g.applied.Tunnels) || time.Since(g.compared) > g.cfg.Resync {
+		return plan.GatewayChange{}, false
+	}
+	return want.Since(*g.applied)
+}
+
+// follow makes and removes what a change needs, without reading anything.
+func (g *Gateway) follow(ctx context.Context, want plan.Gateway, c plan.GatewayChange) error {
+	made, err := g.kernel.Tunnels.Add(ctx, c.Came)
+	if err != nil {
+		return err
+	}
+	links := maps.Clone(g.links)
+	maps.Copy(links, made)
+	g.watch(want.Tunnels, links)
+	came, _ := plan.Gateway{Tunnels: c.Came}.Routes(links)
+	left, _ := plan.Gateway{Tunnels: c.Left}.Routes(links)
+	if err := errors.Join(g.kernel.Routes.Add(ctx, came...), g.kernel.Routes.Delete(ctx, left...)); err != nil {
+		return err
+	}
+	var former []dataplane.TunnelLink
+	for _, t := range c.Left {
+		former = append(former, links[t.Remote])
+		delete(links, t.Remote)
+	}
+	if _, err := g.kernel.Filter.Sync(ctx, want.Filter(links)); err != nil {
+		return err
+	}
+	if _, err := g.kernel.Tunnels.Remove(ctx, former); err != nil {
+		return err
+	}
+	klog.FromContext(ctx).V(2).Info("Clients changed", "came", len(c.Came), "left", len(c.Left), "clients", len(want.Tunnels))
+	before := g.applied
+	g.apply(want, links)
+	return g.release(ctx, want, before)
+}
+
+// apply notes what was made.
+func (g *Gateway) apply(want plan.Gateway, links map[netip.Addr]dataplane.TunnelLink) {
+	g.mu.Lock()
+	g.applied, g.links = &want, links
+	g.mu.Unlock()
+	g.metrics.applied(want, links)
+}
+
+// begin prepares what must be there before the first tunnel is: the filter, which lets in the
+// clients that a program before this one has left tunnels of, and nobody else, and the port.
+func (g *Gateway) begin(ctx context.Context, want plan.Gateway) error {
+	links, err := g.kernel.Tunnels.Links(ctx)
+	if err != nil {
+		return err
+	}
+	if _, err := g.kernel.Filter.Sync(ctx, want.Filter(links)); err != nil {
+		return err
+	}
+	if err := g.kernel.Network.Listen(ctx, g.cfg.Port, g.families); err != nil {
+		return err
+	}
+	g.released = want.Inherited(links)
+	g.started = true
+	return nil
+}
+
+// prune removes the tunnels of who isn't a client.
+func (g *Gateway) prune(ctx context.Context, want plan.Gateway) error {
+	result, err := g.kernel.Tunnels.Prune(ctx, want.Tunnels)
+	if result.Deleted > 0 {
+		klog.FromContext(ctx).Info("Clients left", "tunnels", result.Deleted, "clients", len(want.Tunnels))
+	}
+	return err
+}
+
+// release forgets the connections of clients that are none any more, or of whose address
+// another pod has now; what can't be forgotten, the next time.
+func (g *Gateway) release(ctx context.Context, want plan.Gateway, before *plan.Gateway) error {
+	if before != nil {
+		g.released = append(g.released, want.Released(*before)...)
+	}
+	if len(g.released) == 0 {
+		return nil
+	}
+	n, err := g.kernel.Flows.Forget(ctx, g.released...)
+	if err == nil {
+		klog.FromContext(ctx).V(2).Info("Forgot connections of former clients", "addresses", len(g.released), "connections", n)
+		g.released = nil
+	}
+	return err
+}
+
+// repaired counts what a sync had to do although nothing else is wanted than by the last.
+func (g *Gateway) repaired(ctx context.Context, want plan.Gateway, results map[string]dataplane.Result) {
+	g.mu.Lock()
+	same := g.applied != nil && g.applied.Equal(want)
+	g.mu.Unlock()
+	var total dataplane.Result
+	for kind, r := range results {
+		total = total.Plus(r)
+		if same {
+			g.repairs.Done(ctx, kind, r.Added+r.Replaced+r.Deleted)
+		}
+	}
+	if total.Changed() && !same {
+		klog.FromContext(ctx).V(2).Info("Clients changed", "added", total.Added, "replaced", total.Replaced, "deleted", total.Deleted,
+			"clients", len(want.Tunnels), "destinations", len(want.Destinations))
+	}
+}
+
+// reportSkipped tells once what can't be understood.
+func (g *Gateway) reportSkipped(ctx context.Context, skipped []string) {
+	if text := strings.Join(skipped, ", "); text != g.skipped {
+		g.skipped = text
+		if text != "" {
+			klog.FromContext(ctx).Info("Some of what is listed can't be understood, and is left out", "skipped", text)
+		}
+	}
+}

@@ -1,0 +1,92 @@
+package natgateway
+
+import (
+	"context"
+	"net/netip"
+
+	"github.com/coil-net/coil/pkg/dataplane"
+	"github.com/coil-net/coil/pkg/kernel/rtnl"
+)
+
+// Kinds of what is repaired.
+const (
+	kindTunnel = "egress_tunnel"
+	kindRoute  = "egress_route"
+	kindRule   = "egress_rule"
+	kindFilter = "egress_filter"
+)
+
+var kinds = []string{kindTunnel, kindRoute, kindRule, kindFilter}
+
+// watch notes the links that tunnels are, to be told when one is another.
+func (g *Gateway) watch(tunnels []dataplane.Tunnel, links map[netip.Addr]dataplane.TunnelLink) {
+	watched := make(map[int]dataplane.Tunnel, len(links))
+	for _, t := range tunnels {
+		if l, ok := links[t.Remote]; ok {
+			watched[l.Index] = t
+		}
+	}
+	g.mu.Lock()
+	g.watched = watched
+	g.mu.Unlock()
+}
+
+// doubt makes the next sync compare all with the kernel, and says whether there was one.
+func (g *Gateway) doubt() bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.doubtful = true
+	return g.applied != nil
+}
+
+// Interest is what a gateway wants to be told by the kernel.
+func Interest() rtnl.Interest {
+	return rtnl.Interest{Protocol: dataplane.ProtocolNode, Tables: []int{dataplane.TableWide}, Rules: true, Links: true}
+}
+
+// Watch syncs when the kernel tells that something is gone or another:
+//
+//	route, rule                        lost
+//	a client's tunnel                  lost, down, or of another MTU
+//	the uplink                         lost, or of another MTU or state
+//	notifications                      lost
+//
+// It ends with ctx.
+func (g *Gateway) Watch(ctx context.Context, changes Source) error {
+	return changes.Run(ctx, kernelSettle, func(changes []rtnl.Change) {
+		for _, c := range changes {
+			if kind := g.lost(c); kind != "" {
+				g.doubt()
+				g.repairs.Saw(kind, c.String())
+				g.loop.AddAfter(struct{}{}, g.repairs.Wait(kind))
+			}
+		}
+	})
+}
+
+// lost says of which kind it is what a change has destroyed; empty if nothing.
+func (g *Gateway) lost(c rtnl.Change) string {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	t, watched := g.watched[c.Link]
+	switch c.Kind {
+	case rtnl.Unknown:
+		return kindTunnel
+	case rtnl.RouteLost:
+		return kindRoute
+	case rtnl.RuleLost:
+		return kindRule
+	case rtnl.LinkLost:
+		if watched || c.Link == g.uplink.Index {
+			return kindTunnel
+		}
+	case rtnl.LinkChanged:
+		switch {
+		case c.State == nil:
+		case watched && (!c.State.Up || c.State.MTU != t.MTU),
+			c.Link == g.uplink.Index && (c.State.Up != g.uplink.Up || c.State.MTU != g.uplink.MTU):
+			return kindTunnel
+		}
+	}
+	return ""
+}

@@ -1,0 +1,93 @@
+package egress
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+
+	"k8s.io/klog/v2"
+
+	"github.com/coil-net/coil/pkg/ipam"
+	"github.com/coil-net/coil/pkg/kernel/netns"
+	"github.com/coil-net/coil/pkg/kernel/rtnl"
+	"github.com/coil-net/coil/pkg/node"
+	"github.com/coil-net/coil/pkg/store"
+)
+
+// Adopt finds running pods of which no record says where their network namespace is, or whose
+// they are: those of Coil 2.x, and those whose record was lost. It looks into each network
+// namespace that a container runtime has bound to a path in dir, for the address of a pod.
+// The sandboxes that are known come back completed, and others are added.
+func Adopt(ctx context.Context, dir string, known []node.Sandbox, pods map[netip.Addr]store.Pod) ([]node.Sandbox, error) {
+	entries, err := os.ReadDir(dir)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("look for network namespaces of pods: %w", err)
+	}
+	all := slices.Clone(known)
+	for _, e := range entries {
+		path := filepath.Join(dir, e.Name())
+		found, err := inspect(ctx, path, pods)
+		if err != nil {
+			// One that is being made or removed is nobody's yet, or no more.
+			klog.FromContext(ctx).V(2).Info("Can't look into a network namespace", "path", path, "reason", err)
+			continue
+		}
+		if found.Address == (ipam.Address{}) || slices.ContainsFunc(all, func(s node.Sandbox) bool { return s.Inode == found.Inode && s.Name != "" }) {
+			continue
+		}
+		i := slices.IndexFunc(all, func(s node.Sandbox) bool { return s.Inode == 0 && s.Address == found.Address })
+		if i < 0 {
+			all = append(all, found)
+			continue
+		}
+		found.ID = all[i].ID
+		all[i] = found
+	}
+	return all, nil
+}
+
+// inspect returns whose a network namespace is; a sandbox without address if it is nobody's.
+func inspect(ctx context.Context, path string, pods map[netip.Addr]store.Pod) (node.Sandbox, error) {
+	ns, err := netns.Open(path)
+	if err != nil {
+		return node.Sandbox{}, err
+	}
+	defer ns.Close()
+	h, err := rtnl.New(ns)
+	if err != nil {
+		return node.Sandbox{}, err
+	}
+	defer h.Close()
+	addrs, err := h.Addrs(ctx)
+	if err != nil {
+		return node.Sandbox{}, err
+	}
+	// Nothing tells the container's ID. Its DEL doesn't matter: the namespace goes.
+	s := node.Sandbox{ID: store.ID{ContainerID: "netns-" + filepath.Base(path)}, Netns: store.Netns{Path: path, Inode: ns.Inode()}}
+	for _, a := range addrs {
+		pod, ok := pods[a.Prefix.Addr()]
+		if !ok || s.Name != "" && s.Pod != pod {
+			continue
+		}
+		s.Pod = pod
+		if s.IfName == "" {
+			l, err := h.LinkByIndex(ctx, a.Link)
+			if err != nil {
+				return node.Sandbox{}, err
+			}
+			s.IfName = l.Name
+		}
+		switch x := a.Prefix.Addr(); {
+		case x.Is4() && !s.Address.IPv4.IsValid():
+			s.Address.IPv4 = x
+		case x.Is6() && !s.Address.IPv6.IsValid():
+			s.Address.IPv6 = x
+		}
+	}
+	return s, nil
+}

@@ -1,0 +1,57 @@
+package egress
+
+import (
+	"net/netip"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/coil-net/coil/pkg/ipam"
+	"github.com/coil-net/coil/pkg/node"
+	"github.com/coil-net/coil/pkg/store"
+)
+
+func TestAdopt(t *testing.T) {
+	p, other := newPod(t), newPod(t)
+	other.ns.IP(t, "addr", "flush", "dev", "eth0")
+	dir := t.TempDir()
+	for name, target := range map[string]string{"cni-1": p.ns.Path, "cni-2": other.ns.Path} {
+		if err := os.Symlink(target, filepath.Join(dir, name)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.WriteFile(filepath.Join(dir, "cni-3"), nil, 0o600); err != nil { // a runtime has unmounted it
+		t.Fatal(err)
+	}
+	web := store.Pod{Namespace: "ns", Name: "web", UID: "u1"}
+	pods := map[netip.Addr]store.Pod{p.client.Address.IPv4: web, p.client.Address.IPv6: web, netip.MustParseAddr("10.9.9.9"): {Namespace: "ns", Name: "elsewhere"}}
+	at := store.Netns{Path: filepath.Join(dir, "cni-1"), Inode: p.ns.Inode()}
+	record := store.ID{ContainerID: "c1", IfName: "eth0"}
+	found := node.Sandbox{ID: store.ID{ContainerID: "netns-cni-1", IfName: "eth0"}, Pod: web, Netns: at, Address: p.client.Address}
+	complete := found
+	complete.ID = record
+	stranger := node.Sandbox{ID: store.ID{ContainerID: "c2", IfName: "eth0"}, Address: ipam.Address{IPv4: netip.MustParseAddr("10.9.9.9")}}
+	for _, c := range []struct {
+		name        string
+		known, want []node.Sandbox
+	}{
+		{"nothing is known", nil, []node.Sandbox{found}},
+		{"only the address is known", []node.Sandbox{stranger, {ID: record, Address: p.client.Address}}, []node.Sandbox{stranger, complete}},
+		{"all is known", []node.Sandbox{complete}, []node.Sandbox{complete}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			got, err := Adopt(t.Context(), dir, c.known, pods)
+			if err != nil || len(got) != len(c.want) {
+				t.Fatalf("%+v, %v", got, err)
+			}
+			for i := range got {
+				if got[i] != c.want[i] {
+					t.Errorf("%+v, want %+v", got[i], c.want[i])
+				}
+			}
+		})
+	}
+	if got, err := Adopt(t.Context(), filepath.Join(dir, "none"), nil, pods); err != nil || len(got) != 0 {
+		t.Errorf("without the folder: %v, %v", got, err)
+	}
+}

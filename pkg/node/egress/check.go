@@ -1,0 +1,106 @@
+package egress
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+
+	"github.com/coil-net/coil/pkg/kernel/netns"
+	"github.com/coil-net/coil/pkg/kernel/sysctl"
+	"github.com/coil-net/coil/pkg/node"
+	"github.com/coil-net/coil/pkg/plan"
+	"github.com/coil-net/coil/pkg/store"
+)
+
+// Check says what of a sandbox isn't as it was made last. Nothing is changed. What the API
+// server wants by now, and isn't made yet, isn't missing.
+func (m *Manager) Check(ctx context.Context, id store.ID) error {
+	m.mu.Lock()
+	s := m.known[id]
+	m.mu.Unlock()
+	if s == nil {
+		return nil
+	}
+	s.work.Lock()
+	defer s.work.Unlock()
+	last, current := m.lastOf(s)
+	var err error
+	switch {
+	case s.gone || !current:
+	case s.router:
+		err = m.net.CheckRouter(ctx, s.Netns, s.IfName)
+	case len(last) == 0:
+	case s.failed != nil:
+		err = s.failed
+	case s.done == nil:
+		err = fmt.Errorf("%w: coild has started and not looked at the pod yet", node.ErrUnavailable)
+	default:
+		err = m.net.Check(ctx, s.Netns, m.client(s, wanted{}), *s.done)
+	}
+	if err != nil {
+		return fmt.Errorf("egress: %w", err)
+	}
+	return nil
+}
+
+// Check implements Network. What there is beside what was made isn't looked at.
+func (k *Kernel) Check(ctx context.Context, at store.Netns, c plan.Client, made plan.ClientState) error {
+	in, err := k.enter(at)
+	if err != nil {
+		return err
+	}
+	defer in.close()
+	links, err := in.tunnels.Check(ctx, in.ns, in.handle, c.Port, made.Tunnels)
+	errs := []error{err}
+	indexes := map[netip.Addr]int{}
+	var accepting group
+	for peer, l := range links {
+		indexes[peer] = l.Index
+		accepting = append(accepting, accept(l.Name))
+	}
+	rules, err := in.rules.Missing(ctx, made.Rules)
+	errs = append(errs, err)
+	for _, r := range rules {
+		errs = append(errs, fmt.Errorf("rule %s is missing", r))
+	}
+	// The routes into a tunnel that is missing went with it.
+	routes, err := in.routes.Missing(ctx, made.By(indexes))
+	errs = append(errs, err)
+	for _, r := range routes {
+		errs = append(errs, fmt.Errorf("route %s is missing", r))
+	}
+	errs = append(errs, in.checkGroups(ctx, made, indexes))
+	if made.Originating != nil {
+		errs = append(errs, in.marks.Check(ctx, in.ns, *made.Originating))
+	}
+	return errors.Join(append(errs, compare(in.ns, append(settingsOf(c.Link, spreadOf(made)), accepting)...))...)
+}
+
+// CheckRouter implements Network.
+func (k *Kernel) CheckRouter(_ context.Context, at store.Netns, link string) error {
+	ns, err := open(at)
+	if err != nil {
+		return err
+	}
+	defer ns.Close()
+	return compare(ns, routerSettings(link)...)
+}
+
+// compare says which parameters have another value; those that set leaves out may.
+func compare(ns *netns.NS, groups ...group) error {
+	var errs []error
+	for _, g := range groups {
+		for _, s := range g {
+			value, err := sysctl.Get(ns, s.Key)
+			switch {
+			case errors.Is(err, sysctl.ErrNotExist):
+			case err != nil:
+				errs = append(errs, err)
+			case value != s.Value:
+				errs = append(errs, fmt.Errorf("kernel parameter %s is %s, not %s", s.Key, value, s.Value))
+			}
+		}
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,363 @@
+package egress
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/coil-net/coil/pkg/dataplane"
+	"github.com/coil-net/coil/pkg/ipam"
+	"github.com/coil-net/coil/pkg/kernel/rtnl"
+	"github.com/coil-net/coil/pkg/plan"
+	"github.com/coil-net/coil/pkg/testkit"
+)
+
+// No flow moves while routers come, drain, die and go, whatever their buckets do.
+func TestDirectFlowsStay(t *testing.T) {
+	p := newDirectPod(t, 4)
+	const where = "192.0.2.0/24"
+	use := func(routers string) Outcome {
+		t.Helper()
+		p.idle()
+		e := directly(routers, where, "2001:db8::/32")
+		out := p.mustUse(e)
+		if again := p.mustUse(e); again.changed() || again.Pins.Changed() {
+			t.Errorf("%s, the second time: %+v", routers, again)
+		}
+		return out
+	}
+	if out := use("1 live, 2 live"); out.Nexthops.Added != 6 || out.Pins.Changed() || out.Moved != 0 || len(out.Links) != 4 {
+		t.Errorf("made %+v", out)
+	}
+	flows := p.connect(1, 30)
+	if n := share(flows); n[1] == 0 || n[2] == 0 || n[1]+n[2] != len(flows) {
+		t.Fatalf("flows by router %v", n)
+	}
+	if p.pinned() != 0 {
+		t.Error("there are pins without need")
+	}
+
+	out := use("1 live, 2 live, 3 live")
+	if out.Pins.Added != len(flows) || sum(out.Pinned) != len(flows) || out.Unpinned != 0 || out.Moved == 0 {
+		t.Errorf("a router came: %+v", out)
+	}
+	p.must("a router came", flows)
+	more := p.connect(31, 60)
+	if n := share(more); n[3] == 0 {
+		t.Errorf("flows by router %v", n)
+	}
+
+	flows = append(flows, more...)
+	use("1 draining, 2 live, 3 live")
+	p.must("a router drains", flows)
+	more = p.connect(61, 90)
+	if n := share(more); n[1] > 0 || n[2] == 0 || n[3] == 0 {
+		t.Errorf("flows by router %v", n)
+	}
+	flows = append(flows, more...)
+
+	// One dies, and comes back: who stays keeps its flows.
+	use("1 draining, 2 dead, 3 live")
+	stay := slices.DeleteFunc(slices.Clone(flows), func(f flow) bool { return f.router == 2 })
+	p.must("a router died", stay)
+	for _, f := range flows {
+		if f.router == 2 && p.routerOf(f) != 3 {
+			t.Errorf("a flow of the dead router goes by %d", p.routerOf(f))
+			break
+		}
+	}
+	use("1 draining, 2 live, 3 live")
+	p.must("a router came back", stay)
+
+	// All drain: who has a flow keeps it, and there is no new one.
+	use("1 draining, 2 draining, 3 draining")
+	p.must("all routers drain", stay)
+	p.wantWays(map[string]string{"192.0.2.9": "nowhere", "2001:db8::9": "nowhere"})
+	use("1 draining, 2 draining, 3 draining, 4 live")
+	p.must("a new router came", stay)
+	if n := share(p.connect(91, 93)); n[4] != 6 {
+		t.Errorf("flows by router %v", n)
+	}
+
+	// Pins end with flows.
+	for _, f := range flows {
+		f.Close()
+	}
+	testkit.Eventually(t, 10*time.Second, "pins end", func() error {
+		use("2 draining, 3 live, 4 live")
+		if n := p.pinned(); n != 6 {
+			return fmt.Errorf("there are %d of six flows", n)
+		}
+		return nil
+	})
+	p.mustUse()
+	if out := p.ns.IP(t, "nexthop") + p.ns.IP(t, "-o", "link", "show", "type", "veth"); strings.Contains(out, "nhid") || strings.Contains(out, "fou") || p.pinned() > 0 {
+		t.Errorf("left: %s", out)
+	}
+}
+
+// What the kernel moves later, because a group was out of balance, takes no flow along either that was
+// opened in between.
+func TestDirectFlowsStayWhileBucketsMove(t *testing.T) {
+	p := newDirectPod(t, 3)
+	p.client.Idle = 2 * time.Second
+	p.mustUse(directly("1 live, 2 live", beyond...))
+	flows := p.connect(1, 200) // in most of the buckets
+	p.mustUse(directly("1 live, 2 live, 3 live", beyond...))
+	group := dataplane.NexthopGroupOf("net/a", dataplane.IPv4, 0)
+	largest := func() int {
+		n := map[uint32]int{}
+		for _, b := range testkit.Must(p.handle.Buckets(t.Context(), group))(t) {
+			n[b.Nexthop]++
+		}
+		return slices.Max(slices.Collect(maps.Values(n)))
+	}
+	if n := largest(); n <= 43 {
+		t.Fatalf("the group is in balance: %d", n)
+	}
+	flows = append(flows, p.connect(1, 200)...)
+	p.mustUse(directly("1 live, 2 live, 3 live", beyond...)) // as from time to time
+	testkit.Eventually(t, 30*time.Second, "the kernel has moved buckets", func() error {
+		if n := largest(); n > 43 {
+			return fmt.Errorf("the largest share is %d", n)
+		}
+		return nil
+	})
+	p.mustUse(directly("1 live, 2 draining, 3 live", beyond...))
+	p.must("buckets moved, and a router drains", flows)
+}
+
+// No flow moves when the peering of an Egress changes: what was sent to before keeps it, until its end,
+// and takes no new one. Then nothing is left of that.
+func TestFlowsStayWhenThePeeringChanges(t *testing.T) {
+	p := newDirectPod(t, 3)
+	const service = 3 // which one router is behind
+	where := []string{"192.0.2.0/24", "2001:db8::/32"}
+	steps := map[string]plan.ClientEgress{"Direct": directly("1 live, 2 live", where...), "Service": gateway("net/a", 0, where...)}
+	for name, e := range steps {
+		e.Peers = ipam.Address{IPv4: routerAddrs(service)[0], IPv6: routerAddrs(service)[1]}
+		e.Routers = directly("1 live, 2 live").Routers
+		steps[name] = e
+	}
+	before := steps["Service"]
+	p.mustUse(before)
+	for _, name := range []string{"Direct", "Service", "Direct"} {
+		flows := p.connect(1, 30)
+		now := steps[name]
+		now.Switched = true
+		p.idle()
+		out := p.mustUse(now)
+		if sum(out.Pinned) != len(flows) || out.Unpinned > 0 {
+			t.Errorf("%s: %d of %d flows are pinned", name, sum(out.Pinned), len(flows))
+		}
+		p.must("to "+name, flows)
+		more := p.connect(31, 60)
+		if n := share(more); name == "Service" && n[service] != len(more) || name == "Direct" && (n[1] == 0 || n[2] == 0 || n[service] > 0) {
+			t.Errorf("%s: new flows go by %v", name, n)
+		}
+		if again := p.mustUse(now); again.changed() {
+			t.Errorf("%s, the second time: %+v", name, again)
+		}
+		p.must("to "+name+", later", append(flows, more...))
+		for _, f := range append(flows, more...) {
+			f.Close()
+		}
+		testkit.Eventually(t, 10*time.Second, "pins end with flows", func() error {
+			if out := p.mustUse(now); sum(out.Pinned) > 0 {
+				return fmt.Errorf("by link: %v", out.Pinned)
+			}
+			return nil
+		})
+		now.Switched = false
+		p.mustUse(now)
+		routers := map[string][]int{"Direct": {1, 2}, "Service": {service}}[name]
+		if d := cmp.Diff(routers, p.tunnels()); d != "" || p.pinned() > 0 {
+			t.Errorf("%s: %d pins, links to routers (-want +got):\n%s", name, p.pinned(), d)
+		}
+		out4, out6 := p.ns.IP(t, "-4", "route", "show", "table", "all"), p.ns.IP(t, "-6", "route", "show", "table", "all")
+		if got, want := strings.Count(out4+out6, "default dev fou"), map[string]int{"Direct": 4}[name]; got != want {
+			t.Errorf("%s: %d routes for pins, want %d:\n%s%s", name, got, want, out4, out6)
+		}
+		if nexthops := p.ns.IP(t, "nexthop"); name == "Service" && nexthops != "" {
+			t.Errorf("left: %s", nexthops)
+		}
+	}
+}
+
+// A pin ends when its destination is none of the Egress any more, and its socket's end is noticed.
+func TestDirectPinsEnd(t *testing.T) {
+	p := newDirectPod(t, 2)
+	p.mustUse(directly("1 live", "192.0.2.0/24", "2001:db8::/32"))
+	flows := p.connect(1, 5)
+	p.mustUse(directly("1 draining, 2 live", "192.0.2.0/24", "2001:db8::/32"))
+	if p.pinned() != 10 {
+		t.Fatalf("%d pins", p.pinned())
+	}
+	flows[0].Close()
+	testkit.Eventually(t, 10*time.Second, "a pin ends with its flow", func() error {
+		p.mustUse(directly("1 draining, 2 live", "192.0.2.0/24", "2001:db8::/32"))
+		if n := p.pinned(); n != 9 {
+			return fmt.Errorf("there are %d", n)
+		}
+		return nil
+	})
+	p.mustUse(directly("1 draining, 2 live", "192.0.2.0/24"))
+	if p.pinned() != 4 {
+		t.Errorf("%d pins without IPv6", p.pinned())
+	}
+	p.mustUse(directly("2 live", "192.0.2.0/24"))
+	if p.pinned() != 0 {
+		t.Errorf("%d pins without the router", p.pinned())
+	}
+}
+
+// A process that knows nothing finds all as it should be, and repairs what isn't.
+func TestDirectAdopted(t *testing.T) {
+	p := newDirectPod(t, 3)
+	e := directly("1 live, 2 live", "0.0.0.0/0", "::/0")
+	p.mustUse(e)
+	flows := p.connect(1, 20)
+	p.kernel = NewKernel(dataplane.ProtocolNode, p.kernel.tunnels, Nft{})
+	if out := p.mustUse(e); out.changed() || out.Pins.Changed() {
+		t.Errorf("after a restart: %+v", out)
+	}
+	p.idle()
+	p.mustUse(directly("2 live, 3 live, 1 draining", "0.0.0.0/0", "::/0"))
+	p.must("after a restart", flows)
+
+	e = directly("2 live, 3 live, 1 draining", "0.0.0.0/0", "::/0")
+	made := p.mustUse(e).State
+	check := func() error { return p.kernel.Check(t.Context(), p.at(), p.client, made) }
+	testkit.Check(t, check())
+	link := dataplane.TunnelName(routerAddrs(2)[0], 0)
+	index := testkit.Must(p.handle.IndexByName(link))(t)
+	group := dataplane.NexthopGroupOf("net/a", dataplane.IPv4, 0)
+	for _, c := range []struct{ damage, says string }{
+		{fmt.Sprintf("ip nexthop del id %d", group), "type resilient"},
+		{fmt.Sprintf("ip nexthop del id %d", dataplane.NexthopOf(index)), fmt.Sprintf("nexthop replace nexthop %#x dev", dataplane.NexthopOf(index))},
+		{fmt.Sprintf("ip nexthop replace id %d group %d type resilient buckets 128 proto 30", group, dataplane.NexthopOf(index)), "what has its ID differs"},
+		{fmt.Sprintf("ip route flush table %d", dataplane.TableOf(index)), "0.0.0.0/0"},
+		{"ip link del " + link, link},
+		{"ip route del default table 118 metric 0", "0.0.0.0/0 nhid"},
+	} {
+		testkit.Must(p.ns.Run("sh", "-c", c.damage))(t)
+		for _, dst := range []string{"198.51.100.1", "2001:db8:1::1"} {
+			if p.escapes(dst) {
+				t.Errorf("after %s, %s goes by eth0", c.damage, dst)
+			}
+		}
+		if err := check(); err == nil || !strings.Contains(err.Error(), c.says) {
+			t.Errorf("after %s: %v", c.damage, err)
+		}
+		p.mustUse(e)
+		if err := check(); err != nil {
+			t.Errorf("restored after %s: %v", c.damage, err)
+		}
+		p.wantWays(map[string]string{"198.51.100.1": "tunnel", "2001:db8:1::1": "tunnel", "10.7.0.1": "eth0"})
+	}
+}
+
+// Flows that go by a router whose tunnel can't be looked at stay there; a router that can't be
+// reached is no member.
+func TestDirectWithBrokenTunnels(t *testing.T) {
+	p := newDirectPod(t, 3)
+	where := []string{"192.0.2.0/24", "2001:db8::/32"}
+	p.mustUse(directly("1 live, 2 live", where...))
+	flows := p.connect(1, 10)
+	for n := range 4 {
+		for _, a := range routerAddrs(n) {
+			p.links.broken[a] = n == 3
+		}
+	}
+	if _, err := p.use(t.Context(), directly("1 live, 2 live, 3 live", where...)); err == nil || !strings.Contains(err.Error(), "is broken") {
+		t.Errorf("error %v", err)
+	}
+	p.must("a router can't be reached", flows)
+	for n := range 4 {
+		for _, a := range routerAddrs(n) {
+			p.links.broken[a] = true
+		}
+	}
+	if _, err := p.use(t.Context(), directly("1 draining, 2 live, 3 live", where...)); err == nil {
+		t.Error("no error")
+	}
+	p.must("no tunnel can be looked at", flows)
+	clear(p.links.broken)
+	p.mustUse(directly("1 draining, 2 live, 3 live", where...))
+	p.must("all is well", flows)
+}
+
+// From a Service to routers and back, nothing leaves by another way.
+func TestPeeringChangesClosed(t *testing.T) {
+	p := newDirectPod(t, 3)
+	destinations := []string{"192.0.2.0/24", "2001:db8::/32", "172.20.0.0/16"}
+	service := gateway("net/a", 1, destinations...)
+	switched := directly("1 live, 2 live", destinations...)
+	switched.Peers, switched.Switched = service.Peers, true
+	back := switched
+	back.Direct = false
+	steps := []plan.ClientEgress{
+		service, switched, directly("1 live, 2 live", destinations...), directly("2 draining, 3 live", destinations...),
+		directly("1 dead, 2 draining", destinations...), directly("", destinations...), directly("3 live", destinations...),
+		directly("1 live, 2 live", destinations...), back, service,
+	}
+	p.mustUse(steps[0])
+	for i, step := range steps[1:] {
+		requests := 0
+		watched := func(fail int) context.Context {
+			n := 0
+			return rtnl.WithTrace(t.Context(), &rtnl.Trace{Send: func(r rtnl.Request) error {
+				if strings.Contains(r.String(), "show") || strings.Contains(r.String(), "route get") {
+					return nil
+				}
+				requests++
+				n++
+				for _, d := range []string{"192.0.2.1", "2001:db8::1", "172.20.0.1"} {
+					if p.escapes(d) {
+						t.Errorf("step %d: %s goes by eth0 before %q", i+1, d, r)
+					}
+				}
+				if n == fail {
+					return errors.New("injected")
+				}
+				return nil
+			}})
+		}
+		for fail := 1; ; fail++ {
+			_, err := p.use(watched(fail), step)
+			if err == nil {
+				break
+			}
+			if !strings.Contains(err.Error(), "injected") {
+				t.Fatal(err)
+			}
+			p.mustUse(steps[i])
+			if fail > 8 {
+				fail += 2
+			}
+		}
+		if requests < 4 {
+			t.Errorf("step %d: only %d requests were looked at", i+1, requests)
+		}
+	}
+	if out := p.ns.IP(t, "nexthop"); out != "" {
+		t.Errorf("left: %s", out)
+	}
+}
+
+func TestSpread(t *testing.T) {
+	for release, want := range map[string]string{
+		"5.15.0-1": "1", "6.1.0-40-amd64": "1", "6.12.43+deb13-amd64": "1", "6.15.9": "1", "6.16.0-rc1": "0", "6.18.44": "0", "7.0": "0", "odd": "0",
+	} {
+		if got := policyOf(release); got != want {
+			t.Errorf("%s: %s, want %s", release, got, want)
+		}
+	}
+}

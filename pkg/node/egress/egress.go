@@ -1,0 +1,302 @@
+// Package egress lets pods of the node use Egresses: it sets up those that ask for it when
+// they are added, and keeps them up to date with Egresses, Services and annotations.
+//
+// It owns what Coil has in a client's network namespace besides its link. It must not know
+// who gives the addresses, nor how objects and records are read.
+//
+// What a pod gets is always as closed as its annotations ask for:
+//
+//	Egress exists, its Service too    destinations by the tunnel
+//	Egress exists, no Service yet     destinations unreachable
+//	Egress was deleted                its last destinations unreachable
+//	Egress never existed              ADD fails; in a running pod nothing is known
+//	namespace isn't allowed           ADD fails; in a running pod destinations unreachable
+//	its routers are sent to directly  destinations by those that live; unreachable without one
+//	its peering has changed           the same at once, but flows stay where they are
+//	no annotation any more            nothing is left
+//	pod was deleted                   stays until the network namespace goes
+package egress
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/cache"
+
+	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
+	"github.com/coil-net/coil/pkg/dataplane"
+	"github.com/coil-net/coil/pkg/kernel/echo"
+	"github.com/coil-net/coil/pkg/node"
+	"github.com/coil-net/coil/pkg/plan"
+	"github.com/coil-net/coil/pkg/reconcile"
+	"github.com/coil-net/coil/pkg/store"
+)
+
+// Cluster tells what the API server has. What isn't there is an error of apierrors. With
+// live, what isn't in a cache is asked for; see package view.
+type Cluster interface {
+	Pod(ctx context.Context, pod store.Pod, live bool) (*metav1.PartialObjectMetadata, error)
+	Namespace(ctx context.Context, name string, live bool) (*metav1.PartialObjectMetadata, error)
+	Egress(ctx context.Context, name types.NamespacedName, live bool) (*v2.Egress, error)
+	Service(ctx context.Context, name types.NamespacedName, live bool) (*corev1.Service, error)
+	// Routers are those of an Egress that a cache has.
+	Routers(name types.NamespacedName) ([]plan.ClientRouter, error)
+}
+
+// Network works in network namespaces; see Kernel. Its methods return ErrGone if that isn't
+// there any more, and what they changed.
+type Network interface {
+	// Client makes a client what it should be, or, without Egresses, a pod like any other.
+	// The MTU is found out.
+	Client(ctx context.Context, at store.Netns, c plan.Client) (Outcome, error)
+	// Router sets what a router in the namespace has no right to.
+	Router(ctx context.Context, at store.Netns, link string) (Outcome, error)
+	// Check says what of a client isn't as Client made it, and CheckRouter what of a router
+	// isn't as Router made it. Nothing is changed.
+	Check(ctx context.Context, at store.Netns, c plan.Client, made plan.ClientState) error
+	CheckRouter(ctx context.Context, at store.Netns, link string) error
+	// Exists says whether the namespace is still there.
+	Exists(at store.Netns) (bool, error)
+}
+
+// Recorder records Events; see package kube.
+type Recorder interface {
+	Eventf(regarding, related runtime.Object, eventType, reason, action, note string, args ...any)
+}
+
+// ErrGone: the network namespace is gone, or another one has its path.
+var ErrGone = errors.New("the pod's network namespace is gone")
+
+// Outcome counts what was changed, and says what there is.
+type Outcome struct {
+	State                            plan.ClientState
+	Rules, Routes, Tunnels, Nexthops dataplane.Result
+	// Others are parameters, and what nftables has.
+	Others int
+	// Links are the links of the tunnels, by where they lead.
+	Links map[netip.Addr]int
+	// Pins are rules for single flows, which come and go with these. Pinned is how many there
+	// are by each link, Unpinned how many flows should have one and don't.
+	Pins     dataplane.Result
+	Pinned   map[int]int
+	Unpinned int
+	// Moved are buckets of groups that have another router now.
+	Moved int
+}
+
+// changed says whether anything but pins was changed.
+func (o Outcome) changed() bool {
+	return o.Rules.Changed() || o.Routes.Changed() || o.Tunnels.Changed() || o.Nexthops.Changed() || o.Others > 0
+}
+
+// Config is what clients have in common.
+type Config struct {
+	Port     uint16
+	Protocol int
+	// OriginatingOnly holds for all Egresses.
+	OriginatingOnly bool
+	// RecordAll records sandboxes that use no Egress, too, since nobody else does.
+	RecordAll bool
+	// Drift is how often a client is compared with the kernel though nothing was told.
+	Drift time.Duration
+	// Available is nil when tunnels can be made, or says why not.
+	Available func() error
+	// Repaired is told what was changed though nothing else should have been there.
+	Repaired func(context.Context, Outcome)
+	// Ask asks routers through tunnels of a client; see package kernel/echo.
+	Ask func(ctx context.Context, at store.Netns, wait time.Duration, questions []echo.Question) (answered, sent []bool, err error)
+}
+
+// workers is how many clients are worked on at once.
+const workers = 4
+
+// Manager implements the package's task. Its methods may be called concurrently.
+type Manager struct {
+	cfg      Config
+	cluster  Cluster
+	net      Network
+	record   store.Clients
+	recorder Recorder
+	loop     *reconcile.Loop[types.NamespacedName] // by pod
+
+	mu    sync.Mutex
+	known map[store.ID]*sandbox
+	// routers are those to which clients have tunnels of their own.
+	routers map[netip.Addr]*router
+	counts  counts
+}
+
+// sandbox is one that Coil is responsible for.
+type sandbox struct {
+	node.Sandbox
+
+	// work is held while the namespace is worked on; it guards the next five.
+	work   sync.Mutex
+	gone   bool              // there was a DEL
+	done   *plan.ClientState // what was made last by this process
+	failed error             // why what was wanted last isn't there
+	router bool              // its parameters were set by this process
+	said   map[string]bool   // Events that hold
+	// The rest is guarded by Manager.mu.
+
+	// egresses are what it uses, as they were when they were last there.
+	egresses []store.KnownEgress
+	// recorded says that there is a record.
+	recorded bool
+	tunnels  int
+	// groups are those of routers that were made last, links their links, pinned their flows by
+	// these.
+	groups []plan.ClientGroup
+	links  map[netip.Addr]int
+	pinned map[int]int
+}
+
+// New returns a Manager of nothing; see Restore.
+func New(cfg Config, c Cluster, n Network, r store.Clients, e Recorder, m *reconcile.Metrics) *Manager {
+	mgr := &Manager{cfg: cfg, cluster: c, net: n, record: r, recorder: e, known: map[store.ID]*sandbox{}, routers: map[netip.Addr]*router{}, counts: newCounts()}
+	mgr.loop = reconcile.New("egress", mgr.sync, reconcile.WithMetrics(m))
+	return mgr
+}
+
+// Restore makes the Manager know the sandboxes that others have recorded, or that were found, and
+// the clients of its own record. What is known already counts as newer.
+func (m *Manager) Restore(ctx context.Context, others []node.Sandbox) error {
+	clients, err := m.record.ListClients(ctx)
+	if err != nil {
+		return err
+	}
+	if m.cfg.RecordAll {
+		for _, s := range others {
+			if err := m.record.SetClient(ctx, store.Client{ID: s.ID, Pod: s.Pod, Netns: s.Netns, Address: s.Address}); err != nil {
+				return err
+			}
+		}
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, s := range others {
+		if m.known[s.ID] == nil {
+			m.known[s.ID] = &sandbox{Sandbox: s, recorded: m.cfg.RecordAll}
+		}
+	}
+	for _, c := range clients {
+		s := m.known[c.ID]
+		if s == nil {
+			s = &sandbox{Sandbox: node.Sandbox{ID: c.ID, Pod: c.Pod, Netns: c.Netns, Address: c.Address}}
+			m.known[c.ID] = s
+		}
+		if !s.recorded {
+			s.egresses, s.recorded = c.Egresses, true
+		}
+	}
+	for _, s := range m.known {
+		m.loop.Add(podName(s))
+	}
+	return nil
+}
+
+// Run keeps all known pods up to date until ctx ends, as soon as the caches are filled.
+func (m *Manager) Run(ctx context.Context, synced ...cache.InformerSynced) error {
+	return m.loop.Run(ctx, workers, synced...)
+}
+
+// PodChanged, EgressChanged and NamespaceChanged tell of objects that changed; a Service has
+// the name of its Egress. They don't block.
+func (m *Manager) PodChanged(pod types.NamespacedName) {
+	m.wake(func(s *sandbox) bool { return podName(s) == pod })
+}
+
+// EgressChanged see PodChanged.
+func (m *Manager) EgressChanged(egress types.NamespacedName) {
+	m.wake(usesEgress(egress.String()))
+}
+
+// NamespaceChanged see PodChanged.
+func (m *Manager) NamespaceChanged(name string) {
+	m.wake(isClientOf(name))
+}
+
+func usesEgress(name string) func(*sandbox) bool {
+	return func(s *sandbox) bool {
+		return slices.ContainsFunc(s.egresses, func(e store.KnownEgress) bool { return e.Name == name })
+	}
+}
+
+// isClientOf says whether a sandbox uses Egresses and its pod is of the namespace.
+func isClientOf(namespace string) func(*sandbox) bool {
+	return func(s *sandbox) bool { return s.Namespace == namespace && len(s.egresses) > 0 }
+}
+
+func (m *Manager) wake(concerns func(*sandbox) bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, s := range m.known {
+		if concerns(s) {
+			m.loop.Add(podName(s))
+		}
+	}
+}
+
+func podName(s *sandbox) types.NamespacedName {
+	return types.NamespacedName{Namespace: s.Namespace, Name: s.Name}
+}
+
+// Forget ends the responsibility for a sandbox: there was a DEL.
+func (m *Manager) Forget(ctx context.Context, id store.ID) error {
+	m.mu.Lock()
+	s := m.known[id]
+	m.mu.Unlock()
+	if s == nil {
+		return nil
+	}
+	s.work.Lock()
+	defer s.work.Unlock()
+	return m.drop(ctx, s)
+}
+
+// drop forgets a sandbox, whose work is held.
+func (m *Manager) drop(ctx context.Context, s *sandbox) error {
+	s.gone = true
+	m.mu.Lock()
+	recorded := s.recorded
+	if m.known[s.ID] == s {
+		delete(m.known, s.ID)
+	}
+	m.mu.Unlock()
+	if !recorded {
+		return nil
+	}
+	return m.record.ForgetClients(ctx, s.ID)
+}
+
+// Sweep forgets the sandboxes whose network namespace is gone: their DEL never came.
+func (m *Manager) Sweep(ctx context.Context) error {
+	m.mu.Lock()
+	all := make([]*sandbox, 0, len(m.known))
+	for _, s := range m.known {
+		all = append(all, s)
+	}
+	m.mu.Unlock()
+	var errs []error
+	for _, s := range all {
+		exists, err := m.net.Exists(s.Netns)
+		if err == nil && !exists {
+			s.work.Lock()
+			err = m.drop(ctx, s)
+			s.work.Unlock()
+		}
+		if err != nil {
+			errs = append(errs, fmt.Errorf("sandbox %s of pod %s: %w", s.ContainerID, podName(s), err))
+		}
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,288 @@
+package egress
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"time"
+
+	"github.com/coil-net/coil/pkg/dataplane"
+	"github.com/coil-net/coil/pkg/faultpoint"
+	"github.com/coil-net/coil/pkg/kernel/echo"
+	"github.com/coil-net/coil/pkg/kernel/netns"
+	"github.com/coil-net/coil/pkg/kernel/nexthop"
+	"github.com/coil-net/coil/pkg/kernel/route"
+	"github.com/coil-net/coil/pkg/kernel/rtnl"
+	"github.com/coil-net/coil/pkg/kernel/rule"
+	"github.com/coil-net/coil/pkg/kernel/sysctl"
+	"github.com/coil-net/coil/pkg/plan"
+	"github.com/coil-net/coil/pkg/store"
+)
+
+// Kernel is the Network of the machine. In a client it has
+//
+//	rules 1700-2100, tables 117 and 118     see plan.ClientStateOf
+//	fou4_..., fou6_...                      one tunnel to each Service of an Egress, or router
+//	nexthop objects, rules 1850, tables     of Egresses that are direct; see direct.go
+//	coil_ipip4, coil_ipip6, UDP port        what routers send
+//	nftables table coil                     with originating only
+//
+// All of it is closed first: no moment lets a packet to a destination out by another way than
+// its tunnel, once the rules are there. A tunnel to a new peer is made before the routes change
+// to it, and the old one is removed after.
+type Kernel struct {
+	protocol int
+	tunnels  Tunnels
+	marks    Marks
+}
+
+// Tunnels makes the tunnels of one network namespace; see FoU.
+type Tunnels interface {
+	// Make makes and changes tunnels, and what receives packets; it removes nothing. It
+	// returns the links to those peers that it succeeded for.
+	Make(ctx context.Context, ns *netns.NS, h *rtnl.Handle, port uint16, want []dataplane.Tunnel) (map[netip.Addr]dataplane.TunnelLink, dataplane.Result, error)
+	// Prune removes all that isn't kept.
+	Prune(ctx context.Context, ns *netns.NS, h *rtnl.Handle, port uint16, keep []dataplane.Tunnel) (dataplane.Result, error)
+	// Check says what isn't as Make makes it, and returns the links that there are.
+	Check(ctx context.Context, ns *netns.NS, h *rtnl.Handle, port uint16, want []dataplane.Tunnel) (map[netip.Addr]dataplane.TunnelLink, error)
+}
+
+// Marks marks, in a network namespace, connections from outside; see package nft.
+type Marks interface {
+	// Sync makes the rules what they should be, none if nil. It counts what it changed.
+	Sync(ctx context.Context, ns *netns.NS, r *dataplane.OriginatingRules) (dataplane.Result, error)
+	// Check says what of the rules isn't as Sync makes it.
+	Check(ctx context.Context, ns *netns.NS, r dataplane.OriginatingRules) error
+}
+
+// NewKernel returns the Network whose routes and rules have the protocol.
+func NewKernel(protocol int, t Tunnels, m Marks) *Kernel {
+	return &Kernel{protocol: protocol, tunnels: t, marks: m}
+}
+
+// priorities are those of the rules in a client.
+func priorities() []int {
+	all := []int{dataplane.PriorityOriginating, dataplane.PriorityLinkLocal, dataplane.PriorityNarrow, dataplane.PriorityWide}
+	for i := range dataplane.PrivateRanges {
+		all = append(all, dataplane.PriorityPrivate+i)
+	}
+	return all
+}
+
+// client is the network namespace of one while it is worked on.
+type client struct {
+	*Kernel
+	ns     *netns.NS
+	handle *rtnl.Handle
+	routes *route.Syncer
+	rules  *rule.Syncer
+	// nexthops are the routers and their groups, pins the rules of single flows.
+	nexthops *nexthop.Syncer
+	pins     *rule.Syncer
+}
+
+// open opens a namespace, unless another one is at the path now.
+func open(at store.Netns) (*netns.NS, error) {
+	ns, err := netns.Open(at.Path)
+	if errors.Is(err, netns.ErrNotExist) || errors.Is(err, netns.ErrNotNetns) {
+		return nil, fmt.Errorf("%w: %w", ErrGone, err)
+	}
+	if err != nil {
+		return nil, err
+	}
+	if at.Inode != 0 && ns.Inode() != at.Inode {
+		return nil, errors.Join(fmt.Errorf("%w: another one is at %s", ErrGone, at.Path), ns.Close())
+	}
+	return ns, nil
+}
+
+// Exists implements Network.
+func (k *Kernel) Exists(at store.Netns) (bool, error) {
+	ns, err := open(at)
+	if errors.Is(err, ErrGone) {
+		return false, nil
+	}
+	if err != nil {
+		return false, err
+	}
+	return true, ns.Close()
+}
+
+// Ask asks routers by the tunnels of a client; see package kernel/echo.
+func (k *Kernel) Ask(ctx context.Context, at store.Netns, wait time.Duration, questions []echo.Question) (answered, sent []bool, err error) {
+	ns, err := open(at)
+	if err != nil {
+		return nil, nil, err
+	}
+	defer ns.Close()
+	return echo.Ask(ctx, ns, wait, questions)
+}
+
+// enter opens the namespace of a client, which is to be closed.
+func (k *Kernel) enter(at store.Netns) (client, error) {
+	ns, err := open(at)
+	if err != nil {
+		return client{}, err
+	}
+	h, err := rtnl.New(ns)
+	if err != nil {
+		return client{}, errors.Join(err, ns.Close())
+	}
+	return client{
+		Kernel: k, ns: ns, handle: h,
+		routes:   route.New(h, k.protocol, dataplane.TableNarrow, dataplane.TableWide),
+		rules:    rule.New(h, k.protocol, priorities()...),
+		nexthops: nexthop.New(h, k.protocol),
+		pins:     rule.New(h, k.protocol, dataplane.PriorityPinned),
+	}, nil
+}
+
+func (in client) close() {
+	in.handle.Close()
+	in.ns.Close()
+}
+
+// Client implements Network.
+func (k *Kernel) Client(ctx context.Context, at store.Netns, c plan.Client) (Outcome, error) {
+	in, err := k.enter(at)
+	if err != nil {
+		return Outcome{}, err
+	}
+	defer in.close()
+	if len(c.Egresses) == 0 {
+		return in.clear(ctx, c.Port)
+	}
+	link, err := in.handle.LinkByName(ctx, c.Link)
+	if err != nil {
+		return Outcome{}, err
+	}
+	c.MTU = link.MTU
+	return in.make(ctx, plan.ClientStateOf(c), c)
+}
+
+// make makes all that there should be. It goes on after a failure: what is missing then
+// leaves destinations unreachable.
+func (in client) make(ctx context.Context, state plan.ClientState, c plan.Client) (Outcome, error) {
+	out := Outcome{State: state}
+	var errs []error
+	errs = append(errs, set(in.ns, &out, settingsOf(c.Link, spreadOf(state))...))
+	closed, err := in.routes.Ensure(ctx, state.Closed())
+	errs = append(errs, err)
+	faultpoint.At(faultpoint.EgressClosed)
+	if state.Originating != nil {
+		errs = append(errs, in.mark(ctx, &out, state.Originating))
+	}
+	out.Rules, err = in.rules.Sync(ctx, state.Rules)
+	errs = append(errs, err)
+	if state.Originating == nil {
+		errs = append(errs, in.mark(ctx, &out, nil))
+	}
+	faultpoint.At(faultpoint.EgressRuled)
+	links, tunnels, err := in.tunnels.Make(ctx, in.ns, in.handle, c.Port, state.Tunnels)
+	complete := err == nil
+	errs = append(errs, err)
+	indexes := map[netip.Addr]int{}
+	var accepting group
+	for peer, l := range links {
+		accepting = append(accepting, accept(l.Name))
+		indexes[peer] = l.Index
+	}
+	errs = append(errs, set(in.ns, &out, accepting))
+	faultpoint.At(faultpoint.EgressTunnelled)
+	groups, err := in.group(ctx, state, indexes, complete, &out)
+	errs = append(errs, err)
+	grouped := err == nil
+	faultpoint.At(faultpoint.EgressGrouped)
+	out.Routes, out.Tunnels, out.Links = closed, tunnels, indexes
+	if !complete {
+		// Tunnels that couldn't even be looked at may well work.
+		opened, err := in.routes.Ensure(ctx, state.By(indexes))
+		out.Routes = out.Routes.Plus(opened)
+		return out, errors.Join(append(errs, err)...)
+	}
+	opened, err := in.routes.Sync(ctx, state.By(indexes))
+	errs = append(errs, err)
+	faultpoint.At(faultpoint.EgressOpened)
+	if grouped {
+		former, err := in.nexthops.Prune(ctx, groups)
+		out.Nexthops = out.Nexthops.Plus(former)
+		errs = append(errs, err)
+	}
+	pruned, err := in.tunnels.Prune(ctx, in.ns, in.handle, c.Port, state.Tunnels)
+	errs = append(errs, err)
+	out.Routes, out.Tunnels = out.Routes.Plus(opened), out.Tunnels.Plus(pruned)
+	return out, errors.Join(errs...)
+}
+
+// clear removes what make has made, but for the parameters. Routes go first: without the
+// rules for private ranges others would take these.
+func (in client) clear(ctx context.Context, port uint16) (out Outcome, err error) {
+	var errs []error
+	out.Routes, err = in.routes.Sync(ctx, nil)
+	errs = append(errs, err)
+	faultpoint.At(faultpoint.EgressRouteless)
+	out.Rules, err = in.rules.Sync(ctx, nil)
+	errs = append(errs, err)
+	out.Pins, err = in.pins.Sync(ctx, nil)
+	errs = append(errs, err)
+	out.Nexthops, err = in.nexthops.Prune(ctx, nexthop.Set{})
+	errs = append(errs, err)
+	out.Tunnels, err = in.tunnels.Prune(ctx, in.ns, in.handle, port, nil)
+	return out, errors.Join(append(errs, err, in.mark(ctx, &out, nil))...)
+}
+
+func (in client) mark(ctx context.Context, out *Outcome, r *dataplane.OriginatingRules) error {
+	result, err := in.marks.Sync(ctx, in.ns, r)
+	out.Others += result.Added + result.Replaced + result.Deleted
+	return err
+}
+
+// accept lets packets in by a link whatever way their source would be reached: answers come
+// from where only tunnels lead, and connections from outside by the link to the node.
+func accept(link string) sysctl.Setting {
+	return sysctl.Setting{Key: "net/ipv4/conf/" + link + "/rp_filter", Value: "0"}
+}
+
+// group are parameters that a kernel has all of, or none.
+type group []sysctl.Setting
+
+// settingsOf are those of a namespace whose link to the node has a name, and where spread is how
+// flows are spread over several next hops.
+func settingsOf(link string, spread []group) []group {
+	return append([]group{{accept("all"), accept("default"), accept(link)}}, spread...)
+}
+
+// routerSettings are those of a router, whose link to the node has a name.
+func routerSettings(link string) []group {
+	return append(settingsOf(link, spreadByPorts),
+		group{{Key: "net/ipv4/conf/all/forwarding", Value: "1"}},
+		group{{Key: "net/ipv6/conf/all/forwarding", Value: "1"}})
+}
+
+// Router implements Network.
+func (k *Kernel) Router(_ context.Context, at store.Netns, link string) (out Outcome, err error) {
+	ns, err := open(at)
+	if err != nil {
+		return out, err
+	}
+	defer ns.Close()
+	err = set(ns, &out, routerSettings(link)...)
+	return out, err
+}
+
+// set sets parameters. Those that the kernel doesn't have, for want of an address family or of
+// several next hops, aren't needed.
+func set(ns *netns.NS, out *Outcome, groups ...group) error {
+	var errs []error
+	for _, g := range groups {
+		changed, err := sysctl.Set(ns, g...)
+		if !errors.Is(err, sysctl.ErrNotExist) {
+			errs = append(errs, err)
+		}
+		if changed {
+			out.Others++
+		}
+	}
+	return errors.Join(errs...)
+}

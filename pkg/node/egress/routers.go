@@ -1,0 +1,257 @@
+package egress
+
+import (
+	"cmp"
+	"context"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/klog/v2"
+
+	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
+	"github.com/coil-net/coil/pkg/dataplane"
+	"github.com/coil-net/coil/pkg/kernel/echo"
+	"github.com/coil-net/coil/pkg/plan"
+)
+
+// Reasons of Events on Egresses.
+const (
+	RouterDead = "RouterDead"
+	RouterBack = "RouterBack"
+)
+
+// Each router that a client of the node has a tunnel to is asked once in a while, through the tunnel
+// of one client, and has so long to answer.
+const (
+	askEvery = time.Second
+	askWait  = 500 * time.Millisecond
+)
+
+// router is one at one of its addresses.
+type router struct {
+	liveness
+	egress string // namespace/name
+	// turn is whose it is to ask: another client's when the last one got no answer.
+	turn int
+}
+
+// routersOf returns the routers of an Egress; those that don't answer are dead.
+func (m *Manager) routersOf(egress types.NamespacedName) ([]plan.ClientRouter, error) {
+	all, err := m.cluster.Routers(egress)
+	if err != nil {
+		return nil, err
+	}
+	all = slices.Clone(all)
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for i := range all {
+		if r := m.routers[all[i].Addr]; r != nil && r.dead {
+			all[i].State = plan.RouterDead
+		}
+	}
+	return all, nil
+}
+
+// AskRouters asks all routers again and again until ctx ends. What is told of a router changes at
+// once what its clients do.
+func (m *Manager) AskRouters(ctx context.Context) error {
+	ticker := time.NewTicker(askEvery)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-ticker.C:
+			m.askOnce(ctx)
+		}
+	}
+}
+
+// round is what one client asks, and hears.
+type round struct {
+	client         *sandbox
+	questions      []echo.Question
+	answered, sent []bool
+	err            error
+}
+
+func (m *Manager) askOnce(ctx context.Context) {
+	rounds := m.questions()
+	var wg sync.WaitGroup
+	for _, r := range rounds {
+		wg.Go(func() { r.answered, r.sent, r.err = m.cfg.Ask(ctx, r.client.Netns, askWait, r.questions) })
+	}
+	wg.Wait()
+	if ctx.Err() != nil {
+		return
+	}
+	for _, r := range rounds {
+		if r.err != nil {
+			logged(ctx, r.client).V(2).Info("Can't ask routers through the pod, another one does", "reason", r.err)
+		}
+	}
+	for _, addr := range m.hear(rounds) {
+		m.tellRouter(ctx, addr)
+	}
+}
+
+// questions chooses who asks which router, and forgets routers that nobody has a tunnel to.
+func (m *Manager) questions() []*round {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	type end struct {
+		*sandbox
+		source netip.Addr
+		egress string
+	}
+	clients := map[netip.Addr][]end{}
+	for _, s := range m.known {
+		for _, g := range s.groups {
+			for _, a := range g.Routers() {
+				if s.links[a] != 0 {
+					clients[a] = append(clients[a], end{s, g.Source, g.Egress})
+				}
+			}
+		}
+	}
+	for a := range m.routers {
+		if len(clients[a]) == 0 {
+			delete(m.routers, a)
+		}
+	}
+	bySandbox := map[*sandbox]*round{}
+	var rounds []*round
+	for a, ends := range clients {
+		slices.SortFunc(ends, func(a, b end) int {
+			return cmp.Or(strings.Compare(a.ContainerID, b.ContainerID), strings.Compare(a.IfName, b.IfName))
+		})
+		r := m.routers[a]
+		if r == nil {
+			r = &router{}
+			m.routers[a] = r
+		}
+		asks := ends[r.turn%len(ends)]
+		r.egress = asks.egress
+		if bySandbox[asks.sandbox] == nil {
+			bySandbox[asks.sandbox] = &round{client: asks.sandbox}
+			rounds = append(rounds, bySandbox[asks.sandbox])
+		}
+		all := &bySandbox[asks.sandbox].questions
+		*all = append(*all, echo.Question{Link: asks.links[a], From: asks.source, To: a})
+	}
+	return rounds
+}
+
+// hear notes what routers have answered, and returns those that died or came back.
+func (m *Manager) hear(rounds []*round) (changed []netip.Addr) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	now := time.Now()
+	// Answers first: who answers shows that others could.
+	for _, answered := range []bool{true, false} {
+		for _, round := range rounds {
+			for i, q := range round.questions {
+				r := m.routers[q.To]
+				sent := i < len(round.sent) && round.sent[i]
+				if r == nil || sent && round.answered[i] != answered || !sent && answered {
+					continue
+				}
+				if !answered {
+					r.turn++
+				}
+				if sent && r.observe(now, answered, m.othersAnswer(q.To, now)) {
+					changed = append(changed, q.To)
+				}
+			}
+		}
+	}
+	return changed
+}
+
+// othersAnswer says whether another router of an Egress has answered lately, in the same family.
+func (m *Manager) othersAnswer(addr netip.Addr, now time.Time) bool {
+	for a, r := range m.routers {
+		if a != addr && r.egress == m.routers[addr].egress && dataplane.FamilyOf(a) == dataplane.FamilyOf(addr) &&
+			!r.last.IsZero() && now.Sub(r.last) < deathMisses*askEvery {
+			return true
+		}
+	}
+	return false
+}
+
+// tellRouter tells of a router that died or came back: its clients, and people.
+func (m *Manager) tellRouter(ctx context.Context, addr netip.Addr) {
+	m.mu.Lock()
+	r := m.routers[addr]
+	if r == nil {
+		m.mu.Unlock()
+		return
+	}
+	name, dead := r.egress, r.dead
+	m.mu.Unlock()
+	namespace, egress, _ := strings.Cut(name, "/")
+	m.EgressChanged(types.NamespacedName{Namespace: namespace, Name: egress})
+	klog.FromContext(ctx).Info("A router of an Egress died or came back", "egress", klog.KRef(namespace, egress), "router", addr, "dead", dead)
+	ref := &corev1.ObjectReference{APIVersion: v2.GroupVersion.String(), Kind: "Egress", Namespace: namespace, Name: egress}
+	if e, err := m.cluster.Egress(ctx, types.NamespacedName{Namespace: namespace, Name: egress}, false); err == nil {
+		ref.UID = e.UID
+	}
+	if dead {
+		m.recorder.Eventf(ref, nil, corev1.EventTypeWarning, RouterDead, RouterDead, "router %s doesn't answer: no pod of the node uses it", addr)
+	} else {
+		m.recorder.Eventf(ref, nil, corev1.EventTypeNormal, RouterBack, RouterBack, "router %s answers again", addr)
+	}
+}
+
+// made notes what a client has of routers, and how long it took to leave those that died.
+func (m *Manager) made(ctx context.Context, s *sandbox, out Outcome, err error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	s.tunnels = len(out.State.Tunnels)
+	m.counts.moved.Add(float64(out.Moved))
+	if out.Unpinned > 0 {
+		m.counts.unpinned.Add(float64(out.Unpinned))
+		logged(ctx, s).Info("Flows of the pod may go on by other routers: they are too many to be kept", "pinned", sum(out.Pinned), "others", out.Unpinned)
+	}
+	if err == nil {
+		for _, g := range out.State.Groups {
+			for _, a := range g.Dead {
+				if r := m.routers[a]; r != nil && !r.last.IsZero() && uses(s.groups, a) {
+					m.counts.failover.Observe(time.Since(r.last).Seconds())
+				}
+			}
+		}
+	}
+	if err == nil || out.Links != nil {
+		s.groups, s.links, s.pinned = out.State.Groups, out.Links, out.Pinned
+	}
+}
+
+// sum is how many there are in all.
+func sum(by map[int]int) int {
+	n := 0
+	for _, part := range by {
+		n += part
+	}
+	return n
+}
+
+// former says whether flows of a sandbox still go where those of an Egress went before its peering
+// changed.
+func (m *Manager) former(s *sandbox, egress string) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return slices.ContainsFunc(s.groups, func(g plan.ClientGroup) bool {
+		return g.Egress == egress && slices.ContainsFunc(g.Former, func(a netip.Addr) bool { return s.pinned[s.links[a]] > 0 })
+	})
+}
+
+// uses says whether groups send to a router.
+func uses(groups []plan.ClientGroup, router netip.Addr) bool {
+	return slices.ContainsFunc(groups, func(g plan.ClientGroup) bool { return slices.Contains(g.Members, router) })
+}

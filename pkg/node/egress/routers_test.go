@@ -1,0 +1,261 @@
+package egress
+
+import (
+	"context"
+	"net/netip"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/prometheus/client_golang/prometheus/testutil"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
+	"github.com/coil-net/coil/pkg/plan"
+)
+
+// direct makes Egress net/a one with routers, as "10.1.1.1 live, ...".
+func (w *world) direct(routers string) {
+	w.egress("a", "10.96.0.1", "192.0.2.0/24").Spec.Peering = v2.EgressPeeringDirect
+	w.routers["net/a"] = nil
+	for text := range strings.SplitSeq(routers, ", ") {
+		if addr, state, ok := strings.Cut(text, " "); ok {
+			w.routers["net/a"] = append(w.routers["net/a"], plan.ClientRouter{
+				Addr: netip.MustParseAddr(addr), State: map[string]plan.RouterState{"live": plan.RouterLive, "draining": plan.RouterDraining}[state],
+			})
+		}
+	}
+}
+
+func (w *world) silence(silent bool, routers ...string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, r := range routers {
+		w.silent[netip.MustParseAddr(r)] = silent
+	}
+}
+
+// asking is running, and asks routers, too.
+func asking(t *testing.T, m *Manager) (stop func()) {
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- m.AskRouters(ctx) }()
+	stopLoop := running(t, m)
+	return func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+		stopLoop()
+	}
+}
+
+// clients adds pods that use Egress net/a.
+func (w *world) clients(t *testing.T, m *Manager, pods ...string) {
+	t.Helper()
+	for _, p := range pods {
+		w.pod(p, "a")
+		if err := w.add(t, m, p); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// after lets time pass, and compares what pod p has.
+func (w *world) after(t *testing.T, d time.Duration, what, want string) {
+	t.Helper()
+	time.Sleep(d)
+	synctest.Wait()
+	if got := w.has("p"); got != want {
+		t.Errorf("%s: p has %q, want %q", what, got, want)
+	}
+}
+
+const (
+	both   = "192.0.2.0/24 [10.1.1.1 10.1.1.2]"
+	second = "192.0.2.0/24 [10.1.1.2]"
+	none   = "192.0.2.0/24 nowhere"
+)
+
+func TestRoutersDieAndComeBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld()
+		w.direct("10.1.1.1 live, 10.1.1.2 live")
+		m := w.manager(false)
+		w.clients(t, m, "p", "q")
+		defer asking(t, m)()
+		w.after(t, 10*time.Second, "at first", both)
+		if n := w.asked[netip.MustParseAddr("10.1.1.1")]; n < 8 || n > 11 {
+			t.Errorf("a router was asked %d times in 10 s by two pods", n)
+		}
+		w.silence(true, "10.1.1.1")
+		w.after(t, 1900*time.Millisecond, "two misses", both)
+		w.after(t, 1500*time.Millisecond, "three misses", second)
+		if got := w.has("q"); got != second {
+			t.Errorf("q has %q", got)
+		}
+		if err := testutil.CollectAndCompare(m, strings.NewReader(`
+# HELP coil_egress_node_routers Routers that pods of the node send to directly, by Egress, address family and state: live, draining, dead.
+# TYPE coil_egress_node_routers gauge
+coil_egress_node_routers{egress="a",family="IPv4",namespace="net",state="dead"} 1
+coil_egress_node_routers{egress="a",family="IPv4",namespace="net",state="draining"} 0
+coil_egress_node_routers{egress="a",family="IPv4",namespace="net",state="live"} 1
+# HELP coil_egress_node_failover_duration_seconds Time from the last answer of a router that died until a pod sends new flows to others.
+# TYPE coil_egress_node_failover_duration_seconds histogram
+coil_egress_node_failover_duration_seconds_bucket{le="1"} 0
+coil_egress_node_failover_duration_seconds_bucket{le="2"} 0
+`+buckets(2, 3, 4, 5, 7, 10, 20, 60)+`coil_egress_node_failover_duration_seconds_sum 6
+coil_egress_node_failover_duration_seconds_count 2
+`), "coil_egress_node_routers", "coil_egress_node_failover_duration_seconds"); err != nil {
+			t.Error(err)
+		}
+		w.silence(true, "10.1.1.2")
+		w.after(t, 4*time.Second, "no router answers", none)
+		w.silence(false, "10.1.1.1", "10.1.1.2")
+		w.after(t, 1900*time.Millisecond, "two answers", none)
+		w.after(t, 1500*time.Millisecond, "three answers", both)
+		want := []string{
+			"a: RouterDead: router 10.1.1.1 doesn't answer: no pod of the node uses it", "a: RouterDead: router 10.1.1.2 doesn't answer: no pod of the node uses it",
+		}
+		if d := cmp.Diff(want, w.events[:2]); d != "" || len(w.events) != 4 {
+			t.Errorf("%d events (-want +got):\n%s", len(w.events), d)
+		}
+	})
+}
+
+// Who keeps questions from all routers takes none away, and a new one that doesn't answer is dead.
+func TestRoutersThatNeverAnswer(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld()
+		w.direct("10.1.1.1 live, 10.1.1.2 live")
+		m := w.manager(false)
+		w.clients(t, m, "p")
+		w.silence(true, "10.1.1.1", "10.1.1.2")
+		defer asking(t, m)()
+		w.after(t, time.Minute, "nobody answers", both)
+		w.silence(false, "10.1.1.2")
+		w.after(t, 5*time.Second, "one does", second)
+	})
+}
+
+// A pod that can't ask, or gets no answer, is no proof.
+func TestAnotherPodAsks(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld()
+		w.direct("10.1.1.1 live, 10.1.1.2 live")
+		m := w.manager(false)
+		w.clients(t, m, "a", "p")
+		defer asking(t, m)()
+		w.after(t, 10*time.Second, "at first", both)
+		w.mu.Lock()
+		w.gone["/a"] = true // its DEL didn't come yet
+		before := w.asked[netip.MustParseAddr("10.1.1.1")]
+		w.mu.Unlock()
+		w.after(t, 5*time.Second, "a pod is gone", both)
+		if n := w.asked[netip.MustParseAddr("10.1.1.1")] - before; n < 3 {
+			t.Errorf("the other asked %d times in 5 s", n)
+		}
+		if err := m.Forget(t.Context(), sandboxOf("p").ID); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(20 * time.Second)
+		synctest.Wait()
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		if len(m.known) > 0 || len(m.routers) > 0 {
+			t.Errorf("left: %v, %v", m.known, m.routers)
+		}
+	})
+}
+
+// A living Egress changes its peering, its routers and whom it is for.
+func TestPeeringChanges(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld()
+		w.egress("a", "10.96.0.1", "192.0.2.0/24")
+		m := w.manager(false)
+		w.clients(t, m, "p")
+		defer asking(t, m)()
+		w.after(t, time.Second, "Service", "192.0.2.0/24 10.96.0.1")
+		w.change(m, func() { w.direct("") })
+		w.after(t, time.Second, "no router", none)
+		w.change(m, func() { w.direct("10.1.1.1 live, 10.1.1.2 live") })
+		w.after(t, time.Second, "Direct", both)
+		w.change(m, func() { w.direct("10.1.1.1 draining, 10.1.1.2 live") })
+		w.after(t, time.Second, "one drains", second)
+		w.change(m, func() {
+			w.egresses["net/a"].Spec.AllowedNamespaces = &metav1.LabelSelector{MatchLabels: map[string]string{"team": "red"}}
+		})
+		w.after(t, time.Second, "not allowed", none)
+		w.change(m, func() { w.egress("a", "10.96.0.1", "192.0.2.0/24") })
+		w.after(t, time.Second, "Service again", "192.0.2.0/24 10.96.0.1")
+		time.Sleep(2 * time.Second)
+		synctest.Wait()
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		if len(m.routers) > 0 {
+			t.Errorf("routers are still asked: %v", m.routers)
+		}
+	})
+}
+
+// What an Egress was before its peering changed is known until no flow goes that way, also if coild
+// starts again meanwhile; nobody asks a Service whether it lives.
+func TestPeeringSwitches(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld()
+		w.egress("a", "10.96.0.1", "192.0.2.0/24")
+		m := w.manager(false)
+		w.clients(t, m, "p")
+		stop := asking(t, m)
+		switched := func(what string, want bool, peers string) {
+			t.Helper()
+			time.Sleep(12 * time.Second)
+			synctest.Wait()
+			w.mu.Lock()
+			defer w.mu.Unlock()
+			c := w.netns["/p"]
+			var tunnels []string
+			for _, t := range plan.ClientStateOf(c).Tunnels {
+				tunnels = append(tunnels, t.Remote.String())
+			}
+			record := w.records[sandboxOf("p").ID].Egresses
+			if got := strings.Join(tunnels, " "); got != peers || c.Egresses[0].Switched != want || len(record) != 1 || record[0].Switched != want {
+				t.Errorf("%s: tunnels to %s, switched %t, recorded %+v; want %s, %t", what, got, c.Egresses[0].Switched, record, peers, want)
+			}
+		}
+		switched("at first", false, "10.96.0.1")
+		w.flow = netip.MustParseAddr("10.96.0.1")
+		w.change(m, func() { w.direct("10.1.1.1 live, 10.1.1.2 live") })
+		switched("direct, with a flow by the Service", true, "10.1.1.1 10.1.1.2 10.96.0.1")
+		stop()
+		m = w.manager(false)
+		if err := m.Restore(t.Context(), nil); err != nil {
+			t.Fatal(err)
+		}
+		stop = asking(t, m)
+		switched("after a restart", true, "10.1.1.1 10.1.1.2 10.96.0.1")
+		w.mu.Lock()
+		w.flow = netip.Addr{}
+		w.mu.Unlock()
+		switched("without the flow", false, "10.1.1.1 10.1.1.2")
+		w.mu.Lock()
+		w.flow = netip.MustParseAddr("10.1.1.2")
+		w.mu.Unlock()
+		w.change(m, func() {
+			w.egresses["net/a"] = w.egresses["net/a"].DeepCopy()
+			w.egresses["net/a"].Spec.Peering = v2.EgressPeeringService
+		})
+		switched("Service, with a flow by a router", true, "10.1.1.1 10.1.1.2 10.96.0.1")
+		w.after(t, 0, "Service", "192.0.2.0/24 [10.96.0.1]")
+		w.change(m, func() { w.routers["net/a"] = w.routers["net/a"][:1] })
+		switched("the router is gone", false, "10.96.0.1")
+		w.after(t, 0, "Service", "192.0.2.0/24 10.96.0.1")
+		if w.asked[netip.MustParseAddr("10.96.0.1")] > 0 {
+			t.Error("the Service was asked")
+		}
+		stop()
+	})
+}

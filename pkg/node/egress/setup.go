@@ -1,0 +1,104 @@
+package egress
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/klog/v2"
+
+	"github.com/coil-net/coil/pkg/node"
+	"github.com/coil-net/coil/pkg/plan"
+	"github.com/coil-net/coil/pkg/store"
+)
+
+// undoTimeout bounds the undoing of a failed setup.
+const undoTimeout = 10 * time.Second
+
+// Begin finds out what a pod that is being added asks for. An Egress that doesn't exist, or
+// isn't for the pod's namespace, is an error that names it. The function that is returned
+// completes the pod's sandbox: nothing runs there yet. On its error nothing is left.
+func (m *Manager) Begin(ctx context.Context, pod store.Pod) (func(context.Context, node.Sandbox) error, error) {
+	meta, err := m.cluster.Pod(ctx, pod, true)
+	if err != nil {
+		return nil, fmt.Errorf("look up the annotations of the pod: %w: %w", node.ErrUnavailable, err)
+	}
+	_, router := plan.RouterOf(meta.Labels)
+	refs := plan.EgressRefs(meta.Annotations)
+	if router && len(refs) > 0 {
+		return nil, fmt.Errorf("the pod asks for Egress %s, and is a router of an Egress itself", refs[0])
+	}
+	w, err := m.look(ctx, pod.Namespace, refs, nil, true)
+	if err != nil {
+		return nil, fmt.Errorf("look up Egresses: %w: %w", node.ErrUnavailable, err)
+	}
+	m.tell(meta, nil, w.problems)
+	for _, p := range w.problems {
+		if p.fatal {
+			return nil, errors.New(p.text)
+		}
+	}
+	if len(refs) > 0 {
+		if err := m.cfg.Available(); err != nil {
+			return nil, fmt.Errorf("the pod asks for Egress %s: %w", refs[0], err)
+		}
+	}
+	return func(ctx context.Context, s node.Sandbox) error {
+		if s.UID == "" {
+			s.UID = string(meta.UID)
+		}
+		return m.setUp(ctx, s, w, router)
+	}, nil
+}
+
+// setUp completes a sandbox. What it undoes may have been there already only if the runtime
+// repeats an ADD, and then ADD as a whole is undone, too.
+func (m *Manager) setUp(ctx context.Context, at node.Sandbox, w wanted, router bool) error {
+	s := m.enter(at)
+	s.work.Lock()
+	defer s.work.Unlock()
+	err := m.apply(ctx, s, w)
+	if err == nil && router {
+		err = m.syncRouter(ctx, s)
+	}
+	if err == nil {
+		// The annotations may have changed since they were read.
+		m.loop.Add(podName(s))
+		return nil
+	}
+	undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTimeout)
+	defer cancel()
+	var undone error
+	if len(w.egresses) > 0 {
+		_, undone = m.net.Client(undo, s.Netns, m.client(s, wanted{}))
+	}
+	if errors.Is(undone, ErrGone) {
+		undone = nil
+	}
+	return fmt.Errorf("set up egress: %w", errors.Join(err, undone, m.drop(undo, s)))
+}
+
+// enter returns what is known of a sandbox, anew if it is another one by now.
+func (m *Manager) enter(at node.Sandbox) *sandbox {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if s := m.known[at.ID]; s != nil && s.Sandbox == at {
+		return s
+	}
+	s := &sandbox{Sandbox: at}
+	if old := m.known[at.ID]; old != nil {
+		s.recorded = old.recorded // until it is recorded anew
+	}
+	m.known[at.ID] = s
+	return s
+}
+
+// notFound says whether an object isn't there, rather than unknown.
+func notFound(err error) bool { return apierrors.IsNotFound(err) }
+
+// logged is the logger with the names of a sandbox.
+func logged(ctx context.Context, s *sandbox) klog.Logger {
+	return klog.FromContext(ctx).WithValues("pod", klog.KRef(s.Namespace, s.Name), "containerID", s.ContainerID)
+}

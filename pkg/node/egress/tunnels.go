@@ -1,0 +1,79 @@
+package egress
+
+import (
+	"context"
+	"errors"
+	"net/netip"
+
+	"github.com/coil-net/coil/pkg/dataplane"
+	"github.com/coil-net/coil/pkg/kernel/fou"
+	"github.com/coil-net/coil/pkg/kernel/netns"
+	"github.com/coil-net/coil/pkg/kernel/nft"
+	"github.com/coil-net/coil/pkg/kernel/rtnl"
+	"github.com/coil-net/coil/pkg/kernel/tunnel"
+	"github.com/coil-net/coil/pkg/plan"
+)
+
+// FoU are Tunnels of Foo over UDP.
+type FoU struct{}
+
+// Make implements Tunnels.
+func (FoU) Make(ctx context.Context, ns *netns.NS, h *rtnl.Handle, port uint16, want []dataplane.Tunnel) (map[netip.Addr]dataplane.TunnelLink, dataplane.Result, error) {
+	families := familiesOf(want)
+	if len(families) == 0 {
+		return nil, dataplane.Result{}, nil
+	}
+	// The tunnels work one way without these.
+	err := errors.Join(fou.Ensure(ctx, ns, port, families...), tunnel.EnsureReceivers(ctx, h, families...))
+	links, result, tunnelErr := tunnel.New(h).Sync(ctx, want)
+	return links, result, errors.Join(err, tunnelErr)
+}
+
+// Prune implements Tunnels.
+func (FoU) Prune(ctx context.Context, ns *netns.NS, h *rtnl.Handle, port uint16, keep []dataplane.Tunnel) (dataplane.Result, error) {
+	result, err := tunnel.New(h).Prune(ctx, keep)
+	if len(keep) == 0 {
+		err = errors.Join(err, tunnel.RemoveReceivers(ctx, h), fou.Remove(ctx, ns, port))
+	}
+	return result, err
+}
+
+// Check implements Tunnels.
+func (FoU) Check(ctx context.Context, ns *netns.NS, h *rtnl.Handle, port uint16, want []dataplane.Tunnel) (map[netip.Addr]dataplane.TunnelLink, error) {
+	families := familiesOf(want)
+	if len(families) == 0 {
+		return nil, nil
+	}
+	links, err := tunnel.Check(ctx, h, want)
+	return links, errors.Join(err, fou.Check(ctx, ns, port, families...))
+}
+
+func familiesOf(tunnels []dataplane.Tunnel) []dataplane.Family {
+	return plan.ClientState{Tunnels: tunnels}.Families()
+}
+
+// Nft are Marks of nftables.
+type Nft struct{}
+
+// Sync implements Marks.
+func (Nft) Sync(ctx context.Context, ns *netns.NS, r *dataplane.OriginatingRules) (dataplane.Result, error) {
+	o, err := nft.NewOriginating(ns)
+	if err != nil {
+		return dataplane.Result{}, err
+	}
+	defer o.Close()
+	if r == nil {
+		return dataplane.Result{}, o.Remove(ctx)
+	}
+	return o.Sync(ctx, *r)
+}
+
+// Check implements Marks.
+func (Nft) Check(ctx context.Context, ns *netns.NS, r dataplane.OriginatingRules) error {
+	o, err := nft.NewOriginating(ns)
+	if err != nil {
+		return err
+	}
+	defer o.Close()
+	return o.Check(ctx, r)
+}

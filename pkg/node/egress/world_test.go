@@ -1,0 +1,280 @@
+package egress
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+
+	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
+	"github.com/coil-net/coil/pkg/dataplane"
+	"github.com/coil-net/coil/pkg/ipam"
+	"github.com/coil-net/coil/pkg/kernel/echo"
+	"github.com/coil-net/coil/pkg/node"
+	"github.com/coil-net/coil/pkg/plan"
+	"github.com/coil-net/coil/pkg/reconcile"
+	"github.com/coil-net/coil/pkg/store"
+)
+
+// world is an API server, a record and network namespaces in memory.
+type world struct {
+	mu         sync.Mutex
+	pods       map[string]*metav1.PartialObjectMetadata
+	namespaces map[string]*metav1.PartialObjectMetadata
+	egresses   map[string]*v2.Egress
+	services   map[string]*corev1.Service
+	routers    map[string][]plan.ClientRouter
+	silent     map[netip.Addr]bool // routers that don't answer
+	asked      map[netip.Addr]int
+	down       error // of the API server, for what isn't in a cache
+	live       int   // requests beside the caches
+
+	records   map[store.ID]store.Client
+	recordErr error
+
+	netns  map[string]plan.Client // what was made, by path
+	gone   map[string]bool
+	broken map[string]error
+	routed map[string]int
+	drift  map[string]int // rules that somebody deleted
+	flow   netip.Addr     // where a flow of each client goes
+	wrong  error          // what CHECK finds
+	events []string
+	fixed  int
+}
+
+func newWorld() *world {
+	return &world{
+		pods: map[string]*metav1.PartialObjectMetadata{}, namespaces: map[string]*metav1.PartialObjectMetadata{},
+		egresses: map[string]*v2.Egress{}, services: map[string]*corev1.Service{},
+		records: map[store.ID]store.Client{}, netns: map[string]plan.Client{}, gone: map[string]bool{}, broken: map[string]error{},
+		routed: map[string]int{}, drift: map[string]int{},
+		routers: map[string][]plan.ClientRouter{}, silent: map[netip.Addr]bool{}, asked: map[netip.Addr]int{},
+	}
+}
+
+func get[T any](w *world, live bool, all map[string]T, name string) (T, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	x, ok := all[name]
+	if ok {
+		return x, nil
+	}
+	if live {
+		w.live++
+		if w.down != nil {
+			return x, w.down
+		}
+	}
+	return x, fmt.Errorf("read: %w", apierrors.NewNotFound(schema.GroupResource{Resource: "things"}, name))
+}
+
+func (w *world) Pod(_ context.Context, p store.Pod, live bool) (*metav1.PartialObjectMetadata, error) {
+	m, err := get(w, live, w.pods, p.Namespace+"/"+p.Name)
+	if err == nil && p.UID != "" && string(m.UID) != p.UID {
+		return get(w, live, w.pods, "another")
+	}
+	return m, err
+}
+func (w *world) Namespace(_ context.Context, name string, live bool) (*metav1.PartialObjectMetadata, error) {
+	return get(w, live, w.namespaces, name)
+}
+func (w *world) Egress(_ context.Context, name types.NamespacedName, live bool) (*v2.Egress, error) {
+	return get(w, live, w.egresses, name.String())
+}
+func (w *world) Service(_ context.Context, name types.NamespacedName, live bool) (*corev1.Service, error) {
+	return get(w, live, w.services, name.String())
+}
+
+func (w *world) Routers(name types.NamespacedName) ([]plan.ClientRouter, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.routers[name.String()], nil
+}
+
+// Ask takes its time for a router that doesn't answer.
+func (w *world) Ask(_ context.Context, at store.Netns, wait time.Duration, questions []echo.Question) (answered, sent []bool, err error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.gone[at.Path] {
+		return nil, nil, ErrGone
+	}
+	for _, q := range questions {
+		w.asked[q.To]++
+		answered, sent = append(answered, !w.silent[q.To]), append(sent, q.Link != 0)
+	}
+	return answered, sent, nil
+}
+
+func (w *world) SetClient(_ context.Context, c store.Client) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.recordErr == nil {
+		w.records[c.ID] = c
+	}
+	return w.recordErr
+}
+func (w *world) ForgetClients(_ context.Context, ids ...store.ID) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, id := range ids {
+		delete(w.records, id)
+	}
+	return nil
+}
+func (w *world) ListClients(context.Context) ([]store.Client, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return slices.Collect(maps.Values(w.records)), nil
+}
+
+func (w *world) Client(_ context.Context, at store.Netns, c plan.Client) (Outcome, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.gone[at.Path] {
+		return Outcome{}, ErrGone
+	}
+	c.MTU = 1500
+	out := Outcome{State: plan.ClientStateOf(c), Links: map[netip.Addr]int{}, Pinned: map[int]int{}}
+	for i, t := range out.State.Tunnels {
+		out.Links[t.Remote] = 10 + i
+		if t.Remote == w.flow {
+			out.Pinned[10+i] = 1
+		}
+	}
+	if err := w.broken[at.Path]; err != nil {
+		return out, err
+	}
+	out.Rules.Added = w.drift[at.Path]
+	delete(w.drift, at.Path)
+	w.netns[at.Path] = c
+	return out, nil
+}
+func (w *world) Router(_ context.Context, at store.Netns, _ string) (Outcome, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.routed[at.Path]++
+	return Outcome{}, w.broken[at.Path]
+}
+func (w *world) Check(_ context.Context, at store.Netns, _ plan.Client, made plan.ClientState) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if len(made.Routes) == 0 {
+		return fmt.Errorf("nothing was made at %s", at.Path)
+	}
+	return w.wrong
+}
+func (w *world) CheckRouter(context.Context, store.Netns, string) error { return w.wrong }
+func (w *world) Exists(at store.Netns) (bool, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return !w.gone[at.Path], nil
+}
+func (w *world) Eventf(about, _ runtime.Object, _, reason, _, note string, args ...any) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.events = append(w.events, fmt.Sprintf("%s: %s: %s", about.(*corev1.ObjectReference).Name, reason, fmt.Sprintf(note, args...)))
+}
+
+// change changes objects, and does what informers do then.
+func (w *world) change(m *Manager, f func()) {
+	w.mu.Lock()
+	f()
+	w.mu.Unlock()
+	m.mu.Lock()
+	var pods []types.NamespacedName
+	for _, s := range m.known {
+		pods = append(pods, podName(s))
+	}
+	m.mu.Unlock()
+	for _, p := range pods {
+		m.PodChanged(p)
+	}
+}
+
+func (w *world) pod(name, egresses string) {
+	p := &metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name, UID: types.UID("uid-" + name)}}
+	if egresses != "" {
+		p.Annotations = map[string]string{v2.AnnotationEgressPrefix + "net": egresses}
+	}
+	w.pods["ns/"+name] = p
+}
+
+func (w *world) egress(name, service string, destinations ...string) *v2.Egress {
+	e := &v2.Egress{ObjectMeta: metav1.ObjectMeta{Namespace: "net", Name: name}}
+	e.Spec.Destinations = destinations
+	w.egresses["net/"+name] = e
+	delete(w.services, "net/"+name)
+	if service != "" {
+		w.services["net/"+name] = &corev1.Service{Spec: corev1.ServiceSpec{ClusterIPs: []string{service}}}
+	}
+	return e
+}
+
+func (w *world) manager(all bool) *Manager {
+	return New(Config{
+		Port: 5555, Protocol: 30, RecordAll: all, Drift: 10 * time.Second, Available: func() error { return nil },
+		Repaired: func(context.Context, Outcome) { w.fixed++ }, Ask: w.Ask,
+	}, w, w, w, w, reconcile.NewMetrics(nil))
+}
+
+func sandboxOf(pod string) node.Sandbox {
+	return node.Sandbox{
+		ID: store.ID{ContainerID: "c-" + pod, IfName: "eth0"}, Pod: store.Pod{Namespace: "ns", Name: pod, UID: "uid-" + pod},
+		Netns: store.Netns{Path: "/" + pod, Inode: 7}, Address: ipam.Address{IPv4: netip.MustParseAddr("10.0.0.5")},
+	}
+}
+
+// add does ADD.
+func (w *world) add(t *testing.T, m *Manager, pod string) error {
+	t.Helper()
+	s := sandboxOf(pod)
+	finish, err := m.Begin(t.Context(), s.Pod)
+	if err != nil {
+		return err
+	}
+	return finish(t.Context(), s)
+}
+
+// has prints what the pod's network namespace has: each destination and its way.
+func (w *world) has(pod string) string {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	c, made := w.netns["/"+pod]
+	if !made {
+		return "untouched"
+	}
+	s := plan.ClientStateOf(c)
+	ways := map[string]string{}
+	for _, r := range s.Routes {
+		switch {
+		case r.Nexthop != 0:
+			for _, g := range s.Groups {
+				if g.ID == r.Nexthop && len(g.Members) > 0 {
+					ways[r.Dst.String()] = fmt.Sprint(g.Members)
+				}
+			}
+		case r.Peer.IsValid():
+			ways[r.Dst.String()] = r.Peer.String()
+		case r.Type == dataplane.Unreachable && ways[r.Dst.String()] == "":
+			ways[r.Dst.String()] = "nowhere"
+		}
+	}
+	var all []string
+	for _, d := range slices.Sorted(maps.Keys(ways)) {
+		all = append(all, d+" "+ways[d])
+	}
+	return strings.Join(all, ", ")
+}

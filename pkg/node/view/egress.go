@@ -1,0 +1,168 @@
+package view
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/types"
+	corelisters "k8s.io/client-go/listers/core/v1"
+	discoverylisters "k8s.io/client-go/listers/discovery/v1"
+
+	listers "github.com/coil-net/coil/generated/listers/coil/v2"
+	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
+	"github.com/coil-net/coil/pkg/kube"
+	"github.com/coil-net/coil/pkg/plan"
+	"github.com/coil-net/coil/pkg/reconcile"
+	"github.com/coil-net/coil/pkg/store"
+)
+
+// EgressHandlers are called at each change of an object that Egresses need; they must not
+// block. A Service, and so its EndpointSlices, has the name of its Egress.
+type EgressHandlers struct {
+	Pod, Egress func(types.NamespacedName)
+	Namespace   func(string)
+}
+
+// watchEgresses adds what Egresses need.
+func (v *View) watchEgresses(h EgressHandlers) (err error) {
+	name := func(o metav1.Object) types.NamespacedName {
+		return types.NamespacedName{Namespace: o.GetNamespace(), Name: o.GetName()}
+	}
+	v.pods, err = v.watch(pods, fields.OneTermEqualSelector("spec.nodeName", v.nodeName).String(),
+		func(p *metav1.PartialObjectMetadata) { h.Pod(name(p)) })
+	if err != nil {
+		return err
+	}
+	egresses, err := kube.EgressInformer(v.clients.Coil)
+	if err != nil {
+		return err
+	}
+	v.egresses = listers.NewEgressLister(egresses.GetIndexer())
+	if err := v.add(egresses, reconcile.Handler(func(e *v2.Egress) { h.Egress(name(e)) })); err != nil {
+		return err
+	}
+	services, err := kube.ServiceInformer(v.clients.Core, plan.RouterSelector())
+	if err != nil {
+		return err
+	}
+	v.services = corelisters.NewServiceLister(services.GetIndexer())
+	if err := v.add(services, reconcile.Handler(func(s *corev1.Service) { h.Egress(name(s)) })); err != nil {
+		return err
+	}
+	// They have the labels of their Service.
+	endpoints, err := kube.EndpointSliceInformer(v.clients.Discovery, metav1.NamespaceAll, plan.RouterSelector())
+	if err != nil {
+		return err
+	}
+	v.endpoints = discoverylisters.NewEndpointSliceLister(endpoints.GetIndexer())
+	return v.add(endpoints, reconcile.Handler(func(s *discoveryv1.EndpointSlice) {
+		h.Egress(types.NamespacedName{Namespace: s.Namespace, Name: s.Labels[discoveryv1.LabelServiceName]})
+	}))
+}
+
+// Pod returns a Pod of the node. One with another UID isn't it; an empty UID matches any.
+// With live, what the cache doesn't have is read from the API server, here and below.
+func (v *View) Pod(ctx context.Context, pod store.Pod, live bool) (*metav1.PartialObjectMetadata, error) {
+	p, err := v.pods.Namespace(pod.Namespace).Get(pod.Name)
+	if err == nil && (pod.UID == "" || string(p.UID) == pod.UID) {
+		return p, nil
+	}
+	if live {
+		ctx, cancel := context.WithTimeout(ctx, liveTimeout)
+		defer cancel()
+		p, err = v.clients.Metadata.Resource(pods).Namespace(pod.Namespace).Get(ctx, pod.Name, metav1.GetOptions{})
+	}
+	if err == nil && pod.UID != "" && string(p.UID) != pod.UID {
+		err = apierrors.NewNotFound(pods.GroupResource(), pod.Name)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read Pod %s/%s: %w", pod.Namespace, pod.Name, err)
+	}
+	return p, nil
+}
+
+// PodsByAddress reads from the API server which pods of the node have which addresses, but for
+// those that have the node's.
+func (v *View) PodsByAddress(ctx context.Context) (map[netip.Addr]store.Pod, error) {
+	ctx, cancel := context.WithTimeout(ctx, liveTimeout)
+	defer cancel()
+	var list corev1.PodList
+	selector := fields.OneTermEqualSelector("spec.nodeName", v.nodeName).String()
+	if err := v.clients.Core.Get().Resource("pods").Param("fieldSelector", selector).Do(ctx).Into(&list); err != nil {
+		return nil, fmt.Errorf("list the node's Pods: %w", err)
+	}
+	pods := map[netip.Addr]store.Pod{}
+	for _, p := range list.Items {
+		if p.Spec.HostNetwork || p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed {
+			continue
+		}
+		for _, ip := range p.Status.PodIPs {
+			if a, err := netip.ParseAddr(ip.IP); err == nil {
+				pods[a] = store.Pod{Namespace: p.Namespace, Name: p.Name, UID: string(p.UID)}
+			}
+		}
+	}
+	return pods, nil
+}
+
+// Namespace returns a Namespace.
+func (v *View) Namespace(ctx context.Context, name string, live bool) (*metav1.PartialObjectMetadata, error) {
+	ns, err := v.namespaces.Get(name)
+	if err != nil && live {
+		ctx, cancel := context.WithTimeout(ctx, liveTimeout)
+		defer cancel()
+		ns, err = v.clients.Metadata.Resource(namespaces).Get(ctx, name, metav1.GetOptions{})
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read Namespace %s: %w", name, err)
+	}
+	return ns, nil
+}
+
+// Egress returns an Egress, without its template if it is from the cache.
+func (v *View) Egress(ctx context.Context, name types.NamespacedName, live bool) (*v2.Egress, error) {
+	e, err := v.egresses.Egresses(name.Namespace).Get(name.Name)
+	if err != nil && live {
+		ctx, cancel := context.WithTimeout(ctx, liveTimeout)
+		defer cancel()
+		e, err = v.clients.Coil.Egresses(name.Namespace).Get(ctx, name.Name, metav1.GetOptions{})
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read Egress %s: %w", name, err)
+	}
+	return e, nil
+}
+
+// Service returns the Service of an Egress.
+func (v *View) Service(ctx context.Context, name types.NamespacedName, live bool) (*corev1.Service, error) {
+	s, err := v.services.Services(name.Namespace).Get(name.Name)
+	if err != nil && live {
+		ctx, cancel := context.WithTimeout(ctx, liveTimeout)
+		defer cancel()
+		s = &corev1.Service{}
+		err = v.clients.Core.Get().Namespace(name.Namespace).Resource("services").Name(name.Name).Do(ctx).Into(s)
+		if _, ok := plan.RouterOf(s.Labels); err == nil && !ok {
+			err = apierrors.NewNotFound(corev1.Resource("services"), name.Name)
+		}
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read Service %s: %w", name, err)
+	}
+	return s, nil
+}
+
+// Routers returns the routers of an Egress that its Service has, as far as known.
+func (v *View) Routers(name types.NamespacedName) ([]plan.ClientRouter, error) {
+	lists, err := v.endpoints.EndpointSlices(name.Namespace).List(labels.SelectorFromSet(labels.Set{discoveryv1.LabelServiceName: name.Name}))
+	if err != nil {
+		return nil, fmt.Errorf("list EndpointSlices of Service %s: %w", name, err)
+	}
+	return plan.RoutersOf(lists), nil
+}

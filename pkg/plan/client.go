@@ -1,0 +1,366 @@
+package plan
+
+import (
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/coil-net/coil/pkg/dataplane"
+	"github.com/coil-net/coil/pkg/ipam"
+)
+
+// tableMain is the kernel's main table (RT_TABLE_MAIN).
+const tableMain = 254
+
+// Client is a pod that uses Egresses.
+type Client struct {
+	// Address is the pod's own. In a family that it doesn't have, nothing is made.
+	Address ipam.Address
+	// Link is the name of the pod's link to the node, MTU its MTU.
+	Link string
+	MTU  int
+	// Port is the UDP port of FoU, Protocol the mark of routes and rules.
+	Port     uint16
+	Protocol int
+	// Idle is the time after which what sockets haven't sent for so long may go by another
+	// router, of an Egress that is direct.
+	Idle     time.Duration
+	Egresses []ClientEgress
+}
+
+// ClientEgress is an Egress as a client uses it.
+type ClientEgress struct {
+	// Name is namespace/name.
+	Name         string
+	Destinations []netip.Prefix
+	// InCluster are ranges that no Egress captures.
+	InCluster []netip.Prefix
+	// Peers are the addresses of the Service, to which packets are sent unless Direct. In a family
+	// without one, the destinations are unreachable.
+	Peers ipam.Address
+	// Direct sends to the routers themselves. In a family without a live one, the destinations
+	// are unreachable.
+	Direct  bool
+	Routers []ClientRouter
+	// Switched says that it was the other way round before: flows stay where they are.
+	Switched bool
+	// SourcePortAuto lets the kernel choose the UDP source port of each flow.
+	SourcePortAuto bool
+	// OriginatingOnly leaves connections from the destinations to the way they came.
+	OriginatingOnly bool
+}
+
+// ClientState is what there should be in a client's network namespace; the zero value is
+// nothing.
+type ClientState struct {
+	// Tunnels are one for each peer and router, sorted by it.
+	Tunnels []dataplane.Tunnel
+	// Groups are those of the routers of Egresses that are direct or have switched, one for each family.
+	Groups []ClientGroup
+	// Rules are in the order of their evaluation.
+	Rules []dataplane.Rule
+	// Routes are sorted. Each destination has one by its tunnel and one that makes it
+	// unreachable without.
+	Routes []ClientRoute
+	// Originating is nil when all of the pod's packets take the tunnels.
+	Originating *dataplane.OriginatingRules
+	// Conflicts are destinations that several Egresses claim.
+	Conflicts []ClientConflict
+}
+
+// ClientRoute is a route in a client. If Peer is valid it leads into the tunnel to that,
+// whose link is known only when it is made. If Nexthop is set it leads to that group, as soon as
+// that has a member.
+type ClientRoute struct {
+	dataplane.Route
+	Peer netip.Addr
+}
+
+// ClientConflict is a destination that two Egresses of a client claim; Winner has it.
+type ClientConflict struct {
+	Dst           netip.Prefix
+	Winner, Loser string
+}
+
+// Families are those that tunnels are needed in.
+func (s ClientState) Families() []dataplane.Family {
+	var fs []dataplane.Family
+	for _, t := range s.Tunnels {
+		if f := dataplane.FamilyOf(t.Remote); !slices.Contains(fs, f) {
+			fs = append(fs, f)
+		}
+	}
+	return fs
+}
+
+// Closed are the routes that need no tunnel: with them alone, each destination is
+// unreachable and nothing else is.
+func (s ClientState) Closed() []dataplane.Route { return s.By(nil) }
+
+// By are the routes when the tunnels to some peers exist, with the indexes of their links.
+func (s ClientState) By(links map[netip.Addr]int) []dataplane.Route {
+	var routes []dataplane.Route
+	for _, r := range s.Routes {
+		if r.Peer.IsValid() {
+			index, ok := links[r.Peer]
+			if !ok {
+				continue
+			}
+			r.Link = index
+		}
+		if r.Nexthop != 0 && !s.open(r.Nexthop, links) {
+			continue
+		}
+		routes = append(routes, r.Route)
+	}
+	return routes
+}
+
+// ClientStateOf returns what a client needs. The longest prefix decides which Egress a packet
+// takes; of several Egresses with one prefix it is the first by name.
+func ClientStateOf(c Client) ClientState {
+	var s ClientState
+	if len(c.Egresses) == 0 {
+		return s
+	}
+	egresses := slices.SortedFunc(slices.Values(c.Egresses), func(a, b ClientEgress) int { return strings.Compare(a.Name, b.Name) })
+	egresses = slices.CompactFunc(egresses, func(a, b ClientEgress) bool { return a.Name == b.Name })
+	claims, conflicts := claimsOf(egresses)
+	s.Conflicts = conflicts
+	marked := originating(claims)
+	groups := groupIDs(egresses)
+	var sources []netip.Prefix
+	for _, own := range c.Address.Addrs() {
+		family := clientFamily{Client: c, own: own, Family: dataplane.FamilyOf(own), groups: groups}
+		s.Tunnels = append(s.Tunnels, family.tunnels(egresses)...)
+		s.Groups = append(s.Groups, family.groupsOf(egresses)...)
+		s.Routes = append(s.Routes, family.routes(claims, family.spared(egresses, s.Tunnels))...)
+		s.Rules = append(s.Rules, family.rules(len(marked) > 0)...)
+		for _, p := range marked {
+			if family.has(p.Addr()) {
+				sources = append(sources, p)
+			}
+		}
+	}
+	slices.SortFunc(s.Tunnels, func(a, b dataplane.Tunnel) int { return a.Remote.Compare(b.Remote) })
+	slices.SortFunc(s.Routes, func(a, b ClientRoute) int { return dataplane.CompareRoutes(a.Route, b.Route) })
+	if len(sources) > 0 {
+		s.Originating = &dataplane.OriginatingRules{
+			Uplink: c.Link, Sources: sources, Mark: dataplane.MarkOriginating, Mask: dataplane.MarkOriginating,
+		}
+	}
+	return s
+}
+
+// claim is a destination, and the Egress that has it.
+type claim struct {
+	netip.Prefix
+	egress *ClientEgress
+}
+
+// claimsOf returns each destination once. Link-local ones are nobody's.
+func claimsOf(egresses []ClientEgress) (claims []claim, conflicts []ClientConflict) {
+	holders := map[netip.Prefix]*ClientEgress{}
+	for i := range egresses {
+		e := &egresses[i]
+		for _, d := range e.Destinations {
+			d = d.Masked() // objects of earlier versions may have host bits
+			if !d.IsValid() || within(d, dataplane.LinkLocalRanges) {
+				continue
+			}
+			switch holder := holders[d]; {
+			case holder == nil:
+				holders[d] = e
+				claims = append(claims, claim{d, e})
+			case holder != e:
+				conflicts = append(conflicts, ClientConflict{Dst: d, Winner: holder.Name, Loser: e.Name})
+			}
+		}
+	}
+	slices.SortFunc(claims, func(a, b claim) int { return comparePrefixes(a.Prefix, b.Prefix) })
+	return claims, conflicts
+}
+
+// clientFamily is a client in one address family, in which it has the address own.
+type clientFamily struct {
+	Client
+	own netip.Addr
+	dataplane.Family
+	groups map[groupName]uint32
+}
+
+func (c clientFamily) has(a netip.Addr) bool { return dataplane.FamilyOf(a) == c.Family }
+
+// peer returns the address of an Egress's Service in the family.
+func (c clientFamily) peer(e *ClientEgress) netip.Addr {
+	if c.Family == dataplane.IPv4 {
+		return e.Peers.IPv4
+	}
+	return e.Peers.IPv6
+}
+
+// remotes returns the addresses to which packets of an Egress are sent.
+func (c clientFamily) remotes(e *ClientEgress) []netip.Addr {
+	if e.grouped() {
+		g := c.groupOf(e)
+		return slices.Concat(g.keeping(), g.Dead)
+	}
+	return c.service(e)
+}
+
+// service returns the address of an Egress's Service, if it has one in the family.
+func (c clientFamily) service(e *ClientEgress) []netip.Addr {
+	if peer := c.peer(e); peer.IsValid() {
+		return []netip.Addr{peer}
+	}
+	return nil
+}
+
+func (c clientFamily) tunnels(egresses []ClientEgress) []dataplane.Tunnel {
+	var all []dataplane.Tunnel
+	for i := range egresses {
+		for _, remote := range c.remotes(&egresses[i]) {
+			if slices.ContainsFunc(all, func(t dataplane.Tunnel) bool { return t.Remote == remote }) {
+				continue
+			}
+			t := dataplane.Tunnel{Local: c.own, Remote: remote, Port: c.Port, SourcePort: c.Port, MTU: dataplane.TunnelMTU(c.Family, c.MTU)}
+			if egresses[i].SourcePortAuto {
+				t.SourcePort = 0
+			}
+			all = append(all, t)
+		}
+	}
+	return all
+}
+
+// spared are the ranges whose packets take none of the tunnels: those of the cluster, as far as
+// rules don't spare them already, and the tunnels' own ends.
+func (c clientFamily) spared(egresses []ClientEgress, tunnels []dataplane.Tunnel) []netip.Prefix {
+	var all []netip.Prefix
+	for _, e := range egresses {
+		for _, p := range e.InCluster {
+			// Everything can't be in the cluster: that would switch all Egresses off.
+			if p = p.Masked(); p.IsValid() && p.Bits() > 0 && c.has(p.Addr()) && !within(p, dataplane.PrivateRanges) {
+				all = append(all, p)
+			}
+		}
+	}
+	for _, t := range tunnels {
+		if c.has(t.Remote) {
+			all = append(all, netip.PrefixFrom(t.Remote, t.Remote.BitLen()))
+		}
+	}
+	slices.SortFunc(all, comparePrefixes)
+	return slices.Compact(all)
+}
+
+func (c clientFamily) routes(claims []claim, spared []netip.Prefix) []ClientRoute {
+	var routes []ClientRoute
+	for _, p := range spared {
+		for _, table := range []int{dataplane.TableNarrow, dataplane.TableWide} {
+			routes = append(routes, ClientRoute{Route: dataplane.Route{Table: table, Dst: p, Type: dataplane.Throw, Protocol: c.Protocol}})
+		}
+	}
+	for _, d := range claims {
+		if !c.has(d.Addr()) || within(d.Prefix, spared) {
+			continue
+		}
+		route := dataplane.Route{Table: dataplane.TableWide, Dst: d.Prefix, Protocol: c.Protocol}
+		if within(d.Prefix, dataplane.PrivateRanges) {
+			route.Table = dataplane.TableNarrow
+		}
+		closed := route
+		closed.Type, closed.Metric = dataplane.Unreachable, dataplane.MetricUnreachable
+		routes = append(routes, ClientRoute{Route: closed})
+		route.Source = c.own // routers take only what has the address of the tunnel's end
+		if d.egress.grouped() {
+			route.Nexthop = c.groups[groupName{d.egress.Name, c.Family}]
+			routes = append(routes, ClientRoute{Route: route})
+		} else if peer := c.peer(d.egress); peer.IsValid() {
+			routes = append(routes, ClientRoute{route, peer})
+		}
+	}
+	return routes
+}
+
+func (c clientFamily) rules(marked bool) []dataplane.Rule {
+	var rules []dataplane.Rule
+	add := func(r dataplane.Rule) {
+		r.Family, r.Protocol = c.Family, c.Protocol
+		rules = append(rules, r)
+	}
+	if marked {
+		add(dataplane.Rule{Priority: dataplane.PriorityOriginating, Mark: dataplane.MarkOriginating, Table: tableMain})
+	}
+	for _, p := range dataplane.LinkLocalRanges {
+		if c.has(p.Addr()) {
+			add(dataplane.Rule{Priority: dataplane.PriorityLinkLocal, To: p, Table: tableMain})
+		}
+	}
+	add(dataplane.Rule{Priority: dataplane.PriorityNarrow, Table: dataplane.TableNarrow})
+	priority := dataplane.PriorityPrivate
+	for _, p := range dataplane.PrivateRanges {
+		if c.has(p.Addr()) {
+			add(dataplane.Rule{Priority: priority, To: p, Table: tableMain})
+			priority++
+		}
+	}
+	add(dataplane.Rule{Priority: dataplane.PriorityWide, Table: dataplane.TableWide})
+	return rules
+}
+
+// originating returns the destinations whose Egress captures only connections that the client
+// opens, sorted and without overlaps: less what other Egresses have inside of them.
+func originating(claims []claim) []netip.Prefix {
+	var all []netip.Prefix
+	for _, c := range claims {
+		if !c.egress.OriginatingOnly {
+			continue
+		}
+		var inside []netip.Prefix // each of which counts by itself
+		for _, o := range claims {
+			if o.Bits() > c.Bits() && within(o.Prefix, []netip.Prefix{c.Prefix}) {
+				inside = append(inside, o.Prefix)
+			}
+		}
+		all = append(all, without(c.Prefix, inside)...)
+	}
+	slices.SortFunc(all, comparePrefixes)
+	return all
+}
+
+// without returns p less some ranges.
+func without(p netip.Prefix, less []netip.Prefix) []netip.Prefix {
+	less = slices.DeleteFunc(slices.Clone(less), func(l netip.Prefix) bool { return !l.Overlaps(p) })
+	if len(less) == 0 {
+		return []netip.Prefix{p}
+	}
+	if within(p, less) {
+		return nil
+	}
+	low, high := halves(p)
+	return append(without(low, less), without(high, less)...)
+}
+
+// halves splits a range of more than one address.
+func halves(p netip.Prefix) (low, high netip.Prefix) {
+	bits := p.Bits() + 1
+	b := p.Addr().AsSlice()
+	b[(bits-1)/8] |= 0x80 >> ((bits - 1) % 8)
+	upper, _ := netip.AddrFromSlice(b)
+	return netip.PrefixFrom(p.Addr(), bits), netip.PrefixFrom(upper, bits)
+}
+
+// within says whether one of the ranges has all of p.
+func within(p netip.Prefix, ranges []netip.Prefix) bool {
+	return slices.ContainsFunc(ranges, func(r netip.Prefix) bool { return r.Bits() <= p.Bits() && r.Contains(p.Addr()) })
+}
+
+// comparePrefixes orders by address, then the wider range first.
+func comparePrefixes(a, b netip.Prefix) int {
+	if c := a.Addr().Compare(b.Addr()); c != 0 {
+		return c
+	}
+	return a.Bits() - b.Bits()
+}

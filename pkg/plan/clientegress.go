@@ -1,0 +1,76 @@
+package plan
+
+import (
+	"fmt"
+	"net/netip"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+
+	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
+	"github.com/coil-net/coil/pkg/ipam"
+)
+
+// allowedNamespaces selects the namespaces whose pods may be clients, by their labels. On an error,
+// the selector can't be understood, it selects none.
+func allowedNamespaces(e *v2.Egress) (labels.Selector, error) {
+	if e.Spec.AllowedNamespaces == nil {
+		return labels.Everything(), nil
+	}
+	selector, err := metav1.LabelSelectorAsSelector(e.Spec.AllowedNamespaces)
+	if err != nil {
+		return labels.Nothing(), fmt.Errorf("spec.allowedNamespaces: %w", err)
+	}
+	return selector, nil
+}
+
+// AllowsNamespace says whether pods of a namespace with these labels may be clients.
+func AllowsNamespace(e *v2.Egress, namespaceLabels map[string]string) (bool, error) {
+	selector, err := allowedNamespaces(e)
+	return selector.Matches(labels.Set(namespaceLabels)), err
+}
+
+// ClientEgressOf returns an Egress as a client uses it, by a Service that is nil if there
+// is none. Its routers, and whether it has switched, aren't known yet.
+func ClientEgressOf(e *v2.Egress, s *corev1.Service) ClientEgress {
+	c := ClientEgress{
+		Name:            e.Namespace + "/" + e.Name,
+		Destinations:    validPrefixes(e.Spec.Destinations),
+		InCluster:       validPrefixes(e.Status.InClusterCIDRs),
+		SourcePortAuto:  e.Spec.FouSourcePortAuto,
+		OriginatingOnly: e.Spec.OriginatingOnly,
+		Direct:          e.Spec.Peering == v2.EgressPeeringDirect,
+	}
+	if s != nil {
+		c.Peers = clusterIPs(s)
+	}
+	return c
+}
+
+// validPrefixes returns ranges without host bits, and without what the API server would refuse.
+func validPrefixes(texts []string) []netip.Prefix {
+	var all []netip.Prefix
+	for _, t := range texts {
+		if p, err := netip.ParsePrefix(t); err == nil {
+			all = append(all, p.Masked())
+		}
+	}
+	return all
+}
+
+// clusterIPs returns the addresses of a Service, of each family the first.
+func clusterIPs(s *corev1.Service) ipam.Address {
+	var a ipam.Address
+	for _, text := range s.Spec.ClusterIPs {
+		ip, err := netip.ParseAddr(text) // "None" is none
+		switch {
+		case err != nil:
+		case ip.Is4() && !a.IPv4.IsValid():
+			a.IPv4 = ip
+		case ip.Is6() && !a.IPv6.IsValid():
+			a.IPv6 = ip
+		}
+	}
+	return a
+}

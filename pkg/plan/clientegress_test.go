@@ -1,0 +1,70 @@
+package plan
+
+import (
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"net/netip"
+
+	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
+)
+
+func TestClientEgressOf(t *testing.T) {
+	e := &v2.Egress{ObjectMeta: metav1.ObjectMeta{Namespace: "net", Name: "gw"}}
+	e.Spec.Destinations = []string{"192.0.2.5/24", "nonsense", "2001:db8::/32"}
+	e.Spec.FouSourcePortAuto = true
+	e.Status.InClusterCIDRs = []string{"100.64.0.0/16"}
+	service := &corev1.Service{Spec: corev1.ServiceSpec{ClusterIPs: []string{"fd96::7", "10.96.0.7"}}}
+	want := ClientEgress{
+		Name: "net/gw", Destinations: validPrefixes([]string{"192.0.2.0/24", "2001:db8::/32"}), InCluster: validPrefixes([]string{"100.64.0.0/16"}),
+		Peers: clientAddrs("46", "10.96.0.7", "fd96::7"), SourcePortAuto: true,
+	}
+	comparable := cmpopts.EquateComparable(netip.Addr{}, netip.Prefix{})
+	if d := cmp.Diff(want, ClientEgressOf(e, service), comparable); d != "" {
+		t.Errorf("(-want +got):\n%s", d)
+	}
+	e.Spec.Peering = v2.EgressPeeringDirect
+	direct := want
+	direct.Direct = true
+	if d := cmp.Diff(direct, ClientEgressOf(e, service), comparable); d != "" {
+		t.Errorf("direct (-want +got):\n%s", d)
+	}
+	e.Spec.Peering = v2.EgressPeeringService
+	want.Peers = clientAddrs("", "", "")
+	for _, s := range []*corev1.Service{nil, {Spec: corev1.ServiceSpec{ClusterIPs: []string{corev1.ClusterIPNone}}}, {}} {
+		if d := cmp.Diff(want, ClientEgressOf(e, s), comparable); d != "" {
+			t.Errorf("without addresses (-want +got):\n%s", d)
+		}
+	}
+}
+
+func TestAllowsNamespace(t *testing.T) {
+	red := &metav1.LabelSelector{MatchLabels: map[string]string{"team": "red"}}
+	for _, c := range []struct {
+		name     string
+		selector *metav1.LabelSelector
+		labels   map[string]string
+		want     bool
+		fails    bool
+	}{
+		{"unset", nil, nil, true, false},
+		{"empty", &metav1.LabelSelector{}, nil, true, false},
+		{"matches", red, map[string]string{"team": "red"}, true, false},
+		{"another", red, map[string]string{"team": "blue"}, false, false},
+		{"no labels", red, nil, false, false},
+		{"nonsense", &metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{{Key: "team", Operator: "Like"}}}, nil, false, true},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			e := &v2.Egress{}
+			e.Spec.AllowedNamespaces = c.selector
+			got, err := AllowsNamespace(e, c.labels)
+			if got != c.want || (err != nil) != c.fails {
+				t.Errorf("%t, %v", got, err)
+			}
+		})
+	}
+}

@@ -1,0 +1,215 @@
+package plan
+
+import (
+	"cmp"
+	"hash/fnv"
+	"net/netip"
+	"slices"
+	"time"
+
+	discoveryv1 "k8s.io/api/discovery/v1"
+
+	"github.com/coil-net/coil/pkg/dataplane"
+)
+
+// RouterState is what a client does with a router to which it sends directly.
+type RouterState uint8
+
+// The states of routers.
+const (
+	// RouterLive takes flows.
+	RouterLive RouterState = iota + 1
+	// RouterDraining takes no new flow, and keeps those that it has.
+	RouterDraining
+	// RouterDead doesn't answer, and loses its flows.
+	RouterDead
+)
+
+// ClientRouter is a router of an Egress at one of its addresses.
+type ClientRouter struct {
+	Addr  netip.Addr
+	State RouterState
+}
+
+// RoutersOf returns the routers that the EndpointSlices of an Egress's Service list, sorted, each
+// address once. A router that isn't ready, or that ends, is draining.
+func RoutersOf(lists []*discoveryv1.EndpointSlice) []ClientRouter {
+	var all []ClientRouter
+	for _, list := range lists {
+		for _, e := range list.Endpoints {
+			state := RouterLive
+			if ready := e.Conditions.Ready; ready != nil && !*ready {
+				state = RouterDraining
+			}
+			for _, text := range e.Addresses {
+				if a, err := netip.ParseAddr(text); err == nil && a.IsGlobalUnicast() {
+					all = append(all, ClientRouter{a.Unmap(), state})
+				}
+			}
+		}
+	}
+	// While an endpoint moves from one slice to another it may be in both.
+	slices.SortFunc(all, func(a, b ClientRouter) int { return cmp.Or(a.Addr.Compare(b.Addr), cmp.Compare(a.State, b.State)) })
+	return slices.CompactFunc(all, func(a, b ClientRouter) bool { return a.Addr == b.Addr })
+}
+
+// groupBuckets is how many shares a group has.
+const groupBuckets = 128
+
+// ClientGroup is what takes and keeps the flows of an Egress in one family: its routers or, for a
+// while after the peering has changed, its Service, too.
+type ClientGroup struct {
+	ID     uint32
+	Family dataplane.Family
+	Egress string
+	// Direct says that the routers take flows; otherwise the Service does, the only member.
+	Direct bool
+	// Members take flows, Draining are routers that only keep what they have, and Former is what
+	// keeps flows from before the peering changed. All are sorted.
+	Members, Draining, Former []netip.Addr
+	// Dead are routers that lose what they have.
+	Dead []netip.Addr
+	// Source is the client's own address, Protocol the mark of what is made; Idle see Client.
+	Source   netip.Addr
+	Protocol int
+	Idle     time.Duration
+}
+
+// groupName tells groups of a client apart.
+type groupName struct {
+	egress string
+	dataplane.Family
+}
+
+// groupIDs returns the IDs of the groups of Egresses, which are sorted.
+func groupIDs(egresses []ClientEgress) map[groupName]uint32 {
+	ids := map[groupName]uint32{}
+	taken := map[uint32]bool{}
+	for _, e := range egresses {
+		if !e.grouped() {
+			continue
+		}
+		for _, f := range []dataplane.Family{dataplane.IPv4, dataplane.IPv6} {
+			id := dataplane.NexthopGroupOf(e.Name, f, 0)
+			for attempt := 1; taken[id]; attempt++ {
+				id = dataplane.NexthopGroupOf(e.Name, f, attempt)
+			}
+			ids[groupName{e.Name, f}], taken[id] = id, true
+		}
+	}
+	return ids
+}
+
+// routers returns the addresses in the family of an Egress's routers in some states.
+func (c clientFamily) routers(e *ClientEgress, states ...RouterState) []netip.Addr {
+	var all []netip.Addr
+	for _, r := range e.Routers {
+		if c.has(r.Addr) && slices.Contains(states, r.State) {
+			all = append(all, r.Addr)
+		}
+	}
+	slices.SortFunc(all, netip.Addr.Compare)
+	return all
+}
+
+// grouped says whether flows go by a group.
+func (e *ClientEgress) grouped() bool { return e.Direct || e.Switched }
+
+func (c clientFamily) groupsOf(egresses []ClientEgress) []ClientGroup {
+	var all []ClientGroup
+	for i := range egresses {
+		if e := &egresses[i]; e.grouped() {
+			all = append(all, c.groupOf(e))
+		}
+	}
+	return all
+}
+
+func (c clientFamily) groupOf(e *ClientEgress) ClientGroup {
+	g := ClientGroup{
+		ID: c.groups[groupName{e.Name, c.Family}], Family: c.Family, Egress: e.Name, Direct: e.Direct,
+		Source: c.own, Protocol: c.Protocol, Idle: c.Idle,
+	}
+	if !e.Direct {
+		g.Members, g.Former = c.service(e), c.routers(e, RouterLive, RouterDraining)
+		return g
+	}
+	g.Members, g.Draining, g.Dead = c.routers(e, RouterLive), c.routers(e, RouterDraining), c.routers(e, RouterDead)
+	if e.Switched {
+		g.Former = c.service(e)
+	}
+	return g
+}
+
+// Seed is a number, not 0, by which the groups of one client differ from those of others: without the
+// source in what is hashed, all clients would choose the same router for a destination.
+func (g ClientGroup) Seed() uint32 {
+	h := fnv.New32a()
+	h.Write(g.Source.AsSlice())
+	return max(h.Sum32(), 1)
+}
+
+// open says whether a group has a member when the tunnels to some routers exist.
+func (s ClientState) open(group uint32, links map[netip.Addr]int) bool {
+	return slices.ContainsFunc(s.Groups, func(g ClientGroup) bool {
+		return g.ID == group && slices.ContainsFunc(g.Members, func(a netip.Addr) bool { return links[a] != 0 })
+	})
+}
+
+// NexthopsBy are the nexthop objects, and the groups of them, when the tunnels to some routers
+// exist. A group without a member isn't there.
+func (s ClientState) NexthopsBy(links map[netip.Addr]int) (nexthops []dataplane.Nexthop, groups []dataplane.NexthopGroup) {
+	for _, g := range s.Groups {
+		group := dataplane.NexthopGroup{ID: g.ID, Buckets: groupBuckets, Turn: g.Seed(), Idle: g.Idle, Protocol: g.Protocol}
+		for _, a := range g.Members {
+			if link := links[a]; link != 0 {
+				n := dataplane.Nexthop{ID: dataplane.NexthopOf(link), Family: g.Family, Link: link, Protocol: g.Protocol}
+				nexthops = append(nexthops, n)
+				group.Members = append(group.Members, dataplane.NexthopMember{ID: n.ID, Weight: 1})
+			}
+		}
+		if len(group.Members) > 0 {
+			slices.SortFunc(group.Members, dataplane.CompareMembers)
+			groups = append(groups, group)
+		}
+	}
+	return nexthops, groups
+}
+
+// PinRoutesBy are the routes that pins lead to, each in the table of its link, and tables are all
+// tables of links to some peers.
+func (s ClientState) PinRoutesBy(links map[netip.Addr]int) (routes []dataplane.Route, tables []int) {
+	for _, link := range links {
+		tables = append(tables, dataplane.TableOf(link))
+	}
+	slices.Sort(tables)
+	for _, g := range s.Groups {
+		for _, a := range g.keeping() {
+			if link := links[a]; link != 0 {
+				routes = append(routes, dataplane.Route{
+					Table: dataplane.TableOf(link), Dst: netip.PrefixFrom(unspecified(g.Family), 0), Link: link, Source: g.Source, Protocol: g.Protocol,
+				})
+			}
+		}
+	}
+	slices.SortFunc(routes, dataplane.CompareRoutes)
+	return routes, tables
+}
+
+// keeping is what keeps the flows that it has.
+func (g ClientGroup) keeping() []netip.Addr { return slices.Concat(g.Members, g.Draining, g.Former) }
+
+// Routers are those of a group that is direct, whatever their state.
+func (g ClientGroup) Routers() []netip.Addr {
+	if !g.Direct {
+		return nil
+	}
+	return slices.Concat(g.Members, g.Draining, g.Dead)
+}
+
+func unspecified(f dataplane.Family) netip.Addr {
+	if f == dataplane.IPv4 {
+		return netip.IPv4Unspecified()
+	}
+	return netip.IPv6Unspecified()
+}

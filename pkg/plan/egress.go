@@ -1,0 +1,74 @@
+package plan
+
+import (
+	"slices"
+	"strings"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+
+	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
+)
+
+// Labels of router pods and of what belongs to an Egress. The contract fixes them: they
+// select the routers of a Deployment, which is immutable.
+const (
+	labelName      = "app.kubernetes.io/name"
+	labelInstance  = "app.kubernetes.io/instance"
+	labelComponent = "app.kubernetes.io/component"
+
+	nameCoil        = "coil"
+	componentEgress = "egress"
+)
+
+// RouterAccount is the name of the ServiceAccount of routers in each namespace that has an
+// Egress, of the ClusterRole with their rights, and of the ClusterRoleBinding of the two.
+const RouterAccount = "coil-egress"
+
+// RouterLabels select the router pods of an Egress in its namespace.
+func RouterLabels(egress string) map[string]string {
+	return map[string]string{labelName: nameCoil, labelInstance: egress, labelComponent: componentEgress}
+}
+
+// RouterSelector selects, as text, the objects and router pods of all Egresses.
+func RouterSelector() string {
+	return labels.Set{labelName: nameCoil, labelComponent: componentEgress}.String()
+}
+
+// RouterOf returns the name of the Egress, in its namespace, of an object with these
+// labels, and false if they aren't those of a router.
+func RouterOf(l map[string]string) (egress string, ok bool) {
+	egress = l[labelInstance]
+	return egress, egress != "" && l[labelName] == nameCoil && l[labelComponent] == componentEgress
+}
+
+// RouterLabelKeys are the keys of RouterLabels.
+func RouterLabelKeys() []string { return []string{labelName, labelInstance, labelComponent} }
+
+// EgressRefs returns the Egresses that the annotations of a pod name, sorted and each once.
+// Spaces around names, and empty names, are as if they weren't there.
+func EgressRefs(annotations map[string]string) []types.NamespacedName {
+	var refs []types.NamespacedName
+	for key, value := range annotations {
+		ns, ok := strings.CutPrefix(key, v2.AnnotationEgressPrefix)
+		if !ok {
+			continue
+		}
+		for name := range strings.SplitSeq(value, ",") {
+			if name = strings.TrimSpace(name); name != "" {
+				refs = append(refs, types.NamespacedName{Namespace: ns, Name: name})
+			}
+		}
+	}
+	slices.SortFunc(refs, func(a, b types.NamespacedName) int { return strings.Compare(a.String(), b.String()) })
+	return slices.Compact(refs)
+}
+
+var egressKind = schema.GroupVersionKind{Group: v2.GroupVersion.Group, Version: v2.GroupVersion.Version, Kind: "Egress"}
+
+// controlledBy is the reference by which an Egress owns an object.
+func controlledBy(e *v2.Egress) metav1.OwnerReference {
+	return *metav1.NewControllerRef(e, egressKind)
+}

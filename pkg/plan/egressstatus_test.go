@@ -1,0 +1,94 @@
+package plan
+
+import (
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
+)
+
+func TestEgressStatus(t *testing.T) {
+	deployment := func(ready int32, conditions ...appsv1.DeploymentCondition) *appsv1.Deployment {
+		return &appsv1.Deployment{Status: appsv1.DeploymentStatus{Replicas: 2, ReadyReplicas: ready, Conditions: conditions}}
+	}
+	router := func(name string, status corev1.PodStatus) *corev1.Pod {
+		return &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name}, Status: status}
+	}
+	waiting := func(reason, message string) corev1.PodStatus {
+		return corev1.PodStatus{ContainerStatuses: []corev1.ContainerStatus{{Name: "egress", State: corev1.ContainerState{
+			Waiting: &corev1.ContainerStateWaiting{Reason: reason, Message: message}}}}}
+	}
+	unscheduled := corev1.PodStatus{Conditions: []corev1.PodCondition{{Type: corev1.PodScheduled, Status: corev1.ConditionFalse, Message: "no node"}}}
+	failure := appsv1.DeploymentCondition{Type: appsv1.DeploymentReplicaFailure, Status: corev1.ConditionTrue, Message: "quota"}
+	for _, tt := range []struct {
+		name   string
+		facts  EgressFacts
+		status metav1.ConditionStatus
+		reason string
+		words  string
+	}{
+		{"nothing is there", EgressFacts{}, "False", ReasonNoRouterReady, "No router is ready"},
+		{"routers are ready", EgressFacts{Deployment: deployment(1)}, "True", ReasonRoutersReady, "1 of 2 routers are ready"},
+		{"refused", EgressFacts{Deployment: deployment(0, failure)}, "False", ReasonRouterNotCreated, "quota"},
+		{"refused, but one is ready", EgressFacts{Deployment: deployment(1, failure)}, "True", ReasonRoutersReady, ""},
+		{"not scheduled", EgressFacts{Deployment: deployment(0), Routers: []*corev1.Pod{router("b", unscheduled), router("a", unscheduled)}}, "False", ReasonRouterNotScheduled, "Pod a: no node"},
+		{"no image", EgressFacts{Deployment: deployment(0), Routers: []*corev1.Pod{router("a", waiting("ErrImagePull", "no such image"))}}, "False", ReasonRouterNotStarted, "Pod a, container egress: ErrImagePull: no such image"},
+		{"a reason alone", EgressFacts{Routers: []*corev1.Pod{router("a", waiting("CrashLoopBackOff", ""))}}, "False", ReasonRouterNotStarted, "container egress: CrashLoopBackOff"},
+		{"starting", EgressFacts{Routers: []*corev1.Pod{router("a", waiting("ContainerCreating", ""))}}, "False", ReasonNoRouterReady, ""},
+		{"a bad template", EgressFacts{Template: errors.New("unknown field")}, "False", ReasonInvalidTemplate, "unknown field"},
+		{"a bad template after a good one", EgressFacts{Deployment: deployment(2), Template: errors.New("unknown field")}, "True", ReasonRoutersReady, ""},
+		{"an object of somebody else", EgressFacts{Deployment: deployment(2), Conflicts: []string{"Service nat"}}, "False", ReasonConflict, "Service nat"},
+		{"a bad selector", EgressFacts{Deployment: deployment(2), Selector: errors.New("operator Like")}, "False", ReasonInvalidSelector, "operator Like"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			f := tt.facts
+			f.Egress, f.Clients, f.InCluster, f.Now = testEgress(""), 3, parsePrefixes("10.0.0.0/8 fd00::/64"), metav1.NewTime(time.Unix(1000, 0))
+			st := EgressStatus(f)
+			c := meta.FindStatusCondition(st.Conditions, v2.EgressAvailable)
+			if c == nil || c.Status != tt.status || c.Reason != tt.reason || !strings.Contains(c.Message, tt.words) || c.ObservedGeneration != 4 {
+				t.Errorf("Available is %+v, want %s for %s: %s", c, tt.status, tt.reason, tt.words)
+			}
+			invalid := meta.FindStatusCondition(st.Conditions, v2.EgressInvalidTemplate)
+			if (invalid != nil) != (f.Template != nil) || invalid != nil && !strings.Contains(invalid.Message, "unknown field") {
+				t.Errorf("InvalidTemplate is %+v", invalid)
+			}
+			if st.ObservedGeneration != 4 || st.Clients != 3 || len(st.InClusterCIDRs) != 2 || st.Selector != "app.kubernetes.io/component=egress,app.kubernetes.io/instance=nat,app.kubernetes.io/name=coil" {
+				t.Errorf("status %+v", st)
+			}
+			if f.Deployment != nil && st.Replicas != 2 {
+				t.Errorf("%d replicas", st.Replicas)
+			}
+
+			// It is the same at another time, and follows what has changed.
+			f.Egress.Status, f.Now = st, metav1.NewTime(time.Unix(2000, 0))
+			if diff := cmp.Diff(st, EgressStatus(f)); diff != "" {
+				t.Errorf("computed again (-first +second):\n%s", diff)
+			}
+			f.Template = nil
+			if meta.FindStatusCondition(EgressStatus(f).Conditions, v2.EgressInvalidTemplate) != nil {
+				t.Error("InvalidTemplate stays")
+			}
+		})
+	}
+	t.Run("no router is wanted", func(t *testing.T) {
+		e := testEgress("")
+		e.Spec.Replicas = 0
+		if c := EgressStatus(EgressFacts{Egress: e}).Conditions[0]; c.Reason != ReasonNoRouterWanted {
+			t.Errorf("%+v", c)
+		}
+	})
+	t.Run("a long message", func(t *testing.T) {
+		c := EgressStatus(EgressFacts{Egress: testEgress(""), Template: errors.New(strings.Repeat("ä\n", 20000))}).Conditions[0]
+		if len(c.Message) > maxMessage || strings.Contains(c.Message, "\n") || strings.Contains(c.Message, "\ufffd") {
+			t.Errorf("%d bytes", len(c.Message))
+		}
+	})
+}

@@ -1,0 +1,269 @@
+package plan
+
+import (
+	"cmp"
+	"net/netip"
+	"slices"
+	"strings"
+
+	discoveryv1 "k8s.io/api/discovery/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
+	"github.com/coil-net/coil/pkg/dataplane"
+)
+
+// GatewayConfig is what a router knows of itself.
+type GatewayConfig struct {
+	// Addresses are the router's own, at most one of each family.
+	Addresses []netip.Addr
+	// Uplink is the name of the link to everything, and MTU is its.
+	Uplink string
+	MTU    int
+	// Port is the UDP port of FoU.
+	Port uint16
+	// Probers are who asks at the TCP port HealthPort how the router is.
+	Probers    []netip.Addr
+	HealthPort uint16
+	// SourcePortAuto lets the kernel choose source ports whatever the Egress says.
+	SourcePortAuto bool
+}
+
+// GatewayPod is a pod that uses a router, with one of its addresses.
+type GatewayPod struct {
+	Addr            netip.Addr
+	Namespace, Name string
+	UID             types.UID
+}
+
+// Gateway is what a router should have.
+type Gateway struct {
+	GatewayConfig
+	// Pods are those that may send, sorted by address. Two of them have one address for as
+	// long as its old pod is listed beside the new one.
+	Pods []GatewayPod
+	// Tunnels lead to the addresses of the pods, one to each.
+	Tunnels      []dataplane.Tunnel
+	Destinations []netip.Prefix
+}
+
+// NewGateway returns what a router of an Egress should have for the clients that the
+// EndpointSlices list. Addresses of a family that the router doesn't have are left out. An
+// address is a client's as long as anybody claims it, so that who leaves never takes the
+// address from who came. skipped names endpoints and destinations that can't be
+// understood; they cost nobody else anything.
+func NewGateway(cfg GatewayConfig, egress *v2.Egress, lists []*discoveryv1.EndpointSlice) (g Gateway, skipped []string) {
+	g.GatewayConfig = cfg
+	own := make(map[dataplane.Family]netip.Addr, len(cfg.Addresses))
+	for _, a := range cfg.Addresses {
+		own[dataplane.FamilyOf(a)] = a
+	}
+	for _, d := range egress.Spec.Destinations {
+		p, err := netip.ParsePrefix(d)
+		switch {
+		case err != nil:
+			skipped = append(skipped, "destination "+d)
+		case own[dataplane.FamilyOf(p.Addr())].IsValid():
+			g.Destinations = append(g.Destinations, p.Masked())
+		}
+	}
+	for _, list := range lists {
+		for _, e := range list.Endpoints {
+			pods, bad := gatewayPods(e, own)
+			g.Pods = append(g.Pods, pods...)
+			for _, b := range bad {
+				skipped = append(skipped, list.Name+": "+b)
+			}
+		}
+	}
+	slices.SortFunc(g.Destinations, netip.Prefix.Compare)
+	g.Destinations = slices.Compact(g.Destinations)
+	slices.SortFunc(g.Pods, func(a, b GatewayPod) int {
+		return cmp.Or(a.Addr.Compare(b.Addr), cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name), cmp.Compare(a.UID, b.UID))
+	})
+	g.Pods = slices.Compact(g.Pods)
+	slices.Sort(skipped)
+
+	port := cfg.Port
+	if cfg.SourcePortAuto || egress.Spec.FouSourcePortAuto {
+		port = 0
+	}
+	for i, p := range g.Pods {
+		if i > 0 && g.Pods[i-1].Addr == p.Addr {
+			last := &g.Tunnels[len(g.Tunnels)-1]
+			if alias := last.Alias + owners + string(p.UID); len(alias) <= maxAlias {
+				last.Alias = alias
+			}
+			continue
+		}
+		f := dataplane.FamilyOf(p.Addr)
+		g.Tunnels = append(g.Tunnels, dataplane.Tunnel{
+			Local: own[f], Remote: p.Addr, SourcePort: port, Port: cfg.Port, MTU: dataplane.TunnelMTU(f, cfg.MTU), Alias: string(p.UID),
+		})
+	}
+	return g, skipped
+}
+
+// The alias of a tunnel's link has the UIDs of its pods, so that a router that starts again
+// knows whose connections there are.
+const (
+	owners   = ","
+	maxAlias = 255 // bytes, as long as IFALIASZ of linux/if.h lets it be
+)
+
+// gatewayPods returns the pod of an endpoint with each of its addresses.
+func gatewayPods(e discoveryv1.Endpoint, own map[dataplane.Family]netip.Addr) (pods []GatewayPod, bad []string) {
+	if e.Conditions.Ready != nil && !*e.Conditions.Ready {
+		return nil, nil
+	}
+	for _, text := range e.Addresses {
+		a, err := netip.ParseAddr(text)
+		if err != nil || e.TargetRef == nil || !a.IsGlobalUnicast() {
+			bad = append(bad, text)
+			continue
+		}
+		mine := own[dataplane.FamilyOf(a)]
+		switch {
+		case a == mine:
+			bad = append(bad, text)
+		case mine.IsValid():
+			pods = append(pods, GatewayPod{a, e.TargetRef.Namespace, e.TargetRef.Name, e.TargetRef.UID})
+		}
+	}
+	return pods, bad
+}
+
+// icmp is the protocol number of ICMP.
+var icmp = map[dataplane.Family]uint8{dataplane.IPv4: 1, dataplane.IPv6: 58}
+
+// Routes returns the routes to the clients that have a tunnel, and the rules by which they are
+// taken by what comes in by the uplink, and by what the router itself says in ICMP: that it lives.
+// The outer packets of tunnels are the router's own and must not take them.
+func (g Gateway) Routes(links map[netip.Addr]dataplane.TunnelLink) ([]dataplane.Route, []dataplane.Rule) {
+	routes := make([]dataplane.Route, 0, len(g.Tunnels))
+	for _, t := range g.Tunnels {
+		if l, ok := links[t.Remote]; ok {
+			routes = append(routes, dataplane.Route{
+				Table: dataplane.TableWide, Dst: netip.PrefixFrom(t.Remote, t.Remote.BitLen()), Link: l.Index,
+				Scope: dataplane.LinkScope, Protocol: dataplane.ProtocolNode,
+			})
+		}
+	}
+	slices.SortFunc(routes, dataplane.CompareRoutes)
+	var rules []dataplane.Rule
+	for _, a := range g.Addresses {
+		r := dataplane.Rule{Family: dataplane.FamilyOf(a), Priority: dataplane.PriorityWide, Table: dataplane.TableWide, Protocol: dataplane.ProtocolNode}
+		forwarded, own := r, r
+		forwarded.Input = g.Uplink
+		own.Transport = icmp[r.Family]
+		rules = append(rules, forwarded, own)
+	}
+	return routes, rules
+}
+
+// Filter returns what nftables should do; clients without a tunnel may not send.
+func (g Gateway) Filter(links map[netip.Addr]dataplane.TunnelLink) dataplane.GatewayRules {
+	rules := dataplane.GatewayRules{
+		Uplink: g.Uplink, MTU: g.MTU, Addresses: g.Addresses, Port: g.Port, Probers: g.Probers, HealthPort: g.HealthPort, Destinations: g.Destinations,
+		Clients: make([]dataplane.GatewayClient, 0, len(g.Tunnels)),
+	}
+	for _, t := range g.Tunnels {
+		if l, ok := links[t.Remote]; ok {
+			rules.Clients = append(rules.Clients, dataplane.GatewayClient{Addr: t.Remote, Link: l.Name})
+		}
+	}
+	return rules
+}
+
+// Equal says whether two gateways need the same of the kernel.
+func (g Gateway) Equal(o Gateway) bool {
+	return g.Uplink == o.Uplink && g.MTU == o.MTU && g.Port == o.Port && slices.Equal(g.Addresses, o.Addresses) &&
+		slices.Equal(g.Destinations, o.Destinations) && slices.Equal(g.Tunnels, o.Tunnels)
+}
+
+// GatewayChange is what one state of a router needs that another one didn't have.
+type GatewayChange struct {
+	// Came and Left are tunnels; no tunnel of Came leads where one was.
+	Came, Left []dataplane.Tunnel
+}
+
+// Since returns what changed since before, in tunnels alone: destinations, and which pod
+// has an address, may have changed, too. It returns false if tunnels that stay must change, if
+// the router's own network has changed, or if nothing has.
+func (g Gateway) Since(before Gateway) (c GatewayChange, ok bool) {
+	if g.Uplink != before.Uplink || g.MTU != before.MTU || !slices.Equal(g.Addresses, before.Addresses) {
+		return c, false
+	}
+	old, now := before.Tunnels, g.Tunnels // both are sorted
+	for len(old) > 0 || len(now) > 0 {
+		switch {
+		case len(old) == 0 || len(now) > 0 && now[0].Remote.Less(old[0].Remote):
+			c.Came, now = append(c.Came, now[0]), now[1:]
+		case len(now) == 0 || old[0].Remote.Less(now[0].Remote):
+			c.Left, old = append(c.Left, old[0]), old[1:]
+		case old[0] != now[0]:
+			return GatewayChange{}, false
+		default:
+			old, now = old[1:], now[1:]
+		}
+	}
+	return c, !slices.Equal(g.Pods, before.Pods) || !slices.Equal(g.Destinations, before.Destinations)
+}
+
+// Released returns the addresses of before that nobody has now, or that came to a pod that
+// didn't have them: the connections that are left are their old pods'.
+func (g Gateway) Released(before Gateway) []netip.Addr {
+	var released []netip.Addr
+	old, now := before.Pods, g.Pods // both are sorted by address
+	for len(old) > 0 {
+		addr := old[0].Addr
+		for len(now) > 0 && now[0].Addr.Less(addr) {
+			now = now[1:]
+		}
+		var had, has []GatewayPod
+		had, old = claimants(old, addr)
+		has, now = claimants(now, addr)
+		came := slices.ContainsFunc(has, func(p GatewayPod) bool {
+			return !slices.ContainsFunc(had, func(o GatewayPod) bool { return o.UID == p.UID })
+		})
+		if came || len(has) == 0 {
+			released = append(released, addr)
+		}
+	}
+	return released
+}
+
+// claimants returns the first of the pods, as many as have the address, and the others.
+func claimants(pods []GatewayPod, addr netip.Addr) (with, others []GatewayPod) {
+	n := 0
+	for n < len(pods) && pods[n].Addr == addr {
+		n++
+	}
+	return pods[:n], pods[n:]
+}
+
+// Inherited returns the addresses of tunnels that a program before this one made for pods
+// that aren't those of g: the connections that are left are theirs. A link without an alias
+// says nothing.
+func (g Gateway) Inherited(links map[netip.Addr]dataplane.TunnelLink) []netip.Addr {
+	now := claims(g.Pods)
+	var inherited []netip.Addr
+	for addr, l := range links {
+		before := strings.Split(l.Alias, owners)
+		came := slices.ContainsFunc(now[addr], func(uid types.UID) bool { return !slices.Contains(before, string(uid)) })
+		if len(now[addr]) == 0 || l.Alias != "" && came {
+			inherited = append(inherited, addr)
+		}
+	}
+	slices.SortFunc(inherited, netip.Addr.Compare)
+	return inherited
+}
+
+// claims returns the UIDs of the pods that have each address.
+func claims(pods []GatewayPod) map[netip.Addr][]types.UID {
+	uids := make(map[netip.Addr][]types.UID, len(pods))
+	for _, p := range pods {
+		uids[p.Addr] = append(uids[p.Addr], p.UID)
+	}
+	return uids
+}

@@ -1,0 +1,272 @@
+package plan
+
+import (
+	"net/netip"
+	"slices"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
+	"github.com/coil-net/coil/pkg/dataplane"
+)
+
+func clientEndpoint(pod string, addrs ...string) discoveryv1.Endpoint {
+	return discoveryv1.Endpoint{
+		Addresses: addrs,
+		TargetRef: &corev1.ObjectReference{Kind: "Pod", Namespace: "ns", Name: pod, UID: types.UID("uid-" + pod)},
+	}
+}
+
+func clientSlice(name string, endpoints ...discoveryv1.Endpoint) *discoveryv1.EndpointSlice {
+	return &discoveryv1.EndpointSlice{ObjectMeta: metav1.ObjectMeta{Name: name}, Endpoints: endpoints}
+}
+
+var (
+	own4, own6    = netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("fd00::1")
+	dualGateway   = GatewayConfig{Addresses: []netip.Addr{own4, own6}, Uplink: "eth0", MTU: 1500, Port: 5555}
+	addrEqual     = cmp.Comparer(func(a, b netip.Addr) bool { return a == b })
+	prefixEqual   = cmp.Comparer(func(a, b netip.Prefix) bool { return a == b })
+	someEgress    = &v2.Egress{Spec: v2.EgressSpec{Destinations: []string{"0.0.0.0/0", "fd99::/64", "10.9.0.0/16", "10.9.0.0/16"}}}
+	destinations4 = []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0"), netip.MustParsePrefix("10.9.0.0/16")}
+)
+
+func tunnelTo(remote string, sport uint16, owners string) dataplane.Tunnel {
+	a := netip.MustParseAddr(remote)
+	if a.Is4() {
+		return dataplane.Tunnel{Local: own4, Remote: a, SourcePort: sport, Port: 5555, MTU: 1472, Alias: owners}
+	}
+	return dataplane.Tunnel{Local: own6, Remote: a, SourcePort: sport, Port: 5555, MTU: 1452, Alias: owners}
+}
+
+func TestNewGateway(t *testing.T) {
+	pod := func(name, addr string) GatewayPod {
+		return GatewayPod{netip.MustParseAddr(addr), "ns", name, types.UID("uid-" + name)}
+	}
+	terminated := clientEndpoint("x", "10.0.0.8")
+	terminated.Conditions.Ready = new(bool)
+	nobodys := clientEndpoint("x", "10.0.0.8")
+	nobodys.TargetRef = nil
+	single := dualGateway
+	single.Addresses = []netip.Addr{own4}
+	auto := dualGateway
+	auto.SourcePortAuto = true
+	autoEgress := someEgress.DeepCopy()
+	autoEgress.Spec.FouSourcePortAuto = true
+	for _, c := range []struct {
+		name    string
+		cfg     GatewayConfig
+		egress  *v2.Egress
+		lists   []*discoveryv1.EndpointSlice
+		pods    []GatewayPod
+		tunnels []dataplane.Tunnel
+		skipped []string
+	}{
+		{"no clients", dualGateway, someEgress, nil, nil, nil, nil},
+		{
+			"dual stack, out of order", dualGateway, someEgress,
+			[]*discoveryv1.EndpointSlice{clientSlice("6", clientEndpoint("a", "fd00::a")), clientSlice("4", clientEndpoint("b", "10.0.0.9"), clientEndpoint("a", "10.0.0.2"))},
+			[]GatewayPod{pod("a", "10.0.0.2"), pod("b", "10.0.0.9"), pod("a", "fd00::a")},
+			[]dataplane.Tunnel{tunnelTo("10.0.0.2", 5555, "uid-a"), tunnelTo("10.0.0.9", 5555, "uid-b"), tunnelTo("fd00::a", 5555, "uid-a")}, nil,
+		},
+		{
+			"a family that the router lacks", single, someEgress,
+			[]*discoveryv1.EndpointSlice{clientSlice("6", clientEndpoint("a", "fd00::a")), clientSlice("4", clientEndpoint("a", "10.0.0.2"))},
+			[]GatewayPod{pod("a", "10.0.0.2")}, []dataplane.Tunnel{tunnelTo("10.0.0.2", 5555, "uid-a")}, nil,
+		},
+		{
+			"source ports by flag", auto, someEgress, []*discoveryv1.EndpointSlice{clientSlice("4", clientEndpoint("a", "10.0.0.2"))},
+			[]GatewayPod{pod("a", "10.0.0.2")}, []dataplane.Tunnel{tunnelTo("10.0.0.2", 0, "uid-a")}, nil,
+		},
+		{
+			"source ports by Egress", dualGateway, autoEgress, []*discoveryv1.EndpointSlice{clientSlice("4", clientEndpoint("a", "10.0.0.2"))},
+			[]GatewayPod{pod("a", "10.0.0.2")}, []dataplane.Tunnel{tunnelTo("10.0.0.2", 0, "uid-a")}, nil,
+		},
+		{
+			"an address claimed twice, and listed twice", dualGateway, someEgress,
+			[]*discoveryv1.EndpointSlice{clientSlice("1", clientEndpoint("old", "10.0.0.2")), clientSlice("2", clientEndpoint("new", "10.0.0.2"), clientEndpoint("old", "10.0.0.2"))},
+			[]GatewayPod{pod("new", "10.0.0.2"), pod("old", "10.0.0.2")}, []dataplane.Tunnel{tunnelTo("10.0.0.2", 5555, "uid-new,uid-old")}, nil,
+		},
+		{
+			"what can't be a client", dualGateway, someEgress,
+			[]*discoveryv1.EndpointSlice{clientSlice("4", terminated, nobodys, clientEndpoint("a", "10.0.0.1"), clientEndpoint("b", "nonsense"),
+				clientEndpoint("c", "224.0.0.1"), clientEndpoint("d", "127.0.0.1"), clientEndpoint("e", "10.0.0.2"))},
+			[]GatewayPod{pod("e", "10.0.0.2")}, []dataplane.Tunnel{tunnelTo("10.0.0.2", 5555, "uid-e")},
+			[]string{"4: 10.0.0.1", "4: 10.0.0.8", "4: 127.0.0.1", "4: 224.0.0.1", "4: nonsense"},
+		},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			g, skipped := NewGateway(c.cfg, c.egress, c.lists)
+			if d := cmp.Diff(c.pods, g.Pods, addrEqual); d != "" {
+				t.Errorf("pods (-want +got):\n%s", d)
+			}
+			if d := cmp.Diff(c.tunnels, g.Tunnels, addrEqual); d != "" {
+				t.Errorf("tunnels (-want +got):\n%s", d)
+			}
+			if !slices.Equal(c.skipped, skipped) {
+				t.Errorf("skipped %q, want %q", skipped, c.skipped)
+			}
+		})
+	}
+}
+
+func TestGatewayDestinations(t *testing.T) {
+	g, skipped := NewGateway(dualGateway, someEgress, nil)
+	if want := append(slices.Clone(destinations4), netip.MustParsePrefix("fd99::/64")); !slices.Equal(g.Destinations, want) || skipped != nil {
+		t.Errorf("destinations %v, want %v; skipped %q", g.Destinations, want, skipped)
+	}
+	single := dualGateway
+	single.Addresses = []netip.Addr{own4}
+	if g, _ := NewGateway(single, someEgress, nil); !slices.Equal(g.Destinations, destinations4) {
+		t.Errorf("destinations of IPv4: %v, want %v", g.Destinations, destinations4)
+	}
+	bad := &v2.Egress{Spec: v2.EgressSpec{Destinations: []string{"10.9.0.0/33", "10.8.0.1/16"}}}
+	g, skipped = NewGateway(dualGateway, bad, nil)
+	if !slices.Equal(g.Destinations, []netip.Prefix{netip.MustParsePrefix("10.8.0.0/16")}) || !slices.Equal(skipped, []string{"destination 10.9.0.0/33"}) {
+		t.Errorf("destinations %v, skipped %q", g.Destinations, skipped)
+	}
+}
+
+// Only clients that have their tunnel have a route and may send.
+func TestGatewayRoutesAndFilter(t *testing.T) {
+	g, _ := NewGateway(dualGateway, someEgress, []*discoveryv1.EndpointSlice{
+		clientSlice("4", clientEndpoint("a", "10.0.0.2"), clientEndpoint("b", "10.0.0.3")), clientSlice("6", clientEndpoint("a", "fd00::a")),
+	})
+	links := map[netip.Addr]dataplane.TunnelLink{
+		netip.MustParseAddr("10.0.0.3"): {Index: 7, Name: "seven"}, netip.MustParseAddr("fd00::a"): {Index: 8, Name: "eight"},
+	}
+	routes, rules := g.Routes(links)
+	wantRoutes := []dataplane.Route{
+		{Table: 118, Dst: netip.MustParsePrefix("10.0.0.3/32"), Link: 7, Scope: dataplane.LinkScope, Protocol: 30},
+		{Table: 118, Dst: netip.MustParsePrefix("fd00::a/128"), Link: 8, Scope: dataplane.LinkScope, Protocol: 30},
+	}
+	if d := cmp.Diff(wantRoutes, routes, addrEqual, prefixEqual); d != "" {
+		t.Errorf("routes (-want +got):\n%s", d)
+	}
+	wantRules := []dataplane.Rule{
+		{Family: dataplane.IPv4, Priority: 2100, Input: "eth0", Table: 118, Protocol: 30},
+		{Family: dataplane.IPv4, Priority: 2100, Transport: 1, Table: 118, Protocol: 30},
+		{Family: dataplane.IPv6, Priority: 2100, Input: "eth0", Table: 118, Protocol: 30},
+		{Family: dataplane.IPv6, Priority: 2100, Transport: 58, Table: 118, Protocol: 30},
+	}
+	if d := cmp.Diff(wantRules, rules, prefixEqual); d != "" {
+		t.Errorf("rules (-want +got):\n%s", d)
+	}
+	wantFilter := dataplane.GatewayRules{
+		Uplink: "eth0", MTU: 1500, Addresses: dualGateway.Addresses, Port: 5555, Destinations: g.Destinations,
+		Clients: []dataplane.GatewayClient{{Addr: netip.MustParseAddr("10.0.0.3"), Link: "seven"}, {Addr: netip.MustParseAddr("fd00::a"), Link: "eight"}},
+	}
+	if d := cmp.Diff(wantFilter, g.Filter(links), addrEqual, prefixEqual); d != "" {
+		t.Errorf("filter (-want +got):\n%s", d)
+	}
+}
+
+func TestGatewaySince(t *testing.T) {
+	gateway := func(cfg GatewayConfig, egress *v2.Egress, addrs ...string) Gateway {
+		var endpoints []discoveryv1.Endpoint
+		for _, a := range addrs {
+			endpoints = append(endpoints, clientEndpoint("of "+a, a))
+		}
+		g, _ := NewGateway(cfg, egress, []*discoveryv1.EndpointSlice{clientSlice("4", endpoints...)})
+		return g
+	}
+	before := gateway(dualGateway, someEgress, "10.0.0.2", "10.0.0.4", "fd00::a")
+	mtu, auto, elsewhere := dualGateway, someEgress.DeepCopy(), someEgress.DeepCopy()
+	mtu.MTU = 1400
+	auto.Spec.FouSourcePortAuto = true
+	elsewhere.Spec.Destinations = []string{"0.0.0.0/1"}
+	renamed := before
+	renamed.Pods = slices.Clone(before.Pods)
+	renamed.Pods[0].UID = "another"
+	for _, c := range []struct {
+		name       string
+		now        Gateway
+		came, left []string
+		not        bool
+	}{
+		{name: "the same", now: before, not: true},
+		{name: "one more", now: gateway(dualGateway, someEgress, "10.0.0.2", "10.0.0.3", "10.0.0.4", "fd00::a"), came: []string{"10.0.0.3"}},
+		{name: "the first is gone", now: gateway(dualGateway, someEgress, "10.0.0.4", "fd00::a"), left: []string{"10.0.0.2"}},
+		{name: "others", now: gateway(dualGateway, someEgress, "10.0.0.3", "10.0.0.4", "fd00::b"), came: []string{"10.0.0.3", "fd00::b"}, left: []string{"10.0.0.2", "fd00::a"}},
+		{name: "nobody", now: gateway(dualGateway, someEgress), left: []string{"10.0.0.2", "10.0.0.4", "fd00::a"}},
+		{name: "another pod", now: renamed},
+		{name: "destinations", now: gateway(dualGateway, elsewhere, "10.0.0.2", "10.0.0.4", "fd00::a")},
+		{name: "MTU", now: gateway(mtu, someEgress, "10.0.0.2", "10.0.0.4", "fd00::a"), not: true},
+		{name: "MTU without clients", now: gateway(mtu, someEgress), not: true},
+		{name: "source ports", now: gateway(dualGateway, auto, "10.0.0.2", "10.0.0.3", "10.0.0.4", "fd00::a"), not: true},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			got, ok := c.now.Since(before)
+			if ok == c.not {
+				t.Fatalf("ok is %t", ok)
+			}
+			remotes := func(tunnels []dataplane.Tunnel) (out []string) {
+				for _, t := range tunnels {
+					out = append(out, t.Remote.String())
+				}
+				return out
+			}
+			if !slices.Equal(remotes(got.Came), c.came) || !slices.Equal(remotes(got.Left), c.left) {
+				t.Errorf("%v came, %v left; want %v, %v", got.Came, got.Left, c.came, c.left)
+			}
+		})
+	}
+}
+
+func TestGatewayInherited(t *testing.T) {
+	g, _ := NewGateway(dualGateway, someEgress, []*discoveryv1.EndpointSlice{
+		clientSlice("4", clientEndpoint("a", "10.0.0.2"), clientEndpoint("b", "10.0.0.3"), clientEndpoint("c", "10.0.0.3"), clientEndpoint("d", "10.0.0.4")),
+	})
+	for _, c := range []struct {
+		name, addr, alias string
+		inherited         bool
+	}{
+		{"its own", "10.0.0.2", "uid-a", false},
+		{"its own, beside one that left", "10.0.0.2", "uid-a,uid-old", false},
+		{"another pod's", "10.0.0.2", "uid-old", true},
+		{"of both", "10.0.0.3", "uid-b,uid-c", false},
+		{"of one of both", "10.0.0.3", "uid-b", true},
+		{"nobody has the address", "10.0.0.9", "uid-a", true},
+		{"nobody has the address, without an alias", "10.0.0.9", "", true},
+		{"without an alias", "10.0.0.4", "", false},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			addr := netip.MustParseAddr(c.addr)
+			inherited := g.Inherited(map[netip.Addr]dataplane.TunnelLink{addr: {Index: 7, Name: "seven", Alias: c.alias}})
+			if slices.Contains(inherited, addr) != c.inherited || len(inherited) > 1 {
+				t.Errorf("inherited %v", inherited)
+			}
+		})
+	}
+}
+
+func TestGatewayReleased(t *testing.T) {
+	gateway := func(endpoints ...discoveryv1.Endpoint) Gateway {
+		g, _ := NewGateway(dualGateway, someEgress, []*discoveryv1.EndpointSlice{clientSlice("4", endpoints...)})
+		return g
+	}
+	const addr = "10.0.0.2"
+	for _, c := range []struct {
+		name        string
+		before, now Gateway
+		released    bool
+	}{
+		{"nothing before", gateway(), gateway(clientEndpoint("a", addr)), false},
+		{"the same", gateway(clientEndpoint("a", addr)), gateway(clientEndpoint("a", addr)), false},
+		{"gone", gateway(clientEndpoint("a", addr)), gateway(clientEndpoint("a", "10.0.0.3")), true},
+		{"another pod", gateway(clientEndpoint("a", addr)), gateway(clientEndpoint("b", addr)), true},
+		{"another pod beside the old one", gateway(clientEndpoint("a", addr)), gateway(clientEndpoint("a", addr), clientEndpoint("b", addr)), true},
+		{"the old one leaves", gateway(clientEndpoint("a", addr), clientEndpoint("b", addr)), gateway(clientEndpoint("b", addr)), false},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			released := c.now.Released(c.before)
+			if got := slices.Contains(released, netip.MustParseAddr(addr)); got != c.released || len(released) > 1 {
+				t.Errorf("released %v", released)
+			}
+		})
+	}
+}

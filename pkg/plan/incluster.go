@@ -1,0 +1,121 @@
+package plan
+
+import (
+	"net/netip"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+
+	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
+)
+
+// maxInCluster is how many ranges the status of an Egress may have.
+const maxInCluster = 4096
+
+// ClusterFacts is all that the ranges of a cluster depend on.
+type ClusterFacts struct {
+	// Pools are those of Coil; nil when another network plugin gives pods their addresses,
+	// by what Nodes say.
+	Pools    []*v2.AddressPool
+	Nodes    []*corev1.Node
+	Services []*networkingv1.ServiceCIDR
+	// ForeignPods says that pods have their addresses from another network plugin.
+	ForeignPods bool
+}
+
+// InClusterRanges returns the ranges of pods, nodes and Services, sorted, none inside another
+// one, and neighbours as one. Too many are widened to fewer, by as few addresses as possible.
+func InClusterRanges(f ClusterFacts) []netip.Prefix {
+	var all []netip.Prefix
+	for _, p := range f.Pools {
+		all = append(all, prefixesOf(p)...)
+	}
+	parse := func(cidrs []string) {
+		for _, cidr := range cidrs {
+			if p, err := netip.ParsePrefix(cidr); err == nil {
+				all = append(all, p.Masked())
+			}
+		}
+	}
+	for _, s := range f.Services {
+		parse(s.Spec.CIDRs)
+	}
+	for _, n := range f.Nodes {
+		for _, a := range nodeAddrs(n) {
+			all = append(all, netip.PrefixFrom(a, a.BitLen()))
+		}
+		if f.ForeignPods {
+			parse(n.Spec.PodCIDRs)
+		}
+	}
+	return narrow(Aggregate(all), maxInCluster)
+}
+
+// nodeAddrs returns the addresses of a Node.
+func nodeAddrs(n *corev1.Node) []netip.Addr {
+	var out []netip.Addr
+	for _, a := range n.Status.Addresses {
+		if a.Type != corev1.NodeInternalIP && a.Type != corev1.NodeExternalIP {
+			continue // a name, even if it reads like an address
+		}
+		if ip, err := netip.ParseAddr(a.Address); err == nil {
+			out = append(out, ip.Unmap().WithZone(""))
+		}
+	}
+	return out
+}
+
+// Aggregate returns the fewest prefixes that have the same addresses, sorted, IPv4 first.
+func Aggregate(all []netip.Prefix) []netip.Prefix {
+	all = slices.Clone(all)
+	slices.SortFunc(all, netip.Prefix.Compare)
+	var out []netip.Prefix
+	for _, p := range all {
+		if n := len(out); n > 0 && out[n-1].Bits() <= p.Bits() && out[n-1].Overlaps(p) {
+			continue
+		}
+		out = append(out, p)
+		// The upper half of a range makes one with the lower half, which may be a half itself.
+		for n := len(out); n > 1; n = len(out) {
+			both := common(out[n-2], out[n-1])
+			if !both.IsValid() || out[n-2].Bits() != out[n-1].Bits() || both.Bits() != out[n-1].Bits()-1 {
+				break
+			}
+			out = append(out[:n-2], both)
+		}
+	}
+	return out
+}
+
+// narrow joins neighbours until there are no more than limit, those first whose common
+// range is the smallest.
+func narrow(all []netip.Prefix, limit int) []netip.Prefix {
+	for host := 1; len(all) > limit && host <= 128; host++ {
+		var out []netip.Prefix
+		for _, p := range all {
+			if n := len(out); n > 0 {
+				if both := common(out[n-1], p); both.IsValid() && both.Addr().BitLen()-both.Bits() <= host {
+					out[n-1] = both
+					continue
+				}
+			}
+			out = append(out, p)
+		}
+		all = Aggregate(out)
+	}
+	return all
+}
+
+// common returns the longest prefix that has both in it; the zero Prefix if they are not of
+// one family.
+func common(a, b netip.Prefix) netip.Prefix {
+	if a.Addr().BitLen() != b.Addr().BitLen() {
+		return netip.Prefix{}
+	}
+	bits := min(a.Bits(), b.Bits())
+	for bits > 0 && netip.PrefixFrom(a.Addr(), bits).Masked() != netip.PrefixFrom(b.Addr(), bits).Masked() {
+		bits--
+	}
+	return netip.PrefixFrom(a.Addr(), bits).Masked()
+}

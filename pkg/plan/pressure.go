@@ -1,0 +1,98 @@
+package plan
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
+)
+
+// RouterPressure is how much a router uses of what it has. Routers answer with it, as JSON,
+// at RouterPressurePath of their metrics port.
+type RouterPressure struct {
+	// Connections are those that the router tracks, of MaxConnections.
+	Connections    int `json:"connections"`
+	MaxConnections int `json:"maxConnections"`
+	// Ports are those of the router's address that are used towards Destination, which has
+	// the most, of MaxPorts.
+	Ports       int    `json:"ports"`
+	MaxPorts    int    `json:"maxPorts"`
+	Destination string `json:"destination,omitempty"`
+}
+
+// RouterPressurePath is where routers answer with their RouterPressure.
+const RouterPressurePath = "/pressure"
+
+// RouterPorts is how many source ports the kernel chooses from for what is translated:
+// 1024 to 65535.
+const RouterPorts = 64512
+
+// Pressure begins where high % of what there is are used, and ends below low %, so that a
+// condition doesn't come and go.
+const (
+	highPressure = 80
+	lowPressure  = 70
+)
+
+// Reasons of the conditions about pressure.
+const (
+	// ReasonAlmostFull: ConntrackPressure, or PortPressure, is True.
+	ReasonAlmostFull = "AlmostFull"
+	// ReasonEnough: it is False.
+	ReasonEnough = "Enough"
+)
+
+// kindsOfPressure are the conditions, and what each is about.
+var kindsOfPressure = []struct {
+	condition string
+	of        func(RouterPressure) (used, most int)
+	high      func(RouterPressure) string
+	low       string
+}{
+	{
+		v2.EgressConntrackPressure,
+		func(p RouterPressure) (int, int) { return p.Connections, p.MaxConnections },
+		func(p RouterPressure) string {
+			return fmt.Sprintf("tracks more than %d %% of the %d connections that it can; when all are used, new ones fail. "+
+				"Add replicas, or raise net.netfilter.nf_conntrack_max of the node", highPressure, p.MaxConnections)
+		},
+		"Routers can track more connections",
+	},
+	{
+		v2.EgressPortPressure,
+		func(p RouterPressure) (int, int) { return p.Ports, p.MaxPorts },
+		func(p RouterPressure) string {
+			return fmt.Sprintf("uses more than %d %% of its %d ports towards %s; when all are used, new connections there fail. "+
+				"Add replicas", highPressure, p.MaxPorts, p.Destination)
+		},
+		"Routers have ports left towards each destination",
+	},
+}
+
+// setPressure sets the conditions about pressure from what routers have answered, by the names
+// of their pods. Of nobody, nothing is known.
+func setPressure(conditions *[]metav1.Condition, answers map[string]RouterPressure, set func(metav1.Condition)) {
+	for _, kind := range kindsOfPressure {
+		if len(answers) == 0 {
+			meta.RemoveStatusCondition(conditions, kind.condition)
+			continue
+		}
+		limit := highPressure
+		if meta.IsStatusConditionTrue(*conditions, kind.condition) {
+			limit = lowPressure
+		}
+		c := metav1.Condition{Type: kind.condition, Status: metav1.ConditionFalse, Reason: ReasonEnough, Message: kind.low}
+		for _, pod := range slices.Sorted(maps.Keys(answers)) {
+			used, most := kind.of(answers[pod])
+			if most > 0 && used*100 >= most*limit {
+				c.Status, c.Reason, c.Message = metav1.ConditionTrue, ReasonAlmostFull, fmt.Sprintf("Pod %s %s", pod, kind.high(answers[pod]))
+				break
+			}
+		}
+		set(c)
+	}
+}

@@ -1,0 +1,198 @@
+package plan
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/intstr"
+
+	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
+)
+
+// What the API server fills in. An owner has to say it, too: a field that nobody owns
+// stays when the choice that it belongs to changes, and the API server refuses both.
+const (
+	defaultAffinitySeconds = 10800
+	defaultRollingShare    = "25%"
+)
+
+// RouterImage is how router containers are started.
+type RouterImage struct {
+	Name       string
+	PullPolicy corev1.PullPolicy
+	// Port is the UDP port of FoU.
+	Port uint16
+}
+
+// RouterDeployment returns the Deployment of the routers of an Egress. The error, a
+// *TemplateError, says what is wrong with the template.
+func RouterDeployment(e *v2.Egress, image RouterImage) (*appsv1.Deployment, error) {
+	spec, err := routerPodSpec(e, image)
+	if err != nil {
+		return nil, err
+	}
+	template := corev1.PodTemplateSpec{Spec: spec}
+	template.Labels = map[string]string{}
+	if t := e.Spec.Template; t != nil {
+		template.Annotations = maps.Clone(t.Metadata.Annotations)
+		maps.Copy(template.Labels, t.Metadata.Labels)
+	}
+	maps.Copy(template.Labels, RouterLabels(e.Name))
+	return &appsv1.Deployment{
+		TypeMeta:   metav1.TypeMeta{APIVersion: "apps/v1", Kind: "Deployment"},
+		ObjectMeta: routerMeta(e),
+		Spec: appsv1.DeploymentSpec{
+			Replicas: new(e.Spec.Replicas),
+			Selector: &metav1.LabelSelector{MatchLabels: RouterLabels(e.Name)},
+			Strategy: routerStrategy(e.Spec.Strategy),
+			Template: template,
+		},
+	}, nil
+}
+
+func routerMeta(e *v2.Egress) metav1.ObjectMeta {
+	return metav1.ObjectMeta{
+		Namespace: e.Namespace, Name: e.Name, Labels: RouterLabels(e.Name),
+		OwnerReferences: []metav1.OwnerReference{controlledBy(e)},
+	}
+}
+
+func routerStrategy(s *appsv1.DeploymentStrategy) appsv1.DeploymentStrategy {
+	var out appsv1.DeploymentStrategy
+	if s != nil {
+		out = *s.DeepCopy()
+	}
+	if out.Type == "" {
+		out.Type = appsv1.RollingUpdateDeploymentStrategyType
+	}
+	if out.Type != appsv1.RollingUpdateDeploymentStrategyType {
+		return out
+	}
+	if out.RollingUpdate == nil {
+		out.RollingUpdate = &appsv1.RollingUpdateDeployment{}
+	}
+	if out.RollingUpdate.MaxUnavailable == nil {
+		out.RollingUpdate.MaxUnavailable = new(intstr.FromString(defaultRollingShare))
+	}
+	if out.RollingUpdate.MaxSurge == nil {
+		out.RollingUpdate.MaxSurge = new(intstr.FromString(defaultRollingShare))
+	}
+	return out
+}
+
+// RouterService returns the Service to whose addresses clients send.
+func RouterService(e *v2.Egress, port uint16) *corev1.Service {
+	s := &corev1.Service{
+		TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "Service"},
+		ObjectMeta: routerMeta(e),
+		Spec: corev1.ServiceSpec{
+			Type:                  corev1.ServiceTypeClusterIP,
+			Selector:              RouterLabels(e.Name),
+			IPFamilyPolicy:        new(corev1.IPFamilyPolicyPreferDualStack),
+			InternalTrafficPolicy: new(corev1.ServiceInternalTrafficPolicyCluster),
+			Ports: []corev1.ServicePort{{
+				Protocol: corev1.ProtocolUDP, Port: int32(port), TargetPort: intstr.FromInt32(int32(port)),
+			}},
+			SessionAffinity: e.Spec.SessionAffinity,
+		},
+	}
+	if s.Spec.SessionAffinity == "" {
+		s.Spec.SessionAffinity = corev1.ServiceAffinityClientIP // the default, which objects from before it lack
+	}
+	if s.Spec.SessionAffinity != corev1.ServiceAffinityClientIP {
+		return s
+	}
+	s.Spec.SessionAffinityConfig = &corev1.SessionAffinityConfig{ClientIP: &corev1.ClientIPConfig{TimeoutSeconds: new(int32(defaultAffinitySeconds))}}
+	if c := e.Spec.SessionAffinityConfig; c != nil && c.ClientIP != nil && c.ClientIP.TimeoutSeconds != nil {
+		*s.Spec.SessionAffinityConfig.ClientIP.TimeoutSeconds = *c.ClientIP.TimeoutSeconds
+	}
+	return s
+}
+
+// RouterBudget returns the PodDisruptionBudget of an Egress, nil if it has none.
+func RouterBudget(e *v2.Egress) *policyv1.PodDisruptionBudget {
+	if e.Spec.PodDisruptionBudget == nil {
+		return nil
+	}
+	return &policyv1.PodDisruptionBudget{
+		TypeMeta:   metav1.TypeMeta{APIVersion: "policy/v1", Kind: "PodDisruptionBudget"},
+		ObjectMeta: routerMeta(e),
+		Spec: policyv1.PodDisruptionBudgetSpec{
+			MinAvailable:   e.Spec.PodDisruptionBudget.MinAvailable,
+			MaxUnavailable: e.Spec.PodDisruptionBudget.MaxUnavailable,
+			Selector:       &metav1.LabelSelector{MatchLabels: RouterLabels(e.Name)},
+			// A router that can't become ready must not keep its node from being drained.
+			UnhealthyPodEvictionPolicy: new(policyv1.AlwaysAllow),
+		},
+	}
+}
+
+// RouterServiceAccount returns the account of the routers of a namespace, which goes when
+// the last of its Egresses has gone; nil without Egresses.
+func RouterServiceAccount(namespace string, egresses []*v2.Egress) *corev1.ServiceAccount {
+	var owners []metav1.OwnerReference
+	for _, e := range egresses {
+		if e.DeletionTimestamp == nil {
+			owners = append(owners, metav1.OwnerReference{
+				APIVersion: egressKind.GroupVersion().String(), Kind: egressKind.Kind, Name: e.Name, UID: e.UID,
+			})
+		}
+	}
+	if len(owners) == 0 {
+		return nil
+	}
+	slices.SortFunc(owners, func(a, b metav1.OwnerReference) int { return strings.Compare(a.Name, b.Name) })
+	return &corev1.ServiceAccount{
+		TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "ServiceAccount"},
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: namespace, Name: RouterAccount, OwnerReferences: owners,
+			Labels: map[string]string{labelName: nameCoil, labelComponent: componentEgress},
+		},
+	}
+}
+
+// RouterBinding returns the binding of the accounts of routers in all namespaces that have an
+// Egress. Of the subjects that it has, those are kept that aren't such accounts.
+func RouterBinding(egresses []*v2.Egress, have []rbacv1.Subject) *rbacv1.ClusterRoleBinding {
+	subjects := slices.DeleteFunc(slices.Clone(have), func(s rbacv1.Subject) bool {
+		return s.Kind == rbacv1.ServiceAccountKind && s.Name == RouterAccount
+	})
+	for _, e := range egresses {
+		if e.DeletionTimestamp == nil {
+			subjects = append(subjects, rbacv1.Subject{Kind: rbacv1.ServiceAccountKind, Namespace: e.Namespace, Name: RouterAccount})
+		}
+	}
+	slices.SortFunc(subjects, compareSubjects)
+	return &rbacv1.ClusterRoleBinding{
+		TypeMeta:   metav1.TypeMeta{APIVersion: "rbac.authorization.k8s.io/v1", Kind: "ClusterRoleBinding"},
+		ObjectMeta: metav1.ObjectMeta{Name: RouterAccount, Labels: map[string]string{labelName: nameCoil, labelComponent: componentEgress}},
+		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: RouterAccount},
+		Subjects:   slices.Compact(subjects),
+	}
+}
+
+// SameSubjects says whether two bindings are of the same subjects, in whatever order.
+func SameSubjects(a, b []rbacv1.Subject) bool {
+	return slices.Equal(slices.SortedFunc(slices.Values(a), compareSubjects), slices.SortedFunc(slices.Values(b), compareSubjects))
+}
+
+func compareSubjects(a, b rbacv1.Subject) int {
+	return cmp.Or(strings.Compare(a.Kind, b.Kind), strings.Compare(a.Namespace, b.Namespace), strings.Compare(a.Name, b.Name))
+}
+
+// TemplateError says what is wrong with the template of an Egress.
+type TemplateError struct{ Reason string }
+
+func (e *TemplateError) Error() string { return e.Reason }
+
+func templateError(format string, args ...any) error {
+	return &TemplateError{Reason: fmt.Sprintf(format, args...)}
+}

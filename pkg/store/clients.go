@@ -1,0 +1,46 @@
+package store
+
+import (
+	"context"
+	"net/netip"
+
+	"github.com/coil-net/coil/pkg/ipam"
+)
+
+// Client is the record of a sandbox that uses Egresses, or that may be asked to later and
+// has no Allocation: another plugin has given it the address.
+type Client struct {
+	ID
+	Pod
+	Netns
+	// Address is the sandbox's, of each family the first.
+	Address ipam.Address
+	// Egresses are those that it uses, as they were when they were last there.
+	Egresses []KnownEgress
+}
+
+// KnownEgress is what has to be known of an Egress after its end: its destinations stay
+// unreachable for its clients.
+type KnownEgress struct {
+	// Name is namespace/name.
+	Name         string         `json:"name"`
+	Destinations []netip.Prefix `json:"destinations"`
+	// InCluster are the ranges that it didn't capture.
+	InCluster []netip.Prefix `json:"inCluster,omitempty"`
+	// Direct says that its routers were sent to directly, and Switched that flows may still go the
+	// other way.
+	Direct   bool `json:"direct,omitempty"`
+	Switched bool `json:"switched,omitempty"`
+}
+
+// Clients keeps the record of the clients of a node, as a Store keeps addresses: each method
+// is one transaction, and all may be called concurrently.
+type Clients interface {
+	// SetClient records a client, in place of an earlier record of the same ID.
+	SetClient(ctx context.Context, c Client) error
+	// ForgetClients removes records; those that there aren't don't matter. Works on a full
+	// disk.
+	ForgetClients(ctx context.Context, ids ...ID) error
+	// ListClients returns all records, ordered by ID.
+	ListClients(ctx context.Context) ([]Client, error)
+}
