@@ -8,7 +8,6 @@ import (
 	"net/netip"
 	"os"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -102,11 +101,10 @@ func testCoild(t *testing.T, api *controlplane.API) {
 	l.egress("gw", func(e *v2.Egress) { e.Status.InClusterCIDRs = []string{"100.64.0.0/16"} })
 	l.await("a pool was added", s, append(tunnel, "100.64.0.1 eth0")...)
 	l.must(s.Check(ctx))
-	// Again and again, for coild repairs it every ten seconds, in which nothing may have come to an end here.
-	stop := again(t, func() {
-		_, _ = ns.Run("sh", "-c", "ip link set fou4_0a600064 down; ip link del coil_ipip6; ip fou del port 5555")
-	})
+	// Whenever CHECK is to look: by the time it does, coild may have repaired what it was.
+	destroy := "link set fou4_0a600064 down\nlink del coil_ipip6\nfou del port 5555\n"
 	testkit.Eventually(t, within, "CHECK tells what is destroyed", func() error {
+		_, _ = ns.Run("sh", "-c", "printf '"+destroy+"' | ip -force -batch -")
 		err := s.Check(ctx)
 		for _, says := range []string{"is down: link fou4_0a600064", "receiver coil_ipip6", "FoU port 5555 of IPv4 is not open"} {
 			if err == nil || !strings.Contains(err.Error(), says) {
@@ -115,7 +113,6 @@ func testCoild(t *testing.T, api *controlplane.API) {
 		}
 		return nil
 	})
-	stop()
 	l.await("restored", s, tunnel...)
 	testkit.Eventually(t, within, "CHECK finds nothing wrong", func() error { return s.Check(ctx) })
 	l.node.Coild.Kill()
@@ -140,25 +137,6 @@ func testCoild(t *testing.T, api *controlplane.API) {
 	testKilledAtChange(l, n, s, service)
 	l.must(s.Del(ctx))
 	testKilledAtAdd(l)
-}
-
-// again does something again and again until it is stopped, or the test ends.
-func again(t *testing.T, do func()) (stop func()) {
-	done := make(chan struct{})
-	var running sync.WaitGroup
-	running.Go(func() {
-		for {
-			select {
-			case <-done:
-				return
-			default:
-				do()
-			}
-		}
-	})
-	stop = sync.OnceFunc(func() { close(done); running.Wait() })
-	t.Cleanup(stop)
-	return stop
 }
 
 // fault lets the next coild end at a point.

@@ -12,6 +12,7 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
+	"slices"
 	"sync"
 	"time"
 
@@ -34,11 +35,40 @@ func (q Question) String() string {
 	return fmt.Sprintf("echo %s > %s by link %d", q.From, q.To, q.Link)
 }
 
+// Answer is what is known of a question.
+type Answer int
+
+const (
+	// Unknown is what was not sent, or that nobody listened for in time: nothing can be said.
+	Unknown Answer = iota
+	// Missing is what was not answered in time.
+	Missing
+	// Given is what was answered.
+	Given
+)
+
+// String says it in a word.
+func (a Answer) String() string {
+	switch a {
+	case Missing:
+		return "missing"
+	case Given:
+		return "given"
+	}
+	return "unknown"
+}
+
+// ErrLate is of answers that stay unknown because this host did not come to listen for them.
+var ErrLate = errors.New("this host is too busy to listen")
+
+// lateness is how many times as long as it should a round may take, and still says who is silent.
+const lateness = 2
+
 // Ask sends questions in a network namespace and returns which were answered in time, by whatever
 // link the answer came. It keeps the namespace alive until then. The error joins why some couldn't
-// be sent; nothing can be said about these.
-func Ask(ctx context.Context, ns *netns.NS, wait time.Duration, questions []Question) (answered []bool, sent []bool, err error) {
-	answered, sent = make([]bool, len(questions)), make([]bool, len(questions))
+// be sent, and ErrLate.
+func Ask(ctx context.Context, ns *netns.NS, wait time.Duration, questions []Question) ([]Answer, error) {
+	answers := make([]Answer, len(questions))
 	ears := map[dataplane.Family]*os.File{}
 	defer func() {
 		for _, e := range ears {
@@ -47,10 +77,11 @@ func Ask(ctx context.Context, ns *netns.NS, wait time.Duration, questions []Ques
 	}()
 	secret := make([]byte, secretSize)
 	if _, err := rand.Read(secret); err != nil {
-		return answered, sent, err
+		return answers, err
 	}
 	var errs []error
-	err = ns.Do(func() (err error) {
+	var asked time.Time
+	err := ns.Do(func() (err error) {
 		for _, q := range questions {
 			f := dataplane.FamilyOf(q.To)
 			if ears[f] == nil {
@@ -64,58 +95,55 @@ func Ask(ctx context.Context, ns *netns.NS, wait time.Duration, questions []Ques
 			return err
 		}
 		defer unix.Close(fd)
+		asked = time.Now()
 		for i, q := range questions {
 			p := protocols[dataplane.FamilyOf(q.To)]
 			err := unix.Sendto(fd, p.packet(q, uint16(i), secret), 0, &unix.SockaddrLinklayer{Protocol: bigEndian(p.ether), Ifindex: q.Link})
-			if sent[i] = err == nil; err != nil {
+			if err != nil {
 				errs = append(errs, fmt.Errorf("%s: %w", q, err))
+			} else {
+				answers[i] = Missing
 			}
 		}
 		return nil
 	})
 	if err != nil {
-		return answered, sent, err
+		return answers, err
 	}
-	hear(ctx, ears, wait, secret, sent, answered)
-	return answered, sent, errors.Join(append(errs, ctx.Err())...)
+	h := hearing{secret: secret, answers: answers}
+	errs = append(errs, h.listen(ctx, ears, asked, wait), ctx.Err())
+	return answers, errors.Join(errs...)
 }
 
-// hear waits for the answers to what was sent.
-func hear(ctx context.Context, ears map[dataplane.Family]*os.File, wait time.Duration, secret []byte, sent, answered []bool) {
-	var wg sync.WaitGroup
-	var mu sync.Mutex // of answered and missing
-	missing := 0
-	for _, s := range sent {
-		if s {
-			missing++
-		}
+// hearing is the wait for answers.
+type hearing struct {
+	secret []byte
+	// mu protects answers, which are to those who listen for two families.
+	mu      sync.Mutex
+	answers []Answer
+}
+
+// listen hears answers to what was sent from a moment on until none is missing or they had their time.
+func (h *hearing) listen(ctx context.Context, ears map[dataplane.Family]*os.File, asked time.Time, wait time.Duration) error {
+	if !slices.Contains(h.answers, Missing) {
+		return nil
 	}
 	stop := func() {
 		for _, e := range ears {
 			_ = e.SetReadDeadline(time.Unix(1, 0))
 		}
 	}
-	if missing == 0 {
-		return
-	}
+	var wg sync.WaitGroup
 	for f, e := range ears {
 		_ = e.SetReadDeadline(time.Now().Add(wait))
 		wg.Go(func() {
-			buf := make([]byte, 1500)
+			buf := make([]byte, maxMessage)
 			for {
 				n, err := e.Read(buf)
 				if err != nil {
 					return // in time, no more came
 				}
-				i, ok := protocols[f].answer(buf[:n], secret)
-				mu.Lock()
-				if ok && int(i) < len(sent) && sent[i] && !answered[i] {
-					answered[i] = true
-					missing--
-				}
-				done := missing == 0
-				mu.Unlock()
-				if done {
+				if h.note(f, buf[:n]) {
 					stop()
 					return
 				}
@@ -124,6 +152,53 @@ func hear(ctx context.Context, ears map[dataplane.Family]*os.File, wait time.Dur
 	}
 	defer context.AfterFunc(ctx, stop)()
 	wg.Wait()
+	took := time.Since(asked)
+	for f, e := range ears {
+		if err := h.drain(f, e); err != nil {
+			return err
+		}
+	}
+	if took <= lateness*wait || !slices.Contains(h.answers, Missing) {
+		return nil
+	}
+	for i, a := range h.answers {
+		if a == Missing {
+			h.answers[i] = Unknown
+		}
+	}
+	return fmt.Errorf("%w: %s instead of %s", ErrLate, took, wait)
+}
+
+// drain hears what is there already: Go reads nothing after a deadline, though the deadline may be
+// noticed before an answer that came long before it.
+func (h *hearing) drain(f dataplane.Family, ear *os.File) error {
+	c, err := ear.SyscallConn()
+	if err != nil {
+		return err
+	}
+	return c.Control(func(fd uintptr) {
+		buf := make([]byte, maxMessage)
+		for {
+			n, err := unix.Read(int(fd), buf)
+			if errors.Is(err, unix.EINTR) {
+				continue
+			}
+			if err != nil || h.note(f, buf[:n]) {
+				return
+			}
+		}
+	})
+}
+
+// note hears a message and says whether no answer is missing any more.
+func (h *hearing) note(f dataplane.Family, message []byte) (all bool) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	i, ok := protocols[f].answer(message, h.secret)
+	if ok && int(i) < len(h.answers) && h.answers[i] == Missing {
+		h.answers[i] = Given
+	}
+	return !slices.Contains(h.answers, Missing)
 }
 
 // listen opens what receives ICMP of a family, in the namespace of the thread.

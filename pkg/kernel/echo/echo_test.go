@@ -120,29 +120,65 @@ func TestAsk(t *testing.T) {
 		question(out.index, "10.1.1.1"), question(out.index, "10.1.1.9"), question(out.index, "fd01::1"), question(out.index, "fd01::9"),
 		question(out.index, "10.1.1.2"), question(out.index, "10.1.1.8"), question(9999, "10.1.1.1"),
 	}
-	answered, sent, err := Ask(t.Context(), ns.NS, wait, questions)
+	answers, err := Ask(t.Context(), ns.NS, wait, questions)
 	if err == nil || !errors.Is(err, unix.ENXIO) && !errors.Is(err, unix.ENODEV) {
 		t.Errorf("by a link that isn't there: %v", err)
 	}
-	if want := []bool{true, false, true, false, true, false, false}; !slices.Equal(answered, want) {
-		t.Errorf("answered %v, want %v", answered, want)
-	}
-	if want := []bool{true, true, true, true, true, true, false}; !slices.Equal(sent, want) {
-		t.Errorf("sent %v, want %v", sent, want)
+	if want := []Answer{Given, Missing, Given, Missing, Given, Missing, Unknown}; !slices.Equal(answers, want) {
+		t.Errorf("answers %v, want %v", answers, want)
 	}
 
 	// It doesn't wait longer than it has to.
 	for _, q := range [][]Question{nil, {questions[0], questions[2]}} {
 		start := time.Now()
-		answered, _, err = Ask(t.Context(), ns.NS, time.Minute, q)
-		if err != nil || slices.Contains(answered, false) || time.Since(start) > 10*time.Second {
-			t.Errorf("%v: answered %v after %s, %v", q, answered, time.Since(start), err)
+		answers, err = Ask(t.Context(), ns.NS, time.Minute, q)
+		if err != nil || slices.Contains(answers, Missing) || time.Since(start) > 10*time.Second {
+			t.Errorf("%v: answers %v after %s, %v", q, answers, time.Since(start), err)
 		}
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), wait)
 	defer cancel()
 	start := time.Now()
-	if answered, _, err = Ask(ctx, ns.NS, time.Minute, questions[1:2]); err == nil || answered[0] || time.Since(start) > 10*time.Second {
-		t.Errorf("at the end of the context: %v, %v after %s", answered, err, time.Since(start))
+	if answers, err = Ask(ctx, ns.NS, time.Minute, questions[1:2]); err == nil || answers[0] == Given || time.Since(start) > 10*time.Second {
+		t.Errorf("at the end of the context: %v, %v after %s", answers, err, time.Since(start))
+	}
+}
+
+// An answer that was there in time is heard by a host that notices the end of the time first. Of those
+// that it didn't hear, it knows nothing if it is too late itself.
+func TestListenLate(t *testing.T) {
+	ns := netnstest.New(t)
+	ns.IP(t, "address", "add", "10.1.0.5/32", "dev", "lo")
+	w := newWire(t, ns, "wire")
+	q := Question{w.index, netip.MustParseAddr("10.1.0.5"), netip.MustParseAddr("10.1.1.1")}
+	secret := make([]byte, secretSize)
+	for _, tt := range []struct {
+		name  string
+		asked time.Duration
+		want  []Answer
+		err   error
+	}{
+		{"late", -time.Minute, []Answer{Given, Unknown, Unknown}, ErrLate},
+		{"not late", time.Minute, []Answer{Given, Missing, Unknown}, nil},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			var ear *os.File
+			testkit.Check(t, ns.Do(func() (err error) { ear, err = listen(dataplane.IPv4); return err }))
+			defer ear.Close()
+			testkit.Must(w.Write(answerTo(protocols[dataplane.IPv4].packet(q, 0, secret))))(t)
+			testkit.Eventually(t, 10*time.Second, "the answer is there", func() (err error) {
+				c := testkit.Must(ear.SyscallConn())(t)
+				testkit.Check(t, c.Control(func(fd uintptr) {
+					_, _, err = unix.Recvfrom(int(fd), make([]byte, 1), unix.MSG_PEEK)
+				}))
+				return err
+			})
+			h := hearing{secret: secret, answers: []Answer{Missing, Missing, Unknown}}
+			// The time is over as soon as it listens; whether that is late depends on when it asked.
+			err := h.listen(t.Context(), map[dataplane.Family]*os.File{dataplane.IPv4: ear}, time.Now().Add(tt.asked), 0)
+			if !errors.Is(err, tt.err) || !slices.Equal(h.answers, tt.want) {
+				t.Errorf("answers %v, %v, want %v, %v", h.answers, err, tt.want, tt.err)
+			}
+		})
 	}
 }

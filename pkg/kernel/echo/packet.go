@@ -18,6 +18,7 @@ const (
 	headerIPv4 = 20
 	headerIPv6 = 40
 	hopLimit   = 64
+	maxMessage = 1500 // more than any answer has
 )
 
 // protocol is how one address family asks.

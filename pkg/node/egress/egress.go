@@ -113,7 +113,7 @@ type Config struct {
 	// Repaired is told what was changed though nothing else should have been there.
 	Repaired func(context.Context, Outcome)
 	// Ask asks routers through tunnels of a client; see package kernel/echo.
-	Ask func(ctx context.Context, at store.Netns, wait time.Duration, questions []echo.Question) (answered, sent []bool, err error)
+	Ask func(ctx context.Context, at store.Netns, wait time.Duration, questions []echo.Question) ([]echo.Answer, error)
 }
 
 // workers is how many clients are worked on at once.

@@ -110,10 +110,10 @@ func (k *Kernel) Exists(at store.Netns) (bool, error) {
 }
 
 // Ask asks routers by the tunnels of a client; see package kernel/echo.
-func (k *Kernel) Ask(ctx context.Context, at store.Netns, wait time.Duration, questions []echo.Question) (answered, sent []bool, err error) {
+func (k *Kernel) Ask(ctx context.Context, at store.Netns, wait time.Duration, questions []echo.Question) ([]echo.Answer, error) {
 	ns, err := open(at)
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
 	defer ns.Close()
 	return echo.Ask(ctx, ns, wait, questions)

@@ -74,17 +74,17 @@ func (m *Manager) AskRouters(ctx context.Context) error {
 
 // round is what one client asks, and hears.
 type round struct {
-	client         *sandbox
-	questions      []echo.Question
-	answered, sent []bool
-	err            error
+	client    *sandbox
+	questions []echo.Question
+	answers   []echo.Answer // none if nothing could be asked
+	err       error
 }
 
 func (m *Manager) askOnce(ctx context.Context) {
 	rounds := m.questions()
 	var wg sync.WaitGroup
 	for _, r := range rounds {
-		wg.Go(func() { r.answered, r.sent, r.err = m.cfg.Ask(ctx, r.client.Netns, askWait, r.questions) })
+		wg.Go(func() { r.answers, r.err = m.cfg.Ask(ctx, r.client.Netns, askWait, r.questions) })
 	}
 	wg.Wait()
 	if ctx.Err() != nil {
@@ -153,18 +153,21 @@ func (m *Manager) hear(rounds []*round) (changed []netip.Addr) {
 	defer m.mu.Unlock()
 	now := time.Now()
 	// Answers first: who answers shows that others could.
-	for _, answered := range []bool{true, false} {
+	for _, pass := range []echo.Answer{echo.Given, echo.Missing, echo.Unknown} {
 		for _, round := range rounds {
 			for i, q := range round.questions {
+				answer := echo.Unknown
+				if i < len(round.answers) {
+					answer = round.answers[i]
+				}
 				r := m.routers[q.To]
-				sent := i < len(round.sent) && round.sent[i]
-				if r == nil || sent && round.answered[i] != answered || !sent && answered {
+				if r == nil || answer != pass {
 					continue
 				}
-				if !answered {
+				if answer != echo.Given {
 					r.turn++
 				}
-				if sent && r.observe(now, answered, m.othersAnswer(q.To, now)) {
+				if answer != echo.Unknown && r.observe(now, answer == echo.Given, m.othersAnswer(q.To, now)) {
 					changed = append(changed, q.To)
 				}
 			}

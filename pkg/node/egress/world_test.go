@@ -105,17 +105,24 @@ func (w *world) Routers(name types.NamespacedName) ([]plan.ClientRouter, error) 
 }
 
 // Ask takes its time for a router that doesn't answer.
-func (w *world) Ask(_ context.Context, at store.Netns, wait time.Duration, questions []echo.Question) (answered, sent []bool, err error) {
+func (w *world) Ask(_ context.Context, at store.Netns, wait time.Duration, questions []echo.Question) (answers []echo.Answer, err error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.gone[at.Path] {
-		return nil, nil, ErrGone
+		return nil, ErrGone
 	}
 	for _, q := range questions {
 		w.asked[q.To]++
-		answered, sent = append(answered, !w.silent[q.To]), append(sent, q.Link != 0)
+		switch {
+		case q.Link == 0:
+			answers = append(answers, echo.Unknown)
+		case w.silent[q.To]:
+			answers = append(answers, echo.Missing)
+		default:
+			answers = append(answers, echo.Given)
+		}
 	}
-	return answered, sent, nil
+	return answers, nil
 }
 
 func (w *world) SetClient(_ context.Context, c store.Client) error {
