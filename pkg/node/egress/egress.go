@@ -133,6 +133,9 @@ type Manager struct {
 	// routers are those to which clients have tunnels of their own.
 	routers map[netip.Addr]*router
 	counts  counts
+
+	// spreading tells AskRouters that a client sends to routers.
+	spreading chan struct{}
 }
 
 // sandbox is one that Coil is responsible for.
@@ -162,7 +165,7 @@ type sandbox struct {
 
 // New returns a Manager of nothing; see Restore.
 func New(cfg Config, c Cluster, n Network, r store.Clients, e Recorder, m *reconcile.Metrics) *Manager {
-	mgr := &Manager{cfg: cfg, cluster: c, net: n, record: r, recorder: e, known: map[store.ID]*sandbox{}, routers: map[netip.Addr]*router{}, counts: newCounts()}
+	mgr := &Manager{cfg: cfg, cluster: c, net: n, record: r, recorder: e, known: map[store.ID]*sandbox{}, routers: map[netip.Addr]*router{}, counts: newCounts(), spreading: make(chan struct{}, 1)}
 	mgr.loop = reconcile.New("egress", mgr.sync, reconcile.WithMetrics(m))
 	return mgr
 }

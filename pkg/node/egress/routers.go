@@ -57,17 +57,31 @@ func (m *Manager) routersOf(egress types.NamespacedName) ([]plan.ClientRouter, e
 	return all, nil
 }
 
-// AskRouters asks all routers again and again until ctx ends. What is told of a router changes at
-// once what its clients do.
+// AskRouters asks all routers again and again until ctx ends, and rests while there are none. What is
+// told of a router changes at once what its clients do.
 func (m *Manager) AskRouters(ctx context.Context) error {
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-m.spreading:
+			m.askWhileAny(ctx)
+		}
+	}
+}
+
+// askWhileAny asks until there is nobody to ask any more.
+func (m *Manager) askWhileAny(ctx context.Context) {
 	ticker := time.NewTicker(askEvery)
 	defer ticker.Stop()
 	for {
 		select {
 		case <-ctx.Done():
-			return nil
+			return
 		case <-ticker.C:
-			m.askOnce(ctx)
+			if !m.askOnce(ctx) {
+				return
+			}
 		}
 	}
 }
@@ -80,7 +94,8 @@ type round struct {
 	err       error
 }
 
-func (m *Manager) askOnce(ctx context.Context) {
+// askOnce asks each router once, and says whether there is any.
+func (m *Manager) askOnce(ctx context.Context) bool {
 	rounds := m.questions()
 	var wg sync.WaitGroup
 	for _, r := range rounds {
@@ -88,7 +103,7 @@ func (m *Manager) askOnce(ctx context.Context) {
 	}
 	wg.Wait()
 	if ctx.Err() != nil {
-		return
+		return false
 	}
 	for _, r := range rounds {
 		if r.err != nil {
@@ -98,6 +113,7 @@ func (m *Manager) askOnce(ctx context.Context) {
 	for _, addr := range m.hear(rounds) {
 		m.tellRouter(ctx, addr)
 	}
+	return len(rounds) > 0
 }
 
 // questions chooses who asks which router, and forgets routers that nobody has a tunnel to.
@@ -232,6 +248,12 @@ func (m *Manager) made(ctx context.Context, s *sandbox, out Outcome, err error) 
 	}
 	if err == nil || out.Links != nil {
 		s.groups, s.links, s.pinned = out.State.Groups, out.Links, out.Pinned
+	}
+	if len(s.groups) > 0 {
+		select {
+		case m.spreading <- struct{}{}:
+		default: // it is told already
+		}
 	}
 }
 

@@ -125,6 +125,42 @@ coil_egress_node_failover_duration_seconds_count 2
 	})
 }
 
+// A node whose pods send to no router asks nobody, and does so again when one comes.
+func TestNobodyToAsk(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld()
+		w.direct("10.1.1.1 live, 10.1.1.2 live")
+		m := w.manager(false)
+		defer asking(t, m)()
+		asked := func() int {
+			w.mu.Lock()
+			defer w.mu.Unlock()
+			return w.asked[netip.MustParseAddr("10.1.1.1")]
+		}
+		for round := range 3 {
+			before := asked()
+			time.Sleep(time.Hour)
+			if n := asked() - before; n != 0 {
+				t.Errorf("round %d: a router was asked %d times without a client", round, n)
+			}
+			w.clients(t, m, "p")
+			before = asked()
+			w.after(t, 10*time.Second, "it came", both)
+			if n := asked() - before; n < 8 || n > 11 {
+				t.Errorf("round %d: a router was asked %d times in 10 s", round, n)
+			}
+			w.silence(true, "10.1.1.1")
+			w.after(t, 5*time.Second, "a router is silent", second)
+			w.silence(false, "10.1.1.1")
+			w.after(t, 20*time.Second, "it answers", both)
+			if err := m.Forget(t.Context(), sandboxOf("p").ID); err != nil {
+				t.Fatal(err)
+			}
+			time.Sleep(2 * askEvery)
+		}
+	})
+}
+
 // Who keeps questions from all routers takes none away, and a new one that doesn't answer is dead.
 func TestRoutersThatNeverAnswer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
