@@ -97,8 +97,8 @@ func (n *Node) MountDisk(readOnly bool) error {
 		return fmt.Errorf("unmount the disk: %w", err)
 	}
 	n.disk.mounted = false
-	if out, err := exec.Command("e2fsck", "-p", n.disk.image).CombinedOutput(); err != nil {
-		// 1 is "errors corrected".
+	if out, err := exec.Command("e2fsck", "-y", n.disk.image).CombinedOutput(); err != nil {
+		// 1 is "errors corrected": without a journal, what was never synced may be half there.
 		if exit := (*exec.ExitError)(nil); !errors.As(err, &exit) || exit.ExitCode() != 1 {
 			return fmt.Errorf("e2fsck: %w: %s", err, out)
 		}

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/util/retry"
 
 	"github.com/coil-net/coil/integration/rig"
 )
@@ -104,11 +105,16 @@ func TestSubnetAddedInUse(t *testing.T) {
 		t.Fatal("the pool has more addresses than its subnet")
 	}
 	mark := c.watcher.mark()
-	pool, err := c.Coil.CoilV2().AddressPools().Get(ctx, name, metav1.GetOptions{})
-	c.check(err)
-	pool.Spec.Subnets = append(pool.Spec.Subnets, c.subnet(4))
-	_, err = c.Coil.CoilV2().AddressPools().Update(ctx, pool, metav1.UpdateOptions{})
-	c.check(err)
+	added := c.subnet(4)
+	c.check(retry.RetryOnConflict(retry.DefaultBackoff, func() error { // the controller writes its status
+		pool, err := c.Coil.CoilV2().AddressPools().Get(ctx, name, metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		pool.Spec.Subnets = append(pool.Spec.Subnets, added)
+		_, err = c.Coil.CoilV2().AddressPools().Update(ctx, pool, metav1.UpdateOptions{})
+		return err
+	}))
 	c.check(poll(ctx, 20*time.Second, func() error { _, err := full.Add(ctx); return err }))
 	now := c.blocks(n, name)
 	if len(now) != 2*len(old) || !slices.Equal(now[:len(old)], old) {

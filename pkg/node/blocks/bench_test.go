@@ -6,10 +6,12 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
@@ -121,11 +123,29 @@ func run(t *testing.T, objects ...runtime.Object) *bench {
 // runWith is run with addresses that are allocated from the start, by block.
 func runWith(t *testing.T, allocated map[string]int, objects ...runtime.Object) *bench {
 	t.Helper()
+	return runAged(t, time.Millisecond, allocated, objects...)
+}
+
+// runAged is runWith that gives no block back before it has an age.
+func runAged(t *testing.T, minAge time.Duration, allocated map[string]int, objects ...runtime.Object) *bench {
+	t.Helper()
 	_, ctx := ktesting.NewTestContext(t)
 	b := &bench{client: fake.NewSimpleClientset(objects...), record: &record{blocks: map[string]store.Usage{}}, exporter: &exporter{}}
 	for name, n := range allocated {
 		b.record.allocate(name, n)
 	}
+	// As an API server does; an update without a new version is a resync's.
+	var version atomic.Int64
+	b.client.PrependReactor("*", "*", func(a clienttesting.Action) (bool, runtime.Object, error) {
+		if w, ok := a.(interface{ GetObject() runtime.Object }); ok {
+			o, err := meta.Accessor(w.GetObject())
+			if err != nil {
+				return true, nil, err
+			}
+			o.SetResourceVersion(fmt.Sprint(version.Add(1)))
+		}
+		return false, nil, nil
+	})
 	uids := 0
 	b.client.PrependReactor("create", "blockrequests", func(a clienttesting.Action) (bool, runtime.Object, error) {
 		uids++
@@ -136,7 +156,7 @@ func runWith(t *testing.T, allocated map[string]int, objects ...runtime.Object) 
 		externalversions.WithTweakListOptions(func(o *metav1.ListOptions) { o.LabelSelector = v2.LabelNode + "=node" }))
 	api := factory.Coil().V2()
 	var err error
-	b.Manager, err = New(Config{NodeName: "node", NodeUID: nodeUID, MinAge: time.Millisecond, StatusInterval: time.Millisecond},
+	b.Manager, err = New(Config{NodeName: "node", NodeUID: nodeUID, MinAge: minAge, StatusInterval: time.Millisecond},
 		b.client.CoilV2(), api.AddressBlocks().Informer(), api.BlockRequests().Informer(), b.record, b.exporter, reconcile.NewMetrics(nil))
 	if err != nil {
 		t.Fatal(err)

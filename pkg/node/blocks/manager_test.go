@@ -26,7 +26,7 @@ import (
 
 func TestManyWaitersAskOnce(t *testing.T) {
 	const waiting = 32 // as many as a block has
-	b := run(t)
+	b := runAged(t, time.Minute, nil)
 	errs := make(chan error, waiting)
 	generation := b.Generation("default")
 	for range waiting {
