@@ -91,9 +91,9 @@ func troubles() []trouble {
 		{
 			name:  "broken",
 			begin: func(c *cluster, n *rig.Node) error { return n.BreakDisk(c.t.Context()) },
-			end: func(_ *cluster, n *rig.Node) error {
+			end: func(c *cluster, n *rig.Node) error {
 				n.Coild.Kill()
-				return errors.Join(n.MountDisk(false), n.Coild.Start())
+				return errors.Join(n.MountDisk(c.t.Context(), false), n.Coild.Start())
 			},
 		},
 	}
@@ -156,7 +156,7 @@ func TestDiskReadOnlyAtStart(t *testing.T) {
 			n := c.node(rig.NodeOptions{DiskBytes: diskBytes})
 			pods := c.podsOf(n, 4)
 			how.end(n.Coild)
-			c.check(n.MountDisk(true), n.Coild.Start())
+			c.check(n.MountDisk(t.Context(), true), n.Coild.Start())
 			c.refuses(n)
 			c.keep(pods)
 			ended := func() bool {

@@ -41,6 +41,49 @@ func (d *disk) mount() error {
 	return nil
 }
 
+// device is the block device of what is mounted.
+func (d *disk) device(ctx context.Context) (string, error) {
+	out, err := exec.CommandContext(ctx, "findmnt", "--noheadings", "--output=SOURCE", d.dir).Output()
+	if err != nil {
+		return "", fmt.Errorf("find the device of %s: %w", d.dir, err)
+	}
+	return strings.TrimSpace(string(out)), nil
+}
+
+// renew mounts the disk anew, free of errors. It is a copy of what was mounted, which goes on in
+// every mount namespace that was made meanwhile, with its errors.
+func (d *disk) renew(ctx context.Context) error {
+	name, err := d.device(ctx)
+	if err != nil {
+		return err
+	}
+	device, err := os.Open(name)
+	if err != nil {
+		return err
+	}
+	defer device.Close()
+	if err := unix.Unmount(d.dir, 0); err != nil {
+		return fmt.Errorf("unmount the disk: %w", err)
+	}
+	d.mounted = false
+	if err := device.Sync(); err != nil {
+		return err
+	}
+	if out, err := exec.CommandContext(ctx, "cp", "--sparse=always", d.image, d.image+".new").CombinedOutput(); err != nil {
+		return fmt.Errorf("copy the disk: %w: %s", err, out)
+	}
+	if err := os.Rename(d.image+".new", d.image); err != nil {
+		return err
+	}
+	if out, err := exec.CommandContext(ctx, "e2fsck", "-p", d.image).CombinedOutput(); err != nil {
+		// 1 is "errors corrected".
+		if exit := (*exec.ExitError)(nil); !errors.As(err, &exit) || exit.ExitCode() != 1 {
+			return fmt.Errorf("e2fsck: %w: %s", err, out)
+		}
+	}
+	return d.mount()
+}
+
 func (d *disk) unmount() error {
 	if !d.mounted {
 		return nil
@@ -80,30 +123,19 @@ func (n *Node) BreakDisk(ctx context.Context) error {
 	if n.disk == nil {
 		return errNoDisk
 	}
-	device, err := exec.CommandContext(ctx, "findmnt", "--noheadings", "--output=SOURCE", n.StateDir()).Output()
+	device, err := n.disk.device(ctx)
 	if err != nil {
-		return fmt.Errorf("find the device of %s: %w", n.StateDir(), err)
+		return err
 	}
-	name := filepath.Base(strings.TrimSpace(string(device)))
-	return os.WriteFile(filepath.Join("/sys/fs/ext4", name, "trigger_fs_error"), []byte("1"), 0)
+	return os.WriteFile(filepath.Join("/sys/fs/ext4", filepath.Base(device), "trigger_fs_error"), []byte("1"), 0)
 }
 
 // MountDisk mounts the disk anew, read-only or not. Nothing may have files open on it.
-func (n *Node) MountDisk(readOnly bool) error {
+func (n *Node) MountDisk(ctx context.Context, readOnly bool) error {
 	if n.disk == nil {
 		return errNoDisk
 	}
-	if err := unix.Unmount(n.StateDir(), 0); err != nil {
-		return fmt.Errorf("unmount the disk: %w", err)
-	}
-	n.disk.mounted = false
-	if out, err := exec.Command("e2fsck", "-y", n.disk.image).CombinedOutput(); err != nil {
-		// 1 is "errors corrected": without a journal, what was never synced may be half there.
-		if exit := (*exec.ExitError)(nil); !errors.As(err, &exit) || exit.ExitCode() != 1 {
-			return fmt.Errorf("e2fsck: %w: %s", err, out)
-		}
-	}
-	if err := n.disk.mount(); err != nil || !readOnly {
+	if err := n.disk.renew(ctx); err != nil || !readOnly {
 		return err
 	}
 	return n.RemountDisk(true)
