@@ -274,7 +274,7 @@ func (g *Gateway) want(ctx context.Context) (plan.Gateway, error) {
 	g.uplink = uplink
 	g.mu.Unlock()
 	want, skipped := plan.NewGateway(plan.GatewayConfig{
-		Addresses: g.cfg.Addresses, Uplink: uplink.Name, MTU: uplink.MTU, Port: g.cfg.Port, SourcePortAuto: g.cfg.SourcePortAuto,
+		Addresses: g.cfg.Addresses, Uplink: uplink.Name, UplinkIndex: uplink.Index, MTU: uplink.MTU, Port: g.cfg.Port, SourcePortAuto: g.cfg.SourcePortAuto,
 		Probers: g.cfg.Probers, HealthPort: g.cfg.HealthPort,
 	}, egress, lists)
 	g.reportSkipped(ctx, skipped)

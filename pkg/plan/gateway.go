@@ -17,9 +17,10 @@ import (
 type GatewayConfig struct {
 	// Addresses are the router's own, at most one of each family.
 	Addresses []netip.Addr
-	// Uplink is the name of the link to everything, and MTU is its.
-	Uplink string
-	MTU    int
+	// Uplink is the name of the link to everything; UplinkIndex and MTU are its.
+	Uplink      string
+	UplinkIndex int
+	MTU         int
 	// Port is the UDP port of FoU.
 	Port uint16
 	// Probers are who asks at the TCP port HealthPort how the router is.
@@ -164,12 +165,12 @@ func (g Gateway) Routes(links map[netip.Addr]dataplane.TunnelLink) ([]dataplane.
 // Filter returns what nftables should do; clients without a tunnel may not send.
 func (g Gateway) Filter(links map[netip.Addr]dataplane.TunnelLink) dataplane.GatewayRules {
 	rules := dataplane.GatewayRules{
-		Uplink: g.Uplink, MTU: g.MTU, Addresses: g.Addresses, Port: g.Port, Probers: g.Probers, HealthPort: g.HealthPort, Destinations: g.Destinations,
+		Uplink: g.UplinkIndex, MTU: g.MTU, Addresses: g.Addresses, Port: g.Port, Probers: g.Probers, HealthPort: g.HealthPort, Destinations: g.Destinations,
 		Clients: make([]dataplane.GatewayClient, 0, len(g.Tunnels)),
 	}
 	for _, t := range g.Tunnels {
 		if l, ok := links[t.Remote]; ok {
-			rules.Clients = append(rules.Clients, dataplane.GatewayClient{Addr: t.Remote, Link: l.Name})
+			rules.Clients = append(rules.Clients, dataplane.GatewayClient{Addr: t.Remote, Link: l.Index})
 		}
 	}
 	return rules
@@ -177,7 +178,7 @@ func (g Gateway) Filter(links map[netip.Addr]dataplane.TunnelLink) dataplane.Gat
 
 // Equal says whether two gateways need the same of the kernel.
 func (g Gateway) Equal(o Gateway) bool {
-	return g.Uplink == o.Uplink && g.MTU == o.MTU && g.Port == o.Port && slices.Equal(g.Addresses, o.Addresses) &&
+	return g.Uplink == o.Uplink && g.UplinkIndex == o.UplinkIndex && g.MTU == o.MTU && g.Port == o.Port && slices.Equal(g.Addresses, o.Addresses) &&
 		slices.Equal(g.Destinations, o.Destinations) && slices.Equal(g.Tunnels, o.Tunnels)
 }
 
@@ -191,7 +192,7 @@ type GatewayChange struct {
 // has an address, may have changed, too. It returns false if tunnels that stay must change, if
 // the router's own network has changed, or if nothing has.
 func (g Gateway) Since(before Gateway) (c GatewayChange, ok bool) {
-	if g.Uplink != before.Uplink || g.MTU != before.MTU || !slices.Equal(g.Addresses, before.Addresses) {
+	if g.Uplink != before.Uplink || g.UplinkIndex != before.UplinkIndex || g.MTU != before.MTU || !slices.Equal(g.Addresses, before.Addresses) {
 		return c, false
 	}
 	old, now := before.Tunnels, g.Tunnels // both are sorted

@@ -28,7 +28,7 @@ func clientSlice(name string, endpoints ...discoveryv1.Endpoint) *discoveryv1.En
 
 var (
 	own4, own6    = netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("fd00::1")
-	dualGateway   = GatewayConfig{Addresses: []netip.Addr{own4, own6}, Uplink: "eth0", MTU: 1500, Port: 5555}
+	dualGateway   = GatewayConfig{Addresses: []netip.Addr{own4, own6}, Uplink: "eth0", UplinkIndex: 2, MTU: 1500, Port: 5555}
 	addrEqual     = cmp.Comparer(func(a, b netip.Addr) bool { return a == b })
 	prefixEqual   = cmp.Comparer(func(a, b netip.Prefix) bool { return a == b })
 	someEgress    = &v2.Egress{Spec: v2.EgressSpec{Destinations: []string{"0.0.0.0/0", "fd99::/64", "10.9.0.0/16", "10.9.0.0/16"}}}
@@ -157,8 +157,8 @@ func TestGatewayRoutesAndFilter(t *testing.T) {
 		t.Errorf("rules (-want +got):\n%s", d)
 	}
 	wantFilter := dataplane.GatewayRules{
-		Uplink: "eth0", MTU: 1500, Addresses: dualGateway.Addresses, Port: 5555, Destinations: g.Destinations,
-		Clients: []dataplane.GatewayClient{{Addr: netip.MustParseAddr("10.0.0.3"), Link: "seven"}, {Addr: netip.MustParseAddr("fd00::a"), Link: "eight"}},
+		Uplink: 2, MTU: 1500, Addresses: dualGateway.Addresses, Port: 5555, Destinations: g.Destinations,
+		Clients: []dataplane.GatewayClient{{Addr: netip.MustParseAddr("10.0.0.3"), Link: 7}, {Addr: netip.MustParseAddr("fd00::a"), Link: 8}},
 	}
 	if d := cmp.Diff(wantFilter, g.Filter(links), addrEqual, prefixEqual); d != "" {
 		t.Errorf("filter (-want +got):\n%s", d)

@@ -86,6 +86,9 @@ func (g *Gateway) Counters(context.Context) ([]Counter, error) {
 	return out, nil
 }
 
+// loopback is the index of lo, the same in every namespace.
+const loopback = 1
+
 // after is the priority of chains that see source addresses as they leave.
 const after = 200
 
@@ -93,18 +96,25 @@ const after = 200
 // packet meets few rules: most are decided by the first ones of a chain, and what is dropped
 // is told apart by the rules after them.
 //
-//	entry    what comes in by the uplink; FoU of clients isn't tracked, nor are kubelet's probes
-//	  sent     what comes out of a tunnel: from its client, to a destination, or asks for an echo
-//	exit     nor is what goes the other way
-//	input    FoU from nobody else
+//	entry      what comes in
+//	  sent       out of a tunnel: from its client, to a destination, or asks for an echo
+//	  fou        into one: it isn't tracked if a client sent it
+//	  probed     nor is a probe of kubelet
+//	exit       what the router sends
+//	  wrapped    FoU to a client isn't tracked
+//	  answered   nor is the answer to a probe
+//	input      FoU from nobody else
 //	forward
-//	  opened   new connections of TCP get segments that fit the tunnel and the way on
-//	  answer   to clients only what they asked for
-//	nat      clients get the router's address
-//	uplink   nothing leaves with another one
+//	  opened     new connections of TCP get segments that fit the tunnel and the way on
+//	  answer     to clients only what they asked for
+//	nat        clients get the router's address
+//	uplink     nothing leaves with another one
+//	  ours       what clients sent is counted
 func gateway(r dataplane.GatewayRules) definition {
 	var d definition
 	sent, opened, answer := chain{name: "sent"}, chain{name: "opened"}, chain{name: "answer"}
+	fou, wrapped := chain{name: "fou"}, chain{name: "wrapped"}
+	probed, answered := chain{name: "probed"}, chain{name: "answered"}
 	entry := chain{name: "entry", kind: nftables.ChainTypeFilter, hook: nftables.ChainHookPrerouting, priority: nftables.ChainPriorityRaw}
 	exit := chain{name: "exit", kind: nftables.ChainTypeFilter, hook: nftables.ChainHookOutput, priority: nftables.ChainPriorityRaw}
 	input := chain{name: "input", kind: nftables.ChainTypeFilter, hook: nftables.ChainHookInput, priority: nftables.ChainPriorityFilter}
@@ -112,28 +122,31 @@ func gateway(r dataplane.GatewayRules) definition {
 	nat := chain{name: "nat", kind: nftables.ChainTypeNAT, hook: nftables.ChainHookPostrouting, priority: nftables.ChainPriorityNATSource}
 	uplink := chain{name: "uplink", kind: nftables.ChainTypeFilter, hook: nftables.ChainHookPostrouting, priority: nftables.ChainPriorityRef(after)}
 
-	entry.add("from a client", iifname(expr.CmpOpNeq, r.Uplink), goTo(sent))
-	exit.add("not by the uplink", oifname(expr.CmpOpNeq, r.Uplink), accept())
+	entry.add("from a client", iif(expr.CmpOpNeq, r.Uplink), goTo(sent))
+	entry.add("FoU", udpDport(r.Port), goTo(fou))
+	entry.add("a probe", tcpPort(dport, r.HealthPort), goTo(probed))
+	exit.add("FoU", udpDport(r.Port), goTo(wrapped))
+	exit.add("an answer to a probe", tcpPort(sport, r.HealthPort), goTo(answered))
 	input.add("untracked", ctState(expr.CtStateBitUNTRACKED), accept())
 	forward.add("TCP is opened", tcpOpens(), jump(opened))
-	forward.add("not from a client", iifname(expr.CmpOpEq, r.Uplink), goTo(answer))
-	forward.add("from a client", oifname(expr.CmpOpEq, r.Uplink), ctState(tracked), accept())
-	answer.add("to a client", oifname(expr.CmpOpNeq, r.Uplink), ctState(expr.CtStateBitESTABLISHED|expr.CtStateBitRELATED), accept())
-	uplink.add("other links", oifname(expr.CmpOpNeq, r.Uplink), accept())
+	forward.add("not from a client", iif(expr.CmpOpEq, r.Uplink), goTo(answer))
+	forward.add("from a client", oif(expr.CmpOpEq, r.Uplink), ctState(tracked), accept())
+	answer.add("to a client", oif(expr.CmpOpNeq, r.Uplink), ctState(expr.CtStateBitESTABLISHED|expr.CtStateBitRELATED), accept())
+	uplink.add("other links", oif(expr.CmpOpNeq, r.Uplink), accept())
 	for _, p := range protocols {
 		for _, name := range counted {
 			d.counters = append(d.counters, name+p.suffix)
 		}
 		own := set{name: "own" + p.suffix, key: p.address, elements: p.addresses(r.Addresses)}
 		clients := set{name: "clients" + p.suffix, key: p.address}
-		peers := set{name: "peers" + p.suffix, key: nftables.MustConcatSetType(nftables.TypeIFName, p.address)}
+		peers := set{name: "peers" + p.suffix, key: nftables.MustConcatSetType(nftables.TypeIFIndex, p.address)}
 		destinations := set{name: "destinations" + p.suffix, key: p.address, interval: true, elements: p.intervals(r.Destinations)}
 		clients.elements = make([]nftables.SetElement, 0, len(r.Clients))
 		peers.elements = make([]nftables.SetElement, 0, len(r.Clients))
 		for _, c := range r.Clients {
 			if dataplane.FamilyOf(c.Addr) == p.family {
 				clients.elements = append(clients.elements, nftables.SetElement{Key: c.Addr.AsSlice()})
-				peers.elements = append(peers.elements, nftables.SetElement{Key: append(ifName(c.Link), c.Addr.AsSlice()...)})
+				peers.elements = append(peers.elements, nftables.SetElement{Key: append(ifIndex(c.Link), c.Addr.AsSlice()...)})
 			}
 		}
 		probers := set{name: "probers" + p.suffix, key: p.address, elements: p.addresses(r.Probers)}
@@ -142,11 +155,11 @@ func gateway(r dataplane.GatewayRules) definition {
 		dropped := func(name string) []expr.Any { return match(count(name+p.suffix), drop()) }
 		// Connections of the tunnels themselves are of no interest, and cost a lookup each. An
 		// answer to a client's connection that was given FoU's port isn't from a client.
-		entry.add("FoU of a client", p.of(), udpDport(r.Port), p.in(p.src, clients, true), notrack(), accept())
-		exit.add("FoU to a client", p.of(), udpDport(r.Port), p.in(p.dst, clients, true), notrack(), accept())
+		fou.add("of a client", p.of(), p.in(p.src, clients, true), notrack(), accept())
+		wrapped.add("to a client", p.of(), p.in(p.dst, clients, true), notrack(), accept())
 		// A router that is overloaded isn't one that is to be started again.
-		entry.add("a probe", p.of(), tcpPort(dport, r.HealthPort), p.in(p.src, probers, true), p.in(p.dst, own, true), notrack(), accept())
-		exit.add("an answer to a probe", p.of(), tcpPort(sport, r.HealthPort), p.in(p.dst, probers, true), p.in(p.src, own, true), notrack(), accept())
+		probed.add("by a node", p.of(), p.in(p.src, probers, true), p.in(p.dst, own, true), notrack(), accept())
+		answered.add("to a node", p.of(), p.in(p.dst, probers, true), p.in(p.src, own, true), notrack(), accept())
 		sent.add("to a destination", p.of(), p.from(peers, true), p.in(p.dst, destinations, true), accept())
 		input.add("not from a client", p.of(), udpDport(r.Port), p.in(p.src, clients, false), dropped(NonClient))
 		// The answer takes the tunnel, too.
@@ -154,16 +167,18 @@ func gateway(r dataplane.GatewayRules) definition {
 		// A reset in answer to a packet that isn't translated back would end a living connection.
 		input.add("of no connection", p.of(), ctState(expr.CtStateBitINVALID), dropped(Invalid))
 		// The way back, by which the kernel would know, isn't that of the tunnel.
-		opened.add("from a client", p.of(), iifname(expr.CmpOpNeq, r.Uplink), clampMSS(p.segment(dataplane.TunnelMTU(p.family, r.MTU))))
+		opened.add("from a client", p.of(), iif(expr.CmpOpNeq, r.Uplink), clampMSS(p.segment(dataplane.TunnelMTU(p.family, r.MTU))))
 		forward.add("of no connection", p.of(), ctState(expr.CtStateBitINVALID), dropped(Invalid))
 		forward.add("nobody asked for it", p.of(), dropped(Unsolicited))
 		answer.add("of no connection", p.of(), ctState(expr.CtStateBitINVALID), dropped(Invalid))
 		answer.add("nobody asked for it", p.of(), dropped(Unsolicited))
-		nat.add("clients get the router's address", oifname(expr.CmpOpEq, r.Uplink), p.of(), p.in(p.src, clients, true),
+		nat.add("clients get the router's address", oif(expr.CmpOpEq, r.Uplink), p.of(), p.in(p.src, clients, true),
 			[]expr.Any{&expr.Masq{FullyRandom: true}})
-		// Packets of the router itself came in by no link, and match no name of one.
-		uplink.add("masqueraded", p.of(), p.in(p.src, own, true), iifname(expr.CmpOpNeq, r.Uplink), count(Masqueraded+p.suffix), accept())
-		uplink.add("the router's own", p.of(), p.in(p.src, own, true), accept())
+		ours := chain{name: "ours" + p.suffix}
+		// What the router itself sends came in by no link.
+		ours.add("masqueraded", iif(expr.CmpOpNeq, 0), count(Masqueraded+p.suffix))
+		d.chains = append(d.chains, ours)
+		uplink.add("from the router's address", p.of(), p.in(p.src, own, true), goTo(ours))
 		if p.family == dataplane.IPv6 {
 			// Neighbour discovery (RFC 4861).
 			uplink.add("link-local", p.of(), p.within(netip.MustParsePrefix("fe80::/10")), accept())
@@ -172,14 +187,14 @@ func gateway(r dataplane.GatewayRules) definition {
 		uplink.add("not the router's address", p.of(), dropped(ForeignSource))
 	}
 	opened.add("fits the way", routeMSS())
-	sent.add("local", iifname(expr.CmpOpEq, "lo"), accept())
+	sent.add("local", iif(expr.CmpOpEq, loopback), accept())
 	for _, p := range protocols {
 		peers := set{name: "peers" + p.suffix}
 		sent.add("a client sends as another", p.of(), p.from(peers, false), count(ForgedSource+p.suffix), drop())
 		sent.add("a client sends elsewhere", p.of(), count(NotADestination+p.suffix), drop())
 	}
 	// A chain comes before those that lead to it.
-	d.chains = []chain{sent, opened, answer, entry, exit, input, forward, nat, uplink}
+	d.chains = append(d.chains, sent, opened, answer, fou, wrapped, probed, answered, entry, exit, input, forward, nat, uplink)
 	return d
 }
 

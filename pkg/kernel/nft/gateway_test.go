@@ -52,7 +52,7 @@ func newLab(t *testing.T) *lab {
 	}
 	path := func(n *netnstest.NS) string { return n.Path }
 	l.router.IP(t, "link", "add", "eth0", "type", "veth", "peer", "name", "eth0", "netns", path(l.server))
-	l.rules = dataplane.GatewayRules{Uplink: "eth0", MTU: 1500, Port: 5555}
+	l.rules = dataplane.GatewayRules{Uplink: l.index(l.router, "eth0"), MTU: 1500, Port: 5555}
 	for _, f := range families {
 		l.address(l.router, "eth0", addr(f, 9, 1), 24)
 		l.address(l.server, "eth0", addr(f, 9, 2), 24)
@@ -94,7 +94,7 @@ func (l *lab) addClient(i int) {
 		l.router.IP(t, "neigh", "add", addr(f, 1, i).String(), "lladdr", inside, "dev", name)
 		c.IP(t, "neigh", "add", gateway, "lladdr", outside, "dev", "eth0")
 		c.IP(t, "route", "add", "default", "via", gateway, "dev", "eth0", "onlink")
-		l.rules.Clients = append(l.rules.Clients, dataplane.GatewayClient{Addr: addr(f, 1, i), Link: name})
+		l.rules.Clients = append(l.rules.Clients, dataplane.GatewayClient{Addr: addr(f, 1, i), Link: l.index(l.router, name)})
 	}
 	l.clients = append(l.clients, c)
 }
@@ -114,6 +114,16 @@ func (l *lab) address(n *netnstest.NS, link string, a netip.Addr, bits int) {
 		args[2] = a.String() + "/64"
 	}
 	n.IP(l.t, args...)
+}
+
+func (l *lab) index(n *netnstest.NS, link string) int {
+	l.t.Helper()
+	var i *net.Interface
+	testkit.Check(l.t, n.Do(func() (err error) {
+		i, err = net.InterfaceByName(link)
+		return err
+	}))
+	return i.Index
 }
 
 func (l *lab) run(n *netnstest.NS, name string, args ...string) string {
@@ -199,7 +209,11 @@ func TestGateway(t *testing.T) {
 			}
 		})
 		t.Run(fmt.Sprint(f, " the router's own"), func(t *testing.T) {
+			before := l.count(nft.Masqueraded, f)
 			testkit.Check(t, l.router.Ping(server, timeout), l.server.Ping(addr(f, 9, 1), timeout))
+			if got := l.count(nft.Masqueraded, f); got != before {
+				t.Errorf("%d packets of the router's own are counted as its clients'", got-before)
+			}
 		})
 	}
 }
@@ -416,8 +430,8 @@ func TestGatewayWithManyClients(t *testing.T) {
 	for i := range 5000 {
 		a := netip.AddrFrom4([4]byte{10, 2, byte(i >> 8), byte(i)})
 		l.rules.Clients = append(l.rules.Clients,
-			dataplane.GatewayClient{Addr: a, Link: dataplane.TunnelName(a, 0)},
-			dataplane.GatewayClient{Addr: addr(dataplane.IPv6, 2, i), Link: dataplane.TunnelName(addr(dataplane.IPv6, 2, i), 0)})
+			dataplane.GatewayClient{Addr: a, Link: 100 + i},
+			dataplane.GatewayClient{Addr: addr(dataplane.IPv6, 2, i), Link: 10_000 + i})
 	}
 	start := time.Now()
 	l.sync(dataplane.Result{Added: 1})

@@ -14,11 +14,11 @@ import (
 
 // Expressions of rules, named as nft(8) spells them. Each is a list: they are joined by match.
 
-// register is the first of 16 bytes; registerAfterName is where the next field of a
-// concatenation is after an interface's name.
+// register is the first of 16 bytes; registerAfterIndex is where the next field of a
+// concatenation is after an interface's index.
 const (
-	register          = 1
-	registerAfterName = 2
+	register           = 1
+	registerAfterIndex = unix.NFT_REG32_01
 )
 
 // match joins expressions.
@@ -34,19 +34,22 @@ func compare(op expr.CmpOp, data []byte) expr.Any {
 	return &expr.Cmp{Op: op, Register: register, Data: data}
 }
 
-// ifName is an interface's name as the kernel loads it.
-func ifName(name string) []byte {
+func iifname(name string) []expr.Any {
 	b := make([]byte, unix.IFNAMSIZ)
 	copy(b, name)
-	return b
+	return []expr.Any{&expr.Meta{Key: expr.MetaKeyIIFNAME, Register: register}, compare(expr.CmpOpEq, b)}
 }
 
-func iifname(op expr.CmpOp, name string) []expr.Any {
-	return []expr.Any{&expr.Meta{Key: expr.MetaKeyIIFNAME, Register: register}, compare(op, ifName(name))}
+// ifIndex is an interface's index as the kernel loads it. To compare it costs less than a name,
+// which is copied for each packet.
+func ifIndex(index int) []byte { return binaryutil.NativeEndian.PutUint32(uint32(index)) }
+
+func iif(op expr.CmpOp, index int) []expr.Any {
+	return []expr.Any{&expr.Meta{Key: expr.MetaKeyIIF, Register: register}, compare(op, ifIndex(index))}
 }
 
-func oifname(op expr.CmpOp, name string) []expr.Any {
-	return []expr.Any{&expr.Meta{Key: expr.MetaKeyOIFNAME, Register: register}, compare(op, ifName(name))}
+func oif(op expr.CmpOp, index int) []expr.Any {
+	return []expr.Any{&expr.Meta{Key: expr.MetaKeyOIF, Register: register}, compare(op, ifIndex(index))}
 }
 
 // protocol is what differs between the families of addresses.
@@ -82,7 +85,7 @@ func (p protocol) in(offset uint32, s set, is bool) []expr.Any {
 // from matches packets whose interface and source are, or aren't, in a set.
 func (p protocol) from(s set, is bool) []expr.Any {
 	return []expr.Any{
-		&expr.Meta{Key: expr.MetaKeyIIFNAME, Register: register}, p.load(p.src, registerAfterName),
+		&expr.Meta{Key: expr.MetaKeyIIF, Register: register}, p.load(p.src, registerAfterIndex),
 		&expr.Lookup{SourceRegister: register, SetName: s.name, Invert: !is},
 	}
 }

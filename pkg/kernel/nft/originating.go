@@ -40,7 +40,7 @@ func originating(r dataplane.OriginatingRules) definition {
 	for _, p := range protocols {
 		sources := set{name: "sources" + p.suffix, key: p.address, interval: true, elements: p.intervals(r.Sources)}
 		d.sets = append(d.sets, sources)
-		entry.add("opened from outside", iifname(expr.CmpOpEq, r.Uplink), p.of(), ctState(expr.CtStateBitNEW),
+		entry.add("opened from outside", iifname(r.Uplink), p.of(), ctState(expr.CtStateBitNEW),
 			p.in(p.src, sources, true), ctMarkSet(r.Mark, r.Mask))
 	}
 	exit.add("answers go by the way the connection came", ctReply(), ctMark(r.Mark), metaMarkSet(r.Mark, r.Mask))
