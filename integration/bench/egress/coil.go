@@ -39,6 +39,7 @@ var (
 
 // coil is a router of an Egress, whose kernel objects are those of coil-egress.
 type coil struct {
+	cfg     plan.GatewayConfig
 	tunnels *tunnel.Syncer
 	routes  *route.Syncer
 	rules   *rule.Syncer
@@ -61,7 +62,7 @@ func newCoil(ctx context.Context) (*coil, error) {
 	if err := makeClient(ctx, "client", client, service, direct); err != nil {
 		return nil, err
 	}
-	return newRouter(ctx, "coil")
+	return newRouter(ctx, "coil", router)
 }
 
 // makeClient makes a namespace a client of Egresses, as coild does.
@@ -88,8 +89,8 @@ func netnsOf(name string) (store.Netns, error) {
 	return store.Netns{Path: "/run/netns/" + name, Inode: at.Inode()}, at.Close()
 }
 
-// newRouter makes a namespace a router without clients.
-func newRouter(ctx context.Context, name string) (*coil, error) {
+// newRouter makes a namespace a router with these addresses, without clients.
+func newRouter(ctx context.Context, name string, addrs ipam.Address) (*coil, error) {
 	// All of them live as long as the machine.
 	ns, err := netns.Open("/run/netns/" + name)
 	if err != nil {
@@ -99,11 +100,16 @@ func newRouter(ctx context.Context, name string) (*coil, error) {
 	if err != nil {
 		return nil, err
 	}
+	uplink, err := h.LinkByName(ctx, "eth0")
+	if err != nil {
+		return nil, err
+	}
 	filter, err := nft.NewGateway(ns)
 	if err != nil {
 		return nil, err
 	}
 	c := &coil{
+		cfg:     plan.GatewayConfig{Addresses: addrs.Addrs(), Uplink: uplink.Name, UplinkIndex: uplink.Index, MTU: uplink.MTU, Port: port},
 		tunnels: tunnel.New(h), filter: filter,
 		routes: route.New(h, dataplane.ProtocolNode, dataplane.TableWide),
 		rules:  rule.New(h, dataplane.ProtocolNode, dataplane.PriorityWide),
@@ -111,8 +117,8 @@ func newRouter(ctx context.Context, name string) (*coil, error) {
 	return c, fou.Ensure(ctx, ns, port, families...)
 }
 
-// state is what a router of so many clients has: the one that measures, and others.
-func state(clients int) plan.Gateway {
+// crowd is the addresses of so many clients: the one that measures, and others.
+func crowd(clients int) []ipam.Address {
 	var all []ipam.Address
 	for i := range clients {
 		a := client
@@ -121,30 +127,29 @@ func state(clients int) plan.Gateway {
 		}
 		all = append(all, a)
 	}
-	return stateOf(router, all)
+	return all
 }
 
-// stateOf is what a router of these clients has.
-func stateOf(router ipam.Address, clients []ipam.Address) plan.Gateway {
+// state is what the router has with these clients.
+func (c *coil) state(clients []ipam.Address) plan.Gateway {
 	slice := &discoveryv1.EndpointSlice{ObjectMeta: metav1.ObjectMeta{Name: "nat-clients-0"}}
-	for i, c := range clients {
+	for i, a := range clients {
 		slice.Endpoints = append(slice.Endpoints, discoveryv1.Endpoint{
-			Addresses: []string{c.IPv4.String(), c.IPv6.String()}, TargetRef: &corev1.ObjectReference{Kind: "Pod", Namespace: "clients", Name: fmt.Sprint("p", i), UID: types.UID(fmt.Sprint(i))},
+			Addresses: []string{a.IPv4.String(), a.IPv6.String()}, TargetRef: &corev1.ObjectReference{Kind: "Pod", Namespace: "clients", Name: fmt.Sprint("p", i), UID: types.UID(fmt.Sprint(i))},
 		})
 	}
-	g, _ := plan.NewGateway(plan.GatewayConfig{
-		Addresses: router.Addrs(), Uplink: "eth0", MTU: 1500, Port: port,
-	}, &v2.Egress{Spec: v2.EgressSpec{Destinations: []string{"192.0.2.0/24", "2001:db8::/64"}}}, []*discoveryv1.EndpointSlice{slice})
+	destinations := v2.EgressSpec{Destinations: []string{"192.0.2.0/24", "2001:db8::/64"}}
+	g, _ := plan.NewGateway(c.cfg, &v2.Egress{Spec: destinations}, []*discoveryv1.EndpointSlice{slice})
 	return g
 }
 
 // resize gives the router so many clients, starting from none, and says how long that took.
 func (c *coil) resize(ctx context.Context, clients int) (Sync, error) {
 	s := Sync{Clients: clients}
-	if _, err := c.sync(ctx, plan.Gateway{GatewayConfig: state(0).GatewayConfig}); err != nil {
+	if _, err := c.sync(ctx, plan.Gateway{GatewayConfig: c.cfg}); err != nil {
 		return s, err
 	}
-	now, more := state(clients), state(clients+1)
+	now, more := c.state(crowd(clients)), c.state(crowd(clients+1))
 	for _, step := range []struct {
 		sync func() (time.Duration, error)
 		took *float64

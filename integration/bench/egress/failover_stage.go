@@ -277,7 +277,7 @@ func (f *failover) makeRouter(ctx context.Context, node string) error {
 	if err := forwards(ctx, node); err != nil {
 		return err
 	}
-	c, err := newRouter(ctx, node)
+	c, err := newRouter(ctx, node, routerEnds[node])
 	if err != nil {
 		return err
 	}
@@ -285,7 +285,7 @@ func (f *failover) makeRouter(ctx context.Context, node string) error {
 	for _, c := range f.clients {
 		clients = append(clients, c.addr())
 	}
-	_, err = c.sync(ctx, stateOf(routerEnds[node], clients))
+	_, err = c.sync(ctx, c.state(clients))
 	return err
 }
 
