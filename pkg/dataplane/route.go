@@ -138,19 +138,24 @@ func FamilyOf(a netip.Addr) Family {
 	return IPv6
 }
 
+// Loopback is the link by which, to rules, packets come that a namespace sends itself.
+const Loopback = "lo"
+
 // Rule is a routing policy rule that looks up a table.
 type Rule struct {
 	Family   Family
 	Priority int
 	// To restricts the rule to destinations; the zero Prefix is all.
 	To netip.Prefix
-	// Input restricts the rule to packets that come in by a link of this name; empty is all.
+	// Input restricts the rule to packets that come in by a link of this name, or with
+	// Loopback to what is sent here; empty is all.
 	Input string
 	// Mark restricts the rule to packets with this mark, all bits of it and no matter which
 	// others; 0 is all.
 	Mark uint32
 	// Transport restricts the rule to a protocol on top of IP, such as 6 for TCP, and
-	// SourcePort and DestinationPort to its ports; 0 is all. The kernel refuses 65535.
+	// SourcePort and DestinationPort to its ports; 0 is all. The kernel refuses 65535. Unless
+	// Input is Loopback, it then dissects every packet that comes in.
 	Transport                   uint8
 	SourcePort, DestinationPort uint16
 	Table                       int

@@ -156,7 +156,7 @@ func (g Gateway) Routes(links map[netip.Addr]dataplane.TunnelLink) ([]dataplane.
 		r := dataplane.Rule{Family: dataplane.FamilyOf(a), Priority: dataplane.PriorityWide, Table: dataplane.TableWide, Protocol: dataplane.ProtocolNode}
 		forwarded, own := r, r
 		forwarded.Input = g.Uplink
-		own.Transport = icmp[r.Family]
+		own.Input, own.Transport = dataplane.Loopback, icmp[r.Family]
 		rules = append(rules, forwarded, own)
 	}
 	return routes, rules

@@ -149,9 +149,9 @@ func TestGatewayRoutesAndFilter(t *testing.T) {
 	}
 	wantRules := []dataplane.Rule{
 		{Family: dataplane.IPv4, Priority: 2100, Input: "eth0", Table: 118, Protocol: 30},
-		{Family: dataplane.IPv4, Priority: 2100, Transport: 1, Table: 118, Protocol: 30},
+		{Family: dataplane.IPv4, Priority: 2100, Input: "lo", Transport: 1, Table: 118, Protocol: 30},
 		{Family: dataplane.IPv6, Priority: 2100, Input: "eth0", Table: 118, Protocol: 30},
-		{Family: dataplane.IPv6, Priority: 2100, Transport: 58, Table: 118, Protocol: 30},
+		{Family: dataplane.IPv6, Priority: 2100, Input: "lo", Transport: 58, Table: 118, Protocol: 30},
 	}
 	if d := cmp.Diff(wantRules, rules, prefixEqual); d != "" {
 		t.Errorf("rules (-want +got):\n%s", d)

@@ -29,7 +29,7 @@ const maxRulePort = 1<<16 - 2
 func (f ClientFlow) rule(protocol int) dataplane.Rule {
 	return dataplane.Rule{
 		Family: dataplane.FamilyOf(f.Remote), Priority: dataplane.PriorityPinned, To: netip.PrefixFrom(f.Remote, f.Remote.BitLen()),
-		Transport: f.Transport, SourcePort: f.SourcePort, DestinationPort: f.DestinationPort,
+		Input: dataplane.Loopback, Transport: f.Transport, SourcePort: f.SourcePort, DestinationPort: f.DestinationPort,
 		Table: dataplane.TableOf(f.Link), Protocol: protocol,
 	}
 }

@@ -26,15 +26,15 @@ func TestPins(t *testing.T) {
 		want string // empty is none
 		left int
 	}{
-		{"by a member", flow(10, "192.0.2.1:443"), "1850: from all to 192.0.2.1/32 ipproto 6 sport 40000 dport 443 lookup 1660944394 proto 30 (IPv4)", 0},
-		{"by a router that ends", flow(11, "192.0.2.1:443"), "1850: from all to 192.0.2.1/32 ipproto 6 sport 40000 dport 443 lookup 1660944395 proto 30 (IPv4)", 0},
+		{"by a member", flow(10, "192.0.2.1:443"), "1850: from all to 192.0.2.1/32 iif lo ipproto 6 sport 40000 dport 443 lookup 1660944394 proto 30 (IPv4)", 0},
+		{"by a router that ends", flow(11, "192.0.2.1:443"), "1850: from all to 192.0.2.1/32 iif lo ipproto 6 sport 40000 dport 443 lookup 1660944395 proto 30 (IPv4)", 0},
 		{"by a dead one", flow(12, "192.0.2.1:443"), "", 0},
 		{"by none", flow(2, "192.0.2.1:443"), "", 0},
 		{"by a router of another Egress than has the destination", flow(10, "198.51.100.1:443"), "", 0},
 		{"to where no router leads any more", flow(10, "203.0.113.1:443"), "", 0},
 		{"in the cluster", flow(10, "10.1.1.4:443"), "", 0},
 		{"private, but for the wide destination", flow(10, "10.8.0.1:443"), "", 0},
-		{"private, and a destination", flow(10, "10.9.0.1:443"), "1850: from all to 10.9.0.1/32 ipproto 6 sport 40000 dport 443 lookup 1660944394 proto 30 (IPv4)", 0},
+		{"private, and a destination", flow(10, "10.9.0.1:443"), "1850: from all to 10.9.0.1/32 iif lo ipproto 6 sport 40000 dport 443 lookup 1660944394 proto 30 (IPv4)", 0},
 		{"a port that no rule is about", flow(10, "192.0.2.1:65535"), "", 1},
 	} {
 		pins, left := s.Pins([]ClientFlow{c.flow, c.flow}, nil, links)

@@ -137,9 +137,8 @@ func gateway(r dataplane.GatewayRules) definition {
 		for _, name := range counted {
 			d.counters = append(d.counters, name+p.suffix)
 		}
-		own := set{name: "own" + p.suffix, key: p.address, elements: p.addresses(r.Addresses)}
-		clients := set{name: "clients" + p.suffix, key: p.address}
-		peers := set{name: "peers" + p.suffix, key: nftables.MustConcatSetType(nftables.TypeIFIndex, p.address)}
+		clients := set{name: "clients" + p.suffix, key: p.address, size: sizeFor(len(r.Clients))}
+		peers := set{name: "peers" + p.suffix, key: nftables.MustConcatSetType(nftables.TypeIFIndex, p.address), size: clients.size}
 		destinations := set{name: "destinations" + p.suffix, key: p.address, interval: true, elements: p.intervals(r.Destinations)}
 		clients.elements = make([]nftables.SetElement, 0, len(r.Clients))
 		peers.elements = make([]nftables.SetElement, 0, len(r.Clients))
@@ -150,7 +149,7 @@ func gateway(r dataplane.GatewayRules) definition {
 			}
 		}
 		probers := set{name: "probers" + p.suffix, key: p.address, elements: p.addresses(r.Probers)}
-		d.sets = append(d.sets, own, clients, peers, destinations, probers)
+		d.sets = append(d.sets, clients, peers, destinations, probers)
 
 		dropped := func(name string) []expr.Any { return match(count(name+p.suffix), drop()) }
 		// Connections of the tunnels themselves are of no interest, and cost a lookup each. An
@@ -158,12 +157,12 @@ func gateway(r dataplane.GatewayRules) definition {
 		fou.add("of a client", p.of(), p.in(p.src, clients, true), notrack(), accept())
 		wrapped.add("to a client", p.of(), p.in(p.dst, clients, true), notrack(), accept())
 		// A router that is overloaded isn't one that is to be started again.
-		probed.add("by a node", p.of(), p.in(p.src, probers, true), p.in(p.dst, own, true), notrack(), accept())
-		answered.add("to a node", p.of(), p.in(p.dst, probers, true), p.in(p.src, own, true), notrack(), accept())
+		for _, own := range p.only(r.Addresses) {
+			probed.add("by a node", p.of(), p.in(p.src, probers, true), p.is(p.dst, own), notrack(), accept())
+			answered.add("to a node", p.of(), p.in(p.dst, probers, true), p.is(p.src, own), notrack(), accept())
+		}
 		sent.add("to a destination", p.of(), p.from(peers, true), p.in(p.dst, destinations, true), accept())
 		input.add("not from a client", p.of(), udpDport(r.Port), p.in(p.src, clients, false), dropped(NonClient))
-		// The answer takes the tunnel, too.
-		sent.add("to the router: does it live", p.of(), p.from(peers, true), p.in(p.dst, own, true), p.echoRequest(), notrack(), accept())
 		// A reset in answer to a packet that isn't translated back would end a living connection.
 		input.add("of no connection", p.of(), ctState(expr.CtStateBitINVALID), dropped(Invalid))
 		// The way back, by which the kernel would know, isn't that of the tunnel.
@@ -178,7 +177,9 @@ func gateway(r dataplane.GatewayRules) definition {
 		// What the router itself sends came in by no link.
 		ours.add("masqueraded", iif(expr.CmpOpNeq, 0), count(Masqueraded+p.suffix))
 		d.chains = append(d.chains, ours)
-		uplink.add("from the router's address", p.of(), p.in(p.src, own, true), goTo(ours))
+		for _, own := range p.only(r.Addresses) {
+			uplink.add("from the router's address", p.of(), p.is(p.src, own), goTo(ours))
+		}
 		if p.family == dataplane.IPv6 {
 			// Neighbour discovery (RFC 4861).
 			uplink.add("link-local", p.of(), p.within(netip.MustParsePrefix("fe80::/10")), accept())
@@ -190,6 +191,10 @@ func gateway(r dataplane.GatewayRules) definition {
 	sent.add("local", iif(expr.CmpOpEq, loopback), accept())
 	for _, p := range protocols {
 		peers := set{name: "peers" + p.suffix}
+		// The answer takes the tunnel, too.
+		for _, own := range p.only(r.Addresses) {
+			sent.add("to the router: does it live", p.of(), p.from(peers, true), p.is(p.dst, own), p.echoRequest(), notrack(), accept())
+		}
 		sent.add("a client sends as another", p.of(), p.from(peers, false), count(ForgedSource+p.suffix), drop())
 		sent.add("a client sends elsewhere", p.of(), count(NotADestination+p.suffix), drop())
 	}
@@ -207,13 +212,25 @@ const tracked = expr.CtStateBitNEW | expr.CtStateBitESTABLISHED | expr.CtStateBi
 
 func notrack() []expr.Any { return []expr.Any{&expr.Notrack{}} }
 
+// sizeFor is the size of sets of so many clients. It seldom changes, as the table is replaced then.
+func sizeFor(clients int) uint32 {
+	size := 8192
+	for size < clients {
+		size *= 2
+	}
+	return uint32(size)
+}
+
+// only are the addresses of the family.
+func (p protocol) only(all []netip.Addr) []netip.Addr {
+	return slices.DeleteFunc(slices.Clone(all), func(a netip.Addr) bool { return dataplane.FamilyOf(a) != p.family })
+}
+
 // addresses are the elements for the addresses of the family.
 func (p protocol) addresses(all []netip.Addr) []nftables.SetElement {
 	var out []nftables.SetElement
-	for _, a := range all {
-		if dataplane.FamilyOf(a) == p.family {
-			out = append(out, nftables.SetElement{Key: a.AsSlice()})
-		}
+	for _, a := range p.only(all) {
+		out = append(out, nftables.SetElement{Key: a.AsSlice()})
 	}
 	return out
 }

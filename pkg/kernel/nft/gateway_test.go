@@ -443,3 +443,19 @@ func TestGatewayWithManyClients(t *testing.T) {
 	t.Logf("one fewer in %s", time.Since(start))
 	testkit.Check(t, l.clients[0].Ping(addr(dataplane.IPv4, 9, 2), timeout))
 }
+
+// More clients than sets have room for get larger ones.
+func TestGatewayOutgrowsItsSets(t *testing.T) {
+	l := newLab(t)
+	l.sync(dataplane.Result{Added: 1})
+	few := l.rules.Clients
+	for i := range 9000 {
+		l.rules.Clients = append(l.rules.Clients, dataplane.GatewayClient{Addr: netip.AddrFrom4([4]byte{10, 2, byte(i >> 8), byte(i)}), Link: 100 + i})
+	}
+	l.sync(dataplane.Result{Replaced: 1})
+	l.sync(dataplane.Result{})
+	testkit.Check(t, l.clients[0].Ping(addr(dataplane.IPv4, 9, 2), timeout))
+	l.rules.Clients = few
+	l.sync(dataplane.Result{Replaced: 1})
+	testkit.Check(t, l.clients[0].Ping(addr(dataplane.IPv4, 9, 2), timeout))
+}

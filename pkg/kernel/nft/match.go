@@ -82,6 +82,11 @@ func (p protocol) in(offset uint32, s set, is bool) []expr.Any {
 	return []expr.Any{p.load(offset, register), &expr.Lookup{SourceRegister: register, SetName: s.name, Invert: !is}}
 }
 
+// is matches packets whose address at an offset is this one, which costs less than a set does.
+func (p protocol) is(offset uint32, a netip.Addr) []expr.Any {
+	return []expr.Any{p.load(offset, register), compare(expr.CmpOpEq, a.AsSlice())}
+}
+
 // from matches packets whose interface and source are, or aren't, in a set.
 func (p protocol) from(s set, is bool) []expr.Any {
 	return []expr.Any{
@@ -122,17 +127,17 @@ func (p protocol) echoRequest() []expr.Any {
 // sport and dport are where the ports are in the headers of UDP and TCP.
 const sport, dport = 0, 2
 
-func udpDport(port uint16) []expr.Any { return match(l4proto(unix.IPPROTO_UDP), portIs(dport, port)) }
+func udpDport(port uint16) []expr.Any { return portOf(unix.IPPROTO_UDP, dport, port) }
 
-func tcpPort(offset uint32, port uint16) []expr.Any {
-	return match(l4proto(unix.IPPROTO_TCP), portIs(offset, port))
-}
+func tcpPort(offset uint32, port uint16) []expr.Any { return portOf(unix.IPPROTO_TCP, offset, port) }
 
-func portIs(offset uint32, port uint16) []expr.Any {
-	return []expr.Any{
+// portOf looks at the port first: to load it from the packet costs less than to ask for the
+// protocol, which few packets are left for.
+func portOf(protocol byte, offset uint32, port uint16) []expr.Any {
+	return match([]expr.Any{
 		&expr.Payload{DestRegister: register, Base: expr.PayloadBaseTransportHeader, Offset: offset, Len: 2},
 		compare(expr.CmpOpEq, binary.BigEndian.AppendUint16(nil, port)),
-	}
+	}, l4proto(protocol))
 }
 
 // bits matches if any of some bits of what the expression before loaded are set.
@@ -187,11 +192,11 @@ func metaMarkSet(value, mask uint32) []expr.Any {
 func tcpOpens() []expr.Any {
 	const syn, rst = 2, 4
 	const flags = 13 // offset in the header
-	return match(l4proto(unix.IPPROTO_TCP), []expr.Any{
+	return match([]expr.Any{
 		&expr.Payload{DestRegister: register, Base: expr.PayloadBaseTransportHeader, Offset: flags, Len: 1},
 		&expr.Bitwise{SourceRegister: register, DestRegister: register, Len: 1, Mask: []byte{syn | rst}, Xor: []byte{0}},
 		compare(expr.CmpOpEq, []byte{syn}),
-	})
+	}, l4proto(unix.IPPROTO_TCP))
 }
 
 // setMSS makes the maximum segment size of a new TCP connection what the expression before

@@ -43,6 +43,8 @@ type set struct {
 	name     string
 	key      nftables.SetDatatype
 	interval bool
+	// size is how many elements there may be, 0 any number. The kernel finds them faster then.
+	size     uint32
 	elements []nftables.SetElement
 }
 
@@ -301,7 +303,7 @@ func (t *table) replace(conn *nftables.Conn, d definition, exists bool) error {
 // nft is the set in requests. The ID is what rules of the same transaction find it by.
 func (s set) nft(id uint32) *nftables.Set {
 	return &nftables.Set{
-		Table: named(), ID: id, Name: s.name, KeyType: s.key, Interval: s.interval,
+		Table: named(), ID: id, Name: s.name, KeyType: s.key, Interval: s.interval, Size: s.size,
 		Concatenation: strings.Contains(s.key.Name, " . "),
 	}
 }
@@ -373,7 +375,7 @@ func (d definition) shape() ([]string, error) {
 		out = append(out, "counter "+name)
 	}
 	for _, s := range d.sets {
-		out = append(out, setShape(s.name, s.key, s.interval))
+		out = append(out, setShape(s.name, s.key, s.interval, s.size))
 	}
 	for _, c := range d.chains {
 		if c.hook != nil {
@@ -393,8 +395,8 @@ func (d definition) shape() ([]string, error) {
 	return out, nil
 }
 
-func setShape(name string, key nftables.SetDatatype, interval bool) string {
-	return fmt.Sprintf("set %s: %#x %t", name, key.GetNFTMagic(), interval)
+func setShape(name string, key nftables.SetDatatype, interval bool, size uint32) string {
+	return fmt.Sprintf("set %s: %#x %t %d", name, key.GetNFTMagic(), interval, size)
 }
 
 // shape reads from the kernel what definition.shape describes; it is empty if there is no table.
@@ -418,7 +420,7 @@ func (t *table) shape(ctx context.Context, conn *nftables.Conn) ([]string, error
 		return nil, err
 	}
 	for _, s := range sets {
-		out = append(out, setShape(s.Name, s.KeyType, s.Interval))
+		out = append(out, setShape(s.Name, s.KeyType, s.Interval, s.Size))
 	}
 	chains, err := conn.ListChainsOfTableFamily(family)
 	if err != nil {
