@@ -36,7 +36,7 @@ var cases = []struct {
 	{name: "client", run: testClient, smoke: true},
 	{name: "client/transfer", run: testClientTransfer},
 	{name: "client/originating", run: testClientOriginating, smoke: true},
-	{name: "direct", run: testDirect, smoke: true, long: true},
+	{name: "direct", run: testDirect, smoke: true},
 	{name: "direct_single", run: testDirectSingle, long: true},
 	{name: "direct_failover", run: testDirectFailover, long: true},
 	{name: "router", run: testRouter, smoke: true},

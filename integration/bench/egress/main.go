@@ -166,7 +166,7 @@ func (o *options) bootPaths(ctx context.Context) error {
 	for _, n := range o.clients {
 		args = append(args, fmt.Sprint("--clients=", n))
 	}
-	if err := vm.Run(ctx, vm.Options{Kernel: o.kernel, Args: args, Memory: 4096, Stdout: &out, Stderr: os.Stderr, Log: os.Stderr}); err != nil {
+	if err := vm.Run(ctx, vm.Options{Kernel: o.kernel, Args: args, Memory: 4096, Counted: true, Stdout: &out, Stderr: os.Stderr, Log: os.Stderr}); err != nil {
 		return fmt.Errorf("in the machine: %w", err)
 	}
 	var r Report

@@ -83,6 +83,9 @@ type Options struct {
 	// Network gives the machine Link, by which the host's loopback is HostAddr for the address
 	// LinkAddr; the command configures it, with the module virtio_net.
 	Network bool
+	// Counted has an emulated machine's clock count the instructions of its processors, which take
+	// turns: nothing else on the host changes what it measures. It is slower then.
+	Counted bool
 
 	Stdin          io.Reader
 	Stdout, Stderr io.Writer
@@ -390,7 +393,12 @@ func (m *machine) qemuArgs() []string {
 	if m.accel == KVM {
 		args = append(args, "-accel", "kvm", "-cpu", "host")
 	} else {
-		args = append(args, "-accel", "tcg,thread=multi", "-cpu", emulatedCPU)
+		thread := "multi"
+		if m.Counted {
+			// 2^3 ns for each instruction is what they take on the host, too.
+			thread, args = "single", append(args, "-icount", "shift=3,sleep=off")
+		}
+		args = append(args, "-accel", "tcg,thread="+thread, "-cpu", emulatedCPU)
 	}
 	for i, name := range ports {
 		id := fmt.Sprintf("port%d", i)

@@ -167,6 +167,13 @@ func TestRun(t *testing.T) {
 			}
 		})
 	}
+	t.Run("counted", func(t *testing.T) {
+		start := time.Now()
+		err := Run(t.Context(), Options{Accel: TCG, Counted: true, Args: []string{"sleep", "300"}, Log: t.Output()})
+		if took := time.Since(start); err != nil || took > 200*time.Second {
+			t.Errorf("300 s of the machine, in which nothing is done, took %s: %v", took, err)
+		}
+	})
 	t.Run("output is complete", func(t *testing.T) {
 		var out bytes.Buffer
 		err := Run(t.Context(), Options{Args: []string{"seq", "200000"}, Stdout: &out, Log: t.Output()})
