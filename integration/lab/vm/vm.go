@@ -62,9 +62,12 @@ const (
 	scaleEnv = "COIL_TEST_TIMEOUT_SCALE"
 	tcgScale = "10"
 
-	// kernelArgs end the machine at once after a panic, and leave out what protects a kernel from
-	// its users: nobody attacks this one, and emulated it costs much.
-	kernelArgs = "console=ttyS0 panic=-1 loglevel=4 random.trust_cpu=on no_timer_check tsc=reliable nowatchdog " +
+	// consoleLines of a machine that died are shown: what led to a panic, and where.
+	consoleLines = 100
+
+	// kernelArgs end the machine at once after a fault of the kernel, and leave out what protects a
+	// kernel from its users: nobody attacks this one, and emulated it costs much.
+	kernelArgs = "console=ttyS0 oops=panic panic=-1 loglevel=4 random.trust_cpu=on no_timer_check tsc=reliable nowatchdog " +
 		"mitigations=off init_on_alloc=0 init_on_free=0 audit=0 apparmor=0 hardened_usercopy=off randomize_kstack_offset=off"
 	// emulatedCPU has no vectors, without which programs are faster than with emulated ones, and
 	// neither a fifth level of page tables nor guards of memory, which make each access slower.
@@ -77,14 +80,13 @@ type Options struct {
 	Args   []string
 	Env    []string // default: the caller's
 	Dir    string   // default: the caller's
-	CPUs   int      // default 2
+	CPUs   int      // default 2; emulated ones take turns on one of the host's
 	Memory int      // MiB, also for what is written to disk; default 2048
 	Accel  string   // default Auto
 	// Network gives the machine Link, by which the host's loopback is HostAddr for the address
 	// LinkAddr; the command configures it, with the module virtio_net.
 	Network bool
-	// Counted has an emulated machine's clock count the instructions of its processors, which take
-	// turns: nothing else on the host changes what it measures. It is slower then, and a kernel
+	// Counted has an emulated machine's clock count the instructions of its processors: nothing else on the host changes what it measures. It is slower then, and a kernel
 	// 6.1 doesn't boot.
 	Counted bool
 
@@ -147,14 +149,6 @@ func (e *ExitError) ExitCode() int { return e.Status }
 // errNoBoot is wrapped when a machine ended, or its time, before its kernel had booted.
 var errNoBoot = errors.New("no kernel booted")
 
-// errStaleCode is wrapped besides when the emulator ran code that the kernel had just changed (its jump
-// labels: arch/x86/kernel/alternative.c, text_poke_bp) as it was before, of which the kernel died. With two
-// processors QEMU 7.2 does that once in a while.
-var errStaleCode = errors.New("the emulator ran what was no longer there")
-
-// boots is how often it is tried to boot a machine whose emulator does that.
-const boots = 4
-
 // Run boots a machine, runs the command in it and removes the machine. It returns nil when the
 // command succeeded and an ExitError when it didn't.
 func Run(ctx context.Context, o Options) error {
@@ -186,7 +180,7 @@ func Run(ctx context.Context, o Options) error {
 		return err
 	}
 	for i, accel := range accels {
-		err = again(o.Log, func() error { return (&machine{Options: o, kernel: k, dir: dir, accel: accel}).run(ctx) })
+		err = (&machine{Options: o, kernel: k, dir: dir, accel: accel}).run(ctx)
 		if !errors.Is(err, errNoBoot) || i == len(accels)-1 {
 			return err
 		}
@@ -197,21 +191,6 @@ func Run(ctx context.Context, o Options) error {
 	}
 	return err
 }
-
-// again runs a machine until its kernel doesn't die of stale code before it has booted.
-func again(log io.Writer, run func() error) error {
-	for i := 1; ; i++ {
-		err := run()
-		if i == boots || !errors.Is(err, errStaleCode) {
-			return err
-		}
-		fmt.Fprintf(log, "%v; trying again\n", err)
-	}
-}
-
-// diedOfStaleCode says whether a console tells of an instruction that stands where code is being changed,
-// and that the kernel no longer expects.
-func diedOfStaleCode(console string) bool { return strings.Contains(console, "Oops: int3: ") }
 
 // accelerations returns what to try, in this order.
 func accelerations(want string) ([]string, error) {
@@ -335,12 +314,8 @@ func (m *machine) talk(conns map[string]net.Conn, qemu *proc.Process) (protocol.
 	}
 	in := json.NewDecoder(control)
 	if err := in.Decode(&up); err != nil {
-		console := proc.Tail(m.console(), 40)
-		if diedOfStaleCode(console) {
-			err = errors.Join(err, errStaleCode)
-		}
 		return exit, fmt.Errorf("boot %s with %s: %w (%w); the end of its console:\n%s",
-			m.kernel.release, m.accel, errNoBoot, err, console)
+			m.kernel.release, m.accel, errNoBoot, err, proc.Tail(m.console(), consoleLines))
 	}
 	if err := control.SetReadDeadline(time.Time{}); err != nil {
 		return exit, err
@@ -358,7 +333,7 @@ func (m *machine) talk(conns map[string]net.Conn, qemu *proc.Process) (protocol.
 		return exit, err
 	}
 	if err := in.Decode(&exit); err != nil {
-		return exit, fmt.Errorf("the machine died (%w); the end of its console:\n%s", err, proc.Tail(m.console(), 30))
+		return exit, fmt.Errorf("the machine died (%w); the end of its console:\n%s", err, proc.Tail(m.console(), consoleLines))
 	}
 	select {
 	case <-qemu.Done():
@@ -397,12 +372,14 @@ func (m *machine) qemuArgs() []string {
 	if m.accel == KVM {
 		args = append(args, "-accel", "kvm", "-cpu", "host")
 	} else {
-		thread := "multi"
 		if m.Counted {
 			// 2^3 ns for each instruction is what they take on the host, too.
-			thread, args = "single", append(args, "-icount", "shift=3,sleep=off")
+			args = append(args, "-icount", "shift=3,sleep=off")
 		}
-		args = append(args, "-accel", "tcg,thread="+thread, "-cpu", emulatedCPU)
+		// With a thread for each processor, QEMU 7.2 now and then runs code that another one has just
+		// changed (jump labels: arch/x86/kernel/alternative.c, text_poke_bp) as it was before, and the
+		// kernel dies: "Oops: int3".
+		args = append(args, "-accel", "tcg,thread=single", "-cpu", emulatedCPU)
 	}
 	for i, name := range ports {
 		id := fmt.Sprintf("port%d", i)

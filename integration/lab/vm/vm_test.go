@@ -5,8 +5,6 @@ import (
 	"context"
 	"encoding/hex"
 	"errors"
-	"fmt"
-	"io"
 	"os"
 	"strings"
 	"testing"
@@ -96,42 +94,6 @@ func TestOptions(t *testing.T) {
 	}
 }
 
-func TestAgain(t *testing.T) {
-	stale := fmt.Errorf("boot: %w (%w)", errNoBoot, errStaleCode)
-	for _, tt := range []struct {
-		name string
-		ends []error // of the runs, in their order
-		runs int
-		want error
-	}{
-		{name: "stale code, then it boots", ends: []error{stale, stale, nil}, runs: 3},
-		{name: "stale code each time", ends: []error{stale, stale, stale, stale, nil}, runs: boots, want: errStaleCode},
-		{name: "another reason", ends: []error{errNoBoot, nil}, runs: 1, want: errNoBoot},
-		{name: "the command fails", ends: []error{&ExitError{3}, nil}, runs: 1, want: &ExitError{3}},
-	} {
-		t.Run(tt.name, func(t *testing.T) {
-			runs := 0
-			err := again(io.Discard, func() error { runs++; return tt.ends[runs-1] })
-			var exit *ExitError
-			if runs != tt.runs || !errors.Is(err, tt.want) && !errors.As(err, &exit) {
-				t.Errorf("%d runs, then %v; want %d, %v", runs, err, tt.runs, tt.want)
-			}
-		})
-	}
-}
-
-func TestDiedOfStaleCode(t *testing.T) {
-	for console, want := range map[string]bool{
-		"[    3.989735] Oops: int3: 0000 [#2] PREEMPT SMP NOPTI\n[    3.989863] RIP: 0010:sched_clock_cpu+0x9/0x190": true,
-		"[    3.989735] Oops: 0000 [#1] PREEMPT SMP NOPTI":                                                           false,
-		"[    6.0] Kernel panic - not syncing: VFS: Unable to mount root fs":                                         false,
-	} {
-		if got := diedOfStaleCode(console); got != want {
-			t.Errorf("%q: %v, want %v", console, got, want)
-		}
-	}
-}
-
 func TestRun(t *testing.T) {
 	testkit.Need(t, testkit.VM)
 	mark := t.TempDir() + "/mark"
@@ -173,6 +135,22 @@ func TestRun(t *testing.T) {
 		err := Run(t.Context(), Options{Kernel: "6.12", Accel: TCG, Counted: true, Args: []string{"sleep", "300"}, Log: t.Output()})
 		if took := time.Since(start); err != nil || took > 200*time.Second {
 			t.Errorf("300 s of the machine, in which nothing is done, took %s: %v", took, err)
+		}
+	})
+	// The scheduler's statistics are a jump label that each switch of tasks runs over.
+	t.Run("code that changes", func(t *testing.T) {
+		err := Run(t.Context(), Options{Kernel: "6.12", Log: t.Output(), Args: []string{"sh", "-c", `
+			for i in 1 2 3 4; do while :; do /bin/true; done & done
+			for i in $(seq 50); do for on in 1 0; do echo $on > /proc/sys/kernel/sched_schedstats || exit; done; done`}})
+		if err != nil {
+			t.Error(err)
+		}
+	})
+	t.Run("a fault of the kernel ends the machine", func(t *testing.T) {
+		err := Run(t.Context(), Options{Log: t.Output(), Args: []string{"sh", "-c",
+			"[ $(cat /proc/sys/kernel/panic_on_oops) = 1 ] || exit; echo c > /proc/sysrq-trigger; sleep 100000"}})
+		if err == nil || !strings.Contains(err.Error(), "sysrq triggered crash") {
+			t.Errorf("error is %v, want one with the kernel's last words", err)
 		}
 	})
 	t.Run("output is complete", func(t *testing.T) {
