@@ -101,8 +101,7 @@ const after = 200
 //	  fou        into one: it isn't tracked if a client sent it
 //	  probed     nor is a probe of kubelet
 //	exit       what the router sends
-//	  wrapped    FoU to a client isn't tracked
-//	  answered   nor is the answer to a probe
+//	  answered   FoU isn't tracked, nor is the answer to a probe
 //	input      FoU from nobody else
 //	forward
 //	  opened     new connections of TCP get segments that fit the tunnel and the way on
@@ -113,8 +112,7 @@ const after = 200
 func gateway(r dataplane.GatewayRules) definition {
 	var d definition
 	sent, opened, answer := chain{name: "sent"}, chain{name: "opened"}, chain{name: "answer"}
-	fou, wrapped := chain{name: "fou"}, chain{name: "wrapped"}
-	probed, answered := chain{name: "probed"}, chain{name: "answered"}
+	fou, probed, answered := chain{name: "fou"}, chain{name: "probed"}, chain{name: "answered"}
 	entry := chain{name: "entry", kind: nftables.ChainTypeFilter, hook: nftables.ChainHookPrerouting, priority: nftables.ChainPriorityRaw}
 	exit := chain{name: "exit", kind: nftables.ChainTypeFilter, hook: nftables.ChainHookOutput, priority: nftables.ChainPriorityRaw}
 	input := chain{name: "input", kind: nftables.ChainTypeFilter, hook: nftables.ChainHookInput, priority: nftables.ChainPriorityFilter}
@@ -125,7 +123,7 @@ func gateway(r dataplane.GatewayRules) definition {
 	entry.add("from a client", iif(expr.CmpOpNeq, r.Uplink), goTo(sent))
 	entry.add("FoU", udpDport(r.Port), goTo(fou))
 	entry.add("a probe", tcpPort(dport, r.HealthPort), goTo(probed))
-	exit.add("FoU", udpDport(r.Port), goTo(wrapped))
+	exit.add("FoU", udpDport(r.Port), notrack(), accept())
 	exit.add("an answer to a probe", tcpPort(sport, r.HealthPort), goTo(answered))
 	input.add("untracked", ctState(expr.CtStateBitUNTRACKED), accept())
 	forward.add("TCP is opened", tcpOpens(), jump(opened))
@@ -155,7 +153,6 @@ func gateway(r dataplane.GatewayRules) definition {
 		// Connections of the tunnels themselves are of no interest, and cost a lookup each. An
 		// answer to a client's connection that was given FoU's port isn't from a client.
 		fou.add("of a client", p.of(), p.in(p.src, clients, true), notrack(), accept())
-		wrapped.add("to a client", p.of(), p.in(p.dst, clients, true), notrack(), accept())
 		// A router that is overloaded isn't one that is to be started again.
 		for _, own := range p.only(r.Addresses) {
 			probed.add("by a node", p.of(), p.in(p.src, probers, true), p.is(p.dst, own), notrack(), accept())
@@ -180,12 +177,14 @@ func gateway(r dataplane.GatewayRules) definition {
 		for _, own := range p.only(r.Addresses) {
 			uplink.add("from the router's address", p.of(), p.is(p.src, own), goTo(ours))
 		}
+	}
+	for _, p := range protocols {
 		if p.family == dataplane.IPv6 {
 			// Neighbour discovery (RFC 4861).
 			uplink.add("link-local", p.of(), p.within(netip.MustParsePrefix("fe80::/10")), accept())
 			uplink.add("no address yet", p.of(), p.within(netip.MustParsePrefix("::/128")), accept())
 		}
-		uplink.add("not the router's address", p.of(), dropped(ForeignSource))
+		uplink.add("not the router's address", p.of(), count(ForeignSource+p.suffix), drop())
 	}
 	opened.add("fits the way", routeMSS())
 	sent.add("local", iif(expr.CmpOpEq, loopback), accept())
@@ -199,7 +198,7 @@ func gateway(r dataplane.GatewayRules) definition {
 		sent.add("a client sends elsewhere", p.of(), count(NotADestination+p.suffix), drop())
 	}
 	// A chain comes before those that lead to it.
-	d.chains = append(d.chains, sent, opened, answer, fou, wrapped, probed, answered, entry, exit, input, forward, nat, uplink)
+	d.chains = append(d.chains, sent, opened, answer, fou, probed, answered, entry, exit, input, forward, nat, uplink)
 	return d
 }
 
