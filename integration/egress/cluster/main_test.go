@@ -71,12 +71,13 @@ func controlPlane(t *testing.T) []string {
 	t.Helper()
 	testkit.Need(t, testkit.APIServer)
 	ctx := t.Context()
-	// Replicas that wait for their turn cost an emulated processor as much as others.
-	install := lab.Options{Nodes: nodes(), Log: os.Stderr, Kustomize: []string{"../../lab/manifests/one-node"}}
+	install := lab.Options{Nodes: nodes(), Log: os.Stderr, Kustomize: []string{"testdata/emulated"}}
 	testkit.Check(t, lab.Build(ctx, "", os.Stderr), install.AddCoil(ctx))
 	store := t.TempDir()
 	testkit.Check(t, lab.MakeStore(ctx, store, os.Stderr, install.Images...))
-	api := testkit.Must(controlplane.StartAPI(ctx, controlplane.Options{Advertise: vm.HostAddr, Log: os.Stderr}))(t)
+	// An emulated node may be late; of one that is thought dead the pods are deleted.
+	api := testkit.Must(controlplane.StartAPI(ctx, controlplane.Options{Advertise: vm.HostAddr, Log: os.Stderr,
+		APIServerArgs: []string{"--default-not-ready-toleration-seconds=3600", "--default-unreachable-toleration-seconds=3600"}}))(t)
 	t.Cleanup(func() {
 		if t.Failed() {
 			show(t, api)
@@ -85,7 +86,6 @@ func controlPlane(t *testing.T) []string {
 			t.Error(err)
 		}
 	})
-	// An emulated kubelet may be late; of a node that is thought dead the pods are deleted.
 	testkit.Check(t, api.StartControllerManager(ctx, "--node-monitor-grace-period=10m"), api.StartScheduler(ctx))
 	for _, dir := range install.Kustomize {
 		testkit.Must(api.Kubectl(ctx, "apply", "-k", dir))(t)
