@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -207,10 +206,7 @@ func TestEgressAllowedNamespaces(t *testing.T) {
 // TestEgressManyClients holds that one client's change is one write of one slice and is
 // there soon, however many clients an Egress has.
 func TestEgressManyClients(t *testing.T) {
-	many := 1000
-	if os.Getenv("COIL_EGRESS") == "long" {
-		many = 5000
-	}
+	many := testkit.EgressForm.Times(1000, 5000)
 	c := newEgressCluster(t)
 	apps := fresh("apps")
 	c.namespace(t, apps, nil)

@@ -23,10 +23,7 @@ func TestGCWhilePodsComeAndGo(t *testing.T) {
 	l := startLoad(c, n)
 	calls := 0
 	keys := [][]string{{rig.ValidAttachments}, {rig.Attachments}, {rig.ValidAttachments, rig.Attachments}}
-	rounds := 3
-	if long() {
-		rounds = 10
-	}
+	rounds := testkit.CrashForm.Times(3, 10)
 	for range rounds {
 		until := time.Now().Add(2 * time.Second)
 		for time.Now().Before(until) {
@@ -166,10 +163,6 @@ func TestControllerKilled(t *testing.T) {
 	for range 2 {
 		c.node(rig.NodeOptions{})
 	}
-	rounds := 1
-	if long() {
-		rounds = 20
-	}
 	restart := func(faults string) {
 		c.check(c.KillController(ctx))
 		c.Controller.Faults = faults
@@ -181,7 +174,7 @@ func TestControllerKilled(t *testing.T) {
 		}
 	})
 	kills := 0
-	for round := range rounds {
+	for round := range testkit.CrashForm.Times(1, 20) {
 		for _, p := range faultpoint.Carve() {
 			restart(fmt.Sprintf("%s=%d", p, 1+round%3))
 			c.addAll(func() {
@@ -219,11 +212,7 @@ func TestTwoLeaders(t *testing.T) {
 		}
 		return nil
 	})
-	rounds := 2
-	if long() {
-		rounds = 20
-	}
-	for range rounds {
+	for range testkit.CrashForm.Times(2, 20) {
 		c.addAll(func() {}, 3)
 	}
 }

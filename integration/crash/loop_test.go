@@ -277,7 +277,7 @@ func TestKilledUnderLoad(t *testing.T) {
 	l := startLoad(c, n)
 	k := &killer{load: l, node: n, at: map[faultpoint.Point]int{}}
 	random, rounds, least := 12, 1, 40
-	if long() {
+	if testkit.CrashForm.Long() {
 		random, rounds, least = 120, 13, 500
 	}
 	started := time.Now()

@@ -12,7 +12,6 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"os"
 	"sync"
 	"testing"
 	"time"
@@ -25,9 +24,6 @@ import (
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
 	"github.com/coil-net/coil/pkg/testkit"
 )
-
-// long says whether the long form was asked for.
-func long() bool { return os.Getenv("COIL_CRASH") == "long" }
 
 // shared is the rig of all tests, which wait most of the time, for cool-downs above all.
 var shared = rigtest.Shared{Options: rig.Options{Tags: []string{"faultpoints"}}, Parallel: 16}

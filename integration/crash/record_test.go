@@ -133,11 +133,7 @@ func damages() []damage {
 		{name: "addresses of two rows exchanged", do: statement(exchange)},
 		{name: "index of a link changed", do: statement("UPDATE addresses SET host_ifindex = (SELECT max(host_ifindex) FROM addresses), host_ifname = 'vethx' WHERE address_id = (SELECT min(address_id) FROM addresses WHERE state = 'attached')")},
 	}
-	seeds := uint64(1)
-	if long() {
-		seeds = 25
-	}
-	for seed := range seeds {
+	for seed := range uint64(testkit.CrashForm.Times(1, 25)) {
 		for _, suffix := range sidecars {
 			ds = append(ds, damage{
 				name: fmt.Sprintf("bytes flipped in coild.db%s, seed %d", suffix, seed), rebuilt: "*", forgets: suffix == "-wal", loses: suffix == "-wal",

@@ -159,7 +159,7 @@ func (l *lab) faulted(p faultpoint.Point) {
 // shortly leaves points out that differ from others only in what needs no FoU, unless the
 // long form is asked for.
 func shortly(points []faultpoint.Point, short ...faultpoint.Point) []faultpoint.Point {
-	if longForm() {
+	if testkit.EgressForm.Long() {
 		return points
 	}
 	return short

@@ -45,7 +45,7 @@ func directly(t *testing.T, families ...dataplane.Family) {
 	d.list(2, 3, 4)
 	d.awaitRouters(3)
 	d.live("a router came", flows)
-	if longForm() { // when nothing else wants the processors
+	if testkit.EgressForm.Long() { // when nothing else wants the processors
 		d.answers(2)
 	}
 	d.list(-2, 3, 4)
@@ -158,7 +158,7 @@ func (d *direct) replace(t *testing.T) {
 	load := d.newLoad()
 	defer load.end()
 	routers, former := []int{2, 3, 4}, []int{}
-	for i, n := range routers[:times(1, 3)] {
+	for i, n := range routers[:testkit.EgressForm.Times(1, 3)] {
 		d.newRouter(n + 3)
 		routers[i] = -n
 		d.list(append(routers, n+3)...)

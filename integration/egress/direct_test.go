@@ -42,7 +42,7 @@ type direct struct {
 }
 
 // perFamily is how many addresses the server has for this in each family.
-var perFamily = times(16, 100)
+var perFamily = testkit.EgressForm.Times(16, 100)
 
 // podHost is the number of the pod on the fabric; routers have those from 2.
 const podHost = 50

@@ -96,7 +96,7 @@ func crowd(n int) []member {
 func testStart(t *testing.T, top *topology) {
 	c := top.a
 	top.program.Kill()
-	n := times(500, 5000)
+	n := testkit.EgressForm.Times(500, 5000)
 	members := append(crowd(n-1), c.members...)
 	half := len(members) / 2
 	top.api.publish(namespace, members[:half]...)
@@ -142,7 +142,7 @@ func testStart(t *testing.T, top *topology) {
 	}
 	// The last of many changes is as fast as the first.
 	var served []time.Duration
-	for range times(5, 100) {
+	for range testkit.EgressForm.Times(5, 100) {
 		for _, gone := range []bool{true, false} {
 			now, want := members, true
 			if gone {
@@ -162,7 +162,7 @@ func testStart(t *testing.T, top *topology) {
 	at := func(q float64) time.Duration { return figures.NearestRank(served, q).Round(time.Millisecond) }
 	t.Logf("of %d times, a client that comes is served after %s (median), %s (p99), %s (longest)", len(served), at(0.5), at(0.99), at(1))
 	// Beside other tests, who is last to get a processor says nothing about the router.
-	if limit := testkit.Timeout(500 * time.Millisecond); at(0.99) > limit && longForm() {
+	if limit := testkit.Timeout(500 * time.Millisecond); at(0.99) > limit && testkit.EgressForm.Long() {
 		t.Errorf("p99 is longer than %s", limit)
 	}
 }
@@ -190,7 +190,7 @@ func testKilled(t *testing.T, top *topology) {
 	if !strings.Contains(want, "table inet other") || !strings.Contains(want, "table ip mangle") {
 		t.Fatalf("tables of others are gone:\n%s", want)
 	}
-	for i := range times(3, 100) {
+	for i := range testkit.EgressForm.Times(3, 100) {
 		if i%3 == 2 {
 			nft("delete table inet coil") // so that the next one has work to do
 			top.router.IP(t, "link", "del", dataplane.TunnelName(members[0].addr, 0))

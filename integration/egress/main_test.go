@@ -79,7 +79,7 @@ func testRouter(t *testing.T) {
 	top.t, top.uplink.t = t, t
 	top.a, top.b = top.newClient("5555"), top.newClient("5555")
 	cases := routerCases
-	if longForm() {
+	if testkit.EgressForm.Long() {
 		cases = append(cases, longRouterCases...)
 	}
 	for _, c := range cases {
@@ -91,9 +91,6 @@ func testRouter(t *testing.T) {
 		}
 	}
 }
-
-// longForm says that tests may repeat their cases and take many clients.
-func longForm() bool { return os.Getenv("COIL_EGRESS") == "long" }
 
 func TestEgress(t *testing.T) {
 	testkit.Need(t, testkit.VM)
@@ -110,7 +107,7 @@ func TestEgress(t *testing.T) {
 			}
 			patch(t)
 			for _, c := range cases {
-				if (c.smoke || kernel != "6.1") && (!c.long || longForm()) {
+				if (c.smoke || kernel != "6.1") && (!c.long || testkit.EgressForm.Long()) {
 					t.Run(c.name, c.run)
 				}
 			}

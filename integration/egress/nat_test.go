@@ -11,21 +11,13 @@ import (
 	"github.com/coil-net/coil/pkg/testkit"
 )
 
-// times is how often to repeat something.
-func times(short, often int) int {
-	if longForm() {
-		return often
-	}
-	return short
-}
-
 const mebibyte = 1 << 20
 
 // What a client sends arrives complete and with the router's address, in both families, with
 // source ports that are fixed, then the kernel's choice, changed under way, then fixed again.
 func testNAT(t *testing.T, top *topology) {
 	c, uplink := top.a, top.uplink
-	repeat := times(1, 100)
+	repeat := testkit.EgressForm.Times(1, 100)
 	for _, auto := range []bool{false, true, false} {
 		top.api.setEgress(namespace, auto, destinations...)
 		want := map[bool]string{false: "encap-sport 5555", true: "encap-sport auto"}[auto]

@@ -85,7 +85,7 @@ func testUnderlay(t *testing.T, top *topology) {
 	c := top.a
 	defer top.underlay(c, 1500, 1500)
 	ways := []struct{ fabric, server int }{{9000, 9000}, {1450, 1450}, {9000, 1500}, {1450, 9000}, {1500, 9000}}
-	for _, u := range ways[:times(2, len(ways))] {
+	for _, u := range ways[:testkit.EgressForm.Times(2, len(ways))] {
 		name := fmt.Sprintf("fabric %d, server %d", u.fabric, u.server)
 		top.underlay(c, u.fabric, u.server)
 		for _, f := range both {
@@ -94,7 +94,7 @@ func testUnderlay(t *testing.T, top *topology) {
 		top.forgetWays(c)
 		end := quiet(t)
 		for _, f := range both {
-			if err := c.transfer(of(f, server4, server6), times(mebibyte/8, mebibyte)); err != nil {
+			if err := c.transfer(of(f, server4, server6), testkit.EgressForm.Times(mebibyte/8, mebibyte)); err != nil {
 				t.Errorf("%s: TCP of %s: %v", name, f, err)
 			}
 		}
@@ -278,12 +278,12 @@ func testOffload(t *testing.T, top *topology) {
 		{"tunnels without", func() { set(false, tunnels, all...) }},
 		{"no GRO", func() { set(false, everywhere, ethtoolGRO) }},
 	}
-	for _, o := range cases[:times(3, len(cases))] {
+	for _, o := range cases[:testkit.EgressForm.Times(3, len(cases))] {
 		set(true, everywhere, all...)
 		o.off()
 		uplink.forget()
 		for _, f := range both {
-			if err := c.transfer(of(f, server4, server6), times(mebibyte/8, 4*mebibyte)); err != nil {
+			if err := c.transfer(of(f, server4, server6), testkit.EgressForm.Times(mebibyte/8, 4*mebibyte)); err != nil {
 				t.Errorf("%s, %s: %v", o.name, f, err)
 			}
 		}

@@ -117,7 +117,7 @@ func testPorts(t *testing.T, top *topology) {
 	top.program.Kill() // what it knows of ports is as old as the last look
 	top.start()
 	command(t, "sysctl", "-qw", "net.netfilter.nf_conntrack_max=200000")
-	flows := times(1000, 60000)
+	flows := testkit.EgressForm.Times(1000, 60000)
 	r := c.raw(t, server4, unix.IPPROTO_UDP, 6)
 	for i := range flows {
 		b := binary.BigEndian.AppendUint16(nil, uint16(1024+i))

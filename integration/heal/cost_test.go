@@ -124,12 +124,8 @@ func TestRepairTime(t *testing.T) {
 	if strings.Contains(addr, ":") {
 		family = "-6"
 	}
-	rounds := 20
-	if os.Getenv("COIL_HEAL") == "long" {
-		rounds = 100
-	}
 	var times []time.Duration
-	for range rounds {
+	for range testkit.HealForm.Times(20, 100) {
 		f.pause(1500 * time.Millisecond) // so that no pause after the last one counts
 		out := f.sh(fmt.Sprintf(`
 			ip %[1]s route del %[2]s table 116

@@ -1,5 +1,5 @@
-// Package testkit is what tests of several packages share: the tiers of tests, the
-// scaling of their timeouts, and how they check for errors. Product code must not import it.
+// Package testkit is what tests of several packages share: the tiers of tests, their
+// long forms, the scaling of their timeouts, and how they check for errors. Product code must not import it.
 package testkit
 
 import (
@@ -39,6 +39,28 @@ func Need(tb testing.TB, tier Tier) {
 	if os.Geteuid() != 0 && tier != APIServer {
 		tb.Fatalf("tests of tier %s must run as root", tier)
 	}
+}
+
+// Forms of tests. In the short one, that of "make test", each kind of case comes once; in the long
+// one, which an environment variable asks for, it comes as often as it takes to trust it.
+const (
+	CrashForm  Form = "COIL_CRASH"
+	HealForm   Form = "COIL_HEAL"
+	EgressForm Form = "COIL_EGRESS"
+)
+
+// Form is the environment variable that is "long" for the long form of some tests.
+type Form string
+
+// Long says whether the long form was asked for.
+func (f Form) Long() bool { return os.Getenv(string(f)) == "long" }
+
+// Times returns how often to do something, or how many of it to take.
+func (f Form) Times(short, long int) int {
+	if f.Long() {
+		return long
+	}
+	return short
 }
 
 // Timeout scales d by the environment variable COIL_TEST_TIMEOUT_SCALE (default

@@ -72,7 +72,7 @@ func testEgress(t *testing.T) {
 		out.await(t, "other", ips(*other))
 	})
 	since(start, "clients were seen")
-	if longForm() {
+	if testkit.EgressForm.Long() {
 		t.Run("autoscaler", func(t *testing.T) { testScaled(t, s, out) })
 		since(start, "it was scaled")
 	}
@@ -83,14 +83,14 @@ func testEgress(t *testing.T) {
 // testDirect changes the peering while a client uses the Egress. If there is another node with a
 // router, it loses its power while the API server is away.
 func testDirect(t *testing.T, s *site, out *outside) {
-	routers := s.routers(t, times(1, 2))
+	routers := s.routers(t, testkit.EgressForm.Times(1, 2))
 	testkit.Must(s.coil.CoilV2().Egresses(namespace).Patch(t.Context(), egress, types.MergePatchType, []byte(`{"spec":{"peering":"Direct"}}`), metav1.PatchOptions{}))(t)
 	chosen := testkit.Must(s.core.CoreV1().Pods("clients").Get(t.Context(), "chosen", metav1.GetOptions{}))(t)
 	s.awaitTunnels(t, chosen, routers)
 	out.forget()
 	out.await(t, "chosen", ips(routers...))
 	i := slices.IndexFunc(routers, func(p corev1.Pod) bool { return p.Spec.NodeName != chosen.Spec.NodeName })
-	if i < 0 || !longForm() {
+	if i < 0 || !testkit.EgressForm.Long() {
 		return
 	}
 	dead := routers[i]

@@ -39,19 +39,8 @@ const name = "egress"
 var modules = strings.Fields("virtio_net veth bridge overlay fou fou6 ipip ip6_tunnel nf_tables nf_conntrack_netlink " +
 	"nft_chain_nat nft_masq nft_nat nft_ct nft_fib_inet nft_reject_inet nft_numgen nft_hash nft_limit nft_log")
 
-// longForm says that tests may take as long as several nodes and routers need.
-func longForm() bool { return os.Getenv("COIL_EGRESS") == "long" }
-
-// times is how many of something there are in the short and in the long form.
-func times(short, long int) int {
-	if longForm() {
-		return long
-	}
-	return short
-}
-
 // nodes is how many of them there are: each costs minutes of emulated processors.
-func nodes() int { return times(1, 3) }
+func nodes() int { return testkit.EgressForm.Times(1, 3) }
 
 // TestEgress starts a control plane and applies everything here, and has the nodes in a machine.
 func TestEgress(t *testing.T) {

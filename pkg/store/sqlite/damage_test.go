@@ -11,6 +11,7 @@ import (
 
 	"github.com/coil-net/coil/pkg/store"
 	"github.com/coil-net/coil/pkg/store/sqlite"
+	"github.com/coil-net/coil/pkg/testkit"
 )
 
 // copyRecord copies the files of a record, as they are on the disk right now: what
@@ -177,10 +178,7 @@ func TestFlippedBytes(t *testing.T) {
 		recorded[a.ID] = a
 	}
 	taken, aside := 0, 0
-	seeds := uint64(16)
-	if os.Getenv("COIL_CRASH") == "long" {
-		seeds = 300
-	}
+	seeds := uint64(testkit.CrashForm.Times(16, 300))
 	for _, file := range []string{"", "-wal", "-shm"} {
 		for seed := range seeds {
 			t.Run(fmt.Sprintf("db%s %d", file, seed), func(t *testing.T) {
