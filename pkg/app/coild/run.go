@@ -325,7 +325,7 @@ func (d *daemon) start(ctx context.Context, group *errgroup.Group) error {
 		return nil
 	}
 	group.Go(func() error {
-		return heal.Run(ctx, heal.Task{Name: "cni-conf", Every: 5 * time.Second, Run: d.activateConf})
+		return heal.Run(ctx, heal.Task{Name: "cni-conf", Every: 4 * time.Second, Run: d.activateConf})
 	})
 	return d.activateConf(ctx)
 }

@@ -297,10 +297,11 @@ func (d *daemon) wired(ctx context.Context) ([]podnet.Wired, error) {
 	return pods, nil
 }
 
-// recordUpkeep are the tasks about the record that repeat while coild runs.
+// recordUpkeep are the tasks about the record that repeat while coild runs. Short periods are multiples
+// of two seconds: see package heal.
 func (d *daemon) recordUpkeep() []heal.Task {
 	return []heal.Task{
-		{Name: "del-queue", Every: 5 * time.Second, Run: func(ctx context.Context) error {
+		{Name: "del-queue", Every: 4 * time.Second, Run: func(ctx context.Context) error {
 			_, err := d.restorer.Replay(ctx)
 			return err
 		}},
@@ -339,7 +340,7 @@ func (d detacher) Del(ctx context.Context, id store.ID) error {
 func (d *daemon) upkeep() []heal.Task {
 	return []heal.Task{
 		// Nobody tells of these.
-		{Name: "forwarding", Every: 3 * time.Second, Run: func(ctx context.Context) error {
+		{Name: "forwarding", Every: 2 * time.Second, Run: func(ctx context.Context) error {
 			if ok, err := d.network.Forwards(); ok || err != nil {
 				return err
 			}

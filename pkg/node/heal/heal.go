@@ -15,23 +15,35 @@ import (
 // Task is one piece of upkeep. Run does nothing when there is nothing to mend.
 type Task struct {
 	Name string
-	// Every is the time between two runs; up to a tenth is added, so that the nodes
-	// of a cluster don't work in step.
+	// Every is the time between two runs.
 	Every time.Duration
 	Run   func(context.Context) error
 }
 
-// Run repeats a task until ctx ends. Its errors are logged: the next run is the
+// phase is when all tasks would have run together: each runs at multiples of its period from then on.
+// So tasks wake a node at rest together, and the nodes of a cluster don't work in step.
+var phase = time.Now().Add(-rand.N(24 * time.Hour))
+
+// pause is how long a task that runs every so often waits: to its next turn, or to the one after
+// that if there is less than half of the time left.
+func pause(every time.Duration) time.Duration {
+	d := every - time.Since(phase)%every
+	if d < every/2 {
+		d += every
+	}
+	return d
+}
+
+// Run repeats a task until ctx ends, not at once. Its errors are logged: the next run is the
 // retry.
 func Run(ctx context.Context, t Task) error {
 	logger := klog.FromContext(ctx).WithName(t.Name)
 	ctx = klog.NewContext(ctx, logger)
-	timer := time.NewTimer(0)
-	defer timer.Stop()
 	for {
-		timer.Reset(t.Every + rand.N(t.Every/10+1))
+		timer := time.NewTimer(pause(t.Every))
 		select {
 		case <-ctx.Done():
+			timer.Stop()
 			return nil
 		case <-timer.C:
 		}

@@ -117,7 +117,7 @@ type Store struct {
 var _ store.Store = (*Store)(nil)
 
 // CheckpointInterval is how often the caller should call Checkpoint.
-const CheckpointInterval = 5 * time.Second
+const CheckpointInterval = 4 * time.Second
 
 // Open opens the record, or makes a new one: then, or when an earlier one can't be
 // used, the result is Fresh. Errors: store.ErrReadOnly when the disk doesn't let
