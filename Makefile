@@ -90,7 +90,7 @@ test-cluster: ## Run the tests that start clusters, as root
 .PHONY: test-crash
 test-crash: ## Kill coild 500 times and its controller 200 times, damage record and disk, as root; some 20 minutes
 	COIL_CRASH=long $(GOTEST) -tiers=netns,apiserver -no-skips $(ARGS) ./integration/crash/ ./pkg/store/sqlite/
-	COIL_CRASH=long $(GOTEST) -tiers=apiserver -no-skips -run='^TestControllerKilled' ./integration/apiserver/
+	$(if $(ARGS),,COIL_CRASH=long $(GOTEST) -tiers=apiserver -no-skips -run='^TestControllerKilled' ./integration/apiserver/)
 
 .PHONY: test-routes
 test-routes: ## Run BIRD and FRR, neighbours that delete, chained plugins and the cleanup, as root; some 15 minutes
@@ -99,7 +99,7 @@ test-routes: ## Run BIRD and FRR, neighbours that delete, chained plugins and th
 .PHONY: test-egress
 test-egress: ## Run NAT routers with kernels that have FoU, each case often, as root
 	COIL_EGRESS=long $(GOTEST) -tiers=netns,apiserver,vm -no-skips $(ARGS) ./integration/egress/...
-	COIL_EGRESS=long $(GOTEST) -tiers=apiserver -no-skips -run='^TestEgress' ./integration/apiserver/
+	$(if $(ARGS),,COIL_EGRESS=long $(GOTEST) -tiers=apiserver -no-skips -run='^TestEgress' ./integration/apiserver/)
 
 .PHONY: test-vm
 test-vm: ## Run the tests that start virtual machines, as root

@@ -69,10 +69,8 @@ var places = map[string]layer{
 	"pkg/app/": application,
 	"cmd/":     program,
 
-	"pkg/testkit/":           support,
-	"pkg/kernel/netnstest/":  support,
-	"pkg/store/conformance/": support,
-	"pkg/store/storetest/":   support,
+	"pkg/testkit/":         support,
+	"pkg/store/storetest/": support,
 
 	"hack/":        tool,
 	"integration/": tool,

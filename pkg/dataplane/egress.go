@@ -84,7 +84,7 @@ type TunnelLink struct {
 	Alias string
 }
 
-// String prints the tunnel as "ip link add" takes it.
+// String prints the tunnel for logs and errors.
 func (t Tunnel) String() string {
 	port := "auto"
 	if t.SourcePort != 0 {

@@ -34,9 +34,6 @@ import (
 	"github.com/coil-net/coil/pkg/cniconf/spec"
 )
 
-// DefaultDir is where records are kept on a node.
-const DefaultDir = spec.DefaultDelQueueDir
-
 const (
 	// MaxRecords bounds the disk that the queue takes. Each ADD that failed while
 	// coild was down is followed by a DEL with a container ID of its own, so the

@@ -1,5 +1,5 @@
 // Package observe lets people and Prometheus look into a program: metrics,
-// health, profiles and logging.
+// health and profiles.
 //
 // It owns the HTTP servers for that. It must not know what a program does.
 package observe

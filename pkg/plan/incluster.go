@@ -31,22 +31,15 @@ func InClusterRanges(f ClusterFacts) []netip.Prefix {
 	for _, p := range f.Pools {
 		all = append(all, prefixesOf(p)...)
 	}
-	parse := func(cidrs []string) {
-		for _, cidr := range cidrs {
-			if p, err := netip.ParsePrefix(cidr); err == nil {
-				all = append(all, p.Masked())
-			}
-		}
-	}
 	for _, s := range f.Services {
-		parse(s.Spec.CIDRs)
+		all = append(all, validPrefixes(s.Spec.CIDRs)...)
 	}
 	for _, n := range f.Nodes {
 		for _, a := range nodeAddrs(n) {
 			all = append(all, netip.PrefixFrom(a, a.BitLen()))
 		}
 		if f.ForeignPods {
-			parse(n.Spec.PodCIDRs)
+			all = append(all, validPrefixes(n.Spec.PodCIDRs)...)
 		}
 	}
 	return narrow(Aggregate(all), maxInCluster)

@@ -155,12 +155,8 @@ func overlapping(f PoolFacts) metav1.Condition {
 		}
 	}
 	for _, n := range f.Nodes {
-		for _, a := range n.Status.Addresses {
-			ip, err := netip.ParseAddr(a.Address) // a Hostname is no address
-			if err != nil || a.Type != corev1.NodeInternalIP && a.Type != corev1.NodeExternalIP {
-				continue
-			}
-			if ip = ip.Unmap(); overlaps(netip.PrefixFrom(ip, ip.BitLen())) {
+		for _, ip := range nodeAddrs(n) {
+			if overlaps(netip.PrefixFrom(ip, ip.BitLen())) {
 				others = append(others, fmt.Sprintf("Node %s (%s)", n.Name, ip))
 			}
 		}

@@ -7,19 +7,6 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 )
 
-type permanentError struct{ err error }
-
-func (e *permanentError) Error() string { return e.err.Error() }
-func (e *permanentError) Unwrap() error { return e.err }
-
-// Permanent marks an error that no retry can help: the key waits for a change.
-func Permanent(err error) error {
-	if err == nil {
-		return nil
-	}
-	return &permanentError{err}
-}
-
 type laterError struct{ after time.Duration }
 
 func (e *laterError) Error() string { return fmt.Sprintf("to be done again after %s", e.after) }

@@ -99,7 +99,6 @@ func (l *Loop[K]) next(ctx context.Context) bool {
 	l.metrics.observe(l.name, err, time.Since(start))
 
 	logger := klog.FromContext(ctx)
-	var permanent *permanentError
 	var later *laterError
 	switch {
 	case err == nil:
@@ -109,9 +108,6 @@ func (l *Loop[K]) next(ctx context.Context) bool {
 	case errors.As(err, &later):
 		l.queue.Forget(key)
 		l.queue.AddAfter(key, later.after)
-	case errors.As(err, &permanent):
-		logger.Error(err, "Sync failed, waiting for a change", "key", key)
-		l.queue.Forget(key)
 	case isExpected(err):
 		logger.V(2).Info("Sync is tried again", "key", key, "reason", err.Error())
 		l.queue.AddRateLimited(key)

@@ -52,7 +52,6 @@ func TestLoopErrors(t *testing.T) {
 		want int32 // calls within 10 s
 	}{
 		{"success is forgotten", nil, 1},
-		{"permanent waits for a change", Permanent(errors.New("bad spec")), 1},
 		{"later comes again after its time", Later(4 * time.Second), 3},
 		// 0, 0.05, 0.15, 0.35, 0.75, 1.55, 3.15, 6.35
 		{"failure backs off", errors.New("no"), 8},

@@ -10,7 +10,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/coil-net/coil/pkg/cniconf/netconf"
-	"github.com/coil-net/coil/pkg/delqueue"
+	"github.com/coil-net/coil/pkg/cniconf/spec"
 )
 
 // code returns the CNI code of err; it fails the test if err is no CNI error.
@@ -31,7 +31,7 @@ func TestParse(t *testing.T) {
 	}{
 		{
 			name: "defaults", in: `{"cniVersion":"1.1.0","name":"n","type":"coil","unknown":[1]}`,
-			want: netconf.Conf{CNIVersion: "1.1.0", Name: "n", Type: "coil", Socket: "/run/coild.sock", DelQueueDir: delqueue.DefaultDir},
+			want: netconf.Conf{CNIVersion: "1.1.0", Name: "n", Type: "coil", Socket: "/run/coild.sock", DelQueueDir: spec.DefaultDelQueueDir},
 		},
 		{
 			name: "all keys", in: `{"cniVersion":"0.4.0","name":"n","type":"coil","socket":"/s","delQueueDir":"/q","prevResult":{"a":1}}`,
@@ -39,7 +39,7 @@ func TestParse(t *testing.T) {
 		},
 		{
 			name: "null is no prevResult", in: `{"prevResult":null}`,
-			want: netconf.Conf{Socket: "/run/coild.sock", DelQueueDir: delqueue.DefaultDir},
+			want: netconf.Conf{Socket: "/run/coild.sock", DelQueueDir: spec.DefaultDelQueueDir},
 		},
 		{name: "no JSON", in: `{"socket"`, code: 6},
 		{name: "socket is no string", in: `{"socket":1}`, code: 6},

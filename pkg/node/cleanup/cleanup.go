@@ -64,8 +64,8 @@ type run struct {
 	errs    []error
 }
 
-// Run removes everything; ErrInUse. It goes on after a failure and joins the errors. It can be
-// repeated, and does nothing the second time.
+// Run removes everything. It goes on after a failure and joins the errors; ErrInUse means that nothing
+// was removed. It can be repeated, and does nothing the second time.
 func Run(ctx context.Context, c Config) (err error) {
 	if err := unserved(ctx, c.Socket); err != nil {
 		return err
@@ -162,8 +162,8 @@ func (r *run) pods(ctx context.Context) (ended map[podnet.ID]bool, names map[pod
 	return ended, names
 }
 
-// all does the removal. First nothing new may come, then nothing be announced, and what
-// others need to be rid of pods goes last.
+// all does the removal: first nothing new may come, then nothing be announced. What tells the next run
+// of pods that are left goes last.
 func (r *run) all(ctx context.Context, traces []podnet.Trace) {
 	if r.CNIConfName != "" {
 		files, err := cniconf.Remove(r.CNIConfDir, r.CNIConfName)

@@ -11,31 +11,6 @@ import (
 	"github.com/coil-net/coil/pkg/store"
 )
 
-// SetIdentity tells what Open didn't know of the node. ErrForeign if the record
-// was made by another one: close the Store and open it again with all of id.
-func (s *Store) SetIdentity(ctx context.Context, id store.Identity) error {
-	err := s.write(ctx, grows, func(t *txn) error {
-		before := s.identity
-		for _, f := range []struct {
-			to   *string
-			from string
-		}{{&s.identity.NodeName, id.NodeName}, {&s.identity.NodeUID, id.NodeUID}, {&s.identity.MachineID, id.MachineID}} {
-			if f.from != "" {
-				*f.to = f.from
-			}
-		}
-		err := t.settle(false)
-		if err != nil {
-			s.identity = before
-		}
-		return err
-	})
-	if err != nil {
-		return fmt.Errorf("record the identity of the node: %w", err)
-	}
-	return nil
-}
-
 // Rebuilt records that the record is complete: it has all blocks of the node and
 // all attachments that the kernel has. The next Open isn't Fresh.
 func (s *Store) Rebuilt(ctx context.Context) error {

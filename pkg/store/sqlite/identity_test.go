@@ -1,7 +1,6 @@
 package sqlite_test
 
 import (
-	"errors"
 	"testing"
 
 	"github.com/coil-net/coil/pkg/store"
@@ -56,40 +55,5 @@ func TestIdentity(t *testing.T) {
 				t.Errorf("the file that was set aside has %d pods", n)
 			}
 		})
-	}
-}
-
-func TestSetIdentity(t *testing.T) {
-	o := options(t)
-	o.Identity = store.Identity{NodeName: "worker"}
-	s, _ := mustOpen(t, o)
-	fill(t, s, mustBlock(t, "default-0", "10.0.0.0/30", ""), 1)
-	if err := s.SetIdentity(t.Context(), store.Identity{NodeUID: "uid-1", MachineID: "machine-1"}); err != nil {
-		t.Fatal(err)
-	}
-	if err := s.SetIdentity(t.Context(), store.Identity{}); err != nil {
-		t.Errorf("knowing nothing new: %v", err)
-	}
-	for _, bad := range []store.Identity{{NodeName: "other"}, {NodeUID: "uid-2"}, {MachineID: "machine-2"}} {
-		if err := s.SetIdentity(t.Context(), bad); !errors.Is(err, sqlite.ErrForeign) {
-			t.Errorf("%+v: %v", bad, err)
-		}
-	}
-	if err := s.SetIdentity(t.Context(), store.Identity{NodeUID: "uid-1"}); err != nil {
-		t.Errorf("after a refusal: %v", err)
-	}
-	mustClose(t, s)
-	// The Node was made anew under the same name: only the API knew.
-	s, res := mustOpen(t, o)
-	if res.Fresh {
-		t.Fatalf("%+v", res)
-	}
-	o.Identity.NodeUID = "uid-2"
-	if err := s.SetIdentity(t.Context(), o.Identity); !errors.Is(err, sqlite.ErrForeign) {
-		t.Fatalf("%v", err)
-	}
-	mustClose(t, s)
-	if _, res = mustOpen(t, o); res.Reason != sqlite.OtherNode || !res.Fresh {
-		t.Errorf("%+v", res)
 	}
 }

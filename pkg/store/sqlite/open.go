@@ -42,7 +42,7 @@ const (
 type Options struct {
 	// Path of the file. Files beside it have names that start with it.
 	Path string
-	// Identity is the node, as far as it is known; SetIdentity tells the rest.
+	// Identity is the node, as far as it is known.
 	Identity store.Identity
 	// BootID is the ID of this boot of the machine.
 	BootID string
