@@ -161,6 +161,8 @@ type sandbox struct {
 	groups []plan.ClientGroup
 	links  map[netip.Addr]int
 	pinned map[int]int
+	// answered are the routers that have answered it: they know it as a client.
+	answered map[netip.Addr]bool
 }
 
 // New returns a Manager of nothing; see Restore.

@@ -3,6 +3,7 @@ package egress
 import (
 	"cmp"
 	"context"
+	"iter"
 	"net/netip"
 	"slices"
 	"strings"
@@ -26,7 +27,8 @@ const (
 )
 
 // Each router that a client of the node has a tunnel to is asked once in a while, through the tunnel
-// of one client, and has so long to answer.
+// of one client, and has so long to answer. Routers drop what a pod sends until they know it, which is
+// seconds after its ADD: who never got an answer asks, too, until it does, and proves nothing.
 const (
 	askEvery = time.Second
 	askWait  = 500 * time.Millisecond
@@ -36,8 +38,9 @@ const (
 type router struct {
 	liveness
 	egress string // namespace/name
-	// turn is whose it is to ask: another client's when the last one got no answer.
-	turn int
+	// turn is whose it is to ask: another client's when the last one got no answer. Clients that the
+	// router has never answered have turns of their own.
+	turn, newTurn int
 }
 
 // routersOf returns the routers of an Egress; those that don't answer are dead.
@@ -90,6 +93,7 @@ func (m *Manager) askWhileAny(ctx context.Context) {
 type round struct {
 	client    *sandbox
 	questions []echo.Question
+	known     []bool        // whether the router of a question has answered the client before
 	answers   []echo.Answer // none if nothing could be asked
 	err       error
 }
@@ -138,6 +142,9 @@ func (m *Manager) questions() []*round {
 	for a := range m.routers {
 		if len(clients[a]) == 0 {
 			delete(m.routers, a)
+			for _, s := range m.known {
+				delete(s.answered, a)
+			}
 		}
 	}
 	bySandbox := map[*sandbox]*round{}
@@ -151,14 +158,23 @@ func (m *Manager) questions() []*round {
 			r = &router{}
 			m.routers[a] = r
 		}
-		asks := ends[r.turn%len(ends)]
-		r.egress = asks.egress
-		if bySandbox[asks.sandbox] == nil {
-			bySandbox[asks.sandbox] = &round{client: asks.sandbox}
-			rounds = append(rounds, bySandbox[asks.sandbox])
+		r.egress = ends[0].egress
+		ask := func(ends []end, turn int) {
+			if len(ends) == 0 {
+				return
+			}
+			asks := ends[turn%len(ends)]
+			if bySandbox[asks.sandbox] == nil {
+				bySandbox[asks.sandbox] = &round{client: asks.sandbox}
+				rounds = append(rounds, bySandbox[asks.sandbox])
+			}
+			round := bySandbox[asks.sandbox]
+			round.questions = append(round.questions, echo.Question{Link: asks.links[a], From: asks.source, To: a})
+			round.known = append(round.known, asks.answered[a])
 		}
-		all := &bySandbox[asks.sandbox].questions
-		*all = append(*all, echo.Question{Link: asks.links[a], From: asks.source, To: a})
+		answered := func(e end) bool { return e.answered[a] }
+		ask(slices.DeleteFunc(slices.Clone(ends), func(e end) bool { return !answered(e) }), r.turn)
+		ask(slices.DeleteFunc(ends, answered), r.newTurn)
 	}
 	return rounds
 }
@@ -168,6 +184,12 @@ func (m *Manager) hear(rounds []*round) (changed []netip.Addr) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	now := time.Now()
+	proven := map[netip.Addr]bool{} // routers that were asked by who they know
+	for _, round := range rounds {
+		for i, q := range round.questions {
+			proven[q.To] = proven[q.To] || round.known[i]
+		}
+	}
 	// Answers first: who answers shows that others could.
 	for _, pass := range []echo.Answer{echo.Given, echo.Missing, echo.Unknown} {
 		for _, round := range rounds {
@@ -180,10 +202,19 @@ func (m *Manager) hear(rounds []*round) (changed []netip.Addr) {
 				if r == nil || answer != pass {
 					continue
 				}
-				if answer != echo.Given {
+				given, known := answer == echo.Given, round.known[i]
+				switch {
+				case given:
+					round.client.heard(q.To)
+				case known:
 					r.turn++
+				default:
+					r.newTurn++
 				}
-				if answer != echo.Unknown && r.observe(now, answer == echo.Given, m.othersAnswer(q.To, now)) {
+				if answer == echo.Unknown || !known && (proven[q.To] || !given && !m.answeredByOthers(round.client, q.To)) {
+					continue
+				}
+				if r.observe(now, given, m.othersAnswer(q.To, now)) {
 					changed = append(changed, q.To)
 				}
 			}
@@ -192,11 +223,39 @@ func (m *Manager) hear(rounds []*round) (changed []netip.Addr) {
 	return changed
 }
 
-// othersAnswer says whether another router of an Egress has answered lately, in the same family.
+// heard notes that a router has answered the sandbox.
+func (s *sandbox) heard(router netip.Addr) {
+	if s.answered == nil {
+		s.answered = map[netip.Addr]bool{}
+	}
+	s.answered[router] = true
+}
+
+// others returns the other routers of an Egress, in the same family.
+func (m *Manager) others(addr netip.Addr) iter.Seq2[netip.Addr, *router] {
+	return func(yield func(netip.Addr, *router) bool) {
+		for a, r := range m.routers {
+			if a != addr && r.egress == m.routers[addr].egress && dataplane.FamilyOf(a) == dataplane.FamilyOf(addr) && !yield(a, r) {
+				return
+			}
+		}
+	}
+}
+
+// othersAnswer says whether another router of an Egress has answered lately.
 func (m *Manager) othersAnswer(addr netip.Addr, now time.Time) bool {
-	for a, r := range m.routers {
-		if a != addr && r.egress == m.routers[addr].egress && dataplane.FamilyOf(a) == dataplane.FamilyOf(addr) &&
-			!r.last.IsZero() && now.Sub(r.last) < deathMisses*askEvery {
+	for _, r := range m.others(addr) {
+		if !r.last.IsZero() && now.Sub(r.last) < deathMisses*askEvery {
+			return true
+		}
+	}
+	return false
+}
+
+// answeredByOthers says whether another router of an Egress knows a client.
+func (m *Manager) answeredByOthers(client *sandbox, addr netip.Addr) bool {
+	for a := range m.others(addr) {
+		if client.answered[a] {
 			return true
 		}
 	}

@@ -176,6 +176,46 @@ func TestRoutersThatNeverAnswer(t *testing.T) {
 	})
 }
 
+// Routers drop what a pod sends until they know it: after its address is in the API, seconds after its
+// ADD. That they don't answer it is no proof, however many such pods there are.
+func TestNewPodsAsk(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld()
+		w.direct("10.1.1.1 live, 10.1.1.2 live")
+		m := w.manager(false)
+		w.clients(t, m, "p")
+		defer asking(t, m)()
+		w.after(t, 10*time.Second, "at first", both)
+		unlisted := func(is bool) {
+			w.mu.Lock()
+			defer w.mu.Unlock()
+			for _, p := range []string{"/a", "/b", "/c", "/d", "/q", "/r"} {
+				w.unlisted[p] = is
+			}
+		}
+		unlisted(true)
+		w.clients(t, m, "a", "b", "c", "d", "q", "r")
+		w.after(t, time.Minute, "most pods aren't known to routers", both)
+		w.silence(true, "10.1.1.1")
+		w.after(t, 4*time.Second, "a router is silent", second)
+		w.silence(false, "10.1.1.1")
+		w.after(t, 4*time.Second, "it answers", both)
+
+		// What one pod has proved, others go on with.
+		unlisted(false)
+		time.Sleep(20 * time.Second)
+		if err := m.Forget(t.Context(), sandboxOf("p").ID); err != nil {
+			t.Fatal(err)
+		}
+		w.silence(true, "10.1.1.1")
+		time.Sleep(4 * time.Second)
+		synctest.Wait()
+		if got := w.has("q"); got != second {
+			t.Errorf("q has %q", got)
+		}
+	})
+}
+
 // A pod that can't ask, or gets no answer, is no proof.
 func TestAnotherPodAsks(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -37,6 +37,7 @@ type world struct {
 	services   map[string]*corev1.Service
 	routers    map[string][]plan.ClientRouter
 	silent     map[netip.Addr]bool // routers that don't answer
+	unlisted   map[string]bool     // namespaces of pods that no router knows yet
 	asked      map[netip.Addr]int
 	down       error // of the API server, for what isn't in a cache
 	live       int   // requests beside the caches
@@ -61,7 +62,7 @@ func newWorld() *world {
 		egresses: map[string]*v2.Egress{}, services: map[string]*corev1.Service{},
 		records: map[store.ID]store.Client{}, netns: map[string]plan.Client{}, gone: map[string]bool{}, broken: map[string]error{},
 		routed: map[string]int{}, drift: map[string]int{},
-		routers: map[string][]plan.ClientRouter{}, silent: map[netip.Addr]bool{}, asked: map[netip.Addr]int{},
+		routers: map[string][]plan.ClientRouter{}, silent: map[netip.Addr]bool{}, unlisted: map[string]bool{}, asked: map[netip.Addr]int{},
 	}
 }
 
@@ -116,7 +117,7 @@ func (w *world) Ask(_ context.Context, at store.Netns, wait time.Duration, quest
 		switch {
 		case q.Link == 0:
 			answers = append(answers, echo.Unknown)
-		case w.silent[q.To]:
+		case w.silent[q.To], w.unlisted[at.Path]:
 			answers = append(answers, echo.Missing)
 		default:
 			answers = append(answers, echo.Given)
