@@ -77,6 +77,20 @@ func testNAT(t *testing.T, top *topology) {
 			t.Errorf("%s: %v tunnels", protocol, n)
 		}
 	}
+	// What goes back into a tunnel isn't what a client sent.
+	const pings = 20
+	for protocol, server := range map[string]netip.Addr{`protocol="ipv4"`: server4, `protocol="ipv6"`: server6} {
+		sent := func() float64 {
+			return top.metric("coil_egress_nftables_masqueraded_packets_total", append(labels, protocol)...)
+		}
+		before := sent()
+		for range pings {
+			testkit.Check(t, c.Ping(server, testkit.Timeout(time.Second)))
+		}
+		if n := sent() - before; n < pings || n >= 1.5*pings {
+			t.Errorf("%s: a client sent %d packets, and %v are counted", protocol, pings, n)
+		}
+	}
 	if n, limit := top.metric("coil_egress_nf_conntrack_entries_count", labels...), top.metric("coil_egress_nf_conntrack_entries_limit", labels...); n < 1 || limit < 1000 {
 		t.Errorf("%v of %v connections", n, limit)
 	}

@@ -94,6 +94,7 @@ func testDirect(t *testing.T, s *site, out *outside) {
 		return
 	}
 	dead := routers[i]
+	s.awaitAlive(t, chosen, len(routers))
 	s.withoutAPI(t, func() {
 		testkit.Check(t, s.PowerOff(t.Context(), dead.Spec.NodeName))
 		s.awaitAlive(t, chosen, len(routers)-1)

@@ -16,7 +16,7 @@ import (
 
 // What a Gateway counts, for each family of addresses.
 const (
-	// Masqueraded is what clients sent that left by the uplink.
+	// Masqueraded is what clients sent that went on by the uplink, where it has the router's address.
 	Masqueraded = "masqueraded"
 	// Invalid is what belongs to no connection, and was dropped.
 	Invalid = "invalid"
@@ -108,7 +108,6 @@ const after = 200
 //	  answer     to clients only what they asked for
 //	nat        clients get the router's address
 //	uplink     nothing leaves with another one
-//	  ours       what clients sent is counted
 func gateway(r dataplane.GatewayRules) definition {
 	var d definition
 	sent, opened, answer := chain{name: "sent"}, chain{name: "opened"}, chain{name: "answer"}
@@ -128,7 +127,6 @@ func gateway(r dataplane.GatewayRules) definition {
 	input.add("untracked", ctState(expr.CtStateBitUNTRACKED), accept())
 	forward.add("TCP is opened", tcpOpens(), jump(opened))
 	forward.add("not from a client", iif(expr.CmpOpEq, r.Uplink), goTo(answer))
-	forward.add("from a client", oif(expr.CmpOpEq, r.Uplink), ctState(tracked), accept())
 	answer.add("to a client", oif(expr.CmpOpNeq, r.Uplink), ctState(expr.CtStateBitESTABLISHED|expr.CtStateBitRELATED), accept())
 	uplink.add("other links", oif(expr.CmpOpNeq, r.Uplink), accept())
 	for _, p := range protocols {
@@ -137,7 +135,7 @@ func gateway(r dataplane.GatewayRules) definition {
 		}
 		clients := set{name: "clients" + p.suffix, key: p.address, size: sizeFor(len(r.Clients))}
 		peers := set{name: "peers" + p.suffix, key: nftables.MustConcatSetType(nftables.TypeIFIndex, p.address), size: clients.size}
-		destinations := set{name: "destinations" + p.suffix, key: p.address, interval: true, elements: p.intervals(r.Destinations)}
+		destinations := set{name: "destinations" + p.suffix, key: p.address, interval: true, elements: p.intervals(r.Destinations, p.only(r.Addresses))}
 		clients.elements = make([]nftables.SetElement, 0, len(r.Clients))
 		peers.elements = make([]nftables.SetElement, 0, len(r.Clients))
 		for _, c := range r.Clients {
@@ -164,21 +162,18 @@ func gateway(r dataplane.GatewayRules) definition {
 		input.add("of no connection", p.of(), ctState(expr.CtStateBitINVALID), dropped(Invalid))
 		// The way back, by which the kernel would know, isn't that of the tunnel.
 		opened.add("from a client", p.of(), iif(expr.CmpOpNeq, r.Uplink), clampMSS(p.segment(dataplane.TunnelMTU(p.family, r.MTU))))
-		forward.add("of no connection", p.of(), ctState(expr.CtStateBitINVALID), dropped(Invalid))
-		forward.add("nobody asked for it", p.of(), dropped(Unsolicited))
+		forward.add("from a client", oif(expr.CmpOpEq, r.Uplink), p.of(), ctState(tracked), count(Masqueraded+p.suffix), accept())
 		answer.add("of no connection", p.of(), ctState(expr.CtStateBitINVALID), dropped(Invalid))
 		answer.add("nobody asked for it", p.of(), dropped(Unsolicited))
 		nat.add("clients get the router's address", oif(expr.CmpOpEq, r.Uplink), p.of(), p.in(p.src, clients, true),
 			[]expr.Any{&expr.Masq{FullyRandom: true}})
-		ours := chain{name: "ours" + p.suffix}
-		// What the router itself sends came in by no link.
-		ours.add("masqueraded", iif(expr.CmpOpNeq, 0), count(Masqueraded+p.suffix))
-		d.chains = append(d.chains, ours)
 		for _, own := range p.only(r.Addresses) {
-			uplink.add("from the router's address", p.of(), p.is(p.src, own), goTo(ours))
+			uplink.add("from the router's address", p.of(), p.is(p.src, own), accept())
 		}
 	}
 	for _, p := range protocols {
+		forward.add("of no connection", p.of(), ctState(expr.CtStateBitINVALID), count(Invalid+p.suffix), drop())
+		forward.add("nobody asked for it", p.of(), count(Unsolicited+p.suffix), drop())
 		if p.family == dataplane.IPv6 {
 			// Neighbour discovery (RFC 4861).
 			uplink.add("link-local", p.of(), p.within(netip.MustParsePrefix("fe80::/10")), accept())
@@ -235,8 +230,9 @@ func (p protocol) addresses(all []netip.Addr) []nftables.SetElement {
 }
 
 // intervals are the elements for the prefixes of the family, of which those inside others
-// are left out. An interval ends before an element that says so; the last may go to the end.
-func (p protocol) intervals(prefixes []netip.Prefix) []nftables.SetElement {
+// are left out, without some addresses. An interval ends before an element that says so; the last
+// may go to the end.
+func (p protocol) intervals(prefixes []netip.Prefix, without []netip.Addr) []nftables.SetElement {
 	var sorted []netip.Prefix
 	for _, x := range prefixes {
 		if dataplane.FamilyOf(x.Addr()) == p.family {
@@ -244,16 +240,32 @@ func (p protocol) intervals(prefixes []netip.Prefix) []nftables.SetElement {
 		}
 	}
 	slices.SortFunc(sorted, netip.Prefix.Compare)
+	slices.SortFunc(without, netip.Addr.Compare)
 	var out []nftables.SetElement
+	interval := func(from, end netip.Addr) {
+		out = append(out, nftables.SetElement{Key: from.AsSlice()})
+		if end.IsValid() {
+			out = append(out, nftables.SetElement{Key: end.AsSlice(), IntervalEnd: true})
+		}
+	}
 	var last netip.Prefix
 	for _, x := range sorted {
 		if last.IsValid() && last.Overlaps(x) {
 			continue
 		}
 		last = x
-		out = append(out, nftables.SetElement{Key: x.Addr().AsSlice()})
-		if end := following(x); end.IsValid() {
-			out = append(out, nftables.SetElement{Key: end.AsSlice(), IntervalEnd: true})
+		from, end := x.Addr(), following(x)
+		for _, hole := range without {
+			if !x.Contains(hole) {
+				continue
+			}
+			if from != hole {
+				interval(from, hole)
+			}
+			from = hole.Next()
+		}
+		if from != end {
+			interval(from, end)
 		}
 	}
 	return out

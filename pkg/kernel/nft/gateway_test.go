@@ -358,12 +358,22 @@ func TestProbesAreNotTracked(t *testing.T) {
 
 // Clients may ask whether the router lives, whatever its destinations are, and nothing else.
 func TestRouterAnswersClients(t *testing.T) {
-	l := newLab(t)
-	l.rules.Destinations = nil
-	for _, f := range families {
-		l.rules.Destinations = append(l.rules.Destinations, netip.PrefixFrom(addr(f, 8, 1), addr(f, 8, 1).BitLen()))
+	for name, destinations := range map[string][]string{
+		"elsewhere": {"10.8.0.1/32", "fd00:8::1/128"}, "everything": {"0.0.0.0/0", "::/0"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			l := newLab(t)
+			l.rules.Destinations = nil
+			for _, d := range destinations {
+				l.rules.Destinations = append(l.rules.Destinations, netip.MustParsePrefix(d))
+			}
+			l.sync(dataplane.Result{Added: 1})
+			testAnswers(t, l)
+		})
 	}
-	l.sync(dataplane.Result{Added: 1})
+}
+
+func testAnswers(t *testing.T, l *lab) {
 	for _, f := range families {
 		own, client := addr(f, 9, 1), l.clients[0]
 		before := l.run(l.router, "sysctl", "-n", "net.netfilter.nf_conntrack_count")

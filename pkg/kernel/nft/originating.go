@@ -38,7 +38,7 @@ func originating(r dataplane.OriginatingRules) definition {
 	// The type makes the kernel look for a route again when the mark has changed.
 	exit := chain{name: "exit", kind: nftables.ChainTypeRoute, hook: nftables.ChainHookOutput, priority: nftables.ChainPriorityMangle}
 	for _, p := range protocols {
-		sources := set{name: "sources" + p.suffix, key: p.address, interval: true, elements: p.intervals(r.Sources)}
+		sources := set{name: "sources" + p.suffix, key: p.address, interval: true, elements: p.intervals(r.Sources, nil)}
 		d.sets = append(d.sets, sources)
 		entry.add("opened from outside", iifname(r.Uplink), p.of(), ctState(expr.CtStateBitNEW),
 			p.in(p.src, sources, true), ctMarkSet(r.Mark, r.Mask))
