@@ -11,6 +11,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/coil-net/coil/integration/lab/cluster"
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
 	"github.com/coil-net/coil/pkg/testkit"
 )
@@ -267,5 +268,35 @@ func TestPoolDeleted(t *testing.T) {
 			err = fmt.Errorf("its conditions are %+v", p.Status.Conditions)
 		}
 		return err
+	})
+}
+
+// A static Pod has another UID at the runtime than its mirror has at the API server.
+func TestStaticPod(t *testing.T) {
+	e := use(t)
+	t.Parallel()
+	ns := e.pool(t, 1, "10.64.0.0/29", "fd00:64::/125")
+	node := e.Nodes()[2]
+	manifest := fmt.Sprintf(`{"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "static", "namespace": %q}, "spec": {
+		"terminationGracePeriodSeconds": 0,
+		"containers": [{"name": "main", "image": %q, "imagePullPolicy": "Never", "command": ["sleep", "86400"]}]}}`, ns, tools)
+	do := func(script string, args ...string) {
+		t.Helper()
+		testkit.Must(e.Exec(t.Context(), node, append([]string{"sh", "-ec", "mkdir -p $0; cd $0; " + script, cluster.StaticPodDir}, args...)...))(t)
+	}
+	do(`echo "$1" > static.json`, manifest)
+	testkit.Eventually(t, 2*time.Minute, "the static Pod runs", func() error {
+		p, err := e.core.CoreV1().Pods(ns).Get(t.Context(), "static-"+node, metav1.GetOptions{})
+		if err == nil && (!isReady(p) || len(p.Status.PodIPs) != 2 || !strings.HasPrefix(p.Status.PodIP, "10.64.0.")) {
+			err = fmt.Errorf("it is %s and has %v", p.Status.Phase, p.Status.PodIPs)
+		}
+		return err
+	})
+	do("rm static.json")
+	testkit.Eventually(t, 2*time.Minute, "its address is free", func() error {
+		if left := e.allocations(t, node, "namespace = '"+ns+"'"); len(left) > 0 {
+			return fmt.Errorf("%v", left)
+		}
+		return nil
 	})
 }

@@ -37,6 +37,9 @@ state = "/run/containerd"
     conf_dir = "/etc/cni/net.d"
 `
 
+// StaticPodDir is where kubelets look for the manifests of static Pods.
+const StaticPodDir = "/var/lib/kubelet/manifests"
+
 // kubeletConfig works with cgroups of both versions: it leaves them to the container runtime.
 func kubeletConfig() (string, error) {
 	return toJSON(map[string]any{
@@ -60,6 +63,7 @@ func kubeletConfig() (string, error) {
 		"clusterDomain":            "cluster.local",
 		// The default is below /usr, which is the real machine's.
 		"volumePluginDir": "/var/lib/kubelet/volume-plugins",
+		"staticPodPath":   StaticPodDir,
 		"maxPods":         maxPods,
 		// Imported images can't be pulled again, whatever the disk of the real machine is like.
 		"imageGCHighThresholdPercent": 100,

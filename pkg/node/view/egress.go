@@ -67,11 +67,17 @@ func (v *View) watchEgresses(h EgressHandlers) (err error) {
 	}))
 }
 
+// isPod says whether an object is the Pod that has a UID at the runtime; an empty one matches any. A
+// static Pod's is that of its manifest, which the mirror Pod at the API server has in an annotation.
+func isPod(p *metav1.PartialObjectMetadata, uid string) bool {
+	return uid == "" || string(p.UID) == uid || p.Annotations[corev1.MirrorPodAnnotationKey] == uid
+}
+
 // Pod returns a Pod of the node. One with another UID isn't it; an empty UID matches any.
 // With live, what the cache doesn't have is read from the API server, here and below.
 func (v *View) Pod(ctx context.Context, pod store.Pod, live bool) (*metav1.PartialObjectMetadata, error) {
 	p, err := v.pods.Namespace(pod.Namespace).Get(pod.Name)
-	if err == nil && (pod.UID == "" || string(p.UID) == pod.UID) {
+	if err == nil && isPod(p, pod.UID) {
 		return p, nil
 	}
 	if live {
@@ -79,7 +85,7 @@ func (v *View) Pod(ctx context.Context, pod store.Pod, live bool) (*metav1.Parti
 		defer cancel()
 		p, err = v.clients.Metadata.Resource(pods).Namespace(pod.Namespace).Get(ctx, pod.Name, metav1.GetOptions{})
 	}
-	if err == nil && pod.UID != "" && string(p.UID) != pod.UID {
+	if err == nil && !isPod(p, pod.UID) {
 		err = apierrors.NewNotFound(pods.GroupResource(), pod.Name)
 	}
 	if err != nil {
