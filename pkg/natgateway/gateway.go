@@ -184,7 +184,8 @@ func New(cfg Config, k Kernel, egresses, slices cache.SharedIndexInformer, reg p
 		informer cache.SharedIndexInformer
 		handler  cache.ResourceEventHandler
 	}{
-		{egresses, reconcile.Handler(func(*v2.Egress) { g.changed() })},
+		// The status counts clients: each that comes or goes would have everything compared.
+		{egresses, reconcile.SpecHandler(func(*v2.Egress) { g.changed() })},
 		{slices, reconcile.Handler(func(*discoveryv1.EndpointSlice) { g.changed() })},
 	} {
 		reg, err := h.informer.AddEventHandler(h.handler)

@@ -71,6 +71,7 @@ func (g *Gateway) compare(ctx context.Context, want plan.Gateway) (err error) {
 			g.doubt()
 		}
 	}()
+	portErr := g.kernel.Network.Listen(ctx, g.cfg.Port, g.families)
 	links, tunnels, clientErr := g.kernel.Tunnels.Sync(ctx, want.Tunnels)
 	g.metrics.failed.Set(float64(len(want.Tunnels) - len(links)))
 	if clientErr != nil && len(links) == 0 {
@@ -83,7 +84,7 @@ func (g *Gateway) compare(ctx context.Context, want plan.Gateway) (err error) {
 	// The last that lets a client in, and so that its first packet finds the way back.
 	filter, filterErr := g.kernel.Filter.Sync(ctx, want.Filter(links))
 	g.repaired(ctx, want, map[string]dataplane.Result{kindTunnel: tunnels, kindRoute: routes, kindRule: rules, kindFilter: filter})
-	if err := errors.Join(ruleErr, routeErr, filterErr); err != nil {
+	if err := errors.Join(portErr, ruleErr, routeErr, filterErr); err != nil {
 		return errors.Join(err, clientErr)
 	}
 	before := g.applied
@@ -144,17 +145,14 @@ func (g *Gateway) apply(want plan.Gateway, links map[netip.Addr]dataplane.Tunnel
 	g.metrics.applied(want, links)
 }
 
-// begin prepares what must be there before the first tunnel is: the filter, which lets in the
-// clients that a program before this one has left tunnels of, and nobody else, and the port.
+// begin prepares what must be there before the port is open and the first tunnel is: the filter, which
+// lets in the clients that a program before this one has left tunnels of, and nobody else.
 func (g *Gateway) begin(ctx context.Context, want plan.Gateway) error {
 	links, err := g.kernel.Tunnels.Links(ctx)
 	if err != nil {
 		return err
 	}
 	if _, err := g.kernel.Filter.Sync(ctx, want.Filter(links)); err != nil {
-		return err
-	}
-	if err := g.kernel.Network.Listen(ctx, g.cfg.Port, g.families); err != nil {
 		return err
 	}
 	g.released = want.Inherited(links)

@@ -15,8 +15,8 @@ import (
 )
 
 const (
-	first = "filter of 0, listen, "
-	turn  = "tunnels, rules, routes, "
+	first = "filter of 0, "
+	turn  = "listen, tunnels, rules, routes, "
 )
 
 func TestClientsComeAndGo(t *testing.T) {

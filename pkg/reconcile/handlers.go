@@ -10,6 +10,18 @@ import (
 // resync without a change is skipped; the last known state of an object whose
 // deletion was missed is passed like any other.
 func Handler[T metav1.Object](enqueue func(T)) cache.ResourceEventHandler {
+	return handler(enqueue, func(old, now T) bool { return old.GetResourceVersion() == now.GetResourceVersion() })
+}
+
+// SpecHandler is a Handler that also skips changes of status and metadata alone: of those that leave
+// metadata.generation as it was (Kubernetes API conventions).
+func SpecHandler[T metav1.Object](enqueue func(T)) cache.ResourceEventHandler {
+	return handler(enqueue, func(old, now T) bool {
+		return old.GetGeneration() == now.GetGeneration() && old.GetUID() == now.GetUID()
+	})
+}
+
+func handler[T metav1.Object](enqueue func(T), same func(old, now T) bool) cache.ResourceEventHandler {
 	return cache.ResourceEventHandlerFuncs{
 		AddFunc: func(obj any) {
 			if o, ok := obj.(T); ok {
@@ -21,7 +33,7 @@ func Handler[T metav1.Object](enqueue func(T)) cache.ResourceEventHandler {
 			if !ok {
 				return
 			}
-			if p, ok := old.(T); ok && p.GetResourceVersion() == o.GetResourceVersion() {
+			if p, ok := old.(T); ok && same(p, o) {
 				return
 			}
 			enqueue(o)

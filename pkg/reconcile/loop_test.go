@@ -10,6 +10,7 @@ import (
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/cache"
 )
 
@@ -130,6 +131,20 @@ func TestHandler(t *testing.T) {
 	h.OnDelete(cache.DeletedFinalStateUnknown{Key: "missed", Obj: object("missed", "1")})
 	h.OnDelete("something else")
 	if want := []string{"added", "changed", "deleted", "missed"}; !slices.Equal(got, want) {
+		t.Errorf("passed on %v, want %v", got, want)
+	}
+}
+
+func TestSpecHandler(t *testing.T) {
+	var got []string
+	h := SpecHandler(func(n *metav1.PartialObjectMetadata) { got = append(got, n.Name) })
+	object := func(name, version string, generation int64, uid types.UID) *metav1.PartialObjectMetadata {
+		return &metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{Name: name, ResourceVersion: version, Generation: generation, UID: uid}}
+	}
+	h.OnUpdate(object("status", "1", 1, "a"), object("status", "2", 1, "a"))
+	h.OnUpdate(object("spec", "2", 1, "a"), object("spec", "3", 2, "a"))
+	h.OnUpdate(object("made again", "3", 1, "a"), object("made again", "4", 1, "b"))
+	if want := []string{"spec", "made again"}; !slices.Equal(got, want) {
 		t.Errorf("passed on %v, want %v", got, want)
 	}
 }
