@@ -233,12 +233,26 @@ func testTunnelsMany(t *testing.T) {
 	ns.IP(t, "link", "add", "other", "type", "ipip", "local", "10.1.0.1", "remote", "192.0.2.9")
 	var want []dataplane.Tunnel
 	for n := range 150 {
-		want = append(want, tunnels(n+1, 0)...)
+		for _, w := range tunnels(n+1, 0) {
+			w.Alias = fmt.Sprint("pod-", n)
+			want = append(want, w)
+		}
 	}
 	syncTunnels(t, s, want, dataplane.Result{Added: 300})
 	syncTunnels(t, s, want, dataplane.Result{})
-	if r, err := s.Prune(t.Context(), want[:20]); err != nil || r != (dataplane.Result{Deleted: 280}) {
+	// One by one they would take minutes, of which the kernel waits most.
+	var removals []string
+	ctx := rtnl.WithTrace(t.Context(), &rtnl.Trace{Send: func(r rtnl.Request) error {
+		if strings.HasPrefix(r.String(), "link del") {
+			removals = append(removals, r.String())
+		}
+		return nil
+	}})
+	if r, err := s.Prune(ctx, want[:20]); err != nil || r != (dataplane.Result{Deleted: 280}) {
 		t.Errorf("Prune: %+v, %v", r, err)
+	}
+	if len(removals) != 2 {
+		t.Errorf("280 tunnels were removed by %d requests: %q", len(removals), removals)
 	}
 	syncTunnels(t, s, want[:20], dataplane.Result{})
 	ns.IP(t, "link", "show", "other")

@@ -110,7 +110,7 @@ func testSingleFamily(t *testing.T, top *topology) {
 	}
 	defer become(router4.String()+","+router6.String(), fabric4)
 	for _, f := range both {
-		become(of(f, router4, router6).String(), map[dataplane.Family]string{4: fabric4, 6: fabric6}[f])
+		become(of(f, router4, router6).String(), fabricAddr[f])
 		top.start()
 		for _, g := range both {
 			server := of(g, server4, server6)

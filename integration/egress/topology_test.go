@@ -42,6 +42,7 @@ var (
 	outside4, outside6 = netip.MustParseAddr("198.51.100.2"), netip.MustParseAddr("2001:db8:ff::2")
 	destinations       = []string{"192.0.2.0/24", "2001:db8::/64"}
 	both               = []dataplane.Family{dataplane.IPv4, dataplane.IPv6}
+	fabricAddr         = map[dataplane.Family]string{dataplane.IPv4: fabric4, dataplane.IPv6: fabric6}
 )
 
 // of chooses by family.
@@ -99,7 +100,7 @@ func newTopology(t *testing.T, families ...dataplane.Family) *topology {
 	}
 	dir := t.TempDir()
 	top.kubeconfig = dir + "/kubeconfig"
-	top.api.kubeconfig(t, top.kubeconfig, fabric4)
+	top.api.kubeconfig(t, top.kubeconfig, fabricAddr[families[0]])
 	// As in its container: no right but NET_ADMIN.
 	top.program = &rig.Program{
 		Path: "nsenter", Log: dir + "/coil-egress.log",

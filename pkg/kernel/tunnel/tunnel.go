@@ -294,7 +294,7 @@ func (s *Syncer) Prune(ctx context.Context, keep []dataplane.Tunnel) (dataplane.
 		var links []Link
 		for _, h := range have {
 			if own(f, h) && !kept[endsOf(h.Spec)] {
-				links = append(links, Link{Index: h.Index, Name: h.Name})
+				links = append(links, Link{Index: h.Index, Name: h.Name, Alias: h.Alias})
 			}
 		}
 		n, err := s.remove(ctx, links)
@@ -312,28 +312,36 @@ func (s *Syncer) Remove(ctx context.Context, links []Link) (int, error) {
 	return s.remove(ctx, links)
 }
 
+// mostAtOnce is how many links are removed at once: meanwhile nobody else can change links of the
+// machine.
+const mostAtOnce = 200
+
 // remove removes links and returns how many.
-func (s *Syncer) remove(ctx context.Context, links []Link) (int, error) {
-	if len(links) > 1 {
-		together := make([]rtnl.Link, 0, len(links))
-		for _, l := range links {
-			together = append(together, rtnl.Link{Index: l.Index, Name: l.Name})
-		}
-		if s.handle.DelTogether(ctx, together) == nil {
-			return len(links), nil
-		}
-	}
-	n := 0
+func (s *Syncer) remove(ctx context.Context, links []Link) (n int, err error) {
 	var errs []error
-	for _, l := range links {
-		switch err := s.handle.Do(ctx, rtnl.DelLink(l.Index)); {
-		case err == nil:
-			n++
-		case !errors.Is(err, rtnl.ErrNotExist):
-			errs = append(errs, fmt.Errorf("tunnel %s: %w", l.Name, err))
+	for some := range slices.Chunk(links, mostAtOnce) {
+		if len(some) > 1 && s.removeTogether(ctx, some) == nil {
+			n += len(some)
+			continue
+		}
+		for _, l := range some {
+			switch err := s.handle.Do(ctx, rtnl.DelLink(l.Index)); {
+			case err == nil:
+				n++
+			case !errors.Is(err, rtnl.ErrNotExist):
+				errs = append(errs, fmt.Errorf("tunnel %s: %w", l.Name, err))
+			}
 		}
 	}
 	return n, join(errs)
+}
+
+func (s *Syncer) removeTogether(ctx context.Context, links []Link) error {
+	together := make([]rtnl.Link, 0, len(links))
+	for _, l := range links {
+		together = append(together, rtnl.Link{Index: l.Index, Name: l.Name, Alias: l.Alias})
+	}
+	return s.handle.DelTogether(ctx, together)
 }
 
 // receivers are the names of the receivers.
