@@ -75,13 +75,14 @@ func (a *api) kubeconfig(t *testing.T, path string, addr string) {
 	testkit.Check(t, clientcmd.WriteToFile(*k, path))
 }
 
-// set makes an object, or changes the one of its name.
+// set makes an object, or changes the one of its name, which counts as a change of its spec.
 func (a *api) set(o object) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	kind := watch.Modified
-	if a.objects[key(o)] == nil {
-		kind = watch.Added
+	kind := watch.Added
+	if old := a.objects[key(o)]; old != nil {
+		kind = watch.Modified
+		o.SetGeneration(old.GetGeneration() + 1)
 	}
 	a.record(kind, o)
 	a.objects[key(o)] = o
