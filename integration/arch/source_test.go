@@ -22,6 +22,7 @@ type rule struct {
 var calls = []rule{
 	{"os/exec", nil, nil, "product code starts no programs"},
 	{"time", []string{"Sleep"}, nil, "wait for a condition, a timer or the context"},
+	{"k8s.io/client-go/tools/cache", []string{"WaitForCacheSync", "WaitForNamedCacheSync*"}, nil, "they look ten times a second: cache.WaitFor is told"},
 	{"os", []string{"Exit"}, []string{"cmd/", "pkg/app/"}, "return an error"},
 	{"log", []string{"Fatal*", "Panic*"}, nil, "return an error"},
 	{"k8s.io/klog/v2", []string{"Fatal*", "Exit*"}, []string{"pkg/app/"}, "return an error"},

@@ -128,8 +128,8 @@ func (i *Informer) Start(stop <-chan struct{}) { i.running.Go(func() { i.Run(sto
 func (i *Informer) Shutdown() { i.running.Wait() }
 
 // WaitForSync waits until all caches are filled; the error is that of ctx.
-func WaitForSync(ctx context.Context, synced ...cache.InformerSynced) error {
-	if !cache.WaitForCacheSync(ctx.Done(), synced...) {
+func WaitForSync(ctx context.Context, synced ...cache.DoneChecker) error {
+	if !cache.WaitFor(ctx, "", synced...) {
 		return ctx.Err()
 	}
 	return nil

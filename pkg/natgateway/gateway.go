@@ -139,7 +139,7 @@ type Gateway struct {
 	egresses listers.EgressNamespaceLister
 	slices   discoverylisters.EndpointSliceNamespaceLister
 	loop     *reconcile.Loop[struct{}]
-	synced   []cache.InformerSynced
+	synced   []cache.DoneChecker
 	report   func(condition string, reason error)
 	metrics  *metrics
 	repairs  *reconcile.Repairs
@@ -192,7 +192,7 @@ func New(cfg Config, k Kernel, egresses, slices cache.SharedIndexInformer, reg p
 		if err != nil {
 			return nil, err
 		}
-		g.synced = append(g.synced, reg.HasSynced)
+		g.synced = append(g.synced, reg.HasSyncedChecker())
 	}
 	return g, nil
 }
@@ -209,7 +209,7 @@ func (g *Gateway) Run(ctx context.Context) error {
 // look reports again and again whether the pod can be a router, and syncs when others have
 // changed rulesets of nftables, which tells nobody.
 func (g *Gateway) look(ctx context.Context) error {
-	if !cache.WaitForCacheSync(ctx.Done(), g.synced...) {
+	if !cache.WaitFor(ctx, "", g.synced...) {
 		return nil
 	}
 	ticker := time.NewTicker(lookEvery)

@@ -187,6 +187,22 @@ type Found struct {
 	Addresses []netip.Addr
 }
 
+// Attached returns which attachments have a link. An error says that the kernel couldn't be
+// read completely; nothing is known then.
+func (n *Network) Attached(ctx context.Context) ([]ID, error) {
+	links, err := n.handle.Veths(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("list links of pods: %w", err)
+	}
+	ids := make([]ID, 0, len(links))
+	for _, l := range links {
+		if _, id, ok := parseAlias(l.Alias); ok {
+			ids = append(ids, id)
+		}
+	}
+	return ids, nil
+}
+
 // List returns all attachments, ordered by the index of their links. An error
 // says that the kernel couldn't be read completely; nothing is known then.
 func (n *Network) List(ctx context.Context) ([]Found, error) {

@@ -158,6 +158,18 @@ func TestList(t *testing.T) {
 	if diff := cmp.Diff(want, got, cmp.Comparer(func(a, b netip.Addr) bool { return a == b })); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
+	ids, err := n.Attached(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range want {
+		if !slices.Contains(ids, f.ID) {
+			t.Errorf("%s isn't among the attached %v", f.ID, ids)
+		}
+	}
+	if len(ids) != len(want) {
+		t.Errorf("attached %v, want %d", ids, len(want))
+	}
 	// One of an earlier Coil is only found by its index.
 	old := podnet.ID{ContainerID: "cafe", IfName: "eth0"}
 	index, err := n.List(t.Context())

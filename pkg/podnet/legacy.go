@@ -37,15 +37,12 @@ func (n *Network) Label(ctx context.Context, f Found) error {
 }
 
 // Strays returns the routes of the pod table to links that are no attachment's, such as
-// those whose alias was lost. Sync deletes them.
-func (n *Network) Strays(ctx context.Context) ([]string, error) {
-	links, err := n.handle.Veths(ctx)
-	if err != nil {
-		return nil, fmt.Errorf("list pod routes: %w", err)
-	}
-	attached := make(map[int]bool, len(links))
-	for _, l := range links {
-		_, _, attached[l.Index] = parseAlias(l.Alias)
+// those whose alias was lost. Sync deletes them. found are attachments that List has found: their
+// links aren't looked at again.
+func (n *Network) Strays(ctx context.Context, found []Found) ([]string, error) {
+	attached := make(map[int]bool, len(found))
+	for _, f := range found {
+		attached[f.HostIfIndex] = true
 	}
 	var strays []string
 	for _, family := range []dataplane.Family{dataplane.IPv4, dataplane.IPv6} {

@@ -64,11 +64,11 @@ func (l *Loop[K]) AddAfter(key K, d time.Duration) { l.queue.AddAfter(key, d) }
 // Run waits for the caches, then syncs with the given number of workers until
 // ctx ends, and returns when all workers have ended: nil, or an error if the
 // caches did not sync. A Loop runs once.
-func (l *Loop[K]) Run(ctx context.Context, workers int, synced ...cache.InformerSynced) error {
+func (l *Loop[K]) Run(ctx context.Context, workers int, synced ...cache.DoneChecker) error {
 	defer l.queue.ShutDown()
 	logger := klog.FromContext(ctx).WithName(l.name)
 	ctx = klog.NewContext(ctx, logger)
-	if !cache.WaitForCacheSync(ctx.Done(), synced...) {
+	if !cache.WaitFor(ctx, "", synced...) {
 		if ctx.Err() != nil {
 			return nil
 		}

@@ -67,7 +67,7 @@ type Router struct {
 	blocks listers.AddressBlockLister
 	table  Table
 	loop   *reconcile.Loop[struct{}]
-	synced []cache.InformerSynced
+	synced []cache.DoneChecker
 	onSync func(error)
 
 	mu      sync.Mutex
@@ -108,7 +108,7 @@ func New(cfg Config, nodes, blocks cache.SharedIndexInformer, table Table,
 		if err != nil {
 			return nil, err
 		}
-		r.synced = append(r.synced, reg.HasSynced)
+		r.synced = append(r.synced, reg.HasSyncedChecker())
 	}
 	return r, nil
 }

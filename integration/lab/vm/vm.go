@@ -86,8 +86,9 @@ type Options struct {
 	// Network gives the machine Link, by which the host's loopback is HostAddr for the address
 	// LinkAddr; the command configures it, with the module virtio_net.
 	Network bool
-	// Counted has an emulated machine's clock count the instructions of its processors: nothing else on the host changes what it measures. It is slower then, and a kernel
-	// 6.1 doesn't boot.
+	// Counted has an emulated machine's clock count the instructions of its processors: nothing
+	// else on the host changes what it measures. It is slower then, and a kernel 6.1 doesn't
+	// boot.
 	Counted bool
 
 	Stdin          io.Reader

@@ -13,7 +13,7 @@ import (
 
 // report says, before routes are deleted, what is not as it should be.
 func (d *daemon) report(ctx context.Context, rep restore.Report) error {
-	strays, err := d.network.Strays(ctx)
+	strays, err := d.network.Strays(ctx, rep.Found)
 	if err != nil {
 		return err
 	}

@@ -30,7 +30,7 @@ import (
 )
 
 // drift is how often everything is compared with the kernel though nothing was told.
-const drift = time.Minute
+const drift = 2 * time.Minute
 
 // composeHealing builds the loops that repair.
 func (d *daemon) composeHealing() {
@@ -159,11 +159,7 @@ func (e *exports) Export(ctx context.Context, held []plan.HeldBlock) error {
 
 // remember makes the exporter expect what the record says that there was. Without addresses
 // of this boot, the kernel hasn't had anything yet.
-func (d *daemon) remember(ctx context.Context) (served bool, err error) {
-	all, err := d.store.List(ctx)
-	if err != nil {
-		return false, err
-	}
+func (d *daemon) remember(ctx context.Context, all []store.Allocation) (served bool, err error) {
 	for _, a := range all {
 		served = served || a.BootID == d.boot && a.State == store.Attached
 	}
@@ -185,12 +181,18 @@ func (d *daemon) remember(ctx context.Context) (served bool, err error) {
 }
 
 func (d *daemon) restoreOnce(ctx context.Context) error {
-	served, err := d.remember(ctx)
+	all, err := d.store.List(ctx)
 	if err != nil {
 		return err
 	}
-	// Links that lost their marks are found again only after that.
-	if err := d.mendNode(ctx, served); err != nil {
+	served, err := d.remember(ctx, all)
+	if err != nil {
+		return err
+	}
+	// Links that lost their marks are found again only after that. No ADD is served yet, which
+	// could have made one since.
+	recorded := func(context.Context) ([]podnet.Wired, error) { return d.wiredOf(all), nil }
+	if err := d.mendNode(ctx, served, recorded); err != nil {
 		return err
 	}
 	unfinished, err := d.network.RemoveUnfinished(ctx)
@@ -245,15 +247,15 @@ func (d *daemon) forward(ctx context.Context, repair bool) error {
 }
 
 // mendNode makes the rules, the host's parameters and the host's ends of all pods' links what
-// they should be.
-func (d *daemon) mendNode(ctx context.Context, repair bool) error {
+// they should be; want returns the pods.
+func (d *daemon) mendNode(ctx context.Context, repair bool, want func(context.Context) ([]podnet.Wired, error)) error {
 	forwardErr := d.forward(ctx, repair)
 	mtu, changed, mtuErr := d.network.DetectMTU(ctx, d.view.NodeAddrs())
 	if changed {
 		klog.FromContext(ctx).Info("The MTU of pods follows that of the node's uplinks", "mtu", mtu)
 	}
 	rules, ruleErr := d.network.Rules(ctx)
-	mended, linkErr := d.network.MendLinks(ctx, d.wired)
+	mended, linkErr := d.network.MendLinks(ctx, want)
 	if repair {
 		d.repairs.Done(ctx, heal.Rule, rules.Added)
 		d.repairs.Done(ctx, heal.Link, mended.Links)
@@ -266,7 +268,7 @@ func (d *daemon) mendNode(ctx context.Context, repair bool) error {
 // syncPods makes rules, links and routes of all pods what they should be. A pod's routes come
 // with the pod, so that those which are added here were lost.
 func (d *daemon) syncPods(ctx context.Context, repair bool) error {
-	return errors.Join(d.mendNode(ctx, repair), d.syncRoutes(ctx, repair))
+	return errors.Join(d.mendNode(ctx, repair, d.wired), d.syncRoutes(ctx, repair))
 }
 
 // syncRoutes makes the routes of all pods what they should be.
@@ -287,6 +289,11 @@ func (d *daemon) wired(ctx context.Context) ([]podnet.Wired, error) {
 	if err != nil {
 		return nil, err
 	}
+	return d.wiredOf(all), nil
+}
+
+// wiredOf returns those of the attachments that have routes, or may have them in a moment.
+func (d *daemon) wiredOf(all []store.Allocation) []podnet.Wired {
 	own := d.view.NodeAddrs()
 	var pods []podnet.Wired
 	for _, a := range all {
@@ -294,7 +301,7 @@ func (d *daemon) wired(ctx context.Context) ([]podnet.Wired, error) {
 			pods = append(pods, assign.WiredOf(a, own))
 		}
 	}
-	return pods, nil
+	return pods
 }
 
 // recordUpkeep are the tasks about the record that repeat while coild runs. Short periods are multiples
@@ -346,6 +353,6 @@ func (d *daemon) upkeep() []heal.Task {
 			}
 			return d.forward(ctx, true)
 		}},
-		{Name: "sweep", Every: d.SweepInterval, Run: thrifty(d.assign.Sweep)},
+		{Name: "sweep", Every: d.SweepInterval, Run: d.assign.Sweep},
 	}
 }

@@ -91,7 +91,7 @@ func Run(ctx context.Context, cfg *rest.Config, o *Options) error {
 
 // controllers are what the leader runs.
 type controllers struct {
-	synced []cache.InformerSynced
+	synced []cache.DoneChecker
 	parts  []func(context.Context) error
 }
 
@@ -126,9 +126,9 @@ func newControllers(own versioned.Interface, all kubernetes.Interface, coil exte
 		return nil, err
 	}
 	return &controllers{
-		synced: []cache.InformerSynced{
-			v2.BlockRequests().Informer().HasSynced, v2.AddressBlocks().Informer().HasSynced,
-			v2.AddressPools().Informer().HasSynced, nodes.Informer().HasSynced, services.Informer().HasSynced,
+		synced: []cache.DoneChecker{
+			v2.BlockRequests().Informer().HasSyncedChecker(), v2.AddressBlocks().Informer().HasSyncedChecker(),
+			v2.AddressPools().Informer().HasSyncedChecker(), nodes.Informer().HasSyncedChecker(), services.Informer().HasSyncedChecker(),
 		},
 		parts: []func(context.Context) error{requests.Run, pools.Run, gc.Run},
 	}, nil

@@ -65,7 +65,7 @@ func (o *Options) Validate() error {
 
 // Run waits for the caches and then calls run while this process leads. Losing the lease
 // is an error.
-func (o *Options) Run(ctx context.Context, cfg *rest.Config, lease string, health *observe.Health, synced []cache.InformerSynced, run func(context.Context) error) error {
+func (o *Options) Run(ctx context.Context, cfg *rest.Config, lease string, health *observe.Health, synced []cache.DoneChecker, run func(context.Context) error) error {
 	identity, err := newIdentity()
 	if err != nil {
 		return err
@@ -84,7 +84,7 @@ func (o *Options) Run(ctx context.Context, cfg *rest.Config, lease string, healt
 var errNotSynced = fmt.Errorf("caches are not filled after %s: is the API server reachable, and are the CRDs and the RBAC rules installed?", syncPatience)
 
 // waitForCaches waits, and says why while it takes too long; false when ctx ended.
-func waitForCaches(ctx context.Context, health *observe.Health, synced []cache.InformerSynced) bool {
+func waitForCaches(ctx context.Context, health *observe.Health, synced []cache.DoneChecker) bool {
 	for {
 		wait, cancel := context.WithTimeout(ctx, syncPatience)
 		err := kube.WaitForSync(wait, synced...)

@@ -92,7 +92,7 @@ type Controller struct {
 	pools      listers.AddressPoolLister
 	nodes      corelisters.NodeLister
 	recorder   kube.Recorder
-	synced     []cache.InformerSynced
+	synced     []cache.DoneChecker
 	loop       *reconcile.Loop[string] // by node name
 	interval   time.Duration
 	quarantine time.Duration
@@ -144,7 +144,7 @@ func New(cfg Config) (*Controller, error) {
 	if err != nil {
 		return nil, err
 	}
-	c.synced = []cache.InformerSynced{blocks.HasSynced, nodes.HasSynced, cfg.Pools.Informer().HasSynced}
+	c.synced = []cache.DoneChecker{blocks.HasSyncedChecker(), nodes.HasSyncedChecker(), cfg.Pools.Informer().HasSyncedChecker()}
 	return c, nil
 }
 
@@ -175,7 +175,7 @@ func (c *Controller) nodeChanged(obj any) {
 
 // Run frees blocks until ctx ends. Call it when this process leads.
 func (c *Controller) Run(ctx context.Context) error {
-	if !cache.WaitForCacheSync(ctx.Done(), c.synced...) {
+	if !cache.WaitFor(ctx, "", c.synced...) {
 		return nil
 	}
 	c.active.Store(true)

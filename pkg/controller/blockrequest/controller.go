@@ -96,7 +96,7 @@ type Controller struct {
 	blocks   cache.Indexer
 	pools    listers.AddressPoolLister
 	nodes    corelisters.NodeLister
-	synced   []cache.InformerSynced
+	synced   []cache.DoneChecker
 	recorder kube.Recorder
 	workers  int
 	loop     *reconcile.Loop[string]
@@ -200,8 +200,8 @@ func (c *Controller) register(cfg Config) error {
 	if err != nil {
 		return err
 	}
-	c.synced = []cache.InformerSynced{
-		blocks.HasSynced, requests.HasSynced, pools.HasSynced, cfg.Nodes.Informer().HasSynced,
+	c.synced = []cache.DoneChecker{
+		blocks.HasSyncedChecker(), requests.HasSyncedChecker(), pools.HasSyncedChecker(), cfg.Nodes.Informer().HasSyncedChecker(),
 	}
 	return nil
 }
@@ -251,7 +251,7 @@ func (c *Controller) blockSeen(obj any) {
 
 // Run answers requests until ctx ends. Call it when this process leads.
 func (c *Controller) Run(ctx context.Context) error {
-	if !cache.WaitForCacheSync(ctx.Done(), c.synced...) {
+	if !cache.WaitFor(ctx, "", c.synced...) {
 		return nil
 	}
 	if err := c.survey(ctx); err != nil {

@@ -94,7 +94,7 @@ type Controller struct {
 	cfg      Config
 	pods     cache.Indexer
 	slices   cache.Indexer
-	synced   []cache.InformerSynced
+	synced   []cache.DoneChecker
 	objects  *reconcile.Loop[types.NamespacedName]
 	clients  *reconcile.Loop[types.NamespacedName]
 	binding  *reconcile.Loop[string]
@@ -135,7 +135,7 @@ func New(cfg Config) (*Controller, error) {
 }
 
 // Synced says of each cache whether it is filled, and its events handled.
-func (c *Controller) Synced() []cache.InformerSynced { return c.synced }
+func (c *Controller) Synced() []cache.DoneChecker { return c.synced }
 
 // Run keeps Egresses until ctx ends. Call it when this process leads.
 func (c *Controller) Run(ctx context.Context) error {

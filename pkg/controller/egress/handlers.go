@@ -72,7 +72,7 @@ func (c *Controller) register() error {
 		if err != nil {
 			return err
 		}
-		c.synced = append(c.synced, r.HasSynced)
+		c.synced = append(c.synced, r.HasSyncedChecker())
 	}
 	return nil
 }

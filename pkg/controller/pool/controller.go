@@ -91,7 +91,7 @@ type Controller struct {
 	services networkinglisters.ServiceCIDRLister
 	carver   Carver
 	recorder kube.Recorder
-	synced   []cache.InformerSynced
+	synced   []cache.DoneChecker
 	loop     *reconcile.Loop[string]
 	now      func() metav1.Time
 
@@ -166,7 +166,7 @@ func (c *Controller) register(cfg Config) error {
 		if err != nil {
 			return err
 		}
-		c.synced = append(c.synced, r.HasSynced)
+		c.synced = append(c.synced, r.HasSyncedChecker())
 	}
 	return nil
 }

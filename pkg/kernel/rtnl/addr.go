@@ -45,7 +45,7 @@ func (h *Handle) IPv6Addr(ctx context.Context, index int, a netip.Addr) (exists,
 			return fmt.Errorf("address in %d bytes: %w", len(body), errMalformed)
 		}
 		as, err := attributes(body[unix.SizeofIfAddrmsg:])
-		for _, a := range as {
+		for a := range as {
 			if a.kind == unix.IFA_FLAGS {
 				tentative = a.u32()&(unix.IFA_F_TENTATIVE|unix.IFA_F_DADFAILED) != 0
 			}

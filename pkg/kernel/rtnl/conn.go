@@ -198,7 +198,7 @@ func (m message) acknowledged() (unix.Errno, string, error) {
 	if err != nil {
 		return errno, "", nil // the words are a courtesy, the errno counts
 	}
-	for _, a := range as {
+	for a := range as {
 		if a.kind == unix.NLMSGERR_ATTR_MSG {
 			return errno, a.string(), nil
 		}

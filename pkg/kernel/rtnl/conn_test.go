@@ -3,6 +3,7 @@ package rtnl
 import (
 	"encoding/binary"
 	"errors"
+	"slices"
 	"strings"
 	"testing"
 
@@ -188,11 +189,15 @@ func TestAttributes(t *testing.T) {
 	var e encoder
 	e.attrU32(1, 0x01020304)
 	e.nest(2, func() { e.attrString(3, "abc") })
-	as, err := attributes(e.b)
+	parse := func(b []byte) ([]attribute, error) {
+		as, err := attributes(b)
+		return slices.Collect(as), err
+	}
+	as, err := parse(e.b)
 	if err != nil || len(as) != 2 || as[0].u32() != 0x01020304 || as[1].kind != 2 {
 		t.Fatalf("got %v, %v", as, err)
 	}
-	inner, err := attributes(as[1].value)
+	inner, err := parse(as[1].value)
 	if err != nil || len(inner) != 1 || inner[0].string() != "abc" {
 		t.Errorf("got %v, %v", inner, err)
 	}
@@ -201,8 +206,8 @@ func TestAttributes(t *testing.T) {
 	}
 	for _, n := range []uint16{3, 100} {
 		binary.NativeEndian.PutUint16(e.b, n)
-		if _, err := attributes(e.b); !errors.Is(err, errMalformed) {
-			t.Errorf("attribute of %d bytes: %v", n, err)
+		if as, err := parse(e.b); !errors.Is(err, errMalformed) || len(as) > 0 {
+			t.Errorf("attribute of %d bytes: %v, %v", n, as, err)
 		}
 	}
 }

@@ -172,7 +172,7 @@ func (c *Change) parseAddr(body []byte) error {
 	}
 	c.Link = int(binary.NativeEndian.Uint32(body[4:]))
 	as, err := attributes(body[unix.SizeofIfAddrmsg:])
-	for _, a := range as {
+	for a := range as {
 		// IFA_LOCAL is the own address where IFA_ADDRESS is the other end's; IPv6 has
 		// only the latter.
 		if a.kind == unix.IFA_LOCAL || a.kind == unix.IFA_ADDRESS && !c.Addr.IsValid() {
@@ -191,7 +191,7 @@ func (c *Change) parseNetconf(body []byte) error {
 		return errMalformed
 	}
 	as, err := attributes(body[4:])
-	for _, a := range as {
+	for a := range as {
 		if a.kind == netconfIfIndex {
 			c.Link = int(int32(a.u32()))
 		}

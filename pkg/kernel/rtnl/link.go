@@ -381,7 +381,7 @@ func parseLink(body []byte) (Link, error) {
 	if err != nil {
 		return Link{}, err
 	}
-	for _, a := range as {
+	for a := range as {
 		switch a.kind {
 		case unix.IFLA_IFNAME:
 			l.Name = a.string()
@@ -406,7 +406,7 @@ func parseLink(body []byte) (Link, error) {
 			if err != nil {
 				return Link{}, err
 			}
-			for _, i := range inner {
+			for i := range inner {
 				switch {
 				case a.kind == unix.IFLA_LINKINFO && i.kind == unix.IFLA_INFO_KIND:
 					l.Kind = i.string()

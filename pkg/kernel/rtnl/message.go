@@ -2,7 +2,9 @@ package rtnl
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
+	"iter"
 	"net/netip"
 
 	"golang.org/x/sys/unix"
@@ -83,18 +85,24 @@ type attribute struct {
 	value []byte
 }
 
-// attributes parses the attributes of a message.
-func attributes(b []byte) ([]attribute, error) {
-	as := make([]attribute, 0, 16)
-	err := EachAttribute(b, func(kind uint16, value []byte) error {
-		as = append(as, attribute{kind, value})
-		return nil
-	})
-	if err != nil {
-		return nil, err
+// attributes returns the attributes of a message; none if it is malformed. A dump has
+// dozens of them for each of thousands of objects, so that they aren't copied.
+func attributes(b []byte) (iter.Seq[attribute], error) {
+	if err := EachAttribute(b, func(uint16, []byte) error { return nil }); err != nil {
+		return func(func(attribute) bool) {}, err
 	}
-	return as, nil
+	return func(yield func(attribute) bool) {
+		_ = EachAttribute(b, func(kind uint16, value []byte) error {
+			if !yield(attribute{kind, value}) {
+				return errEnough
+			}
+			return nil
+		})
+	}, nil
 }
+
+// errEnough ends EachAttribute.
+var errEnough = errors.New("the rest isn't asked for")
 
 // EachAttribute calls each with the attributes that b consists of, without copying, until
 // it returns an error.

@@ -115,7 +115,7 @@ func parseNexthop(body []byte) (Nexthop, error) {
 		return Nexthop{}, err
 	}
 	resilient := false
-	for _, a := range as {
+	for a := range as {
 		switch a.kind {
 		case unix.NHA_ID:
 			n.ID = a.u32()

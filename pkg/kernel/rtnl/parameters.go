@@ -38,12 +38,12 @@ func (p *Parameters) parse(spec []byte) error {
 	if err != nil {
 		return err
 	}
-	for _, f := range families {
+	for f := range families {
 		parts, err := attributes(f.value)
 		if err != nil {
 			return err
 		}
-		for _, a := range parts {
+		for a := range parts {
 			switch {
 			case f.kind == unix.AF_INET && a.kind == unix.IFLA_INET_CONF:
 				p.Forwarding = a.element(ipv4Forwarding-1) != 0

@@ -5,7 +5,6 @@ import (
 	"encoding/binary"
 	"fmt"
 	"net/netip"
-	"slices"
 
 	"golang.org/x/sys/unix"
 
@@ -260,10 +259,13 @@ func parseRoute(body []byte) (r Route, cached bool, err error) {
 	}
 	// What deletes exactly this route: its identity, next hops and source. State
 	// such as RTNH_F_LINKDOWN isn't accepted back.
-	e := encoder{b: append([]byte(nil), body[:8]...)}
+	e := encoder{b: append(make([]byte, 0, len(body)), body[:8]...)}
 	e.u32(flags & unix.RTNH_F_ONLINK)
-	byObject := slices.ContainsFunc(as, func(a attribute) bool { return a.kind == rtaNexthop })
-	for _, a := range as {
+	byObject := false
+	for a := range as {
+		byObject = byObject || a.kind == rtaNexthop
+	}
+	for a := range as {
 		switch a.kind {
 		case unix.RTA_DST:
 			dst = a.addr()

@@ -114,7 +114,7 @@ func parseRule(f dataplane.Family, body []byte) (Rule, error) {
 	e := encoder{b: append([]byte(nil), body[:8]...)}
 	e.u32(flags & unix.FIB_RULE_INVERT)
 	var mask uint32
-	for _, a := range as {
+	for a := range as {
 		switch a.kind {
 		case unix.FRA_DST:
 			r.To = netip.PrefixFrom(a.addr(), bits)

@@ -59,7 +59,7 @@ type Network interface {
 	Withdraw(ctx context.Context, addrs ...ipam.Address) error
 	RemoveAll(ctx context.Context, targets ...podnet.Target) []error
 	Forget(ctx context.Context, addrs ...ipam.Address) error
-	List(ctx context.Context) ([]podnet.Found, error)
+	Attached(ctx context.Context) ([]podnet.ID, error)
 }
 
 // Config is what assignment needs to know.

@@ -146,17 +146,17 @@ func (n *network) Forget(ctx context.Context, addrs ...ipam.Address) error {
 	return nil
 }
 
-func (n *network) List(ctx context.Context) ([]podnet.Found, error) {
-	if err := n.step(ctx, "List"); err != nil {
+func (n *network) Attached(ctx context.Context) ([]podnet.ID, error) {
+	if err := n.step(ctx, "Attached"); err != nil {
 		return nil, err
 	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	var fs []podnet.Found
-	for id, a := range n.pods {
-		fs = append(fs, podnet.Found{ID: podnet.ID(id), Addresses: a.Addrs()})
+	var ids []podnet.ID
+	for id := range n.pods {
+		ids = append(ids, podnet.ID(id))
 	}
-	return fs, nil
+	return ids, nil
 }
 
 func (n *network) setFail(method string, err error) {

@@ -56,13 +56,13 @@ func (a *Assigner) GC(ctx context.Context, valid []store.ID, called time.Time) e
 // or sent it while coild was away. It goes on with a DEL that failed half-way, which
 // the runtime may not repeat.
 func (a *Assigner) Sweep(ctx context.Context) error {
-	found, err := a.net.List(ctx)
+	attached, err := a.net.Attached(ctx)
 	if err != nil {
-		return fmt.Errorf("list links: %w", err)
+		return err
 	}
-	links := map[store.ID]bool{}
-	for _, f := range found {
-		links[store.ID(f.ID)] = true
+	links := make(map[store.ID]bool, len(attached))
+	for _, id := range attached {
+		links[store.ID(id)] = true
 	}
 	return a.releaseLost(ctx, a.unlinked, time.Now(), func(alloc store.Allocation) bool { return !links[alloc.ID] })
 }

@@ -53,7 +53,7 @@ func TestSweepNeverTrustsAFailedList(t *testing.T) {
 	if _, err := b.Add(t.Context(), request("c1")); err != nil {
 		t.Fatal(err)
 	}
-	b.net.setFail("List", errors.New("dump interrupted"))
+	b.net.setFail("Attached", errors.New("dump interrupted"))
 	if err := b.Sweep(t.Context()); err == nil {
 		t.Error("Sweep succeeded without a list")
 	}

@@ -79,7 +79,7 @@ type Manager struct {
 	client   typed.CoilV2Interface
 	blocks   listers.AddressBlockLister
 	requests listers.BlockRequestLister
-	synced   []cache.InformerSynced
+	synced   []cache.DoneChecker
 	record   Record
 	exporter Exporter
 
@@ -135,7 +135,7 @@ func New(cfg Config, client typed.CoilV2Interface, blocks, requests cache.Shared
 	if err != nil {
 		return nil, err
 	}
-	m.synced = []cache.InformerSynced{b.HasSynced, r.HasSynced}
+	m.synced = []cache.DoneChecker{b.HasSyncedChecker(), r.HasSyncedChecker()}
 	return m, nil
 }
 
@@ -151,7 +151,7 @@ func (m *Manager) Run(ctx context.Context) error {
 }
 
 // Synced are the functions that say whether the caches are filled.
-func (m *Manager) Synced() []cache.InformerSynced { return m.synced }
+func (m *Manager) Synced() []cache.DoneChecker { return m.synced }
 
 // Generation counts the news about a pool; see Ask.
 func (m *Manager) Generation(pool string) uint64 { return m.news.generation(pool) }

@@ -210,7 +210,7 @@ func (m *Manager) Restore(ctx context.Context, others []node.Sandbox) error {
 }
 
 // Run keeps all known pods up to date until ctx ends, as soon as the caches are filled.
-func (m *Manager) Run(ctx context.Context, synced ...cache.InformerSynced) error {
+func (m *Manager) Run(ctx context.Context, synced ...cache.DoneChecker) error {
 	return m.loop.Run(ctx, workers, synced...)
 }
 

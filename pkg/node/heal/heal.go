@@ -21,7 +21,8 @@ type Task struct {
 }
 
 // phase is when all tasks would have run together: each runs at multiples of its period from then on.
-// So tasks wake a node at rest together, and the nodes of a cluster don't work in step.
+// So tasks wake a node at rest together if their periods are multiples of each other, and the nodes
+// of a cluster don't work in step.
 var phase = time.Now().Add(-rand.N(24 * time.Hour))
 
 // pause is how long a task that runs every so often waits: to its next turn, or to the one after

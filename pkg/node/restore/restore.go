@@ -64,6 +64,8 @@ type Restorer struct {
 
 // Report says what Restore found and did.
 type Report struct {
+	// Found are the attachments that the kernel has.
+	Found []podnet.Found
 	// Kept, Adopted and TakenDown count attachments, Outdated counts records that the
 	// kernel contradicts, Replayed counts queued DELs.
 	Kept, Adopted, TakenDown, Outdated, Replayed int
@@ -92,6 +94,7 @@ func (r *Restorer) Restore(ctx context.Context, fresh bool, blocks []store.Block
 	if err != nil {
 		return rep, fmt.Errorf("list links: %w", err)
 	}
+	rep.Found = found
 	if err := r.recordBlocks(ctx, fresh, blocks, &rep); err != nil {
 		return rep, err
 	}

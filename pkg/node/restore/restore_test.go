@@ -179,6 +179,10 @@ func TestRestoreCases(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
+			if (len(got.Found) == 1) != tt.link {
+				t.Errorf("found %v, want the link: %t", got.Found, tt.link)
+			}
+			got.Found = nil
 			if d := cmp.Diff(tt.report, got); d != "" {
 				t.Errorf("report (-want +got):\n%s", d)
 			}

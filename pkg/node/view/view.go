@@ -39,7 +39,7 @@ type View struct {
 	clients  kube.Clients
 
 	informers  []*kube.Informer
-	synced     []cache.InformerSynced
+	synced     []cache.DoneChecker
 	nodes      corelisters.NodeLister
 	namespaces metadatalister.Lister
 	pods       metadatalister.Lister
@@ -80,7 +80,7 @@ func New(cfg Config, clients kube.Clients) (*View, error) {
 	}
 
 	v.informers = append(v.informers, node)
-	v.synced = append(v.synced, reg.HasSynced)
+	v.synced = append(v.synced, reg.HasSyncedChecker())
 	if cfg.Pools || cfg.Egresses != nil {
 		var changed func(*metav1.PartialObjectMetadata)
 		if cfg.Egresses != nil {
@@ -115,7 +115,7 @@ func (v *View) add(i *kube.Informer, h cache.ResourceEventHandler) error {
 		return err
 	}
 	v.informers = append(v.informers, i)
-	v.synced = append(v.synced, reg.HasSynced)
+	v.synced = append(v.synced, reg.HasSyncedChecker())
 	return nil
 }
 
@@ -134,7 +134,7 @@ func (v *View) Shutdown() {
 }
 
 // Synced are the functions that say whether the caches are filled.
-func (v *View) Synced() []cache.InformerSynced { return v.synced }
+func (v *View) Synced() []cache.DoneChecker { return v.synced }
 
 // Node returns the node's own Node, as the cache has it.
 func (v *View) Node() (*corev1.Node, error) { return v.nodes.Get(v.nodeName) }
