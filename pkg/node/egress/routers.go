@@ -211,7 +211,12 @@ func (m *Manager) hear(rounds []*round) (changed []netip.Addr) {
 				default:
 					r.newTurn++
 				}
-				if answer == echo.Unknown || !known && (proven[q.To] || !given && !m.answeredByOthers(round.client, q.To)) {
+				if answer == echo.Unknown {
+					continue
+				}
+				// A router may not know a new client yet: its question counts only where nobody better
+				// asks, and silence only if others answer that client.
+				if !known && (proven[q.To] || !given && !m.answeredByOthers(round.client, q.To)) {
 					continue
 				}
 				if r.observe(now, given, m.othersAnswer(q.To, now)) {
