@@ -41,8 +41,11 @@ type direct struct {
 	routers []plan.ClientRouter
 }
 
-// perFamily is how many addresses the server has for this in each family.
+// perFamily is how many addresses the server has for this in each family; further ones are for flows to
+// where nothing went yet.
 var perFamily = testkit.EgressForm.Times(16, 100)
+
+const further = 50
 
 // podHost is the number of the pod on the fabric; routers have those from 2.
 const podHost = 50
@@ -60,7 +63,7 @@ func newDirect(t *testing.T, families ...dataplane.Family) *direct {
 	t.Helper()
 	d := &direct{t: t, topology: newTopology(t, families...), families: families, programs: map[int]*rig.Program{}}
 	var addrs []string
-	for i := range perFamily {
+	for i := range perFamily + further {
 		addrs = append(addrs, fmt.Sprintf("addr add %s/32 dev eth0", serverAddr(dataplane.IPv4, i)), fmt.Sprintf("addr add %s/128 dev eth0 nodad", serverAddr(dataplane.IPv6, i)))
 	}
 	ip(t, d.server, addrs...)
@@ -239,9 +242,15 @@ func (f *directFlow) works() error {
 // flows opens connections to all addresses; they must go by these routers, by each some.
 func (d *direct) flows(what string, routers ...int) []*directFlow {
 	d.t.Helper()
+	return d.flowsTo(0, perFamily, what, routers...)
+}
+
+// flowsTo is flows, to the addresses from one on until another.
+func (d *direct) flowsTo(from, to int, what string, routers ...int) []*directFlow {
+	d.t.Helper()
 	var all []*directFlow
 	by := map[int]int{}
-	for i := range perFamily {
+	for i := from; i < to; i++ {
 		for _, f := range d.families {
 			flow, err := d.open(f, i, testkit.Timeout(5*time.Second))
 			if err != nil {

@@ -3,7 +3,6 @@ package cluster
 import (
 	"context"
 	"errors"
-	"fmt"
 	"io"
 	"net"
 	"net/http"
@@ -121,12 +120,14 @@ func (s *site) announce(ctx context.Context) error {
 		for e := range w.ResultChan() {
 			b, ok := e.Object.(*v2.AddressBlock)
 			if !ok {
-				return fmt.Errorf("watch: %v", e.Object)
+				break // a Status: the connection broke
 			}
 			if err := s.route(ctx, b, e.Type == watch.Deleted); err != nil {
+				w.Stop()
 				return err
 			}
 		}
+		w.Stop()
 	}
 	return ctx.Err()
 }

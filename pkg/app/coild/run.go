@@ -152,6 +152,7 @@ func (d *daemon) runNode(ctx context.Context) error {
 	}
 	srv := server.New(server.Config{IPAM: d.IPAM, Ready: d.health.Ready, Netns: inspectNetns}, assigner, d.view, egresses)
 	group.Go(func() error { return srv.Serve(ctx, d.Socket, d.registry) })
+	changes.Add(struct{}{}) // nothing tells of a Node that was deleted since it was read
 	group.Go(func() error { return changes.Run(ctx, 1, d.view.Synced()...) })
 	group.Go(func() error { return d.start(ctx, group) })
 	return group.Wait()

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"runtime/debug"
+	"slices"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -159,16 +160,12 @@ func (e *exports) Export(ctx context.Context, held []plan.HeldBlock) error {
 
 // remember makes the exporter expect what the record says that there was. Without addresses
 // of this boot, the kernel hasn't had anything yet.
-func (d *daemon) remember(ctx context.Context, all []store.Allocation) (served bool, err error) {
+func (d *daemon) remember(all []store.Allocation, usage []store.Usage) (served bool) {
 	for _, a := range all {
 		served = served || a.BootID == d.boot && a.State == store.Attached
 	}
 	if d.fresh || !served {
-		return false, nil
-	}
-	usage, err := d.store.Usage(ctx)
-	if err != nil {
-		return false, err
+		return false
 	}
 	var held []plan.HeldBlock
 	for _, u := range usage {
@@ -177,7 +174,7 @@ func (d *daemon) remember(ctx context.Context, all []store.Allocation) (served b
 		held = append(held, plan.HeldBlock{Name: u.Name, Block: u.Block.Block, Reserved: reserved})
 	}
 	d.exports.Remember(held)
-	return true, nil
+	return true
 }
 
 func (d *daemon) restoreOnce(ctx context.Context) error {
@@ -185,10 +182,11 @@ func (d *daemon) restoreOnce(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	served, err := d.remember(ctx, all)
+	usage, err := d.store.Usage(ctx)
 	if err != nil {
 		return err
 	}
+	served := d.remember(all, usage)
 	// Links that lost their marks are found again only after that. No ADD is served yet, which
 	// could have made one since.
 	recorded := func(context.Context) ([]podnet.Wired, error) { return d.wiredOf(all), nil }
@@ -205,6 +203,16 @@ func (d *daemon) restoreOnce(ctx context.Context) error {
 	}
 	var held []store.Block
 	for _, b := range api {
+		// A first list may be of an earlier time, when the node hadn't given the block back yet.
+		if !slices.ContainsFunc(usage, func(u store.Usage) bool { return u.Name == b.Name }) {
+			holds, err := d.blocks.Holds(ctx, b)
+			if err != nil {
+				return err
+			}
+			if !holds {
+				continue
+			}
+		}
 		if err := d.blocks.Claim(ctx, b); err != nil {
 			return err
 		}

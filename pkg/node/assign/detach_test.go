@@ -39,7 +39,20 @@ func TestDelStopsAnAddThatWaits(t *testing.T) {
 }
 
 func TestDelStopsAnAddThatWires(t *testing.T) {
-	b := newBench(t)
+	t.Run("new sandbox", func(t *testing.T) { delWhileWiring(t, newBench(t), request("c1")) })
+	t.Run("sandbox made again", func(t *testing.T) {
+		b := newBench(t)
+		if _, err := b.Add(t.Context(), request("c1")); err != nil {
+			t.Fatal(err)
+		}
+		again := request("c1")
+		again.Netns.Inode = 8
+		delWhileWiring(t, b, again)
+	})
+}
+
+func delWhileWiring(t *testing.T, b *bench, r node.AddRequest) {
+	t.Helper()
 	entered, release := make(chan struct{}), make(chan struct{})
 	var once sync.Once
 	b.net.enter = func(method string) {
@@ -50,16 +63,16 @@ func TestDelStopsAnAddThatWires(t *testing.T) {
 	}
 	added := make(chan error, 1)
 	go func() {
-		_, err := b.Add(t.Context(), request("c1"))
+		_, err := b.Add(t.Context(), r)
 		added <- err
 	}()
 	<-entered
 	deleted := make(chan error, 1)
-	go func() { deleted <- b.Del(t.Context(), request("c1").ID) }()
+	go func() { deleted <- b.Del(t.Context(), r.ID) }()
 	testkit.Eventually(t, 5*time.Second, "the DEL has come", func() error {
 		b.flight.mu.Lock()
 		defer b.flight.mu.Unlock()
-		if b.flight.calls[request("c1").ID].stopped {
+		if b.flight.calls[r.ID].stopped {
 			return nil
 		}
 		return errors.New("not yet")

@@ -24,8 +24,9 @@ type call struct {
 	stopped bool
 	// holders are those without whom the step would be over.
 	holders int
-	// removing is set when all is done but the removal of the link.
+	// removing says that all is done but the removal of the link, and settled is closed then.
 	removing bool
+	settled  chan struct{}
 }
 
 func newFlight() flight { return flight{mu: new(sync.Mutex), calls: map[store.ID]*call{}} }
@@ -71,6 +72,10 @@ func (f flight) enter(ctx context.Context, id store.ID, cancel context.CancelCau
 			f.mu.Unlock()
 			return nil, nil
 		}
+		var settled chan struct{} // an ADD waits for the removal, too
+		if cancel == nil {
+			settled = running.settled
+		}
 		if cancel == nil && running.cancel != nil {
 			running.cancel(node.ErrDeleted)
 			running.stopped = true
@@ -78,6 +83,7 @@ func (f flight) enter(ctx context.Context, id store.ID, cancel context.CancelCau
 		f.mu.Unlock()
 		select {
 		case <-running.done:
+		case <-settled:
 		case <-ctx.Done():
 			return nil, context.Cause(ctx)
 		}
@@ -86,28 +92,44 @@ func (f flight) enter(ctx context.Context, id store.ID, cancel context.CancelCau
 
 // beginLocked begins a step; f.mu is held.
 func (f flight) beginLocked(id store.ID, cancel context.CancelCauseFunc) (leave func()) {
-	c := &call{done: make(chan struct{}), cancel: cancel, holders: 1}
+	c := &call{done: make(chan struct{}), settled: make(chan struct{}), cancel: cancel, holders: 1}
 	f.calls[id] = c
-	return func() { f.leave(id, c) }
+	return func() { f.leave(id, c, true) }
 }
 
-// removing says that only the removal of the link is left of the step that runs for
-// id, and keeps it running until done is called.
+// removing keeps the step that runs for id running until done is called: the removal of the
+// link goes on in the background. Nothing else is left of a DEL then; an ADD may wire the pod
+// again, as one whose sandbox was made again.
 func (f flight) removing(id store.ID) (done func()) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	c := f.calls[id]
 	c.holders++
-	c.removing = true
-	return func() { f.leave(id, c) }
+	if c.cancel == nil {
+		c.settleLocked()
+	}
+	return func() { f.leave(id, c, false) }
 }
 
-func (f flight) leave(id store.ID, c *call) {
+// leave is the end of the step itself, or of the removal that it left.
+func (f flight) leave(id store.ID, c *call, step bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if c.holders--; c.holders == 0 {
+	c.holders--
+	switch {
+	case c.holders == 0:
 		delete(f.calls, id)
 		close(c.done)
+	case step:
+		c.settleLocked()
+	}
+}
+
+// settleLocked notes that only the removal of the link is left; flight.mu is held.
+func (c *call) settleLocked() {
+	if !c.removing {
+		c.removing = true
+		close(c.settled)
 	}
 }
 

@@ -49,7 +49,9 @@ func (a *Assigner) GC(ctx context.Context, valid []store.ID, called time.Time) e
 	for _, id := range valid {
 		keep[id] = true
 	}
-	return a.releaseLost(ctx, a.unlisted, called, func(alloc store.Allocation) bool { return !keep[alloc.ID] })
+	return a.releaseLost(ctx, a.unlisted, called, func(alloc store.Allocation) bool {
+		return !keep[alloc.ID] && !alloc.Since.After(called)
+	})
 }
 
 // Sweep releases attachments whose link is gone: the runtime never sent the DEL,
@@ -75,7 +77,7 @@ func (a *Assigner) releaseLost(ctx context.Context, seen suspects, called time.T
 	var errs []error
 	for _, alloc := range all {
 		switch {
-		case alloc.Since.After(called) || a.flight.busy(alloc.ID):
+		case a.flight.busy(alloc.ID):
 			continue
 		case alloc.State == store.Releasing:
 			errs = append(errs, a.delUnchanged(ctx, alloc))

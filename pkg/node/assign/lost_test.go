@@ -61,6 +61,13 @@ func TestSweepNeverTrustsAFailedList(t *testing.T) {
 }
 
 func TestSweepReleasesWhatLostItsLink(t *testing.T) {
+	for name, ahead := range map[string]time.Duration{"": 0, "recorded by a clock that was ahead": time.Hour} {
+		t.Run(name, func(t *testing.T) { sweepLost(t, time.Now().Add(time.Second-ahead)) })
+	}
+}
+
+func sweepLost(t *testing.T, now time.Time) {
+	t.Helper()
 	b := newBench(t)
 	if _, err := b.Add(t.Context(), request("c1")); err != nil {
 		t.Fatal(err)
@@ -69,7 +76,6 @@ func TestSweepReleasesWhatLostItsLink(t *testing.T) {
 	clear(b.net.pods)
 	b.net.mu.Unlock()
 	isLost := func(store.Allocation) bool { return true }
-	now := time.Now().Add(time.Second)
 	for _, at := range []time.Time{now, now.Add(suspicion)} {
 		if err := b.releaseLost(t.Context(), b.unlinked, at, isLost); err != nil {
 			t.Fatal(err)

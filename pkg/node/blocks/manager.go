@@ -92,12 +92,13 @@ type Manager struct {
 	exportMu sync.Mutex // orders exports: reading what is held, and writing it
 
 	mu        sync.Mutex
-	since     map[string]time.Time // when a block was first seen, by name
-	offered   map[string]bool      // it was told that the block gives addresses
-	gone      map[types.UID]bool   // released, though maybe still in a cache
-	reported  map[string]time.Time // when the status of a block was written
-	withdrawn bool                 // the Node is gone: nothing is exported
-	stale     bool                 // what is exported doesn't yet agree with withdrawn
+	since     map[string]time.Time           // when a block was first seen, by name
+	offered   map[string]bool                // it was told that the block gives addresses
+	gone      map[types.UID]bool             // released, though maybe still in a cache
+	unsure    map[types.UID]*v2.AddressBlock // those of gone whose release has an unknown outcome
+	reported  map[string]time.Time           // when the status of a block was written
+	withdrawn bool                           // the Node is gone: nothing is exported
+	stale     bool                           // what is exported doesn't yet agree with withdrawn
 }
 
 // New returns a manager that isn't running. The informers are those of AddressBlocks
@@ -116,6 +117,7 @@ func New(cfg Config, client typed.CoilV2Interface, blocks, requests cache.Shared
 		since:    map[string]time.Time{},
 		offered:  map[string]bool{},
 		gone:     map[types.UID]bool{},
+		unsure:   map[types.UID]*v2.AddressBlock{},
 		reported: map[string]time.Time{},
 	}
 	m.supply = reconcile.New("blocks", m.syncPool, reconcile.WithMetrics(metrics))
@@ -267,6 +269,9 @@ func (m *Manager) syncPool(ctx context.Context, pool string) error {
 	if err != nil {
 		return err
 	}
+	if err := m.makeSure(ctx, pool); err != nil {
+		return err
+	}
 	news, err := m.intake(ctx, pool)
 	if err != nil {
 		return err
@@ -291,11 +296,13 @@ func (m *Manager) syncPool(ctx context.Context, pool string) error {
 	for _, name := range d.release {
 		errs = append(errs, m.release(ctx, name))
 	}
+	lost, err := m.forgetLost(ctx, pool, usage)
+	errs = append(errs, err)
 	m.status.Add(struct{}{})
 	if err := errors.Join(errs...); err != nil {
 		return err
 	}
-	cooling := slices.ContainsFunc(hs, func(h held) bool { return h.Cooling > 0 })
+	cooling := lost || slices.ContainsFunc(hs, func(h held) bool { return h.Cooling > 0 })
 	// A block in use is in nobody's way while its addresses cool: only its status changes.
 	soon := slices.ContainsFunc(hs, func(h held) bool { return h.Cooling > 0 && (h.Allocated == 0 || waiting > 0) })
 	switch {

@@ -15,11 +15,14 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
 	clienttesting "k8s.io/client-go/testing"
 	"k8s.io/client-go/tools/cache"
 
+	"github.com/coil-net/coil/generated/clientset/versioned/fake"
 	listers "github.com/coil-net/coil/generated/listers/coil/v2"
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
+	"github.com/coil-net/coil/pkg/reconcile"
 	"github.com/coil-net/coil/pkg/store"
 	"github.com/coil-net/coil/pkg/testkit"
 )
@@ -269,6 +272,102 @@ func TestReleaseOfEmptyBlock(t *testing.T) {
 	if got := b.Usable("default"); !slices.Equal(got, []string{"default-0"}) {
 		t.Errorf("usable: %v", got)
 	}
+}
+
+// Somebody removed the finalizer of a block: another node may get it.
+func TestLostBlockIsForgotten(t *testing.T) {
+	b := runAged(t, time.Minute, map[string]int{"default-0": 1, "default-1": 1}, newBlock("default", 0), newBlock("default", 1))
+	exported := func(want string) {
+		t.Helper()
+		testkit.Eventually(t, 10*time.Second, "exported: "+want, func() error {
+			b.Changed("default")
+			if got := b.exporter.exported(); got != want {
+				return fmt.Errorf("exported: %s", got)
+			}
+			return nil
+		})
+	}
+	exported("default-0 default-1")
+	lose := func(name string) {
+		t.Helper()
+		if err := b.client.Tracker().Delete(v2.SchemeGroupVersion.WithResource("addressblocks"), "", name); err != nil {
+			t.Fatal(err)
+		}
+		testkit.Eventually(t, 10*time.Second, "the cache knows", func() error {
+			if _, err := b.blocks.Get(name); err == nil {
+				return errors.New("not yet")
+			}
+			return nil
+		})
+	}
+	lose("default-1")
+	if err := b.syncPool(t.Context(), "default"); err != nil {
+		t.Fatal(err)
+	}
+	exported("default-0 default-1") // a pod has an address of it
+	b.record.allocate("default-1", 0)
+	exported("default-0")
+	b.record.allocate("default-0", 0)
+	lose("default-0")
+	exported("")
+}
+
+// The API server did what it was asked for, but its answer was lost, and the cache is of
+// an earlier time.
+func TestReleaseWithoutAnAnswer(t *testing.T) {
+	old, live := newBlock("default", 0), newBlock("default", 0)
+	now := metav1.Now()
+	live.DeletionTimestamp = &now
+	client := fake.NewSimpleClientset(live)
+	tracker, addressBlocks := client.Tracker(), v2.SchemeGroupVersion.WithResource("addressblocks")
+	lost := true
+	client.PrependReactor("update", "addressblocks", func(clienttesting.Action) (bool, runtime.Object, error) {
+		if !lost {
+			return true, nil, apierrors.NewServerTimeout(addressBlocks.GroupResource(), "update", 1)
+		}
+		return true, nil, errors.Join(tracker.Delete(addressBlocks, "", old.Name), apierrors.NewServerTimeout(addressBlocks.GroupResource(), "update", 1))
+	})
+	blockCache := cache.NewIndexer(cache.MetaNamespaceKeyFunc, nil)
+	if err := blockCache.Add(old); err != nil {
+		t.Fatal(err)
+	}
+	m := &Manager{
+		cfg: Config{NodeName: "node", MinAge: time.Minute}, client: client.CoilV2(),
+		blocks:   listers.NewAddressBlockLister(blockCache),
+		requests: listers.NewBlockRequestLister(cache.NewIndexer(cache.MetaNamespaceKeyFunc, nil)),
+		record:   &record{blocks: map[string]store.Usage{}}, exporter: &exporter{}, news: newWaiters(), asked: newAsked(),
+		since: map[string]time.Time{}, offered: map[string]bool{}, gone: map[types.UID]bool{}, unsure: map[types.UID]*v2.AddressBlock{},
+		status: reconcile.New("status", func(context.Context, struct{}) error { return nil }),
+	}
+	sync := func(release bool, usable ...string) {
+		t.Helper()
+		err := m.syncPool(t.Context(), "default")
+		if _, failed := errors.AsType[*apierrors.StatusError](err); failed {
+			t.Fatal(err)
+		}
+		if release {
+			if err := m.release(t.Context(), old.Name); err == nil {
+				t.Error("the release succeeded")
+			}
+			if got := m.Usable("default"); len(got) > 0 {
+				t.Errorf("%v gives addresses before that is known to be right", got)
+			}
+			return
+		}
+		if got := m.Usable("default"); !slices.Equal(got, usable) {
+			t.Errorf("usable: %v, want %v", got, usable)
+		}
+		usage, err := m.record.Usage(t.Context())
+		if err != nil || len(usage) != len(usable) {
+			t.Errorf("recorded: %v, %v; want %v", usage, err, usable)
+		}
+	}
+	lost = false // the request, rather than the answer
+	sync(true)
+	sync(false, old.Name)
+	lost = true
+	sync(true)
+	sync(false)
 }
 
 func TestReservedAndDeletingBlocksGiveNothing(t *testing.T) {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -36,17 +37,113 @@ func (m *Manager) release(ctx context.Context, name string) error {
 	delete(m.since, name)
 	delete(m.offered, name)
 	m.mu.Unlock()
-	if err := m.deleteBlock(ctx, b); err != nil {
-		// The block is still the node's: it is recorded again and released later.
+	err = m.deleteBlock(ctx, b)
+	switch {
+	case errors.Is(err, errUnknownOutcome):
 		m.mu.Lock()
-		delete(m.gone, b.UID)
+		m.unsure[b.UID] = b
 		m.mu.Unlock()
+		return err
+	case err != nil:
+		// The block is still the node's: it is recorded again and released later.
+		m.keep(b)
 		return err
 	}
 	klog.FromContext(ctx).Info("Released a block", "block", name)
 	return nil
 }
 
+// errUnknownOutcome says that the node may have lost a block, or not.
+var errUnknownOutcome = errors.New("whether that happened is unknown")
+
+// keep says that a block is the node's though it was to be released.
+func (m *Manager) keep(b *v2.AddressBlock) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	delete(m.gone, b.UID)
+	delete(m.unsure, b.UID)
+}
+
+// makeSure finds out which blocks of a pool were released after all: another node may have the
+// addresses of one by now, whatever the cache says.
+func (m *Manager) makeSure(ctx context.Context, pool string) error {
+	m.mu.Lock()
+	unsure := slices.Collect(maps.Values(m.unsure))
+	m.mu.Unlock()
+	for _, b := range unsure {
+		if b.Labels[v2.LabelPool] != pool {
+			continue
+		}
+		live, err := m.live(ctx, b)
+		if err != nil {
+			return err
+		}
+		if live != nil {
+			m.keep(b)
+			continue
+		}
+		m.mu.Lock()
+		delete(m.unsure, b.UID)
+		m.mu.Unlock()
+	}
+	return nil
+}
+
+// Holds says whether a block of the cache, which may be of an earlier time, is still the node's.
+// If not, it is never used.
+func (m *Manager) Holds(ctx context.Context, b *v2.AddressBlock) (bool, error) {
+	live, err := m.live(ctx, b)
+	if err != nil {
+		return false, err
+	}
+	if live != nil && live.Labels[v2.LabelNode] == m.cfg.NodeName {
+		return true, nil
+	}
+	m.mu.Lock()
+	m.gone[b.UID] = true
+	m.mu.Unlock()
+	return false, nil
+}
+
+// forgetLost makes the record forget the blocks of a pool that the API server doesn't have for
+// the node any more, as after somebody removed their finalizers: another node may get them. One
+// whose addresses are in use stays until they aren't. wait says that addresses of one cool down.
+func (m *Manager) forgetLost(ctx context.Context, pool string, usage []store.Usage) (wait bool, err error) {
+	cached := m.ofPool(pool)
+	var errs []error
+	for _, u := range usage {
+		if u.Pool != pool || u.Allocated > 0 || slices.ContainsFunc(cached, func(b *v2.AddressBlock) bool { return b.Name == u.Name }) {
+			continue
+		}
+		live, err := m.client.AddressBlocks().Get(ctx, u.Name, metav1.GetOptions{})
+		switch {
+		case err == nil && live.Labels[v2.LabelNode] == m.cfg.NodeName:
+			continue // its event will come
+		case err != nil && !apierrors.IsNotFound(err):
+			errs = append(errs, fmt.Errorf("read AddressBlock %s: %w", u.Name, err))
+			continue
+		}
+		err = m.record.ForgetBlock(ctx, u.Name)
+		if errors.Is(err, store.ErrInUse) {
+			wait = true
+			continue
+		}
+		if err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		klog.FromContext(ctx).Info("A block isn't this node's any more", "block", u.Name)
+		m.mu.Lock()
+		delete(m.since, u.Name)
+		delete(m.offered, u.Name)
+		m.mu.Unlock()
+		errs = append(errs, m.syncExport(ctx, struct{}{}))
+	}
+	return wait, errors.Join(errs...)
+}
+
+// deleteBlock withdraws a block and gives it back. After errUnknownOutcome the API server may
+// have done it.
 func (m *Manager) deleteBlock(ctx context.Context, b *v2.AddressBlock) error {
 	if err := m.syncExport(ctx, struct{}{}); err != nil {
 		return fmt.Errorf("withdraw AddressBlock %s: %w", b.Name, err)
@@ -74,7 +171,7 @@ func (m *Manager) deleteBlock(ctx context.Context, b *v2.AddressBlock) error {
 	}
 	live.Finalizers = slices.DeleteFunc(live.Finalizers, func(f string) bool { return f == v2.Finalizer })
 	if _, err := client.Update(ctx, live, metav1.UpdateOptions{}); err != nil && !apierrors.IsNotFound(err) {
-		return fmt.Errorf("remove the finalizer of AddressBlock %s: %w", b.Name, err)
+		return fmt.Errorf("remove the finalizer of AddressBlock %s: %w: %w", b.Name, errUnknownOutcome, err)
 	}
 	faultpoint.At(faultpoint.BlockReleased)
 	return nil

@@ -71,7 +71,7 @@ func (s *Store) ListClients(ctx context.Context) ([]store.Client, error) {
 	}
 	all, err := listClients(context.WithoutCancel(ctx), s.r)
 	if err != nil {
-		return nil, fmt.Errorf("list clients: %w", classify(err))
+		return nil, fmt.Errorf("list clients: %w", s.note(err))
 	}
 	return all, nil
 }

@@ -257,3 +257,27 @@ func TestTornLog(t *testing.T) {
 		}
 	}
 }
+
+// A restart mends what is damaged while it is open, so that somebody has to be told.
+func TestDamagedWhileOpen(t *testing.T) {
+	o := options(t)
+	s, _ := mustOpen(t, o)
+	b := mustBlock(t, "default-0", "10.0.0.0/26", "fd00::/122")
+	fill(t, s, b, 1)
+	if err := s.Writable(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	mustExec(t, rawDB(t, o.Path), "UPDATE addresses SET ipv4 = 'x'")
+	if _, err := s.List(t.Context()); !errors.Is(err, sqlite.ErrDamaged) {
+		t.Errorf("List: %v, want ErrDamaged", err)
+	}
+	if err := s.Writable(t.Context()); !errors.Is(err, sqlite.ErrDamaged) {
+		t.Errorf("Writable: %v, want ErrDamaged", err)
+	}
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if s, res := mustOpen(t, o); !res.Fresh || s.Writable(t.Context()) != nil {
+		t.Errorf("opened again: %+v", res)
+	}
+}

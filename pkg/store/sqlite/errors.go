@@ -83,6 +83,16 @@ func classify(err error) error {
 	return err
 }
 
+// note is classify, and remembers that the content is damaged: it won't mend itself. That the
+// disk can't be read may pass.
+func (s *Store) note(err error) error {
+	err = classify(err)
+	if errors.Is(err, ErrDamaged) && code(err)&0xff != sqlite3.SQLITE_IOERR {
+		s.damage.CompareAndSwap(nil, &err)
+	}
+	return err
+}
+
 // classifyOS does the same for errors of files that SQLite doesn't open.
 func classifyOS(err error) error {
 	for _, errno := range []unix.Errno{unix.ENOSPC, unix.EDQUOT, unix.EROFS, unix.EACCES, unix.EPERM, unix.EIO} {

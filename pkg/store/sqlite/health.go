@@ -16,7 +16,8 @@ import (
 
 // Writable says whether addresses can be reserved now: store.ErrReadOnly when the
 // disk is full or read-only, ErrDamaged when the file isn't in its place any
-// more. It writes only after a write has failed, to find out whether that is over.
+// more or its content was found damaged. It writes only after a write has failed, to
+// find out whether that is over.
 func (s *Store) Writable(ctx context.Context) error {
 	err := s.exclusively(ctx, func(ctx context.Context) error {
 		if s.blocked {
@@ -64,6 +65,9 @@ func (s *Store) reconnect() {
 
 // checkDisk looks at the filesystem and at the file, without writing.
 func (s *Store) checkDisk() error {
+	if damage := s.damage.Load(); damage != nil {
+		return *damage
+	}
 	st, err := os.Stat(s.path)
 	if err != nil || !os.SameFile(st, s.file) {
 		return fmt.Errorf("%w: %s was removed or replaced while it was open", ErrDamaged, s.path)
@@ -108,7 +112,7 @@ func (s *Store) Checkpoint(ctx context.Context) (int64, error) {
 			})
 		}
 		if err != nil {
-			return 0, fmt.Errorf("move the log into the record: %w", classify(err))
+			return 0, fmt.Errorf("move the log into the record: %w", s.note(err))
 		}
 	}
 	st, err := os.Stat(s.path + "-wal")

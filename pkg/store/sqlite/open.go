@@ -100,8 +100,9 @@ type Store struct {
 	ops            chan op
 	quit, stopped  chan struct{}
 	closing        sync.Once
-	dirty          atomic.Bool  // something was written since the last checkpoint
-	cooledSeq      atomic.Int64 // what was freed up to here has cooled down
+	dirty          atomic.Bool           // something was written since the last checkpoint
+	cooledSeq      atomic.Int64          // what was freed up to here has cooled down
+	damage         atomic.Pointer[error] // the first that was read of the content
 
 	// The rest belongs to the writer's goroutine.
 

@@ -19,7 +19,7 @@ func (s *Store) Get(ctx context.Context, id store.ID) (store.Allocation, error) 
 	ctx = context.WithoutCancel(ctx)
 	a, _, err := scan(s.r.find.QueryRowContext(ctx, id.ContainerID, id.IfName))
 	if err != nil {
-		return store.Allocation{}, fmt.Errorf("read the record of %s: %w", idString(id), classify(err))
+		return store.Allocation{}, fmt.Errorf("read the record of %s: %w", idString(id), s.note(err))
 	}
 	return a, nil
 }
@@ -36,7 +36,7 @@ func (s *Store) List(ctx context.Context) ([]store.Allocation, error) {
 		return err
 	})
 	if err != nil {
-		return nil, fmt.Errorf("list allocations: %w", classify(err))
+		return nil, fmt.Errorf("list allocations: %w", s.note(err))
 	}
 	return as, nil
 }
@@ -48,7 +48,7 @@ func (s *Store) Usage(ctx context.Context) ([]store.Usage, error) {
 	}
 	us, err := s.usage(context.WithoutCancel(ctx))
 	if err != nil {
-		return nil, fmt.Errorf("count the use of blocks: %w", classify(err))
+		return nil, fmt.Errorf("count the use of blocks: %w", s.note(err))
 	}
 	return us, nil
 }

@@ -126,6 +126,7 @@ func (s *Store) run(ctx context.Context, k kind, do func(*txn) error) error {
 // transact runs do in one transaction.
 func (s *Store) transact(ctx context.Context, do func(*txn) error) (err error) {
 	defer func() {
+		err = s.note(err)
 		if err != nil && !answer(err) {
 			s.stale = true // what is remembered of blocks may be of the lost transaction
 		}
