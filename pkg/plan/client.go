@@ -6,12 +6,24 @@ import (
 	"strings"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
 	"github.com/coil-net/coil/pkg/dataplane"
 	"github.com/coil-net/coil/pkg/ipam"
 )
 
 // tableMain is the kernel's main table (RT_TABLE_MAIN).
 const tableMain = 254
+
+// PodUID is the UID that a Pod has at the runtime: of a static Pod that of its manifest, which the
+// mirror Pod at the API server, with a UID of its own, has in an annotation.
+func PodUID(p metav1.Object) string {
+	if uid := p.GetAnnotations()[corev1.MirrorPodAnnotationKey]; uid != "" {
+		return uid
+	}
+	return string(p.GetUID())
+}
 
 // Client is a pod that uses Egresses.
 type Client struct {

@@ -49,12 +49,17 @@ func (s *Syncer) Sync(ctx context.Context, want []dataplane.Route) (dataplane.Re
 
 // Ensure is Sync that deletes nothing: what isn't wanted stays.
 func (s *Syncer) Ensure(ctx context.Context, want []dataplane.Route) (dataplane.Result, error) {
+	return s.EnsureBut(ctx, want, func(dataplane.Route) bool { return false })
+}
+
+// EnsureBut is Ensure that deletes what isn't wanted if it is harmful.
+func (s *Syncer) EnsureBut(ctx context.Context, want []dataplane.Route, harmful func(dataplane.Route) bool) (dataplane.Result, error) {
 	wanted := make(map[identity]bool, len(want))
 	for _, r := range want {
 		wanted[identityOf(r.Canonical())] = true
 	}
 	return s.SyncFunc(ctx, func(context.Context) ([]dataplane.Route, error) { return want, nil },
-		func(r dataplane.Route) bool { return !wanted[identityOf(r)] })
+		func(r dataplane.Route) bool { return !wanted[identityOf(r)] && !harmful(r) })
 }
 
 // SyncFunc is Sync for wants that change concurrently: want is called after the

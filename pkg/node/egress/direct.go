@@ -53,7 +53,7 @@ func (in client) group(ctx context.Context, state plan.ClientState, links map[ne
 		was[i] = in.buckets(ctx, g)
 		pinned = pinned || !balanced(g, was[i])
 	}
-	pinErr := in.pin(ctx, state, links, complete, pinned, out)
+	pinErr := in.pin(ctx, state, links, complete, moves, pinned, out)
 	out.Nexthops, err = in.nexthops.Ensure(ctx, want)
 	for i, g := range before {
 		if moves {
@@ -79,11 +79,14 @@ func changes(before, want []dataplane.NexthopGroup, complete bool) bool {
 
 // pin makes the rules that keep flows where they are: those that are kept already and, if all is
 // set, those of all sockets. Those by links that aren't known stay if links are incomplete.
-func (in client) pin(ctx context.Context, state plan.ClientState, links map[netip.Addr]int, complete, all bool, out *Outcome) error {
+// moves says that the groups change now.
+func (in client) pin(ctx context.Context, state plan.ClientState, links map[netip.Addr]int, complete, moves, all bool, out *Outcome) error {
 	have, err := in.pins.List(ctx)
 	if err != nil || len(have) == 0 && !all {
 		return err
 	}
+	// To look up where a flow goes is to use its bucket, which would never be idle then.
+	all = moves || all && len(have) < plan.MaxPins
 	flows, flowErr := in.flows(ctx, have, all)
 	if flowErr != nil && len(flows) == 0 {
 		return flowErr // whose the pins are isn't known
@@ -95,7 +98,10 @@ func (in client) pin(ctx context.Context, state plan.ClientState, links map[neti
 			return slices.Contains(known, dataplane.LinkOf(h.Table))
 		})...)
 	}
-	out.Pinned, out.Unpinned = map[int]int{}, left
+	out.Pinned = map[int]int{}
+	if moves {
+		out.Unpinned = left
+	}
 	for _, p := range pins {
 		out.Pinned[dataplane.LinkOf(p.Table)]++
 	}

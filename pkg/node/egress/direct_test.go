@@ -218,6 +218,28 @@ func TestDirectPinsEnd(t *testing.T) {
 	}
 }
 
+// Flows that are too many to be pinned are told once, when routers change.
+func TestDirectMoreFlowsThanPins(t *testing.T) {
+	p := newDirectPod(t, 3)
+	destinations := []string{"192.0.2.0/24", "2001:db8::/32"}
+	p.mustUse(directly("1 live, 2 live", destinations...))
+	for _, addresses := range []int{plan.MaxPins / 4, plan.MaxPins / 4, 10} { // in both families
+		p.connect(1, addresses)
+	}
+	out := p.mustUse(directly("1 live, 2 live, 3 live", destinations...))
+	if p.pinned() != plan.MaxPins || out.Unpinned != 20 {
+		t.Errorf("%d pins, %d flows without one", p.pinned(), out.Unpinned)
+	}
+	for range 2 {
+		if out = p.mustUse(directly("1 live, 2 live, 3 live", destinations...)); out.Unpinned != 0 {
+			t.Errorf("%d flows without a pin are told again", out.Unpinned)
+		}
+	}
+	if p.pinned() != plan.MaxPins {
+		t.Errorf("%d pins", p.pinned())
+	}
+}
+
 // A process that knows nothing finds all as it should be, and repairs what isn't.
 func TestDirectAdopted(t *testing.T) {
 	p := newDirectPod(t, 3)

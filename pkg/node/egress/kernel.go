@@ -196,8 +196,11 @@ func (in client) make(ctx context.Context, state plan.ClientState, c plan.Client
 	faultpoint.At(faultpoint.EgressGrouped)
 	out.Routes, out.Tunnels, out.Links = closed, tunnels, indexes
 	if !complete {
-		// Tunnels that couldn't even be looked at may well work.
-		opened, err := in.routes.Ensure(ctx, state.By(indexes))
+		// Tunnels that couldn't even be looked at may well work. A range that isn't the cluster's any
+		// more is for the tunnels, though; what leads to their ends is a single address.
+		opened, err := in.routes.EnsureBut(ctx, state.By(indexes), func(r dataplane.Route) bool {
+			return r.Type == dataplane.Throw && !r.Dst.IsSingleIP()
+		})
 		out.Routes = out.Routes.Plus(opened)
 		return out, errors.Join(append(errs, err)...)
 	}

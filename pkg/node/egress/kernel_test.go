@@ -258,6 +258,21 @@ func TestClientWithBrokenTunnel(t *testing.T) {
 	p.wantWays(closed)
 }
 
+// A range that was the cluster's goes by the tunnels, whether all of them are there or not.
+func TestClientOfAFormerRange(t *testing.T) {
+	p := newPod(t)
+	all, broken := gateway("net/a", 1, "0.0.0.0/0"), gateway("net/b", 2, "198.51.100.0/24")
+	all.InCluster = []netip.Prefix{netip.MustParsePrefix("100.64.0.0/16")}
+	p.mustUse(all)
+	p.wantWays(map[string]string{"100.64.9.9": "eth0", "8.8.8.8": "tunnel"})
+	p.links.broken[broken.Peers.IPv4] = true
+	all.InCluster = nil
+	if _, err := p.use(t.Context(), all, broken); err == nil {
+		t.Error("no error")
+	}
+	p.wantWays(map[string]string{"100.64.9.9": "tunnel", "8.8.8.8": "tunnel", "198.51.100.1": "nowhere"})
+}
+
 // An error of whatever step lets no packet to a destination out, nor does any moment between two
 // steps.
 func TestClientChangesClosed(t *testing.T) {

@@ -18,7 +18,8 @@ const (
 //	lives, answers               lives
 //	lives, 3 misses in a row     dead
 //	never answered               dead like that only if others of its Egress do: something
-//	                             else may keep all questions away
+//	                             else may keep all questions away; while it isn't ready it
+//	                             isn't asked
 //	dead, answers in a row       lives after 3, after 6 when it dies soon again, ...
 type liveness struct {
 	dead bool

@@ -133,7 +133,7 @@ func (m *Manager) questions() []*round {
 	for _, s := range m.known {
 		for _, g := range s.groups {
 			for _, a := range g.Routers() {
-				if s.links[a] != 0 {
+				if s.links[a] != 0 && !m.starts(g, a) {
 					clients[a] = append(clients[a], end{s, g.Source, g.Egress})
 				}
 			}
@@ -177,6 +177,13 @@ func (m *Manager) questions() []*round {
 		ask(slices.DeleteFunc(ends, answered), r.newTurn)
 	}
 	return rounds
+}
+
+// starts says whether a router may be one that isn't up yet: not ready, and never heard of. It is
+// asked when it is to take flows.
+func (m *Manager) starts(g plan.ClientGroup, router netip.Addr) bool {
+	r := m.routers[router]
+	return slices.Contains(g.Draining, router) && (r == nil || r.last.IsZero())
 }
 
 // hear notes what routers have answered, and returns those that died or came back.

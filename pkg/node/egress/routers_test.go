@@ -11,6 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
 	"github.com/coil-net/coil/pkg/plan"
@@ -212,6 +213,30 @@ func TestNewPodsAsk(t *testing.T) {
 		synctest.Wait()
 		if got := w.has("q"); got != second {
 			t.Errorf("q has %q", got)
+		}
+	})
+}
+
+// A router that isn't up yet isn't dead, and takes flows as soon as it is ready.
+func TestRouterStarts(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld()
+		w.direct("10.1.1.1 live, 10.1.1.2 draining")
+		w.silence(true, "10.1.1.2")
+		m := w.manager(false)
+		w.clients(t, m, "p")
+		defer asking(t, m)()
+		w.after(t, 10*time.Second, "the other one isn't up", "192.0.2.0/24 [10.1.1.1]")
+		w.silence(false, "10.1.1.2")
+		w.mu.Lock()
+		w.direct("10.1.1.1 draining, 10.1.1.2 live")
+		w.mu.Unlock()
+		m.EgressChanged(types.NamespacedName{Namespace: "net", Name: "a"})
+		w.after(t, 500*time.Millisecond, "it is ready", second)
+		w.silence(true, "10.1.1.2")
+		w.after(t, 10*time.Second, "it has never answered, and the other one does", none)
+		if n := len(w.events); n != 1 {
+			t.Errorf("%d events: %q, want one of the router that is dead now", n, w.events)
 		}
 	})
 }

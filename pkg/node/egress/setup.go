@@ -47,7 +47,7 @@ func (m *Manager) Begin(ctx context.Context, pod store.Pod) (func(context.Contex
 	}
 	return func(ctx context.Context, s node.Sandbox) error {
 		if s.UID == "" {
-			s.UID = string(meta.UID)
+			s.UID = plan.PodUID(meta)
 		}
 		return m.setUp(ctx, s, w, router)
 	}, nil

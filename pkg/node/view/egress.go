@@ -67,17 +67,17 @@ func (v *View) watchEgresses(h EgressHandlers) (err error) {
 	}))
 }
 
-// isPod says whether an object is the Pod that has a UID at the runtime; an empty one matches any. A
-// static Pod's is that of its manifest, which the mirror Pod at the API server has in an annotation.
+// isPod says whether an object is the Pod that has a UID at the runtime; an empty one matches any.
 func isPod(p *metav1.PartialObjectMetadata, uid string) bool {
-	return uid == "" || string(p.UID) == uid || p.Annotations[corev1.MirrorPodAnnotationKey] == uid
+	return uid == "" || string(p.UID) == uid || plan.PodUID(p) == uid
 }
 
 // Pod returns a Pod of the node. One with another UID isn't it; an empty UID matches any.
-// With live, what the cache doesn't have is read from the API server, here and below.
+// With live, what the cache doesn't have is read from the API server, here and below; so is a Pod
+// without a UID, for the cache may have a former one of its name.
 func (v *View) Pod(ctx context.Context, pod store.Pod, live bool) (*metav1.PartialObjectMetadata, error) {
 	p, err := v.pods.Namespace(pod.Namespace).Get(pod.Name)
-	if err == nil && isPod(p, pod.UID) {
+	if err == nil && isPod(p, pod.UID) && (pod.UID != "" || !live) {
 		return p, nil
 	}
 	if live {
@@ -111,7 +111,7 @@ func (v *View) PodsByAddress(ctx context.Context) (map[netip.Addr]store.Pod, err
 		}
 		for _, ip := range p.Status.PodIPs {
 			if a, err := netip.ParseAddr(ip.IP); err == nil {
-				pods[a] = store.Pod{Namespace: p.Namespace, Name: p.Name, UID: string(p.UID)}
+				pods[a] = store.Pod{Namespace: p.Namespace, Name: p.Name, UID: plan.PodUID(&p)}
 			}
 		}
 	}

@@ -5,6 +5,14 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/metadata/fake"
+	"k8s.io/client-go/metadata/metadatalister"
+	"k8s.io/client-go/tools/cache"
+
+	"github.com/coil-net/coil/pkg/kube"
+	"github.com/coil-net/coil/pkg/store"
 )
 
 func TestIsPod(t *testing.T) {
@@ -27,6 +35,41 @@ func TestIsPod(t *testing.T) {
 	} {
 		if got := isPod(c.of, c.uid); got != c.want {
 			t.Errorf("%s: %t", c.what, got)
+		}
+	}
+}
+
+// The cache may still have the pod that had the name before.
+func TestPodOfAStaleCache(t *testing.T) {
+	of := func(uid string) *metav1.PartialObjectMetadata {
+		return &metav1.PartialObjectMetadata{
+			TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "Pod"},
+			ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "web-0", UID: types.UID(uid)},
+		}
+	}
+	scheme := runtime.NewScheme()
+	if err := metav1.AddMetaToScheme(scheme); err != nil {
+		t.Fatal(err)
+	}
+	cached := cache.NewIndexer(cache.MetaNamespaceKeyFunc, nil)
+	if err := cached.Add(of("old")); err != nil {
+		t.Fatal(err)
+	}
+	client := fake.NewSimpleMetadataClient(scheme, of("new"))
+	v := &View{clients: kube.Clients{Metadata: client}, pods: metadatalister.New(cached, pods)}
+	for _, c := range []struct {
+		uid  string
+		live bool
+		want string
+	}{
+		{"new", true, "new"},
+		{"", true, "new"}, // the runtime didn't tell
+		{"", false, "old"},
+		{"old", true, "old"},
+	} {
+		p, err := v.Pod(t.Context(), store.Pod{Namespace: "ns", Name: "web-0", UID: c.uid}, c.live)
+		if err != nil || string(p.UID) != c.want {
+			t.Errorf("UID %q, live %t: %v, %v; want %s", c.uid, c.live, p, err, c.want)
 		}
 	}
 }
