@@ -290,7 +290,7 @@ func TestLostBlockIsForgotten(t *testing.T) {
 	exported("default-0 default-1")
 	lose := func(name string) {
 		t.Helper()
-		if err := b.client.Tracker().Delete(v2.GroupVersion.WithResource("addressblocks"), "", name); err != nil {
+		if err := b.client.Tracker().Delete(v2.Resource("addressblocks").WithVersion("v2"), "", name); err != nil {
 			t.Fatal(err)
 		}
 		testkit.Eventually(t, 10*time.Second, "the cache knows", func() error {
@@ -319,7 +319,7 @@ func TestReleaseWithoutAnAnswer(t *testing.T) {
 	now := metav1.Now()
 	live.DeletionTimestamp = &now
 	client := fake.NewSimpleClientset(live)
-	tracker, addressBlocks := client.Tracker(), v2.GroupVersion.WithResource("addressblocks")
+	tracker, addressBlocks := client.Tracker(), v2.Resource("addressblocks").WithVersion("v2")
 	lost := true
 	client.PrependReactor("update", "addressblocks", func(clienttesting.Action) (bool, runtime.Object, error) {
 		if !lost {
