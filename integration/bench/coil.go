@@ -11,6 +11,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/coil-net/coil/integration/rig"
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
@@ -100,9 +101,12 @@ func (c *coil) announce(ctx context.Context, family string, from, to int) error 
 				ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("pod-%d", i), Namespace: namespaceOf(family)},
 				Spec:       corev1.PodSpec{NodeName: c.machine.Name, Containers: []corev1.Container{{Name: "c", Image: "none"}}},
 			}
-			_, err := c.rig.Core.CoreV1().Pods(p.Namespace).Create(ctx, p, metav1.CreateOptions{})
+			made, err := c.rig.Core.CoreV1().Pods(p.Namespace).Create(ctx, p, metav1.CreateOptions{})
 			if apierrors.IsAlreadyExists(err) {
 				return nil
+			}
+			if err == nil {
+				c.uids.Store(types.NamespacedName{Namespace: p.Namespace, Name: p.Name}, made.UID)
 			}
 			return err
 		})

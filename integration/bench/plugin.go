@@ -8,7 +8,10 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"sync"
 	"sync/atomic"
+
+	"k8s.io/apimachinery/pkg/types"
 )
 
 // plugin is a system whose CNI plugin is run for each command, as a container runtime
@@ -22,6 +25,8 @@ type plugin struct {
 	conf map[string]map[string]any
 	// namespace is K8S_POD_NAMESPACE for a family.
 	namespace map[string]string
+	// uids has the UIDs, by K8S_POD_NAMESPACE and K8S_POD_NAME, of pods that have an object.
+	uids sync.Map
 	// idle plugins make nothing.
 	idle bool
 	stop func() error
@@ -74,6 +79,11 @@ func (g *plugin) run(command string, p *pod) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
+	name := fmt.Sprintf("pod-%d", p.number)
+	uid, known := g.uids.Load(types.NamespacedName{Namespace: g.namespace[p.family], Name: name})
+	if !known {
+		uid = types.UID("00000000-0000-4000-8000-000000000000") // who doesn't ask for the object doesn't care
+	}
 	inR, inW, err := os.Pipe()
 	if err != nil {
 		return nil, err
@@ -92,8 +102,8 @@ func (g *plugin) run(command string, p *pod) ([]byte, error) {
 		Env: []string{
 			"CNI_COMMAND=" + command, "CNI_CONTAINERID=" + p.id, "CNI_NETNS=" + p.path(), "CNI_IFNAME=" + ifName,
 			"CNI_PATH=" + filepath.Dir(g.path), "PATH=/usr/sbin:/usr/bin:/sbin:/bin",
-			fmt.Sprintf("CNI_ARGS=IgnoreUnknown=1;K8S_POD_NAMESPACE=%s;K8S_POD_NAME=pod-%d;K8S_POD_INFRA_CONTAINER_ID=%s",
-				g.namespace[p.family], p.number, p.id),
+			fmt.Sprintf("CNI_ARGS=IgnoreUnknown=1;K8S_POD_NAMESPACE=%s;K8S_POD_NAME=%s;K8S_POD_INFRA_CONTAINER_ID=%s;K8S_POD_UID=%s",
+				g.namespace[p.family], name, p.id, uid),
 		},
 		Files: []*os.File{inR, outW, outW},
 	})

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"runtime/debug"
+	"runtime/metrics"
 	"slices"
 	"time"
 
@@ -49,11 +50,20 @@ func (d *daemon) composeHealing() {
 }
 
 // thrifty gives back the memory that do took to read all pods, and what pods that came and
-// went before it left: Go would keep it in reserve, and the node has better use for it.
+// went before it left: Go would keep it in reserve, and the node has better use for it. To look
+// for it takes time, too, so that it has to be worth while.
 func thrifty(do func(context.Context) error) func(context.Context) error {
+	const worth = 1 << 20 // bytes
 	return func(ctx context.Context) error {
-		defer debug.FreeOSMemory()
-		return do(ctx)
+		err := do(ctx)
+		heap := []metrics.Sample{
+			{Name: "/memory/classes/heap/objects:bytes"}, {Name: "/memory/classes/heap/free:bytes"}, {Name: "/gc/heap/live:bytes"},
+		}
+		metrics.Read(heap)
+		if heap[0].Value.Uint64()+heap[1].Value.Uint64() > heap[2].Value.Uint64()+worth {
+			debug.FreeOSMemory()
+		}
+		return err
 	}
 }
 
@@ -361,6 +371,6 @@ func (d *daemon) upkeep() []heal.Task {
 			}
 			return d.forward(ctx, true)
 		}},
-		{Name: "sweep", Every: d.SweepInterval, Run: d.assign.Sweep},
+		{Name: "sweep", Every: d.SweepInterval, Run: thrifty(d.assign.Sweep)},
 	}
 }

@@ -74,16 +74,21 @@ func isPod(p *metav1.PartialObjectMetadata, uid string) bool {
 
 // Pod returns a Pod of the node. One with another UID isn't it; an empty UID matches any.
 // With live, what the cache doesn't have is read from the API server, here and below; so is a Pod
-// without a UID, for the cache may have a former one of its name.
+// without a UID, as long as there is an answer, for the cache may have a former one of its name.
 func (v *View) Pod(ctx context.Context, pod store.Pod, live bool) (*metav1.PartialObjectMetadata, error) {
-	p, err := v.pods.Namespace(pod.Namespace).Get(pod.Name)
-	if err == nil && isPod(p, pod.UID) && (pod.UID != "" || !live) {
-		return p, nil
+	cached, err := v.pods.Namespace(pod.Namespace).Get(pod.Name)
+	usable := err == nil && isPod(cached, pod.UID)
+	if usable && (pod.UID != "" || !live) {
+		return cached, nil
 	}
+	p := cached
 	if live {
 		ctx, cancel := context.WithTimeout(ctx, liveTimeout)
 		defer cancel()
 		p, err = v.clients.Metadata.Resource(pods).Namespace(pod.Namespace).Get(ctx, pod.Name, metav1.GetOptions{})
+		if usable && err != nil && !apierrors.IsNotFound(err) {
+			return cached, nil
+		}
 	}
 	if err == nil && !isPod(p, pod.UID) {
 		err = apierrors.NewNotFound(pods.GroupResource(), pod.Name)

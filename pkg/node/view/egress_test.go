@@ -1,6 +1,7 @@
 package view
 
 import (
+	"errors"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
@@ -9,6 +10,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/metadata/fake"
 	"k8s.io/client-go/metadata/metadatalister"
+	clienttesting "k8s.io/client-go/testing"
 	"k8s.io/client-go/tools/cache"
 
 	"github.com/coil-net/coil/pkg/kube"
@@ -71,5 +73,11 @@ func TestPodOfAStaleCache(t *testing.T) {
 		if err != nil || string(p.UID) != c.want {
 			t.Errorf("UID %q, live %t: %v, %v; want %s", c.uid, c.live, p, err, c.want)
 		}
+	}
+	client.PrependReactor("get", "pods", func(clienttesting.Action) (bool, runtime.Object, error) {
+		return true, nil, errors.New("no route to host")
+	})
+	if p, err := v.Pod(t.Context(), store.Pod{Namespace: "ns", Name: "web-0"}, true); err != nil || p.UID != "old" {
+		t.Errorf("while the API server is away: %v, %v", p, err)
 	}
 }
