@@ -20,8 +20,9 @@ const (
 	// when it is restarted.
 	restingPods, restartPods = 250, 1000
 	// restingAfter is how long nothing happens before coild is watched, so that the
-	// cool-down of addresses is over; restingFor is for how long.
-	restingAfter, restingFor = 75 * time.Second, 30 * time.Second
+	// cool-down of addresses is over; restingFor is for how long, in which everything that
+	// it does at rest, the comparison with the kernel too, has its turn.
+	restingAfter, restingFor = 75 * time.Second, 2 * time.Minute
 	restarts                 = 5
 	churned                  = 10000
 )

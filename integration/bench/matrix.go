@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -77,25 +78,34 @@ func newMatrix(p plan, systems []system, log io.Writer) *matrix {
 	return m
 }
 
-// run measures everything.
+// run measures everything. Cells that are compared with each other are near in time, because
+// the machine's speed changes within minutes.
 func (m *matrix) run(ctx context.Context) error {
-	for _, family := range m.families {
-		for _, existing := range m.existing {
-			for _, s := range m.systems {
-				if err := m.populate(ctx, s, existing, family); err != nil {
-					return err
-				}
-			}
-			for _, n := range m.concurrency {
-				if err := m.measure(ctx, cell{n, existing, family}); err != nil {
-					return err
-				}
-			}
-		}
-		for _, s := range m.systems {
-			if err := m.empty(ctx, s); err != nil {
+	for _, existing := range m.existing {
+		for _, family := range m.families {
+			if err := m.onto(ctx, existing, family); err != nil {
 				return err
 			}
+		}
+	}
+	return nil
+}
+
+// onto measures the cells of nodes that have so many pods of a family.
+func (m *matrix) onto(ctx context.Context, existing int, family string) error {
+	for _, s := range m.systems {
+		if err := m.populate(ctx, s, existing, family); err != nil {
+			return err
+		}
+	}
+	for _, n := range m.concurrency {
+		if err := m.measure(ctx, cell{n, existing, family}); err != nil {
+			return err
+		}
+	}
+	for _, s := range m.systems {
+		if err := m.empty(ctx, s); err != nil {
+			return err
 		}
 	}
 	return nil
@@ -189,7 +199,7 @@ func (m *matrix) measure(ctx context.Context, c cell) error {
 	}
 	for _, s := range m.systems {
 		rounds := got[s.name()]
-		slices.SortStableFunc(rounds, func(a, b measured) int { return compare(a.busy, b.busy) })
+		slices.SortStableFunc(rounds, func(a, b measured) int { return cmp.Compare(a.busy, b.busy) })
 		note.Dropped += len(rounds[m.rounds:])
 		rounds = rounds[:m.rounds]
 		note.Busy[s.name()] = figures.Round(rounds[len(rounds)-1].busy, 2)
@@ -247,14 +257,4 @@ func (m *matrix) close() error {
 		}
 	}
 	return err
-}
-
-func compare(a, b float64) int {
-	switch {
-	case a < b:
-		return -1
-	case a > b:
-		return 1
-	}
-	return 0
 }
