@@ -42,7 +42,20 @@ func InClusterRanges(f ClusterFacts) []netip.Prefix {
 			all = append(all, validPrefixes(n.Spec.PodCIDRs)...)
 		}
 	}
-	return narrow(Aggregate(all), maxInCluster)
+	return fewer(Aggregate(all), maxInCluster)
+}
+
+// fewer widens sorted ranges, IPv4 first, until there are no more than limit. Each family has
+// half of them at least, and what the other doesn't need: sparse ranges of IPv6 would widen
+// those of IPv4, which are short, to half of all addresses.
+func fewer(all []netip.Prefix, limit int) []netip.Prefix {
+	n := slices.IndexFunc(all, func(p netip.Prefix) bool { return !p.Addr().Is4() })
+	if n < 0 {
+		n = len(all)
+	}
+	four, six := all[:n], all[n:]
+	four = narrow(four, max(limit/2, limit-len(six)))
+	return slices.Concat(four, narrow(six, limit-len(four)))
 }
 
 // nodeAddrs returns the addresses of a Node.

@@ -65,7 +65,29 @@ func TestNarrow(t *testing.T) {
 	if got, want := narrow(parsePrefixes("10.0.0.1/32 10.0.0.2/32 192.0.2.0/24 fd00::/64"), 3), parsePrefixes("10.0.0.0/30 192.0.2.0/24 fd00::/64"); !slices.Equal(got, want) {
 		t.Errorf("%v, want %v", got, want)
 	}
+	// Nodes whose IPv6 addresses have far ways between them cost IPv4 nothing.
 	rng := rand.New(rand.NewPCG(1, 2))
+	var sparse ClusterFacts
+	for i := range 6000 {
+		sparse.Nodes = append(sparse.Nodes, &corev1.Node{Status: corev1.NodeStatus{Addresses: []corev1.NodeAddress{
+			{Type: "InternalIP", Address: fmt.Sprintf("10.%d.%d.1", i/8%32, i%8*2)}, {Type: "InternalIP", Address: fmt.Sprintf("2001:db8:%x:%x::1", rng.IntN(1<<16), rng.IntN(1<<16))},
+		}}})
+	}
+	sparse.Pools = []*v2.AddressPool{{Spec: v2.AddressPoolSpec{Subnets: []v2.SubnetSet{{IPv4: new("100.64.0.0/10")}}}}}
+	four := func(all []netip.Prefix) []netip.Prefix {
+		return slices.DeleteFunc(slices.Clone(all), func(p netip.Prefix) bool { return !p.Addr().Is4() })
+	}
+	got := InClusterRanges(sparse)
+	if n := len(got); n > maxInCluster || n < maxInCluster/4 {
+		t.Errorf("%d ranges, at most %d may be", n, maxInCluster)
+	}
+	few := ClusterFacts{Pools: sparse.Pools}
+	for _, n := range sparse.Nodes {
+		few.Nodes = append(few.Nodes, &corev1.Node{Status: corev1.NodeStatus{Addresses: n.Status.Addresses[:1]}})
+	}
+	if want := InClusterRanges(few); !slices.Equal(four(got), want) {
+		t.Errorf("beside sparse IPv6 there are %d ranges of IPv4, want %d", len(four(got)), len(want))
+	}
 	var f ClusterFacts
 	for range 10000 {
 		f.Nodes = append(f.Nodes, &corev1.Node{Status: corev1.NodeStatus{Addresses: []corev1.NodeAddress{

@@ -101,7 +101,7 @@ const after = 200
 //	  fou        into one: it isn't tracked if a client sent it
 //	  probed     nor is a probe of kubelet
 //	exit       what the router sends
-//	  answered   FoU isn't tracked, nor is the answer to a probe
+//	  answered   FoU isn't tracked, nor is the answer to a probe or to a client's echo
 //	input      FoU from nobody else
 //	forward
 //	  opened     new connections of TCP get segments that fit the tunnel and the way on
@@ -151,8 +151,10 @@ func gateway(r dataplane.GatewayRules) definition {
 		// Connections of the tunnels themselves are of no interest, and cost a lookup each. An
 		// answer to a client's connection that was given FoU's port isn't from a client.
 		fou.add("of a client", p.of(), p.in(p.src, clients, true), notrack(), accept())
-		// A router that is overloaded isn't one that is to be started again.
+		// A router that is overloaded isn't one that is to be started again, nor dead to its clients:
+		// a full table would drop the answer, too, which is no connection's.
 		for _, own := range p.only(r.Addresses) {
+			exit.add("to a client: it lives", p.of(), p.in(p.dst, clients, true), p.is(p.src, own), p.echoReply(), notrack(), accept())
 			probed.add("by a node", p.of(), p.in(p.src, probers, true), p.is(p.dst, own), notrack(), accept())
 			answered.add("to a node", p.of(), p.in(p.dst, probers, true), p.is(p.src, own), notrack(), accept())
 		}

@@ -373,13 +373,22 @@ func TestRouterAnswersClients(t *testing.T) {
 	}
 }
 
+// A table that is full refuses what isn't tracked yet, answers too.
 func testAnswers(t *testing.T, l *lab) {
+	l.run(l.router, "nft", `add table inet seen; add chain inet seen sends { type filter hook output priority filter; }
+		add rule inet seen sends icmp type echo-reply ct state untracked counter
+		add rule inet seen sends icmpv6 type echo-reply ct state untracked counter`)
+	defer l.run(l.router, "nft", "delete table inet seen")
 	for _, f := range families {
 		own, client := addr(f, 9, 1), l.clients[0]
 		before := l.run(l.router, "sysctl", "-n", "net.netfilter.nf_conntrack_count")
 		testkit.Check(t, client.Ping(own, timeout))
 		if after := l.run(l.router, "sysctl", "-n", "net.netfilter.nf_conntrack_count"); after != before {
 			t.Errorf("%s: tracked are %s connections, not %s", f, after, before)
+		}
+		got := strings.Count(l.run(l.router, "nft", "list", "table", "inet", "seen"), "echo-reply ct state untracked counter packets 1 ")
+		if want := 1 + slices.Index(families, f); got != want {
+			t.Errorf("%s: the answers of %d families are not tracked, want %d", f, got, want)
 		}
 		l.address(client, "eth0", addr(f, 1, 2), 32)
 		forged := l.count(nft.ForgedSource, f)

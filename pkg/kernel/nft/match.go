@@ -112,11 +112,14 @@ func l4proto(number byte) []expr.Any {
 	return []expr.Any{&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: register}, compare(expr.CmpOpEq, []byte{number})}
 }
 
-// echoRequest matches what asks for an answer (RFC 792, RFC 4443).
-func (p protocol) echoRequest() []expr.Any {
-	number, kind := byte(unix.IPPROTO_ICMP), byte(8)
+// echoRequest matches what asks for an answer, echoReply the answer (RFC 792, RFC 4443).
+func (p protocol) echoRequest() []expr.Any { return p.echo(8, 128) }
+func (p protocol) echoReply() []expr.Any   { return p.echo(0, 129) }
+
+func (p protocol) echo(kind, kind6 byte) []expr.Any {
+	number := byte(unix.IPPROTO_ICMP)
 	if p.family == dataplane.IPv6 {
-		number, kind = unix.IPPROTO_ICMPV6, 128
+		number, kind = unix.IPPROTO_ICMPV6, kind6
 	}
 	return match(l4proto(number), []expr.Any{
 		&expr.Payload{DestRegister: register, Base: expr.PayloadBaseTransportHeader, Offset: 0, Len: 1},
