@@ -143,7 +143,7 @@ func TestControllerFreesBlocksOfLostNodes(t *testing.T) {
 }
 
 // The old block of a Node that was made again under its name stays when the new
-// coild claims it, and is freed when nobody does.
+// coild claims it, or has said nothing yet, and is freed when that disowns it.
 func TestControllerNodeMadeAgain(t *testing.T) {
 	c := ipamCluster(t)
 	c.pool(t, "default", 0, v4("10.21.0.0/29"))
@@ -151,7 +151,7 @@ func TestControllerNodeMadeAgain(t *testing.T) {
 	o := options()
 	o.Quarantine = 4 * time.Second
 	stop := c.run(t, c.serviceAccount(t), o)
-	for _, r := range []string{"r-0", "r-1"} {
+	for _, r := range []string{"r-0", "r-1", "r-2"} {
 		c.ask(t, r, n, "default")
 		c.answer(t, r)
 	}
@@ -162,16 +162,26 @@ func TestControllerNodeMadeAgain(t *testing.T) {
 	if err := c.claim(t.Context(), "default-0", again.UID); err != nil {
 		t.Fatal(err)
 	}
+	if err := c.note(t.Context(), "default-1", v2.AnnotationDisowned, again.UID); err != nil {
+		t.Fatal(err)
+	}
 	c.requireDeleting(t, "default-1")
 	testkit.Eventually(t, 20*time.Second, "end of the quarantine", func() error { return c.gone(t.Context(), "default-1") })
 	if b := c.block(t, "default-0"); b.DeletionTimestamp != nil {
 		t.Error("the claimed block is deleted")
 	}
+	if b := c.block(t, "default-2"); b.DeletionTimestamp != nil {
+		t.Error("the block of which the node's coild has said nothing is deleted: pods may still use it")
+	}
 }
 
 // claim is what coild does to a block of its node's name.
 func (c *cluster) claim(ctx context.Context, block string, uid types.UID) error {
-	patch := fmt.Sprintf(`{"metadata":{"annotations":{%q:%q}}}`, v2.AnnotationNodeUID, uid)
+	return c.note(ctx, block, v2.AnnotationNodeUID, uid)
+}
+
+func (c *cluster) note(ctx context.Context, block, annotation string, uid types.UID) error {
+	patch := fmt.Sprintf(`{"metadata":{"annotations":{%q:%q}}}`, annotation, uid)
 	_, err := c.coil.CoilV2().AddressBlocks().Patch(ctx, block, types.MergePatchType, []byte(patch), metav1.PatchOptions{})
 	return err
 }

@@ -56,25 +56,27 @@ type daemon struct {
 	health   *observe.Health
 	recorder kube.Recorder
 
-	fatal    func(error) // ends coild
-	metrics  *reconcile.Metrics
-	repairs  *reconcile.Repairs
-	boot     string
-	node     types.UID
-	view     *view.View
-	store    *sqlite.Store
-	fresh    bool
-	network  *podnet.Network
-	exports  *exports
-	blocks   *blocks.Manager
-	lister   listers.AddressBlockLister
-	assign   *assign.Assigner
-	restorer *restore.Restorer
-	pods     *reconcile.Loop[struct{}] // rules, routes and links of all pods
-	routes   *reconcile.Loop[struct{}] // of all blocks
-	own      seen[ipam.Address]        // the node's addresses; only for nodeChanged
-	egress   *egress.Manager
-	fou      fou
+	fatal   func(error) // ends coild
+	metrics *reconcile.Metrics
+	repairs *reconcile.Repairs
+	boot    string
+	node    types.UID
+	view    *view.View
+	store   *sqlite.Store
+	fresh   bool
+	// sameMachine says that the record was made anew because its Node was, on this machine.
+	sameMachine bool
+	network     *podnet.Network
+	exports     *exports
+	blocks      *blocks.Manager
+	lister      listers.AddressBlockLister
+	assign      *assign.Assigner
+	restorer    *restore.Restorer
+	pods        *reconcile.Loop[struct{}] // rules, routes and links of all pods
+	routes      *reconcile.Loop[struct{}] // of all blocks
+	own         seen[ipam.Address]        // the node's addresses; only for nodeChanged
+	egress      *egress.Manager
+	fou         fou
 }
 
 // run composes and runs coild until ctx ends.
@@ -276,7 +278,7 @@ func (d *daemon) openStore(ctx context.Context, self *corev1.Node) error {
 	if err != nil {
 		return fmt.Errorf("open the record of addresses: %w", err)
 	}
-	d.store, d.fresh = s, res.Fresh
+	d.store, d.fresh, d.sameMachine = s, res.Fresh, res.Reason == sqlite.EarlierNode
 	if res.SetAside != "" {
 		klog.FromContext(ctx).Info("The record of addresses was set aside and is rebuilt", "file", res.SetAside, "reason", res.Reason)
 		d.event(corev1.EventTypeWarning, "DatabaseRebuilt", "the record of addresses was set aside as %s: %s", res.SetAside, res.Reason)

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"net/netip"
 	"runtime/debug"
 	"runtime/metrics"
 	"slices"
@@ -207,31 +208,9 @@ func (d *daemon) restoreOnce(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	api, err := d.lister.List(labels.Everything())
+	held, err := d.claim(ctx, usage)
 	if err != nil {
 		return err
-	}
-	var held []store.Block
-	for _, b := range api {
-		// A first list may be of an earlier time, when the node hadn't given the block back yet.
-		if !slices.ContainsFunc(usage, func(u store.Usage) bool { return u.Name == b.Name }) {
-			holds, err := d.blocks.Holds(ctx, b)
-			if err != nil {
-				return err
-			}
-			if !holds {
-				continue
-			}
-		}
-		if err := d.blocks.Claim(ctx, b); err != nil {
-			return err
-		}
-		rec, err := blocks.Recorded(b)
-		if err != nil {
-			klog.FromContext(ctx).Error(err, "Block can't be used", "block", b.Name)
-			continue
-		}
-		held = append(held, rec)
 	}
 	rep, err := d.restorer.Restore(ctx, d.fresh, held)
 	if err != nil {
@@ -252,6 +231,62 @@ func (d *daemon) restoreOnce(ctx context.Context) error {
 		d.pods.Add(struct{}{}) // their links haven't been looked at
 	}
 	return errors.Join(d.syncRoutes(ctx, served), d.blocks.Export(ctx))
+}
+
+// claim makes the blocks of the node's name its own that its machine uses, and returns them. Those
+// of a machine that had the name before are disowned: it may still run, as may its pods.
+func (d *daemon) claim(ctx context.Context, usage []store.Usage) ([]store.Block, error) {
+	api, err := d.lister.List(labels.Everything())
+	if err != nil {
+		return nil, err
+	}
+	var held []store.Block
+	for _, b := range api {
+		// A first list may be of an earlier time, when the node hadn't given the block back yet.
+		recorded := slices.ContainsFunc(usage, func(u store.Usage) bool { return u.Name == b.Name })
+		if !recorded {
+			if b, err = d.blocks.Held(ctx, b); err != nil {
+				return nil, err
+			}
+			if b == nil {
+				continue
+			}
+		}
+		rec, damaged := blocks.Recorded(b)
+		ours := recorded
+		if !ours {
+			if ours, err = d.ours(ctx, b, rec); err != nil {
+				return nil, err
+			}
+		}
+		if !ours {
+			if err := d.blocks.Disown(ctx, b); err != nil {
+				return nil, err
+			}
+			continue
+		}
+		if err := d.blocks.Claim(ctx, b); err != nil {
+			return nil, err
+		}
+		if damaged != nil {
+			klog.FromContext(ctx).Error(damaged, "Block can't be used", "block", b.Name)
+			continue
+		}
+		held = append(held, rec)
+	}
+	return held, nil
+}
+
+// ours says whether a block of the node's name that its record doesn't have is this machine's. A
+// reserved one is where an admin says that it is.
+func (d *daemon) ours(ctx context.Context, b *v2.AddressBlock, rec store.Block) (bool, error) {
+	if d.sameMachine || !d.blocks.Foreign(b) || b.Labels[v2.LabelReserved] == v2.ReservedValue {
+		return true, nil
+	}
+	found, err := d.network.List(ctx)
+	return slices.ContainsFunc(found, func(f podnet.Found) bool {
+		return slices.ContainsFunc(f.Addresses, func(a netip.Addr) bool { return rec.IPv4.Contains(a) || rec.IPv6.Contains(a) })
+	}), err
 }
 
 // forward makes the node forward packets. What had to be done is a repair unless it is the

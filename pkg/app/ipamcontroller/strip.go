@@ -40,7 +40,7 @@ func stripBlock(obj any) (any, error) {
 			Name: b.Name, UID: b.UID, ResourceVersion: b.ResourceVersion,
 			CreationTimestamp: b.CreationTimestamp, DeletionTimestamp: b.DeletionTimestamp,
 			Labels:      only(b.Labels, v2.LabelPool, v2.LabelNode, v2.LabelRequest, v2.LabelReserved),
-			Annotations: only(b.Annotations, v2.AnnotationNodeUID, v2.AnnotationNodeGone),
+			Annotations: only(b.Annotations, v2.AnnotationNodeUID, v2.AnnotationNodeGone, v2.AnnotationDisowned),
 			Finalizers:  b.Finalizers,
 		},
 		Index: b.Index, IPv4: b.IPv4, IPv6: b.IPv6, Status: b.Status,

@@ -9,8 +9,8 @@
 //	any                        can't be read                    try again
 //	UID is the Node's          exists                           leave it to coild, deleting or not
 //	no UID (Coil 2.x)          exists                           leave it: coild writes the UID
-//	other UID                  exists, younger than quarantine  leave it: its coild may claim the block
-//	other UID                  exists, older                    as if the Node were gone
+//	other UID                  exists                           leave it: its coild claims or disowns the block
+//	other UID, disowned        exists, it disowned the block    as if the Node were gone
 //	not deleting               gone                             note the time, mark deleted
 //	deleting, no time noted    gone                             note the time
 //	deleting, in quarantine    gone                             wait
@@ -162,7 +162,8 @@ func (c *Controller) blockChanged(before, after any) {
 		return
 	}
 	if !okA || !a.DeletionTimestamp.Equal(b.DeletionTimestamp) || a.UID != b.UID ||
-		a.Annotations[v2.AnnotationNodeUID] != b.Annotations[v2.AnnotationNodeUID] {
+		a.Annotations[v2.AnnotationNodeUID] != b.Annotations[v2.AnnotationNodeUID] ||
+		a.Annotations[v2.AnnotationDisowned] != b.Annotations[v2.AnnotationDisowned] {
 		c.loop.AddAfter(b.Labels[v2.LabelNode], settle)
 	}
 }
@@ -215,6 +216,11 @@ func (c *Controller) explain(ctx context.Context, b *v2.AddressBlock) {
 	if b.Labels[v2.LabelNode] == "" {
 		c.warn(ctx, b, "NoHolder", fmt.Sprintf("The label %s is missing: no node uses the block or gives it back; delete it and its finalizer if nothing has its addresses", v2.LabelNode))
 		return
+	}
+	uid := b.Annotations[v2.AnnotationNodeUID]
+	if n, err := c.nodes.Get(b.Labels[v2.LabelNode]); err == nil && uid != "" && uid != string(n.UID) &&
+		b.Annotations[v2.AnnotationDisowned] != string(n.UID) && c.now().Sub(n.CreationTimestamp.Time) > c.quarantine {
+		c.warn(ctx, b, "NotClaimed", fmt.Sprintf("Node %s was made again, and its coild hasn't said yet whether pods there use the block: look at coild there", n.Name))
 	}
 	if _, err := c.pools.Get(pool); apierrors.IsNotFound(err) {
 		c.warn(ctx, b, "PoolGone", fmt.Sprintf("There is no AddressPool %q: the block goes when no pod on node %s has an address of it", pool, b.Labels[v2.LabelNode]))

@@ -29,11 +29,8 @@ func decide(b *v2.AddressBlock, node *corev1.Node, now time.Time, period time.Du
 		return leave, 0
 	}
 	if node != nil {
-		if uid == "" || uid == string(node.UID) {
+		if uid == "" || uid == string(node.UID) || b.Annotations[v2.AnnotationDisowned] != string(node.UID) {
 			return leave, 0
-		}
-		if w := node.CreationTimestamp.Add(period).Sub(now); w > 0 {
-			return leave, w
 		}
 	}
 	since, ok := goneSince(b)

@@ -20,6 +20,7 @@ func TestDecide(t *testing.T) {
 	}
 	type block struct {
 		uid, note string
+		disowned  string
 		reserved  bool
 		deleted   time.Duration // ago; 0 is "not"
 	}
@@ -47,10 +48,15 @@ func TestDecide(t *testing.T) {
 		{"deleted after it was noted", block{uid: "a", note: ago(time.Hour) + " a", deleted: 3 * time.Minute}, nil, leave, 7 * time.Minute},
 		{"quarantine over", block{uid: "a", note: ago(10*time.Minute) + " a", deleted: 10 * time.Minute}, nil, release, 0},
 		{"quarantine over, 2.x", block{note: ago(time.Hour) + " ", deleted: time.Hour}, nil, release, 0},
-		{"made again just now", block{uid: "a"}, node("b", time.Minute), leave, 9 * time.Minute},
-		{"made again, nobody claimed the block", block{uid: "a"}, node("b", period), quarantine, period},
-		{"made again in quarantine", block{uid: "a", note: ago(time.Hour) + " a", deleted: time.Hour}, node("b", time.Minute), leave, 9 * time.Minute},
-		{"made again long ago, quarantine over", block{uid: "a", note: ago(time.Hour) + " a", deleted: time.Hour}, node("b", time.Hour), release, 0},
+		{"made again just now", block{uid: "a"}, node("b", time.Minute), leave, 0},
+		{"made again, its coild said nothing", block{uid: "a"}, node("b", time.Hour), leave, 0},
+		{"made again in quarantine, its coild said nothing", block{uid: "a", note: ago(time.Hour) + " a", deleted: time.Hour}, node("b", time.Hour), leave, 0},
+		{"made again, disowned", block{uid: "a", disowned: "b"}, node("b", time.Minute), quarantine, period},
+		{"made again, disowned in quarantine", block{uid: "a", disowned: "b", note: ago(time.Minute) + " a", deleted: time.Minute}, node("b", time.Minute), leave, 9 * time.Minute},
+		{"made again, disowned, quarantine over", block{uid: "a", disowned: "b", note: ago(time.Hour) + " a", deleted: time.Hour}, node("b", time.Minute), release, 0},
+		{"made again twice, the one before disowned it", block{uid: "a", disowned: "b", note: ago(time.Hour) + " a", deleted: time.Hour}, node("c", time.Hour), leave, 0},
+		{"disowned, then claimed", block{uid: "b", disowned: "b"}, node("b", time.Hour), leave, 0},
+		{"disowned, no node", block{uid: "a", disowned: "b"}, nil, quarantine, period},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -60,6 +66,9 @@ func TestDecide(t *testing.T) {
 			}
 			if tt.block.note != "" {
 				b.Annotations[v2.AnnotationNodeGone] = tt.block.note
+			}
+			if tt.block.disowned != "" {
+				b.Annotations[v2.AnnotationDisowned] = tt.block.disowned
 			}
 			if tt.block.reserved {
 				b.Labels[v2.LabelReserved] = v2.ReservedValue

@@ -89,20 +89,20 @@ func (m *Manager) makeSure(ctx context.Context, pool string) error {
 	return nil
 }
 
-// Holds says whether a block of the cache, which may be of an earlier time, is still the node's.
-// If not, it is never used.
-func (m *Manager) Holds(ctx context.Context, b *v2.AddressBlock) (bool, error) {
+// Held returns a block of the cache, which may be of an earlier time, as it is now; nil if it
+// isn't the node's any more, and it is never used then.
+func (m *Manager) Held(ctx context.Context, b *v2.AddressBlock) (*v2.AddressBlock, error) {
 	live, err := m.live(ctx, b)
 	if err != nil {
-		return false, err
+		return nil, err
 	}
 	if live != nil && live.Labels[v2.LabelNode] == m.cfg.NodeName {
-		return true, nil
+		return live, nil
 	}
 	m.mu.Lock()
 	m.gone[b.UID] = true
 	m.mu.Unlock()
-	return false, nil
+	return nil, nil
 }
 
 // forgetLost makes the record forget the blocks of a pool that the API server doesn't have for

@@ -10,6 +10,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/klog/v2"
 
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
 	"github.com/coil-net/coil/pkg/reconcile"
@@ -72,17 +73,49 @@ func (m *Manager) Claim(ctx context.Context, b *v2.AddressBlock) error {
 	if b.Annotations[v2.AnnotationNodeUID] == string(m.cfg.NodeUID) {
 		return nil
 	}
+	if err := m.note(ctx, b, v2.AnnotationNodeUID); err != nil {
+		return fmt.Errorf("claim AddressBlock %s: %w", b.Name, err)
+	}
+	return nil
+}
+
+// Foreign says that a block was an earlier Node's of the name, on this machine or another.
+func (m *Manager) Foreign(b *v2.AddressBlock) bool {
+	uid := b.Annotations[v2.AnnotationNodeUID]
+	return uid != "" && uid != string(m.cfg.NodeUID)
+}
+
+// Disown says that this machine doesn't use a foreign block. It never will, and
+// coil-ipam-controller frees the block after the quarantine: the machine that uses it may
+// still run.
+func (m *Manager) Disown(ctx context.Context, b *v2.AddressBlock) error {
+	m.mu.Lock()
+	m.gone[b.UID] = true
+	m.mu.Unlock()
+	if b.Annotations[v2.AnnotationDisowned] == string(m.cfg.NodeUID) {
+		return nil
+	}
+	if err := m.note(ctx, b, v2.AnnotationDisowned); err != nil {
+		return fmt.Errorf("disown AddressBlock %s: %w", b.Name, err)
+	}
+	klog.FromContext(ctx).Info("A block was another machine's, it isn't used here", "block", b.Name)
+	return nil
+}
+
+// note writes the UID of the Node into an annotation of a block that is as it was read, unless
+// it is gone.
+func (m *Manager) note(ctx context.Context, b *v2.AddressBlock, annotation string) error {
 	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{
 		"resourceVersion": b.ResourceVersion,
 		"uid":             b.UID,
-		"annotations":     map[string]string{v2.AnnotationNodeUID: string(m.cfg.NodeUID)},
+		"annotations":     map[string]string{annotation: string(m.cfg.NodeUID)},
 	}})
 	if err != nil {
 		return err
 	}
 	_, err = m.client.AddressBlocks().Patch(ctx, b.Name, types.MergePatchType, patch, metav1.PatchOptions{})
-	if err != nil && !apierrors.IsNotFound(err) {
-		return fmt.Errorf("claim AddressBlock %s: %w", b.Name, err)
+	if apierrors.IsNotFound(err) {
+		return nil
 	}
-	return nil
+	return err
 }

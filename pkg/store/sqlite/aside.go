@@ -22,8 +22,10 @@ const (
 	Unfinished Reason = "Unfinished"
 	// Damaged: the file can't be read as a record.
 	Damaged Reason = "Damaged"
-	// OtherNode: the file was made by another node, machine or Node object.
+	// OtherNode: the file was made by another node or machine.
 	OtherNode Reason = "OtherNode"
+	// EarlierNode: the file was made on this machine, for an earlier Node of its name.
+	EarlierNode Reason = "EarlierNode"
 	// OtherProgram: the file isn't Coil's.
 	OtherProgram Reason = "OtherProgram"
 	// NewerSchema: the file was made by a newer Coil.

@@ -69,6 +69,11 @@ func (i identity) matches(o store.Identity) bool {
 		func(f [2]string) bool { return f[0] != "" && f[1] != "" && f[0] != f[1] })
 }
 
+// sameMachine says that both are known to be one machine, under the same name.
+func (i identity) sameMachine(o store.Identity) bool {
+	return i.MachineID != "" && i.MachineID == o.MachineID && i.NodeName == o.NodeName
+}
+
 // settle writes what the file should say about itself and doesn't; with probe
 // it writes in any case, to see whether that works.
 func (t *txn) settle(probe bool) error {

@@ -20,6 +20,7 @@ func TestIdentity(t *testing.T) {
 		{"nothing was known", store.Identity{}, all, false},
 		{"other name", all, store.Identity{NodeName: "other", NodeUID: all.NodeUID, MachineID: all.MachineID}, true},
 		{"other Node of the name", all, store.Identity{NodeName: all.NodeName, NodeUID: "other", MachineID: all.MachineID}, true},
+		{"other Node of the name, machine isn't known", all, store.Identity{NodeName: all.NodeName, NodeUID: "other"}, true},
 		{"other machine", all, store.Identity{NodeName: all.NodeName, NodeUID: all.NodeUID, MachineID: "other"}, true},
 		{"copy of another node's disk", all, store.Identity{NodeName: "other"}, true},
 	} {
@@ -45,10 +46,14 @@ func TestIdentity(t *testing.T) {
 				}
 				return
 			}
-			if !res.Fresh || res.Reason != sqlite.OtherNode || len(mustList(t, s)) != 0 {
+			reason := sqlite.OtherNode
+			if tc.made.NodeName == tc.open.NodeName && tc.made.MachineID == tc.open.MachineID {
+				reason = sqlite.EarlierNode
+			}
+			if !res.Fresh || res.Reason != reason || len(mustList(t, s)) != 0 {
 				t.Fatalf("%+v", res)
 			}
-			if want := o.Path + ".20260301T120000Z-OtherNode"; res.SetAside != want {
+			if want := o.Path + ".20260301T120000Z-" + string(reason); res.SetAside != want {
 				t.Errorf("set aside as %s, want %s", res.SetAside, want)
 			}
 			if n := 0; rawDB(t, res.SetAside).QueryRow(`SELECT count(*) FROM pods`).Scan(&n) != nil || n != 2 {

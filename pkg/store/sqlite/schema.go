@@ -168,8 +168,11 @@ func examine(ctx context.Context, db *sql.DB, known int, id store.Identity) (Rea
 	if err != nil {
 		return finding(err)
 	}
-	if !have.identity().matches(id) {
-		return OtherNode, nil
+	switch made := have.identity(); {
+	case made.matches(id):
+		return "", nil
+	case made.sameMachine(id):
+		return EarlierNode, nil
 	}
-	return "", nil
+	return OtherNode, nil
 }

@@ -15,6 +15,10 @@ const (
 	// Node gone (RFC 3339) and, after a space, the value that AnnotationNodeUID had
 	// then. The quarantine of the block counts from there.
 	AnnotationNodeGone = "coil.cybozu.com/node-gone"
+	// AnnotationDisowned on an AddressBlock is the UID of a Node of its node's name whose
+	// coild found that its machine doesn't use the block: it is another machine's, which
+	// may still run.
+	AnnotationDisowned = "coil.cybozu.com/disowned-by"
 
 	// AnnotationApplied on what coil-egress-controller makes is a hash of what it applied.
 	AnnotationApplied = "coil.cybozu.com/applied"
