@@ -38,6 +38,9 @@ const (
 	// ReasonConflict: Available is False because an object of the Egress's name is
 	// somebody else's.
 	ReasonConflict = "Conflict"
+	// ReasonRefused: the API server refuses an object of the Egress. Available is True if
+	// routers serve all the same.
+	ReasonRefused = "Refused"
 	// ReasonInvalidSelector: Available is False because spec.allowedNamespaces can't be
 	// used, so that nobody is allowed.
 	ReasonInvalidSelector = "InvalidSelector"
@@ -59,11 +62,28 @@ type EgressFacts struct {
 	Template  error
 	Conflicts []string
 	Selector  error
+	// Refused are the objects that the API server refuses.
+	Refused []Refusal
 	// Pressure is what routers have answered, by the names of their pods; nil before they
 	// were asked.
 	Pressure map[string]RouterPressure
 	// Now is the time of a transition.
 	Now metav1.Time
+}
+
+// Kinds of objects without which clients aren't served.
+const (
+	KindServiceAccount = "ServiceAccount"
+	KindService        = "Service"
+)
+
+// Refusal is that of an object by the API server: for a quota, a policy, its content.
+type Refusal struct {
+	Kind, Name string
+	// Absent ones can't be made; others stay as they are.
+	Absent bool
+	// Reason is what the API server says.
+	Reason string
 }
 
 // EgressStatus returns the status that an Egress should have. It equals the present one
@@ -101,7 +121,23 @@ func EgressStatus(f EgressFacts) v2.EgressStatus {
 	return st
 }
 
+// available says whether routers serve clients, and what is refused.
 func available(f EgressFacts) metav1.Condition {
+	c := availableRouters(f)
+	for _, r := range f.Refused {
+		c.Message = bounded(fmt.Sprintf("%s. The API server refuses %s %s: %s", c.Message, r.Kind, r.Name, r.Reason))
+		// Without an account routers don't learn of their clients, without a Service these have nobody to send to.
+		if r.Absent && (r.Kind == KindServiceAccount || r.Kind == KindService && f.Egress.Spec.Peering != v2.EgressPeeringDirect) {
+			c.Status = metav1.ConditionFalse
+		}
+		if c.Reason == ReasonRoutersReady || c.Reason == ReasonNoRouterReady {
+			c.Reason = ReasonRefused
+		}
+	}
+	return c
+}
+
+func availableRouters(f EgressFacts) metav1.Condition {
 	no := func(reason, format string, args ...any) metav1.Condition {
 		return metav1.Condition{
 			Type: v2.EgressAvailable, Status: metav1.ConditionFalse, Reason: reason, Message: bounded(fmt.Sprintf(format, args...)),

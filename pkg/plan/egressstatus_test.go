@@ -28,6 +28,8 @@ func TestEgressStatus(t *testing.T) {
 	}
 	unscheduled := corev1.PodStatus{Conditions: []corev1.PodCondition{{Type: corev1.PodScheduled, Status: corev1.ConditionFalse, Message: "no node"}}}
 	failure := appsv1.DeploymentCondition{Type: appsv1.DeploymentReplicaFailure, Status: corev1.ConditionTrue, Message: "quota"}
+	service, changed := Refusal{"Service", "nat", true, "quota"}, Refusal{"Service", "nat", false, "policy"}
+	budget := Refusal{"PodDisruptionBudget", "nat", true, "quota"}
 	for _, tt := range []struct {
 		name   string
 		facts  EgressFacts
@@ -46,6 +48,11 @@ func TestEgressStatus(t *testing.T) {
 		{"a bad template", EgressFacts{Template: errors.New("unknown field")}, "False", ReasonInvalidTemplate, "unknown field"},
 		{"a bad template after a good one", EgressFacts{Deployment: deployment(2), Template: errors.New("unknown field")}, "True", ReasonRoutersReady, ""},
 		{"an object of somebody else", EgressFacts{Deployment: deployment(2), Conflicts: []string{"Service nat"}}, "False", ReasonConflict, "Service nat"},
+		{"a Service is refused", EgressFacts{Deployment: deployment(2), Refused: []Refusal{service}}, "False", ReasonRefused, "2 of 2 routers are ready. The API server refuses Service nat: quota"},
+		{"a change of a Service is refused", EgressFacts{Deployment: deployment(2), Refused: []Refusal{changed}}, "True", ReasonRefused, "2 of 2 routers are ready. The API server refuses Service nat: policy"},
+		{"two are refused", EgressFacts{Deployment: deployment(2), Refused: []Refusal{service, budget}}, "False", ReasonRefused, "Service nat: quota. The API server refuses PodDisruptionBudget nat: quota"},
+		{"a budget is refused, and no node takes a router", EgressFacts{Routers: []*corev1.Pod{router("a", unscheduled)}, Refused: []Refusal{budget}}, "False", ReasonRouterNotScheduled, "Pod a: no node. The API server refuses PodDisruptionBudget nat: quota"},
+		{"one is refused, another is somebody else's", EgressFacts{Deployment: deployment(2), Conflicts: []string{"Deployment nat"}, Refused: []Refusal{budget}}, "False", ReasonConflict, "PodDisruptionBudget nat: quota"},
 		{"a bad selector", EgressFacts{Deployment: deployment(2), Selector: errors.New("operator Like")}, "False", ReasonInvalidSelector, "operator Like"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

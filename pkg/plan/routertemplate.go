@@ -23,8 +23,23 @@ const (
 	routerHealthPort  = 8081
 )
 
-// RouterMetricsPort is the name of the container's port with metrics.
-const RouterMetricsPort = "metrics"
+// routerMetricsName is the name of the container's port with metrics.
+const routerMetricsName = "metrics"
+
+// MetricsPortOf returns the port at which the container of a router serves its metrics: that of the
+// name or, where the user has given it another one, of the number.
+func MetricsPortOf(c corev1.Container) (uint16, bool) {
+	i := slices.IndexFunc(c.Ports, func(p corev1.ContainerPort) bool { return p.Name == routerMetricsName })
+	if i < 0 {
+		i = slices.IndexFunc(c.Ports, func(p corev1.ContainerPort) bool {
+			return p.ContainerPort == routerMetricsPort && cmp.Or(p.Protocol, corev1.ProtocolTCP) == corev1.ProtocolTCP
+		})
+	}
+	if i < 0 {
+		return 0, false
+	}
+	return uint16(c.Ports[i].ContainerPort), true
+}
 
 // routerGrace, in seconds, is time enough for a router to be taken out of its Service and to
 // forward what is still on its way.
@@ -39,6 +54,9 @@ func routerPodSpec(e *v2.Egress, image RouterImage) (corev1.PodSpec, error) {
 	}
 	if spec.HostNetwork {
 		return corev1.PodSpec{}, templateError("template.spec.hostNetwork: a router needs a network of its own, in which it may filter and translate")
+	}
+	if spec.HostUsers != nil && !*spec.HostUsers {
+		return corev1.PodSpec{}, templateError("template.spec.hostUsers: a router needs the users of its node: the kernel lets no others receive FoU")
 	}
 	if err := twice(spec); err != nil {
 		return corev1.PodSpec{}, err
@@ -169,7 +187,7 @@ func completeContainer(c *corev1.Container, egress string, image RouterImage) {
 		SeccompProfile:           &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeRuntimeDefault},
 	}
 	for _, p := range []corev1.ContainerPort{
-		{Name: RouterMetricsPort, ContainerPort: routerMetricsPort, Protocol: corev1.ProtocolTCP},
+		{Name: routerMetricsName, ContainerPort: routerMetricsPort, Protocol: corev1.ProtocolTCP},
 		{Name: "health", ContainerPort: routerHealthPort, Protocol: corev1.ProtocolTCP},
 	} {
 		if !slices.ContainsFunc(c.Ports, func(have corev1.ContainerPort) bool {

@@ -5,6 +5,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"reflect"
 	"slices"
@@ -44,9 +45,37 @@ type foreignError struct{ object string }
 
 func (e *foreignError) Error() string { return e.object + " is somebody else's" }
 
+// absentError says that an object wasn't there, and couldn't be made.
+type absentError struct{ error }
+
+func (e *absentError) Unwrap() error { return e.error }
+
+// verdict is what is known of an object, for the status: at most one of these is wrong with it.
+type verdict struct {
+	foreign  *foreignError
+	template *plan.TemplateError
+	refused  *plan.Refusal
+}
+
+// judge returns what an error of ensuring an object says about it; false if it says nothing, as
+// that of a conflict or a timeout.
+func judge(kind, name string, err error) (v verdict, ok bool) {
+	var status apierrors.APIStatus
+	switch {
+	case err == nil, errors.As(err, &v.foreign), errors.As(err, &v.template):
+		return v, true
+	case errors.As(err, &status) && (apierrors.IsForbidden(err) || apierrors.IsInvalid(err)):
+		var absent *absentError
+		v.refused = &plan.Refusal{Kind: kind, Name: name, Absent: errors.As(err, &absent), Reason: status.Status().Message}
+		return v, true
+	}
+	return v, false
+}
+
 // ensure makes an object what it should be, by server-side apply. have is what the cache
 // has, nil if nothing; what it doesn't have is looked for, because an object without Coil's
 // labels isn't in the cache. An object that isn't owned is left alone: the error is a *foreignError.
+// It is an *absentError if the object couldn't be made.
 func ensure[T object](ctx context.Context, c client[T], have *T, want T, owned func(T) bool) error {
 	kind, name := want.GetObjectKind().GroupVersionKind().Kind, want.GetName()
 	if have == nil {
@@ -83,7 +112,11 @@ func ensure[T object](ctx context.Context, c client[T], have *T, want T, owned f
 		return err
 	}
 	if _, err := c.Patch(ctx, name, types.ApplyPatchType, body, metav1.PatchOptions{FieldManager: plan.EgressController, Force: new(true)}); err != nil {
-		return fmt.Errorf("apply %s %s: %w", kind, klog.KObj(want), err)
+		err = fmt.Errorf("apply %s %s: %w", kind, klog.KObj(want), err)
+		if have == nil {
+			err = &absentError{err}
+		}
+		return err
 	}
 	klog.FromContext(ctx).V(2).Info("Applied", "kind", kind, "object", klog.KObj(want), "new", have == nil)
 	return nil

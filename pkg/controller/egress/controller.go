@@ -11,6 +11,8 @@
 //	alive                                apply what isn't as it should be; nothing is written otherwise
 //	template isn't a pod spec            all but the Deployment; condition InvalidTemplate
 //	an object of its name is another's   all but that object; Available is False for Conflict
+//	the API server refuses an object     all but that object, which is tried again; Available says so, and
+//	                                     is False if clients can't be served without it
 //	no budget in spec                    delete the budget if it is its own
 //
 //	pod that names the Egress            its EndpointSlices
@@ -105,7 +107,9 @@ type Controller struct {
 	refusals refusals
 	writes   writes
 	// pressures are written by the loop pressure, and read by objects.
-	pressures pressures
+	pressures perEgress[answers]
+	// verdicts are by kind of object.
+	verdicts perEgress[map[string]verdict]
 }
 
 // New returns a controller that isn't running.
@@ -184,6 +188,33 @@ func indexed[T any](i cache.Indexer, index string, key types.NamespacedName) ([]
 		}
 	}
 	return out, nil
+}
+
+// perEgress is what is remembered of each Egress.
+type perEgress[T any] struct {
+	mu  sync.Mutex
+	all map[types.NamespacedName]T
+}
+
+func (p *perEgress[T]) get(egress types.NamespacedName) T {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.all[egress]
+}
+
+func (p *perEgress[T]) set(egress types.NamespacedName, v T) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.all == nil {
+		p.all = map[types.NamespacedName]T{}
+	}
+	p.all[egress] = v
+}
+
+func (p *perEgress[T]) forget(egress types.NamespacedName) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	delete(p.all, egress)
 }
 
 // refusals are the pods that were told that they may not use an Egress.

@@ -58,11 +58,11 @@ func (c *Controller) register() error {
 		{routers.Policy().V1().PodDisruptionBudgets().Informer(), reconcile.Handler(func(b *policyv1.PodDisruptionBudget) { c.objects.Add(keyOf(b)) })},
 		{accounts.Core().V1().ServiceAccounts().Informer(), reconcile.Handler(func(a *corev1.ServiceAccount) { c.addAll(a.Namespace) })},
 		{accounts.Rbac().V1().ClusterRoleBindings().Informer(), reconcile.Handler(func(b *rbacv1.ClusterRoleBinding) { c.binding.Add(b.Name) })},
-		{c.cfg.Clients.Discovery().V1().EndpointSlices().Informer(), reconcile.Handler(func(s *discoveryv1.EndpointSlice) {
-			key := types.NamespacedName{Namespace: s.Namespace, Name: s.Labels[v2.LabelEgress]}
-			c.clients.Add(key)
-			c.objects.AddAfter(key, settle)
-		})},
+		{c.cfg.Clients.Discovery().V1().EndpointSlices().Informer(), cache.ResourceEventHandlerFuncs{
+			AddFunc:    func(obj any) { c.sliceChanged(nil, obj) },
+			UpdateFunc: c.sliceChanged,
+			DeleteFunc: func(obj any) { c.sliceChanged(obj, nil) },
+		}},
 	}
 	if c.cfg.Pools != nil {
 		sources = append(sources, source{c.cfg.Pools.Informer(), reconcile.Handler(func(*v2.AddressPool) { c.clusterChanged() })})
@@ -104,9 +104,13 @@ func egressOfRouter(obj any) ([]string, error) {
 
 func egressOfSlice(obj any) ([]string, error) {
 	if s, ok := obj.(*discoveryv1.EndpointSlice); ok {
-		return []string{types.NamespacedName{Namespace: s.Namespace, Name: s.Labels[v2.LabelEgress]}.String()}, nil
+		return []string{ownerOfSlice(s).String()}, nil
 	}
 	return nil, nil
+}
+
+func ownerOfSlice(s *discoveryv1.EndpointSlice) types.NamespacedName {
+	return types.NamespacedName{Namespace: s.Namespace, Name: s.Labels[v2.LabelEgress]}
 }
 
 // last returns an object of an event, whose deletion may have been missed; nil if there is none.
@@ -183,6 +187,21 @@ func (c *Controller) podChanged(before, after any) {
 func sameClient(a, b *corev1.Pod) bool {
 	return a.UID == b.UID && a.Status.Phase == b.Status.Phase && (a.DeletionTimestamp == nil) == (b.DeletionTimestamp == nil) &&
 		slices.Equal(a.Status.PodIPs, b.Status.PodIPs) && maps.Equal(a.Annotations, b.Annotations)
+}
+
+// sliceChanged looks at the clients of the Egress that a slice is of, and of the one that it was
+// of before somebody changed its label.
+func (c *Controller) sliceChanged(before, after any) {
+	a, b := last[discoveryv1.EndpointSlice](before), last[discoveryv1.EndpointSlice](after)
+	if a != nil && b != nil && a.ResourceVersion == b.ResourceVersion {
+		return
+	}
+	for _, s := range []*discoveryv1.EndpointSlice{a, b} {
+		if s != nil {
+			c.clients.Add(ownerOfSlice(s))
+			c.objects.AddAfter(ownerOfSlice(s), settle)
+		}
+	}
 }
 
 // namespaceChanged looks at the Egresses that pods of a namespace name.

@@ -35,37 +35,45 @@ const (
 	maxAnswer = 4096
 )
 
-// pressures are the answers of routers to what they were asked last.
-type pressures struct {
-	mu       sync.Mutex
-	byEgress map[types.NamespacedName]map[string]plan.RouterPressure // by pod
+// answers are what the routers of an Egress that are ready have answered last.
+type answers map[life]plan.RouterPressure
+
+// life is one run of a router: what it has answered says nothing about the next.
+type life struct {
+	pod       string
+	uid       types.UID
+	container string // its ID
 }
 
-// get is nil before the routers were asked.
-func (p *pressures) get(egress types.NamespacedName) map[string]plan.RouterPressure {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.byEgress[egress]
+func lifeOf(pod *corev1.Pod) life {
+	l := life{pod: pod.Name, uid: pod.UID}
+	for _, s := range pod.Status.ContainerStatuses {
+		if s.Name == v2.EgressContainerName {
+			l.container = s.ContainerID
+		}
+	}
+	return l
 }
 
-// set keeps answers; nil are none.
-func (p *pressures) set(egress types.NamespacedName, answers map[string]plan.RouterPressure) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.byEgress == nil {
-		p.byEgress = map[types.NamespacedName]map[string]plan.RouterPressure{}
+// byPod is nil before the routers were asked.
+func (a answers) byPod() map[string]plan.RouterPressure {
+	if a == nil {
+		return nil
 	}
-	if p.byEgress[egress] = answers; answers == nil {
-		delete(p.byEgress, egress)
+	out := make(map[string]plan.RouterPressure, len(a))
+	for l, answer := range a {
+		out[l.pod] = answer
 	}
+	return out
 }
 
 // syncPressure asks the routers of an Egress that are ready how much they use of what they
-// have. One that doesn't answer costs the others nothing.
+// have. One that doesn't answer costs the others nothing. What it has answered before holds: one
+// whose table of connections is full drops ours, too.
 func (c *Controller) syncPressure(ctx context.Context, key types.NamespacedName) error {
 	_, err := c.cfg.Egresses.Lister().Egresses(key.Namespace).Get(key.Name)
 	if apierrors.IsNotFound(err) {
-		c.pressures.set(key, nil)
+		c.pressures.forget(key)
 		return nil
 	}
 	if err != nil {
@@ -75,7 +83,7 @@ func (c *Controller) syncPressure(ctx context.Context, key types.NamespacedName)
 	if err != nil {
 		return err
 	}
-	answers := map[string]plan.RouterPressure{}
+	before, now := c.pressures.get(key), answers{}
 	var mu sync.Mutex
 	var group errgroup.Group
 	group.SetLimit(askedAtOnce)
@@ -86,20 +94,23 @@ func (c *Controller) syncPressure(ctx context.Context, key types.NamespacedName)
 		}
 		group.Go(func() error {
 			answer, err := ask(ctx, at)
+			known := err == nil
 			if err != nil {
 				klog.FromContext(ctx).V(4).Info("A router doesn't say how much it uses", "pod", klog.KObj(pod), "reason", err)
-				return nil
+				answer, known = before[lifeOf(pod)]
 			}
-			mu.Lock()
-			defer mu.Unlock()
-			answers[pod.Name] = answer
+			if known {
+				mu.Lock()
+				defer mu.Unlock()
+				now[lifeOf(pod)] = answer
+			}
 			return nil
 		})
 	}
 	if err := group.Wait(); err != nil {
 		return err
 	}
-	c.pressures.set(key, answers)
+	c.pressures.set(key, now)
 	c.objects.Add(key)
 	return reconcile.Later(askEvery + rand.N(askEvery/10))
 }
@@ -117,13 +128,9 @@ func metricsOf(pod *corev1.Pod) (netip.AddrPort, bool) {
 		return netip.AddrPort{}, false
 	}
 	for _, c := range pod.Spec.Containers {
-		if c.Name != v2.EgressContainerName {
-			continue
-		}
-		for _, p := range c.Ports {
-			if p.Name == plan.RouterMetricsPort {
-				return netip.AddrPortFrom(addr, uint16(p.ContainerPort)), true
-			}
+		if c.Name == v2.EgressContainerName {
+			port, ok := plan.MetricsPortOf(c)
+			return netip.AddrPortFrom(addr, port), ok
 		}
 	}
 	return netip.AddrPort{}, false

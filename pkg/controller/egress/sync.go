@@ -27,6 +27,7 @@ func (c *Controller) syncObjects(ctx context.Context, key types.NamespacedName) 
 	e, err := c.cfg.Egresses.Lister().Egresses(key.Namespace).Get(key.Name)
 	if apierrors.IsNotFound(err) {
 		c.gauges.forget(key)
+		c.verdicts.forget(key)
 		return nil
 	}
 	if err != nil || e.DeletionTimestamp != nil {
@@ -34,20 +35,34 @@ func (c *Controller) syncObjects(ctx context.Context, key types.NamespacedName) 
 	}
 	facts := plan.EgressFacts{Egress: e, Now: c.now()}
 	var errs []error
-	for _, err := range []error{
-		c.ensureAccount(ctx, e), c.ensureService(ctx, e), c.ensureBudget(ctx, e), c.ensureDeployment(ctx, e),
+	before, now := c.verdicts.get(key), map[string]verdict{}
+	for _, o := range []struct {
+		kind, name string
+		ensure     func(context.Context, *v2.Egress) error
+	}{
+		{plan.KindServiceAccount, plan.RouterAccount, c.ensureAccount}, {plan.KindService, e.Name, c.ensureService},
+		{"PodDisruptionBudget", e.Name, c.ensureBudget}, {"Deployment", e.Name, c.ensureDeployment},
 	} {
-		var foreign *foreignError
-		var template *plan.TemplateError
-		switch {
-		case errors.As(err, &foreign):
-			facts.Conflicts = append(facts.Conflicts, foreign.object)
-		case errors.As(err, &template):
-			facts.Template = template
-		case err != nil:
+		err := o.ensure(ctx, e)
+		v, ok := judge(o.kind, o.name, err)
+		if !ok {
+			v = before[o.kind] // which holds until something else is known
+		}
+		now[o.kind] = v
+		if v.foreign != nil {
+			facts.Conflicts = append(facts.Conflicts, v.foreign.object)
+		}
+		if v.template != nil {
+			facts.Template = v.template
+		}
+		if v.refused != nil {
+			facts.Refused = append(facts.Refused, *v.refused)
+		}
+		if !ok || v.refused != nil { // no event tells when it would be taken
 			errs = append(errs, err)
 		}
 	}
+	c.verdicts.set(key, now)
 	if err := c.observe(&facts); err != nil {
 		return errors.Join(append(errs, err)...)
 	}
@@ -187,7 +202,7 @@ func (c *Controller) observe(f *plan.EgressFacts) error {
 	if s := f.Egress.Spec.AllowedNamespaces; s != nil {
 		_, f.Selector = metav1.LabelSelectorAsSelector(s)
 	}
-	f.Pressure = c.pressures.get(key)
+	f.Pressure = c.pressures.get(key).byPod()
 	c.gauges.set(key, f.Clients, len(have), f.Deployment)
 	return nil
 }
@@ -234,7 +249,7 @@ func (c *Controller) tell(ctx context.Context, e *v2.Egress, status v2.EgressSta
 	}
 	switch is := changed(v2.EgressAvailable); {
 	case is == nil || is.Reason == plan.ReasonInvalidTemplate:
-	case is.Status == metav1.ConditionTrue:
+	case is.Status == metav1.ConditionTrue && is.Reason != plan.ReasonRefused:
 		event(corev1.EventTypeNormal, *is)
 	case is.Reason == plan.ReasonNoRouterReady && !meta.IsStatusConditionTrue(e.Status.Conditions, v2.EgressAvailable):
 		// Routers are about to start.
