@@ -10,7 +10,8 @@
 //
 // The staged file stays when it is put in place, as a copy rather than by a rename:
 // it is what a removed or edited configuration is restored from, also after coild
-// restarted, which runs no installer.
+// restarted, which runs no installer. Without it, a configuration in use stays, and one
+// that is removed comes back only as long as coild runs, which remembers it.
 package cniconf
 
 import (
@@ -46,7 +47,8 @@ const (
 	staleTemp = 10 * time.Minute
 )
 
-// ErrNotStaged: there is nothing to put in place; coil-installer must run first.
+// ErrNotStaged: there is nothing to put in place, nor is it there already; coil-installer
+// must run first.
 var ErrNotStaged = errors.New("no network configuration is staged")
 
 // CheckName tells whether a conflist can have this file name.
@@ -104,25 +106,53 @@ func Stage(dir, name string, content []byte) (changed bool, err error) {
 	return replace(filepath.Join(dir, name+stagedSuffix), content)
 }
 
+// Activate puts the staged configuration in place, once; see Keeper.Activate.
+func Activate(dir, name string) (changed bool, err error) {
+	return (&Keeper{Dir: dir, Name: name}).Activate()
+}
+
+// Keeper keeps the configuration in place. Not for several goroutines at once.
+type Keeper struct {
+	Dir, Name string
+	// last is what was put in place, or was there already.
+	last []byte
+}
+
 // Activate puts the staged configuration in place. Its readers see the old or the
 // new one, complete. changed is false, and nothing is written, when it is in place
-// already. ErrNotStaged when there is none. It can be called as often as wanted: a
-// configuration that somebody removed or edited is restored.
-func Activate(dir, name string) (changed bool, err error) {
-	if err := CheckName(name); err != nil {
+// already. It can be called as often as wanted: a configuration that somebody removed
+// or edited is restored. When none is staged, the one in use will do if it is valid,
+// else the last one; ErrNotStaged when there is none of them.
+func (k *Keeper) Activate() (changed bool, err error) {
+	if err := CheckName(k.Name); err != nil {
 		return false, err
 	}
-	content, err := os.ReadFile(filepath.Join(dir, name+stagedSuffix))
-	if errors.Is(err, fs.ErrNotExist) {
-		return false, fmt.Errorf("%w as %s", ErrNotStaged, filepath.Join(dir, name+stagedSuffix))
-	}
-	if err != nil {
+	path := filepath.Join(k.Dir, k.Name)
+	content, err := os.ReadFile(path + stagedSuffix)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		if content = k.fallback(path); content == nil {
+			return false, fmt.Errorf("%w as %s", ErrNotStaged, path+stagedSuffix)
+		}
+	case err != nil:
 		return false, fmt.Errorf("read the staged network configuration: %w", err)
+	case !json.Valid(content):
+		return false, fmt.Errorf("staged network configuration %s is not valid JSON", path+stagedSuffix)
 	}
-	if !json.Valid(content) {
-		return false, fmt.Errorf("staged network configuration %s is not valid JSON", filepath.Join(dir, name+stagedSuffix))
+	if changed, err = replace(path, content); err == nil {
+		k.last = content
 	}
-	return replace(filepath.Join(dir, name), content)
+	return changed, err
+}
+
+// fallback returns what to put in place when nothing is staged; nil for nothing.
+func (k *Keeper) fallback(path string) []byte {
+	if live, err := os.ReadFile(path); err == nil {
+		if _, err := Validate(live); err == nil {
+			return live
+		}
+	}
+	return k.last
 }
 
 // replace makes path a regular file with this content.

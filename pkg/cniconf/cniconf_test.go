@@ -158,6 +158,64 @@ func TestActivateKeepsWhatIsInPlaceWhenTheStagedFileIsBroken(t *testing.T) {
 	}
 }
 
+// What is in place stays in use without the staged file, and comes back while coild runs.
+func TestWithoutTheStagedFile(t *testing.T) {
+	tests := []struct {
+		name   string
+		live   string // what is in place; empty for no file
+		again  bool   // it was activated before by the same process
+		want   string // what is then in place
+		change bool
+	}{
+		{name: "nothing is left"},
+		{name: "nothing is left, but it was activated", again: true, want: string(conflist("")), change: true},
+		{name: "in use", live: string(conflist("x")), want: string(conflist("x"))},
+		{name: "in use as activated", live: string(conflist("")), again: true, want: string(conflist(""))},
+		{name: "torn", live: string(conflist("x")[:50])},
+		{name: "torn, but it was activated", live: string(conflist("x")[:50]), again: true, want: string(conflist("")), change: true},
+		{name: "of another plugin", live: `{"cniVersion":"1.1.0","name":"n","plugins":[{"type":"bridge"}]}`},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			dir := t.TempDir()
+			live, staged := filepath.Join(dir, name), filepath.Join(dir, name+".staged")
+			k := cniconf.Keeper{Dir: dir, Name: name}
+			if tt.again {
+				mustStage(t, dir, conflist(""))
+				if _, err := k.Activate(); err != nil {
+					t.Fatal(err)
+				}
+				if err := errors.Join(os.Remove(live), os.Remove(staged)); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if tt.live != "" {
+				if err := os.WriteFile(live, []byte(tt.live), 0o644); err != nil {
+					t.Fatal(err)
+				}
+			}
+			changed, err := k.Activate()
+			if changed != tt.change || errors.Is(err, cniconf.ErrNotStaged) != (tt.want == "") || tt.want != "" && err != nil {
+				t.Fatalf("changed %v, %v; want %v and %q in place", changed, err, tt.change, tt.want)
+			}
+			if tt.want == "" {
+				return
+			}
+			for range 2 { // what was found in use is remembered, too
+				if got, err := os.ReadFile(live); err != nil || string(got) != tt.want {
+					t.Errorf("in place is %q, %v, want %q", got, err, tt.want)
+				}
+				if err := os.Remove(live); err != nil {
+					t.Fatal(err)
+				}
+				if _, err := k.Activate(); err != nil {
+					t.Fatal(err)
+				}
+			}
+		})
+	}
+}
+
 // A runtime reads the file whenever inotify tells it of a change in the folder.
 func TestReadersNeverSeeHalfAConfiguration(t *testing.T) {
 	dir := t.TempDir()

@@ -9,12 +9,13 @@
 //
 //	plugin, DEL: coild can't be reached -> Add, synced to the disk -> try coild once more
 //	plugin, ADD: Remove the record of the same ID -> call coild
-//	coild:       bind the socket -> replay: List, delete each, Remove -> serve;
+//	coild:       bind the socket -> replay: List, for each: Has, delete, Remove -> serve;
 //	             replay again now and then
 //
 // A plugin that fails to connect after its Add did so before coild bound the socket,
 // so coild's List comes later and sees the record. An ADD takes the record of its own
-// ID away, so that no later replay deletes the new attachment.
+// ID away, so that no replay deletes the new attachment, not even one that listed the
+// record before.
 package delqueue
 
 import (
@@ -176,15 +177,26 @@ func (q Queue) List() (records []Record, aside []string, err error) {
 	return records, aside, errors.Join(errs...)
 }
 
+// Has says whether there is still a record of id: an ADD may have taken it away since List.
+func (q Queue) Has(id ID) (bool, error) {
+	_, err := os.Lstat(q.path(id))
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENOTDIR) {
+		return false, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("look at queued deletion of %s: %w", id.ContainerID, err)
+	}
+	return true, nil
+}
+
 // Remove takes the record of id away: the deletion is done, or an ADD of the same
 // ID is about to make it wrong. It is success when there is none.
 func (q Queue) Remove(id ID) error {
-	path := q.path(id)
 	// A disk that is read-only would refuse to remove even what isn't there.
-	if _, err := os.Lstat(path); errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENOTDIR) {
+	if has, err := q.Has(id); !has && err == nil {
 		return nil
 	}
-	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	if err := os.Remove(q.path(id)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("remove queued deletion of %s: %w", id.ContainerID, err)
 	}
 	return atomicfile.SyncDir(q.dir)

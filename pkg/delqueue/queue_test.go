@@ -63,6 +63,29 @@ func TestQueueGivesBackWhatWasAddedOldestFirst(t *testing.T) {
 	}
 }
 
+func TestHas(t *testing.T) {
+	q := delqueue.New(filepath.Join(t.TempDir(), "q"))
+	long := record(strings.Repeat("0123456789abcdef", 40), "eth0", 0)
+	for _, r := range []delqueue.Record{record("c", "eth0", 0), long} {
+		for _, step := range []struct {
+			name string
+			do   func() error
+			want bool
+		}{
+			{"at first", func() error { return nil }, false},
+			{"after Add", func() error { return q.Add(r) }, true},
+			{"after Remove", func() error { return q.Remove(r.ID) }, false},
+		} {
+			if err := step.do(); err != nil {
+				t.Fatal(err)
+			}
+			if got, err := q.Has(r.ID); got != step.want || err != nil {
+				t.Errorf("%s: has %.8s: %t, %v; want %t", step.name, r.ContainerID, got, err, step.want)
+			}
+		}
+	}
+}
+
 func TestQueueIsForRootOnly(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "q")
 	q := delqueue.New(dir)

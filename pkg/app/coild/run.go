@@ -46,6 +46,7 @@ const (
 	condRecord = "record" // record, kernel and blocks are in line
 	condNode   = "node"   // the Node exists
 	condDisk   = "disk"   // the record can be written
+	condConf   = "config" // the network configuration is in place; holds unless that fails at the start
 )
 
 // daemon is coild while it runs.
@@ -77,6 +78,7 @@ type daemon struct {
 	own         seen[ipam.Address]        // the node's addresses; only for nodeChanged
 	egress      *egress.Manager
 	fou         fou
+	conf        cniconf.Keeper
 }
 
 // run composes and runs coild until ctx ends.
@@ -324,24 +326,40 @@ func (d *daemon) start(ctx context.Context, group *errgroup.Group) error {
 	for _, t := range d.recordUpkeep() {
 		group.Go(func() error { return heal.Run(ctx, t) })
 	}
-	if d.CNIConfName == "" {
-		return nil
+	if d.CNIConfName != "" {
+		d.startConf(ctx, group)
+	}
+	return nil
+}
+
+// startConf puts the network configuration in place and lets it be restored from then on.
+// To end would not help if it can't be put there: a container that is started again runs no
+// installer.
+func (d *daemon) startConf(ctx context.Context, group *errgroup.Group) {
+	d.conf = cniconf.Keeper{Dir: d.CNIConfDir, Name: d.CNIConfName}
+	if err := d.activateConf(ctx); err != nil {
+		d.health.Set(condConf, err)
+		klog.FromContext(ctx).Error(err, "Not ready, trying again")
 	}
 	group.Go(func() error {
 		return heal.Run(ctx, heal.Task{Name: "cni-conf", Every: 4 * time.Second, Run: d.activateConf})
 	})
-	return d.activateConf(ctx)
 }
 
-// activateConf puts the network configuration in place, again if it was removed.
+// activateConf puts the network configuration in place, again if it was removed. An error
+// after the first success doesn't make coild not ready: the runtime may use what is in place.
 func (d *daemon) activateConf(ctx context.Context) error {
-	changed, err := cniconf.Activate(d.CNIConfDir, d.CNIConfName)
+	changed, err := d.conf.Activate()
+	if errors.Is(err, cniconf.ErrNotStaged) {
+		err = fmt.Errorf("%w: delete the pod of coild on this node, so that coil-installer runs again", err)
+	}
 	if err != nil {
 		return fmt.Errorf("put the network configuration in place: %w", err)
 	}
 	if changed {
 		klog.FromContext(ctx).Info("Put the network configuration in place", "file", filepath.Join(d.CNIConfDir, d.CNIConfName))
 	}
+	d.health.Set(condConf, nil)
 	return nil
 }
 

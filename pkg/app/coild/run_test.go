@@ -3,9 +3,17 @@ package coild
 import (
 	"context"
 	"errors"
+	"os"
+	"path/filepath"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/coil-net/coil/pkg/cniconf"
+	"github.com/coil-net/coil/pkg/observe"
 )
 
 // An API server may be away for hours; coild waits for it rather than to end.
@@ -33,4 +41,49 @@ func TestUntilDoneEnds(t *testing.T) {
 	if !errors.Is(err, context.Canceled) {
 		t.Errorf("error %v after the context ended", err)
 	}
+}
+
+// Somebody may empty the folder of network configurations, and a container that is started
+// again runs no installer: coild says so rather than to end again and again.
+func TestConfThatIsGone(t *testing.T) {
+	dir := t.TempDir()
+	conf := filepath.Join(dir, cniconf.DefaultName)
+	empty := func(t *testing.T) {
+		t.Helper()
+		files, err := filepath.Glob(filepath.Join(dir, "*"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, f := range files {
+			if err := os.Remove(f); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	synctest.Test(t, func(t *testing.T) {
+		d := &daemon{Options: Options{CNIConfDir: dir, CNIConfName: cniconf.DefaultName}, health: observe.NewHealth()}
+		ctx, cancel := context.WithCancel(t.Context())
+		var group errgroup.Group
+		defer func() {
+			cancel()
+			if err := group.Wait(); err != nil {
+				t.Error(err)
+			}
+		}()
+		d.startConf(ctx, &group)
+		if err := d.health.Ready(); err == nil || !strings.Contains(err.Error(), "delete the pod") {
+			t.Errorf("without a staged configuration coild's health is %v, want not ready, and what to do", err)
+		}
+		content := []byte(`{"cniVersion":"1.1.0","name":"n","plugins":[{"type":"coil"}]}`)
+		if _, err := cniconf.Stage(dir, cniconf.DefaultName, content); err != nil {
+			t.Fatal(err)
+		}
+		for range 2 {
+			time.Sleep(8 * time.Second)
+			if got, err := os.ReadFile(conf); string(got) != string(content) || d.health.Ready() != nil {
+				t.Errorf("in place is %q, %v; health %v; want what was staged, and ready", got, err, d.health.Ready())
+			}
+			empty(t)
+		}
+	})
 }

@@ -173,7 +173,7 @@ func (c *Controller) carve(ctx context.Context, r *v2.BlockRequest, w *work, poo
 				return nil, err
 			}
 		}
-		cand, err := c.next(w, pool.Name, p)
+		cand, err := c.next(w, pool, p)
 		if full := (*noneFree)(nil); errors.As(err, &full) {
 			return nil, refusef(v2.ReasonPoolExhausted, "AddressPool %s has no block left: %s; append a subnet to its spec.subnets", pool.Name, full)
 		}
@@ -205,18 +205,22 @@ func (c *Controller) carve(ctx context.Context, r *v2.BlockRequest, w *work, poo
 				plan.BlockName(pool.Name, cand.index), oneLine(err))
 		default:
 			// It may exist all the same.
-			w.attempt = &cand
+			w.attempt = &attempt{cand, pool.UID}
 			return nil, fmt.Errorf("create AddressBlock %s: %w", plan.BlockName(pool.Name, cand.index), err)
 		}
 	}
 }
 
-// next returns the candidate whose creation had no clear answer, else another one.
-func (c *Controller) next(w *work, pool string, p ipam.Pool) (candidate, error) {
-	if w.attempt != nil {
-		return *w.attempt, nil
+// next returns the candidate whose creation had no clear answer, else another one. Others
+// may have got its addresses when its mark has ended, and a pool that was made again may
+// not have them.
+func (c *Controller) next(w *work, pool *v2.AddressPool, p ipam.Pool) (candidate, error) {
+	if a := w.attempt; a != nil && a.pool == pool.UID {
+		if cand, ok := c.ledger.renew(pool.Name, a.candidate); ok {
+			return cand, nil
+		}
 	}
-	return c.ledger.pick(pool, p)
+	return c.ledger.pick(pool.Name, p)
 }
 
 // answered says whether the cache has got an answer since the work on r began.

@@ -121,10 +121,16 @@ type work struct {
 	seen time.Time
 	// attempt is a block whose creation had no clear answer, and made the name of
 	// one that was created or found. Only the worker that has the request uses them.
-	attempt *candidate
+	attempt *attempt
 	made    string
 	// answered says that the answer was written, though the cache may not show it yet.
 	answered bool
+}
+
+// attempt is a candidate of the pool with this UID.
+type attempt struct {
+	candidate
+	pool types.UID
 }
 
 // New returns a controller that isn't running.

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -216,6 +217,77 @@ func TestLostAnswersMakeNoSecondBlock(t *testing.T) {
 			}
 		})
 	}
+}
+
+// A block whose creation failed is tried again only as long as nobody else may have got its
+// addresses.
+func TestRetriesChooseAnew(t *testing.T) {
+	setup := func(t *testing.T) (*fakeAPI, *replica) {
+		api := newFakeAPI(t)
+		api.addPool(testPool("default", 1, "10.0.0.0/29"))
+		api.addPool(testPool("wide", 1, "10.0.0.0/29"))
+		api.addRequest("r", "node", "default")
+		api.addRequest("same", "node", "default")
+		api.addRequest("wide", "node", "wide")
+		r := newReplica(t, api, len(api.log), testNode("node"))
+		api.fault = func(verb, _ string) (before, after error) {
+			if verb == "create" {
+				return errLost, nil
+			}
+			return nil, nil
+		}
+		if err := r.sync(t.Context(), "r"); err == nil {
+			t.Fatal("a lost create is a success")
+		}
+		api.fault = nil
+		return api, r
+	}
+	requireAnswer := func(t *testing.T, api *fakeAPI, r *replica, request, block, cidr string) {
+		t.Helper()
+		if err := r.sync(t.Context(), request); err != nil {
+			t.Fatal(err)
+		}
+		b := api.blocks[api.requests[request].Status.AddressBlockName]
+		if b == nil || b.Name != block || *b.IPv4 != cidr {
+			t.Fatalf("request %s has the blocks %+v, want %s with %s", request, b, block, cidr)
+		}
+	}
+	t.Run("the same while its mark lasts", func(t *testing.T) {
+		api, r := setup(t)
+		requireAnswer(t, api, r, "wide", "wide-1", "10.0.0.2/31")
+		requireAnswer(t, api, r, "r", "default-0", "10.0.0.0/31")
+	})
+	t.Run("a retry makes its mark last longer", func(t *testing.T) {
+		api, r := setup(t)
+		r.ledger.now = func() time.Time { return time.Now().Add(markLife * 2 / 3) }
+		requireAnswer(t, api, r, "r", "default-0", "10.0.0.0/31")
+		r.ledger.now = func() time.Time { return time.Now().Add(markLife * 4 / 3) }
+		requireAnswer(t, api, r, "same", "default-1", "10.0.0.2/31")
+		requireAnswer(t, api, r, "wide", "wide-2", "10.0.0.4/31")
+	})
+	t.Run("its mark ended and another pool got the addresses", func(t *testing.T) {
+		api, r := setup(t)
+		r.ledger.now = func() time.Time { return time.Now().Add(2 * markLife) }
+		requireAnswer(t, api, r, "same", "default-1", "10.0.0.2/31")
+		requireAnswer(t, api, r, "wide", "wide-0", "10.0.0.0/31")
+		requireAnswer(t, api, r, "r", "default-2", "10.0.0.4/31")
+	})
+	t.Run("its mark ended and became that of another request", func(t *testing.T) {
+		api, r := setup(t)
+		r.ledger.release("default", 0)
+		r.ledger.now = func() time.Time { return time.Now().Add(time.Second) }
+		if c, err := r.ledger.pick("default", mustPool(t, 1, "10.0.0.0/31")); err != nil || c.index != 0 {
+			t.Fatalf("the other one picks %+v, %v", c, err)
+		}
+		requireAnswer(t, api, r, "r", "default-1", "10.0.0.2/31")
+	})
+	t.Run("the pool was made again with other subnets", func(t *testing.T) {
+		api, r := setup(t)
+		again := api.addPool(testPool("default", 1, "10.1.0.0/29"))
+		r.add(t, r.pools, again.DeepCopy())
+		r.reader.forget("default")
+		requireAnswer(t, api, r, "r", "default-1", "10.1.0.2/31")
+	})
 }
 
 // The leader before made a block and died; the cache of the next one doesn't show it.

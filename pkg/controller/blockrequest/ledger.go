@@ -169,6 +169,8 @@ func (l *ledger) lastIndex(pool string, uid types.UID) (int32, bool) {
 type candidate struct {
 	index int32
 	block ipam.Block
+	// marked is when the ledger marked it.
+	marked time.Time
 }
 
 // noneFree is why a pool has no candidate.
@@ -212,7 +214,7 @@ func (l *ledger) pick(pool string, p ipam.Pool) (candidate, error) {
 		if !l.overlaps(b) {
 			a.last = index
 			l.mark(pool, a, index, b.Prefixes())
-			return candidate{index, b}, nil
+			return candidate{index, b, a.marks[index]}, nil
 		}
 		a.taken[index] = struct{}{}
 		skipped = append(skipped, index)
@@ -222,6 +224,20 @@ func (l *ledger) pick(pool string, p ipam.Pool) (candidate, error) {
 		a.last = last // the next request goes on from here
 	}
 	return candidate{}, &noneFree{total: p.Total(), overlapping: len(skipped)}
+}
+
+// renew marks a candidate anew, and returns false if its mark isn't there any more: it has
+// ended, may be that of another candidate, or an event has shown a block.
+func (l *ledger) renew(pool string, c candidate) (candidate, bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	a := l.account(pool)
+	if at, ok := a.marks[c.index]; !ok || !at.Equal(c.marked) {
+		return candidate{}, false
+	}
+	l.mark(pool, a, c.index, c.block.Prefixes())
+	c.marked = a.marks[c.index]
+	return c, true
 }
 
 func (l *ledger) overlaps(b ipam.Block) bool {

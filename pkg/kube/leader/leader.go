@@ -31,8 +31,10 @@ type Election struct {
 }
 
 // Run calls run while this candidate leads, with a context that ends when
-// it leads no more, and returns after run has ended. Losing the lease is an error:
-// the caller ends, and a new process stands again. The lease has a client of its
+// it leads no more, and returns after run has ended. That context ends RenewDeadline after
+// the last renewal, which leaves run the rest of LeaseDuration to end before another
+// candidate leads. Losing the lease is an error: the caller ends, and a new process stands
+// again. The lease has a client of its
 // own, so that a busy controller's rate limit can't starve the renewal.
 func Run(ctx context.Context, cfg *rest.Config, e Election, run func(context.Context) error) error {
 	if e.LeaseDuration == 0 {
@@ -50,7 +52,6 @@ func Run(ctx context.Context, cfg *rest.Config, e Election, run func(context.Con
 	if err != nil {
 		return fmt.Errorf("lease %s/%s: %w", e.Namespace, e.Name, err)
 	}
-	held := &heldLock{Interface: lock}
 	notify := e.OnChange
 	if notify == nil {
 		notify = func(bool) {}
@@ -59,6 +60,9 @@ func Run(ctx context.Context, cfg *rest.Config, e Election, run func(context.Con
 	ended := make(chan error, 1)
 	electionCtx, cancel := context.WithCancel(ctx)
 	defer cancel()
+	held := &heldLock{Interface: lock, life: e.RenewDeadline, lapse: time.AfterFunc(e.RenewDeadline, cancel), idle: make(chan struct{})}
+	held.lapse.Stop() // until the lease is got
+	defer held.lapse.Stop()
 	elector, err := leaderelection.NewLeaderElector(leaderelection.LeaderElectionConfig{
 		Lock:            held,
 		Name:            e.Name,
@@ -73,6 +77,7 @@ func Run(ctx context.Context, cfg *rest.Config, e Election, run func(context.Con
 				err := run(ctx)
 				notify(false)
 				ended <- err
+				close(held.idle)
 				cancel()
 			},
 			OnStoppedLeading: func() {},
@@ -96,22 +101,44 @@ func Run(ctx context.Context, cfg *rest.Config, e Election, run func(context.Con
 
 // heldLock knows whether this candidate ever got the lease. The elector has then
 // started run, even if its goroutine is still to be scheduled.
+//
+// It also ends run in time, which the elector doesn't: that ends the context only after it
+// has tried to renew for RenewDeadline, beginning RetryPeriod after the last success, and
+// then to release for as long again.
 type heldLock struct {
 	resourcelock.Interface
 	once atomic.Bool
+	// lapse ends the context of run when the last renewal is older than life.
+	lapse *time.Timer
+	life  time.Duration
+	// idle is closed when run has ended.
+	idle chan struct{}
 }
 
 func (l *heldLock) Create(ctx context.Context, r resourcelock.LeaderElectionRecord) error {
-	return l.wrote(l.Interface.Create(ctx, r))
+	began := time.Now()
+	return l.wrote(began, l.Interface.Create(ctx, r))
 }
 
+// Update renews the lease, or releases it as soon as run has ended. A lease that can't be
+// released lapses.
 func (l *heldLock) Update(ctx context.Context, r resourcelock.LeaderElectionRecord) error {
-	return l.wrote(l.Interface.Update(ctx, r))
+	if r.HolderIdentity == "" {
+		select {
+		case <-l.idle:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+	began := time.Now()
+	return l.wrote(began, l.Interface.Update(ctx, r))
 }
 
-func (l *heldLock) wrote(err error) error {
+// wrote takes the time before the write, as others may count from then on.
+func (l *heldLock) wrote(began time.Time, err error) error {
 	if err == nil {
 		l.once.Store(true)
+		l.lapse.Reset(time.Until(began.Add(l.life)))
 	}
 	return err
 }

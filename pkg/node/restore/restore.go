@@ -51,6 +51,7 @@ type Links interface {
 // Queue has the DELs that came while coild was away; see package delqueue.
 type Queue interface {
 	List() (records []delqueue.Record, aside []string, err error)
+	Has(id delqueue.ID) (bool, error)
 	Remove(id delqueue.ID) error
 }
 
@@ -293,6 +294,11 @@ func (r *Restorer) Replay(ctx context.Context) (int, error) {
 	errs := []error{err}
 	n := 0
 	for _, rec := range records {
+		// The deletions before this one may have taken long.
+		if has, err := r.Queue.Has(rec.ID); !has || err != nil {
+			errs = append(errs, err)
+			continue
+		}
 		id := store.ID{ContainerID: rec.ContainerID, IfName: rec.IfName}
 		if err := r.Detacher.Del(ctx, id); err != nil {
 			errs = append(errs, fmt.Errorf("queued deletion of container %s: %w", rec.ContainerID, err))

@@ -44,11 +44,16 @@ type detacher struct {
 	store *sqlite.Store
 	links *links
 	err   error
+	// meanwhile is what others do during a deletion; may be nil.
+	meanwhile func()
 
 	deleted []store.ID
 }
 
 func (d *detacher) Del(ctx context.Context, id store.ID) error {
+	if d.meanwhile != nil {
+		d.meanwhile()
+	}
 	if d.err != nil {
 		return d.err
 	}
@@ -364,6 +369,32 @@ func TestQueuedDeletionsAreReplayed(t *testing.T) {
 	}
 	if left, _, err := n.queue.List(); err != nil || len(left) > 0 || len(n.state()) > 0 || len(n.links.found) > 0 {
 		t.Errorf("queue %v, %v; record %v; links %v", left, err, n.state(), n.links.found)
+	}
+}
+
+// An ADD takes the queued DEL of its own ID away, also while the replay is at another one.
+func TestReplaySparesWhatIsAddedMeanwhile(t *testing.T) {
+	n := newNode(t)
+	for i, c := range []string{"first", "again"} {
+		rec := delqueue.Record{ID: delqueue.ID(id(c)), QueuedAt: time.Unix(int64(i), 0)}
+		if err := n.queue.Add(rec); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var addr ipam.Address
+	n.det.meanwhile = func() {
+		n.det.meanwhile = nil
+		if err := n.queue.Remove(delqueue.ID(id("again"))); err != nil {
+			t.Fatal(err)
+		}
+		addr = n.record("again", store.Attached)
+	}
+	replayed, err := n.Replay(t.Context())
+	if err != nil || replayed != 1 || !slices.Equal(n.det.deleted, []store.ID{id("first")}) {
+		t.Errorf("%d replayed, deleted %v, %v; want only the first", replayed, n.det.deleted, err)
+	}
+	if d := cmp.Diff([]string{"again attached " + addr.String()}, n.state()); d != "" {
+		t.Errorf("record (-want +got):\n%s", d)
 	}
 }
 
