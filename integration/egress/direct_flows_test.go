@@ -67,6 +67,7 @@ func directly(t *testing.T, families ...dataplane.Family) {
 	d.flowsTo(perFamily, perFamily+further, "it came back", 3, 4)
 
 	d.list(3, 4)
+	d.awaitGone(2)
 	d.awaitRouters(2)
 	d.live("a router is gone", flows, 2, 3)
 	d.list(-4)

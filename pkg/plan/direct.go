@@ -21,7 +21,7 @@ const (
 	RouterLive RouterState = iota + 1
 	// RouterDraining takes no new flow, and keeps those that it has.
 	RouterDraining
-	// RouterDead doesn't answer, and loses its flows.
+	// RouterDead doesn't answer, and loses its flows to those that live.
 	RouterDead
 )
 
@@ -67,7 +67,7 @@ type ClientGroup struct {
 	// Members take flows, Draining are routers that only keep what they have, and Former is what
 	// keeps flows from before the peering changed. All are sorted.
 	Members, Draining, Former []netip.Addr
-	// Dead are routers that lose what they have.
+	// Dead are routers that lose what they have, if there is a member to take it.
 	Dead []netip.Addr
 	// Source is the client's own address, Protocol the mark of what is made; Idle see Client.
 	Source   netip.Addr
@@ -163,7 +163,7 @@ func (s ClientState) NexthopsBy(links map[netip.Addr]int) (nexthops []dataplane.
 		group := dataplane.NexthopGroup{ID: g.ID, Buckets: groupBuckets, Turn: g.Seed(), Idle: g.Idle, Protocol: g.Protocol}
 		for _, a := range g.Members {
 			if link := links[a]; link != 0 {
-				n := dataplane.Nexthop{ID: dataplane.NexthopOf(link), Family: g.Family, Link: link, Protocol: g.Protocol}
+				n := g.nexthopBy(link)
 				nexthops = append(nexthops, n)
 				group.Members = append(group.Members, dataplane.NexthopMember{ID: n.ID, Weight: 1})
 			}
@@ -174,6 +174,25 @@ func (s ClientState) NexthopsBy(links map[netip.Addr]int) (nexthops []dataplane.
 		}
 	}
 	return nexthops, groups
+}
+
+// KeepingBy are the nexthop objects of what keeps the flows that it has, when the tunnels to some
+// routers exist.
+func (s ClientState) KeepingBy(links map[netip.Addr]int) []dataplane.Nexthop {
+	var all []dataplane.Nexthop
+	for _, g := range s.Groups {
+		for _, a := range g.keeping() {
+			if link := links[a]; link != 0 {
+				all = append(all, g.nexthopBy(link))
+			}
+		}
+	}
+	return all
+}
+
+// nexthopBy is the nexthop object of a router to which a link leads.
+func (g ClientGroup) nexthopBy(link int) dataplane.Nexthop {
+	return dataplane.Nexthop{ID: dataplane.NexthopOf(link), Family: g.Family, Link: link, Protocol: g.Protocol}
 }
 
 // PinRoutesBy are the routes that pins lead to, each in the table of its link, and tables are all
@@ -196,8 +215,15 @@ func (s ClientState) PinRoutesBy(links map[netip.Addr]int) (routes []dataplane.R
 	return routes, tables
 }
 
-// keeping is what keeps the flows that it has.
-func (g ClientGroup) keeping() []netip.Addr { return slices.Concat(g.Members, g.Draining, g.Former) }
+// keeping is what keeps the flows that it has. When all routers are silent, that is likely to be
+// the network's fault: none of them would gain by another one, and all be broken afterwards.
+func (g ClientGroup) keeping() []netip.Addr {
+	all := slices.Concat(g.Members, g.Draining, g.Former)
+	if g.Direct && len(g.Members) == 0 {
+		all = append(all, g.Dead...)
+	}
+	return all
+}
 
 // Routers are those of a group that is direct, whatever their state.
 func (g ClientGroup) Routers() []netip.Addr {

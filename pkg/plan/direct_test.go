@@ -79,7 +79,7 @@ func TestDirectState(t *testing.T) {
 		{"no router that lives", clientOfFamilies("4", direct("a/a", "10.1.1.2 draining, 10.1.1.3 dead", "192.0.2.0/24")), nil, []string{
 			"throw 10.1.1.2/32 table 117", "throw 10.1.1.3/32 table 117", "throw 10.1.1.2/32 table 118", "throw 10.1.1.3/32 table 118",
 			"unreachable 192.0.2.0/24 table 118",
-			"0.0.0.0/0 dev 10 src 10.1.0.5 table A",
+			"0.0.0.0/0 dev 10 src 10.1.0.5 table A", "0.0.0.0/0 dev 11 src 10.1.0.5 table B",
 		}},
 		{"all states", clientOfFamilies("4", direct("a/a", three, "0.0.0.0/0", "10.9.0.0/16")), nil, []string{
 			"throw 10.1.1.1/32 table 117", "throw 10.1.1.2/32 table 117", "throw 10.1.1.3/32 table 117", "throw 10.1.1.4/32 table 117",

@@ -363,6 +363,13 @@ func EnsureReceivers(ctx context.Context, h *rtnl.Handle, families ...dataplane.
 	return errors.Join(errs...)
 }
 
+// Sink returns the link by which all packets of a family get lost, once EnsureReceivers has made
+// it: a receiver sends none that names no tunnel (ip-link(8), external). Who sends isn't told.
+func Sink(ctx context.Context, h *rtnl.Handle, f dataplane.Family) (int, error) {
+	l, err := h.LinkByName(ctx, receivers[f])
+	return l.Index, err
+}
+
 func ensureReceiver(ctx context.Context, h *rtnl.Handle, f dataplane.Family) error {
 	have, err := h.Tunnels(ctx, f)
 	if err != nil {

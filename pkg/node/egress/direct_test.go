@@ -7,6 +7,8 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -100,6 +102,116 @@ func TestDirectFlowsStay(t *testing.T) {
 	p.mustUse()
 	if out := p.ns.IP(t, "nexthop") + p.ns.IP(t, "-o", "link", "show", "type", "veth"); strings.Contains(out, "nhid") || strings.Contains(out, "fou") || p.pinned() > 0 {
 		t.Errorf("left: %s", out)
+	}
+}
+
+// No flow moves when all routers are silent for a while: none of them would gain by it. There is no
+// new one then.
+func TestDirectFlowsStayWhileAllAreSilent(t *testing.T) {
+	p := newDirectPod(t, 2)
+	p.mustUse(directly("1 live, 2 live", beyond...))
+	flows := p.connect(1, 30)
+	if n := share(flows); n[1] == 0 || n[2] == 0 {
+		t.Fatalf("flows by router %v", n)
+	}
+	p.mustUse(directly("1 dead, 2 dead", beyond...))
+	p.must("all routers are silent", flows)
+	p.wantWays(map[string]string{"192.0.2.99": "nowhere", "2001:db8::99": "nowhere"})
+	p.mustUse(directly("1 live, 2 live", beyond...))
+	p.must("all routers are back", flows)
+	p.mustUse(directly("1 dead, 2 live", beyond...))
+	for _, f := range flows {
+		if by := p.routerOf(f); by != 2 {
+			t.Errorf("a flow of router %d goes by %d though that is dead", f.router, by)
+		}
+	}
+}
+
+// Who connects while routers drain keeps the router of its first packet.
+func TestDirectNewFlowsStay(t *testing.T) {
+	for range 4 {
+		for _, then := range []string{"1 draining, 2 live, 3 live", "1 draining, 2 live, 3 draining", "1 draining, 2 draining, 3 draining, 4 live"} {
+			t.Run(then, func(t *testing.T) { connectWhile(t, then) })
+		}
+	}
+}
+
+func connectWhile(t *testing.T, then string) {
+	p := newDirectPod(t, 4)
+	p.client.Idle = 2 * time.Minute
+	p.mustUse(directly("1 live, 2 live, 3 live", beyond...))
+	done := make(chan struct{})
+	var connecting sync.WaitGroup
+	var connected atomic.Int32
+	defer connecting.Wait()
+	defer close(done)
+	for i := range 8 {
+		f := []dataplane.Family{dataplane.IPv4, dataplane.IPv6}[i%2]
+		connecting.Go(func() {
+			for n := 0; ; n++ {
+				select {
+				case <-done:
+					return
+				default:
+				}
+				if err := p.useOnce(beyondAddr(f, 1+n%200)); err != nil {
+					t.Errorf("a new flow of %s: %v", f, err)
+				}
+				connected.Add(1)
+			}
+		})
+	}
+	more := func() {
+		t.Helper()
+		enough := connected.Load() + 20
+		testkit.Eventually(t, 10*time.Second, "there are more flows", func() error {
+			if n := connected.Load(); n < enough {
+				return fmt.Errorf("%d of %d", n, enough)
+			}
+			return nil
+		})
+	}
+	more()
+	if out, err := p.use(t.Context(), directly(then, beyond...)); err != nil || out.Unpinned > 0 {
+		t.Errorf("%+v, %v", out, err)
+	}
+	more()
+}
+
+// A coild that is killed while it holds a router leaves new flows of it without a way: the next one
+// gives them one, whatever the router is then, and keeps those that there are.
+func TestDirectHeldWhenKilled(t *testing.T) {
+	for _, then := range []string{"1 live, 2 live", "1 draining, 2 live", "1 dead, 2 live", "2 live"} {
+		t.Run(then, func(t *testing.T) {
+			p := newDirectPod(t, 2)
+			out := p.mustUse(directly("1 live, 2 live", beyond...))
+			flows := p.connect(1, 30)
+			if n := share(flows); n[1] == 0 || n[2] == 0 {
+				t.Fatalf("flows by router %v", n)
+			}
+			in := testkit.Must(p.kernel.enter(p.at()))(t)
+			defer in.close()
+			k := &keeper{
+				client: in, state: out.State, links: out.Links, complete: true, moves: true, seen: map[plan.ClientFlow]bool{}, out: &Outcome{},
+			}
+			testkit.Check(t, k.pin(t.Context(), true))
+			for _, a := range routerAddrs(1) {
+				link := out.Links[a]
+				sink := testkit.Must(p.links.Sink(t.Context(), p.handle, dataplane.FamilyOf(a)))(t)
+				testkit.Check(t, p.handle.Do(t.Context(), rtnl.SetNexthop(dataplane.Nexthop{
+					ID: dataplane.NexthopOf(link), Family: dataplane.FamilyOf(a), Link: sink, Protocol: dataplane.ProtocolNode,
+				})))
+			}
+			p.mustUse(directly(then, beyond...))
+			if strings.HasPrefix(then, "1 live") || strings.HasPrefix(then, "1 draining") {
+				p.must("held and let go", flows)
+			}
+			for f, n := range share(p.connect(31, 60)) {
+				if f == 1 && then != "1 live, 2 live" {
+					t.Errorf("%d new flows go by router 1", n)
+				}
+			}
+		})
 	}
 }
 

@@ -46,6 +46,8 @@ type Tunnels interface {
 	Prune(ctx context.Context, ns *netns.NS, h *rtnl.Handle, port uint16, keep []dataplane.Tunnel) (dataplane.Result, error)
 	// Check says what isn't as Make makes it, and returns the links that there are.
 	Check(ctx context.Context, ns *netns.NS, h *rtnl.Handle, port uint16, want []dataplane.Tunnel) (map[netip.Addr]dataplane.TunnelLink, error)
+	// Sink returns the link by which packets of a family get lost, once there are tunnels.
+	Sink(ctx context.Context, h *rtnl.Handle, f dataplane.Family) (int, error)
 }
 
 // Marks marks, in a network namespace, connections from outside; see package nft.

@@ -50,6 +50,18 @@ func (s *standIns) Make(ctx context.Context, _ *netns.NS, h *rtnl.Handle, _ uint
 	return links, result, errors.Join(errs...)
 }
 
+// Sink implements Tunnels: at its other end nobody takes anything.
+func (s *standIns) Sink(_ context.Context, h *rtnl.Handle, _ dataplane.Family) (int, error) {
+	const name = "sink"
+	if _, err := h.IndexByName(name); err != nil {
+		s.ns.IP(s.tb, "link", "add", name, "type", "veth", "peer", "name", "drain")
+		for _, end := range []string{"drain", name} {
+			s.ns.IP(s.tb, "link", "set", end, "addrgenmode", "none", "arp", "off", "up")
+		}
+	}
+	return h.IndexByName(name)
+}
+
 func (s *standIns) Prune(ctx context.Context, _ *netns.NS, h *rtnl.Handle, _ uint16, keep []dataplane.Tunnel) (dataplane.Result, error) {
 	var result dataplane.Result
 	veths, err := h.Veths(ctx)

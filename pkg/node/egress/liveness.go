@@ -6,6 +6,7 @@ import "time"
 // many with one: more, up to a bound, if it died soon after it had come back.
 const (
 	deathMisses  = 3
+	doubtMisses  = 6 // however much that is in doubt
 	leastAnswers = 3
 	mostAnswers  = 96
 	// flapping is how soon.
@@ -16,7 +17,8 @@ const (
 // living.
 //
 //	lives, answers               lives
-//	lives, 3 misses in a row     dead
+//	lives, 3 misses in a row     dead, unless that is in doubt: all others are silent, too, and
+//	                             one of them not for so long yet
 //	never answered               dead like that only if others of its Egress do: something
 //	                             else may keep all questions away; while it isn't ready it
 //	                             isn't asked
@@ -31,13 +33,26 @@ type liveness struct {
 	last, back time.Time
 }
 
-// observe notes whether a question was answered; others says whether other routers of the Egress
-// answer. It returns whether the router is dead now and wasn't, or the other way round.
-func (l *liveness) observe(now time.Time, answer, others bool) (changed bool) {
+// note counts a question that was answered, or not.
+func (l *liveness) note(now time.Time, answer bool) {
 	if !answer {
 		l.missed++
 		l.answers = 0
-		if l.dead || l.missed < deathMisses || l.last.IsZero() && !others {
+		return
+	}
+	l.missed = 0
+	l.answers++
+	l.last = now
+}
+
+// silent says whether a router that has answered doesn't any more.
+func (l *liveness) silent() bool { return !l.last.IsZero() && l.missed > 0 }
+
+// judge says whether the router is dead now and wasn't, or the other way round; others, whether
+// other routers of the Egress answer, and doubt, whether all may become silent now.
+func (l *liveness) judge(now time.Time, others, doubt bool) (changed bool) {
+	if l.missed > 0 {
+		if l.dead || l.missed < deathMisses || doubt && l.missed < doubtMisses || l.last.IsZero() && !others {
 			return false
 		}
 		if l.needed > 0 && now.Sub(l.back) < flapping {
@@ -48,9 +63,6 @@ func (l *liveness) observe(now time.Time, answer, others bool) (changed bool) {
 		l.dead = true
 		return true
 	}
-	l.missed = 0
-	l.answers++
-	l.last = now
 	if !l.dead || l.answers < l.needed {
 		return false
 	}

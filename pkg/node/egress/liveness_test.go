@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// Each letter is a second: + an answer, - none; the result has D where the router is dead.
+// Each letter is a second: + an answer, - none, ? none while that is in doubt; the result has D where the router is dead.
 func TestLiveness(t *testing.T) {
 	for _, c := range []struct {
 		name, asked, want string
@@ -20,6 +20,9 @@ func TestLiveness(t *testing.T) {
 		{"never answered", "----", "..DD", false},
 		{"never answered, and nobody else does", "--------", "........", true},
 		{"the last one", "+-----", "...DDD", true},
+		{"all may be silent", "+--??-", ".....D", true},
+		{"all may be, for long", "+--?????", "......DD", true},
+		{"all may be, and then answer", "+--??+--+", ".........", false},
 		{"flaps: it takes twice as long each time", "+---+++---++++++---++++++++++++", "...DDD...DDDDDD...DDDDDDDDDDDD.", false},
 		{"never asked", "", "", false},
 	} {
@@ -30,7 +33,8 @@ func TestLiveness(t *testing.T) {
 			for _, a := range c.asked {
 				now = now.Add(time.Second)
 				was := l.dead
-				if changed := l.observe(now, a == '+', !c.alone); changed != (was != l.dead) {
+				l.note(now, a == '+')
+				if changed := l.judge(now, !c.alone, a == '?'); changed != (was != l.dead) {
 					t.Errorf("changed is %t", changed)
 				}
 				got.WriteString(map[bool]string{true: "D", false: "."}[l.dead])
@@ -49,7 +53,8 @@ func TestLivenessForgives(t *testing.T) {
 	step := func(answer bool, times int) {
 		for range times {
 			now = now.Add(time.Second)
-			l.observe(now, answer, true)
+			l.note(now, answer)
+			l.judge(now, true, false)
 		}
 	}
 	step(true, 1)

@@ -157,12 +157,7 @@ func (p *pod) connect(first, last int) []flow {
 
 func (p *pod) dial(addr string) flow {
 	p.t.Helper()
-	var c net.Conn
-	testkit.Check(p.t, p.ns.Do(func() (err error) {
-		d := net.Dialer{Timeout: 5 * time.Second}
-		c, err = d.DialContext(p.t.Context(), "tcp", netip.AddrPortFrom(netip.MustParseAddr(addr), beyondPort).String())
-		return err
-	}))
+	c := testkit.Must(p.tryDial(addr))(p.t)
 	p.t.Cleanup(func() { c.Close() })
 	router, err := flow{Conn: c}.ask()
 	if err != nil {
@@ -173,6 +168,38 @@ func (p *pod) dial(addr string) flow {
 		p.t.Errorf("a flow to %s goes by router %d, and seems to go by %d", addr, router, by)
 	}
 	return f
+}
+
+func (p *pod) tryDial(addr string) (c net.Conn, err error) {
+	err = p.ns.Do(func() (err error) {
+		d := net.Dialer{Timeout: 5 * time.Second}
+		c, err = d.DialContext(p.t.Context(), "tcp", netip.AddrPortFrom(netip.MustParseAddr(addr), beyondPort).String())
+		return err
+	})
+	return c, err
+}
+
+// useOnce opens a flow, and wants it to stay where it is for a while.
+func (p *pod) useOnce(addr string) error {
+	c, err := p.tryDial(addr)
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	first := 0
+	for range 5 {
+		router, err := flow{Conn: c}.ask()
+		if err != nil {
+			return fmt.Errorf("from %s to %s: %w", c.LocalAddr(), addr, err)
+		}
+		if first == 0 {
+			first = router
+		}
+		if router != first {
+			return fmt.Errorf("from %s to %s by router %d, and then by %d", c.LocalAddr(), addr, first, router)
+		}
+	}
+	return nil
 }
 
 // ask returns the router by which something comes back over a flow.

@@ -197,6 +197,7 @@ func (m *Manager) hear(rounds []*round) (changed []netip.Addr) {
 			proven[q.To] = proven[q.To] || round.known[i]
 		}
 	}
+	var noted []netip.Addr
 	// Answers first: who answers shows that others could.
 	for _, pass := range []echo.Answer{echo.Given, echo.Missing, echo.Unknown} {
 		for _, round := range rounds {
@@ -226,13 +227,33 @@ func (m *Manager) hear(rounds []*round) (changed []netip.Addr) {
 				if !known && (proven[q.To] || !given && !m.answeredByOthers(round.client, q.To)) {
 					continue
 				}
-				if r.observe(now, given, m.othersAnswer(q.To, now)) {
-					changed = append(changed, q.To)
-				}
+				r.note(now, given)
+				noted = append(noted, q.To)
 			}
 		}
 	}
+	for _, a := range noted {
+		if m.routers[a].judge(now, m.othersAnswer(a, now), m.doubtful(a)) {
+			changed = append(changed, a)
+		}
+	}
 	return changed
+}
+
+// doubtful says whether all other routers of an Egress have become silent, one of them not for long
+// enough: it had better not be given the flows of who has become so a moment before.
+func (m *Manager) doubtful(addr netip.Addr) bool {
+	doubt := false
+	for _, r := range m.others(addr) {
+		switch {
+		case r.dead || r.last.IsZero():
+		case !r.silent():
+			return false
+		case r.missed < deathMisses:
+			doubt = true
+		}
+	}
+	return doubt
 }
 
 // heard notes that a router has answered the sandbox.

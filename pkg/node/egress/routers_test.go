@@ -126,6 +126,38 @@ coil_egress_node_failover_duration_seconds_count 2
 	})
 }
 
+// When all become silent, it hardly happens to all in the same moment: none is given the flows of those
+// that were first, whether they come back or not.
+func TestAllBecomeSilent(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld()
+		w.direct("10.1.1.1 live, 10.1.1.2 live")
+		m := w.manager(false)
+		w.clients(t, m, "p")
+		defer asking(t, m)()
+		w.after(t, 10500*time.Millisecond, "at first", both)
+		for range 2 {
+			w.silence(true, "10.1.1.1")
+			w.after(t, time.Second, "one is silent", both)
+			w.silence(true, "10.1.1.2")
+			w.after(t, 1900*time.Millisecond, "it has missed three questions, the other one two", both)
+			w.silence(false, "10.1.1.1", "10.1.1.2")
+			w.after(t, 10*time.Second, "they answer again", both)
+		}
+		w.silence(true, "10.1.1.1")
+		w.after(t, time.Second, "one is silent", both)
+		w.silence(true, "10.1.1.2")
+		w.after(t, 1600*time.Millisecond, "the other one, too", both)
+		w.after(t, 2*time.Second, "both are dead", none)
+		w.silence(false, "10.1.1.1", "10.1.1.2")
+		w.after(t, 2*time.Second, "two answers", none)
+		w.after(t, time.Second, "three answers", both)
+		if len(w.events) != 4 {
+			t.Errorf("events: %q", w.events)
+		}
+	})
+}
+
 // A node whose pods send to no router asks nobody, and does so again when one comes.
 func TestNobodyToAsk(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -48,6 +48,11 @@ func (FoU) Check(ctx context.Context, ns *netns.NS, h *rtnl.Handle, port uint16,
 	return links, errors.Join(err, fou.Check(ctx, ns, port, families...))
 }
 
+// Sink implements Tunnels.
+func (FoU) Sink(ctx context.Context, h *rtnl.Handle, f dataplane.Family) (int, error) {
+	return tunnel.Sink(ctx, h, f)
+}
+
 func familiesOf(tunnels []dataplane.Tunnel) []dataplane.Family {
 	return plan.ClientState{Tunnels: tunnels}.Families()
 }
