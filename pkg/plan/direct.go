@@ -215,8 +215,8 @@ func (s ClientState) PinRoutesBy(links map[netip.Addr]int) (routes []dataplane.R
 	return routes, tables
 }
 
-// keeping is what keeps the flows that it has. When all routers are silent, that is likely to be
-// the network's fault: none of them would gain by another one, and all be broken afterwards.
+// keeping is what keeps the flows that it has. Those of dead routers can't go to another one when none
+// takes flows; when all are silent it is likely the network, after which they go on.
 func (g ClientGroup) keeping() []netip.Addr {
 	all := slices.Concat(g.Members, g.Draining, g.Former)
 	if g.Direct && len(g.Members) == 0 {

@@ -41,7 +41,7 @@ func PinnedFlow(r dataplane.Rule) ClientFlow {
 
 // Pins returns the rules that keep flows by the routers that they go by, whatever becomes of
 // their group, sorted, when the tunnels to some routers exist. There is none for a flow whose
-// router is dead, or that isn't the router's to have: the Egress has another destination. Those
+// router is dead while another one takes flows, or that isn't the router's to have: the Egress has another destination. Those
 // that there are come first when there are too many; left is how many flows have no pin though
 // they should.
 func (s ClientState) Pins(flows []ClientFlow, have []dataplane.Rule, links map[netip.Addr]int) (pins []dataplane.Rule, left int) {

@@ -18,7 +18,7 @@ const (
 //
 //	lives, answers               lives
 //	lives, 3 misses in a row     dead, unless that is in doubt: all others are silent, too, and
-//	                             one of them not for so long yet
+//	                             one of them not for so long yet; after 6, dead anyway
 //	never answered               dead like that only if others of its Egress do: something
 //	                             else may keep all questions away; while it isn't ready it
 //	                             isn't asked
@@ -44,9 +44,6 @@ func (l *liveness) note(now time.Time, answer bool) {
 	l.answers++
 	l.last = now
 }
-
-// silent says whether a router that has answered doesn't any more.
-func (l *liveness) silent() bool { return !l.last.IsZero() && l.missed > 0 }
 
 // judge says whether the router is dead now and wasn't, or the other way round; others, whether
 // other routers of the Egress answer, and doubt, whether all may become silent now.

@@ -43,7 +43,8 @@ type router struct {
 	turn, newTurn int
 }
 
-// routersOf returns the routers of an Egress; those that don't answer are dead.
+// routersOf returns the routers of an Egress; those that don't answer are dead. One that answers
+// again, but not for long enough, keeps the flows that nobody has taken from it.
 func (m *Manager) routersOf(egress types.NamespacedName) ([]plan.ClientRouter, error) {
 	all, err := m.cluster.Routers(egress)
 	if err != nil {
@@ -53,7 +54,11 @@ func (m *Manager) routersOf(egress types.NamespacedName) ([]plan.ClientRouter, e
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for i := range all {
-		if r := m.routers[all[i].Addr]; r != nil && r.dead {
+		switch r := m.routers[all[i].Addr]; {
+		case r == nil || !r.dead:
+		case r.answers > 0:
+			all[i].State = plan.RouterDraining
+		default:
 			all[i].State = plan.RouterDead
 		}
 	}
@@ -246,10 +251,10 @@ func (m *Manager) doubtful(addr netip.Addr) bool {
 	doubt := false
 	for _, r := range m.others(addr) {
 		switch {
-		case r.dead || r.last.IsZero():
-		case !r.silent():
+		case r.last.IsZero():
+		case r.missed == 0:
 			return false
-		case r.missed < deathMisses:
+		case !r.dead && r.missed < deathMisses:
 			doubt = true
 		}
 	}
@@ -313,7 +318,7 @@ func (m *Manager) tellRouter(ctx context.Context, addr netip.Addr) {
 		ref.UID = e.UID
 	}
 	if dead {
-		m.recorder.Eventf(ref, nil, corev1.EventTypeWarning, RouterDead, RouterDead, "router %s doesn't answer: no pod of the node uses it", addr)
+		m.recorder.Eventf(ref, nil, corev1.EventTypeWarning, RouterDead, RouterDead, "router %s doesn't answer: pods of the node send no new flow to it", addr)
 	} else {
 		m.recorder.Eventf(ref, nil, corev1.EventTypeNormal, RouterBack, RouterBack, "router %s answers again", addr)
 	}

@@ -118,7 +118,7 @@ coil_egress_node_failover_duration_seconds_count 2
 		w.after(t, 1900*time.Millisecond, "two answers", none)
 		w.after(t, 1500*time.Millisecond, "three answers", both)
 		want := []string{
-			"a: RouterDead: router 10.1.1.1 doesn't answer: no pod of the node uses it", "a: RouterDead: router 10.1.1.2 doesn't answer: no pod of the node uses it",
+			"a: RouterDead: router 10.1.1.1 doesn't answer: pods of the node send no new flow to it", "a: RouterDead: router 10.1.1.2 doesn't answer: pods of the node send no new flow to it",
 		}
 		if d := cmp.Diff(want, w.events[:2]); d != "" || len(w.events) != 4 {
 			t.Errorf("%d events (-want +got):\n%s", len(w.events), d)
@@ -149,9 +149,18 @@ func TestAllBecomeSilent(t *testing.T) {
 		w.silence(true, "10.1.1.2")
 		w.after(t, 1600*time.Millisecond, "the other one, too", both)
 		w.after(t, 2*time.Second, "both are dead", none)
-		w.silence(false, "10.1.1.1", "10.1.1.2")
-		w.after(t, 2*time.Second, "two answers", none)
-		w.after(t, time.Second, "three answers", both)
+		// Nor are they given to those that are first to answer again.
+		w.silence(false, "10.1.1.1")
+		w.after(t, time.Second, "one answers", none)
+		w.silence(false, "10.1.1.2")
+		w.after(t, 2*time.Second, "it has given three answers, the other one two", "192.0.2.0/24 [10.1.1.1]")
+		w.mu.Lock()
+		got := w.netns["/p"].Egresses[0].Routers
+		w.mu.Unlock()
+		if len(got) != 2 || got[1].State != plan.RouterDraining {
+			t.Errorf("routers %v; want that the second keeps its flows", got)
+		}
+		w.after(t, time.Second, "both have given three answers", both)
 		if len(w.events) != 4 {
 			t.Errorf("events: %q", w.events)
 		}
