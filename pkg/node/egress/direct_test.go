@@ -216,6 +216,22 @@ func TestDirectHeldWhenKilled(t *testing.T) {
 	}
 }
 
+// A coild that is told to end finishes what it has begun: no router stays held.
+func TestDirectChangeIsFinished(t *testing.T) {
+	p := newDirectPod(t, 2)
+	p.mustUse(directly("1 live, 2 live", beyond...))
+	ctx, cancel := context.WithCancel(t.Context())
+	p.links.sinking = cancel
+	if _, err := p.use(ctx, directly("1 draining, 2 live", beyond...)); !errors.Is(err, context.Canceled) {
+		t.Fatalf("error is %v", err)
+	}
+	for by, n := range share(p.connect(1, 30)) {
+		if by != 2 {
+			t.Errorf("%d new flows go by router %d", n, by)
+		}
+	}
+}
+
 // What the kernel moves later, because a group was out of balance, takes no flow along either that was
 // opened in between.
 func TestDirectFlowsStayWhileBucketsMove(t *testing.T) {

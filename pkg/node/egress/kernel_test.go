@@ -25,6 +25,8 @@ type standIns struct {
 	tb     testing.TB
 	ns     *netnstest.NS
 	broken map[netip.Addr]bool
+	// sinking, if not nil, is called when a sink is asked for.
+	sinking func()
 }
 
 func (s *standIns) Make(ctx context.Context, _ *netns.NS, h *rtnl.Handle, _ uint16, want []dataplane.Tunnel) (map[netip.Addr]dataplane.TunnelLink, dataplane.Result, error) {
@@ -53,6 +55,9 @@ func (s *standIns) Make(ctx context.Context, _ *netns.NS, h *rtnl.Handle, _ uint
 // Sink implements Tunnels: at its other end nobody takes anything.
 func (s *standIns) Sink(_ context.Context, h *rtnl.Handle, _ dataplane.Family) (int, error) {
 	const name = "sink"
+	if s.sinking != nil {
+		s.sinking()
+	}
 	if _, err := h.IndexByName(name); err != nil {
 		s.ns.IP(s.tb, "link", "add", name, "type", "veth", "peer", "name", "drain")
 		for _, end := range []string{"drain", name} {
@@ -100,7 +105,7 @@ func newPod(t *testing.T) *pod {
 		t.Fatal(err)
 	}
 	t.Cleanup(h.Close)
-	p := &pod{t: t, ns: ns, handle: h, links: &standIns{t, ns, map[netip.Addr]bool{}}}
+	p := &pod{t: t, ns: ns, handle: h, links: &standIns{tb: t, ns: ns, broken: map[netip.Addr]bool{}}}
 	p.kernel = NewKernel(dataplane.ProtocolNode, p.links, Nft{})
 	if p.eth0, err = h.IndexByName("eth0"); err != nil {
 		t.Fatal(err)
