@@ -46,7 +46,7 @@ func (k *keeper) pin(ctx context.Context, all bool) (err error) {
 }
 
 // wanted are the pins of flows; see flows.
-func (k *keeper) wanted(ctx context.Context, all bool, held *dataplane.Nexthop) ([]dataplane.Rule, error) {
+func (k *keeper) wanted(ctx context.Context, all bool, held map[dataplane.Family]dataplane.Nexthop) ([]dataplane.Rule, error) {
 	flows, err := k.flows(ctx, all, held)
 	if err != nil && len(flows) == 0 {
 		return nil, err
@@ -103,16 +103,26 @@ func (k *keeper) ensure(ctx context.Context, want nexthop.Set) error {
 }
 
 // leave lets no flow begin by members of groups any more, and pins those that have begun since the
-// others were: one member after the other, so that it is known whose they are. The last one is
-// still in its group then.
+// others were: of each family one member after the other, so that it is known whose they are. The
+// last ones are still in their groups then.
 func (k *keeper) leave(ctx context.Context, members []dataplane.Nexthop, groups []dataplane.NexthopGroup) error {
 	var errs []error
-	for i, n := range members {
-		errs = append(errs, k.hold(ctx, n))
-		if i < len(members)-1 {
-			groups = without(groups, n.ID)
+	for len(members) > 0 {
+		held := map[dataplane.Family]dataplane.Nexthop{}
+		var later []dataplane.Nexthop
+		for _, n := range members {
+			if _, ok := held[n.Family]; ok {
+				later = append(later, n)
+			} else {
+				held[n.Family] = n
+			}
+		}
+		errs = append(errs, k.hold(ctx, held))
+		if len(later) > 0 {
+			groups = without(groups, held)
 			errs = append(errs, k.ensure(ctx, nexthop.Set{Groups: groups}))
 		}
+		members = later
 	}
 	return errors.Join(errs...)
 }
@@ -130,24 +140,26 @@ func (k *keeper) holdable(ctx context.Context, members []dataplane.Nexthop) ([]d
 	return members, nil
 }
 
-// hold makes that what would go by a member and has no pin gets lost, and then pins what did go by
-// it: as quickly as can be.
-func (k *keeper) hold(ctx context.Context, n dataplane.Nexthop) error {
-	sunk := n
-	sunk.Link = k.sinks[n.Family]
-	if err := k.handle.Do(ctx, rtnl.SetNexthop(sunk)); err != nil {
-		return err
+// hold makes that what would go by members and has no pin gets lost, and then pins what did go by
+// them: as quickly as can be.
+func (k *keeper) hold(ctx context.Context, members map[dataplane.Family]dataplane.Nexthop) error {
+	var errs []error
+	for _, n := range members {
+		n.Link = k.sinks[n.Family]
+		errs = append(errs, k.handle.Do(ctx, rtnl.SetNexthop(n)))
+		k.out.Nexthops.Replaced++
 	}
-	k.out.Nexthops.Replaced++
-	pins, err := k.wanted(ctx, true, &n)
+	pins, err := k.wanted(ctx, true, members)
+	errs = append(errs, err)
 	has := make(map[dataplane.Rule]bool, len(k.have))
 	for _, p := range k.have {
 		has[p] = true
 	}
-	if !slices.ContainsFunc(pins, func(p dataplane.Rule) bool { return !has[p] }) {
-		return err // those of flows that have ended can stay until the next time
+	more := slices.DeleteFunc(pins, func(p dataplane.Rule) bool { return has[p] })
+	if len(more) > 0 { // those of flows that have ended, or seem to have, can stay until the next time
+		errs = append(errs, k.set(ctx, append(more, k.have...)))
 	}
-	return errors.Join(err, k.set(ctx, pins))
+	return errors.Join(errs...)
 }
 
 // leaving returns the members of groups that none of those that are wanted has, and that keep their
@@ -175,11 +187,18 @@ func leaving(before []dataplane.NexthopGroup, want nexthop.Set, state plan.Clien
 	return all
 }
 
-// without returns groups without a member; one that has no other stays as it is.
-func without(groups []dataplane.NexthopGroup, member uint32) []dataplane.NexthopGroup {
+// without returns groups without some members; one that has no other stays as it is.
+func without(groups []dataplane.NexthopGroup, members map[dataplane.Family]dataplane.Nexthop) []dataplane.NexthopGroup {
 	out := slices.Clone(groups)
 	for i, g := range out {
-		others := slices.DeleteFunc(slices.Clone(g.Members), func(m dataplane.NexthopMember) bool { return m.ID == member })
+		others := slices.DeleteFunc(slices.Clone(g.Members), func(m dataplane.NexthopMember) bool {
+			for _, n := range members {
+				if m.ID == n.ID {
+					return true
+				}
+			}
+			return false
+		})
 		if len(others) > 0 {
 			out[i].Members = others
 		}
@@ -188,8 +207,9 @@ func without(groups []dataplane.NexthopGroup, member uint32) []dataplane.Nexthop
 }
 
 // flows returns the flows of sockets that have a pin or, if all is set, of all that weren't seen
-// yet, with the link by which each goes; what gets lost goes by what is held, nil for nothing.
-func (k *keeper) flows(ctx context.Context, all bool, held *dataplane.Nexthop) ([]plan.ClientFlow, error) {
+// yet, with the link by which each goes; what gets lost goes by what is held of its family. While
+// anything is, there is no time for flows that may have ended: they are left out.
+func (k *keeper) flows(ctx context.Context, all bool, held map[dataplane.Family]dataplane.Nexthop) ([]plan.ClientFlow, error) {
 	found, err := sockets.Flows(k.ns)
 	if err != nil {
 		return nil, fmt.Errorf("read sockets: %w", err)
@@ -211,7 +231,7 @@ func (k *keeper) flows(ctx context.Context, all bool, held *dataplane.Nexthop) (
 	}
 	note(found)
 	for f := range pinned {
-		if _, ok := open[f]; ok {
+		if _, ok := open[f]; ok || held != nil {
 			continue
 		}
 		// One that lives may be missing while others come and go, hardly twice.
@@ -238,10 +258,11 @@ func (k *keeper) flows(ctx context.Context, all bool, held *dataplane.Nexthop) (
 				continue
 			}
 			if family := dataplane.FamilyOf(f.Remote); link == k.sinks[family] {
-				if held == nil || held.Family != family {
+				by, ok := held[family]
+				if !ok {
 					continue // it is held since a coild was killed, and is looked at when this one holds it
 				}
-				link = held.Link
+				link = by.Link
 			}
 			k.seen[f] = true
 		}
