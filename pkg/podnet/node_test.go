@@ -41,6 +41,13 @@ func newNode(tb testing.TB, change ...func(*podnet.Options)) node {
 	host.IP(tb, "link", "set", "uplink", "up")
 	host.IP(tb, "address", "add", "192.0.2.1/24", "dev", "uplink")
 	host.IP(tb, "address", "add", "2001:db8::1/64", "dev", "uplink", "nodad")
+	// The kernel makes the route of an address of IPv6 in the background, also without DAD.
+	testkit.Eventually(tb, 10*time.Second, "the uplink's address is in use", func() error {
+		if out := host.IP(tb, "-6", "route", "show", "table", "local", "2001:db8::1"); !strings.Contains(out, "uplink") {
+			return fmt.Errorf("its route is %q", out)
+		}
+		return nil
+	})
 	o := podnet.Options{
 		PodTable:     dataplane.TablePods,
 		RulePriority: dataplane.PriorityPods,
