@@ -270,8 +270,8 @@ func testRepair(t *testing.T, top *topology) {
 		testkit.Eventually(t, 5*time.Second, "repaired after "+damage, func() error {
 			// Without the table packets go through, too, with the client's own address.
 			table, err := top.router.Run("nft", "list", "table", "inet", "coil")
-			if err == nil && !strings.Contains(table, "masquerade") {
-				err = errors.New("nothing is masqueraded")
+			if err == nil && !strings.Contains(table, "snat ") {
+				err = errors.New("no source is translated")
 			}
 			return errors.Join(err, c.Ping(server4, testkit.Timeout(50*time.Millisecond)))
 		})

@@ -89,9 +89,6 @@ func (g *Gateway) Counters(context.Context) ([]Counter, error) {
 // loopback is the index of lo, the same in every namespace.
 const loopback = 1
 
-// after is the priority of chains that see source addresses as they leave.
-const after = 200
-
 // gateway defines the table of a router. Tunnels are all links but lo and the uplink. Each
 // packet meets few rules: most are decided by the first ones of a chain, and what is dropped
 // is told apart by the rules after them.
@@ -100,36 +97,44 @@ const after = 200
 //	  sent       out of a tunnel: from its client, to a destination, or asks for an echo
 //	  fou        into one: it isn't tracked if a client sent it
 //	  probed     nor is a probe of kubelet
-//	exit       what the router sends
-//	  answered   FoU isn't tracked, nor is the answer to a probe or to a client's echo
+//	exit       what the router sends: FoU isn't tracked
+//	  answered   nor is the answer to a probe or to a client's echo
+//	  own        nothing leaves by the uplink with another's address
 //	input      FoU from nobody else
-//	forward
+//	forward    nothing leaves but by a connection that gets, or has, the router's address
 //	  opened     new connections of TCP get segments that fit the tunnel and the way on
 //	  answer     to clients only what they asked for
-//	nat        clients get the router's address
-//	uplink     nothing leaves with another one
+//	nat        what opens a connection: clients get the router's address
+//	  own        nobody else forwards anything
+//
+// What leaves by the uplink is what the router sends, or what it forwards: exit has seen the
+// source of the one as it leaves, and of the other the connection's translation is certain in
+// forward. One more chain behind that of translation would see both again, for each packet.
 func gateway(r dataplane.GatewayRules) definition {
 	var d definition
 	sent, opened, answer := chain{name: "sent"}, chain{name: "opened"}, chain{name: "answer"}
-	fou, probed, answered := chain{name: "fou"}, chain{name: "probed"}, chain{name: "answered"}
+	fou, probed, answered, own := chain{name: "fou"}, chain{name: "probed"}, chain{name: "answered"}, chain{name: "own"}
 	entry := chain{name: "entry", kind: nftables.ChainTypeFilter, hook: nftables.ChainHookPrerouting, priority: nftables.ChainPriorityRaw}
 	exit := chain{name: "exit", kind: nftables.ChainTypeFilter, hook: nftables.ChainHookOutput, priority: nftables.ChainPriorityRaw}
 	input := chain{name: "input", kind: nftables.ChainTypeFilter, hook: nftables.ChainHookInput, priority: nftables.ChainPriorityFilter}
 	forward := chain{name: "forward", kind: nftables.ChainTypeFilter, hook: nftables.ChainHookForward, priority: nftables.ChainPriorityFilter}
 	nat := chain{name: "nat", kind: nftables.ChainTypeNAT, hook: nftables.ChainHookPostrouting, priority: nftables.ChainPriorityNATSource}
-	uplink := chain{name: "uplink", kind: nftables.ChainTypeFilter, hook: nftables.ChainHookPostrouting, priority: nftables.ChainPriorityRef(after)}
 
 	entry.add("from a client", iif(expr.CmpOpNeq, r.Uplink), goTo(sent))
 	entry.add("FoU", udpDport(r.Port), goTo(fou))
 	entry.add("a probe", tcpPort(dport, r.HealthPort), goTo(probed))
-	exit.add("FoU", udpDport(r.Port), notrack(), accept())
-	exit.add("an answer to a probe", tcpPort(sport, r.HealthPort), goTo(answered))
 	input.add("untracked", ctState(expr.CtStateBitUNTRACKED), accept())
 	forward.add("TCP is opened", tcpOpens(), jump(opened))
 	forward.add("not from a client", iif(expr.CmpOpEq, r.Uplink), goTo(answer))
 	answer.add("to a client", oif(expr.CmpOpNeq, r.Uplink), ctState(expr.CtStateBitESTABLISHED|expr.CtStateBitRELATED), accept())
-	uplink.add("other links", oif(expr.CmpOpNeq, r.Uplink), accept())
-	for _, p := range protocols {
+	// IPv6 first: to load its addresses costs more than to pass its rules.
+	for _, p := range slices.Backward(protocols) {
+		for _, addr := range p.only(r.Addresses) {
+			exit.add("FoU", p.of(), udpDport(r.Port), p.is(p.src, addr), notrack(), accept())
+		}
+	}
+	exit.add("an answer to a probe", tcpPort(sport, r.HealthPort), jump(answered))
+	for _, p := range slices.Backward(protocols) {
 		for _, name := range counted {
 			d.counters = append(d.counters, name+p.suffix)
 		}
@@ -153,10 +158,12 @@ func gateway(r dataplane.GatewayRules) definition {
 		fou.add("of a client", p.of(), p.in(p.src, clients, true), notrack(), accept())
 		// A router that is overloaded isn't one that is to be started again, nor dead to its clients:
 		// a full table would drop the answer, too, which is no connection's.
-		for _, own := range p.only(r.Addresses) {
-			exit.add("to a client: it lives", p.of(), p.in(p.dst, clients, true), p.is(p.src, own), p.echoReply(), notrack(), accept())
-			probed.add("by a node", p.of(), p.in(p.src, probers, true), p.is(p.dst, own), notrack(), accept())
-			answered.add("to a node", p.of(), p.in(p.dst, probers, true), p.is(p.src, own), notrack(), accept())
+		for _, addr := range p.only(r.Addresses) {
+			exit.add("to a client: it lives", p.of(), p.in(p.dst, clients, true), p.is(p.src, addr), p.echoReply(), notrack(), accept())
+			probed.add("by a node", p.of(), p.in(p.src, probers, true), p.is(p.dst, addr), notrack(), accept())
+			answered.add("to a node", p.of(), p.in(p.dst, probers, true), p.is(p.src, addr), notrack(), accept())
+			own.add("the router's address", p.of(), p.is(p.src, addr), accept())
+			nat.add("clients get the router's address", oif(expr.CmpOpEq, r.Uplink), p.of(), p.in(p.src, clients, true), p.translate(addr))
 		}
 		sent.add("to a destination", p.of(), p.from(peers, true), p.in(p.dst, destinations, true), accept())
 		input.add("not from a client", p.of(), udpDport(r.Port), p.in(p.src, clients, false), dropped(NonClient))
@@ -164,38 +171,36 @@ func gateway(r dataplane.GatewayRules) definition {
 		input.add("of no connection", p.of(), ctState(expr.CtStateBitINVALID), dropped(Invalid))
 		// The way back, by which the kernel would know, isn't that of the tunnel.
 		opened.add("from a client", p.of(), iif(expr.CmpOpNeq, r.Uplink), clampMSS(p.segment(dataplane.TunnelMTU(p.family, r.MTU))))
-		forward.add("from a client", oif(expr.CmpOpEq, r.Uplink), p.of(), ctState(tracked), count(Masqueraded+p.suffix), accept())
+		forward.add("from a client", oif(expr.CmpOpEq, r.Uplink), p.of(), ctTranslated(), ctDirection(original), count(Masqueraded+p.suffix), accept())
 		answer.add("of no connection", p.of(), ctState(expr.CtStateBitINVALID), dropped(Invalid))
 		answer.add("nobody asked for it", p.of(), dropped(Unsolicited))
-		nat.add("clients get the router's address", oif(expr.CmpOpEq, r.Uplink), p.of(), p.in(p.src, clients, true),
-			[]expr.Any{&expr.Masq{FullyRandom: true}})
-		for _, own := range p.only(r.Addresses) {
-			uplink.add("from the router's address", p.of(), p.is(p.src, own), accept())
-		}
 	}
-	for _, p := range protocols {
+	exit.add("by the uplink", oif(expr.CmpOpEq, r.Uplink), goTo(own))
+	nat.add("by the uplink", oif(expr.CmpOpEq, r.Uplink), goTo(own))
+	for _, p := range slices.Backward(protocols) {
 		forward.add("of no connection", p.of(), ctState(expr.CtStateBitINVALID), count(Invalid+p.suffix), drop())
+		forward.add("with a client's address", oif(expr.CmpOpEq, r.Uplink), p.of(), ctState(tracked), count(ForeignSource+p.suffix), drop())
 		forward.add("nobody asked for it", p.of(), count(Unsolicited+p.suffix), drop())
 		if p.family == dataplane.IPv6 {
 			// Neighbour discovery (RFC 4861).
-			uplink.add("link-local", p.of(), p.within(netip.MustParsePrefix("fe80::/10")), accept())
-			uplink.add("no address yet", p.of(), p.within(netip.MustParsePrefix("::/128")), accept())
+			own.add("link-local", p.of(), p.within(netip.MustParsePrefix("fe80::/10")), accept())
+			own.add("no address yet", p.of(), p.within(netip.MustParsePrefix("::/128")), accept())
 		}
-		uplink.add("not the router's address", p.of(), count(ForeignSource+p.suffix), drop())
+		own.add("another's address", p.of(), count(ForeignSource+p.suffix), drop())
 	}
 	opened.add("fits the way", routeMSS())
 	sent.add("local", iif(expr.CmpOpEq, loopback), accept())
-	for _, p := range protocols {
+	for _, p := range slices.Backward(protocols) {
 		peers := set{name: "peers" + p.suffix}
 		// The answer takes the tunnel, too.
-		for _, own := range p.only(r.Addresses) {
-			sent.add("to the router: does it live", p.of(), p.from(peers, true), p.is(p.dst, own), p.echoRequest(), notrack(), accept())
+		for _, addr := range p.only(r.Addresses) {
+			sent.add("to the router: does it live", p.of(), p.from(peers, true), p.is(p.dst, addr), p.echoRequest(), notrack(), accept())
 		}
 		sent.add("a client sends as another", p.of(), p.from(peers, false), count(ForgedSource+p.suffix), drop())
 		sent.add("a client sends elsewhere", p.of(), count(NotADestination+p.suffix), drop())
 	}
 	// A chain comes before those that lead to it.
-	d.chains = append(d.chains, sent, opened, answer, fou, probed, answered, entry, exit, input, forward, nat, uplink)
+	d.chains = append(d.chains, sent, opened, answer, fou, probed, answered, own, entry, exit, input, forward, nat)
 	return d
 }
 

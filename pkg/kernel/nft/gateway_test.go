@@ -230,7 +230,7 @@ func TestGatewaySync(t *testing.T) {
 		"flush ruleset; add table inet other; add chain inet other c { type filter hook forward priority 5; }; add rule inet other c counter",
 		"add chain inet coil mine",
 		"add rule inet coil forward accept",
-		"insert rule inet coil uplink accept",
+		"insert rule inet coil own accept",
 		"add chain inet coil nat { policy drop; }",
 		"add set inet coil mine { type ipv4_addr; }",
 		"add counter inet coil mine",

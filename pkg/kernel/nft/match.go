@@ -163,10 +163,33 @@ func ctMark(mask uint32) []expr.Any {
 	return match([]expr.Any{&expr.Ct{Key: expr.CtKeyMARK, Register: register}}, bits(mask))
 }
 
-// ctReply matches packets against the direction in which their connection was opened.
-func ctReply() []expr.Any {
-	const reply = 1 // IP_CT_DIR_REPLY
-	return []expr.Any{&expr.Ct{Key: expr.CtKeyDIRECTION, Register: register}, compare(expr.CmpOpEq, []byte{reply})}
+// Directions of a connection: who opened it sends in the original one.
+const original, reply = 0, 1 // IP_CT_DIR_ORIGINAL, IP_CT_DIR_REPLY
+
+func ctDirection(is byte) []expr.Any {
+	return []expr.Any{&expr.Ct{Key: expr.CtKeyDIRECTION, Register: register}, compare(expr.CmpOpEq, []byte{is})}
+}
+
+// ctTranslated matches packets of connections whose source is translated, and those that open
+// one, which go to the chains of the type nat. It doesn't match what belongs to no connection.
+func ctTranslated() []expr.Any {
+	const confirmed, sourceNAT = 1 << 3, 1 << 4 // IPS_CONFIRMED, IPS_SRC_NAT
+	return []expr.Any{
+		&expr.Ct{Key: expr.CtKeySTATUS, Register: register},
+		&expr.Bitwise{
+			SourceRegister: register, DestRegister: register, Len: 4,
+			Mask: binaryutil.NativeEndian.PutUint32(confirmed | sourceNAT), Xor: make([]byte, 4),
+		},
+		compare(expr.CmpOpNeq, binaryutil.NativeEndian.PutUint32(confirmed)),
+	}
+}
+
+// translate gives what opens a connection a source, with a random port.
+func (p protocol) translate(source netip.Addr) []expr.Any {
+	return []expr.Any{
+		&expr.Immediate{Register: register, Data: source.AsSlice()},
+		&expr.NAT{Type: expr.NATTypeSourceNAT, Family: uint32(p.nfproto), RegAddrMin: register, FullyRandom: true},
+	}
 }
 
 // setBits sets, in what the expression before loaded, the bits of a mask to those of a value.
