@@ -161,7 +161,7 @@ func (o *options) bootPaths(ctx context.Context) error {
 		return err
 	}
 	var out bytes.Buffer
-	args := []string{"sh", "-c", `modprobe -a fou fou6 ipip ip6_tunnel veth nf_tables nft_chain_nat nft_masq && exec "$@"`, "sh",
+	args := []string{"sh", "-c", `modprobe -a fou fou6 ipip ip6_tunnel veth nf_tables nft_chain_nat nft_masq nft_nat nft_ct && exec "$@"`, "sh",
 		self, "--" + inside + "=" + partPaths, fmt.Sprint("--pairs=", o.pairs), fmt.Sprint("--seconds=", o.seconds)}
 	for _, n := range o.clients {
 		args = append(args, fmt.Sprint("--clients=", n))

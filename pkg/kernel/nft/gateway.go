@@ -99,23 +99,24 @@ const loopback = 1
 //	  probed     nor is a probe of kubelet
 //	exit       what the router sends: FoU isn't tracked
 //	  answered   nor is the answer to a probe or to a client's echo
-//	  own        nothing leaves by the uplink with another's address
+//	leave      nothing that the router sends leaves by the uplink with another's address
+//	  own
 //	input      FoU from nobody else
-//	forward    nothing leaves but by a connection that gets, or has, the router's address
+//	forward    nothing leaves but by a connection that is translated, or opens
 //	  opened     new connections of TCP get segments that fit the tunnel and the way on
 //	  answer     to clients only what they asked for
 //	nat        what opens a connection: clients get the router's address
-//	  own        nobody else forwards anything
+//	  own        nobody else opens any
 //
-// What leaves by the uplink is what the router sends, or what it forwards: exit has seen the
-// source of the one as it leaves, and of the other the connection's translation is certain in
-// forward. One more chain behind that of translation would see both again, for each packet.
+// What leaves by the uplink is what the router sends, or what it forwards, which nobody but this
+// table translates. A chain behind the translation would see both, but every packet once more.
 func gateway(r dataplane.GatewayRules) definition {
 	var d definition
 	sent, opened, answer := chain{name: "sent"}, chain{name: "opened"}, chain{name: "answer"}
 	fou, probed, answered, own := chain{name: "fou"}, chain{name: "probed"}, chain{name: "answered"}, chain{name: "own"}
 	entry := chain{name: "entry", kind: nftables.ChainTypeFilter, hook: nftables.ChainHookPrerouting, priority: nftables.ChainPriorityRaw}
 	exit := chain{name: "exit", kind: nftables.ChainTypeFilter, hook: nftables.ChainHookOutput, priority: nftables.ChainPriorityRaw}
+	leave := chain{name: "leave", kind: nftables.ChainTypeFilter, hook: nftables.ChainHookOutput, priority: nftables.ChainPriorityFilter}
 	input := chain{name: "input", kind: nftables.ChainTypeFilter, hook: nftables.ChainHookInput, priority: nftables.ChainPriorityFilter}
 	forward := chain{name: "forward", kind: nftables.ChainTypeFilter, hook: nftables.ChainHookForward, priority: nftables.ChainPriorityFilter}
 	nat := chain{name: "nat", kind: nftables.ChainTypeNAT, hook: nftables.ChainHookPostrouting, priority: nftables.ChainPriorityNATSource}
@@ -123,17 +124,14 @@ func gateway(r dataplane.GatewayRules) definition {
 	entry.add("from a client", iif(expr.CmpOpNeq, r.Uplink), goTo(sent))
 	entry.add("FoU", udpDport(r.Port), goTo(fou))
 	entry.add("a probe", tcpPort(dport, r.HealthPort), goTo(probed))
+	exit.add("FoU", udpDport(r.Port), notrack(), accept())
+	exit.add("an answer to a probe", tcpPort(sport, r.HealthPort), goTo(answered))
+	leave.add("by the uplink", oif(expr.CmpOpEq, r.Uplink), goTo(own))
 	input.add("untracked", ctState(expr.CtStateBitUNTRACKED), accept())
 	forward.add("TCP is opened", tcpOpens(), jump(opened))
 	forward.add("not from a client", iif(expr.CmpOpEq, r.Uplink), goTo(answer))
 	answer.add("to a client", oif(expr.CmpOpNeq, r.Uplink), ctState(expr.CtStateBitESTABLISHED|expr.CtStateBitRELATED), accept())
 	// IPv6 first: to load its addresses costs more than to pass its rules.
-	for _, p := range slices.Backward(protocols) {
-		for _, addr := range p.only(r.Addresses) {
-			exit.add("FoU", p.of(), udpDport(r.Port), p.is(p.src, addr), notrack(), accept())
-		}
-	}
-	exit.add("an answer to a probe", tcpPort(sport, r.HealthPort), jump(answered))
 	for _, p := range slices.Backward(protocols) {
 		for _, name := range counted {
 			d.counters = append(d.counters, name+p.suffix)
@@ -171,11 +169,10 @@ func gateway(r dataplane.GatewayRules) definition {
 		input.add("of no connection", p.of(), ctState(expr.CtStateBitINVALID), dropped(Invalid))
 		// The way back, by which the kernel would know, isn't that of the tunnel.
 		opened.add("from a client", p.of(), iif(expr.CmpOpNeq, r.Uplink), clampMSS(p.segment(dataplane.TunnelMTU(p.family, r.MTU))))
-		forward.add("from a client", oif(expr.CmpOpEq, r.Uplink), p.of(), ctTranslated(), ctDirection(original), count(Masqueraded+p.suffix), accept())
+		forward.add("from a client", oif(expr.CmpOpEq, r.Uplink), p.of(), ctTranslates(), count(Masqueraded+p.suffix), accept())
 		answer.add("of no connection", p.of(), ctState(expr.CtStateBitINVALID), dropped(Invalid))
 		answer.add("nobody asked for it", p.of(), dropped(Unsolicited))
 	}
-	exit.add("by the uplink", oif(expr.CmpOpEq, r.Uplink), goTo(own))
 	nat.add("by the uplink", oif(expr.CmpOpEq, r.Uplink), goTo(own))
 	for _, p := range slices.Backward(protocols) {
 		forward.add("of no connection", p.of(), ctState(expr.CtStateBitINVALID), count(Invalid+p.suffix), drop())
@@ -186,6 +183,9 @@ func gateway(r dataplane.GatewayRules) definition {
 			own.add("link-local", p.of(), p.within(netip.MustParsePrefix("fe80::/10")), accept())
 			own.add("no address yet", p.of(), p.within(netip.MustParsePrefix("::/128")), accept())
 		}
+		// An error about an answer to a client is about to be translated (RFC 5508): until then its
+		// source is whichever of the uplink's addresses the kernel prefers.
+		own.add("an error", p.of(), ctState(expr.CtStateBitRELATED), ctTranslated(), accept())
 		own.add("another's address", p.of(), count(ForeignSource+p.suffix), drop())
 	}
 	opened.add("fits the way", routeMSS())
@@ -200,7 +200,7 @@ func gateway(r dataplane.GatewayRules) definition {
 		sent.add("a client sends elsewhere", p.of(), count(NotADestination+p.suffix), drop())
 	}
 	// A chain comes before those that lead to it.
-	d.chains = append(d.chains, sent, opened, answer, fou, probed, answered, own, entry, exit, input, forward, nat)
+	d.chains = append(d.chains, sent, opened, answer, fou, probed, answered, own, entry, exit, leave, input, forward, nat)
 	return d
 }
 

@@ -416,6 +416,7 @@ func TestSegmentsFit(t *testing.T) {
 			return err
 		}))
 		defer listener.Close()
+		testkit.Check(t, listener.(*net.TCPListener).SetDeadline(time.Now().Add(timeout)))
 		accepted := make(chan int, 1)
 		go func() {
 			size := 0

@@ -2,6 +2,7 @@ package nft_test
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -19,33 +20,124 @@ import (
 	"github.com/coil-net/coil/pkg/testkit/netnstest"
 )
 
-// watch counts what leaves the router for the server with the address of a client.
+// watch counts what leaves the router for the server with another address than the pod's.
 func (l *lab) watch() {
 	l.t.Helper()
 	l.run(l.router, "nft", `add table inet seen; add chain inet seen leaves { type filter hook postrouting priority 300; }
-		add rule inet seen leaves oifname eth0 ip saddr 10.1.0.0/16 counter
-		add rule inet seen leaves oifname eth0 ip6 saddr fd00:1::/64 counter`)
+		add rule inet seen leaves oifname eth0 ip saddr != 10.9.0.1 counter
+		add rule inet seen leaves oifname eth0 ip6 saddr != { fd00:9::1, fe80::/10, :: } counter`)
 }
 
 // sound fails the test if anything did since watch.
 func (l *lab) sound() {
 	l.t.Helper()
 	if seen := l.run(l.router, "nft", "list", "table", "inet", "seen"); strings.Count(seen, "counter packets 0 ") != 2 {
-		l.t.Errorf("packets left with a client's address:\n%s", seen)
+		l.t.Errorf("packets left with another address:\n%s", seen)
 	}
 }
 
-// Clients get the address of the pod, also where the kernel would prefer another of the uplink's:
-// one that is nearer to the destination (RFC 6724), such as router advertisements give.
+// dropped expects that what is done is one packet that is counted.
+func (l *lab) dropped(name string, f dataplane.Family, do func() error) {
+	l.t.Helper()
+	before := l.count(name, f)
+	testkit.Check(l.t, do())
+	testkit.Eventually(l.t, timeout, fmt.Sprintf("one %s packet that is %s", f, name), func() error {
+		if got := l.count(name, f) - before; got != 1 {
+			return fmt.Errorf("%d were counted", got)
+		}
+		return nil
+	})
+}
+
+// prefer gives the uplink another address, which the kernel prefers for what is sent to the
+// server: in IPv4 because it is the first, in IPv6 because it is nearer (RFC 6724).
+func (l *lab) prefer() {
+	l.t.Helper()
+	own := addr(dataplane.IPv4, 9, 1).String() + "/24"
+	l.router.IP(l.t, "address", "del", own, "dev", "eth0")
+	l.address(l.router, "eth0", addr(dataplane.IPv4, 9, 3), 24)
+	l.router.IP(l.t, "address", "add", own, "dev", "eth0")
+	l.address(l.router, "eth0", addr(dataplane.IPv6, 9, 3), 32)
+}
+
+// Clients get the address of the pod, also where the kernel would prefer another of the uplink's,
+// such as router advertisements give.
 func TestClientsGetThePodsAddress(t *testing.T) {
 	l := newLab(t)
 	l.sync(dataplane.Result{Added: 1})
+	l.prefer()
 	for _, f := range families {
-		l.address(l.router, "eth0", addr(f, 9, 3), 32)
 		if got := testkit.Must(l.clients[0].SourceOf(l.server, addr(f, 9, 2), timeout))(t); got != addr(f, 9, 1) {
 			t.Errorf("%s: the server sees %s, want %s", f, got, addr(f, 9, 1))
 		}
 	}
+}
+
+// The server learns the MTU of a tunnel, also if the router tells it by another of its addresses.
+func TestServersLearnTheMTU(t *testing.T) {
+	const mtu = 1400
+	l := newLab(t)
+	l.sync(dataplane.Result{Added: 1})
+	l.prefer()
+	l.watch()
+	for _, f := range families {
+		to := l.receiver(addr(f, 9, 2))
+		testkit.Must(l.dial(l.clients[0], to).Write([]byte("question")))(t)
+		from := receive(t, to)
+		l.router.IP(t, "link", "set", "fou4_1", "mtu", fmt.Sprint(mtu))
+		testkit.Must(to.WriteToUDPAddrPort(make([]byte, mtu), from))(t)
+		testkit.Eventually(t, timeout, fmt.Sprintf("%s: the server knows the MTU", f), func() error {
+			if route := l.server.IP(t, "route", "get", addr(f, 9, 1).String()); !strings.Contains(route, fmt.Sprint("mtu ", mtu)) {
+				return errors.New(route)
+			}
+			return nil
+		})
+	}
+	l.sound()
+}
+
+// A connection keeps its port when the table is made anew.
+func TestConnectionsOutliveTheTable(t *testing.T) {
+	l := newLab(t)
+	l.sync(dataplane.Result{Added: 1})
+	l.watch()
+	for i, f := range families {
+		to := l.receiver(addr(f, 9, 2))
+		conn := l.dial(l.clients[0], to)
+		testkit.Must(conn.Write([]byte("before")))(t)
+		before := receive(t, to)
+		l.rules.MTU = 1400 + i
+		l.sync(dataplane.Result{Replaced: 1})
+		testkit.Must(conn.Write([]byte("after")))(t)
+		if after := receive(t, to); after != before {
+			t.Errorf("the server sees %s, and saw %s before", after, before)
+		}
+	}
+	l.sound()
+}
+
+// Whatever let a packet in, it doesn't open a connection with an address that is no client's.
+func TestStrangersDoNotOpenConnections(t *testing.T) {
+	l := newLab(t)
+	l.sync(dataplane.Result{Added: 1})
+	l.watch()
+	l.run(l.router, "nft", "insert rule inet coil sent accept")
+	for _, f := range families {
+		l.address(l.clients[0], "eth0", addr(f, 7, 7), 32)
+		l.dropped(nft.ForeignSource, f, func() error {
+			return l.clients[0].Do(func() error {
+				conn, err := net.DialUDP("udp", net.UDPAddrFromAddrPort(netip.AddrPortFrom(addr(f, 7, 7), 0)),
+					net.UDPAddrFromAddrPort(netip.AddrPortFrom(addr(f, 9, 2), 9)))
+				if err != nil {
+					return err
+				}
+				defer conn.Close()
+				_, err = conn.Write([]byte("forged"))
+				return err
+			})
+		})
+	}
+	l.sound()
 }
 
 // receiver is a socket of the server for UDP.
@@ -110,17 +202,17 @@ func TestEarlierConnectionsDoNotLeave(t *testing.T) {
 	l.sync(dataplane.Result{Added: 1})
 	l.watch()
 	for _, c := range flows {
-		before := l.count(nft.ForeignSource, c.family)
-		testkit.Must(c.conn.Write([]byte("after")))(t)
-		if got := l.count(nft.ForeignSource, c.family) - before; got != 1 {
-			t.Errorf("%s: %d packets were dropped and counted, want 1", c.name, got)
-		}
+		t.Log(c.name)
+		l.dropped(nft.ForeignSource, c.family, func() error {
+			_, err := c.conn.Write([]byte("after"))
+			return err
+		})
 	}
 	l.sound()
 }
 
-// What a client says in ICMP of another one's connection doesn't leave, also if that one has no
-// tunnel: the kernel knows that it isn't about what came to whom it is for.
+// An error of another one's connection, as the server would see it, isn't taken for one of its
+// answers, also if that one has no tunnel.
 func TestForgedErrorsDoNotLeave(t *testing.T) {
 	l := newLab(t)
 	l.sync(dataplane.Result{Added: 1})
@@ -133,11 +225,9 @@ func TestForgedErrorsDoNotLeave(t *testing.T) {
 			t.Fatalf("the server sees %s", from)
 		}
 		l.router.IP(t, "route", "replace", addr(f, 1, 2).String(), "via", addr(f, 9, 2).String())
-		before := l.count(nft.Invalid, f)
-		testkit.Check(t, unreachable(l.clients[0], from, to.LocalAddr().(*net.UDPAddr).AddrPort()))
-		if got := l.count(nft.Invalid, f) - before; got != 1 {
-			t.Errorf("%s: %d packets were dropped and counted, want 1", f, got)
-		}
+		l.dropped(nft.Invalid, f, func() error {
+			return unreachable(l.clients[0], from, to.LocalAddr().(*net.UDPAddr).AddrPort())
+		})
 	}
 	l.sound()
 }
@@ -157,6 +247,7 @@ func unreachable(from *netnstest.NS, src, dst netip.AddrPort) error {
 		for i := 0; i < len(header); i += 2 {
 			sum += uint32(binary.BigEndian.Uint16(header[i:]))
 		}
+		sum = sum&0xffff + sum>>16
 		binary.BigEndian.PutUint16(header[10:], ^uint16(sum+sum>>16))
 	} else {
 		network, any = "ip6:ipv6-icmp", "::"

@@ -163,17 +163,24 @@ func ctMark(mask uint32) []expr.Any {
 	return match([]expr.Any{&expr.Ct{Key: expr.CtKeyMARK, Register: register}}, bits(mask))
 }
 
-// Directions of a connection: who opened it sends in the original one.
-const original, reply = 0, 1 // IP_CT_DIR_ORIGINAL, IP_CT_DIR_REPLY
-
-func ctDirection(is byte) []expr.Any {
-	return []expr.Any{&expr.Ct{Key: expr.CtKeyDIRECTION, Register: register}, compare(expr.CmpOpEq, []byte{is})}
+// ctReply matches packets against the direction in which their connection was opened.
+func ctReply() []expr.Any {
+	const reply = 1 // IP_CT_DIR_REPLY
+	return []expr.Any{&expr.Ct{Key: expr.CtKeyDIRECTION, Register: register}, compare(expr.CmpOpEq, []byte{reply})}
 }
 
-// ctTranslated matches packets of connections whose source is translated, and those that open
-// one, which go to the chains of the type nat. It doesn't match what belongs to no connection.
+// Bits of a connection's status: IPS_CONFIRMED from when its first packet has passed, IPS_SRC_NAT
+// if its source is translated.
+const confirmed, sourceNAT = 1 << 3, 1 << 4
+
+// ctTranslated matches packets of connections whose source is translated.
 func ctTranslated() []expr.Any {
-	const confirmed, sourceNAT = 1 << 3, 1 << 4 // IPS_CONFIRMED, IPS_SRC_NAT
+	return match([]expr.Any{&expr.Ct{Key: expr.CtKeySTATUS, Register: register}}, bits(sourceNAT))
+}
+
+// ctTranslates matches these, and packets that open a connection, which go to the chains of the
+// type nat. It doesn't match what belongs to no connection.
+func ctTranslates() []expr.Any {
 	return []expr.Any{
 		&expr.Ct{Key: expr.CtKeySTATUS, Register: register},
 		&expr.Bitwise{

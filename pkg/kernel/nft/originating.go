@@ -43,7 +43,7 @@ func originating(r dataplane.OriginatingRules) definition {
 		entry.add("opened from outside", iifname(r.Uplink), p.of(), ctState(expr.CtStateBitNEW),
 			p.in(p.src, sources, true), ctMarkSet(r.Mark, r.Mask))
 	}
-	exit.add("answers go by the way the connection came", ctDirection(reply), ctMark(r.Mark), metaMarkSet(r.Mark, r.Mask))
+	exit.add("answers go by the way the connection came", ctReply(), ctMark(r.Mark), metaMarkSet(r.Mark, r.Mask))
 	d.chains = []chain{entry, exit}
 	return d
 }
