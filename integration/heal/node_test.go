@@ -2,6 +2,7 @@ package heal
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -9,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	cnitypes "github.com/containernetworking/cni/pkg/types"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -61,6 +63,17 @@ func TestNodeDeleted(t *testing.T) {
 			f.awaitAnnounced(2)
 			c.do(f)
 			f.awaitAnnounced(0)
+			testkit.Eventually(t, 20*time.Second, "STATUS says that pods may have lost their network", func() error {
+				want := cnitypes.ErrLimitedConnectivity
+				if c.name == "while coild is down" {
+					want = cnitypes.ErrPluginNotAvailable // it doesn't serve before it has read its Node
+				}
+				var e *cnitypes.Error
+				if err := f.Status(t.Context()); !errors.As(err, &e) || e.Code != want {
+					return fmt.Errorf("STATUS: %v, want code %d", err, want)
+				}
+				return nil
+			})
 			for _, a := range f.Ledger.Live()[f.pods[0]] {
 				if out := f.sh("ip route get " + a.String()); !strings.Contains(out, "table 116") && !strings.Contains(out, f.hostEnd(f.pods[0])) {
 					t.Errorf("the pod's route is gone: %s", out)

@@ -122,7 +122,7 @@ func TestRemove(t *testing.T) {
 	}
 }
 
-// useCoil makes a pool, and pods of it on all nodes, some of which come and go.
+// useCoil makes a pool, an Egress, and pods on all nodes, some of which come and go.
 func useCoil(t *testing.T, c *cluster.Cluster, kubectl func(...string) string) {
 	t.Helper()
 	kubectl("apply", "-f", writeFile(t, "pool.yaml", `
@@ -132,6 +132,11 @@ metadata: {name: default}
 spec:
   blockSizeBits: 2
   subnets: [{ipv4: 10.100.0.0/24, ipv6: "fd00:100::/120"}]
+---
+apiVersion: coil.cybozu.com/v2
+kind: Egress
+metadata: {name: nat, namespace: default}
+spec: {replicas: 1, destinations: [192.0.2.0/24]}
 ---
 apiVersion: apps/v1
 kind: Deployment
@@ -147,6 +152,12 @@ spec:
       containers: [{name: c, image: "`+image.Tools+`", imagePullPolicy: Never, command: [sleep, infinity]}]
 `))
 	kubectl("rollout", "status", "deployment/users", "--timeout=3m")
+	testkit.Eventually(t, 2*time.Minute, "a router of an Egress has an address", func() error {
+		if ips := kubectl("get", "pods", "--selector=app.kubernetes.io/instance=nat", "--output=jsonpath={.items[*].status.podIP}"); ips == "" {
+			return errors.New(kubectl("get", "egresses,deployments,pods"))
+		}
+		return nil
+	})
 	kubectl("delete", "pods", "--selector=app=users")
 	kubectl("rollout", "status", "deployment/users", "--timeout=3m")
 	pods, err := kubernetes.NewForConfigOrDie(c.RESTConfig()).CoreV1().Pods("default").List(t.Context(), metav1.ListOptions{})

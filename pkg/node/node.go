@@ -36,6 +36,9 @@ type Sandbox struct {
 // ErrUnavailable: no address can be had now; the runtime should try again later.
 var ErrUnavailable = errors.New("no address can be had now")
 
+// ErrWithdrawn: the node's blocks aren't announced any more, so that others don't reach its pods.
+var ErrWithdrawn = errors.New("its blocks are withdrawn")
+
 // ErrDeleted: a DEL for the attachment came while ADD was at work; nothing is
 // left of it.
 var ErrDeleted = errors.New("the pod was deleted meanwhile")

@@ -26,6 +26,7 @@ import (
 	"github.com/coil-net/coil/pkg/ipam"
 	"github.com/coil-net/coil/pkg/kernel/netns"
 	"github.com/coil-net/coil/pkg/kube"
+	"github.com/coil-net/coil/pkg/node"
 	"github.com/coil-net/coil/pkg/node/assign"
 	"github.com/coil-net/coil/pkg/node/blocks"
 	"github.com/coil-net/coil/pkg/node/egress"
@@ -387,8 +388,10 @@ func (d *daemon) syncNode(ctx context.Context) error {
 		return err
 	}
 	switch {
+	case gone && d.IPAM:
+		err = fmt.Errorf("the Node %s was deleted: %w", d.NodeName, node.ErrWithdrawn)
 	case gone:
-		err = fmt.Errorf("the Node %s was deleted: its blocks are withdrawn", d.NodeName)
+		err = fmt.Errorf("the Node %s was deleted", d.NodeName)
 	case d.node != "" && n.UID != d.node:
 		d.fatal(fmt.Errorf("the Node %s was deleted and made again: starting anew to adopt its blocks", d.NodeName))
 		return nil

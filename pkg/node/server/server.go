@@ -209,7 +209,11 @@ func (s *Server) GC(ctx context.Context, args *cnirpc.CNIArgs) (*emptypb.Empty, 
 
 // Status implements cnirpc.CNIServer.
 func (s *Server) Status(context.Context, *cnirpc.CNIArgs) (*emptypb.Empty, error) {
-	if err := s.cfg.Ready(); err != nil {
+	err := s.cfg.Ready()
+	switch {
+	case errors.Is(err, node.ErrWithdrawn):
+		return nil, fail(cnirpc.ErrorCode_LIMITED_CONNECTIVITY, "coild is not ready", err)
+	case err != nil:
 		return nil, fail(cnirpc.ErrorCode_PLUGIN_NOT_AVAILABLE, "coild is not ready", err)
 	}
 	return &emptypb.Empty{}, nil

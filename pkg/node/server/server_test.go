@@ -355,10 +355,18 @@ func TestStatus(t *testing.T) {
 	if _, err := s.Status(t.Context(), &cnirpc.CNIArgs{}); err != nil {
 		t.Errorf("ready: %v", err)
 	}
-	reason = errors.New("disk: full")
-	_, err := s.Status(t.Context(), &cnirpc.CNIArgs{})
-	if code, text := cniError(t, err); code != cnirpc.ErrorCode_PLUGIN_NOT_AVAILABLE || !strings.Contains(text, "disk: full") {
-		t.Errorf("not ready: code %v, %q", code, text)
+	for _, c := range []struct {
+		reason error
+		code   cnirpc.ErrorCode
+	}{
+		{errors.New("disk: full"), cnirpc.ErrorCode_PLUGIN_NOT_AVAILABLE},
+		{errors.Join(errors.New("disk: full"), fmt.Errorf("node: the Node was deleted: %w", node.ErrWithdrawn)), cnirpc.ErrorCode_LIMITED_CONNECTIVITY},
+	} {
+		reason = c.reason
+		_, err := s.Status(t.Context(), &cnirpc.CNIArgs{})
+		if code, text := cniError(t, err); code != c.code || !strings.Contains(text, "disk: full") {
+			t.Errorf("not ready, %v: code %v, want %v, %q", c.reason, code, c.code, text)
+		}
 	}
 }
 
