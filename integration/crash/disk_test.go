@@ -17,15 +17,15 @@ import (
 // diskBytes holds the record, its log and the space that coild keeps for itself.
 const diskBytes = 16 << 20
 
-// refuses waits until STATUS says that ADD isn't served, then ends the test unless ADD
-// fails with a code of CNI that says to try again, and its sandbox keeps nothing.
-func (c *cluster) refuses(n *rig.Node) {
+// refuses waits until STATUS says, with a code of CNI, that ADD isn't served, then ends the test
+// unless ADD fails with one that says to try again, and its sandbox keeps nothing.
+func (c *cluster) refuses(n *rig.Node, status uint) {
 	c.t.Helper()
 	ctx := c.t.Context()
 	testkit.Eventually(c.t, 10*time.Second, "STATUS says that ADD isn't served", func() error {
 		var e *cnitypes.Error
-		if err := n.Status(ctx); !errors.As(err, &e) || e.Code != cnitypes.ErrPluginNotAvailable {
-			return fmt.Errorf("it says %v", err)
+		if err := n.Status(ctx); !errors.As(err, &e) || e.Code != status {
+			return fmt.Errorf("it says %v, want code %d", err, status)
 		}
 		return nil
 	})
@@ -118,13 +118,13 @@ func TestDisk(t *testing.T) {
 					t.Log("an ADD was answered still")
 				}
 				c.check(end(t.Context(), s))
-				c.refuses(n)
+				c.refuses(n, cnitypes.ErrPluginNotAvailable)
 				c.keep(pods)
 				c.detached(pods[0])
 				if killed {
 					n.Coild.Kill()
 					c.check(n.Coild.Start())
-					c.refuses(n)
+					c.refuses(n, cnitypes.ErrPluginNotAvailable)
 				}
 				c.keep(pods[1:])
 				if n.Coild.Running() {
@@ -157,7 +157,7 @@ func TestDiskReadOnlyAtStart(t *testing.T) {
 			pods := c.podsOf(n, 4)
 			how.end(n.Coild)
 			c.check(n.MountDisk(t.Context(), true), n.Coild.Start())
-			c.refuses(n)
+			c.refuses(n, cnitypes.ErrPluginNotAvailable)
 			c.keep(pods)
 			ended := func() bool {
 				select {

@@ -431,7 +431,7 @@ func namespaceGone(e *event) {
 func nodeMadeAgain(e *event) {
 	ctx := e.t.Context()
 	e.check(e.n.DeleteObject(ctx))
-	e.refuses(e.n)
+	e.refuses(e.n, cnitypes.ErrLimitedConnectivity)
 	e.check(poll(ctx, 10*time.Second, func() error { return exports(ctx, e.n, 0) }))
 	e.keep(e.pods)
 	e.middle()
