@@ -47,6 +47,7 @@ func (d *daemon) composeHealing() {
 	}
 	measured := reconcile.WithMetrics(d.metrics)
 	d.pods = reconcile.New("pod-routes", again(thrifty(func(ctx context.Context) error { return d.syncPods(ctx, true) })), measured)
+	d.host = reconcile.New("host", again(d.keepForwarding), measured)
 	d.routes = reconcile.New("block-routes", again(func(ctx context.Context) error { return d.blocks.Export(ctx) }), measured)
 }
 
@@ -88,12 +89,13 @@ func (d *daemon) heal(ctx context.Context, group *errgroup.Group) error {
 	watch := heal.Watch{
 		Source: changes, Links: d.network, PodTable: d.PodTable, Loopback: loopback, NodeAddrs: d.view.NodeAddrs, Saw: d.repairs.Saw,
 		Pods:   wake(d.pods, heal.PodRoute, heal.Rule, heal.Link, heal.LinkAddress),
-		Blocks: wake(d.routes, heal.BlockRoute, heal.UnreachableRoute),
+		Blocks: wake(d.routes, heal.BlockRoute, heal.UnreachableRoute), Host: wake(d.host, heal.Sysctl),
 	}
 	group.Go(func() error { return errors.Join(watch.Run(ctx), changes.Close()) })
 	// Before, all is in line, and after, the kernel tells what isn't.
 	d.pods.AddAfter(struct{}{}, later())
 	d.routes.AddAfter(struct{}{}, later())
+	d.host.AddAfter(struct{}{}, later())
 	return nil
 }
 
@@ -318,6 +320,14 @@ func (d *daemon) mendNode(ctx context.Context, repair bool, want func(context.Co
 	return errors.Join(forwardErr, mtuErr, ruleErr, linkErr)
 }
 
+// keepForwarding restores what makes the node forward packets, which the kernel tells of.
+func (d *daemon) keepForwarding(ctx context.Context) error {
+	if ok, err := d.network.Forwards(); ok || err != nil {
+		return err
+	}
+	return d.forward(ctx, true)
+}
+
 // syncPods makes rules, links and routes of all pods what they should be. A pod's routes come
 // with the pod, so that those which are added here were lost.
 func (d *daemon) syncPods(ctx context.Context, repair bool) error {
@@ -358,14 +368,14 @@ func (d *daemon) wiredOf(all []store.Allocation) []podnet.Wired {
 }
 
 // recordUpkeep are the tasks about the record that repeat while coild runs. Short periods are multiples
-// of two seconds: see package heal.
+// of four seconds: see package heal.
 func (d *daemon) recordUpkeep() []heal.Task {
 	return []heal.Task{
 		{Name: "del-queue", Every: 4 * time.Second, Run: func(ctx context.Context) error {
 			_, err := d.restorer.Replay(ctx)
 			return err
 		}},
-		{Name: "disk", Every: 2 * time.Second, Run: func(ctx context.Context) error {
+		{Name: "disk", Every: 4 * time.Second, Run: func(ctx context.Context) error {
 			err := d.store.Writable(ctx)
 			d.health.Set(condDisk, err)
 			if errors.Is(err, sqlite.ErrDamaged) {
@@ -399,13 +409,6 @@ func (d detacher) Del(ctx context.Context, id store.ID) error {
 // upkeep are the tasks about addresses that repeat while coild runs.
 func (d *daemon) upkeep() []heal.Task {
 	return []heal.Task{
-		// Nobody tells of these.
-		{Name: "forwarding", Every: 2 * time.Second, Run: func(ctx context.Context) error {
-			if ok, err := d.network.Forwards(); ok || err != nil {
-				return err
-			}
-			return d.forward(ctx, true)
-		}},
 		{Name: "sweep", Every: d.SweepInterval, Run: thrifty(d.assign.Sweep)},
 	}
 }

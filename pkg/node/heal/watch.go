@@ -41,15 +41,16 @@ type Links interface {
 //	lo goes down                          blocks
 //	MTU of an uplink                      pods
 //	an address of the node, or it came    pods: their routes have it as source
-//	notifications                         both
+//	a parameter of all links              host
+//	notifications                         all
 type Watch struct {
 	Source Source
 	Links  Links
 	// PodTable is the table of routes to pods, Loopback the index of lo.
 	PodTable, Loopback int
 	NodeAddrs          func() ipam.Address
-	// Pods and Blocks wake; they must not block.
-	Pods, Blocks func()
+	// Pods, Blocks and Host wake; they must not block.
+	Pods, Blocks, Host func()
 	// Saw is told what was lost, by its kind.
 	Saw func(kind, what string)
 }
@@ -61,14 +62,14 @@ func (w *Watch) Run(ctx context.Context) error {
 
 // told acts upon changes, of which the later ones tell more.
 func (w *Watch) told(ctx context.Context, changes []rtnl.Change) {
-	pods, blocks := false, false
+	pods, blocks, host := false, false, false
 	suspects := map[int][]netip.Addr{} // links, and the addresses that they lost
 	own := w.NodeAddrs()
 	for _, c := range changes {
 		klog.FromContext(ctx).V(6).Info("Kernel tells of a change", "change", c.String())
 		switch c.Kind {
 		case rtnl.Unknown:
-			pods, blocks = true, true
+			pods, blocks, host = true, true, true
 		case rtnl.RuleLost:
 			w.Saw(Rule, c.String())
 			pods = true
@@ -83,6 +84,7 @@ func (w *Watch) told(ctx context.Context, changes []rtnl.Change) {
 		case rtnl.LinkLost:
 			delete(suspects, c.Link)
 		case rtnl.LinkChanged:
+			host = host || c.Link <= 0
 			blocks = blocks || c.Link == w.Loopback
 			pods = pods || c.State != nil && w.Links.UplinkChanged(*c.State)
 			lost, suspected := suspects[c.Link]
@@ -104,6 +106,9 @@ func (w *Watch) told(ctx context.Context, changes []rtnl.Change) {
 	}
 	if blocks {
 		w.Blocks()
+	}
+	if host {
+		w.Host()
 	}
 }
 

@@ -97,15 +97,18 @@ func TestWatch(t *testing.T) {
 		{"too many links to look at", many, links{}, true, false, nil, nil},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			pods, blocks := false, false
+			pods, blocks, host := false, false, false
 			var saw []string
 			w := Watch{
 				Source: once(c.changes), Links: &c.links, PodTable: 116, Loopback: 1, NodeAddrs: func() ipam.Address { return own },
-				Pods: func() { pods = true }, Blocks: func() { blocks = true },
+				Pods: func() { pods = true }, Blocks: func() { blocks = true }, Host: func() { host = true },
 				Saw: func(kind, _ string) { saw = append(saw, kind) },
 			}
 			if err := w.Run(t.Context()); err != nil {
 				t.Fatal(err)
+			}
+			if want := c.name == "unknown" || c.name == "parameter of all links"; host != want {
+				t.Errorf("the host is woken: %t, want %t", host, want)
 			}
 			if pods != c.pods || blocks != c.blocks {
 				t.Errorf("woke pods %t, blocks %t", pods, blocks)
