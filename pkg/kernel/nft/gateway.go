@@ -106,7 +106,8 @@ const loopback = 1
 //	  opened     new connections of TCP get segments that fit the tunnel and the way on
 //	  answer     to clients only what they asked for
 //	nat        what opens a connection: clients get the router's address
-//	  own        nobody else opens any
+//	others     what nat hasn't translated: nobody else opens any
+//	  own
 //
 // What leaves by the uplink is what the router sends, or what it forwards, which nobody but this
 // table translates. A chain behind the translation would see both, but every packet once more.
@@ -120,6 +121,8 @@ func gateway(r dataplane.GatewayRules) definition {
 	input := chain{name: "input", kind: nftables.ChainTypeFilter, hook: nftables.ChainHookInput, priority: nftables.ChainPriorityFilter}
 	forward := chain{name: "forward", kind: nftables.ChainTypeFilter, hook: nftables.ChainHookForward, priority: nftables.ChainPriorityFilter}
 	nat := chain{name: "nat", kind: nftables.ChainTypeNAT, hook: nftables.ChainHookPostrouting, priority: nftables.ChainPriorityNATSource}
+	// The kernel asks it only if nat, which comes before, has said nothing.
+	others := chain{name: "others", kind: nftables.ChainTypeNAT, hook: nftables.ChainHookPostrouting, priority: nftables.ChainPriorityRef(*nftables.ChainPriorityNATSource + 1)}
 
 	entry.add("from a client", iif(expr.CmpOpNeq, r.Uplink), goTo(sent))
 	entry.add("FoU", udpDport(r.Port), goTo(fou))
@@ -173,7 +176,7 @@ func gateway(r dataplane.GatewayRules) definition {
 		answer.add("of no connection", p.of(), ctState(expr.CtStateBitINVALID), dropped(Invalid))
 		answer.add("nobody asked for it", p.of(), dropped(Unsolicited))
 	}
-	nat.add("by the uplink", oif(expr.CmpOpEq, r.Uplink), goTo(own))
+	others.add("by the uplink", oif(expr.CmpOpEq, r.Uplink), goTo(own))
 	for _, p := range slices.Backward(protocols) {
 		forward.add("of no connection", p.of(), ctState(expr.CtStateBitINVALID), count(Invalid+p.suffix), drop())
 		forward.add("with a client's address", oif(expr.CmpOpEq, r.Uplink), p.of(), ctState(tracked), count(ForeignSource+p.suffix), drop())
@@ -200,7 +203,7 @@ func gateway(r dataplane.GatewayRules) definition {
 		sent.add("a client sends elsewhere", p.of(), count(NotADestination+p.suffix), drop())
 	}
 	// A chain comes before those that lead to it.
-	d.chains = append(d.chains, sent, opened, answer, fou, probed, answered, own, entry, exit, leave, input, forward, nat)
+	d.chains = append(d.chains, sent, opened, answer, fou, probed, answered, own, entry, exit, leave, input, forward, nat, others)
 	return d
 }
 

@@ -140,6 +140,22 @@ func TestStrangersDoNotOpenConnections(t *testing.T) {
 	l.sound()
 }
 
+// While the rule is gone that translates, nothing leaves.
+func TestNothingLeavesUntranslated(t *testing.T) {
+	l := newLab(t)
+	l.sync(dataplane.Result{Added: 1})
+	l.watch()
+	l.run(l.router, "nft", "flush chain inet coil nat")
+	for _, f := range families {
+		conn := l.dial(l.clients[0], l.receiver(addr(f, 9, 2)))
+		l.dropped(nft.ForeignSource, f, func() error {
+			_, err := conn.Write([]byte("opens"))
+			return err
+		})
+	}
+	l.sound()
+}
+
 // receiver is a socket of the server for UDP.
 func (l *lab) receiver(a netip.Addr) *net.UDPConn {
 	l.t.Helper()
