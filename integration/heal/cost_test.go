@@ -63,7 +63,7 @@ func TestIdle(t *testing.T) {
 	if limit := 50 * int(span/time.Second); wakeups > limit {
 		t.Errorf("%d wake-ups in %s, more than %d", wakeups, span, limit)
 	}
-	for _, loop := range []string{"pod-routes", "block-routes", "host"} {
+	for _, loop := range []string{"pod-routes", "block-routes"} {
 		if n := f.syncs()[loop] - syncs[loop]; n > 1 {
 			t.Errorf("%v syncs of %s in %s", n, loop, span)
 		}

@@ -77,15 +77,6 @@ func (n *Network) Forward(ctx context.Context) (changed bool, err error) {
 	return set(n.host, settings...)
 }
 
-// Forwards says whether the host forwards packets; it costs little.
-func (n *Network) Forwards() (bool, error) {
-	settings := []sysctl.Setting{{Key: "net/ipv4/ip_forward", Value: "1"}}
-	if n.ipv6 {
-		settings = append(settings, sysctl.Setting{Key: "net/ipv6/conf/all/forwarding", Value: "1"})
-	}
-	return sysctl.Are(n.host, settings...)
-}
-
 // acceptRAAlways is the value of accept_ra that holds also for a host that forwards.
 const acceptRAAlways = 2
 

@@ -76,7 +76,6 @@ type daemon struct {
 	restorer    *restore.Restorer
 	pods        *reconcile.Loop[struct{}] // rules, routes and links of all pods
 	routes      *reconcile.Loop[struct{}] // of all blocks
-	host        *reconcile.Loop[struct{}] // what makes the host forward packets
 	own         seen[ipam.Address]        // the node's addresses; only for nodeChanged
 	egress      *egress.Manager
 	fou         fou
@@ -316,7 +315,6 @@ func (d *daemon) start(ctx context.Context, group *errgroup.Group) error {
 		group.Go(func() error { return d.blocks.Run(ctx) })
 		group.Go(func() error { return d.pods.Run(ctx, 1) })
 		group.Go(func() error { return d.routes.Run(ctx, 1) })
-		group.Go(func() error { return d.host.Run(ctx, 1) })
 		for _, t := range d.upkeep() {
 			group.Go(func() error { return heal.Run(ctx, t) })
 		}

@@ -47,7 +47,6 @@ func (d *daemon) composeHealing() {
 	}
 	measured := reconcile.WithMetrics(d.metrics)
 	d.pods = reconcile.New("pod-routes", again(thrifty(func(ctx context.Context) error { return d.syncPods(ctx, true) })), measured)
-	d.host = reconcile.New("host", again(d.keepForwarding), measured)
 	d.routes = reconcile.New("block-routes", again(func(ctx context.Context) error { return d.blocks.Export(ctx) }), measured)
 }
 
@@ -88,14 +87,13 @@ func (d *daemon) heal(ctx context.Context, group *errgroup.Group) error {
 	}
 	watch := heal.Watch{
 		Source: changes, Links: d.network, PodTable: d.PodTable, Loopback: loopback, NodeAddrs: d.view.NodeAddrs, Saw: d.repairs.Saw,
-		Pods:   wake(d.pods, heal.PodRoute, heal.Rule, heal.Link, heal.LinkAddress),
-		Blocks: wake(d.routes, heal.BlockRoute, heal.UnreachableRoute), Host: wake(d.host, heal.Sysctl),
+		Pods:   wake(d.pods, heal.PodRoute, heal.Rule, heal.Link, heal.LinkAddress, heal.Sysctl),
+		Blocks: wake(d.routes, heal.BlockRoute, heal.UnreachableRoute),
 	}
 	group.Go(func() error { return errors.Join(watch.Run(ctx), changes.Close()) })
 	// Before, all is in line, and after, the kernel tells what isn't.
 	d.pods.AddAfter(struct{}{}, later())
 	d.routes.AddAfter(struct{}{}, later())
-	d.host.AddAfter(struct{}{}, later())
 	return nil
 }
 
@@ -318,14 +316,6 @@ func (d *daemon) mendNode(ctx context.Context, repair bool, want func(context.Co
 		d.repairs.Done(ctx, heal.Sysctl, mended.Parameters)
 	}
 	return errors.Join(forwardErr, mtuErr, ruleErr, linkErr)
-}
-
-// keepForwarding restores what makes the node forward packets, which the kernel tells of.
-func (d *daemon) keepForwarding(ctx context.Context) error {
-	if ok, err := d.network.Forwards(); ok || err != nil {
-		return err
-	}
-	return d.forward(ctx, true)
 }
 
 // syncPods makes rules, links and routes of all pods what they should be. A pod's routes come

@@ -51,22 +51,6 @@ func Set(ns *netns.NS, settings ...Setting) (changed bool, err error) {
 	return changed, err
 }
 
-// Are says whether all parameters have these values in a network namespace.
-func Are(ns *netns.NS, settings ...Setting) (all bool, err error) {
-	err = ns.Do(func() error {
-		all = true
-		for _, s := range settings {
-			value, err := read(s.Key)
-			if err != nil {
-				return err
-			}
-			all = all && value == s.Value
-		}
-		return nil
-	})
-	return all && err == nil, err
-}
-
 // Setting is a parameter and its value.
 type Setting struct{ Key, Value string }
 

@@ -179,22 +179,6 @@ func TestRestoreWithoutLink(t *testing.T) {
 	}
 }
 
-func TestAre(t *testing.T) {
-	ns := netnstest.New(t)
-	settings := []sysctl.Setting{{Key: "net/ipv4/ip_forward", Value: "1"}, {Key: "net/ipv6/conf/all/forwarding", Value: "1"}}
-	for _, want := range []bool{false, true} {
-		if got, err := sysctl.Are(ns.NS, settings...); got != want || err != nil {
-			t.Errorf("got %t, %v, want %t", got, err, want)
-		}
-		if _, err := sysctl.Set(ns.NS, settings...); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if got, err := sysctl.Are(ns.NS, append(settings, sysctl.Setting{Key: "net/none", Value: "1"})...); got || !errors.Is(err, sysctl.ErrNotExist) {
-		t.Errorf("got %t, %v for one that doesn't exist", got, err)
-	}
-}
-
 // The kernel changes other parameters along with forwarding, and to other values on the way
 // back than an admin gave them.
 func TestRestoreWhatTheKernelChangedAlong(t *testing.T) {

@@ -41,16 +41,16 @@ type Links interface {
 //	lo goes down                          blocks
 //	MTU of an uplink                      pods
 //	an address of the node, or it came    pods: their routes have it as source
-//	a parameter of all links              host
-//	notifications                         all
+//	a parameter of all links              pods: forwarding
+//	notifications                         both
 type Watch struct {
 	Source Source
 	Links  Links
 	// PodTable is the table of routes to pods, Loopback the index of lo.
 	PodTable, Loopback int
 	NodeAddrs          func() ipam.Address
-	// Pods, Blocks and Host wake; they must not block.
-	Pods, Blocks, Host func()
+	// Pods and Blocks wake; they must not block.
+	Pods, Blocks func()
 	// Saw is told what was lost, by its kind.
 	Saw func(kind, what string)
 }
@@ -62,14 +62,14 @@ func (w *Watch) Run(ctx context.Context) error {
 
 // told acts upon changes, of which the later ones tell more.
 func (w *Watch) told(ctx context.Context, changes []rtnl.Change) {
-	pods, blocks, host := false, false, false
+	pods, blocks := false, false
 	suspects := map[int][]netip.Addr{} // links, and the addresses that they lost
 	own := w.NodeAddrs()
 	for _, c := range changes {
 		klog.FromContext(ctx).V(6).Info("Kernel tells of a change", "change", c.String())
 		switch c.Kind {
 		case rtnl.Unknown:
-			pods, blocks, host = true, true, true
+			pods, blocks = true, true
 		case rtnl.RuleLost:
 			w.Saw(Rule, c.String())
 			pods = true
@@ -84,9 +84,8 @@ func (w *Watch) told(ctx context.Context, changes []rtnl.Change) {
 		case rtnl.LinkLost:
 			delete(suspects, c.Link)
 		case rtnl.LinkChanged:
-			host = host || c.Link <= 0
 			blocks = blocks || c.Link == w.Loopback
-			pods = pods || c.State != nil && w.Links.UplinkChanged(*c.State)
+			pods = pods || c.Link <= 0 || c.State != nil && w.Links.UplinkChanged(*c.State)
 			lost, suspected := suspects[c.Link]
 			switch sound := c.State != nil && podnet.Sound(*c.State); {
 			case !sound && !suspected:
@@ -106,9 +105,6 @@ func (w *Watch) told(ctx context.Context, changes []rtnl.Change) {
 	}
 	if blocks {
 		w.Blocks()
-	}
-	if host {
-		w.Host()
 	}
 }
 

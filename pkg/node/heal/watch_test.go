@@ -88,7 +88,7 @@ func TestWatch(t *testing.T) {
 		{"link is removed", []rtnl.Change{addr(rtnl.AddrLost, 7, podnet.Gateways.IPv4), changed(half), {Kind: rtnl.LinkLost, Link: 7}},
 			links{}, false, false, nil, nil},
 		{"parameter of a link", []rtnl.Change{{Kind: rtnl.LinkChanged, Link: 7}}, links{unsound: map[int]bool{7: true}}, true, false, []string{"7 []"}, nil},
-		{"parameter of all links", []rtnl.Change{{Kind: rtnl.LinkChanged, Link: -1}}, links{}, false, false, nil, nil},
+		{"parameter of all links", []rtnl.Change{{Kind: rtnl.LinkChanged, Link: -1}}, links{}, true, false, nil, nil},
 		{"somebody else's link", []rtnl.Change{changed(rtnl.Link{Index: 9})}, links{}, false, false, nil, nil},
 		{"MTU of the uplink", []rtnl.Change{changed(rtnl.Link{Index: uplink, MTU: 1400})}, links{}, true, false, nil, nil},
 		{"uplink", []rtnl.Change{changed(rtnl.Link{Index: uplink, MTU: 1500})}, links{}, false, false, nil, nil},
@@ -97,18 +97,15 @@ func TestWatch(t *testing.T) {
 		{"too many links to look at", many, links{}, true, false, nil, nil},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			pods, blocks, host := false, false, false
+			pods, blocks := false, false
 			var saw []string
 			w := Watch{
 				Source: once(c.changes), Links: &c.links, PodTable: 116, Loopback: 1, NodeAddrs: func() ipam.Address { return own },
-				Pods: func() { pods = true }, Blocks: func() { blocks = true }, Host: func() { host = true },
+				Pods: func() { pods = true }, Blocks: func() { blocks = true },
 				Saw: func(kind, _ string) { saw = append(saw, kind) },
 			}
 			if err := w.Run(t.Context()); err != nil {
 				t.Fatal(err)
-			}
-			if want := c.name == "unknown" || c.name == "parameter of all links"; host != want {
-				t.Errorf("the host is woken: %t, want %t", host, want)
 			}
 			if pods != c.pods || blocks != c.blocks {
 				t.Errorf("woke pods %t, blocks %t", pods, blocks)
