@@ -2,6 +2,7 @@ package egress
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -269,6 +270,55 @@ func testClient(t *testing.T) {
 		if strings.Contains(out, "5555") || strings.Contains(out, "proto 30") || strings.Contains(out, "coil_") || strings.Contains(out, "fou4_") || strings.Contains(out, "fou6_") {
 			t.Errorf("left is, in ip %s:\n%s", args, out)
 		}
+	}
+}
+
+// Sockets that are connected follow when their destination becomes that of an Egress: a tunnel that
+// comes doesn't make IPv6 look their routes up again, unlike links of other kinds.
+func testClientConnected(t *testing.T) {
+	elsewhere := func(service int) plan.ClientEgress {
+		e := gateway(service)
+		e.Name, e.Destinations = "net/elsewhere", []netip.Prefix{netip.MustParsePrefix("198.51.100.0/24"), netip.MustParsePrefix("2001:db9::/32")}
+		return e
+	}
+	for _, c := range []struct {
+		name  string
+		after []plan.ClientEgress
+	}{
+		{"another Egress", []plan.ClientEgress{elsewhere(1), gateway(2)}},
+		{"another Egress at the same Service", []plan.ClientEgress{elsewhere(1), gateway(1)}},
+		{"another Egress, not available", []plan.ClientEgress{elsewhere(1), gateway(0)}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			n := newNetwork(t)
+			n.use(elsewhere(1))
+			var conns []net.Conn
+			for _, s := range servers {
+				var conn net.Conn
+				testkit.Check(t, n.pod.Do(func() (err error) {
+					conn, err = net.Dial("udp", netip.AddrPortFrom(s, 9).String())
+					return err
+				}))
+				defer conn.Close()
+				conns = append(conns, conn)
+				testkit.Eventually(t, 5*time.Second, "packets to "+s.String()+" leave by eth0 before", func() error {
+					_, _ = conn.Write([]byte("before")) // an error may be what ICMP said about the one before
+					if len(n.sniffer.take(func(k sent) bool { return k.link == n.eth0 && k.dst == s })) == 0 {
+						return errors.New("none has left")
+					}
+					return nil
+				})
+			}
+			n.use(c.after...)
+			n.sniffer.take(func(sent) bool { return false })
+			for range 20 {
+				for _, conn := range conns {
+					_, _ = conn.Write([]byte("after"))
+				}
+			}
+			n.reached(c.name, len(c.after[1].Peers.Addrs()) > 0) // what was sent before is seen, too
+			n.closed(c.name)
+		})
 	}
 }
 

@@ -34,6 +34,7 @@ var cases = []struct {
 	{name: "tunnels/many", run: testTunnelsMany},
 	{name: "receivers", run: testReceivers, smoke: true},
 	{name: "client", run: testClient, smoke: true},
+	{name: "client/connected", run: testClientConnected, smoke: true},
 	{name: "client/transfer", run: testClientTransfer},
 	{name: "client/originating", run: testClientOriginating, smoke: true},
 	{name: "direct", run: testDirect, smoke: true},

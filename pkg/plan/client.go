@@ -39,6 +39,9 @@ type Client struct {
 	// router, of an Egress that is direct.
 	Idle     time.Duration
 	Egresses []ClientEgress
+	// Stale says that sockets may go by routes from before a change of which it isn't known how it
+	// ended.
+	Stale bool
 }
 
 // ClientEgress is an Egress as a client uses it.

@@ -64,6 +64,11 @@ func AddRule(r dataplane.Rule) Request {
 	return Request{unix.RTM_NEWRULE, unix.NLM_F_CREATE | unix.NLM_F_EXCL, e.b, func() string { return "rule add " + r.String() }}
 }
 
+// DelRule asks for the removal of a rule with all that AddRule gives it; ErrNotExist.
+func DelRule(r dataplane.Rule) Request {
+	return Request{unix.RTM_DELRULE, 0, AddRule(r).body, func() string { return "rule del " + r.String() }}
+}
+
 // attrPorts appends a struct fib_rule_port_range with a single port.
 func (e *encoder) attrPorts(kind uint16, port uint16) {
 	b := binary.NativeEndian.AppendUint16(nil, port)

@@ -64,6 +64,20 @@ func (s *Syncer) Sync(ctx context.Context, want []dataplane.Rule) (dataplane.Res
 	return total, fmt.Errorf("rules of protocol %d at priorities %d: still changing after %d passes", s.protocol, s.priorities, maxPasses)
 }
 
+// Touch adds a rule that isn't wanted and removes it: the kernel forgets all routes that it has looked
+// up for the rule's family. If it can't be removed, the next Sync does.
+func (s *Syncer) Touch(ctx context.Context, r dataplane.Rule) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err := s.check([]dataplane.Rule{r}); err != nil {
+		return err
+	}
+	if err := s.handle.Do(ctx, rtnl.AddRule(r)); err != nil && !errors.Is(err, rtnl.ErrExist) {
+		return err
+	}
+	return s.handle.Do(context.WithoutCancel(ctx), rtnl.DelRule(r))
+}
+
 func (s *Syncer) check(want []dataplane.Rule) error {
 	var errs []error
 	for _, r := range want {

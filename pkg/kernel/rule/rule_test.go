@@ -265,3 +265,23 @@ func TestSyncRefuses(t *testing.T) {
 		t.Errorf("made %q", rules)
 	}
 }
+
+// A rule that is touched is gone, also one that was left, and the others are as they were.
+func TestTouch(t *testing.T) {
+	s := newSpace(t)
+	s.sync(t, want, dataplane.Result{Added: 5}, wantShown)
+	touched := dataplane.Rule{Family: dataplane.IPv6, Priority: 2000, Mark: 0x100000, Table: 116, Protocol: 30}
+	for _, left := range []bool{false, true} {
+		if left {
+			s.IP(t, "-6", "rule", "add", "priority", "2000", "fwmark", "0x100000/0x100000", "table", "116", "protocol", "30")
+		}
+		if err := s.Touch(t.Context(), touched); err != nil {
+			t.Errorf("left %t: %v", left, err)
+		}
+		s.sync(t, want, dataplane.Result{}, wantShown)
+	}
+	touched.Priority = 1999
+	if err := s.Touch(t.Context(), touched); err == nil {
+		t.Error("a rule of another priority is touched")
+	}
+}

@@ -175,8 +175,12 @@ func (in client) make(ctx context.Context, state plan.ClientState, c plan.Client
 	if state.Originating != nil {
 		errs = append(errs, in.mark(ctx, &out, state.Originating))
 	}
+	changed := c.Stale || closed.Changed() || err != nil
 	out.Rules, err = in.rules.Sync(ctx, state.Rules)
 	errs = append(errs, err)
+	if changed {
+		errs = append(errs, in.renew(ctx, c))
+	}
 	if state.Originating == nil {
 		errs = append(errs, in.mark(ctx, &out, nil))
 	}
@@ -204,10 +208,13 @@ func (in client) make(ctx context.Context, state plan.ClientState, c plan.Client
 			return r.Type == dataplane.Throw && !r.Dst.IsSingleIP()
 		})
 		out.Routes = out.Routes.Plus(opened)
-		return out, errors.Join(append(errs, err)...)
+		return out, errors.Join(append(errs, err, in.renew(ctx, c))...)
 	}
 	opened, err := in.routes.Sync(ctx, state.By(indexes))
 	errs = append(errs, err)
+	if opened.Changed() || err != nil {
+		errs = append(errs, in.renew(ctx, c))
+	}
 	faultpoint.At(faultpoint.EgressOpened)
 	if grouped {
 		former, err := in.nexthops.Prune(ctx, groups)
@@ -218,6 +225,19 @@ func (in client) make(ctx context.Context, state plan.ClientState, c plan.Client
 	errs = append(errs, err)
 	out.Routes, out.Tunnels = out.Routes.Plus(opened), out.Tunnels.Plus(pruned)
 	return out, errors.Join(errs...)
+}
+
+// renew makes sockets look their routes up again. IPv4 does that after each change, IPv6 only when
+// the table changes from which the route is, or rules change (ip6_dst_check, fib6_rules_flush_cache):
+// a socket that is connected by the main table would never see that ours has a route now. The rule
+// that comes and goes does what another one does already; one that is left goes with the next sync.
+func (in client) renew(ctx context.Context, c plan.Client) error {
+	if !c.Address.IPv6.IsValid() {
+		return nil
+	}
+	return in.rules.Touch(ctx, dataplane.Rule{
+		Family: dataplane.IPv6, Priority: dataplane.PriorityNarrow, Mark: dataplane.MarkOriginating, Table: dataplane.TableNarrow, Protocol: c.Protocol,
+	})
 }
 
 // clear removes what make has made, but for the parameters. Routes go first: without the

@@ -235,7 +235,9 @@ func (m *Manager) apply(ctx context.Context, s *sandbox, w wanted) error {
 }
 
 func (m *Manager) applyKernel(ctx context.Context, s *sandbox, w wanted) error {
-	out, err := m.net.Client(ctx, s.Netns, m.client(s, w))
+	c := m.client(s, w)
+	c.Stale = s.done == nil || s.failed != nil
+	out, err := m.net.Client(ctx, s.Netns, c)
 	m.made(ctx, s, out, err)
 	if s.failed = err; err != nil {
 		return err

@@ -46,6 +46,7 @@ type world struct {
 	recordErr error
 
 	netns  map[string]plan.Client // what was made, by path
+	stale  []bool                 // of each time
 	gone   map[string]bool
 	broken map[string]error
 	routed map[string]int
@@ -154,6 +155,7 @@ func (w *world) Client(_ context.Context, at store.Netns, c plan.Client) (Outcom
 	if w.gone[at.Path] {
 		return Outcome{}, ErrGone
 	}
+	w.stale = append(w.stale, c.Stale)
 	c.MTU = 1500
 	out := Outcome{State: plan.ClientStateOf(c), Links: map[netip.Addr]int{}, Pinned: map[int]int{}}
 	for i, t := range out.State.Tunnels {
