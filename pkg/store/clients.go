@@ -31,6 +31,9 @@ type KnownEgress struct {
 	// other way.
 	Direct   bool `json:"direct,omitempty"`
 	Switched bool `json:"switched,omitempty"`
+	// Former says that the client doesn't ask for it any more, but for one that isn't known yet. One of
+	// which only the kernel told has no name.
+	Former bool `json:"former,omitempty"`
 }
 
 // Clients keeps the record of the clients of a node, as a Store keeps addresses: each method

@@ -22,3 +22,17 @@ func (s *Syncer) Missing(ctx context.Context, want []dataplane.Route) ([]datapla
 	d := compare(want, have)
 	return append(d.add, d.replace...), nil
 }
+
+// List returns the routes of the Syncer's protocol in its tables that Sync could keep.
+func (s *Syncer) List(ctx context.Context) ([]dataplane.Route, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	have, err := s.read(ctx, s.protocol)
+	var routes []dataplane.Route
+	for _, h := range have {
+		if h.Exact {
+			routes = append(routes, h.Route)
+		}
+	}
+	return routes, err
+}

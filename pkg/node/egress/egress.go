@@ -9,7 +9,8 @@
 //	Egress exists, its Service too    destinations by the tunnel
 //	Egress exists, no Service yet     destinations unreachable
 //	Egress was deleted                its last destinations unreachable
-//	Egress never existed              ADD fails; in a running pod nothing is known
+//	Egress never existed              ADD fails; in a running pod nothing is known of it
+//	it isn't known where to send to   what the annotation named before is unreachable
 //	namespace isn't allowed           ADD fails; in a running pod destinations unreachable
 //	its routers are sent to directly  destinations by those that live; unreachable without one
 //	its peering has changed           the same at once, but flows stay where they are
@@ -64,6 +65,9 @@ type Network interface {
 	// isn't as Router made it. Nothing is changed.
 	Check(ctx context.Context, at store.Netns, c plan.Client, made plan.ClientState) error
 	CheckRouter(ctx context.Context, at store.Netns, link string) error
+	// Closed returns the destinations that Client has closed in the namespace, and the ranges inside
+	// of them that it has spared.
+	Closed(ctx context.Context, at store.Netns) (store.KnownEgress, error)
 	// Exists says whether the namespace is still there.
 	Exists(at store.Netns) (bool, error)
 }
@@ -142,13 +146,15 @@ type Manager struct {
 type sandbox struct {
 	node.Sandbox
 
-	// work is held while the namespace is worked on; it guards the next five.
+	// work is held while the namespace is worked on; it guards the next six.
 	work   sync.Mutex
 	gone   bool              // there was a DEL
 	done   *plan.ClientState // what was made last by this process
 	failed error             // why what was wanted last isn't there
 	router bool              // its parameters were set by this process
 	said   map[string]bool   // Events that hold
+	// absent are Egresses that the API server didn't have either when it was asked.
+	absent map[types.NamespacedName]bool
 	// The rest is guarded by Manager.mu.
 
 	// egresses are what it uses, as they were when they were last there.

@@ -73,7 +73,9 @@ func (m *Manager) Collect(out chan<- prometheus.Metric) {
 		tunnels += s.tunnels
 		pinned += sum(s.pinned)
 		for _, e := range s.egresses {
-			clients[e.Name]++
+			if !e.Former {
+				clients[e.Name]++
+			}
 		}
 		for _, g := range s.groups {
 			if !g.Direct {

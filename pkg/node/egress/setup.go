@@ -30,7 +30,7 @@ func (m *Manager) Begin(ctx context.Context, pod store.Pod) (func(context.Contex
 	if router && len(refs) > 0 {
 		return nil, fmt.Errorf("the pod asks for Egress %s, and is a router of an Egress itself", refs[0])
 	}
-	w, err := m.look(ctx, pod.Namespace, refs, nil, true)
+	w, err := m.look(ctx, pod.Namespace, refs, nil, nil)
 	if err != nil {
 		return nil, fmt.Errorf("look up Egresses: %w: %w", node.ErrUnavailable, err)
 	}

@@ -32,6 +32,8 @@ type wanted struct {
 	egresses []plan.ClientEgress
 	known    []store.KnownEgress
 	problems []problem
+	// unknown says that of one it isn't known yet where its packets go.
+	unknown bool
 }
 
 // problem is what the owner of a pod should know.
@@ -41,8 +43,9 @@ type problem struct {
 	fatal bool
 }
 
-// look finds out what Egresses are for a pod of a namespace; last is what was known of them.
-func (m *Manager) look(ctx context.Context, namespace string, refs []types.NamespacedName, last []store.KnownEgress, live bool) (wanted, error) {
+// look finds out what Egresses are for a pod of a namespace; last is what was known of them. The sandbox
+// is nil as long as the pod is being added.
+func (m *Manager) look(ctx context.Context, namespace string, refs []types.NamespacedName, last []store.KnownEgress, s *sandbox) (wanted, error) {
 	var w wanted
 	for _, ref := range refs {
 		known := store.KnownEgress{Name: ref.String()}
@@ -50,13 +53,15 @@ func (m *Manager) look(ctx context.Context, namespace string, refs []types.Names
 		if i >= 0 {
 			known = last[i]
 		}
-		e, err := m.cluster.Egress(ctx, ref, live)
+		known.Former = false
+		e, live, err := m.egress(ctx, ref, s)
 		if err != nil && !notFound(err) {
 			return wanted{}, err
 		}
 		client := plan.ClientEgress{Name: known.Name, Destinations: known.Destinations, InCluster: known.InCluster}
 		if err != nil {
 			w.problems = append(w.problems, problem{EgressMissing, fmt.Sprintf("Egress %s doesn't exist", ref), true})
+			w.unknown = true
 		} else {
 			var refused *problem
 			if client, refused, err = m.use(ctx, namespace, ref, e, live); err != nil {
@@ -72,6 +77,7 @@ func (m *Manager) look(ctx context.Context, namespace string, refs []types.Names
 			if refused != nil {
 				w.problems = append(w.problems, *refused)
 			}
+			w.unknown = w.unknown || refused == nil && !reachable(client)
 			if len(client.InCluster) == 0 {
 				client.InCluster = known.InCluster // an Egress that was made again has no status yet
 			}
@@ -173,9 +179,16 @@ func (m *Manager) syncSandbox(ctx context.Context, s *sandbox) (used bool, err e
 }
 
 func (m *Manager) syncClient(ctx context.Context, s *sandbox, meta *metav1.PartialObjectMetadata, refs []types.NamespacedName, last []store.KnownEgress) error {
-	w, err := m.look(ctx, s.Namespace, refs, last, false)
+	s.forgetAbsent(refs)
+	w, err := m.look(ctx, s.Namespace, refs, last, s)
+	if err == nil && w.unknown && len(last) == 0 && s.done == nil {
+		last, err = m.lastMade(ctx, s)
+	}
 	if err != nil {
 		return err
+	}
+	if w.unknown {
+		w.keep(last)
 	}
 	err = m.apply(ctx, s, w)
 	problems := w.problems
@@ -289,7 +302,7 @@ func (m *Manager) remember(ctx context.Context, s *sandbox, egresses []store.Kno
 }
 
 func sameEgress(a, b store.KnownEgress) bool {
-	return a.Name == b.Name && a.Direct == b.Direct && a.Switched == b.Switched &&
+	return a.Name == b.Name && a.Direct == b.Direct && a.Switched == b.Switched && a.Former == b.Former &&
 		slices.Equal(a.Destinations, b.Destinations) && slices.Equal(a.InCluster, b.InCluster)
 }
 

@@ -39,8 +39,9 @@ type world struct {
 	silent     map[netip.Addr]bool // routers that don't answer
 	unlisted   map[string]bool     // namespaces of pods that no router knows yet
 	asked      map[netip.Addr]int
-	down       error // of the API server, for what isn't in a cache
-	live       int   // requests beside the caches
+	down       error           // of the API server, for what isn't in a cache
+	live       int             // requests beside the caches
+	behind     map[string]bool // Egresses that the cache doesn't have yet
 
 	records   map[store.ID]store.Client
 	recordErr error
@@ -94,7 +95,14 @@ func (w *world) Namespace(_ context.Context, name string, live bool) (*metav1.Pa
 	return get(w, live, w.namespaces, name)
 }
 func (w *world) Egress(_ context.Context, name types.NamespacedName, live bool) (*v2.Egress, error) {
-	return get(w, live, w.egresses, name.String())
+	if !w.behind[name.String()] {
+		return get(w, live, w.egresses, name.String())
+	}
+	if !live {
+		return get(w, false, w.egresses, "none")
+	}
+	w.live++
+	return get(w, true, w.egresses, name.String())
 }
 func (w *world) Service(_ context.Context, name types.NamespacedName, live bool) (*corev1.Service, error) {
 	return get(w, live, w.services, name.String())
@@ -187,6 +195,19 @@ func (w *world) Check(_ context.Context, at store.Netns, _ plan.Client, made pla
 	return w.wrong
 }
 func (w *world) CheckRouter(context.Context, store.Netns, string) error { return w.wrong }
+func (w *world) Closed(_ context.Context, at store.Netns) (made store.KnownEgress, err error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.gone[at.Path] {
+		return made, ErrGone
+	}
+	for _, r := range plan.ClientStateOf(w.netns[at.Path]).Closed() {
+		if r.Type == dataplane.Unreachable {
+			made.Destinations = append(made.Destinations, r.Dst)
+		}
+	}
+	return made, nil
+}
 func (w *world) Exists(at store.Netns) (bool, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -1,0 +1,118 @@
+package egress
+
+import (
+	"context"
+	"maps"
+	"net/netip"
+	"slices"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
+	"github.com/coil-net/coil/pkg/dataplane"
+	"github.com/coil-net/coil/pkg/ipam"
+	"github.com/coil-net/coil/pkg/plan"
+	"github.com/coil-net/coil/pkg/store"
+)
+
+// An annotation that changes names an Egress that a cache may not have yet, that is made a moment later,
+// or that never is. As long as it isn't known where packets to its destinations go, what the annotation
+// named before stays closed: it may be the same.
+
+// mostAsked bounds the Egresses of one pod for which the API server is asked though the cache is filled.
+const mostAsked = 8
+
+// egress returns an Egress, live for a pod that is being added. Of a running pod the API server is asked
+// once for each that the cache doesn't have, which may be behind. It says whether it did ask.
+func (m *Manager) egress(ctx context.Context, ref types.NamespacedName, s *sandbox) (e *v2.Egress, live bool, err error) {
+	e, err = m.cluster.Egress(ctx, ref, s == nil)
+	if s == nil {
+		return e, true, err
+	}
+	if !notFound(err) {
+		delete(s.absent, ref)
+		return e, false, err
+	}
+	if s.absent[ref] || len(s.absent) >= mostAsked {
+		return nil, false, err
+	}
+	if e, err = m.cluster.Egress(ctx, ref, true); notFound(err) {
+		s.absent[ref] = true
+	}
+	return e, true, err
+}
+
+// forgetAbsent forgets the answers about Egresses that aren't asked for any more.
+func (s *sandbox) forgetAbsent(refs []types.NamespacedName) {
+	if s.absent == nil {
+		s.absent = map[types.NamespacedName]bool{}
+	}
+	maps.DeleteFunc(s.absent, func(ref types.NamespacedName, _ bool) bool { return !slices.Contains(refs, ref) })
+}
+
+// reachable says whether something is known to which packets of an Egress can be sent.
+func reachable(e plan.ClientEgress) bool {
+	if e.Direct {
+		return len(e.Routers) > 0
+	}
+	return e.Peers != ipam.Address{}
+}
+
+// keep closes what was known last and isn't named any more, but for the destinations that one has that
+// is named.
+func (w *wanted) keep(last []store.KnownEgress) {
+	named := map[string]bool{}
+	for _, k := range w.known {
+		named[k.Name] = true
+	}
+	taken := map[netip.Prefix]bool{}
+	for _, e := range w.egresses {
+		for _, d := range e.Destinations {
+			taken[d] = true
+		}
+	}
+	for _, k := range last {
+		if named[k.Name] {
+			continue
+		}
+		k.Former, k.Switched = true, false
+		w.known = append(w.known, k)
+		closed := plan.ClientEgress{Name: k.Name, InCluster: k.InCluster}
+		for _, d := range k.Destinations {
+			if !taken[d] {
+				closed.Destinations = append(closed.Destinations, d)
+				taken[d] = true
+			}
+		}
+		w.egresses = append(w.egresses, closed)
+	}
+}
+
+// lastMade returns what a former process has made in a sandbox of which there is no record, under no
+// name.
+func (m *Manager) lastMade(ctx context.Context, s *sandbox) ([]store.KnownEgress, error) {
+	made, err := m.net.Closed(ctx, s.Netns)
+	if err != nil || len(made.Destinations) == 0 {
+		return nil, err
+	}
+	return []store.KnownEgress{made}, nil
+}
+
+// Closed implements Network.
+func (k *Kernel) Closed(ctx context.Context, at store.Netns) (made store.KnownEgress, err error) {
+	in, err := k.enter(at)
+	if err != nil {
+		return made, err
+	}
+	defer in.close()
+	routes, err := in.routes.List(ctx)
+	for _, r := range routes {
+		switch {
+		case r.Type == dataplane.Unreachable && r.Metric == dataplane.MetricUnreachable:
+			made.Destinations = append(made.Destinations, r.Dst)
+		case r.Type == dataplane.Throw && !slices.Contains(made.InCluster, r.Dst):
+			made.InCluster = append(made.InCluster, r.Dst)
+		}
+	}
+	return made, err
+}

@@ -1,0 +1,166 @@
+package egress
+
+import (
+	"errors"
+	"net/netip"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+
+	"github.com/coil-net/coil/pkg/node"
+	"github.com/coil-net/coil/pkg/plan"
+	"github.com/coil-net/coil/pkg/store"
+)
+
+// closing is a pod that has used the Egress a, in a bubble.
+type closing struct {
+	*testing.T
+	*world
+	m    *Manager
+	stop func()
+}
+
+func newClosing(t *testing.T) *closing {
+	w := newWorld()
+	w.egress("a", "10.96.0.1", "0.0.0.0/0", "198.51.100.0/24")
+	w.pod("p", "a")
+	c := &closing{t, w, w.manager(false), nil}
+	if err := w.add(t, c.m, "p"); err != nil {
+		t.Fatal(err)
+	}
+	c.stop = running(t, c.m)
+	return c
+}
+
+// restart lets another process begin, after something has happened.
+func (c *closing) restart(between func()) {
+	c.stop()
+	between()
+	c.m = c.manager(false)
+	if err := c.m.Restore(c.Context(), []node.Sandbox{sandboxOf("p")}); err != nil {
+		c.Fatal(err)
+	}
+	c.stop = running(c.T, c.m)
+}
+
+func (c *closing) want(what, want string) {
+	c.Helper()
+	time.Sleep(time.Second)
+	synctest.Wait()
+	if got := c.has("p"); got != want {
+		c.Errorf("%s: it has %q, want %q", what, got, want)
+	}
+}
+
+// What an annotation named before stays closed until it is known where the packets of the others go.
+func TestFormerStaysClosed(t *testing.T) {
+	const closed = "0.0.0.0/0 nowhere, 198.51.100.0/24 nowhere"
+	synctest.Test(t, func(t *testing.T) {
+		c := newClosing(t)
+		defer func() { c.stop() }()
+		c.change(c.m, func() { c.pod("p", "b") })
+		c.want("an Egress that isn't there", closed)
+		c.restart(func() {})
+		c.want("after a restart", closed)
+		c.change(c.m, func() { c.egress("b", "", "198.51.100.0/24", "192.0.2.0/24") })
+		c.want("it has no Service", "0.0.0.0/0 nowhere, 192.0.2.0/24 nowhere, 198.51.100.0/24 nowhere")
+		c.change(c.m, func() { c.pod("p", "b,c"); c.egress("b", "10.96.0.2", "198.51.100.0/24", "192.0.2.0/24") })
+		c.want("another one isn't there", "0.0.0.0/0 nowhere, 192.0.2.0/24 10.96.0.2, 198.51.100.0/24 10.96.0.2")
+		c.change(c.m, func() { c.pod("p", "b") })
+		c.want("all are known", "192.0.2.0/24 10.96.0.2, 198.51.100.0/24 10.96.0.2")
+		c.change(c.m, func() { c.pod("p", "c") })
+		c.want("again", "192.0.2.0/24 nowhere, 198.51.100.0/24 nowhere")
+		c.change(c.m, func() { c.pod("p", "a") })
+		c.want("back to the first", "0.0.0.0/0 10.96.0.1, 198.51.100.0/24 10.96.0.1")
+		c.change(c.m, func() { c.pod("p", "c") })
+		c.want("and again", closed)
+		c.change(c.m, func() {
+			c.egress("c", "", "203.0.113.0/24").Spec.Peering = "Direct"
+		})
+		c.want("no router", "0.0.0.0/0 nowhere, 198.51.100.0/24 nowhere, 203.0.113.0/24 nowhere")
+		c.change(c.m, func() { c.routers["net/c"] = []plan.ClientRouter{{Addr: netip.MustParseAddr("10.1.0.1"), State: plan.RouterLive}} })
+		c.want("routers", "203.0.113.0/24 [10.1.0.1]")
+		c.change(c.m, func() { c.pod("p", "") })
+		c.want("no annotation", "")
+	})
+}
+
+// Without a record it is the kernel that knows what was closed.
+func TestRecordLost(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newClosing(t)
+		defer func() { c.stop() }()
+		lost := func() { c.records = map[store.ID]store.Client{}; delete(c.egresses, "net/a") }
+		c.restart(lost)
+		c.want("the record is lost, and the Egress deleted", "0.0.0.0/0 nowhere, 198.51.100.0/24 nowhere")
+		c.restart(func() {})
+		c.want("after another restart", "0.0.0.0/0 nowhere, 198.51.100.0/24 nowhere")
+		if k := c.records[sandboxOf("p").ID].Egresses; len(k) != 2 || k[0].Name != "net/a" || !k[1].Former {
+			t.Errorf("recorded %+v", k)
+		}
+		c.change(c.m, func() { c.egress("a", "10.96.0.1", "192.0.2.0/24") })
+		c.want("made again", "192.0.2.0/24 10.96.0.1")
+	})
+}
+
+// The cache may be behind the pod.
+func TestCacheBehind(t *testing.T) {
+	w := newWorld()
+	w.egress("a", "10.96.0.1", "0.0.0.0/0")
+	w.pod("p", "a")
+	m := w.manager(false)
+	if err := w.add(t, m, "p"); err != nil {
+		t.Fatal(err)
+	}
+	s := m.known[sandboxOf("p").ID]
+	sync := func(what, want string, live int, failing bool) {
+		t.Helper()
+		w.live = 0
+		if _, err := m.syncSandbox(t.Context(), s); (err != nil) != failing {
+			t.Errorf("%s: %v", what, err)
+		}
+		if got := w.has("p"); got != want || w.live != live {
+			t.Errorf("%s: it has %q after %d requests, want %q after %d", what, got, w.live, want, live)
+		}
+	}
+	w.pod("p", "b")
+	w.behind = map[string]bool{"net/b": true}
+	w.egress("b", "10.96.0.2", "192.0.2.0/24")
+	sync("it is at the API server", "192.0.2.0/24 10.96.0.2", 1, false)
+	w.behind = nil
+	sync("it is in the cache", "192.0.2.0/24 10.96.0.2", 0, false)
+	w.pod("p", "b,c")
+	w.down = errors.New("the API server is away")
+	sync("nobody can tell", "192.0.2.0/24 10.96.0.2", 1, true)
+	w.down = nil
+	sync("it is nowhere", "192.0.2.0/24 10.96.0.2", 1, false)
+	sync("that is known", "192.0.2.0/24 10.96.0.2", 0, false)
+	w.pod("p", "b,d,e,f,g,h,i,j,k,l,m")
+	sync("many are nowhere", "192.0.2.0/24 10.96.0.2", mostAsked, false)
+}
+
+// What was made is read back, whatever its Egress.
+func TestClosed(t *testing.T) {
+	p := newPod(t)
+	if got, err := p.kernel.Closed(t.Context(), p.at()); err != nil || len(got.Destinations) > 0 {
+		t.Errorf("before: %+v, %v", got, err)
+	}
+	a := gateway("net/a", 1, "192.0.2.0/24", "::/0", "172.20.0.0/16")
+	a.InCluster = []netip.Prefix{netip.MustParsePrefix("2001:db8:1::/48")}
+	p.mustUse(a, gateway("net/b", 0, "0.0.0.0/0"))
+	got, err := p.kernel.Closed(t.Context(), p.at())
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := store.KnownEgress{
+		Destinations: []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0"), netip.MustParsePrefix("172.20.0.0/16"), netip.MustParsePrefix("192.0.2.0/24"), netip.MustParsePrefix("::/0")},
+		InCluster:    []netip.Prefix{netip.MustParsePrefix("10.96.0.1/32"), netip.MustParsePrefix("2001:db8:1::/48"), netip.MustParsePrefix("fd96::1/128")},
+	}
+	sorted := cmpopts.SortSlices(func(a, b netip.Prefix) bool { return a.String() < b.String() })
+	if d := cmp.Diff(want, got, sorted, cmp.Comparer(func(a, b netip.Prefix) bool { return a == b })); d != "" {
+		t.Errorf("closed (-want +got):\n%s", d)
+	}
+}
