@@ -113,6 +113,7 @@ func TestRender(t *testing.T) {
 			t.Run("needs no webhook, certificate or secret", func(t *testing.T) { checkKinds(t, s) })
 			t.Run("names and selects as the contract says", func(t *testing.T) { checkWorkloads(t, s) })
 			t.Run("gives no more rights than needed", func(t *testing.T) { checkRights(t, s, v) })
+			t.Run("adds to the roles of people", func(t *testing.T) { checkPeople(t, s, v) })
 			t.Run("binds rights to accounts that exist", func(t *testing.T) { checkBindings(t, s) })
 			t.Run("runs one image", func(t *testing.T) { checkImages(t, s) })
 			t.Run("uses the features of the variant", func(t *testing.T) { checkCoild(t, s, v); checkEgressController(t, s, v) })
@@ -228,7 +229,7 @@ func convert[T any](t *testing.T, u *unstructured.Unstructured) T {
 }
 
 func checkInventory(t *testing.T, s set, v variant) {
-	var workloads, crds []string
+	var workloads, crds, policies []string
 	for _, w := range s.workloads() {
 		workloads = append(workloads, w.kind+"/"+w.name)
 	}
@@ -236,6 +237,19 @@ func checkInventory(t *testing.T, s set, v variant) {
 		if u.GetKind() == "CustomResourceDefinition" {
 			crds = append(crds, u.GetName())
 		}
+		if strings.HasPrefix(u.GetKind(), "ValidatingAdmissionPolicy") {
+			policies = append(policies, u.GetKind()+"/"+u.GetName())
+		}
+	}
+	slices.Sort(policies)
+	var wantPolicies []string
+	if v.ipam {
+		for _, kind := range []string{"ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"} {
+			wantPolicies = append(wantPolicies, kind+"/coild-ipam-addressblocks", kind+"/coild-ipam-blockrequests")
+		}
+	}
+	if diff := cmp.Diff(wantPolicies, policies); diff != "" {
+		t.Errorf("admission policies (-want +got):\n%s", diff)
 	}
 	slices.Sort(workloads)
 	slices.Sort(crds)
