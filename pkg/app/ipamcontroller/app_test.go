@@ -31,7 +31,7 @@ func TestDefaultsAreTheContract(t *testing.T) {
 }
 
 func TestValidateNamesAllProblems(t *testing.T) {
-	o := &Options{GCInterval: -time.Second, Election: leading.Options{LeaseDuration: time.Second, RenewDeadline: time.Second}}
+	o := &Options{GCInterval: -time.Second, Quarantine: -time.Second, Election: leading.Options{LeaseDuration: time.Second, RenewDeadline: time.Second}}
 	err := o.Validate()
 	if err == nil {
 		t.Fatal("nonsense is accepted")
@@ -40,6 +40,15 @@ func TestValidateNamesAllProblems(t *testing.T) {
 		if !strings.Contains(err.Error(), want) {
 			t.Errorf("the error does not name %s: %v", want, err)
 		}
+	}
+}
+
+func TestNoQuarantineIsAllowed(t *testing.T) {
+	o := &Options{}
+	o.AddFlags(pflag.NewFlagSet("", pflag.ContinueOnError))
+	o.Quarantine = 0
+	if err := o.Validate(); err != nil {
+		t.Error(err)
 	}
 }
 

@@ -99,6 +99,9 @@ type Controller struct {
 	now        func() time.Time
 	// active is false as long as another replica leads: nothing is queued then.
 	active atomic.Bool
+
+	mu   sync.Mutex
+	seen map[types.UID]time.Time // when this process first saw a block in quarantine
 }
 
 // New returns a controller that isn't running.
@@ -113,6 +116,7 @@ func New(cfg Config) (*Controller, error) {
 		interval:   cfg.Interval,
 		quarantine: cfg.Quarantine,
 		now:        time.Now,
+		seen:       map[types.UID]time.Time{},
 	}
 	var opts []reconcile.Option
 	if cfg.LoopMetrics != nil {
@@ -126,6 +130,14 @@ func New(cfg Config) (*Controller, error) {
 		AddFunc: func(obj any) { c.blockChanged(nil, obj) },
 		// How a block is used doesn't matter here, and changes most.
 		UpdateFunc: c.blockChanged,
+		DeleteFunc: func(obj any) {
+			if gone, ok := obj.(cache.DeletedFinalStateUnknown); ok {
+				obj = gone.Obj
+			}
+			if b, ok := obj.(*v2.AddressBlock); ok {
+				c.forget(b)
+			}
+		},
 	})
 	if err != nil {
 		return nil, err
@@ -158,6 +170,9 @@ func nodeOfBlock(obj any) ([]string, error) {
 func (c *Controller) blockChanged(before, after any) {
 	a, okA := before.(*v2.AddressBlock)
 	b, okB := after.(*v2.AddressBlock)
+	if okB {
+		c.firstSeen(b) // also while another replica leads, which may end
+	}
 	if !c.active.Load() || !okB {
 		return
 	}
@@ -166,6 +181,26 @@ func (c *Controller) blockChanged(before, after any) {
 		a.Annotations[v2.AnnotationDisowned] != b.Annotations[v2.AnnotationDisowned] {
 		c.loop.AddAfter(b.Labels[v2.LabelNode], settle)
 	}
+}
+
+// firstSeen returns when this process first saw a block in quarantine, now for one that isn't.
+func (c *Controller) firstSeen(b *v2.AddressBlock) time.Time {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if !inQuarantine(b) {
+		delete(c.seen, b.UID)
+		return c.now()
+	}
+	if _, ok := c.seen[b.UID]; !ok {
+		c.seen[b.UID] = c.now()
+	}
+	return c.seen[b.UID]
+}
+
+func (c *Controller) forget(b *v2.AddressBlock) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	delete(c.seen, b.UID)
 }
 
 func (c *Controller) nodeChanged(obj any) {
@@ -255,7 +290,7 @@ func (c *Controller) sync(ctx context.Context, node string) error {
 		if !ok {
 			continue
 		}
-		a, wait := decide(b, live, c.now(), c.quarantine)
+		a, wait := decide(b, live, c.firstSeen(b), c.now(), c.quarantine)
 		if err := c.act(ctx, b, a, node); err != nil {
 			errs = append(errs, err)
 		}

@@ -107,7 +107,7 @@ func (f *fixture) add(t *testing.T, bs ...*v2.AddressBlock) {
 
 func block(name, node, uid string) *v2.AddressBlock {
 	return &v2.AddressBlock{ObjectMeta: metav1.ObjectMeta{
-		Name: name, UID: "uid", ResourceVersion: "1", Finalizers: []string{v2.Finalizer},
+		Name: name, UID: types.UID("uid of " + name), ResourceVersion: "1", Finalizers: []string{v2.Finalizer},
 		Labels:      map[string]string{v2.LabelNode: node, v2.LabelPool: "default"},
 		Annotations: map[string]string{v2.AnnotationNodeUID: uid},
 	}}
@@ -152,6 +152,9 @@ func TestSync(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			f := newFixture(t, tt.live...)
 			f.add(t, tt.blocks...)
+			for _, b := range tt.blocks {
+				f.seen[b.UID] = time.Now().Add(-time.Hour)
+			}
 			f.add(t, block("strange", "", ""), block("default-9", "other", "o"))
 			for _, n := range tt.cached {
 				if err := f.nodes.Add(n); err != nil {
@@ -174,6 +177,36 @@ func TestSync(t *testing.T) {
 
 func node(name, uid string) *corev1.Node {
 	return &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, UID: types.UID(uid)}}
+}
+
+// The clock that noted the time on a block may have been another leader's.
+func TestQuarantineByTheOwnClock(t *testing.T) {
+	f := newFixture(t)
+	start := time.Now()
+	b := block("default-0", "node", "a")
+	b.DeletionTimestamp = new(metav1.NewTime(start.Add(-time.Hour)))
+	b.Annotations[v2.AnnotationNodeGone] = goneNote(b, start.Add(-time.Hour))
+	f.add(t, b)
+	for _, step := range []struct {
+		after time.Duration
+		want  []string
+	}{
+		{0, nil},
+		{DefaultQuarantine - time.Second, nil},
+		{DefaultQuarantine, []string{"release default-0"}},
+	} {
+		f.now = func() time.Time { return start.Add(step.after) }
+		_ = f.sync(t.Context(), "node") // which says when to look again
+		if !slices.Equal(f.writes, step.want) {
+			t.Errorf("%s after the block was first seen: writes are %q, want %q", step.after, f.writes, step.want)
+		}
+	}
+	claimed := b.DeepCopy()
+	claimed.Annotations[v2.AnnotationNodeUID] = "b"
+	f.blockChanged(b, claimed)
+	if _, ok := f.seen[b.UID]; ok {
+		t.Error("a claimed block counts as one in quarantine")
+	}
 }
 
 // "Could not read" is not "gone".

@@ -22,8 +22,10 @@ const (
 )
 
 // decide says what to do with a block whose node is as the API server has it now;
-// nil if there is none of the name. wait is when to look again, 0 for "on a change".
-func decide(b *v2.AddressBlock, node *corev1.Node, now time.Time, period time.Duration) (a action, wait time.Duration) {
+// nil if there is none of the name. seen is when this process first saw the block in quarantine: what
+// was noted on it is by the clock of another machine, perhaps. wait is when to look again, 0 for
+// "on a change".
+func decide(b *v2.AddressBlock, node *corev1.Node, seen, now time.Time, period time.Duration) (a action, wait time.Duration) {
 	uid := b.Annotations[v2.AnnotationNodeUID]
 	if b.Labels[v2.LabelReserved] == v2.ReservedValue {
 		return leave, 0
@@ -33,17 +35,23 @@ func decide(b *v2.AddressBlock, node *corev1.Node, now time.Time, period time.Du
 			return leave, 0
 		}
 	}
-	since, ok := goneSince(b)
-	if !ok || b.DeletionTimestamp == nil {
+	if !inQuarantine(b) {
 		return quarantine, period
 	}
+	since, _ := goneSince(b)
 	if b.DeletionTimestamp.After(since) {
 		since = b.DeletionTimestamp.Time
 	}
-	if w := since.Add(period).Sub(now); w > 0 {
+	if w := max(since.Add(period).Sub(now), period-now.Sub(seen)); w > 0 {
 		return leave, w
 	}
 	return release, 0
+}
+
+// inQuarantine says whether a block waits for its quarantine to end.
+func inQuarantine(b *v2.AddressBlock) bool {
+	_, ok := goneSince(b)
+	return ok && b.DeletionTimestamp != nil
 }
 
 // goneSince returns when the node that has the block now was found gone. What was

@@ -76,10 +76,23 @@ func TestDecide(t *testing.T) {
 			if tt.block.deleted > 0 {
 				b.DeletionTimestamp = new(metav1.NewTime(now.Add(-tt.block.deleted)))
 			}
-			if got, wait := decide(b, tt.node, now, period); got != tt.want || wait != tt.wait {
+			if got, wait := decide(b, tt.node, now.Add(-period), now, period); got != tt.want || wait != tt.wait {
 				t.Errorf("decided %d, wait %s; want %d, %s", got, wait, tt.want, tt.wait)
 			}
 		})
+	}
+}
+
+func TestNoQuarantine(t *testing.T) {
+	now := time.Now()
+	b := &v2.AddressBlock{ObjectMeta: metav1.ObjectMeta{Annotations: map[string]string{}}}
+	if got, wait := decide(b, nil, now, now, 0); got != quarantine || wait != 0 {
+		t.Errorf("decided %d, wait %s for a block whose node is gone", got, wait)
+	}
+	b.Annotations[v2.AnnotationNodeGone] = goneNote(b, now)
+	b.DeletionTimestamp = new(metav1.NewTime(now))
+	if got, wait := decide(b, nil, now, now, 0); got != release || wait != 0 {
+		t.Errorf("decided %d, wait %s right after", got, wait)
 	}
 }
 
