@@ -31,6 +31,18 @@ func NewRegistry() *prometheus.Registry {
 	return r
 }
 
+// maxScrapes is how many requests for /metrics are served at once.
+const maxScrapes = 8
+
+// limits bound for how long a connection lasts: anybody who reaches the node's address may connect.
+type limits struct {
+	// request is for reading a request, answer for writing its answer (package pprof extends it for
+	// profiles), idle for the time between two requests.
+	request, answer, idle time.Duration
+}
+
+var defaultLimits = limits{request: 10 * time.Second, answer: 30 * time.Second, idle: 30 * time.Second}
+
 // Options says where to listen, as host:port; an empty address is "not at all".
 type Options struct {
 	MetricsAddr string
@@ -50,7 +62,7 @@ func Serve(ctx context.Context, o Options, g prometheus.Gatherer, h *Health, pag
 	for _, p := range pages {
 		metrics.Handle("GET "+p.Path, p.Handler)
 	}
-	metrics.Handle("GET /metrics", promhttp.HandlerFor(g, promhttp.HandlerOpts{}))
+	metrics.Handle("GET /metrics", scrapes(g))
 	metrics.HandleFunc("GET /debug/pprof/", local(pprof.Index))
 	metrics.HandleFunc("GET /debug/pprof/profile", local(pprof.Profile))
 	metrics.HandleFunc("GET /debug/pprof/trace", local(pprof.Trace))
@@ -69,13 +81,18 @@ func Serve(ctx context.Context, o Options, g prometheus.Gatherer, h *Health, pag
 			continue
 		}
 		group.Go(func() error {
-			if err := serve(ctx, s.addr, s.handler); err != nil {
+			if err := serve(ctx, s.addr, s.handler, defaultLimits); err != nil {
 				return fmt.Errorf("serve %s at %s: %w", s.name, s.addr, err)
 			}
 			return nil
 		})
 	}
 	return group.Wait()
+}
+
+// scrapes serves metrics. Those that can't be read are left out: the others are wanted then, too.
+func scrapes(g prometheus.Gatherer) http.Handler {
+	return promhttp.HandlerFor(g, promhttp.HandlerOpts{ErrorHandling: promhttp.ContinueOnError, MaxRequestsInFlight: maxScrapes})
 }
 
 // local serves callers on the same host only: a profile costs processor time and
@@ -90,12 +107,19 @@ func local(h http.HandlerFunc) http.HandlerFunc {
 	}
 }
 
-func serve(ctx context.Context, addr string, h http.Handler) error {
+func serve(ctx context.Context, addr string, h http.Handler, lim limits) error {
 	l, err := new(net.ListenConfig).Listen(ctx, "tcp", addr)
 	if err != nil {
 		return err
 	}
-	s := &http.Server{Handler: h, ReadHeaderTimeout: 10 * time.Second}
+	return serveOn(ctx, l, h, lim)
+}
+
+func serveOn(ctx context.Context, l net.Listener, h http.Handler, lim limits) error {
+	s := &http.Server{
+		Handler:     h,
+		ReadTimeout: lim.request, WriteTimeout: lim.answer, IdleTimeout: lim.idle, MaxHeaderBytes: 16 << 10,
+	}
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)

@@ -1,12 +1,21 @@
 package observe
 
 import (
+	"bufio"
 	"context"
 	"errors"
+	"fmt"
+	"io"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"strings"
 	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/coil-net/coil/pkg/testkit"
 )
 
 func TestProfilesAreForTheHostOnly(t *testing.T) {
@@ -63,5 +72,95 @@ func TestServeSaysWhatCannotBeListenedOn(t *testing.T) {
 	cancel()
 	if err := Serve(ctx, Options{MetricsAddr: "127.0.0.1:0", HealthAddr: "127.0.0.1:0"}, NewRegistry(), NewHealth()); err != nil {
 		t.Errorf("an orderly end: %v", err)
+	}
+}
+
+// unreadable is a metric that can't be read.
+type unreadable struct{ *prometheus.Desc }
+
+func (u unreadable) Describe(ch chan<- *prometheus.Desc) { ch <- u.Desc }
+func (u unreadable) Collect(ch chan<- prometheus.Metric) {
+	ch <- prometheus.NewInvalidMetric(u.Desc, errors.New("the disk is broken"))
+}
+
+func TestUnreadableMetricHidesNoOther(t *testing.T) {
+	g := prometheus.NewRegistry()
+	up := prometheus.NewGauge(prometheus.GaugeOpts{Name: "up"})
+	up.Set(1)
+	g.MustRegister(up, unreadable{prometheus.NewDesc("addresses", "of the node", nil, nil)})
+	w := httptest.NewRecorder()
+	scrapes(g).ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/metrics", nil))
+	if w.Code != http.StatusOK || !strings.Contains(w.Body.String(), "up 1\n") {
+		t.Errorf("%d %q, want the metric that can be read", w.Code, w.Body)
+	}
+}
+
+// blocking is a metric that is read until end is closed.
+type blocking struct {
+	*prometheus.Desc
+	begun, end chan struct{}
+}
+
+func (b blocking) Describe(ch chan<- *prometheus.Desc) { ch <- b.Desc }
+func (b blocking) Collect(chan<- prometheus.Metric)    { b.begun <- struct{}{}; <-b.end }
+
+func TestScrapesAtOnceAreBounded(t *testing.T) {
+	slow := blocking{prometheus.NewDesc("slow", "to read", nil, nil), make(chan struct{}), make(chan struct{})}
+	g := prometheus.NewRegistry()
+	g.MustRegister(slow)
+	h := scrapes(g)
+	get := func() int {
+		w := httptest.NewRecorder()
+		h.ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/metrics", nil))
+		return w.Code
+	}
+	codes := make(chan int, maxScrapes)
+	for range maxScrapes {
+		go func() { codes <- get() }()
+		<-slow.begun
+	}
+	if code := get(); code != http.StatusServiceUnavailable {
+		t.Errorf("one scrape too many: %d", code)
+	}
+	close(slow.end)
+	for range maxScrapes {
+		if code := <-codes; code != http.StatusOK {
+			t.Errorf("a scrape that was begun: %d", code)
+		}
+	}
+}
+
+func TestConnectionsEnd(t *testing.T) {
+	if l := defaultLimits; l.request <= 0 || l.answer <= 0 || l.idle <= 0 {
+		t.Errorf("limits of the programs: %+v", l)
+	}
+	for name, send := range map[string]string{
+		"idle after an answer": "GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+		"half a request":       "POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\nhalf",
+		"no request":           "",
+	} {
+		t.Run(name, func(t *testing.T) {
+			l := testkit.Must(net.Listen("tcp", "127.0.0.1:0"))(t)
+			ctx, cancel := context.WithCancel(t.Context())
+			ended := make(chan error, 1)
+			handler := http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { _, _ = io.Copy(io.Discard, r.Body) })
+			short := limits{request: 50 * time.Millisecond, answer: time.Minute, idle: 50 * time.Millisecond}
+			go func() { ended <- serveOn(ctx, l, handler, short) }()
+			c := testkit.Must(net.Dial("tcp", l.Addr().String()))(t)
+			defer c.Close()
+			if _, err := fmt.Fprint(c, send); err != nil {
+				t.Fatal(err)
+			}
+			if err := c.SetReadDeadline(time.Now().Add(testkit.Timeout(10 * time.Second))); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := io.Copy(io.Discard, bufio.NewReader(c)); err != nil {
+				t.Errorf("the connection wasn't closed: %v", err)
+			}
+			cancel()
+			if err := <-ended; err != nil {
+				t.Error(err)
+			}
+		})
 	}
 }

@@ -2,9 +2,12 @@ package blocks
 
 import (
 	"context"
+	"fmt"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/coil-net/coil/pkg/store"
 )
 
 var addresses = prometheus.NewDesc("coil_node_addresses",
@@ -16,22 +19,55 @@ const scrapeTimeout = 2 * time.Second
 
 // collector reads the record at each scrape, so that it is never out of date.
 type collector struct {
-	ctx    context.Context // a scrape has none of its own
-	record Record
+	ctx     context.Context // a scrape has none of its own
+	record  Record
+	timeout time.Duration
+	// reading has an item while the record is read: on a disk that hangs, scrapes don't pile up.
+	reading chan struct{}
 }
 
 // NewCollector returns the metrics of the node's addresses; they are read while
 // ctx lasts.
-func NewCollector(ctx context.Context, r Record) prometheus.Collector { return collector{ctx, r} }
+func NewCollector(ctx context.Context, r Record) prometheus.Collector {
+	return newCollector(ctx, r, scrapeTimeout)
+}
+
+func newCollector(ctx context.Context, r Record, timeout time.Duration) collector {
+	return collector{ctx, r, timeout, make(chan struct{}, 1)}
+}
+
+// usage reads the record. SQLite is never interrupted, so that a reading may outlast the
+// scrape that began it.
+func (c collector) usage() ([]store.Usage, error) {
+	ctx, cancel := context.WithTimeout(c.ctx, c.timeout)
+	defer cancel()
+	select {
+	case c.reading <- struct{}{}:
+	case <-ctx.Done():
+		return nil, fmt.Errorf("an earlier scrape reads the record still: %w", ctx.Err())
+	}
+	var usage []store.Usage
+	done := make(chan error, 1)
+	go func() {
+		defer func() { <-c.reading }()
+		var err error
+		usage, err = c.record.Usage(ctx)
+		done <- err
+	}()
+	select {
+	case err := <-done:
+		return usage, err
+	case <-ctx.Done():
+		return nil, fmt.Errorf("read the record: %w", ctx.Err())
+	}
+}
 
 // Describe implements prometheus.Collector.
 func (collector) Describe(ch chan<- *prometheus.Desc) { ch <- addresses }
 
 // Collect implements prometheus.Collector.
 func (c collector) Collect(ch chan<- prometheus.Metric) {
-	ctx, cancel := context.WithTimeout(c.ctx, scrapeTimeout)
-	defer cancel()
-	usage, err := c.record.Usage(ctx)
+	usage, err := c.usage()
 	if err != nil {
 		ch <- prometheus.NewInvalidMetric(addresses, err)
 		return
