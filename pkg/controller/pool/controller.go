@@ -34,6 +34,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/validation"
 	coreinformers "k8s.io/client-go/informers/core/v1"
 	networkinginformers "k8s.io/client-go/informers/networking/v1"
 	corelisters "k8s.io/client-go/listers/core/v1"
@@ -308,12 +309,8 @@ func (c *Controller) release(ctx context.Context, p *v2.AddressPool) (gone bool,
 	if c.carver.Busy(p.Name) {
 		return false, reconcile.Later(busyPause)
 	}
-	l, err := c.coil.CoilV2().AddressBlocks().List(ctx, metav1.ListOptions{LabelSelector: v2.LabelPool + "=" + p.Name, Limit: 1})
-	if err != nil {
-		return false, fmt.Errorf("list the blocks of AddressPool %s: %w", p.Name, err)
-	}
-	if len(l.Items) > 0 {
-		return false, nil // the cache will show it
+	if left, err := c.hasBlocks(ctx, p.Name); left || err != nil {
+		return false, err // the cache will show them
 	}
 	rest := slices.DeleteFunc(slices.Clone(p.Finalizers), func(f string) bool { return f == v2.Finalizer })
 	if _, err := c.setFinalizers(ctx, p, rest); err != nil {
@@ -321,6 +318,19 @@ func (c *Controller) release(ctx context.Context, p *v2.AddressPool) (gone bool,
 	}
 	klog.FromContext(ctx).Info("Let a deleted pool go", "pool", p.Name)
 	return true, nil
+}
+
+// hasBlocks asks the API server whether there are blocks of a pool. A name that can't be the value
+// of a label, as pools of Coil 2.x may have, is no block's.
+func (c *Controller) hasBlocks(ctx context.Context, pool string) (bool, error) {
+	if len(validation.IsValidLabelValue(pool)) > 0 {
+		return false, nil
+	}
+	l, err := c.coil.CoilV2().AddressBlocks().List(ctx, metav1.ListOptions{LabelSelector: v2.LabelPool + "=" + pool, Limit: 1})
+	if err != nil {
+		return false, fmt.Errorf("list the blocks of AddressPool %s: %w", pool, err)
+	}
+	return len(l.Items) > 0, nil
 }
 
 // setFinalizers replaces the finalizers of a pool that is as it was read, and

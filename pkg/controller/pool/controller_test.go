@@ -80,6 +80,9 @@ func (f *fixture) react(action clienttesting.Action) (bool, runtime.Object, erro
 	}
 	switch a := action.(type) {
 	case clienttesting.ListActionImpl:
+		if a.ListRestrictions.Labels.Empty() { // or it can't be parsed
+			return true, nil, apierrors.NewBadRequest("no selector")
+		}
 		return true, &v2.AddressBlockList{Items: f.live}, nil
 	case clienttesting.UpdateActionImpl:
 		p := a.Object.(*v2.AddressPool)
@@ -256,6 +259,17 @@ func TestDeletedPool(t *testing.T) {
 		f.requireMetrics(t, `coil_controller_allocated_blocks{pool="default"} 0`, `coil_controller_max_blocks{pool="default"} 4`)
 		f.mustSync(t)
 		f.requireMetrics(t)
+	})
+	t.Run("goes, though its name can't be in a label", func(t *testing.T) {
+		p := deletedPool()
+		p.Name = strings.Repeat("a", 64) // of Coil 2.x
+		f := newFixture(t, p)
+		if err := f.sync(t.Context(), p.Name); err != nil {
+			t.Fatal(err)
+		}
+		if !slices.Equal(f.writes, []string{"finalizers []"}) {
+			t.Errorf("writes are %q", f.writes)
+		}
 	})
 	t.Run("leaves the finalizers of others alone", func(t *testing.T) {
 		p := deletedPool()
