@@ -26,7 +26,8 @@ import (
 //	                 routes: 169.254.1.1 dev eth0, default via 169.254.1.1,
 //	                 default via fe80::1
 //	host   vethX     169.254.1.1/32, fe80::1/64, alias, altname, group
-//	                 forwarding on, rp_filter loose, no router advertisements
+//	                 forwarding on, rp_filter loose, arp_filter on, no router
+//	                 advertisements
 //	                 routes to the pod's addresses in the pod table
 //
 // The pod's end is up and complete before the host's end gives it a carrier, so
@@ -262,15 +263,16 @@ func (w wiring) wireHost(ctx context.Context, index int) error {
 	label := rtnl.LinkChange{
 		Alias: w.pod.alias(), NoAutoAddress: w.ipv6, Forwarding: true,
 		// The host's own value counts only if it is greater: so this is the one in effect.
-		RPFilter: rtnl.LooseRPFilter,
+		RPFilter:  rtnl.LooseRPFilter,
+		ARPFilter: new(w.guarded(w.pod)),
 	}
 	addr := w.pod.Address
-	var settings []sysctl.Setting
-	if w.acceptsRA.Load() {
-		settings = append(settings, sysctl.Setting{Key: "accept_ra", Value: "0"})
-	}
-	if w.enableIPv6 || len(settings) > 0 {
-		if err := w.setIPv6(w.host, w.pod.ID().name(), settings...); err != nil {
+	if w.ipv6 {
+		// No other parameter keeps a pod from being the node's router: a link that doesn't forward, for
+		// whatever reason, accepts advertisements by default. Netlink can't set it.
+		err := w.setIPv6(w.host, w.pod.ID().name(), sysctl.Setting{Key: "accept_ra", Value: "0"})
+		// Below IPv6's least MTU, a link has no IPv6.
+		if err != nil && (addr.IPv6.IsValid() || !errors.Is(err, sysctl.ErrNotExist)) {
 			return err
 		}
 	}

@@ -22,13 +22,17 @@ type Mended struct {
 	Addresses int
 	// Parameters are links whose kernel parameters weren't as they should be.
 	Parameters int
+	// Learned are routes and addresses of the host that pods made by router advertisements.
+	Learned int
 	// Resized are links that got another MTU, as when that of the uplink changed.
 	Resized int
 }
 
 // Plus returns the sum of two.
 func (m Mended) Plus(o Mended) Mended {
-	return Mended{m.Links + o.Links, m.Addresses + o.Addresses, m.Parameters + o.Parameters, m.Resized + o.Resized}
+	return Mended{
+		m.Links + o.Links, m.Addresses + o.Addresses, m.Parameters + o.Parameters, m.Learned + o.Learned, m.Resized + o.Resized,
+	}
 }
 
 // MendLinks restores what others changed about the host's ends of the pods' links, which
@@ -70,6 +74,11 @@ func (n *Network) MendLinks(ctx context.Context, want func(context.Context) ([]W
 			errs = append(errs, fmt.Errorf("mend link %s: %w", l, err))
 		}
 	}
+	// Only now, as the links accept no more.
+	total.Learned, err = n.unlearn(ctx, links, all)
+	if err != nil {
+		errs = append(errs, fmt.Errorf("mend links: %w", err))
+	}
 	return total, errors.Join(errs...)
 }
 
@@ -106,8 +115,10 @@ func (n *Network) mendLink(ctx context.Context, p Wired, l rtnl.Link, addrs []ne
 	if foreignGateways(gateways, addrs) {
 		gateways = nil
 	}
-	if l.DisableIPv6 && p.Address.IPv6.IsValid() || l.AcceptRA == acceptRAAlways {
-		if err := n.mendSysctls(p, l); err != nil {
+	if settings := sysctlsOf(p, l); len(settings) > 0 {
+		if _, err := sysctl.Set(n.host, settings...); errors.Is(err, sysctl.ErrNotExist) {
+			return m, fmt.Errorf("link %s: %w", l, rtnl.ErrNotExist)
+		} else if err != nil {
 			return m, err
 		}
 		m.Parameters = 1
@@ -127,8 +138,11 @@ func (n *Network) mendLink(ctx context.Context, p Wired, l rtnl.Link, addrs []ne
 	if l.RPFilter != rtnl.LooseRPFilter {
 		change.RPFilter = rtnl.LooseRPFilter
 	}
+	if guarded := n.guarded(p.Pod); l.ARPFilter != guarded {
+		change.ARPFilter = new(guarded)
+	}
 	change.NoAutoAddress = gateways != nil && l.HasIPv6 && !l.NoAutoAddress
-	if change.Forwarding || change.RPFilter != 0 || change.NoAutoAddress {
+	if change.Forwarding || change.RPFilter != 0 || change.ARPFilter != nil || change.NoAutoAddress {
 		m.Parameters = 1
 	}
 	if m.Links+m.Parameters > 0 {
@@ -178,20 +192,22 @@ func (n *Network) relabel(ctx context.Context, p Wired, l rtnl.Link, c rtnl.Link
 	return n.handle.Do(ctx, reqs...)
 }
 
-// mendSysctls restores parameters of a link that can't be set by netlink.
-func (n *Network) mendSysctls(p Wired, l rtnl.Link) error {
+// sysctlsOf are the parameters of a link that have to be restored and can't be set by netlink.
+func sysctlsOf(p Wired, l rtnl.Link) []sysctl.Setting {
 	var settings []sysctl.Setting
-	if l.AcceptRA == acceptRAAlways {
-		settings = append(settings, sysctl.Setting{Key: "net/ipv6/conf/" + l.Name + "/accept_ra", Value: "0"})
+	add := func(key, value string) {
+		settings = append(settings, sysctl.Setting{Key: "net/ipv6/conf/" + l.Name + "/" + key, Value: value})
+	}
+	if l.HasIPv6 && l.AcceptRA != 0 {
+		add("accept_ra", "0")
+	}
+	if l.HasIPv6 && !l.ForwardingIPv6 {
+		add("forwarding", "1")
 	}
 	if l.DisableIPv6 && p.Address.IPv6.IsValid() {
-		settings = append(settings, sysctl.Setting{Key: "net/ipv6/conf/" + l.Name + "/disable_ipv6", Value: "0"})
+		add("disable_ipv6", "0")
 	}
-	_, err := sysctl.Set(n.host, settings...)
-	if errors.Is(err, sysctl.ErrNotExist) {
-		return fmt.Errorf("link %s: %w", l, rtnl.ErrNotExist)
-	}
-	return err
+	return settings
 }
 
 // foreignGateways says that the addresses of a host's end are those that Coil 2.x gave it:
@@ -230,7 +246,12 @@ func Sound(l rtnl.Link) bool {
 		return true
 	}
 	_, id, ok := parseAlias(l.Alias)
-	return ok && labelled(l, id) && l.Up && l.Forwarding && l.RPFilter == rtnl.LooseRPFilter && !l.DisableIPv6
+	return ok && labelled(l, id) && l.Up && l.Forwarding && l.RPFilter == rtnl.LooseRPFilter && soundIPv6(l)
+}
+
+// soundIPv6 says whether the parameters of IPv6 are as they should be.
+func soundIPv6(l rtnl.Link) bool {
+	return !l.HasIPv6 || !l.DisableIPv6 && l.ForwardingIPv6 && l.AcceptRA == 0
 }
 
 // hasMark says whether a link may be the host's end of a pod's.

@@ -87,7 +87,11 @@ func TestMendLinks(t *testing.T) {
 			podnet.Mended{Addresses: 2}, false, []netip.Addr{podnet.Gateways.IPv6}},
 		{"strict rp_filter", func() { setSysctl(t, n.host, conf("ipv4", "rp_filter"), "1") }, podnet.Mended{Parameters: 1}, false, nil},
 		{"forwarding", func() { setSysctl(t, n.host, conf("ipv4", "forwarding"), "0") }, podnet.Mended{Parameters: 1}, false, nil},
-		{"router advertisements", func() { setSysctl(t, n.host, conf("ipv6", "accept_ra"), "2") }, podnet.Mended{Parameters: 1}, true, nil},
+		{"router advertisements", func() { setSysctl(t, n.host, conf("ipv6", "accept_ra"), "2") }, podnet.Mended{Parameters: 1}, false, nil},
+		{"router advertisements unless it forwards", func() { setSysctl(t, n.host, conf("ipv6", "accept_ra"), "1") },
+			podnet.Mended{Parameters: 1}, false, nil},
+		{"forwarding of IPv6", func() { setSysctl(t, n.host, conf("ipv6", "forwarding"), "0") }, podnet.Mended{Parameters: 1}, false, nil},
+		{"ARP filter", func() { setSysctl(t, n.host, conf("ipv4", "arp_filter"), "0") }, podnet.Mended{Parameters: 1}, true, nil},
 		{"address generation", func() { n.host.IP(t, "link", "set", a.HostIfName, "addrgenmode", "eui64") },
 			podnet.Mended{Parameters: 1}, true, nil},
 		{"IPv6 switched off", func() { setSysctl(t, n.host, conf("ipv6", "disable_ipv6"), "1") },
@@ -186,7 +190,7 @@ func TestMendLinksOfCoil2(t *testing.T) {
 func TestHostEndParameters(t *testing.T) {
 	for _, filter := range []string{"0", "1", "2"} {
 		t.Run("rp_filter "+filter, func(t *testing.T) {
-			n := newNode(t)
+			n := newNode(t, func(o *podnet.Options) { o.SourceGuard = false })
 			setSysctl(t, n.host, "ipv4/conf/all/rp_filter", filter)
 			setSysctl(t, n.host, "ipv4/conf/default/rp_filter", filter)
 			setSysctl(t, n.host, "ipv6/conf/default/accept_ra", "2")

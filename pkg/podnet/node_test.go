@@ -52,6 +52,7 @@ func newNode(tb testing.TB, change ...func(*podnet.Options)) node {
 		PodTable:     dataplane.TablePods,
 		RulePriority: dataplane.PriorityPods,
 		Protocol:     dataplane.ProtocolNode,
+		SourceGuard:  true,
 		Netns:        host.Path,
 		SysctlRecord: filepath.Join(tb.TempDir(), "sysctls.json"),
 	}

@@ -57,6 +57,8 @@ type Options struct {
 	// MTU is that of pods which don't have one of their own; 0 is that of the node's
 	// uplinks, see DetectMTU.
 	MTU int
+	// SourceGuard drops what pods send from addresses that aren't theirs.
+	SourceGuard bool
 	// Netns is the path of the host's network namespace; empty is the one that
 	// the process was started in.
 	Netns string
@@ -109,6 +111,8 @@ type Pod struct {
 	NodeAddrs ipam.Address
 	// MTU of both ends; 0 is that of the Options.
 	MTU int
+	// AnySource exempts the pod from the SourceGuard.
+	AnySource bool
 }
 
 // ID returns the identity of the attachment.
@@ -184,10 +188,7 @@ type Network struct {
 	// inherits says that new network namespaces may come with IPv6 parameters
 	// other than the kernel's defaults.
 	inherits bool
-	// acceptsRA says that new links accept router advertisements, even though the host
-	// forwards packets: a pod could send some.
-	acceptsRA atomic.Bool
-	uplinks   atomic.Pointer[uplinks]
+	uplinks  atomic.Pointer[uplinks]
 	// groups is held for writing while the labels of a link are restored, and for
 	// reading while links are collected in a group to be removed.
 	groups sync.RWMutex

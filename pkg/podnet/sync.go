@@ -43,45 +43,56 @@ func (n *Network) wantedRules() []dataplane.Rule {
 }
 
 // Forward makes the host forward packets, and says whether anything had to be set. It can be
-// repeated at any time.
+// repeated at any time. A family that can't be read doesn't keep the other one from being set.
 func (n *Network) Forward(ctx context.Context) (changed bool, err error) {
-	settings := []sysctl.Setting{{Key: "net/ipv4/ip_forward", Value: "1"}}
-	if n.ipv6 {
-		byDefault, err := sysctl.Get(n.host, "net/ipv6/conf/default/accept_ra")
-		if err != nil {
-			return false, err
-		}
-		n.acceptsRA.Store(byDefault == strconv.Itoa(acceptRAAlways))
-		// A host that forwards ignores router advertisements, and forgets what it
-		// learned by them, unless accept_ra is 2.
-		links, err := n.advertisedLinks(ctx)
-		if err != nil {
-			return false, err
-		}
-		for _, name := range links {
-			key := "net/ipv6/conf/" + name + "/accept_ra"
-			value, err := sysctl.Get(n.host, key)
-			if err != nil && !errors.Is(err, sysctl.ErrNotExist) {
-				return false, err
-			}
-			if value == "1" {
-				settings = append(settings, sysctl.Setting{Key: key, Value: strconv.Itoa(acceptRAAlways)})
-			}
-		}
-		settings = append(settings, sysctl.Setting{Key: "net/ipv6/conf/all/forwarding", Value: "1"})
-	}
 	set := sysctl.Set
 	if n.record != nil {
 		set = n.record.Set
 	}
-	return set(n.host, settings...)
+	changed, err = set(n.host, sysctl.Setting{Key: "net/ipv4/ip_forward", Value: "1"})
+	if !n.ipv6 {
+		return changed, err
+	}
+	settings, learnedErr := n.keepAdvertised(ctx)
+	if learnedErr != nil {
+		// The host would forget what it needs.
+		return changed, errors.Join(err, learnedErr)
+	}
+	// New links get the default, which may differ from that of all.
+	for _, links := range []string{"all", "default"} {
+		settings = append(settings, sysctl.Setting{Key: "net/ipv6/conf/" + links + "/forwarding", Value: "1"})
+	}
+	changed6, err6 := set(n.host, settings...)
+	return changed || changed6, errors.Join(err, err6)
 }
 
 // acceptRAAlways is the value of accept_ra that holds also for a host that forwards.
 const acceptRAAlways = 2
 
+// keepAdvertised returns the parameters that keep the routes of uplinks which were learned by router
+// advertisements. A host that forwards ignores these, and forgets what it learned, unless
+// accept_ra is 2.
+func (n *Network) keepAdvertised(ctx context.Context) ([]sysctl.Setting, error) {
+	links, err := n.advertisedLinks(ctx)
+	if err != nil {
+		return nil, err
+	}
+	var settings []sysctl.Setting
+	for _, name := range links {
+		key := "net/ipv6/conf/" + name + "/accept_ra"
+		value, err := sysctl.Get(n.host, key)
+		if err != nil && !errors.Is(err, sysctl.ErrNotExist) {
+			return nil, err
+		}
+		if value == "1" {
+			settings = append(settings, sysctl.Setting{Key: key, Value: strconv.Itoa(acceptRAAlways)})
+		}
+	}
+	return settings, nil
+}
+
 // advertisedLinks returns the names of the links that have a route which was
-// learned by a router advertisement.
+// learned by a router advertisement. A pod is no router, whatever it advertised.
 func (n *Network) advertisedLinks(ctx context.Context) ([]string, error) {
 	routes, err := n.handle.Routes(ctx, dataplane.IPv6, unix.RT_TABLE_MAIN, unix.RTPROT_RA)
 	if err != nil {
@@ -96,7 +107,7 @@ func (n *Network) advertisedLinks(ctx context.Context) ([]string, error) {
 		if err != nil {
 			return nil, err
 		}
-		if !slices.Contains(names, l.Name) {
+		if !ours(l) && !slices.Contains(names, l.Name) {
 			names = append(names, l.Name)
 		}
 	}

@@ -77,7 +77,7 @@ func (d *daemon) heal(ctx context.Context, group *errgroup.Group) error {
 		return fmt.Errorf("look up lo: %w", err)
 	}
 	changes, err := handle.Subscribe(rtnl.Interest{
-		Protocol: d.Protocol, Tables: []int{d.PodTable, d.ExportTable, dataplane.TableUnassigned}, Rules: true, Links: true,
+		Protocol: d.Protocol, Tables: []int{d.PodTable, d.ExportTable, dataplane.TableUnassigned}, Learned: true, Rules: true, Links: true,
 	})
 	if err != nil {
 		return err
@@ -313,7 +313,7 @@ func (d *daemon) mendNode(ctx context.Context, repair bool, want func(context.Co
 		d.repairs.Done(ctx, heal.Rule, rules.Added)
 		d.repairs.Done(ctx, heal.Link, mended.Links)
 		d.repairs.Done(ctx, heal.LinkAddress, mended.Addresses)
-		d.repairs.Done(ctx, heal.Sysctl, mended.Parameters)
+		d.repairs.Done(ctx, heal.Sysctl, mended.Parameters+mended.Learned)
 	}
 	return errors.Join(forwardErr, mtuErr, ruleErr, linkErr)
 }

@@ -58,10 +58,22 @@ func (h *Handle) IPv6Addr(ctx context.Context, index int, a netip.Addr) (exists,
 	return err == nil, tentative, err
 }
 
+// DelAddr asks for the removal of an address of a link; the prefix route goes with it.
+func DelAddr(index int, p netip.Prefix) Request {
+	var e encoder
+	e.u8(family(p.Addr()), uint8(p.Bits()), 0, 0)
+	e.u32(uint32(index))
+	e.attrAddr(unix.IFA_LOCAL, p.Addr())
+	e.attrAddr(unix.IFA_ADDRESS, p.Addr())
+	return Request{unix.RTM_DELADDR, 0, e.b, func() string { return fmt.Sprintf("address del %s dev %d", p, index) }}
+}
+
 // Addr is an address that a link has.
 type Addr struct {
 	Link   int // index
 	Prefix netip.Prefix
+	// Dynamic says that the kernel made it of what a router advertised, or that it has a lifetime.
+	Dynamic bool
 }
 
 // Addrs returns the addresses of all links, of both families.
@@ -80,7 +92,8 @@ func (h *Handle) Addrs(ctx context.Context) ([]Addr, error) {
 			}
 			// A kernel without the family answers with the addresses of another one.
 			ok := c.Addr.IsValid() && dataplane.FamilyOf(c.Addr) == f
-			return Addr{c.Link, netip.PrefixFrom(c.Addr, int(body[1]))}, ok, nil
+			// IFA_F_PERMANENT is one of the flags that the header has room for.
+			return Addr{c.Link, netip.PrefixFrom(c.Addr, int(body[1])), body[2]&unix.IFA_F_PERMANENT == 0}, ok, nil
 		})
 		if err != nil && !errors.Is(err, ErrNoFamily) {
 			return nil, err

@@ -3,6 +3,7 @@ package rtnl
 import (
 	"encoding/binary"
 	"fmt"
+	"slices"
 
 	"golang.org/x/net/bpf"
 	"golang.org/x/sys/unix"
@@ -17,6 +18,9 @@ type Interest struct {
 	// and what replaces one in the tables.
 	Protocol int
 	Tables   []int
+	// Learned are IPv6 routes that the kernel adds to the main table because of a router
+	// advertisement. Those of a link's addresses are among them, except link-local ones.
+	Learned bool
 	// Rules are deletions of rules.
 	Rules bool
 	// Links are all changes of links, of their parameters as far as the kernel tells, and
@@ -27,11 +31,14 @@ type Interest struct {
 // Offsets into a notification: struct nlmsghdr, followed by a struct that depends on
 // the type (netlink(7), rtnetlink(7)).
 const (
-	offType      = 4
-	offFlags     = 6
-	offBody      = unix.SizeofNlMsghdr
-	offRtTable   = offBody + 4
-	offRtProto   = offBody + 5
+	offType    = 4
+	offFlags   = 6
+	offBody    = unix.SizeofNlMsghdr
+	offRtTable = offBody + 4
+	offRtProto = offBody + 5
+	offRtType  = offBody + 7
+	// IPv6's first attribute is the table, the second the destination unless that is ::/0.
+	offRtDst     = offBody + unix.SizeofRtMsg + unix.SizeofRtAttr + 4 + unix.SizeofRtAttr
 	offIfFamily  = offBody
 	offIfChange  = offBody + 12
 	offAddrScope = offBody + 3
@@ -77,6 +84,15 @@ func (i Interest) program() ([]bpf.RawInstruction, error) {
 			{offFlags, 2, bpf.JumpBitsSet, host16(unix.NLM_F_REPLACE)},
 			{offRtTable, 1, bpf.JumpEqual, uint32(inHeader)},
 		})
+	}
+	if i.Learned {
+		inMain := clause{
+			isType(unix.RTM_NEWROUTE), {offBody, 1, bpf.JumpEqual, unix.AF_INET6}, {offRtTable, 1, bpf.JumpEqual, unix.RT_TABLE_MAIN},
+		}
+		const linkLocal = 0xfe80 // its first two bytes
+		clauses = append(clauses, append(slices.Clone(inMain), condition{offRtProto, 1, bpf.JumpEqual, unix.RTPROT_RA}),
+			append(slices.Clone(inMain), condition{offRtProto, 1, bpf.JumpEqual, unix.RTPROT_KERNEL},
+				condition{offRtType, 1, bpf.JumpEqual, unix.RTN_UNICAST}, condition{offRtDst, 2, bpf.JumpNotEqual, linkLocal}))
 	}
 	link := clause{isType(unix.RTM_NEWLINK), {offIfFamily, 1, bpf.JumpEqual, unix.AF_UNSPEC}}
 	addr := clause{isType(unix.RTM_DELADDR)}
@@ -131,6 +147,9 @@ func parseChange(m message) (c Change, known bool, err error) {
 	switch m.kind {
 	case unix.RTM_DELROUTE, unix.RTM_NEWROUTE:
 		c.Kind = RouteLost
+		if m.kind == unix.RTM_NEWROUTE && m.flags&unix.NLM_F_REPLACE == 0 {
+			c.Kind = RouteLearned
+		}
 		var r Route
 		r, _, err = parseRoute(m.body)
 		c.Route = r.Route

@@ -83,9 +83,10 @@ type LinkChange struct {
 	MAC   net.HardwareAddr
 	MTU   int
 	// Forwarding switches on that IPv4 packets are forwarded, RPFilter is IPv4's
-	// rp_filter; both as below /proc/sys/net/ipv4/conf.
+	// rp_filter, ARPFilter its arp_filter; all as below /proc/sys/net/ipv4/conf.
 	Forwarding bool
 	RPFilter   int
+	ARPFilter  *bool
 }
 
 // SetLink asks for a change of a link.
@@ -140,6 +141,9 @@ func SetLink(index int, c LinkChange) Request {
 		}
 		if c.RPFilter != 0 {
 			s += fmt.Sprintf(" rp_filter %d", c.RPFilter)
+		}
+		if c.ARPFilter != nil {
+			s += fmt.Sprintf(" arp_filter %t", *c.ARPFilter)
 		}
 		return s
 	}}

@@ -9,14 +9,16 @@ import (
 // Parameters are those of a link below /proc/sys/net/ipv4/conf and /proc/sys/net/ipv6/conf
 // that decide about a pod's packets.
 type Parameters struct {
-	// Forwarding and RPFilter are IPv4's.
+	// Forwarding, RPFilter and ARPFilter are IPv4's.
 	Forwarding bool
 	RPFilter   int
+	ARPFilter  bool
 	// HasIPv6 says that the kernel has IPv6 for this link; the others are zero without.
-	HasIPv6       bool
-	DisableIPv6   bool
-	AcceptRA      int
-	NoAutoAddress bool
+	HasIPv6        bool
+	DisableIPv6    bool
+	ForwardingIPv6 bool
+	AcceptRA       int
+	NoAutoAddress  bool
 }
 
 // LooseRPFilter is the value of rp_filter by which a packet is accepted if its source can
@@ -28,6 +30,8 @@ const LooseRPFilter = 2
 const (
 	ipv4Forwarding  = 1
 	ipv4RPFilter    = 8
+	ipv4ARPFilter   = 13
+	ipv6Forwarding  = 0
 	ipv6AcceptRA    = 3
 	ipv6DisableIPv6 = 26
 )
@@ -48,8 +52,10 @@ func (p *Parameters) parse(spec []byte) error {
 			case f.kind == unix.AF_INET && a.kind == unix.IFLA_INET_CONF:
 				p.Forwarding = a.element(ipv4Forwarding-1) != 0
 				p.RPFilter = a.element(ipv4RPFilter - 1)
+				p.ARPFilter = a.element(ipv4ARPFilter-1) != 0
 			case f.kind == unix.AF_INET6 && a.kind == unix.IFLA_INET6_CONF:
 				p.HasIPv6 = true
+				p.ForwardingIPv6 = a.element(ipv6Forwarding) != 0
 				p.AcceptRA = a.element(ipv6AcceptRA)
 				p.DisableIPv6 = a.element(ipv6DisableIPv6) != 0
 			case f.kind == unix.AF_INET6 && a.kind == unix.IFLA_INET6_ADDR_GEN_MODE:
@@ -70,11 +76,12 @@ func (a attribute) element(i int) int {
 
 // parameters appends what a change of a link sets by address family.
 func (e *encoder) parameters(c LinkChange) {
-	if !c.NoAutoAddress && !c.Forwarding && c.RPFilter == 0 {
+	ipv4 := c.Forwarding || c.RPFilter != 0 || c.ARPFilter != nil
+	if !c.NoAutoAddress && !ipv4 {
 		return
 	}
 	e.nest(unix.IFLA_AF_SPEC, func() {
-		if c.Forwarding || c.RPFilter != 0 {
+		if ipv4 {
 			e.nest(unix.AF_INET, func() {
 				e.nest(unix.IFLA_INET_CONF, func() {
 					if c.Forwarding {
@@ -82,6 +89,13 @@ func (e *encoder) parameters(c LinkChange) {
 					}
 					if c.RPFilter != 0 {
 						e.attrU32(ipv4RPFilter, uint32(c.RPFilter))
+					}
+					if c.ARPFilter != nil {
+						var on uint32
+						if *c.ARPFilter {
+							on = 1
+						}
+						e.attrU32(ipv4ARPFilter, on)
 					}
 				})
 			})

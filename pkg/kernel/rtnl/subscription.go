@@ -25,6 +25,8 @@ const (
 	Unknown ChangeKind = iota
 	// RouteLost: Route was deleted, or something else replaced it, which is then Route.
 	RouteLost
+	// RouteLearned: the kernel added Route, of a router advertisement or of an address.
+	RouteLearned
 	// RuleLost: Rule was deleted.
 	RuleLost
 	// LinkChanged: Link appeared or is another in some way.
@@ -57,6 +59,8 @@ func (c Change) String() string {
 	switch c.Kind {
 	case RouteLost:
 		s = "route lost: " + c.Route.String()
+	case RouteLearned:
+		s = "route learned: " + c.Route.String()
 	case RuleLost:
 		s = "rule lost: " + c.Rule.String()
 	case LinkChanged:

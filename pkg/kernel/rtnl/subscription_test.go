@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -134,6 +135,43 @@ func TestSubscriptionTellsWhatOthersDo(t *testing.T) {
 		l.take()
 		ns.IP(t, strings.Fields(c.do)...)
 		l.await(t, c.told...)
+	}
+}
+
+// Routes that a router advertisement makes are told, those that others make and those of link-local
+// addresses aren't.
+func TestSubscriptionTellsLearnedRoutes(t *testing.T) {
+	h, ns, index := newLinks(t)
+	interest := coildsInterest
+	interest.Learned = true
+	l := listen(t, h, interest, time.Millisecond)
+	learned := func() (dsts []string) {
+		testkit.Eventually(t, 5*time.Second, "the last route", func() error {
+			for _, c := range l.take() {
+				if c.Kind == rtnl.RouteLearned {
+					dsts = append(dsts, c.Route.Dst.String())
+				}
+				if c.Kind == rtnl.RouteLearned && c.Route.Link != index {
+					t.Errorf("by link %d: %s", c.Route.Link, c)
+				}
+			}
+			if len(dsts) == 0 || dsts[len(dsts)-1] != "2001:db8:9::/64" {
+				return fmt.Errorf("told %q", dsts)
+			}
+			return nil
+		})
+		return dsts
+	}
+	for _, do := range []string{
+		"-6 route add default via fe80::9 dev v proto ra", "-6 route add fd00::/64 dev v", "route add 10.0.0.0/24 dev v proto kernel",
+		"address add fe80::5/64 dev v nodad", "-6 route add 2001:db8::53 dev v proto kernel", "-6 route add fd00:1::/64 dev v table 116 proto ra",
+		"-6 route add 2001:db8:9::/64 dev v proto kernel",
+	} {
+		ns.IP(t, strings.Fields(do)...)
+	}
+	want := []string{"::/0", "2001:db8::53/128", "2001:db8:9::/64"}
+	if got := learned(); !slices.Equal(got, want) {
+		t.Errorf("told %q, not %q", got, want)
 	}
 }
 

@@ -28,6 +28,7 @@ type Source interface {
 // Links knows single links; see package podnet.
 type Links interface {
 	Sound(ctx context.Context, index int, lost ...netip.Addr) (bool, error)
+	Owns(ctx context.Context, index int) (bool, error)
 	UplinkChanged(l rtnl.Link) bool
 }
 
@@ -42,6 +43,8 @@ type Links interface {
 //	MTU of an uplink                      pods
 //	an address of the node, or it came    pods: their routes have it as source
 //	a parameter of all links              pods: forwarding
+//	a route that the kernel learned by
+//	a pod's link                          pods
 //	notifications                         both
 type Watch struct {
 	Source Source
@@ -64,6 +67,7 @@ func (w *Watch) Run(ctx context.Context) error {
 func (w *Watch) told(ctx context.Context, changes []rtnl.Change) {
 	pods, blocks := false, false
 	suspects := map[int][]netip.Addr{} // links, and the addresses that they lost
+	learned := map[int]bool{}          // links by which the kernel learned a route
 	own := w.NodeAddrs()
 	for _, c := range changes {
 		klog.FromContext(ctx).V(6).Info("Kernel tells of a change", "change", c.String())
@@ -81,6 +85,8 @@ func (w *Watch) told(ctx context.Context, changes []rtnl.Change) {
 			}
 			w.Saw(blockKind(c.Route), c.String())
 			blocks = true
+		case rtnl.RouteLearned:
+			learned[c.Route.Link] = true
 		case rtnl.LinkLost:
 			delete(suspects, c.Link)
 		case rtnl.LinkChanged:
@@ -100,7 +106,7 @@ func (w *Watch) told(ctx context.Context, changes []rtnl.Change) {
 			}
 		}
 	}
-	if pods || w.unsound(ctx, suspects) {
+	if pods || w.unsound(ctx, suspects) || w.taught(ctx, learned) {
 		w.Pods()
 	}
 	if blocks {
@@ -118,6 +124,16 @@ func (w *Watch) unsound(ctx context.Context, suspects map[int][]netip.Addr) bool
 			continue // parameters of all links
 		}
 		if sound, err := w.Links.Sound(ctx, index, lost...); err != nil || !sound {
+			return true
+		}
+	}
+	return false
+}
+
+// taught says whether one of the links by which the kernel learned a route is a pod's.
+func (w *Watch) taught(ctx context.Context, learned map[int]bool) bool {
+	for index := range learned {
+		if ours, err := w.Links.Owns(ctx, index); err != nil || ours {
 			return true
 		}
 	}

@@ -9,6 +9,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/coil-net/coil/pkg/dataplane"
 	"github.com/coil-net/coil/pkg/ipam"
 	"github.com/coil-net/coil/pkg/kernel/rtnl"
@@ -32,6 +34,8 @@ type links struct {
 
 func (l *links) UplinkChanged(link rtnl.Link) bool { return link.Index == uplink && link.MTU != 1500 }
 
+func (l *links) Owns(_ context.Context, index int) (bool, error) { return index != uplink, l.err }
+
 // uplink is the index of the node's uplink, which had an MTU of 1500.
 const uplink = 2
 
@@ -50,6 +54,9 @@ func TestWatch(t *testing.T) {
 		return rtnl.Change{Kind: kind, Link: link, Addr: a}
 	}
 	changed := func(l rtnl.Link) rtnl.Change { return rtnl.Change{Kind: rtnl.LinkChanged, Link: l.Index, State: &l} }
+	taught := func(link int) rtnl.Change {
+		return rtnl.Change{Kind: rtnl.RouteLearned, Route: dataplane.Route{Link: link, Protocol: unix.RTPROT_RA}}
+	}
 	half := rtnl.Link{Index: 7, Group: dataplane.LinkGroup} // as while it is made
 	whole := rtnl.Link{
 		Index: 7, Group: dataplane.LinkGroup, Alias: "COIL:default:abc:eth0", AltNames: []string{"coil-abc-eth0"}, Up: true,
@@ -91,6 +98,9 @@ func TestWatch(t *testing.T) {
 		{"parameter of all links", []rtnl.Change{{Kind: rtnl.LinkChanged, Link: -1}}, links{}, true, false, nil, nil},
 		{"somebody else's link", []rtnl.Change{changed(rtnl.Link{Index: 9})}, links{}, false, false, nil, nil},
 		{"MTU of the uplink", []rtnl.Change{changed(rtnl.Link{Index: uplink, MTU: 1400})}, links{}, true, false, nil, nil},
+		{"route learned from a pod", []rtnl.Change{taught(7)}, links{}, true, false, nil, nil},
+		{"route learned from a router", []rtnl.Change{taught(uplink)}, links{}, false, false, nil, nil},
+		{"route learned from who can't be read", []rtnl.Change{taught(uplink)}, links{err: errors.New("no buffer space")}, true, false, nil, nil},
 		{"uplink", []rtnl.Change{changed(rtnl.Link{Index: uplink, MTU: 1500})}, links{}, false, false, nil, nil},
 		{"loopback", []rtnl.Change{changed(rtnl.Link{Index: 1})}, links{}, false, true, nil, nil},
 		{"link that can't be read", []rtnl.Change{changed(half)}, links{err: errors.New("no buffer space")}, true, false, []string{"7 []"}, nil},
