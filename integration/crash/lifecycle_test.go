@@ -14,6 +14,7 @@ import (
 	"github.com/coil-net/coil/integration/rig"
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
 	"github.com/coil-net/coil/pkg/faultpoint"
+	"github.com/coil-net/coil/pkg/testkit"
 )
 
 // event is what happens to a node that runs pods, and may be hit by kill -9 in the
@@ -73,7 +74,7 @@ func (e *event) run() {
 	if e.row.at != "" && e.killed && e.kills == 0 {
 		select { // what is done in the background
 		case <-e.n.Coild.Ended():
-		case <-time.After(5 * time.Second):
+		case <-time.After(testkit.Timeout(5 * time.Second)):
 			e.t.Errorf("coild wasn't killed at %s", e.row.at)
 		}
 	}

@@ -127,7 +127,7 @@ func (n *network) reached(what string, want bool) {
 	n.t.Helper()
 	for _, s := range servers {
 		if want {
-			testkit.Eventually(n.t, 5*time.Second, what+": "+s.String()+" answers", func() error { return n.pod.Ping(s, time.Second) })
+			testkit.Eventually(n.t, 5*time.Second, what+": "+s.String()+" answers", func() error { return n.pod.Ping(s, testkit.Timeout(time.Second)) })
 		} else if err := n.pod.Ping(s, 300*time.Millisecond); err == nil {
 			n.t.Errorf("%s: %s answers", what, s)
 		}
@@ -236,7 +236,7 @@ func testClient(t *testing.T) {
 	everything.InCluster = []netip.Prefix{netip.MustParsePrefix("100.64.0.0/16")}
 	n.use(everything)
 	n.reached("everything", true)
-	if err := n.pod.Ping(netip.MustParseAddr("100.64.0.1"), time.Second); err != nil {
+	if err := n.pod.Ping(netip.MustParseAddr("100.64.0.1"), testkit.Timeout(time.Second)); err != nil {
 		t.Errorf("in the cluster: %v", err)
 	}
 	if in := n.sniffer.take(func(k sent) bool { return k.link == n.eth0 && k.dst == netip.MustParseAddr("100.64.0.1") }); len(in) == 0 {

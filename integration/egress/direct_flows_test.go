@@ -118,7 +118,7 @@ func (d *direct) answers(router int) {
 	each := time.Since(start) / time.Duration(asked)
 	share := float64(each) * float64(nodes*len(d.families)) / float64(time.Second)
 	d.t.Attr("answers", fmt.Sprintf("a question and its answer take %s, those of %d nodes' each second %.2f %% of a processor", each, nodes, 100*share))
-	if answered < asked || share > limit*float64(testkit.Timeout(time.Second))/float64(time.Second) {
+	if answered < asked || share > limit*float64(testkit.Limit(time.Second))/float64(time.Second) {
 		d.t.Errorf("%d of %d questions were answered; the answers take %.4f of a processor, and may %.2f, or more where it is emulated", answered, asked, share, limit)
 	}
 }
@@ -128,7 +128,7 @@ func (d *direct) judge(failed []time.Duration) {
 	d.t.Helper()
 	at := func(q float64) time.Duration { return figures.NearestRank(failed, q).Round(time.Millisecond) }
 	d.t.Logf("of %d times that a router lost its power, new flows failed for %s (median), %s (p99)", len(failed), at(0.5), at(0.99))
-	if limit := testkit.Timeout(5 * time.Second); at(0.99) > limit {
+	if limit := testkit.Limit(5 * time.Second); at(0.99) > limit {
 		d.t.Errorf("p99 is longer than %s", limit)
 	}
 }

@@ -128,7 +128,7 @@ func testStart(t *testing.T, top *topology) {
 	})
 	took := time.Since(start)
 	t.Logf("%d pods of two addresses are served after %s", n, took.Round(time.Millisecond))
-	if limit := testkit.Timeout(20 * time.Second); took > limit {
+	if limit := testkit.Limit(20 * time.Second); took > limit {
 		t.Errorf("it took longer than %s", limit)
 	}
 	testkit.Check(t, c.transfer(server4, 1000), c.transfer(server6, 1000))
@@ -162,7 +162,7 @@ func testStart(t *testing.T, top *topology) {
 	at := func(q float64) time.Duration { return figures.NearestRank(served, q).Round(time.Millisecond) }
 	t.Logf("of %d times, a client that comes is served after %s (median), %s (p99), %s (longest)", len(served), at(0.5), at(0.99), at(1))
 	// Beside other tests, who is last to get a processor says nothing about the router.
-	if limit := testkit.Timeout(500 * time.Millisecond); at(0.99) > limit && testkit.EgressForm.Long() {
+	if limit := testkit.Limit(500 * time.Millisecond); at(0.99) > limit && testkit.EgressForm.Long() {
 		t.Errorf("p99 is longer than %s", limit)
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/coil-net/coil/integration/rig"
+	"github.com/coil-net/coil/pkg/testkit"
 )
 
 // losses are what others can do to each kind of object; %[1]s is the host's end of a pod's
@@ -73,6 +74,9 @@ func TestRestoredWhileRunning(t *testing.T) {
 		f.spoil(l.script)
 		took := f.awaitKernel(want, within)
 		t.Logf("%s: back after %s", l.name, took.Round(time.Millisecond))
+		if took > testkit.Limit(within) {
+			t.Errorf("%s: back only after %s", l.name, took)
+		}
 		for _, kind := range l.kinds {
 			before[kind]++
 			f.awaitCounted(map[string]float64{kind: before[kind]})

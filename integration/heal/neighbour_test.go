@@ -40,6 +40,9 @@ func TestNeighbourThatDeletesEverySecond(t *testing.T) {
 		f.pause(time.Until(next))
 	}
 	t.Logf("everything was back after %s at most", slowest.Round(time.Millisecond))
+	if slowest > testkit.Limit(within) {
+		t.Errorf("everything was back only after %s", slowest)
+	}
 	// Of each kind, how many objects one sweep deletes.
 	perSweep := map[string]float64{"rule": 4, "pod_route": 4, "block_route": 2, "unreachable_route": 2}
 	losses := map[string]float64{}

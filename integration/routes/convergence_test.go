@@ -76,7 +76,7 @@ func TestConvergence(t *testing.T) {
 	}
 	at := func(q float64) time.Duration { return figures.NearestRank(toRemote, q).Round(100 * time.Microsecond) }
 	t.Attr("convergence", fmt.Sprintf("%d runs from BlockRequest to the routes at a remote BIRD: p50 %s, p99 %s, longest %s", runs, at(0.5), at(0.99), at(1)))
-	if p99 := at(0.99); p99 > testkit.Timeout(5*time.Second) {
+	if p99 := at(0.99); p99 > testkit.Limit(5*time.Second) {
 		t.Errorf("p99 is %s", p99)
 	}
 }

@@ -195,7 +195,7 @@ func TestNoDaemon(t *testing.T) {
 			}
 		}
 	})
-	if took := time.Since(start); took < 5*ConnectTimeout || took > 5*ConnectTimeout+testkit.Timeout(10*time.Second) {
+	if took := time.Since(start); took < 5*ConnectTimeout || took > 5*ConnectTimeout+testkit.Limit(10*time.Second) {
 		t.Errorf("5 commands took %v, want about 5 s", took)
 	}
 	records := n.queued(t)
@@ -356,7 +356,7 @@ func TestDeadlineIsToldToTheDaemon(t *testing.T) {
 	want := map[string]time.Duration{"Add": d.Add, "Del": d.Del, "Check": d.Check, "GC": d.GC, "Status": d.Status}
 	serve(t, n.socket, func(ctx context.Context, method string, _ *cnirpc.CNIArgs) ([]byte, error) {
 		deadline, ok := ctx.Deadline()
-		if left := time.Until(deadline); !ok || left > want[method] || left < want[method]-testkit.Timeout(4*time.Second) {
+		if left := time.Until(deadline); !ok || left > want[method] || left < want[method]-testkit.Limit(4*time.Second) {
 			t.Errorf("%s has %v left, want almost %v", method, left, want[method])
 		}
 		return []byte(result), nil

@@ -63,10 +63,18 @@ func (f Form) Times(short, long int) int {
 	return short
 }
 
-// Timeout scales d by the environment variable COIL_TEST_TIMEOUT_SCALE (default
-// 1), for machines that emulate their processor.
-func Timeout(d time.Duration) time.Duration {
-	if f, err := strconv.ParseFloat(os.Getenv("COIL_TEST_TIMEOUT_SCALE"), 64); err == nil && f > 0 {
+// Timeout scales a wait by the environment variable COIL_TEST_TIMEOUT_SCALE (default 1), for machines
+// that are slow or busy: hack/gotest measures how much, and emulated processors are ten times as slow.
+// It is for how long to wait until a test fails. The bound of a figure that a test measures is a Limit.
+func Timeout(d time.Duration) time.Duration { return scaled(d, "COIL_TEST_TIMEOUT_SCALE") }
+
+// Limit is the bound of a figure that a test measures. That the machine is slow or busy doesn't change
+// it. Only where processors are emulated, COIL_TEST_LIMIT_SCALE (default 1) scales it, always by the same.
+func Limit(d time.Duration) time.Duration { return scaled(d, "COIL_TEST_LIMIT_SCALE") }
+
+// scaled multiplies d with what an environment variable says.
+func scaled(d time.Duration, env string) time.Duration {
+	if f, err := strconv.ParseFloat(os.Getenv(env), 64); err == nil && f > 0 {
 		return time.Duration(float64(d) * f)
 	}
 	return d

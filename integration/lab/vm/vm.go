@@ -8,7 +8,7 @@
 //	})
 //
 // Unless Options ask for more, the command has no network but lo, and all of the kernel's modules. Without hardware support
-// programs run about ten times slower: COIL_TEST_TIMEOUT_SCALE is set accordingly.
+// programs run about ten times slower: COIL_TEST_TIMEOUT_SCALE and COIL_TEST_LIMIT_SCALE are multiplied accordingly.
 package vm
 
 import (
@@ -59,8 +59,10 @@ const (
 	// endTimeout is for the power-off, which also flushes the command's last output.
 	endTimeout = 15 * time.Second
 
-	scaleEnv = "COIL_TEST_TIMEOUT_SCALE"
-	tcgScale = "10"
+	// waitEnv and limitEnv are the scales of testkit.Timeout and testkit.Limit.
+	waitEnv  = "COIL_TEST_TIMEOUT_SCALE"
+	limitEnv = "COIL_TEST_LIMIT_SCALE"
+	tcgScale = 10
 
 	// consoleLines of a machine that died are shown: what led to a panic, and where.
 	consoleLines = 100
@@ -347,10 +349,26 @@ func (m *machine) talk(conns map[string]net.Conn, qemu *proc.Process) (protocol.
 
 func (m *machine) spec() protocol.Spec {
 	s := protocol.Spec{Args: m.Args, Env: m.Env, Dir: m.Dir, Modules: m.kernel.modules}
-	if m.accel == TCG && !slices.ContainsFunc(s.Env, func(v string) bool { return strings.HasPrefix(v, scaleEnv+"=") }) {
-		s.Env = append(slices.Clone(s.Env), scaleEnv+"="+tcgScale)
+	if m.accel == TCG {
+		s.Env = emulated(s.Env)
 	}
 	return s
+}
+
+// emulated is an environment whose scales are tcgScale times those of the host.
+func emulated(env []string) []string {
+	scales := map[string]float64{waitEnv: 1, limitEnv: 1}
+	for _, v := range env {
+		name, value, _ := strings.Cut(v, "=")
+		if f, err := strconv.ParseFloat(value, 64); err == nil && f > 0 && scales[name] != 0 {
+			scales[name] = f
+		}
+	}
+	env = slices.Clone(env)
+	for _, name := range []string{waitEnv, limitEnv} { // of several values the last one counts
+		env = append(env, name+"="+strconv.FormatFloat(tcgScale*scales[name], 'g', -1, 64))
+	}
+	return env
 }
 
 func (m *machine) socket(port string) string { return m.dir.Path(port) }

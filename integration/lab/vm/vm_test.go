@@ -38,6 +38,20 @@ func TestNewestPackage(t *testing.T) {
 	}
 }
 
+// Waits in an emulated machine are ten times those of the host, whose scale is multiplied.
+func TestEmulatedScales(t *testing.T) {
+	for _, tt := range []struct{ env, want []string }{
+		{nil, []string{waitEnv + "=10", limitEnv + "=10"}},
+		{[]string{"A=7", waitEnv + "=2.5"}, []string{"A=7", waitEnv + "=2.5", waitEnv + "=25", limitEnv + "=10"}},
+		{[]string{waitEnv + "=2", waitEnv + "=4"}, []string{waitEnv + "=2", waitEnv + "=4", waitEnv + "=40", limitEnv + "=10"}},
+		{[]string{waitEnv + "="}, []string{waitEnv + "=", waitEnv + "=10", limitEnv + "=10"}},
+	} {
+		if d := cmp.Diff(tt.want, emulated(tt.env)); d != "" {
+			t.Errorf("of %q (-want +got):\n%s", tt.env, d)
+		}
+	}
+}
+
 func TestLoadOrder(t *testing.T) {
 	dep := "kernel/net/9p/9pnet.ko.xz:\n" +
 		"kernel/fs/netfs/netfs.ko.xz:\n" +

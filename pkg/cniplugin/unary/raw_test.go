@@ -393,7 +393,7 @@ func TestConnectWaitsForTheServer(t *testing.T) {
 	}
 	called := make(chan result, 1)
 	go func() {
-		answer, err := unary.Client{Socket: socket, ConnectTimeout: testkit.Timeout(30 * time.Second)}.Call(time.Now().Add(time.Minute), "/a/b", nil)
+		answer, err := unary.Client{Socket: socket, ConnectTimeout: testkit.Timeout(30 * time.Second)}.Call(time.Now().Add(testkit.Timeout(time.Minute)), "/a/b", nil)
 		called <- result{answer, err}
 	}()
 	time.Sleep(50 * time.Millisecond) // some attempts find nothing; without them the test passes too
@@ -442,7 +442,7 @@ func FuzzAnswer(f *testing.F) {
 			c.Write(sent)
 			c.(*net.UnixConn).CloseWrite()
 		})
-		_, err := unary.Client{Socket: socket, ConnectTimeout: time.Second}.Call(time.Now().Add(10*time.Second), "/a/b", []byte("request"))
+		_, err := unary.Client{Socket: socket, ConnectTimeout: time.Second}.Call(time.Now().Add(testkit.Timeout(10*time.Second)), "/a/b", []byte("request"))
 		var s *unary.Status
 		if err != nil && (!errors.As(err, &s) || s.Code == unary.DeadlineExceeded || s.Code == unary.OK) {
 			t.Errorf("call ended with %v (%T)", err, err)

@@ -19,9 +19,9 @@ import (
 )
 
 // timeout is for what arrives, silence for what must not.
-const (
-	timeout = 3 * time.Second
-	silence = 300 * time.Millisecond
+var (
+	timeout = testkit.Timeout(3 * time.Second)
+	silence = testkit.Timeout(300 * time.Millisecond)
 )
 
 // lab is a router between a server and two clients, whose tunnels are veths here: nftables

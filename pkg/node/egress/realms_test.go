@@ -172,7 +172,7 @@ func (p *pod) dial(addr string) flow {
 
 func (p *pod) tryDial(addr string) (c net.Conn, err error) {
 	err = p.ns.Do(func() (err error) {
-		d := net.Dialer{Timeout: 5 * time.Second}
+		d := net.Dialer{Timeout: testkit.Timeout(5 * time.Second)}
 		c, err = d.DialContext(p.t.Context(), "tcp", netip.AddrPortFrom(netip.MustParseAddr(addr), beyondPort).String())
 		return err
 	})
@@ -204,7 +204,7 @@ func (p *pod) useOnce(addr string) error {
 
 // ask returns the router by which something comes back over a flow.
 func (f flow) ask() (router int, err error) {
-	if err := f.SetDeadline(time.Now().Add(5 * time.Second)); err != nil {
+	if err := f.SetDeadline(time.Now().Add(testkit.Timeout(5 * time.Second))); err != nil {
 		return 0, err
 	}
 	if _, err := f.Write([]byte("x")); err != nil {

@@ -410,7 +410,7 @@ func TestLongReader(t *testing.T) {
 		if err != nil || left <= before {
 			t.Errorf("Checkpoint leaves %d bytes after %d, %v", left, before, err)
 		}
-		if d := time.Since(begin); d > testkit.Timeout(2*time.Second) {
+		if d := time.Since(begin); d > testkit.Limit(2*time.Second) {
 			t.Errorf("Checkpoint waited for the reader: %s", d)
 		}
 		before = left
