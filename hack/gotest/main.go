@@ -1,6 +1,7 @@
 // Command gotest runs the tests of the module and says what came of them: one line for each
-// package, the whole output of each test that failed, and the sums at the end. It owns how
-// tests are run. It must not know what they test.
+// package, the whole output of each test that failed, and the sums at the end. It measures the
+// machine, on which waits of tests depend, and runs failed tests again, to tell a fault from the
+// weather. It owns how tests are run. It must not know what they test.
 package main
 
 import (
@@ -30,6 +31,14 @@ type options struct {
 	run      string
 	timeout  time.Duration
 	packages []string
+
+	// again is how long all repetitions of failed tests may take.
+	again time.Duration
+	// tolerated is how many unsteady tests don't fail the run.
+	tolerated int
+	measure   func(context.Context) (speed, error)
+	history   string // path; empty for none
+	waits     string // the value of scaleEnv for tests
 }
 
 // errFailed says that tests failed and that the report has named them.
@@ -45,7 +54,15 @@ func main() {
 	flag.DurationVar(&o.timeout, "timeout", time.Hour, "of one package")
 	flag.Parse()
 	o.packages = flag.Args()
-	err := run(ctx, o, os.Stdout)
+	o.measure, o.again = measure, repeatFor
+	if ci, _ := strconv.ParseBool(os.Getenv("CI")); ci {
+		o.tolerated = toleratedByCI
+	}
+	var err error
+	if o.history, err = historyPath(); err != nil {
+		fmt.Fprintln(os.Stderr, "gotest: without a history:", err)
+	}
+	err = run(ctx, o, os.Stdout)
 	stop()
 	if err != nil {
 		if !errors.Is(err, errFailed) {
@@ -59,11 +76,17 @@ func run(ctx context.Context, o options, out io.Writer) error {
 	if len(o.packages) == 0 {
 		o.packages = []string{"./..."}
 	}
-	list, err := goCommand(ctx, o.tiers, how{}, append([]string{"list"}, o.packages...)...).Output()
+	o.waits = os.Getenv(scaleEnv)
+	list, err := goCommand(ctx, o, how{}, append([]string{"list"}, o.packages...)...).Output()
 	if err != nil {
 		return fmt.Errorf("go list: %w", withStderr(err))
 	}
 	p := split(strings.Fields(string(list)))
+	stopWatch, err := o.meet(ctx, out)
+	if err != nil {
+		return err
+	}
+	defer stopWatch()
 	r := newReport(out, time.Now)
 	// Whoever measures time comes before whoever waits for others most of the time, and that
 	// before whoever computes all the time.
@@ -80,14 +103,46 @@ func run(ctx context.Context, o options, out io.Writer) error {
 		lanes[2] = errors.Join(lightErr, test(ctx, o, r, how{}, p.heavy, "-p=1"))
 	})
 	wait.Wait()
-	ok := r.finish(o.noSkips)
-	if err := errors.Join(append(lanes[:], ctx.Err())...); err != nil {
+	err = errors.Join(append(lanes[:], ctx.Err())...)
+	if err == nil {
+		err = repeat(ctx, o, r, func(pkg string) how { return how{race: o.race && slices.Contains(p.light, pkg)} })
+	}
+	var past *history
+	if o.history != "" {
+		past = r.remember(o)
+	}
+	stopWatch()
+	ok := r.finish(o.noSkips, o.tolerated, past)
+	if err != nil {
 		return err
 	}
 	if !ok {
 		return errFailed
 	}
 	return nil
+}
+
+// meet measures the machine, prints what it found in one line, and sets by how much waits of tests are
+// scaled. It watches the clocks from then on; the function that it returns says at the end what it saw.
+func (o *options) meet(ctx context.Context, out io.Writer) (stop func(), err error) {
+	var clocks steps
+	watching, cancel := context.WithCancel(ctx)
+	var wait sync.WaitGroup
+	wait.Go(func() { clocks.watch(watching, 100*time.Millisecond) })
+	s, err := o.measure(ctx)
+	if err != nil {
+		cancel()
+		wait.Wait()
+		return nil, fmt.Errorf("measure the machine: %w", err)
+	}
+	waits := scaled(s.scale(), os.Getenv(scaleEnv))
+	o.waits = strconv.FormatFloat(waits, 'g', 3, 64)
+	fmt.Fprintf(out, "machine: %s, %s; %s=%s\n", s, &clocks, scaleEnv, o.waits)
+	return sync.OnceFunc(func() {
+		cancel()
+		wait.Wait()
+		fmt.Fprintf(out, "\nsince the start: %s\n", &clocks)
+	}), nil
 }
 
 // machines are the packages whose tests run in virtual machines above all.
@@ -151,7 +206,7 @@ func test(ctx context.Context, o options, r *report, h how, packages []string, f
 	if o.tiers != "" {
 		args = append(args, "-count=1") // what these tests find isn't only in the files that go test knows
 	}
-	cmd := goCommand(ctx, o.tiers, h, append(args, packages...)...)
+	cmd := goCommand(ctx, o, h, append(args, packages...)...)
 	cmd.Stderr = os.Stderr
 	// Tests have things to clean up: they get an interrupt first.
 	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
@@ -219,7 +274,7 @@ func read(stdout io.Reader, r *report) error {
 
 // goCommand prepares the go command. Like the programs, tests are built without cgo, which only
 // the race detector needs: so both share what is compiled.
-func goCommand(ctx context.Context, tiers string, h how, args ...string) *exec.Cmd {
+func goCommand(ctx context.Context, o options, h how, args ...string) *exec.Cmd {
 	command := append([]string{"go"}, args...)
 	if h.nice > 0 {
 		command = append([]string{"nice", "-n", strconv.Itoa(h.nice)}, command...)
@@ -230,7 +285,10 @@ func goCommand(ctx context.Context, tiers string, h how, args ...string) *exec.C
 		cgo = "CGO_ENABLED=1"
 	}
 	// Processes that tests start would wait for a second at their end, in case that others race.
-	cmd.Env = append(os.Environ(), cgo, "GORACE=atexit_sleep_ms=0", "COIL_TEST_TIERS="+tiers)
+	cmd.Env = append(os.Environ(), cgo, "GORACE=atexit_sleep_ms=0", "COIL_TEST_TIERS="+o.tiers)
+	if o.waits != "" {
+		cmd.Env = append(cmd.Env, scaleEnv+"="+o.waits)
+	}
 	return cmd
 }
 

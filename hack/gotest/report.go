@@ -38,12 +38,27 @@ type report struct {
 	passed, skipped int
 	failures        []failure
 	skips           []string
+	ran             []string      // tests that passed, as "package test"
+	ended           []packageTime // packages whose tests ended
+	whole           []string      // packages of which all tests ran
+}
+
+// packageTime is how long the tests of a package took.
+type packageTime struct {
+	pkg     string
+	seconds float64
 }
 
 // failure is a test, or a part of a package's tests, that failed.
 type failure struct {
 	pkg, what string // what is empty if the package gives no more to name
 	why       []string
+
+	output  []string // of a test, all of it
+	seconds float64
+	again   bool // it is a single test, and running it again may tell a fault from the weather
+	// unsteady says that it passed when it ran again.
+	unsteady bool
 }
 
 func (f failure) String() string {
@@ -65,6 +80,10 @@ type pkg struct {
 	output []string // that no test has written
 	passed int
 	failed bool
+	// complete says that the testing package itself ended the tests, after failures.
+	complete bool
+	grave    bool // it said what no weather can cause
+	part     bool // some of its tests didn't run, or none did now
 }
 
 // result is what is known of one test.
@@ -120,16 +139,19 @@ func (r *report) add(e event) {
 	switch e.Action {
 	case "output":
 		t.output = append(t.output, e.Output)
+		p.grave = p.grave || grave.MatchString(e.Output)
 	case "attr": // a figure that is worth to be seen
 		r.print("     %s %s: %s %s\n", e.Package, e.Test, e.Key, e.Value)
 	case "pass":
 		if !t.parent {
 			p.passed++
 			r.passed++
+			r.ran = append(r.ran, e.Package+" "+e.Test)
 		}
 		delete(p.tests, e.Test)
 	case "skip":
 		r.skipped++
+		p.part = true
 		r.skips = append(r.skips, e.Package+" "+e.Test+": "+reason(t.output))
 		delete(p.tests, e.Test)
 	case "fail":
@@ -146,13 +168,15 @@ func (r *report) failTest(p *pkg, e event, t *result) {
 		parent.failed = true
 	}
 	text := indent(t.output)
+	why := messages(t.output)
+	p.grave = p.grave || slices.ContainsFunc(why, leak.MatchString)
 	if t.failed {
 		if text != "" {
 			r.print("     output of %s %s\n%s", e.Package, e.Test, text)
 		}
 		return
 	}
-	r.failures = append(r.failures, failure{e.Package, e.Test, messages(t.output)})
+	r.failures = append(r.failures, failure{pkg: e.Package, what: e.Test, why: why, output: t.output, seconds: e.Elapsed})
 	r.print("--- FAIL %s %s (%.1fs)\n%s", e.Package, e.Test, e.Elapsed, text)
 }
 
@@ -160,15 +184,29 @@ func (r *report) addPackage(p *pkg, e event) {
 	switch e.Action {
 	case "output":
 		p.output = append(p.output, e.Output)
+		p.grave = p.grave || grave.MatchString(e.Output) || abnormal.MatchString(e.Output)
+		p.complete = p.complete || e.Output == "FAIL\n"
+		p.part = p.part || strings.HasSuffix(e.Output, "\t(cached)\n")
 	case "skip":
 		delete(r.packages, e.Package) // it has no tests
 	case "pass":
+		r.endPackage(p, e)
 		r.print("ok   %s %.1fs, %d passed\n", e.Package, e.Elapsed, p.passed)
 		delete(r.packages, e.Package)
 	case "fail":
+		r.endPackage(p, e)
 		r.failPackage(p, e)
 		delete(r.packages, e.Package)
 	}
+}
+
+// endPackage notes that a package's tests came to an end, of whatever kind.
+func (r *report) endPackage(p *pkg, e event) {
+	r.ended = append(r.ended, packageTime{e.Package, e.Elapsed})
+	if p.part || p.grave || len(p.tests) > 0 || e.FailedBuild != "" {
+		return
+	}
+	r.whole = append(r.whole, e.Package)
 }
 
 // failPackage reports what ended a package's tests: failed tests, which are reported
@@ -193,6 +231,11 @@ func (r *report) failPackage(p *pkg, e event) {
 	case !p.failed:
 		r.failures = append(r.failures, failure{pkg: e.Package})
 		r.print("--- FAIL %s\n%s", e.Package, indent(p.output))
+	}
+	for i := range r.failures {
+		if f := &r.failures[i]; f.pkg == e.Package {
+			f.again = p.failed && p.complete && !p.grave && len(names) == 0
+		}
 	}
 	// The tests' logs above are long: whoever reads from here back need not search.
 	r.print("FAIL %s %.1fs\n", e.Package, e.Elapsed)
@@ -235,24 +278,6 @@ func (r *report) failed() bool {
 	return len(r.failures) > 0
 }
 
-// finish writes the sums and reports whether the run is good.
-func (r *report) finish(noSkips bool) bool {
-	ok := !r.failed()
-	if noSkips && len(r.skips) > 0 {
-		ok = false
-		r.print("\nskipped, although every tier was asked for:\n  %s\n", strings.Join(r.skips, "\n  "))
-	}
-	if r.failed() {
-		r.print("\nfailed:\n")
-		for _, f := range r.failures {
-			r.print("  %s\n", f)
-		}
-	}
-	r.print("\n%d passed, %d failed, %d skipped in %s\n",
-		r.passed, len(r.failures), r.skipped, r.now().Sub(r.start).Round(time.Second))
-	return ok
-}
-
 func (r *report) print(format string, args ...any) {
 	r.quiet = r.now()
 	fmt.Fprintf(r.out, format, args...)
@@ -283,6 +308,16 @@ func reason(output []string) string {
 
 // message is the beginning of what a test said by its T, or of a panic.
 var message = regexp.MustCompile(`^\s*(\w+\.go:\d+: |panic: )`)
+
+// grave is a line of output after which no failed test of a package is unsteady.
+var grave = regexp.MustCompile(`^\s*WARNING: DATA RACE|race detected during execution of test|^\s*goleak: `)
+
+// abnormal is a line of a package, after its tests, that says that it didn't end by itself. During its
+// tests a panic, which a timeout is, an exit or a signal shows by the lack of the line "FAIL".
+var abnormal = regexp.MustCompile(`^(panic: |fatal error: |exit status|signal: )`)
+
+// leak is a message of a test that finds something where nothing may be.
+var leak = regexp.MustCompile(`(?i)\bleak|left behind|\b(is|are) left\b|packets left|the rig left|: left (on disk|cgroups|process)`)
 
 // messages are the first lines of what a failed test said, without what the programs
 // involved said.

@@ -51,11 +51,20 @@ func TestTier(t *testing.T) {
 `,
 }
 
+// asReference is a machine as fast as the reference.
+func asReference(context.Context) (speed, error) { return reference, nil }
+
 // runIn runs gotest on packages of a copy of sources and returns its output.
 func runIn(t *testing.T, o options) (string, error) {
 	t.Helper()
+	return runOf(t, sources, o)
+}
+
+// runOf runs gotest on packages of a module.
+func runOf(t *testing.T, files map[string]string, o options) (string, error) {
+	t.Helper()
 	dir := t.TempDir()
-	for name, content := range sources {
+	for name, content := range files {
 		path := filepath.Join(dir, name)
 		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 			t.Fatal(err)
@@ -66,6 +75,9 @@ func runIn(t *testing.T, o options) (string, error) {
 	}
 	t.Chdir(dir)
 	o.timeout = time.Minute
+	if o.measure == nil {
+		o.measure = asReference
+	}
 	var out strings.Builder
 	err := run(t.Context(), o, &out)
 	t.Log(out.String())
@@ -162,7 +174,7 @@ func TestRunEndsWhenInterrupted(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	var out strings.Builder
-	if err := run(ctx, options{packages: []string{"./..."}, timeout: time.Minute}, &out); !errors.Is(err, context.Canceled) {
+	if err := run(ctx, options{packages: []string{"./..."}, timeout: time.Minute, measure: asReference}, &out); !errors.Is(err, context.Canceled) {
 		t.Errorf("error %v, want %v", err, context.Canceled)
 	}
 }
