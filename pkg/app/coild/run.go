@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/wait"
@@ -63,6 +64,7 @@ type daemon struct {
 	repairs *reconcile.Repairs
 	boot    string
 	node    types.UID
+	created metav1.Time // the Node
 	view    *view.View
 	store   *sqlite.Store
 	fresh   bool
@@ -134,7 +136,7 @@ func (d *daemon) runNode(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	d.node = self.UID
+	d.node, d.created = self.UID, self.CreationTimestamp
 
 	group, ctx := errgroup.WithContext(ctx)
 	closeAll, err := d.compose(ctx, self)
@@ -245,7 +247,9 @@ func (d *daemon) composeIPAM(ctx context.Context, closers *[]func() error) error
 	}
 	d.lister = listers.NewAddressBlockLister(held.GetIndexer())
 	d.blocks, err = blocks.New(blocks.Config{
-		NodeName: d.NodeName, NodeUID: d.node, MinAge: d.BlockMinAge, StatusInterval: 30 * time.Second,
+		NodeName: d.NodeName, NodeUID: d.node, NodeCreated: d.created, MinAge: d.BlockMinAge, StatusInterval: 30 * time.Second,
+		Ours: d.ours,
+		Warn: func(reason, format string, args ...any) { d.event(corev1.EventTypeWarning, reason, format, args...) },
 	}, d.clients.Coil, held, requests, d.store, d.exports, d.metrics)
 	if err != nil {
 		return err

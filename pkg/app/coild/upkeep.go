@@ -255,7 +255,7 @@ func (d *daemon) claim(ctx context.Context, usage []store.Usage) ([]store.Block,
 		rec, damaged := blocks.Recorded(b)
 		ours := recorded
 		if !ours {
-			if ours, err = d.ours(ctx, b, rec); err != nil {
+			if ours, err = d.ours(ctx, b); err != nil {
 				return nil, err
 			}
 		}
@@ -279,9 +279,13 @@ func (d *daemon) claim(ctx context.Context, usage []store.Usage) ([]store.Block,
 
 // ours says whether a block of the node's name that its record doesn't have is this machine's. A
 // reserved one is where an admin says that it is.
-func (d *daemon) ours(ctx context.Context, b *v2.AddressBlock, rec store.Block) (bool, error) {
+func (d *daemon) ours(ctx context.Context, b *v2.AddressBlock) (bool, error) {
 	if d.sameMachine || !d.blocks.Foreign(b) || b.Labels[v2.LabelReserved] == v2.ReservedValue {
 		return true, nil
+	}
+	rec, damaged := blocks.Recorded(b)
+	if damaged != nil {
+		return false, nil // no pod has an address of it
 	}
 	found, err := d.network.List(ctx)
 	return slices.ContainsFunc(found, func(f podnet.Found) bool {

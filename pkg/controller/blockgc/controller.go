@@ -8,9 +8,8 @@
 //	reserved                   any                              leave it to an admin
 //	any                        can't be read                    try again
 //	UID is the Node's          exists                           leave it to coild, deleting or not
-//	no UID (Coil 2.x)          exists                           leave it: coild writes the UID
-//	other UID                  exists                           leave it: its coild claims or disowns the block
-//	other UID, disowned        exists, it disowned the block    as if the Node were gone
+//	no UID (Coil 2.x), other   exists                           leave it: its coild claims or disowns the block
+//	the same, disowned         exists, it disowned the block    as if the Node were gone
 //	not deleting               gone                             note the time, mark deleted
 //	deleting, no time noted    gone                             note the time
 //	deleting, in quarantine    gone                             wait

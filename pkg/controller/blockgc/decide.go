@@ -31,7 +31,7 @@ func decide(b *v2.AddressBlock, node *corev1.Node, seen, now time.Time, period t
 		return leave, 0
 	}
 	if node != nil {
-		if uid == "" || uid == string(node.UID) || b.Annotations[v2.AnnotationDisowned] != string(node.UID) {
+		if uid == string(node.UID) || b.Annotations[v2.AnnotationDisowned] != string(node.UID) {
 			return leave, 0
 		}
 	}

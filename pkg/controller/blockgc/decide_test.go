@@ -55,6 +55,7 @@ func TestDecide(t *testing.T) {
 		{"made again, disowned in quarantine", block{uid: "a", disowned: "b", note: ago(time.Minute) + " a", deleted: time.Minute}, node("b", time.Minute), leave, 9 * time.Minute},
 		{"made again, disowned, quarantine over", block{uid: "a", disowned: "b", note: ago(time.Hour) + " a", deleted: time.Hour}, node("b", time.Minute), release, 0},
 		{"made again twice, the one before disowned it", block{uid: "a", disowned: "b", note: ago(time.Hour) + " a", deleted: time.Hour}, node("c", time.Hour), leave, 0},
+		{"of 2.x, older than the node, disowned", block{disowned: "b"}, node("b", time.Minute), quarantine, period},
 		{"disowned, then claimed", block{uid: "b", disowned: "b"}, node("b", time.Hour), leave, 0},
 		{"disowned, no node", block{uid: "a", disowned: "b"}, nil, quarantine, period},
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -16,10 +17,12 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	clienttesting "k8s.io/client-go/testing"
+	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2/ktesting"
 
 	"github.com/coil-net/coil/generated/clientset/versioned/fake"
 	"github.com/coil-net/coil/generated/informers/externalversions"
+	listers "github.com/coil-net/coil/generated/listers/coil/v2"
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
 	"github.com/coil-net/coil/pkg/kube"
 	"github.com/coil-net/coil/pkg/plan"
@@ -36,12 +39,17 @@ type record struct {
 func (r *record) SetBlocks(_ context.Context, bs []store.Block) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	var err error
 	for _, b := range bs {
 		u := r.blocks[b.Name]
+		if u.IPv4.IsValid() && u.Block != b && u.Allocated+u.Cooling > 0 {
+			err = store.ErrInUse
+			continue
+		}
 		u.Block = b
 		r.blocks[b.Name] = u
 	}
-	return nil
+	return err
 }
 
 func (r *record) ForgetBlock(_ context.Context, name string) error {
@@ -68,8 +76,19 @@ func (r *record) allocate(name string, n int) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	u := r.blocks[name]
+	if pool, index, ok := strings.Cut(name, "-"); ok && u.Name == "" {
+		i, _ := strconv.Atoi(index)
+		u.Block, _ = Recorded(newBlock(pool, int32(i)))
+	}
 	u.Name, u.Allocated = name, n
 	r.blocks[name] = u
+}
+
+// set makes the record have a block as it is given.
+func (r *record) set(u store.Usage) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.blocks[u.Name] = u
 }
 
 // exporter remembers what is exported.
@@ -111,9 +130,38 @@ type bench struct {
 	client   *fake.Clientset
 	record   *record
 	exporter *exporter
+
+	saw      sync.Mutex
+	ours     map[string]bool // foreign blocks that this machine uses
+	warnings []string
+}
+
+// config is that of a manager of which the bench answers the questions.
+func (b *bench) config(minAge time.Duration) Config {
+	return Config{
+		NodeName: "node", NodeUID: nodeUID, NodeCreated: nodeCreated, MinAge: minAge, StatusInterval: time.Millisecond,
+		Ours: func(_ context.Context, block *v2.AddressBlock) (bool, error) {
+			b.saw.Lock()
+			defer b.saw.Unlock()
+			return b.ours[block.Name], nil
+		},
+		Warn: func(reason, format string, args ...any) {
+			b.saw.Lock()
+			defer b.saw.Unlock()
+			b.warnings = append(b.warnings, reason+": "+fmt.Sprintf(format, args...))
+		},
+	}
+}
+
+func (b *bench) warned() []string {
+	b.saw.Lock()
+	defer b.saw.Unlock()
+	return slices.Clone(b.warnings)
 }
 
 const nodeUID = types.UID("node-uid")
+
+var nodeCreated = metav1.Date(2026, time.March, 1, 0, 0, 0, 0, time.UTC)
 
 func run(t *testing.T, objects ...runtime.Object) *bench {
 	t.Helper()
@@ -156,7 +204,7 @@ func runAged(t *testing.T, minAge time.Duration, allocated map[string]int, objec
 		externalversions.WithTweakListOptions(func(o *metav1.ListOptions) { o.LabelSelector = v2.LabelNode + "=node" }))
 	api := factory.Coil().V2()
 	var err error
-	b.Manager, err = New(Config{NodeName: "node", NodeUID: nodeUID, MinAge: minAge, StatusInterval: time.Millisecond},
+	b.Manager, err = New(b.config(minAge),
 		b.client.CoilV2(), api.AddressBlocks().Informer(), api.BlockRequests().Informer(), b.record, b.exporter, reconcile.NewMetrics(nil))
 	if err != nil {
 		t.Fatal(err)
@@ -176,13 +224,26 @@ func runAged(t *testing.T, minAge time.Duration, allocated map[string]int, objec
 	return b
 }
 
+// idle returns a manager that isn't running, with a cache of blocks.
+func idle(client *fake.Clientset, blocks cache.Indexer) *Manager {
+	return &Manager{
+		cfg: (&bench{}).config(time.Minute), client: client.CoilV2(),
+		blocks:   listers.NewAddressBlockLister(blocks),
+		requests: listers.NewBlockRequestLister(cache.NewIndexer(cache.MetaNamespaceKeyFunc, nil)),
+		record:   &record{blocks: map[string]store.Usage{}}, exporter: &exporter{}, news: newWaiters(), asked: newAsked(),
+		since: map[string]time.Time{}, offered: map[string]bool{}, gone: map[types.UID]bool{}, unsure: map[types.UID]*v2.AddressBlock{},
+		claimed: map[types.UID]bool{}, disputed: map[string]bool{}, reported: map[string]time.Time{},
+		status: reconcile.New("status", func(context.Context, struct{}) error { return nil }),
+	}
+}
+
 func newBlock(pool string, index int32) *v2.AddressBlock {
 	cidr := fmt.Sprintf("10.0.%d.0/27", index)
 	return &v2.AddressBlock{
 		ObjectMeta: metav1.ObjectMeta{
 			Name: fmt.Sprintf("%s-%d", pool, index), UID: types.UID(fmt.Sprintf("%s-%d-uid", pool, index)),
 			Labels:     map[string]string{v2.LabelNode: "node", v2.LabelPool: pool},
-			Finalizers: []string{v2.Finalizer},
+			Finalizers: []string{v2.Finalizer}, CreationTimestamp: nodeCreated,
 		},
 		Index: index, IPv4: &cidr,
 	}

@@ -22,8 +22,6 @@ import (
 	"sync"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
@@ -55,9 +53,14 @@ type Exporter interface {
 
 // Config is what the manager needs to know.
 type Config struct {
-	// NodeName and NodeUID are of the Node that asks and holds.
-	NodeName string
-	NodeUID  types.UID
+	// NodeName, NodeUID and NodeCreated are of the Node that asks and holds.
+	NodeName    string
+	NodeUID     types.UID
+	NodeCreated metav1.Time
+	// Ours says whether this machine uses a block that was an earlier Node's of the name.
+	Ours func(ctx context.Context, b *v2.AddressBlock) (bool, error)
+	// Warn records an Event about the Node.
+	Warn func(reason, format string, args ...any)
 	// MinAge is for how long an unused block is kept after it was acquired.
 	MinAge time.Duration
 	// StatusInterval is the shortest time between two reports of a block's usage.
@@ -69,8 +72,10 @@ const (
 	settle = 200 * time.Millisecond
 	// recheck is how often blocks are looked at that wait for time to pass.
 	recheck = 3 * time.Second
-	// askAheadPause follows a refusal before the node asks again without need.
-	askAheadPause = 30 * time.Second
+	// askAheadPause follows a refusal before the node asks again without need. It doubles with
+	// each refusal up to maxAskAheadPause: all nodes ask an exhausted pool.
+	askAheadPause    = 30 * time.Second
+	maxAskAheadPause = 15 * time.Minute
 )
 
 // Manager implements the package's task. Its methods may be called concurrently.
@@ -96,6 +101,8 @@ type Manager struct {
 	offered   map[string]bool                // it was told that the block gives addresses
 	gone      map[types.UID]bool             // released, though maybe still in a cache
 	unsure    map[types.UID]*v2.AddressBlock // those of gone whose release has an unknown outcome
+	claimed   map[types.UID]bool             // made the Node's, though maybe not yet in the cache
+	disputed  map[string]bool                // recorded with another range or pool, and told of
 	reported  map[string]time.Time           // when the status of a block was written
 	withdrawn bool                           // the Node is gone: nothing is exported
 	stale     bool                           // what is exported doesn't yet agree with withdrawn
@@ -118,6 +125,8 @@ func New(cfg Config, client typed.CoilV2Interface, blocks, requests cache.Shared
 		offered:  map[string]bool{},
 		gone:     map[types.UID]bool{},
 		unsure:   map[types.UID]*v2.AddressBlock{},
+		claimed:  map[types.UID]bool{},
+		disputed: map[string]bool{},
 		reported: map[string]time.Time{},
 	}
 	m.supply = reconcile.New("blocks", m.syncPool, reconcile.WithMetrics(metrics))
@@ -162,7 +171,19 @@ func (m *Manager) Generation(pool string) uint64 { return m.news.generation(pool
 // news since the given generation that makes it worth to look for an address
 // again, a *Refused when the pool gives none, or the error of ctx.
 func (m *Manager) Ask(ctx context.Context, pool string, since uint64) error {
-	return m.news.wait(ctx, pool, since, func() { m.supply.Add(pool) })
+	err := m.news.wait(ctx, pool, since, func() { m.supply.Add(pool) })
+	if err != nil {
+		m.forgetPool(pool)
+	}
+	return err
+}
+
+// forgetPool forgets a pool for which nobody waits and of which the node has no block: its name
+// may be anything that was ever in an annotation.
+func (m *Manager) forgetPool(pool string) {
+	if len(m.ofPool(pool)) == 0 && m.news.forget(pool) {
+		m.asked.forget(pool)
+	}
 }
 
 // Changed says that addresses of a pool were taken or freed.
@@ -192,7 +213,7 @@ func (m *Manager) Pools() []string {
 
 // usable says whether a block gives new addresses.
 func (m *Manager) usable(b *v2.AddressBlock) bool {
-	return b.DeletionTimestamp == nil && !reserved(b) && m.standing(b) == granted
+	return b.DeletionTimestamp == nil && !reserved(b) && !m.Foreign(b) && m.standing(b) == granted
 }
 
 // standing is what a block is to the request that it was made for.
@@ -269,28 +290,26 @@ func (m *Manager) syncPool(ctx context.Context, pool string) error {
 	if err != nil {
 		return err
 	}
-	if err := m.makeSure(ctx, pool); err != nil {
-		return err
-	}
-	news, err := m.intake(ctx, pool)
-	if err != nil {
+	m.forgetGone()
+	errs := []error{m.makeSure(ctx, pool)}
+	if err := m.intake(ctx, pool); err != nil {
 		return err
 	}
 	// Read before the news is told: who waits now takes one of what is free now, and if
 	// that is too little the next block is asked for meanwhile.
 	usage, err := m.record.Usage(ctx)
-	waiting, refusedFor := m.news.state(pool)
-	if news {
-		m.news.tell(pool, nil)
-		refusedFor = 0
-	}
 	if err != nil {
 		return err
 	}
+	waiting, pause := m.news.state(pool)
 	hs, young := m.held(pool, usage)
+	if m.offer(hs) {
+		m.news.tell(pool, nil)
+		pause = 0
+	}
 	d := decide(hs, waiting, m.cfg.MinAge)
-	var errs []error
-	if d.ask && !open && (waiting > 0 || refusedFor == 0 || refusedFor > askAheadPause) {
+	paused := waiting == 0 && pause > 0
+	if d.ask && !open && !paused {
 		errs = append(errs, m.request(ctx, pool))
 	}
 	for _, name := range d.release {
@@ -306,108 +325,68 @@ func (m *Manager) syncPool(ctx context.Context, pool string) error {
 	// A block in use is in nobody's way while its addresses cool: only its status changes.
 	soon := slices.ContainsFunc(hs, func(h held) bool { return h.Cooling > 0 && (h.Allocated == 0 || waiting > 0) })
 	switch {
-	case soon || young || d.ask:
+	case soon || young || d.ask && !paused:
 		return reconcile.Later(recheck)
 	case cooling:
 		return reconcile.Later(m.cfg.StatusInterval)
+	case d.ask:
+		return reconcile.Later(pause)
 	}
 	return nil
 }
 
-// takeAnswers deals with the requests of a pool and says whether one of them has no
-// answer yet.
-func (m *Manager) takeAnswers(ctx context.Context, pool string) (open bool, err error) {
-	all, err := m.requests.List(labels.Everything())
-	if err != nil {
-		return false, err
-	}
-	for _, r := range all {
-		if r.Spec.PoolName != pool || r.Spec.NodeName != m.cfg.NodeName || m.asked.answered(pool, r) {
-			continue
-		}
-		failed := condition(r, v2.BlockRequestFailed)
-		if failed == nil {
-			arrived, err := m.arrived(ctx, r)
-			if err != nil {
-				return false, err
-			}
-			if !arrived {
-				open = true
-				continue
-			}
-		}
-		faultpoint.At(faultpoint.BlockSeen)
-		if err := m.deleteRequest(ctx, r); err != nil {
-			return false, err
-		}
-		faultpoint.At(faultpoint.BlockRequested)
-		m.asked.done(pool, r)
-		if failed != nil {
-			m.news.tell(pool, &Refused{Pool: pool, Reason: failed.Reason, Message: failed.Message})
-		}
-	}
-	return open || m.asked.unseen(pool), nil
-}
-
-// arrived says whether the block that answers a request is in the cache, or was
-// there: nobody has to wait for it any more.
-func (m *Manager) arrived(ctx context.Context, r *v2.BlockRequest) (bool, error) {
-	name := r.Status.AddressBlockName
-	if name == "" || condition(r, v2.BlockRequestComplete) == nil {
-		return false, nil
-	}
-	_, err := m.blocks.Get(name)
-	if err == nil {
-		return true, nil
-	}
-	_, err = m.client.AddressBlocks().Get(ctx, name, metav1.GetOptions{})
-	if apierrors.IsNotFound(err) {
-		return true, nil
-	}
-	if err != nil {
-		return false, fmt.Errorf("read AddressBlock %s: %w", name, err)
-	}
-	return false, nil // its event will come
-}
-
-// intake records the blocks of a pool that are new in the cache, exports them,
-// and says whether there are some that give addresses now and didn't before.
-func (m *Manager) intake(ctx context.Context, pool string) (bool, error) {
+// intake records the blocks of a pool, and exports those that are new in the cache. A block that
+// can't be understood or recorded must not keep the others from use.
+func (m *Manager) intake(ctx context.Context, pool string) error {
 	var recs []store.Block
 	var errs []error
-	fresh, news := false, false
+	fresh := false
 	for _, b := range m.ofPool(pool) {
+		if m.Foreign(b) {
+			errs = append(errs, m.settle(ctx, b))
+			continue
+		}
 		rec, err := Recorded(b)
 		if err != nil {
 			errs = append(errs, err)
 			continue
 		}
 		recs = append(recs, rec)
-		gives := m.usable(b)
 		m.mu.Lock()
 		if _, ok := m.since[b.Name]; !ok {
 			m.since[b.Name] = time.Now()
 			fresh = true
 		}
-		if gives && !m.offered[b.Name] {
-			m.offered[b.Name] = true
-			news = true
-		}
 		m.mu.Unlock()
 	}
-	if err := m.record.SetBlocks(ctx, recs); err != nil {
-		return false, err
+	err := m.record.SetBlocks(ctx, recs)
+	if err != nil && !errors.Is(err, store.ErrInUse) {
+		return err
 	}
+	errs = append(errs, err)
 	if fresh {
 		faultpoint.At(faultpoint.BlockRecorded)
 		errs = append(errs, m.syncExport(ctx, struct{}{}))
 		faultpoint.At(faultpoint.BlockExported)
 	}
 	if err := errors.Join(errs...); err != nil {
-		// A block that can't be understood must not keep the others from use.
 		klog.FromContext(ctx).Error(err, "Some blocks can't be used", "pool", pool)
 	}
-	return news, nil
+	return nil
+}
+
+// offer says whether one of the blocks gives addresses now and didn't before.
+func (m *Manager) offer(hs []held) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	news := false
+	for _, h := range hs {
+		if h.usable && !m.offered[h.Name] {
+			m.offered[h.Name] = true
+			news = true
+		}
+	}
+	return news
 }
 
 // held joins what is known of the blocks of a pool. young says that one of them
@@ -424,7 +403,7 @@ func (m *Manager) held(pool string, usage []store.Usage) (hs []held, young bool)
 		}
 		h := held{
 			Usage:    u,
-			usable:   m.usable(b),
+			usable:   m.usable(b) && m.agrees(b, u.Block),
 			surplus:  m.standing(b) == surplus,
 			deleting: b.DeletionTimestamp != nil,
 			reserved: reserved(b),
@@ -436,6 +415,27 @@ func (m *Manager) held(pool string, usage []store.Usage) (hs []held, young bool)
 	return hs, young
 }
 
+// agrees says whether the record has a block as it is. If it doesn't, the node got a block of the
+// name before that had another range, as of a pool that was deleted by force, and pods still have
+// addresses of that one.
+func (m *Manager) agrees(b *v2.AddressBlock, recorded store.Block) bool {
+	now, err := Recorded(b)
+	agree := err == nil && now == recorded
+	m.mu.Lock()
+	told := m.disputed[b.Name]
+	if agree || err != nil {
+		delete(m.disputed, b.Name)
+	} else {
+		m.disputed[b.Name] = true
+	}
+	m.mu.Unlock()
+	if err == nil && !agree && !told {
+		m.cfg.Warn("BlockDisputed", "AddressBlock %s has %s, but pods of this node have addresses of %s of AddressPool %s, which had that name before: it gives no address until these pods have ended",
+			b.Name, now.Block, recorded.Block, recorded.Pool)
+	}
+	return agree
+}
+
 // age is for how long the node has held a block in this run.
 func (m *Manager) age(block string) time.Duration {
 	m.mu.Lock()
@@ -444,14 +444,4 @@ func (m *Manager) age(block string) time.Duration {
 		return time.Since(t)
 	}
 	return 0
-}
-
-// condition returns the condition of a type that is True, or nil.
-func condition(r *v2.BlockRequest, t v2.BlockRequestConditionType) *v2.BlockRequestCondition {
-	for i, c := range r.Status.Conditions {
-		if c.Type == t && c.Status == corev1.ConditionTrue {
-			return &r.Status.Conditions[i]
-		}
-	}
-	return nil
 }

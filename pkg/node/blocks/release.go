@@ -10,10 +10,12 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
 	"github.com/coil-net/coil/pkg/faultpoint"
+	"github.com/coil-net/coil/pkg/ipam"
 	"github.com/coil-net/coil/pkg/plan"
 	"github.com/coil-net/coil/pkg/store"
 )
@@ -34,8 +36,7 @@ func (m *Manager) release(ctx context.Context, name string) error {
 	faultpoint.At(faultpoint.BlockForgotten)
 	m.mu.Lock()
 	m.gone[b.UID] = true
-	delete(m.since, name)
-	delete(m.offered, name)
+	m.forgetLocked(name)
 	m.mu.Unlock()
 	err = m.deleteBlock(ctx, b)
 	switch {
@@ -53,6 +54,14 @@ func (m *Manager) release(ctx context.Context, name string) error {
 	return nil
 }
 
+// forgetLocked forgets a block that isn't recorded any more; m.mu is held.
+func (m *Manager) forgetLocked(name string) {
+	delete(m.since, name)
+	delete(m.offered, name)
+	delete(m.disputed, name)
+	delete(m.reported, name)
+}
+
 // errUnknownOutcome says that the node may have lost a block, or not.
 var errUnknownOutcome = errors.New("whether that happened is unknown")
 
@@ -61,32 +70,47 @@ func (m *Manager) keep(b *v2.AddressBlock) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	delete(m.gone, b.UID)
-	delete(m.unsure, b.UID)
 }
 
-// makeSure finds out which blocks of a pool were released after all: another node may have the
-// addresses of one by now, whatever the cache says.
+// makeSure goes on with the releases of a pool whose outcome is unknown. The blocks are deleted, and
+// the removal of a finalizer that was asked for may still happen: whatever the cache says, none of
+// them is used again.
 func (m *Manager) makeSure(ctx context.Context, pool string) error {
 	m.mu.Lock()
 	unsure := slices.Collect(maps.Values(m.unsure))
 	m.mu.Unlock()
+	var errs []error
 	for _, b := range unsure {
 		if b.Labels[v2.LabelPool] != pool {
 			continue
 		}
-		live, err := m.live(ctx, b)
-		if err != nil {
-			return err
-		}
-		if live != nil {
-			m.keep(b)
+		if err := m.deleteBlock(ctx, b); err != nil {
+			errs = append(errs, err)
 			continue
 		}
 		m.mu.Lock()
 		delete(m.unsure, b.UID)
 		m.mu.Unlock()
+		klog.FromContext(ctx).Info("Released a block", "block", b.Name)
 	}
-	return nil
+	return errors.Join(errs...)
+}
+
+// forgetGone forgets what is remembered of blocks that the cache doesn't have any more.
+func (m *Manager) forgetGone() {
+	all, err := m.blocks.List(labels.Everything())
+	if err != nil {
+		return // an indexer in memory has no errors
+	}
+	cached := make(map[types.UID]bool, len(all))
+	for _, b := range all {
+		cached[b.UID] = true
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, uids := range []map[types.UID]bool{m.gone, m.claimed} {
+		maps.DeleteFunc(uids, func(uid types.UID, _ bool) bool { return !cached[uid] })
+	}
 }
 
 // Held returns a block of the cache, which may be of an earlier time, as it is now; nil if it
@@ -134,8 +158,7 @@ func (m *Manager) forgetLost(ctx context.Context, pool string, usage []store.Usa
 		}
 		klog.FromContext(ctx).Info("A block isn't this node's any more", "block", u.Name)
 		m.mu.Lock()
-		delete(m.since, u.Name)
-		delete(m.offered, u.Name)
+		m.forgetLocked(u.Name)
 		m.mu.Unlock()
 		errs = append(errs, m.syncExport(ctx, struct{}{}))
 	}
@@ -207,27 +230,27 @@ func (m *Manager) syncExport(ctx context.Context, _ struct{}) error {
 	return m.exporter.Export(ctx, held)
 }
 
-// allHeld is the union of what the record and the cache have: a block that only
-// the record has still has pods.
+// allHeld is what the cache has, and what only the record has as long as pods have addresses of
+// it: without any, it may be another node's.
 func (m *Manager) allHeld(ctx context.Context) ([]plan.HeldBlock, error) {
 	usage, err := m.record.Usage(ctx)
 	if err != nil {
 		return nil, err
 	}
-	byName := map[string]plan.HeldBlock{}
-	for _, u := range usage {
-		byName[u.Name] = plan.HeldBlock{Name: u.Name, Block: u.Block.Block}
-	}
+	var held []plan.HeldBlock
+	cached := map[string]ipam.Block{}
 	for _, b := range m.list(labels.Everything()) {
 		rec, err := Recorded(b)
-		if err != nil {
-			continue // reported by intake
+		if err != nil || m.Foreign(b) {
+			continue // reported, or settled, by intake
 		}
-		byName[b.Name] = plan.HeldBlock{Name: b.Name, Block: rec.Block, Reserved: reserved(b)}
+		cached[b.Name] = rec.Block
+		held = append(held, plan.HeldBlock{Name: b.Name, Block: rec.Block, Reserved: reserved(b)})
 	}
-	held := make([]plan.HeldBlock, 0, len(byName))
-	for _, h := range byName {
-		held = append(held, h)
+	for _, u := range usage {
+		if c, ok := cached[u.Name]; u.Allocated > 0 && (!ok || c != u.Block.Block) {
+			held = append(held, plan.HeldBlock{Name: u.Name, Block: u.Block.Block})
+		}
 	}
 	return held, nil
 }

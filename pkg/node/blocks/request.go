@@ -8,8 +8,10 @@ import (
 	"sync"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
@@ -104,6 +106,18 @@ func (a *asked) unseen(pool string) bool {
 	return ok && time.Since(l.at) < cacheLag
 }
 
+// forget forgets the requests for a pool but those that the cache still shows. The next one may get
+// a name again that is taken, and is skipped then.
+func (a *asked) forget(pool string) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if l, ok := a.latest[pool]; ok && time.Since(l.at) < cacheLag {
+		return
+	}
+	delete(a.latest, pool)
+	delete(a.sequence, pool)
+}
+
 func (a *asked) next(pool string) int {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -174,6 +188,74 @@ func (m *Manager) deleteRequest(ctx context.Context, r *v2.BlockRequest) error {
 	})
 	if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
 		return fmt.Errorf("delete BlockRequest %s: %w", r.Name, err)
+	}
+	return nil
+}
+
+// takeAnswers deals with the requests of a pool and says whether one of them has no
+// answer yet.
+func (m *Manager) takeAnswers(ctx context.Context, pool string) (open bool, err error) {
+	all, err := m.requests.List(labels.Everything())
+	if err != nil {
+		return false, err
+	}
+	for _, r := range all {
+		if r.Spec.PoolName != pool || r.Spec.NodeName != m.cfg.NodeName || m.asked.answered(pool, r) {
+			continue
+		}
+		failed := condition(r, v2.BlockRequestFailed)
+		if failed == nil {
+			arrived, err := m.arrived(ctx, r)
+			if err != nil {
+				return false, err
+			}
+			if !arrived {
+				open = true
+				continue
+			}
+		}
+		faultpoint.At(faultpoint.BlockSeen)
+		if err := m.deleteRequest(ctx, r); err != nil {
+			return false, err
+		}
+		faultpoint.At(faultpoint.BlockRequested)
+		m.asked.done(pool, r)
+		if failed != nil {
+			m.news.tell(pool, &Refused{Pool: pool, Reason: failed.Reason, Message: failed.Message})
+			m.forgetPool(pool)
+		}
+	}
+	return open || m.asked.unseen(pool), nil
+}
+
+// arrived says whether the block that answers a request is in the cache, or was
+// there, or never comes because it is another's: nobody has to wait for it any more.
+func (m *Manager) arrived(ctx context.Context, r *v2.BlockRequest) (bool, error) {
+	name := r.Status.AddressBlockName
+	if name == "" || condition(r, v2.BlockRequestComplete) == nil {
+		return false, nil
+	}
+	_, err := m.blocks.Get(name)
+	if err == nil {
+		return true, nil
+	}
+	live, err := m.client.AddressBlocks().Get(ctx, name, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return true, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("read AddressBlock %s: %w", name, err)
+	}
+	// Otherwise its event will come.
+	return live.Labels[v2.LabelNode] != m.cfg.NodeName || live.Labels[v2.LabelRequest] != string(r.UID), nil
+}
+
+// condition returns the condition of a type that is True, or nil.
+func condition(r *v2.BlockRequest, t v2.BlockRequestConditionType) *v2.BlockRequestCondition {
+	for i, c := range r.Status.Conditions {
+		if c.Type == t && c.Status == corev1.ConditionTrue {
+			return &r.Status.Conditions[i]
+		}
 	}
 	return nil
 }

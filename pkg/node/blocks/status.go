@@ -76,13 +76,41 @@ func (m *Manager) Claim(ctx context.Context, b *v2.AddressBlock) error {
 	if err := m.note(ctx, b, v2.AnnotationNodeUID); err != nil {
 		return fmt.Errorf("claim AddressBlock %s: %w", b.Name, err)
 	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.claimed[b.UID] = true
 	return nil
 }
 
-// Foreign says that a block was an earlier Node's of the name, on this machine or another.
+// Foreign says that a block was an earlier Node's of the name, on this machine or another. One
+// of Coil 2.x names no Node, but none has a block that is older than itself.
 func (m *Manager) Foreign(b *v2.AddressBlock) bool {
-	uid := b.Annotations[v2.AnnotationNodeUID]
-	return uid != "" && uid != string(m.cfg.NodeUID)
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.claimed[b.UID] {
+		return false
+	}
+	if uid := b.Annotations[v2.AnnotationNodeUID]; uid != "" {
+		return uid != string(m.cfg.NodeUID)
+	}
+	return b.CreationTimestamp.Before(&m.cfg.NodeCreated)
+}
+
+// settle claims or disowns a foreign block that came after the others were, because the first
+// list was of an earlier time.
+func (m *Manager) settle(ctx context.Context, b *v2.AddressBlock) error {
+	b, err := m.Held(ctx, b)
+	if b == nil || err != nil || !m.Foreign(b) {
+		return err
+	}
+	ours, err := m.cfg.Ours(ctx, b)
+	if err != nil {
+		return fmt.Errorf("find out whose AddressBlock %s is: %w", b.Name, err)
+	}
+	if ours {
+		return m.Claim(ctx, b)
+	}
+	return m.Disown(ctx, b)
 }
 
 // Disown says that this machine doesn't use a foreign block. It never will, and

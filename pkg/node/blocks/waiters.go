@@ -2,6 +2,7 @@ package blocks
 
 import (
 	"context"
+	"math/rand/v2"
 	"sync"
 	"time"
 )
@@ -25,6 +26,9 @@ func (e *Refused) Error() string { return e.Message }
 type waiters struct {
 	mu    sync.Mutex
 	pools map[string]*poolNews
+	// latest is the last generation of any pool, so that a pool which was forgotten doesn't get
+	// one again that somebody knows.
+	latest uint64
 }
 
 type poolNews struct {
@@ -32,8 +36,11 @@ type poolNews struct {
 	changed    chan struct{} // closed at the next generation
 	waiting    int
 	// refused is the answer of the last generation, if it was a refusal.
-	refused   error
-	refusedAt time.Time
+	refused error
+	// pausedUntil is when the pool may be asked again without need: pause, which doubles with each
+	// refusal, and some more, so that not all nodes ask at once.
+	pause       time.Duration
+	pausedUntil time.Time
 }
 
 func newWaiters() *waiters { return &waiters{pools: map[string]*poolNews{}} }
@@ -42,7 +49,7 @@ func newWaiters() *waiters { return &waiters{pools: map[string]*poolNews{}} }
 func (w *waiters) getLocked(pool string) *poolNews {
 	n := w.pools[pool]
 	if n == nil {
-		n = &poolNews{changed: make(chan struct{})}
+		n = &poolNews{generation: w.latest, changed: make(chan struct{})}
 		w.pools[pool] = n
 	}
 	return n
@@ -59,25 +66,39 @@ func (w *waiters) tell(pool string, refused error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	n := w.getLocked(pool)
-	n.generation++
+	w.latest++
+	n.generation = w.latest
 	n.refused = refused
-	if refused != nil {
-		n.refusedAt = time.Now()
+	if refused == nil {
+		n.pause, n.pausedUntil = 0, time.Time{}
+	} else {
+		n.pause = min(max(2*n.pause, askAheadPause), maxAskAheadPause)
+		n.pausedUntil = time.Now().Add(n.pause + rand.N(n.pause/4))
 	}
 	close(n.changed)
 	n.changed = make(chan struct{})
 }
 
-// state returns how many wait, and for how long the pool has been refused, or
-// 0 if it wasn't.
-func (w *waiters) state(pool string) (waiting int, refusedFor time.Duration) {
+// forget forgets a pool, unless somebody waits for it.
+func (w *waiters) forget(pool string) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	n := w.getLocked(pool)
-	if n.refused != nil {
-		refusedFor = max(time.Since(n.refusedAt), 1)
+	if n := w.pools[pool]; n != nil && n.waiting > 0 {
+		return false
 	}
-	return n.waiting, refusedFor
+	delete(w.pools, pool)
+	return true
+}
+
+// state returns how many wait, and for how long the pool isn't to be asked unless somebody does.
+func (w *waiters) state(pool string) (waiting int, pause time.Duration) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	n := w.pools[pool]
+	if n == nil {
+		return 0, 0
+	}
+	return n.waiting, max(time.Until(n.pausedUntil), 0)
 }
 
 // wait blocks until there is a generation after since, and returns its refusal

@@ -1,0 +1,205 @@
+package blocks
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
+	"github.com/coil-net/coil/pkg/ipam"
+	"github.com/coil-net/coil/pkg/store"
+	"github.com/coil-net/coil/pkg/testkit"
+)
+
+// A pool was deleted by force while pods had addresses of its block 0, and made again with another
+// subnet. The node goes on with other blocks until these pods have ended.
+func TestDisputedBlock(t *testing.T) {
+	before := store.Block{Name: "default-0", Pool: "default", Block: ipam.Block{IPv4: netip.MustParsePrefix("10.99.0.0/27")}}
+	b := runAged(t, time.Minute, nil)
+	b.record.set(store.Usage{Block: before, Allocated: 1})
+	if _, err := b.client.CoilV2().AddressBlocks().Create(t.Context(), newBlock("default", 0), metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	told := make(chan error, 1)
+	generation := b.Generation("default")
+	go func() { told <- b.Ask(t.Context(), "default", generation) }()
+	testkit.Eventually(t, 5*time.Second, "the node asks for another block, and gets one", func() error {
+		if b.answer(t, 1, "") == 0 {
+			return errors.New("no open request")
+		}
+		return nil
+	})
+	if err := <-told; err != nil {
+		t.Errorf("Ask: %v", err)
+	}
+	if got := b.exporter.exported(); got != "default-0 default-0 default-1" {
+		t.Errorf("exported %q, want both ranges of default-0, and default-1", got)
+	}
+	if w := b.warned(); len(w) != 1 || !strings.HasPrefix(w[0], "BlockDisputed: ") || !strings.Contains(w[0], "10.99.0.0/27") {
+		t.Errorf("warnings: %q, want one that names the range in use", w)
+	}
+	generation = b.Generation("default")
+	b.record.set(store.Usage{Block: before})
+	b.Changed("default")
+	testkit.Eventually(t, 5*time.Second, "default-0 is told of when the pods have ended", func() error {
+		if b.Generation("default") == generation {
+			return errors.New("no news")
+		}
+		return nil
+	})
+	testkit.Eventually(t, 5*time.Second, "the former range is withdrawn", func() error {
+		if err := b.Export(t.Context()); err != nil {
+			return err
+		}
+		if got := b.exporter.exported(); got != "default-0 default-1" {
+			return fmt.Errorf("exported %q", got)
+		}
+		return nil
+	})
+}
+
+// The block that answered a request went to another node, or to another request, before this node
+// saw it.
+func TestAnswerThatIsAnothers(t *testing.T) {
+	other := newBlock("default", 0)
+	other.Labels[v2.LabelNode] = "other"
+	r := &v2.BlockRequest{
+		ObjectMeta: metav1.ObjectMeta{Name: requestName("node", nodeUID, "default", 0), UID: "early", Labels: map[string]string{v2.LabelNode: "node"}},
+		Spec:       v2.BlockRequestSpec{NodeName: "node", PoolName: "default"},
+		Status: v2.BlockRequestStatus{AddressBlockName: other.Name, Conditions: []v2.BlockRequestCondition{
+			{Type: v2.BlockRequestComplete, Status: corev1.ConditionTrue, Reason: "Complete"},
+		}},
+	}
+	b := runAged(t, time.Minute, nil, other, r)
+	told := make(chan error, 1)
+	go func() { told <- b.Ask(t.Context(), "default", b.Generation("default")) }()
+	testkit.Eventually(t, 5*time.Second, "the node asks again, and gets a block", func() error {
+		if b.answer(t, 1, "") == 0 {
+			return errors.New("no open request")
+		}
+		return nil
+	})
+	if err := <-told; err != nil {
+		t.Errorf("Ask: %v", err)
+	}
+	if got := b.Usable("default"); !slices.Equal(got, []string{"default-1"}) {
+		t.Errorf("usable: %v", got)
+	}
+}
+
+// A pool that refuses is asked ahead of need less and less often, until there is a block.
+func TestPauseOfRefusedPool(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWaiters()
+		if _, pause := w.state("default"); pause != 0 {
+			t.Errorf("a pause of %s without a refusal", pause)
+		}
+		for i, want := range []time.Duration{30 * time.Second, time.Minute, 2 * time.Minute, 4 * time.Minute, 8 * time.Minute, 15 * time.Minute, 15 * time.Minute} {
+			w.tell("default", &Refused{Pool: "default"})
+			_, pause := w.state("default")
+			if pause < want || pause > want+want/4 {
+				t.Errorf("refusal %d: a pause of %s, want %s and up to a quarter more", i, pause, want)
+			}
+			time.Sleep(pause)
+			if _, pause := w.state("default"); pause != 0 {
+				t.Errorf("refusal %d: the pause doesn't end: %s", i, pause)
+			}
+		}
+		w.tell("default", &Refused{Pool: "default"})
+		w.tell("default", nil)
+		if _, pause := w.state("default"); pause != 0 {
+			t.Errorf("a pause of %s after a block came", pause)
+		}
+		w.tell("default", &Refused{Pool: "default"})
+		if _, pause := w.state("default"); pause > 38*time.Second {
+			t.Errorf("a pause of %s at the first refusal since a block came", pause)
+		}
+	})
+}
+
+// Who waits is in no pause.
+func TestWaiterAsksRefusedPool(t *testing.T) {
+	b := runAged(t, time.Minute, map[string]int{"default-0": 30}, newBlock("default", 0))
+	testkit.Eventually(t, 5*time.Second, "the node asks ahead, and is refused", func() error {
+		if b.answer(t, 0, v2.ReasonPoolExhausted) == 0 {
+			return errors.New("no open request")
+		}
+		return nil
+	})
+	testkit.Eventually(t, 5*time.Second, "the refusal is known", func() error {
+		if _, pause := b.news.state("default"); pause == 0 {
+			return errors.New("not yet")
+		}
+		return nil
+	})
+	b.record.allocate("default-0", 32)
+	b.Changed("default")
+	told := make(chan error, 1)
+	go func() { told <- b.Ask(t.Context(), "default", b.Generation("default")) }()
+	testkit.Eventually(t, 5*time.Second, "the node asks for who waits", func() error {
+		if b.answer(t, 1, "") == 0 {
+			return errors.New("no open request")
+		}
+		return nil
+	})
+	if err := <-told; err != nil {
+		t.Errorf("Ask: %v", err)
+	}
+}
+
+// The names of pools come from annotations of namespaces: nothing is left of those that don't exist.
+func TestRefusedPoolsAreForgotten(t *testing.T) {
+	b := runAged(t, time.Minute, nil)
+	for i := range 5 {
+		pool := fmt.Sprint("none-", i)
+		told := make(chan error, 2)
+		for range cap(told) {
+			go func() { told <- b.Ask(t.Context(), pool, b.Generation(pool)) }()
+		}
+		testkit.Eventually(t, 5*time.Second, "the request is refused", func() error {
+			if waiting, _ := b.news.state(pool); waiting < cap(told) {
+				return fmt.Errorf("%d wait", waiting)
+			}
+			if b.answer(t, 0, v2.ReasonPoolNotFound) == 0 {
+				return errors.New("no open request")
+			}
+			return nil
+		})
+		for range cap(told) {
+			if err := <-told; err == nil {
+				t.Errorf("pool %s wasn't refused", pool)
+			}
+		}
+	}
+	testkit.Eventually(t, 5*time.Second, "nothing is remembered of them", func() error {
+		b.news.mu.Lock()
+		defer b.news.mu.Unlock()
+		b.asked.mu.Lock()
+		defer b.asked.mu.Unlock()
+		if n := len(b.news.pools) + len(b.asked.sequence) + len(b.asked.latest); n > 0 {
+			return fmt.Errorf("%d things", n)
+		}
+		return nil
+	})
+}
+
+// A generation from before a pool was forgotten is never one of later.
+func TestForgottenPoolHasNews(t *testing.T) {
+	w := newWaiters()
+	before := w.generation("default")
+	w.tell("default", nil)
+	if !w.forget("default") {
+		t.Fatal("the pool wasn't forgotten though nobody waits")
+	}
+	if err := w.wait(t.Context(), "default", before, func() { t.Error("it waits") }); err != nil {
+		t.Errorf("wait: %v, want the news", err)
+	}
+}
