@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"sync"
 	"time"
 
@@ -32,6 +33,17 @@ func (s suspects) confirm(id store.ID, now time.Time, enough time.Duration) bool
 		return false
 	}
 	return now.Sub(first) >= enough
+}
+
+// keepOnly forgets what isn't among the attachments.
+func (s suspects) keepOnly(all []store.Allocation) {
+	ids := make(map[store.ID]bool, len(all))
+	for _, a := range all {
+		ids[a.ID] = true
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	maps.DeleteFunc(s.since, func(id store.ID, _ time.Time) bool { return !ids[id] })
 }
 
 func (s suspects) clear(id store.ID) {
@@ -74,6 +86,7 @@ func (a *Assigner) releaseLost(ctx context.Context, seen suspects, called time.T
 	if err != nil {
 		return fmt.Errorf("list attachments: %w", err)
 	}
+	seen.keepOnly(all) // others were removed by a DEL
 	var errs []error
 	for _, alloc := range all {
 		switch {

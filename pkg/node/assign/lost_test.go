@@ -90,3 +90,36 @@ func sweepLost(t *testing.T, now time.Time) {
 		return err
 	})
 }
+
+// A pod's link goes before its DEL comes, as when it ends by itself.
+func TestSuspicionEndsWithTheAttachment(t *testing.T) {
+	b := newBench(t)
+	r := request("c1")
+	if _, err := b.Add(t.Context(), r); err != nil {
+		t.Fatal(err)
+	}
+	b.net.mu.Lock()
+	clear(b.net.pods)
+	b.net.mu.Unlock()
+	suspected := func() int {
+		t.Helper()
+		if err := b.Sweep(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		b.unlinked.mu.Lock()
+		defer b.unlinked.mu.Unlock()
+		return len(b.unlinked.since)
+	}
+	if n := suspected(); n != 1 {
+		t.Errorf("%d attachments are suspected, want the one without a link", n)
+	}
+	if err := b.Del(t.Context(), r.ID); err != nil {
+		t.Fatal(err)
+	}
+	testkit.Eventually(t, time.Second, "nothing is suspected any more", func() error {
+		if n := suspected(); n > 0 {
+			return fmt.Errorf("%d", n)
+		}
+		return nil
+	})
+}
