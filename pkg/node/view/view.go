@@ -8,6 +8,8 @@ package view
 import (
 	"context"
 	"fmt"
+	"maps"
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -15,6 +17,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/validation"
 	corelisters "k8s.io/client-go/listers/core/v1"
 	discoverylisters "k8s.io/client-go/listers/discovery/v1"
 	"k8s.io/client-go/metadata/metadatalister"
@@ -47,6 +50,8 @@ type View struct {
 	services   corelisters.ServiceLister
 	endpoints  discoverylisters.EndpointSliceLister
 
+	// addrs is written by the handler of Node events only: who writes later than that might have
+	// read earlier.
 	addrs atomic.Pointer[ipam.Address]
 }
 
@@ -72,7 +77,7 @@ func New(cfg Config, clients kube.Clients) (*View, error) {
 	}
 	v.nodes = corelisters.NewNodeLister(node.GetIndexer())
 	reg, err := node.AddEventHandler(reconcile.Handler(func(*corev1.Node) {
-		v.addrs.Store(nil)
+		v.nodeChanged()
 		cfg.OnNode()
 	}))
 	if err != nil {
@@ -102,10 +107,24 @@ func (v *View) watch(r schema.GroupVersionResource, fieldSelector string, change
 	if err != nil {
 		return nil, err
 	}
+	if err := i.SetTransform(trim); err != nil {
+		return nil, err
+	}
 	if changed == nil {
 		changed = func(*metav1.PartialObjectMetadata) {}
 	}
 	return metadatalister.New(i.GetIndexer(), r), v.add(i, reconcile.Handler(changed))
+}
+
+// trim leaves of an object's annotations those that Coil reads. The others may be large, and there
+// are as many Namespaces in a cache as the cluster has.
+func trim(obj any) (any, error) {
+	if o, ok := obj.(*metav1.PartialObjectMetadata); ok {
+		maps.DeleteFunc(o.Annotations, func(key, _ string) bool {
+			return key != v2.AnnotationPool && key != corev1.MirrorPodAnnotationKey && !strings.HasPrefix(key, v2.AnnotationEgressPrefix)
+		})
+	}
+	return kube.Strip(obj)
 }
 
 // add keeps an informer, whose events go to a handler.
@@ -155,13 +174,21 @@ func (v *View) NodeAddrs() ipam.Address {
 	if a := v.addrs.Load(); a != nil {
 		return *a
 	}
+	return v.cachedAddrs()
+}
+
+// nodeChanged is the handler of Node events.
+func (v *View) nodeChanged() {
+	a := v.cachedAddrs()
+	v.addrs.Store(&a)
+}
+
+func (v *View) cachedAddrs() ipam.Address {
 	n, err := v.Node()
 	if err != nil {
 		return ipam.Address{}
 	}
-	a := plan.InternalIPs(n)
-	v.addrs.Store(&a)
-	return a
+	return plan.InternalIPs(n)
 }
 
 // liveTimeout bounds a read from the API server for what a cache doesn't have.
@@ -174,8 +201,14 @@ func (v *View) PoolOf(ctx context.Context, namespace string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	if pool := ns.Annotations[v2.AnnotationPool]; pool != "" {
-		return pool, nil
+	pool := ns.Annotations[v2.AnnotationPool]
+	if pool == "" {
+		return v2.DefaultPool, nil
 	}
-	return v2.DefaultPool, nil
+	// The text is a user's, of up to 256 KiB: none of it is repeated.
+	if len(pool) > validation.LabelValueMaxLength || len(validation.IsDNS1123Subdomain(pool)) > 0 {
+		return "", fmt.Errorf("annotation %s of Namespace %s can't be the name of an AddressPool: that has at most %d lower case letters, digits, '-' and '.'",
+			v2.AnnotationPool, namespace, validation.LabelValueMaxLength)
+	}
+	return pool, nil
 }

@@ -1,0 +1,98 @@
+package view
+
+import (
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/client-go/metadata/metadatalister"
+	"k8s.io/client-go/tools/cache"
+
+	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
+	"github.com/coil-net/coil/pkg/ipam"
+)
+
+func TestPoolOf(t *testing.T) {
+	long := strings.Repeat("x", 63)
+	for annotation, want := range map[string]string{
+		"": v2.DefaultPool, "internet": "internet", "a.b-1": "a.b-1", long: long,
+		long + "x": "", strings.Repeat("x", 250<<10): "", "Internet": "", "a/b": "", "a b": "", "-a": "",
+	} {
+		cached := cache.NewIndexer(cache.MetaNamespaceKeyFunc, nil)
+		if err := cached.Add(&metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{
+			Name: "ns", Annotations: map[string]string{v2.AnnotationPool: annotation},
+		}}); err != nil {
+			t.Fatal(err)
+		}
+		v := &View{namespaces: metadatalister.New(cached, namespaces)}
+		got, err := v.PoolOf(t.Context(), "ns")
+		if got != want || (err == nil) != (want != "") {
+			t.Errorf("annotation %.70q: pool %q, %v; want %q", annotation, got, err, want)
+		}
+		if err != nil && (len(err.Error()) > 300 || !strings.Contains(err.Error(), v2.AnnotationPool)) {
+			t.Errorf("annotation %.70q: an error of %d bytes, want a short one that names the annotation", annotation, len(err.Error()))
+		}
+	}
+}
+
+func TestTrim(t *testing.T) {
+	n := &metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{
+		Labels:        map[string]string{"team": "a"},
+		ManagedFields: []metav1.ManagedFieldsEntry{{Manager: "kubectl"}},
+		Annotations: map[string]string{
+			v2.AnnotationPool: "p", v2.AnnotationEgressPrefix + "ns": "e", corev1.MirrorPodAnnotationKey: "m", corev1.LastAppliedConfigAnnotation: "{}",
+		},
+	}}
+	if _, err := trim(n); err != nil {
+		t.Fatal(err)
+	}
+	want := []string{v2.AnnotationPool, v2.AnnotationEgressPrefix + "ns", corev1.MirrorPodAnnotationKey}
+	slices.Sort(want)
+	if got := slices.Sorted(maps.Keys(n.Annotations)); !slices.Equal(got, want) || len(n.Labels) != 1 || len(n.ManagedFields) > 0 {
+		t.Errorf("left: annotations %v, labels %v, %d managed fields; want annotations %v and the labels", got, n.Labels, len(n.ManagedFields), want)
+	}
+}
+
+// nodes is a lister whose first answer is held up.
+type nodes struct {
+	answers     []*corev1.Node
+	asked, goOn chan struct{}
+}
+
+func (n *nodes) List(labels.Selector) ([]*corev1.Node, error) { return n.answers, nil }
+
+func (n *nodes) Get(string) (*corev1.Node, error) {
+	a := n.answers[0]
+	if len(n.answers) > 1 {
+		n.answers = n.answers[1:]
+		close(n.asked)
+		<-n.goOn
+	}
+	return a, nil
+}
+
+// Who has read the Node before its address changed must not overwrite what the change's event said.
+func TestNodeAddrsFollowTheNode(t *testing.T) {
+	with := func(ip string) *corev1.Node {
+		return &corev1.Node{Status: corev1.NodeStatus{Addresses: []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: ip}}}}
+	}
+	v := &View{nodes: &nodes{
+		answers: []*corev1.Node{with("192.0.2.1"), with("192.0.2.2")}, asked: make(chan struct{}), goOn: make(chan struct{}),
+	}}
+	n := v.nodes.(*nodes)
+	early := make(chan ipam.Address)
+	go func() { early <- v.NodeAddrs() }()
+	<-n.asked
+	v.nodeChanged()
+	close(n.goOn)
+	if got := <-early; got.IPv4.String() != "192.0.2.1" {
+		t.Errorf("before the change: %s", got)
+	}
+	if got := v.NodeAddrs(); got.IPv4.String() != "192.0.2.2" {
+		t.Errorf("after the change: %s", got)
+	}
+}
