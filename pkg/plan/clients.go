@@ -22,8 +22,12 @@ import (
 // that it manages, and as the manager of fields.
 const EgressController = "coil-egress-controller"
 
-// maxEndpoints is how many an EndpointSlice may have.
-const maxEndpoints = 1000
+// MaxEndpoints is how many an EndpointSlice may have, and EndpointsPerSlice how many one of
+// clients has unless told otherwise: each client that comes or goes writes a slice anew.
+const (
+	MaxEndpoints      = 1000
+	EndpointsPerSlice = 100
+)
 
 // EgressClient is an address of a pod that uses an Egress.
 type EgressClient struct {
@@ -103,13 +107,18 @@ func ClientSelector() string {
 }
 
 // ClientSlices returns the fewest writes after which the slices of an Egress have the
-// clients that are wanted. A client stays in the slice where it is, and one that comes
-// takes a place in a slice that is written anyway, else in the fullest that has one. The
-// given objects are not changed.
-func ClientSlices(e *v2.Egress, have []*discoveryv1.EndpointSlice, want []EgressClient) SliceChanges {
+// clients that are wanted, about limit in each. A client stays in the slice where it is, and
+// one that comes takes a place in a slice that is written anyway, else in the fullest that has
+// one. Slices that have more than the limit are relieved bit by bit. The given objects are
+// not changed.
+func ClientSlices(e *v2.Egress, have []*discoveryv1.EndpointSlice, want []EgressClient, limit int) SliceChanges {
+	// Of a client that two slices have, the copy in the smaller one stays.
+	have = slices.SortedFunc(slices.Values(have), func(a, b *discoveryv1.EndpointSlice) int {
+		return cmp.Or(cmp.Compare(max(limit, len(a.Endpoints)), max(limit, len(b.Endpoints))), strings.Compare(a.Name, b.Name))
+	})
 	var out SliceChanges
 	for _, family := range []discoveryv1.AddressType{discoveryv1.AddressTypeIPv4, discoveryv1.AddressTypeIPv6} {
-		placeClients(&out, e, family, have, want)
+		placeClients(&out, e, family, have, want, limit)
 	}
 	return out
 }
@@ -121,7 +130,7 @@ type draft struct {
 	changed bool
 }
 
-func placeClients(out *SliceChanges, e *v2.Egress, family discoveryv1.AddressType, have []*discoveryv1.EndpointSlice, want []EgressClient) {
+func placeClients(out *SliceChanges, e *v2.Egress, family discoveryv1.AddressType, have []*discoveryv1.EndpointSlice, want []EgressClient, limit int) {
 	missing := make(map[netip.Addr]EgressClient, len(want))
 	for _, c := range want {
 		if c.Addr.Is4() == (family == discoveryv1.AddressTypeIPv4) {
@@ -146,8 +155,8 @@ func placeClients(out *SliceChanges, e *v2.Egress, family discoveryv1.AddressTyp
 		return cmp.Or(cmp.Compare(len(b.slice.Endpoints), len(a.slice.Endpoints)), strings.Compare(a.slice.Name, b.slice.Name))
 	})
 	next := 0
-	for _, c := range slices.SortedFunc(maps.Values(missing), compareClients) {
-		for next < len(drafts) && len(drafts[next].slice.Endpoints) >= maxEndpoints {
+	place := func(ep discoveryv1.Endpoint) {
+		for next < len(drafts) && len(drafts[next].slice.Endpoints) >= limit {
 			next++
 		}
 		if next == len(drafts) {
@@ -156,8 +165,14 @@ func placeClients(out *SliceChanges, e *v2.Egress, family discoveryv1.AddressTyp
 			drafts = append(drafts, &draft{slice: s})
 		}
 		d := drafts[next]
-		d.slice.Endpoints = append(d.slice.Endpoints, endpoint(c))
+		d.slice.Endpoints = append(d.slice.Endpoints, ep)
 		d.changed = true
+	}
+	for _, c := range slices.SortedFunc(maps.Values(missing), compareClients) {
+		place(endpoint(c))
+	}
+	for _, ep := range surplus(drafts, limit) {
+		place(ep)
 	}
 	for _, d := range drafts {
 		switch {
@@ -171,14 +186,26 @@ func placeClients(out *SliceChanges, e *v2.Egress, family discoveryv1.AddressTyp
 	}
 }
 
+// surplus returns clients of a slice that has more than the limit, no more than fit into
+// another one. They are copied, so that none is missing in between: once another slice has
+// them newDraft takes them off.
+func surplus(drafts []*draft, limit int) []discoveryv1.Endpoint {
+	for _, d := range drafts {
+		if n := len(d.slice.Endpoints); n > limit {
+			return slices.Clone(d.slice.Endpoints[max(limit, n-limit):])
+		}
+	}
+	return nil
+}
+
 // newDraft keeps of a slice the clients that are wanted, and takes them off missing.
 func newDraft(e *v2.Egress, s *discoveryv1.EndpointSlice, missing map[netip.Addr]EgressClient) *draft {
 	d := &draft{before: s, slice: emptySlice(e, s.AddressType, s.Name)}
-	d.slice.Endpoints = make([]discoveryv1.Endpoint, 0, maxEndpoints)
+	d.slice.Endpoints = make([]discoveryv1.Endpoint, 0, len(s.Endpoints)+1)
 	d.slice.UID, d.slice.ResourceVersion = s.UID, s.ResourceVersion
 	for _, ep := range s.Endpoints {
 		c, ok := clientOf(ep)
-		if wanted := missing[c.Addr]; !ok || wanted != c || len(d.slice.Endpoints) == maxEndpoints {
+		if wanted := missing[c.Addr]; !ok || wanted != c || len(d.slice.Endpoints) == MaxEndpoints {
 			d.changed = true
 			continue
 		}

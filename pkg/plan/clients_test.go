@@ -141,12 +141,12 @@ func (a apiSlices) do(t *testing.T, c SliceChanges) (n int) {
 func (a apiSlices) list() []*discoveryv1.EndpointSlice { return slices.Collect(maps.Values(a)) }
 
 // sync plans, writes and checks what is there then; it returns the number of writes.
-func (a apiSlices) sync(t *testing.T, e *v2.Egress, want []EgressClient) int {
+func (a apiSlices) sync(t *testing.T, e *v2.Egress, want []EgressClient, limit int) int {
 	t.Helper()
-	n := a.do(t, ClientSlices(e, a.list(), want))
+	n := a.do(t, ClientSlices(e, a.list(), want, limit))
 	seen := map[EgressClient]bool{}
 	for _, s := range a {
-		if len(s.Endpoints) == 0 || len(s.Endpoints) > 1000 || !strings.HasPrefix(s.Name, "nat-clients-") {
+		if len(s.Endpoints) == 0 || len(s.Endpoints) > limit || !strings.HasPrefix(s.Name, "nat-clients-") {
 			t.Fatalf("%s has %d endpoints", s.Name, len(s.Endpoints))
 		}
 		for _, ep := range s.Endpoints {
@@ -165,7 +165,7 @@ func (a apiSlices) sync(t *testing.T, e *v2.Egress, want []EgressClient) int {
 	if len(seen) != len(want) {
 		t.Fatalf("%d clients, want %d", len(seen), len(want))
 	}
-	if again := ClientSlices(e, a.list(), want); len(again.Create)+len(again.Update)+len(again.Delete) > 0 {
+	if again := ClientSlices(e, a.list(), want, limit); len(again.Create)+len(again.Update)+len(again.Delete) > 0 {
 		t.Fatalf("there is more to write: %+v", again)
 	}
 	return n
@@ -193,7 +193,7 @@ func TestClientSlices(t *testing.T) {
 		{"all go", nil, 4},
 	} {
 		t.Run(step.name, func(t *testing.T) {
-			if n := a.sync(t, e, step.want); n != step.writes {
+			if n := a.sync(t, e, step.want, 1000); n != step.writes {
 				t.Errorf("%d writes, want %d", n, step.writes)
 			}
 		})
@@ -217,11 +217,11 @@ func TestClientSlicesStayWhatTheyAre(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			a := apiSlices{}
-			a.sync(t, e, want)
+			a.sync(t, e, want, 1000)
 			for _, s := range a {
 				spoil(s)
 			}
-			if n := a.sync(t, e, want); n != 1 {
+			if n := a.sync(t, e, want, 1000); n != 1 {
 				t.Errorf("%d writes, want 1", n)
 			}
 			for _, s := range a {
@@ -237,7 +237,7 @@ func TestClientSlicesStayWhatTheyAre(t *testing.T) {
 func TestClientSlicesUnderChurn(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 2))
 	e, a, want, next := testEgress(""), apiSlices{}, clients(0, 3000), 3000
-	a.sync(t, e, want)
+	a.sync(t, e, want, EndpointsPerSlice)
 	for range 200 {
 		change := 1 + rng.IntN(3)
 		for range change {
@@ -248,21 +248,75 @@ func TestClientSlicesUnderChurn(t *testing.T) {
 				next++
 			}
 		}
-		if n := a.sync(t, e, want); n > change {
+		if n := a.sync(t, e, want, EndpointsPerSlice); n > change {
 			t.Fatalf("%d writes for %d changes", n, change)
 		}
 	}
-	if least := (len(want) + 999) / 1000; len(a) > least+1 {
+	if least := (len(want) + EndpointsPerSlice - 1) / EndpointsPerSlice; len(a) > least+3 {
 		t.Errorf("%d slices for %d clients", len(a), len(want))
+	}
+}
+
+// TestLargeClientSlicesAreRelieved holds that slices of a higher limit become small, a bit at a
+// time, and that every client is in a slice after each single write, in whatever order these are.
+func TestLargeClientSlicesAreRelieved(t *testing.T) {
+	e, a, want := testEgress(""), apiSlices{}, clients(0, 2500)
+	a.sync(t, e, want, MaxEndpoints)
+	for round := 0; ; round++ {
+		c := ClientSlices(e, a.list(), want, EndpointsPerSlice)
+		writes := slices.Concat(c.Create, c.Update)
+		if len(writes) == 0 {
+			break
+		}
+		if len(writes) > 3 || len(c.Delete) > 0 || round > 25 {
+			t.Fatalf("round %d: %d writes, %d deletions", round, len(writes), len(c.Delete))
+		}
+		backwards := maps.Clone(a)
+		for i, s := range writes {
+			a[s.Name] = s
+			a.holdAll(t, want)
+			last := writes[len(writes)-1-i]
+			backwards[last.Name] = last
+			backwards.holdAll(t, want)
+		}
+		if round%5 == 3 { // one goes that two slices have
+			last := writes[0].Endpoints[len(writes[0].Endpoints)-1]
+			want = slices.DeleteFunc(want, func(c EgressClient) bool { return c.Addr.String() == last.Addresses[0] })
+		}
+	}
+	for _, s := range a {
+		if len(s.Endpoints) > EndpointsPerSlice {
+			t.Errorf("%s has %d endpoints", s.Name, len(s.Endpoints))
+		}
+	}
+	if n := a.sync(t, e, want, EndpointsPerSlice); n != 0 {
+		t.Errorf("%d writes in the end", n)
+	}
+}
+
+// holdAll fails if a client is missing.
+func (a apiSlices) holdAll(t *testing.T, want []EgressClient) {
+	t.Helper()
+	seen := map[EgressClient]bool{}
+	for _, s := range a {
+		for _, ep := range s.Endpoints {
+			c, _ := clientOf(ep)
+			seen[c] = true
+		}
+	}
+	for _, c := range want {
+		if !seen[c] {
+			t.Fatalf("%v is missing", c)
+		}
 	}
 }
 
 func BenchmarkClientSlices(b *testing.B) {
 	e := testEgress("")
-	have := ClientSlices(e, nil, clients(0, 5000)).Create
+	have := ClientSlices(e, nil, clients(0, 5000), EndpointsPerSlice).Create
 	want := append(clients(0, 4999), client(6000, false))
 	for b.Loop() {
-		if c := ClientSlices(e, have, want); len(c.Update) != 1 {
+		if c := ClientSlices(e, have, want, EndpointsPerSlice); len(c.Update) != 1 {
 			b.Fatal(len(c.Update))
 		}
 	}
@@ -282,7 +336,7 @@ func BenchmarkEgressClients(b *testing.B) {
 }
 
 func TestCountClients(t *testing.T) {
-	c := ClientSlices(testEgress(""), nil, []EgressClient{client(0, false), client(0, true), client(1, false)})
+	c := ClientSlices(testEgress(""), nil, []EgressClient{client(0, false), client(0, true), client(1, false)}, EndpointsPerSlice)
 	if n := CountClients(c.Create); n != 2 {
 		t.Errorf("%d clients, want 2", n)
 	}

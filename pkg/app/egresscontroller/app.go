@@ -89,7 +89,7 @@ func Run(ctx context.Context, cfg *rest.Config, o *Options) error {
 		c, err := egress.New(egress.Config{
 			Coil: coil, Core: core, Egresses: s.coil.Coil().V2().Egresses(), Pools: s.pools,
 			Cluster: s.cluster, Namespaces: s.namespaces, Routers: s.routers, Accounts: s.accounts, Clients: s.slices,
-			Image: image, Recorder: recorder, LoopMetrics: reconcile.NewMetrics(registry), Registry: registry,
+			EndpointsPerSlice: o.EndpointsPerSlice, Image: image, Recorder: recorder, LoopMetrics: reconcile.NewMetrics(registry), Registry: registry,
 		})
 		if err != nil {
 			return err

@@ -22,7 +22,7 @@ func TestDefaultsAreTheContract(t *testing.T) {
 	o := &Options{}
 	o.AddFlags(pflag.NewFlagSet("", pflag.ContinueOnError))
 	want := &Options{
-		PodNamespace: "kube-system", PodName: "pod", EgressPort: 5555, EnableIPAM: true,
+		PodNamespace: "kube-system", PodName: "pod", EgressPort: 5555, EnableIPAM: true, EndpointsPerSlice: 100,
 		Observe:  observe.Options{MetricsAddr: ":9396", HealthAddr: ":9397"},
 		Election: leading.Options{LeaseNamespace: "kube-system", LeaseDuration: 30 * time.Second, RenewDeadline: 20 * time.Second, RetryPeriod: 5 * time.Second},
 	}
@@ -39,7 +39,7 @@ func TestValidateNamesAllProblems(t *testing.T) {
 	if err == nil {
 		t.Fatal("nonsense is accepted")
 	}
-	for _, want := range []string{"COIL_POD_NAMESPACE", "COIL_POD_NAME", "--egress-port", "--leader-election-retry-period"} {
+	for _, want := range []string{"COIL_POD_NAMESPACE", "COIL_POD_NAME", "--egress-port", "--max-endpoints-per-slice", "--leader-election-retry-period"} {
 		if !strings.Contains(err.Error(), want) {
 			t.Errorf("the error does not name %s: %v", want, err)
 		}

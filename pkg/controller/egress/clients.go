@@ -1,6 +1,7 @@
 package egress
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -25,6 +26,9 @@ const (
 	// lagPatience is after which time it is believed all the same: what was made may have
 	// been deleted before it could be seen.
 	lagPatience = 5 * time.Second
+	// collect is for how long clients are collected once some were written, since each one that comes
+	// or goes writes a whole slice anew. The first is written at once.
+	collect = 500 * time.Millisecond
 )
 
 // syncClients makes the EndpointSlices of an Egress those of its clients.
@@ -33,10 +37,14 @@ func (c *Controller) syncClients(ctx context.Context, key types.NamespacedName) 
 	if apierrors.IsNotFound(err) {
 		c.refusals.tell(key, nil)
 		c.writes.forget(key)
+		c.wrote.forget(key)
 		return nil
 	}
 	if err != nil || e.DeletionTimestamp != nil {
 		return err
+	}
+	if wait := collect - time.Since(c.wrote.get(key)); wait > 0 {
+		return reconcile.Later(wait)
 	}
 	have, err := c.slicesOf(key)
 	if err != nil {
@@ -55,7 +63,12 @@ func (c *Controller) syncClients(ctx context.Context, key types.NamespacedName) 
 		c.cfg.Recorder.Eventf(podReference(p), nil, corev1.EventTypeWarning, "EgressNotAllowed", "Reconcile",
 			"Egress %s doesn't allow this namespace (spec.allowedNamespaces): what the pod sends to its destinations is dropped", key)
 	}
-	return c.writeSlices(ctx, key, plan.ClientSlices(e, have, clients))
+	changes := plan.ClientSlices(e, have, clients, cmp.Or(c.cfg.EndpointsPerSlice, plan.EndpointsPerSlice))
+	if len(changes.Create)+len(changes.Update)+len(changes.Delete) == 0 {
+		return nil
+	}
+	c.wrote.set(key, time.Now())
+	return c.writeSlices(ctx, key, changes)
 }
 
 // podReference is an object that Events can be about: pods of the cache lack their kind.

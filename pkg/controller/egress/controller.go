@@ -19,6 +19,7 @@
 //	has an address, lives                have each of its addresses, once
 //	host network, Succeeded, Failed      don't have it
 //	namespace isn't allowed              don't have it; an Event on the pod
+//	more of them within half a second    are collected: only the first is written at once
 //
 // Four loops: objects and status, clients, the binding, and what routers say about their
 // pressure. The clients of one Egress so never wait for its objects, nor its objects for a
@@ -83,6 +84,8 @@ type Config struct {
 	// Clients informs of EndpointSlices that plan.ClientSelector selects.
 	Clients informers.SharedInformerFactory
 
+	// EndpointsPerSlice is how many clients are in a slice; 0 is plan.EndpointsPerSlice.
+	EndpointsPerSlice int
 	// Image is how routers are started.
 	Image    plan.RouterImage
 	Recorder kube.Recorder
@@ -106,6 +109,8 @@ type Controller struct {
 	gauges   gauges
 	refusals refusals
 	writes   writes
+	// wrote is when clients were written last.
+	wrote perEgress[time.Time]
 	// pressures are written by the loop pressure, and read by objects.
 	pressures perEgress[answers]
 	// verdicts are by kind of object.
