@@ -101,7 +101,7 @@ const loopback = 1
 //	  answered   nor is the answer to a probe or to a client's echo
 //	leave      nothing that the router sends leaves by the uplink with another's address
 //	  own
-//	input      FoU from nobody else
+//	input      FoU from nobody else; errors about FoU, by which the kernel learns the way's MTU
 //	forward    nothing leaves but by a connection that is translated, or opens
 //	  opened     new connections of TCP get segments that fit the tunnel and the way on
 //	  answer     to clients only what they asked for
@@ -168,6 +168,10 @@ func gateway(r dataplane.GatewayRules) definition {
 		}
 		sent.add("to a destination", p.of(), p.from(peers, true), p.in(p.dst, destinations, true), accept())
 		input.add("not from a client", p.of(), udpDport(r.Port), p.in(p.src, clients, false), dropped(NonClient))
+		// FoU isn't tracked, hence what is said about it belongs to no connection.
+		for _, addr := range p.only(r.Addresses) {
+			input.add("FoU to a client is too large", p.of(), p.is(p.dst, addr), p.tooLarge(clients), accept())
+		}
 		// A reset in answer to a packet that isn't translated back would end a living connection.
 		input.add("of no connection", p.of(), ctState(expr.CtStateBitINVALID), dropped(Invalid))
 		// The way back, by which the kernel would know, isn't that of the tunnel.

@@ -127,6 +127,23 @@ func (p protocol) echo(kind, kind6 byte) []expr.Any {
 	})
 }
 
+// tooLarge matches what says of a packet to an address in a set that it doesn't fit the way
+// there (RFC 1191, RFC 8201). The kernel then asks its tunnels whether they sent it.
+func (p protocol) tooLarge(s set) []expr.Any {
+	const header = 8 // of ICMP, before the packet that it is about
+	number, kind := byte(unix.IPPROTO_ICMP), []byte{3, 4}
+	if p.family == dataplane.IPv6 {
+		number, kind = unix.IPPROTO_ICMPV6, []byte{2, 0}
+	}
+	load := func(offset, size uint32) expr.Any {
+		return &expr.Payload{DestRegister: register, Base: expr.PayloadBaseTransportHeader, Offset: offset, Len: size}
+	}
+	return match(l4proto(number), []expr.Any{
+		load(0, 2), compare(expr.CmpOpEq, kind),
+		load(header+p.dst, p.size), &expr.Lookup{SourceRegister: register, SetName: s.name},
+	})
+}
+
 // sport and dport are where the ports are in the headers of UDP and TCP.
 const sport, dport = 0, 2
 
