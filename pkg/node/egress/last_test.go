@@ -81,7 +81,9 @@ func TestFormerStaysClosed(t *testing.T) {
 			c.egress("c", "", "203.0.113.0/24").Spec.Peering = "Direct"
 		})
 		c.want("no router", "0.0.0.0/0 nowhere, 198.51.100.0/24 nowhere, 203.0.113.0/24 nowhere")
-		c.change(c.m, func() { c.routers["net/c"] = []plan.ClientRouter{{Addr: netip.MustParseAddr("10.1.0.1"), State: plan.RouterLive}} })
+		c.change(c.m, func() {
+			c.routers["net/c"] = []plan.ClientRouter{{Addr: netip.MustParseAddr("10.1.0.1"), State: plan.RouterLive}}
+		})
 		c.want("routers", "203.0.113.0/24 [10.1.0.1]")
 		c.change(c.m, func() { c.pod("p", "") })
 		c.want("no annotation", "")
