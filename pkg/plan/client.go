@@ -150,7 +150,7 @@ func ClientStateOf(c Client) ClientState {
 		family := clientFamily{Client: c, own: own, Family: dataplane.FamilyOf(own), groups: groups}
 		s.Tunnels = append(s.Tunnels, family.tunnels(egresses)...)
 		s.Groups = append(s.Groups, family.groupsOf(egresses)...)
-		s.Routes = append(s.Routes, family.routes(claims, family.spared(egresses, s.Tunnels))...)
+		s.Routes = append(s.Routes, family.routes(claims, family.spared(egresses, claims, s.Tunnels))...)
 		s.Rules = append(s.Rules, family.rules(len(marked) > 0)...)
 		for _, p := range marked {
 			if family.has(p.Addr()) {
@@ -250,13 +250,19 @@ func (c clientFamily) tunnels(egresses []ClientEgress) []dataplane.Tunnel {
 }
 
 // spared are the ranges whose packets take none of the tunnels: those of the cluster, as far as
-// rules don't spare them already, and the tunnels' own ends.
-func (c clientFamily) spared(egresses []ClientEgress, tunnels []dataplane.Tunnel) []netip.Prefix {
-	var all []netip.Prefix
+// rules don't spare them already, and the tunnels' own ends. No rule spares the private ones inside of
+// a private destination.
+func (c clientFamily) spared(egresses []ClientEgress, claims []claim, tunnels []dataplane.Tunnel) []netip.Prefix {
+	var all, private []netip.Prefix
+	for _, d := range claims {
+		if within(d.Prefix, dataplane.PrivateRanges) {
+			private = append(private, d.Prefix)
+		}
+	}
 	for _, e := range egresses {
 		for _, p := range e.InCluster {
 			// Everything can't be in the cluster: that would switch all Egresses off.
-			if p = p.Masked(); p.IsValid() && p.Bits() > 0 && c.has(p.Addr()) && !within(p, dataplane.PrivateRanges) {
+			if p = p.Masked(); p.IsValid() && p.Bits() > 0 && c.has(p.Addr()) && (!within(p, dataplane.PrivateRanges) || within(p, private)) {
 				all = append(all, p)
 			}
 		}
@@ -278,7 +284,10 @@ func (c clientFamily) routes(claims []claim, spared []netip.Prefix) []ClientRout
 		}
 	}
 	for _, d := range claims {
-		if !c.has(d.Addr()) || within(d.Prefix, spared) {
+		// A private range of the cluster is asked for by a longer prefix, a public one by none.
+		if !c.has(d.Addr()) || slices.ContainsFunc(spared, func(r netip.Prefix) bool {
+			return r == d.Prefix || within(d.Prefix, []netip.Prefix{r}) && !within(r, dataplane.PrivateRanges)
+		}) {
 			continue
 		}
 		route := dataplane.Route{Table: dataplane.TableWide, Dst: d.Prefix, Protocol: c.Protocol}

@@ -126,7 +126,7 @@ func TestClientState(t *testing.T) {
 			Name: "a/a", Destinations: []netip.Prefix{netip.MustParsePrefix("192.0.2.7/24"), netip.MustParsePrefix("192.0.2.0/24"), netip.MustParsePrefix("169.254.169.254/32")},
 		}), []string{"unreachable 192.0.2.0/24 table 118"}},
 		{"in-cluster ranges", clientOfFamilies("46", change(egressOf("a/a", "46", 1, "0.0.0.0/0", "::/0", "100.64.3.0/24", "100.64.0.0/10"), func(e *ClientEgress) {
-			// Private ones are spared by rules; an Egress for them captures them on purpose.
+			// Private ones are spared by rules.
 			e.InCluster = validPrefixes([]string{"100.64.0.0/16", "10.0.0.0/8", "fd00::/8", "2001:db8:1::/48", "0.0.0.0/0"})
 		})), []string{
 			tunnel1v4, tunnel1v6,
@@ -134,6 +134,13 @@ func TestClientState(t *testing.T) {
 			"0.0.0.0/0 src 10.1.0.5 table 118 by 10.96.0.1", "unreachable 0.0.0.0/0 table 118", throw1v4w,
 			"100.64.0.0/10 src 10.1.0.5 table 118 by 10.96.0.1", "unreachable 100.64.0.0/10 table 118", "throw 100.64.0.0/16 table 118",
 			"::/0 src fd01::5 table 118 by fd96::1", "unreachable ::/0 table 118", "throw 2001:db8:1::/48 table 118", throw1v6w,
+		}},
+		{"in-cluster ranges inside private destinations", clientOfFamilies("46", change(egressOf("a/a", "", 1, "10.0.0.0/8", "10.100.3.0/24", "10.64.0.0/16", "fd00::/8"), func(e *ClientEgress) {
+			e.InCluster = validPrefixes([]string{"10.100.0.0/16", "10.64.0.0/16", "10.2.0.7/32", "172.20.0.0/16", "fd02::/64", "fc02::/64"})
+		})), []string{
+			"unreachable 10.0.0.0/8 table 117", "throw 10.2.0.7/32 table 117", "throw 10.64.0.0/16 table 117", "throw 10.100.0.0/16 table 117",
+			"unreachable 10.100.3.0/24 table 117", "unreachable fd00::/8 table 117", "throw fd02::/64 table 117",
+			"throw 10.2.0.7/32 table 118", "throw 10.64.0.0/16 table 118", "throw 10.100.0.0/16 table 118", "throw fd02::/64 table 118",
 		}},
 		{"a destination that is a peer", clientOfFamilies("4", egressOf("a/a", "4", 1, "10.96.0.1/32", "10.96.0.0/16")), []string{
 			tunnel1v4, "10.96.0.0/16 src 10.1.0.5 table 117 by 10.96.0.1", "unreachable 10.96.0.0/16 table 117", throw1v4n, throw1v4w,

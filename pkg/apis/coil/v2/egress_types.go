@@ -203,8 +203,8 @@ type EgressStatus struct {
 	// +optional
 	Clients int32 `json:"clients,omitempty"`
 
-	// InClusterCIDRs are the ranges of pods, nodes and Services that an Egress
-	// must never capture.
+	// InClusterCIDRs are the ranges of pods, nodes and Services that no Egress
+	// captures, but for private ones of which a destination is a smaller part.
 	//
 	// +optional
 	// +listType=atomic
