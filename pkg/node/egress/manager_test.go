@@ -240,6 +240,7 @@ func TestHealing(t *testing.T) {
 		w.pod("p", "a")
 		w.pod("router", "")
 		w.pods["ns/router"].Labels = plan.RouterLabels("a")
+		w.egresses["ns/a"] = &v2.Egress{}
 		m := w.manager(true)
 		for _, p := range []string{"p", "router"} {
 			if err := w.add(t, m, p); err != nil {
@@ -297,6 +298,46 @@ coil_egress_node_failover_duration_seconds_count 0
 			t.Errorf("left are %v, %v, %v", w.records, m.known, err)
 		}
 	})
+}
+
+// Labels alone make no router: there must be an Egress, and a client stays one.
+func TestLabelsMakeNoRouter(t *testing.T) {
+	w := newWorld()
+	w.egress("a", "10.96.0.1", "192.0.2.0/24")
+	for pod, annotation := range map[string]string{"labelled": "", "client": "a", "router": ""} {
+		w.pod(pod, annotation)
+	}
+	label := func(pod, egress string) { w.pods["ns/"+pod].Labels = plan.RouterLabels(egress) }
+	label("labelled", "none")
+	label("router", "mine")
+	w.egresses["ns/mine"] = &v2.Egress{}
+	m := w.manager(false)
+	sync := func(pod string) {
+		t.Helper()
+		if _, err := m.syncSandbox(t.Context(), m.known[sandboxOf(pod).ID]); err != nil {
+			t.Errorf("%s: %v", pod, err)
+		}
+	}
+	for _, pod := range []string{"labelled", "client", "router"} {
+		if err := w.add(t, m, pod); err != nil {
+			t.Fatal(err)
+		}
+		sync(pod)
+	}
+	label("client", "mine")
+	w.egress("a", "10.96.0.2", "192.0.2.0/24")
+	sync("client")
+	if got := w.has("client"); got != "192.0.2.0/24 10.96.0.2" {
+		t.Errorf("a client that is given labels has %q", got)
+	}
+	if w.routed["/labelled"] > 0 || w.routed["/client"] > 0 || w.routed["/router"] == 0 {
+		t.Errorf("parameters of routers were set %v", w.routed)
+	}
+	w.egresses["ns/none"] = &v2.Egress{}
+	sync("labelled")
+	if w.routed["/labelled"] != 1 {
+		t.Error("a router whose Egress came later has no parameters")
+	}
 }
 
 // buckets prints those of a histogram with a number of observations in each.

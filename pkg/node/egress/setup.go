@@ -7,6 +7,8 @@ import (
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
 	"github.com/coil-net/coil/pkg/node"
@@ -25,8 +27,11 @@ func (m *Manager) Begin(ctx context.Context, pod store.Pod) (func(context.Contex
 	if err != nil {
 		return nil, fmt.Errorf("look up the annotations of the pod: %w: %w", node.ErrUnavailable, err)
 	}
-	_, router := plan.RouterOf(meta.Labels)
 	refs := plan.EgressRefs(meta.Annotations)
+	router, err := m.isRouter(ctx, meta, true)
+	if err != nil {
+		return nil, fmt.Errorf("look up the Egress of a router: %w: %w", node.ErrUnavailable, err)
+	}
 	if router && len(refs) > 0 {
 		return nil, fmt.Errorf("the pod asks for Egress %s, and is a router of an Egress itself", refs[0])
 	}
@@ -51,6 +56,19 @@ func (m *Manager) Begin(ctx context.Context, pod store.Pod) (func(context.Contex
 		}
 		return m.setUp(ctx, s, w, router)
 	}, nil
+}
+
+// isRouter says whether a pod is a router of an Egress of its namespace. Anybody may give labels.
+func (m *Manager) isRouter(ctx context.Context, pod *metav1.PartialObjectMetadata, live bool) (bool, error) {
+	name, labelled := plan.RouterOf(pod.Labels)
+	if !labelled {
+		return false, nil
+	}
+	_, err := m.cluster.Egress(ctx, types.NamespacedName{Namespace: pod.Namespace, Name: name}, live)
+	if notFound(err) {
+		return false, nil
+	}
+	return err == nil, err
 }
 
 // setUp completes a sandbox. What it undoes may have been there already only if the runtime

@@ -148,7 +148,7 @@ func (m *Manager) sync(ctx context.Context, pod types.NamespacedName) error {
 	return reconcile.Later(m.cfg.Drift + rand.N(m.cfg.Drift/10+1))
 }
 
-// syncSandbox says whether the sandbox uses Egresses, or is a router's.
+// syncSandbox says whether the sandbox uses Egresses, or is labelled as a router's.
 func (m *Manager) syncSandbox(ctx context.Context, s *sandbox) (used bool, err error) {
 	s.work.Lock()
 	defer s.work.Unlock()
@@ -164,7 +164,13 @@ func (m *Manager) syncSandbox(ctx context.Context, s *sandbox) (used bool, err e
 		return false, err
 	}
 	refs := plan.EgressRefs(meta.Annotations)
-	_, router := plan.RouterOf(meta.Labels)
+	_, labelled := plan.RouterOf(meta.Labels)
+	router := false
+	if len(last) == 0 { // a client stays one, whatever labels it gets
+		if router, err = m.isRouter(ctx, meta, false); err != nil {
+			return false, err
+		}
+	}
 	switch {
 	case router: // which has rules and tunnels of its own
 		err = m.syncRouter(ctx, s)
@@ -175,7 +181,7 @@ func (m *Manager) syncSandbox(ctx context.Context, s *sandbox) (used bool, err e
 		logged(ctx, s).V(2).Info("The network namespace is gone without DEL")
 		return false, m.drop(ctx, s)
 	}
-	return len(refs) > 0 || router, err
+	return len(refs) > 0 || labelled, err
 }
 
 func (m *Manager) syncClient(ctx context.Context, s *sandbox, meta *metav1.PartialObjectMetadata, refs []types.NamespacedName, last []store.KnownEgress) error {
