@@ -26,8 +26,8 @@ type Options struct {
 	EnableIPAM bool
 	// EndpointsPerSlice is how many clients an EndpointSlice has.
 	EndpointsPerSlice int
-	Observe    observe.Options
-	Election   leading.Options
+	Observe           observe.Options
+	Election          leading.Options
 }
 
 // AddFlags adds the flags, sets the defaults and reads the environment.
