@@ -2,15 +2,20 @@ package egress
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
 	"net"
 	"net/netip"
+	"slices"
 	"strings"
 	gosync "sync"
+	"syscall"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/coil-net/coil/pkg/dataplane"
 	"github.com/coil-net/coil/pkg/ipam"
@@ -60,7 +65,7 @@ func newNetwork(t *testing.T) *network {
 	for _, args := range []string{
 		"link set p0 addrgenmode none", "link set p0 up", "addr add 169.254.1.1/32 dev p0", "addr add fe80::1/64 dev p0 nodad",
 		"route add 10.64.0.5 dev p0", "-6 route add fd64::5 dev p0",
-		"addr add 10.64.9.9/32 dev lo", "addr add fd64::99/128 dev lo nodad",
+		"addr add 10.64.9.9/32 dev lo", "addr add fd64::99/128 dev lo nodad", "addr add 10.64.8.8/32 dev lo", "addr add fd64::88/128 dev lo nodad",
 	} {
 		n.outside.IP(t, strings.Fields(args)...)
 	}
@@ -68,7 +73,7 @@ func newNetwork(t *testing.T) *network {
 		Address: ipam.Address{IPv4: netip.MustParseAddr("10.64.0.5"), IPv6: netip.MustParseAddr("fd64::5")},
 		Link:    "eth0", Port: 5555, Protocol: dataplane.ProtocolNode,
 	}
-	routerEnd(t, n.outside, n.client.Address, ipam.Address{IPv4: netip.MustParseAddr("10.64.9.9"), IPv6: netip.MustParseAddr("fd64::99")})
+	routerEnd(t, n.outside, n.client.Address, routerOwn)
 	_, h := handleOf(t, n.pod)
 	var err error
 	if n.eth0, err = h.IndexByName("eth0"); err != nil {
@@ -102,11 +107,20 @@ func routerEnd(t *testing.T, ns *netnstest.NS, client, own ipam.Address) {
 	}
 }
 
-// gateway is an Egress by the nth Service; 0 is none.
+// routerOwn are the addresses of the router, stranger are those of who is none.
+var (
+	routerOwn = ipam.Address{IPv4: netip.MustParseAddr("10.64.9.9"), IPv6: netip.MustParseAddr("fd64::99")}
+	stranger  = ipam.Address{IPv4: netip.MustParseAddr("10.64.8.8"), IPv6: netip.MustParseAddr("fd64::88")}
+)
+
+// gateway is an Egress by the nth Service, with a router; 0 is none.
 func gateway(service int) plan.ClientEgress {
 	e := plan.ClientEgress{Name: "net/gw", Destinations: []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24"), netip.MustParsePrefix("2001:db8::/32")}}
 	if service > 0 {
 		e.Peers = ipam.Address{IPv4: netip.AddrFrom4([4]byte{10, 96, 0, byte(service * 50)}), IPv6: netip.MustParseAddr(fmt.Sprintf("fd00:10:96::%d", service*50))}
+		for _, a := range routerOwn.Addrs() {
+			e.Routers = append(e.Routers, plan.ClientRouter{Addr: a, State: plan.RouterLive})
+		}
 	}
 	return e
 }
@@ -153,14 +167,21 @@ func (n *network) closed(what string) (tunnelled map[sent]int) {
 	return tunnelled
 }
 
-// flood sends to all servers, as fast as it may, until the test ends; what can't be sent isn't.
+// flood sends to all servers, as fast as it may, until the test ends, to half of them by eth0; what
+// can't be sent isn't.
 func (n *network) flood() {
 	var all gosync.WaitGroup
 	ctx, cancel := context.WithCancel(n.t.Context())
-	for _, s := range append(append([]netip.Addr(nil), servers...), callers...) {
+	for i, s := range slices.Concat(servers, callers, servers, callers) {
+		bind := net.ListenConfig{Control: func(_, _ string, raw syscall.RawConn) (err error) {
+			if i < len(servers)+len(callers) {
+				return nil
+			}
+			return errors.Join(raw.Control(func(fd uintptr) { err = unix.BindToDevice(int(fd), "eth0") }), err)
+		}}
 		var conn net.PacketConn
 		err := n.pod.Do(func() (err error) {
-			conn, err = new(net.ListenConfig).ListenPacket(ctx, "udp", ":0")
+			conn, err = bind.ListenPacket(ctx, "udp", ":0")
 			return err
 		})
 		if err != nil {
@@ -196,6 +217,7 @@ func testClient(t *testing.T) {
 			t.Errorf("a tunnel sends from port %d to %s", k.sport, k.dst)
 		}
 	}
+	n.forged()
 	if again := n.use(gateway(1)); again.Rules.Changed() || again.Routes.Changed() || again.Tunnels.Changed() || again.Others != 0 {
 		t.Errorf("the second time it changed %+v", again)
 	}
@@ -265,6 +287,9 @@ func testClient(t *testing.T) {
 	n.closed("restored")
 
 	n.use()
+	if out := testkit.Must(n.pod.Run("nft", "list", "ruleset"))(t); out != "" {
+		t.Errorf("left is, in nft:\n%s", out)
+	}
 	for _, args := range []string{"fou show", "-6 fou show", "rule", "-6 rule", "-o link", "route show table all"} {
 		out := n.pod.IP(t, strings.Fields(args)...)
 		if strings.Contains(out, "5555") || strings.Contains(out, "proto 30") || strings.Contains(out, "coil_") || strings.Contains(out, "fou4_") || strings.Contains(out, "fou6_") {
@@ -320,6 +345,68 @@ func testClientConnected(t *testing.T) {
 			n.closed(c.name)
 		})
 	}
+}
+
+// forged wants that what comes out of FoU is from a router, and has the source of a destination.
+func (n *network) forged() {
+	n.t.Helper()
+	for i, s := range servers {
+		own := n.client.Address.Addrs()[i]
+		for _, c := range []struct {
+			name         string
+			outer, inner netip.Addr
+			want         bool
+		}{
+			{"a router sends what a destination sent", routerOwn.Addrs()[i], s, true},
+			{"a stranger sends what a destination sent", stranger.Addrs()[i], s, false},
+			{"a router sends what a stranger sent", routerOwn.Addrs()[i], stranger.Addrs()[i], false},
+			{"a router, after what was lost", routerOwn.Addrs()[i], s, true},
+		} {
+			if got := n.hears(c.outer, c.inner, own); got != c.want {
+				n.t.Errorf("%s: %s, in a packet of %s, is heard: %t", c.name, c.inner, c.outer, got)
+			}
+		}
+	}
+}
+
+// hears says whether the client hears a datagram that an ordinary socket sends it in FoU.
+func (n *network) hears(outer, inner, own netip.Addr) bool {
+	n.t.Helper()
+	const port = 4053
+	var ear, mouth net.PacketConn
+	var config net.ListenConfig
+	testkit.Check(n.t, n.pod.Do(func() (err error) {
+		ear, err = config.ListenPacket(n.t.Context(), "udp", netip.AddrPortFrom(own, port).String())
+		return err
+	}), n.outside.Do(func() (err error) {
+		mouth, err = config.ListenPacket(n.t.Context(), "udp", netip.AddrPortFrom(outer, 0).String())
+		return err
+	}))
+	defer ear.Close()
+	defer mouth.Close()
+	for range 3 {
+		testkit.Must(mouth.WriteTo(datagram(inner, own, port), net.UDPAddrFromAddrPort(netip.AddrPortFrom(own, 5555))))(n.t)
+		testkit.Check(n.t, ear.SetReadDeadline(time.Now().Add(testkit.Timeout(300*time.Millisecond))))
+		if _, _, err := ear.ReadFrom(make([]byte, 100)); err == nil {
+			return true
+		}
+	}
+	return false
+}
+
+// datagram is one of UDP with its IP header.
+func datagram(src, dst netip.Addr, port uint16) []byte {
+	udp := binary.BigEndian.AppendUint16(binary.BigEndian.AppendUint16(nil, 53), port)
+	udp = append(udp, 0, 14, 0, 0, 'f', 'o', 'r', 'g', 'e', 'd')
+	pseudo := slices.Concat(src.AsSlice(), dst.AsSlice(), []byte{0, unix.IPPROTO_UDP, 0, byte(len(udp))}, udp)
+	binary.BigEndian.PutUint16(udp[6:], checksum(pseudo))
+	if src.Is6() {
+		header := []byte{0x60, 0, 0, 0, 0, byte(len(udp)), unix.IPPROTO_UDP, 64}
+		return slices.Concat(header, src.AsSlice(), dst.AsSlice(), udp)
+	}
+	header := slices.Concat([]byte{0x45, 0, 0, byte(20 + len(udp)), 0, 0, 0, 0, 64, unix.IPPROTO_UDP, 0, 0}, src.AsSlice(), dst.AsSlice())
+	binary.BigEndian.PutUint16(header[10:], checksum(header))
+	return append(header, udp...)
 }
 
 // 1 MiB in both directions, by packets of the greatest size.

@@ -10,12 +10,14 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/coil-net/coil/integration/rig"
 	"github.com/coil-net/coil/integration/rig/rigtest"
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
+	"github.com/coil-net/coil/pkg/ipam"
 	"github.com/coil-net/coil/pkg/testkit"
 )
 
@@ -286,4 +288,21 @@ func (l *lab) service(name string, ips ...string) {
 		},
 	}, metav1.CreateOptions{})
 	l.must(err)
+}
+
+// endpoints makes the EndpointSlices of the Service of an Egress, with one router.
+func (l *lab) endpoints(name string, router ipam.Address) {
+	l.Helper()
+	for _, a := range router.Addrs() {
+		family := map[bool]discoveryv1.AddressType{true: discoveryv1.AddressTypeIPv4, false: discoveryv1.AddressTypeIPv6}[a.Is4()]
+		_, err := l.Core.DiscoveryV1().EndpointSlices(metav1.NamespaceDefault).Create(l.Context(), &discoveryv1.EndpointSlice{
+			ObjectMeta: metav1.ObjectMeta{Name: name + "-" + strings.ToLower(string(family)), Labels: map[string]string{
+				"app.kubernetes.io/name": "coil", "app.kubernetes.io/component": "egress", "app.kubernetes.io/instance": name,
+				discoveryv1.LabelServiceName: name,
+			}},
+			AddressType: family,
+			Endpoints:   []discoveryv1.Endpoint{{Addresses: []string{a.String()}}},
+		}, metav1.CreateOptions{})
+		l.must(err)
+	}
 }

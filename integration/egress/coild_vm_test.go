@@ -79,10 +79,13 @@ func testCoild(t *testing.T, api *controlplane.API) {
 	if n.eth0, err = h.IndexByName("eth0"); err != nil {
 		t.Fatal(err)
 	}
-	routerEnd(t, outside, client, ipam.Address{IPv4: netip.MustParseAddr("172.31.0.2"), IPv6: netip.MustParseAddr("fd31::2")})
+	router := ipam.Address{IPv4: netip.MustParseAddr("172.31.0.2"), IPv6: netip.MustParseAddr("fd31::2")}
+	routerEnd(t, outside, client, router)
 	n.flood()
 	tunnel := []string{"192.0.2.1 tunnel", "2001:db8::1 tunnel"}
 	l.await("ADD", s, tunnel...)
+	n.reached("a router that the Service doesn't have", false)
+	l.endpoints("gw", router)
 	n.reached("after ADD", true)
 	n.closed("ADD")
 	l.awaitMetric("coil_egress_node_tunnels", func(n string) bool { return strings.Contains(n, "2") })

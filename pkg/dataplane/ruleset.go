@@ -29,11 +29,31 @@ type GatewayClient struct {
 	Link int
 }
 
-// OriginatingRules are what nftables does in a client whose connections from outside are
-// answered by the way they came: packets of connections that came in by the link with the
-// name Uplink from Sources get Mark, within Mask.
+// ClientRules are what nftables does in a client. What tunnels carry comes from routers alone, and
+// from destinations; and nothing leaves to destinations but by tunnels.
+type ClientRules struct {
+	// Uplink is the index of the link to the node.
+	Uplink int
+	// Addresses are the client's own.
+	Addresses []netip.Addr
+	// Port is the UDP port of FoU, at which nobody is heard but Peers: Services and routers.
+	Port  uint16
+	Peers []netip.Addr
+	// Destinations are sorted, and don't overlap.
+	Destinations []Range
+	// Originating is nil when all of the client's packets take the tunnels.
+	Originating *OriginatingRules
+}
+
+// Range is the addresses from First to Last, both of one family.
+type Range struct{ First, Last netip.Addr }
+
+// String prints the range for logs and errors.
+func (r Range) String() string { return r.First.String() + "-" + r.Last.String() }
+
+// OriginatingRules are for a client whose connections from outside are answered by the way they
+// came: packets of connections that came in by the uplink from Sources get Mark, within Mask.
 type OriginatingRules struct {
-	Uplink string
 	// Sources don't overlap.
 	Sources []netip.Prefix
 	Mark    uint32

@@ -29,9 +29,10 @@ func PodUID(p metav1.Object) string {
 type Client struct {
 	// Address is the pod's own. In a family that it doesn't have, nothing is made.
 	Address ipam.Address
-	// Link is the name of the pod's link to the node, MTU its MTU.
-	Link string
-	MTU  int
+	// Link is the name of the pod's link to the node, Index its index and MTU its MTU.
+	Link  string
+	Index int
+	MTU   int
 	// Port is the UDP port of FoU, Protocol the mark of routes and rules.
 	Port     uint16
 	Protocol int
@@ -58,6 +59,9 @@ type ClientEgress struct {
 	// are unreachable.
 	Direct  bool
 	Routers []ClientRouter
+	// Left are addresses of the Service or of routers that were so a moment ago: what they still send
+	// is taken.
+	Left []netip.Addr
 	// Switched says that it was the other way round before: flows stay where they are.
 	Switched bool
 	// SourcePortAuto lets the kernel choose the UDP source port of each flow.
@@ -78,8 +82,8 @@ type ClientState struct {
 	// Routes are sorted. Each destination has one by its tunnel and one that makes it
 	// unreachable without.
 	Routes []ClientRoute
-	// Originating is nil when all of the pod's packets take the tunnels.
-	Originating *dataplane.OriginatingRules
+	// Filter is nil without Egresses.
+	Filter *dataplane.ClientRules
 	// Conflicts are destinations that several Egresses claim.
 	Conflicts []ClientConflict
 }
@@ -160,11 +164,7 @@ func ClientStateOf(c Client) ClientState {
 	}
 	slices.SortFunc(s.Tunnels, func(a, b dataplane.Tunnel) int { return a.Remote.Compare(b.Remote) })
 	slices.SortFunc(s.Routes, func(a, b ClientRoute) int { return dataplane.CompareRoutes(a.Route, b.Route) })
-	if len(sources) > 0 {
-		s.Originating = &dataplane.OriginatingRules{
-			Uplink: c.Link, Sources: sources, Mark: dataplane.MarkOriginating, Mask: dataplane.MarkOriginating,
-		}
-	}
+	s.Filter = clientRules(c, egresses, s.Routes, sources)
 	return s
 }
 

@@ -55,8 +55,9 @@ func lines(s ClientState) []string {
 	for _, c := range s.Conflicts {
 		all = append(all, fmt.Sprintf("conflict about %s: %s, not %s", c.Dst, c.Winner, c.Loser))
 	}
-	if s.Originating != nil {
-		all = append(all, fmt.Sprintf("mark %#x/%#x from %s by %s", s.Originating.Mark, s.Originating.Mask, s.Originating.Sources, s.Originating.Uplink))
+	if s.Filter != nil && s.Filter.Originating != nil {
+		o := s.Filter.Originating
+		all = append(all, fmt.Sprintf("mark %#x/%#x from %s", o.Mark, o.Mask, o.Sources))
 	}
 	return all
 }
@@ -152,7 +153,7 @@ func TestClientState(t *testing.T) {
 		), []string{
 			"unreachable 192.0.2.0/24 table 118", "unreachable 192.0.2.64/26 table 118", "unreachable 192.0.2.96/27 table 118",
 			"unreachable 2001:db8::/126 table 118", "unreachable 2001:db8::1/128 table 118",
-			"mark 0x100000/0x100000 from [192.0.2.0/26 192.0.2.96/27 192.0.2.128/25 2001:db8::/128 2001:db8::2/127] by eth0",
+			"mark 0x100000/0x100000 from [192.0.2.0/26 192.0.2.96/27 192.0.2.128/25 2001:db8::/128 2001:db8::2/127]",
 		}},
 		{"originating only in a family that the client hasn't", clientOfFamilies("4",
 			change(egressOf("a/a", "", 1, "2001:db8::/126"), func(e *ClientEgress) { e.OriginatingOnly = true })), nil},

@@ -9,11 +9,7 @@ import (
 	"github.com/coil-net/coil/pkg/dataplane"
 )
 
-// Check says what of the ruleset isn't as Sync makes it. Nothing is changed.
-func (o *Originating) Check(ctx context.Context, r dataplane.OriginatingRules) error {
-	return o.check(ctx, originating(r))
-}
-
+// check says what of the table isn't as it is defined. Nothing is changed.
 func (t *table) check(ctx context.Context, d definition) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()

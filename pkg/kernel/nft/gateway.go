@@ -2,10 +2,8 @@ package nft
 
 import (
 	"context"
-	"fmt"
 	"net/netip"
 	"slices"
-	"strings"
 
 	"github.com/google/nftables"
 	"github.com/google/nftables/expr"
@@ -36,16 +34,6 @@ const (
 
 var counted = []string{Masqueraded, Invalid, NonClient, ForgedSource, NotADestination, ForeignSource, Unsolicited}
 
-// Counter is how much of something was counted since the table was made. A table that is
-// replaced goes on counting.
-type Counter struct {
-	// Name is one of the constants of this package.
-	Name    string
-	Family  dataplane.Family
-	Packets uint64
-	Bytes   uint64
-}
-
 // Gateway is the ruleset of a router in its network namespace.
 type Gateway struct{ *table }
 
@@ -63,27 +51,6 @@ func NewGateway(ns *netns.NS) (*Gateway, error) {
 // alone changes nothing but sets.
 func (g *Gateway) Sync(ctx context.Context, r dataplane.GatewayRules) (dataplane.Result, error) {
 	return g.sync(ctx, gateway(r))
-}
-
-// Counters returns what was counted; nothing before the first Sync.
-func (g *Gateway) Counters(context.Context) ([]Counter, error) {
-	conn, err := g.connect()
-	if err != nil {
-		return nil, err
-	}
-	found, err := readCounters(conn)
-	if err != nil {
-		return nil, fmt.Errorf("table %s of nftables: %w", dataplane.NftTable, err)
-	}
-	var out []Counter
-	for _, p := range protocols {
-		for _, c := range found {
-			if name, ok := strings.CutSuffix(c.Name, p.suffix); ok {
-				out = append(out, Counter{Name: name, Family: p.family, Packets: c.Packets, Bytes: c.Bytes})
-			}
-		}
-	}
-	return out, nil
 }
 
 // loopback is the index of lo, the same in every namespace.
@@ -256,12 +223,6 @@ func (p protocol) intervals(prefixes []netip.Prefix, without []netip.Addr) []nft
 	slices.SortFunc(sorted, netip.Prefix.Compare)
 	slices.SortFunc(without, netip.Addr.Compare)
 	var out []nftables.SetElement
-	interval := func(from, end netip.Addr) {
-		out = append(out, nftables.SetElement{Key: from.AsSlice()})
-		if end.IsValid() {
-			out = append(out, nftables.SetElement{Key: end.AsSlice(), IntervalEnd: true})
-		}
-	}
 	var last netip.Prefix
 	for _, x := range sorted {
 		if last.IsValid() && last.Overlaps(x) {
@@ -274,13 +235,23 @@ func (p protocol) intervals(prefixes []netip.Prefix, without []netip.Addr) []nft
 				continue
 			}
 			if from != hole {
-				interval(from, hole)
+				out = append(out, interval(from, hole)...)
 			}
 			from = hole.Next()
 		}
 		if from != end {
-			interval(from, end)
+			out = append(out, interval(from, end)...)
 		}
+	}
+	return out
+}
+
+// interval are the elements for the addresses before end, which is the zero Addr for all that
+// follow.
+func interval(from, end netip.Addr) []nftables.SetElement {
+	out := []nftables.SetElement{{Key: from.AsSlice()}}
+	if end.IsValid() {
+		out = append(out, nftables.SetElement{Key: end.AsSlice(), IntervalEnd: true})
 	}
 	return out
 }

@@ -34,10 +34,9 @@ func compare(op expr.CmpOp, data []byte) expr.Any {
 	return &expr.Cmp{Op: op, Register: register, Data: data}
 }
 
-func iifname(name string) []expr.Any {
-	b := make([]byte, unix.IFNAMSIZ)
-	copy(b, name)
-	return []expr.Any{&expr.Meta{Key: expr.MetaKeyIIFNAME, Register: register}, compare(expr.CmpOpEq, b)}
+// iifnamePrefix matches what came in by links whose names begin so.
+func iifnamePrefix(prefix string) []expr.Any {
+	return []expr.Any{&expr.Meta{Key: expr.MetaKeyIIFNAME, Register: register}, compare(expr.CmpOpEq, []byte(prefix))}
 }
 
 // ifIndex is an interface's index as the kernel loads it. To compare it costs less than a name,
@@ -117,13 +116,25 @@ func (p protocol) echoRequest() []expr.Any { return p.echo(8, 128) }
 func (p protocol) echoReply() []expr.Any   { return p.echo(0, 129) }
 
 func (p protocol) echo(kind, kind6 byte) []expr.Any {
+	if p.family == dataplane.IPv6 {
+		kind = kind6
+	}
+	return match(p.icmpType(), []expr.Any{compare(expr.CmpOpEq, []byte{kind})})
+}
+
+// icmp matches ICMP messages whose type is in a set.
+func (p protocol) icmp(types set) []expr.Any {
+	return match(p.icmpType(), []expr.Any{&expr.Lookup{SourceRegister: register, SetName: types.name}})
+}
+
+// icmpType matches ICMP messages and loads their type.
+func (p protocol) icmpType() []expr.Any {
 	number := byte(unix.IPPROTO_ICMP)
 	if p.family == dataplane.IPv6 {
-		number, kind = unix.IPPROTO_ICMPV6, kind6
+		number = unix.IPPROTO_ICMPV6
 	}
 	return match(l4proto(number), []expr.Any{
 		&expr.Payload{DestRegister: register, Base: expr.PayloadBaseTransportHeader, Offset: 0, Len: 1},
-		compare(expr.CmpOpEq, []byte{kind}),
 	})
 }
 

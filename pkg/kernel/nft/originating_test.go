@@ -24,9 +24,10 @@ func TestOriginating(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	rules := dataplane.OriginatingRules{Uplink: "eth0", Mark: dataplane.MarkOriginating, Mask: dataplane.MarkOriginating}
+	rules := dataplane.OriginatingRules{Mark: dataplane.MarkOriginating, Mask: dataplane.MarkOriginating}
+	l := lab{t: t}
+	uplink := l.index(client, "eth0")
 	for _, f := range families {
-		l := lab{t: t}
 		l.address(client, "eth0", addr(f, 1, 1), 24)
 		l.address(peer, "eth0", addr(f, 1, 2), 24)
 		family := map[dataplane.Family]string{4: "-4", 6: "-6"}[f]
@@ -40,7 +41,7 @@ func TestOriginating(t *testing.T) {
 	}
 	// What leaves by the tunnel gets lost.
 	client.IP(t, "link", "set", "tunnel", "arp", "off")
-	o := testkit.Must(nft.NewOriginating(client.NS))(t)
+	o := testkit.Must(nft.NewClient(client.NS))(t)
 	t.Cleanup(o.Close)
 	ping := func(f dataplane.Family, from netip.Addr) error {
 		_, err := peer.Run("busybox", "ping", "-c", "1", "-W", "1", "-I", from.String(), addr(f, 1, 1).String())
@@ -52,7 +53,7 @@ func TestOriginating(t *testing.T) {
 		}
 	}
 	for _, want := range []dataplane.Result{{Added: 1}, {}} {
-		if got := testkit.Must(o.Sync(t.Context(), rules))(t); got != want {
+		if got := testkit.Must(o.Sync(t.Context(), dataplane.ClientRules{Uplink: uplink, Port: 5555, Originating: &rules}))(t); got != want {
 			t.Errorf("Sync did %+v, want %+v", got, want)
 		}
 	}

@@ -5,7 +5,6 @@ import (
 	"encoding/binary"
 	"fmt"
 
-	"github.com/google/nftables"
 	"github.com/google/nftables/userdata"
 	"golang.org/x/sys/unix"
 
@@ -70,19 +69,4 @@ func attributes(body []byte, found func(kind uint16, value []byte)) error {
 		b = b[min((size+3)&^3, len(b)):]
 	}
 	return nil
-}
-
-// readCounters returns the named counters of the table.
-func readCounters(conn *nftables.Conn) ([]*nftables.CounterObj, error) {
-	objects, err := conn.GetObjects(named())
-	if err != nil {
-		return nil, fmt.Errorf("list counters: %w", err)
-	}
-	var counters []*nftables.CounterObj
-	for _, o := range objects {
-		if c, ok := o.(*nftables.CounterObj); ok {
-			counters = append(counters, c)
-		}
-	}
-	return counters, nil
 }

@@ -71,8 +71,8 @@ func (k *Kernel) Check(ctx context.Context, at store.Netns, c plan.Client, made 
 		errs = append(errs, fmt.Errorf("route %s is missing", r))
 	}
 	errs = append(errs, in.checkGroups(ctx, made, indexes))
-	if made.Originating != nil {
-		errs = append(errs, in.marks.Check(ctx, in.ns, *made.Originating))
+	if made.Filter != nil {
+		errs = append(errs, in.filters.Check(ctx, in.ns, *made.Filter))
 	}
 	return errors.Join(append(errs, compare(in.ns, append(settingsOf(c.Link, spreadOf(made)), accepting)...))...)
 }

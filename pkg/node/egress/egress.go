@@ -22,6 +22,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"sync"
@@ -136,7 +137,10 @@ type Manager struct {
 	known map[store.ID]*sandbox
 	// routers are those to which clients have tunnels of their own.
 	routers map[netip.Addr]*router
-	counts  counts
+	// departed are by Egress the addresses from which its packets came, and since when they don't;
+	// the zero time if they do.
+	departed map[string]map[netip.Addr]time.Time
+	counts   counts
 
 	// spreading tells AskRouters that a client sends to routers.
 	spreading chan struct{}
@@ -173,7 +177,7 @@ type sandbox struct {
 
 // New returns a Manager of nothing; see Restore.
 func New(cfg Config, c Cluster, n Network, r store.Clients, e Recorder, m *reconcile.Metrics) *Manager {
-	mgr := &Manager{cfg: cfg, cluster: c, net: n, record: r, recorder: e, known: map[store.ID]*sandbox{}, routers: map[netip.Addr]*router{}, counts: newCounts(), spreading: make(chan struct{}, 1)}
+	mgr := &Manager{cfg: cfg, cluster: c, net: n, record: r, recorder: e, known: map[store.ID]*sandbox{}, routers: map[netip.Addr]*router{}, departed: map[string]map[netip.Addr]time.Time{}, counts: newCounts(), spreading: make(chan struct{}, 1)}
 	mgr.loop = reconcile.New("egress", mgr.sync, reconcile.WithMetrics(m))
 	return mgr
 }
@@ -292,10 +296,10 @@ func (m *Manager) drop(ctx context.Context, s *sandbox) error {
 // Sweep forgets the sandboxes whose network namespace is gone: their DEL never came.
 func (m *Manager) Sweep(ctx context.Context) error {
 	m.mu.Lock()
-	all := make([]*sandbox, 0, len(m.known))
-	for _, s := range m.known {
-		all = append(all, s)
-	}
+	all := slices.Collect(maps.Values(m.known))
+	maps.DeleteFunc(m.departed, func(egress string, _ map[netip.Addr]time.Time) bool {
+		return !slices.ContainsFunc(all, usesEgress(egress))
+	})
 	m.mu.Unlock()
 	var errs []error
 	for _, s := range all {

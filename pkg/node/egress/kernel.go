@@ -26,7 +26,7 @@ import (
 //	fou4_..., fou6_...                      one tunnel to each Service of an Egress, or router
 //	nexthop objects, rules 1850, tables     of Egresses that are direct; see direct.go
 //	coil_ipip4, coil_ipip6, UDP port        what routers send
-//	nftables table coil                     with originating only
+//	nftables table coil                     who may send by tunnels, and what leaves by none
 //
 // All of it is closed first: no moment lets a packet to a destination out by another way than
 // its tunnel, once the rules are there. A tunnel to a new peer is made before the routes change
@@ -34,7 +34,7 @@ import (
 type Kernel struct {
 	protocol int
 	tunnels  Tunnels
-	marks    Marks
+	filters  Filters
 }
 
 // Tunnels makes the tunnels of one network namespace; see FoU.
@@ -50,17 +50,17 @@ type Tunnels interface {
 	Sink(ctx context.Context, h *rtnl.Handle, f dataplane.Family) (int, error)
 }
 
-// Marks marks, in a network namespace, connections from outside; see package nft.
-type Marks interface {
-	// Sync makes the rules what they should be, none if nil. It counts what it changed.
-	Sync(ctx context.Context, ns *netns.NS, r *dataplane.OriginatingRules) (dataplane.Result, error)
-	// Check says what of the rules isn't as Sync makes it.
-	Check(ctx context.Context, ns *netns.NS, r dataplane.OriginatingRules) error
+// Filters are the rulesets of nftables in network namespaces; see package nft.
+type Filters interface {
+	// Sync makes a ruleset what it should be, none if nil. It counts what it changed.
+	Sync(ctx context.Context, ns *netns.NS, r *dataplane.ClientRules) (dataplane.Result, error)
+	// Check says what of a ruleset isn't as Sync makes it.
+	Check(ctx context.Context, ns *netns.NS, r dataplane.ClientRules) error
 }
 
 // NewKernel returns the Network whose routes and rules have the protocol.
-func NewKernel(protocol int, t Tunnels, m Marks) *Kernel {
-	return &Kernel{protocol: protocol, tunnels: t, marks: m}
+func NewKernel(protocol int, t Tunnels, f Filters) *Kernel {
+	return &Kernel{protocol: protocol, tunnels: t, filters: f}
 }
 
 // priorities are those of the rules in a client.
@@ -159,7 +159,7 @@ func (k *Kernel) Client(ctx context.Context, at store.Netns, c plan.Client) (Out
 	if err != nil {
 		return Outcome{}, err
 	}
-	c.MTU = link.MTU
+	c.Index, c.MTU = link.Index, link.MTU
 	return in.make(ctx, plan.ClientStateOf(c), c)
 }
 
@@ -172,17 +172,13 @@ func (in client) make(ctx context.Context, state plan.ClientState, c plan.Client
 	closed, err := in.routes.Ensure(ctx, state.Closed())
 	errs = append(errs, err)
 	faultpoint.At(faultpoint.EgressClosed)
-	if state.Originating != nil {
-		errs = append(errs, in.mark(ctx, &out, state.Originating))
-	}
+	// Before the tunnels to routers that it lets send, and before their routes.
+	errs = append(errs, in.filter(ctx, &out, state.Filter))
 	changed := c.Stale || closed.Changed() || err != nil
 	out.Rules, err = in.rules.Sync(ctx, state.Rules)
 	errs = append(errs, err)
 	if changed {
 		errs = append(errs, in.renew(ctx, c))
-	}
-	if state.Originating == nil {
-		errs = append(errs, in.mark(ctx, &out, nil))
 	}
 	faultpoint.At(faultpoint.EgressRuled)
 	links, tunnels, err := in.tunnels.Make(ctx, in.ns, in.handle, c.Port, state.Tunnels)
@@ -240,10 +236,11 @@ func (in client) renew(ctx context.Context, c plan.Client) error {
 	})
 }
 
-// clear removes what make has made, but for the parameters. Routes go first: without the
-// rules for private ranges others would take these.
+// clear removes what make has made, but for the parameters. The ruleset goes first: it loses what
+// would leave where no route leads into a tunnel any more. Routes go before rules: without those for
+// private ranges others would take these.
 func (in client) clear(ctx context.Context, port uint16) (out Outcome, err error) {
-	var errs []error
+	errs := []error{in.filter(ctx, &out, nil)}
 	out.Routes, err = in.routes.Sync(ctx, nil)
 	errs = append(errs, err)
 	faultpoint.At(faultpoint.EgressRouteless)
@@ -254,11 +251,11 @@ func (in client) clear(ctx context.Context, port uint16) (out Outcome, err error
 	out.Nexthops, err = in.nexthops.Prune(ctx, nexthop.Set{})
 	errs = append(errs, err)
 	out.Tunnels, err = in.tunnels.Prune(ctx, in.ns, in.handle, port, nil)
-	return out, errors.Join(append(errs, err, in.mark(ctx, &out, nil))...)
+	return out, errors.Join(append(errs, err)...)
 }
 
-func (in client) mark(ctx context.Context, out *Outcome, r *dataplane.OriginatingRules) error {
-	result, err := in.marks.Sync(ctx, in.ns, r)
+func (in client) filter(ctx context.Context, out *Outcome, r *dataplane.ClientRules) error {
+	result, err := in.filters.Sync(ctx, in.ns, r)
 	out.Others += result.Added + result.Replaced + result.Deleted
 	return err
 }

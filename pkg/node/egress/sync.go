@@ -69,7 +69,7 @@ func (m *Manager) look(ctx context.Context, namespace string, refs []types.Names
 			}
 			known.Switched = i >= 0 && (known.Switched || known.Direct != client.Direct)
 			known.Direct, client.Switched = client.Direct, known.Switched
-			if refused == nil && (client.Direct || client.Switched) {
+			if refused == nil {
 				if client.Routers, err = m.routersOf(ref); err != nil {
 					return wanted{}, err
 				}
@@ -82,6 +82,7 @@ func (m *Manager) look(ctx context.Context, namespace string, refs []types.Names
 				client.InCluster = known.InCluster // an Egress that was made again has no status yet
 			}
 		}
+		client.Left = m.left(known.Name, client.Addresses(), time.Now())
 		w.egresses = append(w.egresses, client)
 		known.Destinations, known.InCluster = client.Destinations, client.InCluster
 		w.known = append(w.known, known)

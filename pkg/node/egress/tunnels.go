@@ -57,28 +57,28 @@ func familiesOf(tunnels []dataplane.Tunnel) []dataplane.Family {
 	return plan.ClientState{Tunnels: tunnels}.Families()
 }
 
-// Nft are Marks of nftables.
+// Nft are Filters of nftables.
 type Nft struct{}
 
-// Sync implements Marks.
-func (Nft) Sync(ctx context.Context, ns *netns.NS, r *dataplane.OriginatingRules) (dataplane.Result, error) {
-	o, err := nft.NewOriginating(ns)
+// Sync implements Filters.
+func (Nft) Sync(ctx context.Context, ns *netns.NS, r *dataplane.ClientRules) (dataplane.Result, error) {
+	c, err := nft.NewClient(ns)
 	if err != nil {
 		return dataplane.Result{}, err
 	}
-	defer o.Close()
+	defer c.Close()
 	if r == nil {
-		return dataplane.Result{}, o.Remove(ctx)
+		return dataplane.Result{}, c.Remove(ctx)
 	}
-	return o.Sync(ctx, *r)
+	return c.Sync(ctx, *r)
 }
 
-// Check implements Marks.
-func (Nft) Check(ctx context.Context, ns *netns.NS, r dataplane.OriginatingRules) error {
-	o, err := nft.NewOriginating(ns)
+// Check implements Filters.
+func (Nft) Check(ctx context.Context, ns *netns.NS, r dataplane.ClientRules) error {
+	c, err := nft.NewClient(ns)
 	if err != nil {
 		return err
 	}
-	defer o.Close()
-	return o.Check(ctx, r)
+	defer c.Close()
+	return c.Check(ctx, r)
 }

@@ -1,0 +1,45 @@
+package egress
+
+import (
+	"net/netip"
+	"slices"
+	"time"
+)
+
+// lingers is for how long packets are taken of a router, or a Service, that isn't listed any more:
+// longer than they are on the way, and shorter than addresses of pods rest before others get them.
+const lingers = 30 * time.Second
+
+// left returns the addresses of an Egress's Service and routers that were listed a moment ago and aren't
+// now. What each client does about it, it does when it is compared with the kernel the next time.
+func (m *Manager) left(egress string, listed []netip.Addr, now time.Time) []netip.Addr {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	known := m.departed[egress]
+	if known == nil {
+		known = map[netip.Addr]time.Time{}
+	}
+	for _, a := range listed {
+		known[a] = time.Time{}
+	}
+	var gone []netip.Addr
+	for a, since := range known {
+		if slices.Contains(listed, a) {
+			continue
+		}
+		if since.IsZero() {
+			since = now
+			known[a] = now
+		}
+		if now.Sub(since) < lingers {
+			gone = append(gone, a)
+		} else {
+			delete(known, a)
+		}
+	}
+	if m.departed[egress] = known; len(known) == 0 {
+		delete(m.departed, egress)
+	}
+	slices.SortFunc(gone, netip.Addr.Compare)
+	return gone
+}

@@ -1,0 +1,62 @@
+package egress
+
+import (
+	"fmt"
+	"net/netip"
+	"testing"
+
+	"github.com/coil-net/coil/pkg/plan"
+)
+
+// Routers and Services that aren't listed any more may still send for a while.
+func TestPeersLinger(t *testing.T) {
+	w := newWorld()
+	w.egress("a", "10.96.0.1", "192.0.2.0/24")
+	w.pod("a", "a")
+	m := w.manager(false)
+	list := func(addrs ...string) {
+		w.routers["net/a"] = nil
+		for _, a := range addrs {
+			w.routers["net/a"] = append(w.routers["net/a"], plan.ClientRouter{Addr: netip.MustParseAddr(a), State: plan.RouterLive})
+		}
+	}
+	peers := func(when, want string) {
+		t.Helper()
+		_ = m.sync(t.Context(), podName(&sandbox{Sandbox: sandboxOf("a")})) // asks to be called later
+		if got := fmt.Sprint(plan.ClientStateOf(w.netns["/a"]).Filter.Peers); got != want {
+			t.Errorf("%s: peers are %s, want %s", when, got, want)
+		}
+	}
+	list("10.1.0.1", "10.1.0.2")
+	if err := w.add(t, m, "a"); err != nil {
+		t.Fatal(err)
+	}
+	peers("at first", "[10.1.0.1 10.1.0.2 10.96.0.1]")
+	list("10.1.0.2", "10.1.0.3")
+	peers("a router was replaced", "[10.1.0.1 10.1.0.2 10.1.0.3 10.96.0.1]")
+	e := w.egress("a", "10.96.0.2", "192.0.2.0/24")
+	peers("another Service", "[10.1.0.1 10.1.0.2 10.1.0.3 10.96.0.1 10.96.0.2]")
+	// As if it was long ago.
+	for a := range m.departed["net/a"] {
+		if left := m.departed["net/a"][a]; !left.IsZero() {
+			m.departed["net/a"][a] = left.Add(-lingers)
+		}
+	}
+	peers("they don't send any more", "[10.1.0.2 10.1.0.3 10.96.0.2]")
+	list("10.1.0.1", "10.1.0.2")
+	peers("one is back", "[10.1.0.1 10.1.0.2 10.1.0.3 10.96.0.2]")
+	delete(w.egresses, "net/"+e.Name)
+	peers("the Egress is deleted", "[10.1.0.1 10.1.0.2 10.1.0.3 10.96.0.2]")
+	if err := m.Sweep(t.Context()); err != nil || len(m.departed) != 1 {
+		t.Errorf("known are %v, %v", m.departed, err)
+	}
+	w.gone["/a"] = true
+	for range 2 { // the first forgets the pod
+		if err := m.Sweep(t.Context()); err != nil {
+			t.Error(err)
+		}
+	}
+	if len(m.departed) != 0 {
+		t.Errorf("of an Egress that nobody uses is known %v", m.departed)
+	}
+}
