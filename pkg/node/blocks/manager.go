@@ -343,7 +343,11 @@ func (m *Manager) intake(ctx context.Context, pool string) error {
 	fresh := false
 	for _, b := range m.ofPool(pool) {
 		if m.Foreign(b) {
-			errs = append(errs, m.settle(ctx, b))
+			if err := m.settle(ctx, b); err != nil {
+				errs = append(errs, err)
+			}
+		}
+		if m.Foreign(b) {
 			continue
 		}
 		rec, err := Recorded(b)
