@@ -1,6 +1,7 @@
 package blocks
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -189,6 +190,42 @@ func TestRefusedPoolsAreForgotten(t *testing.T) {
 		}
 		return nil
 	})
+}
+
+// Who was told doesn't count as waiting, even before it goes on: nothing more is asked for it.
+func TestWhoWasToldDoesNotWait(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWaiters()
+		done := make(chan error, 2)
+		since := w.generation("default")
+		for _, ctx := range []context.Context{t.Context(), canceledAfter(t, time.Second)} {
+			go func() { done <- w.wait(ctx, "default", since, func() {}) }()
+		}
+		synctest.Wait()
+		time.Sleep(2 * time.Second)
+		synctest.Wait()
+		if err := <-done; !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("wait: %v, want the deadline", err)
+		}
+		if n, _ := w.state("default"); n != 1 {
+			t.Errorf("%d wait, want the one that isn't told yet", n)
+		}
+		n := w.pools["default"]
+		w.tell("default", &Refused{Pool: "default"})
+		if n.waiting != 0 {
+			t.Errorf("%d wait after all were told", n.waiting)
+		}
+		synctest.Wait()
+		if err := <-done; err == nil || n.waiting != 0 {
+			t.Errorf("wait: %v, want the refusal; %d wait", err, n.waiting)
+		}
+	})
+}
+
+func canceledAfter(t *testing.T, d time.Duration) context.Context {
+	ctx, cancel := context.WithTimeout(t.Context(), d)
+	t.Cleanup(cancel)
+	return ctx
 }
 
 // A generation from before a pool was forgotten is never one of later.

@@ -75,6 +75,7 @@ func (w *waiters) tell(pool string, refused error) {
 		n.pause = min(max(2*n.pause, askAheadPause), maxAskAheadPause)
 		n.pausedUntil = time.Now().Add(n.pause + rand.N(n.pause/4))
 	}
+	n.waiting = 0 // they are told
 	close(n.changed)
 	n.changed = make(chan struct{})
 }
@@ -114,17 +115,17 @@ func (w *waiters) wait(ctx context.Context, pool string, since uint64, ask func(
 	n.waiting++
 	w.mu.Unlock()
 	ask()
-	defer func() {
-		w.mu.Lock()
-		n.waiting--
-		w.mu.Unlock()
-	}()
 	select {
 	case <-changed:
 		w.mu.Lock()
 		defer w.mu.Unlock()
 		return n.refused
 	case <-ctx.Done():
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		if n.changed == changed { // or it was told just now
+			n.waiting--
+		}
 		return ctx.Err()
 	}
 }
