@@ -335,6 +335,8 @@ func testClientConnected(t *testing.T) {
 				})
 			}
 			n.use(c.after...)
+			// It would drop what routes let out.
+			testkit.Must(n.pod.Run("nft", "delete", "table", "inet", dataplane.NftTable))(t)
 			n.sniffer.take(func(sent) bool { return false })
 			for range 20 {
 				for _, conn := range conns {
