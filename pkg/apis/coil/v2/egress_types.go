@@ -79,21 +79,25 @@ type EgressSpec struct {
 	// +kubebuilder:validation:Enum=Service;Direct
 	Peering EgressPeering `json:"peering,omitempty"`
 
-	// SessionAffinity of the Service that clients send to.
+	// SessionAffinity of the Service that clients send to. With None a client that has sent nothing
+	// for two minutes, or each of its flows with fouSourcePortAuto, may reach another router.
 	//
 	// +optional
 	// +kubebuilder:default=ClientIP
 	// +kubebuilder:validation:Enum=ClientIP;None
 	SessionAffinity corev1.ServiceAffinity `json:"sessionAffinity,omitempty"`
 
-	// SessionAffinityConfig of the Service that clients send to.
+	// SessionAffinityConfig of the Service that clients send to. The timeout, 3 hours by default, begins
+	// when a client first sends: 86400 seconds is best for connections that live long.
 	//
 	// +optional
 	// +kubebuilder:validation:XValidation:rule="!has(self.clientIP) || !has(self.clientIP.timeoutSeconds) || self.clientIP.timeoutSeconds > 0 && self.clientIP.timeoutSeconds <= 86400",fieldPath=".clientIP.timeoutSeconds",message="must be within 1 and 86400 seconds"
 	SessionAffinityConfig *corev1.SessionAffinityConfig `json:"sessionAffinityConfig,omitempty"`
 
-	// FouSourcePortAuto lets the kernel choose the UDP source port of each flow,
-	// so that, with the sessionAffinity None, those of one client spread over the routers.
+	// FouSourcePortAuto lets the kernel choose the UDP source port of each flow, so that network cards
+	// spread the flows of one client over their queues. Keep the sessionAffinity ClientIP with it: the
+	// kernel changes the port when a TCP connection retransmits, and with None the connection then
+	// reaches another router, which resets it. To spread flows over routers choose the peering Direct.
 	//
 	// +optional
 	FouSourcePortAuto bool `json:"fouSourcePortAuto,omitempty"`
