@@ -100,7 +100,28 @@ func testUnderlay(t *testing.T, top *topology) {
 		}
 		end()
 	}
+	for _, narrow := range []bool{true, false} { // then as before
+		top.detour(c, narrow)
+		top.forgetWays(c)
+		for _, f := range both {
+			if err := c.transfer(of(f, server4, server6), mebibyte/8); err != nil {
+				t.Errorf("the way to the client is narrow in the middle: %t: TCP of %s: %v", narrow, f, err)
+			}
+		}
+	}
 	top.uplink.sound()
+}
+
+// detour leads what the router sends to a client over the fabric's node, which lets only 1400
+// bytes through though all links have more; or straight again.
+func (top *topology) detour(c *client, narrow bool) {
+	top.t.Helper()
+	verb := map[bool]string{true: "add", false: "del"}[narrow]
+	for _, f := range both {
+		to := of(f, c.addr4, c.addr6)
+		ip(top.t, nil, fmt.Sprintf("route %s %s dev %s mtu lock 1400", verb, to, bridge))
+		ip(top.t, top.router, fmt.Sprintf("route %s %s via %s", verb, to, fabricAddr[f]))
+	}
 }
 
 // udp opens a port of an address in a namespace, from which packets are sent that mustn't be

@@ -29,6 +29,11 @@ const (
 	PriorityPrivate = 2000
 	// PriorityWide is that of the rule to TableWide.
 	PriorityWide = 2100
+	// PriorityFiltered, PriorityOwn and PriorityUnfiltered are those of the rules by which a router
+	// forwards nothing that its table of nftables hasn't seen.
+	PriorityFiltered   = 2200
+	PriorityOwn        = 2201
+	PriorityUnfiltered = 2202
 
 	// MetricUnreachable is that of the routes that make destinations unreachable as long as
 	// no tunnel leads there: the worst there is.
@@ -37,6 +42,8 @@ const (
 	// MarkOriginating, within the mask of the same value, marks connections from outside to
 	// a client, and its answers.
 	MarkOriginating = 0x00100000
+	// MarkFiltered is what a router's table of nftables gives packets that may be forwarded.
+	MarkFiltered = 0x00200000
 
 	// NftTable is the table of nftables in each network namespace in which Coil filters or
 	// translates, in the family inet.
@@ -49,6 +56,9 @@ const (
 	ReceiverIPv4 = "coil_ipip4"
 	ReceiverIPv6 = "coil_ipip6"
 )
+
+// RouterPriorities are those of a router's rules.
+var RouterPriorities = []int{PriorityWide, PriorityFiltered, PriorityOwn, PriorityUnfiltered}
 
 // PrivateRanges are the destinations that only an Egress for them captures, not one
 // for a wider range (RFC 1918, RFC 4193).

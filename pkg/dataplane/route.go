@@ -158,7 +158,10 @@ type Rule struct {
 	// Input is Loopback, it then dissects every packet that comes in.
 	Transport                   uint8
 	SourcePort, DestinationPort uint16
-	Table                       int
+	// Table is where the route is looked up; without a route the next rule decides.
+	Table int
+	// Blackhole drops packets without a word, in place of Table.
+	Blackhole bool
 	// Protocol is the owner's mark (FRA_PROTOCOL).
 	Protocol int
 }
@@ -184,7 +187,11 @@ func (r Rule) String() string {
 	if r.DestinationPort != 0 {
 		to += fmt.Sprintf(" dport %d", r.DestinationPort)
 	}
-	return fmt.Sprintf("%d: from all%s lookup %d proto %d (%s)", r.Priority, to, r.Table, r.Protocol, r.Family)
+	action := fmt.Sprintf("lookup %d", r.Table)
+	if r.Blackhole {
+		action = "blackhole"
+	}
+	return fmt.Sprintf("%d: from all%s %s proto %d (%s)", r.Priority, to, action, r.Protocol, r.Family)
 }
 
 // Result counts what a Sync changed; the zero Result means that everything was

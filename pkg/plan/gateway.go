@@ -139,7 +139,8 @@ var icmp = map[dataplane.Family]uint8{dataplane.IPv4: 1, dataplane.IPv6: 58}
 
 // Routes returns the routes to the clients that have a tunnel, and the rules by which they are
 // taken by what comes in by the uplink, and by what the router itself says in ICMP: that it lives.
-// The outer packets of tunnels are the router's own and must not take them.
+// The outer packets of tunnels are the router's own and must not take them. What is forwarded has
+// a route only with the mark that the filter sets: without the filter nothing is.
 func (g Gateway) Routes(links map[netip.Addr]dataplane.TunnelLink) ([]dataplane.Route, []dataplane.Rule) {
 	routes := make([]dataplane.Route, 0, len(g.Tunnels))
 	for _, t := range g.Tunnels {
@@ -155,9 +156,15 @@ func (g Gateway) Routes(links map[netip.Addr]dataplane.TunnelLink) ([]dataplane.
 	for _, a := range g.Addresses {
 		r := dataplane.Rule{Family: dataplane.FamilyOf(a), Priority: dataplane.PriorityWide, Table: dataplane.TableWide, Protocol: dataplane.ProtocolNode}
 		forwarded, own := r, r
-		forwarded.Input = g.Uplink
+		forwarded.Input, forwarded.Mark = g.Uplink, dataplane.MarkFiltered
 		own.Input, own.Transport = dataplane.Loopback, icmp[r.Family]
 		rules = append(rules, forwarded, own)
+		r.Table = tableMain
+		filtered, sent, others := r, r, r
+		filtered.Priority, filtered.Mark = dataplane.PriorityFiltered, dataplane.MarkFiltered
+		sent.Priority, sent.Input = dataplane.PriorityOwn, dataplane.Loopback
+		others.Priority, others.Table, others.Blackhole = dataplane.PriorityUnfiltered, 0, true
+		rules = append(rules, filtered, sent, others)
 	}
 	return routes, rules
 }

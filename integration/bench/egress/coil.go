@@ -112,7 +112,7 @@ func newRouter(ctx context.Context, name string, addrs ipam.Address) (*coil, err
 		cfg:     plan.GatewayConfig{Addresses: addrs.Addrs(), Uplink: uplink.Name, UplinkIndex: uplink.Index, MTU: uplink.MTU, Port: port},
 		tunnels: tunnel.New(h), filter: filter,
 		routes: route.New(h, dataplane.ProtocolNode, dataplane.TableWide),
-		rules:  rule.New(h, dataplane.ProtocolNode, dataplane.PriorityWide),
+		rules:  rule.New(h, dataplane.ProtocolNode, dataplane.RouterPriorities...),
 	}
 	return c, fou.Ensure(ctx, ns, port, families...)
 }

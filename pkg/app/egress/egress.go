@@ -102,7 +102,7 @@ func run(ctx context.Context, o Options, health *observe.Health) error {
 		Network: natgateway.NewPodNetwork(handle),
 		Tunnels: tunnel.New(handle),
 		Routes:  route.New(handle, dataplane.ProtocolNode, dataplane.TableWide),
-		Rules:   rule.New(handle, dataplane.ProtocolNode, dataplane.PriorityWide),
+		Rules:   rule.New(handle, dataplane.ProtocolNode, dataplane.RouterPriorities...),
 		Filter:  filter,
 		Flows:   connections,
 	}, egresses, slices, registry, health.Set)

@@ -61,7 +61,8 @@ const loopback = 1
 // is told apart by the rules after them.
 //
 //	entry      what comes in
-//	  sent       out of a tunnel: from its client, to a destination, or asks for an echo
+//	  sent       out of a tunnel: from its client, to a destination, or asks for an echo; what
+//	             may be forwarded gets a mark, without which it has no route
 //	  fou        into one: it isn't tracked if a client sent it
 //	  probed     nor is a probe of kubelet
 //	exit       what the router sends: FoU isn't tracked
@@ -94,6 +95,7 @@ func gateway(r dataplane.GatewayRules) definition {
 	entry.add("from a client", iif(expr.CmpOpNeq, r.Uplink), goTo(sent))
 	entry.add("FoU", udpDport(r.Port), goTo(fou))
 	entry.add("a probe", tcpPort(dport, r.HealthPort), goTo(probed))
+	entry.add("an answer may be forwarded", mark(dataplane.MarkFiltered))
 	exit.add("FoU", udpDport(r.Port), notrack(), accept())
 	exit.add("an answer to a probe", tcpPort(sport, r.HealthPort), goTo(answered))
 	leave.add("by the uplink", oif(expr.CmpOpEq, r.Uplink), goTo(own))
@@ -133,7 +135,7 @@ func gateway(r dataplane.GatewayRules) definition {
 			own.add("the router's address", p.of(), p.is(p.src, addr), accept())
 			nat.add("clients get the router's address", oif(expr.CmpOpEq, r.Uplink), p.of(), p.in(p.src, clients, true), p.translate(addr))
 		}
-		sent.add("to a destination", p.of(), p.from(peers, true), p.in(p.dst, destinations, true), accept())
+		sent.add("to a destination", p.of(), p.from(peers, true), p.in(p.dst, destinations, true), mark(dataplane.MarkFiltered), accept())
 		input.add("not from a client", p.of(), udpDport(r.Port), p.in(p.src, clients, false), dropped(NonClient))
 		// FoU isn't tracked, hence what is said about it belongs to no connection.
 		for _, addr := range p.only(r.Addresses) {
@@ -162,6 +164,9 @@ func gateway(r dataplane.GatewayRules) definition {
 		own.add("an error", p.of(), ctState(expr.CtStateBitRELATED), ctTranslated(), accept())
 		own.add("another's address", p.of(), count(ForeignSource+p.suffix), drop())
 	}
+	// An answer to a client may be for the port of FoU, or of probes.
+	fou.add("an answer may be forwarded", mark(dataplane.MarkFiltered))
+	probed.add("an answer may be forwarded", mark(dataplane.MarkFiltered))
 	opened.add("fits the way", routeMSS())
 	sent.add("local", iif(expr.CmpOpEq, loopback), accept())
 	for _, p := range slices.Backward(protocols) {

@@ -249,6 +249,14 @@ func metaMarkSet(value, mask uint32) []expr.Any {
 	}
 }
 
+// mark gives packets that have none a mark.
+func mark(value uint32) []expr.Any {
+	return []expr.Any{
+		&expr.Immediate{Register: register, Data: binaryutil.NativeEndian.PutUint32(value)},
+		&expr.Meta{Key: expr.MetaKeyMARK, Register: register, SourceRegister: true},
+	}
+}
+
 // tcpOpens matches the first packet of each direction of a TCP connection (RFC 9293).
 func tcpOpens() []expr.Any {
 	const syn, rst = 2, 4

@@ -35,9 +35,13 @@ func AddRule(r dataplane.Rule) Request {
 	if r.To.IsValid() {
 		bits = r.To.Bits()
 	}
+	action := uint8(unix.FR_ACT_TO_TBL)
+	if r.Blackhole {
+		action = unix.FR_ACT_BLACKHOLE
+	}
 	// struct fib_rule_hdr
 	e.u8(families[r.Family], uint8(bits), 0, 0)
-	e.u8(smallTable(r.Table), 0, 0, unix.FR_ACT_TO_TBL)
+	e.u8(smallTable(r.Table), 0, 0, action)
 	e.u32(0)
 	if r.To.IsValid() {
 		e.attrAddr(unix.FRA_DST, r.To.Addr())
@@ -110,8 +114,8 @@ func parseRule(f dataplane.Family, body []byte) (Rule, error) {
 	bits, srcBits, tos, action := int(body[1]), body[2], body[3], body[7]
 	flags := binary.NativeEndian.Uint32(body[8:])
 	// FIB_RULE_INVERT changes the meaning; the other flags are state.
-	r := Rule{Exact: srcBits == 0 && tos == 0 && action == unix.FR_ACT_TO_TBL && flags&unix.FIB_RULE_INVERT == 0}
-	r.Family, r.Table = f, int(body[4])
+	r := Rule{Exact: srcBits == 0 && tos == 0 && (action == unix.FR_ACT_TO_TBL || action == unix.FR_ACT_BLACKHOLE) && flags&unix.FIB_RULE_INVERT == 0}
+	r.Family, r.Table, r.Blackhole = f, int(body[4]), action == unix.FR_ACT_BLACKHOLE
 	as, err := attributes(body[header:])
 	if err != nil {
 		return Rule{}, err
