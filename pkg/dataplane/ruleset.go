@@ -16,6 +16,9 @@ type GatewayRules struct {
 	// more connections can be tracked.
 	Probers    []netip.Addr
 	HealthPort uint16
+	// Ports are those of TCP at which the router tells of itself, to Askers and nobody else.
+	Ports  []uint16
+	Askers []netip.Prefix
 	// Destinations are what clients may reach.
 	Destinations []netip.Prefix
 	// Clients may send.

@@ -22,6 +22,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 	"sync"
 	"time"
 
@@ -110,6 +111,10 @@ type Config struct {
 	// Probers are the node's addresses, from which kubelet asks at HealthPort.
 	Probers    []netip.Addr
 	HealthPort uint16
+	// Ports are those of TCP at which the router tells of itself, and Askers who may ask there
+	// beside the cluster.
+	Ports  []uint16
+	Askers []netip.Prefix
 	// Resync is the longest time between two syncs.
 	Resync time.Duration
 }
@@ -137,7 +142,7 @@ type Gateway struct {
 	kernel   Kernel
 	families []dataplane.Family
 	egresses listers.EgressNamespaceLister
-	slices   discoverylisters.EndpointSliceNamespaceLister
+	lists    discoverylisters.EndpointSliceNamespaceLister
 	loop     *reconcile.Loop[struct{}]
 	synced   []cache.DoneChecker
 	report   func(condition string, reason error)
@@ -163,7 +168,7 @@ type Gateway struct {
 }
 
 // New returns a gateway that isn't running. report is told of the conditions.
-func New(cfg Config, k Kernel, egresses, slices cache.SharedIndexInformer, reg prometheus.Registerer,
+func New(cfg Config, k Kernel, egresses, lists cache.SharedIndexInformer, reg prometheus.Registerer,
 	report func(condition string, reason error)) (*Gateway, error) {
 	if len(cfg.Addresses) == 0 {
 		return nil, errors.New("the router has no address")
@@ -171,7 +176,7 @@ func New(cfg Config, k Kernel, egresses, slices cache.SharedIndexInformer, reg p
 	g := &Gateway{
 		cfg: cfg, kernel: k, report: report,
 		egresses: listers.NewEgressLister(egresses.GetIndexer()).Egresses(cfg.Namespace),
-		slices:   discoverylisters.NewEndpointSliceLister(slices.GetIndexer()).EndpointSlices(cfg.Namespace),
+		lists:    discoverylisters.NewEndpointSliceLister(lists.GetIndexer()).EndpointSlices(cfg.Namespace),
 		metrics:  newMetrics(cfg, reg),
 	}
 	for _, a := range cfg.Addresses {
@@ -184,9 +189,8 @@ func New(cfg Config, k Kernel, egresses, slices cache.SharedIndexInformer, reg p
 		informer cache.SharedIndexInformer
 		handler  cache.ResourceEventHandler
 	}{
-		// The status counts clients: each that comes or goes would have everything compared.
-		{egresses, reconcile.SpecHandler(func(*v2.Egress) { g.changed() })},
-		{slices, reconcile.Handler(func(*discoveryv1.EndpointSlice) { g.changed() })},
+		{egresses, g.egressHandler()},
+		{lists, reconcile.Handler(func(*discoveryv1.EndpointSlice) { g.changed() })},
 	} {
 		reg, err := h.informer.AddEventHandler(h.handler)
 		if err != nil {
@@ -195,6 +199,24 @@ func New(cfg Config, k Kernel, egresses, slices cache.SharedIndexInformer, reg p
 		g.synced = append(g.synced, reg.HasSyncedChecker())
 	}
 	return g, nil
+}
+
+// egressHandler asks for a sync when the Egress, or the cluster's ranges, change. The rest of the
+// status counts clients: each that comes or goes would have everything compared.
+func (g *Gateway) egressHandler() cache.ResourceEventHandler {
+	h := reconcile.SpecHandler(func(*v2.Egress) { g.changed() })
+	return cache.ResourceEventHandlerFuncs{
+		AddFunc:    func(obj any) { h.OnAdd(obj, false) },
+		DeleteFunc: h.OnDelete,
+		UpdateFunc: func(old, obj any) {
+			before, ok := old.(*v2.Egress)
+			if now, is := obj.(*v2.Egress); ok && is && !slices.Equal(before.Status.InClusterCIDRs, now.Status.InClusterCIDRs) {
+				g.changed()
+				return
+			}
+			h.OnUpdate(old, obj)
+		},
+	}
 }
 
 // Run works until ctx ends.
@@ -263,7 +285,7 @@ func (g *Gateway) want(ctx context.Context) (plan.Gateway, error) {
 	if err != nil {
 		return plan.Gateway{}, err
 	}
-	lists, err := g.slices.List(labels.Everything())
+	all, err := g.lists.List(labels.Everything())
 	if err != nil {
 		return plan.Gateway{}, err
 	}
@@ -276,8 +298,8 @@ func (g *Gateway) want(ctx context.Context) (plan.Gateway, error) {
 	g.mu.Unlock()
 	want, skipped := plan.NewGateway(plan.GatewayConfig{
 		Addresses: g.cfg.Addresses, Uplink: uplink.Name, UplinkIndex: uplink.Index, MTU: uplink.MTU, Port: g.cfg.Port, SourcePortAuto: g.cfg.SourcePortAuto,
-		Probers: g.cfg.Probers, HealthPort: g.cfg.HealthPort,
-	}, egress, lists)
+		Probers: g.cfg.Probers, HealthPort: g.cfg.HealthPort, Ports: g.cfg.Ports, AlsoAskers: g.cfg.Askers,
+	}, egress, all)
 	g.reportSkipped(ctx, skipped)
 	return want, nil
 }

@@ -26,6 +26,10 @@ type GatewayConfig struct {
 	// Probers are who asks at the TCP port HealthPort how the router is.
 	Probers    []netip.Addr
 	HealthPort uint16
+	// Ports are those of TCP at which the router tells of itself, and AlsoAskers who may ask there
+	// beside Probers, the cluster and who has an address that is routed nowhere but at home.
+	Ports      []uint16
+	AlsoAskers []netip.Prefix
 	// SourcePortAuto lets the kernel choose source ports whatever the Egress says.
 	SourcePortAuto bool
 }
@@ -46,6 +50,21 @@ type Gateway struct {
 	// Tunnels lead to the addresses of the pods, one to each.
 	Tunnels      []dataplane.Tunnel
 	Destinations []netip.Prefix
+	// Askers may ask at Ports.
+	Askers []netip.Prefix
+}
+
+// sharedRange is between private and public addresses (RFC 6598); some clusters give it to pods.
+var sharedRange = netip.MustParsePrefix("100.64.0.0/10")
+
+// askers are those of a router of an Egress. Private addresses are among them, because not every
+// network plugin says which ones its nodes and pods have.
+func askers(cfg GatewayConfig, egress *v2.Egress) []netip.Prefix {
+	all := slices.Concat(dataplane.PrivateRanges, dataplane.LinkLocalRanges, []netip.Prefix{sharedRange}, cfg.AlsoAskers, validPrefixes(egress.Status.InClusterCIDRs))
+	for _, a := range cfg.Probers {
+		all = append(all, netip.PrefixFrom(a, a.BitLen()))
+	}
+	return Aggregate(all)
 }
 
 // NewGateway returns what a router of an Egress should have for the clients that the
@@ -54,7 +73,7 @@ type Gateway struct {
 // address from who came. skipped names endpoints and destinations that can't be
 // understood; they cost nobody else anything.
 func NewGateway(cfg GatewayConfig, egress *v2.Egress, lists []*discoveryv1.EndpointSlice) (g Gateway, skipped []string) {
-	g.GatewayConfig = cfg
+	g.GatewayConfig, g.Askers = cfg, askers(cfg, egress)
 	own := make(map[dataplane.Family]netip.Addr, len(cfg.Addresses))
 	for _, a := range cfg.Addresses {
 		own[dataplane.FamilyOf(a)] = a
@@ -172,7 +191,7 @@ func (g Gateway) Routes(links map[netip.Addr]dataplane.TunnelLink) ([]dataplane.
 // Filter returns what nftables should do; clients without a tunnel may not send.
 func (g Gateway) Filter(links map[netip.Addr]dataplane.TunnelLink) dataplane.GatewayRules {
 	rules := dataplane.GatewayRules{
-		Uplink: g.UplinkIndex, MTU: g.MTU, Addresses: g.Addresses, Port: g.Port, Probers: g.Probers, HealthPort: g.HealthPort, Destinations: g.Destinations,
+		Uplink: g.UplinkIndex, MTU: g.MTU, Addresses: g.Addresses, Port: g.Port, Probers: g.Probers, HealthPort: g.HealthPort, Ports: g.Ports, Askers: g.Askers, Destinations: g.Destinations,
 		Clients: make([]dataplane.GatewayClient, 0, len(g.Tunnels)),
 	}
 	for _, t := range g.Tunnels {
@@ -186,7 +205,7 @@ func (g Gateway) Filter(links map[netip.Addr]dataplane.TunnelLink) dataplane.Gat
 // Equal says whether two gateways need the same of the kernel.
 func (g Gateway) Equal(o Gateway) bool {
 	return g.Uplink == o.Uplink && g.UplinkIndex == o.UplinkIndex && g.MTU == o.MTU && g.Port == o.Port && slices.Equal(g.Addresses, o.Addresses) &&
-		slices.Equal(g.Destinations, o.Destinations) && slices.Equal(g.Tunnels, o.Tunnels)
+		slices.Equal(g.Destinations, o.Destinations) && slices.Equal(g.Askers, o.Askers) && slices.Equal(g.Tunnels, o.Tunnels)
 }
 
 // GatewayChange is what one state of a router needs that another one didn't have.
@@ -195,8 +214,8 @@ type GatewayChange struct {
 	Came, Left []dataplane.Tunnel
 }
 
-// Since returns what changed since before, in tunnels alone: destinations, and which pod
-// has an address, may have changed, too. It returns false if tunnels that stay must change, if
+// Since returns what changed since before, in tunnels alone: destinations, askers, and which
+// pod has an address, may have changed, too. It returns false if tunnels that stay must change, if
 // the router's own network has changed, or if nothing has.
 func (g Gateway) Since(before Gateway) (c GatewayChange, ok bool) {
 	if g.Uplink != before.Uplink || g.UplinkIndex != before.UplinkIndex || g.MTU != before.MTU || !slices.Equal(g.Addresses, before.Addresses) {
@@ -215,7 +234,7 @@ func (g Gateway) Since(before Gateway) (c GatewayChange, ok bool) {
 			old, now = old[1:], now[1:]
 		}
 	}
-	return c, !slices.Equal(g.Pods, before.Pods) || !slices.Equal(g.Destinations, before.Destinations)
+	return c, !slices.Equal(g.Pods, before.Pods) || !slices.Equal(g.Destinations, before.Destinations) || !slices.Equal(g.Askers, before.Askers)
 }
 
 // Released returns the addresses of before that nobody has now, or that came to a pod that

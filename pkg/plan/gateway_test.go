@@ -163,11 +163,47 @@ func TestGatewayRoutesAndFilter(t *testing.T) {
 		t.Errorf("rules (-want +got):\n%s", d)
 	}
 	wantFilter := dataplane.GatewayRules{
-		Uplink: 2, MTU: 1500, Addresses: dualGateway.Addresses, Port: 5555, Destinations: g.Destinations,
+		Uplink: 2, MTU: 1500, Addresses: dualGateway.Addresses, Port: 5555, Destinations: g.Destinations, Askers: g.Askers,
 		Clients: []dataplane.GatewayClient{{Addr: netip.MustParseAddr("10.0.0.3"), Link: 7}, {Addr: netip.MustParseAddr("fd00::a"), Link: 8}},
 	}
 	if d := cmp.Diff(wantFilter, g.Filter(links), addrEqual, prefixEqual); d != "" {
 		t.Errorf("filter (-want +got):\n%s", d)
+	}
+}
+
+// Who may ask a router how it is: its node before anything is known of the cluster, then the cluster.
+func TestGatewayAskers(t *testing.T) {
+	cfg := dualGateway
+	cfg.Probers, cfg.AlsoAskers = []netip.Addr{netip.MustParseAddr("192.0.2.1")}, []netip.Prefix{netip.MustParsePrefix("203.0.113.0/24")}
+	known := someEgress.DeepCopy()
+	known.Status.InClusterCIDRs = []string{"198.51.100.0/24", "2001:db8::/48", "10.0.0.0/24"}
+	for _, c := range []struct {
+		egress  *v2.Egress
+		in, out []string
+	}{
+		{someEgress, []string{"192.0.2.1", "203.0.113.9", "10.1.2.3", "172.16.0.1", "192.168.0.1", "100.64.0.1", "169.254.1.1", "fd00::1", "fe80::1"},
+			[]string{"192.0.2.2", "198.51.100.1", "8.8.8.8", "2001:db8::1"}},
+		{known, []string{"192.0.2.1", "198.51.100.1", "2001:db8::1", "10.0.0.1"}, []string{"192.0.2.2", "8.8.8.8", "2001:db8:1::1"}},
+	} {
+		g, _ := NewGateway(cfg, c.egress, nil)
+		may := func(a string) bool {
+			return slices.ContainsFunc(g.Filter(nil).Askers, func(p netip.Prefix) bool { return p.Contains(netip.MustParseAddr(a)) })
+		}
+		for _, a := range c.in {
+			if !may(a) {
+				t.Errorf("%s may not ask", a)
+			}
+		}
+		for _, a := range c.out {
+			if may(a) {
+				t.Errorf("%s may ask", a)
+			}
+		}
+	}
+	before, _ := NewGateway(cfg, someEgress, nil)
+	now, _ := NewGateway(cfg, known, nil)
+	if _, ok := now.Since(before); !ok || now.Equal(before) {
+		t.Error("nothing has changed")
 	}
 }
 

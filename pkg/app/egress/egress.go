@@ -58,7 +58,9 @@ func run(ctx context.Context, o Options, health *observe.Health) error {
 	addrs, addrErr := o.addresses()
 	probers, proberErr := o.probers()
 	healthPort, portErr := o.healthPort()
-	if err := errors.Join(addrErr, proberErr, portErr); err != nil {
+	ports, portsErr := o.ports()
+	askers, askerErr := o.askers()
+	if err := errors.Join(addrErr, proberErr, portErr, portsErr, askerErr); err != nil {
 		return err
 	}
 	cfg, err := kube.Config(o.Kubeconfig, programName)
@@ -96,7 +98,8 @@ func run(ctx context.Context, o Options, health *observe.Health) error {
 	}
 	config := natgateway.Config{
 		Namespace: o.Namespace, Egress: o.Egress, Pod: o.Pod,
-		Addresses: addrs, Port: uint16(o.Port), SourcePortAuto: o.SourcePortAuto, Probers: probers, HealthPort: healthPort, Resync: o.ResyncInterval,
+		Addresses: addrs, Port: uint16(o.Port), SourcePortAuto: o.SourcePortAuto, Probers: probers, HealthPort: healthPort,
+		Ports: ports, Askers: askers, Resync: o.ResyncInterval,
 	}
 	gateway, err := natgateway.New(config, natgateway.Kernel{
 		Network: natgateway.NewPodNetwork(handle),

@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -33,7 +34,9 @@ type Options struct {
 	SourcePortAuto bool
 	DrainPeriod    time.Duration
 	ResyncInterval time.Duration
-	Observe        observe.Options
+	// MetricsFrom are ranges of who may ask at the addresses of Observe beside the cluster.
+	MetricsFrom []string
+	Observe     observe.Options
 }
 
 // AddFlags implements program.Options.
@@ -48,6 +51,7 @@ func (o *Options) AddFlags(fs *pflag.FlagSet) {
 	fs.BoolVar(&o.SourcePortAuto, "enable-sport-auto", false, "let the kernel choose the UDP source ports to clients, whatever the Egress says")
 	fs.DurationVar(&o.DrainPeriod, "drain-period", 20*time.Second, "for how long to go on after SIGTERM, so that clients change to another router")
 	fs.DurationVar(&o.ResyncInterval, "resync-interval", time.Minute, "longest time between two comparisons with the kernel")
+	fs.StringSliceVar(&o.MetricsFrom, "metrics-from", nil, "ranges beside the cluster and private addresses from which metrics and health are answered")
 	fs.StringVar(&o.Observe.MetricsAddr, "metrics-addr", ":8080", "address of /metrics")
 	fs.StringVar(&o.Observe.HealthAddr, "health-addr", ":8081", "address of /healthz and /readyz")
 }
@@ -57,7 +61,9 @@ func (o *Options) Validate() error {
 	_, podErr := o.addresses()
 	_, nodeErr := o.probers()
 	_, portErr := o.healthPort()
-	errs := []error{podErr, nodeErr, portErr}
+	_, metricsErr := o.metricsPort()
+	_, fromErr := o.askers()
+	errs := []error{podErr, nodeErr, portErr, metricsErr, fromErr}
 	for _, v := range []struct{ name, value string }{
 		{"COIL_POD_NAMESPACE", o.Namespace}, {"COIL_POD_NAME", o.Pod}, {"COIL_EGRESS_NAME", o.Egress},
 	} {
@@ -122,17 +128,46 @@ func parseAddresses(variable, text string) ([]netip.Addr, error) {
 }
 
 // healthPort is that of --health-addr; 0 if there is none.
-func (o *Options) healthPort() (uint16, error) {
-	if o.Observe.HealthAddr == "" {
+func (o *Options) healthPort() (uint16, error) { return portOf("health-addr", o.Observe.HealthAddr) }
+
+// metricsPort is that of --metrics-addr; 0 if there is none.
+func (o *Options) metricsPort() (uint16, error) {
+	return portOf("metrics-addr", o.Observe.MetricsAddr)
+}
+
+// portOf is the port of an address, 0 of none; flag names it in errors.
+func portOf(flag, addr string) (uint16, error) {
+	if addr == "" {
 		return 0, nil
 	}
-	_, text, err := net.SplitHostPort(o.Observe.HealthAddr)
+	_, text, err := net.SplitHostPort(addr)
 	if err != nil {
-		return 0, fmt.Errorf("--health-addr: %w", err)
+		return 0, fmt.Errorf("--%s: %w", flag, err)
 	}
 	port, err := strconv.ParseUint(text, 10, 16)
 	if err != nil {
-		return 0, fmt.Errorf("--health-addr=%s: its port isn't a number of 16 bits", o.Observe.HealthAddr)
+		return 0, fmt.Errorf("--%s=%s: its port isn't a number of 16 bits", flag, addr)
 	}
 	return uint16(port), nil
+}
+
+// ports are those at which the router tells of itself.
+func (o *Options) ports() ([]uint16, error) {
+	health, healthErr := o.healthPort()
+	metrics, metricsErr := o.metricsPort()
+	all := slices.DeleteFunc([]uint16{metrics, health}, func(p uint16) bool { return p == 0 })
+	return slices.Compact(all), errors.Join(healthErr, metricsErr)
+}
+
+// askers are the ranges of --metrics-from.
+func (o *Options) askers() ([]netip.Prefix, error) {
+	var all []netip.Prefix
+	for _, text := range o.MetricsFrom {
+		p, err := netip.ParsePrefix(text)
+		if err != nil {
+			return nil, fmt.Errorf("--metrics-from: %w", err)
+		}
+		all = append(all, p.Masked())
+	}
+	return all, nil
 }

@@ -71,12 +71,41 @@ func TestProbers(t *testing.T) {
 			t.Errorf("%q: %d, %v", addr, got, err)
 		}
 	}
-	for _, bad := range []string{"8081", ":http", ":70000"} {
-		if err := parse(t, inPod, "--health-addr="+bad).Validate(); err == nil || !strings.Contains(err.Error(), "--health-addr") {
-			t.Errorf("%q: %v", bad, err)
+	for _, flag := range []string{"--health-addr", "--metrics-addr"} {
+		for _, bad := range []string{"8081", ":http", ":70000"} {
+			if err := parse(t, inPod, flag+"="+bad).Validate(); err == nil || !strings.Contains(err.Error(), flag) {
+				t.Errorf("%s %q: %v", flag, bad, err)
+			}
 		}
 	}
 	if err := parse(t, map[string]string{"COIL_NODE_ADDRESSES": "x"}).Validate(); err == nil || !strings.Contains(err.Error(), "COIL_NODE_ADDRESSES") {
+		t.Errorf("got %v", err)
+	}
+}
+
+// What is asked of the router itself is answered at two ports, or one, or none.
+func TestPortsAndAskers(t *testing.T) {
+	for _, c := range []struct {
+		args []string
+		want []uint16
+	}{
+		{nil, []uint16{8080, 8081}},
+		{[]string{"--metrics-addr=:9", "--health-addr=:9"}, []uint16{9}},
+		{[]string{"--metrics-addr=", "--health-addr=[::1]:9"}, []uint16{9}},
+		{[]string{"--metrics-addr=", "--health-addr="}, nil},
+	} {
+		if got, err := parse(t, inPod, c.args...).ports(); err != nil || !slices.Equal(got, c.want) {
+			t.Errorf("%q: %v, %v", c.args, got, err)
+		}
+	}
+	want := []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24"), netip.MustParsePrefix("2001:db8::/32")}
+	if got, err := parse(t, inPod, "--metrics-from=192.0.2.7/24,2001:db8::/32").askers(); err != nil || !slices.Equal(got, want) {
+		t.Errorf("got %v, %v", got, err)
+	}
+	if got, err := parse(t, inPod).askers(); err != nil || len(got) != 0 {
+		t.Errorf("without the flag: %v, %v", got, err)
+	}
+	if err := parse(t, inPod, "--metrics-from=192.0.2.7").Validate(); err == nil || !strings.Contains(err.Error(), "--metrics-from") {
 		t.Errorf("got %v", err)
 	}
 }

@@ -30,9 +30,11 @@ const (
 	// Unsolicited is what would have reached a client, or gone anywhere else, without a
 	// connection that a client opened, dropped.
 	Unsolicited = "unsolicited"
+	// Stranger is TCP to a port at which the router tells of itself, from who may not ask, dropped.
+	Stranger = "stranger"
 )
 
-var counted = []string{Masqueraded, Invalid, NonClient, ForgedSource, NotADestination, ForeignSource, Unsolicited}
+var counted = []string{Masqueraded, Invalid, NonClient, ForgedSource, NotADestination, ForeignSource, Unsolicited, Stranger}
 
 // Gateway is the ruleset of a router in its network namespace.
 type Gateway struct{ *table }
@@ -70,6 +72,7 @@ const loopback = 1
 //	leave      nothing that the router sends leaves by the uplink with another's address
 //	  own
 //	input      FoU from nobody else; errors about FoU, by which the kernel learns the way's MTU
+//	  asked      how the router is, by the cluster alone
 //	forward    nothing leaves but by a connection that is translated, or opens
 //	  opened     new connections of TCP get segments that fit the tunnel and the way on
 //	  answer     to clients only what they asked for
@@ -82,7 +85,8 @@ const loopback = 1
 func gateway(r dataplane.GatewayRules) definition {
 	var d definition
 	sent, opened, answer := chain{name: "sent"}, chain{name: "opened"}, chain{name: "answer"}
-	fou, probed, answered, own := chain{name: "fou"}, chain{name: "probed"}, chain{name: "answered"}, chain{name: "own"}
+	fou, probed, answered := chain{name: "fou"}, chain{name: "probed"}, chain{name: "answered"}
+	own, asked := chain{name: "own"}, chain{name: "asked"}
 	entry := chain{name: "entry", kind: nftables.ChainTypeFilter, hook: nftables.ChainHookPrerouting, priority: nftables.ChainPriorityRaw}
 	exit := chain{name: "exit", kind: nftables.ChainTypeFilter, hook: nftables.ChainHookOutput, priority: nftables.ChainPriorityRaw}
 	leave := chain{name: "leave", kind: nftables.ChainTypeFilter, hook: nftables.ChainHookOutput, priority: nftables.ChainPriorityFilter}
@@ -120,7 +124,8 @@ func gateway(r dataplane.GatewayRules) definition {
 			}
 		}
 		probers := set{name: "probers" + p.suffix, key: p.address, elements: p.addresses(r.Probers)}
-		d.sets = append(d.sets, clients, peers, destinations, probers)
+		askers := set{name: "askers" + p.suffix, key: p.address, interval: true, elements: p.intervals(r.Askers, nil)}
+		d.sets = append(d.sets, clients, peers, destinations, probers, askers)
 
 		dropped := func(name string) []expr.Any { return match(count(name+p.suffix), drop()) }
 		// Connections of the tunnels themselves are of no interest, and cost a lookup each. An
@@ -143,11 +148,15 @@ func gateway(r dataplane.GatewayRules) definition {
 		}
 		// A reset in answer to a packet that isn't translated back would end a living connection.
 		input.add("of no connection", p.of(), ctState(expr.CtStateBitINVALID), dropped(Invalid))
+		asked.add("by the cluster", p.of(), p.in(p.src, askers, true), accept())
 		// The way back, by which the kernel would know, isn't that of the tunnel.
 		opened.add("from a client", p.of(), iif(expr.CmpOpNeq, r.Uplink), clampMSS(p.segment(dataplane.TunnelMTU(p.family, r.MTU))))
 		forward.add("from a client", oif(expr.CmpOpEq, r.Uplink), p.of(), ctTranslates(), count(Masqueraded+p.suffix), accept())
 		answer.add("of no connection", p.of(), ctState(expr.CtStateBitINVALID), dropped(Invalid))
 		answer.add("nobody asked for it", p.of(), dropped(Unsolicited))
+	}
+	for _, port := range r.Ports {
+		input.add("how is it", tcpPort(dport, port), goTo(asked))
 	}
 	others.add("by the uplink", oif(expr.CmpOpEq, r.Uplink), goTo(own))
 	for _, p := range slices.Backward(protocols) {
@@ -162,6 +171,7 @@ func gateway(r dataplane.GatewayRules) definition {
 		// An error about an answer to a client is about to be translated (RFC 5508): until then its
 		// source is whichever of the uplink's addresses the kernel prefers.
 		own.add("an error", p.of(), ctState(expr.CtStateBitRELATED), ctTranslated(), accept())
+		asked.add("by another", p.of(), iif(expr.CmpOpNeq, loopback), count(Stranger+p.suffix), drop())
 		own.add("another's address", p.of(), count(ForeignSource+p.suffix), drop())
 	}
 	// An answer to a client may be for the port of FoU, or of probes.
@@ -179,7 +189,7 @@ func gateway(r dataplane.GatewayRules) definition {
 		sent.add("a client sends elsewhere", p.of(), count(NotADestination+p.suffix), drop())
 	}
 	// A chain comes before those that lead to it.
-	d.chains = append(d.chains, sent, opened, answer, fou, probed, answered, own, entry, exit, leave, input, forward, nat, others)
+	d.chains = append(d.chains, sent, opened, answer, fou, probed, answered, own, asked, entry, exit, leave, input, forward, nat, others)
 	return d
 }
 

@@ -1,0 +1,57 @@
+package nft_test
+
+import (
+	"net"
+	"net/netip"
+	"testing"
+
+	"github.com/coil-net/coil/pkg/dataplane"
+	"github.com/coil-net/coil/pkg/kernel/nft"
+	"github.com/coil-net/coil/pkg/testkit"
+	"github.com/coil-net/coil/pkg/testkit/netnstest"
+)
+
+// Only who may ask is told how the router is; what it serves at other ports is nobody's concern.
+func TestRouterTellsAskersAlone(t *testing.T) {
+	l := newLab(t)
+	l.rules.Ports = []uint16{8080, 8081}
+	for _, f := range families {
+		a := addr(f, 8, 1)
+		l.rules.Askers = append(l.rules.Askers, netip.PrefixFrom(a, a.BitLen()))
+	}
+	l.sync(dataplane.Result{Added: 1})
+	asks := func(n *netnstest.NS, from netip.Addr, to netip.AddrPort) error {
+		return n.Do(func() error {
+			dialer := net.Dialer{Timeout: silence, LocalAddr: net.TCPAddrFromAddrPort(netip.AddrPortFrom(from, 0))}
+			conn, err := dialer.Dial("tcp", to.String())
+			if err == nil {
+				conn.Close()
+			}
+			return err
+		})
+	}
+	for _, f := range families {
+		for _, port := range []uint16{8080, 8081, 8082} {
+			to := netip.AddrPortFrom(addr(f, 9, 1), port)
+			var listener net.Listener
+			testkit.Check(t, l.router.Do(func() (err error) {
+				listener, err = net.Listen("tcp", to.String())
+				return err
+			}))
+			defer listener.Close()
+			testkit.Check(t, asks(l.server, addr(f, 8, 1), to), asks(l.router, to.Addr(), to))
+			before := l.count(nft.Stranger, f)
+			err := asks(l.server, addr(f, 9, 2), to)
+			counted := l.count(nft.Stranger, f) > before
+			if strange := port != 8082; (err != nil) != strange || counted != strange {
+				t.Errorf("%s: another asks at port %d: %v, counted: %t", f, port, err, counted)
+			}
+		}
+	}
+	l.rules.Askers = nil
+	l.sync(dataplane.Result{Replaced: 2})
+	if err := asks(l.server, addr(dataplane.IPv4, 8, 1), netip.AddrPortFrom(addr(dataplane.IPv4, 9, 1), 8080)); err == nil {
+		t.Error("nobody may ask, and it answers")
+	}
+	l.sync(dataplane.Result{})
+}
