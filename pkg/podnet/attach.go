@@ -263,8 +263,10 @@ func (w wiring) wireHost(ctx context.Context, index int) error {
 	label := rtnl.LinkChange{
 		Alias: w.pod.alias(), NoAutoAddress: w.ipv6, Forwarding: true,
 		// The host's own value counts only if it is greater: so this is the one in effect.
-		RPFilter:  rtnl.LooseRPFilter,
-		ARPFilter: new(w.guarded(w.pod)),
+		RPFilter: rtnl.LooseRPFilter,
+		// A pod that sends from addresses of other links asks in their names, too. Other requests in the name
+		// of others get no answer, and so no entry in the table of neighbours that all of the node shares.
+		ARPFilter: new(w.opts.SourceGuard),
 	}
 	addr := w.pod.Address
 	if w.ipv6 {

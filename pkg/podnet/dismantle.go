@@ -102,5 +102,11 @@ func (n *Network) Dismantle(ctx context.Context, traces []Trace, removed func(wh
 	for _, r := range rules {
 		removed("rule " + r.String())
 	}
-	return errors.Join(append(errs, err)...)
+	guarded, guardErr := n.guard.Exists()
+	if guardErr == nil && guarded {
+		if guardErr = n.guard.Remove(ctx); guardErr == nil {
+			removed("table inet " + dataplane.NftTable + " of nftables")
+		}
+	}
+	return errors.Join(append(errs, err, guardErr)...)
 }

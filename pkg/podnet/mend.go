@@ -138,8 +138,8 @@ func (n *Network) mendLink(ctx context.Context, p Wired, l rtnl.Link, addrs []ne
 	if l.RPFilter != rtnl.LooseRPFilter {
 		change.RPFilter = rtnl.LooseRPFilter
 	}
-	if guarded := n.guarded(p.Pod); l.ARPFilter != guarded {
-		change.ARPFilter = new(guarded)
+	if l.ARPFilter != n.opts.SourceGuard {
+		change.ARPFilter = new(n.opts.SourceGuard)
 	}
 	change.NoAutoAddress = gateways != nil && l.HasIPv6 && !l.NoAutoAddress
 	if change.Forwarding || change.RPFilter != 0 || change.ARPFilter != nil || change.NoAutoAddress {

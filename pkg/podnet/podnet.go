@@ -21,6 +21,7 @@ import (
 	"github.com/coil-net/coil/pkg/ipam"
 	"github.com/coil-net/coil/pkg/kernel/conntrack"
 	"github.com/coil-net/coil/pkg/kernel/netns"
+	"github.com/coil-net/coil/pkg/kernel/nft"
 	"github.com/coil-net/coil/pkg/kernel/route"
 	"github.com/coil-net/coil/pkg/kernel/rtnl"
 	"github.com/coil-net/coil/pkg/kernel/rule"
@@ -111,8 +112,6 @@ type Pod struct {
 	NodeAddrs ipam.Address
 	// MTU of both ends; 0 is that of the Options.
 	MTU int
-	// AnySource exempts the pod from the SourceGuard.
-	AnySource bool
 }
 
 // ID returns the identity of the attachment.
@@ -183,6 +182,7 @@ type Network struct {
 	rules  *rule.Syncer
 	flows  *conntrack.Table // nil: the kernel tracks none
 	record *sysctl.Record   // nil: don't record
+	guard  *nft.Host
 	// ipv6 says whether the kernel has IPv6 at all.
 	ipv6 bool
 	// inherits says that new network namespaces may come with IPv6 parameters
@@ -212,6 +212,9 @@ func New(o Options) (*Network, error) {
 	if n.handle, err = rtnl.New(host); err != nil {
 		return nil, errors.Join(err, host.Close())
 	}
+	if n.guard, err = nft.NewHost(host); err != nil {
+		return nil, errors.Join(err, n.Close())
+	}
 	if n.flows, err = conntrack.New(host); err != nil && !errors.Is(err, unix.EPROTONOSUPPORT) {
 		return nil, errors.Join(err, n.Close())
 	}
@@ -240,6 +243,9 @@ func (n *Network) Handle() *rtnl.Handle { return n.handle }
 // may be in progress.
 func (n *Network) Close() error {
 	n.handle.Close()
+	if n.guard != nil {
+		n.guard.Close()
+	}
 	if n.flows != nil {
 		n.flows.Close()
 	}

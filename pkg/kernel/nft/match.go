@@ -51,6 +51,22 @@ func oif(op expr.CmpOp, index int) []expr.Any {
 	return []expr.Any{&expr.Meta{Key: expr.MetaKeyOIF, Register: register}, compare(op, ifIndex(index))}
 }
 
+// iifgroup matches packets that came in by a link of a group.
+func iifgroup(group uint32) []expr.Any {
+	return []expr.Any{
+		&expr.Meta{Key: expr.MetaKeyIIFGROUP, Register: register}, compare(expr.CmpOpEq, binaryutil.NativeEndian.PutUint32(group)),
+	}
+}
+
+// sourceMissing matches packets whose source the host wouldn't reach by the link that they came
+// in by: "fib saddr . iif oif missing". An address of the host itself is missing, too.
+func sourceMissing() []expr.Any {
+	return []expr.Any{
+		&expr.Fib{Register: register, ResultOIF: true, FlagSADDR: true, FlagIIF: true, FlagPRESENT: true},
+		compare(expr.CmpOpEq, make([]byte, 4)),
+	}
+}
+
 // protocol is what differs between the families of addresses.
 type protocol struct {
 	family   dataplane.Family
@@ -65,6 +81,17 @@ type protocol struct {
 var protocols = []protocol{
 	{dataplane.IPv4, "_ipv4", unix.NFPROTO_IPV4, 4, 20, 12, 16, nftables.TypeIPAddr},
 	{dataplane.IPv6, "_ipv6", unix.NFPROTO_IPV6, 16, 40, 8, 24, nftables.TypeIP6Addr},
+}
+
+// linkLocal are the addresses that are of one link only (RFC 4291, section 2.5.6).
+var linkLocal = netip.MustParsePrefix("fe80::/10")
+
+// unspecified is the source of who has no address.
+func (p protocol) unspecified() netip.Addr {
+	if p.family == dataplane.IPv6 {
+		return netip.IPv6Unspecified()
+	}
+	return netip.IPv4Unspecified()
 }
 
 // of matches packets of the family.
@@ -309,6 +336,9 @@ func drop() []expr.Any { return []expr.Any{&expr.Verdict{Kind: expr.VerdictDrop}
 func jump(c chain) []expr.Any {
 	return []expr.Any{&expr.Verdict{Kind: expr.VerdictJump, Chain: c.name}}
 }
+
+// back returns to the chain that a jump came from.
+func back() []expr.Any { return []expr.Any{&expr.Verdict{Kind: expr.VerdictReturn}} }
 
 // goTo goes on in a chain, at whose end a packet is accepted.
 func goTo(c chain) []expr.Any {

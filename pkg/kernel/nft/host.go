@@ -1,0 +1,95 @@
+package nft
+
+import (
+	"context"
+	"errors"
+
+	"github.com/google/nftables"
+	"golang.org/x/sys/unix"
+
+	"github.com/coil-net/coil/pkg/dataplane"
+	"github.com/coil-net/coil/pkg/kernel/netns"
+)
+
+// Host is the ruleset of a node: what comes in by pods' links from addresses that aren't routed
+// back by the same link is dropped.
+type Host struct{ *table }
+
+// NewHost returns the ruleset of a namespace, which must stay open as long as the Host is used.
+func NewHost(ns *netns.NS) (*Host, error) {
+	t, err := open(ns)
+	if err != nil {
+		return nil, err
+	}
+	return &Host{t}, nil
+}
+
+// Sync makes the table as the rules say; without any there is none.
+func (h *Host) Sync(ctx context.Context, r dataplane.HostRules) (dataplane.Result, error) {
+	if !r.SourceGuard {
+		return dataplane.Result{}, h.remove()
+	}
+	return h.sync(ctx, host())
+}
+
+// Exists says whether there is a table.
+func (h *Host) Exists() (bool, error) {
+	conn, err := h.connect()
+	if err != nil {
+		return false, err
+	}
+	_, err = conn.ListTableOfFamily(dataplane.NftTable, family)
+	if errors.Is(err, unix.ENOENT) {
+		return false, nil
+	}
+	return err == nil, err
+}
+
+// Remove removes the table; none is no error.
+func (h *Host) Remove(context.Context) error { return h.remove() }
+
+// Dropped returns how many packets were dropped since the table was made; zero without it.
+func (h *Host) Dropped() (map[dataplane.Family]uint64, error) {
+	conn, err := h.connect()
+	if err != nil {
+		return nil, err
+	}
+	// The library can't tell that there is no table from that it has no counters.
+	counters, err := readCounters(conn)
+	if err != nil {
+		return nil, err
+	}
+	dropped := map[dataplane.Family]uint64{}
+	for _, c := range counters {
+		for _, p := range protocols {
+			if c.Name == forged+p.suffix {
+				dropped[p.family] = c.Packets
+			}
+		}
+	}
+	return dropped, nil
+}
+
+// forged is the name of the chain that drops, and the start of those of its counters.
+const forged = "forged"
+
+// host returns the table of a node. The hook comes before connections are tracked, so that a
+// forged packet makes none. What isn't dropped goes on, to other chains, too.
+func host() definition {
+	var d definition
+	drops := chain{name: forged}
+	for _, p := range protocols {
+		name := forged + p.suffix
+		d.counters = append(d.counters, name)
+		if p.family == dataplane.IPv6 {
+			drops.add("link-local, which is never forwarded", p.of(), p.within(linkLocal), back())
+		}
+		// Duplicate address detection, multicast listener reports and DHCP; never forwarded either.
+		drops.add("no address yet", p.of(), p.is(p.src, p.unspecified()), back())
+		drops.add("forged", p.of(), count(name), drop())
+	}
+	entry := chain{name: "prerouting", kind: nftables.ChainTypeFilter, hook: nftables.ChainHookPrerouting, priority: nftables.ChainPriorityRaw}
+	entry.add("from a pod, of a source that isn't routed to its link", iifgroup(dataplane.LinkGroup), sourceMissing(), jump(drops))
+	d.chains = []chain{drops, entry}
+	return d
+}

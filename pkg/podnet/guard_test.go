@@ -1,0 +1,168 @@
+package podnet_test
+
+import (
+	"context"
+	"errors"
+	"net"
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/coil-net/coil/pkg/dataplane"
+	"github.com/coil-net/coil/pkg/podnet"
+	"github.com/coil-net/coil/pkg/testkit"
+	"github.com/coil-net/coil/pkg/testkit/netnstest"
+)
+
+// speaks says whether another pod gets a datagram that a pod sends from an address.
+func speaks(t *testing.T, pod, other *netnstest.NS, source, to netip.Addr) bool {
+	t.Helper()
+	var receiver, sender *net.UDPConn
+	testkit.Check(t, other.Do(func() (err error) {
+		receiver, err = net.ListenUDP("udp", net.UDPAddrFromAddrPort(netip.AddrPortFrom(to, 4711)))
+		return err
+	}))
+	defer receiver.Close()
+	testkit.Check(t, pod.Do(func() (err error) {
+		sender, err = net.ListenUDP("udp", net.UDPAddrFromAddrPort(netip.AddrPortFrom(source, 0)))
+		return err
+	}))
+	defer sender.Close()
+	_ = testkit.Must(sender.WriteTo([]byte("coil"), receiver.LocalAddr()))(t)
+	testkit.Check(t, receiver.SetReadDeadline(time.Now().Add(testkit.Timeout(300*time.Millisecond))))
+	_, from, err := receiver.ReadFromUDPAddrPort(make([]byte, 16))
+	return err == nil && from.Addr().Unmap() == source
+}
+
+// A pod speaks for itself, neither for its node nor for other pods.
+func TestSourceGuard(t *testing.T) {
+	n := newNode(t)
+	n.host.IP(t, "link", "set", "uplink-peer", "up")
+	n.host.IP(t, "route", "add", "default", "via", "192.0.2.254", "dev", "uplink")
+	n.host.IP(t, "-6", "route", "add", "default", "via", "2001:db8::ffff", "dev", "uplink")
+	n.host.IP(t, "route", "add", "unreachable", "10.64.0.0/24", "table", "120", "proto", "30")
+	n.host.IP(t, "-6", "route", "add", "unreachable", "fd64::/64", "table", "120", "proto", "30")
+	p1, pod1 := newPod(t, 1, true, true)
+	p2, pod2 := newPod(t, 2, true, true)
+	p3, _ := newPod(t, 3, true, true)
+	for _, p := range []podnet.Pod{p1, p2, p3} {
+		n.mustAttach(t, p)
+	}
+	forged := []netip.Addr{
+		nodeAddrs.IPv6, // the kernel itself refuses that of IPv4
+		p3.Address.IPv4, p3.Address.IPv6,
+		netip.MustParseAddr("203.0.113.1"), netip.MustParseAddr("2001:db8:9::1"),
+	}
+	for _, a := range forged {
+		args := []string{"address", "add", netip.PrefixFrom(a, a.BitLen()).String(), "dev", "eth0"}
+		if a.Is6() {
+			args = append(args, "nodad", "preferred_lft", "0") // not chosen unless asked for
+		}
+		pod1.IP(t, args...)
+	}
+	to := func(a netip.Addr) netip.Addr {
+		if a.Is6() {
+			return p2.Address.IPv6
+		}
+		return p2.Address.IPv4
+	}
+	for _, own := range p1.Address.Addrs() {
+		mustPing(t, pod1, to(own))
+	}
+	for _, a := range forged {
+		if !speaks(t, pod1, pod2, a, to(a)) {
+			t.Errorf("control: without the guard, nothing came from %s", a)
+		}
+	}
+	for _, want := range []dataplane.Result{{Added: 1}, {}} {
+		if got := testkit.Must(n.Guard(t.Context()))(t); got != want {
+			t.Errorf("Guard did %+v, not %+v", got, want)
+		}
+	}
+	for _, a := range forged {
+		if speaks(t, pod1, pod2, a, to(a)) {
+			t.Errorf("a pod speaks for %s", a)
+		}
+	}
+	dropped := testkit.Must(n.Dropped())(t)
+	if dropped[dataplane.IPv4] != 2 || dropped[dataplane.IPv6] != 3 {
+		t.Errorf("dropped %v", dropped)
+	}
+	for _, a := range p1.Address.Addrs() {
+		if !speaks(t, pod1, pod2, a, to(a)) {
+			t.Errorf("nothing came from the pod's own address %s", a)
+		}
+		mustPing(t, pod2, a)
+	}
+	for _, a := range p2.Address.Addrs() {
+		mustPing(t, n.host, a)
+	}
+	for _, a := range nodeAddrs.Addrs() {
+		mustPing(t, pod2, a)
+	}
+	// A pod that comes later needs nothing more, and its kernel may ask who has an address.
+	p4, pod4 := newPod(t, 4, true, true)
+	n.mustAttach(t, p4)
+	mustPing(t, pod4, p2.Address.IPv4)
+	mustPing(t, pod4, p2.Address.IPv6)
+	pod4.IP(t, "address", "add", "fd64::4:4/128", "dev", "eth0")
+	testkit.Eventually(t, 10*time.Second, "duplicate address detection ends", func() error {
+		if out := pod4.IP(t, "-6", "address", "show", "dev", "eth0"); strings.Contains(out, "tentative") || strings.Contains(out, "dadfailed") {
+			return errors.New(out)
+		}
+		return nil
+	})
+	if after := testkit.Must(n.Dropped())(t); after[dataplane.IPv6] != dropped[dataplane.IPv6] || after[dataplane.IPv4] != dropped[dataplane.IPv4] {
+		t.Errorf("dropped %v, before it was %v", after, dropped)
+	}
+}
+
+// Who removes the guard is noticed, and it comes back; switched off, it goes, and nothing else.
+func TestSourceGuardIsWatched(t *testing.T) {
+	n := newNode(t)
+	told := make(chan struct{}, 100)
+	done := make(chan error, 1)
+	watch := testkit.Must(n.WatchGuard())(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	go func() {
+		done <- watch.Run(ctx, time.Millisecond, func() {
+			select {
+			case told <- struct{}{}:
+			default:
+			}
+		})
+	}()
+	defer func() {
+		cancel()
+		testkit.Check(t, <-done)
+		testkit.Check(t, watch.Close())
+	}()
+	_ = testkit.Must(n.Guard(t.Context()))(t)
+	for _, remove := range []string{"flush ruleset", "delete table inet coil", "flush chain inet coil prerouting"} {
+		for len(told) > 0 {
+			<-told
+		}
+		_ = testkit.Must(n.host.Run("nft", remove))(t)
+		select {
+		case <-told:
+		case <-time.After(testkit.Timeout(5 * time.Second)):
+			t.Errorf("%s: nobody was told", remove)
+		}
+		if got := testkit.Must(n.Guard(t.Context()))(t); !got.Changed() {
+			t.Errorf("%s: Guard did nothing", remove)
+		}
+		if out := testkit.Must(n.host.Run("nft", "list", "ruleset"))(t); !strings.Contains(out, "fib saddr . iif oif missing jump forged") {
+			t.Errorf("%s: not restored: %s", remove, out)
+		}
+	}
+	_ = testkit.Must(n.host.Run("nft", "add table inet other"))(t)
+	off := testkit.Must(podnet.New(podnet.Options{PodTable: 116, RulePriority: 2000, Protocol: 30, Netns: n.host.Path}))(t)
+	defer func() { testkit.Check(t, off.Close()) }()
+	for range 2 {
+		_ = testkit.Must(off.Guard(t.Context()))(t)
+		if out := testkit.Must(n.host.Run("nft", "list", "tables"))(t); strings.TrimSpace(out) != "table inet other" {
+			t.Errorf("tables: %s", out)
+		}
+	}
+}
