@@ -5,6 +5,7 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
@@ -45,6 +46,8 @@ type PoolFacts struct {
 	Pools    []*v2.AddressPool
 	Nodes    []*corev1.Node
 	Services []*networkingv1.ServiceCIDR
+	// Claimed is when a block of the pool was claimed last, zero if this process saw no claim.
+	Claimed time.Time
 	// Now is the time of a transition.
 	Now metav1.Time
 }
@@ -76,6 +79,10 @@ func PoolStatus(f PoolFacts) v2.AddressPoolStatus {
 
 	set(exhausted(int64(len(f.Blocks)), total, err))
 	set(overlapping(f))
+	suspended, _ := Suspended(f.Pool, f.Claimed, f.Now.Time)
+	if suspended.Status == metav1.ConditionTrue || meta.FindStatusCondition(st.Conditions, v2.PoolSuspended) != nil {
+		set(suspended)
+	}
 	if f.Pool.DeletionTimestamp != nil {
 		set(terminating(f.Blocks))
 	} else {

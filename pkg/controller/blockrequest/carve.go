@@ -33,6 +33,9 @@ const maxCollisions = 8
 // obtain returns the block that answers a request: one that was made for it before,
 // or a new one. The error is a *refusal if there can be none.
 func (c *Controller) obtain(ctx context.Context, r *v2.BlockRequest, w *work) (*v2.AddressBlock, error) {
+	if r.Spec.Claim != "" {
+		return c.claimed(ctx, r, w)
+	}
 	for _, name := range c.madeFor(r, w) {
 		b, err := c.ours(ctx, r, name)
 		if b != nil || err != nil {
@@ -52,6 +55,9 @@ func (c *Controller) obtain(ctx context.Context, r *v2.BlockRequest, w *work) (*
 	h, err := c.holder(ctx, r)
 	if err != nil {
 		return nil, err
+	}
+	if s, _ := plan.Suspended(pool, c.Claimed(pool.Name), c.now()); s.Status == metav1.ConditionTrue {
+		return nil, refusef(v2.ReasonPoolSuspended, "AddressPool %s is suspended: %s", pool.Name, s.Message)
 	}
 	c.ledger.open(pool)
 	return c.carve(ctx, r, w, pool, p, h)

@@ -10,6 +10,7 @@
 //	no answer                    one                           answer with it
 //	no answer                    none, pool can give           carve, then answer
 //	no answer                    none, pool or node can't      answer Failed
+//	no answer, claims a block    -                             answer with that block, make it again
 //	Complete                     one more than the answer      delete the surplus one
 //
 // Creating the object named "<pool>-<index>" is the lock, so two controllers at
@@ -231,6 +232,7 @@ func (c *Controller) enqueue(r *v2.BlockRequest) {
 		return
 	}
 	c.workOf(r) // notes the time
+	c.noteClaim(r)
 	c.loop.Add(r.Name)
 }
 

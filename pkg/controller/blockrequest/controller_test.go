@@ -116,6 +116,31 @@ func TestAnswers(t *testing.T) {
 				a.addBlock(b)
 			}
 		}},
+		{name: "claims a block that is lost", block: "default-2", api: func(_ *fakeAPI, r *v2.BlockRequest) {
+			r.Spec.Claim = "default-2"
+		}},
+		{name: "claims another node's block", reason: v2.ReasonBlockTaken, words: `held by node "other"`, api: func(a *fakeAPI, r *v2.BlockRequest) {
+			r.Spec.Claim = "default-2"
+			a.addBlock(made("default", 2, "10.0.0.4/31", "other"))
+		}},
+		{name: "claims addresses of another block", reason: v2.ReasonBlockTaken, words: "in another block", api: func(a *fakeAPI, r *v2.BlockRequest) {
+			r.Spec.Claim = "default-2"
+			a.addBlock(made("wide", 0, "10.0.0.0/29", "other"))
+		}},
+		{name: "claims what isn't in the pool", reason: v2.ReasonPoolInvalid, words: "has no block default-4", api: func(_ *fakeAPI, r *v2.BlockRequest) {
+			r.Spec.Claim = "default-4"
+		}},
+		{name: "claims a block of another pool", reason: v2.ReasonPoolInvalid, words: "has no block other-0", api: func(_ *fakeAPI, r *v2.BlockRequest) {
+			r.Spec.Claim = "other-0"
+		}},
+		{name: "suspended by an earlier leader", reason: v2.ReasonPoolSuspended, words: "is suspended", api: func(a *fakeAPI, _ *v2.BlockRequest) {
+			a.pools["default"].Status.Conditions = []metav1.Condition{{
+				Type: v2.PoolSuspended, Status: metav1.ConditionTrue, Reason: plan.ReasonBlocksClaimed, LastTransitionTime: now,
+			}}
+		}},
+		{name: "suspended by an admin", reason: v2.ReasonPoolSuspended, words: "is suspended", api: func(a *fakeAPI, _ *v2.BlockRequest) {
+			a.pools["default"].Annotations = map[string]string{v2.AnnotationSuspend: "true"}
+		}},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {

@@ -33,6 +33,7 @@ type ledger struct {
 	pools  map[string]*account
 	blocks map[string][]netip.Prefix // by name, in ranges
 	ranges ranges
+	claims map[string]time.Time // by pool: when the last claim was seen
 }
 
 // account is the part of the ledger of one pool name.
@@ -48,7 +49,7 @@ type account struct {
 }
 
 func newLedger(now func() time.Time) *ledger {
-	return &ledger{now: now, pools: map[string]*account{}, blocks: map[string][]netip.Prefix{}}
+	return &ledger{now: now, pools: map[string]*account{}, blocks: map[string][]netip.Prefix{}, claims: map[string]time.Time{}}
 }
 
 // account must be called with mu held.
@@ -226,6 +227,33 @@ func (l *ledger) pick(pool string, p ipam.Pool) (candidate, error) {
 	return candidate{}, &noneFree{total: p.Total(), overlapping: len(skipped)}
 }
 
+// claim marks a block that a node holds already, and returns false if another one has addresses
+// of it. Carving goes on behind it: those up to there may be lost likewise.
+func (l *ledger) claim(pool string, index int32, b ipam.Block) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.overlaps(b) {
+		return false
+	}
+	a := l.account(pool)
+	l.mark(pool, a, index, b.Prefixes())
+	a.last = max(a.last, index)
+	return true
+}
+
+// noteClaim says that a node claims a block of a pool now.
+func (l *ledger) noteClaim(pool string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.claims[pool] = l.now()
+}
+
+func (l *ledger) claimedAt(pool string) time.Time {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.claims[pool]
+}
+
 // renew marks a candidate anew, and returns false if its mark isn't there any more: it has
 // ended, may be that of another candidate, or an event has shown a block.
 func (l *ledger) renew(pool string, c candidate) (candidate, bool) {
@@ -296,6 +324,7 @@ func (l *ledger) expire(pool string, a *account) {
 func (l *ledger) forget(pool string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	delete(l.claims, pool)
 	a := l.pools[pool]
 	if a == nil || a.busy > 0 {
 		return

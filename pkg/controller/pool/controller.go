@@ -67,6 +67,9 @@ type Carver interface {
 	// Busy says whether a block of the pool may be about to be created by somebody
 	// who does not know yet what the cache shows of the pool.
 	Busy(pool string) bool
+	// Claimed returns when a node last claimed a block of the pool that didn't exist; zero is
+	// never.
+	Claimed(pool string) time.Time
 }
 
 // Config is what the controller is made of.
@@ -255,7 +258,13 @@ func (c *Controller) sync(ctx context.Context, name string) error {
 		// The status says what is in the way, even if not all could be written.
 		return errors.Join(c.drain(ctx, facts.Blocks), c.writeStatus(ctx, p, status))
 	}
-	return c.writeStatus(ctx, p, status)
+	if err := c.writeStatus(ctx, p, status); err != nil {
+		return err
+	}
+	if _, left := plan.Suspended(p, facts.Claimed, facts.Now.Time); left > 0 {
+		return reconcile.Later(left)
+	}
+	return nil
 }
 
 // drain marks the blocks of a deleted pool deleted. Their finalizers keep them until
@@ -277,7 +286,7 @@ func (c *Controller) drain(ctx context.Context, blocks []*v2.AddressBlock) error
 }
 
 func (c *Controller) facts(p *v2.AddressPool) (plan.PoolFacts, error) {
-	f := plan.PoolFacts{Pool: p, Now: c.now()}
+	f := plan.PoolFacts{Pool: p, Claimed: c.carver.Claimed(p.Name), Now: c.now()}
 	if i, ok := c.carver.LastIndex(p); ok {
 		f.LastIndex = &i
 	}
@@ -370,6 +379,7 @@ func (c *Controller) writeStatus(ctx context.Context, p *v2.AddressPool, status 
 		{v2.PoolExhausted, v2.ReasonPoolExhausted},
 		{v2.PoolOverlapping, "PoolOverlapping"},
 		{v2.PoolTerminating, v2.ReasonPoolTerminating},
+		{v2.PoolSuspended, v2.ReasonPoolSuspended},
 	} {
 		was := meta.IsStatusConditionTrue(p.Status.Conditions, e.condition)
 		if is := meta.FindStatusCondition(status.Conditions, e.condition); is != nil && is.Status == metav1.ConditionTrue && !was {

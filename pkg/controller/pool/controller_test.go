@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil"
@@ -27,6 +28,8 @@ import (
 type fakeCarver struct {
 	last *int32
 	busy bool
+	// claimed is of all pools.
+	claimed time.Time
 }
 
 func (f *fakeCarver) LastIndex(*v2.AddressPool) (int32, bool) {
@@ -35,7 +38,8 @@ func (f *fakeCarver) LastIndex(*v2.AddressPool) (int32, bool) {
 	}
 	return *f.last, true
 }
-func (f *fakeCarver) Busy(string) bool { return f.busy }
+func (f *fakeCarver) Busy(string) bool         { return f.busy }
+func (f *fakeCarver) Claimed(string) time.Time { return f.claimed }
 
 // fixture is a controller whose caches are filled by hand and whose writes are noted
 // and done in the cache.

@@ -97,6 +97,9 @@ const (
 	PoolOverlapping = "Overlapping"
 	// PoolTerminating is True while a deleted pool waits for its blocks.
 	PoolTerminating = "Terminating"
+	// PoolSuspended is True while the pool gives no block because a node held one that doesn't
+	// exist: others may be lost, too, and would be given twice. See AnnotationSuspend.
+	PoolSuspended = "Suspended"
 )
 
 // AddressPoolStatus is what coil-ipam-controller observed.

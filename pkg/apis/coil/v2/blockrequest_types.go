@@ -43,6 +43,14 @@ type BlockRequestSpec struct {
 	// +kubebuilder:validation:MaxLength=253
 	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="can't be changed: make another request"
 	PoolName string `json:"poolName"`
+
+	// Claim is the name of a block of the pool that the node holds and that doesn't exist any
+	// more, as after etcd was restored from a backup. The answer is that block and no other.
+	//
+	// +optional
+	// +kubebuilder:validation:MaxLength=253
+	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="can't be changed: make another request"
+	Claim string `json:"claim,omitempty"`
 }
 
 // BlockRequestStatus is the answer of coil-ipam-controller.
@@ -82,6 +90,10 @@ const (
 	ReasonPoolExhausted = "PoolExhausted"
 	// ReasonPoolInvalid: the spec of the AddressPool can't be understood.
 	ReasonPoolInvalid = "PoolInvalid"
+	// ReasonPoolSuspended: see PoolSuspended.
+	ReasonPoolSuspended = "PoolSuspended"
+	// ReasonBlockTaken: another node has the block that the request claims, or its addresses.
+	ReasonBlockTaken = "BlockTaken"
 	// ReasonNodeNotFound: no Node has the name.
 	ReasonNodeNotFound = "NodeNotFound"
 )

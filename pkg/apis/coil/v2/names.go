@@ -19,6 +19,9 @@ const (
 	// coild found that its machine doesn't use the block: it is another machine's, which
 	// may still run.
 	AnnotationDisowned = "coil.cybozu.com/disowned-by"
+	// AnnotationSuspend on an AddressPool is an admin's word about PoolSuspended: with the value
+	// "true" the pool gives no block, with "false" it does.
+	AnnotationSuspend = "coil.cybozu.com/suspend"
 
 	// AnnotationApplied on what coil-egress-controller makes is a hash of what it applied.
 	AnnotationApplied = "coil.cybozu.com/applied"

@@ -1,0 +1,64 @@
+package blockrequest
+
+import (
+	"testing"
+	"time"
+
+	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
+	"github.com/coil-net/coil/pkg/plan"
+)
+
+// The node has answered before, or the block came back by other means.
+func TestClaimOfABlockThatExists(t *testing.T) {
+	api := newFakeAPI(t)
+	api.addPool(testPool("default", 1, "10.0.0.0/29"))
+	req := api.addRequest("r", "node", "default")
+	req.Spec.Claim = "default-2"
+	api.putRequest(req)
+	api.addBlock(made("default", 2, "10.0.0.4/31", "node"))
+	r := newReplica(t, api, 0, testNode("node"))
+	r.deliverAll(t)
+	if err := r.sync(t.Context(), "r"); err != nil {
+		t.Fatal(err)
+	}
+	if got := api.requests["r"].Status.AddressBlockName; got != "default-2" || len(api.blocks) != 1 {
+		t.Errorf("answer %q, %d blocks", got, len(api.blocks))
+	}
+}
+
+// After a claim others may be lost, too: nothing is carved for a while, and then behind it.
+func TestClaimSuspendsThePool(t *testing.T) {
+	api := newFakeAPI(t)
+	api.addPool(testPool("default", 1, "10.0.0.0/29"))
+	claim := api.addRequest("claim", "node", "default")
+	claim.Spec.Claim = "default-1"
+	api.putRequest(claim)
+	r := newReplica(t, api, 0, testNode("node"))
+	r.deliverAll(t)
+	start := time.Now()
+	r.now = func() time.Time { return start }
+	r.ledger.now = r.now
+	r.noteClaim(claim)
+	ask := func(name string) *v2.BlockRequest {
+		api.addRequest(name, "node", "default")
+		r.deliverAll(t)
+		if err := r.sync(t.Context(), name); err != nil {
+			t.Fatal(err)
+		}
+		return api.requests[name]
+	}
+	if c := conditionOf(t, ask("early")); c.Reason != v2.ReasonPoolSuspended {
+		t.Errorf("a request before the claim is answered: %+v", c)
+	}
+	if err := r.sync(t.Context(), "claim"); err != nil {
+		t.Fatal(err)
+	}
+	if got := api.requests["claim"].Status.AddressBlockName; got != "default-1" {
+		t.Errorf("the claim is answered with %q", got)
+	}
+	r.now = func() time.Time { return start.Add(plan.SuspendFor) }
+	r.ledger.now = r.now
+	if got := ask("late").Status.AddressBlockName; got != "default-2" {
+		t.Errorf("a request after the suspension is answered with %q, want the block behind the claimed one", got)
+	}
+}
