@@ -249,7 +249,7 @@ func TestControllerFlags(t *testing.T) {
 	bin := testkit.Must((&build.Builder{Log: os.Stderr}).Own(t.Context(), "cmd/coil-ipam-controller"))(t)
 	for _, tt := range []struct{ name, flag, words string }{
 		{"no interval", "--gc-interval=0s", "--gc-interval is 0s"},
-		{"no quarantine", "--quarantine=0s", "--quarantine is 0s"},
+		{"a quarantine that ends before it begins", "--quarantine=-1s", "--quarantine is -1s"},
 		{"times of the lease", "--leader-election-renew-deadline=1m", "must each be longer"},
 		{"no API server", "--kubeconfig=/nonexistent", "give --kubeconfig"},
 	} {
