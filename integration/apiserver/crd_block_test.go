@@ -47,7 +47,10 @@ func blockAttempts() []attempt {
 
 // requestAttempts are attempts to create or change a BlockRequest.
 func requestAttempts() []attempt {
-	const old = `spec: {nodeName: node, poolName: default}`
+	const (
+		old   = `spec: {nodeName: node, poolName: default}`
+		claim = `spec: {nodeName: node, poolName: default, claim: default-1}`
+	)
 	return []attempt{
 		{name: "a request", new: old},
 		{name: "nothing new", old: old, new: old},
@@ -60,5 +63,12 @@ func requestAttempts() []attempt {
 		{name: "a name of a pool without end", new: `spec: {nodeName: node, poolName: ` + strings.Repeat("p", 254) + `}`, field: "spec.poolName", reason: "Too long"},
 		{name: "another node", old: old, new: `spec: {nodeName: other, poolName: default}`, field: "spec.nodeName", reason: fixed},
 		{name: "another pool", old: old, new: `spec: {nodeName: node, poolName: other}`, field: "spec.poolName", reason: fixed},
+
+		{name: "a claim", new: claim},
+		{name: "the same claim", old: claim, new: claim},
+		{name: "another claim", old: claim, new: `spec: {nodeName: node, poolName: default, claim: default-2}`, field: "spec.claim", reason: fixed},
+		{name: "a claim added", old: old, new: claim, field: "spec.claim", reason: fixed},
+		{name: "a claim removed", old: claim, new: old, field: "spec.claim", reason: fixed},
+		{name: "a claim without end", new: `spec: {nodeName: node, poolName: default, claim: ` + strings.Repeat("b", 254) + `}`, field: "spec.claim", reason: "Too long"},
 	}
 }

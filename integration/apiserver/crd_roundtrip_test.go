@@ -59,7 +59,7 @@ func roundTrips() []roundTrip {
 		}},
 		{name: "minimal", kind: blockKind, obj: &v2.AddressBlock{IPv4: ptr("10.0.0.0/27")}},
 		{name: "maximal", kind: requestKind, maximal: true, obj: &v2.BlockRequest{
-			Spec: v2.BlockRequestSpec{NodeName: "worker", PoolName: "default"},
+			Spec: v2.BlockRequestSpec{NodeName: "worker", PoolName: "default", Claim: "default-3"},
 			Status: v2.BlockRequestStatus{AddressBlockName: "default-3", Conditions: []v2.BlockRequestCondition{{
 				Type: v2.BlockRequestComplete, Status: corev1.ConditionTrue, Reason: "Assigned", Message: "default-3",
 				LastProbeTime: now, LastTransitionTime: now,

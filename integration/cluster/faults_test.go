@@ -274,7 +274,8 @@ func TestCoildDown(t *testing.T) {
 			if json.Unmarshal([]byte(out), &e); err == nil || e.Code != code || !strings.Contains(e.Msg+e.Details, "coild") {
 				t.Errorf("%s: %v, %s; want code %d and words about coild", command, err, out, code)
 			}
-			if took := time.Since(start); took > testkit.Limit(3*time.Second) {
+			// kubelet waits for minutes. The plugin itself is given a second, a busy machine more to start it.
+			if took := time.Since(start); took > testkit.Timeout(10*time.Second) {
 				t.Errorf("%s took %s, want about a second", command, took)
 			}
 		}

@@ -29,6 +29,8 @@ type BlockRequest struct {
 }
 
 // BlockRequestSpec says who asks for a block of which pool.
+//
+// +kubebuilder:validation:XValidation:rule="has(self.claim) == has(oldSelf.claim) && (!has(self.claim) || self.claim == oldSelf.claim)",fieldPath=".claim",message="can't be changed: make another request"
 type BlockRequestSpec struct {
 	// NodeName is the name of the Node that asks.
 	//
@@ -49,7 +51,6 @@ type BlockRequestSpec struct {
 	//
 	// +optional
 	// +kubebuilder:validation:MaxLength=253
-	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="can't be changed: make another request"
 	Claim string `json:"claim,omitempty"`
 }
 
