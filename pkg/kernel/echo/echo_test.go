@@ -17,7 +17,8 @@ import (
 	"github.com/coil-net/coil/pkg/testkit/netnstest"
 )
 
-const wait = 300 * time.Millisecond
+// wait is longer than a busy machine leaves a packet in a queue of the kernel.
+var wait = testkit.Timeout(time.Second)
 
 // wire is a link that takes packets as a tunnel does, and whose other end the test holds.
 type wire struct {
