@@ -34,6 +34,9 @@ var losses = []struct {
 	{"rp_filter", "echo 1 > /proc/sys/net/ipv4/conf/%[1]s/rp_filter", []string{"sysctl"}},
 	{"forwarding of the link", "echo 0 > /proc/sys/net/ipv4/conf/%[1]s/forwarding", []string{"sysctl"}},
 	{"IPv6 of the link", "echo 1 > /proc/sys/net/ipv6/conf/%[1]s/disable_ipv6", []string{"sysctl", "link_address", "pod_route"}},
+	{"ruleset of nftables", "nft flush ruleset", []string{"source_guard"}},
+	{"table of nftables", "nft delete table inet coil", []string{"source_guard"}},
+	{"rule of the source guard", "nft flush chain inet coil prerouting", []string{"source_guard"}},
 	{"forwarding, IPv4", "echo 0 > /proc/sys/net/ipv4/ip_forward", []string{"sysctl"}},
 	{"forwarding, IPv6", "echo 0 > /proc/sys/net/ipv6/conf/all/forwarding", []string{"sysctl"}},
 }

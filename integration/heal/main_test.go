@@ -111,6 +111,7 @@ func (f *fixture) kernel() []string {
 		done
 		ip -N -o -d link show type veth
 		ip -N -o address
+		nft -s list ruleset
 		cd /proc/sys/net
 		grep -H . ipv4/ip_forward ipv6/conf/all/forwarding ipv[46]/conf/veth*/forwarding ipv4/conf/veth*/rp_filter ipv6/conf/veth*/disable_ipv6`)
 	var all []string

@@ -266,7 +266,10 @@ func (w wiring) wireHost(ctx context.Context, index int) error {
 		RPFilter: rtnl.LooseRPFilter,
 		// A pod that sends from addresses of other links asks in their names, too. Other requests in the name
 		// of others get no answer, and so no entry in the table of neighbours that all of the node shares.
-		ARPFilter: new(w.opts.SourceGuard),
+		ARPFilter: new(w.opts.guards(w.pod)),
+	}
+	if w.pod.Unguarded {
+		label.Group = w.pod.group() // it was made when that wasn't known
 	}
 	addr := w.pod.Address
 	if w.ipv6 {

@@ -39,7 +39,7 @@ func (n *Network) checkHost(ctx context.Context, p Pod, a Attachment) error {
 	c.expect(a.HostMAC == "" || l.MAC.String() == a.HostMAC, "MAC address of %s is %s, not %s", l.Name, l.MAC, a.HostMAC)
 	c.expect(l.MTU == p.MTU, "MTU of %s is %d, not %d", l.Name, l.MTU, p.MTU)
 	c.expect(l.Alias == p.alias(), "alias is %q, not %q", l.Alias, p.alias())
-	c.expect(l.Group == dataplane.LinkGroup, "group is %#x, not %#x", l.Group, uint32(dataplane.LinkGroup))
+	c.expect(dataplane.OfPods(l.Group), "group is %#x, not %#x", l.Group, uint32(dataplane.LinkGroup))
 	c.expect(slices.Contains(l.AltNames, p.ID().altName()), "alternative name %s is missing", p.ID().altName())
 	for _, gw := range a.Gateways.Addrs() {
 		c.address(ctx, n.handle, l.Index, gw)

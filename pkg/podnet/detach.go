@@ -138,7 +138,7 @@ func (n *Network) find(ctx context.Context, id ID, hint int) (rtnl.Link, error) 
 // or, when an Attach was killed before it set that, by its group and name.
 func belongs(l rtnl.Link, id ID) bool {
 	if l.Alias == "" {
-		return l.Name == id.name() && (l.Group == dataplane.LinkGroup || beingRemoved(l))
+		return l.Name == id.name() && (dataplane.OfPods(l.Group) || beingRemoved(l))
 	}
 	_, owner, ok := parseAlias(l.Alias)
 	return ok && owner == id

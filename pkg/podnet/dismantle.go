@@ -51,7 +51,7 @@ func (n *Network) Traces(ctx context.Context) ([]Trace, error) {
 		case aliased:
 			foreign := pool == ""
 			all = append(all, Trace{ID: id, Pool: pool, Link: l.Name, InUse: !foreign && !beingRemoved(l), Foreign: foreign, link: l})
-		case l.Alias == "" && (l.Group == dataplane.LinkGroup || beingRemoved(l)) && named(l):
+		case l.Alias == "" && (dataplane.OfPods(l.Group) || beingRemoved(l)) && named(l):
 			// The alias comes before a link is up, so that it was lost if that is up.
 			all = append(all, Trace{Link: l.Name, InUse: l.Up && !beingRemoved(l), link: l})
 		}

@@ -19,11 +19,24 @@ func (n *Network) Guard(ctx context.Context) (dataplane.Result, error) {
 	return res, nil
 }
 
+// guards says whether a pod may send from its own addresses only.
+func (o Options) guards(p Pod) bool { return o.SourceGuard && !p.Unguarded }
+
 // WatchGuard begins to watch for changes of the rule.
 func (n *Network) WatchGuard() (*nft.Watch, error) { return nft.NewWatch(n.host) }
 
-// GuardTouched says whether anybody may have changed the rule since Guard made it.
-func (n *Network) GuardTouched(ctx context.Context) (bool, error) { return n.guard.Touched(ctx) }
-
-// Dropped returns how many packets of pods were dropped, as their sources weren't the pods'.
-func (n *Network) Dropped() (map[dataplane.Family]uint64, error) { return n.guard.Dropped() }
+// Dropped returns how many packets of pods were dropped, as their sources weren't the pods', since
+// the rule was made; nothing without it.
+func (n *Network) Dropped(ctx context.Context) (map[dataplane.Family]uint64, error) {
+	counters, err := n.guard.Counters(ctx)
+	if err != nil {
+		return nil, err
+	}
+	dropped := map[dataplane.Family]uint64{}
+	for _, c := range counters {
+		if c.Name == nft.Forged {
+			dropped[c.Family] = c.Packets
+		}
+	}
+	return dropped, nil
+}

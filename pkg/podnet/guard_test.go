@@ -85,7 +85,7 @@ func TestSourceGuard(t *testing.T) {
 			t.Errorf("a pod speaks for %s", a)
 		}
 	}
-	dropped := testkit.Must(n.Dropped())(t)
+	dropped := testkit.Must(n.Dropped(t.Context()))(t)
 	if dropped[dataplane.IPv4] != 2 || dropped[dataplane.IPv6] != 3 {
 		t.Errorf("dropped %v", dropped)
 	}
@@ -113,8 +113,55 @@ func TestSourceGuard(t *testing.T) {
 		}
 		return nil
 	})
-	if after := testkit.Must(n.Dropped())(t); after[dataplane.IPv6] != dropped[dataplane.IPv6] || after[dataplane.IPv4] != dropped[dataplane.IPv4] {
+	if after := testkit.Must(n.Dropped(t.Context()))(t); after[dataplane.IPv6] != dropped[dataplane.IPv6] || after[dataplane.IPv4] != dropped[dataplane.IPv4] {
 		t.Errorf("dropped %v, before it was %v", after, dropped)
+	}
+}
+
+// A pod of a namespace that may send from any address does, from its first packet on; so does one that
+// runs when the namespace is given leave, and no longer when it isn't.
+func TestUnguarded(t *testing.T) {
+	n := newNode(t)
+	n.host.IP(t, "link", "set", "uplink-peer", "up")
+	n.host.IP(t, "route", "add", "default", "via", "192.0.2.254", "dev", "uplink") // or rp_filter drops
+	_ = testkit.Must(n.Guard(t.Context()))(t)
+	foreign := netip.MustParseAddr("203.0.113.1")
+	p1, pod1 := newPod(t, 1, true, true)
+	p2, pod2 := newPod(t, 2, true, true)
+	p1.Unguarded = true
+	a1 := n.mustAttach(t, p1)
+	n.mustAttach(t, p2)
+	pod1.IP(t, "address", "add", "203.0.113.1/32", "dev", "eth0")
+	for _, unguarded := range []bool{true, false, true} {
+		p1.Unguarded = unguarded
+		want := func(context.Context) ([]podnet.Wired, error) {
+			return []podnet.Wired{{Pod: p1, HostIfIndex: a1.HostIfIndex, HostMAC: a1.HostMAC}}, nil
+		}
+		_ = testkit.Must(n.MendLinks(t.Context(), want))(t)
+		if got := testkit.Must(n.MendLinks(t.Context(), want))(t); got != (podnet.Mended{}) {
+			t.Errorf("unguarded %t: mended again: %+v", unguarded, got)
+		}
+		if got := speaks(t, pod1, pod2, foreign, p2.Address.IPv4); got != unguarded {
+			t.Errorf("unguarded %t: the pod's packet from another address arrives: %t", unguarded, got)
+		}
+		if err := n.Check(t.Context(), p1, a1); err != nil {
+			t.Errorf("unguarded %t: %v", unguarded, err)
+		}
+		mustPing(t, pod1, p2.Address.IPv4)
+	}
+	// The record was lost: nobody knows the namespace.
+	p1.Namespace, p1.Name, p1.Unguarded = "", "", false
+	lost := func(context.Context) ([]podnet.Wired, error) {
+		return []podnet.Wired{{Pod: p1, HostIfIndex: a1.HostIfIndex}}, nil
+	}
+	if got := testkit.Must(n.MendLinks(t.Context(), lost))(t); got != (podnet.Mended{}) {
+		t.Errorf("of a pod without a namespace, this was mended: %+v", got)
+	}
+	if found := testkit.Must(n.List(t.Context()))(t); len(found) != 2 || found[0].Unlabelled || found[1].Unlabelled {
+		t.Errorf("found %v", found)
+	}
+	if err := n.Remove(t.Context(), p1.ID(), a1.HostIfIndex); err != nil {
+		t.Error(err)
 	}
 }
 

@@ -13,7 +13,7 @@ import (
 // labelled says whether a link has the group and the alternative name of an attachment;
 // those that Coil 2.x made have the alias only.
 func labelled(l rtnl.Link, id ID) bool {
-	return l.Group == dataplane.LinkGroup && slices.Contains(l.AltNames, id.altName())
+	return dataplane.OfPods(l.Group) && slices.Contains(l.AltNames, id.altName())
 }
 
 // Label gives the link of an attachment that Coil 2.x made the group and the alternative
@@ -24,7 +24,7 @@ func (n *Network) Label(ctx context.Context, f Found) error {
 		return fmt.Errorf("label %s: %w", f, err)
 	}
 	var errs []error
-	if l.Group != dataplane.LinkGroup {
+	if !dataplane.OfPods(l.Group) {
 		errs = append(errs, n.handle.Do(ctx, rtnl.SetLink(l.Index, rtnl.LinkChange{Group: dataplane.LinkGroup})))
 	}
 	if !slices.Contains(l.AltNames, f.altName()) {

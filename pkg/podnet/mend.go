@@ -98,6 +98,8 @@ func beingRemoved(l rtnl.Link) bool { return l.Group&rtnl.RemovedMask == datapla
 
 // mendLink restores one link.
 func (n *Network) mendLink(ctx context.Context, p Wired, l rtnl.Link, addrs []netip.Addr) (m Mended, err error) {
+	// The record may have been lost, and with it the namespace that says so.
+	p.Unguarded = p.Unguarded || p.Namespace == "" && l.Group == dataplane.LinkGroupUnguarded
 	if mtu := n.mtuOf(p.Pod); l.MTU != mtu {
 		resized, err := n.resize(ctx, p.Pod, l, mtu)
 		if err != nil {
@@ -131,15 +133,15 @@ func (n *Network) mendLink(ctx context.Context, p Wired, l rtnl.Link, addrs []ne
 		change.MAC = mac
 	}
 	needsName := !slices.Contains(l.AltNames, p.ID().altName())
-	if change.Up || change.Alias != "" || change.MAC != nil || needsName || l.Group != dataplane.LinkGroup {
+	if change.Up || change.Alias != "" || change.MAC != nil || needsName || l.Group != p.group() {
 		m.Links = 1
 	}
 	change.Forwarding = !l.Forwarding
 	if l.RPFilter != rtnl.LooseRPFilter {
 		change.RPFilter = rtnl.LooseRPFilter
 	}
-	if l.ARPFilter != n.opts.SourceGuard {
-		change.ARPFilter = new(n.opts.SourceGuard)
+	if guarded := n.opts.guards(p.Pod); l.ARPFilter != guarded {
+		change.ARPFilter = new(guarded)
 	}
 	change.NoAutoAddress = gateways != nil && l.HasIPv6 && !l.NoAutoAddress
 	if change.Forwarding || change.RPFilter != 0 || change.ARPFilter != nil || change.NoAutoAddress {
@@ -182,8 +184,8 @@ func (n *Network) relabel(ctx context.Context, p Wired, l rtnl.Link, c rtnl.Link
 	if !recognised(now, p) {
 		return fmt.Errorf("link %s: %w", now, rtnl.ErrNotExist)
 	}
-	if now.Group != dataplane.LinkGroup {
-		c.Group = dataplane.LinkGroup
+	if now.Group != p.group() {
+		c.Group = p.group()
 	}
 	reqs := []rtnl.Request{rtnl.SetLink(l.Index, c)}
 	if needsName {
@@ -257,5 +259,5 @@ func soundIPv6(l rtnl.Link) bool {
 // hasMark says whether a link may be the host's end of a pod's.
 func hasMark(l rtnl.Link) bool {
 	_, _, ok := parseAlias(l.Alias)
-	return ok || l.Group == dataplane.LinkGroup || slices.ContainsFunc(l.AltNames, isAltName)
+	return ok || dataplane.OfPods(l.Group) || slices.ContainsFunc(l.AltNames, isAltName)
 }

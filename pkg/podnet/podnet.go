@@ -112,6 +112,16 @@ type Pod struct {
 	NodeAddrs ipam.Address
 	// MTU of both ends; 0 is that of the Options.
 	MTU int
+	// Unguarded lets the pod send from any address, whatever the Options say.
+	Unguarded bool
+}
+
+// group is that of the host's end.
+func (p Pod) group() uint32 {
+	if p.Unguarded {
+		return dataplane.LinkGroupUnguarded
+	}
+	return dataplane.LinkGroup
 }
 
 // ID returns the identity of the attachment.

@@ -128,7 +128,7 @@ func (r *Router) Watch(ctx context.Context, changes Source) error {
 				r.repairs.Saw(repairKind, c.String())
 			}
 			// Pods come and go.
-			if c.State == nil || c.State.Group != dataplane.LinkGroup {
+			if c.State == nil || !dataplane.OfPods(c.State.Group) {
 				r.loop.AddAfter(struct{}{}, r.repairs.Wait(repairKind))
 			}
 		}

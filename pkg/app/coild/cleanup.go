@@ -85,6 +85,7 @@ func (o *cleanupOptions) run(ctx context.Context) error {
 func (o *Options) networkOptions() podnet.Options {
 	return podnet.Options{
 		PodTable: o.PodTable, RulePriority: o.PodRulePrio, Protocol: o.Protocol, CompatCalico: o.CompatCalico, MTU: o.MTU,
+		SourceGuard:  o.SourceGuard,
 		SysctlRecord: filepath.Join(o.StateDir, "sysctl.json"),
 	}
 }

@@ -31,6 +31,7 @@ type Options struct {
 	Protocol      int
 	EgressPort    int
 	CompatCalico  bool
+	SourceGuard   bool
 	IPAM          bool
 	Egress        bool
 	OriginateOnly bool
@@ -58,6 +59,7 @@ func (o *Options) AddFlags(fs *pflag.FlagSet) {
 	fs.IntVar(&o.Protocol, "protocol-id", dataplane.ProtocolNode, "protocol number that marks the routes and rules of coild")
 	fs.IntVar(&o.EgressPort, "egress-port", dataplane.FouPort, "UDP port of Foo-over-UDP")
 	fs.BoolVar(&o.CompatCalico, "compat-calico", false, "name the host's ends of veths as Calico does")
+	fs.BoolVar(&o.SourceGuard, "source-guard", true, "drop what pods send from addresses that aren't theirs")
 	fs.BoolVar(&o.IPAM, "enable-ipam", true, "give addresses to pods; false to chain coil behind another plugin")
 	fs.BoolVar(&o.Egress, "enable-egress", true, "obey annotations that ask for an Egress")
 	fs.BoolVar(&o.OriginateOnly, "enable-originating-only", false, "use all Egresses for connections that the pod opens only, whatever their specification says")

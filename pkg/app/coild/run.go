@@ -79,6 +79,7 @@ type daemon struct {
 	pods        *reconcile.Loop[struct{}] // rules, routes and links of all pods
 	routes      *reconcile.Loop[struct{}] // of all blocks
 	own         seen[ipam.Address]        // the node's addresses; only for nodeChanged
+	guard       guard
 	egress      *egress.Manager
 	fou         fou
 	conf        cniconf.Keeper
@@ -127,7 +128,8 @@ func (d *daemon) runNode(ctx context.Context) error {
 	changes := reconcile.New("node", func(ctx context.Context, _ struct{}) error { return d.syncNode(ctx) })
 	d.view, err = view.New(view.Config{
 		NodeName: d.NodeName, Pools: d.IPAM, Egresses: d.egressHandlers(),
-		OnNode: func() { changes.Add(struct{}{}); d.nodeChanged() },
+		OnNode:      func() { changes.Add(struct{}{}); d.nodeChanged() },
+		OnUnguarded: func() { d.pods.Add(struct{}{}) },
 	}, d.clients)
 	if err != nil {
 		return err
@@ -235,6 +237,7 @@ func (d *daemon) composeIPAM(ctx context.Context, closers *[]func() error) error
 		return err
 	}
 	d.exports = &exports{exporter, d.repairs}
+	d.composeGuard(ctx)
 
 	mine := labels.Set{v2.LabelNode: d.NodeName}.String()
 	held, err := kube.AddressBlockInformer(d.clients.Coil, mine)
@@ -261,6 +264,7 @@ func (d *daemon) composeIPAM(ctx context.Context, closers *[]func() error) error
 
 	d.assign = assign.New(assign.Config{
 		BlockTimeout: d.BlockTimeout, UndoTimeout: 10 * time.Second, Suspicion: d.SweepInterval, NodeAddrs: d.view.NodeAddrs,
+		Unguarded: d.view.Unguarded,
 	}, d.store, d.blocks, d.network)
 	d.restorer.Links = d.network
 	return nil
@@ -316,6 +320,7 @@ func (d *daemon) start(ctx context.Context, group *errgroup.Group) error {
 		if err := d.restore(ctx); err != nil {
 			return err
 		}
+		d.watchGuard(ctx, group)
 		group.Go(func() error { return d.blocks.Run(ctx) })
 		group.Go(func() error { return d.pods.Run(ctx, 1) })
 		group.Go(func() error { return d.routes.Run(ctx, 1) })

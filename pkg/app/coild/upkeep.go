@@ -21,7 +21,6 @@ import (
 	"github.com/coil-net/coil/pkg/faultpoint"
 	"github.com/coil-net/coil/pkg/kernel/route"
 	"github.com/coil-net/coil/pkg/kernel/rtnl"
-	"github.com/coil-net/coil/pkg/node/assign"
 	"github.com/coil-net/coil/pkg/node/blocks"
 	"github.com/coil-net/coil/pkg/node/export"
 	"github.com/coil-net/coil/pkg/node/heal"
@@ -35,16 +34,18 @@ import (
 // drift is how often everything is compared with the kernel though nothing was told.
 const drift = 2 * time.Minute
 
+// again is what a loop does that compares everything with the kernel: do, once more after drift.
+func again(do func(context.Context) error) func(context.Context, struct{}) error {
+	return func(ctx context.Context, _ struct{}) error {
+		if err := do(ctx); err != nil {
+			return err
+		}
+		return reconcile.Later(later())
+	}
+}
+
 // composeHealing builds the loops that repair.
 func (d *daemon) composeHealing() {
-	again := func(do func(context.Context) error) func(context.Context, struct{}) error {
-		return func(ctx context.Context, _ struct{}) error {
-			if err := do(ctx); err != nil {
-				return err
-			}
-			return reconcile.Later(later())
-		}
-	}
 	measured := reconcile.WithMetrics(d.metrics)
 	d.pods = reconcile.New("pod-routes", again(thrifty(func(ctx context.Context) error { return d.syncPods(ctx, true) })), measured)
 	d.routes = reconcile.New("block-routes", again(func(ctx context.Context) error { return d.blocks.Export(ctx) }), measured)
@@ -230,7 +231,14 @@ func (d *daemon) restoreOnce(ctx context.Context) error {
 	if rep.Adopted > 0 {
 		d.pods.Add(struct{}{}) // their links haven't been looked at
 	}
-	return errors.Join(d.syncRoutes(ctx, served), d.blocks.Export(ctx))
+	if err := errors.Join(d.syncRoutes(ctx, served), d.blocks.Export(ctx)); err != nil {
+		return err
+	}
+	// A node whose kernel can't have the rule is still a node.
+	if err := d.syncGuard(ctx, served); err != nil {
+		klog.FromContext(ctx).Error(err, "Pods are served without the source guard")
+	}
+	return nil
 }
 
 // claim makes the blocks of the node's name its own that its machine uses, and returns them. Those
@@ -351,11 +359,10 @@ func (d *daemon) wired(ctx context.Context) ([]podnet.Wired, error) {
 
 // wiredOf returns those of the attachments that have routes, or may have them in a moment.
 func (d *daemon) wiredOf(all []store.Allocation) []podnet.Wired {
-	own := d.view.NodeAddrs()
 	var pods []podnet.Wired
 	for _, a := range all {
 		if a.State == store.Attached || a.State == store.Pending {
-			pods = append(pods, assign.WiredOf(a, own))
+			pods = append(pods, d.assign.WiredOf(a))
 		}
 	}
 	return pods

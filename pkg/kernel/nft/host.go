@@ -48,38 +48,16 @@ func (h *Host) Exists() (bool, error) {
 // Remove removes the table; none is no error.
 func (h *Host) Remove(context.Context) error { return h.remove() }
 
-// Dropped returns how many packets were dropped since the table was made; zero without it.
-func (h *Host) Dropped() (map[dataplane.Family]uint64, error) {
-	conn, err := h.connect()
-	if err != nil {
-		return nil, err
-	}
-	// The library can't tell that there is no table from that it has no counters.
-	counters, err := readCounters(conn)
-	if err != nil {
-		return nil, err
-	}
-	dropped := map[dataplane.Family]uint64{}
-	for _, c := range counters {
-		for _, p := range protocols {
-			if c.Name == forged+p.suffix {
-				dropped[p.family] = c.Packets
-			}
-		}
-	}
-	return dropped, nil
-}
-
-// forged is the name of the chain that drops, and the start of those of its counters.
-const forged = "forged"
+// Forged is the Counter of what a Host drops, and the name of the chain that drops it.
+const Forged = "forged"
 
 // host returns the table of a node. The hook comes before connections are tracked, so that a
 // forged packet makes none. What isn't dropped goes on, to other chains, too.
 func host() definition {
 	var d definition
-	drops := chain{name: forged}
+	drops := chain{name: Forged}
 	for _, p := range protocols {
-		name := forged + p.suffix
+		name := Forged + p.suffix
 		d.counters = append(d.counters, name)
 		if p.family == dataplane.IPv6 {
 			drops.add("link-local, which is never forwarded", p.of(), p.within(linkLocal), back())

@@ -73,6 +73,8 @@ type Config struct {
 	Suspicion time.Duration
 	// NodeAddrs returns the node's own addresses: those that it uses towards pods.
 	NodeAddrs func() ipam.Address
+	// Unguarded says whether pods of a namespace may send from any address.
+	Unguarded func(namespace string) bool
 }
 
 // unavailable gives an error the class of node.ErrUnavailable, not its text.
@@ -139,7 +141,7 @@ func (a *Assigner) add(ctx context.Context, r node.AddRequest) (_ store.Allocati
 		if alloc.Netns.Inode == 0 { // found in the kernel after the record was lost
 			alloc.Netns, alloc.Pod = r.Netns, r.Pod
 		}
-		err := a.net.Check(ctx, PodOf(alloc, a.cfg.NodeAddrs()), attachmentOf(alloc))
+		err := a.net.Check(ctx, a.podOf(alloc), attachmentOf(alloc))
 		if err == nil && len(alloc.Result) > 0 {
 			return alloc, finish(ctx, r, alloc)
 		}
@@ -148,7 +150,7 @@ func (a *Assigner) add(ctx context.Context, r node.AddRequest) (_ store.Allocati
 		}
 		klog.FromContext(ctx).Info("Wiring a pod again", "address", alloc.Address, "reason", err)
 	}
-	pod := PodOf(alloc, a.cfg.NodeAddrs())
+	pod := a.podOf(alloc)
 
 	committed := false
 	defer func() {
@@ -224,16 +226,15 @@ func (a *Assigner) Check(ctx context.Context, id store.ID, netns string, addrs [
 			errs = append(errs, fmt.Errorf("address %s of the previous result is not the pod's, which has %s", x, alloc.Address))
 		}
 	}
-	pod := PodOf(alloc, a.cfg.NodeAddrs())
+	pod := a.podOf(alloc)
 	if netns != "" {
 		pod.Netns = netns
 	}
 	return errors.Join(append(errs, a.net.Check(ctx, pod, attachmentOf(alloc)))...)
 }
 
-// PodOf returns the pod of an allocation as podnet knows it; own are the node's
-// addresses.
-func PodOf(alloc store.Allocation, own ipam.Address) podnet.Pod {
+// podOf returns the pod of an allocation as it should be now.
+func (a *Assigner) podOf(alloc store.Allocation) podnet.Pod {
 	return podnet.Pod{
 		ContainerID: alloc.ContainerID,
 		IfName:      alloc.IfName,
@@ -242,14 +243,15 @@ func PodOf(alloc store.Allocation, own ipam.Address) podnet.Pod {
 		Namespace:   alloc.Namespace,
 		Name:        alloc.Name,
 		Address:     alloc.Address,
-		NodeAddrs:   own,
+		NodeAddrs:   a.cfg.NodeAddrs(),
+		Unguarded:   a.cfg.Unguarded(alloc.Namespace),
 	}
 }
 
 // WiredOf returns what there should be on the host for an allocation.
-func WiredOf(alloc store.Allocation, own ipam.Address) podnet.Wired {
+func (a *Assigner) WiredOf(alloc store.Allocation) podnet.Wired {
 	host, _ := macsOf(alloc.Result)
-	return podnet.Wired{Pod: PodOf(alloc, own), HostIfIndex: alloc.HostIfIndex, HostMAC: host}
+	return podnet.Wired{Pod: a.podOf(alloc), HostIfIndex: alloc.HostIfIndex, HostMAC: host}
 }
 
 // attachmentOf returns what was made for an allocation, as far as the record knows.

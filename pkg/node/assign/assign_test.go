@@ -214,6 +214,7 @@ func newBench(t *testing.T) *bench {
 	}
 	b.Assigner = New(Config{
 		BlockTimeout: time.Second, UndoTimeout: 5 * time.Second, Suspicion: suspicion, NodeAddrs: func() ipam.Address { return ipam.Address{} },
+		Unguarded: func(string) bool { return false },
 	}, s, b.supply, b.net)
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)

@@ -9,6 +9,7 @@ const (
 	Link             = "link"
 	LinkAddress      = "link_address"
 	Sysctl           = "sysctl"
+	SourceGuard      = "source_guard"
 	EgressRoute      = "egress_route"
 	EgressRule       = "egress_rule"
 	EgressTunnel     = "egress_tunnel"
@@ -18,7 +19,7 @@ const (
 
 // Kinds are all of them.
 func Kinds() []string {
-	return []string{PodRoute, Rule, BlockRoute, UnreachableRoute, Link, LinkAddress, Sysctl, EgressRoute, EgressRule, EgressTunnel, EgressNexthop, EgressSetting}
+	return []string{PodRoute, Rule, BlockRoute, UnreachableRoute, Link, LinkAddress, Sysctl, SourceGuard, EgressRoute, EgressRule, EgressTunnel, EgressNexthop, EgressSetting}
 }
 
 // Advice says who the likely culprit is when objects of a kind are destroyed again and
@@ -39,6 +40,9 @@ func Advice(kind string) string {
 			"that matches veth*, or unmanaged-devices of NetworkManager"
 	case Sysctl:
 		return "look for these parameters in /etc/sysctl.d, /usr/lib/sysctl.d and in what manages the node's configuration"
+	case SourceGuard:
+		return "a program flushes all of nftables: nftables.service does, when it starts again, if /etc/nftables.conf begins with " +
+			"\"flush ruleset\"; let that file flush its own tables"
 	case EgressRoute, EgressRule, EgressTunnel, EgressNexthop, EgressSetting:
 		return "a program changes the network of pods that use an Egress: in their containers, or from beside, as service meshes do"
 	}

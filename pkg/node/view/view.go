@@ -62,6 +62,9 @@ type Config struct {
 	Pools bool
 	// OnNode is called at each change of the node's own Node; it must not block.
 	OnNode func()
+	// OnUnguarded is called when another set of namespaces has pods that may send from any
+	// address; it must not block.
+	OnUnguarded func()
 	// Egresses is nil if nothing about Egresses is needed.
 	Egresses *EgressHandlers
 }
@@ -87,11 +90,7 @@ func New(cfg Config, clients kube.Clients) (*View, error) {
 	v.informers = append(v.informers, node)
 	v.synced = append(v.synced, reg.HasSyncedChecker())
 	if cfg.Pools || cfg.Egresses != nil {
-		var changed func(*metav1.PartialObjectMetadata)
-		if cfg.Egresses != nil {
-			changed = func(n *metav1.PartialObjectMetadata) { cfg.Egresses.Namespace(n.Name) }
-		}
-		if v.namespaces, err = v.watch(namespaces, "", changed); err != nil {
+		if v.namespaces, err = v.watch(namespaces, "", v.namespaceChanged(cfg)); err != nil {
 			return nil, err
 		}
 	}
@@ -99,6 +98,23 @@ func New(cfg Config, clients kube.Clients) (*View, error) {
 		err = v.watchEgresses(*cfg.Egresses)
 	}
 	return v, err
+}
+
+// namespaceChanged is the handler of Namespace events.
+func (v *View) namespaceChanged(cfg Config) func(*metav1.PartialObjectMetadata) {
+	unguarded := map[string]bool{}
+	return func(n *metav1.PartialObjectMetadata) {
+		if now := v.Unguarded(n.Name); cfg.Pools && now != unguarded[n.Name] {
+			unguarded[n.Name] = true
+			if !now {
+				delete(unguarded, n.Name)
+			}
+			cfg.OnUnguarded()
+		}
+		if cfg.Egresses != nil {
+			cfg.Egresses.Namespace(n.Name)
+		}
+	}
 }
 
 // watch adds an informer of the metadata of a resource; changed may be nil.
@@ -121,7 +137,7 @@ func (v *View) watch(r schema.GroupVersionResource, fieldSelector string, change
 func trim(obj any) (any, error) {
 	if o, ok := obj.(*metav1.PartialObjectMetadata); ok {
 		maps.DeleteFunc(o.Annotations, func(key, _ string) bool {
-			return key != v2.AnnotationPool && key != corev1.MirrorPodAnnotationKey && !strings.HasPrefix(key, v2.AnnotationEgressPrefix)
+			return key != v2.AnnotationPool && key != v2.AnnotationSourceGuard && key != corev1.MirrorPodAnnotationKey && !strings.HasPrefix(key, v2.AnnotationEgressPrefix)
 		})
 	}
 	return kube.Strip(obj)
@@ -211,4 +227,11 @@ func (v *View) PoolOf(ctx context.Context, namespace string) (string, error) {
 			v2.AnnotationPool, namespace, validation.LabelValueMaxLength)
 	}
 	return pool, nil
+}
+
+// Unguarded says whether the pods of a namespace may send from any address, as far as the cache
+// knows the namespace.
+func (v *View) Unguarded(namespace string) bool {
+	ns, err := v.namespaces.Get(namespace)
+	return err == nil && ns.Annotations[v2.AnnotationSourceGuard] == v2.SourceGuardOff
 }

@@ -39,18 +39,51 @@ func TestPoolOf(t *testing.T) {
 	}
 }
 
+// Who keeps the pods' links is told when pods of a namespace may send from any address, or no longer.
+func TestUnguarded(t *testing.T) {
+	cached := cache.NewIndexer(cache.MetaNamespaceKeyFunc, nil)
+	v := &View{namespaces: metadatalister.New(cached, namespaces)}
+	told := 0
+	changed := v.namespaceChanged(Config{Pools: true, OnUnguarded: func() { told++ }})
+	ns := func(annotation string) *metav1.PartialObjectMetadata {
+		return &metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{
+			Name: "vpn", Annotations: map[string]string{v2.AnnotationSourceGuard: annotation},
+		}}
+	}
+	for i, step := range []struct {
+		annotation string
+		unguarded  bool
+		told       int
+	}{{"on", false, 0}, {"off", true, 1}, {"off", true, 1}, {"OFF", false, 2}, {"", false, 2}, {"off", true, 3}} {
+		if err := cached.Update(ns(step.annotation)); err != nil {
+			t.Fatal(err)
+		}
+		changed(ns(step.annotation))
+		if got := v.Unguarded("vpn"); got != step.unguarded || told != step.told {
+			t.Errorf("step %d, %q: unguarded %t, told %d times, want %+v", i, step.annotation, got, told, step)
+		}
+	}
+	if err := cached.Delete(ns("")); err != nil {
+		t.Fatal(err)
+	}
+	changed(ns("off"))
+	if v.Unguarded("vpn") || told != 4 {
+		t.Errorf("a namespace that is gone is unguarded: %t, told %d times", v.Unguarded("vpn"), told)
+	}
+}
+
 func TestTrim(t *testing.T) {
 	n := &metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{
 		Labels:        map[string]string{"team": "a"},
 		ManagedFields: []metav1.ManagedFieldsEntry{{Manager: "kubectl"}},
 		Annotations: map[string]string{
-			v2.AnnotationPool: "p", v2.AnnotationEgressPrefix + "ns": "e", corev1.MirrorPodAnnotationKey: "m", corev1.LastAppliedConfigAnnotation: "{}",
+			v2.AnnotationPool: "p", v2.AnnotationSourceGuard: "off", v2.AnnotationEgressPrefix + "ns": "e", corev1.MirrorPodAnnotationKey: "m", corev1.LastAppliedConfigAnnotation: "{}",
 		},
 	}}
 	if _, err := trim(n); err != nil {
 		t.Fatal(err)
 	}
-	want := []string{v2.AnnotationPool, v2.AnnotationEgressPrefix + "ns", corev1.MirrorPodAnnotationKey}
+	want := []string{v2.AnnotationPool, v2.AnnotationSourceGuard, v2.AnnotationEgressPrefix + "ns", corev1.MirrorPodAnnotationKey}
 	slices.Sort(want)
 	if got := slices.Sorted(maps.Keys(n.Annotations)); !slices.Equal(got, want) || len(n.Labels) != 1 || len(n.ManagedFields) > 0 {
 		t.Errorf("left: annotations %v, labels %v, %d managed fields; want annotations %v and the labels", got, n.Labels, len(n.ManagedFields), want)

@@ -5,6 +5,10 @@ package v2
 const (
 	// AnnotationPool on a Namespace names the AddressPool of its pods.
 	AnnotationPool = "coil.cybozu.com/pool"
+	// AnnotationSourceGuard on a Namespace is SourceGuardOff to let its pods send from any address.
+	AnnotationSourceGuard = "coil.cybozu.com/source-guard"
+	// SourceGuardOff is the only value of AnnotationSourceGuard that means anything.
+	SourceGuardOff = "off"
 	// AnnotationEgressPrefix, followed by a namespace, is a Pod annotation whose
 	// value lists Egresses of that namespace, separated by commas.
 	AnnotationEgressPrefix = "egress.coil.cybozu.com/"
