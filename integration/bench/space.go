@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"os"
 
-	"golang.org/x/sys/unix"
 
 	"github.com/coil-net/coil/pkg/kernel/netns"
 	"github.com/coil-net/coil/pkg/kernel/rtnl"
@@ -19,20 +18,7 @@ type space struct {
 
 // newSpace makes a namespace.
 func newSpace() (*space, error) {
-	home, err := netns.Current()
-	if err != nil {
-		return nil, err
-	}
-	defer home.Close()
-	var ns *netns.NS
-	err = home.Do(func() (err error) {
-		// Do returns the thread to where it was.
-		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
-			return fmt.Errorf("make network namespace: %w", err)
-		}
-		ns, err = netns.Open("/proc/thread-self/ns/net")
-		return err
-	})
+	ns, err := netns.New()
 	if err != nil {
 		return nil, err
 	}

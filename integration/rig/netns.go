@@ -22,27 +22,12 @@ type namespace struct{ *netns.NS }
 
 // newNamespace makes one.
 func newNamespace() (*namespace, error) {
-	home, err := netns.Current()
+	ns, err := netns.New()
 	if err != nil {
 		return nil, err
 	}
-	defer home.Close()
-	var ns *netns.NS
-	err = home.Do(func() (err error) {
-		// Do returns the thread to where it was.
-		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
-			return fmt.Errorf("make network namespace: %w", err)
-		}
-		if ns, err = netns.Open("/proc/thread-self/ns/net"); err != nil {
-			return err
-		}
-		return loopbackUp()
-	})
-	if err != nil {
-		if ns != nil {
-			err = errors.Join(err, ns.Close())
-		}
-		return nil, err
+	if err := ns.Do(loopbackUp); err != nil {
+		return nil, errors.Join(err, ns.Close())
 	}
 	return &namespace{ns}, nil
 }

@@ -112,17 +112,42 @@ func (n *NS) Do(fn func() error) error {
 	if err != nil {
 		return err
 	}
+	if n.inode == back.inode {
+		return fn() // all threads that aren't in use by aside are there
+	}
+	return aside(back, func() error {
+		if err := unix.Setns(n.fd, unix.CLONE_NEWNET); err != nil {
+			return fmt.Errorf("enter network namespace %s: %w", n.path, err)
+		}
+		return fn()
+	})
+}
+
+// New makes a namespace, which ends when nobody has it open any more.
+func New() (n *NS, err error) {
+	back, err := home()
+	if err != nil {
+		return nil, err
+	}
+	err = aside(back, func() error {
+		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+			return fmt.Errorf("make network namespace: %w", err)
+		}
+		n, err = Open("/proc/thread-self/ns/net")
+		return err
+	})
+	return n, err
+}
+
+// aside calls fn, which changes the namespace of its thread, on a thread that nobody else uses until
+// it is back.
+func aside(back *NS, fn func() error) error {
 	done := make(chan error, 1)
 	// A goroutine of its own, so that the caller's thread is never at risk.
 	go func() {
 		err := errors.New("function in network namespace ended its goroutine")
 		defer func() { done <- err }()
 		runtime.LockOSThread()
-		if e := unix.Setns(n.fd, unix.CLONE_NEWNET); e != nil {
-			runtime.UnlockOSThread()
-			err = fmt.Errorf("enter network namespace %s: %w", n.path, e)
-			return
-		}
 		defer func() {
 			// A thread that can't go back ends together with its goroutine, because
 			// it stays locked: nobody else ever runs in the wrong namespace.

@@ -60,7 +60,7 @@ func Make(tb testing.TB, path string) {
 	}
 }
 
-// bind makes a namespace on a thread that ends with it, and binds it to a path.
+// bind makes a namespace and binds it to a path.
 func bind(path string) error {
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_RDONLY, 0o600)
 	if err != nil {
@@ -69,21 +69,15 @@ func bind(path string) error {
 	if err := f.Close(); err != nil {
 		return fmt.Errorf("create mount point: %w", err)
 	}
-	home, err := netns.Current()
+	ns, err := netns.New()
 	if err != nil {
 		return err
 	}
-	defer home.Close()
-	return home.Do(func() error {
-		// Do returns the thread to where it was.
-		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
-			return fmt.Errorf("unshare: %w", err)
-		}
-		if err := unix.Mount("/proc/thread-self/ns/net", path, "", unix.MS_BIND, ""); err != nil {
-			return fmt.Errorf("bind to %s: %w", path, err)
-		}
-		return nil
-	})
+	defer ns.Close()
+	if err := unix.Mount(fmt.Sprintf("/proc/self/fd/%d", ns.Fd()), path, "", unix.MS_BIND, ""); err != nil {
+		return fmt.Errorf("bind to %s: %w", path, err)
+	}
+	return nil
 }
 
 // Remove unbinds the namespace at a path and removes the path, as a runtime does
