@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"os"
 
-
 	"github.com/coil-net/coil/pkg/kernel/netns"
 	"github.com/coil-net/coil/pkg/kernel/rtnl"
 )
