@@ -278,14 +278,14 @@ func TestControllerPoolStatus(t *testing.T) {
 	wait("wide", v2.PoolOverlapping, metav1.ConditionTrue, "AddressPool tiny (10.23.0.0/30)")
 	wait("wide", v2.PoolOverlapping, metav1.ConditionTrue, "ServiceCIDR kubernetes (10.96.0.0/16)")
 	wait("tiny", v2.PoolExhausted, metav1.ConditionFalse, "")
-	n.Status.Addresses = []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: "10.23.0.2"}}
-	n = testkit.Must(c.core.CoreV1().Nodes().UpdateStatus(t.Context(), n, metav1.UpdateOptions{}))(t)
-	wait("tiny", v2.PoolOverlapping, metav1.ConditionTrue, "Node node (10.23.0.2)")
 	for _, r := range []string{"r-0", "r-1"} {
 		c.ask(t, r, n, "tiny")
 		c.answer(t, r)
 	}
 	wait("tiny", v2.PoolExhausted, metav1.ConditionTrue, "append a subnet")
+	n.Status.Addresses = []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: "10.23.0.2"}}
+	n = testkit.Must(c.core.CoreV1().Nodes().UpdateStatus(t.Context(), n, metav1.UpdateOptions{}))(t)
+	wait("tiny", v2.PoolOverlapping, metav1.ConditionTrue, "Node node (10.23.0.2)")
 	t.Run("the wide pool skips what the tiny one has", func(t *testing.T) {
 		// 10.23.0.0 is in block 23*65536/32 of the pool: make it the next.
 		_, err := c.coil.CoilV2().AddressPools().Patch(t.Context(), "wide", types.MergePatchType, []byte(`{"status":{"lastIndex":47103}}`), metav1.PatchOptions{}, "status")

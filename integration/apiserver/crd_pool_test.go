@@ -11,6 +11,7 @@ const (
 	notIPv6     = "must be an IPv6 subnet in CIDR notation"
 	hostBits    = " has host bits: the address must be the first one of the subnet"
 	overlaps    = " overlaps another subnet of the pool"
+	unusable    = " has addresses that pods cannot have"
 	smaller     = " is smaller than a block of 2^blockSizeBits addresses"
 	appendOnly  = "subnets can be appended, not changed, reordered or removed"
 	families    = "all subnets must have the same address families"
@@ -70,6 +71,16 @@ func poolAttempts() []attempt {
 			field: "spec.subnets", reason: "10.1.2.0/16" + hostBits},
 		{name: "host bits in one family", new: `spec: {subnets: [{ipv4: 10.0.0.0/16, ipv6: "fd00::8000/112"}]}`,
 			field: "spec.subnets", reason: "fd00::8000/112" + hostBits},
+		{name: "class E", new: `spec: {subnets: [{ipv4: 240.0.0.0/16}]}`},
+		{name: "beside link-local", new: `spec: {subnets: [{ipv4: 169.253.0.0/16}, {ipv4: 169.255.0.0/16}]}`},
+		{name: "IPv4 link-local, with the gateway of pods", new: `spec: {subnets: [{ipv4: 169.254.1.0/24}]}`, field: "spec.subnets", reason: "169.254.1.0/24" + unusable},
+		{name: "IPv4 loopback", new: `spec: {subnets: [{ipv4: 127.0.0.0/8}]}`, field: "spec.subnets", reason: "127.0.0.0/8" + unusable},
+		{name: "IPv4 this network", new: `spec: {subnets: [{ipv4: 0.1.0.0/16}]}`, field: "spec.subnets", reason: "0.1.0.0/16" + unusable},
+		{name: "IPv4 multicast", new: `spec: {subnets: [{ipv4: 239.1.0.0/16}]}`, field: "spec.subnets", reason: "239.1.0.0/16" + unusable},
+		{name: "IPv4 part of a multicast range", new: `spec: {subnets: [{ipv4: 224.0.0.0/27}]}`, field: "spec.subnets", reason: "224.0.0.0/27" + unusable},
+		{name: "IPv6 link-local", new: `spec: {subnets: [{ipv6: "fe80::/112"}]}`, field: "spec.subnets", reason: "fe80::/112" + unusable},
+		{name: "IPv6 multicast", new: `spec: {subnets: [{ipv6: "ff05::/112"}]}`, field: "spec.subnets", reason: "ff05::/112" + unusable},
+		{name: "IPv6 unspecified and loopback", new: `spec: {subnets: [{ipv6: "::/112"}]}`, field: "spec.subnets", reason: "::/112" + unusable},
 		{name: "mixed families", new: `spec: {subnets: [{ipv4: 10.0.0.0/16}, {ipv6: "fd00::/112"}]}`, field: "spec.subnets", reason: families},
 		{name: "dual stack and a single family", new: `spec: {subnets: [{ipv4: 10.0.0.0/16, ipv6: "fd00::/112"}, {ipv4: 10.1.0.0/16}]}`,
 			field: "spec.subnets", reason: families},

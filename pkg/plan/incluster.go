@@ -58,12 +58,20 @@ func fewer(all []netip.Prefix, limit int) []netip.Prefix {
 	return slices.Concat(four, narrow(six, limit-len(four)))
 }
 
-// nodeAddrs returns the addresses of a Node.
+// nodeAddrs returns the addresses of a Node, inside and outside the cluster.
 func nodeAddrs(n *corev1.Node) []netip.Addr {
+	return addrsOf(n, corev1.NodeInternalIP, corev1.NodeExternalIP)
+}
+
+// NodeInternalIPs returns the addresses of a Node inside the cluster.
+func NodeInternalIPs(n *corev1.Node) []netip.Addr { return addrsOf(n, corev1.NodeInternalIP) }
+
+// addrsOf leaves names out, even those that read like an address.
+func addrsOf(n *corev1.Node, types ...corev1.NodeAddressType) []netip.Addr {
 	var out []netip.Addr
 	for _, a := range n.Status.Addresses {
-		if a.Type != corev1.NodeInternalIP && a.Type != corev1.NodeExternalIP {
-			continue // a name, even if it reads like an address
+		if !slices.Contains(types, a.Type) {
+			continue
 		}
 		if ip, err := netip.ParseAddr(a.Address); err == nil {
 			out = append(out, ip.Unmap().WithZone(""))

@@ -60,6 +60,7 @@ import (
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
 	"github.com/coil-net/coil/pkg/faultpoint"
 	"github.com/coil-net/coil/pkg/kube"
+	"github.com/coil-net/coil/pkg/plan"
 	"github.com/coil-net/coil/pkg/reconcile"
 )
 
@@ -207,8 +208,20 @@ func (c *Controller) register(cfg Config) error {
 	if err != nil {
 		return err
 	}
+	nodes, err := cfg.Nodes.Informer().AddEventHandler(cache.ResourceEventHandlerFuncs{
+		AddFunc:    c.nodeSeen,
+		UpdateFunc: func(_, obj any) { c.nodeSeen(obj) },
+		DeleteFunc: func(obj any) {
+			if name, err := cache.DeletionHandlingMetaNamespaceKeyFunc(obj); err == nil {
+				c.ledger.seeNode(name, nil)
+			}
+		},
+	})
+	if err != nil {
+		return err
+	}
 	c.synced = []cache.DoneChecker{
-		blocks.HasSyncedChecker(), requests.HasSyncedChecker(), pools.HasSyncedChecker(), cfg.Nodes.Informer().HasSyncedChecker(),
+		blocks.HasSyncedChecker(), requests.HasSyncedChecker(), pools.HasSyncedChecker(), nodes.HasSyncedChecker(),
 	}
 	return nil
 }
@@ -254,6 +267,12 @@ func (c *Controller) blockSeen(obj any) {
 		if r, ok := obj.(*v2.BlockRequest); ok {
 			c.loop.Add(r.Name)
 		}
+	}
+}
+
+func (c *Controller) nodeSeen(obj any) {
+	if n, ok := obj.(*corev1.Node); ok {
+		c.ledger.seeNode(n.Name, plan.NodeInternalIPs(n))
 	}
 }
 

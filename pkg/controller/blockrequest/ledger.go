@@ -3,7 +3,6 @@ package blockrequest
 import (
 	"fmt"
 	"net/netip"
-	"slices"
 	"sync"
 	"time"
 
@@ -31,8 +30,8 @@ type ledger struct {
 	// mu guards all below and is never held over a call of the API server.
 	mu     sync.Mutex
 	pools  map[string]*account
-	blocks map[string][]netip.Prefix // by name, in ranges
-	ranges ranges
+	blocks holders
+	nodes  holders              // their own addresses, which no pod can have
 	claims map[string]time.Time // by pool: when the last claim was seen
 }
 
@@ -49,7 +48,7 @@ type account struct {
 }
 
 func newLedger(now func() time.Time) *ledger {
-	return &ledger{now: now, pools: map[string]*account{}, blocks: map[string][]netip.Prefix{}, claims: map[string]time.Time{}}
+	return &ledger{now: now, pools: map[string]*account{}, claims: map[string]time.Time{}}
 }
 
 // account must be called with mu held.
@@ -66,7 +65,7 @@ func (l *ledger) account(pool string) *account {
 func (l *ledger) see(b *v2.AddressBlock) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.hold(b.Name, rangesOf(b))
+	l.blocks.hold(b.Name, rangesOf(b))
 	if pool, index, ok := plan.SplitBlockName(b.Name); ok {
 		a := l.account(pool)
 		a.taken[index] = struct{}{}
@@ -83,7 +82,7 @@ func (l *ledger) miss(name string) {
 
 // free must be called with mu held.
 func (l *ledger) free(name string) {
-	l.hold(name, nil)
+	l.blocks.hold(name, nil)
 	if pool, index, ok := plan.SplitBlockName(name); ok {
 		a := l.account(pool)
 		delete(a.taken, index)
@@ -94,22 +93,15 @@ func (l *ledger) free(name string) {
 	}
 }
 
-// hold replaces the ranges of a name; mu must be held.
-func (l *ledger) hold(name string, ps []netip.Prefix) {
-	if slices.Equal(l.blocks[name], ps) {
-		return // as with most updates, which are about usage
+// seeNode records the InternalIPs of a Node; none if it is gone.
+func (l *ledger) seeNode(name string, addrs []netip.Addr) {
+	var ps []netip.Prefix
+	for _, a := range addrs {
+		ps = append(ps, netip.PrefixFrom(a, a.BitLen()))
 	}
-	for _, p := range l.blocks[name] {
-		l.ranges.remove(p)
-	}
-	delete(l.blocks, name)
-	if len(ps) == 0 {
-		return
-	}
-	for _, p := range ps {
-		l.ranges.add(p)
-	}
-	l.blocks[name] = ps
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.nodes.hold(name, ps)
 }
 
 // begin says that a block of the pool may be created from now on until the
@@ -177,20 +169,20 @@ type candidate struct {
 // noneFree is why a pool has no candidate.
 type noneFree struct {
 	total int64
-	// overlapping counts the blocks that are free but share addresses with others.
+	// overlapping counts the blocks that are free but share addresses with others, or with Nodes.
 	overlapping int
 }
 
 func (e *noneFree) Error() string {
 	if e.overlapping > 0 {
-		return fmt.Sprintf("each of its %d blocks is taken or shares addresses with an existing block of another name", e.total)
+		return fmt.Sprintf("each of its %d blocks is taken, shares addresses with an existing block of another name, or has the address of a Node", e.total)
 	}
 	return fmt.Sprintf("all of its %d blocks are taken", e.total)
 }
 
 // pick returns the next block of a pool that seems to be free and marks it, so that
 // nobody else picks it; the error is a *noneFree. A block that shares addresses
-// with an existing one, of whatever pool, isn't free.
+// with an existing one, of whatever pool, or with a Node isn't free.
 func (l *ledger) pick(pool string, p ipam.Pool) (candidate, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -212,7 +204,7 @@ func (l *ledger) pick(pool string, p ipam.Pool) (candidate, error) {
 		if err != nil {
 			return candidate{}, err
 		}
-		if !l.overlaps(b) {
+		if !l.blocks.overlap(b) && !l.nodes.overlap(b) {
 			a.last = index
 			l.mark(pool, a, index, b.Prefixes())
 			return candidate{index, b, a.marks[index]}, nil
@@ -232,7 +224,7 @@ func (l *ledger) pick(pool string, p ipam.Pool) (candidate, error) {
 func (l *ledger) claim(pool string, index int32, b ipam.Block) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.overlaps(b) {
+	if l.blocks.overlap(b) {
 		return false
 	}
 	a := l.account(pool)
@@ -268,20 +260,11 @@ func (l *ledger) renew(pool string, c candidate) (candidate, bool) {
 	return c, true
 }
 
-func (l *ledger) overlaps(b ipam.Block) bool {
-	for _, p := range b.Prefixes() {
-		if l.ranges.overlaps(p) {
-			return true
-		}
-	}
-	return false
-}
-
 // mark must be called with mu held.
 func (l *ledger) mark(pool string, a *account, index int32, ps []netip.Prefix) {
 	a.taken[index] = struct{}{}
 	a.marks[index] = l.now()
-	l.hold(plan.BlockName(pool, index), ps)
+	l.blocks.hold(plan.BlockName(pool, index), ps)
 }
 
 // found records a block that the API server has and the cache doesn't show yet.

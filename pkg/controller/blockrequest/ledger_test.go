@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -192,7 +193,42 @@ func TestLedgerForgets(t *testing.T) {
 	}
 	l.forget("p")
 	l.miss("p-0")
-	if len(l.pools)+len(l.blocks)+len(l.ranges.exact) != 0 {
-		t.Errorf("left are %d pools, %d blocks, %d ranges", len(l.pools), len(l.blocks), len(l.ranges.exact))
+	if len(l.pools)+len(l.blocks.by)+len(l.blocks.ranges.exact) != 0 {
+		t.Errorf("left are %d pools, %d blocks, %d ranges", len(l.pools), len(l.blocks.by), len(l.blocks.ranges.exact))
+	}
+}
+
+// A block with the address of a Node would take that address from the node; an address that a
+// Node has no longer can be given.
+func TestPickLeavesNodesOut(t *testing.T) {
+	l := newLedger(time.Now)
+	p := mustPool(t, 4, "10.1.0.0/26") // four blocks
+	l.seeNode("a", []netip.Addr{netip.MustParseAddr("10.1.0.3")})
+	l.seeNode("b", []netip.Addr{netip.MustParseAddr("10.1.0.40"), netip.MustParseAddr("2001:db8::1")})
+	var got []int32
+	for range 2 {
+		c, err := l.pick("default", p)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got = append(got, c.index)
+	}
+	if !slices.Equal(got, []int32{1, 3}) {
+		t.Errorf("blocks %v were chosen, want 1 and 3: nodes have addresses of 0 and 2", got)
+	}
+	_, err := l.pick("default", p)
+	if none := (*noneFree)(nil); !errors.As(err, &none) || none.overlapping != 2 {
+		t.Errorf("with nodes in the other blocks: %v, want none free, two that overlap", err)
+	}
+	l.seeNode("b", nil)
+	if c, err := l.pick("default", p); err != nil || c.index != 2 {
+		t.Errorf("without the second node block %d was chosen (%v), want 2", c.index, err)
+	}
+	block, err := p.Block(0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !l.claim("default", 0, block) {
+		t.Error("the claim of a block that pods use was refused since a Node has an address of it")
 	}
 }

@@ -2,6 +2,7 @@ package blockrequest
 
 import (
 	"net/netip"
+	"slices"
 
 	"github.com/coil-net/coil/pkg/ipam"
 )
@@ -61,4 +62,36 @@ func family(p netip.Prefix) int {
 		return 0
 	}
 	return 1
+}
+
+// holders are objects with the prefixes that each has. The zero holders is empty.
+type holders struct {
+	by     map[string][]netip.Prefix // by name, all of them in ranges
+	ranges ranges
+}
+
+// hold replaces the prefixes of a name.
+func (h *holders) hold(name string, ps []netip.Prefix) {
+	if slices.Equal(h.by[name], ps) {
+		return // as with most updates, which are about usage
+	}
+	for _, p := range h.by[name] {
+		h.ranges.remove(p)
+	}
+	delete(h.by, name)
+	if len(ps) == 0 {
+		return
+	}
+	for _, p := range ps {
+		h.ranges.add(p)
+	}
+	if h.by == nil {
+		h.by = map[string][]netip.Prefix{}
+	}
+	h.by[name] = ps
+}
+
+// overlap says whether a holder has an address of the block.
+func (h *holders) overlap(b ipam.Block) bool {
+	return slices.ContainsFunc(b.Prefixes(), h.ranges.overlaps)
 }
