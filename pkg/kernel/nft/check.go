@@ -43,11 +43,7 @@ func (t *table) check(ctx context.Context, d definition) error {
 		return errors.Join(errs...)
 	}
 	for _, s := range d.sets {
-		// What this collects is never sent.
-		switch result, err := s.update(conn, have.elements[s.name]); {
-		case err != nil:
-			errs = append(errs, fmt.Errorf("set %s of nftables: %w", s.name, err))
-		case result.Changed():
+		if !s.is(have.elements[s.name]) {
 			errs = append(errs, fmt.Errorf("table %s of nftables: set %s has other elements", dataplane.NftTable, s.name))
 		}
 	}

@@ -134,8 +134,8 @@ func named() *nftables.Table {
 	return &nftables.Table{Name: dataplane.NftTable, Family: family}
 }
 
-// sync makes the table as it is defined. If its chains and rules are, only elements of sets
-// are added and deleted; otherwise the table is replaced, and its counters go on.
+// sync makes the table as it is defined, in one transaction. If its chains, rules and intervals are,
+// only elements of sets are added and deleted; otherwise all rules are made anew.
 func (t *table) sync(ctx context.Context, d definition) (dataplane.Result, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -185,14 +185,17 @@ func (t *table) change(ctx context.Context, d definition) (dataplane.Result, err
 	return result, nil
 }
 
-// read returns what the table is; elements only if it has the shape.
+// read returns what the table is, with the elements of those sets that can stay.
 func (t *table) read(ctx context.Context, conn *nftables.Conn, d definition, shape []string) (*state, error) {
 	have := &state{elements: map[string][]nftables.SetElement{}}
 	var err error
-	if have.shape, err = t.shape(ctx, conn); err != nil || !slices.Equal(shape, have.shape) {
-		return have, err
+	if have.shape, err = t.shape(ctx, conn); err != nil {
+		return nil, err
 	}
 	for _, s := range d.sets {
+		if !slices.Contains(have.shape, s.shape()) {
+			continue
+		}
 		if have.elements[s.name], err = conn.GetSetElements(s.nft(0)); err != nil {
 			return nil, fmt.Errorf("set %s: %w", s.name, err)
 		}
@@ -203,11 +206,12 @@ func (t *table) read(ctx context.Context, conn *nftables.Conn, d definition, sha
 // write makes of what the table is what is defined, in one transaction.
 func (t *table) write(conn *nftables.Conn, d definition, shape []string, have *state) (dataplane.Result, error) {
 	var result dataplane.Result
-	if exists := len(have.shape) > 0; !slices.Equal(shape, have.shape) {
-		if err := t.replace(conn, d, exists); err != nil {
+	differs := func(s set) bool { return s.interval && !s.is(have.elements[s.name]) }
+	if !slices.Equal(shape, have.shape) || slices.ContainsFunc(d.sets, differs) {
+		if err := t.replace(conn, d, shape, have); err != nil {
 			return result, fmt.Errorf("replace: %w", err)
 		}
-		if exists {
+		if len(have.shape) > 0 {
 			return dataplane.Result{Replaced: 1}, nil
 		}
 		return dataplane.Result{Added: 1}, nil
@@ -248,30 +252,65 @@ func (t *table) remove() error {
 	return nil
 }
 
-// replace makes the table anew, in one transaction with the removal of what is there.
-func (t *table) replace(conn *nftables.Conn, d definition, exists bool) error {
-	values := map[string]*nftables.CounterObj{}
-	if exists {
-		counters, err := readCounters(conn)
+// replace makes all rules anew, in one transaction with whatever else isn't as it is defined.
+//
+// No packet gets past the rules meanwhile. A chain that is hooked already stays, since the kernel
+// hooks a new one before it has its rules, and unhooks an old one after it has lost them. A set of
+// intervals is never changed: the kernel may not find an element while its neighbours come and go.
+// The old rules go with the old set.
+func (t *table) replace(conn *nftables.Conn, d definition, shape []string, have *state) error {
+	n := named()
+	conn.AddTable(n)
+	stays := map[string]bool{}
+	if len(have.shape) > 0 {
+		o, err := readObjects(conn)
 		if err != nil {
 			return err
 		}
-		for _, c := range counters {
-			values[c.Name] = c
+		// Rules go first: they refer to all the others.
+		for _, c := range o.chains {
+			conn.FlushChain(c)
+		}
+		keep := func(item string) bool {
+			stays[item] = slices.Contains(shape, item)
+			return stays[item]
+		}
+		for _, c := range o.chains {
+			if !keep(chainShape(c)) {
+				conn.DelChain(c)
+			}
+		}
+		for _, s := range o.sets {
+			if !s.Anonymous && !keep(setShape(s.Name, s.KeyType, s.Interval, s.Size)) {
+				conn.DelSet(s)
+			}
+		}
+		for _, c := range o.counters {
+			if !keep(counterShape(c.Name)) {
+				conn.DeleteObject(c)
+			}
 		}
 	}
-	n := named()
-	conn.AddTable(n)
-	conn.DelTable(n)
-	conn.AddTable(n)
 	for _, name := range d.counters {
-		c := &nftables.CounterObj{Table: n, Name: name}
-		if old := values[name]; old != nil {
-			c.Packets, c.Bytes = old.Packets, old.Bytes
+		if !stays[counterShape(name)] {
+			conn.AddObj(&nftables.CounterObj{Table: n, Name: name})
 		}
-		conn.AddObj(c)
 	}
 	for i, s := range d.sets {
+		elements := have.elements[s.name]
+		if s.interval && stays[s.shape()] {
+			if s.is(elements) {
+				continue
+			}
+			conn.DelSet(s.nft(0))
+			delete(stays, s.shape())
+		}
+		if stays[s.shape()] {
+			if _, err := s.update(conn, elements); err != nil {
+				return err
+			}
+			continue
+		}
 		ns := s.nft(uint32(i + 1))
 		if err := conn.AddSet(ns, nil); err != nil {
 			return err
@@ -281,12 +320,10 @@ func (t *table) replace(conn *nftables.Conn, d definition, exists bool) error {
 		}
 	}
 	for _, c := range d.chains {
-		nc := &nftables.Chain{Table: n, Name: c.name}
-		if c.hook != nil {
-			policy := nftables.ChainPolicyAccept
-			nc.Type, nc.Hooknum, nc.Priority, nc.Policy = c.kind, c.hook, c.priority, &policy
+		nc := c.nft()
+		if !stays[chainShape(nc)] {
+			conn.AddChain(nc)
 		}
-		conn.AddChain(nc)
 		for _, r := range c.rules {
 			mark, err := r.mark()
 			if err != nil {
@@ -300,6 +337,16 @@ func (t *table) replace(conn *nftables.Conn, d definition, exists bool) error {
 	return conn.Flush()
 }
 
+// nft is the chain in requests.
+func (c chain) nft() *nftables.Chain {
+	nc := &nftables.Chain{Table: named(), Name: c.name}
+	if c.hook != nil {
+		policy := nftables.ChainPolicyAccept
+		nc.Type, nc.Hooknum, nc.Priority, nc.Policy = c.kind, c.hook, c.priority, &policy
+	}
+	return nc
+}
+
 // nft is the set in requests. The ID is what rules of the same transaction find it by.
 func (s set) nft(id uint32) *nftables.Set {
 	return &nftables.Set{
@@ -308,10 +355,14 @@ func (s set) nft(id uint32) *nftables.Set {
 	}
 }
 
-// update collects what changes the elements of a set from those that it has.
-func (s set) update(conn *nftables.Conn, have []nftables.SetElement) (dataplane.Result, error) {
-	var result dataplane.Result
-	ns := s.nft(0)
+// is tells whether a set has these elements.
+func (s set) is(have []nftables.SetElement) bool {
+	add, remove := s.differs(have)
+	return len(add)+len(remove) == 0
+}
+
+// differs returns what is to be added to the elements that a set has, and what to be deleted.
+func (s set) differs(have []nftables.SetElement) (add, remove []nftables.SetElement) {
 	// Who was here last has left them in this order: most changes are of a few among many.
 	want := s.elements
 	for len(have) > 0 && len(want) > 0 && sameElement(have[0], want[0]) {
@@ -324,7 +375,6 @@ func (s set) update(conn *nftables.Conn, have []nftables.SetElement) (dataplane.
 	for _, e := range want {
 		wanted[elementKey(e)] = true
 	}
-	var remove []nftables.SetElement
 	for _, e := range have {
 		if key := elementKey(e); wanted[key] {
 			delete(wanted, key)
@@ -332,17 +382,18 @@ func (s set) update(conn *nftables.Conn, have []nftables.SetElement) (dataplane.
 			remove = append(remove, nftables.SetElement{Key: e.Key, IntervalEnd: e.IntervalEnd})
 		}
 	}
-	if s.interval && (len(wanted) > 0 || len(remove) > 0) {
-		// The two ends of intervals can't be changed apart.
-		conn.FlushSet(ns)
-		return dataplane.Result{Replaced: 1}, addElements(conn, ns, s.elements)
-	}
+	return slices.DeleteFunc(slices.Clone(want), func(e nftables.SetElement) bool { return !wanted[elementKey(e)] }), remove
+}
+
+// update collects what changes the elements of a set, not one of intervals, from those that it has.
+func (s set) update(conn *nftables.Conn, have []nftables.SetElement) (dataplane.Result, error) {
+	ns := s.nft(0)
+	add, remove := s.differs(have)
 	for part := range slices.Chunk(remove, maxElements) {
 		if err := conn.SetDeleteElements(ns, part); err != nil {
-			return result, err
+			return dataplane.Result{}, err
 		}
 	}
-	add := slices.DeleteFunc(slices.Clone(want), func(e nftables.SetElement) bool { return !wanted[elementKey(e)] })
 	return dataplane.Result{Added: len(add), Deleted: len(remove)}, addElements(conn, ns, add)
 }
 
@@ -372,17 +423,13 @@ func elementKey(e nftables.SetElement) string {
 func (d definition) shape() ([]string, error) {
 	var out []string
 	for _, name := range d.counters {
-		out = append(out, "counter "+name)
+		out = append(out, counterShape(name))
 	}
 	for _, s := range d.sets {
-		out = append(out, setShape(s.name, s.key, s.interval, s.size))
+		out = append(out, s.shape())
 	}
 	for _, c := range d.chains {
-		if c.hook != nil {
-			out = append(out, fmt.Sprintf("chain %s: %s %d %d", c.name, c.kind, *c.hook, *c.priority))
-		} else {
-			out = append(out, "chain "+c.name)
-		}
+		out = append(out, chainShape(c.nft()))
 		for i, r := range c.rules {
 			mark, err := r.mark()
 			if err != nil {
@@ -395,8 +442,44 @@ func (d definition) shape() ([]string, error) {
 	return out, nil
 }
 
+func counterShape(name string) string { return "counter " + name }
+
+func (s set) shape() string { return setShape(s.name, s.key, s.interval, s.size) }
+
 func setShape(name string, key nftables.SetDatatype, interval bool, size uint32) string {
 	return fmt.Sprintf("set %s: %#x %t %d", name, key.GetNFTMagic(), interval, size)
+}
+
+func chainShape(c *nftables.Chain) string {
+	switch {
+	case c.Hooknum == nil || c.Priority == nil:
+		return "chain " + c.Name
+	case c.Policy == nil || *c.Policy != nftables.ChainPolicyAccept:
+		return "chain " + c.Name + " of another policy"
+	}
+	return fmt.Sprintf("chain %s: %s %d %d", c.Name, c.Type, *c.Hooknum, *c.Priority)
+}
+
+// objects are a table's named objects.
+type objects struct {
+	counters []*nftables.CounterObj
+	sets     []*nftables.Set
+	chains   []*nftables.Chain
+}
+
+// readObjects reads the objects of the table, which exists.
+func readObjects(conn *nftables.Conn) (objects, error) {
+	var o objects
+	var err error
+	if o.counters, err = readCounters(conn); err != nil {
+		return o, err
+	}
+	if o.sets, err = conn.GetSets(named()); err != nil {
+		return o, err
+	}
+	o.chains, err = conn.ListChainsOfTableFamily(family)
+	o.chains = slices.DeleteFunc(o.chains, func(c *nftables.Chain) bool { return c.Table.Name != dataplane.NftTable })
+	return o, err
 }
 
 // shape reads from the kernel what definition.shape describes; it is empty if there is no table.
@@ -407,35 +490,19 @@ func (t *table) shape(ctx context.Context, conn *nftables.Conn) ([]string, error
 		}
 		return nil, err
 	}
+	o, err := readObjects(conn)
+	if err != nil {
+		return nil, err
+	}
 	var out []string
-	counters, err := readCounters(conn)
-	if err != nil {
-		return nil, err
+	for _, c := range o.counters {
+		out = append(out, counterShape(c.Name))
 	}
-	for _, c := range counters {
-		out = append(out, "counter "+c.Name)
-	}
-	sets, err := conn.GetSets(named())
-	if err != nil {
-		return nil, err
-	}
-	for _, s := range sets {
+	for _, s := range o.sets {
 		out = append(out, setShape(s.Name, s.KeyType, s.Interval, s.Size))
 	}
-	chains, err := conn.ListChainsOfTableFamily(family)
-	if err != nil {
-		return nil, err
-	}
-	for _, c := range chains {
-		switch {
-		case c.Table.Name != dataplane.NftTable:
-		case c.Hooknum == nil || c.Priority == nil:
-			out = append(out, "chain "+c.Name)
-		case c.Policy == nil || *c.Policy != nftables.ChainPolicyAccept:
-			out = append(out, "chain "+c.Name+" of another policy")
-		default:
-			out = append(out, fmt.Sprintf("chain %s: %s %d %d", c.Name, c.Type, *c.Hooknum, *c.Priority))
-		}
+	for _, c := range o.chains {
+		out = append(out, chainShape(c))
 	}
 	rules, err := t.rules(ctx)
 	if err != nil {

@@ -1,0 +1,87 @@
+package nft_test
+
+import (
+	"context"
+	"errors"
+	"net"
+	"net/netip"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/coil-net/coil/pkg/dataplane"
+	"github.com/coil-net/coil/pkg/testkit"
+)
+
+// A change lets nothing out past the tunnels: what is a destination before and after is one meanwhile.
+func TestClientChangesClosed(t *testing.T) {
+	everything := []dataplane.Range{
+		{First: netip.MustParseAddr("0.0.0.0"), Last: netip.MustParseAddr("255.255.255.255")},
+		{First: netip.MustParseAddr("::"), Last: netip.MustParseAddr("ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff")},
+	}
+	for _, c := range []struct {
+		name   string
+		change func(*dataplane.ClientRules)
+	}{
+		{"destinations", func(r *dataplane.ClientRules) { r.Destinations = everything }},
+		{"rules and sets", func(r *dataplane.ClientRules) {
+			r.Originating = &dataplane.OriginatingRules{Mark: dataplane.MarkOriginating, Mask: dataplane.MarkOriginating}
+		}},
+		{"addresses", func(r *dataplane.ClientRules) { r.Addresses = nil }},
+	} {
+		t.Run(c.name, func(t *testing.T) { changesClosed(t, c.change) })
+	}
+}
+
+// changesClosed sends from a client to a destination by its uplink, while a change is made and taken back.
+func changesClosed(t *testing.T, change func(*dataplane.ClientRules)) {
+	l := newClientLab(t)
+	testkit.Must(l.table.Sync(t.Context(), l.rules))(t)
+	ctx, stop := context.WithCancel(t.Context())
+	var all sync.WaitGroup
+	var leaked, lost atomic.Int64
+	for i, f := range families {
+		p := packet{from: l.client, to: l.outside, link: "eth0", src: addr(f, netClient, 1), dst: addr(f, netDestination, 1), port: 7000 + uint16(i)}
+		sends, hears, target, body, err := p.ends(ctx)
+		testkit.Check(t, err)
+		all.Go(func() {
+			defer sends.Close()
+			for ctx.Err() == nil {
+				switch _, err := sends.WriteTo(body, target); {
+				case errors.Is(err, unix.EPERM):
+					lost.Add(1)
+				case err != nil:
+					t.Errorf("%s: %v", f, err)
+					return
+				}
+			}
+		})
+		all.Go(func() {
+			defer hears.Close()
+			buf := make([]byte, 100)
+			for ctx.Err() == nil {
+				testkit.Check(t, hears.SetReadDeadline(time.Now().Add(50*time.Millisecond)))
+				if _, from, err := hears.ReadFrom(buf); err == nil && from.(*net.UDPAddr).AddrPort().Addr().Unmap() == p.src {
+					leaked.Add(1)
+				}
+			}
+		})
+	}
+	for i := range 200 {
+		rules := l.rules
+		if i%2 == 0 {
+			change(&rules)
+		}
+		if out := testkit.Must(l.table.Sync(t.Context(), rules))(t); !out.Changed() {
+			t.Fatalf("change %d isn't one: %+v", i, out)
+		}
+	}
+	stop()
+	all.Wait()
+	if leaked.Load() > 0 || lost.Load() == 0 {
+		t.Errorf("%d packets got past the tunnels, %d were dropped", leaked.Load(), lost.Load())
+	}
+}
