@@ -38,6 +38,10 @@ const (
 	// MetricUnreachable is that of the routes that make destinations unreachable as long as
 	// no tunnel leads there: the worst there is.
 	MetricUnreachable = 1<<32 - 1
+	// MetricSink is that of the routes before these by which packets get lost, of Egresses that leave
+	// connections from outside alone. For an answer the kernel looks for a way before anything can
+	// mark it: where a destination is unreachable there is no packet to mark.
+	MetricSink = MetricUnreachable - 1
 
 	// MarkOriginating, within the mask of the same value, marks connections from outside to
 	// a client, and its answers.

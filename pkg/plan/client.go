@@ -47,7 +47,7 @@ type Client struct {
 
 // ClientEgress is an Egress as a client uses it.
 type ClientEgress struct {
-	// Name is namespace/name.
+	// Name is namespace/name; empty of what only the kernel knows to be closed.
 	Name         string
 	Destinations []netip.Prefix
 	// InCluster are ranges that no Egress captures.
@@ -80,7 +80,7 @@ type ClientState struct {
 	// Rules are in the order of their evaluation.
 	Rules []dataplane.Rule
 	// Routes are sorted. Each destination has one by its tunnel and one that makes it
-	// unreachable without.
+	// unreachable without; with OriginatingOnly one between these, by which packets get lost.
 	Routes []ClientRoute
 	// Filter is nil without Egresses.
 	Filter *dataplane.ClientRules
@@ -90,10 +90,11 @@ type ClientState struct {
 
 // ClientRoute is a route in a client. If Peer is valid it leads into the tunnel to that,
 // whose link is known only when it is made. If Nexthop is set it leads to that group, as soon as
-// that has a member.
+// that has a member. If Sink is set it leads to the link by which packets of its family get lost.
 type ClientRoute struct {
 	dataplane.Route
 	Peer netip.Addr
+	Sink bool
 }
 
 // ClientConflict is a destination that two Egresses of a client claim; Winner has it.
@@ -113,14 +114,35 @@ func (s ClientState) Families() []dataplane.Family {
 	return fs
 }
 
-// Closed are the routes that need no tunnel: with them alone, each destination is
-// unreachable and nothing else is.
-func (s ClientState) Closed() []dataplane.Route { return s.By(nil) }
+// Sinks are the families in which packets must get lost.
+func (s ClientState) Sinks() []dataplane.Family {
+	var fs []dataplane.Family
+	for _, r := range s.Routes {
+		if f := dataplane.FamilyOf(r.Dst.Addr()); r.Sink && !slices.Contains(fs, f) {
+			fs = append(fs, f)
+		}
+	}
+	return fs
+}
 
-// By are the routes when the tunnels to some peers exist, with the indexes of their links.
-func (s ClientState) By(links map[netip.Addr]int) []dataplane.Route {
+// Closed are the routes that need no tunnel: with them alone, each destination is
+// unreachable, or what is sent there gets lost, and nothing else is.
+func (s ClientState) Closed(sinks map[dataplane.Family]int) []dataplane.Route {
+	return s.By(nil, sinks)
+}
+
+// By are the routes when the tunnels to some peers exist, with the indexes of their links, and of those
+// by which packets get lost.
+func (s ClientState) By(links map[netip.Addr]int, sinks map[dataplane.Family]int) []dataplane.Route {
 	var routes []dataplane.Route
 	for _, r := range s.Routes {
+		if r.Sink {
+			index, ok := sinks[dataplane.FamilyOf(r.Dst.Addr())]
+			if !ok {
+				continue
+			}
+			r.Link = index
+		}
 		if r.Peer.IsValid() {
 			index, ok := links[r.Peer]
 			if !ok {
@@ -144,7 +166,7 @@ func ClientStateOf(c Client) ClientState {
 		return s
 	}
 	egresses := slices.SortedFunc(slices.Values(c.Egresses), func(a, b ClientEgress) int { return strings.Compare(a.Name, b.Name) })
-	egresses = slices.CompactFunc(egresses, func(a, b ClientEgress) bool { return a.Name == b.Name })
+	egresses = slices.CompactFunc(egresses, func(a, b ClientEgress) bool { return a.Name == b.Name && a.Name != "" })
 	claims, conflicts := claimsOf(egresses)
 	s.Conflicts = conflicts
 	marked := originating(claims)
@@ -298,11 +320,16 @@ func (c clientFamily) routes(claims []claim, spared []netip.Prefix) []ClientRout
 		closed.Type, closed.Metric = dataplane.Unreachable, dataplane.MetricUnreachable
 		routes = append(routes, ClientRoute{Route: closed})
 		route.Source = c.own // routers take only what has the address of the tunnel's end
+		if d.egress.OriginatingOnly {
+			sink := route
+			sink.Metric = dataplane.MetricSink
+			routes = append(routes, ClientRoute{Route: sink, Sink: true})
+		}
 		if d.egress.grouped() {
 			route.Nexthop = c.groups[groupName{d.egress.Name, c.Family}]
 			routes = append(routes, ClientRoute{Route: route})
 		} else if peer := c.peer(d.egress); peer.IsValid() {
-			routes = append(routes, ClientRoute{route, peer})
+			routes = append(routes, ClientRoute{Route: route, Peer: peer})
 		}
 	}
 	return routes

@@ -50,6 +50,9 @@ func lines(s ClientState) []string {
 		if r.Peer.IsValid() {
 			text += " by " + r.Peer.String()
 		}
+		if r.Sink {
+			text = "lose " + strings.ReplaceAll(text, fmt.Sprint(" metric ", uint32(dataplane.MetricSink)), "")
+		}
 		all = append(all, strings.ReplaceAll(text, fmt.Sprint(" metric ", uint32(dataplane.MetricUnreachable)), ""))
 	}
 	for _, c := range s.Conflicts {
@@ -151,9 +154,20 @@ func TestClientState(t *testing.T) {
 			egressOf("b/b", "", 2, "192.0.2.64/26", "2001:db8::1/128"),
 			change(egressOf("c/c", "", 2, "192.0.2.96/27"), func(e *ClientEgress) { e.OriginatingOnly = true }),
 		), []string{
-			"unreachable 192.0.2.0/24 table 118", "unreachable 192.0.2.64/26 table 118", "unreachable 192.0.2.96/27 table 118",
-			"unreachable 2001:db8::/126 table 118", "unreachable 2001:db8::1/128 table 118",
+			"lose 192.0.2.0/24 src 10.1.0.5 table 118", "unreachable 192.0.2.0/24 table 118", "unreachable 192.0.2.64/26 table 118",
+			"lose 192.0.2.96/27 src 10.1.0.5 table 118", "unreachable 192.0.2.96/27 table 118",
+			"lose 2001:db8::/126 src fd01::5 table 118", "unreachable 2001:db8::/126 table 118", "unreachable 2001:db8::1/128 table 118",
 			"mark 0x100000/0x100000 from [192.0.2.0/26 192.0.2.96/27 192.0.2.128/25 2001:db8::/128 2001:db8::2/127]",
+		}},
+		{"originating only, with a router", clientOfFamilies("4", change(egressOf("a/a", "4", 1, "192.0.2.0/24"), func(e *ClientEgress) { e.OriginatingOnly = true })), []string{
+			tunnel1v4, throw1v4n, throw1v4w,
+			"192.0.2.0/24 src 10.1.0.5 table 118 by 10.96.0.1", "lose 192.0.2.0/24 src 10.1.0.5 table 118", "unreachable 192.0.2.0/24 table 118",
+			"mark 0x100000/0x100000 from [192.0.2.0/24]",
+		}},
+		{"two without a name, of which only the kernel told", clientOfFamilies("4", egressOf("", "", 1, "192.0.2.0/24"),
+			change(egressOf("", "", 1, "198.51.100.0/24"), func(e *ClientEgress) { e.OriginatingOnly = true })), []string{
+			"unreachable 192.0.2.0/24 table 118", "lose 198.51.100.0/24 src 10.1.0.5 table 118", "unreachable 198.51.100.0/24 table 118",
+			"mark 0x100000/0x100000 from [198.51.100.0/24]",
 		}},
 		{"originating only in a family that the client hasn't", clientOfFamilies("4",
 			change(egressOf("a/a", "", 1, "2001:db8::/126"), func(e *ClientEgress) { e.OriginatingOnly = true })), nil},
@@ -227,7 +241,7 @@ func TestClientMatrix(t *testing.T) {
 				for i, tunnel := range s.Tunnels {
 					links[tunnel.Remote] = 10 + i
 				}
-				open, closed := s.By(links), s.Closed()
+				open, closed := s.By(links, nil), s.Closed(nil)
 				if want := n * min(len(peers), 2); families == "46" && len(s.Tunnels) != want {
 					t.Errorf("%s, %s, %d: %d tunnels", families, peers, n, len(s.Tunnels))
 				}
@@ -257,7 +271,7 @@ func TestClientMatrix(t *testing.T) {
 					lost := s.Tunnels[0].Remote
 					delete(links, lost)
 					for _, r := range s.Routes {
-						has := slices.ContainsFunc(s.By(links), func(o dataplane.Route) bool {
+						has := slices.ContainsFunc(s.By(links, nil), func(o dataplane.Route) bool {
 							return o.Table == r.Table && o.Dst == r.Dst && o.Metric == r.Metric && o.Type == r.Type
 						})
 						if has != (r.Peer != lost) {

@@ -117,7 +117,7 @@ func TestDirectState(t *testing.T) {
 			var got []string
 			nexthops, groups := s.NexthopsBy(links)
 			pins, tables := s.PinRoutesBy(links)
-			for _, r := range s.By(links) {
+			for _, r := range s.By(links, nil) {
 				got = append(got, r.String())
 			}
 			for _, n := range nexthops {
@@ -143,7 +143,7 @@ func TestDirectState(t *testing.T) {
 			if d := cmp.Diff(c.want, got); d != "" {
 				t.Errorf("(-want +got):\n%s", d)
 			}
-			for _, r := range s.Closed() {
+			for _, r := range s.Closed(nil) {
 				if r.Nexthop != 0 || r.Link != 0 {
 					t.Errorf("%s needs a tunnel", r)
 				}

@@ -27,6 +27,8 @@ type KnownEgress struct {
 	Destinations []netip.Prefix `json:"destinations"`
 	// InCluster are the ranges that it didn't capture.
 	InCluster []netip.Prefix `json:"inCluster,omitempty"`
+	// OriginatingOnly says that connections from its destinations were answered by the way they came.
+	OriginatingOnly bool `json:"originatingOnly,omitempty"`
 	// Direct says that its routers were sent to directly, and Switched that flows may still go the
 	// other way.
 	Direct   bool `json:"direct,omitempty"`

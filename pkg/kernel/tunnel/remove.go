@@ -4,14 +4,20 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
+	"github.com/coil-net/coil/pkg/dataplane"
 	"github.com/coil-net/coil/pkg/kernel/rtnl"
 )
 
-// RemoveReceivers removes what EnsureReceivers makes; none is no error.
-func RemoveReceivers(ctx context.Context, h *rtnl.Handle) error {
+// RemoveReceivers removes what EnsureReceivers and EnsureSinks make, but for some families; none is
+// no error.
+func RemoveReceivers(ctx context.Context, h *rtnl.Handle, keep ...dataplane.Family) error {
 	var errs []error
 	for f, name := range receivers {
+		if slices.Contains(keep, f) {
+			continue
+		}
 		l, err := h.LinkByName(ctx, name)
 		if err == nil {
 			err = h.Do(ctx, rtnl.DelLink(l.Index))

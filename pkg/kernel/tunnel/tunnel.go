@@ -356,24 +356,42 @@ var receivers = map[dataplane.Family]string{
 func EnsureReceivers(ctx context.Context, h *rtnl.Handle, families ...dataplane.Family) error {
 	var errs []error
 	for _, f := range families {
-		if err := ensureReceiver(ctx, h, f); err != nil {
+		if _, err := ensureReceiver(ctx, h, f, 0); err != nil {
 			errs = append(errs, fmt.Errorf("receiver of %s: %w", f, err))
 		}
 	}
 	return errors.Join(errs...)
 }
 
-// Sink returns the link by which all packets of a family get lost, once EnsureReceivers has made
-// it: a receiver sends none that names no tunnel (ip-link(8), external). Who sends isn't told.
+// EnsureSinks makes the links by which all packets of some families get lost, with an MTU, and
+// returns those that it succeeded for. They are the receivers: these send nothing that names no
+// tunnel (ip-link(8), external). Who sends isn't told.
+func EnsureSinks(ctx context.Context, h *rtnl.Handle, mtu int, families ...dataplane.Family) (map[dataplane.Family]int, error) {
+	sinks := map[dataplane.Family]int{}
+	var errs []error
+	for _, f := range families {
+		index, err := ensureReceiver(ctx, h, f, mtu)
+		if err != nil {
+			errs = append(errs, fmt.Errorf("sink of %s: %w", f, err))
+			continue
+		}
+		sinks[f] = index
+	}
+	return sinks, errors.Join(errs...)
+}
+
+// Sink returns the link by which all packets of a family get lost, once EnsureReceivers or
+// EnsureSinks has made it.
 func Sink(ctx context.Context, h *rtnl.Handle, f dataplane.Family) (int, error) {
 	l, err := h.LinkByName(ctx, receivers[f])
 	return l.Index, err
 }
 
-func ensureReceiver(ctx context.Context, h *rtnl.Handle, f dataplane.Family) error {
+// ensureReceiver makes a receiver and returns its index; an MTU of 0 leaves what it has.
+func ensureReceiver(ctx context.Context, h *rtnl.Handle, f dataplane.Family, mtu int) (int, error) {
 	have, err := h.Tunnels(ctx, f)
 	if err != nil {
-		return err
+		return 0, err
 	}
 	var l rtnl.Link
 	for _, t := range have {
@@ -384,21 +402,24 @@ func ensureReceiver(ctx context.Context, h *rtnl.Handle, f dataplane.Family) err
 	switch {
 	case l.Name == receivers[f]:
 	case l.Name != "":
-		return fmt.Errorf("link %s receives already: %w", l, rtnl.ErrExist)
+		return 0, fmt.Errorf("link %s receives already: %w", l, rtnl.ErrExist)
 	default:
 		if err := h.Do(ctx, rtnl.AddReceiver(receivers[f], f)); err != nil {
-			return err
+			return 0, err
 		}
 		if l, err = h.LinkByName(ctx, receivers[f]); err != nil {
-			return err
+			return 0, err
 		}
 	}
 	var errs []error
 	if l.HasIPv6 && !l.NoAutoAddress {
 		errs = append(errs, h.Do(ctx, rtnl.SetLink(l.Index, rtnl.LinkChange{NoAutoAddress: true})))
 	}
+	if mtu != 0 && l.MTU != mtu {
+		errs = append(errs, h.Do(ctx, rtnl.SetLink(l.Index, rtnl.LinkChange{MTU: mtu})))
+	}
 	if !l.Up {
 		errs = append(errs, h.Do(ctx, rtnl.SetLink(l.Index, rtnl.LinkChange{Up: true})))
 	}
-	return errors.Join(errs...)
+	return l.Index, errors.Join(errs...)
 }

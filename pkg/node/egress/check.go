@@ -64,8 +64,10 @@ func (k *Kernel) Check(ctx context.Context, at store.Netns, c plan.Client, made 
 	for _, r := range rules {
 		errs = append(errs, fmt.Errorf("rule %s is missing", r))
 	}
+	sinks, err := in.sinks(ctx, made.Sinks()...)
+	errs = append(errs, err)
 	// The routes into a tunnel that is missing went with it.
-	routes, err := in.routes.Missing(ctx, made.By(indexes))
+	routes, err := in.routes.Missing(ctx, made.By(indexes, sinks))
 	errs = append(errs, err)
 	for _, r := range routes {
 		errs = append(errs, fmt.Errorf("route %s is missing", r))

@@ -66,9 +66,9 @@ type Network interface {
 	// isn't as Router made it. Nothing is changed.
 	Check(ctx context.Context, at store.Netns, c plan.Client, made plan.ClientState) error
 	CheckRouter(ctx context.Context, at store.Netns, link string) error
-	// Closed returns the destinations that Client has closed in the namespace, and the ranges inside
-	// of them that it has spared.
-	Closed(ctx context.Context, at store.Netns) (store.KnownEgress, error)
+	// Closed returns the routes of clients in the namespace, among them those that close destinations
+	// and those that spare ranges inside of these.
+	Closed(ctx context.Context, at store.Netns) ([]dataplane.Route, error)
 	// Exists says whether the namespace is still there.
 	Exists(at store.Netns) (bool, error)
 }

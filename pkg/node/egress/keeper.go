@@ -26,9 +26,9 @@ type keeper struct {
 	// have are the pins that there are, seen the flows whose link was looked up.
 	have []dataplane.Rule
 	seen map[plan.ClientFlow]bool
-	// sinks are by family where packets get lost of what is held.
-	sinks map[dataplane.Family]int
-	out   *Outcome
+	// losing are by family where packets get lost of what is held.
+	losing map[dataplane.Family]int
+	out    *Outcome
 }
 
 // pin makes the rules that keep flows where they are: those that are kept already and, if all is
@@ -129,13 +129,13 @@ func (k *keeper) leave(ctx context.Context, members []dataplane.Nexthop, groups 
 
 // holdable returns the members, if they can be held.
 func (k *keeper) holdable(ctx context.Context, members []dataplane.Nexthop) ([]dataplane.Nexthop, error) {
-	k.sinks = map[dataplane.Family]int{}
+	var families []dataplane.Family
 	for _, n := range members {
-		sink, err := k.tunnels.Sink(ctx, k.handle, n.Family)
-		if err != nil {
-			return nil, err
-		}
-		k.sinks[n.Family] = sink
+		families = append(families, n.Family)
+	}
+	var err error
+	if k.losing, err = k.sinks(ctx, families...); err != nil {
+		return nil, err
 	}
 	return members, nil
 }
@@ -145,7 +145,7 @@ func (k *keeper) holdable(ctx context.Context, members []dataplane.Nexthop) ([]d
 func (k *keeper) hold(ctx context.Context, members map[dataplane.Family]dataplane.Nexthop) error {
 	var errs []error
 	for _, n := range members {
-		n.Link = k.sinks[n.Family]
+		n.Link = k.losing[n.Family]
 		errs = append(errs, k.handle.Do(ctx, rtnl.SetNexthop(n)))
 		k.out.Nexthops.Replaced++
 	}
@@ -257,7 +257,7 @@ func (k *keeper) flows(ctx context.Context, all bool, held map[dataplane.Family]
 				errs = append(errs, err)
 				continue
 			}
-			if family := dataplane.FamilyOf(f.Remote); link == k.sinks[family] {
+			if family := dataplane.FamilyOf(f.Remote); link == k.losing[family] {
 				by, ok := held[family]
 				if !ok {
 					continue // it is held since a coild was killed, and is looked at when this one holds it

@@ -25,7 +25,7 @@ import (
 //	rules 1700-2100, tables 117 and 118     see plan.ClientStateOf
 //	fou4_..., fou6_...                      one tunnel to each Service of an Egress, or router
 //	nexthop objects, rules 1850, tables     of Egresses that are direct; see direct.go
-//	coil_ipip4, coil_ipip6, UDP port        what routers send
+//	coil_ipip4, coil_ipip6, UDP port        what routers send; by the links packets get lost, too
 //	nftables table coil                     who may send by tunnels, and what leaves by none
 //
 // All of it is closed first: no moment lets a packet to a destination out by another way than
@@ -42,11 +42,14 @@ type Tunnels interface {
 	// Make makes and changes tunnels, and what receives packets; it removes nothing. It
 	// returns the links to those peers that it succeeded for.
 	Make(ctx context.Context, ns *netns.NS, h *rtnl.Handle, port uint16, want []dataplane.Tunnel) (map[netip.Addr]dataplane.TunnelLink, dataplane.Result, error)
-	// Prune removes all that isn't kept.
-	Prune(ctx context.Context, ns *netns.NS, h *rtnl.Handle, port uint16, keep []dataplane.Tunnel) (dataplane.Result, error)
+	// Prune removes all that isn't kept, sinks but for some families.
+	Prune(ctx context.Context, ns *netns.NS, h *rtnl.Handle, port uint16, keep []dataplane.Tunnel, sinks ...dataplane.Family) (dataplane.Result, error)
 	// Check says what isn't as Make makes it, and returns the links that there are.
 	Check(ctx context.Context, ns *netns.NS, h *rtnl.Handle, port uint16, want []dataplane.Tunnel) (map[netip.Addr]dataplane.TunnelLink, error)
-	// Sink returns the link by which packets of a family get lost, once there are tunnels.
+	// MakeSinks makes the links by which packets of some families get lost, and returns those that it
+	// succeeded for.
+	MakeSinks(ctx context.Context, h *rtnl.Handle, mtu int, families ...dataplane.Family) (map[dataplane.Family]int, error)
+	// Sink returns the link by which packets of a family get lost, once it is made, or there are tunnels.
 	Sink(ctx context.Context, h *rtnl.Handle, f dataplane.Family) (int, error)
 }
 
@@ -169,11 +172,15 @@ func (in client) make(ctx context.Context, state plan.ClientState, c plan.Client
 	out := Outcome{State: state}
 	var errs []error
 	errs = append(errs, set(in.ns, &out, settingsOf(c.Link, spreadOf(state))...))
-	closed, err := in.routes.Ensure(ctx, state.Closed())
+	// Before the tunnels to routers that it lets send, before the links that take what these send, and
+	// before routes.
+	errs = append(errs, in.filter(ctx, &out, state.Filter))
+	// With the MTU of the link that answers take in the end.
+	sinks, err := in.tunnels.MakeSinks(ctx, in.handle, c.MTU, state.Sinks()...)
+	errs = append(errs, err)
+	closed, err := in.routes.Ensure(ctx, state.Closed(sinks))
 	errs = append(errs, err)
 	faultpoint.At(faultpoint.EgressClosed)
-	// Before the tunnels to routers that it lets send, and before their routes.
-	errs = append(errs, in.filter(ctx, &out, state.Filter))
 	changed := c.Stale || closed.Changed() || err != nil
 	out.Rules, err = in.rules.Sync(ctx, state.Rules)
 	errs = append(errs, err)
@@ -200,13 +207,13 @@ func (in client) make(ctx context.Context, state plan.ClientState, c plan.Client
 	if !complete {
 		// Tunnels that couldn't even be looked at may well work. A range that isn't the cluster's any
 		// more is for the tunnels, though; what leads to their ends is a single address.
-		opened, err := in.routes.EnsureBut(ctx, state.By(indexes), func(r dataplane.Route) bool {
+		opened, err := in.routes.EnsureBut(ctx, state.By(indexes, sinks), func(r dataplane.Route) bool {
 			return r.Type == dataplane.Throw && !r.Dst.IsSingleIP()
 		})
 		out.Routes = out.Routes.Plus(opened)
 		return out, errors.Join(append(errs, err, in.renew(ctx, c))...)
 	}
-	opened, err := in.routes.Sync(ctx, state.By(indexes))
+	opened, err := in.routes.Sync(ctx, state.By(indexes, sinks))
 	errs = append(errs, err)
 	if opened.Changed() || err != nil {
 		errs = append(errs, in.renew(ctx, c))
@@ -217,7 +224,7 @@ func (in client) make(ctx context.Context, state plan.ClientState, c plan.Client
 		out.Nexthops = out.Nexthops.Plus(former)
 		errs = append(errs, err)
 	}
-	pruned, err := in.tunnels.Prune(ctx, in.ns, in.handle, c.Port, state.Tunnels)
+	pruned, err := in.tunnels.Prune(ctx, in.ns, in.handle, c.Port, state.Tunnels, state.Sinks()...)
 	errs = append(errs, err)
 	out.Routes, out.Tunnels = out.Routes.Plus(opened), out.Tunnels.Plus(pruned)
 	return out, errors.Join(errs...)
@@ -252,6 +259,22 @@ func (in client) clear(ctx context.Context, port uint16) (out Outcome, err error
 	errs = append(errs, err)
 	out.Tunnels, err = in.tunnels.Prune(ctx, in.ns, in.handle, port, nil)
 	return out, errors.Join(append(errs, err)...)
+}
+
+// sinks returns the links by which packets of some families get lost. What is missing is left out, and
+// an error.
+func (in client) sinks(ctx context.Context, families ...dataplane.Family) (map[dataplane.Family]int, error) {
+	sinks := map[dataplane.Family]int{}
+	var errs []error
+	for _, f := range families {
+		link, err := in.tunnels.Sink(ctx, in.handle, f)
+		if err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		sinks[f] = link
+	}
+	return sinks, errors.Join(errs...)
 }
 
 func (in client) filter(ctx context.Context, out *Outcome, r *dataplane.ClientRules) error {

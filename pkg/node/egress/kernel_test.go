@@ -27,6 +27,8 @@ type standIns struct {
 	broken map[netip.Addr]bool
 	// sinking, if not nil, is called when a sink is asked for.
 	sinking func()
+	// leaky lets no sink be made.
+	leaky bool
 }
 
 func (s *standIns) Make(ctx context.Context, _ *netns.NS, h *rtnl.Handle, _ uint16, want []dataplane.Tunnel) (map[netip.Addr]dataplane.TunnelLink, dataplane.Result, error) {
@@ -49,28 +51,60 @@ func (s *standIns) Make(ctx context.Context, _ *netns.NS, h *rtnl.Handle, _ uint
 		errs = append(errs, err)
 		links[w.Remote] = dataplane.TunnelLink{Index: index, Name: name}
 	}
+	if _, err := s.MakeSinks(ctx, h, 0, familiesOf(want)...); err != nil {
+		errs = append(errs, err)
+	}
 	return links, result, errors.Join(errs...)
 }
 
-// Sink implements Tunnels: at its other end nobody takes anything.
-func (s *standIns) Sink(_ context.Context, h *rtnl.Handle, _ dataplane.Family) (int, error) {
-	const name = "sink"
+// sinkNames are the names of FoU's sinks.
+var sinkNames = map[dataplane.Family]string{dataplane.IPv4: dataplane.ReceiverIPv4, dataplane.IPv6: dataplane.ReceiverIPv6}
+
+// MakeSinks implements Tunnels: at their other ends nobody takes anything.
+func (s *standIns) MakeSinks(ctx context.Context, h *rtnl.Handle, mtu int, families ...dataplane.Family) (map[dataplane.Family]int, error) {
+	sinks := map[dataplane.Family]int{}
+	for _, f := range families {
+		if s.leaky {
+			return sinks, errors.New("no sink")
+		}
+		name := sinkNames[f]
+		if _, err := h.IndexByName(name); err != nil {
+			s.ns.IP(s.tb, "link", "add", name, "type", "veth", "peer", "name", "x"+name)
+		}
+		l, err := h.LinkByName(ctx, name)
+		if err != nil {
+			return sinks, err
+		}
+		if !l.Up {
+			for _, end := range []string{"x" + name, name} {
+				s.ns.IP(s.tb, "link", "set", end, "addrgenmode", "none", "arp", "off", "up")
+			}
+		}
+		if mtu != 0 {
+			s.ns.IP(s.tb, "link", "set", name, "mtu", fmt.Sprint(mtu))
+		}
+		sinks[f] = l.Index
+	}
+	return sinks, nil
+}
+
+func (s *standIns) Sink(ctx context.Context, h *rtnl.Handle, f dataplane.Family) (int, error) {
 	if s.sinking != nil {
 		s.sinking()
 	}
-	if _, err := h.IndexByName(name); err != nil {
-		s.ns.IP(s.tb, "link", "add", name, "type", "veth", "peer", "name", "drain")
-		for _, end := range []string{"drain", name} {
-			s.ns.IP(s.tb, "link", "set", end, "addrgenmode", "none", "arp", "off", "up")
-		}
-	}
-	return h.IndexByName(name)
+	l, err := h.LinkByName(ctx, sinkNames[f])
+	return l.Index, err
 }
 
-func (s *standIns) Prune(ctx context.Context, _ *netns.NS, h *rtnl.Handle, _ uint16, keep []dataplane.Tunnel) (dataplane.Result, error) {
+func (s *standIns) Prune(ctx context.Context, _ *netns.NS, h *rtnl.Handle, _ uint16, keep []dataplane.Tunnel, sinks ...dataplane.Family) (dataplane.Result, error) {
 	var result dataplane.Result
 	veths, err := h.Veths(ctx)
 	for _, l := range veths {
+		for f, name := range sinkNames {
+			if l.Name == name && len(keep) == 0 && !slices.Contains(sinks, f) {
+				err = errors.Join(err, h.Do(ctx, rtnl.DelLink(l.Index)))
+			}
+		}
 		kept := slices.ContainsFunc(keep, func(k dataplane.Tunnel) bool { return dataplane.TunnelName(k.Remote, 0) == l.Name })
 		if (strings.HasPrefix(l.Name, "fou4_") || strings.HasPrefix(l.Name, "fou6_")) && !kept {
 			result.Deleted++
@@ -300,9 +334,11 @@ func TestClientChangesClosed(t *testing.T) {
 	marked := other
 	marked.OriginatingOnly = true
 	lost := gateway("net/a", 0, "192.0.2.0/24", "2001:db8::/32", "172.20.0.0/16")
+	sunk := lost
+	sunk.OriginatingOnly = true
 	spared := wide
 	spared.InCluster = []netip.Prefix{netip.MustParsePrefix("100.64.0.0/16")}
-	steps := [][]plan.ClientEgress{{wide}, {moved}, {split}, {split, other}, {wide, marked}, {lost, other}, {lost}, {spared}, {wide}}
+	steps := [][]plan.ClientEgress{{wide}, {moved}, {split}, {split, other}, {wide, marked}, {lost, other}, {lost}, {sunk}, {wide}, {sunk, marked}, {spared}, {wide}}
 	destinations := []string{"192.0.2.1", "192.0.2.200", "2001:db8::1", "2001:db8:ffff::1", "172.20.0.1", "172.20.200.1"}
 
 	p := newPod(t)

@@ -77,7 +77,8 @@ func (w *wanted) keep(last []store.KnownEgress) {
 		}
 		k.Former, k.Switched = true, false
 		w.known = append(w.known, k)
-		closed := plan.ClientEgress{Name: k.Name, InCluster: k.InCluster}
+		closed := clientEgress(k)
+		closed.Destinations = nil
 		for _, d := range k.Destinations {
 			if !taken[d] {
 				closed.Destinations = append(closed.Destinations, d)
@@ -91,28 +92,44 @@ func (w *wanted) keep(last []store.KnownEgress) {
 // lastMade returns what a former process has made in a sandbox of which there is no record, under no
 // name.
 func (m *Manager) lastMade(ctx context.Context, s *sandbox) ([]store.KnownEgress, error) {
-	made, err := m.net.Closed(ctx, s.Netns)
-	if err != nil || len(made.Destinations) == 0 {
-		return nil, err
-	}
-	return []store.KnownEgress{made}, nil
+	routes, err := m.net.Closed(ctx, s.Netns)
+	return closedBy(routes), err
 }
 
 // Closed implements Network.
-func (k *Kernel) Closed(ctx context.Context, at store.Netns) (made store.KnownEgress, err error) {
+func (k *Kernel) Closed(ctx context.Context, at store.Netns) ([]dataplane.Route, error) {
 	in, err := k.enter(at)
 	if err != nil {
-		return made, err
+		return nil, err
 	}
 	defer in.close()
-	routes, err := in.routes.List(ctx)
+	return in.routes.List(ctx)
+}
+
+// closedBy returns what routes close of Egresses, those apart that were for connections only which
+// clients open.
+func closedBy(routes []dataplane.Route) []store.KnownEgress {
+	var inCluster []netip.Prefix
+	lost := map[netip.Prefix]bool{}
 	for _, r := range routes {
 		switch {
-		case r.Type == dataplane.Unreachable && r.Metric == dataplane.MetricUnreachable:
-			made.Destinations = append(made.Destinations, r.Dst)
-		case r.Type == dataplane.Throw && !slices.Contains(made.InCluster, r.Dst):
-			made.InCluster = append(made.InCluster, r.Dst)
+		case r.Type == dataplane.Throw && !slices.Contains(inCluster, r.Dst):
+			inCluster = append(inCluster, r.Dst)
+		case r.Type == dataplane.Unicast && r.Metric == dataplane.MetricSink:
+			lost[r.Dst] = true
 		}
 	}
-	return made, err
+	var all []store.KnownEgress
+	for _, originatingOnly := range []bool{false, true} {
+		made := store.KnownEgress{InCluster: inCluster, OriginatingOnly: originatingOnly}
+		for _, r := range routes {
+			if r.Type == dataplane.Unreachable && r.Metric == dataplane.MetricUnreachable && lost[r.Dst] == originatingOnly {
+				made.Destinations = append(made.Destinations, r.Dst)
+			}
+		}
+		if len(made.Destinations) > 0 {
+			all = append(all, made)
+		}
+	}
+	return all
 }

@@ -147,20 +147,25 @@ func TestCacheBehind(t *testing.T) {
 // What was made is read back, whatever its Egress.
 func TestClosed(t *testing.T) {
 	p := newPod(t)
-	if got, err := p.kernel.Closed(t.Context(), p.at()); err != nil || len(got.Destinations) > 0 {
+	if got, err := p.kernel.Closed(t.Context(), p.at()); err != nil || len(closedBy(got)) > 0 {
 		t.Errorf("before: %+v, %v", got, err)
 	}
 	a := gateway("net/a", 1, "192.0.2.0/24", "::/0", "172.20.0.0/16")
 	a.InCluster = []netip.Prefix{netip.MustParsePrefix("2001:db8:1::/48")}
-	p.mustUse(a, gateway("net/b", 0, "0.0.0.0/0"))
-	got, err := p.kernel.Closed(t.Context(), p.at())
+	c := gateway("net/c", 0, "198.51.100.0/24", "2001:db8:2::/48")
+	c.OriginatingOnly = true
+	p.mustUse(a, gateway("net/b", 0, "0.0.0.0/0"), c)
+	routes, err := p.kernel.Closed(t.Context(), p.at())
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := store.KnownEgress{
+	inCluster := []netip.Prefix{netip.MustParsePrefix("10.96.0.1/32"), netip.MustParsePrefix("2001:db8:1::/48"), netip.MustParsePrefix("fd96::1/128")}
+	got, want := closedBy(routes), []store.KnownEgress{{
 		Destinations: []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0"), netip.MustParsePrefix("172.20.0.0/16"), netip.MustParsePrefix("192.0.2.0/24"), netip.MustParsePrefix("::/0")},
-		InCluster:    []netip.Prefix{netip.MustParsePrefix("10.96.0.1/32"), netip.MustParsePrefix("2001:db8:1::/48"), netip.MustParsePrefix("fd96::1/128")},
-	}
+		InCluster:    inCluster,
+	}, {
+		Destinations: c.Destinations, InCluster: inCluster, OriginatingOnly: true,
+	}}
 	sorted := cmpopts.SortSlices(func(a, b netip.Prefix) bool { return a.String() < b.String() })
 	if d := cmp.Diff(want, got, sorted, cmp.Comparer(func(a, b netip.Prefix) bool { return a == b })); d != "" {
 		t.Errorf("closed (-want +got):\n%s", d)

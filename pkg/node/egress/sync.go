@@ -58,7 +58,7 @@ func (m *Manager) look(ctx context.Context, namespace string, refs []types.Names
 		if err != nil && !notFound(err) {
 			return wanted{}, err
 		}
-		client := plan.ClientEgress{Name: known.Name, Destinations: known.Destinations, InCluster: known.InCluster}
+		client := clientEgress(known)
 		if err != nil {
 			w.problems = append(w.problems, problem{EgressMissing, fmt.Sprintf("Egress %s doesn't exist", ref), true})
 			w.unknown = true
@@ -84,7 +84,7 @@ func (m *Manager) look(ctx context.Context, namespace string, refs []types.Names
 		}
 		client.Left = m.left(known.Name, client.Addresses(), time.Now())
 		w.egresses = append(w.egresses, client)
-		known.Destinations, known.InCluster = client.Destinations, client.InCluster
+		known.Destinations, known.InCluster, known.OriginatingOnly = client.Destinations, client.InCluster, client.OriginatingOnly
 		w.known = append(w.known, known)
 	}
 	return w, nil
@@ -119,9 +119,12 @@ func (m *Manager) use(ctx context.Context, namespace string, ref types.Namespace
 		}
 		refused = &problem{EgressNotAllowed, text, true}
 	}
-	client := plan.ClientEgressOf(e, service)
-	client.OriginatingOnly = client.OriginatingOnly || m.cfg.OriginatingOnly
-	return client, refused, nil
+	return plan.ClientEgressOf(e, service), refused, nil
+}
+
+// clientEgress is an Egress of which only that is known what it was.
+func clientEgress(k store.KnownEgress) plan.ClientEgress {
+	return plan.ClientEgress{Name: k.Name, Destinations: k.Destinations, InCluster: k.InCluster, OriginatingOnly: k.OriginatingOnly}
 }
 
 // sync keeps the sandboxes of a pod up to date.
@@ -279,7 +282,11 @@ const idle = 2 * time.Minute
 
 // client is what the plan of a sandbox is made of.
 func (m *Manager) client(s *sandbox, w wanted) plan.Client {
-	return plan.Client{Address: s.Address, Link: s.IfName, Port: m.cfg.Port, Protocol: m.cfg.Protocol, Idle: idle, Egresses: w.egresses}
+	egresses := slices.Clone(w.egresses)
+	for i := range egresses {
+		egresses[i].OriginatingOnly = egresses[i].OriginatingOnly || m.cfg.OriginatingOnly
+	}
+	return plan.Client{Address: s.Address, Link: s.IfName, Port: m.cfg.Port, Protocol: m.cfg.Protocol, Idle: idle, Egresses: egresses}
 }
 
 // remember records what a sandbox uses.
@@ -309,7 +316,7 @@ func (m *Manager) remember(ctx context.Context, s *sandbox, egresses []store.Kno
 }
 
 func sameEgress(a, b store.KnownEgress) bool {
-	return a.Name == b.Name && a.Direct == b.Direct && a.Switched == b.Switched && a.Former == b.Former &&
+	return a.Name == b.Name && a.Direct == b.Direct && a.Switched == b.Switched && a.Former == b.Former && a.OriginatingOnly == b.OriginatingOnly &&
 		slices.Equal(a.Destinations, b.Destinations) && slices.Equal(a.InCluster, b.InCluster)
 }
 

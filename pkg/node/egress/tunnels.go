@@ -30,10 +30,10 @@ func (FoU) Make(ctx context.Context, ns *netns.NS, h *rtnl.Handle, port uint16, 
 }
 
 // Prune implements Tunnels.
-func (FoU) Prune(ctx context.Context, ns *netns.NS, h *rtnl.Handle, port uint16, keep []dataplane.Tunnel) (dataplane.Result, error) {
+func (FoU) Prune(ctx context.Context, ns *netns.NS, h *rtnl.Handle, port uint16, keep []dataplane.Tunnel, sinks ...dataplane.Family) (dataplane.Result, error) {
 	result, err := tunnel.New(h).Prune(ctx, keep)
 	if len(keep) == 0 {
-		err = errors.Join(err, tunnel.RemoveReceivers(ctx, h), fou.Remove(ctx, ns, port))
+		err = errors.Join(err, tunnel.RemoveReceivers(ctx, h, sinks...), fou.Remove(ctx, ns, port))
 	}
 	return result, err
 }
@@ -46,6 +46,11 @@ func (FoU) Check(ctx context.Context, ns *netns.NS, h *rtnl.Handle, port uint16,
 	}
 	links, err := tunnel.Check(ctx, h, want)
 	return links, errors.Join(err, fou.Check(ctx, ns, port, families...))
+}
+
+// MakeSinks implements Tunnels.
+func (FoU) MakeSinks(ctx context.Context, h *rtnl.Handle, mtu int, families ...dataplane.Family) (map[dataplane.Family]int, error) {
+	return tunnel.EnsureSinks(ctx, h, mtu, families...)
 }
 
 // Sink implements Tunnels.

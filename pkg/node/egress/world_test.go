@@ -195,18 +195,13 @@ func (w *world) Check(_ context.Context, at store.Netns, _ plan.Client, made pla
 	return w.wrong
 }
 func (w *world) CheckRouter(context.Context, store.Netns, string) error { return w.wrong }
-func (w *world) Closed(_ context.Context, at store.Netns) (made store.KnownEgress, err error) {
+func (w *world) Closed(_ context.Context, at store.Netns) ([]dataplane.Route, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.gone[at.Path] {
-		return made, ErrGone
+		return nil, ErrGone
 	}
-	for _, r := range plan.ClientStateOf(w.netns[at.Path]).Closed() {
-		if r.Type == dataplane.Unreachable {
-			made.Destinations = append(made.Destinations, r.Dst)
-		}
-	}
-	return made, nil
+	return plan.ClientStateOf(w.netns[at.Path]).Closed(map[dataplane.Family]int{dataplane.IPv4: 1, dataplane.IPv6: 2}), nil
 }
 func (w *world) Exists(at store.Netns) (bool, error) {
 	w.mu.Lock()

@@ -41,7 +41,7 @@ func RunClients(t *testing.T, open ClientsOpener) {
 		Address: ipam.Address{IPv4: netip.MustParseAddr("10.0.0.1"), IPv6: netip.MustParseAddr("fd00::1")},
 		Egresses: []store.KnownEgress{
 			{Name: "net/gone"},
-			{Name: "net/former", Destinations: []netip.Prefix{netip.MustParsePrefix("203.0.113.0/24")}, Former: true},
+			{Name: "net/former", Destinations: []netip.Prefix{netip.MustParsePrefix("203.0.113.0/24")}, Former: true, OriginatingOnly: true},
 			{Name: "net/gw", Destinations: []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0"), netip.MustParsePrefix("2001:db8::/32")},
 				InCluster: []netip.Prefix{netip.MustParsePrefix("100.64.0.0/16")}},
 		},

@@ -1,0 +1,301 @@
+package egress
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/coil-net/coil/pkg/dataplane"
+	"github.com/coil-net/coil/pkg/node"
+	"github.com/coil-net/coil/pkg/plan"
+	"github.com/coil-net/coil/pkg/reconcile"
+	"github.com/coil-net/coil/pkg/testkit"
+	"github.com/coil-net/coil/pkg/testkit/netnstest"
+)
+
+// serving is a pod that serves those outside and uses the Egress a, with originatingOnly, for all
+// destinations.
+type serving struct {
+	*pod
+	*world
+	out *netnstest.NS
+	m   *Manager
+	// ear hears at port 9 outside what the pod sends.
+	ear net.PacketConn
+}
+
+func newServing(t *testing.T, service string) *serving {
+	s := &serving{pod: newPod(t), world: newWorld()}
+	s.out = newOutside(s.pod)
+	s.open(service)
+	s.world.pod("p", "a")
+	s.restart()
+	var l net.Listener
+	var u net.PacketConn
+	testkit.Check(t, s.ns.Do(func() (err error) {
+		if l, err = net.Listen("tcp", ":80"); err == nil {
+			u, err = net.ListenPacket("udp", ":81")
+		}
+		return err
+	}), s.out.Do(func() (err error) {
+		s.ear, err = net.ListenPacket("udp", ":9")
+		return err
+	}))
+	t.Cleanup(func() { l.Close(); u.Close(); s.ear.Close() })
+	go func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			go func() { _, _ = io.Copy(c, c); c.Close() }()
+		}
+	}()
+	go func() {
+		b := make([]byte, 10)
+		for {
+			n, from, err := u.ReadFrom(b)
+			if err != nil {
+				return
+			}
+			_, _ = u.WriteTo(b[:n], from)
+		}
+	}()
+	return s
+}
+
+// open makes the Egress, with a Service of an address if there is one.
+func (s *serving) open(service string) {
+	e := s.egress("a", service, "0.0.0.0/0", "::/0")
+	e.Spec.OriginatingOnly = true
+	if service != "" {
+		s.services["net/a"].Spec.ClusterIPs = []string{service, "fd96::1"}
+	}
+}
+
+// sandbox is the pod's.
+func (s *serving) sandbox() node.Sandbox {
+	at := sandboxOf("p")
+	at.Netns, at.Address = s.at(), s.client.Address
+	return at
+}
+
+// restart lets another coild begin.
+func (s *serving) restart() {
+	s.m = New(Config{
+		Port: 5555, Protocol: dataplane.ProtocolNode, Drift: time.Minute, Available: func() error { return nil }, Ask: s.Ask,
+		Repaired: func(context.Context, Outcome) {},
+	}, s.world, s.kernel, s.world, s.world, reconcile.NewMetrics(nil))
+	testkit.Check(s.t, s.m.Restore(s.t.Context(), []node.Sandbox{s.sandbox()}))
+}
+
+// call opens a connection from an address outside to the pod and echoes so many bytes.
+func (s *serving) call(network string, from, to netip.Addr, size int) error {
+	var local net.Addr = &net.TCPAddr{IP: from.AsSlice()}
+	port := "80"
+	if network == "udp" {
+		local, port = &net.UDPAddr{IP: from.AsSlice()}, "81"
+	}
+	var conn net.Conn
+	err := s.out.Do(func() (err error) {
+		conn, err = (&net.Dialer{Timeout: testkit.Timeout(3 * time.Second), LocalAddr: local}).DialContext(s.t.Context(), network, net.JoinHostPort(to.String(), port))
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	sent, got := bytes.Repeat([]byte("x"), size), make([]byte, size)
+	go func() { _, _ = conn.Write(sent) }()
+	if err := conn.SetReadDeadline(time.Now().Add(testkit.Timeout(3 * time.Second))); err != nil {
+		return err
+	}
+	_, err = io.ReadFull(conn, got)
+	return err
+}
+
+// ends are an address outside and the pod's own, of each family.
+func (s *serving) ends() [][2]netip.Addr {
+	return [][2]netip.Addr{
+		{netip.MustParseAddr("192.0.2.129"), s.client.Address.IPv4},
+		{netip.MustParseAddr("2001:db8::129"), s.client.Address.IPv6},
+	}
+}
+
+// answers wants that those outside are answered.
+func (s *serving) answers(what string) {
+	s.t.Helper()
+	for _, e := range s.ends() {
+		for network, size := range map[string]int{"tcp": 1 << 16, "udp": 1} {
+			if err := s.call(network, e[0], e[1], size); err != nil {
+				s.t.Errorf("%s: %s from %s: %v", what, network, e[0], err)
+			}
+		}
+		if _, err := s.out.Run("busybox", "ping", "-c", "1", "-W", "1", "-I", e[0].String(), e[1].String()); err != nil {
+			s.t.Errorf("%s: %v", what, err)
+		}
+	}
+}
+
+// keeps wants that nothing leaves that the pod sends by itself.
+func (s *serving) keeps(what string) {
+	s.t.Helper()
+	for _, e := range s.ends() {
+		var conn net.Conn
+		err := s.ns.Do(func() (err error) {
+			conn, err = net.Dial("udp", net.JoinHostPort(e[0].String(), "9"))
+			return err
+		})
+		for i := 0; err == nil && i < 3; i++ {
+			_, err = conn.Write([]byte(what)) // the first may wait for the neighbour
+		}
+		if conn != nil {
+			conn.Close()
+		}
+	}
+	b := make([]byte, 100)
+	testkit.Check(s.t, s.ear.SetReadDeadline(time.Now().Add(testkit.Timeout(200*time.Millisecond))))
+	if n, from, err := s.ear.ReadFrom(b); err == nil {
+		s.t.Errorf("%s: %q of %s leaves by eth0", what, b[:n], from)
+	}
+}
+
+// Those outside are answered whatever becomes of the routers, and what the pod sends by itself
+// leaves by a tunnel or not at all.
+func TestAnswersWithoutRouters(t *testing.T) {
+	for _, c := range []struct {
+		name    string
+		service string // at first
+		change  func(*serving)
+	}{
+		{"Service", "10.96.0.1", func(*serving) {}},
+		{"no Service yet", "", func(*serving) {}},
+		{"Service gone", "10.96.0.1", func(s *serving) { s.open("") }},
+		{"Egress deleted", "10.96.0.1", func(s *serving) { delete(s.egresses, "net/a") }},
+		{"Egress deleted without Service", "", func(s *serving) { delete(s.egresses, "net/a") }},
+		{"Egress deleted before a restart", "10.96.0.1", func(s *serving) { delete(s.egresses, "net/a"); s.restart() }},
+		{"Egress deleted and the record lost", "10.96.0.1", func(s *serving) {
+			delete(s.egresses, "net/a")
+			clear(s.records)
+			s.restart()
+		}},
+		{"another one asked for, that isn't there", "10.96.0.1", func(s *serving) { s.world.pod("p", "b") }},
+		{"namespace refused", "10.96.0.1", func(s *serving) {
+			s.egresses["net/a"].Spec.AllowedNamespaces = &metav1.LabelSelector{MatchLabels: map[string]string{"no": "namespace"}}
+		}},
+		{"routers dead", "10.96.0.1", func(s *serving) {
+			s.egresses["net/a"].Spec.Peering = "Direct"
+			for _, a := range []string{"10.1.9.1", "fd01:9::1"} {
+				s.routers["net/a"] = append(s.routers["net/a"], plan.ClientRouter{Addr: netip.MustParseAddr(a), State: plan.RouterDead})
+			}
+		}},
+		{"no tunnel can be made", "", func(s *serving) {
+			s.open("10.96.0.1")
+			s.links.broken[netip.MustParseAddr("10.96.0.1")] = true
+			s.links.broken[netip.MustParseAddr("fd96::1")] = true
+		}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			s := newServing(t, c.service)
+			sync := func() {
+				t.Helper()
+				if _, err := s.m.syncSandbox(t.Context(), s.m.known[s.sandbox().ID]); (err != nil) != (len(s.links.broken) > 0) {
+					t.Errorf("sync: %v", err)
+				}
+			}
+			sync()
+			c.change(s)
+			for _, what := range []string{"changed", "again"} {
+				sync()
+				s.answers(what)
+				s.keeps(what)
+			}
+			if err := s.m.Check(t.Context(), s.sandbox().ID); (err != nil) != (len(s.links.broken) > 0) {
+				t.Errorf("CHECK: %v", err)
+			}
+			removeTable(s.pod)
+			s.keeps("without marks")
+			sync()
+			s.answers("repaired")
+		})
+	}
+}
+
+// What answers go by when there is no tunnel is part of what is checked and repaired.
+func TestSinkIsRepaired(t *testing.T) {
+	p := newPod(t)
+	e := gateway("net/a", 0, "192.0.2.0/24", "2001:db8::/32")
+	e.OriginatingOnly = true
+	made := p.mustUse(e).State
+	lost := func() error {
+		for link, dst := range map[string]string{dataplane.ReceiverIPv4: "192.0.2.1", dataplane.ReceiverIPv6: "2001:db8::1"} {
+			if out, err := p.ns.Run("ip", "route", "get", dst); err != nil || !strings.Contains(out, "dev "+link) {
+				return errors.Join(err, fmt.Errorf("way to %s: %s", dst, out))
+			}
+		}
+		return nil
+	}
+	check := func() error { return p.kernel.Check(t.Context(), p.at(), p.client, made) }
+	mtu := func(want string) {
+		t.Helper()
+		for _, link := range sinkNames {
+			if out := p.ns.IP(t, "link", "show", link); !strings.Contains(out, " mtu "+want+" ") {
+				t.Errorf("answers are made for another MTU than eth0's %s:\n%s", want, out)
+			}
+		}
+	}
+	testkit.Check(t, lost(), check())
+	mtu("1400")
+	for _, c := range []struct{ damage, says string }{
+		{"ip link del coil_ipip4", "coil_ipip4"},
+		{"ip link set coil_ipip6 down", "2001:db8::/32"},
+		{"ip route del 192.0.2.0/24 dev coil_ipip4 table 118", "192.0.2.0/24"},
+	} {
+		testkit.Must(p.ns.Run("sh", "-c", c.damage))(t)
+		for range 2 { // nothing is repaired
+			if err := check(); err == nil || !strings.Contains(err.Error(), c.says) {
+				t.Errorf("after %s: %v", c.damage, err)
+			}
+		}
+		if p.escapes("192.0.2.1") || p.escapes("2001:db8::1") {
+			t.Errorf("after %s: it isn't closed", c.damage)
+		}
+		if out := p.mustUse(e); !out.Routes.Changed() {
+			t.Errorf("the repair after %s isn't counted: %+v", c.damage, out)
+		}
+		if err := errors.Join(check(), lost()); err != nil {
+			t.Errorf("restored after %s: %v", c.damage, err)
+		}
+	}
+	p.ns.IP(t, "link", "set", "eth0", "mtu", "1300")
+	p.mustUse(e)
+	mtu("1300")
+
+	e.OriginatingOnly = false
+	p.mustUse(e)
+	p.wantWays(map[string]string{"192.0.2.1": "nowhere", "2001:db8::1": "nowhere"})
+	if links := p.ns.IP(t, "link"); strings.Contains(links, "coil_ipip") {
+		t.Errorf("left without a use:\n%s", links)
+	}
+}
+
+// Where packets can't get lost, destinations are unreachable.
+func TestWithoutSink(t *testing.T) {
+	p := newPod(t)
+	p.links.leaky = true
+	e := gateway("net/a", 0, "192.0.2.0/24", "2001:db8::/32")
+	e.OriginatingOnly = true
+	if _, err := p.use(t.Context(), e); err == nil || !strings.Contains(err.Error(), "no sink") {
+		t.Errorf("error is %v", err)
+	}
+	p.wantWays(map[string]string{"192.0.2.1": "nowhere", "2001:db8::1": "nowhere"})
+}
