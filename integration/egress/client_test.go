@@ -79,7 +79,7 @@ func newNetwork(t *testing.T) *network {
 	if n.eth0, err = h.IndexByName("eth0"); err != nil {
 		t.Fatal(err)
 	}
-	n.kernel = egress.NewKernel(dataplane.ProtocolNode, egress.FoU{}, egress.Nft{})
+	n.kernel = egress.NewKernel(dataplane.ProtocolNode, egress.FoU{}, egress.Nft{}, nil)
 	return n
 }
 

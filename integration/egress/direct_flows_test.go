@@ -87,7 +87,7 @@ func directly(t *testing.T, families ...dataplane.Family) {
 func (d *direct) answers(router int) {
 	d.t.Helper()
 	const batches, atOnce, nodes, limit = 20, 50, (5000 + 109) / 110, 0.02
-	kernel := egress.NewKernel(dataplane.ProtocolNode, egress.FoU{}, egress.Nft{})
+	kernel := egress.NewKernel(dataplane.ProtocolNode, egress.FoU{}, egress.Nft{}, nil)
 	pod := store.Netns{Path: d.pod.Path, Inode: d.pod.Inode()}
 	var questions []echo.Question
 	for i, a := range d.addrsOf(router) {

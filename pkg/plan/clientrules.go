@@ -5,6 +5,8 @@ import (
 	"net/netip"
 	"slices"
 
+	"go4.org/netipx"
+
 	"github.com/coil-net/coil/pkg/dataplane"
 )
 
@@ -69,12 +71,12 @@ func cover(out []dataplane.Range, all []netip.Prefix, by map[netip.Prefix]bool) 
 			out = extend(out, next, inner.Addr().Prev())
 		}
 		out, all = cover(out, all, by)
-		if next = lastOf(inner).Next(); !outer.Contains(next) {
+		if next = netipx.PrefixLastIP(inner).Next(); !outer.Contains(next) {
 			return out, all
 		}
 	}
 	if by[outer] {
-		out = extend(out, next, lastOf(outer))
+		out = extend(out, next, netipx.PrefixLastIP(outer))
 	}
 	return out, all
 }
@@ -86,14 +88,4 @@ func extend(out []dataplane.Range, first, last netip.Addr) []dataplane.Range {
 		return out
 	}
 	return append(out, dataplane.Range{First: first, Last: last})
-}
-
-// lastOf is the last address of a prefix.
-func lastOf(p netip.Prefix) netip.Addr {
-	b := p.Addr().AsSlice()
-	for i := p.Bits(); i < len(b)*8; i++ {
-		b[i/8] |= 0x80 >> (i % 8)
-	}
-	a, _ := netip.AddrFromSlice(b)
-	return a
 }

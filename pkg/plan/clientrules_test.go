@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"go4.org/netipx"
 
 	"github.com/coil-net/coil/pkg/dataplane"
 )
@@ -71,7 +72,7 @@ func TestClientFilterIsTheRoutes(t *testing.T) {
 		}
 		var edges []netip.Addr
 		for _, p := range slices.Concat(dstsOf(s.Routes), dataplane.PrivateRanges, dataplane.LinkLocalRanges) {
-			edges = append(edges, p.Addr().Prev(), p.Addr(), lastOf(p), lastOf(p).Next())
+			edges = append(edges, p.Addr().Prev(), p.Addr(), netipx.PrefixLastIP(p), netipx.PrefixLastIP(p).Next())
 		}
 		for _, a := range edges {
 			if !a.IsValid() || within(netip.PrefixFrom(a, a.BitLen()), unrouted) {

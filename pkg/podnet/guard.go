@@ -2,21 +2,22 @@ package podnet
 
 import (
 	"context"
-	"fmt"
+	"errors"
 
 	"github.com/coil-net/coil/pkg/dataplane"
 	"github.com/coil-net/coil/pkg/kernel/nft"
 )
 
-// Guard makes the rule of nftables by which pods send from their own addresses only, or removes it
-// without Options.SourceGuard. A pod's addresses are those that its routes lead to, so that nothing
-// has to be done for a single pod.
+// Guard makes the host's ruleset what it should be. With Options.SourceGuard pods send from their own
+// addresses only: those that the host's routes lead to, so that nothing has to be done for a single
+// pod. Clients of Egresses have the guards that GuardClient gave them.
 func (n *Network) Guard(ctx context.Context) (dataplane.Result, error) {
-	res, err := n.guard.Sync(ctx, dataplane.HostRules{SourceGuard: n.opts.SourceGuard})
-	if err != nil {
-		return res, fmt.Errorf("guard the sources of pods' packets: %w", err)
+	n.clients.mu.Lock()
+	defer n.clients.mu.Unlock()
+	if err := errors.Join(n.recallGuards(ctx), n.forgetGuards(ctx)); err != nil {
+		return dataplane.Result{}, err
 	}
-	return res, nil
+	return n.syncGuard(ctx)
 }
 
 // guards says whether a pod may send from its own addresses only.
@@ -25,18 +26,26 @@ func (o Options) guards(p Pod) bool { return o.SourceGuard && !p.Unguarded }
 // WatchGuard begins to watch for changes of the rule.
 func (n *Network) WatchGuard() (*nft.Watch, error) { return nft.NewWatch(n.host) }
 
-// Dropped returns how many packets of pods were dropped, as their sources weren't the pods', since
-// the rule was made; nothing without it.
-func (n *Network) Dropped(ctx context.Context) (map[dataplane.Family]uint64, error) {
+// Dropped are packets of pods that the host's ruleset dropped since it was made, by family.
+type Dropped struct {
+	// Forged had sources that weren't the pods', PastTunnel were for destinations of Egresses.
+	Forged, PastTunnel map[dataplane.Family]uint64
+}
+
+// Dropped returns how many packets were dropped; nothing without rules.
+func (n *Network) Dropped(ctx context.Context) (Dropped, error) {
+	d := Dropped{Forged: map[dataplane.Family]uint64{}, PastTunnel: map[dataplane.Family]uint64{}}
 	counters, err := n.guard.Counters(ctx)
 	if err != nil {
-		return nil, err
+		return d, err
 	}
-	dropped := map[dataplane.Family]uint64{}
 	for _, c := range counters {
-		if c.Name == nft.Forged {
-			dropped[c.Family] = c.Packets
+		switch c.Name {
+		case nft.Forged:
+			d.Forged[c.Family] = c.Packets
+		case nft.PastTunnel:
+			d.PastTunnel[c.Family] = c.Packets
 		}
 	}
-	return dropped, nil
+	return d, nil
 }

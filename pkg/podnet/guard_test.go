@@ -85,7 +85,7 @@ func TestSourceGuard(t *testing.T) {
 			t.Errorf("a pod speaks for %s", a)
 		}
 	}
-	dropped := testkit.Must(n.Dropped(t.Context()))(t)
+	dropped := testkit.Must(n.Dropped(t.Context()))(t).Forged
 	if dropped[dataplane.IPv4] != 2 || dropped[dataplane.IPv6] != 3 {
 		t.Errorf("dropped %v", dropped)
 	}
@@ -113,7 +113,7 @@ func TestSourceGuard(t *testing.T) {
 		}
 		return nil
 	})
-	if after := testkit.Must(n.Dropped(t.Context()))(t); after[dataplane.IPv6] != dropped[dataplane.IPv6] || after[dataplane.IPv4] != dropped[dataplane.IPv4] {
+	if after := testkit.Must(n.Dropped(t.Context()))(t).Forged; after[dataplane.IPv6] != dropped[dataplane.IPv6] || after[dataplane.IPv4] != dropped[dataplane.IPv4] {
 		t.Errorf("dropped %v, before it was %v", after, dropped)
 	}
 }

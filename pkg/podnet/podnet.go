@@ -193,6 +193,8 @@ type Network struct {
 	flows  *conntrack.Table // nil: the kernel tracks none
 	record *sysctl.Record   // nil: don't record
 	guard  *nft.Host
+	// clients is what guard drops beside forged sources.
+	clients clientGuards
 	// ipv6 says whether the kernel has IPv6 at all.
 	ipv6 bool
 	// inherits says that new network namespaces may come with IPv6 parameters

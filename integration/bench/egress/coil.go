@@ -71,7 +71,7 @@ func makeClient(ctx context.Context, name string, addr ipam.Address, egresses ..
 	if err != nil {
 		return err
 	}
-	_, err = egress.NewKernel(dataplane.ProtocolNode, egress.FoU{}, egress.Nft{}).Client(ctx, at, plan.Client{
+	_, err = egress.NewKernel(dataplane.ProtocolNode, egress.FoU{}, egress.Nft{}, nil).Client(ctx, at, plan.Client{
 		Address: addr, Link: "eth0", MTU: 1500, Port: port, Protocol: dataplane.ProtocolNode, Idle: 2 * time.Minute, Egresses: egresses,
 	})
 	if err != nil {

@@ -53,7 +53,7 @@ type Pod struct {
 // Start makes the pod a client as when it is added, on a node whose coild has just started: it knows
 // nothing of how routers have lived.
 func Start(ctx context.Context, o Options) (*Pod, error) {
-	kernel := egress.NewKernel(dataplane.ProtocolNode, egress.FoU{}, egress.Nft{})
+	kernel := egress.NewKernel(dataplane.ProtocolNode, egress.FoU{}, egress.Nft{}, nil)
 	c := cluster{o}
 	p := &Pod{key: types.NamespacedName{Namespace: o.Egress.Namespace, Name: o.Egress.Name}}
 	p.manager = egress.New(egress.Config{

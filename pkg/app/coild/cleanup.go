@@ -85,7 +85,8 @@ func (o *cleanupOptions) run(ctx context.Context) error {
 func (o *Options) networkOptions() podnet.Options {
 	return podnet.Options{
 		PodTable: o.PodTable, RulePriority: o.PodRulePrio, Protocol: o.Protocol, CompatCalico: o.CompatCalico, MTU: o.MTU,
-		SourceGuard:  o.SourceGuard,
+		// Without IPAM another program wires pods, and their addresses aren't known.
+		SourceGuard:  o.SourceGuard && o.IPAM,
 		SysctlRecord: filepath.Join(o.StateDir, "sysctl.json"),
 	}
 }

@@ -44,7 +44,7 @@ func (d *daemon) composeEgress(ctx context.Context) {
 	if err := d.loadFoU(ctx); err != nil {
 		d.event(corev1.EventTypeWarning, "FoUUnavailable", "pods that ask for an Egress can't be started: %v", err)
 	}
-	kernel := egress.NewKernel(d.Protocol, egress.FoU{}, egress.Nft{})
+	kernel := egress.NewKernel(d.Protocol, egress.FoU{}, egress.Nft{}, d.network)
 	d.egress = egress.New(egress.Config{
 		Port: uint16(d.EgressPort), Protocol: d.Protocol, OriginatingOnly: d.OriginateOnly,
 		RecordAll: !d.IPAM, Drift: egressDrift, Available: d.fou.available, Repaired: d.repairedEgress, Ask: kernel.Ask,

@@ -10,12 +10,14 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/klog/v2"
 
+	"github.com/coil-net/coil/pkg/dataplane"
 	"github.com/coil-net/coil/pkg/node/heal"
 	"github.com/coil-net/coil/pkg/reconcile"
 )
 
-// guard keeps the rule by which pods send from their own addresses only. It serves pods without
-// the rule, too: a node whose kernel can't have it is still a node.
+// guard keeps the host's ruleset, by which pods send from their own addresses only, and clients of
+// Egresses nothing past their tunnels. Pods are served without the first, too: a node whose kernel
+// can't have it is still a node.
 type guard struct {
 	loop   *reconcile.Loop[struct{}]
 	active prometheus.Gauge
@@ -35,9 +37,12 @@ func (d *daemon) composeGuard(ctx context.Context) {
 	d.registry.MustRegister(d.guard.active, droppedCollector{ctx, d})
 }
 
-// watchGuard lets the rule be made again whenever it is lost.
+// guards says whether the host may have a ruleset.
+func (d *daemon) guards() bool { return d.SourceGuard && d.IPAM || d.Egress }
+
+// watchGuard lets the ruleset be made again whenever it is lost.
 func (d *daemon) watchGuard(ctx context.Context, group *errgroup.Group) {
-	if !d.SourceGuard {
+	if !d.guards() {
 		return
 	}
 	watch, err := d.network.WatchGuard()
@@ -59,28 +64,35 @@ func (d *daemon) syncGuard(ctx context.Context, repair bool) error {
 		d.repairs.Done(ctx, heal.SourceGuard, res.Added+res.Replaced)
 	}
 	active := 0.0
-	if d.SourceGuard && err == nil {
+	if d.SourceGuard && d.IPAM && err == nil {
 		active = 1
 	}
 	d.guard.active.Set(active)
-	if err != nil && d.SourceGuard && !d.guard.failed {
-		d.event(corev1.EventTypeWarning, "SourceGuardUnavailable", "pods can send from addresses of others: %v", err)
+	if err != nil && d.guards() && !d.guard.failed {
+		d.event(corev1.EventTypeWarning, "SourceGuardUnavailable", "pods can send from addresses of others, or past the tunnels of Egresses: %v", err)
 	}
 	d.guard.failed = err != nil
 	return err
 }
 
-var droppedPackets = prometheus.NewDesc("coil_source_guard_dropped_packets_total",
-	"Packets of pods that were dropped because their sources weren't the pods' addresses, by family.", []string{"family"}, nil)
+var (
+	forgedPackets = prometheus.NewDesc("coil_source_guard_dropped_packets_total",
+		"Packets of pods that were dropped because their sources weren't the pods' addresses, by family.", []string{"family"}, nil)
+	pastTunnelPackets = prometheus.NewDesc("coil_egress_node_past_tunnel_packets_total",
+		"Packets that pods sent to destinations of their Egresses past the tunnels, and the node dropped, by family.", []string{"family"}, nil)
+)
 
-// droppedCollector reads the counters of the rule at each scrape.
+// droppedCollector reads the counters of the ruleset at each scrape.
 type droppedCollector struct {
 	ctx context.Context // a scrape has none of its own
 	*daemon
 }
 
 // Describe implements prometheus.Collector.
-func (droppedCollector) Describe(ch chan<- *prometheus.Desc) { ch <- droppedPackets }
+func (droppedCollector) Describe(ch chan<- *prometheus.Desc) {
+	ch <- forgedPackets
+	ch <- pastTunnelPackets
+}
 
 // Collect implements prometheus.Collector. Without a rule that can be read there is nothing to tell.
 func (c droppedCollector) Collect(ch chan<- prometheus.Metric) {
@@ -88,7 +100,9 @@ func (c droppedCollector) Collect(ch chan<- prometheus.Metric) {
 	if err != nil {
 		return
 	}
-	for f, n := range dropped {
-		ch <- prometheus.MustNewConstMetric(droppedPackets, prometheus.CounterValue, float64(n), f.String())
+	for desc, packets := range map[*prometheus.Desc]map[dataplane.Family]uint64{forgedPackets: dropped.Forged, pastTunnelPackets: dropped.PastTunnel} {
+		for f, n := range packets {
+			ch <- prometheus.MustNewConstMetric(desc, prometheus.CounterValue, float64(n), f.String())
+		}
 	}
 }

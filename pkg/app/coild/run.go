@@ -210,6 +210,9 @@ func (d *daemon) compose(ctx context.Context, self *corev1.Node) (func(), error)
 	closers = append(closers, d.store.Close)
 	d.metrics = reconcile.NewMetrics(d.registry)
 	d.repairs = reconcile.NewRepairs(d.registry, d.reportRepairs, heal.Kinds()...)
+	if err := d.composeNetwork(ctx, &closers); err != nil {
+		return closeAll, err
+	}
 	d.restorer = &restore.Restorer{Store: d.store, Detacher: detacher{d}, Queue: delqueue.New(d.delQueueDir())}
 	if d.IPAM {
 		if err := d.composeIPAM(ctx, &closers); err != nil {
@@ -222,22 +225,25 @@ func (d *daemon) compose(ctx context.Context, self *corev1.Node) (func(), error)
 	return closeAll, nil
 }
 
+// composeNetwork builds what works in the host's namespace.
+func (d *daemon) composeNetwork(ctx context.Context, closers *[]func() error) (err error) {
+	if d.network, err = podnet.New(d.networkOptions()); err != nil {
+		return err
+	}
+	*closers = append(*closers, d.network.Close)
+	d.composeGuard(ctx)
+	return nil
+}
+
 // composeIPAM builds what gives addresses.
 func (d *daemon) composeIPAM(ctx context.Context, closers *[]func() error) error {
 	d.registry.MustRegister(blocks.NewCollector(ctx, d.store))
 	d.composeHealing()
-	var err error
-	d.network, err = podnet.New(d.networkOptions())
-	if err != nil {
-		return err
-	}
-	*closers = append(*closers, d.network.Close)
 	exporter, err := d.newExporter(d.network.Handle())
 	if err != nil {
 		return err
 	}
 	d.exports = &exports{exporter, d.repairs}
-	d.composeGuard(ctx)
 
 	mine := labels.Set{v2.LabelNode: d.NodeName}.String()
 	held, err := kube.AddressBlockInformer(d.clients.Coil, mine)
@@ -320,7 +326,6 @@ func (d *daemon) start(ctx context.Context, group *errgroup.Group) error {
 		if err := d.restore(ctx); err != nil {
 			return err
 		}
-		d.watchGuard(ctx, group)
 		group.Go(func() error { return d.blocks.Run(ctx) })
 		group.Go(func() error { return d.pods.Run(ctx, 1) })
 		group.Go(func() error { return d.routes.Run(ctx, 1) })
@@ -328,6 +333,7 @@ func (d *daemon) start(ctx context.Context, group *errgroup.Group) error {
 			group.Go(func() error { return heal.Run(ctx, t) })
 		}
 	}
+	d.watchGuard(ctx, group)
 	if d.Egress {
 		if err := d.startEgress(ctx, group); err != nil {
 			return err

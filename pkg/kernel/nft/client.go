@@ -83,7 +83,7 @@ func client(r dataplane.ClientRules) definition {
 			d.counters = append(d.counters, name+p.suffix)
 		}
 		peers := set{name: "peers" + p.suffix, key: p.address, elements: p.addresses(r.Peers)}
-		destinations := set{name: "destinations" + p.suffix, key: p.address, interval: true, elements: p.ranges(r.Destinations)}
+		destinations := p.ranged("destinations"+p.suffix, p.ranges(r.Destinations))
 		errors := p.errors()
 		d.sets = append(d.sets, peers, destinations, errors)
 		for _, addr := range p.only(r.Addresses) {
@@ -121,7 +121,7 @@ func (d *definition) answer(uplink int, r dataplane.OriginatingRules) {
 	// The type makes the kernel look for a route again when the mark has changed.
 	exit := chain{name: "exit", kind: nftables.ChainTypeRoute, hook: nftables.ChainHookOutput, priority: nftables.ChainPriorityMangle}
 	for _, p := range protocols {
-		sources := set{name: "sources" + p.suffix, key: p.address, interval: true, elements: p.intervals(r.Sources, nil)}
+		sources := p.ranged("sources"+p.suffix, p.intervals(r.Sources, nil))
 		d.sets = append(d.sets, sources)
 		opened.add("opened from outside", iif(expr.CmpOpEq, uplink), p.of(), ctState(expr.CtStateBitNEW),
 			p.in(p.src, sources, true), ctMarkSet(r.Mark, r.Mask))

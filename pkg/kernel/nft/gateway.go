@@ -2,11 +2,14 @@ package nft
 
 import (
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"net/netip"
 	"slices"
 
 	"github.com/google/nftables"
 	"github.com/google/nftables/expr"
+	"go4.org/netipx"
 
 	"github.com/coil-net/coil/pkg/dataplane"
 	"github.com/coil-net/coil/pkg/kernel/netns"
@@ -114,7 +117,7 @@ func gateway(r dataplane.GatewayRules) definition {
 		}
 		clients := set{name: "clients" + p.suffix, key: p.address, size: sizeFor(len(r.Clients))}
 		peers := set{name: "peers" + p.suffix, key: nftables.MustConcatSetType(nftables.TypeIFIndex, p.address), size: clients.size}
-		destinations := set{name: "destinations" + p.suffix, key: p.address, interval: true, elements: p.intervals(r.Destinations, p.only(r.Addresses))}
+		destinations := p.ranged("destinations"+p.suffix, p.intervals(r.Destinations, p.only(r.Addresses)))
 		clients.elements = make([]nftables.SetElement, 0, len(r.Clients))
 		peers.elements = make([]nftables.SetElement, 0, len(r.Clients))
 		for _, c := range r.Clients {
@@ -124,7 +127,7 @@ func gateway(r dataplane.GatewayRules) definition {
 			}
 		}
 		probers := set{name: "probers" + p.suffix, key: p.address, elements: p.addresses(r.Probers)}
-		askers := set{name: "askers" + p.suffix, key: p.address, interval: true, elements: p.intervals(r.Askers, nil)}
+		askers := p.ranged("askers"+p.suffix, p.intervals(r.Askers, nil))
 		d.sets = append(d.sets, clients, peers, destinations, probers, askers)
 
 		dropped := func(name string) []expr.Any { return match(count(name+p.suffix), drop()) }
@@ -261,6 +264,15 @@ func (p protocol) intervals(prefixes []netip.Prefix, without []netip.Addr) []nft
 	return out
 }
 
+// ranged is a set of intervals. It never changes: its name tells its elements apart from others.
+func (p protocol) ranged(name string, elements []nftables.SetElement) set {
+	sum := sha256.New()
+	for _, e := range elements {
+		sum.Write([]byte(elementKey(e) + "\n"))
+	}
+	return set{name: name + "_" + hex.EncodeToString(sum.Sum(nil)[:4]), key: p.address, interval: true, elements: elements}
+}
+
 // interval are the elements for the addresses before end, which is the zero Addr for all that
 // follow.
 func interval(from, end netip.Addr) []nftables.SetElement {
@@ -272,11 +284,4 @@ func interval(from, end netip.Addr) []nftables.SetElement {
 }
 
 // following is the first address after a prefix; the zero Addr if there is none.
-func following(p netip.Prefix) netip.Addr {
-	b := p.Addr().AsSlice()
-	for i := p.Bits(); i < len(b)*8; i++ {
-		b[i/8] |= 0x80 >> (i % 8)
-	}
-	last, _ := netip.AddrFromSlice(b)
-	return last.Next()
-}
+func following(p netip.Prefix) netip.Addr { return netipx.PrefixLastIP(p).Next() }

@@ -11,8 +11,8 @@ import (
 	"github.com/coil-net/coil/pkg/kernel/netns"
 )
 
-// Host is the ruleset of a node: what comes in by pods' links from addresses that aren't routed
-// back by the same link is dropped.
+// Host is the ruleset of a node. It drops packets of pods from addresses that aren't routed back by
+// the pods' links, and packets of clients to destinations past their tunnels.
 type Host struct{ *table }
 
 // NewHost returns the ruleset of a namespace, which must stay open as long as the Host is used.
@@ -26,10 +26,15 @@ func NewHost(ns *netns.NS) (*Host, error) {
 
 // Sync makes the table as the rules say; without any there is none.
 func (h *Host) Sync(ctx context.Context, r dataplane.HostRules) (dataplane.Result, error) {
-	if !r.SourceGuard {
+	if !r.SourceGuard && len(r.Clients) == 0 {
 		return dataplane.Result{}, h.remove()
 	}
-	return h.sync(ctx, host())
+	return h.sync(ctx, host(r))
+}
+
+// Check says what of the ruleset isn't as Sync makes it. Nothing is changed.
+func (h *Host) Check(ctx context.Context, r dataplane.HostRules) error {
+	return h.check(ctx, host(r))
 }
 
 // Exists says whether there is a table.
@@ -48,13 +53,25 @@ func (h *Host) Exists() (bool, error) {
 // Remove removes the table; none is no error.
 func (h *Host) Remove(context.Context) error { return h.remove() }
 
-// Forged is the Counter of what a Host drops, and the name of the chain that drops it.
+// Forged is the Counter of packets with a foreign source, and the name of the chain that drops them.
+// What of clients is dropped is counted as PastTunnel.
 const Forged = "forged"
 
-// host returns the table of a node. The hook comes before connections are tracked, so that a
-// forged packet makes none. What isn't dropped goes on, to other chains, too.
-func host() definition {
+// host returns the table of a node. Packets that aren't dropped go on, to other chains, too.
+func host(r dataplane.HostRules) definition {
 	var d definition
+	if r.SourceGuard {
+		d.guardSources()
+	}
+	if len(r.Clients) > 0 {
+		d.guardClients(r.Clients)
+	}
+	return d
+}
+
+// guardSources drops packets with foreign sources. The hook comes before connections are tracked, so
+// that a forged packet makes none.
+func (d *definition) guardSources() {
 	drops := chain{name: Forged}
 	for _, p := range protocols {
 		name := Forged + p.suffix
@@ -68,6 +85,5 @@ func host() definition {
 	}
 	entry := chain{name: "prerouting", kind: nftables.ChainTypeFilter, hook: nftables.ChainHookPrerouting, priority: nftables.ChainPriorityRaw}
 	entry.add("from a pod, of a source that isn't routed to its link", iifgroup(dataplane.LinkGroup), sourceMissing(), jump(drops))
-	d.chains = []chain{drops, entry}
-	return d
+	d.chains = append(d.chains, drops, entry)
 }

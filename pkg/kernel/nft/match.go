@@ -47,6 +47,11 @@ func iif(op expr.CmpOp, index int) []expr.Any {
 	return []expr.Any{&expr.Meta{Key: expr.MetaKeyIIF, Register: register}, compare(op, ifIndex(index))}
 }
 
+// iifIn matches packets that came in by links of a set.
+func iifIn(s set) []expr.Any {
+	return []expr.Any{&expr.Meta{Key: expr.MetaKeyIIF, Register: register}, &expr.Lookup{SourceRegister: register, SetName: s.name}}
+}
+
 func oif(op expr.CmpOp, index int) []expr.Any {
 	return []expr.Any{&expr.Meta{Key: expr.MetaKeyOIF, Register: register}, compare(op, ifIndex(index))}
 }

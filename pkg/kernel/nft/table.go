@@ -6,15 +6,12 @@
 package nft
 
 import (
-	"bytes"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
 	"fmt"
-	"maps"
 	"slices"
-	"strings"
 	"sync"
 
 	"github.com/google/nftables"
@@ -36,16 +33,6 @@ type definition struct {
 	counters []string
 	sets     []set
 	chains   []chain
-}
-
-// set is a named set and its elements.
-type set struct {
-	name     string
-	key      nftables.SetDatatype
-	interval bool
-	// size is how many elements there may be, 0 any number. The kernel finds them faster then.
-	size     uint32
-	elements []nftables.SetElement
 }
 
 // chain is a base chain, which accepts what no rule drops; or, without a hook, one that rules
@@ -94,6 +81,8 @@ type table struct {
 	// have it, nobody has changed anything, and nothing needs to be read.
 	known      *state
 	generation uint32
+	// commits counts the transactions of a change.
+	commits uint32
 }
 
 // state is what a table is.
@@ -134,8 +123,8 @@ func named() *nftables.Table {
 	return &nftables.Table{Name: dataplane.NftTable, Family: family}
 }
 
-// sync makes the table as it is defined, in one transaction. If its chains, rules and intervals are,
-// only elements of sets are added and deleted; otherwise all rules are made anew.
+// sync makes the table as it is defined. If its chains and rules are, only elements of sets are added
+// and deleted; otherwise all rules are made anew.
 func (t *table) sync(ctx context.Context, d definition) (dataplane.Result, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -165,7 +154,7 @@ func (t *table) change(ctx context.Context, d definition) (dataplane.Result, err
 		return result, err
 	}
 	have := t.known
-	t.known = nil
+	t.known, t.commits = nil, 0
 	if have == nil || t.generation != before {
 		if have, err = t.read(ctx, conn, d, shape); err != nil {
 			return result, fmt.Errorf("read: %w", err)
@@ -174,12 +163,8 @@ func (t *table) change(ctx context.Context, d definition) (dataplane.Result, err
 	if result, err = t.write(conn, d, shape, have); err != nil {
 		return dataplane.Result{}, err
 	}
-	expected := before
-	if result.Changed() {
-		expected++
-	}
 	// What can't be known now is read the next time.
-	if after, err := t.currentGeneration(ctx); err == nil && after == expected {
+	if after, err := t.currentGeneration(ctx); err == nil && after == before+t.commits {
 		t.known, t.generation = want, after
 	}
 	return result, nil
@@ -203,11 +188,16 @@ func (t *table) read(ctx context.Context, conn *nftables.Conn, d definition, sha
 	return have, nil
 }
 
-// write makes of what the table is what is defined, in one transaction.
+// commit makes what was collected, in one transaction.
+func (t *table) commit(conn *nftables.Conn) error {
+	t.commits++
+	return conn.Flush()
+}
+
+// write makes of what the table is what is defined.
 func (t *table) write(conn *nftables.Conn, d definition, shape []string, have *state) (dataplane.Result, error) {
 	var result dataplane.Result
-	differs := func(s set) bool { return s.interval && !s.is(have.elements[s.name]) }
-	if !slices.Equal(shape, have.shape) || slices.ContainsFunc(d.sets, differs) {
+	if !slices.Equal(shape, have.shape) {
 		if err := t.replace(conn, d, shape, have); err != nil {
 			return result, fmt.Errorf("replace: %w", err)
 		}
@@ -226,7 +216,7 @@ func (t *table) write(conn *nftables.Conn, d definition, shape []string, have *s
 	if !result.Changed() {
 		return result, nil
 	}
-	if err := conn.Flush(); err != nil {
+	if err := t.commit(conn); err != nil {
 		return dataplane.Result{}, fmt.Errorf("change: %w", err)
 	}
 	return result, nil
@@ -252,13 +242,17 @@ func (t *table) remove() error {
 	return nil
 }
 
-// replace makes all rules anew, in one transaction with whatever else isn't as it is defined.
+// replace makes all rules anew, in one transaction with all else that isn't as it is defined.
 //
 // No packet gets past the rules meanwhile. A chain that is hooked already stays, since the kernel
-// hooks a new one before it has its rules, and unhooks an old one after it has lost them. A set of
-// intervals is never changed: the kernel may not find an element while its neighbours come and go.
-// The old rules go with the old set.
+// hooks a new one before it has its rules, and unhooks an old one after it has lost them. What is in a
+// new set of intervals may be found only some time after the transaction that made it: it is made
+// before its rules, and the old set goes with the old rules.
 func (t *table) replace(conn *nftables.Conn, d definition, shape []string, have *state) error {
+	prepared, err := t.prepare(conn, d, have)
+	if err != nil {
+		return err
+	}
 	n := named()
 	conn.AddTable(n)
 	stays := map[string]bool{}
@@ -297,25 +291,14 @@ func (t *table) replace(conn *nftables.Conn, d definition, shape []string, have 
 		}
 	}
 	for i, s := range d.sets {
-		elements := have.elements[s.name]
-		if s.interval && stays[s.shape()] {
-			if s.is(elements) {
-				continue
-			}
-			conn.DelSet(s.nft(0))
-			delete(stays, s.shape())
+		switch {
+		case prepared[s.name]:
+		case stays[s.shape()]:
+			_, err = s.update(conn, have.elements[s.name])
+		default:
+			err = s.add(conn, uint32(i+1))
 		}
-		if stays[s.shape()] {
-			if _, err := s.update(conn, elements); err != nil {
-				return err
-			}
-			continue
-		}
-		ns := s.nft(uint32(i + 1))
-		if err := conn.AddSet(ns, nil); err != nil {
-			return err
-		}
-		if err := addElements(conn, ns, s.elements); err != nil {
+		if err != nil {
 			return err
 		}
 	}
@@ -334,7 +317,28 @@ func (t *table) replace(conn *nftables.Conn, d definition, shape []string, have 
 			})
 		}
 	}
-	return conn.Flush()
+	return t.commit(conn)
+}
+
+// prepare makes the sets of intervals that there aren't, and returns their names.
+func (t *table) prepare(conn *nftables.Conn, d definition, have *state) (map[string]bool, error) {
+	made := map[string]bool{}
+	for i, s := range d.sets {
+		if !s.interval || slices.Contains(have.shape, s.shape()) {
+			continue
+		}
+		if len(made) == 0 {
+			conn.AddTable(named())
+		}
+		if err := s.add(conn, uint32(i+1)); err != nil {
+			return nil, err
+		}
+		made[s.name] = true
+	}
+	if len(made) == 0 {
+		return nil, nil
+	}
+	return made, t.commit(conn)
 }
 
 // nft is the chain in requests.
@@ -345,174 +349,4 @@ func (c chain) nft() *nftables.Chain {
 		nc.Type, nc.Hooknum, nc.Priority, nc.Policy = c.kind, c.hook, c.priority, &policy
 	}
 	return nc
-}
-
-// nft is the set in requests. The ID is what rules of the same transaction find it by.
-func (s set) nft(id uint32) *nftables.Set {
-	return &nftables.Set{
-		Table: named(), ID: id, Name: s.name, KeyType: s.key, Interval: s.interval, Size: s.size,
-		Concatenation: strings.Contains(s.key.Name, " . "),
-	}
-}
-
-// is tells whether a set has these elements.
-func (s set) is(have []nftables.SetElement) bool {
-	add, remove := s.differs(have)
-	return len(add)+len(remove) == 0
-}
-
-// differs returns what is to be added to the elements that a set has, and what to be deleted.
-func (s set) differs(have []nftables.SetElement) (add, remove []nftables.SetElement) {
-	// Who was here last has left them in this order: most changes are of a few among many.
-	want := s.elements
-	for len(have) > 0 && len(want) > 0 && sameElement(have[0], want[0]) {
-		have, want = have[1:], want[1:]
-	}
-	for len(have) > 0 && len(want) > 0 && sameElement(have[len(have)-1], want[len(want)-1]) {
-		have, want = have[:len(have)-1], want[:len(want)-1]
-	}
-	wanted := make(map[string]bool, len(want))
-	for _, e := range want {
-		wanted[elementKey(e)] = true
-	}
-	for _, e := range have {
-		if key := elementKey(e); wanted[key] {
-			delete(wanted, key)
-		} else {
-			remove = append(remove, nftables.SetElement{Key: e.Key, IntervalEnd: e.IntervalEnd})
-		}
-	}
-	return slices.DeleteFunc(slices.Clone(want), func(e nftables.SetElement) bool { return !wanted[elementKey(e)] }), remove
-}
-
-// update collects what changes the elements of a set, not one of intervals, from those that it has.
-func (s set) update(conn *nftables.Conn, have []nftables.SetElement) (dataplane.Result, error) {
-	ns := s.nft(0)
-	add, remove := s.differs(have)
-	for part := range slices.Chunk(remove, maxElements) {
-		if err := conn.SetDeleteElements(ns, part); err != nil {
-			return dataplane.Result{}, err
-		}
-	}
-	return dataplane.Result{Added: len(add), Deleted: len(remove)}, addElements(conn, ns, add)
-}
-
-func addElements(conn *nftables.Conn, s *nftables.Set, elements []nftables.SetElement) error {
-	for part := range slices.Chunk(elements, maxElements) {
-		if err := conn.SetAddElements(s, part); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-func sameElement(a, b nftables.SetElement) bool {
-	return a.IntervalEnd == b.IntervalEnd && bytes.Equal(a.Key, b.Key)
-}
-
-// elementKey tells elements of a set apart.
-func elementKey(e nftables.SetElement) string {
-	if e.IntervalEnd {
-		return string(e.Key) + "\x00end"
-	}
-	return string(e.Key)
-}
-
-// shape describes everything of a table but elements and the values of counters, one item per
-// object.
-func (d definition) shape() ([]string, error) {
-	var out []string
-	for _, name := range d.counters {
-		out = append(out, counterShape(name))
-	}
-	for _, s := range d.sets {
-		out = append(out, s.shape())
-	}
-	for _, c := range d.chains {
-		out = append(out, chainShape(c.nft()))
-		for i, r := range c.rules {
-			mark, err := r.mark()
-			if err != nil {
-				return nil, err
-			}
-			out = append(out, fmt.Sprintf("rule %s %03d %s", c.name, i, mark))
-		}
-	}
-	slices.Sort(out)
-	return out, nil
-}
-
-func counterShape(name string) string { return "counter " + name }
-
-func (s set) shape() string { return setShape(s.name, s.key, s.interval, s.size) }
-
-func setShape(name string, key nftables.SetDatatype, interval bool, size uint32) string {
-	return fmt.Sprintf("set %s: %#x %t %d", name, key.GetNFTMagic(), interval, size)
-}
-
-func chainShape(c *nftables.Chain) string {
-	switch {
-	case c.Hooknum == nil || c.Priority == nil:
-		return "chain " + c.Name
-	case c.Policy == nil || *c.Policy != nftables.ChainPolicyAccept:
-		return "chain " + c.Name + " of another policy"
-	}
-	return fmt.Sprintf("chain %s: %s %d %d", c.Name, c.Type, *c.Hooknum, *c.Priority)
-}
-
-// objects are a table's named objects.
-type objects struct {
-	counters []*nftables.CounterObj
-	sets     []*nftables.Set
-	chains   []*nftables.Chain
-}
-
-// readObjects reads the objects of the table, which exists.
-func readObjects(conn *nftables.Conn) (objects, error) {
-	var o objects
-	var err error
-	if o.counters, err = readCounters(conn); err != nil {
-		return o, err
-	}
-	if o.sets, err = conn.GetSets(named()); err != nil {
-		return o, err
-	}
-	o.chains, err = conn.ListChainsOfTableFamily(family)
-	o.chains = slices.DeleteFunc(o.chains, func(c *nftables.Chain) bool { return c.Table.Name != dataplane.NftTable })
-	return o, err
-}
-
-// shape reads from the kernel what definition.shape describes; it is empty if there is no table.
-func (t *table) shape(ctx context.Context, conn *nftables.Conn) ([]string, error) {
-	if _, err := conn.ListTableOfFamily(dataplane.NftTable, family); err != nil {
-		if errors.Is(err, unix.ENOENT) {
-			return nil, nil
-		}
-		return nil, err
-	}
-	o, err := readObjects(conn)
-	if err != nil {
-		return nil, err
-	}
-	var out []string
-	for _, c := range o.counters {
-		out = append(out, counterShape(c.Name))
-	}
-	for _, s := range o.sets {
-		out = append(out, setShape(s.Name, s.KeyType, s.Interval, s.Size))
-	}
-	for _, c := range o.chains {
-		out = append(out, chainShape(c))
-	}
-	rules, err := t.rules(ctx)
-	if err != nil {
-		return nil, err
-	}
-	for _, name := range slices.Sorted(maps.Keys(rules)) {
-		for i, mark := range rules[name] {
-			out = append(out, fmt.Sprintf("rule %s %03d %s", name, i, mark))
-		}
-	}
-	slices.Sort(out)
-	return out, nil
 }

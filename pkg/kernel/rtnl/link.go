@@ -231,8 +231,10 @@ type Link struct {
 	MAC      net.HardwareAddr
 	// Peer is the index of a veth's other end in its namespace; 0 if there is none.
 	Peer int
-	// PeerElsewhere says that the other end is in another namespace.
+	// PeerElsewhere says that the other end is in another namespace, and PeerNetns is the ID that the
+	// namespace of this end has for that; see NetnsID.
 	PeerElsewhere bool
+	PeerNetns     int
 	Parameters
 }
 
@@ -401,6 +403,7 @@ func parseLink(body []byte) (Link, error) {
 			l.Peer = int(a.u32())
 		case unix.IFLA_LINK_NETNSID:
 			l.PeerElsewhere = true
+			l.PeerNetns = int(int32(a.u32()))
 		case unix.IFLA_AF_SPEC:
 			if err := l.Parameters.parse(a.value); err != nil {
 				return Link{}, err

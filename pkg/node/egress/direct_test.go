@@ -375,7 +375,7 @@ func TestDirectAdopted(t *testing.T) {
 	e := directly("1 live, 2 live", "0.0.0.0/0", "::/0")
 	p.mustUse(e)
 	flows := p.connect(1, 20)
-	p.kernel = NewKernel(dataplane.ProtocolNode, p.kernel.tunnels, Nft{})
+	p.kernel = NewKernel(dataplane.ProtocolNode, p.kernel.tunnels, Nft{}, nil)
 	if out := p.mustUse(e); out.changed() || out.Pins.Changed() {
 		t.Errorf("after a restart: %+v", out)
 	}

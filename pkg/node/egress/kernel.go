@@ -31,10 +31,25 @@ import (
 // All of it is closed first: no moment lets a packet to a destination out by another way than
 // its tunnel, once the rules are there. A tunnel to a new peer is made before the routes change
 // to it, and the old one is removed after.
+//
+// What a program in the pod may take away of that, the node keeps, too: see Host.
 type Kernel struct {
 	protocol int
 	tunnels  Tunnels
 	filters  Filters
+	host     Host
+}
+
+// Host is the node's side of clients' links: what comes from there for a destination is dropped; see
+// package podnet.
+type Host interface {
+	// HostLink returns the index of the node's end of a pod's link; podnet.ErrNoHostLink if it has none.
+	HostLink(ctx context.Context, ns *netns.NS, pod rtnl.Link) (int, error)
+	// ClientGuard returns the guard that a client has, GuardClient gives it another one.
+	ClientGuard(ctx context.Context, link int) (dataplane.ClientGuard, error)
+	GuardClient(ctx context.Context, link int, g dataplane.ClientGuard) (dataplane.Result, error)
+	// CheckGuard says what of the node's ruleset isn't as it was made last.
+	CheckGuard(ctx context.Context) error
 }
 
 // Tunnels makes the tunnels of one network namespace; see FoU.
@@ -61,9 +76,10 @@ type Filters interface {
 	Check(ctx context.Context, ns *netns.NS, r dataplane.ClientRules) error
 }
 
-// NewKernel returns the Network whose routes and rules have the protocol.
-func NewKernel(protocol int, t Tunnels, f Filters) *Kernel {
-	return &Kernel{protocol: protocol, tunnels: t, filters: f}
+// NewKernel returns the Network whose routes and rules have the protocol. Without a Host the node keeps
+// nothing.
+func NewKernel(protocol int, t Tunnels, f Filters, h Host) *Kernel {
+	return &Kernel{protocol: protocol, tunnels: t, filters: f, host: h}
 }
 
 // priorities are those of the rules in a client.
@@ -155,15 +171,29 @@ func (k *Kernel) Client(ctx context.Context, at store.Netns, c plan.Client) (Out
 		return Outcome{}, err
 	}
 	defer in.close()
-	if len(c.Egresses) == 0 {
+	link, err := in.handle.LinkByName(ctx, c.Link)
+	if errors.Is(err, rtnl.ErrNotExist) && len(c.Egresses) == 0 {
 		return in.clear(ctx, c.Port)
 	}
-	link, err := in.handle.LinkByName(ctx, c.Link)
 	if err != nil {
 		return Outcome{}, err
 	}
 	c.Index, c.MTU = link.Index, link.MTU
-	return in.make(ctx, plan.ClientStateOf(c), c)
+	state := plan.ClientStateOf(c)
+	guard, err := in.guard(ctx, link, state)
+	errs := []error{err, guard.widen(ctx)}
+	var out Outcome
+	if len(c.Egresses) == 0 {
+		out, err = in.clear(ctx, c.Port)
+	} else {
+		out, err = in.make(ctx, state, c)
+	}
+	errs = append(errs, err)
+	if errors.Join(errs...) == nil {
+		errs = append(errs, guard.narrow(ctx))
+	}
+	out.Others += guard.changed
+	return out, errors.Join(errs...)
 }
 
 // make makes all that there should be. It goes on after a failure: what is missing then

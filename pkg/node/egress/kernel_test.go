@@ -140,7 +140,7 @@ func newPod(t *testing.T) *pod {
 	}
 	t.Cleanup(h.Close)
 	p := &pod{t: t, ns: ns, handle: h, links: &standIns{tb: t, ns: ns, broken: map[netip.Addr]bool{}}}
-	p.kernel = NewKernel(dataplane.ProtocolNode, p.links, Nft{})
+	p.kernel = NewKernel(dataplane.ProtocolNode, p.links, Nft{}, nil)
 	if p.eth0, err = h.IndexByName("eth0"); err != nil {
 		t.Fatal(err)
 	}

@@ -114,7 +114,7 @@ func newDirectPod(t *testing.T, routers int) *pod {
 	for n := range routers {
 		w.router(n + 1)
 	}
-	p.kernel = NewKernel(dataplane.ProtocolNode, w, Nft{})
+	p.kernel = NewKernel(dataplane.ProtocolNode, w, Nft{}, nil)
 	return p
 }
 

@@ -1,0 +1,164 @@
+package nft
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/google/nftables"
+	"github.com/google/nftables/binaryutil"
+	"go4.org/netipx"
+
+	"github.com/coil-net/coil/pkg/dataplane"
+)
+
+// Names of a Host's sets. Clients with the same guard share its sets, whose names have its ID.
+const (
+	clientsSet      = "clients"
+	destinationsSet = "destinations"
+	repliesSet      = "replies"
+)
+
+// guardClients drops packets of clients to destinations past their tunnels. Connections are tracked
+// then, for the sake of replies; and Services aren't translated yet, just as in the client.
+//
+//	clients         what comes in by the links of clients
+//	  guarded       each by the guard that it has
+//	    client_ID   not to a destination
+//	      past
+func (d *definition) guardClients(clients map[int]dataplane.ClientGuard) {
+	guards, links := map[string]dataplane.ClientGuard{}, map[string][]int{}
+	for _, link := range slices.Sorted(maps.Keys(clients)) {
+		id := guardID(clients[link])
+		guards[id] = clients[link]
+		links[id] = append(links[id], link)
+	}
+	all := set{name: clientsSet, key: nftables.TypeIFIndex, elements: linkElements(slices.Sorted(maps.Keys(clients)))}
+	d.sets = append(d.sets, all)
+	entry := chain{name: "clients", kind: nftables.ChainTypeFilter, hook: nftables.ChainHookPrerouting, priority: nftables.ChainPriorityMangle}
+	guarded, past := chain{name: "guarded"}, chain{name: "past"}
+	for _, p := range protocols {
+		d.counters = append(d.counters, PastTunnel+p.suffix)
+		past.add("past the tunnel", p.of(), count(PastTunnel+p.suffix), drop())
+	}
+	d.chains = append(d.chains, past)
+	for _, id := range slices.Sorted(maps.Keys(guards)) {
+		of := chain{name: "client_" + id}
+		members := set{name: clientsSet + "_" + id, key: nftables.TypeIFIndex, elements: linkElements(links[id])}
+		d.sets = append(d.sets, members)
+		for _, p := range protocols {
+			destinations := p.ranged(destinationsSet+"_"+id+p.suffix, p.ranges(guards[id].Destinations))
+			replies := p.ranged(repliesSet+"_"+id+p.suffix, p.ranges(guards[id].Replies))
+			if len(replies.elements) > 0 {
+				d.sets = append(d.sets, replies)
+				of.add("an answer by the way the connection came", p.of(), ctReply(), p.in(p.dst, replies, true), accept())
+			}
+			d.sets = append(d.sets, destinations)
+			of.add("to a destination", p.of(), p.in(p.dst, destinations, true), goTo(past))
+		}
+		guarded.add("by a guard", iifIn(members), goTo(of))
+		d.chains = append(d.chains, of)
+	}
+	entry.add("from a client", iifIn(all), goTo(guarded))
+	d.chains = append(d.chains, guarded, entry)
+}
+
+// guardID is short for what a guard does, in the names of sets and chains.
+func guardID(g dataplane.ClientGuard) string {
+	sum := sha256.Sum256(fmt.Append(nil, g.Destinations, g.Replies))
+	return hex.EncodeToString(sum[:6])
+}
+
+func linkElements(links []int) []nftables.SetElement {
+	var out []nftables.SetElement
+	for _, l := range links {
+		out = append(out, nftables.SetElement{Key: ifIndex(l)})
+	}
+	return out
+}
+
+// Clients reads from the kernel the guards that there are, by the index of the clients' links. An agent
+// that has started knows by them what its predecessor wanted.
+func (h *Host) Clients(context.Context) (map[int]dataplane.ClientGuard, error) {
+	exists, err := h.Exists()
+	if err != nil || !exists {
+		return nil, err
+	}
+	conn, err := h.connect()
+	if err != nil {
+		return nil, err
+	}
+	sets, err := conn.GetSets(named())
+	if err != nil {
+		return nil, fmt.Errorf("list the sets of table %s of nftables: %w", dataplane.NftTable, err)
+	}
+	guards, links := map[string]dataplane.ClientGuard{}, map[int]string{}
+	for _, s := range sets {
+		kind, id, ok := strings.Cut(s.Name, "_")
+		if !ok {
+			continue
+		}
+		elements, err := conn.GetSetElements(s)
+		if err != nil {
+			return nil, fmt.Errorf("read set %s of table %s of nftables: %w", s.Name, dataplane.NftTable, err)
+		}
+		id, _, _ = strings.Cut(id, "_")
+		g := guards[id]
+		switch kind {
+		case clientsSet:
+			for _, e := range elements {
+				links[int(binaryutil.NativeEndian.Uint32(e.Key))] = id
+			}
+		case destinationsSet:
+			g.Destinations = append(g.Destinations, rangesOf(elements)...)
+		case repliesSet:
+			g.Replies = append(g.Replies, rangesOf(elements)...)
+		}
+		guards[id] = g
+	}
+	clients := map[int]dataplane.ClientGuard{}
+	for link, id := range links {
+		g := guards[id]
+		for _, ranges := range [][]dataplane.Range{g.Destinations, g.Replies} {
+			slices.SortFunc(ranges, func(a, b dataplane.Range) int { return a.First.Compare(b.First) })
+		}
+		clients[link] = g
+	}
+	return clients, nil
+}
+
+// rangesOf returns the ranges that the elements of a set of intervals stand for; see interval.
+func rangesOf(elements []nftables.SetElement) []dataplane.Range {
+	slices.SortFunc(elements, func(a, b nftables.SetElement) int {
+		if c := bytes.Compare(a.Key, b.Key); c != 0 || a.IntervalEnd == b.IntervalEnd {
+			return c
+		}
+		if a.IntervalEnd {
+			return -1
+		}
+		return 1
+	})
+	var out []dataplane.Range
+	var first netip.Addr // of the range that isn't ended yet
+	for _, e := range elements {
+		a, ok := netip.AddrFromSlice(e.Key)
+		switch {
+		case !ok:
+		case !e.IntervalEnd:
+			first = a
+		case first.IsValid():
+			out = append(out, dataplane.Range{First: first, Last: a.Prev()})
+			first = netip.Addr{}
+		}
+	}
+	if first.IsValid() {
+		out = append(out, dataplane.Range{First: first, Last: netipx.PrefixLastIP(netip.PrefixFrom(first, 0))})
+	}
+	return out
+}

@@ -1,0 +1,78 @@
+package egress
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"reflect"
+
+	"github.com/coil-net/coil/pkg/dataplane"
+	"github.com/coil-net/coil/pkg/kernel/rtnl"
+	"github.com/coil-net/coil/pkg/plan"
+	"github.com/coil-net/coil/pkg/podnet"
+)
+
+// guard is the node's guard of a client while that changes: first all is allowed that was allowed or is
+// to be, then the client changes, then the rest is forbidden. An error on the way leaves both allowed.
+type guard struct {
+	host Host
+	// link is the node's end of the client's link; 0 if there is none.
+	link     int
+	have, to dataplane.ClientGuard
+	changed  int
+}
+
+// guard finds the guard that a client has. A pod whose link isn't a veth to the node has none.
+func (in client) guard(ctx context.Context, link rtnl.Link, to plan.ClientState) (*guard, error) {
+	g := &guard{host: in.host, to: to.ClientGuard()}
+	if in.host == nil {
+		return g, nil
+	}
+	host, err := in.host.HostLink(ctx, in.ns, link)
+	if errors.Is(err, podnet.ErrNoHostLink) {
+		return g, nil
+	}
+	if err == nil {
+		g.have, err = in.host.ClientGuard(ctx, host)
+	}
+	if err != nil {
+		return g, fmt.Errorf("the node's guard of the client: %w", err)
+	}
+	g.link = host
+	return g, nil
+}
+
+func (g *guard) widen(ctx context.Context) error {
+	both, err := plan.WidenGuard(g.have, g.to)
+	if err != nil {
+		return err
+	}
+	return g.set(ctx, both)
+}
+
+func (g *guard) narrow(ctx context.Context) error { return g.set(ctx, g.to) }
+
+func (g *guard) set(ctx context.Context, to dataplane.ClientGuard) error {
+	if g.link == 0 || reflect.DeepEqual(g.have, to) {
+		return nil
+	}
+	result, err := g.host.GuardClient(ctx, g.link, to)
+	if err != nil {
+		return fmt.Errorf("the node's guard of the client: %w", err)
+	}
+	g.have = to
+	g.changed += result.Added + result.Replaced + result.Deleted
+	return nil
+}
+
+// checkGuard says whether the node's guard of a client is as it was made.
+func (in client) checkGuard(ctx context.Context, link rtnl.Link, made plan.ClientState) error {
+	g, err := in.guard(ctx, link, made)
+	if err != nil || g.link == 0 {
+		return err
+	}
+	if !reflect.DeepEqual(g.have, g.to) {
+		return fmt.Errorf("the node lets through other packets than the client: the guard of link %d is %+v, not %+v", g.link, g.have, g.to)
+	}
+	return in.host.CheckGuard(ctx)
+}

@@ -1,0 +1,213 @@
+package egress
+
+import (
+	"errors"
+	"net"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/coil-net/coil/pkg/dataplane"
+	"github.com/coil-net/coil/pkg/podnet"
+	"github.com/coil-net/coil/pkg/testkit"
+	"github.com/coil-net/coil/pkg/testkit/netnstest"
+)
+
+// guarded is a pod whose program has taken away all that Coil has in its network namespace, and its
+// node, which has all addresses that the pod sends to.
+type guarded struct {
+	*pod
+	node    *netnstest.NS
+	network *podnet.Network
+	ear     net.PacketConn
+}
+
+var guardedEnds = []string{"192.0.2.1", "2001:db8::1", "198.51.100.1", "2001:db8:1::1"}
+
+func newGuarded(t *testing.T) *guarded {
+	g := &guarded{pod: newPod(t)}
+	g.node = g.outside(guardedEnds...)
+	g.node.IP(t, "route", "add", "10.1.0.5", "dev", "outside")
+	g.node.IP(t, "-6", "route", "add", "fd01::5", "dev", "outside")
+	g.network = g.agent()
+	g.kernel = NewKernel(dataplane.ProtocolNode, g.links, Nft{}, g.network)
+	testkit.Check(t, g.node.Do(func() (err error) {
+		g.ear, err = net.ListenPacket("udp", ":7000")
+		return err
+	}))
+	t.Cleanup(func() { g.ear.Close() })
+	return g
+}
+
+// agent is a coild of the node.
+func (g *guarded) agent() *podnet.Network {
+	n := testkit.Must(podnet.New(podnet.Options{PodTable: 116, RulePriority: 2000, Protocol: dataplane.ProtocolNode, Netns: g.node.Path}))(g.t)
+	g.t.Cleanup(func() { testkit.Check(g.t, n.Close()) })
+	return n
+}
+
+// takeAway is what a program with CAP_NET_ADMIN can do to its pod.
+func (g *guarded) takeAway() {
+	g.t.Helper()
+	testkit.Must(g.ns.Run("sh", "-c", "nft flush ruleset; for f in -4 -6; do ip $f route flush table 117; ip $f route flush table 118; done 2>/dev/null; true"))(g.t)
+}
+
+// leaves says whether a datagram to an address comes out of the pod.
+func (g *guarded) leaves(dst string) error {
+	conn, err := func() (conn net.Conn, err error) {
+		err = g.ns.Do(func() (err error) {
+			conn, err = net.Dial("udp", net.JoinHostPort(dst, "7000"))
+			return err
+		})
+		return conn, err
+	}()
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	if _, err := conn.Write([]byte(dst)); err != nil {
+		return err
+	}
+	b := make([]byte, 50)
+	for {
+		if err := g.ear.SetReadDeadline(time.Now().Add(testkit.Timeout(200 * time.Millisecond))); err != nil {
+			return err
+		}
+		n, _, err := g.ear.ReadFrom(b)
+		if err != nil || string(b[:n]) == dst { // not a late one of before
+			return err
+		}
+	}
+}
+
+// wantLeaving wants that datagrams to some of the ends come out of the pod, and to no others.
+func (g *guarded) wantLeaving(when string, ends ...string) {
+	g.t.Helper()
+	for _, dst := range guardedEnds {
+		if strings.Contains(strings.Join(ends, " ")+" ", dst+" ") {
+			testkit.Eventually(g.t, 3*time.Second, when+": a datagram to "+dst+" arrives", func() error { return g.leaves(dst) })
+		} else if err := g.leaves(dst); err == nil {
+			g.t.Errorf("%s: a datagram to %s comes out of the pod", when, dst)
+		}
+	}
+}
+
+// What a pod sends past its tunnels ends at the node, whatever a program in it does.
+func TestNodeGuardsClients(t *testing.T) {
+	g := newGuarded(t)
+	a, b := gateway("net/a", 1, "192.0.2.0/24", "2001:db8::/64"), gateway("net/b", 2, "198.51.100.0/24", "2001:db8:1::/64")
+	g.mustUse(a)
+	testkit.Check(t, g.kernel.Check(t.Context(), g.at(), g.client, g.mustUse(a).State))
+	g.takeAway()
+	g.wantLeaving("with Egress a", guardedEnds[2:]...)
+	if d := testkit.Must(g.network.Dropped(t.Context()))(t).PastTunnel; d[dataplane.IPv4] == 0 || d[dataplane.IPv6] == 0 {
+		t.Errorf("counted are %v", d)
+	}
+	g.mustUse(a, b)
+	g.takeAway()
+	g.wantLeaving("with both")
+	g.mustUse(b)
+	g.takeAway()
+	g.wantLeaving("with Egress b", guardedEnds[:2]...)
+	made := g.mustUse(b).State
+	testkit.Check(t, g.kernel.Check(t.Context(), g.at(), g.client, made))
+
+	// Somebody takes away what the node has: CHECK tells, and it comes back.
+	testkit.Must(g.node.Run("nft", "flush", "ruleset"))(t)
+	if err := g.kernel.Check(t.Context(), g.at(), g.client, made); err == nil || !strings.Contains(err.Error(), "table coil of nftables is missing") {
+		t.Errorf("CHECK without the node's table: %v", err)
+	}
+	g.takeAway()
+	g.wantLeaving("control: without the node's table", guardedEnds...)
+	if out := testkit.Must(g.network.Guard(t.Context()))(t); !out.Changed() {
+		t.Error("the node's table isn't repaired")
+	}
+	g.wantLeaving("repaired", guardedEnds[:2]...)
+
+	// Another coild knows what the last one wanted, before it knows the pod.
+	network := g.agent()
+	if out := testkit.Must(network.Guard(t.Context()))(t); out.Changed() {
+		t.Errorf("another coild changed %+v", out)
+	}
+	g.wantLeaving("after a restart", guardedEnds[:2]...)
+	g.kernel = NewKernel(dataplane.ProtocolNode, g.links, Nft{}, network)
+	g.mustUse()
+	g.wantLeaving("without an Egress", guardedEnds...)
+	if out := testkit.Must(g.node.Run("nft", "list", "ruleset"))(t); out != "" {
+		t.Errorf("left on the node:\n%s", out)
+	}
+}
+
+// Those outside are answered by the way that they came, and by no other is anything sent there.
+func TestNodeLetsAnswersThrough(t *testing.T) {
+	g := newGuarded(t)
+	e := gateway("net/a", 1, "192.0.2.0/24", "2001:db8::/64")
+	e.OriginatingOnly = true
+	g.mustUse(e)
+	g.takeAway()
+	g.wantLeaving("by itself", guardedEnds[2:]...)
+	for _, ends := range [][2]string{{"192.0.2.1", "10.1.0.5"}, {"2001:db8::1", "fd01::5"}} {
+		var server net.PacketConn
+		var client net.Conn
+		testkit.Check(t, g.ns.Do(func() (err error) {
+			server, err = net.ListenPacket("udp", net.JoinHostPort(ends[1], "53"))
+			return err
+		}), g.node.Do(func() (err error) {
+			dialer := net.Dialer{LocalAddr: &net.UDPAddr{IP: net.ParseIP(ends[0])}}
+			client, err = dialer.Dial("udp", net.JoinHostPort(ends[1], "53"))
+			return err
+		}))
+		defer server.Close()
+		defer client.Close()
+		testkit.Eventually(t, 3*time.Second, ends[0]+" gets an answer", func() error {
+			soon := time.Now().Add(testkit.Timeout(200 * time.Millisecond))
+			b := make([]byte, 10)
+			if _, err := client.Write([]byte("?")); err != nil {
+				return err
+			}
+			if err := errors.Join(server.SetReadDeadline(soon), client.SetReadDeadline(soon)); err != nil {
+				return err
+			}
+			_, from, err := server.ReadFrom(b)
+			if err != nil {
+				return err
+			}
+			if _, err = server.WriteTo([]byte("!"), from); err != nil {
+				return err
+			}
+			_, err = client.Read(b)
+			return err
+		})
+	}
+	g.wantLeaving("by itself, afterwards", guardedEnds[2:]...)
+}
+
+// A pod can't have the guard of another one's link changed by links of its own, nor loses its own guard
+// so; the guard goes with the link.
+func TestGuardOfForgedLinks(t *testing.T) {
+	g := newGuarded(t)
+	a := gateway("net/a", 1, "192.0.2.0/24", "2001:db8::/64")
+	g.mustUse(a)
+	link := testkit.Must(g.handle.LinkByName(t.Context(), "eth0"))(t)
+	host := testkit.Must(g.network.HostLink(t.Context(), g.ns.NS, link))(t)
+	forged := link
+	forged.Index++
+	if _, err := g.network.HostLink(t.Context(), g.ns.NS, forged); !errors.Is(err, podnet.ErrNoHostLink) {
+		t.Errorf("a link that isn't the other end: %v", err)
+	}
+	if _, err := g.network.HostLink(t.Context(), netnstest.New(t).NS, link); !errors.Is(err, podnet.ErrNoHostLink) {
+		t.Errorf("a link of another namespace: %v", err)
+	}
+	g.ns.IP(t, "link", "set", "eth0", "name", "real")
+	g.ns.IP(t, "link", "add", "eth0", "type", "veth", "peer", "name", "inner")
+	g.mustUse() // as if the annotation had gone: what it had is told by another link
+	g.takeAway()
+	if guard := testkit.Must(g.network.ClientGuard(t.Context(), host))(t); len(guard.Destinations) == 0 {
+		t.Error("the pod lost its guard")
+	}
+	g.node.IP(t, "link", "del", "outside")
+	testkit.Must(g.network.Guard(t.Context()))(t)
+	if guard := testkit.Must(g.network.ClientGuard(t.Context(), host))(t); len(guard.Destinations) > 0 {
+		t.Errorf("the guard of a link that is gone: %+v", guard)
+	}
+}

@@ -1,0 +1,128 @@
+package podnet
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"sync"
+
+	"github.com/coil-net/coil/pkg/dataplane"
+	"github.com/coil-net/coil/pkg/kernel/netns"
+	"github.com/coil-net/coil/pkg/kernel/rtnl"
+)
+
+// clientGuards are the guards of pods that use Egresses, by the index of the host's end of their links.
+type clientGuards struct {
+	// mu is held from a change of the guards until the kernel has them.
+	mu sync.Mutex
+	// known says that the guards of a former agent were read from the kernel.
+	known bool
+	by    map[int]dataplane.ClientGuard
+}
+
+// ErrNoHostLink: a pod's link doesn't lead to the host directly, or not any more.
+var ErrNoHostLink = errors.New("the pod's link is no veth whose other end is in the host's namespace")
+
+// HostLink returns the index of the host's end of a pod's link, by the index of the pod's end in its
+// namespace. Both ends must agree, since a program in the pod may make links as it likes.
+func (n *Network) HostLink(ctx context.Context, ns *netns.NS, pod rtnl.Link) (int, error) {
+	if pod.Peer == 0 || !pod.PeerElsewhere {
+		return 0, fmt.Errorf("link %s: %w", pod, ErrNoHostLink)
+	}
+	host, err := n.handle.LinkByIndex(ctx, pod.Peer)
+	if errors.Is(err, rtnl.ErrNotExist) {
+		return 0, fmt.Errorf("link %s: %w", pod, ErrNoHostLink)
+	}
+	if err != nil {
+		return 0, err
+	}
+	// The kernel has given the namespace an ID, at the latest when it answered.
+	id, err := n.handle.NetnsID(ctx, ns)
+	if err != nil {
+		return 0, err
+	}
+	if host.Peer != pod.Index || !host.PeerElsewhere || host.PeerNetns != id {
+		return 0, fmt.Errorf("link %s, of which %s isn't the other end: %w", pod, host, ErrNoHostLink)
+	}
+	return host.Index, nil
+}
+
+// ClientGuard returns the guard of the client behind a host's link.
+func (n *Network) ClientGuard(ctx context.Context, link int) (dataplane.ClientGuard, error) {
+	n.clients.mu.Lock()
+	defer n.clients.mu.Unlock()
+	err := n.recallGuards(ctx)
+	return n.clients.by[link], err
+}
+
+// GuardClient gives the client behind a host's link a guard, in place of the one that it has; the zero
+// guard is none.
+func (n *Network) GuardClient(ctx context.Context, link int, g dataplane.ClientGuard) (dataplane.Result, error) {
+	n.clients.mu.Lock()
+	defer n.clients.mu.Unlock()
+	if err := n.recallGuards(ctx); err != nil {
+		return dataplane.Result{}, err
+	}
+	if len(g.Destinations) == 0 {
+		delete(n.clients.by, link)
+	} else {
+		n.clients.by[link] = g
+	}
+	return n.syncGuard(ctx)
+}
+
+// CheckGuard says what of the host's ruleset isn't as it was made last. Nothing is changed.
+func (n *Network) CheckGuard(ctx context.Context) error {
+	n.clients.mu.Lock()
+	defer n.clients.mu.Unlock()
+	if err := n.recallGuards(ctx); err != nil {
+		return err
+	}
+	return n.guard.Check(ctx, n.hostRules())
+}
+
+// recallGuards must be called with mu held.
+func (n *Network) recallGuards(ctx context.Context) error {
+	if n.clients.known {
+		return nil
+	}
+	by, err := n.guard.Clients(ctx)
+	if err != nil {
+		return fmt.Errorf("read the guards of clients: %w", err)
+	}
+	n.clients.by = map[int]dataplane.ClientGuard{}
+	maps.Copy(n.clients.by, by)
+	n.clients.known = true
+	return nil
+}
+
+// forgetGuards forgets the guards of links that are gone; the kernel gives no index twice. It must be
+// called with mu held.
+func (n *Network) forgetGuards(ctx context.Context) error {
+	var errs []error
+	for link := range n.clients.by {
+		_, err := n.handle.LinkByIndex(ctx, link)
+		switch {
+		case errors.Is(err, rtnl.ErrNotExist):
+			delete(n.clients.by, link)
+		case err != nil:
+			errs = append(errs, err)
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// hostRules must be called with mu held.
+func (n *Network) hostRules() dataplane.HostRules {
+	return dataplane.HostRules{SourceGuard: n.opts.SourceGuard, Clients: n.clients.by}
+}
+
+// syncGuard must be called with mu held.
+func (n *Network) syncGuard(ctx context.Context) (dataplane.Result, error) {
+	res, err := n.guard.Sync(ctx, n.hostRules())
+	if err != nil {
+		return res, fmt.Errorf("guard what pods send: %w", err)
+	}
+	return res, nil
+}
