@@ -32,6 +32,14 @@ func (h *Host) Sync(ctx context.Context, r dataplane.HostRules) (dataplane.Resul
 	return h.sync(ctx, host())
 }
 
+// Check says what of the table isn't as Sync makes it. Nothing is changed.
+func (h *Host) Check(ctx context.Context, r dataplane.HostRules) error {
+	if !r.SourceGuard {
+		return nil
+	}
+	return h.check(ctx, host())
+}
+
 // Exists says whether there is a table.
 func (h *Host) Exists() (bool, error) {
 	conn, err := h.connect()

@@ -12,7 +12,6 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
-	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -160,17 +159,11 @@ func (t *table) change(ctx context.Context, d definition) (dataplane.Result, err
 	if err != nil {
 		return result, err
 	}
-	before, err := t.currentGeneration(ctx)
+	have, before, err := t.current(ctx, conn, d, shape)
 	if err != nil {
-		return result, err
+		return result, fmt.Errorf("read: %w", err)
 	}
-	have := t.known
 	t.known = nil
-	if have == nil || t.generation != before {
-		if have, err = t.read(ctx, conn, d, shape); err != nil {
-			return result, fmt.Errorf("read: %w", err)
-		}
-	}
 	if result, err = t.write(conn, d, shape, have); err != nil {
 		return dataplane.Result{}, err
 	}
@@ -183,6 +176,17 @@ func (t *table) change(ctx context.Context, d definition) (dataplane.Result, err
 		t.known, t.generation = want, after
 	}
 	return result, nil
+}
+
+// current returns what the table is, and the generation that the rulesets had before it was read.
+// What is known isn't read again.
+func (t *table) current(ctx context.Context, conn *nftables.Conn, d definition, shape []string) (*state, uint32, error) {
+	generation, err := t.currentGeneration(ctx)
+	if err != nil || t.known != nil && t.generation == generation {
+		return t.known, generation, err
+	}
+	have, err := t.read(ctx, conn, d, shape)
+	return have, generation, err
 }
 
 // read returns what the table is, with the elements of those sets that can stay.
@@ -458,61 +462,4 @@ func chainShape(c *nftables.Chain) string {
 		return "chain " + c.Name + " of another policy"
 	}
 	return fmt.Sprintf("chain %s: %s %d %d", c.Name, c.Type, *c.Hooknum, *c.Priority)
-}
-
-// objects are a table's named objects.
-type objects struct {
-	counters []*nftables.CounterObj
-	sets     []*nftables.Set
-	chains   []*nftables.Chain
-}
-
-// readObjects reads the objects of the table, which exists.
-func readObjects(conn *nftables.Conn) (objects, error) {
-	var o objects
-	var err error
-	if o.counters, err = readCounters(conn); err != nil {
-		return o, err
-	}
-	if o.sets, err = conn.GetSets(named()); err != nil {
-		return o, err
-	}
-	o.chains, err = conn.ListChainsOfTableFamily(family)
-	o.chains = slices.DeleteFunc(o.chains, func(c *nftables.Chain) bool { return c.Table.Name != dataplane.NftTable })
-	return o, err
-}
-
-// shape reads from the kernel what definition.shape describes; it is empty if there is no table.
-func (t *table) shape(ctx context.Context, conn *nftables.Conn) ([]string, error) {
-	if _, err := conn.ListTableOfFamily(dataplane.NftTable, family); err != nil {
-		if errors.Is(err, unix.ENOENT) {
-			return nil, nil
-		}
-		return nil, err
-	}
-	o, err := readObjects(conn)
-	if err != nil {
-		return nil, err
-	}
-	var out []string
-	for _, c := range o.counters {
-		out = append(out, counterShape(c.Name))
-	}
-	for _, s := range o.sets {
-		out = append(out, setShape(s.Name, s.KeyType, s.Interval, s.Size))
-	}
-	for _, c := range o.chains {
-		out = append(out, chainShape(c))
-	}
-	rules, err := t.rules(ctx)
-	if err != nil {
-		return nil, err
-	}
-	for _, name := range slices.Sorted(maps.Keys(rules)) {
-		for i, mark := range rules[name] {
-			out = append(out, fmt.Sprintf("rule %s %03d %s", name, i, mark))
-		}
-	}
-	slices.Sort(out)
-	return out, nil
 }
