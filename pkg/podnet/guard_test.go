@@ -16,6 +16,19 @@ import (
 	"github.com/coil-net/coil/pkg/testkit/netnstest"
 )
 
+// newGuarded returns a node that routes as nodes do: there is a way out, and no way to addresses of its
+// block that no pod has. Without a way out, rp_filter would drop what the guard is there for.
+func newGuarded(t *testing.T, change ...func(*podnet.Options)) node {
+	t.Helper()
+	n := newNode(t, change...)
+	n.host.IP(t, "link", "set", "uplink-peer", "up")
+	n.host.IP(t, "route", "add", "default", "via", "192.0.2.254", "dev", "uplink")
+	n.host.IP(t, "-6", "route", "add", "default", "via", "2001:db8::ffff", "dev", "uplink")
+	n.host.IP(t, "route", "add", "unreachable", "10.64.0.0/24", "table", "120", "proto", "30")
+	n.host.IP(t, "-6", "route", "add", "unreachable", "fd64::/64", "table", "120", "proto", "30")
+	return n
+}
+
 // speaks says whether another pod gets a datagram that a pod sends from an address.
 func speaks(t *testing.T, pod, other *netnstest.NS, source, to netip.Addr) bool {
 	t.Helper()
@@ -38,12 +51,7 @@ func speaks(t *testing.T, pod, other *netnstest.NS, source, to netip.Addr) bool 
 
 // A pod speaks for itself, neither for its node nor for other pods.
 func TestSourceGuard(t *testing.T) {
-	n := newNode(t)
-	n.host.IP(t, "link", "set", "uplink-peer", "up")
-	n.host.IP(t, "route", "add", "default", "via", "192.0.2.254", "dev", "uplink")
-	n.host.IP(t, "-6", "route", "add", "default", "via", "2001:db8::ffff", "dev", "uplink")
-	n.host.IP(t, "route", "add", "unreachable", "10.64.0.0/24", "table", "120", "proto", "30")
-	n.host.IP(t, "-6", "route", "add", "unreachable", "fd64::/64", "table", "120", "proto", "30")
+	n := newGuarded(t)
 	p1, pod1 := newPod(t, 1, true, true)
 	p2, pod2 := newPod(t, 2, true, true)
 	p3, _ := newPod(t, 3, true, true)
@@ -122,9 +130,7 @@ func TestSourceGuard(t *testing.T) {
 // A pod of a namespace that may send from any address does, from its first packet on; so does one that
 // runs when the namespace is given leave, and no longer when it isn't.
 func TestUnguarded(t *testing.T) {
-	n := newNode(t)
-	n.host.IP(t, "link", "set", "uplink-peer", "up")
-	n.host.IP(t, "route", "add", "default", "via", "192.0.2.254", "dev", "uplink") // or rp_filter drops
+	n := newGuarded(t)
 	_ = testkit.Must(n.Guard(t.Context()))(t)
 	foreign := netip.MustParseAddr("203.0.113.1")
 	p1, pod1 := newPod(t, 1, true, true)
