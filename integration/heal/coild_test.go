@@ -37,6 +37,7 @@ var losses = []struct {
 	{"ruleset of nftables", "nft flush ruleset", []string{"source_guard"}},
 	{"table of nftables", "nft delete table inet coil", []string{"source_guard"}},
 	{"rule of the source guard", "nft flush chain inet coil prerouting", []string{"source_guard"}},
+	{"hooks of the table", "nft add table inet coil '{ flags dormant; }'", []string{"source_guard"}},
 	{"forwarding, IPv4", "echo 0 > /proc/sys/net/ipv4/ip_forward", []string{"sysctl"}},
 	{"forwarding, IPv6", "echo 0 > /proc/sys/net/ipv6/conf/all/forwarding", []string{"sysctl"}},
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"reflect"
 	"sync"
 
 	"github.com/coil-net/coil/pkg/dataplane"
@@ -72,8 +73,23 @@ func (n *Network) GuardClient(ctx context.Context, link int, g dataplane.ClientG
 	return n.syncGuard(ctx)
 }
 
-// CheckGuard says what of the host's ruleset isn't as it was made last. Nothing is changed.
-func (n *Network) CheckGuard(ctx context.Context) error {
+// CheckClientGuard says whether the guard of the client behind a host's link is this one, and the host's
+// ruleset as it was made last. Nothing is changed.
+func (n *Network) CheckClientGuard(ctx context.Context, link int, g dataplane.ClientGuard) error {
+	have, err := n.ClientGuard(ctx, link)
+	if err != nil {
+		return err
+	}
+	if !reflect.DeepEqual(have, g) {
+		return fmt.Errorf("the host keeps other packets of link %d than the client itself: those to %v, not to %v", link, have.Destinations, g.Destinations)
+	}
+	if err := n.checkTable(ctx); err != nil {
+		return fmt.Errorf("the host doesn't keep what leaves past tunnels: %w", err)
+	}
+	return nil
+}
+
+func (n *Network) checkTable(ctx context.Context) error {
 	n.clients.mu.Lock()
 	defer n.clients.mu.Unlock()
 	if err := n.recallGuards(ctx); err != nil {

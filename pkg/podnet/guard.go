@@ -3,6 +3,7 @@ package podnet
 import (
 	"context"
 	"errors"
+	"fmt"
 
 	"github.com/coil-net/coil/pkg/dataplane"
 	"github.com/coil-net/coil/pkg/kernel/nft"
@@ -18,6 +19,30 @@ func (n *Network) Guard(ctx context.Context) (dataplane.Result, error) {
 		return dataplane.Result{}, err
 	}
 	return n.syncGuard(ctx)
+}
+
+// CheckGuard says why a pod can send from addresses of others, or why it can't though it may; the link is
+// that of the attachment. Nothing is changed. Check doesn't ask this: what is wrong isn't the pod's
+// alone, and to attach the pod again wouldn't help.
+func (n *Network) CheckGuard(ctx context.Context, p Pod, a Attachment) error {
+	if !n.opts.SourceGuard {
+		return nil
+	}
+	l, err := n.handle.LinkByIndex(ctx, a.HostIfIndex)
+	if err != nil {
+		return fmt.Errorf("link %s: %w", a.HostIfName, err)
+	}
+	p.learn(l)
+	if l.Group != p.group() {
+		err = fmt.Errorf("source guard: group of %s is %#x, not %#x", l.Name, l.Group, p.group())
+	}
+	if p.Unguarded {
+		return err
+	}
+	if missing := n.checkTable(ctx); missing != nil {
+		err = errors.Join(err, fmt.Errorf("source guard: the pod can send from any address: %w", missing))
+	}
+	return err
 }
 
 // guards says whether a pod may send from its own addresses only.

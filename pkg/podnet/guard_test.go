@@ -3,6 +3,7 @@ package podnet_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net"
 	"net/netip"
 	"strings"
@@ -14,6 +15,19 @@ import (
 	"github.com/coil-net/coil/pkg/testkit"
 	"github.com/coil-net/coil/pkg/testkit/netnstest"
 )
+
+// newGuarded returns a node that routes as nodes do: there is a way out, and no way to addresses of its
+// block that no pod has. Without a way out, rp_filter would drop what the guard is there for.
+func newGuarded(t *testing.T, change ...func(*podnet.Options)) node {
+	t.Helper()
+	n := newNode(t, change...)
+	n.host.IP(t, "link", "set", "uplink-peer", "up")
+	n.host.IP(t, "route", "add", "default", "via", "192.0.2.254", "dev", "uplink")
+	n.host.IP(t, "-6", "route", "add", "default", "via", "2001:db8::ffff", "dev", "uplink")
+	n.host.IP(t, "route", "add", "unreachable", "10.64.0.0/24", "table", "120", "proto", "30")
+	n.host.IP(t, "-6", "route", "add", "unreachable", "fd64::/64", "table", "120", "proto", "30")
+	return n
+}
 
 // speaks says whether another pod gets a datagram that a pod sends from an address.
 func speaks(t *testing.T, pod, other *netnstest.NS, source, to netip.Addr) bool {
@@ -37,12 +51,7 @@ func speaks(t *testing.T, pod, other *netnstest.NS, source, to netip.Addr) bool 
 
 // A pod speaks for itself, neither for its node nor for other pods.
 func TestSourceGuard(t *testing.T) {
-	n := newNode(t)
-	n.host.IP(t, "link", "set", "uplink-peer", "up")
-	n.host.IP(t, "route", "add", "default", "via", "192.0.2.254", "dev", "uplink")
-	n.host.IP(t, "-6", "route", "add", "default", "via", "2001:db8::ffff", "dev", "uplink")
-	n.host.IP(t, "route", "add", "unreachable", "10.64.0.0/24", "table", "120", "proto", "30")
-	n.host.IP(t, "-6", "route", "add", "unreachable", "fd64::/64", "table", "120", "proto", "30")
+	n := newGuarded(t)
 	p1, pod1 := newPod(t, 1, true, true)
 	p2, pod2 := newPod(t, 2, true, true)
 	p3, _ := newPod(t, 3, true, true)
@@ -121,9 +130,7 @@ func TestSourceGuard(t *testing.T) {
 // A pod of a namespace that may send from any address does, from its first packet on; so does one that
 // runs when the namespace is given leave, and no longer when it isn't.
 func TestUnguarded(t *testing.T) {
-	n := newNode(t)
-	n.host.IP(t, "link", "set", "uplink-peer", "up")
-	n.host.IP(t, "route", "add", "default", "via", "192.0.2.254", "dev", "uplink") // or rp_filter drops
+	n := newGuarded(t)
 	_ = testkit.Must(n.Guard(t.Context()))(t)
 	foreign := netip.MustParseAddr("203.0.113.1")
 	p1, pod1 := newPod(t, 1, true, true)
@@ -186,7 +193,7 @@ func TestSourceGuardIsWatched(t *testing.T) {
 		testkit.Check(t, watch.Close())
 	}()
 	_ = testkit.Must(n.Guard(t.Context()))(t)
-	for _, remove := range []string{"flush ruleset", "delete table inet coil", "flush chain inet coil prerouting"} {
+	for _, remove := range []string{"flush ruleset", "delete table inet coil", "flush chain inet coil prerouting", "add table inet coil { flags dormant; }"} {
 		for len(told) > 0 {
 			<-told
 		}
@@ -199,7 +206,10 @@ func TestSourceGuardIsWatched(t *testing.T) {
 		if got := testkit.Must(n.Guard(t.Context()))(t); !got.Changed() {
 			t.Errorf("%s: Guard did nothing", remove)
 		}
-		if out := testkit.Must(n.host.Run("nft", "list", "ruleset"))(t); !strings.Contains(out, "fib saddr . iif oif missing jump forged") {
+		if got := testkit.Must(n.Guard(t.Context()))(t); got.Changed() {
+			t.Errorf("%s: Guard was at it again: %+v", remove, got)
+		}
+		if out := testkit.Must(n.host.Run("nft", "list", "ruleset"))(t); !strings.Contains(out, "fib saddr . iif oif missing jump forged") || strings.Contains(out, "dormant") {
 			t.Errorf("%s: not restored: %s", remove, out)
 		}
 	}
@@ -211,5 +221,66 @@ func TestSourceGuardIsWatched(t *testing.T) {
 		if out := testkit.Must(n.host.Run("nft", "list", "tables"))(t); strings.TrimSpace(out) != "table inet other" {
 			t.Errorf("tables: %s", out)
 		}
+	}
+}
+
+// CHECK finds out whether a pod can send from any address, or can't though it may; what others have in
+// nftables doesn't matter to it.
+func TestCheckGuard(t *testing.T) {
+	n := newNode(t)
+	p, _ := newPod(t, 1, true, true)
+	a := n.mustAttach(t, p)
+	leave, _ := newPod(t, 2, true, true)
+	leave.Unguarded = true
+	b := n.mustAttach(t, leave)
+	off := testkit.Must(podnet.New(podnet.Options{PodTable: 116, RulePriority: 2000, Protocol: 30, Netns: n.host.Path}))(t)
+	defer func() { testkit.Check(t, off.Close()) }()
+	group := func(link string, g uint32) []string {
+		return []string{"ip", "link", "set", link, "group", fmt.Sprint(g)}
+	}
+	for _, c := range []struct {
+		name   string
+		before []string
+		want   string // of the guarded pod; empty is no error
+		leave  string // of the pod that has leave
+	}{
+		{name: "nothing was done yet", want: "table coil of nftables is missing"},
+		{name: "as it should be", before: []string{}},
+		{name: "as it should be, asked again", before: []string{"true"}},
+		{name: "a table of others", before: []string{"nft", "add table inet other"}},
+		{name: "without the table", before: []string{"nft", "delete table inet coil"}, want: "table coil of nftables is missing"},
+		{name: "without any", before: []string{"nft", "flush ruleset"}, want: "table coil of nftables is missing"},
+		{name: "without the rule", before: []string{"nft", "flush chain inet coil prerouting"}, want: "rule prerouting 000"},
+		{name: "with a rule before it", before: []string{"nft", "insert rule inet coil prerouting accept"}, want: "rule prerouting 001"},
+		{name: "with an exception", before: []string{"nft", "insert rule inet coil forged ip saddr 203.0.113.1 return"}, want: "rule forged"},
+		{name: "asleep", before: []string{"nft", "add table inet coil { flags dormant; }"}, want: "dormant"},
+		{name: "with leave", before: group(a.HostIfName, dataplane.LinkGroupUnguarded), want: "group of " + a.HostIfName},
+		{name: "without leave", before: group(b.HostIfName, dataplane.LinkGroup), leave: "group of " + b.HostIfName},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			if c.before != nil {
+				_ = testkit.Must(n.Guard(t.Context()))(t)
+			}
+			if len(c.before) > 0 {
+				_ = testkit.Must(n.host.Run(c.before[0], c.before[1:]...))(t)
+			}
+			for _, who := range []struct {
+				pod  podnet.Pod
+				made podnet.Attachment
+				want string
+			}{{p, a, c.want}, {leave, b, c.leave}} {
+				err := n.CheckGuard(t.Context(), who.pod, who.made)
+				if who.want == "" && err != nil {
+					t.Errorf("%s: %v", who.pod.Name, err)
+				}
+				if who.want != "" && (err == nil || !strings.Contains(err.Error(), who.want)) {
+					t.Errorf("%s: error %v, want one with %q", who.pod.Name, err, who.want)
+				}
+				testkit.Check(t, n.Check(t.Context(), who.pod, who.made), off.CheckGuard(t.Context(), who.pod, who.made))
+			}
+			_ = testkit.Must(n.MendLinks(t.Context(), func(context.Context) ([]podnet.Wired, error) {
+				return []podnet.Wired{{Pod: p, HostIfIndex: a.HostIfIndex}, {Pod: leave, HostIfIndex: b.HostIfIndex}}, nil
+			}))(t)
+		})
 	}
 }

@@ -98,8 +98,7 @@ func beingRemoved(l rtnl.Link) bool { return l.Group&rtnl.RemovedMask == datapla
 
 // mendLink restores one link.
 func (n *Network) mendLink(ctx context.Context, p Wired, l rtnl.Link, addrs []netip.Addr) (m Mended, err error) {
-	// The record may have been lost, and with it the namespace that says so.
-	p.Unguarded = p.Unguarded || p.Namespace == "" && l.Group == dataplane.LinkGroupUnguarded
+	p.learn(l)
 	if mtu := n.mtuOf(p.Pod); l.MTU != mtu {
 		resized, err := n.resize(ctx, p.Pod, l, mtu)
 		if err != nil {

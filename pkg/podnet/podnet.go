@@ -124,6 +124,12 @@ func (p Pod) group() uint32 {
 	return dataplane.LinkGroup
 }
 
+// learn takes a link's word for what the record doesn't say: one that was lost, and with it the pod's
+// namespace, doesn't say whether the pod may send from any address.
+func (p *Pod) learn(l rtnl.Link) {
+	p.Unguarded = p.Unguarded || p.Namespace == "" && l.Group == dataplane.LinkGroupUnguarded
+}
+
 // ID returns the identity of the attachment.
 func (p Pod) ID() ID { return ID{p.ContainerID, p.IfName} }
 

@@ -9,7 +9,8 @@ import (
 	"github.com/coil-net/coil/pkg/dataplane"
 )
 
-// check says what of the table isn't as it is defined. Nothing is changed.
+// check says what of the table isn't as it is defined. Nothing is changed. As long as nobody changes
+// any table, the kernel is asked for no more than that.
 func (t *table) check(ctx context.Context, d definition) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -21,7 +22,7 @@ func (t *table) check(ctx context.Context, d definition) error {
 	if err != nil {
 		return err
 	}
-	have, err := t.read(ctx, conn, d, want)
+	have, generation, err := t.current(ctx, conn, d, want)
 	if err != nil {
 		return fmt.Errorf("read table %s of nftables: %w", dataplane.NftTable, err)
 	}
@@ -47,5 +48,11 @@ func (t *table) check(ctx context.Context, d definition) error {
 			errs = append(errs, fmt.Errorf("table %s of nftables: set %s has other elements", dataplane.NftTable, s.name))
 		}
 	}
-	return errors.Join(errs...)
+	if len(errs) > 0 {
+		return errors.Join(errs...)
+	}
+	if after, err := t.currentGeneration(ctx); err == nil && after == generation {
+		t.known, t.generation = have, after
+	}
+	return nil
 }

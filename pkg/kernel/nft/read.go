@@ -3,8 +3,12 @@ package nft
 import (
 	"context"
 	"encoding/binary"
+	"errors"
 	"fmt"
+	"maps"
+	"slices"
 
+	"github.com/google/nftables"
 	"github.com/google/nftables/userdata"
 	"golang.org/x/sys/unix"
 
@@ -16,6 +20,67 @@ const (
 	nfgenmsgSize = 4      // of struct nfgenmsg, linux/netfilter/nfnetlink.h
 	typeMask     = 0x3fff // NLA_TYPE_MASK, linux/netlink.h
 )
+
+// objects are a table's named objects.
+type objects struct {
+	counters []*nftables.CounterObj
+	sets     []*nftables.Set
+	chains   []*nftables.Chain
+}
+
+// readObjects reads the objects of the table, which exists.
+func readObjects(conn *nftables.Conn) (objects, error) {
+	var o objects
+	var err error
+	if o.counters, err = readCounters(conn); err != nil {
+		return o, err
+	}
+	if o.sets, err = conn.GetSets(named()); err != nil {
+		return o, err
+	}
+	o.chains, err = conn.ListChainsOfTableFamily(family)
+	o.chains = slices.DeleteFunc(o.chains, func(c *nftables.Chain) bool { return c.Table.Name != dataplane.NftTable })
+	return o, err
+}
+
+// shape reads from the kernel what definition.shape describes; it is empty if there is no table.
+func (t *table) shape(ctx context.Context, conn *nftables.Conn) ([]string, error) {
+	table, err := conn.ListTableOfFamily(dataplane.NftTable, family)
+	if errors.Is(err, unix.ENOENT) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	o, err := readObjects(conn)
+	if err != nil {
+		return nil, err
+	}
+	var out []string
+	if table.Flags != 0 { // in the wrong byte order, by a fault of the library
+		out = append(out, "flags: dormant or another")
+	}
+	for _, c := range o.counters {
+		out = append(out, counterShape(c.Name))
+	}
+	for _, s := range o.sets {
+		out = append(out, setShape(s.Name, s.KeyType, s.Interval, s.Size))
+	}
+	for _, c := range o.chains {
+		out = append(out, chainShape(c))
+	}
+	rules, err := t.rules(ctx)
+	if err != nil {
+		return nil, err
+	}
+	for _, name := range slices.Sorted(maps.Keys(rules)) {
+		for i, mark := range rules[name] {
+			out = append(out, fmt.Sprintf("rule %s %03d %s", name, i, mark))
+		}
+	}
+	slices.Sort(out)
+	return out, nil
+}
 
 // rules returns the comments of the rules of each chain, in order. The library can't be
 // asked: it refuses rules with expressions that it only writes.

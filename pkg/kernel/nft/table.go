@@ -149,17 +149,11 @@ func (t *table) change(ctx context.Context, d definition) (dataplane.Result, err
 	if err != nil {
 		return result, err
 	}
-	before, err := t.currentGeneration(ctx)
+	have, before, err := t.current(ctx, conn, d, shape)
 	if err != nil {
-		return result, err
+		return result, fmt.Errorf("read: %w", err)
 	}
-	have := t.known
 	t.known, t.commits = nil, 0
-	if have == nil || t.generation != before {
-		if have, err = t.read(ctx, conn, d, shape); err != nil {
-			return result, fmt.Errorf("read: %w", err)
-		}
-	}
 	if result, err = t.write(conn, d, shape, have); err != nil {
 		return dataplane.Result{}, err
 	}
@@ -168,6 +162,17 @@ func (t *table) change(ctx context.Context, d definition) (dataplane.Result, err
 		t.known, t.generation = want, after
 	}
 	return result, nil
+}
+
+// current returns what the table is, and the generation that the rulesets had before it was read.
+// What is known isn't read again.
+func (t *table) current(ctx context.Context, conn *nftables.Conn, d definition, shape []string) (*state, uint32, error) {
+	generation, err := t.currentGeneration(ctx)
+	if err != nil || t.known != nil && t.generation == generation {
+		return t.known, generation, err
+	}
+	have, err := t.read(ctx, conn, d, shape)
+	return have, generation, err
 }
 
 // read returns what the table is, with the elements of those sets that can stay.

@@ -307,8 +307,16 @@ func TestCheck(t *testing.T) {
 	}
 	wrong := netip.MustParseAddr("192.0.2.1")
 	b.net.setFail("Check", errors.New("route is missing"))
+	b.net.setFail("CheckGuard", errors.New("rule is missing"))
 	err = b.Check(t.Context(), id, "", []netip.Addr{wrong})
-	if err == nil || !strings.Contains(err.Error(), "192.0.2.1") || !strings.Contains(err.Error(), "route is missing") {
-		t.Errorf("error %v, want all that is wrong", err)
+	for _, want := range []string{"192.0.2.1", "route is missing", "rule is missing"} {
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("error %v, want all that is wrong", err)
+		}
+	}
+	// A rule of the node is no reason to wire a pod again.
+	b.net.setFail("Check", nil)
+	if _, err := b.Add(t.Context(), request("c1")); err != nil || b.net.wired != 1 {
+		t.Errorf("ADD again: wired %d times, %v", b.net.wired, err)
 	}
 }

@@ -56,6 +56,7 @@ type Network interface {
 	Discard(ctx context.Context, l *podnet.Link) error
 	Attach(ctx context.Context, p podnet.Pod, prepared *podnet.Link) (podnet.Attachment, error)
 	Check(ctx context.Context, p podnet.Pod, a podnet.Attachment) error
+	CheckGuard(ctx context.Context, p podnet.Pod, a podnet.Attachment) error
 	Withdraw(ctx context.Context, addrs ...ipam.Address) error
 	RemoveAll(ctx context.Context, targets ...podnet.Target) []error
 	Forget(ctx context.Context, addrs ...ipam.Address) error
@@ -230,7 +231,8 @@ func (a *Assigner) Check(ctx context.Context, id store.ID, netns string, addrs [
 	if netns != "" {
 		pod.Netns = netns
 	}
-	return errors.Join(append(errs, a.net.Check(ctx, pod, attachmentOf(alloc)))...)
+	att := attachmentOf(alloc)
+	return errors.Join(append(errs, a.net.Check(ctx, pod, att), a.net.CheckGuard(ctx, pod, att))...)
 }
 
 // podOf returns the pod of an allocation as it should be now.

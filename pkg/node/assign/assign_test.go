@@ -115,6 +115,10 @@ func (n *network) Check(ctx context.Context, p podnet.Pod, a podnet.Attachment) 
 	return nil
 }
 
+func (n *network) CheckGuard(ctx context.Context, _ podnet.Pod, _ podnet.Attachment) error {
+	return n.step(ctx, "CheckGuard")
+}
+
 func (n *network) Withdraw(ctx context.Context, _ ...ipam.Address) error {
 	return n.step(ctx, "Withdraw")
 }

@@ -48,8 +48,8 @@ type Host interface {
 	// ClientGuard returns the guard that a client has, GuardClient gives it another one.
 	ClientGuard(ctx context.Context, link int) (dataplane.ClientGuard, error)
 	GuardClient(ctx context.Context, link int, g dataplane.ClientGuard) (dataplane.Result, error)
-	// CheckGuard says what of the node's ruleset isn't as it was made last.
-	CheckGuard(ctx context.Context) error
+	// CheckClientGuard says whether a client has the guard.
+	CheckClientGuard(ctx context.Context, link int, g dataplane.ClientGuard) error
 }
 
 // Tunnels makes the tunnels of one network namespace; see FoU.
