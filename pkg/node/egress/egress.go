@@ -74,6 +74,8 @@ type Network interface {
 }
 
 // Recorder records Events; see package kube.
+	// Silent returns the routers that take no flows of a client though it has a tunnel to them.
+	Silent(ctx context.Context, at store.Netns, c plan.Client) ([]netip.Addr, error)
 type Recorder interface {
 	Eventf(regarding, related runtime.Object, eventType, reason, action, note string, args ...any)
 }
@@ -172,6 +174,8 @@ type sandbox struct {
 	links  map[netip.Addr]int
 	pinned map[int]int
 	// answered are the routers that have answered it: they know it as a client.
+	// restored says that a former process may have made it.
+	restored bool
 	answered map[netip.Addr]bool
 }
 
@@ -200,13 +204,13 @@ func (m *Manager) Restore(ctx context.Context, others []node.Sandbox) error {
 	defer m.mu.Unlock()
 	for _, s := range others {
 		if m.known[s.ID] == nil {
-			m.known[s.ID] = &sandbox{Sandbox: s, recorded: m.cfg.RecordAll}
+			m.known[s.ID] = &sandbox{Sandbox: s, recorded: m.cfg.RecordAll, restored: true}
 		}
 	}
 	for _, c := range clients {
 		s := m.known[c.ID]
 		if s == nil {
-			s = &sandbox{Sandbox: node.Sandbox{ID: c.ID, Pod: c.Pod, Netns: c.Netns, Address: c.Address}}
+			s = &sandbox{Sandbox: node.Sandbox{ID: c.ID, Pod: c.Pod, Netns: c.Netns, Address: c.Address}, restored: true}
 			m.known[c.ID] = s
 		}
 		if !s.recorded {

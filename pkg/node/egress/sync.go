@@ -267,6 +267,9 @@ func (m *Manager) applyKernel(ctx context.Context, s *sandbox, w wanted) error {
 	}
 	switch {
 	case !out.changed():
+	if s.restored && s.done == nil {
+		m.recall(ctx, s, c)
+	}
 	case s.done != nil && reflect.DeepEqual(*s.done, out.State):
 		m.cfg.Repaired(ctx, out)
 	default:

@@ -212,6 +212,17 @@ func (w *world) Eventf(about, _ runtime.Object, _, reason, _, note string, args 
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.events = append(w.events, fmt.Sprintf("%s: %s: %s", about.(*corev1.ObjectReference).Name, reason, fmt.Sprintf(note, args...)))
+func (w *world) Silent(_ context.Context, at store.Netns, _ plan.Client) (silent []netip.Addr, err error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.gone[at.Path] {
+		return nil, ErrGone
+	}
+	for _, g := range plan.ClientStateOf(w.netns[at.Path]).Groups {
+		silent = append(silent, g.Dead...)
+	}
+	return silent, nil
+}
 }
 
 // change changes objects, and does what informers do then.
