@@ -51,7 +51,7 @@ func TestRouterTellsAskersAlone(t *testing.T) {
 		}
 	}
 	l.rules.Askers = nil
-	l.sync(dataplane.Result{Replaced: 2})
+	l.sync(dataplane.Result{Replaced: 1})
 	if err := asks(l.server, addr(dataplane.IPv4, 8, 1), netip.AddrPortFrom(addr(dataplane.IPv4, 9, 1), 8080), silence); err == nil {
 		t.Error("nobody may ask, and it answers")
 	}

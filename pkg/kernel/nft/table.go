@@ -6,7 +6,6 @@
 package nft
 
 import (
-	"bytes"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -14,7 +13,6 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"strings"
 	"sync"
 
 	"github.com/google/nftables"
@@ -36,16 +34,6 @@ type definition struct {
 	counters []string
 	sets     []set
 	chains   []chain
-}
-
-// set is a named set and its elements.
-type set struct {
-	name     string
-	key      nftables.SetDatatype
-	interval bool
-	// size is how many elements there may be, 0 any number. The kernel finds them faster then.
-	size     uint32
-	elements []nftables.SetElement
 }
 
 // chain is a base chain, which accepts what no rule drops; or, without a hook, one that rules
@@ -77,9 +65,6 @@ func (r rule) mark() (string, error) {
 	}
 	return r.comment + " " + hex.EncodeToString(sum.Sum(nil)[:4]), nil
 }
-
-// maxElements is how many elements of a set one message has, whose attributes hold 64 KiB.
-const maxElements = 500
 
 // writeBuffer holds the largest transaction, in bytes: a ruleset with some 10,000 clients.
 const writeBuffer = 16 << 20
@@ -193,7 +178,7 @@ func (t *table) read(ctx context.Context, conn *nftables.Conn, d definition, sha
 		return nil, err
 	}
 	for _, s := range d.sets {
-		if !slices.Contains(have.shape, s.shape()) {
+		if s.byRules() || !slices.Contains(have.shape, s.shape()) {
 			continue
 		}
 		if have.elements[s.name], err = conn.GetSetElements(s.nft(0)); err != nil {
@@ -281,7 +266,7 @@ func (t *table) replace(conn *nftables.Conn, d definition, shape []string, have 
 			}
 		}
 		for _, s := range o.sets {
-			if !s.Anonymous && !keep(setShape(s.Name, s.KeyType, s.Interval, s.Size)) {
+			if !s.Anonymous && !keep(setShape(s)) {
 				conn.DelSet(s)
 			}
 		}
@@ -347,77 +332,6 @@ func (c chain) nft() *nftables.Chain {
 	return nc
 }
 
-// nft is the set in requests. The ID is what rules of the same transaction find it by.
-func (s set) nft(id uint32) *nftables.Set {
-	return &nftables.Set{
-		Table: named(), ID: id, Name: s.name, KeyType: s.key, Interval: s.interval, Size: s.size,
-		Concatenation: strings.Contains(s.key.Name, " . "),
-	}
-}
-
-// is tells whether a set has these elements.
-func (s set) is(have []nftables.SetElement) bool {
-	add, remove := s.differs(have)
-	return len(add)+len(remove) == 0
-}
-
-// differs returns what is to be added to the elements that a set has, and what to be deleted.
-func (s set) differs(have []nftables.SetElement) (add, remove []nftables.SetElement) {
-	// Who was here last has left them in this order: most changes are of a few among many.
-	want := s.elements
-	for len(have) > 0 && len(want) > 0 && sameElement(have[0], want[0]) {
-		have, want = have[1:], want[1:]
-	}
-	for len(have) > 0 && len(want) > 0 && sameElement(have[len(have)-1], want[len(want)-1]) {
-		have, want = have[:len(have)-1], want[:len(want)-1]
-	}
-	wanted := make(map[string]bool, len(want))
-	for _, e := range want {
-		wanted[elementKey(e)] = true
-	}
-	for _, e := range have {
-		if key := elementKey(e); wanted[key] {
-			delete(wanted, key)
-		} else {
-			remove = append(remove, nftables.SetElement{Key: e.Key, IntervalEnd: e.IntervalEnd})
-		}
-	}
-	return slices.DeleteFunc(slices.Clone(want), func(e nftables.SetElement) bool { return !wanted[elementKey(e)] }), remove
-}
-
-// update collects what changes the elements of a set, not one of intervals, from those that it has.
-func (s set) update(conn *nftables.Conn, have []nftables.SetElement) (dataplane.Result, error) {
-	ns := s.nft(0)
-	add, remove := s.differs(have)
-	for part := range slices.Chunk(remove, maxElements) {
-		if err := conn.SetDeleteElements(ns, part); err != nil {
-			return dataplane.Result{}, err
-		}
-	}
-	return dataplane.Result{Added: len(add), Deleted: len(remove)}, addElements(conn, ns, add)
-}
-
-func addElements(conn *nftables.Conn, s *nftables.Set, elements []nftables.SetElement) error {
-	for part := range slices.Chunk(elements, maxElements) {
-		if err := conn.SetAddElements(s, part); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-func sameElement(a, b nftables.SetElement) bool {
-	return a.IntervalEnd == b.IntervalEnd && bytes.Equal(a.Key, b.Key)
-}
-
-// elementKey tells elements of a set apart.
-func elementKey(e nftables.SetElement) string {
-	if e.IntervalEnd {
-		return string(e.Key) + "\x00end"
-	}
-	return string(e.Key)
-}
-
 // shape describes everything of a table but elements and the values of counters, one item per
 // object.
 func (d definition) shape() ([]string, error) {
@@ -443,12 +357,6 @@ func (d definition) shape() ([]string, error) {
 }
 
 func counterShape(name string) string { return "counter " + name }
-
-func (s set) shape() string { return setShape(s.name, s.key, s.interval, s.size) }
-
-func setShape(name string, key nftables.SetDatatype, interval bool, size uint32) string {
-	return fmt.Sprintf("set %s: %#x %t %d", name, key.GetNFTMagic(), interval, size)
-}
 
 func chainShape(c *nftables.Chain) string {
 	switch {
@@ -499,7 +407,7 @@ func (t *table) shape(ctx context.Context, conn *nftables.Conn) ([]string, error
 		out = append(out, counterShape(c.Name))
 	}
 	for _, s := range o.sets {
-		out = append(out, setShape(s.Name, s.KeyType, s.Interval, s.Size))
+		out = append(out, setShape(s))
 	}
 	for _, c := range o.chains {
 		out = append(out, chainShape(c))
