@@ -112,8 +112,10 @@ func maximalEgress(conditions []metav1.Condition) *v2.Egress {
 				MatchLabels:      map[string]string{"team": "a"},
 				MatchExpressions: []metav1.LabelSelectorRequirement{{Key: "stage", Operator: metav1.LabelSelectorOpNotIn, Values: []string{"test"}}},
 			},
-			OriginatingOnly:     true,
-			PodDisruptionBudget: &v2.EgressPDBSpec{MaxUnavailable: ptr(intstr.FromString("50%"))},
+			OriginatingOnly: true,
+
+			MaxConnectionsPerClient: ptr(int32(20000)),
+			PodDisruptionBudget:     &v2.EgressPDBSpec{MaxUnavailable: ptr(intstr.FromString("50%"))},
 		},
 		Status: v2.EgressStatus{
 			ObservedGeneration: 7, Replicas: 3, Selector: "app.kubernetes.io/instance=internet", Clients: 5,

@@ -23,6 +23,8 @@ type GatewayRules struct {
 	Destinations []netip.Prefix
 	// Clients may send.
 	Clients []GatewayClient
+	// MaxPerClient is how many connections one address of a client may have at once, 0 any number.
+	MaxPerClient int
 }
 
 // GatewayClient is who may send by a link.

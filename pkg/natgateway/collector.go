@@ -3,6 +3,7 @@ package natgateway
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"net/http"
 	"net/netip"
 	"strconv"
@@ -21,6 +22,8 @@ import (
 // Counters tells what the filter has counted; see package kernel/nft.
 type Counters interface {
 	Counters(ctx context.Context) ([]nft.Counter, error)
+	// AtLimit are the clients that were refused a connection within a time.
+	AtLimit(ctx context.Context, within time.Duration) ([]netip.Addr, error)
 }
 
 // Connections tells about the table of connections; see package kernel/conntrack.
@@ -35,6 +38,9 @@ const (
 	maxUses = 10
 	// usesAge is for how long their figures are kept: they cost a look at each connection.
 	usesAge = 30 * time.Second
+	// limitedFor is for how long a client that was refused a connection is told of: longer than
+	// the controller needs to ask twice.
+	limitedFor = 2 * time.Minute
 	// collectTimeout bounds the work for one scrape.
 	collectTimeout = 8 * time.Second
 )
@@ -149,12 +155,16 @@ func (c *Collector) Pressure(ctx context.Context) (plan.RouterPressure, error) {
 		return plan.RouterPressure{}, err
 	}
 	p := plan.RouterPressure{Connections: count, MaxConnections: limit, MaxPorts: plan.RouterPorts}
+	limited, limitErr := c.filter.AtLimit(ctx, limitedFor)
+	if p.Limited = len(limited); p.Limited > 0 {
+		p.Client = limited[0].String()
+	}
 	uses, err := c.use(ctx)
 	if len(uses) > 0 {
 		p.Ports = uses[0].Ports
 		p.Destination = protocolName(uses[0].Protocol) + " " + uses[0].Destination.String()
 	}
-	return p, err
+	return p, errors.Join(limitErr, err)
 }
 
 // ServeHTTP answers with the Pressure.

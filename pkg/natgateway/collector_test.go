@@ -8,10 +8,12 @@ import (
 	"net/http/httptest"
 	"net/netip"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/coil-net/coil/pkg/kernel/conntrack"
+	"github.com/coil-net/coil/pkg/kernel/nft"
 	"github.com/coil-net/coil/pkg/plan"
 )
 
@@ -30,6 +32,14 @@ func (c connections) Uses(context.Context, int, ...netip.Addr) ([]conntrack.Use,
 	return c.uses, c.err
 }
 
+// refusing is a filter that counts nothing, and has refused connections of these clients.
+type refusing []netip.Addr
+
+func (refusing) Counters(context.Context) ([]nft.Counter, error) { return nil, nil }
+func (r refusing) AtLimit(context.Context, time.Duration) ([]netip.Addr, error) {
+	return r, nil
+}
+
 // What a router answers its controller.
 func TestPressure(t *testing.T) {
 	https := conntrack.Use{Protocol: unix.IPPROTO_TCP, Destination: netip.MustParseAddrPort("[2001:db8::1]:443"), Ports: 600}
@@ -37,16 +47,19 @@ func TestPressure(t *testing.T) {
 	for _, tt := range []struct {
 		name   string
 		table  connections
+		filter refusing
 		status int
 		want   plan.RouterPressure
 	}{
-		{"nothing", connections{limit: 1000}, http.StatusOK, plan.RouterPressure{MaxConnections: 1000, MaxPorts: 64512}},
-		{"the destination with the most", connections{count: 700, limit: 1000, uses: []conntrack.Use{https, dns}}, http.StatusOK,
+		{"nothing", connections{limit: 1000}, nil, http.StatusOK, plan.RouterPressure{MaxConnections: 1000, MaxPorts: 64512}},
+		{"the destination with the most", connections{count: 700, limit: 1000, uses: []conntrack.Use{https, dns}}, nil, http.StatusOK,
 			plan.RouterPressure{Connections: 700, MaxConnections: 1000, Ports: 600, MaxPorts: 64512, Destination: "tcp [2001:db8::1]:443"}},
-		{"unreadable", connections{err: errors.New("no such file")}, http.StatusInternalServerError, plan.RouterPressure{}},
+		{"clients with as many connections as one may have", connections{limit: 1000}, refusing{netip.MustParseAddr("10.1.0.5"), netip.MustParseAddr("fd00::5")}, http.StatusOK,
+			plan.RouterPressure{MaxConnections: 1000, MaxPorts: 64512, Limited: 2, Client: "10.1.0.5"}},
+		{"unreadable", connections{err: errors.New("no such file")}, nil, http.StatusInternalServerError, plan.RouterPressure{}},
 	} {
 		answer := httptest.NewRecorder()
-		NewCollector(t.Context(), Config{}, nil, tt.table).ServeHTTP(answer, httptest.NewRequest(http.MethodGet, plan.RouterPressurePath, nil))
+		NewCollector(t.Context(), Config{}, tt.filter, tt.table).ServeHTTP(answer, httptest.NewRequest(http.MethodGet, plan.RouterPressurePath, nil))
 		var got plan.RouterPressure
 		if err := json.Unmarshal(answer.Body.Bytes(), &got); err != nil && tt.status == http.StatusOK {
 			t.Errorf("%s: %v", tt.name, err)

@@ -80,9 +80,12 @@ type Filter interface {
 	Touched(ctx context.Context) (bool, error)
 }
 
-// Flows forgets the connections of addresses; see package kernel/conntrack.
+// Flows are the connections that are tracked; see package kernel/conntrack.
 type Flows interface {
+	// Forget forgets those of addresses.
 	Forget(ctx context.Context, addrs ...netip.Addr) (int, error)
+	// Size is how many there are, and may be.
+	Size() (count, limit int, err error)
 }
 
 // Network is the pod's own network.
@@ -296,9 +299,14 @@ func (g *Gateway) want(ctx context.Context) (plan.Gateway, error) {
 	g.mu.Lock()
 	g.uplink = uplink
 	g.mu.Unlock()
+	_, tracked, err := g.kernel.Flows.Size()
+	if err != nil {
+		return plan.Gateway{}, err
+	}
 	want, skipped := plan.NewGateway(plan.GatewayConfig{
 		Addresses: g.cfg.Addresses, Uplink: uplink.Name, UplinkIndex: uplink.Index, MTU: uplink.MTU, Port: g.cfg.Port, SourcePortAuto: g.cfg.SourcePortAuto,
 		Probers: g.cfg.Probers, HealthPort: g.cfg.HealthPort, Ports: g.cfg.Ports, AlsoAskers: g.cfg.Askers,
+		MaxConnections: tracked,
 	}, egress, all)
 	g.reportSkipped(ctx, skipped)
 	return want, nil

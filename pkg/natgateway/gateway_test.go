@@ -38,6 +38,7 @@ type kernel struct {
 	check     error
 	refuse    map[netip.Addr]bool // tunnels that can't be made
 	fail      map[string]error    // by what is called
+	tracked   int                 // connections at most
 	once      string              // what fails the next time that it is called
 }
 
@@ -91,6 +92,13 @@ func (k *kernel) Forget(_ context.Context, addrs ...netip.Addr) (int, error) {
 		k.forgotten = append(k.forgotten, addrs...)
 	}
 	return len(addrs), err
+}
+
+// Size is none, as long as the kernel tracks nothing.
+func (k *kernel) Size() (count, limit int, err error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return 0, k.tracked, k.fail["size"]
 }
 
 type tunnels struct{ *kernel }

@@ -116,7 +116,7 @@ func EgressStatus(f EgressFacts) v2.EgressStatus {
 	}
 	set(available(f))
 	if f.Pressure != nil {
-		setPressure(&st.Conditions, f.Pressure, set)
+		setPressure(&st.Conditions, f.Pressure, f.Egress.Spec.Peering, set)
 	}
 	return st
 }

@@ -32,6 +32,8 @@ type GatewayConfig struct {
 	AlsoAskers []netip.Prefix
 	// SourcePortAuto lets the kernel choose source ports whatever the Egress says.
 	SourcePortAuto bool
+	// MaxConnections is how many connections the router can track, 0 if that isn't known.
+	MaxConnections int
 }
 
 // GatewayPod is a pod that uses a router, with one of its addresses.
@@ -52,6 +54,28 @@ type Gateway struct {
 	Destinations []netip.Prefix
 	// Askers may ask at Ports.
 	Askers []netip.Prefix
+	// MaxPerClient is how many connections one address of a client may have, 0 any number.
+	MaxPerClient int
+}
+
+// The parts of what a router has that one address of a client may take unless its Egress says more:
+// of the connections that it can track, and of its ports towards one destination.
+const (
+	clientConnections = 8
+	clientPorts       = 4
+)
+
+// maxPerClient is how many connections one address of a client of an Egress may have in a router
+// that can track so many, 0 if that isn't known.
+func maxPerClient(egress *v2.Egress, tracked int) int {
+	if most := egress.Spec.MaxConnectionsPerClient; most != nil {
+		return max(0, int(*most))
+	}
+	ports := RouterPorts / clientPorts
+	if tracked == 0 {
+		return ports
+	}
+	return max(1, min(ports, tracked/clientConnections))
 }
 
 // sharedRange is between private and public addresses (RFC 6598); some clusters give it to pods.
@@ -73,7 +97,7 @@ func askers(cfg GatewayConfig, egress *v2.Egress) []netip.Prefix {
 // address from who came. skipped names endpoints and destinations that can't be
 // understood; they cost nobody else anything.
 func NewGateway(cfg GatewayConfig, egress *v2.Egress, lists []*discoveryv1.EndpointSlice) (g Gateway, skipped []string) {
-	g.GatewayConfig, g.Askers = cfg, askers(cfg, egress)
+	g.GatewayConfig, g.Askers, g.MaxPerClient = cfg, askers(cfg, egress), maxPerClient(egress, cfg.MaxConnections)
 	own := make(map[dataplane.Family]netip.Addr, len(cfg.Addresses))
 	for _, a := range cfg.Addresses {
 		own[dataplane.FamilyOf(a)] = a
@@ -192,7 +216,7 @@ func (g Gateway) Routes(links map[netip.Addr]dataplane.TunnelLink) ([]dataplane.
 func (g Gateway) Filter(links map[netip.Addr]dataplane.TunnelLink) dataplane.GatewayRules {
 	rules := dataplane.GatewayRules{
 		Uplink: g.UplinkIndex, MTU: g.MTU, Addresses: g.Addresses, Port: g.Port, Probers: g.Probers, HealthPort: g.HealthPort, Ports: g.Ports, Askers: g.Askers, Destinations: g.Destinations,
-		Clients: make([]dataplane.GatewayClient, 0, len(g.Tunnels)),
+		Clients: make([]dataplane.GatewayClient, 0, len(g.Tunnels)), MaxPerClient: g.MaxPerClient,
 	}
 	for _, t := range g.Tunnels {
 		if l, ok := links[t.Remote]; ok {
@@ -204,7 +228,7 @@ func (g Gateway) Filter(links map[netip.Addr]dataplane.TunnelLink) dataplane.Gat
 
 // Equal says whether two gateways need the same of the kernel.
 func (g Gateway) Equal(o Gateway) bool {
-	return g.Uplink == o.Uplink && g.UplinkIndex == o.UplinkIndex && g.MTU == o.MTU && g.Port == o.Port && slices.Equal(g.Addresses, o.Addresses) &&
+	return g.MaxPerClient == o.MaxPerClient && g.Uplink == o.Uplink && g.UplinkIndex == o.UplinkIndex && g.MTU == o.MTU && g.Port == o.Port && slices.Equal(g.Addresses, o.Addresses) &&
 		slices.Equal(g.Destinations, o.Destinations) && slices.Equal(g.Askers, o.Askers) && slices.Equal(g.Tunnels, o.Tunnels)
 }
 
@@ -214,8 +238,8 @@ type GatewayChange struct {
 	Came, Left []dataplane.Tunnel
 }
 
-// Since returns what changed since before, in tunnels alone: destinations, askers, and which
-// pod has an address, may have changed, too. It returns false if tunnels that stay must change, if
+// Since returns what changed since before, in tunnels alone: destinations, askers, the limit of
+// connections, and which pod has an address, may have changed, too. It returns false if tunnels that stay must change, if
 // the router's own network has changed, or if nothing has.
 func (g Gateway) Since(before Gateway) (c GatewayChange, ok bool) {
 	if g.Uplink != before.Uplink || g.UplinkIndex != before.UplinkIndex || g.MTU != before.MTU || !slices.Equal(g.Addresses, before.Addresses) {
@@ -234,7 +258,7 @@ func (g Gateway) Since(before Gateway) (c GatewayChange, ok bool) {
 			old, now = old[1:], now[1:]
 		}
 	}
-	return c, !slices.Equal(g.Pods, before.Pods) || !slices.Equal(g.Destinations, before.Destinations) || !slices.Equal(g.Askers, before.Askers)
+	return c, g.MaxPerClient != before.MaxPerClient || !slices.Equal(g.Pods, before.Pods) || !slices.Equal(g.Destinations, before.Destinations) || !slices.Equal(g.Askers, before.Askers)
 }
 
 // Released returns the addresses of before that nobody has now, or that came to a pod that

@@ -164,7 +164,8 @@ func TestGatewayRoutesAndFilter(t *testing.T) {
 	}
 	wantFilter := dataplane.GatewayRules{
 		Uplink: 2, MTU: 1500, Addresses: dualGateway.Addresses, Port: 5555, Destinations: g.Destinations, Askers: g.Askers,
-		Clients: []dataplane.GatewayClient{{Addr: netip.MustParseAddr("10.0.0.3"), Link: 7}, {Addr: netip.MustParseAddr("fd00::a"), Link: 8}},
+		Clients:      []dataplane.GatewayClient{{Addr: netip.MustParseAddr("10.0.0.3"), Link: 7}, {Addr: netip.MustParseAddr("fd00::a"), Link: 8}},
+		MaxPerClient: 16128,
 	}
 	if d := cmp.Diff(wantFilter, g.Filter(links), addrEqual, prefixEqual); d != "" {
 		t.Errorf("filter (-want +got):\n%s", d)
@@ -310,5 +311,37 @@ func TestGatewayReleased(t *testing.T) {
 				t.Errorf("released %v", released)
 			}
 		})
+	}
+}
+
+// One address of a client takes a part of what a router has, unless the Egress says how much.
+func TestMaxPerClient(t *testing.T) {
+	for _, c := range []struct {
+		name    string
+		tracked int
+		egress  *int32
+		want    int
+	}{
+		{"ports are scarcer", 262144, nil, 16128},
+		{"connections are scarcer", 65536, nil, 8192},
+		{"hardly any", 4, nil, 1},
+		{"not known", 0, nil, 16128},
+		{"the Egress says", 65536, new(int32(40000)), 40000},
+		{"the Egress says none", 65536, new(int32(0)), 0},
+		{"of an older schema", 65536, new(int32(-1)), 0},
+	} {
+		e := someEgress.DeepCopy()
+		e.Spec.MaxConnectionsPerClient = c.egress
+		cfg := dualGateway
+		cfg.MaxConnections = c.tracked
+		g, _ := NewGateway(cfg, e, nil)
+		if got := g.Filter(nil).MaxPerClient; got != c.want {
+			t.Errorf("%s: %d, want %d", c.name, got, c.want)
+		}
+		other := g
+		other.MaxPerClient++
+		if _, ok := other.Since(g); !ok || other.Equal(g) {
+			t.Errorf("%s: another limit is no change", c.name)
+		}
 	}
 }

@@ -22,6 +22,10 @@ type RouterPressure struct {
 	Ports       int    `json:"ports"`
 	MaxPorts    int    `json:"maxPorts"`
 	Destination string `json:"destination,omitempty"`
+	// Limited is how many addresses of clients were refused connections lately, since each has as
+	// many as the router lets it have, and Client is one of them.
+	Limited int    `json:"limited,omitempty"`
+	Client  string `json:"client,omitempty"`
 }
 
 // RouterPressurePath is where routers answer with their RouterPressure.
@@ -50,32 +54,51 @@ const (
 var kindsOfPressure = []struct {
 	condition string
 	of        func(RouterPressure) (used, most int)
-	high      func(RouterPressure) string
+	high      func(RouterPressure, v2.EgressPeering) string
 	low       string
 }{
 	{
 		v2.EgressConntrackPressure,
 		func(p RouterPressure) (int, int) { return p.Connections, p.MaxConnections },
-		func(p RouterPressure) string {
+		func(p RouterPressure, peering v2.EgressPeering) string {
 			return fmt.Sprintf("tracks more than %d %% of the %d connections that it can; when all are used, new ones fail. "+
-				"Add replicas, or raise net.netfilter.nf_conntrack_max of the node", highPressure, p.MaxConnections)
+				"Raise net.netfilter.nf_conntrack_max of the node, or %s", highPressure, p.MaxConnections, spread(peering))
 		},
 		"Routers can track more connections",
 	},
 	{
 		v2.EgressPortPressure,
 		func(p RouterPressure) (int, int) { return p.Ports, p.MaxPorts },
-		func(p RouterPressure) string {
+		func(p RouterPressure, peering v2.EgressPeering) string {
 			return fmt.Sprintf("uses more than %d %% of its %d ports towards %s; when all are used, new connections there fail. "+
-				"Add replicas", highPressure, p.MaxPorts, p.Destination)
+				"To relieve it, %s", highPressure, p.MaxPorts, p.Destination, spread(peering))
 		},
 		"Routers have ports left towards each destination",
 	},
+	{
+		v2.EgressClientPressure,
+		func(p RouterPressure) (int, int) { return p.Limited, 1 },
+		func(p RouterPressure, _ v2.EgressPeering) string {
+			return fmt.Sprintf("refuses new connections of clients that have as many as one may have: %s, %d in all. "+
+				"If they need more, raise spec.maxConnectionsPerClient", p.Client, p.Limited)
+		},
+		"No client has as many connections as one may have",
+	},
+}
+
+// spread is advice on how clients use fewer of a router. Each has one of a Service's routers for as long
+// as it sends: only who comes later may get another one.
+func spread(peering v2.EgressPeering) string {
+	if peering == v2.EgressPeeringDirect {
+		return "add replicas: each client uses all of them"
+	}
+	return "add replicas for clients that come later, and set spec.peering to Direct so that those that there are use all of them; " +
+		"spec.maxConnectionsPerClient bounds what one takes"
 }
 
 // setPressure sets the conditions about pressure from what routers have answered, by the names
 // of their pods. Of nobody, nothing is known.
-func setPressure(conditions *[]metav1.Condition, answers map[string]RouterPressure, set func(metav1.Condition)) {
+func setPressure(conditions *[]metav1.Condition, answers map[string]RouterPressure, peering v2.EgressPeering, set func(metav1.Condition)) {
 	for _, kind := range kindsOfPressure {
 		if len(answers) == 0 {
 			meta.RemoveStatusCondition(conditions, kind.condition)
@@ -89,7 +112,7 @@ func setPressure(conditions *[]metav1.Condition, answers map[string]RouterPressu
 		for _, pod := range slices.Sorted(maps.Keys(answers)) {
 			used, most := kind.of(answers[pod])
 			if most > 0 && used*100 >= most*limit {
-				c.Status, c.Reason, c.Message = metav1.ConditionTrue, ReasonAlmostFull, fmt.Sprintf("Pod %s %s", pod, kind.high(answers[pod]))
+				c.Status, c.Reason, c.Message = metav1.ConditionTrue, ReasonAlmostFull, fmt.Sprintf("Pod %s %s", pod, kind.high(answers[pod], peering))
 				break
 			}
 		}

@@ -19,6 +19,9 @@ func TestPressure(t *testing.T) {
 	ports := func(n int) RouterPressure {
 		return RouterPressure{MaxConnections: 1000, Ports: n, MaxPorts: 1000, Destination: "udp 192.0.2.1:53"}
 	}
+	limited := func(n int) RouterPressure {
+		return RouterPressure{MaxConnections: 1000, MaxPorts: RouterPorts, Limited: n, Client: "10.1.0.5"}
+	}
 	type answers = map[string]RouterPressure
 	e := testEgress("")
 	for i, step := range []struct {
@@ -38,13 +41,26 @@ func TestPressure(t *testing.T) {
 		{"hardly more", answers{"a": connections(799)}, "False", "False", ""},
 		{"full", answers{"a": connections(1000)}, "True", "False", "Pod a"},
 		{"many ports", answers{"a": ports(900)}, "False", "True", "Pod a uses more than 80 % of its 1000 ports towards udp 192.0.2.1:53"},
+		{"a client is refused", answers{"a": connections(1), "b": limited(2)}, "False", "False", "Pod b refuses new connections of clients that have as many as one may have: 10.1.0.5, 2 in all"},
+		{"none is", answers{"a": connections(1), "b": limited(0)}, "False", "False", ""},
 		{"a kernel that tracks nothing", answers{"a": {MaxPorts: RouterPorts}}, "False", "False", ""},
 		{"no router is left", answers{}, "", "", ""},
 	} {
 		now := metav1.NewTime(time.Unix(int64(i), 0))
 		e.Status = EgressStatus(EgressFacts{Egress: e, Pressure: step.answers, Now: now})
 		said := ""
-		for condition, want := range map[string]metav1.ConditionStatus{v2.EgressConntrackPressure: step.conntrack, v2.EgressPortPressure: step.ports} {
+		clients := step.conntrack
+		if clients != "" {
+			clients = metav1.ConditionFalse
+			for _, a := range step.answers {
+				if a.Limited > 0 {
+					clients = metav1.ConditionTrue
+				}
+			}
+		}
+		for condition, want := range map[string]metav1.ConditionStatus{
+			v2.EgressConntrackPressure: step.conntrack, v2.EgressPortPressure: step.ports, v2.EgressClientPressure: clients,
+		} {
 			c := meta.FindStatusCondition(e.Status.Conditions, condition)
 			switch {
 			case c == nil && want != "", c != nil && c.Status != want:
@@ -63,6 +79,26 @@ func TestPressure(t *testing.T) {
 		for j, c := range again.Conditions {
 			if c != e.Status.Conditions[j] {
 				t.Errorf("%s: the second time %+v", step.name, c)
+			}
+		}
+	}
+}
+
+// More replicas relieve a router only of clients that use all of them.
+func TestPressureAdvice(t *testing.T) {
+	full := RouterPressure{Connections: 1000, MaxConnections: 1000, Ports: 1000, MaxPorts: 1000, Destination: "tcp 192.0.2.1:443"}
+	for peering, want := range map[v2.EgressPeering]string{
+		"":                      "set spec.peering to Direct",
+		v2.EgressPeeringService: "set spec.peering to Direct",
+		v2.EgressPeeringDirect:  "add replicas: each client uses all of them",
+	} {
+		e := testEgress("")
+		e.Spec.Peering = peering
+		status := EgressStatus(EgressFacts{Egress: e, Pressure: map[string]RouterPressure{"a": full}})
+		for _, condition := range []string{v2.EgressConntrackPressure, v2.EgressPortPressure} {
+			c := meta.FindStatusCondition(status.Conditions, condition)
+			if c == nil || !strings.Contains(c.Message, want) {
+				t.Errorf("%q: %s is %+v, want %q", peering, condition, c, want)
 			}
 		}
 	}

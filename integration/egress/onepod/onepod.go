@@ -111,6 +111,8 @@ func (c cluster) Service(_ context.Context, name types.NamespacedName, _ bool) (
 	return c.o.Service, nil
 }
 
+func (cluster) HostNetwork(context.Context, types.NamespacedName) (bool, error) { return false, nil }
+
 func (c cluster) Routers(types.NamespacedName) ([]plan.ClientRouter, error) { return c.o.Routers() }
 
 func (c cluster) Eventf(_, _ runtime.Object, _, _, _, note string, args ...any) {

@@ -240,7 +240,7 @@ func (c *Controller) tell(ctx context.Context, e *v2.Egress, status v2.EgressSta
 	if is := changed(v2.EgressInvalidTemplate); is != nil {
 		event(corev1.EventTypeWarning, *is)
 	}
-	for _, condition := range []string{v2.EgressConntrackPressure, v2.EgressPortPressure} {
+	for _, condition := range []string{v2.EgressConntrackPressure, v2.EgressPortPressure, v2.EgressClientPressure} {
 		if is := changed(condition); is != nil && is.Status == metav1.ConditionTrue {
 			told := *is
 			told.Reason = condition // which says more

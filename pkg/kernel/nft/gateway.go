@@ -33,11 +33,14 @@ const (
 	// Unsolicited is what would have reached a client, or gone anywhere else, without a
 	// connection that a client opened, dropped.
 	Unsolicited = "unsolicited"
+	// ConnectionLimit is what would have opened a connection of a client that has as many as one
+	// may have, dropped.
+	ConnectionLimit = "connection_limit"
 	// Stranger is TCP to a port at which the router tells of itself, from who may not ask, dropped.
 	Stranger = "stranger"
 )
 
-var counted = []string{Masqueraded, Invalid, NonClient, ForgedSource, NotADestination, ForeignSource, Unsolicited, Stranger}
+var counted = []string{Masqueraded, Invalid, NonClient, ForgedSource, NotADestination, ForeignSource, Unsolicited, ConnectionLimit, Stranger}
 
 // Gateway is the ruleset of a router in its network namespace.
 type Gateway struct{ *table }
@@ -78,6 +81,7 @@ const loopback = 1
 //	  asked      how the router is, by the cluster alone
 //	forward    nothing leaves but by a connection that is translated, or opens
 //	  opened     new connections of TCP get segments that fit the tunnel and the way on
+//	  opens      a client has so many connections at once, and no more; see limit.go
 //	  answer     to clients only what they asked for
 //	nat        what opens a connection: clients get the router's address
 //	others     what nat hasn't translated: nobody else opens any
@@ -94,6 +98,7 @@ func gateway(r dataplane.GatewayRules) definition {
 	exit := chain{name: "exit", kind: nftables.ChainTypeFilter, hook: nftables.ChainHookOutput, priority: nftables.ChainPriorityRaw}
 	leave := chain{name: "leave", kind: nftables.ChainTypeFilter, hook: nftables.ChainHookOutput, priority: nftables.ChainPriorityFilter}
 	input := chain{name: "input", kind: nftables.ChainTypeFilter, hook: nftables.ChainHookInput, priority: nftables.ChainPriorityFilter}
+	opens := map[dataplane.Family]*chain{}
 	forward := chain{name: "forward", kind: nftables.ChainTypeFilter, hook: nftables.ChainHookForward, priority: nftables.ChainPriorityFilter}
 	nat := chain{name: "nat", kind: nftables.ChainTypeNAT, hook: nftables.ChainHookPostrouting, priority: nftables.ChainPriorityNATSource}
 	// The kernel asks it only if nat, which comes before, has said nothing.
@@ -154,7 +159,8 @@ func gateway(r dataplane.GatewayRules) definition {
 		asked.add("by the cluster", p.of(), p.in(p.src, askers, true), accept())
 		// The way back, by which the kernel would know, isn't that of the tunnel.
 		opened.add("from a client", p.of(), iif(expr.CmpOpNeq, r.Uplink), clampMSS(p.segment(dataplane.TunnelMTU(p.family, r.MTU))))
-		forward.add("from a client", oif(expr.CmpOpEq, r.Uplink), p.of(), ctTranslates(), count(Masqueraded+p.suffix), accept())
+		forward.add("from a client", oif(expr.CmpOpEq, r.Uplink), p.of(), ctTranslated(), count(Masqueraded+p.suffix), accept())
+		opens[p.family] = d.limit(p, r.MaxPerClient, clients.size)
 		answer.add("of no connection", p.of(), ctState(expr.CtStateBitINVALID), dropped(Invalid))
 		answer.add("nobody asked for it", p.of(), dropped(Unsolicited))
 	}
@@ -163,6 +169,7 @@ func gateway(r dataplane.GatewayRules) definition {
 	}
 	others.add("by the uplink", oif(expr.CmpOpEq, r.Uplink), goTo(own))
 	for _, p := range slices.Backward(protocols) {
+		forward.add("a client opens a connection", oif(expr.CmpOpEq, r.Uplink), p.of(), ctOpens(), goTo(*opens[p.family]))
 		forward.add("of no connection", p.of(), ctState(expr.CtStateBitINVALID), count(Invalid+p.suffix), drop())
 		forward.add("with a client's address", oif(expr.CmpOpEq, r.Uplink), p.of(), ctState(tracked), count(ForeignSource+p.suffix), drop())
 		forward.add("nobody asked for it", p.of(), count(Unsolicited+p.suffix), drop())
@@ -192,6 +199,9 @@ func gateway(r dataplane.GatewayRules) definition {
 		sent.add("a client sends elsewhere", p.of(), count(NotADestination+p.suffix), drop())
 	}
 	// A chain comes before those that lead to it.
+	for _, p := range slices.Backward(protocols) {
+		d.chains = append(d.chains, *opens[p.family])
+	}
 	d.chains = append(d.chains, sent, opened, answer, fou, probed, answered, own, asked, entry, exit, leave, input, forward, nat, others)
 	return d
 }

@@ -151,15 +151,15 @@ func (l *lab) count(name string, f dataplane.Family) uint64 {
 	return 0
 }
 
-// ruleset is the whole ruleset of the router, without what counters have counted.
-// ruleset is what nft(8) shows, sorted: chains, sets and counters are in the order in which they were made.
+// ruleset is the whole ruleset of the router, without what counters have counted. Its objects are in order:
+// one that is made again is the last in the kernel.
 func (l *lab) ruleset() string {
-	blocks := strings.Split(l.run(l.router, "nft", "--stateless", "list", "ruleset"), "\n\n")
-	for i, b := range blocks {
-		blocks[i] = strings.TrimSuffix(b, "\n}")
+	objects := strings.Split(l.run(l.router, "nft", "--stateless", "list", "ruleset"), "\n\t}\n")
+	for i, o := range objects {
+		objects[i] = strings.Trim(o, "\n")
 	}
-	slices.Sort(blocks)
-	return strings.Join(blocks, "\n\n")
+	slices.Sort(objects)
+	return strings.Join(objects, "\n\t}\n")
 }
 
 func TestGateway(t *testing.T) {

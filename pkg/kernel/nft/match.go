@@ -238,16 +238,16 @@ func ctTranslated() []expr.Any {
 	return match([]expr.Any{&expr.Ct{Key: expr.CtKeySTATUS, Register: register}}, bits(sourceNAT))
 }
 
-// ctTranslates matches these, and packets that open a connection, which go to the chains of the
-// type nat. It doesn't match what belongs to no connection.
-func ctTranslates() []expr.Any {
+// ctOpens matches packets that open a connection, which go to the chains of the type nat. It doesn't
+// match what belongs to no connection.
+func ctOpens() []expr.Any {
 	return []expr.Any{
 		&expr.Ct{Key: expr.CtKeySTATUS, Register: register},
 		&expr.Bitwise{
 			SourceRegister: register, DestRegister: register, Len: 4,
-			Mask: binaryutil.NativeEndian.PutUint32(confirmed | sourceNAT), Xor: make([]byte, 4),
+			Mask: binaryutil.NativeEndian.PutUint32(confirmed), Xor: make([]byte, 4),
 		},
-		compare(expr.CmpOpNeq, binaryutil.NativeEndian.PutUint32(confirmed)),
+		compare(expr.CmpOpEq, make([]byte, 4)),
 	}
 }
 

@@ -64,7 +64,7 @@ func (t *table) shape(ctx context.Context, conn *nftables.Conn) ([]string, error
 		out = append(out, counterShape(c.Name))
 	}
 	for _, s := range o.sets {
-		out = append(out, setShape(s.Name, s.KeyType, s.Interval, s.Size))
+		out = append(out, setShape(s))
 	}
 	for _, c := range o.chains {
 		out = append(out, chainShape(c))

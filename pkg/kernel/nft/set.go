@@ -2,8 +2,10 @@ package nft
 
 import (
 	"bytes"
+	"fmt"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/google/nftables"
 	"github.com/google/nftables/binaryutil"
@@ -19,13 +21,23 @@ type set struct {
 	// size is how many elements there may be, 0 any number. The kernel finds them faster then.
 	size     uint32
 	elements []nftables.SetElement
+	// counting sets are those whose elements rules add, each with a state of its own, and those with
+	// a timeout whose elements rules add for so long. What rules have added stays.
+	counting bool
+	timeout  time.Duration
 }
+
+// byRules says whether rules add the elements of a set.
+func (s set) byRules() bool { return s.counting || s.timeout > 0 }
+
+// maxElements is how many elements of a set one message has, whose attributes hold 64 KiB.
+const maxElements = 500
 
 // nft is the set in requests. The ID is what rules of the same transaction find it by.
 func (s set) nft(id uint32) *nftables.Set {
 	n := &nftables.Set{
 		Table: named(), ID: id, Name: s.name, KeyType: s.key, Interval: s.interval, Size: s.size,
-		Concatenation: strings.Contains(s.key.Name, " . "),
+		Concatenation: strings.Contains(s.key.Name, " . "), Dynamic: s.counting, HasTimeout: s.timeout > 0, Timeout: s.timeout,
 	}
 	if s.key == nftables.TypeIFIndex {
 		n.KeyByteOrder = binaryutil.NativeEndian // by which nft(8) shows names
@@ -111,4 +123,10 @@ func elementKey(e nftables.SetElement) string {
 		return string(e.Key) + "\x00end"
 	}
 	return string(e.Key)
+}
+
+func (s set) shape() string { return setShape(s.nft(0)) }
+
+func setShape(s *nftables.Set) string {
+	return fmt.Sprintf("set %s: %#x %t %d %t %s", s.Name, s.KeyType.GetNFTMagic(), s.Interval, s.Size, s.Dynamic, s.Timeout)
 }

@@ -33,12 +33,6 @@ func (d definition) shape() ([]string, error) {
 
 func counterShape(name string) string { return "counter " + name }
 
-func (s set) shape() string { return setShape(s.name, s.key, s.interval, s.size) }
-
-func setShape(name string, key nftables.SetDatatype, interval bool, size uint32) string {
-	return fmt.Sprintf("set %s: %#x %t %d", name, key.GetNFTMagic(), interval, size)
-}
-
 func chainShape(c *nftables.Chain) string {
 	switch {
 	case c.Hooknum == nil || c.Priority == nil:

@@ -1,7 +1,7 @@
 // Package nft makes Coil's table of nftables(8) as it is wanted, in one network namespace.
 //
 // It owns the table "coil" of the family inet, all of it: what isn't wanted there goes.
-// Every change is one transaction, so that no packet ever meets half a ruleset. It must not know
+// Rules change in one transaction, so that no packet ever meets half a ruleset. It must not know
 // why a packet is let through, nor touch any other table.
 package nft
 
@@ -64,9 +64,6 @@ func (r rule) mark() (string, error) {
 	}
 	return r.comment + " " + hex.EncodeToString(sum.Sum(nil)[:4]), nil
 }
-
-// maxElements is how many elements of a set one message has, whose attributes hold 64 KiB.
-const maxElements = 500
 
 // writeBuffer holds the largest transaction, in bytes: a ruleset with some 10,000 clients.
 const writeBuffer = 16 << 20
@@ -183,7 +180,7 @@ func (t *table) read(ctx context.Context, conn *nftables.Conn, d definition, sha
 		return nil, err
 	}
 	for _, s := range d.sets {
-		if !slices.Contains(have.shape, s.shape()) {
+		if s.byRules() || !slices.Contains(have.shape, s.shape()) {
 			continue
 		}
 		if have.elements[s.name], err = conn.GetSetElements(s.nft(0)); err != nil {
@@ -280,7 +277,7 @@ func (t *table) replace(conn *nftables.Conn, d definition, shape []string, have 
 			}
 		}
 		for _, s := range o.sets {
-			if !s.Anonymous && !keep(setShape(s.Name, s.KeyType, s.Interval, s.Size)) {
+			if !s.Anonymous && !keep(setShape(s)) {
 				conn.DelSet(s)
 			}
 		}

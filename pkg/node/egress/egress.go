@@ -15,6 +15,9 @@
 //	its routers are sent to directly  destinations by those that live; unreachable without one
 //	its peering has changed           the same at once, but flows stay where they are
 //	no annotation any more            nothing is left
+//	more Egresses than 64             ADD fails; in a running pod the first are used, the others are
+//	                                  as if they didn't exist
+//	pod has its node's network        nothing is done; an Event tells
 //	pod was deleted                   stays until the network namespace goes
 package egress
 
@@ -50,6 +53,8 @@ type Cluster interface {
 	Namespace(ctx context.Context, name string, live bool) (*metav1.PartialObjectMetadata, error)
 	Egress(ctx context.Context, name types.NamespacedName, live bool) (*v2.Egress, error)
 	Service(ctx context.Context, name types.NamespacedName, live bool) (*corev1.Service, error)
+	// HostNetwork says, of a pod of the API server, whether it has the network of its node.
+	HostNetwork(ctx context.Context, pod types.NamespacedName) (bool, error)
 	// Routers are those of an Egress that a cache has.
 	Routers(name types.NamespacedName) ([]plan.ClientRouter, error)
 }
@@ -69,6 +74,8 @@ type Network interface {
 	// Closed returns the routes of clients in the namespace, among them those that close destinations
 	// and those that spare ranges inside of these.
 	Closed(ctx context.Context, at store.Netns) ([]dataplane.Route, error)
+	// Silent returns the routers that take no flows of a client though it has a tunnel to them.
+	Silent(ctx context.Context, at store.Netns, c plan.Client) ([]netip.Addr, error)
 	// Exists says whether the namespace is still there.
 	Exists(at store.Netns) (bool, error)
 }
@@ -140,7 +147,9 @@ type Manager struct {
 	// departed are by Egress the addresses from which its packets came, and since when they don't;
 	// the zero time if they do.
 	departed map[string]map[netip.Addr]time.Time
-	counts   counts
+	// strangers are pods without a sandbox that ask for Egresses, by name, that were looked at.
+	strangers map[types.NamespacedName]types.UID
+	counts    counts
 
 	// spreading tells AskRouters that a client sends to routers.
 	spreading chan struct{}
@@ -165,6 +174,8 @@ type sandbox struct {
 	egresses []store.KnownEgress
 	// recorded says that there is a record.
 	recorded bool
+	// restored says that a former process may have made it.
+	restored bool
 	tunnels  int
 	// groups are those of routers that were made last, links their links, pinned their flows by
 	// these.
@@ -177,7 +188,7 @@ type sandbox struct {
 
 // New returns a Manager of nothing; see Restore.
 func New(cfg Config, c Cluster, n Network, r store.Clients, e Recorder, m *reconcile.Metrics) *Manager {
-	mgr := &Manager{cfg: cfg, cluster: c, net: n, record: r, recorder: e, known: map[store.ID]*sandbox{}, routers: map[netip.Addr]*router{}, departed: map[string]map[netip.Addr]time.Time{}, counts: newCounts(), spreading: make(chan struct{}, 1)}
+	mgr := &Manager{cfg: cfg, cluster: c, net: n, record: r, recorder: e, known: map[store.ID]*sandbox{}, routers: map[netip.Addr]*router{}, departed: map[string]map[netip.Addr]time.Time{}, strangers: map[types.NamespacedName]types.UID{}, counts: newCounts(), spreading: make(chan struct{}, 1)}
 	mgr.loop = reconcile.New("egress", mgr.sync, reconcile.WithMetrics(m))
 	return mgr
 }
@@ -200,13 +211,13 @@ func (m *Manager) Restore(ctx context.Context, others []node.Sandbox) error {
 	defer m.mu.Unlock()
 	for _, s := range others {
 		if m.known[s.ID] == nil {
-			m.known[s.ID] = &sandbox{Sandbox: s, recorded: m.cfg.RecordAll}
+			m.known[s.ID] = &sandbox{Sandbox: s, recorded: m.cfg.RecordAll, restored: true}
 		}
 	}
 	for _, c := range clients {
 		s := m.known[c.ID]
 		if s == nil {
-			s = &sandbox{Sandbox: node.Sandbox{ID: c.ID, Pod: c.Pod, Netns: c.Netns, Address: c.Address}}
+			s = &sandbox{Sandbox: node.Sandbox{ID: c.ID, Pod: c.Pod, Netns: c.Netns, Address: c.Address}, restored: true}
 			m.known[c.ID] = s
 		}
 		if !s.recorded {
@@ -227,7 +238,9 @@ func (m *Manager) Run(ctx context.Context, synced ...cache.DoneChecker) error {
 // PodChanged, EgressChanged and NamespaceChanged tell of objects that changed; a Service has
 // the name of its Egress. They don't block.
 func (m *Manager) PodChanged(pod types.NamespacedName) {
-	m.wake(func(s *sandbox) bool { return podName(s) == pod })
+	if !m.wake(func(s *sandbox) bool { return podName(s) == pod }) {
+		m.loop.AddAfter(pod, unattended)
+	}
 }
 
 // EgressChanged see PodChanged.
@@ -251,14 +264,17 @@ func isClientOf(namespace string) func(*sandbox) bool {
 	return func(s *sandbox) bool { return s.Namespace == namespace && len(s.egresses) > 0 }
 }
 
-func (m *Manager) wake(concerns func(*sandbox) bool) {
+// wake says whether there is a sandbox that something concerns.
+func (m *Manager) wake(concerns func(*sandbox) bool) (any bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for _, s := range m.known {
 		if concerns(s) {
+			any = true
 			m.loop.Add(podName(s))
 		}
 	}
+	return any
 }
 
 func podName(s *sandbox) types.NamespacedName {

@@ -72,8 +72,8 @@ func (w *wanted) keep(last []store.KnownEgress) {
 		}
 	}
 	for _, k := range last {
-		if named[k.Name] {
-			continue
+		if named[k.Name] || len(k.Destinations) == 0 {
+			continue // each change of the annotation would leave more that close nothing
 		}
 		k.Former, k.Switched = true, false
 		w.known = append(w.known, k)

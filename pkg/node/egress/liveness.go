@@ -33,6 +33,9 @@ type liveness struct {
 	last, back time.Time
 }
 
+// deadAlready is a router that a former process found dead.
+func deadAlready() liveness { return liveness{dead: true, needed: leastAnswers} }
+
 // note counts a question that was answered, or not.
 func (l *liveness) note(now time.Time, answer bool) {
 	if !answer {

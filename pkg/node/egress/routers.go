@@ -343,6 +343,13 @@ func (m *Manager) made(ctx context.Context, s *sandbox, out Outcome, err error) 
 			}
 		}
 	}
+	for _, g := range out.State.Groups {
+		for _, a := range g.Dead {
+			if m.routers[a] == nil {
+				m.routers[a] = &router{liveness: deadAlready(), egress: g.Egress}
+			}
+		}
+	}
 	if err == nil || out.Links != nil {
 		s.groups, s.links, s.pinned = out.State.Groups, out.Links, out.Pinned
 	}

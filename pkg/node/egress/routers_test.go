@@ -401,3 +401,35 @@ func TestPeeringSwitches(t *testing.T) {
 		stop()
 	})
 }
+
+// A router that was dead when coild ended gets no new flow from the next one before it has answered it.
+func TestDeadAfterARestart(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld()
+		w.direct("10.1.1.1 live, 10.1.1.2 live")
+		m := w.manager(false)
+		w.clients(t, m, "p", "q")
+		stop := asking(t, m)
+		w.silence(true, "10.1.1.1")
+		w.after(t, 5*time.Second, "it died", second)
+		stop()
+		m = w.manager(false)
+		if err := m.Restore(t.Context(), nil); err != nil {
+			t.Fatal(err)
+		}
+		stop = asking(t, m)
+		defer func() { stop() }()
+		for range 100 {
+			w.after(t, 50*time.Millisecond, "after a restart", second)
+		}
+		w.clients(t, m, "new")
+		if got := w.has("new"); got != second {
+			t.Errorf("a new pod has %q", got)
+		}
+		w.silence(false, "10.1.1.1")
+		w.after(t, 1900*time.Millisecond, "two answers", second)
+		w.after(t, 1500*time.Millisecond, "three answers", both)
+		w.silence(true, "10.1.1.1")
+		w.after(t, 5*time.Second, "it died again", second)
+	})
+}

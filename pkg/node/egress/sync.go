@@ -25,6 +25,8 @@ const (
 	EgressMissing    = "EgressMissing"
 	EgressNotAllowed = "EgressNotAllowed"
 	EgressConflict   = "EgressConflict"
+	EgressTooMany    = "EgressTooMany"
+	EgressIgnored    = "EgressIgnored"
 )
 
 // wanted is what a pod's annotations ask for, as far as it can be had.
@@ -47,6 +49,9 @@ type problem struct {
 // is nil as long as the pod is being added.
 func (m *Manager) look(ctx context.Context, namespace string, refs []types.NamespacedName, last []store.KnownEgress, s *sandbox) (wanted, error) {
 	var w wanted
+	refs, w.problems = usable(refs)
+	// What isn't used may lead where what was used before did.
+	w.unknown = len(w.problems) > 0
 	for _, ref := range refs {
 		known := store.KnownEgress{Name: ref.String()}
 		i := slices.IndexFunc(last, func(k store.KnownEgress) bool { return k.Name == known.Name })
@@ -137,6 +142,9 @@ func (m *Manager) sync(ctx context.Context, pod types.NamespacedName) error {
 		}
 	}
 	m.mu.Unlock()
+	if len(sandboxes) == 0 {
+		return m.tellIgnored(ctx, pod)
+	}
 	var errs []error
 	again := false
 	for _, s := range sandboxes {
@@ -259,6 +267,9 @@ func (m *Manager) apply(ctx context.Context, s *sandbox, w wanted) error {
 
 func (m *Manager) applyKernel(ctx context.Context, s *sandbox, w wanted) error {
 	c := m.client(s, w)
+	if s.restored && s.done == nil {
+		m.recall(ctx, s, c)
+	}
 	c.Stale = s.done == nil || s.failed != nil
 	out, err := m.net.Client(ctx, s.Netns, c)
 	m.made(ctx, s, out, err)
@@ -334,11 +345,11 @@ func (m *Manager) settle(ctx context.Context, s *sandbox, known []store.KnownEgr
 	return m.remember(ctx, s, settled)
 }
 
-// tell records Events for problems that weren't told yet; without a sandbox, for all.
+// tell records an Event for the problems of each reason if it wasn't told yet; without a sandbox, for all.
 func (m *Manager) tell(pod *metav1.PartialObjectMetadata, s *sandbox, problems []problem) {
 	ref := &corev1.ObjectReference{APIVersion: "v1", Kind: "Pod", Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID}
 	said := map[string]bool{}
-	for _, p := range problems {
+	for _, p := range summed(problems) {
 		said[p.text] = true
 		if s == nil || !s.said[p.text] {
 			m.recorder.Eventf(ref, nil, corev1.EventTypeWarning, p.reason, p.reason, "%s", p.text)

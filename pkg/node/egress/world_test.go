@@ -41,6 +41,7 @@ type world struct {
 	asked      map[netip.Addr]int
 	down       error           // of the API server, for what isn't in a cache
 	live       int             // requests beside the caches
+	host       map[string]bool // pods of the node's network
 	behind     map[string]bool // Egresses that the cache doesn't have yet
 
 	records   map[store.ID]store.Client
@@ -106,6 +107,14 @@ func (w *world) Egress(_ context.Context, name types.NamespacedName, live bool) 
 }
 func (w *world) Service(_ context.Context, name types.NamespacedName, live bool) (*corev1.Service, error) {
 	return get(w, live, w.services, name.String())
+}
+
+func (w *world) HostNetwork(_ context.Context, pod types.NamespacedName) (bool, error) {
+	_, err := get(w, true, w.pods, pod.String())
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.live++
+	return w.host[pod.String()], err
 }
 
 func (w *world) Routers(name types.NamespacedName) ([]plan.ClientRouter, error) {
@@ -202,6 +211,17 @@ func (w *world) Closed(_ context.Context, at store.Netns) ([]dataplane.Route, er
 		return nil, ErrGone
 	}
 	return plan.ClientStateOf(w.netns[at.Path]).Closed(map[dataplane.Family]int{dataplane.IPv4: 1, dataplane.IPv6: 2}), nil
+}
+func (w *world) Silent(_ context.Context, at store.Netns, _ plan.Client) (silent []netip.Addr, err error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.gone[at.Path] {
+		return nil, ErrGone
+	}
+	for _, g := range plan.ClientStateOf(w.netns[at.Path]).Groups {
+		silent = append(silent, g.Dead...)
+	}
+	return silent, nil
 }
 func (w *world) Exists(at store.Netns) (bool, error) {
 	w.mu.Lock()

@@ -114,6 +114,16 @@ type EgressSpec struct {
 	// +optional
 	OriginatingOnly bool `json:"originatingOnly,omitempty"`
 
+	// MaxConnectionsPerClient bounds the connections that one address of a client has at once in one
+	// router, so that ports and connections are left to the others. Unset, it is an eighth of the
+	// connections that the router can track, and at most a quarter of its ports towards one
+	// destination, 16128; 0 is no bound. TCP connections that have ended don't count. Bounds above 256
+	// are kept to within a fifth.
+	//
+	// +optional
+	// +kubebuilder:validation:Minimum=0
+	MaxConnectionsPerClient *int32 `json:"maxConnectionsPerClient,omitempty"`
+
 	// PodDisruptionBudget bounds how many routers a drain may take away at once.
 	//
 	// +optional
@@ -183,6 +193,9 @@ const (
 	// EgressPortPressure is True when a router uses almost all of its ports towards one
 	// destination.
 	EgressPortPressure = "PortPressure"
+	// EgressClientPressure is True when a router has refused connections of a client that has
+	// as many as one may have.
+	EgressClientPressure = "ClientPressure"
 )
 
 // EgressStatus is what coil-egress-controller observed.

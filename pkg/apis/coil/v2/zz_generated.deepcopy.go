@@ -471,6 +471,11 @@ func (in *EgressSpec) DeepCopyInto(out *EgressSpec) {
 		*out = new(v1.LabelSelector)
 		(*in).DeepCopyInto(*out)
 	}
+	if in.MaxConnectionsPerClient != nil {
+		in, out := &in.MaxConnectionsPerClient, &out.MaxConnectionsPerClient
+		*out = new(int32)
+		**out = **in
+	}
 	if in.PodDisruptionBudget != nil {
 		in, out := &in.PodDisruptionBudget, &out.PodDisruptionBudget
 		*out = new(EgressPDBSpec)

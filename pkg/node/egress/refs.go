@@ -1,0 +1,76 @@
+package egress
+
+import (
+	"fmt"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/validation"
+)
+
+// Anybody who may edit a pod writes into its annotations as many names as 256 KiB hold, again and again.
+const (
+	// mostEgresses is how many Egresses a pod may use.
+	mostEgresses = 64
+	// mostNamed is how many things of a kind an Event names, and mostSaid how many bytes
+	// it has: the API server refuses more than 1024.
+	mostNamed = 3
+	mostSaid  = 1000
+	// mostShown is how many bytes of a name that no object can have are shown.
+	mostShown = 64
+)
+
+// usable returns those of the Egresses that a pod's annotations name that it may use, and says why not the
+// others. Names that no Egress can have are as if it didn't exist.
+func usable(refs []types.NamespacedName) (use []types.NamespacedName, problems []problem) {
+	for _, ref := range refs {
+		if len(validation.IsDNS1123Label(ref.Namespace))+len(validation.IsDNS1123Subdomain(ref.Name)) > 0 {
+			problems = append(problems, problem{EgressMissing, fmt.Sprintf("Egress %s can't exist: that is no name of an object", shown(ref.String())), true})
+			continue
+		}
+		use = append(use, ref)
+	}
+	if n := len(use); n > mostEgresses {
+		text := fmt.Sprintf("the annotations name %d Egresses: only the first %d by namespace and name are used", n, mostEgresses)
+		problems = append(problems, problem{EgressTooMany, text, true})
+		use = use[:mostEgresses]
+	}
+	return use, problems
+}
+
+// shown is what of a name is shown.
+func shown(name string) string {
+	if len(name) <= mostShown {
+		return name
+	}
+	return strings.ToValidUTF8(name[:mostShown], "") + "..."
+}
+
+// few names the first of some things, and counts the others.
+func few(all []string, separator string) string {
+	text := strings.Join(all[:min(mostNamed, len(all))], separator)
+	if len(text) > mostSaid {
+		text = strings.ToValidUTF8(text[:mostSaid], "")
+	}
+	if n := len(all) - mostNamed; n > 0 {
+		text += fmt.Sprintf("%sand %d more", separator, n)
+	}
+	return text
+}
+
+// summed makes one problem of each reason.
+func summed(problems []problem) []problem {
+	var reasons []string
+	texts := map[string][]string{}
+	for _, p := range problems {
+		if texts[p.reason] == nil {
+			reasons = append(reasons, p.reason)
+		}
+		texts[p.reason] = append(texts[p.reason], p.text)
+	}
+	var all []problem
+	for _, r := range reasons {
+		all = append(all, problem{reason: r, text: few(texts[r], "; ")})
+	}
+	return all
+}
