@@ -355,7 +355,7 @@ func (n *Node) Remove(ctx context.Context) error {
 		return errors.Join(append(errs, err)...)
 	}
 	for _, b := range blocks.Items {
-		errs = append(errs, n.rig.dropBlock(ctx, b.Name))
+		errs = append(errs, n.rig.DropBlock(ctx, b.Name))
 	}
 	return errors.Join(errs...)
 }

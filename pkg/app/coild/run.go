@@ -257,6 +257,7 @@ func (d *daemon) composeIPAM(ctx context.Context, closers *[]func() error) error
 	if err != nil {
 		return err
 	}
+	d.registry.MustRegister(blocks.NewMissing(d.blocks))
 	for _, i := range []*kube.Informer{held, requests} {
 		i.Start(ctx.Done())
 		*closers = append(*closers, func() error { i.Shutdown(); return nil })
