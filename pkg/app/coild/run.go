@@ -261,7 +261,7 @@ func (d *daemon) composeIPAM(ctx context.Context, closers *[]func() error) error
 	d.blocks, err = blocks.New(blocks.Config{
 		NodeName: d.NodeName, NodeUID: d.node, NodeCreated: d.created, MinAge: d.BlockMinAge, StatusInterval: 30 * time.Second,
 		Ours: d.ours,
-		Warn: func(reason, format string, args ...any) { d.event(corev1.EventTypeWarning, reason, format, args...) },
+		Warn: d.warn,
 	}, d.clients.Coil, held, requests, d.store, d.exports, d.metrics)
 	if err != nil {
 		return err
@@ -274,7 +274,7 @@ func (d *daemon) composeIPAM(ctx context.Context, closers *[]func() error) error
 
 	d.assign = assign.New(assign.Config{
 		BlockTimeout: d.BlockTimeout, UndoTimeout: 10 * time.Second, Suspicion: d.SweepInterval, NodeAddrs: d.view.NodeAddrs,
-		Unguarded: d.view.Unguarded,
+		Unguarded: d.view.Unguarded, Lives: d.lives, Warn: d.warn,
 	}, d.store, d.blocks, d.network)
 	d.restorer.Links = d.network
 	return nil
@@ -428,6 +428,11 @@ func (d *daemon) syncNode(ctx context.Context) error {
 		return reconcile.Later(left)
 	}
 	return nil
+}
+
+// warn records a warning about the node's own Node.
+func (d *daemon) warn(reason, format string, args ...any) {
+	d.event(corev1.EventTypeWarning, reason, format, args...)
 }
 
 // event records an Event about the node's own Node.
