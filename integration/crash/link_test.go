@@ -28,7 +28,6 @@ func TestPodWithoutLink(t *testing.T) {
 		}
 		return nil
 	})
-	time.Sleep(coolDown) // nothing tells that an address isn't freed
 	fresh := c.podsOf(n, 6)
 	for _, s := range fresh {
 		if addrs := c.Ledger.Live()[s]; slices.ContainsFunc(own, func(a netip.Addr) bool { return slices.Contains(addrs, a) }) {
