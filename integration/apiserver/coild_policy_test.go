@@ -65,6 +65,15 @@ func makeRequest(node string, labels map[string]string) write {
 	}}
 }
 
+func makeClaim(node, block string) write {
+	return write{fmt.Sprintf("claim of %s for %s", block, node), func(ctx context.Context, c versioned.Interface) error {
+		r := requestOf("claim", node, labelNode(node))
+		r.Spec.Claim = block
+		_, err := c.CoilV2().BlockRequests().Create(ctx, r, metav1.CreateOptions{DryRun: dry})
+		return err
+	}}
+}
+
 func requestOf(name, node string, labels map[string]string) *v2.BlockRequest {
 	return &v2.BlockRequest{
 		ObjectMeta: metav1.ObjectMeta{Name: name, Labels: labels},
@@ -83,6 +92,7 @@ var ownWrites = []write{
 	deleteBlock("p-0"),
 	makeRequest("a", labelNode("a")),
 	makeRequest("a", nil), // as 2.x does
+	makeClaim("a", "p-9"),
 	deleteRequest("of-a"),
 	deleteRequest("of-a-2x"),
 }
@@ -104,6 +114,7 @@ var foreignWrites = []write{
 	makeRequest("b", labelNode("b")),
 	makeRequest("b", labelNode("a")),
 	makeRequest("b", nil),
+	makeClaim("b", "p-9"),
 	makeRequest("a", labelNode("b")),
 	deleteRequest("of-b"),
 }

@@ -3,13 +3,19 @@ package crash
 import (
 	"errors"
 	"fmt"
+	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
 
 	cnitypes "github.com/containernetworking/cni/pkg/types"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/coil-net/coil/integration/rig"
+	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
 	"github.com/coil-net/coil/pkg/faultpoint"
 	"github.com/coil-net/coil/pkg/testkit"
 )
@@ -215,4 +221,65 @@ func TestTwoLeaders(t *testing.T) {
 	for range testkit.CrashForm.Times(2, 20) {
 		c.addAll(func() {}, 3)
 	}
+}
+
+// Etcd is restored from a backup of the time before the nodes got their blocks, and others would get
+// the same ones next. The node that has pods in them claims them, and the pool waits for an admin.
+func TestBlocksLostWithABackup(t *testing.T) {
+	ctx := t.Context()
+	c := newCluster(t, 2)
+	n, other := c.node(rig.NodeOptions{}), c.node(rig.NodeOptions{CoildFlags: []string{"--block-timeout=3s"}})
+	pods := c.podsOf(n, 6)
+	before, err := n.Blocks(ctx)
+	c.check(err, c.KillController(ctx))
+	for _, b := range before {
+		c.check(c.DropBlock(ctx, b.Name))
+	}
+	pools := c.Coil.CoilV2().AddressPools()
+	_, err = pools.Patch(ctx, c.pools[0], types.MergePatchType, []byte(`{"status":{"lastIndex":null}}`), metav1.PatchOptions{}, "status")
+	c.check(err)
+	testkit.Eventually(t, 20*time.Second, "the node claims its blocks", func() error {
+		l, err := c.Coil.CoilV2().BlockRequests().List(ctx, metav1.ListOptions{LabelSelector: v2.LabelNode + "=" + n.Name})
+		claims := 0
+		for _, r := range l.Items {
+			if slices.ContainsFunc(before, func(b v2.AddressBlock) bool { return b.Name == r.Spec.Claim }) {
+				claims++
+			}
+		}
+		if claims != len(before) {
+			return fmt.Errorf("%d claims of %d blocks: %v", claims, len(before), err)
+		}
+		return nil
+	})
+	c.check(c.Controller.Start())
+	testkit.Eventually(t, 30*time.Second, "the node has its blocks again", func() error {
+		now, err := n.Blocks(ctx)
+		same := func(a, b v2.AddressBlock) bool {
+			return a.Name == b.Name && *a.IPv4 == *b.IPv4 && *a.IPv6 == *b.IPv6 && a.UID != b.UID
+		}
+		if !slices.EqualFunc(now, before, same) {
+			return fmt.Errorf("%d blocks of %d: %v", len(now), len(before), err)
+		}
+		return nil
+	})
+	late := c.sandbox(other)
+	if _, err := late.Add(ctx); err == nil || !strings.Contains(err.Error(), "suspended") {
+		t.Fatalf("ADD on another node says %v, want that the pool is suspended", err)
+	}
+	p, err := pools.Get(ctx, c.pools[0], metav1.GetOptions{})
+	c.check(err)
+	if !meta.IsStatusConditionTrue(p.Status.Conditions, v2.PoolSuspended) {
+		t.Errorf("conditions of the pool: %+v", p.Status.Conditions)
+	}
+	_, err = pools.Patch(ctx, c.pools[0], types.MergePatchType, []byte(`{"metadata":{"annotations":{"`+v2.AnnotationSuspend+`":"false"}}}`), metav1.PatchOptions{})
+	c.check(err)
+	testkit.Eventually(t, 20*time.Second, "the other node gets a block after an admin decided", func() error {
+		_, err := late.Add(ctx)
+		return err
+	})
+	c.works(n, pods...)
+	for _, s := range append(pods, late) {
+		c.check(end(ctx, s))
+	}
+	c.blocksGoBack()
 }

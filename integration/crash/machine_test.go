@@ -1,15 +1,19 @@
 package crash
 
 import (
+	"errors"
 	"fmt"
 	"maps"
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
+	cnitypes "github.com/containernetworking/cni/pkg/types"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/coil-net/coil/integration/rig"
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
@@ -77,4 +81,51 @@ func TestReplacedMachine(t *testing.T) {
 		t.Errorf("blocks are gone: %v", slices.Sorted(maps.Keys(again)))
 	}
 	c.check(exported())
+}
+
+// TestMachineThatComesBack: another machine registers the name of one that runs. That one announces
+// nothing and gives no address, also after coild was started again, until the Node is its own for
+// a while.
+func TestMachineThatComesBack(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t, 2)
+	n := c.node(rig.NodeOptions{})
+	ctx := t.Context()
+	pod, late := c.pod(n), c.sandbox(n)
+	register := func(id string) {
+		t.Helper()
+		patch := fmt.Sprintf(`{"status":{"nodeInfo":{"machineID":%q}}}`, id)
+		_, err := c.Core.CoreV1().Nodes().Patch(ctx, n.Name, types.MergePatchType, []byte(patch), metav1.PatchOptions{}, "status")
+		c.check(err)
+	}
+	refuses := func() {
+		t.Helper()
+		testkit.Eventually(t, 20*time.Second, "ADD is refused, and nothing is announced", func() error {
+			var e *cnitypes.Error
+			if err := n.Status(ctx); !errors.As(err, &e) || !strings.Contains(err.Error(), "another machine") {
+				return fmt.Errorf("STATUS says %v", err)
+			}
+			table, err := n.Run(ctx, "ip", "route", "show", "table", "119")
+			if err == nil && table != "" {
+				err = errors.New(table)
+			}
+			return err
+		})
+		if _, err := late.Add(ctx); err == nil {
+			t.Error("ADD is served")
+		}
+	}
+	register("the-other-machine")
+	refuses()
+	n.Coild.Kill()
+	c.check(n.Coild.Start())
+	refuses()
+	register(n.MachineID())
+	c.check(n.AwaitReady(ctx, 2*time.Minute))
+	c.works(n, pod)
+	events, err := c.Core.CoreV1().Events(metav1.NamespaceDefault).List(ctx, metav1.ListOptions{FieldSelector: "reason=OtherMachine"})
+	if err != nil || len(events.Items) == 0 {
+		t.Errorf("Events: %v, %v", events, err)
+	}
+	c.check(late.Close(), end(ctx, pod))
 }

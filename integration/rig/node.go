@@ -139,8 +139,14 @@ func (n *Node) makeDisk() error {
 	if err != nil {
 		return err
 	}
-	return os.WriteFile(filepath.Join(n.CNIConfDir(), "10-coil.conflist.staged"), conf, 0o644)
+	return errors.Join(
+		os.WriteFile(n.path("machine-id"), []byte(n.MachineID()+"\n"), 0o444),
+		os.WriteFile(filepath.Join(n.CNIConfDir(), "10-coil.conflist.staged"), conf, 0o644),
+	)
 }
+
+// MachineID is that of the node's machine, as its Node has it.
+func (n *Node) MachineID() string { return "machine-of-" + n.Name }
 
 // compose says how coild is run, and connects to it whenever it runs.
 func (n *Node) compose() error {
@@ -155,7 +161,7 @@ func (n *Node) compose() error {
 	}
 	n.opts.CoildFlags = append([]string{
 		"--kubeconfig=" + kubeconfig, "--socket=" + n.Socket(), "--state-dir=" + n.StateDir(),
-		"--boot-id-file=" + n.path("boot-id"), "--cni-conf-dir=" + n.CNIConfDir(),
+		"--boot-id-file=" + n.path("boot-id"), "--machine-id-file=" + n.path("machine-id"), "--cni-conf-dir=" + n.CNIConfDir(),
 	}, n.opts.CoildFlags...)
 	n.cc, err = grpc.NewClient("unix://"+n.Socket(),
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
@@ -207,7 +213,7 @@ func (n *Node) Run(ctx context.Context, name string, args ...string) (string, er
 func (n *Node) CreateObject(ctx context.Context) error {
 	node := &corev1.Node{
 		ObjectMeta: metav1.ObjectMeta{Name: n.Name},
-		Status:     corev1.NodeStatus{NodeInfo: corev1.NodeSystemInfo{MachineID: "machine-of-" + n.Name}},
+		Status:     corev1.NodeStatus{NodeInfo: corev1.NodeSystemInfo{MachineID: n.MachineID()}},
 	}
 	for _, u := range n.uplinks() {
 		node.Status.Addresses = append(node.Status.Addresses, corev1.NodeAddress{Type: corev1.NodeInternalIP, Address: u.own.Addr().String()})
@@ -355,7 +361,7 @@ func (n *Node) Remove(ctx context.Context) error {
 		return errors.Join(append(errs, err)...)
 	}
 	for _, b := range blocks.Items {
-		errs = append(errs, n.rig.dropBlock(ctx, b.Name))
+		errs = append(errs, n.rig.DropBlock(ctx, b.Name))
 	}
 	return errors.Join(errs...)
 }

@@ -222,8 +222,8 @@ func writeKubeconfig(cfg *rest.Config, path string) error {
 	return nil
 }
 
-// dropBlock removes a block whatever holds it.
-func (r *Rig) dropBlock(ctx context.Context, name string) error {
+// DropBlock removes a block whatever holds it.
+func (r *Rig) DropBlock(ctx context.Context, name string) error {
 	blocks := r.Coil.CoilV2().AddressBlocks()
 	_, err := blocks.Patch(ctx, name, types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`), metav1.PatchOptions{})
 	if err == nil {

@@ -3,6 +3,8 @@ package kube
 import (
 	"context"
 	"sync"
+	"sync/atomic"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -31,6 +33,46 @@ func Strip(obj any) (any, error) {
 type Informer struct {
 	cache.SharedIndexInformer
 	running sync.WaitGroup
+	opened  atomic.Pointer[time.Time] // when the present watch was opened, nil for none; only if it is followed
+}
+
+// watchSettle is for how long a watch must be open before its cache counts as current: what happened
+// before it was opened is sent first.
+const watchSettle = time.Second
+
+// Current says whether a watch is open, so that the cache follows the API server. Without one, as
+// while the API server is away and until the next attempt, the cache is of an earlier time. A
+// connection that broke without a sign counts as open until the client's health check closes it.
+func (i *Informer) Current() bool {
+	opened := i.opened.Load()
+	return opened != nil && time.Since(*opened) >= watchSettle
+}
+
+// follow makes the informer know when a watch is open.
+func (i *Informer) follow(lw *cache.ListWatch) {
+	watches := lw.WatchFuncWithContext
+	lw.WatchFuncWithContext = func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
+		w, err := watches(ctx, o)
+		if err != nil {
+			return nil, err
+		}
+		now := time.Now()
+		i.opened.Store(&now)
+		return &followed{Interface: w, stopped: func() { i.opened.CompareAndSwap(&now, nil) }}, nil
+	}
+}
+
+// followed is a watch that tells when it ends: the reflector stops each, also one that the server
+// has closed.
+type followed struct {
+	watch.Interface
+	stopped func()
+}
+
+// Stop implements watch.Interface.
+func (f *followed) Stop() {
+	f.Interface.Stop()
+	f.stopped()
 }
 
 // NodeInformer returns an informer of Nodes, with the fields that the server selects
@@ -41,11 +83,16 @@ func NodeInformer(core rest.Interface, fieldSelector string) (*Informer, error) 
 }
 
 // MetadataInformer returns an informer of the metadata of a resource in all namespaces,
-// with the fields that the server selects by; an empty selector selects all.
+// with the fields that the server selects by; an empty selector selects all. Its watch is followed.
 func MetadataInformer(client metadata.Interface, r schema.GroupVersionResource, fieldSelector string) (*Informer, error) {
 	objects := client.Resource(r)
-	return newInformer(&metav1.PartialObjectMetadata{}, selected(objects.List, objects.Watch,
-		func(o *metav1.ListOptions) { o.FieldSelector = fieldSelector }))
+	lw := selected(objects.List, objects.Watch, func(o *metav1.ListOptions) { o.FieldSelector = fieldSelector })
+	i, err := newInformer(&metav1.PartialObjectMetadata{}, lw)
+	if err != nil {
+		return nil, err
+	}
+	i.follow(lw)
+	return i, nil
 }
 
 // AddressBlockInformer returns an informer of AddressBlocks, with the labels that the

@@ -32,7 +32,8 @@ type ClientRouter struct {
 }
 
 // RoutersOf returns the routers that the EndpointSlices of an Egress's Service list, sorted, each
-// address once. A router that isn't ready, or that ends, is draining.
+// address once. A router that isn't ready, or that ends, is draining. There are no more of a family than
+// shares, those first that take flows: each client has a tunnel to all of them.
 func RoutersOf(lists []*discoveryv1.EndpointSlice) []ClientRouter {
 	var all []ClientRouter
 	for _, list := range lists {
@@ -50,7 +51,19 @@ func RoutersOf(lists []*discoveryv1.EndpointSlice) []ClientRouter {
 	}
 	// While an endpoint moves from one slice to another it may be in both.
 	slices.SortFunc(all, func(a, b ClientRouter) int { return cmp.Or(a.Addr.Compare(b.Addr), cmp.Compare(a.State, b.State)) })
-	return slices.CompactFunc(all, func(a, b ClientRouter) bool { return a.Addr == b.Addr })
+	all = slices.CompactFunc(all, func(a, b ClientRouter) bool { return a.Addr == b.Addr })
+	if len(all) <= groupBuckets {
+		return all
+	}
+	slices.SortStableFunc(all, func(a, b ClientRouter) int { return cmp.Compare(a.State, b.State) })
+	used := map[dataplane.Family]int{}
+	all = slices.DeleteFunc(all, func(r ClientRouter) bool {
+		f := dataplane.FamilyOf(r.Addr)
+		used[f]++
+		return used[f] > groupBuckets
+	})
+	slices.SortFunc(all, func(a, b ClientRouter) int { return a.Addr.Compare(b.Addr) })
+	return all
 }
 
 // groupBuckets is how many shares a group has.

@@ -194,3 +194,26 @@ func TestGroupIDsCollide(t *testing.T) {
 		return
 	}
 }
+
+// However many endpoints slices list, a client has no more tunnels than shares, to those first that
+// take flows.
+func TestRoutersAreBounded(t *testing.T) {
+	draining := &discoveryv1.EndpointSlice{Endpoints: []discoveryv1.Endpoint{{Conditions: discoveryv1.EndpointConditions{Ready: new(false)}}}}
+	live := &discoveryv1.EndpointSlice{Endpoints: []discoveryv1.Endpoint{{}}}
+	for i := range 1000 {
+		draining.Endpoints[0].Addresses = append(draining.Endpoints[0].Addresses, netip.AddrFrom4([4]byte{10, 1, byte(i >> 8), byte(i)}).String())
+		live.Endpoints[0].Addresses = append(live.Endpoints[0].Addresses, netip.AddrFrom4([4]byte{10, 2, byte(i >> 8), byte(i)}).String())
+	}
+	live.Endpoints[0].Addresses = append(live.Endpoints[0].Addresses[:100], "2001:db8::1")
+	got := RoutersOf([]*discoveryv1.EndpointSlice{draining, live})
+	n := map[RouterState]int{}
+	for _, r := range got {
+		n[r.State]++
+	}
+	if n[RouterLive] != 101 || n[RouterDraining] != groupBuckets-100 {
+		t.Errorf("%d live ones, %d that drain", n[RouterLive], n[RouterDraining])
+	}
+	if !slices.IsSortedFunc(got, func(a, b ClientRouter) int { return a.Addr.Compare(b.Addr) }) {
+		t.Error("they aren't sorted")
+	}
+}

@@ -23,6 +23,7 @@ type Options struct {
 	Socket        string
 	StateDir      string
 	BootIDFile    string
+	MachineIDFile string
 	CNIConfDir    string
 	CNIConfName   string
 	PodTable      int
@@ -51,6 +52,7 @@ func (o *Options) AddFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&o.Socket, "socket", "/run/coild.sock", "unix socket at which the CNI plugin is served")
 	fs.StringVar(&o.StateDir, "state-dir", "/var/lib/coil", "folder of the node's record of addresses and of the queue of deletions")
 	fs.StringVar(&o.BootIDFile, "boot-id-file", "/proc/sys/kernel/random/boot_id", "file whose content is another one after each boot")
+	fs.StringVar(&o.MachineIDFile, "machine-id-file", "/etc/machine-id", "file with the ID of the machine, which must be that of the Node; empty checks nothing")
 	fs.StringVar(&o.CNIConfDir, "cni-conf-dir", "/host/etc/cni/net.d", "folder in which the network configuration is put in place")
 	fs.StringVar(&o.CNIConfName, "cni-conf-name", "10-coil.conflist", "name of the network configuration; empty puts none in place")
 	fs.IntVar(&o.PodTable, "pod-table-id", dataplane.TablePods, "routing table with a route to each pod of the node")

@@ -63,6 +63,7 @@ type daemon struct {
 	metrics *reconcile.Metrics
 	repairs *reconcile.Repairs
 	boot    string
+	machine machine // only for awaitNode, then for syncNode
 	node    types.UID
 	created metav1.Time // the Node
 	view    *view.View
@@ -134,6 +135,9 @@ func (d *daemon) runNode(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	if d.machine, err = readMachine(ctx, d.MachineIDFile); err != nil {
+		return err
+	}
 	self, err := d.awaitNode(ctx)
 	if err != nil {
 		return err
@@ -167,7 +171,7 @@ func (d *daemon) runNode(ctx context.Context) error {
 	return group.Wait()
 }
 
-// awaitNode reads the node's own Node, again and again until there is an answer.
+// awaitNode reads the node's own Node, again and again until there is one of this machine.
 func (d *daemon) awaitNode(ctx context.Context) (*corev1.Node, error) {
 	var n *corev1.Node
 	err := untilDone(ctx, func(ctx context.Context) (bool, error) {
@@ -181,7 +185,12 @@ func (d *daemon) awaitNode(ctx context.Context) (*corev1.Node, error) {
 			klog.FromContext(ctx).Error(err, "Waiting for the API server")
 			return false, nil
 		}
-		return true, nil
+		_, err = d.checkMachine(n)
+		d.health.Set(condNode, err)
+		if err != nil {
+			klog.FromContext(ctx).Error(errors.Join(err, d.withdraw(ctx)), "Waiting for the Node")
+		}
+		return err == nil, nil
 	})
 	return n, err
 }
@@ -258,11 +267,12 @@ func (d *daemon) composeIPAM(ctx context.Context, closers *[]func() error) error
 	d.blocks, err = blocks.New(blocks.Config{
 		NodeName: d.NodeName, NodeUID: d.node, NodeCreated: d.created, MinAge: d.BlockMinAge, StatusInterval: 30 * time.Second,
 		Ours: d.ours,
-		Warn: func(reason, format string, args ...any) { d.event(corev1.EventTypeWarning, reason, format, args...) },
+		Warn: d.warn,
 	}, d.clients.Coil, held, requests, d.store, d.exports, d.metrics)
 	if err != nil {
 		return err
 	}
+	d.registry.MustRegister(blocks.NewMissing(d.blocks))
 	for _, i := range []*kube.Informer{held, requests} {
 		i.Start(ctx.Done())
 		*closers = append(*closers, func() error { i.Shutdown(); return nil })
@@ -270,7 +280,7 @@ func (d *daemon) composeIPAM(ctx context.Context, closers *[]func() error) error
 
 	d.assign = assign.New(assign.Config{
 		BlockTimeout: d.BlockTimeout, UndoTimeout: 10 * time.Second, Suspicion: d.SweepInterval, NodeAddrs: d.view.NodeAddrs,
-		Unguarded: d.view.Unguarded,
+		Unguarded: d.view.Unguarded, Lives: d.lives, Warn: d.warn,
 	}, d.store, d.blocks, d.network)
 	d.restorer.Links = d.network
 	return nil
@@ -394,7 +404,7 @@ func (d *daemon) restore(ctx context.Context) error {
 	})
 }
 
-// syncNode withdraws the node's blocks while its Node is gone. A Node that was
+// syncNode withdraws the node's blocks while its Node is gone, or another machine's. A Node that was
 // made again under the same name is another node: coild starts anew.
 func (d *daemon) syncNode(ctx context.Context) error {
 	n, err := d.view.LiveNode(ctx)
@@ -402,6 +412,7 @@ func (d *daemon) syncNode(ctx context.Context) error {
 	if err != nil && !gone {
 		return err
 	}
+	var left time.Duration
 	switch {
 	case gone && d.IPAM:
 		err = fmt.Errorf("the Node %s was deleted: %w", d.NodeName, node.ErrWithdrawn)
@@ -410,16 +421,33 @@ func (d *daemon) syncNode(ctx context.Context) error {
 	case d.node != "" && n.UID != d.node:
 		d.fatal(fmt.Errorf("the Node %s was deleted and made again: starting anew to adopt its blocks", d.NodeName))
 		return nil
+	default:
+		left, err = d.checkMachine(n)
 	}
 	d.health.Set(condNode, err)
 	if d.IPAM {
-		return d.blocks.Withdraw(ctx, gone)
+		if err := d.blocks.Withdraw(ctx, err != nil); err != nil {
+			return err
+		}
+	}
+	if left > 0 {
+		return reconcile.Later(left)
 	}
 	return nil
 }
 
+// warn records a warning about the node's own Node.
+func (d *daemon) warn(reason, format string, args ...any) {
+	d.event(corev1.EventTypeWarning, reason, format, args...)
+}
+
 // event records an Event about the node's own Node.
 func (d *daemon) event(kind, reason, format string, args ...any) {
-	ref := &corev1.ObjectReference{APIVersion: "v1", Kind: "Node", Name: d.NodeName, UID: d.node}
+	d.eventOf(d.node, kind, reason, format, args...)
+}
+
+// eventOf is event for a Node of which it isn't known yet that it is this node's.
+func (d *daemon) eventOf(uid types.UID, kind, reason, format string, args ...any) {
+	ref := &corev1.ObjectReference{APIVersion: "v1", Kind: "Node", Name: d.NodeName, UID: uid}
 	d.recorder.Eventf(ref, nil, kind, reason, reason, format, args...)
 }

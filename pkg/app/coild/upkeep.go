@@ -19,6 +19,7 @@ import (
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
 	"github.com/coil-net/coil/pkg/dataplane"
 	"github.com/coil-net/coil/pkg/faultpoint"
+	"github.com/coil-net/coil/pkg/kernel/netns"
 	"github.com/coil-net/coil/pkg/kernel/route"
 	"github.com/coil-net/coil/pkg/kernel/rtnl"
 	"github.com/coil-net/coil/pkg/node/blocks"
@@ -357,10 +358,26 @@ func (d *daemon) wired(ctx context.Context) ([]podnet.Wired, error) {
 	return d.wiredOf(all), nil
 }
 
+// lives says whether the network namespace that an attachment was made in is there. One that can't be
+// looked at may be.
+func (d *daemon) lives(a store.Allocation) bool {
+	if a.Netns.Inode == 0 || a.BootID != d.boot {
+		return false
+	}
+	now, err := inspectNetns(a.Netns.Path)
+	if err != nil {
+		return !errors.Is(err, netns.ErrNotExist) && !errors.Is(err, netns.ErrNotNetns)
+	}
+	return now == a.Netns
+}
+
 // wiredOf returns those of the attachments that have routes, or may have them in a moment.
 func (d *daemon) wiredOf(all []store.Allocation) []podnet.Wired {
 	var pods []podnet.Wired
 	for _, a := range all {
+		if d.assign.Linkless(a) {
+			continue
+		}
 		if a.State == store.Attached || a.State == store.Pending {
 			pods = append(pods, d.assign.WiredOf(a))
 		}

@@ -76,6 +76,11 @@ type Config struct {
 	NodeAddrs func() ipam.Address
 	// Unguarded says whether pods of a namespace may send from any address.
 	Unguarded func(namespace string) bool
+	// Lives says whether the network namespace that an attachment was made in is there, as far as
+	// that can be told.
+	Lives func(store.Allocation) bool
+	// Warn records an Event about the Node.
+	Warn func(reason, format string, args ...any)
 }
 
 // unavailable gives an error the class of node.ErrUnavailable, not its text.
@@ -97,13 +102,14 @@ type Assigner struct {
 
 	unlisted suspects // by the runtime's GC
 	unlinked suspects // in the kernel
+	linkless linkless
 }
 
 // New returns an Assigner. Nothing is detached completely before Run is called.
 func New(cfg Config, s store.Store, b Blocks, n Network) *Assigner {
 	return &Assigner{
 		cfg: cfg, store: s, blocks: b, net: n, flight: newFlight(), removals: newRemovals(), short: newPools(),
-		unlisted: newSuspects(), unlinked: newSuspects(),
+		unlisted: newSuspects(), unlinked: newSuspects(), linkless: newLinkless(),
 	}
 }
 

@@ -189,6 +189,9 @@ type bench struct {
 	net    *network
 	supply *supply
 	end    func() // of Run
+	// lives are the attachments whose network namespaces are there.
+	lives    map[store.ID]bool
+	warnings []string
 }
 
 const suspicion = 30 * time.Second
@@ -215,10 +218,15 @@ func newBench(t *testing.T) *bench {
 		net: &network{pods: map[store.ID]ipam.Address{}, made: map[store.ID]podnet.Attachment{}, fail: map[string]error{},
 			prepared: map[*podnet.Link]store.ID{}},
 		supply: &supply{usable: []string{"default-0"}, ask: func(context.Context) error { return errPoolEmpty }},
+		lives:  map[store.ID]bool{},
 	}
 	b.Assigner = New(Config{
 		BlockTimeout: time.Second, UndoTimeout: 5 * time.Second, Suspicion: suspicion, NodeAddrs: func() ipam.Address { return ipam.Address{} },
 		Unguarded: func(string) bool { return false },
+		Lives:     func(alloc store.Allocation) bool { return b.lives[alloc.ID] },
+		Warn: func(reason, format string, args ...any) {
+			b.warnings = append(b.warnings, reason+": "+fmt.Sprintf(format, args...))
+		},
 	}, s, b.supply, b.net)
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)

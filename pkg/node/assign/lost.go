@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"slices"
 	"sync"
 	"time"
 
@@ -68,7 +69,9 @@ func (a *Assigner) GC(ctx context.Context, valid []store.ID, called time.Time) e
 
 // Sweep releases attachments whose link is gone: the runtime never sent the DEL,
 // or sent it while coild was away. It goes on with a DEL that failed half-way, which
-// the runtime may not repeat.
+// the runtime may not repeat. While the network namespace is there, the pod may have
+// deleted the link itself: it keeps status.podIP and so its address, until the namespace
+// goes or DEL comes.
 func (a *Assigner) Sweep(ctx context.Context) error {
 	attached, err := a.net.Attached(ctx)
 	if err != nil {
@@ -78,7 +81,55 @@ func (a *Assigner) Sweep(ctx context.Context) error {
 	for _, id := range attached {
 		links[store.ID(id)] = true
 	}
+	a.linkless.forget(func(id store.ID) bool { return links[id] })
 	return a.releaseLost(ctx, a.unlinked, time.Now(), func(alloc store.Allocation) bool { return !links[alloc.ID] })
+}
+
+// linkless are the attachments that keep their addresses without a link, with the index that it
+// had: an ADD may make another one.
+type linkless struct {
+	mu    *sync.Mutex
+	index map[store.ID]int
+}
+
+func newLinkless() linkless { return linkless{mu: new(sync.Mutex), index: map[store.ID]int{}} }
+
+// note remembers an attachment, and says whether it is new.
+func (l linkless) note(alloc store.Allocation) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	before, ok := l.index[alloc.ID]
+	l.index[alloc.ID] = alloc.HostIfIndex
+	return !ok || before != alloc.HostIfIndex
+}
+
+// forget forgets those that aren't so any more.
+func (l linkless) forget(gone func(store.ID) bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	maps.DeleteFunc(l.index, func(id store.ID, _ int) bool { return gone(id) })
+}
+
+// Linkless says whether an attachment keeps its address without a link: no route can lead to it.
+func (a *Assigner) Linkless(alloc store.Allocation) bool {
+	a.linkless.mu.Lock()
+	defer a.linkless.mu.Unlock()
+	index, ok := a.linkless.index[alloc.ID]
+	return ok && index == alloc.HostIfIndex
+}
+
+// keep says whether an attachment without a link keeps its address, and tells so once.
+func (a *Assigner) keep(ctx context.Context, alloc store.Allocation) bool {
+	if alloc.State != store.Attached || !a.cfg.Lives(alloc) {
+		return false
+	}
+	if a.linkless.note(alloc) {
+		klog.FromContext(ctx).Info("A pod has lost its link, its address is kept", "pod", klog.KRef(alloc.Namespace, alloc.Name),
+			"containerID", alloc.ContainerID, "address", alloc.Address)
+		a.cfg.Warn("PodLinkMissing", "%s of pod %s/%s (container %s) is gone while its network namespace is there: the address %s is kept, delete the pod",
+			alloc.IfName, alloc.Namespace, alloc.Name, alloc.ContainerID, alloc.Address)
+	}
+	return true
 }
 
 func (a *Assigner) releaseLost(ctx context.Context, seen suspects, called time.Time, isLost func(store.Allocation) bool) error {
@@ -87,6 +138,9 @@ func (a *Assigner) releaseLost(ctx context.Context, seen suspects, called time.T
 		return fmt.Errorf("list attachments: %w", err)
 	}
 	seen.keepOnly(all) // others were removed by a DEL
+	a.linkless.forget(func(id store.ID) bool {
+		return !slices.ContainsFunc(all, func(a store.Allocation) bool { return a.ID == id })
+	})
 	var errs []error
 	for _, alloc := range all {
 		switch {
@@ -99,6 +153,8 @@ func (a *Assigner) releaseLost(ctx context.Context, seen suspects, called time.T
 			seen.clear(alloc.ID)
 			continue
 		case !seen.confirm(alloc.ID, called, a.cfg.Suspicion):
+			continue
+		case seen.mu == a.unlinked.mu && a.keep(ctx, alloc):
 			continue
 		}
 		klog.FromContext(ctx).Info("Releasing a lost attachment", "pod", klog.KRef(alloc.Namespace, alloc.Name),

@@ -3,6 +3,7 @@ package assign
 import (
 	"errors"
 	"fmt"
+	"strings"
 	"testing"
 	"time"
 
@@ -122,4 +123,71 @@ func TestSuspicionEndsWithTheAttachment(t *testing.T) {
 		}
 		return nil
 	})
+}
+
+// A pod deletes its own link: it keeps its address, which is its status.podIP, until its network
+// namespace goes.
+func TestSweepKeepsTheAddressOfALivingSandbox(t *testing.T) {
+	b := newBench(t)
+	r := request("c1")
+	alloc, err := b.Add(t.Context(), r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b.lives[r.ID] = true
+	b.net.mu.Lock()
+	clear(b.net.pods)
+	b.net.mu.Unlock()
+	now := time.Now().Add(time.Second)
+	sweep := func(after time.Duration) {
+		t.Helper()
+		if err := b.releaseLost(t.Context(), b.unlinked, now.Add(after), func(store.Allocation) bool { return true }); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for i := range time.Duration(4) {
+		sweep(i * suspicion)
+		b.mustState(t, "c1", store.Attached)
+		if b.Linkless(alloc) != (i > 0) {
+			t.Errorf("look %d: linkless is %t", i, b.Linkless(alloc))
+		}
+	}
+	if len(b.warnings) != 1 || !strings.HasPrefix(b.warnings[0], "PodLinkMissing: ") || !strings.Contains(b.warnings[0], alloc.Address.String()) {
+		t.Errorf("warnings: %q, want one with the address", b.warnings)
+	}
+	rewired := alloc
+	rewired.HostIfIndex++
+	if b.Linkless(rewired) {
+		t.Error("linkless with a new link")
+	}
+	b.lives[r.ID] = false
+	sweep(5 * suspicion)
+	b.mustAgree(t)
+	testkit.Eventually(t, time.Second, "the address cools, and nothing is remembered", func() error {
+		us, err := b.store.Usage(t.Context())
+		if err == nil && us[0].Cooling != 1 {
+			err = fmt.Errorf("%d cooling", us[0].Cooling)
+		}
+		return err
+	})
+	sweep(6 * suspicion)
+	if n := len(b.linkless.index); n > 0 {
+		t.Errorf("%d attachments are remembered", n)
+	}
+}
+
+// What the runtime says that it doesn't have any more is released, whatever is left of it.
+func TestGCReleasesASandboxThatLives(t *testing.T) {
+	b := newBench(t)
+	r := request("c1")
+	if _, err := b.Add(t.Context(), r); err != nil {
+		t.Fatal(err)
+	}
+	b.lives[r.ID] = true
+	for _, after := range []time.Duration{time.Second, time.Second + suspicion} {
+		if err := b.GC(t.Context(), nil, time.Now().Add(after)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	b.mustAgree(t)
 }

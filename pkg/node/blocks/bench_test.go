@@ -232,8 +232,9 @@ func idle(client *fake.Clientset, blocks cache.Indexer) *Manager {
 		requests: listers.NewBlockRequestLister(cache.NewIndexer(cache.MetaNamespaceKeyFunc, nil)),
 		record:   &record{blocks: map[string]store.Usage{}}, exporter: &exporter{}, news: newWaiters(), asked: newAsked(),
 		since: map[string]time.Time{}, offered: map[string]bool{}, gone: map[types.UID]bool{}, unsure: map[types.UID]*v2.AddressBlock{},
-		claimed: map[types.UID]bool{}, disputed: map[string]bool{}, reported: map[string]time.Time{},
+		claimed: map[types.UID]bool{}, disputed: map[string]bool{}, lost: map[string]lostBlock{}, reported: map[string]time.Time{},
 		status: reconcile.New("status", func(context.Context, struct{}) error { return nil }),
+		supply: reconcile.New("supply", func(context.Context, string) error { return nil }),
 	}
 }
 

@@ -11,6 +11,9 @@
 //	Complete, block cached   delete the request; the block is recorded and told of
 //	Complete, block unknown  wait for the cache; if the block is gone, delete the request
 //	Failed                   tell who waits why, delete the request
+//
+// A recorded block that doesn't exist any more while pods have addresses of it is claimed
+// by a BlockRequest of its own; see syncLost.
 package blocks
 
 import (
@@ -91,6 +94,7 @@ type Manager struct {
 	supply *reconcile.Loop[string]   // by pool
 	export *reconcile.Loop[struct{}] // all blocks
 	status *reconcile.Loop[struct{}] // all blocks
+	search *reconcile.Loop[struct{}] // recorded blocks that the cache lacks
 	news   *waiters
 	asked  *asked
 
@@ -103,8 +107,9 @@ type Manager struct {
 	unsure    map[types.UID]*v2.AddressBlock // those of gone whose release has an unknown outcome
 	claimed   map[types.UID]bool             // made the Node's, though maybe not yet in the cache
 	disputed  map[string]bool                // recorded with another range or pool, and told of
+	lost      map[string]lostBlock           // recorded and in use, though not there any more
 	reported  map[string]time.Time           // when the status of a block was written
-	withdrawn bool                           // the Node is gone: nothing is exported
+	withdrawn bool                           // the Node is gone, or another machine's: nothing is exported
 	stale     bool                           // what is exported doesn't yet agree with withdrawn
 }
 
@@ -127,11 +132,13 @@ func New(cfg Config, client typed.CoilV2Interface, blocks, requests cache.Shared
 		unsure:   map[types.UID]*v2.AddressBlock{},
 		claimed:  map[types.UID]bool{},
 		disputed: map[string]bool{},
+		lost:     map[string]lostBlock{},
 		reported: map[string]time.Time{},
 	}
 	m.supply = reconcile.New("blocks", m.syncPool, reconcile.WithMetrics(metrics))
 	m.export = reconcile.New("export", m.syncExport, reconcile.WithMetrics(metrics))
 	m.status = reconcile.New("block-status", m.syncStatus, reconcile.WithMetrics(metrics))
+	m.search = reconcile.New("lost-blocks", m.syncAllLost, reconcile.WithMetrics(metrics))
 
 	b, err := blocks.AddEventHandler(reconcile.Handler(func(b *v2.AddressBlock) {
 		m.supply.Add(b.Labels[v2.LabelPool])
@@ -153,10 +160,12 @@ func New(cfg Config, client typed.CoilV2Interface, blocks, requests cache.Shared
 // Run works until ctx ends.
 func (m *Manager) Run(ctx context.Context) error {
 	var wg sync.WaitGroup
-	errs := make([]error, 3)
+	errs := make([]error, 4)
+	m.search.Add(struct{}{})
 	wg.Go(func() { errs[0] = m.supply.Run(ctx, 4, m.synced...) })
 	wg.Go(func() { errs[1] = m.export.Run(ctx, 1, m.synced...) })
 	wg.Go(func() { errs[2] = m.status.Run(ctx, 1, m.synced...) })
+	wg.Go(func() { errs[3] = m.search.Run(ctx, 1, m.synced...) })
 	wg.Wait()
 	return errors.Join(errs...)
 }
@@ -301,6 +310,10 @@ func (m *Manager) syncPool(ctx context.Context, pool string) error {
 	if err != nil {
 		return err
 	}
+	// Before a block is asked for: the next one might be one that this node has lost.
+	claimed, lost, err := m.syncLost(ctx, pool, usage)
+	errs = append(errs, err)
+	open = open || claimed
 	waiting, pause := m.news.state(pool)
 	hs, young := m.held(pool, usage)
 	if m.offer(hs) {
@@ -312,16 +325,20 @@ func (m *Manager) syncPool(ctx context.Context, pool string) error {
 	if d.ask && !open && !paused {
 		errs = append(errs, m.request(ctx, pool))
 	}
+	m.mu.Lock()
+	withdrawn := m.withdrawn
+	m.mu.Unlock()
+	if withdrawn {
+		d.release = nil // the machine that the Node is of may use them
+	}
 	for _, name := range d.release {
 		errs = append(errs, m.release(ctx, name))
 	}
-	lost, err := m.forgetLost(ctx, pool, usage)
-	errs = append(errs, err)
 	m.status.Add(struct{}{})
 	if err := errors.Join(errs...); err != nil {
 		return err
 	}
-	cooling := lost || slices.ContainsFunc(hs, func(h held) bool { return h.Cooling > 0 })
+	cooling := withdrawn || lost || slices.ContainsFunc(hs, func(h held) bool { return h.Cooling > 0 })
 	// A block in use is in nobody's way while its addresses cool: only its status changes.
 	soon := slices.ContainsFunc(hs, func(h held) bool { return h.Cooling > 0 && (h.Allocated == 0 || waiting > 0) })
 	switch {

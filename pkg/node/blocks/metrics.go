@@ -14,6 +14,14 @@ var addresses = prometheus.NewDesc("coil_node_addresses",
 	"Addresses of the blocks that the node holds, by pool and state: allocated, cooling or free. An address of each family together counts as one.",
 	[]string{"pool", "state"}, nil)
 
+// NewMissing returns the metric of blocks that are lost though pods have addresses of them.
+func NewMissing(m *Manager) prometheus.Collector {
+	return prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+		Name: "coil_node_missing_blocks",
+		Help: "AddressBlocks of which pods of the node have addresses and that don't exist for the node any more.",
+	}, func() float64 { return float64(m.Missing()) })
+}
+
 // scrapeTimeout bounds the reading of the record for a scrape.
 const scrapeTimeout = 2 * time.Second
 

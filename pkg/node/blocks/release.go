@@ -60,6 +60,7 @@ func (m *Manager) forgetLocked(name string) {
 	delete(m.offered, name)
 	delete(m.disputed, name)
 	delete(m.reported, name)
+	delete(m.lost, name)
 }
 
 // errUnknownOutcome says that the node may have lost a block, or not.
@@ -127,42 +128,6 @@ func (m *Manager) Held(ctx context.Context, b *v2.AddressBlock) (*v2.AddressBloc
 	m.gone[b.UID] = true
 	m.mu.Unlock()
 	return nil, nil
-}
-
-// forgetLost makes the record forget the blocks of a pool that the API server doesn't have for
-// the node any more, as after somebody removed their finalizers: another node may get them. One
-// whose addresses are in use stays until they aren't. wait says that addresses of one cool down.
-func (m *Manager) forgetLost(ctx context.Context, pool string, usage []store.Usage) (wait bool, err error) {
-	cached := m.ofPool(pool)
-	var errs []error
-	for _, u := range usage {
-		if u.Pool != pool || u.Allocated > 0 || slices.ContainsFunc(cached, func(b *v2.AddressBlock) bool { return b.Name == u.Name }) {
-			continue
-		}
-		live, err := m.client.AddressBlocks().Get(ctx, u.Name, metav1.GetOptions{})
-		switch {
-		case err == nil && live.Labels[v2.LabelNode] == m.cfg.NodeName:
-			continue // its event will come
-		case err != nil && !apierrors.IsNotFound(err):
-			errs = append(errs, fmt.Errorf("read AddressBlock %s: %w", u.Name, err))
-			continue
-		}
-		err = m.record.ForgetBlock(ctx, u.Name)
-		if errors.Is(err, store.ErrInUse) {
-			wait = true
-			continue
-		}
-		if err != nil {
-			errs = append(errs, err)
-			continue
-		}
-		klog.FromContext(ctx).Info("A block isn't this node's any more", "block", u.Name)
-		m.mu.Lock()
-		m.forgetLocked(u.Name)
-		m.mu.Unlock()
-		errs = append(errs, m.syncExport(ctx, struct{}{}))
-	}
-	return wait, errors.Join(errs...)
 }
 
 // deleteBlock withdraws a block and gives it back. After errUnknownOutcome the API server may
@@ -258,7 +223,8 @@ func (m *Manager) allHeld(ctx context.Context) ([]plan.HeldBlock, error) {
 // Export announces what the node holds, whatever was announced before.
 func (m *Manager) Export(ctx context.Context) error { return m.syncExport(ctx, struct{}{}) }
 
-// Withdraw stops announcing anything, because the Node is gone, or starts again. Otherwise it exports
+// Withdraw stops announcing anything and giving blocks back, because the Node is gone or another
+// machine's, or starts again. Otherwise it exports
 // nothing: before coild has read the record it can't tell what it repairs by that.
 func (m *Manager) Withdraw(ctx context.Context, withdraw bool) error {
 	m.mu.Lock()

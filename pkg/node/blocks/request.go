@@ -23,10 +23,14 @@ import (
 // whose names joined by hyphens are the same.
 func requestName(node string, uid types.UID, pool string, sequence int) string {
 	sum := sha256.Sum256([]byte(node + "/" + string(uid) + "/" + pool))
+	return fmt.Sprintf("%s-%s-%d", readableName(pool, node), hex.EncodeToString(sum[:4]), sequence)
+}
+
+// readableName is the part of the name of a BlockRequest that is for people.
+func readableName(what, node string) string {
 	const maxReadable = 200
-	readable := pool + "-" + node
-	readable = readable[:min(len(readable), maxReadable)]
-	return fmt.Sprintf("%s-%s-%d", readable, hex.EncodeToString(sum[:4]), sequence)
+	readable := what + "-" + node
+	return readable[:min(len(readable), maxReadable)]
 }
 
 // asked is what the node remembers of its BlockRequests beyond the cache, which
@@ -143,16 +147,7 @@ func (a *asked) created(pool string, uid types.UID) {
 // lost isn't followed by a second request.
 func (m *Manager) request(ctx context.Context, pool string) error {
 	for {
-		r := &v2.BlockRequest{
-			ObjectMeta: metav1.ObjectMeta{
-				Name:   requestName(m.cfg.NodeName, m.cfg.NodeUID, pool, m.asked.next(pool)),
-				Labels: map[string]string{v2.LabelNode: m.cfg.NodeName},
-				OwnerReferences: []metav1.OwnerReference{{
-					APIVersion: "v1", Kind: "Node", Name: m.cfg.NodeName, UID: m.cfg.NodeUID,
-				}},
-			},
-			Spec: v2.BlockRequestSpec{NodeName: m.cfg.NodeName, PoolName: pool},
-		}
+		r := m.newRequest(requestName(m.cfg.NodeName, m.cfg.NodeUID, pool, m.asked.next(pool)), pool)
 		made, err := m.client.BlockRequests().Create(ctx, r, metav1.CreateOptions{})
 		if apierrors.IsAlreadyExists(err) {
 			made, err = m.client.BlockRequests().Get(ctx, r.Name, metav1.GetOptions{})
@@ -174,6 +169,20 @@ func (m *Manager) request(ctx context.Context, pool string) error {
 		default:
 			return fmt.Errorf("create BlockRequest %s: %w", r.Name, err)
 		}
+	}
+}
+
+// newRequest returns a BlockRequest of the node.
+func (m *Manager) newRequest(name, pool string) *v2.BlockRequest {
+	return &v2.BlockRequest{
+		ObjectMeta: metav1.ObjectMeta{
+			Name:   name,
+			Labels: map[string]string{v2.LabelNode: m.cfg.NodeName},
+			OwnerReferences: []metav1.OwnerReference{{
+				APIVersion: "v1", Kind: "Node", Name: m.cfg.NodeName, UID: m.cfg.NodeUID,
+			}},
+		},
+		Spec: v2.BlockRequestSpec{NodeName: m.cfg.NodeName, PoolName: pool},
 	}
 }
 
@@ -220,6 +229,10 @@ func (m *Manager) takeAnswers(ctx context.Context, pool string) (open bool, err 
 		}
 		faultpoint.At(faultpoint.BlockRequested)
 		m.asked.done(pool, r)
+		if r.Spec.Claim != "" {
+			m.claimAnswered(ctx, r, failed)
+			continue
+		}
 		if failed != nil {
 			m.news.tell(pool, &Refused{Pool: pool, Reason: failed.Reason, Message: failed.Message})
 			m.forgetPool(pool)

@@ -33,7 +33,11 @@ func (m *Manager) syncStatus(ctx context.Context, _ struct{}) error {
 		}
 		m.mu.Lock()
 		wait := m.cfg.StatusInterval - time.Since(m.reported[u.Name])
+		gone := m.gone[b.UID]
 		m.mu.Unlock()
+		if gone {
+			continue
+		}
 		if wait > 0 {
 			if next == 0 || wait < next {
 				next = wait
@@ -57,7 +61,10 @@ func (m *Manager) report(ctx context.Context, b *v2.AddressBlock, s v2.AddressBl
 		return err
 	}
 	_, err = m.client.AddressBlocks().Patch(ctx, b.Name, types.MergePatchType, patch, metav1.PatchOptions{}, "status")
-	if err != nil && !apierrors.IsNotFound(err) {
+	if apierrors.IsNotFound(err) || apierrors.IsConflict(err) { // or another block has its name
+		return m.vanished(ctx, b)
+	}
+	if err != nil {
 		return fmt.Errorf("report usage of AddressBlock %s: %w", b.Name, err)
 	}
 	m.mu.Lock()

@@ -35,7 +35,7 @@ func (v *View) watchEgresses(h EgressHandlers) (err error) {
 	name := func(o metav1.Object) types.NamespacedName {
 		return types.NamespacedName{Namespace: o.GetNamespace(), Name: o.GetName()}
 	}
-	v.pods, err = v.watch(pods, fields.OneTermEqualSelector("spec.nodeName", v.nodeName).String(),
+	v.pods, _, err = v.watch(pods, fields.OneTermEqualSelector("spec.nodeName", v.nodeName).String(),
 		func(p *metav1.PartialObjectMetadata) { h.Pod(name(p)) })
 	if err != nil {
 		return err

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -45,6 +46,7 @@ type View struct {
 	synced     []cache.DoneChecker
 	nodes      corelisters.NodeLister
 	namespaces metadatalister.Lister
+	current    func() bool // the cache of Namespaces follows the API server
 	pods       metadatalister.Lister
 	egresses   listers.EgressLister
 	services   corelisters.ServiceLister
@@ -90,9 +92,11 @@ func New(cfg Config, clients kube.Clients) (*View, error) {
 	v.informers = append(v.informers, node)
 	v.synced = append(v.synced, reg.HasSyncedChecker())
 	if cfg.Pools || cfg.Egresses != nil {
-		if v.namespaces, err = v.watch(namespaces, "", v.namespaceChanged(cfg)); err != nil {
+		var i *kube.Informer
+		if v.namespaces, i, err = v.watch(namespaces, "", v.namespaceChanged(cfg)); err != nil {
 			return nil, err
 		}
+		v.current = i.Current
 	}
 	if cfg.Egresses != nil {
 		err = v.watchEgresses(*cfg.Egresses)
@@ -118,18 +122,18 @@ func (v *View) namespaceChanged(cfg Config) func(*metav1.PartialObjectMetadata) 
 }
 
 // watch adds an informer of the metadata of a resource; changed may be nil.
-func (v *View) watch(r schema.GroupVersionResource, fieldSelector string, changed func(*metav1.PartialObjectMetadata)) (metadatalister.Lister, error) {
+func (v *View) watch(r schema.GroupVersionResource, fieldSelector string, changed func(*metav1.PartialObjectMetadata)) (metadatalister.Lister, *kube.Informer, error) {
 	i, err := kube.MetadataInformer(v.clients.Metadata, r, fieldSelector)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	if err := i.SetTransform(trim); err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	if changed == nil {
 		changed = func(*metav1.PartialObjectMetadata) {}
 	}
-	return metadatalister.New(i.GetIndexer(), r), v.add(i, reconcile.Handler(changed))
+	return metadatalister.New(i.GetIndexer(), r), i, v.add(i, reconcile.Handler(changed))
 }
 
 // trim leaves of an object's annotations those that Coil reads. The others may be large, and there
@@ -210,10 +214,33 @@ func (v *View) cachedAddrs() ipam.Address {
 // liveTimeout bounds a read from the API server for what a cache doesn't have.
 const liveTimeout = 5 * time.Second
 
+// staleTimeout bounds a read of what a cache has that may be of an earlier time: without the API
+// server, pods start with what the cache says.
+const staleTimeout = time.Second
+
+// currentNamespace returns a Namespace as it is now, as far as the API server can be asked. While the
+// watch is open that is what the cache has, and the API server isn't asked.
+func (v *View) currentNamespace(ctx context.Context, name string) (*metav1.PartialObjectMetadata, error) {
+	cached, err := v.namespaces.Get(name)
+	if err != nil || v.current() {
+		return v.Namespace(ctx, name, true)
+	}
+	ctx, cancel := context.WithTimeout(ctx, staleTimeout)
+	defer cancel()
+	live, err := v.clients.Metadata.Resource(namespaces).Get(ctx, name, metav1.GetOptions{})
+	switch {
+	case err == nil:
+		return live, nil
+	case apierrors.IsNotFound(err):
+		return nil, fmt.Errorf("read Namespace %s: %w", name, err)
+	}
+	return cached, nil
+}
+
 // PoolOf returns the name of the pool of a namespace. A namespace that is too new
-// for the cache is read from the API server.
+// for the cache, or may have changed since, is read from the API server.
 func (v *View) PoolOf(ctx context.Context, namespace string) (string, error) {
-	ns, err := v.Namespace(ctx, namespace, true)
+	ns, err := v.currentNamespace(ctx, namespace)
 	if err != nil {
 		return "", err
 	}

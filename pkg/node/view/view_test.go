@@ -1,19 +1,25 @@
 package view
 
 import (
+	"errors"
 	"maps"
 	"slices"
 	"strings"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime"
+	metadatafake "k8s.io/client-go/metadata/fake"
 	"k8s.io/client-go/metadata/metadatalister"
+	clienttesting "k8s.io/client-go/testing"
 	"k8s.io/client-go/tools/cache"
 
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
 	"github.com/coil-net/coil/pkg/ipam"
+	"github.com/coil-net/coil/pkg/kube"
 )
 
 func TestPoolOf(t *testing.T) {
@@ -28,13 +34,58 @@ func TestPoolOf(t *testing.T) {
 		}}); err != nil {
 			t.Fatal(err)
 		}
-		v := &View{namespaces: metadatalister.New(cached, namespaces)}
+		v := &View{namespaces: metadatalister.New(cached, namespaces), current: func() bool { return true }}
 		got, err := v.PoolOf(t.Context(), "ns")
 		if got != want || (err == nil) != (want != "") {
 			t.Errorf("annotation %.70q: pool %q, %v; want %q", annotation, got, err, want)
 		}
 		if err != nil && (len(err.Error()) > 300 || !strings.Contains(err.Error(), v2.AnnotationPool)) {
 			t.Errorf("annotation %.70q: an error of %d bytes, want a short one that names the annotation", annotation, len(err.Error()))
+		}
+	}
+}
+
+// While the watch of Namespaces is broken, the cache may have a former pool. Without an answer of the
+// API server pods start all the same.
+func TestPoolOfAStaleCache(t *testing.T) {
+	ns := func(pool string) *metav1.PartialObjectMetadata {
+		return &metav1.PartialObjectMetadata{
+			TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "Namespace"},
+			ObjectMeta: metav1.ObjectMeta{Name: "ns", Annotations: map[string]string{v2.AnnotationPool: pool}},
+		}
+	}
+	scheme := metadatafake.NewTestScheme()
+	if err := metav1.AddMetaToScheme(scheme); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		name    string
+		current bool
+		live    []runtime.Object
+		err     error
+		want    string
+		asked   int
+	}{
+		{"the watch is open", true, []runtime.Object{ns("now")}, nil, "cached", 0},
+		{"the watch is broken", false, []runtime.Object{ns("now")}, nil, "now", 1},
+		{"no answer", false, nil, errors.New("connection refused"), "cached", 1},
+		{"the namespace is gone", false, nil, nil, "", 1},
+	} {
+		cached := cache.NewIndexer(cache.MetaNamespaceKeyFunc, nil)
+		if err := cached.Add(ns("cached")); err != nil {
+			t.Fatal(err)
+		}
+		client := metadatafake.NewSimpleMetadataClient(scheme, c.live...)
+		client.PrependReactor("get", "namespaces", func(clienttesting.Action) (bool, runtime.Object, error) {
+			return c.err != nil, nil, c.err
+		})
+		v := &View{namespaces: metadatalister.New(cached, namespaces), current: func() bool { return c.current }, clients: kube.Clients{Metadata: client}}
+		got, err := v.PoolOf(t.Context(), "ns")
+		if got != c.want || apierrors.IsNotFound(err) != (c.want == "") {
+			t.Errorf("%s: pool %q, %v; want %q", c.name, got, err, c.want)
+		}
+		if asked := len(client.Actions()); asked != c.asked {
+			t.Errorf("%s: %d calls of the API server, want %d", c.name, asked, c.asked)
 		}
 	}
 }

@@ -1,11 +1,17 @@
 package sqlite
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -50,7 +56,67 @@ func setAside(path string, why Reason, now time.Time) (string, error) {
 			return "", err
 		}
 	}
+	prune(path, to)
 	return to, syncDir(path)
+}
+
+// keptFiles is how many records that were set aside are kept, and how many copies from before
+// migrations.
+const keptFiles = 3
+
+// keptFile is the end of the name of a record that was set aside, or of a copy: the time, the number
+// of those of one second, and what SQLite adds.
+var keptFile = regexp.MustCompile(`^\.(\d{8}T\d{6}Z)-(v\d+|[A-Za-z]+)(?:-(\d+))?(-wal|-shm|-journal)?$`)
+
+// prune removes all but the newest of the records that were set aside, or of the copies: those of
+// the kind of made, which stays also if the clock was ahead before. What can't be removed is tried
+// again the next time.
+func prune(path, made string) {
+	entries, err := os.ReadDir(filepath.Dir(path))
+	if err != nil {
+		return
+	}
+	isCopy := func(kind string) bool { return kind[0] == 'v' }
+	parse := func(name string) []string {
+		end, ours := strings.CutPrefix(name, filepath.Base(path))
+		if !ours {
+			return nil
+		}
+		return keptFile.FindStringSubmatch(end)
+	}
+	one := parse(filepath.Base(made))
+	if one == nil {
+		return
+	}
+	type group struct {
+		time   string
+		number int
+		files  []string
+	}
+	groups := map[string]*group{}
+	for _, e := range entries {
+		m := parse(e.Name())
+		if m == nil || isCopy(m[2]) != isCopy(one[2]) {
+			continue
+		}
+		base := strings.TrimSuffix(e.Name(), m[4])
+		if base == filepath.Base(made) {
+			continue
+		}
+		if groups[base] == nil {
+			number, _ := strconv.Atoi(m[3])
+			groups[base] = &group{time: m[1], number: number}
+		}
+		groups[base].files = append(groups[base].files, e.Name())
+	}
+	oldest := slices.SortedFunc(maps.Values(groups), func(a, b *group) int {
+		return cmp.Or(strings.Compare(a.time, b.time), cmp.Compare(a.number, b.number))
+	})
+	for _, g := range oldest[:max(0, len(oldest)-(keptFiles-1))] {
+		for _, f := range g.files {
+			_ = os.Remove(filepath.Join(filepath.Dir(path), f))
+		}
+	}
 }
 
 // taken says that a file of the record that path names is there.

@@ -58,8 +58,16 @@ func migrate(ctx context.Context, db *sql.DB, file string, scripts []string, now
 			return err
 		}
 		if _, err := db.ExecContext(ctx, `VACUUM INTO ?`, to); err != nil {
-			return fmt.Errorf("copy the record before its schema changes: %w", err)
+			err = fmt.Errorf("copy the record before its schema changes: %w", err)
+			// On a full disk each start would leave another one.
+			for _, suffix := range []string{"", "-journal"} {
+				if rerr := os.Remove(to + suffix); rerr != nil && !errors.Is(rerr, os.ErrNotExist) {
+					err = errors.Join(err, rerr)
+				}
+			}
+			return err
 		}
+		prune(file, to)
 	}
 	for i := version; i < len(scripts); i++ {
 		tx, err := db.BeginTx(ctx, nil)

@@ -1,0 +1,78 @@
+package coild
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/klog/v2"
+
+	"github.com/coil-net/coil/pkg/node"
+)
+
+// machineSettle is for how long the Node must be this machine's again, after it was another's, before
+// coild serves. While two machines have one name, the kubelet of each writes its own machine's ID into
+// the Node every ten seconds.
+const machineSettle = time.Minute
+
+// machine tells whether the Node is this machine's.
+type machine struct {
+	// id is the machine's; empty if it has none.
+	id string
+	// clash is when the Node was another machine's last; zero once that has settled.
+	clash time.Time
+}
+
+// readMachine reads the machine's ID as kubelet does. A machine without one can't be told from
+// others.
+func readMachine(ctx context.Context, path string) (machine, error) {
+	if path == "" {
+		return machine{}, nil
+	}
+	text, err := os.ReadFile(path)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return machine{}, fmt.Errorf("read the machine's ID (--machine-id-file): %w", err)
+	}
+	id := strings.TrimSpace(string(text))
+	// machine-id(5): systemd writes this word before the first boot is complete.
+	if id == "" || id == "uninitialized" {
+		klog.FromContext(ctx).Info("The machine has no ID, so that a Node of another machine isn't noticed", "file", path)
+		return machine{}, nil
+	}
+	return machine{id: id}, nil
+}
+
+// check returns an error as long as the Node isn't this machine's, or was another's a moment ago, and
+// then how long that takes still.
+func (m *machine) check(n *corev1.Node, now time.Time) (time.Duration, error) {
+	other := n.Status.NodeInfo.MachineID
+	if m.id != "" && other != "" && other != m.id {
+		m.clash = now
+		return 0, fmt.Errorf("the Node %s is another machine's: its status.nodeInfo.machineID is %s, and this machine's ID (--machine-id-file) is %s: "+
+			"stop the machine that shouldn't have this name, or restart kubelet if the ID of this one has changed: %w", n.Name, other, m.id, node.ErrWithdrawn)
+	}
+	left := m.clash.Add(machineSettle).Sub(now)
+	if m.clash.IsZero() || left <= 0 {
+		m.clash = time.Time{}
+		return 0, nil
+	}
+	return left, fmt.Errorf("the Node %s was another machine's less than %s ago: %w", n.Name, machineSettle, node.ErrWithdrawn)
+}
+
+// checkMachine is check for coild, which tells the admin.
+func (d *daemon) checkMachine(n *corev1.Node) (time.Duration, error) {
+	if !d.IPAM {
+		return 0, nil // no address can be given twice
+	}
+	first := d.machine.clash.IsZero()
+	left, err := d.machine.check(n, time.Now())
+	if err != nil && first {
+		d.eventOf(n.UID, corev1.EventTypeWarning, "OtherMachine", "%v", err)
+	}
+	return left, err
+}

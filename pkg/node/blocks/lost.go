@@ -1,0 +1,202 @@
+package blocks
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/klog/v2"
+
+	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
+	"github.com/coil-net/coil/pkg/reconcile"
+	"github.com/coil-net/coil/pkg/store"
+)
+
+const (
+	// lookForLost is how often recorded blocks are looked for that the cache lacks.
+	lookForLost = time.Minute
+	// minClaimPause is the time between two claims of a block. It doubles with each refusal up to
+	// maxClaimPause.
+	minClaimPause = time.Minute
+	maxClaimPause = 15 * time.Minute
+)
+
+// lostBlock is what is known of a recorded block with addresses in use that the API server doesn't
+// have for the node.
+type lostBlock struct {
+	pool string
+	// pause follows the last claim, and next is when it ends.
+	pause time.Duration
+	next  time.Time
+	// holder is the UID of the block that had the name when the claim was made; empty for none.
+	holder types.UID
+	// final says that another claim gets the same refusal as long as holder is the same. Each claim
+	// suspends the pool, so that repeating it would keep the pool from use.
+	final bool
+}
+
+// syncAllLost looks for all recorded blocks that the cache lacks: events don't tell of those that
+// were lost while coild was away.
+func (m *Manager) syncAllLost(ctx context.Context, _ struct{}) error {
+	usage, err := m.record.Usage(ctx)
+	if err != nil {
+		return err
+	}
+	for _, u := range usage {
+		if _, err := m.blocks.Get(u.Name); err != nil {
+			m.supply.Add(u.Pool)
+		}
+	}
+	return reconcile.Later(lookForLost)
+}
+
+// syncLost deals with the recorded blocks of a pool that the API server doesn't have for the node
+// any more: somebody removed their finalizers, or etcd was restored from a backup. Another node may
+// get them.
+//
+//	no address allocated   forget it, when its addresses have cooled down
+//	addresses allocated    claim it, so that it is made again
+//
+// claimed says that a claim was made, wait that addresses cool down.
+func (m *Manager) syncLost(ctx context.Context, pool string, usage []store.Usage) (claimed, wait bool, err error) {
+	var errs []error
+	missing := map[string]bool{}
+	cached := m.ofPool(pool)
+	for _, u := range usage {
+		if u.Pool != pool || slices.ContainsFunc(cached, func(b *v2.AddressBlock) bool { return b.Name == u.Name }) {
+			continue
+		}
+		live, err := m.client.AddressBlocks().Get(ctx, u.Name, metav1.GetOptions{})
+		switch {
+		case err == nil && live.Labels[v2.LabelNode] == m.cfg.NodeName:
+			continue // its event will come
+		case apierrors.IsNotFound(err):
+			live = &v2.AddressBlock{}
+		case err != nil:
+			errs = append(errs, fmt.Errorf("read AddressBlock %s: %w", u.Name, err))
+			missing[u.Name] = true // as far as is known
+			continue
+		}
+		if u.Allocated > 0 {
+			missing[u.Name] = true
+			now, err := m.claimLost(ctx, u, live.UID)
+			claimed = claimed || now
+			errs = append(errs, err)
+			continue
+		}
+		err = m.record.ForgetBlock(ctx, u.Name)
+		if errors.Is(err, store.ErrInUse) {
+			wait = true
+			continue
+		}
+		if err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		klog.FromContext(ctx).Info("A block isn't this node's any more", "block", u.Name)
+		m.mu.Lock()
+		m.forgetLocked(u.Name)
+		m.mu.Unlock()
+		errs = append(errs, m.syncExport(ctx, struct{}{}))
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for name, l := range m.lost {
+		if l.pool == pool && !missing[name] {
+			delete(m.lost, name)
+		}
+	}
+	return claimed, wait, errors.Join(errs...)
+}
+
+// claimLost asks for a block that pods here have addresses of, and for no other one, and says
+// whether it did. holder is the block that has its name.
+func (m *Manager) claimLost(ctx context.Context, u store.Usage, holder types.UID) (bool, error) {
+	m.mu.Lock()
+	l, known := m.lost[u.Name]
+	if !known {
+		l = lostBlock{pool: u.Pool, pause: minClaimPause}
+		m.lost[u.Name] = l
+	}
+	due := !m.withdrawn && !time.Now().Before(l.next) && !(l.final && l.holder == holder)
+	first := l.next.IsZero()
+	m.mu.Unlock()
+	if !due {
+		return false, nil
+	}
+	r := m.newRequest(claimName(m.cfg.NodeName, m.cfg.NodeUID, u.Name), u.Pool)
+	r.Spec.Claim = u.Name
+	made, err := m.client.BlockRequests().Create(ctx, r, metav1.CreateOptions{})
+	if err != nil && !apierrors.IsAlreadyExists(err) {
+		return false, fmt.Errorf("create BlockRequest %s: %w", r.Name, err)
+	}
+	m.mu.Lock()
+	l.next, l.holder, l.final = time.Now().Add(l.pause), holder, false
+	m.lost[u.Name] = l
+	m.mu.Unlock()
+	if err != nil {
+		return true, nil // the claim of before is there still
+	}
+	m.asked.created(u.Pool, made.UID)
+	if first {
+		m.cfg.Warn("BlockClaimed", "pods of this node have addresses of AddressBlock %s, which doesn't exist for this node any more, as after etcd was restored from a backup: it is asked for", u.Name)
+	}
+	klog.FromContext(ctx).Info("Claimed a lost block", "block", u.Name, "request", r.Name)
+	return true, nil
+}
+
+// claimAnswered takes note of the answer to a claim; refused is nil when the block is the node's
+// again.
+func (m *Manager) claimAnswered(ctx context.Context, r *v2.BlockRequest, refused *v2.BlockRequestCondition) {
+	if refused == nil {
+		klog.FromContext(ctx).Info("A lost block is this node's again", "block", r.Spec.Claim)
+		return
+	}
+	klog.FromContext(ctx).Info("A lost block wasn't made again", "block", r.Spec.Claim, "reason", refused.Reason, "message", refused.Message)
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	l, ok := m.lost[r.Spec.Claim]
+	if !ok {
+		l = lostBlock{pool: r.Spec.PoolName, pause: minClaimPause}
+	}
+	l.next = time.Now().Add(l.pause)
+	l.pause = min(2*l.pause, maxClaimPause)
+	l.final = refused.Reason == v2.ReasonBlockTaken || refused.Reason == v2.ReasonPoolInvalid
+	m.lost[r.Spec.Claim] = l
+}
+
+// Missing counts the blocks of which pods have addresses and that the API server doesn't have for
+// the node.
+func (m *Manager) Missing() int {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return len(m.lost)
+}
+
+// vanished makes the node not use a block of the cache that the API server doesn't have any more.
+// The cache needn't learn of that: the watch of a server whose etcd was restored from a backup may go
+// on without events for what was lost.
+func (m *Manager) vanished(ctx context.Context, b *v2.AddressBlock) error {
+	live, err := m.live(ctx, b)
+	if live != nil || err != nil {
+		return err
+	}
+	m.mu.Lock()
+	m.gone[b.UID] = true
+	m.mu.Unlock()
+	m.supply.Add(b.Labels[v2.LabelPool])
+	return nil
+}
+
+// claimName is the name of the BlockRequest that claims a block: a node has one for each at a time.
+func claimName(node string, uid types.UID, block string) string {
+	sum := sha256.Sum256([]byte(node + "/" + string(uid) + "/" + block))
+	return readableName(block, node) + "-" + hex.EncodeToString(sum[:4]) + "-claim"
+}
