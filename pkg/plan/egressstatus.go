@@ -55,7 +55,7 @@ type EgressFacts struct {
 	Routers []*corev1.Pod
 	// Clients is the number of pods that use it.
 	Clients int
-	// InCluster are the ranges of the cluster.
+	// InCluster are the ranges of the cluster that concern it.
 	InCluster []netip.Prefix
 	// Template is what is wrong with the template, Conflicts are the objects that are
 	// somebody else's, Selector is why allowedNamespaces can't be used.

@@ -23,12 +23,14 @@
 //
 // Four loops: objects and status, clients, the binding, and what routers say about their
 // pressure. The clients of one Egress so never wait for its objects, nor its objects for a
-// router's answer. The status follows the clients at most once a second.
+// router's answer. Each coild gets each Egress that changes: a status of which only the number of
+// clients differs is written every 30 seconds at most.
 package egress
 
 import (
 	"context"
 	"fmt"
+	"net/netip"
 	"sync"
 	"time"
 
@@ -57,6 +59,8 @@ const (
 
 	// settle is for how long changes are collected that only the status follows.
 	settle = time.Second
+	// countEvery is how often the status of an Egress is written for the number of its clients alone.
+	countEvery = 30 * time.Second
 	// foreignPause is how long to wait for somebody else's object to go: it need not have
 	// labels by which its end would be an event.
 	foreignPause = 15 * time.Second
@@ -84,6 +88,8 @@ type Config struct {
 	// Clients informs of EndpointSlices that plan.ClientSelector selects.
 	Clients informers.SharedInformerFactory
 
+	// ExternalNodes are the ranges in which ExternalIPs of Nodes are the cluster's.
+	ExternalNodes []netip.Prefix
 	// EndpointsPerSlice is how many clients are in a slice; 0 is plan.EndpointsPerSlice.
 	EndpointsPerSlice int
 	// Image is how routers are started.
@@ -111,6 +117,8 @@ type Controller struct {
 	writes   writes
 	// wrote is when clients were written last.
 	wrote perEgress[time.Time]
+	// counted is when the number of clients was written to the status last.
+	counted perEgress[time.Time]
 	// pressures are written by the loop pressure, and read by objects.
 	pressures perEgress[answers]
 	// verdicts are by kind of object.

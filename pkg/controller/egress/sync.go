@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -28,6 +29,7 @@ func (c *Controller) syncObjects(ctx context.Context, key types.NamespacedName) 
 	if apierrors.IsNotFound(err) {
 		c.gauges.forget(key)
 		c.verdicts.forget(key)
+		c.counted.forget(key)
 		return nil
 	}
 	if err != nil || e.DeletionTimestamp != nil {
@@ -66,14 +68,32 @@ func (c *Controller) syncObjects(ctx context.Context, key types.NamespacedName) 
 	if err := c.observe(&facts); err != nil {
 		return errors.Join(append(errs, err)...)
 	}
-	errs = append(errs, c.writeStatus(ctx, e, plan.EgressStatus(facts)))
+	status := plan.EgressStatus(facts)
+	wait := c.untilCounted(e, status)
+	if wait == 0 {
+		errs = append(errs, c.writeStatus(ctx, e, status))
+	}
 	if err := errors.Join(errs...); err != nil {
 		return err
 	}
-	if len(facts.Conflicts) > 0 {
-		return reconcile.Later(foreignPause)
+	if len(facts.Conflicts) > 0 && (wait == 0 || wait > foreignPause) {
+		wait = foreignPause
+	}
+	if wait > 0 {
+		return reconcile.Later(wait)
 	}
 	return nil
+}
+
+// untilCounted is how long the status of an Egress need not be written: only the number of clients
+// differs, and was written lately.
+func (c *Controller) untilCounted(e *v2.Egress, status v2.EgressStatus) time.Duration {
+	written := status.Clients
+	status.Clients = e.Status.Clients
+	if written == status.Clients || !equality.Semantic.DeepEqual(e.Status, status) {
+		return 0
+	}
+	return max(0, countEvery-c.now().Sub(c.counted.get(keyOf(e))))
 }
 
 func (c *Controller) ensureAccount(ctx context.Context, e *v2.Egress) error {
@@ -196,9 +216,11 @@ func (c *Controller) observe(f *plan.EgressFacts) error {
 		return err
 	}
 	f.Clients = plan.CountClients(have)
-	if f.InCluster, err = c.ranges.get(); err != nil {
+	ranges, err := c.ranges.get()
+	if err != nil {
 		return err
 	}
+	f.InCluster = ranges.For(f.Egress)
 	if s := f.Egress.Spec.AllowedNamespaces; s != nil {
 		_, f.Selector = metav1.LabelSelectorAsSelector(s)
 	}
@@ -219,6 +241,9 @@ func (c *Controller) writeStatus(ctx context.Context, e *v2.Egress, status v2.Eg
 	}
 	if err != nil {
 		return fmt.Errorf("write the status of Egress %s: %w", klog.KObj(e), err)
+	}
+	if status.Clients != e.Status.Clients {
+		c.counted.set(keyOf(e), c.now().Time)
 	}
 	c.tell(ctx, e, status)
 	return nil

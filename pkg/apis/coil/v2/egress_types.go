@@ -208,7 +208,8 @@ type EgressStatus struct {
 	Clients int32 `json:"clients,omitempty"`
 
 	// InClusterCIDRs are the ranges of pods, nodes and Services that no Egress
-	// captures, but for private ones of which a destination is a smaller part.
+	// captures, but for private ones of which a destination is a smaller part. Private ones
+	// that are in no destination may be joined to a few wider ones.
 	//
 	// +optional
 	// +listType=atomic
