@@ -44,6 +44,9 @@ const (
 	// ReasonInvalidSelector: Available is False because spec.allowedNamespaces can't be
 	// used, so that nobody is allowed.
 	ReasonInvalidSelector = "InvalidSelector"
+	// ReasonSourcePortWithoutAffinity: UnstableFlows is True because of fouSourcePortAuto with the
+	// sessionAffinity None.
+	ReasonSourcePortWithoutAffinity = "SourcePortWithoutAffinity"
 )
 
 // EgressFacts is all that the status of an Egress depends on.
@@ -114,11 +117,26 @@ func EgressStatus(f EgressFacts) v2.EgressStatus {
 	} else {
 		meta.RemoveStatusCondition(&st.Conditions, v2.EgressInvalidTemplate)
 	}
+	if unstable(f.Egress.Spec) {
+		set(metav1.Condition{
+			Type: v2.EgressUnstableFlows, Status: metav1.ConditionTrue, Reason: ReasonSourcePortWithoutAffinity,
+			Message: "With fouSourcePortAuto and the sessionAffinity None, TCP connections that retransmit, or rest for 30 seconds, may reach " +
+				"another router, which resets them. To spread flows over routers set peering: Direct; otherwise set sessionAffinity: ClientIP",
+		})
+	} else {
+		meta.RemoveStatusCondition(&st.Conditions, v2.EgressUnstableFlows)
+	}
 	set(available(f))
 	if f.Pressure != nil {
 		setPressure(&st.Conditions, f.Pressure, set)
 	}
 	return st
+}
+
+// unstable says whether the Service draws a router anew for flows that live: the kernel changes the
+// source port of a connection that retransmits, and only ClientIP keeps the router then.
+func unstable(s v2.EgressSpec) bool {
+	return s.FouSourcePortAuto && s.SessionAffinity == corev1.ServiceAffinityNone && s.Peering != v2.EgressPeeringDirect
 }
 
 // available says whether routers serve clients, and what is refused.

@@ -2,6 +2,7 @@ package egress
 
 import (
 	"fmt"
+	"strings"
 	"testing"
 	"time"
 
@@ -88,5 +89,21 @@ func TestStatusIsWritten(t *testing.T) {
 	}
 	if !meta.IsStatusConditionTrue(f.egress(t).Status.Conditions, v2.EgressAvailable) {
 		t.Error("it isn't available")
+	}
+}
+
+// What breaks connections is told once.
+func TestUnstableFlowsAreTold(t *testing.T) {
+	f := newFixture(t)
+	e := f.egress(t).DeepCopy()
+	e.Spec.FouSourcePortAuto, e.Spec.SessionAffinity = true, corev1.ServiceAffinityNone
+	f.put(t, f.egresses, e)
+	for range 2 {
+		if got := f.condition(t, v2.EgressUnstableFlows); !strings.HasPrefix(got, "True SourcePortWithoutAffinity: ") {
+			t.Errorf("the condition is %q", got)
+		}
+	}
+	if told := f.told(); len(told) != 1 || !strings.HasPrefix(told[0], "Warning SourcePortWithoutAffinity ") {
+		t.Errorf("Events %q", told)
 	}
 }

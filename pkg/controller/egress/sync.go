@@ -262,8 +262,10 @@ func (c *Controller) tell(ctx context.Context, e *v2.Egress, status v2.EgressSta
 		}
 		return is
 	}
-	if is := changed(v2.EgressInvalidTemplate); is != nil {
-		event(corev1.EventTypeWarning, *is)
+	for _, condition := range []string{v2.EgressInvalidTemplate, v2.EgressUnstableFlows} {
+		if is := changed(condition); is != nil {
+			event(corev1.EventTypeWarning, *is)
+		}
 	}
 	for _, condition := range []string{v2.EgressConntrackPressure, v2.EgressPortPressure} {
 		if is := changed(condition); is != nil && is.Status == metav1.ConditionTrue {

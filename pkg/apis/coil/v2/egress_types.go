@@ -183,6 +183,9 @@ const (
 	// EgressPortPressure is True when a router uses almost all of its ports towards one
 	// destination.
 	EgressPortPressure = "PortPressure"
+	// EgressUnstableFlows is True when the spec lets connections move to another router, which
+	// resets them; the message says what to change.
+	EgressUnstableFlows = "UnstableFlows"
 )
 
 // EgressStatus is what coil-egress-controller observed.
