@@ -77,6 +77,7 @@ type EgressFacts struct {
 // Kinds of objects without which clients aren't served.
 const (
 	KindServiceAccount = "ServiceAccount"
+	KindRoleBinding    = "RoleBinding"
 	KindService        = "Service"
 )
 
@@ -144,8 +145,9 @@ func available(f EgressFacts) metav1.Condition {
 	c := availableRouters(f)
 	for _, r := range f.Refused {
 		c.Message = bounded(fmt.Sprintf("%s. The API server refuses %s %s: %s", c.Message, r.Kind, r.Name, r.Reason))
-		// Without an account routers don't learn of their clients, without a Service these have nobody to send to.
-		if r.Absent && (r.Kind == KindServiceAccount || r.Kind == KindService && f.Egress.Spec.Peering != v2.EgressPeeringDirect) {
+		// Without an account and its rights routers don't learn of their clients, without a Service these
+		// have nobody to send to.
+		if r.Absent && (r.Kind == KindServiceAccount || r.Kind == KindRoleBinding || r.Kind == KindService && f.Egress.Spec.Peering != v2.EgressPeeringDirect) {
 			c.Status = metav1.ConditionFalse
 		}
 		if c.Reason == ReasonRoutersReady || c.Reason == ReasonNoRouterReady {

@@ -1,13 +1,12 @@
 // Package egress makes routers of Egresses and tells them their clients.
 //
 // It owns the Deployment, the Service and the PodDisruptionBudget of each Egress, the
-// ServiceAccount of the routers in each namespace that has one and the ClusterRoleBinding of
-// these, the EndpointSlices with clients, and the status of Egresses. It must not know what
+// ServiceAccount of the routers in each namespace that has one and its RoleBinding, the EndpointSlices with clients, and the status of Egresses. It must not know what
 // routers and clients do to packets.
 //
 //	Egress                               action
 //	gone, deleting                       none: the garbage collector deletes what it owns; the account
-//	                                     loses its binding with the last Egress of its namespace
+//	                                     and its binding with the last Egress of its namespace
 //	alive                                apply what isn't as it should be; nothing is written otherwise
 //	template isn't a pod spec            all but the Deployment; condition InvalidTemplate
 //	an object of its name is another's   all but that object; Available is False for Conflict
@@ -21,7 +20,7 @@
 //	namespace isn't allowed              don't have it; an Event on the pod
 //	more of them within half a second    are collected: only the first is written at once
 //
-// Four loops: objects and status, clients, the binding, and what routers say about their
+// Four loops: objects and status, clients, the ClusterRoleBinding of former versions, and what routers say about their
 // pressure. The clients of one Egress so never wait for its objects, nor its objects for a
 // router's answer. Each coild gets each Egress that changes: a status of which only the number of
 // clients differs is written every 30 seconds at most.
@@ -82,7 +81,7 @@ type Config struct {
 	// Routers informs of Deployments, Services and PodDisruptionBudgets that
 	// plan.RouterSelector selects, with their managed fields.
 	Routers informers.SharedInformerFactory
-	// Accounts informs of ServiceAccounts and ClusterRoleBindings of the name
+	// Accounts informs of ServiceAccounts, RoleBindings and ClusterRoleBindings of the name
 	// plan.RouterAccount, with their managed fields.
 	Accounts informers.SharedInformerFactory
 	// Clients informs of EndpointSlices that plan.ClientSelector selects.

@@ -42,8 +42,9 @@ func (c *Controller) syncObjects(ctx context.Context, key types.NamespacedName) 
 		kind, name string
 		ensure     func(context.Context, *v2.Egress) error
 	}{
-		{plan.KindServiceAccount, plan.RouterAccount, c.ensureAccount}, {plan.KindService, e.Name, c.ensureService},
-		{"PodDisruptionBudget", e.Name, c.ensureBudget}, {"Deployment", e.Name, c.ensureDeployment},
+		{plan.KindServiceAccount, plan.RouterAccount, c.ensureAccount}, {plan.KindRoleBinding, plan.RouterAccount, c.ensureBinding},
+		{plan.KindService, e.Name, c.ensureService}, {"PodDisruptionBudget", e.Name, c.ensureBudget},
+		{"Deployment", e.Name, c.ensureDeployment},
 	} {
 		err := o.ensure(ctx, e)
 		v, ok := judge(o.kind, o.name, err)
@@ -105,7 +106,7 @@ func (c *Controller) ensureAccount(ctx context.Context, e *v2.Egress) error {
 	if err != nil {
 		return err
 	}
-	err = ensure(ctx, c.cfg.Core.CoreV1().ServiceAccounts(e.Namespace), have, plan.RouterServiceAccount(e.Namespace, all), ownedByEgresses)
+	err = ensure(ctx, c.cfg.Core.CoreV1().ServiceAccounts(e.Namespace), have, plan.RouterServiceAccount(e.Namespace, all), ownedByEgresses[*corev1.ServiceAccount])
 	var foreign *foreignError
 	if errors.As(err, &foreign) {
 		// An account that somebody else made, as Coil 2.x did, serves as well, and is his.
@@ -114,9 +115,9 @@ func (c *Controller) ensureAccount(ctx context.Context, e *v2.Egress) error {
 	return err
 }
 
-// ownedByEgresses says whether an account is one that was made here.
-func ownedByEgresses(a *corev1.ServiceAccount) bool {
-	for _, o := range a.OwnerReferences {
+// ownedByEgresses says whether an account, or its binding, is one that was made here.
+func ownedByEgresses[T metav1.Object](a T) bool {
+	for _, o := range a.GetOwnerReferences() {
 		if o.Kind == "Egress" && o.APIVersion == v2.GroupVersion.String() {
 			return true
 		}
