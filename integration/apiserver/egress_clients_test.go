@@ -153,7 +153,8 @@ func addresses(s discoveryv1.EndpointSlice) (all []string) {
 // requireCount waits until the status of an Egress has a number of clients.
 func (c *egressCluster) requireCount(t testing.TB, egress string, want int32) {
 	t.Helper()
-	testkit.Eventually(t, 20*time.Second, fmt.Sprintf("status.clients of %s is %d", egress, want), func() error {
+	// It is written every 30 seconds.
+	testkit.Eventually(t, 50*time.Second, fmt.Sprintf("status.clients of %s is %d", egress, want), func() error {
 		e, err := c.coil.CoilV2().Egresses(c.ns).Get(t.Context(), egress, metav1.GetOptions{})
 		if err != nil {
 			return err

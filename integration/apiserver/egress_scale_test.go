@@ -125,10 +125,10 @@ func TestEgressWithControllers(t *testing.T) {
 				return err
 			}
 			_, accountErr := c.core.CoreV1().ServiceAccounts(c.ns).Get(t.Context(), "coil-egress", metav1.GetOptions{})
+			_, bindingErr := c.core.RbacV1().RoleBindings(c.ns).Get(t.Context(), "coil-egress", metav1.GetOptions{})
 			_, serviceErr := c.core.CoreV1().Services(c.ns).Get(t.Context(), "waiting", metav1.GetOptions{})
-			return errors.Join(same(0, len(l.Items)), same(0, len(c.slices(t, "waiting"))), notFound(accountErr, "the account"), notFound(serviceErr, "the Service"))
+			return errors.Join(same(0, len(l.Items)), same(0, len(c.slices(t, "waiting"))), notFound(accountErr, "the account"), notFound(bindingErr, "its binding"), notFound(serviceErr, "the Service"))
 		})
-		requireSubjects(t, c, false, "coil-egress@"+c.ns)
 	})
 	t.Run("a quota", func(t *testing.T) {
 		testkit.Must(c.core.CoreV1().ResourceQuotas(c.ns).Create(t.Context(), &corev1.ResourceQuota{

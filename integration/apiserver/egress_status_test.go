@@ -98,7 +98,7 @@ func TestEgressForeignObjects(t *testing.T) {
 	c.condition(t, "nat", v2.EgressAvailable, metav1.ConditionFalse, "NoRouterReady")
 	// An account serves, whoever made it.
 	testkit.Check(t, same(account, testkit.Must(c.core.CoreV1().ServiceAccounts(c.ns).Get(t.Context(), "coil-egress", metav1.GetOptions{}))(t)))
-	requireSubjects(t, c, true, "coil-egress@"+c.ns)
+	requireRights(t, c, c.ns, c.ns, true)
 }
 
 // requireRanges waits until the status of an Egress has ranges, and hasn't others.
@@ -237,7 +237,7 @@ func TestEgressRestart(t *testing.T) {
 	rec.requireQuiet(t)
 	stop()
 	for _, w := range rec.take() {
-		if !strings.Contains(w, "/last") && !strings.HasSuffix(w, "/serviceaccounts/coil-egress") && !strings.HasSuffix(w, "/endpointslices") {
+		if !strings.Contains(w, "/last") && !strings.HasSuffix(w, "/serviceaccounts/coil-egress") && !strings.HasSuffix(w, "/rolebindings/coil-egress") && !strings.HasSuffix(w, "/endpointslices") {
 			t.Errorf("the restarted program wrote: %s", w)
 		}
 	}

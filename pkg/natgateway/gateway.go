@@ -22,7 +22,6 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"slices"
 	"sync"
 	"time"
 
@@ -192,7 +191,7 @@ func New(cfg Config, k Kernel, egresses, lists cache.SharedIndexInformer, reg pr
 		informer cache.SharedIndexInformer
 		handler  cache.ResourceEventHandler
 	}{
-		{egresses, g.egressHandler()},
+		{egresses, reconcile.ChangeHandler(func(*v2.Egress) { g.changed() }, plan.SameEgress)},
 		{lists, reconcile.Handler(func(*discoveryv1.EndpointSlice) { g.changed() })},
 	} {
 		reg, err := h.informer.AddEventHandler(h.handler)
@@ -202,24 +201,6 @@ func New(cfg Config, k Kernel, egresses, lists cache.SharedIndexInformer, reg pr
 		g.synced = append(g.synced, reg.HasSyncedChecker())
 	}
 	return g, nil
-}
-
-// egressHandler asks for a sync when the Egress, or the cluster's ranges, change. The rest of the
-// status counts clients: each that comes or goes would have everything compared.
-func (g *Gateway) egressHandler() cache.ResourceEventHandler {
-	h := reconcile.SpecHandler(func(*v2.Egress) { g.changed() })
-	return cache.ResourceEventHandlerFuncs{
-		AddFunc:    func(obj any) { h.OnAdd(obj, false) },
-		DeleteFunc: h.OnDelete,
-		UpdateFunc: func(old, obj any) {
-			before, ok := old.(*v2.Egress)
-			if now, is := obj.(*v2.Egress); ok && is && !slices.Equal(before.Status.InClusterCIDRs, now.Status.InClusterCIDRs) {
-				g.changed()
-				return
-			}
-			h.OnUpdate(old, obj)
-		},
-	}
 }
 
 // Run works until ctx ends.

@@ -176,7 +176,7 @@ func ClientStateOf(c Client) ClientState {
 		family := clientFamily{Client: c, own: own, Family: dataplane.FamilyOf(own), groups: groups}
 		s.Tunnels = append(s.Tunnels, family.tunnels(egresses)...)
 		s.Groups = append(s.Groups, family.groupsOf(egresses)...)
-		s.Routes = append(s.Routes, family.routes(claims, family.spared(egresses, claims, s.Tunnels))...)
+		s.Routes = append(s.Routes, family.routes(claims, family.spared(egresses, s.Tunnels))...)
 		s.Rules = append(s.Rules, family.rules(len(marked) > 0)...)
 		for _, p := range marked {
 			if family.has(p.Addr()) {
@@ -273,15 +273,11 @@ func (c clientFamily) tunnels(egresses []ClientEgress) []dataplane.Tunnel {
 
 // spared are the ranges whose packets take none of the tunnels: those of the cluster, as far as
 // rules don't spare them already, and the tunnels' own ends. No rule spares the private ones inside of
-// a private destination.
-func (c clientFamily) spared(egresses []ClientEgress, claims []claim, tunnels []dataplane.Tunnel) []netip.Prefix {
-	var all, private []netip.Prefix
-	for _, d := range claims {
-		if within(d.Prefix, dataplane.PrivateRanges) {
-			private = append(private, d.Prefix)
-		}
-	}
+// a private destination; of these the Egress that has it knows best.
+func (c clientFamily) spared(egresses []ClientEgress, tunnels []dataplane.Tunnel) []netip.Prefix {
+	var all []netip.Prefix
 	for _, e := range egresses {
+		private := privateOnes(e.Destinations)
 		for _, p := range e.InCluster {
 			// Everything can't be in the cluster: that would switch all Egresses off.
 			if p = p.Masked(); p.IsValid() && p.Bits() > 0 && c.has(p.Addr()) && (!within(p, dataplane.PrivateRanges) || within(p, private)) {

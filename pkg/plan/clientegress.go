@@ -3,6 +3,7 @@ package plan
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -29,6 +30,14 @@ func allowedNamespaces(e *v2.Egress) (labels.Selector, error) {
 func AllowsNamespace(e *v2.Egress, namespaceLabels map[string]string) (bool, error) {
 	selector, err := allowedNamespaces(e)
 	return selector.Matches(labels.Set(namespaceLabels)), err
+}
+
+// SameEgress says whether two states of an Egress are one to its clients and routers: metadata.generation
+// counts changes of its spec and its deletion (Kubernetes API conventions), and of the status they use the
+// ranges of the cluster. The rest of the status counts: each client that comes or goes changes it.
+func SameEgress(a, b *v2.Egress) bool {
+	return a.Generation == b.Generation && (a.Status.ObservedGeneration == 0) == (b.Status.ObservedGeneration == 0) &&
+		slices.Equal(a.Status.InClusterCIDRs, b.Status.InClusterCIDRs)
 }
 
 // ClientEgressOf returns an Egress as a client uses it, by a Service that is nil if there

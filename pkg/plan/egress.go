@@ -24,7 +24,8 @@ const (
 )
 
 // RouterAccount is the name of the ServiceAccount of routers in each namespace that has an
-// Egress, of the ClusterRole with their rights, and of the ClusterRoleBinding of the two.
+// Egress, of the ClusterRole with their rights, and of the RoleBinding of the two there. The
+// ClusterRoleBinding of the name is that of former versions.
 const RouterAccount = "coil-egress"
 
 // RouterLabels select the router pods of an Egress in its namespace.

@@ -44,6 +44,9 @@ const (
 	// ReasonInvalidSelector: Available is False because spec.allowedNamespaces can't be
 	// used, so that nobody is allowed.
 	ReasonInvalidSelector = "InvalidSelector"
+	// ReasonSourcePortWithoutAffinity: UnstableFlows is True because of fouSourcePortAuto with the
+	// sessionAffinity None.
+	ReasonSourcePortWithoutAffinity = "SourcePortWithoutAffinity"
 )
 
 // EgressFacts is all that the status of an Egress depends on.
@@ -55,7 +58,7 @@ type EgressFacts struct {
 	Routers []*corev1.Pod
 	// Clients is the number of pods that use it.
 	Clients int
-	// InCluster are the ranges of the cluster.
+	// InCluster are the ranges of the cluster that concern it.
 	InCluster []netip.Prefix
 	// Template is what is wrong with the template, Conflicts are the objects that are
 	// somebody else's, Selector is why allowedNamespaces can't be used.
@@ -74,6 +77,7 @@ type EgressFacts struct {
 // Kinds of objects without which clients aren't served.
 const (
 	KindServiceAccount = "ServiceAccount"
+	KindRoleBinding    = "RoleBinding"
 	KindService        = "Service"
 )
 
@@ -114,6 +118,15 @@ func EgressStatus(f EgressFacts) v2.EgressStatus {
 	} else {
 		meta.RemoveStatusCondition(&st.Conditions, v2.EgressInvalidTemplate)
 	}
+	if unstable(f.Egress.Spec) {
+		set(metav1.Condition{
+			Type: v2.EgressUnstableFlows, Status: metav1.ConditionTrue, Reason: ReasonSourcePortWithoutAffinity,
+			Message: "With fouSourcePortAuto and the sessionAffinity None, TCP connections that retransmit, or rest for 30 seconds, may reach " +
+				"another router, which resets them. To spread flows over routers set peering: Direct; otherwise set sessionAffinity: ClientIP",
+		})
+	} else {
+		meta.RemoveStatusCondition(&st.Conditions, v2.EgressUnstableFlows)
+	}
 	set(available(f))
 	if f.Pressure != nil {
 		setPressure(&st.Conditions, f.Pressure, f.Egress.Spec.Peering, set)
@@ -121,13 +134,20 @@ func EgressStatus(f EgressFacts) v2.EgressStatus {
 	return st
 }
 
+// unstable says whether the Service draws a router anew for flows that live: the kernel changes the
+// source port of a connection that retransmits, and only ClientIP keeps the router then.
+func unstable(s v2.EgressSpec) bool {
+	return s.FouSourcePortAuto && s.SessionAffinity == corev1.ServiceAffinityNone && s.Peering != v2.EgressPeeringDirect
+}
+
 // available says whether routers serve clients, and what is refused.
 func available(f EgressFacts) metav1.Condition {
 	c := availableRouters(f)
 	for _, r := range f.Refused {
 		c.Message = bounded(fmt.Sprintf("%s. The API server refuses %s %s: %s", c.Message, r.Kind, r.Name, r.Reason))
-		// Without an account routers don't learn of their clients, without a Service these have nobody to send to.
-		if r.Absent && (r.Kind == KindServiceAccount || r.Kind == KindService && f.Egress.Spec.Peering != v2.EgressPeeringDirect) {
+		// Without an account and its rights routers don't learn of their clients, without a Service these
+		// have nobody to send to.
+		if r.Absent && (r.Kind == KindServiceAccount || r.Kind == KindRoleBinding || r.Kind == KindService && f.Egress.Spec.Peering != v2.EgressPeeringDirect) {
 			c.Status = metav1.ConditionFalse
 		}
 		if c.Reason == ReasonRoutersReady || c.Reason == ReasonNoRouterReady {

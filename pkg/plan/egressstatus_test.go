@@ -99,3 +99,31 @@ func TestEgressStatus(t *testing.T) {
 		}
 	})
 }
+
+func TestEgressUnstableFlows(t *testing.T) {
+	for _, tt := range []struct {
+		auto     bool
+		affinity corev1.ServiceAffinity
+		peering  v2.EgressPeering
+		warns    bool
+	}{
+		{true, corev1.ServiceAffinityNone, v2.EgressPeeringService, true},
+		{true, corev1.ServiceAffinityNone, "", true}, // from before there was peering
+		{true, corev1.ServiceAffinityNone, v2.EgressPeeringDirect, false},
+		{true, corev1.ServiceAffinityClientIP, v2.EgressPeeringService, false},
+		{true, "", "", false},
+		{false, corev1.ServiceAffinityNone, v2.EgressPeeringService, false},
+	} {
+		e := testEgress("")
+		e.Spec.FouSourcePortAuto, e.Spec.SessionAffinity, e.Spec.Peering = tt.auto, tt.affinity, tt.peering
+		st := EgressStatus(EgressFacts{Egress: e})
+		c := meta.FindStatusCondition(st.Conditions, v2.EgressUnstableFlows)
+		if (c != nil) != tt.warns || c != nil && (c.Status != metav1.ConditionTrue || !strings.Contains(c.Message, "peering: Direct")) {
+			t.Errorf("%+v: UnstableFlows is %+v", tt, c)
+		}
+		e.Status, e.Spec.Peering = st, v2.EgressPeeringDirect
+		if c := meta.FindStatusCondition(EgressStatus(EgressFacts{Egress: e}).Conditions, v2.EgressUnstableFlows); c != nil {
+			t.Errorf("%+v: it stays", tt)
+		}
+	}
+}

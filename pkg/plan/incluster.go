@@ -8,10 +8,18 @@ import (
 	networkingv1 "k8s.io/api/networking/v1"
 
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
+	"github.com/coil-net/coil/pkg/dataplane"
 )
 
-// maxInCluster is how many ranges the status of an Egress may have.
-const maxInCluster = 4096
+const (
+	// maxInCluster is how many ranges the status of an Egress may have, and maxCoarse how many of
+	// these are coarse.
+	maxInCluster = 4096
+	maxCoarse    = 64
+	// maxInternalIPs is how many InternalIPs of a Node count: kubelet writes them, and that of a node
+	// that was taken over must not fill, or widen, the ranges of all Egresses.
+	maxInternalIPs = 16
+)
 
 // ClusterFacts is all that the ranges of a cluster depend on.
 type ClusterFacts struct {
@@ -22,11 +30,20 @@ type ClusterFacts struct {
 	Services []*networkingv1.ServiceCIDR
 	// ForeignPods says that pods have their addresses from another network plugin.
 	ForeignPods bool
+	// External are the ranges in which ExternalIPs of Nodes count.
+	External []netip.Prefix
 }
 
-// InClusterRanges returns the ranges of pods, nodes and Services, sorted, none inside another
-// one, and neighbours as one. Too many are widened to fewer, by as few addresses as possible.
-func InClusterRanges(f ClusterFacts) []netip.Prefix {
+// ClusterRanges are the ranges of pods, nodes and Services.
+type ClusterRanges struct {
+	// all are sorted, none inside another one, and neighbours as one.
+	all []netip.Prefix
+	// coarse are the private ones among them, widened to a few, none wider than a private range.
+	coarse []netip.Prefix
+}
+
+// NewClusterRanges returns the ranges of a cluster.
+func NewClusterRanges(f ClusterFacts) ClusterRanges {
 	var all []netip.Prefix
 	for _, p := range f.Pools {
 		all = append(all, prefixesOf(p)...)
@@ -35,14 +52,55 @@ func InClusterRanges(f ClusterFacts) []netip.Prefix {
 		all = append(all, validPrefixes(s.Spec.CIDRs)...)
 	}
 	for _, n := range f.Nodes {
-		for _, a := range nodeAddrs(n) {
+		for _, a := range f.inside(n) {
 			all = append(all, netip.PrefixFrom(a, a.BitLen()))
 		}
 		if f.ForeignPods {
 			all = append(all, validPrefixes(n.Spec.PodCIDRs)...)
 		}
 	}
-	return fewer(Aggregate(all), maxInCluster)
+	r := ClusterRanges{all: Aggregate(all)}
+	r.coarse = fewer(privateOnes(r.all), maxCoarse)
+	return r
+}
+
+// inside returns the addresses of a Node that are the cluster's.
+func (f ClusterFacts) inside(n *corev1.Node) []netip.Addr {
+	addrs := NodeInternalIPs(n)
+	addrs = addrs[:min(len(addrs), maxInternalIPs)]
+	for _, a := range addrsOf(n, corev1.NodeExternalIP) {
+		if within(netip.PrefixFrom(a, a.BitLen()), f.External) {
+			addrs = append(addrs, a)
+		}
+	}
+	return addrs
+}
+
+// For returns the ranges that concern an Egress, sorted. Public ones are spared by its clients, and
+// served by its routers. So are private ones inside of a private destination. All others are kept off
+// its tunnels by rules, and are there coarsely: until the status follows a new destination, they are
+// what its clients spare. Too many ranges are widened to fewer, by as few addresses as possible.
+func (r ClusterRanges) For(e *v2.Egress) []netip.Prefix {
+	private := privateOnes(validPrefixes(e.Spec.Destinations))
+	var fine, coarse []netip.Prefix
+	for _, p := range r.all {
+		if !within(p, dataplane.PrivateRanges) || within(p, private) {
+			fine = append(fine, p)
+		}
+	}
+	for _, p := range r.coarse {
+		if !within(p, private) {
+			coarse = append(coarse, p)
+		}
+	}
+	all := slices.Concat(fewer(fine, maxInCluster-maxCoarse), coarse)
+	slices.SortFunc(all, netip.Prefix.Compare)
+	return slices.Compact(all)
+}
+
+// privateOnes returns the private ones of some ranges.
+func privateOnes(all []netip.Prefix) []netip.Prefix {
+	return slices.DeleteFunc(slices.Clone(all), func(p netip.Prefix) bool { return !within(p, dataplane.PrivateRanges) })
 }
 
 // fewer widens sorted ranges, IPv4 first, until there are no more than limit. Each family has
@@ -116,7 +174,9 @@ func narrow(all []netip.Prefix, limit int) []netip.Prefix {
 			}
 			out = append(out, p)
 		}
-		all = Aggregate(out)
+		if len(out) < len(all) {
+			all = Aggregate(out)
+		}
 	}
 	return all
 }

@@ -1,7 +1,6 @@
 package plan
 
 import (
-	"cmp"
 	"fmt"
 	"maps"
 	"slices"
@@ -138,6 +137,29 @@ func RouterBudget(e *v2.Egress) *policyv1.PodDisruptionBudget {
 // RouterServiceAccount returns the account of the routers of a namespace, which goes when
 // the last of its Egresses has gone; nil without Egresses.
 func RouterServiceAccount(namespace string, egresses []*v2.Egress) *corev1.ServiceAccount {
+	meta := accountMeta(namespace, egresses)
+	if len(meta.OwnerReferences) == 0 {
+		return nil
+	}
+	return &corev1.ServiceAccount{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: KindServiceAccount}, ObjectMeta: meta}
+}
+
+// RouterBinding returns the binding of that account, which goes with it: routers read what is in their
+// own namespace.
+func RouterBinding(namespace string, egresses []*v2.Egress) *rbacv1.RoleBinding {
+	meta := accountMeta(namespace, egresses)
+	if len(meta.OwnerReferences) == 0 {
+		return nil
+	}
+	return &rbacv1.RoleBinding{
+		TypeMeta: metav1.TypeMeta{APIVersion: "rbac.authorization.k8s.io/v1", Kind: KindRoleBinding}, ObjectMeta: meta,
+		RoleRef:  rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: RouterAccount},
+		Subjects: []rbacv1.Subject{routerSubject(namespace)},
+	}
+}
+
+// accountMeta is the metadata of what the Egresses of a namespace own together.
+func accountMeta(namespace string, egresses []*v2.Egress) metav1.ObjectMeta {
 	var owners []metav1.OwnerReference
 	for _, e := range egresses {
 		if e.DeletionTimestamp == nil {
@@ -146,46 +168,28 @@ func RouterServiceAccount(namespace string, egresses []*v2.Egress) *corev1.Servi
 			})
 		}
 	}
-	if len(owners) == 0 {
-		return nil
-	}
 	slices.SortFunc(owners, func(a, b metav1.OwnerReference) int { return strings.Compare(a.Name, b.Name) })
-	return &corev1.ServiceAccount{
-		TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "ServiceAccount"},
-		ObjectMeta: metav1.ObjectMeta{
-			Namespace: namespace, Name: RouterAccount, OwnerReferences: owners,
-			Labels: map[string]string{labelName: nameCoil, labelComponent: componentEgress},
-		},
+	return metav1.ObjectMeta{
+		Namespace: namespace, Name: RouterAccount, OwnerReferences: owners,
+		Labels: map[string]string{labelName: nameCoil, labelComponent: componentEgress},
 	}
 }
 
-// RouterBinding returns the binding of the accounts of routers in all namespaces that have an
-// Egress. Of the subjects that it has, those are kept that aren't such accounts.
-func RouterBinding(egresses []*v2.Egress, have []rbacv1.Subject) *rbacv1.ClusterRoleBinding {
-	subjects := slices.DeleteFunc(slices.Clone(have), func(s rbacv1.Subject) bool {
-		return s.Kind == rbacv1.ServiceAccountKind && s.Name == RouterAccount
+func routerSubject(namespace string) rbacv1.Subject {
+	return rbacv1.Subject{Kind: rbacv1.ServiceAccountKind, Namespace: namespace, Name: RouterAccount}
+}
+
+// BindsRouters says whether a binding gives the routers of its namespace their rights.
+func BindsRouters(b *rbacv1.RoleBinding) bool {
+	return b.RoleRef.Kind == "ClusterRole" && b.RoleRef.Name == RouterAccount && slices.Contains(b.Subjects, routerSubject(b.Namespace))
+}
+
+// WithoutRouters returns the subjects of the ClusterRoleBinding by which routers had their rights in all
+// namespaces, less the accounts of routers in namespaces that don't need it.
+func WithoutRouters(subjects []rbacv1.Subject, needs func(namespace string) bool) []rbacv1.Subject {
+	return slices.DeleteFunc(slices.Clone(subjects), func(s rbacv1.Subject) bool {
+		return s.Kind == rbacv1.ServiceAccountKind && s.Name == RouterAccount && !needs(s.Namespace)
 	})
-	for _, e := range egresses {
-		if e.DeletionTimestamp == nil {
-			subjects = append(subjects, rbacv1.Subject{Kind: rbacv1.ServiceAccountKind, Namespace: e.Namespace, Name: RouterAccount})
-		}
-	}
-	slices.SortFunc(subjects, compareSubjects)
-	return &rbacv1.ClusterRoleBinding{
-		TypeMeta:   metav1.TypeMeta{APIVersion: "rbac.authorization.k8s.io/v1", Kind: "ClusterRoleBinding"},
-		ObjectMeta: metav1.ObjectMeta{Name: RouterAccount, Labels: map[string]string{labelName: nameCoil, labelComponent: componentEgress}},
-		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: RouterAccount},
-		Subjects:   slices.Compact(subjects),
-	}
-}
-
-// SameSubjects says whether two bindings are of the same subjects, in whatever order.
-func SameSubjects(a, b []rbacv1.Subject) bool {
-	return slices.Equal(slices.SortedFunc(slices.Values(a), compareSubjects), slices.SortedFunc(slices.Values(b), compareSubjects))
-}
-
-func compareSubjects(a, b rbacv1.Subject) int {
-	return cmp.Or(strings.Compare(a.Kind, b.Kind), strings.Compare(a.Namespace, b.Namespace), strings.Compare(a.Name, b.Name))
 }
 
 // TemplateError says what is wrong with the template of an Egress.

@@ -13,12 +13,10 @@ func Handler[T metav1.Object](enqueue func(T)) cache.ResourceEventHandler {
 	return handler(enqueue, func(old, now T) bool { return old.GetResourceVersion() == now.GetResourceVersion() })
 }
 
-// SpecHandler is a Handler that also skips changes of status and metadata alone: of those that leave
-// metadata.generation as it was (Kubernetes API conventions).
-func SpecHandler[T metav1.Object](enqueue func(T)) cache.ResourceEventHandler {
-	return handler(enqueue, func(old, now T) bool {
-		return old.GetGeneration() == now.GetGeneration() && old.GetUID() == now.GetUID()
-	})
+// ChangeHandler is a Handler that skips all changes after which an object is the same to whom it is
+// passed.
+func ChangeHandler[T metav1.Object](enqueue func(T), same func(old, now T) bool) cache.ResourceEventHandler {
+	return handler(enqueue, func(old, now T) bool { return old.GetUID() == now.GetUID() && same(old, now) })
 }
 
 func handler[T metav1.Object](enqueue func(T), same func(old, now T) bool) cache.ResourceEventHandler {

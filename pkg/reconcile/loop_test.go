@@ -135,16 +135,17 @@ func TestHandler(t *testing.T) {
 	}
 }
 
-func TestSpecHandler(t *testing.T) {
+func TestChangeHandler(t *testing.T) {
 	var got []string
-	h := SpecHandler(func(n *metav1.PartialObjectMetadata) { got = append(got, n.Name) })
+	h := ChangeHandler(func(n *metav1.PartialObjectMetadata) { got = append(got, n.Name) },
+		func(old, now *metav1.PartialObjectMetadata) bool { return old.Generation == now.Generation })
 	object := func(name, version string, generation int64, uid types.UID) *metav1.PartialObjectMetadata {
 		return &metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{Name: name, ResourceVersion: version, Generation: generation, UID: uid}}
 	}
-	h.OnUpdate(object("status", "1", 1, "a"), object("status", "2", 1, "a"))
-	h.OnUpdate(object("spec", "2", 1, "a"), object("spec", "3", 2, "a"))
+	h.OnUpdate(object("the same", "1", 1, "a"), object("the same", "2", 1, "a"))
+	h.OnUpdate(object("other", "2", 1, "a"), object("other", "3", 2, "a"))
 	h.OnUpdate(object("made again", "3", 1, "a"), object("made again", "4", 1, "b"))
-	if want := []string{"spec", "made again"}; !slices.Equal(got, want) {
+	if want := []string{"other", "made again"}; !slices.Equal(got, want) {
 		t.Errorf("passed on %v, want %v", got, want)
 	}
 }

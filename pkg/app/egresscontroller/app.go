@@ -55,6 +55,10 @@ func Main(args []string) int {
 // Run runs the program against the API server of cfg until ctx ends. Losing the lease
 // is an error.
 func Run(ctx context.Context, cfg *rest.Config, o *Options) error {
+	externalNodes, err := o.externalNodes()
+	if err != nil {
+		return err
+	}
 	clients, err := kube.NewClients(cfg)
 	if err != nil {
 		return err
@@ -89,7 +93,7 @@ func Run(ctx context.Context, cfg *rest.Config, o *Options) error {
 		c, err := egress.New(egress.Config{
 			Coil: coil, Core: core, Egresses: s.coil.Coil().V2().Egresses(), Pools: s.pools,
 			Cluster: s.cluster, Namespaces: s.namespaces, Routers: s.routers, Accounts: s.accounts, Clients: s.slices,
-			EndpointsPerSlice: o.EndpointsPerSlice, Image: image, Recorder: recorder, LoopMetrics: reconcile.NewMetrics(registry), Registry: registry,
+			ExternalNodes: externalNodes, EndpointsPerSlice: o.EndpointsPerSlice, Image: image, Recorder: recorder, LoopMetrics: reconcile.NewMetrics(registry), Registry: registry,
 		})
 		if err != nil {
 			return err

@@ -35,11 +35,11 @@ func TestDefaultsAreTheContract(t *testing.T) {
 }
 
 func TestValidateNamesAllProblems(t *testing.T) {
-	err := (&Options{}).Validate()
+	err := (&Options{ExternalNodes: []string{"203.0.113.0/24", "203.0.113.1"}}).Validate()
 	if err == nil {
 		t.Fatal("nonsense is accepted")
 	}
-	for _, want := range []string{"COIL_POD_NAMESPACE", "COIL_POD_NAME", "--egress-port", "--max-endpoints-per-slice", "--leader-election-retry-period"} {
+	for _, want := range []string{"COIL_POD_NAMESPACE", "COIL_POD_NAME", "--egress-port", "--max-endpoints-per-slice", "--node-external-cidrs", "--leader-election-retry-period"} {
 		if !strings.Contains(err.Error(), want) {
 			t.Errorf("the error does not name %s: %v", want, err)
 		}

@@ -3,6 +3,7 @@ package egresscontroller
 import (
 	"errors"
 	"fmt"
+	"net/netip"
 	"os"
 
 	"github.com/spf13/pflag"
@@ -26,8 +27,10 @@ type Options struct {
 	EnableIPAM bool
 	// EndpointsPerSlice is how many clients an EndpointSlice has.
 	EndpointsPerSlice int
-	Observe           observe.Options
-	Election          leading.Options
+	// ExternalNodes are the ranges in which ExternalIPs of Nodes are the cluster's.
+	ExternalNodes []string
+	Observe       observe.Options
+	Election      leading.Options
 }
 
 // AddFlags adds the flags, sets the defaults and reads the environment.
@@ -37,6 +40,7 @@ func (o *Options) AddFlags(fs *pflag.FlagSet) {
 	fs.Uint16Var(&o.EgressPort, "egress-port", dataplane.FouPort, "UDP port of the tunnels between clients and routers; the same as coild's")
 	fs.BoolVar(&o.EnableIPAM, "enable-ipam", true, "Coil gives pods their addresses; false: pods are where Nodes say (spec.podCIDRs)")
 	fs.IntVar(&o.EndpointsPerSlice, "max-endpoints-per-slice", plan.EndpointsPerSlice, "clients in an EndpointSlice: each that comes or goes writes one anew; slices with more are relieved bit by bit")
+	fs.StringSliceVar(&o.ExternalNodes, "node-external-cidrs", nil, "ranges in which ExternalIPs of Nodes are the cluster's, which no Egress captures; empty: none is")
 	fs.StringVar(&o.Observe.MetricsAddr, "metrics-addr", ":9396", "listen here for /metrics and /debug/pprof; empty: nowhere")
 	fs.StringVar(&o.Observe.HealthAddr, "health-addr", ":9397", "listen here for /healthz and /readyz; empty: nowhere")
 	o.Election.AddFlags(fs, leaseName)
@@ -56,5 +60,18 @@ func (o *Options) Validate() error {
 	if o.EndpointsPerSlice < 1 || o.EndpointsPerSlice > plan.MaxEndpoints {
 		errs = append(errs, fmt.Errorf("--max-endpoints-per-slice is %d, it must be from 1 to %d", o.EndpointsPerSlice, plan.MaxEndpoints))
 	}
-	return errors.Join(append(errs, o.Election.Validate())...)
+	_, err := o.externalNodes()
+	return errors.Join(append(errs, err, o.Election.Validate())...)
+}
+
+// externalNodes are the ranges of --node-external-cidrs.
+func (o *Options) externalNodes() (all []netip.Prefix, err error) {
+	for _, text := range o.ExternalNodes {
+		p, err := netip.ParsePrefix(text)
+		if err != nil {
+			return nil, fmt.Errorf("--node-external-cidrs: %w", err)
+		}
+		all = append(all, p.Masked())
+	}
+	return all, nil
 }

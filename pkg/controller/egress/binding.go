@@ -3,47 +3,79 @@ package egress
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 
+	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
+	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
 	"github.com/coil-net/coil/pkg/plan"
 )
 
-// syncBinding gives the accounts of routers their rights, and takes them from those in
-// namespaces without an Egress. Other subjects are an admin's and stay.
-func (c *Controller) syncBinding(ctx context.Context, name string) error {
-	egresses, err := c.cfg.Egresses.Lister().List(labels.Everything())
+// ensureBinding gives the account of routers its rights in its namespace.
+func (c *Controller) ensureBinding(ctx context.Context, e *v2.Egress) error {
+	all, err := c.cfg.Egresses.Lister().Egresses(e.Namespace).List(labels.Everything())
 	if err != nil {
 		return err
 	}
+	have, err := c.bindingIn(e.Namespace)
+	if err != nil {
+		return err
+	}
+	err = ensure(ctx, c.cfg.Core.RbacV1().RoleBindings(e.Namespace), have, plan.RouterBinding(e.Namespace, all), ownedByEgresses[*rbacv1.RoleBinding])
+	var foreign *foreignError
+	if errors.As(err, &foreign) && have != nil && plan.BindsRouters(*have) {
+		return nil // it serves, whoever made it
+	}
+	return err
+}
+
+func (c *Controller) bindingIn(namespace string) (**rbacv1.RoleBinding, error) {
+	return cached(c.cfg.Accounts.Rbac().V1().RoleBindings().Lister().RoleBindings(namespace).Get(plan.RouterAccount))
+}
+
+// syncBinding takes from accounts of routers the rights that former versions gave them in all
+// namespaces, as soon as they have them in their own. Other subjects are an admin's and stay.
+func (c *Controller) syncBinding(ctx context.Context, name string) error {
 	have, err := cached(c.cfg.Accounts.Rbac().V1().ClusterRoleBindings().Lister().Get(name))
+	if err != nil || have == nil {
+		return err
+	}
+	var errs []error
+	subjects := plan.WithoutRouters((*have).Subjects, func(namespace string) bool {
+		needs, err := c.needsCluster(namespace)
+		errs = append(errs, err)
+		return needs || err != nil
+	})
+	if err := errors.Join(errs...); err != nil || len(subjects) == len((*have).Subjects) {
+		return err
+	}
+	body, err := json.Marshal(map[string]any{
+		// Who adds a subject meanwhile must not lose it.
+		"metadata": map[string]any{"resourceVersion": (*have).ResourceVersion},
+		"subjects": subjects,
+	})
 	if err != nil {
 		return err
 	}
 	api := c.cfg.Core.RbacV1().ClusterRoleBindings()
-	want := plan.RouterBinding(egresses, nil)
-	if have != nil {
-		want = plan.RouterBinding(egresses, (*have).Subjects)
-		if (*have).RoleRef != want.RoleRef {
-			return fmt.Errorf("ClusterRoleBinding %s is of %s %s, which can't be changed: delete it", name, (*have).RoleRef.Kind, (*have).RoleRef.Name)
-		}
-		if plan.SameSubjects((*have).Subjects, want.Subjects) {
-			return nil
-		}
-		// Who adds a subject meanwhile must not lose it.
-		want.ResourceVersion = (*have).ResourceVersion
+	if _, err := api.Patch(ctx, name, types.MergePatchType, body, metav1.PatchOptions{FieldManager: plan.EgressController}); err != nil {
+		return fmt.Errorf("patch ClusterRoleBinding %s: %w", name, err)
 	}
-	body, err := json.Marshal(want)
-	if err != nil {
-		return err
-	}
-	if _, err := api.Patch(ctx, name, types.ApplyPatchType, body, metav1.PatchOptions{FieldManager: plan.EgressController, Force: new(true)}); err != nil {
-		return fmt.Errorf("apply ClusterRoleBinding %s: %w", name, err)
-	}
-	klog.FromContext(ctx).V(2).Info("Bound accounts of routers", "binding", name, "subjects", len(want.Subjects))
+	klog.FromContext(ctx).Info("Took the rights in all namespaces from accounts of routers", "binding", name, "subjects", len(subjects))
 	return nil
+}
+
+// needsCluster says whether routers of a namespace have no other rights.
+func (c *Controller) needsCluster(namespace string) (bool, error) {
+	egresses, err := c.cfg.Egresses.Lister().Egresses(namespace).List(labels.Everything())
+	if err != nil || len(egresses) == 0 {
+		return false, err
+	}
+	have, err := c.bindingIn(namespace)
+	return have == nil || !plan.BindsRouters(*have), err
 }

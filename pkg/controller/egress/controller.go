@@ -1,13 +1,12 @@
 // Package egress makes routers of Egresses and tells them their clients.
 //
 // It owns the Deployment, the Service and the PodDisruptionBudget of each Egress, the
-// ServiceAccount of the routers in each namespace that has one and the ClusterRoleBinding of
-// these, the EndpointSlices with clients, and the status of Egresses. It must not know what
+// ServiceAccount of the routers in each namespace that has one and its RoleBinding, the EndpointSlices with clients, and the status of Egresses. It must not know what
 // routers and clients do to packets.
 //
 //	Egress                               action
 //	gone, deleting                       none: the garbage collector deletes what it owns; the account
-//	                                     loses its binding with the last Egress of its namespace
+//	                                     and its binding with the last Egress of its namespace
 //	alive                                apply what isn't as it should be; nothing is written otherwise
 //	template isn't a pod spec            all but the Deployment; condition InvalidTemplate
 //	an object of its name is another's   all but that object; Available is False for Conflict
@@ -21,14 +20,16 @@
 //	namespace isn't allowed              don't have it; an Event on the pod
 //	more of them within half a second    are collected: only the first is written at once
 //
-// Four loops: objects and status, clients, the binding, and what routers say about their
+// Four loops: objects and status, clients, the ClusterRoleBinding of former versions, and what routers say about their
 // pressure. The clients of one Egress so never wait for its objects, nor its objects for a
-// router's answer. The status follows the clients at most once a second.
+// router's answer. Each coild gets each Egress that changes: a status of which only the number of
+// clients differs is written every 30 seconds at most.
 package egress
 
 import (
 	"context"
 	"fmt"
+	"net/netip"
 	"sync"
 	"time"
 
@@ -57,6 +58,8 @@ const (
 
 	// settle is for how long changes are collected that only the status follows.
 	settle = time.Second
+	// countEvery is how often the status of an Egress is written for the number of its clients alone.
+	countEvery = 30 * time.Second
 	// foreignPause is how long to wait for somebody else's object to go: it need not have
 	// labels by which its end would be an event.
 	foreignPause = 15 * time.Second
@@ -78,12 +81,14 @@ type Config struct {
 	// Routers informs of Deployments, Services and PodDisruptionBudgets that
 	// plan.RouterSelector selects, with their managed fields.
 	Routers informers.SharedInformerFactory
-	// Accounts informs of ServiceAccounts and ClusterRoleBindings of the name
+	// Accounts informs of ServiceAccounts, RoleBindings and ClusterRoleBindings of the name
 	// plan.RouterAccount, with their managed fields.
 	Accounts informers.SharedInformerFactory
 	// Clients informs of EndpointSlices that plan.ClientSelector selects.
 	Clients informers.SharedInformerFactory
 
+	// ExternalNodes are the ranges in which ExternalIPs of Nodes are the cluster's.
+	ExternalNodes []netip.Prefix
 	// EndpointsPerSlice is how many clients are in a slice; 0 is plan.EndpointsPerSlice.
 	EndpointsPerSlice int
 	// Image is how routers are started.
@@ -111,6 +116,8 @@ type Controller struct {
 	writes   writes
 	// wrote is when clients were written last.
 	wrote perEgress[time.Time]
+	// counted is when the number of clients was written to the status last.
+	counted perEgress[time.Time]
 	// pressures are written by the loop pressure, and read by objects.
 	pressures perEgress[answers]
 	// verdicts are by kind of object.

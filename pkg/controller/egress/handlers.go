@@ -57,6 +57,10 @@ func (c *Controller) register() error {
 		{routers.Core().V1().Services().Informer(), reconcile.Handler(func(s *corev1.Service) { c.objects.Add(keyOf(s)) })},
 		{routers.Policy().V1().PodDisruptionBudgets().Informer(), reconcile.Handler(func(b *policyv1.PodDisruptionBudget) { c.objects.Add(keyOf(b)) })},
 		{accounts.Core().V1().ServiceAccounts().Informer(), reconcile.Handler(func(a *corev1.ServiceAccount) { c.addAll(a.Namespace) })},
+		{accounts.Rbac().V1().RoleBindings().Informer(), reconcile.Handler(func(b *rbacv1.RoleBinding) {
+			c.addAll(b.Namespace)
+			c.binding.Add(plan.RouterAccount)
+		})},
 		{accounts.Rbac().V1().ClusterRoleBindings().Informer(), reconcile.Handler(func(b *rbacv1.ClusterRoleBinding) { c.binding.Add(b.Name) })},
 		{c.cfg.Clients.Discovery().V1().EndpointSlices().Informer(), cache.ResourceEventHandlerFuncs{
 			AddFunc:    func(obj any) { c.sliceChanged(nil, obj) },

@@ -1,7 +1,6 @@
 package egress
 
 import (
-	"net/netip"
 	"sync"
 
 	"k8s.io/apimachinery/pkg/labels"
@@ -9,13 +8,13 @@ import (
 	"github.com/coil-net/coil/pkg/plan"
 )
 
-// ranges are those of the cluster, which are the same for every Egress and change rarely.
+// ranges are those of the cluster, which change rarely.
 type ranges struct {
 	cfg Config
 
 	mu    sync.Mutex
 	fresh bool
-	all   []netip.Prefix
+	all   plan.ClusterRanges
 }
 
 func newRanges(cfg Config) *ranges { return &ranges{cfg: cfg} }
@@ -28,25 +27,25 @@ func (r *ranges) expire() {
 }
 
 // get returns the ranges, which nobody changes.
-func (r *ranges) get() ([]netip.Prefix, error) {
+func (r *ranges) get() (plan.ClusterRanges, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.fresh {
 		return r.all, nil
 	}
-	facts := plan.ClusterFacts{ForeignPods: r.cfg.Pools == nil}
+	facts := plan.ClusterFacts{ForeignPods: r.cfg.Pools == nil, External: r.cfg.ExternalNodes}
 	var err error
 	if r.cfg.Pools != nil {
 		if facts.Pools, err = r.cfg.Pools.Lister().List(labels.Everything()); err != nil {
-			return nil, err
+			return plan.ClusterRanges{}, err
 		}
 	}
 	if facts.Nodes, err = r.cfg.Cluster.Core().V1().Nodes().Lister().List(labels.Everything()); err != nil {
-		return nil, err
+		return plan.ClusterRanges{}, err
 	}
 	if facts.Services, err = r.cfg.Cluster.Networking().V1().ServiceCIDRs().Lister().List(labels.Everything()); err != nil {
-		return nil, err
+		return plan.ClusterRanges{}, err
 	}
-	r.all, r.fresh = plan.InClusterRanges(facts), true
+	r.all, r.fresh = plan.NewClusterRanges(facts), true
 	return r.all, nil
 }

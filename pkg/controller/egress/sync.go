@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -28,6 +29,7 @@ func (c *Controller) syncObjects(ctx context.Context, key types.NamespacedName) 
 	if apierrors.IsNotFound(err) {
 		c.gauges.forget(key)
 		c.verdicts.forget(key)
+		c.counted.forget(key)
 		return nil
 	}
 	if err != nil || e.DeletionTimestamp != nil {
@@ -40,8 +42,9 @@ func (c *Controller) syncObjects(ctx context.Context, key types.NamespacedName) 
 		kind, name string
 		ensure     func(context.Context, *v2.Egress) error
 	}{
-		{plan.KindServiceAccount, plan.RouterAccount, c.ensureAccount}, {plan.KindService, e.Name, c.ensureService},
-		{"PodDisruptionBudget", e.Name, c.ensureBudget}, {"Deployment", e.Name, c.ensureDeployment},
+		{plan.KindServiceAccount, plan.RouterAccount, c.ensureAccount}, {plan.KindRoleBinding, plan.RouterAccount, c.ensureBinding},
+		{plan.KindService, e.Name, c.ensureService}, {"PodDisruptionBudget", e.Name, c.ensureBudget},
+		{"Deployment", e.Name, c.ensureDeployment},
 	} {
 		err := o.ensure(ctx, e)
 		v, ok := judge(o.kind, o.name, err)
@@ -66,14 +69,32 @@ func (c *Controller) syncObjects(ctx context.Context, key types.NamespacedName) 
 	if err := c.observe(&facts); err != nil {
 		return errors.Join(append(errs, err)...)
 	}
-	errs = append(errs, c.writeStatus(ctx, e, plan.EgressStatus(facts)))
+	status := plan.EgressStatus(facts)
+	wait := c.untilCounted(e, status)
+	if wait == 0 {
+		errs = append(errs, c.writeStatus(ctx, e, status))
+	}
 	if err := errors.Join(errs...); err != nil {
 		return err
 	}
-	if len(facts.Conflicts) > 0 {
-		return reconcile.Later(foreignPause)
+	if len(facts.Conflicts) > 0 && (wait == 0 || wait > foreignPause) {
+		wait = foreignPause
+	}
+	if wait > 0 {
+		return reconcile.Later(wait)
 	}
 	return nil
+}
+
+// untilCounted is how long the status of an Egress need not be written: only the number of clients
+// differs, and was written lately.
+func (c *Controller) untilCounted(e *v2.Egress, status v2.EgressStatus) time.Duration {
+	written := status.Clients
+	status.Clients = e.Status.Clients
+	if written == status.Clients || !equality.Semantic.DeepEqual(e.Status, status) {
+		return 0
+	}
+	return max(0, countEvery-c.now().Sub(c.counted.get(keyOf(e))))
 }
 
 func (c *Controller) ensureAccount(ctx context.Context, e *v2.Egress) error {
@@ -85,7 +106,7 @@ func (c *Controller) ensureAccount(ctx context.Context, e *v2.Egress) error {
 	if err != nil {
 		return err
 	}
-	err = ensure(ctx, c.cfg.Core.CoreV1().ServiceAccounts(e.Namespace), have, plan.RouterServiceAccount(e.Namespace, all), ownedByEgresses)
+	err = ensure(ctx, c.cfg.Core.CoreV1().ServiceAccounts(e.Namespace), have, plan.RouterServiceAccount(e.Namespace, all), ownedByEgresses[*corev1.ServiceAccount])
 	var foreign *foreignError
 	if errors.As(err, &foreign) {
 		// An account that somebody else made, as Coil 2.x did, serves as well, and is his.
@@ -94,9 +115,9 @@ func (c *Controller) ensureAccount(ctx context.Context, e *v2.Egress) error {
 	return err
 }
 
-// ownedByEgresses says whether an account is one that was made here.
-func ownedByEgresses(a *corev1.ServiceAccount) bool {
-	for _, o := range a.OwnerReferences {
+// ownedByEgresses says whether an account, or its binding, is one that was made here.
+func ownedByEgresses[T metav1.Object](a T) bool {
+	for _, o := range a.GetOwnerReferences() {
 		if o.Kind == "Egress" && o.APIVersion == v2.GroupVersion.String() {
 			return true
 		}
@@ -196,9 +217,11 @@ func (c *Controller) observe(f *plan.EgressFacts) error {
 		return err
 	}
 	f.Clients = plan.CountClients(have)
-	if f.InCluster, err = c.ranges.get(); err != nil {
+	ranges, err := c.ranges.get()
+	if err != nil {
 		return err
 	}
+	f.InCluster = ranges.For(f.Egress)
 	if s := f.Egress.Spec.AllowedNamespaces; s != nil {
 		_, f.Selector = metav1.LabelSelectorAsSelector(s)
 	}
@@ -220,6 +243,9 @@ func (c *Controller) writeStatus(ctx context.Context, e *v2.Egress, status v2.Eg
 	if err != nil {
 		return fmt.Errorf("write the status of Egress %s: %w", klog.KObj(e), err)
 	}
+	if status.Clients != e.Status.Clients {
+		c.counted.set(keyOf(e), c.now().Time)
+	}
 	c.tell(ctx, e, status)
 	return nil
 }
@@ -237,8 +263,10 @@ func (c *Controller) tell(ctx context.Context, e *v2.Egress, status v2.EgressSta
 		}
 		return is
 	}
-	if is := changed(v2.EgressInvalidTemplate); is != nil {
-		event(corev1.EventTypeWarning, *is)
+	for _, condition := range []string{v2.EgressInvalidTemplate, v2.EgressUnstableFlows} {
+		if is := changed(condition); is != nil {
+			event(corev1.EventTypeWarning, *is)
+		}
 	}
 	for _, condition := range []string{v2.EgressConntrackPressure, v2.EgressPortPressure, v2.EgressClientPressure} {
 		if is := changed(condition); is != nil && is.Status == metav1.ConditionTrue {

@@ -33,6 +33,8 @@ type fixture struct {
 	core     *corefake.Clientset
 	egresses cache.Indexer
 	events   *events.FakeRecorder
+	// written counts the writes of the status.
+	written int
 	// fail is what the API server says to what is applied, by resource.
 	fail map[string]error
 }
@@ -48,6 +50,7 @@ func newFixture(t *testing.T) *fixture {
 	f.egresses = informed.Egresses().Informer().GetIndexer()
 	coil.PrependReactor("update", "egresses", func(a clienttesting.Action) (bool, runtime.Object, error) {
 		e := a.(clienttesting.UpdateActionImpl).Object
+		f.written++
 		return true, e, f.egresses.Update(e)
 	})
 	all := informers.NewSharedInformerFactory(f.core, 0)

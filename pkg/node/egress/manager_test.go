@@ -163,6 +163,24 @@ func TestLiveChanges(t *testing.T) {
 		w.change(m, func() { w.egress("a", "10.96.0.2", "192.0.2.0/25") })
 		check("made again", "p", "192.0.2.0/25 10.96.0.2")
 
+		// Without a status nothing is known of the cluster; with one, that no range concerns the Egress.
+		inCluster := func(e *v2.Egress, ranges ...string) {
+			e.Generation, e.Status.ObservedGeneration, e.Status.InClusterCIDRs = 1, 1, ranges
+		}
+		ranges := func(what string, want int) {
+			t.Helper()
+			check(what, "p", "192.0.2.0/25 10.96.0.2")
+			if got := w.netns["/p"].Egresses[0].InCluster; len(got) != want {
+				t.Errorf("%s: the ranges %v are spared, want %d", what, got, want)
+			}
+		}
+		w.change(m, func() { inCluster(w.egress("a", "10.96.0.2", "192.0.2.0/25"), "203.0.113.0/24") })
+		ranges("a range of the cluster", 1)
+		w.change(m, func() { w.egress("a", "10.96.0.2", "192.0.2.0/25") })
+		ranges("made again, without status", 1)
+		w.change(m, func() { inCluster(w.egress("a", "10.96.0.2", "192.0.2.0/25")) })
+		ranges("the range isn't the cluster's any more", 0)
+
 		w.change(m, func() { w.pod("plain", "a,b") })
 		check("annotation added", "plain", "192.0.2.0/25 10.96.0.2")
 		w.change(m, func() { w.egress("b", "10.96.0.3", "203.0.113.0/24", "192.0.2.0/25") })

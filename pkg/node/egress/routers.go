@@ -300,7 +300,7 @@ func (m *Manager) answeredByOthers(client *sandbox, addr netip.Addr) bool {
 	return false
 }
 
-// tellRouter tells of a router that died or came back: its clients, and people.
+// tellRouter tells of a router that died or came back: its clients, and on some nodes people.
 func (m *Manager) tellRouter(ctx context.Context, addr netip.Addr) {
 	m.mu.Lock()
 	r := m.routers[addr]
@@ -311,11 +311,16 @@ func (m *Manager) tellRouter(ctx context.Context, addr netip.Addr) {
 	name, dead := r.egress, r.dead
 	m.mu.Unlock()
 	namespace, egress, _ := strings.Cut(name, "/")
-	m.EgressChanged(types.NamespacedName{Namespace: namespace, Name: egress})
+	key := types.NamespacedName{Namespace: namespace, Name: egress}
+	m.EgressChanged(key)
 	klog.FromContext(ctx).Info("A router of an Egress died or came back", "egress", klog.KRef(namespace, egress), "router", addr, "dead", dead)
 	ref := &corev1.ObjectReference{APIVersion: v2.GroupVersion.String(), Kind: "Egress", Namespace: namespace, Name: egress}
-	if e, err := m.cluster.Egress(ctx, types.NamespacedName{Namespace: namespace, Name: egress}, false); err == nil {
-		ref.UID = e.UID
+	clients := 0
+	if e, err := m.cluster.Egress(ctx, key, false); err == nil {
+		ref.UID, clients = e.UID, int(e.Status.Clients)
+	}
+	if !m.tells(addr, key, clients) {
+		return
 	}
 	if dead {
 		m.recorder.Eventf(ref, nil, corev1.EventTypeWarning, RouterDead, RouterDead, "router %s doesn't answer: pods of the node send no new flow to it", addr)

@@ -83,7 +83,7 @@ func (m *Manager) look(ctx context.Context, namespace string, refs []types.Names
 				w.problems = append(w.problems, *refused)
 			}
 			w.unknown = w.unknown || refused == nil && !reachable(client)
-			if len(client.InCluster) == 0 {
+			if len(client.InCluster) == 0 && e.Status.ObservedGeneration == 0 {
 				client.InCluster = known.InCluster // an Egress that was made again has no status yet
 			}
 		}

@@ -14,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	corelisters "k8s.io/client-go/listers/core/v1"
 	discoverylisters "k8s.io/client-go/listers/discovery/v1"
+	"k8s.io/client-go/tools/cache"
 
 	listers "github.com/coil-net/coil/generated/listers/coil/v2"
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
@@ -45,7 +46,7 @@ func (v *View) watchEgresses(h EgressHandlers) (err error) {
 		return err
 	}
 	v.egresses = listers.NewEgressLister(egresses.GetIndexer())
-	if err := v.add(egresses, reconcile.Handler(func(e *v2.Egress) { h.Egress(name(e)) })); err != nil {
+	if err := v.add(egresses, egressHandler(h.Egress)); err != nil {
 		return err
 	}
 	services, err := kube.ServiceInformer(v.clients.Core, plan.RouterSelector())
@@ -65,6 +66,11 @@ func (v *View) watchEgresses(h EgressHandlers) (err error) {
 	return v.add(endpoints, reconcile.Handler(func(s *discoveryv1.EndpointSlice) {
 		h.Egress(types.NamespacedName{Namespace: s.Namespace, Name: s.Labels[discoveryv1.LabelServiceName]})
 	}))
+}
+
+// egressHandler tells of an Egress when its clients have something to do.
+func egressHandler(changed func(types.NamespacedName)) cache.ResourceEventHandler {
+	return reconcile.ChangeHandler(func(e *v2.Egress) { changed(types.NamespacedName{Namespace: e.Namespace, Name: e.Name}) }, plan.SameEgress)
 }
 
 // isPod says whether an object is the Pod that has a UID at the runtime; an empty one matches any.

@@ -13,6 +13,7 @@ import (
 	clienttesting "k8s.io/client-go/testing"
 	"k8s.io/client-go/tools/cache"
 
+	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
 	"github.com/coil-net/coil/pkg/kube"
 	"github.com/coil-net/coil/pkg/store"
 )
@@ -79,5 +80,49 @@ func TestPodOfAStaleCache(t *testing.T) {
 	})
 	if p, err := v.Pod(t.Context(), store.Pod{Namespace: "ns", Name: "web-0"}, true); err != nil || p.UID != "old" {
 		t.Errorf("while the API server is away: %v, %v", p, err)
+	}
+}
+
+// Each coild of the cluster is told of each Egress whenever its status changes, most often for a client
+// that is on another node.
+func TestEgressesThatConcernClients(t *testing.T) {
+	before := &v2.Egress{ObjectMeta: metav1.ObjectMeta{Namespace: "internet", Name: "nat", UID: "a", Generation: 3, ResourceVersion: "7"}}
+	before.Spec.Destinations = []string{"0.0.0.0/0"}
+	before.Status = v2.EgressStatus{ObservedGeneration: 2, Replicas: 2, Clients: 5, InClusterCIDRs: []string{"100.64.0.0/16"}}
+	for _, c := range []struct {
+		what   string
+		change func(*v2.Egress)
+		told   int
+	}{
+		{"clients", func(e *v2.Egress) { e.Status.Clients++ }, 0},
+		{"routers", func(e *v2.Egress) { e.Status.Replicas++ }, 0},
+		{"conditions", func(e *v2.Egress) { e.Status.Conditions = []metav1.Condition{{Type: v2.EgressAvailable}} }, 0},
+		{"the generation is observed", func(e *v2.Egress) { e.Status.ObservedGeneration++ }, 0},
+		{"labels", func(e *v2.Egress) { e.Labels = map[string]string{"a": "b"} }, 0},
+		{"the spec", func(e *v2.Egress) { e.Generation++ }, 1},
+		{"ranges of the cluster", func(e *v2.Egress) { e.Status.InClusterCIDRs = []string{"100.64.0.0/15"} }, 1},
+		{"the first status, without ranges", func(e *v2.Egress) { e.Status = v2.EgressStatus{} }, 1},
+		{"made again", func(e *v2.Egress) { e.UID = "b" }, 1},
+	} {
+		told := 0
+		h := egressHandler(func(name types.NamespacedName) {
+			if name.String() != "internet/nat" {
+				t.Errorf("told of %s", name)
+			}
+			told++
+		})
+		after := before.DeepCopy()
+		after.ResourceVersion = "8"
+		c.change(after)
+		if h.OnUpdate(before, after); told != c.told {
+			t.Errorf("%s: told %d times, want %d", c.what, told, c.told)
+		}
+	}
+	told := 0
+	h := egressHandler(func(types.NamespacedName) { told++ })
+	h.OnAdd(before, false)
+	h.OnDelete(cache.DeletedFinalStateUnknown{Obj: before})
+	if told != 2 {
+		t.Errorf("told %d times of one that came and went", told)
 	}
 }

@@ -196,6 +196,9 @@ const (
 	// EgressClientPressure is True when a router has refused connections of a client that has
 	// as many as one may have.
 	EgressClientPressure = "ClientPressure"
+	// EgressUnstableFlows is True when the spec lets connections move to another router, which
+	// resets them; the message says what to change.
+	EgressUnstableFlows = "UnstableFlows"
 )
 
 // EgressStatus is what coil-egress-controller observed.
@@ -221,7 +224,8 @@ type EgressStatus struct {
 	Clients int32 `json:"clients,omitempty"`
 
 	// InClusterCIDRs are the ranges of pods, nodes and Services that no Egress
-	// captures, but for private ones of which a destination is a smaller part.
+	// captures, but for private ones of which a destination is a smaller part. Private ones
+	// that are in no destination may be joined to a few wider ones.
 	//
 	// +optional
 	// +listType=atomic
