@@ -30,8 +30,8 @@ import (
 
 const (
 	direct = "direct" // the Egress whose routers nodes ask
-	// handful is how many Events a router's death and return may make together.
-	handful = 10
+	// handful is how many Events a router's death may make, and its return, however many nodes notice.
+	handful = 20
 	// noticedTimeout is how long all nodes may take to notice either.
 	noticedTimeout = 3 * time.Minute
 )
@@ -51,15 +51,16 @@ func measureDeaths(ctx context.Context, o options, rep *report) (err error) {
 	if w.egress, err = c.egress(ctx, direct, v2.EgressPeeringDirect); err != nil {
 		return err
 	}
+	w.egress.Status.Clients = int32(o.nodes) // each node has one
 	for i := range 2 {
-		w.routers = append(w.routers, plan.ClientRouter{Addr: netip.AddrFrom4([4]byte{192, 0, 2, byte(1 + i)})})
+		w.routers = append(w.routers, plan.ClientRouter{Addr: netip.AddrFrom4([4]byte{192, 0, 2, byte(1 + i)}), State: plan.RouterLive})
 		if err := c.router(ctx, i, true); err != nil {
 			return err
 		}
 	}
 	runCtx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	done, err := w.run(runCtx, c, o.nodes)
+	done, err := w.run(runCtx, o.nodes, c.recorder)
 	if err != nil {
 		return err
 	}
@@ -75,31 +76,33 @@ func measureDeaths(ctx context.Context, o options, rep *report) (err error) {
 		return err
 	}
 	defer l.close()
-	began := time.Now()
-	for _, dead := range []bool{true, false} {
-		w.set(w.routers[0].Addr, dead)
-		n := 0
-		if dead {
-			n = 1
-		}
-		if err := w.await(ctx, o.nodes, n); err != nil {
+	for _, turn := range []struct {
+		what string
+		dead int // routers
+	}{{"a router dies", 1}, {"a router lives again", 0}} {
+		what := fmt.Sprintf("%s for %d nodes", turn.what, o.nodes)
+		before, err := l.counts()
+		if err != nil {
 			return err
 		}
-		if err := c.router(ctx, 0, !dead); err != nil {
+		began := time.Now()
+		w.set(w.routers[0].Addr, turn.dead > 0)
+		if err := w.await(ctx, o.nodes, turn.dead); err != nil {
 			return err
 		}
-		if dead {
-			rep.Figures.Note(fmt.Sprintf("a router dies for %d nodes: until all have noticed", o.nodes), "s", time.Since(began).Seconds())
+		rep.Figures.Note(what+": until all have noticed", "s", time.Since(began).Seconds())
+		if err := c.router(ctx, 0, turn.dead == 0); err != nil {
+			return err
 		}
 		if err := pass(o.quiet)(ctx); err != nil { // Events are written behind
 			return err
 		}
+		after, err := l.counts()
+		if err != nil {
+			return err
+		}
+		rep.Figures.AtMost(what+": writes of Events", "", float64(after[kindEvent].minus(before[kindEvent]).Count), handful)
 	}
-	counts, err := l.counts()
-	if err != nil {
-		return err
-	}
-	rep.Figures.AtMost(fmt.Sprintf("a router dies for %d nodes, and lives again: writes of Events", o.nodes), "", float64(counts[kindEvent].Count), handful)
 	return nil
 }
 
@@ -163,12 +166,17 @@ func (w *routersWorld) await(ctx context.Context, nodes, dead int) error {
 	return nil
 }
 
-// run runs the loops of nodes until ctx ends, for which done waits.
-func (w *routersWorld) run(ctx context.Context, c *gatewayCluster, nodes int) (done func() error, err error) {
+// recorder records Events as coild does; each has a memory of its own.
+func (c *gatewayCluster) recorder(ctx context.Context, i int) (kube.Recorder, func(), error) {
 	clients, err := kube.NewClients(c.rig.API.RESTConfig())
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
+	return kube.RunRecorder(ctx, clients.Core, fmt.Sprintf("coild-%d", i))
+}
+
+// run runs the loops of nodes, each with a recorder, until ctx ends, for which done waits.
+func (w *routersWorld) run(ctx context.Context, nodes int, record func(context.Context, int) (kube.Recorder, func(), error)) (done func() error, err error) {
 	metrics := reconcile.NewMetrics(nil)
 	group, ctx := errgroup.WithContext(ctx)
 	var flushes []func()
@@ -180,7 +188,7 @@ func (w *routersWorld) run(ctx context.Context, c *gatewayCluster, nodes int) (d
 		return err
 	}
 	for i := range nodes {
-		recorder, flush, err := kube.RunRecorder(ctx, clients.Core, fmt.Sprintf("coild-%d", i))
+		recorder, flush, err := record(ctx, i)
 		if err != nil {
 			return nil, err
 		}

@@ -16,7 +16,6 @@ import (
 	"github.com/coil-net/coil/generated/informers/externalversions"
 	"github.com/coil-net/coil/integration/rig"
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
-	"github.com/coil-net/coil/pkg/kube"
 	"github.com/coil-net/coil/pkg/node/blocks"
 	"github.com/coil-net/coil/pkg/plan"
 	"github.com/coil-net/coil/pkg/reconcile"
@@ -173,10 +172,6 @@ func (f *fleet) fill(ctx context.Context) error {
 // askAll runs the loops of all nodes until ctx ends, for which done waits. refused is closed when each
 // node's first request was refused.
 func (f *fleet) askAll(ctx context.Context) (refused <-chan struct{}, done func() error, err error) {
-	clients, err := kube.NewClients(f.rig.API.RESTConfig())
-	if err != nil {
-		return nil, nil, err
-	}
 	s := &shared{nodes: map[string]*inbox{}, refused: map[string]bool{}, all: make(chan struct{})}
 	for _, n := range f.nodes {
 		s.nodes[n.name] = &inbox{blocks: newPart(), requests: newPart()}
@@ -198,7 +193,7 @@ func (f *fleet) askAll(ctx context.Context) (refused <-chan struct{}, done func(
 		m, err := blocks.New(blocks.Config{
 			NodeName: n.name, NodeUID: n.uid, Ours: func(context.Context, *v2.AddressBlock) (bool, error) { return true, nil },
 			Warn: func(string, string, ...any) {}, MinAge: time.Hour, StatusInterval: 30 * time.Second,
-		}, clients.Coil, i.blocks, i.requests, &busyRecord{}, noExport{}, metrics)
+		}, f.rig.Coil.CoilV2(), i.blocks, i.requests, &busyRecord{}, noExport{}, metrics)
 		if err != nil {
 			return nil, nil, err
 		}
@@ -255,6 +250,7 @@ func (s *shared) handler(of func(*inbox) *part) cache.ResourceEventHandler {
 				_ = p.indexer.Add(obj) // it has a key
 				p.handler.OnAdd(obj, initial)
 			}
+			s.note(obj)
 		},
 		UpdateFunc: func(before, after any) {
 			if p := at(after); p != nil {

@@ -160,11 +160,13 @@ func TestDeaths(t *testing.T) {
 	if err := measureDeaths(t.Context(), need(t), rep); err != nil {
 		t.Fatal(err)
 	}
-	if f := rep.figure(t, "until all have noticed"); f.Value < 2 {
+	if f := rep.figure(t, "a router dies for 50 nodes: until all have noticed"); f.Value < 2 {
 		t.Errorf("a router is dead after %v s, want three questions", f.Value)
 	}
-	if f := rep.figure(t, "writes of Events"); !f.Reached {
-		t.Errorf("%v Events for 50 nodes, want a handful", f.Value)
+	for _, what := range []string{"dies", "lives again"} {
+		if f := rep.figure(t, "a router "+what+" for 50 nodes: writes of Events"); f.Value == 0 || !f.Reached {
+			t.Errorf("a router %s: %v Events for 50 nodes, want some, and a handful", what, f.Value)
+		}
 	}
 }
 
