@@ -105,6 +105,7 @@ func checkAccess(t *testing.T, api *controlplane.API, v variant) {
 		{"coild", "patch", coil, "addressblocks", "status", v.ipam},
 		{"coild", "create", coil, "addressblocks", "", false},
 		{"coild", "create", coil, "blockrequests", "", v.ipam},
+		{"coild", "get", coil, "addresspools", "", v.ipam},
 		{"coild", "update", coil, "addresspools", "", false},
 		{"coild", "watch", "", "pods", "", v.egress},
 		{"coild", "update", "", "pods", "", false},

@@ -1,19 +1,26 @@
 package main
 
 import (
+	"context"
+	"fmt"
 	"os"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
 	"github.com/coil-net/coil/integration/bench/figures"
+	"github.com/coil-net/coil/integration/lab/controlplane"
 	"github.com/coil-net/coil/pkg/testkit"
 )
 
 func TestMain(m *testing.M) {
+	playClientNode()
 	rest.SetDefaultWarningHandler(rest.NoWarnings{})
 	os.Exit(m.Run())
 }
@@ -26,6 +33,7 @@ func need(t *testing.T) options {
 	testkit.Need(t, testkit.APIServer)
 	return options{
 		nodes: 50, blocks: 400, singles: 5, burst: 300, coilds: 20,
+		clients: 300, here: 3, window: 5 * time.Second, exhausted: 5 * time.Second,
 		delay: time.Second, quiet: 2 * time.Second, log: os.Stderr,
 	}
 }
@@ -107,5 +115,132 @@ func TestReport(t *testing.T) {
 	}
 	if got := figures.Quantile([]time.Duration{3e6, 1e6, 2e6, 4e6}, 0.5); got != 2 {
 		t.Errorf("the median of 1 to 4 ms is %v", got)
+	}
+}
+
+// All that clients write is counted, and so is what nodes use for it.
+func TestClients(t *testing.T) {
+	rep := newReport()
+	if err := measureClients(t.Context(), need(t), rep); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"EndpointSlices and the Egress into etcd, IPv4", "EndpointSlices and the Egress into etcd, IPv6"} {
+		if f := rep.figure(t, name); f.Value == 0 || !f.Reached {
+			t.Errorf("%s: %v MB/s, want some, and less than the target", name, f.Value)
+		}
+	}
+	for _, name := range []string{"without these clients, at rest", "for 3 clients, at rest"} {
+		if f := rep.figure(t, name); f.Value == 0 {
+			t.Errorf("%s: nothing was measured", name)
+		}
+	}
+	// A slice is written at most twice a second, and collects more than one change.
+	if f := rep.figure(t, "writes of EndpointSlices, IPv4"); f.Value == 0 || f.Value >= changesPerSecond {
+		t.Errorf("%v writes of slices per second: each change is written", f.Value)
+	}
+}
+
+// Each node is refused once, which is counted, and then the pool is left alone.
+func TestExhausted(t *testing.T) {
+	rep := newReport()
+	if err := measureExhausted(t.Context(), need(t), rep); err != nil {
+		t.Fatal(err)
+	}
+	if f := rep.figure(t, "writes until then, of a node"); f.Value < 3 {
+		t.Errorf("a refusal is %v writes, want the request, its answer and its end", f.Value)
+	}
+	if f := rep.figure(t, "writes in the worst minute"); !f.Reached {
+		t.Errorf("%v writes/s after the refusals", f.Value)
+	}
+}
+
+// All nodes notice that a router dies and that it lives again, and what they tell is counted.
+func TestDeaths(t *testing.T) {
+	rep := newReport()
+	if err := measureDeaths(t.Context(), need(t), rep); err != nil {
+		t.Fatal(err)
+	}
+	if f := rep.figure(t, "a router dies for 50 nodes: until all have noticed"); f.Value < 2 {
+		t.Errorf("a router is dead after %v s, want three questions", f.Value)
+	}
+	for _, what := range []string{"dies", "lives again"} {
+		if f := rep.figure(t, "a router "+what+" for 50 nodes: writes of Events"); f.Value == 0 || !f.Reached {
+			t.Errorf("a router %s: %v Events for 50 nodes, want some, and a handful", what, f.Value)
+		}
+	}
+}
+
+// etcd's own watch counts each write of a kind, with the bytes that are stored, and each end.
+func TestLedger(t *testing.T) {
+	testkit.Need(t, testkit.APIServer)
+	api := testkit.Must(controlplane.StartAPI(t.Context(), controlplane.Options{Log: os.Stderr}))(t)
+	t.Cleanup(func() { testkit.Check(t, api.Stop()) })
+	core := testkit.Must(kubernetes.NewForConfig(api.RESTConfig()))(t)
+	l := testkit.Must(watchEtcd(t.Context(), api, "configmaps/default/", func(key string) string {
+		if strings.HasSuffix(key, "/counted") {
+			return "counted"
+		}
+		return ""
+	}))(t)
+	t.Cleanup(l.close)
+	maps := core.CoreV1().ConfigMaps("default")
+	for _, name := range []string{"counted", "ignored"} {
+		testkit.Must(maps.Create(t.Context(), &corev1.ConfigMap{
+			ObjectMeta: metav1.ObjectMeta{Name: name}, Data: map[string]string{"text": strings.Repeat("x", 10000)},
+		}, metav1.CreateOptions{}))(t)
+		testkit.Check(t, maps.Delete(t.Context(), name, metav1.DeleteOptions{}))
+	}
+	testkit.Eventually(t, 10*time.Second, "both writes are counted", func() error {
+		counts, err := l.counts()
+		if err != nil {
+			return err
+		}
+		w := counts["counted"]
+		if len(counts) != 1 || w.Count != 2 || w.Bytes < 10000 || w.Bytes > 11000 {
+			return fmt.Errorf("counted %+v, want 2 writes and a little more than 10,000 bytes", counts)
+		}
+		return nil
+	})
+}
+
+// Keys are of the kinds that figures are about.
+func TestKinds(t *testing.T) {
+	for _, tt := range []struct {
+		key           string
+		egress, block string
+	}{
+		{"/registry/endpointslices/gateways/nat-clients-ipv4-7", kindIPv4, ""},
+		{"/registry/endpointslices/gateways/nat-clients-ipv6-0", kindIPv6, ""},
+		{"/registry/endpointslices/gateways/nat-x7k2p", kindOther, ""},
+		{"/registry/coil.cybozu.com/egresses/gateways/nat", kindEgress, ""},
+		{"/registry/pods/customers/a", kindOther, ""},
+		{"/registry/coil.cybozu.com/blockrequests/a", kindOther, kindRequest},
+		{"/registry/coil.cybozu.com/addresspools/a", kindOther, kindPool},
+		{"/registry/coil.cybozu.com/addressblocks/a", kindOther, kindBlock},
+		{"/registry/events/default/a", kindOther, kindEvent},
+		{"/registry/leases/kube-system/a", kindOther, ""},
+	} {
+		if e, b := kindOfKey(tt.key), kindOfCoil(tt.key); e != tt.egress || b != tt.block {
+			t.Errorf("%s is %q and %q, want %q and %q", tt.key, e, b, tt.egress, tt.block)
+		}
+	}
+}
+
+// A process's clock counts what it uses, and not what passes.
+func TestUsage(t *testing.T) {
+	spin := func(ctx context.Context) error {
+		before, err := cpuTime(os.Getpid())
+		for now := before; err == nil && now-before < 50*time.Millisecond && ctx.Err() == nil; {
+			now, err = cpuTime(os.Getpid())
+		}
+		return err
+	}
+	busy := testkit.Must(usage(t.Context(), []int{os.Getpid()}, spin))(t)
+	idle := testkit.Must(usage(t.Context(), []int{os.Getpid()}, pass(300*time.Millisecond)))(t)
+	if busy[0] <= 2*idle[0] {
+		t.Errorf("at work %v of a processor, at rest %v", busy[0], idle[0])
+	}
+	if _, err := usage(t.Context(), []int{1 << 22}, pass(0)); err == nil {
+		t.Error("no error about PID_MAX_LIMIT, which no process has")
 	}
 }

@@ -115,6 +115,9 @@ func Attach(dir string, at netip.AddrPort) (*API, error) {
 // Addr is where the API server listens.
 func (a *API) Addr() netip.AddrPort { return a.config.Bind }
 
+// EtcdURL is where etcd listens, without a certificate.
+func (a *API) EtcdURL() string { return "http://" + a.config.Etcd.String() }
+
 // Stop ends both programs and removes a temporary directory. It can be called more than once.
 func (a *API) Stop() error {
 	a.kill()

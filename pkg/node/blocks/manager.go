@@ -75,8 +75,8 @@ const (
 	settle = 200 * time.Millisecond
 	// recheck is how often blocks are looked at that wait for time to pass.
 	recheck = 3 * time.Second
-	// askAheadPause follows a refusal before the node asks again without need. It doubles with
-	// each refusal up to maxAskAheadPause: all nodes ask an exhausted pool.
+	// askAheadPause follows a refusal before the node looks again whether it can ask without need. It
+	// doubles up to maxAskAheadPause as long as it can't: all nodes look at an exhausted pool.
 	askAheadPause    = 30 * time.Second
 	maxAskAheadPause = 15 * time.Minute
 )
@@ -321,6 +321,9 @@ func (m *Manager) syncPool(ctx context.Context, pool string) error {
 		pause = 0
 	}
 	d := decide(hs, waiting, m.cfg.MinAge)
+	if d.ask && !open && waiting == 0 && pause == 0 {
+		pause = m.askInVain(ctx, pool)
+	}
 	paused := waiting == 0 && pause > 0
 	if d.ask && !open && !paused {
 		errs = append(errs, m.request(ctx, pool))

@@ -10,6 +10,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
@@ -184,6 +185,40 @@ func (m *Manager) newRequest(name, pool string) *v2.BlockRequest {
 		},
 		Spec: v2.BlockRequestSpec{NodeName: m.cfg.NodeName, PoolName: pool},
 	}
+}
+
+// poolTimeout is how long the API server may take to show a pool.
+const poolTimeout = 5 * time.Second
+
+// askInVain returns for how long a pool isn't asked without need because it would refuse as it did
+// before; 0 if it may give a block. Its status is read, since a refused request is four writes, and all
+// nodes of a cluster ask an exhausted pool.
+func (m *Manager) askInVain(ctx context.Context, pool string) time.Duration {
+	if !m.news.hasRefused(pool) {
+		return 0
+	}
+	ctx, cancel := context.WithTimeout(ctx, poolTimeout)
+	defer cancel()
+	p, err := m.client.AddressPools().Get(ctx, pool, metav1.GetOptions{})
+	if err != nil && !apierrors.IsNotFound(err) {
+		klog.FromContext(ctx).V(2).Info("The pool can't be read, and is asked", "pool", pool, "reason", err)
+		return 0
+	}
+	if err == nil && mayGive(p) {
+		return 0
+	}
+	return m.news.postpone(pool)
+}
+
+// mayGive says whether a pool gives blocks, as far as its status is about its present spec.
+func mayGive(p *v2.AddressPool) bool {
+	if p.DeletionTimestamp != nil {
+		return false
+	}
+	if p.Status.ObservedGeneration != p.Generation {
+		return true
+	}
+	return !meta.IsStatusConditionTrue(p.Status.Conditions, v2.PoolExhausted) && !meta.IsStatusConditionTrue(p.Status.Conditions, v2.PoolSuspended)
 }
 
 func isAnswered(r *v2.BlockRequest) bool {

@@ -13,6 +13,8 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	clienttesting "k8s.io/client-go/testing"
 
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
 	"github.com/coil-net/coil/pkg/ipam"
@@ -124,6 +126,65 @@ func TestPauseOfRefusedPool(t *testing.T) {
 			t.Errorf("a pause of %s at the first refusal since a block came", pause)
 		}
 	})
+}
+
+// A pool that has refused is looked at before it is asked ahead of need again, and asked only if it may
+// give a block: all nodes of a cluster ask an exhausted pool, and each refusal is four writes.
+func TestExhaustedPoolIsLookedAt(t *testing.T) {
+	suspended, exhausted := metav1.Condition{Type: v2.PoolSuspended, Status: metav1.ConditionTrue}, metav1.Condition{Type: v2.PoolExhausted, Status: metav1.ConditionTrue}
+	available := metav1.Condition{Type: v2.PoolExhausted, Status: metav1.ConditionFalse}
+	pool := func(generation, observed int64, conditions ...metav1.Condition) *v2.AddressPool {
+		return &v2.AddressPool{
+			ObjectMeta: metav1.ObjectMeta{Name: "default", Generation: generation},
+			Status:     v2.AddressPoolStatus{ObservedGeneration: observed, Conditions: conditions},
+		}
+	}
+	deleting := pool(1, 1, available)
+	deleting.DeletionTimestamp, deleting.Finalizers = &nodeCreated, []string{v2.Finalizer}
+	for _, tt := range []struct {
+		name   string
+		pool   *v2.AddressPool // nil: it is gone
+		broken error           // of reading it
+		asks   bool
+	}{
+		{name: "exhausted", pool: pool(1, 1, exhausted)},
+		{name: "suspended", pool: pool(1, 1, available, suspended)},
+		{name: "deleting", pool: deleting},
+		{name: "gone"},
+		{name: "it has blocks", pool: pool(1, 1, available), asks: true},
+		{name: "a subnet was appended just now", pool: pool(2, 1, exhausted), asks: true},
+		{name: "no status yet", pool: pool(1, 0), asks: true},
+		{name: "it can't be read", pool: pool(1, 1, exhausted), broken: errors.New("forbidden"), asks: true},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				b := runAged(t, 24*time.Hour, map[string]int{"default-0": 30}, newBlock("default", 0))
+				if tt.pool != nil {
+					if err := b.client.Tracker().Add(tt.pool); err != nil {
+						t.Fatal(err)
+					}
+				}
+				looks := 0
+				b.client.PrependReactor("get", "addresspools", func(clienttesting.Action) (bool, runtime.Object, error) {
+					looks++
+					return tt.broken != nil, nil, tt.broken
+				})
+				began := time.Now()
+				for time.Since(began) < time.Hour {
+					time.Sleep(time.Second)
+					synctest.Wait()
+					b.answer(t, 0, v2.ReasonPoolExhausted)
+				}
+				// With pauses of 30 s, doubled up to 15 min, and up to a quarter more: 6 to 8 turns in an hour.
+				if n := b.creates(); !tt.asks && n != 1 || tt.asks && (n < 6 || n > 9) {
+					t.Errorf("asked %d times in an hour, want again: %t", n, tt.asks)
+				}
+				if looks < 5 || looks > 8 {
+					t.Errorf("looked %d times in an hour", looks)
+				}
+			})
+		})
+	}
 }
 
 // Who waits is in no pause.

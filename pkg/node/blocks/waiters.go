@@ -72,12 +72,34 @@ func (w *waiters) tell(pool string, refused error) {
 	if refused == nil {
 		n.pause, n.pausedUntil = 0, time.Time{}
 	} else {
-		n.pause = min(max(2*n.pause, askAheadPause), maxAskAheadPause)
-		n.pausedUntil = time.Now().Add(n.pause + rand.N(n.pause/4))
+		n.rest()
 	}
 	n.waiting = 0 // they are told
 	close(n.changed)
 	n.changed = make(chan struct{})
+}
+
+// rest begins the next pause.
+func (n *poolNews) rest() {
+	n.pause = min(max(2*n.pause, askAheadPause), maxAskAheadPause)
+	n.pausedUntil = time.Now().Add(n.pause + rand.N(n.pause/4))
+}
+
+// hasRefused says whether the last answer of a pool was a refusal.
+func (w *waiters) hasRefused(pool string) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	n := w.pools[pool]
+	return n != nil && n.pause > 0
+}
+
+// postpone begins the next pause of a pool, which isn't news to those who wait, and returns it.
+func (w *waiters) postpone(pool string) time.Duration {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	n := w.getLocked(pool)
+	n.rest()
+	return time.Until(n.pausedUntil)
 }
 
 // forget forgets a pool, unless somebody waits for it.
