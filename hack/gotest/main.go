@@ -88,24 +88,30 @@ func run(ctx context.Context, o options, out io.Writer) error {
 	}
 	defer stopWatch()
 	r := newReport(out, time.Now)
-	// Whoever measures time comes before whoever waits for others most of the time, and that
-	// before whoever computes all the time.
+	// Packages that measure time come before those that wait for others most of the time, and these before
+	// packages that compute all the time.
+	const measures, waits, computes = 0, 10, 15
 	var lanes [3]error
 	var wait sync.WaitGroup
-	wait.Go(func() { lanes[0] = test(ctx, o, r, how{nice: 19}, p.emulated, "-p=1") })
+	wait.Go(func() { lanes[0] = test(ctx, o, r, how{nice: computes}, p.emulated, "-p=1") })
 	wait.Go(func() {
-		waitErr := test(ctx, o, r, how{nice: 10}, p.waiting, "-p=1")
-		lanes[1] = errors.Join(waitErr, test(ctx, o, r, how{nice: 10}, p.late, "-p=1"))
+		waitErr := test(ctx, o, r, how{nice: waits}, p.waiting, "-p=1")
+		lanes[1] = errors.Join(waitErr, test(ctx, o, r, how{nice: waits}, p.late, "-p=1"))
 	})
 	wait.Go(func() {
-		lightErr := test(ctx, o, r, how{race: o.race}, p.light)
-		// Each of these packages wants the whole machine.
-		lanes[2] = errors.Join(lightErr, test(ctx, o, r, how{}, p.heavy, "-p=1"))
+		// Each of the heavy packages wants the whole machine, but most of the time uses one processor: the
+		// others are left to the machines, which take longest. Light packages use all processors that they
+		// find, so that they come last.
+		lanes[2] = errors.Join(
+			test(ctx, o, r, how{nice: measures, race: o.race}, p.timed, "-p=1"),
+			test(ctx, o, r, how{nice: measures}, p.heavy, "-p=1"),
+			test(ctx, o, r, how{nice: computes, race: o.race}, p.light),
+		)
 	})
 	wait.Wait()
 	err = errors.Join(append(lanes[:], ctx.Err())...)
 	if err == nil {
-		err = repeat(ctx, o, r, func(pkg string) how { return how{race: o.race && slices.Contains(p.light, pkg)} })
+		err = repeat(ctx, o, r, func(pkg string) how { return how{race: o.race && !strings.Contains(pkg, "/integration/")} })
 	}
 	var past *history
 	if o.history != "" {
@@ -154,11 +160,15 @@ const machineOfNodes = "/integration/egress/cluster"
 // patient are the packages whose tests wait above all, for clusters or for routing daemons.
 var patient = []string{"/integration/cluster", "/integration/lab/cluster", "/integration/manifests", "/integration/routes"}
 
+// timed are the packages outside integration/ that hold a time of milliseconds to a bound.
+var timed = []string{"/pkg/app/coil"}
+
 // parts are packages by what their tests want of the machine.
-type parts struct{ light, heavy, waiting, late, emulated []string }
+type parts struct{ timed, light, heavy, waiting, late, emulated []string }
 
 // split separates the packages of integration/ from the others, and of those the ones that
-// wait, the one that comes after these, and the ones that run in machines.
+// wait, the one that comes after these, and the ones that run in machines. Of the others it
+// separates those that measure.
 func split(packages []string) (s parts) {
 	for _, p := range packages {
 		is := func(list []string) bool {
@@ -173,6 +183,8 @@ func split(packages []string) (s parts) {
 			s.waiting = append(s.waiting, p)
 		case strings.Contains(p, "/integration/"):
 			s.heavy = append(s.heavy, p)
+		case is(timed):
+			s.timed = append(s.timed, p)
 		default:
 			s.light = append(s.light, p)
 		}

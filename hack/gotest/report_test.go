@@ -180,13 +180,23 @@ func TestRunEndsWhenInterrupted(t *testing.T) {
 }
 
 func TestSplit(t *testing.T) {
-	got := split([]string{"m/pkg/ipam", "m/integration/lab", "m/cmd/coil", "m/integration/lab/vm", "m/integration/egress", "m/integration/egress/cluster", "m/integration/cluster"})
+	got := split([]string{"m/pkg/ipam", "m/integration/lab", "m/cmd/coil", "m/integration/lab/vm", "m/integration/egress", "m/integration/egress/cluster", "m/integration/cluster", "m/pkg/app/coil", "m/pkg/app/coild"})
 	want := parts{
-		light: []string{"m/pkg/ipam", "m/cmd/coil"}, heavy: []string{"m/integration/lab"},
+		timed: []string{"m/pkg/app/coil"},
+		light: []string{"m/pkg/ipam", "m/cmd/coil", "m/pkg/app/coild"}, heavy: []string{"m/integration/lab"},
 		waiting: []string{"m/integration/cluster"}, late: []string{"m/integration/egress/cluster"}, emulated: []string{"m/integration/lab/vm", "m/integration/egress"},
 	}
 	if diff := cmp.Diff(want, got, cmp.AllowUnexported(parts{})); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
+// Light packages, which use all processors, don't keep others from beginning.
+func TestLightComesLast(t *testing.T) {
+	out, err := runIn(t, options{packages: []string{"./good", "./integration/..."}, tiers: "netns"})
+	heavy, light := strings.Index(out, "ok   example.org/m/integration/skips"), strings.Index(out, "ok   example.org/m/good")
+	if err != nil || heavy < 0 || light < heavy {
+		t.Errorf("error %v; at %d is what comes first, at %d what comes last", err, heavy, light)
 	}
 }
 

@@ -12,13 +12,13 @@ import (
 )
 
 // build compiles every program of root's cmd/ for Linux into dir, and returns them as files
-// of the image's root directory, sorted by name.
-func build(ctx context.Context, root, arch, dir string) ([]file, error) {
+// of the image's root directory, sorted by name. flags are more of the go command's.
+func build(ctx context.Context, root, arch, dir string, flags ...string) ([]file, error) {
 	names, err := programs(root)
 	if err != nil {
 		return nil, err
 	}
-	args := []string{"build", "-tags=grpcnotrace", "-trimpath", "-ldflags=-s -w", "-o", dir + string(filepath.Separator)}
+	args := append([]string{"build", "-tags=grpcnotrace", "-ldflags=-s -w", "-o", dir + string(filepath.Separator)}, flags...)
 	if revision(ctx, root) == "" {
 		// Outside a usable repository the go command would end instead of leaving it out.
 		args = append(args, "-buildvcs=false")

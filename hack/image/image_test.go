@@ -29,7 +29,7 @@ func TestBuildPacksEveryProgram(t *testing.T) {
 	}
 	write(t, filepath.Join(root, "cmd", "notes", "README.md"), "not a program")
 
-	files, err := build(t.Context(), root, runtime.GOARCH, t.TempDir())
+	files, err := build(t.Context(), root, runtime.GOARCH, t.TempDir(), "-trimpath")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -31,6 +31,7 @@ func run(ctx context.Context, args []string) error {
 	name := fs.String("name", "localhost/coil:dev", "full name and tag of the image")
 	output := fs.String("output", "build/coil-image.tar", "the archive to write")
 	arch := fs.String("arch", runtime.GOARCH, "GOARCH of the programs")
+	trimpath := fs.Bool("trimpath", true, "keep this machine's paths out of the programs; without it, nothing is compiled again that tests have compiled")
 	if err := fs.Parse(args); err != nil {
 		return err
 	}
@@ -43,7 +44,7 @@ func run(ctx context.Context, args []string) error {
 		return err
 	}
 	defer os.RemoveAll(bin)
-	programs, err := build(ctx, ".", *arch, bin)
+	programs, err := build(ctx, ".", *arch, bin, fmt.Sprintf("-trimpath=%t", *trimpath))
 	if err != nil {
 		return err
 	}

@@ -37,17 +37,9 @@ func testCoild(t *testing.T, api *controlplane.API) {
 	nodeNS := &netnstest.NS{NS: testkit.Must(netns.Open(l.node.NetnsPath()))(t), Path: l.node.NetnsPath()}
 	defer nodeNS.Close()
 	nodeNS.IP(t, "link", "add", "r0", "type", "veth", "peer", "name", "p0", "netns", outside.Path)
-	for _, args := range []string{
-		"link set r0 up", "addr add 172.31.0.1/30 dev r0", "addr add fd31::1/64 dev r0 nodad",
-		"route add 10.96.0.0/16 via 172.31.0.2", "-6 route add fd00:10:96::/112 via fd31::2", "route add 192.0.2.0/24 via 172.31.0.2", "-6 route add 2001:db8::/32 via fd31::2",
-	} {
-		nodeNS.IP(t, strings.Fields(args)...)
-	}
-	for _, args := range []string{
-		"link set p0 up", "addr add 172.31.0.2/30 dev p0", "addr add fd31::2/64 dev p0 nodad", "route add default via 172.31.0.1", "-6 route add default via fd31::1",
-	} {
-		outside.IP(t, strings.Fields(args)...)
-	}
+	ip(t, nodeNS, "link set r0 up", "addr add 172.31.0.1/30 dev r0", "addr add fd31::1/64 dev r0 nodad",
+		"route add 10.96.0.0/16 via 172.31.0.2", "-6 route add fd00:10:96::/112 via fd31::2", "route add 192.0.2.0/24 via 172.31.0.2", "-6 route add 2001:db8::/32 via fd31::2")
+	ip(t, outside, "link set p0 up", "addr add 172.31.0.2/30 dev p0", "addr add fd31::2/64 dev p0 nodad", "route add default via 172.31.0.1", "-6 route add default via fd31::1")
 	if _, err := outside.Run("sysctl", "-qw", "net.ipv4.conf.all.rp_filter=0", "net.ipv4.conf.default.rp_filter=0", "net.ipv4.conf.p0.rp_filter=0"); err != nil {
 		t.Fatal(err)
 	}

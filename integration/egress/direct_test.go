@@ -43,9 +43,10 @@ type direct struct {
 
 // perFamily is how many addresses the server has for this in each family; further ones are for flows to
 // where nothing went yet.
-var perFamily = testkit.EgressForm.Times(16, 100)
-
-const further = 50
+var (
+	perFamily = testkit.EgressForm.Times(16, 100)
+	further   = testkit.EgressForm.Times(16, 50)
+)
 
 // podHost is the number of the pod on the fabric; routers have those from 2.
 const podHost = 50

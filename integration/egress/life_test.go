@@ -96,7 +96,7 @@ func crowd(n int) []member {
 func testStart(t *testing.T, top *topology) {
 	c := top.a
 	top.program.Kill()
-	n := testkit.EgressForm.Times(500, 5000)
+	n := testkit.EgressForm.Times(150, 5000)
 	members := append(crowd(n-1), c.members...)
 	half := len(members) / 2
 	top.api.publish(namespace, members[:half]...)

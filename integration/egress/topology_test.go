@@ -119,16 +119,34 @@ func newTopology(t *testing.T, families ...dataplane.Family) *topology {
 }
 
 // ip runs commands of iproute2 in a namespace, nil for the fabric, all by one process: to
-// start one takes long here.
+// start one takes long here. Those that begin with -6 follow by another one.
 func ip(t *testing.T, ns *netnstest.NS, commands ...string) {
 	t.Helper()
-	cmd := exec.Command("ip", "-batch", "-")
-	if ns != nil {
-		cmd = exec.Command("nsenter", "--net="+ns.Path, "ip", "-batch", "-")
+	var any, six []string
+	for _, c := range commands {
+		if rest, ok := strings.CutPrefix(c, "-6 "); ok {
+			six = append(six, rest)
+		} else {
+			any = append(any, c)
+		}
 	}
+	batch(t, ns, any, "ip", "-batch", "-")
+	batch(t, ns, six, "ip", "-6", "-batch", "-")
+}
+
+// batch lets a program in a namespace read commands, if there are any.
+func batch(t *testing.T, ns *netnstest.NS, commands []string, program ...string) {
+	t.Helper()
+	if len(commands) == 0 {
+		return
+	}
+	if ns != nil {
+		program = append([]string{"nsenter", "--net=" + ns.Path}, program...)
+	}
+	cmd := exec.Command(program[0], program[1:]...)
 	cmd.Stdin = strings.NewReader(strings.Join(commands, "\n") + "\n")
 	if out, err := cmd.CombinedOutput(); err != nil {
-		t.Fatalf("ip %q: %v: %s", commands, err, out)
+		t.Fatalf("%s %q: %v: %s", strings.Join(program, " "), commands, err, out)
 	}
 }
 
@@ -184,8 +202,7 @@ func (top *topology) newClient(sport string) *client {
 	uid := fmt.Sprintf("uid-%d", top.clients)
 	c.members = []member{{uid, c.addr4}, {uid, c.addr6}}
 	top.sysctl(c.NS, "ipv4.conf.all.rp_filter=0", "ipv4.conf.default.rp_filter=0")
-	c.IP(t, "-6", "fou", "add", "port", "5555", "ipproto", "41")
-	commands := []string{"fou add port 5555 ipproto 4",
+	commands := []string{"fou add port 5555 ipproto 4", "-6 fou add port 5555 ipproto 41",
 		fmt.Sprintf("link add fou4 mtu 1472 type ipip local %s remote %s ttl 225 encap fou encap-sport %s encap-dport 5555 encap-csum", c.addr4, router4, sport),
 		fmt.Sprintf("link add fou6 mtu 1452 type ip6tnl mode ip6ip6 local %s remote %s hoplimit 225 encaplimit none encap fou encap-sport %s encap-dport 5555 encap-udp6-csum", c.addr6, router6, sport),
 		"link set fou4 up", "link set fou6 up"}

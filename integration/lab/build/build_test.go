@@ -3,7 +3,9 @@ package build
 import (
 	"bytes"
 	"context"
+	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -162,6 +164,7 @@ func TestOwnKeepsAnUnchangedProgram(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	linked := commands(t)
 	second, err := b.Own(t.Context(), "integration/lab/image/pause")
 	if err != nil {
 		t.Fatal(err)
@@ -172,5 +175,31 @@ func TestOwnKeepsAnUnchangedProgram(t *testing.T) {
 	}
 	if first != second || !os.SameFile(before, after) {
 		t.Error("an unchanged program was replaced")
+	}
+	if out := linked(); !strings.Contains(out, "WORK=") || strings.Contains(out, "/link -o ") {
+		t.Errorf("an unchanged program was linked again, or the commands are unknown:\n%s", out)
+	}
+}
+
+// commands records from now on what "go build" runs (go help build: -x).
+func commands(t *testing.T) func() string {
+	t.Helper()
+	real, err := exec.LookPath("go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	log := filepath.Join(dir, "log")
+	script := fmt.Sprintf("#!/bin/sh\n[ \"$1\" = build ] || exec %[1]s \"$@\"\nshift\nexec %[1]s build -x \"$@\" 2>>%[2]s\n", real, log)
+	if err := os.WriteFile(filepath.Join(dir, "go"), []byte(script), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("PATH", dir+":"+os.Getenv("PATH"))
+	return func() string {
+		out, err := os.ReadFile(log)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(out)
 	}
 }
