@@ -33,6 +33,7 @@ type options struct {
 	busy                  float64
 	patience              int
 	daemon                bool
+	guardPairs            int
 	out                   string
 	profile               string
 	span                  time.Duration
@@ -50,6 +51,7 @@ func main() {
 	pflag.Float64Var(&o.busy, "busy", 0.1, "how many processors others may use in a round that counts")
 	pflag.IntVar(&o.patience, "patience", 4, "how many times the rounds are tried to find enough of them")
 	pflag.BoolVar(&o.daemon, "daemon", true, "measure coild's restart and memory too")
+	pflag.IntVar(&o.guardPairs, "guard-pairs", 200, "how often each figure of the source guard is measured with and without it; 0 leaves them out")
 	pflag.StringVar(&o.out, "out", "", "folder of the results; the default is integration/bench/out")
 	pflag.StringVar(&o.profile, "profile", "", "only attach and detach with Coil, and save a CPU profile of coild in this file")
 	pflag.DurationVar(&o.span, "span", 10*time.Second, "for how long to profile")
@@ -117,7 +119,14 @@ func run(ctx context.Context, o options, out io.Writer) (err error) {
 		}
 	}
 	all := targets(m.rows, d)
-	if err := errors.Join(figures.Write(filepath.Join(o.out, "daemon.json"), d), figures.Write(filepath.Join(o.out, "targets.json"), all)); err != nil {
+	var g Guard
+	if o.guardPairs > 0 {
+		if g, err = measureGuard(ctx, o.guardPairs); err != nil {
+			return fmt.Errorf("measure the source guard: %w", err)
+		}
+		g.targets(&all)
+	}
+	if err := errors.Join(figures.Write(filepath.Join(o.out, "daemon.json"), d), figures.Write(filepath.Join(o.out, "guard.json"), g), figures.Write(filepath.Join(o.out, "targets.json"), all)); err != nil {
 		return err
 	}
 	if err := all.Print(out); err != nil {

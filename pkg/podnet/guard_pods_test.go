@@ -325,3 +325,41 @@ func TestGuardKeepsNeighboursRight(t *testing.T) {
 		}
 	})
 }
+
+// Limits of the plugin bandwidth lead what a pod sends round by an ifb, behind which it comes in by the pod's
+// link again: the guard sees it.
+func TestGuardBehindIFB(t *testing.T) {
+	foreign := netip.MustParseAddr("203.0.113.1")
+	eachGuard(t, func(t *testing.T, n node, guard bool) {
+		p1, pod1 := newPod(t, 1, true, true)
+		p2, pod2 := newPod(t, 2, true, true)
+		a := n.mustAttach(t, p1)
+		n.mustAttach(t, p2)
+		_ = testkit.Must(n.host.Run("sh", "-ec", fmt.Sprintf(`
+			ip link add bwp type ifb
+			ip link set bwp up
+			tc qdisc add dev bwp root tbf rate 20mbit burst 1mbit latency 50ms
+			tc qdisc add dev %[1]s ingress
+			tc filter add dev %[1]s parent ffff: protocol all u32 match u32 0 0 action mirred egress redirect dev bwp`, a.HostIfName)))(t)
+		for _, dst := range p2.Address.Addrs() {
+			mustPing(t, pod1, dst)
+			mustPing(t, pod2, addressOfFamily(p1, dst))
+		}
+		n.noneDropped(t)
+		pod1.IP(t, "address", "add", foreign.String()+"/32", "dev", "eth0")
+		if got := speaks(t, pod1, pod2, foreign, p2.Address.IPv4); got == guard {
+			t.Errorf("the packet from another address arrives: %t", got)
+		}
+		if out := testkit.Must(n.host.Run("tc", "-s", "qdisc", "show", "dev", "bwp"))(t); strings.Contains(out, "Sent 0 bytes") {
+			t.Errorf("nothing went by the ifb: %s", out)
+		}
+	})
+}
+
+// addressOfFamily is the pod's of the family of another.
+func addressOfFamily(p podnet.Pod, other netip.Addr) netip.Addr {
+	if other.Is4() {
+		return p.Address.IPv4
+	}
+	return p.Address.IPv6
+}
