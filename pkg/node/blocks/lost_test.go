@@ -166,6 +166,31 @@ func TestNodeThatIsGoneClaimsNothing(t *testing.T) {
 	}
 }
 
+// The machine whose Node is another machine's gives no block back: the other one uses the same.
+func TestWithdrawnNodeGivesNothingBack(t *testing.T) {
+	b := newBlock("default", 0)
+	now := metav1.Now()
+	b.DeletionTimestamp = &now
+	client := fake.NewSimpleClientset(b)
+	cached := cache.NewIndexer(cache.MetaNamespaceKeyFunc, nil)
+	if err := cached.Add(b); err != nil {
+		t.Fatal(err)
+	}
+	m := idle(client, cached)
+	for _, withdrawn := range []bool{true, false} {
+		if err := m.Withdraw(t.Context(), withdrawn); err != nil {
+			t.Fatal(err)
+		}
+		if err := m.syncPool(t.Context(), "default"); err != nil && !isLater(err) {
+			t.Fatal(err)
+		}
+		after, err := client.CoilV2().AddressBlocks().Get(t.Context(), b.Name, metav1.GetOptions{})
+		if err != nil || (len(after.Finalizers) > 0) != withdrawn {
+			t.Errorf("withdrawn: %t, finalizers %v, %v", withdrawn, after.Finalizers, err)
+		}
+	}
+}
+
 // The watch goes on without an event for a block that was lost. The node finds out when it
 // reports the usage, and claims the block.
 func TestBlockThatOnlyTheCacheHas(t *testing.T) {
