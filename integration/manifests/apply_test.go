@@ -122,7 +122,7 @@ func checkAccess(t *testing.T, api *controlplane.API, v variant) {
 		{"coil-egress-controller", "watch", "", "namespaces", "", v.egress},
 		{"coil-egress-controller", "watch", coil, "addresspools", "", v.egress && v.ipam},
 		{"coil-egress-controller", "create", "rbac.authorization.k8s.io", "clusterrolebindings", "", false}, // but by name
-		{"coil-egress-controller", "create", "rbac.authorization.k8s.io", "rolebindings", "", false}, // but by name
+		{"coil-egress-controller", "create", "rbac.authorization.k8s.io", "rolebindings", "", false},        // but by name
 		{"coil-egress-controller", "get", "", "secrets", "", false},
 		{"coil-router", "watch", coil, "addressblocks", "", router},
 		{"coil-router", "watch", "", "nodes", "", router},

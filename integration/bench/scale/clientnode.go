@@ -96,7 +96,7 @@ func (c clientNode) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	kernel := &network{Kernel: egress.NewKernel(dataplane.ProtocolNode, veths{}, egress.Nft{}), want: len(c.Pods), made: map[uint64]bool{}}
+	kernel := &network{Kernel: egress.NewKernel(dataplane.ProtocolNode, veths{}, egress.Nft{}, nil), want: len(c.Pods), made: map[uint64]bool{}}
 	m = egress.New(egress.Config{
 		Port: dataplane.FouPort, Protocol: dataplane.ProtocolNode, Drift: 10 * time.Second,
 		Available: func() error { return nil }, Repaired: func(context.Context, egress.Outcome) {}, Ask: kernel.Ask,

@@ -217,6 +217,11 @@ func (w *routersWorld) Pod(_ context.Context, p store.Pod, _ bool) (*metav1.Part
 	}}, nil
 }
 
+// HostNetwork implements egress.Cluster.
+func (w *routersWorld) HostNetwork(context.Context, types.NamespacedName) (bool, error) {
+	return false, nil
+}
+
 // Namespace implements egress.Cluster.
 func (w *routersWorld) Namespace(_ context.Context, name string, _ bool) (*metav1.PartialObjectMetadata, error) {
 	return &metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{Name: name}}, nil
@@ -273,6 +278,11 @@ func (w *routersWorld) CheckRouter(context.Context, store.Netns, string) error {
 
 // Closed implements egress.Network.
 func (w *routersWorld) Closed(context.Context, store.Netns) ([]dataplane.Route, error) {
+	return nil, nil
+}
+
+// Silent implements egress.Network.
+func (w *routersWorld) Silent(context.Context, store.Netns, plan.Client) ([]netip.Addr, error) {
 	return nil, nil
 }
 
