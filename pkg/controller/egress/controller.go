@@ -1,8 +1,9 @@
 // Package egress makes routers of Egresses and tells them their clients.
 //
 // It owns the Deployment, the Service and the PodDisruptionBudget of each Egress, the
-// ServiceAccount of the routers in each namespace that has one and its RoleBinding, the EndpointSlices with clients, and the status of Egresses. It must not know what
-// routers and clients do to packets.
+// ServiceAccount of the routers in each namespace that has one and its RoleBinding, the
+// EndpointSlices with clients, and the status of Egresses. It must not know what routers and clients
+// do to packets.
 //
 //	Egress                               action
 //	gone, deleting                       none: the garbage collector deletes what it owns; the account
@@ -20,9 +21,9 @@
 //	namespace isn't allowed              don't have it; an Event on the pod
 //	more of them within half a second    are collected: only the first is written at once
 //
-// Four loops: objects and status, clients, the ClusterRoleBinding of former versions, and what routers say about their
-// pressure. The clients of one Egress so never wait for its objects, nor its objects for a
-// router's answer. Each coild gets each Egress that changes: a status of which only the number of
+// Four loops: objects and status, clients, the ClusterRoleBinding of former versions, and what
+// routers say about their pressure. The clients of one Egress so never wait for its objects, nor its
+// objects for a router's answer. Each coild gets each Egress that changes: a status of which only the number of
 // clients differs is written every 30 seconds at most.
 package egress
 
