@@ -1,6 +1,7 @@
 package apiserver
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -52,7 +53,7 @@ func TestEgressRights(t *testing.T) {
 		t.Helper()
 		body := testkit.Must(json.Marshal(map[string]any{"subjects": all}))(t)
 		// As a former version did.
-		testkit.Must(api.Patch(t.Context(), "coil-egress", types.MergePatchType, body, metav1.PatchOptions{FieldManager: "coil-egress-controller"}))(t)
+		testkit.Must(api.Patch(context.WithoutCancel(t.Context()), "coil-egress", types.MergePatchType, body, metav1.PatchOptions{FieldManager: "coil-egress-controller"}))(t)
 	}
 	requireSubjects := func(want ...rbacv1.Subject) {
 		t.Helper()

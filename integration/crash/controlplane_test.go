@@ -266,11 +266,13 @@ func TestBlocksLostWithABackup(t *testing.T) {
 	if _, err := late.Add(ctx); err == nil || !strings.Contains(err.Error(), "suspended") {
 		t.Fatalf("ADD on another node says %v, want that the pool is suspended", err)
 	}
-	p, err := pools.Get(ctx, c.pools[0], metav1.GetOptions{})
-	c.check(err)
-	if !meta.IsStatusConditionTrue(p.Status.Conditions, v2.PoolSuspended) {
-		t.Errorf("conditions of the pool: %+v", p.Status.Conditions)
-	}
+	testkit.Eventually(t, 20*time.Second, "the pool says that it is suspended", func() error {
+		p, err := pools.Get(ctx, c.pools[0], metav1.GetOptions{})
+		if err == nil && !meta.IsStatusConditionTrue(p.Status.Conditions, v2.PoolSuspended) {
+			err = fmt.Errorf("conditions of the pool: %+v", p.Status.Conditions)
+		}
+		return err
+	})
 	_, err = pools.Patch(ctx, c.pools[0], types.MergePatchType, []byte(`{"metadata":{"annotations":{"`+v2.AnnotationSuspend+`":"false"}}}`), metav1.PatchOptions{})
 	c.check(err)
 	testkit.Eventually(t, 20*time.Second, "the other node gets a block after an admin decided", func() error {

@@ -6,11 +6,13 @@ import (
 	"slices"
 	"strings"
 
+	"go4.org/netipx"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	"k8s.io/apimachinery/pkg/types"
 
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
 	"github.com/coil-net/coil/pkg/dataplane"
+	"github.com/coil-net/coil/pkg/ipam"
 )
 
 // GatewayConfig is what a router knows of itself.
@@ -50,7 +52,8 @@ type Gateway struct {
 	// long as its old pod is listed beside the new one.
 	Pods []GatewayPod
 	// Tunnels lead to the addresses of the pods, one to each.
-	Tunnels      []dataplane.Tunnel
+	Tunnels []dataplane.Tunnel
+	// Destinations are what clients may reach, sorted and without overlaps.
 	Destinations []netip.Prefix
 	// Askers may ask at Ports.
 	Askers []netip.Prefix
@@ -103,14 +106,11 @@ func NewGateway(cfg GatewayConfig, egress *v2.Egress, lists []*discoveryv1.Endpo
 		own[dataplane.FamilyOf(a)] = a
 	}
 	for _, d := range egress.Spec.Destinations {
-		p, err := netip.ParsePrefix(d)
-		switch {
-		case err != nil:
+		if _, err := netip.ParsePrefix(d); err != nil {
 			skipped = append(skipped, "destination "+d)
-		case own[dataplane.FamilyOf(p.Addr())].IsValid():
-			g.Destinations = append(g.Destinations, p.Masked())
 		}
 	}
+	g.Destinations = forwarded(egress, own)
 	for _, list := range lists {
 		for _, e := range list.Endpoints {
 			pods, bad := gatewayPods(e, own)
@@ -120,8 +120,6 @@ func NewGateway(cfg GatewayConfig, egress *v2.Egress, lists []*discoveryv1.Endpo
 			}
 		}
 	}
-	slices.SortFunc(g.Destinations, netip.Prefix.Compare)
-	g.Destinations = slices.Compact(g.Destinations)
 	slices.SortFunc(g.Pods, func(a, b GatewayPod) int {
 		return cmp.Or(a.Addr.Compare(b.Addr), cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name), cmp.Compare(a.UID, b.UID))
 	})
@@ -146,6 +144,21 @@ func NewGateway(cfg GatewayConfig, egress *v2.Egress, lists []*discoveryv1.Endpo
 		})
 	}
 	return g, skipped
+}
+
+// forwarded are the addresses to which a router with some addresses of its own forwards, without
+// overlaps: those for which a client of the Egress alone takes the tunnel. A client may send others
+// into it all the same, and a router reaches what is in the cluster, or on its link, as itself.
+func forwarded(egress *v2.Egress, own map[dataplane.Family]netip.Addr) []netip.Prefix {
+	client := Client{
+		Address:  ipam.Address{IPv4: own[dataplane.IPv4], IPv6: own[dataplane.IPv6]},
+		Egresses: []ClientEgress{ClientEgressOf(egress, nil)},
+	}
+	var all []netip.Prefix
+	for _, r := range ClientStateOf(client).Filter.Destinations {
+		all = append(all, netipx.IPRangeFrom(r.First, r.Last).Prefixes()...)
+	}
+	return all
 }
 
 // The alias of a tunnel's link has the UIDs of its pods, so that a router that starts again

@@ -114,15 +114,39 @@ func TestNewGateway(t *testing.T) {
 	}
 }
 
+// A router forwards to where its clients take the tunnel, whatever they send into it.
 func TestGatewayDestinations(t *testing.T) {
-	g, skipped := NewGateway(dualGateway, someEgress, nil)
-	if want := append(slices.Clone(destinations4), netip.MustParsePrefix("fd99::/64")); !slices.Equal(g.Destinations, want) || skipped != nil {
-		t.Errorf("destinations %v, want %v; skipped %q", g.Destinations, want, skipped)
+	e := someEgress.DeepCopy()
+	e.Status.InClusterCIDRs = []string{"10.9.7.0/24", "100.64.0.0/16", "198.51.100.0/28", "10.96.0.0/12"}
+	g, skipped := NewGateway(dualGateway, e, nil)
+	for text, want := range map[string]bool{
+		"192.0.2.1": true, "10.9.0.1": true, "fd99::1": true, "100.65.0.1": true, "198.51.100.16": true,
+		"10.8.0.1": false, "192.168.0.1": false, "172.16.0.1": false, "fd98::1": false, "2001:db8::1": false, // not asked for
+		"10.9.7.1": false, "100.64.0.1": false, "198.51.100.1": false, "10.96.0.1": false, // in the cluster
+		"169.254.169.254": false, "fe80::1": false, "224.0.0.1": false, "255.255.255.255": false,
+	} {
+		a := netip.MustParseAddr(text)
+		if got := slices.ContainsFunc(g.Destinations, func(p netip.Prefix) bool { return p.Contains(a) }); got != want {
+			t.Errorf("%s is a destination: %t", a, got)
+		}
+	}
+	for i, p := range g.Destinations {
+		if i > 0 && (g.Destinations[i-1].Overlaps(p) || p.Addr().Less(g.Destinations[i-1].Addr())) {
+			t.Errorf("%s comes after %s", p, g.Destinations[i-1])
+		}
+	}
+	if skipped != nil {
+		t.Errorf("skipped %q", skipped)
+	}
+	smaller := e.DeepCopy()
+	smaller.Spec.Destinations = []string{"10.9.7.128/25"}
+	if g, _ := NewGateway(dualGateway, smaller, nil); !slices.Equal(g.Destinations, []netip.Prefix{netip.MustParsePrefix("10.9.7.128/25")}) {
+		t.Errorf("destinations that are a part of a private range of the cluster: %v", g.Destinations)
 	}
 	single := dualGateway
 	single.Addresses = []netip.Addr{own4}
-	if g, _ := NewGateway(single, someEgress, nil); !slices.Equal(g.Destinations, destinations4) {
-		t.Errorf("destinations of IPv4: %v, want %v", g.Destinations, destinations4)
+	if g, _ := NewGateway(single, someEgress, nil); slices.ContainsFunc(g.Destinations, func(p netip.Prefix) bool { return p.Addr().Is6() }) {
+		t.Errorf("destinations of IPv4: %v", g.Destinations)
 	}
 	bad := &v2.Egress{Spec: v2.EgressSpec{Destinations: []string{"10.9.0.0/33", "10.8.0.1/16"}}}
 	g, skipped = NewGateway(dualGateway, bad, nil)

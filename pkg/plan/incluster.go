@@ -17,7 +17,7 @@ const (
 	maxInCluster = 4096
 	maxCoarse    = 64
 	// maxInternalIPs is how many InternalIPs of a Node count: kubelet writes them, and that of a node
-	// that was taken over must not fill, or widen, the ranges of all Egresses.
+	// that was taken over must not fill, or widen, the ranges of all Egresses, nor take all blocks.
 	maxInternalIPs = 16
 )
 
@@ -67,7 +67,6 @@ func NewClusterRanges(f ClusterFacts) ClusterRanges {
 // inside returns the addresses of a Node that are the cluster's.
 func (f ClusterFacts) inside(n *corev1.Node) []netip.Addr {
 	addrs := NodeInternalIPs(n)
-	addrs = addrs[:min(len(addrs), maxInternalIPs)]
 	for _, a := range addrsOf(n, corev1.NodeExternalIP) {
 		if within(netip.PrefixFrom(a, a.BitLen()), f.External) {
 			addrs = append(addrs, a)
@@ -121,8 +120,12 @@ func nodeAddrs(n *corev1.Node) []netip.Addr {
 	return addrsOf(n, corev1.NodeInternalIP, corev1.NodeExternalIP)
 }
 
-// NodeInternalIPs returns the addresses of a Node inside the cluster.
-func NodeInternalIPs(n *corev1.Node) []netip.Addr { return addrsOf(n, corev1.NodeInternalIP) }
+// NodeInternalIPs returns the addresses of a Node inside the cluster: the first ones, since kubelet writes
+// them.
+func NodeInternalIPs(n *corev1.Node) []netip.Addr {
+	addrs := addrsOf(n, corev1.NodeInternalIP)
+	return addrs[:min(len(addrs), maxInternalIPs)]
+}
 
 // addrsOf leaves names out, even those that read like an address.
 func addrsOf(n *corev1.Node, types ...corev1.NodeAddressType) []netip.Addr {

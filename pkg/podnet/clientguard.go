@@ -65,12 +65,19 @@ func (n *Network) GuardClient(ctx context.Context, link int, g dataplane.ClientG
 	if err := n.recallGuards(ctx); err != nil {
 		return dataplane.Result{}, err
 	}
+	before, had := n.clients.by[link]
 	if len(g.Destinations) == 0 {
 		delete(n.clients.by, link)
 	} else {
 		n.clients.by[link] = g
 	}
-	return n.syncGuard(ctx)
+	res, err := n.syncGuard(ctx)
+	if err != nil { // the kernel has what it had
+		if delete(n.clients.by, link); had {
+			n.clients.by[link] = before
+		}
+	}
+	return res, err
 }
 
 // CheckClientGuard says whether the guard of the client behind a host's link is this one, and the host's

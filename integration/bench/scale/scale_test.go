@@ -129,7 +129,8 @@ func TestClients(t *testing.T) {
 			t.Errorf("%s: %v MB/s, want some, and less than the target", name, f.Value)
 		}
 	}
-	for _, name := range []string{"without these clients, at rest", "for 3 clients, at rest"} {
+	// At rest, who has few clients may sleep for as long as is measured.
+	for _, name := range []string{"without these clients, at rest", "for 3 clients: what the changes add"} {
 		if f := rep.figure(t, name); f.Value == 0 {
 			t.Errorf("%s: nothing was measured", name)
 		}

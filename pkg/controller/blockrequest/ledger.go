@@ -219,12 +219,17 @@ func (l *ledger) pick(pool string, p ipam.Pool) (candidate, error) {
 	return candidate{}, &noneFree{total: p.Total(), overlapping: len(skipped)}
 }
 
-// claim marks a block that a node holds already, and returns false if another one has addresses
-// of it. Carving goes on behind it: those up to there may be lost likewise.
+// claim marks a block that a node holds already and that doesn't exist, and returns false if another one
+// has addresses of it. Carving goes on behind it: those up to there may be lost likewise.
 func (l *ledger) claim(pool string, index int32, b ipam.Block) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	name := plan.BlockName(pool, index)
+	// The cache may still show the block: the watch of claims can be ahead of that of blocks.
+	seen := l.blocks.by[name]
+	l.blocks.hold(name, nil)
 	if l.blocks.overlap(b) {
+		l.blocks.hold(name, seen)
 		return false
 	}
 	a := l.account(pool)
@@ -307,7 +312,11 @@ func (l *ledger) expire(pool string, a *account) {
 func (l *ledger) forget(pool string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	delete(l.claims, pool)
+	// A pool that is made again, as after a restore, has blocks that are claimed. So its last claim is
+	// known on.
+	if l.now().Sub(l.claims[pool]) >= plan.SuspendFor {
+		delete(l.claims, pool)
+	}
 	a := l.pools[pool]
 	if a == nil || a.busy > 0 {
 		return

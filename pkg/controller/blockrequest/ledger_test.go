@@ -10,6 +10,9 @@ import (
 	"testing"
 	"time"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
 	"github.com/coil-net/coil/pkg/ipam"
 	"github.com/coil-net/coil/pkg/plan"
 )
@@ -230,5 +233,33 @@ func TestPickLeavesNodesOut(t *testing.T) {
 	}
 	if !l.claim("default", 0, block) {
 		t.Error("the claim of a block that pods use was refused since a Node has an address of it")
+	}
+}
+
+// A claimed block doesn't exist. The cache may show it all the same, and blocks of other names count.
+func TestClaimAheadOfTheCache(t *testing.T) {
+	l := newLedger(time.Now)
+	p := mustPool(t, 4, "10.1.0.0/26")
+	block := func(index int32) ipam.Block {
+		b, err := p.Block(index)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return b
+	}
+	see := func(name string, b ipam.Block) {
+		cidr := b.IPv4.String()
+		l.see(&v2.AddressBlock{ObjectMeta: metav1.ObjectMeta{Name: name}, IPv4: &cidr})
+	}
+	see("default-1", block(1))
+	see("other-0", block(2))
+	if !l.claim("default", 1, block(1)) {
+		t.Error("the claim of a block that only the cache has is refused")
+	}
+	if l.claim("default", 2, block(2)) {
+		t.Error("the claim of addresses of another block is granted")
+	}
+	if !l.blocks.overlap(block(1)) || !l.blocks.overlap(block(2)) {
+		t.Error("addresses of claimed blocks are free")
 	}
 }

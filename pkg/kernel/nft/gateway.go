@@ -238,38 +238,22 @@ func (p protocol) addresses(all []netip.Addr) []nftables.SetElement {
 	return out
 }
 
-// intervals are the elements for the prefixes of the family, of which those inside others
-// are left out, without some addresses. An interval ends before an element that says so; the last
-// may go to the end.
+// intervals are the elements for the prefixes of the family, without some addresses. An interval ends
+// before an element that says so; the last may go to the end.
 func (p protocol) intervals(prefixes []netip.Prefix, without []netip.Addr) []nftables.SetElement {
-	var sorted []netip.Prefix
+	var b netipx.IPSetBuilder
 	for _, x := range prefixes {
 		if dataplane.FamilyOf(x.Addr()) == p.family {
-			sorted = append(sorted, x.Masked())
+			b.AddPrefix(x.Masked())
 		}
 	}
-	slices.SortFunc(sorted, netip.Prefix.Compare)
-	slices.SortFunc(without, netip.Addr.Compare)
+	for _, a := range without {
+		b.Remove(a)
+	}
+	all, _ := b.IPSet() // an invalid prefix, of which it tells, is in no destination
 	var out []nftables.SetElement
-	var last netip.Prefix
-	for _, x := range sorted {
-		if last.IsValid() && last.Overlaps(x) {
-			continue
-		}
-		last = x
-		from, end := x.Addr(), following(x)
-		for _, hole := range without {
-			if !x.Contains(hole) {
-				continue
-			}
-			if from != hole {
-				out = append(out, interval(from, hole)...)
-			}
-			from = hole.Next()
-		}
-		if from != end {
-			out = append(out, interval(from, end)...)
-		}
+	for _, r := range all.Ranges() {
+		out = append(out, interval(r.From(), r.To().Next())...)
 	}
 	return out
 }
@@ -292,6 +276,3 @@ func interval(from, end netip.Addr) []nftables.SetElement {
 	}
 	return out
 }
-
-// following is the first address after a prefix; the zero Addr if there is none.
-func following(p netip.Prefix) netip.Addr { return netipx.PrefixLastIP(p).Next() }

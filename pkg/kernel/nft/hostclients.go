@@ -69,10 +69,11 @@ func (d *definition) guardClients(clients map[int]dataplane.ClientGuard) {
 	d.chains = append(d.chains, guarded, entry)
 }
 
-// guardID is short for what a guard does, in the names of sets and chains.
+// guardID is short for what a guard does, in the names of sets and chains. Tenants choose destinations:
+// it must be hard to find others with the same ID.
 func guardID(g dataplane.ClientGuard) string {
 	sum := sha256.Sum256(fmt.Append(nil, g.Destinations, g.Replies))
-	return hex.EncodeToString(sum[:6])
+	return hex.EncodeToString(sum[:16])
 }
 
 func linkElements(links []int) []nftables.SetElement {

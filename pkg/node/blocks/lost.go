@@ -23,9 +23,10 @@ const (
 	// lookForLost is how often recorded blocks are looked for that the cache lacks.
 	lookForLost = time.Minute
 	// minClaimPause is the time between two claims of a block. It doubles with each refusal up to
-	// maxClaimPause.
+	// maxClaimPause, which is less than plan.SuspendFor: a pool that is made again, as after a restore,
+	// is suspended until all claims have come.
 	minClaimPause = time.Minute
-	maxClaimPause = 15 * time.Minute
+	maxClaimPause = 5 * time.Minute
 )
 
 // lostBlock is what is known of a recorded block with addresses in use that the API server doesn't
@@ -37,8 +38,10 @@ type lostBlock struct {
 	next  time.Time
 	// holder is the UID of the block that had the name when the claim was made; empty for none.
 	holder types.UID
-	// final says that another claim gets the same refusal as long as holder is the same. Each claim
-	// suspends the pool, so that repeating it would keep the pool from use.
+	// spec tells the pool's spec from that of another time, when the claim was made.
+	spec string
+	// final says that another claim gets the same refusal as long as holder and spec are the same. Each
+	// claim suspends the pool, so that repeating it would keep the pool from use.
 	final bool
 }
 
@@ -125,11 +128,15 @@ func (m *Manager) claimLost(ctx context.Context, u store.Usage, holder types.UID
 		l = lostBlock{pool: u.Pool, pause: minClaimPause}
 		m.lost[u.Name] = l
 	}
-	due := !m.withdrawn && !time.Now().Before(l.next) && !(l.final && l.holder == holder)
+	due := !m.withdrawn && !time.Now().Before(l.next)
 	first := l.next.IsZero()
 	m.mu.Unlock()
 	if !due {
 		return false, nil
+	}
+	spec, err := m.specOf(ctx, u.Pool)
+	if err != nil || l.final && l.holder == holder && l.spec == spec {
+		return false, err
 	}
 	r := m.newRequest(claimName(m.cfg.NodeName, m.cfg.NodeUID, u.Name), u.Pool)
 	r.Spec.Claim = u.Name
@@ -138,7 +145,7 @@ func (m *Manager) claimLost(ctx context.Context, u store.Usage, holder types.UID
 		return false, fmt.Errorf("create BlockRequest %s: %w", r.Name, err)
 	}
 	m.mu.Lock()
-	l.next, l.holder, l.final = time.Now().Add(l.pause), holder, false
+	l.next, l.holder, l.spec, l.final = time.Now().Add(l.pause), holder, spec, false
 	m.lost[u.Name] = l
 	m.mu.Unlock()
 	if err != nil {
@@ -150,6 +157,18 @@ func (m *Manager) claimLost(ctx context.Context, u store.Usage, holder types.UID
 	}
 	klog.FromContext(ctx).Info("Claimed a lost block", "block", u.Name, "request", r.Name)
 	return true, nil
+}
+
+// specOf tells the spec of a pool from those of other times; it is empty without the pool.
+func (m *Manager) specOf(ctx context.Context, pool string) (string, error) {
+	p, err := m.client.AddressPools().Get(ctx, pool, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return "", nil
+	}
+	if err != nil {
+		return "", fmt.Errorf("read AddressPool %s: %w", pool, err)
+	}
+	return fmt.Sprintf("%s/%d", p.UID, p.Generation), nil
 }
 
 // claimAnswered takes note of the answer to a claim; refused is nil when the block is the node's

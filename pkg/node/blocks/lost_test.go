@@ -238,3 +238,39 @@ func TestBlockThatOnlyTheCacheHas(t *testing.T) {
 		})
 	}
 }
+
+// A pool that lacks a block after a restore gets its subnet back: the block is claimed again then.
+func TestClaimAfterThePoolChanged(t *testing.T) {
+	pool := &v2.AddressPool{ObjectMeta: metav1.ObjectMeta{Name: "default", UID: "pool", Generation: 1}}
+	client := fake.NewSimpleClientset(pool)
+	m := idle(client, cache.NewIndexer(cache.MetaNamespaceKeyFunc, nil))
+	m.record.(*record).allocate("default-0", 1)
+	synctest.Test(t, func(t *testing.T) {
+		claims := func() bool {
+			t.Helper()
+			time.Sleep(time.Hour)
+			usage, _ := m.record.Usage(t.Context())
+			claimed, _, err := m.syncLost(t.Context(), "default", usage)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return claimed
+		}
+		if !claims() {
+			t.Fatal("the block isn't claimed")
+		}
+		r := m.newRequest(claimName("node", nodeUID, "default-0"), "default")
+		r.Spec.Claim = "default-0"
+		m.claimAnswered(t.Context(), r, &v2.BlockRequestCondition{Reason: v2.ReasonPoolInvalid})
+		if claims() {
+			t.Error("claimed again, though the pool is the same")
+		}
+		pool.Generation++
+		if _, err := client.CoilV2().AddressPools().Update(t.Context(), pool, metav1.UpdateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		if !claims() {
+			t.Error("not claimed again, though the pool has changed")
+		}
+	})
+}

@@ -13,7 +13,7 @@ import (
 )
 
 // guard is the node's guard of a client while that changes: first all is allowed that was allowed or is
-// to be, then the client changes, then the rest is forbidden. An error on the way leaves both allowed.
+// to be, then the client changes, then the rest is forbidden.
 type guard struct {
 	host Host
 	// link is the node's end of the client's link; 0 if there is none.

@@ -112,6 +112,16 @@ func TestNodeGuardsClients(t *testing.T) {
 	made := g.mustUse(b).State
 	testkit.Check(t, g.kernel.Check(t.Context(), g.at(), g.client, made))
 
+	// What fails in the pod, where a program may see to that, opens nothing.
+	g.links.broken[a.Peers.IPv4] = true
+	if _, err := g.use(t.Context(), a); err == nil {
+		t.Error("a tunnel that can't be made is no error")
+	}
+	g.takeAway()
+	g.wantLeaving("when the change to Egress a fails", guardedEnds[2:]...)
+	clear(g.links.broken)
+	g.mustUse(b)
+
 	// Somebody takes away what the node has: CHECK tells, and it comes back.
 	testkit.Must(g.node.Run("nft", "flush", "ruleset"))(t)
 	if err := g.kernel.Check(t.Context(), g.at(), g.client, made); err == nil || !strings.Contains(err.Error(), "table coil of nftables is missing") {

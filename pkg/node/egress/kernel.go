@@ -188,10 +188,8 @@ func (k *Kernel) Client(ctx context.Context, at store.Netns, c plan.Client) (Out
 	} else {
 		out, err = in.make(ctx, state, c)
 	}
-	errs = append(errs, err)
-	if errors.Join(errs...) == nil {
-		errs = append(errs, guard.narrow(ctx))
-	}
+	// Whatever didn't succeed in the pod, where a program may see to that: it closes something at worst.
+	errs = append(errs, err, guard.narrow(ctx))
 	out.Others += guard.changed
 	return out, errors.Join(errs...)
 }
