@@ -134,6 +134,8 @@ type bench struct {
 	saw      sync.Mutex
 	ours     map[string]bool // foreign blocks that this machine uses
 	warnings []string
+	// unreadable is why no pool can be read, nil if it can.
+	unreadable atomic.Pointer[error]
 }
 
 // config is that of a manager of which the bench answers the questions.
@@ -191,6 +193,12 @@ func runAged(t *testing.T, minAge time.Duration, allocated map[string]int, objec
 				return true, nil, err
 			}
 			o.SetResourceVersion(fmt.Sprint(version.Add(1)))
+		}
+		return false, nil, nil
+	})
+	b.client.PrependReactor("get", "addresspools", func(clienttesting.Action) (bool, runtime.Object, error) {
+		if err := b.unreadable.Load(); err != nil {
+			return true, nil, *err
 		}
 		return false, nil, nil
 	})
@@ -283,10 +291,13 @@ func (b *bench) answer(t *testing.T, index int32, reason string) int {
 	return n
 }
 
-func (b *bench) creates() int {
+func (b *bench) creates() int { return b.count("create", "blockrequests") }
+
+// count is how many requests were made.
+func (b *bench) count(verb, resource string) int {
 	n := 0
 	for _, a := range b.client.Actions() {
-		if a.Matches("create", "blockrequests") {
+		if a.Matches(verb, resource) {
 			n++
 		}
 	}

@@ -123,6 +123,7 @@ func (m *Manager) syncLost(ctx context.Context, pool string, usage []store.Usage
 // whether it did. holder is the block that has its name.
 func (m *Manager) claimLost(ctx context.Context, u store.Usage, holder types.UID) (bool, error) {
 	m.mu.Lock()
+	delete(m.offered, u.Name) // it is news again when it is back
 	l, known := m.lost[u.Name]
 	if !known {
 		l = lostBlock{pool: u.Pool, pause: minClaimPause}
