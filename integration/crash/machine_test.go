@@ -98,11 +98,11 @@ func TestMachineThatComesBack(t *testing.T) {
 		_, err := c.Core.CoreV1().Nodes().Patch(ctx, n.Name, types.MergePatchType, []byte(patch), metav1.PatchOptions{}, "status")
 		c.check(err)
 	}
-	refuses := func() {
+	refuses := func(why string) {
 		t.Helper()
 		testkit.Eventually(t, 20*time.Second, "ADD is refused, and nothing is announced", func() error {
 			var e *cnitypes.Error
-			if err := n.Status(ctx); !errors.As(err, &e) || !strings.Contains(err.Error(), "another machine") {
+			if err := n.Status(ctx); !errors.As(err, &e) || !strings.Contains(err.Error(), why) {
 				return fmt.Errorf("STATUS says %v", err)
 			}
 			table, err := n.Run(ctx, "ip", "route", "show", "table", "119")
@@ -116,10 +116,10 @@ func TestMachineThatComesBack(t *testing.T) {
 		}
 	}
 	register("the-other-machine")
-	refuses()
+	refuses("another machine")
 	n.Coild.Kill()
 	c.check(n.Coild.Start())
-	refuses()
+	refuses("not reachable") // until there is a Node of this machine
 	register(n.MachineID())
 	c.check(n.AwaitReady(ctx, 2*time.Minute))
 	c.works(n, pod)
