@@ -19,7 +19,7 @@ func checkCoild(t *testing.T, s set, v variant) {
 	pod := s.daemonSets[i].Spec.Template.Spec
 	var flags []string
 	for _, a := range pod.Containers[0].Args {
-		if !slices.Contains([]string{"--state-dir=/var/lib/coil", "--cni-conf-dir=/host/etc/cni/net.d"}, a) {
+		if !slices.Contains([]string{"--state-dir=/var/lib/coil", "--cni-conf-dir=/host/etc/cni/net.d", "--machine-id-file=/host/node/etc/machine-id"}, a) {
 			flags = append(flags, a)
 		}
 	}
