@@ -166,12 +166,12 @@ func (a *api) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// setEgress makes the Egress of a namespace, or changes it.
+// setEgress makes the Egress of a namespace, or changes it. A client may take all that the router has.
 func (a *api) setEgress(namespace string, auto bool, destinations ...string) {
 	a.set(&v2.Egress{
 		TypeMeta:   metav1.TypeMeta{Kind: "Egress", APIVersion: v2.GroupVersion.String()},
 		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: egressName},
-		Spec:       v2.EgressSpec{Destinations: destinations, Replicas: 1, FouSourcePortAuto: auto},
+		Spec:       v2.EgressSpec{Destinations: destinations, Replicas: 1, FouSourcePortAuto: auto, MaxConnectionsPerClient: new(int32)},
 	})
 }
 
