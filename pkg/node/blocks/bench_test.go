@@ -276,6 +276,7 @@ func (b *bench) answer(t *testing.T, index int32, reason string) int {
 		} else {
 			blk := newBlock(r.Spec.PoolName, index)
 			blk.Labels[v2.LabelRequest] = string(r.UID)
+			blk.UID = types.UID("block-of-" + string(r.UID)) // none that was there before
 			index++
 			if _, err := b.client.CoilV2().AddressBlocks().Create(t.Context(), blk, metav1.CreateOptions{}); err != nil {
 				t.Fatal(err)
