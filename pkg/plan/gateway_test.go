@@ -27,12 +27,11 @@ func clientSlice(name string, endpoints ...discoveryv1.Endpoint) *discoveryv1.En
 }
 
 var (
-	own4, own6    = netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("fd00::1")
-	dualGateway   = GatewayConfig{Addresses: []netip.Addr{own4, own6}, Uplink: "eth0", UplinkIndex: 2, MTU: 1500, Port: 5555}
-	addrEqual     = cmp.Comparer(func(a, b netip.Addr) bool { return a == b })
-	prefixEqual   = cmp.Comparer(func(a, b netip.Prefix) bool { return a == b })
-	someEgress    = &v2.Egress{Spec: v2.EgressSpec{Destinations: []string{"0.0.0.0/0", "fd99::/64", "10.9.0.0/16", "10.9.0.0/16"}}}
-	destinations4 = []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0"), netip.MustParsePrefix("10.9.0.0/16")}
+	own4, own6  = netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("fd00::1")
+	dualGateway = GatewayConfig{Addresses: []netip.Addr{own4, own6}, Uplink: "eth0", UplinkIndex: 2, MTU: 1500, Port: 5555}
+	addrEqual   = cmp.Comparer(func(a, b netip.Addr) bool { return a == b })
+	prefixEqual = cmp.Comparer(func(a, b netip.Prefix) bool { return a == b })
+	someEgress  = &v2.Egress{Spec: v2.EgressSpec{Destinations: []string{"0.0.0.0/0", "fd99::/64", "10.9.0.0/16", "10.9.0.0/16"}}}
 )
 
 func tunnelTo(remote string, sport uint16, owners string) dataplane.Tunnel {
