@@ -20,12 +20,11 @@ import (
 	"github.com/coil-net/coil/pkg/podnet"
 )
 
-// Guard is what the source guard costs: pairs of with and without it, in turns, and the median of
-// what they differ by.
+// Guard is the cost of the source guard: the median difference of pairs, with and without it in turns.
 type Guard struct {
 	Pairs int `json:"pairs"`
-	// Throughput and RoundTrips are what TCP between two pods does with the guard, by what it does
-	// without; by family.
+	// Throughput and RoundTrips are ratios of TCP between two pods with the guard to TCP without, by
+	// family.
 	Throughput map[string]float64 `json:"throughput"`
 	RoundTrips map[string]float64 `json:"round_trips"`
 	// Gigabits and Microseconds are what these are without it.
