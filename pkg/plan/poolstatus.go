@@ -5,7 +5,6 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
@@ -46,8 +45,8 @@ type PoolFacts struct {
 	Pools    []*v2.AddressPool
 	Nodes    []*corev1.Node
 	Services []*networkingv1.ServiceCIDR
-	// Claimed is when a block of the pool was claimed last, zero if this process saw no claim.
-	Claimed time.Time
+	// Claims are those of the pool's blocks.
+	Claims Claims
 	// Now is the time of a transition.
 	Now metav1.Time
 }
@@ -79,7 +78,7 @@ func PoolStatus(f PoolFacts) v2.AddressPoolStatus {
 
 	set(exhausted(int64(len(f.Blocks)), total, err))
 	set(overlapping(f))
-	suspended, _ := Suspended(f.Pool, f.Claimed, f.Now.Time)
+	suspended, _ := Suspended(f.Pool, f.Claims, f.Now.Time)
 	if suspended.Status == metav1.ConditionTrue || meta.FindStatusCondition(st.Conditions, v2.PoolSuspended) != nil {
 		set(suspended)
 	}

@@ -24,9 +24,18 @@ const (
 	ReasonAdmin = "Admin"
 )
 
+// Claims is what a controller knows of the claims of a pool's blocks.
+type Claims struct {
+	// Node made the last claim, at Last. Last is zero if this process saw none.
+	Node string
+	Last time.Time
+	// Led is when this process began to lead. Earlier leaders may have seen claims until then.
+	Led time.Time
+}
+
 // Suspended says whether a pool gives no block, and for how long still; 0 is "until an admin decides".
-// claimed is when this process last saw a claim, zero for never: the status has what others saw.
-func Suspended(p *v2.AddressPool, claimed, now time.Time) (c metav1.Condition, left time.Duration) {
+// The status has what an earlier leader saw. Its time isn't used: the clock may be another machine's.
+func Suspended(p *v2.AddressPool, claims Claims, now time.Time) (c metav1.Condition, left time.Duration) {
 	c = metav1.Condition{Type: v2.PoolSuspended, Status: metav1.ConditionFalse, Reason: ReasonNoClaim, Message: "Blocks are carved"}
 	switch p.Annotations[v2.AnnotationSuspend] {
 	case "true":
@@ -37,15 +46,15 @@ func Suspended(p *v2.AddressPool, claimed, now time.Time) (c metav1.Condition, l
 		c.Reason = ReasonAdmin
 		return c, 0
 	}
-	if was := meta.FindStatusCondition(p.Status.Conditions, v2.PoolSuspended); was != nil &&
-		was.Status == metav1.ConditionTrue && was.Reason == ReasonBlocksClaimed && was.LastTransitionTime.After(claimed) {
-		claimed = was.LastTransitionTime.Time
+	message := fmt.Sprintf("Node %s holds a block that isn't its own for the API server, as after a restore of etcd. Others may be lost, too: "+
+		"none is carved for %s after the last claim; the annotation %s decides otherwise", claims.Node, SuspendFor, v2.AnnotationSuspend)
+	was := meta.FindStatusCondition(p.Status.Conditions, v2.PoolSuspended)
+	if claims.Last.IsZero() && was != nil && was.Status == metav1.ConditionTrue && was.Reason == ReasonBlocksClaimed {
+		claims.Last, message = claims.Led, was.Message
 	}
-	if left = claimed.Add(SuspendFor).Sub(now); claimed.IsZero() || left <= 0 {
+	if left = claims.Last.Add(SuspendFor).Sub(now); claims.Last.IsZero() || left <= 0 {
 		return c, 0
 	}
-	c.Status, c.Reason = metav1.ConditionTrue, ReasonBlocksClaimed
-	c.Message = fmt.Sprintf("A node held a block that didn't exist, so others may be lost, too: none is carved for %s after the last claim; the annotation %s decides otherwise",
-		SuspendFor, v2.AnnotationSuspend)
+	c.Status, c.Reason, c.Message = metav1.ConditionTrue, ReasonBlocksClaimed, message
 	return c, left
 }

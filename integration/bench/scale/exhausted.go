@@ -191,7 +191,7 @@ func (f *fleet) askAll(ctx context.Context) (refused <-chan struct{}, done func(
 		i := s.nodes[n.name]
 		i.blocks.registration, i.requests.registration = b, r
 		m, err := blocks.New(blocks.Config{
-			NodeName: n.name, NodeUID: n.uid, Ours: func(context.Context, *v2.AddressBlock) (bool, error) { return true, nil },
+			NodeName: n.name, NodeUID: n.uid, Uses: func(context.Context, *v2.AddressBlock) (bool, error) { return true, nil },
 			Warn: func(string, string, ...any) {}, MinAge: time.Hour, StatusInterval: 30 * time.Second,
 		}, f.rig.Coil.CoilV2(), i.blocks, i.requests, &busyRecord{}, noExport{}, metrics)
 		if err != nil {

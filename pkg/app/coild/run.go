@@ -69,21 +69,22 @@ type daemon struct {
 	view    *view.View
 	store   *sqlite.Store
 	fresh   bool
-	// sameMachine says that the record was made anew because its Node was, on this machine.
-	sameMachine bool
-	network     *podnet.Network
-	exports     *exports
-	blocks      *blocks.Manager
-	lister      listers.AddressBlockLister
-	assign      *assign.Assigner
-	restorer    *restore.Restorer
-	pods        *reconcile.Loop[struct{}] // rules, routes and links of all pods
-	routes      *reconcile.Loop[struct{}] // of all blocks
-	own         seen[ipam.Address]        // the node's addresses; only for nodeChanged
-	guard       guard
-	egress      *egress.Manager
-	fou         fou
-	conf        cniconf.Keeper
+	// earlier is the UID of the Node that the record was kept for before, on this machine; empty if that is
+	// the same Node.
+	earlier  string
+	network  *podnet.Network
+	exports  *exports
+	blocks   *blocks.Manager
+	lister   listers.AddressBlockLister
+	assign   *assign.Assigner
+	restorer *restore.Restorer
+	pods     *reconcile.Loop[struct{}] // rules, routes and links of all pods
+	routes   *reconcile.Loop[struct{}] // of all blocks
+	own      seen[ipam.Address]        // the node's addresses; only for nodeChanged
+	guard    guard
+	egress   *egress.Manager
+	fou      fou
+	conf     cniconf.Keeper
 }
 
 // run composes and runs coild until ctx ends.
@@ -266,7 +267,7 @@ func (d *daemon) composeIPAM(ctx context.Context, closers *[]func() error) error
 	d.lister = listers.NewAddressBlockLister(held.GetIndexer())
 	d.blocks, err = blocks.New(blocks.Config{
 		NodeName: d.NodeName, NodeUID: d.node, NodeCreated: d.created, MinAge: d.BlockMinAge, StatusInterval: 30 * time.Second,
-		Ours: d.ours,
+		Uses: d.uses,
 		Warn: d.warn,
 	}, d.clients.Coil, held, requests, d.store, d.exports, d.metrics)
 	if err != nil {
@@ -305,7 +306,7 @@ func (d *daemon) openStore(ctx context.Context, self *corev1.Node) error {
 	if err != nil {
 		return fmt.Errorf("open the record of addresses: %w", err)
 	}
-	d.store, d.fresh, d.sameMachine = s, res.Fresh, res.Reason == sqlite.EarlierNode
+	d.store, d.fresh, d.earlier = s, res.Fresh, res.EarlierNode
 	if res.SetAside != "" {
 		klog.FromContext(ctx).Info("The record of addresses was set aside and is rebuilt", "file", res.SetAside, "reason", res.Reason)
 		d.event(corev1.EventTypeWarning, "DatabaseRebuilt", "the record of addresses was set aside as %s: %s", res.SetAside, res.Reason)

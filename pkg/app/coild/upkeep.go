@@ -262,17 +262,17 @@ func (d *daemon) claim(ctx context.Context, usage []store.Usage) ([]store.Block,
 			}
 		}
 		rec, damaged := blocks.Recorded(b)
-		ours := recorded
-		if !ours {
-			if ours, err = d.ours(ctx, b); err != nil {
+		ours, err := d.ours(ctx, b, recorded)
+		if err != nil {
+			return nil, err
+		}
+		if !ours && d.blocks.Foreign(b) {
+			if err := d.blocks.Disown(ctx, b); err != nil {
 				return nil, err
 			}
 		}
 		if !ours {
-			if err := d.blocks.Disown(ctx, b); err != nil {
-				return nil, err
-			}
-			continue
+			continue // and given back, unless it is disowned
 		}
 		if err := d.blocks.Claim(ctx, b); err != nil {
 			return nil, err
@@ -286,12 +286,32 @@ func (d *daemon) claim(ctx context.Context, usage []store.Usage) ([]store.Block,
 	return held, nil
 }
 
-// ours says whether a block of the node's name that its record doesn't have is this machine's. A
+// ours says whether a block of the node's name is this machine's; recorded says that its record has it. A
 // reserved one is where an admin says that it is.
-func (d *daemon) ours(ctx context.Context, b *v2.AddressBlock) (bool, error) {
-	if d.sameMachine || !d.blocks.Foreign(b) || b.Labels[v2.LabelReserved] == v2.ReservedValue {
+//
+//	the block names      it is ours if
+//	this Node            the record has it, or is made anew, or the node asked for it
+//	the record's Node    always
+//	another Node         never
+//	none                 the record has it, or it is younger than this Node
+//
+// Any block is ours of which pods here have addresses.
+func (d *daemon) ours(ctx context.Context, b *v2.AddressBlock, recorded bool) (bool, error) {
+	if b.Labels[v2.LabelReserved] == v2.ReservedValue {
 		return true, nil
 	}
+	of := b.Annotations[v2.AnnotationNodeUID]
+	switch {
+	case !d.blocks.Foreign(b) && (recorded || d.fresh || d.blocks.Asked(b)),
+		of == "" && recorded,
+		of != "" && of == d.earlier:
+		return true, nil
+	}
+	return d.uses(ctx, b)
+}
+
+// uses says whether a pod of this machine has an address of a block, as the kernel has it.
+func (d *daemon) uses(ctx context.Context, b *v2.AddressBlock) (bool, error) {
 	rec, damaged := blocks.Recorded(b)
 	if damaged != nil {
 		return false, nil // no pod has an address of it

@@ -56,7 +56,7 @@ func (c *Controller) obtain(ctx context.Context, r *v2.BlockRequest, w *work) (*
 	if err != nil {
 		return nil, err
 	}
-	if s, _ := plan.Suspended(pool, c.Claimed(pool.Name), c.now()); s.Status == metav1.ConditionTrue {
+	if s, _ := plan.Suspended(pool, c.Claims(pool.Name), c.now()); s.Status == metav1.ConditionTrue {
 		return nil, refusef(v2.ReasonPoolSuspended, "AddressPool %s is suspended: %s", pool.Name, s.Message)
 	}
 	c.ledger.open(pool)

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -42,6 +41,7 @@ func (c *Controller) claimed(ctx context.Context, r *v2.BlockRequest, w *work) (
 	if err != nil {
 		return nil, refusef(v2.ReasonPoolInvalid, "AddressPool %s has no block %s: %s", pool.Name, name, oneLine(err))
 	}
+	c.suspend(r) // the cache may have had another spec of the pool
 	c.ledger.open(pool)
 	if !c.ledger.claim(pool.Name, index, ranges) {
 		return nil, refusef(v2.ReasonBlockTaken, "Addresses of AddressBlock %s are in another block: two nodes may use them", name)
@@ -74,12 +74,30 @@ func blockNamed(pool *v2.AddressPool, name string) (int32, ipam.Block, error) {
 	return index, b, err
 }
 
-// Claimed returns when this process last saw a claim of a block of the pool; zero is never.
-func (c *Controller) Claimed(pool string) time.Time { return c.ledger.claimedAt(pool) }
+// Claims returns what this process knows of the claims of a pool's blocks.
+func (c *Controller) Claims(pool string) plan.Claims { return c.ledger.claimsOf(pool) }
 
-// noteClaim keeps a pool from being carved from as soon as a claim is seen, before its turn comes.
+// OnClaim makes the controller tell of each claim that suspends a pool.
+func (c *Controller) OnClaim(tell func(pool string)) { c.tellClaim = tell }
+
+// noteClaim keeps a pool from being carved from as soon as a claim is seen, before its turn comes. A claim of a block
+// that the pool doesn't have says nothing about others.
 func (c *Controller) noteClaim(r *v2.BlockRequest) {
-	if r.Spec.Claim != "" && r.DeletionTimestamp == nil && !has(r, v2.BlockRequestComplete) && !has(r, v2.BlockRequestFailed) {
-		c.ledger.noteClaim(r.Spec.PoolName)
+	if r.Spec.Claim == "" || r.DeletionTimestamp != nil || has(r, v2.BlockRequestComplete) || has(r, v2.BlockRequestFailed) {
+		return
+	}
+	if pool, err := c.pools.Get(r.Spec.PoolName); err == nil {
+		if _, _, err := blockNamed(pool, r.Spec.Claim); err != nil {
+			return
+		}
+	}
+	c.suspend(r)
+}
+
+// suspend keeps the pool of a claim from being carved from.
+func (c *Controller) suspend(r *v2.BlockRequest) {
+	c.ledger.noteClaim(r.Spec.PoolName, r.Spec.NodeName)
+	if c.tellClaim != nil {
+		c.tellClaim(r.Spec.PoolName)
 	}
 }

@@ -26,6 +26,29 @@ func TestClaimOfABlockThatExists(t *testing.T) {
 	}
 }
 
+// A claim of a block that the pool doesn't have is an error of the node, or a lie: others go on being carved. The
+// pool's controller is told of each claim that suspends the pool.
+func TestClaimOfABlockThatThePoolLacks(t *testing.T) {
+	for claimed, suspends := range map[string]bool{"default-9": false, "other-1": false, "default-1": true} {
+		api := newFakeAPI(t)
+		api.addPool(testPool("default", 1, "10.0.0.0/29"))
+		claim := api.addRequest("claim", "node", "default")
+		claim.Spec.Claim = claimed
+		api.putRequest(claim)
+		r := newReplica(t, api, 0, testNode("node"))
+		r.deliverAll(t)
+		var told []string
+		r.OnClaim(func(pool string) { told = append(told, pool) })
+		r.noteClaim(claim)
+		if got := len(told) > 0; got != suspends {
+			t.Errorf("%s: told of %v", claimed, told)
+		}
+		if c := r.Claims("default"); c.Last.IsZero() == suspends || suspends && c.Node != "node" {
+			t.Errorf("%s: %+v", claimed, c)
+		}
+	}
+}
+
 // After a claim others may be lost, too: nothing is carved for a while, and then behind it.
 func TestClaimSuspendsThePool(t *testing.T) {
 	api := newFakeAPI(t)

@@ -107,6 +107,8 @@ type Controller struct {
 
 	ledger *ledger
 	reader *poolReader
+	// tellClaim is called with the pool of each claim that suspends one; nil is nobody.
+	tellClaim func(pool string)
 	// active is false as long as another replica leads: nothing is queued then.
 	active atomic.Bool
 	// unseen are the blocks, by the UID of their request, that the API server had and
@@ -284,6 +286,7 @@ func (c *Controller) Run(ctx context.Context) error {
 	if err := c.survey(ctx); err != nil {
 		return nil // ctx ended
 	}
+	c.ledger.lead()
 	c.active.Store(true)
 	defer c.active.Store(false)
 	for _, obj := range c.requests.List() {

@@ -252,6 +252,7 @@ func newReplica(t *testing.T, api *fakeAPI, delivered int, nodes ...*corev1.Node
 	for r.delivered < delivered {
 		r.deliver(t)
 	}
+	r.ledger.lead()
 	return r
 }
 

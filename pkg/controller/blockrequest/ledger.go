@@ -2,6 +2,7 @@ package blockrequest
 
 import (
 	"fmt"
+	"maps"
 	"net/netip"
 	"sync"
 	"time"
@@ -31,8 +32,9 @@ type ledger struct {
 	mu     sync.Mutex
 	pools  map[string]*account
 	blocks holders
-	nodes  holders              // their own addresses, which no pod can have
-	claims map[string]time.Time // by pool: when the last claim was seen
+	nodes  holders                // their own addresses, which no pod can have
+	led    time.Time              // when this process began to lead
+	claims map[string]plan.Claims // by pool
 }
 
 // account is the part of the ledger of one pool name.
@@ -48,7 +50,7 @@ type account struct {
 }
 
 func newLedger(now func() time.Time) *ledger {
-	return &ledger{now: now, pools: map[string]*account{}, claims: map[string]time.Time{}}
+	return &ledger{now: now, pools: map[string]*account{}, claims: map[string]plan.Claims{}}
 }
 
 // account must be called with mu held.
@@ -238,17 +240,28 @@ func (l *ledger) claim(pool string, index int32, b ipam.Block) bool {
 	return true
 }
 
-// noteClaim says that a node claims a block of a pool now.
-func (l *ledger) noteClaim(pool string) {
+// lead says that this process leads from now on.
+func (l *ledger) lead() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.claims[pool] = l.now()
+	l.led = l.now()
 }
 
-func (l *ledger) claimedAt(pool string) time.Time {
+// noteClaim says that a node claims a block of a pool now. The pool may not exist: one that is made again, as
+// after a restore, has blocks that are claimed.
+func (l *ledger) noteClaim(pool, node string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.claims[pool]
+	maps.DeleteFunc(l.claims, func(_ string, c plan.Claims) bool { return l.now().Sub(c.Last) >= plan.SuspendFor })
+	l.claims[pool] = plan.Claims{Node: node, Last: l.now()}
+}
+
+func (l *ledger) claimsOf(pool string) plan.Claims {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	c := l.claims[pool]
+	c.Led = l.led
+	return c
 }
 
 // renew marks a candidate anew, and returns false if its mark isn't there any more: it has
@@ -312,11 +325,6 @@ func (l *ledger) expire(pool string, a *account) {
 func (l *ledger) forget(pool string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	// A pool that is made again, as after a restore, has blocks that are claimed. So its last claim is
-	// known on.
-	if l.now().Sub(l.claims[pool]) >= plan.SuspendFor {
-		delete(l.claims, pool)
-	}
 	a := l.pools[pool]
 	if a == nil || a.busy > 0 {
 		return

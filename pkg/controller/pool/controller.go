@@ -67,9 +67,10 @@ type Carver interface {
 	// Busy says whether a block of the pool may be about to be created by somebody
 	// who does not know yet what the cache shows of the pool.
 	Busy(pool string) bool
-	// Claimed returns when a node last claimed a block of the pool that didn't exist; zero is
-	// never.
-	Claimed(pool string) time.Time
+	// Claims returns what is known of the claims of a pool's blocks.
+	Claims(pool string) plan.Claims
+	// OnClaim makes the carver tell of each claim of a pool's block. It is called before the carver runs.
+	OnClaim(tell func(pool string))
 }
 
 // Config is what the controller is made of.
@@ -134,6 +135,7 @@ func New(cfg Config) (*Controller, error) {
 		opts = append(opts, reconcile.WithMetrics(cfg.LoopMetrics))
 	}
 	c.loop = reconcile.New("pool", c.sync, opts...)
+	c.carver.OnClaim(c.loop.Add)
 	return c, c.register(cfg)
 }
 
@@ -261,7 +263,7 @@ func (c *Controller) sync(ctx context.Context, name string) error {
 	if err := c.writeStatus(ctx, p, status); err != nil {
 		return err
 	}
-	if _, left := plan.Suspended(p, facts.Claimed, facts.Now.Time); left > 0 {
+	if _, left := plan.Suspended(p, facts.Claims, facts.Now.Time); left > 0 {
 		return reconcile.Later(left)
 	}
 	return nil
@@ -286,7 +288,7 @@ func (c *Controller) drain(ctx context.Context, blocks []*v2.AddressBlock) error
 }
 
 func (c *Controller) facts(p *v2.AddressPool) (plan.PoolFacts, error) {
-	f := plan.PoolFacts{Pool: p, Claimed: c.carver.Claimed(p.Name), Now: c.now()}
+	f := plan.PoolFacts{Pool: p, Claims: c.carver.Claims(p.Name), Now: c.now()}
 	if i, ok := c.carver.LastIndex(p); ok {
 		f.LastIndex = &i
 	}

@@ -7,7 +7,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil"
@@ -23,13 +22,15 @@ import (
 	"github.com/coil-net/coil/generated/clientset/versioned/fake"
 	"github.com/coil-net/coil/generated/informers/externalversions"
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
+	"github.com/coil-net/coil/pkg/plan"
 )
 
 type fakeCarver struct {
 	last *int32
 	busy bool
-	// claimed is of all pools.
-	claimed time.Time
+	// claims are those of each pool.
+	claims plan.Claims
+	tell   func(pool string)
 }
 
 func (f *fakeCarver) LastIndex(*v2.AddressPool) (int32, bool) {
@@ -38,8 +39,9 @@ func (f *fakeCarver) LastIndex(*v2.AddressPool) (int32, bool) {
 	}
 	return *f.last, true
 }
-func (f *fakeCarver) Busy(string) bool         { return f.busy }
-func (f *fakeCarver) Claimed(string) time.Time { return f.claimed }
+func (f *fakeCarver) Busy(string) bool          { return f.busy }
+func (f *fakeCarver) Claims(string) plan.Claims { return f.claims }
+func (f *fakeCarver) OnClaim(tell func(string)) { f.tell = tell }
 
 // fixture is a controller whose caches are filled by hand and whose writes are noted
 // and done in the cache.

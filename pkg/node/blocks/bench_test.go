@@ -132,7 +132,7 @@ type bench struct {
 	exporter *exporter
 
 	saw      sync.Mutex
-	ours     map[string]bool // foreign blocks that this machine uses
+	used     map[string]bool // blocks of which pods of this machine have addresses
 	warnings []string
 	// unreadable is why no pool can be read, nil if it can.
 	unreadable atomic.Pointer[error]
@@ -142,10 +142,10 @@ type bench struct {
 func (b *bench) config(minAge time.Duration) Config {
 	return Config{
 		NodeName: "node", NodeUID: nodeUID, NodeCreated: nodeCreated, MinAge: minAge, StatusInterval: time.Millisecond,
-		Ours: func(_ context.Context, block *v2.AddressBlock) (bool, error) {
+		Uses: func(_ context.Context, block *v2.AddressBlock) (bool, error) {
 			b.saw.Lock()
 			defer b.saw.Unlock()
-			return b.ours[block.Name], nil
+			return b.used[block.Name], nil
 		},
 		Warn: func(reason, format string, args ...any) {
 			b.saw.Lock()

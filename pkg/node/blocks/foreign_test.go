@@ -33,7 +33,7 @@ func TestForeignBlockThatComesLate(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			b := runAged(t, time.Minute, nil)
-			b.ours = map[string]bool{"default-5": c.ours}
+			b.used = map[string]bool{"default-5": c.ours}
 			block := newBlock("default", 5)
 			block.Annotations = map[string]string{}
 			c.mark(block)

@@ -79,6 +79,7 @@ func (m *Manager) syncLost(ctx context.Context, pool string, usage []store.Usage
 		live, err := m.client.AddressBlocks().Get(ctx, u.Name, metav1.GetOptions{})
 		switch {
 		case err == nil && live.Labels[v2.LabelNode] == m.cfg.NodeName:
+			m.takeBack(live)
 			continue // its event will come
 		case apierrors.IsNotFound(err):
 			live = &v2.AddressBlock{}
@@ -129,7 +130,7 @@ func (m *Manager) claimLost(ctx context.Context, u store.Usage, holder types.UID
 		l = lostBlock{pool: u.Pool, pause: minClaimPause}
 		m.lost[u.Name] = l
 	}
-	due := !m.withdrawn && !time.Now().Before(l.next)
+	due := !time.Now().Before(l.next)
 	first := l.next.IsZero()
 	m.mu.Unlock()
 	if !due {
@@ -213,6 +214,16 @@ func (m *Manager) vanished(ctx context.Context, b *v2.AddressBlock) error {
 	m.mu.Unlock()
 	m.supply.Add(b.Labels[v2.LabelPool])
 	return nil
+}
+
+// takeBack makes the node use a recorded block again that wasn't there for a while, as when etcd was restored
+// twice. One that it has released isn't recorded.
+func (m *Manager) takeBack(b *v2.AddressBlock) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.unsure[b.UID] == nil && b.Annotations[v2.AnnotationDisowned] != string(m.cfg.NodeUID) {
+		delete(m.gone, b.UID)
+	}
 }
 
 // claimName is the name of the BlockRequest that claims a block: a node has one for each at a time.

@@ -60,8 +60,8 @@ type Config struct {
 	NodeName    string
 	NodeUID     types.UID
 	NodeCreated metav1.Time
-	// Ours says whether this machine uses a block that was an earlier Node's of the name.
-	Ours func(ctx context.Context, b *v2.AddressBlock) (bool, error)
+	// Uses says whether pods of this machine have addresses of a block.
+	Uses func(ctx context.Context, b *v2.AddressBlock) (bool, error)
 	// Warn records an Event about the Node.
 	Warn func(reason, format string, args ...any)
 	// MinAge is for how long an unused block is kept after it was acquired.
@@ -295,6 +295,12 @@ func Recorded(b *v2.AddressBlock) (store.Block, error) {
 
 // syncPool brings requests and blocks of one pool in order.
 func (m *Manager) syncPool(ctx context.Context, pool string) error {
+	m.mu.Lock()
+	withdrawn := m.withdrawn
+	m.mu.Unlock()
+	if withdrawn {
+		return reconcile.Later(m.cfg.StatusInterval) // requests and blocks are the machine's that the Node is of
+	}
 	open, err := m.takeAnswers(ctx, pool)
 	if err != nil {
 		return err
@@ -328,12 +334,6 @@ func (m *Manager) syncPool(ctx context.Context, pool string) error {
 	if d.ask && !open && !paused {
 		errs = append(errs, m.request(ctx, pool))
 	}
-	m.mu.Lock()
-	withdrawn := m.withdrawn
-	m.mu.Unlock()
-	if withdrawn {
-		d.release = nil // the machine that the Node is of may use them
-	}
 	for _, name := range d.release {
 		errs = append(errs, m.release(ctx, name))
 	}
@@ -341,7 +341,7 @@ func (m *Manager) syncPool(ctx context.Context, pool string) error {
 	if err := errors.Join(errs...); err != nil {
 		return err
 	}
-	cooling := withdrawn || lost || slices.ContainsFunc(hs, func(h held) bool { return h.Cooling > 0 })
+	cooling := lost || slices.ContainsFunc(hs, func(h held) bool { return h.Cooling > 0 })
 	// A block in use is in nobody's way while its addresses cool: only its status changes.
 	soon := slices.ContainsFunc(hs, func(h held) bool { return h.Cooling > 0 && (h.Allocated == 0 || waiting > 0) })
 	switch {
@@ -368,6 +368,16 @@ func (m *Manager) intake(ctx context.Context, pool string) error {
 			}
 		}
 		if m.Foreign(b) {
+			continue
+		}
+		returned, err := m.returned(ctx, b)
+		if err == nil && returned {
+			err = m.release(ctx, b.Name)
+		}
+		if err != nil {
+			errs = append(errs, err)
+		}
+		if err != nil || returned {
 			continue
 		}
 		rec, err := Recorded(b)

@@ -195,8 +195,8 @@ func (m *Manager) syncExport(ctx context.Context, _ struct{}) error {
 	return m.exporter.Export(ctx, held)
 }
 
-// allHeld is what the cache has, and what only the record has as long as pods have addresses of
-// it: without any, it may be another node's.
+// allHeld are the recorded blocks of the cache, and those that only the record has as long as pods have
+// addresses of them: without any, such a block may be another node's.
 func (m *Manager) allHeld(ctx context.Context) ([]plan.HeldBlock, error) {
 	usage, err := m.record.Usage(ctx)
 	if err != nil {
@@ -206,8 +206,9 @@ func (m *Manager) allHeld(ctx context.Context) ([]plan.HeldBlock, error) {
 	cached := map[string]ipam.Block{}
 	for _, b := range m.list(labels.Everything()) {
 		rec, err := Recorded(b)
-		if err != nil || m.Foreign(b) {
-			continue // reported, or settled, by intake
+		recorded := slices.ContainsFunc(usage, func(u store.Usage) bool { return u.Name == b.Name })
+		if err != nil || !recorded || m.Foreign(b) {
+			continue // reported, recorded or settled by intake
 		}
 		cached[b.Name] = rec.Block
 		held = append(held, plan.HeldBlock{Name: b.Name, Block: rec.Block, Reserved: reserved(b)})

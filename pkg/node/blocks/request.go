@@ -103,6 +103,14 @@ func (a *asked) isLatest(pool string, uid types.UID) bool {
 	return l.uid == uid && time.Since(l.at) < cacheLag
 }
 
+// knows says whether a request of a pool is dealt with, or is the latest one.
+func (a *asked) knows(pool string, uid types.UID) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	_, ok := a.handled[uid]
+	return ok || a.latest[pool].uid == uid
+}
+
 // unseen says whether the cache doesn't show the latest request of a pool yet.
 func (a *asked) unseen(pool string) bool {
 	a.mu.Lock()
@@ -265,6 +273,11 @@ func (m *Manager) takeAnswers(ctx context.Context, pool string) (open bool, err 
 		faultpoint.At(faultpoint.BlockRequested)
 		m.asked.done(pool, r)
 		if r.Spec.Claim != "" {
+			if got := r.Status.AddressBlockName; failed == nil && got != r.Spec.Claim {
+				failed = &v2.BlockRequestCondition{
+					Reason: "OtherBlock", Message: fmt.Sprintf("The answer is AddressBlock %q: coil-ipam-controller may be older than coild", got),
+				}
+			}
 			m.claimAnswered(ctx, r, failed)
 			continue
 		}

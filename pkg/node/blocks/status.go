@@ -110,11 +110,11 @@ func (m *Manager) settle(ctx context.Context, b *v2.AddressBlock) error {
 	if b == nil || err != nil || !m.Foreign(b) {
 		return err
 	}
-	ours, err := m.cfg.Ours(ctx, b)
+	used, err := m.cfg.Uses(ctx, b)
 	if err != nil {
 		return fmt.Errorf("find out whose AddressBlock %s is: %w", b.Name, err)
 	}
-	if ours {
+	if used {
 		return m.Claim(ctx, b)
 	}
 	return m.Disown(ctx, b)

@@ -30,8 +30,6 @@ const (
 	Damaged Reason = "Damaged"
 	// OtherNode: the file was made by another node or machine.
 	OtherNode Reason = "OtherNode"
-	// EarlierNode: the file was made on this machine, for an earlier Node of its name.
-	EarlierNode Reason = "EarlierNode"
 	// OtherProgram: the file isn't Coil's.
 	OtherProgram Reason = "OtherProgram"
 	// NewerSchema: the file was made by a newer Coil.

@@ -63,15 +63,14 @@ func (m meta) identity() identity {
 // identity is a store.Identity; a field that is empty isn't known.
 type identity store.Identity
 
-// matches says that both can be the same node: no field that both know differs.
+// matches says that both can be the same machine under the same name. No field that both know differs, but the
+// UID may: the Node is made again, or etcd is restored to an earlier one.
 func (i identity) matches(o store.Identity) bool {
+	if i.MachineID != "" && i.MachineID == o.MachineID && i.NodeName == o.NodeName {
+		return true
+	}
 	return !slices.ContainsFunc([][2]string{{i.NodeName, o.NodeName}, {i.NodeUID, o.NodeUID}, {i.MachineID, o.MachineID}},
 		func(f [2]string) bool { return f[0] != "" && f[1] != "" && f[0] != f[1] })
-}
-
-// sameMachine says that both are known to be one machine, under the same name.
-func (i identity) sameMachine(o store.Identity) bool {
-	return i.MachineID != "" && i.MachineID == o.MachineID && i.NodeName == o.NodeName
 }
 
 // settle writes what the file should say about itself and doesn't; with probe

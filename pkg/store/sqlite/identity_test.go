@@ -19,7 +19,7 @@ func TestIdentity(t *testing.T) {
 		{"UID wasn't known", store.Identity{NodeName: all.NodeName, MachineID: all.MachineID}, all, false},
 		{"nothing was known", store.Identity{}, all, false},
 		{"other name", all, store.Identity{NodeName: "other", NodeUID: all.NodeUID, MachineID: all.MachineID}, true},
-		{"other Node of the name", all, store.Identity{NodeName: all.NodeName, NodeUID: "other", MachineID: all.MachineID}, true},
+		{"other Node of the name, on this machine", all, store.Identity{NodeName: all.NodeName, NodeUID: "other", MachineID: all.MachineID}, false},
 		{"other Node of the name, machine isn't known", all, store.Identity{NodeName: all.NodeName, NodeUID: "other"}, true},
 		{"other machine", all, store.Identity{NodeName: all.NodeName, NodeUID: all.NodeUID, MachineID: "other"}, true},
 		{"copy of another node's disk", all, store.Identity{NodeName: "other"}, true},
@@ -35,8 +35,15 @@ func TestIdentity(t *testing.T) {
 			o.Identity = tc.open
 			s, res := mustOpen(t, o)
 			if !tc.other {
-				if res != (sqlite.OpenResult{}) || len(mustList(t, s)) != 2 {
-					t.Fatalf("%+v", res)
+				var want sqlite.OpenResult
+				if tc.open.NodeUID != "" && tc.open.NodeUID != tc.made.NodeUID {
+					want.EarlierNode = tc.made.NodeUID
+				}
+				if res != want || len(mustList(t, s)) != 2 {
+					t.Fatalf("%+v, want %+v", res, want)
+				}
+				if err := s.Writable(t.Context()); err != nil {
+					t.Errorf("the record can't be written: %v", err)
 				}
 				// What was told now is remembered.
 				mustClose(t, s)
@@ -46,14 +53,10 @@ func TestIdentity(t *testing.T) {
 				}
 				return
 			}
-			reason := sqlite.OtherNode
-			if tc.made.NodeName == tc.open.NodeName && tc.made.MachineID == tc.open.MachineID {
-				reason = sqlite.EarlierNode
-			}
-			if !res.Fresh || res.Reason != reason || len(mustList(t, s)) != 0 {
+			if !res.Fresh || res.Reason != sqlite.OtherNode || len(mustList(t, s)) != 0 {
 				t.Fatalf("%+v", res)
 			}
-			if want := o.Path + ".20260301T120000Z-" + string(reason); res.SetAside != want {
+			if want := o.Path + ".20260301T120000Z-" + string(sqlite.OtherNode); res.SetAside != want {
 				t.Errorf("set aside as %s, want %s", res.SetAside, want)
 			}
 			if n := 0; rawDB(t, res.SetAside).QueryRow(`SELECT count(*) FROM pods`).Scan(&n) != nil || n != 2 {

@@ -84,6 +84,9 @@ type OpenResult struct {
 	Reason Reason
 	// SetAside is the new name of a file that couldn't be used; "" if there was none.
 	SetAside string
+	// EarlierNode is the UID of the Node that the record was kept for before, on this machine and under the
+	// same name; "" if that is the same Node.
+	EarlierNode string
 }
 
 // Store is a store.Store in a file.
@@ -219,6 +222,9 @@ func (s *Store) openFile(ctx context.Context, scripts []string) (OpenResult, err
 	m, err := readMeta(ctx, s.writer)
 	if err != nil {
 		return res, err
+	}
+	if uid := m["node_uid"]; s.identity.NodeUID != "" && uid != s.identity.NodeUID {
+		res.EarlierNode = uid
 	}
 	if m["rebuilt_at"] == "" {
 		res.Fresh = true

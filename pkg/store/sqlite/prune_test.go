@@ -43,8 +43,8 @@ func TestPrune(t *testing.T) {
 	copies := []string{"coild.db.20200101T000000Z-v1", "coild.db.20200102T000000Z-v1", "coild.db.20200103T000000Z-v2", "coild.db.20200104T000000Z-v2"}
 	aside := []string{
 		"coild.db.20200101T000000Z-Damaged", "coild.db.20200101T000000Z-Damaged-wal", "coild.db.20200101T000000Z-Damaged-shm",
-		"coild.db.20200105T000000Z-EarlierNode", "coild.db.20200105T000000Z-EarlierNode-2", "coild.db.20200105T000000Z-EarlierNode-10",
-		"coild.db.20200105T000000Z-EarlierNode-10-wal", "coild.db.20200105T000000Z-OtherNode-11",
+		"coild.db.20200105T000000Z-Damaged", "coild.db.20200105T000000Z-Damaged-2", "coild.db.20200105T000000Z-Damaged-10",
+		"coild.db.20200105T000000Z-Damaged-10-wal", "coild.db.20200105T000000Z-OtherNode-11",
 	}
 	for _, c := range []struct {
 		name, made string

@@ -176,11 +176,8 @@ func examine(ctx context.Context, db *sql.DB, known int, id store.Identity) (Rea
 	if err != nil {
 		return finding(err)
 	}
-	switch made := have.identity(); {
-	case made.matches(id):
-		return "", nil
-	case made.sameMachine(id):
-		return EarlierNode, nil
+	if !have.identity().matches(id) {
+		return OtherNode, nil
 	}
-	return OtherNode, nil
+	return "", nil
 }

@@ -1,0 +1,51 @@
+package blocks
+
+import (
+	"context"
+	"fmt"
+	"slices"
+
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/klog/v2"
+
+	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
+	"github.com/coil-net/coil/pkg/store"
+)
+
+// Asked says whether a block was made for a BlockRequest that the node knows, or for none.
+func (m *Manager) Asked(b *v2.AddressBlock) bool {
+	uid := types.UID(b.Labels[v2.LabelRequest])
+	if uid == "" || m.asked.knows(b.Labels[v2.LabelPool], uid) {
+		return true
+	}
+	all, err := m.requests.List(labels.Everything()) // the node's: few
+	return err != nil || slices.ContainsFunc(all, func(r *v2.BlockRequest) bool { return r.UID == uid })
+}
+
+// returned says whether a block came to the node without a request of it, and isn't in use here, as when
+// etcd was restored from a backup: the node had it at that time and gave it back since. Another node may
+// have it now, and claims it as soon as this one has given it back again.
+func (m *Manager) returned(ctx context.Context, b *v2.AddressBlock) (bool, error) {
+	m.mu.Lock()
+	_, held := m.since[b.Name]
+	m.mu.Unlock()
+	if held || reserved(b) || m.Asked(b) {
+		return false, nil
+	}
+	usage, err := m.record.Usage(ctx)
+	if err != nil {
+		return false, err
+	}
+	if slices.ContainsFunc(usage, func(u store.Usage) bool { return u.Name == b.Name }) {
+		return false, nil
+	}
+	used, err := m.cfg.Uses(ctx, b)
+	if err != nil {
+		return false, fmt.Errorf("find out whether AddressBlock %s is in use: %w", b.Name, err)
+	}
+	if !used {
+		klog.FromContext(ctx).Info("A block came that this node didn't ask for, as after etcd was restored from a backup: it is given back", "block", b.Name)
+	}
+	return !used, nil
+}
