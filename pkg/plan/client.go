@@ -33,6 +33,9 @@ type Client struct {
 	Link  string
 	Index int
 	MTU   int
+	// ContainerID and Link identify the link to coild, Wired says that it has made it.
+	ContainerID string
+	Wired       bool
 	// Port is the UDP port of FoU, Protocol the mark of routes and rules.
 	Port     uint16
 	Protocol int

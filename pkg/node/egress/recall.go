@@ -54,11 +54,9 @@ func (k *Kernel) Silent(ctx context.Context, at store.Netns, c plan.Client) ([]n
 	if err != nil || len(have) == 0 {
 		return nil, err
 	}
-	link, err := in.handle.LinkByName(ctx, c.Link)
-	if err != nil {
+	if c, err = in.linked(ctx, c); err != nil {
 		return nil, err
 	}
-	c.Index, c.MTU = link.Index, link.MTU
 	state := plan.ClientStateOf(c)
 	// The error is about tunnels that aren't there, or not as they should be: those to new routers.
 	links, _ := in.tunnels.Check(ctx, in.ns, in.handle, c.Port, state.Tunnels)

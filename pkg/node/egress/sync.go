@@ -27,6 +27,7 @@ const (
 	EgressConflict   = "EgressConflict"
 	EgressTooMany    = "EgressTooMany"
 	EgressIgnored    = "EgressIgnored"
+	EgressUnguarded  = "EgressUnguarded"
 )
 
 // wanted is what a pod's annotations ask for, as far as it can be had.
@@ -215,6 +216,9 @@ func (m *Manager) syncClient(ctx context.Context, s *sandbox, meta *metav1.Parti
 			problems = append(problems, problem{EgressConflict, fmt.Sprintf("Egress %s and Egress %s both have the destination %s: the first is used", c.Winner, c.Loser, c.Dst), false})
 		}
 	}
+	if errors.Is(err, ErrUnguarded) {
+		problems = append(problems, problem{EgressUnguarded, fmt.Sprintf("%v: delete the pod if this goes on", ErrUnguarded), false})
+	}
 	m.tell(meta, s, problems)
 	return err
 }
@@ -297,7 +301,8 @@ func (m *Manager) client(s *sandbox, w wanted) plan.Client {
 	for i := range egresses {
 		egresses[i].OriginatingOnly = egresses[i].OriginatingOnly || m.cfg.OriginatingOnly
 	}
-	return plan.Client{Address: s.Address, Link: s.IfName, Port: m.cfg.Port, Protocol: m.cfg.Protocol, Idle: idle, Egresses: egresses}
+	return plan.Client{Address: s.Address, Link: s.IfName, Port: m.cfg.Port, Protocol: m.cfg.Protocol, Idle: idle, Egresses: egresses,
+		ContainerID: s.ContainerID, Wired: !m.cfg.RecordAll}
 }
 
 // remember records what a sandbox uses.
