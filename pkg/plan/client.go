@@ -104,6 +104,8 @@ type ClientRoute struct {
 type ClientConflict struct {
 	Dst           netip.Prefix
 	Winner, Loser string
+	// Router says that Loser has it as the address of a router.
+	Router bool
 }
 
 // Families are those that tunnels are needed in.
@@ -171,7 +173,8 @@ func ClientStateOf(c Client) ClientState {
 	egresses := slices.SortedFunc(slices.Values(c.Egresses), func(a, b ClientEgress) int { return strings.Compare(a.Name, b.Name) })
 	egresses = slices.CompactFunc(egresses, func(a, b ClientEgress) bool { return a.Name == b.Name && a.Name != "" })
 	claims, conflicts := claimsOf(egresses)
-	s.Conflicts = conflicts
+	egresses, strays := withoutStrays(egresses)
+	s.Conflicts = append(conflicts, strays...)
 	marked := originating(claims)
 	groups := groupIDs(egresses)
 	var sources []netip.Prefix
@@ -191,6 +194,18 @@ func ClientStateOf(c Client) ClientState {
 	slices.SortFunc(s.Routes, func(a, b ClientRoute) int { return dataplane.CompareRoutes(a.Route, b.Route) })
 	s.Filter = clientRules(c, egresses, s.Routes, sources)
 	return s
+}
+
+// inCluster returns the ranges that no Egress captures. Everything can't be in the cluster: that would
+// switch all Egresses off.
+func (e ClientEgress) inCluster() []netip.Prefix {
+	var all []netip.Prefix
+	for _, p := range e.InCluster {
+		if p = p.Masked(); p.IsValid() && p.Bits() > 0 {
+			all = append(all, p)
+		}
+	}
+	return all
 }
 
 // claim is a destination, and the Egress that has it.
@@ -281,9 +296,8 @@ func (c clientFamily) spared(egresses []ClientEgress, tunnels []dataplane.Tunnel
 	var all []netip.Prefix
 	for _, e := range egresses {
 		private := privateOnes(e.Destinations)
-		for _, p := range e.InCluster {
-			// Everything can't be in the cluster: that would switch all Egresses off.
-			if p = p.Masked(); p.IsValid() && p.Bits() > 0 && c.has(p.Addr()) && (!within(p, dataplane.PrivateRanges) || within(p, private)) {
+		for _, p := range e.inCluster() {
+			if c.has(p.Addr()) && (!within(p, dataplane.PrivateRanges) || within(p, private)) {
 				all = append(all, p)
 			}
 		}

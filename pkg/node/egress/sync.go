@@ -213,7 +213,7 @@ func (m *Manager) syncClient(ctx context.Context, s *sandbox, meta *metav1.Parti
 	problems := w.problems
 	if s.done != nil {
 		for _, c := range s.done.Conflicts {
-			problems = append(problems, problem{EgressConflict, fmt.Sprintf("Egress %s and Egress %s both have the destination %s: the first is used", c.Winner, c.Loser, c.Dst), false})
+			problems = append(problems, conflict(c))
 		}
 	}
 	if errors.Is(err, ErrUnguarded) {
@@ -221,6 +221,15 @@ func (m *Manager) syncClient(ctx context.Context, s *sandbox, meta *metav1.Parti
 	}
 	m.tell(meta, s, problems)
 	return err
+}
+
+// conflict is what the owner of a pod should know of two of its Egresses.
+func conflict(c plan.ClientConflict) problem {
+	text := fmt.Sprintf("Egress %s and Egress %s both have the destination %s: the first is used", c.Winner, c.Loser, c.Dst)
+	if c.Router {
+		text = fmt.Sprintf("router %s of Egress %s isn't used: it is outside of the cluster, and a destination of Egress %s", c.Dst.Addr(), c.Loser, c.Winner)
+	}
+	return problem{EgressConflict, text, false}
 }
 
 // syncRouter sets a router's parameters.
