@@ -76,7 +76,7 @@ func (m *Manager) look(ctx context.Context, namespace string, refs []types.Names
 			known.Switched = i >= 0 && (known.Switched || known.Direct != client.Direct)
 			known.Direct, client.Switched = client.Direct, known.Switched
 			if refused == nil {
-				if client.Routers, err = m.routersOf(ref); err != nil {
+				if client.Routers, err = m.routersOf(ref, s); err != nil {
 					return wanted{}, err
 				}
 			}
