@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"net/netip"
 	"reflect"
 	"sync"
 
@@ -35,29 +36,38 @@ func (n *Network) HostLink(ctx context.Context, id ID, ns *netns.NS, address ipa
 		return own.Index, err
 	}
 	for _, a := range address.Addrs() {
-		r, err := n.handle.RouteTo(ctx, a, 0)
-		if err == nil && !r.Local {
-			var leads bool
-			if leads, err = n.leadsTo(ctx, r.Link, ns); leads {
-				return r.Link, nil
-			}
-		}
-		if err != nil && !errors.Is(err, rtnl.ErrNotExist) {
-			return 0, err
+		link, here, err := n.wayTo(ctx, a, ns)
+		if here || err != nil {
+			return link, err
 		}
 	}
 	return 0, fmt.Errorf("%s: %w", id, ErrNoHostLink)
 }
 
-// leadsTo says whether a link is a veth whose other end is in a namespace.
-func (n *Network) leadsTo(ctx context.Context, link int, ns *netns.NS) (bool, error) {
-	l, err := n.handle.LinkByIndex(ctx, link)
+// Elsewhere says whether the host's routes lead to an address by a veth whose other end isn't in a
+// namespace: then the address isn't the one of the pod there, whatever the pod says.
+func (n *Network) Elsewhere(ctx context.Context, a netip.Addr, ns *netns.NS) (bool, error) {
+	link, here, err := n.wayTo(ctx, a, ns)
+	return link != 0 && !here, err
+}
+
+// wayTo returns the link by which the host's routes lead to an address, if that is a veth to another
+// namespace, and whether it is that one.
+func (n *Network) wayTo(ctx context.Context, a netip.Addr, ns *netns.NS) (link int, here bool, err error) {
+	r, err := n.handle.RouteTo(ctx, a, 0)
+	var l rtnl.Link
+	if err == nil && !r.Local && r.Link != 0 {
+		l, err = n.handle.LinkByIndex(ctx, r.Link)
+	}
+	if errors.Is(err, rtnl.ErrNotExist) || errors.Is(err, rtnl.ErrInvalid) { // the latter by a blackhole
+		return 0, false, nil
+	}
 	if err != nil || l.Kind != "veth" || !l.PeerElsewhere {
-		return false, err
+		return 0, false, err
 	}
 	// The kernel has given the namespace an ID, at the latest when it answered.
 	id, err := n.handle.NetnsID(ctx, ns)
-	return id >= 0 && id == l.PeerNetns, err
+	return l.Index, id >= 0 && id == l.PeerNetns, err
 }
 
 // ClientGuard returns the guard of the client behind a host's link.

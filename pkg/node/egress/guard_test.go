@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/coil-net/coil/pkg/dataplane"
+	"github.com/coil-net/coil/pkg/ipam"
 	"github.com/coil-net/coil/pkg/podnet"
 	"github.com/coil-net/coil/pkg/testkit"
 	"github.com/coil-net/coil/pkg/testkit/netnstest"
@@ -247,5 +248,11 @@ func TestHostLinkLeadsToThePod(t *testing.T) {
 	}
 	if _, err := g.network.HostLink(t.Context(), id, netnstest.New(t).NS, g.client.Address); !errors.Is(err, podnet.ErrNoHostLink) {
 		t.Errorf("a link of another namespace: %v", err)
+	}
+	for _, way := range []string{"unreachable", "blackhole"} {
+		g.node.IP(t, "route", "replace", way, "10.1.0.5")
+		if _, err := g.network.HostLink(t.Context(), id, g.ns.NS, ipam.Address{IPv4: g.client.Address.IPv4}); !errors.Is(err, podnet.ErrNoHostLink) {
+			t.Errorf("a route of the type %s: %v", way, err)
+		}
 	}
 }
