@@ -159,12 +159,13 @@ type Manager struct {
 type sandbox struct {
 	node.Sandbox
 
-	// work is held while the namespace is worked on; it guards the next six.
+	// work is held while the namespace is worked on; it guards the next seven.
 	work   sync.Mutex
 	gone   bool              // there was a DEL
 	done   *plan.ClientState // what was made last by this process
 	failed error             // why what was wanted last isn't there
 	router bool              // its parameters were set by this process
+	looked bool              // this process has looked for what a former one has left there
 	said   map[string]bool   // Events that hold
 	// absent are Egresses that the API server didn't have either when it was asked.
 	absent map[types.NamespacedName]bool

@@ -142,6 +142,8 @@ func TestRecordLost(t *testing.T) {
 		}
 		c.change(c.m, func() { c.egress("a", "10.96.0.1", "192.0.2.0/24") })
 		c.want("made again", "192.0.2.0/24 10.96.0.1")
+		c.restart(func() { lost(); c.pod("p", "") })
+		c.want("the annotation went, too", "")
 	})
 }
 

@@ -189,12 +189,25 @@ func (m *Manager) syncSandbox(ctx context.Context, s *sandbox) (used bool, err e
 		err = m.syncRouter(ctx, s)
 	case len(refs)+len(last) > 0:
 		err = m.syncClient(ctx, s, meta, refs, last)
+	case s.restored && !s.looked:
+		err = m.clearLost(ctx, s)
 	}
 	if errors.Is(err, ErrGone) {
 		logged(ctx, s).V(2).Info("The network namespace is gone without DEL")
 		return false, m.drop(ctx, s)
 	}
 	return len(refs) > 0 || labelled, err
+}
+
+// clearLost removes, once in a process, what a former one has made in a sandbox that uses no Egress any
+// more, and of which there is no record.
+func (m *Manager) clearLost(ctx context.Context, s *sandbox) error {
+	made, err := m.lastMade(ctx, s)
+	if err == nil && len(made) > 0 {
+		err = m.applyKernel(ctx, s, wanted{})
+	}
+	s.looked = err == nil
+	return err
 }
 
 func (m *Manager) syncClient(ctx context.Context, s *sandbox, meta *metav1.PartialObjectMetadata, refs []types.NamespacedName, last []store.KnownEgress) error {
