@@ -25,6 +25,8 @@ type GatewayRules struct {
 	Clients []GatewayClient
 	// MaxPerClient is how many connections one address of a client may have at once, 0 any number.
 	MaxPerClient int
+	// Over are those that have more, and open none until they have fewer.
+	Over []netip.Addr
 }
 
 // GatewayClient is who may send by a link.

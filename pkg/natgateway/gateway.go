@@ -13,6 +13,7 @@
 //	client gone        route, filter, tunnel, then its connections are forgotten
 //	address reused     its tunnel stays; connections of the old pod are forgotten
 //	client fails       the others go on; it is tried again
+//	too many flows     it opens no more until it has fewer
 //	first sync         the filter is there before the first tunnel is
 //	end of the program everything stays: connections go on while a container restarts
 package natgateway
@@ -85,6 +86,8 @@ type Flows interface {
 	Forget(ctx context.Context, addrs ...netip.Addr) (int, error)
 	// Size is how many there are, and may be.
 	Size() (count, limit int, err error)
+	// Clients is how many each source has whose place an address of the router takes.
+	Clients(ctx context.Context, own ...netip.Addr) (map[netip.Addr]int, error)
 }
 
 // Network is the pod's own network.
@@ -167,6 +170,7 @@ type Gateway struct {
 	uplink   rtnl.Link
 	watched  map[int]dataplane.Tunnel // by the link's index
 	due      time.Time                // of the first change that no sync has seen
+	over     []netip.Addr             // clients that have too many connections
 }
 
 // New returns a gateway that isn't running. report is told of the conditions.
@@ -209,6 +213,7 @@ func (g *Gateway) Run(ctx context.Context) error {
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return g.loop.Run(ctx, 1, g.synced...) })
 	group.Go(func() error { return g.look(ctx) })
+	group.Go(func() error { return g.count(ctx) })
 	return group.Wait()
 }
 
@@ -279,6 +284,7 @@ func (g *Gateway) want(ctx context.Context) (plan.Gateway, error) {
 	}
 	g.mu.Lock()
 	g.uplink = uplink
+	over := g.over
 	g.mu.Unlock()
 	_, tracked, err := g.kernel.Flows.Size()
 	if err != nil {
@@ -287,7 +293,7 @@ func (g *Gateway) want(ctx context.Context) (plan.Gateway, error) {
 	want, skipped := plan.NewGateway(plan.GatewayConfig{
 		Addresses: g.cfg.Addresses, Uplink: uplink.Name, UplinkIndex: uplink.Index, MTU: uplink.MTU, Port: g.cfg.Port, SourcePortAuto: g.cfg.SourcePortAuto,
 		Probers: g.cfg.Probers, HealthPort: g.cfg.HealthPort, Ports: g.cfg.Ports, AlsoAskers: g.cfg.Askers,
-		MaxConnections: tracked,
+		MaxConnections: tracked, Over: over,
 	}, egress, all)
 	g.reportSkipped(ctx, skipped)
 	return want, nil

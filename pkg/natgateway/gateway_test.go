@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -39,6 +40,7 @@ type kernel struct {
 	refuse    map[netip.Addr]bool // tunnels that can't be made
 	fail      map[string]error    // by what is called
 	tracked   int                 // connections at most
+	flows     map[netip.Addr]int  // connections of clients
 	once      string              // what fails the next time that it is called
 }
 
@@ -98,7 +100,16 @@ func (k *kernel) Forget(_ context.Context, addrs ...netip.Addr) (int, error) {
 func (k *kernel) Size() (count, limit int, err error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	return 0, k.tracked, k.fail["size"]
+	for _, n := range k.flows {
+		count += n
+	}
+	return count, k.tracked, k.fail["size"]
+}
+
+func (k *kernel) Clients(context.Context, ...netip.Addr) (map[netip.Addr]int, error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return maps.Clone(k.flows), k.fail["clients"]
 }
 
 type tunnels struct{ *kernel }

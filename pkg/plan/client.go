@@ -33,6 +33,9 @@ type Client struct {
 	Link  string
 	Index int
 	MTU   int
+	// ContainerID and Link identify the link to coild, Wired says that it has made it.
+	ContainerID string
+	Wired       bool
 	// Port is the UDP port of FoU, Protocol the mark of routes and rules.
 	Port     uint16
 	Protocol int
@@ -101,6 +104,8 @@ type ClientRoute struct {
 type ClientConflict struct {
 	Dst           netip.Prefix
 	Winner, Loser string
+	// Router says that Loser has it as the address of a router.
+	Router bool
 }
 
 // Families are those that tunnels are needed in.
@@ -168,7 +173,8 @@ func ClientStateOf(c Client) ClientState {
 	egresses := slices.SortedFunc(slices.Values(c.Egresses), func(a, b ClientEgress) int { return strings.Compare(a.Name, b.Name) })
 	egresses = slices.CompactFunc(egresses, func(a, b ClientEgress) bool { return a.Name == b.Name && a.Name != "" })
 	claims, conflicts := claimsOf(egresses)
-	s.Conflicts = conflicts
+	egresses, strays := withoutStrays(egresses)
+	s.Conflicts = append(conflicts, strays...)
 	marked := originating(claims)
 	groups := groupIDs(egresses)
 	var sources []netip.Prefix
@@ -201,6 +207,18 @@ func addressless(c Client, egresses []ClientEgress, claims []claim) []ClientRout
 		}
 	}
 	return routes
+}
+
+// inCluster returns the ranges that no Egress captures. Everything can't be in the cluster: that would
+// switch all Egresses off.
+func (e ClientEgress) inCluster() []netip.Prefix {
+	var all []netip.Prefix
+	for _, p := range e.InCluster {
+		if p = p.Masked(); p.IsValid() && p.Bits() > 0 {
+			all = append(all, p)
+		}
+	}
+	return all
 }
 
 // claim is a destination, and the Egress that has it.
@@ -291,9 +309,8 @@ func (c clientFamily) spared(egresses []ClientEgress, tunnels []dataplane.Tunnel
 	var all []netip.Prefix
 	for _, e := range egresses {
 		private := privateOnes(e.Destinations)
-		for _, p := range e.InCluster {
-			// Everything can't be in the cluster: that would switch all Egresses off.
-			if p = p.Masked(); p.IsValid() && p.Bits() > 0 && c.has(p.Addr()) && (!within(p, dataplane.PrivateRanges) || within(p, private)) {
+		for _, p := range e.inCluster() {
+			if c.has(p.Addr()) && (!within(p, dataplane.PrivateRanges) || within(p, private)) {
 				all = append(all, p)
 			}
 		}

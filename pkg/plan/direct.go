@@ -66,6 +66,33 @@ func RoutersOf(lists []*discoveryv1.EndpointSlice) []ClientRouter {
 	return all
 }
 
+// withoutStrays leaves out the routers that are outside of the cluster and inside a destination of another
+// Egress. Anybody who may write EndpointSlices in the namespace of one Egress can list such addresses,
+// and packets to a tunnel's end take no tunnel.
+func withoutStrays(egresses []ClientEgress) (kept []ClientEgress, strays []ClientConflict) {
+	var inCluster []netip.Prefix
+	for _, e := range egresses {
+		inCluster = append(inCluster, e.inCluster()...)
+	}
+	kept = slices.Clone(egresses)
+	for i := range kept {
+		kept[i].Routers = slices.DeleteFunc(slices.Clone(kept[i].Routers), func(r ClientRouter) bool {
+			a := netip.PrefixFrom(r.Addr, r.Addr.BitLen())
+			if within(a, inCluster) {
+				return false
+			}
+			for j, other := range egresses {
+				if i != j && within(a, other.Destinations) {
+					strays = append(strays, ClientConflict{Dst: a, Winner: other.Name, Loser: kept[i].Name, Router: true})
+					return true
+				}
+			}
+			return false
+		})
+	}
+	return kept, strays
+}
+
 // groupBuckets is how many shares a group has.
 const groupBuckets = 128
 

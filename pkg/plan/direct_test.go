@@ -217,3 +217,40 @@ func TestRoutersAreBounded(t *testing.T) {
 		t.Error("they aren't sorted")
 	}
 }
+
+// Packets to routers take no tunnel: a list of routers, which tenants write, can't exempt what is outside of
+// the cluster from another Egress.
+func TestRoutersOutsideOfTheCluster(t *testing.T) {
+	for _, c := range []struct {
+		name, inCluster string
+		others          []string // destinations of another Egress
+		want            string   // the tunnels' ends
+		conflicts       int
+	}{
+		{"nothing else has them", "10.1.0.0/16", []string{"203.0.113.0/24"}, "10.1.1.1 192.0.2.99 2001:db8::99", 0},
+		{"another Egress has them", "10.1.0.0/16", []string{"0.0.0.0/0", "::/0"}, "10.1.1.1", 2},
+		{"private ones", "192.0.2.0/24", []string{"10.0.0.0/8"}, "192.0.2.99 2001:db8::99", 1},
+		{"pods with public addresses", "192.0.2.0/24", []string{"0.0.0.0/0"}, "192.0.2.99 2001:db8::99", 1},
+		{"all is the cluster's", "0.0.0.0/0", []string{"0.0.0.0/0"}, "2001:db8::99", 2},
+	} {
+		a := direct("a/a", "10.1.1.1 live, 192.0.2.99 draining, 2001:db8::99 dead", "198.51.100.0/24")
+		listed := slices.Clone(a.Routers)
+		other := ClientEgress{Name: "b/b", Destinations: validPrefixes(c.others), InCluster: validPrefixes([]string{c.inCluster})}
+		s := ClientStateOf(clientOfFamilies("46", a, other))
+		var got []string
+		for _, tunnel := range s.Tunnels {
+			got = append(got, tunnel.Remote.String())
+		}
+		if strings.Join(got, " ") != c.want || len(s.Conflicts) != c.conflicts {
+			t.Errorf("%s: tunnels to %v, conflicts %v; want %s and %d", c.name, got, s.Conflicts, c.want, c.conflicts)
+		}
+		for _, r := range s.Routes {
+			if r.Type == dataplane.Throw && r.Dst.IsSingleIP() && !slices.Contains(got, r.Dst.Addr().String()) {
+				t.Errorf("%s: %s is spared", c.name, r.Dst)
+			}
+		}
+		if d := cmp.Diff(listed, a.Routers, cmp.Comparer(func(a, b netip.Addr) bool { return a == b })); d != "" {
+			t.Errorf("%s: what a cache has was changed (-want +got):\n%s", c.name, d)
+		}
+	}
+}

@@ -36,6 +36,8 @@ type GatewayConfig struct {
 	SourcePortAuto bool
 	// MaxConnections is how many connections the router can track, 0 if that isn't known.
 	MaxConnections int
+	// Over are the clients, sorted, that have more connections than one may have.
+	Over []netip.Addr
 }
 
 // GatewayPod is a pod that uses a router, with one of its addresses.
@@ -231,7 +233,7 @@ func (g Gateway) Routes(links map[netip.Addr]dataplane.TunnelLink) ([]dataplane.
 func (g Gateway) Filter(links map[netip.Addr]dataplane.TunnelLink) dataplane.GatewayRules {
 	rules := dataplane.GatewayRules{
 		Uplink: g.UplinkIndex, MTU: g.MTU, Addresses: g.Addresses, Port: g.Port, Probers: g.Probers, HealthPort: g.HealthPort, Ports: g.Ports, Askers: g.Askers, Destinations: g.Destinations,
-		Clients: make([]dataplane.GatewayClient, 0, len(g.Tunnels)), MaxPerClient: g.MaxPerClient,
+		Clients: make([]dataplane.GatewayClient, 0, len(g.Tunnels)), MaxPerClient: g.MaxPerClient, Over: g.Over,
 	}
 	for _, t := range g.Tunnels {
 		if l, ok := links[t.Remote]; ok {
@@ -243,7 +245,7 @@ func (g Gateway) Filter(links map[netip.Addr]dataplane.TunnelLink) dataplane.Gat
 
 // Equal says whether two gateways need the same of the kernel.
 func (g Gateway) Equal(o Gateway) bool {
-	return g.MaxPerClient == o.MaxPerClient && g.Uplink == o.Uplink && g.UplinkIndex == o.UplinkIndex && g.MTU == o.MTU && g.Port == o.Port && slices.Equal(g.Addresses, o.Addresses) &&
+	return g.MaxPerClient == o.MaxPerClient && slices.Equal(g.Over, o.Over) && g.Uplink == o.Uplink && g.UplinkIndex == o.UplinkIndex && g.MTU == o.MTU && g.Port == o.Port && slices.Equal(g.Addresses, o.Addresses) &&
 		slices.Equal(g.Destinations, o.Destinations) && slices.Equal(g.Askers, o.Askers) && slices.Equal(g.Tunnels, o.Tunnels)
 }
 
@@ -254,7 +256,7 @@ type GatewayChange struct {
 }
 
 // Since returns what changed since before, in tunnels alone: destinations, askers, the limit of
-// connections, and which pod has an address, may have changed, too. It returns false if tunnels that stay must change, if
+// connections, clients over it, and which pod has an address, may have changed, too. It returns false if tunnels that stay must change, if
 // the router's own network has changed, or if nothing has.
 func (g Gateway) Since(before Gateway) (c GatewayChange, ok bool) {
 	if g.Uplink != before.Uplink || g.UplinkIndex != before.UplinkIndex || g.MTU != before.MTU || !slices.Equal(g.Addresses, before.Addresses) {
@@ -273,7 +275,7 @@ func (g Gateway) Since(before Gateway) (c GatewayChange, ok bool) {
 			old, now = old[1:], now[1:]
 		}
 	}
-	return c, g.MaxPerClient != before.MaxPerClient || !slices.Equal(g.Pods, before.Pods) || !slices.Equal(g.Destinations, before.Destinations) || !slices.Equal(g.Askers, before.Askers)
+	return c, g.MaxPerClient != before.MaxPerClient || !slices.Equal(g.Over, before.Over) || !slices.Equal(g.Pods, before.Pods) || !slices.Equal(g.Destinations, before.Destinations) || !slices.Equal(g.Askers, before.Askers)
 }
 
 // Released returns the addresses of before that nobody has now, or that came to a pod that

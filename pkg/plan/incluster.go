@@ -115,6 +115,14 @@ func fewer(all []netip.Prefix, limit int) []netip.Prefix {
 	return slices.Concat(four, narrow(six, limit-len(four)))
 }
 
+// Cover returns ranges that have all destinations that some have, no more than twice the limit: as few
+// others as possible. Private ones stay private, since other rules than those of public ones lead there.
+func Cover(all []netip.Prefix, limit int) []netip.Prefix {
+	private := privateOnes(all)
+	public := slices.DeleteFunc(slices.Clone(all), func(p netip.Prefix) bool { return slices.Contains(private, p) })
+	return slices.Concat(fewer(Aggregate(private), limit), fewer(Aggregate(public), limit))
+}
+
 // nodeAddrs returns the addresses of a Node, inside and outside the cluster.
 func nodeAddrs(n *corev1.Node) []netip.Addr {
 	return addrsOf(n, corev1.NodeInternalIP, corev1.NodeExternalIP)

@@ -5,10 +5,12 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"net/netip"
 	"reflect"
 	"sync"
 
 	"github.com/coil-net/coil/pkg/dataplane"
+	"github.com/coil-net/coil/pkg/ipam"
 	"github.com/coil-net/coil/pkg/kernel/netns"
 	"github.com/coil-net/coil/pkg/kernel/rtnl"
 )
@@ -22,31 +24,50 @@ type clientGuards struct {
 	by    map[int]dataplane.ClientGuard
 }
 
-// ErrNoHostLink: a pod's link doesn't lead to the host directly, or not any more.
-var ErrNoHostLink = errors.New("the pod's link is no veth whose other end is in the host's namespace")
+// ErrNoHostLink: no link of the host leads to a pod directly, or not any more.
+var ErrNoHostLink = errors.New("no veth of the host leads to the pod")
 
-// HostLink returns the index of the host's end of a pod's link, by the index of the pod's end in its
-// namespace. Both ends must agree, since a program in the pod may make links as it likes.
-func (n *Network) HostLink(ctx context.Context, ns *netns.NS, pod rtnl.Link) (int, error) {
-	if pod.Peer == 0 || !pod.PeerElsewhere {
-		return 0, fmt.Errorf("link %s: %w", pod, ErrNoHostLink)
+// HostLink returns the index of the host's end of a pod's link: the one that Attach made or, if another
+// plugin attached the pod, the veth by which the host's routes lead to its addresses, if the other end is
+// in the pod's namespace. Nothing in that namespace is asked, where a program may make links as it likes.
+func (n *Network) HostLink(ctx context.Context, id ID, ns *netns.NS, address ipam.Address) (int, error) {
+	own, err := n.find(ctx, id, 0)
+	if err == nil || !errors.Is(err, rtnl.ErrNotExist) {
+		return own.Index, err
 	}
-	host, err := n.handle.LinkByIndex(ctx, pod.Peer)
-	if errors.Is(err, rtnl.ErrNotExist) {
-		return 0, fmt.Errorf("link %s: %w", pod, ErrNoHostLink)
+	for _, a := range address.Addrs() {
+		link, here, err := n.wayTo(ctx, a, ns)
+		if here || err != nil {
+			return link, err
+		}
 	}
-	if err != nil {
-		return 0, err
+	return 0, fmt.Errorf("%s: %w", id, ErrNoHostLink)
+}
+
+// Elsewhere says whether the host's routes lead to an address by a veth whose other end isn't in a
+// namespace: then the address isn't the one of the pod there, whatever the pod says.
+func (n *Network) Elsewhere(ctx context.Context, a netip.Addr, ns *netns.NS) (bool, error) {
+	link, here, err := n.wayTo(ctx, a, ns)
+	return link != 0 && !here, err
+}
+
+// wayTo returns the link by which the host's routes lead to an address, if that is a veth to another
+// namespace, and whether it is that one.
+func (n *Network) wayTo(ctx context.Context, a netip.Addr, ns *netns.NS) (link int, here bool, err error) {
+	r, err := n.handle.RouteTo(ctx, a, 0)
+	var l rtnl.Link
+	if err == nil && !r.Local && r.Link != 0 {
+		l, err = n.handle.LinkByIndex(ctx, r.Link)
+	}
+	if errors.Is(err, rtnl.ErrNotExist) || errors.Is(err, rtnl.ErrInvalid) { // the latter by a blackhole
+		return 0, false, nil
+	}
+	if err != nil || l.Kind != "veth" || !l.PeerElsewhere {
+		return 0, false, err
 	}
 	// The kernel has given the namespace an ID, at the latest when it answered.
 	id, err := n.handle.NetnsID(ctx, ns)
-	if err != nil {
-		return 0, err
-	}
-	if host.Peer != pod.Index || !host.PeerElsewhere || host.PeerNetns != id {
-		return 0, fmt.Errorf("link %s, of which %s isn't the other end: %w", pod, host, ErrNoHostLink)
-	}
-	return host.Index, nil
+	return l.Index, id >= 0 && id == l.PeerNetns, err
 }
 
 // ClientGuard returns the guard of the client behind a host's link.

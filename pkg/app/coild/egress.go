@@ -114,7 +114,7 @@ func (d *daemon) restoreEgress(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		if pods, err = egress.Adopt(ctx, netnsDir, pods, addrs); err != nil {
+		if pods, err = (egress.Adoption{Dir: netnsDir, Pods: addrs, Host: d.network}).Adopt(ctx, pods); err != nil {
 			return err
 		}
 	}

@@ -70,12 +70,14 @@ func (c *Controller) syncBinding(ctx context.Context, name string) error {
 	return nil
 }
 
-// needsCluster says whether routers of a namespace have no other rights.
+// needsCluster says whether the binding that gives the routers of a namespace their rights is yet to be
+// made. One that somebody else made in its place, and that doesn't, is told by a condition: else a tenant
+// would keep the rights in all namespaces by it.
 func (c *Controller) needsCluster(namespace string) (bool, error) {
 	egresses, err := c.cfg.Egresses.Lister().Egresses(namespace).List(labels.Everything())
 	if err != nil || len(egresses) == 0 {
 		return false, err
 	}
 	have, err := c.bindingIn(namespace)
-	return have == nil || !plan.BindsRouters(*have), err
+	return have == nil, err
 }

@@ -111,7 +111,9 @@ type flow struct {
 	family   byte
 	original []byte // attributes, for the deletion
 	id, zone []byte
-	ends     [8]netip.Addr // source and destination of both directions, in both families
+	// protoInfo are attributes that say in which state it is.
+	protoInfo []byte
+	ends      [8]netip.Addr // source and destination of both directions, in both families
 }
 
 // parse reads an entry without copying, for there may be hundreds of thousands.
@@ -129,6 +131,8 @@ func parse(body []byte) (f flow, err error) {
 			return f.tuple(value, 4)
 		case ctaID:
 			f.id = value
+		case ctaProtoInfo:
+			f.protoInfo = value
 		case ctaZone:
 			f.zone = value
 		}

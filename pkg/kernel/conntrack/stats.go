@@ -100,10 +100,7 @@ func (t *Table) Uses(ctx context.Context, n int, own ...netip.Addr) ([]Use, erro
 		if err != nil {
 			return err
 		}
-		src, back := f.ends[0], f.ends[5]
-		if f.family == unix.AF_INET6 {
-			src, back = f.ends[2], f.ends[7]
-		}
+		src, back := f.translated()
 		if src == back || !slices.Contains(own, back) {
 			return nil
 		}

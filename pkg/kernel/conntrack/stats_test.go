@@ -2,6 +2,7 @@ package conntrack
 
 import (
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"testing"
@@ -47,6 +48,17 @@ func TestUses(t *testing.T) {
 	}
 	if got, err := c.Uses(t.Context(), 10, own4, own6); err != nil || len(got) != 4 {
 		t.Errorf("all uses are %v, %v", got, err)
+	}
+	add(1, "udp", "10.1.0.2", "192.0.2.9", "53", own4.String())
+	n++
+	run(t, ns, "-I", "-p", "tcp", "-t", "600", "--orig-src", "10.1.0.2", "--orig-dst", "192.0.2.1", "--sport", "999", "--dport", "443",
+		"--reply-src", "192.0.2.1", "--reply-dst", own4.String(), "--reply-port-src", "443", "--reply-port-dst", "19999", "--state", "TIME_WAIT")
+	clients := map[netip.Addr]int{}
+	for addr, n := range map[string]int{"10.1.0.1": 3, "10.1.0.2": 4, "10.1.0.3": 1, "fd01::1": 5} {
+		clients[netip.MustParseAddr(addr)] = n
+	}
+	if got, err := c.Clients(t.Context(), own4, own6); err != nil || !maps.Equal(got, clients) {
+		t.Errorf("clients have %v, %v; want %v", got, err, clients)
 	}
 	if count, limit, err := c.Size(); err != nil || count != n || limit < n {
 		t.Errorf("%d of %d flows, %v; want %d", count, limit, err, n)

@@ -162,7 +162,7 @@ func gateway(r dataplane.GatewayRules) definition {
 		// The way back, by which the kernel would know, isn't that of the tunnel.
 		opened.add("from a client", p.of(), iif(expr.CmpOpNeq, r.Uplink), clampMSS(p.segment(dataplane.TunnelMTU(p.family, r.MTU))))
 		forward.add("from a client", oif(expr.CmpOpEq, r.Uplink), p.of(), ctTranslated(), count(Masqueraded+p.suffix), accept())
-		opens[p.family] = d.limit(p, r.MaxPerClient, clients.size)
+		opens[p.family] = d.limit(p, r, clients.size)
 		answer.add("of no connection", p.of(), ctState(expr.CtStateBitINVALID), dropped(Invalid))
 		answer.add("nobody asked for it", p.of(), dropped(Unsolicited))
 	}

@@ -40,11 +40,14 @@ const (
 	countedSet = "counted"
 	fullSet    = "full"
 	refusedSet = "refused"
+	overSet    = "over"
 )
 
-// limit defines the chain that packets go to which open a connection of a client, who may have most
-// of them at once, and as many clients the sets have room for.
+// limit defines the chain that packets go to which open a connection of a client, who may have so many
+// of them at once, and as many clients the sets have room for. Samples can be told from the others by
+// a client that tries for long enough: those that are over the limit by a count of all are refused anyway.
 //
+//	over                          full, dropped
 //	refused a moment ago          dropped
 //	not drawn, and not full       accepted
 //	counted, and too many         full, dropped
@@ -52,16 +55,18 @@ const (
 //
 // Of a client that is full each connection is counted: the first that is accepted was drawn in place
 // of one that has ended.
-func (d *definition) limit(p protocol, most int, size uint32) *chain {
+func (d *definition) limit(p protocol, r dataplane.GatewayRules, size uint32) *chain {
 	c := &chain{name: "opens" + p.suffix}
-	if most > 0 {
+	if most := r.MaxPerClient; most > 0 {
 		connections, each := sample(most)
 		// The limit is in each element: another one needs another set.
 		counted := set{name: fmt.Sprintf("%s_%d%s", countedSet, connections, p.suffix), key: p.address, size: size, counting: true}
 		full := set{name: fullSet + p.suffix, key: p.address, size: size, timeout: fullFor}
 		refused := set{name: refusedSet + p.suffix, key: p.address, size: size, timeout: refusedFor}
-		d.sets = append(d.sets, counted, full, refused)
+		over := set{name: overSet + p.suffix, key: p.address, elements: p.addresses(r.Over)}
+		d.sets = append(d.sets, counted, full, refused, over)
 		dropped := match(count(ConnectionLimit+p.suffix), drop())
+		c.add("over the limit", p.in(p.src, over, true), p.note(unix.NFT_DYNSET_OP_UPDATE, full), dropped)
 		c.add("refused a moment ago", p.in(p.src, refused, true), dropped)
 		if each > 1 {
 			c.add("not drawn", notDrawn(each), p.in(p.src, full, false), count(Masqueraded+p.suffix), accept())

@@ -193,3 +193,43 @@ func TestSampledConnectionLimit(t *testing.T) {
 		flood(port, port+100)
 	}
 }
+
+// A client that is over the limit by a count of all its connections opens no more, though samples don't
+// say so; its others go on, and other clients are served.
+func TestOverConnectionLimit(t *testing.T) {
+	for _, f := range families {
+		t.Run(f.String(), func(t *testing.T) {
+			l := newLab(t)
+			l.rules.MaxPerClient = 1000
+			l.sync(dataplane.Result{Added: 1})
+			to := l.echoServer(addr(f, 9, 2))
+			has := testkit.Must(dial(l.clients[0], to, timeout))(t)
+			defer has.Close()
+			flows := testkit.Must(conntrack.New(l.router.NS))(t)
+			defer flows.Close()
+			if got := testkit.Must(flows.Clients(t.Context(), l.rules.Addresses...))(t); len(got) != 1 || got[addr(f, 1, 1)] != 1 {
+				t.Errorf("clients have %v", got)
+			}
+			l.rules.Over = []netip.Addr{addr(f, 1, 1)}
+			l.sync(dataplane.Result{Added: 1})
+			for range 20 {
+				if conn, err := dial(l.clients[0], to, silence/10); err == nil {
+					conn.Close()
+					t.Fatal("a client that is over the limit has opened another connection")
+				}
+			}
+			if l.count(nft.ConnectionLimit, f) < 20 {
+				t.Error("it wasn't counted")
+			}
+			if got := testkit.Must(l.AtLimit(t.Context(), time.Minute))(t); !slices.Equal(got, l.rules.Over) {
+				t.Errorf("at the limit are %v", got)
+			}
+			testkit.Check(t, lives(has))
+			other := testkit.Must(dial(l.clients[1], to, timeout))(t)
+			defer other.Close()
+			l.rules.Over = nil
+			l.sync(dataplane.Result{Deleted: 1})
+			l.opens(l.clients[0], to).Close()
+		})
+	}
+}

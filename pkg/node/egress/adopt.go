@@ -19,19 +19,31 @@ import (
 	"github.com/coil-net/coil/pkg/store"
 )
 
-// Adopt finds running pods of which no record says where their network namespace is, or whose
-// they are: those of Coil 2.x, and those whose record was lost. It looks into each network
-// namespace that a container runtime has bound to a path in dir, for the address of a pod.
-// The sandboxes that are known come back completed, and others are added.
-func Adopt(ctx context.Context, dir string, known []node.Sandbox, pods map[netip.Addr]store.Pod) ([]node.Sandbox, error) {
-	entries, err := os.ReadDir(dir)
+// Adoption finds running pods of which no record says where their network namespace is, or whose
+// they are: those of Coil 2.x, and those whose record was lost.
+type Adoption struct {
+	// Dir is where container runtimes bind the network namespaces of pods.
+	Dir string
+	// Pods are those that the API server has, by their addresses.
+	Pods map[netip.Addr]store.Pod
+	// Host knows better than a pod that has given itself the address of another.
+	Host interface {
+		// Elsewhere says whether the node's links lead to an address in another namespace.
+		Elsewhere(ctx context.Context, a netip.Addr, ns *netns.NS) (bool, error)
+	}
+}
+
+// Adopt looks into each network namespace for the address of a pod. The sandboxes that are known come
+// back completed, and others are added.
+func (a Adoption) Adopt(ctx context.Context, known []node.Sandbox) ([]node.Sandbox, error) {
+	entries, err := os.ReadDir(a.Dir)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("look for network namespaces of pods: %w", err)
 	}
 	all := slices.Clone(known)
 	for _, e := range entries {
-		path := filepath.Join(dir, e.Name())
-		found, err := inspect(ctx, path, pods)
+		path := filepath.Join(a.Dir, e.Name())
+		found, err := a.inspect(ctx, path)
 		if err != nil {
 			// One that is being made or removed is nobody's yet, or no more.
 			klog.FromContext(ctx).V(2).Info("Can't look into a network namespace", "path", path, "reason", err)
@@ -52,7 +64,7 @@ func Adopt(ctx context.Context, dir string, known []node.Sandbox, pods map[netip
 }
 
 // inspect returns whose a network namespace is; a sandbox without address if it is nobody's.
-func inspect(ctx context.Context, path string, pods map[netip.Addr]store.Pod) (node.Sandbox, error) {
+func (a Adoption) inspect(ctx context.Context, path string) (node.Sandbox, error) {
 	ns, err := netns.Open(path)
 	if err != nil {
 		return node.Sandbox{}, err
@@ -69,20 +81,27 @@ func inspect(ctx context.Context, path string, pods map[netip.Addr]store.Pod) (n
 	}
 	// Nothing tells the container's ID. Its DEL doesn't matter: the namespace goes.
 	s := node.Sandbox{ID: store.ID{ContainerID: "netns-" + filepath.Base(path)}, Netns: store.Netns{Path: path, Inode: ns.Inode()}}
-	for _, a := range addrs {
-		pod, ok := pods[a.Prefix.Addr()]
+	for _, addr := range addrs {
+		pod, ok := a.Pods[addr.Prefix.Addr()]
 		if !ok || s.Name != "" && s.Pod != pod {
+			continue
+		}
+		elsewhere, err := a.Host.Elsewhere(ctx, addr.Prefix.Addr(), ns)
+		if err != nil {
+			return node.Sandbox{}, err
+		}
+		if elsewhere {
 			continue
 		}
 		s.Pod = pod
 		if s.IfName == "" {
-			l, err := h.LinkByIndex(ctx, a.Link)
+			l, err := h.LinkByIndex(ctx, addr.Link)
 			if err != nil {
 				return node.Sandbox{}, err
 			}
 			s.IfName = l.Name
 		}
-		switch x := a.Prefix.Addr(); {
+		switch x := addr.Prefix.Addr(); {
 		case x.Is4() && !s.Address.IPv4.IsValid():
 			s.Address.IPv4 = x
 		case x.Is6() && !s.Address.IPv6.IsValid():

@@ -12,10 +12,15 @@ import (
 )
 
 func TestAdopt(t *testing.T) {
-	p, other := newPod(t), newPod(t)
+	// A pod that has given itself the address of another one comes first.
+	liar := newPod(t)
+	g := newGuarded(t)
+	p, other := g.pod, newPod(t)
+	liar.ns.IP(t, "link", "set", "outside", "netns", g.node.Path, "name", "liar")
+	g.node.IP(t, "link", "set", "liar", "up")
 	other.ns.IP(t, "addr", "flush", "dev", "eth0")
 	dir := t.TempDir()
-	for name, target := range map[string]string{"cni-1": p.ns.Path, "cni-2": other.ns.Path} {
+	for name, target := range map[string]string{"cni-0": liar.ns.Path, "cni-1": p.ns.Path, "cni-2": other.ns.Path} {
 		if err := os.Symlink(target, filepath.Join(dir, name)); err != nil {
 			t.Fatal(err)
 		}
@@ -40,7 +45,7 @@ func TestAdopt(t *testing.T) {
 		{"all is known", []node.Sandbox{complete}, []node.Sandbox{complete}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			got, err := Adopt(t.Context(), dir, c.known, pods)
+			got, err := Adoption{Dir: dir, Pods: pods, Host: g.network}.Adopt(t.Context(), c.known)
 			if err != nil || len(got) != len(c.want) {
 				t.Fatalf("%+v, %v", got, err)
 			}
@@ -51,7 +56,7 @@ func TestAdopt(t *testing.T) {
 			}
 		})
 	}
-	if got, err := Adopt(t.Context(), filepath.Join(dir, "none"), nil, pods); err != nil || len(got) != 0 {
+	if got, err := (Adoption{Dir: filepath.Join(dir, "none"), Pods: pods, Host: g.network}).Adopt(t.Context(), nil); err != nil || len(got) != 0 {
 		t.Errorf("without the folder: %v, %v", got, err)
 	}
 }

@@ -76,11 +76,8 @@ func (k *Kernel) Check(ctx context.Context, at store.Netns, c plan.Client, made 
 	if made.Filter != nil {
 		errs = append(errs, in.filters.Check(ctx, in.ns, *made.Filter))
 	}
-	link, err := in.handle.LinkByName(ctx, c.Link)
-	if err == nil {
-		err = in.checkGuard(ctx, link, made)
-	}
-	errs = append(errs, err)
+	_, err = in.linked(ctx, c)
+	errs = append(errs, err, in.checkGuard(ctx, c, made))
 	return errors.Join(append(errs, compare(in.ns, append(settingsOf(c.Link, spreadOf(made)), accepting)...))...)
 }
 

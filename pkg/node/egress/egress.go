@@ -143,7 +143,7 @@ type Manager struct {
 	mu    sync.Mutex
 	known map[store.ID]*sandbox
 	// routers are those to which clients have tunnels of their own.
-	routers map[netip.Addr]*router
+	routers map[routerKey]*router
 	// departed are by Egress the addresses from which its packets came, and since when they don't;
 	// the zero time if they do.
 	departed map[string]map[netip.Addr]time.Time
@@ -159,12 +159,13 @@ type Manager struct {
 type sandbox struct {
 	node.Sandbox
 
-	// work is held while the namespace is worked on; it guards the next six.
+	// work is held while the namespace is worked on; it guards the next seven.
 	work   sync.Mutex
 	gone   bool              // there was a DEL
 	done   *plan.ClientState // what was made last by this process
 	failed error             // why what was wanted last isn't there
 	router bool              // its parameters were set by this process
+	looked bool              // this process has looked for what a former one has left there
 	said   map[string]bool   // Events that hold
 	// absent are Egresses that the API server didn't have either when it was asked.
 	absent map[types.NamespacedName]bool
@@ -184,11 +185,15 @@ type sandbox struct {
 	pinned map[int]int
 	// answered are the routers that have answered it: they know it as a client.
 	answered map[netip.Addr]bool
+	// missed are the questions in a row that a router didn't answer it, alone the routers that are dead
+	// for it though not for other clients.
+	missed map[routerKey]int
+	alone  map[routerKey]bool
 }
 
 // New returns a Manager of nothing; see Restore.
 func New(cfg Config, c Cluster, n Network, r store.Clients, e Recorder, m *reconcile.Metrics) *Manager {
-	mgr := &Manager{cfg: cfg, cluster: c, net: n, record: r, recorder: e, known: map[store.ID]*sandbox{}, routers: map[netip.Addr]*router{}, departed: map[string]map[netip.Addr]time.Time{}, strangers: map[types.NamespacedName]types.UID{}, counts: newCounts(), spreading: make(chan struct{}, 1)}
+	mgr := &Manager{cfg: cfg, cluster: c, net: n, record: r, recorder: e, known: map[store.ID]*sandbox{}, routers: map[routerKey]*router{}, departed: map[string]map[netip.Addr]time.Time{}, strangers: map[types.NamespacedName]types.UID{}, counts: newCounts(), spreading: make(chan struct{}, 1)}
 	mgr.loop = reconcile.New("egress", mgr.sync, reconcile.WithMetrics(m))
 	return mgr
 }

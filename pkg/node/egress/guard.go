@@ -7,13 +7,16 @@ import (
 	"reflect"
 
 	"github.com/coil-net/coil/pkg/dataplane"
-	"github.com/coil-net/coil/pkg/kernel/rtnl"
 	"github.com/coil-net/coil/pkg/plan"
 	"github.com/coil-net/coil/pkg/podnet"
 )
 
+// ErrUnguarded: coild has made the link of a client, and doesn't find its end on the node.
+var ErrUnguarded = errors.New("the node doesn't keep what the pod sends past its tunnels")
+
 // guard is the node's guard of a client while that changes: first all is allowed that was allowed or is
-// to be, then the client changes, then the rest is forbidden.
+// to be, then the client changes, then the rest is forbidden. It doesn't depend on what a program in the
+// pod does, nor on whether the client can be changed.
 type guard struct {
 	host Host
 	// link is the node's end of the client's link; 0 if there is none.
@@ -22,14 +25,18 @@ type guard struct {
 	changed  int
 }
 
-// guard finds the guard that a client has. A pod whose link isn't a veth to the node has none.
-func (in client) guard(ctx context.Context, link rtnl.Link, to plan.ClientState) (*guard, error) {
+// guard finds the guard that a client has. A pod that another plugin attached, and not by a veth to the
+// node, has none.
+func (in client) guard(ctx context.Context, c plan.Client, to plan.ClientState) (*guard, error) {
 	g := &guard{host: in.host, to: to.ClientGuard()}
 	if in.host == nil {
 		return g, nil
 	}
-	host, err := in.host.HostLink(ctx, in.ns, link)
+	host, err := in.host.HostLink(ctx, podnet.ID{ContainerID: c.ContainerID, IfName: c.Link}, in.ns, c.Address)
 	if errors.Is(err, podnet.ErrNoHostLink) {
+		if c.Wired && len(g.to.Destinations) > 0 {
+			return g, fmt.Errorf("%w: %w", ErrUnguarded, err)
+		}
 		return g, nil
 	}
 	if err == nil {
@@ -66,8 +73,8 @@ func (g *guard) set(ctx context.Context, to dataplane.ClientGuard) error {
 }
 
 // checkGuard says whether the node's guard of a client is as it was made.
-func (in client) checkGuard(ctx context.Context, link rtnl.Link, made plan.ClientState) error {
-	g, err := in.guard(ctx, link, made)
+func (in client) checkGuard(ctx context.Context, c plan.Client, made plan.ClientState) error {
+	g, err := in.guard(ctx, c, made)
 	if err != nil || g.link == 0 {
 		return err
 	}

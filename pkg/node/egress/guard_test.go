@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/coil-net/coil/pkg/dataplane"
+	"github.com/coil-net/coil/pkg/ipam"
 	"github.com/coil-net/coil/pkg/podnet"
 	"github.com/coil-net/coil/pkg/testkit"
 	"github.com/coil-net/coil/pkg/testkit/netnstest"
@@ -192,32 +193,66 @@ func TestNodeLetsAnswersThrough(t *testing.T) {
 	g.wantLeaving("by itself, afterwards", guardedEnds[2:]...)
 }
 
-// A pod can't have the guard of another one's link changed by links of its own, nor loses its own guard
-// so; the guard goes with the link.
-func TestGuardOfForgedLinks(t *testing.T) {
-	g := newGuarded(t)
-	a := gateway("net/a", 1, "192.0.2.0/24", "2001:db8::/64")
-	g.mustUse(a)
-	link := testkit.Must(g.handle.LinkByName(t.Context(), "eth0"))(t)
-	host := testkit.Must(g.network.HostLink(t.Context(), g.ns.NS, link))(t)
-	forged := link
-	forged.Index++
-	if _, err := g.network.HostLink(t.Context(), g.ns.NS, forged); !errors.Is(err, podnet.ErrNoHostLink) {
-		t.Errorf("a link that isn't the other end: %v", err)
+// The guard follows its Egresses whatever a program in the pod does to the pod's links, and goes with the
+// link. It is found by the marks of the node's end or, where another plugin made that, by the routes there.
+func TestGuardOfRenamedLinks(t *testing.T) {
+	a, b := gateway("net/a", 1, "192.0.2.0/24", "2001:db8::/64"), gateway("net/b", 2, "198.51.100.0/24", "2001:db8:1::/64")
+	for name, wired := range map[string]bool{"coild's link": true, "another plugin's link": false} {
+		t.Run(name, func(t *testing.T) {
+			g := newGuarded(t)
+			g.client.ContainerID, g.client.Wired = "c1", wired
+			if wired {
+				g.node.IP(t, "link", "set", "outside", "alias", "COIL:default:c1:eth0")
+				g.node.IP(t, "link", "property", "add", "dev", "outside", "altname", "coil-c1-eth0")
+				g.node.IP(t, "route", "del", "10.1.0.5")
+				g.node.IP(t, "-6", "route", "del", "fd01::5")
+			}
+			g.mustUse(a)
+			g.ns.IP(t, "link", "set", "eth0", "down") // older kernels rename no link that is up
+			g.ns.IP(t, "link", "set", "eth0", "name", "real")
+			g.ns.IP(t, "link", "add", "eth0", "type", "veth", "peer", "name", "inner")
+			for _, args := range []string{"link set real up", "route replace 169.254.1.1 dev real", "route replace default via 169.254.1.1 dev real", "-6 route replace default via fe80::1 dev real"} {
+				g.ns.IP(t, strings.Fields(args)...)
+			}
+			_, _ = g.use(t.Context(), b)
+			g.takeAway()
+			g.wantLeaving("with Egress b", guardedEnds[:2]...)
+			g.ns.IP(t, "link", "del", "eth0")
+			if _, err := g.use(t.Context(), a, b); err == nil {
+				t.Error("a client without its link is no error")
+			}
+			g.takeAway()
+			g.wantLeaving("with both")
+			g.mustUse()
+			g.wantLeaving("without an Egress", guardedEnds...)
+			_, _ = g.use(t.Context(), a)
+			g.node.IP(t, "link", "del", "outside")
+			testkit.Must(g.network.Guard(t.Context()))(t)
+			if out := testkit.Must(g.node.Run("nft", "list", "ruleset"))(t); out != "" {
+				t.Errorf("the guard of a link that is gone:\n%s", out)
+			}
+			if _, err := g.use(t.Context(), a); errors.Is(err, ErrUnguarded) != wired {
+				t.Errorf("without the node's end: %v", err)
+			}
+		})
 	}
-	if _, err := g.network.HostLink(t.Context(), netnstest.New(t).NS, link); !errors.Is(err, podnet.ErrNoHostLink) {
+}
+
+// A link of the node that leads elsewhere is no pod's, whatever routes say.
+func TestHostLinkLeadsToThePod(t *testing.T) {
+	g := newGuarded(t)
+	id := podnet.ID{ContainerID: "c1", IfName: "eth0"}
+	link := testkit.Must(g.network.HostLink(t.Context(), id, g.ns.NS, g.client.Address))(t)
+	if l := testkit.Must(g.network.Handle().LinkByName(t.Context(), "outside"))(t); l.Index != link {
+		t.Errorf("the link is %d, not %d", link, l.Index)
+	}
+	if _, err := g.network.HostLink(t.Context(), id, netnstest.New(t).NS, g.client.Address); !errors.Is(err, podnet.ErrNoHostLink) {
 		t.Errorf("a link of another namespace: %v", err)
 	}
-	g.ns.IP(t, "link", "set", "eth0", "name", "real")
-	g.ns.IP(t, "link", "add", "eth0", "type", "veth", "peer", "name", "inner")
-	g.mustUse() // as if the annotation had gone: what it had is told by another link
-	g.takeAway()
-	if guard := testkit.Must(g.network.ClientGuard(t.Context(), host))(t); len(guard.Destinations) == 0 {
-		t.Error("the pod lost its guard")
-	}
-	g.node.IP(t, "link", "del", "outside")
-	testkit.Must(g.network.Guard(t.Context()))(t)
-	if guard := testkit.Must(g.network.ClientGuard(t.Context(), host))(t); len(guard.Destinations) > 0 {
-		t.Errorf("the guard of a link that is gone: %+v", guard)
+	for _, way := range []string{"unreachable", "blackhole"} {
+		g.node.IP(t, "route", "replace", way, "10.1.0.5")
+		if _, err := g.network.HostLink(t.Context(), id, g.ns.NS, ipam.Address{IPv4: g.client.Address.IPv4}); !errors.Is(err, podnet.ErrNoHostLink) {
+			t.Errorf("a route of the type %s: %v", way, err)
+		}
 	}
 }

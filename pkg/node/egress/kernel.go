@@ -9,6 +9,7 @@ import (
 
 	"github.com/coil-net/coil/pkg/dataplane"
 	"github.com/coil-net/coil/pkg/faultpoint"
+	"github.com/coil-net/coil/pkg/ipam"
 	"github.com/coil-net/coil/pkg/kernel/echo"
 	"github.com/coil-net/coil/pkg/kernel/netns"
 	"github.com/coil-net/coil/pkg/kernel/nexthop"
@@ -17,6 +18,7 @@ import (
 	"github.com/coil-net/coil/pkg/kernel/rule"
 	"github.com/coil-net/coil/pkg/kernel/sysctl"
 	"github.com/coil-net/coil/pkg/plan"
+	"github.com/coil-net/coil/pkg/podnet"
 	"github.com/coil-net/coil/pkg/store"
 )
 
@@ -44,7 +46,7 @@ type Kernel struct {
 // package podnet.
 type Host interface {
 	// HostLink returns the index of the node's end of a pod's link; podnet.ErrNoHostLink if it has none.
-	HostLink(ctx context.Context, ns *netns.NS, pod rtnl.Link) (int, error)
+	HostLink(ctx context.Context, id podnet.ID, ns *netns.NS, address ipam.Address) (int, error)
 	// ClientGuard returns the guard that a client has, GuardClient gives it another one.
 	ClientGuard(ctx context.Context, link int) (dataplane.ClientGuard, error)
 	GuardClient(ctx context.Context, link int, g dataplane.ClientGuard) (dataplane.Result, error)
@@ -171,27 +173,26 @@ func (k *Kernel) Client(ctx context.Context, at store.Netns, c plan.Client) (Out
 		return Outcome{}, err
 	}
 	defer in.close()
-	link, err := in.handle.LinkByName(ctx, c.Link)
-	if errors.Is(err, rtnl.ErrNotExist) && len(c.Egresses) == 0 {
-		return in.clear(ctx, c.Port)
-	}
-	if err != nil {
-		return Outcome{}, err
-	}
-	c.Index, c.MTU = link.Index, link.MTU
-	state := plan.ClientStateOf(c)
-	guard, err := in.guard(ctx, link, state)
+	// Before anything is asked in the pod.
+	guard, err := in.guard(ctx, c, plan.ClientStateOf(c))
 	errs := []error{err, guard.widen(ctx)}
 	var out Outcome
 	if len(c.Egresses) == 0 {
 		out, err = in.clear(ctx, c.Port)
-	} else {
-		out, err = in.make(ctx, state, c)
+	} else if c, err = in.linked(ctx, c); err == nil {
+		out, err = in.make(ctx, plan.ClientStateOf(c), c)
 	}
 	// Whatever didn't succeed in the pod, where a program may see to that: it closes something at worst.
 	errs = append(errs, err, guard.narrow(ctx))
 	out.Others += guard.changed
 	return out, errors.Join(errs...)
+}
+
+// linked returns a client with what its link is.
+func (in client) linked(ctx context.Context, c plan.Client) (plan.Client, error) {
+	link, err := in.handle.LinkByName(ctx, c.Link)
+	c.Index, c.MTU = link.Index, link.MTU
+	return c, err
 }
 
 // make makes all that there should be. It goes on after a failure: what is missing then

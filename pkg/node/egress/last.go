@@ -22,6 +22,13 @@ import (
 // mostAsked bounds the Egresses of one pod for which the API server is asked though the cache is filled.
 const mostAsked = 8
 
+// mostFormer bounds the Egresses that one pod's annotations named before, mostRanges the private and the
+// public destinations that are left of those before these: tenants may change annotations without end.
+const (
+	mostFormer = 16
+	mostRanges = 128
+)
+
 // egress returns an Egress, live for a pod that is being added. Of a running pod the API server is asked
 // once for each that the cache doesn't have, which may be behind. It says whether it did ask.
 func (m *Manager) egress(ctx context.Context, ref types.NamespacedName, s *sandbox) (e *v2.Egress, live bool, err error) {
@@ -71,10 +78,10 @@ func (w *wanted) keep(last []store.KnownEgress) {
 			taken[d] = true
 		}
 	}
-	for _, k := range last {
-		if named[k.Name] || len(k.Destinations) == 0 {
-			continue // each change of the annotation would leave more that close nothing
-		}
+	former := slices.DeleteFunc(slices.Clone(last), func(k store.KnownEgress) bool {
+		return named[k.Name] || len(k.Destinations) == 0 // each change of the annotation would leave more that close nothing
+	})
+	for _, k := range bounded(former) {
 		k.Former, k.Switched = true, false
 		w.known = append(w.known, k)
 		closed := clientEgress(k)
@@ -87,6 +94,28 @@ func (w *wanted) keep(last []store.KnownEgress) {
 		}
 		w.egresses = append(w.egresses, closed)
 	}
+}
+
+// bounded returns Egresses, the latest first, of which the oldest are as one without a name, or as two, if
+// they are many. That closes what they closed and, if that is scattered, more.
+func bounded(former []store.KnownEgress) []store.KnownEgress {
+	if len(former) <= mostFormer {
+		return former
+	}
+	latest, oldest := former[:mostFormer-2], former[mostFormer-2:]
+	for _, originatingOnly := range []bool{false, true} {
+		joined := store.KnownEgress{InCluster: latest[0].InCluster, OriginatingOnly: originatingOnly}
+		for _, k := range oldest {
+			if k.OriginatingOnly == originatingOnly {
+				joined.Destinations = append(joined.Destinations, k.Destinations...)
+			}
+		}
+		joined.Destinations = plan.Cover(joined.Destinations, mostRanges)
+		if len(joined.Destinations) > 0 {
+			latest = append(slices.Clip(latest), joined)
+		}
+	}
+	return latest
 }
 
 // lastMade returns what a former process has made in a sandbox of which there is no record, under no

@@ -2,7 +2,9 @@ package egress
 
 import (
 	"errors"
+	"fmt"
 	"net/netip"
+	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -10,6 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 
+	"github.com/coil-net/coil/pkg/dataplane"
 	"github.com/coil-net/coil/pkg/node"
 	"github.com/coil-net/coil/pkg/plan"
 	"github.com/coil-net/coil/pkg/store"
@@ -90,6 +93,40 @@ func TestFormerStaysClosed(t *testing.T) {
 	})
 }
 
+// However often an annotation changes, a pod has a bounded record, and opens nothing.
+func TestFormerAreBounded(t *testing.T) {
+	var last []store.KnownEgress
+	var closed []netip.Prefix
+	for i := range 2000 {
+		// Far apart, and of two kinds.
+		a := netip.AddrFrom4([4]byte{byte(20 + i%50), byte(i), byte(i >> 3), byte(2 * i)})
+		b := netip.AddrFrom4([4]byte{10, byte(i), byte(i >> 3), byte(2 * i)})
+		destinations := []netip.Prefix{netip.PrefixFrom(a, 32), netip.PrefixFrom(b, 32)}
+		closed = append(closed, destinations...)
+		w := wanted{known: []store.KnownEgress{{Name: fmt.Sprint("net/", i), Destinations: destinations, OriginatingOnly: i%3 == 0}}}
+		w.keep(last)
+		last = w.known
+		if len(last) > mostFormer+1 {
+			t.Fatalf("%d Egresses are known of the pod", len(last))
+		}
+	}
+	n := 0
+	var egresses []plan.ClientEgress
+	for _, k := range last {
+		n += len(k.Destinations)
+		egresses = append(egresses, clientEgress(k))
+	}
+	if n > 4*mostRanges+2*mostFormer {
+		t.Errorf("%d destinations are known of the pod", n)
+	}
+	s := plan.ClientStateOf(plan.Client{Address: sandboxOf("p").Address, Egresses: egresses})
+	for _, d := range closed {
+		if !slices.ContainsFunc(s.Filter.Destinations, func(r dataplane.Range) bool { return !d.Addr().Less(r.First) && !r.Last.Less(d.Addr()) }) {
+			t.Errorf("%s isn't closed any more", d)
+		}
+	}
+}
+
 // Without a record it is the kernel that knows what was closed.
 func TestRecordLost(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -105,6 +142,8 @@ func TestRecordLost(t *testing.T) {
 		}
 		c.change(c.m, func() { c.egress("a", "10.96.0.1", "192.0.2.0/24") })
 		c.want("made again", "192.0.2.0/24 10.96.0.1")
+		c.restart(func() { lost(); c.pod("p", "") })
+		c.want("the annotation went, too", "")
 	})
 }
 

@@ -228,7 +228,7 @@ func TestOnePodFails(t *testing.T) {
 		}
 		defer running(t, m)()
 		w.change(m, func() {
-			w.broken["/bad"] = errors.New("no such device")
+			w.broken["/bad"] = fmt.Errorf("no such device: %w", ErrUnguarded)
 			w.gone["/gone"] = true
 			w.egress("a", "10.96.0.2", "192.0.2.0/24")
 		})
@@ -239,6 +239,9 @@ func TestOnePodFails(t *testing.T) {
 		}
 		if _, kept := w.records[sandboxOf("gone").ID]; kept || len(m.known) != 2 {
 			t.Errorf("what is gone is known: %v", m.known)
+		}
+		if n := len(slices.DeleteFunc(slices.Clone(w.events), func(e string) bool { return !strings.HasPrefix(e, "bad: EgressUnguarded: ") })); n != 1 {
+			t.Errorf("%d Events tell of a pod without a guard: %q", n, w.events)
 		}
 		w.mu.Lock()
 		delete(w.broken, "/bad")

@@ -28,7 +28,7 @@ func (m *Manager) recall(ctx context.Context, s *sandbox, c plan.Client) {
 		// What a cache has isn't changed.
 		c.Egresses[i].Routers = slices.Clone(e.Routers)
 		for j, r := range e.Routers {
-			if r.State == plan.RouterLive && slices.Contains(silent, r.Addr) && !m.hasAnswered(r.Addr) {
+			if r.State == plan.RouterLive && slices.Contains(silent, r.Addr) && !m.hasAnswered(routerKey{e.Name, r.Addr}) {
 				c.Egresses[i].Routers[j].State = plan.RouterDead
 			}
 		}
@@ -36,10 +36,10 @@ func (m *Manager) recall(ctx context.Context, s *sandbox, c plan.Client) {
 }
 
 // hasAnswered says whether a router has answered this process.
-func (m *Manager) hasAnswered(a netip.Addr) bool {
+func (m *Manager) hasAnswered(key routerKey) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	r := m.routers[a]
+	r := m.routers[key]
 	return r != nil && !r.last.IsZero()
 }
 
@@ -54,11 +54,9 @@ func (k *Kernel) Silent(ctx context.Context, at store.Netns, c plan.Client) ([]n
 	if err != nil || len(have) == 0 {
 		return nil, err
 	}
-	link, err := in.handle.LinkByName(ctx, c.Link)
-	if err != nil {
+	if c, err = in.linked(ctx, c); err != nil {
 		return nil, err
 	}
-	c.Index, c.MTU = link.Index, link.MTU
 	state := plan.ClientStateOf(c)
 	// The error is about tunnels that aren't there, or not as they should be: those to new routers.
 	links, _ := in.tunnels.Check(ctx, in.ns, in.handle, c.Port, state.Tunnels)

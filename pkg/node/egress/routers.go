@@ -27,25 +27,34 @@ const (
 )
 
 // Each router that a client of the node has a tunnel to is asked once in a while, through the tunnel
-// of one client, and has so long to answer. Routers drop what a pod sends until they know it, which is
-// seconds after its ADD: who never got an answer asks, too, until it does, and proves nothing.
+// of one client after the other, and has so long to answer. Routers drop what a pod sends until they know it,
+// which is seconds after its ADD: who never got an answer asks, too, until it does, and proves nothing.
+//
+// A program in a client can answer in a router's place, or lose the answer. A client that got none asks
+// again until it does, and believes itself: what others hear keeps no dead router alive for it.
 const (
 	askEvery = time.Second
 	askWait  = 500 * time.Millisecond
 )
 
-// router is one at one of its addresses.
+// routerKey is a router of an Egress at one of its addresses. Anybody who may write EndpointSlices can list
+// the routers of another Egress.
+type routerKey struct {
+	egress string // namespace/name
+	addr   netip.Addr
+}
+
+// router is what clients of the node have heard of one.
 type router struct {
 	liveness
-	egress string // namespace/name
-	// turn is whose it is to ask: another client's when the last one got no answer. Clients that the
-	// router has never answered have turns of their own.
+	// turn is whose it is to ask. Clients that the router has never answered have turns of their own.
 	turn, newTurn int
 }
 
-// routersOf returns the routers of an Egress; those that don't answer are dead. One that answers
-// again, but not for long enough, keeps the flows that nobody has taken from it.
-func (m *Manager) routersOf(egress types.NamespacedName) ([]plan.ClientRouter, error) {
+// routersOf returns the routers of an Egress for a client, or for a pod that is being added; those that
+// don't answer are dead. One that answers again, but not for long enough, keeps the flows that nobody has
+// taken from it.
+func (m *Manager) routersOf(egress types.NamespacedName, s *sandbox) ([]plan.ClientRouter, error) {
 	all, err := m.cluster.Routers(egress)
 	if err != nil {
 		return nil, err
@@ -54,7 +63,10 @@ func (m *Manager) routersOf(egress types.NamespacedName) ([]plan.ClientRouter, e
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for i := range all {
-		switch r := m.routers[all[i].Addr]; {
+		key := routerKey{egress.String(), all[i].Addr}
+		switch r := m.routers[key]; {
+		case s != nil && s.alone[key]:
+			all[i].State = plan.RouterDead
 		case r == nil || !r.dead:
 		case r.answers > 0:
 			all[i].State = plan.RouterDraining
@@ -98,9 +110,23 @@ func (m *Manager) askWhileAny(ctx context.Context) {
 type round struct {
 	client    *sandbox
 	questions []echo.Question
-	known     []bool        // whether the router of a question has answered the client before
+	about     []about
 	answers   []echo.Answer // none if nothing could be asked
 	err       error
+}
+
+// about is what a question is about.
+type about struct {
+	routerKey
+	// known says that the router has answered the client before, turn that it was the client's turn: that
+	// it doesn't ask for itself alone.
+	known, turn bool
+}
+
+// ask adds a question.
+func (r *round) ask(key routerKey, source netip.Addr, turn bool) {
+	r.questions = append(r.questions, echo.Question{Link: r.client.links[key.addr], From: source, To: key.addr})
+	r.about = append(r.about, about{key, r.client.answered[key.addr], turn})
 }
 
 // askOnce asks each router once, and says whether there is any.
@@ -119,137 +145,171 @@ func (m *Manager) askOnce(ctx context.Context) bool {
 			logged(ctx, r.client).V(2).Info("Can't ask routers through the pod, another one does", "reason", r.err)
 		}
 	}
-	for _, addr := range m.hear(rounds) {
-		m.tellRouter(ctx, addr)
+	for _, key := range m.hear(rounds) {
+		m.tellRouter(ctx, key)
 	}
 	return len(rounds) > 0
+}
+
+// end is a client that has a tunnel to a router.
+type end struct {
+	*sandbox
+	source netip.Addr
 }
 
 // questions chooses who asks which router, and forgets routers that nobody has a tunnel to.
 func (m *Manager) questions() []*round {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	type end struct {
-		*sandbox
-		source netip.Addr
-		egress string
-	}
-	clients := map[netip.Addr][]end{}
+	clients := map[routerKey][]end{}
 	for _, s := range m.known {
 		for _, g := range s.groups {
 			for _, a := range g.Routers() {
-				if s.links[a] != 0 && !m.starts(g, a) {
-					clients[a] = append(clients[a], end{s, g.Source, g.Egress})
+				if key := (routerKey{g.Egress, a}); s.links[a] != 0 && !m.starts(g, a) {
+					clients[key] = append(clients[key], end{s, g.Source})
 				}
 			}
 		}
 	}
-	for a := range m.routers {
-		if len(clients[a]) == 0 {
-			delete(m.routers, a)
+	for key := range m.routers {
+		if len(clients[key]) == 0 {
+			delete(m.routers, key)
 			for _, s := range m.known {
-				delete(s.answered, a)
+				s.forgetRouter(key)
 			}
 		}
 	}
 	bySandbox := map[*sandbox]*round{}
 	var rounds []*round
-	for a, ends := range clients {
+	for key, ends := range clients {
 		slices.SortFunc(ends, func(a, b end) int {
 			return cmp.Or(strings.Compare(a.ContainerID, b.ContainerID), strings.Compare(a.IfName, b.IfName))
 		})
-		r := m.routers[a]
+		r := m.routers[key]
 		if r == nil {
 			r = &router{}
-			m.routers[a] = r
+			m.routers[key] = r
 		}
-		r.egress = ends[0].egress
-		ask := func(ends []end, turn int) {
-			if len(ends) == 0 {
-				return
-			}
-			asks := ends[turn%len(ends)]
+		ask := func(asks end, turn bool) {
 			if bySandbox[asks.sandbox] == nil {
 				bySandbox[asks.sandbox] = &round{client: asks.sandbox}
 				rounds = append(rounds, bySandbox[asks.sandbox])
 			}
-			round := bySandbox[asks.sandbox]
-			round.questions = append(round.questions, echo.Question{Link: asks.links[a], From: asks.source, To: a})
-			round.known = append(round.known, asks.answered[a])
+			bySandbox[asks.sandbox].ask(key, asks.source, turn)
 		}
-		answered := func(e end) bool { return e.answered[a] }
-		ask(slices.DeleteFunc(slices.Clone(ends), func(e end) bool { return !answered(e) }), r.turn)
-		ask(slices.DeleteFunc(ends, answered), r.newTurn)
+		answered := func(e end) bool { return e.answered[key.addr] }
+		old := slices.DeleteFunc(slices.Clone(ends), func(e end) bool { return !answered(e) })
+		for i, e := range old {
+			turn := i == r.turn%len(old)
+			if turn || e.missed[key] > 0 && !r.dead {
+				ask(e, turn)
+			}
+		}
+		if unknown := slices.DeleteFunc(ends, answered); len(unknown) > 0 {
+			ask(unknown[r.newTurn%len(unknown)], true)
+		}
 	}
 	return rounds
 }
 
 // starts says whether a router may be one that isn't up yet: not ready, and never heard of. It is
 // asked when it is to take flows.
-func (m *Manager) starts(g plan.ClientGroup, router netip.Addr) bool {
-	r := m.routers[router]
-	return slices.Contains(g.Draining, router) && (r == nil || r.last.IsZero())
+func (m *Manager) starts(g plan.ClientGroup, addr netip.Addr) bool {
+	r := m.routers[routerKey{g.Egress, addr}]
+	return slices.Contains(g.Draining, addr) && (r == nil || r.last.IsZero())
 }
 
 // hear notes what routers have answered, and returns those that died or came back.
-func (m *Manager) hear(rounds []*round) (changed []netip.Addr) {
+func (m *Manager) hear(rounds []*round) (changed []routerKey) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	now := time.Now()
-	proven := map[netip.Addr]bool{} // routers that were asked by who they know
+	proven := map[routerKey]bool{} // routers that were asked by who they know
 	for _, round := range rounds {
-		for i, q := range round.questions {
-			proven[q.To] = proven[q.To] || round.known[i]
+		for _, q := range round.about {
+			proven[q.routerKey] = proven[q.routerKey] || q.known && q.turn
 		}
 	}
-	var noted []netip.Addr
+	var noted []routerKey
 	// Answers first: who answers shows that others could.
 	for _, pass := range []echo.Answer{echo.Given, echo.Missing, echo.Unknown} {
 		for _, round := range rounds {
-			for i, q := range round.questions {
+			for i, q := range round.about {
 				answer := echo.Unknown
 				if i < len(round.answers) {
 					answer = round.answers[i]
 				}
-				r := m.routers[q.To]
-				if r == nil || answer != pass {
-					continue
+				if answer == pass && m.note(now, round.client, q, answer, proven[q.routerKey]) {
+					noted = append(noted, q.routerKey)
 				}
-				given, known := answer == echo.Given, round.known[i]
-				switch {
-				case given:
-					round.client.heard(q.To)
-				case known:
-					r.turn++
-				default:
-					r.newTurn++
-				}
-				if answer == echo.Unknown {
-					continue
-				}
-				// A router may not know a new client yet: its question counts only where nobody better
-				// asks, and silence only if others answer that client.
-				if !known && (proven[q.To] || !given && !m.answeredByOthers(round.client, q.To)) {
-					continue
-				}
-				r.note(now, given)
-				noted = append(noted, q.To)
 			}
 		}
 	}
-	for _, a := range noted {
-		if m.routers[a].judge(now, m.othersAnswer(a, now), m.doubtful(a)) {
-			changed = append(changed, a)
+	for _, key := range noted {
+		if m.routers[key].judge(now, m.othersAnswer(key, now), m.doubtful(key)) {
+			changed = append(changed, key)
 		}
+	}
+	for _, round := range rounds {
+		m.compare(round)
 	}
 	return changed
 }
 
+// note notes an answer, and says whether it counts for all clients.
+func (m *Manager) note(now time.Time, s *sandbox, q about, answer echo.Answer, proven bool) bool {
+	r := m.routers[q.routerKey]
+	if r == nil {
+		return false
+	}
+	given := answer == echo.Given
+	if given || answer == echo.Missing && q.known {
+		s.heard(q.routerKey, given)
+	}
+	if !q.turn {
+		return false
+	}
+	switch {
+	case q.known:
+		r.turn++
+	case !given:
+		r.newTurn++
+	}
+	// A router may not know a new client yet: its question counts only where nobody better asks, and
+	// silence only if others answer that client.
+	if answer == echo.Unknown || !q.known && (proven || !given && !m.answeredByOthers(s, q.routerKey)) {
+		return false
+	}
+	r.note(now, given)
+	return true
+}
+
+// compare finds out which routers answer others but not the client of a round, whom other routers of the
+// Egress do answer.
+func (m *Manager) compare(round *round) {
+	s := round.client
+	for _, q := range round.about {
+		alone := false
+		if s.missed[q.routerKey] >= deathMisses {
+			for key := range m.others(q.routerKey) {
+				alone = alone || s.answered[key.addr] && s.missed[key] == 0
+			}
+		}
+		if alone == s.alone[q.routerKey] {
+			continue
+		}
+		if delete(s.alone, q.routerKey); alone {
+			s.alone[q.routerKey] = true
+		}
+		m.loop.Add(podName(s))
+	}
+}
+
 // doubtful says whether all other routers of an Egress have become silent, one of them not for long
 // enough: it had better not be given the flows of who has become so a moment before.
-func (m *Manager) doubtful(addr netip.Addr) bool {
+func (m *Manager) doubtful(key routerKey) bool {
 	doubt := false
-	for _, r := range m.others(addr) {
+	for _, r := range m.others(key) {
 		switch {
 		case r.last.IsZero():
 		case r.missed == 0:
@@ -261,19 +321,31 @@ func (m *Manager) doubtful(addr netip.Addr) bool {
 	return doubt
 }
 
-// heard notes that a router has answered the sandbox.
-func (s *sandbox) heard(router netip.Addr) {
+// heard notes whether a router has answered the sandbox.
+func (s *sandbox) heard(key routerKey, given bool) {
 	if s.answered == nil {
-		s.answered = map[netip.Addr]bool{}
+		s.answered, s.missed, s.alone = map[netip.Addr]bool{}, map[routerKey]int{}, map[routerKey]bool{}
 	}
-	s.answered[router] = true
+	if !given {
+		s.missed[key]++
+		return
+	}
+	s.answered[key.addr] = true
+	delete(s.missed, key)
+}
+
+// forgetRouter forgets what the sandbox has heard of a router.
+func (s *sandbox) forgetRouter(key routerKey) {
+	delete(s.answered, key.addr)
+	delete(s.missed, key)
+	delete(s.alone, key)
 }
 
 // others returns the other routers of an Egress, in the same family.
-func (m *Manager) others(addr netip.Addr) iter.Seq2[netip.Addr, *router] {
-	return func(yield func(netip.Addr, *router) bool) {
-		for a, r := range m.routers {
-			if a != addr && r.egress == m.routers[addr].egress && dataplane.FamilyOf(a) == dataplane.FamilyOf(addr) && !yield(a, r) {
+func (m *Manager) others(key routerKey) iter.Seq2[routerKey, *router] {
+	return func(yield func(routerKey, *router) bool) {
+		for k, r := range m.routers {
+			if k != key && k.egress == key.egress && dataplane.FamilyOf(k.addr) == dataplane.FamilyOf(key.addr) && !yield(k, r) {
 				return
 			}
 		}
@@ -281,8 +353,8 @@ func (m *Manager) others(addr netip.Addr) iter.Seq2[netip.Addr, *router] {
 }
 
 // othersAnswer says whether another router of an Egress has answered lately.
-func (m *Manager) othersAnswer(addr netip.Addr, now time.Time) bool {
-	for _, r := range m.others(addr) {
+func (m *Manager) othersAnswer(key routerKey, now time.Time) bool {
+	for _, r := range m.others(key) {
 		if !r.last.IsZero() && now.Sub(r.last) < deathMisses*askEvery {
 			return true
 		}
@@ -291,9 +363,9 @@ func (m *Manager) othersAnswer(addr netip.Addr, now time.Time) bool {
 }
 
 // answeredByOthers says whether another router of an Egress knows a client.
-func (m *Manager) answeredByOthers(client *sandbox, addr netip.Addr) bool {
-	for a := range m.others(addr) {
-		if client.answered[a] {
+func (m *Manager) answeredByOthers(client *sandbox, key routerKey) bool {
+	for k := range m.others(key) {
+		if client.answered[k.addr] {
 			return true
 		}
 	}
@@ -301,31 +373,31 @@ func (m *Manager) answeredByOthers(client *sandbox, addr netip.Addr) bool {
 }
 
 // tellRouter tells of a router that died or came back: its clients, and on some nodes people.
-func (m *Manager) tellRouter(ctx context.Context, addr netip.Addr) {
+func (m *Manager) tellRouter(ctx context.Context, router routerKey) {
 	m.mu.Lock()
-	r := m.routers[addr]
+	r := m.routers[router]
 	if r == nil {
 		m.mu.Unlock()
 		return
 	}
-	name, dead := r.egress, r.dead
+	dead := r.dead
 	m.mu.Unlock()
-	namespace, egress, _ := strings.Cut(name, "/")
+	namespace, egress, _ := strings.Cut(router.egress, "/")
 	key := types.NamespacedName{Namespace: namespace, Name: egress}
 	m.EgressChanged(key)
-	klog.FromContext(ctx).Info("A router of an Egress died or came back", "egress", klog.KRef(namespace, egress), "router", addr, "dead", dead)
+	klog.FromContext(ctx).Info("A router of an Egress died or came back", "egress", klog.KRef(namespace, egress), "router", router.addr, "dead", dead)
 	ref := &corev1.ObjectReference{APIVersion: v2.GroupVersion.String(), Kind: "Egress", Namespace: namespace, Name: egress}
 	clients := 0
 	if e, err := m.cluster.Egress(ctx, key, false); err == nil {
 		ref.UID, clients = e.UID, int(e.Status.Clients)
 	}
-	if !m.tells(addr, key, clients) {
+	if !m.tells(router.addr, key, clients) {
 		return
 	}
 	if dead {
-		m.recorder.Eventf(ref, nil, corev1.EventTypeWarning, RouterDead, RouterDead, "router %s doesn't answer: pods of the node send no new flow to it", addr)
+		m.recorder.Eventf(ref, nil, corev1.EventTypeWarning, RouterDead, RouterDead, "router %s doesn't answer: pods of the node send no new flow to it", router.addr)
 	} else {
-		m.recorder.Eventf(ref, nil, corev1.EventTypeNormal, RouterBack, RouterBack, "router %s answers again", addr)
+		m.recorder.Eventf(ref, nil, corev1.EventTypeNormal, RouterBack, RouterBack, "router %s answers again", router.addr)
 	}
 }
 
@@ -342,7 +414,7 @@ func (m *Manager) made(ctx context.Context, s *sandbox, out Outcome, err error) 
 	if err == nil {
 		for _, g := range out.State.Groups {
 			for _, a := range g.Dead {
-				if r := m.routers[a]; r != nil && !r.last.IsZero() && uses(s.groups, a) {
+				if r := m.routers[routerKey{g.Egress, a}]; r != nil && !r.last.IsZero() && uses(s.groups, a) {
 					m.counts.failover.Observe(time.Since(r.last).Seconds())
 				}
 			}
@@ -350,8 +422,8 @@ func (m *Manager) made(ctx context.Context, s *sandbox, out Outcome, err error) 
 	}
 	for _, g := range out.State.Groups {
 		for _, a := range g.Dead {
-			if m.routers[a] == nil {
-				m.routers[a] = &router{liveness: deadAlready(), egress: g.Egress}
+			if key := (routerKey{g.Egress, a}); m.routers[key] == nil {
+				m.routers[key] = &router{liveness: deadAlready()}
 			}
 		}
 	}

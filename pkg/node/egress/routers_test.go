@@ -57,7 +57,9 @@ func asking(t *testing.T, m *Manager) (stop func()) {
 func (w *world) clients(t *testing.T, m *Manager, pods ...string) {
 	t.Helper()
 	for _, p := range pods {
+		w.mu.Lock()
 		w.pod(p, "a")
+		w.mu.Unlock()
 		if err := w.add(t, m, p); err != nil {
 			t.Fatal(err)
 		}
@@ -256,6 +258,43 @@ func TestNewPodsAsk(t *testing.T) {
 			t.Errorf("q has %q", got)
 		}
 	})
+}
+
+// Pods that answer in routers' places, of the same Egress or of one that lists the same routers, keep no
+// dead router alive for another pod, and have it marked dead for none that it answers.
+func TestPodsLieAboutRouters(t *testing.T) {
+	for _, egress := range []string{"a", "b"} {
+		for _, liars := range []string{"1", "1 2 3 4 x y z"} {
+			t.Run(egress+" "+liars, func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					w := newWorld()
+					w.direct("10.1.1.1 live, 10.1.1.2 live")
+					w.egress("b", "10.96.0.2", "198.51.100.0/24").Spec.Peering = v2.EgressPeeringDirect
+					w.routers["net/b"] = w.routers["net/a"]
+					w.lying = map[string]bool{}
+					m := w.manager(false)
+					w.clients(t, m, "p", "q")
+					for _, l := range strings.Fields(liars) {
+						w.lying["/"+l] = true
+						w.pod(l, egress)
+						if err := w.add(t, m, l); err != nil {
+							t.Fatal(err)
+						}
+					}
+					defer asking(t, m)()
+					w.after(t, 30*time.Second, "at first", both)
+					w.silence(true, "10.1.1.1")
+					w.after(t, 15*time.Second, "a router is silent", second)
+					if got := w.has("q"); got != second {
+						t.Errorf("q has %q", got)
+					}
+					w.after(t, 5*time.Minute, "still", second)
+					w.silence(false, "10.1.1.1")
+					w.after(t, 10*time.Second, "it answers", both)
+				})
+			})
+		}
+	}
 }
 
 // A router that isn't up yet isn't dead, and takes flows as soon as it is ready.

@@ -72,8 +72,9 @@ func TestTellRouter(t *testing.T) {
 			t.Fatal(err)
 		}
 		for _, dead := range []bool{true, false} {
-			m.routers[addr] = &router{egress: "net/a", liveness: liveness{dead: dead}}
-			m.tellRouter(t.Context(), addr)
+			key := routerKey{"net/a", addr}
+			m.routers[key] = &router{liveness: liveness{dead: dead}}
+			m.tellRouter(t.Context(), key)
 		}
 		if len(w.events) != want {
 			t.Errorf("%d clients: Events %q, want %d", clients, w.events, want)

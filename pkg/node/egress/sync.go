@@ -27,6 +27,7 @@ const (
 	EgressConflict   = "EgressConflict"
 	EgressTooMany    = "EgressTooMany"
 	EgressIgnored    = "EgressIgnored"
+	EgressUnguarded  = "EgressUnguarded"
 )
 
 // wanted is what a pod's annotations ask for, as far as it can be had.
@@ -75,7 +76,7 @@ func (m *Manager) look(ctx context.Context, namespace string, refs []types.Names
 			known.Switched = i >= 0 && (known.Switched || known.Direct != client.Direct)
 			known.Direct, client.Switched = client.Direct, known.Switched
 			if refused == nil {
-				if client.Routers, err = m.routersOf(ref); err != nil {
+				if client.Routers, err = m.routersOf(ref, s); err != nil {
 					return wanted{}, err
 				}
 			}
@@ -188,12 +189,25 @@ func (m *Manager) syncSandbox(ctx context.Context, s *sandbox) (used bool, err e
 		err = m.syncRouter(ctx, s)
 	case len(refs)+len(last) > 0:
 		err = m.syncClient(ctx, s, meta, refs, last)
+	case s.restored && !s.looked:
+		err = m.clearLost(ctx, s)
 	}
 	if errors.Is(err, ErrGone) {
 		logged(ctx, s).V(2).Info("The network namespace is gone without DEL")
 		return false, m.drop(ctx, s)
 	}
 	return len(refs) > 0 || labelled, err
+}
+
+// clearLost removes, once in a process, what a former one has made in a sandbox that uses no Egress any
+// more, and of which there is no record.
+func (m *Manager) clearLost(ctx context.Context, s *sandbox) error {
+	made, err := m.lastMade(ctx, s)
+	if err == nil && len(made) > 0 {
+		err = m.applyKernel(ctx, s, wanted{})
+	}
+	s.looked = err == nil
+	return err
 }
 
 func (m *Manager) syncClient(ctx context.Context, s *sandbox, meta *metav1.PartialObjectMetadata, refs []types.NamespacedName, last []store.KnownEgress) error {
@@ -212,11 +226,23 @@ func (m *Manager) syncClient(ctx context.Context, s *sandbox, meta *metav1.Parti
 	problems := w.problems
 	if s.done != nil {
 		for _, c := range s.done.Conflicts {
-			problems = append(problems, problem{EgressConflict, fmt.Sprintf("Egress %s and Egress %s both have the destination %s: the first is used", c.Winner, c.Loser, c.Dst), false})
+			problems = append(problems, conflict(c))
 		}
+	}
+	if errors.Is(err, ErrUnguarded) {
+		problems = append(problems, problem{EgressUnguarded, fmt.Sprintf("%v: delete the pod if this goes on", ErrUnguarded), false})
 	}
 	m.tell(meta, s, problems)
 	return err
+}
+
+// conflict is what the owner of a pod should know of two of its Egresses.
+func conflict(c plan.ClientConflict) problem {
+	text := fmt.Sprintf("Egress %s and Egress %s both have the destination %s: the first is used", c.Winner, c.Loser, c.Dst)
+	if c.Router {
+		text = fmt.Sprintf("router %s of Egress %s isn't used: it is outside of the cluster, and a destination of Egress %s", c.Dst.Addr(), c.Loser, c.Winner)
+	}
+	return problem{EgressConflict, text, false}
 }
 
 // syncRouter sets a router's parameters.
@@ -297,7 +323,8 @@ func (m *Manager) client(s *sandbox, w wanted) plan.Client {
 	for i := range egresses {
 		egresses[i].OriginatingOnly = egresses[i].OriginatingOnly || m.cfg.OriginatingOnly
 	}
-	return plan.Client{Address: s.Address, Link: s.IfName, Port: m.cfg.Port, Protocol: m.cfg.Protocol, Idle: idle, Egresses: egresses}
+	return plan.Client{Address: s.Address, Link: s.IfName, Port: m.cfg.Port, Protocol: m.cfg.Protocol, Idle: idle, Egresses: egresses,
+		ContainerID: s.ContainerID, Wired: !m.cfg.RecordAll}
 }
 
 // remember records what a sandbox uses.

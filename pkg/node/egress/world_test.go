@@ -38,6 +38,7 @@ type world struct {
 	routers    map[string][]plan.ClientRouter
 	silent     map[netip.Addr]bool // routers that don't answer
 	unlisted   map[string]bool     // namespaces of pods that no router knows yet
+	lying      map[string]bool     // namespaces of pods that answer in routers' places
 	asked      map[netip.Addr]int
 	down       error           // of the API server, for what isn't in a cache
 	live       int             // requests beside the caches
@@ -135,6 +136,8 @@ func (w *world) Ask(_ context.Context, at store.Netns, wait time.Duration, quest
 		switch {
 		case q.Link == 0:
 			answers = append(answers, echo.Unknown)
+		case w.lying[at.Path]:
+			answers = append(answers, echo.Given)
 		case w.silent[q.To], w.unlisted[at.Path]:
 			answers = append(answers, echo.Missing)
 		default:

@@ -1,0 +1,68 @@
+package natgateway
+
+import (
+	"context"
+	"net/netip"
+	"slices"
+	"time"
+
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/klog/v2"
+)
+
+// countEvery is the time between two counts of the connections of each client.
+const countEvery = 5 * time.Second
+
+// count finds out again and again which clients have more connections than one may have. The kernel counts
+// a sample of many: a client that opens one after the other, and closes those of which it learns that they
+// were drawn, would have any number.
+func (g *Gateway) count(ctx context.Context) error {
+	if !cache.WaitFor(ctx, "", g.synced...) {
+		return nil
+	}
+	ticker := time.NewTicker(countEvery)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-ticker.C:
+		}
+		over, err := g.overLimit(ctx)
+		if err != nil {
+			klog.FromContext(ctx).V(2).Info("Can't count the connections of clients", "reason", err)
+			continue
+		}
+		g.mu.Lock()
+		changed := !slices.Equal(g.over, over)
+		g.over = over
+		g.mu.Unlock()
+		if changed {
+			g.loop.Add(struct{}{})
+		}
+	}
+}
+
+// overLimit returns the clients, sorted, that have more connections than one may have. The table of
+// connections is read only if it has as many.
+func (g *Gateway) overLimit(ctx context.Context) ([]netip.Addr, error) {
+	g.mu.Lock()
+	most := 0
+	if g.applied != nil {
+		most = g.applied.MaxPerClient
+	}
+	g.mu.Unlock()
+	tracked, _, err := g.kernel.Flows.Size()
+	if err != nil || most == 0 || tracked <= most {
+		return nil, err
+	}
+	counts, err := g.kernel.Flows.Clients(ctx, g.cfg.Addresses...)
+	var over []netip.Addr
+	for a, n := range counts {
+		if n > most {
+			over = append(over, a)
+		}
+	}
+	slices.SortFunc(over, netip.Addr.Compare)
+	return over, err
+}
