@@ -8,6 +8,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -56,23 +57,50 @@ func (i *Informer) follow(lw *cache.ListWatch) {
 		if err != nil {
 			return nil, err
 		}
-		now := time.Now()
-		i.opened.Store(&now)
-		return &followed{Interface: w, stopped: func() { i.opened.CompareAndSwap(&now, nil) }}, nil
+		f := &followed{Interface: w, informer: i}
+		if o.SendInitialEvents == nil || !*o.SendInitialEvents {
+			f.opened()
+			return f, nil
+		}
+		// The watch begins with a whole list: until that has ended, the cache is of the time before.
+		f.Interface = watch.Filter(w, func(e watch.Event) (watch.Event, bool) {
+			if o, err := meta.Accessor(e.Object); err == nil && e.Type == watch.Bookmark && o.GetAnnotations()[metav1.InitialEventsAnnotationKey] == "true" {
+				f.opened()
+			}
+			return e, true
+		})
+		return f, nil
 	}
 }
 
-// followed is a watch that tells when it ends: the reflector stops each, also one that the server
-// has closed.
+// followed is a watch that tells its informer when it is open and when it ends: the reflector stops each,
+// also one that the server has closed.
 type followed struct {
 	watch.Interface
-	stopped func()
+	informer *Informer
+
+	mu    sync.Mutex
+	since *time.Time // when it was open
+	ended bool
+}
+
+func (f *followed) opened() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if !f.ended {
+		f.since = new(time.Now())
+		f.informer.opened.Store(f.since)
+	}
 }
 
 // Stop implements watch.Interface.
 func (f *followed) Stop() {
 	f.Interface.Stop()
-	f.stopped()
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.ended = true; f.since != nil {
+		f.informer.opened.CompareAndSwap(f.since, nil)
+	}
 }
 
 // NodeInformer returns an informer of Nodes, with the fields that the server selects

@@ -26,12 +26,14 @@ func TestCurrent(t *testing.T) {
 			return true, nil, errors.New("no API server")
 		}
 		w := watch.NewFakeWithChanSize(1, false)
-		w.Action(watch.Bookmark, &metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{
-			ResourceVersion: "1", Annotations: map[string]string{metav1.InitialEventsAnnotationKey: "true"},
-		}})
 		opened <- w
 		return true, w, nil
 	})
+	listed := func(w *watch.FakeWatcher) {
+		w.Action(watch.Bookmark, &metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{
+			ResourceVersion: "1", Annotations: map[string]string{metav1.InitialEventsAnnotationKey: "true"},
+		}})
+	}
 	i, err := MetadataInformer(client, corev1.SchemeGroupVersion.WithResource("namespaces"), "")
 	if err != nil {
 		t.Fatal(err)
@@ -54,16 +56,24 @@ func TestCurrent(t *testing.T) {
 			return nil
 		})
 	}
-	for range 2 {
+	for n := range 3 {
 		w := <-opened
+		for begin := time.Now(); n == 0 && time.Since(begin) < watchSettle+watchSettle/2; time.Sleep(watchSettle / 20) {
+			if i.Current() {
+				t.Fatal("current while the first list isn't complete")
+			}
+		}
+		listed(w)
 		if i.Current() {
 			t.Error("current before the watch can have told what was missed")
 		}
 		await(true)
+		if n == 2 {
+			break
+		}
 		away.Store(true)
 		w.Stop()
 		await(false)
 		away.Store(false)
 	}
-	await(true)
 }

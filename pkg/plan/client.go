@@ -186,8 +186,21 @@ func ClientStateOf(c Client) ClientState {
 	}
 	slices.SortFunc(s.Tunnels, func(a, b dataplane.Tunnel) int { return a.Remote.Compare(b.Remote) })
 	slices.SortFunc(s.Routes, func(a, b ClientRoute) int { return dataplane.CompareRoutes(a.Route, b.Route) })
-	s.Filter = clientRules(c, egresses, s.Routes, sources)
+	s.Filter = clientRules(c, egresses, slices.Concat(s.Routes, addressless(c, egresses, claims)), sources)
 	return s
+}
+
+// addressless returns the routes of the families in which no address of the client is known. They aren't made: the
+// filter alone keeps these destinations closed, whatever address the pod got by other means, as by SLAAC.
+func addressless(c Client, egresses []ClientEgress, claims []claim) []ClientRoute {
+	var routes []ClientRoute
+	for _, f := range []dataplane.Family{dataplane.IPv4, dataplane.IPv6} {
+		family := clientFamily{Client: c, Family: f}
+		if !slices.ContainsFunc(c.Address.Addrs(), family.has) {
+			routes = append(routes, family.routes(claims, family.spared(egresses, nil))...)
+		}
+	}
+	return routes
 }
 
 // claim is a destination, and the Egress that has it.
@@ -360,20 +373,31 @@ func (c clientFamily) rules(marked bool) []dataplane.Rule {
 // originating returns the destinations whose Egress captures only connections that the client
 // opens, sorted and without overlaps: less what other Egresses have inside of them.
 func originating(claims []claim) []netip.Prefix {
+	sorted := slices.SortedFunc(slices.Values(claims), func(a, b claim) int { return comparePrefixes(a.Prefix, b.Prefix) })
 	var all []netip.Prefix
-	for _, c := range claims {
+	for i, c := range sorted {
 		if !c.egress.OriginatingOnly {
 			continue
 		}
-		var inside []netip.Prefix // each of which counts by itself
-		for _, o := range claims {
-			if o.Bits() > c.Bits() && within(o.Prefix, []netip.Prefix{c.Prefix}) {
-				inside = append(inside, o.Prefix)
+		// Those inside follow, each of which counts by itself. Users choose thousands of them.
+		inside := sorted[i+1:]
+		end, _ := slices.BinarySearchFunc(inside, c.Prefix, func(o claim, outer netip.Prefix) int {
+			if outer.Contains(o.Addr()) {
+				return -1
 			}
-		}
-		all = append(all, without(c.Prefix, inside)...)
+			return 1
+		})
+		all = append(all, without(c.Prefix, claimed(inside[:end]))...)
 	}
 	slices.SortFunc(all, comparePrefixes)
+	return all
+}
+
+func claimed(claims []claim) []netip.Prefix {
+	all := make([]netip.Prefix, len(claims))
+	for i, c := range claims {
+		all[i] = c.Prefix
+	}
 	return all
 }
 

@@ -23,6 +23,9 @@ func TestClientFilter(t *testing.T) {
 		{"one destination of each family", clientOfFamilies("46", egressOf("a/a", "46", 1, "192.0.2.0/24", "2001:db8::/32")),
 			[]string{"192.0.2.0-192.0.2.255", "2001:db8::-2001:db8:ffff:ffff:ffff:ffff:ffff:ffff"}, "[10.96.0.1 fd96::1]"},
 		{"without a Service the same is closed", clientOfFamilies("4", egressOf("a/a", "", 1, "192.0.2.0/24", "192.0.3.0/24")), []string{"192.0.2.0-192.0.3.255"}, "[]"},
+		{"a family in which no address is known is closed", clientOfFamilies("4", change(egressOf("a/a", "46", 1, "192.0.2.0/24", "2001:db8::/32"), func(e *ClientEgress) {
+			e.InCluster = validPrefixes([]string{"2001:db8:ffff::/48"})
+		})), []string{"192.0.2.0-192.0.2.255", "2001:db8::-2001:db8:fffe:ffff:ffff:ffff:ffff:ffff"}, "[10.96.0.1 fd96::1]"},
 		{"everything", clientOfFamilies("46", change(egressOf("a/a", "46", 1, "0.0.0.0/0", "::/0", "10.200.0.0/16"), func(e *ClientEgress) {
 			e.InCluster = validPrefixes([]string{"100.64.0.0/16", "2001:db8:1::/48"})
 		})), []string{

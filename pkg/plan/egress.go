@@ -1,6 +1,7 @@
 package plan
 
 import (
+	"maps"
 	"slices"
 	"strings"
 
@@ -48,23 +49,32 @@ func RouterOf(l map[string]string) (egress string, ok bool) {
 // RouterLabelKeys are the keys of RouterLabels.
 func RouterLabelKeys() []string { return []string{labelName, labelInstance, labelComponent} }
 
-// EgressRefs returns the Egresses that the annotations of a pod name, sorted and each once.
-// Spaces around names, and empty names, are as if they weren't there.
+// MostEgresses is how many Egresses a pod may use.
+const MostEgresses = 64
+
+// EgressRefs returns the Egresses that the annotations of a pod name, each once, by namespace, and in a namespace in
+// the order of the annotation. There are at most MostEgresses, and one more if others are named. Spaces around
+// names, and empty names, are as if they weren't there.
+//
+// A tenant who may edit a pod writes as many names into its annotations as 256 KiB hold, again and again.
 func EgressRefs(annotations map[string]string) []types.NamespacedName {
 	var refs []types.NamespacedName
-	for key, value := range annotations {
+	for _, key := range slices.Sorted(maps.Keys(annotations)) {
 		ns, ok := strings.CutPrefix(key, v2.AnnotationEgressPrefix)
 		if !ok {
 			continue
 		}
-		for name := range strings.SplitSeq(value, ",") {
-			if name = strings.TrimSpace(name); name != "" {
-				refs = append(refs, types.NamespacedName{Namespace: ns, Name: name})
+		for name := range strings.SplitSeq(annotations[key], ",") {
+			ref := types.NamespacedName{Namespace: ns, Name: strings.TrimSpace(name)}
+			if ref.Name == "" || slices.Contains(refs, ref) {
+				continue
+			}
+			if refs = append(refs, ref); len(refs) > MostEgresses {
+				return refs
 			}
 		}
 	}
-	slices.SortFunc(refs, func(a, b types.NamespacedName) int { return strings.Compare(a.String(), b.String()) })
-	return slices.Compact(refs)
+	return refs
 }
 
 var egressKind = schema.GroupVersionKind{Group: v2.GroupVersion.Group, Version: v2.GroupVersion.Version, Kind: "Egress"}

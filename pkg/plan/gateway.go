@@ -156,7 +156,9 @@ func forwarded(egress *v2.Egress, own map[dataplane.Family]netip.Addr) []netip.P
 	}
 	var all []netip.Prefix
 	for _, r := range ClientStateOf(client).Filter.Destinations {
-		all = append(all, netipx.IPRangeFrom(r.First, r.Last).Prefixes()...)
+		if own[dataplane.FamilyOf(r.First)].IsValid() {
+			all = append(all, netipx.IPRangeFrom(r.First, r.Last).Prefixes()...)
+		}
 	}
 	return all
 }

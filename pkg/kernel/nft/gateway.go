@@ -10,6 +10,7 @@ import (
 	"github.com/google/nftables"
 	"github.com/google/nftables/expr"
 	"go4.org/netipx"
+	"golang.org/x/sys/unix"
 
 	"github.com/coil-net/coil/pkg/dataplane"
 	"github.com/coil-net/coil/pkg/kernel/netns"
@@ -31,7 +32,7 @@ const (
 	// dropped.
 	ForeignSource = "foreign_source"
 	// Unsolicited is what would have reached a client, or gone anywhere else, without a
-	// connection that a client opened, dropped.
+	// connection that a client opened, and UDP to the router itself, dropped.
 	Unsolicited = "unsolicited"
 	// ConnectionLimit is what would have opened a connection of a client that has as many as one
 	// may have, dropped.
@@ -77,7 +78,8 @@ const loopback = 1
 //	  answered   nor is the answer to a probe or to a client's echo
 //	leave      nothing that the router sends leaves by the uplink with another's address
 //	  own
-//	input      FoU from nobody else; errors about FoU, by which the kernel learns the way's MTU
+//	input      FoU from nobody else; errors about FoU, by which the kernel learns the way's MTU; no other
+//	           datagram that opens a connection, whose entry would keep a client from that port for 30 s
 //	  asked      how the router is, by the cluster alone
 //	forward    nothing leaves but by a connection that is translated, or opens
 //	  opened     new connections of TCP get segments that fit the tunnel and the way on
@@ -163,6 +165,9 @@ func gateway(r dataplane.GatewayRules) definition {
 		opens[p.family] = d.limit(p, r.MaxPerClient, clients.size)
 		answer.add("of no connection", p.of(), ctState(expr.CtStateBitINVALID), dropped(Invalid))
 		answer.add("nobody asked for it", p.of(), dropped(Unsolicited))
+	}
+	for _, p := range slices.Backward(protocols) {
+		input.add("a datagram that no one asked for", iif(expr.CmpOpEq, r.Uplink), p.of(), l4proto(unix.IPPROTO_UDP), ctState(expr.CtStateBitNEW), count(Unsolicited+p.suffix), drop())
 	}
 	for _, port := range r.Ports {
 		input.add("how is it", tcpPort(dport, port), goTo(asked))

@@ -195,6 +195,21 @@ func TestGateway(t *testing.T) {
 				l.run(l.server, "bash", "-c", fmt.Sprintf("echo forged > /dev/udp/%s/5555", addr(f, 9, 1)))
 				return errors.New("nobody answers UDP")
 			}, nft.NonClient},
+			{"the server sends the router a datagram", func() error {
+				tracked := func() string { return l.run(l.router, "cat", "/proc/sys/net/netfilter/nf_conntrack_count") }
+				before := tracked()
+				l.run(l.server, "bash", "-c", fmt.Sprintf("echo forged > /dev/udp/%s/30000", addr(f, 9, 1)))
+				testkit.Eventually(t, timeout, "the datagram is counted", func() error {
+					if l.count(nft.Unsolicited, f) == 0 {
+						return errors.New("not yet")
+					}
+					return nil
+				})
+				if now := tracked(); now != before {
+					t.Errorf("%s connections are tracked, %s before: a client can't have the port", now, before)
+				}
+				return errors.New("nobody answers")
+			}, nft.Unsolicited},
 		} {
 			t.Run(fmt.Sprint(f, " ", c.name), func(t *testing.T) {
 				before := l.count(c.counter, f)

@@ -6,8 +6,11 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/coil-net/coil/pkg/kernel/netns"
 )
 
 // datagram builds what the kernel would send.
@@ -82,6 +85,36 @@ func TestDumpInterrupted(t *testing.T) {
 	err := (&conn{transport: &answers}).dump(request("show"), func([]byte) error { return unreadable })
 	if !errors.Is(err, unreadable) || len(answers) != 0 {
 		t.Errorf("got %v with %d datagrams left", err, len(answers))
+	}
+}
+
+// A program in a pod makes as many routes as it likes; the agent doesn't keep them all in memory.
+func TestListOfAPodIsBounded(t *testing.T) {
+	for _, c := range []struct {
+		name    string
+		ns      *netns.NS
+		objects int
+		is      error
+	}{
+		{"the node's own", nil, maxOfPod + 1, nil},
+		{"a pod's", &netns.NS{}, maxOfPod, nil},
+		{"too many of a pod", &netns.NS{}, maxOfPod + 1, ErrTooMany},
+	} {
+		var answers script
+		for range c.objects {
+			var d datagram
+			d.message(unix.RTM_NEWROUTE, unix.NLM_F_MULTI, 1, make([]byte, 12))
+			answers = append(answers, d.b)
+		}
+		var done datagram
+		done.message(unix.NLMSG_DONE, unix.NLM_F_MULTI, 1, make([]byte, 4))
+		answers = append(answers, done.b)
+		h := &Handle{ns: c.ns, idle: make(chan *conn, 1), ports: map[uint32]time.Time{}}
+		h.idle <- &conn{transport: &answers}
+		all, err := list(t.Context(), h, request("show"), func([]byte) (int, bool, error) { return 0, true, nil })
+		if !errors.Is(err, c.is) || c.is == nil && (err != nil || len(all) != c.objects) || c.is != nil && all != nil {
+			t.Errorf("%s: %d objects, %v", c.name, len(all), err)
+		}
 	}
 }
 

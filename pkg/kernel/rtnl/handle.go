@@ -31,6 +31,8 @@ var (
 	ErrInvalid = errors.New("invalid request")
 	// ErrBusy: the link can't be changed while it is up.
 	ErrBusy = errors.New("busy")
+	// ErrTooMany: another network namespace has more objects than Coil ever makes there.
+	ErrTooMany = errors.New("too many objects")
 	// ErrNoFamily: the kernel, or the link, has this address family switched off.
 	ErrNoFamily = errors.New("address family is not available")
 
@@ -105,6 +107,8 @@ const (
 	maxBatch = 64
 	// maxDumps bounds how often an interrupted dump is repeated at once.
 	maxDumps = 20
+	// maxOfPod bounds a list of objects of another namespace: a program in a pod may have made millions.
+	maxOfPod = 100_000
 )
 
 // Handle sends requests in one network namespace. It is safe for concurrent
@@ -272,6 +276,10 @@ func list[T any](ctx context.Context, h *Handle, r Request, parse func(body []by
 					x, ok, err := parse(body)
 					if ok && err == nil {
 						all = append(all, x)
+					}
+					if h.ns != nil && len(all) > maxOfPod {
+						all = nil
+						return fmt.Errorf("%s: %w: more than %d", r, ErrTooMany, maxOfPod)
 					}
 					return err
 				})

@@ -6,12 +6,11 @@ import (
 
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/validation"
+
+	"github.com/coil-net/coil/pkg/plan"
 )
 
-// Anybody who may edit a pod writes into its annotations as many names as 256 KiB hold, again and again.
 const (
-	// mostEgresses is how many Egresses a pod may use.
-	mostEgresses = 64
 	// mostNamed is how many things of a kind an Event names, and mostSaid how many bytes
 	// it has: the API server refuses more than 1024.
 	mostNamed = 3
@@ -23,17 +22,17 @@ const (
 // usable returns those of the Egresses that a pod's annotations name that it may use, and says why not the
 // others. Names that no Egress can have are as if it didn't exist.
 func usable(refs []types.NamespacedName) (use []types.NamespacedName, problems []problem) {
+	if len(refs) > plan.MostEgresses {
+		text := fmt.Sprintf("the annotations name more than %d Egresses: only the first ones are used, by namespace and in the order of the annotation", plan.MostEgresses)
+		problems = append(problems, problem{EgressTooMany, text, true})
+		refs = refs[:plan.MostEgresses]
+	}
 	for _, ref := range refs {
 		if len(validation.IsDNS1123Label(ref.Namespace))+len(validation.IsDNS1123Subdomain(ref.Name)) > 0 {
 			problems = append(problems, problem{EgressMissing, fmt.Sprintf("Egress %s can't exist: that is no name of an object", shown(ref.String())), true})
 			continue
 		}
 		use = append(use, ref)
-	}
-	if n := len(use); n > mostEgresses {
-		text := fmt.Sprintf("the annotations name %d Egresses: only the first %d by namespace and name are used", n, mostEgresses)
-		problems = append(problems, problem{EgressTooMany, text, true})
-		use = use[:mostEgresses]
 	}
 	return use, problems
 }

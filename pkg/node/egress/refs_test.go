@@ -11,6 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/coil-net/coil/pkg/node"
+	"github.com/coil-net/coil/pkg/plan"
 )
 
 // many are names of Egresses, first, first+1, ...
@@ -34,7 +35,7 @@ func TestManyEgressesAreNamed(t *testing.T) {
 		for edit := range 3 {
 			w.change(m, func() { w.pod("p", many(edit*5000, 5000)) })
 			w.after(t, time.Second, "many that don't exist", none)
-			if n := len(w.records[sandboxOf("p").ID].Egresses); n > mostEgresses+1 {
+			if n := len(w.records[sandboxOf("p").ID].Egresses); n > plan.MostEgresses+1 {
 				t.Errorf("%d Egresses are recorded", n)
 			}
 		}
@@ -43,7 +44,7 @@ func TestManyEgressesAreNamed(t *testing.T) {
 		want := []string{}
 		for edit := range 3 {
 			want = append(want,
-				"p: EgressTooMany: the annotations name 5000 Egresses: only the first 64 by namespace and name are used",
+				"p: EgressTooMany: the annotations name more than 64 Egresses: only the first ones are used, by namespace and in the order of the annotation",
 				fmt.Sprintf("p: EgressMissing: Egress net/e%05d doesn't exist; Egress net/e%05d doesn't exist; Egress net/e%05d doesn't exist; and 61 more", edit*5000, edit*5000+1, edit*5000+2))
 		}
 		// Told already, and told anew when others are missing.
@@ -55,7 +56,7 @@ func TestManyEgressesAreNamed(t *testing.T) {
 			t.Errorf("%d requests of a running pod beside the caches", w.live)
 		}
 		w.pod("new", many(0, 5000))
-		if err := w.add(t, m, "new"); err == nil || !strings.Contains(err.Error(), "5000 Egresses") {
+		if err := w.add(t, m, "new"); err == nil || !strings.Contains(err.Error(), "more than 64 Egresses") {
 			t.Errorf("ADD: %v", err)
 		}
 	})
