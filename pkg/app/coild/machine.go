@@ -10,6 +10,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/util/resourceversion"
 	"k8s.io/klog/v2"
 
 	"github.com/coil-net/coil/pkg/node"
@@ -75,4 +76,30 @@ func (d *daemon) checkMachine(n *corev1.Node) (time.Duration, error) {
 		d.eventOf(n.UID, corev1.EventTypeWarning, "OtherMachine", "%v", err)
 	}
 	return left, err
+}
+
+// timeCheck is how often coild looks whether the API server has gone back in time, though no event came.
+const timeCheck = 5 * time.Minute
+
+// apiTime notices that the API server has gone back in time, as after etcd was restored from a backup. Watches
+// from the time that was lost go on without events, and what is in their caches may not be true any more.
+type apiTime struct{ latest string } // the largest resourceVersion of the Node
+
+// check returns an error if a Node as the API server has it now is older than before.
+func (a *apiTime) check(n *corev1.Node) error {
+	if a.latest == "" {
+		a.latest = n.ResourceVersion
+		return nil
+	}
+	// https://kubernetes.io/docs/reference/using-api/api-concepts/#resource-versions: since 1.35 they can be compared,
+	// and with etcd they always could.
+	order, err := resourceversion.CompareResourceVersion(n.ResourceVersion, a.latest)
+	switch {
+	case err != nil:
+		return nil // of another kind of store
+	case order < 0:
+		return fmt.Errorf("the Node %s has resourceVersion %s and had %s: the API server is of an earlier time, as after a restore of etcd; starting anew", n.Name, n.ResourceVersion, a.latest)
+	}
+	a.latest = n.ResourceVersion
+	return nil
 }

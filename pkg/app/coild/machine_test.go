@@ -93,3 +93,20 @@ func TestTwoMachinesOfOneName(t *testing.T) {
 		check("a", true)
 	})
 }
+
+// Etcd was restored from a backup, and the watches go on as if nothing had happened.
+func TestAPIServerOfAnEarlierTime(t *testing.T) {
+	var a apiTime
+	for i, step := range []struct {
+		version string
+		back    bool
+	}{
+		{"5", false}, {"5", false}, {"900", false}, {"1000", false}, {"999", true}, {"1001", false}, {"not a number", false}, {"1000", true},
+	} {
+		n := nodeOf("this")
+		n.ResourceVersion = step.version
+		if err := a.check(n); (err != nil) != step.back {
+			t.Errorf("step %d: %v", i, err)
+		}
+	}
+}

@@ -93,7 +93,7 @@ func TestNodeOfAnotherMachine(t *testing.T) {
 			d.machine.clash = time.Now().Add(-machineSettle)
 		}
 		err := d.syncNode(t.Context())
-		if later := err != nil && strings.Contains(err.Error(), "again after"); later != step.later || err != nil && !later {
+		if soon := strings.Contains(err.Error(), "again after 59."); soon != step.later || !soon && !strings.Contains(err.Error(), "again after 5m") {
 			t.Errorf("step %d: %v", i, err)
 		}
 		ready := fmt.Sprint(d.health.Ready())

@@ -1,9 +1,11 @@
 package coild
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"slices"
@@ -64,6 +66,7 @@ type daemon struct {
 	repairs *reconcile.Repairs
 	boot    string
 	machine machine // only for awaitNode, then for syncNode
+	api     apiTime // only for syncNode
 	node    types.UID
 	created metav1.Time // the Node
 	view    *view.View
@@ -297,9 +300,10 @@ func (d *daemon) openStore(ctx context.Context, self *corev1.Node) error {
 	if err := os.MkdirAll(d.StateDir, 0o700); err != nil {
 		return fmt.Errorf("make --state-dir: %w", err)
 	}
+	machine := cmp.Or(self.Status.NodeInfo.MachineID, d.machine.id) // a Node that was made by hand names none
 	s, res, err := sqlite.Open(ctx, sqlite.Options{
 		Path:     d.database(),
-		Identity: store.Identity{NodeName: d.NodeName, NodeUID: string(self.UID), MachineID: self.Status.NodeInfo.MachineID},
+		Identity: store.Identity{NodeName: d.NodeName, NodeUID: string(self.UID), MachineID: machine},
 		BootID:   d.boot,
 		CoolDown: d.CoolDown,
 	})
@@ -431,10 +435,16 @@ func (d *daemon) syncNode(ctx context.Context) error {
 			return err
 		}
 	}
+	if !gone {
+		if err := d.api.check(n); err != nil {
+			d.fatal(err)
+			return nil
+		}
+	}
 	if left > 0 {
 		return reconcile.Later(left)
 	}
-	return nil
+	return reconcile.Later(timeCheck + rand.N(timeCheck/10))
 }
 
 // warn records a warning about the node's own Node.

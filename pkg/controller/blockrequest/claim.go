@@ -24,6 +24,7 @@ func (c *Controller) claimed(ctx context.Context, r *v2.BlockRequest, w *work) (
 		return b, nil
 	case err == nil:
 		c.ledger.found(b)
+		c.ledger.contest(name, r.Spec.NodeName)
 		return nil, refusef(v2.ReasonBlockTaken, "AddressBlock %s is held by node %q: two nodes may use its addresses", name, b.Labels[v2.LabelNode])
 	case !apierrors.IsNotFound(err):
 		return nil, fmt.Errorf("read AddressBlock %s: %w", name, err)
@@ -47,6 +48,7 @@ func (c *Controller) claimed(ctx context.Context, r *v2.BlockRequest, w *work) (
 	c.suspend(r) // the cache may have had another spec of the pool
 	c.ledger.open(pool)
 	if !c.ledger.claim(pool.Name, index, ranges, h.NodeName) {
+		c.ledger.contest(name, r.Spec.NodeName)
 		return nil, refusef(v2.ReasonBlockTaken, "Addresses of AddressBlock %s are in another block: two nodes may use them", name)
 	}
 	b, err = c.coil.CoilV2().AddressBlocks().Create(ctx, plan.NewBlock(pool, index, ranges, h), metav1.CreateOptions{})
@@ -84,7 +86,7 @@ func (c *Controller) Claims(pool string) plan.Claims { return c.ledger.claimsOf(
 func (c *Controller) OnClaim(tell func(pool string)) { c.tellClaim = tell }
 
 // noteClaim keeps a pool from being carved from as soon as a claim is seen, before its turn comes. A claim of a block
-// that the pool doesn't have says nothing about others.
+// that the pool doesn't have says nothing about others, nor one that is repeated because another node has the block.
 func (c *Controller) noteClaim(r *v2.BlockRequest) {
 	if r.Spec.Claim == "" || r.DeletionTimestamp != nil || has(r, v2.BlockRequestComplete) || has(r, v2.BlockRequestFailed) {
 		return
@@ -99,6 +101,9 @@ func (c *Controller) noteClaim(r *v2.BlockRequest) {
 
 // suspend keeps the pool of a claim from being carved from.
 func (c *Controller) suspend(r *v2.BlockRequest) {
+	if c.ledger.isContested(r.Spec.Claim, r.Spec.NodeName) {
+		return
+	}
 	c.ledger.noteClaim(r.Spec.PoolName, r.Spec.NodeName)
 	if c.tellClaim != nil {
 		c.tellClaim(r.Spec.PoolName)

@@ -49,6 +49,50 @@ func TestClaimOfABlockThatThePoolLacks(t *testing.T) {
 	}
 }
 
+// Etcd was restored to a time when another node had the block. The node that has pods with its addresses claims it
+// again and again, which suspends the pool once. When the other node has given it back, nobody else gets it.
+func TestContestedBlock(t *testing.T) {
+	api := newFakeAPI(t)
+	api.addPool(testPool("default", 1, "10.0.0.0/31")) // of one block
+	api.addBlock(made("default", 0, "10.0.0.0/31", "other"))
+	r := newReplica(t, api, 0, testNode("node"), testNode("third"))
+	start := time.Now()
+	after := func(d time.Duration) {
+		r.now = func() time.Time { return start.Add(d) }
+		r.ledger.now = r.now
+	}
+	ask := func(name, node, claim, reason string) {
+		t.Helper()
+		req := api.addRequest(name, node, "default")
+		req.Spec.Claim = claim
+		api.putRequest(req)
+		r.deliverAll(t)
+		r.noteClaim(req)
+		if err := r.sync(t.Context(), name); err != nil {
+			t.Fatal(err)
+		}
+		if reason != "" && conditionOf(t, api.requests[name]).Reason != reason || reason == "" && api.requests[name].Status.AddressBlockName == "" {
+			t.Errorf("%s is answered with %+v, want %q", name, api.requests[name].Status, reason)
+		}
+	}
+	after(0)
+	ask("claim", "node", "default-0", v2.ReasonBlockTaken)
+	first := r.Claims("default").Last
+	after(plan.SuspendFor)
+	ask("again", "node", "default-0", v2.ReasonBlockTaken)
+	if last := r.Claims("default").Last; !last.Equal(first) || first.IsZero() {
+		t.Errorf("the claim suspends the pool once more: at %s and %s", first, last)
+	}
+	api.dropBlock("default-0")
+	r.deliverAll(t)
+	ask("third", "third", "", v2.ReasonPoolExhausted)
+	ask("at last", "node", "default-0", "")
+	api.dropBlock("default-0")
+	r.deliverAll(t)
+	after(2 * plan.SuspendFor)
+	ask("third later", "third", "", "")
+}
+
 // After a claim others may be lost, too: nothing is carved for a while, and then behind it.
 func TestClaimSuspendsThePool(t *testing.T) {
 	api := newFakeAPI(t)

@@ -35,6 +35,18 @@ type ledger struct {
 	nodes  holders                // their own addresses, which no pod can have
 	led    time.Time              // when this process began to lead
 	claims map[string]plan.Claims // by pool
+	// contested are blocks, by name, that one node claims and another one holds. When the latter gives
+	// one back, nobody but the former may have it.
+	contested map[string]contest
+}
+
+// contestLife is longer than a node takes to claim a block again that it was refused.
+const contestLife = 15 * time.Minute
+
+// contest is a claim that was refused because another node has the block.
+type contest struct {
+	node string // that claims it
+	at   time.Time
 }
 
 // account is the part of the ledger of one pool name.
@@ -56,7 +68,7 @@ type mark struct {
 }
 
 func newLedger(now func() time.Time) *ledger {
-	return &ledger{now: now, pools: map[string]*account{}, claims: map[string]plan.Claims{}}
+	return &ledger{now: now, pools: map[string]*account{}, claims: map[string]plan.Claims{}, contested: map[string]contest{}}
 }
 
 // account must be called with mu held.
@@ -196,6 +208,7 @@ func (l *ledger) pick(pool string, p ipam.Pool, node string) (candidate, error) 
 	defer l.mu.Unlock()
 	a := l.account(pool)
 	l.expire(pool, a)
+	l.expireContests()
 	var skipped []int32
 	defer func() {
 		for _, i := range skipped {
@@ -212,7 +225,7 @@ func (l *ledger) pick(pool string, p ipam.Pool, node string) (candidate, error) 
 		if err != nil {
 			return candidate{}, err
 		}
-		if !l.blocks.overlap(b) && !l.nodes.overlap(b) {
+		if _, contested := l.contested[plan.BlockName(pool, index)]; !contested && !l.blocks.overlap(b) && !l.nodes.overlap(b) {
 			a.last = index
 			return candidate{index, b, l.mark(pool, index, node, b.Prefixes())}, nil
 		}
@@ -242,7 +255,28 @@ func (l *ledger) claim(pool string, index int32, b ipam.Block, node string) bool
 	l.mark(pool, index, node, b.Prefixes())
 	a := l.account(pool)
 	a.last = max(a.last, index)
+	delete(l.contested, name)
 	return true
+}
+
+// contest says that a node claims a block that another one holds.
+func (l *ledger) contest(block, node string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.contested[block] = contest{node, l.now()}
+}
+
+// isContested says whether a node claimed a block before that another one holds.
+func (l *ledger) isContested(block, node string) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.expireContests()
+	return l.contested[block].node == node
+}
+
+// expireContests must be called with mu held.
+func (l *ledger) expireContests() {
+	maps.DeleteFunc(l.contested, func(_ string, c contest) bool { return l.now().Sub(c.at) > contestLife })
 }
 
 // lead says that this process leads from now on.

@@ -26,7 +26,8 @@ const (
 	lookForLost = time.Minute
 	// minClaimPause is the time between two claims of a block. It doubles with each refusal up to
 	// maxClaimPause, which is less than plan.SuspendFor: a pool that is made again, as after a restore,
-	// is suspended until all claims have come.
+	// is suspended until all claims have come. A block that another node has is kept for a node that goes
+	// on to claim it.
 	minClaimPause = time.Minute
 	maxClaimPause = 5 * time.Minute
 )
@@ -134,7 +135,7 @@ func (m *Manager) claimLost(ctx context.Context, u store.Usage, holder types.UID
 		l = lostBlock{pool: u.Pool, pause: minClaimPause}
 		m.lost[u.Name] = l
 	}
-	due := !time.Now().Before(l.next)
+	due := !time.Now().Before(l.next) || l.holder != holder
 	first := l.next.IsZero()
 	m.mu.Unlock()
 	if !due {
@@ -182,7 +183,7 @@ func (m *Manager) makeClaim(ctx context.Context, u store.Usage, last string) (ma
 		case apierrors.IsNotFound(err): // it was deleted just now
 		case err != nil:
 			return nil, false, fmt.Errorf("read BlockRequest %s: %w", r.Name, err)
-		case m.own(made):
+		case m.isOwn(made):
 			return made, false, nil
 		default:
 			r.Name = fmt.Sprintf("%s-%d", first, rand.Int())
@@ -219,7 +220,7 @@ func (m *Manager) claimAnswered(ctx context.Context, r *v2.BlockRequest, refused
 	}
 	l.next = time.Now().Add(l.pause)
 	l.pause = min(2*l.pause, maxClaimPause)
-	l.final = refused.Reason == v2.ReasonBlockTaken || refused.Reason == v2.ReasonPoolInvalid
+	l.final = refused.Reason == v2.ReasonPoolInvalid
 	m.lost[r.Spec.Claim] = l
 }
 

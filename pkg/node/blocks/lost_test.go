@@ -76,8 +76,8 @@ func TestLostBlockIsClaimed(t *testing.T) {
 	}
 }
 
-// A claim that is refused is made again: after a pause that grows, or not before something has
-// changed, since each claim suspends the pool.
+// A claim that is refused is made again: after a pause that grows, at once when another block has the name, or
+// not before the pool has changed, since each claim suspends it.
 func TestRefusedClaim(t *testing.T) {
 	other := newBlock("default", 0)
 	other.Labels[v2.LabelNode] = "other"
@@ -89,8 +89,8 @@ func TestRefusedClaim(t *testing.T) {
 		{v2.ReasonPoolNotFound, nil, true},
 		{v2.ReasonNodeNotFound, nil, true},
 		{v2.ReasonPoolInvalid, nil, false},
-		{v2.ReasonBlockTaken, nil, false},
-		{v2.ReasonBlockTaken, other, false},
+		{v2.ReasonBlockTaken, nil, true},
+		{v2.ReasonBlockTaken, other, true},
 	} {
 		t.Run(fmt.Sprintf("%s, held: %t", c.reason, c.holder != nil), func(t *testing.T) {
 			client := fake.NewSimpleClientset()
@@ -139,6 +139,7 @@ func TestRefusedClaim(t *testing.T) {
 				if c.holder == nil {
 					return
 				}
+				refuse()
 				if err := client.Tracker().Delete(v2.Resource("addressblocks").WithVersion("v2"), "", c.holder.Name); err != nil {
 					t.Fatal(err)
 				}

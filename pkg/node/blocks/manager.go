@@ -201,6 +201,12 @@ func (m *Manager) Changed(pool string) { m.supply.AddAfter(pool, settle) }
 // Usable returns the names of the node's blocks that give addresses of a pool, in
 // the order in which they should be used up.
 func (m *Manager) Usable(pool string) []string {
+	m.mu.Lock()
+	withdrawn := m.withdrawn
+	m.mu.Unlock()
+	if withdrawn {
+		return nil
+	}
 	var names []string
 	for _, b := range m.ofPool(pool) {
 		if m.usable(b) {
@@ -301,13 +307,16 @@ func (m *Manager) syncPool(ctx context.Context, pool string) error {
 	if withdrawn {
 		return reconcile.Later(m.cfg.StatusInterval) // requests and blocks are the machine's that the Node is of
 	}
-	open, err := m.takeAnswers(ctx, pool)
+	answered, open, err := m.answers(ctx, pool)
 	if err != nil {
 		return err
 	}
 	m.forgetGone()
 	errs := []error{m.makeSure(ctx, pool)}
 	if err := m.intake(ctx, pool); err != nil {
+		return err
+	}
+	if err := m.takeAnswers(ctx, pool, answered); err != nil {
 		return err
 	}
 	// Read before the news is told: who waits now takes one of what is free now, and if

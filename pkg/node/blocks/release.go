@@ -15,7 +15,6 @@ import (
 
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
 	"github.com/coil-net/coil/pkg/faultpoint"
-	"github.com/coil-net/coil/pkg/ipam"
 	"github.com/coil-net/coil/pkg/plan"
 	"github.com/coil-net/coil/pkg/store"
 )
@@ -56,6 +55,7 @@ func (m *Manager) release(ctx context.Context, name string) error {
 
 // forgetLocked forgets a block that isn't recorded any more; m.mu is held.
 func (m *Manager) forgetLocked(name string) {
+	m.asked.gaveBack(name)
 	delete(m.since, name)
 	delete(m.offered, name)
 	delete(m.disputed, name)
@@ -196,26 +196,27 @@ func (m *Manager) syncExport(ctx context.Context, _ struct{}) error {
 }
 
 // allHeld are the recorded blocks of the cache, and those that only the record has as long as pods have
-// addresses of them: without any, such a block may be another node's.
+// addresses of them: without any, such a block may be another node's. Of a block with two ranges it is the
+// recorded one that pods have addresses of.
 func (m *Manager) allHeld(ctx context.Context) ([]plan.HeldBlock, error) {
 	usage, err := m.record.Usage(ctx)
 	if err != nil {
 		return nil, err
 	}
-	var held []plan.HeldBlock
-	cached := map[string]ipam.Block{}
+	cached := map[string]plan.HeldBlock{}
 	for _, b := range m.list(labels.Everything()) {
-		rec, err := Recorded(b)
-		recorded := slices.ContainsFunc(usage, func(u store.Usage) bool { return u.Name == b.Name })
-		if err != nil || !recorded || m.Foreign(b) {
-			continue // reported, recorded or settled by intake
+		if rec, err := Recorded(b); err == nil && !m.Foreign(b) { // else reported, or settled, by intake
+			cached[b.Name] = plan.HeldBlock{Name: b.Name, Block: rec.Block, Reserved: reserved(b)}
 		}
-		cached[b.Name] = rec.Block
-		held = append(held, plan.HeldBlock{Name: b.Name, Block: rec.Block, Reserved: reserved(b)})
 	}
+	var held []plan.HeldBlock
 	for _, u := range usage {
-		if c, ok := cached[u.Name]; u.Allocated > 0 && (!ok || c != u.Block.Block) {
-			held = append(held, plan.HeldBlock{Name: u.Name, Block: u.Block.Block})
+		h, ok := cached[u.Name]
+		if u.Allocated > 0 {
+			h.Name, h.Block = u.Name, u.Block.Block
+		}
+		if ok || u.Allocated > 0 {
+			held = append(held, h)
 		}
 	}
 	return held, nil

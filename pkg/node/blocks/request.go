@@ -5,6 +5,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"sync"
 	"time"
@@ -43,6 +44,9 @@ type asked struct {
 	sequence map[string]int // by pool
 	latest   map[string]latest
 	handled  map[types.UID]handled
+	// own are the requests that this process made, or saw without an answer, until the block that
+	// answered one is given back. Others may have come back with a restore of etcd.
+	own map[types.UID]string // the block; empty as long as there is no answer
 }
 
 // handled is a request that is dealt with.
@@ -61,7 +65,7 @@ type latest struct {
 const cacheLag = 10 * time.Second
 
 func newAsked() *asked {
-	return &asked{sequence: map[string]int{}, latest: map[string]latest{}, handled: map[types.UID]handled{}}
+	return &asked{sequence: map[string]int{}, latest: map[string]latest{}, handled: map[types.UID]handled{}, own: map[types.UID]string{}}
 }
 
 // answered says whether a request of the cache is dealt with, and that the cache
@@ -85,6 +89,35 @@ func (a *asked) done(pool string, r *v2.BlockRequest) {
 		}
 	}
 	a.handled[r.UID] = handled{r.Status.AddressBlockName, time.Now()}
+	if r.Status.AddressBlockName == "" {
+		delete(a.own, r.UID)
+	} else if _, ok := a.own[r.UID]; ok {
+		a.own[r.UID] = r.Status.AddressBlockName
+	}
+}
+
+// sawOpen says that a request has no answer yet.
+func (a *asked) sawOpen(uid types.UID) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if _, ok := a.own[uid]; !ok {
+		a.own[uid] = ""
+	}
+}
+
+// isOwn says whether a request is one of own.
+func (a *asked) isOwn(uid types.UID) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	_, ok := a.own[uid]
+	return ok
+}
+
+// gaveBack forgets the requests that a block answered.
+func (a *asked) gaveBack(block string) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	maps.DeleteFunc(a.own, func(_ types.UID, b string) bool { return b == block })
 }
 
 // answer returns the block that answered a request; ok is false for a request that isn't
@@ -102,14 +135,6 @@ func (a *asked) isLatest(pool string, uid types.UID) bool {
 	defer a.mu.Unlock()
 	l := a.latest[pool]
 	return l.uid == uid && time.Since(l.at) < cacheLag
-}
-
-// knows says whether a request of a pool is dealt with, or is the latest one.
-func (a *asked) knows(pool string, uid types.UID) bool {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	_, ok := a.handled[uid]
-	return ok || a.latest[pool].uid == uid
 }
 
 // unseen says whether the cache doesn't show the latest request of a pool yet.
@@ -157,6 +182,7 @@ func (a *asked) created(pool string, uid types.UID) {
 	defer a.mu.Unlock()
 	a.sequence[pool]++
 	a.latest[pool] = latest{uid, time.Now()}
+	a.own[uid] = ""
 }
 
 // request creates the next BlockRequest of a pool. The sequence advances only
@@ -168,7 +194,7 @@ func (m *Manager) request(ctx context.Context, pool string) error {
 		made, err := m.client.BlockRequests().Create(ctx, r, metav1.CreateOptions{})
 		if apierrors.IsAlreadyExists(err) {
 			made, err = m.client.BlockRequests().Get(ctx, r.Name, metav1.GetOptions{})
-			if err == nil && !m.own(made) {
+			if err == nil && !m.isOwn(made) {
 				m.asked.jump(pool)
 				continue
 			}
@@ -194,8 +220,8 @@ func (m *Manager) request(ctx context.Context, pool string) error {
 	return fmt.Errorf("ask for a block of AddressPool %s: %d names of BlockRequests are taken", pool, maxTaken)
 }
 
-// own says whether a BlockRequest is this node's. Any node's token can tell the names of others, and take them.
-func (m *Manager) own(r *v2.BlockRequest) bool { return r.Spec.NodeName == m.cfg.NodeName }
+// isOwn says whether a BlockRequest is this node's. Any node's token can tell the names of others, and take them.
+func (m *Manager) isOwn(r *v2.BlockRequest) bool { return r.Spec.NodeName == m.cfg.NodeName }
 
 // maxTaken is how many names are tried at a time.
 const maxTaken = 16
@@ -263,31 +289,42 @@ func (m *Manager) deleteRequest(ctx context.Context, r *v2.BlockRequest) error {
 	return nil
 }
 
-// takeAnswers deals with the requests of a pool and says whether one of them has no
-// answer yet.
-func (m *Manager) takeAnswers(ctx context.Context, pool string) (open bool, err error) {
+// answers returns the requests of a pool that are answered and not dealt with, and says whether one of them
+// has no answer yet.
+func (m *Manager) answers(ctx context.Context, pool string) (answered []*v2.BlockRequest, open bool, err error) {
 	all, err := m.requests.List(labels.Everything())
 	if err != nil {
-		return false, err
+		return nil, false, err
 	}
 	for _, r := range all {
 		if r.Spec.PoolName != pool || r.Spec.NodeName != m.cfg.NodeName || m.asked.answered(pool, r) {
 			continue
 		}
-		failed := condition(r, v2.BlockRequestFailed)
-		if failed == nil {
-			arrived, err := m.arrived(ctx, r)
-			if err != nil {
-				return false, err
-			}
-			if !arrived {
-				open = true
-				continue
+		if !isAnswered(r) {
+			m.asked.sawOpen(r.UID)
+		}
+		arrived := condition(r, v2.BlockRequestFailed) != nil
+		if !arrived {
+			if arrived, err = m.arrived(ctx, r); err != nil {
+				return nil, false, err
 			}
 		}
+		if arrived {
+			answered = append(answered, r)
+		}
+		open = open || !arrived
+	}
+	return answered, open || m.asked.unseen(pool), nil
+}
+
+// takeAnswers deals with the answered requests of a pool. Blocks that came by them are recorded: without its request,
+// one that isn't would be given back.
+func (m *Manager) takeAnswers(ctx context.Context, pool string, answered []*v2.BlockRequest) error {
+	for _, r := range answered {
+		failed := condition(r, v2.BlockRequestFailed)
 		faultpoint.At(faultpoint.BlockSeen)
 		if err := m.deleteRequest(ctx, r); err != nil {
-			return false, err
+			return err
 		}
 		faultpoint.At(faultpoint.BlockRequested)
 		m.asked.done(pool, r)
@@ -305,7 +342,7 @@ func (m *Manager) takeAnswers(ctx context.Context, pool string) (open bool, err 
 			m.forgetPool(pool)
 		}
 	}
-	return open || m.asked.unseen(pool), nil
+	return nil
 }
 
 // arrived says whether the block that answers a request is in the cache, or was

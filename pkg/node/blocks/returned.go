@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"slices"
 
-	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
@@ -13,14 +12,11 @@ import (
 	"github.com/coil-net/coil/pkg/store"
 )
 
-// Asked says whether a block was made for a BlockRequest that the node knows, or for none.
+// Asked says whether a block was made for a BlockRequest of this process, or for none. The cache may show one that
+// came back with the block.
 func (m *Manager) Asked(b *v2.AddressBlock) bool {
 	uid := types.UID(b.Labels[v2.LabelRequest])
-	if uid == "" || m.asked.knows(b.Labels[v2.LabelPool], uid) {
-		return true
-	}
-	all, err := m.requests.List(labels.Everything()) // the node's: few
-	return err != nil || slices.ContainsFunc(all, func(r *v2.BlockRequest) bool { return r.UID == uid })
+	return uid == "" || m.asked.isOwn(uid)
 }
 
 // returned says whether a block came to the node without a request of it, and isn't in use here, as when

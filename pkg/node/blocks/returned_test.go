@@ -83,6 +83,49 @@ func TestReturnedBlockIsGivenBack(t *testing.T) {
 	}
 }
 
+// A block that the node asked for, used and gave back comes back with its request: both are of a backup.
+func TestBlockAndRequestComeBack(t *testing.T) {
+	b := run(t)
+	told := make(chan error, 1)
+	generation := b.Generation("default")
+	go func() { told <- b.Ask(t.Context(), "default", generation) }()
+	testkit.Eventually(t, 5*time.Second, "the request is answered", func() error {
+		if b.answer(t, 0, "") == 0 {
+			return errors.New("no open request")
+		}
+		return nil
+	})
+	if err := <-told; err != nil {
+		t.Fatal(err)
+	}
+	gone := func() {
+		t.Helper()
+		testkit.Eventually(t, 10*time.Second, "the block is given back", func() error {
+			_, err := b.client.CoilV2().AddressBlocks().Get(t.Context(), "default-0", metav1.GetOptions{})
+			usage, _ := b.record.Usage(t.Context())
+			if !apierrors.IsNotFound(err) || len(b.requests(t))+len(usage) > 0 {
+				return fmt.Errorf("%v, %d requests, recorded: %v", err, len(b.requests(t)), usage)
+			}
+			return nil
+		})
+	}
+	gone()
+	block := newBlock("default", 0)
+	block.UID, block.Labels[v2.LabelRequest] = "block-of-request-1", "request-1"
+	if m := b.Manager; m.Asked(block) {
+		t.Error("the block counts as asked for")
+	}
+	b.exporter.slow = func() {
+		if got := b.exporter.exported(); got != "" {
+			t.Errorf("exported %q", got)
+		}
+	}
+	if _, err := b.client.CoilV2().AddressBlocks().Create(t.Context(), block, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	gone()
+}
+
 // While the Node is another machine's, its blocks and requests are that machine's: nothing is recorded,
 // asked for or dealt with.
 func TestWithdrawnNodeTakesNothing(t *testing.T) {

@@ -198,11 +198,16 @@ func (r *Restorer) correct(ctx context.Context, a store.Allocation, f podnet.Fou
 // recordBlocks records the node's blocks, each by itself: one that is in conflict
 // with the record must not keep the others from use.
 func (r *Restorer) recordBlocks(ctx context.Context, fresh bool, blocks []store.Block, rep *Report) error {
-	set := r.Store.SetBlocks
-	if fresh {
-		set = r.Store.AdoptBlocks
+	usage, err := r.Store.Usage(ctx)
+	if err != nil {
+		return fmt.Errorf("list recorded blocks: %w", err)
 	}
 	for _, b := range blocks {
+		set := r.Store.SetBlocks
+		// The record is of an earlier time if it lacks a block. What pods had of that meanwhile isn't known.
+		if fresh || !slices.ContainsFunc(usage, func(u store.Usage) bool { return u.Name == b.Name }) {
+			set = r.Store.AdoptBlocks
+		}
 		if err := set(ctx, []store.Block{b}); err != nil {
 			if errors.Is(err, store.ErrReadOnly) {
 				return err
@@ -210,8 +215,7 @@ func (r *Restorer) recordBlocks(ctx context.Context, fresh bool, blocks []store.
 			klog.FromContext(ctx).Error(err, "Block can't be used", "block", b.Name)
 		}
 	}
-	usage, err := r.Store.Usage(ctx)
-	if err != nil {
+	if usage, err = r.Store.Usage(ctx); err != nil {
 		return fmt.Errorf("list recorded blocks: %w", err)
 	}
 	for _, u := range usage {

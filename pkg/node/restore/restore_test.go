@@ -180,6 +180,9 @@ func TestRestoreCases(t *testing.T) {
 			if tt.link {
 				n.link("c1", addr.Addrs()...)
 			}
+			if err := n.store.SetBlocks(t.Context(), []store.Block{n.block}); err != nil {
+				t.Fatal(err)
+			}
 			got, err := n.Restore(t.Context(), false, []store.Block{n.block})
 			if err != nil {
 				t.Fatal(err)

@@ -11,11 +11,14 @@ import (
 	"github.com/coil-net/coil/pkg/store"
 )
 
-// Rebuilt records that the record is complete: it has all blocks of the node and
+// Rebuilt records that the record is complete, and of the present Node: it has all blocks of the node and
 // all attachments that the kernel has. The next Open isn't Fresh.
 func (s *Store) Rebuilt(ctx context.Context) error {
 	err := s.write(ctx, grows, func(t *txn) error {
 		_, err := t.writer.ExecContext(t.ctx, `UPDATE meta SET value = ? WHERE key = 'rebuilt_at' AND value = ''`, formatTime(t.now))
+		if err == nil && t.identity.NodeUID != "" {
+			_, err = t.writer.ExecContext(t.ctx, `UPDATE meta SET value = ? WHERE key = 'node_uid'`, t.identity.NodeUID)
+		}
 		return err
 	})
 	if err != nil {
@@ -85,7 +88,8 @@ func (t *txn) settle(probe bool) error {
 	}
 	want := meta{"cool_down_seconds": strconv.FormatInt(int64(t.coolDown/time.Second), 10)}
 	for k, v := range map[string]string{"node_name": t.identity.NodeName, "node_uid": t.identity.NodeUID, "machine_id": t.identity.MachineID} {
-		if v != "" {
+		// Until the record is rebuilt for another Node, each Open has to say whose it was.
+		if v != "" && (k != "node_uid" || m[k] == "") {
 			want[k] = v
 		}
 	}

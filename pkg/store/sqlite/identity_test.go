@@ -45,6 +45,18 @@ func TestIdentity(t *testing.T) {
 				if err := s.Writable(t.Context()); err != nil {
 					t.Errorf("the record can't be written: %v", err)
 				}
+				// A process that ends before it has taken the record over leaves that to the next one.
+				mustClose(t, s)
+				if s, res = mustOpen(t, o); res != want {
+					t.Errorf("opened again: %+v, want %+v", res, want)
+				}
+				if err := s.Rebuilt(t.Context()); err != nil {
+					t.Fatal(err)
+				}
+				mustClose(t, s)
+				if s, res = mustOpen(t, o); res != (sqlite.OpenResult{}) {
+					t.Errorf("opened when it was taken over: %+v", res)
+				}
 				// What was told now is remembered.
 				mustClose(t, s)
 				o.Identity = store.Identity{NodeName: "third", NodeUID: "third", MachineID: "third"}
