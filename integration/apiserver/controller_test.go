@@ -22,6 +22,7 @@ import (
 	rbacv1 "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
@@ -181,7 +182,9 @@ func (c *cluster) run(t testing.TB, cfg *rest.Config, o *ipamcontroller.Options)
 // node makes a Node.
 func (c *cluster) node(t testing.TB, name string) *corev1.Node {
 	t.Helper()
-	return testkit.Must(c.core.CoreV1().Nodes().Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{}))(t)
+	n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}
+	n.Status.Allocatable = corev1.ResourceList{corev1.ResourcePods: resource.MustParse("100k")} // as many blocks as a test asks for
+	return testkit.Must(c.core.CoreV1().Nodes().Create(t.Context(), n, metav1.CreateOptions{}))(t)
 }
 
 // pool makes a pool of blocks of 2^bits addresses.

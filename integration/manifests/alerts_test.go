@@ -22,6 +22,7 @@ import (
 	coilfake "github.com/coil-net/coil/generated/clientset/versioned/fake"
 	"github.com/coil-net/coil/generated/informers/externalversions"
 	"github.com/coil-net/coil/integration/lab/build"
+	"github.com/coil-net/coil/pkg/controller/blockrequest"
 	"github.com/coil-net/coil/pkg/controller/egress"
 	"github.com/coil-net/coil/pkg/controller/pool"
 	"github.com/coil-net/coil/pkg/kube"
@@ -59,9 +60,12 @@ func registered(t *testing.T) map[string][]string {
 	r := prometheus.NewRegistry()
 	loops := reconcile.NewMetrics(r)
 	reconcile.NewRepairs(r, nil)
+	carver := testkit.Must(blockrequest.New(blockrequest.Config{
+		Coil: coil, Core: core, Requests: own.BlockRequests(), Blocks: own.AddressBlocks(), Pools: own.AddressPools(), Nodes: all.Core().V1().Nodes(),
+	}))(t)
 	testkit.Must(pool.New(pool.Config{
 		Coil: coil, Pools: own.AddressPools(), Blocks: own.AddressBlocks(), Nodes: all.Core().V1().Nodes(),
-		Services: all.Networking().V1().ServiceCIDRs(), LoopMetrics: loops, Registry: r,
+		Services: all.Networking().V1().ServiceCIDRs(), Carver: carver, LoopMetrics: loops, Registry: r,
 	}))(t)
 	testkit.Must(egress.New(egress.Config{
 		Coil: coil, Core: core, Egresses: own.Egresses(), Cluster: all, Namespaces: namespaces, Routers: all, Accounts: all, Clients: all,

@@ -87,6 +87,18 @@ func routerStrategy(s *appsv1.DeploymentStrategy) appsv1.DeploymentStrategy {
 	return out
 }
 
+// MostRouters is how many pods the Deployment of an Egress has at most, also while it is rolled out.
+func MostRouters(e *v2.Egress) int {
+	most := int(e.Spec.Replicas)
+	if r := routerStrategy(e.Spec.Strategy).RollingUpdate; r != nil {
+		// One that isn't valid is refused with the Deployment.
+		if surge, err := intstr.GetScaledValueFromIntOrPercent(r.MaxSurge, most, true); err == nil {
+			most += max(surge, 0)
+		}
+	}
+	return most
+}
+
 // RouterService returns the Service to whose addresses clients send.
 func RouterService(e *v2.Egress, port uint16) *corev1.Service {
 	s := &corev1.Service{

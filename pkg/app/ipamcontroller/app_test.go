@@ -8,6 +8,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/spf13/pflag"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
@@ -55,14 +56,18 @@ func TestNoQuarantineIsAllowed(t *testing.T) {
 func TestStripNode(t *testing.T) {
 	addrs := []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: "10.0.0.1"}}
 	kept := metav1.ObjectMeta{Name: "n", UID: types.UID("u"), ResourceVersion: "7", CreationTimestamp: metav1.NewTime(time.Unix(1, 0))}
+	pods := corev1.ResourceList{corev1.ResourcePods: resource.MustParse("110")}
 	full := &corev1.Node{ObjectMeta: kept, Status: corev1.NodeStatus{Addresses: addrs, Images: make([]corev1.ContainerImage, 50)}}
+	full.Status.Capacity = corev1.ResourceList{corev1.ResourcePods: pods[corev1.ResourcePods], corev1.ResourceCPU: resource.MustParse("8")}
+	full.Status.Allocatable = full.Status.Capacity
 	full.Labels = map[string]string{"a": "b"}
 	full.ManagedFields = make([]metav1.ManagedFieldsEntry, 3)
 	got, err := stripNode(full)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if diff := cmp.Diff(&corev1.Node{ObjectMeta: kept, Status: corev1.NodeStatus{Addresses: addrs}}, got); diff != "" {
+	want := &corev1.Node{ObjectMeta: kept, Status: corev1.NodeStatus{Addresses: addrs, Capacity: pods, Allocatable: pods}}
+	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("what is kept of a Node (-want +got):\n%s", diff)
 	}
 }

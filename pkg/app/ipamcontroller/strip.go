@@ -21,8 +21,18 @@ func stripNode(obj any) (any, error) {
 		ObjectMeta: metav1.ObjectMeta{
 			Name: n.Name, UID: n.UID, ResourceVersion: n.ResourceVersion, CreationTimestamp: n.CreationTimestamp,
 		},
-		Status: corev1.NodeStatus{Addresses: n.Status.Addresses},
+		Status: corev1.NodeStatus{
+			Addresses: n.Status.Addresses, Capacity: podsOnly(n.Status.Capacity), Allocatable: podsOnly(n.Status.Allocatable),
+		},
 	}, nil
+}
+
+func podsOnly(l corev1.ResourceList) corev1.ResourceList {
+	pods, ok := l[corev1.ResourcePods]
+	if !ok {
+		return nil
+	}
+	return corev1.ResourceList{corev1.ResourcePods: pods}
 }
 
 // ownFinalizers are those of nearly all blocks. Objects of a cache are never changed.

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 
+	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/klog/v2"
@@ -52,12 +53,15 @@ func (c *Controller) obtain(ctx context.Context, r *v2.BlockRequest, w *work) (*
 	if err != nil {
 		return nil, refusef(v2.ReasonPoolInvalid, "AddressPool %s can't be used: %s", pool.Name, oneLine(err))
 	}
-	h, err := c.holder(ctx, r)
+	h, node, err := c.holder(ctx, r)
 	if err != nil {
 		return nil, err
 	}
 	if s, _ := plan.Suspended(pool, c.Claims(pool.Name), c.now()); s.Status == metav1.ConditionTrue {
 		return nil, refusef(v2.ReasonPoolSuspended, "AddressPool %s is suspended: %s", pool.Name, s.Message)
+	}
+	if err := c.requireRoom(node, pool.Name, p.BlockSize()); err != nil {
+		return nil, err
 	}
 	c.ledger.open(pool)
 	return c.carve(ctx, r, w, pool, p, h)
@@ -141,9 +145,9 @@ func terminating(pool string) error {
 	return refusef(v2.ReasonPoolTerminating, "AddressPool %s is being deleted and gives no more blocks", pool)
 }
 
-// holder returns who gets the block. A request of a Node that was since made again
+// holder returns the node that gets the block. A request of a Node that was since made again
 // under the same name is refused: the new one asks for itself.
-func (c *Controller) holder(ctx context.Context, r *v2.BlockRequest) (plan.Holder, error) {
+func (c *Controller) holder(ctx context.Context, r *v2.BlockRequest) (plan.Holder, *corev1.Node, error) {
 	h := plan.Holder{NodeName: r.Spec.NodeName, RequestUID: r.UID}
 	for _, o := range r.OwnerReferences {
 		if o.Kind == "Node" && o.Name == r.Spec.NodeName {
@@ -156,14 +160,14 @@ func (c *Controller) holder(ctx context.Context, r *v2.BlockRequest) (plan.Holde
 	}
 	switch {
 	case apierrors.IsNotFound(err):
-		return h, refusef(v2.ReasonNodeNotFound, "There is no Node %s", r.Spec.NodeName)
+		return h, nil, refusef(v2.ReasonNodeNotFound, "There is no Node %s", r.Spec.NodeName)
 	case err != nil:
-		return h, fmt.Errorf("read Node %s: %w", r.Spec.NodeName, err)
+		return h, nil, fmt.Errorf("read Node %s: %w", r.Spec.NodeName, err)
 	case h.NodeUID != "" && n.UID != h.NodeUID:
-		return h, refusef(v2.ReasonNodeNotFound, "Node %s was deleted and made again: it has UID %s, the request is from UID %s", n.Name, n.UID, h.NodeUID)
+		return h, nil, refusef(v2.ReasonNodeNotFound, "Node %s was deleted and made again: it has UID %s, the request is from UID %s", n.Name, n.UID, h.NodeUID)
 	}
 	h.NodeUID = n.UID
-	return h, nil
+	return h, n, nil
 }
 
 // carve creates the block of the next free index.
@@ -179,7 +183,7 @@ func (c *Controller) carve(ctx context.Context, r *v2.BlockRequest, w *work, poo
 				return nil, err
 			}
 		}
-		cand, err := c.next(w, pool, p)
+		cand, err := c.next(w, pool, p, h.NodeName)
 		if full := (*noneFree)(nil); errors.As(err, &full) {
 			return nil, refusef(v2.ReasonPoolExhausted, "AddressPool %s has no block left: %s; append a subnet to its spec.subnets", pool.Name, full)
 		}
@@ -220,13 +224,13 @@ func (c *Controller) carve(ctx context.Context, r *v2.BlockRequest, w *work, poo
 // next returns the candidate whose creation had no clear answer, else another one. Others
 // may have got its addresses when its mark has ended, and a pool that was made again may
 // not have them.
-func (c *Controller) next(w *work, pool *v2.AddressPool, p ipam.Pool) (candidate, error) {
+func (c *Controller) next(w *work, pool *v2.AddressPool, p ipam.Pool, node string) (candidate, error) {
 	if a := w.attempt; a != nil && a.pool == pool.UID {
 		if cand, ok := c.ledger.renew(pool.Name, a.candidate); ok {
 			return cand, nil
 		}
 	}
-	return c.ledger.pick(pool.Name, p)
+	return c.ledger.pick(pool.Name, p, node)
 }
 
 // answered says whether the cache has got an answer since the work on r began.

@@ -34,7 +34,7 @@ func (c *Controller) claimed(ctx context.Context, r *v2.BlockRequest, w *work) (
 	if err != nil {
 		return nil, err
 	}
-	h, err := c.holder(ctx, r)
+	h, node, err := c.holder(ctx, r)
 	if err != nil {
 		return nil, err
 	}
@@ -42,9 +42,12 @@ func (c *Controller) claimed(ctx context.Context, r *v2.BlockRequest, w *work) (
 	if err != nil {
 		return nil, refusef(v2.ReasonPoolInvalid, "AddressPool %s has no block %s: %s", pool.Name, name, oneLine(err))
 	}
+	if err := c.requireRoom(node, pool.Name, ranges.Size()); err != nil {
+		return nil, err
+	}
 	c.suspend(r) // the cache may have had another spec of the pool
 	c.ledger.open(pool)
-	if !c.ledger.claim(pool.Name, index, ranges) {
+	if !c.ledger.claim(pool.Name, index, ranges, h.NodeName) {
 		c.ledger.contest(name, r.Spec.NodeName)
 		return nil, refusef(v2.ReasonBlockTaken, "Addresses of AddressBlock %s are in another block: two nodes may use them", name)
 	}

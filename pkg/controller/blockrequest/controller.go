@@ -9,7 +9,7 @@
 //	gone, deleting or Failed     any                           nothing
 //	no answer                    one                           answer with it
 //	no answer                    none, pool can give           carve, then answer
-//	no answer                    none, pool or node can't      answer Failed
+//	no answer                    none, pool or node can't      answer Failed, also if the node has too many
 //	no answer, claims a block    -                             answer with that block, make it again
 //	Complete                     one more than the answer      delete the surplus one
 //
@@ -67,6 +67,7 @@ import (
 // Names of the indexes of the informers.
 const (
 	byRequest = "blockrequest-uid"
+	byHolder  = "blockrequest-node-pool"
 	byUID     = "blockrequest-own-uid"
 )
 
@@ -177,7 +178,7 @@ func New(cfg Config) (*Controller, error) {
 
 func (c *Controller) register(cfg Config) error {
 	err := errors.Join(
-		cfg.Blocks.Informer().AddIndexers(cache.Indexers{byRequest: requestOfBlock}),
+		cfg.Blocks.Informer().AddIndexers(cache.Indexers{byRequest: requestOfBlock, byHolder: holderOfBlock}),
 		cfg.Requests.Informer().AddIndexers(cache.Indexers{byUID: uidOf}),
 	)
 	if err != nil {

@@ -301,7 +301,7 @@ func TestRetriesChooseAnew(t *testing.T) {
 		api, r := setup(t)
 		r.ledger.release("default", 0)
 		r.ledger.now = func() time.Time { return time.Now().Add(time.Second) }
-		if c, err := r.ledger.pick("default", mustPool(t, 1, "10.0.0.0/31")); err != nil || c.index != 0 {
+		if c, err := r.ledger.pick("default", mustPool(t, 1, "10.0.0.0/31"), "node"); err != nil || c.index != 0 {
 			t.Fatalf("the other one picks %+v, %v", c, err)
 		}
 		requireAnswer(t, api, r, "r", "default-1", "10.0.0.2/31")

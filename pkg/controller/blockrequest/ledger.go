@@ -54,11 +54,17 @@ type account struct {
 	uid  types.UID
 	last int32
 	// taken are the indexes whose names are taken, marks those of them that no event
-	// has shown yet, with the time when they were found out.
+	// has shown yet.
 	taken map[int32]struct{}
-	marks map[int32]time.Time
+	marks map[int32]mark
 	// busy counts the requests that may be creating a block.
 	busy int
+}
+
+// mark is a belief about an index: when it began, and which node has the block.
+type mark struct {
+	at   time.Time
+	node string
 }
 
 func newLedger(now func() time.Time) *ledger {
@@ -69,7 +75,7 @@ func newLedger(now func() time.Time) *ledger {
 func (l *ledger) account(pool string) *account {
 	a := l.pools[pool]
 	if a == nil {
-		a = &account{last: -1, taken: map[int32]struct{}{}, marks: map[int32]time.Time{}}
+		a = &account{last: -1, taken: map[int32]struct{}{}, marks: map[int32]mark{}}
 		l.pools[pool] = a
 	}
 	return a
@@ -194,10 +200,10 @@ func (e *noneFree) Error() string {
 	return fmt.Sprintf("all of its %d blocks are taken", e.total)
 }
 
-// pick returns the next block of a pool that seems to be free and marks it, so that
+// pick returns the next block of a pool that seems to be free and marks it for a node, so that
 // nobody else picks it; the error is a *noneFree. A block that shares addresses
 // with an existing one, of whatever pool, or with a Node isn't free.
-func (l *ledger) pick(pool string, p ipam.Pool) (candidate, error) {
+func (l *ledger) pick(pool string, p ipam.Pool, node string) (candidate, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	a := l.account(pool)
@@ -221,8 +227,7 @@ func (l *ledger) pick(pool string, p ipam.Pool) (candidate, error) {
 		}
 		if _, contested := l.contested[plan.BlockName(pool, index)]; !contested && !l.blocks.overlap(b) && !l.nodes.overlap(b) {
 			a.last = index
-			l.mark(pool, a, index, b.Prefixes())
-			return candidate{index, b, a.marks[index]}, nil
+			return candidate{index, b, l.mark(pool, index, node, b.Prefixes())}, nil
 		}
 		a.taken[index] = struct{}{}
 		skipped = append(skipped, index)
@@ -236,7 +241,7 @@ func (l *ledger) pick(pool string, p ipam.Pool) (candidate, error) {
 
 // claim marks a block that a node holds already and that doesn't exist, and returns false if another one
 // has addresses of it. Carving goes on behind it: those up to there may be lost likewise.
-func (l *ledger) claim(pool string, index int32, b ipam.Block) bool {
+func (l *ledger) claim(pool string, index int32, b ipam.Block, node string) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	name := plan.BlockName(pool, index)
@@ -247,8 +252,8 @@ func (l *ledger) claim(pool string, index int32, b ipam.Block) bool {
 		l.blocks.hold(name, seen)
 		return false
 	}
+	l.mark(pool, index, node, b.Prefixes())
 	a := l.account(pool)
-	l.mark(pool, a, index, b.Prefixes())
 	a.last = max(a.last, index)
 	delete(l.contested, name)
 	return true
@@ -304,19 +309,36 @@ func (l *ledger) renew(pool string, c candidate) (candidate, bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	a := l.account(pool)
-	if at, ok := a.marks[c.index]; !ok || !at.Equal(c.marked) {
+	m, ok := a.marks[c.index]
+	if !ok || !m.at.Equal(c.marked) {
 		return candidate{}, false
 	}
-	l.mark(pool, a, c.index, c.block.Prefixes())
-	c.marked = a.marks[c.index]
+	c.marked = l.mark(pool, c.index, m.node, c.block.Prefixes())
 	return c, true
 }
 
-// mark must be called with mu held.
-func (l *ledger) mark(pool string, a *account, index int32, ps []netip.Prefix) {
+// mark must be called with mu held, and returns when the mark begins.
+func (l *ledger) mark(pool string, index int32, node string, ps []netip.Prefix) time.Time {
+	a, now := l.account(pool), l.now()
 	a.taken[index] = struct{}{}
-	a.marks[index] = l.now()
+	a.marks[index] = mark{now, node}
 	l.blocks.hold(plan.BlockName(pool, index), ps)
+	return now
+}
+
+// unseen returns the names of a pool's blocks that a node has or is about to get and that no event has shown yet.
+func (l *ledger) unseen(pool, node string) []string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	a := l.account(pool)
+	l.expire(pool, a)
+	var names []string
+	for index, m := range a.marks {
+		if m.node == node {
+			names = append(names, plan.BlockName(pool, index))
+		}
+	}
+	return names
 }
 
 // found records a block that the API server has and the cache doesn't show yet.
@@ -331,7 +353,7 @@ func (l *ledger) found(b *v2.AddressBlock) {
 	_, taken := a.taken[index]
 	_, marked := a.marks[index]
 	if !taken || marked {
-		l.mark(pool, a, index, rangesOf(b))
+		l.mark(pool, index, b.Labels[v2.LabelNode], rangesOf(b))
 	}
 }
 
@@ -347,8 +369,8 @@ func (l *ledger) release(pool string, index int32) {
 // expire forgets marks that no event has confirmed; mu must be held. Should the
 // block come into being later, the API server refuses a second one of its name.
 func (l *ledger) expire(pool string, a *account) {
-	for index, at := range a.marks {
-		if l.now().Sub(at) > markLife {
+	for index, m := range a.marks {
+		if l.now().Sub(m.at) > markLife {
 			l.free(plan.BlockName(pool, index))
 		}
 	}

@@ -80,7 +80,7 @@ func TestLedgerPicksEachIndexOnce(t *testing.T) {
 	for range 8 {
 		wg.Go(func() {
 			for range 128 {
-				c, err := l.pick("p", p)
+				c, err := l.pick("p", p, "node")
 				if err != nil {
 					t.Error(err)
 					return
@@ -96,11 +96,11 @@ func TestLedgerPicksEachIndexOnce(t *testing.T) {
 	}
 	wg.Wait()
 	var full *noneFree
-	if _, err := l.pick("p", p); !errors.As(err, &full) || full.total != 1024 || full.overlapping != 0 {
+	if _, err := l.pick("p", p, "node"); !errors.As(err, &full) || full.total != 1024 || full.overlapping != 0 {
 		t.Errorf("a full pool gives %v", err)
 	}
 	l.release("p", 77)
-	if c, err := l.pick("p", p); err != nil || c.index != 77 {
+	if c, err := l.pick("p", p, "node"); err != nil || c.index != 77 {
 		t.Errorf("pick after a release is %d, %v", c.index, err)
 	}
 }
@@ -110,22 +110,22 @@ func TestLedgerMarksEnd(t *testing.T) {
 	l := newLedger(func() time.Time { return now })
 	p := mustPool(t, 0, "10.0.0.0/31")
 	for range 2 {
-		if _, err := l.pick("p", p); err != nil {
+		if _, err := l.pick("p", p, "node"); err != nil {
 			t.Fatal(err)
 		}
 	}
 	l.see(made("p", 0, "10.0.0.0/32", "node")) // index 1 was never made
 	now = now.Add(markLife)
-	if _, err := l.pick("p", p); err == nil {
+	if _, err := l.pick("p", p, "node"); err == nil {
 		t.Fatal("a mark ended before its time")
 	}
 	now = now.Add(time.Second)
-	if c, err := l.pick("p", p); err != nil || c.index != 1 {
+	if c, err := l.pick("p", p, "node"); err != nil || c.index != 1 {
 		t.Errorf("pick is %d, %v; want 1, whose mark has ended", c.index, err)
 	}
 	now = now.Add(2 * markLife)
 	l.see(made("p", 1, "10.0.0.1/32", "node"))
-	if _, err := l.pick("p", p); err == nil {
+	if _, err := l.pick("p", p, "node"); err == nil {
 		t.Error("an index that an event has confirmed is free")
 	}
 }
@@ -137,7 +137,7 @@ func TestLedgerOverlap(t *testing.T) {
 	l.see(made("single", 3, "10.0.0.9/32", "node"))
 	var got []int32
 	for {
-		c, err := l.pick("p", p)
+		c, err := l.pick("p", p, "node")
 		if err != nil {
 			if full := (*noneFree)(nil); !errors.As(err, &full) || full.overlapping != 3 {
 				t.Errorf("in the end: %v", err)
@@ -150,7 +150,7 @@ func TestLedgerOverlap(t *testing.T) {
 		t.Errorf("picked %v", got)
 	}
 	l.miss("wide-0")
-	if c, err := l.pick("p", p); err != nil || c.index != 0 {
+	if c, err := l.pick("p", p, "node"); err != nil || c.index != 0 {
 		t.Errorf("pick is %d, %v after the other block is gone", c.index, err)
 	}
 }
@@ -163,7 +163,7 @@ func TestLedgerOverlapIsBounded(t *testing.T) {
 	var c candidate
 	var err error
 	for range 5 {
-		if c, err = l.pick("p", p); err == nil {
+		if c, err = l.pick("p", p, "node"); err == nil {
 			break
 		}
 	}
@@ -181,7 +181,7 @@ func TestLedgerForgets(t *testing.T) {
 	if !l.busy("p") {
 		t.Error("a pool is not busy while a request is at work")
 	}
-	if _, err := l.pick("p", mustPool(t, 0, "10.0.0.0/30")); err != nil {
+	if _, err := l.pick("p", mustPool(t, 0, "10.0.0.0/30"), "node"); err != nil {
 		t.Fatal(err)
 	}
 	if i, ok := l.lastIndex("p", "a"); !ok || i != 0 {
@@ -210,7 +210,7 @@ func TestPickLeavesNodesOut(t *testing.T) {
 	l.seeNode("b", []netip.Addr{netip.MustParseAddr("10.1.0.40"), netip.MustParseAddr("2001:db8::1")})
 	var got []int32
 	for range 2 {
-		c, err := l.pick("default", p)
+		c, err := l.pick("default", p, "node")
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -219,19 +219,19 @@ func TestPickLeavesNodesOut(t *testing.T) {
 	if !slices.Equal(got, []int32{1, 3}) {
 		t.Errorf("blocks %v were chosen, want 1 and 3: nodes have addresses of 0 and 2", got)
 	}
-	_, err := l.pick("default", p)
+	_, err := l.pick("default", p, "node")
 	if none := (*noneFree)(nil); !errors.As(err, &none) || none.overlapping != 2 {
 		t.Errorf("with nodes in the other blocks: %v, want none free, two that overlap", err)
 	}
 	l.seeNode("b", nil)
-	if c, err := l.pick("default", p); err != nil || c.index != 2 {
+	if c, err := l.pick("default", p, "node"); err != nil || c.index != 2 {
 		t.Errorf("without the second node block %d was chosen (%v), want 2", c.index, err)
 	}
 	block, err := p.Block(0)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if !l.claim("default", 0, block) {
+	if !l.claim("default", 0, block, "node") {
 		t.Error("the claim of a block that pods use was refused since a Node has an address of it")
 	}
 }
@@ -253,10 +253,10 @@ func TestClaimAheadOfTheCache(t *testing.T) {
 	}
 	see("default-1", block(1))
 	see("other-0", block(2))
-	if !l.claim("default", 1, block(1)) {
+	if !l.claim("default", 1, block(1), "node") {
 		t.Error("the claim of a block that only the cache has is refused")
 	}
-	if l.claim("default", 2, block(2)) {
+	if l.claim("default", 2, block(2), "node") {
 		t.Error("the claim of addresses of another block is granted")
 	}
 	if !l.blocks.overlap(block(1)) || !l.blocks.overlap(block(2)) {

@@ -119,6 +119,8 @@ type Controller struct {
 	wrote perEgress[time.Time]
 	// counted is when the number of clients was written to the status last.
 	counted perEgress[time.Time]
+	// askTimeout is how long a round of questions to the routers of an Egress may take.
+	askTimeout time.Duration
 	// pressures are written by the loop pressure, and read by objects.
 	pressures perEgress[answers]
 	// verdicts are by kind of object.
@@ -133,6 +135,8 @@ func New(cfg Config) (*Controller, error) {
 		slices: cfg.Clients.Discovery().V1().EndpointSlices().Informer().GetIndexer(),
 		now:    metav1.Now,
 		gauges: newGauges(),
+
+		askTimeout: askTimeout,
 	}
 	c.ranges = newRanges(cfg)
 	if cfg.Registry != nil {

@@ -11,6 +11,7 @@ import (
 	"net/netip"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -28,7 +29,7 @@ import (
 const (
 	// askEvery is how often the routers of an Egress are asked.
 	askEvery = 30 * time.Second
-	// askTimeout is how long one may take to answer, and askedAtOnce how many are asked.
+	// askTimeout is how long all of them together may take to answer, and askedAtOnce how many are asked.
 	askTimeout  = 5 * time.Second
 	askedAtOnce = 16
 	// maxAnswer bounds an answer, in bytes.
@@ -68,10 +69,11 @@ func (a answers) byPod() map[string]plan.RouterPressure {
 }
 
 // syncPressure asks the routers of an Egress that are ready how much they use of what they
-// have. One that doesn't answer costs the others nothing. What it has answered before holds: one
+// have. Those that don't answer cost other Egresses a bounded time only: a tenant's pods may accept
+// questions and never answer. What it has answered before holds: one
 // whose table of connections is full drops ours, too.
 func (c *Controller) syncPressure(ctx context.Context, key types.NamespacedName) error {
-	_, err := c.cfg.Egresses.Lister().Egresses(key.Namespace).Get(key.Name)
+	e, err := c.cfg.Egresses.Lister().Egresses(key.Namespace).Get(key.Name)
 	if apierrors.IsNotFound(err) {
 		c.pressures.forget(key)
 		return nil
@@ -84,16 +86,15 @@ func (c *Controller) syncPressure(ctx context.Context, key types.NamespacedName)
 		return err
 	}
 	before, now := c.pressures.get(key), answers{}
+	round, cancel := context.WithTimeout(ctx, c.askTimeout)
+	defer cancel()
 	var mu sync.Mutex
 	var group errgroup.Group
 	group.SetLimit(askedAtOnce)
-	for _, pod := range routers {
-		at, ok := metricsOf(pod)
-		if !ok {
-			continue
-		}
+	for _, pod := range askable(e, routers) {
 		group.Go(func() error {
-			answer, err := ask(ctx, at)
+			at, _ := metricsOf(pod)
+			answer, err := ask(round, at)
 			known := err == nil
 			if err != nil {
 				klog.FromContext(ctx).V(4).Info("A router doesn't say how much it uses", "pod", klog.KObj(pod), "reason", err)
@@ -113,6 +114,24 @@ func (c *Controller) syncPressure(ctx context.Context, key types.NamespacedName)
 	c.pressures.set(key, now)
 	c.objects.Add(key)
 	return reconcile.Later(askEvery + rand.N(askEvery/10))
+}
+
+// askable returns as many ready routers as the Deployment of an Egress has at most, by name: any pod of the namespace
+// may have the labels. Their order is random, so that silent ones don't use up the time of the same others each time.
+func askable(e *v2.Egress, routers []*corev1.Pod) []*corev1.Pod {
+	ready := slices.DeleteFunc(slices.Clone(routers), func(p *corev1.Pod) bool { _, ok := metricsOf(p); return !ok })
+	slices.SortFunc(ready, func(a, b *corev1.Pod) int {
+		if a, b := a.DeletionTimestamp != nil, b.DeletionTimestamp != nil; a != b {
+			if a {
+				return 1 // they come on top of those that the Deployment counts
+			}
+			return -1
+		}
+		return strings.Compare(a.Name, b.Name)
+	})
+	ready = ready[:min(len(ready), plan.MostRouters(e))]
+	rand.Shuffle(len(ready), func(i, j int) { ready[i], ready[j] = ready[j], ready[i] })
+	return ready
 }
 
 // metricsOf returns where a router serves its metrics; false if it isn't ready.
@@ -136,9 +155,8 @@ func metricsOf(pod *corev1.Pod) (netip.AddrPort, bool) {
 	return netip.AddrPort{}, false
 }
 
-// router is a client of routers, which need no proxy.
+// router is a client of routers, which need no proxy. The context of a question says how long it may take.
 var router = http.Client{
-	Timeout:       askTimeout,
 	Transport:     &http.Transport{DisableKeepAlives: true},
 	CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 }

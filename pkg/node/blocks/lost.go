@@ -1,11 +1,13 @@
 package blocks
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"slices"
 	"time"
 
@@ -34,6 +36,8 @@ const (
 // have for the node.
 type lostBlock struct {
 	pool string
+	// request is the name of the last claim; empty for none.
+	request string
 	// pause follows the last claim, and next is when it ends.
 	pause time.Duration
 	next  time.Time
@@ -141,25 +145,51 @@ func (m *Manager) claimLost(ctx context.Context, u store.Usage, holder types.UID
 	if err != nil || l.final && l.holder == holder && l.spec == spec {
 		return false, err
 	}
-	r := m.newRequest(claimName(m.cfg.NodeName, m.cfg.NodeUID, u.Name), u.Pool)
-	r.Spec.Claim = u.Name
-	made, err := m.client.BlockRequests().Create(ctx, r, metav1.CreateOptions{})
-	if err != nil && !apierrors.IsAlreadyExists(err) {
-		return false, fmt.Errorf("create BlockRequest %s: %w", r.Name, err)
+	made, fresh, err := m.makeClaim(ctx, u, l.request)
+	if err != nil {
+		return false, err
 	}
 	m.mu.Lock()
-	l.next, l.holder, l.spec, l.final = time.Now().Add(l.pause), holder, spec, false
+	l.request, l.next, l.holder, l.spec, l.final = made.Name, time.Now().Add(l.pause), holder, spec, false
 	m.lost[u.Name] = l
 	m.mu.Unlock()
-	if err != nil {
+	if !fresh {
 		return true, nil // the claim of before is there still
 	}
 	m.asked.created(u.Pool, made.UID)
 	if first {
 		m.cfg.Warn("BlockClaimed", "pods of this node have addresses of AddressBlock %s, which doesn't exist for this node any more, as after etcd was restored from a backup: it is asked for", u.Name)
 	}
-	klog.FromContext(ctx).Info("Claimed a lost block", "block", u.Name, "request", r.Name)
+	klog.FromContext(ctx).Info("Claimed a lost block", "block", u.Name, "request", made.Name)
 	return true, nil
+}
+
+// makeClaim makes the BlockRequest that claims a block, by the name of the last claim if there was one. fresh is
+// false if it was there already.
+func (m *Manager) makeClaim(ctx context.Context, u store.Usage, last string) (made *v2.BlockRequest, fresh bool, err error) {
+	first := claimName(m.cfg.NodeName, m.cfg.NodeUID, u.Name)
+	r := m.newRequest(cmp.Or(last, first), u.Pool)
+	r.Spec.Claim = u.Name
+	for range maxTaken {
+		made, err = m.client.BlockRequests().Create(ctx, r, metav1.CreateOptions{})
+		if err == nil {
+			return made, true, nil
+		}
+		if !apierrors.IsAlreadyExists(err) {
+			return nil, false, fmt.Errorf("create BlockRequest %s: %w", r.Name, err)
+		}
+		made, err = m.client.BlockRequests().Get(ctx, r.Name, metav1.GetOptions{})
+		switch {
+		case apierrors.IsNotFound(err): // it was deleted just now
+		case err != nil:
+			return nil, false, fmt.Errorf("read BlockRequest %s: %w", r.Name, err)
+		case m.isOwn(made):
+			return made, false, nil
+		default:
+			r.Name = fmt.Sprintf("%s-%d", first, rand.Int())
+		}
+	}
+	return nil, false, fmt.Errorf("claim AddressBlock %s: %d names of BlockRequests are taken", u.Name, maxTaken)
 }
 
 // specOf tells the spec of a pool from those of other times; it is empty without the pool.

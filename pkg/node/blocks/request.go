@@ -6,6 +6,7 @@ import (
 	"encoding/hex"
 	"fmt"
 	"maps"
+	"math/rand/v2"
 	"sync"
 	"time"
 
@@ -169,6 +170,13 @@ func (a *asked) skip(pool string) {
 	a.sequence[pool]++
 }
 
+// jump makes the next request one of a name that nobody can tell.
+func (a *asked) jump(pool string) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.sequence[pool] = rand.Int() / 2 // it goes on from there
+}
+
 func (a *asked) created(pool string, uid types.UID) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -179,13 +187,17 @@ func (a *asked) created(pool string, uid types.UID) {
 
 // request creates the next BlockRequest of a pool. The sequence advances only
 // when a request of the name is known to exist, so that a create whose answer was
-// lost isn't followed by a second request.
+// lost isn't followed by a second request. A name that another node has taken may be one of many.
 func (m *Manager) request(ctx context.Context, pool string) error {
-	for {
+	for range maxTaken {
 		r := m.newRequest(requestName(m.cfg.NodeName, m.cfg.NodeUID, pool, m.asked.next(pool)), pool)
 		made, err := m.client.BlockRequests().Create(ctx, r, metav1.CreateOptions{})
 		if apierrors.IsAlreadyExists(err) {
 			made, err = m.client.BlockRequests().Get(ctx, r.Name, metav1.GetOptions{})
+			if err == nil && !m.isOwn(made) {
+				m.asked.jump(pool)
+				continue
+			}
 			if apierrors.IsNotFound(err) || err == nil && (m.asked.answered(pool, made) || isAnswered(made)) {
 				m.asked.skip(pool) // from an earlier need, and on its way out
 				continue
@@ -205,7 +217,14 @@ func (m *Manager) request(ctx context.Context, pool string) error {
 			return fmt.Errorf("create BlockRequest %s: %w", r.Name, err)
 		}
 	}
+	return fmt.Errorf("ask for a block of AddressPool %s: %d names of BlockRequests are taken", pool, maxTaken)
 }
+
+// isOwn says whether a BlockRequest is this node's. Any node's token can tell the names of others, and take them.
+func (m *Manager) isOwn(r *v2.BlockRequest) bool { return r.Spec.NodeName == m.cfg.NodeName }
+
+// maxTaken is how many names are tried at a time.
+const maxTaken = 16
 
 // newRequest returns a BlockRequest of the node.
 func (m *Manager) newRequest(name, pool string) *v2.BlockRequest {

@@ -97,6 +97,8 @@ const (
 	ReasonBlockTaken = "BlockTaken"
 	// ReasonNodeNotFound: no Node has the name.
 	ReasonNodeNotFound = "NodeNotFound"
+	// ReasonNodeLimit: the node holds more addresses of the AddressPool than its pods can need.
+	ReasonNodeLimit = "NodeLimit"
 )
 
 // BlockRequestCondition has the shape that version 2 of the API has always had.

@@ -1,0 +1,98 @@
+package observe
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"testing"
+	"time"
+
+	"github.com/coil-net/coil/pkg/testkit"
+)
+
+// client is a connection that is kept open.
+type client struct {
+	net.Conn
+	r *bufio.Reader
+}
+
+// dial connects to a server from a loopback address.
+func dial(t *testing.T, from string, to net.Addr) *client {
+	t.Helper()
+	d := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(from)}}
+	c := testkit.Must(d.Dial("tcp", to.String()))(t)
+	t.Cleanup(func() { c.Close() })
+	if err := c.SetDeadline(time.Now().Add(testkit.Timeout(10 * time.Second))); err != nil {
+		t.Fatal(err)
+	}
+	return &client{c, bufio.NewReader(c)}
+}
+
+// get asks the server and keeps the connection.
+func (c *client) get() error {
+	if _, err := fmt.Fprint(c, "GET / HTTP/1.1\r\nHost: x\r\n\r\n"); err != nil {
+		return err
+	}
+	resp, err := http.ReadResponse(c.r, nil)
+	if err != nil {
+		return err
+	}
+	if err := resp.Body.Close(); err != nil || resp.StatusCode != http.StatusOK {
+		return fmt.Errorf("%s, %w", resp.Status, err)
+	}
+	return nil
+}
+
+// A pod may open all of its ports to a node's metrics: others are served on.
+func TestConnectionsOfOneRemoteAreBounded(t *testing.T) {
+	for _, network := range []string{"tcp4", "tcp"} { // the latter sees IPv4 as part of IPv6
+		t.Run(network, func(t *testing.T) {
+			l := testkit.Must(net.Listen(network, ":0"))(t)
+			ctx, cancel := context.WithCancel(t.Context())
+			ended := make(chan error, 1)
+			go func() {
+				ended <- serveOn(ctx, l, http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}), defaultLimits)
+			}()
+			to := &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: l.Addr().(*net.TCPAddr).Port}
+			var pod []*client
+			for i := range maxConns {
+				c := dial(t, "127.0.0.2", to)
+				if err := c.get(); err != nil {
+					t.Fatalf("connection %d: %v", i, err)
+				}
+				pod = append(pod, c)
+			}
+			for range 3 {
+				if err := dial(t, "127.0.0.2", to).get(); err == nil || isTimeout(err) {
+					t.Errorf("one connection too many: %v, want it closed", err)
+				}
+			}
+			if err := dial(t, "127.0.0.1", to).get(); err != nil {
+				t.Errorf("another remote address: %v", err)
+			}
+			for _, c := range pod {
+				if err := c.get(); err != nil {
+					t.Errorf("a connection that was there: %v", err)
+				}
+			}
+			if err := pod[0].Close(); err != nil {
+				t.Fatal(err)
+			}
+			testkit.Eventually(t, 10*time.Second, "another connection in place of one that was closed", func() error {
+				return dial(t, "127.0.0.2", to).get()
+			})
+			cancel()
+			if err := <-ended; err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+func isTimeout(err error) bool {
+	var timeout net.Error
+	return errors.As(err, &timeout) && timeout.Timeout()
+}
