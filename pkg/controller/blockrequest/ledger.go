@@ -43,6 +43,9 @@ type ledger struct {
 // contestLife is longer than a node takes to claim a block again that it was refused.
 const contestLife = 15 * time.Minute
 
+// maxContests is how many blocks are kept for one node at once: more than a backup can have cost it.
+const maxContests = 64
+
 // contest is a claim that was refused because another node has the block.
 type contest struct {
 	node string // that claims it
@@ -263,7 +266,16 @@ func (l *ledger) claim(pool string, index int32, b ipam.Block, node string) bool
 func (l *ledger) contest(block, node string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.contested[block] = contest{node, l.now()}
+	l.expireContests()
+	n := 0
+	for name, c := range l.contested {
+		if c.node == node && name != block {
+			n++
+		}
+	}
+	if n < maxContests {
+		l.contested[block] = contest{node, l.now()}
+	}
 }
 
 // isContested says whether a node claimed a block before that another one holds.

@@ -263,3 +263,22 @@ func TestClaimAheadOfTheCache(t *testing.T) {
 		t.Error("addresses of claimed blocks are free")
 	}
 }
+
+// A node can't keep all blocks of a pool from others by claims of those that they hold.
+func TestContestsOfANodeAreBounded(t *testing.T) {
+	now := time.Now()
+	l := newLedger(func() time.Time { return now })
+	for i := range int32(2 * maxContests) {
+		l.contest(plan.BlockName("default", i), "node")
+	}
+	l.contest("default-7", "node") // once more
+	l.contest("default-1000", "other")
+	if n := len(l.contested); n != maxContests+1 {
+		t.Errorf("%d blocks are kept, want %d for one node and one for another", n, maxContests)
+	}
+	now = now.Add(contestLife + 1)
+	l.contest("default-99", "node")
+	if n := len(l.contested); n != 1 {
+		t.Errorf("%d blocks are kept for longer than %s", n-1, contestLife)
+	}
+}
