@@ -1,0 +1,132 @@
+package egress
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/coil-net/coil/pkg/ipam"
+	"github.com/coil-net/coil/pkg/kernel/rtnl"
+	"github.com/coil-net/coil/pkg/plan"
+	"github.com/coil-net/coil/pkg/testkit"
+)
+
+// No flow moves when the peering of an Egress changes: what was sent to before keeps it, until its end,
+// and takes no new one. Then nothing is left of that.
+func TestFlowsStayWhenThePeeringChanges(t *testing.T) {
+	p := newDirectPod(t, 3)
+	const service = 3 // which one router is behind
+	where := []string{"192.0.2.0/24", "2001:db8::/32"}
+	steps := map[string]plan.ClientEgress{"Direct": directly("1 live, 2 live", where...), "Service": gateway("net/a", 0, where...)}
+	for name, e := range steps {
+		e.Peers = ipam.Address{IPv4: routerAddrs(service)[0], IPv6: routerAddrs(service)[1]}
+		e.Routers = directly("1 live, 2 live").Routers
+		steps[name] = e
+	}
+	before := steps["Service"]
+	p.mustUse(before)
+	for _, name := range []string{"Direct", "Service", "Direct"} {
+		flows := p.connect(1, 30)
+		now := steps[name]
+		now.Switched = true
+		p.idle()
+		out := p.mustUse(now)
+		if sum(out.Pinned) != len(flows) || out.Unpinned > 0 {
+			t.Errorf("%s: %d of %d flows are pinned", name, sum(out.Pinned), len(flows))
+		}
+		p.must("to "+name, flows)
+		more := p.connect(31, 60)
+		if n := share(more); name == "Service" && n[service] != len(more) || name == "Direct" && (n[1] == 0 || n[2] == 0 || n[service] > 0) {
+			t.Errorf("%s: new flows go by %v", name, n)
+		}
+		if again := p.mustUse(now); again.changed() {
+			t.Errorf("%s, the second time: %+v", name, again)
+		}
+		p.must("to "+name+", later", append(flows, more...))
+		for _, f := range append(flows, more...) {
+			f.Close()
+		}
+		testkit.Eventually(t, 10*time.Second, "pins end with flows", func() error {
+			if out := p.mustUse(now); sum(out.Pinned) > 0 {
+				return fmt.Errorf("by link: %v", out.Pinned)
+			}
+			return nil
+		})
+		now.Switched = false
+		p.mustUse(now)
+		routers := map[string][]int{"Direct": {1, 2}, "Service": {service}}[name]
+		if d := cmp.Diff(routers, p.tunnels()); d != "" || p.pinned() > 0 {
+			t.Errorf("%s: %d pins, links to routers (-want +got):\n%s", name, p.pinned(), d)
+		}
+		out4, out6 := p.ns.IP(t, "-4", "route", "show", "table", "all"), p.ns.IP(t, "-6", "route", "show", "table", "all")
+		if got, want := strings.Count(out4+out6, "default dev fou"), map[string]int{"Direct": 4}[name]; got != want {
+			t.Errorf("%s: %d routes for pins, want %d:\n%s%s", name, got, want, out4, out6)
+		}
+		if nexthops := p.ns.IP(t, "nexthop"); name == "Service" && nexthops != "" {
+			t.Errorf("left: %s", nexthops)
+		}
+	}
+}
+
+// From a Service to routers and back, nothing leaves by another way.
+func TestPeeringChangesClosed(t *testing.T) {
+	p := newDirectPod(t, 3)
+	destinations := []string{"192.0.2.0/24", "2001:db8::/32", "172.20.0.0/16"}
+	service := gateway("net/a", 1, destinations...)
+	switched := directly("1 live, 2 live", destinations...)
+	switched.Peers, switched.Switched = service.Peers, true
+	back := switched
+	back.Direct = false
+	steps := []plan.ClientEgress{
+		service, switched, directly("1 live, 2 live", destinations...), directly("2 draining, 3 live", destinations...),
+		directly("1 dead, 2 draining", destinations...), directly("", destinations...), directly("3 live", destinations...),
+		directly("1 live, 2 live", destinations...), back, service,
+	}
+	p.mustUse(steps[0])
+	for i, step := range steps[1:] {
+		requests := 0
+		watched := func(fail int) context.Context {
+			n := 0
+			return rtnl.WithTrace(t.Context(), &rtnl.Trace{Send: func(r rtnl.Request) error {
+				if strings.Contains(r.String(), "show") || strings.Contains(r.String(), "route get") {
+					return nil
+				}
+				requests++
+				n++
+				for _, d := range []string{"192.0.2.1", "2001:db8::1", "172.20.0.1"} {
+					if p.escapes(d) {
+						t.Errorf("step %d: %s goes by eth0 before %q", i+1, d, r)
+					}
+				}
+				if n == fail {
+					return errors.New("injected")
+				}
+				return nil
+			}})
+		}
+		for fail := 1; ; fail++ {
+			_, err := p.use(watched(fail), step)
+			if err == nil {
+				break
+			}
+			if !strings.Contains(err.Error(), "injected") {
+				t.Fatal(err)
+			}
+			p.mustUse(steps[i])
+			if fail > 8 {
+				fail += 2
+			}
+		}
+		if requests < 4 {
+			t.Errorf("step %d: only %d requests were looked at", i+1, requests)
+		}
+	}
+	if out := p.ns.IP(t, "nexthop"); out != "" {
+		t.Errorf("left: %s", out)
+	}
+}
