@@ -137,7 +137,7 @@ type routersWorld struct {
 
 	mu   sync.Mutex
 	dead map[netip.Addr]bool
-	seen map[string]int // dead routers that a node's client leaves out
+	seen map[string]int // routers to which a node's client sends no new flow
 }
 
 func (w *routersWorld) set(router netip.Addr, dead bool) {
@@ -252,7 +252,7 @@ func (w *routersWorld) Client(_ context.Context, at store.Netns, c plan.Client) 
 	dead := 0
 	for _, e := range c.Egresses {
 		for _, r := range e.Routers {
-			if r.State == plan.RouterDead {
+			if r.State != plan.RouterLive {
 				dead++
 			}
 		}
