@@ -3,6 +3,7 @@ package observe
 import (
 	"net"
 	"net/netip"
+	"slices"
 	"sync"
 )
 
@@ -10,52 +11,54 @@ import (
 // or two each; a pod may open as many as it has ports.
 const maxConns = 16
 
-// perRemote is a listener that closes connections of a remote address beyond maxConns at once. Others are served
-// on: they have addresses of their own, which a pod can't send from.
+// perRemote is a listener that closes the oldest connection of a remote address when it has more than maxConns at
+// once. Others are served on: they have addresses of their own, which a pod can't send from. So is kubelet, should
+// somebody make its address open many, as by a Service of type NodePort: a probe takes milliseconds.
 type perRemote struct {
 	net.Listener
 
 	mu   sync.Mutex
-	open map[netip.Addr]int
+	open map[netip.Addr][]*counted // the oldest first
 }
 
 func newPerRemote(l net.Listener) *perRemote {
-	return &perRemote{Listener: l, open: map[netip.Addr]int{}}
+	return &perRemote{Listener: l, open: map[netip.Addr][]*counted{}}
 }
 
 // Accept implements net.Listener.
 func (l *perRemote) Accept() (net.Conn, error) {
-	for {
-		c, err := l.Listener.Accept()
-		if err != nil {
-			return nil, err
-		}
-		from := remoteOf(c)
-		if l.take(from) {
-			return &counted{Conn: c, done: sync.OnceFunc(func() { l.free(from) })}, nil
-		}
-		if tcp, ok := c.(*net.TCPConn); ok {
+	c, err := l.Listener.Accept()
+	if err != nil {
+		return nil, err
+	}
+	made := &counted{Conn: c, listener: l, from: remoteOf(c)}
+	if oldest := l.add(made); oldest != nil {
+		if tcp, ok := oldest.Conn.(*net.TCPConn); ok {
 			_ = tcp.SetLinger(0) // no TIME_WAIT for each of them; it is closed all the same
 		}
-		_ = c.Close()
+		_ = oldest.Conn.Close() // its server notices, and closes it, too
 	}
+	return made, nil
 }
 
-func (l *perRemote) take(from netip.Addr) bool {
+// add returns the connection that is one too many, or nil.
+func (l *perRemote) add(c *counted) (oldest *counted) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.open[from] == maxConns {
-		return false
+	all := l.open[c.from]
+	if len(all) == maxConns {
+		oldest, all = all[0], all[1:]
 	}
-	l.open[from]++
-	return true
+	l.open[c.from] = append(slices.Clone(all), c)
+	return oldest
 }
 
-func (l *perRemote) free(from netip.Addr) {
+func (l *perRemote) remove(c *counted) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.open[from]--; l.open[from] == 0 {
-		delete(l.open, from)
+	l.open[c.from] = slices.DeleteFunc(l.open[c.from], func(o *counted) bool { return o == c })
+	if len(l.open[c.from]) == 0 {
+		delete(l.open, c.from)
 	}
 }
 
@@ -71,11 +74,12 @@ func remoteOf(c net.Conn) netip.Addr {
 // counted is a connection that counts until it is closed.
 type counted struct {
 	net.Conn
-	done func()
+	listener *perRemote
+	from     netip.Addr
 }
 
 // Close implements net.Conn.
 func (c *counted) Close() error {
-	defer c.done()
+	defer c.listener.remove(c)
 	return c.Conn.Close()
 }

@@ -74,6 +74,10 @@ func withoutStrays(egresses []ClientEgress) (kept []ClientEgress, strays []Clien
 	for _, e := range egresses {
 		inCluster = append(inCluster, e.inCluster()...)
 	}
+	// Private ones inside of a destination that isn't take no tunnel anyway.
+	captures := func(e ClientEgress, a netip.Prefix) bool {
+		return within(a, privateOnes(e.Destinations)) || !within(a, dataplane.PrivateRanges) && within(a, e.Destinations)
+	}
 	kept = slices.Clone(egresses)
 	for i := range kept {
 		kept[i].Routers = slices.DeleteFunc(slices.Clone(kept[i].Routers), func(r ClientRouter) bool {
@@ -82,7 +86,7 @@ func withoutStrays(egresses []ClientEgress) (kept []ClientEgress, strays []Clien
 				return false
 			}
 			for j, other := range egresses {
-				if i != j && within(a, other.Destinations) {
+				if i != j && captures(other, a) {
 					strays = append(strays, ClientConflict{Dst: a, Winner: other.Name, Loser: kept[i].Name, Router: true})
 					return true
 				}

@@ -230,8 +230,8 @@ func TestRoutersOutsideOfTheCluster(t *testing.T) {
 		{"nothing else has them", "10.1.0.0/16", []string{"203.0.113.0/24"}, "10.1.1.1 192.0.2.99 2001:db8::99", 0},
 		{"another Egress has them", "10.1.0.0/16", []string{"0.0.0.0/0", "::/0"}, "10.1.1.1", 2},
 		{"private ones", "192.0.2.0/24", []string{"10.0.0.0/8"}, "192.0.2.99 2001:db8::99", 1},
-		{"pods with public addresses", "192.0.2.0/24", []string{"0.0.0.0/0"}, "192.0.2.99 2001:db8::99", 1},
-		{"all is the cluster's", "0.0.0.0/0", []string{"0.0.0.0/0"}, "2001:db8::99", 2},
+		{"pods with public addresses", "192.0.2.0/24", []string{"0.0.0.0/0"}, "10.1.1.1 192.0.2.99 2001:db8::99", 0},
+		{"all is the cluster's", "0.0.0.0/0", []string{"0.0.0.0/0"}, "10.1.1.1 2001:db8::99", 1},
 	} {
 		a := direct("a/a", "10.1.1.1 live, 192.0.2.99 draining, 2001:db8::99 dead", "198.51.100.0/24")
 		listed := slices.Clone(a.Routers)

@@ -51,6 +51,9 @@ func Suspended(p *v2.AddressPool, claims Claims, now time.Time) (c metav1.Condit
 	was := meta.FindStatusCondition(p.Status.Conditions, v2.PoolSuspended)
 	if claims.Last.IsZero() && was != nil && was.Status == metav1.ConditionTrue && was.Reason == ReasonBlocksClaimed {
 		claims.Last, message = claims.Led, was.Message
+		if claims.Last.IsZero() { // it is about to lead
+			claims.Last = now
+		}
 	}
 	if left = claims.Last.Add(SuspendFor).Sub(now); claims.Last.IsZero() || left <= 0 {
 		return c, 0

@@ -27,6 +27,7 @@ func TestSuspended(t *testing.T) {
 		{name: "a claim", claims: Claims{Node: "a", Last: ago(time.Minute), Led: ago(time.Hour)}, want: metav1.ConditionTrue, left: 9 * time.Minute},
 		{name: "an old claim", claims: Claims{Last: ago(SuspendFor), Led: ago(time.Hour)}, want: metav1.ConditionFalse},
 		{name: "a claim that an earlier leader saw", status: status(metav1.ConditionTrue, ReasonBlocksClaimed, time.Hour), claims: Claims{Led: ago(4 * time.Minute)}, want: metav1.ConditionTrue, left: 6 * time.Minute},
+		{name: "before this process leads", status: status(metav1.ConditionTrue, ReasonBlocksClaimed, time.Hour), want: metav1.ConditionTrue, left: SuspendFor},
 		{name: "by a clock that is ahead", status: status(metav1.ConditionTrue, ReasonBlocksClaimed, -time.Hour), claims: Claims{Led: ago(SuspendFor)}, want: metav1.ConditionFalse},
 		{name: "another claim after it", status: status(metav1.ConditionTrue, ReasonBlocksClaimed, time.Hour), claims: Claims{Last: ago(time.Minute), Led: ago(2 * time.Minute)}, want: metav1.ConditionTrue, left: 9 * time.Minute},
 		{name: "it has ended", status: status(metav1.ConditionFalse, ReasonNoClaim, time.Minute), want: metav1.ConditionFalse},

@@ -17,6 +17,14 @@ import (
 // claimed returns the block that a node holds by its own record: the one that exists, else it is
 // made again.
 func (c *Controller) claimed(ctx context.Context, r *v2.BlockRequest, w *work) (*v2.AddressBlock, error) {
+	b, err := c.claim(ctx, r, w)
+	if no := (*refusal)(nil); errors.As(err, &no) && (no.reason == v2.ReasonBlockTaken || no.reason == v2.ReasonNodeLimit) {
+		c.ledger.refuseClaim(r.Spec.Claim, r.Spec.NodeName)
+	}
+	return b, err
+}
+
+func (c *Controller) claim(ctx context.Context, r *v2.BlockRequest, w *work) (*v2.AddressBlock, error) {
 	name := r.Spec.Claim
 	b, err := c.coil.CoilV2().AddressBlocks().Get(ctx, name, metav1.GetOptions{})
 	switch {
@@ -101,7 +109,7 @@ func (c *Controller) noteClaim(r *v2.BlockRequest) {
 
 // suspend keeps the pool of a claim from being carved from.
 func (c *Controller) suspend(r *v2.BlockRequest) {
-	if c.ledger.isContested(r.Spec.Claim, r.Spec.NodeName) {
+	if c.ledger.wasRefused(r.Spec.Claim, r.Spec.NodeName) {
 		return
 	}
 	c.ledger.noteClaim(r.Spec.PoolName, r.Spec.NodeName)

@@ -38,6 +38,9 @@ type ledger struct {
 	// contested are blocks, by name, that one node claims and another one holds. When the latter gives
 	// one back, nobody but the former may have it.
 	contested map[string]contest
+	// refused are the claims, by node and block, that were refused for a reason that says nothing about
+	// other blocks, and when last. Nodes repeat them.
+	refused map[[2]string]time.Time
 }
 
 // contestLife is longer than a node takes to claim a block again that it was refused.
@@ -71,7 +74,7 @@ type mark struct {
 }
 
 func newLedger(now func() time.Time) *ledger {
-	return &ledger{now: now, pools: map[string]*account{}, claims: map[string]plan.Claims{}, contested: map[string]contest{}}
+	return &ledger{now: now, pools: map[string]*account{}, claims: map[string]plan.Claims{}, contested: map[string]contest{}, refused: map[[2]string]time.Time{}}
 }
 
 // account must be called with mu held.
@@ -278,17 +281,26 @@ func (l *ledger) contest(block, node string) {
 	}
 }
 
-// isContested says whether a node claimed a block before that another one holds.
-func (l *ledger) isContested(block, node string) bool {
+// refuseClaim notes that a node was refused a claim.
+func (l *ledger) refuseClaim(block, node string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.refused[[2]string{node, block}] = l.now()
+}
+
+// wasRefused says whether a node was refused a claim a while ago.
+func (l *ledger) wasRefused(block, node string) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.expireContests()
-	return l.contested[block].node == node
+	_, ok := l.refused[[2]string{node, block}]
+	return ok
 }
 
 // expireContests must be called with mu held.
 func (l *ledger) expireContests() {
 	maps.DeleteFunc(l.contested, func(_ string, c contest) bool { return l.now().Sub(c.at) > contestLife })
+	maps.DeleteFunc(l.refused, func(_ [2]string, at time.Time) bool { return l.now().Sub(at) > contestLife })
 }
 
 // lead says that this process leads from now on.

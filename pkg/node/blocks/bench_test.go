@@ -102,8 +102,11 @@ type exporter struct {
 }
 
 func (e *exporter) Export(_ context.Context, blocks []plan.HeldBlock) error {
-	if e.slow != nil {
-		e.slow()
+	e.mu.Lock()
+	slow := e.slow
+	e.mu.Unlock()
+	if slow != nil {
+		slow()
 	}
 	if e.err != nil {
 		return e.err
@@ -122,6 +125,13 @@ func (e *exporter) exported() string {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	return strings.Join(e.held, " ")
+}
+
+// before sets what is called before anything is written.
+func (e *exporter) before(slow func()) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.slow = slow
 }
 
 // bench is a manager at work on a fake API server.

@@ -313,8 +313,10 @@ func (m *Manager) syncPool(ctx context.Context, pool string) error {
 	}
 	m.forgetGone()
 	errs := []error{m.makeSure(ctx, pool)}
-	if err := m.intake(ctx, pool); err != nil {
-		return err
+	unsettled, err := m.intake(ctx, pool)
+	errs = append(errs, unsettled)
+	if err != nil {
+		return errors.Join(append(errs, err)...)
 	}
 	if err := m.takeAnswers(ctx, pool, answered); err != nil {
 		return err
@@ -365,16 +367,15 @@ func (m *Manager) syncPool(ctx context.Context, pool string) error {
 }
 
 // intake records the blocks of a pool, and exports those that are new in the cache. A block that
-// can't be understood or recorded must not keep the others from use.
-func (m *Manager) intake(ctx context.Context, pool string) error {
+// can't be understood or recorded must not keep the others from use. unsettled is why it isn't known yet
+// whose a block is, or one couldn't be given back: to be tried again.
+func (m *Manager) intake(ctx context.Context, pool string) (unsettled, err error) {
 	var recs []store.Block
 	var errs []error
 	fresh := false
 	for _, b := range m.ofPool(pool) {
 		if m.Foreign(b) {
-			if err := m.settle(ctx, b); err != nil {
-				errs = append(errs, err)
-			}
+			unsettled = errors.Join(unsettled, m.settle(ctx, b))
 		}
 		if m.Foreign(b) {
 			continue
@@ -383,9 +384,7 @@ func (m *Manager) intake(ctx context.Context, pool string) error {
 		if err == nil && returned {
 			err = m.release(ctx, b.Name)
 		}
-		if err != nil {
-			errs = append(errs, err)
-		}
+		unsettled = errors.Join(unsettled, err)
 		if err != nil || returned {
 			continue
 		}
@@ -402,9 +401,9 @@ func (m *Manager) intake(ctx context.Context, pool string) error {
 		}
 		m.mu.Unlock()
 	}
-	err := m.record.SetBlocks(ctx, recs)
+	err = m.record.SetBlocks(ctx, recs)
 	if err != nil && !errors.Is(err, store.ErrInUse) {
-		return err
+		return unsettled, err
 	}
 	errs = append(errs, err)
 	if fresh {
@@ -415,7 +414,7 @@ func (m *Manager) intake(ctx context.Context, pool string) error {
 	if err := errors.Join(errs...); err != nil {
 		klog.FromContext(ctx).Error(err, "Some blocks can't be used", "pool", pool)
 	}
-	return nil
+	return unsettled, nil
 }
 
 // offer says whether one of the blocks gives addresses now and didn't before.

@@ -5,11 +5,14 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	clienttesting "k8s.io/client-go/testing"
 	"k8s.io/client-go/tools/cache"
 
 	"github.com/coil-net/coil/generated/clientset/versioned/fake"
@@ -41,14 +44,14 @@ func TestReturnedBlockIsGivenBack(t *testing.T) {
 			block.Labels[v2.LabelRequest] = "of an earlier time"
 			c.setUp(b, block)
 			exported := make(chan string, 1)
-			b.exporter.slow = func() {
+			b.exporter.before(func() {
 				if got := b.exporter.exported(); got != "" {
 					select {
 					case exported <- got:
 					default:
 					}
 				}
-			}
+			})
 			if _, err := b.client.CoilV2().AddressBlocks().Create(t.Context(), block, metav1.CreateOptions{}); err != nil {
 				t.Fatal(err)
 			}
@@ -115,11 +118,11 @@ func TestBlockAndRequestComeBack(t *testing.T) {
 	if m := b.Manager; m.Asked(block) {
 		t.Error("the block counts as asked for")
 	}
-	b.exporter.slow = func() {
+	b.exporter.before(func() {
 		if got := b.exporter.exported(); got != "" {
 			t.Errorf("exported %q", got)
 		}
-	}
+	})
 	if _, err := b.client.CoilV2().AddressBlocks().Create(t.Context(), block, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
@@ -197,4 +200,25 @@ func TestBlockThatCameBack(t *testing.T) {
 	if got := m.Usable("default"); !slices.Equal(got, []string{"default-0"}) {
 		t.Errorf("usable: %v", got)
 	}
+}
+
+// The API server has just come back and refuses the first attempts: the block is given back all the same.
+func TestReturnedBlockThatCannotBeGivenBackAtOnce(t *testing.T) {
+	b := runAged(t, time.Minute, nil)
+	var refused atomic.Int32
+	b.client.PrependReactor("delete", "addressblocks", func(clienttesting.Action) (bool, runtime.Object, error) {
+		return refused.Add(1) <= 2, nil, errors.New("the API server is starting")
+	})
+	block := newBlock("default", 5)
+	block.Labels[v2.LabelRequest] = "of an earlier time"
+	if _, err := b.client.CoilV2().AddressBlocks().Create(t.Context(), block, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	testkit.Eventually(t, 10*time.Second, "the block is given back", func() error {
+		_, err := b.client.CoilV2().AddressBlocks().Get(t.Context(), block.Name, metav1.GetOptions{})
+		if apierrors.IsNotFound(err) {
+			return nil
+		}
+		return errors.Join(err, fmt.Errorf("it is there after %d attempts", refused.Load()))
+	})
 }

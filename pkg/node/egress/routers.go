@@ -199,8 +199,13 @@ func (m *Manager) questions() []*round {
 		}
 		answered := func(e end) bool { return e.answered[key.addr] }
 		old := slices.DeleteFunc(slices.Clone(ends), func(e end) bool { return !answered(e) })
-		for i, e := range old {
-			turn := i == r.turn%len(old)
+		// A client that lets answers get lost has no turn as long as another one hears some.
+		takers := slices.DeleteFunc(slices.Clone(old), func(e end) bool { return e.missed[key] >= deathMisses })
+		if len(takers) == 0 {
+			takers = old
+		}
+		for _, e := range old {
+			turn := e.sandbox == takers[r.turn%len(takers)].sandbox
 			if turn || e.missed[key] > 0 && !r.dead {
 				ask(e, turn)
 			}

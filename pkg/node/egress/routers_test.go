@@ -472,3 +472,33 @@ func TestDeadAfterARestart(t *testing.T) {
 		w.after(t, 5*time.Second, "it died again", second)
 	})
 }
+
+// Pods whose answers get lost, as by rules of their own, neither keep a router dead for others nor make it so.
+func TestMutePods(t *testing.T) {
+	for _, mute := range []string{"a", "z", "a b", "a z"} {
+		t.Run(mute, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld()
+				w.direct("10.1.1.1 live, 10.1.1.2 live")
+				m := w.manager(false)
+				w.clients(t, m, append(strings.Fields(mute), "p")...)
+				defer asking(t, m)()
+				w.after(t, 30*time.Second, "at first", both)
+				w.mu.Lock()
+				for _, pod := range strings.Fields(mute) {
+					w.unlisted["/"+pod] = true
+				}
+				w.mu.Unlock()
+				for range 60 {
+					w.after(t, time.Second, "others are mute", both)
+				}
+				for range 3 { // it dies again soon
+					w.silence(true, "10.1.1.1")
+					w.after(t, 15*time.Second, "a router is silent", second)
+					w.silence(false, "10.1.1.1")
+					w.after(t, 20*time.Second, "it answers", both)
+				}
+			})
+		})
+	}
+}
