@@ -14,7 +14,6 @@ import (
 
 const (
 	maxSize = 6 << 20
-	// maxStart is time of a processor, which doesn't grow by what else runs.
 	maxStart = 15 * time.Millisecond
 )
 
@@ -29,23 +28,26 @@ func TestPluginIsSmall(t *testing.T) {
 	t.Logf("plugin has %.1f MiB", float64(info.Size())/(1<<20))
 }
 
-// Half of the runs must be fast enough: others use the machine's caches too.
+// The start takes little time of a processor, which other programs hardly change, and doesn't wait: the fastest run shows that.
 func TestPluginStartsFast(t *testing.T) {
 	const runs = 101
 	var took []time.Duration
+	fastest := time.Hour
 	for range runs {
 		cmd := exec.Command(filepath.Join(bin, "coil"))
 		cmd.Env = []string{"CNI_COMMAND=VERSION"}
+		start := time.Now()
 		if err := cmd.Run(); err != nil {
 			t.Fatal(err)
 		}
+		fastest = min(fastest, time.Since(start))
 		took = append(took, cmd.ProcessState.UserTime()+cmd.ProcessState.SystemTime())
 	}
 	slices.Sort(took)
-	if took[runs/2] > testkit.Limit(maxStart) {
-		t.Errorf("p50 of VERSION is %v, want at most %v", took[runs/2], maxStart)
+	if limit := testkit.Limit(maxStart); took[runs/2] > limit || fastest > limit {
+		t.Errorf("VERSION takes %v of a processor (p50), and %v at least, want at most %v", took[runs/2], fastest, maxStart)
 	}
-	t.Logf("VERSION takes p50 %v, p90 %v", took[runs/2], took[runs*9/10])
+	t.Logf("VERSION takes p50 %v, p90 %v of a processor, and %v at least", took[runs/2], took[runs*9/10], fastest)
 }
 
 // What the plugin links decides how fast it starts.

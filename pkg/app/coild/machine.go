@@ -81,8 +81,8 @@ func (d *daemon) checkMachine(n *corev1.Node) (time.Duration, error) {
 // timeCheck is how often coild looks whether the API server has gone back in time, though no event came.
 const timeCheck = 5 * time.Minute
 
-// apiTime notices that the API server has gone back in time, as after etcd was restored from a backup. Watches
-// from the time that was lost go on without events, and what is in their caches may not be true any more.
+// apiTime notices that the API server has gone back in time, as after etcd was restored from a backup. A watch from
+// the lost time goes on without events. Its cache may be wrong then.
 type apiTime struct{ latest string } // the largest resourceVersion of the Node
 
 // check returns an error if a Node as the API server has it now is older than before.

@@ -87,7 +87,7 @@ func blockNamed(pool *v2.AddressPool, name string) (int32, ipam.Block, error) {
 	return index, b, err
 }
 
-// Claims returns what this process knows of the claims of a pool's blocks.
+// Claims returns the last claim of a block of a pool, and since when this process leads.
 func (c *Controller) Claims(pool string) plan.Claims { return c.ledger.claimsOf(pool) }
 
 // OnClaim makes the controller tell of each claim that suspends a pool.

@@ -264,7 +264,7 @@ func TestClaimAheadOfTheCache(t *testing.T) {
 	}
 }
 
-// A node can't keep all blocks of a pool from others by claims of those that they hold.
+// Claims of blocks that other nodes hold keep a bounded number of blocks for their node.
 func TestContestsOfANodeAreBounded(t *testing.T) {
 	now := time.Now()
 	l := newLedger(func() time.Time { return now })

@@ -11,7 +11,7 @@ import (
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
 )
 
-// fewPods is a node whose 10 pods may need 2*10+1024+2*64 addresses, which 18 blocks of 64 have not, and 19 have.
+// fewPods returns a Node of 10 pods. Its limit is 2*10+1024+2*64 addresses: 18 blocks of 64 are below it, 19 are above.
 func fewPods() *corev1.Node {
 	n := testNode("node")
 	n.Status.Allocatable = corev1.ResourceList{corev1.ResourcePods: resource.MustParse("10")}

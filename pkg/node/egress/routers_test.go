@@ -260,43 +260,6 @@ func TestNewPodsAsk(t *testing.T) {
 	})
 }
 
-// Pods that answer in routers' places, of the same Egress or of one that lists the same routers, keep no
-// dead router alive for another pod, and have it marked dead for none that it answers.
-func TestPodsLieAboutRouters(t *testing.T) {
-	for _, egress := range []string{"a", "b"} {
-		for _, liars := range []string{"1", "1 2 3 4 x y z"} {
-			t.Run(egress+" "+liars, func(t *testing.T) {
-				synctest.Test(t, func(t *testing.T) {
-					w := newWorld()
-					w.direct("10.1.1.1 live, 10.1.1.2 live")
-					w.egress("b", "10.96.0.2", "198.51.100.0/24").Spec.Peering = v2.EgressPeeringDirect
-					w.routers["net/b"] = w.routers["net/a"]
-					w.lying = map[string]bool{}
-					m := w.manager(false)
-					w.clients(t, m, "p", "q")
-					for _, l := range strings.Fields(liars) {
-						w.lying["/"+l] = true
-						w.pod(l, egress)
-						if err := w.add(t, m, l); err != nil {
-							t.Fatal(err)
-						}
-					}
-					defer asking(t, m)()
-					w.after(t, 30*time.Second, "at first", both)
-					w.silence(true, "10.1.1.1")
-					w.after(t, 15*time.Second, "a router is silent", second)
-					if got := w.has("q"); got != second {
-						t.Errorf("q has %q", got)
-					}
-					w.after(t, 5*time.Minute, "still", second)
-					w.silence(false, "10.1.1.1")
-					w.after(t, 10*time.Second, "it answers", both)
-				})
-			})
-		}
-	}
-}
-
 // A router that isn't up yet isn't dead, and takes flows as soon as it is ready.
 func TestRouterStarts(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -471,34 +434,4 @@ func TestDeadAfterARestart(t *testing.T) {
 		w.silence(true, "10.1.1.1")
 		w.after(t, 5*time.Second, "it died again", second)
 	})
-}
-
-// Pods whose answers get lost, as by rules of their own, neither keep a router dead for others nor make it so.
-func TestMutePods(t *testing.T) {
-	for _, mute := range []string{"a", "z", "a b", "a z"} {
-		t.Run(mute, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				w := newWorld()
-				w.direct("10.1.1.1 live, 10.1.1.2 live")
-				m := w.manager(false)
-				w.clients(t, m, append(strings.Fields(mute), "p")...)
-				defer asking(t, m)()
-				w.after(t, 30*time.Second, "at first", both)
-				w.mu.Lock()
-				for _, pod := range strings.Fields(mute) {
-					w.unlisted["/"+pod] = true
-				}
-				w.mu.Unlock()
-				for range 60 {
-					w.after(t, time.Second, "others are mute", both)
-				}
-				for range 3 { // it dies again soon
-					w.silence(true, "10.1.1.1")
-					w.after(t, 15*time.Second, "a router is silent", second)
-					w.silence(false, "10.1.1.1")
-					w.after(t, 20*time.Second, "it answers", both)
-				}
-			})
-		})
-	}
 }
