@@ -13,7 +13,7 @@ import (
 )
 
 const (
-	maxSize = 6 << 20
+	maxSize  = 6 << 20
 	maxStart = 15 * time.Millisecond
 )
 
