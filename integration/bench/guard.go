@@ -20,13 +20,17 @@ import (
 	"github.com/coil-net/coil/pkg/podnet"
 )
 
-// Guard is the cost of the source guard: the median difference of pairs, with and without it in turns.
+// Guard is the cost of the source guard: the median difference of pairs, with and without it in turns, each
+// of connections of their own.
 type Guard struct {
 	Pairs int `json:"pairs"`
 	// Throughput and RoundTrips are ratios of TCP between two pods with the guard to TCP without, by
 	// family.
 	Throughput map[string]float64 `json:"throughput"`
 	RoundTrips map[string]float64 `json:"round_trips"`
+	// Work is the ratio of processor time without the guard to that with it, of a stream whose pods do nothing
+	// else.
+	Work map[string]float64 `json:"work"`
 	// Gigabits and Microseconds are what these are without it.
 	Gigabits     map[string]float64 `json:"gigabits_per_second"`
 	Microseconds map[string]float64 `json:"round_trip_us"`
@@ -34,7 +38,7 @@ type Guard struct {
 	Attach float64 `json:"attach_ms"`
 }
 
-// guardSpan is how long each half of a pair takes: so short that others who use the machine hit both.
+// guardSpan is about how long each half of a pair takes: so short that others who use the machine hit both.
 // Whatever is measured takes far less, so that the median of a span leaves out when others interrupt.
 const guardSpan = 20 * time.Millisecond
 
@@ -45,16 +49,18 @@ const (
 	buffer = 8 << 20
 )
 
-// guarded is a node with two pods, and with or without the guard.
+// guarded is a node with two pods, with the guard or without.
 type guarded struct {
 	node    *space
 	pods    spaces
-	network map[bool]*podnet.Network
+	network *podnet.Network
 	numbers int
 }
 
-func newGuarded(ctx context.Context) (_ *guarded, err error) {
-	g := &guarded{network: map[bool]*podnet.Network{}}
+// newGuarded makes a node. Nothing of it changes while traffic is measured: the kernel frees rules and
+// changes its own code in the background.
+func newGuarded(ctx context.Context, guard bool) (_ *guarded, err error) {
+	g := &guarded{}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, g.close())
@@ -63,22 +69,21 @@ func newGuarded(ctx context.Context) (_ *guarded, err error) {
 	if g.node, err = newSpace(); err != nil {
 		return nil, err
 	}
-	for _, guard := range []bool{false, true} {
-		g.network[guard], err = podnet.New(podnet.Options{
-			PodTable: dataplane.TablePods, RulePriority: dataplane.PriorityPods, Protocol: dataplane.ProtocolNode,
-			SourceGuard: guard, Netns: g.node.path(),
-		})
-		if err != nil {
-			return nil, err
-		}
-	}
-	_, forwardErr := g.network[true].Forward(ctx)
-	_, ruleErr := g.network[true].Rules(ctx)
-	if err := errors.Join(forwardErr, ruleErr, g.pods.grow(3)); err != nil {
+	g.network, err = podnet.New(podnet.Options{
+		PodTable: dataplane.TablePods, RulePriority: dataplane.PriorityPods, Protocol: dataplane.ProtocolNode,
+		SourceGuard: guard, Netns: g.node.path(),
+	})
+	if err != nil {
 		return nil, err
 	}
-	for _, s := range g.pods[:2] {
-		if _, err := g.network[true].Attach(ctx, g.pod(s), nil); err != nil {
+	_, forwardErr := g.network.Forward(ctx)
+	_, ruleErr := g.network.Rules(ctx)
+	_, guardErr := g.network.Guard(ctx)
+	if err := errors.Join(forwardErr, ruleErr, guardErr, g.pods.grow(2)); err != nil {
+		return nil, err
+	}
+	for _, s := range g.pods {
+		if _, err := g.network.Attach(ctx, g.pod(s), nil); err != nil {
 			return nil, err
 		}
 	}
@@ -97,8 +102,8 @@ func (g *guarded) pod(s *space) podnet.Pod {
 
 func (g *guarded) close() error {
 	var errs []error
-	for _, n := range g.network {
-		errs = append(errs, n.Close())
+	if g.network != nil {
+		errs = append(errs, g.network.Close())
 	}
 	errs = append(errs, g.pods.close())
 	if g.node != nil {
@@ -182,10 +187,22 @@ func (c *connection) close() error {
 }
 
 // urgent locks a goroutine to a thread that the kernel prefers to those of others, which then hardly
-// change what is measured.
-func urgent() error {
+// change what is measured. The thread stays on one processor if there is one to stay on.
+func urgent(on *unix.CPUSet) error {
 	runtime.LockOSThread() // until the goroutine ends, and the thread with it
+	if on != nil {
+		if err := unix.SchedSetaffinity(0, on); err != nil {
+			return err
+		}
+	}
 	return unix.SchedSetAttr(0, &unix.SchedAttr{Size: unix.SizeofSchedAttr, Policy: unix.SCHED_FIFO, Priority: 1}, 0)
+}
+
+// oneProcessor is the first that there is.
+func oneProcessor() *unix.CPUSet {
+	s := &unix.CPUSet{}
+	s.Set(0)
+	return s
 }
 
 // write and read move all of a buffer.
@@ -211,16 +228,49 @@ func read(fd int, b []byte) error {
 	return nil
 }
 
-// stream returns how many seconds it takes to send a piece, both ends in one thread, so that a processor that
-// others use costs no more than those spans that it is in.
-func (c *connection) stream() (float64, error) {
+// work returns how many seconds of a processor it takes to send a piece and to read it: both ends take turns in
+// one thread.
+func (c *connection) work() (float64, error) {
 	b := make([]byte, piece)
 	return medianOf(func() error { return errors.Join(write(c.client, b), read(c.server, b)) })
 }
 
+// stream returns how many seconds a piece takes on its way while the client sends as fast as it can.
+func (c *connection) stream() (took float64, err error) {
+	ended := make(chan error)
+	go func() {
+		err := urgent(nil)
+		for b := make([]byte, piece); err == nil; {
+			err = write(c.client, b)
+		}
+		ended <- err
+	}()
+	receive := func(span time.Duration) (pieces float64, err error) {
+		b := make([]byte, piece)
+		for begin := time.Now(); err == nil && time.Since(begin) < span; pieces++ {
+			err = read(c.server, b)
+		}
+		return pieces, err
+	}
+	_, err = receive(guardSpan / 2) // until the connection has its speed
+	if err == nil {
+		var pieces float64
+		begin := time.Now()
+		pieces, err = receive(2 * guardSpan)
+		took = time.Since(begin).Seconds() / pieces
+	}
+	// What the server doesn't read resets the connection when it is closed.
+	err = errors.Join(err, unix.Close(c.server))
+	c.server = -1
+	if end := <-ended; !errors.Is(end, unix.ECONNRESET) && !errors.Is(end, unix.EPIPE) {
+		err = errors.Join(err, end)
+	}
+	return took, err
+}
+
 // echo answers each byte until the connection ends.
 func (c *connection) echo() error {
-	err := urgent()
+	err := urgent(oneProcessor())
 	for b := make([]byte, 1); err == nil; {
 		if err = read(c.server, b); err == nil {
 			err = write(c.server, b)
@@ -229,10 +279,19 @@ func (c *connection) echo() error {
 	return err
 }
 
-// turn returns how many seconds it takes to send a byte there and back, each end in a thread of its own.
+// turn returns how many seconds it takes to send a byte there and back, each end in a thread of its own. Both
+// use one processor, so that the time to wake another one doesn't count, which hides all else where
+// processors are virtual.
 func (c *connection) turn() (float64, error) {
+	ended := make(chan error)
+	go func() { ended <- c.echo() }()
 	b := make([]byte, 1)
-	return medianOf(func() error { return errors.Join(write(c.client, b), read(c.client, b)) })
+	took, err := medianOf(func() error { return errors.Join(write(c.client, b), read(c.client, b)) })
+	err = errors.Join(err, unix.Shutdown(c.client, unix.SHUT_RDWR))
+	if end := <-ended; !errors.Is(end, io.ErrUnexpectedEOF) {
+		err = errors.Join(err, end)
+	}
+	return took, err
 }
 
 // medianOf is the median of how many seconds something takes, again and again.
@@ -248,98 +307,136 @@ func medianOf(do func() error) (float64, error) {
 	return median(took), nil
 }
 
-// compare measures with and without the guard in turns.
-func (g *guarded) compare(ctx context.Context, pairs int, measure func() (float64, error)) (with, without []float64, err error) {
-	done := make(chan error)
-	values := map[bool][]float64{}
-	go func() {
-		err := urgent()
-		_, warm := measure()
-		err = errors.Join(err, warm)
-		for i := 0; i < pairs && err == nil; i++ {
-			for _, guard := range []bool{i%2 == 0, i%2 != 0} {
-				var took float64
-				if _, err = g.network[guard].Guard(ctx); err == nil {
-					took, err = measure()
-				}
-				values[guard] = append(values[guard], took)
-			}
+// sides are two nodes that differ by the guard alone.
+type sides map[bool]*guarded
+
+func newSides(ctx context.Context) (_ sides, err error) {
+	s := sides{}
+	for _, guard := range []bool{false, true} {
+		if s[guard], err = newGuarded(ctx, guard); err != nil {
+			return nil, errors.Join(err, s.close())
 		}
-		done <- err
-	}()
-	err = <-done
-	return values[true], values[false], err
+	}
+	return s, nil
 }
 
-// attach wires pods with and without the guard in turns, and returns how long each took, in seconds. They
-// are removed together, which takes longer than to wire them.
-func (g *guarded) attach(ctx context.Context, pairs int) (with, without []float64, err error) {
-	const together = 20
-	if err := g.pods.grow(2 + 2*together); err != nil {
-		return nil, nil, err
-	}
-	values := map[bool][]float64{}
-	for i := 0; i < pairs; {
-		var targets []podnet.Target
-		for ; i < pairs && len(targets) < 2*together; i++ {
-			for _, guard := range []bool{i%2 == 0, i%2 != 0} {
-				p := g.pod(g.pods[2+len(targets)])
-				begin := time.Now()
-				a, err := g.network[guard].Attach(ctx, p, nil)
-				if err != nil {
-					return nil, nil, err
-				}
-				values[guard] = append(values[guard], time.Since(begin).Seconds())
-				targets = append(targets, podnet.Target{ID: p.ID(), HostIfIndex: a.HostIfIndex})
-			}
+func (s sides) close() error {
+	var errs []error
+	for _, g := range s {
+		if g != nil {
+			errs = append(errs, g.close())
 		}
-		if err := errors.Join(g.network[true].RemoveAll(ctx, targets...)...); err != nil {
-			return nil, nil, err
+	}
+	return errors.Join(errs...)
+}
+
+// inTurns measures pairs with and without the guard; the first of a pair is another one each time.
+func inTurns(pairs int, measure func(guard bool) (float64, error)) (with, without []float64, err error) {
+	values := map[bool][]float64{}
+	for i := range pairs {
+		for _, guard := range []bool{i%2 == 0, i%2 != 0} {
+			took, err := measure(guard)
+			if err != nil {
+				return nil, nil, err
+			}
+			values[guard] = append(values[guard], took)
 		}
 	}
 	return values[true], values[false], nil
 }
 
-// traffic measures a connection to an address of the second pod.
-func (g *guarded) traffic(ctx context.Context, pairs int, to netip.Addr, r *Guard) error {
+// measure measures a new connection to an address of the second pod: how fast a connection is depends on
+// where its memory lies, too.
+func (g *guarded) measure(ctx context.Context, to netip.Addr, how func(*connection) (float64, error)) (took float64, err error) {
 	c, err := g.connect(ctx, to)
 	if err != nil {
-		return err
+		return 0, err
 	}
+	took, err = how(c)
+	return took, errors.Join(err, c.close())
+}
+
+// traffic measures TCP to an address of the second pods.
+func (s sides) traffic(ctx context.Context, pairs int, to netip.Addr, r *Guard) error {
 	family := dataplane.FamilyOf(to).String()
-	with, without, err := g.compare(ctx, pairs, c.stream)
-	if err == nil {
-		r.Throughput[family], r.Gigabits[family] = medianOfRatios(without, with), figures.Round(8*piece/median(without)/1e9, 2)
-		ended := make(chan error)
-		go func() { ended <- c.echo() }()
-		if with, without, err = g.compare(ctx, pairs, c.turn); err == nil {
-			r.RoundTrips[family], r.Microseconds[family] = medianOfRatios(without, with), figures.Round(1e6*median(without), 2)
+	done := make(chan error)
+	go func() {
+		err := urgent(oneProcessor())
+		for _, f := range []struct {
+			how      func(*connection) (float64, error)
+			ratios   map[string]float64
+			absolute func(float64)
+		}{
+			{(*connection).stream, r.Throughput, func(took float64) { r.Gigabits[family] = figures.Round(8*piece/took/1e9, 2) }},
+			{(*connection).turn, r.RoundTrips, func(took float64) { r.Microseconds[family] = figures.Round(1e6*took, 2) }},
+			{(*connection).work, r.Work, func(float64) {}},
+		} {
+			if err != nil {
+				break
+			}
+			var with, without []float64
+			with, without, err = inTurns(pairs, func(guard bool) (float64, error) { return s[guard].measure(ctx, to, f.how) })
+			if err == nil {
+				f.ratios[family] = medianOfRatios(without, with)
+				f.absolute(median(without))
+			}
 		}
-		_ = unix.Shutdown(c.client, unix.SHUT_RDWR)
-		if end := <-ended; !errors.Is(end, io.ErrUnexpectedEOF) {
-			err = errors.Join(err, end)
+		done <- err
+	}()
+	return <-done
+}
+
+// attach wires pods and returns how long each took, in seconds. They are removed together, which takes longer
+// than to wire them.
+func (s sides) attach(ctx context.Context, pairs int) (with, without []float64, err error) {
+	const together = 20
+	for pairs := pairs; pairs > 0; pairs -= together {
+		targets := map[bool][]podnet.Target{}
+		a, b, err := inTurns(min(pairs, together), func(guard bool) (float64, error) {
+			g := s[guard]
+			if err := g.pods.grow(2 + together); err != nil {
+				return 0, err
+			}
+			p := g.pod(g.pods[2+len(targets[guard])])
+			begin := time.Now()
+			a, err := g.network.Attach(ctx, p, nil)
+			if err != nil {
+				return 0, err
+			}
+			took := time.Since(begin).Seconds()
+			targets[guard] = append(targets[guard], podnet.Target{ID: p.ID(), HostIfIndex: a.HostIfIndex})
+			return took, nil
+		})
+		if err != nil {
+			return nil, nil, err
+		}
+		with, without = append(with, a...), append(without, b...)
+		for guard, ts := range targets {
+			if err := errors.Join(s[guard].network.RemoveAll(ctx, ts...)...); err != nil {
+				return nil, nil, err
+			}
 		}
 	}
-	return errors.Join(err, c.close())
+	return with, without, nil
 }
 
 // measureGuard measures the source guard with so many pairs of each kind.
 func measureGuard(ctx context.Context, pairs int) (r Guard, err error) {
 	r = Guard{
-		Pairs: pairs, Throughput: map[string]float64{}, RoundTrips: map[string]float64{},
+		Pairs: pairs, Throughput: map[string]float64{}, RoundTrips: map[string]float64{}, Work: map[string]float64{},
 		Gigabits: map[string]float64{}, Microseconds: map[string]float64{},
 	}
-	g, err := newGuarded(ctx)
+	s, err := newSides(ctx)
 	if err != nil {
 		return r, err
 	}
-	defer func() { err = errors.Join(err, g.close()) }()
+	defer func() { err = errors.Join(err, s.close()) }()
 	for _, to := range []netip.Addr{v4Of(2), v6Of(2)} {
-		if err := g.traffic(ctx, pairs, to, &r); err != nil {
+		if err := s.traffic(ctx, pairs, to, &r); err != nil {
 			return r, err
 		}
 	}
-	with, without, err := g.attach(ctx, pairs)
+	with, without, err := s.attach(ctx, pairs)
 	if err != nil {
 		return r, err
 	}
@@ -364,10 +461,11 @@ func medianOfRatios(dividends, divisors []float64) float64 {
 
 // targets holds the guard's figures against what they have to reach.
 //
-// Round trips don't reach it on Linux 6.18. Two pods of an idle node take some 10 us for one. A chain in prerouting
-// that only compares the link's group costs 1 % of that. The lookup of the route to the source costs 2 % in IPv4 and 7 %
-// in IPv6, where the kernel makes and frees a route entry for each lookup. A set of sources that were looked up
-// before would let a packet through after its source has moved away.
+// Round trips don't reach it on Linux 6.18, where two pods that share a processor take some 20 us for one. Of nodes
+// without a guard on either side the ratio is 1.00 within 0.01. A chain in prerouting that only compares the link's
+// group costs 1.3 %. The lookup of the route to the source adds 3.5 % in IPv4 and 7.5 % in IPv6, where the kernel
+// makes and frees a route entry for each lookup. A set of sources that were looked up before in its place
+// adds 3 % in both families, and lets a packet through after its source has moved away.
 func (r Guard) targets(all *figures.Figures) {
 	for _, f := range []dataplane.Family{dataplane.IPv4, dataplane.IPv6} {
 		family := f.String()
