@@ -59,6 +59,7 @@ const MostEgresses = 64
 // A tenant who may edit a pod writes as many names into its annotations as 256 KiB hold, again and again.
 func EgressRefs(annotations map[string]string) []types.NamespacedName {
 	var refs []types.NamespacedName
+	known := map[types.NamespacedName]bool{}
 	for _, key := range slices.Sorted(maps.Keys(annotations)) {
 		ns, ok := strings.CutPrefix(key, v2.AnnotationEgressPrefix)
 		if !ok {
@@ -66,9 +67,10 @@ func EgressRefs(annotations map[string]string) []types.NamespacedName {
 		}
 		for name := range strings.SplitSeq(annotations[key], ",") {
 			ref := types.NamespacedName{Namespace: ns, Name: strings.TrimSpace(name)}
-			if ref.Name == "" || slices.Contains(refs, ref) {
+			if ref.Name == "" || known[ref] {
 				continue
 			}
+			known[ref] = true
 			if refs = append(refs, ref); len(refs) > MostEgresses {
 				return refs
 			}

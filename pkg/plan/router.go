@@ -1,8 +1,10 @@
 package plan
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
+	"math"
 	"slices"
 	"strings"
 
@@ -93,7 +95,7 @@ func MostRouters(e *v2.Egress) int {
 	if r := routerStrategy(e.Spec.Strategy).RollingUpdate; r != nil {
 		// One that isn't valid is refused with the Deployment.
 		if surge, err := intstr.GetScaledValueFromIntOrPercent(r.MaxSurge, most, true); err == nil {
-			most += max(surge, 0)
+			most += min(max(surge, 0), math.MaxInt32)
 		}
 	}
 	return most
@@ -170,17 +172,23 @@ func RouterBinding(namespace string, egresses []*v2.Egress) *rbacv1.RoleBinding 
 	}
 }
 
-// accountMeta is the metadata of what the Egresses of a namespace own together.
+// mostOwners is how many Egresses of a namespace own its account of routers. A namespace may have thousands of
+// Egresses. When an owner goes, another Egress takes its place before the garbage collector has seen all of
+// them go.
+const mostOwners = 32
+
+// accountMeta is the metadata of what the Egresses of a namespace own together, the oldest of them.
 func accountMeta(namespace string, egresses []*v2.Egress) metav1.ObjectMeta {
+	all := slices.DeleteFunc(slices.Clone(egresses), func(e *v2.Egress) bool { return e.DeletionTimestamp != nil })
+	slices.SortFunc(all, func(a, b *v2.Egress) int {
+		return cmp.Or(a.CreationTimestamp.Compare(b.CreationTimestamp.Time), strings.Compare(a.Name, b.Name))
+	})
 	var owners []metav1.OwnerReference
-	for _, e := range egresses {
-		if e.DeletionTimestamp == nil {
-			owners = append(owners, metav1.OwnerReference{
-				APIVersion: egressKind.GroupVersion().String(), Kind: egressKind.Kind, Name: e.Name, UID: e.UID,
-			})
-		}
+	for _, e := range all[:min(len(all), mostOwners)] {
+		owners = append(owners, metav1.OwnerReference{
+			APIVersion: egressKind.GroupVersion().String(), Kind: egressKind.Kind, Name: e.Name, UID: e.UID,
+		})
 	}
-	slices.SortFunc(owners, func(a, b metav1.OwnerReference) int { return strings.Compare(a.Name, b.Name) })
 	return metav1.ObjectMeta{
 		Namespace: namespace, Name: RouterAccount, OwnerReferences: owners,
 		Labels: map[string]string{labelName: nameCoil, labelComponent: componentEgress},

@@ -2,9 +2,12 @@ package plan
 
 import (
 	"errors"
+	"fmt"
+	"math"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	appsv1 "k8s.io/api/apps/v1"
@@ -326,6 +329,44 @@ func TestRouterServiceAccount(t *testing.T) {
 	}
 	if a := RouterServiceAccount("internet", []*v2.Egress{gone}); a != nil {
 		t.Errorf("account %v of an Egress that goes", a)
+	}
+}
+
+// Of thousands of Egresses the oldest own the account.
+func TestOwnersAreBounded(t *testing.T) {
+	var all []*v2.Egress
+	start := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
+	for i := range 3000 {
+		all = append(all, &v2.Egress{ObjectMeta: metav1.ObjectMeta{
+			Namespace: "a", Name: fmt.Sprintf("%04d", 2999-i), UID: types.UID(fmt.Sprint(i)),
+			CreationTimestamp: metav1.NewTime(start.Add(time.Duration(i) * time.Second)),
+		}})
+	}
+	a := RouterServiceAccount("a", all)
+	if n := len(a.OwnerReferences); n != mostOwners || a.OwnerReferences[0].Name != "2999" || a.OwnerReferences[n-1].Name != "2968" {
+		t.Errorf("%d owners from %s", n, a.OwnerReferences[0].Name)
+	}
+	if all[0].Name != "2999" {
+		t.Error("the list was sorted, which is a cache's")
+	}
+}
+
+func TestMostRouters(t *testing.T) {
+	for _, tt := range []struct {
+		replicas int32
+		surge    string
+		want     int
+	}{
+		{4, "1", 5}, {4, "50%", 6}, {4, "-1", 4}, {4, "x", 4}, {math.MaxInt32, "3000000000", math.MaxInt32},
+		{math.MaxInt32, "100%", 2 * math.MaxInt32}, {math.MaxInt32, "400000000000%", 2 * math.MaxInt32},
+		{math.MaxInt32, "429496729701%", 2 * math.MaxInt32}, // int64 would overflow
+	} {
+		e := &v2.Egress{Spec: v2.EgressSpec{Replicas: tt.replicas, Strategy: &appsv1.DeploymentStrategy{
+			RollingUpdate: &appsv1.RollingUpdateDeployment{MaxSurge: new(intstr.Parse(tt.surge))},
+		}}}
+		if got := MostRouters(e); got != tt.want {
+			t.Errorf("%d replicas, surge %s: %d routers, want %d", tt.replicas, tt.surge, got, tt.want)
+		}
 	}
 }
 

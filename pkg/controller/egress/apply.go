@@ -248,9 +248,14 @@ func prune(v any) {
 // Fields in which the API server compares other than element by element
 // (x-kubernetes-list-type, x-kubernetes-map-type of its schema).
 var (
-	// keyed lists have elements of several owners.
-	keyed = sets.New("containers", "env", "hostAliases", "imagePullSecrets", "initContainers", "ownerReferences",
-		"ports", "resourceClaims", "claims", "schedulingGates", "topologySpreadConstraints", "volumeDevices", "volumeMounts", "volumes")
+	// keyed lists have elements of several owners. Their fields by which the API server tells elements apart are
+	// here, of several the first: users write lists of thousands, which must not be compared each with each.
+	keyed = map[string]string{
+		"containers": "name", "initContainers": "name", "env": "name", "volumes": "name", "imagePullSecrets": "name",
+		"resourceClaims": "name", "claims": "name", "schedulingGates": "name", "ownerReferences": "uid", "hostAliases": "ip",
+		"volumeMounts": "mountPath", "volumeDevices": "devicePath", "topologySpreadConstraints": "topologyKey",
+		"ports": "containerPort", // and "port" of a Service, which has one or two
+	}
 	// atomic maps have one owner.
 	atomic = sets.New("selector", "nodeSelector", "matchLabels")
 )
@@ -280,8 +285,8 @@ func coversField(field string, have, want any) bool {
 		if !ok {
 			return len(w) == 0 && have == nil
 		}
-		if keyed.Has(field) {
-			return containsAll(h, w)
+		if key, ok := keyed[field]; ok {
+			return containsAll(key, h, w)
 		}
 		if len(h) != len(w) {
 			return false
@@ -298,16 +303,23 @@ func coversField(field string, have, want any) bool {
 	return reflect.DeepEqual(have, want)
 }
 
-func containsAll(have, want []any) bool {
-	for _, w := range want {
-		found := false
-		for _, h := range have {
-			if covers(h, w) {
-				found = true
-				break
-			}
+// containsAll says whether a list has all elements that are wanted, in any order. Elements with
+// different values of a key are different.
+func containsAll(key string, have, want []any) bool {
+	valueOf := func(element any) any {
+		m, _ := element.(map[string]any)
+		switch v := m[key].(type) {
+		case string, int64:
+			return v
 		}
-		if !found {
+		return nil
+	}
+	byKey := map[any][]any{}
+	for _, h := range have {
+		byKey[valueOf(h)] = append(byKey[valueOf(h)], h)
+	}
+	for _, w := range want {
+		if !slices.ContainsFunc(byKey[valueOf(w)], func(h any) bool { return covers(h, w) }) {
 			return false
 		}
 	}

@@ -1,7 +1,9 @@
 package egress
 
 import (
+	"fmt"
 	"testing"
+	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -10,6 +12,7 @@ import (
 
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
 	"github.com/coil-net/coil/pkg/plan"
+	"github.com/coil-net/coil/pkg/testkit"
 )
 
 func parse(t *testing.T, text string) any {
@@ -98,6 +101,35 @@ func TestConfiguration(t *testing.T) {
 		tt.change(d)
 		if done, err := c.done(d); err != nil || done != tt.done {
 			t.Errorf("%s: done %v, error %v", name, done, err)
+		}
+	}
+}
+
+// Users write lists of thousands. Comparing each element with each would take minutes.
+func TestLongLists(t *testing.T) {
+	const n = 30_000
+	for field, key := range keyed {
+		var have, want []any
+		for i := range n {
+			have = append(have, map[string]any{key: fmt.Sprint(n - i), "added": "by another"})
+			want = append(want, map[string]any{key: fmt.Sprint(i + 1)})
+		}
+		start := time.Now()
+		if !coversField(field, have, want) {
+			t.Errorf("%s: not all of it found", field)
+		}
+		if took := time.Since(start); took > testkit.Timeout(2*time.Second) {
+			t.Errorf("%s: %d elements took %s", field, n, took)
+		}
+		if coversField(field, have[1:], want) {
+			t.Errorf("%s: one that isn't there was found", field)
+		}
+	}
+	// Ports of a Service have another key than those of a container.
+	have := []any{map[string]any{"port": int64(1)}, map[string]any{"port": int64(2), "protocol": "UDP"}}
+	for port, want := range map[int64]bool{2: true, 3: false} {
+		if got := coversField("ports", have, []any{map[string]any{"port": port}}); got != want {
+			t.Errorf("port %d: %v", port, got)
 		}
 	}
 }

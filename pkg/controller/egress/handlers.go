@@ -1,6 +1,7 @@
 package egress
 
 import (
+	"cmp"
 	"maps"
 	"slices"
 
@@ -56,11 +57,12 @@ func (c *Controller) register() error {
 		{routers.Apps().V1().Deployments().Informer(), reconcile.Handler(func(d *appsv1.Deployment) { c.objects.Add(keyOf(d)) })},
 		{routers.Core().V1().Services().Informer(), reconcile.Handler(func(s *corev1.Service) { c.objects.Add(keyOf(s)) })},
 		{routers.Policy().V1().PodDisruptionBudgets().Informer(), reconcile.Handler(func(b *policyv1.PodDisruptionBudget) { c.objects.Add(keyOf(b)) })},
-		{accounts.Core().V1().ServiceAccounts().Informer(), reconcile.Handler(func(a *corev1.ServiceAccount) { c.addAll(a.Namespace) })},
-		{accounts.Rbac().V1().RoleBindings().Informer(), reconcile.Handler(func(b *rbacv1.RoleBinding) {
-			c.addAll(b.Namespace)
-			c.binding.Add(plan.RouterAccount)
-		})},
+		{accounts.Core().V1().ServiceAccounts().Informer(), reconcile.Handler(func(a *corev1.ServiceAccount) { c.addOne(a.Namespace) })},
+		{accounts.Rbac().V1().RoleBindings().Informer(), cache.ResourceEventHandlerFuncs{
+			AddFunc:    func(obj any) { c.bindingChanged(nil, obj) },
+			UpdateFunc: c.bindingChanged,
+			DeleteFunc: func(obj any) { c.bindingChanged(obj, nil) },
+		}},
 		{accounts.Rbac().V1().ClusterRoleBindings().Informer(), reconcile.Handler(func(b *rbacv1.ClusterRoleBinding) { c.binding.Add(b.Name) })},
 		{c.cfg.Clients.Discovery().V1().EndpointSlices().Informer(), cache.ResourceEventHandlerFuncs{
 			AddFunc:    func(obj any) { c.sliceChanged(nil, obj) },
@@ -144,21 +146,44 @@ func (c *Controller) egressChanged(before, after any) {
 		c.clients.Add(keyOf(e))
 		c.pressure.Add(keyOf(e))
 		c.binding.Add(plan.RouterAccount)
-		if a == nil || b == nil {
-			c.addAll(e.Namespace) // the account has an owner more, or fewer
+		if b == nil {
+			c.addOne(e.Namespace) // the account has an owner fewer
 		}
 	}
 }
 
-// addAll looks at all Egresses of a namespace.
-func (c *Controller) addAll(namespace string) {
-	all, err := c.cfg.Egresses.Lister().Egresses(namespace).List(labels.Everything())
-	if err != nil {
-		return // an indexer in memory has no errors
+// bindingChanged looks at all Egresses whose conditions tell about the binding, unless the change
+// isn't one to them.
+func (c *Controller) bindingChanged(before, after any) {
+	a, b := last[rbacv1.RoleBinding](before), last[rbacv1.RoleBinding](after)
+	r := cmp.Or(b, a)
+	if r == nil {
+		return
 	}
-	for _, e := range all {
+	c.binding.Add(plan.RouterAccount)
+	if a != nil && b != nil && plan.BindsRouters(a) == plan.BindsRouters(b) && ownedByEgresses(a) == ownedByEgresses(b) {
+		c.addOne(r.Namespace)
+		return
+	}
+	for _, e := range c.living(r.Namespace) {
 		c.objects.Add(keyOf(e))
 	}
+}
+
+// addOne looks at one Egress of a namespace, for what all of them own together.
+func (c *Controller) addOne(namespace string) {
+	if all := c.living(namespace); len(all) > 0 {
+		c.objects.Add(keyOf(all[0]))
+	}
+}
+
+// living returns the Egresses of a namespace that aren't being deleted.
+func (c *Controller) living(namespace string) []*v2.Egress {
+	all, err := c.cfg.Egresses.Lister().Egresses(namespace).List(labels.Everything())
+	if err != nil {
+		return nil // an indexer in memory has no errors
+	}
+	return slices.DeleteFunc(all, func(e *v2.Egress) bool { return e.DeletionTimestamp != nil })
 }
 
 // podChanged looks at the clients of the Egresses that a pod names, or did, and soon at the

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -15,6 +16,7 @@ import (
 	clienttesting "k8s.io/client-go/testing"
 
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
+	"github.com/coil-net/coil/pkg/plan"
 	"github.com/coil-net/coil/pkg/reconcile"
 	"github.com/coil-net/coil/pkg/testkit"
 )
@@ -73,4 +75,66 @@ func TestSliceThatChangesItsEgress(t *testing.T) {
 	requireKeys("it has changed", "internet/b")
 	testkit.Check(t, api.Delete(t.Context(), "s", metav1.DeleteOptions{}))
 	requireKeys("it is gone", "internet/b")
+}
+
+// queued returns the Egresses whose objects are looked at because of what do does.
+func (f *fixture) queued(t *testing.T, do func(context.Context)) (keys []string) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		f.Controller.objects = reconcile.New("objects", func(_ context.Context, key types.NamespacedName) error {
+			keys = append(keys, key.String())
+			return nil
+		})
+		do(t.Context())
+		ctx, cancel := context.WithCancel(t.Context())
+		var running sync.WaitGroup
+		running.Go(func() {
+			if err := f.Controller.objects.Run(ctx, 1); err != nil {
+				t.Error(err)
+			}
+		})
+		synctest.Wait()
+		cancel()
+		running.Wait()
+	})
+	slices.Sort(keys)
+	return keys
+}
+
+// An Egress that comes or goes, and owners that change, don't make work for all others of the
+// namespace, which may have thousands.
+func TestEgressesDontWakeEachOther(t *testing.T) {
+	f := newFixture(t)
+	egress := func(name string) *v2.Egress {
+		return &v2.Egress{ObjectMeta: metav1.ObjectMeta{Namespace: nat.Namespace, Name: name, UID: types.UID(name)}}
+	}
+	for i := range 20 {
+		f.put(t, f.egresses, egress(fmt.Sprint("other-", i)))
+	}
+	made := egress("made")
+	if got := f.queued(t, func(context.Context) { f.egressChanged(nil, made) }); !slices.Equal(got, []string{"internet/made"}) {
+		t.Errorf("an Egress was made: %q are looked at", got)
+	}
+	// What they own together is looked at by one that stays.
+	if got := f.queued(t, func(context.Context) { f.egressChanged(made, nil) }); len(got) != 2 || !slices.Contains(got, "internet/made") {
+		t.Errorf("an Egress has gone: %q are looked at", got)
+	}
+	binding := plan.RouterBinding(nat.Namespace, []*v2.Egress{egress("other-1")})
+	owned := plan.RouterBinding(nat.Namespace, []*v2.Egress{egress("other-1"), egress("other-2")})
+	foreign := binding.DeepCopy()
+	foreign.Subjects = nil
+	for _, tt := range []struct {
+		name          string
+		before, after any
+		want          int
+	}{
+		{"another owner", binding, owned, 1},
+		{"another subject", binding, foreign, 21},
+		{"made", nil, binding, 21},
+		{"gone", binding, nil, 21},
+	} {
+		if got := f.queued(t, func(context.Context) { f.bindingChanged(tt.before, tt.after) }); len(got) != tt.want {
+			t.Errorf("binding: %s: %q are looked at, want %d", tt.name, got, tt.want)
+		}
+	}
 }

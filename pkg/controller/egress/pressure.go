@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"maps"
 	"math/rand/v2"
 	"net"
 	"net/http"
@@ -32,7 +33,7 @@ const (
 	// askTimeout is how long all of them together may take to answer, and askedAtOnce how many are asked.
 	askTimeout  = 5 * time.Second
 	askedAtOnce = 16
-	// maxAnswer bounds an answer, in bytes.
+	// maxAnswer bounds an answer, and its header, in bytes: any pod may say that it is a router.
 	maxAnswer = 4096
 )
 
@@ -112,7 +113,9 @@ func (c *Controller) syncPressure(ctx context.Context, key types.NamespacedName)
 		return err
 	}
 	c.pressures.set(key, now)
-	c.objects.Add(key)
+	if before == nil || !maps.Equal(before, now) {
+		c.objects.Add(key)
+	}
 	return reconcile.Later(askEvery + rand.N(askEvery/10))
 }
 
@@ -157,7 +160,7 @@ func metricsOf(pod *corev1.Pod) (netip.AddrPort, bool) {
 
 // router is a client of routers, which need no proxy. The context of a question says how long it may take.
 var router = http.Client{
-	Transport:     &http.Transport{DisableKeepAlives: true},
+	Transport:     &http.Transport{DisableKeepAlives: true, DisableCompression: true, MaxResponseHeaderBytes: maxAnswer},
 	CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 }
 

@@ -1,6 +1,7 @@
 package egress
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"net"
@@ -114,6 +115,33 @@ func TestMetricsOf(t *testing.T) {
 	p.Spec.Containers[1].Ports[0].ContainerPort = 8080
 	if at, ok := metricsOf(p); !ok || at.Port() != 9090 {
 		t.Errorf("metrics are at %s (%v), want port 9090", at, ok)
+	}
+}
+
+// A pod that says that it is a router may answer with a header of megabytes, which costs many times its
+// size.
+func TestHeaderOfAnAnswerIsBounded(t *testing.T) {
+	router := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		for i := range 1000 {
+			w.Header().Set(fmt.Sprintf("X-%d", i), "x")
+		}
+		_ = json.NewEncoder(w).Encode(plan.RouterPressure{Connections: 1, MaxConnections: 2})
+	}))
+	defer router.Close()
+	answer, err := ask(t.Context(), netip.MustParseAddrPort(router.Listener.Addr().String()))
+	if err == nil || !strings.Contains(err.Error(), "headers exceeded") {
+		t.Errorf("answer %+v, error %v; want that its header is too long", answer, err)
+	}
+}
+
+// An Egress whose routers answer as before, or that has none, isn't looked at after each question.
+func TestSameAnswersAreNoNews(t *testing.T) {
+	f := newFixture(t)
+	for i, want := range []string{nat.String(), "", ""} {
+		got := f.queued(t, func(ctx context.Context) { _ = f.syncPressure(ctx, nat) }) // it is done again later
+		if strings.Join(got, " ") != want {
+			t.Errorf("question %d: %q are looked at, want %q", i, got, want)
+		}
 	}
 }
 
