@@ -7,26 +7,30 @@ import (
 	"sync"
 )
 
-// maxConns is how many connections one remote address may have to a server at once. Kubelet and Prometheus need one
-// or two each; a pod may open as many as it has ports.
-const maxConns = 16
+const (
+	// maxConns is how many connections one remote address may have to a server at once. Kubelet and Prometheus need
+	// one or two each; a pod may open as many as it has ports.
+	maxConns = 16
+	// maxOfAll is how many all remote addresses may have together. Each host of the network has as many addresses as
+	// its prefix of IPv6 holds.
+	maxOfAll = 1024
+)
 
-// perRemote is a listener that closes the oldest connection of a remote address when it has more than maxConns at
+// bounded is a listener that closes the oldest connection of a remote address when it has more than maxConns at
 // once. Others are served on: they have addresses of their own, which a pod can't send from. So is kubelet, should
-// somebody make its address open many, as by a Service of type NodePort: a probe takes milliseconds.
-type perRemote struct {
+// somebody make its address open many, as by a Service of type NodePort: a probe takes milliseconds. Of more than
+// maxOfAll connections it closes the oldest.
+type bounded struct {
 	net.Listener
 
 	mu   sync.Mutex
-	open map[netip.Addr][]*counted // the oldest first
+	open []*counted // the oldest first
 }
 
-func newPerRemote(l net.Listener) *perRemote {
-	return &perRemote{Listener: l, open: map[netip.Addr][]*counted{}}
-}
+func newBounded(l net.Listener) *bounded { return &bounded{Listener: l} }
 
 // Accept implements net.Listener.
-func (l *perRemote) Accept() (net.Conn, error) {
+func (l *bounded) Accept() (net.Conn, error) {
 	c, err := l.Listener.Accept()
 	if err != nil {
 		return nil, err
@@ -42,24 +46,32 @@ func (l *perRemote) Accept() (net.Conn, error) {
 }
 
 // add returns the connection that is one too many, or nil.
-func (l *perRemote) add(c *counted) (oldest *counted) {
+func (l *bounded) add(c *counted) *counted {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	all := l.open[c.from]
-	if len(all) == maxConns {
-		oldest, all = all[0], all[1:]
+	first, n := -1, 0
+	for i, o := range l.open {
+		if o.from == c.from {
+			if n++; first < 0 {
+				first = i
+			}
+		}
 	}
-	l.open[c.from] = append(slices.Clone(all), c)
+	var oldest *counted
+	switch {
+	case n >= maxConns:
+		oldest = l.open[first]
+	case len(l.open) >= maxOfAll:
+		oldest = l.open[0]
+	}
+	l.open = append(slices.DeleteFunc(l.open, func(o *counted) bool { return o == oldest }), c)
 	return oldest
 }
 
-func (l *perRemote) remove(c *counted) {
+func (l *bounded) remove(c *counted) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.open[c.from] = slices.DeleteFunc(l.open[c.from], func(o *counted) bool { return o == c })
-	if len(l.open[c.from]) == 0 {
-		delete(l.open, c.from)
-	}
+	l.open = slices.DeleteFunc(l.open, func(o *counted) bool { return o == c })
 }
 
 // remoteOf is the zero Addr for a connection that isn't IP's.
@@ -74,7 +86,7 @@ func remoteOf(c net.Conn) netip.Addr {
 // counted is a connection that counts until it is closed.
 type counted struct {
 	net.Conn
-	listener *perRemote
+	listener *bounded
 	from     netip.Addr
 }
 

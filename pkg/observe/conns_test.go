@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+	"net/netip"
 	"testing"
 	"time"
 
@@ -94,6 +95,30 @@ func TestConnectionsOfOneRemoteAreBounded(t *testing.T) {
 				t.Error(err)
 			}
 		})
+	}
+}
+
+// A host has as many addresses of IPv6 as it likes.
+func TestConnectionsOfAllAreBounded(t *testing.T) {
+	l := newBounded(nil)
+	from := func(i int) *counted {
+		return &counted{listener: l, from: netip.AddrFrom4([4]byte{10, 0, byte(i >> 8), byte(i)})}
+	}
+	first := from(0)
+	for i := range maxOfAll {
+		c := from(i)
+		if i == 0 {
+			c = first
+		}
+		if closed := l.add(c); closed != nil {
+			t.Fatalf("connection %d closed that of %s", i, closed.from)
+		}
+	}
+	if closed := l.add(from(maxOfAll)); closed != first {
+		t.Errorf("one too many closed %v, want the oldest", closed)
+	}
+	if len(l.open) != maxOfAll {
+		t.Errorf("%d are open", len(l.open))
 	}
 }
 

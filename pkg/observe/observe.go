@@ -130,7 +130,7 @@ func serveOn(ctx context.Context, l net.Listener, h http.Handler, lim limits) er
 			s.Close()
 		}
 	}()
-	if err := s.Serve(newPerRemote(l)); !errors.Is(err, http.ErrServerClosed) {
+	if err := s.Serve(newBounded(l)); !errors.Is(err, http.ErrServerClosed) {
 		return err
 	}
 	<-ended

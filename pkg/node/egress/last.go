@@ -19,7 +19,8 @@ import (
 // or that never is. As long as it isn't known where packets to its destinations go, what the annotation
 // named before stays closed: it may be the same.
 
-// mostAsked bounds the Egresses of one pod for which the API server is asked though the cache is filled.
+// mostAsked bounds the Egresses of one pod for which the API server is asked though the cache is filled, and those
+// that an ADD, which kubelet repeats, finds missing before it fails.
 const mostAsked = 8
 
 // mostFormer bounds the Egresses that one pod's annotations named before, mostRanges the private and the

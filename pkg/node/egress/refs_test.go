@@ -56,8 +56,12 @@ func TestManyEgressesAreNamed(t *testing.T) {
 			t.Errorf("%d requests of a running pod beside the caches", w.live)
 		}
 		w.pod("new", many(0, 5000))
+		before := w.live
 		if err := w.add(t, m, "new"); err == nil || !strings.Contains(err.Error(), "more than 64 Egresses") {
 			t.Errorf("ADD: %v", err)
+		}
+		if n := w.live - before; n > 2*mostAsked { // kubelet tries again and again
+			t.Errorf("%d requests of one ADD", n)
 		}
 	})
 }

@@ -50,6 +50,7 @@ type problem struct {
 // is nil as long as the pod is being added.
 func (m *Manager) look(ctx context.Context, namespace string, refs []types.NamespacedName, last []store.KnownEgress, s *sandbox) (wanted, error) {
 	var w wanted
+	var missing int
 	refs, w.problems = usable(refs)
 	// What isn't used may lead where what was used before did.
 	w.unknown = len(w.problems) > 0
@@ -68,6 +69,9 @@ func (m *Manager) look(ctx context.Context, namespace string, refs []types.Names
 		if err != nil {
 			w.problems = append(w.problems, problem{EgressMissing, fmt.Sprintf("Egress %s doesn't exist", ref), true})
 			w.unknown = true
+			if missing++; s == nil && missing == mostAsked {
+				break // ADD fails anyway
+			}
 		} else {
 			var refused *problem
 			if client, refused, err = m.use(ctx, namespace, ref, e, live); err != nil {
