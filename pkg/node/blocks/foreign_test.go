@@ -114,6 +114,29 @@ func TestBlockOfAnotherNodeIsNotAnnounced(t *testing.T) {
 	}
 }
 
+// It isn't announced any more as soon as the last of these pods has gone, while their addresses cool down.
+func TestBlockOfAnotherNodeIsWithdrawnWithTheLastPod(t *testing.T) {
+	other := newBlock("default", 1)
+	other.Labels[v2.LabelNode] = "other"
+	b := runAged(t, time.Minute, map[string]int{"default-1": 1}, newBlock("default", 0), other)
+	exported := func(want string) {
+		t.Helper()
+		testkit.Eventually(t, 5*time.Second, "exactly "+want+" is exported", func() error {
+			if got := b.exporter.exported(); got != want {
+				return fmt.Errorf("exported: %q", got)
+			}
+			return nil
+		})
+	}
+	if err := b.Export(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	exported("default-0 default-1")
+	b.record.set(store.Usage{Block: testkit.Must(Recorded(other))(t), Cooling: 1})
+	b.Changed("default")
+	exported("default-0")
+}
+
 // What is remembered of blocks that came and went is forgotten once the cache knows.
 func TestBlocksThatWentAreForgotten(t *testing.T) {
 	client := fake.NewSimpleClientset()
