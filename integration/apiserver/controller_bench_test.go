@@ -46,6 +46,9 @@ func BenchmarkControllerRequests(b *testing.B) {
 	b.ReportMetric(0, "ns/op")
 }
 
+// benchBits makes blocks so small that one Node can have all of a benchmark: see plan.NodeLimit.
+const benchBits = 2
+
 var rounds atomic.Int64
 
 // freshSubnets returns a subnet that no other pool of this benchmark has.
@@ -69,7 +72,7 @@ func each(b *testing.B, total, parallel int, f func(ctx context.Context, i int) 
 
 func bareClient(b *testing.B, total, parallel int) float64 {
 	c := ipamCluster(b)
-	pool := c.pool(b, fresh("bare"), 5, freshSubnets(40))
+	pool := c.pool(b, fresh("bare"), benchBits, freshSubnets(40))
 	n := c.node(b, fresh("bare-node"))
 	client := testkit.Must(versioned.NewForConfig(c.serviceAccount(b)))(b)
 	p := testkit.Must(plan.Pool(pool.Spec))(b)
@@ -105,7 +108,7 @@ func (c *cluster) bareAnswer(ctx context.Context, client versioned.Interface, po
 // controllerRate returns the answers per second and how long each took.
 func controllerRate(b *testing.B, total, parallel int) (float64, []time.Duration) {
 	c := ipamCluster(b)
-	pool := c.pool(b, fresh("served"), 5, freshSubnets(41))
+	pool := c.pool(b, fresh("served"), benchBits, freshSubnets(41))
 	n := c.node(b, fresh("served-node"))
 	stop := c.run(b, c.serviceAccount(b), options())
 	defer stop()

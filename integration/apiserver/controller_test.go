@@ -183,7 +183,7 @@ func (c *cluster) run(t testing.TB, cfg *rest.Config, o *ipamcontroller.Options)
 func (c *cluster) node(t testing.TB, name string) *corev1.Node {
 	t.Helper()
 	n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}
-	n.Status.Allocatable = corev1.ResourceList{corev1.ResourcePods: resource.MustParse("100k")} // as many blocks as a test asks for
+	n.Status.Allocatable = corev1.ResourceList{corev1.ResourcePods: resource.MustParse("4096")} // the most that count
 	return testkit.Must(c.core.CoreV1().Nodes().Create(t.Context(), n, metav1.CreateOptions{}))(t)
 }
 

@@ -1,23 +1,22 @@
 package plan
 
-import (
-	"math"
-
-	corev1 "k8s.io/api/core/v1"
-)
+import corev1 "k8s.io/api/core/v1"
 
 const (
 	// unknownPods is how many pods a Node is taken to run that doesn't say it.
 	unknownPods = 1024
+	// maxPods bounds how many pods count. A kubelet's token, if stolen, lets its Node say any number and so
+	// drain every pool; nodes that serve their pods run some hundred, at most a few thousand.
+	maxPods = 4096
 	// restAddresses is for addresses of deleted pods that cool down, beyond one per pod.
 	restAddresses = 1024
 )
 
-// MostPods is how many pods a node may run.
+// MostPods is how many pods a node may run, as far as they count.
 func MostPods(n *corev1.Node) int64 {
 	for _, l := range []corev1.ResourceList{n.Status.Allocatable, n.Status.Capacity} {
 		if pods, ok := l[corev1.ResourcePods]; ok {
-			return min(max(pods.Value(), 0), math.MaxInt32)
+			return min(max(pods.Value(), 0), maxPods)
 		}
 	}
 	return unknownPods

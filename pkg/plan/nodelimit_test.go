@@ -22,7 +22,9 @@ func TestNodeLimit(t *testing.T) {
 		{"a Node that says nothing, as before kubelet does", corev1.NodeStatus{}, 1024, 3136},
 		{"no pods", corev1.NodeStatus{Allocatable: pods("0"), Capacity: pods("110")}, 0, 1088},
 		{"less than none", corev1.NodeStatus{Allocatable: pods("-7")}, 0, 1088},
-		{"a figure that overflows", corev1.NodeStatus{Allocatable: pods("9E")}, 1<<31 - 1, 1<<32 - 2 + 1088},
+		{"the most that count", corev1.NodeStatus{Allocatable: pods("4096")}, 4096, 9280},
+		{"more than any kubelet runs", corev1.NodeStatus{Allocatable: pods("4097")}, 4096, 9280},
+		{"a figure that overflows", corev1.NodeStatus{Allocatable: pods("9E")}, 4096, 9280},
 	} {
 		n := &corev1.Node{Status: tt.status}
 		if got, limit := MostPods(n), NodeLimit(n, 32); got != tt.pods || limit != tt.limit {

@@ -23,7 +23,7 @@ func (d *daemon) report(ctx context.Context, rep restore.Report) error {
 	}{
 		{"LinkNotAdopted", "links that can't be adopted: %s", append(rep.Conflicts, strays...)},
 		{"AddressWithoutBlock", "pods have addresses that are in no AddressBlock of this node, replace them: %s", rep.Homeless},
-		{"BlockMissing", "AddressBlocks that are in use by pods but don't exist any more: %s", rep.MissingBlocks},
+		{"BlockMissing", "AddressBlocks that are in use by pods but don't exist any more, they are claimed: %s", rep.MissingBlocks},
 	} {
 		if len(f.items) == 0 {
 			continue

@@ -291,23 +291,26 @@ func (d *daemon) claim(ctx context.Context, usage []store.Usage) ([]store.Block,
 //
 //	the block names      it is ours if
 //	this Node            the record has it, or is made anew, or the node asked for it
-//	the record's Node    always
+//	the record's Node    the record has it, or is made anew
 //	another Node         never
 //	none                 the record has it, or it is younger than this Node
 //
-// Any block is ours of which pods here have addresses.
+// Any block is ours of which pods here have addresses. Others may have been given back: etcd was restored
+// from a backup since, and another node has got them meanwhile.
 func (d *daemon) ours(ctx context.Context, b *v2.AddressBlock, recorded bool) (bool, error) {
-	if b.Labels[v2.LabelReserved] == v2.ReservedValue {
-		return true, nil
-	}
-	of := b.Annotations[v2.AnnotationNodeUID]
-	switch {
-	case !d.blocks.Foreign(b) && (recorded || d.fresh || d.blocks.Asked(b)),
-		of == "" && recorded,
-		of != "" && of == d.earlier:
+	if d.known(b, recorded) {
 		return true, nil
 	}
 	return d.uses(ctx, b)
+}
+
+// known says whether a block is ours whatever addresses the pods here have; see ours.
+func (d *daemon) known(b *v2.AddressBlock, recorded bool) bool {
+	of := b.Annotations[v2.AnnotationNodeUID]
+	return b.Labels[v2.LabelReserved] == v2.ReservedValue ||
+		!d.blocks.Foreign(b) && (recorded || d.fresh || d.blocks.Asked(b)) ||
+		of == "" && recorded ||
+		of != "" && of == d.earlier && (recorded || d.fresh)
 }
 
 // uses says whether a pod of this machine has an address of a block, as the kernel has it.

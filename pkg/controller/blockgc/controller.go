@@ -251,9 +251,8 @@ func (c *Controller) explain(ctx context.Context, b *v2.AddressBlock) {
 		c.warn(ctx, b, "NoHolder", fmt.Sprintf("The label %s is missing: no node uses the block or gives it back; delete it and its finalizer if nothing has its addresses", v2.LabelNode))
 		return
 	}
-	uid := b.Annotations[v2.AnnotationNodeUID]
-	if n, err := c.nodes.Get(b.Labels[v2.LabelNode]); err == nil && uid != "" && uid != string(n.UID) &&
-		b.Annotations[v2.AnnotationDisowned] != string(n.UID) && c.now().Sub(n.CreationTimestamp.Time) > c.quarantine {
+	n, err := c.nodes.Get(b.Labels[v2.LabelNode])
+	if err == nil && ofEarlier(b, n) && !disowned(b, n) && c.now().Sub(n.CreationTimestamp.Time) > c.quarantine {
 		c.warn(ctx, b, "NotClaimed", fmt.Sprintf("Node %s was made again, and its coild hasn't said yet whether pods there use the block: look at coild there", n.Name))
 	}
 	if _, err := c.pools.Get(pool); apierrors.IsNotFound(err) {
@@ -312,11 +311,7 @@ func (c *Controller) nothingToDo(node string, blocks []any) bool {
 	n, err := c.nodes.Get(node)
 	return len(blocks) == 0 || err == nil && !slices.ContainsFunc(blocks, func(obj any) bool {
 		b, ok := obj.(*v2.AddressBlock)
-		uid := ""
-		if ok {
-			uid = b.Annotations[v2.AnnotationNodeUID]
-		}
-		return uid != "" && uid != string(n.UID)
+		return ok && (ofEarlier(b, n) || disowned(b, n))
 	})
 }
 

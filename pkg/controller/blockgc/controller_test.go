@@ -123,6 +123,14 @@ func TestSync(t *testing.T) {
 	bare.Finalizers = []string{"example.com/other"}
 	foreign := old(block("default-4", "node", "a"))
 	foreign.Finalizers = []string{"example.com/other"}
+	// As Coil 2.x made it: it names no Node.
+	v2x := func(name string) *v2.AddressBlock {
+		b := block(name, "node", "")
+		b.Annotations[v2.AnnotationDisowned] = "b"
+		return b
+	}
+	own := v2x("default-2")
+	own.Annotations[v2.AnnotationNodeUID] = "b"
 	tests := []struct {
 		name   string
 		blocks []*v2.AddressBlock
@@ -140,6 +148,10 @@ func TestSync(t *testing.T) {
 			cached: []*corev1.Node{node("node", "a")}},
 		{name: "the cache has a node made again, the API server has none", blocks: []*v2.AddressBlock{block("default-0", "node", "a")},
 			cached: []*corev1.Node{node("node", "b")}, want: []string{"note default-0", "delete default-0 at 2"}},
+		{name: "made again, and its coild disowned what Coil 2.x made, not what it claimed",
+			blocks: []*v2.AddressBlock{v2x("default-0"), old(v2x("default-1")), own, block("default-3", "node", "")},
+			live:   []*corev1.Node{node("node", "b")}, cached: []*corev1.Node{node("node", "b")},
+			want: []string{"note default-0", "delete default-0 at 2", "release default-1"}},
 		{name: "without our finalizer the name would be free at once", blocks: []*v2.AddressBlock{bare},
 			want: []string{"note and finalizer default-3", "delete default-3 at 2"}},
 		{name: "somebody else's finalizer", blocks: []*v2.AddressBlock{foreign}},
@@ -179,33 +191,37 @@ func node(name, uid string) *corev1.Node {
 	return &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, UID: types.UID(uid)}}
 }
 
-// The clock that noted the time on a block may have been another leader's.
+// The clock that noted the time on a block may have been another leader's, and wrong.
 func TestQuarantineByTheOwnClock(t *testing.T) {
-	f := newFixture(t)
 	start := time.Now()
-	b := block("default-0", "node", "a")
-	b.DeletionTimestamp = new(metav1.NewTime(start.Add(-time.Hour)))
-	b.Annotations[v2.AnnotationNodeGone] = goneNote(b, start.Add(-time.Hour))
-	f.add(t, b)
-	for _, step := range []struct {
-		after time.Duration
-		want  []string
-	}{
-		{0, nil},
-		{DefaultQuarantine - time.Second, nil},
-		{DefaultQuarantine, []string{"release default-0"}},
-	} {
-		f.now = func() time.Time { return start.Add(step.after) }
-		_ = f.sync(t.Context(), "node") // which says when to look again
-		if !slices.Equal(f.writes, step.want) {
-			t.Errorf("%s after the block was first seen: writes are %q, want %q", step.after, f.writes, step.want)
-		}
-	}
-	claimed := b.DeepCopy()
-	claimed.Annotations[v2.AnnotationNodeUID] = "b"
-	f.blockChanged(b, claimed)
-	if _, ok := f.seen[b.UID]; ok {
-		t.Error("a claimed block counts as one in quarantine")
+	for name, noted := range map[string]time.Time{"behind": start.Add(-time.Hour), "ahead": start.Add(24 * time.Hour)} {
+		t.Run(name, func(t *testing.T) {
+			f := newFixture(t)
+			b := block("default-0", "node", "a")
+			b.DeletionTimestamp = new(metav1.NewTime(noted))
+			b.Annotations[v2.AnnotationNodeGone] = goneNote(b, noted)
+			f.add(t, b)
+			for _, step := range []struct {
+				after time.Duration
+				want  []string
+			}{
+				{0, nil},
+				{DefaultQuarantine - time.Second, nil},
+				{DefaultQuarantine, []string{"release default-0"}},
+			} {
+				f.now = func() time.Time { return start.Add(step.after) }
+				_ = f.sync(t.Context(), "node") // which says when to look again
+				if !slices.Equal(f.writes, step.want) {
+					t.Errorf("%s after the block was first seen: writes are %q, want %q", step.after, f.writes, step.want)
+				}
+			}
+			claimed := b.DeepCopy()
+			claimed.Annotations[v2.AnnotationNodeUID] = "b"
+			f.blockChanged(b, claimed)
+			if _, ok := f.seen[b.UID]; ok {
+				t.Error("a claimed block counts as one in quarantine")
+			}
+		})
 	}
 }
 
@@ -258,4 +274,43 @@ func TestAllFindsWhatEventsDidNotTell(t *testing.T) {
 			t.Errorf("Events have the reasons %q", reasons)
 		}
 	})
+}
+
+// A block of an earlier Node is told of when coild had time to claim or disown it and did neither.
+func TestBlockThatNobodyClaims(t *testing.T) {
+	start := time.Now()
+	for _, c := range []struct {
+		name, uid, disowned string
+		blockAge, nodeAge   time.Duration
+		want                bool
+	}{
+		{"of an earlier Node", "a", "", time.Hour, 30 * time.Minute, true},
+		{"of an earlier Node, disowned", "a", "b", time.Hour, 30 * time.Minute, false},
+		{"of an earlier Node, which was made again just now", "a", "", time.Hour, time.Minute, false},
+		{"of the Node", "b", "", 20 * time.Minute, 30 * time.Minute, false},
+		{"of Coil 2.x, older than the Node", "", "", time.Hour, 30 * time.Minute, true},
+		{"of Coil 2.x, older than the Node, disowned", "", "b", time.Hour, 30 * time.Minute, false},
+		{"of Coil 2.x, made for the Node", "", "", 20 * time.Minute, 30 * time.Minute, false},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			f := newFixture(t)
+			n := node("node", "b")
+			n.CreationTimestamp = metav1.NewTime(start.Add(-c.nodeAge))
+			if err := f.nodes.Add(n); err != nil {
+				t.Fatal(err)
+			}
+			b := block("default-0", "node", c.uid)
+			b.CreationTimestamp = metav1.NewTime(start.Add(-c.blockAge))
+			b.Annotations[v2.AnnotationDisowned] = c.disowned
+			f.explain(t.Context(), b)
+			close(f.events.Events)
+			told := false
+			for e := range f.events.Events {
+				told = told || strings.Contains(e, "NotClaimed")
+			}
+			if told != c.want {
+				t.Errorf("the Event NotClaimed: %t, want %t", told, c.want)
+			}
+		})
+	}
 }

@@ -26,14 +26,8 @@ const (
 // was noted on it is by the clock of another machine, perhaps. wait is when to look again, 0 for
 // "on a change".
 func decide(b *v2.AddressBlock, node *corev1.Node, seen, now time.Time, period time.Duration) (a action, wait time.Duration) {
-	uid := b.Annotations[v2.AnnotationNodeUID]
-	if b.Labels[v2.LabelReserved] == v2.ReservedValue {
+	if b.Labels[v2.LabelReserved] == v2.ReservedValue || node != nil && !disowned(b, node) {
 		return leave, 0
-	}
-	if node != nil {
-		if uid == string(node.UID) || b.Annotations[v2.AnnotationDisowned] != string(node.UID) {
-			return leave, 0
-		}
 	}
 	if !inQuarantine(b) {
 		return quarantine, period
@@ -42,10 +36,28 @@ func decide(b *v2.AddressBlock, node *corev1.Node, seen, now time.Time, period t
 	if b.DeletionTimestamp.After(since) {
 		since = b.DeletionTimestamp.Time
 	}
+	if since.After(now) {
+		since = seen // by a clock that was ahead, for any time
+	}
 	if w := max(since.Add(period).Sub(now), period-now.Sub(seen)); w > 0 {
 		return leave, w
 	}
 	return release, 0
+}
+
+// disowned says whether the coild of a Node said that its machine doesn't use a block; one that it
+// claimed later is its own.
+func disowned(b *v2.AddressBlock, n *corev1.Node) bool {
+	return b.Annotations[v2.AnnotationDisowned] == string(n.UID) && b.Annotations[v2.AnnotationNodeUID] != string(n.UID)
+}
+
+// ofEarlier says whether a block was made for an earlier Node of the name. One of Coil 2.x names no
+// Node, but none has a block that is older than itself.
+func ofEarlier(b *v2.AddressBlock, n *corev1.Node) bool {
+	if uid := b.Annotations[v2.AnnotationNodeUID]; uid != "" {
+		return uid != string(n.UID)
+	}
+	return b.CreationTimestamp.Before(&n.CreationTimestamp)
 }
 
 // inQuarantine says whether a block waits for its quarantine to end.

@@ -253,6 +253,7 @@ func idle(client *fake.Clientset, blocks cache.Indexer) *Manager {
 		claimed: map[types.UID]bool{}, disputed: map[string]bool{}, lost: map[string]lostBlock{}, reported: map[string]time.Time{},
 		status: reconcile.New("status", func(context.Context, struct{}) error { return nil }),
 		supply: reconcile.New("supply", func(context.Context, string) error { return nil }),
+		export: reconcile.New("export", func(context.Context, struct{}) error { return nil }),
 	}
 }
 

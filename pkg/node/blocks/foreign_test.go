@@ -4,10 +4,13 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	clienttesting "k8s.io/client-go/testing"
 	"k8s.io/client-go/tools/cache"
 
 	"github.com/coil-net/coil/generated/clientset/versioned/fake"
@@ -17,41 +20,53 @@ import (
 )
 
 // A block of an earlier Node of the name comes by the watch, because the first list was of an
-// earlier time. Another machine may use it, unless this one does.
+// earlier time. Another machine may use it, unless this one does. The API server refuses the first attempts.
 func TestForeignBlockThatComesLate(t *testing.T) {
 	for _, c := range []struct {
-		name string
-		mark func(*v2.AddressBlock)
-		ours bool
-		want string // the annotation that gets the Node's UID
+		name     string
+		mark     func(*v2.AddressBlock)
+		used     bool
+		ours     bool
+		reserved bool
 	}{
-		{"another machine's", func(b *v2.AddressBlock) { b.Annotations[v2.AnnotationNodeUID] = "earlier" }, false, v2.AnnotationDisowned},
-		{"this machine's", func(b *v2.AddressBlock) { b.Annotations[v2.AnnotationNodeUID] = "earlier" }, true, v2.AnnotationNodeUID},
-		{"without a UID, older than the Node", func(b *v2.AddressBlock) {
+		{name: "another machine's", mark: func(b *v2.AddressBlock) { b.Annotations[v2.AnnotationNodeUID] = "earlier" }},
+		{name: "this machine's", mark: func(b *v2.AddressBlock) { b.Annotations[v2.AnnotationNodeUID] = "earlier" }, used: true, ours: true},
+		{name: "without a UID, older than the Node", mark: func(b *v2.AddressBlock) {
 			b.CreationTimestamp = metav1.NewTime(nodeCreated.Add(-time.Second))
-		}, false, v2.AnnotationDisowned},
+		}},
+		{name: "reserved for the Node's name", mark: func(b *v2.AddressBlock) {
+			b.Annotations[v2.AnnotationNodeUID], b.Labels[v2.LabelReserved] = "earlier", v2.ReservedValue
+		}, ours: true, reserved: true},
 	} {
 		t.Run(c.name, func(t *testing.T) {
+			want := v2.AnnotationDisowned // the annotation that gets the Node's UID
+			if c.ours {
+				want = v2.AnnotationNodeUID
+			}
 			b := runAged(t, time.Minute, nil)
-			b.used = map[string]bool{"default-5": c.ours}
+			b.used = map[string]bool{"default-5": c.used}
+			var attempts atomic.Int32
+			b.client.PrependReactor("patch", "addressblocks", func(clienttesting.Action) (bool, runtime.Object, error) {
+				return attempts.Add(1) <= 2, nil, errors.New("the API server is starting")
+			})
 			block := newBlock("default", 5)
 			block.Annotations = map[string]string{}
 			c.mark(block)
 			if _, err := b.client.CoilV2().AddressBlocks().Create(t.Context(), block, metav1.CreateOptions{}); err != nil {
 				t.Fatal(err)
 			}
-			testkit.Eventually(t, 5*time.Second, c.want+" is written", func() error {
+			testkit.Eventually(t, 10*time.Second, want+" is written", func() error {
 				if !c.ours && (len(b.Usable("default")) > 0 || b.exporter.exported() != "") {
 					t.Fatalf("usable: %v, exported: %q, want nothing at any time", b.Usable("default"), b.exporter.exported())
 				}
 				now, err := b.client.CoilV2().AddressBlocks().Get(t.Context(), block.Name, metav1.GetOptions{})
-				if err == nil && now.Annotations[c.want] != string(nodeUID) {
+				if err == nil && now.Annotations[want] != string(nodeUID) {
 					err = fmt.Errorf("annotations %v", now.Annotations)
 				}
 				return err
 			})
 			testkit.Eventually(t, 5*time.Second, "the block is used as it should be", func() error {
-				if got := b.Usable("default"); slices.Equal(got, []string{block.Name}) != c.ours {
+				if got := b.Usable("default"); slices.Equal(got, []string{block.Name}) != (c.ours && !c.reserved) {
 					return fmt.Errorf("usable: %v", got)
 				}
 				if got := b.exporter.exported(); (got == block.Name) != c.ours {
@@ -112,6 +127,29 @@ func TestBlockOfAnotherNodeIsNotAnnounced(t *testing.T) {
 			t.Errorf("exported %q with %d addresses in use, want %q", got, allocated, want)
 		}
 	}
+}
+
+// It isn't announced any more as soon as the last of these pods has gone, while their addresses cool down.
+func TestBlockOfAnotherNodeIsWithdrawnWithTheLastPod(t *testing.T) {
+	other := newBlock("default", 1)
+	other.Labels[v2.LabelNode] = "other"
+	b := runAged(t, time.Minute, map[string]int{"default-1": 1}, newBlock("default", 0), other)
+	exported := func(want string) {
+		t.Helper()
+		testkit.Eventually(t, 5*time.Second, "exactly "+want+" is exported", func() error {
+			if got := b.exporter.exported(); got != want {
+				return fmt.Errorf("exported: %q", got)
+			}
+			return nil
+		})
+	}
+	if err := b.Export(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	exported("default-0 default-1")
+	b.record.set(store.Usage{Block: testkit.Must(Recorded(other))(t), Cooling: 1})
+	b.Changed("default")
+	exported("default-0")
 }
 
 // What is remembered of blocks that came and went is forgotten once the cache knows.

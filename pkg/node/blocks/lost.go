@@ -103,6 +103,7 @@ func (m *Manager) syncLost(ctx context.Context, pool string, usage []store.Usage
 		err = m.record.ForgetBlock(ctx, u.Name)
 		if errors.Is(err, store.ErrInUse) {
 			wait = true
+			m.export.Add(struct{}{}) // the last pod may have gone since: see allHeld
 			continue
 		}
 		if err != nil {

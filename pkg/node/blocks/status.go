@@ -104,11 +104,14 @@ func (m *Manager) Foreign(b *v2.AddressBlock) bool {
 }
 
 // settle claims or disowns a foreign block that came after the others were, because the first
-// list was of an earlier time.
+// list was of an earlier time. A reserved one is where an admin says that it is.
 func (m *Manager) settle(ctx context.Context, b *v2.AddressBlock) error {
 	b, err := m.Held(ctx, b)
 	if b == nil || err != nil || !m.Foreign(b) {
 		return err
+	}
+	if reserved(b) {
+		return m.Claim(ctx, b)
 	}
 	used, err := m.cfg.Uses(ctx, b)
 	if err != nil {
@@ -124,16 +127,15 @@ func (m *Manager) settle(ctx context.Context, b *v2.AddressBlock) error {
 // coil-ipam-controller frees the block after the quarantine: the machine that uses it may
 // still run.
 func (m *Manager) Disown(ctx context.Context, b *v2.AddressBlock) error {
+	if b.Annotations[v2.AnnotationDisowned] != string(m.cfg.NodeUID) {
+		if err := m.note(ctx, b, v2.AnnotationDisowned); err != nil {
+			return fmt.Errorf("disown AddressBlock %s: %w", b.Name, err)
+		}
+		klog.FromContext(ctx).Info("A block was another machine's, it isn't used here", "block", b.Name)
+	}
 	m.mu.Lock()
-	m.gone[b.UID] = true
+	m.gone[b.UID] = true // not before: it wouldn't be looked at again
 	m.mu.Unlock()
-	if b.Annotations[v2.AnnotationDisowned] == string(m.cfg.NodeUID) {
-		return nil
-	}
-	if err := m.note(ctx, b, v2.AnnotationDisowned); err != nil {
-		return fmt.Errorf("disown AddressBlock %s: %w", b.Name, err)
-	}
-	klog.FromContext(ctx).Info("A block was another machine's, it isn't used here", "block", b.Name)
 	return nil
 }
 

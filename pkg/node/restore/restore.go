@@ -73,10 +73,10 @@ type Report struct {
 	// Conflicts are links whose addresses another attachment has, or that have none.
 	// They are left as they are.
 	Conflicts []string
-	// Homeless are addresses of adopted links that are in no block of the node: another
-	// node may give them, too.
+	// Homeless are addresses of adopted links that are in no block of the node, recorded
+	// ones included, which are claimed: another node may give them, too.
 	Homeless []string
-	// MissingBlocks are recorded blocks that the API server doesn't have for the node.
+	// MissingBlocks are recorded blocks in use that the API server doesn't have for the node.
 	MissingBlocks []string
 }
 
@@ -96,7 +96,8 @@ func (r *Restorer) Restore(ctx context.Context, fresh bool, blocks []store.Block
 		return rep, fmt.Errorf("list links: %w", err)
 	}
 	rep.Found = found
-	if err := r.recordBlocks(ctx, fresh, blocks, &rep); err != nil {
+	known, err := r.recordBlocks(ctx, fresh, blocks, &rep)
+	if err != nil {
 		return rep, err
 	}
 	faultpoint.At(faultpoint.RestoreBlocks)
@@ -117,7 +118,7 @@ func (r *Restorer) Restore(ctx context.Context, fresh bool, blocks []store.Block
 				klog.FromContext(ctx).Error(err, "Labelling a link of Coil 2.x failed", "containerID", f.ContainerID)
 			}
 		}
-		r.noteHomeless(f, blocks, &rep)
+		r.noteHomeless(f, known, &rep)
 		if a, ok := records[id]; ok {
 			if err := r.correct(ctx, a, f); err != nil {
 				return rep, err
@@ -196,11 +197,12 @@ func (r *Restorer) correct(ctx context.Context, a store.Allocation, f podnet.Fou
 }
 
 // recordBlocks records the node's blocks, each by itself: one that is in conflict
-// with the record must not keep the others from use.
-func (r *Restorer) recordBlocks(ctx context.Context, fresh bool, blocks []store.Block, rep *Report) error {
+// with the record must not keep the others from use. known has those beside them that are
+// only recorded, too.
+func (r *Restorer) recordBlocks(ctx context.Context, fresh bool, blocks []store.Block, rep *Report) (known []store.Block, err error) {
 	usage, err := r.Store.Usage(ctx)
 	if err != nil {
-		return fmt.Errorf("list recorded blocks: %w", err)
+		return nil, fmt.Errorf("list recorded blocks: %w", err)
 	}
 	for _, b := range blocks {
 		set := r.Store.SetBlocks
@@ -210,14 +212,15 @@ func (r *Restorer) recordBlocks(ctx context.Context, fresh bool, blocks []store.
 		}
 		if err := set(ctx, []store.Block{b}); err != nil {
 			if errors.Is(err, store.ErrReadOnly) {
-				return err
+				return nil, err
 			}
 			klog.FromContext(ctx).Error(err, "Block can't be used", "block", b.Name)
 		}
 	}
 	if usage, err = r.Store.Usage(ctx); err != nil {
-		return fmt.Errorf("list recorded blocks: %w", err)
+		return nil, fmt.Errorf("list recorded blocks: %w", err)
 	}
+	known = slices.Clone(blocks)
 	for _, u := range usage {
 		if slices.ContainsFunc(blocks, func(b store.Block) bool { return b.Name == u.Name }) {
 			continue
@@ -226,15 +229,18 @@ func (r *Restorer) recordBlocks(ctx context.Context, fresh bool, blocks []store.
 		err := r.Store.ForgetBlock(ctx, u.Name)
 		switch {
 		case errors.Is(err, store.ErrInUse):
-			rep.MissingBlocks = append(rep.MissingBlocks, u.Name)
+			known = append(known, u.Block)
+			if u.Allocated > 0 { // else its addresses cool down
+				rep.MissingBlocks = append(rep.MissingBlocks, u.Name)
+			}
 		case err != nil:
-			return fmt.Errorf("forget block %s: %w", u.Name, err)
+			return nil, fmt.Errorf("forget block %s: %w", u.Name, err)
 		}
 	}
-	return nil
+	return known, nil
 }
 
-// noteHomeless reports addresses that are in none of the node's blocks, as long as
+// noteHomeless reports addresses that are in none of the blocks, as long as
 // their pods run.
 func (r *Restorer) noteHomeless(f podnet.Found, blocks []store.Block, rep *Report) {
 	if f.Pool == "" {
