@@ -169,16 +169,25 @@ func (h *hearing) listen(ctx context.Context, ears map[dataplane.Family]*os.File
 	return fmt.Errorf("%w: %s instead of %s", ErrLate, took, wait)
 }
 
+// leastRoom is less than a message takes of a receive buffer, its struct sk_buff included.
+const leastRoom = 256
+
 // drain hears what is there already: Go reads nothing after a deadline, though the deadline may be
-// noticed before an answer that came long before it.
+// noticed before an answer that came long before it. It hears no more than a full buffer has: in a pod
+// messages may arrive as quickly as they are read.
 func (h *hearing) drain(f dataplane.Family, ear *os.File) error {
 	c, err := ear.SyscallConn()
 	if err != nil {
 		return err
 	}
-	return c.Control(func(fd uintptr) {
+	var failure error
+	err = c.Control(func(fd uintptr) {
+		var room int
+		if room, failure = unix.GetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVBUF); failure != nil {
+			return
+		}
 		buf := make([]byte, maxMessage)
-		for {
+		for range room / leastRoom {
 			n, err := unix.Read(int(fd), buf)
 			if errors.Is(err, unix.EINTR) {
 				continue
@@ -188,6 +197,7 @@ func (h *hearing) drain(f dataplane.Family, ear *os.File) error {
 			}
 		}
 	})
+	return errors.Join(err, failure)
 }
 
 // note hears a message and says whether no answer is missing any more.

@@ -183,3 +183,22 @@ func TestListenLate(t *testing.T) {
 		})
 	}
 }
+
+// Messages that arrive as quickly as they are read don't keep anybody from the end of a round.
+func TestListenEnds(t *testing.T) {
+	ends := testkit.Must(unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0))(t)
+	testkit.Check(t, unix.Close(ends[1])) // from now on there is always something to read, of no bytes
+	ear := os.NewFile(uintptr(ends[0]), "ear")
+	defer ear.Close()
+	done := make(chan error, 1)
+	go func() {
+		h := hearing{secret: make([]byte, secretSize), answers: []Answer{Missing}}
+		done <- h.listen(t.Context(), map[dataplane.Family]*os.File{dataplane.IPv4: ear}, time.Now(), time.Minute)
+	}()
+	select {
+	case err := <-done:
+		testkit.Check(t, err)
+	case <-time.After(testkit.Timeout(10 * time.Second)):
+		t.Fatal("it goes on for ever")
+	}
+}

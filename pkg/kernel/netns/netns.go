@@ -10,6 +10,7 @@ import (
 	"errors"
 	"fmt"
 	"runtime"
+	"runtime/debug"
 	"sync"
 
 	"golang.org/x/sys/unix"
@@ -101,8 +102,8 @@ func (n *NS) Close() error {
 // home is the namespace to which threads are returned.
 var home = sync.OnceValues(Current)
 
-// Do calls fn on a thread that is in the namespace, and returns its error. What
-// fn starts with go isn't in the namespace. A nil NS is the namespace that the process
+// Do calls fn on a thread that is in the namespace, and returns its error; its panic is the
+// caller's. What fn starts with go isn't in the namespace. A nil NS is the namespace that the process
 // was started in: no right to enter one is needed for it.
 func (n *NS) Do(fn func() error) error {
 	if n == nil {
@@ -143,10 +144,17 @@ func New() (n *NS, err error) {
 // it is back.
 func aside(back *NS, fn func() error) error {
 	done := make(chan error, 1)
+	var panicked any
 	// A goroutine of its own, so that the caller's thread is never at risk.
 	go func() {
 		err := errors.New("function in network namespace ended its goroutine")
-		defer func() { done <- err }()
+		defer func() {
+			// Here nobody could recover from it, and the process would end.
+			if p := recover(); p != nil {
+				panicked = fmt.Sprintf("%v\n\n%s", p, debug.Stack())
+			}
+			done <- err
+		}()
 		runtime.LockOSThread()
 		defer func() {
 			// A thread that can't go back ends together with its goroutine, because
@@ -157,7 +165,11 @@ func aside(back *NS, fn func() error) error {
 		}()
 		err = fn()
 	}()
-	return <-done
+	err := <-done
+	if panicked != nil {
+		panic(panicked)
+	}
+	return err
 }
 
 // retry repeats a system call that a signal interrupted.

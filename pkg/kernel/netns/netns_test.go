@@ -2,9 +2,11 @@ package netns_test
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"runtime"
+	"strings"
 	"sync"
 	"testing"
 
@@ -91,6 +93,17 @@ func TestDo(t *testing.T) {
 	}
 	if err := ns.Do(func() error { runtime.Goexit(); return nil }); err == nil {
 		t.Error("a function that doesn't return succeeded")
+	}
+	func() {
+		defer func() {
+			if p := fmt.Sprint(recover()); !strings.HasPrefix(p, "at fault\n") || !strings.Contains(p, "TestDo") {
+				t.Errorf("the caller's panic is %s", p)
+			}
+		}()
+		_ = ns.Do(func() error { panic("at fault") })
+	}()
+	if here(t) != outside {
+		t.Error("the caller was moved")
 	}
 }
 

@@ -21,37 +21,18 @@ type Counter struct {
 }
 
 // Counters returns what was counted; nothing before the first Sync.
-func (t *table) Counters(context.Context) ([]Counter, error) {
-	conn, err := t.connect()
+func (t *table) Counters(ctx context.Context) ([]Counter, error) {
+	found, err := t.readNamed(ctx)
 	if err != nil {
-		return nil, err
-	}
-	found, err := readCounters(conn)
-	if err != nil {
-		return nil, fmt.Errorf("table %s of nftables: %w", dataplane.NftTable, err)
+		return nil, fmt.Errorf("list counters: %w", err)
 	}
 	var out []Counter
 	for _, p := range protocols {
 		for _, c := range found {
-			if name, ok := strings.CutSuffix(c.Name, p.suffix); ok {
-				out = append(out, Counter{Name: name, Family: p.family, Packets: c.Packets, Bytes: c.Bytes})
+			if name, ok := strings.CutSuffix(c.name, p.suffix); ok && c.kind == nftables.ObjTypeCounter {
+				out = append(out, Counter{Name: name, Family: p.family, Packets: c.packets, Bytes: c.bytes})
 			}
 		}
 	}
 	return out, nil
-}
-
-// readCounters returns the named counters of the table.
-func readCounters(conn *nftables.Conn) ([]*nftables.CounterObj, error) {
-	objects, err := conn.GetObjects(named())
-	if err != nil {
-		return nil, fmt.Errorf("list counters: %w", err)
-	}
-	var counters []*nftables.CounterObj
-	for _, o := range objects {
-		if c, ok := o.(*nftables.CounterObj); ok {
-			counters = append(counters, c)
-		}
-	}
-	return counters, nil
 }

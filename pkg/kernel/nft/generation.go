@@ -22,7 +22,6 @@ func (t *table) Touched(ctx context.Context) (bool, error) {
 // currentGeneration is another number after each change of any table of the namespace, whoever
 // made it.
 func (t *table) currentGeneration(ctx context.Context) (uint32, error) {
-	const nfgenmsgSize = 4
 	var id uint32
 	r := rtnl.NewRequest(unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_GETGEN, 0, make([]byte, nfgenmsgSize),
 		func() string { return "generation of nftables" })

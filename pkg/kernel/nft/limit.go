@@ -100,23 +100,19 @@ func notDrawn(each uint32) []expr.Any {
 }
 
 // AtLimit returns the clients, sorted, that were refused a connection within a time, less than an hour.
-func (g *Gateway) AtLimit(_ context.Context, within time.Duration) ([]netip.Addr, error) {
-	conn, err := g.connect()
+func (g *Gateway) AtLimit(ctx context.Context, within time.Duration) ([]netip.Addr, error) {
+	sets, err := g.readSets(ctx)
 	if err != nil {
 		return nil, err
-	}
-	sets, err := conn.GetSets(named())
-	if err != nil {
-		return nil, fmt.Errorf("list sets of table %s of nftables: %w", dataplane.NftTable, err)
 	}
 	var clients []netip.Addr
 	for _, s := range sets {
 		if !slices.ContainsFunc(protocols, func(p protocol) bool { return s.Name == fullSet+p.suffix }) {
 			continue
 		}
-		elements, err := conn.GetSetElements(s)
+		elements, err := g.readElements(ctx, s.Name)
 		if err != nil {
-			return nil, fmt.Errorf("set %s of table %s of nftables: %w", s.Name, dataplane.NftTable, err)
+			return nil, err
 		}
 		for _, e := range elements {
 			if a, ok := netip.AddrFromSlice(e.Key); ok && fullFor-e.Expires < within {

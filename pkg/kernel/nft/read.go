@@ -1,12 +1,14 @@
 package nft
 
 import (
+	"bytes"
 	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
 	"maps"
 	"slices"
+	"time"
 
 	"github.com/google/nftables"
 	"github.com/google/nftables/userdata"
@@ -16,31 +18,61 @@ import (
 	"github.com/coil-net/coil/pkg/kernel/rtnl"
 )
 
+// A program in a pod may have made any table "coil" there. The library isn't asked for what a table has: it
+// panics at some user data, refuses expressions that it only writes, and keeps answers of any size.
+
 const (
-	nfgenmsgSize = 4      // of struct nfgenmsg, linux/netfilter/nfnetlink.h
-	typeMask     = 0x3fff // NLA_TYPE_MASK, linux/netlink.h
+	nfgenmsgSize = 4 // of struct nfgenmsg, linux/netfilter/nfnetlink.h
+	// tableAttribute has the name of the table in messages about all kinds of objects: NFTA_CHAIN_TABLE,
+	// NFTA_RULE_TABLE, NFTA_SET_TABLE, NFTA_SET_ELEM_LIST_TABLE, NFTA_OBJ_TABLE.
+	tableAttribute = 1
 )
 
-// objects are a table's named objects.
+// maxElementsOfPod bounds the elements of all sets of another namespace.
+const maxElementsOfPod = 100_000
+
+// objects are what a table has but for rules and elements.
 type objects struct {
-	counters []*nftables.CounterObj
-	sets     []*nftables.Set
-	chains   []*nftables.Chain
+	named  []object
+	sets   []*nftables.Set
+	chains []*nftables.Chain
 }
 
+// object is a named object: a counter, or one of another kind that somebody else has made.
+type object struct {
+	name           string
+	kind           nftables.ObjType
+	packets, bytes uint64
+}
+
+// ruleOf is a rule in the kernel.
+type ruleOf struct{ chain, comment string }
+
 // readObjects reads the objects of the table, which exists.
-func readObjects(conn *nftables.Conn) (objects, error) {
-	var o objects
-	var err error
-	if o.counters, err = readCounters(conn); err != nil {
+func (t *table) readObjects(ctx context.Context) (o objects, err error) {
+	if o.named, err = t.readNamed(ctx); err != nil {
 		return o, err
 	}
-	if o.sets, err = conn.GetSets(named()); err != nil {
+	if o.sets, err = t.readSets(ctx); err != nil {
 		return o, err
 	}
-	o.chains, err = conn.ListChainsOfTableFamily(family)
-	o.chains = slices.DeleteFunc(o.chains, func(c *nftables.Chain) bool { return c.Table.Name != dataplane.NftTable })
+	// Older kernels return the chains of all tables.
+	o.chains, err = rtnl.List(ctx, t.handle, ask(unix.NFT_MSG_GETCHAIN, "chains"), parseChain)
 	return o, err
+}
+
+func (t *table) readNamed(ctx context.Context) ([]object, error) {
+	return rtnl.List(ctx, t.handle, ask(unix.NFT_MSG_GETOBJ, "counters"), parseObject)
+}
+
+func (t *table) readSets(ctx context.Context) ([]*nftables.Set, error) {
+	return rtnl.List(ctx, t.handle, ask(unix.NFT_MSG_GETSET, "sets"), parseSet)
+}
+
+// readElements returns the elements of a set, as far as sets of Coil differ in them.
+func (t *table) readElements(ctx context.Context, set string) ([]nftables.SetElement, error) {
+	r := ask(unix.NFT_MSG_GETSETELEM, "elements of set "+set, rtnl.AppendAttribute(nil, unix.NFTA_SET_ELEM_LIST_SET, append([]byte(set), 0))...)
+	return rtnl.Collect(ctx, t.handle, r, appendElements)
 }
 
 // shape reads from the kernel what definition.shape describes; it is empty if there is no table.
@@ -52,7 +84,7 @@ func (t *table) shape(ctx context.Context, conn *nftables.Conn) ([]string, error
 	if err != nil {
 		return nil, err
 	}
-	o, err := readObjects(conn)
+	o, err := t.readObjects(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -60,8 +92,8 @@ func (t *table) shape(ctx context.Context, conn *nftables.Conn) ([]string, error
 	if table.Flags != 0 { // in the wrong byte order, by a fault of the library
 		out = append(out, "flags: dormant or another")
 	}
-	for _, c := range o.counters {
-		out = append(out, counterShape(c.Name))
+	for _, n := range o.named {
+		out = append(out, n.shape())
 	}
 	for _, s := range o.sets {
 		out = append(out, setShape(s))
@@ -82,56 +114,206 @@ func (t *table) shape(ctx context.Context, conn *nftables.Conn) ([]string, error
 	return out, nil
 }
 
-// rules returns the comments of the rules of each chain, in order. The library can't be
-// asked: it refuses rules with expressions that it only writes.
+// rules returns the comments of the rules of each chain, in order.
 func (t *table) rules(ctx context.Context) (map[string][]string, error) {
-	body := append([]byte{byte(family), unix.NFNETLINK_V0, 0, 0}, attribute(unix.NFTA_RULE_TABLE, dataplane.NftTable)...)
-	r := rtnl.NewRequest(unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_GETRULE, 0, body, func() string {
-		return "nft list table inet " + dataplane.NftTable
-	})
+	all, err := rtnl.List(ctx, t.handle, ask(unix.NFT_MSG_GETRULE, "rules"), parseRule)
 	rules := map[string][]string{}
-	err := t.handle.Dump(ctx, r, func(body []byte) error {
-		var table, chain, comment string
-		err := attributes(body, func(kind uint16, value []byte) {
-			switch kind {
-			case unix.NFTA_RULE_TABLE:
-				table = unix.ByteSliceToString(value)
-			case unix.NFTA_RULE_CHAIN:
-				chain = unix.ByteSliceToString(value)
-			case unix.NFTA_RULE_USERDATA:
-				comment, _ = userdata.GetString(value, userdata.TypeComment)
-			}
-		})
-		if table == dataplane.NftTable {
-			rules[chain] = append(rules[chain], comment)
-		}
-		return err
-	})
+	for _, r := range all {
+		rules[r.chain] = append(rules[r.chain], r.comment)
+	}
 	return rules, err
 }
 
-// attribute is a netlink attribute with a string.
-func attribute(kind uint16, s string) []byte {
-	size := unix.SizeofNlAttr + len(s) + 1
-	b := make([]byte, (size+3)&^3)
-	binary.NativeEndian.PutUint16(b, uint16(size))
-	binary.NativeEndian.PutUint16(b[2:], kind)
-	copy(b[unix.SizeofNlAttr:], s)
-	return b
+// ask is a request about the table; some objects need more attributes.
+func ask(kind uint16, objects string, more ...byte) rtnl.Request {
+	body := []byte{byte(family), unix.NFNETLINK_V0, 0, 0}
+	body = rtnl.AppendAttribute(body, tableAttribute, append([]byte(dataplane.NftTable), 0))
+	return rtnl.NewRequest(unix.NFNL_SUBSYS_NFTABLES<<8|kind, 0, append(body, more...), func() string {
+		return fmt.Sprintf("nft list %s of table inet %s", objects, dataplane.NftTable)
+	})
 }
 
-// attributes calls found with each attribute after the header of nfnetlink.
-func attributes(body []byte, found func(kind uint16, value []byte)) error {
-	for b := body[min(nfgenmsgSize, len(body)):]; len(b) > 0; {
-		if len(b) < unix.SizeofNlAttr {
-			return fmt.Errorf("%d bytes after the last attribute", len(b))
-		}
-		size := int(binary.NativeEndian.Uint16(b))
-		if size < unix.SizeofNlAttr || size > len(b) {
-			return fmt.Errorf("an attribute of %d bytes, of %d", size, len(b))
-		}
-		found(binary.NativeEndian.Uint16(b[2:])&typeMask, b[unix.SizeofNlAttr:size])
-		b = b[min((size+3)&^3, len(b)):]
+// about calls found with the attributes of a message, and says whether the message is about the table.
+func about(body []byte, found func(kind uint16, value []byte) error) (ours bool, err error) {
+	if len(body) < nfgenmsgSize {
+		return false, fmt.Errorf("message of nftables of %d bytes", len(body))
 	}
-	return nil
+	err = rtnl.EachAttribute(body[nfgenmsgSize:], func(kind uint16, value []byte) error {
+		if kind == tableAttribute {
+			ours = body[0] == byte(family) && unix.ByteSliceToString(value) == dataplane.NftTable
+			return nil
+		}
+		return found(kind, value)
+	})
+	return ours, err
 }
+
+func parseSet(body []byte) (*nftables.Set, bool, error) {
+	s := &nftables.Set{Table: named()}
+	ours, err := about(body, func(kind uint16, value []byte) error {
+		switch kind {
+		case unix.NFTA_SET_NAME:
+			s.Name = unix.ByteSliceToString(value)
+		case unix.NFTA_SET_FLAGS:
+			flags := be32(value)
+			s.Anonymous = flags&unix.NFT_SET_ANONYMOUS != 0
+			s.Interval = flags&unix.NFT_SET_INTERVAL != 0
+			s.IsMap = flags&unix.NFT_SET_MAP != 0
+			s.Dynamic = flags&unix.NFT_SET_EVAL != 0
+		case unix.NFTA_SET_KEY_TYPE:
+			s.KeyType.SetNFTMagic(be32(value))
+		case unix.NFTA_SET_TIMEOUT:
+			s.Timeout = milliseconds(value)
+		case unix.NFTA_SET_DESC:
+			return rtnl.EachAttribute(value, func(kind uint16, value []byte) error {
+				if kind == unix.NFTA_SET_DESC_SIZE {
+					s.Size = be32(value)
+				}
+				return nil
+			})
+		}
+		return nil
+	})
+	return s, ours, err
+}
+
+// appendElements appends those of one message.
+func appendElements(all []nftables.SetElement, body []byte) ([]nftables.SetElement, error) {
+	before := len(all)
+	ours, err := about(body, func(kind uint16, list []byte) error {
+		if kind != unix.NFTA_SET_ELEM_LIST_ELEMENTS {
+			return nil
+		}
+		return rtnl.EachAttribute(list, func(_ uint16, value []byte) error {
+			e, err := parseElement(value)
+			all = append(all, e)
+			return err
+		})
+	})
+	if !ours {
+		all = all[:before]
+	}
+	return all, err
+}
+
+func parseElement(b []byte) (e nftables.SetElement, err error) {
+	err = rtnl.EachAttribute(b, func(kind uint16, value []byte) error {
+		switch kind {
+		case unix.NFTA_SET_ELEM_KEY:
+			return rtnl.EachAttribute(value, func(kind uint16, value []byte) error {
+				if kind == unix.NFTA_DATA_VALUE {
+					e.Key = bytes.Clone(value)
+				}
+				return nil
+			})
+		case unix.NFTA_SET_ELEM_FLAGS:
+			e.IntervalEnd = be32(value)&unix.NFT_SET_ELEM_INTERVAL_END != 0
+		case unix.NFTA_SET_ELEM_EXPIRATION:
+			e.Expires = milliseconds(value)
+		}
+		return nil
+	})
+	return e, err
+}
+
+func parseChain(body []byte) (*nftables.Chain, bool, error) {
+	c := &nftables.Chain{Table: named()}
+	ours, err := about(body, func(kind uint16, value []byte) error {
+		switch kind {
+		case unix.NFTA_CHAIN_NAME:
+			c.Name = unix.ByteSliceToString(value)
+		case unix.NFTA_CHAIN_TYPE:
+			c.Type = nftables.ChainType(unix.ByteSliceToString(value))
+		case unix.NFTA_CHAIN_POLICY:
+			policy := nftables.ChainPolicy(be32(value))
+			c.Policy = &policy
+		case unix.NFTA_CHAIN_HOOK:
+			c.Hooknum, c.Priority = new(nftables.ChainHook), new(nftables.ChainPriority)
+			return rtnl.EachAttribute(value, func(kind uint16, value []byte) error {
+				switch kind {
+				case unix.NFTA_HOOK_HOOKNUM:
+					*c.Hooknum = nftables.ChainHook(be32(value))
+				case unix.NFTA_HOOK_PRIORITY:
+					*c.Priority = nftables.ChainPriority(be32(value))
+				}
+				return nil
+			})
+		}
+		return nil
+	})
+	return c, ours, err
+}
+
+func parseObject(body []byte) (o object, ours bool, err error) {
+	var data []byte
+	ours, err = about(body, func(kind uint16, value []byte) error {
+		switch kind {
+		case unix.NFTA_OBJ_NAME:
+			o.name = unix.ByteSliceToString(value)
+		case unix.NFTA_OBJ_TYPE:
+			o.kind = nftables.ObjType(be32(value))
+		case unix.NFTA_OBJ_DATA:
+			data = value
+		}
+		return nil
+	})
+	if err != nil || o.kind != nftables.ObjTypeCounter {
+		return o, ours, err
+	}
+	err = rtnl.EachAttribute(data, func(kind uint16, value []byte) error {
+		switch kind {
+		case unix.NFTA_COUNTER_BYTES:
+			o.bytes = be64(value)
+		case unix.NFTA_COUNTER_PACKETS:
+			o.packets = be64(value)
+		}
+		return nil
+	})
+	return o, ours, err
+}
+
+func parseRule(body []byte) (r ruleOf, ours bool, err error) {
+	ours, err = about(body, func(kind uint16, value []byte) error {
+		switch kind {
+		case unix.NFTA_RULE_CHAIN:
+			r.chain = unix.ByteSliceToString(value)
+		case unix.NFTA_RULE_USERDATA:
+			r.comment = commentIn(value)
+		}
+		return nil
+	})
+	return r, ours, err
+}
+
+// commentIn returns the comment in user data, which programs fill as they like: entries of a type, a length
+// and as many bytes (libnftnl/udata.h).
+func commentIn(data []byte) string {
+	for len(data) >= 2 {
+		kind, end := userdata.Type(data[0]), 2+int(data[1])
+		if end > len(data) {
+			return ""
+		}
+		if kind == userdata.TypeComment {
+			return string(bytes.TrimSuffix(data[2:end], []byte{0}))
+		}
+		data = data[end:]
+	}
+	return ""
+}
+
+// be32 reads a number in the network's byte order; 0 if there are too few bytes.
+func be32(b []byte) uint32 {
+	if len(b) < 4 {
+		return 0
+	}
+	return binary.BigEndian.Uint32(b)
+}
+
+func be64(b []byte) uint64 {
+	if len(b) < 8 {
+		return 0
+	}
+	return binary.BigEndian.Uint64(b)
+}
+
+func milliseconds(b []byte) time.Duration { return time.Duration(be64(b)) * time.Millisecond }

@@ -128,5 +128,8 @@ func elementKey(e nftables.SetElement) string {
 func (s set) shape() string { return setShape(s.nft(0)) }
 
 func setShape(s *nftables.Set) string {
+	if s.IsMap {
+		return "map " + s.Name
+	}
 	return fmt.Sprintf("set %s: %#x %t %d %t %s", s.Name, s.KeyType.GetNFTMagic(), s.Interval, s.Size, s.Dynamic, s.Timeout)
 }

@@ -33,6 +33,13 @@ func (d definition) shape() ([]string, error) {
 
 func counterShape(name string) string { return "counter " + name }
 
+func (o object) shape() string {
+	if o.kind != nftables.ObjTypeCounter {
+		return fmt.Sprintf("object %s of type %d", o.name, o.kind)
+	}
+	return counterShape(o.name)
+}
+
 func chainShape(c *nftables.Chain) string {
 	switch {
 	case c.Hooknum == nil || c.Priority == nil:

@@ -151,7 +151,7 @@ func (t *table) change(ctx context.Context, d definition) (dataplane.Result, err
 		return result, fmt.Errorf("read: %w", err)
 	}
 	t.known, t.commits = nil, 0
-	if result, err = t.write(conn, d, shape, have); err != nil {
+	if result, err = t.write(ctx, conn, d, shape, have); err != nil {
 		return dataplane.Result{}, err
 	}
 	// What can't be known now is read the next time.
@@ -179,12 +179,18 @@ func (t *table) read(ctx context.Context, conn *nftables.Conn, d definition, sha
 	if have.shape, err = t.shape(ctx, conn); err != nil {
 		return nil, err
 	}
+	count := 0
 	for _, s := range d.sets {
 		if s.byRules() || !slices.Contains(have.shape, s.shape()) {
 			continue
 		}
-		if have.elements[s.name], err = conn.GetSetElements(s.nft(0)); err != nil {
-			return nil, fmt.Errorf("set %s: %w", s.name, err)
+		elements, err := t.readElements(ctx, s.name)
+		if err != nil {
+			return nil, err
+		}
+		have.elements[s.name] = elements
+		if count += len(elements); t.fd != 0 && count > maxElementsOfPod {
+			return nil, fmt.Errorf("%w: more than %d elements", rtnl.ErrTooMany, maxElementsOfPod)
 		}
 	}
 	return have, nil
@@ -197,10 +203,10 @@ func (t *table) commit(conn *nftables.Conn) error {
 }
 
 // write makes of what the table is what is defined.
-func (t *table) write(conn *nftables.Conn, d definition, shape []string, have *state) (dataplane.Result, error) {
+func (t *table) write(ctx context.Context, conn *nftables.Conn, d definition, shape []string, have *state) (dataplane.Result, error) {
 	var result dataplane.Result
 	if !slices.Equal(shape, have.shape) {
-		if err := t.replace(conn, d, shape, have); err != nil {
+		if err := t.replace(ctx, conn, d, shape, have); err != nil {
 			return result, fmt.Errorf("replace: %w", err)
 		}
 		if len(have.shape) > 0 {
@@ -250,7 +256,7 @@ func (t *table) remove() error {
 // hooks a new one before it has its rules, and unhooks an old one after it has lost them. What is in a
 // new set of intervals may be found only some time after the transaction that made it: it is made
 // before its rules, and the old set goes with the old rules.
-func (t *table) replace(conn *nftables.Conn, d definition, shape []string, have *state) error {
+func (t *table) replace(ctx context.Context, conn *nftables.Conn, d definition, shape []string, have *state) error {
 	prepared, err := t.prepare(conn, d, have)
 	if err != nil {
 		return err
@@ -259,7 +265,7 @@ func (t *table) replace(conn *nftables.Conn, d definition, shape []string, have 
 	conn.AddTable(n)
 	stays := map[string]bool{}
 	if len(have.shape) > 0 {
-		o, err := readObjects(conn)
+		o, err := t.readObjects(ctx)
 		if err != nil {
 			return err
 		}
@@ -281,9 +287,9 @@ func (t *table) replace(conn *nftables.Conn, d definition, shape []string, have 
 				conn.DelSet(s)
 			}
 		}
-		for _, c := range o.counters {
-			if !keep(counterShape(c.Name)) {
-				conn.DeleteObject(c)
+		for _, o := range o.named {
+			if !keep(o.shape()) {
+				conn.DeleteObject(&nftables.NamedObj{Table: n, Name: o.name, Type: o.kind})
 			}
 		}
 	}

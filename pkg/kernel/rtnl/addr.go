@@ -84,7 +84,7 @@ func (h *Handle) Addrs(ctx context.Context) ([]Addr, error) {
 		e.u8(families[f], 0, 0, 0)
 		e.u32(0)
 		r := Request{unix.RTM_GETADDR, 0, e.b, func() string { return fmt.Sprintf("address show (%s)", f) }}
-		addrs, err := list(ctx, h, r, func(body []byte) (Addr, bool, error) {
+		addrs, err := List(ctx, h, r, func(body []byte) (Addr, bool, error) {
 			var c Change
 			err := c.parseAddr(body)
 			if err != nil {

@@ -111,10 +111,34 @@ func TestListOfAPodIsBounded(t *testing.T) {
 		answers = append(answers, done.b)
 		h := &Handle{ns: c.ns, idle: make(chan *conn, 1), ports: map[uint32]time.Time{}}
 		h.idle <- &conn{transport: &answers}
-		all, err := list(t.Context(), h, request("show"), func([]byte) (int, bool, error) { return 0, true, nil })
+		all, err := List(t.Context(), h, request("show"), func([]byte) (int, bool, error) { return 0, true, nil })
 		if !errors.Is(err, c.is) || c.is == nil && (err != nil || len(all) != c.objects) || c.is != nil && all != nil {
 			t.Errorf("%s: %d objects, %v", c.name, len(all), err)
 		}
+	}
+}
+
+// A program in a pod that finds an answer at which the agent panics doesn't take all its files.
+func TestPanicClosesTheSocket(t *testing.T) {
+	h, err := New(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer h.Close()
+	fd := 0
+	func() {
+		defer func() {
+			if p := recover(); p != "at fault" {
+				t.Errorf("the caller's panic is %v", p)
+			}
+		}()
+		_ = h.with(func(c *conn) error {
+			fd = c.fd
+			panic("at fault")
+		})
+	}()
+	if _, err := unix.FcntlInt(uintptr(fd), unix.F_GETFD, 0); !errors.Is(err, unix.EBADF) || len(h.idle) != 0 {
+		t.Errorf("the socket is open: %v, %d are idle", err, len(h.idle))
 	}
 }
 

@@ -172,16 +172,20 @@ func (h *Handle) with(fn func(*conn) error) error {
 			return err
 		}
 	}
+	usable := false
+	defer func() { // also if fn panics
+		if usable {
+			select {
+			case h.idle <- c:
+				return
+			default:
+			}
+		}
+		h.closing(c)
+	}()
 	err := fn(c)
 	var refused *Error
-	if err == nil || errors.As(err, &refused) || errors.Is(err, ErrDumpInterrupted) {
-		select {
-		case h.idle <- c:
-			return err
-		default:
-		}
-	}
-	h.closing(c)
+	usable = err == nil || errors.As(err, &refused) || errors.Is(err, ErrDumpInterrupted)
 	return err
 }
 
@@ -262,8 +266,20 @@ func (h *Handle) Dump(ctx context.Context, r Request, found func(body []byte) er
 	return h.with(func(c *conn) error { return c.dump(r, found) })
 }
 
-// list sends a request for all objects and returns those that parse accepts.
-func list[T any](ctx context.Context, h *Handle, r Request, parse func(body []byte) (T, bool, error)) ([]T, error) {
+// List sends a request for all objects and returns those that parse accepts. Of another namespace than the
+// one that the process was started in it returns ErrTooMany rather than a list without bound.
+func List[T any](ctx context.Context, h *Handle, r Request, parse func(body []byte) (T, bool, error)) ([]T, error) {
+	return Collect(ctx, h, r, func(all []T, body []byte) ([]T, error) {
+		x, ok, err := parse(body)
+		if ok && err == nil {
+			all = append(all, x)
+		}
+		return all, err
+	})
+}
+
+// Collect is List where one answer has any number of objects, which add appends.
+func Collect[T any](ctx context.Context, h *Handle, r Request, add func(all []T, body []byte) ([]T, error)) ([]T, error) {
 	var err error
 	for range maxDumps {
 		if err := ctx.Err(); err != nil {
@@ -272,11 +288,8 @@ func list[T any](ctx context.Context, h *Handle, r Request, parse func(body []by
 		var all []T
 		if err = observe(ctx, r); err == nil {
 			err = h.with(func(c *conn) error {
-				return c.dump(r, func(body []byte) error {
-					x, ok, err := parse(body)
-					if ok && err == nil {
-						all = append(all, x)
-					}
+				return c.dump(r, func(body []byte) (err error) {
+					all, err = add(all, body)
 					if h.ns != nil && len(all) > maxOfPod {
 						all = nil
 						return fmt.Errorf("%s: %w: more than %d", r, ErrTooMany, maxOfPod)

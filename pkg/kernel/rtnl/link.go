@@ -292,7 +292,7 @@ func (h *Handle) Veths(ctx context.Context) ([]Link, error) {
 	e.nest(unix.IFLA_LINKINFO, func() { e.attrString(unix.IFLA_INFO_KIND, kindVeth) })
 	e.attrU32(unix.IFLA_EXT_MASK, filterSkipStats)
 	r := Request{unix.RTM_GETLINK, 0, e.b, func() string { return "link show type veth" }}
-	return list(ctx, h, r, func(body []byte) (Link, bool, error) {
+	return List(ctx, h, r, func(body []byte) (Link, bool, error) {
 		l, err := parseLink(body)
 		return l, l.Kind == kindVeth, err
 	})

@@ -91,7 +91,7 @@ func (h *Handle) Nexthops(ctx context.Context, protocol int) ([]Nexthop, error) 
 	var e encoder
 	e.nexthopHeader(unix.AF_UNSPEC, 0)
 	r := Request{unix.RTM_GETNEXTHOP, 0, e.b, func() string { return "nexthop show" }}
-	return list(ctx, h, r, func(body []byte) (Nexthop, bool, error) {
+	return List(ctx, h, r, func(body []byte) (Nexthop, bool, error) {
 		n, err := parseNexthop(body)
 		return n, protocol == 0 || n.Protocol == protocol, err
 	})
@@ -173,7 +173,7 @@ func (h *Handle) Buckets(ctx context.Context, group uint32) ([]Bucket, error) {
 	e.nexthopHeader(unix.AF_UNSPEC, 0)
 	e.attrU32(unix.NHA_ID, group)
 	r := Request{unix.RTM_GETNEXTHOPBUCKET, 0, e.b, func() string { return fmt.Sprintf("nexthop bucket list id %#x", group) }}
-	return list(ctx, h, r, func(body []byte) (Bucket, bool, error) {
+	return List(ctx, h, r, func(body []byte) (Bucket, bool, error) {
 		b, err := parseBucket(body)
 		return b, true, err
 	})

@@ -116,7 +116,7 @@ func (h *Handle) Routes(ctx context.Context, f dataplane.Family, table, protocol
 	r := Request{unix.RTM_GETROUTE, 0, e.b, func() string {
 		return fmt.Sprintf("route show table %d proto %d (%s)", table, protocol, f)
 	}}
-	routes, err := list(ctx, h, r, func(body []byte) (Route, bool, error) {
+	routes, err := List(ctx, h, r, func(body []byte) (Route, bool, error) {
 		r, cached, err := parseRoute(body)
 		// The kernel filters, too, if it can.
 		ok := !cached && r.Table == table && (protocol == 0 || r.Protocol == protocol)

@@ -100,7 +100,7 @@ func (h *Handle) Rules(ctx context.Context, f dataplane.Family) ([]Rule, error) 
 	e.u8(families[f], 0, 0, 0, 0, 0, 0, 0)
 	e.u32(0)
 	r := Request{unix.RTM_GETRULE, 0, e.b, func() string { return fmt.Sprintf("rule show (%s)", f) }}
-	return list(ctx, h, r, func(body []byte) (Rule, bool, error) {
+	return List(ctx, h, r, func(body []byte) (Rule, bool, error) {
 		r, err := parseRule(f, body)
 		return r, true, err
 	})

@@ -124,7 +124,7 @@ func (h *Handle) Tunnels(ctx context.Context, f dataplane.Family) ([]Tunnel, err
 	e.nest(unix.IFLA_LINKINFO, func() { e.attrString(unix.IFLA_INFO_KIND, kind) })
 	e.attrU32(unix.IFLA_EXT_MASK, filterSkipStats)
 	r := Request{unix.RTM_GETLINK, 0, e.b, func() string { return "link show type " + kind }}
-	return list(ctx, h, r, func(body []byte) (Tunnel, bool, error) {
+	return List(ctx, h, r, func(body []byte) (Tunnel, bool, error) {
 		// A kernel that doesn't know the kind doesn't filter.
 		l, err := parseLink(body)
 		if err != nil || l.Kind != kind {

@@ -46,11 +46,10 @@ func (m *Manager) Check(ctx context.Context, id store.ID) error {
 
 // Check implements Network. What there is beside what was made isn't looked at.
 func (k *Kernel) Check(ctx context.Context, at store.Netns, c plan.Client, made plan.ClientState) error {
-	in, err := k.enter(at)
-	if err != nil {
-		return err
-	}
-	defer in.close()
+	return k.inside(ctx, at, func(in client) error { return in.check(ctx, c, made) })
+}
+
+func (in client) check(ctx context.Context, c plan.Client, made plan.ClientState) error {
 	links, err := in.tunnels.Check(ctx, in.ns, in.handle, c.Port, made.Tunnels)
 	errs := []error{err}
 	indexes := map[netip.Addr]int{}
@@ -82,13 +81,8 @@ func (k *Kernel) Check(ctx context.Context, at store.Netns, c plan.Client, made 
 }
 
 // CheckRouter implements Network.
-func (k *Kernel) CheckRouter(_ context.Context, at store.Netns, link string) error {
-	ns, err := open(at)
-	if err != nil {
-		return err
-	}
-	defer ns.Close()
-	return compare(ns, routerSettings(link)...)
+func (k *Kernel) CheckRouter(ctx context.Context, at store.Netns, link string) error {
+	return visit(ctx, at, func(ns *netns.NS) error { return compare(ns, routerSettings(link)...) })
 }
 
 // compare says which parameters have another value; those that set leaves out may.

@@ -186,12 +186,12 @@ func TestDirectHeldWhenKilled(t *testing.T) {
 			if n := share(flows); n[1] == 0 || n[2] == 0 {
 				t.Fatalf("flows by router %v", n)
 			}
-			in := testkit.Must(p.kernel.enter(p.at()))(t)
-			defer in.close()
-			k := &keeper{
-				client: in, state: out.State, links: out.Links, complete: true, moves: true, seen: map[plan.ClientFlow]bool{}, out: &Outcome{},
-			}
-			testkit.Check(t, k.pin(t.Context(), true))
+			testkit.Check(t, p.kernel.inside(t.Context(), p.at(), func(in client) error {
+				k := &keeper{
+					client: in, state: out.State, links: out.Links, complete: true, moves: true, seen: map[plan.ClientFlow]bool{}, out: &Outcome{},
+				}
+				return k.pin(t.Context(), true)
+			}))
 			late := p.connect(61, 90) // after it has looked
 			for _, a := range routerAddrs(1) {
 				link := out.Links[a]

@@ -3,7 +3,6 @@ package egress
 import (
 	"context"
 	"errors"
-	"fmt"
 	"net/netip"
 	"time"
 
@@ -13,9 +12,7 @@ import (
 	"github.com/coil-net/coil/pkg/kernel/echo"
 	"github.com/coil-net/coil/pkg/kernel/netns"
 	"github.com/coil-net/coil/pkg/kernel/nexthop"
-	"github.com/coil-net/coil/pkg/kernel/route"
 	"github.com/coil-net/coil/pkg/kernel/rtnl"
-	"github.com/coil-net/coil/pkg/kernel/rule"
 	"github.com/coil-net/coil/pkg/kernel/sysctl"
 	"github.com/coil-net/coil/pkg/plan"
 	"github.com/coil-net/coil/pkg/podnet"
@@ -93,33 +90,6 @@ func priorities() []int {
 	return all
 }
 
-// client is the network namespace of one while it is worked on.
-type client struct {
-	*Kernel
-	ns     *netns.NS
-	handle *rtnl.Handle
-	routes *route.Syncer
-	rules  *rule.Syncer
-	// nexthops are the routers and their groups, pins the rules of single flows.
-	nexthops *nexthop.Syncer
-	pins     *rule.Syncer
-}
-
-// open opens a namespace, unless another one is at the path now.
-func open(at store.Netns) (*netns.NS, error) {
-	ns, err := netns.Open(at.Path)
-	if errors.Is(err, netns.ErrNotExist) || errors.Is(err, netns.ErrNotNetns) {
-		return nil, fmt.Errorf("%w: %w", ErrGone, err)
-	}
-	if err != nil {
-		return nil, err
-	}
-	if at.Inode != 0 && ns.Inode() != at.Inode {
-		return nil, errors.Join(fmt.Errorf("%w: another one is at %s", ErrGone, at.Path), ns.Close())
-	}
-	return ns, nil
-}
-
 // Exists implements Network.
 func (k *Kernel) Exists(at store.Netns) (bool, error) {
 	ns, err := open(at)
@@ -133,59 +103,34 @@ func (k *Kernel) Exists(at store.Netns) (bool, error) {
 }
 
 // Ask asks routers by the tunnels of a client; see package kernel/echo.
-func (k *Kernel) Ask(ctx context.Context, at store.Netns, wait time.Duration, questions []echo.Question) ([]echo.Answer, error) {
-	ns, err := open(at)
-	if err != nil {
-		return nil, err
-	}
-	defer ns.Close()
-	return echo.Ask(ctx, ns, wait, questions)
-}
-
-// enter opens the namespace of a client, which is to be closed.
-func (k *Kernel) enter(at store.Netns) (client, error) {
-	ns, err := open(at)
-	if err != nil {
-		return client{}, err
-	}
-	h, err := rtnl.New(ns)
-	if err != nil {
-		return client{}, errors.Join(err, ns.Close())
-	}
-	return client{
-		Kernel: k, ns: ns, handle: h,
-		routes:   route.New(h, k.protocol, dataplane.TableNarrow, dataplane.TableWide),
-		rules:    rule.New(h, k.protocol, priorities()...),
-		nexthops: nexthop.New(h, k.protocol),
-		pins:     rule.New(h, k.protocol, dataplane.PriorityPinned),
-	}, nil
-}
-
-func (in client) close() {
-	in.handle.Close()
-	in.ns.Close()
+func (k *Kernel) Ask(ctx context.Context, at store.Netns, wait time.Duration, questions []echo.Question) (answers []echo.Answer, err error) {
+	err = visit(ctx, at, func(ns *netns.NS) (err error) {
+		answers, err = echo.Ask(ctx, ns, wait, questions)
+		return err
+	})
+	return answers, err
 }
 
 // Client implements Network.
-func (k *Kernel) Client(ctx context.Context, at store.Netns, c plan.Client) (Outcome, error) {
-	in, err := k.enter(at)
-	if err != nil {
-		return Outcome{}, err
-	}
-	defer in.close()
-	// Before anything is asked in the pod.
-	guard, err := in.guard(ctx, c, plan.ClientStateOf(c))
-	errs := []error{err, guard.widen(ctx)}
-	var out Outcome
-	if len(c.Egresses) == 0 {
-		out, err = in.clear(ctx, c.Port)
-	} else if c, err = in.linked(ctx, c); err == nil {
-		out, err = in.make(ctx, plan.ClientStateOf(c), c)
-	}
-	// Whatever didn't succeed in the pod, where a program may see to that: it closes something at worst.
-	errs = append(errs, err, guard.narrow(ctx))
-	out.Others += guard.changed
-	return out, errors.Join(errs...)
+func (k *Kernel) Client(ctx context.Context, at store.Netns, c plan.Client) (out Outcome, err error) {
+	err = k.inside(ctx, at, func(in client) error {
+		// Before anything is asked in the pod.
+		guard, err := in.guard(ctx, c, plan.ClientStateOf(c))
+		errs := []error{err, guard.widen(ctx)}
+		err = contain(ctx, func() (err error) {
+			if len(c.Egresses) == 0 {
+				out, err = in.clear(ctx, c.Port)
+			} else if c, err = in.linked(ctx, c); err == nil {
+				out, err = in.make(ctx, plan.ClientStateOf(c), c)
+			}
+			return err
+		})
+		// Whatever didn't succeed in the pod, where a program may see to that: it closes something at worst.
+		errs = append(errs, err, guard.narrow(ctx))
+		out.Others += guard.changed
+		return errors.Join(errs...)
+	})
+	return out, err
 }
 
 // linked returns a client with what its link is.
@@ -335,13 +280,8 @@ func routerSettings(link string) []group {
 }
 
 // Router implements Network.
-func (k *Kernel) Router(_ context.Context, at store.Netns, link string) (out Outcome, err error) {
-	ns, err := open(at)
-	if err != nil {
-		return out, err
-	}
-	defer ns.Close()
-	err = set(ns, &out, routerSettings(link)...)
+func (k *Kernel) Router(ctx context.Context, at store.Netns, link string) (out Outcome, err error) {
+	err = visit(ctx, at, func(ns *netns.NS) error { return set(ns, &out, routerSettings(link)...) })
 	return out, err
 }
 

@@ -127,13 +127,12 @@ func (m *Manager) lastMade(ctx context.Context, s *sandbox) ([]store.KnownEgress
 }
 
 // Closed implements Network.
-func (k *Kernel) Closed(ctx context.Context, at store.Netns) ([]dataplane.Route, error) {
-	in, err := k.enter(at)
-	if err != nil {
-		return nil, err
-	}
-	defer in.close()
-	return in.routes.List(ctx)
+func (k *Kernel) Closed(ctx context.Context, at store.Netns) (routes []dataplane.Route, err error) {
+	err = k.inside(ctx, at, func(in client) (err error) {
+		routes, err = in.routes.List(ctx)
+		return err
+	})
+	return routes, err
 }
 
 // closedBy returns what routes close of Egresses, those apart that were for connections only which

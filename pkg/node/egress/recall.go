@@ -44,12 +44,15 @@ func (m *Manager) hasAnswered(key routerKey) bool {
 }
 
 // Silent implements Network. A group that isn't there tells nothing.
-func (k *Kernel) Silent(ctx context.Context, at store.Netns, c plan.Client) ([]netip.Addr, error) {
-	in, err := k.enter(at)
-	if err != nil {
-		return nil, err
-	}
-	defer in.close()
+func (k *Kernel) Silent(ctx context.Context, at store.Netns, c plan.Client) (silent []netip.Addr, err error) {
+	err = k.inside(ctx, at, func(in client) (err error) {
+		silent, err = in.silent(ctx, c)
+		return err
+	})
+	return silent, err
+}
+
+func (in client) silent(ctx context.Context, c plan.Client) ([]netip.Addr, error) {
 	have, err := in.nexthops.Groups(ctx)
 	if err != nil || len(have) == 0 {
 		return nil, err
