@@ -99,11 +99,22 @@ func (n *NS) Close() error {
 	return nil
 }
 
+// Panic is the error of a function that panicked in a namespace.
+type Panic struct {
+	Value any
+	Stack []byte
+}
+
+// Error is the value and the stack: without that nobody would find the fault.
+func (p *Panic) Error() string {
+	return fmt.Sprintf("function in network namespace panicked: %v\n%s", p.Value, p.Stack)
+}
+
 // home is the namespace to which threads are returned.
 var home = sync.OnceValues(Current)
 
-// Do calls fn on a thread that is in the namespace, and returns its error; its panic is the
-// caller's. What fn starts with go isn't in the namespace. A nil NS is the namespace that the process
+// Do calls fn on a thread that is in the namespace, and returns its error, or a Panic. What
+// fn starts with go isn't in the namespace. A nil NS is the namespace that the process
 // was started in: no right to enter one is needed for it.
 func (n *NS) Do(fn func() error) error {
 	if n == nil {
@@ -144,14 +155,13 @@ func New() (n *NS, err error) {
 // it is back.
 func aside(back *NS, fn func() error) error {
 	done := make(chan error, 1)
-	var panicked any
 	// A goroutine of its own, so that the caller's thread is never at risk.
 	go func() {
 		err := errors.New("function in network namespace ended its goroutine")
 		defer func() {
-			// Here nobody could recover from it, and the process would end.
+			// Nobody else could recover here, and the process would end.
 			if p := recover(); p != nil {
-				panicked = fmt.Sprintf("%v\n\n%s", p, debug.Stack())
+				err = &Panic{p, debug.Stack()}
 			}
 			done <- err
 		}()
@@ -165,11 +175,7 @@ func aside(back *NS, fn func() error) error {
 		}()
 		err = fn()
 	}()
-	err := <-done
-	if panicked != nil {
-		panic(panicked)
-	}
-	return err
+	return <-done
 }
 
 // retry repeats a system call that a signal interrupted.

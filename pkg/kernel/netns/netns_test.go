@@ -2,7 +2,6 @@ package netns_test
 
 import (
 	"errors"
-	"fmt"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -94,14 +93,10 @@ func TestDo(t *testing.T) {
 	if err := ns.Do(func() error { runtime.Goexit(); return nil }); err == nil {
 		t.Error("a function that doesn't return succeeded")
 	}
-	func() {
-		defer func() {
-			if p := fmt.Sprint(recover()); !strings.HasPrefix(p, "at fault\n") || !strings.Contains(p, "TestDo") {
-				t.Errorf("the caller's panic is %s", p)
-			}
-		}()
-		_ = ns.Do(func() error { panic("at fault") })
-	}()
+	var p *netns.Panic
+	if err := ns.Do(func() error { panic("at fault") }); !errors.As(err, &p) || p.Value != "at fault" || !strings.Contains(string(p.Stack), "TestDo") {
+		t.Errorf("a panic is %v", err)
+	}
 	if here(t) != outside {
 		t.Error("the caller was moved")
 	}

@@ -86,18 +86,14 @@ func linkElements(links []int) []nftables.SetElement {
 
 // Clients reads from the kernel the guards that there are, by the index of the clients' links. An agent
 // that has started knows by them what its predecessor wanted.
-func (h *Host) Clients(context.Context) (map[int]dataplane.ClientGuard, error) {
+func (h *Host) Clients(ctx context.Context) (map[int]dataplane.ClientGuard, error) {
 	exists, err := h.Exists()
 	if err != nil || !exists {
 		return nil, err
 	}
-	conn, err := h.connect()
+	sets, err := h.readSets(ctx)
 	if err != nil {
 		return nil, err
-	}
-	sets, err := conn.GetSets(named())
-	if err != nil {
-		return nil, fmt.Errorf("list the sets of table %s of nftables: %w", dataplane.NftTable, err)
 	}
 	guards, links := map[string]dataplane.ClientGuard{}, map[int]string{}
 	for _, s := range sets {
@@ -105,9 +101,9 @@ func (h *Host) Clients(context.Context) (map[int]dataplane.ClientGuard, error) {
 		if !ok {
 			continue
 		}
-		elements, err := conn.GetSetElements(s)
+		elements, err := h.readElements(ctx, s.Name)
 		if err != nil {
-			return nil, fmt.Errorf("read set %s of table %s of nftables: %w", s.Name, dataplane.NftTable, err)
+			return nil, err
 		}
 		id, _, _ = strings.Cut(id, "_")
 		g := guards[id]

@@ -18,6 +18,7 @@
 //	more Egresses than 64             ADD fails; in a running pod the first are used, the others are
 //	                                  as if they didn't exist
 //	pod has its node's network        nothing is done; an Event tells
+//	pod is a router of an Egress      ADD fails; in a running pod nothing is done, and an Event tells
 //	pod was deleted                   stays until the network namespace goes
 package egress
 

@@ -37,13 +37,20 @@ func (m *Manager) tellIgnored(ctx context.Context, pod types.NamespacedName) err
 	if err != nil || !host {
 		return nil
 	}
+	m.tell(meta, nil, ignoredBy(refs, "the pod has the network of its node (hostNetwork)"))
+	return nil
+}
+
+// ignoredBy is what the owner of a pod should know that names Egresses, and is a pod whose packets take none.
+func ignoredBy(refs []types.NamespacedName, pod string) []problem {
+	if len(refs) == 0 {
+		return nil
+	}
 	names := make([]string, 0, len(refs))
 	for _, ref := range refs {
 		names = append(names, shown(ref.String()))
 	}
-	m.tell(meta, nil, []problem{{EgressIgnored, fmt.Sprintf(
-		"the pod has the network of its node (hostNetwork), whose packets take no Egress: to name %s has no effect", few(names, ", ")), false}})
-	return nil
+	return []problem{{EgressIgnored, fmt.Sprintf("%s, whose packets take no Egress: to name %s has no effect", pod, few(names, ", ")), false}}
 }
 
 // lookedAt returns the UID of the pod of a name that was looked at last.

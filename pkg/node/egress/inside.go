@@ -66,10 +66,14 @@ func visit(ctx context.Context, at store.Netns, work func(*netns.NS) error) erro
 // pod may have crafted: it mustn't decide what happens to the rest of the node.
 func contain(ctx context.Context, work func() error) (err error) {
 	defer func() {
-		if p := recover(); p != nil {
-			err = fmt.Errorf("work in the pod's network namespace panicked: %w", errPanic)
-			klog.FromContext(ctx).Error(fmt.Errorf("panic: %v", p), "Work in a pod's network namespace panicked", "stack", string(debug.Stack()))
+		p := &netns.Panic{Value: recover()}
+		if p.Value != nil {
+			p.Stack = debug.Stack()
+		} else if !errors.As(err, &p) {
+			return
 		}
+		klog.FromContext(ctx).Error(fmt.Errorf("panic: %v", p.Value), "Work in a pod's network namespace panicked", "stack", string(p.Stack))
+		err = fmt.Errorf("work in the pod's network namespace panicked: %w", errPanic)
 	}()
 	return work()
 }

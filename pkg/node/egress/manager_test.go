@@ -361,6 +361,39 @@ func TestLabelsMakeNoRouter(t *testing.T) {
 	}
 }
 
+// The annotation that a running router gets has no effect, of which its owner is told, once.
+func TestRouterWithAnnotationIsTold(t *testing.T) {
+	w := newWorld()
+	w.egress("a", "10.96.0.1", "192.0.2.0/24")
+	w.pod("router", "")
+	labelled := func() { w.pods["ns/router"].Labels = plan.RouterLabels("mine") }
+	labelled()
+	w.egresses["ns/mine"] = &v2.Egress{}
+	m := w.manager(false)
+	if err := w.add(t, m, "router"); err != nil {
+		t.Fatal(err)
+	}
+	const event = "router: EgressIgnored: the pod is a router of an Egress, whose packets take no Egress: to name net/a has no effect"
+	for _, step := range []struct {
+		annotation string
+		want       []string
+	}{
+		{"", nil}, {"a", []string{event}}, {"a", []string{event}}, {"", []string{event}}, {"a", []string{event, event}},
+	} {
+		w.pod("router", step.annotation)
+		labelled()
+		if _, err := m.syncSandbox(t.Context(), m.known[sandboxOf("router").ID]); err != nil {
+			t.Fatal(err)
+		}
+		if d := cmp.Diff(step.want, w.events); d != "" {
+			t.Errorf("with the annotation %q (-want +got):\n%s", step.annotation, d)
+		}
+	}
+	if got := w.has("router"); got != "untouched" {
+		t.Errorf("the router is a client: %s", got)
+	}
+}
+
 // buckets prints those of a histogram with a number of observations in each.
 func buckets(n int, bounds ...int) string {
 	var b strings.Builder

@@ -191,6 +191,7 @@ func (m *Manager) syncSandbox(ctx context.Context, s *sandbox) (used bool, err e
 	switch {
 	case router: // which has rules and tunnels of its own
 		err = m.syncRouter(ctx, s)
+		m.tell(meta, s, ignoredBy(refs, "the pod is a router of an Egress"))
 	case len(refs)+len(last) > 0:
 		err = m.syncClient(ctx, s, meta, refs, last)
 	case s.restored && !s.looked:
