@@ -20,16 +20,15 @@ import (
 	"github.com/coil-net/coil/pkg/podnet"
 )
 
-// Guard is the cost of the source guard: the median difference of pairs, with and without it in turns, each
-// of connections of their own.
+// Guard is the cost of the source guard: the median of pairs, which are measured with and without it in turns. Each
+// half of a pair has a connection of its own.
 type Guard struct {
 	Pairs int `json:"pairs"`
 	// Throughput and RoundTrips are ratios of TCP between two pods with the guard to TCP without, by
 	// family.
 	Throughput map[string]float64 `json:"throughput"`
 	RoundTrips map[string]float64 `json:"round_trips"`
-	// Work is the ratio of processor time without the guard to that with it, of a stream whose pods do nothing
-	// else.
+	// Work is the processor time of a stream without the guard, divided by that with it, by family.
 	Work map[string]float64 `json:"work"`
 	// Gigabits and Microseconds are what these are without it.
 	Gigabits     map[string]float64 `json:"gigabits_per_second"`
@@ -57,8 +56,8 @@ type guarded struct {
 	numbers int
 }
 
-// newGuarded makes a node. Nothing of it changes while traffic is measured: the kernel frees rules and
-// changes its own code in the background.
+// newGuarded makes a node. Its rules stay while traffic is measured: the kernel would free earlier ones in the
+// background.
 func newGuarded(ctx context.Context, guard bool) (_ *guarded, err error) {
 	g := &guarded{}
 	defer func() {
@@ -187,7 +186,7 @@ func (c *connection) close() error {
 }
 
 // urgent locks a goroutine to a thread that the kernel prefers to those of others, which then hardly
-// change what is measured. The thread stays on one processor if there is one to stay on.
+// change what is measured. The thread stays on the given processors; nil are all.
 func urgent(on *unix.CPUSet) error {
 	runtime.LockOSThread() // until the goroutine ends, and the thread with it
 	if on != nil {
@@ -198,11 +197,27 @@ func urgent(on *unix.CPUSet) error {
 	return unix.SchedSetAttr(0, &unix.SchedAttr{Size: unix.SizeofSchedAttr, Policy: unix.SCHED_FIFO, Priority: 1}, 0)
 }
 
-// oneProcessor is the first that there is.
-func oneProcessor() *unix.CPUSet {
-	s := &unix.CPUSet{}
-	s.Set(0)
-	return s
+// oneProcessor is the first one that the process may use.
+func oneProcessor() (*unix.CPUSet, error) {
+	var all, one unix.CPUSet
+	if err := unix.SchedGetaffinity(unix.Getpid(), &all); err != nil {
+		return nil, err
+	}
+	first := 0
+	for !all.IsSet(first) {
+		first++ // the kernel lets no thread have none
+	}
+	one.Set(first)
+	return &one, nil
+}
+
+// urgentOnOne is urgent on one processor, the same for all that call it.
+func urgentOnOne() error {
+	one, err := oneProcessor()
+	if err != nil {
+		return err
+	}
+	return urgent(one)
 }
 
 // write and read move all of a buffer.
@@ -259,7 +274,7 @@ func (c *connection) stream() (took float64, err error) {
 		pieces, err = receive(2 * guardSpan)
 		took = time.Since(begin).Seconds() / pieces
 	}
-	// What the server doesn't read resets the connection when it is closed.
+	// A connection that is closed before all is read is reset, which ends the client.
 	err = errors.Join(err, unix.Close(c.server))
 	c.server = -1
 	if end := <-ended; !errors.Is(end, unix.ECONNRESET) && !errors.Is(end, unix.EPIPE) {
@@ -270,7 +285,7 @@ func (c *connection) stream() (took float64, err error) {
 
 // echo answers each byte until the connection ends.
 func (c *connection) echo() error {
-	err := urgent(oneProcessor())
+	err := urgentOnOne()
 	for b := make([]byte, 1); err == nil; {
 		if err = read(c.server, b); err == nil {
 			err = write(c.server, b)
@@ -361,7 +376,7 @@ func (s sides) traffic(ctx context.Context, pairs int, to netip.Addr, r *Guard) 
 	family := dataplane.FamilyOf(to).String()
 	done := make(chan error)
 	go func() {
-		err := urgent(oneProcessor())
+		err := urgentOnOne()
 		for _, f := range []struct {
 			how      func(*connection) (float64, error)
 			ratios   map[string]float64
@@ -390,9 +405,9 @@ func (s sides) traffic(ctx context.Context, pairs int, to netip.Addr, r *Guard) 
 // than to wire them.
 func (s sides) attach(ctx context.Context, pairs int) (with, without []float64, err error) {
 	const together = 20
-	for pairs := pairs; pairs > 0; pairs -= together {
+	for left := pairs; left > 0; left -= together {
 		targets := map[bool][]podnet.Target{}
-		a, b, err := inTurns(min(pairs, together), func(guard bool) (float64, error) {
+		a, b, err := inTurns(min(left, together), func(guard bool) (float64, error) {
 			g := s[guard]
 			if err := g.pods.grow(2 + together); err != nil {
 				return 0, err

@@ -172,9 +172,8 @@ func RouterBinding(namespace string, egresses []*v2.Egress) *rbacv1.RoleBinding 
 	}
 }
 
-// mostOwners is how many Egresses of a namespace own its account of routers. A namespace may have thousands of
-// Egresses. When an owner goes, another Egress takes its place before the garbage collector has seen all of
-// them go.
+// mostOwners is how many Egresses of a namespace own its account of routers: a namespace may have thousands. When an
+// owner is deleted, another Egress takes its place. The account stays as long as one owner is there.
 const mostOwners = 32
 
 // accountMeta is the metadata of what the Egresses of a namespace own together, the oldest of them.

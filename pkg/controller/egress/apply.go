@@ -248,8 +248,8 @@ func prune(v any) {
 // Fields in which the API server compares other than element by element
 // (x-kubernetes-list-type, x-kubernetes-map-type of its schema).
 var (
-	// keyed lists have elements of several owners. Their fields by which the API server tells elements apart are
-	// here, of several the first: users write lists of thousands, which must not be compared each with each.
+	// keyed lists have elements of several owners, by the field that tells elements apart, the first one if there
+	// are several. Users write lists of thousands of elements, which must not be compared each with each.
 	keyed = map[string]string{
 		"containers": "name", "initContainers": "name", "env": "name", "volumes": "name", "imagePullSecrets": "name",
 		"resourceClaims": "name", "claims": "name", "schedulingGates": "name", "ownerReferences": "uid", "hostAliases": "ip",

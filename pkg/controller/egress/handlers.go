@@ -152,8 +152,8 @@ func (c *Controller) egressChanged(before, after any) {
 	}
 }
 
-// bindingChanged looks at all Egresses whose conditions tell about the binding, unless the change
-// isn't one to them.
+// bindingChanged looks at all Egresses of the namespace if the binding gives rights that it didn't give, or the
+// other way round: their conditions say so. After another change one Egress restores the binding.
 func (c *Controller) bindingChanged(before, after any) {
 	a, b := last[rbacv1.RoleBinding](before), last[rbacv1.RoleBinding](after)
 	r := cmp.Or(b, a)
@@ -170,7 +170,7 @@ func (c *Controller) bindingChanged(before, after any) {
 	}
 }
 
-// addOne looks at one Egress of a namespace, for what all of them own together.
+// addOne looks at one Egress of a namespace, which brings the account and the binding that all own in order.
 func (c *Controller) addOne(namespace string) {
 	if all := c.living(namespace); len(all) > 0 {
 		c.objects.Add(keyOf(all[0]))

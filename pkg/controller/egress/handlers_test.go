@@ -77,7 +77,7 @@ func TestSliceThatChangesItsEgress(t *testing.T) {
 	requireKeys("it is gone", "internet/b")
 }
 
-// queued returns the Egresses whose objects are looked at because of what do does.
+// queued calls do and returns the Egresses that it added to the loop of objects, sorted.
 func (f *fixture) queued(t *testing.T, do func(context.Context)) (keys []string) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
@@ -115,7 +115,7 @@ func TestEgressesDontWakeEachOther(t *testing.T) {
 	if got := f.queued(t, func(context.Context) { f.egressChanged(nil, made) }); !slices.Equal(got, []string{"internet/made"}) {
 		t.Errorf("an Egress was made: %q are looked at", got)
 	}
-	// What they own together is looked at by one that stays.
+	// Another Egress takes its place as an owner.
 	if got := f.queued(t, func(context.Context) { f.egressChanged(made, nil) }); len(got) != 2 || !slices.Contains(got, "internet/made") {
 		t.Errorf("an Egress has gone: %q are looked at", got)
 	}

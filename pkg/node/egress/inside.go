@@ -62,8 +62,8 @@ func visit(ctx context.Context, at store.Netns, work func(*netns.NS) error) erro
 	return contain(ctx, func() error { return work(ns) })
 }
 
-// contain turns a panic of work in a pod's namespace into an error. What is read there a program in the
-// pod may have crafted: it mustn't decide what happens to the rest of the node.
+// contain turns a panic of work in a pod's namespace into an error. A program in the pod may have crafted the
+// objects that are read there, and must not decide what happens to the rest of the node.
 func contain(ctx context.Context, work func() error) (err error) {
 	defer func() {
 		p := &netns.Panic{Value: recover()}
