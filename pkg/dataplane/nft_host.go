@@ -1,5 +1,7 @@
 package dataplane
 
+import "slices"
+
 // HostRules are what nftables does on a node.
 type HostRules struct {
 	// SourceGuard drops packets that come in by links of LinkGroup from addresses that aren't routed
@@ -16,4 +18,9 @@ type ClientGuard struct {
 	Destinations []Range
 	// Replies are the destinations to which answers pass, in connections that were opened from there.
 	Replies []Range
+}
+
+// Equal says whether two guards drop the same.
+func (g ClientGuard) Equal(o ClientGuard) bool {
+	return slices.Equal(g.Destinations, o.Destinations) && slices.Equal(g.Replies, o.Replies)
 }

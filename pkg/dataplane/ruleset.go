@@ -61,8 +61,8 @@ func (r Range) String() string { return r.First.String() + "-" + r.Last.String()
 // OriginatingRules are for a client whose connections from outside are answered by the way they
 // came: packets of connections that came in by the uplink from Sources get Mark, within Mask.
 type OriginatingRules struct {
-	// Sources don't overlap.
-	Sources []netip.Prefix
+	// Sources are sorted, and don't overlap.
+	Sources []Range
 	Mark    uint32
 	Mask    uint32
 }

@@ -177,16 +177,16 @@ func ClientStateOf(c Client) ClientState {
 	s.Conflicts = append(conflicts, strays...)
 	marked := originating(claims)
 	groups := groupIDs(egresses)
-	var sources []netip.Prefix
+	var sources []dataplane.Range
 	for _, own := range c.Address.Addrs() {
 		family := clientFamily{Client: c, own: own, Family: dataplane.FamilyOf(own), groups: groups}
 		s.Tunnels = append(s.Tunnels, family.tunnels(egresses)...)
 		s.Groups = append(s.Groups, family.groupsOf(egresses)...)
 		s.Routes = append(s.Routes, family.routes(claims, family.spared(egresses, s.Tunnels))...)
 		s.Rules = append(s.Rules, family.rules(len(marked) > 0)...)
-		for _, p := range marked {
-			if family.has(p.Addr()) {
-				sources = append(sources, p)
+		for _, r := range marked {
+			if family.has(r.First) {
+				sources = append(sources, r)
 			}
 		}
 	}
@@ -221,6 +221,13 @@ func (e ClientEgress) inCluster() []netip.Prefix {
 	return all
 }
 
+// spared returns the ranges of the cluster that rules don't spare already. No rule spares the private ones inside
+// of a private destination; of these the Egress that has it knows best.
+func (e ClientEgress) spared() []netip.Prefix {
+	private := privateOnes(e.Destinations)
+	return slices.DeleteFunc(e.inCluster(), func(p netip.Prefix) bool { return within(p, dataplane.PrivateRanges) && !within(p, private) })
+}
+
 // claim is a destination, and the Egress that has it.
 type claim struct {
 	netip.Prefix
@@ -241,7 +248,7 @@ func claimsOf(egresses []ClientEgress) (claims []claim, conflicts []ClientConfli
 			case holder == nil:
 				holders[d] = e
 				claims = append(claims, claim{d, e})
-			case holder != e:
+			case holder != e && holder.Name != "":
 				conflicts = append(conflicts, ClientConflict{Dst: d, Winner: holder.Name, Loser: e.Name})
 			}
 		}
@@ -302,15 +309,12 @@ func (c clientFamily) tunnels(egresses []ClientEgress) []dataplane.Tunnel {
 	return all
 }
 
-// spared are the ranges whose packets take none of the tunnels: those of the cluster, as far as
-// rules don't spare them already, and the tunnels' own ends. No rule spares the private ones inside of
-// a private destination; of these the Egress that has it knows best.
+// spared are the ranges whose packets take none of the tunnels: those of the cluster, and the tunnels' own ends.
 func (c clientFamily) spared(egresses []ClientEgress, tunnels []dataplane.Tunnel) []netip.Prefix {
 	var all []netip.Prefix
 	for _, e := range egresses {
-		private := privateOnes(e.Destinations)
-		for _, p := range e.inCluster() {
-			if c.has(p.Addr()) && (!within(p, dataplane.PrivateRanges) || within(p, private)) {
+		for _, p := range e.spared() {
+			if c.has(p.Addr()) {
 				all = append(all, p)
 			}
 		}
@@ -387,57 +391,14 @@ func (c clientFamily) rules(marked bool) []dataplane.Rule {
 	return rules
 }
 
-// originating returns the destinations whose Egress captures only connections that the client
-// opens, sorted and without overlaps: less what other Egresses have inside of them.
-func originating(claims []claim) []netip.Prefix {
-	sorted := slices.SortedFunc(slices.Values(claims), func(a, b claim) int { return comparePrefixes(a.Prefix, b.Prefix) })
-	var all []netip.Prefix
-	for i, c := range sorted {
-		if !c.egress.OriginatingOnly {
-			continue
-		}
-		// Those inside follow, each of which counts by itself. Users choose thousands of them.
-		inside := sorted[i+1:]
-		end, _ := slices.BinarySearchFunc(inside, c.Prefix, func(o claim, outer netip.Prefix) int {
-			if outer.Contains(o.Addr()) {
-				return -1
-			}
-			return 1
-		})
-		all = append(all, without(c.Prefix, claimed(inside[:end]))...)
+// originating returns the addresses of destinations whose Egress captures only connections that the client
+// opens, sorted and without overlaps: the longest prefix decides whose an address is.
+func originating(claims []claim) []dataplane.Range {
+	by := map[netip.Prefix]bool{}
+	for _, c := range claims {
+		by[c.Prefix] = c.egress.OriginatingOnly
 	}
-	slices.SortFunc(all, comparePrefixes)
-	return all
-}
-
-func claimed(claims []claim) []netip.Prefix {
-	all := make([]netip.Prefix, len(claims))
-	for i, c := range claims {
-		all[i] = c.Prefix
-	}
-	return all
-}
-
-// without returns p less some ranges.
-func without(p netip.Prefix, less []netip.Prefix) []netip.Prefix {
-	less = slices.DeleteFunc(slices.Clone(less), func(l netip.Prefix) bool { return !l.Overlaps(p) })
-	if len(less) == 0 {
-		return []netip.Prefix{p}
-	}
-	if within(p, less) {
-		return nil
-	}
-	low, high := halves(p)
-	return append(without(low, less), without(high, less)...)
-}
-
-// halves splits a range of more than one address.
-func halves(p netip.Prefix) (low, high netip.Prefix) {
-	bits := p.Bits() + 1
-	b := p.Addr().AsSlice()
-	b[(bits-1)/8] |= 0x80 >> ((bits - 1) % 8)
-	upper, _ := netip.AddrFromSlice(b)
-	return netip.PrefixFrom(p.Addr(), bits), netip.PrefixFrom(upper, bits)
+	return chosen(by)
 }
 
 // within says whether one of the ranges has all of p.

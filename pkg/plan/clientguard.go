@@ -17,9 +17,7 @@ func (s ClientState) ClientGuard() dataplane.ClientGuard {
 	}
 	g.Destinations = s.Filter.Destinations
 	if s.Filter.Originating != nil {
-		for _, p := range s.Filter.Originating.Sources {
-			g.Replies = append(g.Replies, dataplane.Range{First: p.Addr(), Last: netipx.PrefixLastIP(p)})
-		}
+		g.Replies = s.Filter.Originating.Sources
 	}
 	return g
 }

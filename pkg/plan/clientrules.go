@@ -18,7 +18,7 @@ var unrouted = []netip.Prefix{
 
 // clientRules returns what nftables does in a client with such Egresses and routes, whose connections
 // from the marked ranges are answered by the way they came.
-func clientRules(c Client, egresses []ClientEgress, routes []ClientRoute, marked []netip.Prefix) *dataplane.ClientRules {
+func clientRules(c Client, egresses []ClientEgress, routes []ClientRoute, marked []dataplane.Range) *dataplane.ClientRules {
 	r := dataplane.ClientRules{Uplink: c.Index, Addresses: c.Address.Addrs(), Port: c.Port, Destinations: captured(routes)}
 	for _, e := range egresses {
 		r.Peers = append(r.Peers, e.Addresses()...)
@@ -51,6 +51,11 @@ func captured(routes []ClientRoute) []dataplane.Range {
 	for _, r := range routes {
 		by[r.Dst] = by[r.Dst] || r.Type != dataplane.Throw
 	}
+	return chosen(by)
+}
+
+// chosen returns the addresses whose longest prefix is chosen, sorted and without overlaps.
+func chosen(by map[netip.Prefix]bool) []dataplane.Range {
 	all := slices.SortedFunc(maps.Keys(by), comparePrefixes)
 	var out []dataplane.Range
 	for len(all) > 0 {
@@ -59,7 +64,7 @@ func captured(routes []ClientRoute) []dataplane.Range {
 	return out
 }
 
-// cover adds what is captured of the first of some sorted prefixes, and returns the prefixes that
+// cover adds what is chosen of the first of some sorted prefixes, and returns the prefixes that
 // aren't inside of it.
 func cover(out []dataplane.Range, all []netip.Prefix, by map[netip.Prefix]bool) ([]dataplane.Range, []netip.Prefix) {
 	outer := all[0]

@@ -1,6 +1,7 @@
 package plan
 
 import (
+	mathbits "math/bits"
 	"net/netip"
 	"slices"
 
@@ -199,8 +200,12 @@ func common(a, b netip.Prefix) netip.Prefix {
 		return netip.Prefix{}
 	}
 	bits := min(a.Bits(), b.Bits())
-	for bits > 0 && netip.PrefixFrom(a.Addr(), bits).Masked() != netip.PrefixFrom(b.Addr(), bits).Masked() {
-		bits--
+	x, y := a.Addr().AsSlice(), b.Addr().AsSlice()
+	for i := range x {
+		if differs := x[i] ^ y[i]; differs != 0 {
+			bits = min(bits, 8*i+mathbits.LeadingZeros8(differs))
+			break
+		}
 	}
 	return netip.PrefixFrom(a.Addr(), bits).Masked()
 }

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"maps"
 	"net/netip"
-	"reflect"
 	"sync"
 
 	"github.com/coil-net/coil/pkg/dataplane"
@@ -108,13 +107,22 @@ func (n *Network) CheckClientGuard(ctx context.Context, link int, g dataplane.Cl
 	if err != nil {
 		return err
 	}
-	if !reflect.DeepEqual(have, g) {
-		return fmt.Errorf("the host keeps other packets of link %d than the client itself: those to %v, not to %v", link, have.Destinations, g.Destinations)
+	if !have.Equal(g) {
+		return fmt.Errorf("the host keeps other packets of link %d than the client itself: those to %s, not to %s", link, shown(have.Destinations), shown(g.Destinations))
 	}
 	if err := n.checkTable(ctx); err != nil {
 		return fmt.Errorf("the host doesn't keep what leaves past tunnels: %w", err)
 	}
 	return nil
+}
+
+// shown are the first of some ranges, for errors: a client may have thousands.
+func shown(ranges []dataplane.Range) string {
+	const most = 8
+	if len(ranges) <= most {
+		return fmt.Sprint(ranges)
+	}
+	return fmt.Sprintf("%v and %d more ranges", ranges[:most], len(ranges)-most)
 }
 
 func (n *Network) checkTable(ctx context.Context) error {

@@ -44,7 +44,7 @@ func (t *table) check(ctx context.Context, d definition) error {
 		return errors.Join(errs...)
 	}
 	for _, s := range d.sets {
-		if !s.is(have.elements[s.name]) {
+		if !s.is(have.sets[s.name]) {
 			errs = append(errs, fmt.Errorf("table %s of nftables: set %s has other elements", dataplane.NftTable, s.name))
 		}
 	}

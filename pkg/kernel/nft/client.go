@@ -2,7 +2,6 @@ package nft
 
 import (
 	"context"
-	"slices"
 
 	"github.com/google/nftables"
 	"github.com/google/nftables/expr"
@@ -32,6 +31,8 @@ func NewClient(ns *netns.NS) (*Client, error) {
 	if err != nil {
 		return nil, err
 	}
+	t.most = maxElementsOfPod
+	t.handle.Bound(maxMessagesOfPod)
 	return &Client{t}, nil
 }
 
@@ -83,7 +84,7 @@ func client(r dataplane.ClientRules) definition {
 			d.counters = append(d.counters, name+p.suffix)
 		}
 		peers := set{name: "peers" + p.suffix, key: p.address, elements: p.addresses(r.Peers)}
-		destinations := p.ranged("destinations"+p.suffix, p.ranges(r.Destinations))
+		destinations := p.named("destinations", r.Destinations)
 		errors := p.errors()
 		d.sets = append(d.sets, peers, destinations, errors)
 		for _, addr := range p.only(r.Addresses) {
@@ -121,7 +122,7 @@ func (d *definition) answer(uplink int, r dataplane.OriginatingRules) {
 	// The type makes the kernel look for a route again when the mark has changed.
 	exit := chain{name: "exit", kind: nftables.ChainTypeRoute, hook: nftables.ChainHookOutput, priority: nftables.ChainPriorityMangle}
 	for _, p := range protocols {
-		sources := p.ranged("sources"+p.suffix, p.intervals(r.Sources, nil))
+		sources := p.named("sources", r.Sources)
 		d.sets = append(d.sets, sources)
 		opened.add("opened from outside", iif(expr.CmpOpEq, uplink), p.of(), ctState(expr.CtStateBitNEW),
 			p.in(p.src, sources, true), ctMarkSet(r.Mark, r.Mask))
@@ -147,15 +148,6 @@ func bytesOf(values ...byte) []nftables.SetElement {
 	var out []nftables.SetElement
 	for _, v := range values {
 		out = append(out, nftables.SetElement{Key: []byte{v}})
-	}
-	return out
-}
-
-// ranges are the elements for the ranges of the family.
-func (p protocol) ranges(all []dataplane.Range) []nftables.SetElement {
-	var out []nftables.SetElement
-	for _, r := range slices.DeleteFunc(slices.Clone(all), func(r dataplane.Range) bool { return dataplane.FamilyOf(r.First) != p.family }) {
-		out = append(out, interval(r.First, r.Last.Next())...)
 	}
 	return out
 }

@@ -36,6 +36,22 @@ func TestForeignObjectsGo(t *testing.T) {
 	}
 }
 
+// A program in a pod makes as many chains as it likes; they cost the agent no more than the first few thousand.
+func TestChainsOfAPodAreBounded(t *testing.T) {
+	l := newClientLab(t)
+	testkit.Must(l.table.Sync(t.Context(), l.rules))(t)
+	var script strings.Builder
+	for i := range 5000 {
+		fmt.Fprintf(&script, "add chain inet coil foreign%d\n", i)
+	}
+	path := filepath.Join(t.TempDir(), "script")
+	testkit.Check(t, os.WriteFile(path, []byte(script.String()), 0o600))
+	l.run(l.client, "nft", "-f", path)
+	if _, err := l.table.Sync(t.Context(), l.rules); !errors.Is(err, rtnl.ErrTooMany) {
+		t.Errorf("Sync says %v", err)
+	}
+}
+
 // A program in a pod makes as many elements as it likes; the agent doesn't keep them all in memory.
 func TestElementsOfAPodAreBounded(t *testing.T) {
 	l := newClientLab(t)

@@ -2,14 +2,11 @@ package nft
 
 import (
 	"context"
-	"crypto/sha256"
-	"encoding/hex"
 	"net/netip"
 	"slices"
 
 	"github.com/google/nftables"
 	"github.com/google/nftables/expr"
-	"go4.org/netipx"
 	"golang.org/x/sys/unix"
 
 	"github.com/coil-net/coil/pkg/dataplane"
@@ -124,7 +121,7 @@ func gateway(r dataplane.GatewayRules) definition {
 		}
 		clients := set{name: "clients" + p.suffix, key: p.address, size: sizeFor(len(r.Clients))}
 		peers := set{name: "peers" + p.suffix, key: nftables.MustConcatSetType(nftables.TypeIFIndex, p.address), size: clients.size}
-		destinations := p.ranged("destinations"+p.suffix, p.intervals(r.Destinations, p.only(r.Addresses)))
+		destinations := p.named("destinations", p.joined(r.Destinations, p.only(r.Addresses)))
 		clients.elements = make([]nftables.SetElement, 0, len(r.Clients))
 		peers.elements = make([]nftables.SetElement, 0, len(r.Clients))
 		for _, c := range r.Clients {
@@ -134,7 +131,7 @@ func gateway(r dataplane.GatewayRules) definition {
 			}
 		}
 		probers := set{name: "probers" + p.suffix, key: p.address, elements: p.addresses(r.Probers)}
-		askers := p.ranged("askers"+p.suffix, p.intervals(r.Askers, nil))
+		askers := p.named("askers", p.joined(r.Askers, nil))
 		d.sets = append(d.sets, clients, peers, destinations, probers, askers)
 
 		dropped := func(name string) []expr.Any { return match(count(name+p.suffix), drop()) }
@@ -239,45 +236,6 @@ func (p protocol) addresses(all []netip.Addr) []nftables.SetElement {
 	var out []nftables.SetElement
 	for _, a := range p.only(all) {
 		out = append(out, nftables.SetElement{Key: a.AsSlice()})
-	}
-	return out
-}
-
-// intervals are the elements for the prefixes of the family, without some addresses. An interval ends
-// before an element that says so; the last may go to the end.
-func (p protocol) intervals(prefixes []netip.Prefix, without []netip.Addr) []nftables.SetElement {
-	var b netipx.IPSetBuilder
-	for _, x := range prefixes {
-		if dataplane.FamilyOf(x.Addr()) == p.family {
-			b.AddPrefix(x.Masked())
-		}
-	}
-	for _, a := range without {
-		b.Remove(a)
-	}
-	all, _ := b.IPSet() // an invalid prefix, of which it tells, is in no destination
-	var out []nftables.SetElement
-	for _, r := range all.Ranges() {
-		out = append(out, interval(r.From(), r.To().Next())...)
-	}
-	return out
-}
-
-// ranged is a set of intervals. It never changes: its name tells its elements apart from others.
-func (p protocol) ranged(name string, elements []nftables.SetElement) set {
-	sum := sha256.New()
-	for _, e := range elements {
-		sum.Write([]byte(elementKey(e) + "\n"))
-	}
-	return set{name: name + "_" + hex.EncodeToString(sum.Sum(nil)[:4]), key: p.address, interval: true, elements: elements}
-}
-
-// interval are the elements for the addresses before end, which is the zero Addr for all that
-// follow.
-func interval(from, end netip.Addr) []nftables.SetElement {
-	out := []nftables.SetElement{{Key: from.AsSlice()}}
-	if end.IsValid() {
-		out = append(out, nftables.SetElement{Key: end.AsSlice(), IntervalEnd: true})
 	}
 	return out
 }

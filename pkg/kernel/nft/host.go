@@ -29,7 +29,22 @@ func (h *Host) Sync(ctx context.Context, r dataplane.HostRules) (dataplane.Resul
 	if !r.SourceGuard && len(r.Clients) == 0 {
 		return dataplane.Result{}, h.remove()
 	}
-	return h.sync(ctx, host(r))
+	var first dataplane.Result
+	if r.SourceGuard && len(r.Clients) > 0 {
+		// The guards of many clients take a while to make, and may fail by what tenants chose.
+		exists, err := h.Exists()
+		if err == nil && !exists {
+			first, err = h.sync(ctx, host(dataplane.HostRules{SourceGuard: true}))
+		}
+		if err != nil {
+			return dataplane.Result{}, err
+		}
+	}
+	result, err := h.sync(ctx, host(r))
+	if first.Changed() && err == nil {
+		result = first
+	}
+	return result, err
 }
 
 // Check says what of the ruleset isn't as Sync makes it. Nothing is changed.

@@ -10,6 +10,7 @@ import (
 
 	"github.com/coil-net/coil/pkg/dataplane"
 	"github.com/coil-net/coil/pkg/kernel/nft"
+	"github.com/coil-net/coil/pkg/plan"
 	"github.com/coil-net/coil/pkg/testkit"
 	"github.com/coil-net/coil/pkg/testkit/netnstest"
 )
@@ -74,4 +75,43 @@ func TestHostRuleset(t *testing.T) {
 	if out := l.run(ns, "nft", "list", "ruleset"); out != "" {
 		t.Errorf("without rules there is\n%s", out)
 	}
+}
+
+// The guards of clients with as many destinations as there may be are more than one message of netlink takes.
+func TestHostManyRanges(t *testing.T) {
+	ns := netnstest.New(t)
+	table := testkit.Must(nft.NewHost(ns.NS))(t)
+	defer table.Close()
+	r := dataplane.HostRules{SourceGuard: true, Clients: map[int]dataplane.ClientGuard{}}
+	for link := range 64 {
+		var g dataplane.ClientGuard
+		for i := range 2 * plan.MostDestinations {
+			a := netip.AddrFrom16([16]byte{0x20, 1, 13: byte(link), byte(i >> 8), byte(i)})
+			if i%2 == 0 {
+				g.Destinations = append(g.Destinations, dataplane.Range{First: a, Last: a})
+			}
+		}
+		g.Replies = g.Destinations
+		r.Clients[7+link] = g
+	}
+	testkit.Must(table.Sync(t.Context(), r))(t)
+	testkit.Check(t, table.Check(t.Context(), r))
+	// Somebody else changes a table: all is read again, and what is right stays.
+	other := testkit.Must(ns.Run("nft", "add", "table", "inet", "other"))(t)
+	if got := testkit.Must(table.Sync(t.Context(), r))(t); got.Changed() {
+		t.Errorf("%s changed %+v", other, got)
+	}
+}
+
+// What tenants chose for their clients doesn't keep the node from dropping forged sources.
+func TestHostSourceGuardFirst(t *testing.T) {
+	ns := netnstest.New(t)
+	table := testkit.Must(nft.NewHost(ns.NS))(t)
+	defer table.Close()
+	overlap := dataplane.ClientGuard{Destinations: []dataplane.Range{ranged("192.0.2.0", "192.0.2.255"), ranged("192.0.2.7", "192.0.3.255")}}
+	r := dataplane.HostRules{SourceGuard: true, Clients: map[int]dataplane.ClientGuard{7: overlap}}
+	if _, err := table.Sync(t.Context(), r); err == nil {
+		t.Fatal("ranges that overlap can be made; the test needs others that can't")
+	}
+	testkit.Check(t, table.Check(t.Context(), dataplane.HostRules{SourceGuard: true}))
 }

@@ -1,19 +1,15 @@
 package nft
 
 import (
-	"bytes"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
-	"fmt"
 	"maps"
-	"net/netip"
 	"slices"
 	"strings"
 
 	"github.com/google/nftables"
 	"github.com/google/nftables/binaryutil"
-	"go4.org/netipx"
 
 	"github.com/coil-net/coil/pkg/dataplane"
 )
@@ -53,9 +49,9 @@ func (d *definition) guardClients(clients map[int]dataplane.ClientGuard) {
 		members := set{name: clientsSet + "_" + id, key: nftables.TypeIFIndex, elements: linkElements(links[id])}
 		d.sets = append(d.sets, members)
 		for _, p := range protocols {
-			destinations := p.ranged(destinationsSet+"_"+id+p.suffix, p.ranges(guards[id].Destinations))
-			replies := p.ranged(repliesSet+"_"+id+p.suffix, p.ranges(guards[id].Replies))
-			if len(replies.elements) > 0 {
+			destinations := p.ranged(destinationsSet+"_"+id+p.suffix, guards[id].Destinations)
+			replies := p.ranged(repliesSet+"_"+id+p.suffix, guards[id].Replies)
+			if len(replies.ranges) > 0 {
 				d.sets = append(d.sets, replies)
 				of.add("an answer by the way the connection came", p.of(), ctReply(), p.in(p.dst, replies, true), accept())
 			}
@@ -72,8 +68,11 @@ func (d *definition) guardClients(clients map[int]dataplane.ClientGuard) {
 // guardID is short for what a guard does, in the names of sets and chains. Tenants choose destinations:
 // it must be hard to find others with the same ID.
 func guardID(g dataplane.ClientGuard) string {
-	sum := sha256.Sum256(fmt.Append(nil, g.Destinations, g.Replies))
-	return hex.EncodeToString(sum[:16])
+	h := sha256.New()
+	hashRanges(h, g.Destinations)
+	h.Write([]byte("replies"))
+	hashRanges(h, g.Replies)
+	return hex.EncodeToString(h.Sum(nil)[:16])
 }
 
 func linkElements(links []int) []nftables.SetElement {
@@ -128,34 +127,4 @@ func (h *Host) Clients(ctx context.Context) (map[int]dataplane.ClientGuard, erro
 		clients[link] = g
 	}
 	return clients, nil
-}
-
-// rangesOf returns the ranges that the elements of a set of intervals stand for; see interval.
-func rangesOf(elements []nftables.SetElement) []dataplane.Range {
-	slices.SortFunc(elements, func(a, b nftables.SetElement) int {
-		if c := bytes.Compare(a.Key, b.Key); c != 0 || a.IntervalEnd == b.IntervalEnd {
-			return c
-		}
-		if a.IntervalEnd {
-			return -1
-		}
-		return 1
-	})
-	var out []dataplane.Range
-	var first netip.Addr // of the range that isn't ended yet
-	for _, e := range elements {
-		a, ok := netip.AddrFromSlice(e.Key)
-		switch {
-		case !ok:
-		case !e.IntervalEnd:
-			first = a
-		case first.IsValid():
-			out = append(out, dataplane.Range{First: first, Last: a.Prev()})
-			first = netip.Addr{}
-		}
-	}
-	if first.IsValid() {
-		out = append(out, dataplane.Range{First: first, Last: netipx.PrefixLastIP(netip.PrefixFrom(first, 0))})
-	}
-	return out
 }

@@ -37,7 +37,7 @@ func TestOriginating(t *testing.T) {
 		}
 		client.IP(t, family, "route", "add", "default", "via", addr(f, 1, 2).String(), "table", "99")
 		client.IP(t, family, "rule", "add", "fwmark", "0x100000/0x100000", "lookup", "99", "pref", "1700")
-		rules.Sources = append(rules.Sources, netip.PrefixFrom(addr(f, 8, 1), addr(f, 8, 1).BitLen()))
+		rules.Sources = append(rules.Sources, dataplane.Range{First: addr(f, 8, 1), Last: addr(f, 8, 1)})
 	}
 	// What leaves by the tunnel gets lost.
 	client.IP(t, "link", "set", "tunnel", "arp", "off")

@@ -28,8 +28,12 @@ const (
 	tableAttribute = 1
 )
 
-// maxElementsOfPod bounds the elements of all sets of another namespace.
-const maxElementsOfPod = 100_000
+// maxElementsOfPod bounds the elements of all sets of a client, maxMessagesOfPod the messages of one list: a list of
+// chains or sets takes the kernel a time that grows with the square of their number.
+const (
+	maxElementsOfPod = 100_000
+	maxMessagesOfPod = 4096
+)
 
 // objects are what a table has but for rules and elements.
 type objects struct {

@@ -113,8 +113,9 @@ func FuzzParse(f *testing.F) {
 		}
 		_, _, _ = parseRule(body)
 		elements, _ := appendElements(nil, body)
-		set{}.is(elements)
-		rangesOf(elements)
+		for _, s := range []set{{}, {interval: true}} {
+			s.is(s.holds(elements))
+		}
 		mentions(body)
 		commentIn(body)
 	})

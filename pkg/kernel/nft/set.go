@@ -13,7 +13,7 @@ import (
 	"github.com/coil-net/coil/pkg/dataplane"
 )
 
-// set is a named set and its elements. A set of intervals is made by protocol.ranged.
+// set is a named set and its elements; of a set of intervals, which protocol.ranged makes, the ranges.
 type set struct {
 	name     string
 	key      nftables.SetDatatype
@@ -21,6 +21,7 @@ type set struct {
 	// size is how many elements there may be, 0 any number. The kernel finds them faster then.
 	size     uint32
 	elements []nftables.SetElement
+	ranges   []dataplane.Range
 	// counting sets are those whose elements rules add, each with a state of its own, and those with
 	// a timeout whose elements rules add for so long. What rules have added stays.
 	counting bool
@@ -51,12 +52,42 @@ func (s set) add(conn *nftables.Conn, id uint32) error {
 	if err := conn.AddSet(ns, nil); err != nil {
 		return err
 	}
-	return addElements(conn, ns, s.elements)
+	return addElements(conn, ns, s.all())
 }
 
-// is tells whether a set has these elements.
-func (s set) is(have []nftables.SetElement) bool {
-	add, remove := s.differs(have)
+// all returns the elements, of a set of intervals the ends of its ranges.
+func (s set) all() []nftables.SetElement {
+	all := s.elements
+	for _, r := range s.ranges {
+		all = append(all, interval(r)...)
+	}
+	return all
+}
+
+// content is what a set has. A set of intervals never changes: it is kept whether it has what its name says,
+// instead of thousands of elements.
+type content struct {
+	elements []nftables.SetElement
+	intact   bool
+}
+
+// holds returns elements as the content of the set.
+func (s set) holds(elements []nftables.SetElement) content {
+	if s.interval {
+		return content{intact: slices.Equal(rangesOf(elements), s.ranges)}
+	}
+	return content{elements: elements}
+}
+
+// wanted is the content that the set should have.
+func (s set) wanted() content { return content{s.elements, s.interval} }
+
+// is tells whether a set has what it should have.
+func (s set) is(have content) bool {
+	if s.interval {
+		return have.intact
+	}
+	add, remove := s.differs(have.elements)
 	return len(add)+len(remove) == 0
 }
 
@@ -85,7 +116,7 @@ func (s set) differs(have []nftables.SetElement) (add, remove []nftables.SetElem
 }
 
 // update collects what changes the elements of a set from those that it has.
-func (s set) update(conn *nftables.Conn, have []nftables.SetElement) (dataplane.Result, error) {
+func (s set) update(conn *nftables.Conn, have content) (dataplane.Result, error) {
 	ns := s.nft(0)
 	if s.interval {
 		if s.is(have) {
@@ -93,9 +124,9 @@ func (s set) update(conn *nftables.Conn, have []nftables.SetElement) (dataplane.
 		}
 		// Somebody else changed it. The two ends of intervals can't be mended apart.
 		conn.FlushSet(ns)
-		return dataplane.Result{Replaced: 1}, addElements(conn, ns, s.elements)
+		return dataplane.Result{Replaced: 1}, addElements(conn, ns, s.all())
 	}
-	add, remove := s.differs(have)
+	add, remove := s.differs(have.elements)
 	for part := range slices.Chunk(remove, maxElements) {
 		if err := conn.SetDeleteElements(ns, part); err != nil {
 			return dataplane.Result{}, err

@@ -68,10 +68,15 @@ func (r rule) mark() (string, error) {
 // writeBuffer holds the largest transaction, in bytes: a ruleset with some 10,000 clients.
 const writeBuffer = 16 << 20
 
+// mostPrepared is after how many ranges of new sets a transaction ends; a range is up to 100 bytes of it.
+const mostPrepared = 16384
+
 // table is Coil's table in a network namespace. It is safe for concurrent use.
 type table struct {
 	fd     int
 	handle *rtnl.Handle
+	// most is how many elements may be read; 0 any number, where no program of a pod makes any.
+	most int
 
 	mu sync.Mutex // is held from reading to writing
 	// known is what the table was when the rulesets had the generation: as long as they
@@ -84,8 +89,8 @@ type table struct {
 
 // state is what a table is.
 type state struct {
-	shape    []string
-	elements map[string][]nftables.SetElement // by set
+	shape []string
+	sets  map[string]content
 }
 
 // open returns the table of a namespace, nil for the one that the process was started in.
@@ -138,9 +143,9 @@ func (t *table) change(ctx context.Context, d definition) (dataplane.Result, err
 	if err != nil {
 		return result, err
 	}
-	want := &state{shape: shape, elements: map[string][]nftables.SetElement{}}
+	want := &state{shape: shape, sets: map[string]content{}}
 	for _, s := range d.sets {
-		want.elements[s.name] = s.elements
+		want.sets[s.name] = s.wanted()
 	}
 	conn, err := t.connect()
 	if err != nil {
@@ -174,7 +179,7 @@ func (t *table) current(ctx context.Context, conn *nftables.Conn, d definition, 
 
 // read returns what the table is, with the elements of those sets that can stay.
 func (t *table) read(ctx context.Context, conn *nftables.Conn, d definition, shape []string) (*state, error) {
-	have := &state{elements: map[string][]nftables.SetElement{}}
+	have := &state{sets: map[string]content{}}
 	var err error
 	if have.shape, err = t.shape(ctx, conn); err != nil {
 		return nil, err
@@ -188,9 +193,9 @@ func (t *table) read(ctx context.Context, conn *nftables.Conn, d definition, sha
 		if err != nil {
 			return nil, err
 		}
-		have.elements[s.name] = elements
-		if count += len(elements); t.fd != 0 && count > maxElementsOfPod {
-			return nil, fmt.Errorf("%w: more than %d elements", rtnl.ErrTooMany, maxElementsOfPod)
+		have.sets[s.name] = s.holds(elements)
+		if count += len(elements); t.most > 0 && count > t.most {
+			return nil, fmt.Errorf("%w: more than %d elements", rtnl.ErrTooMany, t.most)
 		}
 	}
 	return have, nil
@@ -215,7 +220,7 @@ func (t *table) write(ctx context.Context, conn *nftables.Conn, d definition, sh
 		return dataplane.Result{Added: 1}, nil
 	}
 	for _, s := range d.sets {
-		r, err := s.update(conn, have.elements[s.name])
+		r, err := s.update(conn, have.sets[s.name])
 		if err != nil {
 			return result, fmt.Errorf("set %s: %w", s.name, err)
 		}
@@ -302,7 +307,7 @@ func (t *table) replace(ctx context.Context, conn *nftables.Conn, d definition, 
 		switch {
 		case prepared[s.name]:
 		case stays[s.shape()]:
-			_, err = s.update(conn, have.elements[s.name])
+			_, err = s.update(conn, have.sets[s.name])
 		default:
 			err = s.add(conn, uint32(i+1))
 		}
@@ -328,23 +333,31 @@ func (t *table) replace(ctx context.Context, conn *nftables.Conn, d definition, 
 	return t.commit(conn)
 }
 
-// prepare makes the sets of intervals that there aren't, and returns their names.
+// prepare makes the sets of intervals that there aren't, and returns their names. A transaction has few of them:
+// the kernel takes no message of more than 32 MiB.
 func (t *table) prepare(conn *nftables.Conn, d definition, have *state) (map[string]bool, error) {
 	made := map[string]bool{}
+	collected := 0 // ranges
 	for i, s := range d.sets {
 		if !s.interval || slices.Contains(have.shape, s.shape()) {
 			continue
 		}
-		if len(made) == 0 {
+		if collected == 0 {
 			conn.AddTable(named())
 		}
 		if err := s.add(conn, uint32(i+1)); err != nil {
 			return nil, err
 		}
 		made[s.name] = true
+		if collected += 1 + len(s.ranges); collected >= mostPrepared {
+			if err := t.commit(conn); err != nil {
+				return nil, err
+			}
+			collected = 0
+		}
 	}
-	if len(made) == 0 {
-		return nil, nil
+	if collected == 0 {
+		return made, nil
 	}
 	return made, t.commit(conn)
 }

@@ -117,6 +117,8 @@ type Handle struct {
 	ns       *netns.NS
 	protocol int
 	idle     chan *conn
+	// most is how many messages a list may take, 0 any number.
+	most int
 
 	mu    sync.Mutex
 	ports map[uint32]time.Time // of the sockets, and when each was closed
@@ -129,6 +131,9 @@ func New(ns *netns.NS) (*Handle, error) { return NewProtocol(ns, unix.NETLINK_RO
 // NewProtocol is New for another protocol of netlink(7), such as NETLINK_NETFILTER.
 func NewProtocol(ns *netns.NS, protocol int) (*Handle, error) {
 	h := &Handle{ns: ns, protocol: protocol, idle: make(chan *conn, maxIdle), ports: map[uint32]time.Time{}}
+	if ns != nil {
+		h.most = maxOfPod
+	}
 	c, err := h.dial()
 	if err != nil {
 		return nil, err
@@ -266,6 +271,9 @@ func (h *Handle) Dump(ctx context.Context, r Request, found func(body []byte) er
 	return h.with(func(c *conn) error { return c.dump(r, found) })
 }
 
+// Bound sets how many messages a list may take before it is ErrTooMany. It must be called before the handle is used.
+func (h *Handle) Bound(messages int) { h.most = messages }
+
 // List sends a request for all objects and returns those that parse accepts. Of another namespace than the
 // one that the process was started in it returns ErrTooMany rather than a list without bound.
 func List[T any](ctx context.Context, h *Handle, r Request, parse func(body []byte) (T, bool, error)) ([]T, error) {
@@ -287,12 +295,13 @@ func Collect[T any](ctx context.Context, h *Handle, r Request, add func(all []T,
 		}
 		var all []T
 		if err = observe(ctx, r); err == nil {
+			messages := 0
 			err = h.with(func(c *conn) error {
 				return c.dump(r, func(body []byte) (err error) {
 					all, err = add(all, body)
-					if h.ns != nil && len(all) > maxOfPod {
+					if messages++; h.most > 0 && (messages > h.most || len(all) > maxOfPod) {
 						all = nil
-						return fmt.Errorf("%s: %w: more than %d", r, ErrTooMany, maxOfPod)
+						return fmt.Errorf("%s: %w: more than %d messages or %d objects", r, ErrTooMany, h.most, maxOfPod)
 					}
 					return err
 				})

@@ -4,7 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"reflect"
+	"sync"
+	"time"
 
 	"github.com/coil-net/coil/pkg/dataplane"
 	"github.com/coil-net/coil/pkg/plan"
@@ -19,6 +20,7 @@ var ErrUnguarded = errors.New("the node doesn't keep what the pod sends past its
 // pod does, nor on whether the client can be changed.
 type guard struct {
 	host Host
+	mu   sync.Mutex // of what follows but to, which doesn't change
 	// link is the node's end of the client's link; 0 if there is none.
 	link     int
 	have, to dataplane.ClientGuard
@@ -59,8 +61,21 @@ func (g *guard) widen(ctx context.Context) error {
 
 func (g *guard) narrow(ctx context.Context) error { return g.set(ctx, g.to) }
 
+// narrowAfter narrows the guard when the client has changed, or takes longer than that: a program in the pod may
+// see to it that it does, and closes something at worst. What is returned is to be called when the client has
+// changed.
+func (g *guard) narrowAfter(ctx context.Context, d time.Duration) (narrow func() error) {
+	timer := time.AfterFunc(d, func() { _ = g.narrow(ctx) }) // an error comes again
+	return func() error {
+		timer.Stop()
+		return g.narrow(ctx)
+	}
+}
+
 func (g *guard) set(ctx context.Context, to dataplane.ClientGuard) error {
-	if g.link == 0 || reflect.DeepEqual(g.have, to) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.link == 0 || g.have.Equal(to) {
 		return nil
 	}
 	result, err := g.host.GuardClient(ctx, g.link, to)
@@ -70,6 +85,13 @@ func (g *guard) set(ctx context.Context, to dataplane.ClientGuard) error {
 	g.have = to
 	g.changed += result.Added + result.Replaced + result.Deleted
 	return nil
+}
+
+// changes is how much was changed on the node.
+func (g *guard) changes() int {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.changed
 }
 
 // checkGuard says whether the node's guard of a client is as it was made.

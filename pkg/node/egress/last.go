@@ -23,12 +23,9 @@ import (
 // that an ADD, which kubelet repeats, finds missing before it fails.
 const mostAsked = 8
 
-// mostFormer bounds the Egresses that one pod's annotations named before, mostRanges the private and the
-// public destinations that are left of those before these: tenants may change annotations without end.
-const (
-	mostFormer = 16
-	mostRanges = 128
-)
+// mostFormer bounds the Egresses that one pod's annotations named before: tenants may change annotations without
+// end.
+const mostFormer = 16
 
 // egress returns an Egress, live for a pod that is being added. Of a running pod the API server is asked
 // once for each that the cache doesn't have, which may be behind. It says whether it did ask.
@@ -82,7 +79,7 @@ func (w *wanted) keep(last []store.KnownEgress) {
 	former := slices.DeleteFunc(slices.Clone(last), func(k store.KnownEgress) bool {
 		return named[k.Name] || len(k.Destinations) == 0 // each change of the annotation would leave more that close nothing
 	})
-	for _, k := range bounded(former) {
+	for _, k := range bounded(former, w.egresses) {
 		k.Former, k.Switched = true, false
 		w.known = append(w.known, k)
 		closed := clientEgress(k)
@@ -98,22 +95,28 @@ func (w *wanted) keep(last []store.KnownEgress) {
 }
 
 // bounded returns Egresses, the latest first, of which the oldest are as one without a name, or as two, if
-// they are many. That closes what they closed and, if that is scattered, more.
-func bounded(former []store.KnownEgress) []store.KnownEgress {
+// they are many. That closes what they closed beside those that are used and, if that is scattered, more.
+func bounded(former []store.KnownEgress, used []plan.ClientEgress) []store.KnownEgress {
 	if len(former) <= mostFormer {
 		return former
 	}
 	latest, oldest := former[:mostFormer-2], former[mostFormer-2:]
+	all := slices.Clone(used)
+	for _, k := range former {
+		all = append(all, clientEgress(k))
+	}
 	for _, originatingOnly := range []bool{false, true} {
-		joined := store.KnownEgress{InCluster: latest[0].InCluster, OriginatingOnly: originatingOnly}
+		var some []plan.ClientEgress
 		for _, k := range oldest {
 			if k.OriginatingOnly == originatingOnly {
-				joined.Destinations = append(joined.Destinations, k.Destinations...)
+				some = append(some, clientEgress(k))
 			}
 		}
-		joined.Destinations = plan.Cover(joined.Destinations, mostRanges)
+		joined := plan.Closing(some, all)
 		if len(joined.Destinations) > 0 {
-			latest = append(slices.Clip(latest), joined)
+			latest = append(slices.Clip(latest), store.KnownEgress{
+				Destinations: joined.Destinations, InCluster: joined.InCluster, OriginatingOnly: originatingOnly,
+			})
 		}
 	}
 	return latest

@@ -1,6 +1,7 @@
 package egress
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -116,7 +117,7 @@ func TestFormerAreBounded(t *testing.T) {
 		n += len(k.Destinations)
 		egresses = append(egresses, clientEgress(k))
 	}
-	if n > 4*mostRanges+2*mostFormer {
+	if n > 4*128+2*mostFormer {
 		t.Errorf("%d destinations are known of the pod", n)
 	}
 	s := plan.ClientStateOf(plan.Client{Address: sandboxOf("p").Address, Egresses: egresses})
@@ -209,4 +210,36 @@ func TestClosed(t *testing.T) {
 	if d := cmp.Diff(want, got, sorted, cmp.Comparer(func(a, b netip.Prefix) bool { return a == b })); d != "" {
 		t.Errorf("closed (-want +got):\n%s", d)
 	}
+}
+
+// slowHost remembers the guard that a client has.
+type slowHost struct {
+	Host
+	have dataplane.ClientGuard
+}
+
+func (h *slowHost) GuardClient(_ context.Context, _ int, g dataplane.ClientGuard) (dataplane.Result, error) {
+	h.have = g
+	return dataplane.Result{Replaced: 1}, nil
+}
+
+// A pod in which a change takes long isn't open for as long.
+func TestGuardIsNarrowedInTime(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		to := dataplane.ClientGuard{Destinations: []dataplane.Range{{First: netip.MustParseAddr("192.0.2.0"), Last: netip.MustParseAddr("192.0.2.255")}}}
+		h := &slowHost{}
+		g := &guard{host: h, link: 7, to: to}
+		if err := g.widen(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		narrow := g.narrowAfter(t.Context(), widest)
+		time.Sleep(widest + time.Second)
+		synctest.Wait()
+		if !h.have.Equal(to) {
+			t.Errorf("while the client changes, the node keeps what is for %v", h.have.Destinations)
+		}
+		if err := narrow(); err != nil || g.changes() != 1 {
+			t.Errorf("%d changes, %v; want 1", g.changes(), err)
+		}
+	})
 }

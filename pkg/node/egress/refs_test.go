@@ -66,6 +66,48 @@ func TestManyEgressesAreNamed(t *testing.T) {
 	})
 }
 
+// An Egress of a running pod that gets more destinations than a pod may have is closed; a new pod isn't added.
+func TestManyDestinations(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld()
+		names := []string{"a"}
+		w.egress("a", "10.96.0.1", "192.0.2.0/24")
+		for i := range plan.MostDestinations / 256 {
+			name := fmt.Sprint("b", i)
+			names = append(names, name)
+			w.egress(name, "10.96.0.2")
+		}
+		m := w.manager(false)
+		w.clients(t, m, "p")
+		defer running(t, m)()
+		w.change(m, func() { w.pod("p", strings.Join(names, ",")) })
+		w.after(t, time.Second, "few destinations", "192.0.2.0/24 10.96.0.1")
+		last := names[len(names)-1]
+		w.change(m, func() {
+			for i, name := range names[1:] {
+				var all []string
+				for j := range 256 {
+					all = append(all, fmt.Sprintf("203.0.%d.%d/32", i, j))
+				}
+				w.egress(name, "10.96.0.2", all...)
+			}
+		})
+		time.Sleep(time.Second)
+		synctest.Wait()
+		if has, want := w.has("p"), fmt.Sprintf("203.0.%d.0/24 nowhere", len(names)-2); !strings.HasSuffix(has, want) {
+			t.Errorf("p has %s, want %s in the end", has, want)
+		}
+		want := "p: EgressTooMany: the Egresses have more than 2048 different destinations, or 1024 addresses of routers, together: unreachable are destinations of net/" + last
+		if len(w.events) != 1 || w.events[0] != want {
+			t.Errorf("events %q, want %q", w.events, want)
+		}
+		w.pod("new", strings.Join(names, ","))
+		if err := w.add(t, m, "new"); err == nil || !strings.Contains(err.Error(), "more than 2048 different destinations") {
+			t.Errorf("ADD: %v", err)
+		}
+	})
+}
+
 func TestFew(t *testing.T) {
 	long := strings.Repeat("x", 600)
 	for _, c := range []struct {

@@ -97,6 +97,11 @@ func (m *Manager) look(ctx context.Context, namespace string, refs []types.Names
 		known.Destinations, known.InCluster, known.OriginatingOnly = client.Destinations, client.InCluster, client.OriginatingOnly
 		w.known = append(w.known, known)
 	}
+	if _, excess := plan.Fit(w.egresses); len(excess) > 0 {
+		text := fmt.Sprintf("the Egresses have more than %d different destinations, or %d addresses of routers, together: unreachable are destinations of %s",
+			plan.MostDestinations, plan.MostTunnels, few(excess, ", "))
+		w.problems = append(w.problems, problem{EgressTooMany, text, true})
+	}
 	return w, nil
 }
 
@@ -328,6 +333,7 @@ func (m *Manager) client(s *sandbox, w wanted) plan.Client {
 	for i := range egresses {
 		egresses[i].OriginatingOnly = egresses[i].OriginatingOnly || m.cfg.OriginatingOnly
 	}
+	egresses, _ = plan.Fit(egresses)
 	return plan.Client{Address: s.Address, Link: s.IfName, Port: m.cfg.Port, Protocol: m.cfg.Protocol, Idle: idle, Egresses: egresses,
 		ContainerID: s.ContainerID, Wired: !m.cfg.RecordAll}
 }

@@ -1,0 +1,153 @@
+package plan
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+	"testing"
+
+	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
+	"github.com/coil-net/coil/pkg/dataplane"
+)
+
+// scattered are n destinations far apart, of a family, every third of IPv4 private.
+func scattered(rng *rand.Rand, n int, f dataplane.Family) []netip.Prefix {
+	var all []netip.Prefix
+	for i := range n {
+		if f == dataplane.IPv6 {
+			a := netip.MustParseAddr("2001:db8::").As16()
+			for j := 4; j < 16; j++ {
+				a[j] = byte(rng.Uint32())
+			}
+			all = append(all, netip.PrefixFrom(netip.AddrFrom16(a), 128))
+			continue
+		}
+		a := netip.AddrFrom4([4]byte{byte(10 + 30*(i%3)), byte(rng.Uint32()), byte(rng.Uint32()), byte(rng.Uint32())})
+		all = append(all, netip.PrefixFrom(a, 16+rng.IntN(17)).Masked())
+	}
+	return all
+}
+
+func ofDestinations(all []netip.Prefix) *v2.Egress {
+	e := &v2.Egress{}
+	for _, d := range all {
+		e.Spec.Destinations = append(e.Spec.Destinations, d.String())
+	}
+	return e
+}
+
+// A destination costs a range or two, however scattered they are, also with originatingOnly.
+func TestRangesAreFew(t *testing.T) {
+	rng := rand.New(rand.NewPCG(1, 2))
+	var egresses []ClientEgress
+	for i := range MostDestinations / 256 {
+		egresses = append(egresses, ClientEgress{Name: fmt.Sprint("net/", i), OriginatingOnly: true, Destinations: scattered(rng, 256, dataplane.IPv6)})
+	}
+	egresses = append(egresses, ClientEgress{Name: "net/all", OriginatingOnly: true, Destinations: parsePrefixes("::/0")})
+	s := ClientStateOf(clientOfFamilies("6", egresses...))
+	g := s.ClientGuard()
+	if most := MostDestinations + 10; len(g.Destinations) > most || len(g.Replies) > most || len(g.Replies) == 0 {
+		t.Errorf("%d ranges are captured, to %d answers pass, want at most %d", len(g.Destinations), len(g.Replies), most)
+	}
+	egresses[len(egresses)-1].OriginatingOnly = false
+	g = ClientStateOf(clientOfFamilies("6", egresses...)).ClientGuard()
+	if most := MostDestinations + 10; len(g.Replies) > most || len(g.Replies) < MostDestinations/2 {
+		t.Errorf("answers pass to %d ranges, want about %d", len(g.Replies), MostDestinations)
+	}
+}
+
+// Egresses that are more than a pod may have are closed: what they capture stays captured, by few routes.
+func TestFit(t *testing.T) {
+	rng := rand.New(rand.NewPCG(3, 4))
+	for round := range 20 {
+		facts := largeCluster(1+rng.IntN(600), 1+rng.IntN(40))
+		ranges := NewClusterRanges(facts)
+		var all []ClientEgress
+		for i := range 12 {
+			e := ClientEgress{
+				Name: fmt.Sprint("net/", i), OriginatingOnly: rng.IntN(2) == 0, Peers: clientAddrs("46", fmt.Sprintf("10.96.0.%d", i), fmt.Sprintf("fd96::%d", i)),
+				Destinations: append(scattered(rng, 200, dataplane.IPv4), scattered(rng, 56, dataplane.IPv6)...),
+			}
+			// What is inside of the cluster may be asked for by a longer prefix, and what is around it, too.
+			for range 5 {
+				p := ranges.all[rng.IntN(len(ranges.all))]
+				bits := p.Bits() - 3 + rng.IntN(7)
+				e.Destinations = append(e.Destinations, netip.PrefixFrom(p.Addr(), min(max(bits, 0), p.Addr().BitLen())).Masked())
+			}
+			e.InCluster = ranges.For(ofDestinations(e.Destinations))
+			all = append(all, e)
+		}
+		fit, excess := Fit(all)
+		if len(excess) == 0 || len(excess) == len(all) {
+			t.Fatalf("%d of %d don't fit", len(excess), len(all))
+		}
+		for _, e := range all[:len(all)-len(excess)] {
+			if !slices.ContainsFunc(fit, func(f ClientEgress) bool { return f.Name == e.Name }) {
+				t.Errorf("%s isn't used", e.Name)
+			}
+		}
+		n := 0
+		for _, e := range fit {
+			n += len(e.Destinations)
+		}
+		if most := MostDestinations + 4*mostClosing + 2*2*len(ranges.all); n > most {
+			t.Errorf("%d destinations, want at most %d", n, most)
+		}
+		before, err := setOf(ClientStateOf(clientOfFamilies("46", all...)).Filter.Destinations)
+		if err != nil {
+			t.Fatal(err)
+		}
+		state := ClientStateOf(clientOfFamilies("46", fit...))
+		after, err := setOf(state.Filter.Destinations)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, r := range before.Ranges() {
+			if !after.ContainsRange(r) {
+				t.Errorf("round %d: something of %s is open", round, r)
+			}
+		}
+		if len(state.Conflicts) > 0 && state.Conflicts[0].Winner == "" {
+			t.Errorf("a conflict with an Egress without a name: %v", state.Conflicts[0])
+		}
+	}
+}
+
+// Routers that are more than a pod may have take nothing.
+func TestFitRouters(t *testing.T) {
+	var all []ClientEgress
+	for i := range 12 {
+		e := ClientEgress{Name: fmt.Sprint("net/", i), Direct: true, Destinations: []netip.Prefix{netip.PrefixFrom(netip.AddrFrom4([4]byte{198, 51, 100, byte(i)}), 32)}}
+		for j := range groupBuckets {
+			e.Routers = append(e.Routers, ClientRouter{netip.AddrFrom4([4]byte{10, 1, byte(i), byte(j)}), RouterLive})
+		}
+		all = append(all, e)
+	}
+	fit, excess := Fit(all)
+	s := ClientStateOf(clientOfFamilies("4", fit...))
+	if len(s.Tunnels) != MostTunnels || len(excess) != 4 {
+		t.Errorf("%d tunnels, and %v don't fit; want %d and 4", len(s.Tunnels), excess, MostTunnels)
+	}
+	for _, e := range all {
+		d := e.Destinations[0]
+		if !slices.ContainsFunc(s.Filter.Destinations, func(r dataplane.Range) bool { return !d.Addr().Less(r.First) && !r.Last.Less(d.Addr()) }) {
+			t.Errorf("%s of %s is open", d, e.Name)
+		}
+	}
+}
+
+func BenchmarkClientState(b *testing.B) {
+	rng := rand.New(rand.NewPCG(5, 6))
+	ranges := NewClusterRanges(largeCluster(5000, 40))
+	var all []ClientEgress
+	for i := range MostEgresses {
+		e := ClientEgress{Name: fmt.Sprint("net/", i), OriginatingOnly: true, Destinations: scattered(rng, 256, dataplane.IPv6)}
+		e.InCluster = ranges.For(ofDestinations(e.Destinations))
+		all = append(all, e)
+	}
+	for b.Loop() {
+		fit, _ := Fit(all)
+		ClientStateOf(clientOfFamilies("6", fit...))
+	}
+}
