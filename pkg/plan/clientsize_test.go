@@ -60,7 +60,7 @@ func TestRangesAreFew(t *testing.T) {
 // Egresses that are more than a pod may have are closed: what they capture stays captured, by few routes.
 func TestFit(t *testing.T) {
 	rng := rand.New(rand.NewPCG(3, 4))
-	for round := range 20 {
+	for round := range 8 {
 		facts := largeCluster(1+rng.IntN(600), 1+rng.IntN(40))
 		ranges := NewClusterRanges(facts)
 		var all []ClientEgress
