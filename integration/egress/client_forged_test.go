@@ -70,10 +70,12 @@ func (n *network) hears(forged []byte, port uint16, outer netip.Addr, family int
 		if err != nil {
 			continue
 		}
-		if from.(*net.UDPAddr).Port == int(port) {
+		switch from.(*net.UDPAddr).Port {
+		case int(port):
 			return true
+		case knownPort:
+			followed++
 		}
-		followed++
 	}
 	if followed < 2 {
 		n.t.Errorf("the client hears %d of 3 datagrams of its router %s", followed, routerOwn.Addrs()[family])
