@@ -134,6 +134,17 @@ func (n *node) kernel() string {
 	return b.String()
 }
 
+// checked waits until the kernel has checked all addresses for duplicates.
+func (n *node) checked() {
+	n.t.Helper()
+	testkit.Eventually(n.t, 20*time.Second, "addresses are usable", func() error {
+		if out := n.sh("ip address"); strings.Contains(out, "tentative") {
+			return errors.New(out)
+		}
+		return nil
+	})
+}
+
 // settled is the kernel when it has done what it does in the background: new links have
 // addresses that were checked for duplicates.
 func (n *node) settled() string {
@@ -200,6 +211,7 @@ func (n *node) end(s *rig.Sandbox) {
 // refused ends the test unless cleanup refuses, names all that it should, and changes nothing.
 func (n *node) refused(names ...string) {
 	n.t.Helper()
+	n.checked()
 	before, files := n.kernel(), n.files()
 	out, err := n.cleanup()
 	if err == nil || out != "" {

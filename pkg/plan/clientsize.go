@@ -27,29 +27,30 @@ const mostClosing = 128
 func Fit(egresses []ClientEgress) (fit []ClientEgress, excess []string) {
 	taken := map[netip.Prefix]bool{}
 	tunnels := 0
-	closing := map[bool][]ClientEgress{} // by OriginatingOnly
+	var more []ClientEgress
 	for _, e := range egresses {
 		e.Destinations = masked(e.Destinations)
 		added := slices.DeleteFunc(slices.Clone(e.Destinations), func(d netip.Prefix) bool { return taken[d] })
-		if len(taken)+len(added) > MostDestinations || tunnels+len(e.Routers) > MostTunnels {
+		ends := len(e.Peers.Addrs())
+		if e.grouped() {
+			ends = len(e.Routers)
+		}
+		if len(taken)+len(added) > MostDestinations || tunnels+ends > MostTunnels {
 			e.Destinations = added
-			closing[e.OriginatingOnly] = append(closing[e.OriginatingOnly], e)
+			more = append(more, e)
 			excess = append(excess, e.Name)
 			continue
 		}
-		tunnels += len(e.Routers)
+		tunnels += ends
 		for _, d := range added {
 			taken[d] = true
 		}
 		fit = append(fit, e)
 	}
-	for _, originatingOnly := range []bool{false, true} {
-		if closed := Closing(closing[originatingOnly], egresses); len(closed.Destinations) > 0 {
-			closed.OriginatingOnly = originatingOnly
-			fit = append(fit, closed)
-		}
+	if len(more) == 0 {
+		return fit, nil
 	}
-	return fit, excess
+	return append(fit, Closing(more, fit)...), excess
 }
 
 // masked returns each prefix once, sorted and without host bits.
@@ -64,33 +65,60 @@ func masked(all []netip.Prefix) []netip.Prefix {
 	return slices.Compact(out)
 }
 
-// Closing returns an Egress, without a name, that closes the destinations of some of a client's Egresses by few
-// ranges, and few other addresses. The ranges of the cluster stay spared that all of them spare, but for those
-// in which one of the destinations is.
-func Closing(some, all []ClientEgress) ClientEgress {
-	var closing ClientEgress
+// Closing returns at most two Egresses, without a name, that close the destinations of some of a client's by few
+// ranges, and few other addresses. What is closed goes by none of the others that the client uses. The ranges of the
+// cluster stay spared, but for those in which a destination is.
+func Closing(some, used []ClientEgress) []ClientEgress {
+	all := slices.Concat(some, used)
+	// The longest prefix decides: what is closed has a longer one than these.
 	around := map[netip.Prefix]bool{}
-	for _, e := range all {
-		for _, p := range e.spared() {
-			closing.InCluster = append(closing.InCluster, p)
-			around[p] = within(p, dataplane.PrivateRanges)
+	var destinations netipx.IPSetBuilder
+	for _, e := range used {
+		for _, d := range e.Destinations {
+			around[d.Masked()] = true
 		}
 	}
-	closing.InCluster = masked(closing.InCluster)
-	var outside []netip.Prefix
-	for _, e := range some {
-		for _, d := range masked(e.Destinations) {
-			spared := longest(around, d)
-			switch {
-			case !spared.IsValid():
-				outside = append(outside, d)
-			case spared != d: // which no Egress captures
-				closing.Destinations = append(closing.Destinations, halves(spared)...)
+	var inCluster, spared []netip.Prefix
+	for _, e := range all {
+		for _, d := range e.Destinations {
+			destinations.AddPrefix(d.Masked())
+		}
+		inCluster = append(inCluster, e.inCluster()...)
+		spared = append(spared, e.spared()...)
+	}
+	for _, p := range spared {
+		around[p] = around[p] || within(p, dataplane.PrivateRanges)
+	}
+	captured, _ := destinations.IPSet() // an error is of an invalid prefix, which is no destination
+	for _, p := range masked(inCluster) {
+		if !captured.OverlapsPrefix(p) {
+			spared = append(spared, p)
+		}
+	}
+	spared = masked(spared)
+	var out []ClientEgress
+	for _, originatingOnly := range []bool{false, true} {
+		closing := ClientEgress{InCluster: spared, OriginatingOnly: originatingOnly}
+		var outside []netip.Prefix
+		for _, e := range some {
+			if e.OriginatingOnly != originatingOnly {
+				continue
+			}
+			for _, d := range masked(e.Destinations) {
+				switch p := longest(around, d); {
+				case !p.IsValid():
+					outside = append(outside, d)
+				case p != d: // which another one has, or none
+					closing.Destinations = append(closing.Destinations, netip.PrefixFrom(d.Addr(), p.Bits()+1).Masked())
+				}
 			}
 		}
+		closing.Destinations = masked(append(closing.Destinations, Cover(outside, mostClosing)...))
+		if len(closing.Destinations) > 0 {
+			out = append(out, closing)
+		}
 	}
-	closing.Destinations = masked(append(closing.Destinations, Cover(outside, mostClosing)...))
-	return closing
+	return out
 }
 
 // longest returns the longest of some prefixes that has all of p, the zero Prefix if there is none.
@@ -101,10 +129,4 @@ func longest(among map[netip.Prefix]bool, p netip.Prefix) netip.Prefix {
 		}
 	}
 	return netip.Prefix{}
-}
-
-// halves splits a range of more than one address.
-func halves(p netip.Prefix) []netip.Prefix {
-	bits := p.Bits() + 1
-	return []netip.Prefix{netip.PrefixFrom(p.Addr(), bits), netip.PrefixFrom(netipx.PrefixLastIP(p), bits).Masked()}
 }

@@ -60,7 +60,7 @@ func TestRangesAreFew(t *testing.T) {
 // Egresses that are more than a pod may have are closed: what they capture stays captured, by few routes.
 func TestFit(t *testing.T) {
 	rng := rand.New(rand.NewPCG(3, 4))
-	for round := range 20 {
+	for round := range 8 {
 		facts := largeCluster(1+rng.IntN(600), 1+rng.IntN(40))
 		ranges := NewClusterRanges(facts)
 		var all []ClientEgress
@@ -108,8 +108,71 @@ func TestFit(t *testing.T) {
 				t.Errorf("round %d: something of %s is open", round, r)
 			}
 		}
+		for _, e := range all {
+			for _, d := range e.Destinations {
+				shared := slices.ContainsFunc(fit, func(f ClientEgress) bool { return f.Name != "" && slices.Contains(f.Destinations, d) })
+				if slices.Contains(excess, e.Name) && !shared && owner(all, d.Addr()) == e.Name && before.Contains(d.Addr()) && owner(fit, d.Addr()) != "" {
+					t.Errorf("round %d: %s of %s goes by %s", round, d, e.Name, owner(fit, d.Addr()))
+				}
+			}
+		}
 		if len(state.Conflicts) > 0 && state.Conflicts[0].Winner == "" {
 			t.Errorf("a conflict with an Egress without a name: %v", state.Conflicts[0])
+		}
+	}
+}
+
+// owner returns the Egress that has the longest prefix around an address, of two the first by name.
+func owner(egresses []ClientEgress, a netip.Addr) string {
+	name, bits := "none", -1
+	for _, e := range egresses {
+		for _, d := range e.Destinations {
+			if d.Contains(a) && (d.Bits() > bits || d.Bits() == bits && e.Name < name) {
+				name, bits = e.Name, d.Bits()
+			}
+		}
+	}
+	return name
+}
+
+// What is closed for its number doesn't go by an Egress with a longer prefix, which closes no more than a part of that, and
+// the cluster stays within reach.
+func TestFitSparesOthers(t *testing.T) {
+	var all []ClientEgress
+	for i := range MostDestinations / 256 {
+		e := ClientEgress{Name: fmt.Sprint("a/", i), Peers: clientAddrs("4", "10.96.0.9", ""), InCluster: parsePrefixes("10.96.0.0/12 10.4.0.0/16 10.5.0.0/24")}
+		for j := range 256 {
+			e.Destinations = append(e.Destinations, netip.PrefixFrom(netip.AddrFrom4([4]byte{100, byte(i), byte(j), 7}), 32))
+		}
+		all = append(all, e)
+	}
+	all[0].Destinations[0] = netip.MustParsePrefix("192.0.2.0/24")
+	all[0].Destinations[1] = netip.MustParsePrefix("198.18.0.0/15")
+	more := ClientEgress{Name: "x/x", InCluster: all[0].InCluster}
+	for i := range 250 {
+		more.Destinations = append(more.Destinations, netip.PrefixFrom(netip.AddrFrom4([4]byte{192, 0, byte(i), 1}), 32))
+		if i < 4 || i > 5 {
+			more.Destinations = append(more.Destinations, netip.PrefixFrom(netip.AddrFrom4([4]byte{10, byte(i), byte(i), byte(i)}), 32))
+		}
+	}
+	fit, excess := Fit(append(all, more))
+	if len(excess) != 1 {
+		t.Fatalf("%v don't fit", excess)
+	}
+	state := ClientStateOf(clientOfFamilies("4", fit...))
+	captured, err := setOf(state.Filter.Destinations)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for address, want := range map[string]string{"192.0.2.1": "", "192.0.2.200": "a/0", "198.18.0.1": "a/0", "10.7.7.7": "", "192.0.77.1": ""} {
+		if got := owner(fit, netip.MustParseAddr(address)); got != want || !captured.Contains(netip.MustParseAddr(address)) {
+			t.Errorf("%s goes by %q, want %q", address, got, want)
+		}
+	}
+	// Some of the Services' range was asked for, in the other two nothing.
+	for _, address := range []string{"10.4.1.1", "10.5.0.1"} {
+		if captured.Contains(netip.MustParseAddr(address)) {
+			t.Errorf("%s, a pod, can't be reached", address)
 		}
 	}
 }

@@ -176,11 +176,13 @@ func RouterBinding(namespace string, egresses []*v2.Egress) *rbacv1.RoleBinding 
 // owner is deleted, another Egress takes its place. The account stays as long as one owner is there.
 const mostOwners = 32
 
-// accountMeta is the metadata of what the Egresses of a namespace own together, the oldest of them.
+// accountMeta is the metadata of what the Egresses of a namespace own together. The order of UIDs, which are random,
+// makes it unlikely that all owners are deleted at once and others stay: the account made anew would have another UID,
+// with which the tokens of running routers are void.
 func accountMeta(namespace string, egresses []*v2.Egress) metav1.ObjectMeta {
 	all := slices.DeleteFunc(slices.Clone(egresses), func(e *v2.Egress) bool { return e.DeletionTimestamp != nil })
 	slices.SortFunc(all, func(a, b *v2.Egress) int {
-		return cmp.Or(a.CreationTimestamp.Compare(b.CreationTimestamp.Time), strings.Compare(a.Name, b.Name))
+		return cmp.Or(cmp.Compare(a.UID, b.UID), strings.Compare(a.Name, b.Name))
 	})
 	var owners []metav1.OwnerReference
 	for _, e := range all[:min(len(all), mostOwners)] {

@@ -108,7 +108,7 @@ func (n *Network) begin(p Pod) (w wiring, err error) {
 	if ns.Inode() == n.host.Inode() {
 		return w, fmt.Errorf("%s is the host's own network namespace", ns)
 	}
-	inside, err := rtnl.New(ns)
+	inside, err := rtnl.NewOfPod(ns)
 	if err != nil {
 		return w, err
 	}

@@ -66,7 +66,7 @@ func (n *Network) checkPod(ctx context.Context, p Pod, a Attachment) error {
 	if a.NetnsInode != 0 && ns.Inode() != a.NetnsInode {
 		return fmt.Errorf("%s is another network namespace: inode %d, not %d", ns, ns.Inode(), a.NetnsInode)
 	}
-	inside, err := rtnl.New(ns)
+	inside, err := rtnl.NewOfPod(ns)
 	if err != nil {
 		return err
 	}

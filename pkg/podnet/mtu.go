@@ -123,7 +123,7 @@ func (n *Network) resize(ctx context.Context, p Pod, l rtnl.Link, mtu int) (bool
 		return false, err
 	}
 	defer ns.Close()
-	inside, err := rtnl.New(ns)
+	inside, err := rtnl.NewOfPod(ns)
 	if err != nil {
 		return false, err
 	}

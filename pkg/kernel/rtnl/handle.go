@@ -107,8 +107,9 @@ const (
 	maxBatch = 64
 	// maxDumps bounds how often an interrupted dump is repeated at once.
 	maxDumps = 20
-	// maxOfPod bounds a list of objects of another namespace: a program in a pod may have made millions.
-	maxOfPod = 100_000
+	// maxOfPod bounds a list of objects of a pod, where a program may have made millions: twice what Coil makes, which
+	// is routes at most. What isn't wanted is deleted one by one.
+	maxOfPod = 32_768
 )
 
 // Handle sends requests in one network namespace. It is safe for concurrent
@@ -131,9 +132,6 @@ func New(ns *netns.NS) (*Handle, error) { return NewProtocol(ns, unix.NETLINK_RO
 // NewProtocol is New for another protocol of netlink(7), such as NETLINK_NETFILTER.
 func NewProtocol(ns *netns.NS, protocol int) (*Handle, error) {
 	h := &Handle{ns: ns, protocol: protocol, idle: make(chan *conn, maxIdle), ports: map[uint32]time.Time{}}
-	if ns != nil {
-		h.most = maxOfPod
-	}
 	c, err := h.dial()
 	if err != nil {
 		return nil, err
@@ -271,11 +269,20 @@ func (h *Handle) Dump(ctx context.Context, r Request, found func(body []byte) er
 	return h.with(func(c *conn) error { return c.dump(r, found) })
 }
 
+// NewOfPod is New for the namespace of a pod, where a program may have made millions of objects: see Bound.
+func NewOfPod(ns *netns.NS) (*Handle, error) {
+	h, err := New(ns)
+	if err == nil {
+		h.Bound(maxOfPod)
+	}
+	return h, err
+}
+
 // Bound sets how many messages a list may take before it is ErrTooMany. It must be called before the handle is used.
 func (h *Handle) Bound(messages int) { h.most = messages }
 
-// List sends a request for all objects and returns those that parse accepts. Of another namespace than the
-// one that the process was started in it returns ErrTooMany rather than a list without bound.
+// List sends a request for all objects and returns those that parse accepts. A handle with a bound returns
+// ErrTooMany rather than a longer list.
 func List[T any](ctx context.Context, h *Handle, r Request, parse func(body []byte) (T, bool, error)) ([]T, error) {
 	return Collect(ctx, h, r, func(all []T, body []byte) ([]T, error) {
 		x, ok, err := parse(body)

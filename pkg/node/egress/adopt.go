@@ -70,7 +70,7 @@ func (a Adoption) inspect(ctx context.Context, path string) (node.Sandbox, error
 		return node.Sandbox{}, err
 	}
 	defer ns.Close()
-	h, err := rtnl.New(ns)
+	h, err := rtnl.NewOfPod(ns)
 	if err != nil {
 		return node.Sandbox{}, err
 	}

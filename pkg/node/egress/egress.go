@@ -190,6 +190,8 @@ type sandbox struct {
 	// for it though not for other clients.
 	missed map[routerKey]int
 	alone  map[routerKey]bool
+	// asking says that the sandbox asks, and hasn't come back.
+	asking bool
 }
 
 // New returns a Manager of nothing; see Restore.

@@ -59,7 +59,12 @@ func (g *guard) widen(ctx context.Context) error {
 	return g.set(ctx, both)
 }
 
-func (g *guard) narrow(ctx context.Context) error { return g.set(ctx, g.to) }
+// narrow is done though coild ends: its successor takes what the kernel has for what is wanted until it knows better.
+func (g *guard) narrow(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTimeout)
+	defer cancel()
+	return g.set(ctx, g.to)
+}
 
 // narrowAfter narrows the guard when the client has changed, or takes longer than that: a program in the pod may
 // see to it that it does, and closes something at worst. What is returned is to be called when the client has

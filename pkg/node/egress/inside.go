@@ -37,7 +37,7 @@ type client struct {
 // inside does work in the namespace of a client.
 func (k *Kernel) inside(ctx context.Context, at store.Netns, work func(client) error) error {
 	return visit(ctx, at, func(ns *netns.NS) error {
-		h, err := rtnl.New(ns)
+		h, err := rtnl.NewOfPod(ns)
 		if err != nil {
 			return err
 		}

@@ -101,23 +101,18 @@ func bounded(former []store.KnownEgress, used []plan.ClientEgress) []store.Known
 		return former
 	}
 	latest, oldest := former[:mostFormer-2], former[mostFormer-2:]
-	all := slices.Clone(used)
-	for _, k := range former {
-		all = append(all, clientEgress(k))
+	var some []plan.ClientEgress
+	for _, k := range oldest {
+		some = append(some, clientEgress(k))
 	}
-	for _, originatingOnly := range []bool{false, true} {
-		var some []plan.ClientEgress
-		for _, k := range oldest {
-			if k.OriginatingOnly == originatingOnly {
-				some = append(some, clientEgress(k))
-			}
-		}
-		joined := plan.Closing(some, all)
-		if len(joined.Destinations) > 0 {
-			latest = append(slices.Clip(latest), store.KnownEgress{
-				Destinations: joined.Destinations, InCluster: joined.InCluster, OriginatingOnly: originatingOnly,
-			})
-		}
+	others := slices.Clone(used)
+	for _, k := range latest {
+		others = append(others, clientEgress(k))
+	}
+	for _, joined := range plan.Closing(some, others) {
+		latest = append(slices.Clip(latest), store.KnownEgress{
+			Destinations: joined.Destinations, InCluster: joined.InCluster, OriginatingOnly: joined.OriginatingOnly,
+		})
 	}
 	return latest
 }

@@ -1,6 +1,7 @@
 package egress
 
 import (
+	"net/netip"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -44,6 +45,42 @@ func TestPodsLieAboutRouters(t *testing.T) {
 			})
 		}
 	}
+}
+
+// A pod in which questions take the kernel long delays nobody's judgement of routers.
+func TestSlowPods(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld()
+		w.direct("10.1.1.1 live, 10.1.1.2 live")
+		m := w.manager(false)
+		w.clients(t, m, "a", "z", "p")
+		defer asking(t, m)()
+		w.after(t, 30*time.Second, "at first", both)
+		w.mu.Lock()
+		w.slow = map[string]time.Duration{"/a": time.Minute, "/z": time.Hour}
+		w.mu.Unlock()
+		w.after(t, 30*time.Second, "others are slow", both)
+		for range 3 {
+			w.silence(true, "10.1.1.1")
+			w.after(t, 15*time.Second, "a router is silent", second)
+			w.silence(false, "10.1.1.1")
+			w.after(t, 20*time.Second, "it answers", both)
+		}
+		// All are slow for a while.
+		w.mu.Lock()
+		w.slow["/p"] = 10 * time.Minute
+		w.mu.Unlock()
+		time.Sleep(15 * time.Minute)
+		w.mu.Lock()
+		w.slow = nil
+		asked := w.asked[netip.MustParseAddr("10.1.1.2")]
+		w.mu.Unlock()
+		time.Sleep(10 * time.Minute)
+		w.after(t, 2*time.Minute, "they are quick again", both)
+		if n := w.asked[netip.MustParseAddr("10.1.1.2")] - asked; n < 100 {
+			t.Errorf("a router was asked %d times in two minutes", n)
+		}
+	})
 }
 
 // Pods whose answers get lost, as by rules of their own, neither keep a router dead for others nor make it so.

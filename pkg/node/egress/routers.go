@@ -7,7 +7,6 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -106,37 +105,10 @@ func (m *Manager) askWhileAny(ctx context.Context) {
 	}
 }
 
-// round is what one client asks, and hears.
-type round struct {
-	client    *sandbox
-	questions []echo.Question
-	about     []about
-	answers   []echo.Answer // none if nothing could be asked
-	err       error
-}
-
-// about is what a question is about.
-type about struct {
-	routerKey
-	// known says that the router has answered the client before, turn that it was the client's turn: that
-	// it doesn't ask for itself alone.
-	known, turn bool
-}
-
-// ask adds a question.
-func (r *round) ask(key routerKey, source netip.Addr, turn bool) {
-	r.questions = append(r.questions, echo.Question{Link: r.client.links[key.addr], From: source, To: key.addr})
-	r.about = append(r.about, about{key, r.client.answered[key.addr], turn})
-}
-
 // askOnce asks each router once, and says whether there is any.
 func (m *Manager) askOnce(ctx context.Context) bool {
-	rounds := m.questions()
-	var wg sync.WaitGroup
-	for _, r := range rounds {
-		wg.Go(func() { r.answers, r.err = m.cfg.Ask(ctx, r.client.Netns, askWait, r.questions) })
-	}
-	wg.Wait()
+	rounds, asked := m.questions()
+	m.askAll(ctx, rounds)
 	if ctx.Err() != nil {
 		return false
 	}
@@ -148,7 +120,7 @@ func (m *Manager) askOnce(ctx context.Context) bool {
 	for _, key := range m.hear(rounds) {
 		m.tellRouter(ctx, key)
 	}
-	return len(rounds) > 0
+	return asked
 }
 
 // end is a client that has a tunnel to a router.
@@ -157,8 +129,9 @@ type end struct {
 	source netip.Addr
 }
 
-// questions chooses who asks which router, and forgets routers that nobody has a tunnel to.
-func (m *Manager) questions() []*round {
+// questions chooses who asks which router, and forgets routers that nobody has a tunnel to. It says whether there
+// are others.
+func (m *Manager) questions() (rounds []*round, asked bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	clients := map[routerKey][]end{}
@@ -180,7 +153,6 @@ func (m *Manager) questions() []*round {
 		}
 	}
 	bySandbox := map[*sandbox]*round{}
-	var rounds []*round
 	for key, ends := range clients {
 		slices.SortFunc(ends, func(a, b end) int {
 			return cmp.Or(strings.Compare(a.ContainerID, b.ContainerID), strings.Compare(a.IfName, b.IfName))
@@ -198,7 +170,7 @@ func (m *Manager) questions() []*round {
 			bySandbox[asks.sandbox].ask(key, asks.source, turn)
 		}
 		answered := func(e end) bool { return e.answered[key.addr] }
-		old := slices.DeleteFunc(slices.Clone(ends), func(e end) bool { return !answered(e) })
+		old := slices.DeleteFunc(slices.Clone(ends), func(e end) bool { return !answered(e) || e.asking })
 		// A client that lets answers get lost has no turn as long as another one hears some.
 		takers := slices.DeleteFunc(slices.Clone(old), func(e end) bool { return e.missed[key] >= deathMisses })
 		if len(takers) == 0 {
@@ -210,11 +182,14 @@ func (m *Manager) questions() []*round {
 				ask(e, turn)
 			}
 		}
-		if unknown := slices.DeleteFunc(ends, answered); len(unknown) > 0 {
+		if unknown := slices.DeleteFunc(ends, func(e end) bool { return answered(e) || e.asking }); len(unknown) > 0 {
 			ask(unknown[r.newTurn%len(unknown)], true)
 		}
 	}
-	return rounds
+	for _, r := range rounds {
+		r.client.asking = true
+	}
+	return rounds, len(clients) > 0
 }
 
 // starts says whether a router may be one that isn't up yet: not ready, and never heard of. It is

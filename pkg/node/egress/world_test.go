@@ -36,9 +36,10 @@ type world struct {
 	egresses   map[string]*v2.Egress
 	services   map[string]*corev1.Service
 	routers    map[string][]plan.ClientRouter
-	silent     map[netip.Addr]bool // routers that don't answer
-	unlisted   map[string]bool     // namespaces of pods that no router knows yet
-	lying      map[string]bool     // namespaces of pods that answer in routers' places
+	silent     map[netip.Addr]bool      // routers that don't answer
+	unlisted   map[string]bool          // namespaces of pods that no router knows yet
+	slow       map[string]time.Duration // what it takes to ask in namespaces
+	lying      map[string]bool          // namespaces of pods that answer in routers' places
 	asked      map[netip.Addr]int
 	down       error           // of the API server, for what isn't in a cache
 	live       int             // requests beside the caches
@@ -125,7 +126,14 @@ func (w *world) Routers(name types.NamespacedName) ([]plan.ClientRouter, error) 
 }
 
 // Ask takes its time for a router that doesn't answer.
-func (w *world) Ask(_ context.Context, at store.Netns, wait time.Duration, questions []echo.Question) (answers []echo.Answer, err error) {
+func (w *world) Ask(ctx context.Context, at store.Netns, wait time.Duration, questions []echo.Question) (answers []echo.Answer, err error) {
+	w.mu.Lock()
+	slow := w.slow[at.Path]
+	w.mu.Unlock()
+	select {
+	case <-time.After(slow):
+	case <-ctx.Done():
+	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.gone[at.Path] {
