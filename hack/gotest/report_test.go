@@ -64,15 +64,7 @@ func runIn(t *testing.T, o options) (string, error) {
 func runOf(t *testing.T, files map[string]string, o options) (string, error) {
 	t.Helper()
 	dir := t.TempDir()
-	for name, content := range files {
-		path := filepath.Join(dir, name)
-		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(path, []byte(content), 0o644); err != nil {
-			t.Fatal(err)
-		}
-	}
+	write(t, dir, files)
 	t.Chdir(dir)
 	o.timeout = time.Minute
 	if o.measure == nil {
@@ -82,6 +74,20 @@ func runOf(t *testing.T, files map[string]string, o options) (string, error) {
 	err := run(t.Context(), o, &out)
 	t.Log(out.String())
 	return out.String(), err
+}
+
+// write writes files below a folder.
+func write(t *testing.T, dir string, files map[string]string) {
+	t.Helper()
+	for name, content := range files {
+		path := filepath.Join(dir, name)
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, []byte(content), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
 }
 
 func TestRun(t *testing.T) {
