@@ -105,8 +105,12 @@ func (n *NS) IP(tb testing.TB, args ...string) string {
 
 // Run runs a program in the namespace and returns its output.
 func (n *NS) Run(name string, args ...string) (string, error) {
-	path := fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), n.Fd())
-	out, err := exec.Command("nsenter", append([]string{"--net=" + path, "--", name}, args...)...).CombinedOutput()
+	var out []byte
+	// A process is born where the thread is that starts it. nsenter(1) would be one more to start.
+	err := n.Do(func() (err error) {
+		out, err = exec.Command(name, args...).CombinedOutput()
+		return err
+	})
 	if err != nil {
 		return "", fmt.Errorf("%s %s: %w: %s", name, strings.Join(args, " "), err, out)
 	}
