@@ -103,12 +103,28 @@ func (n *NS) IP(tb testing.TB, args ...string) string {
 	return out
 }
 
+// Batch has one ip run many commands, a line each, with the same options.
+func (n *NS) Batch(tb testing.TB, options, commands string) string {
+	tb.Helper()
+	out, err := n.run(commands, "ip", append(strings.Fields(options), "-batch", "-")...)
+	if err != nil {
+		tb.Fatalf("%v, of\n%s", err, commands)
+	}
+	return out
+}
+
 // Run runs a program in the namespace and returns its output.
-func (n *NS) Run(name string, args ...string) (string, error) {
+func (n *NS) Run(name string, args ...string) (string, error) { return n.run("", name, args...) }
+
+func (n *NS) run(stdin, name string, args ...string) (string, error) {
 	var out []byte
 	// A process is born where the thread is that starts it. nsenter(1) would be one more to start.
 	err := n.Do(func() (err error) {
-		out, err = exec.Command(name, args...).CombinedOutput()
+		cmd := exec.Command(name, args...)
+		if stdin != "" {
+			cmd.Stdin = strings.NewReader(stdin)
+		}
+		out, err = cmd.CombinedOutput()
 		return err
 	})
 	if err != nil {
