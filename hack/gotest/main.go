@@ -93,7 +93,17 @@ func run(ctx context.Context, o options, out io.Writer) error {
 	const measures, waits, computes = 0, 10, 15
 	var lanes [3]error
 	var wait sync.WaitGroup
-	wait.Go(func() { lanes[0] = test(ctx, o, r, how{nice: computes}, p.emulated, "-p=1") })
+	if !slices.Contains(strings.Split(o.tiers, ","), "vm") {
+		// Nothing takes long in the first lane: all light packages come last.
+		p.light, p.pure = append(p.light, p.pure...), nil
+	}
+	wait.Go(func() {
+		lanes[0] = errors.Join(
+			test(ctx, o, r, how{nice: computes}, p.emulated, "-p=1"),
+			test(ctx, o, r, how{nice: waits}, p.routing, "-p=1"),
+			test(ctx, o, r, how{nice: computes, race: o.race}, p.pure),
+		)
+	})
 	wait.Go(func() {
 		waitErr := test(ctx, o, r, how{nice: waits}, p.waiting, "-p=1")
 		lanes[1] = errors.Join(waitErr, test(ctx, o, r, how{nice: waits}, p.late, "-p=1"))
@@ -101,7 +111,8 @@ func run(ctx context.Context, o options, out io.Writer) error {
 	wait.Go(func() {
 		// Each of the heavy packages wants the whole machine, but most of the time uses one processor: the
 		// others are left to the machines, which take longest. Light packages use all processors that they
-		// find, so that they come last.
+		// find, so that they come last. Those that make network namespaces do so here even where others come
+		// sooner: locks of the kernel that they hold would keep up what measures.
 		lanes[2] = errors.Join(
 			test(ctx, o, r, how{nice: measures, race: o.race}, p.timed, "-p=1"),
 			test(ctx, o, r, how{nice: measures}, p.heavy, "-p=1"),
@@ -157,18 +168,24 @@ var machines = []string{"/integration/egress", "/integration/lab/vm"}
 // machineOfNodes is the package whose machine has kubelets, which others that compute would make late.
 const machineOfNodes = "/integration/egress/cluster"
 
-// patient are the packages whose tests wait above all, for clusters or for routing daemons.
-var patient = []string{"/integration/cluster", "/integration/lab/cluster", "/integration/manifests", "/integration/routes"}
+// patient are the packages whose tests wait above all, for clusters.
+var patient = []string{"/integration/cluster", "/integration/lab/cluster", "/integration/manifests"}
+
+// routed are the packages whose tests wait above all, for routing daemons.
+var routed = []string{"/integration/routes"}
+
+// kernels are those outside integration/ whose tests make network namespaces.
+var kernels = []string{"/pkg/kernel/", "/pkg/podnet", "/pkg/node/", "/pkg/router", "/pkg/store/sqlite"}
 
 // timed are the packages outside integration/ that hold a time of milliseconds to a bound.
 var timed = []string{"/pkg/app/coil"}
 
 // parts are packages by what their tests want of the machine.
-type parts struct{ timed, light, heavy, waiting, late, emulated []string }
+type parts struct{ timed, light, pure, heavy, waiting, routing, late, emulated []string }
 
 // split separates the packages of integration/ from the others, and of those the ones that
 // wait, the one that comes after these, and the ones that run in machines. Of the others it
-// separates those that measure.
+// separates those that measure, and those that make no network namespace.
 func split(packages []string) (s parts) {
 	for _, p := range packages {
 		is := func(list []string) bool {
@@ -181,12 +198,16 @@ func split(packages []string) (s parts) {
 			s.emulated = append(s.emulated, p)
 		case is(patient):
 			s.waiting = append(s.waiting, p)
+		case is(routed):
+			s.routing = append(s.routing, p)
 		case strings.Contains(p, "/integration/"):
 			s.heavy = append(s.heavy, p)
 		case is(timed):
 			s.timed = append(s.timed, p)
-		default:
+		case slices.ContainsFunc(kernels, func(k string) bool { return strings.Contains(p+"/", k) }):
 			s.light = append(s.light, p)
+		default:
+			s.pure = append(s.pure, p)
 		}
 	}
 	return s

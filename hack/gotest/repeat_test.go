@@ -1,14 +1,18 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/coil-net/coil/pkg/testkit"
 )
 
 // weather is a module whose tests fail in their first run, or in the first two.
@@ -109,7 +113,50 @@ func TestX(t *testing.T) { if _, err := os.Stat("ran"); err != nil { t.Error("la
 `,
 }
 
+// builtGo is a go command that knows the packages of weather, whose tests are built: each case runs a few of
+// them many times.
+const builtGo = `#!/bin/sh
+command=$1
+here=$PWD
+failed=0
+for arg; do
+	case $arg in
+	-run=*) run=${arg#-run=} ;;
+	./* | example.org/*)
+		package=${arg##*/}
+		if [ "$command" = list ]; then
+			echo "example.org/m/$package"
+			continue
+		fi
+		cd "$here/$package"
+		"$TEST2JSON" -t -p "example.org/m/$package" "$BUILT/$package.test" -test.v=test2json -test.paniconexit0 -test.timeout=1m -test.run="$run" || failed=1
+		;;
+	esac
+done
+exit $failed
+`
+
+// useBuilt has builtGo be the go command of the test.
+func useBuilt(t *testing.T) {
+	t.Helper()
+	dir := t.TempDir()
+	write(t, dir, weather)
+	write(t, dir, map[string]string{"bin/go": builtGo})
+	testkit.Check(t, os.Chmod(filepath.Join(dir, "bin/go"), 0o755))
+	for name, args := range map[string][]string{
+		"BUILT":     {"test", "-c", "-ldflags=-s", "-o", dir + "/bin/", "./..."},
+		"TEST2JSON": {"tool", "-n", "test2json"},
+	} {
+		cmd := exec.CommandContext(t.Context(), "go", args...)
+		cmd.Dir, cmd.Env, cmd.Stderr = dir, append(os.Environ(), "CGO_ENABLED=0"), os.Stderr
+		out := testkit.Must(cmd.Output())(t)
+		t.Setenv(name, cmp.Or(strings.TrimSpace(string(out)), dir+"/bin"))
+	}
+	t.Setenv("PATH", dir+"/bin:"+os.Getenv("PATH"))
+}
+
 func TestRepeat(t *testing.T) {
+	useBuilt(t)
 	const failedLate = "example.org/m/late Test"
 	tests := []struct {
 		name    string
@@ -205,7 +252,7 @@ func TestRepeat(t *testing.T) {
 	}
 }
 
-// The second time that a test is unsteady, and what a run of other tests does to the history.
+// The second time that a test is unsteady, with the real go command, and what a run of other tests does to the history.
 func TestUnsteadyAgain(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "history.json")
 	o := options{packages: []string{"./late"}, run: "TestLate|TestSteady", again: time.Hour, tolerated: 3, history: path}

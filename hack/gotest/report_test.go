@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"errors"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -64,15 +65,7 @@ func runIn(t *testing.T, o options) (string, error) {
 func runOf(t *testing.T, files map[string]string, o options) (string, error) {
 	t.Helper()
 	dir := t.TempDir()
-	for name, content := range files {
-		path := filepath.Join(dir, name)
-		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(path, []byte(content), 0o644); err != nil {
-			t.Fatal(err)
-		}
-	}
+	write(t, dir, files)
 	t.Chdir(dir)
 	o.timeout = time.Minute
 	if o.measure == nil {
@@ -82,6 +75,20 @@ func runOf(t *testing.T, files map[string]string, o options) (string, error) {
 	err := run(t.Context(), o, &out)
 	t.Log(out.String())
 	return out.String(), err
+}
+
+// write writes files below a folder.
+func write(t *testing.T, dir string, files map[string]string) {
+	t.Helper()
+	for name, content := range files {
+		path := filepath.Join(dir, name)
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, []byte(content), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
 }
 
 func TestRun(t *testing.T) {
@@ -180,23 +187,28 @@ func TestRunEndsWhenInterrupted(t *testing.T) {
 }
 
 func TestSplit(t *testing.T) {
-	got := split([]string{"m/pkg/ipam", "m/integration/lab", "m/cmd/coil", "m/integration/lab/vm", "m/integration/egress", "m/integration/egress/cluster", "m/integration/cluster", "m/pkg/app/coil", "m/pkg/app/coild"})
+	got := split([]string{"m/pkg/ipam", "m/integration/lab", "m/cmd/coil", "m/integration/lab/vm", "m/integration/egress", "m/integration/egress/cluster", "m/integration/cluster", "m/integration/routes", "m/pkg/app/coil", "m/pkg/app/coild", "m/pkg/podnet", "m/pkg/kernel/nft"})
 	want := parts{
 		timed: []string{"m/pkg/app/coil"},
-		light: []string{"m/pkg/ipam", "m/cmd/coil", "m/pkg/app/coild"}, heavy: []string{"m/integration/lab"},
-		waiting: []string{"m/integration/cluster"}, late: []string{"m/integration/egress/cluster"}, emulated: []string{"m/integration/lab/vm", "m/integration/egress"},
+		light: []string{"m/pkg/podnet", "m/pkg/kernel/nft"}, pure: []string{"m/pkg/ipam", "m/cmd/coil", "m/pkg/app/coild"}, heavy: []string{"m/integration/lab"},
+		waiting: []string{"m/integration/cluster"}, routing: []string{"m/integration/routes"}, late: []string{"m/integration/egress/cluster"}, emulated: []string{"m/integration/lab/vm", "m/integration/egress"},
 	}
 	if diff := cmp.Diff(want, got, cmp.AllowUnexported(parts{})); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
 }
 
-// Light packages, which use all processors, don't keep others from beginning.
+// Light packages, which use all processors, don't keep others from beginning. With machines, those that
+// make no network namespace come after these.
 func TestLightComesLast(t *testing.T) {
-	out, err := runIn(t, options{packages: []string{"./good", "./integration/..."}, tiers: "netns"})
-	heavy, light := strings.Index(out, "ok   example.org/m/integration/skips"), strings.Index(out, "ok   example.org/m/good")
-	if err != nil || heavy < 0 || light < heavy {
-		t.Errorf("error %v; at %d is what comes first, at %d what comes last", err, heavy, light)
+	files := maps.Clone(sources)
+	files["integration/egress/egress_test.go"] = "package egress\nimport (\"testing\"; \"time\")\nfunc TestMachine(t *testing.T) { time.Sleep(time.Second) }\n"
+	for tiers, first := range map[string]string{"netns": "integration/skips", "vm": "integration/egress"} {
+		out, err := runOf(t, files, options{packages: []string{"./good", "./integration/..."}, tiers: tiers})
+		before, light := strings.Index(out, "ok   example.org/m/"+first), strings.Index(out, "ok   example.org/m/good")
+		if err != nil || before < 0 || light < before {
+			t.Errorf("%s: error %v; at %d is what comes first, at %d what comes last", tiers, err, before, light)
+		}
 	}
 }
 

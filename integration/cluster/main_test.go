@@ -6,6 +6,7 @@ package cluster
 import (
 	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -87,6 +88,8 @@ func TestMain(m *testing.M) {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}
+	// Parallel tests wait most of the time: for kubelets, and a minute for each cool-down.
+	_ = flag.Set("test.parallel", "4")
 	code := m.Run()
 	if slices.Contains(strings.Split(os.Getenv("COIL_TEST_TIERS"), ","), string(testkit.Cluster)) {
 		if err := cluster.Down(context.Background(), cluster.DefaultStateDir, name); err != nil {

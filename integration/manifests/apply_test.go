@@ -52,7 +52,10 @@ func startAPI(t *testing.T) *controlplane.API {
 func TestInstall(t *testing.T) {
 	testkit.Need(t, testkit.APIServer)
 	for _, v := range variants {
-		t.Run(v.dir, func(t *testing.T) { testInstall(t, startAPI(t), v) })
+		t.Run(v.dir, func(t *testing.T) {
+			t.Parallel()
+			testInstall(t, startAPI(t), v)
+		})
 	}
 	t.Run("over an earlier version", testSwitch)
 }

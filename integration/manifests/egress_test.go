@@ -28,6 +28,7 @@ var egressAnnotation = map[string]string{"egress.coil.cybozu.com/internet": "nat
 // variant gives: pods have the other network's addresses, and coild is asked about each.
 func TestEgressOnly(t *testing.T) {
 	testkit.Need(t, testkit.Cluster)
+	t.Parallel() // each cluster waits for its programs most of the time
 	ctx := t.Context()
 	down := func() {
 		if err := cluster.Down(context.WithoutCancel(ctx), "", egressCluster); err != nil {

@@ -29,6 +29,7 @@ const removedCluster = "removed"
 // The nodes must be as they were before.
 func TestRemove(t *testing.T) {
 	testkit.Need(t, testkit.Cluster)
+	t.Parallel() // each cluster waits for its programs most of the time
 	ctx := t.Context()
 	down := func() {
 		if err := cluster.Down(context.WithoutCancel(ctx), "", removedCluster); err != nil {

@@ -36,6 +36,7 @@ func testSwitch(t *testing.T) {
 		{name: "that another manager applied", install: []string{"apply", "--server-side", "--field-manager=helm"}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
 			api := startAPI(t)
 			install := func(file string) {
 				t.Helper()

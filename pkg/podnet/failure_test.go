@@ -21,6 +21,7 @@ func TestAttachIsAllOrNothing(t *testing.T) {
 	for _, f := range families {
 		for _, how := range []string{"refused", "cancelled"} {
 			t.Run(f.name+" "+how, func(t *testing.T) {
+				t.Parallel()
 				n := newNode(t)
 				p, pod := newPod(t, 1, f.ipv4, f.ipv6)
 				hostBefore, podBefore := state(t, n.host), state(t, pod)
@@ -74,6 +75,7 @@ func TestAttachKilledInTheMiddle(t *testing.T) {
 	for _, compat := range []bool{false, true} {
 		for _, after := range []string{"remove", "attach"} {
 			t.Run(fmt.Sprintf("compat %t, then %s", compat, after), func(t *testing.T) {
+				t.Parallel()
 				n := newNode(t, func(o *podnet.Options) { o.CompatCalico = compat })
 				p, pod := newPod(t, 1, true, true)
 				hostBefore, podBefore := state(t, n.host), state(t, pod)

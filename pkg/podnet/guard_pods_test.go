@@ -243,6 +243,8 @@ func TestGuardOfSecondLink(t *testing.T) {
 		_ = testkit.Must(pod1.Run("sh", "-ec", `
 			ip link set net1 up
 			ip address add 192.168.7.2/24 dev net1`))(t)
+		awaitUp(t, n.host, "other")
+		awaitUp(t, pod1, "net1")
 		mustPing(t, pod1, netip.MustParseAddr("192.168.7.1"))
 		if got := speaks(t, pod1, pod2, second, p2.Address.IPv4); got == guard {
 			t.Errorf("the other link's address by Coil's link: %t", got)

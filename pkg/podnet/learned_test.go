@@ -133,7 +133,10 @@ func TestMendLinksUnlearns(t *testing.T) {
 	a := n.mustAttach(t, p)
 	own := "2001:db8:1::1/128" // as Coil 2.x gives the host's end the node's address
 	n.host.IP(t, "address", "add", own, "dev", a.HostIfName, "nodad")
-	n.host.IP(t, "link", "set", "uplink-peer", "up")
+	// The uplink gets no other address: it would come a second later, when it was detected to be no duplicate.
+	for _, end := range []string{"uplink", "uplink-peer"} {
+		n.host.IP(t, "link", "set", end, "addrgenmode", "none", "up")
+	}
 	n.host.IP(t, "-6", "route", "add", "default", "via", "2001:db8::ffff", "dev", "uplink", "proto", "ra", "metric", "2000")
 	before := lines(state(t, n.host))
 	setSysctl(t, n.host, "ipv6/conf/all/forwarding", "0")

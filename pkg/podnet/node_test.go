@@ -165,16 +165,25 @@ func settle(tb testing.TB, ns *netnstest.NS, link string, addr netip.Addr, p pod
 	})
 }
 
+// awaitUp waits until the kernel has noticed that a link has a carrier: what is sent before is lost.
+func awaitUp(tb testing.TB, ns *netnstest.NS, link string) {
+	tb.Helper()
+	testkit.Eventually(tb, 5*time.Second, "link "+link+" is up", func() error {
+		if out := ns.IP(tb, "link", "show", link); !strings.Contains(out, "state UP") {
+			return errors.New(out)
+		}
+		return nil
+	})
+}
+
 // state is all that podnet could leave in a namespace.
 func state(tb testing.TB, ns *netnstest.NS) string {
 	tb.Helper()
 	var b strings.Builder
-	for _, args := range [][]string{
-		{"-o", "-d", "link"}, {"-o", "address"},
-		{"-4", "rule"}, {"-6", "rule"},
-		{"-4", "route", "show", "table", "all"}, {"-6", "route", "show", "table", "all"},
+	for _, c := range []struct{ options, commands string }{
+		{"-o -d", "link\naddress"}, {"-4", "rule\nroute show table all"}, {"-6", "rule\nroute show table all"},
 	} {
-		fmt.Fprintf(&b, "# ip %s\n%s\n", strings.Join(args, " "), ns.IP(tb, args...))
+		fmt.Fprintf(&b, "# ip %s\n%s\n", c.options, ns.Batch(tb, c.options, c.commands))
 	}
 	return b.String()
 }

@@ -70,7 +70,7 @@ func changesClosed(t *testing.T, change func(*dataplane.ClientRules)) {
 			}
 		})
 	}
-	for i := range 200 {
+	for i := range testkit.EgressForm.Times(60, 200) {
 		rules := l.rules
 		if i%2 == 0 {
 			change(&rules)

@@ -126,7 +126,7 @@ func TestDirectFlowsStayWhileAllAreSilent(t *testing.T) {
 
 // Who connects while routers drain keeps the router of its first packet.
 func TestDirectNewFlowsStay(t *testing.T) {
-	for range 2 {
+	for range testkit.EgressForm.Times(1, 2) {
 		for _, then := range []string{"1 draining, 2 live, 3 live", "1 draining, 2 live, 3 draining", "1 draining, 2 draining, 3 draining, 4 live"} {
 			t.Run(then, func(t *testing.T) { connectWhile(t, then) })
 		}

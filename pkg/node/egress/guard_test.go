@@ -199,6 +199,7 @@ func TestGuardOfRenamedLinks(t *testing.T) {
 	a, b := gateway("net/a", 1, "192.0.2.0/24", "2001:db8::/64"), gateway("net/b", 2, "198.51.100.0/24", "2001:db8:1::/64")
 	for name, wired := range map[string]bool{"coild's link": true, "another plugin's link": false} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			g := newGuarded(t)
 			g.client.ContainerID, g.client.Wired = "c1", wired
 			if wired {

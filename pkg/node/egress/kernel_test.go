@@ -341,55 +341,63 @@ func TestClientChangesClosed(t *testing.T) {
 	steps := [][]plan.ClientEgress{{wide}, {moved}, {split}, {split, other}, {wide, marked}, {lost, other}, {lost}, {sunk}, {wide}, {sunk, marked}, {spared}, {wide}}
 	destinations := []string{"192.0.2.1", "192.0.2.200", "2001:db8::1", "2001:db8:ffff::1", "172.20.0.1", "172.20.200.1"}
 
-	p := newPod(t)
-	if !p.escapes("192.0.2.1") || !p.escapes("2001:db8::1") {
-		t.Fatal("a pod like any other has no way to the destinations")
+	for i := range steps[1:] {
+		t.Run(fmt.Sprintf("step %d", i+1), func(t *testing.T) {
+			t.Parallel()
+			p := newPod(t)
+			if !p.escapes("192.0.2.1") || !p.escapes("2001:db8::1") {
+				t.Fatal("a pod like any other has no way to the destinations")
+			}
+			for _, earlier := range steps[:i+1] {
+				p.mustUse(earlier...)
+			}
+			if n := p.changesClosed(steps[i], steps[i+1], destinations, "show"); n < 5 {
+				t.Errorf("only %d requests were looked at", n)
+			}
+		})
 	}
-	p.mustUse(steps[0]...)
-	requests := 0
-	watched := func(fail int) context.Context {
-		n := 0
-		return rtnl.WithTrace(t.Context(), &rtnl.Trace{Send: func(r rtnl.Request) error {
-			if strings.Contains(r.String(), "show") {
-				return nil // changes nothing
-			}
-			requests++
-			n++
-			for _, d := range destinations {
-				if p.escapes(d) {
-					t.Errorf("%s goes by eth0 before %q", d, r)
-				}
-			}
-			if n == fail {
-				return errors.New("injected")
-			}
-			return nil
-		}})
-	}
-	for i, step := range steps[1:] {
-		for fail := 1; ; fail++ {
-			_, err := p.use(watched(fail), step...)
-			for _, d := range destinations {
-				if p.escapes(d) {
-					t.Errorf("step %d: %s goes by eth0 after failure %d: %v", i+1, d, fail, err)
-				}
-			}
-			if err == nil {
-				break
-			}
-			if !strings.Contains(err.Error(), "injected") {
-				t.Fatal(err)
-			}
-			p.mustUse(steps[i]...)
-			if fail > 8 {
-				fail += 2 // of many alike, some
+}
+
+// changesClosed changes what a pod uses, and lets each request fail in turn, but those of the kinds that
+// change nothing. It wants that destinations never go by eth0, and returns how many requests it looked at.
+func (p *pod) changesClosed(before, after []plan.ClientEgress, destinations []string, but ...string) (requests int) {
+	p.t.Helper()
+	closed := func(when string, of any) {
+		for _, d := range destinations {
+			if p.escapes(d) {
+				p.t.Errorf("%s goes by eth0 %s %v", d, when, of)
 			}
 		}
 	}
-	if requests < 50 {
-		t.Errorf("only %d requests were looked at", requests)
+	for fail := 1; ; fail++ {
+		n := 0
+		_, err := p.use(rtnl.WithTrace(p.t.Context(), &rtnl.Trace{Send: func(r rtnl.Request) error {
+			if slices.ContainsFunc(but, func(kind string) bool { return strings.Contains(r.String(), kind) }) {
+				return nil
+			}
+			requests++
+			n++
+			closed("before", r)
+			if n == fail {
+				return errInjected
+			}
+			return nil
+		}}), after...)
+		closed(fmt.Sprintf("after failure %d:", fail), err)
+		if err == nil {
+			return requests
+		}
+		if !errors.Is(err, errInjected) {
+			p.t.Fatal(err)
+		}
+		p.mustUse(before...)
+		if fail > 8 {
+			fail += 2 // of many alike, some
+		}
 	}
 }
+
+var errInjected = errors.New("injected")
 
 // Nothing is left when no Egress is used any more, and what others have stays.
 func TestClientCleared(t *testing.T) {

@@ -205,6 +205,7 @@ func TestAnswersWithoutRouters(t *testing.T) {
 		}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
 			s := newServing(t, c.service)
 			sync := func() {
 				t.Helper()

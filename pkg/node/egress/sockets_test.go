@@ -168,6 +168,7 @@ func TestConnectedSocketsFollow(t *testing.T) {
 		for _, network := range []string{"udp", "tcp"} {
 			for _, dst := range c.dsts {
 				t.Run(c.name+"/"+network+"/"+dst, func(t *testing.T) {
+					t.Parallel()
 					p := newPod(t)
 					p.client.Idle = time.Minute
 					out := newOutside(p)

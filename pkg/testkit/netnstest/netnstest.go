@@ -103,10 +103,30 @@ func (n *NS) IP(tb testing.TB, args ...string) string {
 	return out
 }
 
+// Batch has one ip run many commands, a line each, with the same options.
+func (n *NS) Batch(tb testing.TB, options, commands string) string {
+	tb.Helper()
+	out, err := n.run(commands, "ip", append(strings.Fields(options), "-batch", "-")...)
+	if err != nil {
+		tb.Fatalf("%v, of\n%s", err, commands)
+	}
+	return out
+}
+
 // Run runs a program in the namespace and returns its output.
-func (n *NS) Run(name string, args ...string) (string, error) {
-	path := fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), n.Fd())
-	out, err := exec.Command("nsenter", append([]string{"--net=" + path, "--", name}, args...)...).CombinedOutput()
+func (n *NS) Run(name string, args ...string) (string, error) { return n.run("", name, args...) }
+
+func (n *NS) run(stdin, name string, args ...string) (string, error) {
+	var out []byte
+	// A process is born where the thread is that starts it. nsenter(1) would be one more to start.
+	err := n.Do(func() (err error) {
+		cmd := exec.Command(name, args...)
+		if stdin != "" {
+			cmd.Stdin = strings.NewReader(stdin)
+		}
+		out, err = cmd.CombinedOutput()
+		return err
+	})
 	if err != nil {
 		return "", fmt.Errorf("%s %s: %w: %s", name, strings.Join(args, " "), err, out)
 	}
