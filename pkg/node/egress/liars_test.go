@@ -83,6 +83,29 @@ func TestSlowPods(t *testing.T) {
 	})
 }
 
+// Pods in which work takes long don't keep the node from others, however many there are.
+func TestSlowPodsKeepNobody(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld()
+		w.egress("a", "10.96.0.1", "192.0.2.0/24")
+		m := w.manager(false)
+		slow := []string{"a", "b", "c", "d", "e", "f", "g", "h"}
+		w.clients(t, m, append(slow, "p")...)
+		defer running(t, m)()
+		w.after(t, time.Second, "at first", "192.0.2.0/24 10.96.0.1")
+		w.mu.Lock()
+		w.slow = map[string]time.Duration{}
+		for _, s := range slow {
+			w.slow["/"+s] = time.Hour
+		}
+		w.mu.Unlock()
+		for _, service := range []string{"10.96.0.2", "10.96.0.3", "10.96.0.4"} {
+			w.change(m, func() { w.egress("a", service, "192.0.2.0/24") })
+			w.after(t, 3*mostWork, "changed to "+service, "192.0.2.0/24 "+service)
+		}
+	})
+}
+
 // Pods whose answers get lost, as by rules of their own, neither keep a router dead for others nor make it so.
 func TestMutePods(t *testing.T) {
 	for _, mute := range []string{"a", "z", "a b", "a z"} {

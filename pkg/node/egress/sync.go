@@ -142,6 +142,10 @@ func clientEgress(k store.KnownEgress) plan.ClientEgress {
 	return plan.ClientEgress{Name: k.Name, Destinations: k.Destinations, InCluster: k.InCluster, OriginatingOnly: k.OriginatingOnly}
 }
 
+// mostWork is for how long a sandbox is worked on before others have their turn: a program in the pod may make that
+// take long. What is left is done later.
+const mostWork = 30 * time.Second
+
 // sync keeps the sandboxes of a pod up to date.
 func (m *Manager) sync(ctx context.Context, pod types.NamespacedName) error {
 	m.mu.Lock()
@@ -158,7 +162,9 @@ func (m *Manager) sync(ctx context.Context, pod types.NamespacedName) error {
 	var errs []error
 	again := false
 	for _, s := range sandboxes {
-		used, err := m.syncSandbox(ctx, s)
+		work, cancel := context.WithTimeout(ctx, mostWork)
+		used, err := m.syncSandbox(work, s)
+		cancel()
 		again = again || used
 		if err != nil {
 			errs = append(errs, fmt.Errorf("sandbox %s: %w", s.ContainerID, err))

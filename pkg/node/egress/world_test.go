@@ -38,7 +38,7 @@ type world struct {
 	routers    map[string][]plan.ClientRouter
 	silent     map[netip.Addr]bool      // routers that don't answer
 	unlisted   map[string]bool          // namespaces of pods that no router knows yet
-	slow       map[string]time.Duration // what it takes to ask in namespaces
+	slow       map[string]time.Duration // what it takes to ask, and to change, in namespaces
 	lying      map[string]bool          // namespaces of pods that answer in routers' places
 	asked      map[netip.Addr]int
 	down       error           // of the API server, for what isn't in a cache
@@ -177,7 +177,15 @@ func (w *world) ListClients(context.Context) ([]store.Client, error) {
 	return slices.Collect(maps.Values(w.records)), nil
 }
 
-func (w *world) Client(_ context.Context, at store.Netns, c plan.Client) (Outcome, error) {
+func (w *world) Client(ctx context.Context, at store.Netns, c plan.Client) (Outcome, error) {
+	w.mu.Lock()
+	slow := w.slow[at.Path]
+	w.mu.Unlock()
+	select {
+	case <-time.After(slow):
+	case <-ctx.Done():
+		return Outcome{}, ctx.Err()
+	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.gone[at.Path] {
