@@ -12,6 +12,7 @@ import (
 	"net/http"
 	"net/http/pprof"
 	"net/netip"
+	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -31,8 +32,12 @@ func NewRegistry() *prometheus.Registry {
 	return r
 }
 
-// maxScrapes is how many requests for /metrics are served at once.
-const maxScrapes = 8
+// maxScrapes is how many requests for /metrics are served at once, maxScrapesOfOne how many of one remote address: a
+// request is served until its answer is read.
+const (
+	maxScrapes      = 32
+	maxScrapesOfOne = 4
+)
 
 // limits bound for how long a connection lasts: anybody who reaches the node's address may connect.
 type limits struct {
@@ -92,7 +97,31 @@ func Serve(ctx context.Context, o Options, g prometheus.Gatherer, h *Health, pag
 
 // scrapes serves metrics. Those that can't be read are left out: the others are wanted then, too.
 func scrapes(g prometheus.Gatherer) http.Handler {
-	return promhttp.HandlerFor(g, promhttp.HandlerOpts{ErrorHandling: promhttp.ContinueOnError, MaxRequestsInFlight: maxScrapes})
+	all := promhttp.HandlerFor(g, promhttp.HandlerOpts{ErrorHandling: promhttp.ContinueOnError, MaxRequestsInFlight: maxScrapes})
+	var mu sync.Mutex
+	serving := map[netip.Addr]int{}
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		remote, _ := netip.ParseAddrPort(r.RemoteAddr) // net/http's own words
+		a := remote.Addr().Unmap()
+		mu.Lock()
+		few := serving[a] < maxScrapesOfOne
+		if few {
+			serving[a]++
+		}
+		mu.Unlock()
+		if !few {
+			http.Error(w, fmt.Sprintf("%s has %d requests that aren't answered yet", a, maxScrapesOfOne), http.StatusServiceUnavailable)
+			return
+		}
+		defer func() {
+			mu.Lock()
+			defer mu.Unlock()
+			if serving[a]--; serving[a] == 0 {
+				delete(serving, a)
+			}
+		}()
+		all.ServeHTTP(w, r)
+	})
 }
 
 // local serves callers on the same host only: a profile costs processor time and

@@ -102,24 +102,37 @@ type blocking struct {
 }
 
 func (b blocking) Describe(ch chan<- *prometheus.Desc) { ch <- b.Desc }
-func (b blocking) Collect(chan<- prometheus.Metric)    { b.begun <- struct{}{}; <-b.end }
+func (b blocking) Collect(chan<- prometheus.Metric) {
+	select {
+	case b.begun <- struct{}{}:
+	case <-b.end:
+	}
+	<-b.end
+}
 
 func TestScrapesAtOnceAreBounded(t *testing.T) {
 	slow := blocking{prometheus.NewDesc("slow", "to read", nil, nil), make(chan struct{}), make(chan struct{})}
 	g := prometheus.NewRegistry()
 	g.MustRegister(slow)
 	h := scrapes(g)
-	get := func() int {
+	get := func(remote int) int {
 		w := httptest.NewRecorder()
-		h.ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/metrics", nil))
+		r := httptest.NewRequest(http.MethodGet, "/metrics", nil)
+		r.RemoteAddr = fmt.Sprintf("192.0.2.%d:4000", remote)
+		h.ServeHTTP(w, r)
 		return w.Code
 	}
 	codes := make(chan int, maxScrapes)
-	for range maxScrapes {
-		go func() { codes <- get() }()
+	for i := range maxScrapes {
+		go func() { codes <- get(i / maxScrapesOfOne) }()
 		<-slow.begun
+		if i+1 == maxScrapesOfOne {
+			if code := get(0); code != http.StatusServiceUnavailable {
+				t.Errorf("one scrape of an address too many: %d", code)
+			}
+		}
 	}
-	if code := get(); code != http.StatusServiceUnavailable {
+	if code := get(100); code != http.StatusServiceUnavailable {
 		t.Errorf("one scrape too many: %d", code)
 	}
 	close(slow.end)
@@ -127,6 +140,9 @@ func TestScrapesAtOnceAreBounded(t *testing.T) {
 		if code := <-codes; code != http.StatusOK {
 			t.Errorf("a scrape that was begun: %d", code)
 		}
+	}
+	if code := get(0); code != http.StatusOK {
+		t.Errorf("a scrape after all others: %d", code)
 	}
 }
 
