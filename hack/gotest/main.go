@@ -111,8 +111,8 @@ func run(ctx context.Context, o options, out io.Writer) error {
 	wait.Go(func() {
 		// Each of the heavy packages wants the whole machine, but most of the time uses one processor: the
 		// others are left to the machines, which take longest. Light packages use all processors that they
-		// find, so that they come last. Those that make network namespaces do so here even where others come
-		// sooner: locks of the kernel that they hold would keep up what measures.
+		// find, so that they come last. Packages that make network namespaces never run beside those that measure
+		// time: they hold locks of the kernel.
 		lanes[2] = errors.Join(
 			test(ctx, o, r, how{nice: measures, race: o.race}, p.timed, "-p=1"),
 			test(ctx, o, r, how{nice: measures}, p.heavy, "-p=1"),
@@ -168,13 +168,13 @@ var machines = []string{"/integration/egress", "/integration/lab/vm"}
 // machineOfNodes is the package whose machine has kubelets, which others that compute would make late.
 const machineOfNodes = "/integration/egress/cluster"
 
-// patient are the packages whose tests wait above all, for clusters.
+// patient are the packages whose tests mostly wait for clusters.
 var patient = []string{"/integration/cluster", "/integration/lab/cluster", "/integration/manifests"}
 
-// routed are the packages whose tests wait above all, for routing daemons.
+// routed are the packages whose tests mostly wait for routing daemons.
 var routed = []string{"/integration/routes"}
 
-// kernels are those outside integration/ whose tests make network namespaces.
+// kernels are the packages outside integration/ whose tests make network namespaces.
 var kernels = []string{"/pkg/kernel/", "/pkg/podnet", "/pkg/node/", "/pkg/router", "/pkg/store/sqlite"}
 
 // timed are the packages outside integration/ that hold a time of milliseconds to a bound.
@@ -185,7 +185,7 @@ type parts struct{ timed, light, pure, heavy, waiting, routing, late, emulated [
 
 // split separates the packages of integration/ from the others, and of those the ones that
 // wait, the one that comes after these, and the ones that run in machines. Of the others it
-// separates those that measure, and those that make no network namespace.
+// separates the ones that measure, and the ones that make no network namespace.
 func split(packages []string) (s parts) {
 	for _, p := range packages {
 		is := func(list []string) bool {

@@ -113,8 +113,8 @@ func TestX(t *testing.T) { if _, err := os.Stat("ran"); err != nil { t.Error("la
 `,
 }
 
-// builtGo is a go command that knows the packages of weather, whose tests are built: each case runs a few of
-// them many times.
+// builtGo is a script in the place of the go command. It runs tests of weather that are linked already: each case
+// of TestRepeat runs a few of them many times.
 const builtGo = `#!/bin/sh
 command=$1
 here=$PWD
@@ -136,7 +136,7 @@ done
 exit $failed
 `
 
-// useBuilt has builtGo be the go command of the test.
+// useBuilt links the tests of weather, and puts builtGo into the PATH of the test.
 func useBuilt(t *testing.T) {
 	t.Helper()
 	dir := t.TempDir()
@@ -252,7 +252,8 @@ func TestRepeat(t *testing.T) {
 	}
 }
 
-// The second time that a test is unsteady, with the real go command, and what a run of other tests does to the history.
+// The history tells of a test that is unsteady for the second time, and keeps what a run of other tests knows nothing of. The
+// go command is the real one.
 func TestUnsteadyAgain(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "history.json")
 	o := options{packages: []string{"./late"}, run: "TestLate|TestSteady", again: time.Hour, tolerated: 3, history: path}

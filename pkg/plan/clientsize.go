@@ -70,7 +70,7 @@ func masked(all []netip.Prefix) []netip.Prefix {
 // cluster stay spared, but for those in which a destination is.
 func Closing(some, used []ClientEgress) []ClientEgress {
 	all := slices.Concat(some, used)
-	// The longest prefix decides: what is closed has a longer one than these.
+	// around are prefixes that would win over a closed range that isn't longer.
 	around := map[netip.Prefix]bool{}
 	var destinations netipx.IPSetBuilder
 	for _, e := range used {

@@ -64,11 +64,11 @@ func (s set) all() []nftables.SetElement {
 	return all
 }
 
-// content is what a set has. A set of intervals never changes: it is kept whether it has what its name says,
-// instead of thousands of elements.
+// content is what a set has.
 type content struct {
 	elements []nftables.SetElement
-	intact   bool
+	// intact says that a set of intervals has its ranges. They are thousands, and never change: only that is kept.
+	intact bool
 }
 
 // holds returns elements as the content of the set.

@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/coil-net/coil/pkg/kernel/netns"
 )
 
 // datagram builds what the kernel would send.
@@ -119,6 +121,25 @@ func TestListOfAPodIsBounded(t *testing.T) {
 		// The rest would take the kernel long.
 		if left := len(answers); (left > 0) != (c.is != nil) {
 			t.Errorf("%s: %d datagrams aren't read", c.name, left)
+		}
+	}
+}
+
+// The namespace of a pod is bounded, the node's isn't.
+func TestOnlyPodsAreBounded(t *testing.T) {
+	ns, err := netns.Current()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ns.Close()
+	for name, open := range map[string]func(*netns.NS) (*Handle, error){"a pod": NewOfPod, "the node": New} {
+		h, err := open(ns)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer h.Close()
+		if bounded := h.most > 0; bounded != (name == "a pod") {
+			t.Errorf("%s: a list takes at most %d messages", name, h.most)
 		}
 	}
 }

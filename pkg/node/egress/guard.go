@@ -20,7 +20,7 @@ var ErrUnguarded = errors.New("the node doesn't keep what the pod sends past its
 // pod does, nor on whether the client can be changed.
 type guard struct {
 	host Host
-	mu   sync.Mutex // of what follows but to, which doesn't change
+	mu   sync.Mutex // protects have and changed
 	// link is the node's end of the client's link; 0 if there is none.
 	link     int
 	have, to dataplane.ClientGuard
@@ -59,16 +59,15 @@ func (g *guard) widen(ctx context.Context) error {
 	return g.set(ctx, both)
 }
 
-// narrow is done though coild ends: its successor takes what the kernel has for what is wanted until it knows better.
+// narrow doesn't end with coild, whose successor takes the kernel's guard for the wanted one at first.
 func (g *guard) narrow(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTimeout)
 	defer cancel()
 	return g.set(ctx, g.to)
 }
 
-// narrowAfter narrows the guard when the client has changed, or takes longer than that: a program in the pod may
-// see to it that it does, and closes something at worst. What is returned is to be called when the client has
-// changed.
+// narrowAfter narrows the guard after a time, though the client hasn't changed yet: a program in the pod may delay
+// that, and closes something at worst. The function that it returns narrows the guard at once.
 func (g *guard) narrowAfter(ctx context.Context, d time.Duration) (narrow func() error) {
 	timer := time.AfterFunc(d, func() { _ = g.narrow(ctx) }) // an error comes again
 	return func() error {

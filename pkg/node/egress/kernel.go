@@ -111,7 +111,7 @@ func (k *Kernel) Ask(ctx context.Context, at store.Netns, wait time.Duration, qu
 	return answers, err
 }
 
-// widest is for how long the node lets through what it did and what it will not any more, while a client changes.
+// widest is how long the node's guard stays wide while a client changes.
 const widest = 5 * time.Second
 
 // Client implements Network.

@@ -218,9 +218,25 @@ type slowHost struct {
 	have dataplane.ClientGuard
 }
 
-func (h *slowHost) GuardClient(_ context.Context, _ int, g dataplane.ClientGuard) (dataplane.Result, error) {
+func (h *slowHost) GuardClient(ctx context.Context, _ int, g dataplane.ClientGuard) (dataplane.Result, error) {
+	if err := ctx.Err(); err != nil {
+		return dataplane.Result{}, err
+	}
 	h.have = g
 	return dataplane.Result{Replaced: 1}, nil
+}
+
+// A guard doesn't stay wide when coild ends while a client changes.
+func TestGuardIsNarrowedAtTheEnd(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	to := dataplane.ClientGuard{Destinations: []dataplane.Range{{First: netip.MustParseAddr("192.0.2.0"), Last: netip.MustParseAddr("192.0.2.255")}}}
+	h := &slowHost{}
+	g := &guard{host: h, link: 7, to: to}
+	narrow := g.narrowAfter(ctx, time.Hour)
+	cancel()
+	if err := narrow(); err != nil || !h.have.Equal(to) {
+		t.Errorf("the node keeps what is for %v: %v", h.have.Destinations, err)
+	}
 }
 
 // A pod in which a change takes long isn't open for as long.

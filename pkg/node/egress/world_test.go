@@ -125,14 +125,23 @@ func (w *world) Routers(name types.NamespacedName) ([]plan.ClientRouter, error) 
 	return w.routers[name.String()], nil
 }
 
-// Ask takes its time for a router that doesn't answer.
-func (w *world) Ask(ctx context.Context, at store.Netns, wait time.Duration, questions []echo.Question) (answers []echo.Answer, err error) {
+// works takes as long as work does in a namespace.
+func (w *world) works(ctx context.Context, at store.Netns) error {
 	w.mu.Lock()
 	slow := w.slow[at.Path]
 	w.mu.Unlock()
 	select {
 	case <-time.After(slow):
+		return nil
 	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// Ask takes its time for a router that doesn't answer.
+func (w *world) Ask(ctx context.Context, at store.Netns, wait time.Duration, questions []echo.Question) (answers []echo.Answer, err error) {
+	if err := w.works(ctx, at); err != nil {
+		return nil, err
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -178,13 +187,8 @@ func (w *world) ListClients(context.Context) ([]store.Client, error) {
 }
 
 func (w *world) Client(ctx context.Context, at store.Netns, c plan.Client) (Outcome, error) {
-	w.mu.Lock()
-	slow := w.slow[at.Path]
-	w.mu.Unlock()
-	select {
-	case <-time.After(slow):
-	case <-ctx.Done():
-		return Outcome{}, ctx.Err()
+	if err := w.works(ctx, at); err != nil {
+		return Outcome{}, err
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
