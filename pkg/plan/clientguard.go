@@ -41,6 +41,37 @@ func WidenGuard(from, to dataplane.ClientGuard) (dataplane.ClientGuard, error) {
 	return g, err
 }
 
+// NarrowGuard returns the guard of a client of which isn't known which of two it is to have: what passes both
+// passes.
+func NarrowGuard(a, b dataplane.ClientGuard) (dataplane.ClientGuard, error) {
+	var either, replies netipx.IPSetBuilder
+	for _, g := range []dataplane.ClientGuard{a, b} {
+		add(&either, g.Destinations)
+		add(&replies, g.Replies)
+	}
+	for _, g := range []dataplane.ClientGuard{a, b} {
+		var silent netipx.IPSetBuilder
+		add(&silent, g.Destinations)
+		answered, err := setOf(g.Replies)
+		if err != nil {
+			return dataplane.ClientGuard{}, err
+		}
+		silent.RemoveSet(answered)
+		without, err := silent.IPSet()
+		if err != nil {
+			return dataplane.ClientGuard{}, fmt.Errorf("join ranges: %w", err)
+		}
+		replies.RemoveSet(without)
+	}
+	var g dataplane.ClientGuard
+	var err error
+	if g.Destinations, err = rangesOf(&either); err != nil {
+		return g, err
+	}
+	g.Replies, err = rangesOf(&replies)
+	return g, err
+}
+
 func add(b *netipx.IPSetBuilder, ranges []dataplane.Range) {
 	for _, r := range ranges {
 		b.AddRange(netipx.IPRangeFrom(r.First, r.Last))

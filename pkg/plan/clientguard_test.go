@@ -41,7 +41,7 @@ func passes(g dataplane.ClientGuard, to netip.Addr, reply bool) bool {
 
 // While a client changes, the packets of before and those of after pass, and no others. An answer may be
 // one of either only where a guard lets answers through.
-func TestWidenGuard(t *testing.T) {
+func TestWidenAndNarrowGuard(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 2))
 	ranges := func() []dataplane.Range {
 		var out []dataplane.Range
@@ -60,6 +60,10 @@ func TestWidenGuard(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
+		neither, err := NarrowGuard(from, to)
+		if err != nil {
+			t.Fatal(err)
+		}
 		for host := range 128 {
 			a := netip.AddrFrom4([4]byte{192, 0, 2, byte(host)})
 			if got, want := passes(both, a, false), passes(from, a, false) || passes(to, a, false); got != want {
@@ -67,6 +71,11 @@ func TestWidenGuard(t *testing.T) {
 			}
 			if (passes(from, a, true) || passes(to, a, true)) && !passes(both, a, true) {
 				t.Fatalf("round %d: from %v to %v: %v loses an answer to %s", round, from, to, both, a)
+			}
+			for _, answer := range []bool{false, true} {
+				if got, want := passes(neither, a, answer), passes(from, a, answer) && passes(to, a, answer); got != want {
+					t.Fatalf("round %d: of %v and %v: %v lets a packet to %s (an answer: %t) through: %t", round, from, to, neither, a, answer, got)
+				}
 			}
 		}
 	}

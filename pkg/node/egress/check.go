@@ -22,12 +22,14 @@ func (m *Manager) Check(ctx context.Context, id store.ID) error {
 	if s == nil {
 		return nil
 	}
-	s.work.Lock()
-	defer s.work.Unlock()
+	err := s.lock(ctx)
+	if err != nil {
+		return fmt.Errorf("egress: %w", err)
+	}
+	defer s.work.Release(1)
 	last, current := m.lastOf(s)
-	var err error
 	switch {
-	case s.gone || !current:
+	case !current:
 	case s.router:
 		err = m.net.CheckRouter(ctx, s.Netns, s.IfName)
 	case len(last) == 0:
@@ -36,12 +38,24 @@ func (m *Manager) Check(ctx context.Context, id store.ID) error {
 	case s.done == nil:
 		err = fmt.Errorf("%w: coild has started and not looked at the pod yet", node.ErrUnavailable)
 	default:
-		err = m.net.Check(ctx, s.Netns, m.client(s, wanted{}), *s.done)
+		c := m.client(s, &wanted{})
+		err = errors.Join(m.net.Check(ctx, s.Netns, c, *s.done), m.checkGuard(ctx, s, c))
 	}
 	if err != nil {
 		return fmt.Errorf("egress: %w", err)
 	}
 	return nil
+}
+
+// checkGuard says whether the node's guard is that of what was made, unless another one is wanted by now.
+func (m *Manager) checkGuard(ctx context.Context, s *sandbox, c plan.Client) error {
+	s.deciding.Lock()
+	defer s.deciding.Unlock()
+	made := s.done.ClientGuard()
+	if s.wide != nil || s.guard == nil || !s.guard.Equal(made) {
+		return nil
+	}
+	return m.net.CheckGuard(ctx, s.Netns, c, made)
 }
 
 // Check implements Network. What there is beside what was made isn't looked at.
@@ -76,7 +90,7 @@ func (in client) check(ctx context.Context, c plan.Client, made plan.ClientState
 		errs = append(errs, in.filters.Check(ctx, in.ns, *made.Filter))
 	}
 	_, err = in.linked(ctx, c)
-	errs = append(errs, err, in.checkGuard(ctx, c, made))
+	errs = append(errs, err)
 	return errors.Join(append(errs, compare(in.ns, append(settingsOf(c.Link, spreadOf(made)), accepting)...))...)
 }
 

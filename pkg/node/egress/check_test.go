@@ -12,6 +12,7 @@ import (
 	"github.com/coil-net/coil/pkg/kernel/rtnl"
 	"github.com/coil-net/coil/pkg/node"
 	"github.com/coil-net/coil/pkg/store"
+	"github.com/coil-net/coil/pkg/testkit"
 )
 
 func (s *standIns) Check(ctx context.Context, _ *netns.NS, h *rtnl.Handle, _ uint16, want []dataplane.Tunnel) (map[netip.Addr]dataplane.TunnelLink, error) {
@@ -34,7 +35,7 @@ func TestCheck(t *testing.T) {
 	e.OriginatingOnly = true
 	e.InCluster = []netip.Prefix{netip.MustParsePrefix("100.64.0.0/16")}
 	made := p.mustUse(e).State
-	check := func() error { return p.kernel.Check(t.Context(), p.at(), p.client, made) }
+	check := func() error { return p.check(made) }
 	if err := check(); err != nil {
 		t.Fatal(err)
 	}
@@ -126,14 +127,14 @@ func TestManagerCheck(t *testing.T) {
 		t.Errorf("after a restart: %v", err)
 	}
 	w.broken["/a"] = errors.New("no such device")
-	if err := again.sync(t.Context(), podName(again.known[id])); err == nil {
+	if err := again.sync(t.Context(), "a"); err == nil {
 		t.Error("no error")
 	}
 	if err := again.Check(t.Context(), id); err == nil || !strings.Contains(err.Error(), "no such device") {
 		t.Errorf("what couldn't be made: %v", err)
 	}
 	delete(w.broken, "/a")
-	_ = again.sync(t.Context(), podName(again.known[id])) // asks to be called later
+	testkit.Check(t, again.sync(t.Context(), "a"))
 	if err := errors.Join(again.Check(t.Context(), id), again.Forget(t.Context(), id), again.Check(t.Context(), id)); err != nil {
 		t.Errorf("set up, then deleted: %v", err)
 	}

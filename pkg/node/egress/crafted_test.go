@@ -68,7 +68,7 @@ func TestCraftedSets(t *testing.T) {
 			g.mustUse(a)
 			craft(g)
 			made := g.mustUse(b).State
-			testkit.Check(t, g.kernel.Check(t.Context(), g.at(), g.client, made))
+			testkit.Check(t, g.check(made))
 			g.takeAway()
 			g.wantLeaving("with Egress b", guardedEnds[:2]...)
 		})
@@ -103,7 +103,7 @@ func TestPanicInAPod(t *testing.T) {
 					t.Errorf("a panic is %v", err)
 				}
 			}
-			if err := g.kernel.Check(t.Context(), g.at(), g.client, made); !errors.Is(err, errPanic) {
+			if err := g.check(made); !errors.Is(err, errPanic) {
 				t.Errorf("a panic of CHECK is %v", err)
 			}
 			g.takeAway()

@@ -325,7 +325,7 @@ func TestDirectAdopted(t *testing.T) {
 
 	e = directly("2 live, 3 live, 1 draining", "0.0.0.0/0", "::/0")
 	made := p.mustUse(e).State
-	check := func() error { return p.kernel.Check(t.Context(), p.at(), p.client, made) }
+	check := func() error { return p.check(made) }
 	testkit.Check(t, check())
 	link := dataplane.TunnelName(routerAddrs(2)[0], 0)
 	index := testkit.Must(p.handle.IndexByName(link))(t)

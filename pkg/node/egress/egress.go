@@ -25,13 +25,12 @@ package egress
 import (
 	"context"
 	"errors"
-	"fmt"
-	"maps"
 	"net/netip"
 	"slices"
 	"sync"
 	"time"
 
+	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -66,6 +65,12 @@ type Network interface {
 	// Client makes a client what it should be, or, without Egresses, a pod like any other.
 	// The MTU is found out.
 	Client(ctx context.Context, at store.Netns, c plan.Client) (Outcome, error)
+	// Guard returns the node's guard of a client, and SetGuard gives it another one. Nothing in the pod is
+	// asked, where a program may see to it that the answer takes long. CheckGuard says whether the client has
+	// the guard.
+	Guard(ctx context.Context, at store.Netns, c plan.Client) (dataplane.ClientGuard, error)
+	SetGuard(ctx context.Context, at store.Netns, c plan.Client, g dataplane.ClientGuard) error
+	CheckGuard(ctx context.Context, at store.Netns, c plan.Client, g dataplane.ClientGuard) error
 	// Router sets what a router in the namespace has no right to.
 	Router(ctx context.Context, at store.Netns, link string) (Outcome, error)
 	// Check says what of a client isn't as Client made it, and CheckRouter what of a router
@@ -129,9 +134,6 @@ type Config struct {
 	Ask func(ctx context.Context, at store.Netns, wait time.Duration, questions []echo.Question) ([]echo.Answer, error)
 }
 
-// workers is how many clients are worked on at once.
-const workers = 4
-
 // Manager implements the package's task. Its methods may be called concurrently.
 type Manager struct {
 	cfg      Config
@@ -139,7 +141,8 @@ type Manager struct {
 	net      Network
 	record   store.Clients
 	recorder Recorder
-	loop     *reconcile.Loop[types.NamespacedName] // by pod
+	// loop decides what pods are to be. The others make them that: slow has the pods where that takes long.
+	loop, pods, slow *reconcile.Loop[types.NamespacedName]
 
 	mu    sync.Mutex
 	known map[store.ID]*sandbox
@@ -156,48 +159,12 @@ type Manager struct {
 	spreading chan struct{}
 }
 
-// sandbox is one that Coil is responsible for.
-type sandbox struct {
-	node.Sandbox
-
-	// work is held while the namespace is worked on; it guards the next seven.
-	work   sync.Mutex
-	gone   bool              // there was a DEL
-	done   *plan.ClientState // what was made last by this process
-	failed error             // why what was wanted last isn't there
-	router bool              // its parameters were set by this process
-	looked bool              // this process has looked for what a former one has left there
-	said   map[string]bool   // Events that hold
-	// absent are Egresses that the API server didn't have either when it was asked.
-	absent map[types.NamespacedName]bool
-	// The rest is guarded by Manager.mu.
-
-	// egresses are what it uses, as they were when they were last there.
-	egresses []store.KnownEgress
-	// recorded says that there is a record.
-	recorded bool
-	// restored says that a former process may have made it.
-	restored bool
-	tunnels  int
-	// groups are those of routers that were made last, links their links, pinned their flows by
-	// these.
-	groups []plan.ClientGroup
-	links  map[netip.Addr]int
-	pinned map[int]int
-	// answered are the routers that have answered it: they know it as a client.
-	answered map[netip.Addr]bool
-	// missed are the questions in a row that a router didn't answer it, alone the routers that are dead
-	// for it though not for other clients.
-	missed map[routerKey]int
-	alone  map[routerKey]bool
-	// asking says that the sandbox asks, and hasn't come back.
-	asking bool
-}
-
 // New returns a Manager of nothing; see Restore.
 func New(cfg Config, c Cluster, n Network, r store.Clients, e Recorder, m *reconcile.Metrics) *Manager {
 	mgr := &Manager{cfg: cfg, cluster: c, net: n, record: r, recorder: e, known: map[store.ID]*sandbox{}, routers: map[routerKey]*router{}, departed: map[string]map[netip.Addr]time.Time{}, strangers: map[types.NamespacedName]types.UID{}, counts: newCounts(), spreading: make(chan struct{}, 1)}
-	mgr.loop = reconcile.New("egress", mgr.sync, reconcile.WithMetrics(m))
+	mgr.loop = reconcile.New("egress", mgr.decide, reconcile.WithMetrics(m))
+	mgr.pods = reconcile.New("egress-pods", mgr.workOn(quick), reconcile.WithMetrics(m))
+	mgr.slow = reconcile.New("egress-slow-pods", mgr.workOn(patient), reconcile.WithMetrics(m))
 	return mgr
 }
 
@@ -219,20 +186,23 @@ func (m *Manager) Restore(ctx context.Context, others []node.Sandbox) error {
 	defer m.mu.Unlock()
 	for _, s := range others {
 		if m.known[s.ID] == nil {
-			m.known[s.ID] = &sandbox{Sandbox: s, recorded: m.cfg.RecordAll, restored: true}
+			m.known[s.ID] = newSandbox(s)
+			m.known[s.ID].recorded, m.known[s.ID].restored = m.cfg.RecordAll, true
 		}
 	}
 	for _, c := range clients {
 		s := m.known[c.ID]
 		if s == nil {
-			s = &sandbox{Sandbox: node.Sandbox{ID: c.ID, Pod: c.Pod, Netns: c.Netns, Address: c.Address}, restored: true}
+			s = newSandbox(node.Sandbox{ID: c.ID, Pod: c.Pod, Netns: c.Netns, Address: c.Address})
+			s.restored = true
 			m.known[c.ID] = s
 		}
 		if !s.recorded {
-			s.egresses, s.recorded = c.Egresses, true
+			s.egresses, s.record, s.recorded = c.Egresses, c.Egresses, true
 		}
 	}
 	for _, s := range m.known {
+		s.recalled = !s.restored || len(s.egresses) > 0
 		m.loop.Add(podName(s))
 	}
 	return nil
@@ -240,14 +210,19 @@ func (m *Manager) Restore(ctx context.Context, others []node.Sandbox) error {
 
 // Run keeps all known pods up to date until ctx ends, as soon as the caches are filled.
 func (m *Manager) Run(ctx context.Context, synced ...cache.DoneChecker) error {
-	return m.loop.Run(ctx, workers, synced...)
+	group, running := errgroup.WithContext(ctx)
+	group.Go(func() error { return m.loop.Run(running, deciders, synced...) })
+	group.Go(func() error { return m.pods.Run(running, quick.workers, synced...) })
+	group.Go(func() error { return m.slow.Run(running, patient.workers, synced...) })
+	err := group.Wait()
+	return errors.Join(err, m.narrowAll(ctx))
 }
 
 // PodChanged, EgressChanged and NamespaceChanged tell of objects that changed; a Service has
 // the name of its Egress. They don't block.
 func (m *Manager) PodChanged(pod types.NamespacedName) {
 	if !m.wake(func(s *sandbox) bool { return podName(s) == pod }) {
-		m.loop.AddAfter(pod, unattended)
+		m.pods.AddAfter(pod, unattended)
 	}
 }
 
@@ -287,55 +262,4 @@ func (m *Manager) wake(concerns func(*sandbox) bool) (any bool) {
 
 func podName(s *sandbox) types.NamespacedName {
 	return types.NamespacedName{Namespace: s.Namespace, Name: s.Name}
-}
-
-// Forget ends the responsibility for a sandbox: there was a DEL.
-func (m *Manager) Forget(ctx context.Context, id store.ID) error {
-	m.mu.Lock()
-	s := m.known[id]
-	m.mu.Unlock()
-	if s == nil {
-		return nil
-	}
-	s.work.Lock()
-	defer s.work.Unlock()
-	return m.drop(ctx, s)
-}
-
-// drop forgets a sandbox, whose work is held.
-func (m *Manager) drop(ctx context.Context, s *sandbox) error {
-	s.gone = true
-	m.mu.Lock()
-	recorded := s.recorded
-	if m.known[s.ID] == s {
-		delete(m.known, s.ID)
-	}
-	m.mu.Unlock()
-	if !recorded {
-		return nil
-	}
-	return m.record.ForgetClients(ctx, s.ID)
-}
-
-// Sweep forgets the sandboxes whose network namespace is gone: their DEL never came.
-func (m *Manager) Sweep(ctx context.Context) error {
-	m.mu.Lock()
-	all := slices.Collect(maps.Values(m.known))
-	maps.DeleteFunc(m.departed, func(egress string, _ map[netip.Addr]time.Time) bool {
-		return !slices.ContainsFunc(all, usesEgress(egress))
-	})
-	m.mu.Unlock()
-	var errs []error
-	for _, s := range all {
-		exists, err := m.net.Exists(s.Netns)
-		if err == nil && !exists {
-			s.work.Lock()
-			err = m.drop(ctx, s)
-			s.work.Unlock()
-		}
-		if err != nil {
-			errs = append(errs, fmt.Errorf("sandbox %s of pod %s: %w", s.ContainerID, podName(s), err))
-		}
-	}
-	return errors.Join(errs...)
 }

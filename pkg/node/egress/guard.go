@@ -4,105 +4,209 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"sync"
+	"maps"
+	"reflect"
+	"slices"
 	"time"
 
 	"github.com/coil-net/coil/pkg/dataplane"
+	"github.com/coil-net/coil/pkg/kernel/netns"
 	"github.com/coil-net/coil/pkg/plan"
 	"github.com/coil-net/coil/pkg/podnet"
+	"github.com/coil-net/coil/pkg/store"
 )
+
+// The node's guard of a client changes in three steps: first all is allowed that was allowed or is to be, then the
+// client changes, then the rest is forbidden. The last step comes in time whatever a program in the pod does, and
+// whether the client can be changed or not: what it forbids too early is unreachable for a moment.
 
 // ErrUnguarded: coild has made the link of a client, and doesn't find its end on the node.
 var ErrUnguarded = errors.New("the node doesn't keep what the pod sends past its tunnels")
 
-// guard is the node's guard of a client while that changes: first all is allowed that was allowed or is
-// to be, then the client changes, then the rest is forbidden. It doesn't depend on what a program in the
-// pod does, nor on whether the client can be changed.
-type guard struct {
-	host Host
-	mu   sync.Mutex // protects have and changed
-	// link is the node's end of the client's link; 0 if there is none.
-	link     int
-	have, to dataplane.ClientGuard
-	changed  int
-}
+// widest is how long the node's guard stays wide while a client changes.
+const widest = 5 * time.Second
 
-// guard finds the guard that a client has. A pod that another plugin attached, and not by a veth to the
-// node, has none.
-func (in client) guard(ctx context.Context, c plan.Client, to plan.ClientState) (*guard, error) {
-	g := &guard{host: in.host, to: to.ClientGuard()}
-	if in.host == nil {
-		return g, nil
+// aim makes w what a sandbox is to be, and allows on the node what it allows. It must be called with deciding held.
+func (m *Manager) aim(ctx context.Context, s *sandbox, w *wanted) error {
+	c := m.client(s, w)
+	if s.want != nil && s.want.client && reflect.DeepEqual(s.want.fit, w.fit) {
+		w.own, w.conflicts = s.want.own, s.want.conflicts
+	} else {
+		state := plan.ClientStateOf(c)
+		w.own, w.conflicts = state.ClientGuard(), state.Conflicts
 	}
-	host, err := in.host.HostLink(ctx, podnet.ID{ContainerID: c.ContainerID, IfName: c.Link}, in.ns, c.Address)
-	if errors.Is(err, podnet.ErrNoHostLink) {
-		if c.Wired && len(g.to.Destinations) > 0 {
-			return g, fmt.Errorf("%w: %w", ErrUnguarded, err)
+	s.want = w
+	if len(w.known) > 0 {
+		// EgressChanged concerns the pod from now on, whatever the disk does.
+		m.mu.Lock()
+		s.egresses = w.known
+		m.mu.Unlock()
+	}
+	var from dataplane.ClientGuard
+	if s.guard != nil {
+		from = *s.guard
+	} else {
+		var err error
+		if from, err = m.net.Guard(ctx, s.Netns, c); err != nil {
+			return here(err)
 		}
-		return g, nil
 	}
-	if err == nil {
-		g.have, err = in.host.ClientGuard(ctx, host)
-	}
-	if err != nil {
-		return g, fmt.Errorf("the node's guard of the client: %w", err)
-	}
-	g.link = host
-	return g, nil
-}
-
-func (g *guard) widen(ctx context.Context) error {
-	both, err := plan.WidenGuard(g.have, g.to)
+	to, err := s.keeping(w, from)
 	if err != nil {
 		return err
 	}
-	return g.set(ctx, both)
-}
-
-// narrow doesn't end with coild, whose successor takes the kernel's guard for the wanted one at first.
-func (g *guard) narrow(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTimeout)
-	defer cancel()
-	return g.set(ctx, g.to)
-}
-
-// narrowAfter narrows the guard after a time, though the client hasn't changed yet: a program in the pod may delay
-// that, and closes something at worst. The function that it returns narrows the guard at once.
-func (g *guard) narrowAfter(ctx context.Context, d time.Duration) (narrow func() error) {
-	timer := time.AfterFunc(d, func() { _ = g.narrow(ctx) }) // an error comes again
-	return func() error {
-		timer.Stop()
-		return g.narrow(ctx)
+	w.guard = to
+	if s.guard != nil && from.Equal(to) {
+		if s.wide != nil {
+			return nil
+		}
+		return here(m.net.SetGuard(ctx, s.Netns, c, to))
 	}
+	// What was to be forbidden, and wasn't yet, is forbidden now: who changes an Egress again and again keeps
+	// nothing open.
+	wide, err := plan.WidenGuard(from, to)
+	if err != nil {
+		return err
+	}
+	s.guard = &to
+	m.narrowLater(ctx, s)
+	return here(m.net.SetGuard(ctx, s.Netns, c, wide))
 }
 
-func (g *guard) set(ctx context.Context, to dataplane.ClientGuard) error {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	if g.link == 0 || g.have.Equal(to) {
+// keeping returns the guard that a client is to have: that of its Egresses and, where a former process may have closed
+// more, the one that it had when this one began, until it is known where all its packets go. What the pod tells of
+// that a program there may have changed.
+func (s *sandbox) keeping(w *wanted, from dataplane.ClientGuard) (dataplane.ClientGuard, error) {
+	switch {
+	case !w.unknown:
+		s.former = nil
+	case w.lost && s.former == nil:
+		s.former = &from
+	}
+	if s.former == nil {
+		return w.own, nil
+	}
+	return plan.NarrowGuard(*s.former, w.own)
+}
+
+// here leaves out the error that a network namespace is gone: the sandbox is forgotten by who works on it.
+func here(err error) error {
+	if errors.Is(err, ErrGone) {
 		return nil
 	}
-	result, err := g.host.GuardClient(ctx, g.link, to)
+	return err
+}
+
+// narrowLater must be called with deciding held.
+func (m *Manager) narrowLater(ctx context.Context, s *sandbox) {
+	if s.wide != nil {
+		s.wide.Stop()
+	}
+	var timer *time.Timer
+	timer = time.AfterFunc(widest, func() {
+		s.deciding.Lock()
+		defer s.deciding.Unlock()
+		if s.wide == timer {
+			_ = m.narrow(ctx, s)
+		}
+	})
+	s.wide = timer
+}
+
+// narrow must be called with deciding held. It doesn't end with coild, whose successor takes the kernel's guard for
+// the wanted one at first.
+func (m *Manager) narrow(ctx context.Context, s *sandbox) error {
+	if s.wide == nil {
+		return nil
+	}
+	s.wide.Stop()
+	s.wide = nil
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTimeout)
+	defer cancel()
+	err := here(m.net.SetGuard(ctx, s.Netns, m.client(s, s.want), *s.guard))
 	if err != nil {
-		return fmt.Errorf("the node's guard of the client: %w", err)
+		m.loop.Add(podName(s)) // which tries again
 	}
-	g.have = to
-	g.changed += result.Added + result.Replaced + result.Deleted
-	return nil
+	return err
 }
 
-// changes is how much was changed on the node.
-func (g *guard) changes() int {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	return g.changed
+// narrowTo narrows the guard of a sandbox when the work on it has ended, well or not.
+func (m *Manager) narrowTo(ctx context.Context, s *sandbox, w *wanted) error {
+	s.deciding.Lock()
+	defer s.deciding.Unlock()
+	if s.guard == nil || !s.guard.Equal(w.guard) {
+		return nil // something else was decided meanwhile
+	}
+	return m.narrow(ctx, s)
 }
 
-// checkGuard says whether the node's guard of a client is as it was made.
-func (in client) checkGuard(ctx context.Context, c plan.Client, made plan.ClientState) error {
-	g, err := in.guard(ctx, c, made)
-	if err != nil || g.link == 0 {
+// narrowAll narrows what is wide when coild ends.
+func (m *Manager) narrowAll(ctx context.Context) error {
+	m.mu.Lock()
+	all := slices.Collect(maps.Values(m.known))
+	m.mu.Unlock()
+	var errs []error
+	for _, s := range all {
+		s.deciding.Lock()
+		if err := m.narrow(ctx, s); err != nil {
+			errs = append(errs, fmt.Errorf("sandbox %s of pod %s: %w", s.ContainerID, podName(s), err))
+		}
+		s.deciding.Unlock()
+	}
+	return errors.Join(errs...)
+}
+
+// hostLink returns the node's end of a client's link; 0 for a client without a guard: of a pod that another plugin
+// attached, and not by a veth to the node.
+func (k *Kernel) hostLink(ctx context.Context, ns *netns.NS, c plan.Client) (int, error) {
+	if k.host == nil {
+		return 0, nil
+	}
+	link, err := k.host.HostLink(ctx, podnet.ID{ContainerID: c.ContainerID, IfName: c.Link}, ns, c.Address)
+	if errors.Is(err, podnet.ErrNoHostLink) {
+		if c.Wired && len(c.Egresses) > 0 {
+			return 0, fmt.Errorf("%w: %w", ErrUnguarded, err)
+		}
+		return 0, nil
+	}
+	return link, err
+}
+
+// onHost does work with the node's end of a client's link, if there is one.
+func (k *Kernel) onHost(ctx context.Context, at store.Netns, c plan.Client, work func(link int) error) error {
+	return visit(ctx, at, func(ns *netns.NS) error {
+		link, err := k.hostLink(ctx, ns, c)
+		if err == nil && link != 0 {
+			err = work(link)
+		}
+		if err != nil {
+			return fmt.Errorf("the node's guard of the client: %w", err)
+		}
+		return nil
+	})
+}
+
+// Guard implements Network.
+func (k *Kernel) Guard(ctx context.Context, at store.Netns, c plan.Client) (g dataplane.ClientGuard, err error) {
+	err = k.onHost(ctx, at, c, func(link int) (err error) {
+		g, err = k.host.ClientGuard(ctx, link)
 		return err
-	}
-	return in.host.CheckClientGuard(ctx, g.link, g.to)
+	})
+	return g, err
+}
+
+// SetGuard implements Network.
+func (k *Kernel) SetGuard(ctx context.Context, at store.Netns, c plan.Client, g dataplane.ClientGuard) error {
+	return k.onHost(ctx, at, c, func(link int) error {
+		have, err := k.host.ClientGuard(ctx, link)
+		if err == nil && !have.Equal(g) {
+			_, err = k.host.GuardClient(ctx, link, g)
+		}
+		return err
+	})
+}
+
+// CheckGuard implements Network.
+func (k *Kernel) CheckGuard(ctx context.Context, at store.Netns, c plan.Client, g dataplane.ClientGuard) error {
+	return k.onHost(ctx, at, c, func(link int) error { return k.host.CheckClientGuard(ctx, link, g) })
 }

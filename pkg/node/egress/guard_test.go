@@ -98,7 +98,7 @@ func TestNodeGuardsClients(t *testing.T) {
 	g := newGuarded(t)
 	a, b := gateway("net/a", 1, "192.0.2.0/24", "2001:db8::/64"), gateway("net/b", 2, "198.51.100.0/24", "2001:db8:1::/64")
 	g.mustUse(a)
-	testkit.Check(t, g.kernel.Check(t.Context(), g.at(), g.client, g.mustUse(a).State))
+	testkit.Check(t, g.check(g.mustUse(a).State))
 	g.takeAway()
 	g.wantLeaving("with Egress a", guardedEnds[2:]...)
 	if d := testkit.Must(g.network.Dropped(t.Context()))(t).PastTunnel; d[dataplane.IPv4] == 0 || d[dataplane.IPv6] == 0 {
@@ -111,7 +111,7 @@ func TestNodeGuardsClients(t *testing.T) {
 	g.takeAway()
 	g.wantLeaving("with Egress b", guardedEnds[:2]...)
 	made := g.mustUse(b).State
-	testkit.Check(t, g.kernel.Check(t.Context(), g.at(), g.client, made))
+	testkit.Check(t, g.check(made))
 
 	// What fails in the pod, where a program may see to that, opens nothing.
 	g.links.broken[a.Peers.IPv4] = true
@@ -125,7 +125,7 @@ func TestNodeGuardsClients(t *testing.T) {
 
 	// Somebody takes away what the node has: CHECK tells, and it comes back.
 	testkit.Must(g.node.Run("nft", "flush", "ruleset"))(t)
-	if err := g.kernel.Check(t.Context(), g.at(), g.client, made); err == nil || !strings.Contains(err.Error(), "table coil of nftables is missing") {
+	if err := g.check(made); err == nil || !strings.Contains(err.Error(), "table coil of nftables is missing") {
 		t.Errorf("CHECK without the node's table: %v", err)
 	}
 	g.takeAway()

@@ -111,28 +111,15 @@ func (k *Kernel) Ask(ctx context.Context, at store.Netns, wait time.Duration, qu
 	return answers, err
 }
 
-// widest is how long the node's guard stays wide while a client changes.
-const widest = 5 * time.Second
-
 // Client implements Network.
 func (k *Kernel) Client(ctx context.Context, at store.Netns, c plan.Client) (out Outcome, err error) {
 	err = k.inside(ctx, at, func(in client) error {
-		// Before anything is asked in the pod.
-		guard, err := in.guard(ctx, c, plan.ClientStateOf(c))
-		errs := []error{err, guard.widen(ctx)}
-		narrow := guard.narrowAfter(ctx, widest)
-		err = contain(ctx, func() (err error) {
-			if len(c.Egresses) == 0 {
-				out, err = in.clear(ctx, c.Port)
-			} else if c, err = in.linked(ctx, c); err == nil {
-				out, err = in.make(ctx, plan.ClientStateOf(c), c)
-			}
-			return err
-		})
-		// Whatever didn't succeed in the pod, where a program may see to that: it closes something at worst.
-		errs = append(errs, err, narrow())
-		out.Others += guard.changes()
-		return errors.Join(errs...)
+		if len(c.Egresses) == 0 {
+			out, err = in.clear(ctx, c.Port)
+		} else if c, err = in.linked(ctx, c); err == nil {
+			out, err = in.make(ctx, plan.ClientStateOf(c), c)
+		}
+		return err
 	})
 	return out, err
 }

@@ -14,7 +14,9 @@ import (
 	"github.com/coil-net/coil/pkg/kernel/netns"
 	"github.com/coil-net/coil/pkg/kernel/rtnl"
 	"github.com/coil-net/coil/pkg/kernel/sysctl"
+	"github.com/coil-net/coil/pkg/node"
 	"github.com/coil-net/coil/pkg/plan"
+	"github.com/coil-net/coil/pkg/reconcile"
 	"github.com/coil-net/coil/pkg/store"
 	"github.com/coil-net/coil/pkg/testkit/netnstest"
 )
@@ -123,6 +125,9 @@ type pod struct {
 	kernel *Kernel
 	eth0   int
 	client plan.Client
+	// sandbox is the pod's in the process that has the kernel agent.
+	sandbox *sandbox
+	agent   *Kernel
 }
 
 func newPod(t *testing.T) *pod {
@@ -155,9 +160,25 @@ func (p *pod) at() store.Netns { return store.Netns{Path: p.ns.Path, Inode: p.ns
 
 // use makes the pod use Egresses.
 func (p *pod) use(ctx context.Context, egresses ...plan.ClientEgress) (Outcome, error) {
-	c := p.client
-	c.Egresses = egresses
-	return p.kernel.Client(ctx, p.at(), c)
+	m := New(Config{Port: p.client.Port, Protocol: p.client.Protocol, RecordAll: !p.client.Wired}, nil, p.kernel, nil, nil, reconcile.NewMetrics(nil))
+	if p.agent != p.kernel {
+		p.agent, p.sandbox = p.kernel, newSandbox(node.Sandbox{
+			ID: store.ID{ContainerID: p.client.ContainerID, IfName: p.client.Link}, Netns: p.at(), Address: p.client.Address,
+		})
+	}
+	s, w := p.sandbox, &wanted{client: true, fit: egresses}
+	s.deciding.Lock()
+	err := m.aim(ctx, s, w)
+	s.deciding.Unlock()
+	c := m.client(s, w)
+	c.Stale, c.Idle = p.client.Stale, p.client.Idle
+	out, made := p.kernel.Client(ctx, p.at(), c)
+	return out, errors.Join(err, made, m.narrowTo(ctx, s, w))
+}
+
+// check does CHECK of what was made.
+func (p *pod) check(made plan.ClientState) error {
+	return errors.Join(p.kernel.Check(p.t.Context(), p.at(), p.client, made), p.kernel.CheckGuard(p.t.Context(), p.at(), p.client, made.ClientGuard()))
 }
 
 func (p *pod) mustUse(egresses ...plan.ClientEgress) Outcome {

@@ -2,9 +2,11 @@ package egress
 
 import (
 	"context"
+	"errors"
 	"maps"
 	"net/netip"
 	"slices"
+	"time"
 
 	"k8s.io/apimachinery/pkg/types"
 
@@ -27,32 +29,72 @@ const mostAsked = 8
 // end.
 const mostFormer = 16
 
-// egress returns an Egress, live for a pod that is being added. Of a running pod the API server is asked
-// once for each that the cache doesn't have, which may be behind. It says whether it did ask.
-func (m *Manager) egress(ctx context.Context, ref types.NamespacedName, s *sandbox) (e *v2.Egress, live bool, err error) {
-	e, err = m.cluster.Egress(ctx, ref, s == nil)
-	if s == nil {
-		return e, true, err
-	}
-	if !notFound(err) {
-		delete(s.absent, ref)
-		return e, false, err
-	}
-	if s.absent[ref] || len(s.absent) >= mostAsked {
-		return nil, false, err
-	}
-	if e, err = m.cluster.Egress(ctx, ref, true); notFound(err) {
-		s.absent[ref] = true
-	}
-	return e, true, err
+// said is what the API server said about an Egress; nil if there is none.
+type said struct {
+	egress *v2.Egress
+	at     time.Time
 }
 
-// forgetAbsent forgets the answers about Egresses that aren't asked for any more.
-func (s *sandbox) forgetAbsent(refs []types.NamespacedName) {
-	if s.absent == nil {
-		s.absent = map[types.NamespacedName]bool{}
+// errNotAsked: a cache doesn't have the Egress, and the API server may.
+var errNotAsked = errors.New("the API server wasn't asked for the Egress")
+
+// egress returns an Egress, live for a pod that is being added. For a running pod it is that of the cache, which may be
+// behind, or what the API server has said, which is to be asked for some others already.
+func (m *Manager) egress(ctx context.Context, ref types.NamespacedName, s *sandbox, others int) (*v2.Egress, error) {
+	e, err := m.cluster.Egress(ctx, ref, s == nil)
+	if s == nil {
+		return e, err
 	}
-	maps.DeleteFunc(s.absent, func(ref types.NamespacedName, _ bool) bool { return !slices.Contains(refs, ref) })
+	if !notFound(err) {
+		delete(s.asked, ref)
+		return e, err
+	}
+	a, asked := s.asked[ref]
+	switch {
+	case asked && a.egress != nil && time.Since(a.at) < m.cfg.Drift:
+		return a.egress, nil
+	case asked && a.egress == nil, !asked && len(s.asked)+others >= mostAsked:
+		return nil, err
+	}
+	return nil, errNotAsked
+}
+
+// forgetAsked forgets the answers about Egresses that aren't asked for any more.
+func (s *sandbox) forgetAsked(refs []types.NamespacedName) {
+	maps.DeleteFunc(s.asked, func(ref types.NamespacedName, _ said) bool { return !slices.Contains(refs, ref) })
+}
+
+// findOut asks what wasn't known when it was decided what a sandbox, whose work is held, is to be, and decides again.
+func (m *Manager) findOut(ctx context.Context, s *sandbox, w *wanted) error {
+	for _, ref := range w.missing {
+		// Once, unless it is there: the cache will have it then.
+		e, err := m.cluster.Egress(ctx, ref, true)
+		if err != nil && !notFound(err) {
+			return err
+		}
+		s.deciding.Lock()
+		if s.asked == nil {
+			s.asked = map[types.NamespacedName]said{}
+		}
+		if s.asked[ref] = (said{at: time.Now()}); err == nil {
+			s.asked[ref] = said{e, time.Now()}
+		}
+		s.deciding.Unlock()
+	}
+	if w.lost {
+		last, err := m.lastMade(ctx, s)
+		if err != nil {
+			return err
+		}
+		s.deciding.Lock()
+		s.recalled = true
+		m.mu.Lock()
+		s.egresses = append(slices.Clip(s.egresses), last...)
+		m.mu.Unlock()
+		s.deciding.Unlock()
+	}
+	_, err := m.decideFor(ctx, s)
+	return err
 }
 
 // reachable says whether something is known to which packets of an Egress can be sent.

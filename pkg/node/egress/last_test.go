@@ -1,7 +1,6 @@
 package egress
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -157,11 +156,10 @@ func TestCacheBehind(t *testing.T) {
 	if err := w.add(t, m, "p"); err != nil {
 		t.Fatal(err)
 	}
-	s := m.known[sandboxOf("p").ID]
 	sync := func(what, want string, live int, failing bool) {
 		t.Helper()
 		w.live = 0
-		if _, err := m.syncSandbox(t.Context(), s); (err != nil) != failing {
+		if err := m.sync(t.Context(), "p"); (err != nil) != failing {
 			t.Errorf("%s: %v", what, err)
 		}
 		if got := w.has("p"); got != want || w.live != live {
@@ -210,52 +208,4 @@ func TestClosed(t *testing.T) {
 	if d := cmp.Diff(want, got, sorted, cmp.Comparer(func(a, b netip.Prefix) bool { return a == b })); d != "" {
 		t.Errorf("closed (-want +got):\n%s", d)
 	}
-}
-
-// slowHost remembers the guard that a client has.
-type slowHost struct {
-	Host
-	have dataplane.ClientGuard
-}
-
-func (h *slowHost) GuardClient(ctx context.Context, _ int, g dataplane.ClientGuard) (dataplane.Result, error) {
-	if err := ctx.Err(); err != nil {
-		return dataplane.Result{}, err
-	}
-	h.have = g
-	return dataplane.Result{Replaced: 1}, nil
-}
-
-// A guard doesn't stay wide when coild ends while a client changes.
-func TestGuardIsNarrowedAtTheEnd(t *testing.T) {
-	ctx, cancel := context.WithCancel(t.Context())
-	to := dataplane.ClientGuard{Destinations: []dataplane.Range{{First: netip.MustParseAddr("192.0.2.0"), Last: netip.MustParseAddr("192.0.2.255")}}}
-	h := &slowHost{}
-	g := &guard{host: h, link: 7, to: to}
-	narrow := g.narrowAfter(ctx, time.Hour)
-	cancel()
-	if err := narrow(); err != nil || !h.have.Equal(to) {
-		t.Errorf("the node keeps what is for %v: %v", h.have.Destinations, err)
-	}
-}
-
-// A pod in which a change takes long isn't open for as long.
-func TestGuardIsNarrowedInTime(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		to := dataplane.ClientGuard{Destinations: []dataplane.Range{{First: netip.MustParseAddr("192.0.2.0"), Last: netip.MustParseAddr("192.0.2.255")}}}
-		h := &slowHost{}
-		g := &guard{host: h, link: 7, to: to}
-		if err := g.widen(t.Context()); err != nil {
-			t.Fatal(err)
-		}
-		narrow := g.narrowAfter(t.Context(), widest)
-		time.Sleep(widest + time.Second)
-		synctest.Wait()
-		if !h.have.Equal(to) {
-			t.Errorf("while the client changes, the node keeps what is for %v", h.have.Destinations)
-		}
-		if err := narrow(); err != nil || g.changes() != 1 {
-			t.Errorf("%d changes, %v; want 1", g.changes(), err)
-		}
-	})
 }

@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/coil-net/coil/pkg/plan"
+	"github.com/coil-net/coil/pkg/testkit"
 )
 
 // Routers and Services that aren't listed any more may still send for a while.
@@ -22,7 +23,7 @@ func TestPeersLinger(t *testing.T) {
 	}
 	peers := func(when, want string) {
 		t.Helper()
-		_ = m.sync(t.Context(), podName(&sandbox{Sandbox: sandboxOf("a")})) // asks to be called later
+		testkit.Check(t, m.sync(t.Context(), "a"))
 		if got := fmt.Sprint(plan.ClientStateOf(w.netns["/a"]).Filter.Peers); got != want {
 			t.Errorf("%s: peers are %s, want %s", when, got, want)
 		}

@@ -228,7 +228,8 @@ func TestOnePodFails(t *testing.T) {
 		}
 		defer running(t, m)()
 		w.change(m, func() {
-			w.broken["/bad"] = fmt.Errorf("no such device: %w", ErrUnguarded)
+			w.broken["/bad"] = errors.New("no such device")
+			w.unguarded["/bad"] = ErrUnguarded
 			w.gone["/gone"] = true
 			w.egress("a", "10.96.0.2", "192.0.2.0/24")
 		})
@@ -245,6 +246,7 @@ func TestOnePodFails(t *testing.T) {
 		}
 		w.mu.Lock()
 		delete(w.broken, "/bad")
+		delete(w.unguarded, "/bad")
 		w.mu.Unlock()
 		time.Sleep(2 * time.Minute) // nobody tells
 		synctest.Wait()
@@ -335,7 +337,7 @@ func TestLabelsMakeNoRouter(t *testing.T) {
 	m := w.manager(false)
 	sync := func(pod string) {
 		t.Helper()
-		if _, err := m.syncSandbox(t.Context(), m.known[sandboxOf(pod).ID]); err != nil {
+		if err := m.sync(t.Context(), pod); err != nil {
 			t.Errorf("%s: %v", pod, err)
 		}
 	}
@@ -382,7 +384,7 @@ func TestRouterWithAnnotationIsTold(t *testing.T) {
 	} {
 		w.pod("router", step.annotation)
 		labelled()
-		if _, err := m.syncSandbox(t.Context(), m.known[sandboxOf("router").ID]); err != nil {
+		if err := m.sync(t.Context(), "router"); err != nil {
 			t.Fatal(err)
 		}
 		if d := cmp.Diff(step.want, w.events); d != "" {

@@ -209,7 +209,7 @@ func TestAnswersWithoutRouters(t *testing.T) {
 			s := newServing(t, c.service)
 			sync := func() {
 				t.Helper()
-				if _, err := s.m.syncSandbox(t.Context(), s.m.known[s.sandbox().ID]); (err != nil) != (len(s.links.broken) > 0) {
+				if err := s.m.sync(t.Context(), "p"); (err != nil) != (len(s.links.broken) > 0) {
 					t.Errorf("sync: %v", err)
 				}
 			}
@@ -245,7 +245,7 @@ func TestSinkIsRepaired(t *testing.T) {
 		}
 		return nil
 	}
-	check := func() error { return p.kernel.Check(t.Context(), p.at(), p.client, made) }
+	check := func() error { return p.check(made) }
 	mtu := func(want string) {
 		t.Helper()
 		for _, link := range sinkNames {

@@ -97,7 +97,7 @@ func TestManyDestinations(t *testing.T) {
 		if has, want := w.has("p"), fmt.Sprintf("203.0.%d.0/24 nowhere", len(names)-2); !strings.HasSuffix(has, want) {
 			t.Errorf("p has %s, want %s in the end", has, want)
 		}
-		want := "p: EgressTooMany: the Egresses have more than 2048 different destinations, or 1024 addresses of routers, together: unreachable are destinations of net/" + last
+		want := "p: EgressTooMany: the Egresses have more than 2048 different destinations, or 1024 addresses of routers, together: unreachable are destinations of net/" + last + "; name fewer Egresses, or some with fewer destinations"
 		if len(w.events) != 1 || w.events[0] != want {
 			t.Errorf("events %q, want %q", w.events, want)
 		}

@@ -39,8 +39,9 @@ func (m *Manager) Begin(ctx context.Context, pod store.Pod) (func(context.Contex
 	if err != nil {
 		return nil, fmt.Errorf("look up Egresses: %w: %w", node.ErrUnavailable, err)
 	}
-	m.tell(meta, nil, w.problems)
-	for _, p := range w.problems {
+	problems := append(m.fit(&w), w.problems...)
+	m.tell(meta, nil, problems)
+	for _, p := range problems {
 		if p.fatal {
 			return nil, errors.New(p.text)
 		}
@@ -54,7 +55,7 @@ func (m *Manager) Begin(ctx context.Context, pod store.Pod) (func(context.Contex
 		if s.UID == "" {
 			s.UID = plan.PodUID(meta)
 		}
-		return m.setUp(ctx, s, w, router)
+		return m.setUp(ctx, s, &w, router)
 	}, nil
 }
 
@@ -73,11 +74,19 @@ func (m *Manager) isRouter(ctx context.Context, pod *metav1.PartialObjectMetadat
 
 // setUp completes a sandbox. What it undoes may have been there already only if the runtime
 // repeats an ADD, and then ADD as a whole is undone, too.
-func (m *Manager) setUp(ctx context.Context, at node.Sandbox, w wanted, router bool) error {
+func (m *Manager) setUp(ctx context.Context, at node.Sandbox, w *wanted, router bool) error {
 	s := m.enter(at)
-	s.work.Lock()
-	defer s.work.Unlock()
-	err := m.apply(ctx, s, w)
+	if err := s.lock(ctx); err != nil {
+		return fmt.Errorf("set up egress: %w", err)
+	}
+	defer s.work.Release(1)
+	var err error
+	if len(w.known) > 0 {
+		s.deciding.Lock()
+		err = m.aim(ctx, s, w)
+		s.deciding.Unlock()
+	}
+	err = errors.Join(err, m.apply(ctx, s, w))
 	if err == nil && router {
 		err = m.syncRouter(ctx, s)
 	}
@@ -90,27 +99,14 @@ func (m *Manager) setUp(ctx context.Context, at node.Sandbox, w wanted, router b
 	defer cancel()
 	var undone error
 	if len(w.egresses) > 0 {
-		_, undone = m.net.Client(undo, s.Netns, m.client(s, wanted{}))
-	}
-	if errors.Is(undone, ErrGone) {
-		undone = nil
+		none := &wanted{client: true}
+		s.deciding.Lock()
+		undone = m.aim(undo, s, none)
+		s.deciding.Unlock()
+		_, cleared := m.net.Client(undo, s.Netns, m.client(s, none))
+		undone = errors.Join(undone, here(cleared))
 	}
 	return fmt.Errorf("set up egress: %w", errors.Join(err, undone, m.drop(undo, s)))
-}
-
-// enter returns what is known of a sandbox, anew if it is another one by now.
-func (m *Manager) enter(at node.Sandbox) *sandbox {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if s := m.known[at.ID]; s != nil && s.Sandbox == at {
-		return s
-	}
-	s := &sandbox{Sandbox: at}
-	if old := m.known[at.ID]; old != nil {
-		s.recorded = old.recorded // until it is recorded anew
-	}
-	m.known[at.ID] = s
-	return s
 }
 
 // notFound says whether an object isn't there, rather than unknown.

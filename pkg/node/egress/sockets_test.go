@@ -249,7 +249,7 @@ func TestStale(t *testing.T) {
 		t.Helper()
 		w.broken["/p"] = broken
 		w.stale = nil
-		if _, err := m.syncSandbox(t.Context(), m.known[sandboxOf("p").ID]); !errors.Is(err, broken) {
+		if err := m.sync(t.Context(), "p"); !errors.Is(err, broken) {
 			t.Errorf("%s: %v", what, err)
 		}
 		if len(w.stale) != 1 || w.stale[0] != want {

@@ -2,6 +2,7 @@ package egress
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"net/netip"
@@ -49,23 +50,25 @@ type world struct {
 	records   map[store.ID]store.Client
 	recordErr error
 
-	netns  map[string]plan.Client // what was made, by path
-	stale  []bool                 // of each time
-	gone   map[string]bool
-	broken map[string]error
-	routed map[string]int
-	drift  map[string]int // rules that somebody deleted
-	flow   netip.Addr     // where a flow of each client goes
-	wrong  error          // what CHECK finds
-	events []string
-	fixed  int
+	netns     map[string]plan.Client // what was made, by path
+	guards    map[string]dataplane.ClientGuard
+	stale     []bool // of each time
+	gone      map[string]bool
+	broken    map[string]error
+	unguarded map[string]error // what the node says
+	routed    map[string]int
+	drift     map[string]int // rules that somebody deleted
+	flow      netip.Addr     // where a flow of each client goes
+	wrong     error          // what CHECK finds
+	events    []string
+	fixed     int
 }
 
 func newWorld() *world {
 	return &world{
 		pods: map[string]*metav1.PartialObjectMetadata{}, namespaces: map[string]*metav1.PartialObjectMetadata{},
 		egresses: map[string]*v2.Egress{}, services: map[string]*corev1.Service{},
-		records: map[store.ID]store.Client{}, netns: map[string]plan.Client{}, gone: map[string]bool{}, broken: map[string]error{},
+		records: map[store.ID]store.Client{}, netns: map[string]plan.Client{}, guards: map[string]dataplane.ClientGuard{}, unguarded: map[string]error{}, gone: map[string]bool{}, broken: map[string]error{},
 		routed: map[string]int{}, drift: map[string]int{},
 		routers: map[string][]plan.ClientRouter{}, silent: map[netip.Addr]bool{}, unlisted: map[string]bool{}, asked: map[netip.Addr]int{},
 	}
@@ -130,6 +133,9 @@ func (w *world) works(ctx context.Context, at store.Netns) error {
 	w.mu.Lock()
 	slow := w.slow[at.Path]
 	w.mu.Unlock()
+	if slow == 0 {
+		return ctx.Err()
+	}
 	select {
 	case <-time.After(slow):
 		return nil
@@ -211,6 +217,28 @@ func (w *world) Client(ctx context.Context, at store.Netns, c plan.Client) (Outc
 	delete(w.drift, at.Path)
 	w.netns[at.Path] = c
 	return out, nil
+}
+func (w *world) Guard(_ context.Context, at store.Netns, _ plan.Client) (dataplane.ClientGuard, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.guards[at.Path], w.unguarded[at.Path]
+}
+func (w *world) SetGuard(ctx context.Context, at store.Netns, _ plan.Client, g dataplane.ClientGuard) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	err := errors.Join(ctx.Err(), w.unguarded[at.Path])
+	if err == nil {
+		w.guards[at.Path] = g
+	}
+	return err
+}
+func (w *world) CheckGuard(_ context.Context, at store.Netns, _ plan.Client, g dataplane.ClientGuard) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if !w.guards[at.Path].Equal(g) {
+		return fmt.Errorf("the node keeps what is for %v", w.guards[at.Path].Destinations)
+	}
+	return w.unguarded[at.Path]
 }
 func (w *world) Router(_ context.Context, at store.Netns, _ string) (Outcome, error) {
 	w.mu.Lock()
@@ -304,6 +332,15 @@ func sandboxOf(pod string) node.Sandbox {
 		ID: store.ID{ContainerID: "c-" + pod, IfName: "eth0"}, Pod: store.Pod{Namespace: "ns", Name: pod, UID: "uid-" + pod},
 		Netns: store.Netns{Path: "/" + pod, Inode: 7}, Address: ipam.Address{IPv4: netip.MustParseAddr("10.0.0.5")},
 	}
+}
+
+// sync decides what a pod is to be, and makes it that.
+func (m *Manager) sync(ctx context.Context, pod string) error {
+	s := m.known[sandboxOf(pod).ID]
+	if _, err := m.decideFor(ctx, s); err != nil {
+		return err
+	}
+	return m.work(ctx, s)
 }
 
 // add does ADD.

@@ -1,0 +1,258 @@
+package egress
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
+	"github.com/coil-net/coil/pkg/dataplane"
+	"github.com/coil-net/coil/pkg/plan"
+	"github.com/coil-net/coil/pkg/reconcile"
+	"github.com/coil-net/coil/pkg/store"
+)
+
+// What a sandbox is to be is decided by what caches have, and the node's guard of it is changed then. Neither asks
+// the API server, nor anything in a pod. What takes longer is done afterwards; see work.
+
+// deciders is for how many pods is decided at once.
+const deciders = 4
+
+// wanted is what a sandbox is to be.
+type wanted struct {
+	// client and router say what is done about the sandbox, if anything.
+	client, router bool
+	// egresses are those that the annotations name, as far as they can be had, and those that are closed.
+	egresses []plan.ClientEgress
+	known    []store.KnownEgress
+	problems []problem
+	// unknown says that of one it isn't known yet where its packets go.
+	unknown bool
+	// missing are Egresses for which the API server is to be asked. lost says that it isn't known what a former
+	// process has closed, and that something may stay closed.
+	missing []types.NamespacedName
+	lost    bool
+	// fit are the Egresses of the client that the sandbox is to be, own is the guard for these, and guard the node's
+	// guard of the client.
+	fit        []plan.ClientEgress
+	own, guard dataplane.ClientGuard
+	conflicts  []plan.ClientConflict
+}
+
+// decide decides what the sandboxes of a pod are to be, and lets them be made that.
+func (m *Manager) decide(ctx context.Context, pod types.NamespacedName) error {
+	var errs []error
+	again := false
+	for _, s := range m.sandboxesOf(pod) {
+		used, err := m.decideFor(ctx, s)
+		again = again || used
+		if err != nil {
+			errs = append(errs, fmt.Errorf("sandbox %s: %w", s.ContainerID, err))
+		}
+	}
+	m.pods.Add(pod)
+	if err := errors.Join(errs...); err != nil || !again {
+		return err
+	}
+	return reconcile.Later(m.cfg.Drift + rand.N(m.cfg.Drift/10+1))
+}
+
+// sandboxesOf returns the sandboxes that a pod has.
+func (m *Manager) sandboxesOf(pod types.NamespacedName) (all []*sandbox) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, s := range m.known {
+		if podName(s) == pod {
+			all = append(all, s)
+		}
+	}
+	return all
+}
+
+// decideFor says whether the sandbox uses Egresses, or is labelled as a router's.
+func (m *Manager) decideFor(ctx context.Context, s *sandbox) (used bool, err error) {
+	s.deciding.Lock()
+	defer s.deciding.Unlock()
+	last, current := m.lastOf(s)
+	if !current {
+		return false, nil
+	}
+	meta, err := m.cluster.Pod(ctx, s.Pod, false)
+	if notFound(err) {
+		return false, nil // its DEL comes, or the cache is behind and tells
+	}
+	if err != nil {
+		return false, err
+	}
+	refs := plan.EgressRefs(meta.Annotations)
+	_, labelled := plan.RouterOf(meta.Labels)
+	router := false
+	if len(last) == 0 { // a client stays one, whatever labels it gets
+		if router, err = m.isRouter(ctx, meta, false); err != nil {
+			return false, err
+		}
+	}
+	switch {
+	case router: // which has rules and tunnels of its own
+		s.want = &wanted{router: true}
+		m.tell(meta, s, ignoredBy(refs, "the pod is a router of an Egress"))
+	case len(refs)+len(last) > 0:
+		err = m.decideClient(ctx, s, meta, refs, last)
+	default:
+		s.want = &wanted{}
+	}
+	return len(refs) > 0 || labelled, err
+}
+
+// decideClient must be called with deciding held.
+func (m *Manager) decideClient(ctx context.Context, s *sandbox, meta *metav1.PartialObjectMetadata, refs []types.NamespacedName, last []store.KnownEgress) error {
+	s.forgetAsked(refs)
+	w, err := m.look(ctx, s.Namespace, refs, last, s)
+	if err != nil {
+		return err
+	}
+	w.lost = w.unknown && !s.recalled
+	if w.unknown {
+		w.keep(last)
+	}
+	problems := m.fit(&w)
+	err = m.aim(ctx, s, &w)
+	problems = append(problems, w.problems...)
+	for _, c := range w.conflicts {
+		problems = append(problems, conflict(c))
+	}
+	if errors.Is(err, ErrUnguarded) {
+		problems = append(problems, problem{EgressUnguarded, fmt.Sprintf("%v: delete the pod if this goes on", ErrUnguarded), false})
+	}
+	if len(w.missing) == 0 { // else it is decided again in a moment
+		m.tell(meta, s, problems)
+	}
+	return err
+}
+
+// look finds out what Egresses are for a pod of a namespace; last is what was known of them. The sandbox
+// is nil as long as the pod is being added.
+func (m *Manager) look(ctx context.Context, namespace string, refs []types.NamespacedName, last []store.KnownEgress, s *sandbox) (wanted, error) {
+	w := wanted{client: true}
+	var missing int
+	refs, w.problems = usable(refs)
+	// What isn't used may lead where what was used before did.
+	w.unknown = len(w.problems) > 0
+	for _, ref := range refs {
+		known := store.KnownEgress{Name: ref.String()}
+		i := slices.IndexFunc(last, func(k store.KnownEgress) bool { return k.Name == known.Name })
+		if i >= 0 {
+			known = last[i]
+		}
+		known.Former = false
+		e, err := m.egress(ctx, ref, s, len(w.missing))
+		if err != nil && !notFound(err) && !errors.Is(err, errNotAsked) {
+			return wanted{}, err
+		}
+		client := clientEgress(known)
+		switch {
+		case errors.Is(err, errNotAsked):
+			w.missing = append(w.missing, ref)
+			w.unknown = true
+		case err != nil:
+			w.problems = append(w.problems, problem{EgressMissing, fmt.Sprintf("Egress %s doesn't exist", ref), true})
+			w.unknown = true
+			if missing++; s == nil && missing == mostAsked {
+				return w, nil // ADD fails anyway
+			}
+		default:
+			var refused *problem
+			if client, refused, err = m.use(ctx, namespace, ref, e, s == nil); err != nil {
+				return wanted{}, err
+			}
+			known.Switched = i >= 0 && (known.Switched || known.Direct != client.Direct)
+			known.Direct, client.Switched = client.Direct, known.Switched
+			if refused == nil {
+				if client.Routers, err = m.routersOf(ref, s); err != nil {
+					return wanted{}, err
+				}
+			}
+			if refused != nil {
+				w.problems = append(w.problems, *refused)
+			}
+			w.unknown = w.unknown || refused == nil && !reachable(client)
+			if len(client.InCluster) == 0 && e.Status.ObservedGeneration == 0 {
+				client.InCluster = known.InCluster // an Egress that was made again has no status yet
+			}
+		}
+		client.Left = m.left(known.Name, client.Addresses(), time.Now())
+		w.egresses = append(w.egresses, client)
+		known.Destinations, known.InCluster, known.OriginatingOnly = client.Destinations, client.InCluster, client.OriginatingOnly
+		w.known = append(w.known, known)
+	}
+	return w, nil
+}
+
+// use returns an Egress as a client in a namespace uses it.
+func (m *Manager) use(ctx context.Context, namespace string, ref types.NamespacedName, e *v2.Egress, live bool) (plan.ClientEgress, *problem, error) {
+	labels := map[string]string{}
+	if e.Spec.AllowedNamespaces != nil {
+		ns, err := m.cluster.Namespace(ctx, namespace, live)
+		if err != nil && !notFound(err) {
+			return plan.ClientEgress{}, nil, err
+		}
+		if err == nil {
+			labels = ns.Labels
+		}
+	}
+	var service *corev1.Service
+	var refused *problem
+	allowed, err := plan.AllowsNamespace(e, labels)
+	if allowed {
+		if service, err = m.cluster.Service(ctx, ref, live); err != nil && !notFound(err) {
+			return plan.ClientEgress{}, nil, err
+		}
+		if err != nil {
+			service = nil
+		}
+	} else {
+		text := fmt.Sprintf("Egress %s isn't for pods of namespace %s: spec.allowedNamespaces doesn't select its labels", ref, namespace)
+		if err != nil {
+			text = fmt.Sprintf("Egress %s isn't for pods of any namespace: %v", ref, err)
+		}
+		refused = &problem{EgressNotAllowed, text, true}
+	}
+	return plan.ClientEgressOf(e, service), refused, nil
+}
+
+// clientEgress is an Egress of which only that is known what it was.
+func clientEgress(k store.KnownEgress) plan.ClientEgress {
+	return plan.ClientEgress{Name: k.Name, Destinations: k.Destinations, InCluster: k.InCluster, OriginatingOnly: k.OriginatingOnly}
+}
+
+// fit chooses the Egresses that a client can have together, and returns what its owner should know of the others.
+func (m *Manager) fit(w *wanted) []problem {
+	egresses := slices.Clone(w.egresses)
+	for i := range egresses {
+		egresses[i].OriginatingOnly = egresses[i].OriginatingOnly || m.cfg.OriginatingOnly
+	}
+	var excess []string
+	w.fit, excess = plan.Fit(egresses)
+	excess = slices.DeleteFunc(excess, func(name string) bool {
+		return !slices.ContainsFunc(w.known, func(k store.KnownEgress) bool { return k.Name == name && !k.Former })
+	})
+	if len(excess) == 0 {
+		return nil
+	}
+	text := fmt.Sprintf("the Egresses have more than %d different destinations, or %d addresses of routers, together: unreachable are destinations of %s; name fewer Egresses, or some with fewer destinations",
+		plan.MostDestinations, plan.MostTunnels, few(excess, ", "))
+	return []problem{{EgressTooMany, text, true}}
+}
+
+// client is what the plan of a sandbox is made of.
+func (m *Manager) client(s *sandbox, w *wanted) plan.Client {
+	return plan.Client{Address: s.Address, Link: s.IfName, Port: m.cfg.Port, Protocol: m.cfg.Protocol, Idle: idle, Egresses: slices.Clone(w.fit),
+		ContainerID: s.ContainerID, Wired: !m.cfg.RecordAll}
+}

@@ -1,0 +1,171 @@
+package egress
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"sync"
+	"time"
+
+	"golang.org/x/sync/semaphore"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/coil-net/coil/pkg/dataplane"
+	"github.com/coil-net/coil/pkg/node"
+	"github.com/coil-net/coil/pkg/plan"
+	"github.com/coil-net/coil/pkg/store"
+)
+
+// sandbox is one that Coil is responsible for.
+type sandbox struct {
+	node.Sandbox
+
+	// deciding is held while it is decided what the sandbox is to be, and while the node's guard of it changes,
+	// never while something is asked in the pod. It may be taken while work is held. It guards the next seven.
+	deciding sync.Mutex
+	want     *wanted                // nil as long as nothing was decided
+	guard    *dataplane.ClientGuard // what the node's guard is to be; nil as long as that isn't known
+	former   *dataplane.ClientGuard // what it was when this process began, as long as that matters
+	wide     *time.Timer            // narrows the guard; nil when it is as it is to be
+	recalled bool                   // it is known what a former process has made there, or there was none
+	told     map[string]bool        // Events that hold
+	// asked are Egresses that the cache didn't have, by what the API server said.
+	asked map[types.NamespacedName]said
+
+	// work is held while the namespace is worked on; it guards the next four.
+	work   *semaphore.Weighted
+	done   *plan.ClientState // what was made last by this process
+	failed error             // why what was wanted last isn't there
+	router bool              // its parameters were set by this process
+	looked bool              // this process has looked for what a former one has left there
+	// The rest is guarded by Manager.mu.
+
+	// egresses are what it uses, as they were when they were last there.
+	egresses []store.KnownEgress
+	// recorded says that there is a record, of these Egresses.
+	recorded bool
+	record   []store.KnownEgress
+	// end ends the work that is done on it; nil if there is none. late says that it took too long last.
+	end  context.CancelFunc
+	late bool
+	// restored says that a former process may have made it.
+	restored bool
+	tunnels  int
+	// groups are those of routers that were made last, links their links, pinned their flows by
+	// these.
+	groups []plan.ClientGroup
+	links  map[netip.Addr]int
+	pinned map[int]int
+	// answered are the routers that have answered it: they know it as a client.
+	answered map[netip.Addr]bool
+	// missed are the questions in a row that a router didn't answer it, alone the routers that are dead
+	// for it though not for other clients.
+	missed map[routerKey]int
+	alone  map[routerKey]bool
+	// asking says that the sandbox asks, and hasn't come back.
+	asking bool
+}
+
+func newSandbox(at node.Sandbox) *sandbox {
+	return &sandbox{Sandbox: at, work: semaphore.NewWeighted(1), recalled: true}
+}
+
+// lock waits for the sandbox's work until ctx ends.
+func (s *sandbox) lock(ctx context.Context) error {
+	if err := s.work.Acquire(ctx, 1); err != nil {
+		return fmt.Errorf("%w: the pod's network namespace is worked on: %w", node.ErrUnavailable, err)
+	}
+	return nil
+}
+
+// enter returns what is known of a sandbox, anew if it is another one by now.
+func (m *Manager) enter(at node.Sandbox) *sandbox {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if s := m.known[at.ID]; s != nil && s.Sandbox == at {
+		return s
+	}
+	s := newSandbox(at)
+	if old := m.known[at.ID]; old != nil {
+		s.recorded, s.record = old.recorded, old.record // until it is recorded anew
+	}
+	m.known[at.ID] = s
+	return s
+}
+
+// lastOf returns what is known of the Egresses that a sandbox uses, and whether it is the
+// one that is known by its ID.
+func (m *Manager) lastOf(s *sandbox) (last []store.KnownEgress, current bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return s.egresses, m.known[s.ID] == s
+}
+
+// Forget ends the responsibility for a sandbox: there was a DEL.
+func (m *Manager) Forget(ctx context.Context, id store.ID) error {
+	m.mu.Lock()
+	s := m.known[id]
+	m.mu.Unlock()
+	if s == nil {
+		return nil
+	}
+	return m.forget(ctx, s)
+}
+
+// forget ends the work that is done on a sandbox, and forgets it.
+func (m *Manager) forget(ctx context.Context, s *sandbox) error {
+	m.mu.Lock()
+	if s.end != nil {
+		s.end()
+	}
+	m.mu.Unlock()
+	if err := s.lock(ctx); err != nil {
+		return err
+	}
+	defer s.work.Release(1)
+	return m.drop(ctx, s)
+}
+
+// drop forgets a sandbox, whose work is held.
+func (m *Manager) drop(ctx context.Context, s *sandbox) error {
+	m.mu.Lock()
+	recorded := s.recorded
+	if m.known[s.ID] == s {
+		delete(m.known, s.ID)
+	}
+	m.mu.Unlock()
+	s.deciding.Lock()
+	if s.wide != nil {
+		s.wide.Stop()
+		s.wide = nil
+	}
+	s.deciding.Unlock()
+	if !recorded {
+		return nil
+	}
+	return m.record.ForgetClients(ctx, s.ID)
+}
+
+// Sweep forgets the sandboxes whose network namespace is gone: their DEL never came.
+func (m *Manager) Sweep(ctx context.Context) error {
+	m.mu.Lock()
+	all := slices.Collect(maps.Values(m.known))
+	maps.DeleteFunc(m.departed, func(egress string, _ map[netip.Addr]time.Time) bool {
+		return !slices.ContainsFunc(all, usesEgress(egress))
+	})
+	m.mu.Unlock()
+	var errs []error
+	for _, s := range all {
+		exists, err := m.net.Exists(s.Netns)
+		if err == nil && !exists {
+			err = m.forget(ctx, s)
+		}
+		if err != nil {
+			errs = append(errs, fmt.Errorf("sandbox %s of pod %s: %w", s.ContainerID, podName(s), err))
+		}
+	}
+	return errors.Join(errs...)
+}
