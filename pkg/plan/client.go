@@ -224,8 +224,11 @@ func (e ClientEgress) inCluster() []netip.Prefix {
 // spared returns the ranges of the cluster that rules don't spare already. No rule spares the private ones inside
 // of a private destination; of these the Egress that has it knows best.
 func (e ClientEgress) spared() []netip.Prefix {
-	private := privateOnes(e.Destinations)
-	return slices.DeleteFunc(e.inCluster(), func(p netip.Prefix) bool { return within(p, dataplane.PrivateRanges) && !within(p, private) })
+	private := prefixSet{}
+	private.add(privateOnes(e.Destinations)...)
+	return slices.DeleteFunc(e.inCluster(), func(p netip.Prefix) bool {
+		return within(p, dataplane.PrivateRanges) && !private.longest(p).IsValid()
+	})
 }
 
 // claim is a destination, and the Egress that has it.

@@ -6,9 +6,11 @@ import (
 	"net/netip"
 	"slices"
 	"testing"
+	"time"
 
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
 	"github.com/coil-net/coil/pkg/dataplane"
+	"github.com/coil-net/coil/pkg/testkit"
 )
 
 // scattered are n destinations far apart, of a family, every third of IPv4 private.
@@ -60,11 +62,12 @@ func TestRangesAreFew(t *testing.T) {
 // Egresses that are more than a pod may have are closed: what they capture stays captured, by few routes.
 func TestFit(t *testing.T) {
 	rng := rand.New(rand.NewPCG(3, 4))
-	for round := range 8 {
+	modes := map[bool]int{}
+	for round := range 12 {
 		facts := largeCluster(1+rng.IntN(600), 1+rng.IntN(40))
 		ranges := NewClusterRanges(facts)
 		var all []ClientEgress
-		for i := range 12 {
+		for i := range 8 + round%6 {
 			e := ClientEgress{
 				Name: fmt.Sprint("net/", i), OriginatingOnly: rng.IntN(2) == 0, Peers: clientAddrs("46", fmt.Sprintf("10.96.0.%d", i), fmt.Sprintf("fd96::%d", i)),
 				Destinations: append(scattered(rng, 200, dataplane.IPv4), scattered(rng, 56, dataplane.IPv6)...),
@@ -74,6 +77,12 @@ func TestFit(t *testing.T) {
 				p := ranges.all[rng.IntN(len(ranges.all))]
 				bits := p.Bits() - 3 + rng.IntN(7)
 				e.Destinations = append(e.Destinations, netip.PrefixFrom(p.Addr(), min(max(bits, 0), p.Addr().BitLen())).Masked())
+			}
+			// What is around all others, and private ranges too.
+			for _, wide := range parsePrefixes("0.0.0.0/0 ::/0 8.0.0.0/6 10.0.0.0/8") {
+				if rng.IntN(4) == 0 {
+					e.Destinations = append(e.Destinations, wide)
+				}
 			}
 			e.InCluster = ranges.For(ofDestinations(e.Destinations))
 			all = append(all, e)
@@ -91,7 +100,14 @@ func TestFit(t *testing.T) {
 		for _, e := range fit {
 			n += len(e.Destinations)
 		}
-		if most := MostDestinations + 4*mostClosing + 2*2*len(ranges.all); n > most {
+		more := prefixSet{}
+		for _, e := range all {
+			if slices.Contains(excess, e.Name) {
+				more.add(e.Destinations...)
+			}
+		}
+		modes[len(more) <= mostClosed]++
+		if most := MostDestinations + max(mostClosed, 4*mostClosing+2*2*len(ranges.all)); n > most {
 			t.Errorf("%d destinations, want at most %d", n, most)
 		}
 		before, err := setOf(ClientStateOf(clientOfFamilies("46", all...)).Filter.Destinations)
@@ -119,6 +135,89 @@ func TestFit(t *testing.T) {
 		if len(state.Conflicts) > 0 && state.Conflicts[0].Winner == "" {
 			t.Errorf("a conflict with an Egress without a name: %v", state.Conflicts[0])
 		}
+		for _, r := range state.ClientGuard().Replies {
+			for _, a := range []netip.Addr{r.First, r.Last} {
+				if before.Contains(a) && !answered(all, a) {
+					t.Errorf("round %d: answers pass to %s", round, a)
+				}
+			}
+		}
+	}
+	if modes[true] == 0 || modes[false] == 0 {
+		t.Errorf("closed one by one were %d, by ranges %d", modes[true], modes[false])
+	}
+}
+
+// answered says whether one of the Egresses that have the longest prefix around an address leaves answers alone.
+func answered(egresses []ClientEgress, a netip.Addr) bool {
+	leaves, bits := false, -1
+	for _, e := range egresses {
+		for _, d := range e.Destinations {
+			if d.Contains(a) && d.Bits() >= bits {
+				leaves = e.OriginatingOnly || d.Bits() == bits && leaves
+				bits = d.Bits()
+			}
+		}
+	}
+	return leaves
+}
+
+// A few destinations too many close nothing but themselves, and open nothing to answers.
+func TestFitClosesOneByOne(t *testing.T) {
+	all := []ClientEgress{{Name: "a/all", Destinations: parsePrefixes("0.0.0.0/0 ::/0")}}
+	for i := range MostDestinations/256 - 1 {
+		e := ClientEgress{Name: fmt.Sprint("b/", i)}
+		for j := range 256 {
+			e.Destinations = append(e.Destinations, netip.PrefixFrom(netip.AddrFrom4([4]byte{100, byte(i), byte(j), 7}), 32))
+		}
+		all = append(all, e)
+	}
+	for i := range 254 {
+		all[0].Destinations = append(all[0].Destinations, netip.PrefixFrom(netip.AddrFrom4([4]byte{101, byte(i / 256), byte(i), 7}), 32))
+	}
+	answered := ClientEgress{Name: "x/answered", OriginatingOnly: true, Destinations: parsePrefixes("50.1.2.3/32 10.1.3.0/24")}
+	more := ClientEgress{Name: "x/x", Destinations: parsePrefixes("10.1.2.0/24 fd12::/16 50.1.2.4/32")}
+	fit, excess := Fit(append(all, answered, more))
+	if len(excess) != 2 {
+		t.Fatalf("%v don't fit", excess)
+	}
+	for _, a := range []string{"10.1.2.3", "10.1.3.3", "fd12::1", "50.1.2.3", "50.1.2.4"} {
+		if got := owner(fit, netip.MustParseAddr(a)); got != "" {
+			t.Errorf("%s goes by %s", a, got)
+		}
+	}
+	for _, a := range []string{"9.9.9.9", "50.1.2.5", "2001:db8::1"} {
+		if got := owner(fit, netip.MustParseAddr(a)); got != "a/all" {
+			t.Errorf("%s goes by %q", a, got)
+		}
+	}
+	g := ClientStateOf(clientOfFamilies("46", fit...)).ClientGuard()
+	for a, want := range map[string]bool{"10.1.2.3": true, "10.1.3.3": true, "fd12::1": true, "50.1.2.3": true, "10.2.0.1": false} {
+		if passes(g, netip.MustParseAddr(a), false) == want {
+			t.Errorf("the node keeps packets to %s: %t", a, !want)
+		}
+	}
+	for a, want := range map[string]bool{"10.1.3.3": true, "50.1.2.3": true, "50.1.2.4": false, "9.9.9.9": false} {
+		if got := passes(g, netip.MustParseAddr(a), true); got != want {
+			t.Errorf("the node lets answers to %s through: %t", a, got)
+		}
+	}
+}
+
+// The plan is made in a time that grows with its size, not with the square of that.
+func TestFitOfManyIsQuick(t *testing.T) {
+	var e ClientEgress
+	for i := range 1 << 14 {
+		e.Destinations = append(e.Destinations, netip.PrefixFrom(netip.AddrFrom4([4]byte{10, byte(i >> 8), byte(i), 1}), 32))
+		e.InCluster = append(e.InCluster, netip.PrefixFrom(netip.AddrFrom4([4]byte{10, byte(i >> 8), byte(i), 2}), 32))
+	}
+	start := time.Now()
+	fit, _ := Fit([]ClientEgress{e})
+	if took := time.Since(start); took > testkit.Timeout(500*time.Millisecond) {
+		t.Errorf("it took %v", took)
+	}
+	if len(fit) != 1 || len(fit[0].Destinations) > 2*mostClosing {
+		t.Errorf("%d Egresses, of the first %d destinations", len(fit), len(fit[0].Destinations))
 	}
 }
 

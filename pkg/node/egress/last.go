@@ -121,7 +121,7 @@ func (w *wanted) keep(last []store.KnownEgress) {
 	former := slices.DeleteFunc(slices.Clone(last), func(k store.KnownEgress) bool {
 		return named[k.Name] || len(k.Destinations) == 0 // each change of the annotation would leave more that close nothing
 	})
-	for _, k := range bounded(former, w.egresses) {
+	for _, k := range bounded(former) {
 		k.Former, k.Switched = true, false
 		w.known = append(w.known, k)
 		closed := clientEgress(k)
@@ -137,8 +137,8 @@ func (w *wanted) keep(last []store.KnownEgress) {
 }
 
 // bounded returns Egresses, the latest first, of which the oldest are as one without a name, or as two, if
-// they are many. That closes what they closed beside those that are used and, if that is scattered, more.
-func bounded(former []store.KnownEgress, used []plan.ClientEgress) []store.KnownEgress {
+// they are many. That closes what they closed and, if they have very many destinations, more.
+func bounded(former []store.KnownEgress) []store.KnownEgress {
 	if len(former) <= mostFormer {
 		return former
 	}
@@ -147,11 +147,8 @@ func bounded(former []store.KnownEgress, used []plan.ClientEgress) []store.Known
 	for _, k := range oldest {
 		some = append(some, clientEgress(k))
 	}
-	others := slices.Clone(used)
-	for _, k := range latest {
-		others = append(others, clientEgress(k))
-	}
-	for _, joined := range plan.Closing(some, others) {
+	// What others have by now isn't left out: they may lose it.
+	for _, joined := range plan.Closing(some, nil) {
 		latest = append(slices.Clip(latest), store.KnownEgress{
 			Destinations: joined.Destinations, InCluster: joined.InCluster, OriginatingOnly: joined.OriginatingOnly,
 		})
@@ -175,23 +172,32 @@ func (k *Kernel) Closed(ctx context.Context, at store.Netns) (routes []dataplane
 	return routes, err
 }
 
+// mostBelieved is how many destinations, and how many ranges of the cluster, a pod's routes tell of. coild makes no
+// more; a program in the pod may.
+const mostBelieved = 2 * plan.MostDestinations
+
 // closedBy returns what routes close of Egresses, those apart that were for connections only which
 // clients open.
 func closedBy(routes []dataplane.Route) []store.KnownEgress {
 	var inCluster []netip.Prefix
-	lost := map[netip.Prefix]bool{}
+	lost, thrown := map[netip.Prefix]bool{}, map[netip.Prefix]bool{}
 	for _, r := range routes {
 		switch {
-		case r.Type == dataplane.Throw && !slices.Contains(inCluster, r.Dst):
+		case r.Type == dataplane.Throw && !thrown[r.Dst]:
+			thrown[r.Dst] = true
 			inCluster = append(inCluster, r.Dst)
 		case r.Type == dataplane.Unicast && r.Metric == dataplane.MetricSink:
 			lost[r.Dst] = true
 		}
 	}
 	var all []store.KnownEgress
+	inCluster = inCluster[:min(len(inCluster), mostBelieved)]
 	for _, originatingOnly := range []bool{false, true} {
 		made := store.KnownEgress{InCluster: inCluster, OriginatingOnly: originatingOnly}
 		for _, r := range routes {
+			if len(made.Destinations) == mostBelieved {
+				break
+			}
 			if r.Type == dataplane.Unreachable && r.Metric == dataplane.MetricUnreachable && lost[r.Dst] == originatingOnly {
 				made.Destinations = append(made.Destinations, r.Dst)
 			}

@@ -16,6 +16,7 @@ import (
 	"github.com/coil-net/coil/pkg/node"
 	"github.com/coil-net/coil/pkg/plan"
 	"github.com/coil-net/coil/pkg/store"
+	"github.com/coil-net/coil/pkg/testkit"
 )
 
 // closing is a pod that has used the Egress a, in a bubble.
@@ -124,6 +125,49 @@ func TestFormerAreBounded(t *testing.T) {
 		if !slices.ContainsFunc(s.Filter.Destinations, func(r dataplane.Range) bool { return !d.Addr().Less(r.First) && !r.Last.Less(d.Addr()) }) {
 			t.Errorf("%s isn't closed any more", d)
 		}
+	}
+}
+
+// What one that is named has by now stays known of those that were named before: it may lose it.
+func TestFormerKeepWhatOthersHave(t *testing.T) {
+	shared := netip.MustParsePrefix("203.0.113.0/24")
+	known := func(name string, d netip.Prefix) store.KnownEgress {
+		return store.KnownEgress{Name: name, Destinations: []netip.Prefix{d}}
+	}
+	last := []store.KnownEgress{known("net/shared", shared)}
+	for i := range 3 * mostFormer {
+		w := wanted{known: []store.KnownEgress{known(fmt.Sprint("net/", i), netip.PrefixFrom(netip.AddrFrom4([4]byte{198, 51, 100, byte(i)}), 32))}}
+		w.known = append(w.known, known("net/named", shared))
+		for _, k := range w.known {
+			w.egresses = append(w.egresses, clientEgress(k))
+		}
+		w.keep(last)
+		last = w.known
+	}
+	w := wanted{known: []store.KnownEgress{known("net/named", netip.MustParsePrefix("192.0.2.0/24"))}}
+	w.keep(last)
+	if !slices.ContainsFunc(w.egresses, func(e plan.ClientEgress) bool { return slices.Contains(e.Destinations, shared) }) {
+		t.Errorf("%s isn't closed any more", shared)
+	}
+}
+
+// A program in the pod may have made any number of routes.
+func TestCraftedRoutesAreBounded(t *testing.T) {
+	var routes []dataplane.Route
+	for i := range 50000 {
+		a := netip.PrefixFrom(netip.AddrFrom4([4]byte{10, byte(i >> 16), byte(i >> 8), byte(i)}), 32)
+		routes = append(routes, dataplane.Route{Type: dataplane.Throw, Dst: a}, dataplane.Route{Type: dataplane.Unreachable, Dst: a, Metric: dataplane.MetricUnreachable})
+	}
+	start := time.Now()
+	all := closedBy(routes)
+	w := wanted{}
+	w.keep(all)
+	newWorld().manager(false).fit(&w)
+	if took := time.Since(start); took > testkit.Timeout(time.Second) {
+		t.Errorf("it took %v", took)
+	}
+	if len(all) != 1 || len(all[0].Destinations) != mostBelieved || len(all[0].InCluster) != mostBelieved {
+		t.Errorf("%d Egresses are believed, of %d destinations and %d ranges", len(all), len(all[0].Destinations), len(all[0].InCluster))
 	}
 }
 
