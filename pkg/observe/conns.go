@@ -80,7 +80,15 @@ func remoteOf(c net.Conn) netip.Addr {
 	if !ok {
 		return netip.Addr{}
 	}
-	return tcp.AddrPort().Addr().Unmap()
+	return remoteAddr(tcp.AddrPort().Addr())
+}
+
+// remoteAddr is the address by which a remote one counts.
+func remoteAddr(a netip.Addr) netip.Addr {
+	if a.Zone() != "" {
+		return netip.IPv6Unspecified().WithZone(a.Zone())
+	}
+	return a.Unmap()
 }
 
 // counted is a connection that counts until it is closed.

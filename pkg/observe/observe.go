@@ -5,9 +5,11 @@
 package observe
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"net/http"
 	"net/http/pprof"
@@ -32,8 +34,8 @@ func NewRegistry() *prometheus.Registry {
 	return r
 }
 
-// maxScrapes is how many requests for /metrics are served at once, maxScrapesOfOne how many of one remote address: a
-// request is served until its answer is read.
+// maxScrapes is for how many requests for /metrics metrics are read at once. maxScrapesOfOne is how many requests one
+// remote address has at once: one ends when its answer is read.
 const (
 	maxScrapes      = 32
 	maxScrapesOfOne = 4
@@ -102,26 +104,65 @@ func scrapes(g prometheus.Gatherer) http.Handler {
 	serving := map[netip.Addr]int{}
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		remote, _ := netip.ParseAddrPort(r.RemoteAddr) // net/http's own words
-		a := remote.Addr().Unmap()
+		from := remoteAddr(remote.Addr())
 		mu.Lock()
-		few := serving[a] < maxScrapesOfOne
+		few := serving[from] < maxScrapesOfOne
 		if few {
-			serving[a]++
+			serving[from]++
 		}
 		mu.Unlock()
 		if !few {
-			http.Error(w, fmt.Sprintf("%s has %d requests that aren't answered yet", a, maxScrapesOfOne), http.StatusServiceUnavailable)
+			http.Error(w, fmt.Sprintf("%s has %d requests that aren't answered yet", from, maxScrapesOfOne), http.StatusServiceUnavailable)
 			return
 		}
 		defer func() {
 			mu.Lock()
 			defer mu.Unlock()
-			if serving[a]--; serving[a] == 0 {
-				delete(serving, a)
+			if serving[from]--; serving[from] == 0 {
+				delete(serving, from)
 			}
 		}()
-		all.ServeHTTP(w, r)
+		// Nobody waits for who doesn't read.
+		var a answer
+		all.ServeHTTP(&a, r)
+		a.writeTo(w)
 	})
+}
+
+// answer is one that isn't sent yet.
+type answer struct {
+	header http.Header
+	code   int
+	body   bytes.Buffer
+}
+
+// Header implements http.ResponseWriter.
+func (a *answer) Header() http.Header {
+	if a.header == nil {
+		a.header = http.Header{}
+	}
+	return a.header
+}
+
+// WriteHeader implements http.ResponseWriter.
+func (a *answer) WriteHeader(code int) {
+	if a.code == 0 {
+		a.code = code
+	}
+}
+
+// Write implements http.ResponseWriter.
+func (a *answer) Write(b []byte) (int, error) {
+	a.WriteHeader(http.StatusOK)
+	return a.body.Write(b)
+}
+
+func (a *answer) writeTo(w http.ResponseWriter) {
+	maps.Copy(w.Header(), a.header)
+	if a.code != 0 {
+		w.WriteHeader(a.code)
+	}
+	_, _ = a.body.WriteTo(w) // an error is of who asked
 }
 
 // local serves callers on the same host only: a profile costs processor time and

@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -143,6 +144,50 @@ func TestScrapesAtOnceAreBounded(t *testing.T) {
 	}
 	if code := get(0); code != http.StatusOK {
 		t.Errorf("a scrape after all others: %d", code)
+	}
+}
+
+// stuck is a connection whose other end reads nothing.
+type stuck struct {
+	http.ResponseWriter
+	begun, end chan struct{}
+}
+
+func (s stuck) Write(b []byte) (int, error) {
+	s.begun <- struct{}{}
+	<-s.end
+	return len(b), nil
+}
+
+// Who doesn't read an answer keeps nobody else from one, and the link-local addresses of a link are one remote.
+func TestUnreadScrapesKeepNobody(t *testing.T) {
+	h := scrapes(NewRegistry())
+	w := stuck{httptest.NewRecorder(), make(chan struct{}), make(chan struct{})}
+	get := func(w http.ResponseWriter, remote string) {
+		r := httptest.NewRequest(http.MethodGet, "/metrics", nil)
+		r.RemoteAddr = remote
+		h.ServeHTTP(w, r)
+	}
+	var running sync.WaitGroup
+	defer running.Wait()
+	defer close(w.end)
+	unread := func(remote string) {
+		running.Go(func() { get(stuck{httptest.NewRecorder(), w.begun, w.end}, remote) })
+		<-w.begun
+	}
+	for i := range maxScrapes {
+		unread(fmt.Sprintf("192.0.2.%d:4000", i))
+	}
+	for i := range maxScrapesOfOne {
+		unread(fmt.Sprintf("[fe80::%d%%veth1]:4000", i+1))
+	}
+	for remote, want := range map[string]int{
+		"192.0.2.100:4000": http.StatusOK, "[fe80::9%veth2]:4000": http.StatusOK, "[fe80::9%veth1]:4000": http.StatusServiceUnavailable,
+	} {
+		w := httptest.NewRecorder()
+		if get(w, remote); w.Code != want {
+			t.Errorf("%s gets %d, want %d", remote, w.Code, want)
+		}
 	}
 }
 

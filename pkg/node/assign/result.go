@@ -39,12 +39,20 @@ func result(p podnet.Pod, a podnet.Attachment) ([]byte, error) {
 	return b, nil
 }
 
-// macsOf returns the MAC addresses in what result made; empty if there is none. It reads
-// nothing else, since all pods are asked for theirs again and again.
+// macsOf returns the MAC addresses in what result made, each empty if there is none, as in a record of which a
+// few bits flipped: then the kernel's is right. It reads nothing else, since all pods are asked for theirs again
+// and again.
 func macsOf(result []byte) (host, pod string) {
 	var r struct{ Interfaces []struct{ Mac string } }
 	if len(result) == 0 || json.Unmarshal(result, &r) != nil || len(r.Interfaces) != 2 {
 		return "", ""
 	}
-	return r.Interfaces[0].Mac, r.Interfaces[1].Mac
+	return macOrNone(r.Interfaces[0].Mac), macOrNone(r.Interfaces[1].Mac)
+}
+
+func macOrNone(s string) string {
+	if _, err := net.ParseMAC(s); err != nil {
+		return ""
+	}
+	return s
 }

@@ -1,6 +1,7 @@
 package egress
 
 import (
+	"cmp"
 	"net/netip"
 	"slices"
 	"time"
@@ -9,6 +10,10 @@ import (
 // lingers is for how long packets are taken of a router, or a Service, that isn't listed any more:
 // longer than they are on the way, and shorter than addresses of pods rest before others get them.
 const lingers = 30 * time.Second
+
+// mostLeft is how many addresses of an Egress linger, the latest ones: who may write its EndpointSlices may list others
+// again and again.
+const mostLeft = 512
 
 // left returns the addresses of an Egress's Service and routers that were listed a moment ago and aren't
 // now. What each client does about it, it does when it is compared with the kernel the next time.
@@ -36,6 +41,13 @@ func (m *Manager) left(egress string, listed []netip.Addr, now time.Time) []neti
 		} else {
 			delete(known, a)
 		}
+	}
+	if excess := len(gone) - mostLeft; excess > 0 {
+		slices.SortFunc(gone, func(a, b netip.Addr) int { return cmp.Or(known[a].Compare(known[b]), a.Compare(b)) })
+		for _, a := range gone[:excess] {
+			delete(known, a)
+		}
+		gone = gone[excess:]
 	}
 	if m.departed[egress] = known; len(known) == 0 {
 		delete(m.departed, egress)

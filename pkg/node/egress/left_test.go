@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net/netip"
 	"testing"
+	"time"
 
 	"github.com/coil-net/coil/pkg/plan"
 	"github.com/coil-net/coil/pkg/testkit"
@@ -59,5 +60,25 @@ func TestPeersLinger(t *testing.T) {
 	}
 	if len(m.departed) != 0 {
 		t.Errorf("of an Egress that nobody uses is known %v", m.departed)
+	}
+}
+
+// Who lists other routers again and again makes no pod take packets of any number of addresses.
+func TestLeftAreBounded(t *testing.T) {
+	m := newWorld().manager(false)
+	start := time.Now()
+	var gone []netip.Addr
+	for i := range 40 {
+		var listed []netip.Addr
+		for j := range 100 {
+			listed = append(listed, netip.AddrFrom4([4]byte{10, 1, byte(i), byte(j)}))
+		}
+		gone = m.left("net/a", listed, start.Add(time.Duration(i)*time.Millisecond))
+		if len(gone) > mostLeft || len(m.departed["net/a"]) > mostLeft+len(listed) {
+			t.Fatalf("%d addresses linger, %d are known", len(gone), len(m.departed["net/a"]))
+		}
+	}
+	if len(gone) != mostLeft || gone[len(gone)-1] != netip.AddrFrom4([4]byte{10, 1, 38, 99}) || gone[0].Less(netip.AddrFrom4([4]byte{10, 1, 33, 0})) {
+		t.Errorf("%d addresses linger, from %s to %s", len(gone), gone[0], gone[len(gone)-1])
 	}
 }
