@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
+	"strings"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -14,11 +16,14 @@ import (
 	"github.com/coil-net/coil/pkg/plan"
 )
 
+// repeated are the reasons with which a claim is refused again and again, and that say nothing about other blocks.
+var repeated = []string{v2.ReasonBlockTaken, v2.ReasonNodeLimit, v2.ReasonNodeAddress}
+
 // claimed returns the block that a node holds by its own record: the one that exists, else it is
 // made again.
 func (c *Controller) claimed(ctx context.Context, r *v2.BlockRequest, w *work) (*v2.AddressBlock, error) {
 	b, err := c.claim(ctx, r, w)
-	if no := (*refusal)(nil); errors.As(err, &no) && (no.reason == v2.ReasonBlockTaken || no.reason == v2.ReasonNodeLimit) {
+	if no := (*refusal)(nil); errors.As(err, &no) && slices.Contains(repeated, no.reason) {
 		c.ledger.refuseClaim(r.Spec.Claim, r.Spec.NodeName)
 	}
 	return b, err
@@ -53,6 +58,9 @@ func (c *Controller) claim(ctx context.Context, r *v2.BlockRequest, w *work) (*v
 	if err := c.requireRoom(node, pool.Name, ranges.Size()); err != nil {
 		return nil, err
 	}
+	if err := c.requireNoNode(pool, name, ranges, h.NodeName); err != nil {
+		return nil, err
+	}
 	c.suspend(r) // the cache may have had another spec of the pool
 	c.ledger.open(pool)
 	if !c.ledger.claim(pool.Name, index, ranges, h.NodeName) {
@@ -71,6 +79,26 @@ func (c *Controller) claim(ctx context.Context, r *v2.BlockRequest, w *work) (*v
 	}
 	c.ledger.release(pool.Name, index) // it is looked for again
 	return nil, fmt.Errorf("create AddressBlock %s: %w", name, err)
+}
+
+// requireNoNode refuses the claim of a block that has an address of another Node: whoever has the token of a coild
+// would get what is for that Node, since others make routes to the block. It may be honest, of a block that Coil 2.x
+// carved and that was lost, which nobody but an admin can tell.
+func (c *Controller) requireNoNode(pool *v2.AddressPool, name string, b ipam.Block, node string) error {
+	other, addr, ok := c.ledger.nodeWithin(b, node)
+	if !ok || claimAllowed(pool, name, node) {
+		return nil
+	}
+	c.ledger.contest(name, node) // pods may use it all the same
+	return refusef(v2.ReasonNodeAddress, "AddressBlock %s has %s, the address of Node %s: replace the pods of node %s that have addresses of it, if there are any; else somebody else may use the token of its coild",
+		name, addr, other, node)
+}
+
+// claimAllowed says whether an admin allows a claim; see AnnotationAllowClaims.
+func claimAllowed(pool *v2.AddressPool, block, node string) bool {
+	return slices.ContainsFunc(strings.Split(pool.Annotations[v2.AnnotationAllowClaims], ","), func(s string) bool {
+		return strings.TrimSpace(s) == block+"/"+node
+	})
 }
 
 // blockNamed returns index and ranges of the block of a pool that has the name.

@@ -1,8 +1,11 @@
 package blockrequest
 
 import (
+	"strings"
 	"testing"
 	"time"
+
+	corev1 "k8s.io/api/core/v1"
 
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
 	"github.com/coil-net/coil/pkg/plan"
@@ -46,6 +49,73 @@ func TestClaimOfABlockThatThePoolLacks(t *testing.T) {
 		if c := r.Claims("default"); c.Last.IsZero() == suspends || suspends && c.Node != "node" {
 			t.Errorf("%s: %+v", claimed, c)
 		}
+	}
+}
+
+// A claim mustn't give a node what is for another Node, as by a stolen token of coild. An admin may allow one for pods
+// that have addresses of the block.
+func TestClaimOfANodesAddress(t *testing.T) {
+	withAddress := func(name string, addrs ...string) *corev1.Node {
+		n := testNode(name)
+		for _, a := range addrs {
+			n.Status.Addresses = append(n.Status.Addresses, corev1.NodeAddress{Type: corev1.NodeInternalIP, Address: a})
+		}
+		return n
+	}
+	for _, tt := range []struct {
+		name, claim, allow, reason string
+		exists                     bool
+	}{
+		{name: "another Node's", claim: "default-1", reason: v2.ReasonNodeAddress},
+		{name: "another Node's and its own", claim: "default-2", reason: v2.ReasonNodeAddress},
+		{name: "its own", claim: "default-0"},
+		{name: "nobody's", claim: "default-3"},
+		{name: "of a block that exists", claim: "default-1", exists: true},
+		{name: "allowed", claim: "default-1", allow: "default-2/other, default-1/node"},
+		{name: "allowed for another node", claim: "default-1", allow: "default-1/other", reason: v2.ReasonNodeAddress},
+		{name: "allowed for another block", claim: "default-1", allow: "default-11/node,default-2/node", reason: v2.ReasonNodeAddress},
+		{name: "no word of an admin", claim: "default-1", allow: "true", reason: v2.ReasonNodeAddress},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			api := newFakeAPI(t)
+			pool := testPool("default", 2, "10.0.0.0/28")
+			pool.Annotations = map[string]string{v2.AnnotationAllowClaims: tt.allow}
+			api.addPool(pool)
+			if tt.exists {
+				api.addBlock(made("default", 1, "10.0.0.4/30", "node"))
+			}
+			nodes := []*corev1.Node{withAddress("node", "10.0.0.1", "10.0.0.9"), withAddress("apiserver", "192.0.2.1", "10.0.0.6", "10.0.0.10")}
+			r := newReplica(t, api, 0, nodes...)
+			for _, n := range nodes {
+				r.nodeSeen(n)
+			}
+			claim := api.addRequest("r", "node", "default")
+			claim.Spec.Claim = tt.claim
+			api.putRequest(claim)
+			r.deliverAll(t)
+			if err := r.sync(t.Context(), "r"); err != nil {
+				t.Fatal(err)
+			}
+			if tt.reason == "" {
+				if got := api.requests["r"].Status.AddressBlockName; got != tt.claim || api.blocks[tt.claim] == nil {
+					t.Errorf("answered with %q: %+v", got, api.requests["r"].Status)
+				}
+				return
+			}
+			if c := conditionOf(t, api.requests["r"]); c.Reason != tt.reason || !strings.Contains(c.Message, "Node apiserver") {
+				t.Errorf("refused with %+v, want %s and the Node", c, tt.reason)
+			}
+			if len(api.blocks) > 0 {
+				t.Errorf("%d blocks were made", len(api.blocks))
+			}
+			// It is repeated, which suspends nothing. Pods may use the block, so nobody else gets it when the Node goes.
+			if !r.ledger.wasRefused(tt.claim, "node") {
+				t.Error("the claim suspends the pool each time")
+			}
+			if _, ok := r.ledger.contested[tt.claim]; !ok {
+				t.Error("another node may get the block")
+			}
+		})
 	}
 }
 

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"maps"
 	"net/netip"
+	"slices"
 	"sync"
 	"time"
 
@@ -263,6 +264,23 @@ func (l *ledger) claim(pool string, index int32, b ipam.Block, node string) bool
 	a.last = max(a.last, index)
 	delete(l.contested, name)
 	return true
+}
+
+// nodeWithin returns the first Node by name, other than one, that has an address of the block.
+func (l *ledger) nodeWithin(b ipam.Block, other string) (name string, addr netip.Addr, ok bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if !l.nodes.overlap(b) {
+		return "", netip.Addr{}, false
+	}
+	for _, name := range slices.Sorted(maps.Keys(l.nodes.by)) {
+		for _, own := range l.nodes.by[name] {
+			if name != other && slices.ContainsFunc(b.Prefixes(), own.Overlaps) {
+				return name, own.Addr(), true
+			}
+		}
+	}
+	return "", netip.Addr{}, false
 }
 
 // contest says that a node claims a block that another one holds.

@@ -231,8 +231,15 @@ func TestPickLeavesNodesOut(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	if name, addr, ok := l.nodeWithin(block, "node"); !ok || name != "a" || addr != netip.MustParseAddr("10.1.0.3") {
+		t.Errorf("the Node of block 0 is %q with %s (%t)", name, addr, ok)
+	}
+	if name, _, ok := l.nodeWithin(block, "a"); ok {
+		t.Errorf("Node %s is in the way of a block with Node a's own address", name)
+	}
+	// An admin may have allowed it.
 	if !l.claim("default", 0, block, "node") {
-		t.Error("the claim of a block that pods use was refused since a Node has an address of it")
+		t.Error("the ledger refused the claim of a block since a Node has an address of it")
 	}
 }
 

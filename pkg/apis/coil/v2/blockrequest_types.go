@@ -95,6 +95,9 @@ const (
 	ReasonPoolSuspended = "PoolSuspended"
 	// ReasonBlockTaken: another node has the block that the request claims, or its addresses.
 	ReasonBlockTaken = "BlockTaken"
+	// ReasonNodeAddress: the block that the request claims has an address of another Node. See
+	// AnnotationAllowClaims.
+	ReasonNodeAddress = "NodeAddress"
 	// ReasonNodeNotFound: no Node has the name.
 	ReasonNodeNotFound = "NodeNotFound"
 	// ReasonNodeLimit: the node holds more addresses of the AddressPool than its pods can need.

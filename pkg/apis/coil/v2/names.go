@@ -26,6 +26,10 @@ const (
 	// AnnotationSuspend on an AddressPool is an admin's word about PoolSuspended: with the value
 	// "true" the pool gives no block, with "false" it does.
 	AnnotationSuspend = "coil.cybozu.com/suspend"
+	// AnnotationAllowClaims on an AddressPool lists claims that an admin allows although the block has the
+	// InternalIP of another Node: the name of the block, a slash, the name of the node that claims it; several are
+	// separated by commas.
+	AnnotationAllowClaims = "coil.cybozu.com/allow-claims"
 
 	// AnnotationApplied on what coil-egress-controller makes is a hash of what it applied.
 	AnnotationApplied = "coil.cybozu.com/applied"
