@@ -14,6 +14,7 @@
 //	deleting, no time noted    gone                             note the time
 //	deleting, in quarantine    gone                             wait
 //	deleting, quarantine over  gone                             remove the finalizer: the name is free
+//	deleting, in quarantine    exists again, said nothing yet   leave it: the quarantine begins anew when that is gone
 //
 // Every write carries the UID and the resourceVersion of the block that was looked at: a
 // block that its coild claims at that moment stays. As long as the finalizer is there the
@@ -100,7 +101,7 @@ type Controller struct {
 	active atomic.Bool
 
 	mu   sync.Mutex
-	seen map[types.UID]time.Time // when this process first saw a block in quarantine
+	seen map[types.UID]time.Time // since when this process has seen a block in quarantine and no Node that may use it
 }
 
 // New returns a controller that isn't running.
@@ -182,7 +183,7 @@ func (c *Controller) blockChanged(before, after any) {
 	}
 }
 
-// firstSeen returns when this process first saw a block in quarantine, now for one that isn't.
+// firstSeen returns since when this process has seen a block in quarantine, now for one that isn't.
 func (c *Controller) firstSeen(b *v2.AddressBlock) time.Time {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -196,15 +197,42 @@ func (c *Controller) firstSeen(b *v2.AddressBlock) time.Time {
 	return c.seen[b.UID]
 }
 
+// nodeSeen makes the quarantine of a block begin anew if a Node of its node's name is there, or was until now, and
+// hasn't disowned it: pods on that machine may use the block although its coild hasn't claimed it yet.
+func (c *Controller) nodeSeen(b *v2.AddressBlock, n *corev1.Node) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if inQuarantine(b) && !disowned(b, n) {
+		c.seen[b.UID] = c.now()
+	}
+}
+
 func (c *Controller) forget(b *v2.AddressBlock) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	delete(c.seen, b.UID)
 }
 
+// nodeChanged is called when a Node comes or goes.
 func (c *Controller) nodeChanged(obj any) {
-	if name, err := cache.DeletionHandlingMetaNamespaceKeyFunc(obj); err == nil && c.active.Load() {
-		c.loop.Add(name)
+	if gone, ok := obj.(cache.DeletedFinalStateUnknown); ok {
+		obj = gone.Obj
+	}
+	n, ok := obj.(*corev1.Node)
+	if !ok {
+		return
+	}
+	blocks, err := c.blocks.ByIndex(byNode, n.Name)
+	if err != nil {
+		return // the index exists
+	}
+	for _, obj := range blocks {
+		if b, ok := obj.(*v2.AddressBlock); ok {
+			c.nodeSeen(b, n) // also while another replica leads, which may end
+		}
+	}
+	if c.active.Load() {
+		c.loop.Add(n.Name)
 	}
 }
 
@@ -281,12 +309,19 @@ func (c *Controller) sync(ctx context.Context, node string) error {
 	if err != nil {
 		return fmt.Errorf("read Node %s: %w", node, err)
 	}
+	latest := live
+	if live == nil {
+		latest, _ = c.nodes.Get(node) // its deletion is so new that no event has told of it; nil if there is none
+	}
 	var errs []error
 	var next time.Duration
 	for _, obj := range objs {
 		b, ok := obj.(*v2.AddressBlock)
 		if !ok {
 			continue
+		}
+		if latest != nil {
+			c.nodeSeen(b, latest)
 		}
 		a, wait := decide(b, live, c.firstSeen(b), c.now(), c.quarantine)
 		if err := c.act(ctx, b, a, node); err != nil {

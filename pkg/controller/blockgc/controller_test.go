@@ -225,6 +225,87 @@ func TestQuarantineByTheOwnClock(t *testing.T) {
 	}
 }
 
+// A Node that is made again and deleted once more before its coild said anything may have pods that use the block:
+// the quarantine of the first deletion doesn't count. A replica that takes over knows that, too.
+func TestQuarantineOfASecondDeletion(t *testing.T) {
+	const again, gone = 5 * time.Minute, 20 * time.Minute
+	for _, tt := range []struct {
+		name string
+		// told, synced and cached say how the controller learns of the Node that was made again; cached is a look at the
+		// API server before the event of the deletion.
+		told, synced, cached bool
+		uid                  string // of the block; Coil 2.x has none
+		disowned             string
+		released             time.Duration
+	}{
+		{"an event told of it", true, false, false, "a", "", gone + DefaultQuarantine},
+		{"a look at the API server", false, true, false, "a", "", 16*time.Minute + DefaultQuarantine},
+		{"a look ahead of the event", false, false, true, "a", "", gone + DefaultQuarantine},
+		{"both", true, true, false, "a", "", gone + DefaultQuarantine},
+		{"of Coil 2.x", true, true, false, "", "", gone + DefaultQuarantine},
+		{"disowned by that Node", true, true, true, "a", "b", DefaultQuarantine},
+		{"disowned by another Node", true, true, false, "a", "c", gone + DefaultQuarantine},
+		{"nobody saw that Node", false, false, false, "a", "", DefaultQuarantine},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			start := time.Now()
+			f := newFixture(t)
+			b := block("default-0", "node", tt.uid)
+			b.DeletionTimestamp = new(metav1.NewTime(start))
+			b.Annotations[v2.AnnotationNodeGone] = goneNote(b, start)
+			b.Annotations[v2.AnnotationDisowned] = tt.disowned
+			f.add(t, b)
+			n := node("node", "b")
+			for _, step := range []struct {
+				at time.Duration
+				do func() error
+			}{
+				{0, func() error { f.blockChanged(nil, b); return nil }},
+				{again, func() error {
+					if tt.told {
+						f.nodeChanged(n)
+					}
+					return f.live.Tracker().Add(n)
+				}},
+				{16 * time.Minute, func() error {
+					if tt.synced {
+						_ = f.sync(t.Context(), "node") // which says when to look again
+					}
+					return nil
+				}},
+				{gone, func() error {
+					if tt.told {
+						f.nodeChanged(cache.DeletedFinalStateUnknown{Key: "node", Obj: n})
+					}
+					if err := f.live.Tracker().Delete(corev1.SchemeGroupVersion.WithResource("nodes"), "", "node"); err != nil || !tt.cached {
+						return err
+					}
+					if err := f.nodes.Add(n); err != nil {
+						return err
+					}
+					_ = f.sync(t.Context(), "node")
+					return f.nodes.Delete(n)
+				}},
+			} {
+				f.now = func() time.Time { return start.Add(step.at) }
+				if err := step.do(); err != nil {
+					t.Fatal(err)
+				}
+			}
+			for _, step := range []struct {
+				at   time.Duration
+				want bool
+			}{{max(gone, tt.released-time.Second), tt.released <= gone}, {max(gone, tt.released), true}} {
+				f.now = func() time.Time { return start.Add(step.at) }
+				_ = f.sync(t.Context(), "node")
+				if got := slices.Contains(f.writes, "release default-0"); got != step.want {
+					t.Errorf("released %s after the first deletion: %t, want %t", step.at, got, step.want)
+				}
+			}
+		})
+	}
+}
+
 // "Could not read" is not "gone".
 func TestUnreadableNodeIsNotGone(t *testing.T) {
 	f := newFixture(t)
