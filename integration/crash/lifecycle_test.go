@@ -170,6 +170,21 @@ func (e *event) settled() {
 	})
 }
 
+// gc repeats a GC that lists some pods until the node agrees with what was answered.
+func (e *event) gc(valid []*rig.Sandbox) {
+	e.t.Helper()
+	e.until(func() error {
+		if err := e.n.GC(e.t.Context(), valid, rig.ValidAttachments, rig.Attachments); err != nil {
+			return err
+		}
+		wrongs, err := e.n.Audit(e.t.Context())
+		if len(wrongs) > 0 {
+			err = errors.Join(err, fmt.Errorf("%q", wrongs))
+		}
+		return err
+	})
+}
+
 // again makes another sandbox of a pod.
 func (e *event) again(s *rig.Sandbox) *rig.Sandbox {
 	e.t.Helper()
@@ -200,6 +215,8 @@ func rows() []row {
 		{name: "new sandbox of a pod, DEL first", at: faultpoint.DelWithdrawn, do: delFirst},
 		{name: "new sandbox of a pod, ADD first, links named as by Calico", at: faultpoint.AddVeth, do: addFirst, flags: calico},
 		{name: "new sandbox of a pod, DEL first, links named as by Calico", at: faultpoint.DelUnlinked, do: delFirst, flags: calico},
+		{name: "ADD, then nothing but the end of its namespace", at: faultpoint.AddHostWired, do: forgottenAdd(false)},
+		{name: "ADD, then a GC that doesn't list it", at: faultpoint.AddHostWired, do: forgottenAdd(true)},
 		{name: "DEL while ADD waits for a block", do: delWhileWaiting},
 		{name: "DEL while ADD wires", at: faultpoint.AddPodWired, do: delWhileWiring},
 		{name: "network namespace gone before ADD", at: faultpoint.DelBegun, do: namespaceGone},
@@ -240,16 +257,7 @@ func runtimeRestart(e *event) {
 	e.check(e.n.GC(ctx, e.pods[1:], rig.Attachments))
 	e.settled()
 	e.Ledger.Lose(e.pods[0])
-	e.until(func() error {
-		if err := e.n.GC(ctx, e.pods[1:], rig.ValidAttachments, rig.Attachments); err != nil {
-			return err
-		}
-		wrongs, err := e.n.Audit(ctx)
-		if len(wrongs) > 0 {
-			err = errors.Join(err, fmt.Errorf("%q", wrongs))
-		}
-		return err
-	})
+	e.gc(e.pods[1:])
 	e.check(e.pods[0].Close())
 }
 
@@ -316,6 +324,22 @@ func secondAdd(e *event) {
 	e.revive()
 	e.add(fresh)
 	e.settled()
+}
+
+// No DEL comes for an ADD that has ended, or died with all in the kernel: its namespace goes, or GC doesn't list it.
+func forgottenAdd(gc bool) func(e *event) {
+	return func(e *event) {
+		s := e.sandbox(e.n)
+		_, _ = s.Add(e.t.Context())
+		e.serve()
+		e.Ledger.Lose(s)
+		if gc {
+			e.gc(e.pods)
+		}
+		e.check(s.RemoveNetns())
+		e.settled()
+		e.check(s.Close())
+	}
 }
 
 // The sandbox is the same to the runtime, but its network namespace was made anew.

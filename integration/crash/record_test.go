@@ -130,6 +130,7 @@ func damages() []damage {
 		{name: "of another program", do: statement("PRAGMA application_id = 7"), rebuilt: "OtherProgram"},
 		{name: "row of an address missing", do: statement("DELETE FROM addresses WHERE address_id = (SELECT min(address_id) FROM addresses WHERE state = 'attached')")},
 		{name: "container of a row changed", do: statement("UPDATE addresses SET container_id = 'x' WHERE address_id = (SELECT min(address_id) FROM addresses WHERE state = 'attached')")},
+		{name: "of a moment in an ADD", do: statement("UPDATE addresses SET state = 'pending', host_ifindex = 0, host_ifname = '', result = NULL WHERE address_id = (SELECT min(address_id) FROM addresses WHERE state = 'attached')")},
 		{name: "addresses of two rows exchanged", do: statement(exchange)},
 		{name: "index of a link changed", do: statement("UPDATE addresses SET host_ifindex = (SELECT max(host_ifindex) FROM addresses), host_ifname = 'vethx' WHERE address_id = (SELECT min(address_id) FROM addresses WHERE state = 'attached')")},
 	}

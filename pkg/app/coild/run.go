@@ -226,7 +226,7 @@ func (d *daemon) compose(ctx context.Context, self *corev1.Node) (func(), error)
 	if err := d.composeNetwork(ctx, &closers); err != nil {
 		return closeAll, err
 	}
-	d.restorer = &restore.Restorer{Store: d.store, Detacher: detacher{d}, Queue: delqueue.New(d.delQueueDir())}
+	d.restorer = &restore.Restorer{Store: d.store, Detacher: detacher{d}, Queue: delqueue.New(d.delQueueDir()), Lives: d.lives}
 	if d.IPAM {
 		if err := d.composeIPAM(ctx, &closers); err != nil {
 			return closeAll, err

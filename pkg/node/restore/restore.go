@@ -9,6 +9,7 @@
 //	yes    attached               keep
 //	yes    none                   record it as found: the record was lost
 //	yes    pending, releasing     take it down: its ADD or DEL died
+//	whole  pending                record it as attached: the record may be of a moment in its ADD
 //	no     any                    take it down: the pod has no network any more, as
 //	                              after a reboot; its address cools
 //	no     none                   nothing
@@ -17,6 +18,10 @@
 //
 // A block that only the record has keeps its addresses, gives no new ones and is
 // reported. The addresses of blocks whose history is lost cool down first.
+//
+// A whole link has all that an ADD makes, last of all the routes to the recorded address and no other, and the network
+// namespace that it was made for is there. If its ADD died after that, it is as one that died when it had recorded
+// the link: the runtime sends DEL, repeats ADD, or GC doesn't list it.
 package restore
 
 import (
@@ -61,6 +66,9 @@ type Restorer struct {
 	Links    Links
 	Detacher Detacher
 	Queue    Queue
+	// Lives says whether the network namespace that an attachment was made in is there, as far as that can be
+	// told. Without it no link is whole.
+	Lives func(store.Allocation) bool
 }
 
 // Report says what Restore found and did.
@@ -108,7 +116,7 @@ func (r *Restorer) Restore(ctx context.Context, fresh bool, blocks []store.Block
 	for _, a := range all {
 		records[a.ID] = a
 	}
-	links := map[store.ID]bool{}
+	links, whole := map[store.ID]bool{}, map[store.ID]bool{}
 	for _, f := range found {
 		id := store.ID(f.ID)
 		links[id] = true
@@ -123,6 +131,12 @@ func (r *Restorer) Restore(ctx context.Context, fresh bool, blocks []store.Block
 			if err := r.correct(ctx, a, f); err != nil {
 				return rep, err
 			}
+			if whole[id], err = r.complete(ctx, a, f); err != nil {
+				return rep, err
+			}
+			if whole[id] {
+				rep.Adopted++
+			}
 			continue
 		}
 		if err := r.adopt(ctx, f, &rep); err != nil {
@@ -132,6 +146,9 @@ func (r *Restorer) Restore(ctx context.Context, fresh bool, blocks []store.Block
 	}
 	faultpoint.At(faultpoint.RestoreLinks)
 	for _, a := range all {
+		if whole[a.ID] {
+			continue
+		}
 		if links[a.ID] && a.State == store.Attached {
 			rep.Kept++
 			continue
@@ -194,6 +211,27 @@ func (r *Restorer) correct(ctx context.Context, a store.Allocation, f podnet.Fou
 		return fmt.Errorf("record the link of %s: %w", a.Address, err)
 	}
 	return nil
+}
+
+// complete records a pending attachment as attached if its link is whole, and says whether it is. Taking it down
+// could cost a pod that runs its network.
+func (r *Restorer) complete(ctx context.Context, a store.Allocation, f podnet.Found) (bool, error) {
+	addrs := a.Address.Addrs()
+	if a.State != store.Pending || f.Unlabelled || f.Pool != a.Pool || len(f.Addresses) != len(addrs) ||
+		slices.ContainsFunc(addrs, func(x netip.Addr) bool { return !slices.Contains(f.Addresses, x) }) ||
+		r.Lives == nil || !r.Lives(a) {
+		return false, nil
+	}
+	err := r.Store.Attach(ctx, a.ID, store.Wiring{HostIfName: f.HostIfName, HostIfIndex: f.HostIfIndex})
+	if errors.Is(err, store.ErrReadOnly) {
+		return false, nil // it can be taken down all the same, and coild starts
+	}
+	if err != nil {
+		return false, fmt.Errorf("record the link of %s: %w", a.Address, err)
+	}
+	klog.FromContext(ctx).Info("A link is complete whose ADD wasn't recorded as such", "pod", klog.KRef(a.Namespace, a.Name),
+		"containerID", a.ContainerID, "address", a.Address)
+	return true, nil
 }
 
 // recordBlocks records the node's blocks, each by itself: one that is in conflict

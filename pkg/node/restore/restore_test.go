@@ -211,6 +211,58 @@ func TestRestoreCases(t *testing.T) {
 	}
 }
 
+// The record was put back, or has lost its log, and is of a moment in the ADD of a pod that runs now. A link that an
+// ADD hasn't completed, or that nothing can use, is taken down with its record.
+func TestPendingRecordOfAWholeLink(t *testing.T) {
+	for _, tt := range []struct {
+		name  string
+		spoil func(n *node, f *podnet.Found)
+		state store.State
+		kept  bool
+	}{
+		{"whole", func(*node, *podnet.Found) {}, store.Pending, true},
+		{"a DEL was queued", func(n *node, f *podnet.Found) {
+			if err := n.queue.Add(delqueue.Record{ID: delqueue.ID(f.ID), QueuedAt: time.Now()}); err != nil {
+				n.t.Fatal(err)
+			}
+		}, store.Pending, false},
+		{"no route", func(_ *node, f *podnet.Found) { f.Addresses = nil }, store.Pending, false},
+		{"one route of two", func(_ *node, f *podnet.Found) { f.Addresses = f.Addresses[:1] }, store.Pending, false},
+		{"one route twice", func(_ *node, f *podnet.Found) { f.Addresses[1] = f.Addresses[0] }, store.Pending, false},
+		{"without labels", func(_ *node, f *podnet.Found) { f.Unlabelled = true }, store.Pending, false},
+		{"of another pool", func(_ *node, f *podnet.Found) { f.Pool = "other" }, store.Pending, false},
+		{"its namespace is gone", func(n *node, _ *podnet.Found) { n.Lives = func(store.Allocation) bool { return false } }, store.Pending, false},
+		{"nobody knows its namespace", func(n *node, _ *podnet.Found) { n.Lives = nil }, store.Pending, false},
+		{"its DEL died", func(*node, *podnet.Found) {}, store.Releasing, false},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			n := newNode(t)
+			n.Lives = func(a store.Allocation) bool { return a.ID == id("c1") }
+			n.block.IPv6 = netip.MustParsePrefix("fd00::/125")
+			addr := n.record("c1", tt.state)
+			n.link("c1", addr.Addrs()...)
+			tt.spoil(n, &n.links.found[0])
+			rep, err := n.Restore(t.Context(), false, []store.Block{n.block})
+			if err != nil {
+				t.Fatal(err)
+			}
+			var want []string
+			if tt.kept {
+				want = []string{"c1 attached " + addr.String()}
+				if a, err := n.store.Get(t.Context(), id("c1")); err != nil || a.HostIfName != "vethc1" || a.HostIfIndex != 7 {
+					t.Errorf("recorded %+v, %v", a, err)
+				}
+			}
+			if d := cmp.Diff(want, n.state()); d != "" || len(n.links.found) != len(want) {
+				t.Errorf("links %v, record (-want +got):\n%s", n.links.found, d)
+			}
+			if tt.kept && (rep.Adopted != 1 || rep.TakenDown > 0) {
+				t.Errorf("report %+v", rep)
+			}
+		})
+	}
+}
+
 // What can't be read is not absent: nothing may be freed because of it.
 func TestInterruptedListChangesNothing(t *testing.T) {
 	n := newNode(t)
