@@ -276,6 +276,21 @@ func (w *routersWorld) Check(context.Context, store.Netns, plan.Client, plan.Cli
 // CheckRouter implements egress.Network.
 func (w *routersWorld) CheckRouter(context.Context, store.Netns, string) error { return nil }
 
+// Guard implements egress.Network, as do the next two: the nodes have none.
+func (w *routersWorld) Guard(context.Context, store.Netns, plan.Client) (dataplane.ClientGuard, error) {
+	return dataplane.ClientGuard{}, nil
+}
+
+// SetGuard see Guard.
+func (w *routersWorld) SetGuard(context.Context, store.Netns, plan.Client, dataplane.ClientGuard) error {
+	return nil
+}
+
+// CheckGuard see Guard.
+func (w *routersWorld) CheckGuard(context.Context, store.Netns, plan.Client, dataplane.ClientGuard) error {
+	return nil
+}
+
 // Closed implements egress.Network.
 func (w *routersWorld) Closed(context.Context, store.Netns) ([]dataplane.Route, error) {
 	return nil, nil
