@@ -148,6 +148,7 @@ type Manager struct {
 	known map[store.ID]*sandbox
 	// routers are those to which clients have tunnels of their own.
 	routers map[routerKey]*router
+	asker   asker
 	// departed are by Egress the addresses from which its packets came, and since when they don't;
 	// the zero time if they do.
 	departed map[string]map[netip.Addr]time.Time

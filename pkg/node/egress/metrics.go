@@ -7,6 +7,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/coil-net/coil/pkg/dataplane"
+	"github.com/coil-net/coil/pkg/plan"
 )
 
 var (
@@ -64,11 +65,10 @@ func (m *Manager) Collect(out chan<- prometheus.Metric) {
 	for _, c := range m.counts.all() {
 		c.Collect(out)
 	}
-	m.mu.Lock()
-	defer m.mu.Unlock()
 	tunnels, pinned := 0, 0
 	clients := map[string]int{}
-	routers := map[routerLabels]map[netip.Addr]bool{}
+	var groups []plan.ClientGroup
+	m.mu.Lock()
 	for _, s := range m.known {
 		tunnels += s.tunnels
 		pinned += sum(s.pinned)
@@ -77,18 +77,21 @@ func (m *Manager) Collect(out chan<- prometheus.Metric) {
 				clients[e.Name]++
 			}
 		}
-		for _, g := range s.groups {
-			if !g.Direct {
-				continue
+		groups = append(groups, s.groups...)
+	}
+	m.mu.Unlock()
+	routers := map[routerLabels]map[netip.Addr]bool{}
+	for _, g := range groups {
+		if !g.Direct {
+			continue
+		}
+		for state, addrs := range map[string][]netip.Addr{"live": g.Members, "draining": g.Draining, "dead": g.Dead} {
+			labels := routerLabels{g.Egress, g.Family, state}
+			if routers[labels] == nil {
+				routers[labels] = map[netip.Addr]bool{}
 			}
-			for state, addrs := range map[string][]netip.Addr{"live": g.Members, "draining": g.Draining, "dead": g.Dead} {
-				labels := routerLabels{g.Egress, g.Family, state}
-				if routers[labels] == nil {
-					routers[labels] = map[netip.Addr]bool{}
-				}
-				for _, a := range addrs {
-					routers[labels][a] = true
-				}
+			for _, a := range addrs {
+				routers[labels][a] = true
 			}
 		}
 	}

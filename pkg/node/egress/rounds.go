@@ -3,7 +3,6 @@ package egress
 import (
 	"context"
 	"errors"
-	"net/netip"
 	"time"
 
 	"github.com/coil-net/coil/pkg/kernel/echo"
@@ -13,23 +12,23 @@ import (
 type round struct {
 	client    *sandbox
 	questions []echo.Question
-	about     []about
+	about     []question
 	answers   []echo.Answer // none if nothing could be asked
 	err       error
 }
 
-// about is what a question is about.
-type about struct {
-	routerKey
-	// known says that the router has answered the client before, turn that it was the client's turn: that
-	// it doesn't ask for itself alone.
-	known, turn bool
+// ask adds a question.
+func (r *round) ask(q question) {
+	r.questions = append(r.questions, echo.Question{Link: q.end.to[q.addr], From: q.end.source, To: q.addr})
+	r.about = append(r.about, q)
 }
 
-// ask adds a question.
-func (r *round) ask(key routerKey, source netip.Addr, turn bool) {
-	r.questions = append(r.questions, echo.Question{Link: r.client.links[key.addr], From: source, To: key.addr})
-	r.about = append(r.about, about{key, r.client.answered[key.addr], turn})
+// answer returns that to a question.
+func (r *round) answer(i int) echo.Answer {
+	if i < len(r.answers) {
+		return r.answers[i]
+	}
+	return echo.Unknown
 }
 
 // mostAsking is as long as a round may take on a host that is busy; see echo.ErrLate.

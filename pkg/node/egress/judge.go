@@ -1,0 +1,191 @@
+package egress
+
+import (
+	"maps"
+	"net/netip"
+	"time"
+
+	"github.com/coil-net/coil/pkg/kernel/echo"
+)
+
+// findings are how many routers of a circle have answered lately, how many answered the last question, and how many
+// don't but haven't died yet. Those that have never answered don't count.
+type findings struct {
+	lately, answering, wavering int
+}
+
+func (f *findings) count(r *router, now time.Time, by int) {
+	switch {
+	case r.last.IsZero():
+		return
+	case r.missed == 0:
+		f.answering += by
+	case !r.dead && r.missed < deathMisses:
+		f.wavering += by
+	}
+	if now.Sub(r.last) < askEvery*time.Duration(deathMisses+r.waited) {
+		f.lately += by
+	}
+}
+
+// others are the findings without those of one router.
+func (c *circle) others(r *router, now time.Time) findings {
+	if c.found == nil {
+		c.found = &findings{}
+		for _, o := range c.members {
+			c.found.count(o.router, now, 1)
+		}
+	}
+	f := *c.found
+	f.count(r, now, -1)
+	return f
+}
+
+// answer says whether another router of an Egress has answered lately.
+func (f findings) answer() bool { return f.lately > 0 }
+
+// doubtful says whether all other routers of an Egress have become silent, one of them not for long
+// enough: it had better not be given the flows of who has become so a moment before.
+func (f findings) doubtful() bool { return f.answering == 0 && f.wavering > 0 }
+
+// ties are what a client has heard of a circle: how many routers know it, and whether one answered its last
+// question.
+type ties struct {
+	known    int
+	answered bool
+}
+
+// tiesOf counts those of a client, once.
+type tiesOf map[*circle]ties
+
+func (t tiesOf) find(c *circle, s *sandbox) ties {
+	if found, counted := t[c]; counted {
+		return found
+	}
+	var found ties
+	if len(s.answered) > 0 {
+		for _, r := range c.members {
+			if s.answered[r.addr] {
+				found.known++
+				found.answered = found.answered || s.missedOf(r.routerKey) == 0
+			}
+		}
+	}
+	t[c] = found
+	return found
+}
+
+// hear notes what routers have answered, and returns those that died or came back.
+func (m *Manager) hear(a *asks) (changed []routerKey) {
+	now := time.Now()
+	var noted []*member
+	// Answers first: who answers shows that others could.
+	for _, pass := range []echo.Answer{echo.Given, echo.Missing, echo.Unknown} {
+		for _, round := range a.rounds {
+			noted = append(noted, m.note(now, round, pass)...)
+		}
+	}
+	others := make([]findings, len(noted))
+	for i, r := range noted {
+		others[i] = r.circle.others(r.router, now)
+	}
+	var differ []question
+	for _, round := range a.rounds {
+		differ = append(differ, round.compare()...)
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for i, r := range noted {
+		if r.judge(now, others[i].answer(), others[i].doubtful()) {
+			changed = append(changed, r.routerKey)
+		}
+	}
+	for _, q := range differ {
+		if alone := q.end.alone; alone[q.routerKey] {
+			delete(alone, q.routerKey)
+		} else {
+			alone[q.routerKey] = true
+		}
+		m.loop.Add(podName(q.end.sandbox))
+	}
+	return changed
+}
+
+// note notes the answers to a client that are alike, and returns the routers of which they count for all clients.
+func (m *Manager) note(now time.Time, round *round, alike echo.Answer) (noted []*member) {
+	s, to := round.client, tiesOf{}
+	counts := make([]bool, len(round.about))
+	for i, q := range round.about {
+		counts[i] = q.turn && alike != echo.Unknown && round.answer(i) == alike && (q.known || !q.proven && (alike == echo.Given || q.knownByOthers(s, to)))
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for i, q := range round.about {
+		if round.answer(i) != alike {
+			continue
+		}
+		given := alike == echo.Given
+		if given || alike == echo.Missing && q.known {
+			s.heard(q.routerKey, given)
+		}
+		switch {
+		case !q.turn:
+		case q.known:
+			q.router.turn++
+		case !given:
+			q.newTurn++
+		}
+		if counts[i] {
+			q.note(now, given)
+			if given {
+				q.waited = 0
+			}
+			noted = append(noted, q.member)
+		}
+	}
+	return noted
+}
+
+// knownByOthers says whether another router of the Egress knows a client that this one has never answered. The router
+// may not know a new client yet: silence counts only then, and only where nobody better asks.
+func (q question) knownByOthers(s *sandbox, to tiesOf) bool {
+	others := to.find(q.circle, s).known
+	if s.answered[q.addr] {
+		others--
+	}
+	return others > 0
+}
+
+// compare returns the questions about routers that answer others but not the client, whom other routers of the
+// Egress do answer, if that is news, or was so and isn't any more.
+func (r *round) compare() (differ []question) {
+	s, to := r.client, tiesOf{}
+	for _, q := range r.about {
+		// The router itself is none of those that answered.
+		alone := s.missedOf(q.routerKey) >= deathMisses && to.find(q.circle, s).answered
+		if alone != s.alone[q.routerKey] {
+			differ = append(differ, q)
+		}
+	}
+	return differ
+}
+
+// heard notes whether a router has answered the sandbox.
+func (s *sandbox) heard(key routerKey, given bool) {
+	if s.answered == nil {
+		s.answered, s.missed, s.alone = map[netip.Addr]bool{}, map[routerKey]int{}, map[routerKey]bool{}
+	}
+	if !given {
+		s.missed[key]++
+		return
+	}
+	s.answered[key.addr] = true
+	delete(s.missed, key)
+}
+
+// forgetRouters forgets what the sandbox has heard of routers, which are at some addresses.
+func (s *sandbox) forgetRouters(gone map[routerKey]bool, addrs map[netip.Addr]bool) {
+	maps.DeleteFunc(s.answered, func(a netip.Addr, _ bool) bool { return addrs[a] })
+	maps.DeleteFunc(s.missed, func(k routerKey, _ int) bool { return gone[k] })
+	maps.DeleteFunc(s.alone, func(k routerKey, _ bool) bool { return gone[k] })
+}

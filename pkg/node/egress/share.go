@@ -1,0 +1,180 @@
+package egress
+
+import (
+	"cmp"
+	"context"
+	"hash/maphash"
+	"maps"
+	"slices"
+
+	"k8s.io/klog/v2"
+)
+
+// mostQuestions is how many a node asks in a round. One with 100 pods, of which each uses 64 Egresses of four routers in
+// two families, which are 512 routers, has 1,024 at most in turn; six times as many when all routers become silent at
+// about the same time; and 13,000 when a quarter of them comes back that each pod has missed answers of, and so asks
+// for itself.
+//
+// Of more than that each namespace has its part: what pods of one ask delays no question that those of another can
+// ask. What has to wait is asked in the next rounds, and nobody is held to be silent meanwhile.
+const mostQuestions = 16384
+
+// asker is what the goroutine of AskRouters keeps of a round for the next; round is changed under Manager.mu.
+type asker struct {
+	round uint64
+	seed  *maphash.Seed
+	// next are, by namespace and queue, where the next round goes on.
+	next map[string][2]uint64
+	// late says that questions have to wait.
+	late bool
+}
+
+// place is whose a question is; by its hash it is always at the same place of a queue.
+type place struct {
+	routerKey
+	sandbox *sandbox // nil of all that can ask in turn
+	known   bool
+}
+
+// wish is a question that pods of a namespace have.
+type wish struct {
+	question
+	hash uint64
+}
+
+// wishes are those of a namespace: of routers in turn, and of pods for themselves. Neither waits for the other.
+type wishes struct {
+	queues [2][]wish
+	next   [2]uint64 // see asker
+	popped int
+}
+
+// pop takes the next wish that isn't fulfilled yet.
+func (w *wishes) pop() (question, bool) {
+	for range w.queues {
+		i := w.popped % len(w.queues)
+		w.popped++
+		for len(w.queues[i]) > 0 {
+			first := w.queues[i][0]
+			w.queues[i], w.next[i] = w.queues[i][1:], first.hash+1
+			if !first.fulfilled() {
+				return first.question, true
+			}
+		}
+	}
+	return question{}, false
+}
+
+// fulfilled says whether another client asks the router in turn already.
+func (q question) fulfilled() bool { return q.turn && q.asked[index(q.known)] }
+
+// find returns the client's question to the router if one was chosen already.
+func (q question) find() *question {
+	i := slices.IndexFunc(q.chosen, func(c *question) bool { return c.end.sandbox == q.end.sandbox })
+	if i < 0 {
+		return nil
+	}
+	return q.chosen[i]
+}
+
+func index(known bool) int {
+	if known {
+		return 1
+	}
+	return 0
+}
+
+// share chooses questions when there are too many: of each namespace one after the other. A router that pods of
+// several namespaces can ask in turn is asked by that which comes to it first.
+func (s *asker) share(a *asks) (all []question) {
+	namespaces := s.wishes(a)
+	names := slices.Collect(maps.Keys(namespaces)) // in another order each time
+	var chosen []*question
+	for len(names) > 0 && len(chosen) < mostQuestions {
+		left := names[:0]
+		for _, name := range names {
+			if len(chosen) == mostQuestions {
+				break
+			}
+			q, ok := namespaces[name].pop()
+			if !ok {
+				continue
+			}
+			left = append(left, name)
+			if q.turn {
+				q.asked[index(q.known)] = true
+			}
+			if c := q.find(); c != nil {
+				c.turn = c.turn || q.turn
+				continue
+			}
+			chosen = append(chosen, &q)
+			q.chosen = append(q.chosen, &q)
+		}
+		names = left
+	}
+	s.next = map[string][2]uint64{}
+	for name, w := range namespaces {
+		s.next[name] = w.next
+	}
+	for _, r := range a.members {
+		if !r.asked[index(r.proven)] && slices.ContainsFunc(r.ends, func(e end) bool { return !e.absent }) {
+			r.waited++
+		}
+	}
+	for _, q := range chosen {
+		all = append(all, *q)
+	}
+	return all
+}
+
+// wishes returns all that there is to ask, by namespace.
+func (s *asker) wishes(a *asks) map[string]*wishes {
+	if s.seed == nil {
+		seed := maphash.MakeSeed()
+		s.seed = &seed
+	}
+	all := map[string]*wishes{}
+	add := func(queue int, q question, p place) {
+		w := all[q.end.Namespace]
+		if w == nil {
+			w = &wishes{next: s.next[q.end.Namespace]}
+			all[q.end.Namespace] = w
+		}
+		w.queues[queue] = append(w.queues[queue], wish{q, maphash.Comparable(*s.seed, p)})
+	}
+	inTurn := func(r *member, ends []end, turn int, known bool) {
+		seen := map[string]bool{}
+		for i := range ends {
+			e := ends[(turn+i)%len(ends)]
+			if !seen[e.Namespace] {
+				seen[e.Namespace] = true
+				add(0, question{r, e, known, true}, place{r.routerKey, nil, known})
+			}
+		}
+	}
+	for r, clients := range a.each() {
+		inTurn(r, clients.takers, r.turn, true)
+		inTurn(r, clients.unknown, r.newTurn, false)
+		for _, e := range clients.old {
+			if r.missedBy(e) {
+				add(1, question{r, e, true, false}, place{r.routerKey, e.sandbox, true})
+			}
+		}
+	}
+	for _, w := range all {
+		for i, q := range w.queues {
+			slices.SortFunc(q, func(a, b wish) int { return cmp.Compare(a.hash-w.next[i], b.hash-w.next[i]) })
+		}
+	}
+	return all
+}
+
+// tellWhether logs when the node begins, and ends, to have too many questions.
+func (s *asker) tellWhether(ctx context.Context, questions int) {
+	if late := questions > mostQuestions; late != s.late {
+		s.late = late
+		klog.FromContext(ctx).Info("Pods of the node have more questions to routers of Egresses than are asked in a second: the others wait",
+			"questions", questions, "asked", min(questions, mostQuestions))
+	}
+}
