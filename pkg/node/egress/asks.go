@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/coil-net/coil/pkg/dataplane"
 	"github.com/coil-net/coil/pkg/plan"
@@ -60,6 +61,7 @@ type sender struct {
 	sends  []plan.ClientGroup
 	to     map[netip.Addr]int
 	absent bool // it asks still, and hasn't come back
+	mute   bool // see sandbox
 }
 
 // asks are all questions of a round.
@@ -96,8 +98,8 @@ func (e *enquirers) sort(m *member) {
 			e.unknown = append(e.unknown, c)
 		default:
 			e.old = append(e.old, c)
-			// A client that lets answers get lost has no turn as long as another one hears some.
-			if c.missedOf(m.routerKey) < deathMisses {
+			// A client that lets answers get lost, or can't ask, has no turn as long as another one hears some.
+			if !c.mute && c.missedOf(m.routerKey) < deathMisses {
 				e.takers = append(e.takers, c)
 			}
 		}
@@ -129,7 +131,7 @@ func (m *Manager) questions(ctx context.Context) *asks {
 	for _, q := range chosen {
 		r := bySandbox[q.end.sandbox]
 		if r == nil {
-			r = &round{client: q.end.sandbox}
+			r = &round{client: q.end.sandbox, mute: q.end.mute}
 			bySandbox[q.end.sandbox] = r
 			a.rounds = append(a.rounds, r)
 		}
@@ -145,12 +147,13 @@ func (m *Manager) questions(ctx context.Context) *asks {
 
 // senders begins a round, and returns the clients, in the order in which they have their turns.
 func (m *Manager) senders() []*sender {
+	now := time.Now()
 	m.mu.Lock()
 	m.asker.round++
 	all := make([]*sender, 0, len(m.known))
 	for _, s := range m.known {
 		if len(s.groups) > 0 {
-			all = append(all, &sender{s, s.groups, s.links, s.asking})
+			all = append(all, &sender{s, s.groups, s.links, s.asking, now.Before(s.mute)})
 		}
 	}
 	m.mu.Unlock()

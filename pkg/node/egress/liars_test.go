@@ -66,18 +66,46 @@ func TestSlowPods(t *testing.T) {
 			w.silence(false, "10.1.1.1")
 			w.after(t, 20*time.Second, "it answers", both)
 		}
+		// They take turns, so that one of them is slow each second.
+		turns, end := make(chan struct{}), make(chan struct{})
+		go func() {
+			defer close(turns)
+			for i := 0; ; i++ {
+				select {
+				case <-end:
+					return
+				case <-time.After(2100 * time.Millisecond):
+				}
+				w.mu.Lock()
+				w.slow = map[string]time.Duration{[]string{"/a", "/z"}[i%2]: 2050 * time.Millisecond}
+				w.mu.Unlock()
+			}
+		}()
+		time.Sleep(10 * time.Second)
+		synctest.Wait()
+		asked := w.asks("10.1.1.2")
+		w.after(t, time.Minute, "others take turns", both)
+		if n := w.asks("10.1.1.2") - asked; n < 50 {
+			t.Errorf("a router was asked %d times in a minute", n)
+		}
+		w.silence(true, "10.1.1.1")
+		w.after(t, 5*time.Second, "a router is silent", second)
+		w.silence(false, "10.1.1.1")
+		close(end)
+		<-turns
+		w.after(t, time.Minute, "it answers", both) // it has died too often to be believed soon
 		// All are slow for a while.
 		w.mu.Lock()
-		w.slow["/p"] = 10 * time.Minute
+		w.slow = map[string]time.Duration{"/a": time.Minute, "/z": time.Hour, "/p": 10 * time.Minute}
 		w.mu.Unlock()
 		time.Sleep(15 * time.Minute)
 		w.mu.Lock()
 		w.slow = nil
-		asked := w.asked[netip.MustParseAddr("10.1.1.2")]
 		w.mu.Unlock()
+		asked = w.asks("10.1.1.2")
 		time.Sleep(10 * time.Minute)
 		w.after(t, 2*time.Minute, "they are quick again", both)
-		if n := w.asked[netip.MustParseAddr("10.1.1.2")] - asked; n < 100 {
+		if n := w.asks("10.1.1.2") - asked; n < 100 {
 			t.Errorf("a router was asked %d times in two minutes", n)
 		}
 	})
@@ -136,4 +164,11 @@ func TestMutePods(t *testing.T) {
 			})
 		})
 	}
+}
+
+// asks is how often a router was asked.
+func (w *world) asks(router string) int {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.asked[netip.MustParseAddr(router)]
 }

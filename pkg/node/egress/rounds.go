@@ -11,6 +11,7 @@ import (
 // round is what one client asks, and hears.
 type round struct {
 	client    *sandbox
+	mute      bool // see sandbox
 	questions []echo.Question
 	about     []question
 	answers   []echo.Answer // none if nothing could be asked
@@ -31,8 +32,13 @@ func (r *round) answer(i int) echo.Answer {
 	return echo.Unknown
 }
 
-// mostAsking is as long as a round may take on a host that is busy; see echo.ErrLate.
-const mostAsking = 2 * time.Second
+const (
+	// mostAsking is as long as a round may take on a host that is busy; see echo.ErrLate.
+	mostAsking = 2 * time.Second
+	// muteFor is for how long others don't wait for a client that couldn't ask, or not in time: two that take turns
+	// would make each round take mostAsking.
+	muteFor = time.Minute
+)
 
 // errSlow is of a client whose round goes on.
 var errSlow = errors.New("it takes the kernel too long to send from the pod")
@@ -46,8 +52,12 @@ func (m *Manager) askAll(ctx context.Context, rounds []*round) {
 		err     error
 	}
 	outcomes := make(chan outcome, len(rounds))
+	awaited := 0
 	for _, r := range rounds {
 		r.err = errSlow
+		if !r.mute {
+			awaited++
+		}
 		go func() {
 			answers, err := m.cfg.Ask(ctx, r.client.Netns, askWait, r.questions)
 			m.mu.Lock()
@@ -56,12 +66,21 @@ func (m *Manager) askAll(ctx context.Context, rounds []*round) {
 			outcomes <- outcome{r, answers, err}
 		}()
 	}
+	if awaited == 0 {
+		awaited = len(rounds)
+		for _, r := range rounds {
+			r.mute = false
+		}
+	}
 	timer := time.NewTimer(mostAsking)
 	defer timer.Stop()
-	for range rounds {
+	for awaited > 0 {
 		select {
 		case o := <-outcomes:
 			o.round.answers, o.round.err = o.answers, o.err
+			if !o.round.mute {
+				awaited--
+			}
 		case <-timer.C:
 			return
 		}

@@ -65,8 +65,10 @@ type sandbox struct {
 	// for it though not for other clients.
 	missed map[routerKey]int
 	alone  map[routerKey]bool
-	// asking says that the sandbox asks, and hasn't come back.
+	// asking says that the sandbox asks, and hasn't come back. Until mute it isn't waited for, and has no turn as long as
+	// others have.
 	asking bool
+	mute   time.Time
 }
 
 func newSandbox(at node.Sandbox) *sandbox {
