@@ -62,10 +62,11 @@ func (m *Manager) workOn(by lane) func(context.Context, types.NamespacedName) er
 				}
 				continue
 			}
+			start := time.Now()
 			work, cancel := context.WithTimeout(ctx, by.most)
 			err := m.work(work, s)
-			late := errors.Is(work.Err(), context.DeadlineExceeded)
 			cancel()
+			late := time.Since(start) >= quick.most
 			if m.setLate(s, late); late && by == quick {
 				m.slow.Add(pod)
 				continue
