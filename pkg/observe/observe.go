@@ -5,21 +5,17 @@
 package observe
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"net"
 	"net/http"
 	"net/http/pprof"
 	"net/netip"
-	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
-	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"golang.org/x/sync/errgroup"
 )
 
@@ -33,13 +29,6 @@ func NewRegistry() *prometheus.Registry {
 	)
 	return r
 }
-
-// maxScrapes is for how many requests for /metrics metrics are read at once. maxScrapesOfOne is how many requests one
-// remote address has at once: one ends when its answer is read.
-const (
-	maxScrapes      = 32
-	maxScrapesOfOne = 4
-)
 
 // limits bound for how long a connection lasts: anybody who reaches the node's address may connect.
 type limits struct {
@@ -95,74 +84,6 @@ func Serve(ctx context.Context, o Options, g prometheus.Gatherer, h *Health, pag
 		})
 	}
 	return group.Wait()
-}
-
-// scrapes serves metrics. Those that can't be read are left out: the others are wanted then, too.
-func scrapes(g prometheus.Gatherer) http.Handler {
-	all := promhttp.HandlerFor(g, promhttp.HandlerOpts{ErrorHandling: promhttp.ContinueOnError, MaxRequestsInFlight: maxScrapes})
-	var mu sync.Mutex
-	serving := map[netip.Addr]int{}
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		remote, _ := netip.ParseAddrPort(r.RemoteAddr) // net/http's own words
-		from := remoteAddr(remote.Addr())
-		mu.Lock()
-		few := serving[from] < maxScrapesOfOne
-		if few {
-			serving[from]++
-		}
-		mu.Unlock()
-		if !few {
-			http.Error(w, fmt.Sprintf("%s has %d requests that aren't answered yet", from, maxScrapesOfOne), http.StatusServiceUnavailable)
-			return
-		}
-		defer func() {
-			mu.Lock()
-			defer mu.Unlock()
-			if serving[from]--; serving[from] == 0 {
-				delete(serving, from)
-			}
-		}()
-		// Nobody waits for who doesn't read.
-		var a answer
-		all.ServeHTTP(&a, r)
-		a.writeTo(w)
-	})
-}
-
-// answer is one that isn't sent yet.
-type answer struct {
-	header http.Header
-	code   int
-	body   bytes.Buffer
-}
-
-// Header implements http.ResponseWriter.
-func (a *answer) Header() http.Header {
-	if a.header == nil {
-		a.header = http.Header{}
-	}
-	return a.header
-}
-
-// WriteHeader implements http.ResponseWriter.
-func (a *answer) WriteHeader(code int) {
-	if a.code == 0 {
-		a.code = code
-	}
-}
-
-// Write implements http.ResponseWriter.
-func (a *answer) Write(b []byte) (int, error) {
-	a.WriteHeader(http.StatusOK)
-	return a.body.Write(b)
-}
-
-func (a *answer) writeTo(w http.ResponseWriter) {
-	maps.Copy(w.Header(), a.header)
-	if a.code != 0 {
-		w.WriteHeader(a.code)
-	}
-	_, _ = a.body.WriteTo(w) // an error is of who asked
 }
 
 // local serves callers on the same host only: a profile costs processor time and

@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"os"
 	"strings"
 	"sync"
 	"testing"
@@ -188,6 +189,51 @@ func TestUnreadScrapesKeepNobody(t *testing.T) {
 		if get(w, remote); w.Code != want {
 			t.Errorf("%s gets %d, want %d", remote, w.Code, want)
 		}
+	}
+}
+
+// large is a metric whose text is long.
+type large struct{ *prometheus.Desc }
+
+func (l large) Describe(ch chan<- *prometheus.Desc) { ch <- l.Desc }
+func (l large) Collect(ch chan<- prometheus.Metric) {
+	ch <- prometheus.MustNewConstMetric(l.Desc, prometheus.GaugeValue, 1, strings.Repeat("x", maxUnread/8))
+}
+
+// Answers that nobody reads don't fill the memory: the oldest end.
+func TestUnreadScrapesAreBounded(t *testing.T) {
+	g := prometheus.NewRegistry()
+	g.MustRegister(large{prometheus.NewDesc("large", "to read", []string{"name"}, nil)})
+	server := httptest.NewServer(scrapes(g))
+	defer server.Close()
+	var conns []net.Conn
+	for i := range 12 {
+		// Each from an address of its own.
+		dialer := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.IPv4(127, 0, 1, byte(i+1))}}
+		c, err := dialer.Dial("tcp", server.Listener.Addr().String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		if _, err := fmt.Fprint(c, "GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n"); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := c.Read(make([]byte, 1)); err != nil { // it is answered
+			t.Fatal(err)
+		}
+		conns = append(conns, c)
+	}
+	read := func(c net.Conn) (n int64, err error) {
+		if err := c.SetReadDeadline(time.Now().Add(testkit.Timeout(10 * time.Second))); err != nil {
+			return 0, err
+		}
+		return io.CopyN(io.Discard, c, maxUnread/8)
+	}
+	if n, err := read(conns[len(conns)-1]); err != nil {
+		t.Errorf("the latest answer ends after %d bytes: %v", n, err)
+	}
+	if n, err := read(conns[0]); err == nil || errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("the oldest answer goes on after %d bytes: %v", n, err)
 	}
 }
 

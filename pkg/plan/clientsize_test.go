@@ -213,7 +213,7 @@ func TestFitOfManyIsQuick(t *testing.T) {
 	}
 	start := time.Now()
 	fit, _ := Fit([]ClientEgress{e})
-	if took := time.Since(start); took > testkit.Timeout(500*time.Millisecond) {
+	if took := time.Since(start); took > testkit.Timeout(3*time.Second) {
 		t.Errorf("it took %v", took)
 	}
 	if len(fit) != 1 || len(fit[0].Destinations) > 2*mostClosing {

@@ -7,6 +7,7 @@ import (
 	"maps"
 	"net/netip"
 	"sync"
+	"time"
 
 	"github.com/coil-net/coil/pkg/dataplane"
 	"github.com/coil-net/coil/pkg/ipam"
@@ -18,9 +19,21 @@ import (
 type clientGuards struct {
 	// mu is held from a change of the guards until the kernel has them.
 	mu sync.Mutex
+	// asked are the changes that wait for mu: who has it makes them all, since the kernel takes as long for one.
+	queue sync.Mutex
+	asked []*guardChange
 	// known says that the guards of a former agent were read from the kernel.
 	known bool
 	by    map[int]dataplane.ClientGuard
+}
+
+// guardChange is a guard that a client is to have, and what became of that.
+type guardChange struct {
+	link   int
+	guard  dataplane.ClientGuard
+	done   bool // guarded by clientGuards.mu, as the next two
+	result dataplane.Result
+	err    error
 }
 
 // ErrNoHostLink: no link of the host leads to a pod directly, or not any more.
@@ -80,25 +93,62 @@ func (n *Network) ClientGuard(ctx context.Context, link int) (dataplane.ClientGu
 // GuardClient gives the client behind a host's link a guard, in place of the one that it has; the zero
 // guard is none.
 func (n *Network) GuardClient(ctx context.Context, link int, g dataplane.ClientGuard) (dataplane.Result, error) {
+	c := &guardChange{link: link, guard: g}
+	n.clients.queue.Lock()
+	n.clients.asked = append(n.clients.asked, c)
+	n.clients.queue.Unlock()
 	n.clients.mu.Lock()
 	defer n.clients.mu.Unlock()
+	if !c.done {
+		n.clients.queue.Lock()
+		asked := n.clients.asked
+		n.clients.asked = nil
+		n.clients.queue.Unlock()
+		n.changeGuards(ctx, asked)
+	}
+	return c.result, c.err
+}
+
+// changeGuards must be called with mu held. What one client is to have keeps no other one's from the kernel.
+func (n *Network) changeGuards(ctx context.Context, changes []*guardChange) {
+	// Others' changes don't end with the caller of one.
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), guardTimeout)
+	defer cancel()
+	result, err := n.changeGuardsOnce(ctx, changes)
+	if err == nil || len(changes) == 1 {
+		for _, c := range changes {
+			c.done, c.result, c.err = true, result, err
+		}
+		return
+	}
+	for _, c := range changes {
+		c.done = true
+		c.result, c.err = n.changeGuardsOnce(ctx, []*guardChange{c})
+	}
+}
+
+// changeGuardsOnce must be called with mu held. On an error the kernel has what it had.
+func (n *Network) changeGuardsOnce(ctx context.Context, changes []*guardChange) (dataplane.Result, error) {
 	if err := n.recallGuards(ctx); err != nil {
 		return dataplane.Result{}, err
 	}
-	before, had := n.clients.by[link]
-	if len(g.Destinations) == 0 {
-		delete(n.clients.by, link)
-	} else {
-		n.clients.by[link] = g
-	}
-	res, err := n.syncGuard(ctx)
-	if err != nil { // the kernel has what it had
-		if delete(n.clients.by, link); had {
-			n.clients.by[link] = before
+	before := maps.Clone(n.clients.by)
+	for _, c := range changes {
+		if len(c.guard.Destinations) == 0 {
+			delete(n.clients.by, c.link)
+		} else {
+			n.clients.by[c.link] = c.guard
 		}
 	}
-	return res, err
+	result, err := n.syncGuard(ctx)
+	if err != nil {
+		n.clients.by = before
+	}
+	return result, err
 }
+
+// guardTimeout bounds a change of the node's ruleset.
+const guardTimeout = 10 * time.Second
 
 // CheckClientGuard says whether the guard of the client behind a host's link is this one, and the host's
 // ruleset as it was made last. Nothing is changed.

@@ -38,8 +38,7 @@ func (m *Manager) Check(ctx context.Context, id store.ID) error {
 	case s.done == nil:
 		err = fmt.Errorf("%w: coild has started and not looked at the pod yet", node.ErrUnavailable)
 	default:
-		c := m.client(s, &wanted{})
-		err = errors.Join(m.net.Check(ctx, s.Netns, c, *s.done), m.checkGuard(ctx, s, c))
+		err = errors.Join(m.net.Check(ctx, s.Netns, m.client(s, &wanted{}), *s.done), m.checkGuard(ctx, s))
 	}
 	if err != nil {
 		return fmt.Errorf("egress: %w", err)
@@ -48,14 +47,17 @@ func (m *Manager) Check(ctx context.Context, id store.ID) error {
 }
 
 // checkGuard says whether the node's guard is that of what was made, unless another one is wanted by now.
-func (m *Manager) checkGuard(ctx context.Context, s *sandbox, c plan.Client) error {
-	s.deciding.Lock()
-	defer s.deciding.Unlock()
-	made := s.done.ClientGuard()
-	if s.wide != nil || s.guard == nil || !s.guard.Equal(made) {
-		return nil
-	}
-	return m.net.CheckGuard(ctx, s.Netns, c, made)
+func (m *Manager) checkGuard(ctx context.Context, s *sandbox) error {
+	return s.decide(func() error {
+		if s.guard == nil {
+			return ErrUnguarded
+		}
+		made := s.done.ClientGuard()
+		if s.wide != nil || !s.guard.Equal(made) {
+			return nil
+		}
+		return m.net.CheckGuard(ctx, s.Netns, m.client(s, s.want), made)
+	})
 }
 
 // Check implements Network. What there is beside what was made isn't looked at.

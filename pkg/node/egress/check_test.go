@@ -119,6 +119,12 @@ func TestManagerCheck(t *testing.T) {
 
 	// Another process doesn't know what there should be until it has looked.
 	w.wrong = nil
+	for what, guard := range map[string]dataplane.ClientGuard{"another": {}, "its": w.guards["/a"]} {
+		w.guards["/a"] = guard
+		if err := m.Check(t.Context(), id); (err != nil) != (what == "another") {
+			t.Errorf("the node has %s guard: %v", what, err)
+		}
+	}
 	again := w.manager(true)
 	if err := again.Restore(t.Context(), nil); err != nil {
 		t.Fatal(err)

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"reflect"
 	"slices"
 	"time"
 
@@ -22,8 +23,8 @@ import (
 // What a sandbox is to be is decided by what caches have, and the node's guard of it is changed then. Neither asks
 // the API server, nor anything in a pod. What takes longer is done afterwards; see work.
 
-// deciders is for how many pods is decided at once.
-const deciders = 4
+// deciders is for how many pods is decided at once: what they change of the node's ruleset is changed together.
+const deciders = 32
 
 // wanted is what a sandbox is to be.
 type wanted struct {
@@ -39,9 +40,11 @@ type wanted struct {
 	// process has closed, and that something may stay closed.
 	missing []types.NamespacedName
 	lost    bool
-	// fit are the Egresses of the client that the sandbox is to be, own is the guard for these, and guard the node's
-	// guard of the client.
+	// fit are the Egresses of the client that the sandbox is to be, excess the names of those that are too many; own is
+	// the guard for these, as soon as it is planned, and guard the node's guard of the client.
 	fit        []plan.ClientEgress
+	excess     []string
+	planned    bool
 	own, guard dataplane.ClientGuard
 	conflicts  []plan.ClientConflict
 }
@@ -122,7 +125,12 @@ func (m *Manager) decideClient(ctx context.Context, s *sandbox, meta *metav1.Par
 	if w.unknown {
 		w.keep(last)
 	}
-	problems := m.fit(&w)
+	if s.want != nil && s.want.planned && reflect.DeepEqual(s.want.egresses, w.egresses) {
+		w.fit, w.excess, w.own, w.conflicts, w.planned = s.want.fit, s.want.excess, s.want.own, s.want.conflicts, true
+	} else {
+		m.fit(&w)
+	}
+	problems := w.tooMany()
 	err = m.aim(ctx, s, &w)
 	problems = append(problems, w.problems...)
 	for _, c := range w.conflicts {
@@ -232,15 +240,18 @@ func clientEgress(k store.KnownEgress) plan.ClientEgress {
 	return plan.ClientEgress{Name: k.Name, Destinations: k.Destinations, InCluster: k.InCluster, OriginatingOnly: k.OriginatingOnly}
 }
 
-// fit chooses the Egresses that a client can have together, and returns what its owner should know of the others.
-func (m *Manager) fit(w *wanted) []problem {
+// fit chooses the Egresses that a client can have together.
+func (m *Manager) fit(w *wanted) {
 	egresses := slices.Clone(w.egresses)
 	for i := range egresses {
 		egresses[i].OriginatingOnly = egresses[i].OriginatingOnly || m.cfg.OriginatingOnly
 	}
-	var excess []string
-	w.fit, excess = plan.Fit(egresses)
-	excess = slices.DeleteFunc(excess, func(name string) bool {
+	w.fit, w.excess = plan.Fit(egresses)
+}
+
+// tooMany is what the owner of a client should know of the others.
+func (w *wanted) tooMany() []problem {
+	excess := slices.DeleteFunc(slices.Clone(w.excess), func(name string) bool {
 		return !slices.ContainsFunc(w.known, func(k store.KnownEgress) bool { return k.Name == name && !k.Former })
 	})
 	if len(excess) == 0 {

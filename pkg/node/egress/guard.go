@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"reflect"
 	"slices"
 	"time"
 
@@ -29,11 +28,9 @@ const widest = 5 * time.Second
 // aim makes w what a sandbox is to be, and allows on the node what it allows. It must be called with deciding held.
 func (m *Manager) aim(ctx context.Context, s *sandbox, w *wanted) error {
 	c := m.client(s, w)
-	if s.want != nil && s.want.client && reflect.DeepEqual(s.want.fit, w.fit) {
-		w.own, w.conflicts = s.want.own, s.want.conflicts
-	} else {
+	if !w.planned {
 		state := plan.ClientStateOf(c)
-		w.own, w.conflicts = state.ClientGuard(), state.Conflicts
+		w.own, w.conflicts, w.planned = state.ClientGuard(), state.Conflicts, true
 	}
 	s.want = w
 	if len(w.known) > 0 {
@@ -60,7 +57,7 @@ func (m *Manager) aim(ctx context.Context, s *sandbox, w *wanted) error {
 		if s.wide != nil {
 			return nil
 		}
-		return here(m.net.SetGuard(ctx, s.Netns, c, to))
+		return m.give(ctx, s, c, to)
 	}
 	// What was to be forbidden, and wasn't yet, is forbidden now: who changes an Egress again and again keeps
 	// nothing open.
@@ -70,7 +67,14 @@ func (m *Manager) aim(ctx context.Context, s *sandbox, w *wanted) error {
 	}
 	s.guard = &to
 	m.narrowLater(ctx, s)
-	return here(m.net.SetGuard(ctx, s.Netns, c, wide))
+	return m.give(ctx, s, c, wide)
+}
+
+// give gives a client a guard. It must be called with deciding held.
+func (m *Manager) give(ctx context.Context, s *sandbox, c plan.Client, g dataplane.ClientGuard) error {
+	err := here(m.net.SetGuard(ctx, s.Netns, c, g))
+	s.given = err == nil && g.Equal(*s.guard)
+	return err
 }
 
 // keeping returns the guard that a client is to have: that of its Egresses and, where a former process may have closed
@@ -80,7 +84,7 @@ func (s *sandbox) keeping(w *wanted, from dataplane.ClientGuard) (dataplane.Clie
 	switch {
 	case !w.unknown:
 		s.former = nil
-	case w.lost && s.former == nil:
+	case s.former == nil && (w.lost || s.restored && s.guard == nil): // records are written later than guards
 		s.former = &from
 	}
 	if s.former == nil {
@@ -106,8 +110,8 @@ func (m *Manager) narrowLater(ctx context.Context, s *sandbox) {
 	timer = time.AfterFunc(widest, func() {
 		s.deciding.Lock()
 		defer s.deciding.Unlock()
-		if s.wide == timer {
-			_ = m.narrow(ctx, s)
+		if s.wide == timer && m.narrow(ctx, s) != nil {
+			m.loop.Add(podName(s)) // which tries again
 		}
 	})
 	s.wide = timer
@@ -116,28 +120,26 @@ func (m *Manager) narrowLater(ctx context.Context, s *sandbox) {
 // narrow must be called with deciding held. It doesn't end with coild, whose successor takes the kernel's guard for
 // the wanted one at first.
 func (m *Manager) narrow(ctx context.Context, s *sandbox) error {
-	if s.wide == nil {
+	if s.wide != nil {
+		s.wide.Stop()
+		s.wide = nil
+	}
+	if s.given {
 		return nil
 	}
-	s.wide.Stop()
-	s.wide = nil
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTimeout)
 	defer cancel()
-	err := here(m.net.SetGuard(ctx, s.Netns, m.client(s, s.want), *s.guard))
-	if err != nil {
-		m.loop.Add(podName(s)) // which tries again
-	}
-	return err
+	return m.give(ctx, s, m.client(s, s.want), *s.guard)
 }
 
 // narrowTo narrows the guard of a sandbox when the work on it has ended, well or not.
 func (m *Manager) narrowTo(ctx context.Context, s *sandbox, w *wanted) error {
-	s.deciding.Lock()
-	defer s.deciding.Unlock()
-	if s.guard == nil || !s.guard.Equal(w.guard) {
-		return nil // something else was decided meanwhile
-	}
-	return m.narrow(ctx, s)
+	return s.decide(func() error {
+		if s.guard == nil || !s.guard.Equal(w.guard) {
+			return nil // something else was decided meanwhile
+		}
+		return m.narrow(ctx, s)
+	})
 }
 
 // narrowAll narrows what is wide when coild ends.
@@ -147,11 +149,15 @@ func (m *Manager) narrowAll(ctx context.Context) error {
 	m.mu.Unlock()
 	var errs []error
 	for _, s := range all {
-		s.deciding.Lock()
-		if err := m.narrow(ctx, s); err != nil {
+		err := s.decide(func() error {
+			if s.wide == nil {
+				return nil
+			}
+			return m.narrow(ctx, s)
+		})
+		if err != nil {
 			errs = append(errs, fmt.Errorf("sandbox %s of pod %s: %w", s.ContainerID, podName(s), err))
 		}
-		s.deciding.Unlock()
 	}
 	return errors.Join(errs...)
 }

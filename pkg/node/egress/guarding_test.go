@@ -164,6 +164,95 @@ func TestGuardOfTheLost(t *testing.T) {
 	})
 }
 
+// Records follow guards late when pods are slow: the next process opens nothing that the node kept.
+func TestGuardsAheadOfRecords(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var pods []string
+		for i := range 30 {
+			pods = append(pods, fmt.Sprint("p", i))
+		}
+		g := newGuarding(t, pods...)
+		g.change(g.m, func() {
+			g.egress("b", "10.96.0.2", "198.51.100.0/24")
+			for _, p := range pods {
+				g.pod(p, "a,b")
+			}
+		})
+		g.want(2*widest, "another Egress", "192.0.2.0 198.51.100.0")
+		recorded := 0
+		for _, r := range g.records {
+			recorded += len(r.Egresses) - 1
+		}
+		if recorded > len(pods)/2 {
+			t.Fatalf("control: of %d pods the other Egress is recorded", recorded)
+		}
+		g.stop()
+		delete(g.egresses, "net/b")
+		g.m = g.manager(false)
+		testkit.Check(t, g.m.Restore(t.Context(), nil))
+		g.stop = running(t, g.m)
+		defer func() { g.stop() }()
+		g.want(2*widest, "started again, and the Egress is gone", "192.0.2.0 198.51.100.0")
+		g.mu.Lock()
+		g.slow = nil
+		g.mu.Unlock()
+		g.want(5*time.Minute, "the pods are quick again", "192.0.2.0 198.51.100.0")
+	})
+}
+
+// What is decided while the patient lane works is done, too.
+func TestDecidedWhileWorking(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := newGuarding(t, "p")
+		defer g.stop()
+		g.mu.Lock()
+		g.slow["/p"] = time.Hour
+		g.mu.Unlock()
+		g.change(g.m, func() { g.egress("a", "10.96.0.2", "192.0.2.0/24") })
+		time.Sleep(quick.most - time.Second)
+		g.mu.Lock()
+		g.slow["/p"] = lateFrom / 2
+		g.mu.Unlock()
+		time.Sleep(time.Second + lateFrom/4) // the patient lane works
+		g.change(g.m, func() { g.pod("p", "") })
+		time.Sleep(2 * time.Second) // before it is decided again
+		synctest.Wait()
+		if got := g.has("p"); got != "" || len(g.records) > 0 {
+			t.Errorf("a pod without an Egress has %q, recorded is %v", got, g.records)
+		}
+	})
+}
+
+// A guard that can't be opened at once is opened later, by the next process if need be.
+func TestGuardIsOpenedLater(t *testing.T) {
+	for _, restarted := range []bool{false, true} {
+		t.Run(fmt.Sprint("restarted ", restarted), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				g := newGuarding(t, "p")
+				defer func() { g.stop() }()
+				g.mu.Lock()
+				g.slow = nil
+				g.unguarded["/p"] = errors.New("the node is out of memory")
+				g.mu.Unlock()
+				g.change(g.m, func() { g.pod("p", "") })
+				g.want(2*time.Second, "it can't be opened", "192.0.2.0")
+				if restarted {
+					g.stop()
+					clear(g.records)
+					clear(g.netns)
+					g.m = g.manager(false)
+					testkit.Check(t, g.m.Restore(t.Context(), []node.Sandbox{sandboxOf("p")}))
+					g.stop = running(t, g.m)
+				}
+				g.mu.Lock()
+				delete(g.unguarded, "/p")
+				g.mu.Unlock()
+				g.want(2*time.Minute, "afterwards", "")
+			})
+		})
+	}
+}
+
 // DEL waits for no work, and leaves nothing behind.
 func TestForgetEndsWork(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

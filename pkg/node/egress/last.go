@@ -72,26 +72,30 @@ func (m *Manager) findOut(ctx context.Context, s *sandbox, w *wanted) error {
 		if err != nil && !notFound(err) {
 			return err
 		}
-		s.deciding.Lock()
-		if s.asked == nil {
-			s.asked = map[types.NamespacedName]said{}
+		answer := said{at: time.Now()}
+		if err == nil {
+			answer.egress = e
 		}
-		if s.asked[ref] = (said{at: time.Now()}); err == nil {
-			s.asked[ref] = said{e, time.Now()}
-		}
-		s.deciding.Unlock()
+		_ = s.decide(func() error {
+			if s.asked == nil {
+				s.asked = map[types.NamespacedName]said{}
+			}
+			s.asked[ref] = answer
+			return nil
+		})
 	}
 	if w.lost {
 		last, err := m.lastMade(ctx, s)
 		if err != nil {
 			return err
 		}
-		s.deciding.Lock()
-		s.recalled = true
-		m.mu.Lock()
-		s.egresses = append(slices.Clip(s.egresses), last...)
-		m.mu.Unlock()
-		s.deciding.Unlock()
+		_ = s.decide(func() error {
+			s.recalled = true
+			m.mu.Lock()
+			defer m.mu.Unlock()
+			s.egresses = append(slices.Clip(s.egresses), last...)
+			return nil
+		})
 	}
 	_, err := m.decideFor(ctx, s)
 	return err

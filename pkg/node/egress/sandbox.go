@@ -24,12 +24,13 @@ type sandbox struct {
 	node.Sandbox
 
 	// deciding is held while it is decided what the sandbox is to be, and while the node's guard of it changes,
-	// never while something is asked in the pod. It may be taken while work is held. It guards the next seven.
+	// never while something is asked in the pod. It may be taken while work is held. It guards the next eight.
 	deciding sync.Mutex
 	want     *wanted                // nil as long as nothing was decided
 	guard    *dataplane.ClientGuard // what the node's guard is to be; nil as long as that isn't known
 	former   *dataplane.ClientGuard // what it was when this process began, as long as that matters
-	wide     *time.Timer            // narrows the guard; nil when it is as it is to be
+	wide     *time.Timer            // narrows the guard; nil if nothing waits for that
+	given    bool                   // the node has the guard that it is to have
 	recalled bool                   // it is known what a former process has made there, or there was none
 	told     map[string]bool        // Events that hold
 	// asked are Egresses that the cache didn't have, by what the API server said.
@@ -73,6 +74,13 @@ type sandbox struct {
 
 func newSandbox(at node.Sandbox) *sandbox {
 	return &sandbox{Sandbox: at, work: semaphore.NewWeighted(1), recalled: true}
+}
+
+// decide does something with deciding held.
+func (s *sandbox) decide(f func() error) error {
+	s.deciding.Lock()
+	defer s.deciding.Unlock()
+	return f()
 }
 
 // lock waits for the sandbox's work until ctx ends.
@@ -139,12 +147,13 @@ func (m *Manager) drop(ctx context.Context, s *sandbox) error {
 		delete(m.known, s.ID)
 	}
 	m.mu.Unlock()
-	s.deciding.Lock()
-	if s.wide != nil {
-		s.wide.Stop()
-		s.wide = nil
-	}
-	s.deciding.Unlock()
+	_ = s.decide(func() error {
+		if s.wide != nil {
+			s.wide.Stop()
+			s.wide = nil
+		}
+		return nil
+	})
 	if !recorded {
 		return nil
 	}

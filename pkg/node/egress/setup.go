@@ -39,7 +39,8 @@ func (m *Manager) Begin(ctx context.Context, pod store.Pod) (func(context.Contex
 	if err != nil {
 		return nil, fmt.Errorf("look up Egresses: %w: %w", node.ErrUnavailable, err)
 	}
-	problems := append(m.fit(&w), w.problems...)
+	m.fit(&w)
+	problems := append(w.tooMany(), w.problems...)
 	m.tell(meta, nil, problems)
 	for _, p := range problems {
 		if p.fatal {
@@ -82,9 +83,7 @@ func (m *Manager) setUp(ctx context.Context, at node.Sandbox, w *wanted, router 
 	defer s.work.Release(1)
 	var err error
 	if len(w.known) > 0 {
-		s.deciding.Lock()
-		err = m.aim(ctx, s, w)
-		s.deciding.Unlock()
+		err = s.decide(func() error { return m.aim(ctx, s, w) })
 	}
 	err = errors.Join(err, m.apply(ctx, s, w))
 	if err == nil && router {
@@ -100,9 +99,7 @@ func (m *Manager) setUp(ctx context.Context, at node.Sandbox, w *wanted, router 
 	var undone error
 	if len(w.egresses) > 0 {
 		none := &wanted{client: true}
-		s.deciding.Lock()
-		undone = m.aim(undo, s, none)
-		s.deciding.Unlock()
+		undone = s.decide(func() error { return m.aim(undo, s, none) })
 		_, cleared := m.net.Client(undo, s.Netns, m.client(s, none))
 		undone = errors.Join(undone, here(cleared))
 	}

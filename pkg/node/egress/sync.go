@@ -41,11 +41,14 @@ type lane struct {
 	most    time.Duration
 }
 
-// quick is for all pods, and patient for those where the work didn't end in time: these wait for each other only.
+// quick is for all pods but those that are late, where the work took lateFrom or longer the last time. These are for
+// patient, and wait for each other only.
 var (
 	quick   = lane{4, 5 * time.Second}
-	patient = lane{2, 30 * time.Second}
+	patient = lane{4, 30 * time.Second}
 )
+
+const lateFrom = 500 * time.Millisecond
 
 // workOn makes the sandboxes of a pod what they are to be, those that are late by the patient lane.
 func (m *Manager) workOn(by lane) func(context.Context, types.NamespacedName) error {
@@ -59,6 +62,8 @@ func (m *Manager) workOn(by lane) func(context.Context, types.NamespacedName) er
 			if m.isLate(s) != (by == patient) {
 				if by == quick {
 					m.slow.Add(pod)
+				} else {
+					m.pods.Add(pod) // there may be something to do since
 				}
 				continue
 			}
@@ -66,8 +71,8 @@ func (m *Manager) workOn(by lane) func(context.Context, types.NamespacedName) er
 			work, cancel := context.WithTimeout(ctx, by.most)
 			err := m.work(work, s)
 			cancel()
-			late := time.Since(start) >= quick.most
-			if m.setLate(s, late); late && by == quick {
+			took := time.Since(start)
+			if m.setLate(s, took >= lateFrom); took >= quick.most && by == quick {
 				m.slow.Add(pod)
 				continue
 			}
@@ -152,13 +157,13 @@ func (m *Manager) workTo(ctx context.Context, s *sandbox, w *wanted) error {
 // clearLost removes, once in a process, what a former one has made in a sandbox that uses no Egress any
 // more, and of which there is no record.
 func (m *Manager) clearLost(ctx context.Context, s *sandbox) error {
+	none := &wanted{}
+	if err := s.decide(func() error { return m.aim(ctx, s, none) }); err != nil {
+		return err
+	}
 	made, err := m.lastMade(ctx, s)
 	if err == nil && len(made) > 0 {
-		none := &wanted{}
-		s.deciding.Lock()
-		err = m.aim(ctx, s, none)
-		s.deciding.Unlock()
-		err = errors.Join(err, m.applyKernel(ctx, s, none))
+		err = m.applyKernel(ctx, s, none)
 	}
 	s.looked = err == nil
 	return err
@@ -235,10 +240,10 @@ func (m *Manager) applyKernel(ctx context.Context, s *sandbox, w *wanted) error 
 		logged(ctx, s).V(2).Info("Egress of a pod changed", "tunnels", out.State.Tunnels, "rules", out.Rules, "routes", out.Routes, "nexthops", out.Nexthops)
 	}
 	s.done = &out.State
-	s.deciding.Lock()
-	s.recalled = true
-	s.deciding.Unlock()
-	return nil
+	return s.decide(func() error {
+		s.recalled = true
+		return nil
+	})
 }
 
 // idle is as long as routers remember connections that send nothing, but for TCP's: these have

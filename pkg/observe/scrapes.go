@@ -1,0 +1,149 @@
+package observe
+
+import (
+	"bytes"
+	"fmt"
+	"maps"
+	"net/http"
+	"net/netip"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+)
+
+const (
+	// maxScrapes is for how many requests for /metrics metrics are read at once.
+	maxScrapes = 32
+	// maxScrapesOfOne is how many requests one remote address has at once. One ends when its answer is read.
+	maxScrapesOfOne = 4
+	// maxUnread is how many bytes of answers wait to be read. Tenants' names of objects make answers large.
+	maxUnread = 32 << 20
+)
+
+// scrapes serves metrics. Those that can't be read are left out: the others are wanted then, too. Nobody waits for
+// somebody else to read an answer, and of too many unread ones the oldest end.
+func scrapes(g prometheus.Gatherer) http.Handler {
+	all := promhttp.HandlerFor(g, promhttp.HandlerOpts{ErrorHandling: promhttp.ContinueOnError, MaxRequestsInFlight: maxScrapes})
+	var serving remotes
+	var waiting unread
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		remote, _ := netip.ParseAddrPort(r.RemoteAddr) // net/http's own words
+		from := remoteAddr(remote.Addr())
+		if !serving.begin(from) {
+			http.Error(w, fmt.Sprintf("%s has %d requests that aren't answered yet", from, maxScrapesOfOne), http.StatusServiceUnavailable)
+			return
+		}
+		defer serving.end(from)
+		var a answer
+		all.ServeHTTP(&a, r)
+		end := waiting.add(a.body.Len(), func() { _ = http.NewResponseController(w).SetWriteDeadline(time.Now()) })
+		defer end()
+		a.writeTo(w)
+	})
+}
+
+// remotes counts the requests of remote addresses.
+type remotes struct {
+	mu sync.Mutex
+	by map[netip.Addr]int
+}
+
+// begin says whether an address may have another request.
+func (r *remotes) begin(a netip.Addr) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.by[a] == maxScrapesOfOne {
+		return false
+	}
+	if r.by == nil {
+		r.by = map[netip.Addr]int{}
+	}
+	r.by[a]++
+	return true
+}
+
+func (r *remotes) end(a netip.Addr) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.by[a]--; r.by[a] == 0 {
+		delete(r.by, a)
+	}
+}
+
+// unread are answers that are being sent, the oldest first.
+type unread struct {
+	mu    sync.Mutex
+	all   []*unreadAnswer
+	bytes int
+}
+
+type unreadAnswer struct {
+	bytes int
+	abort func()
+}
+
+// add adds an answer, and aborts the oldest ones if there are more than maxUnread bytes. The function that it returns
+// must be called when the answer was sent.
+func (u *unread) add(bytes int, abort func()) (end func()) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	for len(u.all) > 0 && u.bytes+bytes > maxUnread {
+		u.all[0].abort()
+		u.remove(u.all[0])
+	}
+	a := &unreadAnswer{bytes, abort}
+	u.all = append(u.all, a)
+	u.bytes += bytes
+	return func() {
+		u.mu.Lock()
+		defer u.mu.Unlock()
+		u.remove(a)
+	}
+}
+
+// remove must be called with mu held.
+func (u *unread) remove(a *unreadAnswer) {
+	if i := slices.Index(u.all, a); i >= 0 {
+		u.all = slices.Delete(u.all, i, i+1)
+		u.bytes -= a.bytes
+	}
+}
+
+// answer is one that isn't sent yet.
+type answer struct {
+	header http.Header
+	code   int
+	body   bytes.Buffer
+}
+
+// Header implements http.ResponseWriter.
+func (a *answer) Header() http.Header {
+	if a.header == nil {
+		a.header = http.Header{}
+	}
+	return a.header
+}
+
+// WriteHeader implements http.ResponseWriter.
+func (a *answer) WriteHeader(code int) {
+	if a.code == 0 {
+		a.code = code
+	}
+}
+
+// Write implements http.ResponseWriter.
+func (a *answer) Write(b []byte) (int, error) {
+	a.WriteHeader(http.StatusOK)
+	return a.body.Write(b)
+}
+
+func (a *answer) writeTo(w http.ResponseWriter) {
+	maps.Copy(w.Header(), a.header)
+	if a.code != 0 {
+		w.WriteHeader(a.code)
+	}
+	_, _ = a.body.WriteTo(w) // an error is of who asked
+}

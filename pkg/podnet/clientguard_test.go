@@ -1,0 +1,56 @@
+package podnet_test
+
+import (
+	"net/netip"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/coil-net/coil/pkg/dataplane"
+	"github.com/coil-net/coil/pkg/testkit"
+)
+
+// manyRanges is a guard of 2,048 ranges.
+func manyRanges(i int) dataplane.ClientGuard {
+	var g dataplane.ClientGuard
+	for j := range 2048 {
+		a := netip.AddrFrom4([4]byte{100, byte(i), byte(j >> 8), byte(j) | 1})
+		g.Destinations = append(g.Destinations, dataplane.Range{First: a, Last: a})
+	}
+	return g
+}
+
+// Guards that change at the same time cost one change of the node's ruleset, not one each.
+func TestGuardsChangeTogether(t *testing.T) {
+	const clients = 60
+	n := newNode(t)
+	change := func(round int) time.Duration {
+		start := time.Now()
+		var all sync.WaitGroup
+		for i := range clients {
+			all.Go(func() {
+				if _, err := n.GuardClient(t.Context(), 1000+i, manyRanges(i*2+round)); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		all.Wait()
+		return time.Since(start)
+	}
+	change(0)
+	together := change(1)
+	start := time.Now()
+	for i := range clients / 6 {
+		_ = testkit.Must(n.GuardClient(t.Context(), 1000+i, manyRanges(i*2)))(t)
+	}
+	alone := time.Since(start) * 6
+	if together > alone/3 {
+		t.Errorf("%d changes at the same time take %v, one after the other %v", clients, together, alone)
+	}
+	for i := range clients {
+		if got := testkit.Must(n.ClientGuard(t.Context(), 1000+i))(t); !got.Equal(manyRanges(i*2+1)) && i >= clients/6 {
+			t.Errorf("client %d has another guard", i)
+		}
+	}
+	testkit.Check(t, n.CheckClientGuard(t.Context(), 1000+clients-1, manyRanges(clients*2-1)))
+}
