@@ -141,8 +141,9 @@ type Manager struct {
 	net      Network
 	record   store.Clients
 	recorder Recorder
-	// loop decides what pods are to be. The others make them that: slow has the pods where that takes long.
-	loop, pods, slow *reconcile.Loop[types.NamespacedName]
+	// loop decides what pods are to be, the other one makes them that when it is the turn of their namespaces.
+	loop, pods *reconcile.Loop[types.NamespacedName]
+	turns      *turns
 
 	mu    sync.Mutex
 	known map[store.ID]*sandbox
@@ -162,10 +163,9 @@ type Manager struct {
 
 // New returns a Manager of nothing; see Restore.
 func New(cfg Config, c Cluster, n Network, r store.Clients, e Recorder, m *reconcile.Metrics) *Manager {
-	mgr := &Manager{cfg: cfg, cluster: c, net: n, record: r, recorder: e, known: map[store.ID]*sandbox{}, routers: map[routerKey]*router{}, departed: map[string]map[netip.Addr]time.Time{}, strangers: map[types.NamespacedName]types.UID{}, counts: newCounts(), spreading: make(chan struct{}, 1)}
+	mgr := &Manager{cfg: cfg, cluster: c, net: n, record: r, recorder: e, known: map[store.ID]*sandbox{}, routers: map[routerKey]*router{}, departed: map[string]map[netip.Addr]time.Time{}, strangers: map[types.NamespacedName]types.UID{}, counts: newCounts(), spreading: make(chan struct{}, 1), turns: newTurns()}
 	mgr.loop = reconcile.New("egress", mgr.decide, reconcile.WithMetrics(m))
-	mgr.pods = reconcile.New("egress-pods", mgr.workOn(quick), reconcile.WithMetrics(m))
-	mgr.slow = reconcile.New("egress-slow-pods", mgr.workOn(patient), reconcile.WithMetrics(m))
+	mgr.pods = reconcile.New("egress-pods", mgr.workOn, reconcile.WithMetrics(m))
 	return mgr
 }
 
@@ -213,8 +213,7 @@ func (m *Manager) Restore(ctx context.Context, others []node.Sandbox) error {
 func (m *Manager) Run(ctx context.Context, synced ...cache.DoneChecker) error {
 	group, running := errgroup.WithContext(ctx)
 	group.Go(func() error { return m.loop.Run(running, deciders, synced...) })
-	group.Go(func() error { return m.pods.Run(running, quick.workers, synced...) })
-	group.Go(func() error { return m.slow.Run(running, patient.workers, synced...) })
+	group.Go(func() error { return m.pods.Run(running, mostPods, synced...) })
 	err := group.Wait()
 	return errors.Join(err, m.narrowAll(ctx))
 }

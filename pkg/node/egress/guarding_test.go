@@ -200,27 +200,48 @@ func TestGuardsAheadOfRecords(t *testing.T) {
 	})
 }
 
-// What is decided while the patient lane works is done, too.
+// What is decided while a pod is worked on is done next, though the pod uses no Egress then.
 func TestDecidedWhileWorking(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := newGuarding(t, "p")
 		defer g.stop()
 		g.mu.Lock()
-		g.slow["/p"] = time.Hour
+		g.slow["/p"] = 8 * time.Second
 		g.mu.Unlock()
 		g.change(g.m, func() { g.egress("a", "10.96.0.2", "192.0.2.0/24") })
-		time.Sleep(quick.most - time.Second)
-		g.mu.Lock()
-		g.slow["/p"] = lateFrom / 2
-		g.mu.Unlock()
-		time.Sleep(time.Second + lateFrom/4) // the patient lane works
+		time.Sleep(time.Second)
 		g.change(g.m, func() { g.pod("p", "") })
-		time.Sleep(2 * time.Second) // before it is decided again
+		time.Sleep(time.Second)
+		g.mu.Lock()
+		g.slow = nil
+		g.mu.Unlock()
+		time.Sleep(7 * time.Second)
 		synctest.Wait()
 		if got := g.has("p"); got != "" || len(g.records) > 0 {
 			t.Errorf("a pod without an Egress has %q, recorded is %v", got, g.records)
 		}
 	})
+}
+
+// What a former process has left in a pod that uses no Egress is removed; what is decided meanwhile stays.
+func TestClearingIsOvertaken(t *testing.T) {
+	w := newWorld()
+	w.egress("a", "10.96.0.1", "192.0.2.0/24")
+	w.pod("p", "")
+	m := w.manager(false)
+	testkit.Check(t, m.Restore(t.Context(), []node.Sandbox{sandboxOf("p")}))
+	s := m.known[sandboxOf("p").ID]
+	decide := func() *wanted {
+		_ = testkit.Must(m.decideFor(t.Context(), s))(t)
+		return m.wantedOf(s)
+	}
+	none := decide()
+	w.pod("p", "a")
+	decide()
+	testkit.Check(t, m.workTo(t.Context(), s, none), m.work(t.Context(), s))
+	if got := w.has("p"); got != "192.0.2.0/24 10.96.0.1" || w.keeps("p") != "192.0.2.0" {
+		t.Errorf("the pod has %q, and the node keeps what is for %q", got, w.keeps("p"))
+	}
 }
 
 // A guard that can't be opened at once is opened later, by the next process if need be.
@@ -259,7 +280,7 @@ func TestForgetEndsWork(t *testing.T) {
 		g := newGuarding(t, "p")
 		defer g.stop()
 		g.change(g.m, func() { g.egress("a", "10.96.0.2", "192.0.2.0/24") })
-		time.Sleep(2 * quick.most) // the patient lane has it
+		time.Sleep(time.Second)
 		synctest.Wait()
 		start := time.Now()
 		testkit.Check(t, g.m.Forget(t.Context(), sandboxOf("p").ID))

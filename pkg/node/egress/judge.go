@@ -128,9 +128,6 @@ func (m *Manager) note(now time.Time, round *round, alike echo.Answer) (noted []
 		if given || alike == echo.Missing && q.known {
 			s.heard(q.routerKey, given)
 		}
-		if alike == echo.Unknown && q.turn && q.known && !round.mute {
-			s.mute = now.Add(muteFor)
-		}
 		switch {
 		case !q.turn:
 		case q.known:

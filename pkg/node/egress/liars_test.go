@@ -1,6 +1,7 @@
 package egress
 
 import (
+	"fmt"
 	"net/netip"
 	"strings"
 	"testing"
@@ -8,6 +9,8 @@ import (
 	"time"
 
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
+	"github.com/coil-net/coil/pkg/plan"
+	"github.com/coil-net/coil/pkg/testkit"
 )
 
 // Pods that answer in routers' places, of the same Egress or of one that lists the same routers, keep no
@@ -111,36 +114,103 @@ func TestSlowPods(t *testing.T) {
 	})
 }
 
-// Pods in which work takes long don't keep the node from others, however many there are.
-func TestSlowPodsKeepNobody(t *testing.T) {
-	for _, takes := range []time.Duration{quick.most + time.Second, time.Hour} {
-		t.Run(takes.String(), func(t *testing.T) { slowPodsKeepNobody(t, takes) })
+// Pods in which questions take long, of which none was to be answered in time, or all were answered late, keep nobody's
+// round.
+func TestSlowPodsOfOtherEgresses(t *testing.T) {
+	for _, answered := range []bool{false, true} {
+		for _, takes := range []time.Duration{1900 * time.Millisecond, 2500 * time.Millisecond} {
+			t.Run(fmt.Sprint(answered, " ", takes), func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					w := newWorld()
+					w.patient = true
+					w.direct("10.1.1.1 live, 10.1.1.2 live")
+					m := w.manager(false)
+					w.clients(t, m, "p")
+					w.egress("slow", "10.96.0.2", "198.51.100.0/24").Spec.Peering = v2.EgressPeeringDirect
+					w.routers["net/slow"] = []plan.ClientRouter{{Addr: netip.MustParseAddr("10.1.9.9"), State: plan.RouterLive}}
+					w.silent[netip.MustParseAddr("10.1.9.9")] = !answered
+					w.slow = map[string]time.Duration{}
+					for _, pod := range []string{"other/x", "other/y"} {
+						w.pod(pod, "slow")
+						testkit.Check(t, w.add(t, m, pod))
+						w.slow["/"+pod] = takes
+					}
+					defer asking(t, m)()
+					w.after(t, 30*time.Second, "at first", both)
+					asked := w.asks("10.1.1.2")
+					time.Sleep(time.Minute)
+					if n := w.asks("10.1.1.2") - asked; n < 50 {
+						t.Errorf("a router was asked %d times in a minute", n)
+					}
+					w.silence(true, "10.1.1.1")
+					w.after(t, 5*time.Second, "a router is silent", second)
+				})
+			})
+		}
 	}
 }
 
-func slowPodsKeepNobody(t *testing.T, takes time.Duration) {
+// A client whose questions took long once notices like others that a router dies.
+func TestSlowOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld()
-		w.egress("a", "10.96.0.1", "192.0.2.0/24")
+		w.patient = true
+		w.direct("10.1.1.1 live, 10.1.1.2 live")
 		m := w.manager(false)
-		slow := []string{"a", "b", "c", "d", "e", "f", "g", "h"}
-		w.clients(t, m, append(slow, "p")...)
-		defer running(t, m)()
-		w.after(t, time.Second, "at first", "192.0.2.0/24 10.96.0.1")
-		w.mu.Lock()
-		w.slow = map[string]time.Duration{}
-		for _, s := range slow {
-			w.slow["/"+s] = takes
+		w.clients(t, m, "p")
+		w.egress("other", "10.96.0.2", "198.51.100.0/24").Spec.Peering = v2.EgressPeeringDirect
+		w.routers["net/other"] = []plan.ClientRouter{{Addr: netip.MustParseAddr("10.1.9.9"), State: plan.RouterLive}}
+		w.pod("q", "other")
+		testkit.Check(t, w.add(t, m, "q"))
+		defer asking(t, m)()
+		w.after(t, 30*time.Second, "at first", both)
+		slow := func(d time.Duration) {
+			w.mu.Lock()
+			defer w.mu.Unlock()
+			w.slow = map[string]time.Duration{"/p": d}
 		}
-		w.mu.Unlock()
-		soon := 3 * quick.most
-		for _, service := range []string{"10.96.0.2", "10.96.0.3", "10.96.0.4", "10.96.0.5", "10.96.0.6", "10.96.0.7"} {
-			w.change(m, func() { w.egress("a", service, "192.0.2.0/24") })
-			w.after(t, soon, "changed to "+service, "192.0.2.0/24 "+service)
-			soon = time.Second // the others have a lane of their own now
-			time.Sleep(20 * time.Second)
-		}
+		time.Sleep(askEvery / 2)
+		slow(2100 * time.Millisecond)
+		time.Sleep(askEvery)
+		slow(0)
+		time.Sleep(5 * time.Second)
+		w.silence(true, "10.1.1.1")
+		w.after(t, 6*time.Second, "a router is silent", second)
 	})
+}
+
+// Pods in which work takes long don't keep the node from those of other namespaces, however many there are and however
+// long it takes.
+func TestSlowPodsKeepNobody(t *testing.T) {
+	for _, takes := range []time.Duration{time.Second, 5 * time.Second, time.Hour} {
+		t.Run(takes.String(), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld()
+				w.egress("a", "10.96.0.1", "192.0.2.0/24")
+				m := w.manager(false)
+				var slow []string
+				for i := range 60 {
+					slow = append(slow, fmt.Sprintf("slow%d/p%d", i%3, i))
+				}
+				w.clients(t, m, append(slow, "p")...)
+				defer running(t, m)()
+				w.after(t, time.Second, "at first", "192.0.2.0/24 10.96.0.1")
+				w.mu.Lock()
+				w.slow = map[string]time.Duration{}
+				for _, s := range slow {
+					w.slow["/"+s] = takes
+				}
+				w.slow["/p"] = time.Millisecond
+				w.mu.Unlock()
+				for i := range 20 {
+					service := fmt.Sprintf("10.96.1.%d", i)
+					w.change(m, func() { w.egress("a", service, "192.0.2.0/24") })
+					w.after(t, time.Second, "changed to "+service, "192.0.2.0/24 "+service)
+					time.Sleep(7 * time.Second)
+				}
+			})
+		})
+	}
 }
 
 // Pods whose answers get lost, as by rules of their own, neither keep a router dead for others nor make it so.

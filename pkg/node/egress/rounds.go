@@ -33,56 +33,80 @@ func (r *round) answer(i int) echo.Answer {
 }
 
 const (
-	// mostAsking is as long as a round may take on a host that is busy; see echo.ErrLate.
+	// mostAsking is as long as a round may take on a host that is busy, see echo.ErrLate, and longAsking as long as it
+	// takes on others, though a router doesn't answer.
 	mostAsking = 2 * time.Second
-	// muteFor is for how long others don't wait for a client that couldn't ask, or not in time: two that take turns
-	// would make each round take mostAsking.
+	longAsking = 2 * askWait
+	// muteFor is for how long others wait no more than longAsking for a client whose round took longer: two that take
+	// turns would make each round take mostAsking.
 	muteFor = time.Minute
 )
 
 // errSlow is of a client whose round goes on.
 var errSlow = errors.New("it takes the kernel too long to send from the pod")
 
+// outcome is what came of a round.
+type outcome struct {
+	round   *round
+	answers []echo.Answer
+	err     error
+	took    time.Duration
+}
+
 // askAll does rounds, and waits for no client longer than mostAsking: a program in a pod may give its links rules
 // that take long. Nothing is known of the answers then, and the client isn't asked again until it has come back.
 func (m *Manager) askAll(ctx context.Context, rounds []*round) {
-	type outcome struct {
-		round   *round
-		answers []echo.Answer
-		err     error
-	}
 	outcomes := make(chan outcome, len(rounds))
-	awaited := 0
+	patient := 0 // clients that are waited for
 	for _, r := range rounds {
 		r.err = errSlow
 		if !r.mute {
-			awaited++
+			patient++
 		}
 		go func() {
+			start := time.Now()
 			answers, err := m.cfg.Ask(ctx, r.client.Netns, askWait, r.questions)
 			m.mu.Lock()
 			r.client.asking = false
 			m.mu.Unlock()
-			outcomes <- outcome{r, answers, err}
+			outcomes <- outcome{r, answers, err, time.Since(start)}
 		}()
 	}
-	if awaited == 0 {
-		awaited = len(rounds)
+	if patient == 0 { // it is the host, not the pods
+		patient = len(rounds)
 		for _, r := range rounds {
 			r.mute = false
 		}
 	}
-	timer := time.NewTimer(mostAsking)
-	defer timer.Stop()
-	for awaited > 0 {
+	long, most := time.NewTimer(longAsking), time.NewTimer(mostAsking)
+	defer long.Stop()
+	defer most.Stop()
+	var late []*round
+	for left, waits := len(rounds), true; left > 0 && (waits || patient > 0); {
 		select {
 		case o := <-outcomes:
+			left--
 			o.round.answers, o.round.err = o.answers, o.err
 			if !o.round.mute {
-				awaited--
+				patient--
 			}
-		case <-timer.C:
-			return
+			if o.took > longAsking {
+				late = append(late, o.round)
+			}
+		case <-long.C:
+			waits = false
+		case <-most.C:
+			patient = 0
 		}
+	}
+	for _, r := range rounds {
+		if errors.Is(r.err, errSlow) {
+			late = append(late, r)
+		}
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, r := range late {
+		r.client.mute = time.Now().Add(muteFor)
 	}
 }

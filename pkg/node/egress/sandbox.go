@@ -49,9 +49,8 @@ type sandbox struct {
 	// recorded says that there is a record, of these Egresses.
 	recorded bool
 	record   []store.KnownEgress
-	// end ends the work that is done on it; nil if there is none. late says that it took too long last.
-	end  context.CancelFunc
-	late bool
+	// end ends the work that is done on it; nil if there is none.
+	end context.CancelFunc
 	// restored says that a former process may have made it.
 	restored bool
 	tunnels  int
@@ -66,8 +65,8 @@ type sandbox struct {
 	// for it though not for other clients.
 	missed map[routerKey]int
 	alone  map[routerKey]bool
-	// asking says that the sandbox asks, and hasn't come back. Until mute it isn't waited for, and has no turn as long as
-	// others have.
+	// asking says that the sandbox asks, and hasn't come back. Until mute it isn't waited for as long as others, and has no
+	// turn as long as they have.
 	asking bool
 	mute   time.Time
 }

@@ -34,66 +34,30 @@ type problem struct {
 	fatal bool
 }
 
-// lane is for pods that are worked on by some workers, for so long at once that others have their turn. A program in a
-// pod may make the work there take long.
-type lane struct {
-	workers int
-	most    time.Duration
-}
+// mostWork is for how long a sandbox is worked on before others have their turn: a program in the pod may make that
+// take long. What is left is done later.
+const mostWork = 30 * time.Second
 
-// quick is for all pods but those that are late, where the work took lateFrom or longer the last time. These are for
-// patient, and wait for each other only.
-var (
-	quick   = lane{4, 5 * time.Second}
-	patient = lane{4, 30 * time.Second}
-)
-
-const lateFrom = 500 * time.Millisecond
-
-// workOn makes the sandboxes of a pod what they are to be, those that are late by the patient lane.
-func (m *Manager) workOn(by lane) func(context.Context, types.NamespacedName) error {
-	return func(ctx context.Context, pod types.NamespacedName) error {
-		sandboxes := m.sandboxesOf(pod)
-		if len(sandboxes) == 0 && by == quick {
-			return m.tellIgnored(ctx, pod)
-		}
-		var errs []error
-		for _, s := range sandboxes {
-			if m.isLate(s) != (by == patient) {
-				if by == quick {
-					m.slow.Add(pod)
-				} else {
-					m.pods.Add(pod) // there may be something to do since
-				}
-				continue
-			}
-			start := time.Now()
-			work, cancel := context.WithTimeout(ctx, by.most)
-			err := m.work(work, s)
-			cancel()
-			took := time.Since(start)
-			if m.setLate(s, took >= lateFrom); took >= quick.most && by == quick {
-				m.slow.Add(pod)
-				continue
-			}
-			if err != nil {
-				errs = append(errs, fmt.Errorf("sandbox %s: %w", s.ContainerID, err))
-			}
-		}
-		return errors.Join(errs...)
+// workOn makes the sandboxes of a pod what they are to be.
+func (m *Manager) workOn(ctx context.Context, pod types.NamespacedName) error {
+	sandboxes := m.sandboxesOf(pod)
+	if len(sandboxes) == 0 {
+		return m.tellIgnored(ctx, pod)
 	}
-}
-
-func (m *Manager) isLate(s *sandbox) bool {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return s.late
-}
-
-func (m *Manager) setLate(s *sandbox, late bool) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	s.late = late
+	if err := m.turns.begin(ctx, pod.Namespace); err != nil {
+		return err
+	}
+	defer m.turns.end(pod.Namespace)
+	var errs []error
+	for _, s := range sandboxes {
+		work, cancel := context.WithTimeout(ctx, mostWork)
+		err := m.work(work, s)
+		cancel()
+		if err != nil {
+			errs = append(errs, fmt.Errorf("sandbox %s: %w", s.ContainerID, err))
+		}
+	}
+	return errors.Join(errs...)
 }
 
 // work makes a sandbox what it is to be.
@@ -149,21 +113,26 @@ func (m *Manager) workTo(ctx context.Context, s *sandbox, w *wanted) error {
 	case w.client:
 		return m.apply(ctx, s, w)
 	case s.restored && !s.looked:
-		return m.clearLost(ctx, s)
+		return m.clearLost(ctx, s, w)
 	}
 	return nil
 }
 
 // clearLost removes, once in a process, what a former one has made in a sandbox that uses no Egress any
 // more, and of which there is no record.
-func (m *Manager) clearLost(ctx context.Context, s *sandbox) error {
-	none := &wanted{}
-	if err := s.decide(func() error { return m.aim(ctx, s, none) }); err != nil {
+func (m *Manager) clearLost(ctx context.Context, s *sandbox, w *wanted) error {
+	err := s.decide(func() error {
+		if s.want != w {
+			return nil // what was decided since is done next
+		}
+		return m.aim(ctx, s, w)
+	})
+	if err != nil {
 		return err
 	}
 	made, err := m.lastMade(ctx, s)
 	if err == nil && len(made) > 0 {
-		err = m.applyKernel(ctx, s, none)
+		err = m.applyKernel(ctx, s, w)
 	}
 	s.looked = err == nil
 	return err

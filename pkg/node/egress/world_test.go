@@ -41,6 +41,7 @@ type world struct {
 	unlisted   map[string]bool          // namespaces of pods that no router knows yet
 	slow       map[string]time.Duration // what it takes to ask, and to change, in namespaces
 	lying      map[string]bool          // namespaces of pods that answer in routers' places
+	patient    bool                     // an answer that is missing is waited for
 	asked      map[netip.Addr]int
 	down       error           // of the API server, for what isn't in a cache
 	live       int             // requests beside the caches
@@ -149,6 +150,18 @@ func (w *world) Ask(ctx context.Context, at store.Netns, wait time.Duration, que
 	if err := w.works(ctx, at); err != nil {
 		return nil, err
 	}
+	answers, err = w.answer(at, questions)
+	if w.patient && slices.Contains(answers, echo.Missing) {
+		select {
+		case <-time.After(wait):
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+	}
+	return answers, err
+}
+
+func (w *world) answer(at store.Netns, questions []echo.Question) (answers []echo.Answer, err error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.gone[at.Path] {
@@ -301,12 +314,21 @@ func (w *world) change(m *Manager, f func()) {
 	}
 }
 
-func (w *world) pod(name, egresses string) {
-	p := &metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name, UID: types.UID("uid-" + name)}}
+// named returns the namespace, "ns" if none is given, and the name of a pod.
+func named(pod string) (namespace, name string) {
+	if namespace, name, ok := strings.Cut(pod, "/"); ok {
+		return namespace, name
+	}
+	return "ns", pod
+}
+
+func (w *world) pod(pod, egresses string) {
+	namespace, name := named(pod)
+	p := &metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name, UID: types.UID("uid-" + pod)}}
 	if egresses != "" {
 		p.Annotations = map[string]string{v2.AnnotationEgressPrefix + "net": egresses}
 	}
-	w.pods["ns/"+name] = p
+	w.pods[namespace+"/"+name] = p
 }
 
 func (w *world) egress(name, service string, destinations ...string) *v2.Egress {
@@ -328,8 +350,9 @@ func (w *world) manager(all bool) *Manager {
 }
 
 func sandboxOf(pod string) node.Sandbox {
+	namespace, name := named(pod)
 	return node.Sandbox{
-		ID: store.ID{ContainerID: "c-" + pod, IfName: "eth0"}, Pod: store.Pod{Namespace: "ns", Name: pod, UID: "uid-" + pod},
+		ID: store.ID{ContainerID: "c-" + pod, IfName: "eth0"}, Pod: store.Pod{Namespace: namespace, Name: name, UID: "uid-" + pod},
 		Netns: store.Netns{Path: "/" + pod, Inode: 7}, Address: ipam.Address{IPv4: netip.MustParseAddr("10.0.0.5")},
 	}
 }
