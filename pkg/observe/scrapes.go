@@ -1,12 +1,13 @@
 package observe
 
 import (
-	"bytes"
 	"fmt"
 	"maps"
 	"net/http"
 	"net/netip"
+	"net/url"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -15,20 +16,25 @@ import (
 )
 
 const (
-	// maxScrapes is for how many requests for /metrics metrics are read at once.
-	maxScrapes = 32
-	// maxScrapesOfOne is how many requests one remote address has at once. One ends when its answer is read.
+	// maxScrapesOfOne is how many requests for /metrics one remote address has at once. One ends when its answer is read.
 	maxScrapesOfOne = 4
 	// maxUnread is how many bytes of answers wait to be read. Tenants' names of objects make answers large.
 	maxUnread = 32 << 20
+	// scrapeAge is for how long an answer is good for others that ask for the same.
+	scrapeAge = time.Second
 )
 
-// scrapes serves metrics. Those that can't be read are left out: the others are wanted then, too. Nobody waits for
-// somebody else to read an answer, and of too many unread ones the oldest end.
+// scrapes serves metrics. Those that can't be read are left out: the others are wanted then, too. Requests at the same
+// time, of any number of remotes, cost no more than one. Nobody waits for somebody else to read an answer, and of too
+// many unread ones the oldest end.
 func scrapes(g prometheus.Gatherer) http.Handler {
-	all := promhttp.HandlerFor(g, promhttp.HandlerOpts{ErrorHandling: promhttp.ContinueOnError, MaxRequestsInFlight: maxScrapes})
+	all := promhttp.HandlerFor(g, promhttp.HandlerOpts{ErrorHandling: promhttp.ContinueOnError})
 	var serving remotes
 	var waiting unread
+	shared := map[variant]*sharedAnswer{}
+	for _, v := range []variant{{}, {gzip: true}, {protobuf: true}, {true, true}} {
+		shared[v] = &sharedAnswer{}
+	}
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		remote, _ := netip.ParseAddrPort(r.RemoteAddr) // net/http's own words
 		from := remoteAddr(remote.Addr())
@@ -37,12 +43,55 @@ func scrapes(g prometheus.Gatherer) http.Handler {
 			return
 		}
 		defer serving.end(from)
-		var a answer
-		all.ServeHTTP(&a, r)
-		end := waiting.add(a.body.Len(), func() { _ = http.NewResponseController(w).SetWriteDeadline(time.Now()) })
+		v := variantOf(r)
+		a := shared[v].get(func() *answer { return v.ask(all) })
+		end := waiting.add(len(a.body), func() { _ = http.NewResponseController(w).SetWriteDeadline(time.Now()) })
 		defer end()
 		a.writeTo(w)
 	})
+}
+
+// variant is a kind of answer.
+type variant struct{ gzip, protobuf bool }
+
+const protobufType = "application/vnd.google.protobuf"
+
+func variantOf(r *http.Request) variant {
+	return variant{
+		gzip:     strings.Contains(r.Header.Get("Accept-Encoding"), "gzip"),
+		protobuf: strings.Contains(r.Header.Get("Accept"), protobufType),
+	}
+}
+
+// ask asks a handler for the variant.
+func (v variant) ask(h http.Handler) *answer {
+	r := &http.Request{Method: http.MethodGet, URL: &url.URL{Path: "/metrics"}, Header: http.Header{}}
+	if v.gzip {
+		r.Header.Set("Accept-Encoding", "gzip")
+	}
+	if v.protobuf {
+		r.Header.Set("Accept", protobufType+";proto=io.prometheus.client.MetricFamily;encoding=delimited")
+	}
+	a := &answer{}
+	h.ServeHTTP(a, r)
+	return a
+}
+
+// sharedAnswer is the latest answer of a variant.
+type sharedAnswer struct {
+	mu     sync.Mutex
+	latest *answer
+	made   time.Time
+}
+
+func (s *sharedAnswer) get(make func() *answer) *answer {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.latest == nil || time.Since(s.made) >= scrapeAge {
+		s.latest = make()
+		s.made = time.Now()
+	}
+	return s.latest
 }
 
 // remotes counts the requests of remote addresses.
@@ -116,7 +165,7 @@ func (u *unread) remove(a *unreadAnswer) {
 type answer struct {
 	header http.Header
 	code   int
-	body   bytes.Buffer
+	body   []byte
 }
 
 // Header implements http.ResponseWriter.
@@ -137,7 +186,8 @@ func (a *answer) WriteHeader(code int) {
 // Write implements http.ResponseWriter.
 func (a *answer) Write(b []byte) (int, error) {
 	a.WriteHeader(http.StatusOK)
-	return a.body.Write(b)
+	a.body = append(a.body, b...)
+	return len(b), nil
 }
 
 func (a *answer) writeTo(w http.ResponseWriter) {
@@ -145,5 +195,5 @@ func (a *answer) writeTo(w http.ResponseWriter) {
 	if a.code != 0 {
 		w.WriteHeader(a.code)
 	}
-	_, _ = a.body.WriteTo(w) // an error is of who asked
+	_, _ = w.Write(a.body) // an error is of who asked
 }

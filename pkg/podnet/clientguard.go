@@ -93,7 +93,7 @@ func (n *Network) ClientGuard(ctx context.Context, link int) (dataplane.ClientGu
 // GuardClient gives the client behind a host's link a guard, in place of the one that it has; the zero
 // guard is none.
 func (n *Network) GuardClient(ctx context.Context, link int, g dataplane.ClientGuard) (dataplane.Result, error) {
-	c := &guardChange{link: link, guard: g}
+	c := &guardChange{link: link, guard: g, err: errNotChanged}
 	n.clients.queue.Lock()
 	n.clients.asked = append(n.clients.asked, c)
 	n.clients.queue.Unlock()
@@ -108,6 +108,9 @@ func (n *Network) GuardClient(ctx context.Context, link int, g dataplane.ClientG
 	}
 	return c.result, c.err
 }
+
+// errNotChanged is of a change that somebody began, and didn't end.
+var errNotChanged = errors.New("the host's ruleset wasn't changed")
 
 // changeGuards must be called with mu held. What one client is to have keeps no other one's from the kernel.
 func (n *Network) changeGuards(ctx context.Context, changes []*guardChange) {

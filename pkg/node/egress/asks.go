@@ -61,7 +61,7 @@ type sender struct {
 	sends  []plan.ClientGroup
 	to     map[netip.Addr]int
 	absent bool // it asks still, and hasn't come back
-	mute   bool // see sandbox
+	mute   bool // its namespace is muted
 }
 
 // asks are all questions of a round.
@@ -98,7 +98,7 @@ func (e *enquirers) sort(m *member) {
 			e.unknown = append(e.unknown, c)
 		default:
 			e.old = append(e.old, c)
-			// A client that lets answers get lost, or can't ask, has no turn as long as another one hears some.
+			// A client that lets answers get lost, or may be late, has no turn as long as another one hears some.
 			if !c.mute && c.missedOf(m.routerKey) < deathMisses {
 				e.takers = append(e.takers, c)
 			}
@@ -153,7 +153,7 @@ func (m *Manager) senders() []*sender {
 	all := make([]*sender, 0, len(m.known))
 	for _, s := range m.known {
 		if len(s.groups) > 0 {
-			all = append(all, &sender{s, s.groups, s.links, s.asking, now.Before(s.mute)})
+			all = append(all, &sender{s, s.groups, s.links, s.asking, now.Before(m.muted[s.Namespace])})
 		}
 	}
 	m.mu.Unlock()

@@ -23,9 +23,6 @@ import (
 // What a sandbox is to be is decided by what caches have, and the node's guard of it is changed then. Neither asks
 // the API server, nor anything in a pod. What takes longer is done afterwards; see work.
 
-// deciders is for how many pods is decided at once: what they change of the node's ruleset is changed together.
-const deciders = 32
-
 // wanted is what a sandbox is to be.
 type wanted struct {
 	// client and router say what is done about the sandbox, if anything.
@@ -51,6 +48,10 @@ type wanted struct {
 
 // decide decides what the sandboxes of a pod are to be, and lets them be made that.
 func (m *Manager) decide(ctx context.Context, pod types.NamespacedName) error {
+	if err := m.decisions.begin(ctx, pod.Namespace); err != nil {
+		return err
+	}
+	defer m.decisions.end(pod.Namespace)
 	var errs []error
 	again := false
 	for _, s := range m.sandboxesOf(pod) {

@@ -142,8 +142,8 @@ type Manager struct {
 	record   store.Clients
 	recorder Recorder
 	// loop decides what pods are to be, the other one makes them that when it is the turn of their namespaces.
-	loop, pods *reconcile.Loop[types.NamespacedName]
-	turns      *turns
+	loop, pods       *reconcile.Loop[types.NamespacedName]
+	decisions, works *turns
 
 	mu    sync.Mutex
 	known map[store.ID]*sandbox
@@ -155,7 +155,9 @@ type Manager struct {
 	departed map[string]map[netip.Addr]time.Time
 	// strangers are pods without a sandbox that ask for Egresses, by name, that were looked at.
 	strangers map[types.NamespacedName]types.UID
-	counts    counts
+	// muted are namespaces whose pods took long to ask, and until when others don't wait for them.
+	muted  map[string]time.Time
+	counts counts
 
 	// spreading tells AskRouters that a client sends to routers.
 	spreading chan struct{}
@@ -163,7 +165,7 @@ type Manager struct {
 
 // New returns a Manager of nothing; see Restore.
 func New(cfg Config, c Cluster, n Network, r store.Clients, e Recorder, m *reconcile.Metrics) *Manager {
-	mgr := &Manager{cfg: cfg, cluster: c, net: n, record: r, recorder: e, known: map[store.ID]*sandbox{}, routers: map[routerKey]*router{}, departed: map[string]map[netip.Addr]time.Time{}, strangers: map[types.NamespacedName]types.UID{}, counts: newCounts(), spreading: make(chan struct{}, 1), turns: newTurns()}
+	mgr := &Manager{cfg: cfg, cluster: c, net: n, record: r, recorder: e, known: map[store.ID]*sandbox{}, routers: map[routerKey]*router{}, departed: map[string]map[netip.Addr]time.Time{}, strangers: map[types.NamespacedName]types.UID{}, counts: newCounts(), spreading: make(chan struct{}, 1), decisions: newTurns(decidedAtOnce), works: newTurns(workedAtOnce), muted: map[string]time.Time{}}
 	mgr.loop = reconcile.New("egress", mgr.decide, reconcile.WithMetrics(m))
 	mgr.pods = reconcile.New("egress-pods", mgr.workOn, reconcile.WithMetrics(m))
 	return mgr
@@ -203,7 +205,9 @@ func (m *Manager) Restore(ctx context.Context, others []node.Sandbox) error {
 		}
 	}
 	for _, s := range m.known {
-		s.recalled = !s.restored || len(s.egresses) > 0
+		if s.restored {
+			s.recalled = len(s.egresses) > 0
+		}
 		m.loop.Add(podName(s))
 	}
 	return nil
@@ -212,7 +216,7 @@ func (m *Manager) Restore(ctx context.Context, others []node.Sandbox) error {
 // Run keeps all known pods up to date until ctx ends, as soon as the caches are filled.
 func (m *Manager) Run(ctx context.Context, synced ...cache.DoneChecker) error {
 	group, running := errgroup.WithContext(ctx)
-	group.Go(func() error { return m.loop.Run(running, deciders, synced...) })
+	group.Go(func() error { return m.loop.Run(running, mostPods, synced...) })
 	group.Go(func() error { return m.pods.Run(running, mostPods, synced...) })
 	err := group.Wait()
 	return errors.Join(err, m.narrowAll(ctx))

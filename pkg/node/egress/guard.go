@@ -110,7 +110,7 @@ func (m *Manager) narrowLater(ctx context.Context, s *sandbox) {
 	timer = time.AfterFunc(widest, func() {
 		s.deciding.Lock()
 		defer s.deciding.Unlock()
-		if s.wide == timer && m.narrow(ctx, s) != nil {
+		if _, current := m.lastOf(s); current && s.wide == timer && m.narrow(ctx, s) != nil {
 			m.loop.Add(podName(s)) // which tries again
 		}
 	})

@@ -24,12 +24,13 @@ func (m *Manager) left(egress string, listed []netip.Addr, now time.Time) []neti
 	if known == nil {
 		known = map[netip.Addr]time.Time{}
 	}
+	here := make(map[netip.Addr]bool, len(listed))
 	for _, a := range listed {
-		known[a] = time.Time{}
+		known[a], here[a] = time.Time{}, true
 	}
 	var gone []netip.Addr
 	for a, since := range known {
-		if slices.Contains(listed, a) {
+		if here[a] {
 			continue
 		}
 		if since.IsZero() {

@@ -56,11 +56,15 @@ func TestSlowPods(t *testing.T) {
 		w := newWorld()
 		w.direct("10.1.1.1 live, 10.1.1.2 live")
 		m := w.manager(false)
-		w.clients(t, m, "a", "z", "p")
+		names := []string{"other/a", "other/z"}
+		for i := range 40 {
+			names = append(names, fmt.Sprint("other/x", i))
+		}
+		w.clients(t, m, append(names, "p")...)
 		defer asking(t, m)()
 		w.after(t, 30*time.Second, "at first", both)
 		w.mu.Lock()
-		w.slow = map[string]time.Duration{"/a": time.Minute, "/z": time.Hour}
+		w.slow = map[string]time.Duration{"/other/a": time.Minute, "/other/z": time.Hour}
 		w.mu.Unlock()
 		w.after(t, 30*time.Second, "others are slow", both)
 		for range 3 {
@@ -80,7 +84,7 @@ func TestSlowPods(t *testing.T) {
 				case <-time.After(2100 * time.Millisecond):
 				}
 				w.mu.Lock()
-				w.slow = map[string]time.Duration{[]string{"/a", "/z"}[i%2]: 2050 * time.Millisecond}
+				w.slow = map[string]time.Duration{"/" + names[i%len(names)]: 2050 * time.Millisecond}
 				w.mu.Unlock()
 			}
 		}()
@@ -99,7 +103,7 @@ func TestSlowPods(t *testing.T) {
 		w.after(t, time.Minute, "it answers", both) // it has died too often to be believed soon
 		// All are slow for a while.
 		w.mu.Lock()
-		w.slow = map[string]time.Duration{"/a": time.Minute, "/z": time.Hour, "/p": 10 * time.Minute}
+		w.slow = map[string]time.Duration{"/other/a": time.Minute, "/other/z": time.Hour, "/p": 10 * time.Minute}
 		w.mu.Unlock()
 		time.Sleep(15 * time.Minute)
 		w.mu.Lock()

@@ -3,6 +3,7 @@ package egress
 import (
 	"context"
 	"errors"
+	"maps"
 	"time"
 
 	"github.com/coil-net/coil/pkg/kernel/echo"
@@ -11,7 +12,7 @@ import (
 // round is what one client asks, and hears.
 type round struct {
 	client    *sandbox
-	mute      bool // see sandbox
+	mute      bool // its namespace is muted
 	questions []echo.Question
 	about     []question
 	answers   []echo.Answer // none if nothing could be asked
@@ -37,8 +38,8 @@ const (
 	// takes on others, though a router doesn't answer.
 	mostAsking = 2 * time.Second
 	longAsking = 2 * askWait
-	// muteFor is for how long others wait no more than longAsking for a client whose round took longer: two that take
-	// turns would make each round take mostAsking.
+	// muteFor is for how long others wait no more than longAsking for pods of a namespace of which one's round took
+	// longer: some that take turns would make each round take mostAsking.
 	muteFor = time.Minute
 )
 
@@ -106,7 +107,9 @@ func (m *Manager) askAll(ctx context.Context, rounds []*round) {
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	now := time.Now()
+	maps.DeleteFunc(m.muted, func(_ string, until time.Time) bool { return until.Before(now) })
 	for _, r := range late {
-		r.client.mute = time.Now().Add(muteFor)
+		m.muted[r.client.Namespace] = now.Add(muteFor)
 	}
 }

@@ -49,8 +49,9 @@ type sandbox struct {
 	// recorded says that there is a record, of these Egresses.
 	recorded bool
 	record   []store.KnownEgress
-	// end ends the work that is done on it; nil if there is none.
-	end context.CancelFunc
+	// end ends the work that is done on it; nil if there is none. leaving says that no other one begins.
+	end     context.CancelFunc
+	leaving bool
 	// restored says that a former process may have made it.
 	restored bool
 	tunnels  int
@@ -65,10 +66,8 @@ type sandbox struct {
 	// for it though not for other clients.
 	missed map[routerKey]int
 	alone  map[routerKey]bool
-	// asking says that the sandbox asks, and hasn't come back. Until mute it isn't waited for as long as others, and has no
-	// turn as long as they have.
+	// asking says that the sandbox asks, and hasn't come back.
 	asking bool
-	mute   time.Time
 }
 
 func newSandbox(at node.Sandbox) *sandbox {
@@ -127,6 +126,7 @@ func (m *Manager) Forget(ctx context.Context, id store.ID) error {
 // forget ends the work that is done on a sandbox, and forgets it.
 func (m *Manager) forget(ctx context.Context, s *sandbox) error {
 	m.mu.Lock()
+	s.leaving = true
 	if s.end != nil {
 		s.end()
 	}

@@ -40,14 +40,14 @@ const mostWork = 30 * time.Second
 
 // workOn makes the sandboxes of a pod what they are to be.
 func (m *Manager) workOn(ctx context.Context, pod types.NamespacedName) error {
+	if err := m.works.begin(ctx, pod.Namespace); err != nil {
+		return err
+	}
+	defer m.works.end(pod.Namespace)
 	sandboxes := m.sandboxesOf(pod)
 	if len(sandboxes) == 0 {
 		return m.tellIgnored(ctx, pod)
 	}
-	if err := m.turns.begin(ctx, pod.Namespace); err != nil {
-		return err
-	}
-	defer m.turns.end(pod.Namespace)
 	var errs []error
 	for _, s := range sandboxes {
 		work, cancel := context.WithTimeout(ctx, mostWork)
@@ -69,7 +69,7 @@ func (m *Manager) work(ctx context.Context, s *sandbox) error {
 	work, cancel := context.WithCancel(ctx)
 	defer cancel()
 	m.mu.Lock()
-	current := m.known[s.ID] == s
+	current := m.known[s.ID] == s && !s.leaving
 	s.end = cancel
 	m.mu.Unlock()
 	defer func() {
@@ -121,13 +121,14 @@ func (m *Manager) workTo(ctx context.Context, s *sandbox, w *wanted) error {
 // clearLost removes, once in a process, what a former one has made in a sandbox that uses no Egress any
 // more, and of which there is no record.
 func (m *Manager) clearLost(ctx context.Context, s *sandbox, w *wanted) error {
+	overtaken := false
 	err := s.decide(func() error {
-		if s.want != w {
-			return nil // what was decided since is done next
+		if overtaken = s.want.client || s.want.router; overtaken {
+			return nil // that is done next
 		}
 		return m.aim(ctx, s, w)
 	})
-	if err != nil {
+	if err != nil || overtaken {
 		return err
 	}
 	made, err := m.lastMade(ctx, s)

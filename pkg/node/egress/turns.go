@@ -7,15 +7,19 @@ import (
 )
 
 const (
-	// mostAtOnce is in how many pods the node works at once.
-	mostAtOnce = 8
-	// mostPods is how many pods may wait for their turn, more than a node has.
+	// decidedAtOnce is for how many pods is decided at once: what is changed of the node's ruleset then is changed
+	// together. workedAtOnce is in how many pods the node works.
+	decidedAtOnce = 16
+	workedAtOnce  = 8
+	// mostPods is how many pods may wait for their turn, more than a node runs.
 	mostPods = 1024
 )
 
-// turns lets the work of namespaces go on in turn. A namespace has at most half of what others leave: work in its pods,
-// which programs there may make last, keeps no other namespace's from going on.
+// turns lets the work of namespaces go on in turn, so much at once. A namespace has at most half of what others leave:
+// work for its pods, which tenants and programs there may make last, keeps no other namespace's from going on.
 type turns struct {
+	most int
+
 	mu      sync.Mutex
 	working int
 	// of is how many works of a namespace go on, waiting has those that don't yet, and order the namespaces that have
@@ -25,8 +29,8 @@ type turns struct {
 	order   []string
 }
 
-func newTurns() *turns {
-	return &turns{of: map[string]int{}, waiting: map[string][]chan struct{}{}}
+func newTurns(most int) *turns {
+	return &turns{most: most, of: map[string]int{}, waiting: map[string][]chan struct{}{}}
 }
 
 // begin waits for a turn of a namespace until ctx ends. The turn lasts until end.
@@ -98,6 +102,6 @@ func (t *turns) next() {
 
 // may says whether a namespace may have another turn.
 func (t *turns) may(namespace string) bool {
-	free, own := mostAtOnce-t.working, t.of[namespace]
+	free, own := t.most-t.working, t.of[namespace]
 	return free > 0 && 2*own < max(1, free+own)
 }

@@ -27,7 +27,7 @@ func (t *turns) works(ctx context.Context, namespace string, n int) int {
 
 func TestTurns(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		turns := newTurns()
+		turns := newTurns(8)
 		ctx, cancel := context.WithCancel(t.Context())
 		first, endFirst := context.WithCancel(ctx)
 		turns.works(first, "ns0", 1)

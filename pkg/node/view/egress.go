@@ -64,7 +64,9 @@ func (v *View) watchEgresses(h EgressHandlers) (err error) {
 	}
 	v.endpoints = discoverylisters.NewEndpointSliceLister(endpoints.GetIndexer())
 	return v.add(endpoints, reconcile.Handler(func(s *discoveryv1.EndpointSlice) {
-		h.Egress(types.NamespacedName{Namespace: s.Namespace, Name: s.Labels[discoveryv1.LabelServiceName]})
+		egress := types.NamespacedName{Namespace: s.Namespace, Name: s.Labels[discoveryv1.LabelServiceName]}
+		v.routers.changed(egress)
+		h.Egress(egress)
 	}))
 }
 
@@ -175,11 +177,13 @@ func (v *View) Service(ctx context.Context, name types.NamespacedName, live bool
 	return s, nil
 }
 
-// Routers returns the routers of an Egress that its Service has, as far as known.
+// Routers returns the routers of an Egress that its Service has, as far as known. They must not be changed.
 func (v *View) Routers(name types.NamespacedName) ([]plan.ClientRouter, error) {
-	lists, err := v.endpoints.EndpointSlices(name.Namespace).List(labels.SelectorFromSet(labels.Set{discoveryv1.LabelServiceName: name.Name}))
-	if err != nil {
-		return nil, fmt.Errorf("list EndpointSlices of Service %s: %w", name, err)
-	}
-	return plan.RoutersOf(lists), nil
+	return v.routers.get(name, func() ([]plan.ClientRouter, error) {
+		lists, err := v.endpoints.EndpointSlices(name.Namespace).List(labels.SelectorFromSet(labels.Set{discoveryv1.LabelServiceName: name.Name}))
+		if err != nil {
+			return nil, fmt.Errorf("list EndpointSlices of Service %s: %w", name, err)
+		}
+		return plan.RoutersOf(lists), nil
+	})
 }

@@ -51,6 +51,7 @@ type View struct {
 	egresses   listers.EgressLister
 	services   corelisters.ServiceLister
 	endpoints  discoverylisters.EndpointSliceLister
+	routers    routers
 
 	// addrs is written by the handler of Node events only: who writes later than that might have
 	// read earlier.

@@ -1,0 +1,85 @@
+package view
+
+import (
+	"sync"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/coil-net/coil/pkg/plan"
+)
+
+const (
+	// keepRouters is for how long routers are kept that no change was told of: a slice may have gone to another Service.
+	keepRouters = 5 * time.Second
+	// mostKept is of how many Egresses.
+	mostKept = 4096
+)
+
+// routers are those of Egresses, as they were listed last: all pods of the node ask for them again and again, and who
+// may write EndpointSlices decides how long it takes to find them.
+type routers struct {
+	mu    sync.Mutex
+	known map[types.NamespacedName]*keptRouters
+}
+
+// keptRouters has one goroutine list them at a time.
+type keptRouters struct {
+	mu  sync.Mutex
+	all []plan.ClientRouter
+	// changes and listed are guarded by routers.mu: listed is when they were listed, the zero time after a change.
+	changes int
+	listed  time.Time
+}
+
+// changed forgets the routers of an Egress.
+func (r *routers) changed(egress types.NamespacedName) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if k := r.known[egress]; k != nil {
+		k.changes++
+		k.listed = time.Time{}
+	}
+}
+
+// get returns the routers of an Egress, which must not be changed.
+func (r *routers) get(egress types.NamespacedName, list func() ([]plan.ClientRouter, error)) ([]plan.ClientRouter, error) {
+	k := r.entry(egress)
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	changes, fresh := r.state(k)
+	if fresh {
+		return k.all, nil
+	}
+	all, err := list()
+	if err != nil {
+		return nil, err
+	}
+	k.all = all
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if k.changes == changes {
+		k.listed = time.Now()
+	}
+	return all, nil
+}
+
+func (r *routers) entry(egress types.NamespacedName) *keptRouters {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	k := r.known[egress]
+	if k == nil {
+		if r.known == nil || len(r.known) >= mostKept {
+			r.known = map[types.NamespacedName]*keptRouters{}
+		}
+		k = &keptRouters{}
+		r.known[egress] = k
+	}
+	return k
+}
+
+func (r *routers) state(k *keptRouters) (changes int, fresh bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return k.changes, !k.listed.IsZero() && time.Since(k.listed) < keepRouters
+}
