@@ -233,42 +233,44 @@ type large struct{ *prometheus.Desc }
 
 func (l large) Describe(ch chan<- *prometheus.Desc) { ch <- l.Desc }
 func (l large) Collect(ch chan<- prometheus.Metric) {
-	ch <- prometheus.MustNewConstMetric(l.Desc, prometheus.GaugeValue, 1, strings.Repeat("x", maxUnread/8))
+	ch <- prometheus.MustNewConstMetric(l.Desc, prometheus.GaugeValue, 1, strings.Repeat("x", maxUnread*5/8))
 }
 
-// Answers that nobody reads don't fill the memory: the oldest end.
+// Answers that nobody reads don't fill the memory: the oldest end. One that several remotes get counts once.
 func TestUnreadScrapesAreBounded(t *testing.T) {
 	g := prometheus.NewRegistry()
 	g.MustRegister(large{prometheus.NewDesc("large", "to read", []string{"name"}, nil)})
 	server := httptest.NewServer(scrapes(g))
 	defer server.Close()
-	var conns []net.Conn
-	for i := range 12 {
-		// Each from an address of its own.
-		dialer := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.IPv4(127, 0, 1, byte(i+1))}}
-		c, err := dialer.Dial("tcp", server.Listener.Addr().String())
+	ask := func(accept string) net.Conn {
+		c, err := net.Dial("tcp", server.Listener.Addr().String())
 		if err != nil {
 			t.Fatal(err)
 		}
-		defer c.Close()
-		if _, err := fmt.Fprint(c, "GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n"); err != nil {
+		t.Cleanup(func() { c.Close() })
+		if _, err := fmt.Fprintf(c, "GET /metrics HTTP/1.1\r\nHost: x\r\nAccept: %s\r\n\r\n", accept); err != nil {
 			t.Fatal(err)
 		}
 		if _, err := c.Read(make([]byte, 1)); err != nil { // it is answered
 			t.Fatal(err)
 		}
-		conns = append(conns, c)
+		return c
 	}
 	read := func(c net.Conn) (n int64, err error) {
-		if err := c.SetReadDeadline(time.Now().Add(testkit.Timeout(10 * time.Second))); err != nil {
+		if err := c.SetReadDeadline(time.Now().Add(testkit.Timeout(20 * time.Second))); err != nil {
 			return 0, err
 		}
-		return io.CopyN(io.Discard, c, maxUnread/8)
+		return io.CopyN(io.Discard, c, maxUnread*5/8)
 	}
-	if n, err := read(conns[len(conns)-1]); err != nil {
+	first, second := ask("text/plain"), ask("text/plain")
+	if n, err := read(second); err != nil {
+		t.Errorf("the second of two that get the same ends after %d bytes: %v", n, err)
+	}
+	latest := ask(protobufType)
+	if n, err := read(latest); err != nil {
 		t.Errorf("the latest answer ends after %d bytes: %v", n, err)
 	}
-	if n, err := read(conns[0]); err == nil || errors.Is(err, os.ErrDeadlineExceeded) {
+	if n, err := read(first); err == nil || errors.Is(err, os.ErrDeadlineExceeded) {
 		t.Errorf("the oldest answer goes on after %d bytes: %v", n, err)
 	}
 }

@@ -45,7 +45,7 @@ func scrapes(g prometheus.Gatherer) http.Handler {
 		defer serving.end(from)
 		v := variantOf(r)
 		a := shared[v].get(func() *answer { return v.ask(all) })
-		end := waiting.add(len(a.body), func() { _ = http.NewResponseController(w).SetWriteDeadline(time.Now()) })
+		end := waiting.add(a, func() { _ = http.NewResponseController(w).SetWriteDeadline(time.Now()) })
 		defer end()
 		a.writeTo(w)
 	})
@@ -122,7 +122,7 @@ func (r *remotes) end(a netip.Addr) {
 	}
 }
 
-// unread are answers that are being sent, the oldest first.
+// unread are answers that are being sent, the oldest first. One that several remotes get counts once.
 type unread struct {
 	mu    sync.Mutex
 	all   []*unreadAnswer
@@ -130,35 +130,46 @@ type unread struct {
 }
 
 type unreadAnswer struct {
-	bytes int
-	abort func()
+	*answer
+	readers []*reader
 }
 
-// add adds an answer, and aborts the oldest ones if there are more than maxUnread bytes. The function that it returns
-// must be called when the answer was sent.
-func (u *unread) add(bytes int, abort func()) (end func()) {
+// reader aborts what is sent to a remote.
+type reader struct{ abort func() }
+
+// add adds an answer that is sent to another remote, and aborts the oldest ones if there are more than maxUnread bytes.
+// The function that it returns must be called when the answer was sent.
+func (u *unread) add(a *answer, abort func()) (end func()) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	for len(u.all) > 0 && u.bytes+bytes > maxUnread {
-		u.all[0].abort()
-		u.remove(u.all[0])
+	i := slices.IndexFunc(u.all, func(o *unreadAnswer) bool { return o.answer == a })
+	if i < 0 {
+		for len(u.all) > 0 && u.bytes+len(a.body) > maxUnread {
+			for _, r := range u.all[0].readers {
+				r.abort()
+			}
+			u.remove(0)
+		}
+		i = len(u.all)
+		u.all = append(u.all, &unreadAnswer{answer: a})
+		u.bytes += len(a.body)
 	}
-	a := &unreadAnswer{bytes, abort}
-	u.all = append(u.all, a)
-	u.bytes += bytes
+	held, r := u.all[i], &reader{abort}
+	held.readers = append(held.readers, r)
 	return func() {
 		u.mu.Lock()
 		defer u.mu.Unlock()
-		u.remove(a)
+		held.readers = slices.DeleteFunc(held.readers, func(o *reader) bool { return o == r })
+		if i := slices.Index(u.all, held); i >= 0 && len(held.readers) == 0 {
+			u.remove(i)
+		}
 	}
 }
 
 // remove must be called with mu held.
-func (u *unread) remove(a *unreadAnswer) {
-	if i := slices.Index(u.all, a); i >= 0 {
-		u.all = slices.Delete(u.all, i, i+1)
-		u.bytes -= a.bytes
-	}
+func (u *unread) remove(i int) {
+	u.bytes -= len(u.all[i].body)
+	u.all = slices.Delete(u.all, i, i+1)
 }
 
 // answer is one that isn't sent yet.

@@ -86,11 +86,19 @@ func (a *asks) each() iter.Seq2[*member, enquirers] {
 
 // enquirers are the clients of a router that can ask.
 type enquirers struct {
-	old, takers, unknown []end
+	old, takers, unknown, mute []end
+}
+
+// own returns a client that asks for itself, since others have its turns: what these hear may be what they want to.
+func (e enquirers) own(turn int) (end, bool) {
+	if len(e.mute) == 0 {
+		return end{}, false
+	}
+	return e.mute[turn%len(e.mute)], true
 }
 
 func (e *enquirers) sort(m *member) {
-	e.old, e.takers, e.unknown = e.old[:0], e.takers[:0], e.unknown[:0]
+	e.old, e.takers, e.unknown, e.mute = e.old[:0], e.takers[:0], e.unknown[:0], e.mute[:0]
 	for _, c := range m.ends {
 		switch {
 		case c.absent:
@@ -99,7 +107,11 @@ func (e *enquirers) sort(m *member) {
 		default:
 			e.old = append(e.old, c)
 			// A client that lets answers get lost, or may be late, has no turn as long as another one hears some.
-			if !c.mute && c.missedOf(m.routerKey) < deathMisses {
+			switch {
+			case c.missedOf(m.routerKey) >= deathMisses:
+			case c.mute:
+				e.mute = append(e.mute, c)
+			default:
 				e.takers = append(e.takers, c)
 			}
 		}
@@ -253,8 +265,9 @@ func (a *asks) choose() (chosen []question) {
 	for r, clients := range a.each() {
 		if r.proven = len(clients.old) > 0; r.proven {
 			first := clients.takers[r.turn%len(clients.takers)]
+			own, any := clients.own(r.turn)
 			for _, e := range clients.old {
-				if turn := e.sandbox == first.sandbox; turn || r.missedBy(e) {
+				if turn := e.sandbox == first.sandbox; turn || r.missedBy(e) || any && e.sandbox == own.sandbox {
 					chosen = append(chosen, question{r, e, true, turn})
 				}
 			}

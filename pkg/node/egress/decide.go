@@ -48,13 +48,18 @@ type wanted struct {
 
 // decide decides what the sandboxes of a pod are to be, and lets them be made that.
 func (m *Manager) decide(ctx context.Context, pod types.NamespacedName) error {
+	sandboxes := m.sandboxesOf(pod)
+	if len(sandboxes) == 0 {
+		m.ignored.Add(pod)
+		return nil
+	}
 	if err := m.decisions.begin(ctx, pod.Namespace); err != nil {
 		return err
 	}
 	defer m.decisions.end(pod.Namespace)
 	var errs []error
 	again := false
-	for _, s := range m.sandboxesOf(pod) {
+	for _, s := range sandboxes {
 		used, err := m.decideFor(ctx, s)
 		again = again || used
 		if err != nil {

@@ -141,9 +141,10 @@ type Manager struct {
 	net      Network
 	record   store.Clients
 	recorder Recorder
-	// loop decides what pods are to be, the other one makes them that when it is the turn of their namespaces.
-	loop, pods       *reconcile.Loop[types.NamespacedName]
-	decisions, works *turns
+	// loop decides what pods are to be, pods makes them that, both when it is the turn of the pod's namespace. Only pods
+	// with a sandbox wait for turns; ignored is for the others.
+	loop, pods, ignored *reconcile.Loop[types.NamespacedName]
+	decisions, works    *turns
 
 	mu    sync.Mutex
 	known map[store.ID]*sandbox
@@ -168,6 +169,7 @@ func New(cfg Config, c Cluster, n Network, r store.Clients, e Recorder, m *recon
 	mgr := &Manager{cfg: cfg, cluster: c, net: n, record: r, recorder: e, known: map[store.ID]*sandbox{}, routers: map[routerKey]*router{}, departed: map[string]map[netip.Addr]time.Time{}, strangers: map[types.NamespacedName]types.UID{}, counts: newCounts(), spreading: make(chan struct{}, 1), decisions: newTurns(decidedAtOnce), works: newTurns(workedAtOnce), muted: map[string]time.Time{}}
 	mgr.loop = reconcile.New("egress", mgr.decide, reconcile.WithMetrics(m))
 	mgr.pods = reconcile.New("egress-pods", mgr.workOn, reconcile.WithMetrics(m))
+	mgr.ignored = reconcile.New("egress-ignored", mgr.tellIgnored, reconcile.WithMetrics(m))
 	return mgr
 }
 
@@ -218,6 +220,7 @@ func (m *Manager) Run(ctx context.Context, synced ...cache.DoneChecker) error {
 	group, running := errgroup.WithContext(ctx)
 	group.Go(func() error { return m.loop.Run(running, mostPods, synced...) })
 	group.Go(func() error { return m.pods.Run(running, mostPods, synced...) })
+	group.Go(func() error { return m.ignored.Run(running, 1, synced...) })
 	err := group.Wait()
 	return errors.Join(err, m.narrowAll(ctx))
 }
@@ -226,7 +229,7 @@ func (m *Manager) Run(ctx context.Context, synced ...cache.DoneChecker) error {
 // the name of its Egress. They don't block.
 func (m *Manager) PodChanged(pod types.NamespacedName) {
 	if !m.wake(func(s *sandbox) bool { return podName(s) == pod }) {
-		m.pods.AddAfter(pod, unattended)
+		m.ignored.AddAfter(pod, unattended)
 	}
 }
 

@@ -8,6 +8,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"k8s.io/apimachinery/pkg/types"
+
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
 	"github.com/coil-net/coil/pkg/plan"
 	"github.com/coil-net/coil/pkg/testkit"
@@ -154,6 +156,27 @@ func TestSlowPodsOfOtherEgresses(t *testing.T) {
 	}
 }
 
+// Pods of a namespace of which one is late again and again notice that a router is dead that another namespace's pods
+// answer for.
+func TestMutedAreNotDeceived(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld()
+		w.patient = true
+		w.direct("10.1.1.1 live, 10.1.1.2 live")
+		m := w.manager(false)
+		w.clients(t, m, "p", "late", "liars/x")
+		defer asking(t, m)()
+		w.after(t, 30*time.Second, "at first", both)
+		w.mu.Lock()
+		w.slow = map[string]time.Duration{"/late": 1500 * time.Millisecond}
+		w.lying = map[string]bool{"/liars/x": true}
+		w.mu.Unlock()
+		w.after(t, 10*time.Second, "one is late", both)
+		w.silence(true, "10.1.1.1")
+		w.after(t, 15*time.Second, "a router is silent", second)
+	})
+}
+
 // A client whose questions took long once notices like others that a router dies.
 func TestSlowOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -206,6 +229,9 @@ func TestSlowPodsKeepNobody(t *testing.T) {
 				}
 				w.slow["/p"] = time.Millisecond
 				w.mu.Unlock()
+				for i := range mostPods + 100 { // pods that have ended, or were never started
+					m.PodChanged(types.NamespacedName{Namespace: "slow0", Name: fmt.Sprint("none", i)})
+				}
 				for i := range 20 {
 					service := fmt.Sprintf("10.96.1.%d", i)
 					w.change(m, func() { w.egress("a", service, "192.0.2.0/24") })

@@ -156,8 +156,9 @@ func (s *asker) wishes(a *asks) map[string]*wishes {
 	for r, clients := range a.each() {
 		inTurn(r, clients.takers, r.turn, true)
 		inTurn(r, clients.unknown, r.newTurn, false)
+		own, any := clients.own(r.turn)
 		for _, e := range clients.old {
-			if r.missedBy(e) {
+			if r.missedBy(e) || any && e.sandbox == own.sandbox {
 				add(1, question{r, e, true, false}, place{r.routerKey, e.sandbox, true})
 			}
 		}

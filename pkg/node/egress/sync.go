@@ -40,14 +40,14 @@ const mostWork = 30 * time.Second
 
 // workOn makes the sandboxes of a pod what they are to be.
 func (m *Manager) workOn(ctx context.Context, pod types.NamespacedName) error {
+	sandboxes := m.sandboxesOf(pod)
+	if len(sandboxes) == 0 {
+		return nil
+	}
 	if err := m.works.begin(ctx, pod.Namespace); err != nil {
 		return err
 	}
 	defer m.works.end(pod.Namespace)
-	sandboxes := m.sandboxesOf(pod)
-	if len(sandboxes) == 0 {
-		return m.tellIgnored(ctx, pod)
-	}
 	var errs []error
 	for _, s := range sandboxes {
 		work, cancel := context.WithTimeout(ctx, mostWork)

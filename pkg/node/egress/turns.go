@@ -11,7 +11,7 @@ const (
 	// together. workedAtOnce is in how many pods the node works.
 	decidedAtOnce = 16
 	workedAtOnce  = 8
-	// mostPods is how many pods may wait for their turn, more than a node runs.
+	// mostPods is how many pods with a sandbox may wait for their turn, more than a node has.
 	mostPods = 1024
 )
 
