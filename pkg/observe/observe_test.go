@@ -167,6 +167,21 @@ func TestScrapesAtOnceAreBounded(t *testing.T) {
 	}
 }
 
+// An answer has what was counted before the request.
+func TestScrapesAreFresh(t *testing.T) {
+	g := prometheus.NewRegistry()
+	n := prometheus.NewCounter(prometheus.CounterOpts{Name: "n_total"})
+	g.MustRegister(n)
+	h := scrapes(g)
+	for i := range 3 {
+		w := httptest.NewRecorder()
+		if h.ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/metrics", nil)); !strings.Contains(w.Body.String(), fmt.Sprintf("\nn_total %d\n", i)) {
+			t.Errorf("counted are %d, the answer is\n%s", i, w.Body)
+		}
+		n.Inc()
+	}
+}
+
 // An answer is the one that was asked for.
 func TestScrapeVariants(t *testing.T) {
 	h := scrapes(NewRegistry())
@@ -208,15 +223,18 @@ func TestUnreadScrapesKeepNobody(t *testing.T) {
 	var running sync.WaitGroup
 	defer running.Wait()
 	defer close(w.end)
-	unread := func(remote string) {
-		running.Go(func() { get(stuck{httptest.NewRecorder(), w.begun, w.end}, remote) })
-		<-w.begun
-	}
+	var remotes []string
 	for i := range 40 {
-		unread(fmt.Sprintf("192.0.2.%d:4000", i))
+		remotes = append(remotes, fmt.Sprintf("192.0.2.%d:4000", i))
 	}
 	for i := range maxScrapesOfOne {
-		unread(fmt.Sprintf("[fe80::%d%%veth1]:4000", i+1))
+		remotes = append(remotes, fmt.Sprintf("[fe80::%d%%veth1]:4000", i+1))
+	}
+	for _, remote := range remotes {
+		running.Go(func() { get(stuck{httptest.NewRecorder(), w.begun, w.end}, remote) })
+	}
+	for range remotes {
+		<-w.begun
 	}
 	for remote, want := range map[string]int{
 		"192.0.2.100:4000": http.StatusOK, "[fe80::9%veth2]:4000": http.StatusOK, "[fe80::9%veth1]:4000": http.StatusServiceUnavailable,

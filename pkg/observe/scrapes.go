@@ -20,13 +20,13 @@ const (
 	maxScrapesOfOne = 4
 	// maxUnread is how many bytes of answers wait to be read. Tenants' names of objects make answers large.
 	maxUnread = 32 << 20
-	// scrapeAge is for how long an answer is good for others that ask for the same.
-	scrapeAge = time.Second
+	// scrapeEvery is how often metrics are read at most, for all who wait then.
+	scrapeEvery = 250 * time.Millisecond
 )
 
-// scrapes serves metrics. Those that can't be read are left out: the others are wanted then, too. Requests at the same
-// time, of any number of remotes, cost no more than one. Nobody waits for somebody else to read an answer, and of too
-// many unread ones the oldest end.
+// scrapes serves metrics. Those that can't be read are left out: the others are wanted then, too. Requests that wait at
+// the same time, of any number of remotes, cost no more than one. Nobody waits for somebody else to read an answer, and
+// of too many unread ones the oldest end.
 func scrapes(g prometheus.Gatherer) http.Handler {
 	all := promhttp.HandlerFor(g, promhttp.HandlerOpts{ErrorHandling: promhttp.ContinueOnError})
 	var serving remotes
@@ -81,15 +81,18 @@ func (v variant) ask(h http.Handler) *answer {
 type sharedAnswer struct {
 	mu     sync.Mutex
 	latest *answer
-	made   time.Time
+	begun  time.Time
 }
 
+// get returns an answer that was begun after the call: for all that wait by who comes first.
 func (s *sharedAnswer) get(make func() *answer) *answer {
+	called := time.Now()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.latest == nil || time.Since(s.made) >= scrapeAge {
+	if s.latest == nil || s.begun.Before(called) {
+		time.Sleep(scrapeEvery - time.Since(s.begun))
+		s.begun = time.Now()
 		s.latest = make()
-		s.made = time.Now()
 	}
 	return s.latest
 }
