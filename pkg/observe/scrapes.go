@@ -1,6 +1,7 @@
 package observe
 
 import (
+	"context"
 	"fmt"
 	"maps"
 	"net/http"
@@ -44,7 +45,10 @@ func scrapes(g prometheus.Gatherer) http.Handler {
 		}
 		defer serving.end(from)
 		v := variantOf(r)
-		a := shared[v].get(func() *answer { return v.ask(all) })
+		a := shared[v].get(r.Context(), func() *answer { return v.ask(all) })
+		if a == nil {
+			return // it was given up
+		}
 		end := waiting.add(a, func() { _ = http.NewResponseController(w).SetWriteDeadline(time.Now()) })
 		defer end()
 		a.writeTo(w)
@@ -84,13 +88,20 @@ type sharedAnswer struct {
 	begun  time.Time
 }
 
-// get returns an answer that was begun after the call: for all that wait by who comes first.
-func (s *sharedAnswer) get(make func() *answer) *answer {
+// get returns an answer that was begun after the call: for all that wait by who comes first. It is nil if ctx ends
+// before.
+func (s *sharedAnswer) get(ctx context.Context, make func() *answer) *answer {
 	called := time.Now()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.latest == nil || s.begun.Before(called) {
-		time.Sleep(scrapeEvery - time.Since(s.begun))
+		timer := time.NewTimer(scrapeEvery - time.Since(s.begun))
+		defer timer.Stop()
+		select {
+		case <-timer.C:
+		case <-ctx.Done():
+			return nil
+		}
 		s.begun = time.Now()
 		s.latest = make()
 	}

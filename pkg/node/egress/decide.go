@@ -170,7 +170,7 @@ func (m *Manager) look(ctx context.Context, namespace string, refs []types.Names
 		if err != nil && !notFound(err) && !errors.Is(err, errNotAsked) {
 			return wanted{}, err
 		}
-		client := clientEgress(known)
+		client, may := clientEgress(known), true
 		switch {
 		case errors.Is(err, errNotAsked):
 			w.missing = append(w.missing, ref)
@@ -188,7 +188,8 @@ func (m *Manager) look(ctx context.Context, namespace string, refs []types.Names
 			}
 			known.Switched = i >= 0 && (known.Switched || known.Direct != client.Direct)
 			known.Direct, client.Switched = client.Direct, known.Switched
-			if refused == nil {
+			// Who may not use an Egress knows none of its addresses.
+			if may = refused == nil; may {
 				if client.Routers, err = m.routersOf(ref, s); err != nil {
 					return wanted{}, err
 				}
@@ -201,7 +202,9 @@ func (m *Manager) look(ctx context.Context, namespace string, refs []types.Names
 				client.InCluster = known.InCluster // an Egress that was made again has no status yet
 			}
 		}
-		client.Left = m.left(known.Name, client.Addresses(), time.Now())
+		if may {
+			client.Left = m.left(known.Name, client.Addresses(), time.Now())
+		}
 		w.egresses = append(w.egresses, client)
 		known.Destinations, known.InCluster, known.OriginatingOnly = client.Destinations, client.InCluster, client.OriginatingOnly
 		w.known = append(w.known, known)

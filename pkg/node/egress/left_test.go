@@ -6,6 +6,8 @@ import (
 	"testing"
 	"time"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
 	"github.com/coil-net/coil/pkg/plan"
 	"github.com/coil-net/coil/pkg/testkit"
 )
@@ -80,5 +82,22 @@ func TestLeftAreBounded(t *testing.T) {
 	}
 	if len(gone) != mostLeft || gone[len(gone)-1] != netip.AddrFrom4([4]byte{10, 1, 38, 99}) || gone[0].Less(netip.AddrFrom4([4]byte{10, 1, 33, 0})) {
 		t.Errorf("%d addresses linger, from %s to %s", len(gone), gone[0], gone[len(gone)-1])
+	}
+}
+
+// A pod that may not use an Egress, or names one that doesn't exist, makes nobody forget what lingers of it.
+func TestRefusedPodsLeaveWhatLingers(t *testing.T) {
+	w := newWorld()
+	w.egress("a", "10.96.0.1", "192.0.2.0/24")
+	w.pod("a", "a")
+	m := w.manager(false)
+	testkit.Check(t, w.add(t, m, "a"))
+	w.egresses["net/a"].Spec.AllowedNamespaces = &metav1.LabelSelector{MatchLabels: map[string]string{"team": "red"}}
+	w.pod("refused", "a")
+	if err := w.add(t, m, "refused"); err == nil {
+		t.Fatal("control: the pod may use the Egress")
+	}
+	if since, known := m.departed["net/a"][netip.MustParseAddr("10.96.0.1")]; !known || !since.IsZero() {
+		t.Errorf("the Service's address is known: %t, gone since %v", known, since)
 	}
 }

@@ -94,6 +94,7 @@ func (m *Manager) enter(at node.Sandbox) *sandbox {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if s := m.known[at.ID]; s != nil && s.Sandbox == at {
+		s.leaving = false // its DEL has given up
 		return s
 	}
 	s := newSandbox(at)

@@ -1,6 +1,7 @@
 package view
 
 import (
+	"slices"
 	"sync"
 	"time"
 
@@ -55,13 +56,13 @@ func (r *routers) get(egress types.NamespacedName, list func() ([]plan.ClientRou
 	if err != nil {
 		return nil, err
 	}
-	k.all = all
+	k.all = slices.Clone(all) // the list may have been of many more
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if k.changes == changes {
 		k.listed = time.Now()
 	}
-	return all, nil
+	return k.all, nil
 }
 
 func (r *routers) entry(egress types.NamespacedName) *keptRouters {

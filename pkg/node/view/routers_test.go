@@ -32,6 +32,10 @@ func TestRoutersAreKept(t *testing.T) {
 			}
 		}
 		want("at first", 0, 1)
+		other := testkit.Must(r.get(types.NamespacedName{Name: "many"}, func() ([]plan.ClientRouter, error) { return make([]plan.ClientRouter, 1, 100000), nil }))(t)
+		if cap(other) > 100 {
+			t.Errorf("of %d router memory for %d is kept", len(other), cap(other))
+		}
 		now = 1
 		want("again", 0, 1)
 		r.changed(name)
