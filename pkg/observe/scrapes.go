@@ -88,7 +88,7 @@ type sharedAnswer struct {
 	begun  time.Time
 }
 
-// get returns an answer that was begun after the call: for all that wait by who comes first. It is nil if ctx ends
+// get returns an answer that was begun after the call, and is the same for all calls that wait. It is nil if ctx ends
 // before.
 func (s *sharedAnswer) get(ctx context.Context, make func() *answer) *answer {
 	called := time.Now()

@@ -41,8 +41,8 @@ func WidenGuard(from, to dataplane.ClientGuard) (dataplane.ClientGuard, error) {
 	return g, err
 }
 
-// NarrowGuard returns the guard of a client of which isn't known which of two it is to have: what passes both
-// passes.
+// NarrowGuard returns the guard of a client that is to have one of two, and it isn't known which: a packet passes that
+// passes both.
 func NarrowGuard(a, b dataplane.ClientGuard) (dataplane.ClientGuard, error) {
 	var either, replies netipx.IPSetBuilder
 	for _, g := range []dataplane.ClientGuard{a, b} {

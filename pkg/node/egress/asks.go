@@ -13,9 +13,9 @@ import (
 	"github.com/coil-net/coil/pkg/plan"
 )
 
-// The goroutine of AskRouters alone changes what routers and sandboxes have heard, under Manager.mu, and reads it
-// without: ADD, DEL and failover of the node want the mutex, too, and what one tenant's pods have is a lot to go
-// through. So nothing is done under it that takes long.
+// The goroutine of AskRouters alone changes what is known of routers, under Manager.mu, and reads it without. ADD, DEL and
+// failover of the node want the mutex, too, and the pods of one tenant may have thousands of routers. So nothing is done
+// under the mutex that takes long.
 
 // mostLocked is how many routers are looked up while the mutex is held.
 const mostLocked = 1024
@@ -41,8 +41,8 @@ type member struct {
 	ends   []end
 	// proven says that it has answered one of them that can ask: silence to others is no proof.
 	proven bool
-	// chosen are its questions when there are too many, and asked whether one is in turn of those that it has
-	// never answered, and of those that it has.
+	// chosen are its questions when there are too many. asked says whether a client in turn asks it: one that it has
+	// never answered, and one that it has.
 	chosen []*question
 	asked  [2]bool
 }
@@ -71,8 +71,7 @@ type asks struct {
 	rounds  []*round
 }
 
-// each returns the members with clients that can be asked, and these clients: those that the router has answered,
-// those of them who ask in turn, and those that it never has. They are valid until the next.
+// each returns the members, and the clients of each that can ask, which are valid until the next member.
 func (a *asks) each() iter.Seq2[*member, enquirers] {
 	return func(yield func(*member, enquirers) bool) {
 		var e enquirers
@@ -84,12 +83,13 @@ func (a *asks) each() iter.Seq2[*member, enquirers] {
 	}
 }
 
-// enquirers are the clients of a router that can ask.
+// enquirers are the clients of a router that can ask. The router has answered the old ones, and never the unknown ones.
+// Of the old ones the takers ask in turn, and the mute ones don't, since they may be late.
 type enquirers struct {
 	old, takers, unknown, mute []end
 }
 
-// own returns a client that asks for itself, since others have its turns: what these hear may be what they want to.
+// own returns a mute client, which asks for itself: a taker may answer in the router's place.
 func (e enquirers) own(turn int) (end, bool) {
 	if len(e.mute) == 0 {
 		return end{}, false
@@ -204,8 +204,8 @@ func gather(all []*sender) *asks {
 	return a
 }
 
-// meet adds what is known of the routers, and leaves out those that may not be up yet: who aren't ready, and were
-// never heard of. They are asked when they are to take flows.
+// meet adds what is known of the routers. Routers that aren't ready and have never answered are left out: they may not be
+// up yet, and are asked as soon as they are to take flows.
 func (m *Manager) meet(a *asks) {
 	met := a.members[:0]
 	for chunk := range slices.Chunk(a.members, mostLocked) {
@@ -233,7 +233,7 @@ func (m *Manager) meet(a *asks) {
 	}
 }
 
-// forgetRouters forgets those that no client has a tunnel to.
+// forgetRouters forgets the routers that no client has a tunnel to.
 func (m *Manager) forgetRouters(a *asks) {
 	gone, addrs := map[routerKey]bool{}, map[netip.Addr]bool{}
 	m.mu.Lock()

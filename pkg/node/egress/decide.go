@@ -20,8 +20,8 @@ import (
 	"github.com/coil-net/coil/pkg/store"
 )
 
-// What a sandbox is to be is decided by what caches have, and the node's guard of it is changed then. Neither asks
-// the API server, nor anything in a pod. What takes longer is done afterwards; see work.
+// Caches decide what a sandbox is to be, and the node's guard of it is changed then. That asks neither the API server
+// nor a pod. All that may take longer is done afterwards; see work.
 
 // wanted is what a sandbox is to be.
 type wanted struct {
@@ -33,8 +33,8 @@ type wanted struct {
 	problems []problem
 	// unknown says that of one it isn't known yet where its packets go.
 	unknown bool
-	// missing are Egresses for which the API server is to be asked. lost says that it isn't known what a former
-	// process has closed, and that something may stay closed.
+	// missing are Egresses for which the API server is to be asked. lost says that it isn't known which destinations a
+	// former process has closed.
 	missing []types.NamespacedName
 	lost    bool
 	// fit are the Egresses of the client that the sandbox is to be, excess the names of those that are too many; own is
@@ -188,7 +188,7 @@ func (m *Manager) look(ctx context.Context, namespace string, refs []types.Names
 			}
 			known.Switched = i >= 0 && (known.Switched || known.Direct != client.Direct)
 			known.Direct, client.Switched = client.Direct, known.Switched
-			// Who may not use an Egress knows none of its addresses.
+			// A pod that may not use an Egress knows none of its addresses.
 			if may = refused == nil; may {
 				if client.Routers, err = m.routersOf(ref, s); err != nil {
 					return wanted{}, err

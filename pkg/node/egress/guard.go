@@ -15,9 +15,9 @@ import (
 	"github.com/coil-net/coil/pkg/store"
 )
 
-// The node's guard of a client changes in three steps: first all is allowed that was allowed or is to be, then the
-// client changes, then the rest is forbidden. The last step comes in time whatever a program in the pod does, and
-// whether the client can be changed or not: what it forbids too early is unreachable for a moment.
+// The node's guard of a client changes in three steps. First, all is allowed that was allowed or is to be. Then the client
+// changes. Then the rest is forbidden. The last step comes in time, whatever a program in the pod does and whether the
+// client can be changed or not. A destination that it forbids too early is unreachable for a moment.
 
 // ErrUnguarded: coild has made the link of a client, and doesn't find its end on the node.
 var ErrUnguarded = errors.New("the node doesn't keep what the pod sends past its tunnels")
@@ -25,7 +25,7 @@ var ErrUnguarded = errors.New("the node doesn't keep what the pod sends past its
 // widest is how long the node's guard stays wide while a client changes.
 const widest = 5 * time.Second
 
-// aim makes w what a sandbox is to be, and allows on the node what it allows. It must be called with deciding held.
+// aim makes w the goal of a sandbox, and widens the node's guard to it. It must be called with deciding held.
 func (m *Manager) aim(ctx context.Context, s *sandbox, w *wanted) error {
 	c := m.client(s, w)
 	if !w.planned {
@@ -59,8 +59,8 @@ func (m *Manager) aim(ctx context.Context, s *sandbox, w *wanted) error {
 		}
 		return m.give(ctx, s, c, to)
 	}
-	// What was to be forbidden, and wasn't yet, is forbidden now: who changes an Egress again and again keeps
-	// nothing open.
+	// Destinations that were to be forbidden already are forbidden now: repeated changes of an Egress keep nothing
+	// open.
 	wide, err := plan.WidenGuard(from, to)
 	if err != nil {
 		return err
@@ -77,9 +77,9 @@ func (m *Manager) give(ctx context.Context, s *sandbox, c plan.Client, g datapla
 	return err
 }
 
-// keeping returns the guard that a client is to have: that of its Egresses and, where a former process may have closed
-// more, the one that it had when this one began, until it is known where all its packets go. What the pod tells of
-// that a program there may have changed.
+// keeping returns the guard that a client is to have: the guard for its Egresses. A former process may have closed more.
+// The guard that the client had when this process began is joined to it then, until it is known where all packets of the
+// client go. The pod isn't asked: a program there may have changed what it tells.
 func (s *sandbox) keeping(w *wanted, from dataplane.ClientGuard) (dataplane.ClientGuard, error) {
 	switch {
 	case !w.unknown:
@@ -93,7 +93,7 @@ func (s *sandbox) keeping(w *wanted, from dataplane.ClientGuard) (dataplane.Clie
 	return plan.NarrowGuard(*s.former, w.own)
 }
 
-// here leaves out the error that a network namespace is gone: the sandbox is forgotten by who works on it.
+// here leaves out the error that a network namespace is gone: the work on the sandbox forgets it.
 func here(err error) error {
 	if errors.Is(err, ErrGone) {
 		return nil
@@ -103,9 +103,7 @@ func here(err error) error {
 
 // narrowLater must be called with deciding held.
 func (m *Manager) narrowLater(ctx context.Context, s *sandbox) {
-	if s.wide != nil {
-		s.wide.Stop()
-	}
+	s.stopTimer()
 	var timer *time.Timer
 	timer = time.AfterFunc(widest, func() {
 		s.deciding.Lock()
@@ -117,13 +115,18 @@ func (m *Manager) narrowLater(ctx context.Context, s *sandbox) {
 	s.wide = timer
 }
 
-// narrow must be called with deciding held. It doesn't end with coild, whose successor takes the kernel's guard for
-// the wanted one at first.
-func (m *Manager) narrow(ctx context.Context, s *sandbox) error {
+// stopTimer must be called with deciding held.
+func (s *sandbox) stopTimer() {
 	if s.wide != nil {
 		s.wide.Stop()
 		s.wide = nil
 	}
+}
+
+// narrow must be called with deciding held. It doesn't end with coild, whose successor takes the kernel's guard for
+// the wanted one at first.
+func (m *Manager) narrow(ctx context.Context, s *sandbox) error {
+	s.stopTimer()
 	if s.given {
 		return nil
 	}

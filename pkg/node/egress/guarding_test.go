@@ -125,8 +125,8 @@ func TestGuardIsRefused(t *testing.T) {
 	})
 }
 
-// A client of which isn't known what a former process made keeps the guard that it has, beside the one that it is to
-// have.
+// A client keeps the guard that it has, beside the one that it is to have, as long as it isn't known what a former process
+// made.
 func TestGuardOfTheLost(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := newGuarding(t, "p")

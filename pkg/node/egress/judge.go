@@ -111,7 +111,7 @@ func (m *Manager) hear(a *asks) (changed []routerKey) {
 	return changed
 }
 
-// note notes the answers to a client that are alike, and returns the routers of which they count for all clients.
+// note notes the answers of one kind to a client, and returns the routers for which they count for all clients.
 func (m *Manager) note(now time.Time, round *round, alike echo.Answer) (noted []*member) {
 	s, to := round.client, tiesOf{}
 	counts := make([]bool, len(round.about))

@@ -38,8 +38,8 @@ type said struct {
 // errNotAsked: a cache doesn't have the Egress, and the API server may.
 var errNotAsked = errors.New("the API server wasn't asked for the Egress")
 
-// egress returns an Egress, live for a pod that is being added. For a running pod it is that of the cache, which may be
-// behind, or what the API server has said, which is to be asked for some others already.
+// egress returns an Egress, live for a pod that is being added. For a running pod it is the Egress of the cache, which
+// may be behind, or the one that the API server had when it was asked. others are how many it is to be asked for already.
 func (m *Manager) egress(ctx context.Context, ref types.NamespacedName, s *sandbox, others int) (*v2.Egress, error) {
 	e, err := m.cluster.Egress(ctx, ref, s == nil)
 	if s == nil {
@@ -64,7 +64,8 @@ func (s *sandbox) forgetAsked(refs []types.NamespacedName) {
 	maps.DeleteFunc(s.asked, func(ref types.NamespacedName, _ said) bool { return !slices.Contains(refs, ref) })
 }
 
-// findOut asks what wasn't known when it was decided what a sandbox, whose work is held, is to be, and decides again.
+// findOut asks the API server and the pod for what a decision about a sandbox, whose work is held, lacked, and decides
+// again.
 func (m *Manager) findOut(ctx context.Context, s *sandbox, w *wanted) error {
 	for _, ref := range w.missing {
 		// Once, unless it is there: the cache will have it then.

@@ -11,8 +11,8 @@ import (
 // longer than they are on the way, and shorter than addresses of pods rest before others get them.
 const lingers = 30 * time.Second
 
-// mostLeft is how many addresses of an Egress linger, the latest ones: who may write its EndpointSlices may list others
-// again and again.
+// mostLeft is how many addresses of an Egress linger, the latest ones: its EndpointSlices may list others again and
+// again.
 const mostLeft = 512
 
 // left returns the addresses of an Egress's Service and routers that were listed a moment ago and aren't

@@ -120,8 +120,13 @@ func TestSlowPods(t *testing.T) {
 	})
 }
 
-// Pods in which questions take long, of which none was to be answered in time, or all were answered late, keep nobody's
-// round.
+// another makes the Egress net/another, which is direct and has the router 10.1.9.9.
+func (w *world) another() {
+	w.egress("another", "10.96.0.2", "198.51.100.0/24").Spec.Peering = v2.EgressPeeringDirect
+	w.routers["net/another"] = []plan.ClientRouter{{Addr: netip.MustParseAddr("10.1.9.9"), State: plan.RouterLive}}
+}
+
+// Pods in which questions take long delay nobody's rounds, whether their routers answer or not.
 func TestSlowPodsOfOtherEgresses(t *testing.T) {
 	for _, answered := range []bool{false, true} {
 		for _, takes := range []time.Duration{1900 * time.Millisecond, 2500 * time.Millisecond} {
@@ -132,12 +137,11 @@ func TestSlowPodsOfOtherEgresses(t *testing.T) {
 					w.direct("10.1.1.1 live, 10.1.1.2 live")
 					m := w.manager(false)
 					w.clients(t, m, "p")
-					w.egress("slow", "10.96.0.2", "198.51.100.0/24").Spec.Peering = v2.EgressPeeringDirect
-					w.routers["net/slow"] = []plan.ClientRouter{{Addr: netip.MustParseAddr("10.1.9.9"), State: plan.RouterLive}}
+					w.another()
 					w.silent[netip.MustParseAddr("10.1.9.9")] = !answered
 					w.slow = map[string]time.Duration{}
 					for _, pod := range []string{"other/x", "other/y"} {
-						w.pod(pod, "slow")
+						w.pod(pod, "another")
 						testkit.Check(t, w.add(t, m, pod))
 						w.slow["/"+pod] = takes
 					}
@@ -156,8 +160,8 @@ func TestSlowPodsOfOtherEgresses(t *testing.T) {
 	}
 }
 
-// Pods of a namespace of which one is late again and again notice that a router is dead that another namespace's pods
-// answer for.
+// Pods notice a dead router for which pods of another namespace answer, though a pod of their own namespace is late again
+// and again.
 func TestMutedAreNotDeceived(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld()
@@ -185,9 +189,8 @@ func TestSlowOnce(t *testing.T) {
 		w.direct("10.1.1.1 live, 10.1.1.2 live")
 		m := w.manager(false)
 		w.clients(t, m, "p")
-		w.egress("other", "10.96.0.2", "198.51.100.0/24").Spec.Peering = v2.EgressPeeringDirect
-		w.routers["net/other"] = []plan.ClientRouter{{Addr: netip.MustParseAddr("10.1.9.9"), State: plan.RouterLive}}
-		w.pod("q", "other")
+		w.another()
+		w.pod("q", "another")
 		testkit.Check(t, w.add(t, m, "q"))
 		defer asking(t, m)()
 		w.after(t, 30*time.Second, "at first", both)

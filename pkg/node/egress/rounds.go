@@ -38,8 +38,8 @@ const (
 	// takes on others, though a router doesn't answer.
 	mostAsking = 2 * time.Second
 	longAsking = 2 * askWait
-	// muteFor is for how long others wait no more than longAsking for pods of a namespace of which one's round took
-	// longer: some that take turns would make each round take mostAsking.
+	// muteFor is for how long the rounds of a namespace are given no more than longAsking, once one has taken longer: pods
+	// that take turns would make each round take mostAsking.
 	muteFor = time.Minute
 )
 

@@ -148,10 +148,7 @@ func (m *Manager) drop(ctx context.Context, s *sandbox) error {
 	}
 	m.mu.Unlock()
 	_ = s.decide(func() error {
-		if s.wide != nil {
-			s.wide.Stop()
-			s.wide = nil
-		}
+		s.stopTimer()
 		return nil
 	})
 	if !recorded {

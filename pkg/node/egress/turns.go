@@ -16,14 +16,14 @@ const (
 )
 
 // turns lets the work of namespaces go on in turn, so much at once. A namespace has at most half of what others leave:
-// work for its pods, which tenants and programs there may make last, keeps no other namespace's from going on.
+// tenants, and programs in pods, may make the work for these last.
 type turns struct {
 	most int
 
 	mu      sync.Mutex
 	working int
-	// of is how many works of a namespace go on, waiting has those that don't yet, and order the namespaces that have
-	// such, that whose turn is next first.
+	// of is how many works of a namespace go on. waiting are the others, by namespace. order are the namespaces that wait,
+	// the next one first.
 	of      map[string]int
 	waiting map[string][]chan struct{}
 	order   []string

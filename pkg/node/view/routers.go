@@ -11,14 +11,14 @@ import (
 )
 
 const (
-	// keepRouters is for how long routers are kept that no change was told of: a slice may have gone to another Service.
+	// keepRouters is for how long routers are kept without a change: a slice may have gone to another Service.
 	keepRouters = 5 * time.Second
-	// mostKept is of how many Egresses.
+	// mostKept is how many Egresses have their routers kept.
 	mostKept = 4096
 )
 
-// routers are those of Egresses, as they were listed last: all pods of the node ask for them again and again, and who
-// may write EndpointSlices decides how long it takes to find them.
+// routers are the routers of Egresses, as they were listed last. All pods of the node ask for them again and again, and
+// EndpointSlices may be many.
 type routers struct {
 	mu    sync.Mutex
 	known map[types.NamespacedName]*keptRouters

@@ -1,0 +1,51 @@
+package egress
+
+import (
+	"fmt"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/coil-net/coil/pkg/plan"
+)
+
+// Reasons of Events on pods.
+const (
+	EgressMissing    = "EgressMissing"
+	EgressNotAllowed = "EgressNotAllowed"
+	EgressConflict   = "EgressConflict"
+	EgressTooMany    = "EgressTooMany"
+	EgressIgnored    = "EgressIgnored"
+	EgressUnguarded  = "EgressUnguarded"
+)
+
+// problem is what the owner of a pod should know.
+type problem struct {
+	reason, text string
+	// fatal problems let ADD fail.
+	fatal bool
+}
+
+// conflict is what the owner of a pod should know of two of its Egresses.
+func conflict(c plan.ClientConflict) problem {
+	text := fmt.Sprintf("Egress %s and Egress %s both have the destination %s: the first is used", c.Winner, c.Loser, c.Dst)
+	if c.Router {
+		text = fmt.Sprintf("router %s of Egress %s isn't used: it is outside of the cluster, and a destination of Egress %s", c.Dst.Addr(), c.Loser, c.Winner)
+	}
+	return problem{EgressConflict, text, false}
+}
+
+// tell records an Event for the problems of each reason if it wasn't told yet; without a sandbox, for all.
+func (m *Manager) tell(pod *metav1.PartialObjectMetadata, s *sandbox, problems []problem) {
+	ref := &corev1.ObjectReference{APIVersion: "v1", Kind: "Pod", Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID}
+	said := map[string]bool{}
+	for _, p := range summed(problems) {
+		said[p.text] = true
+		if s == nil || !s.told[p.text] {
+			m.recorder.Eventf(ref, nil, corev1.EventTypeWarning, p.reason, p.reason, "%s", p.text)
+		}
+	}
+	if s != nil {
+		s.told = said
+	}
+}
