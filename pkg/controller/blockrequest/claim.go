@@ -81,9 +81,9 @@ func (c *Controller) claim(ctx context.Context, r *v2.BlockRequest, w *work) (*v
 	return nil, fmt.Errorf("create AddressBlock %s: %w", name, err)
 }
 
-// requireNoNode refuses the claim of a block that has an address of another Node: whoever has the token of a coild
-// would get what is for that Node, since others make routes to the block. It may be honest, of a block that Coil 2.x
-// carved and that was lost, which nobody but an admin can tell.
+// requireNoNode refuses the claim of a block that has an address of another Node. Other nodes make routes to a block, and
+// a stolen token of a coild would lead the packets of that Node to the claiming one. The claim may be honest, for a block
+// of Coil 2.x that was lost: an admin allows it then.
 func (c *Controller) requireNoNode(pool *v2.AddressPool, name string, b ipam.Block, node string) error {
 	other, addr, ok := c.ledger.nodeWithin(b, node)
 	if !ok || claimAllowed(pool, name, node) {

@@ -52,8 +52,7 @@ func TestClaimOfABlockThatThePoolLacks(t *testing.T) {
 	}
 }
 
-// A claim mustn't give a node what is for another Node, as by a stolen token of coild. An admin may allow one for pods
-// that have addresses of the block.
+// A block with the address of another Node can't be claimed, as by a stolen token of coild, unless an admin allows it.
 func TestClaimOfANodesAddress(t *testing.T) {
 	withAddress := func(name string, addrs ...string) *corev1.Node {
 		n := testNode(name)
