@@ -13,6 +13,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -180,6 +181,26 @@ func TestScrapesAreFresh(t *testing.T) {
 		}
 		n.Inc()
 	}
+}
+
+// Answers that take long leave as much time to everything else.
+func TestSlowAnswersRest(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		start := time.Now()
+		var s sharedAnswer
+		begun := []time.Duration{}
+		for n := range 4 {
+			time.Sleep(time.Nanosecond) // an answer that begins now isn't for later calls
+			s.get(t.Context(), func() *answer {
+				begun = append(begun, time.Since(start).Truncate(time.Millisecond))
+				time.Sleep(time.Duration(n) * 500 * time.Millisecond)
+				return &answer{}
+			})
+		}
+		if got, want := fmt.Sprint(begun), "[0s 250ms 1.25s 3.25s]"; got != want {
+			t.Errorf("answers begin after %s, want %s", got, want)
+		}
+	})
 }
 
 // An answer is the one that was asked for.

@@ -21,7 +21,8 @@ const (
 	maxScrapesOfOne = 4
 	// maxUnread is how many bytes of answers wait to be read. Tenants' names of objects make answers large.
 	maxUnread = 32 << 20
-	// scrapeEvery is how often metrics are read at most, for all who wait then.
+	// scrapeEvery is how often metrics are read at most, for all who wait then. An answer that takes longer is followed by a
+	// rest as long as that.
 	scrapeEvery = 250 * time.Millisecond
 )
 
@@ -86,6 +87,7 @@ type sharedAnswer struct {
 	mu     sync.Mutex
 	latest *answer
 	begun  time.Time
+	next   time.Time // when another one may be begun
 }
 
 // get returns an answer that was begun after the call, and is the same for all calls that wait. It is nil if ctx ends
@@ -95,7 +97,7 @@ func (s *sharedAnswer) get(ctx context.Context, make func() *answer) *answer {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.latest == nil || s.begun.Before(called) {
-		timer := time.NewTimer(scrapeEvery - time.Since(s.begun))
+		timer := time.NewTimer(time.Until(s.next))
 		defer timer.Stop()
 		select {
 		case <-timer.C:
@@ -104,6 +106,7 @@ func (s *sharedAnswer) get(ctx context.Context, make func() *answer) *answer {
 		}
 		s.begun = time.Now()
 		s.latest = make()
+		s.next = time.Now().Add(max(time.Since(s.begun), scrapeEvery-time.Since(s.begun)))
 	}
 	return s.latest
 }

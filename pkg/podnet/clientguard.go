@@ -202,20 +202,21 @@ func (n *Network) recallGuards(ctx context.Context) error {
 	return nil
 }
 
-// forgetGuards forgets the guards of links that are gone; the kernel gives no index twice. It must be
-// called with mu held.
-func (n *Network) forgetGuards(ctx context.Context) error {
+// forgetGuards forgets the guards of links that are gone, and says whether there were such; the kernel gives no index
+// twice. It must be called with mu held.
+func (n *Network) forgetGuards(ctx context.Context) (forgotten bool, err error) {
 	var errs []error
 	for link := range n.clients.by {
 		_, err := n.handle.LinkByIndex(ctx, link)
 		switch {
 		case errors.Is(err, rtnl.ErrNotExist):
 			delete(n.clients.by, link)
+			forgotten = true
 		case err != nil:
 			errs = append(errs, err)
 		}
 	}
-	return errors.Join(errs...)
+	return forgotten, errors.Join(errs...)
 }
 
 // hostRules must be called with mu held.

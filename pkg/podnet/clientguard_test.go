@@ -54,3 +54,19 @@ func TestGuardsChangeTogether(t *testing.T) {
 	}
 	testkit.Check(t, n.CheckClientGuard(t.Context(), 1000+clients-1, manyRanges(clients*2-1)))
 }
+
+// The end of a client's link isn't a loss of its guard, which nobody took away.
+func TestEndOfAClientIsNoRepair(t *testing.T) {
+	n := newNode(t)
+	const gone = 1000 // no link has this index
+	_ = testkit.Must(n.GuardClient(t.Context(), gone, manyRanges(0)))(t)
+	for range 2 {
+		res := testkit.Must(n.Guard(t.Context()))(t)
+		if res != (dataplane.Result{}) {
+			t.Errorf("the guard of a link that is gone counts as %+v", res)
+		}
+		if g := testkit.Must(n.ClientGuard(t.Context(), gone))(t); len(g.Destinations) > 0 {
+			t.Errorf("the guard of a link that is gone stays, for %d destinations", len(g.Destinations))
+		}
+	}
+}

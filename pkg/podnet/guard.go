@@ -11,14 +11,24 @@ import (
 
 // Guard makes the host's ruleset what it should be. With Options.SourceGuard pods send from their own
 // addresses only: those that the host's routes lead to, so that nothing has to be done for a single
-// pod. Clients of Egresses have the guards that GuardClient gave them.
+// pod. Clients of Egresses have the guards that GuardClient gave them. Guards of links that are gone
+// are removed. The result counts what was missing, not this removal.
 func (n *Network) Guard(ctx context.Context) (dataplane.Result, error) {
 	n.clients.mu.Lock()
 	defer n.clients.mu.Unlock()
-	if err := errors.Join(n.recallGuards(ctx), n.forgetGuards(ctx)); err != nil {
+	if err := n.recallGuards(ctx); err != nil {
 		return dataplane.Result{}, err
 	}
-	return n.syncGuard(ctx)
+	result, err := n.syncGuard(ctx)
+	if err != nil {
+		return result, err
+	}
+	forgotten, err := n.forgetGuards(ctx)
+	if forgotten {
+		_, failed := n.syncGuard(ctx)
+		err = errors.Join(err, failed)
+	}
+	return result, err
 }
 
 // CheckGuard says why a pod can send from addresses of others, or why it can't though it may; the link is

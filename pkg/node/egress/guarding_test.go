@@ -289,3 +289,28 @@ func TestForgetEndsWork(t *testing.T) {
 		}
 	})
 }
+
+// An ADD that waits for the DEL of the same sandbox makes a client that is known.
+func TestAddAfterForgetIsKnown(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld()
+		w.egress("a", "10.96.0.1", "192.0.2.0/24")
+		m := w.manager(false)
+		defer running(t, m)()
+		w.pod("p", "a")
+		testkit.Check(t, w.add(t, m, "p"))
+		id := sandboxOf("p").ID
+		s := m.known[id]
+		testkit.Check(t, s.lock(t.Context()))
+		forgotten, added := make(chan error, 1), make(chan error, 1)
+		go func() { forgotten <- m.Forget(t.Context(), id) }()
+		synctest.Wait()
+		go func() { added <- w.add(t, m, "p") }()
+		synctest.Wait()
+		s.work.Release(1)
+		testkit.Check(t, errors.Join(<-forgotten, <-added))
+		if m.known[id] == nil || len(w.records) != 1 {
+			t.Errorf("known are %v, recorded %v", m.known, w.records)
+		}
+	})
+}

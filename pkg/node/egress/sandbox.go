@@ -105,6 +105,21 @@ func (m *Manager) enter(at node.Sandbox) *sandbox {
 	return s
 }
 
+// enterToWork is like enter, with the sandbox's work held. A DEL that ended meanwhile has forgotten what was
+// entered before.
+func (m *Manager) enterToWork(ctx context.Context, at node.Sandbox) (*sandbox, error) {
+	for {
+		s := m.enter(at)
+		if err := s.lock(ctx); err != nil {
+			return nil, err
+		}
+		if _, current := m.lastOf(s); current {
+			return s, nil
+		}
+		s.work.Release(1)
+	}
+}
+
 // lastOf returns what is known of the Egresses that a sandbox uses, and whether it is the
 // one that is known by its ID.
 func (m *Manager) lastOf(s *sandbox) (last []store.KnownEgress, current bool) {

@@ -76,12 +76,11 @@ func (m *Manager) isRouter(ctx context.Context, pod *metav1.PartialObjectMetadat
 // setUp completes a sandbox. What it undoes may have been there already only if the runtime
 // repeats an ADD, and then ADD as a whole is undone, too.
 func (m *Manager) setUp(ctx context.Context, at node.Sandbox, w *wanted, router bool) error {
-	s := m.enter(at)
-	if err := s.lock(ctx); err != nil {
+	s, err := m.enterToWork(ctx, at)
+	if err != nil {
 		return fmt.Errorf("set up egress: %w", err)
 	}
 	defer s.work.Release(1)
-	var err error
 	if len(w.known) > 0 {
 		err = s.decide(func() error { return m.aim(ctx, s, w) })
 	}
