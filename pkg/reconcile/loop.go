@@ -61,9 +61,10 @@ func (l *Loop[K]) Add(key K) { l.queue.Add(key) }
 // AddAfter asks for a sync of key when d has passed.
 func (l *Loop[K]) AddAfter(key K, d time.Duration) { l.queue.AddAfter(key, d) }
 
-// Run waits for the caches, then syncs with the given number of workers until
-// ctx ends, and returns when all workers have ended: nil, or an error if the
-// caches did not sync. A Loop runs once.
+// Run waits for the caches, then syncs keys until ctx ends, as many at once as there are workers,
+// and returns when all have ended: nil, or an error if the caches did not sync. A worker exists only
+// while it works: thousands that may wait at once cost nothing while there is nothing to do. A Loop
+// runs once.
 func (l *Loop[K]) Run(ctx context.Context, workers int, synced ...cache.DoneChecker) error {
 	defer l.queue.ShutDown()
 	logger := klog.FromContext(ctx).WithName(l.name)
@@ -74,25 +75,24 @@ func (l *Loop[K]) Run(ctx context.Context, workers int, synced ...cache.DoneChec
 		}
 		return fmt.Errorf("loop %s: caches did not sync", l.name)
 	}
+	defer context.AfterFunc(ctx, l.queue.ShutDown)()
 	var wg sync.WaitGroup
-	for range workers {
+	defer wg.Wait()
+	for busy := make(chan struct{}, workers); ; {
+		busy <- struct{}{}
+		key, shutdown := l.queue.Get()
+		if shutdown {
+			return nil
+		}
 		wg.Go(func() {
-			for l.next(ctx) {
-			}
+			defer func() { <-busy }()
+			l.work(ctx, key)
 		})
 	}
-	<-ctx.Done()
-	l.queue.ShutDown()
-	wg.Wait()
-	return nil
 }
 
-// next syncs one key; false when the loop has ended.
-func (l *Loop[K]) next(ctx context.Context) bool {
-	key, shutdown := l.queue.Get()
-	if shutdown {
-		return false
-	}
+// work syncs one key.
+func (l *Loop[K]) work(ctx context.Context, key K) {
 	defer l.queue.Done(key)
 	start := time.Now()
 	err := l.call(ctx, key)
@@ -115,7 +115,6 @@ func (l *Loop[K]) next(ctx context.Context) bool {
 		logger.Error(err, "Sync failed, trying again", "key", key, "failures", l.queue.NumRequeues(key)+1)
 		l.queue.AddRateLimited(key)
 	}
-	return true
 }
 
 // call turns a panic of sync into an error: one object must not end the program.

@@ -3,6 +3,7 @@ package reconcile
 import (
 	"context"
 	"errors"
+	"runtime"
 	"slices"
 	"sync/atomic"
 	"testing"
@@ -42,6 +43,46 @@ func TestLoopRetriesForEver(t *testing.T) {
 		stop()
 		if got := calls.Load(); got != 41 {
 			t.Errorf("sync was called %d times in an hour, want 41: 40 failures, one success", got)
+		}
+	})
+}
+
+// As many keys are synced at once as there may be workers, and an idle loop has none.
+func TestLoopHasWorkersWhileTheyWork(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const workers = 1000
+		var working, most atomic.Int32
+		l := New("test", func(context.Context, int) error {
+			most.Store(max(most.Load(), working.Add(1)))
+			time.Sleep(time.Second)
+			working.Add(-1)
+			return nil
+		})
+		before := runtime.NumGoroutine()
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error, 1)
+		go func() { done <- l.Run(ctx, workers) }()
+		idle := func(when string) {
+			t.Helper()
+			synctest.Wait()
+			if n := runtime.NumGoroutine() - before; n > 10 {
+				t.Errorf("%s the loop has %d goroutines", when, n)
+			}
+		}
+		idle("at first")
+		for key := range 2 * workers {
+			l.Add(key)
+		}
+		time.Sleep(1500 * time.Millisecond)
+		synctest.Wait()
+		if n := working.Load(); n != workers || most.Load() != workers {
+			t.Errorf("%d keys are synced at once, %d at most; want %d", n, most.Load(), workers)
+		}
+		time.Sleep(time.Second)
+		idle("when all is done")
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
 		}
 	})
 }
