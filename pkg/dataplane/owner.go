@@ -29,8 +29,8 @@ const (
 	LinkGroup = 0x636f696c
 	// LinkGroupUnguarded is that of pods that may send from any address.
 	LinkGroupUnguarded = LinkGroup + 1
-	// LinkGroupRemoved is the first of the 2^28 groups in which links are removed
-	// together; each is used once, at random, so that it has no other members.
+	// LinkGroupRemoved is the first of the 2^28 groups in which links are removed together. A program
+	// chooses one of them at random, so that it has no other members.
 	LinkGroupRemoved = 0x70000000
 	// AliasPrefix starts the alias of host-side veths: COIL:<pool>:<containerID>:<ifname>.
 	AliasPrefix = "COIL:"

@@ -123,6 +123,9 @@ type Handle struct {
 
 	mu    sync.Mutex
 	ports map[uint32]time.Time // of the sockets, and when each was closed
+
+	removal sync.Mutex // guards the next
+	removed uint32     // the group in which links are removed, 0 as long as none was chosen
 }
 
 // New returns a handle for a namespace, nil for the one that the process was

@@ -180,36 +180,48 @@ func DelGroup(group uint32) Request {
 // DelTogether removes links at once, or returns why that wasn't possible: some may be gone
 // all the same. Links that aren't there any more are no error.
 func (h *Handle) DelTogether(ctx context.Context, links []Link) error {
-	var random [4]byte
-	if _, err := rand.Read(random[:]); err != nil {
+	group, err := h.removedGroup(ctx)
+	if err != nil {
 		return err
 	}
-	group := dataplane.LinkGroupRemoved | binary.NativeEndian.Uint32(random[:])&^RemovedMask
 	reqs := make([]Request, 0, len(links))
-	ours := make(map[int]Link, len(links))
 	for _, l := range links {
 		reqs = append(reqs, SetLink(l.Index, LinkChange{Group: group}))
-		ours[l.Index] = l
 	}
 	for _, err := range h.Each(ctx, reqs...) {
 		if err != nil && !errors.Is(err, ErrNotExist) {
 			return err
 		}
 	}
-	members, err := h.Group(ctx, group)
-	if err != nil {
-		return err
-	}
-	for _, m := range members {
-		if l, ok := ours[m.Index]; !ok || m.Alias != l.Alias || m.Name != l.Name {
-			return fmt.Errorf("link %s is in group %#x too", m, group)
-		}
-	}
 	err = h.Do(ctx, DelGroup(group))
 	if errors.Is(err, ErrNotExist) {
-		return nil // their namespaces are gone, and took them along
+		return nil // their namespaces are gone and took them along, or another call has removed them
 	}
 	return err
+}
+
+// removedGroup returns the group in which the handle removes links, in all calls: one of 2^28, chosen at random, that no
+// link had then. Looking costs a list of all links.
+func (h *Handle) removedGroup(ctx context.Context) (uint32, error) {
+	h.removal.Lock()
+	defer h.removal.Unlock()
+	if h.removed != 0 {
+		return h.removed, nil
+	}
+	var random [4]byte
+	if _, err := rand.Read(random[:]); err != nil {
+		return 0, err
+	}
+	group := dataplane.LinkGroupRemoved | binary.NativeEndian.Uint32(random[:])&^RemovedMask
+	members, err := h.Group(ctx, group)
+	if err != nil {
+		return 0, err
+	}
+	if len(members) > 0 {
+		return 0, fmt.Errorf("link %s is in group %#x", members[0], group)
+	}
+	h.removed = group
+	return group, nil
 }
 
 // RemovedMask is the part of a link's group that says, by dataplane.LinkGroupRemoved, that it
