@@ -1,56 +1,90 @@
 package dataplane
 
-import "net/netip"
+import (
+	"encoding/binary"
+	"net/netip"
+	"strings"
+	"time"
+)
 
-// GatewayRules are what nftables does in a router: it lets only registered clients in, only
-// to destinations, and nothing out that doesn't have the router's own address.
-type GatewayRules struct {
-	// Uplink is the index of the link to the outside, and MTU is its.
-	Uplink int
-	MTU    int
-	// Addresses are the router's own, from which it sends by the uplink.
-	Addresses []netip.Addr
-	// Port is the UDP port of FoU.
-	Port uint16
-	// Probers ask the router at the TCP port HealthPort how it is, and are answered though no
-	// more connections can be tracked.
-	Probers    []netip.Addr
-	HealthPort uint16
-	// Ports are those of TCP at which the router tells of itself, to Askers and nobody else.
-	Ports  []uint16
-	Askers []netip.Prefix
-	// Destinations are what clients may reach.
-	Destinations []netip.Prefix
-	// Clients may send.
-	Clients []GatewayClient
-	// MaxPerClient is how many connections one address of a client may have at once, 0 any number.
-	MaxPerClient int
-	// Over are those that have more, and open none until they have fewer.
-	Over []netip.Addr
+// Ruleset is a table of nftables, of the family inet, as it is wanted. The table of a Ruleset without
+// chains isn't wanted at all.
+type Ruleset struct {
+	// Counters are the names of the counters that rules add to.
+	Counters []string
+	Sets     []Set
+	Chains   []Chain
 }
 
-// GatewayClient is who may send by a link.
-type GatewayClient struct {
-	Addr netip.Addr
-	// Link is the index of the client's tunnel.
-	Link int
+// Chain is a list of rules.
+type Chain struct {
+	Name string
+	// Hook is where a base chain is called; nil of a chain that other chains' rules lead to.
+	Hook  *Hook
+	Rules []ChainRule
 }
 
-// ClientRules are what nftables does in a client. What tunnels carry comes from routers alone, and
-// from destinations; and nothing leaves to destinations but by tunnels.
-type ClientRules struct {
-	// Uplink is the index of the link to the node.
-	Uplink int
-	// Addresses are the client's own.
-	Addresses []netip.Addr
-	// Port is the UDP port of FoU, at which nobody is heard but Peers: Services and routers.
-	Port  uint16
-	Peers []netip.Addr
-	// Destinations are sorted, and don't overlap.
-	Destinations []Range
-	// Originating is nil when all of the client's packets take the tunnels.
-	Originating *OriginatingRules
+// Hook is where the kernel calls a base chain, in the words of nft(8). Packets that no rule drops are accepted.
+type Hook struct {
+	Type     string // filter, nat or route
+	Name     string // prerouting, input, forward, output or postrouting
+	Priority int    // see the constants of linux/netfilter_ipv4.h, the same in both families
 }
+
+// Priorities of hooks, lower ones first (nft(8), "Standard priority names").
+const (
+	HookRaw       = -300
+	HookMangle    = -150
+	HookFilter    = 0
+	HookSourceNAT = 100
+)
+
+// ChainRule is one rule of a chain.
+type ChainRule struct {
+	// Comment says in a few words which packets the rule matches.
+	Comment string
+	// Text is the rule in words of nft(8); package kernel/nft says which ones it knows.
+	Text string
+}
+
+// Add adds a rule at the end of the chain.
+func (c *Chain) Add(comment, text string) { c.Rules = append(c.Rules, ChainRule{comment, text}) }
+
+// Set is a named set, or a map.
+type Set struct {
+	Name string
+	// Key is the type of the keys in words of nft(8): ipv4_addr, or iface_index . ipv4_addr.
+	Key string
+	// Value is the type of a map's values, such as ipv4_addr or verdict; empty of a set.
+	Value string
+	// Size is how many elements there may be, 0 any number. A set with a size is found faster.
+	Size uint32
+	// Elements are those of a set, or map, that isn't Interval.
+	Elements []Element
+	// Interval says that keys are ranges: Ranges of addresses in a set, Elements with Last otherwise. Ranges
+	// are sorted and don't overlap.
+	Interval bool
+	Ranges   []Range
+	// Counting sets have elements that rules add, each with a state of its own; sets with a Timeout have
+	// elements that rules add for so long. These elements are never removed from outside.
+	Counting bool
+	Timeout  time.Duration
+}
+
+// Element is an element of a set or map.
+type Element struct {
+	// Key has the bytes of the fields of the key, as they are in a packet; numbers that aren't in packets, as the
+	// index of a link, have the byte order of the processor. Each field is filled up to a multiple of four bytes
+	// if there are several.
+	Key string
+	// Last is the last key of a range whose first one is Key; empty of a single key.
+	Last string
+	// Value is that of a map: bytes as in Key, or the text of a verdict.
+	Value string
+}
+
+// KeyOf returns the key for an address.
+func KeyOf(a netip.Addr) string { return string(a.AsSlice()) }
 
 // Range is the addresses from First to Last, both of one family.
 type Range struct{ First, Last netip.Addr }
@@ -58,11 +92,31 @@ type Range struct{ First, Last netip.Addr }
 // String prints the range for logs and errors.
 func (r Range) String() string { return r.First.String() + "-" + r.Last.String() }
 
-// OriginatingRules are for a client whose connections from outside are answered by the way they
-// came: packets of connections that came in by the uplink from Sources get Mark, within Mask.
-type OriginatingRules struct {
-	// Sources are sorted, and don't overlap.
-	Sources []Range
-	Mark    uint32
-	Mask    uint32
+// Named returns the name of an object of which a ruleset has one for each family.
+func (f Family) Named(name string) string { return name + "_" + f.word() }
+
+// word is the family as nft(8) names it: ipv4 or ipv6.
+func (f Family) word() string { return strings.ToLower(f.String()) }
+
+// CutFamily returns what Named was called with.
+func CutFamily(named string) (name string, f Family, ok bool) {
+	for _, f := range []Family{IPv4, IPv6} {
+		if name, ok := strings.CutSuffix(named, "_"+f.word()); ok {
+			return name, f, true
+		}
+	}
+	return named, 0, false
+}
+
+// KeyOfLink returns the key for the index of a link.
+func KeyOfLink(index int) string {
+	return string(binary.NativeEndian.AppendUint32(nil, uint32(index)))
+}
+
+// LinkOfKey returns the index of the link of which a key is.
+func LinkOfKey(key string) (index int, ok bool) {
+	if len(key) != 4 {
+		return 0, false
+	}
+	return int(binary.NativeEndian.Uint32([]byte(key))), true
 }

@@ -14,9 +14,11 @@ import (
 	"golang.org/x/sys/unix"
 	"k8s.io/klog/v2"
 
+	"github.com/coil-net/coil/pkg/dataplane"
 	"github.com/coil-net/coil/pkg/kernel/conntrack"
 	"github.com/coil-net/coil/pkg/kernel/nft"
 	"github.com/coil-net/coil/pkg/plan"
+	"github.com/coil-net/coil/pkg/plan/ruleset"
 )
 
 // Counters tells what the filter has counted; see package kernel/nft.
@@ -83,8 +85,8 @@ func NewCollector(ctx context.Context, cfg Config, filter Counters, connections 
 		full:         desc("nf_conntrack_dropped_total", "Packets dropped because no more connections can be tracked."),
 		evicted:      desc("nf_conntrack_early_drop_total", "Connections without an answer that were forgotten to make room."),
 		counted: map[string][2]*prometheus.Desc{
-			nft.Masqueraded: both("nftables_masqueraded", "of clients that left with the router's address", "protocol"),
-			nft.Invalid:     both("nftables_invalid", "dropped because they belong to no connection", "protocol"),
+			ruleset.Masqueraded: both("nftables_masqueraded", "of clients that left with the router's address", "protocol"),
+			ruleset.Invalid:     both("nftables_invalid", "dropped because they belong to no connection", "protocol"),
 		},
 		dropped: both("nftables_dropped", "dropped, by the reason", "protocol", "reason"),
 		ports: desc("snat_ports_used", "Ports of the router's address in use towards one destination, of 64512; of the ten destinations with the most, at most 30 s old.",
@@ -132,8 +134,9 @@ func (c *Collector) Collect(ch chan<- prometheus.Metric) {
 		logger.Error(err, "No metrics of nftables")
 	}
 	for _, n := range counters {
-		d, labels := c.dropped, []string{protocol(n.Family), n.Name}
-		if own, ok := c.counted[n.Name]; ok {
+		name, family, _ := dataplane.CutFamily(n.Name)
+		d, labels := c.dropped, []string{protocol(family), name}
+		if own, ok := c.counted[name]; ok {
 			d, labels = own, labels[:1]
 		}
 		counter(d[0], n.Packets, labels...)

@@ -39,6 +39,7 @@ import (
 	"github.com/coil-net/coil/pkg/dataplane"
 	"github.com/coil-net/coil/pkg/kernel/rtnl"
 	"github.com/coil-net/coil/pkg/plan"
+	"github.com/coil-net/coil/pkg/plan/ruleset"
 	"github.com/coil-net/coil/pkg/reconcile"
 )
 
@@ -75,7 +76,7 @@ type Syncer[T any] interface {
 
 // Filter makes the ruleset what is wanted; see package kernel/nft.
 type Filter interface {
-	Syncer[dataplane.GatewayRules]
+	Syncer[ruleset.Gateway]
 	// Touched says whether anybody has changed a ruleset since the last Sync.
 	Touched(ctx context.Context) (bool, error)
 }

@@ -23,6 +23,7 @@ import (
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
 	"github.com/coil-net/coil/pkg/dataplane"
 	"github.com/coil-net/coil/pkg/kernel/rtnl"
+	"github.com/coil-net/coil/pkg/plan/ruleset"
 )
 
 // kernel is one in memory that notes what it is asked, and fails as it is told.
@@ -32,7 +33,7 @@ type kernel struct {
 	made      map[netip.Addr]dataplane.TunnelLink
 	routes    []dataplane.Route
 	rules     []dataplane.Rule
-	filter    dataplane.GatewayRules
+	filter    ruleset.Gateway
 	forgotten []netip.Addr
 	touched   bool // the filter, by others
 	mtu       int
@@ -246,7 +247,7 @@ func (k rules) Sync(_ context.Context, want []dataplane.Rule) (r dataplane.Resul
 
 type filter struct{ *kernel }
 
-func (k filter) Sync(_ context.Context, want dataplane.GatewayRules) (r dataplane.Result, err error) {
+func (k filter) Sync(_ context.Context, want ruleset.Gateway) (r dataplane.Result, err error) {
 	if err := k.call(fmt.Sprintf("filter of %d", len(want.Clients))); err != nil {
 		return r, err
 	}

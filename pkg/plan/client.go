@@ -11,6 +11,7 @@ import (
 
 	"github.com/coil-net/coil/pkg/dataplane"
 	"github.com/coil-net/coil/pkg/ipam"
+	"github.com/coil-net/coil/pkg/plan/ruleset"
 )
 
 // tableMain is the kernel's main table (RT_TABLE_MAIN).
@@ -86,7 +87,7 @@ type ClientState struct {
 	// unreachable without; with OriginatingOnly one between these, by which packets get lost.
 	Routes []ClientRoute
 	// Filter is nil without Egresses.
-	Filter *dataplane.ClientRules
+	Filter *ruleset.Client
 	// Conflicts are destinations that several Egresses claim.
 	Conflicts []ClientConflict
 }

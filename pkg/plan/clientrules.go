@@ -8,6 +8,7 @@ import (
 	"go4.org/netipx"
 
 	"github.com/coil-net/coil/pkg/dataplane"
+	"github.com/coil-net/coil/pkg/plan/ruleset"
 )
 
 // unrouted are destinations that the kernel doesn't look up in the tables of an Egress, or that no
@@ -18,15 +19,15 @@ var unrouted = []netip.Prefix{
 
 // clientRules returns what nftables does in a client with such Egresses and routes, whose connections
 // from the marked ranges are answered by the way they came.
-func clientRules(c Client, egresses []ClientEgress, routes []ClientRoute, marked []dataplane.Range) *dataplane.ClientRules {
-	r := dataplane.ClientRules{Uplink: c.Index, Addresses: c.Address.Addrs(), Port: c.Port, Destinations: captured(routes)}
+func clientRules(c Client, egresses []ClientEgress, routes []ClientRoute, marked []dataplane.Range) *ruleset.Client {
+	r := ruleset.Client{Uplink: c.Index, Addresses: c.Address.Addrs(), Port: c.Port, Destinations: captured(routes)}
 	for _, e := range egresses {
 		r.Peers = append(r.Peers, e.Addresses()...)
 	}
 	slices.SortFunc(r.Peers, netip.Addr.Compare)
 	r.Peers = slices.Compact(r.Peers)
 	if len(marked) > 0 {
-		r.Originating = &dataplane.OriginatingRules{Sources: marked, Mark: dataplane.MarkOriginating, Mask: dataplane.MarkOriginating}
+		r.Originating = &ruleset.Originating{Sources: marked, Mark: dataplane.MarkOriginating, Mask: dataplane.MarkOriginating}
 	}
 	return &r
 }

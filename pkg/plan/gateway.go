@@ -13,6 +13,7 @@ import (
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
 	"github.com/coil-net/coil/pkg/dataplane"
 	"github.com/coil-net/coil/pkg/ipam"
+	"github.com/coil-net/coil/pkg/plan/ruleset"
 )
 
 // GatewayConfig is what a router knows of itself.
@@ -230,14 +231,14 @@ func (g Gateway) Routes(links map[netip.Addr]dataplane.TunnelLink) ([]dataplane.
 }
 
 // Filter returns what nftables should do; clients without a tunnel may not send.
-func (g Gateway) Filter(links map[netip.Addr]dataplane.TunnelLink) dataplane.GatewayRules {
-	rules := dataplane.GatewayRules{
+func (g Gateway) Filter(links map[netip.Addr]dataplane.TunnelLink) ruleset.Gateway {
+	rules := ruleset.Gateway{
 		Uplink: g.UplinkIndex, MTU: g.MTU, Addresses: g.Addresses, Port: g.Port, Probers: g.Probers, HealthPort: g.HealthPort, Ports: g.Ports, Askers: g.Askers, Destinations: g.Destinations,
-		Clients: make([]dataplane.GatewayClient, 0, len(g.Tunnels)), MaxPerClient: g.MaxPerClient, Over: g.Over,
+		Clients: make([]ruleset.GatewayClient, 0, len(g.Tunnels)), MaxPerClient: g.MaxPerClient, Over: g.Over,
 	}
 	for _, t := range g.Tunnels {
 		if l, ok := links[t.Remote]; ok {
-			rules.Clients = append(rules.Clients, dataplane.GatewayClient{Addr: t.Remote, Link: l.Index})
+			rules.Clients = append(rules.Clients, ruleset.GatewayClient{Addr: t.Remote, Link: l.Index})
 		}
 	}
 	return rules

@@ -13,6 +13,7 @@ import (
 
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
 	"github.com/coil-net/coil/pkg/dataplane"
+	"github.com/coil-net/coil/pkg/plan/ruleset"
 )
 
 func clientEndpoint(pod string, addrs ...string) discoveryv1.Endpoint {
@@ -185,9 +186,9 @@ func TestGatewayRoutesAndFilter(t *testing.T) {
 	if d := cmp.Diff(wantRules, rules, prefixEqual); d != "" {
 		t.Errorf("rules (-want +got):\n%s", d)
 	}
-	wantFilter := dataplane.GatewayRules{
+	wantFilter := ruleset.Gateway{
 		Uplink: 2, MTU: 1500, Addresses: dualGateway.Addresses, Port: 5555, Destinations: g.Destinations, Askers: g.Askers,
-		Clients:      []dataplane.GatewayClient{{Addr: netip.MustParseAddr("10.0.0.3"), Link: 7}, {Addr: netip.MustParseAddr("fd00::a"), Link: 8}},
+		Clients:      []ruleset.GatewayClient{{Addr: netip.MustParseAddr("10.0.0.3"), Link: 7}, {Addr: netip.MustParseAddr("fd00::a"), Link: 8}},
 		MaxPerClient: 16128,
 	}
 	if d := cmp.Diff(wantFilter, g.Filter(links), addrEqual, prefixEqual); d != "" {

@@ -13,6 +13,7 @@ import (
 	"github.com/coil-net/coil/pkg/ipam"
 	"github.com/coil-net/coil/pkg/kernel/netns"
 	"github.com/coil-net/coil/pkg/kernel/rtnl"
+	"github.com/coil-net/coil/pkg/plan/ruleset"
 )
 
 // clientGuards are the guards of pods that use Egresses, by the index of the host's end of their links.
@@ -184,7 +185,7 @@ func (n *Network) checkTable(ctx context.Context) error {
 	if err := n.recallGuards(ctx); err != nil {
 		return err
 	}
-	return n.guard.Check(ctx, n.hostRules())
+	return n.guard.Check(ctx, n.hostRules().Ruleset())
 }
 
 // recallGuards must be called with mu held.
@@ -192,12 +193,11 @@ func (n *Network) recallGuards(ctx context.Context) error {
 	if n.clients.known {
 		return nil
 	}
-	by, err := n.guard.Clients(ctx)
+	sets, err := n.guard.Sets(ctx)
 	if err != nil {
 		return fmt.Errorf("read the guards of clients: %w", err)
 	}
-	n.clients.by = map[int]dataplane.ClientGuard{}
-	maps.Copy(n.clients.by, by)
+	n.clients.by = ruleset.GuardsOf(sets)
 	n.clients.known = true
 	return nil
 }
@@ -220,15 +220,34 @@ func (n *Network) forgetGuards(ctx context.Context) (forgotten bool, err error) 
 }
 
 // hostRules must be called with mu held.
-func (n *Network) hostRules() dataplane.HostRules {
-	return dataplane.HostRules{SourceGuard: n.opts.SourceGuard, Clients: n.clients.by}
+func (n *Network) hostRules() ruleset.Host {
+	return ruleset.Host{SourceGuard: n.opts.SourceGuard, Clients: n.clients.by}
 }
 
 // syncGuard must be called with mu held.
 func (n *Network) syncGuard(ctx context.Context) (dataplane.Result, error) {
-	res, err := n.guard.Sync(ctx, n.hostRules())
-	if err != nil {
-		return res, fmt.Errorf("guard what pods send: %w", err)
+	rules := n.hostRules()
+	first, err := n.guardSourcesFirst(ctx, rules)
+	if err == nil {
+		var res dataplane.Result
+		if res, err = n.guard.Sync(ctx, rules.Ruleset()); err == nil && !first.Changed() {
+			first = res
+		}
 	}
-	return res, nil
+	if err != nil {
+		return dataplane.Result{}, fmt.Errorf("guard what pods send: %w", err)
+	}
+	return first, nil
+}
+
+// guardSourcesFirst makes a table that drops foreign sources alone, if there is none and clients have guards: these take
+// a while to make, and may fail by what tenants chose.
+func (n *Network) guardSourcesFirst(ctx context.Context, rules ruleset.Host) (dataplane.Result, error) {
+	if !rules.SourceGuard || len(rules.Clients) == 0 {
+		return dataplane.Result{}, nil
+	}
+	if exists, err := n.guard.Exists(); exists || err != nil {
+		return dataplane.Result{}, err
+	}
+	return n.guard.Sync(ctx, ruleset.Host{SourceGuard: true}.Ruleset())
 }

@@ -2,6 +2,7 @@ package podnet_test
 
 import (
 	"net/netip"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -68,5 +69,18 @@ func TestEndOfAClientIsNoRepair(t *testing.T) {
 		if g := testkit.Must(n.ClientGuard(t.Context(), gone))(t); len(g.Destinations) > 0 {
 			t.Errorf("the guard of a link that is gone stays, for %d destinations", len(g.Destinations))
 		}
+	}
+}
+
+// What tenants chose for their clients doesn't keep the node from dropping forged sources.
+func TestSourceGuardComesFirst(t *testing.T) {
+	n := newNode(t)
+	a, b, c := netip.MustParseAddr("192.0.2.0"), netip.MustParseAddr("192.0.2.7"), netip.MustParseAddr("192.0.2.255")
+	overlap := dataplane.ClientGuard{Destinations: []dataplane.Range{{First: a, Last: c}, {First: b, Last: c}}}
+	if _, err := n.GuardClient(t.Context(), 1000, overlap); err == nil {
+		t.Fatal("ranges that overlap can be made; the test needs others that can't")
+	}
+	if rules := testkit.Must(n.host.Run("nft", "list", "table", "inet", dataplane.NftTable))(t); !strings.Contains(rules, "fib saddr . iif") {
+		t.Errorf("the node has\n%s", rules)
 	}
 }

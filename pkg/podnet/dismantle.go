@@ -104,7 +104,7 @@ func (n *Network) Dismantle(ctx context.Context, traces []Trace, removed func(wh
 	}
 	guarded, guardErr := n.guard.Exists()
 	if guardErr == nil && guarded {
-		if guardErr = n.guard.Remove(ctx); guardErr == nil {
+		if _, guardErr = n.guard.Sync(ctx, dataplane.Ruleset{}); guardErr == nil {
 			removed("table inet " + dataplane.NftTable + " of nftables")
 		}
 	}

@@ -7,6 +7,7 @@ import (
 
 	"github.com/coil-net/coil/pkg/dataplane"
 	"github.com/coil-net/coil/pkg/kernel/nft"
+	"github.com/coil-net/coil/pkg/plan/ruleset"
 )
 
 // Guard makes the host's ruleset what it should be. With Options.SourceGuard pods send from their own
@@ -59,7 +60,7 @@ func (n *Network) CheckGuard(ctx context.Context, p Pod, a Attachment) error {
 func (o Options) guards(p Pod) bool { return o.SourceGuard && !p.Unguarded }
 
 // WatchGuard begins to watch for changes of the rule.
-func (n *Network) WatchGuard() (*nft.Watch, error) { return nft.NewWatch(n.host) }
+func (n *Network) WatchGuard() (*nft.Watch, error) { return nft.NewWatch(n.host, dataplane.NftTable) }
 
 // Dropped are packets of pods that the host's ruleset dropped since it was made, by family.
 type Dropped struct {
@@ -75,11 +76,11 @@ func (n *Network) Dropped(ctx context.Context) (Dropped, error) {
 		return d, err
 	}
 	for _, c := range counters {
-		switch c.Name {
-		case nft.Forged:
-			d.Forged[c.Family] = c.Packets
-		case nft.PastTunnel:
-			d.PastTunnel[c.Family] = c.Packets
+		switch name, family, _ := dataplane.CutFamily(c.Name); name {
+		case ruleset.Forged:
+			d.Forged[family] = c.Packets
+		case ruleset.PastTunnel:
+			d.PastTunnel[family] = c.Packets
 		}
 	}
 	return d, nil

@@ -198,7 +198,7 @@ type Network struct {
 	rules  *rule.Syncer
 	flows  *conntrack.Table // nil: the kernel tracks none
 	record *sysctl.Record   // nil: don't record
-	guard  *nft.Host
+	guard  *nft.Table
 	// clients is what guard drops beside forged sources.
 	clients clientGuards
 	// ipv6 says whether the kernel has IPv6 at all.
@@ -230,7 +230,7 @@ func New(o Options) (*Network, error) {
 	if n.handle, err = rtnl.New(host); err != nil {
 		return nil, errors.Join(err, host.Close())
 	}
-	if n.guard, err = nft.NewHost(host); err != nil {
+	if n.guard, err = nft.New(host, dataplane.NftTable); err != nil {
 		return nil, errors.Join(err, n.Close())
 	}
 	if n.flows, err = conntrack.New(host); err != nil && !errors.Is(err, unix.EPROTONOSUPPORT) {

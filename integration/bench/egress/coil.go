@@ -24,6 +24,7 @@ import (
 	"github.com/coil-net/coil/pkg/kernel/rtnl"
 	"github.com/coil-net/coil/pkg/kernel/rule"
 	"github.com/coil-net/coil/pkg/kernel/tunnel"
+	"github.com/coil-net/coil/pkg/natgateway"
 	"github.com/coil-net/coil/pkg/node/egress"
 	"github.com/coil-net/coil/pkg/plan"
 	"github.com/coil-net/coil/pkg/store"
@@ -43,7 +44,7 @@ type coil struct {
 	tunnels *tunnel.Syncer
 	routes  *route.Syncer
 	rules   *rule.Syncer
-	filter  *nft.Gateway
+	filter  natgateway.Nft
 }
 
 // newCoil makes the client's side and a router without clients.
@@ -104,13 +105,13 @@ func newRouter(ctx context.Context, name string, addrs ipam.Address) (*coil, err
 	if err != nil {
 		return nil, err
 	}
-	filter, err := nft.NewGateway(ns)
+	table, err := nft.New(ns, dataplane.NftTable)
 	if err != nil {
 		return nil, err
 	}
 	c := &coil{
 		cfg:     plan.GatewayConfig{Addresses: addrs.Addrs(), Uplink: uplink.Name, UplinkIndex: uplink.Index, MTU: uplink.MTU, Port: port},
-		tunnels: tunnel.New(h), filter: filter,
+		tunnels: tunnel.New(h), filter: natgateway.Nft{Table: table},
 		routes: route.New(h, dataplane.ProtocolNode, dataplane.TableWide),
 		rules:  rule.New(h, dataplane.ProtocolNode, dataplane.RouterPriorities...),
 	}

@@ -77,11 +77,12 @@ func run(ctx context.Context, o Options, health *observe.Health) error {
 		return err
 	}
 	defer handle.Close()
-	filter, err := nft.NewGateway(nil)
+	table, err := nft.New(nil, dataplane.NftTable)
 	if err != nil {
 		return err
 	}
-	defer filter.Close()
+	defer table.Close()
+	filter := natgateway.Nft{Table: table}
 	connections, err := conntrack.New(nil)
 	if err != nil {
 		return err

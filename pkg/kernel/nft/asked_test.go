@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"github.com/coil-net/coil/pkg/dataplane"
-	"github.com/coil-net/coil/pkg/kernel/nft"
+	"github.com/coil-net/coil/pkg/plan/ruleset"
 	"github.com/coil-net/coil/pkg/testkit"
 	"github.com/coil-net/coil/pkg/testkit/netnstest"
 )
@@ -41,10 +41,10 @@ func TestRouterTellsAskersAlone(t *testing.T) {
 			}))
 			defer listener.Close()
 			testkit.Check(t, asks(l.server, addr(f, 8, 1), to, timeout), asks(l.router, to.Addr(), to, timeout))
-			before := l.count(nft.Stranger, f)
+			before := l.count(ruleset.Stranger, f)
 			strange := port != 8082
 			err := asks(l.server, addr(f, 9, 2), to, map[bool]time.Duration{true: silence, false: timeout}[strange])
-			counted := l.count(nft.Stranger, f) > before
+			counted := l.count(ruleset.Stranger, f) > before
 			if (err != nil) != strange || counted != strange {
 				t.Errorf("%s: another asks at port %d: %v, counted: %t", f, port, err, counted)
 			}

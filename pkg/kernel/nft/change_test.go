@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/coil-net/coil/pkg/dataplane"
+	"github.com/coil-net/coil/pkg/plan/ruleset"
 	"github.com/coil-net/coil/pkg/testkit"
 )
 
@@ -24,20 +25,20 @@ func TestClientChangesClosed(t *testing.T) {
 	}
 	for _, c := range []struct {
 		name   string
-		change func(*dataplane.ClientRules)
+		change func(*ruleset.Client)
 	}{
-		{"destinations", func(r *dataplane.ClientRules) { r.Destinations = everything }},
-		{"rules and sets", func(r *dataplane.ClientRules) {
-			r.Originating = &dataplane.OriginatingRules{Mark: dataplane.MarkOriginating, Mask: dataplane.MarkOriginating}
+		{"destinations", func(r *ruleset.Client) { r.Destinations = everything }},
+		{"rules and sets", func(r *ruleset.Client) {
+			r.Originating = &ruleset.Originating{Mark: dataplane.MarkOriginating, Mask: dataplane.MarkOriginating}
 		}},
-		{"addresses", func(r *dataplane.ClientRules) { r.Addresses = nil }},
+		{"addresses", func(r *ruleset.Client) { r.Addresses = nil }},
 	} {
 		t.Run(c.name, func(t *testing.T) { changesClosed(t, c.change) })
 	}
 }
 
 // changesClosed sends from a client to a destination by its uplink, while a change is made and taken back.
-func changesClosed(t *testing.T, change func(*dataplane.ClientRules)) {
+func changesClosed(t *testing.T, change func(*ruleset.Client)) {
 	l := newClientLab(t)
 	testkit.Must(l.table.Sync(t.Context(), l.rules))(t)
 	ctx, stop := context.WithCancel(t.Context())

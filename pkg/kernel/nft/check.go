@@ -9,43 +9,47 @@ import (
 	"github.com/coil-net/coil/pkg/dataplane"
 )
 
-// check says what of the table isn't as it is defined. Nothing is changed. As long as nobody changes
-// any table, the kernel is asked for no more than that.
-func (t *table) check(ctx context.Context, d definition) error {
+// Check says what of the table isn't as Sync makes it. Nothing is changed. As long as nobody changes any table,
+// the kernel is asked for no more than that.
+func (t *Table) Check(ctx context.Context, r dataplane.Ruleset) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	want, err := d.shape()
+	if len(r.Chains) == 0 {
+		return nil
+	}
+	d, err := t.define(r)
 	if err != nil {
 		return err
 	}
+	want := d.shape()
 	conn, err := t.connect()
 	if err != nil {
 		return err
 	}
 	have, generation, err := t.current(ctx, conn, d, want)
 	if err != nil {
-		return fmt.Errorf("read table %s of nftables: %w", dataplane.NftTable, err)
+		return fmt.Errorf("read table %s of nftables: %w", t.name, err)
 	}
 	if len(have.shape) == 0 {
-		return fmt.Errorf("table %s of nftables is missing", dataplane.NftTable)
+		return fmt.Errorf("table %s of nftables is missing", t.name)
 	}
 	var errs []error
 	for _, w := range want {
 		if !slices.Contains(have.shape, w) {
-			errs = append(errs, fmt.Errorf("table %s of nftables: %s is missing", dataplane.NftTable, w))
+			errs = append(errs, fmt.Errorf("table %s of nftables: %s is missing", t.name, w))
 		}
 	}
 	for _, h := range have.shape {
 		if !slices.Contains(want, h) {
-			errs = append(errs, fmt.Errorf("table %s of nftables: %s shouldn't be there", dataplane.NftTable, h))
+			errs = append(errs, fmt.Errorf("table %s of nftables: %s shouldn't be there", t.name, h))
 		}
 	}
 	if len(errs) > 0 {
 		return errors.Join(errs...)
 	}
 	for _, s := range d.sets {
-		if !s.is(have.sets[s.name]) {
-			errs = append(errs, fmt.Errorf("table %s of nftables: set %s has other elements", dataplane.NftTable, s.name))
+		if !s.is(have.sets[s.Name]) {
+			errs = append(errs, fmt.Errorf("table %s of nftables: set %s has other elements", t.name, s.Name))
 		}
 	}
 	if len(errs) > 0 {

@@ -19,6 +19,7 @@ import (
 
 	"github.com/coil-net/coil/pkg/dataplane"
 	"github.com/coil-net/coil/pkg/kernel/nft"
+	"github.com/coil-net/coil/pkg/plan/ruleset"
 	"github.com/coil-net/coil/pkg/testkit"
 	"github.com/coil-net/coil/pkg/testkit/netnstest"
 )
@@ -37,8 +38,8 @@ const (
 type clientLab struct {
 	lab
 	client, outside *netnstest.NS
-	rules           dataplane.ClientRules
-	table           *nft.Client
+	rules           ruleset.Client
+	table           table[ruleset.Client]
 }
 
 func newClientLab(t *testing.T) *clientLab {
@@ -55,7 +56,7 @@ func newClientLab(t *testing.T) *clientLab {
 			l.run(n, "sysctl", "-qw", "net.ipv4.conf."+key+".rp_filter=0")
 		}
 	}
-	l.rules = dataplane.ClientRules{Uplink: l.index(l.client, "eth0"), Port: 5555}
+	l.rules = ruleset.Client{Uplink: l.index(l.client, "eth0"), Port: 5555}
 	for _, f := range families {
 		own, destination := addr(f, netClient, 1), addr(f, netDestination, 1)
 		l.address(l.client, "eth0", own, 24)
@@ -76,7 +77,7 @@ func newClientLab(t *testing.T) *clientLab {
 		l.rules.Peers = append(l.rules.Peers, addr(f, netRouter, 1))
 		l.rules.Destinations = append(l.rules.Destinations, dataplane.Range{First: destination, Last: addr(f, netDestination, 9)})
 	}
-	l.table = testkit.Must(nft.NewClient(l.client.NS))(t)
+	l.table = clientTable(t, l.client.NS)
 	t.Cleanup(l.table.Close)
 	return l
 }
@@ -85,7 +86,7 @@ func newClientLab(t *testing.T) *clientLab {
 func (l *clientLab) counted(name string, f dataplane.Family) uint64 {
 	l.t.Helper()
 	all := testkit.Must(l.table.Counters(l.t.Context()))(l.t)
-	i := slices.IndexFunc(all, func(c nft.Counter) bool { return c.Name == name && c.Family == f })
+	i := slices.IndexFunc(all, func(c nft.Counter) bool { return c.Name == f.Named(name) })
 	if i < 0 {
 		l.t.Fatalf("no counter %s of %s", name, f)
 	}
@@ -193,25 +194,25 @@ func TestClient(t *testing.T) {
 			tunnels, unreachable, reply = []int{unix.IPPROTO_IPIP, unix.IPPROTO_IPV6}, ipv6.ICMPTypeDestinationUnreachable, ipv6.ICMPTypeEchoReply
 			refusals = []icmp.Type{unreachable, ipv6.ICMPTypePacketTooBig, ipv6.ICMPTypeTimeExceeded, ipv6.ICMPTypeParameterProblem}
 		}
-		in("FoU of a stranger", nft.NonRouter, "eth0", netStranger, netClient, packet{port: 5555})
-		in("FoU of a destination", nft.NonRouter, "eth0", netDestination, netClient, packet{port: 5555})
+		in("FoU of a stranger", ruleset.NonRouter, "eth0", netStranger, netClient, packet{port: 5555})
+		in("FoU of a destination", ruleset.NonRouter, "eth0", netDestination, netClient, packet{port: 5555})
 		in("FoU of a router", "", "eth0", netRouter, netClient, packet{port: 5555})
 		for _, number := range tunnels {
-			in("a tunnel of a stranger", nft.NonRouter, "eth0", netStranger, netClient, packet{protocol: number})
+			in("a tunnel of a stranger", ruleset.NonRouter, "eth0", netStranger, netClient, packet{protocol: number})
 			in("a tunnel of a router", "", "eth0", netRouter, netClient, packet{protocol: number})
 		}
 		in("UDP of a stranger", "", "eth0", netStranger, netClient, packet{port: 7000})
-		in("FoU of a router, tunnelled", nft.ForgedSource, "tunnel", netRouter, netClient, packet{port: 5555})
+		in("FoU of a router, tunnelled", ruleset.ForgedSource, "tunnel", netRouter, netClient, packet{port: 5555})
 		in("tunnelled from a destination", "", "tunnel", netDestination, netClient, packet{port: 7000})
-		in("tunnelled from a stranger", nft.ForgedSource, "tunnel", netStranger, netClient, packet{port: 7000})
-		in("tunnelled to another address", nft.ForgedSource, "tunnel", netDestination, netOther, packet{port: 7000})
+		in("tunnelled from a stranger", ruleset.ForgedSource, "tunnel", netStranger, netClient, packet{port: 7000})
+		in("tunnelled to another address", ruleset.ForgedSource, "tunnel", netDestination, netOther, packet{port: 7000})
 		for _, kind := range refusals {
 			in(fmt.Sprint("tunnelled ", kind, " of who is on the way"), "", "tunnel", netStranger, netClient, packet{icmp: kind})
 		}
-		in("tunnelled error to another address", nft.ForgedSource, "tunnel", netStranger, netOther, packet{icmp: unreachable})
+		in("tunnelled error to another address", ruleset.ForgedSource, "tunnel", netStranger, netOther, packet{icmp: unreachable})
 		in("a router lives", "", "tunnel", netRouter, netClient, packet{icmp: reply})
-		in("a stranger lives", nft.ForgedSource, "tunnel", netStranger, netClient, packet{icmp: reply})
-		out("bound to the uplink, to a destination", nft.PastTunnel, "eth0", netDestination)
+		in("a stranger lives", ruleset.ForgedSource, "tunnel", netStranger, netClient, packet{icmp: reply})
+		out("bound to the uplink, to a destination", ruleset.PastTunnel, "eth0", netDestination)
 		out("bound to the uplink, to a stranger", "", "eth0", netStranger)
 		out("to a destination", "", "", netDestination)
 	}
@@ -261,7 +262,7 @@ func TestClientForwards(t *testing.T) {
 				l.client.IP(t, family, "route", "add", "default", "via", addr(f, netClient, 2).String(), "table", "99")
 			}
 			for net, lost := range map[int]bool{netStranger: false, netDestination: table} {
-				dropped := func() bool { return lost && l.counted(nft.PastTunnel, f) > 0 }
+				dropped := func() bool { return lost && l.counted(ruleset.PastTunnel, f) > 0 }
 				p := packet{from: machine, to: l.outside, src: addr(f, 7, 2), dst: addr(f, net, 1), port: 7000}
 				if got := l.arrives(p, dropped); got == lost {
 					t.Errorf("table %t: what is forwarded to %s arrives: %t", table, p.dst, got)

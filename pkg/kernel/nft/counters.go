@@ -2,37 +2,71 @@ package nft
 
 import (
 	"context"
+	"errors"
 	"fmt"
-	"strings"
+	"time"
 
 	"github.com/google/nftables"
+	"golang.org/x/sys/unix"
 
 	"github.com/coil-net/coil/pkg/dataplane"
 )
 
-// Counter is how much of something was counted since the table was made. A table that is
-// replaced goes on counting.
+// Counter is what a named counter has counted since it was made.
 type Counter struct {
-	// Name is one of the constants of this package.
 	Name    string
-	Family  dataplane.Family
 	Packets uint64
 	Bytes   uint64
 }
 
-// Counters returns what was counted; nothing before the first Sync.
-func (t *table) Counters(ctx context.Context) ([]Counter, error) {
+// Counters returns all counters; none before the first Sync.
+func (t *Table) Counters(ctx context.Context) ([]Counter, error) {
 	found, err := t.readNamed(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("list counters: %w", err)
 	}
 	var out []Counter
-	for _, p := range protocols {
-		for _, c := range found {
-			if name, ok := strings.CutSuffix(c.name, p.suffix); ok && c.kind == nftables.ObjTypeCounter {
-				out = append(out, Counter{Name: name, Family: p.family, Packets: c.packets, Bytes: c.bytes})
-			}
+	for _, c := range found {
+		if c.kind == nftables.ObjTypeCounter {
+			out = append(out, Counter{Name: c.name, Packets: c.packets, Bytes: c.bytes})
 		}
+	}
+	return out, nil
+}
+
+// Expiring returns the keys of a set whose elements rules add, and the time until each expires. A set that isn't
+// there has none.
+func (t *Table) Expiring(ctx context.Context, set string) (map[string]time.Duration, error) {
+	elements, err := t.readElements(ctx, set)
+	if err != nil && !errors.Is(err, unix.ENOENT) {
+		return nil, fmt.Errorf("list elements of set %s: %w", set, err)
+	}
+	out := make(map[string]time.Duration, len(elements))
+	for _, e := range elements {
+		out[e.Key] = e.expires
+	}
+	return out, nil
+}
+
+// Sets returns the sets that there are, with their elements. Of their types only Interval is read: that another
+// agent has made them isn't sure.
+func (t *Table) Sets(ctx context.Context) ([]dataplane.Set, error) {
+	exists, err := t.Exists()
+	if err != nil || !exists {
+		return nil, err
+	}
+	found, err := t.readSets(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("list sets: %w", err)
+	}
+	var out []dataplane.Set
+	for _, s := range found {
+		elements, err := t.readElements(ctx, s.Name)
+		if err != nil {
+			return nil, fmt.Errorf("list elements of set %s: %w", s.Name, err)
+		}
+		c := contentOf(s.Interval, elements)
+		out = append(out, dataplane.Set{Name: s.Name, Interval: s.Interval, Elements: c.elements, Ranges: c.ranges})
 	}
 	return out, nil
 }

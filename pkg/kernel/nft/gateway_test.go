@@ -14,7 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/coil-net/coil/pkg/dataplane"
-	"github.com/coil-net/coil/pkg/kernel/nft"
+	"github.com/coil-net/coil/pkg/plan/ruleset"
 	"github.com/coil-net/coil/pkg/testkit"
 	"github.com/coil-net/coil/pkg/testkit/netnstest"
 )
@@ -31,8 +31,8 @@ type lab struct {
 	t              *testing.T
 	router, server *netnstest.NS
 	clients        []*netnstest.NS
-	rules          dataplane.GatewayRules
-	*nft.Gateway
+	rules          ruleset.Gateway
+	table[ruleset.Gateway]
 }
 
 // addr is an address in IPv4 or IPv6.
@@ -53,7 +53,7 @@ func newLab(t *testing.T) *lab {
 	}
 	path := func(n *netnstest.NS) string { return n.Path }
 	l.router.IP(t, "link", "add", "eth0", "type", "veth", "peer", "name", "eth0", "netns", path(l.server))
-	l.rules = dataplane.GatewayRules{Uplink: l.index(l.router, "eth0"), MTU: 1500, Port: 5555}
+	l.rules = ruleset.Gateway{Uplink: l.index(l.router, "eth0"), MTU: 1500, Port: 5555}
 	for _, f := range families {
 		l.address(l.router, "eth0", addr(f, 9, 1), 24)
 		l.address(l.server, "eth0", addr(f, 9, 2), 24)
@@ -73,7 +73,7 @@ func newLab(t *testing.T) *lab {
 	for i := range 2 {
 		l.addClient(i + 1)
 	}
-	l.Gateway = testkit.Must(nft.NewGateway(l.router.NS))(t)
+	l.table = gatewayTable(t, l.router.NS)
 	t.Cleanup(l.Close)
 	return l
 }
@@ -95,7 +95,7 @@ func (l *lab) addClient(i int) {
 		l.router.IP(t, "neigh", "add", addr(f, 1, i).String(), "lladdr", inside, "dev", name)
 		c.IP(t, "neigh", "add", gateway, "lladdr", outside, "dev", "eth0")
 		c.IP(t, "route", "add", "default", "via", gateway, "dev", "eth0", "onlink")
-		l.rules.Clients = append(l.rules.Clients, dataplane.GatewayClient{Addr: addr(f, 1, i), Link: l.index(l.router, name)})
+		l.rules.Clients = append(l.rules.Clients, ruleset.GatewayClient{Addr: addr(f, 1, i), Link: l.index(l.router, name)})
 	}
 	l.clients = append(l.clients, c)
 }
@@ -143,7 +143,7 @@ func (l *lab) sync(want dataplane.Result) {
 func (l *lab) count(name string, f dataplane.Family) uint64 {
 	l.t.Helper()
 	for _, c := range testkit.Must(l.Counters(l.t.Context()))(l.t) {
-		if c.Name == name && c.Family == f {
+		if c.Name == f.Named(name) {
 			return c.Packets
 		}
 	}
@@ -177,30 +177,30 @@ func TestGateway(t *testing.T) {
 				defer client.IP(t, "address", "del", addr(f, 1, 2).String(), "dev", "eth0")
 				_, err := client.Run("busybox", "ping", "-c", "1", "-W", "1", "-I", addr(f, 1, 2).String(), server.String())
 				return err
-			}, nft.ForgedSource},
+			}, ruleset.ForgedSource},
 			{"a client sends as nobody", func() error {
 				l.address(client, "eth0", addr(f, 7, 7), 32)
 				defer client.IP(t, "address", "del", addr(f, 7, 7).String(), "dev", "eth0")
 				_, err := client.Run("busybox", "ping", "-c", "1", "-W", "1", "-I", addr(f, 7, 7).String(), server.String())
 				return err
-			}, nft.ForgedSource},
-			{"a client sends elsewhere", func() error { return client.Ping(addr(f, 8, 1), silence) }, nft.NotADestination},
-			{"the server opens a connection to a client", func() error { return l.server.Ping(addr(f, 1, 1), silence) }, nft.Unsolicited},
+			}, ruleset.ForgedSource},
+			{"a client sends elsewhere", func() error { return client.Ping(addr(f, 8, 1), silence) }, ruleset.NotADestination},
+			{"the server opens a connection to a client", func() error { return l.server.Ping(addr(f, 1, 1), silence) }, ruleset.Unsolicited},
 			{"the router sends by an address that isn't its own", func() error {
 				l.address(l.router, "lo", addr(f, 6, 6), 32)
 				_, err := l.router.Run("busybox", "ping", "-c", "1", "-W", "1", "-I", addr(f, 6, 6).String(), server.String())
 				return err
-			}, nft.ForeignSource},
+			}, ruleset.ForeignSource},
 			{"the server sends FoU", func() error {
 				l.run(l.server, "bash", "-c", fmt.Sprintf("echo forged > /dev/udp/%s/5555", addr(f, 9, 1)))
 				return errors.New("nobody answers UDP")
-			}, nft.NonClient},
+			}, ruleset.NonClient},
 			{"the server sends the router a datagram", func() error {
 				tracked := func() string { return l.run(l.router, "cat", "/proc/sys/net/netfilter/nf_conntrack_count") }
 				before := tracked()
 				l.run(l.server, "bash", "-c", fmt.Sprintf("echo forged > /dev/udp/%s/30000", addr(f, 9, 1)))
 				testkit.Eventually(t, timeout, "the datagram is counted", func() error {
-					if l.count(nft.Unsolicited, f) == 0 {
+					if l.count(ruleset.Unsolicited, f) == 0 {
 						return errors.New("not yet")
 					}
 					return nil
@@ -209,7 +209,7 @@ func TestGateway(t *testing.T) {
 					t.Errorf("%s connections are tracked, %s before: a client can't have the port", now, before)
 				}
 				return errors.New("nobody answers")
-			}, nft.Unsolicited},
+			}, ruleset.Unsolicited},
 		} {
 			t.Run(fmt.Sprint(f, " ", c.name), func(t *testing.T) {
 				before := l.count(c.counter, f)
@@ -222,18 +222,18 @@ func TestGateway(t *testing.T) {
 			})
 		}
 		t.Run(fmt.Sprint(f, " masqueraded"), func(t *testing.T) {
-			before := l.count(nft.Masqueraded, f)
+			before := l.count(ruleset.Masqueraded, f)
 			if got := testkit.Must(client.SourceOf(l.server, server, timeout))(t); got != addr(f, 9, 1) {
 				t.Errorf("the server sees %s, want %s", got, addr(f, 9, 1))
 			}
-			if l.count(nft.Masqueraded, f) == before {
+			if l.count(ruleset.Masqueraded, f) == before {
 				t.Error("it wasn't counted")
 			}
 		})
 		t.Run(fmt.Sprint(f, " the router's own"), func(t *testing.T) {
-			before := l.count(nft.Masqueraded, f)
+			before := l.count(ruleset.Masqueraded, f)
 			testkit.Check(t, l.router.Ping(server, timeout), l.server.Ping(addr(f, 9, 1), timeout))
-			if got := l.count(nft.Masqueraded, f); got != before {
+			if got := l.count(ruleset.Masqueraded, f); got != before {
 				t.Errorf("%d packets of the router's own are counted as its clients'", got-before)
 			}
 		})
@@ -262,7 +262,7 @@ func TestGatewaySync(t *testing.T) {
 	} {
 		t.Run(damage, func(t *testing.T) {
 			testkit.Check(t, l.clients[0].Ping(addr(dataplane.IPv4, 9, 2), timeout))
-			counted := l.count(nft.Masqueraded, dataplane.IPv4)
+			counted := l.count(ruleset.Masqueraded, dataplane.IPv4)
 			l.run(l.router, "nft", damage)
 			if got := testkit.Must(l.Sync(t.Context(), l.rules))(t); !got.Changed() {
 				t.Error("nothing was done")
@@ -271,7 +271,7 @@ func TestGatewaySync(t *testing.T) {
 				t.Errorf("got\n%s\nwant\n%s", got, want)
 			}
 			l.sync(dataplane.Result{})
-			if got := l.count(nft.Masqueraded, dataplane.IPv4); got < counted && !strings.Contains(damage, "delete") && !strings.Contains(damage, "flush ruleset") {
+			if got := l.count(ruleset.Masqueraded, dataplane.IPv4); got < counted && !strings.Contains(damage, "delete") && !strings.Contains(damage, "flush ruleset") {
 				t.Errorf("%d packets are counted, %d were before", got, counted)
 			}
 		})
@@ -413,14 +413,14 @@ func testAnswers(t *testing.T, l *lab) {
 			t.Errorf("%s: the answers of %d families are not tracked, want %d", f, got, want)
 		}
 		l.address(client, "eth0", addr(f, 1, 2), 32)
-		forged := l.count(nft.ForgedSource, f)
-		if _, err := client.Run("busybox", "ping", "-c", "1", "-W", "1", "-I", addr(f, 1, 2).String(), own.String()); err == nil || l.count(nft.ForgedSource, f) == forged {
+		forged := l.count(ruleset.ForgedSource, f)
+		if _, err := client.Run("busybox", "ping", "-c", "1", "-W", "1", "-I", addr(f, 1, 2).String(), own.String()); err == nil || l.count(ruleset.ForgedSource, f) == forged {
 			t.Errorf("%s: a client asks as another: %v", f, err)
 		}
 		client.IP(t, "address", "del", addr(f, 1, 2).String(), "dev", "eth0")
-		elsewhere := l.count(nft.NotADestination, f)
+		elsewhere := l.count(ruleset.NotADestination, f)
 		l.run(client, "bash", "-c", fmt.Sprintf("echo x > /dev/udp/%s/9", own))
-		if l.count(nft.NotADestination, f) != elsewhere+1 {
+		if l.count(ruleset.NotADestination, f) != elsewhere+1 {
 			t.Errorf("%s: a client reaches a port of the router", f)
 		}
 	}

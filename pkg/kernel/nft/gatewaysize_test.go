@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/coil-net/coil/pkg/dataplane"
+	"github.com/coil-net/coil/pkg/plan/ruleset"
 	"github.com/coil-net/coil/pkg/testkit"
 )
 
@@ -16,8 +17,8 @@ func TestGatewayWithManyClients(t *testing.T) {
 	for i := range 5000 {
 		a := netip.AddrFrom4([4]byte{10, 2, byte(i >> 8), byte(i)})
 		l.rules.Clients = append(l.rules.Clients,
-			dataplane.GatewayClient{Addr: a, Link: 100 + i},
-			dataplane.GatewayClient{Addr: addr(dataplane.IPv6, 2, i), Link: 10_000 + i})
+			ruleset.GatewayClient{Addr: a, Link: 100 + i},
+			ruleset.GatewayClient{Addr: addr(dataplane.IPv6, 2, i), Link: 10_000 + i})
 	}
 	start := time.Now()
 	l.sync(dataplane.Result{Added: 1})
@@ -36,7 +37,7 @@ func TestGatewayOutgrowsItsSets(t *testing.T) {
 	l.sync(dataplane.Result{Added: 1})
 	few := l.rules.Clients
 	for i := range 9000 {
-		l.rules.Clients = append(l.rules.Clients, dataplane.GatewayClient{Addr: netip.AddrFrom4([4]byte{10, 2, byte(i >> 8), byte(i)}), Link: 100 + i})
+		l.rules.Clients = append(l.rules.Clients, ruleset.GatewayClient{Addr: netip.AddrFrom4([4]byte{10, 2, byte(i >> 8), byte(i)}), Link: 100 + i})
 	}
 	l.sync(dataplane.Result{Replaced: 1})
 	l.sync(dataplane.Result{})

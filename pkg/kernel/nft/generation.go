@@ -12,7 +12,7 @@ import (
 
 // Touched says whether anybody has, or may have, changed any table of the namespace since the
 // last Sync. To ask costs next to nothing.
-func (t *table) Touched(ctx context.Context) (bool, error) {
+func (t *Table) Touched(ctx context.Context) (bool, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	now, err := t.currentGeneration(ctx)
@@ -21,7 +21,7 @@ func (t *table) Touched(ctx context.Context) (bool, error) {
 
 // currentGeneration is another number after each change of any table of the namespace, whoever
 // made it.
-func (t *table) currentGeneration(ctx context.Context) (uint32, error) {
+func (t *Table) currentGeneration(ctx context.Context) (uint32, error) {
 	var id uint32
 	r := rtnl.NewRequest(unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_GETGEN, 0, make([]byte, nfgenmsgSize),
 		func() string { return "generation of nftables" })

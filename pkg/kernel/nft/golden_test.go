@@ -3,17 +3,13 @@ package nft_test
 import (
 	"flag"
 	"net/netip"
-	"os"
-	"path/filepath"
 	"regexp"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/coil-net/coil/pkg/dataplane"
 	"github.com/coil-net/coil/pkg/ipam"
-	"github.com/coil-net/coil/pkg/kernel/nft"
 	"github.com/coil-net/coil/pkg/plan"
+	"github.com/coil-net/coil/pkg/plan/ruleset"
 	"github.com/coil-net/coil/pkg/testkit"
 	"github.com/coil-net/coil/pkg/testkit/netnstest"
 )
@@ -54,18 +50,39 @@ func TestClientRuleset(t *testing.T) {
 			state := plan.ClientStateOf(plan.Client{
 				Address: c.address, Link: "eth0", Index: l.index(ns, "eth0"), Port: dataplane.FouPort, Egresses: []plan.ClientEgress{c.egress},
 			})
-			table := testkit.Must(nft.NewClient(ns.NS))(t)
+			table := clientTable(t, ns.NS)
 			defer table.Close()
 			testkit.Must(table.Sync(t.Context(), *state.Filter))(t)
 			testkit.Check(t, table.Check(t.Context(), *state.Filter))
-			got := sum.ReplaceAllString(l.run(ns, "nft", "list", "table", "inet", dataplane.NftTable), `"`) + "\n"
-			path := filepath.Join("testdata", "client_"+c.name+".nft")
-			if *update {
-				testkit.Check(t, os.MkdirAll("testdata", 0o755), os.WriteFile(path, []byte(got), 0o644))
-			}
-			if d := cmp.Diff(string(testkit.Must(os.ReadFile(path))(t)), got); d != "" {
-				t.Errorf("%s (-want +got), go test -update writes it:\n%s", path, d)
-			}
+			golden(t, ns, dataplane.NftTable, "client_"+c.name)
+		})
+	}
+}
+
+// The whole of a router's ruleset.
+func TestGatewayRuleset(t *testing.T) {
+	few := ruleset.Gateway{
+		MTU: 1500, Port: dataplane.FouPort, HealthPort: 9387, Ports: []uint16{9386, 9387},
+		Addresses:    []netip.Addr{netip.MustParseAddr("198.51.100.5"), netip.MustParseAddr("2001:db8:100::5")},
+		Probers:      []netip.Addr{netip.MustParseAddr("192.0.2.10"), netip.MustParseAddr("fd00:2::10")},
+		Askers:       []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("fc00::/7")},
+		Destinations: []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0"), netip.MustParsePrefix("2001:db8::/32")},
+		Clients:      []ruleset.GatewayClient{{Addr: netip.MustParseAddr("10.1.0.5"), Link: 7}, {Addr: netip.MustParseAddr("fd01::5"), Link: 8}},
+	}
+	limited := few
+	limited.MaxPerClient, limited.Over = 1000, []netip.Addr{netip.MustParseAddr("10.1.0.5")}
+	fewer := limited
+	fewer.MaxPerClient = 100
+	fewer.Addresses = few.Addresses[:1]
+	for name, g := range map[string]ruleset.Gateway{"unlimited": few, "limited": limited, "ipv4": fewer} {
+		t.Run(name, func(t *testing.T) {
+			ns := netnstest.New(t)
+			ns.IP(t, "link", "add", "eth0", "type", "veth", "peer", "name", "peer")
+			g.Uplink = (&lab{t: t}).index(ns, "eth0")
+			table := gatewayTable(t, ns.NS)
+			defer table.Close()
+			testkit.Must(table.Sync(t.Context(), g))(t)
+			golden(t, ns, dataplane.NftTable, "gateway_"+name)
 		})
 	}
 }

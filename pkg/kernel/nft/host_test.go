@@ -2,15 +2,13 @@ package nft_test
 
 import (
 	"net/netip"
-	"os"
-	"path/filepath"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/coil-net/coil/pkg/dataplane"
-	"github.com/coil-net/coil/pkg/kernel/nft"
 	"github.com/coil-net/coil/pkg/plan"
+	"github.com/coil-net/coil/pkg/plan/ruleset"
 	"github.com/coil-net/coil/pkg/testkit"
 	"github.com/coil-net/coil/pkg/testkit/netnstest"
 )
@@ -28,32 +26,25 @@ func TestHostRuleset(t *testing.T) {
 	}
 	ns := netnstest.New(t)
 	l := lab{t: t}
-	table := testkit.Must(nft.NewHost(ns.NS))(t)
+	table := hostTable(t, ns.NS)
 	defer table.Close()
-	check := func(r dataplane.HostRules) {
+	check := func(r ruleset.Host) {
 		t.Helper()
 		testkit.Check(t, table.Check(t.Context(), r))
-		other := testkit.Must(nft.NewHost(ns.NS))(t)
+		other := hostTable(t, ns.NS)
 		defer other.Close()
-		got := testkit.Must(other.Clients(t.Context()))(t)
+		got := ruleset.GuardsOf(testkit.Must(other.Sets(t.Context()))(t))
 		if d := cmp.Diff(r.Clients, got, cmp.Comparer(func(a, b netip.Addr) bool { return a == b })); d != "" && len(r.Clients)+len(got) > 0 {
 			t.Errorf("another agent reads (-want +got):\n%s", d)
 		}
 	}
-	if got := testkit.Must(table.Clients(t.Context()))(t); len(got) > 0 {
+	if got := ruleset.GuardsOf(testkit.Must(table.Sets(t.Context()))(t)); len(got) > 0 {
 		t.Errorf("without a table there are %v", got)
 	}
-	r := dataplane.HostRules{SourceGuard: true, Clients: map[int]dataplane.ClientGuard{7: some, 9: everything, 12: some}}
+	r := ruleset.Host{SourceGuard: true, Clients: map[int]dataplane.ClientGuard{7: some, 9: everything, 12: some}}
 	testkit.Must(table.Sync(t.Context(), r))(t)
 	check(r)
-	got := sum.ReplaceAllString(l.run(ns, "nft", "list", "table", "inet", dataplane.NftTable), `"`) + "\n"
-	path := filepath.Join("testdata", "host.nft")
-	if *update {
-		testkit.Check(t, os.WriteFile(path, []byte(got), 0o644))
-	}
-	if d := cmp.Diff(string(testkit.Must(os.ReadFile(path))(t)), got); d != "" {
-		t.Errorf("%s (-want +got), go test -update writes it:\n%s", path, d)
-	}
+	golden(t, ns, dataplane.NftTable, "host")
 
 	// A client with a guard that there is costs elements, and another guard no rule of the others.
 	r.Clients = map[int]dataplane.ClientGuard{7: some, 9: everything, 12: some, 13: everything}
@@ -61,7 +52,7 @@ func TestHostRuleset(t *testing.T) {
 		t.Errorf("one more client changed %+v", got)
 	}
 	check(r)
-	r = dataplane.HostRules{Clients: map[int]dataplane.ClientGuard{7: some}}
+	r = ruleset.Host{Clients: map[int]dataplane.ClientGuard{7: some}}
 	testkit.Must(table.Sync(t.Context(), r))(t)
 	check(r)
 	if got := testkit.Must(table.Sync(t.Context(), r))(t); got.Changed() {
@@ -71,7 +62,7 @@ func TestHostRuleset(t *testing.T) {
 	if err := table.Check(t.Context(), r); err == nil {
 		t.Error("a set without its elements is found right")
 	}
-	testkit.Must(table.Sync(t.Context(), dataplane.HostRules{}))(t)
+	testkit.Must(table.Sync(t.Context(), ruleset.Host{}))(t)
 	if out := l.run(ns, "nft", "list", "ruleset"); out != "" {
 		t.Errorf("without rules there is\n%s", out)
 	}
@@ -80,9 +71,9 @@ func TestHostRuleset(t *testing.T) {
 // The guards of clients with as many destinations as there may be are more than one message of netlink takes.
 func TestHostManyRanges(t *testing.T) {
 	ns := netnstest.New(t)
-	table := testkit.Must(nft.NewHost(ns.NS))(t)
+	table := hostTable(t, ns.NS)
 	defer table.Close()
-	r := dataplane.HostRules{SourceGuard: true, Clients: map[int]dataplane.ClientGuard{}}
+	r := ruleset.Host{SourceGuard: true, Clients: map[int]dataplane.ClientGuard{}}
 	for link := range 64 {
 		var g dataplane.ClientGuard
 		for i := range 2 * plan.MostDestinations {
@@ -101,17 +92,4 @@ func TestHostManyRanges(t *testing.T) {
 	if got := testkit.Must(table.Sync(t.Context(), r))(t); got.Changed() {
 		t.Errorf("%s changed %+v", other, got)
 	}
-}
-
-// What tenants chose for their clients doesn't keep the node from dropping forged sources.
-func TestHostSourceGuardFirst(t *testing.T) {
-	ns := netnstest.New(t)
-	table := testkit.Must(nft.NewHost(ns.NS))(t)
-	defer table.Close()
-	overlap := dataplane.ClientGuard{Destinations: []dataplane.Range{ranged("192.0.2.0", "192.0.2.255"), ranged("192.0.2.7", "192.0.3.255")}}
-	r := dataplane.HostRules{SourceGuard: true, Clients: map[int]dataplane.ClientGuard{7: overlap}}
-	if _, err := table.Sync(t.Context(), r); err == nil {
-		t.Fatal("ranges that overlap can be made; the test needs others that can't")
-	}
-	testkit.Check(t, table.Check(t.Context(), dataplane.HostRules{SourceGuard: true}))
 }

@@ -15,7 +15,7 @@ import (
 	"golang.org/x/net/ipv6"
 
 	"github.com/coil-net/coil/pkg/dataplane"
-	"github.com/coil-net/coil/pkg/kernel/nft"
+	"github.com/coil-net/coil/pkg/plan/ruleset"
 	"github.com/coil-net/coil/pkg/testkit"
 	"github.com/coil-net/coil/pkg/testkit/netnstest"
 )
@@ -124,7 +124,7 @@ func TestStrangersDoNotOpenConnections(t *testing.T) {
 	l.run(l.router, "nft", "insert rule inet coil sent accept")
 	for _, f := range families {
 		l.address(l.clients[0], "eth0", addr(f, 7, 7), 32)
-		l.dropped(nft.ForeignSource, f, func() error {
+		l.dropped(ruleset.ForeignSource, f, func() error {
 			return l.clients[0].Do(func() error {
 				conn, err := net.DialUDP("udp", net.UDPAddrFromAddrPort(netip.AddrPortFrom(addr(f, 7, 7), 0)),
 					net.UDPAddrFromAddrPort(netip.AddrPortFrom(addr(f, 9, 2), 9)))
@@ -148,7 +148,7 @@ func TestNothingLeavesUntranslated(t *testing.T) {
 	l.run(l.router, "nft", "flush chain inet coil nat")
 	for _, f := range families {
 		conn := l.dial(l.clients[0], l.receiver(addr(f, 9, 2)))
-		l.dropped(nft.ForeignSource, f, func() error {
+		l.dropped(ruleset.ForeignSource, f, func() error {
 			_, err := conn.Write([]byte("opens"))
 			return err
 		})
@@ -219,7 +219,7 @@ func TestEarlierConnectionsDoNotLeave(t *testing.T) {
 	l.watch()
 	for _, c := range flows {
 		t.Log(c.name)
-		l.dropped(nft.ForeignSource, c.family, func() error {
+		l.dropped(ruleset.ForeignSource, c.family, func() error {
 			_, err := c.conn.Write([]byte("after"))
 			return err
 		})
@@ -241,7 +241,7 @@ func TestForgedErrorsDoNotLeave(t *testing.T) {
 			t.Fatalf("the server sees %s", from)
 		}
 		l.router.IP(t, "route", "replace", addr(f, 1, 2).String(), "via", addr(f, 9, 2).String())
-		l.dropped(nft.Invalid, f, func() error {
+		l.dropped(ruleset.Invalid, f, func() error {
 			return unreachable(l.clients[0], from, to.LocalAddr().(*net.UDPAddr).AddrPort())
 		})
 	}

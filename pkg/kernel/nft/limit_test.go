@@ -14,7 +14,8 @@ import (
 
 	"github.com/coil-net/coil/pkg/dataplane"
 	"github.com/coil-net/coil/pkg/kernel/conntrack"
-	"github.com/coil-net/coil/pkg/kernel/nft"
+	"github.com/coil-net/coil/pkg/natgateway"
+	"github.com/coil-net/coil/pkg/plan/ruleset"
 	"github.com/coil-net/coil/pkg/testkit"
 	"github.com/coil-net/coil/pkg/testkit/netnstest"
 )
@@ -82,18 +83,18 @@ func TestConnectionLimit(t *testing.T) {
 			}
 			refused := func() {
 				t.Helper()
-				before := l.count(nft.ConnectionLimit, f)
+				before := l.count(ruleset.ConnectionLimit, f)
 				if conn, err := dial(l.clients[0], to, silence); err == nil {
 					conn.Close()
 					t.Errorf("there are more than %d connections", most)
 				}
-				if l.count(nft.ConnectionLimit, f) == before {
+				if l.count(ruleset.ConnectionLimit, f) == before {
 					t.Error("it wasn't counted")
 				}
 			}
-			masqueraded := l.count(nft.Masqueraded, f)
+			masqueraded := l.count(ruleset.Masqueraded, f)
 			refused()
-			if got := l.count(nft.Masqueraded, f); got != masqueraded {
+			if got := l.count(ruleset.Masqueraded, f); got != masqueraded {
 				t.Errorf("%d packets that were dropped are counted as masqueraded", got-masqueraded)
 			}
 			for _, conn := range open {
@@ -102,11 +103,11 @@ func TestConnectionLimit(t *testing.T) {
 			other := testkit.Must(dial(l.clients[1], to, timeout))(t)
 			defer other.Close()
 			testkit.Check(t, lives(other))
-			if got := testkit.Must(l.AtLimit(t.Context(), time.Minute))(t); !slices.Equal(got, []netip.Addr{addr(f, 1, 1)}) {
+			if got := testkit.Must(natgateway.Nft{Table: l.Table}.AtLimit(t.Context(), time.Minute))(t); !slices.Equal(got, []netip.Addr{addr(f, 1, 1)}) {
 				t.Errorf("at the limit are %v", got)
 			}
 
-			again := testkit.Must(nft.NewGateway(l.router.NS))(t)
+			again := gatewayTable(t, l.router.NS)
 			defer again.Close()
 			if got := testkit.Must(again.Sync(t.Context(), l.rules))(t); got.Changed() {
 				t.Errorf("a router that starts again did %+v", got)
@@ -120,7 +121,7 @@ func TestConnectionLimit(t *testing.T) {
 			conn := l.opens(l.clients[0], to)
 			defer conn.Close()
 			testkit.Check(t, lives(conn))
-			if got := testkit.Must(l.AtLimit(t.Context(), time.Minute))(t); len(got) != 0 {
+			if got := testkit.Must(natgateway.Nft{Table: l.Table}.AtLimit(t.Context(), time.Minute))(t); len(got) != 0 {
 				t.Errorf("at the limit are %v, and nobody is", got)
 			}
 			refused()
@@ -218,10 +219,10 @@ func TestOverConnectionLimit(t *testing.T) {
 					t.Fatal("a client that is over the limit has opened another connection")
 				}
 			}
-			if l.count(nft.ConnectionLimit, f) < 20 {
+			if l.count(ruleset.ConnectionLimit, f) < 20 {
 				t.Error("it wasn't counted")
 			}
-			if got := testkit.Must(l.AtLimit(t.Context(), time.Minute))(t); !slices.Equal(got, l.rules.Over) {
+			if got := testkit.Must(natgateway.Nft{Table: l.Table}.AtLimit(t.Context(), time.Minute))(t); !slices.Equal(got, l.rules.Over) {
 				t.Errorf("at the limit are %v", got)
 			}
 			testkit.Check(t, lives(has))

@@ -5,7 +5,7 @@ import (
 	"testing"
 
 	"github.com/coil-net/coil/pkg/dataplane"
-	"github.com/coil-net/coil/pkg/kernel/nft"
+	"github.com/coil-net/coil/pkg/plan/ruleset"
 	"github.com/coil-net/coil/pkg/testkit"
 	"github.com/coil-net/coil/pkg/testkit/netnstest"
 )
@@ -24,7 +24,7 @@ func TestOriginating(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	rules := dataplane.OriginatingRules{Mark: dataplane.MarkOriginating, Mask: dataplane.MarkOriginating}
+	rules := ruleset.Originating{Mark: dataplane.MarkOriginating, Mask: dataplane.MarkOriginating}
 	l := lab{t: t}
 	uplink := l.index(client, "eth0")
 	for _, f := range families {
@@ -41,7 +41,7 @@ func TestOriginating(t *testing.T) {
 	}
 	// What leaves by the tunnel gets lost.
 	client.IP(t, "link", "set", "tunnel", "arp", "off")
-	o := testkit.Must(nft.NewClient(client.NS))(t)
+	o := clientTable(t, client.NS)
 	t.Cleanup(o.Close)
 	ping := func(f dataplane.Family, from netip.Addr) error {
 		_, err := peer.Run("busybox", "ping", "-c", "1", "-W", "1", "-I", from.String(), addr(f, 1, 1).String())
@@ -53,7 +53,7 @@ func TestOriginating(t *testing.T) {
 		}
 	}
 	for _, want := range []dataplane.Result{{Added: 1}, {}} {
-		if got := testkit.Must(o.Sync(t.Context(), dataplane.ClientRules{Uplink: uplink, Port: 5555, Originating: &rules}))(t); got != want {
+		if got := testkit.Must(o.Sync(t.Context(), ruleset.Client{Uplink: uplink, Port: 5555, Originating: &rules}))(t); got != want {
 			t.Errorf("Sync did %+v, want %+v", got, want)
 		}
 	}

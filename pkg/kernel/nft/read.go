@@ -8,9 +8,11 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/google/nftables"
+	"github.com/google/nftables/expr"
 	"github.com/google/nftables/userdata"
 	"golang.org/x/sys/unix"
 
@@ -53,7 +55,7 @@ type object struct {
 type ruleOf struct{ chain, comment string }
 
 // readObjects reads the objects of the table, which exists.
-func (t *table) readObjects(ctx context.Context) (o objects, err error) {
+func (t *Table) readObjects(ctx context.Context) (o objects, err error) {
 	if o.named, err = t.readNamed(ctx); err != nil {
 		return o, err
 	}
@@ -61,27 +63,34 @@ func (t *table) readObjects(ctx context.Context) (o objects, err error) {
 		return o, err
 	}
 	// Older kernels return the chains of all tables.
-	o.chains, err = rtnl.List(ctx, t.handle, ask(unix.NFT_MSG_GETCHAIN, "chains"), parseChain)
+	o.chains, err = rtnl.List(ctx, t.handle, t.ask(unix.NFT_MSG_GETCHAIN, "chains"), t.parseChain)
 	return o, err
 }
 
-func (t *table) readNamed(ctx context.Context) ([]object, error) {
-	return rtnl.List(ctx, t.handle, ask(unix.NFT_MSG_GETOBJ, "counters"), parseObject)
+func (t *Table) readNamed(ctx context.Context) ([]object, error) {
+	return rtnl.List(ctx, t.handle, t.ask(unix.NFT_MSG_GETOBJ, "counters"), t.parseObject)
 }
 
-func (t *table) readSets(ctx context.Context) ([]*nftables.Set, error) {
-	return rtnl.List(ctx, t.handle, ask(unix.NFT_MSG_GETSET, "sets"), parseSet)
+func (t *Table) readSets(ctx context.Context) ([]*nftables.Set, error) {
+	return rtnl.List(ctx, t.handle, t.ask(unix.NFT_MSG_GETSET, "sets"), t.parseSet)
+}
+
+// element is an element in the kernel.
+type element struct {
+	dataplane.Element
+	end     bool          // it is only the end of a range, behind its last key
+	expires time.Duration // from now
 }
 
 // readElements returns the elements of a set, as far as sets of Coil differ in them.
-func (t *table) readElements(ctx context.Context, set string) ([]nftables.SetElement, error) {
-	r := ask(unix.NFT_MSG_GETSETELEM, "elements of set "+set, rtnl.AppendAttribute(nil, unix.NFTA_SET_ELEM_LIST_SET, append([]byte(set), 0))...)
-	return rtnl.Collect(ctx, t.handle, r, appendElements)
+func (t *Table) readElements(ctx context.Context, set string) ([]element, error) {
+	r := t.ask(unix.NFT_MSG_GETSETELEM, "elements of set "+set, rtnl.AppendAttribute(nil, unix.NFTA_SET_ELEM_LIST_SET, append([]byte(set), 0))...)
+	return rtnl.Collect(ctx, t.handle, r, t.appendElements)
 }
 
 // shape reads from the kernel what definition.shape describes; it is empty if there is no table.
-func (t *table) shape(ctx context.Context, conn *nftables.Conn) ([]string, error) {
-	table, err := conn.ListTableOfFamily(dataplane.NftTable, family)
+func (t *Table) shape(ctx context.Context, conn *nftables.Conn) ([]string, error) {
+	table, err := conn.ListTableOfFamily(t.name, family)
 	if errors.Is(err, unix.ENOENT) {
 		return nil, nil
 	}
@@ -111,7 +120,7 @@ func (t *table) shape(ctx context.Context, conn *nftables.Conn) ([]string, error
 	}
 	for _, name := range slices.Sorted(maps.Keys(rules)) {
 		for i, mark := range rules[name] {
-			out = append(out, fmt.Sprintf("rule %s %03d %s", name, i, mark))
+			out = append(out, ruleShape(name, i, mark))
 		}
 	}
 	slices.Sort(out)
@@ -119,8 +128,8 @@ func (t *table) shape(ctx context.Context, conn *nftables.Conn) ([]string, error
 }
 
 // rules returns the comments of the rules of each chain, in order.
-func (t *table) rules(ctx context.Context) (map[string][]string, error) {
-	all, err := rtnl.List(ctx, t.handle, ask(unix.NFT_MSG_GETRULE, "rules"), parseRule)
+func (t *Table) rules(ctx context.Context) (map[string][]string, error) {
+	all, err := rtnl.List(ctx, t.handle, t.ask(unix.NFT_MSG_GETRULE, "rules"), t.parseRule)
 	rules := map[string][]string{}
 	for _, r := range all {
 		rules[r.chain] = append(rules[r.chain], r.comment)
@@ -129,22 +138,22 @@ func (t *table) rules(ctx context.Context) (map[string][]string, error) {
 }
 
 // ask is a request about the table; some objects need more attributes.
-func ask(kind uint16, objects string, more ...byte) rtnl.Request {
+func (t *Table) ask(kind uint16, objects string, more ...byte) rtnl.Request {
 	body := []byte{byte(family), unix.NFNETLINK_V0, 0, 0}
-	body = rtnl.AppendAttribute(body, tableAttribute, append([]byte(dataplane.NftTable), 0))
+	body = rtnl.AppendAttribute(body, tableAttribute, append([]byte(t.name), 0))
 	return rtnl.NewRequest(unix.NFNL_SUBSYS_NFTABLES<<8|kind, 0, append(body, more...), func() string {
-		return fmt.Sprintf("nft list %s of table inet %s", objects, dataplane.NftTable)
+		return fmt.Sprintf("nft list %s of table inet %s", objects, t.name)
 	})
 }
 
 // about calls found with the attributes of a message, and says whether the message is about the table.
-func about(body []byte, found func(kind uint16, value []byte) error) (ours bool, err error) {
+func (t *Table) about(body []byte, found func(kind uint16, value []byte) error) (ours bool, err error) {
 	if len(body) < nfgenmsgSize {
 		return false, fmt.Errorf("message of nftables of %d bytes", len(body))
 	}
 	err = rtnl.EachAttribute(body[nfgenmsgSize:], func(kind uint16, value []byte) error {
 		if kind == tableAttribute {
-			ours = body[0] == byte(family) && unix.ByteSliceToString(value) == dataplane.NftTable
+			ours = body[0] == byte(family) && unix.ByteSliceToString(value) == t.name
 			return nil
 		}
 		return found(kind, value)
@@ -152,9 +161,9 @@ func about(body []byte, found func(kind uint16, value []byte) error) (ours bool,
 	return ours, err
 }
 
-func parseSet(body []byte) (*nftables.Set, bool, error) {
-	s := &nftables.Set{Table: named()}
-	ours, err := about(body, func(kind uint16, value []byte) error {
+func (t *Table) parseSet(body []byte) (*nftables.Set, bool, error) {
+	s := &nftables.Set{Table: t.named()}
+	ours, err := t.about(body, func(kind uint16, value []byte) error {
 		switch kind {
 		case unix.NFTA_SET_NAME:
 			s.Name = unix.ByteSliceToString(value)
@@ -166,6 +175,10 @@ func parseSet(body []byte) (*nftables.Set, bool, error) {
 			s.Dynamic = flags&unix.NFT_SET_EVAL != 0
 		case unix.NFTA_SET_KEY_TYPE:
 			s.KeyType.SetNFTMagic(be32(value))
+		case unix.NFTA_SET_DATA_TYPE:
+			if s.DataType.SetNFTMagic(be32(value)); be32(value) == unix.NFT_DATA_VERDICT {
+				s.DataType = nftables.TypeVerdict // whose number in the library is another one
+			}
 		case unix.NFTA_SET_TIMEOUT:
 			s.Timeout = milliseconds(value)
 		case unix.NFTA_SET_DESC:
@@ -182,9 +195,9 @@ func parseSet(body []byte) (*nftables.Set, bool, error) {
 }
 
 // appendElements appends those of one message.
-func appendElements(all []nftables.SetElement, body []byte) ([]nftables.SetElement, error) {
+func (t *Table) appendElements(all []element, body []byte) ([]element, error) {
 	before := len(all)
-	ours, err := about(body, func(kind uint16, list []byte) error {
+	ours, err := t.about(body, func(kind uint16, list []byte) error {
 		if kind != unix.NFTA_SET_ELEM_LIST_ELEMENTS {
 			return nil
 		}
@@ -200,29 +213,65 @@ func appendElements(all []nftables.SetElement, body []byte) ([]nftables.SetEleme
 	return all, err
 }
 
-func parseElement(b []byte) (e nftables.SetElement, err error) {
+func parseElement(b []byte) (e element, err error) {
+	data := func(to *string) func(uint16, []byte) error {
+		return func(kind uint16, value []byte) error {
+			switch kind {
+			case unix.NFTA_DATA_VALUE:
+				*to = string(value)
+			case unix.NFTA_DATA_VERDICT:
+				text, err := parseVerdict(value)
+				*to = text
+				return err
+			}
+			return nil
+		}
+	}
 	err = rtnl.EachAttribute(b, func(kind uint16, value []byte) error {
 		switch kind {
 		case unix.NFTA_SET_ELEM_KEY:
-			return rtnl.EachAttribute(value, func(kind uint16, value []byte) error {
-				if kind == unix.NFTA_DATA_VALUE {
-					e.Key = bytes.Clone(value)
-				}
-				return nil
-			})
+			return rtnl.EachAttribute(value, data(&e.Key))
+		case keyEnd:
+			return rtnl.EachAttribute(value, data(&e.Last))
+		case unix.NFTA_SET_ELEM_DATA:
+			return rtnl.EachAttribute(value, data(&e.Value))
 		case unix.NFTA_SET_ELEM_FLAGS:
-			e.IntervalEnd = be32(value)&unix.NFT_SET_ELEM_INTERVAL_END != 0
+			e.end = be32(value)&unix.NFT_SET_ELEM_INTERVAL_END != 0
 		case unix.NFTA_SET_ELEM_EXPIRATION:
-			e.Expires = milliseconds(value)
+			e.expires = milliseconds(value)
 		}
 		return nil
 	})
 	return e, err
 }
 
-func parseChain(body []byte) (*nftables.Chain, bool, error) {
-	c := &nftables.Chain{Table: named()}
-	ours, err := about(body, func(kind uint16, value []byte) error {
+// keyEnd is NFTA_SET_ELEM_KEY_END of linux/netfilter/nf_tables.h.
+const keyEnd = 10
+
+// parseVerdict returns the text of a verdict.
+func parseVerdict(b []byte) (string, error) {
+	var kind expr.VerdictKind
+	var chain string
+	err := rtnl.EachAttribute(b, func(attribute uint16, value []byte) error {
+		switch attribute {
+		case unix.NFTA_VERDICT_CODE:
+			kind = expr.VerdictKind(int32(be32(value)))
+		case unix.NFTA_VERDICT_CHAIN:
+			chain = unix.ByteSliceToString(value)
+		}
+		return nil
+	})
+	for word, k := range verdicts {
+		if k == kind {
+			return strings.TrimSuffix(word+" "+chain, " "), err
+		}
+	}
+	return fmt.Sprintf("verdict %d %s", kind, chain), err
+}
+
+func (t *Table) parseChain(body []byte) (*nftables.Chain, bool, error) {
+	c := &nftables.Chain{Table: t.named()}
+	ours, err := t.about(body, func(kind uint16, value []byte) error {
 		switch kind {
 		case unix.NFTA_CHAIN_NAME:
 			c.Name = unix.ByteSliceToString(value)
@@ -248,9 +297,9 @@ func parseChain(body []byte) (*nftables.Chain, bool, error) {
 	return c, ours, err
 }
 
-func parseObject(body []byte) (o object, ours bool, err error) {
+func (t *Table) parseObject(body []byte) (o object, ours bool, err error) {
 	var data []byte
-	ours, err = about(body, func(kind uint16, value []byte) error {
+	ours, err = t.about(body, func(kind uint16, value []byte) error {
 		switch kind {
 		case unix.NFTA_OBJ_NAME:
 			o.name = unix.ByteSliceToString(value)
@@ -276,8 +325,8 @@ func parseObject(body []byte) (o object, ours bool, err error) {
 	return o, ours, err
 }
 
-func parseRule(body []byte) (r ruleOf, ours bool, err error) {
-	ours, err = about(body, func(kind uint16, value []byte) error {
+func (t *Table) parseRule(body []byte) (r ruleOf, ours bool, err error) {
+	ours, err = t.about(body, func(kind uint16, value []byte) error {
 		switch kind {
 		case unix.NFTA_RULE_CHAIN:
 			r.chain = unix.ByteSliceToString(value)

@@ -4,9 +4,6 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-	"github.com/google/go-cmp/cmp/cmpopts"
-	"github.com/google/nftables"
 	"golang.org/x/sys/unix"
 
 	"github.com/coil-net/coil/pkg/dataplane"
@@ -24,6 +21,9 @@ func text(s string) []byte { return append([]byte(s), 0) }
 func of(table string, attrs ...[]byte) []byte {
 	return slices.Concat([]byte{byte(family), 0, 0, 0}, attr(tableAttribute, text(table)), slices.Concat(attrs...))
 }
+
+// mine reads messages about Coil's table.
+var mine = &Table{name: dataplane.NftTable}
 
 func ours(attrs ...[]byte) []byte { return of(dataplane.NftTable, attrs...) }
 
@@ -51,41 +51,41 @@ func TestCommentIn(t *testing.T) {
 // Whatever a program in a pod has put into the table, it is read, or left out if another table has it.
 func TestParse(t *testing.T) {
 	for _, data := range crafted {
-		s, is, err := parseSet(ours(attr(unix.NFTA_SET_NAME, text("mine")), attr(unix.NFTA_SET_USERDATA, data), attr(unix.NFTA_SET_FLAGS, []byte{0, 0, 0, unix.NFT_SET_MAP})))
+		s, is, err := mine.parseSet(ours(attr(unix.NFTA_SET_NAME, text("mine")), attr(unix.NFTA_SET_USERDATA, data), attr(unix.NFTA_SET_FLAGS, []byte{0, 0, 0, unix.NFT_SET_MAP})))
 		if err != nil || !is || s.Name != "mine" || !s.IsMap {
 			t.Errorf("a set with user data %v: %+v, %t, %v", data, s, is, err)
 		}
-		r, is, err := parseRule(ours(attr(unix.NFTA_RULE_CHAIN, text("mine")), attr(unix.NFTA_RULE_USERDATA, data)))
+		r, is, err := mine.parseRule(ours(attr(unix.NFTA_RULE_CHAIN, text("mine")), attr(unix.NFTA_RULE_USERDATA, data)))
 		if err != nil || !is || r != (ruleOf{chain: "mine"}) {
 			t.Errorf("a rule with user data %v: %+v, %t, %v", data, r, is, err)
 		}
-		element := attr(unix.NFTA_LIST_ELEM, attr(unix.NFTA_SET_ELEM_KEY, attr(unix.NFTA_DATA_VALUE, []byte{1, 2, 3, 4})), attr(unix.NFTA_SET_ELEM_USERDATA, data),
+		entry := attr(unix.NFTA_LIST_ELEM, attr(unix.NFTA_SET_ELEM_KEY, attr(unix.NFTA_DATA_VALUE, []byte{1, 2, 3, 4})), attr(unix.NFTA_SET_ELEM_USERDATA, data),
 			attr(unix.NFTA_SET_ELEM_EXPR, data))
-		elements, err := appendElements(nil, ours(attr(unix.NFTA_SET_ELEM_LIST_SET, text("mine")), attr(unix.NFTA_SET_ELEM_LIST_ELEMENTS, element, element)))
-		want := nftables.SetElement{Key: []byte{1, 2, 3, 4}}
-		if d := cmp.Diff([]nftables.SetElement{want, want}, elements, cmpopts.EquateEmpty()); d != "" || err != nil {
-			t.Errorf("elements with user data %v: %v (-want +got):\n%s", data, err, d)
+		elements, err := mine.appendElements(nil, ours(attr(unix.NFTA_SET_ELEM_LIST_SET, text("mine")), attr(unix.NFTA_SET_ELEM_LIST_ELEMENTS, entry, entry)))
+		want := element{Element: dataplane.Element{Key: "\x01\x02\x03\x04"}}
+		if !slices.Equal(elements, []element{want, want}) || err != nil {
+			t.Errorf("elements with user data %v: %v, %v", data, elements, err)
 		}
 	}
-	o, is, err := parseObject(ours(attr(unix.NFTA_OBJ_NAME, text("mine")), attr(unix.NFTA_OBJ_TYPE, []byte{0, 0, 0, unix.NFT_OBJECT_LIMIT}), attr(unix.NFTA_OBJ_DATA, []byte{1})))
+	o, is, err := mine.parseObject(ours(attr(unix.NFTA_OBJ_NAME, text("mine")), attr(unix.NFTA_OBJ_TYPE, []byte{0, 0, 0, unix.NFT_OBJECT_LIMIT}), attr(unix.NFTA_OBJ_DATA, []byte{1})))
 	if err != nil || !is || o.shape() != "object mine of type 4" {
 		t.Errorf("an object of another kind: %+v, %t, %v", o, is, err)
 	}
-	c, is, err := parseChain(ours(attr(unix.NFTA_CHAIN_NAME, text("mine")), attr(unix.NFTA_CHAIN_POLICY, []byte{1}), attr(unix.NFTA_CHAIN_HOOK)))
+	c, is, err := mine.parseChain(ours(attr(unix.NFTA_CHAIN_NAME, text("mine")), attr(unix.NFTA_CHAIN_POLICY, []byte{1}), attr(unix.NFTA_CHAIN_HOOK)))
 	if err != nil || !is || chainShape(c) != "chain mine of another policy" {
 		t.Errorf("a chain with too short attributes: %+v, %t, %v", c, is, err)
 	}
 	for name, body := range map[string][]byte{"no header": {1, 2}, "half an attribute": append(ours(), 0xff, 0xff, 1, 0)} {
-		if _, _, err := parseChain(body); err == nil {
+		if _, _, err := mine.parseChain(body); err == nil {
 			t.Errorf("%s is no error", name)
 		}
 	}
 	for name, body := range map[string][]byte{"another table": of("other", attr(unix.NFTA_CHAIN_NAME, text("mine"))), "another family": append([]byte{unix.NFPROTO_IPV4}, ours()[1:]...)} {
-		if _, is, err := parseChain(body); is || err != nil {
+		if _, is, err := mine.parseChain(body); is || err != nil {
 			t.Errorf("%s: %t, %v", name, is, err)
 		}
 	}
-	if all, err := appendElements(nil, of("other", attr(unix.NFTA_SET_ELEM_LIST_ELEMENTS, attr(unix.NFTA_LIST_ELEM)))); len(all) > 0 || err != nil {
+	if all, err := mine.appendElements(nil, of("other", attr(unix.NFTA_SET_ELEM_LIST_ELEMENTS, attr(unix.NFTA_LIST_ELEM)))); len(all) > 0 || err != nil {
 		t.Errorf("elements of another table: %v, %v", all, err)
 	}
 }
@@ -102,21 +102,21 @@ func FuzzParse(f *testing.F) {
 		}
 	}
 	f.Fuzz(func(t *testing.T, body []byte) {
-		if s, _, err := parseSet(body); err == nil {
+		if s, _, err := mine.parseSet(body); err == nil {
 			setShape(s)
 		}
-		if c, _, err := parseChain(body); err == nil {
+		if c, _, err := mine.parseChain(body); err == nil {
 			chainShape(c)
 		}
-		if o, _, err := parseObject(body); err == nil {
+		if o, _, err := mine.parseObject(body); err == nil {
 			o.shape()
 		}
-		_, _, _ = parseRule(body)
-		elements, _ := appendElements(nil, body)
-		for _, s := range []set{{}, {interval: true}} {
-			s.is(s.holds(elements))
+		_, _, _ = mine.parseRule(body)
+		elements, _ := mine.appendElements(nil, body)
+		for _, interval := range []bool{false, true} {
+			set{}.is(contentOf(interval, elements))
 		}
-		mentions(body)
+		mentions(body, dataplane.NftTable)
 		commentIn(body)
 	})
 }

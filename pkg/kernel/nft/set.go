@@ -1,35 +1,70 @@
 package nft
 
 import (
-	"bytes"
 	"fmt"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/google/nftables"
 	"github.com/google/nftables/binaryutil"
+	"github.com/google/nftables/expr"
 
 	"github.com/coil-net/coil/pkg/dataplane"
 )
 
-// set is a named set and its elements; of a set of intervals, which protocol.ranged makes, the ranges.
+// set is a dataplane.Set with the types that the library has.
 type set struct {
-	name     string
-	key      nftables.SetDatatype
-	interval bool
-	// size is how many elements there may be, 0 any number. The kernel finds them faster then.
-	size     uint32
-	elements []nftables.SetElement
-	ranges   []dataplane.Range
-	// counting sets are those whose elements rules add, each with a state of its own, and those with
-	// a timeout whose elements rules add for so long. What rules have added stays.
-	counting bool
-	timeout  time.Duration
+	dataplane.Set
+	table      *nftables.Table
+	key, value nftables.SetDatatype
+}
+
+// types are those of fields and values by their names in nft(8).
+var types = map[string]nftables.SetDatatype{
+	"ipv4_addr": nftables.TypeIPAddr, "ipv6_addr": nftables.TypeIP6Addr, "iface_index": nftables.TypeIFIndex,
+	"icmp_type": nftables.TypeICMPType, "icmpv6_type": nftables.TypeICMP6Type, "inet_proto": nftables.TypeInetProto,
+	"inet_service": nftables.TypeInetService, "verdict": nftables.TypeVerdict,
+}
+
+func (t *Table) set(s dataplane.Set) (set, error) {
+	key, err := typeOf(s.Key)
+	if err != nil {
+		return set{}, fmt.Errorf("set %s: %w", s.Name, err)
+	}
+	defined := set{Set: s, table: t.named(), key: key}
+	if s.Value != "" {
+		if defined.value, err = typeOf(s.Value); err != nil {
+			return set{}, fmt.Errorf("map %s: %w", s.Name, err)
+		}
+	}
+	for _, e := range s.Elements {
+		if _, ok := verdictOf(e.Value); s.Value == verdict && !ok {
+			return set{}, fmt.Errorf("map %s: verdict %q: %w", s.Name, e.Value, errUnknown)
+		}
+	}
+	return defined, nil
+}
+
+// concatenated separates the types of the fields of a concatenation.
+const concatenated = " . "
+
+func typeOf(names string) (nftables.SetDatatype, error) {
+	var fields []nftables.SetDatatype
+	for name := range strings.SplitSeq(names, concatenated) {
+		t, ok := types[name]
+		if !ok {
+			return t, fmt.Errorf("type %q: %w", name, errUnknown)
+		}
+		fields = append(fields, t)
+	}
+	if len(fields) == 1 {
+		return fields[0], nil
+	}
+	return nftables.ConcatSetType(fields...)
 }
 
 // byRules says whether rules add the elements of a set.
-func (s set) byRules() bool { return s.counting || s.timeout > 0 }
+func (s set) byRules() bool { return s.Counting || s.Timeout > 0 }
 
 // maxElements is how many elements of a set one message has, whose attributes hold 64 KiB.
 const maxElements = 500
@@ -37,10 +72,11 @@ const maxElements = 500
 // nft is the set in requests. The ID is what rules of the same transaction find it by.
 func (s set) nft(id uint32) *nftables.Set {
 	n := &nftables.Set{
-		Table: named(), ID: id, Name: s.name, KeyType: s.key, Interval: s.interval, Size: s.size,
-		Concatenation: strings.Contains(s.key.Name, " . "), Dynamic: s.counting, HasTimeout: s.timeout > 0, Timeout: s.timeout,
+		Table: s.table, ID: id, Name: s.Name, KeyType: s.key, Interval: s.Interval, Size: s.Size,
+		Concatenation: strings.Contains(s.Key, concatenated), Dynamic: s.Counting, HasTimeout: s.Timeout > 0, Timeout: s.Timeout,
+		IsMap: s.Value != "", DataType: s.value,
 	}
-	if s.key == nftables.TypeIFIndex {
+	if s.Key == nftables.TypeIFIndex.Name {
 		n.KeyByteOrder = binaryutil.NativeEndian // by which nft(8) shows names
 	}
 	return n
@@ -52,87 +88,67 @@ func (s set) add(conn *nftables.Conn, id uint32) error {
 	if err := conn.AddSet(ns, nil); err != nil {
 		return err
 	}
-	return addElements(conn, ns, s.all())
+	return addElements(conn, ns, s.elements(s.Elements, s.Ranges))
 }
 
-// all returns the elements, of a set of intervals the ends of its ranges.
-func (s set) all() []nftables.SetElement {
-	all := s.elements
-	for _, r := range s.ranges {
-		all = append(all, interval(r)...)
-	}
-	return all
-}
-
-// content is what a set has.
+// content is what a set has: elements, or the ranges of a set of intervals of addresses.
 type content struct {
-	elements []nftables.SetElement
-	// intact says that a set of intervals has its ranges. They are thousands, and never change: only that is kept.
-	intact bool
-}
-
-// holds returns elements as the content of the set.
-func (s set) holds(elements []nftables.SetElement) content {
-	if s.interval {
-		return content{intact: slices.Equal(rangesOf(elements), s.ranges)}
-	}
-	return content{elements: elements}
+	elements []dataplane.Element
+	ranges   []dataplane.Range
 }
 
 // wanted is the content that the set should have.
-func (s set) wanted() content { return content{s.elements, s.interval} }
+func (s set) wanted() content { return content{s.Elements, s.Ranges} }
 
 // is tells whether a set has what it should have.
 func (s set) is(have content) bool {
-	if s.interval {
-		return have.intact
-	}
-	add, remove := s.differs(have.elements)
-	return len(add)+len(remove) == 0
+	add, remove := differs(have.elements, s.Elements)
+	more, less := differs(have.ranges, s.Ranges)
+	return len(add)+len(remove)+len(more)+len(less) == 0
 }
 
-// differs returns what is to be added to the elements that a set has, and what to be deleted.
-func (s set) differs(have []nftables.SetElement) (add, remove []nftables.SetElement) {
+// differs returns what is to be added to what a set has, and what to be removed.
+func differs[E comparable](have, want []E) (add, remove []E) {
 	// Who was here last has left them in this order: most changes are of a few among many.
-	want := s.elements
-	for len(have) > 0 && len(want) > 0 && sameElement(have[0], want[0]) {
+	for len(have) > 0 && len(want) > 0 && have[0] == want[0] {
 		have, want = have[1:], want[1:]
 	}
-	for len(have) > 0 && len(want) > 0 && sameElement(have[len(have)-1], want[len(want)-1]) {
+	for len(have) > 0 && len(want) > 0 && have[len(have)-1] == want[len(want)-1] {
 		have, want = have[:len(have)-1], want[:len(want)-1]
 	}
-	wanted := make(map[string]bool, len(want))
+	missing := make(map[E]bool, len(want))
 	for _, e := range want {
-		wanted[elementKey(e)] = true
+		missing[e] = true
 	}
 	for _, e := range have {
-		if key := elementKey(e); wanted[key] {
-			delete(wanted, key)
+		if missing[e] {
+			delete(missing, e)
 		} else {
-			remove = append(remove, nftables.SetElement{Key: e.Key, IntervalEnd: e.IntervalEnd})
+			remove = append(remove, e)
 		}
 	}
-	return slices.DeleteFunc(slices.Clone(want), func(e nftables.SetElement) bool { return !wanted[elementKey(e)] }), remove
+	return slices.DeleteFunc(slices.Clone(want), func(e E) bool { return !missing[e] }), remove
 }
 
-// update collects what changes the elements of a set from those that it has.
-func (s set) update(conn *nftables.Conn, have content) (dataplane.Result, error) {
-	ns := s.nft(0)
-	if s.interval {
-		if s.is(have) {
-			return dataplane.Result{}, nil
-		}
-		// Somebody else changed it. The two ends of intervals can't be mended apart.
-		conn.FlushSet(ns)
-		return dataplane.Result{Replaced: 1}, addElements(conn, ns, s.all())
-	}
-	add, remove := s.differs(have.elements)
-	for part := range slices.Chunk(remove, maxElements) {
-		if err := conn.SetDeleteElements(ns, part); err != nil {
-			return dataplane.Result{}, err
+// shrink collects what removes elements from what a set has, and grow what adds the others.
+func (s set) shrink(conn *nftables.Conn, have content) (removed int, err error) {
+	_, remove := differs(have.elements, s.Elements)
+	_, less := differs(have.ranges, s.Ranges)
+	for part := range slices.Chunk(s.elements(remove, less), maxElements) {
+		if err := conn.SetDeleteElements(s.nft(0), part); err != nil {
+			return 0, fmt.Errorf("set %s: %w", s.Name, err)
 		}
 	}
-	return dataplane.Result{Added: len(add), Deleted: len(remove)}, addElements(conn, ns, add)
+	return len(remove) + len(less), nil
+}
+
+func (s set) grow(conn *nftables.Conn, have content) (added int, err error) {
+	add, _ := differs(have.elements, s.Elements)
+	more, _ := differs(have.ranges, s.Ranges)
+	if err := addElements(conn, s.nft(0), s.elements(add, more)); err != nil {
+		return 0, fmt.Errorf("set %s: %w", s.Name, err)
+	}
+	return len(add) + len(more), nil
 }
 
 func addElements(conn *nftables.Conn, s *nftables.Set, elements []nftables.SetElement) error {
@@ -144,23 +160,48 @@ func addElements(conn *nftables.Conn, s *nftables.Set, elements []nftables.SetEl
 	return nil
 }
 
-func sameElement(a, b nftables.SetElement) bool {
-	return a.IntervalEnd == b.IntervalEnd && bytes.Equal(a.Key, b.Key)
+// elements are elements and ranges in requests.
+func (s set) elements(elements []dataplane.Element, ranges []dataplane.Range) []nftables.SetElement {
+	all := make([]nftables.SetElement, 0, len(elements)+2*len(ranges))
+	for _, e := range elements {
+		n := nftables.SetElement{Key: []byte(e.Key)}
+		if e.Last != "" {
+			n.KeyEnd = []byte(e.Last)
+		}
+		switch {
+		case s.Value == verdict:
+			n.VerdictData, _ = verdictOf(e.Value)
+		case s.Value != "":
+			n.Val = []byte(e.Value)
+		}
+		all = append(all, n)
+	}
+	for _, r := range ranges {
+		all = append(all, interval(r)...)
+	}
+	return all
 }
 
-// elementKey tells elements of a set apart.
-func elementKey(e nftables.SetElement) string {
-	if e.IntervalEnd {
-		return string(e.Key) + "\x00end"
-	}
-	return string(e.Key)
+// verdict is the type of a verdict map's values.
+const verdict = "verdict"
+
+// verdicts are those of verdict maps by their words in nft(8); a chain follows the former two.
+var verdicts = map[string]expr.VerdictKind{
+	"jump": expr.VerdictJump, "goto": expr.VerdictGoto, "accept": expr.VerdictAccept, "drop": expr.VerdictDrop,
+}
+
+func verdictOf(text string) (*expr.Verdict, bool) {
+	word, chain, _ := strings.Cut(text, " ")
+	kind, ok := verdicts[word]
+	return &expr.Verdict{Kind: kind, Chain: chain}, ok
 }
 
 func (s set) shape() string { return setShape(s.nft(0)) }
 
 func setShape(s *nftables.Set) string {
+	kind := "set"
 	if s.IsMap {
-		return "map " + s.Name
+		kind = fmt.Sprintf("map to %#x", s.DataType.GetNFTMagic())
 	}
-	return fmt.Sprintf("set %s: %#x %t %d %t %s", s.Name, s.KeyType.GetNFTMagic(), s.Interval, s.Size, s.Dynamic, s.Timeout)
+	return fmt.Sprintf("%s %s: %#x %t %d %t %s", kind, s.Name, s.KeyType.GetNFTMagic(), s.Interval, s.Size, s.Dynamic, s.Timeout)
 }

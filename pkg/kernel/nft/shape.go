@@ -9,7 +9,7 @@ import (
 
 // shape describes everything of a table but elements and the values of counters, one item per
 // object.
-func (d definition) shape() ([]string, error) {
+func (d definition) shape() []string {
 	var out []string
 	for _, name := range d.counters {
 		out = append(out, counterShape(name))
@@ -18,17 +18,17 @@ func (d definition) shape() ([]string, error) {
 		out = append(out, s.shape())
 	}
 	for _, c := range d.chains {
-		out = append(out, chainShape(c.nft()))
+		out = append(out, chainShape(c.nft(nil)))
 		for i, r := range c.rules {
-			mark, err := r.mark()
-			if err != nil {
-				return nil, err
-			}
-			out = append(out, fmt.Sprintf("rule %s %03d %s", c.name, i, mark))
+			out = append(out, ruleShape(c.Name, i, r.comment))
 		}
 	}
 	slices.Sort(out)
-	return out, nil
+	return out
+}
+
+func ruleShape(chain string, i int, comment string) string {
+	return fmt.Sprintf("rule %s %03d %s", chain, i, comment)
 }
 
 func counterShape(name string) string { return "counter " + name }

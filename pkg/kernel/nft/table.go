@@ -1,8 +1,8 @@
-// Package nft makes Coil's table of nftables(8) as it is wanted, in one network namespace.
+// Package nft makes a table of nftables(8) as it is wanted, in one network namespace.
 //
-// It owns the table "coil" of the family inet, all of it: what isn't wanted there goes.
-// Rules change in one transaction, so that no packet ever meets half a ruleset. It must not know
-// why a packet is let through, nor touch any other table.
+// It owns the whole of the table, of the family inet: what isn't wanted there goes. Rules change in one
+// transaction, so that no packet ever meets half a ruleset. It must not know why a packet is let through,
+// nor touch any other table.
 package nft
 
 import (
@@ -28,41 +28,64 @@ import (
 // family is that of the table: rules for both families of addresses.
 const family = nftables.TableFamilyINet
 
-// definition is a table as it is wanted.
+// definition is a table as it is wanted, in terms of the kernel.
 type definition struct {
 	counters []string
 	sets     []set
 	chains   []chain
 }
 
-// chain is a base chain, which accepts what no rule drops; or, without a hook, one that rules
-// lead to.
+// chain is a dataplane.Chain whose rules are compiled.
 type chain struct {
-	name     string
-	kind     nftables.ChainType
-	hook     *nftables.ChainHook
-	priority *nftables.ChainPriority
-	rules    []rule
+	dataplane.Chain
+	rules []rule
 }
 
-// rule is expressions, and what they are for.
+// rule is what the kernel evaluates, and the comment by which the rule is recognised there: the kernel gives
+// expressions back in another form, so that the comment ends with their hash.
 type rule struct {
 	comment string
 	exprs   []expr.Any
 }
 
-// mark is what a rule in the kernel is recognised by: its comment, and a hash of its
-// expressions, which the kernel gives back in another form.
-func (r rule) mark() (string, error) {
+// define compiles a ruleset.
+func (t *Table) define(r dataplane.Ruleset) (d definition, err error) {
+	d.counters = r.Counters
+	for _, s := range r.Sets {
+		defined, err := t.set(s)
+		if err != nil {
+			return d, err
+		}
+		d.sets = append(d.sets, defined)
+	}
+	for _, c := range r.Chains {
+		defined := chain{Chain: c, rules: make([]rule, 0, len(c.Rules))}
+		for _, text := range c.Rules {
+			r, err := newRule(text)
+			if err != nil {
+				return d, fmt.Errorf("chain %s: %w", c.Name, err)
+			}
+			defined.rules = append(defined.rules, r)
+		}
+		d.chains = append(d.chains, defined)
+	}
+	return d, nil
+}
+
+func newRule(text dataplane.ChainRule) (rule, error) {
+	exprs, err := compile(text.Text)
+	if err != nil {
+		return rule{}, err
+	}
 	sum := sha256.New()
-	for _, e := range r.exprs {
+	for _, e := range exprs {
 		data, err := expr.Marshal(byte(family), e)
 		if err != nil {
-			return "", fmt.Errorf("rule %q: %w", r.comment, err)
+			return rule{}, fmt.Errorf("rule %q: %w", text.Text, err)
 		}
 		sum.Write(data)
 	}
-	return r.comment + " " + hex.EncodeToString(sum.Sum(nil)[:4]), nil
+	return rule{text.Comment + " " + hex.EncodeToString(sum.Sum(nil)[:4]), exprs}, nil
 }
 
 // writeBuffer holds the largest transaction, in bytes: a ruleset with some 10,000 clients.
@@ -71,8 +94,9 @@ const writeBuffer = 16 << 20
 // mostPrepared is after how many ranges of new sets a transaction ends; a range is up to 100 bytes of it.
 const mostPrepared = 16384
 
-// table is Coil's table in a network namespace. It is safe for concurrent use.
-type table struct {
+// Table is a table in a network namespace. It is safe for concurrent use.
+type Table struct {
+	name   string
 	fd     int
 	handle *rtnl.Handle
 	// most is how many elements may be read; 0 any number, where no program of a pod makes any.
@@ -93,24 +117,37 @@ type state struct {
 	sets  map[string]content
 }
 
-// open returns the table of a namespace, nil for the one that the process was started in.
-func open(ns *netns.NS) (*table, error) {
+// New returns the table of a namespace, nil for the one that the process was started in. The namespace must
+// stay open as long as the Table is used.
+func New(ns *netns.NS, name string) (*Table, error) {
 	h, err := rtnl.NewProtocol(ns, unix.NETLINK_NETFILTER)
 	if err != nil {
 		return nil, fmt.Errorf("open nftables: %w", err)
 	}
-	t := &table{handle: h}
+	t := &Table{name: name, handle: h}
 	if ns != nil {
 		t.fd = ns.Fd()
 	}
 	return t, nil
 }
 
+// NewOfPod returns the table of a namespace in which programs of a pod may have made as many objects as they like.
+// What is too much is an error, rtnl.ErrTooMany.
+func NewOfPod(ns *netns.NS, name string) (*Table, error) {
+	t, err := New(ns, name)
+	if err != nil {
+		return nil, err
+	}
+	t.most = maxElementsOfPod
+	t.handle.Bound(maxMessagesOfPod)
+	return t, nil
+}
+
 // Close closes the table, which stays as it is. No call may be in progress.
-func (t *table) Close() { t.handle.Close() }
+func (t *Table) Close() { t.handle.Close() }
 
 // connect returns a connection, on which requests are collected until they are flushed.
-func (t *table) connect() (*nftables.Conn, error) {
+func (t *Table) connect() (*nftables.Conn, error) {
 	options := []nftables.ConnOption{nftables.WithSockOptions(func(c *netlink.Conn) error {
 		return errors.Join(c.SetWriteBuffer(writeBuffer), c.SetReadBuffer(writeBuffer))
 	})}
@@ -121,31 +158,36 @@ func (t *table) connect() (*nftables.Conn, error) {
 }
 
 // named is the table in requests.
-func named() *nftables.Table {
-	return &nftables.Table{Name: dataplane.NftTable, Family: family}
+func (t *Table) named() *nftables.Table {
+	return &nftables.Table{Name: t.name, Family: family}
 }
 
-// sync makes the table as it is defined. If its chains and rules are, only elements of sets are added
-// and deleted; otherwise all rules are made anew.
-func (t *table) sync(ctx context.Context, d definition) (dataplane.Result, error) {
+// Sync makes the table what a ruleset says, and counts what it changed. If chains and rules are as they should
+// be, only elements of sets are added and removed; otherwise all rules are made anew. Counters go on counting.
+func (t *Table) Sync(ctx context.Context, r dataplane.Ruleset) (dataplane.Result, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	result, err := t.change(ctx, d)
+	var result dataplane.Result
+	var err error
+	if len(r.Chains) == 0 {
+		err = t.remove()
+	} else if d, failed := t.define(r); failed != nil {
+		err = failed
+	} else {
+		result, err = t.change(ctx, d)
+	}
 	if err != nil {
-		return dataplane.Result{}, fmt.Errorf("table %s of nftables: %w", dataplane.NftTable, err)
+		return dataplane.Result{}, fmt.Errorf("table %s of nftables: %w", t.name, err)
 	}
 	return result, nil
 }
 
-func (t *table) change(ctx context.Context, d definition) (dataplane.Result, error) {
+func (t *Table) change(ctx context.Context, d definition) (dataplane.Result, error) {
 	var result dataplane.Result
-	shape, err := d.shape()
-	if err != nil {
-		return result, err
-	}
+	shape := d.shape()
 	want := &state{shape: shape, sets: map[string]content{}}
 	for _, s := range d.sets {
-		want.sets[s.name] = s.wanted()
+		want.sets[s.Name] = s.wanted()
 	}
 	conn, err := t.connect()
 	if err != nil {
@@ -168,7 +210,7 @@ func (t *table) change(ctx context.Context, d definition) (dataplane.Result, err
 
 // current returns what the table is, and the generation that the rulesets had before it was read.
 // What is known isn't read again.
-func (t *table) current(ctx context.Context, conn *nftables.Conn, d definition, shape []string) (*state, uint32, error) {
+func (t *Table) current(ctx context.Context, conn *nftables.Conn, d definition, shape []string) (*state, uint32, error) {
 	generation, err := t.currentGeneration(ctx)
 	if err != nil || t.known != nil && t.generation == generation {
 		return t.known, generation, err
@@ -178,7 +220,7 @@ func (t *table) current(ctx context.Context, conn *nftables.Conn, d definition, 
 }
 
 // read returns what the table is, with the elements of those sets that can stay.
-func (t *table) read(ctx context.Context, conn *nftables.Conn, d definition, shape []string) (*state, error) {
+func (t *Table) read(ctx context.Context, conn *nftables.Conn, d definition, shape []string) (*state, error) {
 	have := &state{sets: map[string]content{}}
 	var err error
 	if have.shape, err = t.shape(ctx, conn); err != nil {
@@ -189,11 +231,11 @@ func (t *table) read(ctx context.Context, conn *nftables.Conn, d definition, sha
 		if s.byRules() || !slices.Contains(have.shape, s.shape()) {
 			continue
 		}
-		elements, err := t.readElements(ctx, s.name)
+		elements, err := t.readElements(ctx, s.Name)
 		if err != nil {
 			return nil, err
 		}
-		have.sets[s.name] = s.holds(elements)
+		have.sets[s.Name] = contentOf(s.Interval, elements)
 		if count += len(elements); t.most > 0 && count > t.most {
 			return nil, fmt.Errorf("%w: more than %d elements", rtnl.ErrTooMany, t.most)
 		}
@@ -202,13 +244,13 @@ func (t *table) read(ctx context.Context, conn *nftables.Conn, d definition, sha
 }
 
 // commit makes what was collected, in one transaction.
-func (t *table) commit(conn *nftables.Conn) error {
+func (t *Table) commit(conn *nftables.Conn) error {
 	t.commits++
 	return conn.Flush()
 }
 
 // write makes of what the table is what is defined.
-func (t *table) write(ctx context.Context, conn *nftables.Conn, d definition, shape []string, have *state) (dataplane.Result, error) {
+func (t *Table) write(ctx context.Context, conn *nftables.Conn, d definition, shape []string, have *state) (dataplane.Result, error) {
 	var result dataplane.Result
 	if !slices.Equal(shape, have.shape) {
 		if err := t.replace(ctx, conn, d, shape, have); err != nil {
@@ -220,11 +262,15 @@ func (t *table) write(ctx context.Context, conn *nftables.Conn, d definition, sh
 		return dataplane.Result{Added: 1}, nil
 	}
 	for _, s := range d.sets {
-		r, err := s.update(conn, have.sets[s.name])
+		removed, err := s.shrink(conn, have.sets[s.Name])
 		if err != nil {
-			return result, fmt.Errorf("set %s: %w", s.name, err)
+			return result, err
 		}
-		result = result.Plus(r)
+		added, err := s.grow(conn, have.sets[s.Name])
+		if err != nil {
+			return result, err
+		}
+		result = result.Plus(dataplane.Result{Added: added, Deleted: removed})
 	}
 	if !result.Changed() {
 		return result, nil
@@ -235,24 +281,40 @@ func (t *table) write(ctx context.Context, conn *nftables.Conn, d definition, sh
 	return result, nil
 }
 
-// remove removes the table; none is no error.
-func (t *table) remove() error {
-	t.mu.Lock()
-	defer t.mu.Unlock()
+// remove removes the table; none is no error. It must be called with mu held.
+func (t *Table) remove() error {
+	t.known = nil
 	conn, err := t.connect()
 	if err != nil {
 		return err
 	}
 	// A transaction waits for all processors, also if it changes nothing.
-	if _, err := conn.ListTableOfFamily(dataplane.NftTable, family); errors.Is(err, unix.ENOENT) {
-		return nil
+	if exists, err := t.exists(conn); err != nil || !exists {
+		return err
 	}
 	// To add it first makes the deletion of a table that has gone meanwhile no error.
-	conn.DelTable(conn.AddTable(named()))
+	conn.DelTable(conn.AddTable(t.named()))
 	if err := conn.Flush(); err != nil {
-		return fmt.Errorf("remove table %s of nftables: %w", dataplane.NftTable, err)
+		return fmt.Errorf("remove: %w", err)
 	}
 	return nil
+}
+
+// Exists says whether there is the table.
+func (t *Table) Exists() (bool, error) {
+	conn, err := t.connect()
+	if err != nil {
+		return false, err
+	}
+	return t.exists(conn)
+}
+
+func (t *Table) exists(conn *nftables.Conn) (bool, error) {
+	_, err := conn.ListTableOfFamily(t.name, family)
+	if errors.Is(err, unix.ENOENT) {
+		return false, nil
+	}
+	return err == nil, err
 }
 
 // replace makes all rules anew, in one transaction with all else that isn't as it is defined.
@@ -261,41 +323,17 @@ func (t *table) remove() error {
 // hooks a new one before it has its rules, and unhooks an old one after it has lost them. What is in a
 // new set of intervals may be found only some time after the transaction that made it: it is made
 // before its rules, and the old set goes with the old rules.
-func (t *table) replace(ctx context.Context, conn *nftables.Conn, d definition, shape []string, have *state) error {
+func (t *Table) replace(ctx context.Context, conn *nftables.Conn, d definition, shape []string, have *state) error {
 	prepared, err := t.prepare(conn, d, have)
 	if err != nil {
 		return err
 	}
-	n := named()
+	n := t.named()
 	conn.AddTable(n)
 	stays := map[string]bool{}
 	if len(have.shape) > 0 {
-		o, err := t.readObjects(ctx)
-		if err != nil {
+		if stays, err = t.clear(ctx, conn, d, shape, have); err != nil {
 			return err
-		}
-		// Rules go first: they refer to all the others.
-		for _, c := range o.chains {
-			conn.FlushChain(c)
-		}
-		keep := func(item string) bool {
-			stays[item] = slices.Contains(shape, item)
-			return stays[item]
-		}
-		for _, c := range o.chains {
-			if !keep(chainShape(c)) {
-				conn.DelChain(c)
-			}
-		}
-		for _, s := range o.sets {
-			if !s.Anonymous && !keep(setShape(s)) {
-				conn.DelSet(s)
-			}
-		}
-		for _, o := range o.named {
-			if !keep(o.shape()) {
-				conn.DeleteObject(&nftables.NamedObj{Table: n, Name: o.name, Type: o.kind})
-			}
 		}
 	}
 	for _, name := range d.counters {
@@ -303,11 +341,17 @@ func (t *table) replace(ctx context.Context, conn *nftables.Conn, d definition, 
 			conn.AddObj(&nftables.CounterObj{Table: n, Name: name})
 		}
 	}
+	// Elements of verdict maps refer to chains, and rules to both.
+	for _, c := range d.chains {
+		if nc := c.nft(n); !stays[chainShape(nc)] {
+			conn.AddChain(nc)
+		}
+	}
 	for i, s := range d.sets {
 		switch {
-		case prepared[s.name]:
+		case prepared[s.Name]:
 		case stays[s.shape()]:
-			_, err = s.update(conn, have.sets[s.name])
+			_, err = s.grow(conn, have.sets[s.Name])
 		default:
 			err = s.add(conn, uint32(i+1))
 		}
@@ -316,40 +360,72 @@ func (t *table) replace(ctx context.Context, conn *nftables.Conn, d definition, 
 		}
 	}
 	for _, c := range d.chains {
-		nc := c.nft()
-		if !stays[chainShape(nc)] {
-			conn.AddChain(nc)
-		}
 		for _, r := range c.rules {
-			mark, err := r.mark()
-			if err != nil {
-				return err
-			}
 			conn.AddRule(&nftables.Rule{
-				Table: n, Chain: nc, Exprs: r.exprs, UserData: userdata.AppendString(nil, userdata.TypeComment, mark),
+				Table: n, Chain: c.nft(n), Exprs: r.exprs, UserData: userdata.AppendString(nil, userdata.TypeComment, r.comment),
 			})
 		}
 	}
 	return t.commit(conn)
 }
 
-// prepare makes the sets of intervals that there aren't, and returns their names. A transaction has few of them:
+// clear collects what removes all that isn't as it is defined, and returns the shapes of what stays. Rules go first,
+// since they refer to all the others, and chains after the elements of verdict maps that refer to them.
+func (t *Table) clear(ctx context.Context, conn *nftables.Conn, d definition, shape []string, have *state) (map[string]bool, error) {
+	o, err := t.readObjects(ctx)
+	if err != nil {
+		return nil, err
+	}
+	stays := map[string]bool{}
+	keep := func(item string) bool {
+		stays[item] = slices.Contains(shape, item)
+		return stays[item]
+	}
+	for _, c := range o.chains {
+		conn.FlushChain(c)
+	}
+	for _, s := range o.sets {
+		if !s.Anonymous && !keep(setShape(s)) {
+			conn.DelSet(s)
+		}
+	}
+	for _, s := range d.sets {
+		if stays[s.shape()] {
+			if _, err := s.shrink(conn, have.sets[s.Name]); err != nil {
+				return nil, err
+			}
+		}
+	}
+	for _, c := range o.chains {
+		if !keep(chainShape(c)) {
+			conn.DelChain(c)
+		}
+	}
+	for _, o := range o.named {
+		if !keep(o.shape()) {
+			conn.DeleteObject(&nftables.NamedObj{Table: t.named(), Name: o.name, Type: o.kind})
+		}
+	}
+	return stays, nil
+}
+
+// prepare makes the sets of intervals that there aren't, maps aside, and returns their names. A transaction has few of them:
 // the kernel takes no message of more than 32 MiB.
-func (t *table) prepare(conn *nftables.Conn, d definition, have *state) (map[string]bool, error) {
+func (t *Table) prepare(conn *nftables.Conn, d definition, have *state) (map[string]bool, error) {
 	made := map[string]bool{}
 	collected := 0 // ranges
 	for i, s := range d.sets {
-		if !s.interval || slices.Contains(have.shape, s.shape()) {
+		if !s.Interval || s.Value != "" || slices.Contains(have.shape, s.shape()) {
 			continue
 		}
 		if collected == 0 {
-			conn.AddTable(named())
+			conn.AddTable(t.named())
 		}
 		if err := s.add(conn, uint32(i+1)); err != nil {
 			return nil, err
 		}
-		made[s.name] = true
-		if collected += 1 + len(s.ranges); collected >= mostPrepared {
+		made[s.Name] = true
+		if collected += 1 + len(s.Ranges) + len(s.Elements); collected >= mostPrepared {
 			if err := t.commit(conn); err != nil {
 				return nil, err
 			}
@@ -362,12 +438,19 @@ func (t *table) prepare(conn *nftables.Conn, d definition, have *state) (map[str
 	return made, t.commit(conn)
 }
 
+// hooks are those of linux/netfilter.h by their names.
+var hooks = map[string]*nftables.ChainHook{
+	"prerouting": nftables.ChainHookPrerouting, "input": nftables.ChainHookInput, "forward": nftables.ChainHookForward,
+	"output": nftables.ChainHookOutput, "postrouting": nftables.ChainHookPostrouting,
+}
+
 // nft is the chain in requests.
-func (c chain) nft() *nftables.Chain {
-	nc := &nftables.Chain{Table: named(), Name: c.name}
-	if c.hook != nil {
+func (c chain) nft(table *nftables.Table) *nftables.Chain {
+	nc := &nftables.Chain{Table: table, Name: c.Name}
+	if c.Hook != nil {
 		policy := nftables.ChainPolicyAccept
-		nc.Type, nc.Hooknum, nc.Priority, nc.Policy = c.kind, c.hook, c.priority, &policy
+		nc.Type, nc.Hooknum, nc.Policy = nftables.ChainType(c.Hook.Type), hooks[c.Hook.Name], &policy
+		nc.Priority = nftables.ChainPriorityRef(nftables.ChainPriority(c.Hook.Priority))
 	}
 	return nc
 }

@@ -10,18 +10,20 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/coil-net/coil/pkg/dataplane"
 	"github.com/coil-net/coil/pkg/kernel/netns"
 )
 
-// Watch receives the kernel's notifications of changes of Coil's table, whoever made them.
-type Watch struct{ file *os.File }
+// Watch receives the kernel's notifications of changes of a table, whoever made them.
+type Watch struct {
+	file  *os.File
+	table string
+}
 
-// watchBuffer is the receive buffer in bytes. What doesn't fit may be about Coil's table.
+// watchBuffer is the receive buffer in bytes. What doesn't fit may be about the table.
 const watchBuffer = 1 << 20
 
 // NewWatch begins to watch the table of a namespace, nil for the one that the process was started in.
-func NewWatch(ns *netns.NS) (*Watch, error) {
+func NewWatch(ns *netns.NS, table string) (*Watch, error) {
 	fd := -1
 	err := ns.Do(func() (err error) {
 		fd, err = unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, unix.NETLINK_NETFILTER)
@@ -41,7 +43,7 @@ func NewWatch(ns *netns.NS) (*Watch, error) {
 	if err != nil {
 		return nil, fmt.Errorf("watch nftables: %w", err)
 	}
-	return &Watch{os.NewFile(uintptr(fd), "nftables")}, nil
+	return &Watch{os.NewFile(uintptr(fd), "nftables"), table}, nil
 }
 
 // Close ends the watch; Run returns.
@@ -97,7 +99,7 @@ func (w *Watch) receive() (ours bool, err error) {
 				failure = err
 				return true
 			default:
-				ours = ours || n > len(buf) || mentions(buf[:n])
+				ours = ours || n > len(buf) || mentions(buf[:n], w.table)
 			}
 			received = true
 		}
@@ -107,9 +109,9 @@ func (w *Watch) receive() (ours bool, err error) {
 
 // mentions says whether a datagram, which may have many messages, has one about the table, whose
 // name is the first attribute of each kind of object.
-func mentions(datagram []byte) bool {
+func mentions(datagram []byte, table string) bool {
 	const body = unix.SizeofNlMsghdr + nfgenmsgSize
-	name := append([]byte(dataplane.NftTable), 0)
+	name := append([]byte(table), 0)
 	for len(datagram) >= unix.SizeofNlMsghdr {
 		size := int(binary.NativeEndian.Uint32(datagram))
 		if size < unix.SizeofNlMsghdr || size > len(datagram) {

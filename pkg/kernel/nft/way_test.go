@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/coil-net/coil/pkg/dataplane"
-	"github.com/coil-net/coil/pkg/kernel/nft"
+	"github.com/coil-net/coil/pkg/plan/ruleset"
 	"github.com/coil-net/coil/pkg/testkit"
 	"github.com/coil-net/coil/pkg/testkit/netnstest"
 )
@@ -29,7 +29,7 @@ func (l *lab) narrowWay() (client, other map[dataplane.Family]netip.Addr) {
 		client[f], other[f] = addr(f, 5, 1), addr(f, 5, 2)
 		l.address(l.server, "far", addr(f, 5, 254), 24)
 		l.router.IP(l.t, "route", "add", netip.PrefixFrom(addr(f, 5, 0), map[dataplane.Family]int{4: 24, 6: 64}[f]).Masked().String(), "via", addr(f, 9, 2).String())
-		l.rules.Clients = append(l.rules.Clients, dataplane.GatewayClient{Addr: client[f], Link: 99})
+		l.rules.Clients = append(l.rules.Clients, ruleset.GatewayClient{Addr: client[f], Link: 99})
 	}
 	return client, other
 }
@@ -74,7 +74,7 @@ func TestRouterLearnsTheWayToClients(t *testing.T) {
 		})
 
 		stranger := l.sender(other[f])
-		l.dropped(nft.Invalid, f, func() error {
+		l.dropped(ruleset.Invalid, f, func() error {
 			_, err := stranger.Write(make([]byte, 1440))
 			return err
 		})

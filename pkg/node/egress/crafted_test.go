@@ -12,6 +12,7 @@ import (
 	"github.com/coil-net/coil/pkg/dataplane"
 	"github.com/coil-net/coil/pkg/kernel/netns"
 	"github.com/coil-net/coil/pkg/kernel/rtnl"
+	"github.com/coil-net/coil/pkg/plan/ruleset"
 	"github.com/coil-net/coil/pkg/testkit"
 )
 
@@ -78,14 +79,14 @@ func TestCraftedSets(t *testing.T) {
 // panicking are Filters that panic, in the goroutine that is in the pod's network namespace if inside.
 type panicking struct{ inside bool }
 
-func (p panicking) Sync(_ context.Context, ns *netns.NS, _ *dataplane.ClientRules) (dataplane.Result, error) {
+func (p panicking) Sync(_ context.Context, ns *netns.NS, _ *ruleset.Client) (dataplane.Result, error) {
 	if p.inside {
 		return dataplane.Result{}, ns.Do(func() error { panic("at fault") })
 	}
 	panic("at fault")
 }
 
-func (p panicking) Check(ctx context.Context, ns *netns.NS, r dataplane.ClientRules) error {
+func (p panicking) Check(ctx context.Context, ns *netns.NS, r ruleset.Client) error {
 	_, err := p.Sync(ctx, ns, &r)
 	return err
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/coil-net/coil/pkg/kernel/rtnl"
 	"github.com/coil-net/coil/pkg/kernel/sysctl"
 	"github.com/coil-net/coil/pkg/plan"
+	"github.com/coil-net/coil/pkg/plan/ruleset"
 	"github.com/coil-net/coil/pkg/podnet"
 	"github.com/coil-net/coil/pkg/store"
 )
@@ -70,9 +71,9 @@ type Tunnels interface {
 // Filters are the rulesets of nftables in network namespaces; see package nft.
 type Filters interface {
 	// Sync makes a ruleset what it should be, none if nil. It counts what it changed.
-	Sync(ctx context.Context, ns *netns.NS, r *dataplane.ClientRules) (dataplane.Result, error)
+	Sync(ctx context.Context, ns *netns.NS, r *ruleset.Client) (dataplane.Result, error)
 	// Check says what of a ruleset isn't as Sync makes it.
-	Check(ctx context.Context, ns *netns.NS, r dataplane.ClientRules) error
+	Check(ctx context.Context, ns *netns.NS, r ruleset.Client) error
 }
 
 // NewKernel returns the Network whose routes and rules have the protocol. Without a Host the node keeps
@@ -242,7 +243,7 @@ func (in client) sinks(ctx context.Context, families ...dataplane.Family) (map[d
 	return sinks, errors.Join(errs...)
 }
 
-func (in client) filter(ctx context.Context, out *Outcome, r *dataplane.ClientRules) error {
+func (in client) filter(ctx context.Context, out *Outcome, r *ruleset.Client) error {
 	result, err := in.filters.Sync(ctx, in.ns, r)
 	out.Others += result.Added + result.Replaced + result.Deleted
 	return err

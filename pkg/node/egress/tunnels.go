@@ -12,6 +12,7 @@ import (
 	"github.com/coil-net/coil/pkg/kernel/rtnl"
 	"github.com/coil-net/coil/pkg/kernel/tunnel"
 	"github.com/coil-net/coil/pkg/plan"
+	"github.com/coil-net/coil/pkg/plan/ruleset"
 )
 
 // FoU are Tunnels of Foo over UDP.
@@ -66,24 +67,25 @@ func familiesOf(tunnels []dataplane.Tunnel) []dataplane.Family {
 type Nft struct{}
 
 // Sync implements Filters.
-func (Nft) Sync(ctx context.Context, ns *netns.NS, r *dataplane.ClientRules) (dataplane.Result, error) {
-	c, err := nft.NewClient(ns)
+func (Nft) Sync(ctx context.Context, ns *netns.NS, r *ruleset.Client) (dataplane.Result, error) {
+	t, err := nft.NewOfPod(ns, dataplane.NftTable)
 	if err != nil {
 		return dataplane.Result{}, err
 	}
-	defer c.Close()
-	if r == nil {
-		return dataplane.Result{}, c.Remove(ctx)
+	defer t.Close()
+	var want dataplane.Ruleset
+	if r != nil {
+		want = r.Ruleset()
 	}
-	return c.Sync(ctx, *r)
+	return t.Sync(ctx, want)
 }
 
 // Check implements Filters.
-func (Nft) Check(ctx context.Context, ns *netns.NS, r dataplane.ClientRules) error {
-	c, err := nft.NewClient(ns)
+func (Nft) Check(ctx context.Context, ns *netns.NS, r ruleset.Client) error {
+	t, err := nft.NewOfPod(ns, dataplane.NftTable)
 	if err != nil {
 		return err
 	}
-	defer c.Close()
-	return c.Check(ctx, r)
+	defer t.Close()
+	return t.Check(ctx, r.Ruleset())
 }
