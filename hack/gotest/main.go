@@ -163,7 +163,7 @@ func (o *options) meet(ctx context.Context, out io.Writer) (stop func(), err err
 }
 
 // machines are the packages whose tests run in virtual machines above all.
-var machines = []string{"/integration/egress", "/integration/lab/vm"}
+var machines = []string{"/integration/egress", "/integration/lab/vm", "/integration/bench/egress"}
 
 // machineOfNodes is the package whose machine has kubelets, which others that compute would make late.
 const machineOfNodes = "/integration/egress/cluster"

@@ -17,6 +17,7 @@ import (
 	"os/signal"
 	"path/filepath"
 	"slices"
+	"strings"
 	"syscall"
 
 	"github.com/spf13/pflag"
@@ -117,16 +118,18 @@ type Path struct {
 	RTT Turns `json:"rtt_ms"`
 }
 
-// Turns are the values of turns that followed each other: by hand, and by Coil with the peerings.
+// Turns are the values of turns that followed each other: by hand, by Coil with the peerings, and by hand from a client
+// without Coil.
 type Turns struct {
 	Hand    []float64 `json:"hand"`
+	Plain   []float64 `json:"plain"`
 	Service []float64 `json:"service"`
 	Direct  []float64 `json:"direct"`
 }
 
 // add adds the value of a path's turn.
 func (t *Turns) add(via int, value float64) {
-	values := [paths]*[]float64{viaHand: &t.Hand, viaService: &t.Service, viaDirect: &t.Direct}[via]
+	values := [paths]*[]float64{viaHand: &t.Hand, viaService: &t.Service, viaDirect: &t.Direct, viaPlain: &t.Plain}[via]
 	*values = append(*values, value)
 }
 
@@ -150,6 +153,9 @@ type Sync struct {
 	One  float64 `json:"one_ms"`
 }
 
+// modules are those of the kernel that the paths need.
+var modules = []string{"fou", "fou6", "ipip", "ip6_tunnel", "veth", "nf_tables", "nft_chain_nat", "nft_masq", "nft_nat", "nft_ct"}
+
 // bootPaths runs the comparison in a machine, and tells what came of it.
 func (o *options) bootPaths(ctx context.Context) error {
 	folder, err := figures.Folder(o.out)
@@ -161,7 +167,7 @@ func (o *options) bootPaths(ctx context.Context) error {
 		return err
 	}
 	var out bytes.Buffer
-	args := []string{"sh", "-c", `modprobe -a fou fou6 ipip ip6_tunnel veth nf_tables nft_chain_nat nft_masq nft_nat nft_ct && exec "$@"`, "sh",
+	args := []string{"sh", "-c", "modprobe -a " + strings.Join(modules, " ") + ` && exec "$@"`, "sh",
 		self, "--" + inside + "=" + partPaths, fmt.Sprint("--pairs=", o.pairs), fmt.Sprint("--seconds=", o.seconds)}
 	for _, n := range o.clients {
 		args = append(args, fmt.Sprint("--clients=", n))
@@ -192,10 +198,12 @@ func (r Report) figures() figures.Figures {
 	for _, p := range r.Paths {
 		name := func(what string) string { return fmt.Sprintf("%s, %d clients, %s", p.Family, p.Clients, what) }
 		all.Note(name("TCP by hand"), "Mbit/s", median(p.TCP.Hand))
+		all.Note(name("TCP by hand, client without Coil"), "Mbit/s", median(p.TCP.Plain))
 		all.Note(name("TCP by Coil"), "Mbit/s", median(p.TCP.Service))
 		all.Note(name("TCP by Coil, Direct"), "Mbit/s", median(p.TCP.Direct))
 		if p.Clients == first {
 			all.Note(name("round trip by hand"), "ms", median(p.RTT.Hand))
+			all.Note(name("round trip by hand, client without Coil"), "ms", median(p.RTT.Plain))
 			all.Note(name("round trip by Coil"), "ms", median(p.RTT.Service))
 			all.Note(name("round trip by Coil, Direct"), "ms", median(p.RTT.Direct))
 		}

@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -17,18 +18,20 @@ import (
 	"github.com/coil-net/coil/pkg/dataplane"
 )
 
-// network is a client, two routers and a server around a namespace that forwards:
+// network is two clients, two routers and a server around a namespace that forwards. One client is Coil's; the other has
+// nothing of Coil.
 //
-//	client -- fabric -- server
-//	           |  |
-//	        hand  coil
+//	client, plain -- fabric -- server
+//	                  |  |
+//	               hand  coil
 var network = `
 netns add fabric
 netns add client
 netns add hand
 netns add coil
 netns add server
-` + attached("client", 1) + attached("hand", 2) + attached("coil", 3) + attached("server", 4) + `
+netns add plain
+` + attached("client", 1) + attached("hand", 2) + attached("coil", 3) + attached("server", 4) + attached("plain", 5) + `
 -n server addr add 192.0.2.1/32 dev lo
 -n server addr add 192.0.2.2/32 dev lo
 -n server addr add 192.0.2.3/32 dev lo
@@ -55,47 +58,60 @@ link add %[1]s netns fabric type veth peer name eth0 netns %[1]s
 `, name, n)
 }
 
-// byHand is the way to the server's first addresses: FoU and masquerade as ip and nft make it.
-const byHand = `
--n hand fou add port 5555 ipproto 4
--n hand fou add port 5555 ipproto 41 -6
--n hand link add t4 type ipip local 10.0.2.2 remote 10.0.1.2 ttl 225 encap fou encap-sport 5555 encap-dport 5555 encap-csum
--n hand link add t6 type ip6tnl mode ip6ip6 local fd00:2::2 remote fd00:1::2 hoplimit 225 encaplimit none encap fou encap-sport 5555 encap-dport 5555 encap-udp6-csum
--n hand link set t4 mtu 1472 up
--n hand link set t6 mtu 1452 up
--n hand route add 10.0.1.2 dev t4 table 100
--n hand route add fd00:1::2 dev t6 table 100
+// byHand is the way to the server's first addresses: FoU and masquerade as ip and nft make it. The UDP port is another
+// one than Coil's, at which a client hears only routers of its Egresses.
+var byHand = `
+-n hand fou add port 5556 ipproto 4
+-n hand fou add port 5556 ipproto 41 -6
 -n hand rule add iif eth0 lookup 100 pref 100
 -n hand -6 rule add iif eth0 lookup 100 pref 100
--n client link add t4 type ipip local 10.0.1.2 remote 10.0.2.2 ttl 225 encap fou encap-sport 5555 encap-dport 5555 encap-csum
--n client link add t6 type ip6tnl mode ip6ip6 local fd00:1::2 remote fd00:2::2 hoplimit 225 encaplimit none encap fou encap-sport 5555 encap-dport 5555 encap-udp6-csum
--n client link set t4 mtu 1472 up
--n client link set t6 mtu 1452 up
--n client route add 192.0.2.1 dev t4 src 10.0.1.2
--n client route add 2001:db8::1 dev t6 src fd00:1::2
-`
+` + tunnelled("client", 1) + tunnelled("plain", 5)
+
+// tunnelled connects the client of the nth subnet to the router that is made by hand.
+func tunnelled(name string, n int) string {
+	return fmt.Sprintf(`
+-n hand link add t4-%[1]s type ipip local 10.0.2.2 remote 10.0.%[2]d.2 ttl 225 encap fou encap-sport 5556 encap-dport 5556 encap-csum
+-n hand link add t6-%[1]s type ip6tnl mode ip6ip6 local fd00:2::2 remote fd00:%[2]d::2 hoplimit 225 encaplimit none encap fou encap-sport 5556 encap-dport 5556 encap-udp6-csum
+-n hand link set t4-%[1]s mtu 1472 up
+-n hand link set t6-%[1]s mtu 1452 up
+-n hand route add 10.0.%[2]d.2 dev t4-%[1]s table 100
+-n hand route add fd00:%[2]d::2 dev t6-%[1]s table 100
+-n %[1]s fou add port 5556 ipproto 4
+-n %[1]s fou add port 5556 ipproto 41 -6
+-n %[1]s link add t4 type ipip local 10.0.%[2]d.2 remote 10.0.2.2 ttl 225 encap fou encap-sport 5556 encap-dport 5556 encap-csum
+-n %[1]s link add t6 type ip6tnl mode ip6ip6 local fd00:%[2]d::2 remote fd00:2::2 hoplimit 225 encaplimit none encap fou encap-sport 5556 encap-dport 5556 encap-udp6-csum
+-n %[1]s link set t4 mtu 1472 up
+-n %[1]s link set t6 mtu 1452 up
+-n %[1]s route add 192.0.2.1 dev t4 src 10.0.%[2]d.2
+-n %[1]s route add 2001:db8::1 dev t6 src fd00:%[2]d::2
+`, name, n)
+}
 
 const masquerade = `
 table inet hand {
-	chain postrouting { type nat hook postrouting priority srcnat; oifname "eth0" ip saddr 10.0.1.2 masquerade fully-random; oifname "eth0" ip6 saddr fd00:1::2 masquerade fully-random; }
+	chain postrouting { type nat hook postrouting priority srcnat; oifname "eth0" ip saddr 10.0.0.0/16 masquerade fully-random; oifname "eth0" ip6 saddr fd00::/16 masquerade fully-random; }
 	chain forward { type filter hook forward priority filter; tcp flags & (syn | rst) == syn tcp option maxseg size set rt mtu; }
 }
 `
 
-// Paths are what takes turns, in this order: what is made by hand, and Coil's by either peering. The
-// latter two share router and tunnel.
+// Paths take turns in this order: the path made by hand, Coil's with either peering, and the path made by hand from a
+// client without Coil. The first three are from one client; Coil's two share router and tunnel.
 const (
 	viaHand = iota
 	viaService
 	viaDirect
+	viaPlain
 	paths
 )
 
 // targets are the server's addresses that the paths lead to.
 var targets = map[dataplane.Family][paths]netip.Addr{
-	dataplane.IPv4: {server(dataplane.IPv4, viaHand), server(dataplane.IPv4, viaService), server(dataplane.IPv4, viaDirect)},
-	dataplane.IPv6: {server(dataplane.IPv6, viaHand), server(dataplane.IPv6, viaService), server(dataplane.IPv6, viaDirect)},
+	dataplane.IPv4: {server(dataplane.IPv4, viaHand), server(dataplane.IPv4, viaService), server(dataplane.IPv4, viaDirect), server(dataplane.IPv4, viaHand)},
+	dataplane.IPv6: {server(dataplane.IPv6, viaHand), server(dataplane.IPv6, viaService), server(dataplane.IPv6, viaDirect), server(dataplane.IPv6, viaHand)},
 }
+
+// senders are the namespaces that send by the paths.
+var senders = [paths]string{viaHand: "client", viaService: "client", viaDirect: "client", viaPlain: "plain"}
 
 // ip runs a line of ip(8) for each line.
 func ip(ctx context.Context, lines string) error {
@@ -167,12 +183,12 @@ func prepare(ctx context.Context) error {
 	if err := ip(ctx, network+byHand); err != nil {
 		return err
 	}
-	for _, n := range []string{"fabric", "hand", "coil", "client"} {
+	for _, n := range []string{"fabric", "hand", "coil", "client", "plain"} {
 		keys := []string{"sysctl", "-qw", "net.ipv4.conf.all.rp_filter=0", "net.ipv4.conf.default.rp_filter=0", "net.ipv4.conf.eth0.rp_filter=0"}
 		if n == "fabric" {
 			keys = keys[:len(keys)-1]
 		}
-		if n != "client" {
+		if !slices.Contains(senders[:], n) {
 			keys = append(keys, "net.ipv4.ip_forward=1", "net.ipv6.conf.all.forwarding=1")
 		}
 		if _, err := in(ctx, n, keys...); err != nil {
@@ -191,7 +207,7 @@ func prepare(ctx context.Context) error {
 func serve(ctx context.Context) ([]*exec.Cmd, error) {
 	var all []*exec.Cmd
 	for _, addrs := range targets {
-		for _, a := range addrs {
+		for _, a := range addrs[:viaPlain] {
 			cmd := exec.CommandContext(ctx, "ip", "netns", "exec", "server", "iperf3", "-s", "-B", a.String())
 			if err := cmd.Start(); err != nil {
 				return all, fmt.Errorf("iperf3 for %s: %w", a, err)
@@ -205,15 +221,15 @@ func serve(ctx context.Context) ([]*exec.Cmd, error) {
 // compare gives the paths their turns; which is first rotates.
 func (o *options) compare(ctx context.Context, f dataplane.Family) (Path, error) {
 	p := Path{Family: f.String()}
-	for _, a := range targets[f] {
-		if _, err := o.tcp(ctx, a); err != nil { // caches, and a server that is just starting
+	for via := range paths {
+		if _, err := o.tcp(ctx, f, via); err != nil { // caches, and a server that is just starting
 			return p, err
 		}
 	}
 	for i := range o.pairs {
 		for j := range paths {
 			via := (i + j) % paths
-			v, err := o.turn(ctx, targets[f][via])
+			v, err := o.turn(ctx, f, via)
 			if err != nil {
 				return p, err
 			}
@@ -225,21 +241,21 @@ func (o *options) compare(ctx context.Context, f dataplane.Family) (Path, error)
 }
 
 // turn measures Mbit/s and the round trip in milliseconds.
-func (o *options) turn(ctx context.Context, a netip.Addr) (v [2]float64, err error) {
-	if v[0], err = o.tcp(ctx, a); err != nil {
+func (o *options) turn(ctx context.Context, f dataplane.Family, via int) (v [2]float64, err error) {
+	if v[0], err = o.tcp(ctx, f, via); err != nil {
 		return v, err
 	}
-	v[1], err = roundTrip(ctx, a)
+	v[1], err = roundTrip(ctx, f, via)
 	return v, err
 }
 
 // tcp returns what arrives by one connection, in Mbit/s.
-func (o *options) tcp(ctx context.Context, a netip.Addr) (float64, error) {
+func (o *options) tcp(ctx context.Context, f dataplane.Family, via int) (float64, error) {
 	var out []byte
 	var err error
 	// The server may be starting, or still at the connection before.
 	for range 10 {
-		if out, err = in(ctx, "client", "iperf3", "-J", "-t", strconv.Itoa(o.seconds), "-c", a.String()); err == nil {
+		if out, err = in(ctx, senders[via], "iperf3", "-J", "-t", strconv.Itoa(o.seconds), "-c", targets[f][via].String()); err == nil {
 			break
 		}
 		select {
@@ -259,10 +275,10 @@ func (o *options) tcp(ctx context.Context, a netip.Addr) (float64, error) {
 		}
 	}
 	if err := json.Unmarshal(out, &r); err != nil {
-		return 0, fmt.Errorf("iperf3 to %s: %w", a, err)
+		return 0, fmt.Errorf("iperf3 to %s: %w", targets[f][via], err)
 	}
 	if r.End.Received.BitsPerSecond == 0 {
-		return 0, fmt.Errorf("iperf3 to %s: nothing arrived: %s", a, out)
+		return 0, fmt.Errorf("iperf3 to %s: nothing arrived: %s", targets[f][via], out)
 	}
 	return r.End.Received.BitsPerSecond / 1e6, nil
 }
@@ -270,8 +286,8 @@ func (o *options) tcp(ctx context.Context, a netip.Addr) (float64, error) {
 var pingTime = regexp.MustCompile(`time=([0-9.]+) ms`)
 
 // roundTrip returns the median of some pings, in milliseconds.
-func roundTrip(ctx context.Context, a netip.Addr) (float64, error) {
-	out, err := in(ctx, "client", "ping", "-n", "-i", "0.005", "-c", "100", a.String())
+func roundTrip(ctx context.Context, f dataplane.Family, via int) (float64, error) {
+	out, err := in(ctx, senders[via], "ping", "-n", "-i", "0.005", "-c", "100", targets[f][via].String())
 	if err != nil {
 		return 0, err
 	}
@@ -284,7 +300,7 @@ func roundTrip(ctx context.Context, a netip.Addr) (float64, error) {
 		times = append(times, ms)
 	}
 	if len(times) < 90 {
-		return 0, fmt.Errorf("ping %s: %d answers of 100: %s", a, len(times), out)
+		return 0, fmt.Errorf("ping %s: %d answers of 100: %s", targets[f][via], len(times), out)
 	}
 	return median(times), nil
 }
