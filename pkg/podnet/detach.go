@@ -158,18 +158,26 @@ func beingMade(l rtnl.Link) bool {
 	return l.Group == dataplane.LinkGroup && strings.HasPrefix(l.Name, namePrefix) && !l.Up && l.Alias == "" && len(l.AltNames) == 0
 }
 
-// RemoveUnfinished removes the links of Attaches that were killed before they labelled
-// them, and returns how many. None may be in progress.
-func (n *Network) RemoveUnfinished(ctx context.Context) (int, error) {
-	links, err := n.handle.Group(ctx, dataplane.LinkGroup)
+// Recover removes the links of Attaches that were killed before they labelled them, and returns all attachments,
+// as List does, and how many links it removed. No Attach may be in progress.
+func (n *Network) Recover(ctx context.Context) (found []Found, removed int, err error) {
+	links, err := n.handle.Veths(ctx)
 	if err != nil {
-		return 0, fmt.Errorf("list unfinished links: %w", err)
+		return nil, 0, fmt.Errorf("list attached pods: %w", err)
 	}
-	links = slices.DeleteFunc(links, func(l rtnl.Link) bool { return !beingMade(l) })
-	if err := errors.Join(n.removeLinks(ctx, links)...); err != nil {
-		return 0, fmt.Errorf("remove unfinished links: %w", err)
+	var unfinished, others []rtnl.Link
+	for _, l := range links {
+		if beingMade(l) {
+			unfinished = append(unfinished, l)
+		} else {
+			others = append(others, l)
+		}
 	}
-	return len(links), nil
+	if err := errors.Join(n.removeLinks(ctx, unfinished)...); err != nil {
+		return nil, 0, fmt.Errorf("remove unfinished links: %w", err)
+	}
+	found, err = n.attachments(ctx, others)
+	return found, len(unfinished), err
 }
 
 // Found is an attachment that was found in the kernel.
@@ -210,6 +218,11 @@ func (n *Network) List(ctx context.Context) ([]Found, error) {
 	if err != nil {
 		return nil, fmt.Errorf("list attached pods: %w", err)
 	}
+	return n.attachments(ctx, links)
+}
+
+// attachments returns those that links are of.
+func (n *Network) attachments(ctx context.Context, links []rtnl.Link) ([]Found, error) {
 	addrs := map[int][]netip.Addr{}
 	for _, family := range []dataplane.Family{dataplane.IPv4, dataplane.IPv6} {
 		routes, err := n.handle.Routes(ctx, family, n.opts.PodTable, n.opts.Protocol)

@@ -178,7 +178,7 @@ func TestPreparedLinkLeavesNothing(t *testing.T) {
 
 // What a killed process prepared for pods that nobody asks for again is removed at the
 // next start, and nothing else.
-func TestRemoveUnfinished(t *testing.T) {
+func TestRecover(t *testing.T) {
 	n := newNode(t)
 	p, _ := newPod(t, 1, true, true)
 	a := n.mustAttach(t, p)
@@ -199,7 +199,7 @@ func TestRemoveUnfinished(t *testing.T) {
 		n.mustPrepare(t, other)
 	}
 	for _, want := range []int{3, 0} {
-		if got, err := n.RemoveUnfinished(t.Context()); got != want || err != nil {
+		if _, got, err := n.Recover(t.Context()); got != want || err != nil {
 			t.Errorf("removed %d, %v; want %d", got, err, want)
 		}
 	}

@@ -330,6 +330,8 @@ func inspectNetns(path string) (store.Netns, error) {
 
 // start brings everything in line, then lets ADD be served and goes on with upkeep.
 func (d *daemon) start(ctx context.Context, group *errgroup.Group) error {
+	// While the caches are filled. An error comes again, where it is dealt with.
+	recorded, _ := d.store.List(ctx)
 	if err := kube.WaitForSync(ctx, d.view.Synced()...); err != nil {
 		return err
 	}
@@ -338,7 +340,7 @@ func (d *daemon) start(ctx context.Context, group *errgroup.Group) error {
 		if err := d.heal(ctx, group); err != nil {
 			return err
 		}
-		if err := d.restore(ctx); err != nil {
+		if err := d.restore(ctx, recorded); err != nil {
 			return err
 		}
 		group.Go(func() error { return d.blocks.Run(ctx) })
@@ -394,13 +396,14 @@ func (d *daemon) activateConf(ctx context.Context) error {
 	return nil
 }
 
-// restore brings record, kernel and blocks in line, again until it succeeds.
-func (d *daemon) restore(ctx context.Context) error {
+// restore brings record, kernel and blocks in line, again until it succeeds; recorded is what was recorded a moment ago.
+func (d *daemon) restore(ctx context.Context, recorded []store.Allocation) error {
 	if err := kube.WaitForSync(ctx, d.blocks.Synced()...); err != nil {
 		return err
 	}
 	return untilDone(ctx, func(ctx context.Context) (bool, error) {
-		err := d.restoreOnce(ctx)
+		err := d.restoreOnce(ctx, recorded)
+		recorded = nil
 		d.health.Set(condRecord, err)
 		if err != nil {
 			klog.FromContext(ctx).Error(err, "Bringing record, kernel and blocks in line failed, trying again")

@@ -190,10 +190,14 @@ func (d *daemon) remember(all []store.Allocation, usage []store.Usage) (served b
 	return true
 }
 
-func (d *daemon) restoreOnce(ctx context.Context) error {
-	all, err := d.store.List(ctx)
-	if err != nil {
-		return err
+// restoreOnce brings record, kernel and blocks in line; all is what was recorded a moment ago, nil if that isn't known.
+// A DEL may have come since, and finds nothing to do when it is repeated.
+func (d *daemon) restoreOnce(ctx context.Context, all []store.Allocation) error {
+	if all == nil {
+		var err error
+		if all, err = d.store.List(ctx); err != nil {
+			return err
+		}
 	}
 	usage, err := d.store.Usage(ctx)
 	if err != nil {
@@ -204,10 +208,6 @@ func (d *daemon) restoreOnce(ctx context.Context) error {
 	// could have made one since.
 	recorded := func(context.Context) ([]podnet.Wired, error) { return d.wiredOf(all), nil }
 	if err := d.mendNode(ctx, served, recorded); err != nil {
-		return err
-	}
-	unfinished, err := d.network.RemoveUnfinished(ctx)
-	if err != nil {
 		return err
 	}
 	held, err := d.claim(ctx, usage)
@@ -224,7 +224,7 @@ func (d *daemon) restoreOnce(ctx context.Context) error {
 	}
 	d.fresh = false
 	klog.FromContext(ctx).Info("Record, kernel and blocks are in line", "blocks", len(held), "kept", rep.Kept,
-		"adopted", rep.Adopted, "takenDown", rep.TakenDown, "unfinished", unfinished, "outdated", rep.Outdated, "replayed", rep.Replayed)
+		"adopted", rep.Adopted, "takenDown", rep.TakenDown, "unfinished", rep.Unfinished, "outdated", rep.Outdated, "replayed", rep.Replayed)
 	if err := d.report(ctx, rep); err != nil {
 		return err
 	}

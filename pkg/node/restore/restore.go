@@ -47,8 +47,8 @@ type Detacher interface {
 
 // Links lists the host's links of pods.
 type Links interface {
-	// List returns all of them, or an error; never a part.
-	List(ctx context.Context) ([]podnet.Found, error)
+	// Recover removes those that are unfinished, and returns all others, or an error; never a part.
+	Recover(ctx context.Context) (found []podnet.Found, removed int, err error)
 	// Label makes an unlabelled link look like one that was attached by this version.
 	Label(ctx context.Context, f podnet.Found) error
 }
@@ -75,9 +75,9 @@ type Restorer struct {
 type Report struct {
 	// Found are the attachments that the kernel has.
 	Found []podnet.Found
-	// Kept, Adopted and TakenDown count attachments, Outdated counts records that the
-	// kernel contradicts, Replayed counts queued DELs.
-	Kept, Adopted, TakenDown, Outdated, Replayed int
+	// Kept, Adopted and TakenDown count attachments, Unfinished links that were removed, Outdated records that the
+	// kernel contradicts, and Replayed queued DELs.
+	Kept, Adopted, TakenDown, Unfinished, Outdated, Replayed int
 	// Conflicts are links whose addresses another attachment has, or that have none.
 	// They are left as they are.
 	Conflicts []string
@@ -99,11 +99,10 @@ func (r *Restorer) Restore(ctx context.Context, fresh bool, blocks []store.Block
 	if err != nil {
 		return rep, fmt.Errorf("list records: %w", err)
 	}
-	found, err := r.Links.List(ctx)
-	if err != nil {
+	if rep.Found, rep.Unfinished, err = r.Links.Recover(ctx); err != nil {
 		return rep, fmt.Errorf("list links: %w", err)
 	}
-	rep.Found = found
+	found := rep.Found
 	known, err := r.recordBlocks(ctx, fresh, blocks, &rep)
 	if err != nil {
 		return rep, err

@@ -25,7 +25,7 @@ type links struct {
 	err   error
 }
 
-func (l *links) List(context.Context) ([]podnet.Found, error) { return l.found, l.err }
+func (l *links) Recover(context.Context) ([]podnet.Found, int, error) { return l.found, 0, l.err }
 
 func (l *links) Label(_ context.Context, f podnet.Found) error {
 	if l.err != nil {
