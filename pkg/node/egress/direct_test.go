@@ -187,7 +187,7 @@ func TestDirectHeldWhenKilled(t *testing.T) {
 				t.Fatalf("flows by router %v", n)
 			}
 			testkit.Check(t, p.kernel.inside(t.Context(), p.at(), func(in client) error {
-				k := &keeper{
+				k := &transition{
 					client: in, state: out.State, links: out.Links, complete: true, moves: true, seen: map[plan.ClientFlow]bool{}, out: &Outcome{},
 				}
 				return k.pin(t.Context(), true)

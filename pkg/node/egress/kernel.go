@@ -24,7 +24,7 @@ import (
 //
 //	rules 1700-2100, tables 117 and 118     see plan.ClientStateOf
 //	fou4_..., fou6_...                      one tunnel to each Service of an Egress, or router
-//	nexthop objects, rules 1850, tables     of Egresses that are direct; see direct.go
+//	nexthop objects, rules 1850, tables     of Egresses that are direct; see groups.go
 //	coil_ipip4, coil_ipip6, UDP port        what routers send; by the links packets get lost, too
 //	nftables table coil                     who may send by tunnels, and what leaves by none
 //
