@@ -52,8 +52,8 @@ const (
 	RestoreInLine   Point = "restore.in-line"  // nothing says yet that it is
 )
 
-// The points of what a pod gets that uses Egresses, in their order, and of what it loses
-// when it uses none any more.
+// The points at which a pod gets what it needs to use Egresses, in their order, and then the points at which it loses
+// that.
 const (
 	EgressRecorded  Point = "egress.recorded"  // the Egresses are, nothing of them is in the kernel
 	EgressClosed    Point = "egress.closed"    // destinations are unreachable where a rule looks at them

@@ -145,8 +145,8 @@ func (g *Gateway) apply(want plan.Gateway, links map[netip.Addr]dataplane.Tunnel
 	g.metrics.applied(want, links)
 }
 
-// begin prepares what must be there before the port is open and the first tunnel is: the filter, which
-// lets in the clients that a program before this one has left tunnels of, and nobody else.
+// begin makes the filter, before the port of FoU is opened and the first tunnel is made. The filter admits clients whose
+// tunnels a former process has left, and nobody else.
 func (g *Gateway) begin(ctx context.Context, want plan.Gateway) error {
 	links, err := g.kernel.Tunnels.Links(ctx)
 	if err != nil {

@@ -39,11 +39,10 @@ func PinnedFlow(r dataplane.Rule) ClientFlow {
 	return ClientFlow{r.Transport, r.To.Addr(), r.SourcePort, r.DestinationPort, dataplane.LinkOf(r.Table)}
 }
 
-// Pins returns the rules that keep flows by the routers that they go by, whatever becomes of
-// their group, sorted, when the tunnels to some routers exist. There is none for a flow whose
-// router is dead while another one takes flows, or that isn't the router's to have: the Egress has another destination. Those
-// that there are come first when there are too many; left is how many flows have no pin though
-// they should.
+// Pins returns the rules, sorted, that keep each flow with the router by whose tunnel it goes, whatever becomes of the
+// group. links are the links of the tunnels that exist. A flow has no pin if its router is dead and another one lives,
+// or if its destination isn't one of the router's Egress. If there are more than MaxPins, rules of have come first. left
+// is the number of flows without the pin that they should have.
 func (s ClientState) Pins(flows []ClientFlow, have []dataplane.Rule, links map[netip.Addr]int) (pins []dataplane.Rule, left int) {
 	routers := map[int]ClientGroup{}
 	for _, g := range s.Groups {

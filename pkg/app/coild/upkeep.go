@@ -242,8 +242,8 @@ func (d *daemon) restoreOnce(ctx context.Context, all []store.Allocation) error 
 	return nil
 }
 
-// claim makes the blocks of the node's name its own that its machine uses, and returns them. Those
-// of a machine that had the name before are disowned: it may still run, as may its pods.
+// claim returns the blocks with the node's name that this machine uses, and marks them as this Node's. Blocks of another
+// machine, which had the name before, are disowned: that machine and its pods may still run.
 func (d *daemon) claim(ctx context.Context, usage []store.Usage) ([]store.Block, error) {
 	api, err := d.lister.List(labels.Everything())
 	if err != nil {

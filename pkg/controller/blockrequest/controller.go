@@ -71,9 +71,9 @@ const (
 	byUID     = "blockrequest-own-uid"
 )
 
-// DefaultWorkers is enough to keep an API server busy, whose writes take a few
+// workers is how many requests are answered at once: enough to keep an API server busy, whose writes take a few
 // milliseconds each.
-const DefaultWorkers = 16
+const workers = 16
 
 // Config is what the controller is made of.
 type Config struct {
@@ -84,8 +84,6 @@ type Config struct {
 	Pools    informers.AddressPoolInformer
 	Nodes    coreinformers.NodeInformer
 	Recorder kube.Recorder
-	// Workers is how many requests are answered at once; 0 means DefaultWorkers.
-	Workers int
 	// LoopMetrics and Registry take metrics; nil ones are not exported.
 	LoopMetrics *reconcile.Metrics
 	Registry    prometheus.Registerer
@@ -101,7 +99,6 @@ type Controller struct {
 	nodes    corelisters.NodeLister
 	synced   []cache.DoneChecker
 	recorder kube.Recorder
-	workers  int
 	loop     *reconcile.Loop[string]
 	answers  *prometheus.CounterVec
 	now      func() time.Time
@@ -148,16 +145,12 @@ func New(cfg Config) (*Controller, error) {
 		pools:    cfg.Pools.Lister(),
 		nodes:    cfg.Nodes.Lister(),
 		recorder: cfg.Recorder,
-		workers:  cfg.Workers,
 		now:      time.Now,
 		work:     map[string]*work{},
 		answers: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "coil_controller_blockrequests_answered_total",
 			Help: "BlockRequests answered by this process: Complete, or the reason why they failed.",
 		}, []string{"answer"}),
-	}
-	if c.workers == 0 {
-		c.workers = DefaultWorkers
 	}
 	if cfg.Registry != nil {
 		if err := cfg.Registry.Register(c.answers); err != nil {
@@ -295,7 +288,7 @@ func (c *Controller) Run(ctx context.Context) error {
 			c.enqueue(r)
 		}
 	}
-	return c.loop.Run(ctx, c.workers)
+	return c.loop.Run(ctx, workers)
 }
 
 // LastIndex returns the index of the block that was carved last out of a pool by

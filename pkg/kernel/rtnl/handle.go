@@ -2,9 +2,9 @@
 // rtnetlink(7). Nothing else in Coil does.
 //
 // It owns the messages: how a wanted object is encoded, how an answer is read,
-// and that an incomplete answer is an error and never a list. Its sockets also carry
-// what other packages say in other protocols of netlink(7). It must not know
-// which objects are wanted, nor to whom those belong that it finds.
+// and that an incomplete answer is an error and never a list. Its sockets also carry messages of
+// other packages in other protocols of netlink(7). It must not know which objects are wanted, nor
+// the owners of objects that it finds.
 package rtnl
 
 import (

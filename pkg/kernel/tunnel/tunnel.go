@@ -134,9 +134,10 @@ type step struct {
 	name string
 	// index is that of the link; 0 if it is to be made.
 	index int
-	// set says that it must be changed, quiet that it must make no addresses of its own,
-	// raise that it must come up, and label that it must get its alias.
-	set, quiet, raise, label bool
+	set   bool // its parameters are others
+	quiet bool // it makes IPv6 addresses of its own, and must not
+	raise bool // it is down
+	label bool // its alias is another one
 }
 
 // ends are what a tunnel is recognised by.
@@ -152,7 +153,7 @@ func own(f dataplane.Family, t rtnl.Tunnel) bool {
 // prefixes are those of the names that dataplane.TunnelName gives.
 var prefixes = map[dataplane.Family]string{dataplane.IPv4: "fou4_", dataplane.IPv6: "fou6_"}
 
-// names is how many names an address has.
+// names is the number of names that dataplane.TunnelName has for an address.
 var names = map[dataplane.Family]int{dataplane.IPv4: 1, dataplane.IPv6: 5}
 
 // compare returns what to do to have the wanted tunnels, and why some can't be had.

@@ -26,8 +26,6 @@ type Election struct {
 	// LeaseDuration, RenewDeadline and RetryPeriod are those of client-go; zero
 	// values are 30 s, 20 s and 5 s.
 	LeaseDuration, RenewDeadline, RetryPeriod time.Duration
-	// OnChange is told whether this candidate leads; may be nil.
-	OnChange func(leads bool)
 }
 
 // Run calls run while this candidate leads, with a context that ends when
@@ -52,10 +50,6 @@ func Run(ctx context.Context, cfg *rest.Config, e Election, run func(context.Con
 	if err != nil {
 		return fmt.Errorf("lease %s/%s: %w", e.Namespace, e.Name, err)
 	}
-	notify := e.OnChange
-	if notify == nil {
-		notify = func(bool) {}
-	}
 	// OnStartedLeading runs on a goroutine of the elector's, which does not wait for it.
 	ended := make(chan error, 1)
 	electionCtx, cancel := context.WithCancel(ctx)
@@ -73,10 +67,7 @@ func Run(ctx context.Context, cfg *rest.Config, e Election, run func(context.Con
 		Callbacks: leaderelection.LeaderCallbacks{
 			OnStartedLeading: func(ctx context.Context) {
 				klog.FromContext(ctx).Info("Leading", "lease", klog.KRef(e.Namespace, e.Name), "identity", e.Identity)
-				notify(true)
-				err := run(ctx)
-				notify(false)
-				ended <- err
+				ended <- run(ctx)
 				close(held.idle)
 				cancel()
 			},

@@ -216,16 +216,6 @@ func (m *Manager) Usable(pool string) []string {
 	return names
 }
 
-// Pools returns the pools of which the node holds blocks.
-func (m *Manager) Pools() []string {
-	var pools []string
-	for _, b := range m.list(labels.Everything()) {
-		pools = append(pools, b.Labels[v2.LabelPool])
-	}
-	slices.Sort(pools)
-	return slices.Compact(pools)
-}
-
 // usable says whether a block gives new addresses.
 func (m *Manager) usable(b *v2.AddressBlock) bool {
 	return b.DeletionTimestamp == nil && !reserved(b) && !m.Foreign(b) && m.standing(b) == granted

@@ -258,13 +258,13 @@ func accept(link string) sysctl.Setting {
 // group are parameters that a kernel has all of, or none.
 type group []sysctl.Setting
 
-// settingsOf are those of a namespace whose link to the node has a name, and where spread is how
-// flows are spread over several next hops.
+// settingsOf returns the kernel parameters of a client: link is the name of its link to the node, and spread are the
+// parameters by which flows are spread over several next hops.
 func settingsOf(link string, spread []group) []group {
 	return append([]group{{accept("all"), accept("default"), accept(link)}}, spread...)
 }
 
-// routerSettings are those of a router, whose link to the node has a name.
+// routerSettings returns the kernel parameters of a router; link is the name of its link to the node.
 func routerSettings(link string) []group {
 	return append(settingsOf(link, spreadByPorts),
 		group{{Key: "net/ipv4/conf/all/forwarding", Value: "1"}},

@@ -21,12 +21,12 @@ const (
 	RouterBack = "RouterBack"
 )
 
-// Each router that a client of the node has a tunnel to is asked once in a while, through the tunnel
-// of one client after the other, and has so long to answer. Routers drop what a pod sends until they know it,
-// which is seconds after its ADD: who never got an answer asks, too, until it does, and proves nothing.
+// Each router to which a client of the node has a tunnel is asked every askEvery, through the tunnels of its clients in
+// turn, and has askWait to answer. A router drops packets of a pod until it knows the pod, which is seconds after the
+// pod's ADD. So a client that has never had an answer asks, too, until it has one; its silence proves nothing.
 //
-// A program in a client can answer in a router's place, or lose the answer. A client that got none asks
-// again until it does, and believes itself: what others hear keeps no dead router alive for it.
+// A program in a client can answer in the place of a router, or drop the answer. A client without an answer asks again
+// until it has one, and believes itself: answers to other clients keep no dead router alive for it.
 const (
 	askEvery = time.Second
 	askWait  = 500 * time.Millisecond
