@@ -77,7 +77,7 @@ type Element struct {
 	// index of a link, have the byte order of the processor. Each field is filled up to a multiple of four bytes
 	// if there are several.
 	Key string
-	// Last is the last key of a range whose first one is Key; empty of a single key.
+	// Last is the last key of a range that begins with Key; empty if Key is a single key.
 	Last string
 	// Value is that of a map: bytes as in Key, or the text of a verdict.
 	Value string
@@ -98,7 +98,7 @@ func (f Family) Named(name string) string { return name + "_" + f.word() }
 // word is the family as nft(8) names it: ipv4 or ipv6.
 func (f Family) word() string { return strings.ToLower(f.String()) }
 
-// CutFamily returns what Named was called with.
+// CutFamily returns the name and the family of which Named made a name; ok is false if it made none.
 func CutFamily(named string) (name string, f Family, ok bool) {
 	for _, f := range []Family{IPv4, IPv6} {
 		if name, ok := strings.CutSuffix(named, "_"+f.word()); ok {

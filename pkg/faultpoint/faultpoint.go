@@ -52,8 +52,7 @@ const (
 	RestoreInLine   Point = "restore.in-line"  // nothing says yet that it is
 )
 
-// The points at which a pod gets what it needs to use Egresses, in their order, and then the points at which it loses
-// that.
+// Points while a client of Egresses is set up, in their order, and then those while it is cleared.
 const (
 	EgressRecorded  Point = "egress.recorded"  // the Egresses are, nothing of them is in the kernel
 	EgressClosed    Point = "egress.closed"    // destinations are unreachable where a rule looks at them

@@ -83,7 +83,7 @@ func TestRemoveAllAtOnce(t *testing.T) {
 	}
 }
 
-// Whoever gets a link into the group, whyever, doesn't lose it.
+// A foreign link that is in the group when the group is chosen isn't removed.
 func TestRemoveAllSparesForeignLinks(t *testing.T) {
 	n := newNode(t)
 	targets, _ := crowd(t, n, 3)

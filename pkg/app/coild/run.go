@@ -329,16 +329,16 @@ func inspectNetns(path string) (store.Netns, error) {
 	return store.Netns{Path: path, Inode: ns.Inode()}, nil
 }
 
-// startGCPercent is how much may be allocated until garbage is collected while coild starts, in percent of what is in
-// use (runtime/debug.SetGCPercent). It is 100 afterwards, unless the environment says otherwise.
+// startGCPercent is the growth of the heap, in percent of the live heap, after which garbage is collected while coild
+// starts (runtime/debug.SetGCPercent). Afterwards it is what it was: 100, or GOGC of the environment.
 const startGCPercent = 400
 
 // start brings everything in line, then lets ADD be served and goes on with upkeep.
 func (d *daemon) start(ctx context.Context, group *errgroup.Group) error {
-	// Most of what is read until then is soon garbage, beside a heap that is still small: collecting it each time that
-	// this doubles would take a sixth of the start.
+	// Messages and rows that are read at the start are soon garbage, and the live heap is small: collecting whenever
+	// it has doubled takes a sixth of the start.
 	defer debug.SetGCPercent(debug.SetGCPercent(startGCPercent))
-	// While the caches are filled. An error comes again, where it is dealt with.
+	// The record is read while the caches are filled. restore reads it again after an error.
 	recorded, _ := d.store.List(ctx)
 	if err := kube.WaitForSync(ctx, d.view.Synced()...); err != nil {
 		return err
@@ -404,7 +404,8 @@ func (d *daemon) activateConf(ctx context.Context) error {
 	return nil
 }
 
-// restore brings record, kernel and blocks in line, again until it succeeds; recorded is what was recorded a moment ago.
+// restore brings record, kernel and blocks in line, again until it succeeds. The record had the allocations of
+// recorded a moment ago.
 func (d *daemon) restore(ctx context.Context, recorded []store.Allocation) error {
 	if err := kube.WaitForSync(ctx, d.blocks.Synced()...); err != nil {
 		return err

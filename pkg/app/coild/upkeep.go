@@ -190,8 +190,8 @@ func (d *daemon) remember(all []store.Allocation, usage []store.Usage) (served b
 	return true
 }
 
-// restoreOnce brings record, kernel and blocks in line; all is what was recorded a moment ago, nil if that isn't known.
-// A DEL may have come since, and finds nothing to do when it is repeated.
+// restoreOnce brings record, kernel and blocks in line. The record had the allocations of all a moment ago; it is read
+// if all is nil. A DEL since then is repeated, and finds nothing to do.
 func (d *daemon) restoreOnce(ctx context.Context, all []store.Allocation) error {
 	if all == nil {
 		var err error

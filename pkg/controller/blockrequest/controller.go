@@ -71,7 +71,7 @@ const (
 	byUID     = "blockrequest-own-uid"
 )
 
-// workers is how many requests are answered at once: enough to keep an API server busy, whose writes take a few
+// workers is the number of requests that are answered at once. It keeps an API server busy, whose writes take a few
 // milliseconds each.
 const workers = 16
 

@@ -48,8 +48,8 @@ func (t *Table) Expiring(ctx context.Context, set string) (map[string]time.Durat
 	return out, nil
 }
 
-// Sets returns the sets that there are, with their elements. Of their types only Interval is read: that another
-// agent has made them isn't sure.
+// Sets returns the sets of the table in the kernel, with names, elements and Interval alone: Key, Value and Size aren't
+// read.
 func (t *Table) Sets(ctx context.Context) ([]dataplane.Set, error) {
 	exists, err := t.Exists()
 	if err != nil || !exists {

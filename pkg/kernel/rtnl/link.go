@@ -200,8 +200,8 @@ func (h *Handle) DelTogether(ctx context.Context, links []Link) error {
 	return err
 }
 
-// removedGroup returns the group in which the handle removes links, in all calls: one of 2^28, chosen at random, that no
-// link had then. Looking costs a list of all links.
+// removedGroup returns the group in which all calls of the handle remove links. It is one of 2^28, chosen at random by
+// the first call, when no link had it: to see that takes a list of all links.
 func (h *Handle) removedGroup(ctx context.Context) (uint32, error) {
 	h.removal.Lock()
 	defer h.removal.Unlock()
