@@ -51,6 +51,11 @@ func newLab(t *testing.T) *lab {
 	for _, key := range []string{"ipv4.ip_forward", "ipv6.conf.all.forwarding"} {
 		l.run(l.router, "sysctl", "-qw", "net."+key+"=1")
 	}
+	for _, n := range []*netnstest.NS{l.router, l.server} {
+		// Neighbour discovery for a packet from an address of lo is sent from the link-local address,
+		// and not at all while that one is checked for duplicates, for up to two seconds.
+		l.run(n, "sysctl", "-qw", "net.ipv6.conf.default.accept_dad=0")
+	}
 	path := func(n *netnstest.NS) string { return n.Path }
 	l.router.IP(t, "link", "add", "eth0", "type", "veth", "peer", "name", "eth0", "netns", path(l.server))
 	l.rules = ruleset.Gateway{Uplink: l.index(l.router, "eth0"), MTU: 1500, Port: 5555}
