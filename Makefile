@@ -100,7 +100,7 @@ test-routes: ## Run BIRD and FRR, neighbours that delete, chained plugins and th
 test-egress: ## Run NAT routers with kernels that have FoU, each case often, as root
 	COIL_EGRESS=long $(GOTEST) -tiers=netns,apiserver,vm -no-skips $(ARGS) ./integration/egress/...
 	$(if $(ARGS),,COIL_EGRESS=long $(GOTEST) -tiers=apiserver -no-skips -run='^TestEgress' ./integration/apiserver/)
-	$(if $(ARGS),,COIL_EGRESS=long $(GOTEST) -tiers=netns -no-skips -run='^(TestClientChangesClosed|TestDirectNewFlowsStay)$$' ./pkg/kernel/nft/ ./pkg/node/egress/)
+	$(if $(ARGS),,COIL_EGRESS=long $(GOTEST) -tiers=netns -no-skips -run='^(TestClientChangesClosed|TestDirectNewFlowsStay)$$' ./pkg/kernel/nft/ ./pkg/clientnet/)
 
 .PHONY: test-vm
 test-vm: ## Run the tests that start virtual machines, as root

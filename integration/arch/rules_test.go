@@ -62,6 +62,7 @@ var places = map[string]layer{
 	"pkg/controller/": useCase,
 	"pkg/node/":       useCase,
 	"pkg/podnet/":     useCase,
+	"pkg/clientnet/":  useCase,
 	"pkg/router/":     useCase,
 	"pkg/natgateway/": useCase,
 	"pkg/cniplugin/":  useCase,
@@ -69,8 +70,9 @@ var places = map[string]layer{
 	"pkg/app/": application,
 	"cmd/":     program,
 
-	"pkg/testkit/":         support,
-	"pkg/store/storetest/": support,
+	"pkg/testkit/":                 support,
+	"pkg/clientnet/clientnettest/": support,
+	"pkg/store/storetest/":         support,
 
 	"hack/":        tool,
 	"integration/": tool,
@@ -98,7 +100,8 @@ var siblings = []string{"pkg/controller/", "pkg/node/"}
 // useCases says which use-cases may import which others, apart from those below
 // the same folder.
 var useCases = map[string][]string{
-	"pkg/node/": {"pkg/podnet/"},
+	"pkg/node/":      {"pkg/podnet/", "pkg/clientnet/"},
+	"pkg/clientnet/": {"pkg/podnet/"},
 }
 
 // gates are the only packages that import a library.

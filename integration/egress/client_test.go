@@ -16,9 +16,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/coil-net/coil/pkg/clientnet"
 	"github.com/coil-net/coil/pkg/dataplane"
 	"github.com/coil-net/coil/pkg/ipam"
-	"github.com/coil-net/coil/pkg/node/egress"
 	"github.com/coil-net/coil/pkg/plan"
 	"github.com/coil-net/coil/pkg/store"
 	"github.com/coil-net/coil/pkg/testkit"
@@ -37,7 +37,7 @@ var (
 type network struct {
 	t            *testing.T
 	pod, outside *netnstest.NS
-	kernel       *egress.Kernel
+	kernel       *clientnet.Network
 	client       plan.Client
 	eth0         int
 	sniffer      *sniffer
@@ -70,7 +70,7 @@ func newNetwork(t *testing.T) *network {
 	if n.eth0, err = h.IndexByName("eth0"); err != nil {
 		t.Fatal(err)
 	}
-	n.kernel = egress.NewKernel(dataplane.ProtocolNode, egress.FoU{}, egress.Nft{}, nil)
+	n.kernel = clientnet.New(dataplane.ProtocolNode, clientnet.FoU{}, clientnet.Nft{}, nil)
 	return n
 }
 
@@ -114,7 +114,7 @@ func gateway(service int) plan.ClientEgress {
 	return e
 }
 
-func (n *network) use(egresses ...plan.ClientEgress) egress.Outcome {
+func (n *network) use(egresses ...plan.ClientEgress) clientnet.Outcome {
 	n.t.Helper()
 	c := n.client
 	c.Egresses = egresses

@@ -16,9 +16,9 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/coil-net/coil/integration/bench/figures"
+	"github.com/coil-net/coil/pkg/clientnet"
 	"github.com/coil-net/coil/pkg/dataplane"
 	"github.com/coil-net/coil/pkg/kernel/echo"
-	"github.com/coil-net/coil/pkg/node/egress"
 	"github.com/coil-net/coil/pkg/store"
 	"github.com/coil-net/coil/pkg/testkit"
 )
@@ -89,7 +89,7 @@ func directly(t *testing.T, families ...dataplane.Family) {
 func (d *direct) answers(router int) {
 	d.t.Helper()
 	const batches, atOnce, nodes, limit = 20, 50, (5000 + 109) / 110, 0.02
-	kernel := egress.NewKernel(dataplane.ProtocolNode, egress.FoU{}, egress.Nft{}, nil)
+	kernel := clientnet.New(dataplane.ProtocolNode, clientnet.FoU{}, clientnet.Nft{}, nil)
 	pod := store.Netns{Path: d.pod.Path, Inode: d.pod.Inode()}
 	var questions []echo.Question
 	for i, a := range d.addrsOf(router) {

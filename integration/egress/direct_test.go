@@ -18,8 +18,8 @@ import (
 	"github.com/coil-net/coil/integration/egress/onepod"
 	"github.com/coil-net/coil/integration/rig"
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
+	"github.com/coil-net/coil/pkg/clientnet"
 	"github.com/coil-net/coil/pkg/dataplane"
-	"github.com/coil-net/coil/pkg/node/egress"
 	"github.com/coil-net/coil/pkg/plan"
 	"github.com/coil-net/coil/pkg/store"
 	"github.com/coil-net/coil/pkg/testkit"
@@ -92,7 +92,7 @@ func (d *direct) manage() {
 			ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: egressName},
 			Spec:       v2.EgressSpec{Destinations: destinations, Peering: v2.EgressPeeringDirect},
 		},
-		Repaired: func(out egress.Outcome) { d.t.Errorf("repaired %+v", out) },
+		Repaired: func(out clientnet.Outcome) { d.t.Errorf("repaired %+v", out) },
 	}
 	for _, a := range d.addrsOf(podHost) {
 		if a.Is4() {

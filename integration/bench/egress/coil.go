@@ -15,6 +15,7 @@ import (
 
 	"github.com/coil-net/coil/integration/bench/figures"
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
+	"github.com/coil-net/coil/pkg/clientnet"
 	"github.com/coil-net/coil/pkg/dataplane"
 	"github.com/coil-net/coil/pkg/ipam"
 	"github.com/coil-net/coil/pkg/kernel/fou"
@@ -25,7 +26,6 @@ import (
 	"github.com/coil-net/coil/pkg/kernel/rule"
 	"github.com/coil-net/coil/pkg/kernel/tunnel"
 	"github.com/coil-net/coil/pkg/natgateway"
-	"github.com/coil-net/coil/pkg/node/egress"
 	"github.com/coil-net/coil/pkg/plan"
 	"github.com/coil-net/coil/pkg/store"
 )
@@ -72,7 +72,7 @@ func makeClient(ctx context.Context, name string, addr ipam.Address, egresses ..
 	if err != nil {
 		return err
 	}
-	_, err = egress.NewKernel(dataplane.ProtocolNode, egress.FoU{}, egress.Nft{}, nil).Client(ctx, at, plan.Client{
+	_, err = clientnet.New(dataplane.ProtocolNode, clientnet.FoU{}, clientnet.Nft{}, nil).Client(ctx, at, plan.Client{
 		Address: addr, Link: "eth0", MTU: 1500, Port: port, Protocol: dataplane.ProtocolNode, Idle: 2 * time.Minute, Egresses: egresses,
 	})
 	if err != nil {

@@ -15,8 +15,8 @@ import (
 	discoverylisters "k8s.io/client-go/listers/discovery/v1"
 
 	"github.com/coil-net/coil/integration/egress/onepod"
+	"github.com/coil-net/coil/pkg/clientnet"
 	"github.com/coil-net/coil/pkg/kube"
-	"github.com/coil-net/coil/pkg/node/egress"
 	"github.com/coil-net/coil/pkg/plan"
 	"github.com/coil-net/coil/pkg/reconcile"
 )
@@ -100,7 +100,7 @@ func (d *direct) add(ctx context.Context, s *corev1.Service, changed <-chan stru
 	}
 	d.pod, err = onepod.Start(ctx, onepod.Options{
 		Name: d.name, Netns: at, Address: d.addr(), Egress: d.egress(), Service: s, Routers: d.listed,
-		Repaired: func(out egress.Outcome) { fmt.Fprintf(os.Stderr, "repaired %+v\n", out) },
+		Repaired: func(out clientnet.Outcome) { fmt.Fprintf(os.Stderr, "repaired %+v\n", out) },
 		Event:    func(format string, args ...any) { fmt.Fprintf(os.Stderr, "Event: "+format+"\n", args...) },
 	})
 	return err

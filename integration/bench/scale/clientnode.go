@@ -19,6 +19,7 @@ import (
 	"golang.org/x/sync/errgroup"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/coil-net/coil/pkg/clientnet"
 	"github.com/coil-net/coil/pkg/dataplane"
 	"github.com/coil-net/coil/pkg/ipam"
 	"github.com/coil-net/coil/pkg/kernel/netns"
@@ -96,10 +97,10 @@ func (c clientNode) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	kernel := &network{Kernel: egress.NewKernel(dataplane.ProtocolNode, veths{}, egress.Nft{}, nil), want: len(c.Pods), made: map[uint64]bool{}}
+	kernel := &network{Network: clientnet.New(dataplane.ProtocolNode, veths{}, clientnet.Nft{}, nil), want: len(c.Pods), made: map[uint64]bool{}}
 	m = egress.New(egress.Config{
 		Port: dataplane.FouPort, Protocol: dataplane.ProtocolNode, Drift: 10 * time.Second,
-		Available: func() error { return nil }, Repaired: func(context.Context, egress.Outcome) {}, Ask: kernel.Ask,
+		Available: func() error { return nil }, Repaired: func(context.Context, clientnet.Outcome) {}, Ask: kernel.Ask,
 	}, v, kernel, noRecord{}, recorder, reconcile.NewMetrics(nil))
 	sandboxes, err := c.sandboxes(ctx)
 	if err != nil {
@@ -156,7 +157,7 @@ route add default via 169.254.1.1 dev eth0
 
 // network says when all clients are made.
 type network struct {
-	*egress.Kernel
+	*clientnet.Network
 	want int
 
 	mu   sync.Mutex
@@ -164,8 +165,8 @@ type network struct {
 }
 
 // Client implements egress.Network.
-func (n *network) Client(ctx context.Context, at store.Netns, c plan.Client) (egress.Outcome, error) {
-	out, err := n.Kernel.Client(ctx, at, c)
+func (n *network) Client(ctx context.Context, at store.Netns, c plan.Client) (clientnet.Outcome, error) {
+	out, err := n.Network.Client(ctx, at, c)
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if err == nil && len(out.State.Tunnels) == 2 && !n.made[at.Inode] {

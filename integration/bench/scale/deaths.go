@@ -16,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/wait"
 
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
+	"github.com/coil-net/coil/pkg/clientnet"
 	"github.com/coil-net/coil/pkg/dataplane"
 	"github.com/coil-net/coil/pkg/ipam"
 	"github.com/coil-net/coil/pkg/kernel/echo"
@@ -195,7 +196,7 @@ func (w *routersWorld) run(ctx context.Context, nodes int, record func(context.C
 		flushes = append(flushes, flush)
 		m := egress.New(egress.Config{
 			Port: dataplane.FouPort, Protocol: dataplane.ProtocolNode, Drift: time.Hour, Available: func() error { return nil },
-			Repaired: func(context.Context, egress.Outcome) {}, Ask: w.ask,
+			Repaired: func(context.Context, clientnet.Outcome) {}, Ask: w.ask,
 		}, w, w, noRecord{}, recorder, metrics)
 		name := fmt.Sprintf("client-%d", i)
 		if err := m.Restore(ctx, []node.Sandbox{{
@@ -243,9 +244,9 @@ func (w *routersWorld) Routers(types.NamespacedName) ([]plan.ClientRouter, error
 }
 
 // Client implements egress.Network, as do the next four.
-func (w *routersWorld) Client(_ context.Context, at store.Netns, c plan.Client) (egress.Outcome, error) {
+func (w *routersWorld) Client(_ context.Context, at store.Netns, c plan.Client) (clientnet.Outcome, error) {
 	c.MTU = 1400
-	out := egress.Outcome{State: plan.ClientStateOf(c), Links: map[netip.Addr]int{}, Pinned: map[int]int{}}
+	out := clientnet.Outcome{State: plan.ClientStateOf(c), Links: map[netip.Addr]int{}, Pinned: map[int]int{}}
 	for i, t := range out.State.Tunnels {
 		out.Links[t.Remote] = 10 + i
 	}
@@ -264,8 +265,8 @@ func (w *routersWorld) Client(_ context.Context, at store.Netns, c plan.Client) 
 }
 
 // Router implements egress.Network.
-func (w *routersWorld) Router(context.Context, store.Netns, string) (egress.Outcome, error) {
-	return egress.Outcome{}, nil
+func (w *routersWorld) Router(context.Context, store.Netns, string) (clientnet.Outcome, error) {
+	return clientnet.Outcome{}, nil
 }
 
 // Check implements egress.Network.

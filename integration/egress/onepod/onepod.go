@@ -18,6 +18,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
+	"github.com/coil-net/coil/pkg/clientnet"
 	"github.com/coil-net/coil/pkg/dataplane"
 	"github.com/coil-net/coil/pkg/ipam"
 	"github.com/coil-net/coil/pkg/node"
@@ -37,7 +38,7 @@ type Options struct {
 	// Routers are those of the Egress as they are now.
 	Routers func() ([]plan.ClientRouter, error)
 	// Repaired is told what was not as it was made, and Event what an Event would say.
-	Repaired func(egress.Outcome)
+	Repaired func(clientnet.Outcome)
 	Event    func(format string, args ...any)
 }
 
@@ -53,12 +54,12 @@ type Pod struct {
 // Start makes the pod a client as when it is added, on a node whose coild has just started: it knows
 // nothing of how routers have lived.
 func Start(ctx context.Context, o Options) (*Pod, error) {
-	kernel := egress.NewKernel(dataplane.ProtocolNode, egress.FoU{}, egress.Nft{}, nil)
+	kernel := clientnet.New(dataplane.ProtocolNode, clientnet.FoU{}, clientnet.Nft{}, nil)
 	c := cluster{o}
 	p := &Pod{key: types.NamespacedName{Namespace: o.Egress.Namespace, Name: o.Egress.Name}}
 	p.manager = egress.New(egress.Config{
 		Port: dataplane.FouPort, Protocol: dataplane.ProtocolNode, Drift: 10 * time.Second, Available: func() error { return nil },
-		Repaired: func(_ context.Context, out egress.Outcome) { o.Repaired(out) }, Ask: kernel.Ask,
+		Repaired: func(_ context.Context, out clientnet.Outcome) { o.Repaired(out) }, Ask: kernel.Ask,
 	}, c, kernel, nothing{}, c, reconcile.NewMetrics(nil))
 	pod := store.Pod{Namespace: o.Egress.Namespace, Name: o.Name, UID: o.Name}
 	finish, err := p.manager.Begin(ctx, pod)

@@ -12,6 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
+	"github.com/coil-net/coil/pkg/clientnet"
 	"github.com/coil-net/coil/pkg/kernel/module"
 	"github.com/coil-net/coil/pkg/node"
 	"github.com/coil-net/coil/pkg/node/assign"
@@ -44,7 +45,7 @@ func (d *daemon) composeEgress(ctx context.Context) {
 	if err := d.loadFoU(ctx); err != nil {
 		d.event(corev1.EventTypeWarning, "FoUUnavailable", "pods that ask for an Egress can't be started: %v", err)
 	}
-	kernel := egress.NewKernel(d.Protocol, egress.FoU{}, egress.Nft{}, d.network)
+	kernel := clientnet.New(d.Protocol, clientnet.FoU{}, clientnet.Nft{}, d.network)
 	d.egress = egress.New(egress.Config{
 		Port: uint16(d.EgressPort), Protocol: d.Protocol, OriginatingOnly: d.OriginateOnly,
 		RecordAll: !d.IPAM, Drift: egressDrift, Available: d.fou.available, Repaired: d.repairedEgress, Ask: kernel.Ask,
@@ -126,7 +127,7 @@ func (d *daemon) restoreEgress(ctx context.Context) error {
 }
 
 // repairedEgress counts what was restored in a client.
-func (d *daemon) repairedEgress(ctx context.Context, out egress.Outcome) {
+func (d *daemon) repairedEgress(ctx context.Context, out clientnet.Outcome) {
 	for kind, r := range map[string]int{
 		heal.EgressRule:    out.Rules.Added + out.Rules.Replaced + out.Rules.Deleted,
 		heal.EgressRoute:   out.Routes.Added + out.Routes.Replaced + out.Routes.Deleted,

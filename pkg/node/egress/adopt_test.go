@@ -6,21 +6,26 @@ import (
 	"path/filepath"
 	"testing"
 
+	"github.com/coil-net/coil/pkg/clientnet/clientnettest"
+	"github.com/coil-net/coil/pkg/dataplane"
 	"github.com/coil-net/coil/pkg/ipam"
 	"github.com/coil-net/coil/pkg/node"
+	"github.com/coil-net/coil/pkg/podnet"
 	"github.com/coil-net/coil/pkg/store"
+	"github.com/coil-net/coil/pkg/testkit"
 )
 
 func TestAdopt(t *testing.T) {
 	// A pod that has given itself the address of another one comes first.
-	liar := newPod(t)
-	g := newGuarded(t)
-	p, other := g.pod, newPod(t)
-	liar.ns.IP(t, "link", "set", "outside", "netns", g.node.Path, "name", "liar")
-	g.node.IP(t, "link", "set", "liar", "up")
-	other.ns.IP(t, "addr", "flush", "dev", "eth0")
+	liar, p, other := clientnettest.NewPod(t), clientnettest.NewPod(t), clientnettest.NewPod(t)
+	machine := p.Outside()
+	host := testkit.Must(podnet.New(podnet.Options{PodTable: 116, RulePriority: 2000, Protocol: dataplane.ProtocolNode, Netns: machine.Path}))(t)
+	defer func() { testkit.Check(t, host.Close()) }()
+	liar.NS.IP(t, "link", "set", "outside", "netns", machine.Path, "name", "liar")
+	machine.IP(t, "link", "set", "liar", "up")
+	other.NS.IP(t, "addr", "flush", "dev", "eth0")
 	dir := t.TempDir()
-	for name, target := range map[string]string{"cni-0": liar.ns.Path, "cni-1": p.ns.Path, "cni-2": other.ns.Path} {
+	for name, target := range map[string]string{"cni-0": liar.NS.Path, "cni-1": p.NS.Path, "cni-2": other.NS.Path} {
 		if err := os.Symlink(target, filepath.Join(dir, name)); err != nil {
 			t.Fatal(err)
 		}
@@ -29,10 +34,10 @@ func TestAdopt(t *testing.T) {
 		t.Fatal(err)
 	}
 	web := store.Pod{Namespace: "ns", Name: "web", UID: "u1"}
-	pods := map[netip.Addr]store.Pod{p.client.Address.IPv4: web, p.client.Address.IPv6: web, netip.MustParseAddr("10.9.9.9"): {Namespace: "ns", Name: "elsewhere"}}
-	at := store.Netns{Path: filepath.Join(dir, "cni-1"), Inode: p.ns.Inode()}
+	pods := map[netip.Addr]store.Pod{p.Client.Address.IPv4: web, p.Client.Address.IPv6: web, netip.MustParseAddr("10.9.9.9"): {Namespace: "ns", Name: "elsewhere"}}
+	at := store.Netns{Path: filepath.Join(dir, "cni-1"), Inode: p.NS.Inode()}
 	record := store.ID{ContainerID: "c1", IfName: "eth0"}
-	found := node.Sandbox{ID: store.ID{ContainerID: "netns-cni-1", IfName: "eth0"}, Pod: web, Netns: at, Address: p.client.Address}
+	found := node.Sandbox{ID: store.ID{ContainerID: "netns-cni-1", IfName: "eth0"}, Pod: web, Netns: at, Address: p.Client.Address}
 	complete := found
 	complete.ID = record
 	stranger := node.Sandbox{ID: store.ID{ContainerID: "c2", IfName: "eth0"}, Address: ipam.Address{IPv4: netip.MustParseAddr("10.9.9.9")}}
@@ -41,11 +46,11 @@ func TestAdopt(t *testing.T) {
 		known, want []node.Sandbox
 	}{
 		{"nothing is known", nil, []node.Sandbox{found}},
-		{"only the address is known", []node.Sandbox{stranger, {ID: record, Address: p.client.Address}}, []node.Sandbox{stranger, complete}},
+		{"only the address is known", []node.Sandbox{stranger, {ID: record, Address: p.Client.Address}}, []node.Sandbox{stranger, complete}},
 		{"all is known", []node.Sandbox{complete}, []node.Sandbox{complete}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			got, err := Adoption{Dir: dir, Pods: pods, Host: g.network}.Adopt(t.Context(), c.known)
+			got, err := Adoption{Dir: dir, Pods: pods, Host: host}.Adopt(t.Context(), c.known)
 			if err != nil || len(got) != len(c.want) {
 				t.Fatalf("%+v, %v", got, err)
 			}
@@ -56,7 +61,7 @@ func TestAdopt(t *testing.T) {
 			}
 		})
 	}
-	if got, err := (Adoption{Dir: filepath.Join(dir, "none"), Pods: pods, Host: g.network}).Adopt(t.Context(), nil); err != nil || len(got) != 0 {
+	if got, err := (Adoption{Dir: filepath.Join(dir, "none"), Pods: pods, Host: host}).Adopt(t.Context(), nil); err != nil || len(got) != 0 {
 		t.Errorf("without the folder: %v, %v", got, err)
 	}
 }

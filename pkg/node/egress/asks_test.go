@@ -12,6 +12,7 @@ import (
 
 	"k8s.io/klog/v2"
 
+	"github.com/coil-net/coil/pkg/clientnet"
 	"github.com/coil-net/coil/pkg/dataplane"
 	"github.com/coil-net/coil/pkg/kernel/echo"
 	"github.com/coil-net/coil/pkg/node"
@@ -290,7 +291,7 @@ func TestRouterIsMadeMeanwhile(t *testing.T) {
 	late.heard(other, false)
 	senders := m.senders()
 	state := plan.ClientState{Groups: []plan.ClientGroup{{Egress: "net/a", Direct: true, Members: g.Members[:1], Dead: g.Members[1:]}}}
-	m.made(t.Context(), late, Outcome{State: state, Links: map[netip.Addr]int{g.Members[0]: 1, g.Members[1]: 2}}, nil)
+	m.made(t.Context(), late, clientnet.Outcome{State: state, Links: map[netip.Addr]int{g.Members[0]: 1, g.Members[1]: 2}}, nil)
 	a := gather(senders)
 	m.meet(a)
 	m.forgetRouters(a)

@@ -14,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
+	"github.com/coil-net/coil/pkg/clientnet"
 	"github.com/coil-net/coil/pkg/dataplane"
 	"github.com/coil-net/coil/pkg/plan"
 	"github.com/coil-net/coil/pkg/reconcile"
@@ -142,8 +143,8 @@ func (m *Manager) decideClient(ctx context.Context, s *sandbox, meta *metav1.Par
 	for _, c := range w.conflicts {
 		problems = append(problems, conflict(c))
 	}
-	if errors.Is(err, ErrUnguarded) {
-		problems = append(problems, problem{EgressUnguarded, fmt.Sprintf("%v: delete the pod if this goes on", ErrUnguarded), false})
+	if errors.Is(err, clientnet.ErrUnguarded) {
+		problems = append(problems, problem{EgressUnguarded, fmt.Sprintf("%v: delete the pod if this goes on", clientnet.ErrUnguarded), false})
 	}
 	if len(w.missing) == 0 { // else it is decided again in a moment
 		m.tell(meta, s, problems)

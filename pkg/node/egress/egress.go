@@ -1,7 +1,7 @@
 // Package egress lets pods of the node use Egresses: it sets up those that ask for it when
 // they are added, and keeps them up to date with Egresses, Services and annotations.
 //
-// It owns what Coil has in a client's network namespace besides its link. It must not know
+// It decides what a client is to be, and when it is changed; package clientnet makes it. It must not know
 // who gives the addresses, nor how objects and records are read.
 //
 // What a pod gets is always as closed as its annotations ask for:
@@ -38,6 +38,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
+	"github.com/coil-net/coil/pkg/clientnet"
 	"github.com/coil-net/coil/pkg/dataplane"
 	"github.com/coil-net/coil/pkg/kernel/echo"
 	"github.com/coil-net/coil/pkg/node"
@@ -59,12 +60,12 @@ type Cluster interface {
 	Routers(name types.NamespacedName) ([]plan.ClientRouter, error)
 }
 
-// Network works in network namespaces; see Kernel. Its methods return ErrGone if that isn't
+// Network works in network namespaces; see package clientnet. Its methods return clientnet.ErrGone if that isn't
 // there any more, and what they changed.
 type Network interface {
 	// Client makes a client what it should be, or, without Egresses, a pod like any other.
 	// The MTU is found out.
-	Client(ctx context.Context, at store.Netns, c plan.Client) (Outcome, error)
+	Client(ctx context.Context, at store.Netns, c plan.Client) (clientnet.Outcome, error)
 	// Guard returns the node's guard of a client, and SetGuard gives it another one. Nothing in the pod is
 	// asked, where a program may see to it that the answer takes long. CheckGuard says whether the client has
 	// the guard.
@@ -72,7 +73,7 @@ type Network interface {
 	SetGuard(ctx context.Context, at store.Netns, c plan.Client, g dataplane.ClientGuard) error
 	CheckGuard(ctx context.Context, at store.Netns, c plan.Client, g dataplane.ClientGuard) error
 	// Router sets what a router in the namespace has no right to.
-	Router(ctx context.Context, at store.Netns, link string) (Outcome, error)
+	Router(ctx context.Context, at store.Netns, link string) (clientnet.Outcome, error)
 	// Check says what of a client isn't as Client made it, and CheckRouter what of a router
 	// isn't as Router made it. Nothing is changed.
 	Check(ctx context.Context, at store.Netns, c plan.Client, made plan.ClientState) error
@@ -91,31 +92,6 @@ type Recorder interface {
 	Eventf(regarding, related runtime.Object, eventType, reason, action, note string, args ...any)
 }
 
-// ErrGone: the network namespace is gone, or another one has its path.
-var ErrGone = errors.New("the pod's network namespace is gone")
-
-// Outcome counts what was changed, and says what there is.
-type Outcome struct {
-	State                            plan.ClientState
-	Rules, Routes, Tunnels, Nexthops dataplane.Result
-	// Others are parameters, and what nftables has.
-	Others int
-	// Links are the links of the tunnels, by where they lead.
-	Links map[netip.Addr]int
-	// Pins are rules for single flows, which come and go with these. Pinned is how many there
-	// are by each link, Unpinned how many flows should have one and don't.
-	Pins     dataplane.Result
-	Pinned   map[int]int
-	Unpinned int
-	// Moved are buckets of groups that have another router now.
-	Moved int
-}
-
-// changed says whether anything but pins was changed.
-func (o Outcome) changed() bool {
-	return o.Rules.Changed() || o.Routes.Changed() || o.Tunnels.Changed() || o.Nexthops.Changed() || o.Others > 0
-}
-
 // Config is what clients have in common.
 type Config struct {
 	Port     uint16
@@ -129,7 +105,7 @@ type Config struct {
 	// Available is nil when tunnels can be made, or says why not.
 	Available func() error
 	// Repaired is told what was changed though nothing else should have been there.
-	Repaired func(context.Context, Outcome)
+	Repaired func(context.Context, clientnet.Outcome)
 	// Ask asks routers through tunnels of a client; see package kernel/echo.
 	Ask func(ctx context.Context, at store.Netns, wait time.Duration, questions []echo.Question) ([]echo.Answer, error)
 }

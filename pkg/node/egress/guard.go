@@ -8,19 +8,14 @@ import (
 	"slices"
 	"time"
 
+	"github.com/coil-net/coil/pkg/clientnet"
 	"github.com/coil-net/coil/pkg/dataplane"
-	"github.com/coil-net/coil/pkg/kernel/netns"
 	"github.com/coil-net/coil/pkg/plan"
-	"github.com/coil-net/coil/pkg/podnet"
-	"github.com/coil-net/coil/pkg/store"
 )
 
 // The node's guard of a client changes in three steps. First, all is allowed that was allowed or is to be. Then the client
 // changes. Then the rest is forbidden. The last step comes in time, whatever a program in the pod does and whether the
 // client can be changed or not. A destination that it forbids too early is unreachable for a moment.
-
-// ErrUnguarded: coild has made the link of a client, and doesn't find its end on the node.
-var ErrUnguarded = errors.New("the node doesn't keep what the pod sends past its tunnels")
 
 // widest is how long the node's guard stays wide while a client changes.
 const widest = 5 * time.Second
@@ -95,7 +90,7 @@ func (s *sandbox) keeping(w *wanted, from dataplane.ClientGuard) (dataplane.Clie
 
 // here leaves out the error that a network namespace is gone: the work on the sandbox forgets it.
 func here(err error) error {
-	if errors.Is(err, ErrGone) {
+	if errors.Is(err, clientnet.ErrGone) {
 		return nil
 	}
 	return err
@@ -163,59 +158,4 @@ func (m *Manager) narrowAll(ctx context.Context) error {
 		}
 	}
 	return errors.Join(errs...)
-}
-
-// hostLink returns the node's end of a client's link; 0 for a client without a guard: of a pod that another plugin
-// attached, and not by a veth to the node.
-func (k *Kernel) hostLink(ctx context.Context, ns *netns.NS, c plan.Client) (int, error) {
-	if k.host == nil {
-		return 0, nil
-	}
-	link, err := k.host.HostLink(ctx, podnet.ID{ContainerID: c.ContainerID, IfName: c.Link}, ns, c.Address)
-	if errors.Is(err, podnet.ErrNoHostLink) {
-		if c.Wired && len(c.Egresses) > 0 {
-			return 0, fmt.Errorf("%w: %w", ErrUnguarded, err)
-		}
-		return 0, nil
-	}
-	return link, err
-}
-
-// onHost does work with the node's end of a client's link, if there is one.
-func (k *Kernel) onHost(ctx context.Context, at store.Netns, c plan.Client, work func(link int) error) error {
-	return visit(ctx, at, func(ns *netns.NS) error {
-		link, err := k.hostLink(ctx, ns, c)
-		if err == nil && link != 0 {
-			err = work(link)
-		}
-		if err != nil {
-			return fmt.Errorf("the node's guard of the client: %w", err)
-		}
-		return nil
-	})
-}
-
-// Guard implements Network.
-func (k *Kernel) Guard(ctx context.Context, at store.Netns, c plan.Client) (g dataplane.ClientGuard, err error) {
-	err = k.onHost(ctx, at, c, func(link int) (err error) {
-		g, err = k.host.ClientGuard(ctx, link)
-		return err
-	})
-	return g, err
-}
-
-// SetGuard implements Network.
-func (k *Kernel) SetGuard(ctx context.Context, at store.Netns, c plan.Client, g dataplane.ClientGuard) error {
-	return k.onHost(ctx, at, c, func(link int) error {
-		have, err := k.host.ClientGuard(ctx, link)
-		if err == nil && !have.Equal(g) {
-			_, err = k.host.GuardClient(ctx, link, g)
-		}
-		return err
-	})
-}
-
-// CheckGuard implements Network.
-func (k *Kernel) CheckGuard(ctx context.Context, at store.Netns, c plan.Client, g dataplane.ClientGuard) error {
-	return k.onHost(ctx, at, c, func(link int) error { return k.host.CheckClientGuard(ctx, link, g) })
 }

@@ -168,15 +168,6 @@ func (m *Manager) lastMade(ctx context.Context, s *sandbox) ([]store.KnownEgress
 	return closedBy(routes), err
 }
 
-// Closed implements Network.
-func (k *Kernel) Closed(ctx context.Context, at store.Netns) (routes []dataplane.Route, err error) {
-	err = k.inside(ctx, at, func(in client) (err error) {
-		routes, err = in.routes.List(ctx)
-		return err
-	})
-	return routes, err
-}
-
 // mostBelieved is how many destinations, and how many ranges of the cluster, a pod's routes tell of. coild makes no
 // more; a program in the pod may.
 const mostBelieved = 2 * plan.MostDestinations

@@ -12,6 +12,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 
+	"github.com/coil-net/coil/pkg/clientnet"
+	"github.com/coil-net/coil/pkg/clientnet/clientnettest"
 	"github.com/coil-net/coil/pkg/dataplane"
 	"github.com/coil-net/coil/pkg/node"
 	"github.com/coil-net/coil/pkg/plan"
@@ -228,16 +230,18 @@ func TestCacheBehind(t *testing.T) {
 
 // What was made is read back, whatever its Egress.
 func TestClosed(t *testing.T) {
-	p := newPod(t)
-	if got, err := p.kernel.Closed(t.Context(), p.at()); err != nil || len(closedBy(got)) > 0 {
+	p := clientnettest.NewPod(t)
+	n := clientnet.New(dataplane.ProtocolNode, p.Links, clientnet.Nft{}, nil)
+	if got, err := n.Closed(t.Context(), p.At()); err != nil || len(closedBy(got)) > 0 {
 		t.Errorf("before: %+v, %v", got, err)
 	}
-	a := gateway("net/a", 1, "192.0.2.0/24", "::/0", "172.20.0.0/16")
+	a := clientnettest.Gateway("net/a", 1, "192.0.2.0/24", "::/0", "172.20.0.0/16")
 	a.InCluster = []netip.Prefix{netip.MustParsePrefix("2001:db8:1::/48")}
-	c := gateway("net/c", 0, "198.51.100.0/24", "2001:db8:2::/48")
+	c := clientnettest.Gateway("net/c", 0, "198.51.100.0/24", "2001:db8:2::/48")
 	c.OriginatingOnly = true
-	p.mustUse(a, gateway("net/b", 0, "0.0.0.0/0"), c)
-	routes, err := p.kernel.Closed(t.Context(), p.at())
+	p.Client.Egresses = []plan.ClientEgress{a, clientnettest.Gateway("net/b", 0, "0.0.0.0/0"), c}
+	testkit.Must(n.Client(t.Context(), p.At(), p.Client))(t)
+	routes, err := n.Closed(t.Context(), p.At())
 	if err != nil {
 		t.Fatal(err)
 	}

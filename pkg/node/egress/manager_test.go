@@ -15,6 +15,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
+	"github.com/coil-net/coil/pkg/clientnet"
 	"github.com/coil-net/coil/pkg/node"
 	"github.com/coil-net/coil/pkg/plan"
 	"github.com/coil-net/coil/pkg/store"
@@ -229,7 +230,7 @@ func TestOnePodFails(t *testing.T) {
 		defer running(t, m)()
 		w.change(m, func() {
 			w.broken["/bad"] = errors.New("no such device")
-			w.unguarded["/bad"] = ErrUnguarded
+			w.unguarded["/bad"] = clientnet.ErrUnguarded
 			w.gone["/gone"] = true
 			w.egress("a", "10.96.0.2", "192.0.2.0/24")
 		})
@@ -446,4 +447,38 @@ func TestWakes(t *testing.T) {
 			t.Errorf("%s woke %q, want %q", name, c.got, c.want)
 		}
 	}
+}
+
+// The first sync of a process, and each after one that failed, doesn't know what sockets know.
+func TestStale(t *testing.T) {
+	w := newWorld()
+	w.egress("a", "10.96.0.1", "192.0.2.0/24")
+	w.pod("p", "a")
+	m := w.manager(false)
+	if err := w.add(t, m, "p"); err != nil {
+		t.Fatal(err)
+	}
+	sync := func(what string, want bool, broken error) {
+		t.Helper()
+		w.broken["/p"] = broken
+		w.stale = nil
+		if err := m.sync(t.Context(), "p"); !errors.Is(err, broken) {
+			t.Errorf("%s: %v", what, err)
+		}
+		if len(w.stale) != 1 || w.stale[0] != want {
+			t.Errorf("%s: stale %v, want %t", what, w.stale, want)
+		}
+	}
+	sync("after ADD", false, nil)
+	sync("one that fails", false, errors.New("no such device"))
+	sync("after one that failed", true, nil)
+	sync("after one that succeeded", false, nil)
+	restarted := w.manager(false)
+	if err := restarted.Restore(t.Context(), nil); err != nil {
+		t.Fatal(err)
+	}
+	m = restarted
+	sync("after a restart, failing", true, errors.New("no such device"))
+	sync("after a restart", true, nil)
+	sync("then", false, nil)
 }

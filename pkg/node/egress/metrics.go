@@ -71,7 +71,9 @@ func (m *Manager) Collect(out chan<- prometheus.Metric) {
 	m.mu.Lock()
 	for _, s := range m.known {
 		tunnels += s.tunnels
-		pinned += sum(s.pinned)
+		for _, n := range s.pinned {
+			pinned += n
+		}
 		for _, e := range s.egresses {
 			if !e.Former {
 				clients[e.Name]++

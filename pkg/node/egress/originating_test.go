@@ -3,17 +3,16 @@ package egress
 import (
 	"bytes"
 	"context"
-	"errors"
-	"fmt"
 	"io"
 	"net"
 	"net/netip"
-	"strings"
 	"testing"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/coil-net/coil/pkg/clientnet"
+	"github.com/coil-net/coil/pkg/clientnet/clientnettest"
 	"github.com/coil-net/coil/pkg/dataplane"
 	"github.com/coil-net/coil/pkg/node"
 	"github.com/coil-net/coil/pkg/plan"
@@ -25,7 +24,7 @@ import (
 // serving is a pod that serves those outside and uses the Egress a, with originatingOnly, for all
 // destinations.
 type serving struct {
-	*pod
+	*clientnettest.Pod
 	*world
 	out *netnstest.NS
 	m   *Manager
@@ -34,14 +33,14 @@ type serving struct {
 }
 
 func newServing(t *testing.T, service string) *serving {
-	s := &serving{pod: newPod(t), world: newWorld()}
-	s.out = newOutside(s.pod)
+	s := &serving{Pod: clientnettest.NewPod(t), world: newWorld()}
+	s.out = s.Outside("192.0.2.129/32", "2001:db8::129/128")
 	s.open(service)
 	s.world.pod("p", "a")
 	s.restart()
 	var l net.Listener
 	var u net.PacketConn
-	testkit.Check(t, s.ns.Do(func() (err error) {
+	testkit.Check(t, s.NS.Do(func() (err error) {
 		if l, err = net.Listen("tcp", ":80"); err == nil {
 			u, err = net.ListenPacket("udp", ":81")
 		}
@@ -85,7 +84,7 @@ func (s *serving) open(service string) {
 // sandbox is the pod's.
 func (s *serving) sandbox() node.Sandbox {
 	at := sandboxOf("p")
-	at.Netns, at.Address = s.at(), s.client.Address
+	at.Netns, at.Address = s.At(), s.Pod.Client.Address
 	return at
 }
 
@@ -93,9 +92,9 @@ func (s *serving) sandbox() node.Sandbox {
 func (s *serving) restart() {
 	s.m = New(Config{
 		Port: 5555, Protocol: dataplane.ProtocolNode, Drift: time.Minute, Available: func() error { return nil }, Ask: s.Ask,
-		Repaired: func(context.Context, Outcome) {},
-	}, s.world, s.kernel, s.world, s.world, reconcile.NewMetrics(nil))
-	testkit.Check(s.t, s.m.Restore(s.t.Context(), []node.Sandbox{s.sandbox()}))
+		Repaired: func(context.Context, clientnet.Outcome) {},
+	}, s.world, clientnet.New(dataplane.ProtocolNode, s.Links, clientnet.Nft{}, nil), s.world, s.world, reconcile.NewMetrics(nil))
+	testkit.Check(s.T, s.m.Restore(s.T.Context(), []node.Sandbox{s.sandbox()}))
 }
 
 // call opens a connection from an address outside to the pod and echoes so many bytes.
@@ -107,7 +106,7 @@ func (s *serving) call(network string, from, to netip.Addr, size int) error {
 	}
 	var conn net.Conn
 	err := s.out.Do(func() (err error) {
-		conn, err = (&net.Dialer{Timeout: testkit.Timeout(3 * time.Second), LocalAddr: local}).DialContext(s.t.Context(), network, net.JoinHostPort(to.String(), port))
+		conn, err = (&net.Dialer{Timeout: testkit.Timeout(3 * time.Second), LocalAddr: local}).DialContext(s.T.Context(), network, net.JoinHostPort(to.String(), port))
 		return err
 	})
 	if err != nil {
@@ -126,32 +125,32 @@ func (s *serving) call(network string, from, to netip.Addr, size int) error {
 // ends are an address outside and the pod's own, of each family.
 func (s *serving) ends() [][2]netip.Addr {
 	return [][2]netip.Addr{
-		{netip.MustParseAddr("192.0.2.129"), s.client.Address.IPv4},
-		{netip.MustParseAddr("2001:db8::129"), s.client.Address.IPv6},
+		{netip.MustParseAddr("192.0.2.129"), s.Pod.Client.Address.IPv4},
+		{netip.MustParseAddr("2001:db8::129"), s.Pod.Client.Address.IPv6},
 	}
 }
 
 // answers wants that those outside are answered.
 func (s *serving) answers(what string) {
-	s.t.Helper()
+	s.T.Helper()
 	for _, e := range s.ends() {
 		for network, size := range map[string]int{"tcp": 1 << 16, "udp": 1} {
 			if err := s.call(network, e[0], e[1], size); err != nil {
-				s.t.Errorf("%s: %s from %s: %v", what, network, e[0], err)
+				s.T.Errorf("%s: %s from %s: %v", what, network, e[0], err)
 			}
 		}
 		if _, err := s.out.Run("busybox", "ping", "-c", "1", "-W", "1", "-I", e[0].String(), e[1].String()); err != nil {
-			s.t.Errorf("%s: %v", what, err)
+			s.T.Errorf("%s: %v", what, err)
 		}
 	}
 }
 
 // keeps wants that nothing leaves that the pod sends by itself.
 func (s *serving) keeps(what string) {
-	s.t.Helper()
+	s.T.Helper()
 	for _, e := range s.ends() {
 		var conn net.Conn
-		err := s.ns.Do(func() (err error) {
+		err := s.NS.Do(func() (err error) {
 			conn, err = net.Dial("udp", net.JoinHostPort(e[0].String(), "9"))
 			return err
 		})
@@ -163,9 +162,9 @@ func (s *serving) keeps(what string) {
 		}
 	}
 	b := make([]byte, 100)
-	testkit.Check(s.t, s.ear.SetReadDeadline(time.Now().Add(testkit.Timeout(200*time.Millisecond))))
+	testkit.Check(s.T, s.ear.SetReadDeadline(time.Now().Add(testkit.Timeout(200*time.Millisecond))))
 	if n, from, err := s.ear.ReadFrom(b); err == nil {
-		s.t.Errorf("%s: %q of %s leaves by eth0", what, b[:n], from)
+		s.T.Errorf("%s: %q of %s leaves by eth0", what, b[:n], from)
 	}
 }
 
@@ -200,8 +199,8 @@ func TestAnswersWithoutRouters(t *testing.T) {
 		}},
 		{"no tunnel can be made", "", func(s *serving) {
 			s.open("10.96.0.1")
-			s.links.broken[netip.MustParseAddr("10.96.0.1")] = true
-			s.links.broken[netip.MustParseAddr("fd96::1")] = true
+			s.Links.Broken[netip.MustParseAddr("10.96.0.1")] = true
+			s.Links.Broken[netip.MustParseAddr("fd96::1")] = true
 		}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -209,7 +208,7 @@ func TestAnswersWithoutRouters(t *testing.T) {
 			s := newServing(t, c.service)
 			sync := func() {
 				t.Helper()
-				if err := s.m.sync(t.Context(), "p"); (err != nil) != (len(s.links.broken) > 0) {
+				if err := s.m.sync(t.Context(), "p"); (err != nil) != (len(s.Links.Broken) > 0) {
 					t.Errorf("sync: %v", err)
 				}
 			}
@@ -220,83 +219,13 @@ func TestAnswersWithoutRouters(t *testing.T) {
 				s.answers(what)
 				s.keeps(what)
 			}
-			if err := s.m.Check(t.Context(), s.sandbox().ID); (err != nil) != (len(s.links.broken) > 0) {
+			if err := s.m.Check(t.Context(), s.sandbox().ID); (err != nil) != (len(s.Links.Broken) > 0) {
 				t.Errorf("CHECK: %v", err)
 			}
-			removeTable(s.pod)
+			testkit.Must(s.NS.Run("nft", "delete", "table", "inet", "coil"))(s.T)
 			s.keeps("without marks")
 			sync()
 			s.answers("repaired")
 		})
 	}
-}
-
-// What answers go by when there is no tunnel is part of what is checked and repaired.
-func TestSinkIsRepaired(t *testing.T) {
-	p := newPod(t)
-	e := gateway("net/a", 0, "192.0.2.0/24", "2001:db8::/32")
-	e.OriginatingOnly = true
-	made := p.mustUse(e).State
-	lost := func() error {
-		for link, dst := range map[string]string{dataplane.ReceiverIPv4: "192.0.2.1", dataplane.ReceiverIPv6: "2001:db8::1"} {
-			if out, err := p.ns.Run("ip", "route", "get", dst); err != nil || !strings.Contains(out, "dev "+link) {
-				return errors.Join(err, fmt.Errorf("way to %s: %s", dst, out))
-			}
-		}
-		return nil
-	}
-	check := func() error { return p.check(made) }
-	mtu := func(want string) {
-		t.Helper()
-		for _, link := range sinkNames {
-			if out := p.ns.IP(t, "link", "show", link); !strings.Contains(out, " mtu "+want+" ") {
-				t.Errorf("answers are made for another MTU than eth0's %s:\n%s", want, out)
-			}
-		}
-	}
-	testkit.Check(t, lost(), check())
-	mtu("1400")
-	for _, c := range []struct{ damage, says string }{
-		{"ip link del coil_ipip4", "coil_ipip4"},
-		{"ip link set coil_ipip6 down", "2001:db8::/32"},
-		{"ip route del 192.0.2.0/24 dev coil_ipip4 table 118", "192.0.2.0/24"},
-	} {
-		testkit.Must(p.ns.Run("sh", "-c", c.damage))(t)
-		for range 2 { // nothing is repaired
-			if err := check(); err == nil || !strings.Contains(err.Error(), c.says) {
-				t.Errorf("after %s: %v", c.damage, err)
-			}
-		}
-		if p.escapes("192.0.2.1") || p.escapes("2001:db8::1") {
-			t.Errorf("after %s: it isn't closed", c.damage)
-		}
-		if out := p.mustUse(e); !out.Routes.Changed() {
-			t.Errorf("the repair after %s isn't counted: %+v", c.damage, out)
-		}
-		if err := errors.Join(check(), lost()); err != nil {
-			t.Errorf("restored after %s: %v", c.damage, err)
-		}
-	}
-	p.ns.IP(t, "link", "set", "eth0", "mtu", "1300")
-	p.mustUse(e)
-	mtu("1300")
-
-	e.OriginatingOnly = false
-	p.mustUse(e)
-	p.wantWays(map[string]string{"192.0.2.1": "nowhere", "2001:db8::1": "nowhere"})
-	if links := p.ns.IP(t, "link"); strings.Contains(links, "coil_ipip") {
-		t.Errorf("left without a use:\n%s", links)
-	}
-}
-
-// Where packets can't get lost, destinations are unreachable.
-func TestWithoutSink(t *testing.T) {
-	p := newPod(t)
-	p.links.leaky = true
-	e := gateway("net/a", 0, "192.0.2.0/24", "2001:db8::/32")
-	e.OriginatingOnly = true
-	if _, err := p.use(t.Context(), e); err == nil || !strings.Contains(err.Error(), "no sink") {
-		t.Errorf("error is %v", err)
-	}
-	p.wantWays(map[string]string{"192.0.2.1": "nowhere", "2001:db8::1": "nowhere"})
 }

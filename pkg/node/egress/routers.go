@@ -12,6 +12,7 @@ import (
 	"k8s.io/klog/v2"
 
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
+	"github.com/coil-net/coil/pkg/clientnet"
 	"github.com/coil-net/coil/pkg/plan"
 )
 
@@ -165,14 +166,14 @@ func (m *Manager) tellRouter(ctx context.Context, router routerKey) {
 }
 
 // made notes what a client has of routers, and how long it took to leave those that died.
-func (m *Manager) made(ctx context.Context, s *sandbox, out Outcome, err error) {
+func (m *Manager) made(ctx context.Context, s *sandbox, out clientnet.Outcome, err error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	s.tunnels = len(out.State.Tunnels)
 	m.counts.moved.Add(float64(out.Moved))
 	if out.Unpinned > 0 {
 		m.counts.unpinned.Add(float64(out.Unpinned))
-		logged(ctx, s).Info("Flows of the pod may go on by other routers: they are too many to be kept", "pinned", sum(out.Pinned), "others", out.Unpinned)
+		logged(ctx, s).Info("Flows of the pod may go on by other routers: they are too many to be kept", "pinned", out.AllPinned(), "others", out.Unpinned)
 	}
 	used := map[netip.Addr]bool{}
 	for _, g := range s.groups {
@@ -205,15 +206,6 @@ func (m *Manager) made(ctx context.Context, s *sandbox, out Outcome, err error) 
 		default: // it is told already
 		}
 	}
-}
-
-// sum is how many there are in all.
-func sum(by map[int]int) int {
-	n := 0
-	for _, part := range by {
-		n += part
-	}
-	return n
 }
 
 // former says whether flows of a sandbox still go where those of an Egress went before its peering

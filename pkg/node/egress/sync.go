@@ -10,6 +10,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/coil-net/coil/pkg/clientnet"
 	"github.com/coil-net/coil/pkg/faultpoint"
 	"github.com/coil-net/coil/pkg/store"
 )
@@ -63,7 +64,7 @@ func (m *Manager) work(ctx context.Context, s *sandbox) error {
 	}
 	err := m.workTo(work, s, w)
 	switch {
-	case errors.Is(err, ErrGone):
+	case errors.Is(err, clientnet.ErrGone):
 		logged(ctx, s).V(2).Info("The network namespace is gone without DEL")
 		return m.drop(ctx, s)
 	case work.Err() != nil && ctx.Err() == nil:
@@ -174,7 +175,7 @@ func (m *Manager) applyKernel(ctx context.Context, s *sandbox, w *wanted) error 
 		return err
 	}
 	switch {
-	case !out.changed():
+	case !out.Changed():
 	case s.done != nil && reflect.DeepEqual(*s.done, out.State):
 		m.cfg.Repaired(ctx, out)
 	default:

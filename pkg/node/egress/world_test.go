@@ -20,6 +20,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
+	"github.com/coil-net/coil/pkg/clientnet"
 	"github.com/coil-net/coil/pkg/dataplane"
 	"github.com/coil-net/coil/pkg/ipam"
 	"github.com/coil-net/coil/pkg/kernel/echo"
@@ -165,7 +166,7 @@ func (w *world) answer(at store.Netns, questions []echo.Question) (answers []ech
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.gone[at.Path] {
-		return nil, ErrGone
+		return nil, clientnet.ErrGone
 	}
 	for _, q := range questions {
 		w.asked[q.To]++
@@ -205,18 +206,18 @@ func (w *world) ListClients(context.Context) ([]store.Client, error) {
 	return slices.Collect(maps.Values(w.records)), nil
 }
 
-func (w *world) Client(ctx context.Context, at store.Netns, c plan.Client) (Outcome, error) {
+func (w *world) Client(ctx context.Context, at store.Netns, c plan.Client) (clientnet.Outcome, error) {
 	if err := w.works(ctx, at); err != nil {
-		return Outcome{}, err
+		return clientnet.Outcome{}, err
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.gone[at.Path] {
-		return Outcome{}, ErrGone
+		return clientnet.Outcome{}, clientnet.ErrGone
 	}
 	w.stale = append(w.stale, c.Stale)
 	c.MTU = 1500
-	out := Outcome{State: plan.ClientStateOf(c), Links: map[netip.Addr]int{}, Pinned: map[int]int{}}
+	out := clientnet.Outcome{State: plan.ClientStateOf(c), Links: map[netip.Addr]int{}, Pinned: map[int]int{}}
 	for i, t := range out.State.Tunnels {
 		out.Links[t.Remote] = 10 + i
 		if t.Remote == w.flow {
@@ -253,11 +254,11 @@ func (w *world) CheckGuard(_ context.Context, at store.Netns, _ plan.Client, g d
 	}
 	return w.unguarded[at.Path]
 }
-func (w *world) Router(_ context.Context, at store.Netns, _ string) (Outcome, error) {
+func (w *world) Router(_ context.Context, at store.Netns, _ string) (clientnet.Outcome, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.routed[at.Path]++
-	return Outcome{}, w.broken[at.Path]
+	return clientnet.Outcome{}, w.broken[at.Path]
 }
 func (w *world) Check(_ context.Context, at store.Netns, _ plan.Client, made plan.ClientState) error {
 	w.mu.Lock()
@@ -272,7 +273,7 @@ func (w *world) Closed(_ context.Context, at store.Netns) ([]dataplane.Route, er
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.gone[at.Path] {
-		return nil, ErrGone
+		return nil, clientnet.ErrGone
 	}
 	return plan.ClientStateOf(w.netns[at.Path]).Closed(map[dataplane.Family]int{dataplane.IPv4: 1, dataplane.IPv6: 2}), nil
 }
@@ -280,7 +281,7 @@ func (w *world) Silent(_ context.Context, at store.Netns, _ plan.Client) (silent
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.gone[at.Path] {
-		return nil, ErrGone
+		return nil, clientnet.ErrGone
 	}
 	for _, g := range plan.ClientStateOf(w.netns[at.Path]).Groups {
 		silent = append(silent, g.Dead...)
@@ -345,7 +346,7 @@ func (w *world) egress(name, service string, destinations ...string) *v2.Egress 
 func (w *world) manager(all bool) *Manager {
 	return New(Config{
 		Port: 5555, Protocol: 30, RecordAll: all, Drift: 10 * time.Second, Available: func() error { return nil },
-		Repaired: func(context.Context, Outcome) { w.fixed++ }, Ask: w.Ask,
+		Repaired: func(context.Context, clientnet.Outcome) { w.fixed++ }, Ask: w.Ask,
 	}, w, w, w, w, reconcile.NewMetrics(nil))
 }
 

@@ -1,4 +1,4 @@
-package egress
+package clientnet
 
 import (
 	"net/netip"
@@ -15,9 +15,9 @@ func TestSilentRouters(t *testing.T) {
 	p := newDirectPod(t, 4)
 	silent := func(routers string) []netip.Addr {
 		t.Helper()
-		c := p.client
+		c := p.Client
 		c.Egresses = append(c.Egresses, directly(routers, "192.0.2.0/24", "2001:db8::/32"))
-		found := testkit.Must(NewKernel(dataplane.ProtocolNode, p.kernel.tunnels, Nft{}, nil).Silent(t.Context(), p.at(), c))(t)
+		found := testkit.Must(New(dataplane.ProtocolNode, p.network.tunnels, Nft{}, nil).Silent(t.Context(), p.At(), c))(t)
 		return slices.SortedFunc(slices.Values(found), netip.Addr.Compare)
 	}
 	const all = "1 live, 2 live, 3 live, 4 live"

@@ -1,4 +1,4 @@
-package egress
+package clientnet
 
 import (
 	"errors"
@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/coil-net/coil/pkg/clientnet/clientnettest"
 	"github.com/coil-net/coil/pkg/dataplane"
 	"github.com/coil-net/coil/pkg/ipam"
 	"github.com/coil-net/coil/pkg/podnet"
@@ -18,20 +19,18 @@ import (
 // node, which has all addresses that the pod sends to.
 type guarded struct {
 	*pod
-	node    *netnstest.NS
-	network *podnet.Network
-	ear     net.PacketConn
+	node *netnstest.NS
+	host *podnet.Network
+	ear  net.PacketConn
 }
 
 var guardedEnds = []string{"192.0.2.1", "2001:db8::1", "198.51.100.1", "2001:db8:1::1"}
 
 func newGuarded(t *testing.T) *guarded {
 	g := &guarded{pod: newPod(t)}
-	g.node = g.outside(guardedEnds...)
-	g.node.IP(t, "route", "add", "10.1.0.5", "dev", "outside")
-	g.node.IP(t, "-6", "route", "add", "fd01::5", "dev", "outside")
-	g.network = g.agent()
-	g.kernel = NewKernel(dataplane.ProtocolNode, g.links, Nft{}, g.network)
+	g.node = g.Outside(guardedEnds...)
+	g.host = g.agent()
+	g.network = New(dataplane.ProtocolNode, g.Links, Nft{}, g.host)
 	testkit.Check(t, g.node.Do(func() (err error) {
 		g.ear, err = net.ListenPacket("udp", ":7000")
 		return err
@@ -42,21 +41,21 @@ func newGuarded(t *testing.T) *guarded {
 
 // agent is a coild of the node.
 func (g *guarded) agent() *podnet.Network {
-	n := testkit.Must(podnet.New(podnet.Options{PodTable: 116, RulePriority: 2000, Protocol: dataplane.ProtocolNode, Netns: g.node.Path}))(g.t)
-	g.t.Cleanup(func() { testkit.Check(g.t, n.Close()) })
+	n := testkit.Must(podnet.New(podnet.Options{PodTable: 116, RulePriority: 2000, Protocol: dataplane.ProtocolNode, Netns: g.node.Path}))(g.T)
+	g.T.Cleanup(func() { testkit.Check(g.T, n.Close()) })
 	return n
 }
 
 // takeAway is what a program with CAP_NET_ADMIN can do to its pod.
 func (g *guarded) takeAway() {
-	g.t.Helper()
-	testkit.Must(g.ns.Run("sh", "-c", "nft flush ruleset; for f in -4 -6; do ip $f route flush table 117; ip $f route flush table 118; done 2>/dev/null; true"))(g.t)
+	g.T.Helper()
+	testkit.Must(g.NS.Run("sh", "-c", "nft flush ruleset; for f in -4 -6; do ip $f route flush table 117; ip $f route flush table 118; done 2>/dev/null; true"))(g.T)
 }
 
 // leaves says whether a datagram to an address comes out of the pod.
 func (g *guarded) leaves(dst string) error {
 	conn, err := func() (conn net.Conn, err error) {
-		err = g.ns.Do(func() (err error) {
+		err = g.NS.Do(func() (err error) {
 			conn, err = net.Dial("udp", net.JoinHostPort(dst, "7000"))
 			return err
 		})
@@ -83,12 +82,12 @@ func (g *guarded) leaves(dst string) error {
 
 // wantLeaving wants that datagrams to some of the ends come out of the pod, and to no others.
 func (g *guarded) wantLeaving(when string, ends ...string) {
-	g.t.Helper()
+	g.T.Helper()
 	for _, dst := range guardedEnds {
 		if strings.Contains(strings.Join(ends, " ")+" ", dst+" ") {
-			testkit.Eventually(g.t, 3*time.Second, when+": a datagram to "+dst+" arrives", func() error { return g.leaves(dst) })
+			testkit.Eventually(g.T, 3*time.Second, when+": a datagram to "+dst+" arrives", func() error { return g.leaves(dst) })
 		} else if err := g.leaves(dst); err == nil {
-			g.t.Errorf("%s: a datagram to %s comes out of the pod", when, dst)
+			g.T.Errorf("%s: a datagram to %s comes out of the pod", when, dst)
 		}
 	}
 }
@@ -96,12 +95,12 @@ func (g *guarded) wantLeaving(when string, ends ...string) {
 // What a pod sends past its tunnels ends at the node, whatever a program in it does.
 func TestNodeGuardsClients(t *testing.T) {
 	g := newGuarded(t)
-	a, b := gateway("net/a", 1, "192.0.2.0/24", "2001:db8::/64"), gateway("net/b", 2, "198.51.100.0/24", "2001:db8:1::/64")
+	a, b := clientnettest.Gateway("net/a", 1, "192.0.2.0/24", "2001:db8::/64"), clientnettest.Gateway("net/b", 2, "198.51.100.0/24", "2001:db8:1::/64")
 	g.mustUse(a)
 	testkit.Check(t, g.check(g.mustUse(a).State))
 	g.takeAway()
 	g.wantLeaving("with Egress a", guardedEnds[2:]...)
-	if d := testkit.Must(g.network.Dropped(t.Context()))(t).PastTunnel; d[dataplane.IPv4] == 0 || d[dataplane.IPv6] == 0 {
+	if d := testkit.Must(g.host.Dropped(t.Context()))(t).PastTunnel; d[dataplane.IPv4] == 0 || d[dataplane.IPv6] == 0 {
 		t.Errorf("counted are %v", d)
 	}
 	g.mustUse(a, b)
@@ -114,13 +113,13 @@ func TestNodeGuardsClients(t *testing.T) {
 	testkit.Check(t, g.check(made))
 
 	// What fails in the pod, where a program may see to that, opens nothing.
-	g.links.broken[a.Peers.IPv4] = true
+	g.Links.Broken[a.Peers.IPv4] = true
 	if _, err := g.use(t.Context(), a); err == nil {
 		t.Error("a tunnel that can't be made is no error")
 	}
 	g.takeAway()
 	g.wantLeaving("when the change to Egress a fails", guardedEnds[2:]...)
-	clear(g.links.broken)
+	clear(g.Links.Broken)
 	g.mustUse(b)
 
 	// Somebody takes away what the node has: CHECK tells, and it comes back.
@@ -130,7 +129,7 @@ func TestNodeGuardsClients(t *testing.T) {
 	}
 	g.takeAway()
 	g.wantLeaving("control: without the node's table", guardedEnds...)
-	if out := testkit.Must(g.network.Guard(t.Context()))(t); !out.Changed() {
+	if out := testkit.Must(g.host.Guard(t.Context()))(t); !out.Changed() {
 		t.Error("the node's table isn't repaired")
 	}
 	g.wantLeaving("repaired", guardedEnds[:2]...)
@@ -141,7 +140,7 @@ func TestNodeGuardsClients(t *testing.T) {
 		t.Errorf("another coild changed %+v", out)
 	}
 	g.wantLeaving("after a restart", guardedEnds[:2]...)
-	g.kernel = NewKernel(dataplane.ProtocolNode, g.links, Nft{}, network)
+	g.network = New(dataplane.ProtocolNode, g.Links, Nft{}, network)
 	g.mustUse()
 	g.wantLeaving("without an Egress", guardedEnds...)
 	if out := testkit.Must(g.node.Run("nft", "list", "ruleset"))(t); out != "" {
@@ -152,7 +151,7 @@ func TestNodeGuardsClients(t *testing.T) {
 // Those outside are answered by the way that they came, and by no other is anything sent there.
 func TestNodeLetsAnswersThrough(t *testing.T) {
 	g := newGuarded(t)
-	e := gateway("net/a", 1, "192.0.2.0/24", "2001:db8::/64")
+	e := clientnettest.Gateway("net/a", 1, "192.0.2.0/24", "2001:db8::/64")
 	e.OriginatingOnly = true
 	g.mustUse(e)
 	g.takeAway()
@@ -160,7 +159,7 @@ func TestNodeLetsAnswersThrough(t *testing.T) {
 	for _, ends := range [][2]string{{"192.0.2.1", "10.1.0.5"}, {"2001:db8::1", "fd01::5"}} {
 		var server net.PacketConn
 		var client net.Conn
-		testkit.Check(t, g.ns.Do(func() (err error) {
+		testkit.Check(t, g.NS.Do(func() (err error) {
 			server, err = net.ListenPacket("udp", net.JoinHostPort(ends[1], "53"))
 			return err
 		}), g.node.Do(func() (err error) {
@@ -196,12 +195,12 @@ func TestNodeLetsAnswersThrough(t *testing.T) {
 // The guard follows its Egresses whatever a program in the pod does to the pod's links, and goes with the
 // link. It is found by the marks of the node's end or, where another plugin made that, by the routes there.
 func TestGuardOfRenamedLinks(t *testing.T) {
-	a, b := gateway("net/a", 1, "192.0.2.0/24", "2001:db8::/64"), gateway("net/b", 2, "198.51.100.0/24", "2001:db8:1::/64")
+	a, b := clientnettest.Gateway("net/a", 1, "192.0.2.0/24", "2001:db8::/64"), clientnettest.Gateway("net/b", 2, "198.51.100.0/24", "2001:db8:1::/64")
 	for name, wired := range map[string]bool{"coild's link": true, "another plugin's link": false} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			g := newGuarded(t)
-			g.client.ContainerID, g.client.Wired = "c1", wired
+			g.Client.ContainerID, g.Client.Wired = "c1", wired
 			if wired {
 				g.node.IP(t, "link", "set", "outside", "alias", "COIL:default:c1:eth0")
 				g.node.IP(t, "link", "property", "add", "dev", "outside", "altname", "coil-c1-eth0")
@@ -209,16 +208,16 @@ func TestGuardOfRenamedLinks(t *testing.T) {
 				g.node.IP(t, "-6", "route", "del", "fd01::5")
 			}
 			g.mustUse(a)
-			g.ns.IP(t, "link", "set", "eth0", "down") // older kernels rename no link that is up
-			g.ns.IP(t, "link", "set", "eth0", "name", "real")
-			g.ns.IP(t, "link", "add", "eth0", "type", "veth", "peer", "name", "inner")
+			g.NS.IP(t, "link", "set", "eth0", "down") // older kernels rename no link that is up
+			g.NS.IP(t, "link", "set", "eth0", "name", "real")
+			g.NS.IP(t, "link", "add", "eth0", "type", "veth", "peer", "name", "inner")
 			for _, args := range []string{"link set real up", "route replace 169.254.1.1 dev real", "route replace default via 169.254.1.1 dev real", "-6 route replace default via fe80::1 dev real"} {
-				g.ns.IP(t, strings.Fields(args)...)
+				g.NS.IP(t, strings.Fields(args)...)
 			}
 			_, _ = g.use(t.Context(), b)
 			g.takeAway()
 			g.wantLeaving("with Egress b", guardedEnds[:2]...)
-			g.ns.IP(t, "link", "del", "eth0")
+			g.NS.IP(t, "link", "del", "eth0")
 			if _, err := g.use(t.Context(), a, b); err == nil {
 				t.Error("a client without its link is no error")
 			}
@@ -228,7 +227,7 @@ func TestGuardOfRenamedLinks(t *testing.T) {
 			g.wantLeaving("without an Egress", guardedEnds...)
 			_, _ = g.use(t.Context(), a)
 			g.node.IP(t, "link", "del", "outside")
-			testkit.Must(g.network.Guard(t.Context()))(t)
+			testkit.Must(g.host.Guard(t.Context()))(t)
 			if out := testkit.Must(g.node.Run("nft", "list", "ruleset"))(t); out != "" {
 				t.Errorf("the guard of a link that is gone:\n%s", out)
 			}
@@ -243,16 +242,16 @@ func TestGuardOfRenamedLinks(t *testing.T) {
 func TestHostLinkLeadsToThePod(t *testing.T) {
 	g := newGuarded(t)
 	id := podnet.ID{ContainerID: "c1", IfName: "eth0"}
-	link := testkit.Must(g.network.HostLink(t.Context(), id, g.ns.NS, g.client.Address))(t)
-	if l := testkit.Must(g.network.Handle().LinkByName(t.Context(), "outside"))(t); l.Index != link {
+	link := testkit.Must(g.host.HostLink(t.Context(), id, g.NS.NS, g.Client.Address))(t)
+	if l := testkit.Must(g.host.Handle().LinkByName(t.Context(), "outside"))(t); l.Index != link {
 		t.Errorf("the link is %d, not %d", link, l.Index)
 	}
-	if _, err := g.network.HostLink(t.Context(), id, netnstest.New(t).NS, g.client.Address); !errors.Is(err, podnet.ErrNoHostLink) {
+	if _, err := g.host.HostLink(t.Context(), id, netnstest.New(t).NS, g.Client.Address); !errors.Is(err, podnet.ErrNoHostLink) {
 		t.Errorf("a link of another namespace: %v", err)
 	}
 	for _, way := range []string{"unreachable", "blackhole"} {
 		g.node.IP(t, "route", "replace", way, "10.1.0.5")
-		if _, err := g.network.HostLink(t.Context(), id, g.ns.NS, ipam.Address{IPv4: g.client.Address.IPv4}); !errors.Is(err, podnet.ErrNoHostLink) {
+		if _, err := g.host.HostLink(t.Context(), id, g.NS.NS, ipam.Address{IPv4: g.Client.Address.IPv4}); !errors.Is(err, podnet.ErrNoHostLink) {
 			t.Errorf("a route of the type %s: %v", way, err)
 		}
 	}

@@ -1,4 +1,4 @@
-package egress
+package clientnet
 
 import (
 	"context"
@@ -27,7 +27,7 @@ func TestDirectFlowsStay(t *testing.T) {
 		p.idle()
 		e := directly(routers, where, "2001:db8::/32")
 		out := p.mustUse(e)
-		if again := p.mustUse(e); again.changed() || again.Pins.Changed() {
+		if again := p.mustUse(e); again.Changed() || again.Pins.Changed() {
 			t.Errorf("%s, the second time: %+v", routers, again)
 		}
 		return out
@@ -44,7 +44,7 @@ func TestDirectFlowsStay(t *testing.T) {
 	}
 
 	out := use("1 live, 2 live, 3 live")
-	if out.Pins.Added != len(flows) || sum(out.Pinned) != len(flows) || out.Unpinned != 0 || out.Moved == 0 {
+	if out.Pins.Added != len(flows) || out.AllPinned() != len(flows) || out.Unpinned != 0 || out.Moved == 0 {
 		t.Errorf("a router came: %+v", out)
 	}
 	p.must("a router came", flows)
@@ -78,7 +78,7 @@ func TestDirectFlowsStay(t *testing.T) {
 	// All drain: who has a flow keeps it, and there is no new one.
 	use("1 draining, 2 draining, 3 draining")
 	p.must("all routers drain", stay)
-	p.wantWays(map[string]string{"192.0.2.9": "nowhere", "2001:db8::9": "nowhere"})
+	p.WantWays(map[string]string{"192.0.2.9": "nowhere", "2001:db8::9": "nowhere"})
 	use("1 draining, 2 draining, 3 draining, 4 live")
 	p.must("a new router came", stay)
 	if n := share(p.connect(91, 93)); n[4] != 6 {
@@ -97,7 +97,7 @@ func TestDirectFlowsStay(t *testing.T) {
 		return nil
 	})
 	p.mustUse()
-	if out := p.ns.IP(t, "nexthop") + p.ns.IP(t, "-o", "link", "show", "type", "veth"); strings.Contains(out, "nhid") || strings.Contains(out, "fou") || p.pinned() > 0 {
+	if out := p.NS.IP(t, "nexthop") + p.NS.IP(t, "-o", "link", "show", "type", "veth"); strings.Contains(out, "nhid") || strings.Contains(out, "fou") || p.pinned() > 0 {
 		t.Errorf("left: %s", out)
 	}
 }
@@ -113,7 +113,7 @@ func TestDirectFlowsStayWhileAllAreSilent(t *testing.T) {
 	}
 	p.mustUse(directly("1 dead, 2 dead", beyond...))
 	p.must("all routers are silent", flows)
-	p.wantWays(map[string]string{"192.0.2.99": "nowhere", "2001:db8::99": "nowhere"})
+	p.WantWays(map[string]string{"192.0.2.99": "nowhere", "2001:db8::99": "nowhere"})
 	p.mustUse(directly("1 live, 2 live", beyond...))
 	p.must("all routers are back", flows)
 	p.mustUse(directly("1 dead, 2 live", beyond...))
@@ -135,7 +135,7 @@ func TestDirectNewFlowsStay(t *testing.T) {
 
 func connectWhile(t *testing.T, then string) {
 	p := newDirectPod(t, 4)
-	p.client.Idle = 2 * time.Minute
+	p.Client.Idle = 2 * time.Minute
 	p.mustUse(directly("1 live, 2 live, 3 live", beyond...))
 	done := make(chan struct{})
 	var connecting sync.WaitGroup
@@ -186,7 +186,7 @@ func TestDirectHeldWhenKilled(t *testing.T) {
 			if n := share(flows); n[1] == 0 || n[2] == 0 {
 				t.Fatalf("flows by router %v", n)
 			}
-			testkit.Check(t, p.kernel.inside(t.Context(), p.at(), func(in client) error {
+			testkit.Check(t, p.network.inside(t.Context(), p.At(), func(in client) error {
 				k := &transition{
 					client: in, state: out.State, links: out.Links, complete: true, moves: true, seen: map[plan.ClientFlow]bool{}, out: &Outcome{},
 				}
@@ -195,8 +195,8 @@ func TestDirectHeldWhenKilled(t *testing.T) {
 			late := p.connect(61, 90) // after it has looked
 			for _, a := range routerAddrs(1) {
 				link := out.Links[a]
-				sink := testkit.Must(p.links.Sink(t.Context(), p.handle, dataplane.FamilyOf(a)))(t)
-				testkit.Check(t, p.handle.Do(t.Context(), rtnl.SetNexthop(dataplane.Nexthop{
+				sink := testkit.Must(p.Links.Sink(t.Context(), p.Handle, dataplane.FamilyOf(a)))(t)
+				testkit.Check(t, p.Handle.Do(t.Context(), rtnl.SetNexthop(dataplane.Nexthop{
 					ID: dataplane.NexthopOf(link), Family: dataplane.FamilyOf(a), Link: sink, Protocol: dataplane.ProtocolNode,
 				})))
 			}
@@ -218,7 +218,7 @@ func TestDirectChangeIsFinished(t *testing.T) {
 	p := newDirectPod(t, 2)
 	p.mustUse(directly("1 live, 2 live", beyond...))
 	ctx, cancel := context.WithCancel(t.Context())
-	p.links.sinking = cancel
+	p.Links.Sinking = cancel
 	if _, err := p.use(ctx, directly("1 draining, 2 live", beyond...)); !errors.Is(err, context.Canceled) {
 		t.Fatalf("error is %v", err)
 	}
@@ -233,14 +233,14 @@ func TestDirectChangeIsFinished(t *testing.T) {
 // opened in between.
 func TestDirectFlowsStayWhileBucketsMove(t *testing.T) {
 	p := newDirectPod(t, 3)
-	p.client.Idle = 2 * time.Second
+	p.Client.Idle = 2 * time.Second
 	p.mustUse(directly("1 live, 2 live", beyond...))
 	flows := p.connect(1, 200) // in most of the buckets
 	p.mustUse(directly("1 live, 2 live, 3 live", beyond...))
 	group := dataplane.NexthopGroupOf("net/a", dataplane.IPv4, 0)
 	largest := func() int {
 		n := map[uint32]int{}
-		for _, b := range testkit.Must(p.handle.Buckets(t.Context(), group))(t) {
+		for _, b := range testkit.Must(p.Handle.Buckets(t.Context(), group))(t) {
 			n[b.Nexthop]++
 		}
 		return slices.Max(slices.Collect(maps.Values(n)))
@@ -315,8 +315,8 @@ func TestDirectAdopted(t *testing.T) {
 	e := directly("1 live, 2 live", "0.0.0.0/0", "::/0")
 	p.mustUse(e)
 	flows := p.connect(1, 20)
-	p.kernel = NewKernel(dataplane.ProtocolNode, p.kernel.tunnels, Nft{}, nil)
-	if out := p.mustUse(e); out.changed() || out.Pins.Changed() {
+	p.network = New(dataplane.ProtocolNode, p.network.tunnels, Nft{}, nil)
+	if out := p.mustUse(e); out.Changed() || out.Pins.Changed() {
 		t.Errorf("after a restart: %+v", out)
 	}
 	p.idle()
@@ -328,7 +328,7 @@ func TestDirectAdopted(t *testing.T) {
 	check := func() error { return p.check(made) }
 	testkit.Check(t, check())
 	link := dataplane.TunnelName(routerAddrs(2)[0], 0)
-	index := testkit.Must(p.handle.IndexByName(link))(t)
+	index := testkit.Must(p.Handle.IndexByName(link))(t)
 	group := dataplane.NexthopGroupOf("net/a", dataplane.IPv4, 0)
 	for _, c := range []struct{ damage, says string }{
 		{fmt.Sprintf("ip nexthop del id %d", group), "type resilient"},
@@ -338,9 +338,9 @@ func TestDirectAdopted(t *testing.T) {
 		{"ip link del " + link, link},
 		{"ip route del default table 118 metric 0", "0.0.0.0/0 nhid"},
 	} {
-		testkit.Must(p.ns.Run("sh", "-c", c.damage))(t)
+		testkit.Must(p.NS.Run("sh", "-c", c.damage))(t)
 		for _, dst := range []string{"198.51.100.1", "2001:db8:1::1"} {
-			if p.escapes(dst) {
+			if p.Escapes(dst) {
 				t.Errorf("after %s, %s goes by eth0", c.damage, dst)
 			}
 		}
@@ -351,7 +351,7 @@ func TestDirectAdopted(t *testing.T) {
 		if err := check(); err != nil {
 			t.Errorf("restored after %s: %v", c.damage, err)
 		}
-		p.wantWays(map[string]string{"198.51.100.1": "tunnel", "2001:db8:1::1": "tunnel", "10.7.0.1": "eth0"})
+		p.WantWays(map[string]string{"198.51.100.1": "tunnel", "2001:db8:1::1": "tunnel", "10.7.0.1": "eth0"})
 	}
 }
 
@@ -364,7 +364,7 @@ func TestDirectWithBrokenTunnels(t *testing.T) {
 	flows := p.connect(1, 10)
 	for n := range 4 {
 		for _, a := range routerAddrs(n) {
-			p.links.broken[a] = n == 3
+			p.Links.Broken[a] = n == 3
 		}
 	}
 	if _, err := p.use(t.Context(), directly("1 live, 2 live, 3 live", where...)); err == nil || !strings.Contains(err.Error(), "is broken") {
@@ -373,14 +373,14 @@ func TestDirectWithBrokenTunnels(t *testing.T) {
 	p.must("a router can't be reached", flows)
 	for n := range 4 {
 		for _, a := range routerAddrs(n) {
-			p.links.broken[a] = true
+			p.Links.Broken[a] = true
 		}
 	}
 	if _, err := p.use(t.Context(), directly("1 draining, 2 live, 3 live", where...)); err == nil {
 		t.Error("no error")
 	}
 	p.must("no tunnel can be looked at", flows)
-	clear(p.links.broken)
+	clear(p.Links.Broken)
 	p.mustUse(directly("1 draining, 2 live, 3 live", where...))
 	p.must("all is well", flows)
 }

@@ -1,4 +1,4 @@
-package egress
+package clientnet
 
 import (
 	"context"
@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/coil-net/coil/pkg/clientnet/clientnettest"
 	"github.com/coil-net/coil/pkg/dataplane"
 	"github.com/coil-net/coil/pkg/kernel/netns"
 	"github.com/coil-net/coil/pkg/kernel/rtnl"
@@ -33,16 +34,17 @@ func beyondAddr(f dataplane.Family, n int) string {
 	return fmt.Sprintf("2001:db8::%x", n)
 }
 
-// realms are standIns whose other ends are in network namespaces, one for each router, where a
+// realms are Links whose other ends are in network namespaces, one for each router, where a
 // server answers.
 type realms struct {
-	*standIns
+	*clientnettest.Pod
+	*clientnettest.Links
 	of map[netip.Addr]*netnstest.NS
 }
 
 // router makes what is behind a router.
 func (w realms) router(n int) {
-	t := w.tb
+	t := w.T
 	ns := netnstest.New(t)
 	for _, prefix := range beyond {
 		ns.IP(t, "route", "add", "local", prefix, "dev", "lo")
@@ -90,37 +92,37 @@ func (w realms) Make(ctx context.Context, ns *netns.NS, h *rtnl.Handle, port uin
 	var result dataplane.Result
 	for _, t := range want {
 		router, name := w.of[t.Remote], dataplane.TunnelName(t.Remote, 0)
-		if _, err := h.IndexByName(name); err == nil || router == nil || w.broken[t.Remote] {
+		if _, err := h.IndexByName(name); err == nil || router == nil || w.Links.Broken[t.Remote] {
 			continue
 		}
 		const mac = "02:00:00:00:00:01"
 		other := "x" + name[4:]
-		w.ns.IP(w.tb, "link", "add", name, "address", mac, "type", "veth", "peer", "name", other, "address", mac, "netns", router.Path)
-		for in, link := range map[*netnstest.NS]string{router: other, w.ns: name} {
-			in.IP(w.tb, "link", "set", link, "addrgenmode", "none", "arp", "off", "up")
+		w.NS.IP(w.T, "link", "add", name, "address", mac, "type", "veth", "peer", "name", other, "address", mac, "netns", router.Path)
+		for in, link := range map[*netnstest.NS]string{router: other, w.NS: name} {
+			in.IP(w.T, "link", "set", link, "addrgenmode", "none", "arp", "off", "up")
 		}
-		router.IP(w.tb, "route", "add", t.Local.String(), "dev", other)
+		router.IP(w.T, "route", "add", t.Local.String(), "dev", other)
 		result.Added++
 	}
-	links, more, err := w.standIns.Make(ctx, ns, h, port, want)
+	links, more, err := w.Links.Make(ctx, ns, h, port, want)
 	return links, result.Plus(more), err
 }
 
 // newDirectPod is a pod whose tunnels lead to so many routers.
 func newDirectPod(t *testing.T, routers int) *pod {
 	p := newPod(t)
-	p.client.Idle = 20 * time.Millisecond
-	w := realms{p.links, map[netip.Addr]*netnstest.NS{}}
+	p.Client.Idle = 20 * time.Millisecond
+	w := realms{p.Pod, p.Links, map[netip.Addr]*netnstest.NS{}}
 	for n := range routers {
 		w.router(n + 1)
 	}
-	p.kernel = NewKernel(dataplane.ProtocolNode, w, Nft{}, nil)
+	p.network = New(dataplane.ProtocolNode, w, Nft{}, nil)
 	return p
 }
 
 // directly is an Egress with routers, as "1 live, 2 draining".
 func directly(routers string, destinations ...string) plan.ClientEgress {
-	e := gateway("net/a", 0, destinations...)
+	e := clientnettest.Gateway("net/a", 0, destinations...)
 	e.Direct = true
 	for text := range strings.SplitSeq(routers, ", ") {
 		var n int
@@ -145,7 +147,7 @@ type flow struct {
 
 // connect opens flows of both families to the addresses of some numbers.
 func (p *pod) connect(first, last int) []flow {
-	p.t.Helper()
+	p.T.Helper()
 	var all []flow
 	for i := first; i <= last; i++ {
 		for _, f := range []dataplane.Family{dataplane.IPv4, dataplane.IPv6} {
@@ -156,24 +158,24 @@ func (p *pod) connect(first, last int) []flow {
 }
 
 func (p *pod) dial(addr string) flow {
-	p.t.Helper()
-	c := testkit.Must(p.tryDial(addr))(p.t)
-	p.t.Cleanup(func() { c.Close() })
+	p.T.Helper()
+	c := testkit.Must(p.tryDial(addr))(p.T)
+	p.T.Cleanup(func() { c.Close() })
 	router, err := flow{Conn: c}.ask()
 	if err != nil {
-		p.t.Fatalf("a new flow: %v", err)
+		p.T.Fatalf("a new flow: %v", err)
 	}
 	f := flow{c, router}
 	if by := p.routerOf(f); by != router {
-		p.t.Errorf("a flow to %s goes by router %d, and seems to go by %d", addr, router, by)
+		p.T.Errorf("a flow to %s goes by router %d, and seems to go by %d", addr, router, by)
 	}
 	return f
 }
 
 func (p *pod) tryDial(addr string) (c net.Conn, err error) {
-	err = p.ns.Do(func() (err error) {
+	err = p.NS.Do(func() (err error) {
 		d := net.Dialer{Timeout: testkit.Timeout(5 * time.Second)}
-		c, err = d.DialContext(p.t.Context(), "tcp", netip.AddrPortFrom(netip.MustParseAddr(addr), beyondPort).String())
+		c, err = d.DialContext(p.T.Context(), "tcp", netip.AddrPortFrom(netip.MustParseAddr(addr), beyondPort).String())
 		return err
 	})
 	return c, err
@@ -217,13 +219,13 @@ func (f flow) ask() (router int, err error) {
 
 // routerOf returns the router that a flow goes by; 0 for none.
 func (p *pod) routerOf(c net.Conn) int {
-	p.t.Helper()
+	p.T.Helper()
 	local, remote := netip.MustParseAddrPort(c.LocalAddr().String()), netip.MustParseAddrPort(c.RemoteAddr().String())
-	link, err := p.handle.LinkOf(p.t.Context(), 6, local, remote)
+	link, err := p.Handle.LinkOf(p.T.Context(), 6, local, remote)
 	if errors.Is(err, rtnl.ErrNotExist) {
 		return 0
 	}
-	l := testkit.Must(p.handle.LinkByIndex(p.t.Context(), link))(p.t)
+	l := testkit.Must(p.Handle.LinkByIndex(p.T.Context(), link))(p.T)
 	for n := range 9 {
 		for _, a := range routerAddrs(n) {
 			if dataplane.TunnelName(a, 0) == l.Name {
@@ -236,14 +238,14 @@ func (p *pod) routerOf(c net.Conn) int {
 
 // idle waits until all buckets of the pod's groups may move.
 func (p *pod) idle() {
-	p.t.Helper()
-	testkit.Eventually(p.t, 10*time.Second, "buckets become idle", func() error {
-		for _, n := range testkit.Must(p.handle.Nexthops(p.t.Context(), 30))(p.t) {
+	p.T.Helper()
+	testkit.Eventually(p.T, 10*time.Second, "buckets become idle", func() error {
+		for _, n := range testkit.Must(p.Handle.Nexthops(p.T.Context(), 30))(p.T) {
 			if len(n.Group.Members) == 0 {
 				continue
 			}
-			for i, b := range testkit.Must(p.handle.Buckets(p.t.Context(), n.ID))(p.t) {
-				if b.Idle <= p.client.Idle {
+			for i, b := range testkit.Must(p.Handle.Buckets(p.T.Context(), n.ID))(p.T) {
+				if b.Idle <= p.Client.Idle {
 					return fmt.Errorf("bucket %d of %#x is idle for %s", i, n.ID, b.Idle)
 				}
 			}
@@ -263,23 +265,23 @@ func share(flows []flow) map[int]int {
 
 // must fails unless all flows work, by the routers by which they went.
 func (p *pod) must(what string, flows []flow) {
-	p.t.Helper()
+	p.T.Helper()
 	broken := 0
 	for _, f := range flows {
 		if _, err := f.ask(); err != nil {
 			broken++
-			p.t.Logf("%s > %s by router %d: %v", f.LocalAddr(), f.RemoteAddr(), f.router, err)
+			p.T.Logf("%s > %s by router %d: %v", f.LocalAddr(), f.RemoteAddr(), f.router, err)
 		}
 	}
 	if broken > 0 {
-		p.t.Errorf("%s: %d of %d flows broke", what, broken, len(flows))
+		p.T.Errorf("%s: %d of %d flows broke", what, broken, len(flows))
 	}
 }
 
 // tunnels are the routers that the pod has tunnels to in both families.
 func (p *pod) tunnels() []int {
-	p.t.Helper()
-	out := p.ns.IP(p.t, "-o", "link", "show", "type", "veth")
+	p.T.Helper()
+	out := p.NS.IP(p.T, "-o", "link", "show", "type", "veth")
 	var all []int
 	for n := range 9 {
 		a := routerAddrs(n)
@@ -291,10 +293,10 @@ func (p *pod) tunnels() []int {
 }
 
 func (p *pod) pinned() int {
-	p.t.Helper()
+	p.T.Helper()
 	n := 0
 	for _, family := range []string{"-4", "-6"} {
-		n += strings.Count(p.ns.IP(p.t, family, "rule"), "1850:")
+		n += strings.Count(p.NS.IP(p.T, family, "rule"), "1850:")
 	}
 	return n
 }

@@ -1,4 +1,4 @@
-package egress
+package clientnet
 
 import (
 	"fmt"
@@ -8,6 +8,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/coil-net/coil/pkg/clientnet/clientnettest"
 	"github.com/coil-net/coil/pkg/ipam"
 	"github.com/coil-net/coil/pkg/plan"
 	"github.com/coil-net/coil/pkg/testkit"
@@ -19,7 +20,7 @@ func TestFlowsStayWhenThePeeringChanges(t *testing.T) {
 	p := newDirectPod(t, 3)
 	const service = 3 // which one router is behind
 	where := []string{"192.0.2.0/24", "2001:db8::/32"}
-	steps := map[string]plan.ClientEgress{"Direct": directly("1 live, 2 live", where...), "Service": gateway("net/a", 0, where...)}
+	steps := map[string]plan.ClientEgress{"Direct": directly("1 live, 2 live", where...), "Service": clientnettest.Gateway("net/a", 0, where...)}
 	for name, e := range steps {
 		e.Peers = ipam.Address{IPv4: routerAddrs(service)[0], IPv6: routerAddrs(service)[1]}
 		e.Routers = directly("1 live, 2 live").Routers
@@ -33,15 +34,15 @@ func TestFlowsStayWhenThePeeringChanges(t *testing.T) {
 		now.Switched = true
 		p.idle()
 		out := p.mustUse(now)
-		if sum(out.Pinned) != len(flows) || out.Unpinned > 0 {
-			t.Errorf("%s: %d of %d flows are pinned", name, sum(out.Pinned), len(flows))
+		if out.AllPinned() != len(flows) || out.Unpinned > 0 {
+			t.Errorf("%s: %d of %d flows are pinned", name, out.AllPinned(), len(flows))
 		}
 		p.must("to "+name, flows)
 		more := p.connect(31, 60)
 		if n := share(more); name == "Service" && n[service] != len(more) || name == "Direct" && (n[1] == 0 || n[2] == 0 || n[service] > 0) {
 			t.Errorf("%s: new flows go by %v", name, n)
 		}
-		if again := p.mustUse(now); again.changed() {
+		if again := p.mustUse(now); again.Changed() {
 			t.Errorf("%s, the second time: %+v", name, again)
 		}
 		p.must("to "+name+", later", append(flows, more...))
@@ -49,7 +50,7 @@ func TestFlowsStayWhenThePeeringChanges(t *testing.T) {
 			f.Close()
 		}
 		testkit.Eventually(t, 10*time.Second, "pins end with flows", func() error {
-			if out := p.mustUse(now); sum(out.Pinned) > 0 {
+			if out := p.mustUse(now); out.AllPinned() > 0 {
 				return fmt.Errorf("by link: %v", out.Pinned)
 			}
 			return nil
@@ -60,11 +61,11 @@ func TestFlowsStayWhenThePeeringChanges(t *testing.T) {
 		if d := cmp.Diff(routers, p.tunnels()); d != "" || p.pinned() > 0 {
 			t.Errorf("%s: %d pins, links to routers (-want +got):\n%s", name, p.pinned(), d)
 		}
-		out4, out6 := p.ns.IP(t, "-4", "route", "show", "table", "all"), p.ns.IP(t, "-6", "route", "show", "table", "all")
+		out4, out6 := p.NS.IP(t, "-4", "route", "show", "table", "all"), p.NS.IP(t, "-6", "route", "show", "table", "all")
 		if got, want := strings.Count(out4+out6, "default dev fou"), map[string]int{"Direct": 4}[name]; got != want {
 			t.Errorf("%s: %d routes for pins, want %d:\n%s%s", name, got, want, out4, out6)
 		}
-		if nexthops := p.ns.IP(t, "nexthop"); name == "Service" && nexthops != "" {
+		if nexthops := p.NS.IP(t, "nexthop"); name == "Service" && nexthops != "" {
 			t.Errorf("left: %s", nexthops)
 		}
 	}
@@ -73,7 +74,7 @@ func TestFlowsStayWhenThePeeringChanges(t *testing.T) {
 // From a Service to routers and back, nothing leaves by another way.
 func TestPeeringChangesClosed(t *testing.T) {
 	destinations := []string{"192.0.2.0/24", "2001:db8::/32", "172.20.0.0/16"}
-	service := gateway("net/a", 1, destinations...)
+	service := clientnettest.Gateway("net/a", 1, destinations...)
 	switched := directly("1 live, 2 live", destinations...)
 	switched.Peers, switched.Switched = service.Peers, true
 	back := switched
@@ -94,7 +95,7 @@ func TestPeeringChangesClosed(t *testing.T) {
 			if n := p.changesClosed(before, after, []string{"192.0.2.1", "2001:db8::1", "172.20.0.1"}, "show", "route get"); n < 4 {
 				t.Errorf("only %d requests were looked at", n)
 			}
-			if out := p.ns.IP(t, "nexthop"); i+2 == len(steps) && out != "" {
+			if out := p.NS.IP(t, "nexthop"); i+2 == len(steps) && out != "" {
 				t.Errorf("left: %s", out)
 			}
 		})

@@ -1,4 +1,4 @@
-package egress
+package clientnet
 
 import (
 	"context"
@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/coil-net/coil/pkg/clientnet/clientnettest"
 	"github.com/coil-net/coil/pkg/dataplane"
 	"github.com/coil-net/coil/pkg/kernel/netns"
 	"github.com/coil-net/coil/pkg/kernel/rtnl"
@@ -19,8 +20,8 @@ import (
 // craft adds to Coil's table of the pod a set, or an element of a set that is there, with user data that
 // ends before it says: no library of nftables lets a program do that.
 func (g *guarded) craft(set string, exists bool) {
-	g.t.Helper()
-	h := testkit.Must(rtnl.NewProtocol(g.ns.NS, unix.NETLINK_NETFILTER))(g.t)
+	g.T.Helper()
+	h := testkit.Must(rtnl.NewProtocol(g.NS.NS, unix.NETLINK_NETFILTER))(g.T)
 	defer h.Close()
 	attr := func(kind uint16, parts ...[]byte) []byte {
 		return rtnl.AppendAttribute(nil, kind, slices.Concat(parts...))
@@ -46,10 +47,10 @@ func (g *guarded) craft(set string, exists bool) {
 				attr(unix.NFTA_SET_KEY_TYPE, []byte{0, 0, 0, 7}), attr(unix.NFTA_SET_KEY_LEN, []byte{0, 0, 0, 4}), attr(unix.NFTA_SET_USERDATA, data)),
 		}
 	}
-	testkit.Check(g.t, h.Do(g.t.Context(), slices.Concat([]rtnl.Request{batch(unix.NFNL_MSG_BATCH_BEGIN)}, crafted, []rtnl.Request{batch(unix.NFNL_MSG_BATCH_END)})...))
-	out := testkit.Must(g.ns.Run("nft", "list", "set", "inet", dataplane.NftTable, set))(g.t)
+	testkit.Check(g.T, h.Do(g.T.Context(), slices.Concat([]rtnl.Request{batch(unix.NFNL_MSG_BATCH_BEGIN)}, crafted, []rtnl.Request{batch(unix.NFNL_MSG_BATCH_END)})...))
+	out := testkit.Must(g.NS.Run("nft", "list", "set", "inet", dataplane.NftTable, set))(g.T)
 	if exists && !strings.Contains(out, "192.0.2.1") {
-		g.t.Fatalf("the element isn't there:\n%s", out)
+		g.T.Fatalf("the element isn't there:\n%s", out)
 	}
 }
 
@@ -65,7 +66,7 @@ func TestCraftedSets(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			g := newGuarded(t)
-			a, b := gateway("net/a", 1, "192.0.2.0/24", "2001:db8::/64"), gateway("net/b", 2, "198.51.100.0/24", "2001:db8:1::/64")
+			a, b := clientnettest.Gateway("net/a", 1, "192.0.2.0/24", "2001:db8::/64"), clientnettest.Gateway("net/b", 2, "198.51.100.0/24", "2001:db8:1::/64")
 			g.mustUse(a)
 			craft(g)
 			made := g.mustUse(b).State
@@ -96,9 +97,9 @@ func TestPanicInAPod(t *testing.T) {
 	for name, filters := range map[string]Filters{"in a call": panicking{}, "in the namespace": panicking{inside: true}} {
 		t.Run(name, func(t *testing.T) {
 			g := newGuarded(t)
-			a, b := gateway("net/a", 1, "192.0.2.0/24", "2001:db8::/64"), gateway("net/b", 2, "198.51.100.0/24", "2001:db8:1::/64")
+			a, b := clientnettest.Gateway("net/a", 1, "192.0.2.0/24", "2001:db8::/64"), clientnettest.Gateway("net/b", 2, "198.51.100.0/24", "2001:db8:1::/64")
 			made := g.mustUse(a).State
-			g.kernel.filters = filters
+			g.network.filters = filters
 			for range 2 {
 				if _, err := g.use(t.Context(), b); !errors.Is(err, errPanic) {
 					t.Errorf("a panic is %v", err)

@@ -1,4 +1,4 @@
-package egress
+package clientnet
 
 import (
 	"context"
@@ -24,7 +24,7 @@ var errPanic = errors.New("coild has a fault, see its log")
 
 // client is the network namespace of one while it is worked on.
 type client struct {
-	*Kernel
+	*Network
 	ns     *netns.NS
 	handle *rtnl.Handle
 	routes *route.Syncer
@@ -35,7 +35,7 @@ type client struct {
 }
 
 // inside does work in the namespace of a client.
-func (k *Kernel) inside(ctx context.Context, at store.Netns, work func(client) error) error {
+func (n *Network) inside(ctx context.Context, at store.Netns, work func(client) error) error {
 	return visit(ctx, at, func(ns *netns.NS) error {
 		h, err := rtnl.NewOfPod(ns)
 		if err != nil {
@@ -43,11 +43,11 @@ func (k *Kernel) inside(ctx context.Context, at store.Netns, work func(client) e
 		}
 		defer h.Close()
 		return work(client{
-			Kernel: k, ns: ns, handle: h,
-			routes:   route.New(h, k.protocol, dataplane.TableNarrow, dataplane.TableWide),
-			rules:    rule.New(h, k.protocol, priorities()...),
-			nexthops: nexthop.New(h, k.protocol),
-			pins:     rule.New(h, k.protocol, dataplane.PriorityPinned),
+			Network: n, ns: ns, handle: h,
+			routes:   route.New(h, n.protocol, dataplane.TableNarrow, dataplane.TableWide),
+			rules:    rule.New(h, n.protocol, priorities()...),
+			nexthops: nexthop.New(h, n.protocol),
+			pins:     rule.New(h, n.protocol, dataplane.PriorityPinned),
 		})
 	})
 }
@@ -91,4 +91,13 @@ func open(at store.Netns) (*netns.NS, error) {
 		return nil, errors.Join(fmt.Errorf("%w: another one is at %s", ErrGone, at.Path), ns.Close())
 	}
 	return ns, nil
+}
+
+// priorities are those of the rules in a client.
+func priorities() []int {
+	all := []int{dataplane.PriorityOriginating, dataplane.PriorityLinkLocal, dataplane.PriorityNarrow, dataplane.PriorityWide}
+	for i := range dataplane.PrivateRanges {
+		all = append(all, dataplane.PriorityPrivate+i)
+	}
+	return all
 }

@@ -1,4 +1,4 @@
-package egress
+package clientnet
 
 import (
 	"errors"
@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/coil-net/coil/pkg/clientnet/clientnettest"
 	"github.com/coil-net/coil/pkg/dataplane"
 	"github.com/coil-net/coil/pkg/plan"
 	"github.com/coil-net/coil/pkg/testkit"
@@ -17,32 +18,6 @@ import (
 
 // outsideAddrs are addresses outside the pod: of an Egress each, and the host's.
 var outsideAddrs = []string{"192.0.2.1/32", "192.0.2.129/32", "2001:db8::1/128", "2001:db8::129/128", "fd77::1/128"}
-
-// newOutside moves the other end of eth0 into a namespace of its own, with addresses there.
-func newOutside(p *pod) *netnstest.NS {
-	p.t.Helper()
-	out := netnstest.New(p.t)
-	p.ns.IP(p.t, "link", "set", "outside", "netns", out.Path)
-	run := func(ns *netnstest.NS, args string) { ns.IP(p.t, strings.Fields(args)...) }
-	for _, args := range []string{
-		"link set outside addrgenmode none", "link set outside up", "link set lo up",
-		"addr add fe80::1/64 dev outside nodad", "addr add 169.254.1.1/32 dev outside", "route add 10.1.0.5 dev outside", "-6 route add fd01::5 dev outside",
-	} {
-		run(out, args)
-	}
-	for _, a := range outsideAddrs {
-		if strings.Contains(a, ":") {
-			a += " nodad"
-		}
-		run(out, "addr add dev lo "+a)
-	}
-	for _, args := range []string{
-		"link set eth0 up", "link set lo up", "route replace 169.254.1.1 dev eth0", "route replace default via 169.254.1.1 dev eth0", "-6 route replace default via fe80::1 dev eth0",
-	} {
-		run(p.ns, args)
-	}
-	return out
-}
 
 // connection is a connected socket of a pod, and its other end outside.
 type connection struct {
@@ -53,18 +28,18 @@ type connection struct {
 
 // dial connects from the pod to an address outside.
 func dial(p *pod, out *netnstest.NS, network, addr string) *connection {
-	p.t.Helper()
-	c := &connection{t: p.t}
+	p.T.Helper()
+	c := &connection{t: p.T}
 	at := net.JoinHostPort(addr, "9")
 	var listener net.Listener
-	testkit.Check(p.t, out.Do(func() (err error) {
+	testkit.Check(p.T, out.Do(func() (err error) {
 		if network == "tcp" {
 			listener, err = net.Listen(network, at)
 			return err
 		}
 		peer, err := net.ListenPacket(network, at)
 		if err == nil {
-			p.t.Cleanup(func() { peer.Close() })
+			p.T.Cleanup(func() { peer.Close() })
 			c.received = func(b []byte, until time.Time) (int, error) {
 				err := peer.SetReadDeadline(until)
 				n, _, readErr := peer.ReadFrom(b)
@@ -73,21 +48,21 @@ func dial(p *pod, out *netnstest.NS, network, addr string) *connection {
 		}
 		return err
 	}))
-	testkit.Check(p.t, p.ns.Do(func() (err error) {
+	testkit.Check(p.T, p.NS.Do(func() (err error) {
 		c.own, err = net.DialTimeout(network, at, testkit.Timeout(3*time.Second))
 		return err
 	}))
-	p.t.Cleanup(func() { c.own.Close() })
+	p.T.Cleanup(func() { c.own.Close() })
 	if listener != nil {
-		peer := testkit.Must(listener.Accept())(p.t)
-		p.t.Cleanup(func() { peer.Close(); listener.Close() })
+		peer := testkit.Must(listener.Accept())(p.T)
+		p.T.Cleanup(func() { peer.Close(); listener.Close() })
 		c.received = func(b []byte, until time.Time) (int, error) {
 			err := peer.SetReadDeadline(until)
 			n, readErr := peer.Read(b)
 			return n, errors.Join(err, readErr)
 		}
 	}
-	testkit.Eventually(p.t, 5*time.Second, "packets arrive before", func() error { return c.arrives("before", time.Second) })
+	testkit.Eventually(p.T, 5*time.Second, "packets arrive before", func() error { return c.arrives("before", time.Second) })
 	return c
 }
 
@@ -117,20 +92,21 @@ func (c *connection) mustNotLeave(what string) {
 // mustRoute is mustUse, without the table of nftables: it drops what routes let out, and the tests
 // look at routes.
 func mustRoute(p *pod, egresses ...plan.ClientEgress) Outcome {
-	p.t.Helper()
+	p.T.Helper()
 	out := p.mustUse(egresses...)
-	removeTable(p)
+	p.removeTable()
 	return out
 }
 
-func removeTable(p *pod) {
-	p.t.Helper()
-	testkit.Must(p.ns.Run("nft", "delete", "table", "inet", dataplane.NftTable))(p.t)
+// removeTable takes away what holds sockets back that choose their link.
+func (p *pod) removeTable() {
+	p.T.Helper()
+	testkit.Must(p.NS.Run("nft", "delete", "table", "inet", dataplane.NftTable))(p.T)
 }
 
 // reference is an Egress for other destinations than those that the tests look at, and more.
 func reference(inCluster string, more ...string) plan.ClientEgress {
-	e := gateway("net/a", 1, append([]string{"198.51.100.0/24", "2001:db9::/32"}, more...)...)
+	e := clientnettest.Gateway("net/a", 1, append([]string{"198.51.100.0/24", "2001:db9::/32"}, more...)...)
 	if inCluster != "" {
 		e.InCluster = []netip.Prefix{netip.MustParsePrefix(inCluster)}
 	}
@@ -140,7 +116,7 @@ func reference(inCluster string, more ...string) plan.ClientEgress {
 // Connected sockets follow each change, as new ones do: IPv6 doesn't look their routes up again by
 // itself when another table gets one.
 func TestConnectedSocketsFollow(t *testing.T) {
-	other, closed := gateway("net/b", 2, "192.0.2.0/24", "2001:db8::/32"), gateway("net/b", 0, "192.0.2.0/24", "2001:db8::/32")
+	other, closed := clientnettest.Gateway("net/b", 2, "192.0.2.0/24", "2001:db8::/32"), clientnettest.Gateway("net/b", 0, "192.0.2.0/24", "2001:db8::/32")
 	direct := directly("1 live, 2 live", "192.0.2.0/24", "2001:db8::/32")
 	direct.Name = "net/b"
 	silent := directly("1 dead, 2 dead", "192.0.2.0/24", "2001:db8::/32")
@@ -157,7 +133,7 @@ func TestConnectedSocketsFollow(t *testing.T) {
 		{"not in the cluster any more", []string{"2001:db8::1"}, egresses{reference("2001:db8::/48", "::/0")}, egresses{reference("", "::/0")}},
 		{"IPv4, not in the cluster any more", []string{"192.0.2.1"}, egresses{reference("192.0.2.0/25", "0.0.0.0/0")}, egresses{reference("", "0.0.0.0/0")}},
 		{"another Egress", []string{"192.0.2.1", "2001:db8::1"}, egresses{reference("")}, egresses{reference(""), other}},
-		{"another Egress at the same Service", []string{"2001:db8::1"}, egresses{reference("")}, egresses{reference(""), gateway("net/b", 1, "2001:db8::/32")}},
+		{"another Egress at the same Service", []string{"2001:db8::1"}, egresses{reference("")}, egresses{reference(""), clientnettest.Gateway("net/b", 1, "2001:db8::/32")}},
 		{"another Egress, not available", []string{"192.0.2.1", "2001:db8::1"}, egresses{reference("")}, egresses{reference(""), closed}},
 		{"another Egress, with routers", []string{"192.0.2.1", "2001:db8::1"}, egresses{reference("")}, egresses{reference(""), direct}},
 		{"another Egress, with dead routers", []string{"192.0.2.1", "2001:db8::1"}, egresses{reference("")}, egresses{reference(""), silent}},
@@ -170,8 +146,8 @@ func TestConnectedSocketsFollow(t *testing.T) {
 				t.Run(c.name+"/"+network+"/"+dst, func(t *testing.T) {
 					t.Parallel()
 					p := newPod(t)
-					p.client.Idle = time.Minute
-					out := newOutside(p)
+					p.Client.Idle = time.Minute
+					out := p.Outside(outsideAddrs...)
 					if c.before != nil {
 						mustRoute(p, c.before...)
 					}
@@ -187,7 +163,7 @@ func TestConnectedSocketsFollow(t *testing.T) {
 // A change that wasn't finished, whoever began it, is one that sockets may not know.
 func TestConnectedSocketsFollowAfterFailure(t *testing.T) {
 	p := newPod(t)
-	out := newOutside(p)
+	out := p.Outside(outsideAddrs...)
 	mustRoute(p, reference(""))
 	conn := dial(p, out, "udp", "2001:db8::1")
 	// A coild made these, and was killed.
@@ -195,28 +171,28 @@ func TestConnectedSocketsFollowAfterFailure(t *testing.T) {
 		"-6 route add unreachable 2001:db8::/32 table 118 proto 30 metric 4294967295",
 		"-6 route add 2001:db8::/32 dev " + dataplane.TunnelName(netip.MustParseAddr("fd96::1"), 0) + " src fd01::5 table 118 proto 30",
 	} {
-		p.ns.IP(t, strings.Fields(args)...)
+		p.NS.IP(t, strings.Fields(args)...)
 	}
-	p.client.Stale = true
+	p.Client.Stale = true
 	if again := mustRoute(p, reference("", "2001:db8::/32")); again.Rules.Changed() || again.Routes.Changed() {
 		t.Errorf("it changed %+v", again)
 	}
 	conn.mustNotLeave("killed between")
-	if rules := p.ns.IP(t, "-6", "rule"); strings.Count(rules, "1900:") != 1 {
+	if rules := p.NS.IP(t, "-6", "rule"); strings.Count(rules, "1900:") != 1 {
 		t.Errorf("rules\n%s", rules)
 	}
 
 	// What fails in the middle has closed what it could.
 	p = newPod(t)
-	out = newOutside(p)
+	out = p.Outside(outsideAddrs...)
 	mustRoute(p, reference(""))
 	conn = dial(p, out, "udp", "2001:db8::1")
-	b := gateway("net/b", 2, "2001:db8::/32")
-	p.links.broken[b.Peers.IPv6] = true
+	b := clientnettest.Gateway("net/b", 2, "2001:db8::/32")
+	p.Links.Broken[b.Peers.IPv6] = true
 	if _, err := p.use(t.Context(), reference(""), b); err == nil {
 		t.Error("no error of a broken tunnel")
 	}
-	removeTable(p)
+	p.removeTable()
 	conn.mustNotLeave("a broken tunnel")
 }
 
@@ -225,47 +201,13 @@ func TestConnectedSocketsFollowRepairs(t *testing.T) {
 	for _, destroy := range []string{"-6 route flush 2001:db8::/32 table 118", "-6 rule del priority 2100", "-6 route flush table 118"} {
 		t.Run(destroy, func(t *testing.T) {
 			p := newPod(t)
-			out := newOutside(p)
+			out := p.Outside(outsideAddrs...)
 			e := reference("", "2001:db8::/32")
 			mustRoute(p, e)
-			p.ns.IP(t, strings.Fields(destroy)...)
+			p.NS.IP(t, strings.Fields(destroy)...)
 			conn := dial(p, out, "udp", "2001:db8::1")
 			mustRoute(p, e)
 			conn.mustNotLeave("restored")
 		})
 	}
-}
-
-// The first sync of a process, and each after one that failed, doesn't know what sockets know.
-func TestStale(t *testing.T) {
-	w := newWorld()
-	w.egress("a", "10.96.0.1", "192.0.2.0/24")
-	w.pod("p", "a")
-	m := w.manager(false)
-	if err := w.add(t, m, "p"); err != nil {
-		t.Fatal(err)
-	}
-	sync := func(what string, want bool, broken error) {
-		t.Helper()
-		w.broken["/p"] = broken
-		w.stale = nil
-		if err := m.sync(t.Context(), "p"); !errors.Is(err, broken) {
-			t.Errorf("%s: %v", what, err)
-		}
-		if len(w.stale) != 1 || w.stale[0] != want {
-			t.Errorf("%s: stale %v, want %t", what, w.stale, want)
-		}
-	}
-	sync("after ADD", false, nil)
-	sync("one that fails", false, errors.New("no such device"))
-	sync("after one that failed", true, nil)
-	sync("after one that succeeded", false, nil)
-	restarted := w.manager(false)
-	if err := restarted.Restore(t.Context(), nil); err != nil {
-		t.Fatal(err)
-	}
-	m = restarted
-	sync("after a restart, failing", true, errors.New("no such device"))
-	sync("after a restart", true, nil)
-	sync("then", false, nil)
 }

@@ -1,0 +1,47 @@
+package clientnet
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+
+	"github.com/coil-net/coil/pkg/plan"
+	"github.com/coil-net/coil/pkg/store"
+)
+
+// Check says what of a client isn't as Client made it. Objects of others aren't looked at, and nothing is changed.
+func (n *Network) Check(ctx context.Context, at store.Netns, c plan.Client, made plan.ClientState) error {
+	return n.inside(ctx, at, func(in client) error { return in.check(ctx, c, made) })
+}
+
+func (in client) check(ctx context.Context, c plan.Client, made plan.ClientState) error {
+	links, err := in.tunnels.Check(ctx, in.ns, in.handle, c.Port, made.Tunnels)
+	errs := []error{err}
+	indexes := map[netip.Addr]int{}
+	var accepting group
+	for peer, l := range links {
+		indexes[peer] = l.Index
+		accepting = append(accepting, accept(l.Name))
+	}
+	rules, err := in.rules.Missing(ctx, made.Rules)
+	errs = append(errs, err)
+	for _, r := range rules {
+		errs = append(errs, fmt.Errorf("rule %s is missing", r))
+	}
+	sinks, err := in.sinks(ctx, made.Sinks()...)
+	errs = append(errs, err)
+	// The routes into a tunnel that is missing went with it.
+	routes, err := in.routes.Missing(ctx, made.By(indexes, sinks))
+	errs = append(errs, err)
+	for _, r := range routes {
+		errs = append(errs, fmt.Errorf("route %s is missing", r))
+	}
+	errs = append(errs, in.checkGroups(ctx, made, indexes))
+	if made.Filter != nil {
+		errs = append(errs, in.filters.Check(ctx, in.ns, *made.Filter))
+	}
+	_, err = in.linked(ctx, c)
+	errs = append(errs, err)
+	return errors.Join(append(errs, compare(in.ns, append(settingsOf(c.Link, spreadOf(made)), accepting)...))...)
+}

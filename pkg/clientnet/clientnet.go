@@ -1,0 +1,117 @@
+// Package clientnet makes what the client of an Egress has in its network namespace besides its link, and the
+// kernel parameters of a router's. It is to Egresses what package podnet is to addresses.
+//
+// It owns these objects of a client:
+//
+//	rules 1700-2100, tables 117 and 118     see plan.ClientStateOf
+//	fou4_..., fou6_...                      one tunnel to each Service of an Egress, or router
+//	nexthop objects, rules 1850, tables     of Egresses with peering Direct; see groups.go
+//	coil_ipip4, coil_ipip6, UDP port        receivers of the packets of routers; the links are sinks, too
+//	nftables table coil                     who may send by tunnels, and what leaves by none
+//
+// It must not know which Egresses a pod uses, nor why. A client is made closed first: at no moment does a packet to a
+// destination leave by another way than its tunnel, once the rules are there. A tunnel to a new peer is made before the
+// routes change to it, and the old one is removed after. A program in the pod may take all of that away; what it sends
+// then ends at the node's guard: see Host.
+package clientnet
+
+import (
+	"context"
+	"errors"
+	"net/netip"
+
+	"github.com/coil-net/coil/pkg/dataplane"
+	"github.com/coil-net/coil/pkg/ipam"
+	"github.com/coil-net/coil/pkg/kernel/netns"
+	"github.com/coil-net/coil/pkg/kernel/rtnl"
+	"github.com/coil-net/coil/pkg/plan"
+	"github.com/coil-net/coil/pkg/plan/ruleset"
+	"github.com/coil-net/coil/pkg/podnet"
+)
+
+var (
+	// ErrGone: the network namespace is gone, or another one has its path.
+	ErrGone = errors.New("the pod's network namespace is gone")
+	// ErrUnguarded: coild has made the link of a client, and doesn't find its end on the node.
+	ErrUnguarded = errors.New("the node doesn't keep what the pod sends past its tunnels")
+)
+
+// Network works in the network namespaces of a node's clients and routers. Its methods return ErrGone if the
+// namespace isn't there any more. They may be called concurrently, but not two of them that change the same client.
+type Network struct {
+	protocol int
+	tunnels  Tunnels
+	filters  Filters
+	host     Host
+}
+
+// New returns a Network whose routes and rules have the protocol. Without a Host the node has no guards.
+func New(protocol int, t Tunnels, f Filters, h Host) *Network {
+	return &Network{protocol: protocol, tunnels: t, filters: f, host: h}
+}
+
+// Outcome counts what was changed, and says what there is.
+type Outcome struct {
+	State                            plan.ClientState
+	Rules, Routes, Tunnels, Nexthops dataplane.Result
+	// Others are parameters, and what nftables has.
+	Others int
+	// Links are the links of the tunnels, by where they lead.
+	Links map[netip.Addr]int
+	// Pins are rules for single flows, which come and go with these. Pinned is how many there
+	// are by each link, Unpinned how many flows should have one and don't.
+	Pins     dataplane.Result
+	Pinned   map[int]int
+	Unpinned int
+	// Moved are buckets of groups that have another router now.
+	Moved int
+}
+
+// AllPinned is how many flows are pinned, by whatever link.
+func (o Outcome) AllPinned() (all int) {
+	for _, n := range o.Pinned {
+		all += n
+	}
+	return all
+}
+
+// Changed says whether anything but pins was changed.
+func (o Outcome) Changed() bool {
+	return o.Rules.Changed() || o.Routes.Changed() || o.Tunnels.Changed() || o.Nexthops.Changed() || o.Others > 0
+}
+
+// Host is the node's side of clients' links: what comes from there for a destination is dropped; see
+// package podnet.
+type Host interface {
+	// HostLink returns the index of the node's end of a pod's link; podnet.ErrNoHostLink if it has none.
+	HostLink(ctx context.Context, id podnet.ID, ns *netns.NS, address ipam.Address) (int, error)
+	// ClientGuard returns the guard that a client has, GuardClient gives it another one.
+	ClientGuard(ctx context.Context, link int) (dataplane.ClientGuard, error)
+	GuardClient(ctx context.Context, link int, g dataplane.ClientGuard) (dataplane.Result, error)
+	// CheckClientGuard says whether a client has the guard.
+	CheckClientGuard(ctx context.Context, link int, g dataplane.ClientGuard) error
+}
+
+// Tunnels makes the tunnels of one network namespace; see FoU.
+type Tunnels interface {
+	// Make makes and changes tunnels, and what receives packets; it removes nothing. It
+	// returns the links to those peers that it succeeded for.
+	Make(ctx context.Context, ns *netns.NS, h *rtnl.Handle, port uint16, want []dataplane.Tunnel) (map[netip.Addr]dataplane.TunnelLink, dataplane.Result, error)
+	// Prune removes all that isn't kept, sinks but for some families.
+	Prune(ctx context.Context, ns *netns.NS, h *rtnl.Handle, port uint16, keep []dataplane.Tunnel, sinks ...dataplane.Family) (dataplane.Result, error)
+	// Check says what isn't as Make makes it, and returns the links that there are.
+	Check(ctx context.Context, ns *netns.NS, h *rtnl.Handle, port uint16, want []dataplane.Tunnel) (map[netip.Addr]dataplane.TunnelLink, error)
+	// MakeSinks makes the links by which packets of some families get lost, and returns those that it
+	// succeeded for.
+	MakeSinks(ctx context.Context, h *rtnl.Handle, mtu int, families ...dataplane.Family) (map[dataplane.Family]int, error)
+	// Sink returns the link by which packets of a family get lost, once it is made, or there are tunnels.
+	Sink(ctx context.Context, h *rtnl.Handle, f dataplane.Family) (int, error)
+}
+
+// Filters are the rulesets of nftables in network namespaces; see package nft.
+type Filters interface {
+	// Sync makes a ruleset what it should be, none if nil. It counts what it changed.
+	Sync(ctx context.Context, ns *netns.NS, r *ruleset.Client) (dataplane.Result, error)
+	// Check says what of a ruleset isn't as Sync makes it.
+	Check(ctx context.Context, ns *netns.NS, r ruleset.Client) error
+}

@@ -1,0 +1,152 @@
+package clientnet
+
+import (
+	"context"
+	"errors"
+	"net/netip"
+
+	"github.com/coil-net/coil/pkg/dataplane"
+	"github.com/coil-net/coil/pkg/faultpoint"
+	"github.com/coil-net/coil/pkg/kernel/nexthop"
+	"github.com/coil-net/coil/pkg/plan"
+	"github.com/coil-net/coil/pkg/plan/ruleset"
+	"github.com/coil-net/coil/pkg/store"
+)
+
+// Client makes a client what it should be, or, without Egresses, a pod like any other. The MTU is that of its link.
+// What couldn't be made leaves destinations unreachable, and is in the error. The Outcome says what was changed.
+func (n *Network) Client(ctx context.Context, at store.Netns, c plan.Client) (out Outcome, err error) {
+	err = n.inside(ctx, at, func(in client) error {
+		if len(c.Egresses) == 0 {
+			out, err = in.clear(ctx, c.Port)
+		} else if c, err = in.linked(ctx, c); err == nil {
+			out, err = in.make(ctx, plan.ClientStateOf(c), c)
+		}
+		return err
+	})
+	return out, err
+}
+
+// linked returns a client with what its link is.
+func (in client) linked(ctx context.Context, c plan.Client) (plan.Client, error) {
+	link, err := in.handle.LinkByName(ctx, c.Link)
+	c.Index, c.MTU = link.Index, link.MTU
+	return c, err
+}
+
+// make makes all that there should be. It goes on after a failure: what is missing then
+// leaves destinations unreachable.
+func (in client) make(ctx context.Context, state plan.ClientState, c plan.Client) (Outcome, error) {
+	out := Outcome{State: state}
+	var errs []error
+	errs = append(errs, set(in.ns, &out, settingsOf(c.Link, spreadOf(state))...))
+	// Before the tunnels to routers that it lets send, before the links that take what these send, and
+	// before routes.
+	errs = append(errs, in.filter(ctx, &out, state.Filter))
+	// With the MTU of the link that answers take in the end.
+	sinks, err := in.tunnels.MakeSinks(ctx, in.handle, c.MTU, state.Sinks()...)
+	errs = append(errs, err)
+	closed, err := in.routes.Ensure(ctx, state.Closed(sinks))
+	errs = append(errs, err)
+	faultpoint.At(faultpoint.EgressClosed)
+	changed := c.Stale || closed.Changed() || err != nil
+	out.Rules, err = in.rules.Sync(ctx, state.Rules)
+	errs = append(errs, err)
+	if changed {
+		errs = append(errs, in.renew(ctx, c))
+	}
+	faultpoint.At(faultpoint.EgressRuled)
+	links, tunnels, err := in.tunnels.Make(ctx, in.ns, in.handle, c.Port, state.Tunnels)
+	complete := err == nil
+	errs = append(errs, err)
+	indexes := map[netip.Addr]int{}
+	var accepting group
+	for peer, l := range links {
+		accepting = append(accepting, accept(l.Name))
+		indexes[peer] = l.Index
+	}
+	errs = append(errs, set(in.ns, &out, accepting))
+	faultpoint.At(faultpoint.EgressTunnelled)
+	groups, err := in.group(ctx, state, indexes, complete, &out)
+	errs = append(errs, err)
+	grouped := err == nil
+	faultpoint.At(faultpoint.EgressGrouped)
+	out.Routes, out.Tunnels, out.Links = closed, tunnels, indexes
+	if !complete {
+		// Tunnels that couldn't even be looked at may well work. A range that isn't the cluster's any
+		// more is for the tunnels, though; what leads to their ends is a single address.
+		opened, err := in.routes.EnsureBut(ctx, state.By(indexes, sinks), func(r dataplane.Route) bool {
+			return r.Type == dataplane.Throw && !r.Dst.IsSingleIP()
+		})
+		out.Routes = out.Routes.Plus(opened)
+		return out, errors.Join(append(errs, err, in.renew(ctx, c))...)
+	}
+	opened, err := in.routes.Sync(ctx, state.By(indexes, sinks))
+	errs = append(errs, err)
+	if opened.Changed() || err != nil {
+		errs = append(errs, in.renew(ctx, c))
+	}
+	faultpoint.At(faultpoint.EgressOpened)
+	if grouped {
+		former, err := in.nexthops.Prune(ctx, groups)
+		out.Nexthops = out.Nexthops.Plus(former)
+		errs = append(errs, err)
+	}
+	pruned, err := in.tunnels.Prune(ctx, in.ns, in.handle, c.Port, state.Tunnels, state.Sinks()...)
+	errs = append(errs, err)
+	out.Routes, out.Tunnels = out.Routes.Plus(opened), out.Tunnels.Plus(pruned)
+	return out, errors.Join(errs...)
+}
+
+// renew makes sockets look their routes up again. IPv4 does that after each change, IPv6 only when
+// the table changes from which the route is, or rules change (ip6_dst_check, fib6_rules_flush_cache):
+// a socket that is connected by the main table would never see that ours has a route now. The rule
+// that comes and goes does what another one does already; one that is left goes with the next sync.
+func (in client) renew(ctx context.Context, c plan.Client) error {
+	if !c.Address.IPv6.IsValid() {
+		return nil
+	}
+	return in.rules.Touch(ctx, dataplane.Rule{
+		Family: dataplane.IPv6, Priority: dataplane.PriorityNarrow, Mark: dataplane.MarkOriginating, Table: dataplane.TableNarrow, Protocol: c.Protocol,
+	})
+}
+
+// clear removes what make has made, but for the parameters. The ruleset goes first: it loses what
+// would leave where no route leads into a tunnel any more. Routes go before rules: without those for
+// private ranges others would take these.
+func (in client) clear(ctx context.Context, port uint16) (out Outcome, err error) {
+	errs := []error{in.filter(ctx, &out, nil)}
+	out.Routes, err = in.routes.Sync(ctx, nil)
+	errs = append(errs, err)
+	faultpoint.At(faultpoint.EgressRouteless)
+	out.Rules, err = in.rules.Sync(ctx, nil)
+	errs = append(errs, err)
+	out.Pins, err = in.pins.Sync(ctx, nil)
+	errs = append(errs, err)
+	out.Nexthops, err = in.nexthops.Prune(ctx, nexthop.Set{})
+	errs = append(errs, err)
+	out.Tunnels, err = in.tunnels.Prune(ctx, in.ns, in.handle, port, nil)
+	return out, errors.Join(append(errs, err)...)
+}
+
+// sinks returns the links by which packets of some families get lost. What is missing is left out, and
+// an error.
+func (in client) sinks(ctx context.Context, families ...dataplane.Family) (map[dataplane.Family]int, error) {
+	sinks := map[dataplane.Family]int{}
+	var errs []error
+	for _, f := range families {
+		link, err := in.tunnels.Sink(ctx, in.handle, f)
+		if err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		sinks[f] = link
+	}
+	return sinks, errors.Join(errs...)
+}
+
+func (in client) filter(ctx context.Context, out *Outcome, r *ruleset.Client) error {
+	result, err := in.filters.Sync(ctx, in.ns, r)
+	out.Others += result.Added + result.Replaced + result.Deleted
+	return err
+}
