@@ -11,12 +11,18 @@ import (
 
 // Reasons of Events on pods.
 const (
-	EgressMissing    = "EgressMissing"
+	// EgressMissing: an Egress that the pod's annotations name doesn't exist.
+	EgressMissing = "EgressMissing"
+	// EgressNotAllowed: an Egress isn't for the pod's namespace; its destinations are unreachable.
 	EgressNotAllowed = "EgressNotAllowed"
-	EgressConflict   = "EgressConflict"
-	EgressTooMany    = "EgressTooMany"
-	EgressIgnored    = "EgressIgnored"
-	EgressUnguarded  = "EgressUnguarded"
+	// EgressConflict: two Egresses of the pod have the same destination; the first is used.
+	EgressConflict = "EgressConflict"
+	// EgressTooMany: the pod names more Egresses, or has more destinations or routers, than one pod may have.
+	EgressTooMany = "EgressTooMany"
+	// EgressIgnored: the pod has the network of its node, or is a router; its annotations mean nothing.
+	EgressIgnored = "EgressIgnored"
+	// EgressUnguarded: the node's end of the pod's link isn't found, so that only the pod's own rules keep packets in.
+	EgressUnguarded = "EgressUnguarded"
 )
 
 // problem is what the owner of a pod should know.

@@ -18,7 +18,9 @@ import (
 
 // Reasons of Events on Egresses.
 const (
+	// RouterDead: a router doesn't answer, and pods of the node with peering Direct send it no new flow.
 	RouterDead = "RouterDead"
+	// RouterBack: a router answers again.
 	RouterBack = "RouterBack"
 )
 
