@@ -72,6 +72,7 @@ var places = map[string]layer{
 
 	"pkg/testkit/":                 support,
 	"pkg/clientnet/clientnettest/": support,
+	"pkg/plan/plantest/":           support,
 	"pkg/store/storetest/":         support,
 
 	"hack/":        tool,

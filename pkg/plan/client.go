@@ -6,25 +6,10 @@ import (
 	"strings"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-
 	"github.com/coil-net/coil/pkg/dataplane"
 	"github.com/coil-net/coil/pkg/ipam"
 	"github.com/coil-net/coil/pkg/plan/ruleset"
 )
-
-// tableMain is the kernel's main table (RT_TABLE_MAIN).
-const tableMain = 254
-
-// PodUID is the UID that a Pod has at the runtime: of a static Pod that of its manifest, which the
-// mirror Pod at the API server, with a UID of its own, has in an annotation.
-func PodUID(p metav1.Object) string {
-	if uid := p.GetAnnotations()[corev1.MirrorPodAnnotationKey]; uid != "" {
-		return uid
-	}
-	return string(p.GetUID())
-}
 
 // Client is a pod that uses Egresses.
 type Client struct {
@@ -376,18 +361,18 @@ func (c clientFamily) rules(marked bool) []dataplane.Rule {
 		rules = append(rules, r)
 	}
 	if marked {
-		add(dataplane.Rule{Priority: dataplane.PriorityOriginating, Mark: dataplane.MarkOriginating, Table: tableMain})
+		add(dataplane.Rule{Priority: dataplane.PriorityOriginating, Mark: dataplane.MarkOriginating, Table: dataplane.TableMain})
 	}
 	for _, p := range dataplane.LinkLocalRanges {
 		if c.has(p.Addr()) {
-			add(dataplane.Rule{Priority: dataplane.PriorityLinkLocal, To: p, Table: tableMain})
+			add(dataplane.Rule{Priority: dataplane.PriorityLinkLocal, To: p, Table: dataplane.TableMain})
 		}
 	}
 	add(dataplane.Rule{Priority: dataplane.PriorityNarrow, Table: dataplane.TableNarrow})
 	priority := dataplane.PriorityPrivate
 	for _, p := range dataplane.PrivateRanges {
 		if c.has(p.Addr()) {
-			add(dataplane.Rule{Priority: priority, To: p, Table: tableMain})
+			add(dataplane.Rule{Priority: priority, To: p, Table: dataplane.TableMain})
 			priority++
 		}
 	}
@@ -403,17 +388,4 @@ func originating(claims []claim) []dataplane.Range {
 		by[c.Prefix] = c.egress.OriginatingOnly
 	}
 	return chosen(by)
-}
-
-// within says whether one of the ranges has all of p.
-func within(p netip.Prefix, ranges []netip.Prefix) bool {
-	return slices.ContainsFunc(ranges, func(r netip.Prefix) bool { return r.Bits() <= p.Bits() && r.Contains(p.Addr()) })
-}
-
-// comparePrefixes orders by address, then the wider range first.
-func comparePrefixes(a, b netip.Prefix) int {
-	if c := a.Addr().Compare(b.Addr()); c != 0 {
-		return c
-	}
-	return a.Bits() - b.Bits()
 }

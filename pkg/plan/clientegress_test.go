@@ -1,14 +1,13 @@
 package plan
 
 import (
+	"net/netip"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-
-	"net/netip"
 
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
 )
@@ -39,32 +38,5 @@ func TestClientEgressOf(t *testing.T) {
 		if d := cmp.Diff(want, ClientEgressOf(e, s), comparable); d != "" {
 			t.Errorf("without addresses (-want +got):\n%s", d)
 		}
-	}
-}
-
-func TestAllowsNamespace(t *testing.T) {
-	red := &metav1.LabelSelector{MatchLabels: map[string]string{"team": "red"}}
-	for _, c := range []struct {
-		name     string
-		selector *metav1.LabelSelector
-		labels   map[string]string
-		want     bool
-		fails    bool
-	}{
-		{"unset", nil, nil, true, false},
-		{"empty", &metav1.LabelSelector{}, nil, true, false},
-		{"matches", red, map[string]string{"team": "red"}, true, false},
-		{"another", red, map[string]string{"team": "blue"}, false, false},
-		{"no labels", red, nil, false, false},
-		{"nonsense", &metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{{Key: "team", Operator: "Like"}}}, nil, false, true},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			e := &v2.Egress{}
-			e.Spec.AllowedNamespaces = c.selector
-			got, err := AllowsNamespace(e, c.labels)
-			if got != c.want || (err != nil) != c.fails {
-				t.Errorf("%t, %v", got, err)
-			}
-		})
 	}
 }

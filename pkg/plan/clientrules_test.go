@@ -103,7 +103,7 @@ func (s ClientState) captures(a netip.Addr) bool {
 	for _, rule := range s.Rules {
 		switch {
 		case rule.Family != dataplane.FamilyOf(a) || rule.To.IsValid() && !rule.To.Contains(a):
-		case rule.Table == tableMain:
+		case rule.Table == dataplane.TableMain:
 			return false
 		default:
 			var best ClientRoute

@@ -10,6 +10,7 @@ import (
 
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
 	"github.com/coil-net/coil/pkg/dataplane"
+	"github.com/coil-net/coil/pkg/plan/plantest"
 	"github.com/coil-net/coil/pkg/testkit"
 )
 
@@ -46,7 +47,7 @@ func TestRangesAreFew(t *testing.T) {
 	for i := range MostDestinations / 256 {
 		egresses = append(egresses, ClientEgress{Name: fmt.Sprint("net/", i), OriginatingOnly: true, Destinations: scattered(rng, 256, dataplane.IPv6)})
 	}
-	egresses = append(egresses, ClientEgress{Name: "net/all", OriginatingOnly: true, Destinations: parsePrefixes("::/0")})
+	egresses = append(egresses, ClientEgress{Name: "net/all", OriginatingOnly: true, Destinations: plantest.Prefixes("::/0")})
 	s := ClientStateOf(clientOfFamilies("6", egresses...))
 	g := s.ClientGuard()
 	if most := MostDestinations + 10; len(g.Destinations) > most || len(g.Replies) > most || len(g.Replies) == 0 {
@@ -64,8 +65,9 @@ func TestFit(t *testing.T) {
 	rng := rand.New(rand.NewPCG(3, 4))
 	modes := map[bool]int{}
 	for round := range 12 {
-		facts := largeCluster(1+rng.IntN(600), 1+rng.IntN(40))
+		facts := clusterOf(1+rng.IntN(600), 1+rng.IntN(40))
 		ranges := NewClusterRanges(facts)
+		whole := allOf(ranges)
 		var all []ClientEgress
 		for i := range 8 + round%6 {
 			e := ClientEgress{
@@ -74,12 +76,12 @@ func TestFit(t *testing.T) {
 			}
 			// What is inside of the cluster may be asked for by a longer prefix, and what is around it, too.
 			for range 5 {
-				p := ranges.all[rng.IntN(len(ranges.all))]
+				p := whole[rng.IntN(len(whole))]
 				bits := p.Bits() - 3 + rng.IntN(7)
 				e.Destinations = append(e.Destinations, netip.PrefixFrom(p.Addr(), min(max(bits, 0), p.Addr().BitLen())).Masked())
 			}
 			// What is around all others, and private ranges too.
-			for _, wide := range parsePrefixes("0.0.0.0/0 ::/0 8.0.0.0/6 10.0.0.0/8") {
+			for _, wide := range plantest.Prefixes("0.0.0.0/0 ::/0 8.0.0.0/6 10.0.0.0/8") {
 				if rng.IntN(4) == 0 {
 					e.Destinations = append(e.Destinations, wide)
 				}
@@ -107,7 +109,7 @@ func TestFit(t *testing.T) {
 			}
 		}
 		modes[len(more) <= mostClosed]++
-		if most := MostDestinations + max(mostClosed, 4*mostClosing+2*2*len(ranges.all)); n > most {
+		if most := MostDestinations + max(mostClosed, 4*mostClosing+2*2*len(whole)); n > most {
 			t.Errorf("%d destinations, want at most %d", n, most)
 		}
 		before, err := setOf(ClientStateOf(clientOfFamilies("46", all...)).Filter.Destinations)
@@ -164,7 +166,7 @@ func answered(egresses []ClientEgress, a netip.Addr) bool {
 
 // A few destinations too many close nothing but themselves, and open nothing to answers.
 func TestFitClosesOneByOne(t *testing.T) {
-	all := []ClientEgress{{Name: "a/all", Destinations: parsePrefixes("0.0.0.0/0 ::/0")}}
+	all := []ClientEgress{{Name: "a/all", Destinations: plantest.Prefixes("0.0.0.0/0 ::/0")}}
 	for i := range MostDestinations/256 - 1 {
 		e := ClientEgress{Name: fmt.Sprint("b/", i)}
 		for j := range 256 {
@@ -175,8 +177,8 @@ func TestFitClosesOneByOne(t *testing.T) {
 	for i := range 254 {
 		all[0].Destinations = append(all[0].Destinations, netip.PrefixFrom(netip.AddrFrom4([4]byte{101, byte(i / 256), byte(i), 7}), 32))
 	}
-	answered := ClientEgress{Name: "x/answered", OriginatingOnly: true, Destinations: parsePrefixes("50.1.2.3/32 10.1.3.0/24")}
-	more := ClientEgress{Name: "x/x", Destinations: parsePrefixes("10.1.2.0/24 fd12::/16 50.1.2.4/32")}
+	answered := ClientEgress{Name: "x/answered", OriginatingOnly: true, Destinations: plantest.Prefixes("50.1.2.3/32 10.1.3.0/24")}
+	more := ClientEgress{Name: "x/x", Destinations: plantest.Prefixes("10.1.2.0/24 fd12::/16 50.1.2.4/32")}
 	fit, excess := Fit(append(all, answered, more))
 	if len(excess) != 2 {
 		t.Fatalf("%v don't fit", excess)
@@ -239,7 +241,7 @@ func owner(egresses []ClientEgress, a netip.Addr) string {
 func TestFitSparesOthers(t *testing.T) {
 	var all []ClientEgress
 	for i := range MostDestinations / 256 {
-		e := ClientEgress{Name: fmt.Sprint("a/", i), Peers: clientAddrs("4", "10.96.0.9", ""), InCluster: parsePrefixes("10.96.0.0/12 10.4.0.0/16 10.5.0.0/24")}
+		e := ClientEgress{Name: fmt.Sprint("a/", i), Peers: clientAddrs("4", "10.96.0.9", ""), InCluster: plantest.Prefixes("10.96.0.0/12 10.4.0.0/16 10.5.0.0/24")}
 		for j := range 256 {
 			e.Destinations = append(e.Destinations, netip.PrefixFrom(netip.AddrFrom4([4]byte{100, byte(i), byte(j), 7}), 32))
 		}
@@ -301,7 +303,7 @@ func TestFitRouters(t *testing.T) {
 
 func BenchmarkClientState(b *testing.B) {
 	rng := rand.New(rand.NewPCG(5, 6))
-	ranges := NewClusterRanges(largeCluster(5000, 40))
+	ranges := NewClusterRanges(clusterOf(5000, 40))
 	var all []ClientEgress
 	for i := range MostEgresses {
 		e := ClientEgress{Name: fmt.Sprint("net/", i), OriginatingOnly: true, Destinations: scattered(rng, 256, dataplane.IPv6)}

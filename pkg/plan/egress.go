@@ -1,13 +1,13 @@
 package plan
 
 import (
+	"fmt"
 	"maps"
 	"slices"
 	"strings"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
@@ -24,19 +24,19 @@ const (
 	componentEgress = "egress"
 )
 
-// RouterAccount is the name of the ServiceAccount of routers in each namespace that has an
-// Egress, of the ClusterRole with their rights, and of the RoleBinding of the two there. The
-// ClusterRoleBinding of the name is that of former versions.
-const RouterAccount = "coil-egress"
-
 // RouterLabels select the router pods of an Egress in its namespace.
 func RouterLabels(egress string) map[string]string {
 	return map[string]string{labelName: nameCoil, labelInstance: egress, labelComponent: componentEgress}
 }
 
+// CommonLabels are those of RouterLabels that all Egresses have in common.
+func CommonLabels() map[string]string {
+	return map[string]string{labelName: nameCoil, labelComponent: componentEgress}
+}
+
 // RouterSelector selects, as text, the objects and router pods of all Egresses.
 func RouterSelector() string {
-	return labels.Set{labelName: nameCoil, labelComponent: componentEgress}.String()
+	return labels.Set(CommonLabels()).String()
 }
 
 // RouterOf returns the name of the Egress, in its namespace, of an object with these
@@ -79,9 +79,29 @@ func EgressRefs(annotations map[string]string) []types.NamespacedName {
 	return refs
 }
 
-var egressKind = schema.GroupVersionKind{Group: v2.GroupVersion.Group, Version: v2.GroupVersion.Version, Kind: "Egress"}
+// allowedNamespaces selects the namespaces whose pods may be clients, by their labels. On an error,
+// the selector can't be understood, it selects none.
+func allowedNamespaces(e *v2.Egress) (labels.Selector, error) {
+	if e.Spec.AllowedNamespaces == nil {
+		return labels.Everything(), nil
+	}
+	selector, err := metav1.LabelSelectorAsSelector(e.Spec.AllowedNamespaces)
+	if err != nil {
+		return labels.Nothing(), fmt.Errorf("spec.allowedNamespaces: %w", err)
+	}
+	return selector, nil
+}
 
-// controlledBy is the reference by which an Egress owns an object.
-func controlledBy(e *v2.Egress) metav1.OwnerReference {
-	return *metav1.NewControllerRef(e, egressKind)
+// AllowsNamespace says whether pods of a namespace with these labels may be clients.
+func AllowsNamespace(e *v2.Egress, namespaceLabels map[string]string) (bool, error) {
+	selector, err := allowedNamespaces(e)
+	return selector.Matches(labels.Set(namespaceLabels)), err
+}
+
+// SameEgress says whether two states of an Egress are one to its clients and routers: metadata.generation
+// counts changes of its spec and its deletion (Kubernetes API conventions), and of the status they use the
+// ranges of the cluster. The rest of the status counts: each client that comes or goes changes it.
+func SameEgress(a, b *v2.Egress) bool {
+	return a.Generation == b.Generation && (a.Status.ObservedGeneration == 0) == (b.Status.ObservedGeneration == 0) &&
+		slices.Equal(a.Status.InClusterCIDRs, b.Status.InClusterCIDRs)
 }

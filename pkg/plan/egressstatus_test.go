@@ -13,6 +13,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
+	"github.com/coil-net/coil/pkg/plan/plantest"
 )
 
 func TestEgressStatus(t *testing.T) {
@@ -57,7 +58,7 @@ func TestEgressStatus(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			f := tt.facts
-			f.Egress, f.Clients, f.InCluster, f.Now = testEgress(""), 3, parsePrefixes("10.0.0.0/8 fd00::/64"), metav1.NewTime(time.Unix(1000, 0))
+			f.Egress, f.Clients, f.InCluster, f.Now = testEgress(""), 3, plantest.Prefixes("10.0.0.0/8 fd00::/64"), metav1.NewTime(time.Unix(1000, 0))
 			st := EgressStatus(f)
 			c := meta.FindStatusCondition(st.Conditions, v2.EgressAvailable)
 			if c == nil || c.Status != tt.status || c.Reason != tt.reason || !strings.Contains(c.Message, tt.words) || c.ObservedGeneration != 4 {

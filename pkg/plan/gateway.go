@@ -220,7 +220,7 @@ func (g Gateway) Routes(links map[netip.Addr]dataplane.TunnelLink) ([]dataplane.
 		forwarded.Input, forwarded.Mark = g.Uplink, dataplane.MarkFiltered
 		own.Input, own.Transport = dataplane.Loopback, icmp[r.Family]
 		rules = append(rules, forwarded, own)
-		r.Table = tableMain
+		r.Table = dataplane.TableMain
 		filtered, sent, others := r, r, r
 		filtered.Priority, filtered.Mark = dataplane.PriorityFiltered, dataplane.MarkFiltered
 		sent.Priority, sent.Input = dataplane.PriorityOwn, dataplane.Loopback

@@ -30,9 +30,6 @@ const (
 	ReasonNoBlocks = "NoBlocks"
 )
 
-// maxNamed is how many objects a message names before it only counts.
-const maxNamed = 3
-
 // PoolFacts is all that the status of a pool depends on.
 type PoolFacts struct {
 	Pool *v2.AddressPool
@@ -161,7 +158,7 @@ func overlapping(f PoolFacts) metav1.Condition {
 		}
 	}
 	for _, n := range f.Nodes {
-		for _, ip := range nodeAddrs(n) {
+		for _, ip := range addrsOf(n, corev1.NodeInternalIP, corev1.NodeExternalIP) {
 			if overlaps(netip.PrefixFrom(ip, ip.BitLen())) {
 				others = append(others, fmt.Sprintf("Node %s (%s)", n.Name, ip))
 			}
@@ -192,20 +189,4 @@ func prefixesOf(p *v2.AddressPool) []netip.Prefix {
 		}
 	}
 	return ps
-}
-
-// enumerate names the first few and counts the rest.
-func enumerate(names []string) string {
-	if len(names) <= maxNamed {
-		return strings.Join(names, ", ")
-	}
-	return fmt.Sprintf("%s and %d more", strings.Join(names[:maxNamed], ", "), len(names)-maxNamed)
-}
-
-// count is the number n with its noun and verb.
-func count(n int, singular, plural string) string {
-	if n == 1 {
-		return "1 " + singular
-	}
-	return fmt.Sprintf("%d %s", n, plural)
 }

@@ -13,6 +13,7 @@ import (
 	policyv1 "k8s.io/api/policy/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/intstr"
 
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
@@ -24,6 +25,18 @@ const (
 	defaultAffinitySeconds = 10800
 	defaultRollingShare    = "25%"
 )
+
+// RouterAccount is the name of the ServiceAccount of routers in each namespace that has an
+// Egress, of the ClusterRole with their rights, and of the RoleBinding of the two there. The
+// ClusterRoleBinding of the name is that of former versions.
+const RouterAccount = "coil-egress"
+
+var egressKind = schema.GroupVersionKind{Group: v2.GroupVersion.Group, Version: v2.GroupVersion.Version, Kind: "Egress"}
+
+// controlledBy is the reference by which an Egress owns an object.
+func controlledBy(e *v2.Egress) metav1.OwnerReference {
+	return *metav1.NewControllerRef(e, egressKind)
+}
 
 // RouterImage is how router containers are started.
 type RouterImage struct {
@@ -192,7 +205,7 @@ func accountMeta(namespace string, egresses []*v2.Egress) metav1.ObjectMeta {
 	}
 	return metav1.ObjectMeta{
 		Namespace: namespace, Name: RouterAccount, OwnerReferences: owners,
-		Labels: map[string]string{labelName: nameCoil, labelComponent: componentEgress},
+		Labels: CommonLabels(),
 	}
 }
 
