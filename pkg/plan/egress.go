@@ -1,3 +1,9 @@
+// Package plan derives from API objects what there should be. Each package below it does so for one audience: client
+// for those of an Egress, gateway for its routers, egress, cluster and pools for the controllers, routes for nodes.
+// This one has the words that several of them share.
+//
+// All of them are pure: the same input gives the same, sorted output. They must not know how anything is read or
+// written.
 package plan
 
 import (
@@ -79,9 +85,9 @@ func EgressRefs(annotations map[string]string) []types.NamespacedName {
 	return refs
 }
 
-// allowedNamespaces selects the namespaces whose pods may be clients, by their labels. On an error,
+// AllowedNamespaces selects the namespaces whose pods may be clients, by their labels. On an error,
 // the selector can't be understood, it selects none.
-func allowedNamespaces(e *v2.Egress) (labels.Selector, error) {
+func AllowedNamespaces(e *v2.Egress) (labels.Selector, error) {
 	if e.Spec.AllowedNamespaces == nil {
 		return labels.Everything(), nil
 	}
@@ -94,7 +100,7 @@ func allowedNamespaces(e *v2.Egress) (labels.Selector, error) {
 
 // AllowsNamespace says whether pods of a namespace with these labels may be clients.
 func AllowsNamespace(e *v2.Egress, namespaceLabels map[string]string) (bool, error) {
-	selector, err := allowedNamespaces(e)
+	selector, err := AllowedNamespaces(e)
 	return selector.Matches(labels.Set(namespaceLabels)), err
 }
 

@@ -14,12 +14,12 @@ const MaxInternalIPs = 16
 // NodeInternalIPs returns the addresses of a Node inside the cluster: the first ones, since kubelet writes
 // them.
 func NodeInternalIPs(n *corev1.Node) []netip.Addr {
-	addrs := addrsOf(n, corev1.NodeInternalIP)
+	addrs := NodeAddrs(n, corev1.NodeInternalIP)
 	return addrs[:min(len(addrs), MaxInternalIPs)]
 }
 
-// addrsOf leaves names out, even those that read like an address.
-func addrsOf(n *corev1.Node, types ...corev1.NodeAddressType) []netip.Addr {
+// NodeAddrs returns the addresses of a Node of some types, without names.
+func NodeAddrs(n *corev1.Node, types ...corev1.NodeAddressType) []netip.Addr {
 	var out []netip.Addr
 	for _, a := range n.Status.Addresses {
 		if !slices.Contains(types, a.Type) {

@@ -8,16 +8,16 @@ import (
 // maxNamed is how many objects a message names before it only counts.
 const maxNamed = 3
 
-// enumerate names the first few and counts the rest.
-func enumerate(names []string) string {
+// Enumerate names the first few and counts the rest.
+func Enumerate(names []string) string {
 	if len(names) <= maxNamed {
 		return strings.Join(names, ", ")
 	}
 	return fmt.Sprintf("%s and %d more", strings.Join(names[:maxNamed], ", "), len(names)-maxNamed)
 }
 
-// count is the number n with its noun and verb.
-func count(n int, singular, plural string) string {
+// Count is the number n with its noun and verb.
+func Count(n int, singular, plural string) string {
 	if n == 1 {
 		return "1 " + singular
 	}
