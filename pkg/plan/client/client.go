@@ -247,7 +247,7 @@ func claimsOf(egresses []Egress) (claims []claim, conflicts []Conflict) {
 			}
 		}
 	}
-	slices.SortFunc(claims, func(a, b claim) int { return prefixes.Compare(a.Prefix, b.Prefix) })
+	slices.SortFunc(claims, func(a, b claim) int { return a.Compare(b.Prefix) })
 	return claims, conflicts
 }
 
@@ -318,7 +318,7 @@ func (c inFamily) spared(egresses []Egress, tunnels []dataplane.Tunnel) []netip.
 			all = append(all, netip.PrefixFrom(t.Remote, t.Remote.BitLen()))
 		}
 	}
-	slices.SortFunc(all, prefixes.Compare)
+	slices.SortFunc(all, netip.Prefix.Compare)
 	return slices.Compact(all)
 }
 

@@ -1,6 +1,7 @@
 package client
 
 import (
+	"cmp"
 	"maps"
 	"net/netip"
 	"slices"
@@ -8,7 +9,6 @@ import (
 	"go4.org/netipx"
 
 	"github.com/coil-net/coil/pkg/dataplane"
-	"github.com/coil-net/coil/pkg/plan/prefixes"
 	"github.com/coil-net/coil/pkg/plan/ruleset"
 )
 
@@ -58,41 +58,24 @@ func captured(routes []Route) []dataplane.Range {
 
 // chosen returns the addresses whose longest prefix is chosen, sorted and without overlaps.
 func chosen(by map[netip.Prefix]bool) []dataplane.Range {
-	all := slices.SortedFunc(maps.Keys(by), prefixes.Compare)
-	var out []dataplane.Range
-	for len(all) > 0 {
-		out, all = cover(out, all, by)
-	}
-	return out
-}
-
-// cover adds what is chosen of the first of some sorted prefixes, and returns the prefixes that
-// aren't inside of it.
-func cover(out []dataplane.Range, all []netip.Prefix, by map[netip.Prefix]bool) ([]dataplane.Range, []netip.Prefix) {
-	outer := all[0]
-	all = all[1:]
-	next := outer.Addr()
-	for len(all) > 0 && outer.Overlaps(all[0]) {
-		inner := all[0]
-		if by[outer] && next.Less(inner.Addr()) {
-			out = extend(out, next, inner.Addr().Prev())
+	// Longer prefixes come later. Of one length the chosen ones come first: the set costs what turns between both.
+	all := slices.SortedFunc(maps.Keys(by), func(a, b netip.Prefix) int {
+		if c := cmp.Compare(a.Bits(), b.Bits()); c != 0 || by[a] == by[b] {
+			return c
 		}
-		out, all = cover(out, all, by)
-		if next = netipx.PrefixLastIP(inner).Next(); !outer.Contains(next) {
-			return out, all
+		if by[a] {
+			return -1
+		}
+		return 1
+	})
+	var set netipx.IPSetBuilder
+	for _, p := range all {
+		if by[p] {
+			set.AddPrefix(p)
+		} else {
+			set.RemovePrefix(p)
 		}
 	}
-	if by[outer] {
-		out = extend(out, next, netipx.PrefixLastIP(outer))
-	}
-	return out, all
-}
-
-// extend adds addresses to ranges before them.
-func extend(out []dataplane.Range, first, last netip.Addr) []dataplane.Range {
-	if n := len(out); n > 0 && out[n-1].Last.Next() == first {
-		out[n-1].Last = last
-		return out
-	}
-	return append(out, dataplane.Range{First: first, Last: last})
+	ranges, _ := rangesOf(&set) // an error is of an invalid prefix, which is no destination
+	return ranges
 }

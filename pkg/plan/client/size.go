@@ -67,7 +67,7 @@ func masked(all []netip.Prefix) []netip.Prefix {
 			out = append(out, p)
 		}
 	}
-	slices.SortFunc(out, prefixes.Compare)
+	slices.SortFunc(out, netip.Prefix.Compare)
 	return slices.Compact(out)
 }
 

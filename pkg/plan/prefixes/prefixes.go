@@ -9,20 +9,14 @@ import (
 	"net/netip"
 	"slices"
 
+	"go4.org/netipx"
+
 	"github.com/coil-net/coil/pkg/dataplane"
 )
 
 // Within says whether one of the ranges has all of p.
 func Within(p netip.Prefix, ranges []netip.Prefix) bool {
 	return slices.ContainsFunc(ranges, func(r netip.Prefix) bool { return r.Bits() <= p.Bits() && r.Contains(p.Addr()) })
-}
-
-// Compare orders by address, then the wider range first.
-func Compare(a, b netip.Prefix) int {
-	if c := a.Addr().Compare(b.Addr()); c != 0 {
-		return c
-	}
-	return a.Bits() - b.Bits()
 }
 
 // Valid returns ranges without host bits, and without what the API server would refuse.
@@ -43,22 +37,14 @@ func Private(all []netip.Prefix) []netip.Prefix {
 
 // Aggregate returns the fewest prefixes that have the same addresses, sorted, IPv4 first.
 func Aggregate(all []netip.Prefix) []netip.Prefix {
-	all = slices.Clone(all)
-	slices.SortFunc(all, netip.Prefix.Compare)
-	var out []netip.Prefix
+	var b netipx.IPSetBuilder
 	for _, p := range all {
-		if n := len(out); n > 0 && out[n-1].Bits() <= p.Bits() && out[n-1].Overlaps(p) {
-			continue
-		}
-		out = append(out, p)
-		// The upper half of a range makes one with the lower half, which may be a half itself.
-		for n := len(out); n > 1; n = len(out) {
-			both := common(out[n-2], out[n-1])
-			if !both.IsValid() || out[n-2].Bits() != out[n-1].Bits() || both.Bits() != out[n-1].Bits()-1 {
-				break
-			}
-			out = append(out[:n-2], both)
-		}
+		b.AddPrefix(p)
+	}
+	set, _ := b.IPSet() // an error is of an invalid prefix, which has no addresses
+	var out []netip.Prefix
+	for _, r := range set.Ranges() {
+		out = r.AppendPrefixes(out)
 	}
 	return out
 }
