@@ -19,7 +19,7 @@ import (
 	"github.com/coil-net/coil/generated/informers/externalversions"
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
 	"github.com/coil-net/coil/pkg/ipam"
-	"github.com/coil-net/coil/pkg/plan"
+	"github.com/coil-net/coil/pkg/plan/pools"
 	"github.com/coil-net/coil/pkg/testkit"
 )
 
@@ -46,7 +46,7 @@ func BenchmarkControllerRequests(b *testing.B) {
 	b.ReportMetric(0, "ns/op")
 }
 
-// benchBits makes blocks so small that one Node can have all of a benchmark: see plan.NodeLimit.
+// benchBits makes blocks so small that one Node can have all of a benchmark: see pools.NodeLimit.
 const benchBits = 2
 
 var rounds atomic.Int64
@@ -75,7 +75,7 @@ func bareClient(b *testing.B, total, parallel int) float64 {
 	pool := c.pool(b, fresh("bare"), benchBits, freshSubnets(40))
 	n := c.node(b, fresh("bare-node"))
 	client := testkit.Must(versioned.NewForConfig(c.serviceAccount(b)))(b)
-	p := testkit.Must(plan.Pool(pool.Spec))(b)
+	p := testkit.Must(pools.Parse(pool.Spec))(b)
 	start := time.Now()
 	each(b, total, parallel, func(ctx context.Context, i int) error { return c.bareAnswer(ctx, client, pool, p, n, i) })
 	return float64(total) / time.Since(start).Seconds()
@@ -91,7 +91,7 @@ func (c *cluster) bareAnswer(ctx context.Context, client versioned.Interface, po
 		return err
 	}
 	made, err := client.CoilV2().AddressBlocks().Create(ctx,
-		plan.NewBlock(pool, int32(i), block, plan.Holder{NodeName: n.Name, NodeUID: n.UID, RequestUID: r.UID}), metav1.CreateOptions{})
+		pools.NewBlock(pool, int32(i), block, pools.Holder{NodeName: n.Name, NodeUID: n.UID, RequestUID: r.UID}), metav1.CreateOptions{})
 	if err != nil {
 		return err
 	}

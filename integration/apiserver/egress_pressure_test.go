@@ -18,6 +18,8 @@ import (
 
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
 	"github.com/coil-net/coil/pkg/plan"
+	"github.com/coil-net/coil/pkg/plan/egress"
+	"github.com/coil-net/coil/pkg/plan/gateway"
 	"github.com/coil-net/coil/pkg/testkit"
 )
 
@@ -29,25 +31,25 @@ func TestEgressPressure(t *testing.T) {
 	c.egress(t, "nat", `{destinations: [0.0.0.0/0], replicas: 2}`)
 	var connections atomic.Int64
 	answering := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if r.URL.Path != plan.RouterPressurePath {
+		if r.URL.Path != gateway.PressurePath {
 			http.NotFound(w, r)
 			return
 		}
-		_ = json.NewEncoder(w).Encode(plan.RouterPressure{Connections: int(connections.Load()), MaxConnections: 1000, MaxPorts: plan.RouterPorts})
+		_ = json.NewEncoder(w).Encode(gateway.Pressure{Connections: int(connections.Load()), MaxConnections: 1000, MaxPorts: gateway.SourcePorts})
 	}))
 	defer answering.Close()
 	wrong := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, "<html>") }))
 	defer wrong.Close()
 	c.router(t, "wrong", wrong.Listener.Addr())
 	p := c.router(t, "answering", answering.Listener.Addr())
-	c.condition(t, "nat", v2.EgressConntrackPressure, metav1.ConditionFalse, plan.ReasonEnough)
-	c.condition(t, "nat", v2.EgressPortPressure, metav1.ConditionFalse, plan.ReasonEnough)
+	c.condition(t, "nat", v2.EgressConntrackPressure, metav1.ConditionFalse, egress.ReasonEnough)
+	c.condition(t, "nat", v2.EgressPortPressure, metav1.ConditionFalse, egress.ReasonEnough)
 
 	connections.Store(800)
 	// A change of the pod is a reason to ask again, sooner than otherwise.
 	p.Status.Message = "changed"
 	p = testkit.Must(c.core.CoreV1().Pods(c.ns).UpdateStatus(t.Context(), p, metav1.UpdateOptions{}))(t)
-	got := c.condition(t, "nat", v2.EgressConntrackPressure, metav1.ConditionTrue, plan.ReasonAlmostFull)
+	got := c.condition(t, "nat", v2.EgressConntrackPressure, metav1.ConditionTrue, egress.ReasonAlmostFull)
 	if !strings.Contains(got.Message, "Pod answering tracks more than 80 %") {
 		t.Errorf("it says %q", got.Message)
 	}

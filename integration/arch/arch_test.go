@@ -131,6 +131,7 @@ func TestRulesOnImports(t *testing.T) {
 		ok        bool
 	}{
 		{"pkg/plan", "pkg/ipam", true},
+		{"pkg/plan/client", "pkg/plan/plantest", false},
 		{"pkg/plan", "pkg/reconcile", false},
 		{"pkg/plan", "net/netip", true},
 		{"pkg/plan", "net", false},
@@ -195,6 +196,9 @@ func TestRulesOnLinks(t *testing.T) {
 		{"cmd/coild", "testing", false},
 		{"cmd/coild", "k8s.io/client-go/kubernetes/scheme", false},
 		{"cmd/coild", "k8s.io/client-go/rest", true},
+		{"cmd/coil-egress", "k8s.io/api/rbac/v1", false},
+		{"cmd/coil-egress", "k8s.io/api/discovery/v1", true},
+		{"cmd/coil-egress-controller", "k8s.io/api/rbac/v1", true},
 	} {
 		problems := linkProblems(pkg{ImportPath: module + tt.path, Deps: []string{tt.dep}})
 		if (len(problems) == 0) != tt.ok {

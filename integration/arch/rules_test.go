@@ -72,6 +72,7 @@ var places = map[string]layer{
 
 	"pkg/testkit/":                 support,
 	"pkg/clientnet/clientnettest/": support,
+	"pkg/plan/plantest/":           support,
 	"pkg/store/storetest/":         support,
 
 	"hack/":        tool,
@@ -124,6 +125,9 @@ var (
 	netlink  = "github.com/vishvananda/netlink"
 )
 
+// controlled are types of what only the controllers make or read.
+var controlled = []string{"k8s.io/api/networking", "k8s.io/api/policy", "k8s.io/api/rbac"}
+
 // links says what must not be linked into what, at any depth.
 var links = []struct {
 	into string
@@ -140,6 +144,9 @@ var links = []struct {
 	{"cmd/coild", []string{clientGo + "/kubernetes", clientGo + "/discovery"}},
 	{"cmd/coil-router", []string{clientGo + "/kubernetes", clientGo + "/discovery"}},
 	{"cmd/coil-egress", []string{clientGo + "/kubernetes", clientGo + "/discovery", sqlite, "pkg/store/sqlite"}},
+	{"cmd/coild", controlled},
+	{"cmd/coil-router", controlled},
+	{"cmd/coil-egress", controlled},
 	{"cmd/", []string{"testing", "sigs.k8s.io/controller-runtime"}},
 }
 

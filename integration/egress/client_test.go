@@ -19,7 +19,7 @@ import (
 	"github.com/coil-net/coil/pkg/clientnet"
 	"github.com/coil-net/coil/pkg/dataplane"
 	"github.com/coil-net/coil/pkg/ipam"
-	"github.com/coil-net/coil/pkg/plan"
+	"github.com/coil-net/coil/pkg/plan/client"
 	"github.com/coil-net/coil/pkg/store"
 	"github.com/coil-net/coil/pkg/testkit"
 	"github.com/coil-net/coil/pkg/testkit/netnstest"
@@ -38,7 +38,7 @@ type network struct {
 	t            *testing.T
 	pod, outside *netnstest.NS
 	kernel       *clientnet.Network
-	client       plan.Client
+	client       client.Client
 	eth0         int
 	sniffer      *sniffer
 }
@@ -60,7 +60,7 @@ func newNetwork(t *testing.T) *network {
 	ip(t, n.outside, "link set p0 addrgenmode none", "link set p0 up", "addr add 169.254.1.1/32 dev p0", "addr add fe80::1/64 dev p0 nodad",
 		"route add 10.64.0.5 dev p0", "-6 route add fd64::5 dev p0",
 		"addr add 10.64.9.9/32 dev lo", "addr add fd64::99/128 dev lo nodad", "addr add 10.64.8.8/32 dev lo", "addr add fd64::88/128 dev lo nodad")
-	n.client = plan.Client{
+	n.client = client.Client{
 		Address: ipam.Address{IPv4: netip.MustParseAddr("10.64.0.5"), IPv6: netip.MustParseAddr("fd64::5")},
 		Link:    "eth0", Port: 5555, Protocol: dataplane.ProtocolNode,
 	}
@@ -103,18 +103,18 @@ var (
 )
 
 // gateway is an Egress by the nth Service, with a router; 0 is none.
-func gateway(service int) plan.ClientEgress {
-	e := plan.ClientEgress{Name: "net/gw", Destinations: []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24"), netip.MustParsePrefix("2001:db8::/32")}}
+func gatewayOf(service int) client.Egress {
+	e := client.Egress{Name: "net/gw", Destinations: []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24"), netip.MustParsePrefix("2001:db8::/32")}}
 	if service > 0 {
 		e.Peers = ipam.Address{IPv4: netip.AddrFrom4([4]byte{10, 96, 0, byte(service * 50)}), IPv6: netip.MustParseAddr(fmt.Sprintf("fd00:10:96::%d", service*50))}
 		for _, a := range routerOwn.Addrs() {
-			e.Routers = append(e.Routers, plan.ClientRouter{Addr: a, State: plan.RouterLive})
+			e.Routers = append(e.Routers, client.Router{Addr: a, State: client.RouterLive})
 		}
 	}
 	return e
 }
 
-func (n *network) use(egresses ...plan.ClientEgress) clientnet.Outcome {
+func (n *network) use(egresses ...client.Egress) clientnet.Outcome {
 	n.t.Helper()
 	c := n.client
 	c.Egresses = egresses
@@ -144,7 +144,7 @@ func (n *network) closed(what string) (tunnelled map[sent]int) {
 	all := n.sniffer.take(func(k sent) bool { return k.link == n.eth0 })
 	tunnelled = map[sent]int{}
 	for k, count := range all {
-		for _, d := range gateway(0).Destinations {
+		for _, d := range gatewayOf(0).Destinations {
 			if d.Contains(k.dst) {
 				n.t.Errorf("%s: %d packets to %s left by eth0", what, count, k.dst)
 			}
@@ -197,9 +197,9 @@ func testClient(t *testing.T) {
 	n.reached("before", false)
 	n.sniffer.take(func(sent) bool { return false })
 
-	auto := gateway(1)
+	auto := gatewayOf(1)
 	auto.SourcePortAuto = true
-	first := n.use(gateway(1))
+	first := n.use(gatewayOf(1))
 	n.flood()
 	n.reached("by the first Service", true)
 	for k := range n.closed("at first") {
@@ -208,7 +208,7 @@ func testClient(t *testing.T) {
 		}
 	}
 	n.forged()
-	if again := n.use(gateway(1)); again.Rules.Changed() || again.Routes.Changed() || again.Tunnels.Changed() || again.Others != 0 {
+	if again := n.use(gatewayOf(1)); again.Rules.Changed() || again.Routes.Changed() || again.Tunnels.Changed() || again.Others != 0 {
 		t.Errorf("the second time it changed %+v", again)
 	}
 	before := n.pod.IP(t, "-o", "link", "show", "type", "ipip")
@@ -234,16 +234,16 @@ func testClient(t *testing.T) {
 		t.Errorf("flows are sent from ports %v", ports)
 	}
 
-	if out := n.use(gateway(2)); out.Tunnels != (dataplane.Result{Added: 2, Deleted: 2}) {
+	if out := n.use(gatewayOf(2)); out.Tunnels != (dataplane.Result{Added: 2, Deleted: 2}) {
 		t.Errorf("another Service: %+v", out.Tunnels)
 	}
 	n.reached("by the other Service", true)
 	n.closed("another Service")
-	split := gateway(2)
+	split := gatewayOf(2)
 	split.Destinations = []netip.Prefix{netip.MustParsePrefix("192.0.2.0/25"), netip.MustParsePrefix("192.0.2.128/25"), netip.MustParsePrefix("2001:db8::/33"), netip.MustParsePrefix("2001:db8:8000::/33")}
 	n.use(split)
 	n.reached("destinations divided", true)
-	everything := gateway(1)
+	everything := gatewayOf(1)
 	everything.Destinations = append(everything.Destinations, netip.MustParsePrefix("0.0.0.0/0"), netip.MustParsePrefix("::/0"))
 	everything.InCluster = []netip.Prefix{netip.MustParsePrefix("100.64.0.0/16")}
 	n.use(everything)
@@ -254,11 +254,11 @@ func testClient(t *testing.T) {
 	if in := n.sniffer.take(func(k sent) bool { return k.link == n.eth0 && k.dst == netip.MustParseAddr("100.64.0.1") }); len(in) == 0 {
 		t.Error("a packet to the cluster's range took the tunnel")
 	}
-	n.use(everything, gateway(2))
+	n.use(everything, gatewayOf(2))
 	n.reached("two Egresses", true)
 	n.closed("two Egresses")
 
-	n.use(gateway(0))
+	n.use(gatewayOf(0))
 	n.reached("no Service", false)
 	if sent := n.closed("no Service"); len(sent) > 0 {
 		// What was sent before the tunnels went may be among them.
@@ -266,13 +266,13 @@ func testClient(t *testing.T) {
 			t.Errorf("tunnels send without a Service: %v", sent)
 		}
 	}
-	n.use(gateway(1))
+	n.use(gatewayOf(1))
 	n.reached("the Service is back", true)
 	// What somebody destroys is closed until it is restored.
-	n.pod.IP(t, "link", "del", dataplane.TunnelName(gateway(1).Peers.IPv4, 0))
+	n.pod.IP(t, "link", "del", dataplane.TunnelName(gatewayOf(1).Peers.IPv4, 0))
 	n.pod.IP(t, "link", "set", dataplane.ReceiverIPv6, "down")
 	n.reached("destroyed", false)
-	n.use(gateway(1))
+	n.use(gatewayOf(1))
 	n.reached("restored", true)
 	n.closed("restored")
 
@@ -291,18 +291,18 @@ func testClient(t *testing.T) {
 // Sockets that are connected follow when their destination becomes that of an Egress: a tunnel that
 // comes doesn't make IPv6 look their routes up again, unlike links of other kinds.
 func testClientConnected(t *testing.T) {
-	elsewhere := func(service int) plan.ClientEgress {
-		e := gateway(service)
+	elsewhere := func(service int) client.Egress {
+		e := gatewayOf(service)
 		e.Name, e.Destinations = "net/elsewhere", []netip.Prefix{netip.MustParsePrefix("198.51.100.0/24"), netip.MustParsePrefix("2001:db9::/32")}
 		return e
 	}
 	cases := []struct {
 		name  string
-		after []plan.ClientEgress
+		after []client.Egress
 	}{
-		{"another Egress", []plan.ClientEgress{elsewhere(1), gateway(2)}},
-		{"another Egress at the same Service", []plan.ClientEgress{elsewhere(1), gateway(1)}},
-		{"another Egress, not available", []plan.ClientEgress{elsewhere(1), gateway(0)}},
+		{"another Egress", []client.Egress{elsewhere(1), gatewayOf(2)}},
+		{"another Egress at the same Service", []client.Egress{elsewhere(1), gatewayOf(1)}},
+		{"another Egress, not available", []client.Egress{elsewhere(1), gatewayOf(0)}},
 	}
 	if brief(t) {
 		cases = cases[:1]
@@ -346,10 +346,10 @@ func testClientConnected(t *testing.T) {
 // 1 MiB in both directions, by packets of the greatest size.
 func testClientTransfer(t *testing.T) {
 	n := newNetwork(t)
-	n.use(gateway(1))
+	n.use(gatewayOf(1))
 	n.pod.IP(t, "link", "set", "eth0", "mtu", "1400")
 	n.outside.IP(t, "link", "set", "p0", "mtu", "1400")
-	out := n.use(gateway(1)) // the tunnels follow
+	out := n.use(gatewayOf(1)) // the tunnels follow
 	if out.Tunnels.Replaced != 2 {
 		t.Errorf("with another MTU of eth0: %+v", out.Tunnels)
 	}
@@ -367,10 +367,10 @@ func testClientTransfer(t *testing.T) {
 // Connections that come in by eth0 are answered there, those that the client opens take the tunnel.
 func testClientOriginating(t *testing.T) {
 	n := newNetwork(t)
-	marked := gateway(1)
+	marked := gatewayOf(1)
 	marked.OriginatingOnly = true
 	// A narrower Egress without it, for part of the callers' range.
-	other := gateway(2)
+	other := gatewayOf(2)
 	other.Name, other.Destinations = "net/other", []netip.Prefix{netip.MustParsePrefix("192.0.2.192/26")}
 	toCallers := func() map[sent]int {
 		return n.sniffer.take(func(k sent) bool { return k.link == n.eth0 && (k.dst == callers[0] || k.dst == callers[1]) })
@@ -378,12 +378,12 @@ func testClientOriginating(t *testing.T) {
 	n.outside.IP(t, "addr", "add", "192.0.2.200/32", "dev", "lo")
 	for i, c := range []struct {
 		name     string
-		egresses []plan.ClientEgress
+		egresses []client.Egress
 		direct   bool
 	}{
-		{"all by the tunnel", []plan.ClientEgress{gateway(1), other}, false},
-		{"originating only", []plan.ClientEgress{marked, other}, true},
-		{"originating only ends", []plan.ClientEgress{gateway(1)}, false},
+		{"all by the tunnel", []client.Egress{gatewayOf(1), other}, false},
+		{"originating only", []client.Egress{marked, other}, true},
+		{"originating only ends", []client.Egress{gatewayOf(1)}, false},
 	} {
 		n.use(c.egresses...)
 		toCallers()

@@ -50,7 +50,7 @@ func testCoild(t *testing.T, api *controlplane.API) {
 		l.Helper()
 		err := l.Core.CoreV1().Services(metav1.NamespaceDefault).Delete(ctx, "gw", metav1.DeleteOptions{})
 		_ = err // the first time there is none
-		l.service("gw", gateway(n).Peers.IPv4.String(), gateway(n).Peers.IPv6.String())
+		l.service("gw", gatewayOf(n).Peers.IPv4.String(), gatewayOf(n).Peers.IPv6.String())
 	}
 	service(1)
 	s := l.sandbox(rig.SandboxOptions{Name: "client", Annotations: asks("gw")})
@@ -171,7 +171,7 @@ func testKilledAtChange(l *lab, n *network, s *rig.Sandbox, service func(int)) {
 		l.faulted(p)
 		n.closed("killed at " + string(p))
 		l.must(l.node.Start(l.Context()))
-		want := gateway(1 + i%2).Peers.IPv4
+		want := gatewayOf(1 + i%2).Peers.IPv4
 		testkit.Eventually(l.T, within, "another Service after "+string(p), func() error {
 			return errors.Join(hasLink(n.pod, dataplane.TunnelName(want, 0), "remote "+want.String()), s.Check(l.Context()))
 		})

@@ -20,7 +20,7 @@ import (
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
 	"github.com/coil-net/coil/pkg/clientnet"
 	"github.com/coil-net/coil/pkg/dataplane"
-	"github.com/coil-net/coil/pkg/plan"
+	"github.com/coil-net/coil/pkg/plan/client"
 	"github.com/coil-net/coil/pkg/store"
 	"github.com/coil-net/coil/pkg/testkit"
 	"github.com/coil-net/coil/pkg/testkit/netnstest"
@@ -38,7 +38,7 @@ type direct struct {
 	client   *onepod.Pod
 
 	mu      gosync.Mutex
-	routers []plan.ClientRouter
+	routers []client.Router
 }
 
 // perFamily is how many addresses the server has for this in each family; further ones are for flows to
@@ -162,7 +162,7 @@ func (d *direct) newRouter(n int) {
 }
 
 // listed returns the routers of the last list.
-func (d *direct) listed() ([]plan.ClientRouter, error) {
+func (d *direct) listed() ([]client.Router, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return d.routers, nil
@@ -173,12 +173,12 @@ func (d *direct) list(routers ...int) {
 	d.mu.Lock()
 	d.routers = nil
 	for _, n := range routers {
-		state := plan.RouterLive
+		state := client.RouterLive
 		if n < 0 {
-			n, state = -n, plan.RouterDraining
+			n, state = -n, client.RouterDraining
 		}
 		for _, a := range d.addrsOf(n) {
-			d.routers = append(d.routers, plan.ClientRouter{Addr: a, State: state})
+			d.routers = append(d.routers, client.Router{Addr: a, State: state})
 		}
 	}
 	d.mu.Unlock()
@@ -194,7 +194,7 @@ type directFlow struct {
 
 // open opens a connection to the nth address of the server.
 func (d *direct) open(f dataplane.Family, n int, timeout time.Duration) (*directFlow, error) {
-	c := client{NS: d.pod}
+	c := sender{NS: d.pod}
 	conn, err := c.dial(serverAddr(f, n), timeout)
 	if err != nil {
 		return nil, err

@@ -14,14 +14,14 @@ import (
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 
-	"github.com/coil-net/coil/pkg/plan"
+	"github.com/coil-net/coil/pkg/plan/gateway"
 	"github.com/coil-net/coil/pkg/testkit"
 )
 
 // pressure is what the router answers its controller.
-func (top *topology) pressure() (p plan.RouterPressure) {
+func (top *topology) pressure() (p gateway.Pressure) {
 	top.t.Helper()
-	testkit.Check(top.t, json.Unmarshal([]byte(testkit.Must(top.get("8080", plan.RouterPressurePath))(top.t)), &p))
+	testkit.Check(top.t, json.Unmarshal([]byte(testkit.Must(top.get("8080", gateway.PressurePath))(top.t)), &p))
 	return p
 }
 
@@ -171,7 +171,7 @@ func testExhausted(t *testing.T, top *topology) {
 	failed := top.metric("coil_egress_nf_conntrack_insert_failed_total")
 	begin := time.Now()
 	var sending errgroup.Group
-	for _, c := range []*client{top.a, top.b} { // one has fewer ports itself
+	for _, c := range []*sender{top.a, top.b} { // one has fewer ports itself
 		r := c.raw(t, server4, unix.IPPROTO_UDP, 6)
 		sending.Go(func() error { return r.flows(1024, flows/2, 9) })
 	}
@@ -180,14 +180,14 @@ func testExhausted(t *testing.T, top *topology) {
 	testkit.Eventually(t, 60*time.Second, "the router tells of its ports", func() error {
 		p := top.pressure()
 		used := top.metric("coil_egress_snat_ports_used", `protocol="udp"`, `destination="192.0.2.2"`, `port="9"`)
-		if p.Ports*10 < p.MaxPorts*9 || p.Destination != "udp 192.0.2.2:9" || used < 0.9*plan.RouterPorts {
+		if p.Ports*10 < p.MaxPorts*9 || p.Destination != "udp 192.0.2.2:9" || used < 0.9*gateway.SourcePorts {
 			return fmt.Errorf("%+v, and %v ports by the metric", p, used)
 		}
 		return nil
 	})
 	used := top.metric("coil_egress_snat_ports_used", `protocol="udp"`, `destination="192.0.2.2"`, `port="9"`)
-	if used > plan.RouterPorts {
-		t.Errorf("%v ports are used of %d", used, plan.RouterPorts)
+	if used > gateway.SourcePorts {
+		t.Errorf("%v ports are used of %d", used, gateway.SourcePorts)
 	}
 	lost := top.metric("coil_egress_nf_conntrack_insert_failed_total") - failed
 	t.Logf("%v ports are used, %v packets found none", used, lost)
@@ -197,7 +197,7 @@ func testExhausted(t *testing.T, top *topology) {
 	if n := leaks(); n > 0 {
 		t.Errorf("%d packets left with a client's address", n)
 	}
-	for _, c := range []*client{top.a, top.b} {
+	for _, c := range []*sender{top.a, top.b} {
 		for _, f := range both {
 			testkit.Check(t, c.transfer(of(f, server4, server6), 1000))
 		}

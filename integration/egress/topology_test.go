@@ -63,7 +63,7 @@ type topology struct {
 	// uplink sees what enters and leaves the router.
 	uplink *capture
 	// a and b are made when they are first needed; none is registered.
-	a, b    *client
+	a, b    *sender
 	clients int
 }
 
@@ -182,8 +182,8 @@ func (top *topology) attach(port string, n int, families ...dataplane.Family) *n
 	return ns
 }
 
-// client is a pod that sends through the router.
-type client struct {
+// sender is a pod that sends through the router.
+type sender struct {
 	*netnstest.NS
 	n       int
 	members []member
@@ -192,12 +192,12 @@ type client struct {
 }
 
 // newClient makes a client of the router, with tunnels made by hand; it isn't registered.
-func (top *topology) newClient(sport string) *client {
+func (top *topology) newClient(sport string) *sender {
 	t := top.t
 	t.Helper()
 	top.clients++
 	n := 10 + top.clients
-	c := &client{NS: top.attach(fmt.Sprintf("client%d", top.clients), n, both...), n: n}
+	c := &sender{NS: top.attach(fmt.Sprintf("client%d", top.clients), n, both...), n: n}
 	c.addr4, c.addr6 = netip.AddrFrom4([4]byte{10, 0, 0, byte(n)}), netip.MustParseAddr(fmt.Sprintf("fd00::%x", n))
 	uid := fmt.Sprintf("uid-%d", top.clients)
 	c.members = []member{{uid, c.addr4}, {uid, c.addr6}}
@@ -217,7 +217,7 @@ func (top *topology) newClient(sport string) *client {
 }
 
 // register makes these the clients of the Egress.
-func (top *topology) register(clients ...*client) {
+func (top *topology) register(clients ...*sender) {
 	top.t.Helper()
 	var all []member
 	for _, c := range clients {
@@ -227,7 +227,7 @@ func (top *topology) register(clients ...*client) {
 }
 
 // fails checks that a client doesn't reach the server.
-func (c *client) fails(t *testing.T, to netip.Addr) {
+func (c *sender) fails(t *testing.T, to netip.Addr) {
 	t.Helper()
 	if err := c.Ping(to, testkit.Timeout(100*time.Millisecond)); err == nil {
 		t.Errorf("there is an answer from %s", to)
@@ -337,7 +337,7 @@ func (top *topology) serve() {
 var errSource = errors.New("wrong source")
 
 // dial connects to port 80 of the server.
-func (c *client) dial(to netip.Addr, timeout time.Duration) (conn net.Conn, err error) {
+func (c *sender) dial(to netip.Addr, timeout time.Duration) (conn net.Conn, err error) {
 	err = c.Do(func() error {
 		conn, err = net.DialTimeout("tcp", at(to, "80"), timeout)
 		return err
@@ -346,7 +346,7 @@ func (c *client) dial(to netip.Addr, timeout time.Duration) (conn net.Conn, err 
 }
 
 // transfer sends size bytes to the server and back, and checks whom the server has seen.
-func (c *client) transfer(to netip.Addr, size int) error {
+func (c *sender) transfer(to netip.Addr, size int) error {
 	conn, err := c.dial(to, testkit.Timeout(5*time.Second))
 	if err != nil {
 		return err

@@ -30,7 +30,7 @@ func quiet(t *testing.T) (end func()) {
 
 // underlay gives all links of the fabric one MTU, and the server's another, and waits until
 // the router's tunnels follow. What was learned of ways is forgotten.
-func (top *topology) underlay(c *client, mtu, server int) {
+func (top *topology) underlay(c *sender, mtu, server int) {
 	t := top.t
 	t.Helper()
 	ports := []string{"router"}
@@ -44,7 +44,7 @@ func (top *topology) underlay(c *client, mtu, server int) {
 	ip(t, nil, append(all, fmt.Sprintf("link set %s mtu %d", bridge, mtu), fmt.Sprintf("link set server mtu %d", server))...)
 	ip(t, top.router, fmt.Sprintf("link set eth0 mtu %d", mtu))
 	ip(t, top.server, fmt.Sprintf("link set eth0 mtu %d", server))
-	for _, cl := range []*client{top.a, top.b} {
+	for _, cl := range []*sender{top.a, top.b} {
 		ip(t, cl.NS, fmt.Sprintf("link set eth0 mtu %d", mtu), fmt.Sprintf("link set fou4 mtu %d", dataplane.TunnelMTU(dataplane.IPv4, mtu)),
 			fmt.Sprintf("link set fou6 mtu %d", dataplane.TunnelMTU(dataplane.IPv6, mtu)))
 	}
@@ -67,7 +67,7 @@ func (top *topology) underlay(c *client, mtu, server int) {
 }
 
 // forgetWays makes client and server forget what fits on their ways: that goes with a route.
-func (top *topology) forgetWays(c *client) {
+func (top *topology) forgetWays(c *sender) {
 	top.t.Helper()
 	var commands []string
 	for f, link := range map[dataplane.Family]string{dataplane.IPv4: "fou4", dataplane.IPv6: "fou6"} {
@@ -114,7 +114,7 @@ func testUnderlay(t *testing.T, top *topology) {
 
 // detour leads what the router sends to a client over the fabric's node, which lets only 1400
 // bytes through though all links have more; or straight again.
-func (top *topology) detour(c *client, narrow bool) {
+func (top *topology) detour(c *sender, narrow bool) {
 	top.t.Helper()
 	verb := map[bool]string{true: "add", false: "del"}[narrow]
 	for _, f := range both {
@@ -147,7 +147,7 @@ func udp(t *testing.T, ns *netnstest.NS, a netip.Addr, port string) net.PacketCo
 
 // datagrams sends large ones both ways until the sender knows what fits, and then exactly
 // that.
-func (top *topology) datagrams(c *client, f dataplane.Family, fabric, server int) {
+func (top *topology) datagrams(c *sender, f dataplane.Family, fabric, server int) {
 	t, to := top.t, of(f, server4, server6)
 	t.Helper()
 	header := map[dataplane.Family]int{4: 28, 6: 48}[f]

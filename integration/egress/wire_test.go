@@ -22,7 +22,7 @@ type raw struct {
 	checksum int // offset
 }
 
-func (c *client) raw(t *testing.T, to netip.Addr, protocol byte, checksum int) *raw {
+func (c *sender) raw(t *testing.T, to netip.Addr, protocol byte, checksum int) *raw {
 	t.Helper()
 	r := &raw{from: of(dataplane.FamilyOf(to), c.addr4, c.addr6), to: to, protocol: protocol, checksum: checksum}
 	family := unix.AF_INET

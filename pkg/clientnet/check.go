@@ -6,16 +6,16 @@ import (
 	"fmt"
 	"net/netip"
 
-	"github.com/coil-net/coil/pkg/plan"
+	"github.com/coil-net/coil/pkg/plan/client"
 	"github.com/coil-net/coil/pkg/store"
 )
 
 // Check says what of a client isn't as Client made it. Objects of others aren't looked at, and nothing is changed.
-func (n *Network) Check(ctx context.Context, at store.Netns, c plan.Client, made plan.ClientState) error {
-	return n.inside(ctx, at, func(in client) error { return in.check(ctx, c, made) })
+func (n *Network) Check(ctx context.Context, at store.Netns, c client.Client, made client.State) error {
+	return n.inside(ctx, at, func(in namespace) error { return in.check(ctx, c, made) })
 }
 
-func (in client) check(ctx context.Context, c plan.Client, made plan.ClientState) error {
+func (in namespace) check(ctx context.Context, c client.Client, made client.State) error {
 	links, err := in.tunnels.Check(ctx, in.ns, in.handle, c.Port, made.Tunnels)
 	errs := []error{err}
 	indexes := map[netip.Addr]int{}

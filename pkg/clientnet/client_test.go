@@ -13,7 +13,7 @@ import (
 	"github.com/coil-net/coil/pkg/dataplane"
 	"github.com/coil-net/coil/pkg/kernel/rtnl"
 	"github.com/coil-net/coil/pkg/kernel/sysctl"
-	"github.com/coil-net/coil/pkg/plan"
+	"github.com/coil-net/coil/pkg/plan/client"
 	"github.com/coil-net/coil/pkg/store"
 )
 
@@ -30,15 +30,15 @@ func newPod(t *testing.T) *pod {
 }
 
 // use makes the pod use Egresses: its guard is widened before and narrowed after.
-func (p *pod) use(ctx context.Context, egresses ...plan.ClientEgress) (Outcome, error) {
+func (p *pod) use(ctx context.Context, egresses ...client.Egress) (Outcome, error) {
 	c := p.Client
 	c.Egresses = egresses
-	want := plan.ClientStateOf(c).ClientGuard()
+	want := client.StateOf(c).Guard()
 	have, err := p.network.Guard(ctx, p.At(), c)
 	if err != nil {
 		return Outcome{}, err
 	}
-	wide, err := plan.WidenGuard(have, want)
+	wide, err := client.WidenGuard(have, want)
 	if err != nil {
 		return Outcome{}, err
 	}
@@ -48,11 +48,11 @@ func (p *pod) use(ctx context.Context, egresses ...plan.ClientEgress) (Outcome, 
 }
 
 // check does CHECK of what was made.
-func (p *pod) check(made plan.ClientState) error {
-	return errors.Join(p.network.Check(p.T.Context(), p.At(), p.Client, made), p.network.CheckGuard(p.T.Context(), p.At(), p.Client, made.ClientGuard()))
+func (p *pod) check(made client.State) error {
+	return errors.Join(p.network.Check(p.T.Context(), p.At(), p.Client, made), p.network.CheckGuard(p.T.Context(), p.At(), p.Client, made.Guard()))
 }
 
-func (p *pod) mustUse(egresses ...plan.ClientEgress) Outcome {
+func (p *pod) mustUse(egresses ...client.Egress) Outcome {
 	p.T.Helper()
 	out, err := p.use(p.T.Context(), egresses...)
 	if err != nil {
@@ -174,7 +174,7 @@ func TestClientChangesClosed(t *testing.T) {
 	sunk.OriginatingOnly = true
 	spared := wide
 	spared.InCluster = []netip.Prefix{netip.MustParsePrefix("100.64.0.0/16")}
-	steps := [][]plan.ClientEgress{{wide}, {moved}, {split}, {split, other}, {wide, marked}, {lost, other}, {lost}, {sunk}, {wide}, {sunk, marked}, {spared}, {wide}}
+	steps := [][]client.Egress{{wide}, {moved}, {split}, {split, other}, {wide, marked}, {lost, other}, {lost}, {sunk}, {wide}, {sunk, marked}, {spared}, {wide}}
 	destinations := []string{"192.0.2.1", "192.0.2.200", "2001:db8::1", "2001:db8:ffff::1", "172.20.0.1", "172.20.200.1"}
 
 	for i := range steps[1:] {
@@ -196,7 +196,7 @@ func TestClientChangesClosed(t *testing.T) {
 
 // changesClosed changes what a pod uses, and lets each request fail in turn, but those of the kinds that
 // change nothing. It wants that destinations never go by eth0, and returns how many requests it looked at.
-func (p *pod) changesClosed(before, after []plan.ClientEgress, destinations []string, but ...string) (requests int) {
+func (p *pod) changesClosed(before, after []client.Egress, destinations []string, but ...string) (requests int) {
 	p.T.Helper()
 	closed := func(when string, of any) {
 		for _, d := range destinations {

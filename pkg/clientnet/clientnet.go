@@ -3,7 +3,7 @@
 //
 // It owns these objects of a client:
 //
-//	rules 1700-2100, tables 117 and 118     see plan.ClientStateOf
+//	rules 1700-2100, tables 117 and 118     see client.StateOf
 //	fou4_..., fou6_...                      one tunnel to each Service of an Egress, or router
 //	nexthop objects, rules 1850, tables     of Egresses with peering Direct; see groups.go
 //	coil_ipip4, coil_ipip6, UDP port        receivers of the packets of routers; the links are sinks, too
@@ -24,7 +24,7 @@ import (
 	"github.com/coil-net/coil/pkg/ipam"
 	"github.com/coil-net/coil/pkg/kernel/netns"
 	"github.com/coil-net/coil/pkg/kernel/rtnl"
-	"github.com/coil-net/coil/pkg/plan"
+	"github.com/coil-net/coil/pkg/plan/client"
 	"github.com/coil-net/coil/pkg/plan/ruleset"
 	"github.com/coil-net/coil/pkg/podnet"
 )
@@ -52,7 +52,7 @@ func New(protocol int, t Tunnels, f Filters, h Host) *Network {
 
 // Outcome counts what was changed, and says what there is.
 type Outcome struct {
-	State                            plan.ClientState
+	State                            client.State
 	Rules, Routes, Tunnels, Nexthops dataplane.Result
 	// Others are parameters, and what nftables has.
 	Others int

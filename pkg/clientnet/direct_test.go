@@ -14,7 +14,7 @@ import (
 
 	"github.com/coil-net/coil/pkg/dataplane"
 	"github.com/coil-net/coil/pkg/kernel/rtnl"
-	"github.com/coil-net/coil/pkg/plan"
+	"github.com/coil-net/coil/pkg/plan/client"
 	"github.com/coil-net/coil/pkg/testkit"
 )
 
@@ -186,9 +186,9 @@ func TestDirectHeldWhenKilled(t *testing.T) {
 			if n := share(flows); n[1] == 0 || n[2] == 0 {
 				t.Fatalf("flows by router %v", n)
 			}
-			testkit.Check(t, p.network.inside(t.Context(), p.At(), func(in client) error {
+			testkit.Check(t, p.network.inside(t.Context(), p.At(), func(in namespace) error {
 				k := &transition{
-					client: in, state: out.State, links: out.Links, complete: true, moves: true, seen: map[plan.ClientFlow]bool{}, out: &Outcome{},
+					namespace: in, state: out.State, links: out.Links, complete: true, moves: true, seen: map[client.Flow]bool{}, out: &Outcome{},
 				}
 				return k.pin(t.Context(), true)
 			}))
@@ -292,11 +292,11 @@ func TestDirectMoreFlowsThanPins(t *testing.T) {
 	p := newDirectPod(t, 3)
 	destinations := []string{"192.0.2.0/24", "2001:db8::/32"}
 	p.mustUse(directly("1 live, 2 live", destinations...))
-	for _, addresses := range []int{plan.MaxPins / 4, plan.MaxPins / 4, 10} { // in both families
+	for _, addresses := range []int{client.MaxPins / 4, client.MaxPins / 4, 10} { // in both families
 		p.connect(1, addresses)
 	}
 	out := p.mustUse(directly("1 live, 2 live, 3 live", destinations...))
-	if p.pinned() != plan.MaxPins || out.Unpinned != 20 {
+	if p.pinned() != client.MaxPins || out.Unpinned != 20 {
 		t.Errorf("%d pins, %d flows without one", p.pinned(), out.Unpinned)
 	}
 	for range 2 {
@@ -304,7 +304,7 @@ func TestDirectMoreFlowsThanPins(t *testing.T) {
 			t.Errorf("%d flows without a pin are told again", out.Unpinned)
 		}
 	}
-	if p.pinned() != plan.MaxPins {
+	if p.pinned() != client.MaxPins {
 		t.Errorf("%d pins", p.pinned())
 	}
 }

@@ -12,7 +12,7 @@ import (
 	"github.com/coil-net/coil/pkg/kernel/nexthop"
 	"github.com/coil-net/coil/pkg/kernel/route"
 	"github.com/coil-net/coil/pkg/kernel/rtnl"
-	"github.com/coil-net/coil/pkg/plan"
+	"github.com/coil-net/coil/pkg/plan/client"
 )
 
 // Objects of a client for an Egress with peering Direct, in each family:
@@ -55,7 +55,7 @@ import (
 
 // group gives the client the groups of its routers, and returns which there should be. It removes nothing that routes may
 // lead to. As long as the tunnels are incomplete, groups of which no tunnel is known stay as they are.
-func (in client) group(ctx context.Context, state plan.ClientState, links map[netip.Addr]int, complete bool, out *Outcome) (nexthop.Set, error) {
+func (in namespace) group(ctx context.Context, state client.State, links map[netip.Addr]int, complete bool, out *Outcome) (nexthop.Set, error) {
 	var want nexthop.Set
 	before, err := in.nexthops.Groups(ctx)
 	if err != nil || len(state.Groups)+len(before) == 0 {
@@ -71,7 +71,7 @@ func (in client) group(ctx context.Context, state plan.ClientState, links map[ne
 		was[i] = in.buckets(ctx, g)
 		all = all || !balanced(g, was[i])
 	}
-	t := &transition{client: in, state: state, links: links, complete: complete, moves: moves, seen: map[plan.ClientFlow]bool{}, out: out}
+	t := &transition{namespace: in, state: state, links: links, complete: complete, moves: moves, seen: map[client.Flow]bool{}, out: out}
 	leaves, sinkErr := t.holdable(ctx, leaving(before, want, state, links, complete))
 	pinErr := t.pin(ctx, all)
 	err = t.swap(ctx, leaves, before, want)
@@ -98,7 +98,7 @@ func changes(before, want []dataplane.NexthopGroup, complete bool) bool {
 }
 
 // buckets returns those of a group, which may not exist.
-func (in client) buckets(ctx context.Context, g dataplane.NexthopGroup) []rtnl.Bucket {
+func (in namespace) buckets(ctx context.Context, g dataplane.NexthopGroup) []rtnl.Bucket {
 	buckets, err := in.handle.Buckets(ctx, g.ID)
 	if err != nil || len(buckets) != int(g.Buckets) {
 		return make([]rtnl.Bucket, g.Buckets) // what leads nowhere
@@ -131,7 +131,7 @@ func moved(before, after []rtnl.Bucket) int {
 }
 
 // checkGroups says what group has made and isn't there.
-func (in client) checkGroups(ctx context.Context, made plan.ClientState, links map[netip.Addr]int) error {
+func (in namespace) checkGroups(ctx context.Context, made client.State, links map[netip.Addr]int) error {
 	if len(made.Groups) == 0 {
 		return nil
 	}

@@ -10,7 +10,7 @@ import (
 	"github.com/coil-net/coil/pkg/dataplane"
 	"github.com/coil-net/coil/pkg/kernel/nexthop"
 	"github.com/coil-net/coil/pkg/kernel/rtnl"
-	"github.com/coil-net/coil/pkg/plan"
+	"github.com/coil-net/coil/pkg/plan/client"
 )
 
 // changeTimeout bounds a swap that goes on though coild ends.
@@ -100,7 +100,7 @@ func (t *transition) hold(ctx context.Context, members map[dataplane.Family]data
 
 // leaving returns the members of groups that are in none of the wanted ones and keep their flows. As long as the tunnels
 // are incomplete no group goes.
-func leaving(before []dataplane.NexthopGroup, want nexthop.Set, state plan.ClientState, links map[netip.Addr]int, complete bool) []dataplane.Nexthop {
+func leaving(before []dataplane.NexthopGroup, want nexthop.Set, state client.State, links map[netip.Addr]int, complete bool) []dataplane.Nexthop {
 	keeping := map[uint32]dataplane.Nexthop{}
 	for _, n := range state.KeepingBy(links) {
 		keeping[n.ID] = n

@@ -22,8 +22,8 @@ import (
 // errPanic is of work that panicked at what a program in the pod had made there.
 var errPanic = errors.New("coild has a fault, see its log")
 
-// client is the network namespace of one while it is worked on.
-type client struct {
+// namespace is that of a client while it is worked on.
+type namespace struct {
 	*Network
 	ns     *netns.NS
 	handle *rtnl.Handle
@@ -35,14 +35,14 @@ type client struct {
 }
 
 // inside does work in the namespace of a client.
-func (n *Network) inside(ctx context.Context, at store.Netns, work func(client) error) error {
+func (n *Network) inside(ctx context.Context, at store.Netns, work func(namespace) error) error {
 	return visit(ctx, at, func(ns *netns.NS) error {
 		h, err := rtnl.NewOfPod(ns)
 		if err != nil {
 			return err
 		}
 		defer h.Close()
-		return work(client{
+		return work(namespace{
 			Network: n, ns: ns, handle: h,
 			routes:   route.New(h, n.protocol, dataplane.TableNarrow, dataplane.TableWide),
 			rules:    rule.New(h, n.protocol, priorities()...),

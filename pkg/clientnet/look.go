@@ -10,7 +10,7 @@ import (
 	"github.com/coil-net/coil/pkg/dataplane"
 	"github.com/coil-net/coil/pkg/kernel/echo"
 	"github.com/coil-net/coil/pkg/kernel/netns"
-	"github.com/coil-net/coil/pkg/plan"
+	"github.com/coil-net/coil/pkg/plan/client"
 	"github.com/coil-net/coil/pkg/store"
 )
 
@@ -38,7 +38,7 @@ func (n *Network) Ask(ctx context.Context, at store.Netns, wait time.Duration, q
 // Closed returns the routes of a client: those that close destinations, those that spare ranges inside of these, and the
 // others of tables 117 and 118.
 func (n *Network) Closed(ctx context.Context, at store.Netns) (routes []dataplane.Route, err error) {
-	err = n.inside(ctx, at, func(in client) (err error) {
+	err = n.inside(ctx, at, func(in namespace) (err error) {
 		routes, err = in.routes.List(ctx)
 		return err
 	})
@@ -47,15 +47,15 @@ func (n *Network) Closed(ctx context.Context, at store.Netns) (routes []dataplan
 
 // Silent returns the routers that take no flows of a client though it has a tunnel to them: a former process found them
 // dead. A group that isn't there tells nothing.
-func (n *Network) Silent(ctx context.Context, at store.Netns, c plan.Client) (silent []netip.Addr, err error) {
-	err = n.inside(ctx, at, func(in client) (err error) {
+func (n *Network) Silent(ctx context.Context, at store.Netns, c client.Client) (silent []netip.Addr, err error) {
+	err = n.inside(ctx, at, func(in namespace) (err error) {
 		silent, err = in.silent(ctx, c)
 		return err
 	})
 	return silent, err
 }
 
-func (in client) silent(ctx context.Context, c plan.Client) ([]netip.Addr, error) {
+func (in namespace) silent(ctx context.Context, c client.Client) ([]netip.Addr, error) {
 	have, err := in.nexthops.Groups(ctx)
 	if err != nil || len(have) == 0 {
 		return nil, err
@@ -63,7 +63,7 @@ func (in client) silent(ctx context.Context, c plan.Client) ([]netip.Addr, error
 	if c, err = in.linked(ctx, c); err != nil {
 		return nil, err
 	}
-	state := plan.ClientStateOf(c)
+	state := client.StateOf(c)
 	// The error is about tunnels that aren't there, or not as they should be: those to new routers.
 	links, _ := in.tunnels.Check(ctx, in.ns, in.handle, c.Port, state.Tunnels)
 	var silent []netip.Addr

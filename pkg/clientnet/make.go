@@ -8,19 +8,19 @@ import (
 	"github.com/coil-net/coil/pkg/dataplane"
 	"github.com/coil-net/coil/pkg/faultpoint"
 	"github.com/coil-net/coil/pkg/kernel/nexthop"
-	"github.com/coil-net/coil/pkg/plan"
+	"github.com/coil-net/coil/pkg/plan/client"
 	"github.com/coil-net/coil/pkg/plan/ruleset"
 	"github.com/coil-net/coil/pkg/store"
 )
 
 // Client makes a client what it should be, or, without Egresses, a pod like any other. The MTU is that of its link.
 // What couldn't be made leaves destinations unreachable, and is in the error. The Outcome says what was changed.
-func (n *Network) Client(ctx context.Context, at store.Netns, c plan.Client) (out Outcome, err error) {
-	err = n.inside(ctx, at, func(in client) error {
+func (n *Network) Client(ctx context.Context, at store.Netns, c client.Client) (out Outcome, err error) {
+	err = n.inside(ctx, at, func(in namespace) error {
 		if len(c.Egresses) == 0 {
 			out, err = in.clear(ctx, c.Port)
 		} else if c, err = in.linked(ctx, c); err == nil {
-			out, err = in.make(ctx, plan.ClientStateOf(c), c)
+			out, err = in.make(ctx, client.StateOf(c), c)
 		}
 		return err
 	})
@@ -28,7 +28,7 @@ func (n *Network) Client(ctx context.Context, at store.Netns, c plan.Client) (ou
 }
 
 // linked returns a client with what its link is.
-func (in client) linked(ctx context.Context, c plan.Client) (plan.Client, error) {
+func (in namespace) linked(ctx context.Context, c client.Client) (client.Client, error) {
 	link, err := in.handle.LinkByName(ctx, c.Link)
 	c.Index, c.MTU = link.Index, link.MTU
 	return c, err
@@ -36,7 +36,7 @@ func (in client) linked(ctx context.Context, c plan.Client) (plan.Client, error)
 
 // make makes all that there should be. It goes on after a failure: what is missing then
 // leaves destinations unreachable.
-func (in client) make(ctx context.Context, state plan.ClientState, c plan.Client) (Outcome, error) {
+func (in namespace) make(ctx context.Context, state client.State, c client.Client) (Outcome, error) {
 	out := Outcome{State: state}
 	var errs []error
 	errs = append(errs, set(in.ns, &out, settingsOf(c.Link, spreadOf(state))...))
@@ -102,7 +102,7 @@ func (in client) make(ctx context.Context, state plan.ClientState, c plan.Client
 // the table changes from which the route is, or rules change (ip6_dst_check, fib6_rules_flush_cache):
 // a socket that is connected by the main table would never see that ours has a route now. The rule
 // that comes and goes does what another one does already; one that is left goes with the next sync.
-func (in client) renew(ctx context.Context, c plan.Client) error {
+func (in namespace) renew(ctx context.Context, c client.Client) error {
 	if !c.Address.IPv6.IsValid() {
 		return nil
 	}
@@ -114,7 +114,7 @@ func (in client) renew(ctx context.Context, c plan.Client) error {
 // clear removes what make has made, but for the parameters. The ruleset goes first: it loses what
 // would leave where no route leads into a tunnel any more. Routes go before rules: without those for
 // private ranges others would take these.
-func (in client) clear(ctx context.Context, port uint16) (out Outcome, err error) {
+func (in namespace) clear(ctx context.Context, port uint16) (out Outcome, err error) {
 	errs := []error{in.filter(ctx, &out, nil)}
 	out.Routes, err = in.routes.Sync(ctx, nil)
 	errs = append(errs, err)
@@ -131,7 +131,7 @@ func (in client) clear(ctx context.Context, port uint16) (out Outcome, err error
 
 // sinks returns the links by which packets of some families get lost. What is missing is left out, and
 // an error.
-func (in client) sinks(ctx context.Context, families ...dataplane.Family) (map[dataplane.Family]int, error) {
+func (in namespace) sinks(ctx context.Context, families ...dataplane.Family) (map[dataplane.Family]int, error) {
 	sinks := map[dataplane.Family]int{}
 	var errs []error
 	for _, f := range families {
@@ -145,7 +145,7 @@ func (in client) sinks(ctx context.Context, families ...dataplane.Family) (map[d
 	return sinks, errors.Join(errs...)
 }
 
-func (in client) filter(ctx context.Context, out *Outcome, r *ruleset.Client) error {
+func (in namespace) filter(ctx context.Context, out *Outcome, r *ruleset.Client) error {
 	result, err := in.filters.Sync(ctx, in.ns, r)
 	out.Others += result.Added + result.Replaced + result.Deleted
 	return err

@@ -10,7 +10,7 @@ import (
 
 	"github.com/coil-net/coil/pkg/clientnet/clientnettest"
 	"github.com/coil-net/coil/pkg/ipam"
-	"github.com/coil-net/coil/pkg/plan"
+	"github.com/coil-net/coil/pkg/plan/client"
 	"github.com/coil-net/coil/pkg/testkit"
 )
 
@@ -20,7 +20,7 @@ func TestFlowsStayWhenThePeeringChanges(t *testing.T) {
 	p := newDirectPod(t, 3)
 	const service = 3 // which one router is behind
 	where := []string{"192.0.2.0/24", "2001:db8::/32"}
-	steps := map[string]plan.ClientEgress{"Direct": directly("1 live, 2 live", where...), "Service": clientnettest.Gateway("net/a", 0, where...)}
+	steps := map[string]client.Egress{"Direct": directly("1 live, 2 live", where...), "Service": clientnettest.Gateway("net/a", 0, where...)}
 	for name, e := range steps {
 		e.Peers = ipam.Address{IPv4: routerAddrs(service)[0], IPv6: routerAddrs(service)[1]}
 		e.Routers = directly("1 live, 2 live").Routers
@@ -79,7 +79,7 @@ func TestPeeringChangesClosed(t *testing.T) {
 	switched.Peers, switched.Switched = service.Peers, true
 	back := switched
 	back.Direct = false
-	steps := []plan.ClientEgress{
+	steps := []client.Egress{
 		service, switched, directly("1 live, 2 live", destinations...), directly("2 draining, 3 live", destinations...),
 		directly("1 dead, 2 draining", destinations...), directly("", destinations...), directly("3 live", destinations...),
 		directly("1 live, 2 live", destinations...), back, service,

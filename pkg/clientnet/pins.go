@@ -11,19 +11,19 @@ import (
 	"github.com/coil-net/coil/pkg/dataplane"
 	"github.com/coil-net/coil/pkg/kernel/rtnl"
 	"github.com/coil-net/coil/pkg/kernel/sockets"
-	"github.com/coil-net/coil/pkg/plan"
+	"github.com/coil-net/coil/pkg/plan/client"
 )
 
 // transition is a change of groups that keeps flows where they are; see groups.go.
 type transition struct {
-	client
-	state plan.ClientState
+	namespace
+	state client.State
 	links map[netip.Addr]int
 	// complete says that links are all that there are, moves that the groups change now.
 	complete, moves bool
 	// have are the pins that there are, seen the flows whose link was looked up.
 	have []dataplane.Rule
-	seen map[plan.ClientFlow]bool
+	seen map[client.Flow]bool
 	// losing are by family where packets get lost of what is held.
 	losing map[dataplane.Family]int
 	out    *Outcome
@@ -36,7 +36,7 @@ func (t *transition) pin(ctx context.Context, all bool) (err error) {
 		return err
 	}
 	// To look up where a flow goes is to use its bucket, which would never be idle then.
-	pins, flowErr := t.wantedPins(ctx, t.moves || all && len(t.have) < plan.MaxPins, nil)
+	pins, flowErr := t.wantedPins(ctx, t.moves || all && len(t.have) < client.MaxPins, nil)
 	if flowErr != nil && len(pins) == 0 {
 		return flowErr // whose the pins are isn't known
 	}
@@ -78,24 +78,24 @@ func (t *transition) setPins(ctx context.Context, pins []dataplane.Rule) error {
 // flows returns the flows of sockets that have a pin or, if all is set, of all that weren't looked up yet, with the link
 // by which each goes. A flow that gets lost goes by the member of its family that is held. While a member is held there
 // is no time to look whether flows have ended: those without a socket are left out.
-func (t *transition) flows(ctx context.Context, all bool, held map[dataplane.Family]dataplane.Nexthop) ([]plan.ClientFlow, error) {
+func (t *transition) flows(ctx context.Context, all bool, held map[dataplane.Family]dataplane.Nexthop) ([]client.Flow, error) {
 	found, err := sockets.Flows(t.ns)
 	if err != nil {
 		return nil, fmt.Errorf("read sockets: %w", err)
 	}
-	pinned := make(map[plan.ClientFlow]int, len(t.have))
+	pinned := make(map[client.Flow]int, len(t.have))
 	for _, p := range t.have {
-		f := plan.PinnedFlow(p)
+		f := client.PinnedFlow(p)
 		link := f.Link
 		f.Link = 0
 		if _, ok := pinned[f]; !ok { // the first rule counts
 			pinned[f] = link
 		}
 	}
-	open := make(map[plan.ClientFlow]sockets.Flow, len(found))
+	open := make(map[client.Flow]sockets.Flow, len(found))
 	note := func(found []sockets.Flow) {
 		for _, s := range found {
-			open[plan.ClientFlow{Transport: s.Protocol, Remote: s.Remote.Addr(), SourcePort: s.Local.Port(), DestinationPort: s.Remote.Port()}] = s
+			open[client.Flow{Transport: s.Protocol, Remote: s.Remote.Addr(), SourcePort: s.Local.Port(), DestinationPort: s.Remote.Port()}] = s
 		}
 	}
 	note(found)
@@ -110,7 +110,7 @@ func (t *transition) flows(ctx context.Context, all bool, held map[dataplane.Fam
 		note(found)
 		break
 	}
-	var flows []plan.ClientFlow
+	var flows []client.Flow
 	var errs []error
 	for f, s := range open {
 		link, ok := pinned[f]

@@ -15,7 +15,7 @@ import (
 	"github.com/coil-net/coil/pkg/dataplane"
 	"github.com/coil-net/coil/pkg/kernel/netns"
 	"github.com/coil-net/coil/pkg/kernel/rtnl"
-	"github.com/coil-net/coil/pkg/plan"
+	"github.com/coil-net/coil/pkg/plan/client"
 	"github.com/coil-net/coil/pkg/testkit"
 	"github.com/coil-net/coil/pkg/testkit/netnstest"
 )
@@ -121,7 +121,7 @@ func newDirectPod(t *testing.T, routers int) *pod {
 }
 
 // directly is an Egress with routers, as "1 live, 2 draining".
-func directly(routers string, destinations ...string) plan.ClientEgress {
+func directly(routers string, destinations ...string) client.Egress {
 	e := clientnettest.Gateway("net/a", 0, destinations...)
 	e.Direct = true
 	for text := range strings.SplitSeq(routers, ", ") {
@@ -131,8 +131,8 @@ func directly(routers string, destinations ...string) plan.ClientEgress {
 			continue
 		}
 		for _, a := range routerAddrs(n) {
-			e.Routers = append(e.Routers, plan.ClientRouter{Addr: a, State: map[string]plan.RouterState{
-				"live": plan.RouterLive, "draining": plan.RouterDraining, "dead": plan.RouterDead,
+			e.Routers = append(e.Routers, client.Router{Addr: a, State: map[string]client.RouterState{
+				"live": client.RouterLive, "draining": client.RouterDraining, "dead": client.RouterDead,
 			}[state]})
 		}
 	}

@@ -11,7 +11,7 @@ import (
 
 	"github.com/coil-net/coil/pkg/clientnet/clientnettest"
 	"github.com/coil-net/coil/pkg/dataplane"
-	"github.com/coil-net/coil/pkg/plan"
+	"github.com/coil-net/coil/pkg/plan/client"
 	"github.com/coil-net/coil/pkg/testkit"
 	"github.com/coil-net/coil/pkg/testkit/netnstest"
 )
@@ -91,7 +91,7 @@ func (c *connection) mustNotLeave(what string) {
 
 // mustRoute is mustUse, without the table of nftables: it drops what routes let out, and the tests
 // look at routes.
-func mustRoute(p *pod, egresses ...plan.ClientEgress) Outcome {
+func mustRoute(p *pod, egresses ...client.Egress) Outcome {
 	p.T.Helper()
 	out := p.mustUse(egresses...)
 	p.removeTable()
@@ -105,7 +105,7 @@ func (p *pod) removeTable() {
 }
 
 // reference is an Egress for other destinations than those that the tests look at, and more.
-func reference(inCluster string, more ...string) plan.ClientEgress {
+func reference(inCluster string, more ...string) client.Egress {
 	e := clientnettest.Gateway("net/a", 1, append([]string{"198.51.100.0/24", "2001:db9::/32"}, more...)...)
 	if inCluster != "" {
 		e.InCluster = []netip.Prefix{netip.MustParsePrefix(inCluster)}
@@ -121,7 +121,7 @@ func TestConnectedSocketsFollow(t *testing.T) {
 	direct.Name = "net/b"
 	silent := directly("1 dead, 2 dead", "192.0.2.0/24", "2001:db8::/32")
 	silent.Name = "net/b"
-	type egresses = []plan.ClientEgress
+	type egresses = []client.Egress
 	for _, c := range []struct {
 		name          string
 		dsts          []string

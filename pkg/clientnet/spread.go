@@ -7,7 +7,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/coil-net/coil/pkg/kernel/sysctl"
-	"github.com/coil-net/coil/pkg/plan"
+	"github.com/coil-net/coil/pkg/plan/client"
 )
 
 // Parameters of how flows are spread over next hops, and their values
@@ -32,7 +32,7 @@ var spreadByPorts = []group{{{Key: policyIPv4, Value: byPorts}}, {{Key: policyIP
 // routes change, and then looks up with all it knows. If that led elsewhere, the connection would
 // end. Of IPv6 it doesn't know the source's address and port (tcp_v6_connect()); of IPv4 it
 // does but takes, since 6.16, a random number for the port (FLOWI_FLAG_ANY_SPORT).
-func spreadOf(state plan.ClientState) []group {
+func spreadOf(state client.State) []group {
 	if len(state.Groups) == 0 {
 		return spreadByPorts
 	}

@@ -11,7 +11,7 @@ import (
 	"github.com/coil-net/coil/pkg/kernel/nft"
 	"github.com/coil-net/coil/pkg/kernel/rtnl"
 	"github.com/coil-net/coil/pkg/kernel/tunnel"
-	"github.com/coil-net/coil/pkg/plan"
+	"github.com/coil-net/coil/pkg/plan/client"
 	"github.com/coil-net/coil/pkg/plan/ruleset"
 )
 
@@ -60,7 +60,7 @@ func (FoU) Sink(ctx context.Context, h *rtnl.Handle, f dataplane.Family) (int, e
 }
 
 func familiesOf(tunnels []dataplane.Tunnel) []dataplane.Family {
-	return plan.ClientState{Tunnels: tunnels}.Families()
+	return client.State{Tunnels: tunnels}.Families()
 }
 
 // Nft are Filters of nftables.

@@ -13,6 +13,8 @@ const (
 	// ProtocolRouter marks routes of coil-router.
 	ProtocolRouter = 31
 
+	// TableMain is the kernel's main table (RT_TABLE_MAIN).
+	TableMain = 254
 	// TablePods has a route to each pod of the node.
 	TablePods = 116
 	// TableExport has a route to each block of the node, for routing daemons.

@@ -17,7 +17,7 @@ import (
 	"github.com/coil-net/coil/pkg/dataplane"
 	"github.com/coil-net/coil/pkg/kernel/conntrack"
 	"github.com/coil-net/coil/pkg/kernel/nft"
-	"github.com/coil-net/coil/pkg/plan"
+	"github.com/coil-net/coil/pkg/plan/gateway"
 	"github.com/coil-net/coil/pkg/plan/ruleset"
 )
 
@@ -152,12 +152,12 @@ func (c *Collector) Collect(ch chan<- prometheus.Metric) {
 }
 
 // Pressure returns how much the router uses of what it has; of ports, at most 30 s ago.
-func (c *Collector) Pressure(ctx context.Context) (plan.RouterPressure, error) {
+func (c *Collector) Pressure(ctx context.Context) (gateway.Pressure, error) {
 	count, limit, err := c.connections.Size()
 	if err != nil {
-		return plan.RouterPressure{}, err
+		return gateway.Pressure{}, err
 	}
-	p := plan.RouterPressure{Connections: count, MaxConnections: limit, MaxPorts: plan.RouterPorts}
+	p := gateway.Pressure{Connections: count, MaxConnections: limit, MaxPorts: gateway.SourcePorts}
 	limited, limitErr := c.filter.AtLimit(ctx, limitedFor)
 	if p.Limited = len(limited); p.Limited > 0 {
 		p.Client = limited[0].String()

@@ -14,7 +14,7 @@ import (
 
 	"github.com/coil-net/coil/pkg/kernel/conntrack"
 	"github.com/coil-net/coil/pkg/kernel/nft"
-	"github.com/coil-net/coil/pkg/plan"
+	"github.com/coil-net/coil/pkg/plan/gateway"
 )
 
 // connections is a table of connections.
@@ -49,18 +49,18 @@ func TestPressure(t *testing.T) {
 		table  connections
 		filter refusing
 		status int
-		want   plan.RouterPressure
+		want   gateway.Pressure
 	}{
-		{"nothing", connections{limit: 1000}, nil, http.StatusOK, plan.RouterPressure{MaxConnections: 1000, MaxPorts: 64512}},
+		{"nothing", connections{limit: 1000}, nil, http.StatusOK, gateway.Pressure{MaxConnections: 1000, MaxPorts: 64512}},
 		{"the destination with the most", connections{count: 700, limit: 1000, uses: []conntrack.Use{https, dns}}, nil, http.StatusOK,
-			plan.RouterPressure{Connections: 700, MaxConnections: 1000, Ports: 600, MaxPorts: 64512, Destination: "tcp [2001:db8::1]:443"}},
+			gateway.Pressure{Connections: 700, MaxConnections: 1000, Ports: 600, MaxPorts: 64512, Destination: "tcp [2001:db8::1]:443"}},
 		{"clients with as many connections as one may have", connections{limit: 1000}, refusing{netip.MustParseAddr("10.1.0.5"), netip.MustParseAddr("fd00::5")}, http.StatusOK,
-			plan.RouterPressure{MaxConnections: 1000, MaxPorts: 64512, Limited: 2, Client: "10.1.0.5"}},
-		{"unreadable", connections{err: errors.New("no such file")}, nil, http.StatusInternalServerError, plan.RouterPressure{}},
+			gateway.Pressure{MaxConnections: 1000, MaxPorts: 64512, Limited: 2, Client: "10.1.0.5"}},
+		{"unreadable", connections{err: errors.New("no such file")}, nil, http.StatusInternalServerError, gateway.Pressure{}},
 	} {
 		answer := httptest.NewRecorder()
-		NewCollector(t.Context(), Config{}, tt.filter, tt.table).ServeHTTP(answer, httptest.NewRequest(http.MethodGet, plan.RouterPressurePath, nil))
-		var got plan.RouterPressure
+		NewCollector(t.Context(), Config{}, tt.filter, tt.table).ServeHTTP(answer, httptest.NewRequest(http.MethodGet, gateway.PressurePath, nil))
+		var got gateway.Pressure
 		if err := json.Unmarshal(answer.Body.Bytes(), &got); err != nil && tt.status == http.StatusOK {
 			t.Errorf("%s: %v", tt.name, err)
 		}

@@ -39,6 +39,7 @@ import (
 	"github.com/coil-net/coil/pkg/dataplane"
 	"github.com/coil-net/coil/pkg/kernel/rtnl"
 	"github.com/coil-net/coil/pkg/plan"
+	"github.com/coil-net/coil/pkg/plan/gateway"
 	"github.com/coil-net/coil/pkg/plan/ruleset"
 	"github.com/coil-net/coil/pkg/reconcile"
 )
@@ -164,7 +165,7 @@ type Gateway struct {
 
 	mu sync.Mutex
 	// applied is what the last sync made, by links, some of which may be missing.
-	applied *plan.Gateway
+	applied *gateway.State
 	links   map[netip.Addr]dataplane.TunnelLink
 	// doubtful says that the kernel may have something else than was made.
 	doubtful bool
@@ -266,22 +267,22 @@ func (g *Gateway) changed() {
 }
 
 // want returns what the router should have now.
-func (g *Gateway) want(ctx context.Context) (plan.Gateway, error) {
+func (g *Gateway) want(ctx context.Context) (gateway.State, error) {
 	egress, err := g.egresses.Get(g.cfg.Egress)
 	if apierrors.IsNotFound(err) {
 		// Nobody may reach anything through an Egress that is gone.
 		egress, err = &v2.Egress{}, nil
 	}
 	if err != nil {
-		return plan.Gateway{}, err
+		return gateway.State{}, err
 	}
 	all, err := g.lists.List(labels.Everything())
 	if err != nil {
-		return plan.Gateway{}, err
+		return gateway.State{}, err
 	}
 	uplink, err := g.kernel.Network.Uplink(ctx, g.cfg.Addresses[0])
 	if err != nil {
-		return plan.Gateway{}, err
+		return gateway.State{}, err
 	}
 	g.mu.Lock()
 	g.uplink = uplink
@@ -289,9 +290,9 @@ func (g *Gateway) want(ctx context.Context) (plan.Gateway, error) {
 	g.mu.Unlock()
 	_, tracked, err := g.kernel.Flows.Size()
 	if err != nil {
-		return plan.Gateway{}, err
+		return gateway.State{}, err
 	}
-	want, skipped := plan.NewGateway(plan.GatewayConfig{
+	want, skipped := gateway.StateOf(gateway.Config{
 		Addresses: g.cfg.Addresses, Uplink: uplink.Name, UplinkIndex: uplink.Index, MTU: uplink.MTU, Port: g.cfg.Port, SourcePortAuto: g.cfg.SourcePortAuto,
 		Probers: g.cfg.Probers, HealthPort: g.cfg.HealthPort, Ports: g.cfg.Ports, AlsoAskers: g.cfg.Askers,
 		MaxConnections: tracked, Over: over,

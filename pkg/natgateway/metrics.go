@@ -9,7 +9,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/coil-net/coil/pkg/dataplane"
-	"github.com/coil-net/coil/pkg/plan"
+	"github.com/coil-net/coil/pkg/plan/gateway"
 )
 
 // metrics are what a gateway counts itself.
@@ -56,7 +56,7 @@ func routerLabels(cfg Config) prometheus.Labels {
 func protocol(f dataplane.Family) string { return strings.ToLower(f.String()) }
 
 // applied sets what is known of the clients after a sync.
-func (m *metrics) applied(g plan.Gateway, links map[netip.Addr]dataplane.TunnelLink) {
+func (m *metrics) applied(g gateway.State, links map[netip.Addr]dataplane.TunnelLink) {
 	pods := make(map[types.UID]bool, len(g.Pods))
 	for _, p := range g.Pods {
 		pods[p.UID] = true
@@ -80,7 +80,7 @@ type clientInfo struct {
 	desc *prometheus.Desc
 
 	mu    sync.Mutex
-	pods  []plan.GatewayPod
+	pods  []gateway.Pod
 	links map[netip.Addr]dataplane.TunnelLink
 }
 

@@ -12,7 +12,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/coil-net/coil/pkg/dataplane"
-	"github.com/coil-net/coil/pkg/plan"
+	"github.com/coil-net/coil/pkg/plan/gateway"
 	"github.com/coil-net/coil/pkg/reconcile"
 )
 
@@ -61,7 +61,7 @@ func (g *Gateway) syncOnce(ctx context.Context) error {
 
 // compare reads all from the kernel, and makes it as it should be. It goes on after a
 // failure as far as it can.
-func (g *Gateway) compare(ctx context.Context, want plan.Gateway) (err error) {
+func (g *Gateway) compare(ctx context.Context, want gateway.State) (err error) {
 	g.mu.Lock()
 	g.doubtful = false
 	g.mu.Unlock()
@@ -97,17 +97,17 @@ func (g *Gateway) compare(ctx context.Context, want plan.Gateway) (err error) {
 
 // change returns who came and who left since the last sync. It returns false if more than that
 // is, or may be, to do.
-func (g *Gateway) change(want plan.Gateway) (plan.GatewayChange, bool) {
+func (g *Gateway) change(want gateway.State) (gateway.Change, bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if g.applied == nil || g.doubtful || len(g.links) < len(g.applied.Tunnels) || time.Since(g.compared) > g.cfg.Resync {
-		return plan.GatewayChange{}, false
+		return gateway.Change{}, false
 	}
 	return want.Since(*g.applied)
 }
 
 // follow makes and removes what a change needs, without reading anything.
-func (g *Gateway) follow(ctx context.Context, want plan.Gateway, c plan.GatewayChange) error {
+func (g *Gateway) follow(ctx context.Context, want gateway.State, c gateway.Change) error {
 	made, err := g.kernel.Tunnels.Add(ctx, c.Came)
 	if err != nil {
 		return err
@@ -115,8 +115,8 @@ func (g *Gateway) follow(ctx context.Context, want plan.Gateway, c plan.GatewayC
 	links := maps.Clone(g.links)
 	maps.Copy(links, made)
 	g.watch(want.Tunnels, links)
-	came, _ := plan.Gateway{Tunnels: c.Came}.Routes(links)
-	left, _ := plan.Gateway{Tunnels: c.Left}.Routes(links)
+	came, _ := gateway.State{Tunnels: c.Came}.Routes(links)
+	left, _ := gateway.State{Tunnels: c.Left}.Routes(links)
 	if err := errors.Join(g.kernel.Routes.Add(ctx, came...), g.kernel.Routes.Delete(ctx, left...)); err != nil {
 		return err
 	}
@@ -138,7 +138,7 @@ func (g *Gateway) follow(ctx context.Context, want plan.Gateway, c plan.GatewayC
 }
 
 // apply notes what was made.
-func (g *Gateway) apply(want plan.Gateway, links map[netip.Addr]dataplane.TunnelLink) {
+func (g *Gateway) apply(want gateway.State, links map[netip.Addr]dataplane.TunnelLink) {
 	g.mu.Lock()
 	g.applied, g.links = &want, links
 	g.mu.Unlock()
@@ -147,7 +147,7 @@ func (g *Gateway) apply(want plan.Gateway, links map[netip.Addr]dataplane.Tunnel
 
 // begin makes the filter, before the port of FoU is opened and the first tunnel is made. The filter admits clients whose
 // tunnels a former process has left, and nobody else.
-func (g *Gateway) begin(ctx context.Context, want plan.Gateway) error {
+func (g *Gateway) begin(ctx context.Context, want gateway.State) error {
 	links, err := g.kernel.Tunnels.Links(ctx)
 	if err != nil {
 		return err
@@ -161,7 +161,7 @@ func (g *Gateway) begin(ctx context.Context, want plan.Gateway) error {
 }
 
 // prune removes the tunnels of who isn't a client.
-func (g *Gateway) prune(ctx context.Context, want plan.Gateway) error {
+func (g *Gateway) prune(ctx context.Context, want gateway.State) error {
 	result, err := g.kernel.Tunnels.Prune(ctx, want.Tunnels)
 	if result.Deleted > 0 {
 		klog.FromContext(ctx).Info("Clients left", "tunnels", result.Deleted, "clients", len(want.Tunnels))
@@ -171,7 +171,7 @@ func (g *Gateway) prune(ctx context.Context, want plan.Gateway) error {
 
 // release forgets the connections of clients that are none any more, or of whose address
 // another pod has now; what can't be forgotten, the next time.
-func (g *Gateway) release(ctx context.Context, want plan.Gateway, before *plan.Gateway) error {
+func (g *Gateway) release(ctx context.Context, want gateway.State, before *gateway.State) error {
 	if before != nil {
 		g.released = append(g.released, want.Released(*before)...)
 	}
@@ -187,7 +187,7 @@ func (g *Gateway) release(ctx context.Context, want plan.Gateway, before *plan.G
 }
 
 // repaired counts what a sync had to do although nothing else is wanted than by the last.
-func (g *Gateway) repaired(ctx context.Context, want plan.Gateway, results map[string]dataplane.Result) {
+func (g *Gateway) repaired(ctx context.Context, want gateway.State, results map[string]dataplane.Result) {
 	g.mu.Lock()
 	same := g.applied != nil && g.applied.Equal(want)
 	g.mu.Unlock()

@@ -1,13 +1,19 @@
+// Package plan derives from API objects what there should be. Each package below it does so for one audience: client
+// for those of an Egress, gateway for its routers, egress, cluster and pools for the controllers, routes for nodes.
+// This one has the words that several of them share.
+//
+// All of them are pure: the same input gives the same, sorted output. They must not know how anything is read or
+// written.
 package plan
 
 import (
+	"fmt"
 	"maps"
 	"slices"
 	"strings"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
@@ -24,19 +30,19 @@ const (
 	componentEgress = "egress"
 )
 
-// RouterAccount is the name of the ServiceAccount of routers in each namespace that has an
-// Egress, of the ClusterRole with their rights, and of the RoleBinding of the two there. The
-// ClusterRoleBinding of the name is that of former versions.
-const RouterAccount = "coil-egress"
-
 // RouterLabels select the router pods of an Egress in its namespace.
 func RouterLabels(egress string) map[string]string {
 	return map[string]string{labelName: nameCoil, labelInstance: egress, labelComponent: componentEgress}
 }
 
+// CommonLabels are those of RouterLabels that all Egresses have in common.
+func CommonLabels() map[string]string {
+	return map[string]string{labelName: nameCoil, labelComponent: componentEgress}
+}
+
 // RouterSelector selects, as text, the objects and router pods of all Egresses.
 func RouterSelector() string {
-	return labels.Set{labelName: nameCoil, labelComponent: componentEgress}.String()
+	return labels.Set(CommonLabels()).String()
 }
 
 // RouterOf returns the name of the Egress, in its namespace, of an object with these
@@ -79,9 +85,29 @@ func EgressRefs(annotations map[string]string) []types.NamespacedName {
 	return refs
 }
 
-var egressKind = schema.GroupVersionKind{Group: v2.GroupVersion.Group, Version: v2.GroupVersion.Version, Kind: "Egress"}
+// AllowedNamespaces selects the namespaces whose pods may be clients, by their labels. On an error,
+// the selector can't be understood, it selects none.
+func AllowedNamespaces(e *v2.Egress) (labels.Selector, error) {
+	if e.Spec.AllowedNamespaces == nil {
+		return labels.Everything(), nil
+	}
+	selector, err := metav1.LabelSelectorAsSelector(e.Spec.AllowedNamespaces)
+	if err != nil {
+		return labels.Nothing(), fmt.Errorf("spec.allowedNamespaces: %w", err)
+	}
+	return selector, nil
+}
 
-// controlledBy is the reference by which an Egress owns an object.
-func controlledBy(e *v2.Egress) metav1.OwnerReference {
-	return *metav1.NewControllerRef(e, egressKind)
+// AllowsNamespace says whether pods of a namespace with these labels may be clients.
+func AllowsNamespace(e *v2.Egress, namespaceLabels map[string]string) (bool, error) {
+	selector, err := AllowedNamespaces(e)
+	return selector.Matches(labels.Set(namespaceLabels)), err
+}
+
+// SameEgress says whether two states of an Egress are one to its clients and routers: metadata.generation
+// counts changes of its spec and its deletion (Kubernetes API conventions), and of the status they use the
+// ranges of the cluster. The rest of the status counts: each client that comes or goes changes it.
+func SameEgress(a, b *v2.Egress) bool {
+	return a.Generation == b.Generation && (a.Status.ObservedGeneration == 0) == (b.Status.ObservedGeneration == 0) &&
+		slices.Equal(a.Status.InClusterCIDRs, b.Status.InClusterCIDRs)
 }

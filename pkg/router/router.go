@@ -26,7 +26,7 @@ import (
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
 	"github.com/coil-net/coil/pkg/dataplane"
 	"github.com/coil-net/coil/pkg/kernel/rtnl"
-	"github.com/coil-net/coil/pkg/plan"
+	"github.com/coil-net/coil/pkg/plan/routes"
 	"github.com/coil-net/coil/pkg/reconcile"
 )
 
@@ -155,7 +155,7 @@ func (r *Router) syncOnce(ctx context.Context) (int, error) {
 	if err != nil {
 		return 0, err
 	}
-	want, skipped := plan.PeerRoutes(r.cfg.NodeName, nodes, blocks, r.cfg.Table, r.cfg.Protocol)
+	want, skipped := routes.Peers(r.cfg.NodeName, nodes, blocks, r.cfg.Table, r.cfg.Protocol)
 	r.reportSkipped(ctx, skipped)
 	res, err := r.table.Sync(ctx, want)
 	r.repairs.Done(ctx, repairKind, r.repaired(res, want, err == nil || res.Changed()))

@@ -26,7 +26,8 @@ import (
 	"github.com/coil-net/coil/pkg/kernel/rule"
 	"github.com/coil-net/coil/pkg/kernel/tunnel"
 	"github.com/coil-net/coil/pkg/natgateway"
-	"github.com/coil-net/coil/pkg/plan"
+	"github.com/coil-net/coil/pkg/plan/client"
+	"github.com/coil-net/coil/pkg/plan/gateway"
 	"github.com/coil-net/coil/pkg/store"
 )
 
@@ -34,13 +35,13 @@ const port = dataplane.FouPort
 
 // The ends of Coil's tunnels.
 var (
-	client = ipam.Address{IPv4: netip.MustParseAddr("10.0.1.2"), IPv6: netip.MustParseAddr("fd00:1::2")}
+	sender = ipam.Address{IPv4: netip.MustParseAddr("10.0.1.2"), IPv6: netip.MustParseAddr("fd00:1::2")}
 	router = ipam.Address{IPv4: netip.MustParseAddr("10.0.3.2"), IPv6: netip.MustParseAddr("fd00:3::2")}
 )
 
 // coil is a router of an Egress, whose kernel objects are those of coil-egress.
 type coil struct {
-	cfg     plan.GatewayConfig
+	cfg     gateway.Config
 	tunnels *tunnel.Syncer
 	routes  *route.Syncer
 	rules   *rule.Syncer
@@ -49,8 +50,8 @@ type coil struct {
 
 // newCoil makes the client's side and a router without clients.
 func newCoil(ctx context.Context) (*coil, error) {
-	service := plan.ClientEgress{Name: "internet/service", Peers: router}
-	direct := plan.ClientEgress{Name: "internet/direct", Direct: true}
+	service := client.Egress{Name: "internet/service", Peers: router}
+	direct := client.Egress{Name: "internet/direct", Direct: true}
 	for _, f := range families {
 		a := targets[f][viaService]
 		service.Destinations = append(service.Destinations, netip.PrefixFrom(a, a.BitLen()))
@@ -58,21 +59,21 @@ func newCoil(ctx context.Context) (*coil, error) {
 		direct.Destinations = append(direct.Destinations, netip.PrefixFrom(a, a.BitLen()))
 	}
 	for _, a := range router.Addrs() {
-		direct.Routers = append(direct.Routers, plan.ClientRouter{Addr: a, State: plan.RouterLive})
+		direct.Routers = append(direct.Routers, client.Router{Addr: a, State: client.RouterLive})
 	}
-	if err := makeClient(ctx, "client", client, service, direct); err != nil {
+	if err := makeClient(ctx, "client", sender, service, direct); err != nil {
 		return nil, err
 	}
 	return newRouter(ctx, "coil", router)
 }
 
 // makeClient makes a namespace a client of Egresses, as coild does.
-func makeClient(ctx context.Context, name string, addr ipam.Address, egresses ...plan.ClientEgress) error {
+func makeClient(ctx context.Context, name string, addr ipam.Address, egresses ...client.Egress) error {
 	at, err := netnsOf(name)
 	if err != nil {
 		return err
 	}
-	_, err = clientnet.New(dataplane.ProtocolNode, clientnet.FoU{}, clientnet.Nft{}, nil).Client(ctx, at, plan.Client{
+	_, err = clientnet.New(dataplane.ProtocolNode, clientnet.FoU{}, clientnet.Nft{}, nil).Client(ctx, at, client.Client{
 		Address: addr, Link: "eth0", MTU: 1500, Port: port, Protocol: dataplane.ProtocolNode, Idle: 2 * time.Minute, Egresses: egresses,
 	})
 	if err != nil {
@@ -110,7 +111,7 @@ func newRouter(ctx context.Context, name string, addrs ipam.Address) (*coil, err
 		return nil, err
 	}
 	c := &coil{
-		cfg:     plan.GatewayConfig{Addresses: addrs.Addrs(), Uplink: uplink.Name, UplinkIndex: uplink.Index, MTU: uplink.MTU, Port: port},
+		cfg:     gateway.Config{Addresses: addrs.Addrs(), Uplink: uplink.Name, UplinkIndex: uplink.Index, MTU: uplink.MTU, Port: port},
 		tunnels: tunnel.New(h), filter: natgateway.Nft{Table: table},
 		routes: route.New(h, dataplane.ProtocolNode, dataplane.TableWide),
 		rules:  rule.New(h, dataplane.ProtocolNode, dataplane.RouterPriorities...),
@@ -122,7 +123,7 @@ func newRouter(ctx context.Context, name string, addrs ipam.Address) (*coil, err
 func crowd(clients int) []ipam.Address {
 	var all []ipam.Address
 	for i := range clients {
-		a := client
+		a := sender
 		if i > 0 {
 			a = ipam.Address{IPv4: netip.AddrFrom4([4]byte{10, 64, byte(i >> 8), byte(i)}), IPv6: netip.MustParseAddr(fmt.Sprintf("fd64::%x", i))}
 		}
@@ -132,7 +133,7 @@ func crowd(clients int) []ipam.Address {
 }
 
 // state is what the router has with these clients.
-func (c *coil) state(clients []ipam.Address) plan.Gateway {
+func (c *coil) state(clients []ipam.Address) gateway.State {
 	slice := &discoveryv1.EndpointSlice{ObjectMeta: metav1.ObjectMeta{Name: "nat-clients-0"}}
 	for i, a := range clients {
 		slice.Endpoints = append(slice.Endpoints, discoveryv1.Endpoint{
@@ -140,14 +141,14 @@ func (c *coil) state(clients []ipam.Address) plan.Gateway {
 		})
 	}
 	destinations := v2.EgressSpec{Destinations: []string{"192.0.2.0/24", "2001:db8::/64"}}
-	g, _ := plan.NewGateway(c.cfg, &v2.Egress{Spec: destinations}, []*discoveryv1.EndpointSlice{slice})
+	g, _ := gateway.StateOf(c.cfg, &v2.Egress{Spec: destinations}, []*discoveryv1.EndpointSlice{slice})
 	return g
 }
 
 // resize gives the router so many clients, starting from none, and says how long that took.
 func (c *coil) resize(ctx context.Context, clients int) (Sync, error) {
 	s := Sync{Clients: clients}
-	if _, err := c.sync(ctx, plan.Gateway{GatewayConfig: c.cfg}); err != nil {
+	if _, err := c.sync(ctx, gateway.State{Config: c.cfg}); err != nil {
 		return s, err
 	}
 	now, more := c.state(crowd(clients)), c.state(crowd(clients+1))
@@ -169,7 +170,7 @@ func (c *coil) resize(ctx context.Context, clients int) (Sync, error) {
 }
 
 // follow makes what clients need that came since before, in the order of coil-egress.
-func (c *coil) follow(ctx context.Context, before, g plan.Gateway) (time.Duration, error) {
+func (c *coil) follow(ctx context.Context, before, g gateway.State) (time.Duration, error) {
 	links, err := c.tunnels.Links(ctx)
 	if err != nil {
 		return 0, err
@@ -184,7 +185,7 @@ func (c *coil) follow(ctx context.Context, before, g plan.Gateway) (time.Duratio
 		return 0, err
 	}
 	maps.Copy(links, made)
-	routes, _ := plan.Gateway{Tunnels: change.Came}.Routes(links)
+	routes, _ := gateway.State{Tunnels: change.Came}.Routes(links)
 	if err := c.routes.Add(ctx, routes...); err != nil {
 		return 0, err
 	}
@@ -193,7 +194,7 @@ func (c *coil) follow(ctx context.Context, before, g plan.Gateway) (time.Duratio
 }
 
 // sync makes what a router should have, in the order of coil-egress.
-func (c *coil) sync(ctx context.Context, g plan.Gateway) (time.Duration, error) {
+func (c *coil) sync(ctx context.Context, g gateway.State) (time.Duration, error) {
 	start := time.Now()
 	links, _, tunnelErr := c.tunnels.Sync(ctx, g.Tunnels)
 	routes, rules := g.Routes(links)

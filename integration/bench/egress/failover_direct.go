@@ -17,7 +17,7 @@ import (
 	"github.com/coil-net/coil/integration/egress/onepod"
 	"github.com/coil-net/coil/pkg/clientnet"
 	"github.com/coil-net/coil/pkg/kube"
-	"github.com/coil-net/coil/pkg/plan"
+	"github.com/coil-net/coil/pkg/plan/client"
 	"github.com/coil-net/coil/pkg/reconcile"
 )
 
@@ -118,9 +118,9 @@ func (d *direct) stop(ctx context.Context) error {
 }
 
 // listed are the routers that the API server lists.
-func (d *direct) listed() ([]plan.ClientRouter, error) {
+func (d *direct) listed() ([]client.Router, error) {
 	lists, err := d.routers.List(labels.Everything())
-	return plan.RoutersOf(lists), err
+	return client.RoutersOf(lists), err
 }
 
 // complete says whether all routers are listed as ready, at all addresses.
@@ -128,7 +128,7 @@ func (d *direct) complete() bool {
 	routers, err := d.listed()
 	live := 0
 	for _, r := range routers {
-		if r.State == plan.RouterLive {
+		if r.State == client.RouterLive {
 			live++
 		}
 	}

@@ -26,6 +26,8 @@ import (
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
 	"github.com/coil-net/coil/pkg/ipam"
 	"github.com/coil-net/coil/pkg/plan"
+	"github.com/coil-net/coil/pkg/plan/client"
+	"github.com/coil-net/coil/pkg/plan/egress"
 )
 
 // The machine's own namespace is the node of the clients, with a real kube-proxy; routers are on
@@ -256,7 +258,7 @@ func (f *failover) startProxy(apiDir string, at netip.AddrPort, program string) 
 // is direct.
 func (f *failover) addEgress(ctx context.Context, c egressClient) error {
 	e := c.egress()
-	s := plan.RouterService(e, port)
+	s := egress.RouterService(e, port)
 	s.OwnerReferences = nil // nobody has made the Egress
 	s, err := f.core.CoreV1().Services(s.Namespace).Create(ctx, s, metav1.CreateOptions{})
 	if err != nil {
@@ -269,7 +271,7 @@ func (f *failover) addEgress(ctx context.Context, c egressClient) error {
 	if err := errors.Join(ip(ctx, c.network()), forwards(ctx, c.name)); err != nil {
 		return err
 	}
-	return makeClient(ctx, c.name, c.addr(), plan.ClientEgressOf(e, s))
+	return makeClient(ctx, c.name, c.addr(), client.EgressOf(e, s))
 }
 
 // makeRouter makes the namespace of a node's name a router of all clients.

@@ -58,7 +58,7 @@ func (f *fleet) request(ctx context.Context, name string, i int) (*v2.BlockReque
 			Name: name, Labels: map[string]string{v2.LabelNode: n.name},
 			OwnerReferences: []metav1.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: n.name, UID: n.uid}},
 		},
-		Spec: v2.BlockRequestSpec{NodeName: n.name, PoolName: f.pools[i%pools].Name},
+		Spec: v2.BlockRequestSpec{NodeName: n.name, PoolName: f.pools[i%poolCount].Name},
 	}, metav1.CreateOptions{})
 }
 

@@ -28,7 +28,7 @@ import (
 	"github.com/coil-net/coil/pkg/node"
 	"github.com/coil-net/coil/pkg/node/egress"
 	"github.com/coil-net/coil/pkg/node/view"
-	"github.com/coil-net/coil/pkg/plan"
+	"github.com/coil-net/coil/pkg/plan/client"
 	"github.com/coil-net/coil/pkg/reconcile"
 	"github.com/coil-net/coil/pkg/store"
 )
@@ -165,7 +165,7 @@ type network struct {
 }
 
 // Client implements egress.Network.
-func (n *network) Client(ctx context.Context, at store.Netns, c plan.Client) (clientnet.Outcome, error) {
+func (n *network) Client(ctx context.Context, at store.Netns, c client.Client) (clientnet.Outcome, error) {
 	out, err := n.Network.Client(ctx, at, c)
 	n.mu.Lock()
 	defer n.mu.Unlock()

@@ -7,7 +7,7 @@ import (
 	"github.com/coil-net/coil/pkg/clientnet"
 	"github.com/coil-net/coil/pkg/dataplane"
 	"github.com/coil-net/coil/pkg/ipam"
-	"github.com/coil-net/coil/pkg/plan"
+	"github.com/coil-net/coil/pkg/plan/client"
 	"github.com/coil-net/coil/pkg/testkit"
 )
 
@@ -18,15 +18,15 @@ func TestClientNode(t *testing.T) {
 	c := clientNode{Pods: []clientPod{{Namespace: customers, Name: "a", UID: "uid", Addr4: netip.MustParseAddr("10.0.0.5"), Addr6: netip.MustParseAddr("fd00:10::6")}}}
 	s := testkit.Must(c.sandboxes(t.Context()))(t)[0]
 	n := &network{Network: clientnet.New(dataplane.ProtocolNode, veths{}, clientnet.Nft{}, nil), want: 1, made: map[uint64]bool{}}
-	client := plan.Client{
+	used := client.Client{
 		Address: s.Address, Link: s.IfName, Port: dataplane.FouPort, Protocol: dataplane.ProtocolNode,
-		Egresses: []plan.ClientEgress{{
+		Egresses: []client.Egress{{
 			Name: gateways + "/" + gateway, Destinations: []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0"), netip.MustParsePrefix("::/0")},
 			Peers: ipam.Address{IPv4: netip.MustParseAddr("10.96.0.100"), IPv6: netip.MustParseAddr("fd00:10:96::100")},
 		}},
 	}
 	for i, want := range []bool{true, false} {
-		out, err := n.Client(t.Context(), s.Netns, client)
+		out, err := n.Client(t.Context(), s.Netns, used)
 		if err != nil {
 			t.Fatal(err)
 		}

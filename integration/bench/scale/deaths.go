@@ -24,6 +24,7 @@ import (
 	"github.com/coil-net/coil/pkg/node"
 	"github.com/coil-net/coil/pkg/node/egress"
 	"github.com/coil-net/coil/pkg/plan"
+	"github.com/coil-net/coil/pkg/plan/client"
 	"github.com/coil-net/coil/pkg/reconcile"
 	"github.com/coil-net/coil/pkg/store"
 	"github.com/coil-net/coil/pkg/testkit"
@@ -54,7 +55,7 @@ func measureDeaths(ctx context.Context, o options, rep *report) (err error) {
 	}
 	w.egress.Status.Clients = int32(o.nodes) // each node has one
 	for i := range 2 {
-		w.routers = append(w.routers, plan.ClientRouter{Addr: netip.AddrFrom4([4]byte{192, 0, 2, byte(1 + i)}), State: plan.RouterLive})
+		w.routers = append(w.routers, client.Router{Addr: netip.AddrFrom4([4]byte{192, 0, 2, byte(1 + i)}), State: client.RouterLive})
 		if err := c.router(ctx, i, true); err != nil {
 			return err
 		}
@@ -134,7 +135,7 @@ func (c *gatewayCluster) router(ctx context.Context, i int, ready bool) error {
 // routersWorld is the caches and the kernels of nodes: it implements egress.Cluster and egress.Network.
 type routersWorld struct {
 	egress  *v2.Egress
-	routers []plan.ClientRouter
+	routers []client.Router
 
 	mu   sync.Mutex
 	dead map[netip.Addr]bool
@@ -239,21 +240,21 @@ func (w *routersWorld) Service(context.Context, types.NamespacedName, bool) (*co
 }
 
 // Routers implements egress.Cluster.
-func (w *routersWorld) Routers(types.NamespacedName) ([]plan.ClientRouter, error) {
+func (w *routersWorld) Routers(types.NamespacedName) ([]client.Router, error) {
 	return w.routers, nil
 }
 
 // Client implements egress.Network, as do the next four.
-func (w *routersWorld) Client(_ context.Context, at store.Netns, c plan.Client) (clientnet.Outcome, error) {
+func (w *routersWorld) Client(_ context.Context, at store.Netns, c client.Client) (clientnet.Outcome, error) {
 	c.MTU = 1400
-	out := clientnet.Outcome{State: plan.ClientStateOf(c), Links: map[netip.Addr]int{}, Pinned: map[int]int{}}
+	out := clientnet.Outcome{State: client.StateOf(c), Links: map[netip.Addr]int{}, Pinned: map[int]int{}}
 	for i, t := range out.State.Tunnels {
 		out.Links[t.Remote] = 10 + i
 	}
 	dead := 0
 	for _, e := range c.Egresses {
 		for _, r := range e.Routers {
-			if r.State != plan.RouterLive {
+			if r.State != client.RouterLive {
 				dead++
 			}
 		}
@@ -270,7 +271,7 @@ func (w *routersWorld) Router(context.Context, store.Netns, string) (clientnet.O
 }
 
 // Check implements egress.Network.
-func (w *routersWorld) Check(context.Context, store.Netns, plan.Client, plan.ClientState) error {
+func (w *routersWorld) Check(context.Context, store.Netns, client.Client, client.State) error {
 	return nil
 }
 
@@ -278,17 +279,17 @@ func (w *routersWorld) Check(context.Context, store.Netns, plan.Client, plan.Cli
 func (w *routersWorld) CheckRouter(context.Context, store.Netns, string) error { return nil }
 
 // Guard implements egress.Network, as do the next two: the nodes have none.
-func (w *routersWorld) Guard(context.Context, store.Netns, plan.Client) (dataplane.ClientGuard, error) {
+func (w *routersWorld) Guard(context.Context, store.Netns, client.Client) (dataplane.ClientGuard, error) {
 	return dataplane.ClientGuard{}, nil
 }
 
 // SetGuard see Guard.
-func (w *routersWorld) SetGuard(context.Context, store.Netns, plan.Client, dataplane.ClientGuard) error {
+func (w *routersWorld) SetGuard(context.Context, store.Netns, client.Client, dataplane.ClientGuard) error {
 	return nil
 }
 
 // CheckGuard see Guard.
-func (w *routersWorld) CheckGuard(context.Context, store.Netns, plan.Client, dataplane.ClientGuard) error {
+func (w *routersWorld) CheckGuard(context.Context, store.Netns, client.Client, dataplane.ClientGuard) error {
 	return nil
 }
 
@@ -298,7 +299,7 @@ func (w *routersWorld) Closed(context.Context, store.Netns) ([]dataplane.Route, 
 }
 
 // Silent implements egress.Network.
-func (w *routersWorld) Silent(context.Context, store.Netns, plan.Client) ([]netip.Addr, error) {
+func (w *routersWorld) Silent(context.Context, store.Netns, client.Client) ([]netip.Addr, error) {
 	return nil, nil
 }
 

@@ -17,7 +17,8 @@ import (
 	"github.com/coil-net/coil/integration/rig"
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
 	"github.com/coil-net/coil/pkg/node/blocks"
-	"github.com/coil-net/coil/pkg/plan"
+	"github.com/coil-net/coil/pkg/plan/pools"
+	"github.com/coil-net/coil/pkg/plan/routes"
 	"github.com/coil-net/coil/pkg/reconcile"
 	"github.com/coil-net/coil/pkg/store"
 	"github.com/coil-net/coil/pkg/testkit"
@@ -153,7 +154,7 @@ func (f *fleet) fill(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	spec, err := plan.Pool(p.Spec)
+	spec, err := pools.Parse(p.Spec)
 	if err != nil {
 		return err
 	}
@@ -163,7 +164,7 @@ func (f *fleet) fill(ctx context.Context) error {
 			return err
 		}
 		n := f.nodes[i%len(f.nodes)]
-		o := plan.NewBlock(p, int32(i), b, plan.Holder{NodeName: n.name, NodeUID: n.uid, RequestUID: uuid.NewUUID()})
+		o := pools.NewBlock(p, int32(i), b, pools.Holder{NodeName: n.name, NodeUID: n.uid, RequestUID: uuid.NewUUID()})
 		_, err = f.rig.Coil.CoilV2().AddressBlocks().Create(ctx, o, metav1.CreateOptions{})
 		return err
 	})
@@ -319,4 +320,4 @@ func (r *busyRecord) Usage(context.Context) ([]store.Usage, error) {
 // noExport announces nothing.
 type noExport struct{}
 
-func (noExport) Export(context.Context, []plan.HeldBlock) error { return nil }
+func (noExport) Export(context.Context, []routes.HeldBlock) error { return nil }

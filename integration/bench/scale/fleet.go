@@ -18,12 +18,12 @@ import (
 	"github.com/coil-net/coil/integration/rig"
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
 	"github.com/coil-net/coil/pkg/ipam"
-	"github.com/coil-net/coil/pkg/plan"
+	"github.com/coil-net/coil/pkg/plan/pools"
 )
 
 const (
-	// pools is among how many pools the blocks are.
-	pools = 4
+	// poolCount is among how many pools the blocks are.
+	poolCount = 4
 	// parallel is how many writes are in flight. More don't make the API server faster.
 	parallel = 16
 )
@@ -34,7 +34,7 @@ type fleet struct {
 	pools []*v2.AddressPool
 	specs []ipam.Pool
 	nodes []holder
-	// made counts the blocks so far: block i is the one of index i/pools of pool i%pools.
+	// made counts the blocks so far: block i is the one of index i/poolCount of pool i%poolCount.
 	made atomic.Int64
 	log  io.Writer
 }
@@ -47,7 +47,7 @@ type holder struct {
 // newFleet makes Nodes and pools, but no blocks.
 func newFleet(ctx context.Context, r *rig.Rig, nodes int, log io.Writer) (*fleet, error) {
 	f := &fleet{rig: r, nodes: make([]holder, nodes), log: log}
-	for i := range pools {
+	for i := range poolCount {
 		name := fmt.Sprintf("pool-%d", i)
 		err := r.AddPool(ctx, name, 5, rig.Dual(fmt.Sprintf("10.%d.0.0/10", 64*i), fmt.Sprintf("fd00:10:%d::/106", i)))
 		if err != nil {
@@ -57,7 +57,7 @@ func newFleet(ctx context.Context, r *rig.Rig, nodes int, log io.Writer) (*fleet
 		if err != nil {
 			return nil, err
 		}
-		spec, err := plan.Pool(p.Spec)
+		spec, err := pools.Parse(p.Spec)
 		if err != nil {
 			return nil, err
 		}
@@ -100,12 +100,12 @@ func (f *fleet) addBlocks(ctx context.Context, n int) error {
 // block makes the next block.
 func (f *fleet) block(ctx context.Context, n holder, request types.UID) (*v2.AddressBlock, error) {
 	i := int(f.made.Add(1) - 1)
-	pool, index := f.pools[i%pools], int32(i/pools)
-	b, err := f.specs[i%pools].Block(index)
+	pool, index := f.pools[i%poolCount], int32(i/poolCount)
+	b, err := f.specs[i%poolCount].Block(index)
 	if err != nil {
 		return nil, err
 	}
-	o := plan.NewBlock(pool, index, b, plan.Holder{NodeName: n.name, NodeUID: n.uid, RequestUID: request})
+	o := pools.NewBlock(pool, index, b, pools.Holder{NodeName: n.name, NodeUID: n.uid, RequestUID: request})
 	made, err := f.rig.Coil.CoilV2().AddressBlocks().Create(ctx, o, metav1.CreateOptions{})
 	if err != nil {
 		return nil, fmt.Errorf("create AddressBlock %s: %w", o.Name, err)
@@ -115,7 +115,7 @@ func (f *fleet) block(ctx context.Context, n holder, request types.UID) (*v2.Add
 
 // skip leaves out the blocks that the controller may have carved after those of the
 // fleet.
-func (f *fleet) skip() { f.made.Add(pools * 50000) }
+func (f *fleet) skip() { f.made.Add(poolCount * 50000) }
 
 // nodeObject is a Node as kubelet and the cloud's controllers leave it: it has about
 // the size that it has in a cluster in use, 50 images included.

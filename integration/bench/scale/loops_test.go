@@ -19,7 +19,7 @@ import (
 	"github.com/coil-net/coil/integration/rig"
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
 	"github.com/coil-net/coil/pkg/kube"
-	"github.com/coil-net/coil/pkg/plan"
+	"github.com/coil-net/coil/pkg/plan/client"
 	"github.com/coil-net/coil/pkg/testkit"
 )
 
@@ -84,7 +84,7 @@ func TestLoopsNoticeADeath(t *testing.T) {
 				ObjectMeta: metav1.ObjectMeta{Namespace: gateways, Name: direct},
 				Spec:       v2.EgressSpec{Destinations: []string{"0.0.0.0/0"}, Peering: v2.EgressPeeringDirect}, Status: v2.EgressStatus{Clients: nodes},
 			},
-			routers: []plan.ClientRouter{{Addr: router, State: plan.RouterLive}, {Addr: router.Next(), State: plan.RouterLive}},
+			routers: []client.Router{{Addr: router, State: client.RouterLive}, {Addr: router.Next(), State: client.RouterLive}},
 			dead:    map[netip.Addr]bool{}, seen: map[string]int{},
 		}
 		var events told

@@ -23,7 +23,7 @@ import (
 	"github.com/coil-net/coil/pkg/ipam"
 	"github.com/coil-net/coil/pkg/node"
 	"github.com/coil-net/coil/pkg/node/egress"
-	"github.com/coil-net/coil/pkg/plan"
+	"github.com/coil-net/coil/pkg/plan/client"
 	"github.com/coil-net/coil/pkg/reconcile"
 	"github.com/coil-net/coil/pkg/store"
 )
@@ -36,7 +36,7 @@ type Options struct {
 	Egress  *v2.Egress
 	Service *corev1.Service // of the Egress, nil if there is none
 	// Routers are those of the Egress as they are now.
-	Routers func() ([]plan.ClientRouter, error)
+	Routers func() ([]client.Router, error)
 	// Repaired is told what was not as it was made, and Event what an Event would say.
 	Repaired func(clientnet.Outcome)
 	Event    func(format string, args ...any)
@@ -114,7 +114,7 @@ func (c cluster) Service(_ context.Context, name types.NamespacedName, _ bool) (
 
 func (cluster) HostNetwork(context.Context, types.NamespacedName) (bool, error) { return false, nil }
 
-func (c cluster) Routers(types.NamespacedName) ([]plan.ClientRouter, error) { return c.o.Routers() }
+func (c cluster) Routers(types.NamespacedName) ([]client.Router, error) { return c.o.Routers() }
 
 func (c cluster) Eventf(_, _ runtime.Object, _, _, _, note string, args ...any) {
 	c.o.Event(note, args...)

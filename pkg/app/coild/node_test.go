@@ -20,7 +20,7 @@ import (
 	"github.com/coil-net/coil/pkg/node/blocks"
 	"github.com/coil-net/coil/pkg/node/view"
 	"github.com/coil-net/coil/pkg/observe"
-	"github.com/coil-net/coil/pkg/plan"
+	"github.com/coil-net/coil/pkg/plan/routes"
 	"github.com/coil-net/coil/pkg/reconcile"
 	"github.com/coil-net/coil/pkg/store"
 	"github.com/coil-net/coil/pkg/testkit"
@@ -38,7 +38,7 @@ func (usage) Usage(context.Context) ([]store.Usage, error) {
 // announced counts the blocks of the last export.
 type announced struct{ atomic.Int32 }
 
-func (a *announced) Export(_ context.Context, held []plan.HeldBlock) error {
+func (a *announced) Export(_ context.Context, held []routes.HeldBlock) error {
 	a.Store(int32(len(held)))
 	return nil
 }

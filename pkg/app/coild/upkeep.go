@@ -25,7 +25,7 @@ import (
 	"github.com/coil-net/coil/pkg/node/blocks"
 	"github.com/coil-net/coil/pkg/node/export"
 	"github.com/coil-net/coil/pkg/node/heal"
-	"github.com/coil-net/coil/pkg/plan"
+	"github.com/coil-net/coil/pkg/plan/routes"
 	"github.com/coil-net/coil/pkg/podnet"
 	"github.com/coil-net/coil/pkg/reconcile"
 	"github.com/coil-net/coil/pkg/store"
@@ -133,7 +133,7 @@ func (d *daemon) newExporter(h *rtnl.Handle) (*export.Exporter, error) {
 	if err != nil {
 		return nil, fmt.Errorf("look up lo: %w", err)
 	}
-	tables := plan.ExportTables{
+	tables := routes.ExportTables{
 		Export: d.ExportTable, Unassigned: dataplane.TableUnassigned, Protocol: d.Protocol, Loopback: lo,
 	}
 	return export.New(tables, route.New(h, d.Protocol, tables.Export), route.New(h, d.Protocol, tables.Unassigned)), nil
@@ -164,7 +164,7 @@ type exports struct {
 }
 
 // Export implements blocks.Exporter.
-func (e *exports) Export(ctx context.Context, held []plan.HeldBlock) error {
+func (e *exports) Export(ctx context.Context, held []routes.HeldBlock) error {
 	repaired, err := e.Exporter.Export(ctx, held)
 	e.repairs.Done(ctx, heal.BlockRoute, repaired.Export)
 	e.repairs.Done(ctx, heal.UnreachableRoute, repaired.Unassigned)
@@ -180,11 +180,11 @@ func (d *daemon) remember(all []store.Allocation, usage []store.Usage) (served b
 	if d.fresh || !served {
 		return false
 	}
-	var held []plan.HeldBlock
+	var held []routes.HeldBlock
 	for _, u := range usage {
 		b, err := d.lister.Get(u.Name)
 		reserved := err == nil && b.Labels[v2.LabelReserved] == v2.ReservedValue
-		held = append(held, plan.HeldBlock{Name: u.Name, Block: u.Block.Block, Reserved: reserved})
+		held = append(held, routes.HeldBlock{Name: u.Name, Block: u.Block.Block, Reserved: reserved})
 	}
 	d.exports.Remember(held)
 	return true

@@ -25,7 +25,7 @@ import (
 	"github.com/coil-net/coil/pkg/kube"
 	"github.com/coil-net/coil/pkg/natgateway"
 	"github.com/coil-net/coil/pkg/observe"
-	"github.com/coil-net/coil/pkg/plan"
+	"github.com/coil-net/coil/pkg/plan/gateway"
 )
 
 const (
@@ -102,7 +102,7 @@ func run(ctx context.Context, o Options, health *observe.Health) error {
 		Addresses: addrs, Port: uint16(o.Port), SourcePortAuto: o.SourcePortAuto, Probers: probers, HealthPort: healthPort,
 		Ports: ports, Askers: askers, Resync: o.ResyncInterval,
 	}
-	gateway, err := natgateway.New(config, natgateway.Kernel{
+	router, err := natgateway.New(config, natgateway.Kernel{
 		Network: natgateway.NewPodNetwork(handle),
 		Tunnels: tunnel.New(handle),
 		Routes:  route.New(handle, dataplane.ProtocolNode, dataplane.TableWide),
@@ -126,9 +126,9 @@ func run(ctx context.Context, o Options, health *observe.Health) error {
 		defer f.Shutdown()
 	}
 	group.Go(func() error {
-		return observe.Serve(ctx, o.Observe, registry, health, observe.Page{Path: plan.RouterPressurePath, Handler: collector})
+		return observe.Serve(ctx, o.Observe, registry, health, observe.Page{Path: gateway.PressurePath, Handler: collector})
 	})
-	group.Go(func() error { return errors.Join(gateway.Watch(ctx, changes), changes.Close()) })
-	group.Go(func() error { return gateway.Run(ctx) })
+	group.Go(func() error { return errors.Join(router.Watch(ctx, changes), changes.Close()) })
+	group.Go(func() error { return router.Run(ctx) })
 	return group.Wait()
 }

@@ -26,10 +26,11 @@ import (
 	coilinformers "github.com/coil-net/coil/generated/informers/externalversions/coil/v2"
 	"github.com/coil-net/coil/pkg/app/leading"
 	"github.com/coil-net/coil/pkg/app/program"
-	"github.com/coil-net/coil/pkg/controller/egress"
+	controller "github.com/coil-net/coil/pkg/controller/egress"
 	"github.com/coil-net/coil/pkg/kube"
 	"github.com/coil-net/coil/pkg/observe"
 	"github.com/coil-net/coil/pkg/plan"
+	"github.com/coil-net/coil/pkg/plan/egress"
 	"github.com/coil-net/coil/pkg/reconcile"
 )
 
@@ -90,7 +91,7 @@ func Run(ctx context.Context, cfg *rest.Config, o *Options) error {
 		if err != nil {
 			return err
 		}
-		c, err := egress.New(egress.Config{
+		c, err := controller.New(controller.Config{
 			Coil: coil, Core: core, Egresses: s.coil.Coil().V2().Egresses(), Pools: s.pools,
 			Cluster: s.cluster, Namespaces: s.namespaces, Routers: s.routers, Accounts: s.accounts, Clients: s.slices,
 			ExternalNodes: externalNodes, EndpointsPerSlice: o.EndpointsPerSlice, Image: image, Recorder: recorder, LoopMetrics: reconcile.NewMetrics(registry), Registry: registry,
@@ -109,7 +110,7 @@ func Run(ctx context.Context, cfg *rest.Config, o *Options) error {
 
 // ownImage returns the image of the pod that the program runs in, and asks for it until it
 // gets an answer.
-func ownImage(ctx context.Context, core kubernetes.Interface, o *Options) (plan.RouterImage, error) {
+func ownImage(ctx context.Context, core kubernetes.Interface, o *Options) (egress.RouterImage, error) {
 	var pod *corev1.Pod
 	err := wait.PollUntilContextCancel(ctx, imagePause, true, func(ctx context.Context) (bool, error) {
 		var err error
@@ -124,16 +125,16 @@ func ownImage(ctx context.Context, core kubernetes.Interface, o *Options) (plan.
 	})
 	if err != nil || pod == nil {
 		if ctx.Err() != nil {
-			return plan.RouterImage{}, nil
+			return egress.RouterImage{}, nil
 		}
-		return plan.RouterImage{}, err
+		return egress.RouterImage{}, err
 	}
 	i := slices.IndexFunc(pod.Spec.Containers, func(c corev1.Container) bool { return c.Name == programName })
 	if i < 0 {
-		return plan.RouterImage{}, fmt.Errorf("pod %s has no container %s, whose image routers would have", klog.KObj(pod), programName)
+		return egress.RouterImage{}, fmt.Errorf("pod %s has no container %s, whose image routers would have", klog.KObj(pod), programName)
 	}
 	c := pod.Spec.Containers[i]
-	return plan.RouterImage{Name: c.Image, PullPolicy: c.ImagePullPolicy, Port: o.EgressPort}, nil
+	return egress.RouterImage{Name: c.Image, PullPolicy: c.ImagePullPolicy, Port: o.EgressPort}, nil
 }
 
 // sources are the informers, which select on the server and keep only what is read.
@@ -154,10 +155,10 @@ func newSources(clients kube.Clients, core kubernetes.Interface, coil versioned.
 		// Of the next two the managed fields are read.
 		routers: selected(func(l *metav1.ListOptions) { l.LabelSelector = plan.RouterSelector() }),
 		accounts: selected(func(l *metav1.ListOptions) {
-			l.FieldSelector = fields.OneTermEqualSelector("metadata.name", plan.RouterAccount).String()
+			l.FieldSelector = fields.OneTermEqualSelector("metadata.name", egress.RouterAccount).String()
 		}),
 		slices: informers.NewSharedInformerFactoryWithOptions(core, 0, informers.WithTransform(kube.Strip),
-			informers.WithTweakListOptions(func(l *metav1.ListOptions) { l.LabelSelector = plan.ClientSelector() })),
+			informers.WithTweakListOptions(func(l *metav1.ListOptions) { l.LabelSelector = egress.ClientSelector() })),
 	}
 	if o.EnableIPAM {
 		s.pools = s.coil.Coil().V2().AddressPools()

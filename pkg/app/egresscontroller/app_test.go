@@ -14,6 +14,7 @@ import (
 	"github.com/coil-net/coil/pkg/app/leading"
 	"github.com/coil-net/coil/pkg/observe"
 	"github.com/coil-net/coil/pkg/plan"
+	"github.com/coil-net/coil/pkg/plan/egress"
 )
 
 func TestDefaultsAreTheContract(t *testing.T) {
@@ -54,7 +55,7 @@ func TestOwnImage(t *testing.T) {
 	other.Name, other.Spec.Containers = "other", other.Spec.Containers[:1]
 	core := fake.NewClientset(pod, other)
 	got, err := ownImage(t.Context(), core, &Options{PodNamespace: "kube-system", PodName: "pod", EgressPort: 7})
-	if want := (plan.RouterImage{Name: "i", PullPolicy: corev1.PullNever, Port: 7}); err != nil || got != want {
+	if want := (egress.RouterImage{Name: "i", PullPolicy: corev1.PullNever, Port: 7}); err != nil || got != want {
 		t.Errorf("image %+v, error %v; want %+v", got, err, want)
 	}
 	for name, words := range map[string]string{"other": "no container coil-egress-controller", "none": "COIL_POD_NAME"} {

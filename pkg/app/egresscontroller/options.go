@@ -11,7 +11,7 @@ import (
 	"github.com/coil-net/coil/pkg/app/leading"
 	"github.com/coil-net/coil/pkg/dataplane"
 	"github.com/coil-net/coil/pkg/observe"
-	"github.com/coil-net/coil/pkg/plan"
+	"github.com/coil-net/coil/pkg/plan/egress"
 )
 
 // Options are the flags and environment of coil-egress-controller.
@@ -39,7 +39,7 @@ func (o *Options) AddFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&o.Kubeconfig, "kubeconfig", "", "path of a kubeconfig; needed only outside a cluster")
 	fs.Uint16Var(&o.EgressPort, "egress-port", dataplane.FouPort, "UDP port of the tunnels between clients and routers; the same as coild's")
 	fs.BoolVar(&o.EnableIPAM, "enable-ipam", true, "Coil gives pods their addresses; false: pods are where Nodes say (spec.podCIDRs)")
-	fs.IntVar(&o.EndpointsPerSlice, "max-endpoints-per-slice", plan.EndpointsPerSlice, "clients in an EndpointSlice: each that comes or goes writes one anew; slices with more are relieved bit by bit")
+	fs.IntVar(&o.EndpointsPerSlice, "max-endpoints-per-slice", egress.EndpointsPerSlice, "clients in an EndpointSlice: each that comes or goes writes one anew; slices with more are relieved bit by bit")
 	fs.StringSliceVar(&o.ExternalNodes, "node-external-cidrs", nil, "ranges in which ExternalIPs of Nodes are the cluster's, which no Egress captures; empty: none is")
 	fs.StringVar(&o.Observe.MetricsAddr, "metrics-addr", ":9396", "listen here for /metrics and /debug/pprof; empty: nowhere")
 	fs.StringVar(&o.Observe.HealthAddr, "health-addr", ":9397", "listen here for /healthz and /readyz; empty: nowhere")
@@ -57,8 +57,8 @@ func (o *Options) Validate() error {
 	if o.EgressPort == 0 {
 		errs = append(errs, errors.New("--egress-port is 0, it must be more"))
 	}
-	if o.EndpointsPerSlice < 1 || o.EndpointsPerSlice > plan.MaxEndpoints {
-		errs = append(errs, fmt.Errorf("--max-endpoints-per-slice is %d, it must be from 1 to %d", o.EndpointsPerSlice, plan.MaxEndpoints))
+	if o.EndpointsPerSlice < 1 || o.EndpointsPerSlice > egress.MaxEndpoints {
+		errs = append(errs, fmt.Errorf("--max-endpoints-per-slice is %d, it must be from 1 to %d", o.EndpointsPerSlice, egress.MaxEndpoints))
 	}
 	_, err := o.externalNodes()
 	return errors.Join(append(errs, err, o.Election.Validate())...)

@@ -20,9 +20,6 @@ import (
 	"github.com/coil-net/coil/pkg/router"
 )
 
-// mainTable is the kernel's main routing table (RT_TABLE_MAIN).
-const mainTable = 254
-
 // Options are the flags and environment of coil-router.
 type Options struct {
 	NodeName       string // env COIL_NODE_NAME
@@ -89,14 +86,14 @@ func run(ctx context.Context, o Options) error {
 		return err
 	}
 	r, err := router.New(router.Config{
-		NodeName: o.NodeName, Table: mainTable, Protocol: o.Protocol, UpdateInterval: o.UpdateInterval,
-	}, nodes, blocks, route.New(handle, o.Protocol, mainTable), registry,
+		NodeName: o.NodeName, Table: dataplane.TableMain, Protocol: o.Protocol, UpdateInterval: o.UpdateInterval,
+	}, nodes, blocks, route.New(handle, o.Protocol, dataplane.TableMain), registry,
 		func(err error) { health.Set("routes", err) })
 	if err != nil {
 		return err
 	}
 
-	changes, err := handle.Subscribe(rtnl.Interest{Protocol: o.Protocol, Tables: []int{mainTable}})
+	changes, err := handle.Subscribe(rtnl.Interest{Protocol: o.Protocol, Tables: []int{dataplane.TableMain}})
 	if err != nil {
 		return err
 	}

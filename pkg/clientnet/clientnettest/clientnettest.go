@@ -17,7 +17,7 @@ import (
 	"github.com/coil-net/coil/pkg/ipam"
 	"github.com/coil-net/coil/pkg/kernel/netns"
 	"github.com/coil-net/coil/pkg/kernel/rtnl"
-	"github.com/coil-net/coil/pkg/plan"
+	"github.com/coil-net/coil/pkg/plan/client"
 	"github.com/coil-net/coil/pkg/store"
 	"github.com/coil-net/coil/pkg/testkit"
 	"github.com/coil-net/coil/pkg/testkit/netnstest"
@@ -57,7 +57,7 @@ func (s *Links) Make(ctx context.Context, _ *netns.NS, h *rtnl.Handle, _ uint16,
 		errs = append(errs, err)
 		links[w.Remote] = dataplane.TunnelLink{Index: index, Name: name}
 	}
-	if _, err := s.MakeSinks(ctx, h, 0, plan.ClientState{Tunnels: want}.Families()...); err != nil {
+	if _, err := s.MakeSinks(ctx, h, 0, client.State{Tunnels: want}.Families()...); err != nil {
 		errs = append(errs, err)
 	}
 	return links, result, errors.Join(errs...)
@@ -146,7 +146,7 @@ type Pod struct {
 	// Eth0 is the index of its link.
 	Eth0 int
 	// Client is the pod as a client that uses no Egress.
-	Client plan.Client
+	Client client.Client
 }
 
 // NewPod returns a pod that is gone when the test is over. Its link's other end is in its own namespace; see Outside.
@@ -168,7 +168,7 @@ func NewPod(t *testing.T) *Pod {
 	if p.Eth0, err = h.IndexByName("eth0"); err != nil {
 		t.Fatal(err)
 	}
-	p.Client = plan.Client{
+	p.Client = client.Client{
 		Address: ipam.Address{IPv4: netip.MustParseAddr("10.1.0.5"), IPv6: netip.MustParseAddr("fd01::5")},
 		Link:    "eth0", Port: 5555, Protocol: dataplane.ProtocolNode,
 	}
@@ -244,8 +244,8 @@ func (p *Pod) Outside(addrs ...string) *netnstest.NS {
 }
 
 // Gateway returns an Egress whose Service has addresses that end in peer, or none if peer is 0.
-func Gateway(name string, peer int, destinations ...string) plan.ClientEgress {
-	e := plan.ClientEgress{Name: name}
+func Gateway(name string, peer int, destinations ...string) client.Egress {
+	e := client.Egress{Name: name}
 	for _, d := range destinations {
 		e.Destinations = append(e.Destinations, netip.MustParsePrefix(d))
 	}

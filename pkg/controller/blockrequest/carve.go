@@ -15,7 +15,7 @@ import (
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
 	"github.com/coil-net/coil/pkg/faultpoint"
 	"github.com/coil-net/coil/pkg/ipam"
-	"github.com/coil-net/coil/pkg/plan"
+	"github.com/coil-net/coil/pkg/plan/pools"
 )
 
 // refusal is why a request can't be fulfilled, in the words of its condition.
@@ -49,7 +49,7 @@ func (c *Controller) obtain(ctx context.Context, r *v2.BlockRequest, w *work) (*
 	if err != nil {
 		return nil, err
 	}
-	p, err := plan.Pool(pool.Spec)
+	p, err := pools.Parse(pool.Spec)
 	if err != nil {
 		return nil, refusef(v2.ReasonPoolInvalid, "AddressPool %s can't be used: %s", pool.Name, oneLine(err))
 	}
@@ -57,7 +57,7 @@ func (c *Controller) obtain(ctx context.Context, r *v2.BlockRequest, w *work) (*
 	if err != nil {
 		return nil, err
 	}
-	if s, _ := plan.Suspended(pool, c.Claims(pool.Name), c.now()); s.Status == metav1.ConditionTrue {
+	if s, _ := pools.Suspended(pool, c.Claims(pool.Name), c.now()); s.Status == metav1.ConditionTrue {
 		return nil, refusef(v2.ReasonPoolSuspended, "AddressPool %s is suspended: %s", pool.Name, s.Message)
 	}
 	if err := c.requireRoom(node, pool.Name, p.BlockSize()); err != nil {
@@ -78,7 +78,7 @@ func (c *Controller) madeFor(r *v2.BlockRequest, w *work) []string {
 		names = append(names, w.made)
 	}
 	if w.attempt != nil {
-		names = append(names, plan.BlockName(r.Spec.PoolName, w.attempt.index))
+		names = append(names, pools.BlockName(r.Spec.PoolName, w.attempt.index))
 	}
 	slices.Sort(names)
 	return slices.Compact(names)
@@ -147,8 +147,8 @@ func terminating(pool string) error {
 
 // holder returns the node that gets the block. A request of a Node that was since made again
 // under the same name is refused: the new one asks for itself.
-func (c *Controller) holder(ctx context.Context, r *v2.BlockRequest) (plan.Holder, *corev1.Node, error) {
-	h := plan.Holder{NodeName: r.Spec.NodeName, RequestUID: r.UID}
+func (c *Controller) holder(ctx context.Context, r *v2.BlockRequest) (pools.Holder, *corev1.Node, error) {
+	h := pools.Holder{NodeName: r.Spec.NodeName, RequestUID: r.UID}
 	for _, o := range r.OwnerReferences {
 		if o.Kind == "Node" && o.Name == r.Spec.NodeName {
 			h.NodeUID = o.UID
@@ -171,7 +171,7 @@ func (c *Controller) holder(ctx context.Context, r *v2.BlockRequest) (plan.Holde
 }
 
 // carve creates the block of the next free index.
-func (c *Controller) carve(ctx context.Context, r *v2.BlockRequest, w *work, pool *v2.AddressPool, p ipam.Pool, h plan.Holder) (*v2.AddressBlock, error) {
+func (c *Controller) carve(ctx context.Context, r *v2.BlockRequest, w *work, pool *v2.AddressPool, p ipam.Pool, h pools.Holder) (*v2.AddressBlock, error) {
 	for collisions := 0; ; collisions++ {
 		if collisions > 0 {
 			if bs := c.cachedFor(r); len(bs) > 0 || c.answered(r) {
@@ -191,7 +191,7 @@ func (c *Controller) carve(ctx context.Context, r *v2.BlockRequest, w *work, poo
 			return nil, err
 		}
 		faultpoint.At(faultpoint.CarveChosen)
-		b, err := c.coil.CoilV2().AddressBlocks().Create(ctx, plan.NewBlock(pool, cand.index, cand.block, h), metav1.CreateOptions{})
+		b, err := c.coil.CoilV2().AddressBlocks().Create(ctx, pools.NewBlock(pool, cand.index, cand.block, h), metav1.CreateOptions{})
 		switch {
 		case err == nil:
 			faultpoint.At(faultpoint.CarveCreated)
@@ -200,7 +200,7 @@ func (c *Controller) carve(ctx context.Context, r *v2.BlockRequest, w *work, poo
 			return b, nil
 		case apierrors.IsAlreadyExists(err):
 			w.attempt = nil
-			name := plan.BlockName(pool.Name, cand.index)
+			name := pools.BlockName(pool.Name, cand.index)
 			b, err := c.ours(ctx, r, name)
 			if b != nil {
 				w.made = b.Name
@@ -212,11 +212,11 @@ func (c *Controller) carve(ctx context.Context, r *v2.BlockRequest, w *work, poo
 			w.attempt = nil
 			c.ledger.release(pool.Name, cand.index)
 			return nil, refusef(v2.ReasonPoolInvalid, "The API server refuses AddressBlock %s: %s",
-				plan.BlockName(pool.Name, cand.index), oneLine(err))
+				pools.BlockName(pool.Name, cand.index), oneLine(err))
 		default:
 			// It may exist all the same.
 			w.attempt = &attempt{cand, pool.UID}
-			return nil, fmt.Errorf("create AddressBlock %s: %w", plan.BlockName(pool.Name, cand.index), err)
+			return nil, fmt.Errorf("create AddressBlock %s: %w", pools.BlockName(pool.Name, cand.index), err)
 		}
 	}
 }

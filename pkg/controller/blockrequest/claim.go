@@ -13,7 +13,7 @@ import (
 
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
 	"github.com/coil-net/coil/pkg/ipam"
-	"github.com/coil-net/coil/pkg/plan"
+	"github.com/coil-net/coil/pkg/plan/pools"
 )
 
 // repeated are the reasons with which a claim is refused again and again, and that say nothing about other blocks.
@@ -67,7 +67,7 @@ func (c *Controller) claim(ctx context.Context, r *v2.BlockRequest, w *work) (*v
 		c.ledger.contest(name, r.Spec.NodeName)
 		return nil, refusef(v2.ReasonBlockTaken, "Addresses of AddressBlock %s are in another block: two nodes may use them", name)
 	}
-	b, err = c.coil.CoilV2().AddressBlocks().Create(ctx, plan.NewBlock(pool, index, ranges, h), metav1.CreateOptions{})
+	b, err = c.coil.CoilV2().AddressBlocks().Create(ctx, pools.NewBlock(pool, index, ranges, h), metav1.CreateOptions{})
 	switch {
 	case err == nil:
 		w.made = b.Name
@@ -103,11 +103,11 @@ func claimAllowed(pool *v2.AddressPool, block, node string) bool {
 
 // blockNamed returns index and ranges of the block of a pool that has the name.
 func blockNamed(pool *v2.AddressPool, name string) (int32, ipam.Block, error) {
-	of, index, ok := plan.SplitBlockName(name)
+	of, index, ok := pools.SplitBlockName(name)
 	if !ok || of != pool.Name {
 		return 0, ipam.Block{}, errors.New("its blocks have other names")
 	}
-	p, err := plan.Pool(pool.Spec)
+	p, err := pools.Parse(pool.Spec)
 	if err != nil {
 		return 0, ipam.Block{}, err
 	}
@@ -116,7 +116,7 @@ func blockNamed(pool *v2.AddressPool, name string) (int32, ipam.Block, error) {
 }
 
 // Claims returns the last claim of a block of a pool, and since when this process leads.
-func (c *Controller) Claims(pool string) plan.Claims { return c.ledger.claimsOf(pool) }
+func (c *Controller) Claims(pool string) pools.Claims { return c.ledger.claimsOf(pool) }
 
 // OnClaim makes the controller tell of each claim that suspends a pool.
 func (c *Controller) OnClaim(tell func(pool string)) { c.tellClaim = tell }

@@ -8,7 +8,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
-	"github.com/coil-net/coil/pkg/plan"
+	"github.com/coil-net/coil/pkg/plan/pools"
 )
 
 // The node has answered before, or the block came back by other means.
@@ -147,7 +147,7 @@ func TestContestedBlock(t *testing.T) {
 	after(0)
 	ask("claim", "node", "default-0", v2.ReasonBlockTaken)
 	first := r.Claims("default").Last
-	after(plan.SuspendFor)
+	after(pools.SuspendFor)
 	ask("again", "node", "default-0", v2.ReasonBlockTaken)
 	if last := r.Claims("default").Last; !last.Equal(first) || first.IsZero() {
 		t.Errorf("the claim suspends the pool once more: at %s and %s", first, last)
@@ -158,7 +158,7 @@ func TestContestedBlock(t *testing.T) {
 	ask("at last", "node", "default-0", "")
 	api.dropBlock("default-0")
 	r.deliverAll(t)
-	after(2 * plan.SuspendFor)
+	after(2 * pools.SuspendFor)
 	ask("third later", "third", "", "")
 }
 
@@ -192,7 +192,7 @@ func TestClaimSuspendsThePool(t *testing.T) {
 	if got := api.requests["claim"].Status.AddressBlockName; got != "default-1" {
 		t.Errorf("the claim is answered with %q", got)
 	}
-	r.now = func() time.Time { return start.Add(plan.SuspendFor) }
+	r.now = func() time.Time { return start.Add(pools.SuspendFor) }
 	r.ledger.now = r.now
 	if got := ask("late").Status.AddressBlockName; got != "default-2" {
 		t.Errorf("a request after the suspension is answered with %q, want the block behind the claimed one", got)

@@ -13,7 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
-	"github.com/coil-net/coil/pkg/plan"
+	"github.com/coil-net/coil/pkg/plan/pools"
 )
 
 // conditionOf returns the only condition of a request.
@@ -134,7 +134,7 @@ func TestAnswers(t *testing.T) {
 		}},
 		{name: "suspended by an earlier leader", reason: v2.ReasonPoolSuspended, words: "is suspended", api: func(a *fakeAPI, _ *v2.BlockRequest) {
 			a.pools["default"].Status.Conditions = []metav1.Condition{{
-				Type: v2.PoolSuspended, Status: metav1.ConditionTrue, Reason: plan.ReasonBlocksClaimed, LastTransitionTime: now,
+				Type: v2.PoolSuspended, Status: metav1.ConditionTrue, Reason: pools.ReasonBlocksClaimed, LastTransitionTime: now,
 			}}
 		}},
 		{name: "suspended by an admin", reason: v2.ReasonPoolSuspended, words: "is suspended", api: func(a *fakeAPI, _ *v2.BlockRequest) {
@@ -188,7 +188,7 @@ func TestAnswers(t *testing.T) {
 // made returns a block that somebody else made.
 func made(pool string, index int32, ipv4, node string) *v2.AddressBlock {
 	return &v2.AddressBlock{
-		ObjectMeta: metav1.ObjectMeta{Name: plan.BlockName(pool, index), Labels: map[string]string{v2.LabelPool: pool, v2.LabelNode: node}},
+		ObjectMeta: metav1.ObjectMeta{Name: pools.BlockName(pool, index), Labels: map[string]string{v2.LabelPool: pool, v2.LabelNode: node}},
 		Index:      index, IPv4: &ipv4,
 	}
 }

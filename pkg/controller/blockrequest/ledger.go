@@ -12,7 +12,7 @@ import (
 
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
 	"github.com/coil-net/coil/pkg/ipam"
-	"github.com/coil-net/coil/pkg/plan"
+	"github.com/coil-net/coil/pkg/plan/pools"
 )
 
 // markLife is for how long an index is believed to be taken that only an answer of
@@ -33,9 +33,9 @@ type ledger struct {
 	mu     sync.Mutex
 	pools  map[string]*account
 	blocks holders
-	nodes  holders                // their own addresses, which no pod can have
-	led    time.Time              // when this process began to lead
-	claims map[string]plan.Claims // by pool
+	nodes  holders                 // their own addresses, which no pod can have
+	led    time.Time               // when this process began to lead
+	claims map[string]pools.Claims // by pool
 	// contested are blocks, by name, that one node claims and another one holds. When the latter gives
 	// one back, nobody but the former may have it.
 	contested map[string]contest
@@ -75,7 +75,7 @@ type mark struct {
 }
 
 func newLedger(now func() time.Time) *ledger {
-	return &ledger{now: now, pools: map[string]*account{}, claims: map[string]plan.Claims{}, contested: map[string]contest{}, refused: map[[2]string]time.Time{}}
+	return &ledger{now: now, pools: map[string]*account{}, claims: map[string]pools.Claims{}, contested: map[string]contest{}, refused: map[[2]string]time.Time{}}
 }
 
 // account must be called with mu held.
@@ -93,7 +93,7 @@ func (l *ledger) see(b *v2.AddressBlock) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.blocks.hold(b.Name, rangesOf(b))
-	if pool, index, ok := plan.SplitBlockName(b.Name); ok {
+	if pool, index, ok := pools.SplitBlockName(b.Name); ok {
 		a := l.account(pool)
 		a.taken[index] = struct{}{}
 		delete(a.marks, index)
@@ -110,7 +110,7 @@ func (l *ledger) miss(name string) {
 // free must be called with mu held.
 func (l *ledger) free(name string) {
 	l.blocks.hold(name, nil)
-	if pool, index, ok := plan.SplitBlockName(name); ok {
+	if pool, index, ok := pools.SplitBlockName(name); ok {
 		a := l.account(pool)
 		delete(a.taken, index)
 		delete(a.marks, index)
@@ -232,7 +232,7 @@ func (l *ledger) pick(pool string, p ipam.Pool, node string) (candidate, error) 
 		if err != nil {
 			return candidate{}, err
 		}
-		if _, contested := l.contested[plan.BlockName(pool, index)]; !contested && !l.blocks.overlap(b) && !l.nodes.overlap(b) {
+		if _, contested := l.contested[pools.BlockName(pool, index)]; !contested && !l.blocks.overlap(b) && !l.nodes.overlap(b) {
 			a.last = index
 			return candidate{index, b, l.mark(pool, index, node, b.Prefixes())}, nil
 		}
@@ -251,7 +251,7 @@ func (l *ledger) pick(pool string, p ipam.Pool, node string) (candidate, error) 
 func (l *ledger) claim(pool string, index int32, b ipam.Block, node string) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	name := plan.BlockName(pool, index)
+	name := pools.BlockName(pool, index)
 	// The cache may still show the block: the watch of claims can be ahead of that of blocks.
 	seen := l.blocks.by[name]
 	l.blocks.hold(name, nil)
@@ -333,11 +333,11 @@ func (l *ledger) lead() {
 func (l *ledger) noteClaim(pool, node string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	maps.DeleteFunc(l.claims, func(_ string, c plan.Claims) bool { return l.now().Sub(c.Last) >= plan.SuspendFor })
-	l.claims[pool] = plan.Claims{Node: node, Last: l.now()}
+	maps.DeleteFunc(l.claims, func(_ string, c pools.Claims) bool { return l.now().Sub(c.Last) >= pools.SuspendFor })
+	l.claims[pool] = pools.Claims{Node: node, Last: l.now()}
 }
 
-func (l *ledger) claimsOf(pool string) plan.Claims {
+func (l *ledger) claimsOf(pool string) pools.Claims {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	c := l.claims[pool]
@@ -364,7 +364,7 @@ func (l *ledger) mark(pool string, index int32, node string, ps []netip.Prefix) 
 	a, now := l.account(pool), l.now()
 	a.taken[index] = struct{}{}
 	a.marks[index] = mark{now, node}
-	l.blocks.hold(plan.BlockName(pool, index), ps)
+	l.blocks.hold(pools.BlockName(pool, index), ps)
 	return now
 }
 
@@ -377,7 +377,7 @@ func (l *ledger) unseen(pool, node string) []string {
 	var names []string
 	for index, m := range a.marks {
 		if m.node == node {
-			names = append(names, plan.BlockName(pool, index))
+			names = append(names, pools.BlockName(pool, index))
 		}
 	}
 	return names
@@ -385,7 +385,7 @@ func (l *ledger) unseen(pool, node string) []string {
 
 // found records a block that the API server has and the cache doesn't show yet.
 func (l *ledger) found(b *v2.AddressBlock) {
-	pool, index, ok := plan.SplitBlockName(b.Name)
+	pool, index, ok := pools.SplitBlockName(b.Name)
 	if !ok {
 		return
 	}
@@ -404,7 +404,7 @@ func (l *ledger) release(pool string, index int32) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if _, ok := l.account(pool).marks[index]; ok {
-		l.free(plan.BlockName(pool, index))
+		l.free(pools.BlockName(pool, index))
 	}
 }
 
@@ -413,7 +413,7 @@ func (l *ledger) release(pool string, index int32) {
 func (l *ledger) expire(pool string, a *account) {
 	for index, m := range a.marks {
 		if l.now().Sub(m.at) > markLife {
-			l.free(plan.BlockName(pool, index))
+			l.free(pools.BlockName(pool, index))
 		}
 	}
 }

@@ -14,12 +14,12 @@ import (
 
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
 	"github.com/coil-net/coil/pkg/ipam"
-	"github.com/coil-net/coil/pkg/plan"
+	"github.com/coil-net/coil/pkg/plan/pools"
 )
 
 func mustPool(t *testing.T, bits int, cidr string) ipam.Pool {
 	t.Helper()
-	p, err := plan.Pool(testPool("", int32(bits), cidr).Spec)
+	p, err := pools.Parse(testPool("", int32(bits), cidr).Spec)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -276,7 +276,7 @@ func TestContestsOfANodeAreBounded(t *testing.T) {
 	now := time.Now()
 	l := newLedger(func() time.Time { return now })
 	for i := range int32(2 * maxContests) {
-		l.contest(plan.BlockName("default", i), "node")
+		l.contest(pools.BlockName("default", i), "node")
 	}
 	l.contest("default-7", "node") // once more
 	l.contest("default-1000", "other")

@@ -4,7 +4,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
-	"github.com/coil-net/coil/pkg/plan"
+	"github.com/coil-net/coil/pkg/plan/pools"
 )
 
 // requireRoom refuses a block of a pool to a node that holds more addresses of it than its pods can need:
@@ -12,12 +12,12 @@ import (
 // block nor reserve it. Requests at once can each get one more, one per worker.
 func (c *Controller) requireRoom(n *corev1.Node, pool string, blockSize int) error {
 	blocks := c.heldBy(n.Name, pool)
-	held, limit := int64(blocks)*int64(blockSize), plan.NodeLimit(n, blockSize)
+	held, limit := int64(blocks)*int64(blockSize), pools.NodeLimit(n, blockSize)
 	if held <= limit {
 		return nil
 	}
 	return refusef(v2.ReasonNodeLimit, "Node %s holds %d blocks of AddressPool %s with %d addresses, more than the %d that its %d pods can need: "+
-		"raise maxPods of its kubelet, or find out from the log of its coild why it keeps them", n.Name, blocks, pool, held, limit, plan.MostPods(n))
+		"raise maxPods of its kubelet, or find out from the log of its coild why it keeps them", n.Name, blocks, pool, held, limit, pools.MostPods(n))
 }
 
 // heldBy counts the blocks of a pool that a node holds or is about to get, but for reserved ones, which are

@@ -20,11 +20,11 @@ import (
 	"k8s.io/klog/v2"
 
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
-	"github.com/coil-net/coil/pkg/plan"
+	"github.com/coil-net/coil/pkg/plan/egress"
 )
 
 // earlierManagers own, by Update, what Coil 2.x wrote.
-var earlierManagers = sets.New(plan.EgressController, "coil-controller")
+var earlierManagers = sets.New(egress.ControllerName, "coil-controller")
 
 // object is an object of the API.
 type object interface {
@@ -53,8 +53,8 @@ func (e *absentError) Unwrap() error { return e.error }
 // verdict is what is known of an object, for the status: at most one of these is wrong with it.
 type verdict struct {
 	foreign  *foreignError
-	template *plan.TemplateError
-	refused  *plan.Refusal
+	template *egress.TemplateError
+	refused  *egress.Refusal
 }
 
 // judge returns what an error of ensuring an object says about it; false if it says nothing, as
@@ -66,7 +66,7 @@ func judge(kind, name string, err error) (v verdict, ok bool) {
 		return v, true
 	case errors.As(err, &status) && (apierrors.IsForbidden(err) || apierrors.IsInvalid(err)):
 		var absent *absentError
-		v.refused = &plan.Refusal{Kind: kind, Name: name, Absent: errors.As(err, &absent), Reason: status.Status().Message}
+		v.refused = &egress.Refusal{Kind: kind, Name: name, Absent: errors.As(err, &absent), Reason: status.Status().Message}
 		return v, true
 	}
 	return v, false
@@ -111,7 +111,7 @@ func ensure[T object](ctx context.Context, c client[T], have *T, want T, owned f
 	if err != nil {
 		return err
 	}
-	if _, err := c.Patch(ctx, name, types.ApplyPatchType, body, metav1.PatchOptions{FieldManager: plan.EgressController, Force: new(true)}); err != nil {
+	if _, err := c.Patch(ctx, name, types.ApplyPatchType, body, metav1.PatchOptions{FieldManager: egress.ControllerName, Force: new(true)}); err != nil {
 		err = fmt.Errorf("apply %s %s: %w", kind, klog.KObj(want), err)
 		if have == nil {
 			err = &absentError{err}
@@ -132,7 +132,7 @@ func takeOver[T object](ctx context.Context, c client[T], have T) (bool, error) 
 		return false, nil
 	}
 	// The function writes into what it is given, which is a cache's.
-	patch, err := csaupgrade.UpgradeManagedFieldsPatch(have.DeepCopyObject(), earlierManagers, plan.EgressController)
+	patch, err := csaupgrade.UpgradeManagedFieldsPatch(have.DeepCopyObject(), earlierManagers, egress.ControllerName)
 	if err != nil {
 		return false, fmt.Errorf("take over %T %s: %w", have, klog.KObj(have), err)
 	}

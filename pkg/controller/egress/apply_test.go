@@ -11,7 +11,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
-	"github.com/coil-net/coil/pkg/plan"
+	"github.com/coil-net/coil/pkg/plan/egress"
 	"github.com/coil-net/coil/pkg/testkit"
 )
 
@@ -59,7 +59,7 @@ func TestCovers(t *testing.T) {
 // TestConfiguration holds that applying owns what is wanted, and nothing that is empty.
 func TestConfiguration(t *testing.T) {
 	e := &v2.Egress{ObjectMeta: metav1.ObjectMeta{Namespace: "n", Name: "nat", UID: "u"}, Spec: v2.EgressSpec{Replicas: 1}}
-	want, err := plan.RouterDeployment(e, plan.RouterImage{Name: "i", Port: 5555})
+	want, err := egress.RouterDeployment(e, egress.RouterImage{Name: "i", Port: 5555})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -13,7 +13,7 @@ import (
 	"k8s.io/klog/v2"
 
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
-	"github.com/coil-net/coil/pkg/plan"
+	"github.com/coil-net/coil/pkg/plan/egress"
 )
 
 // ensureBinding gives the account of routers its rights in its namespace.
@@ -26,16 +26,16 @@ func (c *Controller) ensureBinding(ctx context.Context, e *v2.Egress) error {
 	if err != nil {
 		return err
 	}
-	err = ensure(ctx, c.cfg.Core.RbacV1().RoleBindings(e.Namespace), have, plan.RouterBinding(e.Namespace, all), ownedByEgresses[*rbacv1.RoleBinding])
+	err = ensure(ctx, c.cfg.Core.RbacV1().RoleBindings(e.Namespace), have, egress.RouterBinding(e.Namespace, all), ownedByEgresses[*rbacv1.RoleBinding])
 	var foreign *foreignError
-	if errors.As(err, &foreign) && have != nil && plan.BindsRouters(*have) {
+	if errors.As(err, &foreign) && have != nil && egress.BindsRouters(*have) {
 		return nil // it serves, whoever made it
 	}
 	return err
 }
 
 func (c *Controller) bindingIn(namespace string) (**rbacv1.RoleBinding, error) {
-	return cached(c.cfg.Accounts.Rbac().V1().RoleBindings().Lister().RoleBindings(namespace).Get(plan.RouterAccount))
+	return cached(c.cfg.Accounts.Rbac().V1().RoleBindings().Lister().RoleBindings(namespace).Get(egress.RouterAccount))
 }
 
 // syncBinding takes from accounts of routers the rights that former versions gave them in all
@@ -46,7 +46,7 @@ func (c *Controller) syncBinding(ctx context.Context, name string) error {
 		return err
 	}
 	var errs []error
-	subjects := plan.WithoutRouters((*have).Subjects, func(namespace string) bool {
+	subjects := egress.WithoutRouters((*have).Subjects, func(namespace string) bool {
 		needs, err := c.needsCluster(namespace)
 		errs = append(errs, err)
 		return needs || err != nil
@@ -63,7 +63,7 @@ func (c *Controller) syncBinding(ctx context.Context, name string) error {
 		return err
 	}
 	api := c.cfg.Core.RbacV1().ClusterRoleBindings()
-	if _, err := api.Patch(ctx, name, types.MergePatchType, body, metav1.PatchOptions{FieldManager: plan.EgressController}); err != nil {
+	if _, err := api.Patch(ctx, name, types.MergePatchType, body, metav1.PatchOptions{FieldManager: egress.ControllerName}); err != nil {
 		return fmt.Errorf("patch ClusterRoleBinding %s: %w", name, err)
 	}
 	klog.FromContext(ctx).Info("Took the rights in all namespaces from accounts of routers", "binding", name, "subjects", len(subjects))

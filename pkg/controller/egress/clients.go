@@ -16,7 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
-	"github.com/coil-net/coil/pkg/plan"
+	"github.com/coil-net/coil/pkg/plan/egress"
 	"github.com/coil-net/coil/pkg/reconcile"
 )
 
@@ -58,12 +58,12 @@ func (c *Controller) syncClients(ctx context.Context, key types.NamespacedName) 
 		return err
 	}
 	// A selector that can't be used is told by the status.
-	clients, refused, _ := plan.EgressClients(plan.ClientFacts{Egress: e, Pods: pods, Namespaces: c.namespaceLabels})
+	clients, refused, _ := egress.Clients(egress.ClientFacts{Egress: e, Pods: pods, Namespaces: c.namespaceLabels})
 	for _, p := range c.refusals.tell(key, refused) {
 		c.cfg.Recorder.Eventf(podReference(p), nil, corev1.EventTypeWarning, "EgressNotAllowed", "Reconcile",
 			"Egress %s doesn't allow this namespace (spec.allowedNamespaces): what the pod sends to its destinations is dropped", key)
 	}
-	changes := plan.ClientSlices(e, have, clients, cmp.Or(c.cfg.EndpointsPerSlice, plan.EndpointsPerSlice))
+	changes := egress.ClientSlices(e, have, clients, cmp.Or(c.cfg.EndpointsPerSlice, egress.EndpointsPerSlice))
 	if len(changes.Create)+len(changes.Update)+len(changes.Delete) == 0 {
 		return nil
 	}
@@ -86,7 +86,7 @@ func (c *Controller) namespaceLabels(name string) labels.Set {
 
 // writeSlices does the writes, each whether or not another one fails. Clients are added
 // before others are removed: one that moves is never missing.
-func (c *Controller) writeSlices(ctx context.Context, key types.NamespacedName, changes plan.SliceChanges) error {
+func (c *Controller) writeSlices(ctx context.Context, key types.NamespacedName, changes egress.SliceChanges) error {
 	api := c.cfg.Core.DiscoveryV1().EndpointSlices(key.Namespace)
 	var errs []error
 	done := func(s *discoveryv1.EndpointSlice, w write, what string, err error) {
@@ -98,14 +98,14 @@ func (c *Controller) writeSlices(ctx context.Context, key types.NamespacedName, 
 		klog.FromContext(ctx).V(4).Info("Wrote clients", "egress", key, "slice", s.Name, "change", what, "clients", len(s.Endpoints))
 	}
 	for _, s := range changes.Create {
-		_, err := api.Create(ctx, s, metav1.CreateOptions{FieldManager: plan.EgressController})
+		_, err := api.Create(ctx, s, metav1.CreateOptions{FieldManager: egress.ControllerName})
 		if apierrors.IsAlreadyExists(err) {
 			err = c.replaceSlice(ctx, s)
 		}
 		done(s, write{made: true}, "create", err)
 	}
 	for _, s := range changes.Update {
-		_, err := api.Update(ctx, s, metav1.UpdateOptions{FieldManager: plan.EgressController})
+		_, err := api.Update(ctx, s, metav1.UpdateOptions{FieldManager: egress.ControllerName})
 		if apierrors.IsNotFound(err) {
 			err = nil // its end is an event
 		}
@@ -135,7 +135,7 @@ func (c *Controller) replaceSlice(ctx context.Context, want *discoveryv1.Endpoin
 	}
 	want = want.DeepCopy()
 	want.UID, want.ResourceVersion = have.UID, have.ResourceVersion
-	_, err = api.Update(ctx, want, metav1.UpdateOptions{FieldManager: plan.EgressController})
+	_, err = api.Update(ctx, want, metav1.UpdateOptions{FieldManager: egress.ControllerName})
 	return err
 }
 

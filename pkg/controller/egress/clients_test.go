@@ -14,7 +14,7 @@ import (
 	clienttesting "k8s.io/client-go/testing"
 
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
-	"github.com/coil-net/coil/pkg/plan"
+	"github.com/coil-net/coil/pkg/plan/egress"
 )
 
 var nat = types.NamespacedName{Namespace: "internet", Name: "nat"}
@@ -126,7 +126,7 @@ func TestClientsAreCollected(t *testing.T) {
 			t.Error(err)
 		}
 		have, err := f.slicesOf(nat)
-		if n := plan.CountClients(have); err != nil || n != 6 {
+		if n := egress.CountClients(have); err != nil || n != 6 {
 			t.Errorf("%d clients are written, want 6; %v", n, err)
 		}
 	})

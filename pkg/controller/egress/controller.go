@@ -48,7 +48,7 @@ import (
 	coilinformers "github.com/coil-net/coil/generated/informers/externalversions/coil/v2"
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
 	"github.com/coil-net/coil/pkg/kube"
-	"github.com/coil-net/coil/pkg/plan"
+	"github.com/coil-net/coil/pkg/plan/egress"
 	"github.com/coil-net/coil/pkg/reconcile"
 )
 
@@ -83,17 +83,17 @@ type Config struct {
 	// plan.RouterSelector selects, with their managed fields.
 	Routers informers.SharedInformerFactory
 	// Accounts informs of ServiceAccounts, RoleBindings and ClusterRoleBindings of the name
-	// plan.RouterAccount, with their managed fields.
+	// egress.RouterAccount, with their managed fields.
 	Accounts informers.SharedInformerFactory
-	// Clients informs of EndpointSlices that plan.ClientSelector selects.
+	// Clients informs of EndpointSlices that egress.ClientSelector selects.
 	Clients informers.SharedInformerFactory
 
 	// ExternalNodes are the ranges in which ExternalIPs of Nodes are the cluster's.
 	ExternalNodes []netip.Prefix
-	// EndpointsPerSlice is how many clients are in a slice; 0 is plan.EndpointsPerSlice.
+	// EndpointsPerSlice is how many clients are in a slice; 0 is egress.EndpointsPerSlice.
 	EndpointsPerSlice int
 	// Image is how routers are started.
-	Image    plan.RouterImage
+	Image    egress.RouterImage
 	Recorder kube.Recorder
 	// LoopMetrics and Registry take metrics; nil ones are not exported.
 	LoopMetrics *reconcile.Metrics
@@ -161,7 +161,7 @@ func (c *Controller) Synced() []cache.DoneChecker { return c.synced }
 // Run keeps Egresses until ctx ends. Call it when this process leads.
 func (c *Controller) Run(ctx context.Context) error {
 	defer c.gauges.reset()
-	c.binding.Add(plan.RouterAccount) // also when there is no Egress
+	c.binding.Add(egress.RouterAccount) // also when there is no Egress
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return c.objects.Run(ctx, workers, c.synced...) })
 	group.Go(func() error { return c.clients.Run(ctx, workers, c.synced...) })

@@ -17,6 +17,7 @@ import (
 
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
 	"github.com/coil-net/coil/pkg/plan"
+	"github.com/coil-net/coil/pkg/plan/egress"
 	"github.com/coil-net/coil/pkg/reconcile"
 )
 
@@ -145,7 +146,7 @@ func (c *Controller) egressChanged(before, after any) {
 		c.objects.Add(keyOf(e))
 		c.clients.Add(keyOf(e))
 		c.pressure.Add(keyOf(e))
-		c.binding.Add(plan.RouterAccount)
+		c.binding.Add(egress.RouterAccount)
 		if b == nil {
 			c.addOne(e.Namespace) // the account has an owner fewer
 		}
@@ -160,8 +161,8 @@ func (c *Controller) bindingChanged(before, after any) {
 	if r == nil {
 		return
 	}
-	c.binding.Add(plan.RouterAccount)
-	if a != nil && b != nil && plan.BindsRouters(a) == plan.BindsRouters(b) && ownedByEgresses(a) == ownedByEgresses(b) {
+	c.binding.Add(egress.RouterAccount)
+	if a != nil && b != nil && egress.BindsRouters(a) == egress.BindsRouters(b) && ownedByEgresses(a) == ownedByEgresses(b) {
 		c.addOne(r.Namespace)
 		return
 	}
@@ -212,7 +213,7 @@ func (c *Controller) podChanged(before, after any) {
 	}
 }
 
-// sameClient says whether two states of a pod are one to EgressClients.
+// sameClient says whether two states of a pod are one to egress.Clients.
 func sameClient(a, b *corev1.Pod) bool {
 	return a.UID == b.UID && a.Status.Phase == b.Status.Phase && (a.DeletionTimestamp == nil) == (b.DeletionTimestamp == nil) &&
 		slices.Equal(a.Status.PodIPs, b.Status.PodIPs) && maps.Equal(a.Annotations, b.Annotations)

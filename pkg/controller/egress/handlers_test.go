@@ -16,7 +16,7 @@ import (
 	clienttesting "k8s.io/client-go/testing"
 
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
-	"github.com/coil-net/coil/pkg/plan"
+	"github.com/coil-net/coil/pkg/plan/egress"
 	"github.com/coil-net/coil/pkg/reconcile"
 	"github.com/coil-net/coil/pkg/testkit"
 )
@@ -105,13 +105,13 @@ func (f *fixture) queued(t *testing.T, do func(context.Context)) (keys []string)
 // namespace, which may have thousands.
 func TestEgressesDontWakeEachOther(t *testing.T) {
 	f := newFixture(t)
-	egress := func(name string) *v2.Egress {
+	named := func(name string) *v2.Egress {
 		return &v2.Egress{ObjectMeta: metav1.ObjectMeta{Namespace: nat.Namespace, Name: name, UID: types.UID(name)}}
 	}
 	for i := range 20 {
-		f.put(t, f.egresses, egress(fmt.Sprint("other-", i)))
+		f.put(t, f.egresses, named(fmt.Sprint("other-", i)))
 	}
-	made := egress("made")
+	made := named("made")
 	if got := f.queued(t, func(context.Context) { f.egressChanged(nil, made) }); !slices.Equal(got, []string{"internet/made"}) {
 		t.Errorf("an Egress was made: %q are looked at", got)
 	}
@@ -119,8 +119,8 @@ func TestEgressesDontWakeEachOther(t *testing.T) {
 	if got := f.queued(t, func(context.Context) { f.egressChanged(made, nil) }); len(got) != 2 || !slices.Contains(got, "internet/made") {
 		t.Errorf("an Egress has gone: %q are looked at", got)
 	}
-	binding := plan.RouterBinding(nat.Namespace, []*v2.Egress{egress("other-1")})
-	owned := plan.RouterBinding(nat.Namespace, []*v2.Egress{egress("other-1"), egress("other-2")})
+	binding := egress.RouterBinding(nat.Namespace, []*v2.Egress{named("other-1")})
+	owned := egress.RouterBinding(nat.Namespace, []*v2.Egress{named("other-1"), named("other-2")})
 	foreign := binding.DeepCopy()
 	foreign.Subjects = nil
 	for _, tt := range []struct {

@@ -23,7 +23,8 @@ import (
 	"k8s.io/klog/v2"
 
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
-	"github.com/coil-net/coil/pkg/plan"
+	"github.com/coil-net/coil/pkg/plan/egress"
+	"github.com/coil-net/coil/pkg/plan/gateway"
 	"github.com/coil-net/coil/pkg/reconcile"
 )
 
@@ -38,7 +39,7 @@ const (
 )
 
 // answers are what the routers of an Egress that are ready have answered last.
-type answers map[life]plan.RouterPressure
+type answers map[life]gateway.Pressure
 
 // life is one run of a router: what it has answered says nothing about the next.
 type life struct {
@@ -58,11 +59,11 @@ func lifeOf(pod *corev1.Pod) life {
 }
 
 // byPod is nil before the routers were asked.
-func (a answers) byPod() map[string]plan.RouterPressure {
+func (a answers) byPod() map[string]gateway.Pressure {
 	if a == nil {
 		return nil
 	}
-	out := make(map[string]plan.RouterPressure, len(a))
+	out := make(map[string]gateway.Pressure, len(a))
 	for l, answer := range a {
 		out[l.pod] = answer
 	}
@@ -132,7 +133,7 @@ func askable(e *v2.Egress, routers []*corev1.Pod) []*corev1.Pod {
 		}
 		return strings.Compare(a.Name, b.Name)
 	})
-	ready = ready[:min(len(ready), plan.MostRouters(e))]
+	ready = ready[:min(len(ready), egress.MostRouters(e))]
 	rand.Shuffle(len(ready), func(i, j int) { ready[i], ready[j] = ready[j], ready[i] })
 	return ready
 }
@@ -151,7 +152,7 @@ func metricsOf(pod *corev1.Pod) (netip.AddrPort, bool) {
 	}
 	for _, c := range pod.Spec.Containers {
 		if c.Name == v2.EgressContainerName {
-			port, ok := plan.MetricsPortOf(c)
+			port, ok := egress.MetricsPortOf(c)
 			return netip.AddrPortFrom(addr, port), ok
 		}
 	}
@@ -165,8 +166,8 @@ var router = http.Client{
 }
 
 // ask asks one router.
-func ask(ctx context.Context, at netip.AddrPort) (answer plan.RouterPressure, err error) {
-	url := "http://" + net.JoinHostPort(at.Addr().String(), strconv.Itoa(int(at.Port()))) + plan.RouterPressurePath
+func ask(ctx context.Context, at netip.AddrPort) (answer gateway.Pressure, err error) {
+	url := "http://" + net.JoinHostPort(at.Addr().String(), strconv.Itoa(int(at.Port()))) + gateway.PressurePath
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 	if err != nil {
 		return answer, err

@@ -21,7 +21,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
-	"github.com/coil-net/coil/pkg/plan"
+	"github.com/coil-net/coil/pkg/plan/gateway"
 	"github.com/coil-net/coil/pkg/testkit"
 )
 
@@ -41,7 +41,7 @@ func TestSilentRouters(t *testing.T) {
 		{"gone", nil, unknown},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			var answer plan.RouterPressure
+			var answer gateway.Pressure
 			router := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 				_ = json.NewEncoder(w).Encode(answer)
 			}))
@@ -56,7 +56,7 @@ func TestSilentRouters(t *testing.T) {
 				got, _, _ := strings.Cut(f.condition(t, v2.EgressConntrackPressure), ":")
 				return got
 			}
-			answer = plan.RouterPressure{Connections: 1, MaxConnections: 1000}
+			answer = gateway.Pressure{Connections: 1, MaxConnections: 1000}
 			if got := pressure(); got != little {
 				t.Errorf("ConntrackPressure is %q, want %q", got, little)
 			}
@@ -125,7 +125,7 @@ func TestHeaderOfAnAnswerIsBounded(t *testing.T) {
 		for i := range 1000 {
 			w.Header().Set(fmt.Sprintf("X-%d", i), "x")
 		}
-		_ = json.NewEncoder(w).Encode(plan.RouterPressure{Connections: 1, MaxConnections: 2})
+		_ = json.NewEncoder(w).Encode(gateway.Pressure{Connections: 1, MaxConnections: 2})
 	}))
 	defer router.Close()
 	answer, err := ask(t.Context(), netip.MustParseAddrPort(router.Listener.Addr().String()))
@@ -177,7 +177,7 @@ func TestRoutersThatNeverAnswer(t *testing.T) {
 		t.Errorf("a round took %s", took)
 	}
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-		_ = json.NewEncoder(w).Encode(plan.RouterPressure{Connections: 1000, MaxConnections: 1000})
+		_ = json.NewEncoder(w).Encode(gateway.Pressure{Connections: 1000, MaxConnections: 1000})
 	}))
 	defer server.Close()
 	at := netip.MustParseAddrPort(server.Listener.Addr().String())
@@ -222,7 +222,7 @@ func TestRoutersAreAskedAsFarAsTheEgressHasThem(t *testing.T) {
 				defer mu.Unlock()
 				ip, _, _ := net.SplitHostPort(r.Host)
 				asked = append(asked, strings.TrimPrefix(ip, "127.0.0."))
-				_ = json.NewEncoder(w).Encode(plan.RouterPressure{})
+				_ = json.NewEncoder(w).Encode(gateway.Pressure{})
 			}))
 			if err := router.Listener.Close(); err != nil {
 				t.Fatal(err)

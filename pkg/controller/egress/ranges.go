@@ -5,7 +5,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/labels"
 
-	"github.com/coil-net/coil/pkg/plan"
+	"github.com/coil-net/coil/pkg/plan/cluster"
 )
 
 // ranges are those of the cluster, which change rarely.
@@ -14,7 +14,7 @@ type ranges struct {
 
 	mu    sync.Mutex
 	fresh bool
-	all   plan.ClusterRanges
+	all   cluster.Ranges
 }
 
 func newRanges(cfg Config) *ranges { return &ranges{cfg: cfg} }
@@ -27,25 +27,25 @@ func (r *ranges) expire() {
 }
 
 // get returns the ranges, which nobody changes.
-func (r *ranges) get() (plan.ClusterRanges, error) {
+func (r *ranges) get() (cluster.Ranges, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.fresh {
 		return r.all, nil
 	}
-	facts := plan.ClusterFacts{ForeignPods: r.cfg.Pools == nil, External: r.cfg.ExternalNodes}
+	facts := cluster.Facts{ForeignPods: r.cfg.Pools == nil, External: r.cfg.ExternalNodes}
 	var err error
 	if r.cfg.Pools != nil {
 		if facts.Pools, err = r.cfg.Pools.Lister().List(labels.Everything()); err != nil {
-			return plan.ClusterRanges{}, err
+			return cluster.Ranges{}, err
 		}
 	}
 	if facts.Nodes, err = r.cfg.Cluster.Core().V1().Nodes().Lister().List(labels.Everything()); err != nil {
-		return plan.ClusterRanges{}, err
+		return cluster.Ranges{}, err
 	}
 	if facts.Services, err = r.cfg.Cluster.Networking().V1().ServiceCIDRs().Lister().List(labels.Everything()); err != nil {
-		return plan.ClusterRanges{}, err
+		return cluster.Ranges{}, err
 	}
-	r.all, r.fresh = plan.NewClusterRanges(facts), true
+	r.all, r.fresh = cluster.RangesOf(facts), true
 	return r.all, nil
 }

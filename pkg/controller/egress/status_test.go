@@ -15,7 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
-	"github.com/coil-net/coil/pkg/plan"
+	"github.com/coil-net/coil/pkg/plan/egress"
 	"github.com/coil-net/coil/pkg/reconcile"
 )
 
@@ -37,7 +37,7 @@ func TestStatusIsWritten(t *testing.T) {
 	}
 	deployment := func(status appsv1.DeploymentStatus) func() {
 		return func() {
-			d, err := plan.RouterDeployment(f.egress(t), f.cfg.Image)
+			d, err := egress.RouterDeployment(f.egress(t), f.cfg.Image)
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -19,7 +19,7 @@ import (
 	"k8s.io/klog/v2"
 
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
-	"github.com/coil-net/coil/pkg/plan"
+	"github.com/coil-net/coil/pkg/plan/egress"
 	"github.com/coil-net/coil/pkg/reconcile"
 )
 
@@ -35,15 +35,15 @@ func (c *Controller) syncObjects(ctx context.Context, key types.NamespacedName) 
 	if err != nil || e.DeletionTimestamp != nil {
 		return err
 	}
-	facts := plan.EgressFacts{Egress: e, Now: c.now()}
+	facts := egress.Facts{Egress: e, Now: c.now()}
 	var errs []error
 	before, now := c.verdicts.get(key), map[string]verdict{}
 	for _, o := range []struct {
 		kind, name string
 		ensure     func(context.Context, *v2.Egress) error
 	}{
-		{plan.KindServiceAccount, plan.RouterAccount, c.ensureAccount}, {plan.KindRoleBinding, plan.RouterAccount, c.ensureBinding},
-		{plan.KindService, e.Name, c.ensureService}, {"PodDisruptionBudget", e.Name, c.ensureBudget},
+		{egress.KindServiceAccount, egress.RouterAccount, c.ensureAccount}, {egress.KindRoleBinding, egress.RouterAccount, c.ensureBinding},
+		{egress.KindService, e.Name, c.ensureService}, {"PodDisruptionBudget", e.Name, c.ensureBudget},
 		{"Deployment", e.Name, c.ensureDeployment},
 	} {
 		err := o.ensure(ctx, e)
@@ -69,7 +69,7 @@ func (c *Controller) syncObjects(ctx context.Context, key types.NamespacedName) 
 	if err := c.observe(&facts); err != nil {
 		return errors.Join(append(errs, err)...)
 	}
-	status := plan.EgressStatus(facts)
+	status := egress.Status(facts)
 	wait := c.untilCounted(e, status)
 	if wait == 0 {
 		errs = append(errs, c.writeStatus(ctx, e, status))
@@ -102,11 +102,11 @@ func (c *Controller) ensureAccount(ctx context.Context, e *v2.Egress) error {
 	if err != nil {
 		return err
 	}
-	have, err := cached(c.cfg.Accounts.Core().V1().ServiceAccounts().Lister().ServiceAccounts(e.Namespace).Get(plan.RouterAccount))
+	have, err := cached(c.cfg.Accounts.Core().V1().ServiceAccounts().Lister().ServiceAccounts(e.Namespace).Get(egress.RouterAccount))
 	if err != nil {
 		return err
 	}
-	err = ensure(ctx, c.cfg.Core.CoreV1().ServiceAccounts(e.Namespace), have, plan.RouterServiceAccount(e.Namespace, all), ownedByEgresses[*corev1.ServiceAccount])
+	err = ensure(ctx, c.cfg.Core.CoreV1().ServiceAccounts(e.Namespace), have, egress.RouterServiceAccount(e.Namespace, all), ownedByEgresses[*corev1.ServiceAccount])
 	var foreign *foreignError
 	if errors.As(err, &foreign) {
 		// An account that somebody else made, as Coil 2.x did, serves as well, and is his.
@@ -130,7 +130,7 @@ func (c *Controller) ensureService(ctx context.Context, e *v2.Egress) error {
 	if err != nil {
 		return err
 	}
-	want, owned := plan.RouterService(e, c.cfg.Image.Port), ownedBy[*corev1.Service](e)
+	want, owned := egress.RouterService(e, c.cfg.Image.Port), ownedBy[*corev1.Service](e)
 	if have != nil && owned(*have) {
 		if err := c.replacePorts(ctx, *have, want); err != nil {
 			return err
@@ -152,7 +152,7 @@ func (c *Controller) replacePorts(ctx context.Context, have, want *corev1.Servic
 	if err != nil {
 		return err
 	}
-	_, err = c.cfg.Core.CoreV1().Services(have.Namespace).Patch(ctx, have.Name, types.MergePatchType, patch, metav1.PatchOptions{FieldManager: plan.EgressController})
+	_, err = c.cfg.Core.CoreV1().Services(have.Namespace).Patch(ctx, have.Name, types.MergePatchType, patch, metav1.PatchOptions{FieldManager: egress.ControllerName})
 	if err != nil {
 		return fmt.Errorf("replace the ports of Service %s: %w", klog.KObj(have), err)
 	}
@@ -165,16 +165,16 @@ func (c *Controller) ensureBudget(ctx context.Context, e *v2.Egress) error {
 		return err
 	}
 	api, owned := c.cfg.Core.PolicyV1().PodDisruptionBudgets(e.Namespace), ownedBy[*policyv1.PodDisruptionBudget](e)
-	if want := plan.RouterBudget(e); want != nil {
+	if want := egress.RouterBudget(e); want != nil {
 		return ensure(ctx, api, have, want, owned)
 	}
 	return remove(ctx, api, have, owned)
 }
 
-// ensureDeployment returns a *plan.TemplateError for a template that isn't a pod spec, or
+// ensureDeployment returns a *egress.TemplateError for a template that isn't a pod spec, or
 // of which the API server says so.
 func (c *Controller) ensureDeployment(ctx context.Context, e *v2.Egress) error {
-	want, err := plan.RouterDeployment(e, c.cfg.Image)
+	want, err := egress.RouterDeployment(e, c.cfg.Image)
 	if err != nil {
 		return err
 	}
@@ -186,7 +186,7 @@ func (c *Controller) ensureDeployment(ctx context.Context, e *v2.Egress) error {
 	// Decoding and validation refuse with these, and will until the template changes. What else
 	// could be refused is made here.
 	if status := apierrors.APIStatus(nil); errors.As(err, &status) && (apierrors.IsInvalid(err) || apierrors.IsBadRequest(err)) {
-		return &plan.TemplateError{Reason: status.Status().Message}
+		return &egress.TemplateError{Reason: status.Status().Message}
 	}
 	return err
 }
@@ -200,7 +200,7 @@ func cached[T any](o T, err error) (*T, error) {
 }
 
 // observe adds what the caches have.
-func (c *Controller) observe(f *plan.EgressFacts) error {
+func (c *Controller) observe(f *egress.Facts) error {
 	key := keyOf(f.Egress)
 	d, err := cached(c.cfg.Routers.Apps().V1().Deployments().Lister().Deployments(key.Namespace).Get(key.Name))
 	if err != nil {
@@ -216,7 +216,7 @@ func (c *Controller) observe(f *plan.EgressFacts) error {
 	if err != nil {
 		return err
 	}
-	f.Clients = plan.CountClients(have)
+	f.Clients = egress.CountClients(have)
 	ranges, err := c.ranges.get()
 	if err != nil {
 		return err
@@ -236,7 +236,7 @@ func (c *Controller) writeStatus(ctx context.Context, e *v2.Egress, status v2.Eg
 	}
 	after := e.DeepCopy()
 	after.Status = status
-	_, err := c.cfg.Coil.CoilV2().Egresses(e.Namespace).UpdateStatus(ctx, after, metav1.UpdateOptions{FieldManager: plan.EgressController})
+	_, err := c.cfg.Coil.CoilV2().Egresses(e.Namespace).UpdateStatus(ctx, after, metav1.UpdateOptions{FieldManager: egress.ControllerName})
 	if apierrors.IsNotFound(err) {
 		return nil
 	}
@@ -276,10 +276,10 @@ func (c *Controller) tell(ctx context.Context, e *v2.Egress, status v2.EgressSta
 		}
 	}
 	switch is := changed(v2.EgressAvailable); {
-	case is == nil || is.Reason == plan.ReasonInvalidTemplate:
-	case is.Status == metav1.ConditionTrue && is.Reason != plan.ReasonRefused:
+	case is == nil || is.Reason == egress.ReasonInvalidTemplate:
+	case is.Status == metav1.ConditionTrue && is.Reason != egress.ReasonRefused:
 		event(corev1.EventTypeNormal, *is)
-	case is.Reason == plan.ReasonNoRouterReady && !meta.IsStatusConditionTrue(e.Status.Conditions, v2.EgressAvailable):
+	case is.Reason == egress.ReasonNoRouterReady && !meta.IsStatusConditionTrue(e.Status.Conditions, v2.EgressAvailable):
 		// Routers are about to start.
 	default:
 		event(corev1.EventTypeWarning, *is)

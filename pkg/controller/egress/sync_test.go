@@ -24,6 +24,7 @@ import (
 	"github.com/coil-net/coil/generated/informers/externalversions"
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
 	"github.com/coil-net/coil/pkg/plan"
+	"github.com/coil-net/coil/pkg/plan/egress"
 )
 
 // fixture is a controller of the Egress nat, whose caches are filled by hand. What is applied
@@ -58,7 +59,7 @@ func newFixture(t *testing.T) *fixture {
 		Coil: coil, Core: f.core, Egresses: informed.Egresses(), Pools: informed.AddressPools(),
 		Cluster: all, Routers: all, Accounts: all, Clients: all,
 		Namespaces: cache.NewSharedIndexInformer(&cache.ListWatch{}, &metav1.PartialObjectMetadata{}, 0, cache.Indexers{}),
-		Image:      plan.RouterImage{Name: "i", Port: 5555}, Recorder: f.events,
+		Image:      egress.RouterImage{Name: "i", Port: 5555}, Recorder: f.events,
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -93,7 +94,7 @@ func (f *fixture) egress(t *testing.T) *v2.Egress {
 // ready fills the caches with a Deployment that has ready routers.
 func (f *fixture) ready(t *testing.T) {
 	t.Helper()
-	d, err := plan.RouterDeployment(f.egress(t), f.cfg.Image)
+	d, err := egress.RouterDeployment(f.egress(t), f.cfg.Image)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -135,12 +136,12 @@ func TestRefusedObjects(t *testing.T) {
 		f.put(t, f.egresses, e)
 	}
 	service := func(t *testing.T, f *fixture) {
-		s := plan.RouterService(f.egress(t), 5555)
+		s := egress.RouterService(f.egress(t), 5555)
 		s.Labels = nil // which is to be mended
 		f.put(t, f.cfg.Routers.Core().V1().Services().Informer().GetIndexer(), s)
 	}
 	account := func(t *testing.T, f *fixture) {
-		a := plan.RouterServiceAccount("internet", []*v2.Egress{f.egress(t)})
+		a := egress.RouterServiceAccount("internet", []*v2.Egress{f.egress(t)})
 		a.Labels = nil
 		f.put(t, f.cfg.Accounts.Core().V1().ServiceAccounts().Informer().GetIndexer(), a)
 	}

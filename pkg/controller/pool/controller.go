@@ -47,7 +47,7 @@ import (
 	listers "github.com/coil-net/coil/generated/listers/coil/v2"
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
 	"github.com/coil-net/coil/pkg/kube"
-	"github.com/coil-net/coil/pkg/plan"
+	"github.com/coil-net/coil/pkg/plan/pools"
 	"github.com/coil-net/coil/pkg/reconcile"
 )
 
@@ -68,7 +68,7 @@ type Carver interface {
 	// who does not know yet what the cache shows of the pool.
 	Busy(pool string) bool
 	// Claims returns what is known of the claims of a pool's blocks.
-	Claims(pool string) plan.Claims
+	Claims(pool string) pools.Claims
 	// OnClaim makes the carver tell of each claim of a pool's block. It is called before the carver runs.
 	OnClaim(tell func(pool string))
 }
@@ -153,7 +153,7 @@ func (c *Controller) register(cfg Config) error {
 			DeleteFunc: func(obj any) { c.poolChanged(obj, nil) },
 		}},
 		{cfg.Blocks.Informer(), reconcile.Handler(func(b *v2.AddressBlock) {
-			for _, p := range plan.BlockPools(b) {
+			for _, p := range pools.BlockPools(b) {
 				c.loop.AddAfter(p, settle)
 			}
 		})},
@@ -179,7 +179,7 @@ func (c *Controller) register(cfg Config) error {
 
 func poolsOfBlock(obj any) ([]string, error) {
 	if b, ok := obj.(*v2.AddressBlock); ok {
-		return plan.BlockPools(b), nil
+		return pools.BlockPools(b), nil
 	}
 	return nil, nil
 }
@@ -242,7 +242,7 @@ func (c *Controller) sync(ctx context.Context, name string) error {
 	if err != nil {
 		return err
 	}
-	status := plan.PoolStatus(facts)
+	status := pools.Status(facts)
 	c.maxBlocks.WithLabelValues(name).Set(float64(status.Blocks.Total))
 	c.allocated.WithLabelValues(name).Set(float64(status.Blocks.Used))
 	if p.DeletionTimestamp == nil && !slices.Contains(p.Finalizers, v2.Finalizer) {
@@ -263,7 +263,7 @@ func (c *Controller) sync(ctx context.Context, name string) error {
 	if err := c.writeStatus(ctx, p, status); err != nil {
 		return err
 	}
-	if _, left := plan.Suspended(p, facts.Claims, facts.Now.Time); left > 0 {
+	if _, left := pools.Suspended(p, facts.Claims, facts.Now.Time); left > 0 {
 		return reconcile.Later(left)
 	}
 	return nil
@@ -287,8 +287,8 @@ func (c *Controller) drain(ctx context.Context, blocks []*v2.AddressBlock) error
 	return errors.Join(errs...)
 }
 
-func (c *Controller) facts(p *v2.AddressPool) (plan.PoolFacts, error) {
-	f := plan.PoolFacts{Pool: p, Claims: c.carver.Claims(p.Name), Now: c.now()}
+func (c *Controller) facts(p *v2.AddressPool) (pools.Facts, error) {
+	f := pools.Facts{Pool: p, Claims: c.carver.Claims(p.Name), Now: c.now()}
 	if i, ok := c.carver.LastIndex(p); ok {
 		f.LastIndex = &i
 	}

@@ -22,14 +22,14 @@ import (
 	"github.com/coil-net/coil/generated/clientset/versioned/fake"
 	"github.com/coil-net/coil/generated/informers/externalversions"
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
-	"github.com/coil-net/coil/pkg/plan"
+	"github.com/coil-net/coil/pkg/plan/pools"
 )
 
 type fakeCarver struct {
 	last *int32
 	busy bool
 	// claims are those of each pool.
-	claims plan.Claims
+	claims pools.Claims
 	tell   func(pool string)
 }
 
@@ -39,9 +39,9 @@ func (f *fakeCarver) LastIndex(*v2.AddressPool) (int32, bool) {
 	}
 	return *f.last, true
 }
-func (f *fakeCarver) Busy(string) bool          { return f.busy }
-func (f *fakeCarver) Claims(string) plan.Claims { return f.claims }
-func (f *fakeCarver) OnClaim(tell func(string)) { f.tell = tell }
+func (f *fakeCarver) Busy(string) bool           { return f.busy }
+func (f *fakeCarver) Claims(string) pools.Claims { return f.claims }
+func (f *fakeCarver) OnClaim(tell func(string))  { f.tell = tell }
 
 // fixture is a controller whose caches are filled by hand and whose writes are noted
 // and done in the cache.

@@ -8,7 +8,7 @@ import (
 
 	"github.com/coil-net/coil/pkg/dataplane"
 	"github.com/coil-net/coil/pkg/ipam"
-	"github.com/coil-net/coil/pkg/plan"
+	"github.com/coil-net/coil/pkg/plan/client"
 	"github.com/coil-net/coil/pkg/plan/ruleset"
 	"github.com/coil-net/coil/pkg/testkit"
 	"github.com/coil-net/coil/pkg/testkit/netnstest"
@@ -22,12 +22,12 @@ var sum = regexp.MustCompile(` [0-9a-f]{8}"`)
 // The whole of a client's ruleset, as nft(8) shows it.
 func TestClientRuleset(t *testing.T) {
 	both := ipam.Address{IPv4: netip.MustParseAddr("10.1.0.5"), IPv6: netip.MustParseAddr("fd01::5")}
-	some := plan.ClientEgress{
+	some := client.Egress{
 		Name: "net/some", Destinations: []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24"), netip.MustParsePrefix("2001:db8::/32")},
 		Peers:   ipam.Address{IPv4: netip.MustParseAddr("10.96.0.1"), IPv6: netip.MustParseAddr("fd96::1")},
-		Routers: []plan.ClientRouter{{Addr: netip.MustParseAddr("10.1.0.9"), State: plan.RouterLive}, {Addr: netip.MustParseAddr("fd01::9"), State: plan.RouterDraining}},
+		Routers: []client.Router{{Addr: netip.MustParseAddr("10.1.0.9"), State: client.RouterLive}, {Addr: netip.MustParseAddr("fd01::9"), State: client.RouterDraining}},
 	}
-	everything := plan.ClientEgress{
+	everything := client.Egress{
 		Name: "net/all", Destinations: []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0"), netip.MustParsePrefix("::/0")},
 		InCluster: []netip.Prefix{netip.MustParsePrefix("100.64.0.0/16")}, Direct: true, Routers: some.Routers,
 	}
@@ -36,19 +36,19 @@ func TestClientRuleset(t *testing.T) {
 	for _, c := range []struct {
 		name    string
 		address ipam.Address
-		egress  plan.ClientEgress
+		egress  client.Egress
 	}{
 		{"some", both, some},
 		{"everything", both, everything},
-		{"closed", ipam.Address{IPv4: both.IPv4}, plan.ClientEgress{Name: some.Name, Destinations: some.Destinations}},
+		{"closed", ipam.Address{IPv4: both.IPv4}, client.Egress{Name: some.Name, Destinations: some.Destinations}},
 		{"originating", both, marked},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			ns := netnstest.New(t)
 			ns.IP(t, "link", "add", "eth0", "type", "veth", "peer", "name", "peer")
 			l := lab{t: t}
-			state := plan.ClientStateOf(plan.Client{
-				Address: c.address, Link: "eth0", Index: l.index(ns, "eth0"), Port: dataplane.FouPort, Egresses: []plan.ClientEgress{c.egress},
+			state := client.StateOf(client.Client{
+				Address: c.address, Link: "eth0", Index: l.index(ns, "eth0"), Port: dataplane.FouPort, Egresses: []client.Egress{c.egress},
 			})
 			table := clientTable(t, ns.NS)
 			defer table.Close()

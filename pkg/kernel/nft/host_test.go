@@ -7,7 +7,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/coil-net/coil/pkg/dataplane"
-	"github.com/coil-net/coil/pkg/plan"
+	"github.com/coil-net/coil/pkg/plan/client"
 	"github.com/coil-net/coil/pkg/plan/ruleset"
 	"github.com/coil-net/coil/pkg/testkit"
 	"github.com/coil-net/coil/pkg/testkit/netnstest"
@@ -76,7 +76,7 @@ func TestHostManyRanges(t *testing.T) {
 	r := ruleset.Host{SourceGuard: true, Clients: map[int]dataplane.ClientGuard{}}
 	for link := range 64 {
 		var g dataplane.ClientGuard
-		for i := range 2 * plan.MostDestinations {
+		for i := range 2 * client.MostDestinations {
 			a := netip.AddrFrom16([16]byte{0x20, 1, 13: byte(link), byte(i >> 8), byte(i)})
 			if i%2 == 0 {
 				g.Destinations = append(g.Destinations, dataplane.Range{First: a, Last: a})

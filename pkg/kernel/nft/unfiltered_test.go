@@ -14,7 +14,7 @@ import (
 	"github.com/coil-net/coil/pkg/dataplane"
 	"github.com/coil-net/coil/pkg/kernel/rtnl"
 	"github.com/coil-net/coil/pkg/kernel/rule"
-	"github.com/coil-net/coil/pkg/plan"
+	"github.com/coil-net/coil/pkg/plan/gateway"
 	"github.com/coil-net/coil/pkg/testkit"
 )
 
@@ -23,7 +23,7 @@ func (l *lab) route() {
 	l.t.Helper()
 	h := testkit.Must(rtnl.New(l.router.NS))(l.t)
 	l.t.Cleanup(h.Close)
-	_, rules := plan.Gateway{GatewayConfig: plan.GatewayConfig{Addresses: l.rules.Addresses, Uplink: "eth0"}}.Routes(nil)
+	_, rules := gateway.State{Config: gateway.Config{Addresses: l.rules.Addresses, Uplink: "eth0"}}.Routes(nil)
 	testkit.Must(rule.New(h, dataplane.ProtocolNode, dataplane.RouterPriorities...).Sync(l.t.Context(), rules))(l.t)
 }
 

@@ -25,7 +25,7 @@ import (
 	listers "github.com/coil-net/coil/generated/listers/coil/v2"
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
 	"github.com/coil-net/coil/pkg/kube"
-	"github.com/coil-net/coil/pkg/plan"
+	"github.com/coil-net/coil/pkg/plan/routes"
 	"github.com/coil-net/coil/pkg/reconcile"
 	"github.com/coil-net/coil/pkg/store"
 )
@@ -101,7 +101,7 @@ type exporter struct {
 	err error
 }
 
-func (e *exporter) Export(_ context.Context, blocks []plan.HeldBlock) error {
+func (e *exporter) Export(_ context.Context, blocks []routes.HeldBlock) error {
 	e.mu.Lock()
 	slow := e.slow
 	e.mu.Unlock()

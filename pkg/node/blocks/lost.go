@@ -25,7 +25,7 @@ const (
 	// lookForLost is how often recorded blocks are looked for that the cache lacks.
 	lookForLost = time.Minute
 	// minClaimPause is the time between two claims of a block. It doubles with each refusal up to
-	// maxClaimPause, which is less than plan.SuspendFor: a pool that is made again, as after a restore,
+	// maxClaimPause, which is less than pools.SuspendFor: a pool that is made again, as after a restore,
 	// is suspended until all claims have come. A block that another node has is kept for a node that goes
 	// on to claim it.
 	minClaimPause = time.Minute

@@ -36,7 +36,7 @@ import (
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
 	"github.com/coil-net/coil/pkg/faultpoint"
 	"github.com/coil-net/coil/pkg/ipam"
-	"github.com/coil-net/coil/pkg/plan"
+	"github.com/coil-net/coil/pkg/plan/routes"
 	"github.com/coil-net/coil/pkg/reconcile"
 	"github.com/coil-net/coil/pkg/store"
 )
@@ -51,7 +51,7 @@ type Record interface {
 // Exporter announces blocks to routing daemons.
 type Exporter interface {
 	// Export makes the routes of exactly these blocks. It is idempotent.
-	Export(ctx context.Context, blocks []plan.HeldBlock) error
+	Export(ctx context.Context, blocks []routes.HeldBlock) error
 }
 
 // Config is what the manager needs to know.

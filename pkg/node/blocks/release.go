@@ -15,7 +15,7 @@ import (
 
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
 	"github.com/coil-net/coil/pkg/faultpoint"
-	"github.com/coil-net/coil/pkg/plan"
+	"github.com/coil-net/coil/pkg/plan/routes"
 	"github.com/coil-net/coil/pkg/store"
 )
 
@@ -182,7 +182,7 @@ func (m *Manager) live(ctx context.Context, b *v2.AddressBlock) (*v2.AddressBloc
 func (m *Manager) syncExport(ctx context.Context, _ struct{}) error {
 	m.exportMu.Lock()
 	defer m.exportMu.Unlock()
-	var held []plan.HeldBlock
+	var held []routes.HeldBlock
 	m.mu.Lock()
 	withdrawn := m.withdrawn
 	m.mu.Unlock()
@@ -198,18 +198,18 @@ func (m *Manager) syncExport(ctx context.Context, _ struct{}) error {
 // allHeld are the recorded blocks of the cache, and those that only the record has as long as pods have
 // addresses of them: without any, such a block may be another node's. Of a block with two ranges it is the
 // recorded one that pods have addresses of.
-func (m *Manager) allHeld(ctx context.Context) ([]plan.HeldBlock, error) {
+func (m *Manager) allHeld(ctx context.Context) ([]routes.HeldBlock, error) {
 	usage, err := m.record.Usage(ctx)
 	if err != nil {
 		return nil, err
 	}
-	cached := map[string]plan.HeldBlock{}
+	cached := map[string]routes.HeldBlock{}
 	for _, b := range m.list(labels.Everything()) {
 		if rec, err := Recorded(b); err == nil && !m.Foreign(b) { // else reported, or settled, by intake
-			cached[b.Name] = plan.HeldBlock{Name: b.Name, Block: rec.Block, Reserved: reserved(b)}
+			cached[b.Name] = routes.HeldBlock{Name: b.Name, Block: rec.Block, Reserved: reserved(b)}
 		}
 	}
-	var held []plan.HeldBlock
+	var held []routes.HeldBlock
 	for _, u := range usage {
 		h, ok := cached[u.Name]
 		if u.Allocated > 0 {

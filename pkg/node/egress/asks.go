@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"github.com/coil-net/coil/pkg/dataplane"
-	"github.com/coil-net/coil/pkg/plan"
+	"github.com/coil-net/coil/pkg/plan/client"
 )
 
 // The goroutine of AskRouters alone changes what is known of routers, under Manager.mu, and reads it without. ADD, DEL and
@@ -58,7 +58,7 @@ type end struct {
 // sender is what a client had when a round began.
 type sender struct {
 	*sandbox
-	sends  []plan.ClientGroup
+	sends  []client.Group
 	to     map[netip.Addr]int
 	absent bool // it asks still, and hasn't come back
 	mute   bool // its namespace is muted

@@ -16,7 +16,7 @@ import (
 	"github.com/coil-net/coil/pkg/dataplane"
 	"github.com/coil-net/coil/pkg/kernel/echo"
 	"github.com/coil-net/coil/pkg/node"
-	"github.com/coil-net/coil/pkg/plan"
+	"github.com/coil-net/coil/pkg/plan/client"
 	"github.com/coil-net/coil/pkg/store"
 	"github.com/coil-net/coil/pkg/testkit"
 )
@@ -30,12 +30,12 @@ func routersAt(egress, n int) (addrs []netip.Addr) {
 }
 
 // groupOf is that of an Egress whose routers all live.
-func groupOf(egress string, routers ...netip.Addr) plan.ClientGroup {
-	return plan.ClientGroup{Egress: egress, Family: dataplane.FamilyOf(routers[0]), Direct: true, Members: routers}
+func groupOf(egress string, routers ...netip.Addr) client.Group {
+	return client.Group{Egress: egress, Family: dataplane.FamilyOf(routers[0]), Direct: true, Members: routers}
 }
 
 // sends makes a pod one that has tunnels to all routers of groups.
-func (m *Manager) sends(namespace, pod string, groups ...plan.ClientGroup) *sandbox {
+func (m *Manager) sends(namespace, pod string, groups ...client.Group) *sandbox {
 	id := store.ID{ContainerID: "c-" + pod, IfName: "eth0"}
 	s := &sandbox{Sandbox: node.Sandbox{ID: id, Pod: store.Pod{Namespace: namespace, Name: pod}, Netns: store.Netns{Path: "/" + pod}}}
 	s.groups, s.links = groups, map[netip.Addr]int{}
@@ -51,9 +51,9 @@ func (m *Manager) sends(namespace, pod string, groups ...plan.ClientGroup) *sand
 // attack makes pods of a namespace clients of Egresses of their own, with as many routers as a pod may have.
 func (m *Manager) attack(namespace string, pods int) (all []*sandbox) {
 	for p := range pods {
-		var groups []plan.ClientGroup
+		var groups []client.Group
 		for e := range 8 {
-			groups = append(groups, groupOf(fmt.Sprintf("%s/%d-%d", namespace, p, e), routersAt(100+8*p+e, plan.MostTunnels/8)...))
+			groups = append(groups, groupOf(fmt.Sprintf("%s/%d-%d", namespace, p, e), routersAt(100+8*p+e, client.MostTunnels/8)...))
 		}
 		all = append(all, m.sends(namespace, fmt.Sprintf("%s-%d", namespace, p), groups...))
 	}
@@ -224,7 +224,7 @@ func TestNamespacesShareQuestions(t *testing.T) {
 func TestQuestionsOfHonestNodes(t *testing.T) {
 	const pods, egresses = 100, 64
 	m := newWorld().manager(false)
-	var groups []plan.ClientGroup
+	var groups []client.Group
 	for e := range egresses {
 		four := routersAt(e, 4)
 		var six []netip.Addr
@@ -290,7 +290,7 @@ func TestRouterIsMadeMeanwhile(t *testing.T) {
 	late.heard(other, true)
 	late.heard(other, false)
 	senders := m.senders()
-	state := plan.ClientState{Groups: []plan.ClientGroup{{Egress: "net/a", Direct: true, Members: g.Members[:1], Dead: g.Members[1:]}}}
+	state := client.State{Groups: []client.Group{{Egress: "net/a", Direct: true, Members: g.Members[:1], Dead: g.Members[1:]}}}
 	m.made(t.Context(), late, clientnet.Outcome{State: state, Links: map[netip.Addr]int{g.Members[0]: 1, g.Members[1]: 2}}, nil)
 	a := gather(senders)
 	m.meet(a)

@@ -49,7 +49,7 @@ func (m *Manager) checkGuard(ctx context.Context, s *sandbox) error {
 		if s.guard == nil {
 			return clientnet.ErrUnguarded
 		}
-		made := s.done.ClientGuard()
+		made := s.done.Guard()
 		if s.wide != nil || !s.guard.Equal(made) {
 			return nil
 		}

@@ -17,6 +17,7 @@ import (
 	"github.com/coil-net/coil/pkg/clientnet"
 	"github.com/coil-net/coil/pkg/dataplane"
 	"github.com/coil-net/coil/pkg/plan"
+	"github.com/coil-net/coil/pkg/plan/client"
 	"github.com/coil-net/coil/pkg/reconcile"
 	"github.com/coil-net/coil/pkg/store"
 )
@@ -29,7 +30,7 @@ type wanted struct {
 	// client and router say what is done about the sandbox, if anything.
 	client, router bool
 	// egresses are those that the annotations name, as far as they can be had, and those that are closed.
-	egresses []plan.ClientEgress
+	egresses []client.Egress
 	known    []store.KnownEgress
 	problems []problem
 	// unknown says that of one it isn't known yet where its packets go.
@@ -40,11 +41,11 @@ type wanted struct {
 	lost    bool
 	// fit are the Egresses of the client that the sandbox is to be, excess the names of those that are too many; own is
 	// the guard for these, as soon as it is planned, and guard the node's guard of the client.
-	fit        []plan.ClientEgress
+	fit        []client.Egress
 	excess     []string
 	planned    bool
 	own, guard dataplane.ClientGuard
-	conflicts  []plan.ClientConflict
+	conflicts  []client.Conflict
 }
 
 // decide decides what the sandboxes of a pod are to be, and lets them be made that.
@@ -171,7 +172,7 @@ func (m *Manager) look(ctx context.Context, namespace string, refs []types.Names
 		if err != nil && !notFound(err) && !errors.Is(err, errNotAsked) {
 			return wanted{}, err
 		}
-		client, may := clientEgress(known), true
+		used, may := clientEgress(known), true
 		switch {
 		case errors.Is(err, errNotAsked):
 			w.missing = append(w.missing, ref)
@@ -184,42 +185,42 @@ func (m *Manager) look(ctx context.Context, namespace string, refs []types.Names
 			}
 		default:
 			var refused *problem
-			if client, refused, err = m.use(ctx, namespace, ref, e, s == nil); err != nil {
+			if used, refused, err = m.use(ctx, namespace, ref, e, s == nil); err != nil {
 				return wanted{}, err
 			}
-			known.Switched = i >= 0 && (known.Switched || known.Direct != client.Direct)
-			known.Direct, client.Switched = client.Direct, known.Switched
+			known.Switched = i >= 0 && (known.Switched || known.Direct != used.Direct)
+			known.Direct, used.Switched = used.Direct, known.Switched
 			// A pod that may not use an Egress knows none of its addresses.
 			if may = refused == nil; may {
-				if client.Routers, err = m.routersOf(ref, s); err != nil {
+				if used.Routers, err = m.routersOf(ref, s); err != nil {
 					return wanted{}, err
 				}
 			}
 			if refused != nil {
 				w.problems = append(w.problems, *refused)
 			}
-			w.unknown = w.unknown || refused == nil && !reachable(client)
-			if len(client.InCluster) == 0 && e.Status.ObservedGeneration == 0 {
-				client.InCluster = known.InCluster // an Egress that was made again has no status yet
+			w.unknown = w.unknown || refused == nil && !reachable(used)
+			if len(used.InCluster) == 0 && e.Status.ObservedGeneration == 0 {
+				used.InCluster = known.InCluster // an Egress that was made again has no status yet
 			}
 		}
 		if may {
-			client.Left = m.left(known.Name, client.Addresses(), time.Now())
+			used.Left = m.left(known.Name, used.Addresses(), time.Now())
 		}
-		w.egresses = append(w.egresses, client)
-		known.Destinations, known.InCluster, known.OriginatingOnly = client.Destinations, client.InCluster, client.OriginatingOnly
+		w.egresses = append(w.egresses, used)
+		known.Destinations, known.InCluster, known.OriginatingOnly = used.Destinations, used.InCluster, used.OriginatingOnly
 		w.known = append(w.known, known)
 	}
 	return w, nil
 }
 
 // use returns an Egress as a client in a namespace uses it.
-func (m *Manager) use(ctx context.Context, namespace string, ref types.NamespacedName, e *v2.Egress, live bool) (plan.ClientEgress, *problem, error) {
+func (m *Manager) use(ctx context.Context, namespace string, ref types.NamespacedName, e *v2.Egress, live bool) (client.Egress, *problem, error) {
 	labels := map[string]string{}
 	if e.Spec.AllowedNamespaces != nil {
 		ns, err := m.cluster.Namespace(ctx, namespace, live)
 		if err != nil && !notFound(err) {
-			return plan.ClientEgress{}, nil, err
+			return client.Egress{}, nil, err
 		}
 		if err == nil {
 			labels = ns.Labels
@@ -230,7 +231,7 @@ func (m *Manager) use(ctx context.Context, namespace string, ref types.Namespace
 	allowed, err := plan.AllowsNamespace(e, labels)
 	if allowed {
 		if service, err = m.cluster.Service(ctx, ref, live); err != nil && !notFound(err) {
-			return plan.ClientEgress{}, nil, err
+			return client.Egress{}, nil, err
 		}
 		if err != nil {
 			service = nil
@@ -242,12 +243,12 @@ func (m *Manager) use(ctx context.Context, namespace string, ref types.Namespace
 		}
 		refused = &problem{EgressNotAllowed, text, true}
 	}
-	return plan.ClientEgressOf(e, service), refused, nil
+	return client.EgressOf(e, service), refused, nil
 }
 
 // clientEgress is an Egress of which only that is known what it was.
-func clientEgress(k store.KnownEgress) plan.ClientEgress {
-	return plan.ClientEgress{Name: k.Name, Destinations: k.Destinations, InCluster: k.InCluster, OriginatingOnly: k.OriginatingOnly}
+func clientEgress(k store.KnownEgress) client.Egress {
+	return client.Egress{Name: k.Name, Destinations: k.Destinations, InCluster: k.InCluster, OriginatingOnly: k.OriginatingOnly}
 }
 
 // fit chooses the Egresses that a client can have together.
@@ -256,7 +257,7 @@ func (m *Manager) fit(w *wanted) {
 	for i := range egresses {
 		egresses[i].OriginatingOnly = egresses[i].OriginatingOnly || m.cfg.OriginatingOnly
 	}
-	w.fit, w.excess = plan.Fit(egresses)
+	w.fit, w.excess = client.Fit(egresses)
 }
 
 // tooMany is what the owner of a client should know of the others.
@@ -268,12 +269,12 @@ func (w *wanted) tooMany() []problem {
 		return nil
 	}
 	text := fmt.Sprintf("the Egresses have more than %d different destinations, or %d addresses of routers, together: unreachable are destinations of %s; name fewer Egresses, or some with fewer destinations",
-		plan.MostDestinations, plan.MostTunnels, few(excess, ", "))
+		client.MostDestinations, client.MostTunnels, few(excess, ", "))
 	return []problem{{EgressTooMany, text, true}}
 }
 
 // client is what the plan of a sandbox is made of.
-func (m *Manager) client(s *sandbox, w *wanted) plan.Client {
-	return plan.Client{Address: s.Address, Link: s.IfName, Port: m.cfg.Port, Protocol: m.cfg.Protocol, Idle: idle, Egresses: slices.Clone(w.fit),
+func (m *Manager) client(s *sandbox, w *wanted) client.Client {
+	return client.Client{Address: s.Address, Link: s.IfName, Port: m.cfg.Port, Protocol: m.cfg.Protocol, Idle: idle, Egresses: slices.Clone(w.fit),
 		ContainerID: s.ContainerID, Wired: !m.cfg.RecordAll}
 }

@@ -42,7 +42,7 @@ import (
 	"github.com/coil-net/coil/pkg/dataplane"
 	"github.com/coil-net/coil/pkg/kernel/echo"
 	"github.com/coil-net/coil/pkg/node"
-	"github.com/coil-net/coil/pkg/plan"
+	"github.com/coil-net/coil/pkg/plan/client"
 	"github.com/coil-net/coil/pkg/reconcile"
 	"github.com/coil-net/coil/pkg/store"
 )
@@ -57,7 +57,7 @@ type Cluster interface {
 	// HostNetwork says, of a pod of the API server, whether it has the network of its node.
 	HostNetwork(ctx context.Context, pod types.NamespacedName) (bool, error)
 	// Routers are those of an Egress that a cache has.
-	Routers(name types.NamespacedName) ([]plan.ClientRouter, error)
+	Routers(name types.NamespacedName) ([]client.Router, error)
 }
 
 // Network works in network namespaces; see package clientnet. Its methods return clientnet.ErrGone if that isn't
@@ -65,24 +65,24 @@ type Cluster interface {
 type Network interface {
 	// Client makes a client what it should be, or, without Egresses, a pod like any other.
 	// The MTU is found out.
-	Client(ctx context.Context, at store.Netns, c plan.Client) (clientnet.Outcome, error)
+	Client(ctx context.Context, at store.Netns, c client.Client) (clientnet.Outcome, error)
 	// Guard returns the node's guard of a client, and SetGuard gives it another one. Nothing in the pod is
 	// asked, where a program may see to it that the answer takes long. CheckGuard says whether the client has
 	// the guard.
-	Guard(ctx context.Context, at store.Netns, c plan.Client) (dataplane.ClientGuard, error)
-	SetGuard(ctx context.Context, at store.Netns, c plan.Client, g dataplane.ClientGuard) error
-	CheckGuard(ctx context.Context, at store.Netns, c plan.Client, g dataplane.ClientGuard) error
+	Guard(ctx context.Context, at store.Netns, c client.Client) (dataplane.ClientGuard, error)
+	SetGuard(ctx context.Context, at store.Netns, c client.Client, g dataplane.ClientGuard) error
+	CheckGuard(ctx context.Context, at store.Netns, c client.Client, g dataplane.ClientGuard) error
 	// Router sets what a router in the namespace has no right to.
 	Router(ctx context.Context, at store.Netns, link string) (clientnet.Outcome, error)
 	// Check says what of a client isn't as Client made it, and CheckRouter what of a router
 	// isn't as Router made it. Nothing is changed.
-	Check(ctx context.Context, at store.Netns, c plan.Client, made plan.ClientState) error
+	Check(ctx context.Context, at store.Netns, c client.Client, made client.State) error
 	CheckRouter(ctx context.Context, at store.Netns, link string) error
 	// Closed returns the routes of clients in the namespace, among them those that close destinations
 	// and those that spare ranges inside of these.
 	Closed(ctx context.Context, at store.Netns) ([]dataplane.Route, error)
 	// Silent returns the routers that take no flows of a client though it has a tunnel to them.
-	Silent(ctx context.Context, at store.Netns, c plan.Client) ([]netip.Addr, error)
+	Silent(ctx context.Context, at store.Netns, c client.Client) ([]netip.Addr, error)
 	// Exists says whether the namespace is still there.
 	Exists(at store.Netns) (bool, error)
 }

@@ -6,7 +6,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/coil-net/coil/pkg/plan"
+	"github.com/coil-net/coil/pkg/plan/client"
 )
 
 // Reasons of Events on pods.
@@ -33,7 +33,7 @@ type problem struct {
 }
 
 // conflict is what the owner of a pod should know of two of its Egresses.
-func conflict(c plan.ClientConflict) problem {
+func conflict(c client.Conflict) problem {
 	text := fmt.Sprintf("Egress %s and Egress %s both have the destination %s: the first is used", c.Winner, c.Loser, c.Dst)
 	if c.Router {
 		text = fmt.Sprintf("router %s of Egress %s isn't used: it is outside of the cluster, and a destination of Egress %s", c.Dst.Addr(), c.Loser, c.Winner)

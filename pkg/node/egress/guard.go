@@ -10,7 +10,7 @@ import (
 
 	"github.com/coil-net/coil/pkg/clientnet"
 	"github.com/coil-net/coil/pkg/dataplane"
-	"github.com/coil-net/coil/pkg/plan"
+	"github.com/coil-net/coil/pkg/plan/client"
 )
 
 // The node's guard of a client changes in three steps. First, all is allowed that was allowed or is to be. Then the client
@@ -24,8 +24,8 @@ const widest = 5 * time.Second
 func (m *Manager) aim(ctx context.Context, s *sandbox, w *wanted) error {
 	c := m.client(s, w)
 	if !w.planned {
-		state := plan.ClientStateOf(c)
-		w.own, w.conflicts, w.planned = state.ClientGuard(), state.Conflicts, true
+		state := client.StateOf(c)
+		w.own, w.conflicts, w.planned = state.Guard(), state.Conflicts, true
 	}
 	s.want = w
 	if len(w.known) > 0 {
@@ -56,7 +56,7 @@ func (m *Manager) aim(ctx context.Context, s *sandbox, w *wanted) error {
 	}
 	// Destinations that were to be forbidden already are forbidden now: repeated changes of an Egress keep nothing
 	// open.
-	wide, err := plan.WidenGuard(from, to)
+	wide, err := client.WidenGuard(from, to)
 	if err != nil {
 		return err
 	}
@@ -66,7 +66,7 @@ func (m *Manager) aim(ctx context.Context, s *sandbox, w *wanted) error {
 }
 
 // give gives a client a guard. It must be called with deciding held.
-func (m *Manager) give(ctx context.Context, s *sandbox, c plan.Client, g dataplane.ClientGuard) error {
+func (m *Manager) give(ctx context.Context, s *sandbox, c client.Client, g dataplane.ClientGuard) error {
 	err := here(m.net.SetGuard(ctx, s.Netns, c, g))
 	s.given = err == nil && g.Equal(*s.guard)
 	return err
@@ -85,7 +85,7 @@ func (s *sandbox) keeping(w *wanted, from dataplane.ClientGuard) (dataplane.Clie
 	if s.former == nil {
 		return w.own, nil
 	}
-	return plan.NarrowGuard(*s.former, w.own)
+	return client.NarrowGuard(*s.former, w.own)
 }
 
 // here leaves out the error that a network namespace is gone: the work on the sandbox forgets it.

@@ -13,7 +13,7 @@ import (
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
 	"github.com/coil-net/coil/pkg/dataplane"
 	"github.com/coil-net/coil/pkg/ipam"
-	"github.com/coil-net/coil/pkg/plan"
+	"github.com/coil-net/coil/pkg/plan/client"
 	"github.com/coil-net/coil/pkg/store"
 )
 
@@ -103,7 +103,7 @@ func (m *Manager) findOut(ctx context.Context, s *sandbox, w *wanted) error {
 }
 
 // reachable says whether something is known to which packets of an Egress can be sent.
-func reachable(e plan.ClientEgress) bool {
+func reachable(e client.Egress) bool {
 	if e.Direct {
 		return len(e.Routers) > 0
 	}
@@ -148,12 +148,12 @@ func bounded(former []store.KnownEgress) []store.KnownEgress {
 		return former
 	}
 	latest, oldest := former[:mostFormer-2], former[mostFormer-2:]
-	var some []plan.ClientEgress
+	var some []client.Egress
 	for _, k := range oldest {
 		some = append(some, clientEgress(k))
 	}
 	// What others have by now isn't left out: they may lose it.
-	for _, joined := range plan.Closing(some, nil) {
+	for _, joined := range client.Closing(some, nil) {
 		latest = append(slices.Clip(latest), store.KnownEgress{
 			Destinations: joined.Destinations, InCluster: joined.InCluster, OriginatingOnly: joined.OriginatingOnly,
 		})
@@ -170,7 +170,7 @@ func (m *Manager) lastMade(ctx context.Context, s *sandbox) ([]store.KnownEgress
 
 // mostBelieved is how many destinations, and how many ranges of the cluster, a pod's routes tell of. coild makes no
 // more; a program in the pod may.
-const mostBelieved = 2 * plan.MostDestinations
+const mostBelieved = 2 * client.MostDestinations
 
 // closedBy returns what routes close of Egresses, those apart that were for connections only which
 // clients open.

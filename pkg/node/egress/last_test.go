@@ -16,7 +16,7 @@ import (
 	"github.com/coil-net/coil/pkg/clientnet/clientnettest"
 	"github.com/coil-net/coil/pkg/dataplane"
 	"github.com/coil-net/coil/pkg/node"
-	"github.com/coil-net/coil/pkg/plan"
+	"github.com/coil-net/coil/pkg/plan/client"
 	"github.com/coil-net/coil/pkg/store"
 	"github.com/coil-net/coil/pkg/testkit"
 )
@@ -88,7 +88,7 @@ func TestFormerStaysClosed(t *testing.T) {
 		})
 		c.want("no router", "0.0.0.0/0 nowhere, 198.51.100.0/24 nowhere, 203.0.113.0/24 nowhere")
 		c.change(c.m, func() {
-			c.routers["net/c"] = []plan.ClientRouter{{Addr: netip.MustParseAddr("10.1.0.1"), State: plan.RouterLive}}
+			c.routers["net/c"] = []client.Router{{Addr: netip.MustParseAddr("10.1.0.1"), State: client.RouterLive}}
 		})
 		c.want("routers", "203.0.113.0/24 [10.1.0.1]")
 		c.change(c.m, func() { c.pod("p", "") })
@@ -114,7 +114,7 @@ func TestFormerAreBounded(t *testing.T) {
 		}
 	}
 	n := 0
-	var egresses []plan.ClientEgress
+	var egresses []client.Egress
 	for _, k := range last {
 		n += len(k.Destinations)
 		egresses = append(egresses, clientEgress(k))
@@ -122,7 +122,7 @@ func TestFormerAreBounded(t *testing.T) {
 	if n > 4*128+2*mostFormer {
 		t.Errorf("%d destinations are known of the pod", n)
 	}
-	s := plan.ClientStateOf(plan.Client{Address: sandboxOf("p").Address, Egresses: egresses})
+	s := client.StateOf(client.Client{Address: sandboxOf("p").Address, Egresses: egresses})
 	for _, d := range closed {
 		if !slices.ContainsFunc(s.Filter.Destinations, func(r dataplane.Range) bool { return !d.Addr().Less(r.First) && !r.Last.Less(d.Addr()) }) {
 			t.Errorf("%s isn't closed any more", d)
@@ -148,7 +148,7 @@ func TestFormerKeepWhatOthersHave(t *testing.T) {
 	}
 	w := wanted{known: []store.KnownEgress{known("net/named", netip.MustParsePrefix("192.0.2.0/24"))}}
 	w.keep(last)
-	if !slices.ContainsFunc(w.egresses, func(e plan.ClientEgress) bool { return slices.Contains(e.Destinations, shared) }) {
+	if !slices.ContainsFunc(w.egresses, func(e client.Egress) bool { return slices.Contains(e.Destinations, shared) }) {
 		t.Errorf("%s isn't closed any more", shared)
 	}
 }
@@ -239,7 +239,7 @@ func TestClosed(t *testing.T) {
 	a.InCluster = []netip.Prefix{netip.MustParsePrefix("2001:db8:1::/48")}
 	c := clientnettest.Gateway("net/c", 0, "198.51.100.0/24", "2001:db8:2::/48")
 	c.OriginatingOnly = true
-	p.Client.Egresses = []plan.ClientEgress{a, clientnettest.Gateway("net/b", 0, "0.0.0.0/0"), c}
+	p.Client.Egresses = []client.Egress{a, clientnettest.Gateway("net/b", 0, "0.0.0.0/0"), c}
 	testkit.Must(n.Client(t.Context(), p.At(), p.Client))(t)
 	routes, err := n.Closed(t.Context(), p.At())
 	if err != nil {

@@ -8,7 +8,7 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/coil-net/coil/pkg/plan"
+	"github.com/coil-net/coil/pkg/plan/client"
 	"github.com/coil-net/coil/pkg/testkit"
 )
 
@@ -21,13 +21,13 @@ func TestPeersLinger(t *testing.T) {
 	list := func(addrs ...string) {
 		w.routers["net/a"] = nil
 		for _, a := range addrs {
-			w.routers["net/a"] = append(w.routers["net/a"], plan.ClientRouter{Addr: netip.MustParseAddr(a), State: plan.RouterLive})
+			w.routers["net/a"] = append(w.routers["net/a"], client.Router{Addr: netip.MustParseAddr(a), State: client.RouterLive})
 		}
 	}
 	peers := func(when, want string) {
 		t.Helper()
 		testkit.Check(t, m.sync(t.Context(), "a"))
-		if got := fmt.Sprint(plan.ClientStateOf(w.netns["/a"]).Filter.Peers); got != want {
+		if got := fmt.Sprint(client.StateOf(w.netns["/a"]).Filter.Peers); got != want {
 			t.Errorf("%s: peers are %s, want %s", when, got, want)
 		}
 	}

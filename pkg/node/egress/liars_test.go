@@ -11,7 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
-	"github.com/coil-net/coil/pkg/plan"
+	"github.com/coil-net/coil/pkg/plan/client"
 	"github.com/coil-net/coil/pkg/testkit"
 )
 
@@ -123,7 +123,7 @@ func TestSlowPods(t *testing.T) {
 // another makes the Egress net/another, which is direct and has the router 10.1.9.9.
 func (w *world) another() {
 	w.egress("another", "10.96.0.2", "198.51.100.0/24").Spec.Peering = v2.EgressPeeringDirect
-	w.routers["net/another"] = []plan.ClientRouter{{Addr: netip.MustParseAddr("10.1.9.9"), State: plan.RouterLive}}
+	w.routers["net/another"] = []client.Router{{Addr: netip.MustParseAddr("10.1.9.9"), State: client.RouterLive}}
 }
 
 // Pods in which questions take long delay nobody's rounds, whether their routers answer or not.

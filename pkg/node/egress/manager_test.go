@@ -18,6 +18,7 @@ import (
 	"github.com/coil-net/coil/pkg/clientnet"
 	"github.com/coil-net/coil/pkg/node"
 	"github.com/coil-net/coil/pkg/plan"
+	"github.com/coil-net/coil/pkg/plan/client"
 	"github.com/coil-net/coil/pkg/store"
 )
 
@@ -154,7 +155,7 @@ func TestLiveChanges(t *testing.T) {
 		// The destinations are remembered by the record, too.
 		stop()
 		m = w.manager(false)
-		w.netns = map[string]plan.Client{}
+		w.netns = map[string]client.Client{}
 		if err := m.Restore(t.Context(), []node.Sandbox{sandboxOf("p"), sandboxOf("plain")}); err != nil {
 			t.Fatal(err)
 		}

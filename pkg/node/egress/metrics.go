@@ -7,7 +7,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/coil-net/coil/pkg/dataplane"
-	"github.com/coil-net/coil/pkg/plan"
+	"github.com/coil-net/coil/pkg/plan/client"
 )
 
 var (
@@ -67,7 +67,7 @@ func (m *Manager) Collect(out chan<- prometheus.Metric) {
 	}
 	tunnels, pinned := 0, 0
 	clients := map[string]int{}
-	var groups []plan.ClientGroup
+	var groups []client.Group
 	m.mu.Lock()
 	for _, s := range m.known {
 		tunnels += s.tunnels

@@ -15,7 +15,7 @@ import (
 	"github.com/coil-net/coil/pkg/clientnet/clientnettest"
 	"github.com/coil-net/coil/pkg/dataplane"
 	"github.com/coil-net/coil/pkg/node"
-	"github.com/coil-net/coil/pkg/plan"
+	"github.com/coil-net/coil/pkg/plan/client"
 	"github.com/coil-net/coil/pkg/reconcile"
 	"github.com/coil-net/coil/pkg/testkit"
 	"github.com/coil-net/coil/pkg/testkit/netnstest"
@@ -194,7 +194,7 @@ func TestAnswersWithoutRouters(t *testing.T) {
 		{"routers dead", "10.96.0.1", func(s *serving) {
 			s.egresses["net/a"].Spec.Peering = "Direct"
 			for _, a := range []string{"10.1.9.1", "fd01:9::1"} {
-				s.routers["net/a"] = append(s.routers["net/a"], plan.ClientRouter{Addr: netip.MustParseAddr(a), State: plan.RouterDead})
+				s.routers["net/a"] = append(s.routers["net/a"], client.Router{Addr: netip.MustParseAddr(a), State: client.RouterDead})
 			}
 		}},
 		{"no tunnel can be made", "", func(s *serving) {

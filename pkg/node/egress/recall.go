@@ -4,7 +4,7 @@ import (
 	"context"
 	"slices"
 
-	"github.com/coil-net/coil/pkg/plan"
+	"github.com/coil-net/coil/pkg/plan/client"
 )
 
 // Which routers are dead is known to the process that asks them, and to the groups that it made: a
@@ -13,8 +13,8 @@ import (
 
 // recall makes the routers of a client dead that take none of its flows. Without an answer of the kernel
 // they count as living, as in a client that is new.
-func (m *Manager) recall(ctx context.Context, s *sandbox, c plan.Client) {
-	if !slices.ContainsFunc(c.Egresses, func(e plan.ClientEgress) bool { return e.Direct && len(e.Routers) > 0 }) {
+func (m *Manager) recall(ctx context.Context, s *sandbox, c client.Client) {
+	if !slices.ContainsFunc(c.Egresses, func(e client.Egress) bool { return e.Direct && len(e.Routers) > 0 }) {
 		return
 	}
 	silent, err := m.net.Silent(ctx, s.Netns, c)
@@ -25,8 +25,8 @@ func (m *Manager) recall(ctx context.Context, s *sandbox, c plan.Client) {
 		// What a cache has isn't changed.
 		c.Egresses[i].Routers = slices.Clone(e.Routers)
 		for j, r := range e.Routers {
-			if r.State == plan.RouterLive && slices.Contains(silent, r.Addr) && !m.hasAnswered(routerKey{e.Name, r.Addr}) {
-				c.Egresses[i].Routers[j].State = plan.RouterDead
+			if r.State == client.RouterLive && slices.Contains(silent, r.Addr) && !m.hasAnswered(routerKey{e.Name, r.Addr}) {
+				c.Egresses[i].Routers[j].State = client.RouterDead
 			}
 		}
 	}

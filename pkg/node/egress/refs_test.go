@@ -12,6 +12,7 @@ import (
 
 	"github.com/coil-net/coil/pkg/node"
 	"github.com/coil-net/coil/pkg/plan"
+	"github.com/coil-net/coil/pkg/plan/client"
 )
 
 // many are names of Egresses, first, first+1, ...
@@ -72,7 +73,7 @@ func TestManyDestinations(t *testing.T) {
 		w := newWorld()
 		names := []string{"a"}
 		w.egress("a", "10.96.0.1", "192.0.2.0/24")
-		for i := range plan.MostDestinations / 256 {
+		for i := range client.MostDestinations / 256 {
 			name := fmt.Sprint("b", i)
 			names = append(names, name)
 			w.egress(name, "10.96.0.2")

@@ -13,7 +13,7 @@ import (
 
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
 	"github.com/coil-net/coil/pkg/clientnet"
-	"github.com/coil-net/coil/pkg/plan"
+	"github.com/coil-net/coil/pkg/plan/client"
 )
 
 // Reasons of Events on Egresses.
@@ -56,7 +56,7 @@ type router struct {
 // routersOf returns the routers of an Egress for a client, or for a pod that is being added; those that
 // don't answer are dead. One that answers again, but not for long enough, keeps the flows that nobody has
 // taken from it.
-func (m *Manager) routersOf(egress types.NamespacedName, s *sandbox) ([]plan.ClientRouter, error) {
+func (m *Manager) routersOf(egress types.NamespacedName, s *sandbox) ([]client.Router, error) {
 	all, err := m.cluster.Routers(egress)
 	if err != nil {
 		return nil, err
@@ -68,12 +68,12 @@ func (m *Manager) routersOf(egress types.NamespacedName, s *sandbox) ([]plan.Cli
 		key := routerKey{egress.String(), all[i].Addr}
 		switch r := m.routers[key]; {
 		case s != nil && s.alone[key]:
-			all[i].State = plan.RouterDead
+			all[i].State = client.RouterDead
 		case r == nil || !r.dead:
 		case r.answers > 0:
-			all[i].State = plan.RouterDraining
+			all[i].State = client.RouterDraining
 		default:
-			all[i].State = plan.RouterDead
+			all[i].State = client.RouterDead
 		}
 	}
 	return all, nil
@@ -215,7 +215,7 @@ func (m *Manager) made(ctx context.Context, s *sandbox, out clientnet.Outcome, e
 func (m *Manager) former(s *sandbox, egress string) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return slices.ContainsFunc(s.groups, func(g plan.ClientGroup) bool {
+	return slices.ContainsFunc(s.groups, func(g client.Group) bool {
 		return g.Egress == egress && slices.ContainsFunc(g.Former, func(a netip.Addr) bool { return s.pinned[s.links[a]] > 0 })
 	})
 }

@@ -14,7 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
-	"github.com/coil-net/coil/pkg/plan"
+	"github.com/coil-net/coil/pkg/plan/client"
 )
 
 // direct makes Egress net/a one with routers, as "10.1.1.1 live, ...".
@@ -23,8 +23,8 @@ func (w *world) direct(routers string) {
 	w.routers["net/a"] = nil
 	for text := range strings.SplitSeq(routers, ", ") {
 		if addr, state, ok := strings.Cut(text, " "); ok {
-			w.routers["net/a"] = append(w.routers["net/a"], plan.ClientRouter{
-				Addr: netip.MustParseAddr(addr), State: map[string]plan.RouterState{"live": plan.RouterLive, "draining": plan.RouterDraining}[state],
+			w.routers["net/a"] = append(w.routers["net/a"], client.Router{
+				Addr: netip.MustParseAddr(addr), State: map[string]client.RouterState{"live": client.RouterLive, "draining": client.RouterDraining}[state],
 			})
 		}
 	}
@@ -159,7 +159,7 @@ func TestAllBecomeSilent(t *testing.T) {
 		w.mu.Lock()
 		got := w.netns["/p"].Egresses[0].Routers
 		w.mu.Unlock()
-		if len(got) != 2 || got[1].State != plan.RouterDraining {
+		if len(got) != 2 || got[1].State != client.RouterDraining {
 			t.Errorf("routers %v; want that the second keeps its flows", got)
 		}
 		w.after(t, time.Second, "both have given three answers", both)
@@ -362,7 +362,7 @@ func TestPeeringSwitches(t *testing.T) {
 			defer w.mu.Unlock()
 			c := w.netns["/p"]
 			var tunnels []string
-			for _, t := range plan.ClientStateOf(c).Tunnels {
+			for _, t := range client.StateOf(c).Tunnels {
 				tunnels = append(tunnels, t.Remote.String())
 			}
 			record := w.records[sandboxOf("p").ID].Egresses

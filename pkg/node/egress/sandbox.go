@@ -15,7 +15,7 @@ import (
 
 	"github.com/coil-net/coil/pkg/dataplane"
 	"github.com/coil-net/coil/pkg/node"
-	"github.com/coil-net/coil/pkg/plan"
+	"github.com/coil-net/coil/pkg/plan/client"
 	"github.com/coil-net/coil/pkg/store"
 )
 
@@ -38,10 +38,10 @@ type sandbox struct {
 
 	// work is held while the namespace is worked on; it guards the next four.
 	work   *semaphore.Weighted
-	done   *plan.ClientState // what was made last by this process
-	failed error             // why what was wanted last isn't there
-	router bool              // its parameters were set by this process
-	looked bool              // this process has looked for what a former one has left there
+	done   *client.State // what was made last by this process
+	failed error         // why what was wanted last isn't there
+	router bool          // its parameters were set by this process
+	looked bool          // this process has looked for what a former one has left there
 	// The rest is guarded by Manager.mu.
 
 	// egresses are what it uses, as they were when they were last there.
@@ -57,7 +57,7 @@ type sandbox struct {
 	tunnels  int
 	// groups are those of routers that were made last, links their links, pinned their flows by
 	// these.
-	groups []plan.ClientGroup
+	groups []client.Group
 	links  map[netip.Addr]int
 	pinned map[int]int
 	// answered are the routers that have answered it: they know it as a client.

@@ -25,7 +25,7 @@ import (
 	"github.com/coil-net/coil/pkg/ipam"
 	"github.com/coil-net/coil/pkg/kernel/echo"
 	"github.com/coil-net/coil/pkg/node"
-	"github.com/coil-net/coil/pkg/plan"
+	"github.com/coil-net/coil/pkg/plan/client"
 	"github.com/coil-net/coil/pkg/reconcile"
 	"github.com/coil-net/coil/pkg/store"
 )
@@ -37,7 +37,7 @@ type world struct {
 	namespaces map[string]*metav1.PartialObjectMetadata
 	egresses   map[string]*v2.Egress
 	services   map[string]*corev1.Service
-	routers    map[string][]plan.ClientRouter
+	routers    map[string][]client.Router
 	silent     map[netip.Addr]bool      // routers that don't answer
 	unlisted   map[string]bool          // namespaces of pods that no router knows yet
 	slow       map[string]time.Duration // what it takes to ask, and to change, in namespaces
@@ -52,7 +52,7 @@ type world struct {
 	records   map[store.ID]store.Client
 	recordErr error
 
-	netns     map[string]plan.Client // what was made, by path
+	netns     map[string]client.Client // what was made, by path
 	guards    map[string]dataplane.ClientGuard
 	stale     []bool // of each time
 	gone      map[string]bool
@@ -70,9 +70,9 @@ func newWorld() *world {
 	return &world{
 		pods: map[string]*metav1.PartialObjectMetadata{}, namespaces: map[string]*metav1.PartialObjectMetadata{},
 		egresses: map[string]*v2.Egress{}, services: map[string]*corev1.Service{},
-		records: map[store.ID]store.Client{}, netns: map[string]plan.Client{}, guards: map[string]dataplane.ClientGuard{}, unguarded: map[string]error{}, gone: map[string]bool{}, broken: map[string]error{},
+		records: map[store.ID]store.Client{}, netns: map[string]client.Client{}, guards: map[string]dataplane.ClientGuard{}, unguarded: map[string]error{}, gone: map[string]bool{}, broken: map[string]error{},
 		routed: map[string]int{}, drift: map[string]int{},
-		routers: map[string][]plan.ClientRouter{}, silent: map[netip.Addr]bool{}, unlisted: map[string]bool{}, asked: map[netip.Addr]int{},
+		routers: map[string][]client.Router{}, silent: map[netip.Addr]bool{}, unlisted: map[string]bool{}, asked: map[netip.Addr]int{},
 	}
 }
 
@@ -124,7 +124,7 @@ func (w *world) HostNetwork(_ context.Context, pod types.NamespacedName) (bool, 
 	return w.host[pod.String()], err
 }
 
-func (w *world) Routers(name types.NamespacedName) ([]plan.ClientRouter, error) {
+func (w *world) Routers(name types.NamespacedName) ([]client.Router, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.routers[name.String()], nil
@@ -206,7 +206,7 @@ func (w *world) ListClients(context.Context) ([]store.Client, error) {
 	return slices.Collect(maps.Values(w.records)), nil
 }
 
-func (w *world) Client(ctx context.Context, at store.Netns, c plan.Client) (clientnet.Outcome, error) {
+func (w *world) Client(ctx context.Context, at store.Netns, c client.Client) (clientnet.Outcome, error) {
 	if err := w.works(ctx, at); err != nil {
 		return clientnet.Outcome{}, err
 	}
@@ -217,7 +217,7 @@ func (w *world) Client(ctx context.Context, at store.Netns, c plan.Client) (clie
 	}
 	w.stale = append(w.stale, c.Stale)
 	c.MTU = 1500
-	out := clientnet.Outcome{State: plan.ClientStateOf(c), Links: map[netip.Addr]int{}, Pinned: map[int]int{}}
+	out := clientnet.Outcome{State: client.StateOf(c), Links: map[netip.Addr]int{}, Pinned: map[int]int{}}
 	for i, t := range out.State.Tunnels {
 		out.Links[t.Remote] = 10 + i
 		if t.Remote == w.flow {
@@ -232,12 +232,12 @@ func (w *world) Client(ctx context.Context, at store.Netns, c plan.Client) (clie
 	w.netns[at.Path] = c
 	return out, nil
 }
-func (w *world) Guard(_ context.Context, at store.Netns, _ plan.Client) (dataplane.ClientGuard, error) {
+func (w *world) Guard(_ context.Context, at store.Netns, _ client.Client) (dataplane.ClientGuard, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.guards[at.Path], w.unguarded[at.Path]
 }
-func (w *world) SetGuard(ctx context.Context, at store.Netns, _ plan.Client, g dataplane.ClientGuard) error {
+func (w *world) SetGuard(ctx context.Context, at store.Netns, _ client.Client, g dataplane.ClientGuard) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	err := errors.Join(ctx.Err(), w.unguarded[at.Path])
@@ -246,7 +246,7 @@ func (w *world) SetGuard(ctx context.Context, at store.Netns, _ plan.Client, g d
 	}
 	return err
 }
-func (w *world) CheckGuard(_ context.Context, at store.Netns, _ plan.Client, g dataplane.ClientGuard) error {
+func (w *world) CheckGuard(_ context.Context, at store.Netns, _ client.Client, g dataplane.ClientGuard) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if !w.guards[at.Path].Equal(g) {
@@ -260,7 +260,7 @@ func (w *world) Router(_ context.Context, at store.Netns, _ string) (clientnet.O
 	w.routed[at.Path]++
 	return clientnet.Outcome{}, w.broken[at.Path]
 }
-func (w *world) Check(_ context.Context, at store.Netns, _ plan.Client, made plan.ClientState) error {
+func (w *world) Check(_ context.Context, at store.Netns, _ client.Client, made client.State) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if len(made.Routes) == 0 {
@@ -275,15 +275,15 @@ func (w *world) Closed(_ context.Context, at store.Netns) ([]dataplane.Route, er
 	if w.gone[at.Path] {
 		return nil, clientnet.ErrGone
 	}
-	return plan.ClientStateOf(w.netns[at.Path]).Closed(map[dataplane.Family]int{dataplane.IPv4: 1, dataplane.IPv6: 2}), nil
+	return client.StateOf(w.netns[at.Path]).Closed(map[dataplane.Family]int{dataplane.IPv4: 1, dataplane.IPv6: 2}), nil
 }
-func (w *world) Silent(_ context.Context, at store.Netns, _ plan.Client) (silent []netip.Addr, err error) {
+func (w *world) Silent(_ context.Context, at store.Netns, _ client.Client) (silent []netip.Addr, err error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.gone[at.Path] {
 		return nil, clientnet.ErrGone
 	}
-	for _, g := range plan.ClientStateOf(w.netns[at.Path]).Groups {
+	for _, g := range client.StateOf(w.netns[at.Path]).Groups {
 		silent = append(silent, g.Dead...)
 	}
 	return silent, nil
@@ -386,7 +386,7 @@ func (w *world) has(pod string) string {
 	if !made {
 		return "untouched"
 	}
-	s := plan.ClientStateOf(c)
+	s := client.StateOf(c)
 	ways := map[string]string{}
 	for _, r := range s.Routes {
 		switch {

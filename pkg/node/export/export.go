@@ -13,7 +13,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/coil-net/coil/pkg/dataplane"
-	"github.com/coil-net/coil/pkg/plan"
+	"github.com/coil-net/coil/pkg/plan/routes"
 )
 
 // Table makes the routes of one table what is wanted; see package kernel/route.
@@ -28,7 +28,7 @@ type Repaired struct{ Export, Unassigned int }
 
 // Exporter implements the package's task.
 type Exporter struct {
-	tables     plan.ExportTables
+	tables     routes.ExportTables
 	export     Table
 	unassigned Table
 
@@ -40,26 +40,26 @@ type Exporter struct {
 type last struct{ export, unassigned []dataplane.Route }
 
 // New returns an exporter to two tables.
-func New(tables plan.ExportTables, export, unassigned Table) *Exporter {
+func New(tables routes.ExportTables, export, unassigned Table) *Exporter {
 	return &Exporter{tables: tables, export: export, unassigned: unassigned}
 }
 
 // Remember says what an earlier process exported, so that what is missing of it counts as
 // repaired.
-func (e *Exporter) Remember(blocks []plan.HeldBlock) {
+func (e *Exporter) Remember(blocks []routes.HeldBlock) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	e.last.export, e.last.unassigned = plan.Exports(blocks, e.tables)
+	e.last.export, e.last.unassigned = routes.Exports(blocks, e.tables)
 }
 
 // Export announces exactly these blocks. A block's unreachable route is there
 // before it is announced and goes after it was withdrawn, so that packets to
 // addresses that no pod has never loop; also when an earlier process was interrupted
 // in between.
-func (e *Exporter) Export(ctx context.Context, blocks []plan.HeldBlock) (Repaired, error) {
+func (e *Exporter) Export(ctx context.Context, blocks []routes.HeldBlock) (Repaired, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	export, unassigned := plan.Exports(blocks, e.tables)
+	export, unassigned := routes.Exports(blocks, e.tables)
 	var repaired Repaired
 	res, err := e.unassigned.Ensure(ctx, unassigned)
 	repaired.Unassigned = again(res, e.last.unassigned, unassigned)

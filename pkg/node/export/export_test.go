@@ -12,7 +12,7 @@ import (
 
 	"github.com/coil-net/coil/pkg/dataplane"
 	"github.com/coil-net/coil/pkg/ipam"
-	"github.com/coil-net/coil/pkg/plan"
+	"github.com/coil-net/coil/pkg/plan/routes"
 )
 
 // kernel is two tables in memory; it notes each change, and after each that no
@@ -76,24 +76,24 @@ func (k *kernel) check() {
 	}
 }
 
-func held(prefix string) plan.HeldBlock {
-	return plan.HeldBlock{Name: prefix, Block: ipam.Block{IPv4: netip.MustParsePrefix(prefix)}}
+func held(prefix string) routes.HeldBlock {
+	return routes.HeldBlock{Name: prefix, Block: ipam.Block{IPv4: netip.MustParsePrefix(prefix)}}
 }
 
 func newExporter(t *testing.T) (*Exporter, *kernel) {
 	k := &kernel{t: t, routes: map[int]map[netip.Prefix]bool{119: {}, 120: {}}}
-	return New(plan.ExportTables{Export: 119, Unassigned: 120, Protocol: 30, Loopback: 1}, table{k, 119}, table{k, 120}), k
+	return New(routes.ExportTables{Export: 119, Unassigned: 120, Protocol: 30, Loopback: 1}, table{k, 119}, table{k, 120}), k
 }
 
 func TestExportIsOrdered(t *testing.T) {
 	e, k := newExporter(t)
 	for _, step := range []struct {
-		blocks []plan.HeldBlock
+		blocks []routes.HeldBlock
 		want   string
 	}{
-		{[]plan.HeldBlock{held("10.0.0.0/27")}, "+120 10.0.0.0/27 +119 10.0.0.0/27"},
-		{[]plan.HeldBlock{held("10.0.0.0/27")}, ""},
-		{[]plan.HeldBlock{held("10.0.1.0/27")}, "+120 10.0.1.0/27 +119 10.0.1.0/27 -119 10.0.0.0/27 -120 10.0.0.0/27"},
+		{[]routes.HeldBlock{held("10.0.0.0/27")}, "+120 10.0.0.0/27 +119 10.0.0.0/27"},
+		{[]routes.HeldBlock{held("10.0.0.0/27")}, ""},
+		{[]routes.HeldBlock{held("10.0.1.0/27")}, "+120 10.0.1.0/27 +119 10.0.1.0/27 -119 10.0.0.0/27 -120 10.0.0.0/27"},
 		{nil, "-119 10.0.1.0/27 -120 10.0.1.0/27"},
 	} {
 		k.log = nil
@@ -111,14 +111,14 @@ func TestExportIsOrdered(t *testing.T) {
 func TestExportStopsAtAFailure(t *testing.T) {
 	e, k := newExporter(t)
 	k.fail = 120
-	if _, err := e.Export(t.Context(), []plan.HeldBlock{held("10.0.0.0/27")}); err == nil {
+	if _, err := e.Export(t.Context(), []routes.HeldBlock{held("10.0.0.0/27")}); err == nil {
 		t.Error("no error though the guard failed")
 	}
 	if len(k.routes[119]) > 0 {
 		t.Error("exported without a guard")
 	}
 	k.fail = 0
-	if _, err := e.Export(t.Context(), []plan.HeldBlock{held("10.0.0.0/27")}); err != nil {
+	if _, err := e.Export(t.Context(), []routes.HeldBlock{held("10.0.0.0/27")}); err != nil {
 		t.Fatal(err)
 	}
 	k.fail = 119
@@ -137,8 +137,8 @@ func TestExportIsOrderedAfterARestart(t *testing.T) {
 	for _, id := range []int{119, 120} {
 		k.routes[id][netip.MustParsePrefix("10.0.0.0/27")] = true
 	}
-	again := New(plan.ExportTables{Export: 119, Unassigned: 120, Protocol: 30, Loopback: 1}, table{k, 119}, table{k, 120})
-	repaired, err := again.Export(t.Context(), []plan.HeldBlock{held("10.0.1.0/27")})
+	again := New(routes.ExportTables{Export: 119, Unassigned: 120, Protocol: 30, Loopback: 1}, table{k, 119}, table{k, 120})
+	repaired, err := again.Export(t.Context(), []routes.HeldBlock{held("10.0.1.0/27")})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -153,7 +153,7 @@ func TestExportIsOrderedAfterARestart(t *testing.T) {
 
 func TestExportCountsRepairs(t *testing.T) {
 	e, k := newExporter(t)
-	blocks := []plan.HeldBlock{held("10.0.0.0/27"), held("10.0.1.0/27")}
+	blocks := []routes.HeldBlock{held("10.0.0.0/27"), held("10.0.1.0/27")}
 	e.Remember(blocks[:1])
 	for _, step := range []struct {
 		name  string

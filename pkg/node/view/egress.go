@@ -20,6 +20,7 @@ import (
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
 	"github.com/coil-net/coil/pkg/kube"
 	"github.com/coil-net/coil/pkg/plan"
+	"github.com/coil-net/coil/pkg/plan/client"
 	"github.com/coil-net/coil/pkg/reconcile"
 	"github.com/coil-net/coil/pkg/store"
 )
@@ -178,12 +179,12 @@ func (v *View) Service(ctx context.Context, name types.NamespacedName, live bool
 }
 
 // Routers returns the routers of an Egress that its Service has, as far as known. They must not be changed.
-func (v *View) Routers(name types.NamespacedName) ([]plan.ClientRouter, error) {
-	return v.routers.get(name, func() ([]plan.ClientRouter, error) {
+func (v *View) Routers(name types.NamespacedName) ([]client.Router, error) {
+	return v.routers.get(name, func() ([]client.Router, error) {
 		lists, err := v.endpoints.EndpointSlices(name.Namespace).List(labels.SelectorFromSet(labels.Set{discoveryv1.LabelServiceName: name.Name}))
 		if err != nil {
 			return nil, fmt.Errorf("list EndpointSlices of Service %s: %w", name, err)
 		}
-		return plan.RoutersOf(lists), nil
+		return client.RoutersOf(lists), nil
 	})
 }

@@ -7,7 +7,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/coil-net/coil/pkg/plan"
+	"github.com/coil-net/coil/pkg/plan/client"
 )
 
 const (
@@ -27,7 +27,7 @@ type routers struct {
 // keptRouters has one goroutine list them at a time.
 type keptRouters struct {
 	mu  sync.Mutex
-	all []plan.ClientRouter
+	all []client.Router
 	// changes and listed are guarded by routers.mu: listed is when they were listed, the zero time after a change.
 	changes int
 	listed  time.Time
@@ -44,7 +44,7 @@ func (r *routers) changed(egress types.NamespacedName) {
 }
 
 // get returns the routers of an Egress, which must not be changed.
-func (r *routers) get(egress types.NamespacedName, list func() ([]plan.ClientRouter, error)) ([]plan.ClientRouter, error) {
+func (r *routers) get(egress types.NamespacedName, list func() ([]client.Router, error)) ([]client.Router, error) {
 	k := r.entry(egress)
 	k.mu.Lock()
 	defer k.mu.Unlock()

@@ -9,7 +9,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/coil-net/coil/pkg/plan"
+	"github.com/coil-net/coil/pkg/plan/client"
 	"github.com/coil-net/coil/pkg/testkit"
 )
 
@@ -20,9 +20,9 @@ func TestRoutersAreKept(t *testing.T) {
 		name := types.NamespacedName{Namespace: "net", Name: "a"}
 		lists, now := 0, 0
 		var failure error
-		list := func() ([]plan.ClientRouter, error) {
+		list := func() ([]client.Router, error) {
 			lists++
-			return []plan.ClientRouter{{Addr: netip.AddrFrom4([4]byte{10, 1, 0, byte(now)})}}, failure
+			return []client.Router{{Addr: netip.AddrFrom4([4]byte{10, 1, 0, byte(now)})}}, failure
 		}
 		want := func(when string, router byte, listed int) {
 			t.Helper()
@@ -32,7 +32,7 @@ func TestRoutersAreKept(t *testing.T) {
 			}
 		}
 		want("at first", 0, 1)
-		other := testkit.Must(r.get(types.NamespacedName{Name: "many"}, func() ([]plan.ClientRouter, error) { return make([]plan.ClientRouter, 1, 100000), nil }))(t)
+		other := testkit.Must(r.get(types.NamespacedName{Name: "many"}, func() ([]client.Router, error) { return make([]client.Router, 1, 100000), nil }))(t)
 		if cap(other) > 100 {
 			t.Errorf("of %d router memory for %d is kept", len(other), cap(other))
 		}
@@ -53,7 +53,7 @@ func TestRoutersAreKept(t *testing.T) {
 		// What changes while it is listed is listed again.
 		now = 3
 		r.changed(name)
-		_, _ = r.get(name, func() ([]plan.ClientRouter, error) {
+		_, _ = r.get(name, func() ([]client.Router, error) {
 			r.changed(name)
 			return nil, nil
 		})

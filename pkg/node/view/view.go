@@ -28,7 +28,7 @@ import (
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
 	"github.com/coil-net/coil/pkg/ipam"
 	"github.com/coil-net/coil/pkg/kube"
-	"github.com/coil-net/coil/pkg/plan"
+	"github.com/coil-net/coil/pkg/plan/routes"
 	"github.com/coil-net/coil/pkg/reconcile"
 )
 
@@ -209,7 +209,7 @@ func (v *View) cachedAddrs() ipam.Address {
 	if err != nil {
 		return ipam.Address{}
 	}
-	return plan.InternalIPs(n)
+	return routes.InternalIPs(n)
 }
 
 // liveTimeout bounds a read from the API server for what a cache doesn't have.

@@ -1,0 +1,396 @@
+// Package client derives, from the Egresses that a pod uses, what there should be in the pod's network
+// namespace, and what its node keeps of its packets.
+//
+// It must not know what routers make of these packets.
+package client
+
+import (
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/coil-net/coil/pkg/dataplane"
+	"github.com/coil-net/coil/pkg/ipam"
+	"github.com/coil-net/coil/pkg/plan/prefixes"
+	"github.com/coil-net/coil/pkg/plan/ruleset"
+)
+
+// Client is a pod that uses Egresses.
+type Client struct {
+	// Address is the pod's own. In a family that it doesn't have, nothing is made.
+	Address ipam.Address
+	// Link is the name of the pod's link to the node, Index its index and MTU its MTU.
+	Link  string
+	Index int
+	MTU   int
+	// ContainerID and Link identify the link to coild, Wired says that it has made it.
+	ContainerID string
+	Wired       bool
+	// Port is the UDP port of FoU, Protocol the mark of routes and rules.
+	Port     uint16
+	Protocol int
+	// Idle is the time after which what sockets haven't sent for so long may go by another
+	// router, of an Egress that is direct.
+	Idle     time.Duration
+	Egresses []Egress
+	// Stale says that sockets may go by routes from before a change of which it isn't known how it
+	// ended.
+	Stale bool
+}
+
+// Egress is an Egress as a client uses it.
+type Egress struct {
+	// Name is namespace/name; empty of what only the kernel knows to be closed.
+	Name         string
+	Destinations []netip.Prefix
+	// InCluster are ranges that no Egress captures.
+	InCluster []netip.Prefix
+	// Peers are the addresses of the Service, to which packets are sent unless Direct. In a family
+	// without one, the destinations are unreachable.
+	Peers ipam.Address
+	// Direct sends to the routers themselves. In a family without a live one, the destinations
+	// are unreachable.
+	Direct  bool
+	Routers []Router
+	// Left are addresses of the Service or of routers that were so a moment ago: what they still send
+	// is taken.
+	Left []netip.Addr
+	// Switched says that it was the other way round before: flows stay where they are.
+	Switched bool
+	// SourcePortAuto lets the kernel choose the UDP source port of each flow.
+	SourcePortAuto bool
+	// OriginatingOnly leaves connections from the destinations to the way they came.
+	OriginatingOnly bool
+}
+
+// State is what there should be in a client's network namespace; the zero value is
+// nothing.
+type State struct {
+	// Tunnels are one for each peer and router, sorted by it.
+	Tunnels []dataplane.Tunnel
+	// Groups are those of the routers of Egresses that are direct or have switched, one for each family.
+	Groups []Group
+	// Rules are in the order of their evaluation.
+	Rules []dataplane.Rule
+	// Routes are sorted. Each destination has one by its tunnel and one that makes it
+	// unreachable without; with OriginatingOnly one between these, by which packets get lost.
+	Routes []Route
+	// Filter is nil without Egresses.
+	Filter *ruleset.Client
+	// Conflicts are destinations that several Egresses claim.
+	Conflicts []Conflict
+}
+
+// Route is a route in a client. If Peer is valid it leads into the tunnel to that,
+// whose link is known only when it is made. If Nexthop is set it leads to that group, as soon as
+// that has a member. If Sink is set it leads to the link by which packets of its family get lost.
+type Route struct {
+	dataplane.Route
+	Peer netip.Addr
+	Sink bool
+}
+
+// Conflict is a destination that two Egresses of a client claim; Winner has it.
+type Conflict struct {
+	Dst           netip.Prefix
+	Winner, Loser string
+	// Router says that Loser has it as the address of a router.
+	Router bool
+}
+
+// Families are those that tunnels are needed in.
+func (s State) Families() []dataplane.Family {
+	var fs []dataplane.Family
+	for _, t := range s.Tunnels {
+		if f := dataplane.FamilyOf(t.Remote); !slices.Contains(fs, f) {
+			fs = append(fs, f)
+		}
+	}
+	return fs
+}
+
+// Sinks are the families in which packets must get lost.
+func (s State) Sinks() []dataplane.Family {
+	var fs []dataplane.Family
+	for _, r := range s.Routes {
+		if f := dataplane.FamilyOf(r.Dst.Addr()); r.Sink && !slices.Contains(fs, f) {
+			fs = append(fs, f)
+		}
+	}
+	return fs
+}
+
+// Closed are the routes that need no tunnel: with them alone, each destination is
+// unreachable, or what is sent there gets lost, and nothing else is.
+func (s State) Closed(sinks map[dataplane.Family]int) []dataplane.Route {
+	return s.By(nil, sinks)
+}
+
+// By are the routes when the tunnels to some peers exist, with the indexes of their links, and of those
+// by which packets get lost.
+func (s State) By(links map[netip.Addr]int, sinks map[dataplane.Family]int) []dataplane.Route {
+	var routes []dataplane.Route
+	for _, r := range s.Routes {
+		if r.Sink {
+			index, ok := sinks[dataplane.FamilyOf(r.Dst.Addr())]
+			if !ok {
+				continue
+			}
+			r.Link = index
+		}
+		if r.Peer.IsValid() {
+			index, ok := links[r.Peer]
+			if !ok {
+				continue
+			}
+			r.Link = index
+		}
+		if r.Nexthop != 0 && !s.open(r.Nexthop, links) {
+			continue
+		}
+		routes = append(routes, r.Route)
+	}
+	return routes
+}
+
+// StateOf returns what a client needs. The longest prefix decides which Egress a packet
+// takes; of several Egresses with one prefix it is the first by name.
+func StateOf(c Client) State {
+	var s State
+	if len(c.Egresses) == 0 {
+		return s
+	}
+	egresses := slices.SortedFunc(slices.Values(c.Egresses), func(a, b Egress) int { return strings.Compare(a.Name, b.Name) })
+	egresses = slices.CompactFunc(egresses, func(a, b Egress) bool { return a.Name == b.Name && a.Name != "" })
+	claims, conflicts := claimsOf(egresses)
+	egresses, strays := withoutStrays(egresses)
+	s.Conflicts = append(conflicts, strays...)
+	marked := originating(claims)
+	groups := groupIDs(egresses)
+	var sources []dataplane.Range
+	for _, own := range c.Address.Addrs() {
+		family := inFamily{Client: c, own: own, Family: dataplane.FamilyOf(own), groups: groups}
+		s.Tunnels = append(s.Tunnels, family.tunnels(egresses)...)
+		s.Groups = append(s.Groups, family.groupsOf(egresses)...)
+		s.Routes = append(s.Routes, family.routes(claims, family.spared(egresses, s.Tunnels))...)
+		s.Rules = append(s.Rules, family.rules(len(marked) > 0)...)
+		for _, r := range marked {
+			if family.has(r.First) {
+				sources = append(sources, r)
+			}
+		}
+	}
+	slices.SortFunc(s.Tunnels, func(a, b dataplane.Tunnel) int { return a.Remote.Compare(b.Remote) })
+	slices.SortFunc(s.Routes, func(a, b Route) int { return dataplane.CompareRoutes(a.Route, b.Route) })
+	s.Filter = filterOf(c, egresses, slices.Concat(s.Routes, addressless(c, egresses, claims)), sources)
+	return s
+}
+
+// addressless returns the routes of the families in which no address of the client is known. They aren't made: the
+// filter alone keeps these destinations closed, whatever address the pod got by other means, as by SLAAC.
+func addressless(c Client, egresses []Egress, claims []claim) []Route {
+	var routes []Route
+	for _, f := range []dataplane.Family{dataplane.IPv4, dataplane.IPv6} {
+		family := inFamily{Client: c, Family: f}
+		if !slices.ContainsFunc(c.Address.Addrs(), family.has) {
+			routes = append(routes, family.routes(claims, family.spared(egresses, nil))...)
+		}
+	}
+	return routes
+}
+
+// inCluster returns the ranges that no Egress captures. Everything can't be in the cluster: that would
+// switch all Egresses off.
+func (e Egress) inCluster() []netip.Prefix {
+	var all []netip.Prefix
+	for _, p := range e.InCluster {
+		if p = p.Masked(); p.IsValid() && p.Bits() > 0 {
+			all = append(all, p)
+		}
+	}
+	return all
+}
+
+// spared returns the ranges of the cluster that rules don't spare already. No rule spares the private ones inside
+// of a private destination; of these the Egress that has it knows best.
+func (e Egress) spared() []netip.Prefix {
+	private := prefixSet{}
+	private.add(prefixes.Private(e.Destinations)...)
+	return slices.DeleteFunc(e.inCluster(), func(p netip.Prefix) bool {
+		return prefixes.Within(p, dataplane.PrivateRanges) && !private.longest(p).IsValid()
+	})
+}
+
+// claim is a destination, and the Egress that has it.
+type claim struct {
+	netip.Prefix
+	egress *Egress
+}
+
+// claimsOf returns each destination once. Link-local ones are nobody's.
+func claimsOf(egresses []Egress) (claims []claim, conflicts []Conflict) {
+	holders := map[netip.Prefix]*Egress{}
+	for i := range egresses {
+		e := &egresses[i]
+		for _, d := range e.Destinations {
+			d = d.Masked() // objects of earlier versions may have host bits
+			if !d.IsValid() || prefixes.Within(d, dataplane.LinkLocalRanges) {
+				continue
+			}
+			switch holder := holders[d]; {
+			case holder == nil:
+				holders[d] = e
+				claims = append(claims, claim{d, e})
+			case holder != e && holder.Name != "":
+				conflicts = append(conflicts, Conflict{Dst: d, Winner: holder.Name, Loser: e.Name})
+			}
+		}
+	}
+	slices.SortFunc(claims, func(a, b claim) int { return a.Compare(b.Prefix) })
+	return claims, conflicts
+}
+
+// inFamily is a client in one address family, in which it has the address own.
+type inFamily struct {
+	Client
+	own netip.Addr
+	dataplane.Family
+	groups map[groupName]uint32
+}
+
+func (c inFamily) has(a netip.Addr) bool { return dataplane.FamilyOf(a) == c.Family }
+
+// peer returns the address of an Egress's Service in the family.
+func (c inFamily) peer(e *Egress) netip.Addr {
+	if c.Family == dataplane.IPv4 {
+		return e.Peers.IPv4
+	}
+	return e.Peers.IPv6
+}
+
+// remotes returns the addresses to which packets of an Egress are sent.
+func (c inFamily) remotes(e *Egress) []netip.Addr {
+	if e.grouped() {
+		g := c.groupOf(e)
+		return slices.Concat(g.keeping(), g.Dead)
+	}
+	return c.service(e)
+}
+
+// service returns the address of an Egress's Service, if it has one in the family.
+func (c inFamily) service(e *Egress) []netip.Addr {
+	if peer := c.peer(e); peer.IsValid() {
+		return []netip.Addr{peer}
+	}
+	return nil
+}
+
+func (c inFamily) tunnels(egresses []Egress) []dataplane.Tunnel {
+	var all []dataplane.Tunnel
+	for i := range egresses {
+		for _, remote := range c.remotes(&egresses[i]) {
+			if slices.ContainsFunc(all, func(t dataplane.Tunnel) bool { return t.Remote == remote }) {
+				continue
+			}
+			t := dataplane.Tunnel{Local: c.own, Remote: remote, Port: c.Port, SourcePort: c.Port, MTU: dataplane.TunnelMTU(c.Family, c.MTU)}
+			if egresses[i].SourcePortAuto {
+				t.SourcePort = 0
+			}
+			all = append(all, t)
+		}
+	}
+	return all
+}
+
+// spared are the ranges whose packets take none of the tunnels: those of the cluster, and the tunnels' own ends.
+func (c inFamily) spared(egresses []Egress, tunnels []dataplane.Tunnel) []netip.Prefix {
+	var all []netip.Prefix
+	for _, e := range egresses {
+		for _, p := range e.spared() {
+			if c.has(p.Addr()) {
+				all = append(all, p)
+			}
+		}
+	}
+	for _, t := range tunnels {
+		if c.has(t.Remote) {
+			all = append(all, netip.PrefixFrom(t.Remote, t.Remote.BitLen()))
+		}
+	}
+	slices.SortFunc(all, netip.Prefix.Compare)
+	return slices.Compact(all)
+}
+
+func (c inFamily) routes(claims []claim, spared []netip.Prefix) []Route {
+	var routes []Route
+	for _, p := range spared {
+		for _, table := range []int{dataplane.TableNarrow, dataplane.TableWide} {
+			routes = append(routes, Route{Route: dataplane.Route{Table: table, Dst: p, Type: dataplane.Throw, Protocol: c.Protocol}})
+		}
+	}
+	for _, d := range claims {
+		// A private range of the cluster is asked for by a longer prefix, a public one by none.
+		if !c.has(d.Addr()) || slices.ContainsFunc(spared, func(r netip.Prefix) bool {
+			return r == d.Prefix || prefixes.Within(d.Prefix, []netip.Prefix{r}) && !prefixes.Within(r, dataplane.PrivateRanges)
+		}) {
+			continue
+		}
+		route := dataplane.Route{Table: dataplane.TableWide, Dst: d.Prefix, Protocol: c.Protocol}
+		if prefixes.Within(d.Prefix, dataplane.PrivateRanges) {
+			route.Table = dataplane.TableNarrow
+		}
+		closed := route
+		closed.Type, closed.Metric = dataplane.Unreachable, dataplane.MetricUnreachable
+		routes = append(routes, Route{Route: closed})
+		route.Source = c.own // routers take only what has the address of the tunnel's end
+		if d.egress.OriginatingOnly {
+			sink := route
+			sink.Metric = dataplane.MetricSink
+			routes = append(routes, Route{Route: sink, Sink: true})
+		}
+		if d.egress.grouped() {
+			route.Nexthop = c.groups[groupName{d.egress.Name, c.Family}]
+			routes = append(routes, Route{Route: route})
+		} else if peer := c.peer(d.egress); peer.IsValid() {
+			routes = append(routes, Route{Route: route, Peer: peer})
+		}
+	}
+	return routes
+}
+
+func (c inFamily) rules(marked bool) []dataplane.Rule {
+	var rules []dataplane.Rule
+	add := func(r dataplane.Rule) {
+		r.Family, r.Protocol = c.Family, c.Protocol
+		rules = append(rules, r)
+	}
+	if marked {
+		add(dataplane.Rule{Priority: dataplane.PriorityOriginating, Mark: dataplane.MarkOriginating, Table: dataplane.TableMain})
+	}
+	for _, p := range dataplane.LinkLocalRanges {
+		if c.has(p.Addr()) {
+			add(dataplane.Rule{Priority: dataplane.PriorityLinkLocal, To: p, Table: dataplane.TableMain})
+		}
+	}
+	add(dataplane.Rule{Priority: dataplane.PriorityNarrow, Table: dataplane.TableNarrow})
+	priority := dataplane.PriorityPrivate
+	for _, p := range dataplane.PrivateRanges {
+		if c.has(p.Addr()) {
+			add(dataplane.Rule{Priority: priority, To: p, Table: dataplane.TableMain})
+			priority++
+		}
+	}
+	add(dataplane.Rule{Priority: dataplane.PriorityWide, Table: dataplane.TableWide})
+	return rules
+}
+
+// originating returns the addresses of destinations whose Egress captures only connections that the client
+// opens, sorted and without overlaps: the longest prefix decides whose an address is.
+func originating(claims []claim) []dataplane.Range {
+	by := map[netip.Prefix]bool{}
+	for _, c := range claims {
+		by[c.Prefix] = c.egress.OriginatingOnly
+	}
+	return chosen(by)
+}

@@ -1,0 +1,286 @@
+package client
+
+import (
+	"cmp"
+	"hash/fnv"
+	"net/netip"
+	"slices"
+	"time"
+
+	discoveryv1 "k8s.io/api/discovery/v1"
+
+	"github.com/coil-net/coil/pkg/dataplane"
+	"github.com/coil-net/coil/pkg/plan/prefixes"
+)
+
+// RouterState is what a client does with a router to which it sends directly.
+type RouterState uint8
+
+// The states of routers.
+const (
+	// RouterLive takes flows.
+	RouterLive RouterState = iota + 1
+	// RouterDraining takes no new flow, and keeps those that it has.
+	RouterDraining
+	// RouterDead doesn't answer, and loses its flows to those that live.
+	RouterDead
+)
+
+// Router is a router of an Egress at one of its addresses.
+type Router struct {
+	Addr  netip.Addr
+	State RouterState
+}
+
+// RoutersOf returns the routers that the EndpointSlices of an Egress's Service list, sorted, each
+// address once. A router that isn't ready, or that ends, is draining. There are no more of a family than
+// shares, those first that take flows: each client has a tunnel to all of them.
+func RoutersOf(lists []*discoveryv1.EndpointSlice) []Router {
+	var all []Router
+	for _, list := range lists {
+		for _, e := range list.Endpoints {
+			state := RouterLive
+			if ready := e.Conditions.Ready; ready != nil && !*ready {
+				state = RouterDraining
+			}
+			for _, text := range e.Addresses {
+				if a, err := netip.ParseAddr(text); err == nil && a.IsGlobalUnicast() {
+					all = append(all, Router{a.Unmap(), state})
+				}
+			}
+		}
+	}
+	// While an endpoint moves from one slice to another it may be in both.
+	slices.SortFunc(all, func(a, b Router) int { return cmp.Or(a.Addr.Compare(b.Addr), cmp.Compare(a.State, b.State)) })
+	all = slices.CompactFunc(all, func(a, b Router) bool { return a.Addr == b.Addr })
+	if len(all) <= groupBuckets {
+		return all
+	}
+	slices.SortStableFunc(all, func(a, b Router) int { return cmp.Compare(a.State, b.State) })
+	used := map[dataplane.Family]int{}
+	all = slices.DeleteFunc(all, func(r Router) bool {
+		f := dataplane.FamilyOf(r.Addr)
+		used[f]++
+		return used[f] > groupBuckets
+	})
+	slices.SortFunc(all, func(a, b Router) int { return a.Addr.Compare(b.Addr) })
+	return all
+}
+
+// withoutStrays leaves out the routers that are outside of the cluster and inside a destination of another
+// Egress. Anybody who may write EndpointSlices in the namespace of one Egress can list such addresses,
+// and packets to a tunnel's end take no tunnel.
+func withoutStrays(egresses []Egress) (kept []Egress, strays []Conflict) {
+	var inCluster []netip.Prefix
+	for _, e := range egresses {
+		inCluster = append(inCluster, e.inCluster()...)
+	}
+	// Private ones inside of a destination that isn't take no tunnel anyway.
+	captures := func(e Egress, a netip.Prefix) bool {
+		return prefixes.Within(a, prefixes.Private(e.Destinations)) || !prefixes.Within(a, dataplane.PrivateRanges) && prefixes.Within(a, e.Destinations)
+	}
+	kept = slices.Clone(egresses)
+	for i := range kept {
+		kept[i].Routers = slices.DeleteFunc(slices.Clone(kept[i].Routers), func(r Router) bool {
+			a := netip.PrefixFrom(r.Addr, r.Addr.BitLen())
+			if prefixes.Within(a, inCluster) {
+				return false
+			}
+			for j, other := range egresses {
+				if i != j && captures(other, a) {
+					strays = append(strays, Conflict{Dst: a, Winner: other.Name, Loser: kept[i].Name, Router: true})
+					return true
+				}
+			}
+			return false
+		})
+	}
+	return kept, strays
+}
+
+// groupBuckets is how many shares a group has.
+const groupBuckets = 128
+
+// Group is what takes and keeps the flows of an Egress in one family: its routers or, for a
+// while after the peering has changed, its Service, too.
+type Group struct {
+	ID     uint32
+	Family dataplane.Family
+	Egress string
+	// Direct says that the routers take flows; otherwise the Service does, the only member.
+	Direct bool
+	// Members take flows, Draining are routers that only keep what they have, and Former is what
+	// keeps flows from before the peering changed. All are sorted.
+	Members, Draining, Former []netip.Addr
+	// Dead are routers that lose what they have, if there is a member to take it.
+	Dead []netip.Addr
+	// Source is the client's own address, Protocol the mark of what is made; Idle see Client.
+	Source   netip.Addr
+	Protocol int
+	Idle     time.Duration
+}
+
+// groupName tells groups of a client apart.
+type groupName struct {
+	egress string
+	dataplane.Family
+}
+
+// groupIDs returns the IDs of the groups of Egresses, which are sorted.
+func groupIDs(egresses []Egress) map[groupName]uint32 {
+	ids := map[groupName]uint32{}
+	taken := map[uint32]bool{}
+	for _, e := range egresses {
+		if !e.grouped() {
+			continue
+		}
+		for _, f := range []dataplane.Family{dataplane.IPv4, dataplane.IPv6} {
+			id := dataplane.NexthopGroupOf(e.Name, f, 0)
+			for attempt := 1; taken[id]; attempt++ {
+				id = dataplane.NexthopGroupOf(e.Name, f, attempt)
+			}
+			ids[groupName{e.Name, f}], taken[id] = id, true
+		}
+	}
+	return ids
+}
+
+// routers returns the addresses in the family of an Egress's routers in some states.
+func (c inFamily) routers(e *Egress, states ...RouterState) []netip.Addr {
+	var all []netip.Addr
+	for _, r := range e.Routers {
+		if c.has(r.Addr) && slices.Contains(states, r.State) {
+			all = append(all, r.Addr)
+		}
+	}
+	slices.SortFunc(all, netip.Addr.Compare)
+	return all
+}
+
+// grouped says whether flows go by a group.
+func (e *Egress) grouped() bool { return e.Direct || e.Switched }
+
+func (c inFamily) groupsOf(egresses []Egress) []Group {
+	var all []Group
+	for i := range egresses {
+		if e := &egresses[i]; e.grouped() {
+			all = append(all, c.groupOf(e))
+		}
+	}
+	return all
+}
+
+func (c inFamily) groupOf(e *Egress) Group {
+	g := Group{
+		ID: c.groups[groupName{e.Name, c.Family}], Family: c.Family, Egress: e.Name, Direct: e.Direct,
+		Source: c.own, Protocol: c.Protocol, Idle: c.Idle,
+	}
+	if !e.Direct {
+		g.Members, g.Former = c.service(e), c.routers(e, RouterLive, RouterDraining)
+		return g
+	}
+	g.Members, g.Draining, g.Dead = c.routers(e, RouterLive), c.routers(e, RouterDraining), c.routers(e, RouterDead)
+	if e.Switched {
+		g.Former = c.service(e)
+	}
+	return g
+}
+
+// Seed is a number, not 0, by which the groups of one client differ from those of others: without the
+// source in what is hashed, all clients would choose the same router for a destination.
+func (g Group) Seed() uint32 {
+	h := fnv.New32a()
+	h.Write(g.Source.AsSlice())
+	return max(h.Sum32(), 1)
+}
+
+// open says whether a group has a member when the tunnels to some routers exist.
+func (s State) open(group uint32, links map[netip.Addr]int) bool {
+	return slices.ContainsFunc(s.Groups, func(g Group) bool {
+		return g.ID == group && slices.ContainsFunc(g.Members, func(a netip.Addr) bool { return links[a] != 0 })
+	})
+}
+
+// NexthopsBy are the nexthop objects, and the groups of them, when the tunnels to some routers
+// exist. A group without a member isn't there.
+func (s State) NexthopsBy(links map[netip.Addr]int) (nexthops []dataplane.Nexthop, groups []dataplane.NexthopGroup) {
+	for _, g := range s.Groups {
+		group := dataplane.NexthopGroup{ID: g.ID, Buckets: groupBuckets, Turn: g.Seed(), Idle: g.Idle, Protocol: g.Protocol}
+		for _, a := range g.Members {
+			if link := links[a]; link != 0 {
+				n := g.nexthopBy(link)
+				nexthops = append(nexthops, n)
+				group.Members = append(group.Members, dataplane.NexthopMember{ID: n.ID, Weight: 1})
+			}
+		}
+		if len(group.Members) > 0 {
+			slices.SortFunc(group.Members, dataplane.CompareMembers)
+			groups = append(groups, group)
+		}
+	}
+	return nexthops, groups
+}
+
+// KeepingBy are the nexthop objects of what keeps the flows that it has, when the tunnels to some
+// routers exist.
+func (s State) KeepingBy(links map[netip.Addr]int) []dataplane.Nexthop {
+	var all []dataplane.Nexthop
+	for _, g := range s.Groups {
+		for _, a := range g.keeping() {
+			if link := links[a]; link != 0 {
+				all = append(all, g.nexthopBy(link))
+			}
+		}
+	}
+	return all
+}
+
+// nexthopBy is the nexthop object of a router to which a link leads.
+func (g Group) nexthopBy(link int) dataplane.Nexthop {
+	return dataplane.Nexthop{ID: dataplane.NexthopOf(link), Family: g.Family, Link: link, Protocol: g.Protocol}
+}
+
+// PinRoutesBy are the routes that pins lead to, each in the table of its link, and tables are all
+// tables of links to some peers.
+func (s State) PinRoutesBy(links map[netip.Addr]int) (routes []dataplane.Route, tables []int) {
+	for _, link := range links {
+		tables = append(tables, dataplane.TableOf(link))
+	}
+	slices.Sort(tables)
+	for _, g := range s.Groups {
+		for _, a := range g.keeping() {
+			if link := links[a]; link != 0 {
+				routes = append(routes, dataplane.Route{
+					Table: dataplane.TableOf(link), Dst: netip.PrefixFrom(unspecified(g.Family), 0), Link: link, Source: g.Source, Protocol: g.Protocol,
+				})
+			}
+		}
+	}
+	slices.SortFunc(routes, dataplane.CompareRoutes)
+	return routes, tables
+}
+
+// keeping is what keeps the flows that it has. Those of dead routers can't go to another one when none
+// takes flows; when all are silent it is likely the network, after which they go on.
+func (g Group) keeping() []netip.Addr {
+	all := slices.Concat(g.Members, g.Draining, g.Former)
+	if g.Direct && len(g.Members) == 0 {
+		all = append(all, g.Dead...)
+	}
+	return all
+}
+
+// Routers are those of a group that is direct, whatever their state.
+func (g Group) Routers() []netip.Addr {
+	if !g.Direct {
+		return nil
+	}
+	return slices.Concat(g.Members, g.Draining, g.Dead)
+}
+
+func unspecified(f dataplane.Family) netip.Addr {
+	if f == dataplane.IPv4 {
+		return netip.IPv4Unspecified()
+	}
+	return netip.IPv6Unspecified()
+}

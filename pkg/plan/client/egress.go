@@ -1,0 +1,44 @@
+package client
+
+import (
+	"net/netip"
+
+	corev1 "k8s.io/api/core/v1"
+
+	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
+	"github.com/coil-net/coil/pkg/ipam"
+	"github.com/coil-net/coil/pkg/plan/prefixes"
+)
+
+// EgressOf returns an Egress as a client uses it, by a Service that is nil if there
+// is none. Its routers, and whether it has switched, aren't known yet.
+func EgressOf(e *v2.Egress, s *corev1.Service) Egress {
+	c := Egress{
+		Name:            e.Namespace + "/" + e.Name,
+		Destinations:    prefixes.Valid(e.Spec.Destinations),
+		InCluster:       prefixes.Valid(e.Status.InClusterCIDRs),
+		SourcePortAuto:  e.Spec.FouSourcePortAuto,
+		OriginatingOnly: e.Spec.OriginatingOnly,
+		Direct:          e.Spec.Peering == v2.EgressPeeringDirect,
+	}
+	if s != nil {
+		c.Peers = clusterIPs(s)
+	}
+	return c
+}
+
+// clusterIPs returns the addresses of a Service, of each family the first.
+func clusterIPs(s *corev1.Service) ipam.Address {
+	var a ipam.Address
+	for _, text := range s.Spec.ClusterIPs {
+		ip, err := netip.ParseAddr(text) // "None" is none
+		switch {
+		case err != nil:
+		case ip.Is4() && !a.IPv4.IsValid():
+			a.IPv4 = ip
+		case ip.Is6() && !a.IPv6.IsValid():
+			a.IPv6 = ip
+		}
+	}
+	return a
+}

@@ -1,0 +1,101 @@
+package client
+
+import (
+	"fmt"
+
+	"go4.org/netipx"
+
+	"github.com/coil-net/coil/pkg/dataplane"
+)
+
+// Guard returns what the node keeps of a client's packets: the same destinations that the client's
+// own ruleset keeps in, which a program in the pod may take away.
+func (s State) Guard() dataplane.ClientGuard {
+	var g dataplane.ClientGuard
+	if s.Filter == nil {
+		return g
+	}
+	g.Destinations = s.Filter.Destinations
+	if s.Filter.Originating != nil {
+		g.Replies = s.Filter.Originating.Sources
+	}
+	return g
+}
+
+// WidenGuard returns the guard of a client while it changes: all that passes one of two guards passes.
+func WidenGuard(from, to dataplane.ClientGuard) (dataplane.ClientGuard, error) {
+	var both, either netipx.IPSetBuilder
+	add(&both, to.Destinations)
+	before, err := setOf(from.Destinations)
+	if err != nil {
+		return dataplane.ClientGuard{}, err
+	}
+	both.Intersect(before)
+	add(&either, from.Replies)
+	add(&either, to.Replies)
+	var g dataplane.ClientGuard
+	if g.Destinations, err = rangesOf(&both); err != nil {
+		return g, err
+	}
+	g.Replies, err = rangesOf(&either)
+	return g, err
+}
+
+// NarrowGuard returns the guard of a client that is to have one of two, and it isn't known which: a packet passes that
+// passes both.
+func NarrowGuard(a, b dataplane.ClientGuard) (dataplane.ClientGuard, error) {
+	var either, replies netipx.IPSetBuilder
+	for _, g := range []dataplane.ClientGuard{a, b} {
+		add(&either, g.Destinations)
+		add(&replies, g.Replies)
+	}
+	for _, g := range []dataplane.ClientGuard{a, b} {
+		var silent netipx.IPSetBuilder
+		add(&silent, g.Destinations)
+		answered, err := setOf(g.Replies)
+		if err != nil {
+			return dataplane.ClientGuard{}, err
+		}
+		silent.RemoveSet(answered)
+		without, err := silent.IPSet()
+		if err != nil {
+			return dataplane.ClientGuard{}, fmt.Errorf("join ranges: %w", err)
+		}
+		replies.RemoveSet(without)
+	}
+	var g dataplane.ClientGuard
+	var err error
+	if g.Destinations, err = rangesOf(&either); err != nil {
+		return g, err
+	}
+	g.Replies, err = rangesOf(&replies)
+	return g, err
+}
+
+func add(b *netipx.IPSetBuilder, ranges []dataplane.Range) {
+	for _, r := range ranges {
+		b.AddRange(netipx.IPRangeFrom(r.First, r.Last))
+	}
+}
+
+func setOf(ranges []dataplane.Range) (*netipx.IPSet, error) {
+	var b netipx.IPSetBuilder
+	add(&b, ranges)
+	s, err := b.IPSet()
+	if err != nil {
+		return nil, fmt.Errorf("join ranges: %w", err)
+	}
+	return s, nil
+}
+
+func rangesOf(b *netipx.IPSetBuilder) ([]dataplane.Range, error) {
+	s, err := b.IPSet()
+	if err != nil {
+		return nil, fmt.Errorf("join ranges: %w", err)
+	}
+	var out []dataplane.Range
+	for _, r := range s.Ranges() {
+		out = append(out, dataplane.Range{First: r.From(), Last: r.To()})
+	}
+	return out, nil
+}

@@ -1,0 +1,293 @@
+package egress
+
+import (
+	"cmp"
+	"maps"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/types"
+
+	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
+	"github.com/coil-net/coil/pkg/plan"
+)
+
+// ControllerName is the name of coil-egress-controller: in labels of the EndpointSlices
+// that it manages, and as the manager of fields.
+const ControllerName = "coil-egress-controller"
+
+// MaxEndpoints is how many an EndpointSlice may have, and EndpointsPerSlice how many one of
+// clients has unless told otherwise: each client that comes or goes writes a slice anew.
+const (
+	MaxEndpoints      = 1000
+	EndpointsPerSlice = 100
+)
+
+// Client is an address of a pod that uses an Egress.
+type Client struct {
+	Pod  types.NamespacedName
+	UID  types.UID
+	Addr netip.Addr
+}
+
+// ClientFacts is all that the clients of an Egress depend on.
+type ClientFacts struct {
+	Egress *v2.Egress
+	// Pods are those that name the Egress.
+	Pods []*corev1.Pod
+	// Namespaces has the labels of the namespaces of the cluster; one that isn't known
+	// has none.
+	Namespaces func(name string) labels.Set
+}
+
+// Clients returns the clients of an Egress in no order, each address once, and the pods
+// that would be clients if their namespaces were allowed. The error says why the selector
+// of namespaces can't be used: then none is allowed.
+func Clients(f ClientFacts) (clients []Client, refused []*corev1.Pod, err error) {
+	allowed, err := plan.AllowedNamespaces(f.Egress)
+	holder := make(map[netip.Addr]*corev1.Pod, len(f.Pods))
+	for _, p := range f.Pods {
+		if p.Spec.HostNetwork || p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed {
+			continue
+		}
+		if !allowed.Empty() && !allowed.Matches(f.Namespaces(p.Namespace)) {
+			refused = append(refused, p)
+			continue
+		}
+		for _, ip := range p.Status.PodIPs {
+			a, err := netip.ParseAddr(ip.IP)
+			// The API server refuses a whole EndpointSlice for one address of these.
+			if err != nil || !a.IsGlobalUnicast() {
+				continue
+			}
+			if a = a.Unmap(); holder[a] == nil || compareHolders(p, holder[a]) < 0 {
+				holder[a] = p
+			}
+		}
+	}
+	clients = make([]Client, 0, len(holder))
+	for a, p := range holder {
+		clients = append(clients, Client{Pod: types.NamespacedName{Namespace: p.Namespace, Name: p.Name}, UID: p.UID, Addr: a})
+	}
+	return clients, refused, err
+}
+
+// compareHolders orders pods that have the same address: the first is the one that lives.
+func compareHolders(a, b *corev1.Pod) int {
+	if ending := a.DeletionTimestamp != nil; ending != (b.DeletionTimestamp != nil) {
+		if ending {
+			return 1
+		}
+		return -1
+	}
+	return cmp.Or(
+		b.CreationTimestamp.Compare(a.CreationTimestamp.Time), // an address is reused by a younger pod
+		cmp.Compare(a.UID, b.UID),
+	)
+}
+
+func compareClients(a, b Client) int {
+	return cmp.Or(strings.Compare(a.Pod.Namespace, b.Pod.Namespace), strings.Compare(a.Pod.Name, b.Pod.Name), a.Addr.Compare(b.Addr))
+}
+
+// SliceChanges are writes that make the EndpointSlices of an Egress what they should be.
+type SliceChanges struct {
+	Create, Update, Delete []*discoveryv1.EndpointSlice
+}
+
+// ClientSelector selects, as text, the EndpointSlices with clients.
+func ClientSelector() string {
+	return labels.Set{discoveryv1.LabelManagedBy: ControllerName}.String()
+}
+
+// ClientSlices returns the fewest writes after which the slices of an Egress have the
+// clients that are wanted, about limit in each. A client stays in the slice where it is, and
+// one that comes takes a place in a slice that is written anyway, else in the fullest that has
+// one. Slices that have more than the limit are relieved bit by bit. The given objects are
+// not changed.
+func ClientSlices(e *v2.Egress, have []*discoveryv1.EndpointSlice, want []Client, limit int) SliceChanges {
+	// Of a client that two slices have, the copy in the smaller one stays.
+	have = slices.SortedFunc(slices.Values(have), func(a, b *discoveryv1.EndpointSlice) int {
+		return cmp.Or(cmp.Compare(max(limit, len(a.Endpoints)), max(limit, len(b.Endpoints))), strings.Compare(a.Name, b.Name))
+	})
+	var out SliceChanges
+	for _, family := range []discoveryv1.AddressType{discoveryv1.AddressTypeIPv4, discoveryv1.AddressTypeIPv6} {
+		placeClients(&out, e, family, have, want, limit)
+	}
+	return out
+}
+
+// draft is a slice that is being filled.
+type draft struct {
+	slice   *discoveryv1.EndpointSlice
+	before  *discoveryv1.EndpointSlice // nil for a new one
+	changed bool
+}
+
+func placeClients(out *SliceChanges, e *v2.Egress, family discoveryv1.AddressType, have []*discoveryv1.EndpointSlice, want []Client, limit int) {
+	missing := make(map[netip.Addr]Client, len(want))
+	for _, c := range want {
+		if c.Addr.Is4() == (family == discoveryv1.AddressTypeIPv4) {
+			missing[c.Addr] = c
+		}
+	}
+	var drafts []*draft
+	taken := map[string]bool{}
+	for _, s := range have {
+		taken[s.Name] = true
+		if s.AddressType == family {
+			drafts = append(drafts, newDraft(e, s, missing))
+		}
+	}
+	slices.SortFunc(drafts, func(a, b *draft) int {
+		if a.changed != b.changed {
+			if a.changed {
+				return -1
+			}
+			return 1
+		}
+		return cmp.Or(cmp.Compare(len(b.slice.Endpoints), len(a.slice.Endpoints)), strings.Compare(a.slice.Name, b.slice.Name))
+	})
+	next := 0
+	place := func(ep discoveryv1.Endpoint) {
+		for next < len(drafts) && len(drafts[next].slice.Endpoints) >= limit {
+			next++
+		}
+		if next == len(drafts) {
+			s := emptySlice(e, family, freeName(e.Name, family, taken))
+			taken[s.Name] = true
+			drafts = append(drafts, &draft{slice: s})
+		}
+		d := drafts[next]
+		d.slice.Endpoints = append(d.slice.Endpoints, ep)
+		d.changed = true
+	}
+	for _, c := range slices.SortedFunc(maps.Values(missing), compareClients) {
+		place(endpoint(c))
+	}
+	for _, ep := range surplus(drafts, limit) {
+		place(ep)
+	}
+	for _, d := range drafts {
+		switch {
+		case d.before == nil:
+			out.Create = append(out.Create, d.slice)
+		case len(d.slice.Endpoints) == 0:
+			out.Delete = append(out.Delete, d.before)
+		case d.changed:
+			out.Update = append(out.Update, d.slice)
+		}
+	}
+}
+
+// surplus returns clients of a slice that has more than the limit, no more than fit into
+// another one. They are copied, so that none is missing in between: once another slice has
+// them newDraft takes them off.
+func surplus(drafts []*draft, limit int) []discoveryv1.Endpoint {
+	for _, d := range drafts {
+		if n := len(d.slice.Endpoints); n > limit {
+			return slices.Clone(d.slice.Endpoints[max(limit, n-limit):])
+		}
+	}
+	return nil
+}
+
+// newDraft keeps of a slice the clients that are wanted, and takes them off missing.
+func newDraft(e *v2.Egress, s *discoveryv1.EndpointSlice, missing map[netip.Addr]Client) *draft {
+	d := &draft{before: s, slice: emptySlice(e, s.AddressType, s.Name)}
+	d.slice.Endpoints = make([]discoveryv1.Endpoint, 0, len(s.Endpoints)+1)
+	d.slice.UID, d.slice.ResourceVersion = s.UID, s.ResourceVersion
+	for _, ep := range s.Endpoints {
+		c, ok := clientOf(ep)
+		if wanted := missing[c.Addr]; !ok || wanted != c || len(d.slice.Endpoints) == MaxEndpoints {
+			d.changed = true
+			continue
+		}
+		delete(missing, c.Addr)
+		d.slice.Endpoints = append(d.slice.Endpoints, ep)
+	}
+	if len(s.Ports) > 0 || !equality.Semantic.DeepEqual(s.OwnerReferences, d.slice.OwnerReferences) {
+		d.changed = true
+	}
+	for k, v := range d.slice.Labels {
+		have, ok := s.Labels[k]
+		d.changed = d.changed || !ok || have != v
+	}
+	// kube-proxy takes a slice for a Service's by this label.
+	if _, ok := s.Labels[discoveryv1.LabelServiceName]; ok {
+		d.changed = true
+	}
+	return d
+}
+
+// clientOf is the reverse of endpoint; false for what endpoint doesn't make.
+func clientOf(ep discoveryv1.Endpoint) (Client, bool) {
+	if ep.TargetRef == nil || len(ep.Addresses) != 1 {
+		return Client{}, false
+	}
+	a, err := netip.ParseAddr(ep.Addresses[0])
+	c := Client{
+		Pod: types.NamespacedName{Namespace: ep.TargetRef.Namespace, Name: ep.TargetRef.Name}, UID: ep.TargetRef.UID, Addr: a,
+	}
+	// Field by field: reflection would take most of the time for thousands of clients.
+	plain := ep.Hostname == nil && ep.NodeName == nil && ep.Zone == nil && ep.Hints == nil && len(ep.DeprecatedTopology) == 0
+	ready := ep.Conditions.Ready != nil && *ep.Conditions.Ready && ep.Conditions.Serving == nil && ep.Conditions.Terminating == nil
+	return c, err == nil && plain && ready && *ep.TargetRef == podRef(c) && ep.Addresses[0] == a.String()
+}
+
+func endpoint(c Client) discoveryv1.Endpoint {
+	return discoveryv1.Endpoint{
+		Addresses:  []string{c.Addr.String()},
+		Conditions: discoveryv1.EndpointConditions{Ready: new(true)},
+		TargetRef:  new(podRef(c)),
+	}
+}
+
+func podRef(c Client) corev1.ObjectReference {
+	return corev1.ObjectReference{Kind: "Pod", Namespace: c.Pod.Namespace, Name: c.Pod.Name, UID: c.UID}
+}
+
+func emptySlice(e *v2.Egress, family discoveryv1.AddressType, name string) *discoveryv1.EndpointSlice {
+	return &discoveryv1.EndpointSlice{
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: e.Namespace, Name: name,
+			Labels: map[string]string{
+				v2.LabelEgress:             e.Name,
+				discoveryv1.LabelManagedBy: ControllerName,
+				corev1.IsHeadlessService:   "", // kube-proxy leaves it alone
+			},
+			OwnerReferences: []metav1.OwnerReference{controlledBy(e)},
+		},
+		AddressType: family,
+	}
+}
+
+// freeName is the first name of a slice that isn't taken.
+func freeName(egress string, family discoveryv1.AddressType, taken map[string]bool) string {
+	for i := 0; ; i++ {
+		name := egress + "-clients-" + strings.ToLower(string(family)) + "-" + strconv.Itoa(i)
+		if !taken[name] {
+			return name
+		}
+	}
+}
+
+// CountClients returns how many pods the slices of an Egress have.
+func CountClients(have []*discoveryv1.EndpointSlice) int {
+	pods := map[types.UID]bool{}
+	for _, s := range have {
+		for _, ep := range s.Endpoints {
+			if ep.TargetRef != nil {
+				pods[ep.TargetRef.UID] = true
+			}
+		}
+	}
+	return len(pods)
+}

@@ -1,0 +1,230 @@
+package egress
+
+import (
+	"cmp"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+
+	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
+	"github.com/coil-net/coil/pkg/plan"
+	"github.com/coil-net/coil/pkg/plan/gateway"
+)
+
+// Reasons of the conditions of an Egress.
+const (
+	// ReasonRoutersReady: Available is True.
+	ReasonRoutersReady = "RoutersReady"
+	// ReasonNoRouterWanted: Available is False because spec.replicas is 0.
+	ReasonNoRouterWanted = "NoRouterWanted"
+	// ReasonNoRouterReady: Available is False, and nothing is known to be in the way.
+	ReasonNoRouterReady = "NoRouterReady"
+	// ReasonRouterNotCreated: Available is False because the API server refuses router
+	// pods, such as for a quota.
+	ReasonRouterNotCreated = "RouterNotCreated"
+	// ReasonRouterNotScheduled: Available is False because no node takes a router.
+	ReasonRouterNotScheduled = "RouterNotScheduled"
+	// ReasonRouterNotStarted: Available is False because a container of a router doesn't
+	// run, such as for want of its image.
+	ReasonRouterNotStarted = "RouterNotStarted"
+	// ReasonInvalidTemplate: InvalidTemplate is True, and Available is False unless there
+	// are routers from before.
+	ReasonInvalidTemplate = "InvalidTemplate"
+	// ReasonConflict: Available is False because an object of the Egress's name is
+	// somebody else's.
+	ReasonConflict = "Conflict"
+	// ReasonRefused: the API server refuses an object of the Egress. Available is True if
+	// routers serve all the same.
+	ReasonRefused = "Refused"
+	// ReasonInvalidSelector: Available is False because spec.allowedNamespaces can't be
+	// used, so that nobody is allowed.
+	ReasonInvalidSelector = "InvalidSelector"
+	// ReasonSourcePortWithoutAffinity: UnstableFlows is True because of fouSourcePortAuto with the
+	// sessionAffinity None.
+	ReasonSourcePortWithoutAffinity = "SourcePortWithoutAffinity"
+)
+
+// Facts is all that the status of an Egress depends on.
+type Facts struct {
+	Egress *v2.Egress
+	// Deployment is that of the Egress, nil when there is none.
+	Deployment *appsv1.Deployment
+	// Routers are its pods.
+	Routers []*corev1.Pod
+	// Clients is the number of pods that use it.
+	Clients int
+	// InCluster are the ranges of the cluster that concern it.
+	InCluster []netip.Prefix
+	// Template is what is wrong with the template, Conflicts are the objects that are
+	// somebody else's, Selector is why allowedNamespaces can't be used.
+	Template  error
+	Conflicts []string
+	Selector  error
+	// Refused are the objects that the API server refuses.
+	Refused []Refusal
+	// Pressure is what routers have answered, by the names of their pods; nil before they
+	// were asked.
+	Pressure map[string]gateway.Pressure
+	// Now is the time of a transition.
+	Now metav1.Time
+}
+
+// Kinds of objects without which clients aren't served.
+const (
+	KindServiceAccount = "ServiceAccount"
+	KindRoleBinding    = "RoleBinding"
+	KindService        = "Service"
+)
+
+// Refusal is that of an object by the API server: for a quota, a policy, its content.
+type Refusal struct {
+	Kind, Name string
+	// Absent ones can't be made; others stay as they are.
+	Absent bool
+	// Reason is what the API server says.
+	Reason string
+}
+
+// Status returns the status that an Egress should have. It equals the present one
+// when nothing has changed.
+func Status(f Facts) v2.EgressStatus {
+	st := *f.Egress.Status.DeepCopy()
+	st.ObservedGeneration = f.Egress.Generation
+	st.Selector = labels.Set(plan.RouterLabels(f.Egress.Name)).String()
+	st.Clients = int32(f.Clients)
+	st.Replicas = 0
+	if f.Deployment != nil {
+		st.Replicas = f.Deployment.Status.Replicas
+	}
+	st.InClusterCIDRs = nil
+	for _, p := range f.InCluster {
+		st.InClusterCIDRs = append(st.InClusterCIDRs, p.String())
+	}
+	set := func(c metav1.Condition) {
+		c.ObservedGeneration = f.Egress.Generation
+		c.LastTransitionTime = f.Now // kept as it was unless the status changes
+		meta.SetStatusCondition(&st.Conditions, c)
+	}
+	if f.Template != nil {
+		set(metav1.Condition{
+			Type: v2.EgressInvalidTemplate, Status: metav1.ConditionTrue, Reason: ReasonInvalidTemplate,
+			Message: bounded("The Deployment is left as it is: " + f.Template.Error()),
+		})
+	} else {
+		meta.RemoveStatusCondition(&st.Conditions, v2.EgressInvalidTemplate)
+	}
+	if unstable(f.Egress.Spec) {
+		set(metav1.Condition{
+			Type: v2.EgressUnstableFlows, Status: metav1.ConditionTrue, Reason: ReasonSourcePortWithoutAffinity,
+			Message: "With fouSourcePortAuto and the sessionAffinity None, TCP connections that retransmit, or rest for 30 seconds, may reach " +
+				"another router, which resets them. To spread flows over routers set peering: Direct; otherwise set sessionAffinity: ClientIP",
+		})
+	} else {
+		meta.RemoveStatusCondition(&st.Conditions, v2.EgressUnstableFlows)
+	}
+	set(available(f))
+	if f.Pressure != nil {
+		setPressure(&st.Conditions, f.Pressure, f.Egress.Spec.Peering, set)
+	}
+	return st
+}
+
+// unstable says whether the Service draws a router anew for flows that live: the kernel changes the
+// source port of a connection that retransmits, and only ClientIP keeps the router then.
+func unstable(s v2.EgressSpec) bool {
+	return s.FouSourcePortAuto && s.SessionAffinity == corev1.ServiceAffinityNone && s.Peering != v2.EgressPeeringDirect
+}
+
+// available says whether routers serve clients, and what is refused.
+func available(f Facts) metav1.Condition {
+	c := availableRouters(f)
+	for _, r := range f.Refused {
+		c.Message = bounded(fmt.Sprintf("%s. The API server refuses %s %s: %s", c.Message, r.Kind, r.Name, r.Reason))
+		// Without an account and its rights routers don't learn of their clients, without a Service these
+		// have nobody to send to.
+		if r.Absent && (r.Kind == KindServiceAccount || r.Kind == KindRoleBinding || r.Kind == KindService && f.Egress.Spec.Peering != v2.EgressPeeringDirect) {
+			c.Status = metav1.ConditionFalse
+		}
+		if c.Reason == ReasonRoutersReady || c.Reason == ReasonNoRouterReady {
+			c.Reason = ReasonRefused
+		}
+	}
+	return c
+}
+
+func availableRouters(f Facts) metav1.Condition {
+	no := func(reason, format string, args ...any) metav1.Condition {
+		return metav1.Condition{
+			Type: v2.EgressAvailable, Status: metav1.ConditionFalse, Reason: reason, Message: bounded(fmt.Sprintf(format, args...)),
+		}
+	}
+	ready := int32(0)
+	if f.Deployment != nil {
+		ready = f.Deployment.Status.ReadyReplicas
+	}
+	switch {
+	case len(f.Conflicts) > 0:
+		return no(ReasonConflict, "%s of this name is not this Egress's: delete or rename it", plan.Enumerate(f.Conflicts))
+	case f.Selector != nil:
+		return no(ReasonInvalidSelector, "No namespace is allowed: %v", f.Selector)
+	case ready > 0:
+		return metav1.Condition{
+			Type: v2.EgressAvailable, Status: metav1.ConditionTrue, Reason: ReasonRoutersReady,
+			Message: fmt.Sprintf("%d of %s ready", ready, plan.Count(int(f.Egress.Spec.Replicas), "router is", "routers are")),
+		}
+	case f.Template != nil:
+		return no(ReasonInvalidTemplate, "No router is ready: %v", f.Template)
+	case f.Egress.Spec.Replicas == 0:
+		return no(ReasonNoRouterWanted, "spec.replicas is 0")
+	}
+	reason, why := obstacle(f)
+	return no(reason, "No router is ready%s", why)
+}
+
+// obstacle says what keeps routers from becoming ready, as far as that is known.
+func obstacle(f Facts) (reason, why string) {
+	if f.Deployment != nil {
+		for _, c := range f.Deployment.Status.Conditions {
+			if c.Type == appsv1.DeploymentReplicaFailure && c.Status == corev1.ConditionTrue {
+				return ReasonRouterNotCreated, ": " + c.Message
+			}
+		}
+	}
+	routers := slices.SortedFunc(slices.Values(f.Routers), func(a, b *corev1.Pod) int { return cmp.Compare(a.Name, b.Name) })
+	for _, p := range routers {
+		for _, c := range p.Status.Conditions {
+			if c.Type == corev1.PodScheduled && c.Status == corev1.ConditionFalse {
+				return ReasonRouterNotScheduled, fmt.Sprintf(": Pod %s: %s", p.Name, c.Message)
+			}
+		}
+	}
+	for _, p := range routers {
+		for _, s := range slices.Concat(p.Status.InitContainerStatuses, p.Status.ContainerStatuses) {
+			// Each pod is creating its containers, or waits for the first, for a while.
+			if w := s.State.Waiting; w != nil && w.Reason != "ContainerCreating" && w.Reason != "PodInitializing" {
+				return ReasonRouterNotStarted, fmt.Sprintf(": Pod %s, container %s: %s", p.Name, s.Name,
+					strings.TrimSuffix(w.Reason+": "+w.Message, ": "))
+			}
+		}
+	}
+	return ReasonNoRouterReady, ""
+}
+
+// maxMessage is how long a message of a condition may be, in bytes (metav1.Condition).
+const maxMessage = 32768
+
+// bounded returns a message of one line that the API server accepts.
+func bounded(message string) string {
+	message = strings.ReplaceAll(message, "\n", "; ")
+	if len(message) > maxMessage {
+		message = strings.ToValidUTF8(message[:maxMessage], "")
+	}
+	return message
+}

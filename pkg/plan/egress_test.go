@@ -1,0 +1,67 @@
+package plan
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
+)
+
+func TestEgressRefs(t *testing.T) {
+	got := EgressRefs(map[string]string{
+		"egress.coil.cybozu.com/internet": " nat, other,,nat ,", "egress.coil.cybozu.com/a": "z", "coil.cybozu.com/pool": "p", "egress.coil.cybozu.com": "x",
+	})
+	want := []types.NamespacedName{{Namespace: "a", Name: "z"}, {Namespace: "internet", Name: "nat"}, {Namespace: "internet", Name: "other"}}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
+// An annotation has room for tens of thousands of names, which a tenant changes as often as he likes.
+func TestEgressRefsAreBounded(t *testing.T) {
+	var names []string
+	for i := range 20000 {
+		names = append(names, fmt.Sprintf("e%d", i))
+	}
+	annotations := map[string]string{"egress.coil.cybozu.com/a": "z", "egress.coil.cybozu.com/b": strings.Join(names, ",")}
+	got := EgressRefs(annotations)
+	if n := len(got); n != MostEgresses+1 || got[0].Name != "z" || got[n-1].Name != fmt.Sprintf("e%d", MostEgresses-1) {
+		t.Errorf("%d Egresses: %v", n, got)
+	}
+	// A list of all of them would be as long as the text.
+	if n := testing.AllocsPerRun(10, func() { EgressRefs(annotations) }); n > 100 {
+		t.Errorf("%.0f allocations", n)
+	}
+}
+
+func TestAllowsNamespace(t *testing.T) {
+	red := &metav1.LabelSelector{MatchLabels: map[string]string{"team": "red"}}
+	for _, c := range []struct {
+		name     string
+		selector *metav1.LabelSelector
+		labels   map[string]string
+		want     bool
+		fails    bool
+	}{
+		{"unset", nil, nil, true, false},
+		{"empty", &metav1.LabelSelector{}, nil, true, false},
+		{"matches", red, map[string]string{"team": "red"}, true, false},
+		{"another", red, map[string]string{"team": "blue"}, false, false},
+		{"no labels", red, nil, false, false},
+		{"nonsense", &metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{{Key: "team", Operator: "Like"}}}, nil, false, true},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			e := &v2.Egress{}
+			e.Spec.AllowedNamespaces = c.selector
+			got, err := AllowsNamespace(e, c.labels)
+			if got != c.want || (err != nil) != c.fails {
+				t.Errorf("%t, %v", got, err)
+			}
+		})
+	}
+}

@@ -1,0 +1,115 @@
+// Package pools derives what there should be of AddressPools: their blocks, how much of them a node may have, their
+// status.
+//
+// It must not know which block is free.
+package pools
+
+import (
+	"fmt"
+	"net/netip"
+	"strconv"
+	"strings"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+
+	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
+	"github.com/coil-net/coil/pkg/ipam"
+)
+
+// Parse returns the blocks that an AddressPool has. The error names each subnet
+// that can't be used, and why. Host bits of a subnet are ignored: the API server
+// refuses them in new pools, and those made under Coil 2.x mean the whole subnet.
+func Parse(spec v2.AddressPoolSpec) (ipam.Pool, error) {
+	subnets := make([]ipam.Subnet, 0, len(spec.Subnets))
+	for i, s := range spec.Subnets {
+		v4, err := parsePrefix(s.IPv4)
+		if err != nil {
+			return ipam.Pool{}, fmt.Errorf("subnet %d: %w", i, err)
+		}
+		v6, err := parsePrefix(s.IPv6)
+		if err != nil {
+			return ipam.Pool{}, fmt.Errorf("subnet %d: %w", i, err)
+		}
+		subnets = append(subnets, ipam.Subnet{IPv4: v4, IPv6: v6})
+	}
+	return ipam.NewPool(int(spec.BlockSizeBits), subnets)
+}
+
+// parsePrefix returns the zero Prefix for a family that isn't there.
+func parsePrefix(cidr *string) (netip.Prefix, error) {
+	if cidr == nil || *cidr == "" {
+		return netip.Prefix{}, nil
+	}
+	p, err := netip.ParsePrefix(*cidr)
+	return p.Masked(), err
+}
+
+// BlockName is the name of the block of a pool that has the index.
+func BlockName(pool string, index int32) string {
+	return pool + "-" + strconv.FormatInt(int64(index), 10)
+}
+
+// SplitBlockName returns the pool and the index in the name of a block, and false
+// when BlockName doesn't make such a name.
+func SplitBlockName(name string) (pool string, index int32, ok bool) {
+	dash := strings.LastIndexByte(name, '-')
+	if dash < 1 {
+		return "", 0, false
+	}
+	n, err := strconv.ParseInt(name[dash+1:], 10, 32)
+	if err != nil || BlockName(name[:dash], int32(n)) != name {
+		return "", 0, false
+	}
+	return name[:dash], int32(n), true
+}
+
+// BlockPools returns the pools that a block counts for: the one of its label and,
+// should that be another, the one whose name its own name has locked.
+func BlockPools(b *v2.AddressBlock) []string {
+	var pools []string
+	if p := b.Labels[v2.LabelPool]; p != "" {
+		pools = append(pools, p)
+	}
+	if p, _, ok := SplitBlockName(b.Name); ok && (len(pools) == 0 || pools[0] != p) {
+		pools = append(pools, p)
+	}
+	return pools
+}
+
+var poolKind = schema.GroupVersionKind{Group: v2.GroupVersion.Group, Version: v2.GroupVersion.Version, Kind: "AddressPool"}
+
+// Holder is the node that gets a block, and its request.
+type Holder struct {
+	NodeName   string
+	NodeUID    types.UID
+	RequestUID types.UID
+}
+
+// NewBlock returns the object of the block of a pool that has the index.
+func NewBlock(pool *v2.AddressPool, index int32, b ipam.Block, h Holder) *v2.AddressBlock {
+	o := &v2.AddressBlock{
+		ObjectMeta: metav1.ObjectMeta{
+			Name: BlockName(pool.Name, index),
+			Labels: map[string]string{
+				v2.LabelPool:    pool.Name,
+				v2.LabelNode:    h.NodeName,
+				v2.LabelRequest: string(h.RequestUID),
+			},
+			Annotations: map[string]string{v2.AnnotationNodeUID: string(h.NodeUID)},
+			Finalizers:  []string{v2.Finalizer},
+			OwnerReferences: []metav1.OwnerReference{
+				*metav1.NewControllerRef(pool, poolKind),
+			},
+		},
+		Index: index,
+	}
+	if b.IPv4.IsValid() {
+		o.IPv4 = new(b.IPv4.String())
+	}
+	if b.IPv6.IsValid() {
+		o.IPv6 = new(b.IPv6.String())
+	}
+	return o
+}

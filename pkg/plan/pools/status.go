@@ -1,0 +1,193 @@
+package pools
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
+	"github.com/coil-net/coil/pkg/plan"
+)
+
+// Reasons of the conditions of an AddressPool.
+const (
+	// ReasonBlocksAvailable: Exhausted is False.
+	ReasonBlocksAvailable = "BlocksAvailable"
+	// ReasonAllBlocksTaken: Exhausted is True.
+	ReasonAllBlocksTaken = "AllBlocksTaken"
+	// ReasonNoOverlap: Overlapping is False.
+	ReasonNoOverlap = "NoOverlap"
+	// ReasonOverlap: Overlapping is True.
+	ReasonOverlap = "AddressesUsedByOthers"
+	// ReasonBlocksInUse: Terminating is True because nodes hold blocks.
+	ReasonBlocksInUse = "BlocksInUse"
+	// ReasonNoBlocks: Terminating is True, and nothing is in the way of the end.
+	ReasonNoBlocks = "NoBlocks"
+)
+
+// Facts is all that the status of a pool depends on.
+type Facts struct {
+	Pool *v2.AddressPool
+	// Blocks are those of the pool.
+	Blocks []*v2.AddressBlock
+	// LastIndex is the index carved last, nil if that isn't known better than by
+	// the present status.
+	LastIndex *int32
+	// Pools, Nodes and Services are those of the cluster, the pool itself among them.
+	Pools    []*v2.AddressPool
+	Nodes    []*corev1.Node
+	Services []*networkingv1.ServiceCIDR
+	// Claims are those of the pool's blocks.
+	Claims Claims
+	// Now is the time of a transition.
+	Now metav1.Time
+}
+
+// Status returns the status that a pool should have. It equals the present one
+// when nothing has changed.
+func Status(f Facts) v2.AddressPoolStatus {
+	st := *f.Pool.Status.DeepCopy()
+	st.ObservedGeneration = f.Pool.Generation
+	if f.LastIndex != nil {
+		st.LastIndex = new(*f.LastIndex)
+	}
+	set := func(c metav1.Condition) {
+		c.ObservedGeneration = f.Pool.Generation
+		c.LastTransitionTime = f.Now // kept as it was unless the status changes
+		meta.SetStatusCondition(&st.Conditions, c)
+	}
+
+	var total, size, used int64
+	p, err := Parse(f.Pool.Spec)
+	if err == nil {
+		total, size = p.Total(), int64(p.BlockSize())
+	}
+	for _, b := range f.Blocks {
+		used += int64(b.Status.Allocated)
+	}
+	st.Blocks = usage(int64(len(f.Blocks)), total)
+	st.Addresses = usage(used, total*size)
+
+	set(exhausted(int64(len(f.Blocks)), total, err))
+	set(overlapping(f))
+	suspended, _ := Suspended(f.Pool, f.Claims, f.Now.Time)
+	if suspended.Status == metav1.ConditionTrue || meta.FindStatusCondition(st.Conditions, v2.PoolSuspended) != nil {
+		set(suspended)
+	}
+	if f.Pool.DeletionTimestamp != nil {
+		set(terminating(f.Blocks))
+	} else {
+		meta.RemoveStatusCondition(&st.Conditions, v2.PoolTerminating)
+	}
+	return st
+}
+
+func usage(used, total int64) v2.Usage {
+	return v2.Usage{Used: used, Total: total, Summary: fmt.Sprintf("%d/%d", used, total)}
+}
+
+func exhausted(used, total int64, invalid error) metav1.Condition {
+	c := metav1.Condition{Type: v2.PoolExhausted}
+	switch {
+	case invalid != nil:
+		c.Status, c.Reason = metav1.ConditionUnknown, v2.ReasonPoolInvalid
+		c.Message = "No block can be carved: " + strings.ReplaceAll(invalid.Error(), "\n", "; ")
+	case used >= total:
+		c.Status, c.Reason = metav1.ConditionTrue, ReasonAllBlocksTaken
+		c.Message = fmt.Sprintf("All %d blocks are taken: append a subnet to spec.subnets", total)
+	default:
+		c.Status, c.Reason = metav1.ConditionFalse, ReasonBlocksAvailable
+		c.Message = "Blocks can be carved"
+	}
+	return c
+}
+
+func terminating(blocks []*v2.AddressBlock) metav1.Condition {
+	c := metav1.Condition{
+		Type: v2.PoolTerminating, Status: metav1.ConditionTrue, Reason: ReasonNoBlocks,
+		Message: "No block is left: the pool is about to go",
+	}
+	if len(blocks) == 0 {
+		return c
+	}
+	var holders []string
+	reserved := 0
+	for _, b := range blocks {
+		node := b.Labels[v2.LabelNode]
+		if node == "" {
+			node = "(no node: " + b.Name + ")"
+		}
+		holders = append(holders, node)
+		if b.Labels[v2.LabelReserved] == v2.ReservedValue {
+			reserved++
+		}
+	}
+	slices.Sort(holders)
+	c.Reason = ReasonBlocksInUse
+	c.Message = fmt.Sprintf("%s held by %s; a node gives a block back when no pod has an address of it",
+		plan.Count(len(blocks), "block is", "blocks are"), plan.Enumerate(slices.Compact(holders)))
+	if reserved > 0 {
+		c.Message += fmt.Sprintf("; %s reserved, which only an admin deletes", plan.Count(reserved, "of them is", "of them are"))
+	}
+	return c
+}
+
+// overlapping says who else uses addresses of the pool.
+func overlapping(f Facts) metav1.Condition {
+	own := Prefixes(f.Pool)
+	overlaps := func(p netip.Prefix) bool { return slices.ContainsFunc(own, p.Overlaps) }
+	var others []string
+	for _, o := range f.Pools {
+		if o.Name == f.Pool.Name {
+			continue
+		}
+		if i := slices.IndexFunc(Prefixes(o), overlaps); i >= 0 {
+			others = append(others, fmt.Sprintf("AddressPool %s (%s)", o.Name, Prefixes(o)[i]))
+		}
+	}
+	for _, s := range f.Services {
+		for _, cidr := range s.Spec.CIDRs {
+			if p, err := netip.ParsePrefix(cidr); err == nil && overlaps(p.Masked()) {
+				others = append(others, fmt.Sprintf("ServiceCIDR %s (%s)", s.Name, cidr))
+			}
+		}
+	}
+	for _, n := range f.Nodes {
+		for _, ip := range plan.NodeAddrs(n, corev1.NodeInternalIP, corev1.NodeExternalIP) {
+			if overlaps(netip.PrefixFrom(ip, ip.BitLen())) {
+				others = append(others, fmt.Sprintf("Node %s (%s)", n.Name, ip))
+			}
+		}
+	}
+	if len(others) == 0 {
+		return metav1.Condition{
+			Type: v2.PoolOverlapping, Status: metav1.ConditionFalse, Reason: ReasonNoOverlap,
+			Message: "Nothing else uses addresses of the pool",
+		}
+	}
+	slices.Sort(others)
+	return metav1.Condition{
+		Type: v2.PoolOverlapping, Status: metav1.ConditionTrue, Reason: ReasonOverlap,
+		Message: "The same addresses are used by " + plan.Enumerate(others),
+	}
+}
+
+// Prefixes returns the prefixes of a pool that can be understood, whatever is
+// wrong with the others.
+func Prefixes(p *v2.AddressPool) []netip.Prefix {
+	var ps []netip.Prefix
+	for _, s := range p.Spec.Subnets {
+		for _, cidr := range []*string{s.IPv4, s.IPv6} {
+			if x, err := parsePrefix(cidr); err == nil && x.IsValid() {
+				ps = append(ps, x)
+			}
+		}
+	}
+	return ps
+}

@@ -1,0 +1,124 @@
+// Package routes derives the routes to blocks: those that announce a node's own, and those to the blocks of other
+// nodes.
+//
+// It must not know how blocks are held.
+package routes
+
+import (
+	"cmp"
+	"net/netip"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+
+	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
+	"github.com/coil-net/coil/pkg/dataplane"
+	"github.com/coil-net/coil/pkg/ipam"
+)
+
+// HeldBlock is a block that the node holds.
+type HeldBlock struct {
+	Name string
+	ipam.Block
+	// Reserved blocks are exported; their addresses may be in use by pods that
+	// Coil doesn't know.
+	Reserved bool
+}
+
+// ExportTables are the numbers under which block routes are made.
+type ExportTables struct {
+	// Export is read by routing daemons.
+	Export int
+	// Unassigned catches addresses that no pod has.
+	Unassigned int
+	Protocol   int
+	// Loopback is the interface index of lo.
+	Loopback int
+}
+
+// Exports returns the routes that announce the blocks: one in the export table for
+// each prefix, and one that makes the rest of the prefix unreachable, except for
+// reserved blocks.
+func Exports(blocks []HeldBlock, t ExportTables) (export, unassigned []dataplane.Route) {
+	for _, b := range blocks {
+		for _, p := range b.Prefixes() {
+			export = append(export, dataplane.Route{
+				Table: t.Export, Dst: p, Link: t.Loopback, Protocol: t.Protocol,
+			})
+			if !b.Reserved {
+				unassigned = append(unassigned, dataplane.Route{
+					Table: t.Unassigned, Dst: p, Type: dataplane.Unreachable, Protocol: t.Protocol,
+				})
+			}
+		}
+	}
+	slices.SortFunc(export, dataplane.CompareRoutes)
+	slices.SortFunc(unassigned, dataplane.CompareRoutes)
+	return export, unassigned
+}
+
+// InternalIPs returns the node's InternalIP of each family, the first of each.
+func InternalIPs(n *corev1.Node) ipam.Address {
+	var a ipam.Address
+	for _, na := range n.Status.Addresses {
+		if na.Type != corev1.NodeInternalIP {
+			continue
+		}
+		ip, err := netip.ParseAddr(na.Address)
+		if err != nil {
+			continue
+		}
+		switch ip = ip.Unmap(); {
+		case ip.Is4() && !a.IPv4.IsValid():
+			a.IPv4 = ip
+		case ip.Is6() && !a.IPv6.IsValid():
+			a.IPv6 = ip
+		}
+	}
+	return a
+}
+
+// Peers returns the routes to the blocks of all nodes but self, each by the
+// InternalIP of the node that holds it. A block whose node isn't known, has no
+// address of the family, or that can't be understood has no route; its name is
+// in skipped.
+func Peers(self string, nodes []*corev1.Node, blocks []*v2.AddressBlock, table, protocol int) (routes []dataplane.Route, skipped []string) {
+	addrs := make(map[string]ipam.Address, len(nodes))
+	for _, n := range nodes {
+		addrs[n.Name] = InternalIPs(n)
+	}
+	for _, b := range blocks {
+		holder := b.Labels[v2.LabelNode]
+		if holder == self {
+			continue
+		}
+		block, err := ipam.ParseBlock(b.IPv4, b.IPv6)
+		addr, known := addrs[holder]
+		if err != nil || !known {
+			skipped = append(skipped, b.Name)
+			continue
+		}
+		missing := false
+		for _, p := range block.Prefixes() {
+			gw := addr.IPv6
+			if p.Addr().Is4() {
+				gw = addr.IPv4
+			}
+			if !gw.IsValid() {
+				missing = true
+				continue
+			}
+			routes = append(routes, dataplane.Route{Table: table, Dst: p, Gateway: gw, Protocol: protocol})
+		}
+		if missing {
+			skipped = append(skipped, b.Name)
+		}
+	}
+	slices.SortFunc(routes, func(a, b dataplane.Route) int {
+		return cmp.Or(dataplane.CompareRoutes(a, b), a.Gateway.Compare(b.Gateway))
+	})
+	slices.Sort(skipped)
+	// Two holders of one prefix can't both have the route: the first by address has it.
+	routes = slices.CompactFunc(routes, func(a, b dataplane.Route) bool { return a.Dst == b.Dst })
+	return routes, skipped
+}
