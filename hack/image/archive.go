@@ -29,6 +29,7 @@ type file struct {
 	path   string // in the image, absolute
 	source string // on disk
 	size   int64  // bytes
+	link   string // in the image, the path of the same file that comes before; empty if this is the first
 }
 
 // image is what an archive is made from.
@@ -221,6 +222,10 @@ func (t archive) bytes(name string, b []byte) error {
 }
 
 func (t archive) file(f file) error {
+	if f.link != "" {
+		return t.WriteHeader(&tar.Header{Typeflag: tar.TypeLink, Name: strings.TrimPrefix(f.path, "/"), Linkname: strings.TrimPrefix(f.link, "/"),
+			Mode: 0o755, ModTime: t.time, Format: tar.FormatUSTAR})
+	}
 	r, err := os.Open(f.source)
 	if err != nil {
 		return err

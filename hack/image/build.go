@@ -8,8 +8,16 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 )
+
+// joined are programs that are one file of the image, under several names, by the program that consists of them: most
+// of each is what they have in common. Their order is that of their names.
+var joined = map[string][]string{
+	"coil-controllers": {"coil-egress-controller", "coil-ipam-controller"},
+	"coil-routers":     {"coil-egress", "coil-router"},
+}
 
 // build compiles every program of root's cmd/ for Linux into dir, and returns them as files
 // of the image's root directory, sorted by name. flags are more of the go command's.
@@ -32,7 +40,18 @@ func build(ctx context.Context, root, arch, dir string, flags ...string) ([]file
 	}
 	var files []file
 	for _, name := range names {
+		if _, ok := joined[name]; ok {
+			continue
+		}
 		f := file{path: "/" + name, source: filepath.Join(dir, name)}
+		for whole, parts := range joined {
+			if i := slices.Index(parts, name); i >= 0 && slices.Contains(names, whole) {
+				f.source = filepath.Join(dir, whole)
+				if i > 0 {
+					f.link = "/" + parts[0]
+				}
+			}
+		}
 		info, err := os.Stat(f.source)
 		if err != nil {
 			return nil, fmt.Errorf("cmd/%s: no program came of it: %w", name, err)

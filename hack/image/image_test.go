@@ -29,15 +29,21 @@ func TestBuildPacksEveryProgram(t *testing.T) {
 	}
 	write(t, filepath.Join(root, "cmd", "notes", "README.md"), "not a program")
 
-	files, err := build(t.Context(), root, runtime.GOARCH, t.TempDir(), "-trimpath")
+	for _, name := range []string{"coil-routers", "coil-router", "coil-egress"} {
+		write(t, filepath.Join(root, "cmd", name, "main.go"), "package main\n\nfunc main() { println(\""+name+"\") }\n")
+	}
+
+	dir := t.TempDir()
+	files, err := build(t.Context(), root, runtime.GOARCH, dir, "-trimpath")
 	if err != nil {
 		t.Fatal(err)
 	}
 	var paths []string
 	for _, f := range files {
-		paths = append(paths, f.path)
+		paths = append(paths, f.path+" "+filepath.Base(f.source)+f.link)
 	}
-	if diff := cmp.Diff([]string{"/coil", "/coild"}, paths); diff != "" {
+	want := []string{"/coil coil", "/coil-egress coil-routers", "/coil-router coil-routers/coil-egress", "/coild coild"}
+	if diff := cmp.Diff(want, paths); diff != "" {
 		t.Errorf("programs (-want +got):\n%s", diff)
 	}
 }

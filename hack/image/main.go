@@ -54,7 +54,11 @@ func run(ctx context.Context, args []string) error {
 		return err
 	}
 	for _, f := range programs {
-		fmt.Printf("  %-24s %6.1f MiB\n", f.path, float64(f.size)/(1<<20))
+		if f.link != "" {
+			fmt.Printf("  %-24s is %s\n", f.path, f.link)
+		} else {
+			fmt.Printf("  %-24s %6.1f MiB\n", f.path, float64(f.size)/(1<<20))
+		}
 	}
 	fmt.Printf("%s: %s %s, %.1f MiB\n", filepath.Clean(*output), *name, info.digest, float64(info.size)/(1<<20))
 	return nil

@@ -1,0 +1,25 @@
+package program
+
+import (
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+)
+
+// Joined are programs that are in one file, by their names.
+type Joined map[string]func(args []string) int
+
+// Main runs the program by whose name the file was called, which is the first of the arguments as the kernel gives them,
+// and returns its exit code; 2 if no program has the name.
+func (j Joined) Main(args []string) int {
+	if len(args) > 0 {
+		if main, ok := j[filepath.Base(args[0])]; ok {
+			return main(args[1:])
+		}
+	}
+	fmt.Fprintf(os.Stderr, "call this file by one of the names %s\n", strings.Join(slices.Sorted(maps.Keys(j)), ", "))
+	return 2
+}
