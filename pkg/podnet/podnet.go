@@ -17,6 +17,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/coil-net/coil/pkg/attachment"
 	"github.com/coil-net/coil/pkg/dataplane"
 	"github.com/coil-net/coil/pkg/ipam"
 	"github.com/coil-net/coil/pkg/kernel/conntrack"
@@ -86,18 +87,9 @@ func (o Options) Validate() error {
 	return errors.Join(errs...)
 }
 
-// ID identifies an attachment: CNI's container ID and interface name.
-type ID struct {
-	ContainerID, IfName string
-}
-
-// String is the container ID and the name of the interface.
-func (id ID) String() string { return id.ContainerID + "/" + id.IfName }
-
 // Pod is what Attach needs to know of a pod.
 type Pod struct {
-	// ContainerID and IfName identify the attachment.
-	ContainerID, IfName string
+	attachment.ID
 	// Netns is the path of the pod's network namespace.
 	Netns string
 	// Pool is where the address is from; recorded in the link's alias.
@@ -129,9 +121,6 @@ func (p Pod) group() uint32 {
 func (p *Pod) learn(l rtnl.Link) {
 	p.Unguarded = p.Unguarded || p.Namespace == "" && l.Group == dataplane.LinkGroupUnguarded
 }
-
-// ID returns the identity of the attachment.
-func (p Pod) ID() ID { return ID{p.ContainerID, p.IfName} }
 
 // validate says what is wrong with the pod, if anything.
 func (p Pod) validate() error {

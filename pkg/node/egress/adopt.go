@@ -12,6 +12,7 @@ import (
 
 	"k8s.io/klog/v2"
 
+	"github.com/coil-net/coil/pkg/attachment"
 	"github.com/coil-net/coil/pkg/ipam"
 	"github.com/coil-net/coil/pkg/kernel/netns"
 	"github.com/coil-net/coil/pkg/kernel/rtnl"
@@ -80,7 +81,7 @@ func (a Adoption) inspect(ctx context.Context, path string) (node.Sandbox, error
 		return node.Sandbox{}, err
 	}
 	// Nothing tells the container's ID. Its DEL doesn't matter: the namespace goes.
-	s := node.Sandbox{ID: store.ID{ContainerID: "netns-" + filepath.Base(path)}, Netns: store.Netns{Path: path, Inode: ns.Inode()}}
+	s := node.Sandbox{ID: attachment.ID{ContainerID: "netns-" + filepath.Base(path)}, Netns: store.Netns{Path: path, Inode: ns.Inode()}}
 	for _, addr := range addrs {
 		pod, ok := a.Pods[addr.Prefix.Addr()]
 		if !ok || s.Name != "" && s.Pod != pod {

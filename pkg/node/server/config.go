@@ -9,7 +9,6 @@ import (
 	"github.com/coil-net/coil/generated/cnirpc"
 	"github.com/coil-net/coil/pkg/cniconf/netconf"
 	"github.com/coil-net/coil/pkg/ipam"
-	"github.com/coil-net/coil/pkg/store"
 )
 
 // passOn answers with the result of the plugin before.
@@ -72,17 +71,4 @@ func firstAddrs(addrs []netip.Addr) ipam.Address {
 		}
 	}
 	return a
-}
-
-// validAttachments reads the list of GC.
-func validAttachments(stdin []byte) ([]store.ID, error) {
-	list, err := netconf.ValidAttachments(stdin)
-	if err != nil {
-		return nil, err
-	}
-	ids := make([]store.ID, 0, len(list))
-	for _, a := range list {
-		ids = append(ids, store.ID{ContainerID: a.ContainerID, IfName: a.IfName})
-	}
-	return ids, nil
 }
