@@ -137,17 +137,10 @@ func (p Pod) validate() error {
 	if n := len(p.alias()); n > maxAlias {
 		errs = append(errs, fmt.Errorf("alias of %d bytes is longer than %d", n, maxAlias))
 	}
-	if a := p.Address; !a.IPv4.IsValid() && !a.IPv6.IsValid() {
+	if p.Address == (ipam.Address{}) {
 		errs = append(errs, errors.New("there is no address"))
 	}
-	for _, a := range []ipam.Address{p.Address, p.NodeAddrs} {
-		if a.IPv4.IsValid() && !a.IPv4.Is4() {
-			errs = append(errs, fmt.Errorf("%s is not an IPv4 address", a.IPv4))
-		}
-		if a.IPv6.IsValid() && (!a.IPv6.Is6() || a.IPv6.Is4In6() || a.IPv6.Zone() != "") {
-			errs = append(errs, fmt.Errorf("%s is not an IPv6 address", a.IPv6))
-		}
-	}
+	errs = append(errs, p.Address.Validate(), p.NodeAddrs.Validate())
 	if p.MTU < minMTU || p.MTU < minIPv6MTU && p.Address.IPv6.IsValid() {
 		errs = append(errs, fmt.Errorf("MTU %d is too small", p.MTU))
 	}

@@ -102,12 +102,7 @@ func (a Adoption) inspect(ctx context.Context, path string) (node.Sandbox, error
 			}
 			s.IfName = l.Name
 		}
-		switch x := addr.Prefix.Addr(); {
-		case x.Is4() && !s.Address.IPv4.IsValid():
-			s.Address.IPv4 = x
-		case x.Is6() && !s.Address.IPv6.IsValid():
-			s.Address.IPv6 = x
-		}
+		s.Address = ipam.AddressOf(append(s.Address.Addrs(), addr.Prefix.Addr())...)
 	}
 	return s, nil
 }

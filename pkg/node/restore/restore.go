@@ -291,8 +291,8 @@ func (r *Restorer) noteHomeless(f podnet.Found, blocks []store.Block, rep *Repor
 
 // adopt records an attachment that only the kernel knows.
 func (r *Restorer) adopt(ctx context.Context, f podnet.Found, rep *Report) error {
-	addr, ok := addressOf(f.Addresses)
-	if !ok {
+	addr := ipam.AddressOf(f.Addresses...)
+	if n := len(addr.Addrs()); n == 0 || n < len(f.Addresses) {
 		rep.Conflicts = append(rep.Conflicts, f.String()+": it doesn't have one address of each family")
 		return nil
 	}
@@ -313,22 +313,6 @@ func (r *Restorer) adopt(ctx context.Context, f podnet.Found, rep *Report) error
 		return fmt.Errorf("record %s: %w", f, err)
 	}
 	return nil
-}
-
-// addressOf returns the address of a link that has at least one and at most one of
-// each family.
-func addressOf(addrs []netip.Addr) (a ipam.Address, ok bool) {
-	for _, x := range addrs {
-		family := &a.IPv6
-		if x.Is4() {
-			family = &a.IPv4
-		}
-		if family.IsValid() {
-			return ipam.Address{}, false
-		}
-		*family = x
-	}
-	return a, len(addrs) > 0
 }
 
 // Replay does the DELs that came while coild was away, and returns how many.

@@ -8,7 +8,6 @@ import (
 
 	"github.com/coil-net/coil/generated/cnirpc"
 	"github.com/coil-net/coil/pkg/cniconf/netconf"
-	"github.com/coil-net/coil/pkg/ipam"
 )
 
 // passOn answers with the result of the plugin before.
@@ -57,18 +56,4 @@ func previousAddrs(stdin []byte, ifName string) ([]netip.Addr, error) {
 		addrs = append(addrs, addr.Unmap())
 	}
 	return addrs, nil
-}
-
-// firstAddrs returns the first address of each family.
-func firstAddrs(addrs []netip.Addr) ipam.Address {
-	var a ipam.Address
-	for _, x := range addrs {
-		switch {
-		case x.Is4() && !a.IPv4.IsValid():
-			a.IPv4 = x
-		case x.Is6() && !a.IPv6.IsValid() && !x.IsLinkLocalUnicast():
-			a.IPv6 = x
-		}
-	}
-	return a
 }

@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
+	"slices"
 	"time"
 
 	"google.golang.org/protobuf/types/known/emptypb"
@@ -129,7 +130,8 @@ func (s *Server) addChained(ctx context.Context, args *cnirpc.CNIArgs, pod store
 	if err != nil {
 		return nil, fail(cnirpc.ErrorCode_DECODING_FAILURE, "the previous result is not usable", err)
 	}
-	at := node.Sandbox{ID: idOf(args), Pod: pod, Address: firstAddrs(addrs)}
+	addrs = slices.DeleteFunc(addrs, func(a netip.Addr) bool { return a.Is6() && a.IsLinkLocalUnicast() })
+	at := node.Sandbox{ID: idOf(args), Pod: pod, Address: ipam.AddressOf(addrs...)}
 	if at.Address == (ipam.Address{}) {
 		return nil, fail(cnirpc.ErrorCode_INVALID_NETWORK_CONFIG, "the previous result is not usable",
 			fmt.Errorf("it gives %s no address", args.GetIfname()))

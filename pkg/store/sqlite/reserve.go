@@ -234,16 +234,10 @@ func checkID(id attachment.ID) error {
 	return nil
 }
 
-// checkAddress refuses addresses that could be written in two ways.
+// checkAddress refuses addresses that could be written in two ways, and none.
 func checkAddress(a ipam.Address) error {
-	if !a.IPv4.IsValid() && !a.IPv6.IsValid() {
+	if a == (ipam.Address{}) {
 		return errors.New("there is no address")
 	}
-	if a.IPv4.IsValid() && !a.IPv4.Is4() {
-		return fmt.Errorf("%s is not an IPv4 address", a.IPv4)
-	}
-	if a.IPv6.IsValid() && (!a.IPv6.Is6() || a.IPv6.Is4In6() || a.IPv6.Zone() != "") {
-		return fmt.Errorf("%s is not an IPv6 address without zone", a.IPv6)
-	}
-	return nil
+	return a.Validate()
 }
