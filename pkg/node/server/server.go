@@ -122,11 +122,11 @@ func (s *Server) Add(ctx context.Context, args *cnirpc.CNIArgs) (*cnirpc.AddResp
 // addChained completes the network of a pod that another plugin has attached, and answers with
 // what that one answered.
 func (s *Server) addChained(ctx context.Context, args *cnirpc.CNIArgs, pod store.Pod, finish func(context.Context, node.Sandbox) error) (*cnirpc.AddResponse, error) {
-	resp, err := passOn(args.GetStdinData())
+	prev, resp, err := passOn(args.GetStdinData())
 	if err != nil || finish == nil {
 		return resp, err
 	}
-	addrs, err := previousAddrs(args.GetStdinData(), args.GetIfname())
+	addrs, err := addrsOf(prev, args.GetIfname())
 	if err != nil {
 		return nil, fail(cnirpc.ErrorCode_DECODING_FAILURE, "the previous result is not usable", err)
 	}
