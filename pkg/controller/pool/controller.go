@@ -28,6 +28,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -143,38 +144,18 @@ func (c *Controller) register(cfg Config) error {
 	if err := cfg.Blocks.Informer().AddIndexers(cache.Indexers{byPool: poolsOfBlock}); err != nil {
 		return err
 	}
-	for _, h := range []struct {
-		informer cache.SharedIndexInformer
-		handler  cache.ResourceEventHandler
-	}{
-		{cfg.Pools.Informer(), cache.ResourceEventHandlerFuncs{
-			AddFunc:    func(obj any) { c.poolChanged(nil, obj) },
-			UpdateFunc: c.poolChanged,
-			DeleteFunc: func(obj any) { c.poolChanged(obj, nil) },
-		}},
-		{cfg.Blocks.Informer(), reconcile.Handler(func(b *v2.AddressBlock) {
+	var err error
+	c.synced, err = reconcile.Register(
+		reconcile.On(cfg.Pools.Informer(), reconcile.Changes(c.poolChanged)),
+		reconcile.On(cfg.Blocks.Informer(), reconcile.Handler(func(b *v2.AddressBlock) {
 			for _, p := range plan.BlockPools(b) {
 				c.loop.AddAfter(p, settle)
 			}
-		})},
-		{cfg.Nodes.Informer(), cache.ResourceEventHandlerFuncs{
-			AddFunc:    func(any) { c.allPools() },
-			UpdateFunc: c.nodeUpdated,
-			DeleteFunc: func(any) { c.allPools() },
-		}},
-		{cfg.Services.Informer(), cache.ResourceEventHandlerFuncs{
-			AddFunc:    func(any) { c.allPools() },
-			UpdateFunc: func(_, _ any) { c.allPools() },
-			DeleteFunc: func(any) { c.allPools() },
-		}},
-	} {
-		r, err := h.informer.AddEventHandler(h.handler)
-		if err != nil {
-			return err
-		}
-		c.synced = append(c.synced, r.HasSyncedChecker())
-	}
-	return nil
+		})),
+		reconcile.On(cfg.Nodes.Informer(), reconcile.Changes(c.nodeChanged)),
+		reconcile.On(cfg.Services.Informer(), reconcile.Changes(func(_, _ *networkingv1.ServiceCIDR) { c.allPools() })),
+	)
+	return err
 }
 
 func poolsOfBlock(obj any) ([]string, error) {
@@ -186,26 +167,22 @@ func poolsOfBlock(obj any) ([]string, error) {
 
 // poolChanged looks at the pool at once, and soon at the others, which it may
 // overlap. A change of no more than the status, most likely made here, can wait.
-func (c *Controller) poolChanged(before, after any) {
-	a, okA := before.(*v2.AddressPool)
-	b, okB := after.(*v2.AddressPool)
-	if okA && okB && a.Generation == b.Generation && slices.Equal(a.Finalizers, b.Finalizers) {
+func (c *Controller) poolChanged(a, b *v2.AddressPool) {
+	if a != nil && b != nil && a.Generation == b.Generation && slices.Equal(a.Finalizers, b.Finalizers) {
 		c.loop.AddAfter(b.Name, settle)
 		return
 	}
-	for _, obj := range []any{before, after} {
-		if name, err := cache.DeletionHandlingMetaNamespaceKeyFunc(obj); obj != nil && err == nil {
-			c.loop.Add(name)
+	for _, p := range []*v2.AddressPool{a, b} {
+		if p != nil {
+			c.loop.Add(p.Name)
 		}
 	}
 	c.allPools()
 }
 
-// nodeUpdated ignores heartbeats.
-func (c *Controller) nodeUpdated(before, after any) {
-	a, okA := before.(*corev1.Node)
-	b, okB := after.(*corev1.Node)
-	if okA && okB && slices.Equal(a.Status.Addresses, b.Status.Addresses) {
+// nodeChanged ignores heartbeats.
+func (c *Controller) nodeChanged(a, b *corev1.Node) {
+	if a != nil && b != nil && slices.Equal(a.Status.Addresses, b.Status.Addresses) {
 		return
 	}
 	c.allPools()
