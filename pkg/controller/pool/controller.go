@@ -31,7 +31,6 @@ import (
 	networkingv1 "k8s.io/api/networking/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
@@ -48,6 +47,7 @@ import (
 	listers "github.com/coil-net/coil/generated/listers/coil/v2"
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
 	"github.com/coil-net/coil/pkg/kube"
+	"github.com/coil-net/coil/pkg/kube/object"
 	"github.com/coil-net/coil/pkg/plan"
 	"github.com/coil-net/coil/pkg/reconcile"
 )
@@ -347,24 +347,18 @@ func (c *Controller) writeStatus(ctx context.Context, p *v2.AddressPool, status 
 	}
 	after := p.DeepCopy()
 	after.Status = status
-	_, err := c.coil.CoilV2().AddressPools().UpdateStatus(ctx, after, metav1.UpdateOptions{})
-	if apierrors.IsNotFound(err) {
-		return nil
+	wrote, err := object.WriteStatus(ctx, c.coil.CoilV2().AddressPools(), after, metav1.UpdateOptions{})
+	if !wrote {
+		return err
 	}
-	if err != nil {
-		return fmt.Errorf("write the status of AddressPool %s: %w", p.Name, err)
-	}
-	for _, e := range []struct{ condition, reason string }{
-		{v2.PoolExhausted, v2.ReasonPoolExhausted},
-		{v2.PoolOverlapping, "PoolOverlapping"},
-		{v2.PoolTerminating, v2.ReasonPoolTerminating},
-		{v2.PoolSuspended, v2.ReasonPoolSuspended},
-	} {
-		was := meta.IsStatusConditionTrue(p.Status.Conditions, e.condition)
-		if is := meta.FindStatusCondition(status.Conditions, e.condition); is != nil && is.Status == metav1.ConditionTrue && !was {
-			c.recorder.Eventf(p, nil, corev1.EventTypeWarning, e.reason, "Reconcile", "%s", is.Message)
-			klog.FromContext(ctx).Info("A pool needs attention", "pool", p.Name, "reason", e.reason, "message", is.Message)
-		}
+	for _, is := range object.BecameTrue(p.Status.Conditions, status.Conditions,
+		object.Warning{Condition: v2.PoolExhausted, Reason: v2.ReasonPoolExhausted},
+		object.Warning{Condition: v2.PoolOverlapping, Reason: "PoolOverlapping"},
+		object.Warning{Condition: v2.PoolTerminating, Reason: v2.ReasonPoolTerminating},
+		object.Warning{Condition: v2.PoolSuspended, Reason: v2.ReasonPoolSuspended},
+	) {
+		c.recorder.Eventf(p, nil, corev1.EventTypeWarning, is.Reason, "Reconcile", "%s", is.Message)
+		klog.FromContext(ctx).Info("A pool needs attention", "pool", p.Name, "reason", is.Reason, "message", is.Message)
 	}
 	return nil
 }
