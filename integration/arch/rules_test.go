@@ -43,6 +43,7 @@ func (l layer) String() string {
 // and a prefix without a slash at its end is one package without those below it.
 var places = map[string]layer{
 	"pkg/apis/":       pure,
+	"pkg/attachment/": pure,
 	"pkg/ipam/":       pure,
 	"pkg/plan/":       pure,
 	"pkg/dataplane/":  pure,

@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/coil-net/coil/integration/bench/figures"
+	"github.com/coil-net/coil/pkg/attachment"
 	"github.com/coil-net/coil/pkg/dataplane"
 	"github.com/coil-net/coil/pkg/ipam"
 	"github.com/coil-net/coil/pkg/podnet"
@@ -93,7 +94,8 @@ func newGuarded(ctx context.Context, guard bool) (_ *guarded, err error) {
 func (g *guarded) pod(s *space) podnet.Pod {
 	g.numbers++
 	return podnet.Pod{
-		ContainerID: fmt.Sprintf("%064x", g.numbers), IfName: ifName, Netns: s.path(), Pool: "default",
+		ID:    attachment.ID{ContainerID: fmt.Sprintf("%064x", g.numbers), IfName: ifName},
+		Netns: s.path(), Pool: "default",
 		Namespace: "bench", Name: fmt.Sprintf("pod-%d", g.numbers),
 		Address: ipam.Address{IPv4: v4Of(g.numbers), IPv6: v6Of(g.numbers)},
 	}
@@ -419,7 +421,7 @@ func (s sides) attach(ctx context.Context, pairs int) (with, without []float64, 
 				return 0, err
 			}
 			took := time.Since(begin).Seconds()
-			targets[guard] = append(targets[guard], podnet.Target{ID: p.ID(), HostIfIndex: a.HostIfIndex})
+			targets[guard] = append(targets[guard], podnet.Target{ID: p.ID, HostIfIndex: a.HostIfIndex})
 			return took, nil
 		})
 		if err != nil {

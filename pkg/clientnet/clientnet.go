@@ -20,13 +20,13 @@ import (
 	"errors"
 	"net/netip"
 
+	"github.com/coil-net/coil/pkg/attachment"
 	"github.com/coil-net/coil/pkg/dataplane"
 	"github.com/coil-net/coil/pkg/ipam"
 	"github.com/coil-net/coil/pkg/kernel/netns"
 	"github.com/coil-net/coil/pkg/kernel/rtnl"
 	"github.com/coil-net/coil/pkg/plan/client"
 	"github.com/coil-net/coil/pkg/plan/ruleset"
-	"github.com/coil-net/coil/pkg/podnet"
 )
 
 var (
@@ -84,7 +84,7 @@ func (o Outcome) Changed() bool {
 // package podnet.
 type Host interface {
 	// HostLink returns the index of the node's end of a pod's link; podnet.ErrNoHostLink if it has none.
-	HostLink(ctx context.Context, id podnet.ID, ns *netns.NS, address ipam.Address) (int, error)
+	HostLink(ctx context.Context, id attachment.ID, ns *netns.NS, address ipam.Address) (int, error)
 	// ClientGuard returns the guard that a client has, GuardClient gives it another one.
 	ClientGuard(ctx context.Context, link int) (dataplane.ClientGuard, error)
 	GuardClient(ctx context.Context, link int, g dataplane.ClientGuard) (dataplane.Result, error)

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/coil-net/coil/pkg/attachment"
 	"github.com/coil-net/coil/pkg/dataplane"
 	"github.com/coil-net/coil/pkg/kernel/netns"
 	"github.com/coil-net/coil/pkg/plan/client"
@@ -18,7 +19,7 @@ func (n *Network) hostLink(ctx context.Context, ns *netns.NS, c client.Client) (
 	if n.host == nil {
 		return 0, nil
 	}
-	link, err := n.host.HostLink(ctx, podnet.ID{ContainerID: c.ContainerID, IfName: c.Link}, ns, c.Address)
+	link, err := n.host.HostLink(ctx, attachment.ID{ContainerID: c.ContainerID, IfName: c.Link}, ns, c.Address)
 	if errors.Is(err, podnet.ErrNoHostLink) {
 		if c.Wired && len(c.Egresses) > 0 {
 			return 0, fmt.Errorf("%w: %w", ErrUnguarded, err)

@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/coil-net/coil/pkg/attachment"
 	"github.com/coil-net/coil/pkg/clientnet/clientnettest"
 	"github.com/coil-net/coil/pkg/dataplane"
 	"github.com/coil-net/coil/pkg/ipam"
@@ -241,7 +242,7 @@ func TestGuardOfRenamedLinks(t *testing.T) {
 // A link of the node that leads elsewhere is no pod's, whatever routes say.
 func TestHostLinkLeadsToThePod(t *testing.T) {
 	g := newGuarded(t)
-	id := podnet.ID{ContainerID: "c1", IfName: "eth0"}
+	id := attachment.ID{ContainerID: "c1", IfName: "eth0"}
 	link := testkit.Must(g.host.HostLink(t.Context(), id, g.NS.NS, g.Client.Address))(t)
 	if l := testkit.Must(g.host.Handle().LinkByName(t.Context(), "outside"))(t); l.Index != link {
 		t.Errorf("the link is %d, not %d", link, l.Index)

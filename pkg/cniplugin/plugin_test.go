@@ -21,6 +21,7 @@ import (
 	"google.golang.org/protobuf/types/known/emptypb"
 
 	"github.com/coil-net/coil/generated/cnirpc"
+	"github.com/coil-net/coil/pkg/attachment"
 	"github.com/coil-net/coil/pkg/cniconf/spec"
 	"github.com/coil-net/coil/pkg/delqueue"
 	"github.com/coil-net/coil/pkg/testkit"
@@ -199,7 +200,7 @@ func TestNoDaemon(t *testing.T) {
 		t.Errorf("5 commands took %v, want about 5 s", took)
 	}
 	records := n.queued(t)
-	if len(records) != 1 || records[0].ID != (delqueue.ID{ContainerID: "c", IfName: "eth0"}) ||
+	if len(records) != 1 || records[0].ID != (attachment.ID{ContainerID: "c", IfName: "eth0"}) ||
 		records[0].PodNamespace != "ns" || records[0].PodName != "pod" || time.Since(records[0].QueuedAt) > time.Minute {
 		t.Errorf("queue is %+v, want the DEL", records)
 	}

@@ -6,8 +6,8 @@ import (
 	"strings"
 	"unicode/utf8"
 
+	"github.com/coil-net/coil/pkg/attachment"
 	"github.com/coil-net/coil/pkg/cniconf/spec"
-	"github.com/coil-net/coil/pkg/delqueue"
 )
 
 // Keys of CNI_ARGS that Kubernetes' runtimes set, and the one that the plugin adds.
@@ -57,7 +57,9 @@ func newRequest(c command) (request, error) {
 }
 
 // id is what the queue of deletions knows the attachment by.
-func (r request) id() delqueue.ID { return delqueue.ID{ContainerID: r.containerID, IfName: r.ifName} }
+func (r request) id() attachment.ID {
+	return attachment.ID{ContainerID: r.containerID, IfName: r.ifName}
+}
 
 // checkText refuses what a protobuf string can't hold.
 func checkText(r request) error {

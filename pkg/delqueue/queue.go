@@ -32,6 +32,7 @@ import (
 	"time"
 
 	"github.com/coil-net/coil/pkg/atomicfile"
+	"github.com/coil-net/coil/pkg/attachment"
 	"github.com/coil-net/coil/pkg/cniconf/spec"
 )
 
@@ -56,16 +57,10 @@ const (
 // tries it again.
 var ErrFull = errors.New("queue of deletions is full")
 
-// ID identifies an attachment: CNI's container ID and interface name.
-type ID struct {
-	ContainerID string
-	IfName      string
-}
-
 // Record is one DEL that coild must do. Only the ID says what to delete; the rest
 // is for logs.
 type Record struct {
-	ID
+	attachment.ID
 	// PodNamespace and PodName are empty when the runtime didn't tell them.
 	PodNamespace string
 	PodName      string
@@ -104,7 +99,7 @@ func unmarshal(content []byte) (Record, error) {
 		}
 	}
 	return Record{
-		ID:           ID{v.Get("containerID").Text, v.Get("ifName").Text},
+		ID:           attachment.ID{ContainerID: v.Get("containerID").Text, IfName: v.Get("ifName").Text},
 		PodNamespace: v.Get("podNamespace").Text,
 		PodName:      v.Get("podName").Text,
 		QueuedAt:     at,
@@ -178,7 +173,7 @@ func (q Queue) List() (records []Record, aside []string, err error) {
 }
 
 // Has says whether there is still a record of id: an ADD may have taken it away since List.
-func (q Queue) Has(id ID) (bool, error) {
+func (q Queue) Has(id attachment.ID) (bool, error) {
 	_, err := os.Lstat(q.path(id))
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENOTDIR) {
 		return false, nil
@@ -191,7 +186,7 @@ func (q Queue) Has(id ID) (bool, error) {
 
 // Remove takes the record of id away: the deletion is done, or an ADD of the same
 // ID is about to make it wrong. It is success when there is none.
-func (q Queue) Remove(id ID) error {
+func (q Queue) Remove(id attachment.ID) error {
 	// A disk that is read-only would refuse to remove even what isn't there.
 	if has, err := q.Has(id); !has && err == nil {
 		return nil
@@ -232,12 +227,12 @@ func (q Queue) read(e fs.DirEntry) (Record, error) {
 	return r, nil
 }
 
-func (q Queue) path(id ID) string { return filepath.Join(q.dir, fileName(id)) }
+func (q Queue) path(id attachment.ID) string { return filepath.Join(q.dir, fileName(id)) }
 
 // fileName is one-to-one with the ID: neither part may contain a colon (CNI
 // specification, "Parameters"; container IDs are alphanumeric with "_.-"). IDs that
 // make no file name are hashed; by FNV, since cryptography takes long to start.
-func fileName(id ID) string {
+func fileName(id attachment.ID) string {
 	name := id.ContainerID + ":" + id.IfName
 	if len(name) > maxFileName || strings.Contains(name, "/") || strings.HasPrefix(name, ".") || strings.Count(name, ":") != 1 {
 		sum := fnv.New128a()

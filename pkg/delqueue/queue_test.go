@@ -12,6 +12,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/coil-net/coil/pkg/attachment"
 	"github.com/coil-net/coil/pkg/delqueue"
 )
 
@@ -19,7 +20,7 @@ var epoch = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 
 func record(container, ifName string, age time.Duration) delqueue.Record {
 	return delqueue.Record{
-		ID:           delqueue.ID{ContainerID: container, IfName: ifName},
+		ID:           attachment.ID{ContainerID: container, IfName: ifName},
 		PodNamespace: "ns", PodName: "pod", QueuedAt: epoch.Add(-age),
 	}
 }
@@ -194,7 +195,7 @@ func TestQueueSaysWhatItCannotRead(t *testing.T) {
 	if err := q.Add(record("c", "eth0", 0)); err == nil {
 		t.Error("a record was queued into a file")
 	}
-	if err := q.Remove(delqueue.ID{ContainerID: "c", IfName: "eth0"}); err != nil {
+	if err := q.Remove(attachment.ID{ContainerID: "c", IfName: "eth0"}); err != nil {
 		t.Errorf("a file has no record to remove: %v", err)
 	}
 }
@@ -204,7 +205,7 @@ func TestRemoveSaysThatItFailed(t *testing.T) {
 	if err := os.MkdirAll(filepath.Join(dir, "c:eth0.json", "full"), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	if err := delqueue.New(dir).Remove(delqueue.ID{ContainerID: "c", IfName: "eth0"}); err == nil {
+	if err := delqueue.New(dir).Remove(attachment.ID{ContainerID: "c", IfName: "eth0"}); err == nil {
 		t.Error("a folder that isn't empty was removed")
 	}
 }

@@ -2,6 +2,7 @@ package ipam
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"net/netip"
 )
@@ -17,6 +18,34 @@ type Block struct {
 // family that the block doesn't have is the zero Addr.
 type Address struct {
 	IPv4, IPv6 netip.Addr
+}
+
+// AddressOf returns the first address of each family. A mapped IPv4 address is one of
+// IPv6; see Validate.
+func AddressOf(addrs ...netip.Addr) Address {
+	var a Address
+	for _, x := range addrs {
+		switch {
+		case x.Is4() && !a.IPv4.IsValid():
+			a.IPv4 = x
+		case x.Is6() && !a.IPv6.IsValid():
+			a.IPv6 = x
+		}
+	}
+	return a
+}
+
+// Validate refuses addresses of another family than their field's, and those that could
+// be written in two ways. A family that isn't there is right.
+func (a Address) Validate() error {
+	var errs []error
+	if a.IPv4.IsValid() && !a.IPv4.Is4() {
+		errs = append(errs, fmt.Errorf("%s is not an IPv4 address", a.IPv4))
+	}
+	if a.IPv6.IsValid() && (!a.IPv6.Is6() || a.IPv6.Is4In6() || a.IPv6.Zone() != "") {
+		errs = append(errs, fmt.Errorf("%s is not an IPv6 address without zone", a.IPv6))
+	}
+	return errors.Join(errs...)
 }
 
 // Addrs returns the one or two addresses of a, IPv4 first.

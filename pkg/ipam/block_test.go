@@ -10,6 +10,38 @@ import (
 	"github.com/coil-net/coil/pkg/ipam"
 )
 
+func TestAddressOf(t *testing.T) {
+	for _, tc := range []struct {
+		addrs []string
+		want  string
+		err   string // substring of what Validate says; "" is nothing
+	}{
+		{nil, "invalid IP", ""},
+		{[]string{"10.0.0.1"}, "10.0.0.1", ""},
+		{[]string{"fd00::1"}, "fd00::1", ""},
+		{[]string{"fd00::1", "10.0.0.1"}, "10.0.0.1,fd00::1", ""},
+		{[]string{"10.0.0.2", "10.0.0.1", "fd00::2", "fd00::1"}, "10.0.0.2,fd00::2", ""},
+		{[]string{"::ffff:10.0.0.1"}, "::ffff:10.0.0.1", "::ffff:10.0.0.1 is not an IPv6 address"},
+		{[]string{"10.0.0.1", "fe80::1%eth0"}, "10.0.0.1,fe80::1%eth0", "fe80::1%eth0 is not an IPv6 address without zone"},
+	} {
+		var addrs []netip.Addr
+		for _, a := range tc.addrs {
+			addrs = append(addrs, netip.MustParseAddr(a))
+		}
+		a := ipam.AddressOf(append(addrs, netip.Addr{})...)
+		if got := a.String(); got != tc.want {
+			t.Errorf("%v: %s, want %s", tc.addrs, got, tc.want)
+		}
+		err := a.Validate()
+		if tc.err == "" && err != nil || tc.err != "" && (err == nil || !strings.Contains(err.Error(), tc.err)) {
+			t.Errorf("%v: error %v, want %q", tc.addrs, err, tc.err)
+		}
+		if swapped := (ipam.Address{IPv4: a.IPv6, IPv6: a.IPv4}); swapped != a && swapped.Validate() == nil {
+			t.Errorf("%v: the other way round is right, too", tc.addrs)
+		}
+	}
+}
+
 func TestParseBlock(t *testing.T) {
 	str := func(s string) *string { return &s }
 	for _, tc := range []struct {

@@ -193,20 +193,12 @@ func New(cfg Config, k Kernel, egresses, lists cache.SharedIndexInformer, reg pr
 	// What is reported is in the log.
 	g.repairs = reconcile.NewRepairs(reg, func(context.Context, string, string) {}, kinds...)
 	g.loop = reconcile.New("natgateway", g.sync, reconcile.WithMetrics(reconcile.NewMetrics(reg)))
-	for _, h := range []struct {
-		informer cache.SharedIndexInformer
-		handler  cache.ResourceEventHandler
-	}{
-		{egresses, reconcile.ChangeHandler(func(*v2.Egress) { g.changed() }, plan.SameEgress)},
-		{lists, reconcile.Handler(func(*discoveryv1.EndpointSlice) { g.changed() })},
-	} {
-		reg, err := h.informer.AddEventHandler(h.handler)
-		if err != nil {
-			return nil, err
-		}
-		g.synced = append(g.synced, reg.HasSyncedChecker())
-	}
-	return g, nil
+	var err error
+	g.synced, err = reconcile.Register(
+		reconcile.On(egresses, reconcile.ChangeHandler(func(*v2.Egress) { g.changed() }, plan.SameEgress)),
+		reconcile.On(lists, reconcile.Handler(func(*discoveryv1.EndpointSlice) { g.changed() })),
+	)
+	return g, err
 }
 
 // Run works until ctx ends.

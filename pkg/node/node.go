@@ -8,13 +8,14 @@ import (
 	"context"
 	"errors"
 
+	"github.com/coil-net/coil/pkg/attachment"
 	"github.com/coil-net/coil/pkg/ipam"
 	"github.com/coil-net/coil/pkg/store"
 )
 
 // AddRequest asks to attach a pod.
 type AddRequest struct {
-	store.ID
+	attachment.ID
 	store.Pod
 	// Netns is the pod's network namespace.
 	Netns store.Netns
@@ -27,7 +28,7 @@ type AddRequest struct {
 
 // Sandbox is a pod's network namespace, and the addresses that it has.
 type Sandbox struct {
-	store.ID
+	attachment.ID
 	store.Pod
 	store.Netns
 	Address ipam.Address

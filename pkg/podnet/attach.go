@@ -40,7 +40,7 @@ import (
 func (n *Network) Attach(ctx context.Context, p Pod, prepared *Link) (Attachment, error) {
 	a, err := n.attach(ctx, p, prepared)
 	if err != nil {
-		return Attachment{}, fmt.Errorf("attach %s: %w", p.ID(), err)
+		return Attachment{}, fmt.Errorf("attach %s: %w", p.Key(), err)
 	}
 	return a, nil
 }
@@ -151,7 +151,7 @@ func (w wiring) link(ctx context.Context) (rtnl.Veth, error) {
 		Name:      w.pod.IfName,
 		MAC:       macs[0],
 		Up:        true,
-		PeerName:  w.pod.ID().name(),
+		PeerName:  linkName(w.pod.ID),
 		PeerMAC:   macs[1],
 		PeerGroup: dataplane.LinkGroup,
 		PeerNetns: w.host.Fd(),
@@ -275,18 +275,18 @@ func (w wiring) wireHost(ctx context.Context, index int) error {
 	if w.ipv6 {
 		// No other parameter keeps a pod from being the node's router: a link that doesn't forward, for
 		// whatever reason, accepts advertisements by default. Netlink can't set it.
-		err := w.setIPv6(w.host, w.pod.ID().name(), sysctl.Setting{Key: "accept_ra", Value: "0"})
+		err := w.setIPv6(w.host, linkName(w.pod.ID), sysctl.Setting{Key: "accept_ra", Value: "0"})
 		// Below IPv6's least MTU, a link has no IPv6.
 		if err != nil && (addr.IPv6.IsValid() || !errors.Is(err, sysctl.ErrNotExist)) {
 			return err
 		}
 	}
-	if name := w.hostName(); name != w.pod.ID().name() {
+	if name := w.hostName(); name != linkName(w.pod.ID) {
 		label.Name = name
 	}
 	reqs := []rtnl.Request{
 		// First the name by which the link is found, whatever happens next.
-		rtnl.AddAltName(index, w.pod.ID().altName()),
+		rtnl.AddAltName(index, altName(w.pod.ID)),
 		rtnl.SetLink(index, label),
 		// The kernel makes no IPv6 address now, since the label came before.
 		rtnl.SetLink(index, rtnl.LinkChange{Up: true}),
@@ -347,13 +347,13 @@ func (w wiring) hostName() string {
 	if w.opts.CompatCalico {
 		return calicoName(w.pod.Namespace, w.pod.Name)
 	}
-	return w.pod.ID().name()
+	return linkName(w.pod.ID)
 }
 
 // clear makes room after make failed because something exists, and returns true;
 // or it returns the error with the name of what is in the way.
 func (w wiring) clear(ctx context.Context, failed error) (bool, error) {
-	stale, err := w.find(ctx, w.pod.ID(), 0)
+	stale, err := w.find(ctx, w.pod.ID, 0)
 	if err == nil {
 		return true, w.remove(ctx, stale)
 	}
@@ -381,11 +381,11 @@ func (w wiring) moveAside(ctx context.Context) (bool, error) {
 		return false, err
 	}
 	_, other, ok := parseAlias(l.Alias)
-	if !ok || other == w.pod.ID() {
+	if !ok || other == w.pod.ID {
 		return false, nil
 	}
 	// Linux renames a link that is up since 6.2.
-	if err := w.handle.Do(ctx, rtnl.SetLink(l.Index, rtnl.LinkChange{Name: other.name()})); err != nil {
+	if err := w.handle.Do(ctx, rtnl.SetLink(l.Index, rtnl.LinkChange{Name: linkName(other)})); err != nil {
 		return false, fmt.Errorf("another sandbox of the pod has the link %s, until it is removed: %w", l, err)
 	}
 	return true, nil
@@ -403,14 +403,14 @@ func (w wiring) nameObstacles(ctx context.Context, failed error) error {
 	}
 	l, err := w.inside.LinkByName(ctx, w.pod.IfName)
 	say("in the pod", l, err)
-	for _, name := range []string{w.pod.ID().name(), w.hostName()} {
+	for _, name := range []string{linkName(w.pod.ID), w.hostName()} {
 		l, err = w.handle.LinkByName(ctx, name)
 		say("on the host", l, err)
 		if w.hostName() == name {
 			break
 		}
 	}
-	l, err = w.handle.LinkByAltName(ctx, w.pod.ID().altName())
+	l, err = w.handle.LinkByAltName(ctx, altName(w.pod.ID))
 	say("on the host", l, err)
 	for _, a := range w.pod.Address.Addrs() {
 		r, err := w.handle.RouteTo(ctx, a, 0)

@@ -252,7 +252,7 @@ func TestCompatCalico(t *testing.T) {
 	}
 	mustPing(t, n.host, p.Address.IPv4)
 	mustPing(t, n.host, next.Address.IPv4)
-	if err := n.Remove(t.Context(), p.ID(), a.HostIfIndex); err != nil {
+	if err := n.Remove(t.Context(), p.ID, a.HostIfIndex); err != nil {
 		t.Fatal(err)
 	}
 	if err := n.Check(t.Context(), next, b); err != nil {
@@ -293,7 +293,7 @@ func TestAttachSendsFewMessages(t *testing.T) {
 			if err := n.Withdraw(r.context(t.Context()), p.Address); err != nil {
 				t.Fatal(err)
 			}
-			if err := n.Remove(r.context(t.Context()), p.ID(), a.HostIfIndex); err != nil {
+			if err := n.Remove(r.context(t.Context()), p.ID, a.HostIfIndex); err != nil {
 				t.Fatal(err)
 			}
 			t.Logf("%d messages to attach, %d to check, %d to detach", attached, checked-attached, r.count()-checked)
@@ -353,7 +353,7 @@ func TestLongContainerID(t *testing.T) {
 	p, _ := newPod(t, 1, true, false)
 	p.ContainerID = strings.Repeat("c", 200)
 	n.mustAttach(t, p)
-	if err := n.Remove(t.Context(), p.ID(), 0); err != nil {
+	if err := n.Remove(t.Context(), p.ID, 0); err != nil {
 		t.Fatal(err)
 	}
 	if found, err := n.List(t.Context()); err != nil || len(found) != 0 {

@@ -23,7 +23,7 @@ func (n *Network) Check(ctx context.Context, p Pod, a Attachment) error {
 		errs = append(errs, fmt.Errorf("in the pod: %w", err))
 	}
 	if err := errors.Join(errs...); err != nil {
-		return fmt.Errorf("check %s: %w", p.ID(), err)
+		return fmt.Errorf("check %s: %w", p.Key(), err)
 	}
 	return nil
 }
@@ -40,7 +40,7 @@ func (n *Network) checkHost(ctx context.Context, p Pod, a Attachment) error {
 	c.expect(l.MTU == p.MTU, "MTU of %s is %d, not %d", l.Name, l.MTU, p.MTU)
 	c.expect(l.Alias == p.alias(), "alias is %q, not %q", l.Alias, p.alias())
 	c.expect(dataplane.OfPods(l.Group), "group is %#x, not %#x", l.Group, uint32(dataplane.LinkGroup))
-	c.expect(slices.Contains(l.AltNames, p.ID().altName()), "alternative name %s is missing", p.ID().altName())
+	c.expect(slices.Contains(l.AltNames, altName(p.ID)), "alternative name %s is missing", altName(p.ID))
 	for _, gw := range a.Gateways.Addrs() {
 		c.address(ctx, n.handle, l.Index, gw)
 	}

@@ -153,7 +153,7 @@ func TestConcurrentAttachAndDetachUnderChurn(t *testing.T) {
 			if round == rounds-1 && i%3 == 0 {
 				netnstest.Remove(t, all[i].ns.Path)
 			}
-			if err := n.Remove(ctx, p.ID(), attachments[i].HostIfIndex); err != nil {
+			if err := n.Remove(ctx, p.ID, attachments[i].HostIfIndex); err != nil {
 				return err
 			}
 			mu.Lock()
@@ -270,7 +270,7 @@ func BenchmarkDetach(b *testing.B) {
 					if err := n.Withdraw(b.Context(), ps[i].Address); err != nil {
 						b.Error(err)
 					}
-					if err := n.Remove(b.Context(), ps[i].ID(), as[i].HostIfIndex); err != nil {
+					if err := n.Remove(b.Context(), ps[i].ID, as[i].HostIfIndex); err != nil {
 						b.Error(err)
 					}
 				})

@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/coil-net/coil/pkg/attachment"
 	"github.com/coil-net/coil/pkg/dataplane"
 	"github.com/coil-net/coil/pkg/ipam"
 	"github.com/coil-net/coil/pkg/kernel/netns"
@@ -43,7 +44,7 @@ var ErrNoHostLink = errors.New("no veth of the host leads to the pod")
 // HostLink returns the index of the host's end of a pod's link: the one that Attach made or, if another
 // plugin attached the pod, the veth by which the host's routes lead to its addresses, if the other end is
 // in the pod's namespace. Nothing in that namespace is asked, where a program may make links as it likes.
-func (n *Network) HostLink(ctx context.Context, id ID, ns *netns.NS, address ipam.Address) (int, error) {
+func (n *Network) HostLink(ctx context.Context, id attachment.ID, ns *netns.NS, address ipam.Address) (int, error) {
 	own, err := n.find(ctx, id, 0)
 	if err == nil || !errors.Is(err, rtnl.ErrNotExist) {
 		return own.Index, err
@@ -54,7 +55,7 @@ func (n *Network) HostLink(ctx context.Context, id ID, ns *netns.NS, address ipa
 			return link, err
 		}
 	}
-	return 0, fmt.Errorf("%s: %w", id, ErrNoHostLink)
+	return 0, fmt.Errorf("%s: %w", id.Key(), ErrNoHostLink)
 }
 
 // Elsewhere says whether the host's routes lead to an address by a veth whose other end isn't in a

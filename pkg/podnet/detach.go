@@ -10,6 +10,7 @@ import (
 
 	"k8s.io/klog/v2"
 
+	"github.com/coil-net/coil/pkg/attachment"
 	"github.com/coil-net/coil/pkg/dataplane"
 	"github.com/coil-net/coil/pkg/ipam"
 	"github.com/coil-net/coil/pkg/kernel/rtnl"
@@ -31,12 +32,12 @@ func (n *Network) Withdraw(ctx context.Context, addrs ...ipam.Address) error {
 // Target is the link of an attachment that is to be removed. HostIfIndex is where it
 // was last seen, 0 if that is unknown; a link that Coil 2.x made is only found by it.
 type Target struct {
-	ID
+	attachment.ID
 	HostIfIndex int
 }
 
 // Remove removes the link of an attachment; see RemoveAll.
-func (n *Network) Remove(ctx context.Context, id ID, hostIfIndex int) error {
+func (n *Network) Remove(ctx context.Context, id attachment.ID, hostIfIndex int) error {
 	return n.RemoveAll(ctx, Target{id, hostIfIndex})[0]
 }
 
@@ -84,7 +85,7 @@ func (n *Network) RemoveAll(ctx context.Context, targets ...Target) []error {
 	}
 	for i, err := range results {
 		if err != nil {
-			results[i] = fmt.Errorf("detach %s: %w", targets[i].ID, err)
+			results[i] = fmt.Errorf("detach %s: %w", targets[i].Key(), err)
 		}
 	}
 	return results
@@ -113,11 +114,11 @@ func (n *Network) removeGroup(ctx context.Context, links []rtnl.Link) error {
 }
 
 // find returns the host's end of an attachment without a dump; rtnl.ErrNotExist.
-func (n *Network) find(ctx context.Context, id ID, hint int) (rtnl.Link, error) {
+func (n *Network) find(ctx context.Context, id attachment.ID, hint int) (rtnl.Link, error) {
 	lookups := []func() (rtnl.Link, error){
-		func() (rtnl.Link, error) { return n.handle.LinkByAltName(ctx, id.altName()) },
+		func() (rtnl.Link, error) { return n.handle.LinkByAltName(ctx, altName(id)) },
 		// An Attach that was killed may not have come to the alternative name.
-		func() (rtnl.Link, error) { return n.handle.LinkByName(ctx, id.name()) },
+		func() (rtnl.Link, error) { return n.handle.LinkByName(ctx, linkName(id)) },
 	}
 	if hint > 0 {
 		lookups = slices.Insert(lookups, 0, func() (rtnl.Link, error) { return n.handle.LinkByIndex(ctx, hint) })
@@ -131,14 +132,14 @@ func (n *Network) find(ctx context.Context, id ID, hint int) (rtnl.Link, error) 
 			return rtnl.Link{}, err
 		}
 	}
-	return rtnl.Link{}, fmt.Errorf("link of %s: %w", id, rtnl.ErrNotExist)
+	return rtnl.Link{}, fmt.Errorf("link of %s: %w", id.Key(), rtnl.ErrNotExist)
 }
 
 // belongs says whether a link is the host's end of an attachment: by its alias,
 // or, when an Attach was killed before it set that, by its group and name.
-func belongs(l rtnl.Link, id ID) bool {
+func belongs(l rtnl.Link, id attachment.ID) bool {
 	if l.Alias == "" {
-		return l.Name == id.name() && (dataplane.OfPods(l.Group) || beingRemoved(l))
+		return l.Name == linkName(id) && (dataplane.OfPods(l.Group) || beingRemoved(l))
 	}
 	_, owner, ok := parseAlias(l.Alias)
 	return ok && owner == id
@@ -182,7 +183,7 @@ func (n *Network) Recover(ctx context.Context) (found []Found, removed int, err 
 
 // Found is an attachment that was found in the kernel.
 type Found struct {
-	ID
+	attachment.ID
 	// Pool is empty for pods that Coil didn't give their address.
 	Pool string
 	// HostIfName and HostIfIndex are of the host's end of the link.
@@ -197,12 +198,12 @@ type Found struct {
 
 // Attached returns which attachments have a link. An error says that the kernel couldn't be
 // read completely; nothing is known then.
-func (n *Network) Attached(ctx context.Context) ([]ID, error) {
+func (n *Network) Attached(ctx context.Context) ([]attachment.ID, error) {
 	links, err := n.handle.Veths(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("list links of pods: %w", err)
 	}
-	ids := make([]ID, 0, len(links))
+	ids := make([]attachment.ID, 0, len(links))
 	for _, l := range links {
 		if _, id, ok := parseAlias(l.Alias); ok {
 			ids = append(ids, id)
@@ -253,5 +254,5 @@ func (f Found) String() string {
 	for _, a := range f.Addresses {
 		addrs = append(addrs, a.String())
 	}
-	return fmt.Sprintf("%s pool %q on %s (index %d) %s", f.ID, f.Pool, f.HostIfName, f.HostIfIndex, strings.Join(addrs, ","))
+	return fmt.Sprintf("%s pool %q on %s (index %d) %s", f.Key(), f.Pool, f.HostIfName, f.HostIfIndex, strings.Join(addrs, ","))
 }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/coil-net/coil/pkg/attachment"
 	"github.com/coil-net/coil/pkg/dataplane"
 	"github.com/coil-net/coil/pkg/kernel/netns"
 	"github.com/coil-net/coil/pkg/kernel/rtnl"
@@ -36,7 +37,7 @@ func TestDetach(t *testing.T) {
 				t.Errorf("second Withdraw: %v", err)
 			}
 			for _, hint := range []int{a.HostIfIndex, a.HostIfIndex, 0} {
-				if err := n.Remove(t.Context(), p.ID(), hint); err != nil {
+				if err := n.Remove(t.Context(), p.ID, hint); err != nil {
 					t.Error(err)
 				}
 			}
@@ -80,7 +81,7 @@ func TestRemoveFindsTheLink(t *testing.T) {
 			a := n.mustAttach(t, p)
 			hint := c.hint(t, n, a)
 			others := strings.Count(n.host.IP(t, "-o", "link"), "\n") - 1
-			if err := n.Remove(t.Context(), p.ID(), hint); err != nil {
+			if err := n.Remove(t.Context(), p.ID, hint); err != nil {
 				t.Fatal(err)
 			}
 			left := n.host.IP(t, "-o", "link")
@@ -98,13 +99,13 @@ func TestRemoveWithoutNetns(t *testing.T) {
 	p, pod := newPod(t, 1, true, true)
 	a := n.mustAttach(t, p)
 	netnstest.Remove(t, pod.Path)
-	if err := n.Remove(t.Context(), p.ID(), a.HostIfIndex); err != nil {
+	if err := n.Remove(t.Context(), p.ID, a.HostIfIndex); err != nil {
 		t.Fatal(err)
 	}
 	if found, err := n.List(t.Context()); err != nil || len(found) != 0 {
 		t.Errorf("found %v, %v", found, err)
 	}
-	if err := n.Remove(t.Context(), podnet.ID{ContainerID: "never-attached", IfName: "eth0"}, 0); err != nil {
+	if err := n.Remove(t.Context(), attachment.ID{ContainerID: "never-attached", IfName: "eth0"}, 0); err != nil {
 		t.Error(err)
 	}
 }
@@ -145,9 +146,9 @@ func TestList(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := []podnet.Found{
-		{ID: p.ID(), Pool: "default", HostIfName: a.HostIfName, Addresses: p.Address.Addrs()},
-		{ID: podnet.ID{ContainerID: "cafe", IfName: "eth0"}, Pool: "old", HostIfName: "old0", Unlabelled: true, Addresses: []netip.Addr{netip.MustParseAddr("10.64.9.9")}},
-		{ID: podnet.ID{ContainerID: "0c31-uid", IfName: "eth0"}, HostIfName: "old1", Unlabelled: true},
+		{ID: p.ID, Pool: "default", HostIfName: a.HostIfName, Addresses: p.Address.Addrs()},
+		{ID: attachment.ID{ContainerID: "cafe", IfName: "eth0"}, Pool: "old", HostIfName: "old0", Unlabelled: true, Addresses: []netip.Addr{netip.MustParseAddr("10.64.9.9")}},
+		{ID: attachment.ID{ContainerID: "0c31-uid", IfName: "eth0"}, HostIfName: "old1", Unlabelled: true},
 	}
 	for i := range got {
 		if got[i].HostIfIndex == 0 || i == 0 && got[i].HostIfIndex != a.HostIfIndex {
@@ -164,14 +165,14 @@ func TestList(t *testing.T) {
 	}
 	for _, f := range want {
 		if !slices.Contains(ids, f.ID) {
-			t.Errorf("%s isn't among the attached %v", f.ID, ids)
+			t.Errorf("%s isn't among the attached %v", f.Key(), ids)
 		}
 	}
 	if len(ids) != len(want) {
 		t.Errorf("attached %v, want %d", ids, len(want))
 	}
 	// One of an earlier Coil is only found by its index.
-	old := podnet.ID{ContainerID: "cafe", IfName: "eth0"}
+	old := attachment.ID{ContainerID: "cafe", IfName: "eth0"}
 	index, err := n.List(t.Context())
 	if err != nil {
 		t.Fatal(err)

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/coil-net/coil/pkg/attachment"
 	"github.com/coil-net/coil/pkg/dataplane"
 	"github.com/coil-net/coil/pkg/kernel/rtnl"
 )
@@ -15,7 +16,7 @@ import (
 // Trace is a link that bears a mark of Coil's.
 type Trace struct {
 	// ID is the attachment's; zero if the link doesn't tell.
-	ID
+	attachment.ID
 	// Pool is where the pod's address is from; empty if unknown or Coil didn't give it.
 	Pool string
 	// Link is the name of the host's end.
@@ -30,12 +31,12 @@ type Trace struct {
 // String names the link and whose it is.
 func (t Trace) String() string {
 	switch {
-	case t.ID == ID{}:
+	case t.ID == attachment.ID{}:
 		return "link " + t.Link
 	case t.Foreign:
-		return fmt.Sprintf("link %s of another plugin, with the alias of container %s", t.Link, t.ID)
+		return fmt.Sprintf("link %s of another plugin, with the alias of container %s", t.Link, t.Key())
 	}
-	return fmt.Sprintf("link %s of container %s, pool %q", t.Link, t.ID, t.Pool)
+	return fmt.Sprintf("link %s of container %s, pool %q", t.Link, t.Key(), t.Pool)
 }
 
 // Traces returns the links that bear a mark, ordered by their indexes.

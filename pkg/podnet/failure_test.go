@@ -99,7 +99,7 @@ func TestAttachKilledInTheMiddle(t *testing.T) {
 							t.Fatalf("after step %d: %v", step, err)
 						}
 					}
-					if err := n.Remove(t.Context(), p.ID(), 0); err != nil {
+					if err := n.Remove(t.Context(), p.ID, 0); err != nil {
 						t.Fatalf("after step %d: %v", step, err)
 					}
 					if diff := cmp.Diff(hostBefore, state(t, n.host)); diff != "" {
@@ -158,7 +158,7 @@ func TestForeignObjectsInTheWay(t *testing.T) {
 		}, []string{"on the host there is already uplink (veth"}},
 		{"name on the host", func(t *testing.T, n node, p podnet.Pod, pod *netnstest.NS) {
 			a := n.mustAttach(t, p)
-			if err := n.Remove(t.Context(), p.ID(), 0); err != nil {
+			if err := n.Remove(t.Context(), p.ID, 0); err != nil {
 				t.Fatal(err)
 			}
 			n.host.IP(t, "link", "add", a.HostIfName, "type", "bridge")

@@ -59,7 +59,7 @@ func TestGuardOfPodsOf2x(t *testing.T) {
 					unlabelled++
 					testkit.Check(t, n.Label(t.Context(), f))
 				}
-				p := podnet.Pod{ContainerID: f.ContainerID, IfName: f.IfName, Pool: f.Pool, NodeAddrs: nodeAddrs, Namespace: "test"}
+				p := podnet.Pod{ID: f.ID, Pool: f.Pool, NodeAddrs: nodeAddrs, Namespace: "test"}
 				p.Address.IPv4 = f.Addresses[0]
 				if f.ContainerID == receiver.ContainerID {
 					p = receiver

@@ -167,7 +167,7 @@ func TestUnguarded(t *testing.T) {
 	if found := testkit.Must(n.List(t.Context()))(t); len(found) != 2 || found[0].Unlabelled || found[1].Unlabelled {
 		t.Errorf("found %v", found)
 	}
-	if err := n.Remove(t.Context(), p1.ID(), a1.HostIfIndex); err != nil {
+	if err := n.Remove(t.Context(), p1.ID, a1.HostIfIndex); err != nil {
 		t.Error(err)
 	}
 }

@@ -6,14 +6,15 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/coil-net/coil/pkg/attachment"
 	"github.com/coil-net/coil/pkg/dataplane"
 	"github.com/coil-net/coil/pkg/kernel/rtnl"
 )
 
 // labelled says whether a link has the group and the alternative name of an attachment;
 // those that Coil 2.x made have the alias only.
-func labelled(l rtnl.Link, id ID) bool {
-	return dataplane.OfPods(l.Group) && slices.Contains(l.AltNames, id.altName())
+func labelled(l rtnl.Link, id attachment.ID) bool {
+	return dataplane.OfPods(l.Group) && slices.Contains(l.AltNames, altName(id))
 }
 
 // Label gives the link of an attachment that Coil 2.x made the group and the alternative
@@ -27,8 +28,8 @@ func (n *Network) Label(ctx context.Context, f Found) error {
 	if !dataplane.OfPods(l.Group) {
 		errs = append(errs, n.handle.Do(ctx, rtnl.SetLink(l.Index, rtnl.LinkChange{Group: dataplane.LinkGroup})))
 	}
-	if !slices.Contains(l.AltNames, f.altName()) {
-		errs = append(errs, n.handle.Do(ctx, rtnl.AddAltName(l.Index, f.altName())))
+	if !slices.Contains(l.AltNames, altName(f.ID)) {
+		errs = append(errs, n.handle.Do(ctx, rtnl.AddAltName(l.Index, altName(f.ID))))
 	}
 	if err := errors.Join(errs...); err != nil {
 		return fmt.Errorf("label %s: %w", f, err)

@@ -89,9 +89,9 @@ func recognised(l rtnl.Link, p Wired) bool {
 		return false
 	}
 	if _, owner, ok := parseAlias(l.Alias); ok {
-		return owner == p.ID()
+		return owner == p.ID
 	}
-	return l.Name == p.ID().name() || l.Name == calicoName(p.Namespace, p.Name) || slices.Contains(l.AltNames, p.ID().altName())
+	return l.Name == linkName(p.ID) || l.Name == calicoName(p.Namespace, p.Name) || slices.Contains(l.AltNames, altName(p.ID))
 }
 
 func beingRemoved(l rtnl.Link) bool { return l.Group&rtnl.RemovedMask == dataplane.LinkGroupRemoved }
@@ -131,7 +131,7 @@ func (n *Network) mendLink(ctx context.Context, p Wired, l rtnl.Link, addrs []ne
 	if mac, err := net.ParseMAC(p.HostMAC); err == nil && l.MAC.String() != mac.String() {
 		change.MAC = mac
 	}
-	needsName := !slices.Contains(l.AltNames, p.ID().altName())
+	needsName := !slices.Contains(l.AltNames, altName(p.ID))
 	if change.Up || change.Alias != "" || change.MAC != nil || needsName || l.Group != p.group() {
 		m.Links = 1
 	}
@@ -188,7 +188,7 @@ func (n *Network) relabel(ctx context.Context, p Wired, l rtnl.Link, c rtnl.Link
 	}
 	reqs := []rtnl.Request{rtnl.SetLink(l.Index, c)}
 	if needsName {
-		reqs = append(reqs, rtnl.AddAltName(l.Index, p.ID().altName()))
+		reqs = append(reqs, rtnl.AddAltName(l.Index, altName(p.ID)))
 	}
 	return n.handle.Do(ctx, reqs...)
 }

@@ -256,7 +256,7 @@ func TestMendLinksDuringRemoval(t *testing.T) {
 		var targets []podnet.Target
 		for i := range pods {
 			pods[i].HostIfIndex = n.mustAttachOnly(t, pods[i].Pod).HostIfIndex
-			targets = append(targets, podnet.Target{ID: pods[i].ID(), HostIfIndex: pods[i].HostIfIndex})
+			targets = append(targets, podnet.Target{ID: pods[i].ID, HostIfIndex: pods[i].HostIfIndex})
 		}
 		mending, cancelMending := context.WithCancel(ctx)
 		done := make(chan struct{})
@@ -270,7 +270,7 @@ func TestMendLinksDuringRemoval(t *testing.T) {
 		}()
 		for i, err := range n.RemoveAll(ctx, targets...) {
 			if err != nil {
-				t.Errorf("%s: %v", targets[i].ID, err)
+				t.Errorf("%s: %v", targets[i].Key(), err)
 			}
 		}
 		cancelMending()

@@ -8,6 +8,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/coil-net/coil/pkg/attachment"
 	"github.com/coil-net/coil/pkg/dataplane"
 )
 
@@ -26,16 +27,16 @@ const (
 	hashDigits = maxIfName - len(namePrefix)
 )
 
-// name is the name of the host's end while it is made, and for good unless it is
+// linkName is the name of the host's end while it is made, and for good unless it is
 // named for Calico. It doesn't depend on the pod's name, which the next sandbox
 // of the pod has, too.
-func (id ID) name() string {
-	sum := sha256.Sum256([]byte(id.String()))
+func linkName(id attachment.ID) string {
+	sum := sha256.Sum256([]byte(id.Key()))
 	return namePrefix + hex.EncodeToString(sum[:])[:hashDigits]
 }
 
 // altName is the alternative name by which the host's end is found.
-func (id ID) altName() string {
+func altName(id attachment.ID) string {
 	name := altNamePrefix + id.ContainerID + "-" + id.IfName
 	if len(name) <= maxAltName {
 		return name
@@ -60,16 +61,16 @@ func (p Pod) alias() string {
 
 // parseAlias is the reverse of alias; ok is false for links that aren't Coil's.
 // The pool is empty for pods that Coil didn't give their address.
-func parseAlias(alias string) (pool string, id ID, ok bool) {
+func parseAlias(alias string) (pool string, id attachment.ID, ok bool) {
 	rest, ok := strings.CutPrefix(alias, dataplane.AliasPrefix)
 	if !ok {
-		return "", ID{}, false
+		return "", attachment.ID{}, false
 	}
 	parts := strings.Split(rest, ":")
 	if len(parts) != 3 || parts[1] == "" || parts[2] == "" {
-		return "", ID{}, false
+		return "", attachment.ID{}, false
 	}
-	return parts[0], ID{parts[1], parts[2]}, true
+	return parts[0], attachment.ID{ContainerID: parts[1], IfName: parts[2]}, true
 }
 
 // validIfName says whether the kernel accepts a name of a link.

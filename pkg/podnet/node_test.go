@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/coil-net/coil/pkg/attachment"
 	"github.com/coil-net/coil/pkg/dataplane"
 	"github.com/coil-net/coil/pkg/ipam"
 	"github.com/coil-net/coil/pkg/kernel/netns"
@@ -114,14 +115,13 @@ func newPod(tb testing.TB, i int, ipv4, ipv6 bool) (podnet.Pod, *netnstest.NS) {
 	tb.Helper()
 	ns := netnstest.New(tb)
 	return podnet.Pod{
-		ContainerID: fmt.Sprintf("%064x", i),
-		IfName:      "eth0",
-		Netns:       ns.Path,
-		Pool:        "default",
-		Namespace:   "test",
-		Name:        fmt.Sprintf("pod-%d", i),
-		Address:     addressOf(i, ipv4, ipv6),
-		NodeAddrs:   nodeAddrs,
+		ID:        attachment.ID{ContainerID: fmt.Sprintf("%064x", i), IfName: "eth0"},
+		Netns:     ns.Path,
+		Pool:      "default",
+		Namespace: "test",
+		Name:      fmt.Sprintf("pod-%d", i),
+		Address:   addressOf(i, ipv4, ipv6),
+		NodeAddrs: nodeAddrs,
 	}, ns
 }
 

@@ -17,6 +17,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/coil-net/coil/pkg/attachment"
 	"github.com/coil-net/coil/pkg/dataplane"
 	"github.com/coil-net/coil/pkg/ipam"
 	"github.com/coil-net/coil/pkg/kernel/conntrack"
@@ -86,18 +87,9 @@ func (o Options) Validate() error {
 	return errors.Join(errs...)
 }
 
-// ID identifies an attachment: CNI's container ID and interface name.
-type ID struct {
-	ContainerID, IfName string
-}
-
-// String is the container ID and the name of the interface.
-func (id ID) String() string { return id.ContainerID + "/" + id.IfName }
-
 // Pod is what Attach needs to know of a pod.
 type Pod struct {
-	// ContainerID and IfName identify the attachment.
-	ContainerID, IfName string
+	attachment.ID
 	// Netns is the path of the pod's network namespace.
 	Netns string
 	// Pool is where the address is from; recorded in the link's alias.
@@ -130,9 +122,6 @@ func (p *Pod) learn(l rtnl.Link) {
 	p.Unguarded = p.Unguarded || p.Namespace == "" && l.Group == dataplane.LinkGroupUnguarded
 }
 
-// ID returns the identity of the attachment.
-func (p Pod) ID() ID { return ID{p.ContainerID, p.IfName} }
-
 // validate says what is wrong with the pod, if anything.
 func (p Pod) validate() error {
 	var errs []error
@@ -148,17 +137,10 @@ func (p Pod) validate() error {
 	if n := len(p.alias()); n > maxAlias {
 		errs = append(errs, fmt.Errorf("alias of %d bytes is longer than %d", n, maxAlias))
 	}
-	if a := p.Address; !a.IPv4.IsValid() && !a.IPv6.IsValid() {
+	if p.Address == (ipam.Address{}) {
 		errs = append(errs, errors.New("there is no address"))
 	}
-	for _, a := range []ipam.Address{p.Address, p.NodeAddrs} {
-		if a.IPv4.IsValid() && !a.IPv4.Is4() {
-			errs = append(errs, fmt.Errorf("%s is not an IPv4 address", a.IPv4))
-		}
-		if a.IPv6.IsValid() && (!a.IPv6.Is6() || a.IPv6.Is4In6() || a.IPv6.Zone() != "") {
-			errs = append(errs, fmt.Errorf("%s is not an IPv6 address", a.IPv6))
-		}
-	}
+	errs = append(errs, p.Address.Validate(), p.NodeAddrs.Validate())
 	if p.MTU < minMTU || p.MTU < minIPv6MTU && p.Address.IPv6.IsValid() {
 		errs = append(errs, fmt.Errorf("MTU %d is too small", p.MTU))
 	}

@@ -25,14 +25,14 @@ func (n *Network) Prepare(ctx context.Context, p Pod) (*Link, error) {
 		}
 		w.end()
 	}
-	return nil, fmt.Errorf("prepare %s: %w", p.ID(), err)
+	return nil, fmt.Errorf("prepare %s: %w", p.Key(), err)
 }
 
 // Discard removes a link that isn't attached.
 func (n *Network) Discard(ctx context.Context, l *Link) error {
 	defer l.end()
 	if err := l.undo(ctx, l.veth); err != nil {
-		return fmt.Errorf("discard %s: %w", l.pod.ID(), err)
+		return fmt.Errorf("discard %s: %w", l.pod.Key(), err)
 	}
 	return nil
 }

@@ -43,7 +43,7 @@ func TestAttachPrepared(t *testing.T) {
 			}
 		}},
 		{"gone", func(t *testing.T, n node, p podnet.Pod) {
-			if err := n.Remove(t.Context(), p.ID(), 0); err != nil {
+			if err := n.Remove(t.Context(), p.ID, 0); err != nil {
 				t.Fatal(err)
 			}
 		}},
@@ -101,7 +101,7 @@ func TestAttachPreparedMends(t *testing.T) {
 				if last && step < 8 {
 					t.Fatalf("only %d steps", step)
 				}
-				if err := n.Remove(t.Context(), p.ID(), 0); err != nil {
+				if err := n.Remove(t.Context(), p.ID, 0); err != nil {
 					t.Fatal(err)
 				}
 				mustBeAsBefore(t, fmt.Sprint("after step ", step), hostBefore, state(t, n.host))
@@ -128,7 +128,7 @@ func TestPreparedLinkLeavesNothing(t *testing.T) {
 			return n.Discard(t.Context(), l)
 		}, nil},
 		{"discarded when it has gone", func(t *testing.T, n node, p podnet.Pod, l *podnet.Link) error {
-			return errors.Join(n.Remove(t.Context(), p.ID(), 0), n.Discard(t.Context(), l))
+			return errors.Join(n.Remove(t.Context(), p.ID, 0), n.Discard(t.Context(), l))
 		}, nil},
 		{"cancelled", func(t *testing.T, n node, p podnet.Pod, l *podnet.Link) error {
 			ctx, cancel := context.WithCancel(t.Context())
@@ -149,18 +149,18 @@ func TestPreparedLinkLeavesNothing(t *testing.T) {
 			return err
 		}, rtnl.ErrExist},
 		{"killed, then removed", func(t *testing.T, n node, p podnet.Pod, _ *podnet.Link) error {
-			return n.Remove(t.Context(), p.ID(), 0)
+			return n.Remove(t.Context(), p.ID, 0)
 		}, nil},
 		{"killed, then attached and removed", func(t *testing.T, n node, p podnet.Pod, _ *podnet.Link) error {
 			_, err := n.Attach(t.Context(), p, nil)
-			return errors.Join(err, n.Remove(t.Context(), p.ID(), 0))
+			return errors.Join(err, n.Remove(t.Context(), p.ID, 0))
 		}, nil},
 		{"killed, then prepared, attached and removed", func(t *testing.T, n node, p podnet.Pod, _ *podnet.Link) error {
 			if _, err := n.Prepare(t.Context(), unaddressed(p)); !errors.Is(err, rtnl.ErrExist) {
 				t.Errorf("preparing it again: %v", err)
 			}
 			_, err := n.Attach(t.Context(), p, nil)
-			return errors.Join(err, n.Remove(t.Context(), p.ID(), 0))
+			return errors.Join(err, n.Remove(t.Context(), p.ID, 0))
 		}, nil},
 	} {
 		t.Run(c.name, func(t *testing.T) {

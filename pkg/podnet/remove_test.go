@@ -10,6 +10,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/coil-net/coil/pkg/attachment"
 	"github.com/coil-net/coil/pkg/kernel/rtnl"
 	"github.com/coil-net/coil/pkg/podnet"
 	"github.com/coil-net/coil/pkg/testkit/netnstest"
@@ -23,7 +24,7 @@ func crowd(t *testing.T, n node, count int) ([]podnet.Target, []*netnstest.NS) {
 	for i := range count {
 		p, ns := newPod(t, i+1, true, true)
 		a := n.mustAttachOnly(t, p)
-		targets, spaces = append(targets, podnet.Target{ID: p.ID(), HostIfIndex: a.HostIfIndex}), append(spaces, ns)
+		targets, spaces = append(targets, podnet.Target{ID: p.ID, HostIfIndex: a.HostIfIndex}), append(spaces, ns)
 	}
 	return targets, spaces
 }
@@ -53,7 +54,7 @@ func TestRemoveAllAtOnce(t *testing.T) {
 	targets, _ := crowd(t, n, 5)
 	stays, _ := newPod(t, 9, true, true)
 	n.mustAttachOnly(t, stays)
-	unknown := podnet.Target{ID: podnet.ID{ContainerID: "unknown", IfName: "eth0"}}
+	unknown := podnet.Target{ID: attachment.ID{ContainerID: "unknown", IfName: "eth0"}}
 	elsewhere := targets[2]
 	elsewhere.HostIfIndex = 1 // somebody else's; it is found by its name
 
@@ -75,7 +76,7 @@ func TestRemoveAllAtOnce(t *testing.T) {
 	if got := mustList(t, n); !cmp.Equal(got, []string{"9"}) {
 		t.Errorf("pods %v are left", got)
 	}
-	if err := n.Remove(t.Context(), stays.ID(), 0); err != nil {
+	if err := n.Remove(t.Context(), stays.ID, 0); err != nil {
 		t.Error(err)
 	}
 	if diff := cmp.Diff(before, state(t, n.host)); diff != "" {

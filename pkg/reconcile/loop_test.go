@@ -176,6 +176,30 @@ func TestHandler(t *testing.T) {
 	}
 }
 
+func TestChanges(t *testing.T) {
+	var got []string
+	h := Changes(func(before, after *metav1.PartialObjectMetadata) {
+		if before == nil {
+			before = &metav1.PartialObjectMetadata{}
+		}
+		if after == nil {
+			after = &metav1.PartialObjectMetadata{}
+		}
+		got = append(got, before.Name+">"+after.Name)
+	})
+	object := func(name string) *metav1.PartialObjectMetadata {
+		return &metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{Name: name}}
+	}
+	h.OnAdd(object("added"), true)
+	h.OnUpdate(object("a"), object("a"))
+	h.OnDelete(object("deleted"))
+	h.OnDelete(cache.DeletedFinalStateUnknown{Key: "missed", Obj: object("missed")})
+	h.OnDelete("something else")
+	if want := []string{">added", "a>a", "deleted>", "missed>"}; !slices.Equal(got, want) {
+		t.Errorf("passed on %v, want %v", got, want)
+	}
+}
+
 func TestChangeHandler(t *testing.T) {
 	var got []string
 	h := ChangeHandler(func(n *metav1.PartialObjectMetadata) { got = append(got, n.Name) },

@@ -97,20 +97,12 @@ func New(cfg Config, nodes, blocks cache.SharedIndexInformer, table Table,
 	r.repairs = reconcile.NewRepairs(reg, func(context.Context, string, string) {}, repairKind)
 	r.loop = reconcile.New("router", r.sync, reconcile.WithMetrics(reconcile.NewMetrics(reg)))
 	later := func() { r.loop.AddAfter(struct{}{}, settle) }
-	for _, h := range []struct {
-		informer cache.SharedIndexInformer
-		handler  cache.ResourceEventHandler
-	}{
-		{nodes, reconcile.Handler(func(*corev1.Node) { later() })},
-		{blocks, reconcile.Handler(func(*v2.AddressBlock) { later() })},
-	} {
-		reg, err := h.informer.AddEventHandler(h.handler)
-		if err != nil {
-			return nil, err
-		}
-		r.synced = append(r.synced, reg.HasSyncedChecker())
-	}
-	return r, nil
+	var err error
+	r.synced, err = reconcile.Register(
+		reconcile.On(nodes, reconcile.Handler(func(*corev1.Node) { later() })),
+		reconcile.On(blocks, reconcile.Handler(func(*v2.AddressBlock) { later() })),
+	)
+	return r, err
 }
 
 // Run works until ctx ends. The routes stay: they are right until a node changes.

@@ -4,13 +4,14 @@ import (
 	"context"
 	"net/netip"
 
+	"github.com/coil-net/coil/pkg/attachment"
 	"github.com/coil-net/coil/pkg/ipam"
 )
 
 // Client is the record of a sandbox that uses Egresses, or that may be asked to later and
 // has no Allocation: another plugin has given it the address.
 type Client struct {
-	ID
+	attachment.ID
 	Pod
 	Netns
 	// Address is the sandbox's, of each family the first.
@@ -45,7 +46,7 @@ type Clients interface {
 	SetClient(ctx context.Context, c Client) error
 	// ForgetClients removes records; those that there aren't don't matter. Works on a full
 	// disk.
-	ForgetClients(ctx context.Context, ids ...ID) error
+	ForgetClients(ctx context.Context, ids ...attachment.ID) error
 	// ListClients returns all records, ordered by ID.
 	ListClients(ctx context.Context) ([]Client, error)
 }

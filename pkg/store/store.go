@@ -11,6 +11,7 @@ import (
 	"errors"
 	"time"
 
+	"github.com/coil-net/coil/pkg/attachment"
 	"github.com/coil-net/coil/pkg/ipam"
 )
 
@@ -33,13 +34,6 @@ const (
 	// Cooling was released and isn't reused before its cool-down has passed.
 	Cooling State = "cooling"
 )
-
-// ID identifies an attachment: CNI's container ID and interface name. Never a
-// pod's name, which another pod may have next.
-type ID struct {
-	ContainerID string
-	IfName      string
-}
 
 // Pod says for whom an address is. UID may be empty when the runtime doesn't
 // tell it.
@@ -68,7 +62,7 @@ type Wiring struct {
 
 // Allocation is the record of one address.
 type Allocation struct {
-	ID
+	attachment.ID
 	Pod
 	Netns
 	Wiring
@@ -105,7 +99,7 @@ type Usage struct {
 
 // Request asks for an address.
 type Request struct {
-	ID
+	attachment.ID
 	Pod
 	Netns
 	// Pool is the pool to take from.
@@ -180,7 +174,7 @@ type Store interface {
 
 	// Attach makes a pending allocation attached and records the wiring.
 	// ErrNotFound or ErrState if DEL was faster; ErrState too when it is attached.
-	Attach(ctx context.Context, id ID, w Wiring) error
+	Attach(ctx context.Context, id attachment.ID, w Wiring) error
 
 	// Adopt records an attachment that was found in the kernel, state attached,
 	// for an address of a recorded or unrecorded block; the store finds the block
@@ -193,14 +187,14 @@ type Store interface {
 	// Release makes a pending or attached allocation releasing and returns it; a
 	// releasing one is returned as it is. ErrNotFound when there is none. Works on
 	// a full disk.
-	Release(ctx context.Context, id ID) (Allocation, error)
+	Release(ctx context.Context, id attachment.ID) (Allocation, error)
 
 	// Cool makes releasing allocations cooling, from now on. IDs that aren't
 	// releasing are left alone. Works on a full disk.
-	Cool(ctx context.Context, ids ...ID) error
+	Cool(ctx context.Context, ids ...attachment.ID) error
 
 	// Get returns the record of an attachment that isn't cooling; ErrNotFound.
-	Get(ctx context.Context, id ID) (Allocation, error)
+	Get(ctx context.Context, id attachment.ID) (Allocation, error)
 
 	// List returns all records that aren't cooling, ordered by time.
 	List(ctx context.Context) ([]Allocation, error)

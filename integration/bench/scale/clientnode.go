@@ -19,6 +19,7 @@ import (
 	"golang.org/x/sync/errgroup"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/coil-net/coil/pkg/attachment"
 	"github.com/coil-net/coil/pkg/clientnet"
 	"github.com/coil-net/coil/pkg/dataplane"
 	"github.com/coil-net/coil/pkg/ipam"
@@ -147,7 +148,7 @@ route add default via 169.254.1.1 dev eth0
 			return nil, err
 		}
 		all = append(all, node.Sandbox{
-			ID: store.ID{ContainerID: p.UID, IfName: "eth0"}, Pod: store.Pod{Namespace: p.Namespace, Name: p.Name, UID: p.UID},
+			ID: attachment.ID{ContainerID: p.UID, IfName: "eth0"}, Pod: store.Pod{Namespace: p.Namespace, Name: p.Name, UID: p.UID},
 			Netns:   store.Netns{Path: fmt.Sprintf("/proc/self/fd/%d", ns.Fd()), Inode: ns.Inode()},
 			Address: ipam.Address{IPv4: p.Addr4, IPv6: p.Addr6},
 		})
@@ -180,9 +181,9 @@ func (n *network) Client(ctx context.Context, at store.Netns, c client.Client) (
 // noRecord records nothing: coild writes its record only when Egresses change.
 type noRecord struct{}
 
-func (noRecord) SetClient(context.Context, store.Client) error       { return nil }
-func (noRecord) ForgetClients(context.Context, ...store.ID) error    { return nil }
-func (noRecord) ListClients(context.Context) ([]store.Client, error) { return nil, nil }
+func (noRecord) SetClient(context.Context, store.Client) error         { return nil }
+func (noRecord) ForgetClients(context.Context, ...attachment.ID) error { return nil }
+func (noRecord) ListClients(context.Context) ([]store.Client, error)   { return nil, nil }
 
 // veths are Tunnels that lead nowhere. They are made once, and stay.
 type veths struct{}

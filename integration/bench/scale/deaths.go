@@ -16,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/wait"
 
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
+	"github.com/coil-net/coil/pkg/attachment"
 	"github.com/coil-net/coil/pkg/clientnet"
 	"github.com/coil-net/coil/pkg/dataplane"
 	"github.com/coil-net/coil/pkg/ipam"
@@ -201,7 +202,7 @@ func (w *routersWorld) run(ctx context.Context, nodes int, record func(context.C
 		}, w, w, noRecord{}, recorder, metrics)
 		name := fmt.Sprintf("client-%d", i)
 		if err := m.Restore(ctx, []node.Sandbox{{
-			ID: store.ID{ContainerID: name, IfName: "eth0"}, Pod: store.Pod{Namespace: customers, Name: name, UID: name},
+			ID: attachment.ID{ContainerID: name, IfName: "eth0"}, Pod: store.Pod{Namespace: customers, Name: name, UID: name},
 			Netns: store.Netns{Path: name}, Address: ipam.Address{IPv4: netip.AddrFrom4([4]byte{10, 0, byte(i >> 8), byte(i)})},
 		}}); err != nil {
 			return nil, err

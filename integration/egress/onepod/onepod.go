@@ -18,6 +18,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
+	"github.com/coil-net/coil/pkg/attachment"
 	"github.com/coil-net/coil/pkg/clientnet"
 	"github.com/coil-net/coil/pkg/dataplane"
 	"github.com/coil-net/coil/pkg/ipam"
@@ -66,7 +67,7 @@ func Start(ctx context.Context, o Options) (*Pod, error) {
 	if err != nil {
 		return nil, err
 	}
-	sandbox := node.Sandbox{ID: store.ID{ContainerID: o.Name, IfName: "eth0"}, Pod: pod, Netns: o.Netns, Address: o.Address}
+	sandbox := node.Sandbox{ID: attachment.ID{ContainerID: o.Name, IfName: "eth0"}, Pod: pod, Netns: o.Netns, Address: o.Address}
 	if err := finish(ctx, sandbox); err != nil {
 		return nil, err
 	}
@@ -123,6 +124,6 @@ func (c cluster) Eventf(_, _ runtime.Object, _, _, _, note string, args ...any) 
 // nothing is a store.Clients in which nothing stays.
 type nothing struct{}
 
-func (nothing) SetClient(context.Context, store.Client) error       { return nil }
-func (nothing) ForgetClients(context.Context, ...store.ID) error    { return nil }
-func (nothing) ListClients(context.Context) ([]store.Client, error) { return nil, nil }
+func (nothing) SetClient(context.Context, store.Client) error         { return nil }
+func (nothing) ForgetClients(context.Context, ...attachment.ID) error { return nil }
+func (nothing) ListClients(context.Context) ([]store.Client, error)   { return nil, nil }

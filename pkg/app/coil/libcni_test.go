@@ -17,6 +17,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/coil-net/coil/generated/cnirpc"
+	"github.com/coil-net/coil/pkg/attachment"
 	"github.com/coil-net/coil/pkg/cniconf/netconf"
 	"github.com/coil-net/coil/pkg/delqueue"
 	"github.com/coil-net/coil/pkg/testkit"
@@ -173,7 +174,11 @@ func TestGCHandsOnTheValidAttachments(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if diff := cmp.Diff(append([]types.GCAttachment{}, valid...), got); diff != "" {
+			want := []attachment.ID{}
+			for _, v := range valid {
+				want = append(want, attachment.ID(v))
+			}
+			if diff := cmp.Diff(want, got); diff != "" {
 				t.Errorf("attachments (-want +got):\n%s", diff)
 			}
 		})

@@ -17,6 +17,7 @@ import (
 	"k8s.io/klog/v2"
 
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
+	"github.com/coil-net/coil/pkg/attachment"
 	"github.com/coil-net/coil/pkg/dataplane"
 	"github.com/coil-net/coil/pkg/faultpoint"
 	"github.com/coil-net/coil/pkg/kernel/netns"
@@ -435,7 +436,7 @@ func (d *daemon) recordUpkeep() []heal.Task {
 type detacher struct{ *daemon }
 
 // Del implements restore.Detacher.
-func (d detacher) Del(ctx context.Context, id store.ID) error {
+func (d detacher) Del(ctx context.Context, id attachment.ID) error {
 	if d.IPAM {
 		if err := d.assign.Del(ctx, id); err != nil {
 			return err

@@ -17,6 +17,7 @@ import (
 	"github.com/containernetworking/cni/pkg/types/create"
 	"github.com/containernetworking/cni/pkg/version"
 
+	"github.com/coil-net/coil/pkg/attachment"
 	"github.com/coil-net/coil/pkg/cniconf/spec"
 )
 
@@ -116,7 +117,7 @@ func DecodeResult(data []byte, version string) (*types100.Result, error) {
 
 // ValidAttachments returns the attachments that the runtime listed for GC; see
 // spec.ValidAttachments. Its errors are CNI errors of code 6 or 7.
-func ValidAttachments(data []byte) ([]types.GCAttachment, error) {
+func ValidAttachments(data []byte) ([]attachment.ID, error) {
 	v, err := spec.Parse(data)
 	if err != nil {
 		return nil, types.NewError(types.ErrDecodingFailure, "network configuration is not valid JSON", err.Error())
@@ -125,11 +126,7 @@ func ValidAttachments(data []byte) ([]types.GCAttachment, error) {
 	if err != nil {
 		return nil, cniError(err)
 	}
-	valid := make([]types.GCAttachment, 0, len(list))
-	for _, a := range list {
-		valid = append(valid, types.GCAttachment{ContainerID: a.ContainerID, IfName: a.IfName})
-	}
-	return valid, nil
+	return list, nil
 }
 
 // cniError returns an error as the CNI project's library knows it.

@@ -9,6 +9,7 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/coil-net/coil/pkg/attachment"
 	"github.com/coil-net/coil/pkg/cniconf/netconf"
 	"github.com/coil-net/coil/pkg/cniconf/spec"
 )
@@ -119,19 +120,19 @@ func TestPrevious(t *testing.T) {
 }
 
 func TestValidAttachments(t *testing.T) {
-	a, b := types.GCAttachment{ContainerID: "a", IfName: "eth0"}, types.GCAttachment{ContainerID: "b", IfName: "eth0"}
+	a, b := attachment.ID{ContainerID: "a", IfName: "eth0"}, attachment.ID{ContainerID: "b", IfName: "eth0"}
 	const one, two = `[{"containerID":"a","ifname":"eth0"}]`, `[{"containerID":"b","ifname":"eth0"},{"containerID":"a","ifname":"eth0"}]`
 	tests := []struct {
 		name, in string
-		want     []types.GCAttachment
+		want     []attachment.ID
 		code     uint
 	}{
-		{name: "the specified key", in: `{"cni.dev/valid-attachments":` + one + `}`, want: []types.GCAttachment{a}},
-		{name: "the misspelt key", in: `{"cni.dev/attachments":` + one + `}`, want: []types.GCAttachment{a}},
-		{name: "the same under both", in: `{"cni.dev/valid-attachments":` + one + `,"cni.dev/attachments":` + one + `}`, want: []types.GCAttachment{a}},
-		{name: "both differ", in: `{"cni.dev/valid-attachments":` + one + `,"cni.dev/attachments":` + two + `}`, want: []types.GCAttachment{a, b}},
-		{name: "empty", in: `{"cni.dev/valid-attachments":[]}`, want: []types.GCAttachment{}},
-		{name: "null", in: `{"cni.dev/valid-attachments":null}`, want: []types.GCAttachment{}},
+		{name: "the specified key", in: `{"cni.dev/valid-attachments":` + one + `}`, want: []attachment.ID{a}},
+		{name: "the misspelt key", in: `{"cni.dev/attachments":` + one + `}`, want: []attachment.ID{a}},
+		{name: "the same under both", in: `{"cni.dev/valid-attachments":` + one + `,"cni.dev/attachments":` + one + `}`, want: []attachment.ID{a}},
+		{name: "both differ", in: `{"cni.dev/valid-attachments":` + one + `,"cni.dev/attachments":` + two + `}`, want: []attachment.ID{a, b}},
+		{name: "empty", in: `{"cni.dev/valid-attachments":[]}`, want: []attachment.ID{}},
+		{name: "null", in: `{"cni.dev/valid-attachments":null}`, want: []attachment.ID{}},
 		{name: "none", in: `{}`, code: 7},
 		{name: "without an interface", in: `{"cni.dev/valid-attachments":[{"containerID":"a"}]}`, code: 7},
 		{name: "without a container", in: `{"cni.dev/attachments":[{"ifname":"a"}]}`, code: 7},

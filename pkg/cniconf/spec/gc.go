@@ -1,9 +1,10 @@
 package spec
 
-import "fmt"
+import (
+	"fmt"
 
-// Attachment is one that a runtime lists for GC.
-type Attachment struct{ ContainerID, IfName string }
+	"github.com/coil-net/coil/pkg/attachment"
+)
 
 // validAttachments are the keys of the list: the specified one, and the misspelling of
 // the first text of the specification, which runtimes also send
@@ -14,9 +15,9 @@ var validAttachments = []string{"cni.dev/valid-attachments", "cni.dev/attachment
 // order in which they were named first. What either key lists is valid. A GC without
 // any list is an error of code 7 rather than an order to release everything; null and
 // [] are such an order.
-func ValidAttachments(conf Value) ([]Attachment, error) {
-	valid := []Attachment{}
-	seen := map[Attachment]bool{}
+func ValidAttachments(conf Value) ([]attachment.ID, error) {
+	valid := []attachment.ID{}
+	seen := map[attachment.ID]bool{}
 	found := false
 	for _, key := range validAttachments {
 		found = found || conf.Has(key)
@@ -25,7 +26,7 @@ func ValidAttachments(conf Value) ([]Attachment, error) {
 			return nil, NewError(CodeDecodingFailure, key+" of the network configuration is not a list of attachments", "")
 		}
 		for _, e := range list.Elems {
-			a := Attachment{e.Get("containerID").Text, e.Get("ifname").Text}
+			a := attachment.ID{ContainerID: e.Get("containerID").Text, IfName: e.Get("ifname").Text}
 			if a.ContainerID == "" || a.IfName == "" {
 				return nil, NewError(CodeInvalidConfig,
 					fmt.Sprintf("%s of the network configuration has an attachment without containerID or ifname", key), "")

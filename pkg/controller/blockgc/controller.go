@@ -126,38 +126,22 @@ func New(cfg Config) (*Controller, error) {
 	if err := cfg.Blocks.Informer().AddIndexers(cache.Indexers{byNode: nodeOfBlock}); err != nil {
 		return nil, err
 	}
-	blocks, err := cfg.Blocks.Informer().AddEventHandler(cache.ResourceEventHandlerFuncs{
-		AddFunc: func(obj any) { c.blockChanged(nil, obj) },
-		// How a block is used doesn't matter here, and changes most.
-		UpdateFunc: c.blockChanged,
-		DeleteFunc: func(obj any) {
-			if gone, ok := obj.(cache.DeletedFinalStateUnknown); ok {
-				obj = gone.Obj
-			}
-			if b, ok := obj.(*v2.AddressBlock); ok {
-				c.forget(b)
-			}
-		},
-	})
-	if err != nil {
-		return nil, err
-	}
-	nodes, err := cfg.Nodes.Informer().AddEventHandler(cache.ResourceEventHandlerFuncs{
-		AddFunc:    c.nodeChanged,
-		DeleteFunc: c.nodeChanged,
-		UpdateFunc: func(before, after any) {
-			a, okA := before.(*corev1.Node)
-			b, okB := after.(*corev1.Node)
-			if okA && okB && a.UID != b.UID {
-				c.nodeChanged(after)
-			}
-		},
-	})
-	if err != nil {
-		return nil, err
-	}
-	c.synced = []cache.DoneChecker{blocks.HasSyncedChecker(), nodes.HasSyncedChecker(), cfg.Pools.Informer().HasSyncedChecker()}
-	return c, nil
+	synced, err := reconcile.Register(
+		reconcile.On(cfg.Blocks.Informer(), reconcile.Changes(c.blockChanged)),
+		reconcile.On(cfg.Nodes.Informer(), cache.ResourceEventHandlerFuncs{
+			AddFunc:    c.nodeChanged,
+			DeleteFunc: c.nodeChanged,
+			UpdateFunc: func(before, after any) {
+				a, okA := before.(*corev1.Node)
+				b, okB := after.(*corev1.Node)
+				if okA && okB && a.UID != b.UID {
+					c.nodeChanged(after)
+				}
+			},
+		}),
+	)
+	c.synced = append(synced, cfg.Pools.Informer().HasSyncedChecker())
+	return c, err
 }
 
 func nodeOfBlock(obj any) ([]string, error) {
@@ -167,16 +151,17 @@ func nodeOfBlock(obj any) ([]string, error) {
 	return nil, nil
 }
 
-func (c *Controller) blockChanged(before, after any) {
-	a, okA := before.(*v2.AddressBlock)
-	b, okB := after.(*v2.AddressBlock)
-	if okB {
-		c.firstSeen(b) // also while another replica leads, which may end
-	}
-	if !c.active.Load() || !okB {
+// blockChanged doesn't look at how a block is used: that doesn't matter here, and changes most.
+func (c *Controller) blockChanged(a, b *v2.AddressBlock) {
+	if b == nil {
+		c.forget(a)
 		return
 	}
-	if !okA || !a.DeletionTimestamp.Equal(b.DeletionTimestamp) || a.UID != b.UID ||
+	c.firstSeen(b) // also while another replica leads, which may end
+	if !c.active.Load() {
+		return
+	}
+	if a == nil || !a.DeletionTimestamp.Equal(b.DeletionTimestamp) || a.UID != b.UID ||
 		a.Annotations[v2.AnnotationNodeUID] != b.Annotations[v2.AnnotationNodeUID] ||
 		a.Annotations[v2.AnnotationDisowned] != b.Annotations[v2.AnnotationDisowned] {
 		c.loop.AddAfter(b.Labels[v2.LabelNode], settle)

@@ -177,49 +177,33 @@ func (c *Controller) register(cfg Config) error {
 	if err != nil {
 		return err
 	}
-	blocks, err := cfg.Blocks.Informer().AddEventHandler(cache.ResourceEventHandlerFuncs{
-		AddFunc:    func(obj any) { c.blockSeen(obj) },
-		UpdateFunc: func(_, obj any) { c.blockSeen(obj) },
-		DeleteFunc: func(obj any) {
-			if name, err := cache.DeletionHandlingMetaNamespaceKeyFunc(obj); err == nil {
-				c.ledger.miss(name)
-			}
-		},
-	})
-	if err != nil {
-		return err
+	c.synced, err = reconcile.Register(
+		reconcile.On(cfg.Blocks.Informer(), cache.ResourceEventHandlerFuncs{
+			AddFunc:    c.blockSeen,
+			UpdateFunc: func(_, obj any) { c.blockSeen(obj) },
+			DeleteFunc: onDeletion(c.ledger.miss),
+		}),
+		reconcile.On(cfg.Requests.Informer(), reconcile.Handler(c.enqueue)),
+		reconcile.On(cfg.Pools.Informer(), cache.ResourceEventHandlerFuncs{DeleteFunc: onDeletion(func(pool string) {
+			c.reader.forget(pool)
+			c.ledger.forget(pool)
+		})}),
+		reconcile.On(cfg.Nodes.Informer(), cache.ResourceEventHandlerFuncs{
+			AddFunc:    c.nodeSeen,
+			UpdateFunc: func(_, obj any) { c.nodeSeen(obj) },
+			DeleteFunc: onDeletion(func(node string) { c.ledger.seeNode(node, nil) }),
+		}),
+	)
+	return err
+}
+
+// onDeletion passes on the name of what was deleted.
+func onDeletion(gone func(name string)) func(any) {
+	return func(obj any) {
+		if name, err := cache.DeletionHandlingMetaNamespaceKeyFunc(obj); err == nil {
+			gone(name)
+		}
 	}
-	requests, err := cfg.Requests.Informer().AddEventHandler(reconcile.Handler(c.enqueue))
-	if err != nil {
-		return err
-	}
-	pools, err := cfg.Pools.Informer().AddEventHandler(cache.ResourceEventHandlerFuncs{
-		DeleteFunc: func(obj any) {
-			if name, err := cache.DeletionHandlingMetaNamespaceKeyFunc(obj); err == nil {
-				c.reader.forget(name)
-				c.ledger.forget(name)
-			}
-		},
-	})
-	if err != nil {
-		return err
-	}
-	nodes, err := cfg.Nodes.Informer().AddEventHandler(cache.ResourceEventHandlerFuncs{
-		AddFunc:    c.nodeSeen,
-		UpdateFunc: func(_, obj any) { c.nodeSeen(obj) },
-		DeleteFunc: func(obj any) {
-			if name, err := cache.DeletionHandlingMetaNamespaceKeyFunc(obj); err == nil {
-				c.ledger.seeNode(name, nil)
-			}
-		},
-	})
-	if err != nil {
-		return err
-	}
-	c.synced = []cache.DoneChecker{
-		blocks.HasSyncedChecker(), requests.HasSyncedChecker(), pools.HasSyncedChecker(), nodes.HasSyncedChecker(),
-	}
-	return nil
 }
 
 func requestOfBlock(obj any) ([]string, error) {

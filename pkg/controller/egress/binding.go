@@ -13,6 +13,7 @@ import (
 	"k8s.io/klog/v2"
 
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
+	"github.com/coil-net/coil/pkg/kube/object"
 	"github.com/coil-net/coil/pkg/plan/egress"
 )
 
@@ -26,37 +27,37 @@ func (c *Controller) ensureBinding(ctx context.Context, e *v2.Egress) error {
 	if err != nil {
 		return err
 	}
-	err = ensure(ctx, c.cfg.Core.RbacV1().RoleBindings(e.Namespace), have, egress.RouterBinding(e.Namespace, all), ownedByEgresses[*rbacv1.RoleBinding])
-	var foreign *foreignError
-	if errors.As(err, &foreign) && have != nil && egress.BindsRouters(*have) {
+	err = writer(c.cfg.Core.RbacV1().RoleBindings(e.Namespace), ownedByEgresses).Ensure(ctx, have, egress.RouterBinding(e.Namespace, all))
+	var foreign *object.ForeignError
+	if errors.As(err, &foreign) && have != nil && egress.BindsRouters(have) {
 		return nil // it serves, whoever made it
 	}
 	return err
 }
 
-func (c *Controller) bindingIn(namespace string) (**rbacv1.RoleBinding, error) {
-	return cached(c.cfg.Accounts.Rbac().V1().RoleBindings().Lister().RoleBindings(namespace).Get(egress.RouterAccount))
+func (c *Controller) bindingIn(namespace string) (*rbacv1.RoleBinding, error) {
+	return object.Cached(c.cfg.Accounts.Rbac().V1().RoleBindings().Lister().RoleBindings(namespace).Get(egress.RouterAccount))
 }
 
 // syncBinding takes from accounts of routers the rights that former versions gave them in all
 // namespaces, as soon as they have them in their own. Other subjects are an admin's and stay.
 func (c *Controller) syncBinding(ctx context.Context, name string) error {
-	have, err := cached(c.cfg.Accounts.Rbac().V1().ClusterRoleBindings().Lister().Get(name))
+	have, err := object.Cached(c.cfg.Accounts.Rbac().V1().ClusterRoleBindings().Lister().Get(name))
 	if err != nil || have == nil {
 		return err
 	}
 	var errs []error
-	subjects := egress.WithoutRouters((*have).Subjects, func(namespace string) bool {
+	subjects := egress.WithoutRouters(have.Subjects, func(namespace string) bool {
 		needs, err := c.needsCluster(namespace)
 		errs = append(errs, err)
 		return needs || err != nil
 	})
-	if err := errors.Join(errs...); err != nil || len(subjects) == len((*have).Subjects) {
+	if err := errors.Join(errs...); err != nil || len(subjects) == len(have.Subjects) {
 		return err
 	}
 	body, err := json.Marshal(map[string]any{
 		// Who adds a subject meanwhile must not lose it.
-		"metadata": map[string]any{"resourceVersion": (*have).ResourceVersion},
+		"metadata": map[string]any{"resourceVersion": have.ResourceVersion},
 		"subjects": subjects,
 	})
 	if err != nil {

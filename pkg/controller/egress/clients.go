@@ -16,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
+	"github.com/coil-net/coil/pkg/kube/object"
 	"github.com/coil-net/coil/pkg/plan/egress"
 	"github.com/coil-net/coil/pkg/reconcile"
 )
@@ -131,7 +132,7 @@ func (c *Controller) replaceSlice(ctx context.Context, want *discoveryv1.Endpoin
 	}
 	owner := metav1.GetControllerOf(have)
 	if owner == nil || owner.UID != want.OwnerReferences[0].UID || have.AddressType != want.AddressType {
-		return &foreignError{"EndpointSlice " + want.Name}
+		return &object.ForeignError{Object: "EndpointSlice " + want.Name}
 	}
 	want = want.DeepCopy()
 	want.UID, want.ResourceVersion = have.UID, have.ResourceVersion

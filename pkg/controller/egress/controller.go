@@ -40,6 +40,7 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/cache"
@@ -48,6 +49,7 @@ import (
 	coilinformers "github.com/coil-net/coil/generated/informers/externalversions/coil/v2"
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
 	"github.com/coil-net/coil/pkg/kube"
+	"github.com/coil-net/coil/pkg/kube/object"
 	"github.com/coil-net/coil/pkg/plan/egress"
 	"github.com/coil-net/coil/pkg/reconcile"
 )
@@ -176,6 +178,14 @@ func ownedBy[T metav1.Object](e *v2.Egress) func(T) bool {
 	return func(o T) bool {
 		return metav1.IsControlledBy(o, e) || metav1.GetControllerOf(o) == nil && o.GetAnnotations()[v2.AnnotationApplied] != ""
 	}
+}
+
+// formerManagers own, by Update, what Coil 2.x wrote.
+var formerManagers = sets.New(egress.ControllerName, "coil-controller")
+
+// writer keeps objects of a kind in one namespace.
+func writer[T object.Object](c object.Client[T], owned func(T) bool) object.Writer[T] {
+	return object.Writer[T]{Client: c, Manager: egress.ControllerName, Former: formerManagers, Owned: owned}
 }
 
 // podsOf returns the pods that name an Egress.

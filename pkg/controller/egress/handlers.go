@@ -8,6 +8,7 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	networkingv1 "k8s.io/api/networking/v1"
 	policyv1 "k8s.io/api/policy/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -30,58 +31,26 @@ func (c *Controller) register() error {
 		return err
 	}
 	cluster, routers, accounts := c.cfg.Cluster, c.cfg.Routers, c.cfg.Accounts
-	type source struct {
-		informer cache.SharedIndexInformer
-		handler  cache.ResourceEventHandler
-	}
-	sources := []source{
-		{c.cfg.Egresses.Informer(), cache.ResourceEventHandlerFuncs{
-			AddFunc:    func(obj any) { c.egressChanged(nil, obj) },
-			UpdateFunc: c.egressChanged,
-			DeleteFunc: func(obj any) { c.egressChanged(obj, nil) },
-		}},
-		{cluster.Core().V1().Pods().Informer(), cache.ResourceEventHandlerFuncs{
-			AddFunc:    func(obj any) { c.podChanged(nil, obj) },
-			UpdateFunc: c.podChanged,
-			DeleteFunc: func(obj any) { c.podChanged(obj, nil) },
-		}},
-		{c.cfg.Namespaces, cache.ResourceEventHandlerFuncs{
-			AddFunc:    func(obj any) { c.namespaceChanged(nil, obj) },
-			UpdateFunc: c.namespaceChanged,
-		}},
-		{cluster.Core().V1().Nodes().Informer(), cache.ResourceEventHandlerFuncs{
-			AddFunc:    func(any) { c.clusterChanged() },
-			UpdateFunc: c.nodeUpdated,
-			DeleteFunc: func(any) { c.clusterChanged() },
-		}},
-		{cluster.Networking().V1().ServiceCIDRs().Informer(), c.onCluster()},
-		{routers.Apps().V1().Deployments().Informer(), reconcile.Handler(func(d *appsv1.Deployment) { c.objects.Add(keyOf(d)) })},
-		{routers.Core().V1().Services().Informer(), reconcile.Handler(func(s *corev1.Service) { c.objects.Add(keyOf(s)) })},
-		{routers.Policy().V1().PodDisruptionBudgets().Informer(), reconcile.Handler(func(b *policyv1.PodDisruptionBudget) { c.objects.Add(keyOf(b)) })},
-		{accounts.Core().V1().ServiceAccounts().Informer(), reconcile.Handler(func(a *corev1.ServiceAccount) { c.addOne(a.Namespace) })},
-		{accounts.Rbac().V1().RoleBindings().Informer(), cache.ResourceEventHandlerFuncs{
-			AddFunc:    func(obj any) { c.bindingChanged(nil, obj) },
-			UpdateFunc: c.bindingChanged,
-			DeleteFunc: func(obj any) { c.bindingChanged(obj, nil) },
-		}},
-		{accounts.Rbac().V1().ClusterRoleBindings().Informer(), reconcile.Handler(func(b *rbacv1.ClusterRoleBinding) { c.binding.Add(b.Name) })},
-		{c.cfg.Clients.Discovery().V1().EndpointSlices().Informer(), cache.ResourceEventHandlerFuncs{
-			AddFunc:    func(obj any) { c.sliceChanged(nil, obj) },
-			UpdateFunc: c.sliceChanged,
-			DeleteFunc: func(obj any) { c.sliceChanged(obj, nil) },
-		}},
+	sources := []reconcile.Source{
+		reconcile.On(c.cfg.Egresses.Informer(), reconcile.Changes(c.egressChanged)),
+		reconcile.On(cluster.Core().V1().Pods().Informer(), reconcile.Changes(c.podChanged)),
+		reconcile.On(c.cfg.Namespaces, reconcile.Changes(c.namespaceChanged)),
+		reconcile.On(cluster.Core().V1().Nodes().Informer(), reconcile.Changes(c.nodeChanged)),
+		reconcile.On(cluster.Networking().V1().ServiceCIDRs().Informer(), reconcile.Changes(func(_, _ *networkingv1.ServiceCIDR) { c.clusterChanged() })),
+		reconcile.On(routers.Apps().V1().Deployments().Informer(), reconcile.Handler(func(d *appsv1.Deployment) { c.objects.Add(keyOf(d)) })),
+		reconcile.On(routers.Core().V1().Services().Informer(), reconcile.Handler(func(s *corev1.Service) { c.objects.Add(keyOf(s)) })),
+		reconcile.On(routers.Policy().V1().PodDisruptionBudgets().Informer(), reconcile.Handler(func(b *policyv1.PodDisruptionBudget) { c.objects.Add(keyOf(b)) })),
+		reconcile.On(accounts.Core().V1().ServiceAccounts().Informer(), reconcile.Handler(func(a *corev1.ServiceAccount) { c.addOne(a.Namespace) })),
+		reconcile.On(accounts.Rbac().V1().RoleBindings().Informer(), reconcile.Changes(c.bindingChanged)),
+		reconcile.On(accounts.Rbac().V1().ClusterRoleBindings().Informer(), reconcile.Handler(func(b *rbacv1.ClusterRoleBinding) { c.binding.Add(b.Name) })),
+		reconcile.On(c.cfg.Clients.Discovery().V1().EndpointSlices().Informer(), reconcile.Changes(c.sliceChanged)),
 	}
 	if c.cfg.Pools != nil {
-		sources = append(sources, source{c.cfg.Pools.Informer(), reconcile.Handler(func(*v2.AddressPool) { c.clusterChanged() })})
+		sources = append(sources, reconcile.On(c.cfg.Pools.Informer(), reconcile.Handler(func(*v2.AddressPool) { c.clusterChanged() })))
 	}
-	for _, s := range sources {
-		r, err := s.informer.AddEventHandler(s.handler)
-		if err != nil {
-			return err
-		}
-		c.synced = append(c.synced, r.HasSyncedChecker())
-	}
-	return nil
+	var err error
+	c.synced, err = reconcile.Register(sources...)
+	return err
 }
 
 func keyOf(o metav1.Object) types.NamespacedName {
@@ -120,19 +89,9 @@ func ownerOfSlice(s *discoveryv1.EndpointSlice) types.NamespacedName {
 	return types.NamespacedName{Namespace: s.Namespace, Name: s.Labels[v2.LabelEgress]}
 }
 
-// last returns an object of an event, whose deletion may have been missed; nil if there is none.
-func last[T any](obj any) *T {
-	if t, ok := obj.(cache.DeletedFinalStateUnknown); ok {
-		obj = t.Obj
-	}
-	o, _ := obj.(*T)
-	return o
-}
-
 // egressChanged looks at an Egress at once, unless no more than its status has changed,
 // most likely here.
-func (c *Controller) egressChanged(before, after any) {
-	a, b := last[v2.Egress](before), last[v2.Egress](after)
+func (c *Controller) egressChanged(a, b *v2.Egress) {
 	if a != nil && b != nil && a.UID == b.UID && a.Generation == b.Generation && (a.DeletionTimestamp == nil) == (b.DeletionTimestamp == nil) {
 		if a.ResourceVersion != b.ResourceVersion {
 			c.objects.AddAfter(keyOf(b), settle)
@@ -155,12 +114,8 @@ func (c *Controller) egressChanged(before, after any) {
 
 // bindingChanged looks at all Egresses of the namespace if the binding gives rights that it didn't give, or the
 // other way round: their conditions say so. After another change one Egress restores the binding.
-func (c *Controller) bindingChanged(before, after any) {
-	a, b := last[rbacv1.RoleBinding](before), last[rbacv1.RoleBinding](after)
+func (c *Controller) bindingChanged(a, b *rbacv1.RoleBinding) {
 	r := cmp.Or(b, a)
-	if r == nil {
-		return
-	}
 	c.binding.Add(egress.RouterAccount)
 	if a != nil && b != nil && egress.BindsRouters(a) == egress.BindsRouters(b) && ownedByEgresses(a) == ownedByEgresses(b) {
 		c.addOne(r.Namespace)
@@ -189,8 +144,7 @@ func (c *Controller) living(namespace string) []*v2.Egress {
 
 // podChanged looks at the clients of the Egresses that a pod names, or did, and soon at the
 // status of the Egress whose router it is.
-func (c *Controller) podChanged(before, after any) {
-	a, b := last[corev1.Pod](before), last[corev1.Pod](after)
+func (c *Controller) podChanged(a, b *corev1.Pod) {
 	if a != nil && b != nil && a.ResourceVersion == b.ResourceVersion {
 		return
 	}
@@ -221,8 +175,7 @@ func sameClient(a, b *corev1.Pod) bool {
 
 // sliceChanged looks at the clients of the Egress that a slice is of, and of the one that it was
 // of before somebody changed its label.
-func (c *Controller) sliceChanged(before, after any) {
-	a, b := last[discoveryv1.EndpointSlice](before), last[discoveryv1.EndpointSlice](after)
+func (c *Controller) sliceChanged(a, b *discoveryv1.EndpointSlice) {
 	if a != nil && b != nil && a.ResourceVersion == b.ResourceVersion {
 		return
 	}
@@ -235,8 +188,7 @@ func (c *Controller) sliceChanged(before, after any) {
 }
 
 // namespaceChanged looks at the Egresses that pods of a namespace name.
-func (c *Controller) namespaceChanged(before, after any) {
-	a, b := last[metav1.PartialObjectMetadata](before), last[metav1.PartialObjectMetadata](after)
+func (c *Controller) namespaceChanged(a, b *metav1.PartialObjectMetadata) {
 	if b == nil || a != nil && maps.Equal(a.Labels, b.Labels) {
 		return
 	}
@@ -253,17 +205,8 @@ func (c *Controller) namespaceChanged(before, after any) {
 	}
 }
 
-func (c *Controller) onCluster() cache.ResourceEventHandler {
-	return cache.ResourceEventHandlerFuncs{
-		AddFunc:    func(any) { c.clusterChanged() },
-		UpdateFunc: func(_, _ any) { c.clusterChanged() },
-		DeleteFunc: func(any) { c.clusterChanged() },
-	}
-}
-
-// nodeUpdated ignores heartbeats.
-func (c *Controller) nodeUpdated(before, after any) {
-	a, b := last[corev1.Node](before), last[corev1.Node](after)
+// nodeChanged ignores heartbeats.
+func (c *Controller) nodeChanged(a, b *corev1.Node) {
 	if a != nil && b != nil && slices.Equal(a.Status.Addresses, b.Status.Addresses) && slices.Equal(a.Spec.PodCIDRs, b.Spec.PodCIDRs) {
 		return
 	}

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	discoveryv1 "k8s.io/api/discovery/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/watch"
@@ -125,7 +126,7 @@ func TestEgressesDontWakeEachOther(t *testing.T) {
 	foreign.Subjects = nil
 	for _, tt := range []struct {
 		name          string
-		before, after any
+		before, after *rbacv1.RoleBinding
 		want          int
 	}{
 		{"another owner", binding, owned, 1},

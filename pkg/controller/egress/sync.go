@@ -19,9 +19,32 @@ import (
 	"k8s.io/klog/v2"
 
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
+	"github.com/coil-net/coil/pkg/kube/object"
 	"github.com/coil-net/coil/pkg/plan/egress"
 	"github.com/coil-net/coil/pkg/reconcile"
 )
+
+// verdict is what is known of an object, for the status: at most one of these is wrong with it.
+type verdict struct {
+	foreign  *object.ForeignError
+	template *egress.TemplateError
+	refused  *egress.Refusal
+}
+
+// judge returns what an error of ensuring an object says about it; false if it says nothing, as
+// that of a conflict or a timeout.
+func judge(kind, name string, err error) (v verdict, ok bool) {
+	var status apierrors.APIStatus
+	switch {
+	case err == nil, errors.As(err, &v.foreign), errors.As(err, &v.template):
+		return v, true
+	case errors.As(err, &status) && (apierrors.IsForbidden(err) || apierrors.IsInvalid(err)):
+		var absent *object.AbsentError
+		v.refused = &egress.Refusal{Kind: kind, Name: name, Absent: errors.As(err, &absent), Reason: status.Status().Message}
+		return v, true
+	}
+	return v, false
+}
 
 // syncObjects makes the objects of an Egress what they should be, and then its status.
 func (c *Controller) syncObjects(ctx context.Context, key types.NamespacedName) error {
@@ -53,7 +76,7 @@ func (c *Controller) syncObjects(ctx context.Context, key types.NamespacedName) 
 		}
 		now[o.kind] = v
 		if v.foreign != nil {
-			facts.Conflicts = append(facts.Conflicts, v.foreign.object)
+			facts.Conflicts = append(facts.Conflicts, v.foreign.Object)
 		}
 		if v.template != nil {
 			facts.Template = v.template
@@ -102,12 +125,12 @@ func (c *Controller) ensureAccount(ctx context.Context, e *v2.Egress) error {
 	if err != nil {
 		return err
 	}
-	have, err := cached(c.cfg.Accounts.Core().V1().ServiceAccounts().Lister().ServiceAccounts(e.Namespace).Get(egress.RouterAccount))
+	have, err := object.Cached(c.cfg.Accounts.Core().V1().ServiceAccounts().Lister().ServiceAccounts(e.Namespace).Get(egress.RouterAccount))
 	if err != nil {
 		return err
 	}
-	err = ensure(ctx, c.cfg.Core.CoreV1().ServiceAccounts(e.Namespace), have, egress.RouterServiceAccount(e.Namespace, all), ownedByEgresses[*corev1.ServiceAccount])
-	var foreign *foreignError
+	err = writer(c.cfg.Core.CoreV1().ServiceAccounts(e.Namespace), ownedByEgresses).Ensure(ctx, have, egress.RouterServiceAccount(e.Namespace, all))
+	var foreign *object.ForeignError
 	if errors.As(err, &foreign) {
 		// An account that somebody else made, as Coil 2.x did, serves as well, and is his.
 		return nil
@@ -126,17 +149,17 @@ func ownedByEgresses[T metav1.Object](a T) bool {
 }
 
 func (c *Controller) ensureService(ctx context.Context, e *v2.Egress) error {
-	have, err := cached(c.cfg.Routers.Core().V1().Services().Lister().Services(e.Namespace).Get(e.Name))
+	have, err := object.Cached(c.cfg.Routers.Core().V1().Services().Lister().Services(e.Namespace).Get(e.Name))
 	if err != nil {
 		return err
 	}
 	want, owned := egress.RouterService(e, c.cfg.Image.Port), ownedBy[*corev1.Service](e)
-	if have != nil && owned(*have) {
-		if err := c.replacePorts(ctx, *have, want); err != nil {
+	if have != nil && owned(have) {
+		if err := c.replacePorts(ctx, have, want); err != nil {
 			return err
 		}
 	}
-	return ensure(ctx, c.cfg.Core.CoreV1().Services(e.Namespace), have, want, owned)
+	return writer(c.cfg.Core.CoreV1().Services(e.Namespace), owned).Ensure(ctx, have, want)
 }
 
 // replacePorts takes away ports that somebody has added: applying leaves them, and
@@ -160,15 +183,15 @@ func (c *Controller) replacePorts(ctx context.Context, have, want *corev1.Servic
 }
 
 func (c *Controller) ensureBudget(ctx context.Context, e *v2.Egress) error {
-	have, err := cached(c.cfg.Routers.Policy().V1().PodDisruptionBudgets().Lister().PodDisruptionBudgets(e.Namespace).Get(e.Name))
+	have, err := object.Cached(c.cfg.Routers.Policy().V1().PodDisruptionBudgets().Lister().PodDisruptionBudgets(e.Namespace).Get(e.Name))
 	if err != nil {
 		return err
 	}
-	api, owned := c.cfg.Core.PolicyV1().PodDisruptionBudgets(e.Namespace), ownedBy[*policyv1.PodDisruptionBudget](e)
+	budgets := writer(c.cfg.Core.PolicyV1().PodDisruptionBudgets(e.Namespace), ownedBy[*policyv1.PodDisruptionBudget](e))
 	if want := egress.RouterBudget(e); want != nil {
-		return ensure(ctx, api, have, want, owned)
+		return budgets.Ensure(ctx, have, want)
 	}
-	return remove(ctx, api, have, owned)
+	return budgets.Remove(ctx, have)
 }
 
 // ensureDeployment returns a *egress.TemplateError for a template that isn't a pod spec, or
@@ -178,11 +201,11 @@ func (c *Controller) ensureDeployment(ctx context.Context, e *v2.Egress) error {
 	if err != nil {
 		return err
 	}
-	have, err := cached(c.cfg.Routers.Apps().V1().Deployments().Lister().Deployments(e.Namespace).Get(e.Name))
+	have, err := object.Cached(c.cfg.Routers.Apps().V1().Deployments().Lister().Deployments(e.Namespace).Get(e.Name))
 	if err != nil {
 		return err
 	}
-	err = ensure(ctx, c.cfg.Core.AppsV1().Deployments(e.Namespace), have, want, ownedBy[*appsv1.Deployment](e))
+	err = writer(c.cfg.Core.AppsV1().Deployments(e.Namespace), ownedBy[*appsv1.Deployment](e)).Ensure(ctx, have, want)
 	// Decoding and validation refuse with these, and will until the template changes. What else
 	// could be refused is made here.
 	if status := apierrors.APIStatus(nil); errors.As(err, &status) && (apierrors.IsInvalid(err) || apierrors.IsBadRequest(err)) {
@@ -191,23 +214,15 @@ func (c *Controller) ensureDeployment(ctx context.Context, e *v2.Egress) error {
 	return err
 }
 
-// cached returns nil for what a lister doesn't have.
-func cached[T any](o T, err error) (*T, error) {
-	if apierrors.IsNotFound(err) {
-		return nil, nil
-	}
-	return &o, err
-}
-
 // observe adds what the caches have.
 func (c *Controller) observe(f *egress.Facts) error {
 	key := keyOf(f.Egress)
-	d, err := cached(c.cfg.Routers.Apps().V1().Deployments().Lister().Deployments(key.Namespace).Get(key.Name))
+	d, err := object.Cached(c.cfg.Routers.Apps().V1().Deployments().Lister().Deployments(key.Namespace).Get(key.Name))
 	if err != nil {
 		return err
 	}
-	if d != nil && metav1.IsControlledBy(*d, f.Egress) {
-		f.Deployment = *d
+	if d != nil && metav1.IsControlledBy(d, f.Egress) {
+		f.Deployment = d
 	}
 	if f.Routers, err = c.routersOf(key); err != nil {
 		return err
@@ -236,12 +251,9 @@ func (c *Controller) writeStatus(ctx context.Context, e *v2.Egress, status v2.Eg
 	}
 	after := e.DeepCopy()
 	after.Status = status
-	_, err := c.cfg.Coil.CoilV2().Egresses(e.Namespace).UpdateStatus(ctx, after, metav1.UpdateOptions{FieldManager: egress.ControllerName})
-	if apierrors.IsNotFound(err) {
-		return nil
-	}
-	if err != nil {
-		return fmt.Errorf("write the status of Egress %s: %w", klog.KObj(e), err)
+	wrote, err := object.WriteStatus(ctx, c.cfg.Coil.CoilV2().Egresses(e.Namespace), after, metav1.UpdateOptions{FieldManager: egress.ControllerName})
+	if !wrote {
+		return err
 	}
 	if status.Clients != e.Status.Clients {
 		c.counted.set(keyOf(e), c.now().Time)
@@ -250,33 +262,28 @@ func (c *Controller) writeStatus(ctx context.Context, e *v2.Egress, status v2.Eg
 	return nil
 }
 
+// warnings are the conditions that should not be True.
+var warnings = []object.Warning{
+	{Condition: v2.EgressInvalidTemplate, Reason: egress.ReasonInvalidTemplate},
+	{Condition: v2.EgressUnstableFlows, Reason: egress.ReasonSourcePortWithoutAffinity},
+	// The conditions say more than their reason.
+	{Condition: v2.EgressConntrackPressure, Reason: v2.EgressConntrackPressure},
+	{Condition: v2.EgressPortPressure, Reason: v2.EgressPortPressure},
+	{Condition: v2.EgressClientPressure, Reason: v2.EgressClientPressure},
+}
+
 // tell makes Events of conditions that others than before hold.
 func (c *Controller) tell(ctx context.Context, e *v2.Egress, status v2.EgressStatus) {
 	event := func(kind string, condition metav1.Condition) {
 		c.cfg.Recorder.Eventf(e, nil, kind, condition.Reason, "Reconcile", "%s", condition.Message)
 		klog.FromContext(ctx).V(2).Info("Egress changed", "egress", klog.KObj(e), "reason", condition.Reason, "message", condition.Message)
 	}
-	changed := func(condition string) *metav1.Condition {
-		was, is := meta.FindStatusCondition(e.Status.Conditions, condition), meta.FindStatusCondition(status.Conditions, condition)
-		if is == nil || was != nil && was.Status == is.Status && was.Reason == is.Reason {
-			return nil
-		}
-		return is
+	for _, is := range object.BecameTrue(e.Status.Conditions, status.Conditions, warnings...) {
+		event(corev1.EventTypeWarning, is)
 	}
-	for _, condition := range []string{v2.EgressInvalidTemplate, v2.EgressUnstableFlows} {
-		if is := changed(condition); is != nil {
-			event(corev1.EventTypeWarning, *is)
-		}
-	}
-	for _, condition := range []string{v2.EgressConntrackPressure, v2.EgressPortPressure, v2.EgressClientPressure} {
-		if is := changed(condition); is != nil && is.Status == metav1.ConditionTrue {
-			told := *is
-			told.Reason = condition // which says more
-			event(corev1.EventTypeWarning, told)
-		}
-	}
-	switch is := changed(v2.EgressAvailable); {
-	case is == nil || is.Reason == egress.ReasonInvalidTemplate:
+	was, is := meta.FindStatusCondition(e.Status.Conditions, v2.EgressAvailable), meta.FindStatusCondition(status.Conditions, v2.EgressAvailable)
+	switch {
+	case is == nil || is.Reason == egress.ReasonInvalidTemplate || was != nil && was.Status == is.Status && was.Reason == is.Reason:
 	case is.Status == metav1.ConditionTrue && is.Reason != egress.ReasonRefused:
 		event(corev1.EventTypeNormal, *is)
 	case is.Reason == egress.ReasonNoRouterReady && !meta.IsStatusConditionTrue(e.Status.Conditions, v2.EgressAvailable):

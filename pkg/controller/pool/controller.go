@@ -28,9 +28,9 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
@@ -47,6 +47,7 @@ import (
 	listers "github.com/coil-net/coil/generated/listers/coil/v2"
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
 	"github.com/coil-net/coil/pkg/kube"
+	"github.com/coil-net/coil/pkg/kube/object"
 	"github.com/coil-net/coil/pkg/plan/pools"
 	"github.com/coil-net/coil/pkg/reconcile"
 )
@@ -143,38 +144,18 @@ func (c *Controller) register(cfg Config) error {
 	if err := cfg.Blocks.Informer().AddIndexers(cache.Indexers{byPool: poolsOfBlock}); err != nil {
 		return err
 	}
-	for _, h := range []struct {
-		informer cache.SharedIndexInformer
-		handler  cache.ResourceEventHandler
-	}{
-		{cfg.Pools.Informer(), cache.ResourceEventHandlerFuncs{
-			AddFunc:    func(obj any) { c.poolChanged(nil, obj) },
-			UpdateFunc: c.poolChanged,
-			DeleteFunc: func(obj any) { c.poolChanged(obj, nil) },
-		}},
-		{cfg.Blocks.Informer(), reconcile.Handler(func(b *v2.AddressBlock) {
+	var err error
+	c.synced, err = reconcile.Register(
+		reconcile.On(cfg.Pools.Informer(), reconcile.Changes(c.poolChanged)),
+		reconcile.On(cfg.Blocks.Informer(), reconcile.Handler(func(b *v2.AddressBlock) {
 			for _, p := range pools.BlockPools(b) {
 				c.loop.AddAfter(p, settle)
 			}
-		})},
-		{cfg.Nodes.Informer(), cache.ResourceEventHandlerFuncs{
-			AddFunc:    func(any) { c.allPools() },
-			UpdateFunc: c.nodeUpdated,
-			DeleteFunc: func(any) { c.allPools() },
-		}},
-		{cfg.Services.Informer(), cache.ResourceEventHandlerFuncs{
-			AddFunc:    func(any) { c.allPools() },
-			UpdateFunc: func(_, _ any) { c.allPools() },
-			DeleteFunc: func(any) { c.allPools() },
-		}},
-	} {
-		r, err := h.informer.AddEventHandler(h.handler)
-		if err != nil {
-			return err
-		}
-		c.synced = append(c.synced, r.HasSyncedChecker())
-	}
-	return nil
+		})),
+		reconcile.On(cfg.Nodes.Informer(), reconcile.Changes(c.nodeChanged)),
+		reconcile.On(cfg.Services.Informer(), reconcile.Changes(func(_, _ *networkingv1.ServiceCIDR) { c.allPools() })),
+	)
+	return err
 }
 
 func poolsOfBlock(obj any) ([]string, error) {
@@ -186,26 +167,22 @@ func poolsOfBlock(obj any) ([]string, error) {
 
 // poolChanged looks at the pool at once, and soon at the others, which it may
 // overlap. A change of no more than the status, most likely made here, can wait.
-func (c *Controller) poolChanged(before, after any) {
-	a, okA := before.(*v2.AddressPool)
-	b, okB := after.(*v2.AddressPool)
-	if okA && okB && a.Generation == b.Generation && slices.Equal(a.Finalizers, b.Finalizers) {
+func (c *Controller) poolChanged(a, b *v2.AddressPool) {
+	if a != nil && b != nil && a.Generation == b.Generation && slices.Equal(a.Finalizers, b.Finalizers) {
 		c.loop.AddAfter(b.Name, settle)
 		return
 	}
-	for _, obj := range []any{before, after} {
-		if name, err := cache.DeletionHandlingMetaNamespaceKeyFunc(obj); obj != nil && err == nil {
-			c.loop.Add(name)
+	for _, p := range []*v2.AddressPool{a, b} {
+		if p != nil {
+			c.loop.Add(p.Name)
 		}
 	}
 	c.allPools()
 }
 
-// nodeUpdated ignores heartbeats.
-func (c *Controller) nodeUpdated(before, after any) {
-	a, okA := before.(*corev1.Node)
-	b, okB := after.(*corev1.Node)
-	if okA && okB && slices.Equal(a.Status.Addresses, b.Status.Addresses) {
+// nodeChanged ignores heartbeats.
+func (c *Controller) nodeChanged(a, b *corev1.Node) {
+	if a != nil && b != nil && slices.Equal(a.Status.Addresses, b.Status.Addresses) {
 		return
 	}
 	c.allPools()
@@ -370,24 +347,18 @@ func (c *Controller) writeStatus(ctx context.Context, p *v2.AddressPool, status 
 	}
 	after := p.DeepCopy()
 	after.Status = status
-	_, err := c.coil.CoilV2().AddressPools().UpdateStatus(ctx, after, metav1.UpdateOptions{})
-	if apierrors.IsNotFound(err) {
-		return nil
+	wrote, err := object.WriteStatus(ctx, c.coil.CoilV2().AddressPools(), after, metav1.UpdateOptions{})
+	if !wrote {
+		return err
 	}
-	if err != nil {
-		return fmt.Errorf("write the status of AddressPool %s: %w", p.Name, err)
-	}
-	for _, e := range []struct{ condition, reason string }{
-		{v2.PoolExhausted, v2.ReasonPoolExhausted},
-		{v2.PoolOverlapping, "PoolOverlapping"},
-		{v2.PoolTerminating, v2.ReasonPoolTerminating},
-		{v2.PoolSuspended, v2.ReasonPoolSuspended},
-	} {
-		was := meta.IsStatusConditionTrue(p.Status.Conditions, e.condition)
-		if is := meta.FindStatusCondition(status.Conditions, e.condition); is != nil && is.Status == metav1.ConditionTrue && !was {
-			c.recorder.Eventf(p, nil, corev1.EventTypeWarning, e.reason, "Reconcile", "%s", is.Message)
-			klog.FromContext(ctx).Info("A pool needs attention", "pool", p.Name, "reason", e.reason, "message", is.Message)
-		}
+	for _, is := range object.BecameTrue(p.Status.Conditions, status.Conditions,
+		object.Warning{Condition: v2.PoolExhausted, Reason: v2.ReasonPoolExhausted},
+		object.Warning{Condition: v2.PoolOverlapping, Reason: "PoolOverlapping"},
+		object.Warning{Condition: v2.PoolTerminating, Reason: v2.ReasonPoolTerminating},
+		object.Warning{Condition: v2.PoolSuspended, Reason: v2.ReasonPoolSuspended},
+	) {
+		c.recorder.Eventf(p, nil, corev1.EventTypeWarning, is.Reason, "Reconcile", "%s", is.Message)
+		klog.FromContext(ctx).Info("A pool needs attention", "pool", p.Name, "reason", is.Reason, "message", is.Message)
 	}
 	return nil
 }

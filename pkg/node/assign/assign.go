@@ -31,6 +31,7 @@ import (
 
 	"k8s.io/klog/v2"
 
+	"github.com/coil-net/coil/pkg/attachment"
 	"github.com/coil-net/coil/pkg/faultpoint"
 	"github.com/coil-net/coil/pkg/ipam"
 	"github.com/coil-net/coil/pkg/node"
@@ -60,7 +61,7 @@ type Network interface {
 	Withdraw(ctx context.Context, addrs ...ipam.Address) error
 	RemoveAll(ctx context.Context, targets ...podnet.Target) []error
 	Forget(ctx context.Context, addrs ...ipam.Address) error
-	Attached(ctx context.Context) ([]podnet.ID, error)
+	Attached(ctx context.Context) ([]attachment.ID, error)
 }
 
 // Config is what assignment needs to know.
@@ -208,7 +209,7 @@ func SandboxOf(alloc store.Allocation) node.Sandbox {
 }
 
 // undo takes back what an ADD did, however far it came.
-func (a *Assigner) undo(ctx context.Context, id store.ID) error {
+func (a *Assigner) undo(ctx context.Context, id attachment.ID) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), a.cfg.UndoTimeout)
 	defer cancel()
 	if err := a.remove(ctx, id); err != nil {
@@ -219,7 +220,7 @@ func (a *Assigner) undo(ctx context.Context, id store.ID) error {
 
 // Check compares an attachment with the kernel and with the addresses that the
 // runtime believes the pod to have. Each difference is named.
-func (a *Assigner) Check(ctx context.Context, id store.ID, netns string, addrs []netip.Addr) error {
+func (a *Assigner) Check(ctx context.Context, id attachment.ID, netns string, addrs []netip.Addr) error {
 	alloc, err := a.store.Get(ctx, id)
 	if err != nil {
 		return fmt.Errorf("look up the attachment: %w", err)
@@ -244,15 +245,14 @@ func (a *Assigner) Check(ctx context.Context, id store.ID, netns string, addrs [
 // podOf returns the pod of an allocation as it should be now.
 func (a *Assigner) podOf(alloc store.Allocation) podnet.Pod {
 	return podnet.Pod{
-		ContainerID: alloc.ContainerID,
-		IfName:      alloc.IfName,
-		Netns:       alloc.Netns.Path,
-		Pool:        alloc.Pool,
-		Namespace:   alloc.Namespace,
-		Name:        alloc.Name,
-		Address:     alloc.Address,
-		NodeAddrs:   a.cfg.NodeAddrs(),
-		Unguarded:   a.cfg.Unguarded(alloc.Namespace),
+		ID:        alloc.ID,
+		Netns:     alloc.Netns.Path,
+		Pool:      alloc.Pool,
+		Namespace: alloc.Namespace,
+		Name:      alloc.Name,
+		Address:   alloc.Address,
+		NodeAddrs: a.cfg.NodeAddrs(),
+		Unguarded: a.cfg.Unguarded(alloc.Namespace),
 	}
 }
 

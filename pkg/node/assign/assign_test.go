@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/coil-net/coil/pkg/attachment"
 	"github.com/coil-net/coil/pkg/ipam"
 	"github.com/coil-net/coil/pkg/node"
 	"github.com/coil-net/coil/pkg/podnet"
@@ -21,13 +22,13 @@ import (
 // network is a Network in memory that can be told to fail or to wait.
 type network struct {
 	mu    sync.Mutex
-	pods  map[store.ID]ipam.Address
-	made  map[store.ID]podnet.Attachment
+	pods  map[attachment.ID]ipam.Address
+	made  map[attachment.ID]podnet.Attachment
 	fail  map[string]error // by method
 	enter func(method string)
 	wired int // number of Attach calls that succeeded
 	// prepared are the links that are neither attached nor discarded.
-	prepared map[*podnet.Link]store.ID
+	prepared map[*podnet.Link]attachment.ID
 	// groups are how many links were removed at once.
 	groups []int
 	// forgotten are the addresses whose flows were.
@@ -53,7 +54,7 @@ func (n *network) Prepare(ctx context.Context, p podnet.Pod) (*podnet.Link, erro
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	l := new(podnet.Link)
-	n.prepared[l] = store.ID(p.ID())
+	n.prepared[l] = p.ID
 	return l, nil
 }
 
@@ -65,7 +66,7 @@ func (n *network) Discard(ctx context.Context, l *podnet.Link) error {
 }
 
 // use takes a prepared link of an attachment; none is success.
-func (n *network) use(l *podnet.Link, id store.ID) error {
+func (n *network) use(l *podnet.Link, id attachment.ID) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if l == nil {
@@ -79,7 +80,7 @@ func (n *network) use(l *podnet.Link, id store.ID) error {
 }
 
 func (n *network) Attach(ctx context.Context, p podnet.Pod, prepared *podnet.Link) (podnet.Attachment, error) {
-	if err := n.use(prepared, store.ID(p.ID())); err != nil {
+	if err := n.use(prepared, p.ID); err != nil {
 		return podnet.Attachment{}, err
 	}
 	if err := n.step(ctx, "Attach"); err != nil {
@@ -87,14 +88,14 @@ func (n *network) Attach(ctx context.Context, p podnet.Pod, prepared *podnet.Lin
 	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	n.pods[store.ID(p.ID())] = p.Address
+	n.pods[p.ID] = p.Address
 	n.wired++
 	a := podnet.Attachment{
 		HostIfName: "veth" + p.ContainerID, HostIfIndex: 10 + n.wired, NetnsInode: 7,
 		HostMAC: fmt.Sprintf("02:00:00:00:00:%02x", n.wired), PodMAC: fmt.Sprintf("02:00:00:00:01:%02x", n.wired),
 		Gateways: ipam.Address{IPv4: netip.MustParseAddr("169.254.1.1"), IPv6: netip.MustParseAddr("fe80::1")},
 	}
-	n.made[store.ID(p.ID())] = a
+	n.made[p.ID] = a
 	return a, nil
 }
 
@@ -104,10 +105,10 @@ func (n *network) Check(ctx context.Context, p podnet.Pod, a podnet.Attachment) 
 	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if got := n.pods[store.ID(p.ID())]; got != p.Address {
+	if got := n.pods[p.ID]; got != p.Address {
 		return fmt.Errorf("kernel has %s", got)
 	}
-	want := n.made[store.ID(p.ID())]
+	want := n.made[p.ID]
 	want.Gateways = ipam.Address{} // those of every pod
 	if a != want {
 		return fmt.Errorf("attachment is %+v, asked for is %+v", want, a)
@@ -135,7 +136,7 @@ func (n *network) RemoveAll(ctx context.Context, targets ...podnet.Target) []err
 	defer n.mu.Unlock()
 	n.groups = append(n.groups, len(targets))
 	for _, t := range targets {
-		delete(n.pods, store.ID(t.ID))
+		delete(n.pods, t.ID)
 	}
 	return results
 }
@@ -150,15 +151,15 @@ func (n *network) Forget(ctx context.Context, addrs ...ipam.Address) error {
 	return nil
 }
 
-func (n *network) Attached(ctx context.Context) ([]podnet.ID, error) {
+func (n *network) Attached(ctx context.Context) ([]attachment.ID, error) {
 	if err := n.step(ctx, "Attached"); err != nil {
 		return nil, err
 	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	var ids []podnet.ID
+	var ids []attachment.ID
 	for id := range n.pods {
-		ids = append(ids, podnet.ID(id))
+		ids = append(ids, id)
 	}
 	return ids, nil
 }
@@ -190,7 +191,7 @@ type bench struct {
 	supply *supply
 	end    func() // of Run
 	// lives are the attachments whose network namespaces are there.
-	lives    map[store.ID]bool
+	lives    map[attachment.ID]bool
 	warnings []string
 }
 
@@ -215,10 +216,10 @@ func newBench(t *testing.T) *bench {
 	}
 	b := &bench{
 		store: s,
-		net: &network{pods: map[store.ID]ipam.Address{}, made: map[store.ID]podnet.Attachment{}, fail: map[string]error{},
-			prepared: map[*podnet.Link]store.ID{}},
+		net: &network{pods: map[attachment.ID]ipam.Address{}, made: map[attachment.ID]podnet.Attachment{}, fail: map[string]error{},
+			prepared: map[*podnet.Link]attachment.ID{}},
 		supply: &supply{usable: []string{"default-0"}, ask: func(context.Context) error { return errPoolEmpty }},
-		lives:  map[store.ID]bool{},
+		lives:  map[attachment.ID]bool{},
 	}
 	b.Assigner = New(Config{
 		BlockTimeout: time.Second, UndoTimeout: 5 * time.Second, Suspicion: suspicion, NodeAddrs: func() ipam.Address { return ipam.Address{} },
@@ -243,7 +244,7 @@ func newBench(t *testing.T) *bench {
 
 func request(container string) node.AddRequest {
 	return node.AddRequest{
-		ID: store.ID{ContainerID: container, IfName: "eth0"}, Pod: store.Pod{Namespace: "ns", Name: "pod-" + container},
+		ID: attachment.ID{ContainerID: container, IfName: "eth0"}, Pod: store.Pod{Namespace: "ns", Name: "pod-" + container},
 		Netns: store.Netns{Path: "/run/netns/" + container, Inode: 7}, Pool: "default",
 	}
 }

@@ -7,6 +7,7 @@ import (
 
 	"k8s.io/klog/v2"
 
+	"github.com/coil-net/coil/pkg/attachment"
 	"github.com/coil-net/coil/pkg/faultpoint"
 	"github.com/coil-net/coil/pkg/podnet"
 	"github.com/coil-net/coil/pkg/store"
@@ -14,7 +15,7 @@ import (
 
 // Del detaches a pod. It succeeds when there is nothing to detach, and as soon as
 // nothing reaches the pod any more: its link is removed by Run.
-func (a *Assigner) Del(ctx context.Context, id store.ID) error {
+func (a *Assigner) Del(ctx context.Context, id attachment.ID) error {
 	done, err := a.flight.del(ctx, id)
 	if err != nil || done == nil {
 		return err
@@ -26,7 +27,7 @@ func (a *Assigner) Del(ctx context.Context, id store.ID) error {
 
 // detach withdraws routes and has the link removed, after which the address cools.
 // The outcome of the removal is told to the returned channel.
-func (a *Assigner) detach(ctx context.Context, id store.ID) (<-chan error, error) {
+func (a *Assigner) detach(ctx context.Context, id attachment.ID) (<-chan error, error) {
 	faultpoint.At(faultpoint.DelBegun)
 	result := make(chan error, 1)
 	alloc, err := a.store.Release(ctx, id)
@@ -35,7 +36,7 @@ func (a *Assigner) detach(ctx context.Context, id store.ID) (<-chan error, error
 		klog.FromContext(ctx).Error(err, "Detaching a pod without recording it yet", "containerID", id.ContainerID)
 		alloc, err = a.store.Get(ctx, id)
 	}
-	target := podnet.Target{ID: podnet.ID(id), HostIfIndex: alloc.HostIfIndex}
+	target := podnet.Target{ID: id, HostIfIndex: alloc.HostIfIndex}
 	if errors.Is(err, store.ErrNotFound) {
 		if err := a.unlink(ctx, target); err != nil {
 			return nil, err
@@ -73,7 +74,7 @@ func (a *Assigner) unlink(ctx context.Context, t podnet.Target) error {
 }
 
 // remove is detach that waits for the removal.
-func (a *Assigner) remove(ctx context.Context, id store.ID) error {
+func (a *Assigner) remove(ctx context.Context, id attachment.ID) error {
 	removed, err := a.detach(ctx, id)
 	if err != nil {
 		return err

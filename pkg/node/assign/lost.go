@@ -11,6 +11,7 @@ import (
 
 	"k8s.io/klog/v2"
 
+	"github.com/coil-net/coil/pkg/attachment"
 	"github.com/coil-net/coil/pkg/store"
 )
 
@@ -18,14 +19,16 @@ import (
 // only when it still seems so at a later look.
 type suspects struct {
 	mu    *sync.Mutex
-	since map[store.ID]time.Time
+	since map[attachment.ID]time.Time
 }
 
-func newSuspects() suspects { return suspects{mu: new(sync.Mutex), since: map[store.ID]time.Time{}} }
+func newSuspects() suspects {
+	return suspects{mu: new(sync.Mutex), since: map[attachment.ID]time.Time{}}
+}
 
 // confirm says whether id has seemed lost for long enough at the time now, and
 // remembers that it seems so.
-func (s suspects) confirm(id store.ID, now time.Time, enough time.Duration) bool {
+func (s suspects) confirm(id attachment.ID, now time.Time, enough time.Duration) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	first, ok := s.since[id]
@@ -38,16 +41,16 @@ func (s suspects) confirm(id store.ID, now time.Time, enough time.Duration) bool
 
 // keepOnly forgets what isn't among the attachments.
 func (s suspects) keepOnly(all []store.Allocation) {
-	ids := make(map[store.ID]bool, len(all))
+	ids := make(map[attachment.ID]bool, len(all))
 	for _, a := range all {
 		ids[a.ID] = true
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	maps.DeleteFunc(s.since, func(id store.ID, _ time.Time) bool { return !ids[id] })
+	maps.DeleteFunc(s.since, func(id attachment.ID, _ time.Time) bool { return !ids[id] })
 }
 
-func (s suspects) clear(id store.ID) {
+func (s suspects) clear(id attachment.ID) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.since, id)
@@ -57,8 +60,8 @@ func (s suspects) clear(id store.ID) {
 // and is older than the call. An attachment whose link still exists is released
 // only when a second call, at least Suspicion later, doesn't list it either: a
 // runtime that lost its own state must not cost running pods their network.
-func (a *Assigner) GC(ctx context.Context, valid []store.ID, called time.Time) error {
-	keep := map[store.ID]bool{}
+func (a *Assigner) GC(ctx context.Context, valid []attachment.ID, called time.Time) error {
+	keep := map[attachment.ID]bool{}
 	for _, id := range valid {
 		keep[id] = true
 	}
@@ -77,11 +80,11 @@ func (a *Assigner) Sweep(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	links := make(map[store.ID]bool, len(attached))
+	links := make(map[attachment.ID]bool, len(attached))
 	for _, id := range attached {
-		links[store.ID(id)] = true
+		links[id] = true
 	}
-	a.linkless.forget(func(id store.ID) bool { return links[id] })
+	a.linkless.forget(func(id attachment.ID) bool { return links[id] })
 	return a.releaseLost(ctx, a.unlinked, time.Now(), func(alloc store.Allocation) bool { return !links[alloc.ID] })
 }
 
@@ -89,10 +92,10 @@ func (a *Assigner) Sweep(ctx context.Context) error {
 // had: an ADD may make another one.
 type linkless struct {
 	mu    *sync.Mutex
-	index map[store.ID]int
+	index map[attachment.ID]int
 }
 
-func newLinkless() linkless { return linkless{mu: new(sync.Mutex), index: map[store.ID]int{}} }
+func newLinkless() linkless { return linkless{mu: new(sync.Mutex), index: map[attachment.ID]int{}} }
 
 // note remembers an attachment, and says whether it is new.
 func (l linkless) note(alloc store.Allocation) bool {
@@ -104,10 +107,10 @@ func (l linkless) note(alloc store.Allocation) bool {
 }
 
 // forget forgets those that aren't so any more.
-func (l linkless) forget(gone func(store.ID) bool) {
+func (l linkless) forget(gone func(attachment.ID) bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	maps.DeleteFunc(l.index, func(id store.ID, _ int) bool { return gone(id) })
+	maps.DeleteFunc(l.index, func(id attachment.ID, _ int) bool { return gone(id) })
 }
 
 // Linkless says whether an attachment keeps its address without a link: no route can lead to it.
@@ -138,7 +141,7 @@ func (a *Assigner) releaseLost(ctx context.Context, seen suspects, called time.T
 		return fmt.Errorf("list attachments: %w", err)
 	}
 	seen.keepOnly(all) // others were removed by a DEL
-	a.linkless.forget(func(id store.ID) bool {
+	a.linkless.forget(func(id attachment.ID) bool {
 		return !slices.ContainsFunc(all, func(a store.Allocation) bool { return a.ID == id })
 	})
 	var errs []error

@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/coil-net/coil/pkg/attachment"
 	"github.com/coil-net/coil/pkg/store"
 	"github.com/coil-net/coil/pkg/testkit"
 )
@@ -18,7 +19,7 @@ func TestGCReleasesInTwoPhases(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	valid := []store.ID{request("c1").ID}
+	valid := []attachment.ID{request("c1").ID}
 	now := time.Now().Add(time.Second)
 	gc := func(after time.Duration) {
 		t.Helper()
@@ -40,8 +41,8 @@ func TestGCForgetsASuspicion(t *testing.T) {
 		t.Fatal(err)
 	}
 	now := time.Now().Add(time.Second)
-	listed := []store.ID{request("c1").ID}
-	for i, valid := range [][]store.ID{nil, listed, nil} {
+	listed := []attachment.ID{request("c1").ID}
+	for i, valid := range [][]attachment.ID{nil, listed, nil} {
 		if err := b.GC(t.Context(), valid, now.Add(time.Duration(i)*suspicion)); err != nil {
 			t.Fatal(err)
 		}

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/coil-net/coil/pkg/attachment"
 	"github.com/coil-net/coil/pkg/store"
 	"github.com/coil-net/coil/pkg/testkit"
 )
@@ -34,18 +35,18 @@ func (r *readOnly) Reserve(ctx context.Context, q store.Request) (store.Allocati
 	return r.Store.Reserve(ctx, q)
 }
 
-func (r *readOnly) Attach(ctx context.Context, id store.ID, w store.Wiring) error {
+func (r *readOnly) Attach(ctx context.Context, id attachment.ID, w store.Wiring) error {
 	return orElse(r.refuse(), func() error { return r.Store.Attach(ctx, id, w) })
 }
 
-func (r *readOnly) Release(ctx context.Context, id store.ID) (store.Allocation, error) {
+func (r *readOnly) Release(ctx context.Context, id attachment.ID) (store.Allocation, error) {
 	if err := r.refuse(); err != nil {
 		return store.Allocation{}, err
 	}
 	return r.Store.Release(ctx, id)
 }
 
-func (r *readOnly) Cool(ctx context.Context, ids ...store.ID) error {
+func (r *readOnly) Cool(ctx context.Context, ids ...attachment.ID) error {
 	return orElse(r.refuse(), func() error { return r.Store.Cool(ctx, ids...) })
 }
 

@@ -10,6 +10,7 @@ import (
 
 	"k8s.io/klog/v2"
 
+	"github.com/coil-net/coil/pkg/attachment"
 	"github.com/coil-net/coil/pkg/faultpoint"
 	"github.com/coil-net/coil/pkg/ipam"
 	"github.com/coil-net/coil/pkg/podnet"
@@ -202,7 +203,7 @@ func (a *Assigner) removeAll(ctx context.Context, batch []*removal) {
 		}
 	}
 	forgetErr := a.net.Forget(ctx, addrs...)
-	var unlinked []store.ID
+	var unlinked []attachment.ID
 	for i, r := range batch {
 		if results[i] == nil {
 			results[i] = forgetErr
@@ -211,7 +212,7 @@ func (a *Assigner) removeAll(ctx context.Context, batch []*removal) {
 			results[i] = a.recordRelease(ctx, r)
 		}
 		if results[i] == nil {
-			unlinked = append(unlinked, store.ID(r.ID))
+			unlinked = append(unlinked, r.ID)
 		}
 	}
 	faultpoint.At(faultpoint.DelUnlinked)
@@ -243,7 +244,7 @@ func (a *Assigner) recordRelease(ctx context.Context, r *removal) error {
 	if !r.unrecorded {
 		return nil
 	}
-	if _, err := a.store.Release(ctx, store.ID(r.ID)); err != nil && !errors.Is(err, store.ErrNotFound) {
+	if _, err := a.store.Release(ctx, r.ID); err != nil && !errors.Is(err, store.ErrNotFound) {
 		return fmt.Errorf("release the address: %w", err)
 	}
 	r.unrecorded = false

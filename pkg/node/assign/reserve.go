@@ -35,7 +35,7 @@ func (a *Assigner) begin(ctx context.Context, r node.AddRequest) (store.Allocati
 		alloc, err := a.reserve(ctx, r)
 		done <- reserved{alloc, err}
 	}()
-	link, linkErr := a.net.Prepare(ctx, podnet.Pod{ContainerID: r.ID.ContainerID, IfName: r.ID.IfName, Netns: r.Netns.Path})
+	link, linkErr := a.net.Prepare(ctx, podnet.Pod{ID: r.ID, Netns: r.Netns.Path})
 	res := <-done
 	if linkErr != nil {
 		klog.FromContext(ctx).V(4).Info("No link was prepared", "containerID", r.ID.ContainerID, "reason", linkErr)

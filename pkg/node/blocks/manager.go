@@ -140,21 +140,15 @@ func New(cfg Config, client typed.CoilV2Interface, blocks, requests cache.Shared
 	m.status = reconcile.New("block-status", m.syncStatus, reconcile.WithMetrics(metrics))
 	m.search = reconcile.New("lost-blocks", m.syncAllLost, reconcile.WithMetrics(metrics))
 
-	b, err := blocks.AddEventHandler(reconcile.Handler(func(b *v2.AddressBlock) {
-		m.supply.Add(b.Labels[v2.LabelPool])
-		m.export.Add(struct{}{})
-	}))
-	if err != nil {
-		return nil, err
-	}
-	r, err := requests.AddEventHandler(reconcile.Handler(func(r *v2.BlockRequest) {
-		m.supply.Add(r.Spec.PoolName)
-	}))
-	if err != nil {
-		return nil, err
-	}
-	m.synced = []cache.DoneChecker{b.HasSyncedChecker(), r.HasSyncedChecker()}
-	return m, nil
+	var err error
+	m.synced, err = reconcile.Register(
+		reconcile.On(blocks, reconcile.Handler(func(b *v2.AddressBlock) {
+			m.supply.Add(b.Labels[v2.LabelPool])
+			m.export.Add(struct{}{})
+		})),
+		reconcile.On(requests, reconcile.Handler(func(r *v2.BlockRequest) { m.supply.Add(r.Spec.PoolName) })),
+	)
+	return m, err
 }
 
 // Run works until ctx ends.

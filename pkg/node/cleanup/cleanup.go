@@ -20,6 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/coil-net/coil/pkg/atomicfile"
+	"github.com/coil-net/coil/pkg/attachment"
 	"github.com/coil-net/coil/pkg/cniconf"
 	"github.com/coil-net/coil/pkg/cniconf/netconf"
 	"github.com/coil-net/coil/pkg/dataplane"
@@ -143,20 +144,19 @@ func (r *run) look(ctx context.Context) ([]podnet.Trace, error) {
 // pods returns which attachments have ended, since the runtime deleted them, even if only
 // the plugin or coild knows that yet; and the names of pods. What can't be read makes a pod
 // count as running.
-func (r *run) pods(ctx context.Context) (ended map[podnet.ID]bool, names map[podnet.ID]string) {
-	ended, names = map[podnet.ID]bool{}, map[podnet.ID]string{}
+func (r *run) pods(ctx context.Context) (ended map[attachment.ID]bool, names map[attachment.ID]string) {
+	ended, names = map[attachment.ID]bool{}, map[attachment.ID]string{}
 	queued, _, err := delqueue.New(r.DelQueueDir).List()
 	r.done(err)
 	for _, q := range queued {
-		ended[podnet.ID(q.ID)] = true
+		ended[q.ID] = true
 	}
 	recorded, err := r.record.List(ctx)
 	r.done(err)
 	for _, a := range recorded {
-		id := podnet.ID(a.ID)
-		names[id] = a.Namespace + "/" + a.Name
+		names[a.ID] = a.Namespace + "/" + a.Name
 		if a.State == store.Releasing {
-			ended[id] = true
+			ended[a.ID] = true
 		}
 	}
 	return ended, names

@@ -12,6 +12,7 @@ import (
 
 	"k8s.io/klog/v2"
 
+	"github.com/coil-net/coil/pkg/attachment"
 	"github.com/coil-net/coil/pkg/ipam"
 	"github.com/coil-net/coil/pkg/kernel/netns"
 	"github.com/coil-net/coil/pkg/kernel/rtnl"
@@ -80,7 +81,7 @@ func (a Adoption) inspect(ctx context.Context, path string) (node.Sandbox, error
 		return node.Sandbox{}, err
 	}
 	// Nothing tells the container's ID. Its DEL doesn't matter: the namespace goes.
-	s := node.Sandbox{ID: store.ID{ContainerID: "netns-" + filepath.Base(path)}, Netns: store.Netns{Path: path, Inode: ns.Inode()}}
+	s := node.Sandbox{ID: attachment.ID{ContainerID: "netns-" + filepath.Base(path)}, Netns: store.Netns{Path: path, Inode: ns.Inode()}}
 	for _, addr := range addrs {
 		pod, ok := a.Pods[addr.Prefix.Addr()]
 		if !ok || s.Name != "" && s.Pod != pod {
@@ -101,12 +102,7 @@ func (a Adoption) inspect(ctx context.Context, path string) (node.Sandbox, error
 			}
 			s.IfName = l.Name
 		}
-		switch x := addr.Prefix.Addr(); {
-		case x.Is4() && !s.Address.IPv4.IsValid():
-			s.Address.IPv4 = x
-		case x.Is6() && !s.Address.IPv6.IsValid():
-			s.Address.IPv6 = x
-		}
+		s.Address = ipam.AddressOf(append(s.Address.Addrs(), addr.Prefix.Addr())...)
 	}
 	return s, nil
 }

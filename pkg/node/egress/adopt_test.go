@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 	"testing"
 
+	"github.com/coil-net/coil/pkg/attachment"
 	"github.com/coil-net/coil/pkg/clientnet/clientnettest"
 	"github.com/coil-net/coil/pkg/dataplane"
 	"github.com/coil-net/coil/pkg/ipam"
@@ -36,11 +37,11 @@ func TestAdopt(t *testing.T) {
 	web := store.Pod{Namespace: "ns", Name: "web", UID: "u1"}
 	pods := map[netip.Addr]store.Pod{p.Client.Address.IPv4: web, p.Client.Address.IPv6: web, netip.MustParseAddr("10.9.9.9"): {Namespace: "ns", Name: "elsewhere"}}
 	at := store.Netns{Path: filepath.Join(dir, "cni-1"), Inode: p.NS.Inode()}
-	record := store.ID{ContainerID: "c1", IfName: "eth0"}
-	found := node.Sandbox{ID: store.ID{ContainerID: "netns-cni-1", IfName: "eth0"}, Pod: web, Netns: at, Address: p.Client.Address}
+	record := attachment.ID{ContainerID: "c1", IfName: "eth0"}
+	found := node.Sandbox{ID: attachment.ID{ContainerID: "netns-cni-1", IfName: "eth0"}, Pod: web, Netns: at, Address: p.Client.Address}
 	complete := found
 	complete.ID = record
-	stranger := node.Sandbox{ID: store.ID{ContainerID: "c2", IfName: "eth0"}, Address: ipam.Address{IPv4: netip.MustParseAddr("10.9.9.9")}}
+	stranger := node.Sandbox{ID: attachment.ID{ContainerID: "c2", IfName: "eth0"}, Address: ipam.Address{IPv4: netip.MustParseAddr("10.9.9.9")}}
 	for _, c := range []struct {
 		name        string
 		known, want []node.Sandbox

@@ -12,6 +12,7 @@ import (
 
 	"k8s.io/klog/v2"
 
+	"github.com/coil-net/coil/pkg/attachment"
 	"github.com/coil-net/coil/pkg/clientnet"
 	"github.com/coil-net/coil/pkg/dataplane"
 	"github.com/coil-net/coil/pkg/kernel/echo"
@@ -36,7 +37,7 @@ func groupOf(egress string, routers ...netip.Addr) client.Group {
 
 // sends makes a pod one that has tunnels to all routers of groups.
 func (m *Manager) sends(namespace, pod string, groups ...client.Group) *sandbox {
-	id := store.ID{ContainerID: "c-" + pod, IfName: "eth0"}
+	id := attachment.ID{ContainerID: "c-" + pod, IfName: "eth0"}
 	s := &sandbox{Sandbox: node.Sandbox{ID: id, Pod: store.Pod{Namespace: namespace, Name: pod}, Netns: store.Netns{Path: "/" + pod}}}
 	s.groups, s.links = groups, map[netip.Addr]int{}
 	for _, g := range groups {

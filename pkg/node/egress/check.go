@@ -5,14 +5,14 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/coil-net/coil/pkg/attachment"
 	"github.com/coil-net/coil/pkg/clientnet"
 	"github.com/coil-net/coil/pkg/node"
-	"github.com/coil-net/coil/pkg/store"
 )
 
 // Check says what of a sandbox isn't as it was made last. Nothing is changed. What the API
 // server wants by now, and isn't made yet, isn't missing.
-func (m *Manager) Check(ctx context.Context, id store.ID) error {
+func (m *Manager) Check(ctx context.Context, id attachment.ID) error {
 	m.mu.Lock()
 	s := m.known[id]
 	m.mu.Unlock()

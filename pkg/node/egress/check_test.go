@@ -5,9 +5,9 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/coil-net/coil/pkg/attachment"
 	"github.com/coil-net/coil/pkg/dataplane"
 	"github.com/coil-net/coil/pkg/node"
-	"github.com/coil-net/coil/pkg/store"
 	"github.com/coil-net/coil/pkg/testkit"
 )
 
@@ -28,7 +28,7 @@ func TestManagerCheck(t *testing.T) {
 	if err := m.Check(t.Context(), id); err == nil || err.Error() != "egress: tunnel x is missing" {
 		t.Errorf("something is missing: %v", err)
 	}
-	if err := errors.Join(m.Check(t.Context(), sandboxOf("plain").ID), m.Check(t.Context(), store.ID{ContainerID: "other"})); err != nil {
+	if err := errors.Join(m.Check(t.Context(), sandboxOf("plain").ID), m.Check(t.Context(), attachment.ID{ContainerID: "other"})); err != nil {
 		t.Errorf("pods without Egress: %v", err)
 	}
 

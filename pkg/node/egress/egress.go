@@ -38,6 +38,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
+	"github.com/coil-net/coil/pkg/attachment"
 	"github.com/coil-net/coil/pkg/clientnet"
 	"github.com/coil-net/coil/pkg/dataplane"
 	"github.com/coil-net/coil/pkg/kernel/echo"
@@ -123,7 +124,7 @@ type Manager struct {
 	decisions, works    *turns
 
 	mu    sync.Mutex
-	known map[store.ID]*sandbox
+	known map[attachment.ID]*sandbox
 	// routers are those to which clients have tunnels of their own.
 	routers map[routerKey]*router
 	asker   asker
@@ -142,7 +143,7 @@ type Manager struct {
 
 // New returns a Manager of nothing; see Restore.
 func New(cfg Config, c Cluster, n Network, r store.Clients, e Recorder, m *reconcile.Metrics) *Manager {
-	mgr := &Manager{cfg: cfg, cluster: c, net: n, record: r, recorder: e, known: map[store.ID]*sandbox{}, routers: map[routerKey]*router{}, departed: map[string]map[netip.Addr]time.Time{}, strangers: map[types.NamespacedName]types.UID{}, counts: newCounts(), spreading: make(chan struct{}, 1), decisions: newTurns(decidedAtOnce), works: newTurns(workedAtOnce), muted: map[string]time.Time{}}
+	mgr := &Manager{cfg: cfg, cluster: c, net: n, record: r, recorder: e, known: map[attachment.ID]*sandbox{}, routers: map[routerKey]*router{}, departed: map[string]map[netip.Addr]time.Time{}, strangers: map[types.NamespacedName]types.UID{}, counts: newCounts(), spreading: make(chan struct{}, 1), decisions: newTurns(decidedAtOnce), works: newTurns(workedAtOnce), muted: map[string]time.Time{}}
 	mgr.loop = reconcile.New("egress", mgr.decide, reconcile.WithMetrics(m))
 	mgr.pods = reconcile.New("egress-pods", mgr.workOn, reconcile.WithMetrics(m))
 	mgr.ignored = reconcile.New("egress-ignored", mgr.tellIgnored, reconcile.WithMetrics(m))

@@ -12,6 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 
+	"github.com/coil-net/coil/pkg/attachment"
 	"github.com/coil-net/coil/pkg/clientnet"
 	"github.com/coil-net/coil/pkg/clientnet/clientnettest"
 	"github.com/coil-net/coil/pkg/dataplane"
@@ -178,7 +179,7 @@ func TestRecordLost(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newClosing(t)
 		defer func() { c.stop() }()
-		lost := func() { c.records = map[store.ID]store.Client{}; delete(c.egresses, "net/a") }
+		lost := func() { c.records = map[attachment.ID]store.Client{}; delete(c.egresses, "net/a") }
 		c.restart(lost)
 		c.want("the record is lost, and the Egress deleted", "0.0.0.0/0 nowhere, 198.51.100.0/24 nowhere")
 		c.restart(func() {})

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sync/semaphore"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/coil-net/coil/pkg/attachment"
 	"github.com/coil-net/coil/pkg/dataplane"
 	"github.com/coil-net/coil/pkg/node"
 	"github.com/coil-net/coil/pkg/plan/client"
@@ -129,7 +130,7 @@ func (m *Manager) lastOf(s *sandbox) (last []store.KnownEgress, current bool) {
 }
 
 // Forget ends the responsibility for a sandbox: there was a DEL.
-func (m *Manager) Forget(ctx context.Context, id store.ID) error {
+func (m *Manager) Forget(ctx context.Context, id attachment.ID) error {
 	m.mu.Lock()
 	s := m.known[id]
 	m.mu.Unlock()

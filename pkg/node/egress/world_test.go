@@ -20,6 +20,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
+	"github.com/coil-net/coil/pkg/attachment"
 	"github.com/coil-net/coil/pkg/clientnet"
 	"github.com/coil-net/coil/pkg/dataplane"
 	"github.com/coil-net/coil/pkg/ipam"
@@ -49,7 +50,7 @@ type world struct {
 	host       map[string]bool // pods of the node's network
 	behind     map[string]bool // Egresses that the cache doesn't have yet
 
-	records   map[store.ID]store.Client
+	records   map[attachment.ID]store.Client
 	recordErr error
 
 	netns     map[string]client.Client // what was made, by path
@@ -70,7 +71,7 @@ func newWorld() *world {
 	return &world{
 		pods: map[string]*metav1.PartialObjectMetadata{}, namespaces: map[string]*metav1.PartialObjectMetadata{},
 		egresses: map[string]*v2.Egress{}, services: map[string]*corev1.Service{},
-		records: map[store.ID]store.Client{}, netns: map[string]client.Client{}, guards: map[string]dataplane.ClientGuard{}, unguarded: map[string]error{}, gone: map[string]bool{}, broken: map[string]error{},
+		records: map[attachment.ID]store.Client{}, netns: map[string]client.Client{}, guards: map[string]dataplane.ClientGuard{}, unguarded: map[string]error{}, gone: map[string]bool{}, broken: map[string]error{},
 		routed: map[string]int{}, drift: map[string]int{},
 		routers: map[string][]client.Router{}, silent: map[netip.Addr]bool{}, unlisted: map[string]bool{}, asked: map[netip.Addr]int{},
 	}
@@ -192,7 +193,7 @@ func (w *world) SetClient(_ context.Context, c store.Client) error {
 	}
 	return w.recordErr
 }
-func (w *world) ForgetClients(_ context.Context, ids ...store.ID) error {
+func (w *world) ForgetClients(_ context.Context, ids ...attachment.ID) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for _, id := range ids {
@@ -353,7 +354,7 @@ func (w *world) manager(all bool) *Manager {
 func sandboxOf(pod string) node.Sandbox {
 	namespace, name := named(pod)
 	return node.Sandbox{
-		ID: store.ID{ContainerID: "c-" + pod, IfName: "eth0"}, Pod: store.Pod{Namespace: namespace, Name: name, UID: "uid-" + pod},
+		ID: attachment.ID{ContainerID: "c-" + pod, IfName: "eth0"}, Pod: store.Pod{Namespace: namespace, Name: name, UID: "uid-" + pod},
 		Netns: store.Netns{Path: "/" + pod, Inode: 7}, Address: ipam.Address{IPv4: netip.MustParseAddr("10.0.0.5")},
 	}
 }

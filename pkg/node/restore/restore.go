@@ -33,6 +33,7 @@ import (
 
 	"k8s.io/klog/v2"
 
+	"github.com/coil-net/coil/pkg/attachment"
 	"github.com/coil-net/coil/pkg/delqueue"
 	"github.com/coil-net/coil/pkg/faultpoint"
 	"github.com/coil-net/coil/pkg/ipam"
@@ -42,7 +43,7 @@ import (
 
 // Detacher takes an attachment down, whatever there is of it.
 type Detacher interface {
-	Del(ctx context.Context, id store.ID) error
+	Del(ctx context.Context, id attachment.ID) error
 }
 
 // Links lists the host's links of pods.
@@ -56,8 +57,8 @@ type Links interface {
 // Queue has the DELs that came while coild was away; see package delqueue.
 type Queue interface {
 	List() (records []delqueue.Record, aside []string, err error)
-	Has(id delqueue.ID) (bool, error)
-	Remove(id delqueue.ID) error
+	Has(id attachment.ID) (bool, error)
+	Remove(id attachment.ID) error
 }
 
 // Restorer implements the package's task.
@@ -111,14 +112,13 @@ func (r *Restorer) Restore(ctx context.Context, fresh bool, blocks []store.Block
 	if all, err = r.dropOutdated(ctx, all, found, &rep); err != nil {
 		return rep, err
 	}
-	records := map[store.ID]store.Allocation{}
+	records := map[attachment.ID]store.Allocation{}
 	for _, a := range all {
 		records[a.ID] = a
 	}
-	links, whole := map[store.ID]bool{}, map[store.ID]bool{}
+	links, whole := map[attachment.ID]bool{}, map[attachment.ID]bool{}
 	for _, f := range found {
-		id := store.ID(f.ID)
-		links[id] = true
+		links[f.ID] = true
 		if f.Unlabelled && f.Pool != "" {
 			// It is found without that, only less quickly.
 			if err := r.Links.Label(ctx, f); err != nil {
@@ -126,14 +126,14 @@ func (r *Restorer) Restore(ctx context.Context, fresh bool, blocks []store.Block
 			}
 		}
 		r.noteHomeless(f, known, &rep)
-		if a, ok := records[id]; ok {
+		if a, ok := records[f.ID]; ok {
 			if err := r.correct(ctx, a, f); err != nil {
 				return rep, err
 			}
-			if whole[id], err = r.complete(ctx, a, f); err != nil {
+			if whole[f.ID], err = r.complete(ctx, a, f); err != nil {
 				return rep, err
 			}
-			if whole[id] {
+			if whole[f.ID] {
 				rep.Adopted++
 			}
 			continue
@@ -166,13 +166,12 @@ func (r *Restorer) Restore(ctx context.Context, fresh bool, blocks []store.Block
 // They are of an earlier time, as after the log of the record was lost: the routes that
 // they speak of are those of others, so nothing is taken down.
 func (r *Restorer) dropOutdated(ctx context.Context, all []store.Allocation, found []podnet.Found, rep *Report) ([]store.Allocation, error) {
-	owners := map[netip.Addr][]store.ID{}
-	own := map[store.ID][]netip.Addr{}
+	owners := map[netip.Addr][]attachment.ID{}
+	own := map[attachment.ID][]netip.Addr{}
 	for _, f := range found {
-		id := store.ID(f.ID)
-		own[id] = f.Addresses
+		own[f.ID] = f.Addresses
 		for _, a := range f.Addresses {
-			owners[a] = append(owners[a], id)
+			owners[a] = append(owners[a], f.ID)
 		}
 	}
 	outdated := func(a store.Allocation) bool {
@@ -292,13 +291,13 @@ func (r *Restorer) noteHomeless(f podnet.Found, blocks []store.Block, rep *Repor
 
 // adopt records an attachment that only the kernel knows.
 func (r *Restorer) adopt(ctx context.Context, f podnet.Found, rep *Report) error {
-	addr, ok := addressOf(f.Addresses)
-	if !ok {
+	addr := ipam.AddressOf(f.Addresses...)
+	if n := len(addr.Addrs()); n == 0 || n < len(f.Addresses) {
 		rep.Conflicts = append(rep.Conflicts, f.String()+": it doesn't have one address of each family")
 		return nil
 	}
 	a := store.Allocation{
-		ID:      store.ID(f.ID),
+		ID:      f.ID,
 		Pool:    f.Pool,
 		Address: addr,
 		Wiring:  store.Wiring{HostIfName: f.HostIfName, HostIfIndex: f.HostIfIndex},
@@ -316,22 +315,6 @@ func (r *Restorer) adopt(ctx context.Context, f podnet.Found, rep *Report) error
 	return nil
 }
 
-// addressOf returns the address of a link that has at least one and at most one of
-// each family.
-func addressOf(addrs []netip.Addr) (a ipam.Address, ok bool) {
-	for _, x := range addrs {
-		family := &a.IPv6
-		if x.Is4() {
-			family = &a.IPv4
-		}
-		if family.IsValid() {
-			return ipam.Address{}, false
-		}
-		*family = x
-	}
-	return a, len(addrs) > 0
-}
-
 // Replay does the DELs that came while coild was away, and returns how many.
 func (r *Restorer) Replay(ctx context.Context) (int, error) {
 	records, aside, err := r.Queue.List()
@@ -346,8 +329,7 @@ func (r *Restorer) Replay(ctx context.Context) (int, error) {
 			errs = append(errs, err)
 			continue
 		}
-		id := store.ID{ContainerID: rec.ContainerID, IfName: rec.IfName}
-		if err := r.Detacher.Del(ctx, id); err != nil {
+		if err := r.Detacher.Del(ctx, rec.ID); err != nil {
 			errs = append(errs, fmt.Errorf("queued deletion of container %s: %w", rec.ContainerID, err))
 			continue
 		}

@@ -12,6 +12,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/coil-net/coil/pkg/attachment"
 	"github.com/coil-net/coil/pkg/delqueue"
 	"github.com/coil-net/coil/pkg/ipam"
 	"github.com/coil-net/coil/pkg/podnet"
@@ -47,10 +48,10 @@ type detacher struct {
 	// meanwhile is what others do during a deletion; may be nil.
 	meanwhile func()
 
-	deleted []store.ID
+	deleted []attachment.ID
 }
 
-func (d *detacher) Del(ctx context.Context, id store.ID) error {
+func (d *detacher) Del(ctx context.Context, id attachment.ID) error {
 	if d.meanwhile != nil {
 		d.meanwhile()
 	}
@@ -58,7 +59,7 @@ func (d *detacher) Del(ctx context.Context, id store.ID) error {
 		return d.err
 	}
 	d.deleted = append(d.deleted, id)
-	d.links.found = slices.DeleteFunc(d.links.found, func(f podnet.Found) bool { return store.ID(f.ID) == id })
+	d.links.found = slices.DeleteFunc(d.links.found, func(f podnet.Found) bool { return f.ID == id })
 	if _, err := d.store.Release(ctx, id); err != nil && !errors.Is(err, store.ErrNotFound) {
 		return err
 	}
@@ -92,7 +93,7 @@ func newNode(t *testing.T) *node {
 	return n
 }
 
-func id(container string) store.ID { return store.ID{ContainerID: container, IfName: "eth0"} }
+func id(container string) attachment.ID { return attachment.ID{ContainerID: container, IfName: "eth0"} }
 
 // record makes a record in a state, and returns its address.
 func (n *node) record(container string, state store.State) ipam.Address {
@@ -120,7 +121,7 @@ func (n *node) record(container string, state store.State) ipam.Address {
 // link makes a link in the kernel.
 func (n *node) link(container string, addrs ...netip.Addr) {
 	n.links.found = append(n.links.found, podnet.Found{
-		ID: podnet.ID(id(container)), Pool: "default", HostIfName: "veth" + container, HostIfIndex: 7, Addresses: addrs,
+		ID: id(container), Pool: "default", HostIfName: "veth" + container, HostIfIndex: 7, Addresses: addrs,
 	})
 }
 
@@ -222,7 +223,7 @@ func TestPendingRecordOfAWholeLink(t *testing.T) {
 	}{
 		{"whole", func(*node, *podnet.Found) {}, store.Pending, true},
 		{"a DEL was queued", func(n *node, f *podnet.Found) {
-			if err := n.queue.Add(delqueue.Record{ID: delqueue.ID(f.ID), QueuedAt: time.Now()}); err != nil {
+			if err := n.queue.Add(delqueue.Record{ID: f.ID, QueuedAt: time.Now()}); err != nil {
 				n.t.Fatal(err)
 			}
 		}, store.Pending, false},
@@ -409,7 +410,7 @@ func TestQueuedDeletionsAreReplayed(t *testing.T) {
 	addr := n.record("c1", store.Attached)
 	n.link("c1", addr.Addrs()...)
 	for _, c := range []string{"c1", "unknown"} {
-		if err := n.queue.Add(delqueue.Record{ID: delqueue.ID{ContainerID: c, IfName: "eth0"}, QueuedAt: time.Now()}); err != nil {
+		if err := n.queue.Add(delqueue.Record{ID: attachment.ID{ContainerID: c, IfName: "eth0"}, QueuedAt: time.Now()}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -431,7 +432,7 @@ func TestQueuedDeletionsAreReplayed(t *testing.T) {
 func TestReplaySparesWhatIsAddedMeanwhile(t *testing.T) {
 	n := newNode(t)
 	for i, c := range []string{"first", "again"} {
-		rec := delqueue.Record{ID: delqueue.ID(id(c)), QueuedAt: time.Unix(int64(i), 0)}
+		rec := delqueue.Record{ID: id(c), QueuedAt: time.Unix(int64(i), 0)}
 		if err := n.queue.Add(rec); err != nil {
 			t.Fatal(err)
 		}
@@ -439,13 +440,13 @@ func TestReplaySparesWhatIsAddedMeanwhile(t *testing.T) {
 	var addr ipam.Address
 	n.det.meanwhile = func() {
 		n.det.meanwhile = nil
-		if err := n.queue.Remove(delqueue.ID(id("again"))); err != nil {
+		if err := n.queue.Remove(id("again")); err != nil {
 			t.Fatal(err)
 		}
 		addr = n.record("again", store.Attached)
 	}
 	replayed, err := n.Replay(t.Context())
-	if err != nil || replayed != 1 || !slices.Equal(n.det.deleted, []store.ID{id("first")}) {
+	if err != nil || replayed != 1 || !slices.Equal(n.det.deleted, []attachment.ID{id("first")}) {
 		t.Errorf("%d replayed, deleted %v, %v; want only the first", replayed, n.det.deleted, err)
 	}
 	if d := cmp.Diff([]string{"again attached " + addr.String()}, n.state()); d != "" {

@@ -6,30 +6,30 @@ import (
 	"fmt"
 	"net/netip"
 
+	types100 "github.com/containernetworking/cni/pkg/types/100"
+
 	"github.com/coil-net/coil/generated/cnirpc"
 	"github.com/coil-net/coil/pkg/cniconf/netconf"
-	"github.com/coil-net/coil/pkg/ipam"
-	"github.com/coil-net/coil/pkg/store"
 )
 
-// passOn answers with the result of the plugin before.
-func passOn(stdin []byte) (*cnirpc.AddResponse, error) {
+// passOn returns the result of the plugin before, and the answer with it.
+func passOn(stdin []byte) (*types100.Result, *cnirpc.AddResponse, error) {
 	conf, err := netconf.Parse(stdin)
 	if err != nil {
-		return nil, fail(cnirpc.ErrorCode_DECODING_FAILURE, "the network configuration is not usable", err)
+		return nil, nil, fail(cnirpc.ErrorCode_DECODING_FAILURE, "the network configuration is not usable", err)
 	}
 	prev, err := conf.Previous()
 	if err == nil && prev == nil {
 		err = errors.New("there is none")
 	}
 	if err != nil {
-		return nil, fail(cnirpc.ErrorCode_DECODING_FAILURE, "the previous result is not usable", err)
+		return nil, nil, fail(cnirpc.ErrorCode_DECODING_FAILURE, "the previous result is not usable", err)
 	}
 	b, err := json.Marshal(prev)
 	if err != nil {
-		return nil, fail(cnirpc.ErrorCode_INTERNAL, "encode the result", err)
+		return nil, nil, fail(cnirpc.ErrorCode_INTERNAL, "encode the result", err)
 	}
-	return &cnirpc.AddResponse{Result: b}, nil
+	return prev, &cnirpc.AddResponse{Result: b}, nil
 }
 
 // previousAddrs returns the addresses that the previous result gives to the
@@ -46,9 +46,14 @@ func previousAddrs(stdin []byte, ifName string) ([]netip.Addr, error) {
 	if err != nil || prev == nil {
 		return nil, err
 	}
+	return addrsOf(prev, ifName)
+}
+
+// addrsOf returns the addresses that a result gives to an interface.
+func addrsOf(r *types100.Result, ifName string) ([]netip.Addr, error) {
 	var addrs []netip.Addr
-	for _, ip := range prev.IPs {
-		if i := ip.Interface; i != nil && *i >= 0 && *i < len(prev.Interfaces) && prev.Interfaces[*i].Name != ifName {
+	for _, ip := range r.IPs {
+		if i := ip.Interface; i != nil && *i >= 0 && *i < len(r.Interfaces) && r.Interfaces[*i].Name != ifName {
 			continue
 		}
 		addr, ok := netip.AddrFromSlice(ip.Address.IP)
@@ -58,31 +63,4 @@ func previousAddrs(stdin []byte, ifName string) ([]netip.Addr, error) {
 		addrs = append(addrs, addr.Unmap())
 	}
 	return addrs, nil
-}
-
-// firstAddrs returns the first address of each family.
-func firstAddrs(addrs []netip.Addr) ipam.Address {
-	var a ipam.Address
-	for _, x := range addrs {
-		switch {
-		case x.Is4() && !a.IPv4.IsValid():
-			a.IPv4 = x
-		case x.Is6() && !a.IPv6.IsValid() && !x.IsLinkLocalUnicast():
-			a.IPv6 = x
-		}
-	}
-	return a
-}
-
-// validAttachments reads the list of GC.
-func validAttachments(stdin []byte) ([]store.ID, error) {
-	list, err := netconf.ValidAttachments(stdin)
-	if err != nil {
-		return nil, err
-	}
-	ids := make([]store.ID, 0, len(list))
-	for _, a := range list {
-		ids = append(ids, store.ID{ContainerID: a.ContainerID, IfName: a.IfName})
-	}
-	return ids, nil
 }

@@ -10,12 +10,15 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
+	"slices"
 	"time"
 
 	"google.golang.org/protobuf/types/known/emptypb"
 	"k8s.io/klog/v2"
 
 	"github.com/coil-net/coil/generated/cnirpc"
+	"github.com/coil-net/coil/pkg/attachment"
+	"github.com/coil-net/coil/pkg/cniconf/netconf"
 	"github.com/coil-net/coil/pkg/faultpoint"
 	"github.com/coil-net/coil/pkg/ipam"
 	"github.com/coil-net/coil/pkg/node"
@@ -25,9 +28,9 @@ import (
 // Assigner gives and takes addresses; see package assign.
 type Assigner interface {
 	Add(ctx context.Context, r node.AddRequest) (store.Allocation, error)
-	Del(ctx context.Context, id store.ID) error
-	Check(ctx context.Context, id store.ID, netns string, addrs []netip.Addr) error
-	GC(ctx context.Context, valid []store.ID, called time.Time) error
+	Del(ctx context.Context, id attachment.ID) error
+	Check(ctx context.Context, id attachment.ID, netns string, addrs []netip.Addr) error
+	GC(ctx context.Context, valid []attachment.ID, called time.Time) error
 }
 
 // Cluster tells what the API server says about a pod.
@@ -42,9 +45,9 @@ type Egress interface {
 	// pod's sandbox, or leaves nothing there.
 	Begin(ctx context.Context, pod store.Pod) (func(context.Context, node.Sandbox) error, error)
 	// Check says what of a sandbox isn't as it was made.
-	Check(ctx context.Context, id store.ID) error
+	Check(ctx context.Context, id attachment.ID) error
 	// Forget ends what Begin began.
-	Forget(ctx context.Context, id store.ID) error
+	Forget(ctx context.Context, id attachment.ID) error
 }
 
 // Config is what the server needs to know.
@@ -119,15 +122,16 @@ func (s *Server) Add(ctx context.Context, args *cnirpc.CNIArgs) (*cnirpc.AddResp
 // addChained completes the network of a pod that another plugin has attached, and answers with
 // what that one answered.
 func (s *Server) addChained(ctx context.Context, args *cnirpc.CNIArgs, pod store.Pod, finish func(context.Context, node.Sandbox) error) (*cnirpc.AddResponse, error) {
-	resp, err := passOn(args.GetStdinData())
+	prev, resp, err := passOn(args.GetStdinData())
 	if err != nil || finish == nil {
 		return resp, err
 	}
-	addrs, err := previousAddrs(args.GetStdinData(), args.GetIfname())
+	addrs, err := addrsOf(prev, args.GetIfname())
 	if err != nil {
 		return nil, fail(cnirpc.ErrorCode_DECODING_FAILURE, "the previous result is not usable", err)
 	}
-	at := node.Sandbox{ID: idOf(args), Pod: pod, Address: firstAddrs(addrs)}
+	addrs = slices.DeleteFunc(addrs, func(a netip.Addr) bool { return a.Is6() && a.IsLinkLocalUnicast() })
+	at := node.Sandbox{ID: idOf(args), Pod: pod, Address: ipam.AddressOf(addrs...)}
 	if at.Address == (ipam.Address{}) {
 		return nil, fail(cnirpc.ErrorCode_INVALID_NETWORK_CONFIG, "the previous result is not usable",
 			fmt.Errorf("it gives %s no address", args.GetIfname()))
@@ -194,7 +198,7 @@ func (s *Server) GC(ctx context.Context, args *cnirpc.CNIArgs) (*emptypb.Empty, 
 	if err := s.cfg.Ready(); err != nil {
 		return nil, fail(cnirpc.ErrorCode_TRY_AGAIN_LATER, "coild is not ready", err)
 	}
-	valid, err := validAttachments(args.GetStdinData())
+	valid, err := netconf.ValidAttachments(args.GetStdinData())
 	if err != nil {
 		return nil, fail(cnirpc.ErrorCode_DECODING_FAILURE, "the list of valid attachments is not usable", err)
 	}
@@ -219,8 +223,8 @@ func (s *Server) Status(context.Context, *cnirpc.CNIArgs) (*emptypb.Empty, error
 	return &emptypb.Empty{}, nil
 }
 
-func idOf(args *cnirpc.CNIArgs) store.ID {
-	return store.ID{ContainerID: args.GetContainerId(), IfName: args.GetIfname()}
+func idOf(args *cnirpc.CNIArgs) attachment.ID {
+	return attachment.ID{ContainerID: args.GetContainerId(), IfName: args.GetIfname()}
 }
 
 func checkID(args *cnirpc.CNIArgs) error {

@@ -21,6 +21,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/coil-net/coil/generated/cnirpc"
+	"github.com/coil-net/coil/pkg/attachment"
 	"github.com/coil-net/coil/pkg/ipam"
 	"github.com/coil-net/coil/pkg/node"
 	"github.com/coil-net/coil/pkg/store"
@@ -30,19 +31,19 @@ import (
 // assigner is a struct of functions: a test states only the calls that it expects.
 type assigner struct {
 	add   func(node.AddRequest) (store.Allocation, error)
-	del   func(store.ID) error
-	check func(store.ID, []netip.Addr) error
-	gc    func([]store.ID) error
+	del   func(attachment.ID) error
+	check func(attachment.ID, []netip.Addr) error
+	gc    func([]attachment.ID) error
 }
 
 func (a assigner) Add(_ context.Context, r node.AddRequest) (store.Allocation, error) {
 	return a.add(r)
 }
-func (a assigner) Del(_ context.Context, id store.ID) error { return a.del(id) }
-func (a assigner) Check(_ context.Context, id store.ID, _ string, addrs []netip.Addr) error {
+func (a assigner) Del(_ context.Context, id attachment.ID) error { return a.del(id) }
+func (a assigner) Check(_ context.Context, id attachment.ID, _ string, addrs []netip.Addr) error {
 	return a.check(id, addrs)
 }
-func (a assigner) GC(_ context.Context, valid []store.ID, _ time.Time) error { return a.gc(valid) }
+func (a assigner) GC(_ context.Context, valid []attachment.ID, _ time.Time) error { return a.gc(valid) }
 
 // cluster has one namespace, "ns", of pool "blue".
 type cluster struct{}
@@ -59,8 +60,8 @@ type egresses struct {
 	begin, finish error
 	wrong         error
 	finished      []node.Sandbox
-	checked       []store.ID
-	forgotten     []store.ID
+	checked       []attachment.ID
+	forgotten     []attachment.ID
 }
 
 func (e *egresses) Begin(context.Context, store.Pod) (func(context.Context, node.Sandbox) error, error) {
@@ -70,12 +71,12 @@ func (e *egresses) Begin(context.Context, store.Pod) (func(context.Context, node
 	}, e.begin
 }
 
-func (e *egresses) Check(_ context.Context, id store.ID) error {
+func (e *egresses) Check(_ context.Context, id attachment.ID) error {
 	e.checked = append(e.checked, id)
 	return e.wrong
 }
 
-func (e *egresses) Forget(_ context.Context, id store.ID) error {
+func (e *egresses) Forget(_ context.Context, id attachment.ID) error {
 	e.forgotten = append(e.forgotten, id)
 	return nil
 }
@@ -131,7 +132,7 @@ func TestAddPassesOnWhoAsks(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := node.AddRequest{
-		ID: store.ID{ContainerID: "c1", IfName: "eth0"}, Pod: store.Pod{Namespace: "ns", Name: "web", UID: "u1"},
+		ID: attachment.ID{ContainerID: "c1", IfName: "eth0"}, Pod: store.Pod{Namespace: "ns", Name: "web", UID: "u1"},
 		Netns: store.Netns{Path: "/run/netns/pod", Inode: 42}, Pool: "blue",
 	}
 	if d := cmp.Diff(want, got); d != "" {
@@ -230,7 +231,7 @@ func TestAddChainedSetsEgressUp(t *testing.T) {
 		t.Fatalf("%s, %v", resp.GetResult(), err)
 	}
 	want := node.Sandbox{
-		ID: store.ID{ContainerID: "c1", IfName: "eth0"}, Pod: store.Pod{Namespace: "ns", Name: "web", UID: "u1"},
+		ID: attachment.ID{ContainerID: "c1", IfName: "eth0"}, Pod: store.Pod{Namespace: "ns", Name: "web", UID: "u1"},
 		Netns:   store.Netns{Path: "/run/netns/pod", Inode: 42},
 		Address: ipam.Address{IPv4: netip.MustParseAddr("10.0.0.5"), IPv6: netip.MustParseAddr("fd00::5")},
 	}
@@ -266,12 +267,12 @@ func TestAddFinishesEgress(t *testing.T) {
 func TestDelNeedsOnlyTheID(t *testing.T) {
 	cfg := config()
 	cfg.Ready = func() error { return errors.New("starting") }
-	var got store.ID
-	s := New(cfg, assigner{del: func(id store.ID) error { got = id; return nil }}, cluster{}, nil)
+	var got attachment.ID
+	s := New(cfg, assigner{del: func(id attachment.ID) error { got = id; return nil }}, cluster{}, nil)
 	if _, err := s.Del(t.Context(), &cnirpc.CNIArgs{ContainerId: "c1", Ifname: "eth0"}); err != nil {
 		t.Fatal(err)
 	}
-	if got != (store.ID{ContainerID: "c1", IfName: "eth0"}) {
+	if got != (attachment.ID{ContainerID: "c1", IfName: "eth0"}) {
 		t.Errorf("deleted %+v", got)
 	}
 }
@@ -281,7 +282,7 @@ func TestCheckComparesThePreviousResult(t *testing.T) {
 	const stdin = `{"cniVersion":"0.4.0","prevResult":{"interfaces":[{"name":"veth1"},{"name":"eth0","sandbox":"/x"},{"name":"net1","sandbox":"/x"}],
 		"ips":[{"version":"4","address":"10.0.0.5/32","interface":1},{"version":"6","address":"fd00::5/128","interface":1},{"version":"4","address":"192.0.2.1/24","interface":2}]}}`
 	var got []netip.Addr
-	s := New(config(), assigner{check: func(_ store.ID, addrs []netip.Addr) error { got = addrs; return store.ErrNotFound }}, cluster{}, nil)
+	s := New(config(), assigner{check: func(_ attachment.ID, addrs []netip.Addr) error { got = addrs; return store.ErrNotFound }}, cluster{}, nil)
 	_, err := s.Check(t.Context(), args(func(a *cnirpc.CNIArgs) { a.StdinData = []byte(stdin) }))
 	if code, _ := cniError(t, err); code != cnirpc.ErrorCode_UNKNOWN_CONTAINER {
 		t.Errorf("code %v", code)
@@ -294,7 +295,7 @@ func TestCheckComparesThePreviousResult(t *testing.T) {
 
 // What Egresses need is part of the pod's network, also behind another plugin.
 func TestCheckLooksAtEgress(t *testing.T) {
-	right := assigner{check: func(store.ID, []netip.Addr) error { return nil }}
+	right := assigner{check: func(attachment.ID, []netip.Addr) error { return nil }}
 	prev := args(func(a *cnirpc.CNIArgs) {
 		a.StdinData = []byte(`{"cniVersion":"1.0.0","prevResult":{"cniVersion":"1.0.0"}}`)
 	})
@@ -320,22 +321,22 @@ func TestCheckLooksAtEgress(t *testing.T) {
 }
 
 func TestGCList(t *testing.T) {
-	c1 := []store.ID{{ContainerID: "c1", IfName: "eth0"}}
+	c1 := []attachment.ID{{ContainerID: "c1", IfName: "eth0"}}
 	tests := []struct {
 		name, stdin string
-		want        []store.ID
+		want        []attachment.ID
 		fails       bool
 	}{
 		{"as the specification spells it", `{"cni.dev/valid-attachments":[{"containerID":"c1","ifname":"eth0"}]}`, c1, false},
 		{"the other spelling", `{"cni.dev/attachments":[{"containerID":"c1","ifname":"eth0"}]}`, c1, false},
-		{"an empty list is a list", `{"cni.dev/valid-attachments":[]}`, []store.ID{}, false},
+		{"an empty list is a list", `{"cni.dev/valid-attachments":[]}`, []attachment.ID{}, false},
 		{"no list is not an empty list", `{"name":"k8s-pod-network"}`, nil, true},
 		{"garbage", `{"cni.dev/valid-attachments":7}`, nil, true},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			var got []store.ID
-			s := New(config(), assigner{gc: func(valid []store.ID) error { got = valid; return nil }}, cluster{}, nil)
+			var got []attachment.ID
+			s := New(config(), assigner{gc: func(valid []attachment.ID) error { got = valid; return nil }}, cluster{}, nil)
 			_, err := s.GC(t.Context(), &cnirpc.CNIArgs{StdinData: []byte(tt.stdin)})
 			if (err != nil) != tt.fails {
 				t.Fatalf("error %v", err)
@@ -380,7 +381,7 @@ func TestServe(t *testing.T) {
 	entered, release := make(chan struct{}), make(chan struct{})
 	s := New(config(), assigner{
 		add: func(node.AddRequest) (store.Allocation, error) { panic("boom") },
-		del: func(store.ID) error { close(entered); <-release; return nil },
+		del: func(attachment.ID) error { close(entered); <-release; return nil },
 	}, cluster{}, nil)
 	ctx, cancel := context.WithCancel(t.Context())
 	served := make(chan error, 1)

@@ -82,16 +82,13 @@ func New(cfg Config, clients kube.Clients) (*View, error) {
 		return nil, err
 	}
 	v.nodes = corelisters.NewNodeLister(node.GetIndexer())
-	reg, err := node.AddEventHandler(reconcile.Handler(func(*corev1.Node) {
+	err = v.add(node, reconcile.Handler(func(*corev1.Node) {
 		v.nodeChanged()
 		cfg.OnNode()
 	}))
 	if err != nil {
 		return nil, err
 	}
-
-	v.informers = append(v.informers, node)
-	v.synced = append(v.synced, reg.HasSyncedChecker())
 	if cfg.Pools || cfg.Egresses != nil {
 		var i *kube.Informer
 		if v.namespaces, i, err = v.watch(namespaces, "", v.namespaceChanged(cfg)); err != nil {

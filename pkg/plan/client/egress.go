@@ -29,16 +29,11 @@ func EgressOf(e *v2.Egress, s *corev1.Service) Egress {
 
 // clusterIPs returns the addresses of a Service, of each family the first.
 func clusterIPs(s *corev1.Service) ipam.Address {
-	var a ipam.Address
+	var addrs []netip.Addr
 	for _, text := range s.Spec.ClusterIPs {
-		ip, err := netip.ParseAddr(text) // "None" is none
-		switch {
-		case err != nil:
-		case ip.Is4() && !a.IPv4.IsValid():
-			a.IPv4 = ip
-		case ip.Is6() && !a.IPv6.IsValid():
-			a.IPv6 = ip
+		if ip, err := netip.ParseAddr(text); err == nil { // "None" is none
+			addrs = append(addrs, ip)
 		}
 	}
-	return a
+	return ipam.AddressOf(addrs...)
 }

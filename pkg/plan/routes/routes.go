@@ -59,23 +59,16 @@ func Exports(blocks []HeldBlock, t ExportTables) (export, unassigned []dataplane
 
 // InternalIPs returns the node's InternalIP of each family, the first of each.
 func InternalIPs(n *corev1.Node) ipam.Address {
-	var a ipam.Address
+	var addrs []netip.Addr
 	for _, na := range n.Status.Addresses {
 		if na.Type != corev1.NodeInternalIP {
 			continue
 		}
-		ip, err := netip.ParseAddr(na.Address)
-		if err != nil {
-			continue
-		}
-		switch ip = ip.Unmap(); {
-		case ip.Is4() && !a.IPv4.IsValid():
-			a.IPv4 = ip
-		case ip.Is6() && !a.IPv6.IsValid():
-			a.IPv6 = ip
+		if ip, err := netip.ParseAddr(na.Address); err == nil {
+			addrs = append(addrs, ip.Unmap())
 		}
 	}
-	return a
+	return ipam.AddressOf(addrs...)
 }
 
 // Peers returns the routes to the blocks of all nodes but self, each by the

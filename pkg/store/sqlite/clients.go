@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"net/netip"
 
+	"github.com/coil-net/coil/pkg/attachment"
 	"github.com/coil-net/coil/pkg/store"
 )
 
@@ -32,7 +33,7 @@ func (s *Store) SetClient(ctx context.Context, c store.Client) error {
 	}
 	text, err := json.Marshal(egresses)
 	if err := errors.Join(err, checkID(c.ID), checkAddress(c.Address)); err != nil {
-		return fmt.Errorf("record client %s: %w", idString(c.ID), err)
+		return fmt.Errorf("record client %s: %w", c.Key(), err)
 	}
 	err = s.write(ctx, grows, func(t *txn) error {
 		_, err := t.exec(t.w.setClient, c.ContainerID, c.IfName, c.Namespace, c.Name, c.UID, c.Path, int64(c.Inode),
@@ -40,20 +41,20 @@ func (s *Store) SetClient(ctx context.Context, c store.Client) error {
 		return err
 	})
 	if err != nil {
-		return fmt.Errorf("record client %s: %w", idString(c.ID), err)
+		return fmt.Errorf("record client %s: %w", c.Key(), err)
 	}
 	return nil
 }
 
 // ForgetClients implements store.Clients.
-func (s *Store) ForgetClients(ctx context.Context, ids ...store.ID) error {
+func (s *Store) ForgetClients(ctx context.Context, ids ...attachment.ID) error {
 	if len(ids) == 0 {
 		return nil
 	}
 	err := s.write(ctx, givesBack, func(t *txn) error {
 		for _, id := range ids {
 			if _, err := t.exec(t.w.forgetClient, id.ContainerID, id.IfName); err != nil {
-				return fmt.Errorf("%s: %w", idString(id), err)
+				return fmt.Errorf("%s: %w", id.Key(), err)
 			}
 		}
 		return nil
@@ -104,11 +105,11 @@ func scanClient(rows *sql.Rows) (store.Client, error) {
 			*f.to, err = netip.ParseAddr(f.text.String)
 		}
 		if err != nil {
-			return c, fmt.Errorf("%w: client %s: %w", ErrDamaged, idString(c.ID), err)
+			return c, fmt.Errorf("%w: client %s: %w", ErrDamaged, c.Key(), err)
 		}
 	}
 	if err := errors.Join(checkAddress(c.Address), json.Unmarshal([]byte(egresses), &c.Egresses)); err != nil {
-		return c, fmt.Errorf("%w: client %s: %w", ErrDamaged, idString(c.ID), err)
+		return c, fmt.Errorf("%w: client %s: %w", ErrDamaged, c.Key(), err)
 	}
 	return c, nil
 }

@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"testing"
 
+	"github.com/coil-net/coil/pkg/attachment"
 	"github.com/coil-net/coil/pkg/store"
 	"github.com/coil-net/coil/pkg/store/sqlite"
 	"github.com/coil-net/coil/pkg/testkit"
@@ -173,7 +174,7 @@ func TestTruncated(t *testing.T) {
 // was committed last may be missing, as after a loss of power.
 func TestFlippedBytes(t *testing.T) {
 	o, image, want := crashImage(t)
-	recorded := map[store.ID]store.Allocation{}
+	recorded := map[attachment.ID]store.Allocation{}
 	for _, a := range want {
 		recorded[a.ID] = a
 	}

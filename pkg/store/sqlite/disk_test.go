@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/coil-net/coil/pkg/attachment"
 	"github.com/coil-net/coil/pkg/store"
 	"github.com/coil-net/coil/pkg/store/sqlite"
 	"github.com/coil-net/coil/pkg/testkit"
@@ -81,9 +82,9 @@ func emptyDisk(t *testing.T, o sqlite.Options) {
 }
 
 // reserveUntilFull reserves addresses until the disk takes no more.
-func reserveUntilFull(t *testing.T, s *sqlite.Store, b store.Block, prefix string) []store.ID {
+func reserveUntilFull(t *testing.T, s *sqlite.Store, b store.Block, prefix string) []attachment.ID {
 	t.Helper()
-	var ids []store.ID
+	var ids []attachment.ID
 	for i := range 3000 {
 		r := request(fmt.Sprintf("%s%d", prefix, i), b)
 		_, err := s.Reserve(t.Context(), r)

@@ -16,6 +16,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/coil-net/coil/pkg/attachment"
 	"github.com/coil-net/coil/pkg/ipam"
 	"github.com/coil-net/coil/pkg/store"
 	"github.com/coil-net/coil/pkg/store/sqlite"
@@ -214,7 +215,7 @@ func failAtRest(ctx context.Context, s *sqlite.Store, b store.Block, f *faults, 
 	if _, err := s.Reserve(ctx, next); err != nil {
 		return fmt.Errorf("reserve when writes work: %w", err)
 	}
-	for _, id := range []store.ID{r.ID, next.ID} {
+	for _, id := range []attachment.ID{r.ID, next.ID} {
 		if _, err := s.Release(ctx, id); err != nil {
 			return err
 		}
@@ -228,7 +229,7 @@ func failUnderLoad(ctx context.Context, s *sqlite.Store, b store.Block, f *fault
 	var (
 		mu      sync.Mutex
 		errs    []error
-		pending = map[store.ID]ipam.Address{}
+		pending = map[attachment.ID]ipam.Address{}
 		wg      sync.WaitGroup
 	)
 	problem := func(format string, args ...any) {
@@ -279,8 +280,8 @@ func failUnderLoad(ctx context.Context, s *sqlite.Store, b store.Block, f *fault
 	if err != nil {
 		problem("list: %w", err)
 	}
-	holders := map[ipam.Address]store.ID{}
-	var ids []store.ID
+	holders := map[ipam.Address]attachment.ID{}
+	var ids []attachment.ID
 	for _, a := range as {
 		if other, is := holders[a.Address]; is {
 			problem("%s is of %v and %v", a.Address, other, a.ID)

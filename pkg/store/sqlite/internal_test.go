@@ -16,6 +16,7 @@ import (
 	"modernc.org/sqlite"
 	sqlite3 "modernc.org/sqlite/lib"
 
+	"github.com/coil-net/coil/pkg/attachment"
 	"github.com/coil-net/coil/pkg/store"
 )
 
@@ -184,7 +185,7 @@ func TestMigrate(t *testing.T) {
 	if err := s.SetBlocks(t.Context(), []store.Block{b}); err != nil {
 		t.Fatal(err)
 	}
-	r := store.Request{ID: store.ID{ContainerID: "c", IfName: "eth0"}, Pool: "default", Blocks: []string{"default-0"}}
+	r := store.Request{ID: attachment.ID{ContainerID: "c", IfName: "eth0"}, Pool: "default", Blocks: []string{"default-0"}}
 	if _, err := s.Reserve(t.Context(), r); err != nil {
 		t.Fatal(err)
 	}
@@ -308,7 +309,7 @@ func TestCallerStopsWaiting(t *testing.T) {
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 	defer cancel()
-	r := store.Request{ID: store.ID{ContainerID: "c", IfName: "eth0"}, Pool: "default", Blocks: []string{"default-0"}}
+	r := store.Request{ID: attachment.ID{ContainerID: "c", IfName: "eth0"}, Pool: "default", Blocks: []string{"default-0"}}
 	begin := time.Now()
 	if _, err := s.Reserve(ctx, r); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("Reserve: %v", err)

@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/coil-net/coil/pkg/attachment"
 	"github.com/coil-net/coil/pkg/ipam"
 	"github.com/coil-net/coil/pkg/store"
 	"github.com/coil-net/coil/pkg/store/sqlite"
@@ -92,7 +93,7 @@ func lives(path string) error {
 
 // live has three pods at a time, and replaces the oldest for ever.
 func live(ctx context.Context, s *sqlite.Store, b store.Block, worker int) error {
-	var alive []store.ID
+	var alive []attachment.ID
 	for i := 0; ; i++ {
 		r := request(fmt.Sprintf("%d-%d-%d", os.Getpid(), worker, i), b)
 		r.Yield = true
@@ -134,7 +135,7 @@ func TestKill(t *testing.T) {
 		as := mustList(t, s)
 		got := map[string]string{}
 		addresses := map[string]string{}
-		var ids []store.ID
+		var ids []attachment.ID
 		for _, a := range as {
 			got[a.ContainerID] = a.Address.String()
 			for _, x := range a.Address.Addrs() {

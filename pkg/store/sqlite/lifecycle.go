@@ -6,11 +6,12 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/coil-net/coil/pkg/attachment"
 	"github.com/coil-net/coil/pkg/store"
 )
 
 // Attach implements store.Store.
-func (s *Store) Attach(ctx context.Context, id store.ID, w store.Wiring) error {
+func (s *Store) Attach(ctx context.Context, id attachment.ID, w store.Wiring) error {
 	err := s.write(ctx, grows, func(t *txn) error {
 		n, err := t.exec(t.w.attach, formatTime(t.now), t.bootID, w.HostIfName, w.HostIfIndex, resultArg(w.Result),
 			id.ContainerID, id.IfName)
@@ -24,7 +25,7 @@ func (s *Store) Attach(ctx context.Context, id store.ID, w store.Wiring) error {
 		return fmt.Errorf("%w: %s", store.ErrState, a.State)
 	})
 	if err != nil {
-		return fmt.Errorf("attach %s: %w", idString(id), err)
+		return fmt.Errorf("attach %s: %w", id.Key(), err)
 	}
 	return nil
 }
@@ -36,7 +37,7 @@ func (s *Store) Adopt(ctx context.Context, a store.Allocation) error {
 		err = s.write(ctx, grows, func(t *txn) error { return t.adopt(a) })
 	}
 	if err != nil {
-		return fmt.Errorf("adopt %s of %s: %w", a.Address, idString(a.ID), err)
+		return fmt.Errorf("adopt %s of %s: %w", a.Address, a.Key(), err)
 	}
 	return nil
 }
@@ -59,7 +60,7 @@ func (t *txn) adopt(a store.Allocation) error {
 			return err
 		}
 		if old.State != store.Cooling {
-			return fmt.Errorf("%w: %s has %s", store.ErrConflict, idString(old.ID), old.Address)
+			return fmt.Errorf("%w: %s has %s", store.ErrConflict, old.Key(), old.Address)
 		}
 		if _, err := t.exec(t.w.delete, row); err != nil {
 			return err
@@ -125,7 +126,7 @@ func (t *txn) adoptKnown(have store.Allocation, row int64, a store.Allocation) e
 }
 
 // Release implements store.Store.
-func (s *Store) Release(ctx context.Context, id store.ID) (store.Allocation, error) {
+func (s *Store) Release(ctx context.Context, id attachment.ID) (store.Allocation, error) {
 	var a store.Allocation
 	err := s.write(ctx, givesBack, func(t *txn) (err error) {
 		a, _, err = scan(t.row(t.w.release, formatTime(t.now), t.bootID, id.ContainerID, id.IfName))
@@ -135,13 +136,13 @@ func (s *Store) Release(ctx context.Context, id store.ID) (store.Allocation, err
 		return err
 	})
 	if err != nil {
-		return store.Allocation{}, fmt.Errorf("release %s: %w", idString(id), err)
+		return store.Allocation{}, fmt.Errorf("release %s: %w", id.Key(), err)
 	}
 	return a, nil
 }
 
 // Cool implements store.Store.
-func (s *Store) Cool(ctx context.Context, ids ...store.ID) error {
+func (s *Store) Cool(ctx context.Context, ids ...attachment.ID) error {
 	if len(ids) == 0 {
 		return nil
 	}
@@ -149,7 +150,7 @@ func (s *Store) Cool(ctx context.Context, ids ...store.ID) error {
 		for _, id := range ids {
 			if _, err := t.exec(t.w.cool, formatTime(t.now), t.bootID, t.nextSeq(), t.boottimeMS(),
 				id.ContainerID, id.IfName); err != nil {
-				return fmt.Errorf("%s: %w", idString(id), err)
+				return fmt.Errorf("%s: %w", id.Key(), err)
 			}
 		}
 		return nil

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/coil-net/coil/pkg/attachment"
 	"github.com/coil-net/coil/pkg/ipam"
 	"github.com/coil-net/coil/pkg/store"
 	"github.com/coil-net/coil/pkg/store/sqlite"
@@ -55,7 +56,7 @@ func mustBlock(tb testing.TB, name, ipv4, ipv6 string) store.Block {
 	return store.Block{Name: name, Pool: pool, Block: b}
 }
 
-func id(name string) store.ID { return store.ID{ContainerID: name, IfName: "eth0"} }
+func id(name string) attachment.ID { return attachment.ID{ContainerID: name, IfName: "eth0"} }
 
 func request(name string, b store.Block) store.Request {
 	return store.Request{

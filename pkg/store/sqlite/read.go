@@ -8,18 +8,19 @@ import (
 	"net/netip"
 	"time"
 
+	"github.com/coil-net/coil/pkg/attachment"
 	"github.com/coil-net/coil/pkg/store"
 )
 
 // Get implements store.Store.
-func (s *Store) Get(ctx context.Context, id store.ID) (store.Allocation, error) {
+func (s *Store) Get(ctx context.Context, id attachment.ID) (store.Allocation, error) {
 	if err := ctx.Err(); err != nil {
 		return store.Allocation{}, err
 	}
 	ctx = context.WithoutCancel(ctx)
 	a, _, err := scan(s.r.find.QueryRowContext(ctx, id.ContainerID, id.IfName))
 	if err != nil {
-		return store.Allocation{}, fmt.Errorf("read the record of %s: %w", idString(id), s.note(err))
+		return store.Allocation{}, fmt.Errorf("read the record of %s: %w", id.Key(), s.note(err))
 	}
 	return a, nil
 }
@@ -119,7 +120,7 @@ func collect(ctx context.Context, st *sql.Stmt, each func(*sql.Rows) error, args
 }
 
 // find returns the record of an attachment that isn't cooling, and its row.
-func (t *txn) find(id store.ID) (store.Allocation, int64, error) {
+func (t *txn) find(id attachment.ID) (store.Allocation, int64, error) {
 	return scan(t.row(t.w.find, id.ContainerID, id.IfName))
 }
 

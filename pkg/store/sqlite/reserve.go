@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/coil-net/coil/pkg/attachment"
 	"github.com/coil-net/coil/pkg/ipam"
 	"github.com/coil-net/coil/pkg/store"
 )
@@ -28,7 +29,7 @@ func (s *Store) Reserve(ctx context.Context, r store.Request) (store.Allocation,
 		}
 	}
 	if err != nil {
-		return store.Allocation{}, fmt.Errorf("reserve an address of pool %s for %s: %w", r.Pool, idString(r.ID), err)
+		return store.Allocation{}, fmt.Errorf("reserve an address of pool %s for %s: %w", r.Pool, r.Key(), err)
 	}
 	return a, nil
 }
@@ -75,7 +76,7 @@ func (t *txn) takeAny(r store.Request) (store.Allocation, error) {
 }
 
 // notRecorded is errRecorded if the attachment has an address.
-func (t *txn) notRecorded(id store.ID) error {
+func (t *txn) notRecorded(id attachment.ID) error {
 	_, _, err := t.find(id)
 	switch {
 	case err == nil:
@@ -226,26 +227,17 @@ func (t *txn) insert(a store.Allocation, b *block, offset int) (int64, error) {
 func (t *txn) cooled(f stamp) bool { return t.Store.cooled(f, t.boottime) }
 
 // checkID refuses what the schema would refuse with an error that says less.
-func checkID(id store.ID) error {
+func checkID(id attachment.ID) error {
 	if id.ContainerID == "" || id.IfName == "" {
 		return errors.New("container ID or interface name is empty")
 	}
 	return nil
 }
 
-// idString is an attachment in an error.
-func idString(id store.ID) string { return id.ContainerID + "/" + id.IfName }
-
-// checkAddress refuses addresses that could be written in two ways.
+// checkAddress refuses addresses that could be written in two ways, and none.
 func checkAddress(a ipam.Address) error {
-	if !a.IPv4.IsValid() && !a.IPv6.IsValid() {
+	if a == (ipam.Address{}) {
 		return errors.New("there is no address")
 	}
-	if a.IPv4.IsValid() && !a.IPv4.Is4() {
-		return fmt.Errorf("%s is not an IPv4 address", a.IPv4)
-	}
-	if a.IPv6.IsValid() && (!a.IPv6.Is6() || a.IPv6.Is4In6() || a.IPv6.Zone() != "") {
-		return fmt.Errorf("%s is not an IPv6 address without zone", a.IPv6)
-	}
-	return nil
+	return a.Validate()
 }

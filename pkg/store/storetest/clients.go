@@ -7,6 +7,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 
+	"github.com/coil-net/coil/pkg/attachment"
 	"github.com/coil-net/coil/pkg/ipam"
 	"github.com/coil-net/coil/pkg/store"
 )
@@ -47,7 +48,7 @@ func RunClients(t *testing.T, open ClientsOpener) {
 		},
 	}
 	// Another plugin may give an address again before it has told that it was given back.
-	b := store.Client{ID: store.ID{ContainerID: a.ContainerID, IfName: "net1"}, Pod: a.Pod, Address: ipam.Address{IPv4: a.Address.IPv4}}
+	b := store.Client{ID: attachment.ID{ContainerID: a.ContainerID, IfName: "net1"}, Pod: a.Pod, Address: ipam.Address{IPv4: a.Address.IPv4}}
 	must(r.SetClient(ctx, b))
 	must(r.SetClient(ctx, a))
 	must(r.SetClient(ctx, a))

@@ -8,6 +8,7 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/coil-net/coil/pkg/attachment"
 	"github.com/coil-net/coil/pkg/ipam"
 	"github.com/coil-net/coil/pkg/store"
 )
@@ -149,7 +150,7 @@ func testCancelledContext(t *testing.T, n *node) {
 		t.Errorf("which was recorded: %v", err)
 	}
 	var mu sync.Mutex
-	want := map[store.ID]ipam.Address{} // pending
+	want := map[attachment.ID]ipam.Address{} // pending
 	var wg sync.WaitGroup
 	for g := range 8 {
 		wg.Go(func() {
@@ -190,7 +191,7 @@ func testCancelledContext(t *testing.T, n *node) {
 	n.restart()
 	as := n.list()
 	wantUnique(t, as)
-	got := map[store.ID]ipam.Address{}
+	got := map[attachment.ID]ipam.Address{}
 	for _, a := range as {
 		got[a.ID] = a.Address
 	}

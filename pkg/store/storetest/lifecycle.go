@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/coil-net/coil/pkg/attachment"
 	"github.com/coil-net/coil/pkg/ipam"
 	"github.com/coil-net/coil/pkg/store"
 )
@@ -70,7 +71,7 @@ func testWrongSteps(t *testing.T, n *node) {
 	if a, err := n.Get(n.ctx(), id("p")); err != nil || a.HostIfName != "vethp" {
 		t.Errorf("after the second Attach: %+v, %v", a, err)
 	}
-	_, err = n.Get(n.ctx(), store.ID{ContainerID: id("p").ContainerID, IfName: "eth1"})
+	_, err = n.Get(n.ctx(), attachment.ID{ContainerID: id("p").ContainerID, IfName: "eth1"})
 	wantErr(t, "Get of another interface", err, store.ErrNotFound)
 }
 

@@ -6,6 +6,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/coil-net/coil/pkg/attachment"
 	"github.com/coil-net/coil/pkg/ipam"
 	"github.com/coil-net/coil/pkg/store"
 )
@@ -42,7 +43,7 @@ func testReserve(t *testing.T, n *node) {
 	if a, err := n.Reserve(n.ctx(), second); err != nil || a.Address != blockA.At(1) {
 		t.Errorf("another interface of the same container: %s, %v", a.Address, err)
 	}
-	for _, bad := range []store.ID{{}, {ContainerID: "c"}, {IfName: "eth0"}} {
+	for _, bad := range []attachment.ID{{}, {ContainerID: "c"}, {IfName: "eth0"}} {
 		r.ID = bad
 		if a, err := n.Reserve(n.ctx(), r); err == nil {
 			t.Errorf("%+v got %s", bad, a.Address)

@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/coil-net/coil/pkg/attachment"
 	"github.com/coil-net/coil/pkg/store"
 )
 
@@ -103,7 +104,7 @@ func testRowsOfAnotherBoot(t *testing.T, n *node) {
 		t.Errorf("adopted in another boot: %+v, %v", a, err)
 	}
 	n.reboot(10 * coolDown)
-	var ids []store.ID
+	var ids []attachment.ID
 	for _, a := range n.list() {
 		if a.BootID == n.cfg.BootID {
 			t.Errorf("%s has boot ID %s", a.ContainerID, a.BootID)
@@ -171,7 +172,7 @@ func testBigBlock(t *testing.T, n *node) {
 	for i := range count {
 		n.release(fmt.Sprint(i))
 	}
-	var ids []store.ID
+	var ids []attachment.ID
 	for i := range count {
 		ids = append(ids, id(fmt.Sprint(i)))
 	}

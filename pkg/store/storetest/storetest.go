@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/coil-net/coil/pkg/attachment"
 	"github.com/coil-net/coil/pkg/ipam"
 	"github.com/coil-net/coil/pkg/store"
 )
@@ -203,7 +204,9 @@ func mustBlock(name, ipv4, ipv6 string) store.Block {
 // at is the address of an offset of a block, as text.
 func at(b store.Block, offset int) string { return b.At(offset).String() }
 
-func id(name string) store.ID { return store.ID{ContainerID: "container-" + name, IfName: "eth0"} }
+func id(name string) attachment.ID {
+	return attachment.ID{ContainerID: "container-" + name, IfName: "eth0"}
+}
 
 // request asks for an address of blocks, which are all of one pool.
 func request(name string, blocks ...store.Block) store.Request {
@@ -330,8 +333,8 @@ func (n *node) noAddress(blocks ...store.Block) {
 // has two.
 func wantUnique(t testing.TB, as []store.Allocation) {
 	t.Helper()
-	addrs := map[netip.Addr]store.ID{}
-	ids := map[store.ID]bool{}
+	addrs := map[netip.Addr]attachment.ID{}
+	ids := map[attachment.ID]bool{}
 	for _, a := range as {
 		if ids[a.ID] {
 			t.Fatalf("%v has two records", a.ID)

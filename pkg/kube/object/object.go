@@ -1,11 +1,14 @@
-package egress
+// Package object makes objects of the API what they should be.
+//
+// It owns how an object is applied, taken over from former versions and removed without touching
+// somebody else's, and how its status is written. It must not know what objects are for.
+package object
 
 import (
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"reflect"
 	"slices"
@@ -20,139 +23,136 @@ import (
 	"k8s.io/klog/v2"
 
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
-	"github.com/coil-net/coil/pkg/plan/egress"
 )
 
-// earlierManagers own, by Update, what Coil 2.x wrote.
-var earlierManagers = sets.New(egress.ControllerName, "coil-controller")
-
-// object is an object of the API.
-type object interface {
+// Object is an object of the API.
+type Object interface {
+	comparable
 	metav1.Object
 	runtime.Object
 }
 
-// client writes objects of one kind in one namespace.
-type client[T object] interface {
+// Client writes objects of one kind in one namespace.
+type Client[T Object] interface {
 	Get(context.Context, string, metav1.GetOptions) (T, error)
 	Patch(context.Context, string, types.PatchType, []byte, metav1.PatchOptions, ...string) (T, error)
 	Delete(context.Context, string, metav1.DeleteOptions) error
 }
 
-// foreignError says that an object is somebody else's. It goes away by itself only if the
+// Writer keeps objects of one kind in one namespace.
+type Writer[T Object] struct {
+	Client Client[T]
+	// Manager is the field manager that applies.
+	Manager string
+	// Former own, by Update, what earlier versions wrote.
+	Former sets.Set[string]
+	// Owned says of an object whether it may be written.
+	Owned func(T) bool
+}
+
+// ForeignError says that an object is somebody else's. It goes away by itself only if the
 // garbage collector is about to delete the object.
-type foreignError struct{ object string }
+type ForeignError struct{ Object string }
 
-func (e *foreignError) Error() string { return e.object + " is somebody else's" }
+func (e *ForeignError) Error() string { return e.Object + " is somebody else's" }
 
-// absentError says that an object wasn't there, and couldn't be made.
-type absentError struct{ error }
+// AbsentError says that an object wasn't there, and couldn't be made.
+type AbsentError struct{ error }
 
-func (e *absentError) Unwrap() error { return e.error }
+func (e *AbsentError) Unwrap() error { return e.error }
 
-// verdict is what is known of an object, for the status: at most one of these is wrong with it.
-type verdict struct {
-	foreign  *foreignError
-	template *egress.TemplateError
-	refused  *egress.Refusal
-}
-
-// judge returns what an error of ensuring an object says about it; false if it says nothing, as
-// that of a conflict or a timeout.
-func judge(kind, name string, err error) (v verdict, ok bool) {
-	var status apierrors.APIStatus
-	switch {
-	case err == nil, errors.As(err, &v.foreign), errors.As(err, &v.template):
-		return v, true
-	case errors.As(err, &status) && (apierrors.IsForbidden(err) || apierrors.IsInvalid(err)):
-		var absent *absentError
-		v.refused = &egress.Refusal{Kind: kind, Name: name, Absent: errors.As(err, &absent), Reason: status.Status().Message}
-		return v, true
+// Cached returns nil for what a lister doesn't have.
+func Cached[T Object](o T, err error) (T, error) {
+	if apierrors.IsNotFound(err) {
+		var none T
+		return none, nil
 	}
-	return v, false
+	return o, err
 }
 
-// ensure makes an object what it should be, by server-side apply. have is what the cache
+// Ensure makes an object what it should be, by server-side apply. have is what the cache
 // has, nil if nothing; what it doesn't have is looked for, because an object without Coil's
-// labels isn't in the cache. An object that isn't owned is left alone: the error is a *foreignError.
-// It is an *absentError if the object couldn't be made.
-func ensure[T object](ctx context.Context, c client[T], have *T, want T, owned func(T) bool) error {
+// labels isn't in the cache. An object that isn't owned is left alone: the error is a *ForeignError.
+// It is an *AbsentError if the object couldn't be made.
+func (w Writer[T]) Ensure(ctx context.Context, have, want T) error {
+	var none T
 	kind, name := want.GetObjectKind().GroupVersionKind().Kind, want.GetName()
-	if have == nil {
-		live, err := c.Get(ctx, name, metav1.GetOptions{})
+	if have == none {
+		live, err := w.Client.Get(ctx, name, metav1.GetOptions{})
 		if err != nil && !apierrors.IsNotFound(err) {
 			return fmt.Errorf("get %s %s: %w", kind, klog.KObj(want), err)
 		}
 		if err == nil {
-			have = &live
+			have = live
 		}
 	}
 	config, err := newConfiguration(want)
 	if err != nil {
 		return fmt.Errorf("%s %s: %w", kind, klog.KObj(want), err)
 	}
-	if have != nil {
+	if have != none {
 		switch {
-		case !owned(*have):
-			return &foreignError{kind + " " + name}
-		case (*have).GetDeletionTimestamp() != nil:
+		case !w.Owned(have):
+			return &ForeignError{kind + " " + name}
+		case have.GetDeletionTimestamp() != nil:
 			return nil // its end is an event
 		}
-		took, err := takeOver(ctx, c, *have)
+		took, err := w.takeOver(ctx, have)
 		if err != nil {
 			return err
 		}
-		if done, err := config.done(*have); !took && (done || err != nil) {
+		if done, err := config.done(have); !took && (done || err != nil) {
 			return err
 		}
-		config.content.SetUID((*have).GetUID()) // not the one that follows it
+		config.content.SetUID(have.GetUID()) // not the one that follows it
 	}
 	body, err := config.body()
 	if err != nil {
 		return err
 	}
-	if _, err := c.Patch(ctx, name, types.ApplyPatchType, body, metav1.PatchOptions{FieldManager: egress.ControllerName, Force: new(true)}); err != nil {
+	if _, err := w.Client.Patch(ctx, name, types.ApplyPatchType, body, metav1.PatchOptions{FieldManager: w.Manager, Force: new(true)}); err != nil {
 		err = fmt.Errorf("apply %s %s: %w", kind, klog.KObj(want), err)
-		if have == nil {
-			err = &absentError{err}
+		if have == none {
+			err = &AbsentError{err}
 		}
 		return err
 	}
-	klog.FromContext(ctx).V(2).Info("Applied", "kind", kind, "object", klog.KObj(want), "new", have == nil)
+	klog.FromContext(ctx).V(2).Info("Applied", "kind", kind, "object", klog.KObj(want), "new", have == none)
 	return nil
 }
 
-// takeOver makes what Coil 2.x wrote to an object Coil's own, so that applying removes what
-// isn't wanted any more. It says whether it wrote.
-func takeOver[T object](ctx context.Context, c client[T], have T) (bool, error) {
-	earlier := func(m metav1.ManagedFieldsEntry) bool {
-		return m.Operation == metav1.ManagedFieldsOperationUpdate && m.Subresource == "" && earlierManagers.Has(m.Manager)
+// takeOver makes what former versions wrote to an object the manager's own, so that applying
+// removes what isn't wanted any more. It says whether it wrote.
+func (w Writer[T]) takeOver(ctx context.Context, have T) (bool, error) {
+	former := func(m metav1.ManagedFieldsEntry) bool {
+		return m.Operation == metav1.ManagedFieldsOperationUpdate && m.Subresource == "" && w.Former.Has(m.Manager)
 	}
-	if !slices.ContainsFunc(have.GetManagedFields(), earlier) {
+	if !slices.ContainsFunc(have.GetManagedFields(), former) {
 		return false, nil
 	}
 	// The function writes into what it is given, which is a cache's.
-	patch, err := csaupgrade.UpgradeManagedFieldsPatch(have.DeepCopyObject(), earlierManagers, egress.ControllerName)
+	patch, err := csaupgrade.UpgradeManagedFieldsPatch(have.DeepCopyObject(), w.Former, w.Manager)
 	if err != nil {
 		return false, fmt.Errorf("take over %T %s: %w", have, klog.KObj(have), err)
 	}
 	if patch == nil {
 		return false, nil
 	}
-	if _, err := c.Patch(ctx, have.GetName(), types.JSONPatchType, patch, metav1.PatchOptions{}); err != nil {
+	if _, err := w.Client.Patch(ctx, have.GetName(), types.JSONPatchType, patch, metav1.PatchOptions{}); err != nil {
 		return false, fmt.Errorf("take over %T %s: %w", have, klog.KObj(have), err)
 	}
 	return true, nil
 }
 
-// remove deletes an object of the cache that is owned.
-func remove[T object](ctx context.Context, c client[T], have *T, owned func(T) bool) error {
-	if have == nil || !owned(*have) || (*have).GetDeletionTimestamp() != nil {
+// Remove deletes an object of the cache that is owned; nil is done.
+func (w Writer[T]) Remove(ctx context.Context, have T) error {
+	var none T
+	if have == none || !w.Owned(have) || have.GetDeletionTimestamp() != nil {
 		return nil
 	}
-	err := c.Delete(ctx, (*have).GetName(), metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: new((*have).GetUID())}})
+	err := w.Client.Delete(ctx, have.GetName(), metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: new(have.GetUID())}})
 	if err != nil && !apierrors.IsNotFound(err) {
-		return fmt.Errorf("delete %T %s: %w", *have, klog.KObj(*have), err)
+		return fmt.Errorf("delete %T %s: %w", have, klog.KObj(have), err)
 	}
 	return nil
 }
@@ -260,8 +260,8 @@ var (
 	atomic = sets.New("selector", "nodeSelector", "matchLabels")
 )
 
-// off are fields that Go doesn't write when they are false, and that break routers when
-// somebody makes them true.
+// off are fields that Go doesn't write when they are false. When somebody makes one true, what was
+// applied isn't used as it should.
 var off = map[string]string{"Deployment": "paused", "Service": "publishNotReadyAddresses"}
 
 // covers says whether have has all of want. What others have added isn't looked at.
