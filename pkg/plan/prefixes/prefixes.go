@@ -42,8 +42,12 @@ func Aggregate(all []netip.Prefix) []netip.Prefix {
 		b.AddPrefix(p)
 	}
 	set, _ := b.IPSet() // an error is of an invalid prefix, which has no addresses
-	var out []netip.Prefix
-	for _, r := range set.Ranges() {
+	ranges := set.Ranges()
+	if len(ranges) == 0 {
+		return nil
+	}
+	out := make([]netip.Prefix, 0, len(all))
+	for _, r := range ranges {
 		out = r.AppendPrefixes(out)
 	}
 	return out
@@ -74,7 +78,7 @@ func Fewer(all []netip.Prefix, limit int) []netip.Prefix {
 // range is the smallest.
 func narrow(all []netip.Prefix, limit int) []netip.Prefix {
 	for host := 1; len(all) > limit && host <= 128; host++ {
-		var out []netip.Prefix
+		out := make([]netip.Prefix, 0, len(all))
 		for _, p := range all {
 			if n := len(out); n > 0 {
 				if both := common(out[n-1], p); both.IsValid() && both.Addr().BitLen()-both.Bits() <= host {
