@@ -13,7 +13,6 @@ import (
 
 	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/klog/v2"
 
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
@@ -211,7 +210,7 @@ func (d *daemon) restoreOnce(ctx context.Context, all []store.Allocation) error 
 	if err := d.mendNode(ctx, served, recorded); err != nil {
 		return err
 	}
-	held, err := d.claim(ctx, usage)
+	held, err := d.blocks.ClaimAll(ctx, blocks.Past{Usage: usage, Fresh: d.fresh, Earlier: d.earlier})
 	if err != nil {
 		return err
 	}
@@ -241,77 +240,6 @@ func (d *daemon) restoreOnce(ctx context.Context, all []store.Allocation) error 
 		klog.FromContext(ctx).Error(err, "Pods are served without the source guard")
 	}
 	return nil
-}
-
-// claim returns the blocks with the node's name that this machine uses, and marks them as this Node's. Blocks of another
-// machine, which had the name before, are disowned: that machine and its pods may still run.
-func (d *daemon) claim(ctx context.Context, usage []store.Usage) ([]store.Block, error) {
-	api, err := d.lister.List(labels.Everything())
-	if err != nil {
-		return nil, err
-	}
-	var held []store.Block
-	for _, b := range api {
-		// A first list may be of an earlier time, when the node hadn't given the block back yet.
-		recorded := slices.ContainsFunc(usage, func(u store.Usage) bool { return u.Name == b.Name })
-		if !recorded {
-			if b, err = d.blocks.Held(ctx, b); err != nil {
-				return nil, err
-			}
-			if b == nil {
-				continue
-			}
-		}
-		rec, damaged := blocks.Recorded(b)
-		ours, err := d.ours(ctx, b, recorded)
-		if err != nil {
-			return nil, err
-		}
-		if !ours && d.blocks.Foreign(b) {
-			if err := d.blocks.Disown(ctx, b); err != nil {
-				return nil, err
-			}
-		}
-		if !ours {
-			continue // and given back, unless it is disowned
-		}
-		if err := d.blocks.Claim(ctx, b); err != nil {
-			return nil, err
-		}
-		if damaged != nil {
-			klog.FromContext(ctx).Error(damaged, "Block can't be used", "block", b.Name)
-			continue
-		}
-		held = append(held, rec)
-	}
-	return held, nil
-}
-
-// ours says whether a block of the node's name is this machine's; recorded says that its record has it. A
-// reserved one is where an admin says that it is.
-//
-//	the block names      it is ours if
-//	this Node            the record has it, or is made anew, or the node asked for it
-//	the record's Node    the record has it, or is made anew
-//	another Node         never
-//	none                 the record has it, or it is younger than this Node
-//
-// Any block is ours of which pods here have addresses. Others may have been given back: etcd was restored
-// from a backup since, and another node has got them meanwhile.
-func (d *daemon) ours(ctx context.Context, b *v2.AddressBlock, recorded bool) (bool, error) {
-	if d.known(b, recorded) {
-		return true, nil
-	}
-	return d.uses(ctx, b)
-}
-
-// known says whether a block is ours whatever addresses the pods here have; see ours.
-func (d *daemon) known(b *v2.AddressBlock, recorded bool) bool {
-	of := b.Annotations[v2.AnnotationNodeUID]
-	return b.Labels[v2.LabelReserved] == v2.ReservedValue ||
-		!d.blocks.Foreign(b) && (recorded || d.fresh || d.blocks.Asked(b)) ||
-		of == "" && recorded ||
-		of != "" && of == d.earlier && (recorded || d.fresh)
 }
 
 // uses says whether a pod of this machine has an address of a block, as the kernel has it.

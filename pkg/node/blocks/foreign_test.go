@@ -96,11 +96,11 @@ func TestForeign(t *testing.T) {
 			b.Annotations = map[string]string{v2.AnnotationNodeUID: c.uid}
 		}
 		m := idle(fake.NewSimpleClientset(b), cache.NewIndexer(cache.MetaNamespaceKeyFunc, nil))
-		if got := m.Foreign(b); got != c.want {
+		if got := m.foreign(b); got != c.want {
 			t.Errorf("UID %q, created %s: foreign is %t", c.uid, c.created, got)
 		}
 		// What was claimed is the Node's at once, though the cache shows it as it was.
-		if err := m.Claim(t.Context(), b); err != nil || m.Foreign(b) {
+		if err := m.claim(t.Context(), b); err != nil || m.foreign(b) {
 			t.Errorf("UID %q, created %s: foreign after it was claimed, %v", c.uid, c.created, err)
 		}
 	}
@@ -164,7 +164,7 @@ func TestBlocksThatWentAreForgotten(t *testing.T) {
 		}
 	}
 	b := newBlock("default", 0)
-	if err := errors.Join(client.Tracker().Add(b), blockCache.Add(b), m.Claim(t.Context(), b)); err != nil {
+	if err := errors.Join(client.Tracker().Add(b), blockCache.Add(b), m.claim(t.Context(), b)); err != nil {
 		t.Fatal(err)
 	}
 	sync()

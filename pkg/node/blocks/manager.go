@@ -212,7 +212,7 @@ func (m *Manager) Usable(pool string) []string {
 
 // usable says whether a block gives new addresses.
 func (m *Manager) usable(b *v2.AddressBlock) bool {
-	return b.DeletionTimestamp == nil && !reserved(b) && !m.Foreign(b) && m.standing(b) == granted
+	return b.DeletionTimestamp == nil && !reserved(b) && !m.foreign(b) && m.standing(b) == granted
 }
 
 // standing is what a block is to the request that it was made for.
@@ -358,10 +358,10 @@ func (m *Manager) intake(ctx context.Context, pool string) (unsettled, err error
 	var errs []error
 	fresh := false
 	for _, b := range m.ofPool(pool) {
-		if m.Foreign(b) {
+		if m.foreign(b) {
 			unsettled = errors.Join(unsettled, m.settle(ctx, b))
 		}
-		if m.Foreign(b) {
+		if m.foreign(b) {
 			continue
 		}
 		returned, err := m.returned(ctx, b)

@@ -114,9 +114,9 @@ func (m *Manager) forgetGone() {
 	}
 }
 
-// Held returns a block of the cache, which may be of an earlier time, as it is now; nil if it
+// heldNow returns a block of the cache, which may be of an earlier time, as it is now; nil if it
 // isn't the node's any more, and it is never used then.
-func (m *Manager) Held(ctx context.Context, b *v2.AddressBlock) (*v2.AddressBlock, error) {
+func (m *Manager) heldNow(ctx context.Context, b *v2.AddressBlock) (*v2.AddressBlock, error) {
 	live, err := m.live(ctx, b)
 	if err != nil {
 		return nil, err
@@ -205,7 +205,7 @@ func (m *Manager) allHeld(ctx context.Context) ([]routes.HeldBlock, error) {
 	}
 	cached := map[string]routes.HeldBlock{}
 	for _, b := range m.list(labels.Everything()) {
-		if rec, err := Recorded(b); err == nil && !m.Foreign(b) { // else reported, or settled, by intake
+		if rec, err := Recorded(b); err == nil && !m.foreign(b) { // else reported, or settled, by intake
 			cached[b.Name] = routes.HeldBlock{Name: b.Name, Block: rec.Block, Reserved: reserved(b)}
 		}
 	}

@@ -12,9 +12,9 @@ import (
 	"github.com/coil-net/coil/pkg/store"
 )
 
-// Asked says whether a block was made for a BlockRequest of this process, or for none. The cache may show one that
+// requested says whether a block was made for a BlockRequest of this process, or for none. The cache may show one that
 // came back with the block.
-func (m *Manager) Asked(b *v2.AddressBlock) bool {
+func (m *Manager) requested(b *v2.AddressBlock) bool {
 	uid := types.UID(b.Labels[v2.LabelRequest])
 	return uid == "" || m.asked.isOwn(uid)
 }
@@ -26,7 +26,7 @@ func (m *Manager) returned(ctx context.Context, b *v2.AddressBlock) (bool, error
 	m.mu.Lock()
 	_, held := m.since[b.Name]
 	m.mu.Unlock()
-	if held || reserved(b) || m.Asked(b) {
+	if held || reserved(b) || m.requested(b) {
 		return false, nil
 	}
 	usage, err := m.record.Usage(ctx)

@@ -115,7 +115,7 @@ func TestBlockAndRequestComeBack(t *testing.T) {
 	gone()
 	block := newBlock("default", 0)
 	block.UID, block.Labels[v2.LabelRequest] = "block-of-request-1", "request-1"
-	if m := b.Manager; m.Asked(block) {
+	if m := b.Manager; m.requested(block) {
 		t.Error("the block counts as asked for")
 	}
 	b.exporter.before(func() {

@@ -73,10 +73,10 @@ func (m *Manager) report(ctx context.Context, b *v2.AddressBlock, s v2.AddressBl
 	return nil
 }
 
-// Claim writes the UID of the Node into the blocks that carry its name only, as
+// claim writes the UID of the Node into the blocks that carry its name only, as
 // those made by Coil 2.x do, or another UID, as after the Node was re-created.
 // The caller has made sure that this node is the one that uses them.
-func (m *Manager) Claim(ctx context.Context, b *v2.AddressBlock) error {
+func (m *Manager) claim(ctx context.Context, b *v2.AddressBlock) error {
 	if b.Annotations[v2.AnnotationNodeUID] == string(m.cfg.NodeUID) {
 		return nil
 	}
@@ -89,9 +89,9 @@ func (m *Manager) Claim(ctx context.Context, b *v2.AddressBlock) error {
 	return nil
 }
 
-// Foreign says that a block was an earlier Node's of the name, on this machine or another. One
+// foreign says that a block was an earlier Node's of the name, on this machine or another. One
 // of Coil 2.x names no Node, but none has a block that is older than itself.
-func (m *Manager) Foreign(b *v2.AddressBlock) bool {
+func (m *Manager) foreign(b *v2.AddressBlock) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.claimed[b.UID] {
@@ -106,27 +106,27 @@ func (m *Manager) Foreign(b *v2.AddressBlock) bool {
 // settle claims or disowns a foreign block that came after the others were, because the first
 // list was of an earlier time. A reserved one is where an admin says that it is.
 func (m *Manager) settle(ctx context.Context, b *v2.AddressBlock) error {
-	b, err := m.Held(ctx, b)
-	if b == nil || err != nil || !m.Foreign(b) {
+	b, err := m.heldNow(ctx, b)
+	if b == nil || err != nil || !m.foreign(b) {
 		return err
 	}
 	if reserved(b) {
-		return m.Claim(ctx, b)
+		return m.claim(ctx, b)
 	}
 	used, err := m.cfg.Uses(ctx, b)
 	if err != nil {
 		return fmt.Errorf("find out whose AddressBlock %s is: %w", b.Name, err)
 	}
 	if used {
-		return m.Claim(ctx, b)
+		return m.claim(ctx, b)
 	}
-	return m.Disown(ctx, b)
+	return m.disown(ctx, b)
 }
 
-// Disown says that this machine doesn't use a foreign block. It never will, and
+// disown says that this machine doesn't use a foreign block. It never will, and
 // coil-ipam-controller frees the block after the quarantine: the machine that uses it may
 // still run.
-func (m *Manager) Disown(ctx context.Context, b *v2.AddressBlock) error {
+func (m *Manager) disown(ctx context.Context, b *v2.AddressBlock) error {
 	if b.Annotations[v2.AnnotationDisowned] != string(m.cfg.NodeUID) {
 		if err := m.note(ctx, b, v2.AnnotationDisowned); err != nil {
 			return fmt.Errorf("disown AddressBlock %s: %w", b.Name, err)
