@@ -85,7 +85,7 @@ func TestBuildRefuses(t *testing.T) {
 	})
 }
 
-// testImage has two programs that were written to disk at different times.
+// testImage has two programs that were written to disk at different times, one of them by two names.
 func testImage(t *testing.T) image {
 	t.Helper()
 	dir := t.TempDir()
@@ -99,6 +99,9 @@ func testImage(t *testing.T) image {
 		}
 		i.files = append(i.files, file{path: "/" + name, source: source, size: int64(1000 * len(name))})
 	}
+	same := i.files[1]
+	same.path, same.link = "/coild-again", "/coild"
+	i.files = append(i.files, same)
 	return i
 }
 
@@ -183,9 +186,9 @@ func TestArchiveIsAnOCILayout(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		got = append(got, fmt.Sprintf("%s %o %d:%d %d %d", h.Name, h.Mode, h.Uid, h.Gid, h.Size, h.ModTime.Unix()))
+		got = append(got, strings.TrimSpace(fmt.Sprintf("%s %o %d:%d %d %d %s", h.Name, h.Mode, h.Uid, h.Gid, h.Size, h.ModTime.Unix(), h.Linkname)))
 	}
-	want := []string{"coil 755 0:0 4000 1700000000", "coild 755 0:0 5000 1700000000"}
+	want := []string{"coil 755 0:0 4000 1700000000", "coild 755 0:0 5000 1700000000", "coild-again 755 0:0 0 1700000000 coild"}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("layer (-want +got):\n%s", diff)
 	}
