@@ -19,7 +19,7 @@ const (
 	lowPressure  = 70
 )
 
-// Reasons of the conditions about pressure.
+// Reasons of the conditions about pressure of an Egress.
 const (
 	// ReasonAlmostFull: ConntrackPressure, or PortPressure, is True.
 	ReasonAlmostFull = "AlmostFull"

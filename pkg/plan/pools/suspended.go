@@ -10,12 +10,13 @@ import (
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
 )
 
-const (
-	// SuspendFor is for how long a pool gives no block after a node claimed one of it. Each coild
-	// that runs looks for its blocks within seconds of the return of the API server, and again
-	// every minute; the rest is for nodes that are started at the same time.
-	SuspendFor = 10 * time.Minute
+// SuspendFor is for how long a pool gives no block after a node claimed one of it. Each coild
+// that runs looks for its blocks within seconds of the return of the API server, and again
+// every minute; the rest is for nodes that are started at the same time.
+const SuspendFor = 10 * time.Minute
 
+// Reasons of the condition Suspended of an AddressPool.
+const (
 	// ReasonNoClaim: Suspended is False.
 	ReasonNoClaim = "NoClaim"
 	// ReasonBlocksClaimed: Suspended is True because a node claimed a block.
