@@ -23,7 +23,7 @@ const (
 const (
 	// ReasonAlmostFull: ConntrackPressure, or PortPressure, is True.
 	ReasonAlmostFull = "AlmostFull"
-	// ReasonEnough: it is False.
+	// ReasonEnough: ConntrackPressure, or PortPressure, is False.
 	ReasonEnough = "Enough"
 )
 
