@@ -47,11 +47,13 @@ func TestAPI(t *testing.T) {
 	for _, crd := range definitions(t) {
 		section(&b, crd, groups)
 	}
-	b.WriteString("\n## Names on objects of Kubernetes\n")
-	for _, title := range slices.Sorted(maps.Keys(groups)) {
-		if strings.HasPrefix(title, names) || strings.HasPrefix(title, events) {
-			fmt.Fprintf(&b, "\n%s\n\n", title)
-			table(&b, groups[title])
+	for _, part := range []struct{ heading, prefix string }{{"Names on objects of Kubernetes", names}, {"Events of coild about Egresses", events}} {
+		fmt.Fprintf(&b, "\n## %s\n", part.heading)
+		for _, title := range slices.Sorted(maps.Keys(groups)) {
+			if strings.HasPrefix(title, part.prefix) {
+				fmt.Fprintf(&b, "\n%s\n\n", title)
+				table(&b, groups[title])
+			}
 		}
 	}
 	compare(t, "manifests/crd/README.md", b.String())
@@ -107,10 +109,10 @@ func section(b *strings.Builder, crd definition, groups groups) {
 		}
 		fmt.Fprintf(b, "| %s | %s | %s |\n", c.Name, code(c.JSONPath), meaning)
 	}
-	about := regexp.MustCompile(`\b` + kind + `(Failed)?\.$`)
+	about := regexp.MustCompile(`\b` + kind + `(Failed|Complete)?\.$`)
 	for _, title := range slices.Sorted(maps.Keys(groups)) {
 		if about.MatchString(title) {
-			fmt.Fprintf(b, "\n%s:\n\n", strings.TrimSuffix(strings.ReplaceAll(title, kind+"Failed", "`Failed`"), "."))
+			fmt.Fprintf(b, "\n%s:\n\n", regexp.MustCompile(kind+`(\w+)\.$|\.$`).ReplaceAllString(title, "$1"))
 			table(b, groups[title])
 		}
 	}
@@ -301,7 +303,7 @@ func values(g *ast.GenDecl) (all []constant) {
 func table(b *strings.Builder, all []constant) {
 	b.WriteString("| value | meaning |\n|---|---|\n")
 	for _, c := range all {
-		doc := strings.TrimLeft(strings.TrimPrefix(c.doc, c.name), ": ")
+		doc := strings.TrimLeft(strings.TrimPrefix(c.doc, c.name), ":, ")
 		fmt.Fprintf(b, "| %s | %s |\n", code(c.value), cell(doc))
 	}
 }

@@ -7,15 +7,15 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// MaxInternalIPs is how many InternalIPs of a Node count: kubelet writes them, and that of a node
+// maxInternalIPs is how many InternalIPs of a Node count: kubelet writes them, and that of a node
 // that was taken over must not fill, or widen, the ranges of all Egresses, nor take all blocks.
-const MaxInternalIPs = 16
+const maxInternalIPs = 16
 
 // NodeInternalIPs returns the addresses of a Node inside the cluster: the first ones, since kubelet writes
 // them.
 func NodeInternalIPs(n *corev1.Node) []netip.Addr {
 	addrs := NodeAddrs(n, corev1.NodeInternalIP)
-	return addrs[:min(len(addrs), MaxInternalIPs)]
+	return addrs[:min(len(addrs), maxInternalIPs)]
 }
 
 // NodeAddrs returns the addresses of a Node of some types, without names.

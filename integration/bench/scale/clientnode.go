@@ -42,7 +42,7 @@ const (
 )
 
 // clientNode is a process that does what coild does for clients of an Egress: its watches, its loop
-// and its Kernel, in network namespaces of its own. Only tunnels are played, by veths, since not each
+// and its kernel objects, in network namespaces of its own. Only tunnels are played, by veths, since not each
 // machine's kernel has FoU: coild itself would start no client there.
 type clientNode struct {
 	Name, Kubeconfig string

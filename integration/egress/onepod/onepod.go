@@ -1,5 +1,5 @@
 // Package onepod keeps one client pod of one Egress up to date by what coild does that with
-// (pkg/node/egress), in the real kernel, without coild and an API server.
+// (pkg/node/egress, pkg/clientnet), in the real kernel, without coild and an API server.
 //
 // It owns the objects that the manager asks a cluster for. It must not know what is tested or
 // measured by them.

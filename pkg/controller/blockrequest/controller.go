@@ -345,7 +345,7 @@ func (c *Controller) sync(ctx context.Context, name string) error {
 func (c *Controller) complete(ctx context.Context, r *v2.BlockRequest, b *v2.AddressBlock) error {
 	answer := r.DeepCopy()
 	answer.Status.AddressBlockName = b.Name
-	c.setCondition(answer, v2.BlockRequestComplete, "BlockAssigned",
+	c.setCondition(answer, v2.BlockRequestComplete, v2.ReasonBlockAssigned,
 		fmt.Sprintf("Node %s has AddressBlock %s", r.Spec.NodeName, b.Name))
 	_, err := c.coil.CoilV2().BlockRequests().UpdateStatus(ctx, answer, metav1.UpdateOptions{})
 	if apierrors.IsNotFound(err) {

@@ -11,11 +11,12 @@ import (
 
 // Reasons of Events on pods.
 const (
-	// EgressMissing: an Egress that the pod's annotations name doesn't exist.
+	// EgressMissing: an Egress that the pod's annotations name doesn't exist, or can't by its name.
 	EgressMissing = "EgressMissing"
 	// EgressNotAllowed: an Egress isn't for the pod's namespace; its destinations are unreachable.
 	EgressNotAllowed = "EgressNotAllowed"
-	// EgressConflict: two Egresses of the pod have the same destination; the first is used.
+	// EgressConflict: two Egresses of the pod have the same destination, of which the first is used; or a router of one is
+	// a destination of the other, and isn't used.
 	EgressConflict = "EgressConflict"
 	// EgressTooMany: the pod names more Egresses, or has more destinations or routers, than one pod may have.
 	EgressTooMany = "EgressTooMany"

@@ -21,9 +21,9 @@ const (
 
 // Reasons of the conditions about pressure of an Egress.
 const (
-	// ReasonAlmostFull: ConntrackPressure, or PortPressure, is True.
+	// ReasonAlmostFull: ConntrackPressure, PortPressure or ClientPressure is True.
 	ReasonAlmostFull = "AlmostFull"
-	// ReasonEnough: ConntrackPressure, or PortPressure, is False.
+	// ReasonEnough: ConntrackPressure, PortPressure or ClientPressure is False.
 	ReasonEnough = "Enough"
 )
 

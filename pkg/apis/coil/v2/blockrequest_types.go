@@ -81,6 +81,12 @@ const (
 	BlockRequestFailed BlockRequestConditionType = "Failed"
 )
 
+// Reasons of BlockRequestComplete.
+const (
+	// ReasonBlockAssigned: the block has the request's UID as a label.
+	ReasonBlockAssigned = "BlockAssigned"
+)
+
 // Reasons of BlockRequestFailed.
 const (
 	// ReasonPoolNotFound: no AddressPool has the name.
