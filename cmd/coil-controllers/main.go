@@ -1,5 +1,5 @@
-// Command coil-controllers is coil-ipam-controller and coil-egress-controller in one file, as the image has it: most of
-// each is what both link. It runs the program by whose name it is called.
+// Command coil-controllers is coil-ipam-controller and coil-egress-controller in one file, for the image: both programs
+// link mostly the same packages. The name under which the file is called chooses the program.
 package main
 
 import (

@@ -12,8 +12,8 @@ import (
 	"strings"
 )
 
-// joined are programs that are one file of the image, under several names, by the program that consists of them: most
-// of each is what they have in common. Their order is that of their names.
+// joined has, by the name of a combined program, the programs that it consists of, sorted. The image has the combined
+// program once, under the name of each: these programs link mostly the same packages.
 var joined = map[string][]string{
 	"coil-controllers": {"coil-egress-controller", "coil-ipam-controller"},
 	"coil-routers":     {"coil-egress", "coil-router"},

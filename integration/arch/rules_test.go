@@ -126,7 +126,7 @@ var (
 	netlink  = "github.com/vishvananda/netlink"
 )
 
-// controlled are types of what only the controllers make or read.
+// controlled are packages of API types that only the controllers need.
 var controlled = []string{"k8s.io/api/networking", "k8s.io/api/policy", "k8s.io/api/rbac"}
 
 // links says what must not be linked into what, at any depth.

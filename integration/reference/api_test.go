@@ -1,7 +1,7 @@
-// Package reference keeps pages that say what definitions, manifests and sources say: the reference of Coil's API,
-// manifests/crd/README.md, and the rights of its programs, manifests/rbac/README.md.
+// Package reference writes two pages from definitions, manifests and sources: the reference of Coil's API,
+// manifests/crd/README.md, and the rights of its programs, manifests/rbac/README.md. Its tests compare the pages.
 //
-// It reads files and must not know what a field or a right is for.
+// It reads files only. It must not know the purpose of a field or a right.
 package reference
 
 import (

@@ -11,7 +11,7 @@ import (
 	"github.com/coil-net/coil/pkg/testkit"
 )
 
-// A played client has what package clientnet makes, tunnels in both families included, and a second look
+// A played client has all objects of package clientnet, tunnels in both families included. A second look
 // changes nothing: what is measured is the comparison.
 func TestClientNode(t *testing.T) {
 	testkit.Need(t, testkit.Netns)

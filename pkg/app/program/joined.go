@@ -12,8 +12,8 @@ import (
 // Joined are programs that are in one file, by their names.
 type Joined map[string]func(args []string) int
 
-// Main runs the program by whose name the file was called, which is the first of the arguments as the kernel gives them,
-// and returns its exit code; 2 if no program has the name.
+// Main runs the program that has the base name of args[0], and returns its exit code; 2 if there is none. args are those
+// of the process (os.Args).
 func (j Joined) Main(args []string) int {
 	if len(args) > 0 {
 		if main, ok := j[filepath.Base(args[0])]; ok {
