@@ -271,7 +271,15 @@ func (f *failover) addEgress(ctx context.Context, c egressClient) error {
 	if err := errors.Join(ip(ctx, c.network()), forwards(ctx, c.name)); err != nil {
 		return err
 	}
-	return makeClient(ctx, c.name, c.addr(), client.EgressOf(e, s))
+	used := client.EgressOf(e, s)
+	// The answers to source ports of all kinds come from the routers themselves, past what conntrack knows of
+	// the Service; coild has the routers from EndpointSlices.
+	for _, a := range routerEnds {
+		for _, addr := range a.Addrs() {
+			used.Routers = append(used.Routers, client.Router{Addr: addr, State: client.RouterLive})
+		}
+	}
+	return makeClient(ctx, c.name, c.addr(), used)
 }
 
 // makeRouter makes the namespace of a node's name a router of all clients.
