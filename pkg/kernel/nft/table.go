@@ -48,8 +48,9 @@ type rule struct {
 	exprs   []expr.Any
 }
 
-// define compiles a ruleset.
+// define compiles a ruleset. It must be called with mu held.
 func (t *Table) define(r dataplane.Ruleset) (d definition, err error) {
+	compiled := map[dataplane.ChainRule]rule{}
 	d.counters = r.Counters
 	for _, s := range r.Sets {
 		defined, err := t.set(s)
@@ -61,14 +62,18 @@ func (t *Table) define(r dataplane.Ruleset) (d definition, err error) {
 	for _, c := range r.Chains {
 		defined := chain{Chain: c, rules: make([]rule, 0, len(c.Rules))}
 		for _, text := range c.Rules {
-			r, err := newRule(text)
-			if err != nil {
-				return d, fmt.Errorf("chain %s: %w", c.Name, err)
+			r, ok := t.compiled[text]
+			if !ok {
+				if r, err = newRule(text); err != nil {
+					return d, fmt.Errorf("chain %s: %w", c.Name, err)
+				}
 			}
+			compiled[text] = r
 			defined.rules = append(defined.rules, r)
 		}
 		d.chains = append(d.chains, defined)
 	}
+	t.compiled = compiled
 	return d, nil
 }
 
@@ -103,6 +108,8 @@ type Table struct {
 	most int
 
 	mu sync.Mutex // is held from reading to writing
+	// compiled has the rules of the last ruleset: the next one has most of them, too.
+	compiled map[dataplane.ChainRule]rule
 	// known is what the table was when the rulesets had the generation: as long as they
 	// have it, nobody has changed anything, and nothing needs to be read.
 	known      *state
