@@ -1,5 +1,6 @@
-// Package reference writes two pages from definitions, manifests and sources: the reference of Coil's API,
-// manifests/crd/README.md, and the rights of its programs, manifests/rbac/README.md. Its tests compare the pages.
+// Package reference writes pages from definitions, manifests and sources: the reference of Coil's API,
+// manifests/crd/README.md, the rights of its programs, manifests/rbac/README.md, and the list of packages in
+// pkg/README.md. Its tests compare the pages.
 //
 // It reads files only. It must not know the purpose of a field or a right.
 package reference
