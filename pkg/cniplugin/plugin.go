@@ -100,13 +100,9 @@ func (p Plugin) add(c command, deadline time.Time) error {
 		return spec.NewError(spec.CodeDecodingFailure, "answer of coild to ADD can't be decoded", err.Error())
 	}
 	if len(raw) == 0 {
-		raw = c.conf.PrevResult.Raw // a chained plugin that adds nothing hands on what it got
+		raw = c.conf.PrevResult // a chained plugin that adds nothing hands on what it got
 	}
-	v, err := spec.Parse(raw)
-	var result spec.Result
-	if err == nil {
-		result, err = spec.ParseResult(v, c.conf.CNIVersion)
-	}
+	result, err := spec.ParseResult(raw, c.conf.CNIVersion)
 	if err != nil {
 		return spec.NewError(spec.CodeDecodingFailure, "answer of coild to ADD is not a CNI result", err.Error())
 	}
@@ -151,7 +147,7 @@ func (p Plugin) del(c command, deadline time.Time) error {
 
 // gc fails without a list of valid attachments: see spec.ValidAttachments.
 func gc(c command, deadline time.Time) error {
-	if _, err := spec.ValidAttachments(c.conf.All); err != nil {
+	if _, err := spec.ValidAttachments(c.stdin); err != nil {
 		return err
 	}
 	return simple(c, deadline)

@@ -38,8 +38,7 @@ func newRequest(c command) (request, error) {
 			}
 		}
 	}
-	prev := c.conf.PrevResult
-	chained := prev.Kind != spec.Null
+	chained := c.conf.PrevResult != nil
 	r.args[argIsChained] = strconv.FormatBool(chained)
 	if c.verb == verbCheck && !chained {
 		return request{}, spec.NewError(spec.CodeInvalidConfig, "CHECK needs prevResult in the network configuration", "")
@@ -47,7 +46,7 @@ func newRequest(c command) (request, error) {
 	if !chained {
 		return r, nil
 	}
-	result, err := spec.ParseResult(prev, c.conf.CNIVersion)
+	result, err := spec.ParseResult(c.conf.PrevResult, c.conf.CNIVersion)
 	if err == nil {
 		r.ips, r.interfaces = addresses(result)
 	} else if c.verb != verbDel {

@@ -19,6 +19,7 @@
 package delqueue
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"hash/fnv"
@@ -33,7 +34,6 @@ import (
 
 	"github.com/coil-net/coil/pkg/atomicfile"
 	"github.com/coil-net/coil/pkg/attachment"
-	"github.com/coil-net/coil/pkg/cniconf/spec"
 )
 
 const (
@@ -68,42 +68,13 @@ type Record struct {
 	QueuedAt time.Time
 }
 
-// marshal is the content of a record's file.
-func (r Record) marshal() []byte {
-	b := []byte("{")
-	for _, m := range [][2]string{
-		{"containerID", r.ContainerID}, {"ifName", r.IfName}, {"podNamespace", r.PodNamespace}, {"podName", r.PodName},
-		{"queuedAt", r.QueuedAt.Format(time.RFC3339Nano)},
-	} {
-		if m[1] == "" {
-			continue
-		}
-		if len(b) > 1 {
-			b = append(b, ',')
-		}
-		b = spec.AppendString(append(spec.AppendString(b, m[0]), ':'), m[1])
-	}
-	return append(b, "}\n"...)
-}
-
-// unmarshal reads the content of a record's file; errNoRecord.
-func unmarshal(content []byte) (Record, error) {
-	v, err := spec.Parse(content)
-	if err != nil {
-		return Record{}, errNoRecord
-	}
-	var at time.Time
-	if q := v.Get("queuedAt"); q.Kind != spec.Null {
-		if at, err = time.Parse(time.RFC3339Nano, q.Text); err != nil {
-			return Record{}, errNoRecord
-		}
-	}
-	return Record{
-		ID:           attachment.ID{ContainerID: v.Get("containerID").Text, IfName: v.Get("ifName").Text},
-		PodNamespace: v.Get("podNamespace").Text,
-		PodName:      v.Get("podName").Text,
-		QueuedAt:     at,
-	}, nil
+// content is what the file of a record says, in JSON.
+type content struct {
+	ContainerID  string    `json:"containerID"`
+	IfName       string    `json:"ifName"`
+	PodNamespace string    `json:"podNamespace,omitempty"`
+	PodName      string    `json:"podName,omitempty"`
+	QueuedAt     time.Time `json:"queuedAt"`
 }
 
 // Queue is the queue in one folder. Its methods may be called by several
@@ -116,9 +87,12 @@ func New(dir string) Queue { return Queue{dir} }
 // Add records a DEL. When it returns nil, the record survives a power cut. A record
 // of the same ID is replaced. ErrFull when there are too many.
 func (q Queue) Add(r Record) error {
-	content := r.marshal()
-	if len(content) > maxRecordSize {
-		return fmt.Errorf("queue deletion: record of %d bytes exceeds %d", len(content), maxRecordSize)
+	text, err := json.Marshal(content{r.ContainerID, r.IfName, r.PodNamespace, r.PodName, r.QueuedAt})
+	if err == nil && len(text) >= maxRecordSize {
+		err = fmt.Errorf("record of %d bytes exceeds %d", len(text), maxRecordSize)
+	}
+	if err != nil {
+		return fmt.Errorf("queue deletion: %w", err)
 	}
 	if err := os.MkdirAll(q.dir, 0o700); err != nil {
 		return fmt.Errorf("queue deletion of %s: %w", r.ContainerID, err)
@@ -130,7 +104,7 @@ func (q Queue) Add(r Record) error {
 	if len(entries) >= MaxRecords {
 		return fmt.Errorf("queue deletion of %s in %s: %w", r.ContainerID, q.dir, ErrFull)
 	}
-	if err := atomicfile.Write(q.path(r.ID), content, 0o600); err != nil {
+	if err := atomicfile.Write(q.path(r.ID), append(text, '\n'), 0o600); err != nil {
 		return fmt.Errorf("queue deletion: %w", err)
 	}
 	// The folder itself may be new.
@@ -210,17 +184,15 @@ func (q Queue) read(e fs.DirEntry) (Record, error) {
 		return Record{}, err
 	}
 	defer f.Close()
-	content, err := io.ReadAll(io.LimitReader(f, maxRecordSize+1))
+	text, err := io.ReadAll(io.LimitReader(f, maxRecordSize+1))
 	if err != nil {
 		return Record{}, err
 	}
-	if len(content) > maxRecordSize {
+	var c content
+	if len(text) > maxRecordSize || json.Unmarshal(text, &c) != nil {
 		return Record{}, errNoRecord
 	}
-	r, err := unmarshal(content)
-	if err != nil {
-		return Record{}, err
-	}
+	r := Record{attachment.ID{ContainerID: c.ContainerID, IfName: c.IfName}, c.PodNamespace, c.PodName, c.QueuedAt}
 	if r.ContainerID == "" || r.IfName == "" || fileName(r.ID) != e.Name() {
 		return Record{}, errNoRecord
 	}

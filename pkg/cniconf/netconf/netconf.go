@@ -28,36 +28,14 @@ const PluginType = spec.PluginType
 // speaks, oldest first.
 func SupportedVersions() []string { return spec.Versions() }
 
-// Conf is the configuration. Keys of other plugins and of the specification that
-// Coil has no use for are ignored.
-type Conf struct {
-	CNIVersion, Name, Type string
-
-	// Socket is the absolute path of coild's socket.
-	Socket string
-	// DelQueueDir is the absolute path of the folder where DELs wait for coild.
-	DelQueueDir string
-
-	// PrevResult is the result of the plugin before this one (ADD), or of the whole
-	// list (CHECK, DEL), as it came; nil if there is none.
-	PrevResult json.RawMessage
-}
+// Conf is the configuration.
+type Conf spec.Conf
 
 // Parse reads the configuration and sets the defaults. Its errors are CNI errors of
 // code 6 (no JSON) or 7 (a value can't be).
 func Parse(data []byte) (Conf, error) {
-	parsed, err := spec.ParseConf(data)
-	if err != nil {
-		return Conf{}, cniError(err)
-	}
-	c := Conf{
-		CNIVersion: parsed.CNIVersion, Name: parsed.Name, Type: parsed.Type,
-		Socket: parsed.Socket, DelQueueDir: parsed.DelQueueDir,
-	}
-	if prev := parsed.PrevResult; prev.Kind != spec.Null {
-		c.PrevResult = json.RawMessage(prev.Raw)
-	}
-	return c, nil
+	c, err := spec.ParseConf(data)
+	return Conf(c), cniError(err)
 }
 
 // Previous decodes prevResult, which has the version of the configuration, and
@@ -118,15 +96,8 @@ func DecodeResult(data []byte, version string) (*types100.Result, error) {
 // ValidAttachments returns the attachments that the runtime listed for GC; see
 // spec.ValidAttachments. Its errors are CNI errors of code 6 or 7.
 func ValidAttachments(data []byte) ([]attachment.ID, error) {
-	v, err := spec.Parse(data)
-	if err != nil {
-		return nil, types.NewError(types.ErrDecodingFailure, "network configuration is not valid JSON", err.Error())
-	}
-	list, err := spec.ValidAttachments(v)
-	if err != nil {
-		return nil, cniError(err)
-	}
-	return list, nil
+	list, err := spec.ValidAttachments(data)
+	return list, cniError(err)
 }
 
 // cniError returns an error as the CNI project's library knows it.

@@ -1,6 +1,9 @@
 package spec
 
 import (
+	"cmp"
+	"encoding/json"
+	"errors"
 	"fmt"
 	"strings"
 )
@@ -27,35 +30,24 @@ type Conf struct {
 	// DelQueueDir is the absolute path of the folder where DELs wait for coild.
 	DelQueueDir string
 	// PrevResult is the result of the plugin before this one (ADD), or of the whole
-	// list (CHECK, DEL); Null if there is none.
-	PrevResult Value
-	// All is the whole configuration.
-	All Value
+	// list (CHECK, DEL), as it came; nil if there is none.
+	PrevResult json.RawMessage
 }
 
 // ParseConf reads the configuration and sets the defaults. Its errors are of code 6 (no
 // JSON, or a value of another kind) or 7 (a value can't be).
 func ParseConf(data []byte) (Conf, error) {
-	v, err := Parse(data)
-	if err == nil && v.Kind != Object && v.Kind != Null {
-		err = fmt.Errorf("it is not an object")
-	}
+	var c Conf
+	o, err := parseObject(data)
+	err = errors.Join(err, o.get("cniVersion", &c.CNIVersion), o.get("name", &c.Name), o.get("type", &c.Type),
+		o.get("socket", &c.Socket), o.get("delQueueDir", &c.DelQueueDir), o.get("prevResult", &c.PrevResult))
 	if err != nil {
-		return Conf{}, NewError(CodeDecodingFailure, "network configuration is not valid JSON", err.Error())
+		return Conf{}, notJSON(err)
 	}
-	c := Conf{Socket: DefaultSocket, DelQueueDir: DefaultDelQueueDir, PrevResult: v.Get("prevResult"), All: v}
-	for _, f := range []struct {
-		key string
-		to  *string
-	}{{"cniVersion", &c.CNIVersion}, {"name", &c.Name}, {"type", &c.Type}, {"socket", &c.Socket}, {"delQueueDir", &c.DelQueueDir}} {
-		m := v.Get(f.key)
-		if m.Kind != String && m.Kind != Null {
-			return Conf{}, NewError(CodeDecodingFailure, "network configuration is not valid JSON", f.key+" is not a string")
-		}
-		if m.Text != "" {
-			*f.to = m.Text
-		}
+	if string(c.PrevResult) == "null" {
+		c.PrevResult = nil
 	}
+	c.Socket, c.DelQueueDir = cmp.Or(c.Socket, DefaultSocket), cmp.Or(c.DelQueueDir, DefaultDelQueueDir)
 	for _, p := range []struct{ key, path string }{{"socket", c.Socket}, {"delQueueDir", c.DelQueueDir}} {
 		if !strings.HasPrefix(p.path, "/") {
 			return Conf{}, NewError(CodeInvalidConfig, fmt.Sprintf("%s %q of the network configuration must be an absolute path", p.key, p.path), "")
@@ -66,4 +58,8 @@ func ParseConf(data []byte) (Conf, error) {
 			fmt.Sprintf("socket %q of the network configuration is longer than %d bytes", c.Socket, maxSocketPath), "")
 	}
 	return c, nil
+}
+
+func notJSON(err error) error {
+	return NewError(CodeDecodingFailure, "network configuration is not valid JSON", err.Error())
 }

@@ -1,6 +1,8 @@
 package spec
 
 import (
+	"encoding/json"
+	"errors"
 	"fmt"
 
 	"github.com/coil-net/coil/pkg/attachment"
@@ -15,19 +17,24 @@ var validAttachments = []string{"cni.dev/valid-attachments", "cni.dev/attachment
 // order in which they were named first. What either key lists is valid. A GC without
 // any list is an error of code 7 rather than an order to release everything; null and
 // [] are such an order.
-func ValidAttachments(conf Value) ([]attachment.ID, error) {
+func ValidAttachments(conf []byte) ([]attachment.ID, error) {
+	o, err := parseObject(conf)
+	if err != nil {
+		return nil, notJSON(err)
+	}
 	valid := []attachment.ID{}
 	seen := map[attachment.ID]bool{}
 	found := false
 	for _, key := range validAttachments {
-		found = found || conf.Has(key)
-		list := conf.Get(key)
-		if list.Kind != Array && list.Kind != Null {
+		found = found || o[key] != nil
+		var list []json.RawMessage
+		if o.get(key, &list) != nil {
 			return nil, NewError(CodeDecodingFailure, key+" of the network configuration is not a list of attachments", "")
 		}
-		for _, e := range list.Elems {
-			a := attachment.ID{ContainerID: e.Get("containerID").Text, IfName: e.Get("ifname").Text}
-			if a.ContainerID == "" || a.IfName == "" {
+		for _, e := range list {
+			var a attachment.ID
+			m, err := parseObject(e)
+			if errors.Join(err, m.get("containerID", &a.ContainerID), m.get("ifname", &a.IfName)) != nil || a.ContainerID == "" || a.IfName == "" {
 				return nil, NewError(CodeInvalidConfig,
 					fmt.Sprintf("%s of the network configuration has an attachment without containerID or ifname", key), "")
 			}

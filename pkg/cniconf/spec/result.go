@@ -1,8 +1,10 @@
 package spec
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -29,46 +31,43 @@ type Result struct {
 	Interfaces []Interface
 	Addresses  []Address
 
-	all Value
+	raw []byte // nil if it doesn't say its version
+	all object
+	ips []object
 }
 
 // ParseResult reads a result. The given version holds if the result doesn't say its
 // own, as those before 1.0.0 may.
-func ParseResult(v Value, version string) (Result, error) {
-	if v.Kind != Object {
-		return Result{}, errors.New("it is not an object")
+func ParseResult(data []byte, version string) (Result, error) {
+	all, err := parseObject(data)
+	if err == nil && all == nil {
+		err = errors.New("it is not an object")
 	}
-	r := Result{Version: version, all: v}
-	own := v.Get("cniVersion")
-	if own.Kind != String && own.Kind != Null {
-		return Result{}, errors.New("cniVersion is not a string")
+	r := Result{all: all}
+	var interfaces, routes []object
+	if err := errors.Join(err, all.get("cniVersion", &r.Version), all.get("interfaces", &interfaces), all.get("ips", &r.ips),
+		all.get("routes", &routes)); err != nil {
+		return Result{}, err
 	}
-	if own.Text != "" {
-		r.Version = own.Text
+	if r.Version != "" {
+		r.raw = data
 	}
-	if !slices.Contains(append(Versions(), "0.3.0"), r.Version) {
+	if r.Version = cmp.Or(r.Version, version); !slices.Contains(append(Versions(), "0.3.0"), r.Version) {
 		return Result{}, fmt.Errorf("results of version %q are unknown", r.Version)
 	}
-	for _, key := range []string{"interfaces", "ips", "routes"} {
-		list := v.Get(key)
-		if list.Kind != Array && list.Kind != Null {
-			return Result{}, fmt.Errorf("%s is not an array", key)
-		}
-		for i, e := range list.Elems {
-			if e.Kind != Object {
-				return Result{}, fmt.Errorf("%s[%d] is not an object", key, i)
-			}
-		}
+	if slices.ContainsFunc(slices.Concat(interfaces, r.ips, routes), func(o object) bool { return o == nil }) {
+		return Result{}, errors.New("null among the interfaces, ips or routes")
 	}
-	for _, e := range v.Get("interfaces").Elems {
-		name, sandbox := e.Get("name"), e.Get("sandbox")
-		if name.Kind != String || sandbox.Kind != String && sandbox.Kind != Null {
-			return Result{}, fmt.Errorf("interface %s has no name, or a sandbox that is no string", e.Raw)
+	for n, o := range interfaces {
+		var name *string
+		var sandbox string
+		if errors.Join(o.get("name", &name), o.get("sandbox", &sandbox)) != nil || name == nil {
+			return Result{}, fmt.Errorf("interface %d has no name, or a sandbox that is no string", n)
 		}
-		r.Interfaces = append(r.Interfaces, Interface{name.Text, sandbox.Text})
+		r.Interfaces = append(r.Interfaces, Interface{*name, sandbox})
 	}
-	for _, e := range v.Get("ips").Elems {
-		a, err := parseAddress(e)
+	for _, o := range r.ips {
+		a, err := parseAddress(o)
 		if err != nil {
 			return Result{}, err
 		}
@@ -77,73 +76,41 @@ func ParseResult(v Value, version string) (Result, error) {
 	return r, nil
 }
 
-func parseAddress(e Value) (Address, error) {
+func parseAddress(o object) (Address, error) {
 	a := Address{Interface: -1}
-	ip, bits, ok := strings.Cut(e.Get("address").Text, "/")
+	var cidr string
+	if err := errors.Join(o.get("address", &cidr), o.get("interface", &a.Interface)); err != nil {
+		return a, err
+	}
+	ip, bits, ok := strings.Cut(cidr, "/")
 	if n, err := strconv.Atoi(bits); !ok || ip == "" || err != nil || n < 0 || n > 128 {
-		return a, fmt.Errorf("address %s is not a CIDR", e.Get("address").Raw)
+		return a, fmt.Errorf("address %q is not a CIDR", cidr)
 	}
 	a.IP = ip
-	if i := e.Get("interface"); i.Kind != Null {
-		n, err := strconv.Atoi(string(i.Raw))
-		if err != nil {
-			return a, fmt.Errorf("interface of address %s is %s", ip, i.Raw)
-		}
-		a.Interface = n
-	}
 	return a, nil
 }
 
 // As is the text of the result in a version that the plugin speaks. A result of this
 // version is as it came.
 func (r Result) As(version string) []byte {
-	if r.Version == version && r.all.Get("cniVersion").Text == version {
-		return r.all.Raw
+	if r.Version == version && r.raw != nil {
+		return r.raw
 	}
-	b := AppendString([]byte(`{"cniVersion":`), version)
-	for _, m := range r.all.Members {
-		if m.Name == "cniVersion" {
-			continue
-		}
-		b = appendName(append(b, ','), m.Name)
-		if m.Name != "ips" || m.Value.Kind != Array {
-			b = append(b, m.Value.Raw...)
-			continue
-		}
-		b = append(b, '[')
-		for i, e := range m.Value.Elems {
-			if i > 0 {
-				b = append(b, ',')
+	all := maps.Clone(r.all)
+	all["cniVersion"] = encode(version)
+	if r.ips != nil {
+		ips := make([]object, len(r.ips))
+		for i, ip := range r.ips {
+			ips[i] = maps.Clone(ip)
+			delete(ips[i], "version")
+			if !Since(version, "1.0.0") { // it has the family then
+				ips[i]["version"] = encode("4")
+				if strings.Contains(r.Addresses[i].IP, ":") {
+					ips[i]["version"] = encode("6")
+				}
 			}
-			b = appendIP(b, e, version)
 		}
-		b = append(b, ']')
+		all["ips"] = encode(ips)
 	}
-	return append(b, '}')
-}
-
-func appendName(b []byte, name string) []byte { return append(AppendString(b, name), ':') }
-
-// appendIP appends an address, with its family before 1.0.0.
-func appendIP(b []byte, e Value, version string) []byte {
-	b = append(b, '{')
-	if !Since(version, "1.0.0") {
-		family := "4"
-		if strings.Contains(e.Get("address").Text, ":") {
-			family = "6"
-		}
-		b = append(AppendString(appendName(b, "version"), family), ',')
-	}
-	first := true
-	for _, m := range e.Members {
-		if m.Name == "version" {
-			continue
-		}
-		if !first {
-			b = append(b, ',')
-		}
-		first = false
-		b = append(appendName(b, m.Name), m.Value.Raw...)
-	}
-	return append(b, '}')
+	return encode(all)
 }

@@ -1,16 +1,16 @@
 // Package spec is what the plugin coil speaks of the CNI specification: errors,
 // versions, its network configuration, and results.
 //
-// It owns these texts as bytes: it reads and writes the JSON itself, for the process
-// that links it lives for one call, and the CNI project's library with what it links
-// takes longer to start than the call takes. Tests hold it to that library. It must
-// not know how coild is called or where a configuration is kept.
+// It owns these texts. The CNI project's library makes the start of a process 0.2 ms longer
+// than encoding/json alone, so the plugin, which lives for one call, doesn't link it. Tests
+// hold this package to that library. It must not know how coild is called or where a
+// configuration is kept.
 package spec
 
 import (
+	"encoding/json"
 	"fmt"
 	"slices"
-	"strconv"
 	"strings"
 )
 
@@ -30,9 +30,10 @@ const (
 
 // Error is an error in CNI's words.
 type Error struct {
-	Code uint
+	Code uint `json:"code"`
 	// Msg is for people; Details are what they may need besides, or empty.
-	Msg, Details string
+	Msg     string `json:"msg"`
+	Details string `json:"details,omitempty"`
 }
 
 // NewError returns an error.
@@ -48,12 +49,8 @@ func (e *Error) Error() string {
 
 // JSON is the error as the plugin writes it to standard output.
 func (e *Error) JSON() []byte {
-	b := append([]byte("{\n    \"code\": "), strconv.FormatUint(uint64(e.Code), 10)...)
-	b = AppendString(append(b, ",\n    \"msg\": "...), e.Msg)
-	if e.Details != "" {
-		b = AppendString(append(b, ",\n    \"details\": "...), e.Details)
-	}
-	return append(b, "\n}"...)
+	b, _ := json.MarshalIndent(e, "", "    ") // texts and numbers can always be encoded
+	return b
 }
 
 // Newest is the newest version of the specification that the plugin speaks.
@@ -64,15 +61,10 @@ func Versions() []string { return []string{"0.3.1", "0.4.0", "1.0.0", Newest} }
 
 // VersionJSON is the answer to VERSION.
 func VersionJSON() []byte {
-	b := AppendString([]byte(`{"cniVersion":`), Newest)
-	b = append(b, `,"supportedVersions":[`...)
-	for i, v := range Versions() {
-		if i > 0 {
-			b = append(b, ',')
-		}
-		b = AppendString(b, v)
-	}
-	return append(b, "]}\n"...)
+	return append(encode(struct {
+		CNIVersion        string   `json:"cniVersion"`
+		SupportedVersions []string `json:"supportedVersions"`
+	}{Newest, Versions()}), '\n')
 }
 
 // CheckVersion is an error of code 1 unless the plugin speaks the version of a
