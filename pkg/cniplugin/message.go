@@ -10,7 +10,8 @@ import (
 
 // The messages of pkg/apis/cnirpc/cni.proto and google.rpc.Status in protobuf's wire
 // format (https://protobuf.dev/programming-guides/encoding/). The generated types link
-// grpc-go and reflection; tests hold this file to them.
+// grpc-go and reflection; tests hold this file to them. Package protowire reads the
+// program's own file when it starts, in 20 system calls.
 
 // request is the message CNIArgs.
 type request struct {
@@ -49,7 +50,7 @@ func (r request) marshal() []byte {
 	for _, k := range slices.Sorted(maps.Keys(r.interfaces)) {
 		entry := appendString(nil, 1, k)
 		if r.interfaces[k] {
-			entry = append(entry, 2<<3|wireVarint, 1)
+			entry = append(entry, byte(tag(2, wireVarint)), 1)
 		}
 		b = appendField(b, 8, entry)
 	}
@@ -65,49 +66,44 @@ func appendString(b []byte, number uint64, s string) []byte {
 }
 
 func appendField(b []byte, number uint64, value []byte) []byte {
-	b = binary.AppendUvarint(b, number<<3|wireBytes)
+	b = binary.AppendUvarint(b, tag(number, wireBytes))
 	b = binary.AppendUvarint(b, uint64(len(value)))
 	return append(b, value...)
 }
 
+// tag is what a field begins with. A field of another type than is expected is unknown,
+// like one of another number.
+func tag(number, wire uint64) uint64 { return number<<3 | wire }
+
 // errMalformed: the bytes are no message.
 var errMalformed = errors.New("malformed protobuf message")
 
-// field is a varint or bytes field as it is on the wire.
+// field is a field as it is on the wire.
 type field struct {
-	number uint64
-	wire   uint64
-	varint uint64
-	bytes  []byte
+	tag    uint64
+	varint uint64 // of a varint field
+	bytes  []byte // of all others
 }
 
-// is tells whether the field has this number and type. A field of another type is
-// unknown, like one of another number.
-func (f field) is(number, wire uint64) bool { return f.number == number && f.wire == wire }
-
-// fields calls yield for each varint or bytes field of a message.
+// fields calls yield for each field of a message.
 func fields(b []byte, yield func(field)) error {
 	for len(b) > 0 {
-		tag, n := binary.Uvarint(b)
-		if n <= 0 || tag>>3 == 0 || tag>>3 > 1<<29-1 {
+		var f field
+		var n int
+		if f.tag, n = binary.Uvarint(b); n <= 0 || f.tag>>3 == 0 || f.tag>>3 > 1<<29-1 {
 			return errMalformed
 		}
 		b = b[n:]
-		f := field{number: tag >> 3, wire: tag & 7}
 		size := uint64(0)
-		switch f.wire {
-		case wireVarint:
+		switch wire := f.tag & 7; wire {
+		case wireVarint, wireBytes:
 			if f.varint, n = binary.Uvarint(b); n <= 0 {
 				return errMalformed
 			}
 			b = b[n:]
-			yield(f)
-			continue
-		case wireBytes:
-			if size, n = binary.Uvarint(b); n <= 0 {
-				return errMalformed
+			if wire == wireBytes {
+				size = f.varint
 			}
-			b = b[n:]
 		case wireFixed64:
 			size = 8
 		case wireFixed32:
@@ -118,23 +114,23 @@ func fields(b []byte, yield func(field)) error {
 		if size > uint64(len(b)) {
 			return errMalformed
 		}
-		if f.wire == wireBytes {
-			f.bytes = b[:size:size]
-			yield(f)
-		}
-		b = b[size:]
+		f.bytes, b = b[:size:size], b[size:]
+		yield(f)
 	}
 	return nil
 }
 
+// last returns the fields of a message by their tags, of those that repeat the last one.
+func last(b []byte) (map[uint64]field, error) {
+	m := map[uint64]field{}
+	err := fields(b, func(f field) { m[f.tag] = f })
+	return m, err
+}
+
 // unmarshalAddResponse returns the field result of an AddResponse.
 func unmarshalAddResponse(b []byte) (result []byte, err error) {
-	err = fields(b, func(f field) {
-		if f.is(1, wireBytes) {
-			result = f.bytes
-		}
-	})
-	return result, err
+	response, err := last(b)
+	return response[tag(1, wireBytes)].bytes, err
 }
 
 // cniError is the message CNIError.
@@ -146,45 +142,23 @@ type cniError struct {
 
 // findCNIError returns the first CNIError in the details of a serialised
 // google.rpc.Status. Details of other types are foreign and are skipped.
-func findCNIError(status []byte) (cniError, bool) {
-	var found cniError
-	ok := false
+func findCNIError(status []byte) (found cniError, ok bool) {
 	err := fields(status, func(f field) {
-		if !f.is(3, wireBytes) || ok { // details, of type google.protobuf.Any
+		if f.tag != tag(3, wireBytes) || ok { // details, of type google.protobuf.Any
 			return
 		}
-		var typeURL, value []byte
-		if fields(f.bytes, func(f field) {
-			switch {
-			case f.is(1, wireBytes):
-				typeURL = f.bytes
-			case f.is(2, wireBytes):
-				value = f.bytes
-			}
-		}) != nil {
-			return
+		detail, err := last(f.bytes)
+		url := string(detail[tag(1, wireBytes)].bytes)
+		if err == nil && url[strings.LastIndexByte(url, '/')+1:] == "pkg.cnirpc.CNIError" {
+			found, err = unmarshalCNIError(detail[tag(2, wireBytes)].bytes)
+			ok = err == nil
 		}
-		url := string(typeURL)
-		if url[strings.LastIndexByte(url, '/')+1:] != "pkg.cnirpc.CNIError" {
-			return
-		}
-		e, err := unmarshalCNIError(value)
-		found, ok = e, err == nil
 	})
 	return found, ok && err == nil
 }
 
 func unmarshalCNIError(b []byte) (cniError, error) {
-	var e cniError
-	err := fields(b, func(f field) {
-		switch {
-		case f.is(1, wireVarint):
-			e.code = int32(f.varint)
-		case f.is(2, wireBytes):
-			e.msg = strings.ToValidUTF8(string(f.bytes), "�")
-		case f.is(3, wireBytes):
-			e.details = strings.ToValidUTF8(string(f.bytes), "�")
-		}
-	})
-	return e, err
+	e, err := last(b)
+	text := func(number uint64) string { return strings.ToValidUTF8(string(e[tag(number, wireBytes)].bytes), "�") }
+	return cniError{int32(e[tag(1, wireVarint)].varint), text(2), text(3)}, err
 }
