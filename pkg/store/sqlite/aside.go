@@ -10,7 +10,6 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
@@ -70,49 +69,35 @@ var keptFile = regexp.MustCompile(`^\.(\d{8}T\d{6}Z)-(v\d+|[A-Za-z]+)(?:-(\d+))?
 // the kind of made, which stays also if the clock was ahead before. What can't be removed is tried
 // again the next time.
 func prune(path, made string) {
-	entries, err := os.ReadDir(filepath.Dir(path))
-	if err != nil {
-		return
-	}
-	isCopy := func(kind string) bool { return kind[0] == 'v' }
-	parse := func(name string) []string {
+	match := func(name string) []string {
 		end, ours := strings.CutPrefix(name, filepath.Base(path))
 		if !ours {
 			return nil
 		}
 		return keptFile.FindStringSubmatch(end)
 	}
-	one := parse(filepath.Base(made))
-	if one == nil {
+	entries, err := os.ReadDir(filepath.Dir(path))
+	one := match(filepath.Base(made))
+	if err != nil || one == nil {
 		return
 	}
-	type group struct {
-		time   string
-		number int
-		files  []string
-	}
-	groups := map[string]*group{}
+	others := map[string][]string{} // by their names without what SQLite adds
 	for _, e := range entries {
-		m := parse(e.Name())
-		if m == nil || isCopy(m[2]) != isCopy(one[2]) {
+		m := match(e.Name())
+		if m == nil || (m[2][0] == 'v') != (one[2][0] == 'v') {
 			continue
 		}
-		base := strings.TrimSuffix(e.Name(), m[4])
-		if base == filepath.Base(made) {
-			continue
+		if name := strings.TrimSuffix(e.Name(), m[4]); name != filepath.Base(made) {
+			others[name] = m
 		}
-		if groups[base] == nil {
-			number, _ := strconv.Atoi(m[3])
-			groups[base] = &group{time: m[1], number: number}
-		}
-		groups[base].files = append(groups[base].files, e.Name())
 	}
-	oldest := slices.SortedFunc(maps.Values(groups), func(a, b *group) int {
-		return cmp.Or(strings.Compare(a.time, b.time), cmp.Compare(a.number, b.number))
+	oldest := slices.SortedFunc(maps.Keys(others), func(a, b string) int {
+		x, y := others[a], others[b]
+		return cmp.Or(strings.Compare(x[1], y[1]), cmp.Compare(len(x[3]), len(y[3])), strings.Compare(x[3], y[3]))
 	})
-	for _, g := range oldest[:max(0, len(oldest)-(keptFiles-1))] {
-		for _, f := range g.files {
-			_ = os.Remove(filepath.Join(filepath.Dir(path), f))
+	for _, name := range oldest[:max(0, len(oldest)-(keptFiles-1))] {
+		for _, suffix := range append(sidecars, "-journal") {
+			_ = os.Remove(filepath.Join(filepath.Dir(path), name+suffix))
 		}
 	}
 }
@@ -146,14 +131,23 @@ func lock(path string) (*os.File, error) {
 			f, err = g, nil
 		}
 	}
+	if err == nil {
+		err = flock(f)
+	}
 	if err != nil {
 		return nil, err
 	}
-	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
-		if errors.Is(err, unix.EWOULDBLOCK) {
-			err = ErrLocked
-		}
-		return nil, errors.Join(err, f.Close())
-	}
 	return f, nil
+}
+
+// flock locks an open file, or closes it.
+func flock(f *os.File) error {
+	err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+	if errors.Is(err, unix.EWOULDBLOCK) {
+		err = ErrLocked
+	}
+	if err != nil {
+		err = errors.Join(err, f.Close())
+	}
+	return err
 }

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"strconv"
-	"time"
 
 	"github.com/coil-net/coil/pkg/ipam"
 	"github.com/coil-net/coil/pkg/store"
@@ -16,9 +15,9 @@ import (
 type block struct {
 	id int64
 	store.Block
-	// adopted is when all its addresses without a record count as freed; nil is
+	// adopted is when all its addresses without a record count as freed; the zero stamp is
 	// that they were never used.
-	adopted *stamp
+	adopted stamp
 	// unused: no offset below has neither a record nor another reason not to be taken.
 	unused int
 }
@@ -34,16 +33,17 @@ func (s *Store) AdoptBlocks(ctx context.Context, blocks []store.Block) error {
 }
 
 func (s *Store) setBlocks(ctx context.Context, blocks []store.Block, adopt bool) error {
-	var refused []error
+	const what = "record blocks"
 	for _, b := range blocks {
 		if err := b.Validate(); err != nil {
-			return fmt.Errorf("record blocks: %s: %w", b.Name, err)
+			return fmt.Errorf("%s: %s: %w", what, b.Name, err)
 		}
 		if b.Name == "" {
-			return fmt.Errorf("record blocks: block %s has no name", b)
+			return fmt.Errorf("%s: block %s has no name", what, b)
 		}
 	}
-	err := s.write(ctx, grows, func(t *txn) error {
+	var refused []error
+	err := s.write(ctx, grows, what, func(t *txn) error {
 		refused = nil
 		for _, b := range blocks {
 			if err := t.setBlock(b, adopt); errors.Is(err, store.ErrInUse) {
@@ -54,13 +54,10 @@ func (s *Store) setBlocks(ctx context.Context, blocks []store.Block, adopt bool)
 		}
 		return t.tidy()
 	})
-	if err == nil {
-		err = errors.Join(refused...)
+	if err == nil && len(refused) > 0 {
+		err = fmt.Errorf("%s: %w", what, errors.Join(refused...))
 	}
-	if err != nil {
-		return fmt.Errorf("record blocks: %w", err)
-	}
-	return nil
+	return err
 }
 
 func (t *txn) setBlock(b store.Block, adopt bool) error {
@@ -68,12 +65,8 @@ func (t *txn) setBlock(b store.Block, adopt bool) error {
 	switch {
 	case have == nil:
 		have = &block{Block: b}
-		res, err := t.writer.ExecContext(t.ctx, `INSERT INTO blocks (name, pool, ipv4, ipv6, since) VALUES (?, ?, ?, ?, ?)`,
-			b.Name, b.Pool, prefixArg(b.IPv4), prefixArg(b.IPv6), formatTime(t.now))
-		if err == nil {
-			have.id, err = res.LastInsertId()
-		}
-		if err != nil {
+		if err := t.row(`INSERT INTO blocks (name, pool, ipv4, ipv6, since) VALUES (?, ?, ?, ?, ?) RETURNING block_id`,
+			b.Name, b.Pool, orNull(b.IPv4), orNull(b.IPv6), formatTime(t.now)).Scan(&have.id); err != nil {
 			return err
 		}
 		t.blocks[b.Name] = have
@@ -84,12 +77,12 @@ func (t *txn) setBlock(b store.Block, adopt bool) error {
 			return fmt.Errorf("%s of pool %s is recorded with %s of pool %s: %w", b.Block, b.Pool, have.Block.Block, have.Pool, err)
 		}
 		t.stale = true
-		if _, err := t.writer.ExecContext(t.ctx, `DELETE FROM addresses WHERE block_id = ?`, have.id); err != nil {
+		if _, err := t.exec(`DELETE FROM addresses WHERE block_id = ?`, have.id); err != nil {
 			return err
 		}
-		if _, err := t.writer.ExecContext(t.ctx, `UPDATE blocks SET pool = ?, ipv4 = ?, ipv6 = ?, since = ?,
+		if _, err := t.exec(`UPDATE blocks SET pool = ?, ipv4 = ?, ipv6 = ?, since = ?,
 				adopted_boot_id = NULL, adopted_boottime_ms = NULL, adopted_seq = NULL WHERE block_id = ?`,
-			b.Pool, prefixArg(b.IPv4), prefixArg(b.IPv6), formatTime(t.now), have.id); err != nil {
+			b.Pool, orNull(b.IPv4), orNull(b.IPv6), formatTime(t.now), have.id); err != nil {
 			return err
 		}
 		have.Block = b
@@ -99,7 +92,7 @@ func (t *txn) setBlock(b store.Block, adopt bool) error {
 		return nil
 	}
 	t.stale = true
-	_, err := t.writer.ExecContext(t.ctx, `UPDATE blocks SET adopted_boot_id = ?, adopted_boottime_ms = ?, adopted_seq = ? WHERE block_id = ?`,
+	_, err := t.exec(`UPDATE blocks SET adopted_boot_id = ?, adopted_boottime_ms = ?, adopted_seq = ? WHERE block_id = ?`,
 		t.bootID, t.boottimeMS(), t.nextSeq(), have.id)
 	return err
 }
@@ -107,63 +100,30 @@ func (t *txn) setBlock(b store.Block, adopt bool) error {
 // tidy gives records without a block the block that has their addresses, if
 // one is recorded now, and drops those that have cooled down without one.
 func (t *txn) tidy() error {
-	type loose struct {
-		row     int64
-		address ipam.Address
-		freed   *stamp
-	}
-	var all []loose
-	rows, err := t.writer.QueryContext(t.ctx, `SELECT `+columns+`, freed_seq, freed_boottime_ms FROM addresses WHERE block_id IS NULL`)
+	loose, err := collect(query(t.ctx, t.w, scan, `SELECT `+columns+` FROM addresses WHERE block_id IS NULL`))
 	if err != nil {
 		return err
 	}
-	defer rows.Close()
-	for rows.Next() {
-		var seq, ms sql.NullInt64
-		a, row, err := scan(alsoScan{rows, []any{&seq, &ms}})
-		if err != nil {
-			return err
-		}
-		l := loose{row: row, address: a.Address}
-		if seq.Valid {
-			l.freed = &stamp{a.BootID, time.Duration(ms.Int64) * time.Millisecond, seq.Int64}
-		}
-		all = append(all, l)
-	}
-	if err := rows.Err(); err != nil {
-		return err
-	}
-	for _, l := range all {
-		if b, offset := t.blockOf(l.address); b != nil {
-			res, err := t.writer.ExecContext(t.ctx, `UPDATE OR IGNORE addresses SET block = ?, block_id = ?, block_offset = ? WHERE address_id = ?`,
-				b.Name, b.id, offset, l.row)
+	for _, r := range loose {
+		if b, offset := t.blockOf(r.Address); b != nil {
+			n, err := t.exec(`UPDATE OR IGNORE addresses SET block = ?, block_id = ?, block_offset = ? WHERE address_id = ?`,
+				b.Name, b.id, offset, r.id)
 			if err != nil {
 				return err
 			}
-			if n, err := res.RowsAffected(); err != nil || n == 1 {
-				if err != nil {
-					return err
-				}
+			if n == 1 {
 				continue
 			}
 		}
-		if l.freed != nil && t.cooled(*l.freed) {
+		if r.State == store.Cooling && t.cooled(r.freed) {
 			t.stale = true
-			if _, err := t.exec(t.w.delete, l.row); err != nil {
+			if _, err := t.exec(deleteSQL, r.id); err != nil {
 				return err
 			}
 		}
 	}
 	return nil
 }
-
-// alsoScan scans more columns than its caller knows of.
-type alsoScan struct {
-	rows *sql.Rows
-	more []any
-}
-
-func (a alsoScan) Scan(dest ...any) error { return a.rows.Scan(append(dest, a.more...)...) }
 
 // blockOf returns the recorded block that has the whole address at one offset,
 // or nil.
@@ -189,7 +149,7 @@ const forgetBatch = 1000
 // ForgetBlock implements store.Store.
 func (s *Store) ForgetBlock(ctx context.Context, name string) error {
 	for done := false; !done; {
-		err := s.write(ctx, givesBack, func(t *txn) error {
+		err := s.write(ctx, givesBack, "forget block "+name, func(t *txn) error {
 			b := t.blocks[name]
 			if b == nil {
 				done = true
@@ -200,21 +160,17 @@ func (s *Store) ForgetBlock(ctx context.Context, name string) error {
 			}
 			t.stale = true
 			// Its addresses are free: to forget some of them early changes nothing.
-			res, err := t.writer.ExecContext(t.ctx, `DELETE FROM addresses WHERE address_id IN
+			n, err := t.exec(`DELETE FROM addresses WHERE address_id IN
 				(SELECT address_id FROM addresses WHERE block_id = ? LIMIT ?)`, b.id, forgetBatch)
-			if err != nil {
-				return err
-			}
-			n, err := res.RowsAffected()
 			if err != nil || n == forgetBatch {
 				return err
 			}
 			done = true
-			_, err = t.writer.ExecContext(t.ctx, `DELETE FROM blocks WHERE block_id = ?`, b.id)
+			_, err = t.exec(`DELETE FROM blocks WHERE block_id = ?`, b.id)
 			return err
 		})
 		if err != nil {
-			return fmt.Errorf("forget block %s: %w", name, err)
+			return err
 		}
 	}
 	return nil
@@ -223,7 +179,7 @@ func (s *Store) ForgetBlock(ctx context.Context, name string) error {
 // checkUnused is store.ErrInUse if an address of b is allocated or cooling.
 func (t *txn) checkUnused(b *block) error {
 	var allocated int
-	if err := t.writer.QueryRowContext(t.ctx, `SELECT count(*) FROM addresses INDEXED BY attachments
+	if err := t.row(`SELECT count(*) FROM addresses INDEXED BY attachments
 			WHERE state <> 'cooling' AND block_id = ?`, b.id).Scan(&allocated); err != nil {
 		return err
 	}
@@ -231,23 +187,22 @@ func (t *txn) checkUnused(b *block) error {
 		return fmt.Errorf("%w: %d addresses are allocated", store.ErrInUse, allocated)
 	}
 	var f stamp
-	var ms int64
-	err := t.row(t.w.newestCooling, b.id).Scan(&f.bootID, &ms, &f.seq)
-	f.boottime = time.Duration(ms) * time.Millisecond
-	if err == nil && !t.cooled(f) {
-		return fmt.Errorf("%w: addresses are cooling", store.ErrInUse)
-	}
+	err := t.row(newestCoolingSQL, b.id).Scan(&f.bootID, &f.boottimeMS, &f.seq)
 	if err != nil && !errors.Is(err, sql.ErrNoRows) {
 		return err
 	}
-	if b.adopted != nil && !t.cooled(*b.adopted) {
-		var records int
-		if err := t.row(t.w.records, b.id).Scan(&records); err != nil {
-			return err
-		}
-		if records < b.Size() {
-			return fmt.Errorf("%w: addresses whose use is unknown are cooling", store.ErrInUse)
-		}
+	if !t.cooled(f) {
+		return fmt.Errorf("%w: addresses are cooling", store.ErrInUse)
+	}
+	if t.cooled(b.adopted) {
+		return nil
+	}
+	var records int
+	if err := t.row(recordsSQL, b.id).Scan(&records); err != nil {
+		return err
+	}
+	if records < b.Size() {
+		return fmt.Errorf("%w: addresses whose use is unknown are cooling", store.ErrInUse)
 	}
 	return nil
 }
@@ -255,48 +210,25 @@ func (t *txn) checkUnused(b *block) error {
 // load reads what the writer remembers: the blocks, and where the order of what
 // was freed has come to.
 func (t *txn) load() error {
-	blocks := map[string]*block{}
-	byID := map[int64]*block{}
-	var seq int64
-	err := collect(t.ctx, t.w.blocks, func(rows *sql.Rows) error {
-		b, err := scanBlock(rows)
+	known, err := collect(query(t.ctx, t.w, scanBlock, blocksSQL))
+	if err != nil {
+		return err
+	}
+	// Blocks whose records have no gap.
+	filled := map[int64]int{}
+	for n, err := range query(t.ctx, t.w, scanCount, `SELECT block_id, count(*) FROM addresses
+			WHERE block_id IS NOT NULL GROUP BY block_id HAVING count(*) = max(block_offset) + 1`) {
 		if err != nil {
 			return err
 		}
-		blocks[b.Name], byID[b.id] = b, b
-		if b.adopted != nil {
-			seq = max(seq, b.adopted.seq)
-		}
-		return nil
-	})
-	if err != nil {
+		filled[n.blockID] = n.records
+	}
+	var seq int64
+	if err := t.row(`SELECT coalesce(max(freed_seq), 0) FROM addresses INDEXED BY cooling
+			WHERE state = 'cooling'`).Scan(&seq); err != nil {
 		return err
 	}
-	rows, err := t.writer.QueryContext(t.ctx, `SELECT block_id, count(*), max(block_offset) FROM addresses
-		WHERE block_id IS NOT NULL GROUP BY block_id`)
-	if err != nil {
-		return err
-	}
-	defer rows.Close()
-	for rows.Next() {
-		var id int64
-		var n, last int
-		if err := rows.Scan(&id, &n, &last); err != nil {
-			return err
-		}
-		if b := byID[id]; b != nil && n == last+1 {
-			b.unused = n // without a gap
-		}
-	}
-	if err := rows.Err(); err != nil {
-		return err
-	}
-	var freed int64
-	if err := t.writer.QueryRowContext(t.ctx, `SELECT coalesce(max(freed_seq), 0) FROM addresses INDEXED BY cooling
-			WHERE state = 'cooling'`).Scan(&freed); err != nil {
-		return err
-	}
-	m, err := readMeta(t.ctx, t.writer)
+	m, err := readMeta(t.ctx, t.w)
 	if err != nil {
 		return err
 	}
@@ -305,25 +237,26 @@ func (t *txn) load() error {
 		return fmt.Errorf("%w: cooled_seq: %w", ErrDamaged, err)
 	}
 	t.cooledSeq.Store(max(t.cooledSeq.Load(), cooledSeq))
-	t.blocks, t.seq = blocks, max(seq, freed, t.seq, cooledSeq)
+	t.seq = max(t.seq, seq, cooledSeq)
+	t.blocks = map[string]*block{}
+	for _, b := range known {
+		b.unused = filled[b.id]
+		t.blocks[b.Name] = b
+		t.seq = max(t.seq, b.adopted.seq)
+	}
 	return nil
 }
 
 // scanBlock reads the columns of blocksSQL.
-func scanBlock(rows *sql.Rows) (*block, error) {
+func scanBlock(row scanner) (*block, error) {
 	var b block
 	var ipv4, ipv6 *string
-	var bootID sql.NullString
-	var ms, seq sql.NullInt64
-	if err := rows.Scan(&b.id, &b.Name, &b.Pool, &ipv4, &ipv6, &bootID, &ms, &seq); err != nil {
+	if err := row.Scan(&b.id, &b.Name, &b.Pool, &ipv4, &ipv6, &b.adopted.bootID, &b.adopted.boottimeMS, &b.adopted.seq); err != nil {
 		return nil, err
 	}
 	var err error
 	if b.Block.Block, err = ipam.ParseBlock(ipv4, ipv6); err != nil {
 		return nil, fmt.Errorf("%w: %s: %w", ErrDamaged, b.Name, err)
-	}
-	if seq.Valid {
-		b.adopted = &stamp{bootID.String, time.Duration(ms.Int64) * time.Millisecond, seq.Int64}
 	}
 	return &b, nil
 }

@@ -2,11 +2,9 @@ package sqlite
 
 import (
 	"context"
-	"database/sql"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"net/netip"
 
 	"github.com/coil-net/coil/pkg/attachment"
 	"github.com/coil-net/coil/pkg/store"
@@ -27,88 +25,44 @@ const (
 
 // SetClient implements store.Clients.
 func (s *Store) SetClient(ctx context.Context, c store.Client) error {
-	egresses := c.Egresses
-	if egresses == nil {
-		egresses = []store.KnownEgress{}
-	}
-	text, err := json.Marshal(egresses)
+	what := "record client " + c.Key()
+	egresses, err := json.Marshal(append([]store.KnownEgress{}, c.Egresses...)) // null would be no list
 	if err := errors.Join(err, checkID(c.ID), checkAddress(c.Address)); err != nil {
-		return fmt.Errorf("record client %s: %w", c.Key(), err)
+		return fmt.Errorf("%s: %w", what, err)
 	}
-	err = s.write(ctx, grows, func(t *txn) error {
-		_, err := t.exec(t.w.setClient, c.ContainerID, c.IfName, c.Namespace, c.Name, c.UID, c.Path, int64(c.Inode),
-			addrArg(c.Address.IPv4), addrArg(c.Address.IPv6), formatTime(t.now), string(text))
+	return s.write(ctx, grows, what, func(t *txn) error {
+		_, err := t.exec(setClientSQL, c.ContainerID, c.IfName, c.Namespace, c.Name, c.UID, c.Path, int64(c.Inode),
+			orNull(c.Address.IPv4), orNull(c.Address.IPv6), formatTime(t.now), string(egresses))
 		return err
 	})
-	if err != nil {
-		return fmt.Errorf("record client %s: %w", c.Key(), err)
-	}
-	return nil
 }
 
 // ForgetClients implements store.Clients.
 func (s *Store) ForgetClients(ctx context.Context, ids ...attachment.ID) error {
-	if len(ids) == 0 {
-		return nil
-	}
-	err := s.write(ctx, givesBack, func(t *txn) error {
-		for _, id := range ids {
-			if _, err := t.exec(t.w.forgetClient, id.ContainerID, id.IfName); err != nil {
-				return fmt.Errorf("%s: %w", id.Key(), err)
-			}
-		}
-		return nil
+	return s.writeEach(ctx, "forget clients", ids, func(t *txn, id attachment.ID) error {
+		_, err := t.exec(forgetClientSQL, id.ContainerID, id.IfName)
+		return err
 	})
-	if err != nil {
-		return fmt.Errorf("forget clients: %w", err)
-	}
-	return nil
 }
 
 // ListClients implements store.Clients.
 func (s *Store) ListClients(ctx context.Context) ([]store.Client, error) {
-	if err := ctx.Err(); err != nil {
-		return nil, err
-	}
-	all, err := listClients(context.WithoutCancel(ctx), s.r)
-	if err != nil {
-		return nil, fmt.Errorf("list clients: %w", s.note(err))
-	}
-	return all, nil
-}
-
-func listClients(ctx context.Context, st statements) ([]store.Client, error) {
-	var all []store.Client
-	err := collect(ctx, st.listClients, func(rows *sql.Rows) error {
-		c, err := scanClient(rows)
-		all = append(all, c)
-		return err
+	return read(ctx, s, "list clients", func(ctx context.Context) ([]store.Client, error) {
+		return collect(query(ctx, s.r, scanClient, listClientsSQL))
 	})
-	return all, err
 }
 
-func scanClient(rows *sql.Rows) (store.Client, error) {
+func scanClient(row scanner) (store.Client, error) {
 	var c store.Client
 	var inode int64
-	var ipv4, ipv6 sql.NullString
-	var egresses string
-	err := rows.Scan(&c.ContainerID, &c.IfName, &c.Namespace, &c.Name, &c.UID, &c.Path, &inode, &ipv4, &ipv6, &egresses)
+	var egresses []byte
+	err := row.Scan(&c.ContainerID, &c.IfName, &c.Namespace, &c.Name, &c.UID, &c.Path, &inode,
+		address{&c.Address.IPv4}, address{&c.Address.IPv6}, &egresses)
 	if err != nil {
-		return c, err
+		return c, fmt.Errorf("client %s: %w", c.Key(), err)
 	}
 	c.Inode = uint64(inode)
-	for _, f := range []struct {
-		text sql.NullString
-		to   *netip.Addr
-	}{{ipv4, &c.Address.IPv4}, {ipv6, &c.Address.IPv6}} {
-		if f.text.Valid {
-			*f.to, err = netip.ParseAddr(f.text.String)
-		}
-		if err != nil {
-			return c, fmt.Errorf("%w: client %s: %w", ErrDamaged, c.Key(), err)
-		}
-	}
-	if err := errors.Join(checkAddress(c.Address), json.Unmarshal([]byte(egresses), &c.Egresses)); err != nil {
+	if err := errors.Join(checkAddress(c.Address), json.Unmarshal(egresses, &c.Egresses)); err != nil {
 		return c, fmt.Errorf("%w: client %s: %w", ErrDamaged, c.Key(), err)
 	}
 	return c, nil

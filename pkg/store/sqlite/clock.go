@@ -39,11 +39,11 @@ func roundUp(t time.Time) time.Time {
 	return t.UTC().Add(time.Millisecond - 1).Truncate(time.Millisecond)
 }
 
-// stamp is a point in the order of what was freed.
+// stamp is a point in the order of what was freed; the zero one is before all.
 type stamp struct {
-	bootID   string
-	boottime time.Duration
-	seq      int64
+	bootID     string
+	boottimeMS int64
+	seq        int64
 }
 
 // cooled says whether an address that was freed at f has rested for the cool-down.
@@ -56,7 +56,7 @@ func (s *Store) cooled(f stamp, boottime time.Duration) bool {
 	}
 	rested := boottime
 	if f.bootID == s.bootID {
-		rested -= f.boottime
+		rested -= time.Duration(f.boottimeMS) * time.Millisecond
 	}
 	return rested >= s.coolDown
 }

@@ -137,12 +137,12 @@ func (s *Store) markCooled(ctx context.Context) error {
 		ids := []any{nil}
 		for _, b := range t.blocks {
 			ids = append(ids, b.id)
-			if b.adopted != nil && !t.cooled(*b.adopted) {
+			if !t.cooled(b.adopted) {
 				first = min(first, b.adopted.seq)
 			}
 		}
 		for _, id := range ids {
-			n, oldest, err := t.cooling(t.ctx, t.w.cooling, id, t.boottime)
+			n, oldest, err := t.cooling(t.ctx, t.w, id, t.boottime)
 			if err != nil {
 				return err
 			}
@@ -154,8 +154,7 @@ func (s *Store) markCooled(ctx context.Context) error {
 			return nil
 		}
 		upTo = first - 1
-		_, err := t.writer.ExecContext(t.ctx, `UPDATE meta SET value = ? WHERE key = 'cooled_seq'`, strconv.FormatInt(upTo, 10))
-		return err
+		return t.setMeta("cooled_seq", strconv.FormatInt(upTo, 10))
 	})
 	if err == nil {
 		s.cooledSeq.Store(upTo)

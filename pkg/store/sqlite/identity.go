@@ -14,40 +14,34 @@ import (
 // Rebuilt records that the record is complete, and of the present Node: it has all blocks of the node and
 // all attachments that the kernel has. The next Open isn't Fresh.
 func (s *Store) Rebuilt(ctx context.Context) error {
-	err := s.write(ctx, grows, func(t *txn) error {
-		_, err := t.writer.ExecContext(t.ctx, `UPDATE meta SET value = ? WHERE key = 'rebuilt_at' AND value = ''`, formatTime(t.now))
+	return s.write(ctx, grows, "mark the record as rebuilt", func(t *txn) error {
+		_, err := t.exec(`UPDATE meta SET value = ? WHERE key = 'rebuilt_at' AND value = ''`, formatTime(t.now))
 		if err == nil && t.identity.NodeUID != "" {
-			_, err = t.writer.ExecContext(t.ctx, `UPDATE meta SET value = ? WHERE key = 'node_uid'`, t.identity.NodeUID)
+			err = t.setMeta("node_uid", t.identity.NodeUID)
 		}
 		return err
 	})
-	if err != nil {
-		return fmt.Errorf("mark the record as rebuilt: %w", err)
-	}
-	return nil
 }
 
 // meta is the content of the table meta.
 type meta map[string]string
 
-func readMeta(ctx context.Context, q interface {
-	QueryContext(context.Context, string, ...any) (*sql.Rows, error)
-}) (meta, error) {
-	rows, err := q.QueryContext(ctx, `SELECT key, value FROM meta`)
-	if err != nil {
-		return nil, err
-	}
-	defer rows.Close()
+func (t *txn) setMeta(key, value string) error {
+	_, err := t.exec(`UPDATE meta SET value = ? WHERE key = ?`, value, key)
+	return err
+}
+
+func readMeta(ctx context.Context, in statements) (meta, error) {
 	m := meta{}
-	for rows.Next() {
-		var k, v string
-		if err := rows.Scan(&k, &v); err != nil {
+	scanPair := func(row scanner) (pair [2]string, err error) {
+		err = row.Scan(&pair[0], &pair[1])
+		return pair, err
+	}
+	for pair, err := range query(ctx, in, scanPair, `SELECT key, value FROM meta`) {
+		if err != nil {
 			return nil, err
 		}
-		m[k] = v
-	}
-	if err := rows.Err(); err != nil {
-		return nil, err
+		m[pair[0]] = pair[1]
 	}
 	for _, k := range metaKeys {
 		if _, ok := m[k]; !ok {
@@ -79,7 +73,7 @@ func (i identity) matches(o store.Identity) bool {
 // settle writes what the file should say about itself and doesn't; with probe
 // it writes in any case, to see whether that works.
 func (t *txn) settle(probe bool) error {
-	m, err := readMeta(t.ctx, t.writer)
+	m, err := readMeta(t.ctx, t.w)
 	if err != nil {
 		return err
 	}
@@ -100,7 +94,7 @@ func (t *txn) settle(probe bool) error {
 		if m[k] == v && k != "written_at" {
 			continue
 		}
-		if _, err := t.writer.ExecContext(t.ctx, `UPDATE meta SET value = ? WHERE key = ?`, v, k); err != nil {
+		if err := t.setMeta(k, v); err != nil {
 			return err
 		}
 	}

@@ -39,14 +39,6 @@ func mustMigrations(t *testing.T) []string {
 	return scripts
 }
 
-func TestCheckVersion(t *testing.T) {
-	for v, ok := range map[string]bool{"3.51.2": false, "3.51.3": true, "3.53.0": true, "3.7.17": false, "4.0.0": true, "2.99.99": false, "": false, "x": false} {
-		if err := checkVersion(v); (err == nil) != ok {
-			t.Errorf("%q: %v", v, err)
-		}
-	}
-}
-
 // Pragmas are per connection: each one must have them.
 func TestPragmas(t *testing.T) {
 	s, _ := testStore(t, mustMigrations(t), filepath.Join(t.TempDir(), "db"))
@@ -91,7 +83,7 @@ func TestPragmas(t *testing.T) {
 func TestQueryPlans(t *testing.T) {
 	s, _ := testStore(t, mustMigrations(t), filepath.Join(t.TempDir(), "db"))
 	for name, q := range map[string]string{
-		"find": findSQL, "findIPv4": findIPv4SQL, "findIPv6": findIPv6SQL, "nextUnused": nextUnusedSQL, "oldestCooling": oldestCoolingSQL,
+		"find": findSQL, "findAddress": findAddressSQL, "nextUnused": nextUnusedSQL, "oldestCooling": oldestCoolingSQL,
 		"newestCooling": newestCoolingSQL, "cooling": coolingSQL, "reuse": reuseSQL, "readdress": readdressSQL, "attach": attachSQL, "adopt": adoptSQL, "release": releaseSQL,
 		"cool": coolSQL, "delete": deleteSQL, "list": listSQL, "allocated": allocatedSQL, "records": recordsSQL,
 	} {

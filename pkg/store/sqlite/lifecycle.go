@@ -1,10 +1,11 @@
 package sqlite
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
-	"slices"
+	"reflect"
 
 	"github.com/coil-net/coil/pkg/attachment"
 	"github.com/coil-net/coil/pkg/store"
@@ -12,47 +13,40 @@ import (
 
 // Attach implements store.Store.
 func (s *Store) Attach(ctx context.Context, id attachment.ID, w store.Wiring) error {
-	err := s.write(ctx, grows, func(t *txn) error {
-		n, err := t.exec(t.w.attach, formatTime(t.now), t.bootID, w.HostIfName, w.HostIfIndex, resultArg(w.Result),
+	return s.write(ctx, grows, "attach "+id.Key(), func(t *txn) error {
+		n, err := t.exec(attachSQL, formatTime(t.now), t.bootID, w.HostIfName, w.HostIfIndex, resultArg(w.Result),
 			id.ContainerID, id.IfName)
 		if n == 1 || err != nil {
 			return err
 		}
-		a, _, err := t.find(id)
+		r, err := t.find(id)
 		if err != nil {
 			return err
 		}
-		return fmt.Errorf("%w: %s", store.ErrState, a.State)
+		return fmt.Errorf("%w: %s", store.ErrState, r.State)
 	})
-	if err != nil {
-		return fmt.Errorf("attach %s: %w", id.Key(), err)
-	}
-	return nil
 }
 
 // Adopt implements store.Store.
 func (s *Store) Adopt(ctx context.Context, a store.Allocation) error {
-	err := errors.Join(checkID(a.ID), checkAddress(a.Address))
-	if err == nil {
-		err = s.write(ctx, grows, func(t *txn) error { return t.adopt(a) })
+	what := fmt.Sprintf("adopt %s of %s", a.Address, a.Key())
+	if err := errors.Join(checkID(a.ID), checkAddress(a.Address)); err != nil {
+		return fmt.Errorf("%s: %w", what, err)
 	}
-	if err != nil {
-		return fmt.Errorf("adopt %s of %s: %w", a.Address, a.Key(), err)
-	}
-	return nil
+	return s.write(ctx, grows, what, func(t *txn) error { return t.adopt(a) })
 }
 
 func (t *txn) adopt(a store.Allocation) error {
-	have, row, err := t.find(a.ID)
+	have, err := t.find(a.ID)
 	if err == nil {
-		return t.adoptKnown(have, row, a)
+		return t.adoptKnown(have, a)
 	}
 	if !errors.Is(err, store.ErrNotFound) {
 		return err
 	}
 	b, offset := t.blockOf(a.Address)
 	for _, x := range a.Address.Addrs() {
-		old, row, err := t.holder(x)
+		old, err := scan(t.row(findAddressSQL, x.String())) // cooling or not
 		if errors.Is(err, store.ErrNotFound) {
 			continue
 		}
@@ -62,7 +56,7 @@ func (t *txn) adopt(a store.Allocation) error {
 		if old.State != store.Cooling {
 			return fmt.Errorf("%w: %s has %s", store.ErrConflict, old.Key(), old.Address)
 		}
-		if _, err := t.exec(t.w.delete, row); err != nil {
+		if _, err := t.exec(deleteSQL, old.id); err != nil {
 			return err
 		}
 	}
@@ -85,7 +79,7 @@ func (t *txn) adopt(a store.Allocation) error {
 }
 
 // adoptKnown makes a record attached and adds what the kernel knows better.
-func (t *txn) adoptKnown(have store.Allocation, row int64, a store.Allocation) error {
+func (t *txn) adoptKnown(have record, a store.Allocation) error {
 	if have.Address != a.Address {
 		return fmt.Errorf("%w: its record has %s", store.ErrConflict, have.Address)
 	}
@@ -93,70 +87,59 @@ func (t *txn) adoptKnown(have store.Allocation, row int64, a store.Allocation) e
 		return fmt.Errorf("%w: %s", store.ErrState, have.State)
 	}
 	want := have
-	for _, f := range []struct {
-		to   *string
-		from string
-	}{{&want.Namespace, a.Namespace}, {&want.Name, a.Name}, {&want.UID, a.UID}, {&want.Path, a.Path}, {&want.HostIfName, a.HostIfName}} {
-		if f.from != "" {
-			*f.to = f.from
-		}
-	}
-	if a.Inode != 0 {
-		want.Inode = a.Inode
-	}
-	if a.HostIfIndex != 0 {
-		want.HostIfIndex = a.HostIfIndex
-	}
+	want.Namespace, want.Name, want.UID = cmp.Or(a.Namespace, have.Namespace), cmp.Or(a.Name, have.Name), cmp.Or(a.UID, have.UID)
+	want.Path, want.Inode = cmp.Or(a.Path, have.Path), cmp.Or(a.Inode, have.Inode)
+	want.HostIfName, want.HostIfIndex = cmp.Or(a.HostIfName, have.HostIfName), cmp.Or(a.HostIfIndex, have.HostIfIndex)
+	want.Pool = cmp.Or(have.Pool, a.Pool)
 	if len(a.Result) > 0 {
 		want.Result = a.Result
-	}
-	if want.Pool == "" {
-		want.Pool = a.Pool
 	}
 	if have.State != store.Attached || have.BootID != t.bootID {
 		want.State, want.BootID, want.Since = store.Attached, t.bootID, t.now
 	}
-	if want.Pod == have.Pod && want.Netns == have.Netns && want.Pool == have.Pool && want.State == have.State && want.BootID == have.BootID &&
-		want.HostIfName == have.HostIfName && want.HostIfIndex == have.HostIfIndex && slices.Equal(want.Result, have.Result) {
+	if reflect.DeepEqual(want, have) {
 		return nil
 	}
-	_, err := t.exec(t.w.adopt, formatTime(want.Since), want.BootID, want.Pool, want.Namespace, want.Name, want.UID,
-		want.Path, int64(want.Inode), want.HostIfName, want.HostIfIndex, resultArg(want.Result), row)
+	_, err := t.exec(adoptSQL, formatTime(want.Since), want.BootID, want.Pool, want.Namespace, want.Name, want.UID,
+		want.Path, int64(want.Inode), want.HostIfName, want.HostIfIndex, resultArg(want.Result), have.id)
 	return err
 }
 
 // Release implements store.Store.
 func (s *Store) Release(ctx context.Context, id attachment.ID) (store.Allocation, error) {
 	var a store.Allocation
-	err := s.write(ctx, givesBack, func(t *txn) (err error) {
-		a, _, err = scan(t.row(t.w.release, formatTime(t.now), t.bootID, id.ContainerID, id.IfName))
+	err := s.write(ctx, givesBack, "release "+id.Key(), func(t *txn) (err error) {
+		a, err = allocation(t.row(releaseSQL, formatTime(t.now), t.bootID, id.ContainerID, id.IfName))
 		if errors.Is(err, store.ErrNotFound) {
-			a, _, err = t.find(id) // releasing already, or nothing
+			a, err = allocation(t.row(findSQL, id.ContainerID, id.IfName)) // releasing already, or nothing
 		}
 		return err
 	})
 	if err != nil {
-		return store.Allocation{}, fmt.Errorf("release %s: %w", id.Key(), err)
+		return store.Allocation{}, err
 	}
 	return a, nil
 }
 
 // Cool implements store.Store.
 func (s *Store) Cool(ctx context.Context, ids ...attachment.ID) error {
+	return s.writeEach(ctx, "cool down released addresses", ids, func(t *txn, id attachment.ID) error {
+		_, err := t.exec(coolSQL, formatTime(t.now), t.bootID, t.nextSeq(), t.boottimeMS(), id.ContainerID, id.IfName)
+		return err
+	})
+}
+
+// writeEach runs do for each ID, in one transaction that gives space back.
+func (s *Store) writeEach(ctx context.Context, what string, ids []attachment.ID, do func(*txn, attachment.ID) error) error {
 	if len(ids) == 0 {
 		return nil
 	}
-	err := s.write(ctx, givesBack, func(t *txn) error {
+	return s.write(ctx, givesBack, what, func(t *txn) error {
 		for _, id := range ids {
-			if _, err := t.exec(t.w.cool, formatTime(t.now), t.bootID, t.nextSeq(), t.boottimeMS(),
-				id.ContainerID, id.IfName); err != nil {
+			if err := do(t, id); err != nil {
 				return fmt.Errorf("%s: %w", id.Key(), err)
 			}
 		}
 		return nil
 	})
-	if err != nil {
-		return fmt.Errorf("cool down released addresses: %w", err)
-	}
-	return nil
 }

@@ -19,17 +19,20 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
+
+	sqlite3 "modernc.org/sqlite/lib"
 
 	"github.com/coil-net/coil/pkg/store"
 )
 
 const (
-	// minVersion, 3.51.3, is the first version of SQLite in which a log that is
-	// reset while another connection writes can't corrupt the file.
-	minVersion = 3_051_003
+	// The version of SQLite is 3.51.3 at least, or this doesn't compile: before, a log that is
+	// reset while another connection writes can corrupt the file.
+	_ uint = sqlite3.SQLITE_VERSION_NUMBER - 3_051_003
 	// busyTimeout is how long to wait for another process, such as a person's shell.
 	busyTimeout = 5 * time.Second
 	// readers bounds the connections that only read.
@@ -172,7 +175,7 @@ func (s *Store) open(ctx context.Context, scripts []string) (res OpenResult, err
 	if s.file, err = os.Stat(s.path); err != nil {
 		return res, err
 	}
-	if s.w, err = prepare(ctx, s.writer, true); err != nil {
+	if s.w, err = prepare(ctx, s.writer, slices.Concat(frequent, changes)...); err != nil {
 		return res, err
 	}
 	if s.reader, err = sql.Open("sqlite", dsn(s.path, "query_only(1)")); err != nil {
@@ -180,7 +183,7 @@ func (s *Store) open(ctx context.Context, scripts []string) (res OpenResult, err
 	}
 	s.reader.SetMaxOpenConns(readers)
 	s.reader.SetMaxIdleConns(readers)
-	if s.r, err = prepare(ctx, s.reader, false); err != nil {
+	if s.r, err = prepare(ctx, s.reader, frequent...); err != nil {
 		return res, err
 	}
 	// The disk may be full. Then the record can still be read, and addresses given
@@ -219,7 +222,7 @@ func (s *Store) openFile(ctx context.Context, scripts []string) (OpenResult, err
 			return res, classifyOS(err)
 		}
 	}
-	m, err := readMeta(ctx, s.writer)
+	m, err := readMeta(ctx, statements{db: s.writer})
 	if err != nil {
 		return res, err
 	}
@@ -280,29 +283,7 @@ func (s *Store) openWriter(ctx context.Context, known int) (Reason, error) {
 	}
 	db.SetMaxOpenConns(1)
 	s.writer = db
-	var version string
-	if err := db.QueryRowContext(ctx, `SELECT sqlite_version()`).Scan(&version); err != nil {
-		if broken(err) { // the pragmas of a connection read the file
-			return Damaged, nil
-		}
-		return "", err
-	}
-	if err := checkVersion(version); err != nil {
-		return "", err
-	}
 	return examine(ctx, db, known, s.identity)
-}
-
-// checkVersion refuses versions of SQLite that can corrupt the file.
-func checkVersion(version string) error {
-	var major, minor, patch int
-	if _, err := fmt.Sscanf(version, "%d.%d.%d", &major, &minor, &patch); err != nil {
-		return fmt.Errorf("version %q of SQLite: %w", version, err)
-	}
-	if major*1_000_000+minor*1_000+patch < minVersion {
-		return fmt.Errorf("version %s of SQLite is linked, at least 3.51.3 is needed", version)
-	}
-	return nil
 }
 
 // createFile makes an empty file that only root can read; SQLite gives its log the

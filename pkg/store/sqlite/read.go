@@ -12,46 +12,38 @@ import (
 	"github.com/coil-net/coil/pkg/store"
 )
 
+// read calls do unless ctx has ended. SQLite doesn't see that end, which would interrupt a query.
+// what begins the text of an error.
+func read[T any](ctx context.Context, s *Store, what string, do func(context.Context) (T, error)) (T, error) {
+	var got T
+	err := ctx.Err()
+	if err == nil {
+		got, err = do(context.WithoutCancel(ctx))
+	}
+	if err != nil {
+		var none T
+		return none, fmt.Errorf("%s: %w", what, s.note(err))
+	}
+	return got, nil
+}
+
 // Get implements store.Store.
 func (s *Store) Get(ctx context.Context, id attachment.ID) (store.Allocation, error) {
-	if err := ctx.Err(); err != nil {
-		return store.Allocation{}, err
-	}
-	ctx = context.WithoutCancel(ctx)
-	a, _, err := scan(s.r.find.QueryRowContext(ctx, id.ContainerID, id.IfName))
-	if err != nil {
-		return store.Allocation{}, fmt.Errorf("read the record of %s: %w", id.Key(), s.note(err))
-	}
-	return a, nil
+	return read(ctx, s, "read the record of "+id.Key(), func(ctx context.Context) (store.Allocation, error) {
+		return allocation(s.r.row(ctx, findSQL, id.ContainerID, id.IfName))
+	})
 }
 
 // List implements store.Store.
 func (s *Store) List(ctx context.Context) ([]store.Allocation, error) {
-	if err := ctx.Err(); err != nil {
-		return nil, err
-	}
-	var as []store.Allocation
-	err := collect(context.WithoutCancel(ctx), s.r.list, func(rows *sql.Rows) error {
-		a, _, err := scan(rows)
-		as = append(as, a)
-		return err
+	return read(ctx, s, "list allocations", func(ctx context.Context) ([]store.Allocation, error) {
+		return collect(query(ctx, s.r, allocation, listSQL))
 	})
-	if err != nil {
-		return nil, fmt.Errorf("list allocations: %w", s.note(err))
-	}
-	return as, nil
 }
 
 // Usage implements store.Store.
 func (s *Store) Usage(ctx context.Context) ([]store.Usage, error) {
-	if err := ctx.Err(); err != nil {
-		return nil, err
-	}
-	us, err := s.usage(context.WithoutCancel(ctx))
-	if err != nil {
-		return nil, fmt.Errorf("count the use of blocks: %w", s.note(err))
-	}
-	return us, nil
+	return read(ctx, s, "count the use of blocks", s.usage)
 }
 
 func (s *Store) usage(ctx context.Context) ([]store.Usage, error) {
@@ -60,34 +52,28 @@ func (s *Store) usage(ctx context.Context) ([]store.Usage, error) {
 		return nil, err
 	}
 	defer func() { _ = tx.Rollback() }()
+	in := s.r.within(ctx, tx, blocksSQL, allocatedSQL, coolingSQL, recordsSQL)
 	boottime := s.clock.Boottime()
-	var blocks []*block
-	if err := collect(ctx, tx.StmtContext(ctx, s.r.blocks), func(rows *sql.Rows) error {
-		b, err := scanBlock(rows)
-		blocks = append(blocks, b)
-		return err
-	}); err != nil {
+	blocks, err := collect(query(ctx, in, scanBlock, blocksSQL))
+	if err != nil {
 		return nil, err
 	}
 	allocated := map[int64]int{}
-	if err := collect(ctx, tx.StmtContext(ctx, s.r.allocated), func(rows *sql.Rows) error {
-		var id int64
-		var n int
-		err := rows.Scan(&id, &n)
-		allocated[id] = n
-		return err
-	}); err != nil {
-		return nil, err
+	for n, err := range query(ctx, in, scanCount, allocatedSQL) {
+		if err != nil {
+			return nil, err
+		}
+		allocated[n.blockID] = n.records
 	}
 	us := make([]store.Usage, 0, len(blocks))
 	for _, b := range blocks {
 		u := store.Usage{Block: b.Block, Allocated: allocated[b.id]}
-		if u.Cooling, _, err = s.cooling(ctx, tx.StmtContext(ctx, s.r.cooling), b.id, boottime); err != nil {
+		if u.Cooling, _, err = s.cooling(ctx, in, b.id, boottime); err != nil {
 			return nil, err
 		}
-		if b.adopted != nil && !s.cooled(*b.adopted, boottime) {
+		if !s.cooled(b.adopted, boottime) {
 			var records int
-			if err := tx.StmtContext(ctx, s.r.records).QueryRowContext(ctx, b.id).Scan(&records); err != nil {
+			if err := in.row(ctx, recordsSQL, b.id).Scan(&records); err != nil {
 				return nil, err
 			}
 			u.Cooling += b.Size() - records
@@ -97,96 +83,98 @@ func (s *Store) usage(ctx context.Context) ([]store.Usage, error) {
 	return us, nil
 }
 
+// count is how many records a block has.
+type count struct {
+	blockID int64
+	records int
+}
+
+func scanCount(row scanner) (n count, err error) {
+	err = row.Scan(&n.blockID, &n.records)
+	return n, err
+}
+
 // cooling counts the addresses of a block that can't be reused yet, and says which
 // of them was freed first. A blockID of nil is the addresses without a block.
-func (s *Store) cooling(ctx context.Context, cooling *sql.Stmt, blockID any, boottime time.Duration) (n int, oldest int64, err error) {
-	err = cooling.QueryRowContext(ctx, blockID, s.cooledSeq.Load(), int64(boottime), s.bootID, int64(s.coolDown)).Scan(&n, &oldest)
+func (s *Store) cooling(ctx context.Context, in statements, blockID any, boottime time.Duration) (n int, oldest int64, err error) {
+	err = in.row(ctx, coolingSQL, blockID, s.cooledSeq.Load(), int64(boottime), s.bootID, int64(s.coolDown)).Scan(&n, &oldest)
 	return n, oldest, err
 }
 
-// collect calls each for the rows of a query.
-func collect(ctx context.Context, st *sql.Stmt, each func(*sql.Rows) error, args ...any) error {
-	rows, err := st.QueryContext(ctx, args...)
-	if err != nil {
-		return err
-	}
-	defer rows.Close()
-	for rows.Next() {
-		if err := each(rows); err != nil {
-			return err
-		}
-	}
-	return rows.Err()
+// find returns the record of an attachment that isn't cooling.
+func (t *txn) find(id attachment.ID) (record, error) {
+	return scan(t.row(findSQL, id.ContainerID, id.IfName))
 }
 
-// find returns the record of an attachment that isn't cooling, and its row.
-func (t *txn) find(id attachment.ID) (store.Allocation, int64, error) {
-	return scan(t.row(t.w.find, id.ContainerID, id.IfName))
+// record is the record of an address.
+type record struct {
+	store.Allocation
+	id    int64
+	freed stamp // if it is cooling
 }
 
-// holder returns the record of an address, cooling or not, and its row.
-func (t *txn) holder(x netip.Addr) (store.Allocation, int64, error) {
-	if x.Is4() {
-		return scan(t.row(t.w.findIPv4, x.String()))
+// scan reads the columns of a record; store.ErrNotFound if there is no row.
+func scan(row scanner) (record, error) {
+	var r record
+	var since string
+	var inode int64
+	err := row.Scan(&r.id, address{&r.Address.IPv4}, address{&r.Address.IPv6}, &r.State, &since, &r.BootID, &r.Pool, &r.Block,
+		&r.ContainerID, &r.IfName, &r.Namespace, &r.Name, &r.UID, &r.Path, &inode, &r.HostIfName, &r.HostIfIndex, &r.Result,
+		&r.freed.seq, &r.freed.boottimeMS)
+	switch {
+	case errors.Is(err, sql.ErrNoRows):
+		return r, store.ErrNotFound
+	case err != nil && r.id != 0:
+		return r, fmt.Errorf("row %d: %w", r.id, err)
+	case err != nil:
+		return r, err
 	}
-	return scan(t.row(t.w.findIPv6, x.String()))
+	r.Inode, r.freed.bootID = uint64(inode), r.BootID
+	r.Since, err = time.Parse(timeFormat, since)
+	if err := errors.Join(err, checkAddress(r.Address)); err != nil {
+		return r, fmt.Errorf("%w: row %d: %w", ErrDamaged, r.id, err)
+	}
+	return r, nil
 }
 
-// scan reads the columns of an allocation; store.ErrNotFound if there is no row.
-func scan(row interface{ Scan(...any) error }) (store.Allocation, int64, error) {
-	var (
-		a            store.Allocation
-		rowID, inode int64
-		ipv4, ipv6   sql.NullString
-		since        string
-		result       sql.NullString
-	)
-	err := row.Scan(&rowID, &ipv4, &ipv6, &a.State, &since, &a.BootID, &a.Pool, &a.Block, &a.ContainerID, &a.IfName,
-		&a.Namespace, &a.Name, &a.UID, &a.Path, &inode, &a.HostIfName, &a.HostIfIndex, &result)
-	if errors.Is(err, sql.ErrNoRows) {
-		return a, 0, store.ErrNotFound
-	}
-	if err != nil {
-		return a, 0, err
-	}
-	a.Inode = uint64(inode)
-	if result.Valid {
-		a.Result = []byte(result.String)
-	}
-	if a.Since, err = time.Parse(timeFormat, since); err != nil {
-		return a, 0, fmt.Errorf("%w: row %d: %w", ErrDamaged, rowID, err)
-	}
-	for _, f := range []struct {
-		text sql.NullString
-		to   *netip.Addr
-	}{{ipv4, &a.Address.IPv4}, {ipv6, &a.Address.IPv6}} {
-		if !f.text.Valid {
-			continue
-		}
-		if *f.to, err = netip.ParseAddr(f.text.String); err != nil {
-			return a, 0, fmt.Errorf("%w: row %d: %w", ErrDamaged, rowID, err)
-		}
-	}
-	if err := checkAddress(a.Address); err != nil {
-		return a, 0, fmt.Errorf("%w: row %d: %w", ErrDamaged, rowID, err)
-	}
-	return a, rowID, nil
+// allocation is scan for whom the contract's words suffice.
+func allocation(row scanner) (store.Allocation, error) {
+	r, err := scan(row)
+	return r.Allocation, err
 }
 
-// addrArg is an address for a column, NULL if there is none.
-func addrArg(a netip.Addr) any {
-	if !a.IsValid() {
+// address reads an address from its column; NULL is none.
+type address struct{ to *netip.Addr }
+
+// Scan implements sql.Scanner.
+func (a address) Scan(column any) error {
+	if column == nil {
 		return nil
 	}
-	return a.String()
+	text, is := column.(string)
+	if !is {
+		text = fmt.Sprint(column)
+	}
+	x, err := netip.ParseAddr(text)
+	if err == nil && x.String() != text {
+		err = fmt.Errorf("%q isn't written as Coil does", text) // UNIQUE wouldn't know it
+	}
+	if err != nil {
+		return fmt.Errorf("%w: %w", ErrDamaged, err)
+	}
+	*a.to = x
+	return nil
 }
 
-// prefixArg is a prefix for a column, NULL if there is none.
-func prefixArg(p netip.Prefix) any {
-	if !p.IsValid() {
+// orNull is the text of a value for a column, NULL of the zero value.
+func orNull[T interface {
+	comparable
+	String() string
+}](v T) any {
+	if v == *new(T) {
 		return nil
 	}
-	return p.String()
+	return v.String()
 }
 
 // resultArg is a CNI result for a column, NULL if there is none.

@@ -1,11 +1,11 @@
 package sqlite
 
 import (
+	"cmp"
 	"context"
 	"database/sql"
 	"errors"
 	"fmt"
-	"time"
 
 	"github.com/coil-net/coil/pkg/attachment"
 	"github.com/coil-net/coil/pkg/ipam"
@@ -14,14 +14,15 @@ import (
 
 // Reserve implements store.Store.
 func (s *Store) Reserve(ctx context.Context, r store.Request) (store.Allocation, error) {
-	var a store.Allocation
-	err := checkID(r.ID)
-	if err == nil {
-		err = s.write(ctx, grows, func(t *txn) (err error) {
-			a, err = t.reserve(r)
-			return err
-		})
+	what := fmt.Sprintf("reserve an address of pool %s for %s", r.Pool, r.Key())
+	if err := checkID(r.ID); err != nil {
+		return store.Allocation{}, fmt.Errorf("%s: %w", what, err)
 	}
+	var a store.Allocation
+	err := s.write(ctx, grows, what, func(t *txn) (err error) {
+		a, err = t.reserve(r)
+		return err
+	})
 	if errors.Is(err, store.ErrReadOnly) {
 		// What is recorded can be answered all the same.
 		if have, gerr := s.Get(ctx, r.ID); gerr == nil && (have.State == store.Pending || have.State == store.Attached) {
@@ -29,7 +30,7 @@ func (s *Store) Reserve(ctx context.Context, r store.Request) (store.Allocation,
 		}
 	}
 	if err != nil {
-		return store.Allocation{}, fmt.Errorf("reserve an address of pool %s for %s: %w", r.Pool, r.Key(), err)
+		return store.Allocation{}, err
 	}
 	return a, nil
 }
@@ -44,16 +45,14 @@ func (t *txn) reserve(r store.Request) (store.Allocation, error) {
 	if !errors.Is(err, errRecorded) && !errors.Is(err, store.ErrNoAddress) {
 		return a, err
 	}
-	have, _, findErr := t.find(r.ID)
+	have, findErr := t.find(r.ID)
 	switch {
 	case errors.Is(findErr, store.ErrNotFound):
 		return store.Allocation{}, err
-	case findErr != nil:
-		return store.Allocation{}, findErr
-	case have.State == store.Releasing:
+	case findErr == nil && have.State == store.Releasing:
 		return store.Allocation{}, fmt.Errorf("%w: %s", store.ErrState, have.State)
 	}
-	return have, nil
+	return have.Allocation, findErr
 }
 
 // takeAny takes an address of the first block that gives one.
@@ -65,7 +64,7 @@ func (t *txn) takeAny(r store.Request) (store.Allocation, error) {
 		}
 	}
 	for _, b := range blocks {
-		if a, ok, err := t.take(b, r); ok || err != nil {
+		if a, err := t.take(b, r); !errors.Is(err, store.ErrNoAddress) {
 			return a, err
 		}
 	}
@@ -75,94 +74,87 @@ func (t *txn) takeAny(r store.Request) (store.Allocation, error) {
 	return store.Allocation{}, store.ErrNoAddress
 }
 
-// notRecorded is errRecorded if the attachment has an address.
-func (t *txn) notRecorded(id attachment.ID) error {
-	_, _, err := t.find(id)
-	switch {
-	case err == nil:
-		return errRecorded
-	case errors.Is(err, store.ErrNotFound):
-		return nil
-	}
-	return err
-}
-
-// take takes an address of b that isn't cooling; false when there is none.
-func (t *txn) take(b *block, r store.Request) (store.Allocation, bool, error) {
-	if b.adopted == nil || t.cooled(*b.adopted) {
-		if a, ok, err := t.takeUnused(b, r); ok || err != nil {
-			return a, ok, err
+// take takes an address of b that isn't cooling; store.ErrNoAddress when there is none.
+func (t *txn) take(b *block, r store.Request) (store.Allocation, error) {
+	if t.cooled(b.adopted) {
+		if a, err := t.takeUnused(b, r); !errors.Is(err, store.ErrNoAddress) {
+			return a, err
 		}
 	}
 	for f := (freed{}); ; {
 		var err error
-		if f, err = t.oldest(b, f.seq); errors.Is(err, sql.ErrNoRows) || err == nil && !t.cooled(f.stamp) {
-			return store.Allocation{}, false, nil
-		} else if err != nil {
-			return store.Allocation{}, false, err
+		if f, err = t.oldest(b, f.seq); err == nil && !t.cooled(f.stamp) {
+			err = store.ErrNoAddress
 		}
-		if a, ok, err := t.reuse(b, f, r); ok || err != nil {
-			return a, ok, err
+		if err != nil {
+			return store.Allocation{}, err
+		}
+		if a, err := t.reuse(b, f, r); !errors.Is(err, store.ErrNoAddress) {
+			return a, err
 		}
 	}
 }
 
 // takeUnused takes the first address of b that has no record.
-func (t *txn) takeUnused(b *block, r store.Request) (store.Allocation, bool, error) {
+func (t *txn) takeUnused(b *block, r store.Request) (store.Allocation, error) {
 	for b.unused < b.Size() {
 		a := t.pending(b, b.unused, r)
 		n, err := t.insert(a, b, b.unused)
-		if err != nil {
-			return store.Allocation{}, false, err
-		}
-		if n == 1 {
+		if n == 1 && err == nil {
 			b.unused++
-			return a, true, nil
+			return a, nil
 		}
-		if err := t.notRecorded(r.ID); err != nil {
-			return store.Allocation{}, false, err
+		if err == nil {
+			_, err = t.find(r.ID)
 		}
-		if err := t.row(t.w.nextUnused, b.id, b.unused).Scan(&b.unused); err != nil {
-			return store.Allocation{}, false, err
+		switch {
+		case err == nil:
+			return store.Allocation{}, errRecorded
+		case errors.Is(err, store.ErrNotFound): // then it is the offset that has a record
+			err = t.row(nextUnusedSQL, b.id, b.unused).Scan(&b.unused)
+		}
+		if err != nil {
+			return store.Allocation{}, err
 		}
 	}
-	return store.Allocation{}, false, nil
+	return store.Allocation{}, store.ErrNoAddress
 }
 
 // freed is a record of an address that was given up.
 type freed struct {
 	stamp
-	rowID      int64
+	id         int64
 	ipv4, ipv6 any // text or NULL
 	offset     int
 }
 
 // oldest returns the address of b that was freed first after seq;
-// sql.ErrNoRows if there is none.
+// store.ErrNoAddress if there is none.
 func (t *txn) oldest(b *block, seq int64) (freed, error) {
 	var f freed
-	var ms int64
-	err := t.row(t.w.oldestCooling, b.id, seq).Scan(&f.rowID, &f.ipv4, &f.ipv6, &f.offset, &f.bootID, &ms, &f.seq)
-	f.boottime = time.Duration(ms) * time.Millisecond
+	err := t.row(oldestCoolingSQL, b.id, seq).Scan(&f.id, &f.ipv4, &f.ipv6, &f.offset, &f.bootID, &f.boottimeMS, &f.seq)
+	if errors.Is(err, sql.ErrNoRows) {
+		err = store.ErrNoAddress
+	}
 	return f, err
 }
 
-// reuse gives a freed address to r. False: another attachment, whose record
+// reuse gives a freed address to r. store.ErrNoAddress: another attachment, whose record
 // doesn't fit the block, has an address of the offset.
-func (t *txn) reuse(b *block, f freed, r store.Request) (store.Allocation, bool, error) {
+func (t *txn) reuse(b *block, f freed, r store.Request) (store.Allocation, error) {
 	a := t.pending(b, f.offset, r)
-	ipv4, ipv6 := addrArg(a.Address.IPv4), addrArg(a.Address.IPv6)
+	ipv4, ipv6 := orNull(a.Address.IPv4), orNull(a.Address.IPv6)
 	if f.ipv4 != ipv4 || f.ipv6 != ipv6 { // the record was adopted with one family
-		if n, err := t.exec(t.w.readdress, ipv4, ipv6, f.rowID); n != 1 || err != nil {
-			return store.Allocation{}, false, err
+		if n, err := t.exec(readdressSQL, ipv4, ipv6, f.id); n != 1 || err != nil {
+			return store.Allocation{}, cmp.Or(err, store.ErrNoAddress)
 		}
 	}
-	n, err := t.exec(t.w.reuse, formatTime(a.Since), a.BootID, a.Pool, a.Block,
-		a.ContainerID, a.IfName, a.Namespace, a.Name, a.UID, a.Path, int64(a.Inode), f.rowID)
+	n, err := t.exec(reuseSQL, formatTime(a.Since), a.BootID, a.Pool, a.Block,
+		a.ContainerID, a.IfName, a.Namespace, a.Name, a.UID, a.Path, int64(a.Inode), f.id)
 	if n == 0 && err == nil {
 		err = errRecorded
 	}
-	return a, n == 1, err
+	return a, err
 }
 
 // takeCoolest takes the address that was freed longest ago, of all blocks,
@@ -170,7 +162,7 @@ func (t *txn) reuse(b *block, f freed, r store.Request) (store.Allocation, bool,
 func (t *txn) takeCoolest(blocks []*block, r store.Request) (store.Allocation, error) {
 	type candidate struct {
 		seq  int64
-		take func() (store.Allocation, bool, error)
+		take func() (store.Allocation, error)
 	}
 	tried := int64(0) // all candidates up to this one couldn't be taken
 	for {
@@ -181,22 +173,20 @@ func (t *txn) takeCoolest(blocks []*block, r store.Request) (store.Allocation, e
 			}
 		}
 		for _, b := range blocks {
-			if b.adopted != nil {
-				offer(candidate{b.adopted.seq, func() (store.Allocation, bool, error) { return t.takeUnused(b, r) }})
-			}
+			offer(candidate{b.adopted.seq, func() (store.Allocation, error) { return t.takeUnused(b, r) }})
 			f, err := t.oldest(b, tried)
-			if errors.Is(err, sql.ErrNoRows) {
+			if errors.Is(err, store.ErrNoAddress) {
 				continue
 			}
 			if err != nil {
 				return store.Allocation{}, err
 			}
-			offer(candidate{f.seq, func() (store.Allocation, bool, error) { return t.reuse(b, f, r) }})
+			offer(candidate{f.seq, func() (store.Allocation, error) { return t.reuse(b, f, r) }})
 		}
 		if best.take == nil {
 			return store.Allocation{}, store.ErrNoAddress
 		}
-		if a, ok, err := best.take(); ok || err != nil {
+		if a, err := best.take(); !errors.Is(err, store.ErrNoAddress) {
 			return a, err
 		}
 		tried = best.seq
@@ -219,7 +209,7 @@ func (t *txn) insert(a store.Allocation, b *block, offset int) (int64, error) {
 	if b != nil {
 		blockID, blockOffset = b.id, offset
 	}
-	return t.exec(t.w.insert, addrArg(a.Address.IPv4), addrArg(a.Address.IPv6), string(a.State), formatTime(a.Since), a.BootID,
+	return t.exec(insertSQL, orNull(a.Address.IPv4), orNull(a.Address.IPv6), string(a.State), formatTime(a.Since), a.BootID,
 		a.Pool, a.Block, blockID, blockOffset, a.ContainerID, a.IfName, a.Namespace, a.Name, a.UID, a.Path, int64(a.Inode),
 		a.HostIfName, a.HostIfIndex, resultArg(a.Result))
 }

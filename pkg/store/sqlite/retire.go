@@ -10,8 +10,6 @@ import (
 	"path/filepath"
 	"strings"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/coil-net/coil/pkg/store"
 )
 
@@ -25,18 +23,12 @@ type Retired struct {
 // has it open.
 func Retire(path string) (*Retired, error) {
 	r := &Retired{path: path}
-	// Unlike lock, it makes no file.
-	f, err := os.Open(path + "-lock")
+	f, err := os.Open(path + "-lock") // unlike lock, it makes no file
 	if errors.Is(err, fs.ErrNotExist) {
 		return r, nil
 	}
 	if err == nil {
-		if err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); errors.Is(err, unix.EWOULDBLOCK) {
-			err = ErrLocked
-		}
-		if err != nil {
-			f.Close()
-		}
+		err = flock(f)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("lock the record %s: %w", path, err)
@@ -68,17 +60,7 @@ func (r *Retired) List(ctx context.Context) (all []store.Allocation, err error) 
 		return nil, err
 	}
 	defer db.Close()
-	st, err := db.PrepareContext(ctx, listSQL)
-	if err != nil {
-		return nil, err
-	}
-	defer st.Close()
-	err = collect(ctx, st, func(rows *sql.Rows) error {
-		a, _, err := scan(rows)
-		all = append(all, a)
-		return err
-	})
-	return all, err
+	return collect(query(ctx, statements{db: db}, allocation, listSQL))
 }
 
 // Remove removes the record, and those that were set aside, and returns the names of the files.

@@ -12,6 +12,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/coil-net/coil/pkg/ipam"
 	"github.com/coil-net/coil/pkg/store"
 )
 
@@ -93,52 +94,46 @@ func migrate(ctx context.Context, db *sql.DB, file string, scripts []string, now
 // texts that must mean something, and addresses that must be their block's. A
 // wrong range would give addresses that belong to another node.
 func decode(ctx context.Context, db *sql.DB) error {
-	st, err := prepare(ctx, db, false)
+	in, err := prepare(ctx, db, frequent...)
 	if err != nil {
 		return err
 	}
-	defer st.close()
+	defer in.close()
+	known, err := collect(query(ctx, in, scanBlock, blocksSQL))
+	if err != nil {
+		return err
+	}
 	blocks := map[int64]*block{}
-	if err := collect(ctx, st.blocks, func(rows *sql.Rows) error {
-		b, err := scanBlock(rows)
-		if err == nil {
-			blocks[b.id] = b
-		}
-		return err
-	}); err != nil {
+	for _, b := range known {
+		blocks[b.id] = b
+	}
+	_, listErr := collect(query(ctx, in, scan, listSQL))
+	_, clientsErr := collect(query(ctx, in, scanClient, listClientsSQL))
+	if err := errors.Join(listErr, clientsErr); err != nil {
 		return err
 	}
-	if err := collect(ctx, st.list, func(rows *sql.Rows) error {
-		_, _, err := scan(rows)
-		return err
-	}); err != nil {
-		return err
-	}
-	if _, err := listClients(ctx, st); err != nil {
-		return err
-	}
-	rows, err := db.QueryContext(ctx, `SELECT address_id, block_id, block_offset, ipv4, ipv6 FROM addresses WHERE block_id IS NOT NULL`)
-	if err != nil {
-		return err
-	}
-	defer rows.Close()
-	for rows.Next() {
-		var rowID, blockID int64
+	check := func(row scanner) (_ any, err error) {
+		var id, blockID int64
 		var offset int
-		var ipv4, ipv6 sql.NullString
-		if err := rows.Scan(&rowID, &blockID, &offset, &ipv4, &ipv6); err != nil {
-			return err
+		var have ipam.Address
+		if err := row.Scan(&id, &blockID, &offset, address{&have.IPv4}, address{&have.IPv6}); err != nil {
+			return nil, err
 		}
 		b := blocks[blockID]
 		if b == nil || offset >= b.Size() {
-			return fmt.Errorf("%w: row %d isn't of a block", ErrDamaged, rowID)
+			return nil, fmt.Errorf("%w: row %d isn't of a block", ErrDamaged, id)
 		}
-		want := b.At(offset)
-		if ipv4.Valid && ipv4.String != want.IPv4.String() || ipv6.Valid && ipv6.String != want.IPv6.String() {
-			return fmt.Errorf("%w: row %d isn't at offset %d of %s", ErrDamaged, rowID, offset, b.Name)
+		if want := b.At(offset); have.IPv4.IsValid() && have.IPv4 != want.IPv4 || have.IPv6.IsValid() && have.IPv6 != want.IPv6 {
+			return nil, fmt.Errorf("%w: row %d isn't at offset %d of %s", ErrDamaged, id, offset, b.Name)
+		}
+		return nil, nil
+	}
+	for _, err := range query(ctx, in, check, `SELECT address_id, block_id, block_offset, ipv4, ipv6 FROM addresses WHERE block_id IS NOT NULL`) {
+		if err != nil {
+			return err
 		}
 	}
-	return rows.Err()
+	return nil
 }
 
 // examine says what is wrong with the file as a record of the node, or "". An
@@ -172,7 +167,7 @@ func examine(ctx context.Context, db *sql.DB, known int, id store.Identity) (Rea
 	if verdict != "ok" {
 		return Damaged, nil
 	}
-	have, err := readMeta(ctx, db)
+	have, err := readMeta(ctx, statements{db: db})
 	if err != nil {
 		return finding(err)
 	}

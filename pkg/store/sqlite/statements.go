@@ -4,11 +4,12 @@ import (
 	"context"
 	"database/sql"
 	"fmt"
+	"iter"
 )
 
 // columns is what scan reads, in its order.
-const columns = `address_id, ipv4, ipv6, state, since, boot_id, pool, block, container_id, ifname,
-	pod_namespace, pod_name, pod_uid, netns_path, netns_inode, host_ifname, host_ifindex, result`
+const columns = `address_id, ipv4, ipv6, state, since, boot_id, pool, block, container_id, ifname, pod_namespace, pod_name, pod_uid,
+	netns_path, netns_inode, host_ifname, host_ifindex, result, ifnull(freed_seq, 0), ifnull(freed_boottime_ms, 0)`
 
 // SQLite uses a partial index only when its condition stands in the query as it
 // is, hence "state <> 'cooling'" beside narrower conditions.
@@ -16,8 +17,7 @@ const (
 	findSQL = `SELECT ` + columns + ` FROM addresses
 		WHERE container_id = ? AND ifname = ? AND state <> 'cooling'`
 
-	findIPv4SQL = `SELECT ` + columns + ` FROM addresses WHERE ipv4 = ?`
-	findIPv6SQL = `SELECT ` + columns + ` FROM addresses WHERE ipv6 = ?`
+	findAddressSQL = `SELECT ` + columns + ` FROM addresses WHERE ipv4 = ?1 OR ipv6 = ?1`
 
 	insertSQL = `INSERT INTO addresses (ipv4, ipv6, state, since, boot_id, pool, block, block_id, block_offset,
 			container_id, ifname, pod_namespace, pod_name, pod_uid, netns_path, netns_inode,
@@ -77,58 +77,123 @@ const (
 	listSQL = `SELECT ` + columns + ` FROM addresses INDEXED BY attachments
 		WHERE state <> 'cooling' ORDER BY since, address_id`
 
-	blocksSQL = `SELECT block_id, name, pool, ipv4, ipv6, adopted_boot_id, adopted_boottime_ms, adopted_seq
+	blocksSQL = `SELECT block_id, name, pool, ipv4, ipv6,
+			ifnull(adopted_boot_id, ''), ifnull(adopted_boottime_ms, 0), ifnull(adopted_seq, 0)
 		FROM blocks ORDER BY name`
 
 	allocatedSQL = `SELECT block_id, count(*) FROM addresses INDEXED BY attachments
 		WHERE state <> 'cooling' AND block_id IS NOT NULL GROUP BY block_id`
 
 	recordsSQL = `SELECT count(*) FROM addresses WHERE block_id = ?`
+
+	beginSQL, commitSQL, rollbackSQL = `BEGIN IMMEDIATE`, `COMMIT`, `ROLLBACK`
 )
 
-// statements are prepared once for each pool of connections.
+// frequent are the statements that each pool of connections compiles once, changes those that the
+// writer compiles besides.
+var (
+	frequent = []string{findSQL, listSQL, blocksSQL, allocatedSQL, recordsSQL, coolingSQL, listClientsSQL}
+	changes  = []string{
+		findAddressSQL, insertSQL, nextUnusedSQL, oldestCoolingSQL, newestCoolingSQL, reuseSQL, readdressSQL, attachSQL, adoptSQL,
+		releaseSQL, coolSQL, deleteSQL, setClientSQL, forgetClientSQL, beginSQL, commitSQL, rollbackSQL,
+	}
+)
+
+// statements are those of a pool of connections: compiled ones by their text, and all others.
 type statements struct {
-	find, findIPv4, findIPv6, insert, nextUnused, oldestCooling, newestCooling, reuse, readdress, cooling *sql.Stmt
-	attach, adopt, release, cool, delete, begin, commit, rollback                                         *sql.Stmt
-	list, blocks, allocated, records                                                                      *sql.Stmt
-	listClients, setClient, forgetClient                                                                  *sql.Stmt
-	all                                                                                                   []*sql.Stmt
+	db       *sql.DB
+	compiled map[string]*sql.Stmt
+}
+
+// prepare compiles statements for db.
+func prepare(ctx context.Context, db *sql.DB, texts ...string) (statements, error) {
+	s := statements{db, map[string]*sql.Stmt{}}
+	for _, text := range texts {
+		st, err := db.PrepareContext(ctx, text)
+		if err != nil {
+			s.close()
+			return statements{}, fmt.Errorf("prepare %q: %w", text, err)
+		}
+		s.compiled[text] = st
+	}
+	return s, nil
 }
 
 func (s statements) close() {
-	for _, st := range s.all {
+	for _, st := range s.compiled {
 		_ = st.Close() // frees memory, nothing else
 	}
 }
 
-// prepare compiles the statements for db, the writing ones only if asked for.
-func prepare(ctx context.Context, db *sql.DB, writing bool) (statements, error) {
-	var s statements
-	type prepared struct {
-		to    **sql.Stmt
-		query string
+// within are some of the statements as they are in a transaction.
+func (s statements) within(ctx context.Context, tx *sql.Tx, texts ...string) statements {
+	in := statements{nil, map[string]*sql.Stmt{}}
+	for _, text := range texts {
+		in.compiled[text] = tx.StmtContext(ctx, s.compiled[text])
 	}
-	all := []prepared{
-		{&s.find, findSQL}, {&s.list, listSQL}, {&s.blocks, blocksSQL}, {&s.allocated, allocatedSQL},
-		{&s.records, recordsSQL}, {&s.cooling, coolingSQL}, {&s.listClients, listClientsSQL},
+	return in
+}
+
+// exec returns how many rows a statement changed.
+func (s statements) exec(ctx context.Context, text string, args ...any) (int64, error) {
+	var res sql.Result
+	var err error
+	if st := s.compiled[text]; st != nil {
+		res, err = st.ExecContext(ctx, args...)
+	} else {
+		res, err = s.db.ExecContext(ctx, text, args...)
 	}
-	if writing {
-		all = append(all,
-			prepared{&s.findIPv4, findIPv4SQL}, prepared{&s.findIPv6, findIPv6SQL}, prepared{&s.insert, insertSQL},
-			prepared{&s.nextUnused, nextUnusedSQL}, prepared{&s.oldestCooling, oldestCoolingSQL}, prepared{&s.newestCooling, newestCoolingSQL},
-			prepared{&s.reuse, reuseSQL}, prepared{&s.readdress, readdressSQL}, prepared{&s.attach, attachSQL}, prepared{&s.adopt, adoptSQL},
-			prepared{&s.release, releaseSQL}, prepared{&s.cool, coolSQL}, prepared{&s.delete, deleteSQL},
-			prepared{&s.setClient, setClientSQL}, prepared{&s.forgetClient, forgetClientSQL},
-			prepared{&s.begin, "BEGIN IMMEDIATE"}, prepared{&s.commit, "COMMIT"}, prepared{&s.rollback, "ROLLBACK"})
+	if err != nil {
+		return 0, err
 	}
-	for _, p := range all {
-		st, err := db.PrepareContext(ctx, p.query)
+	return res.RowsAffected()
+}
+
+func (s statements) row(ctx context.Context, text string, args ...any) *sql.Row {
+	if st := s.compiled[text]; st != nil {
+		return st.QueryRowContext(ctx, args...)
+	}
+	return s.db.QueryRowContext(ctx, text, args...)
+}
+
+func (s statements) rows(ctx context.Context, text string, args ...any) (*sql.Rows, error) {
+	if st := s.compiled[text]; st != nil {
+		return st.QueryContext(ctx, args...)
+	}
+	return s.db.QueryContext(ctx, text, args...)
+}
+
+// scanner is a row of a query.
+type scanner interface{ Scan(to ...any) error }
+
+// query yields the rows of a query as scan reads them, and at last its error if it has one.
+func query[T any](ctx context.Context, s statements, scan func(scanner) (T, error), text string, args ...any) iter.Seq2[T, error] {
+	return func(yield func(T, error) bool) {
+		var none T
+		rows, err := s.rows(ctx, text, args...)
 		if err != nil {
-			s.close()
-			return statements{}, fmt.Errorf("prepare %q: %w", p.query, err)
+			yield(none, err)
+			return
 		}
-		*p.to = st
-		s.all = append(s.all, st)
+		defer rows.Close()
+		for rows.Next() {
+			if v, err := scan(rows); !yield(v, err) || err != nil {
+				return
+			}
+		}
+		if err := rows.Err(); err != nil {
+			yield(none, err)
+		}
 	}
-	return s, nil
+}
+
+// collect is a list of what query yields.
+func collect[T any](rows iter.Seq2[T, error]) (all []T, err error) {
+	for v, err := range rows {
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, v)
+	}
+	return all, nil
 }

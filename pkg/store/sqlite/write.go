@@ -19,17 +19,9 @@ type txn struct {
 	boottime time.Duration
 }
 
-func (t *txn) exec(st *sql.Stmt, args ...any) (int64, error) {
-	res, err := st.ExecContext(t.ctx, args...)
-	if err != nil {
-		return 0, err
-	}
-	return res.RowsAffected()
-}
+func (t *txn) exec(text string, args ...any) (int64, error) { return t.w.exec(t.ctx, text, args...) }
 
-func (t *txn) row(st *sql.Stmt, args ...any) *sql.Row {
-	return st.QueryRowContext(t.ctx, args...)
-}
+func (t *txn) row(text string, args ...any) *sql.Row { return t.w.row(t.ctx, text, args...) }
 
 // nextSeq is the number of the next event in the order of what was freed.
 func (t *txn) nextSeq() int64 {
@@ -58,9 +50,13 @@ type op struct {
 }
 
 // write runs do in a transaction of the one writer and waits for its end, or for
-// ctx: the change may then still happen.
-func (s *Store) write(ctx context.Context, k kind, do func(*txn) error) error {
-	return s.exclusively(ctx, func(ctx context.Context) error { return s.run(ctx, k, do) })
+// ctx: the change may then still happen. what begins the text of an error.
+func (s *Store) write(ctx context.Context, k kind, what string, do func(*txn) error) error {
+	err := s.exclusively(ctx, func(ctx context.Context) error { return s.run(ctx, k, do) })
+	if err != nil {
+		return fmt.Errorf("%s: %w", what, err)
+	}
+	return nil
 }
 
 // exclusively has the writer call do. SQLite never sees the end of ctx, which
@@ -131,7 +127,7 @@ func (s *Store) transact(ctx context.Context, do func(*txn) error) (err error) {
 			s.stale = true // what is remembered of blocks may be of the lost transaction
 		}
 	}()
-	if _, err := s.w.begin.ExecContext(ctx); err != nil {
+	if _, err := s.w.exec(ctx, beginSQL); err != nil {
 		return err
 	}
 	t := &txn{Store: s, ctx: ctx, now: roundUp(s.clock.Now()), boottime: s.clock.Boottime()}
@@ -144,11 +140,11 @@ func (s *Store) transact(ctx context.Context, do func(*txn) error) (err error) {
 		err = do(t)
 	}
 	if err == nil {
-		_, err = s.w.commit.ExecContext(ctx)
+		_, err = s.w.exec(ctx, commitSQL)
 	}
 	if err != nil {
 		// SQLite has rolled back already after some errors; then this is one too.
-		_, _ = s.w.rollback.ExecContext(ctx)
+		_, _ = s.w.exec(ctx, rollbackSQL)
 		return err
 	}
 	s.dirty.Store(true)
