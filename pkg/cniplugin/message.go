@@ -10,8 +10,8 @@ import (
 
 // The messages of pkg/apis/cnirpc/cni.proto and google.rpc.Status in protobuf's wire
 // format (https://protobuf.dev/programming-guides/encoding/). The generated types link
-// grpc-go and reflection; tests hold this file to them. Package protowire reads the
-// program's own file when it starts, in 20 system calls.
+// grpc-go and reflection; tests hold this file to them. Package protowire makes 20 system
+// calls when a program starts, to read samples of its file.
 
 // request is the message CNIArgs.
 type request struct {

@@ -304,6 +304,7 @@ func TestSetAside(t *testing.T) {
 		{"missing identity", record(`DELETE FROM meta WHERE key = 'node_uid'`), sqlite.Damaged, true},
 		{"nonsense for an address", record(`UPDATE addresses SET ipv4 = '10.0.0.x' WHERE block_offset = 1`), sqlite.Damaged, true},
 		{"address with a mapped form", record(`UPDATE addresses SET ipv6 = '::ffff:10.0.0.1' WHERE block_offset = 1`), sqlite.Damaged, true},
+		{"address in another form", record(`UPDATE addresses SET ipv6 = 'FD00::1', block_id = NULL, block_offset = NULL WHERE block_offset = 1`), sqlite.Damaged, true},
 		{"nonsense for a block", record(`UPDATE blocks SET ipv4 = '10.0.0.1/30'`), sqlite.Damaged, true},
 		{"nonsense for a client", record(`INSERT INTO clients VALUES ('c', 'eth0', 'ns', 'p', '', '', 0, '10.0.0.9', NULL, '2026-01-01T00:00:00.000Z', '[{"destinations": ["x"]}]')`), sqlite.Damaged, true},
 		{"address of no block", record(`PRAGMA foreign_keys = 0`, `DELETE FROM blocks`), sqlite.Damaged, true},
