@@ -6,40 +6,27 @@ import (
 	"slices"
 	"time"
 
-	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
 )
 
 // countEvery is the time between two counts of the connections of each client.
 const countEvery = 5 * time.Second
 
-// count finds out again and again which clients have more connections than one may have. The kernel counts
+// count finds out which clients have more connections than one may have. The kernel counts
 // a sample of many: a client that opens one after the other, and closes those of which it learns that they
 // were drawn, would have any number.
-func (g *Gateway) count(ctx context.Context) error {
-	if !cache.WaitFor(ctx, "", g.synced...) {
-		return nil
+func (g *Gateway) count(ctx context.Context) {
+	over, err := g.overLimit(ctx)
+	if err != nil {
+		klog.FromContext(ctx).V(2).Info("Can't count the connections of clients", "reason", err)
+		return
 	}
-	ticker := time.NewTicker(countEvery)
-	defer ticker.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-ticker.C:
-		}
-		over, err := g.overLimit(ctx)
-		if err != nil {
-			klog.FromContext(ctx).V(2).Info("Can't count the connections of clients", "reason", err)
-			continue
-		}
-		g.mu.Lock()
-		changed := !slices.Equal(g.over, over)
-		g.over = over
-		g.mu.Unlock()
-		if changed {
-			g.loop.Add(struct{}{})
-		}
+	g.mu.Lock()
+	changed := !slices.Equal(g.over, over)
+	g.over = over
+	g.mu.Unlock()
+	if changed {
+		g.loop.Changed()
 	}
 }
 

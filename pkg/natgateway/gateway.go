@@ -31,6 +31,7 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/util/wait"
 	discoverylisters "k8s.io/client-go/listers/discovery/v1"
 	"k8s.io/client-go/tools/cache"
 
@@ -42,6 +43,7 @@ import (
 	"github.com/coil-net/coil/pkg/plan/gateway"
 	"github.com/coil-net/coil/pkg/plan/ruleset"
 	"github.com/coil-net/coil/pkg/reconcile"
+	"github.com/coil-net/coil/pkg/reconcile/upkeep"
 )
 
 const (
@@ -102,11 +104,6 @@ type Network interface {
 	Listen(ctx context.Context, port uint16, families []dataplane.Family) error
 }
 
-// Source tells what has changed in the kernel; see package kernel/rtnl.
-type Source interface {
-	Run(ctx context.Context, settle time.Duration, told func([]rtnl.Change)) error
-}
-
 // Config is what a gateway is told.
 type Config struct {
 	// Namespace and Egress name the Egress, Pod the router pod, of the same namespace.
@@ -150,7 +147,7 @@ type Gateway struct {
 	families []dataplane.Family
 	egresses listers.EgressNamespaceLister
 	lists    discoverylisters.EndpointSliceNamespaceLister
-	loop     *reconcile.Loop[struct{}]
+	loop     *upkeep.Loop
 	synced   []cache.DoneChecker
 	report   func(condition string, reason error)
 	metrics  *metrics
@@ -159,7 +156,6 @@ type Gateway struct {
 	// Of the loop's one worker.
 	started  bool         // the filter is there
 	ready    bool         // the first sync was complete
-	skipped  string       // what was skipped last, to say so once
 	released []netip.Addr // whose connections are yet to be forgotten
 	compared time.Time    // when all was compared with the kernel
 
@@ -190,9 +186,9 @@ func New(cfg Config, k Kernel, egresses, lists cache.SharedIndexInformer, reg pr
 	for _, a := range cfg.Addresses {
 		g.families = append(g.families, dataplane.FamilyOf(a))
 	}
-	// What is reported is in the log.
-	g.repairs = reconcile.NewRepairs(reg, func(context.Context, string, string) {}, kinds...)
-	g.loop = reconcile.New("natgateway", g.sync, reconcile.WithMetrics(reconcile.NewMetrics(reg)))
+	g.repairs = reconcile.NewRepairs(reg, reconcile.LogOnly, kinds...)
+	g.loop = upkeep.New(upkeep.Config{Name: "natgateway", Sync: g.sync, Settle: settle, Every: cfg.Resync, Kinds: kinds, Lost: g.lost},
+		g.repairs, reconcile.NewMetrics(reg))
 	var err error
 	g.synced, err = reconcile.Register(
 		reconcile.On(egresses, reconcile.ChangeHandler(func(*v2.Egress) { g.changed() }, plan.SameEgress)),
@@ -203,33 +199,26 @@ func New(cfg Config, k Kernel, egresses, lists cache.SharedIndexInformer, reg pr
 
 // Run works until ctx ends.
 func (g *Gateway) Run(ctx context.Context) error {
-	g.loop.Add(struct{}{})
 	group, ctx := errgroup.WithContext(ctx)
-	group.Go(func() error { return g.loop.Run(ctx, 1, g.synced...) })
-	group.Go(func() error { return g.look(ctx) })
-	group.Go(func() error { return g.count(ctx) })
+	group.Go(func() error { return g.loop.Run(ctx, g.synced...) })
+	for every, look := range map[time.Duration]func(context.Context){lookEvery: g.look, countEvery: g.count} {
+		group.Go(func() error {
+			if cache.WaitFor(ctx, "", g.synced...) {
+				wait.NonSlidingUntilWithContext(ctx, look, every)
+			}
+			return nil
+		})
+	}
 	return group.Wait()
 }
 
-// look reports again and again whether the pod can be a router, and syncs when others have
-// changed rulesets of nftables, which tells nobody.
-func (g *Gateway) look(ctx context.Context) error {
-	if !cache.WaitFor(ctx, "", g.synced...) {
-		return nil
-	}
-	ticker := time.NewTicker(lookEvery)
-	defer ticker.Stop()
-	for {
-		g.report(Environment, g.environment(ctx))
-		// What can't be read now, can be the next time.
-		if touched, err := g.kernel.Filter.Touched(ctx); err == nil && touched && g.doubt() {
-			g.loop.AddAfter(struct{}{}, g.repairs.Wait(kindFilter))
-		}
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-ticker.C:
-		}
+// look reports whether the pod can be a router, and syncs when others have changed rulesets of nftables, which tells
+// nobody.
+func (g *Gateway) look(ctx context.Context) {
+	g.report(Environment, g.environment(ctx))
+	// What can't be read now, can be the next time.
+	if touched, err := g.kernel.Filter.Touched(ctx); err == nil && touched && g.doubt() {
+		g.loop.Lost()
 	}
 }
 
@@ -255,7 +244,7 @@ func (g *Gateway) changed() {
 		g.due = time.Now()
 	}
 	g.mu.Unlock()
-	g.loop.AddAfter(struct{}{}, settle)
+	g.loop.Changed()
 }
 
 // want returns what the router should have now.
@@ -289,6 +278,6 @@ func (g *Gateway) want(ctx context.Context) (gateway.State, error) {
 		Probers: g.cfg.Probers, HealthPort: g.cfg.HealthPort, Ports: g.cfg.Ports, AlsoAskers: g.cfg.Askers,
 		MaxConnections: tracked, Over: over,
 	}, egress, all)
-	g.reportSkipped(ctx, skipped)
+	g.loop.Skipped(ctx, "Some of what is listed can't be understood, and is left out", skipped)
 	return want, nil
 }

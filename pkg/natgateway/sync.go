@@ -6,17 +6,15 @@ import (
 	"fmt"
 	"maps"
 	"net/netip"
-	"strings"
 	"time"
 
 	"k8s.io/klog/v2"
 
 	"github.com/coil-net/coil/pkg/dataplane"
 	"github.com/coil-net/coil/pkg/plan/gateway"
-	"github.com/coil-net/coil/pkg/reconcile"
 )
 
-func (g *Gateway) sync(ctx context.Context, _ struct{}) error {
+func (g *Gateway) sync(ctx context.Context) error {
 	g.mu.Lock()
 	due := g.due
 	g.due = time.Time{}
@@ -36,7 +34,7 @@ func (g *Gateway) sync(ctx context.Context, _ struct{}) error {
 	if !due.IsZero() {
 		g.metrics.latency.Observe(time.Since(due).Seconds())
 	}
-	return reconcile.Later(g.cfg.Resync)
+	return nil
 }
 
 // syncOnce makes the kernel as it should be.
@@ -201,15 +199,5 @@ func (g *Gateway) repaired(ctx context.Context, want gateway.State, results map[
 	if total.Changed() && !same {
 		klog.FromContext(ctx).V(2).Info("Clients changed", "added", total.Added, "replaced", total.Replaced, "deleted", total.Deleted,
 			"clients", len(want.Tunnels), "destinations", len(want.Destinations))
-	}
-}
-
-// reportSkipped tells once what can't be understood.
-func (g *Gateway) reportSkipped(ctx context.Context, skipped []string) {
-	if text := strings.Join(skipped, ", "); text != g.skipped {
-		g.skipped = text
-		if text != "" {
-			klog.FromContext(ctx).Info("Some of what is listed can't be understood, and is left out", "skipped", text)
-		}
 	}
 }

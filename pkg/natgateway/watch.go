@@ -6,6 +6,7 @@ import (
 
 	"github.com/coil-net/coil/pkg/dataplane"
 	"github.com/coil-net/coil/pkg/kernel/rtnl"
+	"github.com/coil-net/coil/pkg/reconcile/upkeep"
 )
 
 // Kinds of what is repaired.
@@ -52,20 +53,24 @@ func Interest() rtnl.Interest {
 //	notifications                      lost
 //
 // It ends with ctx.
-func (g *Gateway) Watch(ctx context.Context, changes Source) error {
-	return changes.Run(ctx, kernelSettle, func(changes []rtnl.Change) {
-		for _, c := range changes {
-			if kind := g.lost(c); kind != "" {
-				g.doubt()
-				g.repairs.Saw(kind, c.String())
-				g.loop.AddAfter(struct{}{}, g.repairs.Wait(kind))
-			}
-		}
-	})
+func (g *Gateway) Watch(ctx context.Context, changes upkeep.Source) error {
+	return upkeep.Watch(ctx, changes, kernelSettle, g.loop)
 }
 
-// lost says of which kind it is what a change has destroyed; empty if nothing.
-func (g *Gateway) lost(c rtnl.Change) string {
+// lost makes the next sync compare all if changes have destroyed something, and says whether they have.
+func (g *Gateway) lost(_ context.Context, changes []rtnl.Change) (lost bool) {
+	for _, c := range changes {
+		if kind := g.kindOf(c); kind != "" {
+			g.doubt()
+			g.repairs.Saw(kind, c.String())
+			lost = true
+		}
+	}
+	return lost
+}
+
+// kindOf says of which kind it is what a change has destroyed; empty if nothing.
+func (g *Gateway) kindOf(c rtnl.Change) string {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	t, watched := g.watched[c.Link]

@@ -42,6 +42,9 @@ type history struct {
 	seen     string // what was destroyed last
 }
 
+// LogOnly is a report of NewRepairs that tells nobody: the log has it.
+func LogOnly(context.Context, string, string) {}
+
 // NewRepairs returns a counter of repairs of the given kinds. report is told what is
 // destroyed repeatedly, not more often than every ten minutes for each kind.
 func NewRepairs(reg prometheus.Registerer, report func(ctx context.Context, kind, message string), kinds ...string) *Repairs {

@@ -11,8 +11,6 @@ package router
 import (
 	"context"
 	"fmt"
-	"net/netip"
-	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -28,6 +26,7 @@ import (
 	"github.com/coil-net/coil/pkg/kernel/rtnl"
 	"github.com/coil-net/coil/pkg/plan/routes"
 	"github.com/coil-net/coil/pkg/reconcile"
+	"github.com/coil-net/coil/pkg/reconcile/upkeep"
 )
 
 // Table makes the router's routes of one table what is wanted; see package
@@ -55,24 +54,16 @@ const (
 	repairKind = "peer_route"
 )
 
-// Source tells what has changed in the kernel; see package kernel/rtnl.
-type Source interface {
-	Run(ctx context.Context, settle time.Duration, told func([]rtnl.Change)) error
-}
-
 // Router implements the package's task.
 type Router struct {
 	cfg    Config
 	nodes  corelisters.NodeLister
 	blocks listers.AddressBlockLister
 	table  Table
-	loop   *reconcile.Loop[struct{}]
+	loop   *upkeep.Loop
 	synced []cache.DoneChecker
 	onSync func(error)
-
-	mu      sync.Mutex
-	skipped string                // the blocks skipped last, to say so once
-	last    map[netip.Prefix]bool // destinations wanted by the last sync that wrote
+	last   []dataplane.Route // wanted by the last sync that wrote
 
 	syncs   prometheus.Counter
 	routes  prometheus.Gauge
@@ -93,49 +84,47 @@ func New(cfg Config, nodes, blocks cache.SharedIndexInformer, table Table,
 		}),
 	}
 	reg.MustRegister(r.syncs, r.routes)
-	// What is reported is in the log.
-	r.repairs = reconcile.NewRepairs(reg, func(context.Context, string, string) {}, repairKind)
-	r.loop = reconcile.New("router", r.sync, reconcile.WithMetrics(reconcile.NewMetrics(reg)))
-	later := func() { r.loop.AddAfter(struct{}{}, settle) }
+	r.repairs = reconcile.NewRepairs(reg, reconcile.LogOnly, repairKind)
+	r.loop = upkeep.New(upkeep.Config{
+		Name: "router", Sync: r.sync, Settle: settle, Every: cfg.UpdateInterval, Kinds: []string{repairKind}, Lost: r.lost,
+	}, r.repairs, reconcile.NewMetrics(reg))
 	var err error
 	r.synced, err = reconcile.Register(
-		reconcile.On(nodes, reconcile.Handler(func(*corev1.Node) { later() })),
-		reconcile.On(blocks, reconcile.Handler(func(*v2.AddressBlock) { later() })),
+		reconcile.On(nodes, reconcile.Handler(func(*corev1.Node) { r.loop.Changed() })),
+		reconcile.On(blocks, reconcile.Handler(func(*v2.AddressBlock) { r.loop.Changed() })),
 	)
 	return r, err
 }
 
 // Run works until ctx ends. The routes stay: they are right until a node changes.
-func (r *Router) Run(ctx context.Context) error {
-	r.loop.Add(struct{}{})
-	return r.loop.Run(ctx, 1, r.synced...)
+func (r *Router) Run(ctx context.Context) error { return r.loop.Run(ctx, r.synced...) }
+
+// Watch syncs when the kernel tells that routes were deleted, or may have been. It ends with ctx.
+func (r *Router) Watch(ctx context.Context, changes upkeep.Source) error {
+	return upkeep.Watch(ctx, changes, kernelSettle, r.loop)
 }
 
-// Watch syncs when the kernel tells that routes were deleted, or may have been: with a link
-// that goes down or an address, IPv4's go without a word. It ends with ctx.
-func (r *Router) Watch(ctx context.Context, changes Source) error {
-	return changes.Run(ctx, kernelSettle, func(changes []rtnl.Change) {
-		for _, c := range changes {
-			if c.Kind == rtnl.RouteLost {
-				r.repairs.Saw(repairKind, c.String())
-			}
-			// Pods come and go.
-			if c.State == nil || !dataplane.OfPods(c.State.Group) {
-				r.loop.AddAfter(struct{}{}, r.repairs.Wait(repairKind))
-			}
+// lost says whether routes were deleted, or may have been: with a link that goes down or an address, IPv4's go
+// without a word.
+func (r *Router) lost(_ context.Context, changes []rtnl.Change) (lost bool) {
+	for _, c := range changes {
+		if c.Kind == rtnl.RouteLost {
+			r.repairs.Saw(repairKind, c.String())
 		}
-	})
+		// Pods come and go.
+		lost = lost || c.State == nil || !dataplane.OfPods(c.State.Group)
+	}
+	return lost
 }
 
-func (r *Router) sync(ctx context.Context, _ struct{}) error {
+func (r *Router) sync(ctx context.Context) error {
 	r.syncs.Inc()
 	n, err := r.syncOnce(ctx)
 	r.onSync(err)
-	if err != nil {
-		return err
+	if err == nil {
+		r.routes.Set(float64(n))
 	}
-	r.routes.Set(float64(n))
-	return reconcile.Later(r.cfg.UpdateInterval)
+	return err
 }
 
 func (r *Router) syncOnce(ctx context.Context) (int, error) {
@@ -148,9 +137,12 @@ func (r *Router) syncOnce(ctx context.Context) (int, error) {
 		return 0, err
 	}
 	want, skipped := routes.Peers(r.cfg.NodeName, nodes, blocks, r.cfg.Table, r.cfg.Protocol)
-	r.reportSkipped(ctx, skipped)
+	r.loop.Skipped(ctx, "Blocks have no route: their Node isn't known, has no InternalIP of the family, or their range isn't valid", skipped)
 	res, err := r.table.Sync(ctx, want)
-	r.repairs.Done(ctx, repairKind, r.repaired(res, want, err == nil || res.Changed()))
+	r.repairs.Done(ctx, repairKind, routes.Restored(res.Added, r.last, want))
+	if err == nil || res.Changed() {
+		r.last = want // they are taken to be there
+	}
 	if res.Changed() {
 		klog.FromContext(ctx).Info("Routes to other nodes changed", "added", res.Added, "replaced", res.Replaced,
 			"deleted", res.Deleted, "routes", len(want))
@@ -159,35 +151,4 @@ func (r *Router) syncOnce(ctx context.Context) (int, error) {
 		return 0, fmt.Errorf("sync routes to other nodes: %w", err)
 	}
 	return len(want), nil
-}
-
-// repaired is how many of the routes that a sync added were there before. Those that were
-// wanted by a sync that wrote are taken to be there.
-func (r *Router) repaired(res dataplane.Result, want []dataplane.Route, wrote bool) int {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	added := res.Added
-	all := make(map[netip.Prefix]bool, len(want))
-	for _, w := range want {
-		all[w.Dst] = true
-		if !r.last[w.Dst] {
-			added--
-		}
-	}
-	if wrote {
-		r.last = all
-	}
-	return max(added, 0)
-}
-
-// reportSkipped logs which blocks have no route, when that changes.
-func (r *Router) reportSkipped(ctx context.Context, skipped []string) {
-	s := fmt.Sprint(skipped)
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if s != r.skipped && len(skipped) > 0 {
-		klog.FromContext(ctx).Info("Blocks have no route: their Node isn't known, has no InternalIP of the family, or their range isn't valid",
-			"blocks", skipped)
-	}
-	r.skipped = s
 }

@@ -115,3 +115,17 @@ func Peers(self string, nodes []*corev1.Node, blocks []*v2.AddressBlock, table, 
 	routes = slices.CompactFunc(routes, func(a, b dataplane.Route) bool { return a.Dst == b.Dst })
 	return routes, skipped
 }
+
+// Restored is how many of the routes that a sync made had been wanted before, so that they were lost since.
+func Restored(made int, before, want []dataplane.Route) int {
+	known := make(map[netip.Prefix]bool, len(before))
+	for _, r := range before {
+		known[r.Dst] = true
+	}
+	for _, r := range want {
+		if !known[r.Dst] {
+			made--
+		}
+	}
+	return max(made, 0)
+}

@@ -126,3 +126,30 @@ func TestExports(t *testing.T) {
 		t.Errorf("unassigned (-want +got):\n%s", d)
 	}
 }
+
+func TestRestored(t *testing.T) {
+	of := func(dsts ...string) (all []dataplane.Route) {
+		for _, d := range dsts {
+			all = append(all, dataplane.Route{Dst: netip.MustParsePrefix(d)})
+		}
+		return all
+	}
+	const a, b, c = "10.0.0.0/27", "10.0.0.32/27", "fd00::/123"
+	for _, tt := range []struct {
+		name         string
+		made         int
+		before, want []dataplane.Route
+		restored     int
+	}{
+		{"at first", 2, nil, of(a, b), 0},
+		{"nothing made", 0, of(a, b), of(a, b), 0},
+		{"all lost", 2, of(a, b), of(a, b), 2},
+		{"one lost, one new", 2, of(a, b), of(a, b, c), 1},
+		{"one new", 1, of(a, b), of(a, b, c), 0},
+		{"new ones that couldn't be made", 0, of(a), of(a, b, c), 0},
+	} {
+		if got := Restored(tt.made, tt.before, tt.want); got != tt.restored {
+			t.Errorf("%s: %d, want %d", tt.name, got, tt.restored)
+		}
+	}
+}
