@@ -108,17 +108,8 @@ type Network interface {
 type Config struct {
 	// Namespace and Egress name the Egress, Pod the router pod, of the same namespace.
 	Namespace, Egress, Pod string
-	// Addresses are the pod's own.
-	Addresses      []netip.Addr
-	Port           uint16
-	SourcePortAuto bool
-	// Probers are the node's addresses, from which kubelet asks at HealthPort.
-	Probers    []netip.Addr
-	HealthPort uint16
-	// Ports are those of TCP at which the router tells of itself, and Askers who may ask there
-	// beside the cluster.
-	Ports  []uint16
-	Askers []netip.Prefix
+	// Config is what is known of the router before its network is looked at.
+	gateway.Config
 	// Resync is the longest time between two syncs.
 	Resync time.Duration
 }
@@ -273,11 +264,9 @@ func (g *Gateway) want(ctx context.Context) (gateway.State, error) {
 	if err != nil {
 		return gateway.State{}, err
 	}
-	want, skipped := gateway.StateOf(gateway.Config{
-		Addresses: g.cfg.Addresses, Uplink: uplink.Name, UplinkIndex: uplink.Index, MTU: uplink.MTU, Port: g.cfg.Port, SourcePortAuto: g.cfg.SourcePortAuto,
-		Probers: g.cfg.Probers, HealthPort: g.cfg.HealthPort, Ports: g.cfg.Ports, AlsoAskers: g.cfg.Askers,
-		MaxConnections: tracked, Over: over,
-	}, egress, all)
+	cfg := g.cfg.Config
+	cfg.Uplink, cfg.UplinkIndex, cfg.MTU, cfg.MaxConnections, cfg.Over = uplink.Name, uplink.Index, uplink.MTU, tracked, over
+	want, skipped := gateway.StateOf(cfg, egress, all)
 	g.loop.Skipped(ctx, "Some of what is listed can't be understood, and is left out", skipped)
 	return want, nil
 }

@@ -23,6 +23,7 @@ import (
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
 	"github.com/coil-net/coil/pkg/dataplane"
 	"github.com/coil-net/coil/pkg/kernel/rtnl"
+	"github.com/coil-net/coil/pkg/plan/gateway"
 	"github.com/coil-net/coil/pkg/plan/ruleset"
 )
 
@@ -298,7 +299,7 @@ func newFixture(t *testing.T) *fixture {
 	f.egresses, f.slices = egresses.GetIndexer(), lists.GetIndexer()
 	var err error
 	f.Gateway, err = New(Config{
-		Namespace: "internet", Egress: "nat", Pod: "nat-0", Addresses: []netip.Addr{netip.MustParseAddr("10.0.0.1")}, Port: 5555, Resync: time.Minute,
+		Namespace: "internet", Egress: "nat", Pod: "nat-0", Config: gateway.Config{Addresses: []netip.Addr{netip.MustParseAddr("10.0.0.1")}, Port: 5555}, Resync: time.Minute,
 	}, Kernel{f.kernel, tunnels{f.kernel}, routes{f.kernel}, rules{f.kernel}, filter{f.kernel}, f.kernel}, egresses, lists, f.registry,
 		func(condition string, reason error) {
 			f.mu.Lock()

@@ -99,8 +99,11 @@ func run(ctx context.Context, o Options, health *observe.Health) error {
 	}
 	config := natgateway.Config{
 		Namespace: o.Namespace, Egress: o.Egress, Pod: o.Pod,
-		Addresses: addrs, Port: uint16(o.Port), SourcePortAuto: o.SourcePortAuto, Probers: probers, HealthPort: healthPort,
-		Ports: ports, Askers: askers, Resync: o.ResyncInterval,
+		Config: gateway.Config{
+			Addresses: addrs, Port: uint16(o.Port), SourcePortAuto: o.SourcePortAuto, Probers: probers, HealthPort: healthPort,
+			Ports: ports, AlsoAskers: askers,
+		},
+		Resync: o.ResyncInterval,
 	}
 	router, err := natgateway.New(config, natgateway.Kernel{
 		Network: natgateway.NewPodNetwork(handle),
