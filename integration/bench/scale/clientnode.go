@@ -90,12 +90,20 @@ func (c clientNode) run(ctx context.Context) error {
 	}
 	defer flush()
 	var m *egress.Manager
-	v, err := view.New(view.Config{NodeName: c.Name, OnNode: func() {}, Egresses: &view.EgressHandlers{
+	var watches kube.Watches
+	namespaces, err := view.WatchNamespaces(&watches, clients)
+	if err != nil {
+		return err
+	}
+	v, err := view.WatchEgresses(&watches, clients, c.Name, namespaces, view.EgressHandlers{
 		Pod:       func(n types.NamespacedName) { m.PodChanged(n) },
 		Egress:    func(n types.NamespacedName) { m.EgressChanged(n) },
 		Namespace: func(name string) { m.NamespaceChanged(name) },
-	}}, clients)
+	})
 	if err != nil {
+		return err
+	}
+	if _, err := view.WatchNode(&watches, clients, c.Name, func() {}); err != nil {
 		return err
 	}
 	kernel := &network{Network: clientnet.New(dataplane.ProtocolNode, veths{}, clientnet.Nft{}, nil), want: len(c.Pods), made: map[uint64]bool{}}
@@ -110,10 +118,10 @@ func (c clientNode) run(ctx context.Context) error {
 	if err := m.Restore(ctx, sandboxes); err != nil {
 		return err
 	}
-	v.Start(ctx)
-	defer v.Shutdown()
+	watches.Start(ctx)
+	defer watches.Shutdown()
 	group, ctx := errgroup.WithContext(ctx)
-	group.Go(func() error { return m.Run(ctx, v.Synced()...) })
+	group.Go(func() error { return m.Run(ctx, watches.Synced()...) })
 	group.Go(func() error { return m.AskRouters(ctx) })
 	return group.Wait()
 }

@@ -8,10 +8,10 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sync/errgroup"
-	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
+	"github.com/coil-net/coil/pkg/attachment"
 	"github.com/coil-net/coil/pkg/clientnet"
 	"github.com/coil-net/coil/pkg/kernel/module"
 	"github.com/coil-net/coil/pkg/node"
@@ -22,35 +22,62 @@ import (
 	"github.com/coil-net/coil/pkg/store"
 )
 
-// egressHandlers tell the egress manager what has changed; nil when egress is off.
-func (d *daemon) egressHandlers() *view.EgressHandlers {
-	if !d.Egress {
-		return nil
+// egresses is the part that lets pods use Egresses.
+type egresses struct {
+	*daemon
+	alone   bool // no part gives addresses
+	cluster *view.Egresses
+	manager *egress.Manager
+	fou     fou
+}
+
+// Kinds of what is repaired in clients.
+const (
+	egressRoute   = "egress_route"
+	egressRule    = "egress_rule"
+	egressTunnel  = "egress_tunnel"
+	egressNexthop = "egress_nexthop"
+	egressSetting = "egress_setting"
+)
+
+func (e *egresses) part() part {
+	const advice = "a program changes the network of pods that use an Egress: in their containers, or from beside, as service meshes do"
+	kinds := map[string]string{}
+	for _, k := range []string{egressRoute, egressRule, egressTunnel, egressNexthop, egressSetting} {
+		kinds[k] = advice
 	}
-	return &view.EgressHandlers{
-		Pod:       func(n types.NamespacedName) { d.egress.PodChanged(n) },
-		Egress:    func(n types.NamespacedName) { d.egress.EgressChanged(n) },
-		Namespace: func(name string) { d.egress.NamespaceChanged(name) },
+	return part{
+		kinds: kinds, compose: e.compose, start: e.start,
+		forget: func(ctx context.Context, id attachment.ID) error { return e.manager.Forget(ctx, id) },
 	}
 }
 
-// composeEgress builds what lets pods use Egresses.
-func (d *daemon) composeEgress(ctx context.Context) {
-	d.fou.dir = d.ModuleDir
-	d.fou.gauge = prometheus.NewGauge(prometheus.GaugeOpts{
+func (e *egresses) compose(ctx context.Context) (err error) {
+	e.cluster, err = view.WatchEgresses(&e.watches, e.clients, e.NodeName, e.namespaces, view.EgressHandlers{
+		Pod:       func(n types.NamespacedName) { e.manager.PodChanged(n) },
+		Egress:    func(n types.NamespacedName) { e.manager.EgressChanged(n) },
+		Namespace: func(name string) { e.manager.NamespaceChanged(name) },
+	})
+	if err != nil {
+		return err
+	}
+	e.fou.dir = e.ModuleDir
+	e.fou.gauge = prometheus.NewGauge(prometheus.GaugeOpts{
 		Name: "coil_egress_fou_available",
 		Help: "1 if the kernel can make the tunnels that Egresses need, else 0: then pods that ask for one aren't started.",
 	})
-	d.registry.MustRegister(d.fou.gauge)
-	if err := d.loadFoU(ctx); err != nil {
-		d.event(corev1.EventTypeWarning, "FoUUnavailable", "pods that ask for an Egress can't be started: %v", err)
+	e.registry.MustRegister(e.fou.gauge)
+	if err := e.fou.load(ctx); err != nil {
+		e.warn("FoUUnavailable", "pods that ask for an Egress can't be started: %v", err)
 	}
-	kernel := clientnet.New(d.Protocol, clientnet.FoU{}, clientnet.Nft{}, d.network)
-	d.egress = egress.New(egress.Config{
-		Port: uint16(d.EgressPort), Protocol: d.Protocol, OriginatingOnly: d.OriginateOnly,
-		RecordAll: !d.IPAM, Drift: egressDrift, Available: d.fou.available, Repaired: d.repairedEgress, Ask: kernel.Ask,
-	}, d.view, kernel, d.store, d.recorder, d.metrics)
-	d.registry.MustRegister(d.egress)
+	kernel := clientnet.New(e.Protocol, clientnet.FoU{}, clientnet.Nft{}, e.network)
+	e.manager = egress.New(egress.Config{
+		Port: uint16(e.EgressPort), Protocol: e.Protocol, OriginatingOnly: e.OriginateOnly,
+		RecordAll: e.alone, Drift: egressDrift, Available: e.fou.available, Repaired: e.repaired, Ask: kernel.Ask,
+	}, e.cluster, kernel, e.store, e.recorder, e.metrics)
+	e.registry.MustRegister(e.manager)
+	e.egress = e.manager
+	return nil
 }
 
 // egressDrift is how often a client's network namespace is compared with what it should have.
@@ -58,48 +85,34 @@ func (d *daemon) composeEgress(ctx context.Context) {
 // link, alive when the pod has ended.
 const egressDrift = 10 * time.Second
 
-// startEgress makes the egress manager know the pods of the node, and lets it work. The
-// attachments must be in line.
-func (d *daemon) startEgress(ctx context.Context, group *errgroup.Group) error {
-	err := untilDone(ctx, func(ctx context.Context) (bool, error) {
-		err := d.restoreEgress(ctx)
-		if !d.IPAM {
-			d.health.Set(condRecord, err)
-			d.health.Set(condDisk, d.store.Writable(ctx))
-		}
-		if err != nil {
-			klog.FromContext(ctx).Error(err, "Reading which pods use Egresses failed, trying again")
-		}
-		return err == nil, nil
-	})
-	if err != nil {
+// start makes the manager know the pods of the node, whose attachments are in line, and lets it work.
+func (e *egresses) start(ctx context.Context, group *errgroup.Group) error {
+	if err := e.untilInLine(ctx, e.alone, "Reading which pods use Egresses failed, trying again", e.restore); err != nil {
 		return err
 	}
-	group.Go(func() error { return d.egress.Run(ctx) })
-	group.Go(func() error { return d.egress.AskRouters(ctx) })
-	for _, t := range []heal.Task{
-		{Name: "egress-sweep", Every: d.SweepInterval, Run: d.egress.Sweep},
-		{Name: "fou", Every: time.Minute, Run: func(ctx context.Context) error {
-			if d.fou.available() == nil {
-				return nil
+	group.Go(func() error { return e.manager.Run(ctx) })
+	group.Go(func() error { return e.manager.AskRouters(ctx) })
+	repeat(ctx, group,
+		heal.Task{Name: "egress-sweep", Every: e.SweepInterval, Run: e.manager.Sweep},
+		heal.Task{Name: "fou", Every: time.Minute, Run: func(ctx context.Context) error {
+			if e.fou.available() != nil {
+				_ = e.fou.load(ctx) // it is logged once, and told to pods that need it
 			}
-			_ = d.loadFoU(ctx) // it is logged once, and told to pods that need it
 			return nil
 		}},
-	} {
-		group.Go(func() error { return heal.Run(ctx, t) })
-	}
+	)
 	return nil
 }
 
 // netnsDir is where container runtimes bind the network namespaces of pods.
 const netnsDir = "/run/netns"
 
-func (d *daemon) restoreEgress(ctx context.Context) error {
+// restore makes the manager know the pods of the record, and looks for those of which that has lost something.
+func (e *egresses) restore(ctx context.Context) error {
 	var pods []node.Sandbox
-	lost := !d.IPAM && d.fresh
-	if d.IPAM {
-		all, err := d.store.List(ctx)
+	lost := e.alone && e.fresh
+	if !e.alone {
+		all, err := e.store.List(ctx)
 		if err != nil {
 			return err
 		}
@@ -111,31 +124,31 @@ func (d *daemon) restoreEgress(ctx context.Context) error {
 		}
 	}
 	if lost {
-		addrs, err := d.view.PodsByAddress(ctx)
+		addrs, err := e.cluster.PodsByAddress(ctx)
 		if err != nil {
 			return err
 		}
-		if pods, err = (egress.Adoption{Dir: netnsDir, Pods: addrs, Host: d.network}).Adopt(ctx, pods); err != nil {
+		if pods, err = (egress.Adoption{Dir: netnsDir, Pods: addrs, Host: e.network}).Adopt(ctx, pods); err != nil {
 			return err
 		}
 	}
-	if err := d.egress.Restore(ctx, pods); err != nil || d.IPAM {
+	if err := e.manager.Restore(ctx, pods); err != nil || !e.alone {
 		return err
 	}
-	d.fresh = false
-	return d.store.Rebuilt(ctx)
+	e.fresh = false
+	return e.store.Rebuilt(ctx)
 }
 
-// repairedEgress counts what was restored in a client.
-func (d *daemon) repairedEgress(ctx context.Context, out clientnet.Outcome) {
+// repaired counts what was restored in a client.
+func (e *egresses) repaired(ctx context.Context, out clientnet.Outcome) {
 	for kind, r := range map[string]int{
-		heal.EgressRule:    out.Rules.Added + out.Rules.Replaced + out.Rules.Deleted,
-		heal.EgressRoute:   out.Routes.Added + out.Routes.Replaced + out.Routes.Deleted,
-		heal.EgressTunnel:  out.Tunnels.Added + out.Tunnels.Replaced + out.Tunnels.Deleted,
-		heal.EgressNexthop: out.Nexthops.Added + out.Nexthops.Replaced + out.Nexthops.Deleted,
-		heal.EgressSetting: out.Others,
+		egressRule:    out.Rules.Added + out.Rules.Replaced + out.Rules.Deleted,
+		egressRoute:   out.Routes.Added + out.Routes.Replaced + out.Routes.Deleted,
+		egressTunnel:  out.Tunnels.Added + out.Tunnels.Replaced + out.Tunnels.Deleted,
+		egressNexthop: out.Nexthops.Added + out.Nexthops.Replaced + out.Nexthops.Deleted,
+		egressSetting: out.Others,
 	} {
-		d.repairs.Done(ctx, kind, r)
+		e.repairs.Done(ctx, kind, r)
 	}
 }
 
@@ -149,19 +162,19 @@ type fou struct {
 // fouModules are what tunnels need. Nothing else loads the first two.
 var fouModules = []string{"fou", "fou6", "ipip", "ip6_tunnel"}
 
-// loadFoU loads the modules that tunnels need.
-func (d *daemon) loadFoU(ctx context.Context) error {
-	err := module.Load(d.fou.dir, fouModules...)
+// load loads the modules that tunnels need.
+func (f *fou) load(ctx context.Context) error {
+	err := module.Load(f.dir, fouModules...)
 	if err == nil {
-		d.fou.why.Store(nil)
-		d.fou.gauge.Set(1)
+		f.why.Store(nil)
+		f.gauge.Set(1)
 		return nil
 	}
-	err = fmt.Errorf("the kernel has no FoU (--module-dir=%s): %w", d.fou.dir, err)
-	if d.fou.why.Swap(&err) == nil {
+	err = fmt.Errorf("the kernel has no FoU (--module-dir=%s): %w", f.dir, err)
+	if f.why.Swap(&err) == nil {
 		klog.FromContext(ctx).Error(err, "Pods that ask for an Egress can't be started")
 	}
-	d.fou.gauge.Set(0)
+	f.gauge.Set(0)
 	return err
 }
 

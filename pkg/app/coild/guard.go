@@ -7,71 +7,78 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sync/errgroup"
-	corev1 "k8s.io/api/core/v1"
 	"k8s.io/klog/v2"
 
 	"github.com/coil-net/coil/pkg/dataplane"
-	"github.com/coil-net/coil/pkg/node/heal"
-	"github.com/coil-net/coil/pkg/reconcile"
+	"github.com/coil-net/coil/pkg/reconcile/upkeep"
 )
 
-// guard keeps the host's ruleset, by which pods send from their own addresses only, and clients of
+// guard is the part that keeps the host's ruleset, by which pods send from their own addresses only, and clients of
 // Egresses nothing past their tunnels. Pods are served without the first, too: a node whose kernel
 // can't have it is still a node.
 type guard struct {
-	loop   *reconcile.Loop[struct{}]
-	active prometheus.Gauge
-	failed bool // the last time; only for syncGuard
+	*daemon
+	ofSources, ofClients bool // what there are rules for
+	loop                 *upkeep.Loop
+	active               prometheus.Gauge
+	failed               bool // the last time; only for sync
 }
 
-// guardSettle is the time between two looks at the table while others change it.
-const guardSettle = 100 * time.Millisecond
+const (
+	// sourceGuard is the kind of what is repaired.
+	sourceGuard = "source_guard"
+	// guardSettle is the time between two looks at the table while others change it.
+	guardSettle = 100 * time.Millisecond
+)
 
-// composeGuard builds the guard.
-func (d *daemon) composeGuard(ctx context.Context) {
-	d.guard.loop = reconcile.New("source-guard", again(func(ctx context.Context) error { return d.syncGuard(ctx, true) }), reconcile.WithMetrics(d.metrics))
-	d.guard.active = prometheus.NewGauge(prometheus.GaugeOpts{
+var guardKinds = map[string]string{
+	sourceGuard: "a program flushes all of nftables: nftables.service does, when it starts again, if /etc/nftables.conf begins with " +
+		"\"flush ruleset\"; let that file flush its own tables",
+}
+
+func (g *guard) part() part { return part{kinds: guardKinds, compose: g.compose, start: g.start} }
+
+func (g *guard) compose(ctx context.Context) error {
+	g.loop = g.upkeep(upkeep.Config{Name: "source-guard", Sync: func(ctx context.Context) error { return g.sync(ctx, true) }}, guardKinds)
+	g.active = prometheus.NewGauge(prometheus.GaugeOpts{
 		Name: "coil_source_guard_active",
 		Help: "1 if packets of pods with sources other than the pods' addresses are dropped, else 0.",
 	})
-	d.registry.MustRegister(d.guard.active, droppedCollector{ctx, d})
+	g.registry.MustRegister(g.active, droppedCollector{ctx, g.daemon})
+	return nil
 }
 
-// guards says whether the host may have a ruleset.
-func (d *daemon) guards() bool { return d.SourceGuard && d.IPAM || d.Egress }
-
-// watchGuard lets the ruleset be made again whenever it is lost.
-func (d *daemon) watchGuard(ctx context.Context, group *errgroup.Group) {
-	if !d.guards() {
-		return
+// start lets the ruleset be made again whenever it is lost.
+func (g *guard) start(ctx context.Context, group *errgroup.Group) error {
+	if !g.ofSources && !g.ofClients {
+		return nil
 	}
-	watch, err := d.network.WatchGuard()
+	watch, err := g.network.WatchGuard()
 	if err == nil {
-		wake := func() { d.guard.loop.AddAfter(struct{}{}, d.repairs.Wait(heal.SourceGuard)) }
-		group.Go(func() error { return errors.Join(watch.Run(ctx, guardSettle, wake), watch.Close()) })
+		group.Go(func() error { return errors.Join(watch.Run(ctx, guardSettle, g.loop.Lost), watch.Close()) })
 	} else {
 		klog.FromContext(ctx).Error(err, "The source guard is only looked at from time to time", "every", drift)
 	}
-	d.guard.loop.Add(struct{}{}) // it may have been lost before the watch began
-	group.Go(func() error { return d.guard.loop.Run(ctx, 1) })
+	group.Go(func() error { return g.loop.Run(ctx) }) // at once: it may have been lost before the watch began
+	return nil
 }
 
-// syncGuard makes the rule what it should be, or removes it without --source-guard. The routes to
+// sync makes the ruleset what it should be, or removes it if there are rules for nothing. The routes to
 // pods must be there: they say which addresses are whose.
-func (d *daemon) syncGuard(ctx context.Context, repair bool) error {
-	res, err := d.network.Guard(ctx)
+func (g *guard) sync(ctx context.Context, repair bool) error {
+	res, err := g.network.Guard(ctx)
 	if repair {
-		d.repairs.Done(ctx, heal.SourceGuard, res.Added+res.Replaced)
+		g.repairs.Done(ctx, sourceGuard, res.Added+res.Replaced)
 	}
 	active := 0.0
-	if d.SourceGuard && d.IPAM && err == nil {
+	if g.ofSources && err == nil {
 		active = 1
 	}
-	d.guard.active.Set(active)
-	if err != nil && d.guards() && !d.guard.failed {
-		d.event(corev1.EventTypeWarning, "SourceGuardUnavailable", "pods can send from addresses of others, or past the tunnels of Egresses: %v", err)
+	g.active.Set(active)
+	if err != nil && (g.ofSources || g.ofClients) && !g.failed {
+		g.warn("SourceGuardUnavailable", "pods can send from addresses of others, or past the tunnels of Egresses: %v", err)
 	}
-	d.guard.failed = err != nil
+	g.failed = err != nil
 	return err
 }
 

@@ -65,15 +65,12 @@ func (m *machine) check(n *corev1.Node, now time.Time) (time.Duration, error) {
 	return left, fmt.Errorf("the Node %s was another machine's less than %s ago: %w", n.Name, machineSettle, node.ErrWithdrawn)
 }
 
-// checkMachine is check for coild, which tells the admin.
+// checkMachine is check for the part that gives addresses, which could be given twice; it tells the admin.
 func (d *daemon) checkMachine(n *corev1.Node) (time.Duration, error) {
-	if !d.IPAM {
-		return 0, nil // no address can be given twice
-	}
 	first := d.machine.clash.IsZero()
 	left, err := d.machine.check(n, time.Now())
 	if err != nil && first {
-		d.eventOf(n.UID, corev1.EventTypeWarning, "OtherMachine", "%v", err)
+		d.warnOf(n.UID, "OtherMachine", "%v", err)
 	}
 	return left, err
 }

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/rest"
@@ -67,12 +68,15 @@ func TestNodeOfAnotherMachine(t *testing.T) {
 	coil := coilfake.NewSimpleClientset().CoilV2()
 	held, requests := testkit.Must(kube.AddressBlockInformer(coil, ""))(t), testkit.Must(kube.BlockRequestInformer(coil, ""))(t)
 	exported, events := &announced{}, &told{}
+	var watches kube.Watches
 	d := &daemon{
-		Options: Options{NodeName: "node", IPAM: true}, health: observe.NewHealth(condNode), recorder: events, node: "uid", machine: machine{id: "this"},
-		view: testkit.Must(view.New(view.Config{NodeName: "node", OnNode: func() {}}, clients))(t),
+		Options: Options{NodeName: "node"}, health: observe.NewHealth(condNode), recorder: events, machine: machine{id: "this"},
+		self: &corev1.Node{ObjectMeta: metav1.ObjectMeta{UID: "uid"}},
+		node: testkit.Must(view.WatchNode(&watches, clients, "node", func() {}))(t),
 	}
-	d.blocks = testkit.Must(blocks.New(blocks.Config{NodeName: "node", Warn: d.warn}, coil, held, requests, usage{}, exported, reconcile.NewMetrics(nil)))(t)
-	if err := d.blocks.Export(t.Context()); err != nil {
+	manager := testkit.Must(blocks.New(blocks.Config{NodeName: "node", Warn: d.warn}, coil, held, requests, usage{}, exported, reconcile.NewMetrics(nil)))(t)
+	d.parts = []part{(&addresses{daemon: d, blocks: manager}).part()}
+	if err := manager.Export(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	for i, step := range []struct {

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
@@ -17,23 +18,14 @@ import (
 	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/klog/v2"
 
-	listers "github.com/coil-net/coil/generated/listers/coil/v2"
-	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
 	"github.com/coil-net/coil/pkg/cniconf"
 	"github.com/coil-net/coil/pkg/delqueue"
-	"github.com/coil-net/coil/pkg/ipam"
-	"github.com/coil-net/coil/pkg/kernel/netns"
 	"github.com/coil-net/coil/pkg/kube"
 	"github.com/coil-net/coil/pkg/node"
-	"github.com/coil-net/coil/pkg/node/assign"
-	"github.com/coil-net/coil/pkg/node/blocks"
-	"github.com/coil-net/coil/pkg/node/egress"
 	"github.com/coil-net/coil/pkg/node/heal"
 	"github.com/coil-net/coil/pkg/node/restore"
 	"github.com/coil-net/coil/pkg/node/server"
@@ -66,29 +58,28 @@ type daemon struct {
 	metrics *reconcile.Metrics
 	repairs *reconcile.Repairs
 	boot    string
-	machine machine // only for awaitNode, then for syncNode
-	api     apiTime // only for syncNode
-	node    types.UID
-	created metav1.Time // the Node
-	view    *view.View
+	machine machine      // only for awaitNode, then for syncNode
+	api     apiTime      // only for syncNode
+	self    *corev1.Node // as it was read at the start; nil before
 	store   *sqlite.Store
 	fresh   bool
 	// earlier is the UID of the Node that the record was kept for before, on this machine; empty if that is
 	// the same Node.
-	earlier  string
+	earlier string
+	// recorded are the allocations that the record had a moment ago; only for the part that starts.
+	recorded []store.Allocation
 	network  *podnet.Network
-	exports  *exports
-	blocks   *blocks.Manager
-	lister   listers.AddressBlockLister
-	assign   *assign.Assigner
 	restorer *restore.Restorer
-	pods     *reconcile.Loop[struct{}] // rules, routes and links of all pods
-	routes   *reconcile.Loop[struct{}] // of all blocks
-	own      seen[ipam.Address]        // the node's addresses; only for nodeChanged
-	guard    guard
-	egress   *egress.Manager
-	fou      fou
 	conf     cniconf.Keeper
+
+	parts []part
+	// assigner and egress serve the plugin's calls; each is nil without its part.
+	assigner server.Assigner
+	egress   server.Egress
+
+	watches    kube.Watches
+	node       *view.Node
+	namespaces *view.Namespaces
 }
 
 // run composes and runs coild until ctx ends.
@@ -131,47 +122,46 @@ func (d *daemon) runNode(ctx context.Context) error {
 	defer flush()
 	d.recorder = recorder
 
+	d.parts = d.newParts()
 	changes := reconcile.New("node", func(ctx context.Context, _ struct{}) error { return d.syncNode(ctx) })
-	d.view, err = view.New(view.Config{
-		NodeName: d.NodeName, Pools: d.IPAM, Egresses: d.egressHandlers(),
-		OnNode:      func() { changes.Add(struct{}{}); d.nodeChanged() },
-		OnUnguarded: func() { d.pods.Add(struct{}{}) },
-	}, d.clients)
+	d.node, err = view.WatchNode(&d.watches, d.clients, d.NodeName, func() { changes.Add(struct{}{}); d.nodeChanged() })
 	if err != nil {
+		return err
+	}
+	if d.namespaces, err = view.WatchNamespaces(&d.watches, d.clients); err != nil {
 		return err
 	}
 	if d.machine, err = readMachine(ctx, d.MachineIDFile); err != nil {
 		return err
 	}
-	self, err := d.awaitNode(ctx)
-	if err != nil {
+	if d.self, err = d.awaitNode(ctx); err != nil {
 		return err
 	}
-	d.node, d.created = self.UID, self.CreationTimestamp
 
 	group, ctx := errgroup.WithContext(ctx)
-	closeAll, err := d.compose(ctx, self)
-	defer closeAll()
-	if err != nil {
+	if err := d.openStore(ctx); err != nil {
 		return err
 	}
-	d.view.Start(ctx)
-	defer d.view.Shutdown()
+	defer closing(ctx, d.store.Close)
+	if d.network, err = podnet.New(d.networkOptions()); err != nil {
+		return err
+	}
+	defer closing(ctx, d.network.Close)
+	if err := d.compose(ctx); err != nil {
+		return err
+	}
+	d.watches.Start(ctx)
+	defer d.watches.Shutdown()
 
-	// Typed as interfaces so that they are nil without what they are for.
-	var assigner server.Assigner
-	if d.IPAM {
-		assigner = d.assign
-		group.Go(func() error { return d.assign.Run(ctx) })
+	for _, p := range d.parts {
+		if p.run != nil {
+			group.Go(func() error { return p.run(ctx) })
+		}
 	}
-	var egresses server.Egress
-	if d.Egress {
-		egresses = d.egress
-	}
-	srv := server.New(server.Config{IPAM: d.IPAM, Ready: d.health.Ready, Netns: inspectNetns}, assigner, d.view, egresses)
+	srv := server.New(server.Config{IPAM: d.assigner != nil, Ready: d.health.Ready, Netns: node.InspectNetns}, d.assigner, d.namespaces, d.egress)
 	group.Go(func() error { return srv.Serve(ctx, d.Socket, d.registry) })
 	changes.Add(struct{}{}) // nothing tells of a Node that was deleted since it was read
-	group.Go(func() error { return changes.Run(ctx, 1, d.view.Synced()...) })
+	group.Go(func() error { return changes.Run(ctx, 1, d.watches.Synced()...) })
 	group.Go(func() error { return d.start(ctx, group) })
 	return group.Wait()
 }
@@ -181,19 +171,19 @@ func (d *daemon) awaitNode(ctx context.Context) (*corev1.Node, error) {
 	var n *corev1.Node
 	err := untilDone(ctx, func(ctx context.Context) (bool, error) {
 		var err error
-		if n, err = d.view.LiveNode(ctx); err != nil {
+		if n, err = d.node.Live(ctx); err != nil {
 			d.health.Set(condAPI, err)
 			if apierrors.IsNotFound(err) {
 				// It was deleted while coild was away, or isn't made yet.
-				err = errors.Join(err, d.withdraw(ctx))
+				err = errors.Join(err, d.withdraw(ctx, true))
 			}
 			klog.FromContext(ctx).Error(err, "Waiting for the API server")
 			return false, nil
 		}
-		_, err = d.checkMachine(n)
+		_, err = d.check(n)
 		d.health.Set(condNode, err)
 		if err != nil {
-			klog.FromContext(ctx).Error(errors.Join(err, d.withdraw(ctx)), "Waiting for the Node")
+			klog.FromContext(ctx).Error(errors.Join(err, d.withdraw(ctx, true)), "Waiting for the Node")
 		}
 		return err == nil, nil
 	})
@@ -208,91 +198,31 @@ func untilDone(ctx context.Context, do wait.ConditionWithContextFunc) error {
 	return pauses.Until(ctx, true, true, do)
 }
 
-// compose builds the parts that are asked for. The returned function closes them.
-func (d *daemon) compose(ctx context.Context, self *corev1.Node) (func(), error) {
-	closers := []func() error{}
-	closeAll := func() {
-		for _, c := range slices.Backward(closers) {
-			if err := c(); err != nil {
-				klog.FromContext(ctx).Error(err, "Closing")
-			}
-		}
+// closing closes what the daemon has used.
+func closing(ctx context.Context, do func() error) {
+	if err := do(); err != nil {
+		klog.FromContext(ctx).Error(err, "Closing")
 	}
-	if err := d.openStore(ctx, self); err != nil {
-		return closeAll, err
-	}
-	closers = append(closers, d.store.Close)
+}
+
+// compose builds the parts, and what they share.
+func (d *daemon) compose(ctx context.Context) error {
 	d.metrics = reconcile.NewMetrics(d.registry)
-	d.repairs = reconcile.NewRepairs(d.registry, d.reportRepairs, heal.Kinds()...)
-	if err := d.composeNetwork(ctx, &closers); err != nil {
-		return closeAll, err
-	}
-	d.restorer = &restore.Restorer{Store: d.store, Detacher: detacher{d}, Queue: delqueue.New(d.delQueueDir()), Lives: d.lives}
-	if d.IPAM {
-		if err := d.composeIPAM(ctx, &closers); err != nil {
-			return closeAll, err
+	d.repairs = reconcile.NewRepairs(d.registry, d.reportRepairs, slices.Collect(maps.Keys(d.kinds()))...)
+	d.restorer = &restore.Restorer{Store: d.store, Detacher: d, Queue: delqueue.New(d.delQueueDir()), Lives: d.lives}
+	for _, p := range d.parts {
+		if err := p.compose(ctx); err != nil {
+			return err
 		}
 	}
-	if d.Egress {
-		d.composeEgress(ctx)
-	}
-	return closeAll, nil
-}
-
-// composeNetwork builds what works in the host's namespace.
-func (d *daemon) composeNetwork(ctx context.Context, closers *[]func() error) (err error) {
-	if d.network, err = podnet.New(d.networkOptions()); err != nil {
-		return err
-	}
-	*closers = append(*closers, d.network.Close)
-	d.composeGuard(ctx)
 	return nil
 }
 
-// composeIPAM builds what gives addresses.
-func (d *daemon) composeIPAM(ctx context.Context, closers *[]func() error) error {
-	d.registry.MustRegister(blocks.NewCollector(ctx, d.store))
-	d.composeHealing()
-	exporter, err := d.newExporter(d.network.Handle())
-	if err != nil {
-		return err
-	}
-	d.exports = &exports{exporter, d.repairs}
-
-	mine := labels.Set{v2.LabelNode: d.NodeName}.String()
-	held, err := kube.AddressBlockInformer(d.clients.Coil, mine)
-	if err != nil {
-		return err
-	}
-	requests, err := kube.BlockRequestInformer(d.clients.Coil, mine)
-	if err != nil {
-		return err
-	}
-	d.lister = listers.NewAddressBlockLister(held.GetIndexer())
-	d.blocks, err = blocks.New(blocks.Config{
-		NodeName: d.NodeName, NodeUID: d.node, NodeCreated: d.created, MinAge: d.BlockMinAge, StatusInterval: 30 * time.Second,
-		Uses: d.uses,
-		Warn: d.warn,
-	}, d.clients.Coil, held, requests, d.store, d.exports, d.metrics)
-	if err != nil {
-		return err
-	}
-	d.registry.MustRegister(blocks.NewMissing(d.blocks))
-	for _, i := range []*kube.Informer{held, requests} {
-		i.Start(ctx.Done())
-		*closers = append(*closers, func() error { i.Shutdown(); return nil })
-	}
-
-	d.assign = assign.New(assign.Config{
-		BlockTimeout: d.BlockTimeout, UndoTimeout: 10 * time.Second, Suspicion: d.SweepInterval, NodeAddrs: d.view.NodeAddrs,
-		Unguarded: d.view.Unguarded, Lives: d.lives, Warn: d.warn,
-	}, d.store, d.blocks, d.network)
-	d.restorer.Links = d.network
-	return nil
-}
+// lives says whether the network namespace that an attachment was made in is there, as far as that can be told.
+func (d *daemon) lives(a store.Allocation) bool { return node.Lives(a, d.boot) }
 
 // openStore opens the record, which may have to be made anew.
-func (d *daemon) openStore(ctx context.Context, self *corev1.Node) error {
+func (d *daemon) openStore(ctx context.Context) error {
 	boot, err := os.ReadFile(d.BootIDFile)
 	if err != nil {
 		return fmt.Errorf("read the boot ID (--boot-id-file): %w", err)
@@ -301,10 +231,10 @@ func (d *daemon) openStore(ctx context.Context, self *corev1.Node) error {
 	if err := os.MkdirAll(d.StateDir, 0o700); err != nil {
 		return fmt.Errorf("make --state-dir: %w", err)
 	}
-	machine := cmp.Or(self.Status.NodeInfo.MachineID, d.machine.id) // a Node that was made by hand names none
+	machine := cmp.Or(d.self.Status.NodeInfo.MachineID, d.machine.id) // a Node that was made by hand names none
 	s, res, err := sqlite.Open(ctx, sqlite.Options{
 		Path:     d.database(),
-		Identity: store.Identity{NodeName: d.NodeName, NodeUID: string(self.UID), MachineID: machine},
+		Identity: store.Identity{NodeName: d.NodeName, NodeUID: string(d.self.UID), MachineID: machine},
 		BootID:   d.boot,
 		CoolDown: d.CoolDown,
 	})
@@ -314,19 +244,9 @@ func (d *daemon) openStore(ctx context.Context, self *corev1.Node) error {
 	d.store, d.fresh, d.earlier = s, res.Fresh, res.EarlierNode
 	if res.SetAside != "" {
 		klog.FromContext(ctx).Info("The record of addresses was set aside and is rebuilt", "file", res.SetAside, "reason", res.Reason)
-		d.event(corev1.EventTypeWarning, "DatabaseRebuilt", "the record of addresses was set aside as %s: %s", res.SetAside, res.Reason)
+		d.warn("DatabaseRebuilt", "the record of addresses was set aside as %s: %s", res.SetAside, res.Reason)
 	}
 	return nil
-}
-
-// inspectNetns opens a network namespace by path and tells its inode.
-func inspectNetns(path string) (store.Netns, error) {
-	ns, err := netns.Open(path)
-	if err != nil {
-		return store.Netns{}, err
-	}
-	defer ns.Close()
-	return store.Netns{Path: path, Inode: ns.Inode()}, nil
 }
 
 // startGCPercent is the growth of the heap, in percent of the live heap, after which garbage is collected while coild
@@ -338,39 +258,45 @@ func (d *daemon) start(ctx context.Context, group *errgroup.Group) error {
 	// Messages and rows that are read at the start are soon garbage, and the live heap is small: collecting whenever
 	// it has doubled takes a sixth of the start.
 	defer debug.SetGCPercent(debug.SetGCPercent(startGCPercent))
-	// The record is read while the caches are filled. restore reads it again after an error.
-	recorded, _ := d.store.List(ctx)
-	if err := kube.WaitForSync(ctx, d.view.Synced()...); err != nil {
+	// The record is read while the caches are filled. Who needs it reads it again after an error.
+	d.recorded, _ = d.store.List(ctx)
+	if err := kube.WaitForSync(ctx, d.watches.Synced()...); err != nil {
 		return err
 	}
 	d.health.Set(condAPI, nil)
-	if d.IPAM {
-		if err := d.heal(ctx, group); err != nil {
-			return err
-		}
-		if err := d.restore(ctx, recorded); err != nil {
-			return err
-		}
-		group.Go(func() error { return d.blocks.Run(ctx) })
-		group.Go(func() error { return d.pods.Run(ctx, 1) })
-		group.Go(func() error { return d.routes.Run(ctx, 1) })
-		for _, t := range d.upkeep() {
-			group.Go(func() error { return heal.Run(ctx, t) })
-		}
-	}
-	d.watchGuard(ctx, group)
-	if d.Egress {
-		if err := d.startEgress(ctx, group); err != nil {
+	for _, p := range d.parts {
+		if err := p.start(ctx, group); err != nil {
 			return err
 		}
 	}
-	for _, t := range d.recordUpkeep() {
-		group.Go(func() error { return heal.Run(ctx, t) })
-	}
+	repeat(ctx, group, d.recordUpkeep()...)
 	if d.CNIConfName != "" {
 		d.startConf(ctx, group)
 	}
 	return nil
+}
+
+// repeat runs tasks again and again until ctx ends.
+func repeat(ctx context.Context, group *errgroup.Group, tasks ...heal.Task) {
+	for _, t := range tasks {
+		group.Go(func() error { return heal.Run(ctx, t) })
+	}
+}
+
+// untilInLine calls do of a part until it succeeds; failed is logged before another attempt. Coild isn't ready before
+// that if the part keeps the record.
+func (d *daemon) untilInLine(ctx context.Context, keepsRecord bool, failed string, do func(context.Context) error) error {
+	return untilDone(ctx, func(ctx context.Context) (bool, error) {
+		err := do(ctx)
+		if keepsRecord {
+			d.health.Set(condRecord, err)
+			d.health.Set(condDisk, d.store.Writable(ctx))
+		}
+		if err != nil {
+			klog.FromContext(ctx).Error(err, failed)
+		}
+		return err == nil, nil
+	})
 }
 
 // startConf puts the network configuration in place and lets it be restored from then on.
@@ -382,9 +308,7 @@ func (d *daemon) startConf(ctx context.Context, group *errgroup.Group) {
 		d.health.Set(condConf, err)
 		klog.FromContext(ctx).Error(err, "Not ready, trying again")
 	}
-	group.Go(func() error {
-		return heal.Run(ctx, heal.Task{Name: "cni-conf", Every: 4 * time.Second, Run: d.activateConf})
-	})
+	repeat(ctx, group, heal.Task{Name: "cni-conf", Every: 4 * time.Second, Run: d.activateConf})
 }
 
 // activateConf puts the network configuration in place, again if it was removed. An error
@@ -404,48 +328,52 @@ func (d *daemon) activateConf(ctx context.Context) error {
 	return nil
 }
 
-// restore brings record, kernel and blocks in line, again until it succeeds. The record had the allocations of
-// recorded a moment ago.
-func (d *daemon) restore(ctx context.Context, recorded []store.Allocation) error {
-	if err := kube.WaitForSync(ctx, d.blocks.Synced()...); err != nil {
-		return err
+// recordUpkeep are the tasks about the record that repeat while coild runs. Short periods are multiples
+// of four seconds: see package heal.
+func (d *daemon) recordUpkeep() []heal.Task {
+	return []heal.Task{
+		{Name: "del-queue", Every: 4 * time.Second, Run: func(ctx context.Context) error {
+			_, err := d.restorer.Replay(ctx)
+			return err
+		}},
+		{Name: "disk", Every: 4 * time.Second, Run: func(ctx context.Context) error {
+			err := d.store.Writable(ctx)
+			d.health.Set(condDisk, err)
+			if errors.Is(err, sqlite.ErrDamaged) {
+				d.fatal(fmt.Errorf("starting anew to make the record again: %w", err))
+			}
+			return nil
+		}},
+		{Name: "checkpoint", Every: sqlite.CheckpointInterval, Run: func(ctx context.Context) error {
+			_, err := d.store.Checkpoint(ctx)
+			return err
+		}},
 	}
-	return untilDone(ctx, func(ctx context.Context) (bool, error) {
-		err := d.restoreOnce(ctx, recorded)
-		recorded = nil
-		d.health.Set(condRecord, err)
-		if err != nil {
-			klog.FromContext(ctx).Error(err, "Bringing record, kernel and blocks in line failed, trying again")
-		}
-		return err == nil, nil
-	})
 }
 
 // syncNode withdraws the node's blocks while its Node is gone, or another machine's. A Node that was
 // made again under the same name is another node: coild starts anew.
 func (d *daemon) syncNode(ctx context.Context) error {
-	n, err := d.view.LiveNode(ctx)
+	n, err := d.node.Live(ctx)
 	gone := apierrors.IsNotFound(err)
 	if err != nil && !gone {
 		return err
 	}
 	var left time.Duration
 	switch {
-	case gone && d.IPAM:
+	case gone && slices.ContainsFunc(d.parts, func(p part) bool { return p.withdraw != nil }):
 		err = fmt.Errorf("the Node %s was deleted: %w", d.NodeName, node.ErrWithdrawn)
 	case gone:
 		err = fmt.Errorf("the Node %s was deleted", d.NodeName)
-	case d.node != "" && n.UID != d.node:
+	case n.UID != d.self.UID:
 		d.fatal(fmt.Errorf("the Node %s was deleted and made again: starting anew to adopt its blocks", d.NodeName))
 		return nil
 	default:
-		left, err = d.checkMachine(n)
+		left, err = d.check(n)
 	}
 	d.health.Set(condNode, err)
-	if d.IPAM {
-		if err := d.blocks.Withdraw(ctx, err != nil); err != nil {
-			return err
-		}
+	if err := d.withdraw(ctx, err != nil); err != nil {
+		return err
 	}
 	if !gone {
 		if err := d.api.check(n); err != nil {
@@ -461,16 +389,11 @@ func (d *daemon) syncNode(ctx context.Context) error {
 
 // warn records a warning about the node's own Node.
 func (d *daemon) warn(reason, format string, args ...any) {
-	d.event(corev1.EventTypeWarning, reason, format, args...)
+	d.warnOf(d.self.UID, reason, format, args...)
 }
 
-// event records an Event about the node's own Node.
-func (d *daemon) event(kind, reason, format string, args ...any) {
-	d.eventOf(d.node, kind, reason, format, args...)
-}
-
-// eventOf is event for a Node of which it isn't known yet that it is this node's.
-func (d *daemon) eventOf(uid types.UID, kind, reason, format string, args ...any) {
+// warnOf is warn for a Node of which it isn't known yet that it is this node's.
+func (d *daemon) warnOf(uid types.UID, reason, format string, args ...any) {
 	ref := &corev1.ObjectReference{APIVersion: "v1", Kind: "Node", Name: d.NodeName, UID: uid}
-	d.recorder.Eventf(ref, nil, kind, reason, reason, format, args...)
+	d.recorder.Eventf(ref, nil, corev1.EventTypeWarning, reason, reason, format, args...)
 }

@@ -256,10 +256,26 @@ func (a *Assigner) podOf(alloc store.Allocation) podnet.Pod {
 	}
 }
 
-// WiredOf returns what there should be on the host for an allocation.
-func (a *Assigner) WiredOf(alloc store.Allocation) podnet.Wired {
-	host, _ := macsOf(alloc.Result)
-	return podnet.Wired{Pod: a.podOf(alloc), HostIfIndex: alloc.HostIfIndex, HostMAC: host}
+// Wired returns what there should be on the host for the pods that have routes, or may have them in a moment.
+func (a *Assigner) Wired(ctx context.Context) ([]podnet.Wired, error) {
+	all, err := a.store.List(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return a.WiredOf(all), nil
+}
+
+// WiredOf is Wired for attachments of the record.
+func (a *Assigner) WiredOf(all []store.Allocation) []podnet.Wired {
+	var pods []podnet.Wired
+	for _, alloc := range all {
+		if a.Linkless(alloc) || alloc.State != store.Attached && alloc.State != store.Pending {
+			continue
+		}
+		host, _ := macsOf(alloc.Result)
+		pods = append(pods, podnet.Wired{Pod: a.podOf(alloc), HostIfIndex: alloc.HostIfIndex, HostMAC: host})
+	}
+	return pods
 }
 
 // attachmentOf returns what was made for an allocation, as far as the record knows.

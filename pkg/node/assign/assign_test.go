@@ -292,3 +292,25 @@ func (b *bench) mustState(t *testing.T, container string, want store.State) {
 		t.Errorf("record of %s is %q, %v; want %s", container, got.State, err, want)
 	}
 }
+
+// There are routes to pods that run or are about to, unless they have lost their links.
+func TestWired(t *testing.T) {
+	b := newBench(t)
+	var alloc store.Allocation
+	for _, c := range []string{"c1", "c2"} {
+		var err error
+		if alloc, err = b.Add(t.Context(), request(c)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	b.linkless.note(alloc)
+	got, err := b.Wired(t.Context())
+	if err != nil || len(got) != 1 || got[0].ContainerID != "c1" || got[0].HostIfIndex == 0 {
+		t.Errorf("%+v, %v; want the pod that has its link", got, err)
+	}
+	for state, want := range map[store.State]int{store.Attached: 1, store.Pending: 1, store.Releasing: 0} {
+		if got := b.WiredOf([]store.Allocation{{ID: request("c3").ID, State: state}}); len(got) != want {
+			t.Errorf("%s: %d pods, want %d", state, len(got), want)
+		}
+	}
+}

@@ -2,6 +2,7 @@ package blocks
 
 import (
 	"context"
+	"net/netip"
 	"slices"
 
 	"k8s.io/apimachinery/pkg/labels"
@@ -87,4 +88,10 @@ func (m *Manager) known(b *v2.AddressBlock, p Past) bool {
 		!m.foreign(b) && (recorded || p.Fresh || m.requested(b)) ||
 		of == "" && recorded ||
 		of != "" && of == p.Earlier && (recorded || p.Fresh)
+}
+
+// Has says whether one of the addresses is of a block. One that is damaged has none.
+func Has(b *v2.AddressBlock, addrs ...netip.Addr) bool {
+	rec, damaged := Recorded(b)
+	return damaged == nil && slices.ContainsFunc(addrs, func(a netip.Addr) bool { return rec.IPv4.Contains(a) || rec.IPv6.Contains(a) })
 }

@@ -1,12 +1,17 @@
 package blocks
 
 import (
+	"net/netip"
+	"slices"
 	"testing"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/tools/cache"
 
+	listers "github.com/coil-net/coil/generated/listers/coil/v2"
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
+	"github.com/coil-net/coil/pkg/plan/routes"
 	"github.com/coil-net/coil/pkg/store"
 )
 
@@ -58,5 +63,57 @@ func TestKnown(t *testing.T) {
 		if got != c.ours {
 			t.Errorf("%s: ours is %03b, want %03b (made anew, in the record, neither)", c.name, got, c.ours)
 		}
+	}
+}
+
+func TestHas(t *testing.T) {
+	both, damaged := newBlock("default", 0), newBlock("default", 0)
+	both.IPv6 = new("fd00::/123")
+	damaged.IPv4 = new("10.0.0.0/99")
+	for _, c := range []struct {
+		name  string
+		block *v2.AddressBlock
+		addrs []string
+		want  bool
+	}{
+		{"IPv4", both, []string{"192.0.2.1", "10.0.0.31"}, true},
+		{"IPv6", both, []string{"fd00::1f"}, true},
+		{"others", both, []string{"10.0.0.32", "fd00::20"}, false},
+		{"none", both, nil, false},
+		{"a damaged block", damaged, []string{"10.0.0.1"}, false},
+	} {
+		var addrs []netip.Addr
+		for _, a := range c.addrs {
+			addrs = append(addrs, netip.MustParseAddr(a))
+		}
+		if got := Has(c.block, addrs...); got != c.want {
+			t.Errorf("%s: %t", c.name, got)
+		}
+	}
+}
+
+// A block that isn't there any more was exported like any other.
+func TestExported(t *testing.T) {
+	cached := cache.NewIndexer(cache.MetaNamespaceKeyFunc, nil)
+	held, kept := newBlock("default", 0), newBlock("default", 1)
+	kept.Labels[v2.LabelReserved] = v2.ReservedValue
+	for _, b := range []*v2.AddressBlock{held, kept} {
+		if err := cached.Add(b); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var usage []store.Usage
+	var want []routes.HeldBlock
+	for i, reserved := range []bool{false, true, false} {
+		rec, err := Recorded(newBlock("default", int32(i)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		usage = append(usage, store.Usage{Block: rec})
+		want = append(want, routes.HeldBlock{Name: rec.Name, Block: rec.Block, Reserved: reserved})
+	}
+	m := &Manager{blocks: listers.NewAddressBlockLister(cached)}
+	if got := m.Exported(usage); !slices.Equal(got, want) {
+		t.Errorf("%v, want %v", got, want)
 	}
 }

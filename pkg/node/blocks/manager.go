@@ -25,6 +25,7 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sync/errgroup"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
@@ -153,15 +154,13 @@ func New(cfg Config, client typed.CoilV2Interface, blocks, requests cache.Shared
 
 // Run works until ctx ends.
 func (m *Manager) Run(ctx context.Context) error {
-	var wg sync.WaitGroup
-	errs := make([]error, 4)
 	m.search.Add(struct{}{})
-	wg.Go(func() { errs[0] = m.supply.Run(ctx, 4, m.synced...) })
-	wg.Go(func() { errs[1] = m.export.Run(ctx, 1, m.synced...) })
-	wg.Go(func() { errs[2] = m.status.Run(ctx, 1, m.synced...) })
-	wg.Go(func() { errs[3] = m.search.Run(ctx, 1, m.synced...) })
-	wg.Wait()
-	return errors.Join(errs...)
+	var group errgroup.Group
+	group.Go(func() error { return m.supply.Run(ctx, 4, m.synced...) })
+	for _, l := range []*reconcile.Loop[struct{}]{m.export, m.status, m.search} {
+		group.Go(func() error { return l.Run(ctx, 1, m.synced...) })
+	}
+	return group.Wait()
 }
 
 // Synced are the functions that say whether the caches are filled.

@@ -222,6 +222,16 @@ func (m *Manager) allHeld(ctx context.Context) ([]routes.HeldBlock, error) {
 	return held, nil
 }
 
+// Exported are the recorded blocks as an earlier process exported them, as far as that is known.
+func (m *Manager) Exported(usage []store.Usage) []routes.HeldBlock {
+	var held []routes.HeldBlock
+	for _, u := range usage {
+		b, err := m.blocks.Get(u.Name)
+		held = append(held, routes.HeldBlock{Name: u.Name, Block: u.Block.Block, Reserved: err == nil && reserved(b)})
+	}
+	return held
+}
+
 // Export announces what the node holds, whatever was announced before.
 func (m *Manager) Export(ctx context.Context) error { return m.syncExport(ctx, struct{}{}) }
 

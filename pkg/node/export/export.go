@@ -7,12 +7,12 @@ package export
 import (
 	"context"
 	"fmt"
-	"slices"
 	"sync"
 
 	"k8s.io/klog/v2"
 
 	"github.com/coil-net/coil/pkg/dataplane"
+	"github.com/coil-net/coil/pkg/kernel/rtnl"
 	"github.com/coil-net/coil/pkg/plan/routes"
 )
 
@@ -23,14 +23,30 @@ type Table interface {
 	Ensure(ctx context.Context, want []dataplane.Route) (dataplane.Result, error)
 }
 
-// Repaired counts routes that were there after the last Export and were not any more.
-type Repaired struct{ Export, Unassigned int }
+// Kinds of what is repaired.
+const (
+	BlockRoute       = "block_route"
+	UnreachableRoute = "unreachable_route"
+)
+
+const advice = "systemd-networkd deletes what it doesn't know unless a file in /etc/systemd/networkd.conf.d/ " +
+	"says, below [Network], ManageForeignRoutes=no. A routing daemon must only import these tables"
+
+// Kinds say, of each kind, who the likely culprit is when objects are destroyed again and again, and what to do.
+var Kinds = map[string]string{BlockRoute: advice, UnreachableRoute: advice}
+
+// Repairs counts routes that were there after the last Export and were not any more; see package reconcile.
+type Repairs interface {
+	Done(ctx context.Context, kind string, n int)
+	Saw(kind, what string)
+}
 
 // Exporter implements the package's task.
 type Exporter struct {
 	tables     routes.ExportTables
 	export     Table
 	unassigned Table
+	repairs    Repairs
 
 	mu   sync.Mutex
 	last last // guarded by mu
@@ -40,8 +56,8 @@ type Exporter struct {
 type last struct{ export, unassigned []dataplane.Route }
 
 // New returns an exporter to two tables.
-func New(tables routes.ExportTables, export, unassigned Table) *Exporter {
-	return &Exporter{tables: tables, export: export, unassigned: unassigned}
+func New(tables routes.ExportTables, export, unassigned Table, repairs Repairs) *Exporter {
+	return &Exporter{tables: tables, export: export, unassigned: unassigned, repairs: repairs}
 }
 
 // Remember says what an earlier process exported, so that what is missing of it counts as
@@ -56,39 +72,51 @@ func (e *Exporter) Remember(blocks []routes.HeldBlock) {
 // before it is announced and goes after it was withdrawn, so that packets to
 // addresses that no pod has never loop; also when an earlier process was interrupted
 // in between.
-func (e *Exporter) Export(ctx context.Context, blocks []routes.HeldBlock) (Repaired, error) {
+func (e *Exporter) Export(ctx context.Context, blocks []routes.HeldBlock) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	export, unassigned := routes.Exports(blocks, e.tables)
-	var repaired Repaired
 	res, err := e.unassigned.Ensure(ctx, unassigned)
-	repaired.Unassigned = again(res, e.last.unassigned, unassigned)
+	e.repairs.Done(ctx, UnreachableRoute, routes.Restored(res.Added+res.Replaced, e.last.unassigned, unassigned))
 	if err != nil {
-		return repaired, fmt.Errorf("guard unassigned addresses: %w", err)
+		return fmt.Errorf("guard unassigned addresses: %w", err)
 	}
 	res, err = e.export.Sync(ctx, export)
-	repaired.Export = again(res, e.last.export, export)
+	e.repairs.Done(ctx, BlockRoute, routes.Restored(res.Added+res.Replaced, e.last.export, export))
 	if err != nil {
-		return repaired, fmt.Errorf("export blocks: %w", err)
+		return fmt.Errorf("export blocks: %w", err)
 	}
 	if res.Changed() {
 		klog.FromContext(ctx).Info("Exported blocks changed", "added", res.Added, "replaced", res.Replaced,
 			"withdrawn", res.Deleted, "routes", len(export))
 	}
 	if _, err := e.unassigned.Sync(ctx, unassigned); err != nil {
-		return repaired, fmt.Errorf("guard unassigned addresses: %w", err)
+		return fmt.Errorf("guard unassigned addresses: %w", err)
 	}
 	e.last = last{export, unassigned}
-	return repaired, nil
+	return nil
 }
 
-// again is how many of the routes that were made there had been before.
-func again(made dataplane.Result, before, want []dataplane.Route) int {
-	n := made.Added + made.Replaced
-	for _, r := range want {
-		if _, ok := slices.BinarySearchFunc(before, r, dataplane.CompareRoutes); !ok {
-			n--
+// Lost says whether changes in the kernel concern the tables: one has lost a route, lo is another, or notifications
+// were lost.
+func (e *Exporter) Lost(_ context.Context, changes []rtnl.Change) (lost bool) {
+	for _, c := range changes {
+		switch c.Kind {
+		case rtnl.Unknown:
+			lost = true
+		case rtnl.LinkChanged:
+			lost = lost || c.Link == e.tables.Loopback
+		case rtnl.RouteLost:
+			switch {
+			case c.Route.Table != e.tables.Export && c.Route.Table != e.tables.Unassigned:
+				continue
+			case c.Route.Type == dataplane.Unreachable || c.Route.Table == e.tables.Unassigned:
+				e.repairs.Saw(UnreachableRoute, c.String())
+			default:
+				e.repairs.Saw(BlockRoute, c.String())
+			}
+			lost = true
 		}
 	}
-	return max(n, 0)
+	return lost
 }

@@ -12,6 +12,7 @@ import (
 
 	"github.com/coil-net/coil/pkg/dataplane"
 	"github.com/coil-net/coil/pkg/ipam"
+	"github.com/coil-net/coil/pkg/kernel/rtnl"
 	"github.com/coil-net/coil/pkg/plan/routes"
 )
 
@@ -22,7 +23,20 @@ type kernel struct {
 	routes map[int]map[netip.Prefix]bool
 	log    []string
 	fail   int // the table whose Sync fails
+
+	repaired map[string]int
+	saw      []string // kinds
 }
+
+// Done implements Repairs.
+func (k *kernel) Done(_ context.Context, kind string, n int) {
+	if n > 0 {
+		k.repaired[kind] += n
+	}
+}
+
+// Saw implements Repairs.
+func (k *kernel) Saw(kind, _ string) { k.saw = append(k.saw, kind) }
 
 type table struct {
 	*kernel
@@ -81,8 +95,8 @@ func held(prefix string) routes.HeldBlock {
 }
 
 func newExporter(t *testing.T) (*Exporter, *kernel) {
-	k := &kernel{t: t, routes: map[int]map[netip.Prefix]bool{119: {}, 120: {}}}
-	return New(routes.ExportTables{Export: 119, Unassigned: 120, Protocol: 30, Loopback: 1}, table{k, 119}, table{k, 120}), k
+	k := &kernel{t: t, routes: map[int]map[netip.Prefix]bool{119: {}, 120: {}}, repaired: map[string]int{}}
+	return New(routes.ExportTables{Export: 119, Unassigned: 120, Protocol: 30, Loopback: 1}, table{k, 119}, table{k, 120}, k), k
 }
 
 func TestExportIsOrdered(t *testing.T) {
@@ -97,7 +111,7 @@ func TestExportIsOrdered(t *testing.T) {
 		{nil, "-119 10.0.1.0/27 -120 10.0.1.0/27"},
 	} {
 		k.log = nil
-		if _, err := e.Export(t.Context(), step.blocks); err != nil {
+		if err := e.Export(t.Context(), step.blocks); err != nil {
 			t.Fatal(err)
 		}
 		if d := cmp.Diff(step.want, strings.Join(k.log, " ")); d != "" {
@@ -111,18 +125,18 @@ func TestExportIsOrdered(t *testing.T) {
 func TestExportStopsAtAFailure(t *testing.T) {
 	e, k := newExporter(t)
 	k.fail = 120
-	if _, err := e.Export(t.Context(), []routes.HeldBlock{held("10.0.0.0/27")}); err == nil {
+	if err := e.Export(t.Context(), []routes.HeldBlock{held("10.0.0.0/27")}); err == nil {
 		t.Error("no error though the guard failed")
 	}
 	if len(k.routes[119]) > 0 {
 		t.Error("exported without a guard")
 	}
 	k.fail = 0
-	if _, err := e.Export(t.Context(), []routes.HeldBlock{held("10.0.0.0/27")}); err != nil {
+	if err := e.Export(t.Context(), []routes.HeldBlock{held("10.0.0.0/27")}); err != nil {
 		t.Fatal(err)
 	}
 	k.fail = 119
-	if _, err := e.Export(t.Context(), nil); err == nil {
+	if err := e.Export(t.Context(), nil); err == nil {
 		t.Error("no error though the withdrawal failed")
 	}
 	if len(k.routes[120]) != 1 {
@@ -137,17 +151,16 @@ func TestExportIsOrderedAfterARestart(t *testing.T) {
 	for _, id := range []int{119, 120} {
 		k.routes[id][netip.MustParsePrefix("10.0.0.0/27")] = true
 	}
-	again := New(routes.ExportTables{Export: 119, Unassigned: 120, Protocol: 30, Loopback: 1}, table{k, 119}, table{k, 120})
-	repaired, err := again.Export(t.Context(), []routes.HeldBlock{held("10.0.1.0/27")})
-	if err != nil {
+	again := New(routes.ExportTables{Export: 119, Unassigned: 120, Protocol: 30, Loopback: 1}, table{k, 119}, table{k, 120}, k)
+	if err := again.Export(t.Context(), []routes.HeldBlock{held("10.0.1.0/27")}); err != nil {
 		t.Fatal(err)
 	}
 	want := "+120 10.0.1.0/27 +119 10.0.1.0/27 -119 10.0.0.0/27 -120 10.0.0.0/27"
 	if d := cmp.Diff(want, strings.Join(k.log, " ")); d != "" {
 		t.Errorf("changes (-want +got):\n%s", d)
 	}
-	if repaired != (Repaired{}) {
-		t.Errorf("repaired %+v", repaired)
+	if len(k.repaired) > 0 {
+		t.Errorf("repaired %v", k.repaired)
 	}
 }
 
@@ -159,24 +172,63 @@ func TestExportCountsRepairs(t *testing.T) {
 		name  string
 		lose  map[int]string
 		count int // of blocks
-		want  Repaired
+		want  map[string]int
 	}{
-		{"one was exported by an earlier process, one is new", nil, 2, Repaired{1, 1}},
-		{"nothing is missing", nil, 2, Repaired{}},
-		{"lost from the export table", map[int]string{119: "10.0.0.0/27"}, 2, Repaired{Export: 1}},
-		{"guard lost", map[int]string{120: "10.0.0.0/27"}, 2, Repaired{Unassigned: 1}},
-		{"lost and not wanted any more", map[int]string{119: "10.0.1.0/27"}, 1, Repaired{}},
-		{"back", nil, 2, Repaired{}},
+		{"one was exported by an earlier process, one is new", nil, 2, map[string]int{BlockRoute: 1, UnreachableRoute: 1}},
+		{"nothing is missing", nil, 2, map[string]int{}},
+		{"lost from the export table", map[int]string{119: "10.0.0.0/27"}, 2, map[string]int{BlockRoute: 1}},
+		{"guard lost", map[int]string{120: "10.0.0.0/27"}, 2, map[string]int{UnreachableRoute: 1}},
+		{"lost and not wanted any more", map[int]string{119: "10.0.1.0/27"}, 1, map[string]int{}},
+		{"back", nil, 2, map[string]int{}},
 	} {
 		for id, prefix := range step.lose {
 			delete(k.routes[id], netip.MustParsePrefix(prefix))
 		}
-		got, err := e.Export(t.Context(), blocks[:step.count])
-		if err != nil {
+		clear(k.repaired)
+		if err := e.Export(t.Context(), blocks[:step.count]); err != nil {
 			t.Fatal(err)
 		}
-		if got != step.want {
-			t.Errorf("%s: repaired %+v, not %+v", step.name, got, step.want)
+		if d := cmp.Diff(step.want, k.repaired); d != "" {
+			t.Errorf("%s: repaired (-want +got):\n%s", step.name, d)
+		}
+	}
+}
+
+func TestLost(t *testing.T) {
+	route := func(table int) rtnl.Change {
+		return rtnl.Change{Kind: rtnl.RouteLost, Route: dataplane.Route{Table: table, Dst: netip.MustParsePrefix("10.0.0.0/27"), Protocol: 30}}
+	}
+	unreachable := route(119)
+	unreachable.Route.Type = dataplane.Unreachable
+	for _, c := range []struct {
+		name   string
+		change rtnl.Change
+		lost   bool
+		saw    []string
+	}{
+		{"exported route", route(119), true, []string{BlockRoute}},
+		{"exported unreachable route", unreachable, true, []string{UnreachableRoute}},
+		{"unreachable route", route(120), true, []string{UnreachableRoute}},
+		{"pod route", route(116), false, nil},
+		{"rule", rtnl.Change{Kind: rtnl.RuleLost}, false, nil},
+		{"unknown", rtnl.Change{}, true, nil},
+		{"loopback", rtnl.Change{Kind: rtnl.LinkChanged, Link: 1}, true, nil},
+		{"another link", rtnl.Change{Kind: rtnl.LinkChanged, Link: 7}, false, nil},
+	} {
+		e, k := newExporter(t)
+		if lost := e.Lost(t.Context(), []rtnl.Change{{Kind: rtnl.RuleLost}, c.change}); lost != c.lost {
+			t.Errorf("%s: lost is %t", c.name, lost)
+		}
+		if d := cmp.Diff(c.saw, k.saw); d != "" {
+			t.Errorf("%s: saw (-want +got):\n%s", c.name, d)
+		}
+	}
+}
+
+func TestAdviceForEachKind(t *testing.T) {
+	for _, k := range []string{BlockRoute, UnreachableRoute} {
+		if Kinds[k] == "" {
+			t.Errorf("none for %s", k)
 		}
 	}
 }

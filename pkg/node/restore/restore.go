@@ -52,6 +52,8 @@ type Links interface {
 	Recover(ctx context.Context) (found []podnet.Found, removed int, err error)
 	// Label makes an unlabelled link look like one that was attached by this version.
 	Label(ctx context.Context, f podnet.Found) error
+	// Strays returns routes to pods by links that weren't found.
+	Strays(ctx context.Context, found []podnet.Found) ([]string, error)
 }
 
 // Queue has the DELs that came while coild was away; see package delqueue.
@@ -61,15 +63,43 @@ type Queue interface {
 	Remove(id attachment.ID) error
 }
 
+// Store is the node's record; see package store.
+type Store interface {
+	store.Store
+	// Rebuilt says that a record which was made anew has all that there is.
+	Rebuilt(ctx context.Context) error
+}
+
 // Restorer implements the package's task.
 type Restorer struct {
-	Store    store.Store
+	Store    Store
 	Links    Links
 	Detacher Detacher
 	Queue    Queue
 	// Lives says whether the network namespace that an attachment was made in is there, as far as that can be
 	// told. Without it no link is whole.
 	Lives func(store.Allocation) bool
+
+	// The rest is for InLine. BootID is that of this boot.
+	BootID string
+	// Fresh says that the record was made anew. It is false when all was in line once.
+	Fresh bool
+	Pods  Pods
+	// WiredOf returns those of the allocations that have links and routes.
+	WiredOf func([]store.Allocation) []podnet.Wired
+	// Remember makes recorded blocks count as exported.
+	Remember func([]store.Usage)
+	// Claim returns the blocks that this machine uses, and makes them its Node's.
+	Claim func(ctx context.Context, usage []store.Usage, fresh bool) ([]store.Block, error)
+	// Export announces the node's blocks.
+	Export func(context.Context) error
+	// Adopted is called when there are links that Mend hasn't looked at.
+	Adopted func()
+	// Guard makes the host's ruleset what it should be. The routes to pods are there: they say which addresses are
+	// whose. A node whose kernel can't have the ruleset is still a node.
+	Guard func(ctx context.Context, repair bool) error
+	// Warn records an Event about the Node.
+	Warn func(reason, format string, args ...any)
 }
 
 // Report says what Restore found and did.

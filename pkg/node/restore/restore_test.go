@@ -22,9 +22,12 @@ import (
 
 // links is the kernel's part.
 type links struct {
-	found []podnet.Found
-	err   error
+	found  []podnet.Found
+	strays []string
+	err    error
 }
+
+func (l *links) Strays(context.Context, []podnet.Found) ([]string, error) { return l.strays, nil }
 
 func (l *links) Recover(context.Context) ([]podnet.Found, int, error) { return l.found, 0, l.err }
 

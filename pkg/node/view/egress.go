@@ -2,6 +2,7 @@ package view
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/netip"
 
@@ -14,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	corelisters "k8s.io/client-go/listers/core/v1"
 	discoverylisters "k8s.io/client-go/listers/discovery/v1"
+	"k8s.io/client-go/metadata/metadatalister"
 	"k8s.io/client-go/tools/cache"
 
 	listers "github.com/coil-net/coil/generated/listers/coil/v2"
@@ -32,43 +34,48 @@ type EgressHandlers struct {
 	Namespace   func(string)
 }
 
-// watchEgresses adds what Egresses need.
-func (v *View) watchEgresses(h EgressHandlers) (err error) {
+// Egresses are what pods need to use them. Its methods may be called concurrently.
+type Egresses struct {
+	nodeName   string
+	clients    kube.Clients
+	namespaces *Namespaces
+	pods       metadatalister.Lister
+	egresses   listers.EgressLister
+	services   corelisters.ServiceLister
+	endpoints  discoverylisters.EndpointSliceLister
+	routers    routers
+}
+
+// WatchEgresses returns what the pods of a node need to use Egresses.
+func WatchEgresses(w *kube.Watches, clients kube.Clients, nodeName string, all *Namespaces, h EgressHandlers) (*Egresses, error) {
 	name := func(o metav1.Object) types.NamespacedName {
 		return types.NamespacedName{Namespace: o.GetNamespace(), Name: o.GetName()}
 	}
-	v.pods, _, err = v.watch(pods, fields.OneTermEqualSelector("spec.nodeName", v.nodeName).String(),
-		func(p *metav1.PartialObjectMetadata) { h.Pod(name(p)) })
-	if err != nil {
-		return err
-	}
-	egresses, err := kube.EgressInformer(v.clients.Coil)
-	if err != nil {
-		return err
-	}
-	v.egresses = listers.NewEgressLister(egresses.GetIndexer())
-	if err := v.add(egresses, egressHandler(h.Egress)); err != nil {
-		return err
-	}
-	services, err := kube.ServiceInformer(v.clients.Core, plan.RouterSelector())
-	if err != nil {
-		return err
-	}
-	v.services = corelisters.NewServiceLister(services.GetIndexer())
-	if err := v.add(services, reconcile.Handler(func(s *corev1.Service) { h.Egress(name(s)) })); err != nil {
-		return err
-	}
+	onNode, podLister, podErr := metadata(clients, pods, fields.OneTermEqualSelector("spec.nodeName", nodeName).String())
+	egresses, egressErr := kube.EgressInformer(clients.Coil)
+	services, serviceErr := kube.ServiceInformer(clients.Core, plan.RouterSelector())
 	// They have the labels of their Service.
-	endpoints, err := kube.EndpointSliceInformer(v.clients.Discovery, metav1.NamespaceAll, plan.RouterSelector())
-	if err != nil {
-		return err
+	endpoints, endpointErr := kube.EndpointSliceInformer(clients.Discovery, metav1.NamespaceAll, plan.RouterSelector())
+	if err := errors.Join(podErr, egressErr, serviceErr, endpointErr); err != nil {
+		return nil, err
 	}
-	v.endpoints = discoverylisters.NewEndpointSliceLister(endpoints.GetIndexer())
-	return v.add(endpoints, reconcile.Handler(func(s *discoveryv1.EndpointSlice) {
-		egress := types.NamespacedName{Namespace: s.Namespace, Name: s.Labels[discoveryv1.LabelServiceName]}
-		v.routers.changed(egress)
-		h.Egress(egress)
-	}))
+	e := &Egresses{
+		nodeName: nodeName, clients: clients, namespaces: all, pods: podLister,
+		egresses:  listers.NewEgressLister(egresses.GetIndexer()),
+		services:  corelisters.NewServiceLister(services.GetIndexer()),
+		endpoints: discoverylisters.NewEndpointSliceLister(endpoints.GetIndexer()),
+	}
+	all.OnChange(h.Namespace)
+	return e, errors.Join(
+		w.Add(onNode, reconcile.Handler(func(p *metav1.PartialObjectMetadata) { h.Pod(name(p)) })),
+		w.Add(egresses, egressHandler(h.Egress)),
+		w.Add(services, reconcile.Handler(func(s *corev1.Service) { h.Egress(name(s)) })),
+		w.Add(endpoints, reconcile.Handler(func(s *discoveryv1.EndpointSlice) {
+			egress := types.NamespacedName{Namespace: s.Namespace, Name: s.Labels[discoveryv1.LabelServiceName]}
+			e.routers.changed(egress)
+			h.Egress(egress)
+		})),
+	)
 }
 
 // egressHandler tells of an Egress when its clients have something to do.
@@ -84,8 +91,8 @@ func isPod(p *metav1.PartialObjectMetadata, uid string) bool {
 // Pod returns a Pod of the node. One with another UID isn't it; an empty UID matches any.
 // With live, what the cache doesn't have is read from the API server, here and below; so is a Pod
 // without a UID, as long as there is an answer, for the cache may have a former one of its name.
-func (v *View) Pod(ctx context.Context, pod store.Pod, live bool) (*metav1.PartialObjectMetadata, error) {
-	cached, err := v.pods.Namespace(pod.Namespace).Get(pod.Name)
+func (e *Egresses) Pod(ctx context.Context, pod store.Pod, live bool) (*metav1.PartialObjectMetadata, error) {
+	cached, err := e.pods.Namespace(pod.Namespace).Get(pod.Name)
 	usable := err == nil && isPod(cached, pod.UID)
 	if usable && (pod.UID != "" || !live) {
 		return cached, nil
@@ -94,7 +101,7 @@ func (v *View) Pod(ctx context.Context, pod store.Pod, live bool) (*metav1.Parti
 	if live {
 		ctx, cancel := context.WithTimeout(ctx, liveTimeout)
 		defer cancel()
-		p, err = v.clients.Metadata.Resource(pods).Namespace(pod.Namespace).Get(ctx, pod.Name, metav1.GetOptions{})
+		p, err = e.clients.Metadata.Resource(pods).Namespace(pod.Namespace).Get(ctx, pod.Name, metav1.GetOptions{})
 		if usable && err != nil && !apierrors.IsNotFound(err) {
 			return cached, nil
 		}
@@ -110,12 +117,12 @@ func (v *View) Pod(ctx context.Context, pod store.Pod, live bool) (*metav1.Parti
 
 // PodsByAddress reads from the API server which pods of the node have which addresses, but for
 // those that have the node's.
-func (v *View) PodsByAddress(ctx context.Context) (map[netip.Addr]store.Pod, error) {
+func (e *Egresses) PodsByAddress(ctx context.Context) (map[netip.Addr]store.Pod, error) {
 	ctx, cancel := context.WithTimeout(ctx, liveTimeout)
 	defer cancel()
 	var list corev1.PodList
-	selector := fields.OneTermEqualSelector("spec.nodeName", v.nodeName).String()
-	if err := v.clients.Core.Get().Resource("pods").Param("fieldSelector", selector).Do(ctx).Into(&list); err != nil {
+	selector := fields.OneTermEqualSelector("spec.nodeName", e.nodeName).String()
+	if err := e.clients.Core.Get().Resource("pods").Param("fieldSelector", selector).Do(ctx).Into(&list); err != nil {
 		return nil, fmt.Errorf("list the node's Pods: %w", err)
 	}
 	pods := map[netip.Addr]store.Pod{}
@@ -133,41 +140,32 @@ func (v *View) PodsByAddress(ctx context.Context) (map[netip.Addr]store.Pod, err
 }
 
 // Namespace returns a Namespace.
-func (v *View) Namespace(ctx context.Context, name string, live bool) (*metav1.PartialObjectMetadata, error) {
-	ns, err := v.namespaces.Get(name)
-	if err != nil && live {
-		ctx, cancel := context.WithTimeout(ctx, liveTimeout)
-		defer cancel()
-		ns, err = v.clients.Metadata.Resource(namespaces).Get(ctx, name, metav1.GetOptions{})
-	}
-	if err != nil {
-		return nil, fmt.Errorf("read Namespace %s: %w", name, err)
-	}
-	return ns, nil
+func (e *Egresses) Namespace(ctx context.Context, name string, live bool) (*metav1.PartialObjectMetadata, error) {
+	return e.namespaces.Get(ctx, name, live)
 }
 
 // Egress returns an Egress, without its template if it is from the cache.
-func (v *View) Egress(ctx context.Context, name types.NamespacedName, live bool) (*v2.Egress, error) {
-	e, err := v.egresses.Egresses(name.Namespace).Get(name.Name)
+func (e *Egresses) Egress(ctx context.Context, name types.NamespacedName, live bool) (*v2.Egress, error) {
+	found, err := e.egresses.Egresses(name.Namespace).Get(name.Name)
 	if err != nil && live {
 		ctx, cancel := context.WithTimeout(ctx, liveTimeout)
 		defer cancel()
-		e, err = v.clients.Coil.Egresses(name.Namespace).Get(ctx, name.Name, metav1.GetOptions{})
+		found, err = e.clients.Coil.Egresses(name.Namespace).Get(ctx, name.Name, metav1.GetOptions{})
 	}
 	if err != nil {
 		return nil, fmt.Errorf("read Egress %s: %w", name, err)
 	}
-	return e, nil
+	return found, nil
 }
 
 // Service returns the Service of an Egress.
-func (v *View) Service(ctx context.Context, name types.NamespacedName, live bool) (*corev1.Service, error) {
-	s, err := v.services.Services(name.Namespace).Get(name.Name)
+func (e *Egresses) Service(ctx context.Context, name types.NamespacedName, live bool) (*corev1.Service, error) {
+	s, err := e.services.Services(name.Namespace).Get(name.Name)
 	if err != nil && live {
 		ctx, cancel := context.WithTimeout(ctx, liveTimeout)
 		defer cancel()
 		s = &corev1.Service{}
-		err = v.clients.Core.Get().Namespace(name.Namespace).Resource("services").Name(name.Name).Do(ctx).Into(s)
+		err = e.clients.Core.Get().Namespace(name.Namespace).Resource("services").Name(name.Name).Do(ctx).Into(s)
 		if _, ok := plan.RouterOf(s.Labels); err == nil && !ok {
 			err = apierrors.NewNotFound(corev1.Resource("services"), name.Name)
 		}
@@ -179,12 +177,23 @@ func (v *View) Service(ctx context.Context, name types.NamespacedName, live bool
 }
 
 // Routers returns the routers of an Egress that its Service has, as far as known. They must not be changed.
-func (v *View) Routers(name types.NamespacedName) ([]client.Router, error) {
-	return v.routers.get(name, func() ([]client.Router, error) {
-		lists, err := v.endpoints.EndpointSlices(name.Namespace).List(labels.SelectorFromSet(labels.Set{discoveryv1.LabelServiceName: name.Name}))
+func (e *Egresses) Routers(name types.NamespacedName) ([]client.Router, error) {
+	return e.routers.get(name, func() ([]client.Router, error) {
+		lists, err := e.endpoints.EndpointSlices(name.Namespace).List(labels.SelectorFromSet(labels.Set{discoveryv1.LabelServiceName: name.Name}))
 		if err != nil {
 			return nil, fmt.Errorf("list EndpointSlices of Service %s: %w", name, err)
 		}
 		return client.RoutersOf(lists), nil
 	})
+}
+
+// HostNetwork reads from the API server whether a Pod has the network of its node.
+func (e *Egresses) HostNetwork(ctx context.Context, pod types.NamespacedName) (bool, error) {
+	ctx, cancel := context.WithTimeout(ctx, liveTimeout)
+	defer cancel()
+	var p corev1.Pod
+	if err := e.clients.Core.Get().Namespace(pod.Namespace).Resource("pods").Name(pod.Name).Do(ctx).Into(&p); err != nil {
+		return false, fmt.Errorf("read Pod %s: %w", pod, err)
+	}
+	return p.Spec.HostNetwork, nil
 }

@@ -59,7 +59,7 @@ func TestPodOfAStaleCache(t *testing.T) {
 		t.Fatal(err)
 	}
 	client := fake.NewSimpleMetadataClient(scheme, of("new"))
-	v := &View{clients: kube.Clients{Metadata: client}, pods: metadatalister.New(cached, pods)}
+	v := &Egresses{clients: kube.Clients{Metadata: client}, pods: metadatalister.New(cached, pods)}
 	for _, c := range []struct {
 		uid  string
 		live bool

@@ -1,8 +1,8 @@
-// Package view is what coild knows of the cluster besides blocks: its own Node,
-// the pools of namespaces, the node's pods, and the Egresses.
+// Package view is what coild knows of the cluster besides blocks: its own Node, the Namespaces, the node's pods, and
+// the Egresses. Each is a set of watches, which is added to those of the program by who needs it: what isn't needed isn't
+// watched, and needs no right.
 //
-// It owns the informers for these, restricted on the server's side to what the
-// node needs. It must not know what they are used for.
+// It restricts informers on the server's side to what the node needs. It must not know what they are used for.
 package view
 
 import (
@@ -10,25 +10,17 @@ import (
 	"fmt"
 	"maps"
 	"strings"
-	"sync/atomic"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/validation"
-	corelisters "k8s.io/client-go/listers/core/v1"
-	discoverylisters "k8s.io/client-go/listers/discovery/v1"
 	"k8s.io/client-go/metadata/metadatalister"
-	"k8s.io/client-go/tools/cache"
 
-	listers "github.com/coil-net/coil/generated/listers/coil/v2"
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
-	"github.com/coil-net/coil/pkg/ipam"
 	"github.com/coil-net/coil/pkg/kube"
-	"github.com/coil-net/coil/pkg/plan/routes"
 	"github.com/coil-net/coil/pkg/reconcile"
 )
 
@@ -37,101 +29,54 @@ var (
 	pods       = corev1.SchemeGroupVersion.WithResource("pods")
 )
 
-// View implements the package's task. Its methods may be called concurrently.
-type View struct {
-	nodeName string
-	clients  kube.Clients
-
-	informers  []*kube.Informer
-	synced     []cache.DoneChecker
-	nodes      corelisters.NodeLister
-	namespaces metadatalister.Lister
-	current    func() bool // the cache of Namespaces follows the API server
-	pods       metadatalister.Lister
-	egresses   listers.EgressLister
-	services   corelisters.ServiceLister
-	endpoints  discoverylisters.EndpointSliceLister
-	routers    routers
-
-	// addrs is written by the handler of Node events only: who writes later than that might have
-	// read earlier.
-	addrs atomic.Pointer[ipam.Address]
+// Namespaces are those of the cluster. Its methods may be called concurrently, but for OnChange and OnUnguarded.
+type Namespaces struct {
+	clients kube.Clients
+	lister  metadatalister.Lister
+	current func() bool // the cache follows the API server
+	changed []func(name string)
 }
 
-// Config says what a view shows.
-type Config struct {
-	NodeName string
-	// Pools needs Namespaces. What isn't needed isn't watched, and needs no right.
-	Pools bool
-	// OnNode is called at each change of the node's own Node; it must not block.
-	OnNode func()
-	// OnUnguarded is called when another set of namespaces has pods that may send from any
-	// address; it must not block.
-	OnUnguarded func()
-	// Egresses is nil if nothing about Egresses is needed.
-	Egresses *EgressHandlers
-}
-
-// New returns a view of the cluster from a node.
-func New(cfg Config, clients kube.Clients) (*View, error) {
-	nodeName := cfg.NodeName
-	v := &View{nodeName: nodeName, clients: clients}
-
-	node, err := kube.NodeInformer(clients.Core, fields.OneTermEqualSelector(metav1.ObjectNameField, nodeName).String())
+// WatchNamespaces returns the Namespaces.
+func WatchNamespaces(w *kube.Watches, clients kube.Clients) (*Namespaces, error) {
+	i, lister, err := metadata(clients, namespaces, "")
 	if err != nil {
 		return nil, err
 	}
-	v.nodes = corelisters.NewNodeLister(node.GetIndexer())
-	err = v.add(node, reconcile.Handler(func(*corev1.Node) {
-		v.nodeChanged()
-		cfg.OnNode()
+	n := &Namespaces{clients: clients, lister: lister, current: i.Current}
+	return n, w.Add(i, reconcile.Handler(func(ns *metav1.PartialObjectMetadata) {
+		for _, changed := range n.changed {
+			changed(ns.Name)
+		}
 	}))
-	if err != nil {
-		return nil, err
-	}
-	if cfg.Pools || cfg.Egresses != nil {
-		var i *kube.Informer
-		if v.namespaces, i, err = v.watch(namespaces, "", v.namespaceChanged(cfg)); err != nil {
-			return nil, err
-		}
-		v.current = i.Current
-	}
-	if cfg.Egresses != nil {
-		err = v.watchEgresses(*cfg.Egresses)
-	}
-	return v, err
 }
 
-// namespaceChanged is the handler of Namespace events.
-func (v *View) namespaceChanged(cfg Config) func(*metav1.PartialObjectMetadata) {
+// OnChange lets changed be called with the name of each Namespace that changes; it must not block. It is for the time
+// before the watches start, and so is OnUnguarded.
+func (n *Namespaces) OnChange(changed func(name string)) { n.changed = append(n.changed, changed) }
+
+// OnUnguarded lets told be called when another set of namespaces has pods that may send from any address; it must not
+// block.
+func (n *Namespaces) OnUnguarded(told func()) {
 	unguarded := map[string]bool{}
-	return func(n *metav1.PartialObjectMetadata) {
-		if now := v.Unguarded(n.Name); cfg.Pools && now != unguarded[n.Name] {
-			unguarded[n.Name] = true
+	n.OnChange(func(name string) {
+		if now := n.Unguarded(name); now != unguarded[name] {
+			unguarded[name] = true
 			if !now {
-				delete(unguarded, n.Name)
+				delete(unguarded, name)
 			}
-			cfg.OnUnguarded()
+			told()
 		}
-		if cfg.Egresses != nil {
-			cfg.Egresses.Namespace(n.Name)
-		}
-	}
+	})
 }
 
-// watch adds an informer of the metadata of a resource; changed may be nil.
-func (v *View) watch(r schema.GroupVersionResource, fieldSelector string, changed func(*metav1.PartialObjectMetadata)) (metadatalister.Lister, *kube.Informer, error) {
-	i, err := kube.MetadataInformer(v.clients.Metadata, r, fieldSelector)
+// metadata returns an informer of the metadata of a resource, and its lister.
+func metadata(clients kube.Clients, r schema.GroupVersionResource, fieldSelector string) (*kube.Informer, metadatalister.Lister, error) {
+	i, err := kube.MetadataInformer(clients.Metadata, r, fieldSelector)
 	if err != nil {
 		return nil, nil, err
 	}
-	if err := i.SetTransform(trim); err != nil {
-		return nil, nil, err
-	}
-	if changed == nil {
-		changed = func(*metav1.PartialObjectMetadata) {}
-	}
-	return metadatalister.New(i.GetIndexer(), r), i, v.add(i, reconcile.Handler(changed))
+	return i, metadatalister.New(i.GetIndexer(), r), i.SetTransform(trim)
 }
 
 // trim leaves of an object's annotations those that Coil reads. The others may be large, and there
@@ -145,70 +90,6 @@ func trim(obj any) (any, error) {
 	return kube.Strip(obj)
 }
 
-// add keeps an informer, whose events go to a handler.
-func (v *View) add(i *kube.Informer, h cache.ResourceEventHandler) error {
-	reg, err := i.AddEventHandler(h)
-	if err != nil {
-		return err
-	}
-	v.informers = append(v.informers, i)
-	v.synced = append(v.synced, reg.HasSyncedChecker())
-	return nil
-}
-
-// Start starts the informers, which work until ctx ends.
-func (v *View) Start(ctx context.Context) {
-	for _, i := range v.informers {
-		i.Start(ctx.Done())
-	}
-}
-
-// Shutdown waits until the informers have ended.
-func (v *View) Shutdown() {
-	for _, i := range v.informers {
-		i.Shutdown()
-	}
-}
-
-// Synced are the functions that say whether the caches are filled.
-func (v *View) Synced() []cache.DoneChecker { return v.synced }
-
-// Node returns the node's own Node, as the cache has it.
-func (v *View) Node() (*corev1.Node, error) { return v.nodes.Get(v.nodeName) }
-
-// LiveNode reads the node's own Node from the API server.
-func (v *View) LiveNode(ctx context.Context) (*corev1.Node, error) {
-	ctx, cancel := context.WithTimeout(ctx, liveTimeout)
-	defer cancel()
-	var n corev1.Node
-	if err := v.clients.Core.Get().Resource("nodes").Name(v.nodeName).Do(ctx).Into(&n); err != nil {
-		return nil, fmt.Errorf("read Node %s (COIL_NODE_NAME): %w", v.nodeName, err)
-	}
-	return &n, nil
-}
-
-// NodeAddrs returns the InternalIPs of the node's own Node, as far as known.
-func (v *View) NodeAddrs() ipam.Address {
-	if a := v.addrs.Load(); a != nil {
-		return *a
-	}
-	return v.cachedAddrs()
-}
-
-// nodeChanged is the handler of Node events.
-func (v *View) nodeChanged() {
-	a := v.cachedAddrs()
-	v.addrs.Store(&a)
-}
-
-func (v *View) cachedAddrs() ipam.Address {
-	n, err := v.Node()
-	if err != nil {
-		return ipam.Address{}
-	}
-	return routes.InternalIPs(n)
-}
-
 // liveTimeout bounds a read from the API server for what a cache doesn't have.
 const liveTimeout = 5 * time.Second
 
@@ -216,16 +97,30 @@ const liveTimeout = 5 * time.Second
 // server, pods start with what the cache says.
 const staleTimeout = time.Second
 
+// Get returns a Namespace. With live, one that the cache doesn't have is read from the API server.
+func (n *Namespaces) Get(ctx context.Context, name string, live bool) (*metav1.PartialObjectMetadata, error) {
+	ns, err := n.lister.Get(name)
+	if err != nil && live {
+		ctx, cancel := context.WithTimeout(ctx, liveTimeout)
+		defer cancel()
+		ns, err = n.clients.Metadata.Resource(namespaces).Get(ctx, name, metav1.GetOptions{})
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read Namespace %s: %w", name, err)
+	}
+	return ns, nil
+}
+
 // currentNamespace returns a Namespace as it is now, as far as the API server can be asked. While the
 // watch is open that is what the cache has, and the API server isn't asked.
-func (v *View) currentNamespace(ctx context.Context, name string) (*metav1.PartialObjectMetadata, error) {
-	cached, err := v.namespaces.Get(name)
-	if err != nil || v.current() {
-		return v.Namespace(ctx, name, true)
+func (n *Namespaces) currentNamespace(ctx context.Context, name string) (*metav1.PartialObjectMetadata, error) {
+	cached, err := n.lister.Get(name)
+	if err != nil || n.current() {
+		return n.Get(ctx, name, true)
 	}
 	ctx, cancel := context.WithTimeout(ctx, staleTimeout)
 	defer cancel()
-	live, err := v.clients.Metadata.Resource(namespaces).Get(ctx, name, metav1.GetOptions{})
+	live, err := n.clients.Metadata.Resource(namespaces).Get(ctx, name, metav1.GetOptions{})
 	switch {
 	case err == nil:
 		return live, nil
@@ -237,8 +132,8 @@ func (v *View) currentNamespace(ctx context.Context, name string) (*metav1.Parti
 
 // PoolOf returns the name of the pool of a namespace. A namespace that is too new
 // for the cache, or may have changed since, is read from the API server.
-func (v *View) PoolOf(ctx context.Context, namespace string) (string, error) {
-	ns, err := v.currentNamespace(ctx, namespace)
+func (n *Namespaces) PoolOf(ctx context.Context, namespace string) (string, error) {
+	ns, err := n.currentNamespace(ctx, namespace)
 	if err != nil {
 		return "", err
 	}
@@ -256,7 +151,7 @@ func (v *View) PoolOf(ctx context.Context, namespace string) (string, error) {
 
 // Unguarded says whether the pods of a namespace may send from any address, as far as the cache
 // knows the namespace.
-func (v *View) Unguarded(namespace string) bool {
-	ns, err := v.namespaces.Get(namespace)
+func (n *Namespaces) Unguarded(namespace string) bool {
+	ns, err := n.lister.Get(namespace)
 	return err == nil && ns.Annotations[v2.AnnotationSourceGuard] == v2.SourceGuardOff
 }

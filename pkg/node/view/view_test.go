@@ -34,7 +34,7 @@ func TestPoolOf(t *testing.T) {
 		}}); err != nil {
 			t.Fatal(err)
 		}
-		v := &View{namespaces: metadatalister.New(cached, namespaces), current: func() bool { return true }}
+		v := &Namespaces{lister: metadatalister.New(cached, namespaces), current: func() bool { return true }}
 		got, err := v.PoolOf(t.Context(), "ns")
 		if got != want || (err == nil) != (want != "") {
 			t.Errorf("annotation %.70q: pool %q, %v; want %q", annotation, got, err, want)
@@ -79,7 +79,7 @@ func TestPoolOfAStaleCache(t *testing.T) {
 		client.PrependReactor("get", "namespaces", func(clienttesting.Action) (bool, runtime.Object, error) {
 			return c.err != nil, nil, c.err
 		})
-		v := &View{namespaces: metadatalister.New(cached, namespaces), current: func() bool { return c.current }, clients: kube.Clients{Metadata: client}}
+		v := &Namespaces{lister: metadatalister.New(cached, namespaces), current: func() bool { return c.current }, clients: kube.Clients{Metadata: client}}
 		got, err := v.PoolOf(t.Context(), "ns")
 		if got != c.want || apierrors.IsNotFound(err) != (c.want == "") {
 			t.Errorf("%s: pool %q, %v; want %q", c.name, got, err, c.want)
@@ -93,9 +93,9 @@ func TestPoolOfAStaleCache(t *testing.T) {
 // Who keeps the pods' links is told when pods of a namespace may send from any address, or no longer.
 func TestUnguarded(t *testing.T) {
 	cached := cache.NewIndexer(cache.MetaNamespaceKeyFunc, nil)
-	v := &View{namespaces: metadatalister.New(cached, namespaces)}
+	v := &Namespaces{lister: metadatalister.New(cached, namespaces)}
 	told := 0
-	changed := v.namespaceChanged(Config{Pools: true, OnUnguarded: func() { told++ }})
+	v.OnUnguarded(func() { told++ })
 	ns := func(annotation string) *metav1.PartialObjectMetadata {
 		return &metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{
 			Name: "vpn", Annotations: map[string]string{v2.AnnotationSourceGuard: annotation},
@@ -109,7 +109,7 @@ func TestUnguarded(t *testing.T) {
 		if err := cached.Update(ns(step.annotation)); err != nil {
 			t.Fatal(err)
 		}
-		changed(ns(step.annotation))
+		v.changed[0]("vpn")
 		if got := v.Unguarded("vpn"); got != step.unguarded || told != step.told {
 			t.Errorf("step %d, %q: unguarded %t, told %d times, want %+v", i, step.annotation, got, told, step)
 		}
@@ -117,7 +117,7 @@ func TestUnguarded(t *testing.T) {
 	if err := cached.Delete(ns("")); err != nil {
 		t.Fatal(err)
 	}
-	changed(ns("off"))
+	v.changed[0]("vpn")
 	if v.Unguarded("vpn") || told != 4 {
 		t.Errorf("a namespace that is gone is unguarded: %t, told %d times", v.Unguarded("vpn"), told)
 	}
@@ -164,19 +164,19 @@ func TestNodeAddrsFollowTheNode(t *testing.T) {
 	with := func(ip string) *corev1.Node {
 		return &corev1.Node{Status: corev1.NodeStatus{Addresses: []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: ip}}}}
 	}
-	v := &View{nodes: &nodes{
+	v := &Node{nodes: &nodes{
 		answers: []*corev1.Node{with("192.0.2.1"), with("192.0.2.2")}, asked: make(chan struct{}), goOn: make(chan struct{}),
 	}}
 	n := v.nodes.(*nodes)
 	early := make(chan ipam.Address)
-	go func() { early <- v.NodeAddrs() }()
+	go func() { early <- v.Addrs() }()
 	<-n.asked
-	v.nodeChanged()
+	v.changed()
 	close(n.goOn)
 	if got := <-early; got.IPv4.String() != "192.0.2.1" {
 		t.Errorf("before the change: %s", got)
 	}
-	if got := v.NodeAddrs(); got.IPv4.String() != "192.0.2.2" {
+	if got := v.Addrs(); got.IPv4.String() != "192.0.2.2" {
 		t.Errorf("after the change: %s", got)
 	}
 }

@@ -1,0 +1,178 @@
+package coild
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	"k8s.io/apimachinery/pkg/labels"
+
+	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
+	"github.com/coil-net/coil/pkg/attachment"
+	"github.com/coil-net/coil/pkg/dataplane"
+	"github.com/coil-net/coil/pkg/kernel/route"
+	"github.com/coil-net/coil/pkg/kernel/rtnl"
+	"github.com/coil-net/coil/pkg/kube"
+	"github.com/coil-net/coil/pkg/node/assign"
+	"github.com/coil-net/coil/pkg/node/blocks"
+	"github.com/coil-net/coil/pkg/node/export"
+	"github.com/coil-net/coil/pkg/node/heal"
+	"github.com/coil-net/coil/pkg/node/pods"
+	"github.com/coil-net/coil/pkg/plan/routes"
+	"github.com/coil-net/coil/pkg/podnet"
+	"github.com/coil-net/coil/pkg/reconcile/upkeep"
+	"github.com/coil-net/coil/pkg/store"
+)
+
+// kernelSettle is the time between two looks at what has changed in the kernel: the first change is acted upon at
+// once, the others of a burst together.
+const kernelSettle = 200 * time.Millisecond
+
+// addresses is the part that gives addresses to pods, and links with them.
+type addresses struct {
+	*daemon
+	guard      *guard
+	exporter   *export.Exporter
+	blocks     *blocks.Manager
+	assign     *assign.Assigner
+	pods       *pods.Keeper
+	podLoop    *upkeep.Loop
+	exportLoop *upkeep.Loop
+}
+
+func (a *addresses) part() part {
+	kinds := maps.Clone(pods.Kinds)
+	maps.Copy(kinds, export.Kinds)
+	return part{
+		kinds: kinds, compose: a.compose, start: a.start, check: a.checkMachine, withdraw: a.withdraw, nodeChanged: a.nodeChanged,
+		run:    func(ctx context.Context) error { return a.assign.Run(ctx) },
+		forget: func(ctx context.Context, id attachment.ID) error { return a.assign.Del(ctx, id) },
+	}
+}
+
+func (a *addresses) compose(ctx context.Context) error {
+	a.registry.MustRegister(blocks.NewCollector(ctx, a.store))
+	var err error
+	if a.exporter, err = a.newExporter(a.network.Handle()); err != nil {
+		return err
+	}
+	mine := labels.Set{v2.LabelNode: a.NodeName}.String()
+	held, err := kube.AddressBlockInformer(a.clients.Coil, mine)
+	if err != nil {
+		return err
+	}
+	requests, err := kube.BlockRequestInformer(a.clients.Coil, mine)
+	if err != nil {
+		return err
+	}
+	a.blocks, err = blocks.New(blocks.Config{
+		NodeName: a.NodeName, NodeUID: a.self.UID, NodeCreated: a.self.CreationTimestamp, MinAge: a.BlockMinAge, StatusInterval: 30 * time.Second,
+		Uses: a.uses,
+		Warn: a.warn,
+	}, a.clients.Coil, held, requests, a.store, a.exporter, a.metrics)
+	if err := errors.Join(err, a.watches.Add(held), a.watches.Add(requests)); err != nil {
+		return err
+	}
+	a.registry.MustRegister(blocks.NewMissing(a.blocks))
+	a.assign = assign.New(assign.Config{
+		BlockTimeout: a.BlockTimeout, UndoTimeout: 10 * time.Second, Suspicion: a.SweepInterval, NodeAddrs: a.node.Addrs,
+		Unguarded: a.namespaces.Unguarded, Lives: a.lives, Warn: a.warn,
+	}, a.store, a.blocks, a.network)
+	a.assigner = a.assign
+	a.pods = pods.New(pods.Config{
+		Network: a.network, Links: a.network, Wired: a.assign.Wired, PodTable: a.PodTable, NodeAddrs: a.node.Addrs, Repairs: a.repairs,
+	})
+	a.podLoop = a.upkeep(upkeep.Config{Name: "pod-routes", Sync: pods.Thrifty(a.pods.Sync), InLine: true, Lost: a.pods.Lost}, pods.Kinds)
+	a.exportLoop = a.upkeep(upkeep.Config{Name: "block-routes", Sync: a.blocks.Export, InLine: true, Lost: a.exporter.Lost}, export.Kinds)
+	a.namespaces.OnUnguarded(a.podLoop.Changed)
+	a.composeRestorer()
+	return nil
+}
+
+// composeRestorer gives the restorer what it needs to bring all in line.
+func (a *addresses) composeRestorer() {
+	r := a.restorer
+	r.Links, r.Pods, r.WiredOf, r.BootID, r.Fresh = a.network, a.pods, a.assign.WiredOf, a.boot, a.fresh
+	r.Remember = func(usage []store.Usage) { a.exporter.Remember(a.blocks.Exported(usage)) }
+	r.Claim = func(ctx context.Context, usage []store.Usage, fresh bool) ([]store.Block, error) {
+		return a.blocks.ClaimAll(ctx, blocks.Past{Usage: usage, Fresh: fresh, Earlier: a.earlier})
+	}
+	r.Export, r.Adopted, r.Guard, r.Warn = a.blocks.Export, a.podLoop.Changed, a.guard.sync, a.warn
+}
+
+// start begins to watch for what others do to the part's objects, which waits for the loops, and brings record, kernel
+// and blocks in line, again until it succeeds.
+func (a *addresses) start(ctx context.Context, group *errgroup.Group) error {
+	changes, err := a.network.Handle().Subscribe(rtnl.Interest{
+		Protocol: a.Protocol, Tables: []int{a.PodTable, a.ExportTable, dataplane.TableUnassigned}, Learned: true, Rules: true, Links: true,
+	})
+	if err != nil {
+		return err
+	}
+	group.Go(func() error {
+		return errors.Join(upkeep.Watch(ctx, changes, kernelSettle, a.podLoop, a.exportLoop), changes.Close())
+	})
+	if err := kube.WaitForSync(ctx, a.blocks.Synced()...); err != nil {
+		return err
+	}
+	recorded := a.recorded
+	a.recorded = nil
+	err = a.untilInLine(ctx, true, "Bringing record, kernel and blocks in line failed, trying again", func(ctx context.Context) error {
+		defer func() { recorded = nil }()
+		return a.restorer.InLine(ctx, recorded)
+	})
+	if err != nil {
+		return err
+	}
+	group.Go(func() error { return a.blocks.Run(ctx) })
+	group.Go(func() error { return a.podLoop.Run(ctx) })
+	group.Go(func() error { return a.exportLoop.Run(ctx) })
+	repeat(ctx, group, heal.Task{Name: "sweep", Every: a.SweepInterval, Run: pods.Thrifty(a.assign.Sweep)})
+	return nil
+}
+
+// nodeChanged gives the pods' routes the node's addresses as source when these are others now.
+func (a *addresses) nodeChanged() {
+	if a.pods.Moved() {
+		a.podLoop.Changed()
+	}
+}
+
+func (a *addresses) newExporter(h *rtnl.Handle) (*export.Exporter, error) {
+	lo, err := h.IndexByName("lo")
+	if err != nil {
+		return nil, fmt.Errorf("look up lo: %w", err)
+	}
+	tables := routes.ExportTables{
+		Export: a.ExportTable, Unassigned: dataplane.TableUnassigned, Protocol: a.Protocol, Loopback: lo,
+	}
+	return export.New(tables, route.New(h, a.Protocol, tables.Export), route.New(h, a.Protocol, tables.Unassigned), a.repairs), nil
+}
+
+// withdraw stops announcing the node's blocks, or begins again. Before it is known which these are, nothing is announced
+// when the Node doesn't exist at the start.
+func (a *addresses) withdraw(ctx context.Context, withdrawn bool) error {
+	if a.blocks != nil {
+		return a.blocks.Withdraw(ctx, withdrawn)
+	}
+	h, err := rtnl.New(nil)
+	if err != nil {
+		return err
+	}
+	defer h.Close()
+	exporter, err := a.newExporter(h)
+	if err != nil {
+		return err
+	}
+	return exporter.Export(ctx, nil)
+}
+
+// uses says whether a pod of this machine has an address of a block, as the kernel has it.
+func (a *addresses) uses(ctx context.Context, b *v2.AddressBlock) (bool, error) {
+	found, err := a.network.List(ctx)
+	return slices.ContainsFunc(found, func(f podnet.Found) bool { return blocks.Has(b, f.Addresses...) }), err
+}

@@ -1,0 +1,119 @@
+package coild
+
+import (
+	"context"
+	"errors"
+	"maps"
+	"slices"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/coil-net/coil/pkg/attachment"
+	"github.com/coil-net/coil/pkg/reconcile/upkeep"
+)
+
+// part is a feature of coild. It has the daemon, and doesn't know the other features. What a part doesn't need is nil.
+type part struct {
+	// kinds are those of what it repairs. Of each they say who the likely culprit is when objects are destroyed again
+	// and again, and what to do.
+	kinds map[string]string
+	// compose builds it, and adds to the daemon's watches what it has to know of the API server.
+	compose func(context.Context) error
+	// run works from then on, also while the API server is away.
+	run func(context.Context) error
+	// start brings the part in line when the caches are filled, and then lets it work in the group. ADD is served when
+	// all parts have started.
+	start func(context.Context, *errgroup.Group) error
+	// forget ends what there is for an attachment, whatever that is: its DEL has come.
+	forget func(context.Context, attachment.ID) error
+
+	// check says why the part can't work for a Node, and how long that takes at least.
+	check func(*corev1.Node) (time.Duration, error)
+	// withdraw says whether others must not be told of the part's pods any more. It is called before compose, too.
+	withdraw func(ctx context.Context, withdrawn bool) error
+	// nodeChanged is called when the Node has changed, by one goroutine. It must not block.
+	nodeChanged func()
+}
+
+// newParts returns the features that the options ask for, in the order in which they are composed and start.
+func (d *daemon) newParts() []part {
+	g := &guard{daemon: d, ofSources: d.SourceGuard && d.IPAM, ofClients: d.Egress}
+	var parts []part
+	if d.IPAM {
+		parts = append(parts, (&addresses{daemon: d, guard: g}).part())
+	}
+	parts = append(parts, g.part())
+	if d.Egress {
+		parts = append(parts, (&egresses{daemon: d, alone: !d.IPAM}).part())
+	}
+	return parts
+}
+
+// kinds are those of all parts.
+func (d *daemon) kinds() map[string]string {
+	all := map[string]string{}
+	for _, p := range d.parts {
+		maps.Copy(all, p.kinds)
+	}
+	return all
+}
+
+// Del implements restore.Detacher.
+func (d *daemon) Del(ctx context.Context, id attachment.ID) error {
+	for _, p := range d.parts {
+		if p.forget != nil {
+			if err := p.forget(ctx, id); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// check says why one of the parts can't work for a Node, and how long that takes at least.
+func (d *daemon) check(n *corev1.Node) (time.Duration, error) {
+	for _, p := range d.parts {
+		if p.check != nil {
+			if left, err := p.check(n); err != nil {
+				return left, err
+			}
+		}
+	}
+	return 0, nil
+}
+
+// withdraw lets others not be told of the node's pods any more, or again.
+func (d *daemon) withdraw(ctx context.Context, withdrawn bool) error {
+	var errs []error
+	for _, p := range d.parts {
+		if p.withdraw != nil {
+			errs = append(errs, p.withdraw(ctx, withdrawn))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// nodeChanged is the handler of events of the node's own Node.
+func (d *daemon) nodeChanged() {
+	for _, p := range d.parts {
+		if p.nodeChanged != nil {
+			p.nodeChanged()
+		}
+	}
+}
+
+// drift is how often everything is compared with the kernel though nothing was told.
+const drift = 2 * time.Minute
+
+// upkeep returns a loop that keeps objects of these kinds as they should be.
+func (d *daemon) upkeep(cfg upkeep.Config, kinds map[string]string) *upkeep.Loop {
+	cfg.Every, cfg.Spread, cfg.Kinds = drift, drift/10, slices.Collect(maps.Keys(kinds))
+	return upkeep.New(cfg, d.repairs, d.metrics)
+}
+
+// reportRepairs tells the admin what is destroyed again and again.
+func (d *daemon) reportRepairs(_ context.Context, kind, message string) {
+	d.warn("RepeatedlyDestroyed", "another program destroys what coild needs (%s): %s. %s", kind, message, d.kinds()[kind])
+}

@@ -1,0 +1,52 @@
+package coild
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/coil-net/coil/pkg/attachment"
+)
+
+// The admin is told what to do about each kind of what is destroyed again and again.
+func TestAdviceForEachKind(t *testing.T) {
+	d := &daemon{Options: Options{IPAM: true, Egress: true}}
+	d.parts = d.newParts()
+	kinds := d.kinds()
+	if len(kinds) != 13 {
+		t.Errorf("%d kinds, want 13", len(kinds))
+	}
+	for k, advice := range kinds {
+		if advice == "" {
+			t.Errorf("none for %s", k)
+		}
+	}
+}
+
+// A DEL goes to the parts in their order, up to one that fails: it is repeated then.
+func TestDel(t *testing.T) {
+	failure := errors.New("no memory")
+	for _, c := range []struct {
+		fails int
+		want  string
+		err   error
+	}{{-1, "[0 c1] [2 c1]", nil}, {0, "[0 c1]", failure}, {2, "[0 c1] [2 c1]", failure}} {
+		var told []string
+		d := &daemon{parts: make([]part, 3)}
+		for _, i := range []int{0, 2} {
+			d.parts[i].forget = func(_ context.Context, id attachment.ID) error {
+				told = append(told, fmt.Sprint([]any{i, id.ContainerID}))
+				if i == c.fails {
+					return failure
+				}
+				return nil
+			}
+		}
+		err := d.Del(t.Context(), attachment.ID{ContainerID: "c1", IfName: "eth0"})
+		if got := strings.Join(told, " "); got != c.want || !errors.Is(err, c.err) {
+			t.Errorf("part %d fails: told %s, %v; want %s", c.fails, got, err, c.want)
+		}
+	}
+}

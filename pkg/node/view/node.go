@@ -1,0 +1,74 @@
+package view
+
+import (
+	"context"
+	"fmt"
+	"sync/atomic"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	corelisters "k8s.io/client-go/listers/core/v1"
+
+	"github.com/coil-net/coil/pkg/ipam"
+	"github.com/coil-net/coil/pkg/kube"
+	"github.com/coil-net/coil/pkg/plan/routes"
+	"github.com/coil-net/coil/pkg/reconcile"
+)
+
+// Node is the node's own Node. Its methods may be called concurrently.
+type Node struct {
+	name    string
+	clients kube.Clients
+	nodes   corelisters.NodeLister
+
+	// addrs is written by the handler of Node events only: who writes later than that might have
+	// read earlier.
+	addrs atomic.Pointer[ipam.Address]
+}
+
+// WatchNode returns the Node of a name. changed is called at each change of it; it must not block.
+func WatchNode(w *kube.Watches, clients kube.Clients, name string, changed func()) (*Node, error) {
+	i, err := kube.NodeInformer(clients.Core, fields.OneTermEqualSelector(metav1.ObjectNameField, name).String())
+	if err != nil {
+		return nil, err
+	}
+	n := &Node{name: name, clients: clients, nodes: corelisters.NewNodeLister(i.GetIndexer())}
+	return n, w.Add(i, reconcile.Handler(func(*corev1.Node) {
+		n.changed()
+		changed()
+	}))
+}
+
+// Live reads the Node from the API server.
+func (n *Node) Live(ctx context.Context) (*corev1.Node, error) {
+	ctx, cancel := context.WithTimeout(ctx, liveTimeout)
+	defer cancel()
+	var live corev1.Node
+	if err := n.clients.Core.Get().Resource("nodes").Name(n.name).Do(ctx).Into(&live); err != nil {
+		return nil, fmt.Errorf("read Node %s (COIL_NODE_NAME): %w", n.name, err)
+	}
+	return &live, nil
+}
+
+// Addrs returns the InternalIPs of the Node, as far as known.
+func (n *Node) Addrs() ipam.Address {
+	if a := n.addrs.Load(); a != nil {
+		return *a
+	}
+	return n.cachedAddrs()
+}
+
+// changed is the handler of Node events.
+func (n *Node) changed() {
+	a := n.cachedAddrs()
+	n.addrs.Store(&a)
+}
+
+func (n *Node) cachedAddrs() ipam.Address {
+	cached, err := n.nodes.Get(n.name)
+	if err != nil {
+		return ipam.Address{}
+	}
+	return routes.InternalIPs(cached)
+}
