@@ -56,7 +56,7 @@ func registered(t *testing.T) map[string][]string {
 	t.Helper()
 	core, coil := kubefake.NewClientset(), coilfake.NewSimpleClientset()
 	all, own := informers.NewSharedInformerFactory(core, 0), externalversions.NewSharedInformerFactory(coil, 0).Coil().V2()
-	namespaces := testkit.Must(kube.MetadataInformer(metadatafake.NewSimpleMetadataClient(metadatafake.NewTestScheme()), corev1.SchemeGroupVersion.WithResource("namespaces"), ""))(t)
+	namespaces := kube.MetadataInformer(metadatafake.NewSimpleMetadataClient(metadatafake.NewTestScheme()), corev1.SchemeGroupVersion.WithResource("namespaces"), "")
 	r := prometheus.NewRegistry()
 	loops := reconcile.NewMetrics(r)
 	reconcile.NewRepairs(r, nil)

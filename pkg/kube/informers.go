@@ -105,27 +105,24 @@ func (f *followed) Stop() {
 
 // NodeInformer returns an informer of Nodes, with the fields that the server selects
 // by; an empty selector selects all.
-func NodeInformer(core rest.Interface, fieldSelector string) (*Informer, error) {
+func NodeInformer(core rest.Interface, fieldSelector string) *Informer {
 	return newInformer(&corev1.Node{}, cache.NewFilteredListWatchFromClient(core, "nodes", metav1.NamespaceAll,
 		func(o *metav1.ListOptions) { o.FieldSelector = fieldSelector }))
 }
 
 // MetadataInformer returns an informer of the metadata of a resource in all namespaces,
 // with the fields that the server selects by; an empty selector selects all. Its watch is followed.
-func MetadataInformer(client metadata.Interface, r schema.GroupVersionResource, fieldSelector string) (*Informer, error) {
+func MetadataInformer(client metadata.Interface, r schema.GroupVersionResource, fieldSelector string) *Informer {
 	objects := client.Resource(r)
 	lw := selected(objects.List, objects.Watch, func(o *metav1.ListOptions) { o.FieldSelector = fieldSelector })
-	i, err := newInformer(&metav1.PartialObjectMetadata{}, lw)
-	if err != nil {
-		return nil, err
-	}
+	i := newInformer(&metav1.PartialObjectMetadata{}, lw)
 	i.follow(lw)
-	return i, nil
+	return i
 }
 
 // AddressBlockInformer returns an informer of AddressBlocks, with the labels that the
 // server selects by; an empty selector selects all.
-func AddressBlockInformer(client typed.CoilV2Interface, labelSelector string) (*Informer, error) {
+func AddressBlockInformer(client typed.CoilV2Interface, labelSelector string) *Informer {
 	blocks := client.AddressBlocks()
 	return newInformer(&v2.AddressBlock{}, selected(blocks.List, blocks.Watch,
 		func(o *metav1.ListOptions) { o.LabelSelector = labelSelector }))
@@ -133,20 +130,17 @@ func AddressBlockInformer(client typed.CoilV2Interface, labelSelector string) (*
 
 // BlockRequestInformer returns an informer of BlockRequests, with the labels that the
 // server selects by; an empty selector selects all.
-func BlockRequestInformer(client typed.CoilV2Interface, labelSelector string) (*Informer, error) {
+func BlockRequestInformer(client typed.CoilV2Interface, labelSelector string) *Informer {
 	requests := client.BlockRequests()
 	return newInformer(&v2.BlockRequest{}, selected(requests.List, requests.Watch,
 		func(o *metav1.ListOptions) { o.LabelSelector = labelSelector }))
 }
 
 // EgressInformer returns an informer of all Egresses, without their templates.
-func EgressInformer(client typed.CoilV2Interface) (*Informer, error) {
+func EgressInformer(client typed.CoilV2Interface) *Informer {
 	egresses := client.Egresses(metav1.NamespaceAll)
-	i, err := newInformer(&v2.Egress{}, selected(egresses.List, egresses.Watch, func(*metav1.ListOptions) {}))
-	if err != nil {
-		return nil, err
-	}
-	return i, i.SetTransform(func(obj any) (any, error) {
+	all := selected(egresses.List, egresses.Watch, func(*metav1.ListOptions) {})
+	return newInformer(&v2.Egress{}, all).Transformed(func(obj any) (any, error) {
 		if e, ok := obj.(*v2.Egress); ok {
 			e.Spec.Template = nil
 		}
@@ -156,13 +150,13 @@ func EgressInformer(client typed.CoilV2Interface) (*Informer, error) {
 
 // ServiceInformer returns an informer of Services, with the labels that the server selects
 // by; an empty selector selects all.
-func ServiceInformer(core rest.Interface, labelSelector string) (*Informer, error) {
+func ServiceInformer(core rest.Interface, labelSelector string) *Informer {
 	return newInformer(&corev1.Service{}, cache.NewFilteredListWatchFromClient(core, "services", metav1.NamespaceAll,
 		func(o *metav1.ListOptions) { o.LabelSelector = labelSelector }))
 }
 
 // OneEgressInformer returns an informer of the Egress of a name.
-func OneEgressInformer(client typed.CoilV2Interface, namespace, name string) (*Informer, error) {
+func OneEgressInformer(client typed.CoilV2Interface, namespace, name string) *Informer {
 	egresses := client.Egresses(namespace)
 	return newInformer(&v2.Egress{}, selected(egresses.List, egresses.Watch, func(o *metav1.ListOptions) {
 		o.FieldSelector = fields.OneTermEqualSelector(metav1.ObjectNameField, name).String()
@@ -171,7 +165,7 @@ func OneEgressInformer(client typed.CoilV2Interface, namespace, name string) (*I
 
 // EndpointSliceInformer returns an informer of the EndpointSlices of a namespace, with the
 // labels that the server selects by; an empty selector selects all.
-func EndpointSliceInformer(discovery rest.Interface, namespace, labelSelector string) (*Informer, error) {
+func EndpointSliceInformer(discovery rest.Interface, namespace, labelSelector string) *Informer {
 	return newInformer(&discoveryv1.EndpointSlice{}, cache.NewFilteredListWatchFromClient(discovery, "endpointslices", namespace,
 		func(o *metav1.ListOptions) { o.LabelSelector = labelSelector }))
 }
@@ -191,9 +185,16 @@ func selected[L runtime.Object](list func(context.Context, metav1.ListOptions) (
 	}
 }
 
-func newInformer(example runtime.Object, lw cache.ListerWatcher) (*Informer, error) {
+func newInformer(example runtime.Object, lw cache.ListerWatcher) *Informer {
 	i := cache.NewSharedIndexInformer(lw, example, 0, cache.Indexers{cache.NamespaceIndex: cache.MetaNamespaceIndexFunc})
-	return &Informer{SharedIndexInformer: i}, i.SetTransform(Strip)
+	return (&Informer{SharedIndexInformer: i}).Transformed(Strip)
+}
+
+// Transformed lets transform change what is cached, instead of another function. It is for the time before the informer
+// starts.
+func (i *Informer) Transformed(transform cache.TransformFunc) *Informer {
+	_ = i.SetTransform(transform) // its only error is that the informer has started
+	return i
 }
 
 // Start runs the informer until stop is closed.

@@ -34,10 +34,7 @@ func TestCurrent(t *testing.T) {
 			ResourceVersion: "1", Annotations: map[string]string{metav1.InitialEventsAnnotationKey: "true"},
 		}})
 	}
-	i, err := MetadataInformer(client, corev1.SchemeGroupVersion.WithResource("namespaces"), "")
-	if err != nil {
-		t.Fatal(err)
-	}
+	i := MetadataInformer(client, corev1.SchemeGroupVersion.WithResource("namespaces"), "")
 	if i.Current() {
 		t.Error("current before it runs")
 	}

@@ -2,7 +2,7 @@ package kube
 
 import (
 	"context"
-	"slices"
+	"errors"
 
 	"k8s.io/client-go/tools/cache"
 )
@@ -11,28 +11,32 @@ import (
 type Watches struct {
 	informers []*Informer
 	synced    []cache.DoneChecker
+	errs      []error
 }
 
-// Add makes an informer one of them, unless it is already, and passes its events to handlers.
-func (w *Watches) Add(i *Informer, handlers ...cache.ResourceEventHandler) error {
-	if !slices.Contains(w.informers, i) {
-		w.informers = append(w.informers, i)
+// Add makes an informer one of them, and passes its events to a handler; nil is none. Start says what is wrong.
+func (w *Watches) Add(i *Informer, h cache.ResourceEventHandler) {
+	w.informers = append(w.informers, i)
+	if h == nil {
+		return
 	}
-	for _, h := range handlers {
-		reg, err := i.AddEventHandler(h)
-		if err != nil {
-			return err
-		}
-		w.synced = append(w.synced, reg.HasSyncedChecker())
+	reg, err := i.AddEventHandler(h)
+	if err != nil {
+		w.errs = append(w.errs, err)
+		return
 	}
-	return nil
+	w.synced = append(w.synced, reg.HasSyncedChecker())
 }
 
 // Start starts the informers, which work until ctx ends.
-func (w *Watches) Start(ctx context.Context) {
+func (w *Watches) Start(ctx context.Context) error {
+	if len(w.errs) > 0 {
+		return errors.Join(w.errs...)
+	}
 	for _, i := range w.informers {
 		i.Start(ctx.Done())
 	}
+	return nil
 }
 
 // Shutdown waits until the informers have ended.

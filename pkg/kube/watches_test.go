@@ -2,6 +2,7 @@ package kube
 
 import (
 	"context"
+	"errors"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -16,7 +17,7 @@ import (
 	"github.com/coil-net/coil/pkg/testkit"
 )
 
-// Each handler is told of what there is, by one watch.
+// Handlers are told of what there is, and informers end with their context.
 func TestWatches(t *testing.T) {
 	client := metadatafake.NewSimpleMetadataClient(metadatafake.NewTestScheme())
 	var watches atomic.Int32
@@ -29,21 +30,17 @@ func TestWatches(t *testing.T) {
 		}})
 		return true, w, nil
 	})
-	informer := testkit.Must(MetadataInformer(client, corev1.SchemeGroupVersion.WithResource("namespaces"), ""))(t)
+	namespaces := corev1.SchemeGroupVersion.WithResource("namespaces")
 	var w Watches
 	var told [2]atomic.Int32
 	for i := range told {
-		if err := w.Add(informer, cache.ResourceEventHandlerFuncs{AddFunc: func(any) { told[i].Add(1) }}); err != nil {
-			t.Fatal(err)
-		}
+		w.Add(MetadataInformer(client, namespaces, ""), cache.ResourceEventHandlerFuncs{AddFunc: func(any) { told[i].Add(1) }})
 	}
-	if err := w.Add(informer); err != nil {
-		t.Fatal(err)
-	}
+	silent := MetadataInformer(client, namespaces, "")
+	w.Add(silent, nil)
 	ctx, cancel := context.WithTimeout(t.Context(), testkit.Timeout(20*time.Second))
 	defer cancel()
-	w.Start(ctx)
-	if err := WaitForSync(ctx, w.Synced()...); err != nil {
+	if err := errors.Join(w.Start(ctx), WaitForSync(ctx, append(w.Synced(), silent.HasSyncedChecker())...)); err != nil {
 		t.Error(err)
 	}
 	if one, another := told[0].Load(), told[1].Load(); one != 1 || another != 1 {
@@ -51,7 +48,7 @@ func TestWatches(t *testing.T) {
 	}
 	cancel()
 	w.Shutdown()
-	if n := watches.Load(); n != 1 {
+	if n := watches.Load(); n != 3 {
 		t.Errorf("%d watches", n)
 	}
 }

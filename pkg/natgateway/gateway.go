@@ -177,7 +177,7 @@ func New(cfg Config, k Kernel, egresses, lists cache.SharedIndexInformer, reg pr
 	for _, a := range cfg.Addresses {
 		g.families = append(g.families, dataplane.FamilyOf(a))
 	}
-	g.repairs = reconcile.NewRepairs(reg, reconcile.LogOnly, kinds...)
+	g.repairs = reconcile.NewRepairs(reg, nil, kinds...)
 	g.loop = upkeep.New(upkeep.Config{Name: "natgateway", Sync: g.sync, Settle: settle, Every: cfg.Resync, Kinds: kinds, Lost: g.lost},
 		g.repairs, reconcile.NewMetrics(reg))
 	var err error

@@ -42,11 +42,8 @@ type history struct {
 	seen     string // what was destroyed last
 }
 
-// LogOnly is a report of NewRepairs that tells nobody: the log has it.
-func LogOnly(context.Context, string, string) {}
-
 // NewRepairs returns a counter of repairs of the given kinds. report is told what is
-// destroyed repeatedly, not more often than every ten minutes for each kind.
+// destroyed repeatedly, not more often than every ten minutes for each kind. It may be nil: the log has it.
 func NewRepairs(reg prometheus.Registerer, report func(ctx context.Context, kind, message string), kinds ...string) *Repairs {
 	r := &Repairs{
 		total: prometheus.NewCounterVec(prometheus.CounterOpts{
@@ -88,7 +85,9 @@ func (r *Repairs) Done(ctx context.Context, kind string, n int) {
 	}
 	if message != "" {
 		klog.FromContext(ctx).Info("Another program destroys again and again what is Coil's", "kind", kind, "observed", message)
-		r.report(ctx, kind, message)
+		if r.report != nil {
+			r.report(ctx, kind, message)
+		}
 	}
 }
 

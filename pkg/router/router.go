@@ -84,7 +84,7 @@ func New(cfg Config, nodes, blocks cache.SharedIndexInformer, table Table,
 		}),
 	}
 	reg.MustRegister(r.syncs, r.routes)
-	r.repairs = reconcile.NewRepairs(reg, reconcile.LogOnly, repairKind)
+	r.repairs = reconcile.NewRepairs(reg, nil, repairKind)
 	r.loop = upkeep.New(upkeep.Config{
 		Name: "router", Sync: r.sync, Settle: settle, Every: cfg.UpdateInterval, Kinds: []string{repairKind}, Lost: r.lost,
 	}, r.repairs, reconcile.NewMetrics(reg))

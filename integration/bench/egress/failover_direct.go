@@ -49,14 +49,10 @@ func startDirect(ctx context.Context, core kubernetes.Interface, c egressClient,
 		return nil, err
 	}
 	d := &direct{egressClient: c}
-	var err error
-	d.informer, err = kube.EndpointSliceInformer(core.DiscoveryV1().RESTClient(), s.Namespace, discoveryv1.LabelServiceName+"="+s.Name)
-	if err != nil {
-		return nil, err
-	}
+	d.informer = kube.EndpointSliceInformer(core.DiscoveryV1().RESTClient(), s.Namespace, discoveryv1.LabelServiceName+"="+s.Name)
 	d.routers = discoverylisters.NewEndpointSliceLister(d.informer.GetIndexer())
 	changed := make(chan struct{}, 1)
-	_, err = d.informer.AddEventHandler(reconcile.Handler(func(*discoveryv1.EndpointSlice) {
+	_, err := d.informer.AddEventHandler(reconcile.Handler(func(*discoveryv1.EndpointSlice) {
 		select {
 		case changed <- struct{}{}:
 		default:

@@ -91,21 +91,12 @@ func (c clientNode) run(ctx context.Context) error {
 	defer flush()
 	var m *egress.Manager
 	var watches kube.Watches
-	namespaces, err := view.WatchNamespaces(&watches, clients)
-	if err != nil {
-		return err
-	}
-	v, err := view.WatchEgresses(&watches, clients, c.Name, namespaces, view.EgressHandlers{
+	view.WatchNode(&watches, clients, c.Name)
+	v := view.WatchEgresses(&watches, clients, c.Name, view.WatchNamespaces(&watches, clients), view.EgressHandlers{
 		Pod:       func(n types.NamespacedName) { m.PodChanged(n) },
 		Egress:    func(n types.NamespacedName) { m.EgressChanged(n) },
 		Namespace: func(name string) { m.NamespaceChanged(name) },
 	})
-	if err != nil {
-		return err
-	}
-	if _, err := view.WatchNode(&watches, clients, c.Name, func() {}); err != nil {
-		return err
-	}
 	kernel := &network{Network: clientnet.New(dataplane.ProtocolNode, veths{}, clientnet.Nft{}, nil), want: len(c.Pods), made: map[uint64]bool{}}
 	m = egress.New(egress.Config{
 		Port: dataplane.FouPort, Protocol: dataplane.ProtocolNode, Drift: 10 * time.Second,
@@ -118,8 +109,10 @@ func (c clientNode) run(ctx context.Context) error {
 	if err := m.Restore(ctx, sandboxes); err != nil {
 		return err
 	}
-	watches.Start(ctx)
 	defer watches.Shutdown()
+	if err := watches.Start(ctx); err != nil {
+		return err
+	}
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return m.Run(ctx, watches.Synced()...) })
 	group.Go(func() error { return m.AskRouters(ctx) })

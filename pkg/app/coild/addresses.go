@@ -48,7 +48,7 @@ func (a *addresses) part() part {
 	kinds := maps.Clone(pods.Kinds)
 	maps.Copy(kinds, export.Kinds)
 	return part{
-		kinds: kinds, compose: a.compose, start: a.start, check: a.checkMachine, withdraw: a.withdraw, nodeChanged: a.nodeChanged,
+		kinds: kinds, compose: a.compose, start: a.start, check: a.checkMachine, withdraw: a.withdraw,
 		run:    func(ctx context.Context) error { return a.assign.Run(ctx) },
 		forget: func(ctx context.Context, id attachment.ID) error { return a.assign.Del(ctx, id) },
 	}
@@ -61,20 +61,15 @@ func (a *addresses) compose(ctx context.Context) error {
 		return err
 	}
 	mine := labels.Set{v2.LabelNode: a.NodeName}.String()
-	held, err := kube.AddressBlockInformer(a.clients.Coil, mine)
-	if err != nil {
-		return err
-	}
-	requests, err := kube.BlockRequestInformer(a.clients.Coil, mine)
-	if err != nil {
-		return err
-	}
+	held, requests := kube.AddressBlockInformer(a.clients.Coil, mine), kube.BlockRequestInformer(a.clients.Coil, mine)
+	a.watches.Add(held, nil) // blocks.New has its handlers
+	a.watches.Add(requests, nil)
 	a.blocks, err = blocks.New(blocks.Config{
 		NodeName: a.NodeName, NodeUID: a.self.UID, NodeCreated: a.self.CreationTimestamp, MinAge: a.BlockMinAge, StatusInterval: 30 * time.Second,
 		Uses: a.uses,
 		Warn: a.warn,
 	}, a.clients.Coil, held, requests, a.store, a.exporter, a.metrics)
-	if err := errors.Join(err, a.watches.Add(held), a.watches.Add(requests)); err != nil {
+	if err != nil {
 		return err
 	}
 	a.registry.MustRegister(blocks.NewMissing(a.blocks))
@@ -83,12 +78,17 @@ func (a *addresses) compose(ctx context.Context) error {
 		Unguarded: a.namespaces.Unguarded, Lives: a.lives, Warn: a.warn,
 	}, a.store, a.blocks, a.network)
 	a.assigner = a.assign
-	a.pods = pods.New(pods.Config{
+	a.pods = &pods.Keeper{
 		Network: a.network, Links: a.network, Wired: a.assign.Wired, PodTable: a.PodTable, NodeAddrs: a.node.Addrs, Repairs: a.repairs,
-	})
+	}
 	a.podLoop = a.upkeep(upkeep.Config{Name: "pod-routes", Sync: pods.Thrifty(a.pods.Sync), InLine: true, Lost: a.pods.Lost}, pods.Kinds)
 	a.exportLoop = a.upkeep(upkeep.Config{Name: "block-routes", Sync: a.blocks.Export, InLine: true, Lost: a.exporter.Lost}, export.Kinds)
 	a.namespaces.OnUnguarded(a.podLoop.Changed)
+	a.node.OnChange(func() {
+		if a.pods.Moved() {
+			a.podLoop.Changed()
+		}
+	})
 	a.composeRestorer()
 	return nil
 }
@@ -133,13 +133,6 @@ func (a *addresses) start(ctx context.Context, group *errgroup.Group) error {
 	group.Go(func() error { return a.exportLoop.Run(ctx) })
 	repeat(ctx, group, heal.Task{Name: "sweep", Every: a.SweepInterval, Run: pods.Thrifty(a.assign.Sweep)})
 	return nil
-}
-
-// nodeChanged gives the pods' routes the node's addresses as source when these are others now.
-func (a *addresses) nodeChanged() {
-	if a.pods.Moved() {
-		a.podLoop.Changed()
-	}
 }
 
 func (a *addresses) newExporter(h *rtnl.Handle) (*export.Exporter, error) {

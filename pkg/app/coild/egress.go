@@ -52,15 +52,12 @@ func (e *egresses) part() part {
 	}
 }
 
-func (e *egresses) compose(ctx context.Context) (err error) {
-	e.cluster, err = view.WatchEgresses(&e.watches, e.clients, e.NodeName, e.namespaces, view.EgressHandlers{
+func (e *egresses) compose(ctx context.Context) error {
+	e.cluster = view.WatchEgresses(&e.watches, e.clients, e.NodeName, e.namespaces, view.EgressHandlers{
 		Pod:       func(n types.NamespacedName) { e.manager.PodChanged(n) },
 		Egress:    func(n types.NamespacedName) { e.manager.EgressChanged(n) },
 		Namespace: func(name string) { e.manager.NamespaceChanged(name) },
 	})
-	if err != nil {
-		return err
-	}
 	e.fou.dir = e.ModuleDir
 	e.fou.gauge = prometheus.NewGauge(prometheus.GaugeOpts{
 		Name: "coil_egress_fou_available",

@@ -66,13 +66,13 @@ func TestNodeOfAnotherMachine(t *testing.T) {
 	defer server.Close()
 	clients := testkit.Must(kube.NewClients(&rest.Config{Host: server.URL}))(t)
 	coil := coilfake.NewSimpleClientset().CoilV2()
-	held, requests := testkit.Must(kube.AddressBlockInformer(coil, ""))(t), testkit.Must(kube.BlockRequestInformer(coil, ""))(t)
+	held, requests := kube.AddressBlockInformer(coil, ""), kube.BlockRequestInformer(coil, "")
 	exported, events := &announced{}, &told{}
 	var watches kube.Watches
 	d := &daemon{
 		Options: Options{NodeName: "node"}, health: observe.NewHealth(condNode), recorder: events, machine: machine{id: "this"},
 		self: &corev1.Node{ObjectMeta: metav1.ObjectMeta{UID: "uid"}},
-		node: testkit.Must(view.WatchNode(&watches, clients, "node", func() {}))(t),
+		node: view.WatchNode(&watches, clients, "node"),
 	}
 	manager := testkit.Must(blocks.New(blocks.Config{NodeName: "node", Warn: d.warn}, coil, held, requests, usage{}, exported, reconcile.NewMetrics(nil)))(t)
 	d.parts = []part{(&addresses{daemon: d, blocks: manager}).part()}

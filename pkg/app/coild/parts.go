@@ -33,8 +33,6 @@ type part struct {
 	check func(*corev1.Node) (time.Duration, error)
 	// withdraw says whether others must not be told of the part's pods any more. It is called before compose, too.
 	withdraw func(ctx context.Context, withdrawn bool) error
-	// nodeChanged is called when the Node has changed, by one goroutine. It must not block.
-	nodeChanged func()
 }
 
 // newParts returns the features that the options ask for, in the order in which they are composed and start.
@@ -93,15 +91,6 @@ func (d *daemon) withdraw(ctx context.Context, withdrawn bool) error {
 		}
 	}
 	return errors.Join(errs...)
-}
-
-// nodeChanged is the handler of events of the node's own Node.
-func (d *daemon) nodeChanged() {
-	for _, p := range d.parts {
-		if p.nodeChanged != nil {
-			p.nodeChanged()
-		}
-	}
 }
 
 // drift is how often everything is compared with the kernel though nothing was told.

@@ -124,13 +124,9 @@ func (d *daemon) runNode(ctx context.Context) error {
 
 	d.parts = d.newParts()
 	changes := reconcile.New("node", func(ctx context.Context, _ struct{}) error { return d.syncNode(ctx) })
-	d.node, err = view.WatchNode(&d.watches, d.clients, d.NodeName, func() { changes.Add(struct{}{}); d.nodeChanged() })
-	if err != nil {
-		return err
-	}
-	if d.namespaces, err = view.WatchNamespaces(&d.watches, d.clients); err != nil {
-		return err
-	}
+	d.node = view.WatchNode(&d.watches, d.clients, d.NodeName)
+	d.node.OnChange(func() { changes.Add(struct{}{}) })
+	d.namespaces = view.WatchNamespaces(&d.watches, d.clients)
 	if d.machine, err = readMachine(ctx, d.MachineIDFile); err != nil {
 		return err
 	}
@@ -150,8 +146,10 @@ func (d *daemon) runNode(ctx context.Context) error {
 	if err := d.compose(ctx); err != nil {
 		return err
 	}
-	d.watches.Start(ctx)
 	defer d.watches.Shutdown()
+	if err := d.watches.Start(ctx); err != nil {
+		return err
+	}
 
 	for _, p := range d.parts {
 		if p.run != nil {

@@ -89,14 +89,8 @@ func run(ctx context.Context, o Options, health *observe.Health) error {
 	}
 	defer connections.Close()
 
-	egresses, err := kube.OneEgressInformer(clients.Coil, o.Namespace, o.Egress)
-	if err != nil {
-		return err
-	}
-	slices, err := kube.EndpointSliceInformer(clients.Discovery, o.Namespace, labels.Set{v2.LabelEgress: o.Egress}.String())
-	if err != nil {
-		return err
-	}
+	egresses := kube.OneEgressInformer(clients.Coil, o.Namespace, o.Egress)
+	slices := kube.EndpointSliceInformer(clients.Discovery, o.Namespace, labels.Set{v2.LabelEgress: o.Egress}.String())
 	config := natgateway.Config{
 		Namespace: o.Namespace, Egress: o.Egress, Pod: o.Pod,
 		Config: gateway.Config{

@@ -87,10 +87,7 @@ func Run(ctx context.Context, cfg *rest.Config, o *Options) error {
 		if err != nil || ctx.Err() != nil {
 			return err
 		}
-		s, err := newSources(clients, core, coil, o)
-		if err != nil {
-			return err
-		}
+		s := newSources(clients, core, coil, o)
 		c, err := controller.New(controller.Config{
 			Coil: coil, Core: core, Egresses: s.coil.Coil().V2().Egresses(), Pools: s.pools,
 			Cluster: s.cluster, Namespaces: s.namespaces, Routers: s.routers, Accounts: s.accounts, Clients: s.slices,
@@ -145,7 +142,7 @@ type sources struct {
 	pools                              coilinformers.AddressPoolInformer
 }
 
-func newSources(clients kube.Clients, core kubernetes.Interface, coil versioned.Interface, o *Options) (*sources, error) {
+func newSources(clients kube.Clients, core kubernetes.Interface, coil versioned.Interface, o *Options) *sources {
 	selected := func(narrow func(*metav1.ListOptions)) informers.SharedInformerFactory {
 		return informers.NewSharedInformerFactoryWithOptions(core, 0, informers.WithTweakListOptions(narrow))
 	}
@@ -159,13 +156,12 @@ func newSources(clients kube.Clients, core kubernetes.Interface, coil versioned.
 		}),
 		slices: informers.NewSharedInformerFactoryWithOptions(core, 0, informers.WithTransform(kube.Strip),
 			informers.WithTweakListOptions(func(l *metav1.ListOptions) { l.LabelSelector = egress.ClientSelector() })),
+		namespaces: kube.MetadataInformer(clients.Metadata, corev1.SchemeGroupVersion.WithResource("namespaces"), ""),
 	}
 	if o.EnableIPAM {
 		s.pools = s.coil.Coil().V2().AddressPools()
 	}
-	var err error
-	s.namespaces, err = kube.MetadataInformer(clients.Metadata, corev1.SchemeGroupVersion.WithResource("namespaces"), "")
-	return s, err
+	return s
 }
 
 func (s *sources) start(ctx context.Context) {

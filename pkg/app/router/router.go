@@ -77,14 +77,7 @@ func run(ctx context.Context, o Options) error {
 	}
 	defer handle.Close()
 
-	nodes, err := kube.NodeInformer(clients.Core, "")
-	if err != nil {
-		return err
-	}
-	blocks, err := kube.AddressBlockInformer(clients.Coil, "")
-	if err != nil {
-		return err
-	}
+	nodes, blocks := kube.NodeInformer(clients.Core, ""), kube.AddressBlockInformer(clients.Coil, "")
 	r, err := router.New(router.Config{
 		NodeName: o.NodeName, Table: dataplane.TableMain, Protocol: o.Protocol, UpdateInterval: o.UpdateInterval,
 	}, nodes, blocks, route.New(handle, o.Protocol, dataplane.TableMain), registry,

@@ -114,7 +114,7 @@ func (m *Manager) syncLost(ctx context.Context, pool string, usage []store.Usage
 		m.mu.Lock()
 		m.forgetLocked(u.Name)
 		m.mu.Unlock()
-		errs = append(errs, m.syncExport(ctx, struct{}{}))
+		errs = append(errs, m.Export(ctx))
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()

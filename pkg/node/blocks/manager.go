@@ -137,7 +137,7 @@ func New(cfg Config, client typed.CoilV2Interface, blocks, requests cache.Shared
 		reported: map[string]time.Time{},
 	}
 	m.supply = reconcile.New("blocks", m.syncPool, reconcile.WithMetrics(metrics))
-	m.export = reconcile.New("export", m.syncExport, reconcile.WithMetrics(metrics))
+	m.export = reconcile.New("export", func(ctx context.Context, _ struct{}) error { return m.Export(ctx) }, reconcile.WithMetrics(metrics))
 	m.status = reconcile.New("block-status", m.syncStatus, reconcile.WithMetrics(metrics))
 	m.search = reconcile.New("lost-blocks", m.syncAllLost, reconcile.WithMetrics(metrics))
 
@@ -194,10 +194,7 @@ func (m *Manager) Changed(pool string) { m.supply.AddAfter(pool, settle) }
 // Usable returns the names of the node's blocks that give addresses of a pool, in
 // the order in which they should be used up.
 func (m *Manager) Usable(pool string) []string {
-	m.mu.Lock()
-	withdrawn := m.withdrawn
-	m.mu.Unlock()
-	if withdrawn {
+	if m.isWithdrawn() {
 		return nil
 	}
 	var names []string
@@ -284,10 +281,7 @@ func Recorded(b *v2.AddressBlock) (store.Block, error) {
 
 // syncPool brings requests and blocks of one pool in order.
 func (m *Manager) syncPool(ctx context.Context, pool string) error {
-	m.mu.Lock()
-	withdrawn := m.withdrawn
-	m.mu.Unlock()
-	if withdrawn {
+	if m.isWithdrawn() {
 		return reconcile.Later(m.cfg.StatusInterval) // requests and blocks are the machine's that the Node is of
 	}
 	answered, open, err := m.answers(ctx, pool)
@@ -391,7 +385,7 @@ func (m *Manager) intake(ctx context.Context, pool string) (unsettled, err error
 	errs = append(errs, err)
 	if fresh {
 		faultpoint.At(faultpoint.BlockRecorded)
-		errs = append(errs, m.syncExport(ctx, struct{}{}))
+		errs = append(errs, m.Export(ctx))
 		faultpoint.At(faultpoint.BlockExported)
 	}
 	if err := errors.Join(errs...); err != nil {

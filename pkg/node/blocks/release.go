@@ -133,7 +133,7 @@ func (m *Manager) heldNow(ctx context.Context, b *v2.AddressBlock) (*v2.AddressB
 // deleteBlock withdraws a block and gives it back. After errUnknownOutcome the API server may
 // have done it.
 func (m *Manager) deleteBlock(ctx context.Context, b *v2.AddressBlock) error {
-	if err := m.syncExport(ctx, struct{}{}); err != nil {
+	if err := m.Export(ctx); err != nil {
 		return fmt.Errorf("withdraw AddressBlock %s: %w", b.Name, err)
 	}
 	faultpoint.At(faultpoint.BlockWithdrawn)
@@ -178,15 +178,12 @@ func (m *Manager) live(ctx context.Context, b *v2.AddressBlock) (*v2.AddressBloc
 	return live, nil
 }
 
-// syncExport announces what the node holds.
-func (m *Manager) syncExport(ctx context.Context, _ struct{}) error {
+// Export announces what the node holds, whatever was announced before.
+func (m *Manager) Export(ctx context.Context) error {
 	m.exportMu.Lock()
 	defer m.exportMu.Unlock()
 	var held []routes.HeldBlock
-	m.mu.Lock()
-	withdrawn := m.withdrawn
-	m.mu.Unlock()
-	if !withdrawn {
+	if !m.isWithdrawn() {
 		var err error
 		if held, err = m.allHeld(ctx); err != nil {
 			return err
@@ -232,8 +229,12 @@ func (m *Manager) Exported(usage []store.Usage) []routes.HeldBlock {
 	return held
 }
 
-// Export announces what the node holds, whatever was announced before.
-func (m *Manager) Export(ctx context.Context) error { return m.syncExport(ctx, struct{}{}) }
+// isWithdrawn says whether nothing may be announced, as Withdraw was told last.
+func (m *Manager) isWithdrawn() bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.withdrawn
+}
 
 // Withdraw stops announcing anything and giving blocks back, because the Node is gone or another
 // machine's, or starts again. Otherwise it exports
@@ -247,7 +248,7 @@ func (m *Manager) Withdraw(ctx context.Context, withdraw bool) error {
 	if !stale {
 		return nil
 	}
-	if err := m.syncExport(ctx, struct{}{}); err != nil {
+	if err := m.Export(ctx); err != nil {
 		return err // and stale stays, for when it is tried again
 	}
 	m.mu.Lock()

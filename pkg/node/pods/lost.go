@@ -26,18 +26,18 @@ const maxSuspects = 64
 func (k *Keeper) Lost(ctx context.Context, changes []rtnl.Change) (lost bool) {
 	suspects := map[int][]netip.Addr{} // links, and the addresses that they lost
 	learned := map[int]bool{}          // links by which the kernel learned a route
-	own := k.cfg.NodeAddrs()
+	own := k.NodeAddrs()
 	for _, c := range changes {
 		klog.FromContext(ctx).V(6).Info("Kernel tells of a change", "change", c.String())
 		switch c.Kind {
 		case rtnl.Unknown:
 			lost = true
 		case rtnl.RuleLost:
-			k.cfg.Repairs.Saw(Rule, c.String())
+			k.Repairs.Saw(Rule, c.String())
 			lost = true
 		case rtnl.RouteLost:
-			if c.Route.Table == k.cfg.PodTable {
-				k.cfg.Repairs.Saw(Route, c.String())
+			if c.Route.Table == k.PodTable {
+				k.Repairs.Saw(Route, c.String())
 				lost = true
 			}
 		case rtnl.RouteLearned:
@@ -45,7 +45,7 @@ func (k *Keeper) Lost(ctx context.Context, changes []rtnl.Change) (lost bool) {
 		case rtnl.LinkLost:
 			delete(suspects, c.Link)
 		case rtnl.LinkChanged:
-			lost = lost || c.Link <= 0 || c.State != nil && k.cfg.Links.UplinkChanged(*c.State)
+			lost = lost || c.Link <= 0 || c.State != nil && k.Links.UplinkChanged(*c.State)
 			gone, suspected := suspects[c.Link]
 			switch sound := c.State != nil && podnet.Sound(*c.State); {
 			case !sound && !suspected:
@@ -72,7 +72,7 @@ func (k *Keeper) unsound(ctx context.Context, suspects map[int][]netip.Addr) boo
 		if index <= 0 {
 			continue // parameters of all links
 		}
-		if sound, err := k.cfg.Links.Sound(ctx, index, lost...); err != nil || !sound {
+		if sound, err := k.Links.Sound(ctx, index, lost...); err != nil || !sound {
 			return true
 		}
 	}
@@ -82,7 +82,7 @@ func (k *Keeper) unsound(ctx context.Context, suspects map[int][]netip.Addr) boo
 // taught says whether one of the links by which the kernel learned a route is a pod's.
 func (k *Keeper) taught(ctx context.Context, learned map[int]bool) bool {
 	for index := range learned {
-		if ours, err := k.cfg.Links.Owns(ctx, index); err != nil || ours {
+		if ours, err := k.Links.Owns(ctx, index); err != nil || ours {
 			return true
 		}
 	}

@@ -99,7 +99,7 @@ func TestLost(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			saw := &repairs{done: map[string]int{}}
-			k := New(Config{Links: &c.links, PodTable: 116, NodeAddrs: func() ipam.Address { return own }, Repairs: saw})
+			k := &Keeper{Links: &c.links, PodTable: 116, NodeAddrs: func() ipam.Address { return own }, Repairs: saw}
 			if got := k.Lost(t.Context(), c.changes); got != c.lost {
 				t.Errorf("lost is %t", got)
 			}

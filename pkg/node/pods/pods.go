@@ -69,8 +69,8 @@ type Repairs interface {
 	Saw(kind, what string)
 }
 
-// Config is what a Keeper is told.
-type Config struct {
+// Keeper implements the package's task.
+type Keeper struct {
 	Network Network
 	Links   Links
 	Wired   Wired
@@ -78,16 +78,9 @@ type Config struct {
 	PodTable  int
 	NodeAddrs func() ipam.Address
 	Repairs   Repairs
-}
 
-// Keeper implements the package's task.
-type Keeper struct {
-	cfg Config
 	own *ipam.Address // the node's addresses at the last call of Moved
 }
-
-// New returns a Keeper.
-func New(cfg Config) *Keeper { return &Keeper{cfg: cfg} }
 
 // Thrifty gives back the memory that do took to read all pods, and what pods that came and
 // went before it left: Go would keep it in reserve, and the node has better use for it. To look
@@ -110,22 +103,22 @@ func Thrifty(do func(context.Context) error) func(context.Context) error {
 // Moved says whether the node has other addresses than at the last call: they are the source of the pods' routes. A Node
 // may get its addresses after coild has started. Moved is called by one goroutine.
 func (k *Keeper) Moved() bool {
-	before, own := k.own, k.cfg.NodeAddrs()
+	before, own := k.own, k.NodeAddrs()
 	k.own = &own
 	return before != nil && *before != own
 }
 
 // Sync makes rules, parameters, links and routes of all pods what they should be, as they were before.
 func (k *Keeper) Sync(ctx context.Context) error {
-	return errors.Join(k.Mend(ctx, true, k.cfg.Wired), k.Routes(ctx, true))
+	return errors.Join(k.Mend(ctx, true, k.Wired), k.Routes(ctx, true))
 }
 
 // Mend makes the rules, the host's parameters and the host's ends of the links of pods what they should be. What had to
 // be done counts as repair if it was done before.
 func (k *Keeper) Mend(ctx context.Context, repair bool, pods Wired) error {
-	net := k.cfg.Network
+	net := k.Network
 	forwarding, forwardErr := net.Forward(ctx)
-	mtu, changed, mtuErr := net.DetectMTU(ctx, k.cfg.NodeAddrs())
+	mtu, changed, mtuErr := net.DetectMTU(ctx, k.NodeAddrs())
 	if changed {
 		klog.FromContext(ctx).Info("The MTU of pods follows that of the node's uplinks", "mtu", mtu)
 	}
@@ -133,12 +126,12 @@ func (k *Keeper) Mend(ctx context.Context, repair bool, pods Wired) error {
 	mended, linkErr := net.MendLinks(ctx, pods)
 	if repair {
 		if forwarding {
-			k.cfg.Repairs.Done(ctx, Sysctl, 1)
+			k.Repairs.Done(ctx, Sysctl, 1)
 		}
-		k.cfg.Repairs.Done(ctx, Rule, rules.Added)
-		k.cfg.Repairs.Done(ctx, Link, mended.Links)
-		k.cfg.Repairs.Done(ctx, LinkAddress, mended.Addresses)
-		k.cfg.Repairs.Done(ctx, Sysctl, mended.Parameters+mended.Learned)
+		k.Repairs.Done(ctx, Rule, rules.Added)
+		k.Repairs.Done(ctx, Link, mended.Links)
+		k.Repairs.Done(ctx, LinkAddress, mended.Addresses)
+		k.Repairs.Done(ctx, Sysctl, mended.Parameters+mended.Learned)
 	}
 	return errors.Join(forwardErr, mtuErr, ruleErr, linkErr)
 }
@@ -146,9 +139,9 @@ func (k *Keeper) Mend(ctx context.Context, repair bool, pods Wired) error {
 // Routes makes the routes of all pods what they should be. A pod's routes come with the pod, so that those which are
 // added here were lost.
 func (k *Keeper) Routes(ctx context.Context, repair bool) error {
-	res, err := k.cfg.Network.Sync(ctx, k.cfg.Wired)
+	res, err := k.Network.Sync(ctx, k.Wired)
 	if repair {
-		k.cfg.Repairs.Done(ctx, Route, res.Added)
+		k.Repairs.Done(ctx, Route, res.Added)
 	}
 	if res.Changed() {
 		klog.FromContext(ctx).Info("Routes of pods changed", "added", res.Added, "replaced", res.Replaced, "deleted", res.Deleted)

@@ -60,16 +60,16 @@ func (n *network) Sync(ctx context.Context, want Wired) (dataplane.Result, error
 
 func newKeeper() (*Keeper, *network, *repairs) {
 	n, r := &network{fail: map[string]error{}}, &repairs{done: map[string]int{}}
-	return New(Config{
+	return &Keeper{
 		Network: n, Wired: func(context.Context) ([]podnet.Wired, error) { return nil, n.call("pods") },
 		NodeAddrs: func() ipam.Address { return ipam.Address{} }, Repairs: r,
-	}), n, r
+	}, n, r
 }
 
 // What is missing was lost, unless coild hasn't served before.
 func TestRepairs(t *testing.T) {
 	k, _, r := newKeeper()
-	if err := errors.Join(k.Mend(t.Context(), false, k.cfg.Wired), k.Routes(t.Context(), false)); err != nil {
+	if err := errors.Join(k.Mend(t.Context(), false, k.Wired), k.Routes(t.Context(), false)); err != nil {
 		t.Fatal(err)
 	}
 	if d := cmp.Diff(map[string]int{}, r.done); d != "" {
@@ -113,7 +113,7 @@ func TestMoved(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			var now ipam.Address
-			k := New(Config{NodeAddrs: func() ipam.Address { return now }})
+			k := &Keeper{NodeAddrs: func() ipam.Address { return now }}
 			for i, a := range c.addrs {
 				now = a
 				if got := k.Moved(); got != c.want[i] {

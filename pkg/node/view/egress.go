@@ -2,7 +2,6 @@ package view
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net/netip"
 
@@ -47,18 +46,14 @@ type Egresses struct {
 }
 
 // WatchEgresses returns what the pods of a node need to use Egresses.
-func WatchEgresses(w *kube.Watches, clients kube.Clients, nodeName string, all *Namespaces, h EgressHandlers) (*Egresses, error) {
+func WatchEgresses(w *kube.Watches, clients kube.Clients, nodeName string, all *Namespaces, h EgressHandlers) *Egresses {
 	name := func(o metav1.Object) types.NamespacedName {
 		return types.NamespacedName{Namespace: o.GetNamespace(), Name: o.GetName()}
 	}
-	onNode, podLister, podErr := metadata(clients, pods, fields.OneTermEqualSelector("spec.nodeName", nodeName).String())
-	egresses, egressErr := kube.EgressInformer(clients.Coil)
-	services, serviceErr := kube.ServiceInformer(clients.Core, plan.RouterSelector())
+	onNode, podLister := metadata(clients, pods, fields.OneTermEqualSelector("spec.nodeName", nodeName).String())
+	egresses, services := kube.EgressInformer(clients.Coil), kube.ServiceInformer(clients.Core, plan.RouterSelector())
 	// They have the labels of their Service.
-	endpoints, endpointErr := kube.EndpointSliceInformer(clients.Discovery, metav1.NamespaceAll, plan.RouterSelector())
-	if err := errors.Join(podErr, egressErr, serviceErr, endpointErr); err != nil {
-		return nil, err
-	}
+	endpoints := kube.EndpointSliceInformer(clients.Discovery, metav1.NamespaceAll, plan.RouterSelector())
 	e := &Egresses{
 		nodeName: nodeName, clients: clients, namespaces: all, pods: podLister,
 		egresses:  listers.NewEgressLister(egresses.GetIndexer()),
@@ -66,16 +61,15 @@ func WatchEgresses(w *kube.Watches, clients kube.Clients, nodeName string, all *
 		endpoints: discoverylisters.NewEndpointSliceLister(endpoints.GetIndexer()),
 	}
 	all.OnChange(h.Namespace)
-	return e, errors.Join(
-		w.Add(onNode, reconcile.Handler(func(p *metav1.PartialObjectMetadata) { h.Pod(name(p)) })),
-		w.Add(egresses, egressHandler(h.Egress)),
-		w.Add(services, reconcile.Handler(func(s *corev1.Service) { h.Egress(name(s)) })),
-		w.Add(endpoints, reconcile.Handler(func(s *discoveryv1.EndpointSlice) {
-			egress := types.NamespacedName{Namespace: s.Namespace, Name: s.Labels[discoveryv1.LabelServiceName]}
-			e.routers.changed(egress)
-			h.Egress(egress)
-		})),
-	)
+	w.Add(onNode, reconcile.Handler(func(p *metav1.PartialObjectMetadata) { h.Pod(name(p)) }))
+	w.Add(egresses, egressHandler(h.Egress))
+	w.Add(services, reconcile.Handler(func(s *corev1.Service) { h.Egress(name(s)) }))
+	w.Add(endpoints, reconcile.Handler(func(s *discoveryv1.EndpointSlice) {
+		egress := types.NamespacedName{Namespace: s.Namespace, Name: s.Labels[discoveryv1.LabelServiceName]}
+		e.routers.changed(egress)
+		h.Egress(egress)
+	}))
+	return e
 }
 
 // egressHandler tells of an Egress when its clients have something to do.

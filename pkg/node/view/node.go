@@ -16,29 +16,34 @@ import (
 	"github.com/coil-net/coil/pkg/reconcile"
 )
 
-// Node is the node's own Node. Its methods may be called concurrently.
+// Node is the node's own Node. Its methods may be called concurrently, but for OnChange.
 type Node struct {
 	name    string
 	clients kube.Clients
 	nodes   corelisters.NodeLister
+	changed []func()
 
 	// addrs is written by the handler of Node events only: who writes later than that might have
 	// read earlier.
 	addrs atomic.Pointer[ipam.Address]
 }
 
-// WatchNode returns the Node of a name. changed is called at each change of it; it must not block.
-func WatchNode(w *kube.Watches, clients kube.Clients, name string, changed func()) (*Node, error) {
-	i, err := kube.NodeInformer(clients.Core, fields.OneTermEqualSelector(metav1.ObjectNameField, name).String())
-	if err != nil {
-		return nil, err
-	}
+// WatchNode returns the Node of a name.
+func WatchNode(w *kube.Watches, clients kube.Clients, name string) *Node {
+	i := kube.NodeInformer(clients.Core, fields.OneTermEqualSelector(metav1.ObjectNameField, name).String())
 	n := &Node{name: name, clients: clients, nodes: corelisters.NewNodeLister(i.GetIndexer())}
-	return n, w.Add(i, reconcile.Handler(func(*corev1.Node) {
-		n.changed()
-		changed()
+	n.OnChange(n.keepAddrs)
+	w.Add(i, reconcile.Handler(func(*corev1.Node) {
+		for _, changed := range n.changed {
+			changed()
+		}
 	}))
+	return n
 }
+
+// OnChange lets changed be called when the Node has changed; it must not block. It is for the time before the watches
+// start.
+func (n *Node) OnChange(changed func()) { n.changed = append(n.changed, changed) }
 
 // Live reads the Node from the API server.
 func (n *Node) Live(ctx context.Context) (*corev1.Node, error) {
@@ -59,8 +64,8 @@ func (n *Node) Addrs() ipam.Address {
 	return n.cachedAddrs()
 }
 
-// changed is the handler of Node events.
-func (n *Node) changed() {
+// keepAddrs is the first handler of Node events.
+func (n *Node) keepAddrs() {
 	a := n.cachedAddrs()
 	n.addrs.Store(&a)
 }

@@ -38,17 +38,15 @@ type Namespaces struct {
 }
 
 // WatchNamespaces returns the Namespaces.
-func WatchNamespaces(w *kube.Watches, clients kube.Clients) (*Namespaces, error) {
-	i, lister, err := metadata(clients, namespaces, "")
-	if err != nil {
-		return nil, err
-	}
+func WatchNamespaces(w *kube.Watches, clients kube.Clients) *Namespaces {
+	i, lister := metadata(clients, namespaces, "")
 	n := &Namespaces{clients: clients, lister: lister, current: i.Current}
-	return n, w.Add(i, reconcile.Handler(func(ns *metav1.PartialObjectMetadata) {
+	w.Add(i, reconcile.Handler(func(ns *metav1.PartialObjectMetadata) {
 		for _, changed := range n.changed {
 			changed(ns.Name)
 		}
 	}))
+	return n
 }
 
 // OnChange lets changed be called with the name of each Namespace that changes; it must not block. It is for the time
@@ -71,12 +69,9 @@ func (n *Namespaces) OnUnguarded(told func()) {
 }
 
 // metadata returns an informer of the metadata of a resource, and its lister.
-func metadata(clients kube.Clients, r schema.GroupVersionResource, fieldSelector string) (*kube.Informer, metadatalister.Lister, error) {
-	i, err := kube.MetadataInformer(clients.Metadata, r, fieldSelector)
-	if err != nil {
-		return nil, nil, err
-	}
-	return i, metadatalister.New(i.GetIndexer(), r), i.SetTransform(trim)
+func metadata(clients kube.Clients, r schema.GroupVersionResource, fieldSelector string) (*kube.Informer, metadatalister.Lister) {
+	i := kube.MetadataInformer(clients.Metadata, r, fieldSelector).Transformed(trim)
+	return i, metadatalister.New(i.GetIndexer(), r)
 }
 
 // trim leaves of an object's annotations those that Coil reads. The others may be large, and there

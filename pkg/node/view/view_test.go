@@ -171,7 +171,7 @@ func TestNodeAddrsFollowTheNode(t *testing.T) {
 	early := make(chan ipam.Address)
 	go func() { early <- v.Addrs() }()
 	<-n.asked
-	v.changed()
+	v.keepAddrs()
 	close(n.goOn)
 	if got := <-early; got.IPv4.String() != "192.0.2.1" {
 		t.Errorf("before the change: %s", got)

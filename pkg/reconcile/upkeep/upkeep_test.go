@@ -33,7 +33,7 @@ type bench struct {
 func run(t *testing.T, cfg Config, test func(*bench)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
-		b := &bench{start: time.Now(), repairs: reconcile.NewRepairs(nil, reconcile.LogOnly, kind)}
+		b := &bench{start: time.Now(), repairs: reconcile.NewRepairs(nil, nil, kind)}
 		cfg.Name, cfg.Kinds = "test", []string{kind}
 		cfg.Sync = func(context.Context) error {
 			b.at = append(b.at, time.Since(b.start))
