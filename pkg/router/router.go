@@ -117,24 +117,16 @@ func (r *Router) lost(_ context.Context, changes []rtnl.Change) (lost bool) {
 	return lost
 }
 
-func (r *Router) sync(ctx context.Context) error {
+func (r *Router) sync(ctx context.Context) (err error) {
 	r.syncs.Inc()
-	n, err := r.syncOnce(ctx)
-	r.onSync(err)
-	if err == nil {
-		r.routes.Set(float64(n))
-	}
-	return err
-}
-
-func (r *Router) syncOnce(ctx context.Context) (int, error) {
+	defer func() { r.onSync(err) }()
 	nodes, err := r.nodes.List(labels.Everything())
 	if err != nil {
-		return 0, err
+		return err
 	}
 	blocks, err := r.blocks.List(labels.Everything())
 	if err != nil {
-		return 0, err
+		return err
 	}
 	want, skipped := routes.Peers(r.cfg.NodeName, nodes, blocks, r.cfg.Table, r.cfg.Protocol)
 	r.loop.Skipped(ctx, "Blocks have no route: their Node isn't known, has no InternalIP of the family, or their range isn't valid", skipped)
@@ -148,7 +140,8 @@ func (r *Router) syncOnce(ctx context.Context) (int, error) {
 			"deleted", res.Deleted, "routes", len(want))
 	}
 	if err != nil {
-		return 0, fmt.Errorf("sync routes to other nodes: %w", err)
+		return fmt.Errorf("sync routes to other nodes: %w", err)
 	}
-	return len(want), nil
+	r.routes.Set(float64(len(want)))
+	return nil
 }
