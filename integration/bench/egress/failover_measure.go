@@ -27,7 +27,7 @@ import (
 const (
 	// heartbeats is what kubelets have: a quarter of a Lease.
 	heartbeats = 10 * time.Second
-	// asking is how often routers are asked whether they live; see package pkg/node/egress.
+	// asking is how often routers are asked whether they live; see package pkg/node/routerhealth.
 	asking = time.Second
 	// roundTimeout is for everything that one round waits for.
 	roundTimeout = 10 * time.Minute

@@ -28,6 +28,7 @@ import (
 	"github.com/coil-net/coil/pkg/kube"
 	"github.com/coil-net/coil/pkg/node"
 	"github.com/coil-net/coil/pkg/node/egress"
+	"github.com/coil-net/coil/pkg/node/routerhealth"
 	"github.com/coil-net/coil/pkg/node/view"
 	"github.com/coil-net/coil/pkg/plan/client"
 	"github.com/coil-net/coil/pkg/reconcile"
@@ -98,9 +99,10 @@ func (c clientNode) run(ctx context.Context) error {
 		Namespace: func(name string) { m.NamespaceChanged(name) },
 	})
 	kernel := &network{Network: clientnet.New(dataplane.ProtocolNode, veths{}, clientnet.Nft{}, nil), want: len(c.Pods), made: map[uint64]bool{}}
+	health := routerhealth.New(kernel, v, recorder)
 	m = egress.New(egress.Config{
 		Port: dataplane.FouPort, Protocol: dataplane.ProtocolNode, Drift: 10 * time.Second,
-		Available: func() error { return nil }, Repaired: func(context.Context, clientnet.Outcome) {}, Ask: kernel.Ask,
+		Available: func() error { return nil }, Repaired: func(context.Context, clientnet.Outcome) {}, Health: health,
 	}, v, kernel, noRecord{}, recorder, reconcile.NewMetrics(nil))
 	sandboxes, err := c.sandboxes(ctx)
 	if err != nil {
@@ -115,7 +117,7 @@ func (c clientNode) run(ctx context.Context) error {
 	}
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return m.Run(ctx, watches.Synced()...) })
-	group.Go(func() error { return m.AskRouters(ctx) })
+	group.Go(func() error { return health.Run(ctx, m) })
 	return group.Wait()
 }
 

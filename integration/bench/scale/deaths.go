@@ -24,6 +24,7 @@ import (
 	"github.com/coil-net/coil/pkg/kube"
 	"github.com/coil-net/coil/pkg/node"
 	"github.com/coil-net/coil/pkg/node/egress"
+	"github.com/coil-net/coil/pkg/node/routerhealth"
 	"github.com/coil-net/coil/pkg/plan"
 	"github.com/coil-net/coil/pkg/plan/client"
 	"github.com/coil-net/coil/pkg/reconcile"
@@ -133,7 +134,7 @@ func (c *gatewayCluster) router(ctx context.Context, i int, ready bool) error {
 	return err
 }
 
-// routersWorld is the caches and the kernels of nodes: it implements egress.Cluster and egress.Network.
+// routersWorld is the caches and the kernels of nodes: it implements egress.Cluster, egress.Network and routerhealth.Network.
 type routersWorld struct {
 	egress  *v2.Egress
 	routers []client.Router
@@ -196,9 +197,10 @@ func (w *routersWorld) run(ctx context.Context, nodes int, record func(context.C
 			return nil, err
 		}
 		flushes = append(flushes, flush)
+		health := routerhealth.New(w, w, recorder)
 		m := egress.New(egress.Config{
 			Port: dataplane.FouPort, Protocol: dataplane.ProtocolNode, Drift: time.Hour, Available: func() error { return nil },
-			Repaired: func(context.Context, clientnet.Outcome) {}, Ask: w.ask,
+			Repaired: func(context.Context, clientnet.Outcome) {}, Health: health,
 		}, w, w, noRecord{}, recorder, metrics)
 		name := fmt.Sprintf("client-%d", i)
 		if err := m.Restore(ctx, []node.Sandbox{{
@@ -208,7 +210,7 @@ func (w *routersWorld) run(ctx context.Context, nodes int, record func(context.C
 			return nil, err
 		}
 		group.Go(func() error { return m.Run(ctx) })
-		group.Go(func() error { return m.AskRouters(ctx) })
+		group.Go(func() error { return health.Run(ctx, m) })
 	}
 	return done, nil
 }
@@ -307,8 +309,8 @@ func (w *routersWorld) Silent(context.Context, store.Netns, client.Client) ([]ne
 // Exists implements egress.Network.
 func (w *routersWorld) Exists(store.Netns) (bool, error) { return true, nil }
 
-// ask answers for all routers that live, at once.
-func (w *routersWorld) ask(_ context.Context, _ store.Netns, _ time.Duration, questions []echo.Question) ([]echo.Answer, error) {
+// Ask implements routerhealth.Network: it answers for all routers that live, at once.
+func (w *routersWorld) Ask(_ context.Context, _ store.Netns, _ time.Duration, questions []echo.Question) ([]echo.Answer, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	answers := make([]echo.Answer, len(questions))

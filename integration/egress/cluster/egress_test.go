@@ -20,7 +20,7 @@ import (
 	lab "github.com/coil-net/coil/integration/lab/cluster"
 	"github.com/coil-net/coil/integration/lab/vm"
 	"github.com/coil-net/coil/pkg/dataplane"
-	nodeegress "github.com/coil-net/coil/pkg/node/egress"
+	"github.com/coil-net/coil/pkg/node/routerhealth"
 	"github.com/coil-net/coil/pkg/testkit"
 )
 
@@ -104,7 +104,7 @@ func testDirect(t *testing.T, s *site, out *outside) {
 	testkit.Eventually(t, 30*time.Second, "the Egress says that a router is dead", func() error {
 		events, err := s.core.EventsV1().Events(namespace).List(t.Context(), metav1.ListOptions{})
 		if err == nil && !slices.ContainsFunc(events.Items, func(e eventsv1.Event) bool {
-			return e.Reason == nodeegress.RouterDead && strings.Contains(e.Note, dead.Status.PodIP)
+			return e.Reason == routerhealth.RouterDead && strings.Contains(e.Note, dead.Status.PodIP)
 		}) {
 			err = fmt.Errorf("%d events", len(events.Items))
 		}

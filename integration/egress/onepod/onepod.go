@@ -1,5 +1,5 @@
 // Package onepod keeps one client pod of one Egress up to date by what coild does that with
-// (pkg/node/egress, pkg/clientnet), in the real kernel, without coild and an API server.
+// (pkg/node/egress, pkg/node/routerhealth, pkg/clientnet), in the real kernel, without coild and an API server.
 //
 // It owns the objects that the manager asks a cluster for. It must not know what is tested or
 // measured by them.
@@ -24,6 +24,7 @@ import (
 	"github.com/coil-net/coil/pkg/ipam"
 	"github.com/coil-net/coil/pkg/node"
 	"github.com/coil-net/coil/pkg/node/egress"
+	"github.com/coil-net/coil/pkg/node/routerhealth"
 	"github.com/coil-net/coil/pkg/plan/client"
 	"github.com/coil-net/coil/pkg/reconcile"
 	"github.com/coil-net/coil/pkg/store"
@@ -46,6 +47,7 @@ type Options struct {
 // Pod is kept up to date until Stop.
 type Pod struct {
 	manager *egress.Manager
+	health  *routerhealth.Checker
 	key     types.NamespacedName
 	cancel  context.CancelFunc
 	running sync.WaitGroup
@@ -58,9 +60,10 @@ func Start(ctx context.Context, o Options) (*Pod, error) {
 	kernel := clientnet.New(dataplane.ProtocolNode, clientnet.FoU{}, clientnet.Nft{}, nil)
 	c := cluster{o}
 	p := &Pod{key: types.NamespacedName{Namespace: o.Egress.Namespace, Name: o.Egress.Name}}
+	p.health = routerhealth.New(kernel, c, c)
 	p.manager = egress.New(egress.Config{
 		Port: dataplane.FouPort, Protocol: dataplane.ProtocolNode, Drift: 10 * time.Second, Available: func() error { return nil },
-		Repaired: func(_ context.Context, out clientnet.Outcome) { o.Repaired(out) }, Ask: kernel.Ask,
+		Repaired: func(_ context.Context, out clientnet.Outcome) { o.Repaired(out) }, Health: p.health,
 	}, c, kernel, nothing{}, c, reconcile.NewMetrics(nil))
 	pod := store.Pod{Namespace: o.Egress.Namespace, Name: o.Name, UID: o.Name}
 	finish, err := p.manager.Begin(ctx, pod)
@@ -74,7 +77,7 @@ func Start(ctx context.Context, o Options) (*Pod, error) {
 	life, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	p.cancel = cancel
 	p.running.Go(func() { p.ended[0] = p.manager.Run(life) })
-	p.running.Go(func() { p.ended[1] = p.manager.AskRouters(life) })
+	p.running.Go(func() { p.ended[1] = p.health.Run(life, p.manager) })
 	return p, nil
 }
 

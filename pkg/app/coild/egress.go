@@ -18,6 +18,7 @@ import (
 	"github.com/coil-net/coil/pkg/node/assign"
 	"github.com/coil-net/coil/pkg/node/egress"
 	"github.com/coil-net/coil/pkg/node/heal"
+	"github.com/coil-net/coil/pkg/node/routerhealth"
 	"github.com/coil-net/coil/pkg/node/view"
 	"github.com/coil-net/coil/pkg/store"
 )
@@ -28,7 +29,9 @@ type egresses struct {
 	alone   bool // no part gives addresses
 	cluster *view.Egresses
 	manager *egress.Manager
-	fou     fou
+	// health knows which routers answer the manager's clients.
+	health *routerhealth.Checker
+	fou    fou
 }
 
 // Kinds of what is repaired in clients.
@@ -68,11 +71,12 @@ func (e *egresses) compose(ctx context.Context) error {
 		e.warn("FoUUnavailable", "pods that ask for an Egress can't be started: %v", err)
 	}
 	kernel := clientnet.New(e.Protocol, clientnet.FoU{}, clientnet.Nft{}, e.network)
+	e.health = routerhealth.New(kernel, e.cluster, e.recorder)
 	e.manager = egress.New(egress.Config{
 		Port: uint16(e.EgressPort), Protocol: e.Protocol, OriginatingOnly: e.OriginateOnly,
-		RecordAll: e.alone, Drift: egressDrift, Available: e.fou.available, Repaired: e.repaired, Ask: kernel.Ask,
+		RecordAll: e.alone, Drift: egressDrift, Available: e.fou.available, Repaired: e.repaired, Health: e.health,
 	}, e.cluster, kernel, e.store, e.recorder, e.metrics)
-	e.registry.MustRegister(e.manager)
+	e.registry.MustRegister(e.manager, e.health)
 	e.egress = e.manager
 	return nil
 }
@@ -88,7 +92,7 @@ func (e *egresses) start(ctx context.Context, group *errgroup.Group) error {
 		return err
 	}
 	group.Go(func() error { return e.manager.Run(ctx) })
-	group.Go(func() error { return e.manager.AskRouters(ctx) })
+	group.Go(func() error { return e.health.Run(ctx, e.manager) })
 	repeat(ctx, group,
 		heal.Task{Name: "egress-sweep", Every: e.SweepInterval, Run: e.manager.Sweep},
 		heal.Task{Name: "fou", Every: time.Minute, Run: func(ctx context.Context) error {

@@ -14,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
+	"github.com/coil-net/coil/pkg/attachment"
 	"github.com/coil-net/coil/pkg/clientnet"
 	"github.com/coil-net/coil/pkg/dataplane"
 	"github.com/coil-net/coil/pkg/plan"
@@ -157,6 +158,10 @@ func (m *Manager) decideClient(ctx context.Context, s *sandbox, meta *metav1.Par
 // is nil as long as the pod is being added.
 func (m *Manager) look(ctx context.Context, namespace string, refs []types.NamespacedName, last []store.KnownEgress, s *sandbox) (wanted, error) {
 	w := wanted{client: true}
+	var id attachment.ID
+	if s != nil {
+		id = s.ID
+	}
 	var missing int
 	refs, w.problems = usable(refs)
 	// What isn't used may lead where what was used before did.
@@ -192,9 +197,12 @@ func (m *Manager) look(ctx context.Context, namespace string, refs []types.Names
 			known.Direct, used.Switched = used.Direct, known.Switched
 			// A pod that may not use an Egress knows none of its addresses.
 			if may = refused == nil; may {
-				if used.Routers, err = m.routersOf(ref, s); err != nil {
+				all, err := m.cluster.Routers(ref)
+				if err != nil {
 					return wanted{}, err
 				}
+				used.Routers = slices.Clone(all)
+				m.cfg.Health.Mark(id, known.Name, used.Routers)
 			}
 			if refused != nil {
 				w.problems = append(w.problems, *refused)

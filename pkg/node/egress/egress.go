@@ -2,7 +2,7 @@
 // they are added, and keeps them up to date with Egresses, Services and annotations.
 //
 // It decides what a client is to be, and when it is changed; package clientnet makes it. It must not know
-// who gives the addresses, nor how objects and records are read.
+// who gives the addresses, how objects and records are read, nor how routers are found to be dead.
 //
 // What a pod gets is always as closed as its annotations ask for:
 //
@@ -41,7 +41,6 @@ import (
 	"github.com/coil-net/coil/pkg/attachment"
 	"github.com/coil-net/coil/pkg/clientnet"
 	"github.com/coil-net/coil/pkg/dataplane"
-	"github.com/coil-net/coil/pkg/kernel/echo"
 	"github.com/coil-net/coil/pkg/node"
 	"github.com/coil-net/coil/pkg/plan/client"
 	"github.com/coil-net/coil/pkg/reconcile"
@@ -88,6 +87,18 @@ type Network interface {
 	Exists(at store.Netns) (bool, error)
 }
 
+// Health knows of routers whether they answer; see package routerhealth.
+type Health interface {
+	// Mark changes the states of an Egress's routers to what they are for a pod, or for one that it doesn't know.
+	Mark(id attachment.ID, egress string, routers []client.Router)
+	// Answered says whether a router of an Egress has answered this process.
+	Answered(egress string, addr netip.Addr) bool
+	// Update notes the groups of routers that a pod has, by the links of its tunnels, Forget that there was a DEL. With
+	// failed, not all of that could be made.
+	Update(at node.Sandbox, groups []client.Group, links map[netip.Addr]int, failed bool)
+	Forget(id attachment.ID)
+}
+
 // Recorder records Events; see package kube.
 type Recorder interface {
 	Eventf(regarding, related runtime.Object, eventType, reason, action, note string, args ...any)
@@ -107,8 +118,8 @@ type Config struct {
 	Available func() error
 	// Repaired is told what was changed though nothing else should have been there.
 	Repaired func(context.Context, clientnet.Outcome)
-	// Ask asks routers through tunnels of a client; see package kernel/echo.
-	Ask func(ctx context.Context, at store.Netns, wait time.Duration, questions []echo.Question) ([]echo.Answer, error)
+	// Health must tell the Manager of changes.
+	Health Health
 }
 
 // Manager implements the package's task. Its methods may be called concurrently.
@@ -125,25 +136,20 @@ type Manager struct {
 
 	mu    sync.Mutex
 	known map[attachment.ID]*sandbox
-	// routers are those to which clients have tunnels of their own.
-	routers map[routerKey]*router
-	asker   asker
 	// departed are by Egress the addresses from which its packets came, and since when they don't;
 	// the zero time if they do.
 	departed map[string]map[netip.Addr]time.Time
 	// strangers are pods without a sandbox that ask for Egresses, by name, that were looked at.
 	strangers map[types.NamespacedName]types.UID
-	// muted are namespaces whose pods took long to ask, and until when others don't wait for them.
-	muted  map[string]time.Time
-	counts counts
-
-	// spreading tells AskRouters that a client sends to routers.
-	spreading chan struct{}
+	counts    counts
 }
 
 // New returns a Manager of nothing; see Restore.
 func New(cfg Config, c Cluster, n Network, r store.Clients, e Recorder, m *reconcile.Metrics) *Manager {
-	mgr := &Manager{cfg: cfg, cluster: c, net: n, record: r, recorder: e, known: map[attachment.ID]*sandbox{}, routers: map[routerKey]*router{}, departed: map[string]map[netip.Addr]time.Time{}, strangers: map[types.NamespacedName]types.UID{}, counts: newCounts(), spreading: make(chan struct{}, 1), decisions: newTurns(decidedAtOnce), works: newTurns(workedAtOnce), muted: map[string]time.Time{}}
+	mgr := &Manager{
+		cfg: cfg, cluster: c, net: n, record: r, recorder: e, decisions: newTurns(decidedAtOnce), works: newTurns(workedAtOnce), counts: newCounts(),
+		known: map[attachment.ID]*sandbox{}, departed: map[string]map[netip.Addr]time.Time{}, strangers: map[types.NamespacedName]types.UID{},
+	}
 	mgr.loop = reconcile.New("egress", mgr.decide, reconcile.WithMetrics(m))
 	mgr.pods = reconcile.New("egress-pods", mgr.workOn, reconcile.WithMetrics(m))
 	mgr.ignored = reconcile.New("egress-ignored", mgr.tellIgnored, reconcile.WithMetrics(m))

@@ -199,9 +199,9 @@ func TestSlowOnce(t *testing.T) {
 			defer w.mu.Unlock()
 			w.slow = map[string]time.Duration{"/p": d}
 		}
-		time.Sleep(askEvery / 2)
+		time.Sleep(time.Second / 2)
 		slow(2100 * time.Millisecond)
-		time.Sleep(askEvery)
+		time.Sleep(time.Second)
 		slow(0)
 		time.Sleep(5 * time.Second)
 		w.silence(true, "10.1.1.1")

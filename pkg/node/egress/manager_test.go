@@ -289,7 +289,7 @@ func TestHealing(t *testing.T) {
 		if len(w.records) != 2 {
 			t.Errorf("%d records, want one of each sandbox", len(w.records))
 		}
-		if err := testutil.CollectAndCompare(m, strings.NewReader(`
+		if err := testutil.GatherAndCompare(m.metrics(), strings.NewReader(`
 # HELP coil_egress_node_client_pods Pods of the node that use an Egress, or would if it existed, by Egress.
 # TYPE coil_egress_node_client_pods gauge
 coil_egress_node_client_pods{egress="a",namespace="net"} 1

@@ -15,6 +15,7 @@ import (
 	"github.com/coil-net/coil/pkg/clientnet/clientnettest"
 	"github.com/coil-net/coil/pkg/dataplane"
 	"github.com/coil-net/coil/pkg/node"
+	"github.com/coil-net/coil/pkg/node/routerhealth"
 	"github.com/coil-net/coil/pkg/plan/client"
 	"github.com/coil-net/coil/pkg/reconcile"
 	"github.com/coil-net/coil/pkg/testkit"
@@ -91,7 +92,7 @@ func (s *serving) sandbox() node.Sandbox {
 // restart lets another coild begin.
 func (s *serving) restart() {
 	s.m = New(Config{
-		Port: 5555, Protocol: dataplane.ProtocolNode, Drift: time.Minute, Available: func() error { return nil }, Ask: s.Ask,
+		Port: 5555, Protocol: dataplane.ProtocolNode, Drift: time.Minute, Available: func() error { return nil }, Health: routerhealth.New(s, s, s),
 		Repaired: func(context.Context, clientnet.Outcome) {},
 	}, s.world, clientnet.New(dataplane.ProtocolNode, s.Links, clientnet.Nft{}, nil), s.world, s.world, reconcile.NewMetrics(nil))
 	testkit.Check(s.T, s.m.Restore(s.T.Context(), []node.Sandbox{s.sandbox()}))

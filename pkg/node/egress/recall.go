@@ -25,17 +25,9 @@ func (m *Manager) recall(ctx context.Context, s *sandbox, c client.Client) {
 		// What a cache has isn't changed.
 		c.Egresses[i].Routers = slices.Clone(e.Routers)
 		for j, r := range e.Routers {
-			if r.State == client.RouterLive && slices.Contains(silent, r.Addr) && !m.hasAnswered(routerKey{e.Name, r.Addr}) {
+			if r.State == client.RouterLive && slices.Contains(silent, r.Addr) && !m.cfg.Health.Answered(e.Name, r.Addr) {
 				c.Egresses[i].Routers[j].State = client.RouterDead
 			}
 		}
 	}
-}
-
-// hasAnswered says whether a router has answered this process.
-func (m *Manager) hasAnswered(key routerKey) bool {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	r := m.routers[key]
-	return r != nil && !r.last.IsZero()
 }

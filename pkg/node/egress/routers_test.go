@@ -42,7 +42,7 @@ func (w *world) silence(silent bool, routers ...string) {
 func asking(t *testing.T, m *Manager) (stop func()) {
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
-	go func() { done <- m.AskRouters(ctx) }()
+	go func() { done <- m.health().Run(ctx, m) }()
 	stopLoop := running(t, m)
 	return func() {
 		cancel()
@@ -99,7 +99,7 @@ func TestRoutersDieAndComeBack(t *testing.T) {
 		if got := w.has("q"); got != second {
 			t.Errorf("q has %q", got)
 		}
-		if err := testutil.CollectAndCompare(m, strings.NewReader(`
+		if err := testutil.GatherAndCompare(m.metrics(), strings.NewReader(`
 # HELP coil_egress_node_routers Routers that pods of the node send to directly, by Egress, address family and state: live, draining, dead.
 # TYPE coil_egress_node_routers gauge
 coil_egress_node_routers{egress="a",family="IPv4",namespace="net",state="dead"} 1
@@ -200,7 +200,7 @@ func TestNobodyToAsk(t *testing.T) {
 			if err := m.Forget(t.Context(), sandboxOf("p").ID); err != nil {
 				t.Fatal(err)
 			}
-			time.Sleep(2 * askEvery)
+			time.Sleep(2 * time.Second)
 		}
 	})
 }
@@ -308,8 +308,8 @@ func TestAnotherPodAsks(t *testing.T) {
 		synctest.Wait()
 		m.mu.Lock()
 		defer m.mu.Unlock()
-		if len(m.known) > 0 || len(m.routers) > 0 {
-			t.Errorf("left: %v, %v", m.known, m.routers)
+		if routers := m.answered("10.1.1.1", "10.1.1.2"); len(m.known) > 0 || len(routers) > 0 {
+			t.Errorf("left: %v, %v", m.known, routers)
 		}
 	})
 }
@@ -329,6 +329,9 @@ func TestPeeringChanges(t *testing.T) {
 		w.after(t, time.Second, "Direct", both)
 		w.change(m, func() { w.direct("10.1.1.1 draining, 10.1.1.2 live") })
 		w.after(t, time.Second, "one drains", second)
+		if routers := m.answered("10.1.1.1", "10.1.1.2"); len(routers) != 2 {
+			t.Errorf("of two routers %v have answered", routers)
+		}
 		w.change(m, func() {
 			w.egresses["net/a"].Spec.AllowedNamespaces = &metav1.LabelSelector{MatchLabels: map[string]string{"team": "red"}}
 		})
@@ -337,10 +340,8 @@ func TestPeeringChanges(t *testing.T) {
 		w.after(t, time.Second, "Service again", "192.0.2.0/24 10.96.0.1")
 		time.Sleep(2 * time.Second)
 		synctest.Wait()
-		m.mu.Lock()
-		defer m.mu.Unlock()
-		if len(m.routers) > 0 {
-			t.Errorf("routers are still asked: %v", m.routers)
+		if routers := m.answered("10.1.1.1", "10.1.1.2"); len(routers) > 0 {
+			t.Errorf("routers are still asked: %v", routers)
 		}
 	})
 }

@@ -55,20 +55,8 @@ type sandbox struct {
 	leaving bool
 	// restored says that a former process may have made it.
 	restored bool
-	tunnels  int
-	// groups are those of routers that were made last, links their links, pinned their flows by
-	// these.
-	groups []client.Group
-	links  map[netip.Addr]int
-	pinned map[int]int
-	// answered are the routers that have answered it: they know it as a client.
-	answered map[netip.Addr]bool
-	// missed are the questions in a row that a router didn't answer it, alone the routers that are dead
-	// for it though not for other clients.
-	missed map[routerKey]int
-	alone  map[routerKey]bool
-	// asking says that the sandbox asks, and hasn't come back.
-	asking bool
+	// tunnels and pinned are how many tunnels it should have, and how many flows are pinned.
+	tunnels, pinned int
 }
 
 func newSandbox(at node.Sandbox) *sandbox {
@@ -101,6 +89,7 @@ func (m *Manager) enter(at node.Sandbox) *sandbox {
 	s := newSandbox(at)
 	if old := m.known[at.ID]; old != nil {
 		s.recorded, s.record = old.recorded, old.record // until it is recorded anew
+		m.cfg.Health.Forget(at.ID)
 	}
 	m.known[at.ID] = s
 	return s
@@ -161,6 +150,7 @@ func (m *Manager) drop(ctx context.Context, s *sandbox) error {
 	recorded := s.recorded
 	if m.known[s.ID] == s {
 		delete(m.known, s.ID)
+		m.cfg.Health.Forget(s.ID)
 	}
 	m.mu.Unlock()
 	_ = s.decide(func() error {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"reflect"
 	"slices"
 	"time"
@@ -12,6 +13,7 @@ import (
 
 	"github.com/coil-net/coil/pkg/clientnet"
 	"github.com/coil-net/coil/pkg/faultpoint"
+	"github.com/coil-net/coil/pkg/plan/client"
 	"github.com/coil-net/coil/pkg/store"
 )
 
@@ -114,7 +116,7 @@ func (m *Manager) clearLost(ctx context.Context, s *sandbox, w *wanted) error {
 	}
 	made, err := m.lastMade(ctx, s)
 	if err == nil && len(made) > 0 {
-		err = m.applyKernel(ctx, s, w)
+		_, err = m.applyKernel(ctx, s, w)
 	}
 	s.looked = err == nil
 	return err
@@ -137,16 +139,16 @@ func (m *Manager) apply(ctx context.Context, s *sandbox, w *wanted) error {
 	if len(w.known) > 0 {
 		recordErr := m.remember(ctx, s, w.known)
 		faultpoint.At(faultpoint.EgressRecorded)
-		err := m.applyKernel(ctx, s, w)
+		out, err := m.applyKernel(ctx, s, w)
 		faultpoint.At(faultpoint.EgressMade)
 		if err == nil && recordErr == nil {
-			err = m.settle(ctx, s, w)
+			err = m.settle(ctx, s, w, out)
 		}
 		return errors.Join(err, recordErr)
 	}
 	last, _ := m.lastOf(s)
 	if len(last) > 0 {
-		if err := m.applyKernel(ctx, s, w); err != nil {
+		if _, err := m.applyKernel(ctx, s, w); err != nil {
 			return err
 		}
 		faultpoint.At(faultpoint.EgressCleared)
@@ -162,7 +164,7 @@ func (m *Manager) apply(ctx context.Context, s *sandbox, w *wanted) error {
 }
 
 // applyKernel narrows the node's guard even if the kernel refuses something.
-func (m *Manager) applyKernel(ctx context.Context, s *sandbox, w *wanted) error {
+func (m *Manager) applyKernel(ctx context.Context, s *sandbox, w *wanted) (clientnet.Outcome, error) {
 	c := m.client(s, w)
 	if s.restored && s.done == nil {
 		m.recall(ctx, s, c)
@@ -172,7 +174,7 @@ func (m *Manager) applyKernel(ctx context.Context, s *sandbox, w *wanted) error 
 	m.made(ctx, s, out, err)
 	err = errors.Join(err, m.narrowTo(ctx, s, w))
 	if s.failed = err; err != nil {
-		return err
+		return out, err
 	}
 	switch {
 	case !out.Changed():
@@ -182,10 +184,26 @@ func (m *Manager) applyKernel(ctx context.Context, s *sandbox, w *wanted) error 
 		logged(ctx, s).V(2).Info("Egress of a pod changed", "tunnels", out.State.Tunnels, "rules", out.Rules, "routes", out.Routes, "nexthops", out.Nexthops)
 	}
 	s.done = &out.State
-	return s.decide(func() error {
-		s.recalled = true
-		return nil
-	})
+	s.deciding.Lock()
+	defer s.deciding.Unlock()
+	s.recalled = true
+	return out, nil
+}
+
+// made notes what a client has.
+func (m *Manager) made(ctx context.Context, s *sandbox, out clientnet.Outcome, err error) {
+	m.counts.moved.Add(float64(out.Moved))
+	if out.Unpinned > 0 {
+		m.counts.unpinned.Add(float64(out.Unpinned))
+		logged(ctx, s).Info("Flows of the pod may go on by other routers: they are too many to be kept", "pinned", out.AllPinned(), "others", out.Unpinned)
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	s.tunnels = len(out.State.Tunnels)
+	if m.known[s.ID] == s && (err == nil || out.Links != nil) {
+		s.pinned = out.AllPinned()
+		m.cfg.Health.Update(s.Sandbox, out.State.Groups, out.Links, err != nil)
+	}
 }
 
 // idle is as long as routers remember connections that send nothing, but for TCP's: these have
@@ -223,10 +241,12 @@ func sameEgress(a, b store.KnownEgress) bool {
 
 // settle forgets that Egresses have switched as soon as no flow goes the former way. The next sync
 // removes what is left of that.
-func (m *Manager) settle(ctx context.Context, s *sandbox, w *wanted) error {
+func (m *Manager) settle(ctx context.Context, s *sandbox, w *wanted, out clientnet.Outcome) error {
 	settled := slices.Clone(w.known)
-	for i := range settled {
-		settled[i].Switched = settled[i].Switched && m.former(s, settled[i].Name)
+	for i, k := range settled {
+		settled[i].Switched = k.Switched && slices.ContainsFunc(out.State.Groups, func(g client.Group) bool {
+			return g.Egress == k.Name && slices.ContainsFunc(g.Former, func(a netip.Addr) bool { return out.Pinned[out.Links[a]] > 0 })
+		})
 	}
 	if slices.EqualFunc(w.known, settled, sameEgress) || !m.turn(s, w, settled) {
 		return nil

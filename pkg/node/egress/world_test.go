@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -26,6 +27,7 @@ import (
 	"github.com/coil-net/coil/pkg/ipam"
 	"github.com/coil-net/coil/pkg/kernel/echo"
 	"github.com/coil-net/coil/pkg/node"
+	"github.com/coil-net/coil/pkg/node/routerhealth"
 	"github.com/coil-net/coil/pkg/plan/client"
 	"github.com/coil-net/coil/pkg/reconcile"
 	"github.com/coil-net/coil/pkg/store"
@@ -347,8 +349,28 @@ func (w *world) egress(name, service string, destinations ...string) *v2.Egress 
 func (w *world) manager(all bool) *Manager {
 	return New(Config{
 		Port: 5555, Protocol: 30, RecordAll: all, Drift: 10 * time.Second, Available: func() error { return nil },
-		Repaired: func(context.Context, clientnet.Outcome) { w.fixed++ }, Ask: w.Ask,
+		Repaired: func(context.Context, clientnet.Outcome) { w.fixed++ }, Health: routerhealth.New(w, w, w),
 	}, w, w, w, w, reconcile.NewMetrics(nil))
+}
+
+// health is what tells a manager of routers.
+func (m *Manager) health() *routerhealth.Checker { return m.cfg.Health.(*routerhealth.Checker) }
+
+// metrics are those of a manager and of its routers.
+func (m *Manager) metrics() *prometheus.Registry {
+	r := prometheus.NewPedanticRegistry()
+	r.MustRegister(m, m.health())
+	return r
+}
+
+// answered are the routers of Egress net/a that have answered, of some.
+func (m *Manager) answered(routers ...string) (all []string) {
+	for _, r := range routers {
+		if m.health().Answered("net/a", netip.MustParseAddr(r)) {
+			all = append(all, r)
+		}
+	}
+	return all
 }
 
 func sandboxOf(pod string) node.Sandbox {

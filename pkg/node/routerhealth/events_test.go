@@ -1,11 +1,11 @@
-package egress
+package routerhealth
 
 import (
 	"fmt"
 	"net/netip"
 	"testing"
 
-	"k8s.io/apimachinery/pkg/types"
+	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
 )
 
 // One router that dies makes a handful of Events in the cluster, however many nodes have clients.
@@ -38,24 +38,18 @@ func TestSpeaks(t *testing.T) {
 // The number of clients is that of the whole cluster.
 func TestNodesThatTellOfARouter(t *testing.T) {
 	const nodes = 300
-	router, key := netip.MustParseAddr("10.1.1.1"), types.NamespacedName{Namespace: "net", Name: "a"}
-	for _, c := range []struct{ clients, least, most int }{{nodes, 1, 4 * spokesmen}, {0, nodes, nodes}} { // 0: not counted yet
+	router := routerKey{"net/a", netip.MustParseAddr("10.1.1.1")}
+	for _, tt := range []struct{ clients, least, most int }{{nodes, 1, 4 * spokesmen}, {0, nodes, nodes}} { // 0: not counted yet
 		telling := 0
 		for n := range nodes {
-			w := newWorld()
-			w.egress("a", "10.96.0.1", "192.0.2.0/24")
-			pod := fmt.Sprint("pod-", n)
-			w.pod(pod, "a")
-			m := w.manager(false)
-			if err := w.add(t, m, pod); err != nil {
-				t.Fatal(err)
-			}
-			if m.tells(router, key, c.clients) {
+			c := nodeOf(&echoes{})
+			c.sends("ns", fmt.Sprint("pod-", n), groupOf(router.egress, router.addr))
+			if c.tells(router, tt.clients) {
 				telling++
 			}
 		}
-		if telling < c.least || telling > c.most {
-			t.Errorf("%d clients: %d of %d nodes tell", c.clients, telling, nodes)
+		if telling < tt.least || telling > tt.most {
+			t.Errorf("%d clients: %d of %d nodes tell", tt.clients, telling, nodes)
 		}
 	}
 }
@@ -64,20 +58,14 @@ func TestNodesThatTellOfARouter(t *testing.T) {
 func TestTellRouter(t *testing.T) {
 	addr := netip.MustParseAddr("10.1.1.1")
 	for clients, want := range map[int32]int{1: 2, 1 << 30: 0} {
-		w := newWorld()
-		w.egress("a", "10.96.0.1", "192.0.2.0/24").Status.Clients = clients
-		w.pod("p", "a")
-		m := w.manager(false)
-		if err := w.add(t, m, "p"); err != nil {
-			t.Fatal(err)
-		}
+		api := &cluster{egress: v2.Egress{Status: v2.EgressStatus{Clients: clients}}}
+		c := New(&echoes{}, api, api)
+		c.sends("ns", "p", groupOf("net/a", addr))
 		for _, dead := range []bool{true, false} {
-			key := routerKey{"net/a", addr}
-			m.routers[key] = &router{liveness: liveness{dead: dead}}
-			m.tellRouter(t.Context(), key)
+			c.tell(t.Context(), routerKey{"net/a", addr}, dead)
 		}
-		if len(w.events) != want {
-			t.Errorf("%d clients: Events %q, want %d", clients, w.events, want)
+		if len(api.events) != want {
+			t.Errorf("%d clients: Events %q, want %d", clients, api.events, want)
 		}
 	}
 }

@@ -1,9 +1,11 @@
-package egress
+package routerhealth
 
 import (
 	"maps"
 	"net/netip"
 	"time"
+
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/coil-net/coil/pkg/kernel/echo"
 )
@@ -48,26 +50,26 @@ func (f findings) answer() bool { return f.lately > 0 }
 // enough: it had better not be given the flows of who has become so a moment before.
 func (f findings) doubtful() bool { return f.answering == 0 && f.wavering > 0 }
 
-// ties are what a client has heard of a circle: how many routers know it, and whether one answered its last
+// ties are what a pod has heard of a circle: how many routers know it, and whether one answered its last
 // question.
 type ties struct {
 	known    int
 	answered bool
 }
 
-// tiesOf counts those of a client, once.
+// tiesOf counts those of a pod, once.
 type tiesOf map[*circle]ties
 
-func (t tiesOf) find(c *circle, s *sandbox) ties {
+func (t tiesOf) find(c *circle, p *pod) ties {
 	if found, counted := t[c]; counted {
 		return found
 	}
 	var found ties
-	if len(s.answered) > 0 {
+	if len(p.answered) > 0 {
 		for _, r := range c.members {
-			if s.answered[r.addr] {
+			if p.answered[r.addr] {
 				found.known++
-				found.answered = found.answered || s.missedOf(r.routerKey) == 0
+				found.answered = found.answered || p.missed[r.routerKey] == 0
 			}
 		}
 	}
@@ -75,14 +77,14 @@ func (t tiesOf) find(c *circle, s *sandbox) ties {
 	return found
 }
 
-// hear notes what routers have answered, and returns those that died or came back.
-func (m *Manager) hear(a *asks) (changed []routerKey) {
+// hear notes what routers have answered. It returns those that died or came back, and the pods for which alone one did.
+func (c *Checker) hear(a *asks) (changed []*member, pods map[types.NamespacedName]bool) {
 	now := time.Now()
 	var noted []*member
 	// Answers first: who answers shows that others could.
 	for _, pass := range []echo.Answer{echo.Given, echo.Missing, echo.Unknown} {
 		for _, round := range a.rounds {
-			noted = append(noted, m.note(now, round, pass)...)
+			noted = append(noted, c.note(now, round, pass)...)
 		}
 	}
 	others := make([]findings, len(noted))
@@ -90,14 +92,18 @@ func (m *Manager) hear(a *asks) (changed []routerKey) {
 		others[i] = r.circle.others(r.router, now)
 	}
 	var differ []question
+	pods = map[types.NamespacedName]bool{}
 	for _, round := range a.rounds {
-		differ = append(differ, round.compare()...)
+		if news := round.compare(); len(news) > 0 {
+			differ = append(differ, news...)
+			pods[types.NamespacedName{Namespace: round.Namespace, Name: round.Name}] = true
+		}
 	}
-	m.mu.Lock()
-	defer m.mu.Unlock()
+	c.mu.Lock()
+	defer c.mu.Unlock()
 	for i, r := range noted {
 		if r.judge(now, others[i].answer(), others[i].doubtful()) {
-			changed = append(changed, r.routerKey)
+			changed = append(changed, r)
 		}
 	}
 	for _, q := range differ {
@@ -106,27 +112,25 @@ func (m *Manager) hear(a *asks) (changed []routerKey) {
 		} else {
 			alone[q.routerKey] = true
 		}
-		m.loop.Add(podName(q.end.sandbox))
 	}
-	return changed
+	return changed, pods
 }
 
-// note notes the answers of one kind to a client, and returns the routers for which they count for all clients.
-func (m *Manager) note(now time.Time, round *round, alike echo.Answer) (noted []*member) {
-	s, to := round.client, tiesOf{}
+// note notes the answers of one kind to a pod, and returns the routers for which they count for all pods.
+func (c *Checker) note(now time.Time, round *round, alike echo.Answer) (noted []*member) {
+	given, to := alike == echo.Given, tiesOf{}
 	counts := make([]bool, len(round.about))
 	for i, q := range round.about {
-		counts[i] = q.turn && alike != echo.Unknown && round.answer(i) == alike && (q.known || !q.proven && (alike == echo.Given || q.knownByOthers(s, to)))
+		counts[i] = q.turn && alike != echo.Unknown && round.answer(i) == alike && (q.known || !q.proven && (given || q.knownByOthers(to)))
 	}
-	m.mu.Lock()
-	defer m.mu.Unlock()
+	c.mu.Lock()
+	defer c.mu.Unlock()
 	for i, q := range round.about {
 		if round.answer(i) != alike {
 			continue
 		}
-		given := alike == echo.Given
 		if given || alike == echo.Missing && q.known {
-			s.heard(q.routerKey, given)
+			round.heard(q.routerKey, given)
 		}
 		switch {
 		case !q.turn:
@@ -146,46 +150,46 @@ func (m *Manager) note(now time.Time, round *round, alike echo.Answer) (noted []
 	return noted
 }
 
-// knownByOthers says whether another router of the Egress knows a client that this one has never answered. The router
-// may not know a new client yet: silence counts only then, and only where nobody better asks.
-func (q question) knownByOthers(s *sandbox, to tiesOf) bool {
-	others := to.find(q.circle, s).known
-	if s.answered[q.addr] {
+// knownByOthers says whether another router of the Egress knows a pod that this one has never answered. The router
+// may not know a new pod yet: silence counts only then, and only where nobody better asks.
+func (q question) knownByOthers(to tiesOf) bool {
+	others := to.find(q.circle, q.end.pod).known
+	if q.end.answered[q.addr] {
 		others--
 	}
 	return others > 0
 }
 
-// compare returns the questions about routers that answer others but not the client, whom other routers of the
+// compare returns the questions about routers that answer others but not the pod, whom other routers of the
 // Egress do answer, if that is news, or was so and isn't any more.
 func (r *round) compare() (differ []question) {
-	s, to := r.client, tiesOf{}
+	to := tiesOf{}
 	for _, q := range r.about {
 		// The router itself is none of those that answered.
-		alone := s.missedOf(q.routerKey) >= deathMisses && to.find(q.circle, s).answered
-		if alone != s.alone[q.routerKey] {
+		alone := r.missed[q.routerKey] >= deathMisses && to.find(q.circle, r.pod).answered
+		if alone != r.alone[q.routerKey] {
 			differ = append(differ, q)
 		}
 	}
 	return differ
 }
 
-// heard notes whether a router has answered the sandbox.
-func (s *sandbox) heard(key routerKey, given bool) {
-	if s.answered == nil {
-		s.answered, s.missed, s.alone = map[netip.Addr]bool{}, map[routerKey]int{}, map[routerKey]bool{}
+// heard notes whether a router has answered the pod.
+func (p *pod) heard(key routerKey, given bool) {
+	if p.answered == nil {
+		p.answered, p.missed, p.alone = map[netip.Addr]bool{}, map[routerKey]int{}, map[routerKey]bool{}
 	}
 	if !given {
-		s.missed[key]++
+		p.missed[key]++
 		return
 	}
-	s.answered[key.addr] = true
-	delete(s.missed, key)
+	p.answered[key.addr] = true
+	delete(p.missed, key)
 }
 
-// forgetRouters forgets what the sandbox has heard of routers, which are at some addresses.
-func (s *sandbox) forgetRouters(gone map[routerKey]bool, addrs map[netip.Addr]bool) {
-	maps.DeleteFunc(s.answered, func(a netip.Addr, _ bool) bool { return addrs[a] })
-	maps.DeleteFunc(s.missed, func(k routerKey, _ int) bool { return gone[k] })
-	maps.DeleteFunc(s.alone, func(k routerKey, _ bool) bool { return gone[k] })
+// forget forgets what the pod has heard of routers, which are at some addresses.
+func (p *pod) forget(gone map[routerKey]bool, addrs map[netip.Addr]bool) {
+	maps.DeleteFunc(p.answered, func(a netip.Addr, _ bool) bool { return addrs[a] })
+	maps.DeleteFunc(p.missed, func(k routerKey, _ int) bool { return gone[k] })
+	maps.DeleteFunc(p.alone, func(k routerKey, _ bool) bool { return gone[k] })
 }

@@ -1,4 +1,4 @@
-package egress
+package routerhealth
 
 import (
 	"cmp"
@@ -19,10 +19,9 @@ import (
 // ask. What has to wait is asked in the next rounds, and nobody is held to be silent meanwhile.
 const mostQuestions = 16384
 
-// asker is what the goroutine of AskRouters keeps of a round for the next; round is changed under Manager.mu.
+// asker is what the goroutine of Run keeps of a round for the next.
 type asker struct {
-	round uint64
-	seed  *maphash.Seed
+	seed *maphash.Seed
 	// next are, by namespace and queue, where the next round goes on.
 	next map[string][2]uint64
 	// late says that questions have to wait.
@@ -32,8 +31,8 @@ type asker struct {
 // place is whose a question is; by its hash it is always at the same place of a queue.
 type place struct {
 	routerKey
-	sandbox *sandbox // nil of all that can ask in turn
-	known   bool
+	pod   *pod // nil of all that can ask in turn
+	known bool
 }
 
 // wish is a question that pods of a namespace have.
@@ -57,24 +56,13 @@ func (w *wishes) pop() (question, bool) {
 		for len(w.queues[i]) > 0 {
 			first := w.queues[i][0]
 			w.queues[i], w.next[i] = w.queues[i][1:], first.hash+1
-			if !first.fulfilled() {
+			// Another pod may ask the router in turn already.
+			if !first.turn || !first.asked[index(first.known)] {
 				return first.question, true
 			}
 		}
 	}
 	return question{}, false
-}
-
-// fulfilled says whether another client asks the router in turn already.
-func (q question) fulfilled() bool { return q.turn && q.asked[index(q.known)] }
-
-// find returns the client's question to the router if one was chosen already.
-func (q question) find() *question {
-	i := slices.IndexFunc(q.chosen, func(c *question) bool { return c.end.sandbox == q.end.sandbox })
-	if i < 0 {
-		return nil
-	}
-	return q.chosen[i]
 }
 
 func index(known bool) int {
@@ -87,13 +75,17 @@ func index(known bool) int {
 // share chooses questions when there are too many: of each namespace one after the other. A router that pods of
 // several namespaces can ask in turn is asked by that which comes to it first.
 func (s *asker) share(a *asks) (all []question) {
+	type pair struct {
+		of *sender
+		to *member
+	}
+	chosen := map[pair]int{} // which of all
 	namespaces := s.wishes(a)
 	names := slices.Collect(maps.Keys(namespaces)) // in another order each time
-	var chosen []*question
-	for len(names) > 0 && len(chosen) < mostQuestions {
+	for len(names) > 0 && len(all) < mostQuestions {
 		left := names[:0]
 		for _, name := range names {
-			if len(chosen) == mostQuestions {
+			if len(all) == mostQuestions {
 				break
 			}
 			q, ok := namespaces[name].pop()
@@ -104,12 +96,13 @@ func (s *asker) share(a *asks) (all []question) {
 			if q.turn {
 				q.asked[index(q.known)] = true
 			}
-			if c := q.find(); c != nil {
-				c.turn = c.turn || q.turn
+			p := pair{q.end.sender, q.member}
+			if i, twice := chosen[p]; twice {
+				all[i].turn = all[i].turn || q.turn
 				continue
 			}
-			chosen = append(chosen, &q)
-			q.chosen = append(q.chosen, &q)
+			chosen[p] = len(all)
+			all = append(all, q)
 		}
 		names = left
 	}
@@ -121,9 +114,6 @@ func (s *asker) share(a *asks) (all []question) {
 		if !r.asked[index(r.proven)] && slices.ContainsFunc(r.ends, func(e end) bool { return !e.absent }) {
 			r.waited++
 		}
-	}
-	for _, q := range chosen {
-		all = append(all, *q)
 	}
 	return all
 }
@@ -153,13 +143,12 @@ func (s *asker) wishes(a *asks) map[string]*wishes {
 			}
 		}
 	}
-	for r, clients := range a.each() {
-		inTurn(r, clients.takers, r.turn, true)
-		inTurn(r, clients.unknown, r.newTurn, false)
-		own, any := clients.own(r.turn)
-		for _, e := range clients.old {
-			if r.missedBy(e) || any && e.sandbox == own.sandbox {
-				add(1, question{r, e, true, false}, place{r.routerKey, e.sandbox, true})
+	for r, pods := range a.each() {
+		inTurn(r, pods.takers, r.turn, true)
+		inTurn(r, pods.unknown, r.newTurn, false)
+		for _, e := range pods.old {
+			if pods.asksItself(r, e) {
+				add(1, question{r, e, true, false}, place{r.routerKey, e.pod, true})
 			}
 		}
 	}

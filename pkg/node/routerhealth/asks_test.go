@@ -1,19 +1,22 @@
-package egress
+package routerhealth
 
 import (
 	"context"
 	"fmt"
 	"net/netip"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
+	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
 	"github.com/coil-net/coil/pkg/attachment"
-	"github.com/coil-net/coil/pkg/clientnet"
 	"github.com/coil-net/coil/pkg/dataplane"
 	"github.com/coil-net/coil/pkg/kernel/echo"
 	"github.com/coil-net/coil/pkg/node"
@@ -35,35 +38,67 @@ func groupOf(egress string, routers ...netip.Addr) client.Group {
 	return client.Group{Egress: egress, Family: dataplane.FamilyOf(routers[0]), Direct: true, Members: routers}
 }
 
+// nodeOf is a node whose pods nobody is told of.
+func nodeOf(n Network) *Checker { return New(n, &cluster{}, &cluster{}) }
+
+// cluster has an Egress, and the Events of it. It is told of pods and Egresses, too.
+type cluster struct {
+	egress   v2.Egress
+	events   []string
+	pods     []string
+	egresses []string
+}
+
+func (c *cluster) Egress(context.Context, types.NamespacedName, bool) (*v2.Egress, error) {
+	return &c.egress, nil
+}
+
+func (c *cluster) Eventf(_, _ runtime.Object, _, reason, _, note string, args ...any) {
+	c.events = append(c.events, reason+": "+fmt.Sprintf(note, args...))
+}
+
+func (c *cluster) EgressChanged(name types.NamespacedName) {
+	c.egresses = append(c.egresses, name.String())
+}
+
+func (c *cluster) PodChanged(name types.NamespacedName) { c.pods = append(c.pods, name.String()) }
+
+// at is the sandbox of a pod.
+func at(namespace, pod string) node.Sandbox {
+	return node.Sandbox{
+		ID: attachment.ID{ContainerID: "c-" + pod, IfName: "eth0"}, Pod: store.Pod{Namespace: namespace, Name: pod}, Netns: store.Netns{Path: "/" + pod},
+	}
+}
+
 // sends makes a pod one that has tunnels to all routers of groups.
-func (m *Manager) sends(namespace, pod string, groups ...client.Group) *sandbox {
-	id := attachment.ID{ContainerID: "c-" + pod, IfName: "eth0"}
-	s := &sandbox{Sandbox: node.Sandbox{ID: id, Pod: store.Pod{Namespace: namespace, Name: pod}, Netns: store.Netns{Path: "/" + pod}}}
-	s.groups, s.links = groups, map[netip.Addr]int{}
+func (c *Checker) sends(namespace, name string, groups ...client.Group) *pod {
+	links := map[netip.Addr]int{}
 	for _, g := range groups {
 		for _, a := range g.Routers() {
-			s.links[a] = 1 + len(s.links)
+			links[a] = 1 + len(links)
 		}
 	}
-	m.known[id] = s
-	return s
+	s := at(namespace, name)
+	c.Forget(s.ID)
+	c.Update(s, groups, links, false)
+	return c.pods[s.ID]
 }
 
 // attack makes pods of a namespace clients of Egresses of their own, with as many routers as a pod may have.
-func (m *Manager) attack(namespace string, pods int) (all []*sandbox) {
+func (c *Checker) attack(namespace string, pods int) (all []*pod) {
 	for p := range pods {
 		var groups []client.Group
 		for e := range 8 {
 			groups = append(groups, groupOf(fmt.Sprintf("%s/%d-%d", namespace, p, e), routersAt(100+8*p+e, client.MostTunnels/8)...))
 		}
-		all = append(all, m.sends(namespace, fmt.Sprintf("%s-%d", namespace, p), groups...))
+		all = append(all, c.sends(namespace, fmt.Sprintf("%s-%d", namespace, p), groups...))
 	}
 	return all
 }
 
 // deadOf returns which of some routers are dead.
-func (m *Manager) deadOf(addrs []netip.Addr) (dead []netip.Addr, n int) {
-	for key, r := range m.routers {
+func (c *Checker) deadOf(addrs []netip.Addr) (dead []netip.Addr, n int) {
+	for key, r := range c.routers {
 		if r.dead && slices.Contains(addrs, key.addr) {
 			dead = append(dead, key.addr)
 		}
@@ -72,16 +107,16 @@ func (m *Manager) deadOf(addrs []netip.Addr) (dead []netip.Addr, n int) {
 }
 
 // waits returns how long somebody who wants Manager.mu again and again has to wait for it in all while f runs.
-func (m *Manager) waits(f func()) (waited time.Duration) {
+func (c *Checker) waits(f func()) (waited time.Duration) {
 	var done atomic.Bool
 	end := make(chan time.Duration)
 	go func() {
 		var sum time.Duration
 		for !done.Load() {
 			began := time.Now()
-			m.mu.Lock()
+			c.mu.Lock()
 			sum += time.Since(began)
-			m.mu.Unlock()
+			c.mu.Unlock()
 			time.Sleep(100 * time.Microsecond) // others want it, too
 		}
 		end <- sum
@@ -95,12 +130,14 @@ func (m *Manager) waits(f func()) (waited time.Duration) {
 type echoes struct {
 	mu     sync.Mutex
 	silent func(netip.Addr) bool
+	deaf   map[netip.Addr]string // the network namespace of a pod that doesn't hear a router
 	asked  map[netip.Addr]int
 	total  int
 	twice  []string // who asks a router twice at once
 }
 
-func (e *echoes) ask(_ context.Context, at store.Netns, _ time.Duration, questions []echo.Question) (answers []echo.Answer, err error) {
+// Ask implements Network.
+func (e *echoes) Ask(_ context.Context, at store.Netns, _ time.Duration, questions []echo.Question) (answers []echo.Answer, err error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	seen := map[netip.Addr]bool{}
@@ -112,7 +149,7 @@ func (e *echoes) ask(_ context.Context, at store.Netns, _ time.Duration, questio
 		e.asked[q.To]++
 		e.total++
 		answer := echo.Given
-		if e.silent(q.To) {
+		if e.silent(q.To) || e.deaf[q.To] == at.Path {
 			answer = echo.Missing
 		}
 		answers = append(answers, answer)
@@ -121,13 +158,12 @@ func (e *echoes) ask(_ context.Context, at store.Netns, _ time.Duration, questio
 }
 
 // round asks once, and returns how often each router was asked, and all together.
-func (e *echoes) round(t *testing.T, m *Manager, silent func(netip.Addr) bool) (asked map[netip.Addr]int, total int) {
+func (e *echoes) round(t *testing.T, c *Checker, silent func(netip.Addr) bool) (asked map[netip.Addr]int, total int) {
 	t.Helper()
 	e.silent, e.asked, e.total, e.twice = silent, map[netip.Addr]int{}, 0, nil
-	m.cfg.Ask = e.ask
-	m.askOnce(klog.NewContext(t.Context(), klog.Logger{})) // thousands of routers die
+	c.askOnce(klog.NewContext(t.Context(), klog.Logger{}), &cluster{}) // thousands of routers die
 	if len(e.twice) > 0 {
-		t.Errorf("routers are asked twice at once: %s", few(e.twice, ", "))
+		t.Errorf("routers are asked twice at once: %s", strings.Join(e.twice[:min(3, len(e.twice))], ", "))
 	}
 	return e.asked, e.total
 }
@@ -137,13 +173,13 @@ func nobody(netip.Addr) bool { return false }
 
 // ADD, DEL and failover of a node wait little for who asks, however many routers never answer.
 func TestRoutersThatNeverAnswerStallNobody(t *testing.T) {
-	m := newWorld().manager(false)
-	m.attack("loud", 30)
 	var e echoes
+	c := nodeOf(&e)
+	c.attack("loud", 30)
 	var least time.Duration
 	limit := testkit.Limit(50 * time.Millisecond)
 	for round := range 10 { // another process may have the processor
-		waited := m.waits(func() { e.round(t, m, all) })
+		waited := c.waits(func() { e.round(t, c, all) })
 		t.Logf("round %d: waited for %s", round, waited)
 		if round == 0 || waited < least {
 			least = waited
@@ -158,15 +194,15 @@ func TestRoutersThatNeverAnswerStallNobody(t *testing.T) {
 // Pods of one namespace that have more to ask than a node asks keep no question of another's waiting, also if they
 // are clients of the same Egress; what has to wait is asked soon, and isn't silent meanwhile.
 func TestNamespacesShareQuestions(t *testing.T) {
-	m := newWorld().manager(false)
-	calm, calmGroup := routersAt(1, 4), groupOf("calm/a", routersAt(1, 4)...)
-	pods := m.attack("loud", 20)
-	for _, s := range pods {
-		m.sends(s.Namespace, s.Name, append(s.groups[1:], calmGroup)...)
-	}
-	m.sends("calm", "calm", calmGroup)
-	isLoud := func(a netip.Addr) bool { return !slices.Contains(calm, a) }
 	var e echoes
+	c := nodeOf(&e)
+	calm, calmGroup := routersAt(1, 4), groupOf("calm/a", routersAt(1, 4)...)
+	pods := c.attack("loud", 20)
+	for _, s := range pods {
+		c.sends(s.Namespace, s.Name, append(s.groups[1:], calmGroup)...)
+	}
+	c.sends("calm", "calm", calmGroup)
+	isLoud := func(a netip.Addr) bool { return !slices.Contains(calm, a) }
 	known := map[netip.Addr]bool{}
 	missed := map[netip.Addr]int{}
 	for round := range 20 {
@@ -175,10 +211,10 @@ func TestNamespacesShareQuestions(t *testing.T) {
 			silent = isLoud
 		}
 		waited := map[routerKey]int{}
-		for key, r := range m.routers {
+		for key, r := range c.routers {
 			waited[key] = r.waited
 		}
-		asked, total := e.round(t, m, silent)
+		asked, total := e.round(t, c, silent)
 		if total > mostQuestions {
 			t.Errorf("round %d: %d questions", round, total)
 		}
@@ -193,10 +229,10 @@ func TestNamespacesShareQuestions(t *testing.T) {
 				missed[a] += n
 			}
 		}
-		if n := len(known); round == 4 && n != len(m.routers) {
-			t.Errorf("%d of %d routers were asked in five rounds", n, len(m.routers))
+		if n := len(known); round == 4 && n != len(c.routers) {
+			t.Errorf("%d of %d routers were asked in five rounds", n, len(c.routers))
 		}
-		for key, r := range m.routers {
+		for key, r := range c.routers {
 			if n := asked[key.addr]; n == 0 && r.waited != waited[key]+1 || n > 0 && round < 5 && r.waited != 0 {
 				t.Fatalf("round %d: router %s was asked %d times and has waited for %d rounds, before %d", round, key.addr, n, r.waited, waited[key])
 			}
@@ -205,18 +241,18 @@ func TestNamespacesShareQuestions(t *testing.T) {
 			}
 		}
 	}
-	for key, r := range m.routers {
+	for key, r := range c.routers {
 		if r.dead != isLoud(key.addr) {
 			t.Errorf("router %s of %s: dead is %t after 15 rounds", key.addr, key.egress, r.dead)
 		}
 	}
 	for round := range deathMisses {
-		if _, dead := m.deadOf(calm); dead > 0 {
+		if _, dead := c.deadOf(calm); dead > 0 {
 			t.Errorf("dead after %d rounds", round)
 		}
-		e.round(t, m, func(a netip.Addr) bool { return isLoud(a) || a == calm[0] })
+		e.round(t, c, func(a netip.Addr) bool { return isLoud(a) || a == calm[0] })
 	}
-	if addrs, dead := m.deadOf(calm); dead != 1 || addrs[0] != calm[0] {
+	if addrs, dead := c.deadOf(calm); dead != 1 || addrs[0] != calm[0] {
 		t.Errorf("%v are dead, want %s", addrs, calm[0])
 	}
 }
@@ -224,7 +260,8 @@ func TestNamespacesShareQuestions(t *testing.T) {
 // A node whose tenants mean well asks all there is to ask, also when all routers die at once, or many come back.
 func TestQuestionsOfHonestNodes(t *testing.T) {
 	const pods, egresses = 100, 64
-	m := newWorld().manager(false)
+	var e echoes
+	c := nodeOf(&e)
 	var groups []client.Group
 	for e := range egresses {
 		four := routersAt(e, 4)
@@ -237,13 +274,12 @@ func TestQuestionsOfHonestNodes(t *testing.T) {
 		groups = append(groups, groupOf(name, four...), groupOf(name, six...))
 	}
 	for p := range pods {
-		s := m.sends("ns", fmt.Sprint(p), groups...)
+		s := c.sends("ns", fmt.Sprint(p), groups...)
 		for a := range s.links {
 			s.heard(routerKey{addr: a}, true)
 		}
 	}
 	routers := egresses * 4 * 2
-	var e echoes
 	quarter := func(a netip.Addr) bool { b := a.As16(); return b[15] == 0 }
 	for _, phase := range []struct {
 		what   string
@@ -253,8 +289,8 @@ func TestQuestionsOfHonestNodes(t *testing.T) {
 	}{{"all answer", 2, nobody, routers}, {"none does", 10, all, deathMisses * routers}, {"they do", 5, nobody, routers}, {"a quarter doesn't", 10, quarter, routers},
 		{"it is silent for long", 1, quarter, routers}, {"it comes back", 10, nobody, pods * routers / 4}} {
 		if phase.what == "it is silent for long" {
-			for _, s := range m.known {
-				for key := range m.routers {
+			for _, s := range c.pods {
+				for key := range c.routers {
 					if quarter(key.addr) {
 						s.missed[key] = deathMisses
 					}
@@ -263,9 +299,9 @@ func TestQuestionsOfHonestNodes(t *testing.T) {
 		}
 		most := 0
 		for range phase.rounds {
-			_, total := e.round(t, m, phase.silent)
+			_, total := e.round(t, c, phase.silent)
 			most = max(most, total)
-			if m.asker.late {
+			if c.asker.late {
 				t.Errorf("%s: questions have to wait", phase.what)
 			}
 		}
@@ -278,28 +314,71 @@ func TestQuestionsOfHonestNodes(t *testing.T) {
 
 // A router that was dead is known as long as a pod has it, also one that gets it while a round begins.
 func TestRouterIsMadeMeanwhile(t *testing.T) {
-	m := newWorld().manager(false)
-	g := groupOf("net/a", routersAt(1, 2)...)
-	m.sends("ns", "p", groupOf("net/a", g.Members[0]))
-	late := m.sends("ns", "late")
 	var e echoes
-	e.round(t, m, nobody)
+	c := nodeOf(&e)
+	g := groupOf("net/a", routersAt(1, 2)...)
+	c.sends("ns", "p", groupOf("net/a", g.Members[0]))
+	late := c.sends("ns", "late", g)
+	c.Update(late.Sandbox, nil, nil, false)
+	e.round(t, c, nobody)
 	old := routerKey{"net/a", g.Members[1]}
-	m.routers[old] = &router{liveness: deadAlready()}
+	c.routers[old] = &router{liveness: deadAlready()}
 	other := routerKey{"net/a", routersAt(1, 3)[2]}
-	m.routers[other] = &router{liveness: deadAlready()}
+	c.routers[other] = &router{liveness: deadAlready()}
 	late.heard(other, true)
 	late.heard(other, false)
-	senders := m.senders()
-	state := client.State{Groups: []client.Group{{Egress: "net/a", Direct: true, Members: g.Members[:1], Dead: g.Members[1:]}}}
-	m.made(t.Context(), late, clientnet.Outcome{State: state, Links: map[netip.Addr]int{g.Members[0]: 1, g.Members[1]: 2}}, nil)
-	a := gather(senders)
-	m.meet(a)
-	m.forgetRouters(a)
-	if r := m.routers[old]; r == nil || !r.dead {
+	senders := c.senders()
+	made := []client.Group{{Egress: "net/a", Direct: true, Members: g.Members[:1], Dead: g.Members[1:]}}
+	c.Update(late.Sandbox, made, map[netip.Addr]int{g.Members[0]: 1, g.Members[1]: 2}, false)
+	a := &asks{members: gather(senders)}
+	c.meet(a)
+	c.forgetRouters(a)
+	if r := c.routers[old]; r == nil || !r.dead {
 		t.Error("it is forgotten though a pod has it")
 	}
-	if m.routers[other] != nil || late.answered[other.addr] || late.missed[other] > 0 {
+	if c.routers[other] != nil || late.answered[other.addr] || late.missed[other] > 0 {
 		t.Error("one that no pod has is known")
+	}
+}
+
+// Who listens is told once of a router that dies for a pod alone, and of one that dies for all; a pod that is forgotten leaves
+// nothing.
+func TestListener(t *testing.T) {
+	var e echoes
+	c := nodeOf(&e)
+	told := &cluster{}
+	calm, unheard := routersAt(1, 2), routersAt(2, 2)
+	for _, pod := range []string{"p", "q"} {
+		c.sends("ns", pod, groupOf("net/a", calm...), groupOf("net/b", unheard...))
+	}
+	e.silent, e.asked = nobody, map[netip.Addr]int{}
+	c.askOnce(t.Context(), told)
+	c.askOnce(t.Context(), told)
+	e.deaf = map[netip.Addr]string{unheard[0]: "/p"}
+	for range 2 * doubtMisses {
+		c.askOnce(t.Context(), told)
+	}
+	if len(told.egresses) > 0 || !slices.Equal(told.pods, []string{"ns/p"}) {
+		t.Errorf("a pod doesn't hear a router: told are Egresses %q and pods %q", told.egresses, told.pods)
+	}
+	e.silent = func(a netip.Addr) bool { return a == calm[0] }
+	for range 2 * doubtMisses {
+		c.askOnce(t.Context(), told)
+	}
+	if !slices.Equal(told.egresses, []string{"net/a"}) {
+		t.Errorf("a router is silent: told are Egresses %q", told.egresses)
+	}
+	routers := []client.Router{{Addr: unheard[0], State: client.RouterLive}, {Addr: unheard[1], State: client.RouterLive}}
+	for pod, dead := range map[string]bool{"p": true, "q": false, "new": false} {
+		mine := slices.Clone(routers)
+		c.Mark(at("ns", pod).ID, "net/b", mine)
+		if is := mine[0].State == client.RouterDead; is != dead || mine[1].State != client.RouterLive {
+			t.Errorf("pod %s has routers %v", pod, mine)
+		}
+	}
+	c.Forget(at("ns", "p").ID)
+	c.Forget(at("ns", "q").ID)
+	if c.askOnce(t.Context(), told) || len(c.pods)+len(c.routers) > 0 {
+		t.Errorf("left are pods %v and routers %v", c.pods, c.routers)
 	}
 }

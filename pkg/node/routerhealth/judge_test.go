@@ -1,4 +1,4 @@
-package egress
+package routerhealth
 
 import (
 	"math/rand/v2"

@@ -1,4 +1,4 @@
-package egress
+package routerhealth
 
 import (
 	"context"
@@ -9,20 +9,12 @@ import (
 	"github.com/coil-net/coil/pkg/kernel/echo"
 )
 
-// round is what one client asks, and hears.
+// round is what one pod asks, and hears.
 type round struct {
-	client    *sandbox
-	mute      bool // its namespace is muted
-	questions []echo.Question
-	about     []question
-	answers   []echo.Answer // none if nothing could be asked
-	err       error
-}
-
-// ask adds a question.
-func (r *round) ask(q question) {
-	r.questions = append(r.questions, echo.Question{Link: q.end.to[q.addr], From: q.end.source, To: q.addr})
-	r.about = append(r.about, q)
+	*sender
+	about   []question
+	answers []echo.Answer // none if nothing could be asked
+	err     error
 }
 
 // answer returns that to a question.
@@ -43,7 +35,7 @@ const (
 	muteFor = time.Minute
 )
 
-// errSlow is of a client whose round goes on.
+// errSlow is of a pod whose round goes on.
 var errSlow = errors.New("it takes the kernel too long to send from the pod")
 
 // outcome is what came of a round.
@@ -54,24 +46,31 @@ type outcome struct {
 	took    time.Duration
 }
 
-// askAll does rounds, and waits for no client longer than mostAsking: a program in a pod may give its links rules
-// that take long. Nothing is known of the answers then, and the client isn't asked again until it has come back.
-func (m *Manager) askAll(ctx context.Context, rounds []*round) {
+// do asks the questions of a round.
+func (c *Checker) do(ctx context.Context, r *round) outcome {
+	start := time.Now()
+	questions := make([]echo.Question, len(r.about))
+	for i, q := range r.about {
+		questions[i] = echo.Question{Link: r.to[q.addr], From: q.end.source, To: q.addr}
+	}
+	answers, err := c.net.Ask(ctx, r.Netns, askWait, questions)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	r.asking = false
+	return outcome{r, answers, err, time.Since(start)}
+}
+
+// askAll does rounds, and waits for no pod longer than mostAsking: a program in a pod may give its links rules
+// that take long. Nothing is known of the answers then, and the pod isn't asked again until it has come back.
+func (c *Checker) askAll(ctx context.Context, rounds []*round) {
 	outcomes := make(chan outcome, len(rounds))
-	patient := 0 // clients that are waited for
+	patient := 0 // pods that are waited for
 	for _, r := range rounds {
 		r.err = errSlow
 		if !r.mute {
 			patient++
 		}
-		go func() {
-			start := time.Now()
-			answers, err := m.cfg.Ask(ctx, r.client.Netns, askWait, r.questions)
-			m.mu.Lock()
-			r.client.asking = false
-			m.mu.Unlock()
-			outcomes <- outcome{r, answers, err, time.Since(start)}
-		}()
+		go func() { outcomes <- c.do(ctx, r) }()
 	}
 	if patient == 0 { // it is the host, not the pods
 		patient = len(rounds)
@@ -105,11 +104,11 @@ func (m *Manager) askAll(ctx context.Context, rounds []*round) {
 			late = append(late, r)
 		}
 	}
-	m.mu.Lock()
-	defer m.mu.Unlock()
+	c.mu.Lock()
+	defer c.mu.Unlock()
 	now := time.Now()
-	maps.DeleteFunc(m.muted, func(_ string, until time.Time) bool { return until.Before(now) })
+	maps.DeleteFunc(c.muted, func(_ string, until time.Time) bool { return until.Before(now) })
 	for _, r := range late {
-		m.muted[r.client.Namespace] = now.Add(muteFor)
+		c.muted[r.Namespace] = now.Add(muteFor)
 	}
 }
