@@ -72,7 +72,15 @@ func (in namespace) group(ctx context.Context, state client.State, links map[net
 		all = all || !balanced(g, was[i])
 	}
 	t := &transition{namespace: in, state: state, links: links, complete: complete, moves: moves, seen: map[client.Flow]bool{}, out: out}
-	leaves, sinkErr := t.holdable(ctx, leaving(before, want, state, links, complete))
+	leaves := leaving(before, want, state, links, complete)
+	var families []dataplane.Family
+	for _, n := range leaves {
+		families = append(families, n.Family)
+	}
+	var sinkErr error
+	if t.losing, sinkErr = in.sinks(ctx, families...); sinkErr != nil {
+		leaves = nil // without links by which packets get lost nothing is held
+	}
 	pinErr := t.pin(ctx, all)
 	err = t.swap(ctx, leaves, before, want)
 	for i, g := range before {

@@ -63,19 +63,6 @@ func (t *transition) leave(ctx context.Context, members []dataplane.Nexthop, gro
 	return errors.Join(errs...)
 }
 
-// holdable returns the members, if there are links by which packets get lost.
-func (t *transition) holdable(ctx context.Context, members []dataplane.Nexthop) ([]dataplane.Nexthop, error) {
-	var families []dataplane.Family
-	for _, n := range members {
-		families = append(families, n.Family)
-	}
-	var err error
-	if t.losing, err = t.sinks(ctx, families...); err != nil {
-		return nil, err
-	}
-	return members, nil
-}
-
 // hold makes flows by members get lost if they have no pin, and then pins the flows that went by these members, as quickly
 // as possible: TCP sends again what was lost.
 func (t *transition) hold(ctx context.Context, members map[dataplane.Family]dataplane.Nexthop) error {

@@ -101,24 +101,19 @@ type Conflict struct {
 
 // Families are those that tunnels are needed in.
 func (s State) Families() []dataplane.Family {
-	var fs []dataplane.Family
-	for _, t := range s.Tunnels {
-		if f := dataplane.FamilyOf(t.Remote); !slices.Contains(fs, f) {
-			fs = append(fs, f)
-		}
-	}
-	return fs
+	return familiesOf(s.Tunnels, func(t dataplane.Tunnel, f dataplane.Family) bool { return dataplane.FamilyOf(t.Remote) == f })
 }
 
 // Sinks are the families in which packets must get lost.
 func (s State) Sinks() []dataplane.Family {
-	var fs []dataplane.Family
-	for _, r := range s.Routes {
-		if f := dataplane.FamilyOf(r.Dst.Addr()); r.Sink && !slices.Contains(fs, f) {
-			fs = append(fs, f)
-		}
-	}
-	return fs
+	return familiesOf(s.Routes, func(r Route, f dataplane.Family) bool { return r.Sink && dataplane.FamilyOf(r.Dst.Addr()) == f })
+}
+
+// familiesOf returns the families that one of some things is of.
+func familiesOf[T any](all []T, is func(T, dataplane.Family) bool) []dataplane.Family {
+	return slices.DeleteFunc([]dataplane.Family{dataplane.IPv4, dataplane.IPv6}, func(f dataplane.Family) bool {
+		return !slices.ContainsFunc(all, func(x T) bool { return is(x, f) })
+	})
 }
 
 // Closed are the routes that need no tunnel: with them alone, each destination is
@@ -261,14 +256,6 @@ type inFamily struct {
 
 func (c inFamily) has(a netip.Addr) bool { return dataplane.FamilyOf(a) == c.Family }
 
-// peer returns the address of an Egress's Service in the family.
-func (c inFamily) peer(e *Egress) netip.Addr {
-	if c.Family == dataplane.IPv4 {
-		return e.Peers.IPv4
-	}
-	return e.Peers.IPv6
-}
-
 // remotes returns the addresses to which packets of an Egress are sent.
 func (c inFamily) remotes(e *Egress) []netip.Addr {
 	if e.grouped() {
@@ -280,10 +267,7 @@ func (c inFamily) remotes(e *Egress) []netip.Addr {
 
 // service returns the address of an Egress's Service, if it has one in the family.
 func (c inFamily) service(e *Egress) []netip.Addr {
-	if peer := c.peer(e); peer.IsValid() {
-		return []netip.Addr{peer}
-	}
-	return nil
+	return slices.DeleteFunc(e.Peers.Addrs(), func(a netip.Addr) bool { return !c.has(a) })
 }
 
 func (c inFamily) tunnels(egresses []Egress) []dataplane.Tunnel {
@@ -352,7 +336,9 @@ func (c inFamily) routes(claims []claim, spared []netip.Prefix) []Route {
 		if d.egress.grouped() {
 			route.Nexthop = c.groups[groupName{d.egress.Name, c.Family}]
 			routes = append(routes, Route{Route: route})
-		} else if peer := c.peer(d.egress); peer.IsValid() {
+			continue
+		}
+		for _, peer := range c.service(d.egress) {
 			routes = append(routes, Route{Route: route, Peer: peer})
 		}
 	}

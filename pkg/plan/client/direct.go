@@ -50,16 +50,14 @@ func RoutersOf(lists []*discoveryv1.EndpointSlice) []Router {
 			}
 		}
 	}
-	// While an endpoint moves from one slice to another it may be in both.
-	slices.SortFunc(all, func(a, b Router) int { return cmp.Or(a.Addr.Compare(b.Addr), cmp.Compare(a.State, b.State)) })
-	all = slices.CompactFunc(all, func(a, b Router) bool { return a.Addr == b.Addr })
-	if len(all) <= groupBuckets {
-		return all
-	}
-	slices.SortStableFunc(all, func(a, b Router) int { return cmp.Compare(a.State, b.State) })
-	used := map[dataplane.Family]int{}
+	slices.SortFunc(all, func(a, b Router) int { return cmp.Or(cmp.Compare(a.State, b.State), a.Addr.Compare(b.Addr)) })
+	listed, used := map[netip.Addr]bool{}, map[dataplane.Family]int{}
 	all = slices.DeleteFunc(all, func(r Router) bool {
+		if listed[r.Addr] { // while an endpoint moves from one slice to another it may be in both
+			return true
+		}
 		f := dataplane.FamilyOf(r.Addr)
+		listed[r.Addr] = true
 		used[f]++
 		return used[f] > groupBuckets
 	})

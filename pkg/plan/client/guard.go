@@ -24,21 +24,16 @@ func (s State) Guard() dataplane.ClientGuard {
 
 // WidenGuard returns the guard of a client while it changes: all that passes one of two guards passes.
 func WidenGuard(from, to dataplane.ClientGuard) (dataplane.ClientGuard, error) {
-	var both, either netipx.IPSetBuilder
-	add(&both, to.Destinations)
 	before, err := setOf(from.Destinations)
 	if err != nil {
 		return dataplane.ClientGuard{}, err
 	}
+	var both, either netipx.IPSetBuilder
+	add(&both, to.Destinations)
 	both.Intersect(before)
 	add(&either, from.Replies)
 	add(&either, to.Replies)
-	var g dataplane.ClientGuard
-	if g.Destinations, err = rangesOf(&both); err != nil {
-		return g, err
-	}
-	g.Replies, err = rangesOf(&either)
-	return g, err
+	return guardOf(&both, &either)
 }
 
 // NarrowGuard returns the guard of a client that is to have one of two, and it isn't known which: a packet passes that
@@ -50,25 +45,20 @@ func NarrowGuard(a, b dataplane.ClientGuard) (dataplane.ClientGuard, error) {
 		add(&replies, g.Replies)
 	}
 	for _, g := range []dataplane.ClientGuard{a, b} {
-		var silent netipx.IPSetBuilder
-		add(&silent, g.Destinations)
-		answered, err := setOf(g.Replies)
+		silent, err := setOf(g.Destinations, g.Replies...)
 		if err != nil {
 			return dataplane.ClientGuard{}, err
 		}
-		silent.RemoveSet(answered)
-		without, err := silent.IPSet()
-		if err != nil {
-			return dataplane.ClientGuard{}, fmt.Errorf("join ranges: %w", err)
-		}
-		replies.RemoveSet(without)
+		replies.RemoveSet(silent)
 	}
-	var g dataplane.ClientGuard
-	var err error
-	if g.Destinations, err = rangesOf(&either); err != nil {
+	return guardOf(&either, &replies)
+}
+
+func guardOf(destinations, replies *netipx.IPSetBuilder) (g dataplane.ClientGuard, err error) {
+	if g.Destinations, err = rangesOf(destinations); err != nil {
 		return g, err
 	}
-	g.Replies, err = rangesOf(&replies)
+	g.Replies, err = rangesOf(replies)
 	return g, err
 }
 
@@ -78,9 +68,13 @@ func add(b *netipx.IPSetBuilder, ranges []dataplane.Range) {
 	}
 }
 
-func setOf(ranges []dataplane.Range) (*netipx.IPSet, error) {
+// setOf returns the addresses of some ranges that aren't in others.
+func setOf(ranges []dataplane.Range, others ...dataplane.Range) (*netipx.IPSet, error) {
 	var b netipx.IPSetBuilder
 	add(&b, ranges)
+	for _, r := range others {
+		b.RemoveRange(netipx.IPRangeFrom(r.First, r.Last))
+	}
 	s, err := b.IPSet()
 	if err != nil {
 		return nil, fmt.Errorf("join ranges: %w", err)

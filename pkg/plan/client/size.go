@@ -31,7 +31,7 @@ const (
 // Fit returns the Egresses of a client that are used, the first ones first, and the names of those that
 // are more than a pod may have. Their destinations are closed; see Closing.
 func Fit(egresses []Egress) (fit []Egress, excess []string) {
-	taken := map[netip.Prefix]bool{}
+	taken := prefixSet{}
 	tunnels := 0
 	var more []Egress
 	for _, e := range egresses {
@@ -48,9 +48,7 @@ func Fit(egresses []Egress) (fit []Egress, excess []string) {
 			continue
 		}
 		tunnels += ends
-		for _, d := range added {
-			taken[d] = true
-		}
+		taken.add(added...)
 		fit = append(fit, e)
 	}
 	if len(more) == 0 {
