@@ -13,9 +13,7 @@ import (
 // Check says what of a sandbox isn't as it was made last. Nothing is changed. What the API
 // server wants by now, and isn't made yet, isn't missing.
 func (m *Manager) Check(ctx context.Context, id attachment.ID) error {
-	m.mu.Lock()
-	s := m.known[id]
-	m.mu.Unlock()
+	s := m.of(id)
 	if s == nil {
 		return nil
 	}

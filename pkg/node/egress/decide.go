@@ -9,7 +9,6 @@ import (
 	"slices"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
@@ -51,7 +50,7 @@ type wanted struct {
 
 // decide decides what the sandboxes of a pod are to be, and lets them be made that.
 func (m *Manager) decide(ctx context.Context, pod types.NamespacedName) error {
-	sandboxes := m.sandboxesOf(pod)
+	sandboxes := m.those(isOf(pod))
 	if len(sandboxes) == 0 {
 		m.ignored.Add(pod)
 		return nil
@@ -60,32 +59,17 @@ func (m *Manager) decide(ctx context.Context, pod types.NamespacedName) error {
 		return err
 	}
 	defer m.decisions.end(pod.Namespace)
-	var errs []error
 	again := false
-	for _, s := range sandboxes {
+	err := each(sandboxes, func(s *sandbox) error {
 		used, err := m.decideFor(ctx, s)
 		again = again || used
-		if err != nil {
-			errs = append(errs, fmt.Errorf("sandbox %s: %w", s.ContainerID, err))
-		}
-	}
+		return err
+	})
 	m.pods.Add(pod)
-	if err := errors.Join(errs...); err != nil || !again {
+	if err != nil || !again {
 		return err
 	}
 	return reconcile.Later(m.cfg.Drift + rand.N(m.cfg.Drift/10+1))
-}
-
-// sandboxesOf returns the sandboxes that a pod has.
-func (m *Manager) sandboxesOf(pod types.NamespacedName) (all []*sandbox) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	for _, s := range m.known {
-		if podName(s) == pod {
-			all = append(all, s)
-		}
-	}
-	return all
 }
 
 // decideFor says whether the sandbox uses Egresses, or is labelled as a router's.
@@ -96,11 +80,8 @@ func (m *Manager) decideFor(ctx context.Context, s *sandbox) (used bool, err err
 	if !current {
 		return false, nil
 	}
-	meta, err := m.cluster.Pod(ctx, s.Pod, false)
-	if notFound(err) {
-		return false, nil // its DEL comes, or the cache is behind and tells
-	}
-	if err != nil {
+	meta, err := ifAny(m.cluster.Pod(ctx, s.Pod, false))
+	if err != nil || meta == nil { // its DEL comes, or the cache is behind and tells
 		return false, err
 	}
 	refs := plan.EgressRefs(meta.Annotations)
@@ -158,10 +139,6 @@ func (m *Manager) decideClient(ctx context.Context, s *sandbox, meta *metav1.Par
 // is nil as long as the pod is being added.
 func (m *Manager) look(ctx context.Context, namespace string, refs []types.NamespacedName, last []store.KnownEgress, s *sandbox) (wanted, error) {
 	w := wanted{client: true}
-	var id attachment.ID
-	if s != nil {
-		id = s.ID
-	}
 	var missing int
 	refs, w.problems = usable(refs)
 	// What isn't used may lead where what was used before did.
@@ -174,15 +151,14 @@ func (m *Manager) look(ctx context.Context, namespace string, refs []types.Names
 		}
 		known.Former = false
 		e, err := m.egress(ctx, ref, s, len(w.missing))
-		if err != nil && !notFound(err) && !errors.Is(err, errNotAsked) {
-			return wanted{}, err
-		}
 		used, may := clientEgress(known), true
 		switch {
 		case errors.Is(err, errNotAsked):
 			w.missing = append(w.missing, ref)
 			w.unknown = true
 		case err != nil:
+			return wanted{}, err
+		case e == nil:
 			w.problems = append(w.problems, problem{EgressMissing, fmt.Sprintf("Egress %s doesn't exist", ref), true})
 			w.unknown = true
 			if missing++; s == nil && missing == mostAsked {
@@ -190,24 +166,16 @@ func (m *Manager) look(ctx context.Context, namespace string, refs []types.Names
 			}
 		default:
 			var refused *problem
-			if used, refused, err = m.use(ctx, namespace, ref, e, s == nil); err != nil {
+			if used, refused, err = m.use(ctx, namespace, ref, e, s); err != nil {
 				return wanted{}, err
 			}
 			known.Switched = i >= 0 && (known.Switched || known.Direct != used.Direct)
 			known.Direct, used.Switched = used.Direct, known.Switched
-			// A pod that may not use an Egress knows none of its addresses.
 			if may = refused == nil; may {
-				all, err := m.cluster.Routers(ref)
-				if err != nil {
-					return wanted{}, err
-				}
-				used.Routers = slices.Clone(all)
-				m.cfg.Health.Mark(id, known.Name, used.Routers)
-			}
-			if refused != nil {
+				w.unknown = w.unknown || !reachable(used)
+			} else {
 				w.problems = append(w.problems, *refused)
 			}
-			w.unknown = w.unknown || refused == nil && !reachable(used)
 			if len(used.InCluster) == 0 && e.Status.ObservedGeneration == 0 {
 				used.InCluster = known.InCluster // an Egress that was made again has no status yet
 			}
@@ -222,36 +190,43 @@ func (m *Manager) look(ctx context.Context, namespace string, refs []types.Names
 	return w, nil
 }
 
-// use returns an Egress as a client in a namespace uses it.
-func (m *Manager) use(ctx context.Context, namespace string, ref types.NamespacedName, e *v2.Egress, live bool) (client.Egress, *problem, error) {
-	labels := map[string]string{}
+// use returns an Egress as a client in a namespace uses it, or why it mustn't: then it knows none of the Egress's
+// addresses.
+func (m *Manager) use(ctx context.Context, namespace string, ref types.NamespacedName, e *v2.Egress, s *sandbox) (client.Egress, *problem, error) {
+	var id attachment.ID
+	if s != nil {
+		id = s.ID
+	}
+	var labels map[string]string
 	if e.Spec.AllowedNamespaces != nil {
-		ns, err := m.cluster.Namespace(ctx, namespace, live)
-		if err != nil && !notFound(err) {
+		ns, err := ifAny(m.cluster.Namespace(ctx, namespace, s == nil))
+		if err != nil {
 			return client.Egress{}, nil, err
 		}
-		if err == nil {
+		if ns != nil {
 			labels = ns.Labels
 		}
 	}
-	var service *corev1.Service
-	var refused *problem
 	allowed, err := plan.AllowsNamespace(e, labels)
 	if allowed {
-		if service, err = m.cluster.Service(ctx, ref, live); err != nil && !notFound(err) {
+		service, err := ifAny(m.cluster.Service(ctx, ref, s == nil))
+		if err != nil {
 			return client.Egress{}, nil, err
 		}
+		routers, err := m.cluster.Routers(ref)
 		if err != nil {
-			service = nil
+			return client.Egress{}, nil, err
 		}
-	} else {
-		text := fmt.Sprintf("Egress %s isn't for pods of namespace %s: spec.allowedNamespaces doesn't select its labels", ref, namespace)
-		if err != nil {
-			text = fmt.Sprintf("Egress %s isn't for pods of any namespace: %v", ref, err)
-		}
-		refused = &problem{EgressNotAllowed, text, true}
+		used := client.EgressOf(e, service)
+		used.Routers = slices.Clone(routers)
+		m.cfg.Health.Mark(id, used.Name, used.Routers)
+		return used, nil, nil
 	}
-	return client.EgressOf(e, service), refused, nil
+	text := fmt.Sprintf("Egress %s isn't for pods of namespace %s: spec.allowedNamespaces doesn't select its labels", ref, namespace)
+	if err != nil {
+		text = fmt.Sprintf("Egress %s isn't for pods of any namespace: %v", ref, err)
+	}
+	return client.EgressOf(e, nil), &problem{EgressNotAllowed, text, true}, nil
 }
 
 // clientEgress is an Egress of which only that is known what it was.

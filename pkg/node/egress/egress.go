@@ -30,6 +30,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -133,22 +134,31 @@ type Manager struct {
 	// with a sandbox wait for turns; ignored is for the others.
 	loop, pods, ignored *reconcile.Loop[types.NamespacedName]
 	decisions, works    *turns
+	// strangers are pods without a sandbox that ask for Egresses, by name, that were looked at; only for the one worker of
+	// ignored.
+	strangers map[types.NamespacedName]types.UID
 
 	mu    sync.Mutex
 	known map[attachment.ID]*sandbox
 	// departed are by Egress the addresses from which its packets came, and since when they don't;
 	// the zero time if they do.
-	departed map[string]map[netip.Addr]time.Time
-	// strangers are pods without a sandbox that ask for Egresses, by name, that were looked at.
-	strangers map[types.NamespacedName]types.UID
-	counts    counts
+	departed        map[string]map[netip.Addr]time.Time
+	moved, unpinned prometheus.Counter
 }
 
 // New returns a Manager of nothing; see Restore.
 func New(cfg Config, c Cluster, n Network, r store.Clients, e Recorder, m *reconcile.Metrics) *Manager {
 	mgr := &Manager{
-		cfg: cfg, cluster: c, net: n, record: r, recorder: e, decisions: newTurns(decidedAtOnce), works: newTurns(workedAtOnce), counts: newCounts(),
+		cfg: cfg, cluster: c, net: n, record: r, recorder: e, decisions: newTurns(decidedAtOnce), works: newTurns(workedAtOnce),
 		known: map[attachment.ID]*sandbox{}, departed: map[string]map[netip.Addr]time.Time{}, strangers: map[types.NamespacedName]types.UID{},
+		moved: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "coil_egress_node_bucket_moves_total",
+			Help: "Shares of new flows that went from one router to another, in all pods of the node.",
+		}),
+		unpinned: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "coil_egress_node_unpinned_flows_total",
+			Help: "Flows that could not be kept with their router when routers changed: a pod had too many.",
+		}),
 	}
 	mgr.loop = reconcile.New("egress", mgr.decide, reconcile.WithMetrics(m))
 	mgr.pods = reconcile.New("egress-pods", mgr.workOn, reconcile.WithMetrics(m))
@@ -211,7 +221,7 @@ func (m *Manager) Run(ctx context.Context, synced ...cache.DoneChecker) error {
 // PodChanged, EgressChanged and NamespaceChanged tell of objects that changed; a Service has
 // the name of its Egress. They don't block.
 func (m *Manager) PodChanged(pod types.NamespacedName) {
-	if !m.wake(func(s *sandbox) bool { return podName(s) == pod }) {
+	if !m.wake(isOf(pod)) {
 		m.ignored.AddAfter(pod, unattended)
 	}
 }
@@ -232,6 +242,10 @@ func usesEgress(name string) func(*sandbox) bool {
 	}
 }
 
+func isOf(pod types.NamespacedName) func(*sandbox) bool {
+	return func(s *sandbox) bool { return podName(s) == pod }
+}
+
 // isClientOf says whether a sandbox uses Egresses and its pod is of the namespace.
 func isClientOf(namespace string) func(*sandbox) bool {
 	return func(s *sandbox) bool { return s.Namespace == namespace && len(s.egresses) > 0 }
@@ -239,15 +253,11 @@ func isClientOf(namespace string) func(*sandbox) bool {
 
 // wake says whether there is a sandbox that something concerns.
 func (m *Manager) wake(concerns func(*sandbox) bool) (any bool) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	for _, s := range m.known {
-		if concerns(s) {
-			any = true
-			m.loop.Add(podName(s))
-		}
+	all := m.those(concerns)
+	for _, s := range all {
+		m.loop.Add(podName(s))
 	}
-	return any
+	return len(all) > 0
 }
 
 func podName(s *sandbox) types.NamespacedName {

@@ -1,12 +1,17 @@
 package egress
 
 import (
+	"context"
 	"fmt"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/coil-net/coil/pkg/plan"
 	"github.com/coil-net/coil/pkg/plan/client"
+	"github.com/coil-net/coil/pkg/store"
 )
 
 // Reasons of Events on pods.
@@ -55,4 +60,45 @@ func (m *Manager) tell(pod *metav1.PartialObjectMetadata, s *sandbox, problems [
 	if s != nil {
 		s.told = said
 	}
+}
+
+// unattended is for how long a pod may have no sandbox before it is asked why: its ADD may be on its way.
+const unattended = 10 * time.Second
+
+// tellIgnored tells of a pod without a sandbox whose annotations name Egresses, once, if it has the network
+// of its node: there is no ADD of such a pod, and its packets leave as the node's do.
+func (m *Manager) tellIgnored(ctx context.Context, pod types.NamespacedName) error {
+	meta, err := ifAny(m.cluster.Pod(ctx, store.Pod{Namespace: pod.Namespace, Name: pod.Name}, false))
+	if err != nil {
+		return err
+	}
+	if meta == nil {
+		delete(m.strangers, pod)
+		return nil
+	}
+	refs := plan.EgressRefs(meta.Annotations)
+	if len(refs) == 0 || m.strangers[pod] == meta.UID {
+		return nil
+	}
+	host, err := ifAny(m.cluster.HostNetwork(ctx, pod))
+	if err != nil {
+		return err
+	}
+	m.strangers[pod] = meta.UID
+	if host {
+		m.tell(meta, nil, ignoredBy(refs, "the pod has the network of its node (hostNetwork)"))
+	}
+	return nil
+}
+
+// ignoredBy is what the owner of a pod should know that names Egresses, and is a pod whose packets take none.
+func ignoredBy(refs []types.NamespacedName, pod string) []problem {
+	if len(refs) == 0 {
+		return nil
+	}
+	names := make([]string, 0, len(refs))
+	for _, ref := range refs {
+		names = append(names, shown(ref.String()))
+	}
+	return []problem{{EgressIgnored, fmt.Sprintf("%s, whose packets take no Egress: to name %s has no effect", pod, few(names, ", ")), false}}
 }

@@ -3,9 +3,6 @@ package egress
 import (
 	"context"
 	"errors"
-	"fmt"
-	"maps"
-	"slices"
 	"time"
 
 	"github.com/coil-net/coil/pkg/clientnet"
@@ -142,20 +139,13 @@ func (m *Manager) narrowTo(ctx context.Context, s *sandbox, w *wanted) error {
 
 // narrowAll narrows what is wide when coild ends.
 func (m *Manager) narrowAll(ctx context.Context) error {
-	m.mu.Lock()
-	all := slices.Collect(maps.Values(m.known))
-	m.mu.Unlock()
-	var errs []error
-	for _, s := range all {
-		err := s.decide(func() error {
+	all := m.those(func(*sandbox) bool { return true })
+	return each(all, func(s *sandbox) error {
+		return s.decide(func() error {
 			if s.wide == nil {
 				return nil
 			}
 			return m.narrow(ctx, s)
 		})
-		if err != nil {
-			errs = append(errs, fmt.Errorf("sandbox %s of pod %s: %w", s.ContainerID, podName(s), err))
-		}
-	}
-	return errors.Join(errs...)
+	})
 }

@@ -38,14 +38,15 @@ type said struct {
 // errNotAsked: a cache doesn't have the Egress, and the API server may.
 var errNotAsked = errors.New("the API server wasn't asked for the Egress")
 
-// egress returns an Egress, live for a pod that is being added. For a running pod it is the Egress of the cache, which
-// may be behind, or the one that the API server had when it was asked. others are how many it is to be asked for already.
+// egress returns an Egress, nil if there is none, live for a pod that is being added. For a running pod it is the Egress
+// of the cache, which may be behind, or the one that the API server had when it was asked. others are how many it is to
+// be asked for already.
 func (m *Manager) egress(ctx context.Context, ref types.NamespacedName, s *sandbox, others int) (*v2.Egress, error) {
-	e, err := m.cluster.Egress(ctx, ref, s == nil)
+	e, err := ifAny(m.cluster.Egress(ctx, ref, s == nil))
 	if s == nil {
 		return e, err
 	}
-	if !notFound(err) {
+	if e != nil || err != nil {
 		delete(s.asked, ref)
 		return e, err
 	}
@@ -54,7 +55,7 @@ func (m *Manager) egress(ctx context.Context, ref types.NamespacedName, s *sandb
 	case asked && a.egress != nil && time.Since(a.at) < m.cfg.Drift:
 		return a.egress, nil
 	case asked && a.egress == nil, !asked && len(s.asked)+others >= mostAsked:
-		return nil, err
+		return nil, nil
 	}
 	return nil, errNotAsked
 }
@@ -69,34 +70,25 @@ func (s *sandbox) forgetAsked(refs []types.NamespacedName) {
 func (m *Manager) findOut(ctx context.Context, s *sandbox, w *wanted) error {
 	for _, ref := range w.missing {
 		// Once, unless it is there: the cache will have it then.
-		e, err := m.cluster.Egress(ctx, ref, true)
-		if err != nil && !notFound(err) {
+		e, err := ifAny(m.cluster.Egress(ctx, ref, true))
+		if err != nil {
 			return err
 		}
-		answer := said{at: time.Now()}
-		if err == nil {
-			answer.egress = e
-		}
-		_ = s.decide(func() error {
-			if s.asked == nil {
-				s.asked = map[types.NamespacedName]said{}
-			}
-			s.asked[ref] = answer
-			return nil
-		})
+		s.deciding.Lock()
+		s.asked[ref] = said{e, time.Now()}
+		s.deciding.Unlock()
 	}
 	if w.lost {
 		last, err := m.lastMade(ctx, s)
 		if err != nil {
 			return err
 		}
-		_ = s.decide(func() error {
-			s.recalled = true
-			m.mu.Lock()
-			defer m.mu.Unlock()
-			s.egresses = append(slices.Clip(s.egresses), last...)
-			return nil
-		})
+		s.deciding.Lock()
+		s.recalled = true
+		m.mu.Lock()
+		s.egresses = append(slices.Clip(s.egresses), last...)
+		m.mu.Unlock()
+		s.deciding.Unlock()
 	}
 	_, err := m.decideFor(ctx, s)
 	return err
@@ -113,10 +105,6 @@ func reachable(e client.Egress) bool {
 // keep closes what was known last and isn't named any more, but for the destinations that one has that
 // is named.
 func (w *wanted) keep(last []store.KnownEgress) {
-	named := map[string]bool{}
-	for _, k := range w.known {
-		named[k.Name] = true
-	}
 	taken := map[netip.Prefix]bool{}
 	for _, e := range w.egresses {
 		for _, d := range e.Destinations {
@@ -124,7 +112,8 @@ func (w *wanted) keep(last []store.KnownEgress) {
 		}
 	}
 	former := slices.DeleteFunc(slices.Clone(last), func(k store.KnownEgress) bool {
-		return named[k.Name] || len(k.Destinations) == 0 // each change of the annotation would leave more that close nothing
+		// Of those without destinations each change of the annotation would leave more, that close nothing.
+		return len(k.Destinations) == 0 || slices.ContainsFunc(w.known, func(named store.KnownEgress) bool { return named.Name == k.Name })
 	})
 	for _, k := range bounded(former) {
 		k.Former, k.Switched = true, false

@@ -24,22 +24,21 @@ func (m *Manager) left(egress string, listed []netip.Addr, now time.Time) []neti
 	if known == nil {
 		known = map[netip.Addr]time.Time{}
 	}
-	here := make(map[netip.Addr]bool, len(listed))
+	for a, since := range known {
+		if since.IsZero() {
+			known[a] = now // unless it is listed still
+		}
+	}
 	for _, a := range listed {
-		known[a], here[a] = time.Time{}, true
+		known[a] = time.Time{}
 	}
 	var gone []netip.Addr
 	for a, since := range known {
-		if here[a] {
-			continue
-		}
-		if since.IsZero() {
-			since = now
-			known[a] = now
-		}
-		if now.Sub(since) < lingers {
+		switch {
+		case since.IsZero():
+		case now.Sub(since) < lingers:
 			gone = append(gone, a)
-		} else {
+		default:
 			delete(known, a)
 		}
 	}

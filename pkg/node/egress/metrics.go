@@ -15,43 +15,17 @@ var (
 		"Flows of pods of the node that stay with their router whatever becomes of its group.", nil, nil)
 )
 
-// counts are metrics of what happened.
-type counts struct {
-	moved, unpinned prometheus.Counter
-}
-
-func newCounts() counts {
-	return counts{
-		moved: prometheus.NewCounter(prometheus.CounterOpts{
-			Name: "coil_egress_node_bucket_moves_total",
-			Help: "Shares of new flows that went from one router to another, in all pods of the node.",
-		}),
-		unpinned: prometheus.NewCounter(prometheus.CounterOpts{
-			Name: "coil_egress_node_unpinned_flows_total",
-			Help: "Flows that could not be kept with their router when routers changed: a pod had too many.",
-		}),
-	}
-}
-
-func (c counts) all() []prometheus.Collector {
-	return []prometheus.Collector{c.moved, c.unpinned}
-}
-
 // Describe implements prometheus.Collector.
 func (m *Manager) Describe(out chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{clientsDesc, tunnelsDesc, pinnedDesc} {
+	for _, d := range []*prometheus.Desc{clientsDesc, tunnelsDesc, pinnedDesc, m.moved.Desc(), m.unpinned.Desc()} {
 		out <- d
-	}
-	for _, c := range m.counts.all() {
-		c.Describe(out)
 	}
 }
 
 // Collect implements prometheus.Collector.
 func (m *Manager) Collect(out chan<- prometheus.Metric) {
-	for _, c := range m.counts.all() {
-		c.Collect(out)
-	}
+	out <- m.moved
+	out <- m.unpinned
 	tunnels, pinned := 0, 0
 	clients := map[string]int{}
 	m.mu.Lock()

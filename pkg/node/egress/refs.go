@@ -58,18 +58,16 @@ func few(all []string, separator string) string {
 }
 
 // summed makes one problem of each reason.
-func summed(problems []problem) []problem {
-	var reasons []string
+func summed(problems []problem) (all []problem) {
 	texts := map[string][]string{}
 	for _, p := range problems {
 		if texts[p.reason] == nil {
-			reasons = append(reasons, p.reason)
+			all = append(all, problem{reason: p.reason})
 		}
 		texts[p.reason] = append(texts[p.reason], p.text)
 	}
-	var all []problem
-	for _, r := range reasons {
-		all = append(all, problem{reason: r, text: few(texts[r], "; ")})
+	for i, p := range all {
+		all[i].text = few(texts[p.reason], "; ")
 	}
 	return all
 }

@@ -50,7 +50,7 @@ type sandbox struct {
 	// recorded says that there is a record, of these Egresses.
 	recorded bool
 	record   []store.KnownEgress
-	// end ends the work that is done on it; nil if there is none. leaving says that no other one begins.
+	// end ends the work that is done on it, or was done last; nil if there was none. leaving says that no other one begins.
 	end     context.CancelFunc
 	leaving bool
 	// restored says that a former process may have made it.
@@ -60,7 +60,7 @@ type sandbox struct {
 }
 
 func newSandbox(at node.Sandbox) *sandbox {
-	return &sandbox{Sandbox: at, work: semaphore.NewWeighted(1), recalled: true}
+	return &sandbox{Sandbox: at, work: semaphore.NewWeighted(1), recalled: true, asked: map[types.NamespacedName]said{}}
 }
 
 // decide does something with deciding held.
@@ -78,28 +78,24 @@ func (s *sandbox) lock(ctx context.Context) error {
 	return nil
 }
 
-// enter returns what is known of a sandbox, anew if it is another one by now.
-func (m *Manager) enter(at node.Sandbox) *sandbox {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if s := m.known[at.ID]; s != nil && s.Sandbox == at {
-		s.leaving = false // its DEL has given up
-		return s
-	}
-	s := newSandbox(at)
-	if old := m.known[at.ID]; old != nil {
-		s.recorded, s.record = old.recorded, old.record // until it is recorded anew
-		m.cfg.Health.Forget(at.ID)
-	}
-	m.known[at.ID] = s
-	return s
-}
-
-// enterToWork is like enter, with the sandbox's work held. A DEL that ended meanwhile has forgotten what was
-// entered before.
-func (m *Manager) enterToWork(ctx context.Context, at node.Sandbox) (*sandbox, error) {
+// enter returns what is known of a sandbox, anew if it is another one by now, with the sandbox's work held. A DEL that
+// ended meanwhile has forgotten what was entered before.
+func (m *Manager) enter(ctx context.Context, at node.Sandbox) (*sandbox, error) {
 	for {
-		s := m.enter(at)
+		m.mu.Lock()
+		s := m.known[at.ID]
+		if s != nil && s.Sandbox == at {
+			s.leaving = false // its DEL has given up
+		} else {
+			old := s
+			s = newSandbox(at)
+			if old != nil {
+				s.recorded, s.record = old.recorded, old.record // until it is recorded anew
+				m.cfg.Health.Forget(at.ID)
+			}
+			m.known[at.ID] = s
+		}
+		m.mu.Unlock()
 		if err := s.lock(ctx); err != nil {
 			return nil, err
 		}
@@ -118,11 +114,39 @@ func (m *Manager) lastOf(s *sandbox) (last []store.KnownEgress, current bool) {
 	return s.egresses, m.known[s.ID] == s
 }
 
+// of returns what is known of a sandbox, nil if that is nothing.
+func (m *Manager) of(id attachment.ID) *sandbox {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.known[id]
+}
+
+// those returns the sandboxes that something concerns.
+func (m *Manager) those(concerns func(*sandbox) bool) (all []*sandbox) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, s := range m.known {
+		if concerns(s) {
+			all = append(all, s)
+		}
+	}
+	return all
+}
+
+// each does work on sandboxes, whatever becomes of the others.
+func each(all []*sandbox, work func(*sandbox) error) error {
+	var errs []error
+	for _, s := range all {
+		if err := work(s); err != nil {
+			errs = append(errs, fmt.Errorf("sandbox %s of pod %s: %w", s.ContainerID, podName(s), err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
 // Forget ends the responsibility for a sandbox: there was a DEL.
 func (m *Manager) Forget(ctx context.Context, id attachment.ID) error {
-	m.mu.Lock()
-	s := m.known[id]
-	m.mu.Unlock()
+	s := m.of(id)
 	if s == nil {
 		return nil
 	}
@@ -153,10 +177,9 @@ func (m *Manager) drop(ctx context.Context, s *sandbox) error {
 		m.cfg.Health.Forget(s.ID)
 	}
 	m.mu.Unlock()
-	_ = s.decide(func() error {
-		s.stopTimer()
-		return nil
-	})
+	s.deciding.Lock()
+	s.stopTimer()
+	s.deciding.Unlock()
 	if !recorded {
 		return nil
 	}
@@ -171,15 +194,11 @@ func (m *Manager) Sweep(ctx context.Context) error {
 		return !slices.ContainsFunc(all, usesEgress(egress))
 	})
 	m.mu.Unlock()
-	var errs []error
-	for _, s := range all {
+	return each(all, func(s *sandbox) error {
 		exists, err := m.net.Exists(s.Netns)
-		if err == nil && !exists {
-			err = m.forget(ctx, s)
+		if err != nil || exists {
+			return err
 		}
-		if err != nil {
-			errs = append(errs, fmt.Errorf("sandbox %s of pod %s: %w", s.ContainerID, podName(s), err))
-		}
-	}
-	return errors.Join(errs...)
+		return m.forget(ctx, s)
+	})
 }

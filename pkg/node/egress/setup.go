@@ -66,17 +66,14 @@ func (m *Manager) isRouter(ctx context.Context, pod *metav1.PartialObjectMetadat
 	if !labelled {
 		return false, nil
 	}
-	_, err := m.cluster.Egress(ctx, types.NamespacedName{Namespace: pod.Namespace, Name: name}, live)
-	if notFound(err) {
-		return false, nil
-	}
-	return err == nil, err
+	e, err := ifAny(m.cluster.Egress(ctx, types.NamespacedName{Namespace: pod.Namespace, Name: name}, live))
+	return e != nil, err
 }
 
 // setUp completes a sandbox. What it undoes may have been there already only if the runtime
 // repeats an ADD, and then ADD as a whole is undone, too.
 func (m *Manager) setUp(ctx context.Context, at node.Sandbox, w *wanted, router bool) error {
-	s, err := m.enterToWork(ctx, at)
+	s, err := m.enter(ctx, at)
 	if err != nil {
 		return fmt.Errorf("set up egress: %w", err)
 	}
@@ -105,8 +102,14 @@ func (m *Manager) setUp(ctx context.Context, at node.Sandbox, w *wanted, router 
 	return fmt.Errorf("set up egress: %w", errors.Join(err, undone, m.drop(undo, s)))
 }
 
-// notFound says whether an object isn't there, rather than unknown.
-func notFound(err error) bool { return apierrors.IsNotFound(err) }
+// ifAny returns what a Cluster knows of an object, the zero value if there is no such object.
+func ifAny[T any](known T, err error) (T, error) {
+	if apierrors.IsNotFound(err) {
+		var none T
+		return none, nil
+	}
+	return known, err
+}
 
 // logged is the logger with the names of a sandbox.
 func logged(ctx context.Context, s *sandbox) klog.Logger {

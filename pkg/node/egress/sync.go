@@ -3,7 +3,6 @@ package egress
 import (
 	"context"
 	"errors"
-	"fmt"
 	"net/netip"
 	"reflect"
 	"slices"
@@ -23,7 +22,7 @@ const mostWork = 30 * time.Second
 
 // workOn makes the sandboxes of a pod what they are to be.
 func (m *Manager) workOn(ctx context.Context, pod types.NamespacedName) error {
-	sandboxes := m.sandboxesOf(pod)
+	sandboxes := m.those(isOf(pod))
 	if len(sandboxes) == 0 {
 		return nil
 	}
@@ -31,16 +30,11 @@ func (m *Manager) workOn(ctx context.Context, pod types.NamespacedName) error {
 		return err
 	}
 	defer m.works.end(pod.Namespace)
-	var errs []error
-	for _, s := range sandboxes {
+	return each(sandboxes, func(s *sandbox) error {
 		work, cancel := context.WithTimeout(ctx, mostWork)
-		err := m.work(work, s)
-		cancel()
-		if err != nil {
-			errs = append(errs, fmt.Errorf("sandbox %s: %w", s.ContainerID, err))
-		}
-	}
-	return errors.Join(errs...)
+		defer cancel()
+		return m.work(work, s)
+	})
 }
 
 // work makes a sandbox what it is to be.
@@ -55,11 +49,6 @@ func (m *Manager) work(ctx context.Context, s *sandbox) error {
 	current := m.known[s.ID] == s && !s.leaving
 	s.end = cancel
 	m.mu.Unlock()
-	defer func() {
-		m.mu.Lock()
-		defer m.mu.Unlock()
-		s.end = nil
-	}()
 	w := m.wantedOf(s)
 	if !current || w == nil {
 		return nil
@@ -192,9 +181,9 @@ func (m *Manager) applyKernel(ctx context.Context, s *sandbox, w *wanted) (clien
 
 // made notes what a client has.
 func (m *Manager) made(ctx context.Context, s *sandbox, out clientnet.Outcome, err error) {
-	m.counts.moved.Add(float64(out.Moved))
+	m.moved.Add(float64(out.Moved))
 	if out.Unpinned > 0 {
-		m.counts.unpinned.Add(float64(out.Unpinned))
+		m.unpinned.Add(float64(out.Unpinned))
 		logged(ctx, s).Info("Flows of the pod may go on by other routers: they are too many to be kept", "pinned", out.AllPinned(), "others", out.Unpinned)
 	}
 	m.mu.Lock()
@@ -266,4 +255,29 @@ func (m *Manager) turn(s *sandbox, w *wanted, egresses []store.KnownEgress) bool
 	defer m.mu.Unlock()
 	s.egresses = egresses
 	return true
+}
+
+// Which routers are dead is known to the process that asks them, and to the groups that it made: a
+// process that starts doesn't give new flows to a router that is listed still, and that the last one found
+// dead. One that was draining then, and isn't now, is held to be dead until it has answered.
+
+// recall makes the routers of a client dead that take none of its flows. Without an answer of the kernel
+// they count as living, as in a client that is new.
+func (m *Manager) recall(ctx context.Context, s *sandbox, c client.Client) {
+	if !slices.ContainsFunc(c.Egresses, func(e client.Egress) bool { return e.Direct && len(e.Routers) > 0 }) {
+		return
+	}
+	silent, err := m.net.Silent(ctx, s.Netns, c)
+	if err != nil {
+		logged(ctx, s).V(2).Info("It isn't known which routers were dead", "reason", err)
+	}
+	for i, e := range c.Egresses {
+		// What a cache has isn't changed.
+		c.Egresses[i].Routers = slices.Clone(e.Routers)
+		for j, r := range e.Routers {
+			if r.State == client.RouterLive && slices.Contains(silent, r.Addr) && !m.cfg.Health.Answered(e.Name, r.Addr) {
+				c.Egresses[i].Routers[j].State = client.RouterDead
+			}
+		}
+	}
 }
