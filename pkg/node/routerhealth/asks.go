@@ -3,7 +3,6 @@ package routerhealth
 import (
 	"cmp"
 	"context"
-	"iter"
 	"maps"
 	"net/netip"
 	"slices"
@@ -11,6 +10,7 @@ import (
 	"time"
 
 	"github.com/coil-net/coil/pkg/dataplane"
+	"github.com/coil-net/coil/pkg/kernel/echo"
 	"github.com/coil-net/coil/pkg/plan/client"
 )
 
@@ -49,31 +49,22 @@ type end struct {
 	draining bool
 }
 
-// sender is a pod as it was when a round began.
+// sender is a pod as it was when a round began, and what it asks and hears.
 type sender struct {
 	*pod
-	sends  []client.Group
-	to     map[netip.Addr]int
-	absent bool // it asks still, and hasn't come back
-	mute   bool // its namespace is muted
+	sends   []client.Group
+	to      map[netip.Addr]int
+	absent  bool // it asks still, and hasn't come back
+	mute    bool // its namespace is muted
+	about   []question
+	answers []echo.Answer // none if nothing could be asked
+	err     error
 }
 
-// asks are all questions of a round.
+// asks are all questions of a round: the routers that can be asked, and the pods that ask.
 type asks struct {
 	members []*member
-	rounds  []*round
-}
-
-// each returns the members, and the pods of each that can ask, which are valid until the next member.
-func (a *asks) each() iter.Seq2[*member, enquirers] {
-	return func(yield func(*member, enquirers) bool) {
-		var e enquirers
-		for _, m := range a.members {
-			if e.sort(m); !yield(m, e) {
-				return
-			}
-		}
-	}
+	senders []*sender
 }
 
 // enquirers are the pods that can ask a router. The router has answered the old ones, and never the unknown ones. Of the
@@ -88,6 +79,7 @@ func (e enquirers) asksItself(m *member, old end) bool {
 	return !m.dead && old.missed[m.routerKey] > 0 || len(e.mute) > 0 && e.mute[m.turn%len(e.mute)].sender == old.sender
 }
 
+// sort makes them those of a router.
 func (e *enquirers) sort(m *member) {
 	e.old, e.takers, e.unknown, e.mute = e.old[:0], e.takers[:0], e.unknown[:0], e.mute[:0]
 	for _, c := range m.ends {
@@ -131,20 +123,17 @@ func (c *Checker) questions(ctx context.Context) *asks {
 	if len(chosen) > mostQuestions {
 		chosen = c.asker.share(a)
 	}
-	bySender := map[*sender]*round{}
 	for _, q := range chosen {
-		r := bySender[q.end.sender]
-		if r == nil {
-			r = &round{sender: q.end.sender}
-			bySender[q.end.sender] = r
-			a.rounds = append(a.rounds, r)
+		s := q.end.sender
+		if s.about == nil {
+			a.senders = append(a.senders, s)
 		}
-		r.about = append(r.about, q)
+		s.about = append(s.about, q)
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for _, r := range a.rounds {
-		r.asking = true
+	for _, s := range a.senders {
+		s.asking = true
 	}
 	return a
 }
@@ -157,7 +146,7 @@ func (c *Checker) senders() []*sender {
 	all := make([]*sender, 0, len(c.pods))
 	for _, p := range c.pods {
 		if len(p.groups) > 0 {
-			all = append(all, &sender{p, p.groups, p.links, p.asking, now.Before(c.muted[p.Namespace])})
+			all = append(all, &sender{pod: p, sends: p.groups, to: p.links, absent: p.asking, mute: now.Before(c.muted[p.Namespace])})
 		}
 	}
 	c.mu.Unlock()
@@ -254,7 +243,9 @@ func (c *Checker) forgetRouters(a *asks) {
 // choose returns all that there is to ask: of each router one pod in turn, each that asks for itself, and one that it has
 // never answered.
 func (a *asks) choose() (chosen []question) {
-	for r, pods := range a.each() {
+	var pods enquirers
+	for _, r := range a.members {
+		pods.sort(r)
 		if r.proven = len(pods.old) > 0; r.proven {
 			first := pods.takers[r.turn%len(pods.takers)]
 			for _, e := range pods.old {

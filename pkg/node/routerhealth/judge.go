@@ -83,20 +83,18 @@ func (c *Checker) hear(a *asks) (changed []*member, pods map[types.NamespacedNam
 	var noted []*member
 	// Answers first: who answers shows that others could.
 	for _, pass := range []echo.Answer{echo.Given, echo.Missing, echo.Unknown} {
-		for _, round := range a.rounds {
-			noted = append(noted, c.note(now, round, pass)...)
+		for _, s := range a.senders {
+			noted = append(noted, c.note(now, s, pass)...)
 		}
 	}
 	others := make([]findings, len(noted))
 	for i, r := range noted {
 		others[i] = r.circle.others(r.router, now)
 	}
-	var differ []question
 	pods = map[types.NamespacedName]bool{}
-	for _, round := range a.rounds {
-		if news := round.compare(); len(news) > 0 {
-			differ = append(differ, news...)
-			pods[types.NamespacedName{Namespace: round.Namespace, Name: round.Name}] = true
+	for _, s := range a.senders {
+		if c.compare(s) {
+			pods[types.NamespacedName{Namespace: s.Namespace, Name: s.Name}] = true
 		}
 	}
 	c.mu.Lock()
@@ -106,31 +104,24 @@ func (c *Checker) hear(a *asks) (changed []*member, pods map[types.NamespacedNam
 			changed = append(changed, r)
 		}
 	}
-	for _, q := range differ {
-		if alone := q.end.alone; alone[q.routerKey] {
-			delete(alone, q.routerKey)
-		} else {
-			alone[q.routerKey] = true
-		}
-	}
 	return changed, pods
 }
 
 // note notes the answers of one kind to a pod, and returns the routers for which they count for all pods.
-func (c *Checker) note(now time.Time, round *round, alike echo.Answer) (noted []*member) {
+func (c *Checker) note(now time.Time, s *sender, alike echo.Answer) (noted []*member) {
 	given, to := alike == echo.Given, tiesOf{}
-	counts := make([]bool, len(round.about))
-	for i, q := range round.about {
-		counts[i] = q.turn && alike != echo.Unknown && round.answer(i) == alike && (q.known || !q.proven && (given || q.knownByOthers(to)))
+	counts := make([]bool, len(s.about))
+	for i, q := range s.about {
+		counts[i] = q.turn && alike != echo.Unknown && s.answer(i) == alike && (q.known || !q.proven && (given || q.knownByOthers(to)))
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for i, q := range round.about {
-		if round.answer(i) != alike {
+	for i, q := range s.about {
+		if s.answer(i) != alike {
 			continue
 		}
 		if given || alike == echo.Missing && q.known {
-			round.heard(q.routerKey, given)
+			s.heard(q.routerKey, given)
 		}
 		switch {
 		case !q.turn:
@@ -160,25 +151,24 @@ func (q question) knownByOthers(to tiesOf) bool {
 	return others > 0
 }
 
-// compare returns the questions about routers that answer others but not the pod, whom other routers of the
-// Egress do answer, if that is news, or was so and isn't any more.
-func (r *round) compare() (differ []question) {
-	to := tiesOf{}
-	for _, q := range r.about {
+// compare notes which routers answer others but not the pod, whom other routers of the Egress do answer, and says whether
+// one of them didn't before, or does now.
+func (c *Checker) compare(s *sender) bool {
+	to, differ := tiesOf{}, map[routerKey]bool{}
+	for _, q := range s.about {
 		// The router itself is none of those that answered.
-		alone := r.missed[q.routerKey] >= deathMisses && to.find(q.circle, r.pod).answered
-		if alone != r.alone[q.routerKey] {
-			differ = append(differ, q)
+		if alone := s.missed[q.routerKey] >= deathMisses && to.find(q.circle, s.pod).answered; alone != s.alone[q.routerKey] {
+			differ[q.routerKey] = alone
 		}
 	}
-	return differ
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	maps.Copy(s.alone, differ)
+	return len(differ) > 0
 }
 
 // heard notes whether a router has answered the pod.
 func (p *pod) heard(key routerKey, given bool) {
-	if p.answered == nil {
-		p.answered, p.missed, p.alone = map[netip.Addr]bool{}, map[routerKey]int{}, map[routerKey]bool{}
-	}
 	if !given {
 		p.missed[key]++
 		return

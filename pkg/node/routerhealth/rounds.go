@@ -9,18 +9,10 @@ import (
 	"github.com/coil-net/coil/pkg/kernel/echo"
 )
 
-// round is what one pod asks, and hears.
-type round struct {
-	*sender
-	about   []question
-	answers []echo.Answer // none if nothing could be asked
-	err     error
-}
-
 // answer returns that to a question.
-func (r *round) answer(i int) echo.Answer {
-	if i < len(r.answers) {
-		return r.answers[i]
+func (s *sender) answer(i int) echo.Answer {
+	if i < len(s.answers) {
+		return s.answers[i]
 	}
 	return echo.Unknown
 }
@@ -38,60 +30,60 @@ const (
 // errSlow is of a pod whose round goes on.
 var errSlow = errors.New("it takes the kernel too long to send from the pod")
 
-// outcome is what came of a round.
+// outcome is what came of a pod's questions.
 type outcome struct {
-	round   *round
+	of      *sender
 	answers []echo.Answer
 	err     error
 	took    time.Duration
 }
 
-// do asks the questions of a round.
-func (c *Checker) do(ctx context.Context, r *round) outcome {
+// do asks the questions of a pod.
+func (c *Checker) do(ctx context.Context, s *sender) outcome {
 	start := time.Now()
-	questions := make([]echo.Question, len(r.about))
-	for i, q := range r.about {
-		questions[i] = echo.Question{Link: r.to[q.addr], From: q.end.source, To: q.addr}
+	questions := make([]echo.Question, len(s.about))
+	for i, q := range s.about {
+		questions[i] = echo.Question{Link: s.to[q.addr], From: q.end.source, To: q.addr}
 	}
-	answers, err := c.net.Ask(ctx, r.Netns, askWait, questions)
+	answers, err := c.net.Ask(ctx, s.Netns, askWait, questions)
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	r.asking = false
-	return outcome{r, answers, err, time.Since(start)}
+	s.asking = false
+	return outcome{s, answers, err, time.Since(start)}
 }
 
-// askAll does rounds, and waits for no pod longer than mostAsking: a program in a pod may give its links rules
-// that take long. Nothing is known of the answers then, and the pod isn't asked again until it has come back.
-func (c *Checker) askAll(ctx context.Context, rounds []*round) {
-	outcomes := make(chan outcome, len(rounds))
+// askAll lets pods ask, and waits for none longer than mostAsking: a program in a pod may give its links rules that take
+// long. Nothing is known of the answers then, and the pod isn't asked again until it has come back.
+func (c *Checker) askAll(ctx context.Context, all []*sender) {
+	outcomes := make(chan outcome, len(all))
 	patient := 0 // pods that are waited for
-	for _, r := range rounds {
-		r.err = errSlow
-		if !r.mute {
+	for _, s := range all {
+		s.err = errSlow
+		if !s.mute {
 			patient++
 		}
-		go func() { outcomes <- c.do(ctx, r) }()
+		go func() { outcomes <- c.do(ctx, s) }()
 	}
 	if patient == 0 { // it is the host, not the pods
-		patient = len(rounds)
-		for _, r := range rounds {
-			r.mute = false
+		patient = len(all)
+		for _, s := range all {
+			s.mute = false
 		}
 	}
 	long, most := time.NewTimer(longAsking), time.NewTimer(mostAsking)
 	defer long.Stop()
 	defer most.Stop()
-	var late []*round
-	for left, waits := len(rounds), true; left > 0 && (waits || patient > 0); {
+	var late []*sender
+	for left, waits := len(all), true; left > 0 && (waits || patient > 0); {
 		select {
 		case o := <-outcomes:
 			left--
-			o.round.answers, o.round.err = o.answers, o.err
-			if !o.round.mute {
+			o.of.answers, o.of.err = o.answers, o.err
+			if !o.of.mute {
 				patient--
 			}
 			if o.took > longAsking {
-				late = append(late, o.round)
+				late = append(late, o.of)
 			}
 		case <-long.C:
 			waits = false
@@ -99,16 +91,16 @@ func (c *Checker) askAll(ctx context.Context, rounds []*round) {
 			patient = 0
 		}
 	}
-	for _, r := range rounds {
-		if errors.Is(r.err, errSlow) {
-			late = append(late, r)
+	for _, s := range all {
+		if errors.Is(s.err, errSlow) {
+			late = append(late, s)
 		}
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	now := time.Now()
 	maps.DeleteFunc(c.muted, func(_ string, until time.Time) bool { return until.Before(now) })
-	for _, r := range late {
-		c.muted[r.Namespace] = now.Add(muteFor)
+	for _, s := range late {
+		c.muted[s.Namespace] = now.Add(muteFor)
 	}
 }

@@ -129,7 +129,7 @@ func (c *Checker) Update(at node.Sandbox, groups []client.Group, links map[netip
 		if len(groups) == 0 {
 			return
 		}
-		p = &pod{Sandbox: at}
+		p = &pod{Sandbox: at, answered: map[netip.Addr]bool{}, missed: map[routerKey]int{}, alone: map[routerKey]bool{}}
 		c.pods[at.ID] = p
 	}
 	used := map[netip.Addr]bool{}
@@ -200,27 +200,21 @@ func (c *Checker) Answered(egress string, addr netip.Addr) bool {
 
 // Run asks all routers again and again until ctx ends, and rests while there are none.
 func (c *Checker) Run(ctx context.Context, l Listener) error {
+	ticker := time.NewTicker(askEvery)
+	defer ticker.Stop()
+	var due <-chan time.Time // nil while there is nobody to ask
 	for {
 		select {
 		case <-ctx.Done():
 			return nil
 		case <-c.sending:
-			c.askWhileAny(ctx, l)
-		}
-	}
-}
-
-// askWhileAny asks until there is nobody to ask any more.
-func (c *Checker) askWhileAny(ctx context.Context, l Listener) {
-	ticker := time.NewTicker(askEvery)
-	defer ticker.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-ticker.C:
+			if due == nil {
+				ticker.Reset(askEvery)
+				due = ticker.C
+			}
+		case <-due:
 			if !c.askOnce(ctx, l) {
-				return
+				due = nil
 			}
 		}
 	}
@@ -229,13 +223,13 @@ func (c *Checker) askWhileAny(ctx context.Context, l Listener) {
 // askOnce asks each router once, and says whether there is any.
 func (c *Checker) askOnce(ctx context.Context, l Listener) bool {
 	a := c.questions(ctx)
-	c.askAll(ctx, a.rounds)
+	c.askAll(ctx, a.senders)
 	if ctx.Err() != nil {
 		return false
 	}
-	for _, r := range a.rounds {
-		if r.err != nil {
-			klog.FromContext(ctx).V(2).Info("Can't ask routers through the pod, another one does", "pod", klog.KRef(r.Namespace, r.Name), "containerID", r.ContainerID, "reason", r.err)
+	for _, s := range a.senders {
+		if s.err != nil {
+			klog.FromContext(ctx).V(2).Info("Can't ask routers through the pod, another one does", "pod", klog.KRef(s.Namespace, s.Name), "containerID", s.ContainerID, "reason", s.err)
 		}
 	}
 	changed, pods := c.hear(a)

@@ -143,7 +143,9 @@ func (s *asker) wishes(a *asks) map[string]*wishes {
 			}
 		}
 	}
-	for r, pods := range a.each() {
+	var pods enquirers
+	for _, r := range a.members {
+		pods.sort(r)
 		inTurn(r, pods.takers, r.turn, true)
 		inTurn(r, pods.unknown, r.newTurn, false)
 		for _, e := range pods.old {
