@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/netip"
 
 	"github.com/coil-net/coil/pkg/plan/client"
 	"github.com/coil-net/coil/pkg/store"
@@ -18,30 +17,27 @@ func (n *Network) Check(ctx context.Context, at store.Netns, c client.Client, ma
 func (in namespace) check(ctx context.Context, c client.Client, made client.State) error {
 	links, err := in.tunnels.Check(ctx, in.ns, in.handle, c.Port, made.Tunnels)
 	errs := []error{err}
-	indexes := map[netip.Addr]int{}
-	var accepting group
-	for peer, l := range links {
-		indexes[peer] = l.Index
-		accepting = append(accepting, accept(l.Name))
-	}
+	indexes, accepting := of(links)
 	rules, err := in.rules.Missing(ctx, made.Rules)
-	errs = append(errs, err)
-	for _, r := range rules {
-		errs = append(errs, fmt.Errorf("rule %s is missing", r))
-	}
+	errs = append(errs, err, missing("rule", rules))
 	sinks, err := in.sinks(ctx, made.Sinks()...)
 	errs = append(errs, err)
 	// The routes into a tunnel that is missing went with it.
 	routes, err := in.routes.Missing(ctx, made.By(indexes, sinks))
-	errs = append(errs, err)
-	for _, r := range routes {
-		errs = append(errs, fmt.Errorf("route %s is missing", r))
-	}
-	errs = append(errs, in.checkGroups(ctx, made, indexes))
+	errs = append(errs, err, missing("route", routes), in.checkGroups(ctx, made, indexes))
 	if made.Filter != nil {
 		errs = append(errs, in.filters.Check(ctx, in.ns, *made.Filter))
 	}
 	_, err = in.linked(ctx, c)
 	errs = append(errs, err)
 	return errors.Join(append(errs, compare(in.ns, append(settingsOf(c.Link, spreadOf(made)), accepting)...))...)
+}
+
+// missing is the error that objects of a kind are missing, nil without any.
+func missing[T any](kind string, all []T) error {
+	var errs []error
+	for _, x := range all {
+		errs = append(errs, fmt.Errorf("%s %v is missing", kind, x))
+	}
+	return errors.Join(errs...)
 }

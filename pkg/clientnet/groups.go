@@ -3,7 +3,6 @@ package clientnet
 import (
 	"context"
 	"errors"
-	"fmt"
 	"maps"
 	"net/netip"
 	"slices"
@@ -94,15 +93,17 @@ func (in namespace) group(ctx context.Context, state client.State, links map[net
 // changes says whether groups come, go or have other members; as long as the tunnels are incomplete
 // none goes.
 func changes(before, want []dataplane.NexthopGroup, complete bool) bool {
-	same := func(all []dataplane.NexthopGroup, g dataplane.NexthopGroup) int {
-		return slices.IndexFunc(all, func(o dataplane.NexthopGroup) bool { return o.ID == g.ID })
-	}
+	members := map[uint32][]dataplane.NexthopMember{}
 	for _, b := range before {
-		if i := same(want, b); i < 0 && complete || i >= 0 && !slices.Equal(b.Members, want[i].Members) {
+		members[b.ID] = b.Members
+	}
+	for _, w := range want {
+		if have, ok := members[w.ID]; !ok || !slices.Equal(have, w.Members) {
 			return true
 		}
+		delete(members, w.ID)
 	}
-	return slices.ContainsFunc(want, func(w dataplane.NexthopGroup) bool { return same(before, w) < 0 })
+	return complete && len(members) > 0
 }
 
 // buckets returns those of a group, which may not exist.
@@ -145,12 +146,7 @@ func (in namespace) checkGroups(ctx context.Context, made client.State, links ma
 	}
 	var want nexthop.Set
 	want.Nexthops, want.Groups = made.NexthopsBy(links)
-	errs := []error{in.nexthops.Check(ctx, want)}
 	pinRoutes, tables := made.PinRoutesBy(links)
-	missing, err := route.New(in.handle, in.protocol, tables...).Missing(ctx, pinRoutes)
-	errs = append(errs, err)
-	for _, r := range missing {
-		errs = append(errs, fmt.Errorf("route %s is missing", r))
-	}
-	return errors.Join(errs...)
+	routes, err := route.New(in.handle, in.protocol, tables...).Missing(ctx, pinRoutes)
+	return errors.Join(in.nexthops.Check(ctx, want), err, missing("route", routes))
 }

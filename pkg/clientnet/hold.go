@@ -112,16 +112,13 @@ func leaving(before []dataplane.NexthopGroup, want nexthop.Set, state client.Sta
 
 // without returns groups without some members. A group that has no other member stays as it is.
 func without(groups []dataplane.NexthopGroup, members map[dataplane.Family]dataplane.Nexthop) []dataplane.NexthopGroup {
+	gone := map[uint32]bool{}
+	for _, n := range members {
+		gone[n.ID] = true
+	}
 	out := slices.Clone(groups)
 	for i, g := range out {
-		others := slices.DeleteFunc(slices.Clone(g.Members), func(m dataplane.NexthopMember) bool {
-			for _, n := range members {
-				if m.ID == n.ID {
-					return true
-				}
-			}
-			return false
-		})
+		others := slices.DeleteFunc(slices.Clone(g.Members), func(m dataplane.NexthopMember) bool { return gone[m.ID] })
 		if len(others) > 0 {
 			out[i].Members = others
 		}

@@ -59,12 +59,7 @@ func (in namespace) make(ctx context.Context, state client.State, c client.Clien
 	links, tunnels, err := in.tunnels.Make(ctx, in.ns, in.handle, c.Port, state.Tunnels)
 	complete := err == nil
 	errs = append(errs, err)
-	indexes := map[netip.Addr]int{}
-	var accepting group
-	for peer, l := range links {
-		accepting = append(accepting, accept(l.Name))
-		indexes[peer] = l.Index
-	}
+	indexes, accepting := of(links)
 	errs = append(errs, set(in.ns, &out, accepting))
 	faultpoint.At(faultpoint.EgressTunnelled)
 	groups, err := in.group(ctx, state, indexes, complete, &out)
@@ -96,6 +91,16 @@ func (in namespace) make(ctx context.Context, state client.State, c client.Clien
 	errs = append(errs, err)
 	out.Routes, out.Tunnels = out.Routes.Plus(opened), out.Tunnels.Plus(pruned)
 	return out, errors.Join(errs...)
+}
+
+// of returns the indexes of the links of tunnels, and the parameters by which packets are accepted from there.
+func of(links map[netip.Addr]dataplane.TunnelLink) (indexes map[netip.Addr]int, accepting group) {
+	indexes = map[netip.Addr]int{}
+	for peer, l := range links {
+		indexes[peer] = l.Index
+		accepting = append(accepting, accept(l.Name))
+	}
+	return indexes, accepting
 }
 
 // renew makes sockets look their routes up again. IPv4 does that after each change, IPv6 only when

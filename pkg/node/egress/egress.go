@@ -136,14 +136,14 @@ type Manager struct {
 	decisions, works    *turns
 	// strangers are pods without a sandbox that ask for Egresses, by name, that were looked at; only for the one worker of
 	// ignored.
-	strangers map[types.NamespacedName]types.UID
+	strangers       map[types.NamespacedName]types.UID
+	moved, unpinned prometheus.Counter
 
 	mu    sync.Mutex
 	known map[attachment.ID]*sandbox
 	// departed are by Egress the addresses from which its packets came, and since when they don't;
 	// the zero time if they do.
-	departed        map[string]map[netip.Addr]time.Time
-	moved, unpinned prometheus.Counter
+	departed map[string]map[netip.Addr]time.Time
 }
 
 // New returns a Manager of nothing; see Restore.

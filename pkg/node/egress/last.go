@@ -119,13 +119,11 @@ func (w *wanted) keep(last []store.KnownEgress) {
 		k.Former, k.Switched = true, false
 		w.known = append(w.known, k)
 		closed := clientEgress(k)
-		closed.Destinations = nil
-		for _, d := range k.Destinations {
-			if !taken[d] {
-				closed.Destinations = append(closed.Destinations, d)
-				taken[d] = true
-			}
-		}
+		closed.Destinations = slices.DeleteFunc(slices.Clone(k.Destinations), func(d netip.Prefix) bool {
+			had := taken[d]
+			taken[d] = true
+			return had
+		})
 		w.egresses = append(w.egresses, closed)
 	}
 }

@@ -13,6 +13,7 @@ package routerhealth
 
 import (
 	"context"
+	"hash/maphash"
 	"net/netip"
 	"sync"
 	"time"
@@ -114,7 +115,7 @@ type pod struct {
 // New returns a Checker that knows no pod.
 func New(n Network, e Egresses, r Recorder) *Checker {
 	return &Checker{
-		net: n, egresses: e, recorder: r, failover: newFailover(), sending: make(chan struct{}, 1),
+		net: n, egresses: e, recorder: r, failover: newFailover(), sending: make(chan struct{}, 1), asker: asker{seed: maphash.MakeSeed()},
 		pods: map[attachment.ID]*pod{}, routers: map[routerKey]*router{}, muted: map[string]time.Time{},
 	}
 }

@@ -21,7 +21,7 @@ const mostQuestions = 16384
 
 // asker is what the goroutine of Run keeps of a round for the next.
 type asker struct {
-	seed *maphash.Seed
+	seed maphash.Seed
 	// next are, by namespace and queue, where the next round goes on.
 	next map[string][2]uint64
 	// late says that questions have to wait.
@@ -120,10 +120,6 @@ func (s *asker) share(a *asks) (all []question) {
 
 // wishes returns all that there is to ask, by namespace.
 func (s *asker) wishes(a *asks) map[string]*wishes {
-	if s.seed == nil {
-		seed := maphash.MakeSeed()
-		s.seed = &seed
-	}
 	all := map[string]*wishes{}
 	add := func(queue int, q question, p place) {
 		w := all[q.end.Namespace]
@@ -131,7 +127,7 @@ func (s *asker) wishes(a *asks) map[string]*wishes {
 			w = &wishes{next: s.next[q.end.Namespace]}
 			all[q.end.Namespace] = w
 		}
-		w.queues[queue] = append(w.queues[queue], wish{q, maphash.Comparable(*s.seed, p)})
+		w.queues[queue] = append(w.queues[queue], wish{q, maphash.Comparable(s.seed, p)})
 	}
 	inTurn := func(r *member, ends []end, turn int, known bool) {
 		seen := map[string]bool{}

@@ -127,24 +127,18 @@ func (s State) Closed(sinks map[dataplane.Family]int) []dataplane.Route {
 func (s State) By(links map[netip.Addr]int, sinks map[dataplane.Family]int) []dataplane.Route {
 	var routes []dataplane.Route
 	for _, r := range s.Routes {
-		if r.Sink {
-			index, ok := sinks[dataplane.FamilyOf(r.Dst.Addr())]
-			if !ok {
-				continue
-			}
-			r.Link = index
+		leads := true
+		switch {
+		case r.Sink:
+			r.Link, leads = sinks[dataplane.FamilyOf(r.Dst.Addr())]
+		case r.Peer.IsValid():
+			r.Link, leads = links[r.Peer]
+		case r.Nexthop != 0:
+			leads = s.open(r.Nexthop, links)
 		}
-		if r.Peer.IsValid() {
-			index, ok := links[r.Peer]
-			if !ok {
-				continue
-			}
-			r.Link = index
+		if leads {
+			routes = append(routes, r.Route)
 		}
-		if r.Nexthop != 0 && !s.open(r.Nexthop, links) {
-			continue
-		}
-		routes = append(routes, r.Route)
 	}
 	return routes
 }
@@ -291,17 +285,12 @@ func (c inFamily) tunnels(egresses []Egress) []dataplane.Tunnel {
 func (c inFamily) spared(egresses []Egress, tunnels []dataplane.Tunnel) []netip.Prefix {
 	var all []netip.Prefix
 	for _, e := range egresses {
-		for _, p := range e.spared() {
-			if c.has(p.Addr()) {
-				all = append(all, p)
-			}
-		}
+		all = append(all, e.spared()...)
 	}
 	for _, t := range tunnels {
-		if c.has(t.Remote) {
-			all = append(all, netip.PrefixFrom(t.Remote, t.Remote.BitLen()))
-		}
+		all = append(all, netip.PrefixFrom(t.Remote, t.Remote.BitLen()))
 	}
+	all = slices.DeleteFunc(all, func(p netip.Prefix) bool { return !c.has(p.Addr()) })
 	slices.SortFunc(all, netip.Prefix.Compare)
 	return slices.Compact(all)
 }
