@@ -22,43 +22,38 @@ type turns struct {
 
 	mu      sync.Mutex
 	working int
-	// of is how many works of a namespace go on. waiting are the others, by namespace. order are the namespaces that wait,
-	// the next one first.
+	// of is how many works of a namespace go on. waiting are the others, the next one first, and those of a namespace that
+	// has had a turn after those of all others.
 	of      map[string]int
-	waiting map[string][]chan struct{}
-	order   []string
+	waiting []waiter
 }
 
-func newTurns(most int) *turns {
-	return &turns{most: most, of: map[string]int{}, waiting: map[string][]chan struct{}{}}
+// waiter is a work that waits until turn is closed.
+type waiter struct {
+	namespace string
+	turn      chan struct{}
 }
+
+func newTurns(most int) *turns { return &turns{most: most, of: map[string]int{}} }
 
 // begin waits for a turn of a namespace until ctx ends. The turn lasts until end.
 func (t *turns) begin(ctx context.Context, namespace string) error {
-	turn := make(chan struct{})
+	w := waiter{namespace, make(chan struct{})}
 	t.mu.Lock()
-	if len(t.waiting[namespace]) == 0 {
-		t.order = append(t.order, namespace)
-	}
-	t.waiting[namespace] = append(t.waiting[namespace], turn)
+	t.waiting = append(t.waiting, w)
 	t.next()
 	t.mu.Unlock()
 	select {
-	case <-turn:
+	case <-w.turn:
 		return nil
 	case <-ctx.Done():
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	i := slices.Index(t.waiting[namespace], turn)
-	if i < 0 { // it came at the same time
+	if i := slices.Index(t.waiting, w); i >= 0 {
+		t.waiting = slices.Delete(t.waiting, i, i+1)
+	} else { // it came at the same time
 		t.leave(namespace)
-		return ctx.Err()
-	}
-	t.waiting[namespace] = slices.Delete(t.waiting[namespace], i, i+1)
-	if len(t.waiting[namespace]) == 0 {
-		delete(t.waiting, namespace)
-		t.order = slices.DeleteFunc(t.order, func(n string) bool { return n == namespace })
 	}
 	return ctx.Err()
 }
@@ -82,21 +77,23 @@ func (t *turns) leave(namespace string) {
 // next gives turns to those that may have one. It must be called with mu held.
 func (t *turns) next() {
 	for {
-		i := slices.IndexFunc(t.order, t.may)
+		i := slices.IndexFunc(t.waiting, func(w waiter) bool { return t.may(w.namespace) })
 		if i < 0 {
 			return
 		}
-		namespace := t.order[i]
-		t.order = slices.Delete(t.order, i, i+1)
-		first := t.waiting[namespace][0]
-		if t.waiting[namespace] = t.waiting[namespace][1:]; len(t.waiting[namespace]) > 0 {
-			t.order = append(t.order, namespace)
-		} else {
-			delete(t.waiting, namespace)
+		first := t.waiting[i]
+		var others, own []waiter
+		for _, w := range slices.Delete(t.waiting, i, i+1) {
+			if w.namespace == first.namespace {
+				own = append(own, w)
+			} else {
+				others = append(others, w)
+			}
 		}
+		t.waiting = append(others, own...)
 		t.working++
-		t.of[namespace]++
-		close(first)
+		t.of[first.namespace]++
+		close(first.turn)
 	}
 }
 
