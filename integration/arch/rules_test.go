@@ -135,8 +135,8 @@ var links = []struct {
 	not  []string
 }{
 	// It is started for every ADD and DEL, so it has to start fast.
-	{"cmd/coil", []string{clientGo, sqlite, nftables}},
-	{"pkg/cniplugin/", []string{clientGo, sqlite, nftables}},
+	{"cmd/coil", []string{clientGo, sqlite, nftables, netlink}},
+	{"pkg/cniplugin/", []string{clientGo, sqlite, nftables, netlink}},
 	// They run without rights on their node.
 	{"cmd/coil-ipam-controller", []string{"pkg/kernel", netlink, nftables, sqlite, "pkg/store/sqlite"}},
 	{"cmd/coil-egress-controller", []string{"pkg/kernel", netlink, nftables, sqlite, "pkg/store/sqlite"}},

@@ -3,9 +3,9 @@ package rtnl
 import (
 	"context"
 	"errors"
-	"fmt"
 	"net/netip"
 
+	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
 	"github.com/coil-net/coil/pkg/dataplane"
@@ -15,42 +15,38 @@ import (
 // duplicate address detection (RFC 4862) is done for it. A prefix route is made
 // unless the prefix is a single address.
 func AddAddr(index int, p netip.Prefix, scope dataplane.Scope) Request {
-	var e encoder
+	// The flags are wider than the field of struct ifaddrmsg, and are an attribute.
 	flags := uint32(unix.IFA_F_NODAD)
 	if p.IsSingleIP() {
 		flags |= unix.IFA_F_NOPREFIXROUTE
 	}
-	// struct ifaddrmsg: the flags are wider than its field, and are an attribute.
-	e.u8(family(p.Addr()), uint8(p.Bits()), 0, kernelScope(scope))
-	e.u32(uint32(index))
-	e.attrAddr(unix.IFA_LOCAL, p.Addr())
-	e.attrAddr(unix.IFA_ADDRESS, p.Addr())
-	e.attrU32(unix.IFA_FLAGS, flags)
-	return Request{unix.RTM_NEWADDR, unix.NLM_F_CREATE | unix.NLM_F_EXCL, e.b, func() string {
-		return fmt.Sprintf("address add %s dev %d", p, index)
-	}}
+	header := addrHeader(index, p)
+	header.Scope = kernelScope(scope)
+	return newRequest(unix.RTM_NEWADDR, create, text("address add %s dev %d", p, index), header,
+		address(unix.IFA_LOCAL, p.Addr()), address(unix.IFA_ADDRESS, p.Addr()), number(unix.IFA_FLAGS, flags))
+}
+
+func addrHeader(index int, p netip.Prefix) *nl.IfAddrmsg {
+	header := nl.NewIfAddrmsg(int(family(p.Addr())))
+	header.Prefixlen, header.Index = uint8(p.Bits()), uint32(index)
+	return header
 }
 
 // IPv6Addr says whether a link has an IPv6 address, and whether the address is
 // tentative: being checked for a duplicate, or found to be one. There is no such
 // request for IPv4.
 func (h *Handle) IPv6Addr(ctx context.Context, index int, a netip.Addr) (exists, tentative bool, err error) {
-	var e encoder
-	e.u8(unix.AF_INET6, 0, 0, 0)
-	e.u32(uint32(index))
-	e.attrAddr(unix.IFA_ADDRESS, a)
-	r := Request{unix.RTM_GETADDR, 0, e.b, func() string { return fmt.Sprintf("address get %s dev %d", a, index) }}
+	header := addrHeader(index, netip.PrefixFrom(netip.IPv6Unspecified(), 0))
+	r := newRequest(unix.RTM_GETADDR, 0, text("address get %s dev %d", a, index), header, address(unix.IFA_ADDRESS, a))
 	err = h.Get(ctx, r, func(body []byte) error {
-		if len(body) < unix.SizeofIfAddrmsg {
-			return fmt.Errorf("address in %d bytes: %w", len(body), errMalformed)
-		}
-		as, err := attributes(body[unix.SizeofIfAddrmsg:])
-		for a := range as {
-			if a.kind == unix.IFA_FLAGS {
-				tentative = a.u32()&(unix.IFA_F_TENTATIVE|unix.IFA_F_DADFAILED) != 0
+		var as Attributes
+		_, each := as.Of(body, unix.SizeofIfAddrmsg)
+		for a := range each {
+			if a.Kind == unix.IFA_FLAGS {
+				tentative = a.U32()&(unix.IFA_F_TENTATIVE|unix.IFA_F_DADFAILED) != 0
 			}
 		}
-		return err
+		return as.Err
 	})
 	if errors.Is(err, ErrNotExist) {
 		return false, false, nil
@@ -60,12 +56,8 @@ func (h *Handle) IPv6Addr(ctx context.Context, index int, a netip.Addr) (exists,
 
 // DelAddr asks for the removal of an address of a link; the prefix route goes with it.
 func DelAddr(index int, p netip.Prefix) Request {
-	var e encoder
-	e.u8(family(p.Addr()), uint8(p.Bits()), 0, 0)
-	e.u32(uint32(index))
-	e.attrAddr(unix.IFA_LOCAL, p.Addr())
-	e.attrAddr(unix.IFA_ADDRESS, p.Addr())
-	return Request{unix.RTM_DELADDR, 0, e.b, func() string { return fmt.Sprintf("address del %s dev %d", p, index) }}
+	return newRequest(unix.RTM_DELADDR, 0, text("address del %s dev %d", p, index), addrHeader(index, p),
+		address(unix.IFA_LOCAL, p.Addr()), address(unix.IFA_ADDRESS, p.Addr()))
 }
 
 // Addr is an address that a link has.
@@ -80,10 +72,7 @@ type Addr struct {
 func (h *Handle) Addrs(ctx context.Context) ([]Addr, error) {
 	var all []Addr
 	for _, f := range []dataplane.Family{dataplane.IPv4, dataplane.IPv6} {
-		var e encoder
-		e.u8(families[f], 0, 0, 0)
-		e.u32(0)
-		r := Request{unix.RTM_GETADDR, 0, e.b, func() string { return fmt.Sprintf("address show (%s)", f) }}
+		r := newRequest(unix.RTM_GETADDR, 0, text("address show (%s)", f), nl.NewIfAddrmsg(int(families[f])))
 		addrs, err := List(ctx, h, r, func(body []byte) (Addr, bool, error) {
 			var c Change
 			err := c.parseAddr(body)

@@ -17,7 +17,8 @@ type transport interface {
 	read(b []byte) (int, error)
 }
 
-// conn is a conversation with the kernel. After an error of transport its state
+// conn is a conversation with the kernel, by a socket of our own: the library's takes twice the time
+// for an answer, and sends one request at a time. After an error of transport its state
 // is unknown and it must be closed. It isn't safe for concurrent use.
 type conn struct {
 	socket
@@ -185,22 +186,17 @@ func (m message) acknowledged() (unix.Errno, string, error) {
 	}
 	tlvs := m.body[4:]
 	if m.kind == unix.NLMSG_ERROR {
-		if len(tlvs) < unix.SizeofNlMsghdr {
-			return errno, "", nil
-		}
+		// The header of the request, and all of it without NLM_F_CAPPED.
 		skip := unix.SizeofNlMsghdr
-		if m.flags&unix.NLM_F_CAPPED == 0 {
+		if m.flags&unix.NLM_F_CAPPED == 0 && len(tlvs) >= skip {
 			skip = align(int(binary.NativeEndian.Uint32(tlvs)))
 		}
 		tlvs = tlvs[min(skip, len(tlvs)):]
 	}
-	as, err := attributes(tlvs)
-	if err != nil {
-		return errno, "", nil // the words are a courtesy, the errno counts
-	}
-	for a := range as {
-		if a.kind == unix.NLMSGERR_ATTR_MSG {
-			return errno, a.string(), nil
+	var as Attributes // the words are a courtesy, the errno counts
+	for a := range as.In(tlvs) {
+		if a.Kind == unix.NLMSGERR_ATTR_MSG {
+			return errno, a.Text(), nil
 		}
 	}
 	return errno, "", nil
@@ -225,52 +221,27 @@ func (c *conn) batch(reqs []Request, results []error) error {
 		return err
 	}
 	return c.receive(func(m message) (bool, error) {
-		if m.kind != unix.NLMSG_ERROR || m.seq-first >= uint32(len(reqs)) {
+		i := m.seq - first
+		if m.kind != unix.NLMSG_ERROR || i >= uint32(len(reqs)) {
 			return false, fmt.Errorf("answer of type %d to message %d: %w", m.kind, m.seq, errMalformed)
 		}
 		errno, words, err := m.acknowledged()
-		if err != nil {
-			return false, err
-		}
-		if i := m.seq - first; errno != 0 {
+		if err == nil && errno != 0 {
 			results[i] = &Error{Request: reqs[i], Errno: errno, Detail: words}
 		}
-		return m.seq != last, nil
+		return m.seq != last, err
 	})
 }
 
-// get sends a request for one object and calls found with the answer.
-func (c *conn) get(r Request, found func(body []byte) error) error {
-	c.append(r, 0)
+// ask sends a request and calls found with each answer: of a dump (NLM_F_DUMP) there
+// are any number, otherwise it is one. When the answers of a dump are not one consistent
+// list, the error is ErrDumpInterrupted and they must be thrown away.
+func (c *conn) ask(r Request, flags uint16, found func(body []byte) error) error {
+	c.append(r, flags)
 	if err := c.send(); err != nil {
 		return err
 	}
-	var failure error
-	err := c.receive(func(m message) (bool, error) {
-		if m.seq != c.seq {
-			return false, fmt.Errorf("answer to message %d: %w", m.seq, errMalformed)
-		}
-		if m.kind != unix.NLMSG_ERROR {
-			failure = found(m.body)
-			return false, nil
-		}
-		errno, words, err := m.acknowledged()
-		if err == nil {
-			failure = &Error{Request: r, Errno: errno, Detail: words}
-		}
-		return false, err
-	})
-	return errors.Join(err, failure)
-}
-
-// dump sends a request for all objects and calls found with each answer. When
-// the answers are not one consistent list, the error is ErrDumpInterrupted and
-// they must be thrown away.
-func (c *conn) dump(r Request, found func(body []byte) error) error {
-	c.append(r, unix.NLM_F_DUMP)
-	if err := c.send(); err != nil {
-		return err
-	}
+	dump := flags&unix.NLM_F_DUMP != 0
 	var failure error
 	interrupted := false
 	err := c.receive(func(m message) (bool, error) {
@@ -283,10 +254,10 @@ func (c *conn) dump(r Request, found func(body []byte) error) error {
 				failure = found(m.body)
 			}
 			// The kernel's time for the rest of the list grows with its square; the caller closes the socket.
-			return !errors.Is(failure, ErrTooMany), nil
+			return dump && !errors.Is(failure, ErrTooMany), nil
 		}
 		errno, words, err := m.acknowledged()
-		if err == nil && errno != 0 {
+		if err == nil && (errno != 0 || !dump) {
 			failure = &Error{Request: r, Errno: errno, Detail: words}
 		}
 		return false, err

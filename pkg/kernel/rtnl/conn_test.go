@@ -13,6 +13,13 @@ import (
 	"github.com/coil-net/coil/pkg/kernel/netns"
 )
 
+// encoder appends the parts of a message.
+type encoder struct{ b []byte }
+
+func (e *encoder) u16(v uint16) { e.b = binary.NativeEndian.AppendUint16(e.b, v) }
+func (e *encoder) u32(v uint32) { e.b = binary.NativeEndian.AppendUint32(e.b, v) }
+func (e *encoder) pad()         { e.b = append(e.b, make([]byte, align(len(e.b))-len(e.b))...) }
+
 // datagram builds what the kernel would send.
 type datagram struct{ encoder }
 
@@ -71,7 +78,7 @@ func TestDumpInterrupted(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			entries := 0
-			err := (&conn{transport: &c.answers}).dump(request("show"), func([]byte) error {
+			err := (&conn{transport: &c.answers}).ask(request("show"), unix.NLM_F_DUMP, func([]byte) error {
 				entries++
 				return nil
 			})
@@ -82,7 +89,7 @@ func TestDumpInterrupted(t *testing.T) {
 	}
 	unreadable := errors.New("unreadable")
 	answers := script{entry(0), entry(0), done(0, nil)}
-	err := (&conn{transport: &answers}).dump(request("show"), func([]byte) error { return unreadable })
+	err := (&conn{transport: &answers}).ask(request("show"), unix.NLM_F_DUMP, func([]byte) error { return unreadable })
 	if !errors.Is(err, unreadable) || len(answers) != 0 {
 		t.Errorf("got %v with %d datagrams left", err, len(answers))
 	}
@@ -248,7 +255,7 @@ func TestAcknowledgement(t *testing.T) {
 	errno := -int32(unix.EEXIST)
 	body.u32(uint32(errno))
 	body.b = append(body.b, make([]byte, unix.SizeofNlMsghdr)...)
-	body.attrString(unix.NLMSGERR_ATTR_MSG, "no room")
+	body.b = append(body.b, word(unix.NLMSGERR_ATTR_MSG, "no room").Serialize()...)
 	d.message(unix.NLMSG_ERROR, unix.NLM_F_ACK_TLVS|unix.NLM_F_CAPPED, 5, body.b)
 	_, err := split(d.b, func(m message) (bool, error) {
 		got, words, err := m.acknowledged()
@@ -269,22 +276,20 @@ func TestAcknowledgement(t *testing.T) {
 }
 
 func TestAttributes(t *testing.T) {
-	var e encoder
-	e.attrU32(1, 0x01020304)
-	e.nest(2, func() { e.attrString(3, "abc") })
-	parse := func(b []byte) ([]attribute, error) {
-		as, err := attributes(b)
-		return slices.Collect(as), err
+	e := encoder{append(number(1, 0x01020304).Serialize(), nest(2, word(3, "abc")).Serialize()...)}
+	parse := func(b []byte) ([]Attribute, error) {
+		var as Attributes
+		return slices.Collect(as.In(b)), as.Err
 	}
 	as, err := parse(e.b)
-	if err != nil || len(as) != 2 || as[0].u32() != 0x01020304 || as[1].kind != 2 {
+	if err != nil || len(as) != 2 || as[0].U32() != 0x01020304 || as[1].Kind != 2 {
 		t.Fatalf("got %v, %v", as, err)
 	}
-	inner, err := parse(as[1].value)
-	if err != nil || len(inner) != 1 || inner[0].string() != "abc" {
+	inner, err := parse(as[1].Value)
+	if err != nil || len(inner) != 1 || inner[0].Text() != "abc" {
 		t.Errorf("got %v, %v", inner, err)
 	}
-	if short := (attribute{}); short.u8() != 0 || short.u32() != 0 || short.addr().IsValid() {
+	if short := (Attribute{}); short.U8() != 0 || short.U32() != 0 || short.Addr().IsValid() {
 		t.Error("an empty attribute has a value")
 	}
 	for _, n := range []uint16{3, 100} {

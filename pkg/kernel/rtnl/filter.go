@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/net/bpf"
 	"golang.org/x/sys/unix"
 
@@ -186,19 +187,17 @@ func parseChange(m message) (c Change, known bool, err error) {
 
 // parseAddr reads a struct ifaddrmsg and its attributes.
 func (c *Change) parseAddr(body []byte) error {
-	if len(body) < unix.SizeofIfAddrmsg {
-		return errMalformed
-	}
-	c.Link = int(binary.NativeEndian.Uint32(body[4:]))
-	as, err := attributes(body[unix.SizeofIfAddrmsg:])
-	for a := range as {
+	var as Attributes
+	b, each := as.Of(body, unix.SizeofIfAddrmsg)
+	c.Link = int(nl.DeserializeIfAddrmsg(b).Index)
+	for a := range each {
 		// IFA_LOCAL is the own address where IFA_ADDRESS is the other end's; IPv6 has
 		// only the latter.
-		if a.kind == unix.IFA_LOCAL || a.kind == unix.IFA_ADDRESS && !c.Addr.IsValid() {
-			c.Addr = a.addr()
+		if a.Kind == unix.IFA_LOCAL || a.Kind == unix.IFA_ADDRESS && !c.Addr.IsValid() {
+			c.Addr = a.Addr()
 		}
 	}
-	return err
+	return as.Err
 }
 
 // netconfIfIndex is NETCONFA_IFINDEX of linux/netconf.h. Values below 1 are not of a link.
@@ -206,14 +205,12 @@ const netconfIfIndex = 1
 
 // parseNetconf reads a struct netconfmsg and its attributes.
 func (c *Change) parseNetconf(body []byte) error {
-	if len(body) < 4 {
-		return errMalformed
-	}
-	as, err := attributes(body[4:])
-	for a := range as {
-		if a.kind == netconfIfIndex {
-			c.Link = int(int32(a.u32()))
+	var as Attributes
+	_, each := as.Of(body, 4)
+	for a := range each {
+		if a.Kind == netconfIfIndex {
+			c.Link = int(int32(a.U32()))
 		}
 	}
-	return err
+	return as.Err
 }

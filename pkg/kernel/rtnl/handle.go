@@ -253,23 +253,25 @@ func fill(results []error, err error) {
 	}
 }
 
-// Get sends a request for one object and calls found with the body of the answer, which
-// is valid until it returns.
-func (h *Handle) Get(ctx context.Context, r Request, found func(body []byte) error) error {
+// ask sends a request for objects and calls found with the body of each answer.
+func (h *Handle) ask(ctx context.Context, r Request, flags uint16, found func(body []byte) error) error {
 	if err := errors.Join(ctx.Err(), observe(ctx, r)); err != nil {
 		return fmt.Errorf("%s: %w", r, err)
 	}
-	return h.with(func(c *conn) error { return c.get(r, found) })
+	return h.with(func(c *conn) error { return c.ask(r, flags, found) })
+}
+
+// Get sends a request for one object and calls found with the body of the answer, which
+// is valid until it returns.
+func (h *Handle) Get(ctx context.Context, r Request, found func(body []byte) error) error {
+	return h.ask(ctx, r, 0, found)
 }
 
 // Dump sends a request for all objects and calls found with the body of each answer,
 // which is valid until it returns. An object may be missing if objects change meanwhile;
 // an error means that any may be.
 func (h *Handle) Dump(ctx context.Context, r Request, found func(body []byte) error) error {
-	if err := errors.Join(ctx.Err(), observe(ctx, r)); err != nil {
-		return fmt.Errorf("%s: %w", r, err)
-	}
-	return h.with(func(c *conn) error { return c.dump(r, found) })
+	return h.ask(ctx, r, unix.NLM_F_DUMP, found)
 }
 
 // NewOfPod is New for the namespace of a pod, where a program may have made millions of objects: see Bound.
@@ -300,23 +302,16 @@ func List[T any](ctx context.Context, h *Handle, r Request, parse func(body []by
 func Collect[T any](ctx context.Context, h *Handle, r Request, add func(all []T, body []byte) ([]T, error)) ([]T, error) {
 	var err error
 	for range maxDumps {
-		if err := ctx.Err(); err != nil {
-			return nil, fmt.Errorf("%s: %w", r, err)
-		}
 		var all []T
-		if err = observe(ctx, r); err == nil {
-			messages := 0
-			err = h.with(func(c *conn) error {
-				return c.dump(r, func(body []byte) (err error) {
-					all, err = add(all, body)
-					if messages++; h.most > 0 && (messages > h.most || len(all) > maxOfPod) {
-						all = nil
-						return fmt.Errorf("%s: %w: more than %d messages or %d objects", r, ErrTooMany, h.most, maxOfPod)
-					}
-					return err
-				})
-			})
-		}
+		messages := 0
+		err = h.Dump(ctx, r, func(body []byte) (err error) {
+			all, err = add(all, body)
+			if messages++; h.most > 0 && (messages > h.most || len(all) > maxOfPod) {
+				all = nil
+				return fmt.Errorf("%s: %w: more than %d messages or %d objects", r, ErrTooMany, h.most, maxOfPod)
+			}
+			return err
+		})
 		if err == nil {
 			return all, nil
 		}

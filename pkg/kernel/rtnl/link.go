@@ -1,21 +1,23 @@
 package rtnl
 
 import (
+	"bytes"
 	"context"
 	"crypto/rand"
 	"encoding/binary"
 	"errors"
 	"fmt"
 	"net"
+	"strings"
 
+	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
 	"github.com/coil-net/coil/pkg/dataplane"
 )
 
-// Values of the kernel's headers that x/sys/unix doesn't have.
+// Values of the kernel's headers that neither x/sys/unix nor the library has.
 const (
-	vethInfoPeer    = 1      // VETH_INFO_PEER, linux/veth.h
 	addrGenModeNone = 1      // IN6_ADDR_GEN_MODE_NONE, linux/if_link.h
 	filterSkipStats = 1 << 3 // RTEXT_FILTER_SKIP_STATS, linux/rtnetlink.h
 )
@@ -42,31 +44,28 @@ type Veth struct {
 // AddVeth asks for a new pair. The names and both MAC addresses are final from
 // the first moment, so that no other program has a reason to set them.
 func AddVeth(v Veth) Request {
-	var e encoder
-	var flags uint32
-	if v.Up {
-		flags = unix.IFF_UP
+	mtu := number(unix.IFLA_MTU, uint32(v.MTU))
+	peer := nest(nl.VETH_INFO_PEER,
+		word(unix.IFLA_IFNAME, v.PeerName), nl.NewRtAttr(unix.IFLA_ADDRESS, v.PeerMAC), mtu,
+		number(unix.IFLA_GROUP, v.PeerGroup), number(unix.IFLA_NET_NS_FD, uint32(v.PeerNetns)))
+	peer.Data = linkHeader(0, false).Serialize()
+	return newRequest(unix.RTM_NEWLINK, create, text("link add %s type veth peer %s", v.Name, v.PeerName), linkHeader(0, v.Up),
+		word(unix.IFLA_IFNAME, v.Name), nl.NewRtAttr(unix.IFLA_ADDRESS, v.MAC), mtu, linkInfo(kindVeth, nest(unix.IFLA_INFO_DATA, peer)))
+}
+
+// linkHeader is the header of a message about a link, which may bring it up.
+func linkHeader(index int, up bool) *nl.IfInfomsg {
+	header := nl.NewIfInfomsg(unix.AF_UNSPEC)
+	header.Index = int32(index)
+	if up {
+		header.Flags, header.Change = unix.IFF_UP, unix.IFF_UP
 	}
-	e.ifInfo(0, flags, flags)
-	e.attrString(unix.IFLA_IFNAME, v.Name)
-	e.attr(unix.IFLA_ADDRESS, v.MAC)
-	e.attrU32(unix.IFLA_MTU, uint32(v.MTU))
-	e.nest(unix.IFLA_LINKINFO, func() {
-		e.attrString(unix.IFLA_INFO_KIND, kindVeth)
-		e.nest(unix.IFLA_INFO_DATA, func() {
-			e.nest(vethInfoPeer, func() {
-				e.ifInfo(0, 0, 0)
-				e.attrString(unix.IFLA_IFNAME, v.PeerName)
-				e.attr(unix.IFLA_ADDRESS, v.PeerMAC)
-				e.attrU32(unix.IFLA_MTU, uint32(v.MTU))
-				e.attrU32(unix.IFLA_GROUP, v.PeerGroup)
-				e.attrU32(unix.IFLA_NET_NS_FD, uint32(v.PeerNetns))
-			})
-		})
-	})
-	return Request{unix.RTM_NEWLINK, unix.NLM_F_CREATE | unix.NLM_F_EXCL, e.b, func() string {
-		return fmt.Sprintf("link add %s type veth peer %s", v.Name, v.PeerName)
-	}}
+	return header
+}
+
+// linkInfo is the kind of a link, with what is special about it.
+func linkInfo(kind string, data *nl.RtAttr) *nl.RtAttr {
+	return nest(unix.IFLA_LINKINFO, word(unix.IFLA_INFO_KIND, kind), data)
 }
 
 // LinkChange is what to change about a link; zero fields stay as they are.
@@ -91,90 +90,57 @@ type LinkChange struct {
 
 // SetLink asks for a change of a link.
 func SetLink(index int, c LinkChange) Request {
-	var e encoder
-	var flags uint32
-	if c.Up {
-		flags = unix.IFF_UP
+	return newRequest(unix.RTM_SETLINK, 0, func() string { return fmt.Sprintf("link set %d%s", index, c) }, linkHeader(index, c.Up),
+		wordIf(unix.IFLA_IFNAME, c.Name), when(c.Alias != "", nl.NewRtAttr(unix.IFLA_IFALIAS, []byte(c.Alias))),
+		numberIf(unix.IFLA_GROUP, c.Group), when(c.MAC != nil, nl.NewRtAttr(unix.IFLA_ADDRESS, c.MAC)),
+		numberIf(unix.IFLA_MTU, uint32(c.MTU)), c.parameters())
+}
+
+// String says what changes, each part after a space.
+func (c LinkChange) String() string {
+	var s strings.Builder
+	part := func(changes bool, format string, values ...any) {
+		if changes {
+			fmt.Fprintf(&s, " "+format, values...)
+		}
 	}
-	e.ifInfo(index, flags, flags)
-	if c.Name != "" {
-		e.attrString(unix.IFLA_IFNAME, c.Name)
+	part(c.Name != "", "name %s", c.Name)
+	part(c.Alias != "", "alias %s", c.Alias)
+	part(c.Up, "up")
+	part(c.NoAutoAddress, "addrgenmode none")
+	part(c.Group != 0, "group %#x", c.Group)
+	part(c.MAC != nil, "address %s", c.MAC)
+	part(c.MTU != 0, "mtu %d", c.MTU)
+	part(c.Forwarding, "forwarding")
+	part(c.RPFilter != 0, "rp_filter %d", c.RPFilter)
+	if c.ARPFilter != nil {
+		part(true, "arp_filter %t", *c.ARPFilter)
 	}
-	if c.Alias != "" {
-		e.attr(unix.IFLA_IFALIAS, []byte(c.Alias))
-	}
-	if c.Group != 0 {
-		e.attrU32(unix.IFLA_GROUP, c.Group)
-	}
-	if c.MAC != nil {
-		e.attr(unix.IFLA_ADDRESS, c.MAC)
-	}
-	if c.MTU != 0 {
-		e.attrU32(unix.IFLA_MTU, uint32(c.MTU))
-	}
-	e.parameters(c)
-	return Request{unix.RTM_SETLINK, 0, e.b, func() string {
-		s := fmt.Sprintf("link set %d", index)
-		if c.Name != "" {
-			s += " name " + c.Name
-		}
-		if c.Alias != "" {
-			s += " alias " + c.Alias
-		}
-		if c.Up {
-			s += " up"
-		}
-		if c.NoAutoAddress {
-			s += " addrgenmode none"
-		}
-		if c.Group != 0 {
-			s += fmt.Sprintf(" group %#x", c.Group)
-		}
-		if c.MAC != nil {
-			s += " address " + c.MAC.String()
-		}
-		if c.MTU != 0 {
-			s += fmt.Sprintf(" mtu %d", c.MTU)
-		}
-		if c.Forwarding {
-			s += " forwarding"
-		}
-		if c.RPFilter != 0 {
-			s += fmt.Sprintf(" rp_filter %d", c.RPFilter)
-		}
-		if c.ARPFilter != nil {
-			s += fmt.Sprintf(" arp_filter %t", *c.ARPFilter)
-		}
-		return s
-	}}
+	return s.String()
+}
+
+// ClearAlias asks for a link to have no alias.
+func ClearAlias(index int) Request {
+	return newRequest(unix.RTM_SETLINK, 0, text("link set %d alias \"\"", index), linkHeader(index, false), nl.NewRtAttr(unix.IFLA_IFALIAS, nil))
 }
 
 // AddAltName asks for an alternative name of a link.
 func AddAltName(index int, name string) Request {
-	var e encoder
-	e.ifInfo(index, 0, 0)
-	e.nest(unix.IFLA_PROP_LIST, func() { e.attrString(unix.IFLA_ALT_IFNAME, name) })
-	return Request{unix.RTM_NEWLINKPROP, unix.NLM_F_CREATE | unix.NLM_F_APPEND | unix.NLM_F_EXCL, e.b, func() string {
-		return fmt.Sprintf("link property add %d altname %s", index, name)
-	}}
+	return newRequest(unix.RTM_NEWLINKPROP, create|unix.NLM_F_APPEND, text("link property add %d altname %s", index, name),
+		linkHeader(index, false), nest(unix.IFLA_PROP_LIST, word(unix.IFLA_ALT_IFNAME, name)))
 }
 
 // DelLink asks for the removal of a link, and so of a veth's other end, and of
 // their addresses and routes.
 func DelLink(index int) Request {
-	var e encoder
-	e.ifInfo(index, 0, 0)
-	return Request{unix.RTM_DELLINK, 0, e.b, func() string { return fmt.Sprintf("link del %d", index) }}
+	return newRequest(unix.RTM_DELLINK, 0, text("link del %d", index), linkHeader(index, false))
 }
 
 // DelGroup asks for the removal of all links of a group at once, which takes hardly
 // longer than that of one: the kernel waits once until nobody uses them any more.
 // ErrNotExist if the group has none. If one of them can't be removed, none is.
 func DelGroup(group uint32) Request {
-	var e encoder
-	e.ifInfo(0, 0, 0)
-	e.attrU32(unix.IFLA_GROUP, group)
-	return Request{unix.RTM_DELLINK, 0, e.b, func() string { return fmt.Sprintf("link del group %#x", group) }}
+	return newRequest(unix.RTM_DELLINK, 0, text("link del group %#x", group), linkHeader(0, false), number(unix.IFLA_GROUP, group))
 }
 
 // DelTogether removes links at once, or returns why that wasn't possible: some may be gone
@@ -264,46 +230,38 @@ func (l Link) String() string {
 
 // LinkByIndex returns the link of an index; ErrNotExist.
 func (h *Handle) LinkByIndex(ctx context.Context, index int) (Link, error) {
-	var e encoder
-	e.ifInfo(index, 0, 0)
-	return h.link(ctx, e, func() string { return fmt.Sprintf("link show %d", index) })
+	return h.link(ctx, text("link show %d", index), index, nil)
 }
 
 // LinkByName returns the link of a name, of up to 15 bytes; ErrNotExist.
 func (h *Handle) LinkByName(ctx context.Context, name string) (Link, error) {
-	var e encoder
-	e.ifInfo(0, 0, 0)
-	e.attrString(unix.IFLA_IFNAME, name)
-	return h.link(ctx, e, func() string { return "link show " + name })
+	return h.link(ctx, text("link show %s", name), 0, word(unix.IFLA_IFNAME, name))
 }
 
 // LinkByAltName returns the link of an alternative name, of up to 127 bytes;
 // ErrNotExist.
 func (h *Handle) LinkByAltName(ctx context.Context, name string) (Link, error) {
-	var e encoder
-	e.ifInfo(0, 0, 0)
-	e.attrString(unix.IFLA_ALT_IFNAME, name)
-	return h.link(ctx, e, func() string { return "link show altname " + name })
+	return h.link(ctx, text("link show altname %s", name), 0, word(unix.IFLA_ALT_IFNAME, name))
 }
 
-func (h *Handle) link(ctx context.Context, e encoder, text func() string) (Link, error) {
-	e.attrU32(unix.IFLA_EXT_MASK, filterSkipStats)
+func (h *Handle) link(ctx context.Context, text func() string, index int, named *nl.RtAttr) (Link, error) {
 	var l Link
-	err := h.Get(ctx, Request{unix.RTM_GETLINK, 0, e.b, text}, func(body []byte) (err error) {
+	err := h.Get(ctx, getLinks(text, index, named), func(body []byte) (err error) {
 		l, err = parseLink(body)
 		return err
 	})
 	return l, err
 }
 
+// getLinks asks for links, without their statistics.
+func getLinks(text func() string, index int, which *nl.RtAttr) Request {
+	return newRequest(unix.RTM_GETLINK, 0, text, linkHeader(index, false), which, number(unix.IFLA_EXT_MASK, filterSkipStats))
+}
+
 // Veths returns all veths of the namespace. It is a dump, which other programs'
 // changes interrupt: not for the paths of ADD, DEL and CHECK.
 func (h *Handle) Veths(ctx context.Context) ([]Link, error) {
-	var e encoder
-	e.ifInfo(0, 0, 0)
-	e.nest(unix.IFLA_LINKINFO, func() { e.attrString(unix.IFLA_INFO_KIND, kindVeth) })
-	e.attrU32(unix.IFLA_EXT_MASK, filterSkipStats)
-	r := Request{unix.RTM_GETLINK, 0, e.b, func() string { return "link show type veth" }}
+	r := getLinks(text("link show type veth"), 0, linkInfo(kindVeth, nil))
 	return List(ctx, h, r, func(body []byte) (Link, bool, error) {
 		l, err := parseLink(body)
 		return l, l.Kind == kindVeth, err
@@ -314,23 +272,14 @@ func (h *Handle) Veths(ctx context.Context) ([]Link, error) {
 // don't make it fail. The others are there, though before Linux 6.9, which walks the
 // links by their indexes, one may be skipped when another is removed just then.
 func (h *Handle) Group(ctx context.Context, group uint32) ([]Link, error) {
-	var e encoder
-	e.ifInfo(0, 0, 0)
-	e.attrU32(unix.IFLA_EXT_MASK, filterSkipStats)
-	r := Request{unix.RTM_GETLINK, 0, e.b, func() string { return fmt.Sprintf("link show group %#x", group) }}
-	if err := errors.Join(ctx.Err(), observe(ctx, r)); err != nil {
-		return nil, fmt.Errorf("%s: %w", r, err)
-	}
 	var links []Link
-	err := h.with(func(c *conn) error {
-		return c.dump(r, func(body []byte) error {
-			if g, err := groupOf(body); err != nil || g != group {
-				return err
-			}
-			l, err := parseLink(body)
-			links = append(links, l)
+	err := h.Dump(ctx, getLinks(text("link show group %#x", group), 0, nil), func(body []byte) error {
+		if g, err := groupOf(body); err != nil || g != group {
 			return err
-		})
+		}
+		l, err := parseLink(body)
+		links = append(links, l)
+		return err
 	})
 	if err != nil && !errors.Is(err, ErrDumpInterrupted) {
 		return nil, err
@@ -340,20 +289,14 @@ func (h *Handle) Group(ctx context.Context, group uint32) ([]Link, error) {
 
 // groupOf finds the group of a link without reading the rest of it.
 func groupOf(body []byte) (uint32, error) {
-	if len(body) < unix.SizeofIfInfomsg {
-		return 0, fmt.Errorf("link in %d bytes: %w", len(body), errMalformed)
-	}
-	for b := body[unix.SizeofIfInfomsg:]; len(b) >= unix.SizeofRtAttr; {
-		n := int(binary.NativeEndian.Uint16(b))
-		if n < unix.SizeofRtAttr || n > len(b) {
-			return 0, fmt.Errorf("attribute of %d bytes in %d bytes: %w", n, len(b), errMalformed)
+	var as Attributes
+	_, each := as.Of(body, unix.SizeofIfInfomsg)
+	for a := range each {
+		if a.Kind == unix.IFLA_GROUP {
+			return a.U32(), nil
 		}
-		if binary.NativeEndian.Uint16(b[2:]) == unix.IFLA_GROUP {
-			return attribute{value: b[unix.SizeofRtAttr:n]}.u32(), nil
-		}
-		b = b[min(align(n), len(b)):]
 	}
-	return 0, nil
+	return 0, as.Err
 }
 
 // IndexByName returns the index of a link by its name, up to 15 bytes, without
@@ -376,64 +319,42 @@ func (h *Handle) IndexByName(name string) (int, error) {
 	return index, err
 }
 
-// ifInfo appends a struct ifinfomsg.
-func (e *encoder) ifInfo(index int, flags, change uint32) {
-	e.u8(unix.AF_UNSPEC, 0)
-	e.u16(0)
-	e.u32(uint32(index))
-	e.u32(flags)
-	e.u32(change)
-}
-
+// parseLink reads a struct ifinfomsg and its attributes. The library's reader has no parameters,
+// and panics at what is too short.
 func parseLink(body []byte) (Link, error) {
-	if len(body) < unix.SizeofIfInfomsg {
-		return Link{}, fmt.Errorf("link in %d bytes: %w", len(body), errMalformed)
-	}
-	l := Link{
-		Index: int(int32(binary.NativeEndian.Uint32(body[4:]))),
-		Up:    binary.NativeEndian.Uint32(body[8:])&unix.IFF_UP != 0,
-
-		Loopback: binary.NativeEndian.Uint32(body[8:])&unix.IFF_LOOPBACK != 0,
-	}
-	as, err := attributes(body[unix.SizeofIfInfomsg:])
-	if err != nil {
-		return Link{}, err
-	}
-	for a := range as {
-		switch a.kind {
+	var as Attributes
+	b, each := as.Of(body, unix.SizeofIfInfomsg)
+	header := nl.DeserializeIfInfomsg(b)
+	l := Link{Index: int(header.Index), Up: header.Flags&unix.IFF_UP != 0, Loopback: header.Flags&unix.IFF_LOOPBACK != 0}
+	for a := range each {
+		switch a.Kind {
 		case unix.IFLA_IFNAME:
-			l.Name = a.string()
+			l.Name = a.Text()
 		case unix.IFLA_IFALIAS:
-			l.Alias = a.string()
+			l.Alias = a.Text()
 		case unix.IFLA_GROUP:
-			l.Group = a.u32()
+			l.Group = a.U32()
 		case unix.IFLA_MTU:
-			l.MTU = int(a.u32())
+			l.MTU = int(a.U32())
 		case unix.IFLA_ADDRESS:
-			l.MAC = net.HardwareAddr(append([]byte(nil), a.value...))
+			l.MAC = bytes.Clone(a.Value)
 		case unix.IFLA_LINK:
-			l.Peer = int(a.u32())
+			l.Peer = int(a.U32())
 		case unix.IFLA_LINK_NETNSID:
 			l.PeerElsewhere = true
-			l.PeerNetns = int(int32(a.u32()))
+			l.PeerNetns = int(int32(a.U32()))
 		case unix.IFLA_AF_SPEC:
-			if err := l.Parameters.parse(a.value); err != nil {
-				return Link{}, err
-			}
+			l.Parameters.parse(&as, a.Value)
 		case unix.IFLA_LINKINFO, unix.IFLA_PROP_LIST:
-			inner, err := attributes(a.value)
-			if err != nil {
-				return Link{}, err
-			}
-			for i := range inner {
+			for i := range as.In(a.Value) {
 				switch {
-				case a.kind == unix.IFLA_LINKINFO && i.kind == unix.IFLA_INFO_KIND:
-					l.Kind = i.string()
-				case a.kind == unix.IFLA_PROP_LIST && i.kind == unix.IFLA_ALT_IFNAME:
-					l.AltNames = append(l.AltNames, i.string())
+				case a.Kind == unix.IFLA_LINKINFO && i.Kind == unix.IFLA_INFO_KIND:
+					l.Kind = i.Text()
+				case a.Kind == unix.IFLA_PROP_LIST && i.Kind == unix.IFLA_ALT_IFNAME:
+					l.AltNames = append(l.AltNames, i.Text())
 				}
 			}
 		}
 	}
-	return l, nil
+	return l, as.Err
 }

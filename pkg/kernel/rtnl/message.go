@@ -1,12 +1,13 @@
 package rtnl
 
 import (
+	"bytes"
 	"encoding/binary"
-	"errors"
 	"fmt"
 	"iter"
 	"net/netip"
 
+	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 )
 
@@ -18,9 +19,8 @@ type Request struct {
 	text        func() string
 }
 
-// NewRequest returns a message of another netlink protocol than rtnetlink: its type, its
-// flags beside those of all requests, and what follows the header of netlink(7). text
-// says what it asks for, for errors.
+// NewRequest returns a message: its type, its flags beside those of all requests, and what
+// follows the header of netlink(7). text says what it asks for, for errors.
 func NewRequest(kind, flags uint16, body []byte, text func() string) Request {
 	return Request{kind, flags, body, text}
 }
@@ -28,148 +28,151 @@ func NewRequest(kind, flags uint16, body []byte, text func() string) Request {
 // String says what the request asks for.
 func (r Request) String() string { return r.text() }
 
-// encoder appends the parts of a netlink message, in the byte order of the host
-// and aligned to 4 bytes, as netlink(7) wants it.
-type encoder struct{ b []byte }
+// The flags by which objects are made.
+const (
+	create  = unix.NLM_F_CREATE | unix.NLM_F_EXCL
+	replace = unix.NLM_F_CREATE | unix.NLM_F_REPLACE
+)
 
-func (e *encoder) u8(v ...uint8) { e.b = append(e.b, v...) }
-func (e *encoder) u16(v uint16)  { e.b = binary.NativeEndian.AppendUint16(e.b, v) }
-func (e *encoder) u32(v uint32)  { e.b = binary.NativeEndian.AppendUint32(e.b, v) }
-func (e *encoder) pad()          { e.b = append(e.b, make([]byte, align(len(e.b))-len(e.b))...) }
-
-// attr appends an attribute.
-func (e *encoder) attr(kind uint16, value []byte) {
-	e.u16(uint16(unix.SizeofRtAttr + len(value)))
-	e.u16(kind)
-	e.b = append(e.b, value...)
-	e.pad()
+// newRequest returns a message of rtnetlink: a header of its type, and attributes, of which nil
+// is none. The library would send it by itself; it is sent together with others.
+func newRequest(kind, flags uint16, text func() string, header nl.NetlinkRequestData, attrs ...*nl.RtAttr) Request {
+	body := bytes.Clone(header.Serialize())
+	for _, a := range attrs {
+		if a != nil {
+			body = append(body, a.Serialize()...)
+		}
+	}
+	return Request{kind, flags, body, text}
 }
 
-func (e *encoder) attrU32(kind uint16, v uint32) {
-	e.attr(kind, binary.NativeEndian.AppendUint32(nil, v))
+// text formats the text of a request when it is asked for.
+func text(format string, args ...any) func() string {
+	return func() string { return fmt.Sprintf(format, args...) }
 }
 
-func (e *encoder) attrU16(kind uint16, v uint16) {
-	e.attr(kind, binary.NativeEndian.AppendUint16(nil, v))
+// number is an attribute of 32 bits, numberIf one unless it is 0.
+func number(kind int, v uint32) *nl.RtAttr { return nl.NewRtAttr(kind, nl.Uint32Attr(v)) }
+
+func numberIf(kind int, v uint32) *nl.RtAttr { return when(v != 0, number(kind, v)) }
+
+// word is an attribute with a string and its terminating zero, wordIf one unless it is empty.
+func word(kind int, s string) *nl.RtAttr { return nl.NewRtAttr(kind, nl.ZeroTerminated(s)) }
+
+func wordIf(kind int, s string) *nl.RtAttr { return when(s != "", word(kind, s)) }
+
+// address is an attribute with an address, or nil if that isn't valid.
+func address(kind int, a netip.Addr) *nl.RtAttr {
+	return when(a.IsValid(), nl.NewRtAttr(kind, a.AsSlice()))
 }
 
-// attrPort appends a number of 16 bits in the network's byte order.
-func (e *encoder) attrPort(kind uint16, v uint16) {
-	e.attr(kind, binary.BigEndian.AppendUint16(nil, v))
+// nest is an attribute that contains others, of which nil is none.
+func nest(kind int, inner ...*nl.RtAttr) *nl.RtAttr {
+	outer := nl.NewRtAttr(kind|unix.NLA_F_NESTED, nil)
+	for _, a := range inner {
+		if a != nil {
+			outer.AddChild(a)
+		}
+	}
+	return outer
 }
 
-// attrString appends a string with its terminating zero.
-func (e *encoder) attrString(kind uint16, s string) {
-	e.attr(kind, append([]byte(s), 0))
-}
-
-func (e *encoder) attrAddr(kind uint16, a netip.Addr) {
-	e.attr(kind, a.AsSlice())
-}
-
-// nest appends an attribute that contains what fill appends.
-func (e *encoder) nest(kind uint16, fill func()) {
-	start := len(e.b)
-	e.u16(0)
-	e.u16(kind | unix.NLA_F_NESTED)
-	fill()
-	binary.NativeEndian.PutUint16(e.b[start:], uint16(len(e.b)-start))
+// when is the attribute, or nil unless it is needed.
+func when(needed bool, a *nl.RtAttr) *nl.RtAttr {
+	if needed {
+		return a
+	}
+	return nil
 }
 
 // align rounds up to the alignment of netlink messages and attributes.
 func align(n int) int { return (n + unix.NLMSG_ALIGNTO - 1) &^ (unix.NLMSG_ALIGNTO - 1) }
 
-// attribute is one attribute of a message that was received.
-type attribute struct {
-	kind  uint16
-	value []byte
+// Attribute is one attribute of a message that was received. A number that isn't there is 0.
+type Attribute struct {
+	Kind  uint16
+	Value []byte
 }
 
-// attributes returns the attributes of a message; none if it is malformed. A dump has
-// dozens of them for each of thousands of objects, so that they aren't copied.
-func attributes(b []byte) (iter.Seq[attribute], error) {
-	if err := EachAttribute(b, func(uint16, []byte) error { return nil }); err != nil {
-		return func(func(attribute) bool) {}, err
-	}
-	return func(yield func(attribute) bool) {
-		_ = EachAttribute(b, func(kind uint16, value []byte) error {
-			if !yield(attribute{kind, value}) {
-				return errEnough
+// Attributes reads the attributes of messages. Err is what is wrong with one of them; what
+// follows it isn't read. A dump has dozens of them for each of thousands of objects, so that
+// they aren't copied, as the library does, nor is there a panic at one that is too short.
+type Attributes struct{ Err error }
+
+// In yields the attributes that b consists of.
+func (as *Attributes) In(b []byte) iter.Seq[Attribute] {
+	return func(yield func(Attribute) bool) {
+		for b := b; len(b) >= unix.SizeofRtAttr && as.Err == nil; {
+			n := int(binary.NativeEndian.Uint16(b))
+			if n < unix.SizeofRtAttr || n > len(b) {
+				as.Err = fmt.Errorf("attribute of %d bytes in %d bytes: %w", n, len(b), errMalformed)
+				return
 			}
-			return nil
-		})
-	}, nil
+			kind := binary.NativeEndian.Uint16(b[2:]) &^ (unix.NLA_F_NESTED | unix.NLA_F_NET_BYTEORDER)
+			if !yield(Attribute{kind, b[unix.SizeofRtAttr:n]}) {
+				return
+			}
+			b = b[min(align(n), len(b)):]
+		}
+	}
 }
 
-// errEnough ends EachAttribute.
-var errEnough = errors.New("the rest isn't asked for")
+// Of returns the header of a message, which has a size, and yields the attributes that follow it.
+func (as *Attributes) Of(body []byte, size int) (header []byte, _ iter.Seq[Attribute]) {
+	if len(body) < size {
+		as.Err = fmt.Errorf("object in %d bytes: %w", len(body), errMalformed)
+		body = make([]byte, size)
+	}
+	return body[:size], as.In(body[size:])
+}
 
 // EachAttribute calls each with the attributes that b consists of, without copying, until
 // it returns an error.
 func EachAttribute(b []byte, each func(kind uint16, value []byte) error) error {
-	for len(b) >= unix.SizeofRtAttr {
-		n := int(binary.NativeEndian.Uint16(b))
-		if n < unix.SizeofRtAttr || n > len(b) {
-			return fmt.Errorf("attribute of %d bytes in %d bytes: %w", n, len(b), errMalformed)
-		}
-		kind := binary.NativeEndian.Uint16(b[2:]) &^ (unix.NLA_F_NESTED | unix.NLA_F_NET_BYTEORDER)
-		if err := each(kind, b[unix.SizeofRtAttr:n]); err != nil {
+	var as Attributes
+	for a := range as.In(b) {
+		if err := each(a.Kind, a.Value); err != nil {
 			return err
 		}
-		b = b[min(align(n), len(b)):]
 	}
-	return nil
+	return as.Err
 }
 
 // AppendAttribute appends an attribute to b, which is aligned.
 func AppendAttribute(b []byte, kind uint16, value []byte) []byte {
-	e := encoder{b}
-	e.attr(kind, value)
-	return e.b
+	b = binary.NativeEndian.AppendUint16(b, uint16(unix.SizeofRtAttr+len(value)))
+	b = append(binary.NativeEndian.AppendUint16(b, kind), value...)
+	return append(b, make([]byte, align(len(b))-len(b))...)
 }
 
-func (a attribute) u8() uint8 {
-	if len(a.value) < 1 {
-		return 0
+// bytes are the first n of the value, zeros if it has fewer.
+func (a Attribute) bytes(n int) []byte {
+	if len(a.Value) < n {
+		return make([]byte, n)
 	}
-	return a.value[0]
+	return a.Value[:n]
 }
 
-// port reads a number of 16 bits in the network's byte order.
-func (a attribute) port() uint16 {
-	if len(a.value) < 2 {
-		return 0
-	}
-	return binary.BigEndian.Uint16(a.value)
-}
+// U8 reads a number of 8 bits.
+func (a Attribute) U8() uint8 { return a.bytes(1)[0] }
 
-func (a attribute) u16() uint16 {
-	if len(a.value) < 2 {
-		return 0
-	}
-	return binary.NativeEndian.Uint16(a.value)
-}
+// U16 reads a number of 16 bits.
+func (a Attribute) U16() uint16 { return binary.NativeEndian.Uint16(a.bytes(2)) }
 
-func (a attribute) u32() uint32 {
-	if len(a.value) < 4 {
-		return 0
-	}
-	return binary.NativeEndian.Uint32(a.value)
-}
+// Port reads a number of 16 bits in the network's byte order.
+func (a Attribute) Port() uint16 { return binary.BigEndian.Uint16(a.bytes(2)) }
 
-func (a attribute) string() string { return unix.ByteSliceToString(a.value) }
+// U32 reads a number of 32 bits.
+func (a Attribute) U32() uint32 { return binary.NativeEndian.Uint32(a.bytes(4)) }
 
-func (a attribute) addr() netip.Addr {
-	addr, _ := netip.AddrFromSlice(a.value)
+// Text reads a string.
+func (a Attribute) Text() string { return unix.ByteSliceToString(a.Value) }
+
+// Addr reads an address, which isn't valid if it has another size.
+func (a Attribute) Addr() netip.Addr {
+	addr, _ := netip.AddrFromSlice(a.Value)
 	return addr
 }
 
 // zero says whether all bytes of the value are zero.
-func (a attribute) zero() bool {
-	for _, b := range a.value {
-		if b != 0 {
-			return false
-		}
-	}
-	return true
-}
+func (a Attribute) zero() bool { return len(bytes.Trim(a.Value, "\x00")) == 0 }

@@ -2,8 +2,8 @@ package rtnl
 
 import (
 	"context"
-	"fmt"
 
+	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
 	"github.com/coil-net/coil/pkg/kernel/netns"
@@ -18,26 +18,17 @@ const (
 // NetnsID returns the ID that the handle's namespace has for another one, by which links name the
 // namespace of their other end; -1 if it has none.
 func (h *Handle) NetnsID(ctx context.Context, ns *netns.NS) (int, error) {
-	var e encoder
-	e.u8(unix.AF_UNSPEC, 0, 0, 0) // struct rtgenmsg, padded
-	e.attrU32(netnsaFD, uint32(ns.Fd()))
+	r := newRequest(unix.RTM_GETNSID, 0, text("netns list-id of descriptor %d", ns.Fd()), nl.NewRtGenMsg(), number(netnsaFD, uint32(ns.Fd())))
 	id := -1
-	r := Request{unix.RTM_GETNSID, 0, e.b, func() string { return fmt.Sprintf("netns list-id of descriptor %d", ns.Fd()) }}
 	err := h.Get(ctx, r, func(body []byte) error {
-		const header = 4 // of struct rtgenmsg, padded
-		if len(body) < header {
-			return fmt.Errorf("ID of a namespace in %d bytes: %w", len(body), errMalformed)
-		}
-		as, err := attributes(body[header:])
-		if err != nil {
-			return err
-		}
-		for a := range as {
-			if a.kind == netnsaNSID {
-				id = int(int32(a.u32()))
+		var as Attributes
+		_, each := as.Of(body, nl.NewRtGenMsg().Len())
+		for a := range each {
+			if a.Kind == netnsaNSID {
+				id = int(int32(a.U32()))
 			}
 		}
-		return nil
+		return as.Err
 	})
 	return id, err
 }

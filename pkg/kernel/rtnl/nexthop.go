@@ -7,6 +7,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
 	"github.com/coil-net/coil/pkg/dataplane"
@@ -40,11 +41,8 @@ type Nexthop struct {
 
 // SetNexthop asks for a nexthop object, in place of the one with its ID if there is one.
 func SetNexthop(n dataplane.Nexthop) Request {
-	var e encoder
-	e.nexthopHeader(families[n.Family], n.Protocol)
-	e.attrU32(unix.NHA_ID, n.ID)
-	e.attrU32(unix.NHA_OIF, uint32(n.Link))
-	return Request{unix.RTM_NEWNEXTHOP, unix.NLM_F_CREATE | unix.NLM_F_REPLACE, e.b, func() string { return "nexthop replace " + n.String() }}
+	return newRequest(unix.RTM_NEWNEXTHOP, replace, text("nexthop replace %s", n), nexthopHeader{families[n.Family], 0, uint8(n.Protocol)},
+		number(unix.NHA_ID, n.ID), number(unix.NHA_OIF, uint32(n.Link)))
 }
 
 // SetNexthopGroup asks for a group, in place of the one with its ID if there is one: buckets
@@ -52,45 +50,37 @@ func SetNexthop(n dataplane.Nexthop) Request {
 // has another number of buckets. No bucket is taken from a member that uses it, for however
 // long the group has been out of balance.
 func SetNexthopGroup(g dataplane.NexthopGroup) Request {
-	var e encoder
-	e.nexthopHeader(unix.AF_UNSPEC, g.Protocol)
-	e.attrU32(unix.NHA_ID, g.ID)
 	members := make([]byte, 0, len(g.Members)*unix.SizeofNexthopGrp)
 	for i := range g.Members {
 		m := g.Members[(i+int(g.Turn))%len(g.Members)]
 		members = binary.NativeEndian.AppendUint32(members, m.ID)
 		members = append(members, uint8(m.Weight-1), 0, 0, 0)
 	}
-	e.attr(unix.NHA_GROUP, members)
-	e.attrU16(unix.NHA_GROUP_TYPE, groupTypeResilient)
-	e.nest(nhaResGroup, func() {
-		e.attrU16(resGroupBuckets, g.Buckets)
-		e.attrU32(resGroupIdleTimer, uint32(g.Idle/clock))
-		e.attrU32(resGroupUnbalanced, 0)
-	})
-	return Request{unix.RTM_NEWNEXTHOP, unix.NLM_F_CREATE | unix.NLM_F_REPLACE, e.b, func() string { return "nexthop replace " + g.String() }}
+	return newRequest(unix.RTM_NEWNEXTHOP, replace, text("nexthop replace %s", g), nexthopHeader{2: uint8(g.Protocol)},
+		number(unix.NHA_ID, g.ID), nl.NewRtAttr(unix.NHA_GROUP, members), nl.NewRtAttr(unix.NHA_GROUP_TYPE, nl.Uint16Attr(groupTypeResilient)),
+		nest(nhaResGroup, nl.NewRtAttr(resGroupBuckets, nl.Uint16Attr(g.Buckets)),
+			number(resGroupIdleTimer, uint32(g.Idle/clock)), number(resGroupUnbalanced, 0)))
 }
 
 // DelNexthop asks for the removal of an object of an ID, and with it of the routes that refer
 // to it; a group loses the member. ErrNotExist.
 func DelNexthop(id uint32) Request {
-	var e encoder
-	e.nexthopHeader(unix.AF_UNSPEC, 0)
-	e.attrU32(unix.NHA_ID, id)
-	return Request{unix.RTM_DELNEXTHOP, 0, e.b, func() string { return fmt.Sprintf("nexthop del %#x", id) }}
+	return newRequest(unix.RTM_DELNEXTHOP, 0, text("nexthop del %#x", id), nexthopHeader{}, number(unix.NHA_ID, id))
 }
 
-// nexthopHeader appends a struct nhmsg.
-func (e *encoder) nexthopHeader(family uint8, protocol int) {
-	e.u8(family, 0, uint8(protocol), 0)
-	e.u32(0)
-}
+// nexthopHeader is a struct nhmsg, of which the library knows nothing: the family is its first byte,
+// the protocol its third.
+type nexthopHeader [unix.SizeofNhmsg]byte
+
+// Len is the size.
+func (h nexthopHeader) Len() int { return len(h) }
+
+// Serialize returns the bytes.
+func (h nexthopHeader) Serialize() []byte { return h[:] }
 
 // Nexthops returns the nexthop objects of a protocol, or of all if it is 0.
 func (h *Handle) Nexthops(ctx context.Context, protocol int) ([]Nexthop, error) {
-	var e encoder
-	e.nexthopHeader(unix.AF_UNSPEC, 0)
-	r := Request{unix.RTM_GETNEXTHOP, 0, e.b, func() string { return "nexthop show" }}
+	r := newRequest(unix.RTM_GETNEXTHOP, 0, text("nexthop show"), nexthopHeader{})
 	return List(ctx, h, r, func(body []byte) (Nexthop, bool, error) {
 		n, err := parseNexthop(body)
 		return n, protocol == 0 || n.Protocol == protocol, err
@@ -98,52 +88,43 @@ func (h *Handle) Nexthops(ctx context.Context, protocol int) ([]Nexthop, error) 
 }
 
 func parseNexthop(body []byte) (Nexthop, error) {
-	if len(body) < unix.SizeofNhmsg {
-		return Nexthop{}, fmt.Errorf("nexthop in %d bytes: %w", len(body), errMalformed)
-	}
+	var as Attributes
+	header, each := as.Of(body, unix.SizeofNhmsg)
 	var n Nexthop
 	n.Exact = true
-	n.Protocol = int(body[2])
-	switch body[0] {
+	n.Protocol = int(header[2])
+	switch header[0] {
 	case unix.AF_INET:
 		n.Family = dataplane.IPv4
 	case unix.AF_INET6:
 		n.Family = dataplane.IPv6
 	}
-	as, err := attributes(body[unix.SizeofNhmsg:])
-	if err != nil {
-		return Nexthop{}, err
-	}
 	resilient := false
-	for a := range as {
-		switch a.kind {
+	for a := range each {
+		switch a.Kind {
 		case unix.NHA_ID:
-			n.ID = a.u32()
+			n.ID = a.U32()
 		case unix.NHA_OIF:
-			n.Link = int(a.u32())
+			n.Link = int(a.U32())
 		case unix.NHA_GROUP:
-			for m := range slices.Chunk(a.value, unix.SizeofNexthopGrp) {
+			for m := range slices.Chunk(a.Value, unix.SizeofNexthopGrp) {
 				if len(m) < unix.SizeofNexthopGrp {
-					return Nexthop{}, fmt.Errorf("group in %d bytes: %w", len(a.value), errMalformed)
+					return Nexthop{}, fmt.Errorf("group in %d bytes: %w", len(a.Value), errMalformed)
 				}
 				n.Group.Members = append(n.Group.Members, dataplane.NexthopMember{ID: binary.NativeEndian.Uint32(m), Weight: int(m[4]) + 1})
 			}
 		case unix.NHA_GROUP_TYPE:
-			resilient = a.u16() == groupTypeResilient
+			resilient = a.U16() == groupTypeResilient
 		case nhaResGroup:
-			err := EachAttribute(a.value, func(kind uint16, value []byte) error {
-				switch b := (attribute{kind, value}); kind {
+			for b := range as.In(a.Value) {
+				switch b.Kind {
 				case resGroupBuckets:
-					n.Group.Buckets = b.u16()
+					n.Group.Buckets = b.U16()
 				case resGroupIdleTimer:
-					n.Group.Idle = time.Duration(b.u32()) * clock
+					n.Group.Idle = time.Duration(b.U32()) * clock
 				case resGroupUnbalanced:
-					n.Exact = n.Exact && b.u32() == 0
+					n.Exact = n.Exact && b.U32() == 0
 				}
-				return nil
-			})
-			if err != nil {
-				return Nexthop{}, err
 			}
 		case nhaOpFlags: // what the kernel says of its answer
 		default:
@@ -155,7 +136,7 @@ func parseNexthop(body []byte) (Nexthop, error) {
 		n.Exact = n.Exact && resilient
 		n.Group.ID, n.Group.Protocol = n.ID, n.Protocol
 	}
-	return n, nil
+	return n, as.Err
 }
 
 // Bucket is one of a resilient group.
@@ -169,10 +150,7 @@ type Bucket struct {
 
 // Buckets returns those of a group in their order; ErrNotExist.
 func (h *Handle) Buckets(ctx context.Context, group uint32) ([]Bucket, error) {
-	var e encoder
-	e.nexthopHeader(unix.AF_UNSPEC, 0)
-	e.attrU32(unix.NHA_ID, group)
-	r := Request{unix.RTM_GETNEXTHOPBUCKET, 0, e.b, func() string { return fmt.Sprintf("nexthop bucket list id %#x", group) }}
+	r := newRequest(unix.RTM_GETNEXTHOPBUCKET, 0, text("nexthop bucket list id %#x", group), nexthopHeader{}, number(unix.NHA_ID, group))
 	return List(ctx, h, r, func(body []byte) (Bucket, bool, error) {
 		b, err := parseBucket(body)
 		return b, true, err
@@ -180,22 +158,20 @@ func (h *Handle) Buckets(ctx context.Context, group uint32) ([]Bucket, error) {
 }
 
 func parseBucket(body []byte) (b Bucket, err error) {
-	if len(body) < unix.SizeofNhmsg {
-		return b, fmt.Errorf("bucket in %d bytes: %w", len(body), errMalformed)
-	}
-	err = EachAttribute(body[unix.SizeofNhmsg:], func(kind uint16, value []byte) error {
-		if kind != nhaResBucket {
-			return nil
+	var as Attributes
+	_, each := as.Of(body, unix.SizeofNhmsg)
+	for bucket := range each {
+		if bucket.Kind != nhaResBucket {
+			continue
 		}
-		return EachAttribute(value, func(kind uint16, value []byte) error {
-			switch a := (attribute{kind, value}); {
-			case kind == resBucketIdleTime && len(value) >= 8:
-				b.Idle = time.Duration(binary.NativeEndian.Uint64(value)) * clock
-			case kind == resBucketNexthop:
-				b.Nexthop = a.u32()
+		for a := range as.In(bucket.Value) {
+			switch a.Kind {
+			case resBucketIdleTime:
+				b.Idle = time.Duration(binary.NativeEndian.Uint64(a.bytes(8))) * clock
+			case resBucketNexthop:
+				b.Nexthop = a.U32()
 			}
-			return nil
-		})
-	})
-	return b, err
+		}
+	}
+	return b, as.Err
 }

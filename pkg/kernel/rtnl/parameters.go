@@ -3,6 +3,7 @@ package rtnl
 import (
 	"encoding/binary"
 
+	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 )
 
@@ -37,73 +38,43 @@ const (
 )
 
 // parse reads the parts by address family of a link (IFLA_AF_SPEC).
-func (p *Parameters) parse(spec []byte) error {
-	families, err := attributes(spec)
-	if err != nil {
-		return err
-	}
-	for f := range families {
-		parts, err := attributes(f.value)
-		if err != nil {
-			return err
-		}
-		for a := range parts {
+func (p *Parameters) parse(as *Attributes, spec []byte) {
+	for f := range as.In(spec) {
+		for a := range as.In(f.Value) {
 			switch {
-			case f.kind == unix.AF_INET && a.kind == unix.IFLA_INET_CONF:
+			case f.Kind == unix.AF_INET && a.Kind == unix.IFLA_INET_CONF:
 				p.Forwarding = a.element(ipv4Forwarding-1) != 0
 				p.RPFilter = a.element(ipv4RPFilter - 1)
 				p.ARPFilter = a.element(ipv4ARPFilter-1) != 0
-			case f.kind == unix.AF_INET6 && a.kind == unix.IFLA_INET6_CONF:
+			case f.Kind == unix.AF_INET6 && a.Kind == unix.IFLA_INET6_CONF:
 				p.HasIPv6 = true
 				p.ForwardingIPv6 = a.element(ipv6Forwarding) != 0
 				p.AcceptRA = a.element(ipv6AcceptRA)
 				p.DisableIPv6 = a.element(ipv6DisableIPv6) != 0
-			case f.kind == unix.AF_INET6 && a.kind == unix.IFLA_INET6_ADDR_GEN_MODE:
-				p.NoAutoAddress = a.u8() == addrGenModeNone
+			case f.Kind == unix.AF_INET6 && a.Kind == unix.IFLA_INET6_ADDR_GEN_MODE:
+				p.NoAutoAddress = a.U8() == addrGenModeNone
 			}
 		}
 	}
-	return nil
 }
 
 // element is one of an array of 32-bit numbers; 0 if there are fewer.
-func (a attribute) element(i int) int {
-	if len(a.value) < 4*(i+1) {
-		return 0
-	}
-	return int(int32(binary.NativeEndian.Uint32(a.value[4*i:])))
+func (a Attribute) element(i int) int {
+	return int(int32(binary.NativeEndian.Uint32(a.bytes(4 * (i + 1))[4*i:])))
 }
 
-// parameters appends what a change of a link sets by address family.
-func (e *encoder) parameters(c LinkChange) {
-	ipv4 := c.Forwarding || c.RPFilter != 0 || c.ARPFilter != nil
-	if !c.NoAutoAddress && !ipv4 {
-		return
+// parameters is what a change of a link sets by address family; nil if that is nothing.
+func (c LinkChange) parameters() *nl.RtAttr {
+	var arp *nl.RtAttr
+	if c.ARPFilter != nil {
+		arp = number(ipv4ARPFilter, 0)
+		if *c.ARPFilter {
+			arp = number(ipv4ARPFilter, 1)
+		}
 	}
-	e.nest(unix.IFLA_AF_SPEC, func() {
-		if ipv4 {
-			e.nest(unix.AF_INET, func() {
-				e.nest(unix.IFLA_INET_CONF, func() {
-					if c.Forwarding {
-						e.attrU32(ipv4Forwarding, 1)
-					}
-					if c.RPFilter != 0 {
-						e.attrU32(ipv4RPFilter, uint32(c.RPFilter))
-					}
-					if c.ARPFilter != nil {
-						var on uint32
-						if *c.ARPFilter {
-							on = 1
-						}
-						e.attrU32(ipv4ARPFilter, on)
-					}
-				})
-			})
-		}
-		if c.NoAutoAddress {
-			e.nest(unix.AF_INET6, func() {
-				e.attr(unix.IFLA_INET6_ADDR_GEN_MODE, []byte{addrGenModeNone})
-			})
-		}
-	})
+	ipv4 := c.Forwarding || c.RPFilter != 0 || arp != nil
+	return when(c.NoAutoAddress || ipv4, nest(unix.IFLA_AF_SPEC,
+		when(ipv4, nest(unix.AF_INET, nest(unix.IFLA_INET_CONF,
+			when(c.Forwarding, number(ipv4Forwarding, 1)), numberIf(ipv4RPFilter, uint32(c.RPFilter)), arp))),
+		when(c.NoAutoAddress, nest(unix.AF_INET6, nl.NewRtAttr(unix.IFLA_INET6_ADDR_GEN_MODE, []byte{addrGenModeNone})))))
 }

@@ -5,6 +5,7 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
 	"github.com/coil-net/coil/pkg/dataplane"
@@ -13,7 +14,7 @@ import (
 // No bytes make a parser panic: programs in pods make links, routes and rules as they like.
 func FuzzParse(f *testing.F) {
 	f.Add([]byte{})
-	nested := AppendAttribute(nil, unix.IFLA_LINKINFO, AppendAttribute(nil, unix.IFLA_INFO_DATA, AppendAttribute(nil, iptunLocal, []byte{1, 2, 3})))
+	nested := AppendAttribute(nil, unix.IFLA_LINKINFO, AppendAttribute(nil, unix.IFLA_INFO_DATA, AppendAttribute(nil, nl.IFLA_IPTUN_LOCAL, []byte{1, 2, 3})))
 	f.Add(append(make([]byte, unix.SizeofIfInfomsg), nested...))
 	f.Fuzz(func(_ *testing.T, body []byte) { parseAll(body) })
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/netip"
 
+	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
 	"github.com/coil-net/coil/pkg/dataplane"
@@ -34,67 +35,51 @@ func (r Route) SameIdentity(o dataplane.Route) bool {
 
 // AddRoute asks for a new route; ErrExist if there is one of the same table,
 // destination and metric, whoever made it.
-func AddRoute(r dataplane.Route) Request {
-	return routeRequest(unix.RTM_NEWROUTE, unix.NLM_F_CREATE|unix.NLM_F_EXCL, r, "add")
-}
+func AddRoute(r dataplane.Route) Request { return routeRequest(create, "add", r) }
 
 // ReplaceRoute asks for a route in place of the one of the same table,
 // destination and metric, whoever made it, with no moment in between.
-func ReplaceRoute(r dataplane.Route) Request {
-	return routeRequest(unix.RTM_NEWROUTE, unix.NLM_F_CREATE|unix.NLM_F_REPLACE, r, "replace")
-}
+func ReplaceRoute(r dataplane.Route) Request { return routeRequest(replace, "replace", r) }
 
 // DelRoute asks for the removal of a route of the same table, destination,
 // metric and protocol; ErrNotExist. Its link, gateway and source don't matter.
 func DelRoute(r dataplane.Route) Request {
-	var e encoder
-	// RT_SCOPE_NOWHERE and RTN_UNSPEC match any scope and any type.
-	e.routeHeader(r, unix.RT_SCOPE_NOWHERE, unix.RTN_UNSPEC, 0)
-	return Request{unix.RTM_DELROUTE, 0, e.b, func() string { return "route del " + r.String() }}
+	header := routeHeader(r.Dst, r.Table, r.Protocol)
+	header.Scope, header.Type = unix.RT_SCOPE_NOWHERE, unix.RTN_UNSPEC // any scope and any type
+	return newRequest(unix.RTM_DELROUTE, 0, text("route del %s", r), header,
+		address(unix.RTA_DST, r.Dst.Addr()), number(unix.RTA_TABLE, uint32(r.Table)), numberIf(unix.RTA_PRIORITY, uint32(r.Metric)))
 }
 
 // DelFoundRoute asks for the removal of exactly the route that was found.
 func DelFoundRoute(r Route) Request {
-	return Request{unix.RTM_DELROUTE, 0, r.body, func() string { return "route del " + r.String() }}
+	return Request{unix.RTM_DELROUTE, 0, r.body, text("route del %s", r)}
 }
 
-func routeRequest(kind, flags uint16, r dataplane.Route, verb string) Request {
-	var e encoder
-	types := map[dataplane.RouteType]uint8{
-		dataplane.Unicast:     unix.RTN_UNICAST,
-		dataplane.Unreachable: unix.RTN_UNREACHABLE,
-		dataplane.Throw:       unix.RTN_THROW,
-	}
-	var rtFlags uint32
+// routeTypes are the types of routes.
+var routeTypes = map[dataplane.RouteType]uint8{
+	dataplane.Unicast:     unix.RTN_UNICAST,
+	dataplane.Unreachable: unix.RTN_UNREACHABLE,
+	dataplane.Throw:       unix.RTN_THROW,
+}
+
+func routeRequest(flags uint16, verb string, r dataplane.Route) Request {
+	header := routeHeader(r.Dst, r.Table, r.Protocol)
+	header.Scope, header.Type = kernelScope(r.Scope), routeTypes[r.Type]
 	if r.OnLink {
-		rtFlags = unix.RTNH_F_ONLINK
+		header.Flags = unix.RTNH_F_ONLINK
 	}
-	e.routeHeader(r, kernelScope(r.Scope), types[r.Type], rtFlags)
-	if r.Link != 0 {
-		e.attrU32(unix.RTA_OIF, uint32(r.Link))
-	}
-	if r.Gateway.IsValid() {
-		e.attrAddr(unix.RTA_GATEWAY, r.Gateway)
-	}
-	if r.Nexthop != 0 {
-		e.attrU32(rtaNexthop, r.Nexthop)
-	}
-	if r.Source.IsValid() {
-		e.attrAddr(unix.RTA_PREFSRC, r.Source)
-	}
-	return Request{kind, flags, e.b, func() string { return "route " + verb + " " + r.String() }}
+	return newRequest(unix.RTM_NEWROUTE, flags, text("route %s %s", verb, r), header,
+		address(unix.RTA_DST, r.Dst.Addr()), number(unix.RTA_TABLE, uint32(r.Table)), numberIf(unix.RTA_PRIORITY, uint32(r.Metric)),
+		numberIf(unix.RTA_OIF, uint32(r.Link)), address(unix.RTA_GATEWAY, r.Gateway),
+		numberIf(rtaNexthop, r.Nexthop), address(unix.RTA_PREFSRC, r.Source))
 }
 
-// routeHeader appends a struct rtmsg and the identity of a route.
-func (e *encoder) routeHeader(r dataplane.Route, scope, kind uint8, flags uint32) {
-	e.u8(family(r.Dst.Addr()), uint8(r.Dst.Bits()), 0, 0)
-	e.u8(smallTable(r.Table), uint8(r.Protocol), scope, kind)
-	e.u32(flags)
-	e.attrAddr(unix.RTA_DST, r.Dst.Addr())
-	e.attrU32(unix.RTA_TABLE, uint32(r.Table))
-	if r.Metric != 0 {
-		e.attrU32(unix.RTA_PRIORITY, uint32(r.Metric))
-	}
+// routeHeader is the header of a message about a route, or about a rule, which has the same layout.
+func routeHeader(dst netip.Prefix, table, protocol int) *nl.RtMsg {
+	header := &nl.RtMsg{}
+	header.Family, header.Dst_len = family(dst.Addr()), uint8(dst.Bits())
+	header.Table, header.Protocol = smallTable(table), uint8(protocol)
+	return header
 }
 
 // smallTable is the table where the header has only 8 bits for it.
@@ -108,14 +93,9 @@ func smallTable(table int) uint8 {
 // Routes returns the routes of a family in a table, of one protocol, or of all
 // if protocol is 0. A table that doesn't exist has none.
 func (h *Handle) Routes(ctx context.Context, f dataplane.Family, table, protocol int) ([]Route, error) {
-	var e encoder
-	e.u8(families[f], 0, 0, 0)
-	e.u8(smallTable(table), uint8(protocol), 0, 0)
-	e.u32(0)
-	e.attrU32(unix.RTA_TABLE, uint32(table))
-	r := Request{unix.RTM_GETROUTE, 0, e.b, func() string {
-		return fmt.Sprintf("route show table %d proto %d (%s)", table, protocol, f)
-	}}
+	header := routeHeader(netip.Prefix{}, table, protocol)
+	header.Family, header.Dst_len = families[f], 0
+	r := newRequest(unix.RTM_GETROUTE, 0, text("route show table %d proto %d (%s)", table, protocol, f), header, number(unix.RTA_TABLE, uint32(table)))
 	routes, err := List(ctx, h, r, func(body []byte) (Route, bool, error) {
 		r, cached, err := parseRoute(body)
 		// The kernel filters, too, if it can.
@@ -132,22 +112,19 @@ func (h *Handle) Routes(ctx context.Context, f dataplane.Family, table, protocol
 // the entry of the table, with its table. A link of 0 is any, another one is a
 // link that the packet must leave by. ErrNotExist if there is no route.
 func (h *Handle) RouteTo(ctx context.Context, to netip.Addr, link int) (Route, error) {
-	var e encoder
-	e.u8(family(to), uint8(to.BitLen()), 0, 0)
-	e.u8(0, 0, 0, 0)
-	flags := uint32(unix.RTM_F_FIB_MATCH)
+	header := routeHeader(netip.PrefixFrom(to, to.BitLen()), 0, 0)
+	header.Flags = unix.RTM_F_FIB_MATCH
 	if to.Is4() {
 		// IPv6 always tells the table, and refuses the flag.
-		flags |= unix.RTM_F_LOOKUP_TABLE
+		header.Flags |= unix.RTM_F_LOOKUP_TABLE
 	}
-	e.u32(flags)
-	e.attrAddr(unix.RTA_DST, to)
-	if link != 0 {
-		e.attrU32(unix.RTA_OIF, uint32(link))
-	}
-	req := Request{unix.RTM_GETROUTE, 0, e.b, func() string { return fmt.Sprintf("route get fibmatch %s oif %d", to, link) }}
-	var r Route
-	err := h.Get(ctx, req, func(body []byte) (err error) {
+	return h.lookUp(ctx, newRequest(unix.RTM_GETROUTE, 0, text("route get fibmatch %s oif %d", to, link), header,
+		address(unix.RTA_DST, to), numberIf(unix.RTA_OIF, uint32(link))))
+}
+
+// lookUp asks for one route.
+func (h *Handle) lookUp(ctx context.Context, req Request) (r Route, err error) {
+	err = h.Get(ctx, req, func(body []byte) (err error) {
 		r, _, err = parseRoute(body)
 		return err
 	})
@@ -165,21 +142,12 @@ const (
 // bucket of a group may decide: that counts as used then. transport is TCP's or UDP's number.
 // ErrNotExist if there is no route.
 func (h *Handle) LinkOf(ctx context.Context, transport uint8, from, to netip.AddrPort) (int, error) {
-	var e encoder
-	e.u8(family(to.Addr()), uint8(to.Addr().BitLen()), uint8(from.Addr().BitLen()), 0)
-	e.u8(0, 0, 0, 0)
-	e.u32(0)
-	e.attrAddr(unix.RTA_DST, to.Addr())
-	e.attrAddr(unix.RTA_SRC, from.Addr())
-	e.attr(rtaProtocol, []byte{transport})
-	e.attrPort(rtaSourcePort, from.Port())
-	e.attrPort(rtaDestinationPort, to.Port())
-	req := Request{unix.RTM_GETROUTE, 0, e.b, func() string { return fmt.Sprintf("route get %s from %s ipproto %d", to, from, transport) }}
-	var r Route
-	err := h.Get(ctx, req, func(body []byte) (err error) {
-		r, _, err = parseRoute(body)
-		return err
-	})
+	header := routeHeader(netip.PrefixFrom(to.Addr(), to.Addr().BitLen()), 0, 0)
+	header.Src_len = uint8(from.Addr().BitLen())
+	req := newRequest(unix.RTM_GETROUTE, 0, text("route get %s from %s ipproto %d", to, from, transport), header,
+		address(unix.RTA_DST, to.Addr()), address(unix.RTA_SRC, from.Addr()), nl.NewRtAttr(rtaProtocol, []byte{transport}),
+		nl.NewRtAttr(rtaSourcePort, nl.BEUint16Attr(from.Port())), nl.NewRtAttr(rtaDestinationPort, nl.BEUint16Attr(to.Port())))
+	r, err := h.lookUp(ctx, req)
 	if err == nil && (r.Type != dataplane.Unicast || len(r.Links) == 0) {
 		err = fmt.Errorf("%s: %w", req, ErrNotExist)
 	}
@@ -205,41 +173,40 @@ func linksOf(hops []byte) ([]int, error) {
 
 // hop reads an attribute about next hops. Where they are a nexthop object's, the kernel tells
 // only what that says.
-func (r *Route) hop(a attribute, byObject bool) (err error) {
-	switch a.kind {
+func (r *Route) hop(a Attribute, byObject bool) (err error) {
+	switch a.Kind {
 	case unix.RTA_OIF:
-		link := int(a.u32())
+		link := int(a.U32())
 		r.Links = append(r.Links, link)
 		if !byObject {
 			r.Link = link
 		}
 	case unix.RTA_GATEWAY:
 		if !byObject {
-			r.Gateway = a.addr()
+			r.Gateway = a.Addr()
 		}
 	case unix.RTA_MULTIPATH:
 		r.Exact = r.Exact && byObject
-		r.Links, err = linksOf(a.value)
+		r.Links, err = linksOf(a.Value)
 	}
 	return err
 }
 
-// parseRoute reads a struct rtmsg and its attributes. A cached route isn't an
+// parseRoute reads a struct rtmsg and its attributes, by hand: the library's reader doesn't tell what
+// it leaves out. A cached route isn't an
 // entry of a table, but the result of a lookup.
 func parseRoute(body []byte) (r Route, cached bool, err error) {
-	if len(body) < unix.SizeofRtMsg {
-		return Route{}, false, fmt.Errorf("route in %d bytes: %w", len(body), errMalformed)
-	}
-	fam, bits, srcBits, tos := body[0], int(body[1]), body[2], body[3]
-	flags := binary.NativeEndian.Uint32(body[8:])
-	r.Table, r.Protocol = int(body[4]), int(body[5])
+	var as Attributes
+	b, each := as.Of(body, unix.SizeofRtMsg)
+	header := nl.DeserializeRtMsg(b)
+	r.Table, r.Protocol = int(header.Table), int(header.Protocol)
 	r.Exact = true
-	r.odd = tos != 0 || srcBits != 0
-	r.OnLink = flags&unix.RTNH_F_ONLINK != 0
-	if body[6] == unix.RT_SCOPE_LINK {
+	r.odd = header.Tos != 0 || header.Src_len != 0
+	r.OnLink = header.Flags&unix.RTNH_F_ONLINK != 0
+	if header.Scope == unix.RT_SCOPE_LINK {
 		r.Scope = dataplane.LinkScope
 	}
-	switch body[7] {
+	switch header.Type {
 	case unix.RTN_UNICAST:
 	case unix.RTN_UNREACHABLE:
 		r.Type = dataplane.Unreachable
@@ -247,32 +214,27 @@ func parseRoute(body []byte) (r Route, cached bool, err error) {
 		r.Type = dataplane.Throw
 	default:
 		r.Exact = false
-		r.Local = body[7] == unix.RTN_LOCAL
-	}
-	as, err := attributes(body[unix.SizeofRtMsg:])
-	if err != nil {
-		return Route{}, false, err
+		r.Local = header.Type == unix.RTN_LOCAL
 	}
 	dst := netip.IPv4Unspecified()
-	if fam == unix.AF_INET6 {
+	if header.Family == unix.AF_INET6 {
 		dst = netip.IPv6Unspecified()
 	}
 	// What deletes exactly this route: its identity, next hops and source. State
 	// such as RTNH_F_LINKDOWN isn't accepted back.
-	e := encoder{b: append(make([]byte, 0, len(body)), body[:8]...)}
-	e.u32(flags & unix.RTNH_F_ONLINK)
+	r.body = binary.NativeEndian.AppendUint32(append(make([]byte, 0, len(body)), b[:8]...), header.Flags&unix.RTNH_F_ONLINK)
 	byObject := false
-	for a := range as {
-		byObject = byObject || a.kind == rtaNexthop
+	for a := range each {
+		byObject = byObject || a.Kind == rtaNexthop
 	}
-	for a := range as {
-		switch a.kind {
+	for a := range each {
+		switch a.Kind {
 		case unix.RTA_DST:
-			dst = a.addr()
+			dst = a.Addr()
 		case rtaNexthop:
-			r.Nexthop = a.u32()
+			r.Nexthop = a.U32()
 		case unix.RTA_TABLE:
-			r.Table = int(a.u32())
+			r.Table = int(a.U32())
 		case unix.RTA_OIF, unix.RTA_MULTIPATH, unix.RTA_GATEWAY:
 			if err := r.hop(a, byObject); err != nil {
 				return Route{}, false, err
@@ -281,20 +243,22 @@ func parseRoute(body []byte) (r Route, cached bool, err error) {
 				continue // the kernel refuses both
 			}
 		case unix.RTA_PREFSRC:
-			r.Source = a.addr()
+			r.Source = a.Addr()
 		case unix.RTA_PRIORITY:
-			r.Metric = int(a.u32())
+			r.Metric = int(a.U32())
 		case unix.RTA_CACHEINFO, unix.RTA_PREF:
 			continue
 		default:
 			r.Exact = false
 		}
-		e.attr(a.kind, a.value)
+		r.body = AppendAttribute(r.body, a.Kind, a.Value)
 	}
-	r.body = e.b
-	if r.Dst = netip.PrefixFrom(dst, bits); !r.Dst.IsValid() {
-		return Route{}, false, fmt.Errorf("route to %v/%d: %w", dst, bits, errMalformed)
+	if as.Err != nil {
+		return Route{}, false, as.Err
+	}
+	if r.Dst = netip.PrefixFrom(dst, int(header.Dst_len)); !r.Dst.IsValid() {
+		return Route{}, false, fmt.Errorf("route to %v/%d: %w", dst, header.Dst_len, errMalformed)
 	}
 	r.Route = r.Canonical()
-	return r, flags&unix.RTM_F_CLONED != 0, nil
+	return r, header.Flags&unix.RTM_F_CLONED != 0, nil
 }

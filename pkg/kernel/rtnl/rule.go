@@ -1,12 +1,14 @@
 package rtnl
 
 import (
+	"bytes"
 	"context"
 	"encoding/binary"
 	"errors"
-	"fmt"
 	"net/netip"
+	"slices"
 
+	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
 	"github.com/coil-net/coil/pkg/dataplane"
@@ -30,139 +32,101 @@ const (
 // AddRule asks for a new rule. It is put after the rules of the same priority;
 // ErrExist if there is one that differs in nothing, not even the protocol.
 func AddRule(r dataplane.Rule) Request {
-	var e encoder
-	bits := 0
-	if r.To.IsValid() {
-		bits = r.To.Bits()
-	}
-	action := uint8(unix.FR_ACT_TO_TBL)
+	header := routeHeader(r.To, r.Table, 0) // a struct fib_rule_hdr has its layout
+	header.Family, header.Type = families[r.Family], unix.FR_ACT_TO_TBL
 	if r.Blackhole {
-		action = unix.FR_ACT_BLACKHOLE
+		header.Type = unix.FR_ACT_BLACKHOLE
 	}
-	// struct fib_rule_hdr
-	e.u8(families[r.Family], uint8(bits), 0, 0)
-	e.u8(smallTable(r.Table), 0, 0, action)
-	e.u32(0)
-	if r.To.IsValid() {
-		e.attrAddr(unix.FRA_DST, r.To.Addr())
+	if !r.To.IsValid() {
+		header.Dst_len = 0
 	}
-	if r.Input != "" {
-		e.attrString(unix.FRA_IIFNAME, r.Input)
-	}
-	if r.Mark != 0 {
-		e.attrU32(unix.FRA_FWMARK, r.Mark)
-		e.attrU32(unix.FRA_FWMASK, r.Mark)
-	}
-	if r.Transport != 0 {
-		e.attr(unix.FRA_IP_PROTO, []byte{r.Transport})
-	}
-	if r.SourcePort != 0 {
-		e.attrPorts(unix.FRA_SPORT_RANGE, r.SourcePort)
-	}
-	if r.DestinationPort != 0 {
-		e.attrPorts(unix.FRA_DPORT_RANGE, r.DestinationPort)
-	}
-	e.attrU32(unix.FRA_PRIORITY, uint32(r.Priority))
-	e.attrU32(unix.FRA_TABLE, uint32(r.Table))
-	e.attr(unix.FRA_PROTOCOL, []byte{uint8(r.Protocol)})
-	return Request{unix.RTM_NEWRULE, unix.NLM_F_CREATE | unix.NLM_F_EXCL, e.b, func() string { return "rule add " + r.String() }}
+	return newRequest(unix.RTM_NEWRULE, create, text("rule add %s", r), header,
+		address(unix.FRA_DST, r.To.Addr()), wordIf(unix.FRA_IIFNAME, r.Input),
+		numberIf(unix.FRA_FWMARK, r.Mark), numberIf(unix.FRA_FWMASK, r.Mark),
+		when(r.Transport != 0, nl.NewRtAttr(unix.FRA_IP_PROTO, []byte{r.Transport})),
+		onePort(unix.FRA_SPORT_RANGE, r.SourcePort), onePort(unix.FRA_DPORT_RANGE, r.DestinationPort),
+		number(unix.FRA_PRIORITY, uint32(r.Priority)), number(unix.FRA_TABLE, uint32(r.Table)),
+		nl.NewRtAttr(unix.FRA_PROTOCOL, []byte{uint8(r.Protocol)}))
+}
+
+// onePort is a struct fib_rule_port_range with a single port; nil if that is 0.
+func onePort(kind int, port uint16) *nl.RtAttr {
+	return when(port != 0, nl.NewRtAttr(kind, slices.Repeat(nl.Uint16Attr(port), 2)))
 }
 
 // DelRule asks for the removal of a rule with all that AddRule gives it; ErrNotExist.
 func DelRule(r dataplane.Rule) Request {
-	return Request{unix.RTM_DELRULE, 0, AddRule(r).body, func() string { return "rule del " + r.String() }}
-}
-
-// attrPorts appends a struct fib_rule_port_range with a single port.
-func (e *encoder) attrPorts(kind uint16, port uint16) {
-	b := binary.NativeEndian.AppendUint16(nil, port)
-	e.attr(kind, binary.NativeEndian.AppendUint16(b, port))
-}
-
-// ports reads a struct fib_rule_port_range, and says whether it is a single port.
-func (a attribute) ports() (port uint16, single bool) {
-	if len(a.value) < 4 {
-		return 0, false
-	}
-	port = binary.NativeEndian.Uint16(a.value)
-	return port, port == binary.NativeEndian.Uint16(a.value[2:])
+	return Request{unix.RTM_DELRULE, 0, AddRule(r).body, text("rule del %s", r)}
 }
 
 // DelFoundRule asks for the removal of the rule that was found; ErrNotExist.
 // The kernel removes the first one that matches, and takes protocol 0 for any.
 func DelFoundRule(r Rule) Request {
-	return Request{unix.RTM_DELRULE, 0, r.body, func() string { return "rule del " + r.String() }}
+	return Request{unix.RTM_DELRULE, 0, r.body, text("rule del %s", r)}
 }
 
 // Rules returns all rules of a family, in order of evaluation.
 func (h *Handle) Rules(ctx context.Context, f dataplane.Family) ([]Rule, error) {
-	var e encoder
-	e.u8(families[f], 0, 0, 0, 0, 0, 0, 0)
-	e.u32(0)
-	r := Request{unix.RTM_GETRULE, 0, e.b, func() string { return fmt.Sprintf("rule show (%s)", f) }}
+	header := &nl.RtMsg{}
+	header.Family = families[f]
+	r := newRequest(unix.RTM_GETRULE, 0, text("rule show (%s)", f), header)
 	return List(ctx, h, r, func(body []byte) (Rule, bool, error) {
 		r, err := parseRule(f, body)
 		return r, true, err
 	})
 }
 
+// parseRule reads a struct fib_rule_hdr, which has the size and layout of a struct rtmsg, and its
+// attributes, by hand: the library's reader doesn't tell what it leaves out.
 func parseRule(f dataplane.Family, body []byte) (Rule, error) {
-	const header = unix.SizeofRtMsg // struct fib_rule_hdr has its size and layout
-	if len(body) < header {
-		return Rule{}, fmt.Errorf("rule in %d bytes: %w", len(body), errMalformed)
-	}
-	bits, srcBits, tos, action := int(body[1]), body[2], body[3], body[7]
-	flags := binary.NativeEndian.Uint32(body[8:])
+	var as Attributes
+	b, each := as.Of(body, unix.SizeofRtMsg)
+	header := nl.DeserializeRtMsg(b)
+	r := Rule{}
+	r.Family, r.Table, r.Blackhole = f, int(header.Table), header.Type == unix.FR_ACT_BLACKHOLE
 	// FIB_RULE_INVERT changes the meaning; the other flags are state.
-	r := Rule{Exact: srcBits == 0 && tos == 0 && (action == unix.FR_ACT_TO_TBL || action == unix.FR_ACT_BLACKHOLE) && flags&unix.FIB_RULE_INVERT == 0}
-	r.Family, r.Table, r.Blackhole = f, int(body[4]), action == unix.FR_ACT_BLACKHOLE
-	as, err := attributes(body[header:])
-	if err != nil {
-		return Rule{}, err
-	}
-	e := encoder{b: append([]byte(nil), body[:8]...)}
-	e.u32(flags & unix.FIB_RULE_INVERT)
+	r.Exact = header.Src_len == 0 && header.Tos == 0 && (header.Type == unix.FR_ACT_TO_TBL || r.Blackhole) && header.Flags&unix.FIB_RULE_INVERT == 0
+	r.body = binary.NativeEndian.AppendUint32(bytes.Clone(b[:8]), header.Flags&unix.FIB_RULE_INVERT)
 	var mask uint32
-	for a := range as {
-		switch a.kind {
+	for a := range each {
+		switch a.Kind {
 		case unix.FRA_DST:
-			r.To = netip.PrefixFrom(a.addr(), bits)
+			r.To = netip.PrefixFrom(a.Addr(), int(header.Dst_len))
 		case unix.FRA_PRIORITY:
-			r.Priority = int(a.u32())
+			r.Priority = int(a.U32())
 		case unix.FRA_TABLE:
-			r.Table = int(a.u32())
+			r.Table = int(a.U32())
 		case unix.FRA_PROTOCOL:
-			r.Protocol = int(a.u8())
+			r.Protocol = int(a.U8())
 		case unix.FRA_IIFNAME:
-			r.Input = a.string()
+			r.Input = a.Text()
 		case unix.FRA_FWMARK:
-			r.Mark = a.u32()
+			r.Mark = a.U32()
 		case unix.FRA_FWMASK:
-			mask = a.u32()
+			mask = a.U32()
 		case unix.FRA_IP_PROTO:
-			r.Transport = a.u8()
+			r.Transport = a.U8()
 		case unix.FRA_SPORT_RANGE, unix.FRA_DPORT_RANGE:
-			port, single := a.ports()
-			r.Exact = r.Exact && single
-			if a.kind == unix.FRA_SPORT_RANGE {
+			port := a.U16()
+			r.Exact = r.Exact && len(a.Value) == 4 && bytes.Equal(a.Value[:2], a.Value[2:])
+			if a.Kind == unix.FRA_SPORT_RANGE {
 				r.SourcePort = port
 			} else {
 				r.DestinationPort = port
 			}
 		case fraSportMask, fraDportMask:
 			// Of kernels since 6.15; all ones is one port.
-			r.Exact = r.Exact && a.u16() == 1<<16-1
+			r.Exact = r.Exact && a.U16() == 1<<16-1
 		case unix.FRA_SUPPRESS_PREFIXLEN:
 			// Always there; all ones is "off".
-			r.Exact = r.Exact && int32(a.u32()) == -1
+			r.Exact = r.Exact && int32(a.U32()) == -1
 		default:
 			r.Exact = r.Exact && a.zero()
 		}
-		e.attr(a.kind, a.value)
+		r.body = AppendAttribute(r.body, a.Kind, a.Value)
 	}
 	r.Exact = r.Exact && mask == r.Mark
-	r.body = e.b
-	return r, nil
+	return r, as.Err
 }
 
 // isNoTable says whether a dump failed because the table doesn't exist.

@@ -2,26 +2,13 @@ package rtnl
 
 import (
 	"context"
-	"fmt"
+	"iter"
 	"net/netip"
 
+	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
 	"github.com/coil-net/coil/pkg/dataplane"
-)
-
-// IFLA_IPTUN_ of linux/if_tunnel.h.
-const (
-	iptunLocal           = 2
-	iptunRemote          = 3
-	iptunTTL             = 4
-	iptunFlags           = 8
-	iptunProto           = 9
-	iptunEncapType       = 15
-	iptunEncapFlags      = 16
-	iptunEncapSport      = 17
-	iptunEncapDport      = 18
-	iptunCollectMetadata = 19
 )
 
 // Values of these attributes, of linux/if_tunnel.h and linux/ip6_tunnel.h.
@@ -61,69 +48,44 @@ type Tunnel struct {
 // AddTunnel asks for a new tunnel, which is down. ErrExist if a link has the name, or a
 // tunnel has the two addresses.
 func AddTunnel(name string, t dataplane.Tunnel) Request {
-	var e encoder
-	e.ifInfo(0, 0, 0)
-	e.attrString(unix.IFLA_IFNAME, name)
-	e.tunnel(t)
-	return Request{unix.RTM_NEWLINK, unix.NLM_F_CREATE | unix.NLM_F_EXCL, e.b, func() string {
-		return fmt.Sprintf("link add %s type %s", name, t)
-	}}
+	return newRequest(unix.RTM_NEWLINK, create, text("link add %s type %s", name, t), linkHeader(0, false),
+		word(unix.IFLA_IFNAME, name), number(unix.IFLA_MTU, uint32(t.MTU)), tunnelInfo(t))
 }
 
 // SetTunnel asks for all of a tunnel to be as wanted, while packets go through it.
 func SetTunnel(index int, t dataplane.Tunnel) Request {
-	var e encoder
-	e.ifInfo(index, 0, 0)
-	e.tunnel(t)
-	return Request{unix.RTM_NEWLINK, 0, e.b, func() string { return fmt.Sprintf("link change %d type %s", index, t) }}
+	return newRequest(unix.RTM_NEWLINK, 0, text("link change %d type %s", index, t), linkHeader(index, false),
+		number(unix.IFLA_MTU, uint32(t.MTU)), tunnelInfo(t))
 }
 
-// tunnel appends what makes a link the tunnel.
-func (e *encoder) tunnel(t dataplane.Tunnel) {
+// tunnelInfo is what makes a link the tunnel.
+func tunnelInfo(t dataplane.Tunnel) *nl.RtAttr {
 	f := dataplane.FamilyOf(t.Remote)
 	k := tunnelKinds[f]
-	e.attrU32(unix.IFLA_MTU, uint32(t.MTU))
-	e.nest(unix.IFLA_LINKINFO, func() {
-		e.attrString(unix.IFLA_INFO_KIND, k.kind)
-		e.nest(unix.IFLA_INFO_DATA, func() {
-			e.attrAddr(iptunLocal, t.Local)
-			e.attrAddr(iptunRemote, t.Remote)
-			e.attr(iptunTTL, []byte{dataplane.TunnelTTL})
-			e.attr(iptunProto, []byte{k.protocol})
-			if f == dataplane.IPv6 {
-				e.attrU32(iptunFlags, noEncapLimit)
-			}
-			e.attrU16(iptunEncapType, encapFou)
-			e.attrU16(iptunEncapFlags, k.checksum)
-			e.attrPort(iptunEncapSport, t.SourcePort)
-			e.attrPort(iptunEncapDport, t.Port)
-		})
-	})
+	return linkInfo(k.kind, nest(unix.IFLA_INFO_DATA,
+		address(nl.IFLA_IPTUN_LOCAL, t.Local),
+		address(nl.IFLA_IPTUN_REMOTE, t.Remote),
+		nl.NewRtAttr(nl.IFLA_IPTUN_TTL, []byte{dataplane.TunnelTTL}),
+		nl.NewRtAttr(nl.IFLA_IPTUN_PROTO, []byte{k.protocol}),
+		when(f == dataplane.IPv6, number(nl.IFLA_IPTUN_FLAGS, noEncapLimit)),
+		nl.NewRtAttr(nl.IFLA_IPTUN_ENCAP_TYPE, nl.Uint16Attr(encapFou)),
+		nl.NewRtAttr(nl.IFLA_IPTUN_ENCAP_FLAGS, nl.Uint16Attr(k.checksum)),
+		nl.NewRtAttr(nl.IFLA_IPTUN_ENCAP_SPORT, nl.BEUint16Attr(t.SourcePort)),
+		nl.NewRtAttr(nl.IFLA_IPTUN_ENCAP_DPORT, nl.BEUint16Attr(t.Port))))
 }
 
 // AddReceiver asks for a link, which is down, that takes what no tunnel of two addresses
 // does. ErrExist if the namespace has one of the family, of whatever name.
 func AddReceiver(name string, f dataplane.Family) Request {
-	var e encoder
-	e.ifInfo(0, 0, 0)
-	e.attrString(unix.IFLA_IFNAME, name)
-	e.nest(unix.IFLA_LINKINFO, func() {
-		e.attrString(unix.IFLA_INFO_KIND, tunnelKinds[f].kind)
-		e.nest(unix.IFLA_INFO_DATA, func() { e.attr(iptunCollectMetadata, nil) })
-	})
-	return Request{unix.RTM_NEWLINK, unix.NLM_F_CREATE | unix.NLM_F_EXCL, e.b, func() string {
-		return fmt.Sprintf("link add %s type %s external", name, tunnelKinds[f].kind)
-	}}
+	kind := tunnelKinds[f].kind
+	return newRequest(unix.RTM_NEWLINK, create, text("link add %s type %s external", name, kind), linkHeader(0, false),
+		word(unix.IFLA_IFNAME, name), linkInfo(kind, nest(unix.IFLA_INFO_DATA, nl.NewRtAttr(nl.IFLA_IPTUN_COLLECT_METADATA, nil))))
 }
 
 // Tunnels returns all tunnels of a family: those of Coil's kind, whoever made them.
 func (h *Handle) Tunnels(ctx context.Context, f dataplane.Family) ([]Tunnel, error) {
 	kind := tunnelKinds[f].kind
-	var e encoder
-	e.ifInfo(0, 0, 0)
-	e.nest(unix.IFLA_LINKINFO, func() { e.attrString(unix.IFLA_INFO_KIND, kind) })
-	e.attrU32(unix.IFLA_EXT_MASK, filterSkipStats)
-	r := Request{unix.RTM_GETLINK, 0, e.b, func() string { return "link show type " + kind }}
+	r := getLinks(text("link show type %s", kind), 0, linkInfo(kind, nil))
 	return List(ctx, h, r, func(body []byte) (Tunnel, bool, error) {
 		// A kernel that doesn't know the kind doesn't filter.
 		l, err := parseLink(body)
@@ -142,53 +104,58 @@ func parseTunnel(f dataplane.Family, l Link, body []byte) (Tunnel, error) {
 	var encap, flags uint16
 	var ttl, protocol uint8
 	var options uint32
-	field := func(kind uint16, value []byte) error {
-		a := attribute{kind, value}
-		switch kind {
-		case iptunLocal:
+	var as Attributes
+	for a := range as.info(body) {
+		switch a.Kind {
+		case nl.IFLA_IPTUN_LOCAL:
 			t.Spec.Local = a.endpoint()
-		case iptunRemote:
+		case nl.IFLA_IPTUN_REMOTE:
 			t.Spec.Remote = a.endpoint()
-		case iptunTTL:
-			ttl = a.u8()
-		case iptunProto:
-			protocol = a.u8()
-		case iptunFlags:
-			options = a.u32()
-		case iptunEncapType:
-			encap = a.u16()
-		case iptunEncapFlags:
-			flags = a.u16()
-		case iptunEncapSport:
-			t.Spec.SourcePort = a.port()
-		case iptunEncapDport:
-			t.Spec.Port = a.port()
-		case iptunCollectMetadata:
+		case nl.IFLA_IPTUN_TTL:
+			ttl = a.U8()
+		case nl.IFLA_IPTUN_PROTO:
+			protocol = a.U8()
+		case nl.IFLA_IPTUN_FLAGS:
+			options = a.U32()
+		case nl.IFLA_IPTUN_ENCAP_TYPE:
+			encap = a.U16()
+		case nl.IFLA_IPTUN_ENCAP_FLAGS:
+			flags = a.U16()
+		case nl.IFLA_IPTUN_ENCAP_SPORT:
+			t.Spec.SourcePort = a.Port()
+		case nl.IFLA_IPTUN_ENCAP_DPORT:
+			t.Spec.Port = a.Port()
+		case nl.IFLA_IPTUN_COLLECT_METADATA:
 			t.Receiver = true
 		}
-		return nil
 	}
-	err := EachAttribute(body[unix.SizeofIfInfomsg:], func(kind uint16, value []byte) error {
-		if kind != unix.IFLA_LINKINFO {
-			return nil
-		}
-		return EachAttribute(value, func(kind uint16, value []byte) error {
-			if kind != unix.IFLA_INFO_DATA {
-				return nil
-			}
-			return EachAttribute(value, field)
-		})
-	})
 	// A tunnel of IPv4 never changes its protocol; that of 2.x takes any.
 	anyProtocol := f == dataplane.IPv4 && protocol == 0
 	t.Exact = !t.Receiver && encap == encapFou && flags == k.checksum && ttl == dataplane.TunnelTTL &&
 		(protocol == k.protocol || anyProtocol) && (f == dataplane.IPv4 || options&settableFlags == noEncapLimit)
-	return t, err
+	return t, as.Err
+}
+
+// info yields what is special about the kind of a link.
+func (as *Attributes) info(body []byte) iter.Seq[Attribute] {
+	var data []byte
+	_, each := as.Of(body, unix.SizeofIfInfomsg)
+	for a := range each {
+		if a.Kind != unix.IFLA_LINKINFO {
+			continue
+		}
+		for i := range as.In(a.Value) {
+			if i.Kind == unix.IFLA_INFO_DATA {
+				data = i.Value
+			}
+		}
+	}
+	return as.In(data)
 }
 
 // endpoint is the address of one end of a tunnel, invalid if it is any.
-func (a attribute) endpoint() netip.Addr {
-	addr := a.addr()
+func (a Attribute) endpoint() netip.Addr {
+	addr := a.Addr()
 	if addr.IsUnspecified() {
 		return netip.Addr{}
 	}
