@@ -26,10 +26,16 @@ const (
 
 	ctaTupleOrig  = 1
 	ctaTupleReply = 2
+	ctaProtoInfo  = 4
 	ctaID         = 12
 	ctaZone       = 18
 
-	ctaTupleIP = 1
+	ctaTupleIP           = 1
+	ctaTupleProto        = 2
+	ctaProtoNum          = 1
+	ctaProtoDstPort      = 3
+	ctaProtoInfoTCP      = 1
+	ctaProtoInfoTCPState = 1
 
 	ctaIPv4Src = 1
 	ctaIPv4Dst = 2
@@ -75,20 +81,16 @@ func (t *Table) Forget(ctx context.Context, addrs ...netip.Addr) (int, error) {
 		wanted[a] = true
 	}
 	var stale []rtnl.Request
-	// The header's zeros say all families, and version 0 (NFNETLINK_V0).
-	all := rtnl.NewRequest(typeGet, 0, make([]byte, nfgenmsgSize), func() string { return "conntrack -L" })
-	err = t.h.Dump(ctx, all, func(body []byte) error {
-		f, err := parse(body)
-		if err == nil && f.concerns(wanted) {
+	err = t.flows(ctx, func(f flow) {
+		if f.concerns(wanted) {
 			stale = append(stale, f.deletion())
 		}
-		return err
 	})
 	if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EOPNOTSUPP) {
 		return 0, nil // nfnetlink knows no such subsystem
 	}
 	if err != nil {
-		return 0, fmt.Errorf("list flows: %w", err)
+		return 0, err
 	}
 	n := 0
 	var errs []error
@@ -106,64 +108,99 @@ func (t *Table) Forget(ctx context.Context, addrs ...netip.Addr) (int, error) {
 // nfgenmsgSize is the size of struct nfgenmsg: family, version, resource ID.
 const nfgenmsgSize = 4
 
+// all asks for all objects of a type. The header's zeros say all families, and version 0 (NFNETLINK_V0).
+func all(kind uint16, text string) rtnl.Request {
+	return rtnl.NewRequest(kind, 0, make([]byte, nfgenmsgSize), func() string { return text })
+}
+
+// flows calls each with the entries of the table, which are valid until it returns.
+func (t *Table) flows(ctx context.Context, each func(flow)) error {
+	err := t.h.Dump(ctx, all(typeGet, "conntrack -L"), func(body []byte) error {
+		f, err := parse(body)
+		if err == nil {
+			each(f)
+		}
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("list flows: %w", err)
+	}
+	return nil
+}
+
 // flow is an entry of the table. Its slices are those of the message.
 type flow struct {
 	family   byte
 	original []byte // attributes, for the deletion
 	id, zone []byte
-	// protoInfo are attributes that say in which state it is.
-	protoInfo []byte
-	ends      [8]netip.Addr // source and destination of both directions, in both families
+	ends     [8]netip.Addr // source and destination of both directions, in both families
+	protocol byte
+	to       uint16 // the port that the original direction leads to
+	tcpState byte
 }
 
-// parse reads an entry without copying, for there may be hundreds of thousands.
+// parse reads an entry without copying, for there may be hundreds of thousands: the library, which would
+// copy each, knows neither the ID nor the zone.
 func parse(body []byte) (f flow, err error) {
-	if len(body) < nfgenmsgSize {
-		return f, fmt.Errorf("flow of %d bytes: %w", len(body), errMalformed)
-	}
-	f.family = body[0]
-	err = rtnl.EachAttribute(body[nfgenmsgSize:], func(kind uint16, value []byte) error {
-		switch kind {
+	var as rtnl.Attributes
+	header, rest := as.Cut(body, nfgenmsgSize)
+	f.family = header[0]
+	for a := range as.In(rest) {
+		switch a.Kind {
 		case ctaTupleOrig:
-			f.original = value
-			return f.tuple(value, 0)
+			f.original = a.Value
+			f.tuple(&as, a.Value, 0)
 		case ctaTupleReply:
-			return f.tuple(value, 4)
+			f.tuple(&as, a.Value, 4)
 		case ctaID:
-			f.id = value
-		case ctaProtoInfo:
-			f.protoInfo = value
+			f.id = a.Value
 		case ctaZone:
-			f.zone = value
+			f.zone = a.Value
+		case ctaProtoInfo:
+			f.state(&as, a.Value)
 		}
-		return nil
-	})
-	return f, err
+	}
+	return f, as.Err
 }
 
-// tuple reads the addresses of one direction into ends.
-func (f *flow) tuple(b []byte, at int) error {
-	return rtnl.EachAttribute(b, func(kind uint16, value []byte) error {
-		if kind != ctaTupleIP {
-			return nil
-		}
-		return rtnl.EachAttribute(value, func(kind uint16, value []byte) error {
-			if kind >= ctaIPv4Src && kind <= ctaIPv6Dst {
-				f.ends[at+int(kind-ctaIPv4Src)], _ = netip.AddrFromSlice(value)
+// tuple reads the addresses of one direction into ends, and of the original one where it leads.
+func (f *flow) tuple(as *rtnl.Attributes, b []byte, at int) {
+	for part := range as.In(b) {
+		for a := range as.In(part.Value) {
+			switch {
+			case part.Kind == ctaTupleIP && a.Kind >= ctaIPv4Src && a.Kind <= ctaIPv6Dst:
+				f.ends[at+int(a.Kind-ctaIPv4Src)] = a.Addr()
+			case part.Kind == ctaTupleProto && at == 0 && a.Kind == ctaProtoNum:
+				f.protocol = a.U8()
+			case part.Kind == ctaTupleProto && at == 0 && a.Kind == ctaProtoDstPort:
+				f.to = a.Port()
 			}
-			return nil
-		})
-	})
+		}
+	}
+}
+
+// state reads in which state a connection is.
+func (f *flow) state(as *rtnl.Attributes, b []byte) {
+	for protocol := range as.In(b) {
+		for a := range as.In(protocol.Value) {
+			if protocol.Kind == ctaProtoInfoTCP && a.Kind == ctaProtoInfoTCPState {
+				f.tcpState = a.U8()
+			}
+		}
+	}
 }
 
 // concerns says whether one of the addresses is an end of the flow.
 func (f *flow) concerns(addrs map[netip.Addr]bool) bool {
-	for _, end := range f.ends {
-		if end.IsValid() && addrs[end] {
-			return true
-		}
+	return slices.ContainsFunc(f.ends[:], func(end netip.Addr) bool { return end.IsValid() && addrs[end] })
+}
+
+// translated returns the source of a flow, where it leads, and where its answers go.
+func (f *flow) translated() (src, dst, back netip.Addr) {
+	if f.family == unix.AF_INET6 {
+		return f.ends[2], f.ends[3], f.ends[7]
 	}
-	return false
+	return f.ends[0], f.ends[1], f.ends[5]
 }
 
 // deletion deletes the flow, and not one that has its addresses and ports now.
@@ -177,5 +214,3 @@ func (f *flow) deletion() rtnl.Request {
 	ends := slices.DeleteFunc(slices.Clone(f.ends[:4]), func(a netip.Addr) bool { return !a.IsValid() })
 	return rtnl.NewRequest(typeDelete, 0, b, func() string { return fmt.Sprintf("conntrack -D of %v", ends) })
 }
-
-var errMalformed = errors.New("malformed netlink message")

@@ -22,10 +22,6 @@ const (
 	statsInsertFailed = 9  // CTA_STATS_INSERT_FAILED
 	statsDrop         = 10 // CTA_STATS_DROP
 	statsEarlyDrop    = 11 // CTA_STATS_EARLY_DROP
-
-	ctaTupleProto   = 2
-	ctaProtoNum     = 1
-	ctaProtoDstPort = 3
 )
 
 // Size returns how many flows of the namespace are tracked, and how many may be. A kernel
@@ -58,15 +54,16 @@ type Stats struct {
 // Stats returns the counts of all processors.
 func (t *Table) Stats(ctx context.Context) (Stats, error) {
 	var s Stats
-	r := rtnl.NewRequest(typeStats, 0, make([]byte, nfgenmsgSize), func() string { return "conntrack -S" })
-	err := t.h.Dump(ctx, r, func(body []byte) error {
-		return rtnl.EachAttribute(body[min(nfgenmsgSize, len(body)):], func(kind uint16, value []byte) error {
-			to := map[uint16]*uint64{statsInsertFailed: &s.InsertFailed, statsDrop: &s.Dropped, statsEarlyDrop: &s.EarlyDropped}[kind]
-			if to != nil && len(value) >= 4 {
-				*to += uint64(binary.BigEndian.Uint32(value))
+	err := t.h.Dump(ctx, all(typeStats, "conntrack -S"), func(body []byte) error {
+		var as rtnl.Attributes
+		_, rest := as.Cut(body, nfgenmsgSize)
+		for a := range as.In(rest) {
+			to := map[uint16]*uint64{statsInsertFailed: &s.InsertFailed, statsDrop: &s.Dropped, statsEarlyDrop: &s.EarlyDropped}[a.Kind]
+			if to != nil && len(a.Value) >= 4 {
+				*to += uint64(binary.BigEndian.Uint32(a.Value))
 			}
-			return nil
-		})
+		}
+		return as.Err
 	})
 	if err != nil {
 		return Stats{}, fmt.Errorf("read statistics of flows: %w", err)
@@ -94,27 +91,18 @@ func (t *Table) Uses(ctx context.Context, n int, own ...netip.Addr) ([]Use, erro
 		to       netip.AddrPort
 	}
 	counts := map[destination]int{}
-	all := rtnl.NewRequest(typeGet, 0, make([]byte, nfgenmsgSize), func() string { return "conntrack -L" })
-	err := t.h.Dump(ctx, all, func(body []byte) error {
-		f, err := parse(body)
-		if err != nil {
-			return err
+	err := t.flows(ctx, func(f flow) {
+		src, dst, back := f.translated()
+		if src == back || !slices.Contains(own, back) || f.to == 0 {
+			return
 		}
-		src, back := f.translated()
-		if src == back || !slices.Contains(own, back) {
-			return nil
-		}
-		var d destination
-		if d.protocol, d.to, err = target(f.original); err != nil || d.to.Port() == 0 {
-			return err
-		}
+		d := destination{f.protocol, netip.AddrPortFrom(dst, f.to)}
 		if _, known := counts[d]; known || len(counts) < maxDestinations {
 			counts[d]++
 		}
-		return nil
 	})
 	if err != nil {
-		return nil, fmt.Errorf("list flows: %w", err)
+		return nil, err
 	}
 	uses := make([]Use, 0, len(counts))
 	for d, ports := range counts {
@@ -124,24 +112,4 @@ func (t *Table) Uses(ctx context.Context, n int, own ...netip.Addr) ([]Use, erro
 		return cmp.Or(b.Ports-a.Ports, a.Destination.Compare(b.Destination), cmp.Compare(a.Protocol, b.Protocol))
 	})
 	return slices.Clone(uses[:min(n, len(uses))]), nil
-}
-
-// target reads where a direction of a flow leads.
-func target(tuple []byte) (protocol byte, to netip.AddrPort, err error) {
-	var addr netip.Addr
-	var port uint16
-	err = rtnl.EachAttribute(tuple, func(part uint16, value []byte) error {
-		return rtnl.EachAttribute(value, func(kind uint16, value []byte) error {
-			switch {
-			case part == ctaTupleIP && (kind == ctaIPv4Dst || kind == ctaIPv6Dst):
-				addr, _ = netip.AddrFromSlice(value)
-			case part == ctaTupleProto && kind == ctaProtoNum && len(value) >= 1:
-				protocol = value[0]
-			case part == ctaTupleProto && kind == ctaProtoDstPort && len(value) >= 2:
-				port = binary.BigEndian.Uint16(value)
-			}
-			return nil
-		})
-	})
-	return protocol, netip.AddrPortFrom(addr, port), err
 }

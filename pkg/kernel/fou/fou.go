@@ -9,6 +9,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"slices"
 
 	"golang.org/x/sys/unix"
 
@@ -25,12 +26,14 @@ var (
 	ErrTaken = errors.New("the UDP port is taken")
 )
 
-// FOU_ of linux/fou.h.
+// FOU_ of linux/fou.h. The library keeps the number of the family in a variable that nothing guards, and
+// starts a goroutine for each answer, which ends the process if that is too short.
 const (
 	familyName = "fou"
 	version    = 1
 
 	cmdAdd = 1
+	cmdDel = 2
 	cmdGet = 3
 
 	attrPort    = 1
@@ -41,116 +44,169 @@ const (
 	encapDirect = 1
 )
 
-// protocols are what is inside, by the family of what is outside.
-var protocols = map[dataplane.Family]struct{ family, inner byte }{
-	dataplane.IPv4: {unix.AF_INET, unix.IPPROTO_IPIP},
-	dataplane.IPv6: {unix.AF_INET6, unix.IPPROTO_IPV6},
-}
-
-// Ensure opens a port for each family in a network namespace, for packets of the same
-// family inside, unless it is open already. nil is the namespace of the process.
-// ErrUnavailable, ErrTaken.
-func Ensure(ctx context.Context, ns *netns.NS, port uint16, families ...dataplane.Family) error {
-	h, err := rtnl.NewProtocol(ns, unix.NETLINK_GENERIC)
-	if err != nil {
-		return err
-	}
-	defer h.Close()
-	id, err := resolve(ctx, h)
-	if err != nil {
-		return err
-	}
-	var errs []error
-	for _, f := range families {
-		errs = append(errs, ensure(ctx, h, id, port, f))
-	}
-	return errors.Join(errs...)
-}
-
-func ensure(ctx context.Context, h *rtnl.Handle, id uint16, port uint16, f dataplane.Family) error {
-	open, err := list(ctx, h, id)
-	if err != nil {
-		return err
-	}
-	p := protocols[f]
-	wanted := socket{port, p.family, p.inner, encapDirect}
-	for _, s := range open {
-		if s == wanted {
-			return nil
-		}
-	}
-	body := header(cmdAdd)
-	body = rtnl.AppendAttribute(body, attrPort, binary.BigEndian.AppendUint16(nil, port))
-	body = rtnl.AppendAttribute(body, attrFamily, []byte{p.family})
-	body = rtnl.AppendAttribute(body, attrIPProto, []byte{p.inner})
-	body = rtnl.AppendAttribute(body, attrType, []byte{encapDirect})
-	err = h.Do(ctx, rtnl.NewRequest(id, 0, body, func() string {
-		return fmt.Sprintf("fou add port %d ipproto %d (%s)", port, p.inner, f)
-	}))
-	if errors.Is(err, unix.EADDRINUSE) || errors.Is(err, unix.EALREADY) {
-		return fmt.Errorf("%w: %w", err, ErrTaken)
-	}
-	return err
-}
-
 // socket is a port that is open.
 type socket struct {
 	port                    uint16
 	family, protocol, encap byte
 }
 
-// list returns the ports that are open in the namespace.
-func list(ctx context.Context, h *rtnl.Handle, id uint16) ([]socket, error) {
-	var all []socket
-	r := rtnl.NewRequest(id, 0, header(cmdGet), func() string { return "fou show" })
-	err := h.Dump(ctx, r, func(body []byte) error {
-		var s socket
-		err := attributes(body, func(kind uint16, value []byte) error {
-			switch {
-			case kind == attrPort && len(value) >= 2:
-				s.port = binary.BigEndian.Uint16(value)
-			case kind == attrFamily && len(value) >= 1:
-				s.family = value[0]
-			case kind == attrIPProto && len(value) >= 1:
-				s.protocol = value[0]
-			case kind == attrType && len(value) >= 1:
-				s.encap = value[0]
-			}
-			return nil
-		})
-		all = append(all, s)
-		return err
-	})
-	if err != nil {
-		return nil, fmt.Errorf("list FoU ports: %w", err)
+// socketOf is what takes packets of a family out of UDP.
+func socketOf(port uint16, f dataplane.Family) socket {
+	if f == dataplane.IPv4 {
+		return socket{port, unix.AF_INET, unix.IPPROTO_IPIP, encapDirect}
 	}
-	return all, nil
+	return socket{port, unix.AF_INET6, unix.IPPROTO_IPV6, encapDirect}
 }
 
-// resolve returns the number of the family "fou" of generic netlink; ErrUnavailable.
-func resolve(ctx context.Context, h *rtnl.Handle) (uint16, error) {
-	body := rtnl.AppendAttribute(header(unix.CTRL_CMD_GETFAMILY), unix.CTRL_ATTR_FAMILY_NAME, append([]byte(familyName), 0))
-	var id uint16
-	r := rtnl.NewRequest(unix.GENL_ID_CTRL, 0, body, func() string { return "generic netlink family " + familyName })
-	err := h.Get(ctx, r, func(body []byte) error {
-		return attributes(body, func(kind uint16, value []byte) error {
-			if kind == unix.CTRL_ATTR_FAMILY_ID && len(value) >= 2 {
-				id = binary.NativeEndian.Uint16(value)
+// ports are those of a network namespace.
+type ports struct {
+	*rtnl.Handle
+	id   uint16 // of the family "fou" of generic netlink
+	open []socket
+}
+
+// read returns the ports of a namespace, to be closed; ErrUnavailable.
+func read(ctx context.Context, ns *netns.NS) (*ports, error) {
+	h, err := rtnl.NewProtocol(ns, unix.NETLINK_GENERIC)
+	if err != nil {
+		return nil, err
+	}
+	p := &ports{Handle: h}
+	if err = p.resolve(ctx); err == nil {
+		err = p.list(ctx)
+	}
+	if err != nil {
+		h.Close()
+		return nil, err
+	}
+	return p, nil
+}
+
+// Ensure opens a port for each family in a network namespace, for packets of the same
+// family inside, unless it is open already. nil is the namespace of the process.
+// ErrUnavailable, ErrTaken.
+func Ensure(ctx context.Context, ns *netns.NS, port uint16, families ...dataplane.Family) error {
+	p, err := read(ctx, ns)
+	if err != nil {
+		return err
+	}
+	defer p.Close()
+	var errs []error
+	for _, f := range families {
+		s := socketOf(port, f)
+		if slices.Contains(p.open, s) {
+			continue
+		}
+		err := p.Do(ctx, p.request(cmdAdd, s, fmt.Sprintf("fou add port %d ipproto %d (%s)", port, s.protocol, f)))
+		if errors.Is(err, unix.EADDRINUSE) || errors.Is(err, unix.EALREADY) {
+			err = fmt.Errorf("%w: %w", err, ErrTaken)
+		}
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
+}
+
+// Check says which of the ports that Ensure opens isn't open. Nothing is changed.
+func Check(ctx context.Context, ns *netns.NS, port uint16, families ...dataplane.Family) error {
+	p, err := read(ctx, ns)
+	if err != nil {
+		return err
+	}
+	defer p.Close()
+	var errs []error
+	for _, f := range families {
+		if !slices.Contains(p.open, socketOf(port, f)) {
+			errs = append(errs, fmt.Errorf("FoU port %d of %s is not open", port, f))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// Remove closes what Ensure opens, in all families. That nothing is open is success, also for
+// want of FoU.
+func Remove(ctx context.Context, ns *netns.NS, port uint16) error {
+	p, err := read(ctx, ns)
+	if errors.Is(err, ErrUnavailable) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer p.Close()
+	var errs []error
+	for _, f := range []dataplane.Family{dataplane.IPv4, dataplane.IPv6} {
+		s := socketOf(port, f)
+		if !slices.Contains(p.open, s) {
+			continue
+		}
+		err := p.Do(ctx, p.request(cmdDel, s, fmt.Sprintf("fou del port %d (%s)", port, f)))
+		if err != nil && !errors.Is(err, rtnl.ErrInvalid) { // EINVAL says that there is none
+			errs = append(errs, err)
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// request is a request about a port.
+func (p *ports) request(cmd byte, s socket, text string) rtnl.Request {
+	body := rtnl.AppendAttribute(header(cmd), attrPort, binary.BigEndian.AppendUint16(nil, s.port))
+	body = rtnl.AppendAttribute(body, attrFamily, []byte{s.family})
+	if cmd == cmdAdd {
+		body = rtnl.AppendAttribute(body, attrIPProto, []byte{s.protocol})
+		body = rtnl.AppendAttribute(body, attrType, []byte{s.encap})
+	}
+	return rtnl.NewRequest(p.id, 0, body, func() string { return text })
+}
+
+// list reads the ports that are open.
+func (p *ports) list(ctx context.Context) error {
+	r := rtnl.NewRequest(p.id, 0, header(cmdGet), func() string { return "fou show" })
+	err := p.Dump(ctx, r, func(body []byte) error {
+		var as rtnl.Attributes
+		_, rest := as.Cut(body, headerSize)
+		var s socket
+		for a := range as.In(rest) {
+			switch a.Kind {
+			case attrPort:
+				s.port = a.Port()
+			case attrFamily:
+				s.family = a.U8()
+			case attrIPProto:
+				s.protocol = a.U8()
+			case attrType:
+				s.encap = a.U8()
 			}
-			return nil
-		})
+		}
+		p.open = append(p.open, s)
+		return as.Err
+	})
+	if err != nil {
+		return fmt.Errorf("list FoU ports: %w", err)
+	}
+	return nil
+}
+
+// resolve reads the number of the family; ErrUnavailable.
+func (p *ports) resolve(ctx context.Context) error {
+	body := rtnl.AppendAttribute(header(unix.CTRL_CMD_GETFAMILY), unix.CTRL_ATTR_FAMILY_NAME, append([]byte(familyName), 0))
+	r := rtnl.NewRequest(unix.GENL_ID_CTRL, 0, body, func() string { return "generic netlink family " + familyName })
+	err := p.Get(ctx, r, func(body []byte) error {
+		var as rtnl.Attributes
+		_, rest := as.Cut(body, headerSize)
+		for a := range as.In(rest) {
+			if a.Kind == unix.CTRL_ATTR_FAMILY_ID {
+				p.id = a.U16()
+			}
+		}
+		return as.Err
 	})
 	if errors.Is(err, unix.ENOENT) {
-		return 0, fmt.Errorf("%w: %w", err, ErrUnavailable)
+		return fmt.Errorf("%w: %w", err, ErrUnavailable)
 	}
-	return id, err
+	return err
 }
 
 // headerSize is that of struct genlmsghdr: command, version, two bytes reserved.
 const headerSize = 4
 
 func header(cmd byte) []byte { return []byte{cmd, version, 0, 0} }
-
-func attributes(body []byte, each func(kind uint16, value []byte) error) error {
-	return rtnl.EachAttribute(body[min(headerSize, len(body)):], each)
-}

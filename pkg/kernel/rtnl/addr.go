@@ -40,8 +40,8 @@ func (h *Handle) IPv6Addr(ctx context.Context, index int, a netip.Addr) (exists,
 	r := newRequest(unix.RTM_GETADDR, 0, text("address get %s dev %d", a, index), header, address(unix.IFA_ADDRESS, a))
 	err = h.Get(ctx, r, func(body []byte) error {
 		var as Attributes
-		_, each := as.Of(body, unix.SizeofIfAddrmsg)
-		for a := range each {
+		_, rest := as.Cut(body, unix.SizeofIfAddrmsg)
+		for a := range as.In(rest) {
 			if a.Kind == unix.IFA_FLAGS {
 				tentative = a.U32()&(unix.IFA_F_TENTATIVE|unix.IFA_F_DADFAILED) != 0
 			}

@@ -188,9 +188,9 @@ func parseChange(m message) (c Change, known bool, err error) {
 // parseAddr reads a struct ifaddrmsg and its attributes.
 func (c *Change) parseAddr(body []byte) error {
 	var as Attributes
-	b, each := as.Of(body, unix.SizeofIfAddrmsg)
+	b, rest := as.Cut(body, unix.SizeofIfAddrmsg)
 	c.Link = int(nl.DeserializeIfAddrmsg(b).Index)
-	for a := range each {
+	for a := range as.In(rest) {
 		// IFA_LOCAL is the own address where IFA_ADDRESS is the other end's; IPv6 has
 		// only the latter.
 		if a.Kind == unix.IFA_LOCAL || a.Kind == unix.IFA_ADDRESS && !c.Addr.IsValid() {
@@ -206,8 +206,8 @@ const netconfIfIndex = 1
 // parseNetconf reads a struct netconfmsg and its attributes.
 func (c *Change) parseNetconf(body []byte) error {
 	var as Attributes
-	_, each := as.Of(body, 4)
-	for a := range each {
+	_, rest := as.Cut(body, 4)
+	for a := range as.In(rest) {
 		if a.Kind == netconfIfIndex {
 			c.Link = int(int32(a.U32()))
 		}

@@ -290,8 +290,8 @@ func (h *Handle) Group(ctx context.Context, group uint32) ([]Link, error) {
 // groupOf finds the group of a link without reading the rest of it.
 func groupOf(body []byte) (uint32, error) {
 	var as Attributes
-	_, each := as.Of(body, unix.SizeofIfInfomsg)
-	for a := range each {
+	_, rest := as.Cut(body, unix.SizeofIfInfomsg)
+	for a := range as.In(rest) {
 		if a.Kind == unix.IFLA_GROUP {
 			return a.U32(), nil
 		}
@@ -323,10 +323,10 @@ func (h *Handle) IndexByName(name string) (int, error) {
 // and panics at what is too short.
 func parseLink(body []byte) (Link, error) {
 	var as Attributes
-	b, each := as.Of(body, unix.SizeofIfInfomsg)
+	b, rest := as.Cut(body, unix.SizeofIfInfomsg)
 	header := nl.DeserializeIfInfomsg(b)
 	l := Link{Index: int(header.Index), Up: header.Flags&unix.IFF_UP != 0, Loopback: header.Flags&unix.IFF_LOOPBACK != 0}
-	for a := range each {
+	for a := range as.In(rest) {
 		switch a.Kind {
 		case unix.IFLA_IFNAME:
 			l.Name = a.Text()

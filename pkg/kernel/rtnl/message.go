@@ -117,13 +117,13 @@ func (as *Attributes) In(b []byte) iter.Seq[Attribute] {
 	}
 }
 
-// Of returns the header of a message, which has a size, and yields the attributes that follow it.
-func (as *Attributes) Of(body []byte, size int) (header []byte, _ iter.Seq[Attribute]) {
+// Cut returns the header of a message, which has a size, and the attributes that follow it.
+func (as *Attributes) Cut(body []byte, size int) (header, attributes []byte) {
 	if len(body) < size {
 		as.Err = fmt.Errorf("object in %d bytes: %w", len(body), errMalformed)
 		body = make([]byte, size)
 	}
-	return body[:size], as.In(body[size:])
+	return body[:size], body[size:]
 }
 
 // EachAttribute calls each with the attributes that b consists of, without copying, until

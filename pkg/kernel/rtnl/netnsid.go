@@ -22,8 +22,8 @@ func (h *Handle) NetnsID(ctx context.Context, ns *netns.NS) (int, error) {
 	id := -1
 	err := h.Get(ctx, r, func(body []byte) error {
 		var as Attributes
-		_, each := as.Of(body, nl.NewRtGenMsg().Len())
-		for a := range each {
+		_, rest := as.Cut(body, nl.NewRtGenMsg().Len())
+		for a := range as.In(rest) {
 			if a.Kind == netnsaNSID {
 				id = int(int32(a.U32()))
 			}

@@ -89,7 +89,7 @@ func (h *Handle) Nexthops(ctx context.Context, protocol int) ([]Nexthop, error) 
 
 func parseNexthop(body []byte) (Nexthop, error) {
 	var as Attributes
-	header, each := as.Of(body, unix.SizeofNhmsg)
+	header, rest := as.Cut(body, unix.SizeofNhmsg)
 	var n Nexthop
 	n.Exact = true
 	n.Protocol = int(header[2])
@@ -100,7 +100,7 @@ func parseNexthop(body []byte) (Nexthop, error) {
 		n.Family = dataplane.IPv6
 	}
 	resilient := false
-	for a := range each {
+	for a := range as.In(rest) {
 		switch a.Kind {
 		case unix.NHA_ID:
 			n.ID = a.U32()
@@ -159,8 +159,8 @@ func (h *Handle) Buckets(ctx context.Context, group uint32) ([]Bucket, error) {
 
 func parseBucket(body []byte) (b Bucket, err error) {
 	var as Attributes
-	_, each := as.Of(body, unix.SizeofNhmsg)
-	for bucket := range each {
+	_, rest := as.Cut(body, unix.SizeofNhmsg)
+	for bucket := range as.In(rest) {
 		if bucket.Kind != nhaResBucket {
 			continue
 		}

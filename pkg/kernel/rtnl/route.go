@@ -197,7 +197,7 @@ func (r *Route) hop(a Attribute, byObject bool) (err error) {
 // entry of a table, but the result of a lookup.
 func parseRoute(body []byte) (r Route, cached bool, err error) {
 	var as Attributes
-	b, each := as.Of(body, unix.SizeofRtMsg)
+	b, rest := as.Cut(body, unix.SizeofRtMsg)
 	header := nl.DeserializeRtMsg(b)
 	r.Table, r.Protocol = int(header.Table), int(header.Protocol)
 	r.Exact = true
@@ -224,10 +224,10 @@ func parseRoute(body []byte) (r Route, cached bool, err error) {
 	// such as RTNH_F_LINKDOWN isn't accepted back.
 	r.body = binary.NativeEndian.AppendUint32(append(make([]byte, 0, len(body)), b[:8]...), header.Flags&unix.RTNH_F_ONLINK)
 	byObject := false
-	for a := range each {
+	for a := range as.In(rest) {
 		byObject = byObject || a.Kind == rtaNexthop
 	}
-	for a := range each {
+	for a := range as.In(rest) {
 		switch a.Kind {
 		case unix.RTA_DST:
 			dst = a.Addr()

@@ -80,7 +80,7 @@ func (h *Handle) Rules(ctx context.Context, f dataplane.Family) ([]Rule, error) 
 // attributes, by hand: the library's reader doesn't tell what it leaves out.
 func parseRule(f dataplane.Family, body []byte) (Rule, error) {
 	var as Attributes
-	b, each := as.Of(body, unix.SizeofRtMsg)
+	b, rest := as.Cut(body, unix.SizeofRtMsg)
 	header := nl.DeserializeRtMsg(b)
 	r := Rule{}
 	r.Family, r.Table, r.Blackhole = f, int(header.Table), header.Type == unix.FR_ACT_BLACKHOLE
@@ -88,7 +88,7 @@ func parseRule(f dataplane.Family, body []byte) (Rule, error) {
 	r.Exact = header.Src_len == 0 && header.Tos == 0 && (header.Type == unix.FR_ACT_TO_TBL || r.Blackhole) && header.Flags&unix.FIB_RULE_INVERT == 0
 	r.body = binary.NativeEndian.AppendUint32(bytes.Clone(b[:8]), header.Flags&unix.FIB_RULE_INVERT)
 	var mask uint32
-	for a := range each {
+	for a := range as.In(rest) {
 		switch a.Kind {
 		case unix.FRA_DST:
 			r.To = netip.PrefixFrom(a.Addr(), int(header.Dst_len))

@@ -139,8 +139,8 @@ func parseTunnel(f dataplane.Family, l Link, body []byte) (Tunnel, error) {
 // info yields what is special about the kind of a link.
 func (as *Attributes) info(body []byte) iter.Seq[Attribute] {
 	var data []byte
-	_, each := as.Of(body, unix.SizeofIfInfomsg)
-	for a := range each {
+	_, rest := as.Cut(body, unix.SizeofIfInfomsg)
+	for a := range as.In(rest) {
 		if a.Kind != unix.IFLA_LINKINFO {
 			continue
 		}
