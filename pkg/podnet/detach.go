@@ -110,7 +110,11 @@ func (n *Network) removeLinks(ctx context.Context, links []rtnl.Link) []error {
 func (n *Network) removeGroup(ctx context.Context, links []rtnl.Link) error {
 	n.groups.RLock()
 	defer n.groups.RUnlock()
-	return n.handle.DelTogether(ctx, links)
+	indexes := make([]int, 0, len(links))
+	for _, l := range links {
+		indexes = append(indexes, l.Index)
+	}
+	return n.handle.DelTogether(ctx, indexes)
 }
 
 // find returns the host's end of an attachment without a dump; rtnl.ErrNotExist.
@@ -146,10 +150,7 @@ func belongs(l rtnl.Link, id attachment.ID) bool {
 }
 
 func (n *Network) remove(ctx context.Context, l rtnl.Link) error {
-	err := n.handle.Do(ctx, rtnl.DelLink(l.Index))
-	if errors.Is(err, rtnl.ErrNotExist) {
-		return nil
-	}
+	_, err := n.handle.Apply(ctx, rtnl.ErrNotExist, rtnl.DelLink(l.Index))
 	return err
 }
 

@@ -80,11 +80,9 @@ func (n *Network) Dismantle(ctx context.Context, traces []Trace, removed func(wh
 			own, links = append(own, t), append(links, t.link)
 			continue
 		}
-		switch err := n.handle.Do(ctx, rtnl.ClearAlias(t.link.Index)); {
-		case err == nil:
+		cleared, err := n.handle.Apply(ctx, rtnl.ErrNotExist, rtnl.ClearAlias(t.link.Index))
+		if errs = append(errs, err); cleared > 0 {
 			removed("alias of " + t.String())
-		case !errors.Is(err, rtnl.ErrNotExist):
-			errs = append(errs, err)
 		}
 	}
 	for i, err := range n.removeLinks(ctx, links) {

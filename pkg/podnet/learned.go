@@ -3,7 +3,6 @@ package podnet
 import (
 	"context"
 	"errors"
-	"fmt"
 	"net/netip"
 
 	"golang.org/x/sys/unix"
@@ -44,17 +43,7 @@ func (n *Network) unlearn(ctx context.Context, links []rtnl.Link, addrs []rtnl.A
 			reqs = append(reqs, rtnl.DelFoundRoute(r))
 		}
 	}
-	removed := 0
-	var errs []error
-	for i, err := range n.handle.Each(ctx, reqs...) {
-		switch {
-		case err == nil:
-			removed++
-		case !errors.Is(err, rtnl.ErrNotExist):
-			errs = append(errs, fmt.Errorf("%s: %w", reqs[i], err))
-		}
-	}
-	return removed, errors.Join(errs...)
+	return n.handle.Apply(ctx, rtnl.ErrNotExist, reqs...)
 }
 
 // linkLocalRoute says whether a route is that of link-local addresses, which each link may have.

@@ -161,15 +161,8 @@ func (n *Network) mendLink(ctx context.Context, p Wired, l rtnl.Link, addrs []ne
 			reqs = append(reqs, rtnl.AddAddr(l.Index, gatewayPrefix(gw), dataplane.LinkScope))
 		}
 	}
-	for i, err := range n.handle.Each(ctx, reqs...) {
-		switch {
-		case err == nil:
-			m.Addresses++
-		case !errors.Is(err, rtnl.ErrExist):
-			return m, fmt.Errorf("%s: %w", reqs[i], err)
-		}
-	}
-	return m, nil
+	m.Addresses, err = n.handle.Apply(ctx, rtnl.ErrExist, reqs...)
+	return m, err
 }
 
 // relabel changes a link, unless it is being removed by now.

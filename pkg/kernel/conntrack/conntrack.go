@@ -92,17 +92,7 @@ func (t *Table) Forget(ctx context.Context, addrs ...netip.Addr) (int, error) {
 	if err != nil {
 		return 0, err
 	}
-	n := 0
-	var errs []error
-	for _, err := range t.h.Each(ctx, stale...) {
-		switch {
-		case err == nil:
-			n++
-		case !errors.Is(err, unix.ENOENT): // it has ended
-			errs = append(errs, err)
-		}
-	}
-	return n, errors.Join(errs...)
+	return t.h.Apply(ctx, unix.ENOENT, stale...) // it has ended
 }
 
 // nfgenmsgSize is the size of struct nfgenmsg: family, version, resource ID.

@@ -117,14 +117,6 @@ func (s *Syncer) Prune(ctx context.Context, keep Set) (dataplane.Result, error) 
 			others = append(others, n.ID)
 		}
 	}
-	var errs []error
-	for _, id := range append(groups, others...) {
-		switch err := s.handle.Do(ctx, rtnl.DelNexthop(id)); {
-		case err == nil:
-			result.Deleted++
-		case !errors.Is(err, rtnl.ErrNotExist):
-			errs = append(errs, err)
-		}
-	}
-	return result, errors.Join(errs...)
+	result.Deleted, err = s.handle.Apply(ctx, rtnl.ErrNotExist, rtnl.Requests(append(groups, others...), rtnl.DelNexthop)...)
+	return result, err
 }

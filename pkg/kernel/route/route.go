@@ -243,21 +243,15 @@ func (s *Syncer) write(ctx context.Context, d difference) (dataplane.Result, err
 		}
 	}
 
-	for i, err := range s.handle.Each(ctx, requests(d.remove, rtnl.DelFoundRoute)...) {
-		switch {
-		case err == nil:
-			result.Deleted++
-		case !errors.Is(err, rtnl.ErrNotExist):
-			errs = append(errs, fmt.Errorf("route %s: %w", d.remove[i], err))
-		}
-	}
-	return result, errors.Join(errs...)
+	deleted, err := s.handle.Apply(ctx, rtnl.ErrNotExist, rtnl.Requests(d.remove, rtnl.DelFoundRoute)...)
+	result.Deleted = deleted
+	return result, errors.Join(append(errs, err)...)
 }
 
 // send sends a request for each route, and returns how many succeeded, which
 // exist already, and the errors of the others.
 func (s *Syncer) send(ctx context.Context, routes []dataplane.Route, request func(dataplane.Route) rtnl.Request) (done int, exist []dataplane.Route, errs []error) {
-	for i, err := range s.handle.Each(ctx, requests(routes, request)...) {
+	for i, err := range s.handle.Each(ctx, rtnl.Requests(routes, request)...) {
 		switch {
 		case err == nil:
 			done++
@@ -268,14 +262,6 @@ func (s *Syncer) send(ctx context.Context, routes []dataplane.Route, request fun
 		}
 	}
 	return done, exist, errs
-}
-
-func requests[T any](xs []T, request func(T) rtnl.Request) []rtnl.Request {
-	rs := make([]rtnl.Request, 0, len(xs))
-	for _, x := range xs {
-		rs = append(rs, request(x))
-	}
-	return rs
 }
 
 // foreign returns the routes of other protocols that have the identity of one of
@@ -310,7 +296,7 @@ func (s *Syncer) Add(ctx context.Context, routes ...dataplane.Route) error {
 	if err != nil {
 		return err
 	}
-	return s.handle.Do(ctx, requests(routes, rtnl.AddRoute)...)
+	return s.handle.Do(ctx, rtnl.Requests(routes, rtnl.AddRoute)...)
 }
 
 // Delete removes single routes of the Syncer's protocol without reading the
@@ -320,11 +306,6 @@ func (s *Syncer) Delete(ctx context.Context, routes ...dataplane.Route) error {
 	if err != nil {
 		return err
 	}
-	var errs []error
-	for _, err := range s.handle.Each(ctx, requests(routes, rtnl.DelRoute)...) {
-		if err != nil && !errors.Is(err, rtnl.ErrNotExist) {
-			errs = append(errs, err)
-		}
-	}
-	return errors.Join(errs...)
+	_, err = s.handle.Apply(ctx, rtnl.ErrNotExist, rtnl.Requests(routes, rtnl.DelRoute)...)
+	return err
 }

@@ -198,14 +198,34 @@ func (h *Handle) with(fn func(*conn) error) error {
 // Do sends requests and returns the errors of those that failed, joined. The
 // kernel works through all of them in order, also when one fails.
 func (h *Handle) Do(ctx context.Context, reqs ...Request) error {
+	_, err := h.Apply(ctx, nil, reqs...)
+	return err
+}
+
+// Apply is Do that returns how many requests succeeded. Those that fail with the tolerated
+// error, such as ErrNotExist of what is to be removed, are neither counted nor told.
+func (h *Handle) Apply(ctx context.Context, tolerated error, reqs ...Request) (n int, err error) {
 	var errs []error
 	for _, err := range h.Each(ctx, reqs...) {
-		// One failure of the socket concerns many requests, but is told once.
-		if err != nil && !(len(errs) > 0 && errs[len(errs)-1] == err) {
+		switch {
+		case err == nil:
+			n++
+		case errors.Is(err, tolerated):
+		case len(errs) > 0 && errs[len(errs)-1] == err: // of the socket: it concerns many requests, but is told once
+		default:
 			errs = append(errs, err)
 		}
 	}
-	return errors.Join(errs...)
+	return n, errors.Join(errs...)
+}
+
+// Requests are those of several objects.
+func Requests[T any](objects []T, request func(T) Request) []Request {
+	reqs := make([]Request, 0, len(objects))
+	for _, o := range objects {
+		reqs = append(reqs, request(o))
+	}
+	return reqs
 }
 
 // Each is Do with the error of each request apart, nil where it succeeded. An

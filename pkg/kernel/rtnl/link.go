@@ -2,6 +2,7 @@ package rtnl
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/rand"
 	"encoding/binary"
@@ -143,26 +144,19 @@ func DelGroup(group uint32) Request {
 	return newRequest(unix.RTM_DELLINK, 0, text("link del group %#x", group), linkHeader(0, false), number(unix.IFLA_GROUP, group))
 }
 
-// DelTogether removes links at once, or returns why that wasn't possible: some may be gone
+// DelTogether removes links, by their indexes, at once, or returns why that wasn't possible: some may be gone
 // all the same. Links that aren't there any more are no error.
-func (h *Handle) DelTogether(ctx context.Context, links []Link) error {
+func (h *Handle) DelTogether(ctx context.Context, indexes []int) error {
 	group, err := h.removedGroup(ctx)
 	if err != nil {
 		return err
 	}
-	reqs := make([]Request, 0, len(links))
-	for _, l := range links {
-		reqs = append(reqs, SetLink(l.Index, LinkChange{Group: group}))
+	moves := Requests(indexes, func(index int) Request { return SetLink(index, LinkChange{Group: group}) })
+	if _, err := h.Apply(ctx, ErrNotExist, moves...); err != nil {
+		return err
 	}
-	for _, err := range h.Each(ctx, reqs...) {
-		if err != nil && !errors.Is(err, ErrNotExist) {
-			return err
-		}
-	}
-	err = h.Do(ctx, DelGroup(group))
-	if errors.Is(err, ErrNotExist) {
-		return nil // their namespaces are gone and took them along, or another call has removed them
-	}
+	// None if their namespaces are gone and took them along, or another call has removed them.
+	_, err = h.Apply(ctx, ErrNotExist, DelGroup(group))
 	return err
 }
 
@@ -218,14 +212,11 @@ type Link struct {
 
 // String is the name, the kind and the alias of the link.
 func (l Link) String() string {
-	kind := l.Kind
-	if kind == "" {
-		kind = "device"
+	alias := l.Alias
+	if alias != "" {
+		alias = ", alias " + alias
 	}
-	if l.Alias == "" {
-		return fmt.Sprintf("%s (%s, index %d)", l.Name, kind, l.Index)
-	}
-	return fmt.Sprintf("%s (%s, index %d, alias %s)", l.Name, kind, l.Index, l.Alias)
+	return fmt.Sprintf("%s (%s, index %d%s)", l.Name, cmp.Or(l.Kind, "device"), l.Index, alias)
 }
 
 // LinkByIndex returns the link of an index; ErrNotExist.

@@ -138,28 +138,12 @@ func (s *Syncer) compare(want []dataplane.Rule, have []rtnl.Rule) (add []datapla
 }
 
 // write adds and removes rules.
-func (s *Syncer) write(ctx context.Context, add []dataplane.Rule, remove []rtnl.Rule) (dataplane.Result, error) {
-	var result dataplane.Result
-	var errs []error
-	for _, r := range add {
-		switch err := s.handle.Do(ctx, rtnl.AddRule(r)); {
-		case err == nil:
-			result.Added++
-		case !errors.Is(err, rtnl.ErrExist):
-			errs = append(errs, err)
-		}
-	}
-	if len(errs) > 0 {
+func (s *Syncer) write(ctx context.Context, add []dataplane.Rule, remove []rtnl.Rule) (result dataplane.Result, err error) {
+	result.Added, err = s.handle.Apply(ctx, rtnl.ErrExist, rtnl.Requests(add, rtnl.AddRule)...)
+	if err != nil {
 		// What is to be removed may be all that there is in place of what is missing.
-		return result, errors.Join(errs...)
+		return result, err
 	}
-	for _, r := range remove {
-		switch err := s.handle.Do(ctx, rtnl.DelFoundRule(r)); {
-		case err == nil:
-			result.Deleted++
-		case !errors.Is(err, rtnl.ErrNotExist):
-			errs = append(errs, err)
-		}
-	}
-	return result, errors.Join(errs...)
+	result.Deleted, err = s.handle.Apply(ctx, rtnl.ErrNotExist, rtnl.Requests(remove, rtnl.DelFoundRule)...)
+	return result, err
 }

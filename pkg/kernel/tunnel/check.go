@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 
 	"github.com/coil-net/coil/pkg/dataplane"
 	"github.com/coil-net/coil/pkg/kernel/rtnl"
@@ -17,40 +18,31 @@ func Check(ctx context.Context, h *rtnl.Handle, want []dataplane.Tunnel) (map[ne
 	links := make(map[netip.Addr]Link, len(want))
 	var errs []error
 	for _, f := range families {
-		have, err := h.Tunnels(ctx, f)
-		if err != nil {
-			errs = append(errs, fmt.Errorf("list tunnels: %w", err))
+		wanted, problem := check(f, want)
+		if errs = append(errs, problem); len(wanted) == 0 {
 			continue
 		}
-		byEnds := make(map[ends]rtnl.Tunnel, len(have))
-		received := false
-		for _, t := range have {
-			if t.Receiver {
-				received = t.Name == receivers[f] && t.Up
-			} else {
-				byEnds[endsOf(t.Spec)] = t
-			}
+		have, err := read(ctx, h, f)
+		if err != nil {
+			errs = append(errs, err)
+			continue
 		}
-		needed := false
-		for _, w := range want {
-			if dataplane.FamilyOf(w.Remote) != f {
-				continue
-			}
-			needed = true
-			t, exists := byEnds[endsOf(w)]
-			if exists {
-				links[w.Remote] = Link{Index: t.Index, Name: t.Name, Alias: t.Alias}
+		steps, problems := compare(f, wanted, have)
+		errs = append(errs, problems...)
+		for _, st := range steps {
+			if st.index != 0 {
+				links[st.want.Remote] = Link{Index: st.index, Name: st.name, Alias: st.want.Alias}
 			}
 			switch {
-			case !exists:
-				errs = append(errs, fmt.Errorf("tunnel %s is missing", w))
-			case !t.Up:
-				errs = append(errs, fmt.Errorf("tunnel %s is down: link %s", w, t.Name))
-			case !t.Exact || t.Spec != w:
-				errs = append(errs, fmt.Errorf("tunnel %s is changed: link %s is %s", w, t.Name, t.Spec))
+			case st.index == 0:
+				errs = append(errs, fmt.Errorf("tunnel %s is missing", st.want))
+			case st.raise:
+				errs = append(errs, fmt.Errorf("tunnel %s is down: link %s", st.want, st.name))
+			case st.set || st.label:
+				errs = append(errs, fmt.Errorf("tunnel %s is changed: link %s", st.want, st.name))
 			}
 		}
-		if needed && !received {
+		if !slices.ContainsFunc(have, func(t rtnl.Tunnel) bool { return t.Receiver && t.Name == receivers[f] && t.Up }) {
 			errs = append(errs, fmt.Errorf("receiver %s is missing or down", receivers[f]))
 		}
 	}

@@ -42,7 +42,7 @@ var families = []dataplane.Family{dataplane.IPv4, dataplane.IPv6}
 // nothing is changed. A link that isn't ours and has the name, or the addresses, of a tunnel
 // is an error that names it (rtnl.ErrExist).
 func (s *Syncer) Sync(ctx context.Context, want []dataplane.Tunnel) (map[netip.Addr]Link, dataplane.Result, error) {
-	return s.make(ctx, want, s.handle.Tunnels)
+	return s.make(ctx, want, func(ctx context.Context, f dataplane.Family) ([]rtnl.Tunnel, error) { return read(ctx, s.handle, f) })
 }
 
 // Add makes tunnels, which must not exist, without reading those that do. It returns the
@@ -69,7 +69,7 @@ func (s *Syncer) make(ctx context.Context, want []dataplane.Tunnel, read func(co
 		}
 		have, err := read(ctx, f)
 		if err != nil {
-			errs = append(errs, fmt.Errorf("list tunnels: %w", err))
+			errs = append(errs, err)
 			continue
 		}
 		steps, problems := compare(f, wanted, have)
@@ -78,6 +78,17 @@ func (s *Syncer) make(ctx context.Context, want []dataplane.Tunnel, read func(co
 	}
 	return links, result, join(errs)
 }
+
+// read returns the tunnels of a family that there are.
+func read(ctx context.Context, h *rtnl.Handle, f dataplane.Family) ([]rtnl.Tunnel, error) {
+	have, err := h.Tunnels(ctx, f)
+	if err != nil {
+		return nil, fmt.Errorf("list tunnels: %w", err)
+	}
+	return have, nil
+}
+
+func linkOf(l rtnl.Link) Link { return Link{Index: l.Index, Name: l.Name, Alias: l.Alias} }
 
 // maxErrors bounds how many errors are told: of thousands of tunnels, all may fail alike.
 const maxErrors = 10
@@ -95,13 +106,13 @@ func join(errs []error) error {
 func (s *Syncer) Links(ctx context.Context) (map[netip.Addr]Link, error) {
 	links := map[netip.Addr]Link{}
 	for _, f := range families {
-		have, err := s.handle.Tunnels(ctx, f)
+		have, err := read(ctx, s.handle, f)
 		if err != nil {
-			return nil, fmt.Errorf("list tunnels: %w", err)
+			return nil, err
 		}
 		for _, h := range have {
 			if own(f, h) && h.Spec.Remote.IsValid() {
-				links[h.Spec.Remote] = Link{Index: h.Index, Name: h.Name, Alias: h.Alias}
+				links[h.Spec.Remote] = linkOf(h.Link)
 			}
 		}
 	}
@@ -287,15 +298,15 @@ func (s *Syncer) Prune(ctx context.Context, keep []dataplane.Tunnel) (dataplane.
 	var result dataplane.Result
 	var errs []error
 	for _, f := range families {
-		have, err := s.handle.Tunnels(ctx, f)
+		have, err := read(ctx, s.handle, f)
 		if err != nil {
-			errs = append(errs, fmt.Errorf("list tunnels: %w", err))
+			errs = append(errs, err)
 			continue
 		}
 		var links []Link
 		for _, h := range have {
 			if own(f, h) && !kept[endsOf(h.Spec)] {
-				links = append(links, Link{Index: h.Index, Name: h.Name, Alias: h.Alias})
+				links = append(links, linkOf(h.Link))
 			}
 		}
 		n, err := s.remove(ctx, links)
@@ -321,28 +332,22 @@ const mostAtOnce = 200
 func (s *Syncer) remove(ctx context.Context, links []Link) (n int, err error) {
 	var errs []error
 	for some := range slices.Chunk(links, mostAtOnce) {
-		if len(some) > 1 && s.removeTogether(ctx, some) == nil {
+		indexes := make([]int, 0, len(some))
+		for _, l := range some {
+			indexes = append(indexes, l.Index)
+		}
+		if len(some) > 1 && s.handle.DelTogether(ctx, indexes) == nil {
 			n += len(some)
 			continue
 		}
 		for _, l := range some {
-			switch err := s.handle.Do(ctx, rtnl.DelLink(l.Index)); {
-			case err == nil:
-				n++
-			case !errors.Is(err, rtnl.ErrNotExist):
+			removed, err := s.handle.Apply(ctx, rtnl.ErrNotExist, rtnl.DelLink(l.Index))
+			if n += removed; err != nil {
 				errs = append(errs, fmt.Errorf("tunnel %s: %w", l.Name, err))
 			}
 		}
 	}
 	return n, join(errs)
-}
-
-func (s *Syncer) removeTogether(ctx context.Context, links []Link) error {
-	together := make([]rtnl.Link, 0, len(links))
-	for _, l := range links {
-		together = append(together, rtnl.Link{Index: l.Index, Name: l.Name, Alias: l.Alias})
-	}
-	return s.handle.DelTogether(ctx, together)
 }
 
 // receivers are the names of the receivers.
@@ -355,17 +360,12 @@ var receivers = map[dataplane.Family]string{
 // expects. A receiver of another name, of which a namespace can't have two, is an error that
 // names it (rtnl.ErrExist).
 func EnsureReceivers(ctx context.Context, h *rtnl.Handle, families ...dataplane.Family) error {
-	var errs []error
-	for _, f := range families {
-		if _, err := ensureReceiver(ctx, h, f, 0); err != nil {
-			errs = append(errs, fmt.Errorf("receiver of %s: %w", f, err))
-		}
-	}
-	return errors.Join(errs...)
+	_, err := EnsureSinks(ctx, h, 0, families...)
+	return err
 }
 
-// EnsureSinks makes the links by which all packets of some families get lost, with an MTU, and
-// returns those that it succeeded for. They are the receivers: these send nothing that names no
+// EnsureSinks makes the links by which all packets of some families get lost, with an MTU, or 0 for
+// what they have, and returns those that it succeeded for. They are the receivers: these send nothing that names no
 // tunnel (ip-link(8), external). Who sends isn't told.
 func EnsureSinks(ctx context.Context, h *rtnl.Handle, mtu int, families ...dataplane.Family) (map[dataplane.Family]int, error) {
 	sinks := map[dataplane.Family]int{}
@@ -373,7 +373,7 @@ func EnsureSinks(ctx context.Context, h *rtnl.Handle, mtu int, families ...datap
 	for _, f := range families {
 		index, err := ensureReceiver(ctx, h, f, mtu)
 		if err != nil {
-			errs = append(errs, fmt.Errorf("sink of %s: %w", f, err))
+			errs = append(errs, fmt.Errorf("receiver of %s: %w", f, err))
 			continue
 		}
 		sinks[f] = index
@@ -412,15 +412,15 @@ func ensureReceiver(ctx context.Context, h *rtnl.Handle, f dataplane.Family, mtu
 			return 0, err
 		}
 	}
-	var errs []error
+	var changes []rtnl.LinkChange
 	if l.HasIPv6 && !l.NoAutoAddress {
-		errs = append(errs, h.Do(ctx, rtnl.SetLink(l.Index, rtnl.LinkChange{NoAutoAddress: true})))
+		changes = append(changes, rtnl.LinkChange{NoAutoAddress: true})
 	}
 	if mtu != 0 && l.MTU != mtu {
-		errs = append(errs, h.Do(ctx, rtnl.SetLink(l.Index, rtnl.LinkChange{MTU: mtu})))
+		changes = append(changes, rtnl.LinkChange{MTU: mtu})
 	}
 	if !l.Up {
-		errs = append(errs, h.Do(ctx, rtnl.SetLink(l.Index, rtnl.LinkChange{Up: true})))
+		changes = append(changes, rtnl.LinkChange{Up: true})
 	}
-	return l.Index, errors.Join(errs...)
+	return l.Index, h.Do(ctx, rtnl.Requests(changes, func(c rtnl.LinkChange) rtnl.Request { return rtnl.SetLink(l.Index, c) })...)
 }
