@@ -112,7 +112,8 @@ func (in namespace) renew(ctx context.Context, c client.Client) error {
 		return nil
 	}
 	return in.rules.Touch(ctx, dataplane.Rule{
-		Family: dataplane.IPv6, Priority: dataplane.PriorityNarrow, Mark: dataplane.MarkOriginating, Table: dataplane.TableNarrow, Protocol: c.Protocol,
+		Family: dataplane.IPv6, Priority: dataplane.PriorityNarrow, Mark: dataplane.MarkOriginating, Mask: dataplane.MarkOriginating,
+		Table: dataplane.TableNarrow, Protocol: c.Protocol,
 	})
 }
 

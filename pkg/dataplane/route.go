@@ -145,14 +145,17 @@ const Loopback = "lo"
 type Rule struct {
 	Family   Family
 	Priority int
-	// To restricts the rule to destinations; the zero Prefix is all.
-	To netip.Prefix
+	// From and To restrict the rule to sources and destinations; the zero Prefix is all.
+	From, To netip.Prefix
 	// Input restricts the rule to packets that come in by a link of this name, or with
 	// Loopback to what is sent here; empty is all.
 	Input string
-	// Mark restricts the rule to packets with this mark, all bits of it and no matter which
-	// others; 0 is all.
-	Mark uint32
+	// Output restricts the rule to packets of sockets that are bound to a link of this name;
+	// empty is all.
+	Output string
+	// Mark restricts the rule to packets that have, of the bits of Mask, those of this mark; a
+	// Mask of 0 is all packets.
+	Mark, Mask uint32
 	// Transport restricts the rule to a protocol on top of IP, such as 6 for TCP, and
 	// SourcePort and DestinationPort to its ports; 0 is all. The kernel refuses 65535. Unless
 	// Input is Loopback, it then dissects every packet that comes in.
@@ -168,15 +171,21 @@ type Rule struct {
 
 // String prints the rule as "ip rule" does.
 func (r Rule) String() string {
-	to := ""
+	from, to := "all", ""
+	if r.From.IsValid() {
+		from = r.From.String()
+	}
 	if r.To.IsValid() {
 		to = " to " + r.To.String()
 	}
-	if r.Mark != 0 {
-		to += fmt.Sprintf(" fwmark %#x/%#x", r.Mark, r.Mark)
+	if r.Mask != 0 {
+		to += fmt.Sprintf(" fwmark %#x/%#x", r.Mark, r.Mask)
 	}
 	if r.Input != "" {
 		to += " iif " + r.Input
+	}
+	if r.Output != "" {
+		to += " oif " + r.Output
 	}
 	if r.Transport != 0 {
 		to += fmt.Sprintf(" ipproto %d", r.Transport)
@@ -191,7 +200,7 @@ func (r Rule) String() string {
 	if r.Blackhole {
 		action = "blackhole"
 	}
-	return fmt.Sprintf("%d: from all%s %s proto %d (%s)", r.Priority, to, action, r.Protocol, r.Family)
+	return fmt.Sprintf("%d: from %s%s %s proto %d (%s)", r.Priority, from, to, action, r.Protocol, r.Family)
 }
 
 // Result counts what a Sync changed; the zero Result means that everything was

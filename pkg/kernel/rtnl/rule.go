@@ -18,7 +18,7 @@ import (
 type Rule struct {
 	dataplane.Rule
 	// Exact says that the value describes the rule completely. Otherwise it has
-	// something that Coil's rules don't have, such as a source.
+	// something that Coil's rules don't have, such as a type of service.
 	Exact bool
 	body  []byte
 }
@@ -33,16 +33,16 @@ const (
 // ErrExist if there is one that differs in nothing, not even the protocol.
 func AddRule(r dataplane.Rule) Request {
 	header := routeHeader(r.To, r.Table, 0) // a struct fib_rule_hdr has its layout
+	// The length of a prefix that isn't valid is -1.
+	header.Dst_len, header.Src_len = uint8(max(r.To.Bits(), 0)), uint8(max(r.From.Bits(), 0))
 	header.Family, header.Type = families[r.Family], unix.FR_ACT_TO_TBL
 	if r.Blackhole {
 		header.Type = unix.FR_ACT_BLACKHOLE
 	}
-	if !r.To.IsValid() {
-		header.Dst_len = 0
-	}
 	return newRequest(unix.RTM_NEWRULE, create, text("rule add %s", r), header,
-		address(unix.FRA_DST, r.To.Addr()), wordIf(unix.FRA_IIFNAME, r.Input),
-		numberIf(unix.FRA_FWMARK, r.Mark), numberIf(unix.FRA_FWMASK, r.Mark),
+		address(unix.FRA_SRC, r.From.Addr()), address(unix.FRA_DST, r.To.Addr()),
+		wordIf(unix.FRA_IIFNAME, r.Input), wordIf(unix.FRA_OIFNAME, r.Output),
+		when(r.Mask != 0, number(unix.FRA_FWMARK, r.Mark)), numberIf(unix.FRA_FWMASK, r.Mask),
 		when(r.Transport != 0, nl.NewRtAttr(unix.FRA_IP_PROTO, []byte{r.Transport})),
 		onePort(unix.FRA_SPORT_RANGE, r.SourcePort), onePort(unix.FRA_DPORT_RANGE, r.DestinationPort),
 		number(unix.FRA_PRIORITY, uint32(r.Priority)), number(unix.FRA_TABLE, uint32(r.Table)),
@@ -85,11 +85,12 @@ func parseRule(f dataplane.Family, body []byte) (Rule, error) {
 	r := Rule{}
 	r.Family, r.Table, r.Blackhole = f, int(header.Table), header.Type == unix.FR_ACT_BLACKHOLE
 	// FIB_RULE_INVERT changes the meaning; the other flags are state.
-	r.Exact = header.Src_len == 0 && header.Tos == 0 && (header.Type == unix.FR_ACT_TO_TBL || r.Blackhole) && header.Flags&unix.FIB_RULE_INVERT == 0
+	r.Exact = header.Tos == 0 && (header.Type == unix.FR_ACT_TO_TBL || r.Blackhole) && header.Flags&unix.FIB_RULE_INVERT == 0
 	r.body = binary.NativeEndian.AppendUint32(bytes.Clone(b[:8]), header.Flags&unix.FIB_RULE_INVERT)
-	var mask uint32
 	for a := range as.In(rest) {
 		switch a.Kind {
+		case unix.FRA_SRC:
+			r.From = netip.PrefixFrom(a.Addr(), int(header.Src_len))
 		case unix.FRA_DST:
 			r.To = netip.PrefixFrom(a.Addr(), int(header.Dst_len))
 		case unix.FRA_PRIORITY:
@@ -100,10 +101,12 @@ func parseRule(f dataplane.Family, body []byte) (Rule, error) {
 			r.Protocol = int(a.U8())
 		case unix.FRA_IIFNAME:
 			r.Input = a.Text()
+		case unix.FRA_OIFNAME:
+			r.Output = a.Text()
 		case unix.FRA_FWMARK:
 			r.Mark = a.U32()
 		case unix.FRA_FWMASK:
-			mask = a.U32()
+			r.Mask = a.U32()
 		case unix.FRA_IP_PROTO:
 			r.Transport = a.U8()
 		case unix.FRA_SPORT_RANGE, unix.FRA_DPORT_RANGE:
@@ -125,7 +128,6 @@ func parseRule(f dataplane.Family, body []byte) (Rule, error) {
 		}
 		r.body = AppendAttribute(r.body, a.Kind, a.Value)
 	}
-	r.Exact = r.Exact && mask == r.Mark
 	return r, as.Err
 }
 

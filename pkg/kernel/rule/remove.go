@@ -62,7 +62,7 @@ func inFront(before []rtnl.Rule, r rtnl.Rule, own int) (rtnl.Rule, bool) {
 	}
 	i := slices.IndexFunc(before, func(b rtnl.Rule) bool {
 		return b.Family == r.Family && b.Priority == r.Priority && b.Table == r.Table && b.Protocol != own &&
-			(b.Protocol != unix.RTPROT_UNSPEC || !b.Exact || b.To.IsValid())
+			(b.Protocol != unix.RTPROT_UNSPEC || !b.Exact || b.Rule != r.Rule)
 	})
 	if i < 0 {
 		return rtnl.Rule{}, false

@@ -110,8 +110,8 @@ func TestInputAndMark(t *testing.T) {
 	want := []dataplane.Rule{
 		{Family: dataplane.IPv4, Priority: 2000, Input: "eth0", Table: 118, Protocol: 30},
 		{Family: dataplane.IPv6, Priority: 2000, Input: "eth0", Table: 118, Protocol: 30},
-		{Family: dataplane.IPv4, Priority: 2001, Mark: 0x100000, Table: 254, Protocol: 30},
-		{Family: dataplane.IPv6, Priority: 2001, Mark: 0x100000, Input: "eth0", Table: 254, Protocol: 30},
+		{Family: dataplane.IPv4, Priority: 2001, Mark: 0x100000, Mask: 0x100000, Table: 254, Protocol: 30},
+		{Family: dataplane.IPv6, Priority: 2001, Mark: 0x100000, Mask: 0x100000, Input: "eth0", Table: 254, Protocol: 30},
 	}
 	shown := []string{
 		"2000: from all iif eth0 [detached] lookup 118 proto 30",
@@ -131,6 +131,27 @@ func TestInputAndMark(t *testing.T) {
 	s.IP(t, "rule", "add", "priority", "2001", "fwmark", "0x200000/0x200000", "lookup", "main", "protocol", "30")
 	s.sync(t, want, dataplane.Result{Added: 2, Deleted: 3}, shown)
 	s.sync(t, nil, dataplane.Result{Deleted: 4}, nil)
+}
+
+// A source, a link to leave by and some bits of a mark are part of it, too.
+func TestSourceOutputAndMask(t *testing.T) {
+	s := newSpace(t)
+	want := []dataplane.Rule{
+		{Family: dataplane.IPv4, Priority: 2000, From: netip.MustParsePrefix("10.1.0.0/16"), Output: "eth0", Mark: 1, Mask: 3, Table: 118, Protocol: 30},
+		{Family: dataplane.IPv6, Priority: 2000, From: netip.MustParsePrefix("fd01::/64"), Mask: 3, Table: 118, Protocol: 30},
+	}
+	shown := []string{
+		"2000: from 10.1.0.0/16 fwmark 0x1/0x3 oif eth0 [detached] lookup 118 proto 30",
+		"2000: from fd01::/64 fwmark 0/0x3 lookup 118 proto 30",
+	}
+	s.sync(t, want, dataplane.Result{Added: 2}, shown)
+	s.sync(t, want, dataplane.Result{}, shown)
+
+	// Drift: another source.
+	s.IP(t, "rule", "del", "priority", "2000")
+	s.IP(t, "rule", "add", "priority", "2000", "from", "10.1.0.0/17", "oif", "eth0", "fwmark", "1/3", "lookup", "118", "protocol", "30")
+	s.sync(t, want, dataplane.Result{Added: 1, Deleted: 1}, shown)
+	s.sync(t, nil, dataplane.Result{Deleted: 2}, nil)
 }
 
 // A single flow can have a table of its own.
@@ -270,7 +291,7 @@ func TestSyncRefuses(t *testing.T) {
 func TestTouch(t *testing.T) {
 	s := newSpace(t)
 	s.sync(t, want, dataplane.Result{Added: 5}, wantShown)
-	touched := dataplane.Rule{Family: dataplane.IPv6, Priority: 2000, Mark: 0x100000, Table: 116, Protocol: 30}
+	touched := dataplane.Rule{Family: dataplane.IPv6, Priority: 2000, Mark: 0x100000, Mask: 0x100000, Table: 116, Protocol: 30}
 	for _, left := range []bool{false, true} {
 		if left {
 			s.IP(t, "-6", "rule", "add", "priority", "2000", "fwmark", "0x100000/0x100000", "table", "116", "protocol", "30")

@@ -341,7 +341,7 @@ func (c inFamily) rules(marked bool) []dataplane.Rule {
 		rules = append(rules, r)
 	}
 	if marked {
-		add(dataplane.Rule{Priority: dataplane.PriorityOriginating, Mark: dataplane.MarkOriginating, Table: dataplane.TableMain})
+		add(dataplane.Rule{Priority: dataplane.PriorityOriginating, Mark: dataplane.MarkOriginating, Mask: dataplane.MarkOriginating, Table: dataplane.TableMain})
 	}
 	for _, p := range dataplane.LinkLocalRanges {
 		if c.has(p.Addr()) {

@@ -223,12 +223,12 @@ func (g State) Routes(links map[netip.Addr]dataplane.TunnelLink) ([]dataplane.Ro
 	for _, a := range g.Addresses {
 		r := dataplane.Rule{Family: dataplane.FamilyOf(a), Priority: dataplane.PriorityWide, Table: dataplane.TableWide, Protocol: dataplane.ProtocolNode}
 		forwarded, own := r, r
-		forwarded.Input, forwarded.Mark = g.Uplink, dataplane.MarkFiltered
+		forwarded.Input, forwarded.Mark, forwarded.Mask = g.Uplink, dataplane.MarkFiltered, dataplane.MarkFiltered
 		own.Input, own.Transport = dataplane.Loopback, icmp[r.Family]
 		rules = append(rules, forwarded, own)
 		r.Table = dataplane.TableMain
 		filtered, sent, others := r, r, r
-		filtered.Priority, filtered.Mark = dataplane.PriorityFiltered, dataplane.MarkFiltered
+		filtered.Priority, filtered.Mark, filtered.Mask = dataplane.PriorityFiltered, dataplane.MarkFiltered, dataplane.MarkFiltered
 		sent.Priority, sent.Input = dataplane.PriorityOwn, dataplane.Loopback
 		others.Priority, others.Table, others.Blackhole = dataplane.PriorityUnfiltered, 0, true
 		rules = append(rules, filtered, sent, others)

@@ -172,14 +172,14 @@ func TestGatewayRoutesAndFilter(t *testing.T) {
 		t.Errorf("routes (-want +got):\n%s", d)
 	}
 	wantRules := []dataplane.Rule{
-		{Family: dataplane.IPv4, Priority: 2100, Input: "eth0", Mark: 0x200000, Table: 118, Protocol: 30},
+		{Family: dataplane.IPv4, Priority: 2100, Input: "eth0", Mark: 0x200000, Mask: 0x200000, Table: 118, Protocol: 30},
 		{Family: dataplane.IPv4, Priority: 2100, Input: "lo", Transport: 1, Table: 118, Protocol: 30},
-		{Family: dataplane.IPv4, Priority: 2200, Mark: 0x200000, Table: 254, Protocol: 30},
+		{Family: dataplane.IPv4, Priority: 2200, Mark: 0x200000, Mask: 0x200000, Table: 254, Protocol: 30},
 		{Family: dataplane.IPv4, Priority: 2201, Input: "lo", Table: 254, Protocol: 30},
 		{Family: dataplane.IPv4, Priority: 2202, Blackhole: true, Protocol: 30},
-		{Family: dataplane.IPv6, Priority: 2100, Input: "eth0", Mark: 0x200000, Table: 118, Protocol: 30},
+		{Family: dataplane.IPv6, Priority: 2100, Input: "eth0", Mark: 0x200000, Mask: 0x200000, Table: 118, Protocol: 30},
 		{Family: dataplane.IPv6, Priority: 2100, Input: "lo", Transport: 58, Table: 118, Protocol: 30},
-		{Family: dataplane.IPv6, Priority: 2200, Mark: 0x200000, Table: 254, Protocol: 30},
+		{Family: dataplane.IPv6, Priority: 2200, Mark: 0x200000, Mask: 0x200000, Table: 254, Protocol: 30},
 		{Family: dataplane.IPv6, Priority: 2201, Input: "lo", Table: 254, Protocol: 30},
 		{Family: dataplane.IPv6, Priority: 2202, Blackhole: true, Protocol: 30},
 	}
