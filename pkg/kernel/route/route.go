@@ -13,6 +13,7 @@ import (
 	"slices"
 	"sync"
 
+	"golang.org/x/sys/unix"
 	"k8s.io/klog/v2"
 
 	"github.com/coil-net/coil/pkg/dataplane"
@@ -28,6 +29,8 @@ type Syncer struct {
 	handle   *rtnl.Handle
 	protocol int
 	tables   []int
+	// last is the last table of a range that begins with the only one of tables; 0 for none.
+	last int
 
 	// mu is held while routes are read and written by Sync.
 	mu sync.Mutex
@@ -36,6 +39,17 @@ type Syncer struct {
 // New returns a Syncer of the routes of a protocol in tables.
 func New(h *rtnl.Handle, protocol int, tables ...int) *Syncer {
 	return &Syncer{handle: h, protocol: protocol, tables: tables}
+}
+
+// NewRange returns a Syncer of the routes of a protocol in the tables from first to last. It reads
+// all routes of the protocol.
+func NewRange(h *rtnl.Handle, protocol, first, last int) *Syncer {
+	return &Syncer{handle: h, protocol: protocol, tables: []int{first}, last: last}
+}
+
+// owns says whether a table is one of the Syncer's.
+func (s *Syncer) owns(table int) bool {
+	return slices.Contains(s.tables, table) || table > s.tables[0] && table <= s.last
 }
 
 // Sync makes the wanted routes those that exist: it adds and replaces first, so
@@ -108,7 +122,11 @@ func (s *Syncer) pass(ctx context.Context, want func(context.Context) ([]datapla
 // read returns the routes of a protocol, or of all if it is 0, in the tables.
 func (s *Syncer) read(ctx context.Context, protocol int) ([]rtnl.Route, error) {
 	var all []rtnl.Route
-	for _, table := range s.tables {
+	tables := s.tables
+	if s.last != 0 {
+		tables = []int{unix.RT_TABLE_UNSPEC} // all
+	}
+	for _, table := range tables {
 		for _, family := range []dataplane.Family{dataplane.IPv4, dataplane.IPv6} {
 			routes, err := s.handle.Routes(ctx, family, table, protocol)
 			if err != nil {
@@ -117,7 +135,7 @@ func (s *Syncer) read(ctx context.Context, protocol int) ([]rtnl.Route, error) {
 			all = append(all, routes...)
 		}
 	}
-	return all, nil
+	return slices.DeleteFunc(all, func(r rtnl.Route) bool { return !s.owns(r.Table) }), nil
 }
 
 // check returns the wanted routes as the kernel would return them, sorted and
@@ -127,7 +145,7 @@ func (s *Syncer) check(want []dataplane.Route) ([]dataplane.Route, error) {
 	out := make([]dataplane.Route, 0, len(want))
 	for _, r := range want {
 		switch {
-		case r.Protocol != s.protocol || !slices.Contains(s.tables, r.Table):
+		case r.Protocol != s.protocol || !s.owns(r.Table):
 			errs = append(errs, fmt.Errorf("route %s: not of protocol %d in tables %d", r, s.protocol, s.tables))
 		case !r.Dst.IsValid() || r.Dst != r.Dst.Masked():
 			errs = append(errs, fmt.Errorf("route %s: invalid destination", r))

@@ -414,3 +414,29 @@ func TestEnsure(t *testing.T) {
 	ensure(want[:3], dataplane.Result{Added: 1, Replaced: 1})
 	sameLines(t, shown, s.show(t))
 }
+
+// A range of tables is owned as a whole, up to its ends.
+func TestSyncOfARange(t *testing.T) {
+	s := newSpace(t)
+	at := func(table int) dataplane.Route {
+		return dataplane.Route{Table: table, Dst: netip.MustParsePrefix("10.0.0.0/8"), Link: s.a, Protocol: 30}
+	}
+	outside := route.New(s.handle, 30, 999, 2001)
+	sync(t, outside, []dataplane.Route{at(999), at(2001)}, dataplane.Result{Added: 2})
+	s.IP(t, "route", "add", "10.0.0.0/8", "dev", "b", "table", "1500", "proto", "77")
+	before := s.show(t)
+
+	inside := route.NewRange(s.handle, 30, 1000, 2000)
+	sync(t, inside, []dataplane.Route{at(1000), at(1001), at(2000)}, dataplane.Result{Added: 3})
+	sync(t, inside, []dataplane.Route{at(1000), at(1700)}, dataplane.Result{Added: 1, Deleted: 2})
+	if _, err := inside.Sync(t.Context(), []dataplane.Route{at(1500)}); !errors.Is(err, rtnl.ErrExist) {
+		t.Errorf("in place of another's: %v", err)
+	}
+	if _, err := inside.Sync(t.Context(), []dataplane.Route{at(2001)}); err == nil {
+		t.Error("a route outside is made")
+	}
+	sync(t, inside, nil, dataplane.Result{})
+	if diff := cmp.Diff(before, s.show(t)); diff != "" {
+		t.Errorf("routes (-want +got):\n%s", diff)
+	}
+}

@@ -90,16 +90,16 @@ func smallTable(table int) uint8 {
 	return unix.RT_TABLE_UNSPEC
 }
 
-// Routes returns the routes of a family in a table, of one protocol, or of all
-// if protocol is 0. A table that doesn't exist has none.
+// Routes returns the routes of a family in a table, or in all if that is 0, of one protocol, or
+// of all if that is 0. A table that doesn't exist has none.
 func (h *Handle) Routes(ctx context.Context, f dataplane.Family, table, protocol int) ([]Route, error) {
 	header := routeHeader(netip.Prefix{}, table, protocol)
 	header.Family, header.Dst_len = families[f], 0
-	r := newRequest(unix.RTM_GETROUTE, 0, text("route show table %d proto %d (%s)", table, protocol, f), header, number(unix.RTA_TABLE, uint32(table)))
+	r := newRequest(unix.RTM_GETROUTE, 0, text("route show table %d proto %d (%s)", table, protocol, f), header, numberIf(unix.RTA_TABLE, uint32(table)))
 	routes, err := List(ctx, h, r, func(body []byte) (Route, bool, error) {
 		r, cached, err := parseRoute(body)
 		// The kernel filters, too, if it can.
-		ok := !cached && r.Table == table && (protocol == 0 || r.Protocol == protocol)
+		ok := !cached && (table == 0 || r.Table == table) && (protocol == 0 || r.Protocol == protocol)
 		return r, ok && dataplane.FamilyOf(r.Dst.Addr()) == f, err
 	})
 	if isNoTable(err) {
