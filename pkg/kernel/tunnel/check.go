@@ -36,10 +36,10 @@ func Check(ctx context.Context, h *rtnl.Handle, want []dataplane.Tunnel) (map[ne
 			switch {
 			case st.index == 0:
 				errs = append(errs, fmt.Errorf("tunnel %s is missing", st.want))
-			case st.raise:
-				errs = append(errs, fmt.Errorf("tunnel %s is down: link %s", st.want, st.name))
 			case st.set || st.label:
 				errs = append(errs, fmt.Errorf("tunnel %s is changed: link %s", st.want, st.name))
+			case st.raise:
+				errs = append(errs, fmt.Errorf("tunnel %s is down: link %s", st.want, st.name))
 			}
 		}
 		if !slices.ContainsFunc(have, func(t rtnl.Tunnel) bool { return t.Receiver && t.Name == receivers[f] && t.Up }) {
