@@ -235,7 +235,7 @@ func (p *Pod) Outside(addrs ...string) *netnstest.NS {
 	testkit.Must(out.Run("sysctl", "-qw", "net.ipv4.ip_forward=1", "net.ipv4.conf.outside.proxy_arp=1", "net.ipv4.neigh.outside.proxy_delay=0",
 		"net.ipv4.conf.all.rp_filter=0", "net.ipv4.conf.outside.rp_filter=0"))(p.T)
 	for _, a := range addrs {
-		out.IP(p.T, "addr", "add", a, "dev", "lo")
+		out.IP(p.T, "addr", "add", a, "dev", "lo", "nodad") // no socket is bound to an address that is tentative
 	}
 	for _, args := range []string{"link set lo up", "link set eth0 up", "route replace 169.254.1.1 dev eth0", "route replace default via 169.254.1.1 dev eth0", "-6 route replace default via fe80::1 dev eth0"} {
 		p.NS.IP(p.T, strings.Fields(args)...)
