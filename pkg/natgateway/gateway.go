@@ -178,7 +178,7 @@ func New(cfg Config, k Kernel, egresses, lists cache.SharedIndexInformer, reg pr
 		g.families = append(g.families, dataplane.FamilyOf(a))
 	}
 	g.repairs = reconcile.NewRepairs(reg, nil, kinds...)
-	g.loop = upkeep.New(upkeep.Config{Name: "natgateway", Sync: g.sync, Settle: settle, Every: cfg.Resync, Kinds: kinds, Lost: g.lost},
+	g.loop = upkeep.New(upkeep.Config{Name: "natgateway", Sync: g.sync, Settle: settle, Every: cfg.Resync, Lost: g.lost},
 		g.repairs, reconcile.NewMetrics(reg))
 	var err error
 	g.synced, err = reconcile.Register(
@@ -209,7 +209,7 @@ func (g *Gateway) look(ctx context.Context) {
 	g.report(Environment, g.environment(ctx))
 	// What can't be read now, can be the next time.
 	if touched, err := g.kernel.Filter.Touched(ctx); err == nil && touched && g.doubt() {
-		g.loop.Lost()
+		g.loop.Lost(kindFilter)
 	}
 }
 

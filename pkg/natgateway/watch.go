@@ -57,16 +57,16 @@ func (g *Gateway) Watch(ctx context.Context, changes upkeep.Source) error {
 	return upkeep.Watch(ctx, changes, kernelSettle, g.loop)
 }
 
-// lost makes the next sync compare all if changes have destroyed something, and says whether they have.
-func (g *Gateway) lost(_ context.Context, changes []rtnl.Change) (lost bool) {
+// lost returns the kinds of what changes have destroyed. If there are some, the next sync compares all.
+func (g *Gateway) lost(_ context.Context, changes []rtnl.Change) (kinds []string) {
 	for _, c := range changes {
 		if kind := g.kindOf(c); kind != "" {
 			g.doubt()
 			g.repairs.Saw(kind, c.String())
-			lost = true
+			kinds = append(kinds, kind)
 		}
 	}
-	return lost
+	return kinds
 }
 
 // kindOf says of which kind it is what a change has destroyed; empty if nothing.

@@ -86,7 +86,7 @@ func New(cfg Config, nodes, blocks cache.SharedIndexInformer, table Table,
 	reg.MustRegister(r.syncs, r.routes)
 	r.repairs = reconcile.NewRepairs(reg, nil, repairKind)
 	r.loop = upkeep.New(upkeep.Config{
-		Name: "router", Sync: r.sync, Settle: settle, Every: cfg.UpdateInterval, Kinds: []string{repairKind}, Lost: r.lost,
+		Name: "router", Sync: r.sync, Settle: settle, Every: cfg.UpdateInterval, Lost: r.lost,
 	}, r.repairs, reconcile.NewMetrics(reg))
 	var err error
 	r.synced, err = reconcile.Register(
@@ -104,22 +104,29 @@ func (r *Router) Watch(ctx context.Context, changes upkeep.Source) error {
 	return upkeep.Watch(ctx, changes, kernelSettle, r.loop)
 }
 
-// lost says whether routes were deleted, or may have been: with a link that goes down or an address, IPv4's go
-// without a word.
-func (r *Router) lost(_ context.Context, changes []rtnl.Change) (lost bool) {
+// lost returns the kind of routes if some were deleted, or may have been: with a link that goes down or an address,
+// IPv4's go without a word.
+func (r *Router) lost(_ context.Context, changes []rtnl.Change) (kinds []string) {
 	for _, c := range changes {
 		if c.Kind == rtnl.RouteLost {
 			r.repairs.Saw(repairKind, c.String())
 		}
 		// Pods come and go.
-		lost = lost || c.State == nil || !dataplane.OfPods(c.State.Group)
+		if c.State == nil || !dataplane.OfPods(c.State.Group) {
+			kinds = []string{repairKind}
+		}
 	}
-	return lost
+	return kinds
 }
 
-func (r *Router) sync(ctx context.Context) (err error) {
+func (r *Router) sync(ctx context.Context) error {
 	r.syncs.Inc()
-	defer func() { r.onSync(err) }()
+	err := r.syncOnce(ctx)
+	r.onSync(err)
+	return err
+}
+
+func (r *Router) syncOnce(ctx context.Context) error {
 	nodes, err := r.nodes.List(labels.Everything())
 	if err != nil {
 		return err

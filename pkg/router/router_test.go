@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -21,6 +22,7 @@ import (
 	"github.com/coil-net/coil/generated/clientset/versioned/fake"
 	"github.com/coil-net/coil/generated/informers/externalversions"
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
+	"github.com/coil-net/coil/pkg/dataplane"
 	"github.com/coil-net/coil/pkg/kernel/route"
 	"github.com/coil-net/coil/pkg/kernel/rtnl"
 	"github.com/coil-net/coil/pkg/router"
@@ -262,4 +264,41 @@ func TestBadObjects(t *testing.T) {
 	if n, err := testutil.GatherAndCount(b.registry, "coil_router_syncs_total"); n != 1 || err != nil {
 		t.Errorf("coil_router_syncs_total: %d, %v", n, err)
 	}
+}
+
+// fragile is a table whose first sync panics.
+type fragile struct{ syncs atomic.Int32 }
+
+func (f *fragile) Sync(context.Context, []dataplane.Route) (dataplane.Result, error) {
+	if f.syncs.Add(1) == 1 {
+		panic("an odd route")
+	}
+	return dataplane.Result{}, nil
+}
+
+// A sync that panics is tried again, and isn't told of as one that has made the routes.
+func TestPanic(t *testing.T) {
+	nodes := informers.NewSharedInformerFactory(corefake.NewSimpleClientset(), 0)
+	blocks := externalversions.NewSharedInformerFactory(fake.NewSimpleClientset(), 0)
+	table := &fragile{}
+	told := make(chan int32, 100)
+	r := testkit.Must(router.New(router.Config{NodeName: "self", Table: mainTable, Protocol: protocol, UpdateInterval: time.Hour},
+		nodes.Core().V1().Nodes().Informer(), blocks.Coil().V2().AddressBlocks().Informer(), table, prometheus.NewRegistry(),
+		func(err error) {
+			if err == nil {
+				told <- table.syncs.Load()
+			}
+		}))(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	nodes.Start(ctx.Done())
+	blocks.Start(ctx.Done())
+	ended := make(chan error, 1)
+	go func() { ended <- r.Run(ctx) }()
+	if n := <-told; n != 2 {
+		t.Errorf("told of success after %d syncs, want 2", n)
+	}
+	cancel()
+	testkit.Check(t, <-ended)
+	nodes.Shutdown()
+	blocks.Shutdown()
 }

@@ -81,8 +81,8 @@ func (a *addresses) compose(ctx context.Context) error {
 	a.pods = &pods.Keeper{
 		Network: a.network, Links: a.network, Wired: a.assign.Wired, PodTable: a.PodTable, NodeAddrs: a.node.Addrs, Repairs: a.repairs,
 	}
-	a.podLoop = a.upkeep(upkeep.Config{Name: "pod-routes", Sync: pods.Thrifty(a.pods.Sync), InLine: true, Lost: a.pods.Lost}, pods.Kinds)
-	a.exportLoop = a.upkeep(upkeep.Config{Name: "block-routes", Sync: a.blocks.Export, InLine: true, Lost: a.exporter.Lost}, export.Kinds)
+	a.podLoop = a.upkeep(upkeep.Config{Name: "pod-routes", Sync: pods.Thrifty(a.pods.Sync), InLine: true}, pods.Kinds, a.pods.Lost)
+	a.exportLoop = a.upkeep(upkeep.Config{Name: "block-routes", Sync: a.blocks.Export, InLine: true}, export.Kinds, a.exporter.Lost)
 	a.namespaces.OnUnguarded(a.podLoop.Changed)
 	a.node.OnChange(func() {
 		if a.pods.Moved() {
@@ -166,6 +166,9 @@ func (a *addresses) withdraw(ctx context.Context, withdrawn bool) error {
 
 // uses says whether a pod of this machine has an address of a block, as the kernel has it.
 func (a *addresses) uses(ctx context.Context, b *v2.AddressBlock) (bool, error) {
+	if _, damaged := blocks.Recorded(b); damaged != nil {
+		return false, nil // and has no addresses
+	}
 	found, err := a.network.List(ctx)
 	return slices.ContainsFunc(found, func(f podnet.Found) bool { return blocks.Has(b, f.Addresses...) }), err
 }

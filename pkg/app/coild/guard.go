@@ -39,7 +39,9 @@ var guardKinds = map[string]string{
 func (g *guard) part() part { return part{kinds: guardKinds, compose: g.compose, start: g.start} }
 
 func (g *guard) compose(ctx context.Context) error {
-	g.loop = g.upkeep(upkeep.Config{Name: "source-guard", Sync: func(ctx context.Context) error { return g.sync(ctx, true) }}, guardKinds)
+	g.loop = upkeep.New(upkeep.Config{
+		Name: "source-guard", Sync: func(ctx context.Context) error { return g.sync(ctx, true) }, Every: drift, Spread: drift / 10,
+	}, g.repairs, g.metrics)
 	g.active = prometheus.NewGauge(prometheus.GaugeOpts{
 		Name: "coil_source_guard_active",
 		Help: "1 if packets of pods with sources other than the pods' addresses are dropped, else 0.",
@@ -55,7 +57,9 @@ func (g *guard) start(ctx context.Context, group *errgroup.Group) error {
 	}
 	watch, err := g.network.WatchGuard()
 	if err == nil {
-		group.Go(func() error { return errors.Join(watch.Run(ctx, guardSettle, g.loop.Lost), watch.Close()) })
+		group.Go(func() error {
+			return errors.Join(watch.Run(ctx, guardSettle, func() { g.loop.Lost(sourceGuard) }), watch.Close())
+		})
 	} else {
 		klog.FromContext(ctx).Error(err, "The source guard is only looked at from time to time", "every", drift)
 	}

@@ -11,6 +11,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/coil-net/coil/pkg/attachment"
+	"github.com/coil-net/coil/pkg/kernel/rtnl"
 	"github.com/coil-net/coil/pkg/reconcile/upkeep"
 )
 
@@ -35,27 +36,24 @@ type part struct {
 	withdraw func(ctx context.Context, withdrawn bool) error
 }
 
-// newParts returns the features that the options ask for, in the order in which they are composed and start.
-func (d *daemon) newParts() []part {
+// makeParts makes the features that the options ask for, in the order in which they are composed and start, and collects
+// the kinds of all features: what is switched off has repaired nothing.
+func (d *daemon) makeParts() {
 	g := &guard{daemon: d, ofSources: d.SourceGuard && d.IPAM, ofClients: d.Egress}
-	var parts []part
-	if d.IPAM {
-		parts = append(parts, (&addresses{daemon: d, guard: g}).part())
+	d.kinds = map[string]string{}
+	for _, f := range []struct {
+		on bool
+		part
+	}{
+		{d.IPAM, (&addresses{daemon: d, guard: g}).part()},
+		{true, g.part()},
+		{d.Egress, (&egresses{daemon: d, alone: !d.IPAM}).part()},
+	} {
+		maps.Copy(d.kinds, f.kinds)
+		if f.on {
+			d.parts = append(d.parts, f.part)
+		}
 	}
-	parts = append(parts, g.part())
-	if d.Egress {
-		parts = append(parts, (&egresses{daemon: d, alone: !d.IPAM}).part())
-	}
-	return parts
-}
-
-// kinds are those of all parts.
-func (d *daemon) kinds() map[string]string {
-	all := map[string]string{}
-	for _, p := range d.parts {
-		maps.Copy(all, p.kinds)
-	}
-	return all
 }
 
 // Del implements restore.Detacher.
@@ -96,13 +94,21 @@ func (d *daemon) withdraw(ctx context.Context, withdrawn bool) error {
 // drift is how often everything is compared with the kernel though nothing was told.
 const drift = 2 * time.Minute
 
-// upkeep returns a loop that keeps objects of these kinds as they should be.
-func (d *daemon) upkeep(cfg upkeep.Config, kinds map[string]string) *upkeep.Loop {
-	cfg.Every, cfg.Spread, cfg.Kinds = drift, drift/10, slices.Collect(maps.Keys(kinds))
+// upkeep returns a loop that keeps objects of these kinds as they should be. lost says whether changes in the kernel may
+// have destroyed some; a repair of any kind waits for those of all.
+func (d *daemon) upkeep(cfg upkeep.Config, kinds map[string]string, lost func(context.Context, []rtnl.Change) bool) *upkeep.Loop {
+	all := slices.Collect(maps.Keys(kinds))
+	cfg.Every, cfg.Spread = drift, drift/10
+	cfg.Lost = func(ctx context.Context, changes []rtnl.Change) []string {
+		if lost(ctx, changes) {
+			return all
+		}
+		return nil
+	}
 	return upkeep.New(cfg, d.repairs, d.metrics)
 }
 
 // reportRepairs tells the admin what is destroyed again and again.
 func (d *daemon) reportRepairs(_ context.Context, kind, message string) {
-	d.warn("RepeatedlyDestroyed", "another program destroys what coild needs (%s): %s. %s", kind, message, d.kinds()[kind])
+	d.warn("RepeatedlyDestroyed", "another program destroys what coild needs (%s): %s. %s", kind, message, d.kinds[kind])
 }

@@ -10,17 +10,22 @@ import (
 	"github.com/coil-net/coil/pkg/attachment"
 )
 
-// The admin is told what to do about each kind of what is destroyed again and again.
+// The admin is told what to do about each kind of what is destroyed again and again. All kinds are counted, whatever is
+// switched on.
 func TestAdviceForEachKind(t *testing.T) {
-	d := &daemon{Options: Options{IPAM: true, Egress: true}}
-	d.parts = d.newParts()
-	kinds := d.kinds()
-	if len(kinds) != 13 {
-		t.Errorf("%d kinds, want 13", len(kinds))
-	}
-	for k, advice := range kinds {
-		if advice == "" {
-			t.Errorf("none for %s", k)
+	for _, c := range []struct {
+		o     Options
+		parts int
+	}{{Options{}, 1}, {Options{IPAM: true}, 2}, {Options{Egress: true}, 2}, {Options{IPAM: true, Egress: true}, 3}} {
+		d := &daemon{Options: c.o}
+		d.makeParts()
+		if len(d.kinds) != 13 || len(d.parts) != c.parts {
+			t.Errorf("IPAM %t, egress %t: %d kinds and %d parts, want 13 and %d", c.o.IPAM, c.o.Egress, len(d.kinds), len(d.parts), c.parts)
+		}
+		for k, advice := range d.kinds {
+			if advice == "" {
+				t.Errorf("none for %s", k)
+			}
 		}
 	}
 }

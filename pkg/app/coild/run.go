@@ -73,6 +73,8 @@ type daemon struct {
 	conf     cniconf.Keeper
 
 	parts []part
+	// kinds are those of what is repaired, with advice; see part.
+	kinds map[string]string
 	// assigner and egress serve the plugin's calls; each is nil without its part.
 	assigner server.Assigner
 	egress   server.Egress
@@ -122,7 +124,7 @@ func (d *daemon) runNode(ctx context.Context) error {
 	defer flush()
 	d.recorder = recorder
 
-	d.parts = d.newParts()
+	d.makeParts()
 	changes := reconcile.New("node", func(ctx context.Context, _ struct{}) error { return d.syncNode(ctx) })
 	d.node = view.WatchNode(&d.watches, d.clients, d.NodeName)
 	d.node.OnChange(func() { changes.Add(struct{}{}) })
@@ -206,7 +208,7 @@ func closing(ctx context.Context, do func() error) {
 // compose builds the parts, and what they share.
 func (d *daemon) compose(ctx context.Context) error {
 	d.metrics = reconcile.NewMetrics(d.registry)
-	d.repairs = reconcile.NewRepairs(d.registry, d.reportRepairs, slices.Collect(maps.Keys(d.kinds()))...)
+	d.repairs = reconcile.NewRepairs(d.registry, d.reportRepairs, slices.Collect(maps.Keys(d.kinds))...)
 	d.restorer = &restore.Restorer{Store: d.store, Detacher: d, Queue: delqueue.New(d.delQueueDir()), Lives: d.lives}
 	for _, p := range d.parts {
 		if err := p.compose(ctx); err != nil {

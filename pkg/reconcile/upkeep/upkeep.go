@@ -34,10 +34,8 @@ type Config struct {
 	Every, Spread time.Duration
 	// InLine says that nothing has to be done when the loop begins.
 	InLine bool
-	// Kinds are those of what a sync repairs.
-	Kinds []string
-	// Lost says whether changes in the kernel may have destroyed something; Watch asks it.
-	Lost func(context.Context, []rtnl.Change) bool
+	// Lost returns the kinds of what changes in the kernel may have destroyed; Watch asks it.
+	Lost func(context.Context, []rtnl.Change) []string
 }
 
 // Loop syncs whenever there may be something to do. Its methods may be called concurrently, except Skipped.
@@ -76,8 +74,8 @@ func (l *Loop) Run(ctx context.Context, synced ...cache.DoneChecker) error {
 // Changed says that inputs have changed. It doesn't block.
 func (l *Loop) Changed() { l.loop.AddAfter(struct{}{}, l.cfg.Settle) }
 
-// Lost says that something in the kernel may be gone, or another. It doesn't block.
-func (l *Loop) Lost() { l.loop.AddAfter(struct{}{}, l.repairs.Wait(l.cfg.Kinds...)) }
+// Lost says that objects of some kinds may be gone from the kernel, or others. It doesn't block.
+func (l *Loop) Lost(kinds ...string) { l.loop.AddAfter(struct{}{}, l.repairs.Wait(kinds...)) }
 
 // Skipped logs the items that a sync left out, unless they are those of the sync before.
 func (l *Loop) Skipped(ctx context.Context, message string, items []string) {
@@ -97,8 +95,8 @@ type Source interface {
 func Watch(ctx context.Context, changes Source, settle time.Duration, loops ...*Loop) error {
 	return changes.Run(ctx, settle, func(batch []rtnl.Change) {
 		for _, l := range loops {
-			if l.cfg.Lost(ctx, batch) {
-				l.Lost()
+			if kinds := l.cfg.Lost(ctx, batch); len(kinds) > 0 {
+				l.Lost(kinds...)
 			}
 		}
 	})

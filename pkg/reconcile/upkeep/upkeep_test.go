@@ -18,7 +18,7 @@ import (
 	"github.com/coil-net/coil/pkg/reconcile"
 )
 
-const kind = "route"
+const kind, otherKind = "route", "rule"
 
 // bench is a loop in a bubble of its own time, and when it synced, since the start.
 type bench struct {
@@ -33,8 +33,8 @@ type bench struct {
 func run(t *testing.T, cfg Config, test func(*bench)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
-		b := &bench{start: time.Now(), repairs: reconcile.NewRepairs(nil, nil, kind)}
-		cfg.Name, cfg.Kinds = "test", []string{kind}
+		b := &bench{start: time.Now(), repairs: reconcile.NewRepairs(nil, nil, kind, otherKind)}
+		cfg.Name = "test"
 		cfg.Sync = func(context.Context) error {
 			b.at = append(b.at, time.Since(b.start))
 			if b.failing.Load() {
@@ -77,14 +77,18 @@ func TestLoop(t *testing.T) {
 				b.Changed()
 			}
 		}, []time.Duration{0, time.Second}},
-		{"something is lost", Config{Every: time.Hour, Settle: time.Second, InLine: true}, (*bench).Lost, []time.Duration{0}},
+		{"something is lost", Config{Every: time.Hour, Settle: time.Second, InLine: true}, func(b *bench) { b.Lost(kind) }, []time.Duration{0}},
 		{"something is lost that was restored just now", Config{Every: time.Hour, InLine: true}, func(b *bench) {
 			b.repairs.Done(context.Background(), kind, 1)
-			b.Lost()
+			b.Lost(kind)
 		}, []time.Duration{100 * time.Millisecond}},
+		{"something is lost of another kind than was restored just now", Config{Every: time.Hour, InLine: true}, func(b *bench) {
+			b.repairs.Done(context.Background(), kind, 1)
+			b.Lost(otherKind)
+		}, []time.Duration{0}},
 		{"a failure", Config{Every: time.Hour}, func(b *bench) {
 			b.failing.Store(true)
-			b.Lost()
+			b.Lost(kind)
 			synctest.Wait()
 			b.failing.Store(false)
 		}, []time.Duration{0, 0, 50 * time.Millisecond}},
@@ -124,9 +128,12 @@ func (o once) Run(_ context.Context, _ time.Duration, told func([]rtnl.Change)) 
 
 // A loop syncs once for all changes that come together, if one of them concerns it.
 func TestWatch(t *testing.T) {
-	concerns := func(k rtnl.ChangeKind) func(context.Context, []rtnl.Change) bool {
-		return func(_ context.Context, changes []rtnl.Change) bool {
-			return slices.ContainsFunc(changes, func(c rtnl.Change) bool { return c.Kind == k })
+	concerns := func(k rtnl.ChangeKind) func(context.Context, []rtnl.Change) []string {
+		return func(_ context.Context, changes []rtnl.Change) []string {
+			if slices.ContainsFunc(changes, func(c rtnl.Change) bool { return c.Kind == k }) {
+				return []string{kind}
+			}
+			return nil
 		}
 	}
 	run(t, Config{Every: time.Hour, InLine: true, Lost: concerns(rtnl.RuleLost)}, func(b *bench) {
