@@ -51,6 +51,10 @@ func text(format string, args ...any) func() string {
 	return func() string { return fmt.Sprintf(format, args...) }
 }
 
+// The library finds the byte order out at its first use, and writes it down without a lock: before there are goroutines,
+// that is no data race.
+var _ = nl.NativeEndian()
+
 // number is an attribute of 32 bits, numberIf one unless it is 0.
 func number(kind int, v uint32) *nl.RtAttr { return nl.NewRtAttr(kind, nl.Uint32Attr(v)) }
 
