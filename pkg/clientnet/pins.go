@@ -32,8 +32,13 @@ type transition struct {
 // pin makes the pins: of flows that have one already and, if all is set, of the flows of all sockets. As long as links
 // are incomplete, pins by other links stay.
 func (t *transition) pin(ctx context.Context, all bool) (err error) {
-	if t.have, err = t.pins.List(ctx); err != nil || len(t.have) == 0 && !all {
+	if t.have, err = t.pins.List(ctx); err != nil {
 		return err
+	}
+	// A program in the pod may have made others, which Sync removes.
+	t.have = slices.DeleteFunc(t.have, func(r dataplane.Rule) bool { _, ok := client.PinnedFlow(r); return !ok })
+	if len(t.have) == 0 && !all {
+		return nil
 	}
 	// To look up where a flow goes is to use its bucket, which would never be idle then.
 	pins, flowErr := t.wantedPins(ctx, t.moves || all && len(t.have) < client.MaxPins, nil)
@@ -85,7 +90,7 @@ func (t *transition) flows(ctx context.Context, all bool, held map[dataplane.Fam
 	}
 	pinned := make(map[client.Flow]int, len(t.have))
 	for _, p := range t.have {
-		f := client.PinnedFlow(p)
+		f, _ := client.PinnedFlow(p)
 		link := f.Link
 		f.Link = 0
 		if _, ok := pinned[f]; !ok { // the first rule counts

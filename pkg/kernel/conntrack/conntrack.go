@@ -156,13 +156,16 @@ func parse(body []byte) (f flow, err error) {
 // tuple reads the addresses of one direction into ends, and of the original one where it leads.
 func (f *flow) tuple(as *rtnl.Attributes, b []byte, at int) {
 	for part := range as.In(b) {
+		if part.Kind != ctaTupleIP && (part.Kind != ctaTupleProto || at != 0) {
+			continue
+		}
 		for a := range as.In(part.Value) {
 			switch {
 			case part.Kind == ctaTupleIP && a.Kind >= ctaIPv4Src && a.Kind <= ctaIPv6Dst:
 				f.ends[at+int(a.Kind-ctaIPv4Src)] = a.Addr()
-			case part.Kind == ctaTupleProto && at == 0 && a.Kind == ctaProtoNum:
+			case part.Kind == ctaTupleProto && a.Kind == ctaProtoNum:
 				f.protocol = a.U8()
-			case part.Kind == ctaTupleProto && at == 0 && a.Kind == ctaProtoDstPort:
+			case part.Kind == ctaTupleProto && a.Kind == ctaProtoDstPort:
 				f.to = a.Port()
 			}
 		}
@@ -172,8 +175,11 @@ func (f *flow) tuple(as *rtnl.Attributes, b []byte, at int) {
 // state reads in which state a connection is.
 func (f *flow) state(as *rtnl.Attributes, b []byte) {
 	for protocol := range as.In(b) {
+		if protocol.Kind != ctaProtoInfoTCP {
+			continue
+		}
 		for a := range as.In(protocol.Value) {
-			if protocol.Kind == ctaProtoInfoTCP && a.Kind == ctaProtoInfoTCPState {
+			if a.Kind == ctaProtoInfoTCPState {
 				f.tcpState = a.U8()
 			}
 		}

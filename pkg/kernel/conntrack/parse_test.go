@@ -2,6 +2,7 @@ package conntrack
 
 import (
 	"net/netip"
+	"slices"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -27,4 +28,19 @@ func FuzzParse(f *testing.F) {
 		flow.concerns(map[netip.Addr]bool{})
 		flow.deletion()
 	})
+}
+
+// Attributes of later kernels, whatever is in them, keep no flow from being read.
+func TestUnknownAttributes(t *testing.T) {
+	nest := func(kind uint16, parts ...[]byte) []byte {
+		return rtnl.AppendAttribute(nil, kind, slices.Concat(parts...))
+	}
+	unknown := nest(99, []byte{0xff, 0xff, 0xff, 0xff})
+	src := nest(ctaTupleIP, nest(ctaIPv4Src, []byte{10, 1, 0, 5}))
+	port := nest(ctaTupleProto, nest(ctaProtoNum, []byte{unix.IPPROTO_TCP}), nest(ctaProtoDstPort, []byte{1, 187}))
+	state := nest(ctaProtoInfoTCP, nest(ctaProtoInfoTCPState, []byte{tcpClose}))
+	f, err := parse(slices.Concat([]byte{unix.AF_INET, 0, 0, 0}, unknown, nest(ctaTupleOrig, unknown, src, unknown, port), nest(ctaProtoInfo, unknown, state)))
+	if err != nil || f.ends[0] != netip.MustParseAddr("10.1.0.5") || f.protocol != unix.IPPROTO_TCP || f.to != 443 || f.tcpState != tcpClose {
+		t.Errorf("read as %+v, %v", f, err)
+	}
 }

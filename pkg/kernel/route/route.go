@@ -9,6 +9,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"sync"
@@ -29,8 +30,8 @@ type Syncer struct {
 	handle   *rtnl.Handle
 	protocol int
 	tables   []int
-	// last is the last table of a range that begins with the only one of tables; 0 for none.
-	last int
+	// first and last are those of a range of tables, which takes the place of tables; 0 for none.
+	first, last int
 
 	// mu is held while routes are read and written by Sync.
 	mu sync.Mutex
@@ -41,15 +42,23 @@ func New(h *rtnl.Handle, protocol int, tables ...int) *Syncer {
 	return &Syncer{handle: h, protocol: protocol, tables: tables}
 }
 
-// NewRange returns a Syncer of the routes of a protocol in the tables from first to last. It reads
-// all routes of the protocol.
+// NewRange returns a Syncer of the routes of a protocol in the tables from first, at least 1, to last.
+// It reads the routes of the protocol in all tables.
 func NewRange(h *rtnl.Handle, protocol, first, last int) *Syncer {
-	return &Syncer{handle: h, protocol: protocol, tables: []int{first}, last: last}
+	return &Syncer{handle: h, protocol: protocol, first: first, last: last}
 }
 
 // owns says whether a table is one of the Syncer's.
 func (s *Syncer) owns(table int) bool {
-	return slices.Contains(s.tables, table) || table > s.tables[0] && table <= s.last
+	return slices.Contains(s.tables, table) || s.last != 0 && table >= s.first && table <= s.last
+}
+
+// where names the tables for logs and errors.
+func (s *Syncer) where() string {
+	if s.last != 0 {
+		return fmt.Sprintf("tables %d to %d", s.first, s.last)
+	}
+	return fmt.Sprintf("tables %d", s.tables)
 }
 
 // Sync makes the wanted routes those that exist: it adds and replaces first, so
@@ -92,12 +101,12 @@ func (s *Syncer) SyncFunc(ctx context.Context, want func(context.Context) ([]dat
 			return total, err
 		}
 	}
-	return total, fmt.Errorf("routes of protocol %d in tables %d: still changing after %d passes", s.protocol, s.tables, maxPasses)
+	return total, fmt.Errorf("routes of protocol %d in %s: still changing after %d passes", s.protocol, s.where(), maxPasses)
 }
 
 // pass reads and writes once. Another pass is needed when again is true.
 func (s *Syncer) pass(ctx context.Context, want func(context.Context) ([]dataplane.Route, error), spare func(dataplane.Route) bool) (result dataplane.Result, again bool, err error) {
-	have, err := s.read(ctx, s.protocol)
+	have, err := s.own(ctx)
 	if err != nil {
 		return result, false, err
 	}
@@ -112,20 +121,25 @@ func (s *Syncer) pass(ctx context.Context, want func(context.Context) ([]datapla
 		return result, false, err
 	}
 	if len(wanted) == 0 && len(have) > 0 {
-		klog.FromContext(ctx).Info("Deleting all routes", "protocol", s.protocol, "tables", s.tables, "count", len(have))
+		klog.FromContext(ctx).Info("Deleting all routes", "protocol", s.protocol, "in", s.where(), "count", len(have))
 	}
 	d := compare(wanted, have)
 	result, err = s.write(ctx, d)
 	return result, d.again, err
 }
 
-// read returns the routes of a protocol, or of all if it is 0, in the tables.
-func (s *Syncer) read(ctx context.Context, protocol int) ([]rtnl.Route, error) {
-	var all []rtnl.Route
-	tables := s.tables
+// own returns the routes of the Syncer's protocol in its tables.
+func (s *Syncer) own(ctx context.Context) ([]rtnl.Route, error) {
 	if s.last != 0 {
-		tables = []int{unix.RT_TABLE_UNSPEC} // all
+		return s.read(ctx, s.protocol, unix.RT_TABLE_UNSPEC) // the kernel filters by one table or none
 	}
+	return s.read(ctx, s.protocol, s.tables...)
+}
+
+// read returns the routes of a protocol, or of all if it is 0, in some of the Syncer's tables, or in all of them if there
+// is an unspecified one.
+func (s *Syncer) read(ctx context.Context, protocol int, tables ...int) ([]rtnl.Route, error) {
+	var all []rtnl.Route
 	for _, table := range tables {
 		for _, family := range []dataplane.Family{dataplane.IPv4, dataplane.IPv6} {
 			routes, err := s.handle.Routes(ctx, family, table, protocol)
@@ -146,7 +160,7 @@ func (s *Syncer) check(want []dataplane.Route) ([]dataplane.Route, error) {
 	for _, r := range want {
 		switch {
 		case r.Protocol != s.protocol || !s.owns(r.Table):
-			errs = append(errs, fmt.Errorf("route %s: not of protocol %d in tables %d", r, s.protocol, s.tables))
+			errs = append(errs, fmt.Errorf("route %s: not of protocol %d in %s", r, s.protocol, s.where()))
 		case !r.Dst.IsValid() || r.Dst != r.Dst.Masked():
 			errs = append(errs, fmt.Errorf("route %s: invalid destination", r))
 		}
@@ -285,13 +299,15 @@ func (s *Syncer) send(ctx context.Context, routes []dataplane.Route, request fun
 // foreign returns the routes of other protocols that have the identity of one of
 // the given routes.
 func (s *Syncer) foreign(ctx context.Context, routes []dataplane.Route) (map[identity]rtnl.Route, error) {
-	all, err := s.read(ctx, 0)
-	if err != nil {
-		return nil, err
-	}
 	wanted := make(map[identity]dataplane.Route, len(routes))
+	tables := map[int]bool{}
 	for _, r := range routes {
 		wanted[identityOf(r)] = r
+		tables[r.Table] = true
+	}
+	all, err := s.read(ctx, 0, slices.Sorted(maps.Keys(tables))...)
+	if err != nil {
+		return nil, err
 	}
 	found := map[identity]rtnl.Route{}
 	for _, h := range all {

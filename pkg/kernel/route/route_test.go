@@ -432,8 +432,11 @@ func TestSyncOfARange(t *testing.T) {
 	if _, err := inside.Sync(t.Context(), []dataplane.Route{at(1500)}); !errors.Is(err, rtnl.ErrExist) {
 		t.Errorf("in place of another's: %v", err)
 	}
-	if _, err := inside.Sync(t.Context(), []dataplane.Route{at(2001)}); err == nil {
-		t.Error("a route outside is made")
+	if _, err := inside.Sync(t.Context(), []dataplane.Route{at(2001)}); err == nil || !strings.Contains(err.Error(), "tables 1000 to 2000") {
+		t.Errorf("a route outside: %v", err)
+	}
+	if _, err := route.New(s.handle, 30).Sync(t.Context(), []dataplane.Route{at(1000)}); err == nil {
+		t.Error("a route is made by a Syncer without tables")
 	}
 	sync(t, inside, nil, dataplane.Result{})
 	if diff := cmp.Diff(before, s.show(t)); diff != "" {

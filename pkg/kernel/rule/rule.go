@@ -84,6 +84,9 @@ func (s *Syncer) check(want []dataplane.Rule) error {
 		if r.Protocol != s.protocol || !slices.Contains(s.priorities, r.Priority) {
 			errs = append(errs, fmt.Errorf("rule %s: not of protocol %d at priorities %d", r, s.protocol, s.priorities))
 		}
+		if r.Mark&^r.Mask != 0 { // without a mask the kernel would apply the rule to all packets
+			errs = append(errs, fmt.Errorf("rule %s: mark %#x has bits outside of the mask %#x", r, r.Mark, r.Mask))
+		}
 	}
 	return errors.Join(errs...)
 }

@@ -154,6 +154,18 @@ func TestSourceOutputAndMask(t *testing.T) {
 	s.sync(t, nil, dataplane.Result{Deleted: 2}, nil)
 }
 
+// The kernel would apply a rule with a mark and no mask to all packets.
+func TestMarkOutsideOfMask(t *testing.T) {
+	s := newSpace(t)
+	for _, mask := range []uint32{0, 1} {
+		r := dataplane.Rule{Family: dataplane.IPv4, Priority: 2000, Mark: 2, Mask: mask, Table: 118, Protocol: 30}
+		if _, err := s.Sync(t.Context(), []dataplane.Rule{r}); err == nil || !strings.Contains(err.Error(), "mark 0x2") {
+			t.Errorf("mask %#x: %v", mask, err)
+		}
+	}
+	s.sync(t, nil, dataplane.Result{}, nil)
+}
+
 // A single flow can have a table of its own.
 func TestFlows(t *testing.T) {
 	s := newSpace(t)

@@ -37,7 +37,8 @@ func Check(ctx context.Context, h *rtnl.Handle, want []dataplane.Tunnel) (map[ne
 			case st.index == 0:
 				errs = append(errs, fmt.Errorf("tunnel %s is missing", st.want))
 			case st.set || st.label:
-				errs = append(errs, fmt.Errorf("tunnel %s is changed: link %s", st.want, st.name))
+				t := have[slices.IndexFunc(have, func(t rtnl.Tunnel) bool { return t.Index == st.index })]
+				errs = append(errs, fmt.Errorf("tunnel %s is changed: link %s is %s, with the alias %q", st.want, st.name, t.Spec, t.Alias))
 			case st.raise:
 				errs = append(errs, fmt.Errorf("tunnel %s is down: link %s", st.want, st.name))
 			}

@@ -35,9 +35,10 @@ func (f Flow) rule(protocol int) dataplane.Rule {
 	}
 }
 
-// PinnedFlow is the flow that a pin keeps.
-func PinnedFlow(r dataplane.Rule) Flow {
-	return Flow{r.Transport, r.To.Addr(), r.SourcePort, r.DestinationPort, dataplane.LinkOf(r.Table)}
+// PinnedFlow returns the flow that a pin keeps; ok is false of a rule that is no pin, as it applies to other packets.
+func PinnedFlow(r dataplane.Rule) (f Flow, ok bool) {
+	f = Flow{r.Transport, r.To.Addr(), r.SourcePort, r.DestinationPort, dataplane.LinkOf(r.Table)}
+	return f, f.Remote.IsValid() && f.rule(r.Protocol) == r
 }
 
 // Pins returns the rules, sorted, that keep each flow with the router by whose tunnel it goes, whatever becomes of the

@@ -42,8 +42,20 @@ func TestPins(t *testing.T) {
 		got := ""
 		for _, p := range pins {
 			got += p.String()
-			if PinnedFlow(p) != c.flow {
-				t.Errorf("%s: %s keeps %+v", c.name, p, PinnedFlow(p))
+			if f, ok := PinnedFlow(p); !ok || f != c.flow {
+				t.Errorf("%s: %s keeps %+v, %t", c.name, p, f, ok)
+			}
+			// As a program in the pod may make it.
+			for what, other := range map[string]func(*dataplane.Rule){
+				"a source": func(r *dataplane.Rule) { r.From = r.To }, "an output": func(r *dataplane.Rule) { r.Output = "eth0" },
+				"a mark": func(r *dataplane.Rule) { r.Mark, r.Mask = 1, 1 }, "no input": func(r *dataplane.Rule) { r.Input = "" },
+				"no destination": func(r *dataplane.Rule) { r.To = netip.Prefix{} }, "a network": func(r *dataplane.Rule) { r.To = netip.PrefixFrom(r.To.Addr(), 24) },
+			} {
+				crafted := p
+				other(&crafted)
+				if f, ok := PinnedFlow(crafted); ok {
+					t.Errorf("%s: with %s, %s keeps %+v", c.name, what, crafted, f)
+				}
 			}
 		}
 		if got != c.want || left != 2*c.left {
