@@ -115,7 +115,7 @@ func (r *runtime) add(t *testing.T, rt *libcni.RuntimeConf) netip.Addr {
 	return netip.Addr{}
 }
 
-// carrier is what a link tells of its carrier, which the kernel notices some time after ADD.
+// carrier matches the flags and the state that depend on a link's carrier. The kernel sets them some time after ADD.
 var carrier = regexp.MustCompile(`NO-CARRIER,|,LOWER_UP| state [A-Z]+`)
 
 // links are those of a node.

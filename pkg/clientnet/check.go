@@ -17,7 +17,7 @@ func (n *Network) Check(ctx context.Context, at store.Netns, c client.Client, ma
 func (in namespace) check(ctx context.Context, c client.Client, made client.State) error {
 	links, err := in.tunnels.Check(ctx, in.ns, in.handle, c.Port, made.Tunnels)
 	errs := []error{err}
-	indexes, accepting := of(links)
+	indexes, accepting := linksOf(links)
 	rules, err := in.rules.Missing(ctx, made.Rules)
 	errs = append(errs, err, missing("rule", rules))
 	sinks, err := in.sinks(ctx, made.Sinks()...)

@@ -59,7 +59,7 @@ func (in namespace) make(ctx context.Context, state client.State, c client.Clien
 	links, tunnels, err := in.tunnels.Make(ctx, in.ns, in.handle, c.Port, state.Tunnels)
 	complete := err == nil
 	errs = append(errs, err)
-	indexes, accepting := of(links)
+	indexes, accepting := linksOf(links)
 	errs = append(errs, set(in.ns, &out, accepting))
 	faultpoint.At(faultpoint.EgressTunnelled)
 	groups, err := in.group(ctx, state, indexes, complete, &out)
@@ -93,8 +93,8 @@ func (in namespace) make(ctx context.Context, state client.State, c client.Clien
 	return out, errors.Join(errs...)
 }
 
-// of returns the indexes of the links of tunnels, and the parameters by which packets are accepted from there.
-func of(links map[netip.Addr]dataplane.TunnelLink) (indexes map[netip.Addr]int, accepting group) {
+// linksOf returns the indexes of the tunnels' links, and the kernel parameters that let packets in by these links.
+func linksOf(links map[netip.Addr]dataplane.TunnelLink) (indexes map[netip.Addr]int, accepting group) {
 	indexes = map[netip.Addr]int{}
 	for peer, l := range links {
 		indexes[peer] = l.Index

@@ -120,7 +120,7 @@ func fields(b []byte, yield func(field)) error {
 	return nil
 }
 
-// last returns the fields of a message by their tags, of those that repeat the last one.
+// last returns the fields of a message by their tags. Of a repeated field the last one counts.
 func last(b []byte) (map[uint64]field, error) {
 	m := map[uint64]field{}
 	err := fields(b, func(f field) { m[f.tag] = f })

@@ -17,7 +17,7 @@ import (
 	"github.com/coil-net/coil/pkg/testkit"
 )
 
-// Handlers are told of what there is, and informers end with their context.
+// Handlers get the objects that exist at the start, and informers end with their context.
 func TestWatches(t *testing.T) {
 	client := metadatafake.NewSimpleMetadataClient(metadatafake.NewTestScheme())
 	var watches atomic.Int32

@@ -57,7 +57,7 @@ func (g *Gateway) Watch(ctx context.Context, changes upkeep.Source) error {
 	return upkeep.Watch(ctx, changes, kernelSettle, g.loop)
 }
 
-// lost returns the kinds of what changes have destroyed. If there are some, the next sync compares all.
+// lost returns the kinds of the objects that changes have destroyed. If there are some, the next sync compares all.
 func (g *Gateway) lost(_ context.Context, changes []rtnl.Change) (kinds []string) {
 	for _, c := range changes {
 		if kind := g.kindOf(c); kind != "" {

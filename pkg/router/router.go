@@ -99,7 +99,7 @@ func New(cfg Config, nodes, blocks cache.SharedIndexInformer, table Table,
 // Run works until ctx ends. The routes stay: they are right until a node changes.
 func (r *Router) Run(ctx context.Context) error { return r.loop.Run(ctx, r.synced...) }
 
-// Watch syncs when the kernel tells that routes were deleted, or may have been. It ends with ctx.
+// Watch syncs when the kernel reports that routes were deleted, or may have been, until ctx ends.
 func (r *Router) Watch(ctx context.Context, changes upkeep.Source) error {
 	return upkeep.Watch(ctx, changes, kernelSettle, r.loop)
 }

@@ -272,8 +272,8 @@ func (f *failover) addEgress(ctx context.Context, c egressClient) error {
 		return err
 	}
 	used := client.EgressOf(e, s)
-	// The answers to source ports of all kinds come from the routers themselves, past what conntrack knows of
-	// the Service; coild has the routers from EndpointSlices.
+	// With fouSourcePortAuto conntrack can't match the answers with a connection to the Service: they have the
+	// address of the router. coild knows the routers from EndpointSlices.
 	for _, a := range routerEnds {
 		for _, addr := range a.Addrs() {
 			used.Routers = append(used.Routers, client.Router{Addr: addr, State: client.RouterLive})

@@ -28,8 +28,8 @@ import (
 	"github.com/coil-net/coil/pkg/store"
 )
 
-// kernelSettle is the time between two looks at what has changed in the kernel: the first change is acted upon at
-// once, the others of a burst together.
+// kernelSettle is the time between two reactions to changes of the kernel. The first change of a burst is handled at
+// once, the others together.
 const kernelSettle = 200 * time.Millisecond
 
 // addresses is the part that gives addresses to pods, and links with them.
@@ -93,7 +93,7 @@ func (a *addresses) compose(ctx context.Context) error {
 	return nil
 }
 
-// composeRestorer gives the restorer what it needs to bring all in line.
+// composeRestorer connects the restorer with the part's pods, blocks and guard.
 func (a *addresses) composeRestorer() {
 	r := a.restorer
 	r.Links, r.Pods, r.WiredOf, r.BootID, r.Fresh = a.network, a.pods, a.assign.WiredOf, a.boot, a.fresh
@@ -104,8 +104,8 @@ func (a *addresses) composeRestorer() {
 	r.Export, r.Adopted, r.Guard, r.Warn = a.blocks.Export, a.podLoop.Changed, a.guard.sync, a.warn
 }
 
-// start begins to watch for what others do to the part's objects, which waits for the loops, and brings record, kernel
-// and blocks in line, again until it succeeds.
+// start brings record, kernel and blocks in line, again until it succeeds, and then starts the loops. It subscribes to
+// changes of the kernel before: a change meanwhile waits until the loops run.
 func (a *addresses) start(ctx context.Context, group *errgroup.Group) error {
 	changes, err := a.network.Handle().Subscribe(rtnl.Interest{
 		Protocol: a.Protocol, Tables: []int{a.PodTable, a.ExportTable, dataplane.TableUnassigned}, Learned: true, Rules: true, Links: true,

@@ -34,7 +34,7 @@ type egresses struct {
 	fou    fou
 }
 
-// Kinds of what is repaired in clients.
+// The kinds of objects that are repaired in clients; label kind of coil_repairs_total.
 const (
 	egressRoute   = "egress_route"
 	egressRule    = "egress_rule"
@@ -86,7 +86,7 @@ func (e *egresses) compose(ctx context.Context) error {
 // link, alive when the pod has ended.
 const egressDrift = 10 * time.Second
 
-// start makes the manager know the pods of the node, whose attachments are in line, and lets it work.
+// start gives the manager the pods of the node, and then runs it. The attachments are in line.
 func (e *egresses) start(ctx context.Context, group *errgroup.Group) error {
 	if err := e.untilInLine(ctx, e.alone, "Reading which pods use Egresses failed, trying again", e.restore); err != nil {
 		return err
@@ -140,7 +140,7 @@ func (e *egresses) restore(ctx context.Context) error {
 	return e.store.Rebuilt(ctx)
 }
 
-// repaired counts what was restored in a client.
+// repaired counts the objects that were restored in a client.
 func (e *egresses) repaired(ctx context.Context, out clientnet.Outcome) {
 	for kind, r := range map[string]int{
 		egressRule:    out.Rules.Added + out.Rules.Replaced + out.Rules.Deleted,

@@ -25,7 +25,7 @@ type guard struct {
 }
 
 const (
-	// sourceGuard is the kind of what is repaired.
+	// sourceGuard is the kind of the ruleset in coil_repairs_total.
 	sourceGuard = "source_guard"
 	// guardSettle is the time between two looks at the table while others change it.
 	guardSettle = 100 * time.Millisecond

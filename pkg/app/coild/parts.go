@@ -17,22 +17,22 @@ import (
 
 // part is a feature of coild. It has the daemon, and doesn't know the other features. What a part doesn't need is nil.
 type part struct {
-	// kinds are those of what it repairs. Of each they say who the likely culprit is when objects are destroyed again
-	// and again, and what to do.
+	// kinds are the kinds of objects that the part repairs, with advice for the admin: which program is likely to destroy
+	// such objects again and again, and what to do about it.
 	kinds map[string]string
-	// compose builds it, and adds to the daemon's watches what it has to know of the API server.
+	// compose builds the part, and adds its informers to the daemon's watches.
 	compose func(context.Context) error
 	// run works from then on, also while the API server is away.
 	run func(context.Context) error
-	// start brings the part in line when the caches are filled, and then lets it work in the group. ADD is served when
-	// all parts have started.
+	// start brings the part's state in line when the caches are filled, and then starts its goroutines in the group. ADD
+	// is served when all parts have started.
 	start func(context.Context, *errgroup.Group) error
-	// forget ends what there is for an attachment, whatever that is: its DEL has come.
+	// forget removes the part's state of an attachment, whose DEL has come.
 	forget func(context.Context, attachment.ID) error
 
-	// check says why the part can't work for a Node, and how long that takes at least.
+	// check returns why the part can't work for a Node, and for how long at least.
 	check func(*corev1.Node) (time.Duration, error)
-	// withdraw says whether others must not be told of the part's pods any more. It is called before compose, too.
+	// withdraw stops announcing the part's pods, or begins again. It is called before compose, too.
 	withdraw func(ctx context.Context, withdrawn bool) error
 }
 
@@ -68,7 +68,7 @@ func (d *daemon) Del(ctx context.Context, id attachment.ID) error {
 	return nil
 }
 
-// check says why one of the parts can't work for a Node, and how long that takes at least.
+// check returns why one of the parts can't work for a Node, and for how long at least.
 func (d *daemon) check(n *corev1.Node) (time.Duration, error) {
 	for _, p := range d.parts {
 		if p.check != nil {
@@ -80,7 +80,7 @@ func (d *daemon) check(n *corev1.Node) (time.Duration, error) {
 	return 0, nil
 }
 
-// withdraw lets others not be told of the node's pods any more, or again.
+// withdraw stops announcing the node's pods, or begins again.
 func (d *daemon) withdraw(ctx context.Context, withdrawn bool) error {
 	var errs []error
 	for _, p := range d.parts {
@@ -91,7 +91,7 @@ func (d *daemon) withdraw(ctx context.Context, withdrawn bool) error {
 	return errors.Join(errs...)
 }
 
-// drift is how often everything is compared with the kernel though nothing was told.
+// drift is the time between two comparisons with the kernel without a notification.
 const drift = 2 * time.Minute
 
 // upkeep returns a loop that keeps objects of these kinds as they should be. lost says whether changes in the kernel may

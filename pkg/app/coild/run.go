@@ -198,7 +198,7 @@ func untilDone(ctx context.Context, do wait.ConditionWithContextFunc) error {
 	return pauses.Until(ctx, true, true, do)
 }
 
-// closing closes what the daemon has used.
+// closing closes a resource of the daemon, and logs a failure.
 func closing(ctx context.Context, do func() error) {
 	if err := do(); err != nil {
 		klog.FromContext(ctx).Error(err, "Closing")
@@ -258,7 +258,7 @@ func (d *daemon) start(ctx context.Context, group *errgroup.Group) error {
 	// Messages and rows that are read at the start are soon garbage, and the live heap is small: collecting whenever
 	// it has doubled takes a sixth of the start.
 	defer debug.SetGCPercent(debug.SetGCPercent(startGCPercent))
-	// The record is read while the caches are filled. Who needs it reads it again after an error.
+	// The record is read while the caches are filled. After an error the part reads it again.
 	d.recorded, _ = d.store.List(ctx)
 	if err := kube.WaitForSync(ctx, d.watches.Synced()...); err != nil {
 		return err
@@ -283,8 +283,8 @@ func repeat(ctx context.Context, group *errgroup.Group, tasks ...heal.Task) {
 	}
 }
 
-// untilInLine calls do of a part until it succeeds; failed is logged before another attempt. Coild isn't ready before
-// that if the part keeps the record.
+// untilInLine calls do until it succeeds, and logs failed with each error. If the part keeps the record, coild isn't
+// ready before that.
 func (d *daemon) untilInLine(ctx context.Context, keepsRecord bool, failed string, do func(context.Context) error) error {
 	return untilDone(ctx, func(ctx context.Context) (bool, error) {
 		err := do(ctx)

@@ -19,7 +19,8 @@ func parseObject(data []byte) (o object, err error) {
 	return o, err
 }
 
-// get decodes a member. If there is none, or null, the value of to stays, or becomes nil.
+// get decodes a member into the variable that to points to. Without the member the variable stays as it is. A null
+// makes a pointer, slice or map nil, and leaves other variables as they are.
 func (o object) get(name string, to any) error {
 	raw, ok := o[name]
 	if ok && json.Unmarshal(raw, to) != nil {
@@ -28,7 +29,7 @@ func (o object) get(name string, to any) error {
 	return nil
 }
 
-// encode is the text of a value; what this package encodes has one.
+// encode returns the JSON of a value. The values of this package can always be encoded.
 func encode(v any) []byte {
 	b, _ := json.Marshal(v)
 	return b

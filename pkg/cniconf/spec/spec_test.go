@@ -51,7 +51,7 @@ func TestNamesHaveACase(t *testing.T) {
 	}
 }
 
-// What the plugin doesn't know of a result it hands on, digit by digit.
+// Unknown members of a result are passed on, with their numbers digit by digit.
 func TestUnknownMembersOfResults(t *testing.T) {
 	const unknown = `"z":{"a":[12345678901234567890,1.50,null]}`
 	r, err := spec.ParseResult([]byte(`{"cniVersion":"1.0.0","ips":[{"address":"10.1.0.1/32",`+unknown+`}],`+unknown+`}`), "")

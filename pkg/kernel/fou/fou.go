@@ -50,7 +50,7 @@ type socket struct {
 	family, protocol, encap byte
 }
 
-// socketOf is what takes packets of a family out of UDP.
+// socketOf returns the port that decapsulates packets of a family.
 func socketOf(port uint16, f dataplane.Family) socket {
 	if f == dataplane.IPv4 {
 		return socket{port, unix.AF_INET, unix.IPPROTO_IPIP, encapDirect}

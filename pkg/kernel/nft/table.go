@@ -108,7 +108,7 @@ type Table struct {
 	most int
 
 	mu sync.Mutex // is held from reading to writing
-	// compiled has the rules of the last ruleset: the next one has most of them, too.
+	// compiled has the rules of the last ruleset, most of which are in the next one, too.
 	compiled map[dataplane.ChainRule]rule
 	// known is what the table was when the rulesets had the generation: as long as they
 	// have it, nobody has changed anything, and nothing needs to be read.

@@ -51,8 +51,8 @@ func text(format string, args ...any) func() string {
 	return func() string { return fmt.Sprintf(format, args...) }
 }
 
-// The library finds the byte order out at its first use, and writes it down without a lock: before there are goroutines,
-// that is no data race.
+// NativeEndian of the library sets a variable at its first call, without a lock. A call during initialisation comes before
+// all goroutines, and so avoids a data race.
 var _ = nl.NativeEndian()
 
 // number is an attribute of 32 bits, numberIf one unless it is 0.
@@ -98,9 +98,9 @@ type Attribute struct {
 	Value []byte
 }
 
-// Attributes reads the attributes of messages. Err is what is wrong with one of them; what
-// follows it isn't read. A dump has dozens of them for each of thousands of objects, so that
-// they aren't copied, as the library does, nor is there a panic at one that is too short.
+// Attributes reads the attributes of messages. Err is the error of the first malformed one, at
+// which reading ends. Values aren't copied, since a dump has dozens for each of thousands of
+// objects. The library's reader copies, and panics at an attribute that is too short.
 type Attributes struct{ Err error }
 
 // In yields the attributes that b consists of.

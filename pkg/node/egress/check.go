@@ -13,7 +13,7 @@ import (
 // Check says what of a sandbox isn't as it was made last. Nothing is changed. What the API
 // server wants by now, and isn't made yet, isn't missing.
 func (m *Manager) Check(ctx context.Context, id attachment.ID) error {
-	s := m.of(id)
+	s := m.sandboxOf(id)
 	if s == nil {
 		return nil
 	}

@@ -50,7 +50,7 @@ type wanted struct {
 
 // decide decides what the sandboxes of a pod are to be, and lets them be made that.
 func (m *Manager) decide(ctx context.Context, pod types.NamespacedName) error {
-	sandboxes := m.those(isOf(pod))
+	sandboxes := m.affected(isOf(pod))
 	if len(sandboxes) == 0 {
 		m.ignored.Add(pod)
 		return nil

@@ -88,15 +88,16 @@ type Network interface {
 	Exists(at store.Netns) (bool, error)
 }
 
-// Health knows of routers whether they answer; see package routerhealth.
+// Health knows which routers answer; see package routerhealth.
 type Health interface {
-	// Mark changes the states of an Egress's routers to what they are for a pod, or for one that it doesn't know.
+	// Mark sets the states of an Egress's routers as the pod has found them. Health needn't know the pod.
 	Mark(id attachment.ID, egress string, routers []client.Router)
 	// Answered says whether a router of an Egress has answered this process.
 	Answered(egress string, addr netip.Addr) bool
-	// Update notes the groups of routers that a pod has, by the links of its tunnels, Forget that there was a DEL. With
-	// failed, not all of that could be made.
+	// Update takes the groups of routers that a pod has, and the links of its tunnels by the address of the router.
+	// failed says that some could not be made.
 	Update(at node.Sandbox, groups []client.Group, links map[netip.Addr]int, failed bool)
+	// Forget forgets a pod after its DEL.
 	Forget(id attachment.ID)
 }
 
@@ -119,7 +120,7 @@ type Config struct {
 	Available func() error
 	// Repaired is told what was changed though nothing else should have been there.
 	Repaired func(context.Context, clientnet.Outcome)
-	// Health must tell the Manager of changes.
+	// Health must have the Manager as its Listener.
 	Health Health
 }
 
@@ -253,7 +254,7 @@ func isClientOf(namespace string) func(*sandbox) bool {
 
 // wake says whether there is a sandbox that something concerns.
 func (m *Manager) wake(concerns func(*sandbox) bool) (any bool) {
-	all := m.those(concerns)
+	all := m.affected(concerns)
 	for _, s := range all {
 		m.loop.Add(podName(s))
 	}

@@ -91,7 +91,7 @@ func (m *Manager) tellIgnored(ctx context.Context, pod types.NamespacedName) err
 	return nil
 }
 
-// ignoredBy is what the owner of a pod should know that names Egresses, and is a pod whose packets take none.
+// ignoredBy returns the problem of a pod whose annotations name Egresses, and whose packets take none.
 func ignoredBy(refs []types.NamespacedName, pod string) []problem {
 	if len(refs) == 0 {
 		return nil

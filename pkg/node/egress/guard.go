@@ -139,7 +139,7 @@ func (m *Manager) narrowTo(ctx context.Context, s *sandbox, w *wanted) error {
 
 // narrowAll narrows what is wide when coild ends.
 func (m *Manager) narrowAll(ctx context.Context) error {
-	all := m.those(func(*sandbox) bool { return true })
+	all := m.affected(func(*sandbox) bool { return true })
 	return each(all, func(s *sandbox) error {
 		return s.decide(func() error {
 			if s.wide == nil {

@@ -112,7 +112,7 @@ func (w *wanted) keep(last []store.KnownEgress) {
 		}
 	}
 	former := slices.DeleteFunc(slices.Clone(last), func(k store.KnownEgress) bool {
-		// Of those without destinations each change of the annotation would leave more, that close nothing.
+		// A former Egress without destinations closes nothing, and each change of the annotation would leave one more.
 		return len(k.Destinations) == 0 || slices.ContainsFunc(w.known, func(named store.KnownEgress) bool { return named.Name == k.Name })
 	})
 	for _, k := range bounded(former) {

@@ -50,7 +50,7 @@ type sandbox struct {
 	// recorded says that there is a record, of these Egresses.
 	recorded bool
 	record   []store.KnownEgress
-	// end ends the work that is done on it, or was done last; nil if there was none. leaving says that no other one begins.
+	// end cancels the current or last work on the sandbox; nil if there was none. leaving says that no other work begins.
 	end     context.CancelFunc
 	leaving bool
 	// restored says that a former process may have made it.
@@ -78,8 +78,8 @@ func (s *sandbox) lock(ctx context.Context) error {
 	return nil
 }
 
-// enter returns what is known of a sandbox, anew if it is another one by now, with the sandbox's work held. A DEL that
-// ended meanwhile has forgotten what was entered before.
+// enter returns the sandbox of an attachment with its work held. It is a new one if the attachment has another network
+// namespace or pod by now, or if a DEL has ended meanwhile.
 func (m *Manager) enter(ctx context.Context, at node.Sandbox) (*sandbox, error) {
 	for {
 		m.mu.Lock()
@@ -114,15 +114,15 @@ func (m *Manager) lastOf(s *sandbox) (last []store.KnownEgress, current bool) {
 	return s.egresses, m.known[s.ID] == s
 }
 
-// of returns what is known of a sandbox, nil if that is nothing.
-func (m *Manager) of(id attachment.ID) *sandbox {
+// sandboxOf returns the sandbox of an attachment, or nil if it isn't known.
+func (m *Manager) sandboxOf(id attachment.ID) *sandbox {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.known[id]
 }
 
-// those returns the sandboxes that something concerns.
-func (m *Manager) those(concerns func(*sandbox) bool) (all []*sandbox) {
+// affected returns the sandboxes that a change concerns.
+func (m *Manager) affected(concerns func(*sandbox) bool) (all []*sandbox) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for _, s := range m.known {
@@ -133,7 +133,7 @@ func (m *Manager) those(concerns func(*sandbox) bool) (all []*sandbox) {
 	return all
 }
 
-// each does work on sandboxes, whatever becomes of the others.
+// each does work on sandboxes. It goes on after a failure.
 func each(all []*sandbox, work func(*sandbox) error) error {
 	var errs []error
 	for _, s := range all {
@@ -146,7 +146,7 @@ func each(all []*sandbox, work func(*sandbox) error) error {
 
 // Forget ends the responsibility for a sandbox: there was a DEL.
 func (m *Manager) Forget(ctx context.Context, id attachment.ID) error {
-	s := m.of(id)
+	s := m.sandboxOf(id)
 	if s == nil {
 		return nil
 	}

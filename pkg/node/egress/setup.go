@@ -102,7 +102,7 @@ func (m *Manager) setUp(ctx context.Context, at node.Sandbox, w *wanted, router 
 	return fmt.Errorf("set up egress: %w", errors.Join(err, undone, m.drop(undo, s)))
 }
 
-// ifAny returns what a Cluster knows of an object, the zero value if there is no such object.
+// ifAny returns the object that a Cluster has returned, or the zero value if there is no such object.
 func ifAny[T any](known T, err error) (T, error) {
 	if apierrors.IsNotFound(err) {
 		var none T

@@ -22,7 +22,7 @@ const mostWork = 30 * time.Second
 
 // workOn makes the sandboxes of a pod what they are to be.
 func (m *Manager) workOn(ctx context.Context, pod types.NamespacedName) error {
-	sandboxes := m.those(isOf(pod))
+	sandboxes := m.affected(isOf(pod))
 	if len(sandboxes) == 0 {
 		return nil
 	}
@@ -272,7 +272,7 @@ func (m *Manager) recall(ctx context.Context, s *sandbox, c client.Client) {
 		logged(ctx, s).V(2).Info("It isn't known which routers were dead", "reason", err)
 	}
 	for i, e := range c.Egresses {
-		// What a cache has isn't changed.
+		// An object of the cache must not be changed.
 		c.Egresses[i].Routers = slices.Clone(e.Routers)
 		for j, r := range e.Routers {
 			if r.State == client.RouterLive && slices.Contains(silent, r.Addr) && !m.cfg.Health.Answered(e.Name, r.Addr) {

@@ -22,8 +22,8 @@ type turns struct {
 
 	mu      sync.Mutex
 	working int
-	// of is how many works of a namespace go on. waiting are the others, the next one first, and those of a namespace that
-	// has had a turn after those of all others.
+	// of has the number of running works by namespace. waiting are the works that haven't begun, the next one first. Works of
+	// a namespace that has had a turn come after those of all others.
 	of      map[string]int
 	waiting []waiter
 }

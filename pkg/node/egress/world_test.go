@@ -353,7 +353,7 @@ func (w *world) manager(all bool) *Manager {
 	}, w, w, w, w, reconcile.NewMetrics(nil))
 }
 
-// health is what tells a manager of routers.
+// health is the Health of a manager.
 func (m *Manager) health() *routerhealth.Checker { return m.cfg.Health.(*routerhealth.Checker) }
 
 // metrics are those of a manager and of its routers.

@@ -23,7 +23,7 @@ type Table interface {
 	Ensure(ctx context.Context, want []dataplane.Route) (dataplane.Result, error)
 }
 
-// Kinds of what is repaired.
+// The kinds of routes that are repaired; label kind of coil_repairs_total.
 const (
 	BlockRoute       = "block_route"
 	UnreachableRoute = "unreachable_route"
@@ -32,7 +32,8 @@ const (
 const advice = "systemd-networkd deletes what it doesn't know unless a file in /etc/systemd/networkd.conf.d/ " +
 	"says, below [Network], ManageForeignRoutes=no. A routing daemon must only import these tables"
 
-// Kinds say, of each kind, who the likely culprit is when objects are destroyed again and again, and what to do.
+// Kinds are the kinds with advice for the admin: which program is likely to destroy such objects again and again, and
+// what to do about it.
 var Kinds = map[string]string{BlockRoute: advice, UnreachableRoute: advice}
 
 // Repairs counts routes that were there after the last Export and were not any more; see package reconcile.

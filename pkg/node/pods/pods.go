@@ -20,7 +20,7 @@ import (
 	"github.com/coil-net/coil/pkg/podnet"
 )
 
-// Kinds of what is repaired.
+// The kinds of objects that are repaired; label kind of coil_repairs_total.
 const (
 	Route       = "pod_route"
 	Rule        = "rule"
@@ -32,7 +32,8 @@ const (
 const networkManager = "a network manager must leave the pods' links alone: Unmanaged=yes below [Link] in a .network file " +
 	"that matches veth*, or unmanaged-devices of NetworkManager"
 
-// Kinds say, of each kind, who the likely culprit is when objects are destroyed again and again, and what to do.
+// Kinds are the kinds with advice for the admin: which program is likely to destroy such objects again and again, and
+// what to do about it.
 var Kinds = map[string]string{
 	Rule: "systemd-networkd deletes what it doesn't know unless a file in /etc/systemd/networkd.conf.d/ " +
 		"says, below [Network], ManageForeignRoutingPolicyRules=no",

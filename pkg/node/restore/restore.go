@@ -80,12 +80,12 @@ type Restorer struct {
 	// told. Without it no link is whole.
 	Lives func(store.Allocation) bool
 
-	// The rest is for InLine. BootID is that of this boot.
+	// The fields from here on are for InLine. BootID is that of this boot.
 	BootID string
 	// Fresh says that the record was made anew. It is false when all was in line once.
 	Fresh bool
 	Pods  Pods
-	// WiredOf returns those of the allocations that have links and routes.
+	// WiredOf returns the pods, among the allocations, that have links and routes.
 	WiredOf func([]store.Allocation) []podnet.Wired
 	// Remember makes recorded blocks count as exported.
 	Remember func([]store.Usage)

@@ -38,7 +38,7 @@ func groupOf(egress string, routers ...netip.Addr) client.Group {
 	return client.Group{Egress: egress, Family: dataplane.FamilyOf(routers[0]), Direct: true, Members: routers}
 }
 
-// nodeOf is a node whose pods nobody is told of.
+// nodeOf returns a Checker without a Listener.
 func nodeOf(n Network) *Checker { return New(n, &cluster{}, &cluster{}) }
 
 // cluster has an Egress, and the Events of it. It is told of pods and Egresses, too.
@@ -341,7 +341,7 @@ func TestRouterIsMadeMeanwhile(t *testing.T) {
 	}
 }
 
-// Who listens is told once of a router that dies for a pod alone, and of one that dies for all; a pod that is forgotten leaves
+// The Listener is told once of a router that dies for a pod alone, and once of one that dies for all. A forgotten pod leaves
 // nothing.
 func TestListener(t *testing.T) {
 	var e echoes

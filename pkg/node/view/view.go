@@ -1,6 +1,6 @@
 // Package view is what coild knows of the cluster besides blocks: its own Node, the Namespaces, the node's pods, and
-// the Egresses. Each is a set of watches, which is added to those of the program by who needs it: what isn't needed isn't
-// watched, and needs no right.
+// the Egresses. Each is a set of watches that the part which needs it adds to the program's. A program watches nothing else,
+// and needs no right for it.
 //
 // It restricts informers on the server's side to what the node needs. It must not know what they are used for.
 package view

@@ -1,9 +1,9 @@
-// Package upkeep keeps objects of the kernel as they should be: the one loop of all who want something there.
+// Package upkeep keeps objects of the kernel as they should be. It is the one loop for all kinds of objects.
 //
-//	inputs have changed       sync, when no other change comes for a moment
+//	inputs have changed       sync, after a moment in which changes are collected
 //	the kernel has changed    sync at once, or later if another program destroys the same again and again
 //	a sync has failed         sync, after a pause; see package reconcile
-//	nothing was told          sync once in a while: a notification may be lost
+//	no notification           sync once in a while, since one may be lost
 //
 // It owns when a sync is. It must not know what is wanted, nor how that is written.
 package upkeep
@@ -34,7 +34,7 @@ type Config struct {
 	Every, Spread time.Duration
 	// InLine says that nothing has to be done when the loop begins.
 	InLine bool
-	// Lost returns the kinds of what changes in the kernel may have destroyed; Watch asks it.
+	// Lost returns the kinds of the objects that changes in the kernel may have destroyed. Watch calls it.
 	Lost func(context.Context, []rtnl.Change) []string
 }
 
@@ -58,7 +58,7 @@ func New(cfg Config, repairs *reconcile.Repairs, metrics *reconcile.Metrics) *Lo
 	return l
 }
 
-// pause is the time to the next sync when nothing is told.
+// pause is the time to the next sync without a notification.
 func (l *Loop) pause() time.Duration { return l.cfg.Every + rand.N(l.cfg.Spread+1) }
 
 // Run waits for the caches, then syncs until ctx ends.
@@ -71,10 +71,11 @@ func (l *Loop) Run(ctx context.Context, synced ...cache.DoneChecker) error {
 	return l.loop.Run(ctx, 1, synced...)
 }
 
-// Changed says that inputs have changed. It doesn't block.
+// Changed requests a sync because inputs have changed. It doesn't block.
 func (l *Loop) Changed() { l.loop.AddAfter(struct{}{}, l.cfg.Settle) }
 
-// Lost says that objects of some kinds may be gone from the kernel, or others. It doesn't block.
+// Lost requests a sync because objects of some kinds may be gone or changed. It waits as long as repairs of these kinds
+// do, and doesn't block.
 func (l *Loop) Lost(kinds ...string) { l.loop.AddAfter(struct{}{}, l.repairs.Wait(kinds...)) }
 
 // Skipped logs the items that a sync left out, unless they are those of the sync before.
@@ -90,8 +91,8 @@ type Source interface {
 	Run(ctx context.Context, settle time.Duration, told func([]rtnl.Change)) error
 }
 
-// Watch lets loops sync when the kernel tells that something of theirs is gone, until ctx ends. The first of a burst of
-// changes is acted upon at once, others once in every settle.
+// Watch requests syncs of loops whose objects the kernel reports as gone, until ctx ends. The first change of a burst is
+// handled at once, the others once in every settle.
 func Watch(ctx context.Context, changes Source, settle time.Duration, loops ...*Loop) error {
 	return changes.Run(ctx, settle, func(batch []rtnl.Change) {
 		for _, l := range loops {

@@ -137,7 +137,7 @@ func scan(row scanner) (record, error) {
 	return r, nil
 }
 
-// allocation is scan for whom the contract's words suffice.
+// allocation is scan, without the columns that only this package uses.
 func allocation(row scanner) (store.Allocation, error) {
 	r, err := scan(row)
 	return r.Allocation, err

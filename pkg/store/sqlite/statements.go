@@ -166,7 +166,7 @@ func (s statements) rows(ctx context.Context, text string, args ...any) (*sql.Ro
 // scanner is a row of a query.
 type scanner interface{ Scan(to ...any) error }
 
-// query yields the rows of a query as scan reads them, and at last its error if it has one.
+// query yields the rows of a query as scan reads them, and after them the error of the query, if any.
 func query[T any](ctx context.Context, s statements, scan func(scanner) (T, error), text string, args ...any) iter.Seq2[T, error] {
 	return func(yield func(T, error) bool) {
 		var none T
@@ -187,7 +187,7 @@ func query[T any](ctx context.Context, s statements, scan func(scanner) (T, erro
 	}
 }
 
-// collect is a list of what query yields.
+// collect returns the values that query yields.
 func collect[T any](rows iter.Seq2[T, error]) (all []T, err error) {
 	for v, err := range rows {
 		if err != nil {
