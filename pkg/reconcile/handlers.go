@@ -1,47 +1,34 @@
 package reconcile
 
 import (
+	"cmp"
+
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/tools/cache"
 )
+
+// object is a pointer to an object of the API.
+type object[T any] interface {
+	*T
+	metav1.Object
+}
 
 // Handler returns an event handler that passes each object that was added,
 // changed or deleted to enqueue, which adds keys to loops and must not block. A
 // resync without a change is skipped; the last known state of an object whose
 // deletion was missed is passed like any other.
-func Handler[T metav1.Object](enqueue func(T)) cache.ResourceEventHandler {
-	return handler(enqueue, func(old, now T) bool { return old.GetResourceVersion() == now.GetResourceVersion() })
+func Handler[P object[T], T any](enqueue func(P)) cache.ResourceEventHandler {
+	return ChangeHandler(enqueue, func(old, now P) bool { return old.GetResourceVersion() == now.GetResourceVersion() })
 }
 
-// ChangeHandler is a Handler that skips all changes after which an object is the same to whom it is
-// passed.
-func ChangeHandler[T metav1.Object](enqueue func(T), same func(old, now T) bool) cache.ResourceEventHandler {
-	return handler(enqueue, func(old, now T) bool { return old.GetUID() == now.GetUID() && same(old, now) })
-}
-
-func handler[T metav1.Object](enqueue func(T), same func(old, now T) bool) cache.ResourceEventHandler {
-	return cache.ResourceEventHandlerFuncs{
-		AddFunc: func(obj any) {
-			if o, ok := obj.(T); ok {
-				enqueue(o)
-			}
-		},
-		UpdateFunc: func(old, obj any) {
-			o, ok := obj.(T)
-			if !ok {
-				return
-			}
-			if p, ok := old.(T); ok && same(p, o) {
-				return
-			}
-			enqueue(o)
-		},
-		DeleteFunc: func(obj any) {
-			if o, ok := known(obj).(T); ok {
-				enqueue(o)
-			}
-		},
-	}
+// ChangeHandler is a Handler that skips changes after which the object is the same by the given function. An
+// object that was made again under the name of another one isn't the same.
+func ChangeHandler[P object[T], T any](enqueue func(P), same func(old, now P) bool) cache.ResourceEventHandler {
+	return Changes(func(before, after *T) {
+		if before == nil || after == nil || P(before).GetUID() != P(after).GetUID() || !same(before, after) {
+			enqueue(cmp.Or(after, before))
+		}
+	})
 }
 
 // Changes returns an event handler that passes each object on as it was and as it is; nil is

@@ -32,26 +32,17 @@ type Loop[K comparable] struct {
 	metrics *Metrics
 }
 
-// Option changes a Loop.
-type Option func(*options)
-
-type options struct{ metrics *Metrics }
-
-// WithMetrics counts the loop's work in m.
-func WithMetrics(m *Metrics) Option { return func(o *options) { o.metrics = m } }
-
-// New returns a loop that isn't running. The name labels its logs and metrics.
-func New[K comparable](name string, sync func(context.Context, K) error, opts ...Option) *Loop[K] {
-	o := options{metrics: NewMetrics(nil)}
-	for _, f := range opts {
-		f(&o)
+// New returns a loop that isn't running. The name labels its logs and its work in metrics, which may be nil.
+func New[K comparable](name string, sync func(context.Context, K) error, metrics *Metrics) *Loop[K] {
+	if metrics == nil {
+		metrics = NewMetrics(nil)
 	}
 	limiter := workqueue.NewTypedItemExponentialFailureRateLimiter[K](minBackoff, maxBackoff)
 	return &Loop[K]{
 		name:    name,
 		sync:    sync,
 		queue:   workqueue.NewTypedRateLimitingQueue(limiter),
-		metrics: o.metrics,
+		metrics: metrics,
 	}
 }
 

@@ -36,7 +36,7 @@ func TestLoopRetriesForEver(t *testing.T) {
 				return errors.New("not yet")
 			}
 			return nil
-		})
+		}, nil)
 		stop := start(t, l)
 		l.Add("key")
 		time.Sleep(time.Hour)
@@ -57,7 +57,7 @@ func TestLoopHasWorkersWhileTheyWork(t *testing.T) {
 			time.Sleep(time.Second)
 			working.Add(-1)
 			return nil
-		})
+		}, nil)
 		before := runtime.NumGoroutine()
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan error, 1)
@@ -102,7 +102,7 @@ func TestLoopErrors(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				var calls atomic.Int32
-				l := New("test", func(context.Context, string) error { calls.Add(1); return tt.err })
+				l := New("test", func(context.Context, string) error { calls.Add(1); return tt.err }, nil)
 				stop := start(t, l)
 				l.Add("key")
 				time.Sleep(10 * time.Second)
@@ -124,7 +124,7 @@ func TestLoopSurvivesPanic(t *testing.T) {
 			}
 			good.Add(1)
 			return nil
-		})
+		}, nil)
 		stop := start(t, l)
 		l.Add("bad")
 		l.Add("good")
@@ -145,7 +145,7 @@ func TestLoopNeverSyncsAKeyTwiceAtOnce(t *testing.T) {
 			time.Sleep(time.Second)
 			running.Add(-1)
 			return nil
-		})
+		}, nil)
 		stop := start(t, l)
 		for range 10 {
 			l.Add("key")

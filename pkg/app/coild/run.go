@@ -125,7 +125,7 @@ func (d *daemon) runNode(ctx context.Context) error {
 	d.recorder = recorder
 
 	d.makeParts()
-	changes := reconcile.New("node", func(ctx context.Context, _ struct{}) error { return d.syncNode(ctx) })
+	changes := reconcile.New("node", func(ctx context.Context, _ struct{}) error { return d.syncNode(ctx) }, nil)
 	d.node = view.WatchNode(&d.watches, d.clients, d.NodeName)
 	d.node.OnChange(func() { changes.Add(struct{}{}) })
 	d.namespaces = view.WatchNamespaces(&d.watches, d.clients)

@@ -26,7 +26,6 @@ package blockgc
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
@@ -40,13 +39,11 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	coreinformers "k8s.io/client-go/informers/core/v1"
 	"k8s.io/client-go/kubernetes"
-	corelisters "k8s.io/client-go/listers/core/v1"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
 
 	"github.com/coil-net/coil/generated/clientset/versioned"
 	informers "github.com/coil-net/coil/generated/informers/externalversions/coil/v2"
-	listers "github.com/coil-net/coil/generated/listers/coil/v2"
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
 	"github.com/coil-net/coil/pkg/kube"
 	"github.com/coil-net/coil/pkg/reconcile"
@@ -86,17 +83,13 @@ type Config struct {
 
 // Controller frees blocks.
 type Controller struct {
-	coil       versioned.Interface
-	core       kubernetes.Interface
-	blocks     cache.Indexer
-	pools      listers.AddressPoolLister
-	nodes      corelisters.NodeLister
-	recorder   kube.Recorder
-	synced     []cache.DoneChecker
-	loop       *reconcile.Loop[string] // by node name
-	interval   time.Duration
-	quarantine time.Duration
-	now        func() time.Time
+	cfg    Config
+	blocks kube.Cache[v2.AddressBlock]
+	pools  kube.Cache[v2.AddressPool]
+	nodes  kube.Cache[corev1.Node]
+	synced []cache.DoneChecker
+	loop   *reconcile.Loop[string] // by node name
+	now    func() time.Time
 	// active is false as long as another replica leads: nothing is queued then.
 	active atomic.Bool
 
@@ -107,48 +100,25 @@ type Controller struct {
 // New returns a controller that isn't running.
 func New(cfg Config) (*Controller, error) {
 	c := &Controller{
-		coil:       cfg.Coil,
-		core:       cfg.Core,
-		blocks:     cfg.Blocks.Informer().GetIndexer(),
-		pools:      cfg.Pools.Lister(),
-		nodes:      cfg.Nodes.Lister(),
-		recorder:   cfg.Recorder,
-		interval:   cfg.Interval,
-		quarantine: cfg.Quarantine,
-		now:        time.Now,
-		seen:       map[types.UID]time.Time{},
+		cfg:    cfg,
+		blocks: kube.CacheOf[v2.AddressBlock](cfg.Blocks.Informer()),
+		pools:  kube.CacheOf[v2.AddressPool](cfg.Pools.Informer()),
+		nodes:  kube.CacheOf[corev1.Node](cfg.Nodes.Informer()),
+		now:    time.Now,
+		seen:   map[types.UID]time.Time{},
 	}
-	var opts []reconcile.Option
-	if cfg.LoopMetrics != nil {
-		opts = append(opts, reconcile.WithMetrics(cfg.LoopMetrics))
-	}
-	c.loop = reconcile.New("blockgc", c.sync, opts...)
-	if err := cfg.Blocks.Informer().AddIndexers(cache.Indexers{byNode: nodeOfBlock}); err != nil {
+	c.loop = reconcile.New("blockgc", c.sync, cfg.LoopMetrics)
+	nodeOf := func(b *v2.AddressBlock) []string { return []string{b.Labels[v2.LabelNode]} }
+	if err := c.blocks.AddIndexers(cache.Indexers{byNode: kube.IndexBy(nodeOf)}); err != nil {
 		return nil, err
 	}
 	synced, err := reconcile.Register(
 		reconcile.On(cfg.Blocks.Informer(), reconcile.Changes(c.blockChanged)),
-		reconcile.On(cfg.Nodes.Informer(), cache.ResourceEventHandlerFuncs{
-			AddFunc:    c.nodeChanged,
-			DeleteFunc: c.nodeChanged,
-			UpdateFunc: func(before, after any) {
-				a, okA := before.(*corev1.Node)
-				b, okB := after.(*corev1.Node)
-				if okA && okB && a.UID != b.UID {
-					c.nodeChanged(after)
-				}
-			},
-		}),
+		// Heartbeats don't matter, only that a Node comes or goes.
+		reconcile.On(cfg.Nodes.Informer(), reconcile.ChangeHandler(c.nodeChanged, func(_, _ *corev1.Node) bool { return true })),
 	)
 	c.synced = append(synced, cfg.Pools.Informer().HasSyncedChecker())
 	return c, err
-}
-
-func nodeOfBlock(obj any) ([]string, error) {
-	if b, ok := obj.(*v2.AddressBlock); ok {
-		return []string{b.Labels[v2.LabelNode]}, nil
-	}
-	return nil, nil
 }
 
 // blockChanged doesn't look at how a block is used: that doesn't matter here, and changes most.
@@ -199,22 +169,9 @@ func (c *Controller) forget(b *v2.AddressBlock) {
 }
 
 // nodeChanged is called when a Node comes or goes.
-func (c *Controller) nodeChanged(obj any) {
-	if gone, ok := obj.(cache.DeletedFinalStateUnknown); ok {
-		obj = gone.Obj
-	}
-	n, ok := obj.(*corev1.Node)
-	if !ok {
-		return
-	}
-	blocks, err := c.blocks.ByIndex(byNode, n.Name)
-	if err != nil {
-		return // the index exists
-	}
-	for _, obj := range blocks {
-		if b, ok := obj.(*v2.AddressBlock); ok {
-			c.nodeSeen(b, n) // also while another replica leads, which may end
-		}
+func (c *Controller) nodeChanged(n *corev1.Node) {
+	for _, b := range c.blocks.By(byNode, n.Name) {
+		c.nodeSeen(b, n) // also while another replica leads, which may end
 	}
 	if c.active.Load() {
 		c.loop.Add(n.Name)
@@ -231,7 +188,7 @@ func (c *Controller) Run(ctx context.Context) error {
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	wg.Go(func() {
-		tick := time.NewTicker(c.interval)
+		tick := time.NewTicker(c.cfg.Interval)
 		defer tick.Stop()
 		for {
 			c.all(ctx)
@@ -250,10 +207,8 @@ func (c *Controller) all(ctx context.Context) {
 	for _, node := range c.blocks.ListIndexFuncValues(byNode) {
 		c.loop.Add(node)
 	}
-	for _, obj := range c.blocks.List() {
-		if b, ok := obj.(*v2.AddressBlock); ok {
-			c.explain(ctx, b)
-		}
+	for _, b := range c.blocks.All() {
+		c.explain(ctx, b)
 	}
 }
 
@@ -264,30 +219,27 @@ func (c *Controller) explain(ctx context.Context, b *v2.AddressBlock) {
 		c.warn(ctx, b, "NoHolder", fmt.Sprintf("The label %s is missing: no node uses the block or gives it back; delete it and its finalizer if nothing has its addresses", v2.LabelNode))
 		return
 	}
-	n, err := c.nodes.Get(b.Labels[v2.LabelNode])
-	if err == nil && ofEarlier(b, n) && !disowned(b, n) && c.now().Sub(n.CreationTimestamp.Time) > c.quarantine {
+	n := c.nodes.Find(b.Labels[v2.LabelNode])
+	if n != nil && ofEarlier(b, n) && !disowned(b, n) && c.now().Sub(n.CreationTimestamp.Time) > c.cfg.Quarantine {
 		c.warn(ctx, b, "NotClaimed", fmt.Sprintf("Node %s was made again, and its coild hasn't said yet whether pods there use the block: look at coild there", n.Name))
 	}
-	if _, err := c.pools.Get(pool); apierrors.IsNotFound(err) {
+	if c.pools.Find(pool) == nil {
 		c.warn(ctx, b, "PoolGone", fmt.Sprintf("There is no AddressPool %q: the block goes when no pod on node %s has an address of it", pool, b.Labels[v2.LabelNode]))
 	}
 }
 
 func (c *Controller) warn(ctx context.Context, b *v2.AddressBlock, reason, message string) {
-	c.recorder.Eventf(b, nil, corev1.EventTypeWarning, reason, "CollectGarbage", "%s", message)
+	c.cfg.Recorder.Eventf(b, nil, corev1.EventTypeWarning, reason, "CollectGarbage", "%s", message)
 	klog.FromContext(ctx).V(2).Info("A block needs attention", "block", b.Name, "reason", reason, "message", message)
 }
 
 // sync looks at the blocks of one node.
 func (c *Controller) sync(ctx context.Context, node string) error {
-	objs, err := c.blocks.ByIndex(byNode, node)
-	if err != nil {
-		return err
-	}
-	if node == "" || c.nothingToDo(node, objs) {
+	blocks := c.blocks.By(byNode, node)
+	if node == "" || c.nothingToDo(node, blocks) {
 		return nil
 	}
-	live, err := c.core.CoreV1().Nodes().Get(ctx, node, metav1.GetOptions{})
+	live, err := c.cfg.Core.CoreV1().Nodes().Get(ctx, node, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
 		live, err = nil, nil
 	}
@@ -296,19 +248,15 @@ func (c *Controller) sync(ctx context.Context, node string) error {
 	}
 	latest := live
 	if live == nil {
-		latest, _ = c.nodes.Get(node) // its deletion is so new that no event has told of it; nil if there is none
+		latest = c.nodes.Find(node) // its deletion is so new that no event has told of it; nil if there is none
 	}
 	var errs []error
 	var next time.Duration
-	for _, obj := range objs {
-		b, ok := obj.(*v2.AddressBlock)
-		if !ok {
-			continue
-		}
+	for _, b := range blocks {
 		if latest != nil {
 			c.nodeSeen(b, latest)
 		}
-		a, wait := decide(b, live, c.firstSeen(b), c.now(), c.quarantine)
+		a, wait := decide(b, live, c.firstSeen(b), c.now(), c.cfg.Quarantine)
 		if err := c.act(ctx, b, a, node); err != nil {
 			errs = append(errs, err)
 		}
@@ -327,11 +275,10 @@ func (c *Controller) sync(ctx context.Context, node string) error {
 
 // nothingToDo spares the API server: the cache is believed as long as it shows that
 // all is well.
-func (c *Controller) nothingToDo(node string, blocks []any) bool {
-	n, err := c.nodes.Get(node)
-	return len(blocks) == 0 || err == nil && !slices.ContainsFunc(blocks, func(obj any) bool {
-		b, ok := obj.(*v2.AddressBlock)
-		return ok && (ofEarlier(b, n) || disowned(b, n))
+func (c *Controller) nothingToDo(node string, blocks []*v2.AddressBlock) bool {
+	n := c.nodes.Find(node)
+	return len(blocks) == 0 || n != nil && !slices.ContainsFunc(blocks, func(b *v2.AddressBlock) bool {
+		return ofEarlier(b, n) || disowned(b, n)
 	})
 }
 
@@ -344,7 +291,7 @@ func (c *Controller) act(ctx context.Context, b *v2.AddressBlock, a action, node
 		if len(rest) == len(b.Finalizers) {
 			return nil // somebody else keeps it
 		}
-		if _, err := c.patch(ctx, b, map[string]any{"finalizers": rest}); err != nil {
+		if _, err := kube.PatchMetadata(ctx, c.cfg.Coil.CoilV2().AddressBlocks(), b, map[string]any{"finalizers": rest}); err != nil {
 			return fmt.Errorf("release AddressBlock %s: %w", b.Name, err)
 		}
 		klog.FromContext(ctx).Info("Released a block of a node that is gone", "block", b.Name, "node", node)
@@ -353,13 +300,14 @@ func (c *Controller) act(ctx context.Context, b *v2.AddressBlock, a action, node
 }
 
 func (c *Controller) startQuarantine(ctx context.Context, b *v2.AddressBlock, node string) error {
+	api := c.cfg.Coil.CoilV2().AddressBlocks()
 	if _, ok := goneSince(b); !ok {
 		metadata := map[string]any{"annotations": map[string]string{v2.AnnotationNodeGone: goneNote(b, c.now())}}
 		if b.DeletionTimestamp == nil && !slices.Contains(b.Finalizers, v2.Finalizer) {
 			// Without it the name would be free at once.
 			metadata["finalizers"] = append(slices.Clone(b.Finalizers), v2.Finalizer)
 		}
-		noted, err := c.patch(ctx, b, metadata)
+		noted, err := kube.PatchMetadata(ctx, api, b, metadata)
 		if err != nil {
 			return fmt.Errorf("note on AddressBlock %s that its node is gone: %w", b.Name, err)
 		}
@@ -371,28 +319,10 @@ func (c *Controller) startQuarantine(ctx context.Context, b *v2.AddressBlock, no
 	if b.DeletionTimestamp != nil {
 		return nil
 	}
-	err := c.coil.CoilV2().AddressBlocks().Delete(ctx, b.Name, metav1.DeleteOptions{
-		Preconditions: &metav1.Preconditions{UID: &b.UID, ResourceVersion: &b.ResourceVersion},
-	})
-	if err != nil && !apierrors.IsNotFound(err) {
+	if err := kube.DeleteAsRead(ctx, api, b); err != nil {
 		return fmt.Errorf("delete AddressBlock %s: %w", b.Name, err)
 	}
-	c.warn(ctx, b, "NodeGone", fmt.Sprintf("Node %s is gone: the block can be carved again after %s", node, c.quarantine))
-	klog.FromContext(ctx).Info("A node is gone, its block is in quarantine", "block", b.Name, "node", node, "for", c.quarantine)
+	c.warn(ctx, b, "NodeGone", fmt.Sprintf("Node %s is gone: the block can be carved again after %s", node, c.cfg.Quarantine))
+	klog.FromContext(ctx).Info("A node is gone, its block is in quarantine", "block", b.Name, "node", node, "for", c.cfg.Quarantine)
 	return nil
-}
-
-// patch changes the metadata of a block that is as it was read, and returns what it
-// is then; nil if it is gone.
-func (c *Controller) patch(ctx context.Context, b *v2.AddressBlock, metadata map[string]any) (*v2.AddressBlock, error) {
-	metadata["uid"], metadata["resourceVersion"] = b.UID, b.ResourceVersion
-	patch, err := json.Marshal(map[string]any{"metadata": metadata})
-	if err != nil {
-		return nil, err
-	}
-	after, err := c.coil.CoilV2().AddressBlocks().Patch(ctx, b.Name, types.MergePatchType, patch, metav1.PatchOptions{})
-	if apierrors.IsNotFound(err) {
-		return nil, nil
-	}
-	return after, err
 }

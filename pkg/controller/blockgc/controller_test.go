@@ -275,7 +275,7 @@ func TestQuarantineOfASecondDeletion(t *testing.T) {
 				}},
 				{gone, func() error {
 					if tt.told {
-						f.nodeChanged(cache.DeletedFinalStateUnknown{Key: "node", Obj: n})
+						f.nodeChanged(n)
 					}
 					if err := f.live.Tracker().Delete(corev1.SchemeGroupVersion.WithResource("nodes"), "", "node"); err != nil || !tt.cached {
 						return err

@@ -15,6 +15,7 @@ import (
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
 	"github.com/coil-net/coil/pkg/faultpoint"
 	"github.com/coil-net/coil/pkg/ipam"
+	"github.com/coil-net/coil/pkg/kube"
 	"github.com/coil-net/coil/pkg/plan/pools"
 )
 
@@ -86,23 +87,13 @@ func (c *Controller) madeFor(r *v2.BlockRequest, w *work) []string {
 
 // cachedFor returns the blocks of the cache that were made for a request.
 func (c *Controller) cachedFor(r *v2.BlockRequest) []*v2.AddressBlock {
-	objs, err := c.blocks.ByIndex(byRequest, string(r.UID))
-	if err != nil {
-		return nil // the index exists
-	}
-	var bs []*v2.AddressBlock
-	for _, obj := range objs {
-		if b, ok := obj.(*v2.AddressBlock); ok && b.DeletionTimestamp == nil {
-			bs = append(bs, b)
-		}
-	}
-	return bs
+	return slices.DeleteFunc(c.blocks.By(byRequest, string(r.UID)), func(b *v2.AddressBlock) bool { return b.DeletionTimestamp != nil })
 }
 
 // ours returns a block as the API server has it, or nil if it isn't there, is on
 // its way out, or was not made for the request.
 func (c *Controller) ours(ctx context.Context, r *v2.BlockRequest, name string) (*v2.AddressBlock, error) {
-	b, err := c.coil.CoilV2().AddressBlocks().Get(ctx, name, metav1.GetOptions{})
+	b, err := c.cfg.Coil.CoilV2().AddressBlocks().Get(ctx, name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
 		return nil, nil
 	}
@@ -119,11 +110,11 @@ func (c *Controller) ours(ctx context.Context, r *v2.BlockRequest, name string) 
 // pool returns the pool of a request if it can give blocks.
 func (c *Controller) pool(ctx context.Context, name string, w *work) (*v2.AddressPool, error) {
 	since := w.seen
-	cached, err := c.pools.Get(name)
-	if err != nil {
-		since, cached = c.now(), nil // new, or gone: nothing read before now tells which
-	}
-	if cached != nil && cached.DeletionTimestamp != nil {
+	cached := c.pools.Find(name)
+	switch {
+	case cached == nil:
+		since = c.now() // new, or gone: nothing read before now tells which
+	case cached.DeletionTimestamp != nil:
 		return nil, terminating(name)
 	}
 	live, err := c.reader.read(ctx, name, since)
@@ -154,9 +145,9 @@ func (c *Controller) holder(ctx context.Context, r *v2.BlockRequest) (pools.Hold
 			h.NodeUID = o.UID
 		}
 	}
-	n, err := c.nodes.Get(r.Spec.NodeName)
-	if err != nil || h.NodeUID != "" && n.UID != h.NodeUID {
-		n, err = c.core.CoreV1().Nodes().Get(ctx, r.Spec.NodeName, metav1.GetOptions{})
+	n, err := c.nodes.Find(r.Spec.NodeName), error(nil)
+	if n == nil || h.NodeUID != "" && n.UID != h.NodeUID {
+		n, err = c.cfg.Core.CoreV1().Nodes().Get(ctx, r.Spec.NodeName, metav1.GetOptions{})
 	}
 	switch {
 	case apierrors.IsNotFound(err):
@@ -191,7 +182,7 @@ func (c *Controller) carve(ctx context.Context, r *v2.BlockRequest, w *work, poo
 			return nil, err
 		}
 		faultpoint.At(faultpoint.CarveChosen)
-		b, err := c.coil.CoilV2().AddressBlocks().Create(ctx, pools.NewBlock(pool, cand.index, cand.block, h), metav1.CreateOptions{})
+		b, err := c.cfg.Coil.CoilV2().AddressBlocks().Create(ctx, pools.NewBlock(pool, cand.index, cand.block, h), metav1.CreateOptions{})
 		switch {
 		case err == nil:
 			faultpoint.At(faultpoint.CarveCreated)
@@ -235,9 +226,8 @@ func (c *Controller) next(w *work, pool *v2.AddressPool, p ipam.Pool, node strin
 
 // answered says whether the cache has got an answer since the work on r began.
 func (c *Controller) answered(r *v2.BlockRequest) bool {
-	obj, ok, err := c.requests.GetByKey(r.Name)
-	now, isRequest := obj.(*v2.BlockRequest)
-	return err == nil && (!ok || isRequest && now.ResourceVersion != r.ResourceVersion)
+	now := c.requests.Find(r.Name)
+	return now == nil || now.ResourceVersion != r.ResourceVersion
 }
 
 // dropSurplus deletes the blocks that were made for a request in vain, after
@@ -273,7 +263,7 @@ func (c *Controller) dropSurplus(ctx context.Context, r *v2.BlockRequest, made s
 // node may have seen b and be content, or have got another block from another
 // controller; only then b is one too many.
 func (c *Controller) requestVanished(ctx context.Context, r *v2.BlockRequest, b *v2.AddressBlock) error {
-	l, err := c.coil.CoilV2().AddressBlocks().List(ctx, metav1.ListOptions{LabelSelector: v2.LabelRequest + "=" + string(r.UID)})
+	l, err := c.cfg.Coil.CoilV2().AddressBlocks().List(ctx, metav1.ListOptions{LabelSelector: v2.LabelRequest + "=" + string(r.UID)})
 	if err != nil {
 		return fmt.Errorf("list the blocks made for BlockRequest %s: %w", r.Name, err)
 	}
@@ -300,10 +290,7 @@ func older(a, b *v2.AddressBlock) bool {
 // deleteBlock marks a block deleted if it is as it was read. Its node removes it
 // when no pod has an address of it.
 func (c *Controller) deleteBlock(ctx context.Context, b *v2.AddressBlock) error {
-	err := c.coil.CoilV2().AddressBlocks().Delete(ctx, b.Name, metav1.DeleteOptions{
-		Preconditions: &metav1.Preconditions{UID: &b.UID, ResourceVersion: &b.ResourceVersion},
-	})
-	if err != nil && !apierrors.IsNotFound(err) {
+	if err := kube.DeleteAsRead(ctx, c.cfg.Coil.CoilV2().AddressBlocks(), b); err != nil {
 		return fmt.Errorf("delete surplus AddressBlock %s: %w", b.Name, err)
 	}
 	return nil

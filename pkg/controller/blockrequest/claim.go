@@ -31,7 +31,7 @@ func (c *Controller) claimed(ctx context.Context, r *v2.BlockRequest, w *work) (
 
 func (c *Controller) claim(ctx context.Context, r *v2.BlockRequest, w *work) (*v2.AddressBlock, error) {
 	name := r.Spec.Claim
-	b, err := c.coil.CoilV2().AddressBlocks().Get(ctx, name, metav1.GetOptions{})
+	b, err := c.cfg.Coil.CoilV2().AddressBlocks().Get(ctx, name, metav1.GetOptions{})
 	switch {
 	case err == nil && b.Labels[v2.LabelNode] == r.Spec.NodeName:
 		return b, nil
@@ -67,7 +67,7 @@ func (c *Controller) claim(ctx context.Context, r *v2.BlockRequest, w *work) (*v
 		c.ledger.contest(name, r.Spec.NodeName)
 		return nil, refusef(v2.ReasonBlockTaken, "Addresses of AddressBlock %s are in another block: two nodes may use them", name)
 	}
-	b, err = c.coil.CoilV2().AddressBlocks().Create(ctx, pools.NewBlock(pool, index, ranges, h), metav1.CreateOptions{})
+	b, err = c.cfg.Coil.CoilV2().AddressBlocks().Create(ctx, pools.NewBlock(pool, index, ranges, h), metav1.CreateOptions{})
 	switch {
 	case err == nil:
 		w.made = b.Name
@@ -127,7 +127,7 @@ func (c *Controller) noteClaim(r *v2.BlockRequest) {
 	if r.Spec.Claim == "" || r.DeletionTimestamp != nil || has(r, v2.BlockRequestComplete) || has(r, v2.BlockRequestFailed) {
 		return
 	}
-	if pool, err := c.pools.Get(r.Spec.PoolName); err == nil {
+	if pool := c.pools.Find(r.Spec.PoolName); pool != nil {
 		if _, _, err := blockNamed(pool, r.Spec.Claim); err != nil {
 			return
 		}

@@ -86,7 +86,7 @@ func TestClaimOfANodesAddress(t *testing.T) {
 			nodes := []*corev1.Node{withAddress("node", "10.0.0.1", "10.0.0.9"), withAddress("apiserver", "192.0.2.1", "10.0.0.6", "10.0.0.10")}
 			r := newReplica(t, api, 0, nodes...)
 			for _, n := range nodes {
-				r.nodeSeen(n)
+				r.nodeChanged(nil, n)
 			}
 			claim := api.addRequest("r", "node", "default")
 			claim.Spec.Claim = tt.claim

@@ -44,19 +44,18 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promauto"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	coreinformers "k8s.io/client-go/informers/core/v1"
 	"k8s.io/client-go/kubernetes"
-	corelisters "k8s.io/client-go/listers/core/v1"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
 
 	"github.com/coil-net/coil/generated/clientset/versioned"
 	informers "github.com/coil-net/coil/generated/informers/externalversions/coil/v2"
-	listers "github.com/coil-net/coil/generated/listers/coil/v2"
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
 	"github.com/coil-net/coil/pkg/faultpoint"
 	"github.com/coil-net/coil/pkg/kube"
@@ -91,14 +90,12 @@ type Config struct {
 
 // Controller answers BlockRequests.
 type Controller struct {
-	coil     versioned.Interface
-	core     kubernetes.Interface
-	requests cache.Indexer
-	blocks   cache.Indexer
-	pools    listers.AddressPoolLister
-	nodes    corelisters.NodeLister
+	cfg      Config
+	requests kube.Cache[v2.BlockRequest]
+	blocks   kube.Cache[v2.AddressBlock]
+	pools    kube.Cache[v2.AddressPool]
+	nodes    kube.Cache[corev1.Node]
 	synced   []cache.DoneChecker
-	recorder kube.Recorder
 	loop     *reconcile.Loop[string]
 	answers  *prometheus.CounterVec
 	now      func() time.Time
@@ -138,86 +135,49 @@ type attempt struct {
 // New returns a controller that isn't running.
 func New(cfg Config) (*Controller, error) {
 	c := &Controller{
-		coil:     cfg.Coil,
-		core:     cfg.Core,
-		requests: cfg.Requests.Informer().GetIndexer(),
-		blocks:   cfg.Blocks.Informer().GetIndexer(),
-		pools:    cfg.Pools.Lister(),
-		nodes:    cfg.Nodes.Lister(),
-		recorder: cfg.Recorder,
+		cfg:      cfg,
+		requests: kube.CacheOf[v2.BlockRequest](cfg.Requests.Informer()),
+		blocks:   kube.CacheOf[v2.AddressBlock](cfg.Blocks.Informer()),
+		pools:    kube.CacheOf[v2.AddressPool](cfg.Pools.Informer()),
+		nodes:    kube.CacheOf[corev1.Node](cfg.Nodes.Informer()),
 		now:      time.Now,
 		work:     map[string]*work{},
-		answers: prometheus.NewCounterVec(prometheus.CounterOpts{
+		answers: promauto.With(cfg.Registry).NewCounterVec(prometheus.CounterOpts{
 			Name: "coil_controller_blockrequests_answered_total",
 			Help: "BlockRequests answered by this process: Complete, or the reason why they failed.",
 		}, []string{"answer"}),
 	}
-	if cfg.Registry != nil {
-		if err := cfg.Registry.Register(c.answers); err != nil {
-			return nil, err
-		}
-	}
 	c.ledger = newLedger(c.now)
 	c.reader = newPoolReader(c.now, func(ctx context.Context, name string) (*v2.AddressPool, error) {
-		return c.coil.CoilV2().AddressPools().Get(ctx, name, metav1.GetOptions{})
+		return cfg.Coil.CoilV2().AddressPools().Get(ctx, name, metav1.GetOptions{})
 	})
-	var opts []reconcile.Option
-	if cfg.LoopMetrics != nil {
-		opts = append(opts, reconcile.WithMetrics(cfg.LoopMetrics))
-	}
-	c.loop = reconcile.New("blockrequest", c.sync, opts...)
-	return c, c.register(cfg)
+	c.loop = reconcile.New("blockrequest", c.sync, cfg.LoopMetrics)
+	return c, c.register()
 }
 
-func (c *Controller) register(cfg Config) error {
+func (c *Controller) register() error {
+	uidOf := func(r *v2.BlockRequest) []string { return []string{string(r.UID)} }
 	err := errors.Join(
-		cfg.Blocks.Informer().AddIndexers(cache.Indexers{byRequest: requestOfBlock, byHolder: holderOfBlock}),
-		cfg.Requests.Informer().AddIndexers(cache.Indexers{byUID: uidOf}),
+		c.blocks.AddIndexers(cache.Indexers{byRequest: kube.IndexBy(requestOfBlock), byHolder: kube.IndexBy(holderOfBlock)}),
+		c.requests.AddIndexers(cache.Indexers{byUID: kube.IndexBy(uidOf)}),
 	)
 	if err != nil {
 		return err
 	}
 	c.synced, err = reconcile.Register(
-		reconcile.On(cfg.Blocks.Informer(), cache.ResourceEventHandlerFuncs{
-			AddFunc:    c.blockSeen,
-			UpdateFunc: func(_, obj any) { c.blockSeen(obj) },
-			DeleteFunc: onDeletion(c.ledger.miss),
-		}),
-		reconcile.On(cfg.Requests.Informer(), reconcile.Handler(c.enqueue)),
-		reconcile.On(cfg.Pools.Informer(), cache.ResourceEventHandlerFuncs{DeleteFunc: onDeletion(func(pool string) {
-			c.reader.forget(pool)
-			c.ledger.forget(pool)
-		})}),
-		reconcile.On(cfg.Nodes.Informer(), cache.ResourceEventHandlerFuncs{
-			AddFunc:    c.nodeSeen,
-			UpdateFunc: func(_, obj any) { c.nodeSeen(obj) },
-			DeleteFunc: onDeletion(func(node string) { c.ledger.seeNode(node, nil) }),
-		}),
+		reconcile.On(c.cfg.Blocks.Informer(), reconcile.Changes(c.blockChanged)),
+		reconcile.On(c.cfg.Requests.Informer(), reconcile.Handler(c.enqueue)),
+		reconcile.On(c.cfg.Pools.Informer(), reconcile.Changes(c.poolChanged)),
+		reconcile.On(c.cfg.Nodes.Informer(), reconcile.Changes(c.nodeChanged)),
 	)
 	return err
 }
 
-// onDeletion passes on the name of what was deleted.
-func onDeletion(gone func(name string)) func(any) {
-	return func(obj any) {
-		if name, err := cache.DeletionHandlingMetaNamespaceKeyFunc(obj); err == nil {
-			gone(name)
-		}
+func requestOfBlock(b *v2.AddressBlock) []string {
+	if b.Labels[v2.LabelRequest] == "" {
+		return nil
 	}
-}
-
-func requestOfBlock(obj any) ([]string, error) {
-	if b, ok := obj.(*v2.AddressBlock); ok && b.Labels[v2.LabelRequest] != "" {
-		return []string{b.Labels[v2.LabelRequest]}, nil
-	}
-	return nil, nil
-}
-
-func uidOf(obj any) ([]string, error) {
-	if r, ok := obj.(*v2.BlockRequest); ok {
-		return []string{string(r.UID)}, nil
-	}
-	return nil, nil
+	return []string{b.Labels[v2.LabelRequest]}
 }
 
 func (c *Controller) enqueue(r *v2.BlockRequest) {
@@ -229,31 +189,34 @@ func (c *Controller) enqueue(r *v2.BlockRequest) {
 	c.loop.Add(r.Name)
 }
 
-// blockSeen also looks at the request of the block, for which it may be one too many.
-func (c *Controller) blockSeen(obj any) {
-	b, ok := obj.(*v2.AddressBlock)
-	if !ok {
+// blockChanged also looks at the request of the block, for which the block may be a surplus one.
+func (c *Controller) blockChanged(before, b *v2.AddressBlock) {
+	if b == nil {
+		c.ledger.miss(before.Name)
 		return
 	}
 	c.ledger.see(b)
 	if !c.active.Load() || b.DeletionTimestamp != nil {
 		return
 	}
-	of, err := c.requests.ByIndex(byUID, b.Labels[v2.LabelRequest])
-	if err != nil {
-		return // the index exists
-	}
-	for _, obj := range of {
-		if r, ok := obj.(*v2.BlockRequest); ok {
-			c.loop.Add(r.Name)
-		}
+	for _, r := range c.requests.By(byUID, b.Labels[v2.LabelRequest]) {
+		c.loop.Add(r.Name)
 	}
 }
 
-func (c *Controller) nodeSeen(obj any) {
-	if n, ok := obj.(*corev1.Node); ok {
-		c.ledger.seeNode(n.Name, plan.NodeInternalIPs(n))
+func (c *Controller) poolChanged(before, p *v2.AddressPool) {
+	if p == nil {
+		c.reader.forget(before.Name)
+		c.ledger.forget(before.Name)
 	}
+}
+
+func (c *Controller) nodeChanged(before, n *corev1.Node) {
+	if n == nil {
+		c.ledger.seeNode(before.Name, nil)
+		return
+	}
+	c.ledger.seeNode(n.Name, plan.NodeInternalIPs(n))
 }
 
 // Run answers requests until ctx ends. Call it when this process leads.
@@ -267,10 +230,8 @@ func (c *Controller) Run(ctx context.Context) error {
 	c.ledger.lead()
 	c.active.Store(true)
 	defer c.active.Store(false)
-	for _, obj := range c.requests.List() {
-		if r, ok := obj.(*v2.BlockRequest); ok {
-			c.enqueue(r)
-		}
+	for _, r := range c.requests.All() {
+		c.enqueue(r)
 	}
 	return c.loop.Run(ctx, workers)
 }
@@ -304,12 +265,8 @@ func (c *Controller) forget(name string) {
 }
 
 func (c *Controller) sync(ctx context.Context, name string) error {
-	obj, ok, err := c.requests.GetByKey(name)
-	if err != nil {
-		return err
-	}
-	r, isRequest := obj.(*v2.BlockRequest)
-	if !ok || !isRequest || r.DeletionTimestamp != nil || has(r, v2.BlockRequestFailed) {
+	r := c.requests.Find(name)
+	if r == nil || r.DeletionTimestamp != nil || has(r, v2.BlockRequestFailed) {
 		c.forget(name)
 		return nil
 	}
@@ -347,7 +304,7 @@ func (c *Controller) complete(ctx context.Context, r *v2.BlockRequest, b *v2.Add
 	answer.Status.AddressBlockName = b.Name
 	c.setCondition(answer, v2.BlockRequestComplete, v2.ReasonBlockAssigned,
 		fmt.Sprintf("Node %s has AddressBlock %s", r.Spec.NodeName, b.Name))
-	_, err := c.coil.CoilV2().BlockRequests().UpdateStatus(ctx, answer, metav1.UpdateOptions{})
+	_, err := c.cfg.Coil.CoilV2().BlockRequests().UpdateStatus(ctx, answer, metav1.UpdateOptions{})
 	if apierrors.IsNotFound(err) {
 		return c.requestVanished(ctx, r, b)
 	}
@@ -365,7 +322,7 @@ func (c *Controller) complete(ctx context.Context, r *v2.BlockRequest, b *v2.Add
 func (c *Controller) refuse(ctx context.Context, r *v2.BlockRequest, no *refusal) error {
 	answer := r.DeepCopy()
 	c.setCondition(answer, v2.BlockRequestFailed, no.reason, no.message)
-	_, err := c.coil.CoilV2().BlockRequests().UpdateStatus(ctx, answer, metav1.UpdateOptions{})
+	_, err := c.cfg.Coil.CoilV2().BlockRequests().UpdateStatus(ctx, answer, metav1.UpdateOptions{})
 	if apierrors.IsNotFound(err) {
 		return nil
 	}
@@ -374,8 +331,8 @@ func (c *Controller) refuse(ctx context.Context, r *v2.BlockRequest, no *refusal
 	}
 	c.answers.WithLabelValues(no.reason).Inc()
 	klog.FromContext(ctx).V(2).Info("Refused a request", "request", r.Name, "reason", no.reason, "message", no.message)
-	if n, err := c.nodes.Get(r.Spec.NodeName); err == nil {
-		c.recorder.Eventf(n, nil, corev1.EventTypeWarning, no.reason, "CarveBlock", "%s", no.message)
+	if n := c.nodes.Find(r.Spec.NodeName); n != nil {
+		c.cfg.Recorder.Eventf(n, nil, corev1.EventTypeWarning, no.reason, "CarveBlock", "%s", no.message)
 	}
 	return nil
 }

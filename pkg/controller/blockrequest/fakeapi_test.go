@@ -273,9 +273,9 @@ func (r *replica) deliver(t *testing.T) bool {
 	}
 	e := r.api.log[r.delivered]
 	r.delivered++
-	to := r.blocks
+	to := r.blocks.Indexer
 	if e.kind == "request" {
-		to = r.requests
+		to = r.requests.Indexer
 	}
 	var err error
 	if e.obj == nil {
@@ -290,7 +290,7 @@ func (r *replica) deliver(t *testing.T) bool {
 	} else {
 		err = to.Update(e.obj)
 		if e.kind == "block" {
-			r.blockSeen(e.obj)
+			r.blockChanged(nil, e.obj.(*v2.AddressBlock))
 		}
 	}
 	if err != nil {

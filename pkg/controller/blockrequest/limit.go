@@ -23,25 +23,20 @@ func (c *Controller) requireRoom(n *corev1.Node, pool string, blockSize int) err
 // heldBy counts the blocks of a pool that a node holds or is about to get, but for reserved ones, which are
 // an admin's.
 func (c *Controller) heldBy(node, pool string) int {
-	objs, err := c.blocks.ByIndex(byHolder, holderKey(node, pool))
-	if err != nil {
-		return 0 // the index exists
-	}
-	n := len(objs)
+	n := len(c.blocks.By(byHolder, holderKey(node, pool)))
 	for _, name := range c.ledger.unseen(pool, node) {
-		if _, seen, err := c.blocks.GetByKey(name); err == nil && !seen {
+		if c.blocks.Find(name) == nil {
 			n++
 		}
 	}
 	return n
 }
 
-func holderOfBlock(obj any) ([]string, error) {
-	b, ok := obj.(*v2.AddressBlock)
-	if !ok || b.Labels[v2.LabelReserved] == v2.ReservedValue {
-		return nil, nil
+func holderOfBlock(b *v2.AddressBlock) []string {
+	if b.Labels[v2.LabelReserved] == v2.ReservedValue {
+		return nil
 	}
-	return []string{holderKey(b.Labels[v2.LabelNode], b.Labels[v2.LabelPool])}, nil
+	return []string{holderKey(b.Labels[v2.LabelNode], b.Labels[v2.LabelPool])}
 }
 
 // holderKey is that of byHolder. No name has a slash.

@@ -6,8 +6,10 @@ import (
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/tools/pager"
 	"k8s.io/klog/v2"
 
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
@@ -24,8 +26,7 @@ func (c *Controller) survey(ctx context.Context) error {
 	return wait.PollUntilContextCancel(ctx, time.Second, true, func(ctx context.Context) (bool, error) {
 		unseen := map[types.UID][]string{}
 		err := c.eachBlock(ctx, "", func(b *v2.AddressBlock) {
-			obj, _, err := c.blocks.GetByKey(b.Name)
-			if cached, ok := obj.(*v2.AddressBlock); err == nil && ok && cached.UID == b.UID {
+			if cached := c.blocks.Find(b.Name); cached != nil && cached.UID == b.UID {
 				return
 			}
 			c.ledger.found(b)
@@ -49,18 +50,18 @@ func (c *Controller) readBlocks(ctx context.Context, pool string) error {
 
 // eachBlock calls f for the blocks that the API server has.
 func (c *Controller) eachBlock(ctx context.Context, selector string, f func(*v2.AddressBlock)) error {
-	opts := metav1.ListOptions{LabelSelector: selector, Limit: pageSize}
-	for {
-		l, err := c.coil.CoilV2().AddressBlocks().List(ctx, opts)
-		if err != nil {
-			return fmt.Errorf("list AddressBlocks: %w", err)
+	pages := pager.New(func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
+		return c.cfg.Coil.CoilV2().AddressBlocks().List(ctx, o)
+	})
+	pages.PageSize, pages.PageBufferSize = pageSize, 0
+	err := pages.EachListItem(ctx, metav1.ListOptions{LabelSelector: selector}, func(obj runtime.Object) error {
+		if b, ok := obj.(*v2.AddressBlock); ok {
+			f(b)
 		}
-		for i := range l.Items {
-			f(&l.Items[i])
-		}
-		if l.Continue == "" {
-			return nil
-		}
-		opts.Continue = l.Continue
+		return nil
+	})
+	if err != nil {
+		return fmt.Errorf("list AddressBlocks: %w", err)
 	}
+	return nil
 }

@@ -8,7 +8,6 @@ import (
 
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
@@ -19,15 +18,9 @@ import (
 
 // ensureBinding gives the account of routers its rights in its namespace.
 func (c *Controller) ensureBinding(ctx context.Context, e *v2.Egress) error {
-	all, err := c.cfg.Egresses.Lister().Egresses(e.Namespace).List(labels.Everything())
-	if err != nil {
-		return err
-	}
-	have, err := c.bindingIn(e.Namespace)
-	if err != nil {
-		return err
-	}
-	err = writer(c.cfg.Core.RbacV1().RoleBindings(e.Namespace), ownedByEgresses).Ensure(ctx, have, egress.RouterBinding(e.Namespace, all))
+	have := c.bindingIn(e.Namespace)
+	err := writer(c.cfg.Core.RbacV1().RoleBindings(e.Namespace), ownedByEgresses).
+		Ensure(ctx, have, egress.RouterBinding(e.Namespace, c.egressesIn(e.Namespace)))
 	var foreign *object.ForeignError
 	if errors.As(err, &foreign) && have != nil && egress.BindsRouters(have) {
 		return nil // it serves, whoever made it
@@ -35,25 +28,20 @@ func (c *Controller) ensureBinding(ctx context.Context, e *v2.Egress) error {
 	return err
 }
 
-func (c *Controller) bindingIn(namespace string) (*rbacv1.RoleBinding, error) {
-	return object.Cached(c.cfg.Accounts.Rbac().V1().RoleBindings().Lister().RoleBindings(namespace).Get(egress.RouterAccount))
+func (c *Controller) bindingIn(namespace string) *rbacv1.RoleBinding {
+	return cached[rbacv1.RoleBinding](c.cfg.Accounts.Rbac().V1().RoleBindings(), namespace, egress.RouterAccount)
 }
 
 // syncBinding takes from accounts of routers the rights that former versions gave them in all
 // namespaces, as soon as they have them in their own. Other subjects are an admin's and stay.
 func (c *Controller) syncBinding(ctx context.Context, name string) error {
-	have, err := object.Cached(c.cfg.Accounts.Rbac().V1().ClusterRoleBindings().Lister().Get(name))
-	if err != nil || have == nil {
-		return err
+	have := cached[rbacv1.ClusterRoleBinding](c.cfg.Accounts.Rbac().V1().ClusterRoleBindings(), "", name)
+	if have == nil {
+		return nil
 	}
-	var errs []error
-	subjects := egress.WithoutRouters(have.Subjects, func(namespace string) bool {
-		needs, err := c.needsCluster(namespace)
-		errs = append(errs, err)
-		return needs || err != nil
-	})
-	if err := errors.Join(errs...); err != nil || len(subjects) == len(have.Subjects) {
-		return err
+	subjects := egress.WithoutRouters(have.Subjects, c.needsCluster)
+	if len(subjects) == len(have.Subjects) {
+		return nil
 	}
 	body, err := json.Marshal(map[string]any{
 		// Who adds a subject meanwhile must not lose it.
@@ -74,11 +62,6 @@ func (c *Controller) syncBinding(ctx context.Context, name string) error {
 // needsCluster says whether the binding that gives the routers of a namespace their rights is yet to be
 // made. One that somebody else made in its place, and that doesn't, is told by a condition: else a tenant
 // would keep the rights in all namespaces by it.
-func (c *Controller) needsCluster(namespace string) (bool, error) {
-	egresses, err := c.cfg.Egresses.Lister().Egresses(namespace).List(labels.Everything())
-	if err != nil || len(egresses) == 0 {
-		return false, err
-	}
-	have, err := c.bindingIn(namespace)
-	return have == nil, err
+func (c *Controller) needsCluster(namespace string) bool {
+	return len(c.egressesIn(namespace)) > 0 && c.bindingIn(namespace) == nil
 }

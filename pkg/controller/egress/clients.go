@@ -5,7 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"sync"
+	"slices"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -14,8 +14,10 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/klog/v2"
 
+	"github.com/coil-net/coil/pkg/kube"
 	"github.com/coil-net/coil/pkg/kube/object"
 	"github.com/coil-net/coil/pkg/plan/egress"
 	"github.com/coil-net/coil/pkg/reconcile"
@@ -34,33 +36,26 @@ const (
 
 // syncClients makes the EndpointSlices of an Egress those of its clients.
 func (c *Controller) syncClients(ctx context.Context, key types.NamespacedName) error {
-	e, err := c.cfg.Egresses.Lister().Egresses(key.Namespace).Get(key.Name)
-	if apierrors.IsNotFound(err) {
-		c.refusals.tell(key, nil)
+	e := c.egresses.Find(key.String())
+	if e == nil {
+		c.refused.forget(key)
 		c.writes.forget(key)
 		c.wrote.forget(key)
 		return nil
 	}
-	if err != nil || e.DeletionTimestamp != nil {
-		return err
+	if e.DeletionTimestamp != nil {
+		return nil
 	}
 	if wait := collect - time.Since(c.wrote.get(key)); wait > 0 {
 		return reconcile.Later(wait)
 	}
-	have, err := c.slicesOf(key)
-	if err != nil {
-		return err
-	}
-	if c.writes.pending(key, have) {
+	have := c.slicesOf(key)
+	if c.writes.get(key).pending(have) {
 		return reconcile.Later(lagPause)
 	}
-	pods, err := c.podsOf(key)
-	if err != nil {
-		return err
-	}
 	// A selector that can't be used is told by the status.
-	clients, refused, _ := egress.Clients(egress.ClientFacts{Egress: e, Pods: pods, Namespaces: c.namespaceLabels})
-	for _, p := range c.refusals.tell(key, refused) {
+	clients, refused, _ := egress.Clients(egress.ClientFacts{Egress: e, Pods: c.pods.By(byEgress, key.String()), Namespaces: c.namespaceLabels})
+	for _, p := range c.newlyRefused(key, refused) {
 		c.cfg.Recorder.Eventf(podReference(p), nil, corev1.EventTypeWarning, "EgressNotAllowed", "Reconcile",
 			"Egress %s doesn't allow this namespace (spec.allowedNamespaces): what the pod sends to its destinations is dropped", key)
 	}
@@ -72,14 +67,23 @@ func (c *Controller) syncClients(ctx context.Context, key types.NamespacedName) 
 	return c.writeSlices(ctx, key, changes)
 }
 
+// newlyRefused returns the pods that an Egress refuses now and didn't refuse before.
+func (c *Controller) newlyRefused(key types.NamespacedName, refused []*corev1.Pod) []*corev1.Pod {
+	before, now := c.refused.get(key), sets.Set[types.UID]{}
+	for _, p := range refused {
+		now.Insert(p.UID)
+	}
+	c.refused.set(key, now)
+	return slices.DeleteFunc(refused, func(p *corev1.Pod) bool { return before.Has(p.UID) })
+}
+
 // podReference is an object that Events can be about: pods of the cache lack their kind.
 func podReference(p *corev1.Pod) *corev1.ObjectReference {
 	return &corev1.ObjectReference{Kind: "Pod", APIVersion: "v1", Namespace: p.Namespace, Name: p.Name, UID: p.UID}
 }
 
 func (c *Controller) namespaceLabels(name string) labels.Set {
-	obj, ok, err := c.cfg.Namespaces.GetIndexer().GetByKey(name)
-	if ns, isNS := obj.(*metav1.PartialObjectMetadata); err == nil && ok && isNS {
+	if ns := kube.CacheOf[metav1.PartialObjectMetadata](c.cfg.Namespaces).Find(name); ns != nil {
 		return ns.Labels
 	}
 	return nil
@@ -89,13 +93,16 @@ func (c *Controller) namespaceLabels(name string) labels.Set {
 // before others are removed: one that moves is never missing.
 func (c *Controller) writeSlices(ctx context.Context, key types.NamespacedName, changes egress.SliceChanges) error {
 	api := c.cfg.Core.DiscoveryV1().EndpointSlices(key.Namespace)
+	noted := writes{}
+	defer c.writes.set(key, noted)
 	var errs []error
 	done := func(s *discoveryv1.EndpointSlice, w write, what string, err error) {
 		if err != nil {
 			errs = append(errs, fmt.Errorf("%s EndpointSlice %s: %w", what, klog.KObj(s), err))
 			return
 		}
-		c.writes.note(key, s.Name, w)
+		w.at = time.Now()
+		noted[s.Name] = w
 		klog.FromContext(ctx).V(4).Info("Wrote clients", "egress", key, "slice", s.Name, "change", what, "clients", len(s.Endpoints))
 	}
 	for _, s := range changes.Create {
@@ -113,11 +120,7 @@ func (c *Controller) writeSlices(ctx context.Context, key types.NamespacedName, 
 		done(s, write{before: s.ResourceVersion}, "update", err)
 	}
 	for _, s := range changes.Delete {
-		err := api.Delete(ctx, s.Name, metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &s.UID, ResourceVersion: &s.ResourceVersion}})
-		if apierrors.IsNotFound(err) {
-			err = nil
-		}
-		done(s, write{before: s.ResourceVersion}, "delete", err)
+		done(s, write{before: s.ResourceVersion}, "delete", kube.DeleteAsRead(ctx, api, s))
 	}
 	return errors.Join(errs...)
 }
@@ -149,41 +152,18 @@ type write struct {
 	at     time.Time
 }
 
-// writes are those of slices, by Egress and name of slice. To plan on a cache that doesn't
+// writes are those of the slices of an Egress, by name of the slice. To plan on a cache that doesn't
 // show them would be to write in vain.
-type writes struct {
-	mu  sync.Mutex
-	all map[types.NamespacedName]map[string]write
-}
+type writes map[string]write
 
-func (w *writes) note(egress types.NamespacedName, slice string, entry write) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if w.all == nil {
-		w.all = map[types.NamespacedName]map[string]write{}
-	}
-	if w.all[egress] == nil {
-		w.all[egress] = map[string]write{}
-	}
-	entry.at = time.Now()
-	w.all[egress][slice] = entry
-}
-
-func (w *writes) forget(egress types.NamespacedName) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	delete(w.all, egress)
-}
-
-// pending says whether the cache, which has these slices, doesn't show all writes yet.
-func (w *writes) pending(egress types.NamespacedName, have []*discoveryv1.EndpointSlice) bool {
-	w.mu.Lock()
-	defer w.mu.Unlock()
+// pending says whether the cache, which has these slices, doesn't show all writes yet. It forgets the writes that
+// it shows.
+func (w writes) pending(have []*discoveryv1.EndpointSlice) bool {
 	versions := map[string]string{}
 	for _, s := range have {
 		versions[s.Name] = s.ResourceVersion
 	}
-	for slice, entry := range w.all[egress] {
+	for slice, entry := range w {
 		version, shown := versions[slice]
 		behind := shown && version == entry.before
 		if entry.made {
@@ -192,8 +172,7 @@ func (w *writes) pending(egress types.NamespacedName, have []*discoveryv1.Endpoi
 		if behind && time.Since(entry.at) < lagPatience {
 			return true
 		}
-		delete(w.all[egress], slice)
+		delete(w, slice)
 	}
-	delete(w.all, egress)
 	return false
 }

@@ -38,29 +38,21 @@ func TestWritesArePending(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				var w writes
-				if w.pending(nat, tt.behind) {
+				if writes(nil).pending(tt.behind) {
 					t.Error("pending before anything was written")
 				}
-				w.note(nat, "s", tt.entry)
-				if !w.pending(nat, tt.behind) {
+				tt.entry.at = time.Now()
+				w := writes{"s": tt.entry}
+				if !w.pending(tt.behind) {
 					t.Error("not pending")
 				}
-				if w.pending(types.NamespacedName{Name: "other"}, tt.behind) {
-					t.Error("another Egress waits, too")
-				}
-				if w.pending(nat, tt.fine) || w.pending(nat, tt.behind) || len(w.all) > 0 {
+				if w.pending(tt.fine) || w.pending(tt.behind) || len(w) > 0 {
 					t.Error("pending after the cache has shown it")
 				}
-				w.note(nat, "s", tt.entry)
+				w["s"] = tt.entry
 				time.Sleep(lagPatience)
-				if w.pending(nat, tt.behind) {
+				if w.pending(tt.behind) {
 					t.Error("pending for ever")
-				}
-				w.note(nat, "s", tt.entry)
-				w.forget(nat)
-				if w.pending(nat, tt.behind) {
-					t.Error("pending for an Egress that has gone")
 				}
 			})
 		})
@@ -125,16 +117,15 @@ func TestClientsAreCollected(t *testing.T) {
 		if err := f.Run(ended); err != nil { // which ends the queues
 			t.Error(err)
 		}
-		have, err := f.slicesOf(nat)
-		if n := egress.CountClients(have); err != nil || n != 6 {
-			t.Errorf("%d clients are written, want 6; %v", n, err)
+		if n := egress.CountClients(f.slicesOf(nat)); n != 6 {
+			t.Errorf("%d clients are written, want 6", n)
 		}
 	})
 }
 
 func TestRefusalsAreToldOnce(t *testing.T) {
 	pod := func(uid string) *corev1.Pod { return &corev1.Pod{ObjectMeta: metav1.ObjectMeta{UID: types.UID(uid)}} }
-	var r refusals
+	var c Controller
 	for i, step := range []struct {
 		refused []*corev1.Pod
 		told    int
@@ -142,11 +133,11 @@ func TestRefusalsAreToldOnce(t *testing.T) {
 		{nil, 0}, {[]*corev1.Pod{pod("a")}, 1}, {[]*corev1.Pod{pod("a"), pod("b")}, 1}, {[]*corev1.Pod{pod("b")}, 0},
 		{[]*corev1.Pod{pod("a"), pod("b")}, 1}, {nil, 0},
 	} {
-		if got := r.tell(nat, step.refused); len(got) != step.told {
+		if got := c.newlyRefused(nat, step.refused); len(got) != step.told {
 			t.Errorf("step %d: %d pods are told, want %d", i, len(got), step.told)
 		}
 	}
-	if len(r.told) > 0 {
-		t.Errorf("%v is kept", r.told)
+	if kept := c.refused.get(nat); len(kept) > 0 {
+		t.Errorf("%v are kept", kept)
 	}
 }

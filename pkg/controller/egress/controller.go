@@ -29,7 +29,6 @@ package egress
 
 import (
 	"context"
-	"fmt"
 	"net/netip"
 	"sync"
 	"time"
@@ -105,8 +104,9 @@ type Config struct {
 // Controller keeps Egresses.
 type Controller struct {
 	cfg      Config
-	pods     cache.Indexer
-	slices   cache.Indexer
+	egresses kube.Cache[v2.Egress]
+	pods     kube.Cache[corev1.Pod]
+	slices   kube.Cache[discoveryv1.EndpointSlice]
 	synced   []cache.DoneChecker
 	objects  *reconcile.Loop[types.NamespacedName]
 	clients  *reconcile.Loop[types.NamespacedName]
@@ -115,8 +115,10 @@ type Controller struct {
 	ranges   *ranges
 	now      func() metav1.Time
 	gauges   gauges
-	refusals refusals
-	writes   writes
+	// refused are the pods that may not use an Egress and were told so.
+	refused perEgress[sets.Set[types.UID]]
+	// writes are those of which the cache may not know yet, by name of the slice.
+	writes perEgress[writes]
 	// wrote is when clients were written last.
 	wrote perEgress[time.Time]
 	// counted is when the number of clients was written to the status last.
@@ -132,28 +134,20 @@ type Controller struct {
 // New returns a controller that isn't running.
 func New(cfg Config) (*Controller, error) {
 	c := &Controller{
-		cfg:    cfg,
-		pods:   cfg.Cluster.Core().V1().Pods().Informer().GetIndexer(),
-		slices: cfg.Clients.Discovery().V1().EndpointSlices().Informer().GetIndexer(),
-		now:    metav1.Now,
-		gauges: newGauges(),
+		cfg:      cfg,
+		egresses: kube.CacheOf[v2.Egress](cfg.Egresses.Informer()),
+		pods:     kube.CacheOf[corev1.Pod](cfg.Cluster.Core().V1().Pods().Informer()),
+		slices:   kube.CacheOf[discoveryv1.EndpointSlice](cfg.Clients.Discovery().V1().EndpointSlices().Informer()),
+		now:      metav1.Now,
+		gauges:   newGauges(cfg.Registry),
 
 		askTimeout: askTimeout,
 	}
 	c.ranges = newRanges(cfg)
-	if cfg.Registry != nil {
-		if err := c.gauges.register(cfg.Registry); err != nil {
-			return nil, err
-		}
-	}
-	var opts []reconcile.Option
-	if cfg.LoopMetrics != nil {
-		opts = append(opts, reconcile.WithMetrics(cfg.LoopMetrics))
-	}
-	c.objects = reconcile.New("egress", c.syncObjects, opts...)
-	c.clients = reconcile.New("egress-clients", c.syncClients, opts...)
-	c.binding = reconcile.New("egress-binding", c.syncBinding, opts...)
-	c.pressure = reconcile.New("egress-pressure", c.syncPressure, opts...)
+	c.objects = reconcile.New("egress", c.syncObjects, cfg.LoopMetrics)
+	c.clients = reconcile.New("egress-clients", c.syncClients, cfg.LoopMetrics)
+	c.binding = reconcile.New("egress-binding", c.syncBinding, cfg.LoopMetrics)
+	c.pressure = reconcile.New("egress-pressure", c.syncPressure, cfg.LoopMetrics)
 	return c, c.register()
 }
 
@@ -188,33 +182,14 @@ func writer[T object.Object](c object.Client[T], owned func(T) bool) object.Writ
 	return object.Writer[T]{Client: c, Manager: egress.ControllerName, Former: formerManagers, Owned: owned}
 }
 
-// podsOf returns the pods that name an Egress.
-func (c *Controller) podsOf(key types.NamespacedName) ([]*corev1.Pod, error) {
-	return indexed[corev1.Pod](c.pods, byEgress, key)
-}
-
 // routersOf returns the router pods of an Egress.
-func (c *Controller) routersOf(key types.NamespacedName) ([]*corev1.Pod, error) {
-	return indexed[corev1.Pod](c.pods, byRouter, key)
+func (c *Controller) routersOf(key types.NamespacedName) []*corev1.Pod {
+	return c.pods.By(byRouter, key.String())
 }
 
 // slicesOf returns the EndpointSlices of an Egress.
-func (c *Controller) slicesOf(key types.NamespacedName) ([]*discoveryv1.EndpointSlice, error) {
-	return indexed[discoveryv1.EndpointSlice](c.slices, byOwner, key)
-}
-
-func indexed[T any](i cache.Indexer, index string, key types.NamespacedName) ([]*T, error) {
-	objs, err := i.ByIndex(index, key.String())
-	if err != nil {
-		return nil, fmt.Errorf("%s of %s: %w", index, key, err)
-	}
-	out := make([]*T, 0, len(objs))
-	for _, obj := range objs {
-		if o, ok := any(obj).(*T); ok {
-			out = append(out, o)
-		}
-	}
-	return out, nil
+func (c *Controller) slicesOf(key types.NamespacedName) []*discoveryv1.EndpointSlice {
+	return c.slices.By(byOwner, key.String())
 }
 
 // perEgress is what is remembered of each Egress.
@@ -242,30 +217,4 @@ func (p *perEgress[T]) forget(egress types.NamespacedName) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	delete(p.all, egress)
-}
-
-// refusals are the pods that were told that they may not use an Egress.
-type refusals struct {
-	mu   sync.Mutex
-	told map[types.NamespacedName]map[types.UID]bool // by Egress
-}
-
-// tell remembers who is refused now, and returns those who weren't before.
-func (r *refusals) tell(egress types.NamespacedName, refused []*corev1.Pod) (untold []*corev1.Pod) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	now := map[types.UID]bool{}
-	for _, p := range refused {
-		now[p.UID] = true
-		if !r.told[egress][p.UID] {
-			untold = append(untold, p)
-		}
-	}
-	if r.told == nil {
-		r.told = map[types.NamespacedName]map[types.UID]bool{}
-	}
-	if r.told[egress] = now; len(now) == 0 {
-		delete(r.told, egress)
-	}
-	return untold
 }

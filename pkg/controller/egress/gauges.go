@@ -1,9 +1,8 @@
 package egress
 
 import (
-	"errors"
-
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promauto"
 	appsv1 "k8s.io/api/apps/v1"
 	"k8s.io/apimachinery/pkg/types"
 )
@@ -11,9 +10,9 @@ import (
 // gauges tell about each Egress. Only the leader exports them.
 type gauges struct{ clients, slices, ready *prometheus.GaugeVec }
 
-func newGauges() gauges {
+func newGauges(r prometheus.Registerer) gauges {
 	vec := func(name, help string) *prometheus.GaugeVec {
-		return prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: name, Help: help + " Only the leader exports it."}, []string{"namespace", "egress"})
+		return promauto.With(r).NewGaugeVec(prometheus.GaugeOpts{Name: name, Help: help + " Only the leader exports it."}, []string{"namespace", "egress"})
 	}
 	return gauges{
 		clients: vec("coil_controller_egress_clients", "Pods that are written into the EndpointSlices of an Egress."),
@@ -24,14 +23,6 @@ func newGauges() gauges {
 
 func (g gauges) all() []*prometheus.GaugeVec {
 	return []*prometheus.GaugeVec{g.clients, g.slices, g.ready}
-}
-
-func (g gauges) register(r prometheus.Registerer) error {
-	var errs []error
-	for _, v := range g.all() {
-		errs = append(errs, r.Register(v))
-	}
-	return errors.Join(errs...)
 }
 
 func (g gauges) set(key types.NamespacedName, clients, slices int, d *appsv1.Deployment) {

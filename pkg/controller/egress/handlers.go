@@ -2,6 +2,7 @@ package egress
 
 import (
 	"cmp"
+	"errors"
 	"maps"
 	"slices"
 
@@ -12,11 +13,11 @@ import (
 	policyv1 "k8s.io/api/policy/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/cache"
 
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
+	"github.com/coil-net/coil/pkg/kube"
 	"github.com/coil-net/coil/pkg/plan"
 	"github.com/coil-net/coil/pkg/plan/egress"
 	"github.com/coil-net/coil/pkg/reconcile"
@@ -24,10 +25,11 @@ import (
 
 // register adds indexes and handlers, which only add keys.
 func (c *Controller) register() error {
-	if err := c.pods.AddIndexers(cache.Indexers{byEgress: egressesOfPod, byRouter: egressOfRouter}); err != nil {
-		return err
-	}
-	if err := c.slices.AddIndexers(cache.Indexers{byOwner: egressOfSlice}); err != nil {
+	err := errors.Join(
+		c.pods.AddIndexers(cache.Indexers{byEgress: kube.IndexBy(egressesOfPod), byRouter: kube.IndexBy(egressOfRouter)}),
+		c.slices.AddIndexers(cache.Indexers{byOwner: kube.IndexBy(egressOfSlice)}),
+	)
+	if err != nil {
 		return err
 	}
 	cluster, routers, accounts := c.cfg.Cluster, c.cfg.Routers, c.cfg.Accounts
@@ -48,7 +50,6 @@ func (c *Controller) register() error {
 	if c.cfg.Pools != nil {
 		sources = append(sources, reconcile.On(c.cfg.Pools.Informer(), reconcile.Handler(func(*v2.AddressPool) { c.clusterChanged() })))
 	}
-	var err error
 	c.synced, err = reconcile.Register(sources...)
 	return err
 }
@@ -57,33 +58,23 @@ func keyOf(o metav1.Object) types.NamespacedName {
 	return types.NamespacedName{Namespace: o.GetNamespace(), Name: o.GetName()}
 }
 
-func egressesOfPod(obj any) ([]string, error) {
-	p, ok := obj.(*corev1.Pod)
-	if !ok {
-		return nil, nil
-	}
+func egressesOfPod(p *corev1.Pod) []string {
 	var keys []string
 	for _, ref := range plan.EgressRefs(p.Annotations) {
 		keys = append(keys, ref.String())
 	}
-	return keys, nil
+	return keys
 }
 
-func egressOfRouter(obj any) ([]string, error) {
-	if p, ok := obj.(*corev1.Pod); ok {
-		if egress, ok := plan.RouterOf(p.Labels); ok {
-			return []string{types.NamespacedName{Namespace: p.Namespace, Name: egress}.String()}, nil
-		}
+func egressOfRouter(p *corev1.Pod) []string {
+	egress, ok := plan.RouterOf(p.Labels)
+	if !ok {
+		return nil
 	}
-	return nil, nil
+	return []string{types.NamespacedName{Namespace: p.Namespace, Name: egress}.String()}
 }
 
-func egressOfSlice(obj any) ([]string, error) {
-	if s, ok := obj.(*discoveryv1.EndpointSlice); ok {
-		return []string{ownerOfSlice(s).String()}, nil
-	}
-	return nil, nil
-}
+func egressOfSlice(s *discoveryv1.EndpointSlice) []string { return []string{ownerOfSlice(s).String()} }
 
 func ownerOfSlice(s *discoveryv1.EndpointSlice) types.NamespacedName {
 	return types.NamespacedName{Namespace: s.Namespace, Name: s.Labels[v2.LabelEgress]}
@@ -133,13 +124,13 @@ func (c *Controller) addOne(namespace string) {
 	}
 }
 
+func (c *Controller) egressesIn(namespace string) []*v2.Egress {
+	return c.egresses.By(cache.NamespaceIndex, namespace)
+}
+
 // living returns the Egresses of a namespace that aren't being deleted.
 func (c *Controller) living(namespace string) []*v2.Egress {
-	all, err := c.cfg.Egresses.Lister().Egresses(namespace).List(labels.Everything())
-	if err != nil {
-		return nil // an indexer in memory has no errors
-	}
-	return slices.DeleteFunc(all, func(e *v2.Egress) bool { return e.DeletionTimestamp != nil })
+	return slices.DeleteFunc(c.egressesIn(namespace), func(e *v2.Egress) bool { return e.DeletionTimestamp != nil })
 }
 
 // podChanged looks at the clients of the Egresses that a pod names, or did, and soon at the
@@ -192,15 +183,9 @@ func (c *Controller) namespaceChanged(a, b *metav1.PartialObjectMetadata) {
 	if b == nil || a != nil && maps.Equal(a.Labels, b.Labels) {
 		return
 	}
-	pods, err := c.pods.ByIndex(cache.NamespaceIndex, b.Name)
-	if err != nil {
-		return // an indexer in memory has no errors
-	}
-	for _, obj := range pods {
-		if p, ok := obj.(*corev1.Pod); ok {
-			for _, ref := range plan.EgressRefs(p.Annotations) {
-				c.clients.Add(ref)
-			}
+	for _, p := range c.pods.By(cache.NamespaceIndex, b.Name) {
+		for _, ref := range plan.EgressRefs(p.Annotations) {
+			c.clients.Add(ref)
 		}
 	}
 }
@@ -216,11 +201,7 @@ func (c *Controller) nodeChanged(a, b *corev1.Node) {
 // clusterChanged looks at the status of all Egresses, soon.
 func (c *Controller) clusterChanged() {
 	c.ranges.expire()
-	all, err := c.cfg.Egresses.Lister().List(labels.Everything())
-	if err != nil {
-		return // an indexer in memory has no errors
-	}
-	for _, e := range all {
+	for _, e := range c.egresses.All() {
 		c.objects.AddAfter(keyOf(e), settle)
 	}
 }

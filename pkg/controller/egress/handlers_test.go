@@ -32,7 +32,7 @@ func TestSliceThatChangesItsEgress(t *testing.T) {
 		defer mu.Unlock()
 		keys = append(keys, key.String())
 		return nil
-	})
+	}, nil)
 	requireKeys := func(what string, want ...string) {
 		t.Helper()
 		testkit.Eventually(t, 5*time.Second, what, func() error {
@@ -85,7 +85,7 @@ func (f *fixture) queued(t *testing.T, do func(context.Context)) (keys []string)
 		f.Controller.objects = reconcile.New("objects", func(_ context.Context, key types.NamespacedName) error {
 			keys = append(keys, key.String())
 			return nil
-		})
+		}, nil)
 		do(t.Context())
 		ctx, cancel := context.WithCancel(t.Context())
 		var running sync.WaitGroup

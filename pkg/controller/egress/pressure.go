@@ -18,7 +18,6 @@ import (
 
 	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
@@ -75,17 +74,10 @@ func (a answers) byPod() map[string]gateway.Pressure {
 // questions and never answer. What it has answered before holds: one
 // whose table of connections is full drops ours, too.
 func (c *Controller) syncPressure(ctx context.Context, key types.NamespacedName) error {
-	e, err := c.cfg.Egresses.Lister().Egresses(key.Namespace).Get(key.Name)
-	if apierrors.IsNotFound(err) {
+	e := c.egresses.Find(key.String())
+	if e == nil {
 		c.pressures.forget(key)
 		return nil
-	}
-	if err != nil {
-		return err
-	}
-	routers, err := c.routersOf(key)
-	if err != nil {
-		return err
 	}
 	before, now := c.pressures.get(key), answers{}
 	round, cancel := context.WithTimeout(ctx, c.askTimeout)
@@ -93,7 +85,7 @@ func (c *Controller) syncPressure(ctx context.Context, key types.NamespacedName)
 	var mu sync.Mutex
 	var group errgroup.Group
 	group.SetLimit(askedAtOnce)
-	for _, pod := range askable(e, routers) {
+	for _, pod := range askable(e, c.routersOf(key)) {
 		group.Go(func() error {
 			at, _ := metricsOf(pod)
 			answer, err := ask(round, at)

@@ -3,8 +3,11 @@ package egress
 import (
 	"sync"
 
-	"k8s.io/apimachinery/pkg/labels"
+	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
 
+	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
+	"github.com/coil-net/coil/pkg/kube"
 	"github.com/coil-net/coil/pkg/plan/cluster"
 )
 
@@ -27,25 +30,21 @@ func (r *ranges) expire() {
 }
 
 // get returns the ranges, which nobody changes.
-func (r *ranges) get() (cluster.Ranges, error) {
+func (r *ranges) get() cluster.Ranges {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.fresh {
-		return r.all, nil
+		return r.all
 	}
-	facts := cluster.Facts{ForeignPods: r.cfg.Pools == nil, External: r.cfg.ExternalNodes}
-	var err error
+	facts := cluster.Facts{
+		Nodes:       kube.CacheOf[corev1.Node](r.cfg.Cluster.Core().V1().Nodes().Informer()).All(),
+		Services:    kube.CacheOf[networkingv1.ServiceCIDR](r.cfg.Cluster.Networking().V1().ServiceCIDRs().Informer()).All(),
+		ForeignPods: r.cfg.Pools == nil,
+		External:    r.cfg.ExternalNodes,
+	}
 	if r.cfg.Pools != nil {
-		if facts.Pools, err = r.cfg.Pools.Lister().List(labels.Everything()); err != nil {
-			return cluster.Ranges{}, err
-		}
-	}
-	if facts.Nodes, err = r.cfg.Cluster.Core().V1().Nodes().Lister().List(labels.Everything()); err != nil {
-		return cluster.Ranges{}, err
-	}
-	if facts.Services, err = r.cfg.Cluster.Networking().V1().ServiceCIDRs().Lister().List(labels.Everything()); err != nil {
-		return cluster.Ranges{}, err
+		facts.Pools = kube.CacheOf[v2.AddressPool](r.cfg.Pools.Informer()).All()
 	}
 	r.all, r.fresh = cluster.RangesOf(facts), true
-	return r.all, nil
+	return r.all
 }

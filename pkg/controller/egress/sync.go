@@ -14,11 +14,12 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
 
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
+	"github.com/coil-net/coil/pkg/kube"
 	"github.com/coil-net/coil/pkg/kube/object"
 	"github.com/coil-net/coil/pkg/plan/egress"
 	"github.com/coil-net/coil/pkg/reconcile"
@@ -48,15 +49,15 @@ func judge(kind, name string, err error) (v verdict, ok bool) {
 
 // syncObjects makes the objects of an Egress what they should be, and then its status.
 func (c *Controller) syncObjects(ctx context.Context, key types.NamespacedName) error {
-	e, err := c.cfg.Egresses.Lister().Egresses(key.Namespace).Get(key.Name)
-	if apierrors.IsNotFound(err) {
+	e := c.egresses.Find(key.String())
+	if e == nil {
 		c.gauges.forget(key)
 		c.verdicts.forget(key)
 		c.counted.forget(key)
 		return nil
 	}
-	if err != nil || e.DeletionTimestamp != nil {
-		return err
+	if e.DeletionTimestamp != nil {
+		return nil
 	}
 	facts := egress.Facts{Egress: e, Now: c.now()}
 	var errs []error
@@ -89,9 +90,7 @@ func (c *Controller) syncObjects(ctx context.Context, key types.NamespacedName) 
 		}
 	}
 	c.verdicts.set(key, now)
-	if err := c.observe(&facts); err != nil {
-		return errors.Join(append(errs, err)...)
-	}
+	c.observe(&facts)
 	status := egress.Status(facts)
 	wait := c.untilCounted(e, status)
 	if wait == 0 {
@@ -121,15 +120,9 @@ func (c *Controller) untilCounted(e *v2.Egress, status v2.EgressStatus) time.Dur
 }
 
 func (c *Controller) ensureAccount(ctx context.Context, e *v2.Egress) error {
-	all, err := c.cfg.Egresses.Lister().Egresses(e.Namespace).List(labels.Everything())
-	if err != nil {
-		return err
-	}
-	have, err := object.Cached(c.cfg.Accounts.Core().V1().ServiceAccounts().Lister().ServiceAccounts(e.Namespace).Get(egress.RouterAccount))
-	if err != nil {
-		return err
-	}
-	err = writer(c.cfg.Core.CoreV1().ServiceAccounts(e.Namespace), ownedByEgresses).Ensure(ctx, have, egress.RouterServiceAccount(e.Namespace, all))
+	have := cached[corev1.ServiceAccount](c.cfg.Accounts.Core().V1().ServiceAccounts(), e.Namespace, egress.RouterAccount)
+	err := writer(c.cfg.Core.CoreV1().ServiceAccounts(e.Namespace), ownedByEgresses).
+		Ensure(ctx, have, egress.RouterServiceAccount(e.Namespace, c.egressesIn(e.Namespace)))
 	var foreign *object.ForeignError
 	if errors.As(err, &foreign) {
 		// An account that somebody else made, as Coil 2.x did, serves as well, and is his.
@@ -149,10 +142,7 @@ func ownedByEgresses[T metav1.Object](a T) bool {
 }
 
 func (c *Controller) ensureService(ctx context.Context, e *v2.Egress) error {
-	have, err := object.Cached(c.cfg.Routers.Core().V1().Services().Lister().Services(e.Namespace).Get(e.Name))
-	if err != nil {
-		return err
-	}
+	have := cached[corev1.Service](c.cfg.Routers.Core().V1().Services(), e.Namespace, e.Name)
 	want, owned := egress.RouterService(e, c.cfg.Image.Port), ownedBy[*corev1.Service](e)
 	if have != nil && owned(have) {
 		if err := c.replacePorts(ctx, have, want); err != nil {
@@ -183,10 +173,7 @@ func (c *Controller) replacePorts(ctx context.Context, have, want *corev1.Servic
 }
 
 func (c *Controller) ensureBudget(ctx context.Context, e *v2.Egress) error {
-	have, err := object.Cached(c.cfg.Routers.Policy().V1().PodDisruptionBudgets().Lister().PodDisruptionBudgets(e.Namespace).Get(e.Name))
-	if err != nil {
-		return err
-	}
+	have := cached[policyv1.PodDisruptionBudget](c.cfg.Routers.Policy().V1().PodDisruptionBudgets(), e.Namespace, e.Name)
 	budgets := writer(c.cfg.Core.PolicyV1().PodDisruptionBudgets(e.Namespace), ownedBy[*policyv1.PodDisruptionBudget](e))
 	if want := egress.RouterBudget(e); want != nil {
 		return budgets.Ensure(ctx, have, want)
@@ -201,11 +188,7 @@ func (c *Controller) ensureDeployment(ctx context.Context, e *v2.Egress) error {
 	if err != nil {
 		return err
 	}
-	have, err := object.Cached(c.cfg.Routers.Apps().V1().Deployments().Lister().Deployments(e.Namespace).Get(e.Name))
-	if err != nil {
-		return err
-	}
-	err = writer(c.cfg.Core.AppsV1().Deployments(e.Namespace), ownedBy[*appsv1.Deployment](e)).Ensure(ctx, have, want)
+	err = writer(c.cfg.Core.AppsV1().Deployments(e.Namespace), ownedBy[*appsv1.Deployment](e)).Ensure(ctx, c.deploymentOf(e), want)
 	// Decoding and validation refuse with these, and will until the template changes. What else
 	// could be refused is made here.
 	if status := apierrors.APIStatus(nil); errors.As(err, &status) && (apierrors.IsInvalid(err) || apierrors.IsBadRequest(err)) {
@@ -214,35 +197,32 @@ func (c *Controller) ensureDeployment(ctx context.Context, e *v2.Egress) error {
 	return err
 }
 
+// cached returns the object of an informer's cache, nil if there is none.
+func cached[T any](of interface {
+	Informer() cache.SharedIndexInformer
+}, namespace, name string) *T {
+	return kube.CacheOf[T](of.Informer()).Find(cache.NewObjectName(namespace, name).String())
+}
+
+func (c *Controller) deploymentOf(e *v2.Egress) *appsv1.Deployment {
+	return cached[appsv1.Deployment](c.cfg.Routers.Apps().V1().Deployments(), e.Namespace, e.Name)
+}
+
 // observe adds what the caches have.
-func (c *Controller) observe(f *egress.Facts) error {
+func (c *Controller) observe(f *egress.Facts) {
 	key := keyOf(f.Egress)
-	d, err := object.Cached(c.cfg.Routers.Apps().V1().Deployments().Lister().Deployments(key.Namespace).Get(key.Name))
-	if err != nil {
-		return err
-	}
-	if d != nil && metav1.IsControlledBy(d, f.Egress) {
+	if d := c.deploymentOf(f.Egress); d != nil && metav1.IsControlledBy(d, f.Egress) {
 		f.Deployment = d
 	}
-	if f.Routers, err = c.routersOf(key); err != nil {
-		return err
-	}
-	have, err := c.slicesOf(key)
-	if err != nil {
-		return err
-	}
+	f.Routers = c.routersOf(key)
+	have := c.slicesOf(key)
 	f.Clients = egress.CountClients(have)
-	ranges, err := c.ranges.get()
-	if err != nil {
-		return err
-	}
-	f.InCluster = ranges.For(f.Egress)
+	f.InCluster = c.ranges.get().For(f.Egress)
 	if s := f.Egress.Spec.AllowedNamespaces; s != nil {
 		_, f.Selector = metav1.LabelSelectorAsSelector(s)
 	}
 	f.Pressure = c.pressures.get(key).byPod()
 	c.gauges.set(key, f.Clients, len(have), f.Deployment)
-	return nil
 }
 
 func (c *Controller) writeStatus(ctx context.Context, e *v2.Egress, status v2.EgressStatus) error {

@@ -20,31 +20,25 @@ package pool
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promauto"
 	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/labels"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/validation"
 	coreinformers "k8s.io/client-go/informers/core/v1"
 	networkinginformers "k8s.io/client-go/informers/networking/v1"
-	corelisters "k8s.io/client-go/listers/core/v1"
-	networkinglisters "k8s.io/client-go/listers/networking/v1"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
 
 	"github.com/coil-net/coil/generated/clientset/versioned"
 	informers "github.com/coil-net/coil/generated/informers/externalversions/coil/v2"
-	listers "github.com/coil-net/coil/generated/listers/coil/v2"
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
 	"github.com/coil-net/coil/pkg/kube"
 	"github.com/coil-net/coil/pkg/kube/object"
@@ -90,13 +84,11 @@ type Config struct {
 
 // Controller keeps AddressPools.
 type Controller struct {
-	coil     versioned.Interface
-	pools    listers.AddressPoolLister
-	blocks   cache.Indexer
-	nodes    corelisters.NodeLister
-	services networkinglisters.ServiceCIDRLister
-	carver   Carver
-	recorder kube.Recorder
+	cfg      Config
+	pools    kube.Cache[v2.AddressPool]
+	blocks   kube.Cache[v2.AddressBlock]
+	nodes    kube.Cache[corev1.Node]
+	services kube.Cache[networkingv1.ServiceCIDR]
 	synced   []cache.DoneChecker
 	loop     *reconcile.Loop[string]
 	now      func() metav1.Time
@@ -106,63 +98,44 @@ type Controller struct {
 
 // New returns a controller that isn't running.
 func New(cfg Config) (*Controller, error) {
+	metrics := promauto.With(cfg.Registry)
 	c := &Controller{
-		coil:     cfg.Coil,
-		pools:    cfg.Pools.Lister(),
-		blocks:   cfg.Blocks.Informer().GetIndexer(),
-		nodes:    cfg.Nodes.Lister(),
-		services: cfg.Services.Lister(),
-		carver:   cfg.Carver,
-		recorder: cfg.Recorder,
+		cfg:      cfg,
+		pools:    kube.CacheOf[v2.AddressPool](cfg.Pools.Informer()),
+		blocks:   kube.CacheOf[v2.AddressBlock](cfg.Blocks.Informer()),
+		nodes:    kube.CacheOf[corev1.Node](cfg.Nodes.Informer()),
+		services: kube.CacheOf[networkingv1.ServiceCIDR](cfg.Services.Informer()),
 		now:      metav1.Now,
-		maxBlocks: prometheus.NewGaugeVec(prometheus.GaugeOpts{
+		maxBlocks: metrics.NewGaugeVec(prometheus.GaugeOpts{
 			Name: "coil_controller_max_blocks",
 			Help: "Blocks that an AddressPool has, taken or not. Only the leader exports it.",
 		}, []string{"pool"}),
-		allocated: prometheus.NewGaugeVec(prometheus.GaugeOpts{
+		allocated: metrics.NewGaugeVec(prometheus.GaugeOpts{
 			Name: "coil_controller_allocated_blocks",
 			Help: "Blocks of an AddressPool that nodes hold. Only the leader exports it.",
 		}, []string{"pool"}),
 	}
-	if cfg.Registry != nil {
-		for _, m := range []prometheus.Collector{c.maxBlocks, c.allocated} {
-			if err := cfg.Registry.Register(m); err != nil {
-				return nil, err
-			}
-		}
-	}
-	var opts []reconcile.Option
-	if cfg.LoopMetrics != nil {
-		opts = append(opts, reconcile.WithMetrics(cfg.LoopMetrics))
-	}
-	c.loop = reconcile.New("pool", c.sync, opts...)
-	c.carver.OnClaim(c.loop.Add)
-	return c, c.register(cfg)
+	c.loop = reconcile.New("pool", c.sync, cfg.LoopMetrics)
+	cfg.Carver.OnClaim(c.loop.Add)
+	return c, c.register()
 }
 
-func (c *Controller) register(cfg Config) error {
-	if err := cfg.Blocks.Informer().AddIndexers(cache.Indexers{byPool: poolsOfBlock}); err != nil {
+func (c *Controller) register() error {
+	if err := c.blocks.AddIndexers(cache.Indexers{byPool: kube.IndexBy(pools.BlockPools)}); err != nil {
 		return err
 	}
 	var err error
 	c.synced, err = reconcile.Register(
-		reconcile.On(cfg.Pools.Informer(), reconcile.Changes(c.poolChanged)),
-		reconcile.On(cfg.Blocks.Informer(), reconcile.Handler(func(b *v2.AddressBlock) {
+		reconcile.On(c.cfg.Pools.Informer(), reconcile.Changes(c.poolChanged)),
+		reconcile.On(c.cfg.Blocks.Informer(), reconcile.Handler(func(b *v2.AddressBlock) {
 			for _, p := range pools.BlockPools(b) {
 				c.loop.AddAfter(p, settle)
 			}
 		})),
-		reconcile.On(cfg.Nodes.Informer(), reconcile.Changes(c.nodeChanged)),
-		reconcile.On(cfg.Services.Informer(), reconcile.Changes(func(_, _ *networkingv1.ServiceCIDR) { c.allPools() })),
+		reconcile.On(c.cfg.Nodes.Informer(), reconcile.Changes(c.nodeChanged)),
+		reconcile.On(c.cfg.Services.Informer(), reconcile.Changes(func(_, _ *networkingv1.ServiceCIDR) { c.allPools() })),
 	)
 	return err
-}
-
-func poolsOfBlock(obj any) ([]string, error) {
-	if b, ok := obj.(*v2.AddressBlock); ok {
-		return pools.BlockPools(b), nil
-	}
-	return nil, nil
 }
 
 // poolChanged looks at the pool at once, and soon at the others, which it may
@@ -189,11 +162,7 @@ func (c *Controller) nodeChanged(a, b *corev1.Node) {
 }
 
 func (c *Controller) allPools() {
-	all, err := c.pools.List(labels.Everything())
-	if err != nil {
-		return // an indexer in memory has no errors
-	}
-	for _, p := range all {
+	for _, p := range c.pools.All() {
 		c.loop.AddAfter(p.Name, settle)
 	}
 }
@@ -206,23 +175,18 @@ func (c *Controller) Run(ctx context.Context) error {
 }
 
 func (c *Controller) sync(ctx context.Context, name string) error {
-	p, err := c.pools.Get(name)
-	if apierrors.IsNotFound(err) {
+	p := c.pools.Find(name)
+	if p == nil {
 		c.maxBlocks.DeleteLabelValues(name)
 		c.allocated.DeleteLabelValues(name)
 		return nil
 	}
-	if err != nil {
-		return err
-	}
-	facts, err := c.facts(p)
-	if err != nil {
-		return err
-	}
+	facts := c.facts(p)
 	status := pools.Status(facts)
 	c.maxBlocks.WithLabelValues(name).Set(float64(status.Blocks.Total))
 	c.allocated.WithLabelValues(name).Set(float64(status.Blocks.Used))
 	if p.DeletionTimestamp == nil && !slices.Contains(p.Finalizers, v2.Finalizer) {
+		var err error
 		if p, err = c.setFinalizers(ctx, p, append(slices.Clone(p.Finalizers), v2.Finalizer)); err != nil || p == nil {
 			return err
 		}
@@ -254,38 +218,22 @@ func (c *Controller) drain(ctx context.Context, blocks []*v2.AddressBlock) error
 		if b.DeletionTimestamp != nil || b.Labels[v2.LabelReserved] == v2.ReservedValue {
 			continue
 		}
-		err := c.coil.CoilV2().AddressBlocks().Delete(ctx, b.Name, metav1.DeleteOptions{
-			Preconditions: &metav1.Preconditions{UID: &b.UID, ResourceVersion: &b.ResourceVersion},
-		})
-		if err != nil && !apierrors.IsNotFound(err) {
+		if err := kube.DeleteAsRead(ctx, c.cfg.Coil.CoilV2().AddressBlocks(), b); err != nil {
 			errs = append(errs, fmt.Errorf("mark AddressBlock %s of a deleted pool deleted: %w", b.Name, err))
 		}
 	}
 	return errors.Join(errs...)
 }
 
-func (c *Controller) facts(p *v2.AddressPool) (pools.Facts, error) {
-	f := pools.Facts{Pool: p, Claims: c.carver.Claims(p.Name), Now: c.now()}
-	if i, ok := c.carver.LastIndex(p); ok {
+func (c *Controller) facts(p *v2.AddressPool) pools.Facts {
+	f := pools.Facts{
+		Pool: p, Blocks: c.blocks.By(byPool, p.Name), Claims: c.cfg.Carver.Claims(p.Name),
+		Pools: c.pools.All(), Nodes: c.nodes.All(), Services: c.services.All(), Now: c.now(),
+	}
+	if i, ok := c.cfg.Carver.LastIndex(p); ok {
 		f.LastIndex = &i
 	}
-	objs, err := c.blocks.ByIndex(byPool, p.Name)
-	if err != nil {
-		return f, err
-	}
-	for _, obj := range objs {
-		if b, ok := obj.(*v2.AddressBlock); ok {
-			f.Blocks = append(f.Blocks, b)
-		}
-	}
-	if f.Pools, err = c.pools.List(labels.Everything()); err != nil {
-		return f, err
-	}
-	if f.Nodes, err = c.nodes.List(labels.Everything()); err != nil {
-		return f, err
-	}
-	f.Services, err = c.services.List(labels.Everything())
-	return f, err
+	return f
 }
 
 // release lets a deleted pool go, and says whether it went. The cache has no block
@@ -294,7 +242,7 @@ func (c *Controller) release(ctx context.Context, p *v2.AddressPool) (gone bool,
 	if !slices.Contains(p.Finalizers, v2.Finalizer) {
 		return true, nil // others keep it
 	}
-	if c.carver.Busy(p.Name) {
+	if c.cfg.Carver.Busy(p.Name) {
 		return false, reconcile.Later(busyPause)
 	}
 	if left, err := c.hasBlocks(ctx, p.Name); left || err != nil {
@@ -314,7 +262,7 @@ func (c *Controller) hasBlocks(ctx context.Context, pool string) (bool, error) {
 	if len(validation.IsValidLabelValue(pool)) > 0 {
 		return false, nil
 	}
-	l, err := c.coil.CoilV2().AddressBlocks().List(ctx, metav1.ListOptions{LabelSelector: v2.LabelPool + "=" + pool, Limit: 1})
+	l, err := c.cfg.Coil.CoilV2().AddressBlocks().List(ctx, metav1.ListOptions{LabelSelector: v2.LabelPool + "=" + pool, Limit: 1})
 	if err != nil {
 		return false, fmt.Errorf("list the blocks of AddressPool %s: %w", pool, err)
 	}
@@ -322,19 +270,9 @@ func (c *Controller) hasBlocks(ctx context.Context, pool string) (bool, error) {
 }
 
 // setFinalizers replaces the finalizers of a pool that is as it was read, and
-// returns what it is then; nil if it is gone. It sends nothing else of the pool: an
-// old one may break a rule that came later.
+// returns what it is then; nil if it is gone.
 func (c *Controller) setFinalizers(ctx context.Context, p *v2.AddressPool, finalizers []string) (*v2.AddressPool, error) {
-	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{
-		"uid": p.UID, "resourceVersion": p.ResourceVersion, "finalizers": finalizers,
-	}})
-	if err != nil {
-		return nil, err
-	}
-	after, err := c.coil.CoilV2().AddressPools().Patch(ctx, p.Name, types.MergePatchType, patch, metav1.PatchOptions{})
-	if apierrors.IsNotFound(err) {
-		return nil, nil
-	}
+	after, err := kube.PatchMetadata(ctx, c.cfg.Coil.CoilV2().AddressPools(), p, map[string]any{"finalizers": finalizers})
 	if err != nil {
 		return nil, fmt.Errorf("set the finalizers of AddressPool %s: %w", p.Name, err)
 	}
@@ -347,7 +285,7 @@ func (c *Controller) writeStatus(ctx context.Context, p *v2.AddressPool, status 
 	}
 	after := p.DeepCopy()
 	after.Status = status
-	wrote, err := object.WriteStatus(ctx, c.coil.CoilV2().AddressPools(), after, metav1.UpdateOptions{})
+	wrote, err := object.WriteStatus(ctx, c.cfg.Coil.CoilV2().AddressPools(), after, metav1.UpdateOptions{})
 	if !wrote {
 		return err
 	}
@@ -357,7 +295,7 @@ func (c *Controller) writeStatus(ctx context.Context, p *v2.AddressPool, status 
 		object.Warning{Condition: v2.PoolTerminating, Reason: v2.ReasonPoolTerminating},
 		object.Warning{Condition: v2.PoolSuspended, Reason: v2.ReasonPoolSuspended},
 	) {
-		c.recorder.Eventf(p, nil, corev1.EventTypeWarning, is.Reason, "Reconcile", "%s", is.Message)
+		c.cfg.Recorder.Eventf(p, nil, corev1.EventTypeWarning, is.Reason, "Reconcile", "%s", is.Message)
 		klog.FromContext(ctx).Info("A pool needs attention", "pool", p.Name, "reason", is.Reason, "message", is.Message)
 	}
 	return nil

@@ -61,15 +61,6 @@ type AbsentError struct{ error }
 
 func (e *AbsentError) Unwrap() error { return e.error }
 
-// Cached returns nil for what a lister doesn't have.
-func Cached[T Object](o T, err error) (T, error) {
-	if apierrors.IsNotFound(err) {
-		var none T
-		return none, nil
-	}
-	return o, err
-}
-
 // Ensure makes an object what it should be, by server-side apply. have is what the cache
 // has, nil if nothing; what it doesn't have is looked for, because an object without Coil's
 // labels isn't in the cache. An object that isn't owned is left alone: the error is a *ForeignError.

@@ -251,9 +251,9 @@ func idle(client *fake.Clientset, blocks cache.Indexer) *Manager {
 		record:   &record{blocks: map[string]store.Usage{}}, exporter: &exporter{}, news: newWaiters(), asked: newAsked(),
 		since: map[string]time.Time{}, offered: map[string]bool{}, gone: map[types.UID]bool{}, unsure: map[types.UID]*v2.AddressBlock{},
 		claimed: map[types.UID]bool{}, disputed: map[string]bool{}, lost: map[string]lostBlock{}, reported: map[string]time.Time{},
-		status: reconcile.New("status", func(context.Context, struct{}) error { return nil }),
-		supply: reconcile.New("supply", func(context.Context, string) error { return nil }),
-		export: reconcile.New("export", func(context.Context, struct{}) error { return nil }),
+		status: reconcile.New("status", func(context.Context, struct{}) error { return nil }, nil),
+		supply: reconcile.New("supply", func(context.Context, string) error { return nil }, nil),
+		export: reconcile.New("export", func(context.Context, struct{}) error { return nil }, nil),
 	}
 }
 

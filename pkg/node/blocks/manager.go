@@ -136,10 +136,10 @@ func New(cfg Config, client typed.CoilV2Interface, blocks, requests cache.Shared
 		lost:     map[string]lostBlock{},
 		reported: map[string]time.Time{},
 	}
-	m.supply = reconcile.New("blocks", m.syncPool, reconcile.WithMetrics(metrics))
-	m.export = reconcile.New("export", func(ctx context.Context, _ struct{}) error { return m.Export(ctx) }, reconcile.WithMetrics(metrics))
-	m.status = reconcile.New("block-status", m.syncStatus, reconcile.WithMetrics(metrics))
-	m.search = reconcile.New("lost-blocks", m.syncAllLost, reconcile.WithMetrics(metrics))
+	m.supply = reconcile.New("blocks", m.syncPool, metrics)
+	m.export = reconcile.New("export", func(ctx context.Context, _ struct{}) error { return m.Export(ctx) }, metrics)
+	m.status = reconcile.New("block-status", m.syncStatus, metrics)
+	m.search = reconcile.New("lost-blocks", m.syncAllLost, metrics)
 
 	var err error
 	m.synced, err = reconcile.Register(

@@ -161,9 +161,9 @@ func New(cfg Config, c Cluster, n Network, r store.Clients, e Recorder, m *recon
 			Help: "Flows that could not be kept with their router when routers changed: a pod had too many.",
 		}),
 	}
-	mgr.loop = reconcile.New("egress", mgr.decide, reconcile.WithMetrics(m))
-	mgr.pods = reconcile.New("egress-pods", mgr.workOn, reconcile.WithMetrics(m))
-	mgr.ignored = reconcile.New("egress-ignored", mgr.tellIgnored, reconcile.WithMetrics(m))
+	mgr.loop = reconcile.New("egress", mgr.decide, m)
+	mgr.pods = reconcile.New("egress-pods", mgr.workOn, m)
+	mgr.ignored = reconcile.New("egress-ignored", mgr.tellIgnored, m)
 	return mgr
 }
 

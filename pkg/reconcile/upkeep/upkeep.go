@@ -54,7 +54,7 @@ func New(cfg Config, repairs *reconcile.Repairs, metrics *reconcile.Metrics) *Lo
 			return err
 		}
 		return reconcile.Later(l.pause())
-	}, reconcile.WithMetrics(metrics))
+	}, metrics)
 	return l
 }
 
