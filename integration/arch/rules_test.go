@@ -49,6 +49,7 @@ var places = map[string]layer{
 	"pkg/dataplane/":  pure,
 	"pkg/faultpoint/": pure,
 	"pkg/store":       pure,
+	"pkg/syncmap/":    pure,
 
 	"generated/":        adapter,
 	"pkg/kernel/":       adapter,

@@ -1,8 +1,6 @@
 package kube
 
 import (
-	"fmt"
-
 	"k8s.io/client-go/tools/cache"
 )
 
@@ -14,10 +12,7 @@ func CacheOf[T any](i cache.SharedIndexInformer) Cache[T] { return Cache[T]{i.Ge
 
 // Find returns the object of a key, nil if there is none. The key is the name, or "namespace/name".
 func (c Cache[T]) Find(key string) *T {
-	obj, _, err := c.GetByKey(key)
-	if err != nil {
-		panic(fmt.Sprintf("cache of %T: %v", *new(T), err)) // a cache in memory has no errors
-	}
+	obj, _, _ := c.GetByKey(key) // a cache in memory has no errors
 	o, _ := obj.(*T)
 	return o
 }
@@ -25,14 +20,37 @@ func (c Cache[T]) Find(key string) *T {
 // All returns the objects.
 func (c Cache[T]) All() []*T { return objects[T](c.List()) }
 
-// By returns the objects that an index has under a key. It panics if there is no such index.
-func (c Cache[T]) By(index, key string) []*T {
-	objs, err := c.ByIndex(index, key)
-	if err != nil {
-		panic(fmt.Sprintf("cache of %T: %v", *new(T), err))
-	}
+// In returns the objects of a namespace.
+func (c Cache[T]) In(namespace string) []*T { return c.index(cache.NamespaceIndex).Under(namespace) }
+
+// Index has the objects of a cache under keys.
+type Index[T any] struct {
+	cache.Indexer
+	name string
+}
+
+func (c Cache[T]) index(name string) Index[T] { return Index[T]{c.Indexer, name} }
+
+// IndexBy adds an index to the cache, in which each object is under the keys that a function returns. The name is
+// the index's alone.
+func (c Cache[T]) IndexBy(name string, keys func(*T) []string) (Index[T], error) {
+	err := c.AddIndexers(cache.Indexers{name: func(obj any) ([]string, error) {
+		if o, ok := obj.(*T); ok {
+			return keys(o), nil
+		}
+		return nil, nil
+	}})
+	return c.index(name), err
+}
+
+// Under returns the objects under a key.
+func (i Index[T]) Under(key string) []*T {
+	objs, _ := i.ByIndex(i.name, key) // the index exists
 	return objects[T](objs)
 }
+
+// Keys returns the keys under which there are objects.
+func (i Index[T]) Keys() []string { return i.ListIndexFuncValues(i.name) }
 
 func objects[T any](objs []any) []*T {
 	all := make([]*T, 0, len(objs))
@@ -42,14 +60,4 @@ func objects[T any](objs []any) []*T {
 		}
 	}
 	return all
-}
-
-// IndexBy returns the function of an index that has each object under some keys.
-func IndexBy[T any](keys func(*T) []string) cache.IndexFunc {
-	return func(obj any) ([]string, error) {
-		if o, ok := obj.(*T); ok {
-			return keys(o), nil
-		}
-		return nil, nil
-	}
 }

@@ -1,6 +1,7 @@
 package kube
 
 import (
+	"slices"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
@@ -11,12 +12,12 @@ import (
 )
 
 func TestCache(t *testing.T) {
-	const byNode = "node"
-	onNode := func(p *corev1.Pod) []string { return []string{p.Spec.NodeName} }
-	c := Cache[corev1.Pod]{cache.NewIndexer(cache.MetaNamespaceKeyFunc, cache.Indexers{byNode: IndexBy(onNode)})}
+	c := Cache[corev1.Pod]{cache.NewIndexer(cache.MetaNamespaceKeyFunc, cache.Indexers{cache.NamespaceIndex: cache.MetaNamespaceIndexFunc})}
+	byNode, err := c.IndexBy("node", func(p *corev1.Pod) []string { return []string{p.Spec.NodeName} })
+	testkit.Check(t, err)
 	for name, node := range map[string]string{"a": "one", "b": "one", "c": "two"} {
 		pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "apps", Name: name}, Spec: corev1.PodSpec{NodeName: node}}
-		testkit.NoError(t, c.Add(pod))
+		testkit.Check(t, c.Add(pod))
 	}
 	if p := c.Find("apps/c"); p == nil || p.Name != "c" {
 		t.Errorf("apps/c: %v", p)
@@ -28,14 +29,17 @@ func TestCache(t *testing.T) {
 		t.Errorf("%d pods, want 3", n)
 	}
 	for node, want := range map[string]int{"one": 2, "two": 1, "three": 0} {
-		if n := len(c.By(byNode, node)); n != want {
+		if n := len(byNode.Under(node)); n != want {
 			t.Errorf("%d pods on node %s, want %d", n, node, want)
 		}
 	}
-	defer func() {
-		if recover() == nil {
-			t.Error("an index that doesn't exist has no pods")
-		}
-	}()
-	c.By("zone", "a")
+	if all, none := len(c.In("apps")), len(c.In("web")); all != 3 || none != 0 {
+		t.Errorf("%d pods in apps, %d in web", all, none)
+	}
+	if keys := byNode.Keys(); !slices.Equal(slices.Sorted(slices.Values(keys)), []string{"one", "two"}) {
+		t.Errorf("nodes %q", keys)
+	}
+	if _, err := c.IndexBy("node", func(*corev1.Pod) []string { return nil }); err == nil {
+		t.Error("two indexes have the same name")
+	}
 }

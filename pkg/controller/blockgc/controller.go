@@ -50,7 +50,6 @@ import (
 )
 
 const (
-	byNode = "blockgc-node"
 	// settle lets a new block and its Node both arrive in the caches.
 	settle  = time.Second
 	workers = 2
@@ -85,6 +84,7 @@ type Config struct {
 type Controller struct {
 	cfg    Config
 	blocks kube.Cache[v2.AddressBlock]
+	byNode kube.Index[v2.AddressBlock]
 	pools  kube.Cache[v2.AddressPool]
 	nodes  kube.Cache[corev1.Node]
 	synced []cache.DoneChecker
@@ -108,8 +108,9 @@ func New(cfg Config) (*Controller, error) {
 		seen:   map[types.UID]time.Time{},
 	}
 	c.loop = reconcile.New("blockgc", c.sync, cfg.LoopMetrics)
-	nodeOf := func(b *v2.AddressBlock) []string { return []string{b.Labels[v2.LabelNode]} }
-	if err := c.blocks.AddIndexers(cache.Indexers{byNode: kube.IndexBy(nodeOf)}); err != nil {
+	var err error
+	c.byNode, err = c.blocks.IndexBy("blockgc-node", func(b *v2.AddressBlock) []string { return []string{b.Labels[v2.LabelNode]} })
+	if err != nil {
 		return nil, err
 	}
 	synced, err := reconcile.Register(
@@ -170,7 +171,7 @@ func (c *Controller) forget(b *v2.AddressBlock) {
 
 // nodeChanged is called when a Node comes or goes.
 func (c *Controller) nodeChanged(n *corev1.Node) {
-	for _, b := range c.blocks.By(byNode, n.Name) {
+	for _, b := range c.byNode.Under(n.Name) {
 		c.nodeSeen(b, n) // also while another replica leads, which may end
 	}
 	if c.active.Load() {
@@ -204,7 +205,7 @@ func (c *Controller) Run(ctx context.Context) error {
 
 // all looks at every block.
 func (c *Controller) all(ctx context.Context) {
-	for _, node := range c.blocks.ListIndexFuncValues(byNode) {
+	for _, node := range c.byNode.Keys() {
 		c.loop.Add(node)
 	}
 	for _, b := range c.blocks.All() {
@@ -235,7 +236,7 @@ func (c *Controller) warn(ctx context.Context, b *v2.AddressBlock, reason, messa
 
 // sync looks at the blocks of one node.
 func (c *Controller) sync(ctx context.Context, node string) error {
-	blocks := c.blocks.By(byNode, node)
+	blocks := c.byNode.Under(node)
 	if node == "" || c.nothingToDo(node, blocks) {
 		return nil
 	}

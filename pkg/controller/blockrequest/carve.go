@@ -87,7 +87,7 @@ func (c *Controller) madeFor(r *v2.BlockRequest, w *work) []string {
 
 // cachedFor returns the blocks of the cache that were made for a request.
 func (c *Controller) cachedFor(r *v2.BlockRequest) []*v2.AddressBlock {
-	return slices.DeleteFunc(c.blocks.By(byRequest, string(r.UID)), func(b *v2.AddressBlock) bool { return b.DeletionTimestamp != nil })
+	return slices.DeleteFunc(c.made.Under(string(r.UID)), func(b *v2.AddressBlock) bool { return b.DeletionTimestamp != nil })
 }
 
 // ours returns a block as the API server has it, or nil if it isn't there, is on

@@ -63,13 +63,6 @@ import (
 	"github.com/coil-net/coil/pkg/reconcile"
 )
 
-// Names of the indexes of the informers.
-const (
-	byRequest = "blockrequest-uid"
-	byHolder  = "blockrequest-node-pool"
-	byUID     = "blockrequest-own-uid"
-)
-
 // workers is the number of requests that are answered at once. It keeps an API server busy, whose writes take a few
 // milliseconds each.
 const workers = 16
@@ -92,7 +85,10 @@ type Config struct {
 type Controller struct {
 	cfg      Config
 	requests kube.Cache[v2.BlockRequest]
+	byUID    kube.Index[v2.BlockRequest]
 	blocks   kube.Cache[v2.AddressBlock]
+	made     kube.Index[v2.AddressBlock] // by the UID of the request that they were made for
+	held     kube.Index[v2.AddressBlock] // by holderKey
 	pools    kube.Cache[v2.AddressPool]
 	nodes    kube.Cache[corev1.Node]
 	synced   []cache.DoneChecker
@@ -156,14 +152,14 @@ func New(cfg Config) (*Controller, error) {
 }
 
 func (c *Controller) register() error {
-	uidOf := func(r *v2.BlockRequest) []string { return []string{string(r.UID)} }
-	err := errors.Join(
-		c.blocks.AddIndexers(cache.Indexers{byRequest: kube.IndexBy(requestOfBlock), byHolder: kube.IndexBy(holderOfBlock)}),
-		c.requests.AddIndexers(cache.Indexers{byUID: kube.IndexBy(uidOf)}),
-	)
-	if err != nil {
+	var errs [3]error
+	c.byUID, errs[0] = c.requests.IndexBy("blockrequest-uid", func(r *v2.BlockRequest) []string { return []string{string(r.UID)} })
+	c.made, errs[1] = c.blocks.IndexBy("blockrequest-made", requestOfBlock)
+	c.held, errs[2] = c.blocks.IndexBy("blockrequest-held", holderOfBlock)
+	if err := errors.Join(errs[:]...); err != nil {
 		return err
 	}
+	var err error
 	c.synced, err = reconcile.Register(
 		reconcile.On(c.cfg.Blocks.Informer(), reconcile.Changes(c.blockChanged)),
 		reconcile.On(c.cfg.Requests.Informer(), reconcile.Handler(c.enqueue)),
@@ -199,7 +195,7 @@ func (c *Controller) blockChanged(before, b *v2.AddressBlock) {
 	if !c.active.Load() || b.DeletionTimestamp != nil {
 		return
 	}
-	for _, r := range c.requests.By(byUID, b.Labels[v2.LabelRequest]) {
+	for _, r := range c.byUID.Under(b.Labels[v2.LabelRequest]) {
 		c.loop.Add(r.Name)
 	}
 }

@@ -23,7 +23,7 @@ func (c *Controller) requireRoom(n *corev1.Node, pool string, blockSize int) err
 // heldBy counts the blocks of a pool that a node holds or is about to get, but for reserved ones, which are
 // an admin's.
 func (c *Controller) heldBy(node, pool string) int {
-	n := len(c.blocks.By(byHolder, holderKey(node, pool)))
+	n := len(c.held.Under(holderKey(node, pool)))
 	for _, name := range c.ledger.unseen(pool, node) {
 		if c.blocks.Find(name) == nil {
 			n++
@@ -39,5 +39,5 @@ func holderOfBlock(b *v2.AddressBlock) []string {
 	return []string{holderKey(b.Labels[v2.LabelNode], b.Labels[v2.LabelPool])}
 }
 
-// holderKey is that of byHolder. No name has a slash.
+// holderKey is the key of the blocks of a pool that a node holds. No name has a slash.
 func holderKey(node, pool string) string { return node + "/" + pool }

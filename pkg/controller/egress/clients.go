@@ -38,23 +38,23 @@ const (
 func (c *Controller) syncClients(ctx context.Context, key types.NamespacedName) error {
 	e := c.egresses.Find(key.String())
 	if e == nil {
-		c.refused.forget(key)
-		c.writes.forget(key)
-		c.wrote.forget(key)
+		c.refused.Delete(key)
+		c.writes.Delete(key)
+		c.wrote.Delete(key)
 		return nil
 	}
 	if e.DeletionTimestamp != nil {
 		return nil
 	}
-	if wait := collect - time.Since(c.wrote.get(key)); wait > 0 {
+	if wait := collect - time.Since(c.wrote.Get(key)); wait > 0 {
 		return reconcile.Later(wait)
 	}
 	have := c.slicesOf(key)
-	if c.writes.get(key).pending(have) {
+	if c.writes.Get(key).pending(have) {
 		return reconcile.Later(lagPause)
 	}
 	// A selector that can't be used is told by the status.
-	clients, refused, _ := egress.Clients(egress.ClientFacts{Egress: e, Pods: c.pods.By(byEgress, key.String()), Namespaces: c.namespaceLabels})
+	clients, refused, _ := egress.Clients(egress.ClientFacts{Egress: e, Pods: c.naming.Under(key.String()), Namespaces: c.namespaceLabels})
 	for _, p := range c.newlyRefused(key, refused) {
 		c.cfg.Recorder.Eventf(podReference(p), nil, corev1.EventTypeWarning, "EgressNotAllowed", "Reconcile",
 			"Egress %s doesn't allow this namespace (spec.allowedNamespaces): what the pod sends to its destinations is dropped", key)
@@ -63,17 +63,17 @@ func (c *Controller) syncClients(ctx context.Context, key types.NamespacedName) 
 	if len(changes.Create)+len(changes.Update)+len(changes.Delete) == 0 {
 		return nil
 	}
-	c.wrote.set(key, time.Now())
+	c.wrote.Set(key, time.Now())
 	return c.writeSlices(ctx, key, changes)
 }
 
 // newlyRefused returns the pods that an Egress refuses now and didn't refuse before.
 func (c *Controller) newlyRefused(key types.NamespacedName, refused []*corev1.Pod) []*corev1.Pod {
-	before, now := c.refused.get(key), sets.Set[types.UID]{}
+	before, now := c.refused.Get(key), sets.Set[types.UID]{}
 	for _, p := range refused {
 		now.Insert(p.UID)
 	}
-	c.refused.set(key, now)
+	c.refused.Set(key, now)
 	return slices.DeleteFunc(refused, func(p *corev1.Pod) bool { return before.Has(p.UID) })
 }
 
@@ -94,7 +94,7 @@ func (c *Controller) namespaceLabels(name string) labels.Set {
 func (c *Controller) writeSlices(ctx context.Context, key types.NamespacedName, changes egress.SliceChanges) error {
 	api := c.cfg.Core.DiscoveryV1().EndpointSlices(key.Namespace)
 	noted := writes{}
-	defer c.writes.set(key, noted)
+	defer c.writes.Set(key, noted)
 	var errs []error
 	done := func(s *discoveryv1.EndpointSlice, w write, what string, err error) {
 		if err != nil {

@@ -137,7 +137,7 @@ func TestRefusalsAreToldOnce(t *testing.T) {
 			t.Errorf("step %d: %d pods are told, want %d", i, len(got), step.told)
 		}
 	}
-	if kept := c.refused.get(nat); len(kept) > 0 {
+	if kept := c.refused.Get(nat); len(kept) > 0 {
 		t.Errorf("%v are kept", kept)
 	}
 }

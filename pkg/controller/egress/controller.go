@@ -30,7 +30,6 @@ package egress
 import (
 	"context"
 	"net/netip"
-	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -51,13 +50,10 @@ import (
 	"github.com/coil-net/coil/pkg/kube/object"
 	"github.com/coil-net/coil/pkg/plan/egress"
 	"github.com/coil-net/coil/pkg/reconcile"
+	"github.com/coil-net/coil/pkg/syncmap"
 )
 
 const (
-	byEgress = "pod-egresses"
-	byRouter = "pod-router"
-	byOwner  = "slice-egress"
-
 	// settle is for how long changes are collected that only the status follows.
 	settle = time.Second
 	// countEvery is how often the status of an Egress is written for the number of its clients alone.
@@ -106,7 +102,9 @@ type Controller struct {
 	cfg      Config
 	egresses kube.Cache[v2.Egress]
 	pods     kube.Cache[corev1.Pod]
-	slices   kube.Cache[discoveryv1.EndpointSlice]
+	naming   kube.Index[corev1.Pod]                // by the Egresses that they name
+	routers  kube.Index[corev1.Pod]                // by their Egress
+	slices   kube.Index[discoveryv1.EndpointSlice] // by their Egress
 	synced   []cache.DoneChecker
 	objects  *reconcile.Loop[types.NamespacedName]
 	clients  *reconcile.Loop[types.NamespacedName]
@@ -131,13 +129,15 @@ type Controller struct {
 	verdicts perEgress[map[string]verdict]
 }
 
+// perEgress is what is remembered of each Egress.
+type perEgress[T any] = syncmap.Map[types.NamespacedName, T]
+
 // New returns a controller that isn't running.
 func New(cfg Config) (*Controller, error) {
 	c := &Controller{
 		cfg:      cfg,
 		egresses: kube.CacheOf[v2.Egress](cfg.Egresses.Informer()),
 		pods:     kube.CacheOf[corev1.Pod](cfg.Cluster.Core().V1().Pods().Informer()),
-		slices:   kube.CacheOf[discoveryv1.EndpointSlice](cfg.Clients.Discovery().V1().EndpointSlices().Informer()),
 		now:      metav1.Now,
 		gauges:   newGauges(cfg.Registry),
 
@@ -184,37 +184,10 @@ func writer[T object.Object](c object.Client[T], owned func(T) bool) object.Writ
 
 // routersOf returns the router pods of an Egress.
 func (c *Controller) routersOf(key types.NamespacedName) []*corev1.Pod {
-	return c.pods.By(byRouter, key.String())
+	return c.routers.Under(key.String())
 }
 
 // slicesOf returns the EndpointSlices of an Egress.
 func (c *Controller) slicesOf(key types.NamespacedName) []*discoveryv1.EndpointSlice {
-	return c.slices.By(byOwner, key.String())
-}
-
-// perEgress is what is remembered of each Egress.
-type perEgress[T any] struct {
-	mu  sync.Mutex
-	all map[types.NamespacedName]T
-}
-
-func (p *perEgress[T]) get(egress types.NamespacedName) T {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.all[egress]
-}
-
-func (p *perEgress[T]) set(egress types.NamespacedName, v T) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.all == nil {
-		p.all = map[types.NamespacedName]T{}
-	}
-	p.all[egress] = v
-}
-
-func (p *perEgress[T]) forget(egress types.NamespacedName) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	delete(p.all, egress)
+	return c.slices.Under(key.String())
 }

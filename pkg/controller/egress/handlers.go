@@ -14,7 +14,6 @@ import (
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/tools/cache"
 
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
 	"github.com/coil-net/coil/pkg/kube"
@@ -25,11 +24,11 @@ import (
 
 // register adds indexes and handlers, which only add keys.
 func (c *Controller) register() error {
-	err := errors.Join(
-		c.pods.AddIndexers(cache.Indexers{byEgress: kube.IndexBy(egressesOfPod), byRouter: kube.IndexBy(egressOfRouter)}),
-		c.slices.AddIndexers(cache.Indexers{byOwner: kube.IndexBy(egressOfSlice)}),
-	)
-	if err != nil {
+	var errs [3]error
+	c.naming, errs[0] = c.pods.IndexBy("pod-egresses", egressesOfPod)
+	c.routers, errs[1] = c.pods.IndexBy("pod-router", egressOfRouter)
+	c.slices, errs[2] = kube.CacheOf[discoveryv1.EndpointSlice](c.cfg.Clients.Discovery().V1().EndpointSlices().Informer()).IndexBy("slice-egress", egressOfSlice)
+	if err := errors.Join(errs[:]...); err != nil {
 		return err
 	}
 	cluster, routers, accounts := c.cfg.Cluster, c.cfg.Routers, c.cfg.Accounts
@@ -50,6 +49,7 @@ func (c *Controller) register() error {
 	if c.cfg.Pools != nil {
 		sources = append(sources, reconcile.On(c.cfg.Pools.Informer(), reconcile.Handler(func(*v2.AddressPool) { c.clusterChanged() })))
 	}
+	var err error
 	c.synced, err = reconcile.Register(sources...)
 	return err
 }
@@ -125,7 +125,7 @@ func (c *Controller) addOne(namespace string) {
 }
 
 func (c *Controller) egressesIn(namespace string) []*v2.Egress {
-	return c.egresses.By(cache.NamespaceIndex, namespace)
+	return c.egresses.In(namespace)
 }
 
 // living returns the Egresses of a namespace that aren't being deleted.
@@ -183,7 +183,7 @@ func (c *Controller) namespaceChanged(a, b *metav1.PartialObjectMetadata) {
 	if b == nil || a != nil && maps.Equal(a.Labels, b.Labels) {
 		return
 	}
-	for _, p := range c.pods.By(cache.NamespaceIndex, b.Name) {
+	for _, p := range c.pods.In(b.Name) {
 		for _, ref := range plan.EgressRefs(p.Annotations) {
 			c.clients.Add(ref)
 		}

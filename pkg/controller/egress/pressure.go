@@ -76,10 +76,10 @@ func (a answers) byPod() map[string]gateway.Pressure {
 func (c *Controller) syncPressure(ctx context.Context, key types.NamespacedName) error {
 	e := c.egresses.Find(key.String())
 	if e == nil {
-		c.pressures.forget(key)
+		c.pressures.Delete(key)
 		return nil
 	}
-	before, now := c.pressures.get(key), answers{}
+	before, now := c.pressures.Get(key), answers{}
 	round, cancel := context.WithTimeout(ctx, c.askTimeout)
 	defer cancel()
 	var mu sync.Mutex
@@ -105,7 +105,7 @@ func (c *Controller) syncPressure(ctx context.Context, key types.NamespacedName)
 	if err := group.Wait(); err != nil {
 		return err
 	}
-	c.pressures.set(key, now)
+	c.pressures.Set(key, now)
 	if before == nil || !maps.Equal(before, now) {
 		c.objects.Add(key)
 	}

@@ -52,8 +52,8 @@ func (c *Controller) syncObjects(ctx context.Context, key types.NamespacedName) 
 	e := c.egresses.Find(key.String())
 	if e == nil {
 		c.gauges.forget(key)
-		c.verdicts.forget(key)
-		c.counted.forget(key)
+		c.verdicts.Delete(key)
+		c.counted.Delete(key)
 		return nil
 	}
 	if e.DeletionTimestamp != nil {
@@ -61,7 +61,7 @@ func (c *Controller) syncObjects(ctx context.Context, key types.NamespacedName) 
 	}
 	facts := egress.Facts{Egress: e, Now: c.now()}
 	var errs []error
-	before, now := c.verdicts.get(key), map[string]verdict{}
+	before, now := c.verdicts.Get(key), map[string]verdict{}
 	for _, o := range []struct {
 		kind, name string
 		ensure     func(context.Context, *v2.Egress) error
@@ -89,7 +89,7 @@ func (c *Controller) syncObjects(ctx context.Context, key types.NamespacedName) 
 			errs = append(errs, err)
 		}
 	}
-	c.verdicts.set(key, now)
+	c.verdicts.Set(key, now)
 	c.observe(&facts)
 	status := egress.Status(facts)
 	wait := c.untilCounted(e, status)
@@ -116,7 +116,7 @@ func (c *Controller) untilCounted(e *v2.Egress, status v2.EgressStatus) time.Dur
 	if written == status.Clients || !equality.Semantic.DeepEqual(e.Status, status) {
 		return 0
 	}
-	return max(0, countEvery-c.now().Sub(c.counted.get(keyOf(e))))
+	return max(0, countEvery-c.now().Sub(c.counted.Get(keyOf(e))))
 }
 
 func (c *Controller) ensureAccount(ctx context.Context, e *v2.Egress) error {
@@ -221,7 +221,7 @@ func (c *Controller) observe(f *egress.Facts) {
 	if s := f.Egress.Spec.AllowedNamespaces; s != nil {
 		_, f.Selector = metav1.LabelSelectorAsSelector(s)
 	}
-	f.Pressure = c.pressures.get(key).byPod()
+	f.Pressure = c.pressures.Get(key).byPod()
 	c.gauges.set(key, f.Clients, len(have), f.Deployment)
 }
 
@@ -236,7 +236,7 @@ func (c *Controller) writeStatus(ctx context.Context, e *v2.Egress, status v2.Eg
 		return err
 	}
 	if status.Clients != e.Status.Clients {
-		c.counted.set(keyOf(e), c.now().Time)
+		c.counted.Set(keyOf(e), c.now().Time)
 	}
 	c.tell(ctx, e, status)
 	return nil

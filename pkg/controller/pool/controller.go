@@ -47,7 +47,6 @@ import (
 )
 
 const (
-	byPool = "pool-blocks"
 	// settle is for how long changes of blocks and nodes are collected.
 	settle = time.Second
 	// busyPause is how long a deleting pool waits for the Carver.
@@ -86,7 +85,7 @@ type Config struct {
 type Controller struct {
 	cfg      Config
 	pools    kube.Cache[v2.AddressPool]
-	blocks   kube.Cache[v2.AddressBlock]
+	blocks   kube.Index[v2.AddressBlock] // by pool
 	nodes    kube.Cache[corev1.Node]
 	services kube.Cache[networkingv1.ServiceCIDR]
 	synced   []cache.DoneChecker
@@ -102,7 +101,6 @@ func New(cfg Config) (*Controller, error) {
 	c := &Controller{
 		cfg:      cfg,
 		pools:    kube.CacheOf[v2.AddressPool](cfg.Pools.Informer()),
-		blocks:   kube.CacheOf[v2.AddressBlock](cfg.Blocks.Informer()),
 		nodes:    kube.CacheOf[corev1.Node](cfg.Nodes.Informer()),
 		services: kube.CacheOf[networkingv1.ServiceCIDR](cfg.Services.Informer()),
 		now:      metav1.Now,
@@ -121,10 +119,10 @@ func New(cfg Config) (*Controller, error) {
 }
 
 func (c *Controller) register() error {
-	if err := c.blocks.AddIndexers(cache.Indexers{byPool: kube.IndexBy(pools.BlockPools)}); err != nil {
+	var err error
+	if c.blocks, err = kube.CacheOf[v2.AddressBlock](c.cfg.Blocks.Informer()).IndexBy("pool-blocks", pools.BlockPools); err != nil {
 		return err
 	}
-	var err error
 	c.synced, err = reconcile.Register(
 		reconcile.On(c.cfg.Pools.Informer(), reconcile.Changes(c.poolChanged)),
 		reconcile.On(c.cfg.Blocks.Informer(), reconcile.Handler(func(b *v2.AddressBlock) {
@@ -227,7 +225,7 @@ func (c *Controller) drain(ctx context.Context, blocks []*v2.AddressBlock) error
 
 func (c *Controller) facts(p *v2.AddressPool) pools.Facts {
 	f := pools.Facts{
-		Pool: p, Blocks: c.blocks.By(byPool, p.Name), Claims: c.cfg.Carver.Claims(p.Name),
+		Pool: p, Blocks: c.blocks.Under(p.Name), Claims: c.cfg.Carver.Claims(p.Name),
 		Pools: c.pools.All(), Nodes: c.nodes.All(), Services: c.services.All(), Now: c.now(),
 	}
 	if i, ok := c.cfg.Carver.LastIndex(p); ok {

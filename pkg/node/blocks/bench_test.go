@@ -22,7 +22,6 @@ import (
 
 	"github.com/coil-net/coil/generated/clientset/versioned/fake"
 	"github.com/coil-net/coil/generated/informers/externalversions"
-	listers "github.com/coil-net/coil/generated/listers/coil/v2"
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
 	"github.com/coil-net/coil/pkg/kube"
 	"github.com/coil-net/coil/pkg/plan/routes"
@@ -246,11 +245,9 @@ func runAged(t *testing.T, minAge time.Duration, allocated map[string]int, objec
 func idle(client *fake.Clientset, blocks cache.Indexer) *Manager {
 	return &Manager{
 		cfg: (&bench{}).config(time.Minute), client: client.CoilV2(),
-		blocks:   listers.NewAddressBlockLister(blocks),
-		requests: listers.NewBlockRequestLister(cache.NewIndexer(cache.MetaNamespaceKeyFunc, nil)),
+		blocks:   kube.Cache[v2.AddressBlock]{Indexer: blocks},
+		requests: kube.Cache[v2.BlockRequest]{Indexer: cache.NewIndexer(cache.MetaNamespaceKeyFunc, nil)},
 		record:   &record{blocks: map[string]store.Usage{}}, exporter: &exporter{}, news: newWaiters(), asked: newAsked(),
-		since: map[string]time.Time{}, offered: map[string]bool{}, gone: map[types.UID]bool{}, unsure: map[types.UID]*v2.AddressBlock{},
-		claimed: map[types.UID]bool{}, disputed: map[string]bool{}, lost: map[string]lostBlock{}, reported: map[string]time.Time{},
 		status: reconcile.New("status", func(context.Context, struct{}) error { return nil }, nil),
 		supply: reconcile.New("supply", func(context.Context, string) error { return nil }, nil),
 		export: reconcile.New("export", func(context.Context, struct{}) error { return nil }, nil),

@@ -5,7 +5,6 @@ import (
 	"net/netip"
 	"slices"
 
-	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/klog/v2"
 
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
@@ -40,14 +39,11 @@ func (p Past) has(b *v2.AddressBlock) bool {
 //
 // Others may have been given back: etcd was restored from a backup since, and another node has got them meanwhile.
 func (m *Manager) ClaimAll(ctx context.Context, p Past) ([]store.Block, error) {
-	api, err := m.blocks.List(labels.Everything())
-	if err != nil {
-		return nil, err
-	}
 	var claimed []store.Block
-	for _, b := range api {
+	for _, b := range m.blocks.All() {
 		// A first list may be of an earlier time, when the node hadn't given the block back yet.
 		if !p.has(b) {
+			var err error
 			if b, err = m.heldNow(ctx, b); err != nil {
 				return nil, err
 			}
@@ -58,6 +54,7 @@ func (m *Manager) ClaimAll(ctx context.Context, p Past) ([]store.Block, error) {
 		rec, damaged := Recorded(b)
 		ours := m.known(b, p)
 		if !ours {
+			var err error
 			if ours, err = m.cfg.Uses(ctx, b); err != nil {
 				return nil, err
 			}

@@ -9,8 +9,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/tools/cache"
 
-	listers "github.com/coil-net/coil/generated/listers/coil/v2"
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
+	"github.com/coil-net/coil/pkg/kube"
 	"github.com/coil-net/coil/pkg/plan/routes"
 	"github.com/coil-net/coil/pkg/store"
 )
@@ -112,7 +112,7 @@ func TestExported(t *testing.T) {
 		usage = append(usage, store.Usage{Block: rec})
 		want = append(want, routes.HeldBlock{Name: rec.Name, Block: rec.Block, Reserved: reserved})
 	}
-	m := &Manager{blocks: listers.NewAddressBlockLister(cached)}
+	m := &Manager{blocks: kube.Cache[v2.AddressBlock]{Indexer: cached}}
 	if got := m.Exported(usage); !slices.Equal(got, want) {
 		t.Errorf("%v, want %v", got, want)
 	}

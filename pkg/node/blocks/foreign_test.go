@@ -172,14 +172,14 @@ func TestBlocksThatWentAreForgotten(t *testing.T) {
 		t.Fatal(err)
 	}
 	sync()
-	if !m.gone[b.UID] {
+	if !m.gone.Get(b.UID) {
 		t.Error("the block was forgotten while the cache still shows it")
 	}
 	if err := blockCache.Delete(b); err != nil {
 		t.Fatal(err)
 	}
 	sync()
-	if n := len(m.gone) + len(m.claimed) + len(m.since) + len(m.offered) + len(m.reported); n > 0 {
+	if n := len(m.gone.Copy()) + len(m.claimed.Copy()) + len(m.since.Copy()) + len(m.offered.Copy()) + len(m.disputed.Copy()) + len(m.reported.Copy()); n > 0 {
 		t.Errorf("%d things are remembered of a block that went", n)
 	}
 }

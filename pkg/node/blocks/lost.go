@@ -58,7 +58,7 @@ func (m *Manager) syncAllLost(ctx context.Context, _ struct{}) error {
 		return err
 	}
 	for _, u := range usage {
-		if _, err := m.blocks.Get(u.Name); err != nil {
+		if m.blocks.Find(u.Name) == nil {
 			m.supply.Add(u.Pool)
 		}
 	}
@@ -111,34 +111,24 @@ func (m *Manager) syncLost(ctx context.Context, pool string, usage []store.Usage
 			continue
 		}
 		klog.FromContext(ctx).Info("A block isn't this node's any more", "block", u.Name)
-		m.mu.Lock()
-		m.forgetLocked(u.Name)
-		m.mu.Unlock()
+		m.forget(u.Name)
 		errs = append(errs, m.Export(ctx))
 	}
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	for name, l := range m.lost {
-		if l.pool == pool && !missing[name] {
-			delete(m.lost, name)
-		}
-	}
+	m.lost.DeleteFunc(func(name string, l lostBlock) bool { return l.pool == pool && !missing[name] })
 	return claimed, wait, errors.Join(errs...)
 }
 
 // claimLost asks for a block that pods here have addresses of, and for no other one, and says
 // whether it did. holder is the block that has its name.
 func (m *Manager) claimLost(ctx context.Context, u store.Usage, holder types.UID) (bool, error) {
-	m.mu.Lock()
-	delete(m.offered, u.Name) // it is news again when it is back
-	l, known := m.lost[u.Name]
+	m.offered.Delete(u.Name) // it is news again when it is back
+	l, known := m.lost.Find(u.Name)
 	if !known {
 		l = lostBlock{pool: u.Pool, pause: minClaimPause}
-		m.lost[u.Name] = l
+		m.lost.Set(u.Name, l)
 	}
 	due := !time.Now().Before(l.next) || l.holder != holder
 	first := l.next.IsZero()
-	m.mu.Unlock()
 	if !due {
 		return false, nil
 	}
@@ -150,10 +140,8 @@ func (m *Manager) claimLost(ctx context.Context, u store.Usage, holder types.UID
 	if err != nil {
 		return false, err
 	}
-	m.mu.Lock()
 	l.request, l.next, l.holder, l.spec, l.final = made.Name, time.Now().Add(l.pause), holder, spec, false
-	m.lost[u.Name] = l
-	m.mu.Unlock()
+	m.lost.Set(u.Name, l)
 	if !fresh {
 		return true, nil // the claim of before is there still
 	}
@@ -213,24 +201,20 @@ func (m *Manager) claimAnswered(ctx context.Context, r *v2.BlockRequest, refused
 		return
 	}
 	klog.FromContext(ctx).Info("A lost block wasn't made again", "block", r.Spec.Claim, "reason", refused.Reason, "message", refused.Message)
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	l, ok := m.lost[r.Spec.Claim]
+	l, ok := m.lost.Find(r.Spec.Claim)
 	if !ok {
 		l = lostBlock{pool: r.Spec.PoolName, pause: minClaimPause}
 	}
 	l.next = time.Now().Add(l.pause)
 	l.pause = min(2*l.pause, maxClaimPause)
 	l.final = refused.Reason == v2.ReasonPoolInvalid
-	m.lost[r.Spec.Claim] = l
+	m.lost.Set(r.Spec.Claim, l)
 }
 
 // Missing counts the blocks of which pods have addresses and that the API server doesn't have for
 // the node.
 func (m *Manager) Missing() int {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return len(m.lost)
+	return len(m.lost.Copy())
 }
 
 // vanished makes the node not use a block of the cache that the API server doesn't have any more.
@@ -241,9 +225,7 @@ func (m *Manager) vanished(ctx context.Context, b *v2.AddressBlock) error {
 	if live != nil || err != nil {
 		return err
 	}
-	m.mu.Lock()
-	m.gone[b.UID] = true
-	m.mu.Unlock()
+	m.gone.Set(b.UID, true)
 	m.supply.Add(b.Labels[v2.LabelPool])
 	return nil
 }
@@ -251,10 +233,8 @@ func (m *Manager) vanished(ctx context.Context, b *v2.AddressBlock) error {
 // takeBack makes the node use a recorded block again that wasn't there for a while, as when etcd was restored
 // twice. One that it has released isn't recorded.
 func (m *Manager) takeBack(b *v2.AddressBlock) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if m.unsure[b.UID] == nil && b.Annotations[v2.AnnotationDisowned] != string(m.cfg.NodeUID) {
-		delete(m.gone, b.UID)
+	if m.unsure.Get(b.UID) == nil && b.Annotations[v2.AnnotationDisowned] != string(m.cfg.NodeUID) {
+		m.gone.Delete(b.UID)
 	}
 }
 

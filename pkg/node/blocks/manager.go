@@ -17,6 +17,7 @@
 package blocks
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -27,19 +28,19 @@ import (
 
 	"golang.org/x/sync/errgroup"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
 
 	typed "github.com/coil-net/coil/generated/clientset/versioned/typed/coil/v2"
-	listers "github.com/coil-net/coil/generated/listers/coil/v2"
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
 	"github.com/coil-net/coil/pkg/faultpoint"
 	"github.com/coil-net/coil/pkg/ipam"
+	"github.com/coil-net/coil/pkg/kube"
 	"github.com/coil-net/coil/pkg/plan/routes"
 	"github.com/coil-net/coil/pkg/reconcile"
 	"github.com/coil-net/coil/pkg/store"
+	"github.com/coil-net/coil/pkg/syncmap"
 )
 
 // Record is what the manager needs of the node's record; see store.Store.
@@ -86,8 +87,8 @@ const (
 type Manager struct {
 	cfg      Config
 	client   typed.CoilV2Interface
-	blocks   listers.AddressBlockLister
-	requests listers.BlockRequestLister
+	blocks   kube.Cache[v2.AddressBlock]
+	requests kube.Cache[v2.BlockRequest]
 	synced   []cache.DoneChecker
 	record   Record
 	exporter Exporter
@@ -101,17 +102,21 @@ type Manager struct {
 
 	exportMu sync.Mutex // orders exports: reading what is held, and writing it
 
-	mu        sync.Mutex
-	since     map[string]time.Time           // when a block was first seen, by name
-	offered   map[string]bool                // it was told that the block gives addresses
-	gone      map[types.UID]bool             // released, though maybe still in a cache
-	unsure    map[types.UID]*v2.AddressBlock // those of gone whose release has an unknown outcome
-	claimed   map[types.UID]bool             // made the Node's, though maybe not yet in the cache
-	disputed  map[string]bool                // recorded with another range or pool, and told of
-	lost      map[string]lostBlock           // recorded and in use, though not there any more
-	reported  map[string]time.Time           // when the status of a block was written
-	withdrawn bool                           // the Node is gone, or another machine's: nothing is exported
-	stale     bool                           // what is exported doesn't yet agree with withdrawn
+	// By name of a block. The first four are of recorded blocks; see forget.
+	since    syncmap.Map[string, time.Time] // when it was first seen
+	offered  syncmap.Map[string, bool]      // it was told that the block gives addresses
+	disputed syncmap.Map[string, bool]      // recorded with another range or pool, and told of
+	reported syncmap.Map[string, time.Time] // when its status was written
+	lost     syncmap.Map[string, lostBlock] // recorded and in use, though not there any more
+
+	// By UID of a block.
+	gone    syncmap.Map[types.UID, bool]             // released, though maybe still in a cache
+	unsure  syncmap.Map[types.UID, *v2.AddressBlock] // those of gone whose release has an unknown outcome
+	claimed syncmap.Map[types.UID, bool]             // made the Node's, though maybe not yet in the cache
+
+	mu        sync.Mutex // guards the next two
+	withdrawn bool       // the Node is gone, or another machine's: nothing is exported
+	stale     bool       // what is exported doesn't yet agree with withdrawn
 }
 
 // New returns a manager that isn't running. The informers are those of AddressBlocks
@@ -121,20 +126,12 @@ func New(cfg Config, client typed.CoilV2Interface, blocks, requests cache.Shared
 	m := &Manager{
 		cfg:      cfg,
 		client:   client,
-		blocks:   listers.NewAddressBlockLister(blocks.GetIndexer()),
-		requests: listers.NewBlockRequestLister(requests.GetIndexer()),
+		blocks:   kube.CacheOf[v2.AddressBlock](blocks),
+		requests: kube.CacheOf[v2.BlockRequest](requests),
 		record:   record,
 		exporter: exporter,
 		news:     newWaiters(),
 		asked:    newAsked(),
-		since:    map[string]time.Time{},
-		offered:  map[string]bool{},
-		gone:     map[types.UID]bool{},
-		unsure:   map[types.UID]*v2.AddressBlock{},
-		claimed:  map[types.UID]bool{},
-		disputed: map[string]bool{},
-		lost:     map[string]lostBlock{},
-		reported: map[string]time.Time{},
 	}
 	m.supply = reconcile.New("blocks", m.syncPool, metrics)
 	m.export = reconcile.New("export", func(ctx context.Context, _ struct{}) error { return m.Export(ctx) }, metrics)
@@ -234,11 +231,7 @@ func (m *Manager) standing(b *v2.AddressBlock) standing {
 	if m.asked.isLatest(pool, uid) {
 		return awaited
 	}
-	all, err := m.requests.List(labels.Everything()) // the node's: few
-	if err != nil {
-		return granted // an indexer in memory has no errors
-	}
-	for _, r := range all {
+	for _, r := range m.requests.All() { // the node's: few
 		if r.UID == uid && r.Status.AddressBlockName != b.Name {
 			return awaited
 		}
@@ -249,25 +242,16 @@ func (m *Manager) standing(b *v2.AddressBlock) standing {
 func reserved(b *v2.AddressBlock) bool { return b.Labels[v2.LabelReserved] == v2.ReservedValue }
 
 // list returns the blocks of the cache that weren't released, by index.
-func (m *Manager) list(s labels.Selector) []*v2.AddressBlock {
-	all, err := m.blocks.List(s)
-	if err != nil {
-		return nil // an indexer in memory has no errors
-	}
-	m.mu.Lock()
-	all = slices.DeleteFunc(all, func(b *v2.AddressBlock) bool { return m.gone[b.UID] })
-	m.mu.Unlock()
+func (m *Manager) list() []*v2.AddressBlock {
+	all := slices.DeleteFunc(m.blocks.All(), func(b *v2.AddressBlock) bool { return m.gone.Get(b.UID) })
 	slices.SortFunc(all, func(a, b *v2.AddressBlock) int {
-		if a.Index != b.Index {
-			return int(a.Index) - int(b.Index)
-		}
-		return strings.Compare(a.Name, b.Name)
+		return cmp.Or(cmp.Compare(a.Index, b.Index), strings.Compare(a.Name, b.Name))
 	})
 	return all
 }
 
 func (m *Manager) ofPool(pool string) []*v2.AddressBlock {
-	return m.list(labels.SelectorFromSet(labels.Set{v2.LabelPool: pool}))
+	return slices.DeleteFunc(m.list(), func(b *v2.AddressBlock) bool { return b.Labels[v2.LabelPool] != pool })
 }
 
 // Recorded returns the store's value of an AddressBlock.
@@ -371,12 +355,10 @@ func (m *Manager) intake(ctx context.Context, pool string) (unsettled, err error
 			continue
 		}
 		recs = append(recs, rec)
-		m.mu.Lock()
-		if _, ok := m.since[b.Name]; !ok {
-			m.since[b.Name] = time.Now()
+		if _, ok := m.since.Find(b.Name); !ok {
+			m.since.Set(b.Name, time.Now())
 			fresh = true
 		}
-		m.mu.Unlock()
 	}
 	err = m.record.SetBlocks(ctx, recs)
 	if err != nil && !errors.Is(err, store.ErrInUse) {
@@ -396,12 +378,10 @@ func (m *Manager) intake(ctx context.Context, pool string) (unsettled, err error
 
 // offer says whether one of the blocks gives addresses now and didn't before.
 func (m *Manager) offer(hs []held) bool {
-	m.mu.Lock()
-	defer m.mu.Unlock()
 	news := false
 	for _, h := range hs {
-		if h.usable && !m.offered[h.Name] {
-			m.offered[h.Name] = true
+		if h.usable && !m.offered.Get(h.Name) {
+			m.offered.Set(h.Name, true)
 			news = true
 		}
 	}
@@ -440,14 +420,8 @@ func (m *Manager) held(pool string, usage []store.Usage) (hs []held, young bool)
 func (m *Manager) agrees(b *v2.AddressBlock, recorded store.Block) bool {
 	now, err := Recorded(b)
 	agree := err == nil && now == recorded
-	m.mu.Lock()
-	told := m.disputed[b.Name]
-	if agree || err != nil {
-		delete(m.disputed, b.Name)
-	} else {
-		m.disputed[b.Name] = true
-	}
-	m.mu.Unlock()
+	told := m.disputed.Get(b.Name)
+	m.disputed.Set(b.Name, err == nil && !agree)
 	if err == nil && !agree && !told {
 		m.cfg.Warn("BlockDisputed", "AddressBlock %s has %s, but pods of this node have addresses of %s of AddressPool %s, which had that name before: it gives no address until these pods have ended",
 			b.Name, now.Block, recorded.Block, recorded.Pool)
@@ -457,9 +431,7 @@ func (m *Manager) agrees(b *v2.AddressBlock, recorded store.Block) bool {
 
 // age is for how long the node has held a block in this run.
 func (m *Manager) age(block string) time.Duration {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if t, ok := m.since[block]; ok {
+	if t, ok := m.since.Find(block); ok {
 		return time.Since(t)
 	}
 	return 0

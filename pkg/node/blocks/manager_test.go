@@ -18,8 +18,8 @@ import (
 	clienttesting "k8s.io/client-go/testing"
 	"k8s.io/client-go/tools/cache"
 
-	listers "github.com/coil-net/coil/generated/listers/coil/v2"
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
+	"github.com/coil-net/coil/pkg/kube"
 	"github.com/coil-net/coil/pkg/store"
 	"github.com/coil-net/coil/pkg/testkit"
 )
@@ -306,7 +306,7 @@ func TestWithdrawExportsNews(t *testing.T) {
 	e.slow = func() { exports++ }
 	m := &Manager{
 		record: &record{blocks: map[string]store.Usage{}}, exporter: e,
-		blocks: listers.NewAddressBlockLister(cache.NewIndexer(cache.MetaNamespaceKeyFunc, nil)),
+		blocks: kube.Cache[v2.AddressBlock]{Indexer: cache.NewIndexer(cache.MetaNamespaceKeyFunc, nil)},
 	}
 	for i, step := range []struct {
 		gone    bool
@@ -343,7 +343,7 @@ func TestStaleExportWithdrawsNothing(t *testing.T) {
 		r.blocks[name] = u
 	}
 	allocate("default-0")
-	m := &Manager{record: r, exporter: e, blocks: listers.NewAddressBlockLister(cache.NewIndexer(cache.MetaNamespaceKeyFunc, nil))}
+	m := &Manager{record: r, exporter: e, blocks: kube.Cache[v2.AddressBlock]{Indexer: cache.NewIndexer(cache.MetaNamespaceKeyFunc, nil)}}
 	export := func() <-chan error {
 		done := make(chan error, 1)
 		go func() { done <- m.Export(t.Context()) }()

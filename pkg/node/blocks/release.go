@@ -4,26 +4,26 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"slices"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
 	"github.com/coil-net/coil/pkg/faultpoint"
+	"github.com/coil-net/coil/pkg/kube"
 	"github.com/coil-net/coil/pkg/plan/routes"
 	"github.com/coil-net/coil/pkg/store"
+	"github.com/coil-net/coil/pkg/syncmap"
 )
 
 // release gives an empty block back: the record forgets it, so that no address
 // can be taken any more, then its routes go, then the object.
 func (m *Manager) release(ctx context.Context, name string) error {
-	b, err := m.blocks.Get(name)
-	if err != nil {
+	b := m.blocks.Find(name)
+	if b == nil {
 		return nil // gone already
 	}
 	if err := m.record.ForgetBlock(ctx, name); err != nil {
@@ -33,55 +33,41 @@ func (m *Manager) release(ctx context.Context, name string) error {
 		return err
 	}
 	faultpoint.At(faultpoint.BlockForgotten)
-	m.mu.Lock()
-	m.gone[b.UID] = true
-	m.forgetLocked(name)
-	m.mu.Unlock()
-	err = m.deleteBlock(ctx, b)
+	m.gone.Set(b.UID, true)
+	m.forget(name)
+	err := m.deleteBlock(ctx, b)
 	switch {
 	case errors.Is(err, errUnknownOutcome):
-		m.mu.Lock()
-		m.unsure[b.UID] = b
-		m.mu.Unlock()
+		m.unsure.Set(b.UID, b)
 		return err
 	case err != nil:
 		// The block is still the node's: it is recorded again and released later.
-		m.keep(b)
+		m.gone.Delete(b.UID)
 		return err
 	}
 	klog.FromContext(ctx).Info("Released a block", "block", name)
 	return nil
 }
 
-// forgetLocked forgets a block that isn't recorded any more; m.mu is held.
-func (m *Manager) forgetLocked(name string) {
+// forget forgets a block that isn't recorded any more.
+func (m *Manager) forget(name string) {
 	m.asked.gaveBack(name)
-	delete(m.since, name)
-	delete(m.offered, name)
-	delete(m.disputed, name)
-	delete(m.reported, name)
-	delete(m.lost, name)
+	m.since.Delete(name)
+	m.offered.Delete(name)
+	m.disputed.Delete(name)
+	m.reported.Delete(name)
+	m.lost.Delete(name)
 }
 
 // errUnknownOutcome says that the node may have lost a block, or not.
 var errUnknownOutcome = errors.New("whether that happened is unknown")
 
-// keep says that a block is the node's though it was to be released.
-func (m *Manager) keep(b *v2.AddressBlock) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	delete(m.gone, b.UID)
-}
-
 // makeSure goes on with the releases of a pool whose outcome is unknown. The blocks are deleted, and
 // the removal of a finalizer that was asked for may still happen: whatever the cache says, none of
 // them is used again.
 func (m *Manager) makeSure(ctx context.Context, pool string) error {
-	m.mu.Lock()
-	unsure := slices.Collect(maps.Values(m.unsure))
-	m.mu.Unlock()
 	var errs []error
-	for _, b := range unsure {
+	for _, b := range m.unsure.Copy() {
 		if b.Labels[v2.LabelPool] != pool {
 			continue
 		}
@@ -89,9 +75,7 @@ func (m *Manager) makeSure(ctx context.Context, pool string) error {
 			errs = append(errs, err)
 			continue
 		}
-		m.mu.Lock()
-		delete(m.unsure, b.UID)
-		m.mu.Unlock()
+		m.unsure.Delete(b.UID)
 		klog.FromContext(ctx).Info("Released a block", "block", b.Name)
 	}
 	return errors.Join(errs...)
@@ -99,18 +83,12 @@ func (m *Manager) makeSure(ctx context.Context, pool string) error {
 
 // forgetGone forgets what is remembered of blocks that the cache doesn't have any more.
 func (m *Manager) forgetGone() {
-	all, err := m.blocks.List(labels.Everything())
-	if err != nil {
-		return // an indexer in memory has no errors
-	}
-	cached := make(map[types.UID]bool, len(all))
-	for _, b := range all {
+	cached := map[types.UID]bool{}
+	for _, b := range m.blocks.All() {
 		cached[b.UID] = true
 	}
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	for _, uids := range []map[types.UID]bool{m.gone, m.claimed} {
-		maps.DeleteFunc(uids, func(uid types.UID, _ bool) bool { return !cached[uid] })
+	for _, uids := range []*syncmap.Map[types.UID, bool]{&m.gone, &m.claimed} {
+		uids.DeleteFunc(func(uid types.UID, _ bool) bool { return !cached[uid] })
 	}
 }
 
@@ -124,9 +102,7 @@ func (m *Manager) heldNow(ctx context.Context, b *v2.AddressBlock) (*v2.AddressB
 	if live != nil && live.Labels[v2.LabelNode] == m.cfg.NodeName {
 		return live, nil
 	}
-	m.mu.Lock()
-	m.gone[b.UID] = true
-	m.mu.Unlock()
+	m.gone.Set(b.UID, true)
 	return nil, nil
 }
 
@@ -146,10 +122,7 @@ func (m *Manager) deleteBlock(ctx context.Context, b *v2.AddressBlock) error {
 		if reserved(live) {
 			return fmt.Errorf("AddressBlock %s was reserved meanwhile", b.Name)
 		}
-		err := client.Delete(ctx, b.Name, metav1.DeleteOptions{
-			Preconditions: &metav1.Preconditions{UID: &live.UID, ResourceVersion: &live.ResourceVersion},
-		})
-		if err != nil && !apierrors.IsNotFound(err) {
+		if err := kube.DeleteAsRead(ctx, client, live); err != nil {
 			return fmt.Errorf("delete AddressBlock %s: %w", b.Name, err)
 		}
 		faultpoint.At(faultpoint.BlockDeleted)
@@ -201,7 +174,7 @@ func (m *Manager) allHeld(ctx context.Context) ([]routes.HeldBlock, error) {
 		return nil, err
 	}
 	cached := map[string]routes.HeldBlock{}
-	for _, b := range m.list(labels.Everything()) {
+	for _, b := range m.list() {
 		if rec, err := Recorded(b); err == nil && !m.foreign(b) { // else reported, or settled, by intake
 			cached[b.Name] = routes.HeldBlock{Name: b.Name, Block: rec.Block, Reserved: reserved(b)}
 		}
@@ -223,8 +196,8 @@ func (m *Manager) allHeld(ctx context.Context) ([]routes.HeldBlock, error) {
 func (m *Manager) Exported(usage []store.Usage) []routes.HeldBlock {
 	var held []routes.HeldBlock
 	for _, u := range usage {
-		b, err := m.blocks.Get(u.Name)
-		held = append(held, routes.HeldBlock{Name: u.Name, Block: u.Block.Block, Reserved: err == nil && reserved(b)})
+		b := m.blocks.Find(u.Name)
+		held = append(held, routes.HeldBlock{Name: u.Name, Block: u.Block.Block, Reserved: b != nil && reserved(b)})
 	}
 	return held
 }

@@ -14,7 +14,6 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
@@ -292,11 +291,7 @@ func (m *Manager) deleteRequest(ctx context.Context, r *v2.BlockRequest) error {
 // answers returns the requests of a pool that are answered and not dealt with, and says whether one of them
 // has no answer yet.
 func (m *Manager) answers(ctx context.Context, pool string) (answered []*v2.BlockRequest, open bool, err error) {
-	all, err := m.requests.List(labels.Everything())
-	if err != nil {
-		return nil, false, err
-	}
-	for _, r := range all {
+	for _, r := range m.requests.All() {
 		if r.Spec.PoolName != pool || r.Spec.NodeName != m.cfg.NodeName || m.asked.answered(pool, r) {
 			continue
 		}
@@ -352,8 +347,7 @@ func (m *Manager) arrived(ctx context.Context, r *v2.BlockRequest) (bool, error)
 	if name == "" || condition(r, v2.BlockRequestComplete) == nil {
 		return false, nil
 	}
-	_, err := m.blocks.Get(name)
-	if err == nil {
+	if m.blocks.Find(name) != nil {
 		return true, nil
 	}
 	live, err := m.client.AddressBlocks().Get(ctx, name, metav1.GetOptions{})

@@ -23,10 +23,7 @@ func (m *Manager) requested(b *v2.AddressBlock) bool {
 // etcd was restored from a backup: the node had it at that time and gave it back since. Another node may
 // have it now, and claims it as soon as this one has given it back again.
 func (m *Manager) returned(ctx context.Context, b *v2.AddressBlock) (bool, error) {
-	m.mu.Lock()
-	_, held := m.since[b.Name]
-	m.mu.Unlock()
-	if held || reserved(b) || m.requested(b) {
+	if _, held := m.since.Find(b.Name); held || reserved(b) || m.requested(b) {
 		return false, nil
 	}
 	usage, err := m.record.Usage(ctx)

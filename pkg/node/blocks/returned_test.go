@@ -170,9 +170,7 @@ func TestClaimAnsweredWithAnotherBlock(t *testing.T) {
 		t.Fatal("the claim isn't open")
 	}
 	testkit.Eventually(t, 5*time.Second, "the claim is made again, later", func() error {
-		b.mu.Lock()
-		defer b.mu.Unlock()
-		if l := b.lost["default-0"]; l.pause <= minClaimPause {
+		if l := b.lost.Get("default-0"); l.pause <= minClaimPause {
 			return fmt.Errorf("%+v", l)
 		}
 		return nil

@@ -13,6 +13,7 @@ import (
 	"k8s.io/klog/v2"
 
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
+	"github.com/coil-net/coil/pkg/kube"
 	"github.com/coil-net/coil/pkg/reconcile"
 )
 
@@ -26,19 +27,12 @@ func (m *Manager) syncStatus(ctx context.Context, _ struct{}) error {
 	var errs []error
 	var next time.Duration
 	for _, u := range usage {
-		b, err := m.blocks.Get(u.Name)
+		b := m.blocks.Find(u.Name)
 		want := v2.AddressBlockStatus{Allocated: int32(u.Allocated), Cooling: int32(u.Cooling)}
-		if err != nil || b.Status == want {
+		if b == nil || b.Status == want || m.gone.Get(b.UID) {
 			continue
 		}
-		m.mu.Lock()
-		wait := m.cfg.StatusInterval - time.Since(m.reported[u.Name])
-		gone := m.gone[b.UID]
-		m.mu.Unlock()
-		if gone {
-			continue
-		}
-		if wait > 0 {
+		if wait := m.cfg.StatusInterval - time.Since(m.reported.Get(u.Name)); wait > 0 {
 			if next == 0 || wait < next {
 				next = wait
 			}
@@ -67,9 +61,7 @@ func (m *Manager) report(ctx context.Context, b *v2.AddressBlock, s v2.AddressBl
 	if err != nil {
 		return fmt.Errorf("report usage of AddressBlock %s: %w", b.Name, err)
 	}
-	m.mu.Lock()
-	m.reported[b.Name] = time.Now()
-	m.mu.Unlock()
+	m.reported.Set(b.Name, time.Now())
 	return nil
 }
 
@@ -83,18 +75,14 @@ func (m *Manager) claim(ctx context.Context, b *v2.AddressBlock) error {
 	if err := m.note(ctx, b, v2.AnnotationNodeUID); err != nil {
 		return fmt.Errorf("claim AddressBlock %s: %w", b.Name, err)
 	}
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.claimed[b.UID] = true
+	m.claimed.Set(b.UID, true)
 	return nil
 }
 
 // foreign says that a block was an earlier Node's of the name, on this machine or another. One
 // of Coil 2.x names no Node, but none has a block that is older than itself.
 func (m *Manager) foreign(b *v2.AddressBlock) bool {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if m.claimed[b.UID] {
+	if m.claimed.Get(b.UID) {
 		return false
 	}
 	if uid := b.Annotations[v2.AnnotationNodeUID]; uid != "" {
@@ -133,26 +121,13 @@ func (m *Manager) disown(ctx context.Context, b *v2.AddressBlock) error {
 		}
 		klog.FromContext(ctx).Info("A block was another machine's, it isn't used here", "block", b.Name)
 	}
-	m.mu.Lock()
-	m.gone[b.UID] = true // not before: it wouldn't be looked at again
-	m.mu.Unlock()
+	m.gone.Set(b.UID, true) // not before: it wouldn't be looked at again
 	return nil
 }
 
 // note writes the UID of the Node into an annotation of a block that is as it was read, unless
 // it is gone.
 func (m *Manager) note(ctx context.Context, b *v2.AddressBlock, annotation string) error {
-	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{
-		"resourceVersion": b.ResourceVersion,
-		"uid":             b.UID,
-		"annotations":     map[string]string{annotation: string(m.cfg.NodeUID)},
-	}})
-	if err != nil {
-		return err
-	}
-	_, err = m.client.AddressBlocks().Patch(ctx, b.Name, types.MergePatchType, patch, metav1.PatchOptions{})
-	if apierrors.IsNotFound(err) {
-		return nil
-	}
+	_, err := kube.PatchMetadata(ctx, m.client.AddressBlocks(), b, map[string]any{"annotations": map[string]string{annotation: string(m.cfg.NodeUID)}})
 	return err
 }
