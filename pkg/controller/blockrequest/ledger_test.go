@@ -27,7 +27,7 @@ func mustPool(t *testing.T, bits int, cidr string) ipam.Pool {
 }
 
 // Random prefixes against the plain definition of overlapping.
-func TestRangesAgainstModel(t *testing.T) {
+func TestHoldersAgainstModel(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 2))
 	random := func() netip.Prefix {
 		if rng.IntN(2) == 0 {
@@ -38,36 +38,36 @@ func TestRangesAgainstModel(t *testing.T) {
 		a[13], a[14], a[15] = byte(rng.IntN(2)), byte(rng.IntN(4)), byte(rng.IntN(256))
 		return netip.PrefixFrom(netip.AddrFrom16(a), 110+rng.IntN(19)).Masked()
 	}
-	var r ranges
-	var members []netip.Prefix
+	var h holders
+	members := map[string][]netip.Prefix{}
 	for step := range 20000 {
-		switch {
-		case len(members) > 0 && rng.IntN(20) < 9 || len(members) > 6:
-			i := rng.IntN(len(members))
-			r.remove(members[i])
-			members = append(members[:i], members[i+1:]...)
-		case rng.IntN(2) == 0:
-			p := random()
-			r.add(p)
-			members = append(members, p)
+		if name := string('a' + byte(rng.IntN(6))); rng.IntN(20) < 9 {
+			h.hold(name, nil)
+			delete(members, name)
+		} else {
+			members[name] = []netip.Prefix{random(), random()}[:1+rng.IntN(2)]
+			h.hold(name, members[name])
 		}
+		var block ipam.Block
 		p := random()
-		if p.Addr().BitLen()-p.Bits() > ipam.MaxBlockSizeBits {
-			continue // no block is that large
+		if p.Addr().Is4() {
+			block.IPv4 = p
+		} else {
+			block.IPv6 = p
 		}
 		want := false
-		for _, m := range members {
-			want = want || m.Overlaps(p)
+		for _, ps := range members {
+			want = want || slices.ContainsFunc(ps, p.Overlaps)
 		}
-		if got := r.overlaps(p); got != want {
-			t.Fatalf("step %d: %s overlaps one of %s: %t, want %t", step, p, members, got, want)
+		if got := h.overlap(block); got != want {
+			t.Fatalf("step %d: %s overlaps one of %v: %t, want %t", step, p, members, got, want)
 		}
 	}
-	for _, m := range members {
-		r.remove(m)
+	for name := range members {
+		h.hold(name, nil)
 	}
-	if len(r.exact)+len(r.inside) != 0 {
-		t.Errorf("%d prefixes are left of an empty set", len(r.exact)+len(r.inside))
+	if n := len(h.by) + h.names.Size(); n != 0 {
+		t.Errorf("%d names and prefixes are left of none", n)
 	}
 }
 
@@ -196,8 +196,8 @@ func TestLedgerForgets(t *testing.T) {
 	}
 	l.forget("p")
 	l.miss("p-0")
-	if len(l.pools)+len(l.blocks.by)+len(l.blocks.ranges.exact) != 0 {
-		t.Errorf("left are %d pools, %d blocks, %d ranges", len(l.pools), len(l.blocks.by), len(l.blocks.ranges.exact))
+	if len(l.pools)+len(l.blocks.by)+l.blocks.names.Size() != 0 {
+		t.Errorf("left are %d pools, %d blocks, %d ranges", len(l.pools), len(l.blocks.by), l.blocks.names.Size())
 	}
 }
 
