@@ -125,7 +125,7 @@ func (e *event) revive() {
 // until tries again until there is no error, as runtime and kubelet do.
 func (e *event) until(do func() error) {
 	e.t.Helper()
-	e.check(poll(e.t.Context(), 40*time.Second, func() error {
+	e.check(testkit.Within(e.t.Context(), 40*time.Second, func() error {
 		err := do()
 		if err != nil {
 			e.revive()
@@ -387,7 +387,7 @@ func delWhileWaiting(e *event) {
 		e.del(s)
 		e.check(s.Close())
 	}
-	e.check(poll(ctx, 30*time.Second, func() error { return e.holdsNone(other) }))
+	e.check(testkit.Within(ctx, 30*time.Second, func() error { return e.holdsNone(other) }))
 	s, err := e.n.NewSandbox(ctx, rig.SandboxOptions{Namespace: other})
 	e.check(err)
 	e.n.CutAPI(true)
@@ -457,7 +457,7 @@ func nodeMadeAgain(e *event) {
 	ctx := e.t.Context()
 	e.check(e.n.DeleteObject(ctx))
 	e.refuses(e.n, cnitypes.ErrLimitedConnectivity)
-	e.check(poll(ctx, 10*time.Second, func() error { return exports(ctx, e.n, 0) }))
+	e.check(testkit.Within(ctx, 10*time.Second, func() error { return exports(ctx, e.n, 0) }))
 	e.keep(e.pods)
 	e.middle()
 	e.del(e.pods[0])

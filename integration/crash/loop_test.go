@@ -160,7 +160,7 @@ func (k *killer) prepare(ctx context.Context, p faultpoint.Point) (passage int, 
 	case faultpoint.RestoreDropped:
 		return 1, k.leaveRecord(ctx)
 	case faultpoint.RestoreReplayed:
-		return 1, poll(ctx, 10*time.Second, func() error {
+		return 1, testkit.Within(ctx, 10*time.Second, func() error {
 			if queued, err := os.ReadDir(k.node.DelQueueDir()); err != nil || len(queued) == 0 {
 				return fmt.Errorf("no DEL is queued: %v", err)
 			}
@@ -180,7 +180,7 @@ func (k *killer) loseRecordOfPods(ctx context.Context) error {
 	if err := k.node.Start(ctx); err != nil {
 		return err
 	}
-	err := poll(ctx, 30*time.Second, func() error {
+	err := testkit.Within(ctx, 30*time.Second, func() error {
 		if live := len(k.load.c.live(k.node)); live < many {
 			return fmt.Errorf("only %d pods have a network", live)
 		}
@@ -218,18 +218,6 @@ func loseRecord(n *rig.Node) error {
 		err = errors.Join(err, os.Remove(f))
 	}
 	return err
-}
-
-// poll waits for a condition.
-func poll(ctx context.Context, within time.Duration, cond func() error) error {
-	deadline := time.Now().Add(testkit.Timeout(within))
-	for {
-		err := cond()
-		if err == nil || ctx.Err() != nil || time.Now().After(deadline) {
-			return err
-		}
-		time.Sleep(20 * time.Millisecond)
-	}
 }
 
 // life starts coild and kills it at a point, or at a random time if the point is

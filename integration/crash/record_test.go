@@ -263,7 +263,7 @@ func TestOlderRecord(t *testing.T) {
 		c.check(end(t.Context(), s))
 	}
 	// Others get their addresses.
-	c.check(poll(t.Context(), 3*coolDown, func() error {
+	c.check(testkit.Within(t.Context(), 3*coolDown, func() error {
 		if free, err := n.Blocks(t.Context()); err != nil || len(free) > 0 && free[0].Status.Cooling > 0 {
 			return fmt.Errorf("addresses cool still: %v", err)
 		}

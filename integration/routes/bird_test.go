@@ -50,7 +50,7 @@ func (b *bird) start(ctx context.Context) error {
 }
 
 func (b *bird) ready(ctx context.Context) error {
-	return poll(ctx, 10*time.Second, func() error {
+	return testkit.Within(ctx, 10*time.Second, func() error {
 		if !b.Running() {
 			return fmt.Errorf("BIRD has ended:\n%s", b.Logs(20))
 		}

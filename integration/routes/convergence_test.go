@@ -60,7 +60,7 @@ func TestConvergence(t *testing.T) {
 			t.Fatal("no BlockRequest")
 		}
 		var has []announcement
-		c.check(poll(ctx, 20*time.Second, func() error {
+		c.check(testkit.Within(ctx, 20*time.Second, func() error {
 			if has, err = remote.routes(); err == nil && len(has) < len(before)+len(both) {
 				err = fmt.Errorf("the remote BIRD has %v", has)
 			}

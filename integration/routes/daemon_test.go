@@ -159,7 +159,7 @@ func (f *frr) start(ctx context.Context) error {
 	if err := f.Start(); err != nil {
 		return err
 	}
-	if err := poll(ctx, 20*time.Second, func() error {
+	if err := testkit.Within(ctx, 20*time.Second, func() error {
 		if !f.Running() {
 			return fmt.Errorf("FRR has ended:\n%s", f.Logs(20))
 		}
@@ -190,15 +190,3 @@ func (f *frr) vtysh(ctx context.Context, args ...string) (string, error) {
 func (f *frr) kill() { f.Kill() }
 
 func (f *frr) logs(n int) string { return f.Logs(n) }
-
-// poll tries again until there is no error, and returns the last one.
-func poll(ctx context.Context, within time.Duration, cond func() error) error {
-	deadline := time.Now().Add(testkit.Timeout(within))
-	for {
-		err := cond()
-		if err == nil || ctx.Err() != nil || time.Now().After(deadline) {
-			return err
-		}
-		time.Sleep(2 * time.Millisecond)
-	}
-}

@@ -189,7 +189,7 @@ func (c *network) sandbox(n *node, pool string) *rig.Sandbox {
 func (c *network) pod(n *node, pool string) *rig.Sandbox {
 	c.t.Helper()
 	s := c.sandbox(n, pool)
-	c.check(poll(c.t.Context(), 20*time.Second, func() error {
+	c.check(testkit.Within(c.t.Context(), 20*time.Second, func() error {
 		_, err := s.Add(c.t.Context())
 		return err
 	}))

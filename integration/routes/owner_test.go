@@ -109,7 +109,7 @@ func TestChurnWithdrawsNoLiveBlock(t *testing.T) {
 		for range width {
 			s := c.sandbox(n, churn)
 			go func() {
-				err := poll(t.Context(), 20*time.Second, func() error { _, err := s.Add(t.Context()); return err })
+				err := testkit.Within(t.Context(), 20*time.Second, func() error { _, err := s.Add(t.Context()); return err })
 				if err == nil {
 					err = s.Del(t.Context())
 				}

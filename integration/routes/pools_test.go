@@ -11,6 +11,7 @@ import (
 	"k8s.io/client-go/util/retry"
 
 	"github.com/coil-net/coil/integration/rig"
+	"github.com/coil-net/coil/pkg/testkit"
 )
 
 // onTwo returns two nodes that run BIRD.
@@ -115,7 +116,7 @@ func TestSubnetAddedInUse(t *testing.T) {
 		_, err = c.Coil.CoilV2().AddressPools().Update(ctx, pool, metav1.UpdateOptions{})
 		return err
 	}))
-	c.check(poll(ctx, 20*time.Second, func() error { _, err := full.Add(ctx); return err }))
+	c.check(testkit.Within(ctx, 20*time.Second, func() error { _, err := full.Add(ctx); return err }))
 	now := c.blocks(n, name)
 	if len(now) != 2*len(old) || !slices.Equal(now[:len(old)], old) {
 		t.Errorf("the node has %v, want one block more than %v", now, old)

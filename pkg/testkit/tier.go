@@ -3,7 +3,9 @@
 package testkit
 
 import (
+	"context"
 	"errors"
+	"fmt"
 	"os"
 	"slices"
 	"strconv"
@@ -101,20 +103,35 @@ func Check(tb testing.TB, errs ...error) {
 }
 
 // Eventually polls cond until it returns nil, and fails the test with its last
-// error when timeout, scaled, has passed. It asks the less often the longer it takes, and
-// at most a twentieth later than it could: answers cost those it waits for.
+// error when timeout, scaled, has passed.
 func Eventually(tb testing.TB, timeout time.Duration, what string, cond func() error) {
 	tb.Helper()
-	start := time.Now()
-	deadline := start.Add(Timeout(timeout))
-	for {
+	// Not the test's context: conditions are awaited in clean-ups, too.
+	if err := Within(context.Background(), timeout, cond); err != nil {
+		tb.Fatalf("%s: %v", what, err)
+	}
+}
+
+// Within polls cond until it returns nil, for at most timeout, scaled, or until ctx ends. The error has the last one
+// of cond.
+func Within(ctx context.Context, timeout time.Duration, cond func() error) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, Timeout(timeout), fmt.Errorf("not within %s", Timeout(timeout)))
+	defer cancel()
+	return Poll(ctx, 5*time.Millisecond, cond)
+}
+
+// Poll calls cond until it returns nil or ctx ends; the error has the last one of cond then. The pause is least at
+// first, and later a twentieth of the time so far, at most 2 s: each call takes time from those it waits for.
+func Poll(ctx context.Context, least time.Duration, cond func() error) error {
+	for start := time.Now(); ; {
 		err := cond()
 		if err == nil {
-			return
+			return nil
 		}
-		if time.Now().After(deadline) {
-			tb.Fatalf("%s: not within %s: %v", what, Timeout(timeout), err)
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("%w: %w", context.Cause(ctx), err)
+		case <-time.After(min(max(time.Since(start)/20, least), 2*time.Second)):
 		}
-		time.Sleep(min(max(time.Since(start)/20, 50*time.Millisecond), time.Second))
 	}
 }

@@ -80,7 +80,7 @@ func (c *Cluster) importInto(ctx context.Context, node, archive string) error {
 		return err
 	}
 	socket := fmt.Sprintf("/proc/%d/root%s", i.PID, containerdSocket)
-	err = poll(ctx, func(context.Context) error {
+	err = testkit.Poll(ctx, pollPause, func() error {
 		_, err := os.Stat(socket)
 		return err
 	})

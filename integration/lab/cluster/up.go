@@ -172,7 +172,7 @@ func (c *Cluster) startFabric(ctx context.Context, opts Options) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, testkit.Timeout(apiTimeout))
 	defer cancel()
-	err = poll(ctx, func(ctx context.Context) error { return controlplane.Ready(ctx, c.rest) })
+	err = testkit.Poll(ctx, pollPause, func() error { return controlplane.Ready(ctx, c.rest) })
 	if err != nil {
 		return fmt.Errorf("wait for the API server: %w; see lab logs --name %s %s", err, c.Name(), Fabric)
 	}
@@ -293,20 +293,3 @@ func (c *Cluster) Apply(ctx context.Context, dir string) error {
 }
 
 func countLines(b []byte) string { return fmt.Sprint(strings.Count(string(b), "\n")) }
-
-// poll calls done until it returns nil or ctx ends; then the last error tells why. It asks the less
-// often the longer it takes: where processors are emulated, answers keep others from their work.
-func poll(ctx context.Context, done func(context.Context) error) error {
-	start := time.Now()
-	for {
-		err := done(ctx)
-		if err == nil {
-			return nil
-		}
-		select {
-		case <-ctx.Done():
-			return fmt.Errorf("%w: %w", ctx.Err(), err)
-		case <-time.After(min(max(time.Since(start)/20, 100*time.Millisecond), 2*time.Second)):
-		}
-	}
-}

@@ -20,6 +20,9 @@ import (
 const (
 	registerTimeout = 60 * time.Second
 	readyTimeout    = 120 * time.Second
+	// pollPause is the shortest one between two questions: where processors are emulated, answers keep others
+	// from their work.
+	pollPause = 100 * time.Millisecond
 	// controlPlaneLabel is what kubeadm sets; a kubelet isn't allowed to.
 	controlPlaneLabel = "node-role.kubernetes.io/control-plane"
 )
@@ -35,7 +38,7 @@ func (c *Cluster) waitRegistered(ctx context.Context, name string) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, testkit.Timeout(registerTimeout))
 	defer cancel()
-	err = poll(ctx, func(ctx context.Context) error {
+	err = testkit.Poll(ctx, pollPause, func() error {
 		_, err := client.CoreV1().Nodes().Get(ctx, name, metav1.GetOptions{})
 		return err
 	})
@@ -55,7 +58,7 @@ func (c *Cluster) waitServiceAccount(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, testkit.Timeout(registerTimeout))
 	defer cancel()
 	for _, namespace := range []string{metav1.NamespaceDefault, metav1.NamespaceSystem} {
-		err := poll(ctx, func(ctx context.Context) error {
+		err := testkit.Poll(ctx, pollPause, func() error {
 			_, err := client.CoreV1().ServiceAccounts(namespace).Get(ctx, "default", metav1.GetOptions{})
 			return err
 		})
@@ -85,7 +88,7 @@ func (c *Cluster) WaitReady(ctx context.Context) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, testkit.Timeout(readyTimeout))
 	defer cancel()
-	return poll(ctx, func(ctx context.Context) error {
+	return testkit.Poll(ctx, pollPause, func() error {
 		nodes, err := client.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
 		if err != nil {
 			return err
@@ -140,7 +143,7 @@ func (c *Cluster) WaitWorkloads(ctx context.Context, namespace string) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, testkit.Timeout(readyTimeout))
 	defer cancel()
-	return poll(ctx, func(ctx context.Context) error {
+	return testkit.Poll(ctx, pollPause, func() error {
 		deployments, err := client.AppsV1().Deployments(namespace).List(ctx, metav1.ListOptions{})
 		if err != nil {
 			return err

@@ -13,6 +13,7 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+	"k8s.io/apimachinery/pkg/util/wait"
 )
 
 // cgroupRoot is where the host's hierarchies are mounted, see cgroups(7).
@@ -181,7 +182,7 @@ func (c Cgroup) Remove(ctx context.Context) error {
 		return err
 	}
 	for _, dir := range dirs {
-		err := poll(ctx, func() (bool, error) { return removeTree(dir) })
+		err := wait.PollUntilContextCancel(ctx, pollPause, true, func(context.Context) (bool, error) { return removeTree(dir) })
 		if err != nil {
 			return fmt.Errorf("remove cgroup %s: %w", dir, err)
 		}

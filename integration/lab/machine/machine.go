@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+	"k8s.io/apimachinery/pkg/util/wait"
 )
 
 // Marker is the environment variable of every labinit: its machine's directory. It finds
@@ -189,6 +190,9 @@ func (p *process) waitUp(ctx context.Context, dir Dir) error {
 	}
 }
 
+// pollPause is the one between two looks at what the kernel takes away.
+const pollPause = 10 * time.Millisecond
+
 // Kill cuts the power of a machine and returns when all its processes are gone; their
 // namespaces and mounts go with them.
 func Kill(ctx context.Context, i Init) error {
@@ -209,7 +213,7 @@ func Kill(ctx context.Context, i Init) error {
 	}
 	// PID 1 of a namespace becomes a zombie only after the kernel has killed and reaped all
 	// others in it (zap_pid_ns_processes).
-	return poll(ctx, func() (bool, error) { return !i.Alive(), nil })
+	return wait.PollUntilContextCancel(ctx, pollPause, true, func(context.Context) (bool, error) { return !i.Alive(), nil })
 }
 
 // Find returns the machines whose directory is below prefix, whether recorded or not.
@@ -266,20 +270,4 @@ func parseStat(b []byte) (start uint64, state byte, err error) {
 	}
 	start, err = strconv.ParseUint(fields[19], 10, 64)
 	return start, fields[0][0], err
-}
-
-// poll calls done until it is true, fails, or ctx ends.
-func poll(ctx context.Context, done func() (bool, error)) error {
-	t := time.NewTicker(10 * time.Millisecond)
-	defer t.Stop()
-	for {
-		if ok, err := done(); ok || err != nil {
-			return err
-		}
-		select {
-		case <-ctx.Done():
-			return ctx.Err()
-		case <-t.C:
-		}
-	}
 }
