@@ -106,15 +106,14 @@ func (f *followed) Stop() {
 // NodeInformer returns an informer of Nodes, with the fields that the server selects
 // by; an empty selector selects all.
 func NodeInformer(core rest.Interface, fieldSelector string) *Informer {
-	return newInformer(&corev1.Node{}, cache.NewFilteredListWatchFromClient(core, "nodes", metav1.NamespaceAll,
-		func(o *metav1.ListOptions) { o.FieldSelector = fieldSelector }))
+	return newInformer(&corev1.Node{}, cache.NewFilteredListWatchFromClient(core, "nodes", metav1.NamespaceAll, byFields(fieldSelector)))
 }
 
 // MetadataInformer returns an informer of the metadata of a resource in all namespaces,
 // with the fields that the server selects by; an empty selector selects all. Its watch is followed.
 func MetadataInformer(client metadata.Interface, r schema.GroupVersionResource, fieldSelector string) *Informer {
 	objects := client.Resource(r)
-	lw := selected(objects.List, objects.Watch, func(o *metav1.ListOptions) { o.FieldSelector = fieldSelector })
+	lw := selected(objects.List, objects.Watch, byFields(fieldSelector))
 	i := newInformer(&metav1.PartialObjectMetadata{}, lw)
 	i.follow(lw)
 	return i
@@ -124,23 +123,20 @@ func MetadataInformer(client metadata.Interface, r schema.GroupVersionResource, 
 // server selects by; an empty selector selects all.
 func AddressBlockInformer(client typed.CoilV2Interface, labelSelector string) *Informer {
 	blocks := client.AddressBlocks()
-	return newInformer(&v2.AddressBlock{}, selected(blocks.List, blocks.Watch,
-		func(o *metav1.ListOptions) { o.LabelSelector = labelSelector }))
+	return newInformer(&v2.AddressBlock{}, selected(blocks.List, blocks.Watch, byLabels(labelSelector)))
 }
 
 // BlockRequestInformer returns an informer of BlockRequests, with the labels that the
 // server selects by; an empty selector selects all.
 func BlockRequestInformer(client typed.CoilV2Interface, labelSelector string) *Informer {
 	requests := client.BlockRequests()
-	return newInformer(&v2.BlockRequest{}, selected(requests.List, requests.Watch,
-		func(o *metav1.ListOptions) { o.LabelSelector = labelSelector }))
+	return newInformer(&v2.BlockRequest{}, selected(requests.List, requests.Watch, byLabels(labelSelector)))
 }
 
 // EgressInformer returns an informer of all Egresses, without their templates.
 func EgressInformer(client typed.CoilV2Interface) *Informer {
 	egresses := client.Egresses(metav1.NamespaceAll)
-	all := selected(egresses.List, egresses.Watch, func(*metav1.ListOptions) {})
-	return newInformer(&v2.Egress{}, all).Transformed(func(obj any) (any, error) {
+	return newInformer(&v2.Egress{}, selected(egresses.List, egresses.Watch, byLabels(""))).Transformed(func(obj any) (any, error) {
 		if e, ok := obj.(*v2.Egress); ok {
 			e.Spec.Template = nil
 		}
@@ -148,26 +144,31 @@ func EgressInformer(client typed.CoilV2Interface) *Informer {
 	})
 }
 
-// ServiceInformer returns an informer of Services, with the labels that the server selects
-// by; an empty selector selects all.
-func ServiceInformer(core rest.Interface, labelSelector string) *Informer {
-	return newInformer(&corev1.Service{}, cache.NewFilteredListWatchFromClient(core, "services", metav1.NamespaceAll,
-		func(o *metav1.ListOptions) { o.LabelSelector = labelSelector }))
-}
-
 // OneEgressInformer returns an informer of the Egress of a name.
 func OneEgressInformer(client typed.CoilV2Interface, namespace, name string) *Informer {
 	egresses := client.Egresses(namespace)
-	return newInformer(&v2.Egress{}, selected(egresses.List, egresses.Watch, func(o *metav1.ListOptions) {
-		o.FieldSelector = fields.OneTermEqualSelector(metav1.ObjectNameField, name).String()
-	}))
+	named := byFields(fields.OneTermEqualSelector(metav1.ObjectNameField, name).String())
+	return newInformer(&v2.Egress{}, selected(egresses.List, egresses.Watch, named))
+}
+
+// ServiceInformer returns an informer of Services, with the labels that the server selects
+// by; an empty selector selects all.
+func ServiceInformer(core rest.Interface, labelSelector string) *Informer {
+	return newInformer(&corev1.Service{}, cache.NewFilteredListWatchFromClient(core, "services", metav1.NamespaceAll, byLabels(labelSelector)))
 }
 
 // EndpointSliceInformer returns an informer of the EndpointSlices of a namespace, with the
 // labels that the server selects by; an empty selector selects all.
 func EndpointSliceInformer(discovery rest.Interface, namespace, labelSelector string) *Informer {
-	return newInformer(&discoveryv1.EndpointSlice{}, cache.NewFilteredListWatchFromClient(discovery, "endpointslices", namespace,
-		func(o *metav1.ListOptions) { o.LabelSelector = labelSelector }))
+	return newInformer(&discoveryv1.EndpointSlice{}, cache.NewFilteredListWatchFromClient(discovery, "endpointslices", namespace, byLabels(labelSelector)))
+}
+
+func byLabels(selector string) func(*metav1.ListOptions) {
+	return func(o *metav1.ListOptions) { o.LabelSelector = selector }
+}
+
+func byFields(selector string) func(*metav1.ListOptions) {
+	return func(o *metav1.ListOptions) { o.FieldSelector = selector }
 }
 
 // selected lists and watches with the methods of a client, with narrower options.

@@ -47,6 +47,7 @@ import (
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
 	"github.com/coil-net/coil/pkg/kube"
 	"github.com/coil-net/coil/pkg/reconcile"
+	"github.com/coil-net/coil/pkg/syncmap"
 )
 
 const (
@@ -93,8 +94,8 @@ type Controller struct {
 	// active is false as long as another replica leads: nothing is queued then.
 	active atomic.Bool
 
-	mu   sync.Mutex
-	seen map[types.UID]time.Time // since when this process has seen a block in quarantine and no Node that may use it
+	// seen is since when this process has seen a block in quarantine and no Node that may use it.
+	seen syncmap.Map[types.UID, time.Time]
 }
 
 // New returns a controller that isn't running.
@@ -105,7 +106,6 @@ func New(cfg Config) (*Controller, error) {
 		pools:  kube.CacheOf[v2.AddressPool](cfg.Pools.Informer()),
 		nodes:  kube.CacheOf[corev1.Node](cfg.Nodes.Informer()),
 		now:    time.Now,
-		seen:   map[types.UID]time.Time{},
 	}
 	c.loop = reconcile.New("blockgc", c.sync, cfg.LoopMetrics)
 	var err error
@@ -125,7 +125,7 @@ func New(cfg Config) (*Controller, error) {
 // blockChanged doesn't look at how a block is used: that doesn't matter here, and changes most.
 func (c *Controller) blockChanged(a, b *v2.AddressBlock) {
 	if b == nil {
-		c.forget(a)
+		c.seen.Delete(a.UID)
 		return
 	}
 	c.firstSeen(b) // also while another replica leads, which may end
@@ -141,32 +141,24 @@ func (c *Controller) blockChanged(a, b *v2.AddressBlock) {
 
 // firstSeen returns since when this process has seen a block in quarantine, now for one that isn't.
 func (c *Controller) firstSeen(b *v2.AddressBlock) time.Time {
-	c.mu.Lock()
-	defer c.mu.Unlock()
+	now := c.now()
 	if !inQuarantine(b) {
-		delete(c.seen, b.UID)
-		return c.now()
+		c.seen.Delete(b.UID)
+		return now
 	}
-	if _, ok := c.seen[b.UID]; !ok {
-		c.seen[b.UID] = c.now()
+	if since, ok := c.seen.Find(b.UID); ok {
+		return since
 	}
-	return c.seen[b.UID]
+	c.seen.Set(b.UID, now)
+	return now
 }
 
 // nodeSeen makes the quarantine of a block begin anew if a Node of its node's name is there, or was until now, and
 // hasn't disowned it: pods on that machine may use the block although its coild hasn't claimed it yet.
 func (c *Controller) nodeSeen(b *v2.AddressBlock, n *corev1.Node) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
 	if inQuarantine(b) && !disowned(b, n) {
-		c.seen[b.UID] = c.now()
+		c.seen.Set(b.UID, c.now())
 	}
-}
-
-func (c *Controller) forget(b *v2.AddressBlock) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	delete(c.seen, b.UID)
 }
 
 // nodeChanged is called when a Node comes or goes.

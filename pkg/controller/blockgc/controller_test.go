@@ -165,7 +165,7 @@ func TestSync(t *testing.T) {
 			f := newFixture(t, tt.live...)
 			f.add(t, tt.blocks...)
 			for _, b := range tt.blocks {
-				f.seen[b.UID] = time.Now().Add(-time.Hour)
+				f.seen.Set(b.UID, time.Now().Add(-time.Hour))
 			}
 			f.add(t, block("strange", "", ""), block("default-9", "other", "o"))
 			for _, n := range tt.cached {
@@ -218,7 +218,7 @@ func TestQuarantineByTheOwnClock(t *testing.T) {
 			claimed := b.DeepCopy()
 			claimed.Annotations[v2.AnnotationNodeUID] = "b"
 			f.blockChanged(b, claimed)
-			if _, ok := f.seen[b.UID]; ok {
+			if _, ok := f.seen.Find(b.UID); ok {
 				t.Error("a claimed block counts as one in quarantine")
 			}
 		})

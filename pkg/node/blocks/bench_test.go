@@ -247,7 +247,7 @@ func idle(client *fake.Clientset, blocks cache.Indexer) *Manager {
 		cfg: (&bench{}).config(time.Minute), client: client.CoilV2(),
 		blocks:   kube.Cache[v2.AddressBlock]{Indexer: blocks},
 		requests: kube.Cache[v2.BlockRequest]{Indexer: cache.NewIndexer(cache.MetaNamespaceKeyFunc, nil)},
-		record:   &record{blocks: map[string]store.Usage{}}, exporter: &exporter{}, news: newWaiters(), asked: newAsked(),
+		record:   &record{blocks: map[string]store.Usage{}}, exporter: &exporter{}, news: newWaiters(),
 		status: reconcile.New("status", func(context.Context, struct{}) error { return nil }, nil),
 		supply: reconcile.New("supply", func(context.Context, string) error { return nil }, nil),
 		export: reconcile.New("export", func(context.Context, struct{}) error { return nil }, nil),

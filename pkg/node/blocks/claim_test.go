@@ -19,7 +19,7 @@ import (
 // back with a backup isn't: the record of its Node doesn't have it any more.
 func TestKnown(t *testing.T) {
 	made := time.Date(2026, time.March, 1, 0, 0, 0, 0, time.UTC)
-	m := &Manager{cfg: Config{NodeUID: "this", NodeCreated: metav1.NewTime(made)}, asked: newAsked()}
+	m := &Manager{cfg: Config{NodeUID: "this", NodeCreated: metav1.NewTime(made)}}
 	const neither, inRecord, anew = 1, 2, 4 // what the record may be to a block: in which of these cases it is ours
 	for _, c := range []struct {
 		name, of, earlier, request string

@@ -160,20 +160,13 @@ func (m *Manager) makeClaim(ctx context.Context, u store.Usage, last string) (ma
 	r := m.newRequest(cmp.Or(last, first), u.Pool)
 	r.Spec.Claim = u.Name
 	for range maxTaken {
-		made, err = m.client.BlockRequests().Create(ctx, r, metav1.CreateOptions{})
-		if err == nil {
-			return made, true, nil
-		}
-		if !apierrors.IsAlreadyExists(err) {
-			return nil, false, fmt.Errorf("create BlockRequest %s: %w", r.Name, err)
-		}
-		made, err = m.client.BlockRequests().Get(ctx, r.Name, metav1.GetOptions{})
+		made, fresh, err = m.create(ctx, r)
 		switch {
-		case apierrors.IsNotFound(err): // it was deleted just now
 		case err != nil:
-			return nil, false, fmt.Errorf("read BlockRequest %s: %w", r.Name, err)
+			return nil, false, fmt.Errorf("create BlockRequest %s: %w", r.Name, err)
+		case made == nil: // its name is free again
 		case m.isOwn(made):
-			return made, false, nil
+			return made, fresh, nil
 		default:
 			r.Name = fmt.Sprintf("%s-%d", first, rand.Int())
 		}

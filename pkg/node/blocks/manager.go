@@ -98,7 +98,7 @@ type Manager struct {
 	status *reconcile.Loop[struct{}] // all blocks
 	search *reconcile.Loop[struct{}] // recorded blocks that the cache lacks
 	news   *waiters
-	asked  *asked
+	asked  asked
 
 	exportMu sync.Mutex // orders exports: reading what is held, and writing it
 
@@ -131,7 +131,6 @@ func New(cfg Config, client typed.CoilV2Interface, blocks, requests cache.Shared
 		record:   record,
 		exporter: exporter,
 		news:     newWaiters(),
-		asked:    newAsked(),
 	}
 	m.supply = reconcile.New("blocks", m.syncPool, metrics)
 	m.export = reconcile.New("export", func(ctx context.Context, _ struct{}) error { return m.Export(ctx) }, metrics)

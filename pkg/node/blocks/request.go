@@ -5,9 +5,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
-	"maps"
 	"math/rand/v2"
-	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -19,6 +17,7 @@ import (
 
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
 	"github.com/coil-net/coil/pkg/faultpoint"
+	"github.com/coil-net/coil/pkg/syncmap"
 )
 
 // requestName is the name of a BlockRequest. The hash tells nodes and pools apart
@@ -39,13 +38,12 @@ func readableName(what, node string) string {
 // lags behind: the next sequence, the request that the cache doesn't show yet, and
 // those that it still shows though they are dealt with.
 type asked struct {
-	mu       sync.Mutex
-	sequence map[string]int // by pool
-	latest   map[string]latest
-	handled  map[types.UID]handled
+	sequence syncmap.Map[string, int] // by pool
+	latest   syncmap.Map[string, latest]
+	handled  syncmap.Map[types.UID, handled]
 	// own are the requests that this process made, or saw without an answer, until the block that
 	// answered one is given back. Others may have come back with a restore of etcd.
-	own map[types.UID]string // the block; empty as long as there is no answer
+	own syncmap.Map[types.UID, string] // the block; empty as long as there is no answer
 }
 
 // handled is a request that is dealt with.
@@ -59,129 +57,91 @@ type latest struct {
 	at  time.Time
 }
 
+// unseen says whether the cache may not show the request yet.
+func (l latest) unseen() bool { return time.Since(l.at) < cacheLag }
+
 // cacheLag is how long the cache is believed to lag at most; then what it shows is
 // true.
 const cacheLag = 10 * time.Second
 
-func newAsked() *asked {
-	return &asked{sequence: map[string]int{}, latest: map[string]latest{}, handled: map[types.UID]handled{}, own: map[types.UID]string{}}
-}
-
 // answered says whether a request of the cache is dealt with, and that the cache
 // shows it.
 func (a *asked) answered(pool string, r *v2.BlockRequest) bool {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if a.latest[pool].uid == r.UID {
-		delete(a.latest, pool)
+	if a.latest.Get(pool).uid == r.UID {
+		a.latest.Delete(pool)
 	}
-	_, ok := a.handled[r.UID]
+	_, ok := a.handled.Find(r.UID)
 	return ok || r.DeletionTimestamp != nil
 }
 
-func (a *asked) done(pool string, r *v2.BlockRequest) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	for uid, h := range a.handled {
-		if time.Since(h.at) > time.Hour {
-			delete(a.handled, uid)
-		}
-	}
-	a.handled[r.UID] = handled{r.Status.AddressBlockName, time.Now()}
+func (a *asked) done(r *v2.BlockRequest) {
+	a.handled.DeleteFunc(func(_ types.UID, h handled) bool { return time.Since(h.at) > time.Hour })
+	a.handled.Set(r.UID, handled{r.Status.AddressBlockName, time.Now()})
 	if r.Status.AddressBlockName == "" {
-		delete(a.own, r.UID)
-	} else if _, ok := a.own[r.UID]; ok {
-		a.own[r.UID] = r.Status.AddressBlockName
+		a.own.Delete(r.UID)
+	} else if a.isOwn(r.UID) {
+		a.own.Set(r.UID, r.Status.AddressBlockName)
 	}
 }
 
 // sawOpen says that a request has no answer yet.
 func (a *asked) sawOpen(uid types.UID) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if _, ok := a.own[uid]; !ok {
-		a.own[uid] = ""
+	if !a.isOwn(uid) {
+		a.own.Set(uid, "")
 	}
 }
 
 // isOwn says whether a request is one of own.
 func (a *asked) isOwn(uid types.UID) bool {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	_, ok := a.own[uid]
+	_, ok := a.own.Find(uid)
 	return ok
 }
 
 // gaveBack forgets the requests that a block answered.
 func (a *asked) gaveBack(block string) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	maps.DeleteFunc(a.own, func(_ types.UID, b string) bool { return b == block })
+	a.own.DeleteFunc(func(_ types.UID, b string) bool { return b == block })
 }
 
 // answer returns the block that answered a request; ok is false for a request that isn't
 // dealt with.
 func (a *asked) answer(uid types.UID) (block string, ok bool) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	h, ok := a.handled[uid]
+	h, ok := a.handled.Find(uid)
 	return h.answer, ok
 }
 
 // isLatest says whether a request is one that the cache doesn't show yet.
 func (a *asked) isLatest(pool string, uid types.UID) bool {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	l := a.latest[pool]
-	return l.uid == uid && time.Since(l.at) < cacheLag
+	l := a.latest.Get(pool)
+	return l.uid == uid && l.unseen()
 }
 
 // unseen says whether the cache doesn't show the latest request of a pool yet.
-func (a *asked) unseen(pool string) bool {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	l, ok := a.latest[pool]
-	return ok && time.Since(l.at) < cacheLag
-}
+func (a *asked) unseen(pool string) bool { return a.latest.Get(pool).unseen() }
 
 // forget forgets the requests for a pool but those that the cache still shows. The next one may get
 // a name again that is taken, and is skipped then.
 func (a *asked) forget(pool string) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if l, ok := a.latest[pool]; ok && time.Since(l.at) < cacheLag {
-		return
+	if !a.unseen(pool) {
+		a.latest.Delete(pool)
+		a.sequence.Delete(pool)
 	}
-	delete(a.latest, pool)
-	delete(a.sequence, pool)
 }
 
-func (a *asked) next(pool string) int {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	return a.sequence[pool]
-}
+// next is the sequence of the next request.
+func (a *asked) next(pool string) int { return a.sequence.Get(pool) }
 
 // skip makes the next request one of another name.
-func (a *asked) skip(pool string) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	a.sequence[pool]++
-}
+func (a *asked) skip(pool string) { a.sequence.Set(pool, a.next(pool)+1) }
 
 // jump makes the next request one of a name that nobody can tell.
 func (a *asked) jump(pool string) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	a.sequence[pool] = rand.Int() / 2 // it goes on from there
+	a.sequence.Set(pool, rand.Int()/2) // it goes on from there
 }
 
 func (a *asked) created(pool string, uid types.UID) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	a.sequence[pool]++
-	a.latest[pool] = latest{uid, time.Now()}
-	a.own[uid] = ""
+	a.skip(pool)
+	a.latest.Set(pool, latest{uid, time.Now()})
+	a.own.Set(uid, "")
 }
 
 // request creates the next BlockRequest of a pool. The sequence advances only
@@ -190,33 +150,43 @@ func (a *asked) created(pool string, uid types.UID) {
 func (m *Manager) request(ctx context.Context, pool string) error {
 	for range maxTaken {
 		r := m.newRequest(requestName(m.cfg.NodeName, m.cfg.NodeUID, pool, m.asked.next(pool)), pool)
-		made, err := m.client.BlockRequests().Create(ctx, r, metav1.CreateOptions{})
-		if apierrors.IsAlreadyExists(err) {
-			made, err = m.client.BlockRequests().Get(ctx, r.Name, metav1.GetOptions{})
-			if err == nil && !m.isOwn(made) {
-				m.asked.jump(pool)
-				continue
-			}
-			if apierrors.IsNotFound(err) || err == nil && (m.asked.answered(pool, made) || isAnswered(made)) {
-				m.asked.skip(pool) // from an earlier need, and on its way out
-				continue
-			}
-		}
+		have, fresh, err := m.create(ctx, r)
 		switch {
-		case err == nil:
-			faultpoint.At(faultpoint.BlockAsked)
-			m.asked.created(pool, made.UID)
-			klog.FromContext(ctx).V(2).Info("Asked for a block", "pool", pool, "request", r.Name)
-			return nil
 		case apierrors.IsInvalid(err):
 			// The name of the pool comes from an annotation: it may be anything.
 			m.news.tell(pool, &Refused{Pool: pool, Reason: v2.ReasonPoolInvalid, Message: fmt.Sprintf("%q can't be the name of an AddressPool: %v", pool, err)})
 			return nil
-		default:
+		case err != nil:
 			return fmt.Errorf("create BlockRequest %s: %w", r.Name, err)
+		case have != nil && !m.isOwn(have):
+			m.asked.jump(pool)
+		case have == nil, !fresh && (m.asked.answered(pool, have) || isAnswered(have)):
+			m.asked.skip(pool) // from an earlier need, and on its way out
+		default:
+			faultpoint.At(faultpoint.BlockAsked)
+			m.asked.created(pool, have.UID)
+			klog.FromContext(ctx).V(2).Info("Asked for a block", "pool", pool, "request", r.Name)
+			return nil
 		}
 	}
 	return fmt.Errorf("ask for a block of AddressPool %s: %d names of BlockRequests are taken", pool, maxTaken)
+}
+
+// create creates a BlockRequest, or returns the one that has its name; nil if that was deleted just now. fresh says
+// that it was created.
+func (m *Manager) create(ctx context.Context, r *v2.BlockRequest) (have *v2.BlockRequest, fresh bool, err error) {
+	have, err = m.client.BlockRequests().Create(ctx, r, metav1.CreateOptions{})
+	if !apierrors.IsAlreadyExists(err) {
+		return have, true, err
+	}
+	have, err = m.client.BlockRequests().Get(ctx, r.Name, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return nil, false, nil
+	}
+	if err != nil {
+		return nil, false, fmt.Errorf("read the one that exists: %w", err)
+	}
+	return have, false, nil
 }
 
 // isOwn says whether a BlockRequest is this node's. Any node's token can tell the names of others, and take them.
@@ -322,7 +292,7 @@ func (m *Manager) takeAnswers(ctx context.Context, pool string, answered []*v2.B
 			return err
 		}
 		faultpoint.At(faultpoint.BlockRequested)
-		m.asked.done(pool, r)
+		m.asked.done(r)
 		if r.Spec.Claim != "" {
 			if got := r.Status.AddressBlockName; failed == nil && got != r.Spec.Claim {
 				failed = &v2.BlockRequestCondition{

@@ -240,9 +240,7 @@ func TestRefusedPoolsAreForgotten(t *testing.T) {
 	testkit.Eventually(t, 5*time.Second, "nothing is remembered of them", func() error {
 		b.news.mu.Lock()
 		defer b.news.mu.Unlock()
-		b.asked.mu.Lock()
-		defer b.asked.mu.Unlock()
-		if n := len(b.news.pools) + len(b.asked.sequence) + len(b.asked.latest); n > 0 {
+		if n := len(b.news.pools) + len(b.asked.sequence.Copy()) + len(b.asked.latest.Copy()); n > 0 {
 			return fmt.Errorf("%d things", n)
 		}
 		return nil
