@@ -7,7 +7,7 @@ import (
 	"net/netip"
 )
 
-// What Coil reserves in the network namespaces of clients and routers of an Egress.
+// Numbers and names that Coil reserves in the network namespaces of clients and routers of an Egress.
 const (
 	// FouPort is the UDP port to which packets in FoU are sent (coil-egress --fou-port).
 	FouPort = 5555
@@ -107,7 +107,7 @@ func (t Tunnel) String() string {
 	return fmt.Sprintf("fou %s -> %s sport %s dport %d mtu %d", t.Local, t.Remote, port, t.Port, t.MTU)
 }
 
-// What FoU adds to a packet: the outer IP header and UDP's.
+// Bytes that FoU adds to a packet: the outer IP header and that of UDP.
 const (
 	overheadIPv4 = 20 + 8
 	overheadIPv6 = 40 + 8

@@ -3,7 +3,7 @@
 //
 // It owns the routes of protocol 31. It must not know how routes are written.
 //
-// What others delete comes back: the kernel tells of it, and once in a while everything is
+// Routes that others delete come back: the kernel notifies of it, and once in a while everything is
 // compared. State is derived from scratch at each sync: Nodes and AddressBlocks -> plan ->
 // table. One bad object costs only its own routes.
 package router

@@ -70,7 +70,7 @@ func (o *Options) Run(ctx context.Context, cfg *rest.Config, lease string, healt
 	if err != nil {
 		return err
 	}
-	// Who can't read must not lead.
+	// A replica that can't read must not lead.
 	if !waitForCaches(ctx, health, synced) {
 		return nil
 	}

@@ -66,8 +66,8 @@ func inQuarantine(b *v2.AddressBlock) bool {
 	return ok && b.DeletionTimestamp != nil
 }
 
-// goneSince returns when the node that has the block now was found gone. What was
-// noted about an earlier node doesn't count.
+// goneSince returns when the node that has the block now was found gone. A note
+// about an earlier node doesn't count.
 func goneSince(b *v2.AddressBlock) (time.Time, bool) {
 	at, uid, _ := strings.Cut(b.Annotations[v2.AnnotationNodeGone], " ")
 	t, err := time.Parse(time.RFC3339, at)

@@ -14,8 +14,8 @@
 //	Complete                     one more than the answer      delete the surplus one
 //
 // Creating the object named "<pool>-<index>" is the lock, so two controllers at
-// once never give an address twice; who is told "already exists" takes the next
-// index. What stays in doubt is which of two blocks answers a request:
+// once never give an address twice; the one that gets "already exists" takes the next
+// index. Which of two blocks answers a request is decided as follows:
 //
 //   - Killed between the two writes: the next leader compares its cache with the API
 //     server once before it carves (see survey), and so finds the block by its label.

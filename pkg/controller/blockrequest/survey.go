@@ -19,8 +19,8 @@ import (
 const pageSize = 500
 
 // survey compares the cache with the API server once, before this process carves
-// its first block: what the leader before made and did not live to tell must not
-// be made again. What the cache lacks is remembered; nobody else writes afterwards,
+// its first block: a block that the former leader created just before its end must not
+// be carved again. Blocks that the cache lacks are remembered. Nobody else writes afterwards,
 // or both lead and the status of the request decides. The error is that of ctx.
 func (c *Controller) survey(ctx context.Context) error {
 	return wait.PollUntilContextCancel(ctx, time.Second, true, func(ctx context.Context) (bool, error) {

@@ -44,7 +44,7 @@ func (c *Controller) syncBinding(ctx context.Context, name string) error {
 		return nil
 	}
 	body, err := json.Marshal(map[string]any{
-		// Who adds a subject meanwhile must not lose it.
+		// A subject that somebody adds meanwhile must not be lost.
 		"metadata": map[string]any{"resourceVersion": have.ResourceVersion},
 		"subjects": subjects,
 	})

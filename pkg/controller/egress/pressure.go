@@ -69,10 +69,9 @@ func (a answers) byPod() map[string]gateway.Pressure {
 	return out
 }
 
-// syncPressure asks the routers of an Egress that are ready how much they use of what they
-// have. Those that don't answer cost other Egresses a bounded time only: a tenant's pods may accept
-// questions and never answer. What it has answered before holds: one
-// whose table of connections is full drops ours, too.
+// syncPressure asks the ready routers of an Egress how much they use of their connections, ports and limits. Silent
+// routers cost other Egresses a bounded time only: a tenant's pods may accept questions and never answer. The former
+// answer of a silent router holds: a router whose table of connections is full drops this one, too.
 func (c *Controller) syncPressure(ctx context.Context, key types.NamespacedName) error {
 	e := c.egresses.Find(key.String())
 	if e == nil {

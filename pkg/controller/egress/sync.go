@@ -189,8 +189,8 @@ func (c *Controller) ensureDeployment(ctx context.Context, e *v2.Egress) error {
 		return err
 	}
 	err = writer(c.cfg.Core.AppsV1().Deployments(e.Namespace), ownedBy[*appsv1.Deployment](e)).Ensure(ctx, c.deploymentOf(e), want)
-	// Decoding and validation refuse with these, and will until the template changes. What else
-	// could be refused is made here.
+	// Decoding and validation refuse with these errors until the template changes: all other fields are
+	// made here.
 	if status := apierrors.APIStatus(nil); errors.As(err, &status) && (apierrors.IsInvalid(err) || apierrors.IsBadRequest(err)) {
 		return &egress.TemplateError{Reason: status.Status().Message}
 	}

@@ -255,7 +255,7 @@ var (
 // applied isn't used as it should.
 var off = map[string]string{"Deployment": "paused", "Service": "publishNotReadyAddresses"}
 
-// covers says whether have has all of want. What others have added isn't looked at.
+// covers says whether have has all of want. Fields that others have added don't matter.
 func covers(have, want any) bool { return coversField("", have, want) }
 
 func coversField(field string, have, want any) bool {

@@ -73,7 +73,7 @@ func decide(blocks []held, waiting int, minAge time.Duration) decision {
 		if b.reserved || !b.usable || b.age < minAge || waiting > 0 {
 			continue
 		}
-		// What the other blocks have; the next candidate sees what is left.
+		// rest is free in the other blocks. The next candidate sees it without this block.
 		if rest := free - b.free(); used == 0 || rest*2 >= size {
 			d.release = append(d.release, b.Name)
 			free = rest

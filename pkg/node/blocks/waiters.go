@@ -19,9 +19,9 @@ type Refused struct {
 // Error is the message.
 func (e *Refused) Error() string { return e.Message }
 
-// waiters counts, by pool, who waits for a block, and tells them of news.
+// waiters counts the callers that wait for a block of each pool, and tells them of news.
 //
-// News has a generation. Whoever waits names the generation that it knew before it
+// News has a generation. A caller passes the generation that it knew before it
 // looked for an address, so that news between the look and the wait isn't lost.
 type waiters struct {
 	mu    sync.Mutex

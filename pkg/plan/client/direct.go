@@ -258,8 +258,8 @@ func (s State) PinRoutesBy(links map[netip.Addr]int) (routes []dataplane.Route, 
 	return routes, tables
 }
 
-// keeping is what keeps the flows that it has. Those of dead routers can't go to another one when none
-// takes flows; when all are silent it is likely the network, after which they go on.
+// keeping returns the routers that keep their flows. Flows of dead routers stay, too, when no router takes
+// flows: if all are silent, the network is the likely cause, and the flows go on after it is back.
 func (g Group) keeping() []netip.Addr {
 	all := slices.Concat(g.Members, g.Draining, g.Former)
 	if g.Direct && len(g.Members) == 0 {

@@ -69,10 +69,10 @@ func masked(all []netip.Prefix) []netip.Prefix {
 	return slices.Compact(out)
 }
 
-// Closing returns at most two Egresses, without a name, that close the destinations of some of a client's, but for those
-// that others have, too. Up to mostClosed are closed and nothing else. More are closed by few ranges, and other
-// addresses with them: those between them, and up to half of each destination of the others in which some are, or
-// range of the cluster. What is closed goes by none of the others.
+// Closing returns at most two Egresses, without a name, that close the destinations of some of a client's Egresses,
+// except destinations that its used Egresses have, too. Up to mostClosed destinations are closed exactly. More are closed
+// by few ranges, which also close addresses between the destinations, and up to half of each destination of a used
+// Egress, or range of the cluster, that has some of them. No used Egress carries packets to a closed address.
 func Closing(some, used []Egress) []Egress {
 	// around are prefixes that would win over a closed range that isn't longer.
 	taken, around := prefixSet{}, prefixSet{}

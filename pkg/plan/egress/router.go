@@ -24,7 +24,7 @@ import (
 	"github.com/coil-net/coil/pkg/plan"
 )
 
-// What the API server fills in. An owner has to say it, too: a field that nobody owns
+// Defaults of the API server. An owner has to apply them, too: a field without an owner
 // stays when the choice that it belongs to changes, and the API server refuses both.
 const (
 	defaultAffinitySeconds = 10800

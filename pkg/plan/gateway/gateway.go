@@ -204,10 +204,10 @@ func podsOf(e discoveryv1.Endpoint, own map[dataplane.Family]netip.Addr) (pods [
 // icmp is the protocol number of ICMP.
 var icmp = map[dataplane.Family]uint8{dataplane.IPv4: 1, dataplane.IPv6: 58}
 
-// Routes returns the routes to the clients that have a tunnel, and the rules by which they are
-// taken by what comes in by the uplink, and by what the router itself says in ICMP: that it lives.
-// The outer packets of tunnels are the router's own and must not take them. What is forwarded has
-// a route only with the mark that the filter sets: without the filter nothing is.
+// Routes returns the routes to the clients that have a tunnel, and the rules that lead to them: for packets
+// that come in by the uplink, and for the router's own ICMP, which answers clients' echo requests.
+// The outer packets of tunnels are the router's own, too, and must not take these routes. A packet is forwarded
+// only with the mark that the filter sets: without the filter, none is.
 func (g State) Routes(links map[netip.Addr]dataplane.TunnelLink) ([]dataplane.Route, []dataplane.Rule) {
 	routes := make([]dataplane.Route, 0, len(g.Tunnels))
 	for _, t := range g.Tunnels {

@@ -7,8 +7,8 @@ import (
 	"github.com/coil-net/coil/pkg/dataplane"
 )
 
-// Client is what the table of a client does. What tunnels carry comes from routers alone, and from destinations; and
-// nothing leaves to destinations but by tunnels.
+// Client is the table of a client. Packets in tunnels are taken from routers alone, with sources in the destinations.
+// No packet leaves to a destination but by a tunnel.
 type Client struct {
 	// Uplink is the index of the link to the node.
 	Uplink int
@@ -75,7 +75,7 @@ func (c Client) Ruleset() dataplane.Ruleset {
 		r.Sets = append(r.Sets, f.set("peers", c.Peers), destinations, f.errors())
 		for _, addr := range f.of(c.Addresses) {
 			f.rule(&carried, "from a destination", "meta nfproto $f $ip saddr @%s $ip daddr %s accept", destinations.Name, addr)
-			// Any host on the way to a destination may say that a packet can't be sent on. Whose it was is said inside.
+			// Any host on the way to a destination may report an error. The packet inside the message says whose it was.
 			f.rule(&carried, "an error", "meta nfproto $f $ip daddr %s meta l4proto $ping $icmp type @errors_$f accept", addr)
 			f.rule(&carried, "a router lives", "meta nfproto $f $ip saddr @peers_$f $ip daddr %s meta l4proto $ping $icmp type echo-reply accept", addr)
 		}

@@ -88,12 +88,12 @@ var counted = []string{Masqueraded, Invalid, NonClient, ForgedSource, NotADestin
 //	  opened     new connections of TCP get segments that fit the tunnel and the way on
 //	  opens      a client has so many connections at once, and no more; see limit.go
 //	  answer     to clients only what they asked for
-//	nat        what opens a connection: clients get the router's address
-//	others     what nat hasn't translated: nobody else opens any
+//	nat        the first packet of a connection: clients get the router's address
+//	others     connections that nat hasn't translated: none may be opened
 //	  own
 //
-// What leaves by the uplink is what the router sends, or what it forwards, which nobody but this
-// table translates. A chain behind the translation would see both, but every packet once more.
+// Packets that leave by the uplink are the router's own, or forwarded and translated by this table
+// alone. A chain behind the translation would see both kinds, but every packet once more.
 func (g Gateway) Ruleset() dataplane.Ruleset {
 	t := newGateway(g)
 	t.entry.Add("from a client", fmt.Sprintf("iif != %d goto sent", g.Uplink))

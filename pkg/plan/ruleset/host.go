@@ -20,8 +20,8 @@ type Host struct {
 	Clients map[int]dataplane.ClientGuard
 }
 
-// Forged is the counter of packets with a foreign source, and the name of the chain that drops them. What of clients
-// is dropped is counted as PastTunnel.
+// Forged is the counter of packets with a foreign source, and the name of the chain that drops them. Dropped packets
+// of clients are counted as PastTunnel.
 const Forged = "forged"
 
 // Names of sets. Clients with the same guard share its sets, whose names have its ID.
