@@ -410,7 +410,7 @@ func (t *Table) clear(ctx context.Context, conn *nftables.Conn, d definition, sh
 	}
 	for _, o := range o.named {
 		if !keep(o.shape()) {
-			conn.DeleteObject(&nftables.NamedObj{Table: t.named(), Name: o.name, Type: o.kind})
+			conn.DeleteObject(&nftables.NamedObj{Table: t.named(), Name: o.Name, Type: o.kind})
 		}
 	}
 	return stays, nil

@@ -194,12 +194,7 @@ func (m message) acknowledged() (unix.Errno, string, error) {
 		tlvs = tlvs[min(skip, len(tlvs)):]
 	}
 	var as Attributes // the words are a courtesy, the errno counts
-	for a := range as.In(tlvs) {
-		if a.Kind == unix.NLMSGERR_ATTR_MSG {
-			return errno, a.Text(), nil
-		}
-	}
-	return errno, "", nil
+	return errno, as.Find(tlvs, unix.NLMSGERR_ATTR_MSG).Text(), nil
 }
 
 // batch sends requests in one datagram and puts the error of each, or nil, into

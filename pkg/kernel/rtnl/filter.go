@@ -1,6 +1,7 @@
 package rtnl
 
 import (
+	"cmp"
 	"encoding/binary"
 	"fmt"
 	"slices"
@@ -190,13 +191,8 @@ func (c *Change) parseAddr(body []byte) error {
 	var as Attributes
 	b, rest := as.Cut(body, unix.SizeofIfAddrmsg)
 	c.Link = int(nl.DeserializeIfAddrmsg(b).Index)
-	for a := range as.In(rest) {
-		// IFA_LOCAL is the own address where IFA_ADDRESS is the other end's; IPv6 has
-		// only the latter.
-		if a.Kind == unix.IFA_LOCAL || a.Kind == unix.IFA_ADDRESS && !c.Addr.IsValid() {
-			c.Addr = a.Addr()
-		}
-	}
+	// IFA_LOCAL is the own address where IFA_ADDRESS is the other end's; IPv6 has only the latter.
+	c.Addr = cmp.Or(as.Find(rest, unix.IFA_LOCAL).Addr(), as.Find(rest, unix.IFA_ADDRESS).Addr())
 	return as.Err
 }
 
@@ -207,10 +203,6 @@ const netconfIfIndex = 1
 func (c *Change) parseNetconf(body []byte) error {
 	var as Attributes
 	_, rest := as.Cut(body, 4)
-	for a := range as.In(rest) {
-		if a.Kind == netconfIfIndex {
-			c.Link = int(int32(a.U32()))
-		}
-	}
+	c.Link = int(int32(as.Find(rest, netconfIfIndex).U32()))
 	return as.Err
 }

@@ -77,7 +77,7 @@ func routeRequest(flags uint16, verb string, r dataplane.Route) Request {
 // routeHeader is the header of a message about a route, or about a rule, which has the same layout.
 func routeHeader(dst netip.Prefix, table, protocol int) *nl.RtMsg {
 	header := &nl.RtMsg{}
-	header.Family, header.Dst_len = family(dst.Addr()), uint8(dst.Bits())
+	header.Family, header.Dst_len = families[dataplane.FamilyOf(dst.Addr())], uint8(dst.Bits())
 	header.Table, header.Protocol = smallTable(table), uint8(protocol)
 	return header
 }
