@@ -116,7 +116,7 @@ func FuzzParse(f *testing.F) {
 		for _, interval := range []bool{false, true} {
 			set{}.is(contentOf(interval, elements))
 		}
-		mentions(body, dataplane.NftTable)
+		mine.concerns(body)
 		commentIn(body)
 	})
 }

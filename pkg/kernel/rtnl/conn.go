@@ -121,16 +121,16 @@ func (c *conn) send() error {
 	return nil
 }
 
-// message is one message that was received; body is valid until the next one.
-type message struct {
+// Message is one message that was received; Body is valid until the next one.
+type Message struct {
 	kind, flags uint16
 	seq, port   uint32
-	body        []byte
+	Body        []byte
 }
 
 // receive calls each with the messages that arrive, until it returns false or an
 // error.
-func (c *conn) receive(each func(message) (bool, error)) error {
+func (c *conn) receive(each func(Message) (bool, error)) error {
 	buf := buffers.Get().(*[64 << 10]byte)
 	defer buffers.Put(buf)
 	for {
@@ -150,18 +150,18 @@ func (c *conn) receive(each func(message) (bool, error)) error {
 
 // split calls each with the messages of a datagram, until it returns false or
 // an error.
-func split(b []byte, each func(message) (bool, error)) (more bool, err error) {
+func split(b []byte, each func(Message) (bool, error)) (more bool, err error) {
 	for len(b) >= unix.SizeofNlMsghdr {
 		n := int(binary.NativeEndian.Uint32(b))
 		if n < unix.SizeofNlMsghdr || n > len(b) {
 			return false, fmt.Errorf("message of %d bytes in %d bytes: %w", n, len(b), errMalformed)
 		}
-		m := message{
+		m := Message{
 			kind:  binary.NativeEndian.Uint16(b[4:]),
 			flags: binary.NativeEndian.Uint16(b[6:]),
 			seq:   binary.NativeEndian.Uint32(b[8:]),
 			port:  binary.NativeEndian.Uint32(b[12:]),
-			body:  b[unix.SizeofNlMsghdr:n],
+			Body:  b[unix.SizeofNlMsghdr:n],
 		}
 		if more, err = each(m); err != nil || !more {
 			return more, err
@@ -173,18 +173,18 @@ func split(b []byte, each func(message) (bool, error)) (more bool, err error) {
 
 // acknowledged reads the errno of an NLMSG_ERROR or NLMSG_DONE message, and the
 // kernel's words about it.
-func (m message) acknowledged() (unix.Errno, string, error) {
-	if len(m.body) < 4 {
+func (m Message) acknowledged() (unix.Errno, string, error) {
+	if len(m.Body) < 4 {
 		if m.kind == unix.NLMSG_DONE {
 			return 0, "", nil
 		}
-		return 0, "", fmt.Errorf("acknowledgement of %d bytes: %w", len(m.body), errMalformed)
+		return 0, "", fmt.Errorf("acknowledgement of %d bytes: %w", len(m.Body), errMalformed)
 	}
-	errno := unix.Errno(-int32(binary.NativeEndian.Uint32(m.body)))
+	errno := unix.Errno(-int32(binary.NativeEndian.Uint32(m.Body)))
 	if m.flags&unix.NLM_F_ACK_TLVS == 0 {
 		return errno, "", nil
 	}
-	tlvs := m.body[4:]
+	tlvs := m.Body[4:]
 	if m.kind == unix.NLMSG_ERROR {
 		// The header of the request, and all of it without NLM_F_CAPPED.
 		skip := unix.SizeofNlMsghdr
@@ -215,7 +215,7 @@ func (c *conn) batch(reqs []Request, results []error) error {
 	if err := c.send(); err != nil {
 		return err
 	}
-	return c.receive(func(m message) (bool, error) {
+	return c.receive(func(m Message) (bool, error) {
 		i := m.seq - first
 		if m.kind != unix.NLMSG_ERROR || i >= uint32(len(reqs)) {
 			return false, fmt.Errorf("answer of type %d to message %d: %w", m.kind, m.seq, errMalformed)
@@ -239,14 +239,14 @@ func (c *conn) ask(r Request, flags uint16, found func(body []byte) error) error
 	dump := flags&unix.NLM_F_DUMP != 0
 	var failure error
 	interrupted := false
-	err := c.receive(func(m message) (bool, error) {
+	err := c.receive(func(m Message) (bool, error) {
 		if m.seq != c.seq {
 			return false, fmt.Errorf("answer to message %d: %w", m.seq, errMalformed)
 		}
 		interrupted = interrupted || m.flags&unix.NLM_F_DUMP_INTR != 0
 		if m.kind != unix.NLMSG_ERROR && m.kind != unix.NLMSG_DONE {
 			if failure == nil {
-				failure = found(m.body)
+				failure = found(m.Body)
 			}
 			// The kernel's time for the rest of the list grows with its square; the caller closes the socket.
 			return dump && !errors.Is(failure, ErrTooMany), nil

@@ -145,7 +145,7 @@ func host32(v uint32) uint32 {
 
 // parseChange reads a notification that the filter let pass; the other result is false
 // for what isn't known.
-func parseChange(m message) (c Change, known bool, err error) {
+func parseChange(m Message) (c Change, known bool, err error) {
 	switch m.kind {
 	case unix.RTM_DELROUTE, unix.RTM_NEWROUTE:
 		c.Kind = RouteLost
@@ -153,20 +153,20 @@ func parseChange(m message) (c Change, known bool, err error) {
 			c.Kind = RouteLearned
 		}
 		var r Route
-		r, _, err = parseRoute(m.body)
+		r, _, err = parseRoute(m.Body)
 		c.Route = r.Route
 	case unix.RTM_DELRULE:
 		c.Kind = RuleLost
 		f := dataplane.IPv4
-		if len(m.body) > 0 && m.body[0] == unix.AF_INET6 {
+		if len(m.Body) > 0 && m.Body[0] == unix.AF_INET6 {
 			f = dataplane.IPv6
 		}
 		var r Rule
-		r, err = parseRule(f, m.body)
+		r, err = parseRule(f, m.Body)
 		c.Rule = r.Rule
 	case unix.RTM_NEWLINK, unix.RTM_DELLINK:
 		var l Link
-		l, err = parseLink(m.body)
+		l, err = parseLink(m.Body)
 		c.Kind, c.Link, c.State = LinkChanged, l.Index, &l
 		if m.kind == unix.RTM_DELLINK {
 			c.Kind, c.State = LinkLost, nil
@@ -176,10 +176,10 @@ func parseChange(m message) (c Change, known bool, err error) {
 		if m.kind == unix.RTM_DELADDR {
 			c.Kind = AddrLost
 		}
-		err = c.parseAddr(m.body)
+		err = c.parseAddr(m.Body)
 	case unix.RTM_NEWNETCONF:
 		c.Kind = LinkChanged
-		err = c.parseNetconf(m.body)
+		err = c.parseNetconf(m.Body)
 	default:
 		return c, false, nil
 	}
