@@ -78,12 +78,12 @@ func (h nexthopHeader) Len() int { return len(h) }
 // Serialize returns the bytes.
 func (h nexthopHeader) Serialize() []byte { return h[:] }
 
-// Nexthops returns the nexthop objects of a protocol, or of all if it is 0.
-func (h *Handle) Nexthops(ctx context.Context, protocol int) ([]Nexthop, error) {
+// Nexthops returns all nexthop objects.
+func (h *Handle) Nexthops(ctx context.Context) ([]Nexthop, error) {
 	r := newRequest(unix.RTM_GETNEXTHOP, 0, text("nexthop show"), nexthopHeader{})
 	return List(ctx, h, r, func(body []byte) (Nexthop, bool, error) {
 		n, err := parseNexthop(body)
-		return n, protocol == 0 || n.Protocol == protocol, err
+		return n, true, err
 	})
 }
 
