@@ -2,6 +2,9 @@
 // UDP, linux/fou.h).
 //
 // It owns the messages about these ports. It must not know who sends to them.
+//
+// Other packages have one Sync. Here its halves are apart, since tunnels come and go between them: Ensure opens a port
+// before the first, Remove closes it after the last.
 package fou
 
 import (
