@@ -41,12 +41,16 @@ var buffers = sync.Pool{New: func() any { return new([64 << 10]byte) }}
 
 // dial opens a socket of a netlink protocol in the network namespace of the calling
 // thread.
-func dial(protocol int) (*conn, error) {
+func dial(protocol int) (c *conn, err error) {
 	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, protocol)
 	if err != nil {
 		return nil, fmt.Errorf("open netlink socket: %w", err)
 	}
-	c := &conn{socket: socket{fd}, transport: socket{fd}}
+	defer func() {
+		if err != nil {
+			unix.Close(fd)
+		}
+	}()
 	// Errors carry the kernel's own words (EXT_ACK) and not a copy of the request
 	// (CAP_ACK); dumps are filtered by the kernel (GET_STRICT_CHK, Linux 4.20).
 	// Without them everything works still, so that a refusal isn't an error.
@@ -55,18 +59,16 @@ func dial(protocol int) (*conn, error) {
 	}
 	tv := unix.NsecToTimeval(replyTimeout.Nanoseconds())
 	if err := unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &tv); err != nil {
-		c.close()
 		return nil, fmt.Errorf("set timeout of netlink socket: %w", err)
 	}
 	if err := unix.Bind(fd, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}); err != nil {
-		c.close()
 		return nil, fmt.Errorf("bind netlink socket: %w", err)
 	}
 	bound, err := unix.Getsockname(fd)
 	if err != nil {
-		c.close()
 		return nil, fmt.Errorf("address of netlink socket: %w", err)
 	}
+	c = &conn{socket: socket{fd}, transport: socket{fd}}
 	if sa, ok := bound.(*unix.SockaddrNetlink); ok {
 		c.port = sa.Pid
 	}
