@@ -144,6 +144,7 @@ func TestRulesOnImports(t *testing.T) {
 		{"pkg/kernel/route", "pkg/kernel/rtnl", true},
 		{"pkg/kernel/route", "pkg/dataplane", true},
 		{"pkg/kernel/route", "pkg/kube", false},
+		{"pkg/kernel/sysctl", "pkg/atomicfile", true},
 		{"pkg/kernel/rtnl", "github.com/vishvananda/netlink", true},
 		{"pkg/kernel/route", "github.com/vishvananda/netlink", false},
 		{"pkg/podnet", "github.com/vishvananda/netlink/nl", false},

@@ -86,12 +86,12 @@ func tunnels(n int, sport uint16) []dataplane.Tunnel {
 	return ts
 }
 
-// syncTunnels syncs tunnels and compares what was done.
-func syncTunnels(t *testing.T, s *tunnel.Syncer, want []dataplane.Tunnel, result dataplane.Result) map[netip.Addr]tunnel.Link {
+// ensureTunnels makes tunnels and compares what was done.
+func ensureTunnels(t *testing.T, s *tunnel.Syncer, want []dataplane.Tunnel, result dataplane.Result) map[netip.Addr]tunnel.Link {
 	t.Helper()
-	links, got, err := s.Sync(t.Context(), want)
+	links, got, err := s.Ensure(t.Context(), want)
 	if err != nil || got != result || len(links) != len(want) {
-		t.Errorf("Sync: %+v, %d links, %v; want %+v", got, len(links), err, result)
+		t.Errorf("Ensure: %+v, %d links, %v; want %+v", got, len(links), err, result)
 	}
 	return links
 }
@@ -100,8 +100,8 @@ func testTunnels(t *testing.T) {
 	ns, h := newNetns(t)
 	s := tunnel.New(h)
 	fixed := tunnels(1, 5555)
-	links := syncTunnels(t, s, fixed, dataplane.Result{Added: 2})
-	syncTunnels(t, s, fixed, dataplane.Result{})
+	links := ensureTunnels(t, s, fixed, dataplane.Result{Added: 2})
+	ensureTunnels(t, s, fixed, dataplane.Result{})
 	shown := ns.IP(t, "-d", "-o", "link", "show")
 	for _, words := range [][]string{
 		{"fou4_0a020001@NONE:", "ipip ipip remote 10.2.0.1 local 10.1.0.1 ttl 225", "encap fou encap-sport 5555 encap-dport 5555", "encap-csum", "mtu 1472", "UNKNOWN", "addrgenmode none"},
@@ -119,10 +119,10 @@ func testTunnels(t *testing.T) {
 	// A change is made to the living link.
 	auto := tunnels(1, 0)
 	auto[0].MTU -= 50
-	if changed := syncTunnels(t, s, auto, dataplane.Result{Replaced: 2}); fmt.Sprint(changed) != fmt.Sprint(links) {
+	if changed := ensureTunnels(t, s, auto, dataplane.Result{Replaced: 2}); fmt.Sprint(changed) != fmt.Sprint(links) {
 		t.Errorf("links were %v and are %v", links, changed)
 	}
-	syncTunnels(t, s, auto, dataplane.Result{})
+	ensureTunnels(t, s, auto, dataplane.Result{})
 	if shown := ns.IP(t, "-d", "-o", "link", "show"); !contains(shown, "fou4_0a020001@NONE:", "encap-sport auto") {
 		t.Errorf("source port isn't auto:\n%s", shown)
 	}
@@ -130,8 +130,8 @@ func testTunnels(t *testing.T) {
 	ns.IP(t, "link", "set", "fou4_0a020001", "down")
 	ns.IP(t, "link", "set", "fou4_0a020001", "mtu", "1300")
 	ns.IP(t, "link", "del", dataplane.TunnelName(netip.MustParseAddr("fd02::1"), 0))
-	syncTunnels(t, s, auto, dataplane.Result{Added: 1, Replaced: 1})
-	syncTunnels(t, s, auto, dataplane.Result{})
+	ensureTunnels(t, s, auto, dataplane.Result{Added: 1, Replaced: 1})
+	ensureTunnels(t, s, auto, dataplane.Result{})
 }
 
 // What Coil 2.x made is changed where it has to be, and not made a second time.
@@ -149,11 +149,11 @@ func testTunnelsAdopted(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	links := syncTunnels(t, s, want, dataplane.Result{Replaced: 2})
+	links := ensureTunnels(t, s, want, dataplane.Result{Replaced: 2})
 	if l := links[netip.MustParseAddr("fd02::1")]; l.Index != index {
 		t.Errorf("link is %v, and was %d", l, index)
 	}
-	syncTunnels(t, s, want, dataplane.Result{})
+	ensureTunnels(t, s, want, dataplane.Result{})
 	if shown := ns.IP(t, "-o", "link"); strings.Count(shown, "fou") != 2 {
 		t.Errorf("links are:\n%s", shown)
 	}
@@ -161,8 +161,8 @@ func testTunnelsAdopted(t *testing.T) {
 	for i := range want {
 		want[i].Local = want[i].Local.Next()
 	}
-	syncTunnels(t, s, want, dataplane.Result{Replaced: 2})
-	syncTunnels(t, s, want, dataplane.Result{})
+	ensureTunnels(t, s, want, dataplane.Result{Replaced: 2})
+	ensureTunnels(t, s, want, dataplane.Result{})
 }
 
 // Links of others are neither changed nor removed, and don't keep the other tunnels from being made.
@@ -175,7 +175,7 @@ func testTunnelsForeign(t *testing.T) {
 	before := ns.IP(t, "-d", "-o", "link", "show")
 	for n, name := range map[int]string{1: "fou4_0a020001 (dummy", 2: "fou4_0a020002 (ipip", 3: "other (ipip"} {
 		want := append(tunnels(n, 0), tunnels(9, 0)...)
-		links, _, err := s.Sync(t.Context(), want)
+		links, _, err := s.Ensure(t.Context(), want)
 		if !errors.Is(err, rtnl.ErrExist) || !strings.Contains(err.Error(), name) {
 			t.Errorf("error doesn't name %s): %v", name, err)
 		}
@@ -208,7 +208,7 @@ func testTunnelsColliding(t *testing.T) {
 	if a, b := dataplane.TunnelName(colliding[0], 0), dataplane.TunnelName(colliding[1], 0); a != b {
 		t.Fatalf("names are %s and %s", a, b)
 	}
-	links := syncTunnels(t, s, want, dataplane.Result{Added: 2})
+	links := ensureTunnels(t, s, want, dataplane.Result{Added: 2})
 	for i, name := range []string{dataplane.TunnelName(colliding[0], 0), dataplane.TunnelName(colliding[1], 1)} {
 		if l := links[colliding[i]]; l.Name != name {
 			t.Errorf("%s has %s, not %s", colliding[i], l.Name, name)
@@ -216,15 +216,15 @@ func testTunnelsColliding(t *testing.T) {
 	}
 	// Whoever comes first keeps its link.
 	want[0], want[1] = want[1], want[0]
-	if again := syncTunnels(t, s, want, dataplane.Result{}); fmt.Sprint(again) != fmt.Sprint(links) {
+	if again := ensureTunnels(t, s, want, dataplane.Result{}); fmt.Sprint(again) != fmt.Sprint(links) {
 		t.Errorf("links were %v and are %v", links, again)
 	}
 	// The one that has gone leaves the other where it is.
 	if r, err := s.Prune(t.Context(), want[:1]); err != nil || r.Deleted != 1 {
 		t.Errorf("Prune: %+v, %v", r, err)
 	}
-	syncTunnels(t, s, want[:1], dataplane.Result{})
-	syncTunnels(t, s, want, dataplane.Result{Added: 1})
+	ensureTunnels(t, s, want[:1], dataplane.Result{})
+	ensureTunnels(t, s, want, dataplane.Result{Added: 1})
 }
 
 func testTunnelsMany(t *testing.T) {
@@ -238,8 +238,8 @@ func testTunnelsMany(t *testing.T) {
 			want = append(want, w)
 		}
 	}
-	syncTunnels(t, s, want, dataplane.Result{Added: 300})
-	syncTunnels(t, s, want, dataplane.Result{})
+	ensureTunnels(t, s, want, dataplane.Result{Added: 300})
+	ensureTunnels(t, s, want, dataplane.Result{})
 	// One by one they would take minutes, of which the kernel waits most.
 	var removals []string
 	ctx := rtnl.WithTrace(t.Context(), &rtnl.Trace{Send: func(r rtnl.Request) error {
@@ -254,14 +254,14 @@ func testTunnelsMany(t *testing.T) {
 	if len(removals) != 2 {
 		t.Errorf("280 tunnels were removed by %d requests: %q", len(removals), removals)
 	}
-	syncTunnels(t, s, want[:20], dataplane.Result{})
+	ensureTunnels(t, s, want[:20], dataplane.Result{})
 	ns.IP(t, "link", "show", "other")
 }
 
 func testReceivers(t *testing.T) {
 	ns, h := newNetns(t)
 	for range 2 {
-		if err := tunnel.EnsureReceivers(t.Context(), h, dataplane.IPv4, dataplane.IPv6); err != nil {
+		if _, err := tunnel.EnsureReceivers(t.Context(), h, 0, dataplane.IPv4, dataplane.IPv6); err != nil {
 			t.Fatal(err)
 		}
 		shown := ns.IP(t, "-d", "-o", "link", "show", "up")
@@ -276,7 +276,7 @@ func testReceivers(t *testing.T) {
 	}
 	other, h := newNetns(t)
 	other.IP(t, "link", "add", "cilium_ipip4", "type", "ipip", "external")
-	err := tunnel.EnsureReceivers(t.Context(), h, dataplane.IPv4, dataplane.IPv6)
+	_, err := tunnel.EnsureReceivers(t.Context(), h, 0, dataplane.IPv4, dataplane.IPv6)
 	if !errors.Is(err, rtnl.ErrExist) || !strings.Contains(err.Error(), "cilium_ipip4") {
 		t.Errorf("beside another receiver: %v", err)
 	}

@@ -148,5 +148,6 @@ func (in namespace) checkGroups(ctx context.Context, made client.State, links ma
 	want.Nexthops, want.Groups = made.NexthopsBy(links)
 	pinRoutes, tables := made.PinRoutesBy(links)
 	routes, err := route.New(in.handle, in.protocol, tables...).Missing(ctx, pinRoutes)
-	return errors.Join(in.nexthops.Check(ctx, want), err, missing("route", routes))
+	lost, lostErr := in.nexthops.Missing(ctx, want)
+	return errors.Join(lostErr, missing("nexthop", lost.Nexthops), missing("nexthop", lost.Groups), err, missing("route", routes))
 }

@@ -83,7 +83,7 @@ func (in namespace) make(ctx context.Context, state client.State, c client.Clien
 	}
 	faultpoint.At(faultpoint.EgressOpened)
 	if grouped {
-		former, err := in.nexthops.Prune(ctx, groups)
+		former, err := in.nexthops.Sync(ctx, groups)
 		out.Nexthops = out.Nexthops.Plus(former)
 		errs = append(errs, err)
 	}
@@ -129,7 +129,7 @@ func (in namespace) clear(ctx context.Context, port uint16) (out Outcome, err er
 	errs = append(errs, err)
 	out.Pins, err = in.pins.Sync(ctx, nil)
 	errs = append(errs, err)
-	out.Nexthops, err = in.nexthops.Prune(ctx, nexthop.Set{})
+	out.Nexthops, err = in.nexthops.Sync(ctx, nexthop.Set{})
 	errs = append(errs, err)
 	out.Tunnels, err = in.tunnels.Prune(ctx, in.ns, in.handle, port, nil)
 	return out, errors.Join(append(errs, err)...)

@@ -240,7 +240,7 @@ func (p *pod) routerOf(c net.Conn) int {
 func (p *pod) idle() {
 	p.T.Helper()
 	testkit.Eventually(p.T, 10*time.Second, "buckets become idle", func() error {
-		for _, n := range testkit.Must(p.Handle.Nexthops(p.T.Context(), 30))(p.T) {
+		for _, n := range testkit.Must(p.Handle.Nexthops(p.T.Context()))(p.T) {
 			if len(n.Group.Members) == 0 {
 				continue
 			}

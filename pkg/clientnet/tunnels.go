@@ -25,9 +25,10 @@ func (FoU) Make(ctx context.Context, ns *netns.NS, h *rtnl.Handle, port uint16, 
 		return nil, dataplane.Result{}, nil
 	}
 	// The tunnels work one way without these.
-	err := errors.Join(fou.Ensure(ctx, ns, port, families...), tunnel.EnsureReceivers(ctx, h, families...))
-	links, result, tunnelErr := tunnel.New(h).Sync(ctx, want)
-	return links, result, errors.Join(err, tunnelErr)
+	portErr := fou.Ensure(ctx, ns, port, families...)
+	_, receiverErr := tunnel.EnsureReceivers(ctx, h, 0, families...)
+	links, result, err := tunnel.New(h).Ensure(ctx, want)
+	return links, result, errors.Join(portErr, receiverErr, err)
 }
 
 // Prune implements Tunnels.
@@ -51,7 +52,7 @@ func (FoU) Check(ctx context.Context, ns *netns.NS, h *rtnl.Handle, port uint16,
 
 // MakeSinks implements Tunnels.
 func (FoU) MakeSinks(ctx context.Context, h *rtnl.Handle, mtu int, families ...dataplane.Family) (map[dataplane.Family]int, error) {
-	return tunnel.EnsureSinks(ctx, h, mtu, families...)
+	return tunnel.EnsureReceivers(ctx, h, mtu, families...)
 }
 
 // Sink implements Tunnels.

@@ -47,7 +47,7 @@ type Nexthop struct {
 
 // String prints the object as "ip nexthop" does.
 func (n Nexthop) String() string {
-	return fmt.Sprintf("nexthop %#x dev %d proto %d (%s)", n.ID, n.Link, n.Protocol, n.Family)
+	return fmt.Sprintf("id %#x dev %d proto %d (%s)", n.ID, n.Link, n.Protocol, n.Family)
 }
 
 // NexthopGroup is a resilient group of nexthop objects of one family (kernel document
@@ -79,7 +79,7 @@ func (g NexthopGroup) String() string {
 	for _, m := range g.Members {
 		members = append(members, fmt.Sprintf("%#x,%d", m.ID, m.Weight))
 	}
-	return fmt.Sprintf("nexthop %#x group %s type resilient buckets %d idle_timer %s proto %d",
+	return fmt.Sprintf("id %#x group %s type resilient buckets %d idle_timer %s proto %d",
 		g.ID, strings.Join(members, "/"), g.Buckets, g.Idle, g.Protocol)
 }
 

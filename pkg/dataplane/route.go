@@ -54,38 +54,30 @@ type Route struct {
 
 // String prints the route as "ip route" does, with the table at the end.
 func (r Route) String() string {
-	var b strings.Builder
-	switch r.Type {
-	case Unreachable:
-		b.WriteString("unreachable ")
-	case Throw:
-		b.WriteString("throw ")
+	var w words
+	w.add(r.Type == Unreachable, "unreachable")
+	w.add(r.Type == Throw, "throw")
+	w.add(true, "%s", r.Dst)
+	w.add(r.Gateway.IsValid(), "via %s", r.Gateway)
+	w.add(r.Link != 0, "dev %d", r.Link)
+	w.add(r.Nexthop != 0, "nhid %#x", r.Nexthop)
+	w.add(true, "proto %d", r.Protocol)
+	w.add(r.Scope == LinkScope, "scope link")
+	w.add(r.Source.IsValid(), "src %s", r.Source)
+	w.add(r.Metric != 0, "metric %d", r.Metric)
+	w.add(r.OnLink, "onlink")
+	w.add(true, "table %d", r.Table)
+	return strings.Join(w, " ")
+}
+
+// words are the parts of a text as iproute2 prints it.
+type words []string
+
+// add adds a part if the object has it.
+func (w *words) add(has bool, format string, args ...any) {
+	if has {
+		*w = append(*w, fmt.Sprintf(format, args...))
 	}
-	b.WriteString(r.Dst.String())
-	if r.Gateway.IsValid() {
-		fmt.Fprintf(&b, " via %s", r.Gateway)
-	}
-	if r.Link != 0 {
-		fmt.Fprintf(&b, " dev %d", r.Link)
-	}
-	if r.Nexthop != 0 {
-		fmt.Fprintf(&b, " nhid %#x", r.Nexthop)
-	}
-	fmt.Fprintf(&b, " proto %d", r.Protocol)
-	if r.Scope == LinkScope {
-		b.WriteString(" scope link")
-	}
-	if r.Source.IsValid() {
-		fmt.Fprintf(&b, " src %s", r.Source)
-	}
-	if r.Metric != 0 {
-		fmt.Fprintf(&b, " metric %d", r.Metric)
-	}
-	if r.OnLink {
-		b.WriteString(" onlink")
-	}
-	fmt.Fprintf(&b, " table %d", r.Table)
-	return b.String()
 }
 
 // CompareRoutes orders routes by table, destination, metric.
@@ -171,36 +163,21 @@ type Rule struct {
 
 // String prints the rule as "ip rule" does.
 func (r Rule) String() string {
-	from, to := "all", ""
-	if r.From.IsValid() {
-		from = r.From.String()
-	}
-	if r.To.IsValid() {
-		to = " to " + r.To.String()
-	}
-	if r.Mask != 0 {
-		to += fmt.Sprintf(" fwmark %#x/%#x", r.Mark, r.Mask)
-	}
-	if r.Input != "" {
-		to += " iif " + r.Input
-	}
-	if r.Output != "" {
-		to += " oif " + r.Output
-	}
-	if r.Transport != 0 {
-		to += fmt.Sprintf(" ipproto %d", r.Transport)
-	}
-	if r.SourcePort != 0 {
-		to += fmt.Sprintf(" sport %d", r.SourcePort)
-	}
-	if r.DestinationPort != 0 {
-		to += fmt.Sprintf(" dport %d", r.DestinationPort)
-	}
-	action := fmt.Sprintf("lookup %d", r.Table)
-	if r.Blackhole {
-		action = "blackhole"
-	}
-	return fmt.Sprintf("%d: from %s%s %s proto %d (%s)", r.Priority, from, to, action, r.Protocol, r.Family)
+	var w words
+	w.add(true, "%d:", r.Priority)
+	w.add(!r.From.IsValid(), "from all")
+	w.add(r.From.IsValid(), "from %s", r.From)
+	w.add(r.To.IsValid(), "to %s", r.To)
+	w.add(r.Mark != 0, "fwmark %#x/%#x", r.Mark, r.Mask)
+	w.add(r.Input != "", "iif %s", r.Input)
+	w.add(r.Output != "", "oif %s", r.Output)
+	w.add(r.Transport != 0, "ipproto %d", r.Transport)
+	w.add(r.SourcePort != 0, "sport %d", r.SourcePort)
+	w.add(r.DestinationPort != 0, "dport %d", r.DestinationPort)
+	w.add(!r.Blackhole, "lookup %d", r.Table)
+	w.add(r.Blackhole, "blackhole")
+	w.add(true, "proto %d (%s)", r.Protocol, r.Family)
+	return strings.Join(w, " ")
 }
 
 // Result counts what a Sync changed; the zero Result means that everything was

@@ -68,9 +68,18 @@ func TestCompareRoutes(t *testing.T) {
 }
 
 func TestRuleString(t *testing.T) {
-	r := dataplane.Rule{Family: dataplane.IPv6, Priority: 2000, To: netip.MustParsePrefix("fc00::/7"), Table: 254, Protocol: 30}
-	if got, want := r.String(), "2000: from all to fc00::/7 lookup 254 proto 30 (IPv6)"; got != want {
-		t.Errorf("got %q, want %q", got, want)
+	for want, r := range map[string]dataplane.Rule{
+		"2000: from all to fc00::/7 lookup 254 proto 30 (IPv6)": {
+			Family: dataplane.IPv6, Priority: 2000, To: netip.MustParsePrefix("fc00::/7"), Table: 254, Protocol: 30,
+		},
+		"5: from 10.0.0.0/8 fwmark 0x1/0x3 iif lo oif eth0 ipproto 6 sport 1 dport 2 blackhole proto 30 (IPv4)": {
+			Family: dataplane.IPv4, Priority: 5, From: netip.MustParsePrefix("10.0.0.0/8"), Mark: 1, Mask: 3, Input: "lo", Output: "eth0",
+			Transport: 6, SourcePort: 1, DestinationPort: 2, Blackhole: true, Protocol: 30,
+		},
+	} {
+		if got := r.String(); got != want {
+			t.Errorf("got %q, want %q", got, want)
+		}
 	}
 }
 

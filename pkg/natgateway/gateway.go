@@ -59,7 +59,7 @@ const (
 // Tunnels makes and removes tunnels; see package kernel/tunnel.
 type Tunnels interface {
 	Links(ctx context.Context) (map[netip.Addr]dataplane.TunnelLink, error)
-	Sync(ctx context.Context, want []dataplane.Tunnel) (map[netip.Addr]dataplane.TunnelLink, dataplane.Result, error)
+	Ensure(ctx context.Context, want []dataplane.Tunnel) (map[netip.Addr]dataplane.TunnelLink, dataplane.Result, error)
 	Prune(ctx context.Context, keep []dataplane.Tunnel) (dataplane.Result, error)
 	Add(ctx context.Context, want []dataplane.Tunnel) (map[netip.Addr]dataplane.TunnelLink, error)
 	Remove(ctx context.Context, links []dataplane.TunnelLink) (int, error)

@@ -126,7 +126,7 @@ func (k tunnels) Links(context.Context) (map[netip.Addr]dataplane.TunnelLink, er
 	return links, nil
 }
 
-func (k tunnels) Sync(_ context.Context, want []dataplane.Tunnel) (links map[netip.Addr]dataplane.TunnelLink, r dataplane.Result, err error) {
+func (k tunnels) Ensure(_ context.Context, want []dataplane.Tunnel) (links map[netip.Addr]dataplane.TunnelLink, r dataplane.Result, err error) {
 	if err := k.call("tunnels"); err != nil {
 		return nil, r, err
 	}

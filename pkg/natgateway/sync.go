@@ -70,7 +70,7 @@ func (g *Gateway) compare(ctx context.Context, want gateway.State) (err error) {
 		}
 	}()
 	portErr := g.kernel.Network.Listen(ctx, g.cfg.Port, g.families)
-	links, tunnels, clientErr := g.kernel.Tunnels.Sync(ctx, want.Tunnels)
+	links, tunnels, clientErr := g.kernel.Tunnels.Ensure(ctx, want.Tunnels)
 	g.metrics.failed.Set(float64(len(want.Tunnels) - len(links)))
 	if clientErr != nil && len(links) == 0 {
 		return fmt.Errorf("no client has a tunnel: %w", clientErr)

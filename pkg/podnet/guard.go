@@ -60,7 +60,7 @@ func (n *Network) CheckGuard(ctx context.Context, p Pod, a Attachment) error {
 func (o Options) guards(p Pod) bool { return o.SourceGuard && !p.Unguarded }
 
 // WatchGuard begins to watch for changes of the rule.
-func (n *Network) WatchGuard() (*nft.Watch, error) { return nft.NewWatch(n.host, dataplane.NftTable) }
+func (n *Network) WatchGuard() (*nft.Watch, error) { return n.guard.Watch() }
 
 // Dropped are packets of pods that the host's ruleset dropped since it was made, by family.
 type Dropped struct {

@@ -196,7 +196,7 @@ func (c *coil) follow(ctx context.Context, before, g gateway.State) (time.Durati
 // sync makes what a router should have, in the order of coil-egress.
 func (c *coil) sync(ctx context.Context, g gateway.State) (time.Duration, error) {
 	start := time.Now()
-	links, _, tunnelErr := c.tunnels.Sync(ctx, g.Tunnels)
+	links, _, tunnelErr := c.tunnels.Ensure(ctx, g.Tunnels)
 	routes, rules := g.Routes(links)
 	_, ruleErr := c.rules.Sync(ctx, rules)
 	_, routeErr := c.routes.Sync(ctx, routes)

@@ -147,7 +147,7 @@ func parse(body []byte) (f flow, err error) {
 		case ctaZone:
 			f.zone = a.Value
 		case ctaProtoInfo:
-			f.state(&as, a.Value)
+			f.tcpState = as.Find(a.Value, ctaProtoInfoTCP, ctaProtoInfoTCPState).U8()
 		}
 	}
 	return f, as.Err
@@ -155,34 +155,14 @@ func parse(body []byte) (f flow, err error) {
 
 // tuple reads the addresses of one direction into ends, and of the original one where it leads.
 func (f *flow) tuple(as *rtnl.Attributes, b []byte, at int) {
-	for part := range as.In(b) {
-		if part.Kind != ctaTupleIP && (part.Kind != ctaTupleProto || at != 0) {
-			continue
-		}
-		for a := range as.In(part.Value) {
-			switch {
-			case part.Kind == ctaTupleIP && a.Kind >= ctaIPv4Src && a.Kind <= ctaIPv6Dst:
-				f.ends[at+int(a.Kind-ctaIPv4Src)] = a.Addr()
-			case part.Kind == ctaTupleProto && a.Kind == ctaProtoNum:
-				f.protocol = a.U8()
-			case part.Kind == ctaTupleProto && a.Kind == ctaProtoDstPort:
-				f.to = a.Port()
-			}
+	for a := range as.In(as.Find(b, ctaTupleIP).Value) {
+		if a.Kind >= ctaIPv4Src && a.Kind <= ctaIPv6Dst {
+			f.ends[at+int(a.Kind-ctaIPv4Src)] = a.Addr()
 		}
 	}
-}
-
-// state reads in which state a connection is.
-func (f *flow) state(as *rtnl.Attributes, b []byte) {
-	for protocol := range as.In(b) {
-		if protocol.Kind != ctaProtoInfoTCP {
-			continue
-		}
-		for a := range as.In(protocol.Value) {
-			if a.Kind == ctaProtoInfoTCPState {
-				f.tcpState = a.U8()
-			}
-		}
+	if at == 0 {
+		f.protocol = as.Find(b, ctaTupleProto, ctaProtoNum).U8()
+		f.to = as.Find(b, ctaTupleProto, ctaProtoDstPort).Port()
 	}
 }
 

@@ -3,7 +3,6 @@ package conntrack
 import (
 	"cmp"
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -57,12 +56,9 @@ func (t *Table) Stats(ctx context.Context) (Stats, error) {
 	err := t.h.Dump(ctx, all(typeStats, "conntrack -S"), func(body []byte) error {
 		var as rtnl.Attributes
 		_, rest := as.Cut(body, nfgenmsgSize)
-		for a := range as.In(rest) {
-			to := map[uint16]*uint64{statsInsertFailed: &s.InsertFailed, statsDrop: &s.Dropped, statsEarlyDrop: &s.EarlyDropped}[a.Kind]
-			if to != nil && len(a.Value) >= 4 {
-				*to += uint64(binary.BigEndian.Uint32(a.Value))
-			}
-		}
+		s.InsertFailed += uint64(as.Find(rest, statsInsertFailed).BE32())
+		s.Dropped += uint64(as.Find(rest, statsDrop).BE32())
+		s.EarlyDropped += uint64(as.Find(rest, statsEarlyDrop).BE32())
 		return as.Err
 	})
 	if err != nil {

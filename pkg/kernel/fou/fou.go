@@ -2,6 +2,9 @@
 // UDP, linux/fou.h).
 //
 // It owns the messages about these ports. It must not know who sends to them.
+//
+// Other packages have one Sync. Here its halves are apart, since tunnels come and go between them: Ensure opens a port
+// before the first, Remove closes it after the last.
 package fou
 
 import (
@@ -164,20 +167,10 @@ func (p *ports) list(ctx context.Context) error {
 	err := p.Dump(ctx, r, func(body []byte) error {
 		var as rtnl.Attributes
 		_, rest := as.Cut(body, headerSize)
-		var s socket
-		for a := range as.In(rest) {
-			switch a.Kind {
-			case attrPort:
-				s.port = a.Port()
-			case attrFamily:
-				s.family = a.U8()
-			case attrIPProto:
-				s.protocol = a.U8()
-			case attrType:
-				s.encap = a.U8()
-			}
-		}
-		p.open = append(p.open, s)
+		p.open = append(p.open, socket{
+			port: as.Find(rest, attrPort).Port(), family: as.Find(rest, attrFamily).U8(),
+			protocol: as.Find(rest, attrIPProto).U8(), encap: as.Find(rest, attrType).U8(),
+		})
 		return as.Err
 	})
 	if err != nil {
@@ -193,11 +186,7 @@ func (p *ports) resolve(ctx context.Context) error {
 	err := p.Get(ctx, r, func(body []byte) error {
 		var as rtnl.Attributes
 		_, rest := as.Cut(body, headerSize)
-		for a := range as.In(rest) {
-			if a.Kind == unix.CTRL_ATTR_FAMILY_ID {
-				p.id = a.U16()
-			}
-		}
+		p.id = as.Find(rest, unix.CTRL_ATTR_FAMILY_ID).U16()
 		return as.Err
 	})
 	if errors.Is(err, unix.ENOENT) {

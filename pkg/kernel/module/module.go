@@ -93,21 +93,14 @@ func (l loader) loadOne(name string, files map[string][]string, present map[stri
 // present returns the names of the modules that are loaded or built in.
 func (l loader) present() (map[string]bool, error) {
 	out := map[string]bool{}
-	err := lines(l.proc, func(line string) error {
-		if fields := strings.Fields(line); len(fields) > 0 {
-			out[canonical(fields[0])] = true
+	for _, list := range []string{l.proc, filepath.Join(l.dir, "modules.builtin")} {
+		err := lines(list, func(line string) error {
+			out[nameOf(strings.Fields(line)[0])] = true
+			return nil
+		})
+		if err != nil && !errors.Is(err, os.ErrNotExist) { // a kernel without modules has no such list
+			return nil, fmt.Errorf("list kernel modules that are loaded or built in: %w", err)
 		}
-		return nil
-	})
-	if err != nil && !errors.Is(err, os.ErrNotExist) { // a kernel without modules has no such list
-		return nil, fmt.Errorf("list loaded kernel modules: %w", err)
-	}
-	err = lines(filepath.Join(l.dir, "modules.builtin"), func(line string) error {
-		out[nameOf(line)] = true
-		return nil
-	})
-	if err != nil && !errors.Is(err, os.ErrNotExist) {
-		return nil, fmt.Errorf("list built-in kernel modules: %w", err)
 	}
 	return out, nil
 }

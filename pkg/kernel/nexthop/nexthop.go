@@ -21,10 +21,15 @@ type Set struct {
 	Groups   []dataplane.NexthopGroup
 }
 
-// has says whether an ID is in the set.
-func (s Set) has(id uint32) bool {
-	return slices.ContainsFunc(s.Nexthops, func(n dataplane.Nexthop) bool { return n.ID == id }) ||
-		slices.ContainsFunc(s.Groups, func(g dataplane.NexthopGroup) bool { return g.ID == id })
+// ids are those of the objects, in the order in which they are made.
+func (s Set) ids() (all []uint32) {
+	for _, n := range s.Nexthops {
+		all = append(all, n.ID)
+	}
+	for _, g := range s.Groups {
+		all = append(all, g.ID)
+	}
+	return all
 }
 
 // Syncer owns the objects of one protocol in a network namespace.
@@ -46,71 +51,31 @@ func New(h *rtnl.Handle, protocol int) *Syncer { return &Syncer{handle: h, proto
 func (s *Syncer) Ensure(ctx context.Context, want Set) (dataplane.Result, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	var result dataplane.Result
-	all, err := s.handle.Nexthops(ctx, 0)
+	all, err := s.read(ctx)
 	if err != nil {
-		return result, fmt.Errorf("read nexthops: %w", err)
+		return dataplane.Result{}, err
 	}
-	var errs []error
-	compare(want, all, s.protocol, func(r rtnl.Request, exists bool, err error) {
-		if err == nil {
-			err = s.handle.Do(ctx, r)
-		}
-		switch {
-		case err != nil:
-			errs = append(errs, err)
-		case exists:
-			result.Replaced++
-		default:
-			result.Added++
-		}
-	})
-	return result, errors.Join(errs...)
+	return s.ensure(ctx, want, all)
 }
 
-// compare calls differs with what sets each wanted object that isn't there, or exists and differs;
-// with an error for one whose ID another protocol's has.
-func compare(want Set, all []rtnl.Nexthop, protocol int, differs func(r rtnl.Request, exists bool, err error)) {
-	have := make(map[uint32]rtnl.Nexthop, len(all))
-	for _, n := range all {
-		have[n.ID] = n
-	}
-	tell := func(id uint32, same bool, r rtnl.Request) {
-		h, exists := have[id]
-		switch {
-		case exists && h.Protocol != protocol:
-			differs(r, true, fmt.Errorf("%s: its ID is taken by one of protocol %d: %w", r, h.Protocol, rtnl.ErrExist))
-		case !exists || !same:
-			differs(r, exists, nil)
-		}
-	}
-	for _, n := range want.Nexthops {
-		h := have[n.ID]
-		tell(n.ID, h.Exact && h.Nexthop == n, rtnl.SetNexthop(n))
-	}
-	for _, g := range want.Groups {
-		h := have[g.ID]
-		if len(h.Group.Members) > 0 {
-			g.Buckets = h.Group.Buckets // which can't be changed, and need not
-		}
-		tell(g.ID, h.Exact && h.Group.Equal(g), rtnl.SetNexthopGroup(g))
-	}
-}
-
-// Prune removes all that isn't kept, groups first. Routes that still refer to a group are
-// removed by the kernel.
-func (s *Syncer) Prune(ctx context.Context, keep Set) (dataplane.Result, error) {
+// Sync is Ensure that then removes all objects that aren't wanted, groups first, unless one that is wanted couldn't be
+// made. Routes that still refer to a removed group are removed by the kernel: they must lead elsewhere before.
+func (s *Syncer) Sync(ctx context.Context, want Set) (dataplane.Result, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	var result dataplane.Result
-	all, err := s.handle.Nexthops(ctx, s.protocol)
+	all, err := s.read(ctx)
 	if err != nil {
-		return result, fmt.Errorf("read nexthops: %w", err)
+		return dataplane.Result{}, err
 	}
+	result, err := s.ensure(ctx, want, all)
+	if err != nil {
+		return result, err
+	}
+	wanted := want.ids()
 	var groups, others []uint32
 	for _, n := range all {
 		switch {
-		case n.ID < dataplane.FirstNexthop || keep.has(n.ID):
+		case !s.owns(n) || slices.Contains(wanted, n.ID):
 		case len(n.Group.Members) > 0:
 			groups = append(groups, n.ID)
 		default:
@@ -119,4 +84,91 @@ func (s *Syncer) Prune(ctx context.Context, keep Set) (dataplane.Result, error) 
 	}
 	result.Deleted, err = s.handle.Apply(ctx, rtnl.ErrNotExist, rtnl.Requests(append(groups, others...), rtnl.DelNexthop)...)
 	return result, err
+}
+
+// Missing returns the wanted objects that Ensure would make or change. Nothing is changed.
+func (s *Syncer) Missing(ctx context.Context, want Set) (Set, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	all, err := s.read(ctx)
+	if err != nil {
+		return Set{}, err
+	}
+	return s.compare(want, all)
+}
+
+// Groups returns the groups that the Syncer owns.
+func (s *Syncer) Groups(ctx context.Context) ([]dataplane.NexthopGroup, error) {
+	all, err := s.read(ctx)
+	var groups []dataplane.NexthopGroup
+	for _, n := range all {
+		if s.owns(n) && len(n.Group.Members) > 0 {
+			groups = append(groups, n.Group)
+		}
+	}
+	return groups, err
+}
+
+// read returns all objects, whoever owns them.
+func (s *Syncer) read(ctx context.Context) ([]rtnl.Nexthop, error) {
+	all, err := s.handle.Nexthops(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("read nexthops: %w", err)
+	}
+	return all, nil
+}
+
+func (s *Syncer) owns(n rtnl.Nexthop) bool {
+	return n.Protocol == s.protocol && n.ID >= dataplane.FirstNexthop
+}
+
+// ensure makes and changes what isn't as wanted among all objects.
+func (s *Syncer) ensure(ctx context.Context, want Set, all []rtnl.Nexthop) (result dataplane.Result, err error) {
+	missing, err := s.compare(want, all)
+	errs := []error{err}
+	ids := missing.ids()
+	requests := append(rtnl.Requests(missing.Nexthops, rtnl.SetNexthop), rtnl.Requests(missing.Groups, rtnl.SetNexthopGroup)...)
+	for i, err := range s.handle.Each(ctx, requests...) {
+		switch {
+		case err != nil:
+			errs = append(errs, err)
+		case slices.ContainsFunc(all, func(n rtnl.Nexthop) bool { return n.ID == ids[i] }):
+			result.Replaced++
+		default:
+			result.Added++
+		}
+	}
+	return result, errors.Join(errs...)
+}
+
+// compare returns the wanted objects that aren't there or differ. One whose ID another protocol's object has is an error.
+func (s *Syncer) compare(want Set, all []rtnl.Nexthop) (missing Set, err error) {
+	have := make(map[uint32]rtnl.Nexthop, len(all))
+	for _, n := range all {
+		have[n.ID] = n
+	}
+	var errs []error
+	taken := func(id uint32, wanted fmt.Stringer) bool {
+		h, exists := have[id]
+		if !exists || h.Protocol == s.protocol {
+			return false
+		}
+		errs = append(errs, fmt.Errorf("nexthop %s: its ID is taken by one of protocol %d: %w", wanted, h.Protocol, rtnl.ErrExist))
+		return true
+	}
+	for _, n := range want.Nexthops {
+		if h := have[n.ID]; !taken(n.ID, n) && (!h.Exact || h.Nexthop != n) {
+			missing.Nexthops = append(missing.Nexthops, n)
+		}
+	}
+	for _, g := range want.Groups {
+		h := have[g.ID]
+		if len(h.Group.Members) > 0 {
+			g.Buckets = h.Group.Buckets // which can't be changed, and need not
+		}
+		if !taken(g.ID, g) && (!h.Exact || !h.Group.Equal(g)) {
+			missing.Groups = append(missing.Groups, g)
+		}
+	}
+	return missing, errors.Join(errs...)
 }

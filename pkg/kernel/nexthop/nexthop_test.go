@@ -162,11 +162,11 @@ func TestEnsure(t *testing.T) {
 			s.ensure(s.set(f, map[int]int{1: 256, 2: 1}), dataplane.Result{Replaced: 1})
 
 			keep := s.set(f, map[int]int{1: 256, 2: 1})
-			if got, err := s.Prune(t.Context(), keep); err != nil || got.Deleted != 1 {
-				t.Errorf("Prune: %+v, %v", got, err)
+			if got, err := s.Sync(t.Context(), keep); err != nil || got != (dataplane.Result{Deleted: 1}) {
+				t.Errorf("Sync: %+v, %v", got, err)
 			}
-			if got, err := s.Prune(t.Context(), nexthop.Set{}); err != nil || got.Deleted != 3 {
-				t.Errorf("Prune: %+v, %v", got, err)
+			if got, err := s.Sync(t.Context(), nexthop.Set{}); err != nil || got != (dataplane.Result{Deleted: 3}) {
+				t.Errorf("Sync of nothing: %+v, %v", got, err)
 			}
 			if out := s.IP(t, "nexthop"); out != "" {
 				t.Errorf("left: %s", out)
@@ -214,17 +214,19 @@ func TestDrift(t *testing.T) {
 	s.IP(t, "nexthop", "add", "id", "7", "dev", "l2", "proto", "30")
 	s.IP(t, "nexthop", "add", "id", fmt.Sprint(dataplane.FirstNexthop+0x200), "dev", "l2", "proto", "99")
 	foreign := s.IP(t, "nexthop")
-	if err := s.Check(t.Context(), want); err == nil || strings.Count(err.Error(), "there is none") != 3 {
-		t.Errorf("Check of what isn't there: %v", err)
+	if missing, err := s.Missing(t.Context(), want); err != nil || len(missing.Nexthops) != 2 || len(missing.Groups) != 1 {
+		t.Errorf("of what isn't there %v are missing, %v", missing, err)
 	}
 	s.ensure(want, dataplane.Result{Added: 3})
 	if groups := testkit.Must(s.Groups(t.Context()))(t); len(groups) != 1 || !groups[0].Equal(want.Groups[0]) {
 		t.Errorf("groups are %v", groups)
 	}
-	testkit.Check(t, s.Check(t.Context(), want))
+	if missing, err := s.Missing(t.Context(), want); err != nil || len(missing.Nexthops)+len(missing.Groups) > 0 {
+		t.Errorf("of what is there %v are missing, %v", missing, err)
+	}
 	s.IP(t, "nexthop", "del", "id", fmt.Sprint(want.Nexthops[0].ID))
-	if err := s.Check(t.Context(), want); err == nil || !strings.Contains(err.Error(), "there is none") || !strings.Contains(err.Error(), "what has its ID differs") {
-		t.Errorf("Check of a group without a member: %v", err)
+	if missing, err := s.Missing(t.Context(), want); err != nil || len(missing.Nexthops) != 1 || len(missing.Groups) != 1 {
+		t.Errorf("of a group without a member %v are missing, %v", missing, err)
 	}
 	s.ensure(want, dataplane.Result{Added: 1, Replaced: 1})
 	s.IP(t, "nexthop", "replace", "id", fmt.Sprint(want.Nexthops[0].ID), "dev", "l2", "proto", "30")
@@ -241,13 +243,13 @@ func TestDrift(t *testing.T) {
 
 	taken := s.set(dataplane.IPv4, map[int]int{0: 1})
 	taken.Nexthops[0].ID = dataplane.FirstNexthop + 0x200
-	if err := s.Check(t.Context(), nexthop.Set{Nexthops: taken.Nexthops}); !errors.Is(err, rtnl.ErrExist) {
-		t.Errorf("Check of another's ID: %v", err)
+	if _, err := s.Missing(t.Context(), nexthop.Set{Nexthops: taken.Nexthops}); !errors.Is(err, rtnl.ErrExist) {
+		t.Errorf("Missing of another's ID: %v", err)
 	}
 	if _, err := s.Ensure(t.Context(), nexthop.Set{Nexthops: taken.Nexthops}); !errors.Is(err, rtnl.ErrExist) || !strings.Contains(err.Error(), "protocol 99") {
 		t.Errorf("another's ID: %v", err)
 	}
-	testkit.Must(s.Prune(t.Context(), nexthop.Set{}))(t)
+	testkit.Must(s.Sync(t.Context(), nexthop.Set{}))(t)
 	if out := s.IP(t, "nexthop"); out != foreign {
 		t.Errorf("others' objects are\n%s, were\n%s", out, foreign)
 	}

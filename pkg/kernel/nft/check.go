@@ -48,7 +48,7 @@ func (t *Table) Check(ctx context.Context, r dataplane.Ruleset) error {
 		return errors.Join(errs...)
 	}
 	for _, s := range d.sets {
-		if !s.is(have.sets[s.Name]) {
+		if add, remove := s.difference(have.sets[s.Name]); add.size()+remove.size() > 0 {
 			errs = append(errs, fmt.Errorf("table %s of nftables: set %s has other elements", t.name, s.Name))
 		}
 	}

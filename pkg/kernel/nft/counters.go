@@ -28,7 +28,7 @@ func (t *Table) Counters(ctx context.Context) ([]Counter, error) {
 	var out []Counter
 	for _, c := range found {
 		if c.kind == nftables.ObjTypeCounter {
-			out = append(out, Counter{Name: c.name, Packets: c.packets, Bytes: c.bytes})
+			out = append(out, c.Counter)
 		}
 	}
 	return out, nil

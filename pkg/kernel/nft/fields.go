@@ -95,16 +95,21 @@ func ct(key expr.CtKey) func(uint32) expr.Any {
 
 func connection(key expr.CtKey, bits map[string]uint32) field {
 	return field{size: 4, load: ct(key), bits: true, value: func(words string) ([]byte, error) {
-		var all uint32
-		for w := range strings.SplitSeq(words, ",") {
-			bit, ok := bits[w]
-			if !ok {
-				return nil, fmt.Errorf("%q: %w", w, errUnknown)
-			}
-			all |= bit
-		}
-		return binaryutil.NativeEndian.PutUint32(all), nil
+		all, err := bitsOf(words, bits)
+		return binaryutil.NativeEndian.PutUint32(all), err
 	}}
+}
+
+// bitsOf reads names of bits with commas between them.
+func bitsOf(words string, bits map[string]uint32) (all uint32, err error) {
+	for w := range strings.SplitSeq(words, ",") {
+		bit, ok := bits[w]
+		if !ok {
+			return 0, fmt.Errorf("%q: %w", w, errUnknown)
+		}
+		all |= bit
+	}
+	return all, nil
 }
 
 func payload(base expr.PayloadBase, offset, size uint32) func(uint32) expr.Any {
@@ -156,13 +161,6 @@ func namePrefix(word string) ([]byte, error) {
 }
 
 func tcpFlags(words string) ([]byte, error) {
-	var all byte
-	for w := range strings.SplitSeq(words, ",") {
-		bit, ok := map[string]byte{"fin": 1, "syn": 2, "rst": 4, "psh": 8, "ack": 16}[w]
-		if !ok {
-			return nil, fmt.Errorf("%q: %w", w, errUnknown)
-		}
-		all |= bit
-	}
-	return []byte{all}, nil
+	all, err := bitsOf(words, map[string]uint32{"fin": 1, "syn": 2, "rst": 4, "psh": 8, "ack": 16})
+	return []byte{byte(all)}, err
 }

@@ -2,7 +2,6 @@ package nft
 
 import (
 	"context"
-	"encoding/binary"
 	"fmt"
 
 	"golang.org/x/sys/unix"
@@ -26,12 +25,10 @@ func (t *Table) currentGeneration(ctx context.Context) (uint32, error) {
 	r := rtnl.NewRequest(unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_GETGEN, 0, make([]byte, nfgenmsgSize),
 		func() string { return "generation of nftables" })
 	err := t.handle.Get(ctx, r, func(body []byte) error {
-		return rtnl.EachAttribute(body[min(nfgenmsgSize, len(body)):], func(kind uint16, value []byte) error {
-			if kind == unix.NFTA_GEN_ID && len(value) >= 4 {
-				id = binary.BigEndian.Uint32(value)
-			}
-			return nil
-		})
+		var as rtnl.Attributes
+		_, attributes := as.Cut(body, nfgenmsgSize)
+		id = as.Find(attributes, unix.NFTA_GEN_ID).BE32()
+		return as.Err
 	})
 	if err != nil {
 		return 0, fmt.Errorf("read the generation of nftables: %w", err)

@@ -3,7 +3,6 @@ package nft
 import (
 	"bytes"
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"maps"
@@ -46,9 +45,8 @@ type objects struct {
 
 // object is a named object: a counter, or one of another kind that somebody else has made.
 type object struct {
-	name           string
-	kind           nftables.ObjType
-	packets, bytes uint64
+	Counter // of another kind the name alone
+	kind    nftables.ObjType
 }
 
 // ruleOf is a rule in the kernel.
@@ -146,196 +144,107 @@ func (t *Table) ask(kind uint16, objects string, more ...byte) rtnl.Request {
 	})
 }
 
-// about calls found with the attributes of a message, and says whether the message is about the table.
-func (t *Table) about(body []byte, found func(kind uint16, value []byte) error) (ours bool, err error) {
-	if len(body) < nfgenmsgSize {
-		return false, fmt.Errorf("message of nftables of %d bytes", len(body))
-	}
-	err = rtnl.EachAttribute(body[nfgenmsgSize:], func(kind uint16, value []byte) error {
-		if kind == tableAttribute {
-			ours = body[0] == byte(family) && unix.ByteSliceToString(value) == t.name
-			return nil
-		}
-		return found(kind, value)
-	})
-	return ours, err
+// about returns the attributes of a message, and says whether the message is about the table.
+func (t *Table) about(as *rtnl.Attributes, body []byte) (attributes []byte, ours bool) {
+	header, attributes := as.Cut(body, nfgenmsgSize)
+	return attributes, header[0] == byte(family) && as.Find(attributes, tableAttribute).Text() == t.name
 }
 
 func (t *Table) parseSet(body []byte) (*nftables.Set, bool, error) {
-	s := &nftables.Set{Table: t.named()}
-	ours, err := t.about(body, func(kind uint16, value []byte) error {
-		switch kind {
-		case unix.NFTA_SET_NAME:
-			s.Name = unix.ByteSliceToString(value)
-		case unix.NFTA_SET_FLAGS:
-			flags := be32(value)
-			s.Anonymous = flags&unix.NFT_SET_ANONYMOUS != 0
-			s.Interval = flags&unix.NFT_SET_INTERVAL != 0
-			s.IsMap = flags&unix.NFT_SET_MAP != 0
-			s.Dynamic = flags&unix.NFT_SET_EVAL != 0
-		case unix.NFTA_SET_KEY_TYPE:
-			s.KeyType.SetNFTMagic(be32(value))
-		case unix.NFTA_SET_DATA_TYPE:
-			if s.DataType.SetNFTMagic(be32(value)); be32(value) == unix.NFT_DATA_VERDICT {
-				s.DataType = nftables.TypeVerdict // whose number in the library is another one
-			}
-		case unix.NFTA_SET_TIMEOUT:
-			s.Timeout = milliseconds(value)
-		case unix.NFTA_SET_DESC:
-			return rtnl.EachAttribute(value, func(kind uint16, value []byte) error {
-				if kind == unix.NFTA_SET_DESC_SIZE {
-					s.Size = be32(value)
-				}
-				return nil
-			})
-		}
-		return nil
-	})
-	return s, ours, err
+	var as rtnl.Attributes
+	attributes, ours := t.about(&as, body)
+	s := &nftables.Set{Table: t.named(), Name: as.Find(attributes, unix.NFTA_SET_NAME).Text()}
+	flags := as.Find(attributes, unix.NFTA_SET_FLAGS).BE32()
+	s.Anonymous = flags&unix.NFT_SET_ANONYMOUS != 0
+	s.Interval = flags&unix.NFT_SET_INTERVAL != 0
+	s.IsMap = flags&unix.NFT_SET_MAP != 0
+	s.Dynamic = flags&unix.NFT_SET_EVAL != 0
+	s.KeyType.SetNFTMagic(as.Find(attributes, unix.NFTA_SET_KEY_TYPE).BE32())
+	dataType := as.Find(attributes, unix.NFTA_SET_DATA_TYPE).BE32()
+	if s.DataType.SetNFTMagic(dataType); dataType == unix.NFT_DATA_VERDICT {
+		s.DataType = nftables.TypeVerdict // whose number in the library is another one
+	}
+	s.Timeout = milliseconds(as.Find(attributes, unix.NFTA_SET_TIMEOUT))
+	s.Size = as.Find(attributes, unix.NFTA_SET_DESC, unix.NFTA_SET_DESC_SIZE).BE32()
+	return s, ours, as.Err
 }
 
 // appendElements appends those of one message.
 func (t *Table) appendElements(all []element, body []byte) ([]element, error) {
-	before := len(all)
-	ours, err := t.about(body, func(kind uint16, list []byte) error {
-		if kind != unix.NFTA_SET_ELEM_LIST_ELEMENTS {
-			return nil
-		}
-		return rtnl.EachAttribute(list, func(_ uint16, value []byte) error {
-			e, err := parseElement(value)
-			all = append(all, e)
-			return err
-		})
-	})
+	var as rtnl.Attributes
+	attributes, ours := t.about(&as, body)
 	if !ours {
-		all = all[:before]
+		return all, as.Err
 	}
-	return all, err
+	for e := range as.In(as.Find(attributes, unix.NFTA_SET_ELEM_LIST_ELEMENTS).Value) {
+		all = append(all, parseElement(&as, e.Value))
+	}
+	return all, as.Err
 }
 
-func parseElement(b []byte) (e element, err error) {
-	data := func(to *string) func(uint16, []byte) error {
-		return func(kind uint16, value []byte) error {
-			switch kind {
-			case unix.NFTA_DATA_VALUE:
-				*to = string(value)
-			case unix.NFTA_DATA_VERDICT:
-				text, err := parseVerdict(value)
-				*to = text
-				return err
-			}
-			return nil
-		}
+func parseElement(as *rtnl.Attributes, b []byte) (e element) {
+	e.Key = string(as.Find(b, unix.NFTA_SET_ELEM_KEY, unix.NFTA_DATA_VALUE).Value)
+	e.Last = string(as.Find(b, keyEnd, unix.NFTA_DATA_VALUE).Value)
+	e.Value = string(as.Find(b, unix.NFTA_SET_ELEM_DATA, unix.NFTA_DATA_VALUE).Value)
+	if v := as.Find(b, unix.NFTA_SET_ELEM_DATA, unix.NFTA_DATA_VERDICT); v.Kind != 0 {
+		e.Value = parseVerdict(as, v.Value)
 	}
-	err = rtnl.EachAttribute(b, func(kind uint16, value []byte) error {
-		switch kind {
-		case unix.NFTA_SET_ELEM_KEY:
-			return rtnl.EachAttribute(value, data(&e.Key))
-		case keyEnd:
-			return rtnl.EachAttribute(value, data(&e.Last))
-		case unix.NFTA_SET_ELEM_DATA:
-			return rtnl.EachAttribute(value, data(&e.Value))
-		case unix.NFTA_SET_ELEM_FLAGS:
-			e.end = be32(value)&unix.NFT_SET_ELEM_INTERVAL_END != 0
-		case unix.NFTA_SET_ELEM_EXPIRATION:
-			e.expires = milliseconds(value)
-		}
-		return nil
-	})
-	return e, err
+	e.end = as.Find(b, unix.NFTA_SET_ELEM_FLAGS).BE32()&unix.NFT_SET_ELEM_INTERVAL_END != 0
+	e.expires = milliseconds(as.Find(b, unix.NFTA_SET_ELEM_EXPIRATION))
+	return e
 }
 
 // keyEnd is NFTA_SET_ELEM_KEY_END of linux/netfilter/nf_tables.h.
 const keyEnd = 10
 
 // parseVerdict returns the text of a verdict.
-func parseVerdict(b []byte) (string, error) {
-	var kind expr.VerdictKind
-	var chain string
-	err := rtnl.EachAttribute(b, func(attribute uint16, value []byte) error {
-		switch attribute {
-		case unix.NFTA_VERDICT_CODE:
-			kind = expr.VerdictKind(int32(be32(value)))
-		case unix.NFTA_VERDICT_CHAIN:
-			chain = unix.ByteSliceToString(value)
-		}
-		return nil
-	})
+func parseVerdict(as *rtnl.Attributes, b []byte) string {
+	kind := expr.VerdictKind(int32(as.Find(b, unix.NFTA_VERDICT_CODE).BE32()))
+	chain := as.Find(b, unix.NFTA_VERDICT_CHAIN).Text()
 	for word, k := range verdicts {
 		if k == kind {
-			return strings.TrimSuffix(word+" "+chain, " "), err
+			return strings.TrimSuffix(word+" "+chain, " ")
 		}
 	}
-	return fmt.Sprintf("verdict %d %s", kind, chain), err
+	return fmt.Sprintf("verdict %d %s", kind, chain)
 }
 
 func (t *Table) parseChain(body []byte) (*nftables.Chain, bool, error) {
-	c := &nftables.Chain{Table: t.named()}
-	ours, err := t.about(body, func(kind uint16, value []byte) error {
-		switch kind {
-		case unix.NFTA_CHAIN_NAME:
-			c.Name = unix.ByteSliceToString(value)
-		case unix.NFTA_CHAIN_TYPE:
-			c.Type = nftables.ChainType(unix.ByteSliceToString(value))
-		case unix.NFTA_CHAIN_POLICY:
-			policy := nftables.ChainPolicy(be32(value))
-			c.Policy = &policy
-		case unix.NFTA_CHAIN_HOOK:
-			c.Hooknum, c.Priority = new(nftables.ChainHook), new(nftables.ChainPriority)
-			return rtnl.EachAttribute(value, func(kind uint16, value []byte) error {
-				switch kind {
-				case unix.NFTA_HOOK_HOOKNUM:
-					*c.Hooknum = nftables.ChainHook(be32(value))
-				case unix.NFTA_HOOK_PRIORITY:
-					*c.Priority = nftables.ChainPriority(be32(value))
-				}
-				return nil
-			})
-		}
-		return nil
-	})
-	return c, ours, err
+	var as rtnl.Attributes
+	attributes, ours := t.about(&as, body)
+	c := &nftables.Chain{
+		Table: t.named(), Name: as.Find(attributes, unix.NFTA_CHAIN_NAME).Text(),
+		Type: nftables.ChainType(as.Find(attributes, unix.NFTA_CHAIN_TYPE).Text()),
+	}
+	if a := as.Find(attributes, unix.NFTA_CHAIN_POLICY); a.Kind != 0 {
+		policy := nftables.ChainPolicy(a.BE32())
+		c.Policy = &policy
+	}
+	if hook := as.Find(attributes, unix.NFTA_CHAIN_HOOK); hook.Kind != 0 {
+		c.Hooknum = nftables.ChainHookRef(nftables.ChainHook(as.Find(hook.Value, unix.NFTA_HOOK_HOOKNUM).BE32()))
+		c.Priority = nftables.ChainPriorityRef(nftables.ChainPriority(as.Find(hook.Value, unix.NFTA_HOOK_PRIORITY).BE32()))
+	}
+	return c, ours, as.Err
 }
 
 func (t *Table) parseObject(body []byte) (o object, ours bool, err error) {
-	var data []byte
-	ours, err = t.about(body, func(kind uint16, value []byte) error {
-		switch kind {
-		case unix.NFTA_OBJ_NAME:
-			o.name = unix.ByteSliceToString(value)
-		case unix.NFTA_OBJ_TYPE:
-			o.kind = nftables.ObjType(be32(value))
-		case unix.NFTA_OBJ_DATA:
-			data = value
-		}
-		return nil
-	})
-	if err != nil || o.kind != nftables.ObjTypeCounter {
-		return o, ours, err
+	var as rtnl.Attributes
+	attributes, ours := t.about(&as, body)
+	o.Name = as.Find(attributes, unix.NFTA_OBJ_NAME).Text()
+	o.kind = nftables.ObjType(as.Find(attributes, unix.NFTA_OBJ_TYPE).BE32())
+	if o.kind == nftables.ObjTypeCounter {
+		o.Bytes = as.Find(attributes, unix.NFTA_OBJ_DATA, unix.NFTA_COUNTER_BYTES).BE64()
+		o.Packets = as.Find(attributes, unix.NFTA_OBJ_DATA, unix.NFTA_COUNTER_PACKETS).BE64()
 	}
-	err = rtnl.EachAttribute(data, func(kind uint16, value []byte) error {
-		switch kind {
-		case unix.NFTA_COUNTER_BYTES:
-			o.bytes = be64(value)
-		case unix.NFTA_COUNTER_PACKETS:
-			o.packets = be64(value)
-		}
-		return nil
-	})
-	return o, ours, err
+	return o, ours, as.Err
 }
 
 func (t *Table) parseRule(body []byte) (r ruleOf, ours bool, err error) {
-	ours, err = t.about(body, func(kind uint16, value []byte) error {
-		switch kind {
-		case unix.NFTA_RULE_CHAIN:
-			r.chain = unix.ByteSliceToString(value)
-		case unix.NFTA_RULE_USERDATA:
-			r.comment = commentIn(value)
-		}
-		return nil
-	})
-	return r, ours, err
+	var as rtnl.Attributes
+	attributes, ours := t.about(&as, body)
+	r.chain = as.Find(attributes, unix.NFTA_RULE_CHAIN).Text()
+	r.comment = commentIn(as.Find(attributes, unix.NFTA_RULE_USERDATA).Value)
+	return r, ours, as.Err
 }
 
 // commentIn returns the comment in user data, which programs fill as they like: entries of a type, a length
@@ -354,19 +263,4 @@ func commentIn(data []byte) string {
 	return ""
 }
 
-// be32 reads a number in the network's byte order; 0 if there are too few bytes.
-func be32(b []byte) uint32 {
-	if len(b) < 4 {
-		return 0
-	}
-	return binary.BigEndian.Uint32(b)
-}
-
-func be64(b []byte) uint64 {
-	if len(b) < 8 {
-		return 0
-	}
-	return binary.BigEndian.Uint64(b)
-}
-
-func milliseconds(b []byte) time.Duration { return time.Duration(be64(b)) * time.Millisecond }
+func milliseconds(a rtnl.Attribute) time.Duration { return time.Duration(a.BE64()) * time.Millisecond }

@@ -88,7 +88,7 @@ func (s set) add(conn *nftables.Conn, id uint32) error {
 	if err := conn.AddSet(ns, nil); err != nil {
 		return err
 	}
-	return addElements(conn, ns, s.elements(s.Elements, s.Ranges))
+	return s.collect(conn.SetAddElements, ns, s.wanted())
 }
 
 // content is what a set has: elements, or the ranges of a set of intervals of addresses.
@@ -97,14 +97,17 @@ type content struct {
 	ranges   []dataplane.Range
 }
 
+// size is the number of elements and ranges.
+func (c content) size() int { return len(c.elements) + len(c.ranges) }
+
 // wanted is the content that the set should have.
 func (s set) wanted() content { return content{s.Elements, s.Ranges} }
 
-// is tells whether a set has what it should have.
-func (s set) is(have content) bool {
-	add, remove := differs(have.elements, s.Elements)
-	more, less := differs(have.ranges, s.Ranges)
-	return len(add)+len(remove)+len(more)+len(less) == 0
+// difference returns the content to add to what the set has, and the content to remove from it.
+func (s set) difference(have content) (add, remove content) {
+	add.elements, remove.elements = differs(have.elements, s.Elements)
+	add.ranges, remove.ranges = differs(have.ranges, s.Ranges)
+	return add, remove
 }
 
 // differs returns what is to be added to what a set has, and what to be removed.
@@ -130,40 +133,20 @@ func differs[E comparable](have, want []E) (add, remove []E) {
 	return slices.DeleteFunc(slices.Clone(want), func(e E) bool { return !missing[e] }), remove
 }
 
-// shrink collects what removes elements from what a set has, and grow what adds the others.
-func (s set) shrink(conn *nftables.Conn, have content) (removed int, err error) {
-	_, remove := differs(have.elements, s.Elements)
-	_, less := differs(have.ranges, s.Ranges)
-	for part := range slices.Chunk(s.elements(remove, less), maxElements) {
-		if err := conn.SetDeleteElements(s.nft(0), part); err != nil {
-			return 0, fmt.Errorf("set %s: %w", s.Name, err)
-		}
-	}
-	return len(remove) + len(less), nil
-}
-
-func (s set) grow(conn *nftables.Conn, have content) (added int, err error) {
-	add, _ := differs(have.elements, s.Elements)
-	more, _ := differs(have.ranges, s.Ranges)
-	if err := addElements(conn, s.nft(0), s.elements(add, more)); err != nil {
-		return 0, fmt.Errorf("set %s: %w", s.Name, err)
-	}
-	return len(add) + len(more), nil
-}
-
-func addElements(conn *nftables.Conn, s *nftables.Set, elements []nftables.SetElement) error {
-	for part := range slices.Chunk(elements, maxElements) {
-		if err := conn.SetAddElements(s, part); err != nil {
-			return err
+// collect collects requests about content of the set, such as the connection's SetAddElements.
+func (s set) collect(request func(*nftables.Set, []nftables.SetElement) error, in *nftables.Set, c content) error {
+	for part := range slices.Chunk(s.elements(c), maxElements) {
+		if err := request(in, part); err != nil {
+			return fmt.Errorf("set %s: %w", s.Name, err)
 		}
 	}
 	return nil
 }
 
 // elements are elements and ranges in requests.
-func (s set) elements(elements []dataplane.Element, ranges []dataplane.Range) []nftables.SetElement {
-	all := make([]nftables.SetElement, 0, len(elements)+2*len(ranges))
-	for _, e := range elements {
+func (s set) elements(c content) []nftables.SetElement {
+	all := make([]nftables.SetElement, 0, len(c.elements)+2*len(c.ranges))
+	for _, e := range c.elements {
 		n := nftables.SetElement{Key: []byte(e.Key)}
 		if e.Last != "" {
 			n.KeyEnd = []byte(e.Last)
@@ -176,7 +159,7 @@ func (s set) elements(elements []dataplane.Element, ranges []dataplane.Range) []
 		}
 		all = append(all, n)
 	}
-	for _, r := range ranges {
+	for _, r := range c.ranges {
 		all = append(all, interval(r)...)
 	}
 	return all

@@ -35,9 +35,9 @@ func counterShape(name string) string { return "counter " + name }
 
 func (o object) shape() string {
 	if o.kind != nftables.ObjTypeCounter {
-		return fmt.Sprintf("object %s of type %d", o.name, o.kind)
+		return fmt.Sprintf("object %s of type %d", o.Name, o.kind)
 	}
-	return counterShape(o.name)
+	return counterShape(o.Name)
 }
 
 func chainShape(c *nftables.Chain) string {

@@ -269,15 +269,11 @@ func (t *Table) write(ctx context.Context, conn *nftables.Conn, d definition, sh
 		return dataplane.Result{Added: 1}, nil
 	}
 	for _, s := range d.sets {
-		removed, err := s.shrink(conn, have.sets[s.Name])
-		if err != nil {
-			return result, err
+		add, remove := s.difference(have.sets[s.Name])
+		if err := errors.Join(s.collect(conn.SetDeleteElements, s.nft(0), remove), s.collect(conn.SetAddElements, s.nft(0), add)); err != nil {
+			return dataplane.Result{}, err
 		}
-		added, err := s.grow(conn, have.sets[s.Name])
-		if err != nil {
-			return result, err
-		}
-		result = result.Plus(dataplane.Result{Added: added, Deleted: removed})
+		result = result.Plus(dataplane.Result{Added: add.size(), Deleted: remove.size()})
 	}
 	if !result.Changed() {
 		return result, nil
@@ -358,7 +354,8 @@ func (t *Table) replace(ctx context.Context, conn *nftables.Conn, d definition, 
 		switch {
 		case prepared[s.Name]:
 		case stays[s.shape()]:
-			_, err = s.grow(conn, have.sets[s.Name])
+			add, _ := s.difference(have.sets[s.Name])
+			err = s.collect(conn.SetAddElements, s.nft(0), add)
 		default:
 			err = s.add(conn, uint32(i+1))
 		}
@@ -398,7 +395,8 @@ func (t *Table) clear(ctx context.Context, conn *nftables.Conn, d definition, sh
 	}
 	for _, s := range d.sets {
 		if stays[s.shape()] {
-			if _, err := s.shrink(conn, have.sets[s.Name]); err != nil {
+			_, remove := s.difference(have.sets[s.Name])
+			if err := s.collect(conn.SetDeleteElements, s.nft(0), remove); err != nil {
 				return nil, err
 			}
 		}
@@ -410,7 +408,7 @@ func (t *Table) clear(ctx context.Context, conn *nftables.Conn, d definition, sh
 	}
 	for _, o := range o.named {
 		if !keep(o.shape()) {
-			conn.DeleteObject(&nftables.NamedObj{Table: t.named(), Name: o.name, Type: o.kind})
+			conn.DeleteObject(&nftables.NamedObj{Table: t.named(), Name: o.Name, Type: o.kind})
 		}
 	}
 	return stays, nil

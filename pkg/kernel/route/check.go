@@ -15,7 +15,7 @@ func (s *Syncer) Missing(ctx context.Context, want []dataplane.Route) ([]datapla
 	if err != nil {
 		return nil, err
 	}
-	have, err := s.own(ctx)
+	have, err := s.read(ctx, s.protocol, s.tables...)
 	if err != nil {
 		return nil, err
 	}
@@ -27,7 +27,7 @@ func (s *Syncer) Missing(ctx context.Context, want []dataplane.Route) ([]datapla
 func (s *Syncer) List(ctx context.Context) ([]dataplane.Route, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	have, err := s.own(ctx)
+	have, err := s.read(ctx, s.protocol, s.tables...)
 	var routes []dataplane.Route
 	for _, h := range have {
 		if h.Exact {

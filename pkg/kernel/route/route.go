@@ -29,9 +29,11 @@ const maxPasses = 3
 type Syncer struct {
 	handle   *rtnl.Handle
 	protocol int
-	tables   []int
-	// first and last are those of a range of tables, which takes the place of tables; 0 for none.
-	first, last int
+	// tables are read, or all if there is an unspecified one; those of them that owns accepts are the Syncer's.
+	tables []int
+	owns   func(table int) bool
+	// where names the tables for logs and errors.
+	where string
 
 	// mu is held while routes are read and written by Sync.
 	mu sync.Mutex
@@ -39,26 +41,16 @@ type Syncer struct {
 
 // New returns a Syncer of the routes of a protocol in tables.
 func New(h *rtnl.Handle, protocol int, tables ...int) *Syncer {
-	return &Syncer{handle: h, protocol: protocol, tables: tables}
+	owns := func(table int) bool { return slices.Contains(tables, table) }
+	return &Syncer{handle: h, protocol: protocol, tables: tables, owns: owns, where: fmt.Sprintf("tables %d", tables)}
 }
 
 // NewRange returns a Syncer of the routes of a protocol in the tables from first, at least 1, to last.
 // It reads the routes of the protocol in all tables.
 func NewRange(h *rtnl.Handle, protocol, first, last int) *Syncer {
-	return &Syncer{handle: h, protocol: protocol, first: first, last: last}
-}
-
-// owns says whether a table is one of the Syncer's.
-func (s *Syncer) owns(table int) bool {
-	return slices.Contains(s.tables, table) || s.last != 0 && table >= s.first && table <= s.last
-}
-
-// where names the tables for logs and errors.
-func (s *Syncer) where() string {
-	if s.last != 0 {
-		return fmt.Sprintf("tables %d to %d", s.first, s.last)
-	}
-	return fmt.Sprintf("tables %d", s.tables)
+	owns := func(table int) bool { return table >= first && table <= last }
+	all := []int{unix.RT_TABLE_UNSPEC} // the kernel filters by one table or none
+	return &Syncer{handle: h, protocol: protocol, tables: all, owns: owns, where: fmt.Sprintf("tables %d to %d", first, last)}
 }
 
 // Sync makes the wanted routes those that exist: it adds and replaces first, so
@@ -101,12 +93,12 @@ func (s *Syncer) SyncFunc(ctx context.Context, want func(context.Context) ([]dat
 			return total, err
 		}
 	}
-	return total, fmt.Errorf("routes of protocol %d in %s: still changing after %d passes", s.protocol, s.where(), maxPasses)
+	return total, fmt.Errorf("routes of protocol %d in %s: still changing after %d passes", s.protocol, s.where, maxPasses)
 }
 
 // pass reads and writes once. Another pass is needed when again is true.
 func (s *Syncer) pass(ctx context.Context, want func(context.Context) ([]dataplane.Route, error), spare func(dataplane.Route) bool) (result dataplane.Result, again bool, err error) {
-	have, err := s.own(ctx)
+	have, err := s.read(ctx, s.protocol, s.tables...)
 	if err != nil {
 		return result, false, err
 	}
@@ -121,19 +113,11 @@ func (s *Syncer) pass(ctx context.Context, want func(context.Context) ([]datapla
 		return result, false, err
 	}
 	if len(wanted) == 0 && len(have) > 0 {
-		klog.FromContext(ctx).Info("Deleting all routes", "protocol", s.protocol, "in", s.where(), "count", len(have))
+		klog.FromContext(ctx).Info("Deleting all routes", "protocol", s.protocol, "in", s.where, "count", len(have))
 	}
 	d := compare(wanted, have)
 	result, err = s.write(ctx, d)
 	return result, d.again, err
-}
-
-// own returns the routes of the Syncer's protocol in its tables.
-func (s *Syncer) own(ctx context.Context) ([]rtnl.Route, error) {
-	if s.last != 0 {
-		return s.read(ctx, s.protocol, unix.RT_TABLE_UNSPEC) // the kernel filters by one table or none
-	}
-	return s.read(ctx, s.protocol, s.tables...)
 }
 
 // read returns the routes of a protocol, or of all if it is 0, in some of the Syncer's tables, or in all of them if there
@@ -160,7 +144,7 @@ func (s *Syncer) check(want []dataplane.Route) ([]dataplane.Route, error) {
 	for _, r := range want {
 		switch {
 		case r.Protocol != s.protocol || !s.owns(r.Table):
-			errs = append(errs, fmt.Errorf("route %s: not of protocol %d in %s", r, s.protocol, s.where()))
+			errs = append(errs, fmt.Errorf("route %s: not of protocol %d in %s", r, s.protocol, s.where))
 		case !r.Dst.IsValid() || r.Dst != r.Dst.Masked():
 			errs = append(errs, fmt.Errorf("route %s: invalid destination", r))
 		}

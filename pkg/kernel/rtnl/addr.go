@@ -27,7 +27,7 @@ func AddAddr(index int, p netip.Prefix, scope dataplane.Scope) Request {
 }
 
 func addrHeader(index int, p netip.Prefix) *nl.IfAddrmsg {
-	header := nl.NewIfAddrmsg(int(family(p.Addr())))
+	header := nl.NewIfAddrmsg(int(families[dataplane.FamilyOf(p.Addr())]))
 	header.Prefixlen, header.Index = uint8(p.Bits()), uint32(index)
 	return header
 }
@@ -41,11 +41,7 @@ func (h *Handle) IPv6Addr(ctx context.Context, index int, a netip.Addr) (exists,
 	err = h.Get(ctx, r, func(body []byte) error {
 		var as Attributes
 		_, rest := as.Cut(body, unix.SizeofIfAddrmsg)
-		for a := range as.In(rest) {
-			if a.Kind == unix.IFA_FLAGS {
-				tentative = a.U32()&(unix.IFA_F_TENTATIVE|unix.IFA_F_DADFAILED) != 0
-			}
-		}
+		tentative = as.Find(rest, unix.IFA_FLAGS).U32()&(unix.IFA_F_TENTATIVE|unix.IFA_F_DADFAILED) != 0
 		return as.Err
 	})
 	if errors.Is(err, ErrNotExist) {
@@ -90,14 +86,6 @@ func (h *Handle) Addrs(ctx context.Context) ([]Addr, error) {
 		all = append(all, addrs...)
 	}
 	return all, nil
-}
-
-// family is the AF_ number of an address.
-func family(a netip.Addr) uint8 {
-	if a.Is4() {
-		return unix.AF_INET
-	}
-	return unix.AF_INET6
 }
 
 // families are the AF_ numbers of the address families.

@@ -41,12 +41,16 @@ var buffers = sync.Pool{New: func() any { return new([64 << 10]byte) }}
 
 // dial opens a socket of a netlink protocol in the network namespace of the calling
 // thread.
-func dial(protocol int) (*conn, error) {
+func dial(protocol int) (c *conn, err error) {
 	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, protocol)
 	if err != nil {
 		return nil, fmt.Errorf("open netlink socket: %w", err)
 	}
-	c := &conn{socket: socket{fd}, transport: socket{fd}}
+	defer func() {
+		if err != nil {
+			unix.Close(fd)
+		}
+	}()
 	// Errors carry the kernel's own words (EXT_ACK) and not a copy of the request
 	// (CAP_ACK); dumps are filtered by the kernel (GET_STRICT_CHK, Linux 4.20).
 	// Without them everything works still, so that a refusal isn't an error.
@@ -55,18 +59,16 @@ func dial(protocol int) (*conn, error) {
 	}
 	tv := unix.NsecToTimeval(replyTimeout.Nanoseconds())
 	if err := unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &tv); err != nil {
-		c.close()
 		return nil, fmt.Errorf("set timeout of netlink socket: %w", err)
 	}
 	if err := unix.Bind(fd, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}); err != nil {
-		c.close()
 		return nil, fmt.Errorf("bind netlink socket: %w", err)
 	}
 	bound, err := unix.Getsockname(fd)
 	if err != nil {
-		c.close()
 		return nil, fmt.Errorf("address of netlink socket: %w", err)
 	}
+	c = &conn{socket: socket{fd}, transport: socket{fd}}
 	if sa, ok := bound.(*unix.SockaddrNetlink); ok {
 		c.port = sa.Pid
 	}
@@ -121,16 +123,16 @@ func (c *conn) send() error {
 	return nil
 }
 
-// message is one message that was received; body is valid until the next one.
-type message struct {
+// Message is one message that was received; Body is valid until the next one.
+type Message struct {
 	kind, flags uint16
 	seq, port   uint32
-	body        []byte
+	Body        []byte
 }
 
 // receive calls each with the messages that arrive, until it returns false or an
 // error.
-func (c *conn) receive(each func(message) (bool, error)) error {
+func (c *conn) receive(each func(Message) (bool, error)) error {
 	buf := buffers.Get().(*[64 << 10]byte)
 	defer buffers.Put(buf)
 	for {
@@ -150,18 +152,18 @@ func (c *conn) receive(each func(message) (bool, error)) error {
 
 // split calls each with the messages of a datagram, until it returns false or
 // an error.
-func split(b []byte, each func(message) (bool, error)) (more bool, err error) {
+func split(b []byte, each func(Message) (bool, error)) (more bool, err error) {
 	for len(b) >= unix.SizeofNlMsghdr {
 		n := int(binary.NativeEndian.Uint32(b))
 		if n < unix.SizeofNlMsghdr || n > len(b) {
 			return false, fmt.Errorf("message of %d bytes in %d bytes: %w", n, len(b), errMalformed)
 		}
-		m := message{
+		m := Message{
 			kind:  binary.NativeEndian.Uint16(b[4:]),
 			flags: binary.NativeEndian.Uint16(b[6:]),
 			seq:   binary.NativeEndian.Uint32(b[8:]),
 			port:  binary.NativeEndian.Uint32(b[12:]),
-			body:  b[unix.SizeofNlMsghdr:n],
+			Body:  b[unix.SizeofNlMsghdr:n],
 		}
 		if more, err = each(m); err != nil || !more {
 			return more, err
@@ -173,18 +175,18 @@ func split(b []byte, each func(message) (bool, error)) (more bool, err error) {
 
 // acknowledged reads the errno of an NLMSG_ERROR or NLMSG_DONE message, and the
 // kernel's words about it.
-func (m message) acknowledged() (unix.Errno, string, error) {
-	if len(m.body) < 4 {
+func (m Message) acknowledged() (unix.Errno, string, error) {
+	if len(m.Body) < 4 {
 		if m.kind == unix.NLMSG_DONE {
 			return 0, "", nil
 		}
-		return 0, "", fmt.Errorf("acknowledgement of %d bytes: %w", len(m.body), errMalformed)
+		return 0, "", fmt.Errorf("acknowledgement of %d bytes: %w", len(m.Body), errMalformed)
 	}
-	errno := unix.Errno(-int32(binary.NativeEndian.Uint32(m.body)))
+	errno := unix.Errno(-int32(binary.NativeEndian.Uint32(m.Body)))
 	if m.flags&unix.NLM_F_ACK_TLVS == 0 {
 		return errno, "", nil
 	}
-	tlvs := m.body[4:]
+	tlvs := m.Body[4:]
 	if m.kind == unix.NLMSG_ERROR {
 		// The header of the request, and all of it without NLM_F_CAPPED.
 		skip := unix.SizeofNlMsghdr
@@ -194,12 +196,7 @@ func (m message) acknowledged() (unix.Errno, string, error) {
 		tlvs = tlvs[min(skip, len(tlvs)):]
 	}
 	var as Attributes // the words are a courtesy, the errno counts
-	for a := range as.In(tlvs) {
-		if a.Kind == unix.NLMSGERR_ATTR_MSG {
-			return errno, a.Text(), nil
-		}
-	}
-	return errno, "", nil
+	return errno, as.Find(tlvs, unix.NLMSGERR_ATTR_MSG).Text(), nil
 }
 
 // batch sends requests in one datagram and puts the error of each, or nil, into
@@ -220,7 +217,7 @@ func (c *conn) batch(reqs []Request, results []error) error {
 	if err := c.send(); err != nil {
 		return err
 	}
-	return c.receive(func(m message) (bool, error) {
+	return c.receive(func(m Message) (bool, error) {
 		i := m.seq - first
 		if m.kind != unix.NLMSG_ERROR || i >= uint32(len(reqs)) {
 			return false, fmt.Errorf("answer of type %d to message %d: %w", m.kind, m.seq, errMalformed)
@@ -244,14 +241,14 @@ func (c *conn) ask(r Request, flags uint16, found func(body []byte) error) error
 	dump := flags&unix.NLM_F_DUMP != 0
 	var failure error
 	interrupted := false
-	err := c.receive(func(m message) (bool, error) {
+	err := c.receive(func(m Message) (bool, error) {
 		if m.seq != c.seq {
 			return false, fmt.Errorf("answer to message %d: %w", m.seq, errMalformed)
 		}
 		interrupted = interrupted || m.flags&unix.NLM_F_DUMP_INTR != 0
 		if m.kind != unix.NLMSG_ERROR && m.kind != unix.NLMSG_DONE {
 			if failure == nil {
-				failure = found(m.body)
+				failure = found(m.Body)
 			}
 			// The kernel's time for the rest of the list grows with its square; the caller closes the socket.
 			return dump && !errors.Is(failure, ErrTooMany), nil

@@ -238,7 +238,7 @@ func TestSplit(t *testing.T) {
 			var d datagram
 			c.build(&d)
 			var kinds []uint16
-			_, err := split(d.b, func(m message) (bool, error) {
+			_, err := split(d.b, func(m Message) (bool, error) {
 				kinds = append(kinds, m.kind)
 				return true, nil
 			})
@@ -257,7 +257,7 @@ func TestAcknowledgement(t *testing.T) {
 	body.b = append(body.b, make([]byte, unix.SizeofNlMsghdr)...)
 	body.b = append(body.b, word(unix.NLMSGERR_ATTR_MSG, "no room").Serialize()...)
 	d.message(unix.NLMSG_ERROR, unix.NLM_F_ACK_TLVS|unix.NLM_F_CAPPED, 5, body.b)
-	_, err := split(d.b, func(m message) (bool, error) {
+	_, err := split(d.b, func(m Message) (bool, error) {
 		got, words, err := m.acknowledged()
 		if got != unix.EEXIST || words != "no room" || err != nil {
 			t.Errorf("got %v, %q, %v", got, words, err)
@@ -267,10 +267,10 @@ func TestAcknowledgement(t *testing.T) {
 	if err != nil {
 		t.Error(err)
 	}
-	if _, _, err := (message{kind: unix.NLMSG_ERROR, body: []byte{1}}).acknowledged(); !errors.Is(err, errMalformed) {
+	if _, _, err := (Message{kind: unix.NLMSG_ERROR, Body: []byte{1}}).acknowledged(); !errors.Is(err, errMalformed) {
 		t.Errorf("a short one: %v", err)
 	}
-	if got, _, err := (message{kind: unix.NLMSG_DONE}).acknowledged(); got != 0 || err != nil {
+	if got, _, err := (Message{kind: unix.NLMSG_DONE}).acknowledged(); got != 0 || err != nil {
 		t.Errorf("an empty NLMSG_DONE: %v, %v", got, err)
 	}
 }

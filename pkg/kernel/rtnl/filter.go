@@ -1,6 +1,7 @@
 package rtnl
 
 import (
+	"cmp"
 	"encoding/binary"
 	"fmt"
 	"slices"
@@ -144,7 +145,7 @@ func host32(v uint32) uint32 {
 
 // parseChange reads a notification that the filter let pass; the other result is false
 // for what isn't known.
-func parseChange(m message) (c Change, known bool, err error) {
+func parseChange(m Message) (c Change, known bool, err error) {
 	switch m.kind {
 	case unix.RTM_DELROUTE, unix.RTM_NEWROUTE:
 		c.Kind = RouteLost
@@ -152,20 +153,20 @@ func parseChange(m message) (c Change, known bool, err error) {
 			c.Kind = RouteLearned
 		}
 		var r Route
-		r, _, err = parseRoute(m.body)
+		r, _, err = parseRoute(m.Body)
 		c.Route = r.Route
 	case unix.RTM_DELRULE:
 		c.Kind = RuleLost
 		f := dataplane.IPv4
-		if len(m.body) > 0 && m.body[0] == unix.AF_INET6 {
+		if len(m.Body) > 0 && m.Body[0] == unix.AF_INET6 {
 			f = dataplane.IPv6
 		}
 		var r Rule
-		r, err = parseRule(f, m.body)
+		r, err = parseRule(f, m.Body)
 		c.Rule = r.Rule
 	case unix.RTM_NEWLINK, unix.RTM_DELLINK:
 		var l Link
-		l, err = parseLink(m.body)
+		l, err = parseLink(m.Body)
 		c.Kind, c.Link, c.State = LinkChanged, l.Index, &l
 		if m.kind == unix.RTM_DELLINK {
 			c.Kind, c.State = LinkLost, nil
@@ -175,10 +176,10 @@ func parseChange(m message) (c Change, known bool, err error) {
 		if m.kind == unix.RTM_DELADDR {
 			c.Kind = AddrLost
 		}
-		err = c.parseAddr(m.body)
+		err = c.parseAddr(m.Body)
 	case unix.RTM_NEWNETCONF:
 		c.Kind = LinkChanged
-		err = c.parseNetconf(m.body)
+		err = c.parseNetconf(m.Body)
 	default:
 		return c, false, nil
 	}
@@ -190,13 +191,8 @@ func (c *Change) parseAddr(body []byte) error {
 	var as Attributes
 	b, rest := as.Cut(body, unix.SizeofIfAddrmsg)
 	c.Link = int(nl.DeserializeIfAddrmsg(b).Index)
-	for a := range as.In(rest) {
-		// IFA_LOCAL is the own address where IFA_ADDRESS is the other end's; IPv6 has
-		// only the latter.
-		if a.Kind == unix.IFA_LOCAL || a.Kind == unix.IFA_ADDRESS && !c.Addr.IsValid() {
-			c.Addr = a.Addr()
-		}
-	}
+	// IFA_LOCAL is the own address where IFA_ADDRESS is the other end's; IPv6 has only the latter.
+	c.Addr = cmp.Or(as.Find(rest, unix.IFA_LOCAL).Addr(), as.Find(rest, unix.IFA_ADDRESS).Addr())
 	return as.Err
 }
 
@@ -207,10 +203,6 @@ const netconfIfIndex = 1
 func (c *Change) parseNetconf(body []byte) error {
 	var as Attributes
 	_, rest := as.Cut(body, 4)
-	for a := range as.In(rest) {
-		if a.Kind == netconfIfIndex {
-			c.Link = int(int32(a.U32()))
-		}
-	}
+	c.Link = int(int32(as.Find(rest, netconfIfIndex).U32()))
 	return as.Err
 }

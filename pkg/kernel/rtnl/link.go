@@ -282,12 +282,7 @@ func (h *Handle) Group(ctx context.Context, group uint32) ([]Link, error) {
 func groupOf(body []byte) (uint32, error) {
 	var as Attributes
 	_, rest := as.Cut(body, unix.SizeofIfInfomsg)
-	for a := range as.In(rest) {
-		if a.Kind == unix.IFLA_GROUP {
-			return a.U32(), nil
-		}
-	}
-	return 0, as.Err
+	return as.Find(rest, unix.IFLA_GROUP).U32(), as.Err
 }
 
 // IndexByName returns the index of a link by its name, up to 15 bytes, without
@@ -336,13 +331,12 @@ func parseLink(body []byte) (Link, error) {
 			l.PeerNetns = int(int32(a.U32()))
 		case unix.IFLA_AF_SPEC:
 			l.Parameters.parse(&as, a.Value)
-		case unix.IFLA_LINKINFO, unix.IFLA_PROP_LIST:
-			for i := range as.In(a.Value) {
-				switch {
-				case a.Kind == unix.IFLA_LINKINFO && i.Kind == unix.IFLA_INFO_KIND:
-					l.Kind = i.Text()
-				case a.Kind == unix.IFLA_PROP_LIST && i.Kind == unix.IFLA_ALT_IFNAME:
-					l.AltNames = append(l.AltNames, i.Text())
+		case unix.IFLA_LINKINFO:
+			l.Kind = as.Find(a.Value, unix.IFLA_INFO_KIND).Text()
+		case unix.IFLA_PROP_LIST:
+			for name := range as.In(a.Value) {
+				if name.Kind == unix.IFLA_ALT_IFNAME {
+					l.AltNames = append(l.AltNames, name.Text())
 				}
 			}
 		}

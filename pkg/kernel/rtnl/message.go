@@ -130,16 +130,20 @@ func (as *Attributes) Cut(body []byte, size int) (header, attributes []byte) {
 	return body[:size], body[size:]
 }
 
-// EachAttribute calls each with the attributes that b consists of, without copying, until
-// it returns an error.
-func EachAttribute(b []byte, each func(kind uint16, value []byte) error) error {
-	var as Attributes
-	for a := range as.In(b) {
-		if err := each(a.Kind, a.Value); err != nil {
-			return err
+// Find returns the first attribute of a kind in b. Of several kinds each is nested in the one before. The Attribute has
+// kind 0 if there is none.
+func (as *Attributes) Find(b []byte, kinds ...uint16) (found Attribute) {
+	for _, kind := range kinds {
+		found = Attribute{}
+		for a := range as.In(b) {
+			if a.Kind == kind {
+				found = a
+				break
+			}
 		}
+		b = found.Value
 	}
-	return as.Err
+	return found
 }
 
 // AppendAttribute appends an attribute to b, which is aligned.
@@ -168,6 +172,12 @@ func (a Attribute) Port() uint16 { return binary.BigEndian.Uint16(a.bytes(2)) }
 
 // U32 reads a number of 32 bits.
 func (a Attribute) U32() uint32 { return binary.NativeEndian.Uint32(a.bytes(4)) }
+
+// BE32 reads a number of 32 bits in the network's byte order.
+func (a Attribute) BE32() uint32 { return binary.BigEndian.Uint32(a.bytes(4)) }
+
+// BE64 reads a number of 64 bits in the network's byte order.
+func (a Attribute) BE64() uint64 { return binary.BigEndian.Uint64(a.bytes(8)) }
 
 // Text reads a string.
 func (a Attribute) Text() string { return unix.ByteSliceToString(a.Value) }

@@ -23,10 +23,8 @@ func (h *Handle) NetnsID(ctx context.Context, ns *netns.NS) (int, error) {
 	err := h.Get(ctx, r, func(body []byte) error {
 		var as Attributes
 		_, rest := as.Cut(body, nl.NewRtGenMsg().Len())
-		for a := range as.In(rest) {
-			if a.Kind == netnsaNSID {
-				id = int(int32(a.U32()))
-			}
+		if a := as.Find(rest, netnsaNSID); a.Kind != 0 {
+			id = int(int32(a.U32()))
 		}
 		return as.Err
 	})

@@ -78,12 +78,12 @@ func (h nexthopHeader) Len() int { return len(h) }
 // Serialize returns the bytes.
 func (h nexthopHeader) Serialize() []byte { return h[:] }
 
-// Nexthops returns the nexthop objects of a protocol, or of all if it is 0.
-func (h *Handle) Nexthops(ctx context.Context, protocol int) ([]Nexthop, error) {
+// Nexthops returns all nexthop objects.
+func (h *Handle) Nexthops(ctx context.Context) ([]Nexthop, error) {
 	r := newRequest(unix.RTM_GETNEXTHOP, 0, text("nexthop show"), nexthopHeader{})
 	return List(ctx, h, r, func(body []byte) (Nexthop, bool, error) {
 		n, err := parseNexthop(body)
-		return n, protocol == 0 || n.Protocol == protocol, err
+		return n, true, err
 	})
 }
 
@@ -116,16 +116,9 @@ func parseNexthop(body []byte) (Nexthop, error) {
 		case unix.NHA_GROUP_TYPE:
 			resilient = a.U16() == groupTypeResilient
 		case nhaResGroup:
-			for b := range as.In(a.Value) {
-				switch b.Kind {
-				case resGroupBuckets:
-					n.Group.Buckets = b.U16()
-				case resGroupIdleTimer:
-					n.Group.Idle = time.Duration(b.U32()) * clock
-				case resGroupUnbalanced:
-					n.Exact = n.Exact && b.U32() == 0
-				}
-			}
+			n.Group.Buckets = as.Find(a.Value, resGroupBuckets).U16()
+			n.Group.Idle = time.Duration(as.Find(a.Value, resGroupIdleTimer).U32()) * clock
+			n.Exact = n.Exact && as.Find(a.Value, resGroupUnbalanced).U32() == 0
 		case nhaOpFlags: // what the kernel says of its answer
 		default:
 			n.Exact = n.Exact && a.zero()
@@ -160,18 +153,7 @@ func (h *Handle) Buckets(ctx context.Context, group uint32) ([]Bucket, error) {
 func parseBucket(body []byte) (b Bucket, err error) {
 	var as Attributes
 	_, rest := as.Cut(body, unix.SizeofNhmsg)
-	for bucket := range as.In(rest) {
-		if bucket.Kind != nhaResBucket {
-			continue
-		}
-		for a := range as.In(bucket.Value) {
-			switch a.Kind {
-			case resBucketIdleTime:
-				b.Idle = time.Duration(binary.NativeEndian.Uint64(a.bytes(8))) * clock
-			case resBucketNexthop:
-				b.Nexthop = a.U32()
-			}
-		}
-	}
+	b.Idle = time.Duration(binary.NativeEndian.Uint64(as.Find(rest, nhaResBucket, resBucketIdleTime).bytes(8))) * clock
+	b.Nexthop = as.Find(rest, nhaResBucket, resBucketNexthop).U32()
 	return b, as.Err
 }

@@ -39,23 +39,16 @@ const (
 
 // parse reads the parts by address family of a link (IFLA_AF_SPEC).
 func (p *Parameters) parse(as *Attributes, spec []byte) {
-	for f := range as.In(spec) {
-		for a := range as.In(f.Value) {
-			switch {
-			case f.Kind == unix.AF_INET && a.Kind == unix.IFLA_INET_CONF:
-				p.Forwarding = a.element(ipv4Forwarding-1) != 0
-				p.RPFilter = a.element(ipv4RPFilter - 1)
-				p.ARPFilter = a.element(ipv4ARPFilter-1) != 0
-			case f.Kind == unix.AF_INET6 && a.Kind == unix.IFLA_INET6_CONF:
-				p.HasIPv6 = true
-				p.ForwardingIPv6 = a.element(ipv6Forwarding) != 0
-				p.AcceptRA = a.element(ipv6AcceptRA)
-				p.DisableIPv6 = a.element(ipv6DisableIPv6) != 0
-			case f.Kind == unix.AF_INET6 && a.Kind == unix.IFLA_INET6_ADDR_GEN_MODE:
-				p.NoAutoAddress = a.U8() == addrGenModeNone
-			}
-		}
-	}
+	ipv4 := as.Find(spec, unix.AF_INET, unix.IFLA_INET_CONF)
+	p.Forwarding = ipv4.element(ipv4Forwarding-1) != 0
+	p.RPFilter = ipv4.element(ipv4RPFilter - 1)
+	p.ARPFilter = ipv4.element(ipv4ARPFilter-1) != 0
+	ipv6 := as.Find(spec, unix.AF_INET6, unix.IFLA_INET6_CONF)
+	p.HasIPv6 = ipv6.Kind != 0
+	p.ForwardingIPv6 = ipv6.element(ipv6Forwarding) != 0
+	p.AcceptRA = ipv6.element(ipv6AcceptRA)
+	p.DisableIPv6 = ipv6.element(ipv6DisableIPv6) != 0
+	p.NoAutoAddress = as.Find(spec, unix.AF_INET6, unix.IFLA_INET6_ADDR_GEN_MODE).U8() == addrGenModeNone
 }
 
 // element is one of an array of 32-bit numbers; 0 if there are fewer.

@@ -60,10 +60,10 @@ func parseAll(body []byte) {
 	_, _ = groupOf(body)
 	_, _ = new(Change).parseAddr(body), new(Change).parseNetconf(body)
 	for kind := uint16(unix.RTM_NEWLINK); kind <= unix.RTM_NEWNETCONF; kind++ {
-		_, _, _ = parseChange(message{kind: kind, body: body})
+		_, _, _ = parseChange(Message{kind: kind, Body: body})
 	}
 	for _, flags := range []uint16{unix.NLM_F_ACK_TLVS, unix.NLM_F_ACK_TLVS | unix.NLM_F_CAPPED} {
-		_, _, _ = message{kind: unix.NLMSG_ERROR, flags: flags, body: body}.acknowledged()
+		_, _, _ = Message{kind: unix.NLMSG_ERROR, flags: flags, Body: body}.acknowledged()
 	}
-	_, _ = split(slices.Concat(binary.NativeEndian.AppendUint32(nil, uint32(len(body))), body), func(message) (bool, error) { return true, nil })
+	_, _ = split(slices.Concat(binary.NativeEndian.AppendUint32(nil, uint32(len(body))), body), func(Message) (bool, error) { return true, nil })
 }

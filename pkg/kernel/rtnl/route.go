@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"net/netip"
+	"slices"
 
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
@@ -55,12 +56,8 @@ func DelFoundRoute(r Route) Request {
 	return Request{unix.RTM_DELROUTE, 0, r.body, text("route del %s", r)}
 }
 
-// routeTypes are the types of routes.
-var routeTypes = map[dataplane.RouteType]uint8{
-	dataplane.Unicast:     unix.RTN_UNICAST,
-	dataplane.Unreachable: unix.RTN_UNREACHABLE,
-	dataplane.Throw:       unix.RTN_THROW,
-}
+// routeTypes are the kernel's numbers of the types of routes.
+var routeTypes = []uint8{dataplane.Unicast: unix.RTN_UNICAST, dataplane.Unreachable: unix.RTN_UNREACHABLE, dataplane.Throw: unix.RTN_THROW}
 
 func routeRequest(flags uint16, verb string, r dataplane.Route) Request {
 	header := routeHeader(r.Dst, r.Table, r.Protocol)
@@ -77,7 +74,7 @@ func routeRequest(flags uint16, verb string, r dataplane.Route) Request {
 // routeHeader is the header of a message about a route, or about a rule, which has the same layout.
 func routeHeader(dst netip.Prefix, table, protocol int) *nl.RtMsg {
 	header := &nl.RtMsg{}
-	header.Family, header.Dst_len = family(dst.Addr()), uint8(dst.Bits())
+	header.Family, header.Dst_len = families[dataplane.FamilyOf(dst.Addr())], uint8(dst.Bits())
 	header.Table, header.Protocol = smallTable(table), uint8(protocol)
 	return header
 }
@@ -200,21 +197,13 @@ func parseRoute(body []byte) (r Route, cached bool, err error) {
 	b, rest := as.Cut(body, unix.SizeofRtMsg)
 	header := nl.DeserializeRtMsg(b)
 	r.Table, r.Protocol = int(header.Table), int(header.Protocol)
-	r.Exact = true
+	r.Local = header.Type == unix.RTN_LOCAL
+	kind := slices.Index(routeTypes, header.Type)
+	r.Exact, r.Type = kind >= 0, dataplane.RouteType(max(kind, 0))
 	r.odd = header.Tos != 0 || header.Src_len != 0
 	r.OnLink = header.Flags&unix.RTNH_F_ONLINK != 0
 	if header.Scope == unix.RT_SCOPE_LINK {
 		r.Scope = dataplane.LinkScope
-	}
-	switch header.Type {
-	case unix.RTN_UNICAST:
-	case unix.RTN_UNREACHABLE:
-		r.Type = dataplane.Unreachable
-	case unix.RTN_THROW:
-		r.Type = dataplane.Throw
-	default:
-		r.Exact = false
-		r.Local = header.Type == unix.RTN_LOCAL
 	}
 	dst := netip.IPv4Unspecified()
 	if header.Family == unix.AF_INET6 {

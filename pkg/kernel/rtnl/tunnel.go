@@ -2,7 +2,6 @@ package rtnl
 
 import (
 	"context"
-	"iter"
 	"net/netip"
 
 	"github.com/vishvananda/netlink/nl"
@@ -101,56 +100,22 @@ func (h *Handle) Tunnels(ctx context.Context, f dataplane.Family) ([]Tunnel, err
 func parseTunnel(f dataplane.Family, l Link, body []byte) (Tunnel, error) {
 	k := tunnelKinds[f]
 	t := Tunnel{Link: l, Spec: dataplane.Tunnel{MTU: l.MTU}}
-	var encap, flags uint16
-	var ttl, protocol uint8
-	var options uint32
 	var as Attributes
-	for a := range as.info(body) {
-		switch a.Kind {
-		case nl.IFLA_IPTUN_LOCAL:
-			t.Spec.Local = a.endpoint()
-		case nl.IFLA_IPTUN_REMOTE:
-			t.Spec.Remote = a.endpoint()
-		case nl.IFLA_IPTUN_TTL:
-			ttl = a.U8()
-		case nl.IFLA_IPTUN_PROTO:
-			protocol = a.U8()
-		case nl.IFLA_IPTUN_FLAGS:
-			options = a.U32()
-		case nl.IFLA_IPTUN_ENCAP_TYPE:
-			encap = a.U16()
-		case nl.IFLA_IPTUN_ENCAP_FLAGS:
-			flags = a.U16()
-		case nl.IFLA_IPTUN_ENCAP_SPORT:
-			t.Spec.SourcePort = a.Port()
-		case nl.IFLA_IPTUN_ENCAP_DPORT:
-			t.Spec.Port = a.Port()
-		case nl.IFLA_IPTUN_COLLECT_METADATA:
-			t.Receiver = true
-		}
-	}
-	// A tunnel of IPv4 never changes its protocol; that of 2.x takes any.
-	anyProtocol := f == dataplane.IPv4 && protocol == 0
-	t.Exact = !t.Receiver && encap == encapFou && flags == k.checksum && ttl == dataplane.TunnelTTL &&
-		(protocol == k.protocol || anyProtocol) && (f == dataplane.IPv4 || options&settableFlags == noEncapLimit)
-	return t, as.Err
-}
-
-// info yields what is special about the kind of a link.
-func (as *Attributes) info(body []byte) iter.Seq[Attribute] {
-	var data []byte
 	_, rest := as.Cut(body, unix.SizeofIfInfomsg)
-	for a := range as.In(rest) {
-		if a.Kind != unix.IFLA_LINKINFO {
-			continue
-		}
-		for i := range as.In(a.Value) {
-			if i.Kind == unix.IFLA_INFO_DATA {
-				data = i.Value
-			}
-		}
-	}
-	return as.In(data)
+	info := as.Find(rest, unix.IFLA_LINKINFO, unix.IFLA_INFO_DATA).Value
+	t.Spec.Local = as.Find(info, nl.IFLA_IPTUN_LOCAL).endpoint()
+	t.Spec.Remote = as.Find(info, nl.IFLA_IPTUN_REMOTE).endpoint()
+	t.Spec.SourcePort = as.Find(info, nl.IFLA_IPTUN_ENCAP_SPORT).Port()
+	t.Spec.Port = as.Find(info, nl.IFLA_IPTUN_ENCAP_DPORT).Port()
+	t.Receiver = as.Find(info, nl.IFLA_IPTUN_COLLECT_METADATA).Kind != 0
+	// A tunnel of IPv4 never changes its protocol; that of 2.x takes any.
+	protocol := as.Find(info, nl.IFLA_IPTUN_PROTO).U8()
+	anyProtocol := f == dataplane.IPv4 && protocol == 0
+	t.Exact = !t.Receiver && as.Find(info, nl.IFLA_IPTUN_ENCAP_TYPE).U16() == encapFou &&
+		as.Find(info, nl.IFLA_IPTUN_ENCAP_FLAGS).U16() == k.checksum && as.Find(info, nl.IFLA_IPTUN_TTL).U8() == dataplane.TunnelTTL &&
+		(protocol == k.protocol || anyProtocol) &&
+		(f == dataplane.IPv4 || as.Find(info, nl.IFLA_IPTUN_FLAGS).U32()&settableFlags == noEncapLimit)
+	return t, as.Err
 }
 
 // endpoint is the address of one end of a tunnel, invalid if it is any.

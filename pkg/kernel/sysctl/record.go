@@ -13,6 +13,7 @@ import (
 	"strings"
 	"sync"
 
+	"github.com/coil-net/coil/pkg/atomicfile"
 	"github.com/coil-net/coil/pkg/kernel/netns"
 )
 
@@ -155,27 +156,16 @@ func (r *Record) load() (map[string]string, error) {
 }
 
 // save replaces the file, so that it is never half written.
-func (r *Record) save(old map[string]string) (err error) {
-	defer func() {
-		if err != nil {
-			err = fmt.Errorf("record kernel parameters: %w", err)
-		}
-	}()
+func (r *Record) save(old map[string]string) error {
 	b, err := json.MarshalIndent(old, "", "  ")
+	if err == nil {
+		err = os.MkdirAll(filepath.Dir(r.path), 0o755)
+	}
+	if err == nil {
+		err = atomicfile.Write(r.path, append(b, '\n'), 0o600)
+	}
 	if err != nil {
-		return err
+		return fmt.Errorf("record kernel parameters: %w", err)
 	}
-	if err := os.MkdirAll(filepath.Dir(r.path), 0o755); err != nil {
-		return err
-	}
-	f, err := os.CreateTemp(filepath.Dir(r.path), filepath.Base(r.path)+".*")
-	if err != nil {
-		return err
-	}
-	defer os.Remove(f.Name())
-	_, err = f.Write(append(b, '\n'))
-	if err := errors.Join(err, f.Sync(), f.Close()); err != nil {
-		return err
-	}
-	return os.Rename(f.Name(), r.path)
+	return nil
 }

@@ -12,7 +12,7 @@ import (
 )
 
 // Check says which of the wanted tunnels, and of the receivers of their families, isn't as
-// Sync and EnsureReceivers make it, and returns the links of the tunnels that there are.
+// Ensure and EnsureReceivers make it, and returns the links of the tunnels that there are.
 // Nothing is changed.
 func Check(ctx context.Context, h *rtnl.Handle, want []dataplane.Tunnel) (map[netip.Addr]Link, error) {
 	links := make(map[netip.Addr]Link, len(want))

@@ -10,8 +10,7 @@ import (
 	"github.com/coil-net/coil/pkg/kernel/rtnl"
 )
 
-// RemoveReceivers removes what EnsureReceivers and EnsureSinks make, but for some families; none is
-// no error.
+// RemoveReceivers removes what EnsureReceivers makes, but for some families; none is no error.
 func RemoveReceivers(ctx context.Context, h *rtnl.Handle, keep ...dataplane.Family) error {
 	var errs []error
 	for f, name := range receivers {

@@ -4,6 +4,10 @@
 // It owns the tunnels whose names begin with fou4_ or fou6_, and the two receivers. A
 // tunnel is recognised by its two addresses, never by its name alone: two IPv6 addresses
 // may share one. It must not know who uses a tunnel, nor its routes.
+//
+// Other packages have one Sync. Here its halves are apart, since routes change between them: Ensure makes tunnels and
+// returns the links that routes lead by, Prune removes the tunnels that no route leads by any more. Check is Missing, and
+// says in which way a tunnel isn't as wanted.
 package tunnel
 
 import (
@@ -36,26 +40,25 @@ func New(h *rtnl.Handle) *Syncer { return &Syncer{handle: h} }
 // families are those of tunnels.
 var families = []dataplane.Family{dataplane.IPv4, dataplane.IPv6}
 
-// Sync makes the wanted tunnels, and changes those that exist in place: packets go on. It
+// Ensure makes the wanted tunnels, and changes those that exist in place: packets go on. It
 // removes nothing. It returns the link of each remote address that has its tunnel as
 // wanted; the error joins why the others don't. When the kernel can't be read completely,
 // nothing is changed. A link that isn't ours and has the name, or the addresses, of a tunnel
 // is an error that names it (rtnl.ErrExist).
-func (s *Syncer) Sync(ctx context.Context, want []dataplane.Tunnel) (map[netip.Addr]Link, dataplane.Result, error) {
-	return s.make(ctx, want, func(ctx context.Context, f dataplane.Family) ([]rtnl.Tunnel, error) { return read(ctx, s.handle, f) })
+func (s *Syncer) Ensure(ctx context.Context, want []dataplane.Tunnel) (map[netip.Addr]Link, dataplane.Result, error) {
+	return s.make(ctx, want, true)
 }
 
 // Add makes tunnels, which must not exist, without reading those that do. It returns the
-// links of those that were made; the error joins why the others weren't: Sync may still
+// links of those that were made; the error joins why the others weren't: Ensure may still
 // make them.
 func (s *Syncer) Add(ctx context.Context, want []dataplane.Tunnel) (map[netip.Addr]Link, error) {
-	nothing := func(context.Context, dataplane.Family) ([]rtnl.Tunnel, error) { return nil, nil }
-	links, _, err := s.make(ctx, want, nothing)
+	links, _, err := s.make(ctx, want, false)
 	return links, err
 }
 
-// make makes and changes what isn't as wanted of what read returns.
-func (s *Syncer) make(ctx context.Context, want []dataplane.Tunnel, read func(context.Context, dataplane.Family) ([]rtnl.Tunnel, error)) (map[netip.Addr]Link, dataplane.Result, error) {
+// make makes the wanted tunnels, and changes those that exist if it may look at them.
+func (s *Syncer) make(ctx context.Context, want []dataplane.Tunnel, look bool) (map[netip.Addr]Link, dataplane.Result, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	links := make(map[netip.Addr]Link, len(want))
@@ -67,10 +70,12 @@ func (s *Syncer) make(ctx context.Context, want []dataplane.Tunnel, read func(co
 		if len(wanted) == 0 {
 			continue
 		}
-		have, err := read(ctx, f)
-		if err != nil {
-			errs = append(errs, err)
-			continue
+		var have []rtnl.Tunnel
+		if look {
+			if have, err = read(ctx, s.handle, f); err != nil {
+				errs = append(errs, err)
+				continue
+			}
 		}
 		steps, problems := compare(f, wanted, have)
 		errs = append(errs, problems...)
@@ -316,7 +321,7 @@ func (s *Syncer) Prune(ctx context.Context, keep []dataplane.Tunnel) (dataplane.
 	return result, errors.Join(errs...)
 }
 
-// Remove removes tunnels by their links, which must be those that Sync or Add returned, and
+// Remove removes tunnels by their links, which must be those that Ensure or Add returned, and
 // returns how many there were.
 func (s *Syncer) Remove(ctx context.Context, links []Link) (int, error) {
 	s.mu.Lock()
@@ -357,18 +362,13 @@ var receivers = map[dataplane.Family]string{
 }
 
 // EnsureReceivers makes the links, and brings them up, that take out of FoU what no tunnel
-// expects. A receiver of another name, of which a namespace can't have two, is an error that
-// names it (rtnl.ErrExist).
-func EnsureReceivers(ctx context.Context, h *rtnl.Handle, families ...dataplane.Family) error {
-	_, err := EnsureSinks(ctx, h, 0, families...)
-	return err
-}
-
-// EnsureSinks makes the links by which all packets of some families get lost, with an MTU, or 0 for
-// what they have, and returns those that it succeeded for. They are the receivers: these send nothing that names no
-// tunnel (ip-link(8), external). Who sends isn't told.
-func EnsureSinks(ctx context.Context, h *rtnl.Handle, mtu int, families ...dataplane.Family) (map[dataplane.Family]int, error) {
-	sinks := map[dataplane.Family]int{}
+// expects, with an MTU, or 0 for the one that they have. It returns the links that are there now. A receiver of another
+// name, of which a namespace can't have two, is an error that names it (rtnl.ErrExist).
+//
+// All packets that are routed to a receiver get lost, since it sends nothing that names no tunnel (ip-link(8), external).
+// The sender isn't told.
+func EnsureReceivers(ctx context.Context, h *rtnl.Handle, mtu int, families ...dataplane.Family) (map[dataplane.Family]int, error) {
+	links := map[dataplane.Family]int{}
 	var errs []error
 	for _, f := range families {
 		index, err := ensureReceiver(ctx, h, f, mtu)
@@ -376,13 +376,12 @@ func EnsureSinks(ctx context.Context, h *rtnl.Handle, mtu int, families ...datap
 			errs = append(errs, fmt.Errorf("receiver of %s: %w", f, err))
 			continue
 		}
-		sinks[f] = index
+		links[f] = index
 	}
-	return sinks, errors.Join(errs...)
+	return links, errors.Join(errs...)
 }
 
-// Sink returns the link by which all packets of a family get lost, once EnsureReceivers or
-// EnsureSinks has made it.
+// Sink returns the link by which all packets of a family get lost, once EnsureReceivers has made it.
 func Sink(ctx context.Context, h *rtnl.Handle, f dataplane.Family) (int, error) {
 	l, err := h.LinkByName(ctx, receivers[f])
 	return l.Index, err

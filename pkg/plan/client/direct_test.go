@@ -87,15 +87,15 @@ func TestDirectState(t *testing.T) {
 			fmt.Sprintf("10.9.0.0/16 nhid %#x src 10.1.0.5 table 117", a4), "unreachable 10.9.0.0/16 table 117",
 			fmt.Sprintf("0.0.0.0/0 nhid %#x src 10.1.0.5 table 118", a4), "unreachable 0.0.0.0/0 table 118",
 			"throw 10.1.1.1/32 table 118", "throw 10.1.1.2/32 table 118", "throw 10.1.1.3/32 table 118", "throw 10.1.1.4/32 table 118",
-			"nexthop 0x6300000a dev 10 proto 30 (IPv4)", "nexthop 0x6300000d dev 13 proto 30 (IPv4)",
-			fmt.Sprintf("nexthop %#x group 0x6300000a,1/0x6300000d,1 type resilient buckets 128 idle_timer 2m0s proto 30", a4),
+			"id 0x6300000a dev 10 proto 30 (IPv4)", "id 0x6300000d dev 13 proto 30 (IPv4)",
+			fmt.Sprintf("id %#x group 0x6300000a,1/0x6300000d,1 type resilient buckets 128 idle_timer 2m0s proto 30", a4),
 			"0.0.0.0/0 dev 10 src 10.1.0.5 table A", "0.0.0.0/0 dev 11 src 10.1.0.5 table B", "0.0.0.0/0 dev 13 src 10.1.0.5 table D",
 		}},
 		{"a tunnel is missing", clientOfFamilies("4", direct("a/a", "10.1.1.1 live, 10.1.1.2 live", "192.0.2.0/24")), []string{"10.1.1.1"}, []string{
 			"throw 10.1.1.1/32 table 117", "throw 10.1.1.2/32 table 117", "throw 10.1.1.1/32 table 118", "throw 10.1.1.2/32 table 118",
 			fmt.Sprintf("192.0.2.0/24 nhid %#x src 10.1.0.5 table 118", a4), "unreachable 192.0.2.0/24 table 118",
-			"nexthop 0x6300000b dev 11 proto 30 (IPv4)",
-			fmt.Sprintf("nexthop %#x group 0x6300000b,1 type resilient buckets 128 idle_timer 2m0s proto 30", a4),
+			"id 0x6300000b dev 11 proto 30 (IPv4)",
+			fmt.Sprintf("id %#x group 0x6300000b,1 type resilient buckets 128 idle_timer 2m0s proto 30", a4),
 			"0.0.0.0/0 dev 11 src 10.1.0.5 table B",
 		}},
 		{"all tunnels are missing", clientOfFamilies("4", direct("a/a", "10.1.1.1 live", "192.0.2.0/24")), []string{"10.1.1.1"}, []string{
@@ -106,8 +106,8 @@ func TestDirectState(t *testing.T) {
 			throw1v4w, "unreachable 192.0.2.0/24 table 118",
 			"198.51.100.0/24 dev 10 src 10.1.0.5 table 118", "unreachable 198.51.100.0/24 table 118",
 			fmt.Sprintf("2001:db8::/32 nhid %#x src fd01::5 table 118", a6), "unreachable 2001:db8::/32 table 118", "throw fd01::9/128 table 118",
-			"nexthop 0x6300000b dev 11 proto 30 (IPv6)",
-			fmt.Sprintf("nexthop %#x group 0x6300000b,1 type resilient buckets 128 idle_timer 2m0s proto 30", a6),
+			"id 0x6300000b dev 11 proto 30 (IPv6)",
+			fmt.Sprintf("id %#x group 0x6300000b,1 type resilient buckets 128 idle_timer 2m0s proto 30", a6),
 			"::/0 dev 11 src fd01::5 table B",
 		}},
 	} {
@@ -136,7 +136,7 @@ func TestDirectState(t *testing.T) {
 				got = append(got, strings.Replace(r.String(), "table 0", "table "+table, 1))
 			}
 			for i := range got {
-				if !strings.HasPrefix(got[i], "nexthop") {
+				if !strings.HasPrefix(got[i], "id ") {
 					got[i] = strings.ReplaceAll(got[i], " proto 30", "")
 				}
 				got[i] = strings.ReplaceAll(got[i], fmt.Sprint(" metric ", uint32(dataplane.MetricUnreachable)), "")

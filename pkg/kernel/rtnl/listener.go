@@ -1,0 +1,136 @@
+package rtnl
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"time"
+	"unsafe"
+
+	"golang.org/x/net/bpf"
+	"golang.org/x/sys/unix"
+)
+
+// Listener receives notifications of the kernel. It isn't safe for concurrent use, but for Close.
+type Listener struct{ file *os.File }
+
+// listenBuffer is the receive buffer in bytes. Notifications that don't fit are lost, which is told.
+const listenBuffer = 4 << 20
+
+// Listen begins to receive notifications of multicast groups of the handle's protocol in its namespace. Only those
+// that the filter (bpf(4)) accepts are received; without a filter all are.
+func (h *Handle) Listen(filter []bpf.RawInstruction, groups ...int) (*Listener, error) {
+	var fd int
+	err := h.ns.Do(func() (err error) {
+		fd, err = listen(h.protocol, filter, groups)
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("subscribe to changes: %w", err)
+	}
+	return &Listener{os.NewFile(uintptr(fd), "netlink")}, nil
+}
+
+// listen opens a socket that doesn't block and is a member of multicast groups.
+func listen(protocol int, filter []bpf.RawInstruction, groups []int) (fd int, err error) {
+	if fd, err = unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, protocol); err != nil {
+		return -1, err
+	}
+	defer func() {
+		if err != nil {
+			unix.Close(fd)
+		}
+	}()
+	// First the filter, so that nothing passes it.
+	if len(filter) > 0 {
+		fprog := unix.SockFprog{Len: uint16(len(filter)), Filter: (*unix.SockFilter)(unsafe.Pointer(&filter[0]))}
+		if err := unix.SetsockoptSockFprog(fd, unix.SOL_SOCKET, unix.SO_ATTACH_FILTER, &fprog); err != nil {
+			return -1, fmt.Errorf("attach filter: %w", err)
+		}
+	}
+	// Beyond the host's limit with CAP_NET_ADMIN; a smaller one works, too.
+	if unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, listenBuffer) != nil {
+		_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUF, listenBuffer)
+	}
+	if err := unix.Bind(fd, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}); err != nil {
+		return -1, err
+	}
+	for _, g := range groups {
+		if err := unix.SetsockoptInt(fd, unix.SOL_NETLINK, unix.NETLINK_ADD_MEMBERSHIP, g); err != nil {
+			return -1, fmt.Errorf("join group %d: %w", g, err)
+		}
+	}
+	return fd, nil
+}
+
+// Close ends the reception; Run returns.
+func (l *Listener) Close() error { return l.file.Close() }
+
+// Run calls heard with each notification, and with nil if some were lost or can't be understood. It calls settled after
+// those that have arrived together: at once, and then at most once in every settle, until ctx ends. A burst of
+// notifications wakes it only so often.
+func (l *Listener) Run(ctx context.Context, settle time.Duration, heard func(*Message), settled func()) error {
+	// A deadline in the past wakes the goroutine that waits.
+	defer context.AfterFunc(ctx, func() { _ = l.file.SetReadDeadline(time.Unix(1, 0)) })()
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	for {
+		err := l.receive(heard)
+		if ctx.Err() != nil {
+			return nil
+		}
+		if err != nil {
+			return fmt.Errorf("receive changes: %w", err)
+		}
+		settled()
+		timer.Reset(settle)
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-timer.C:
+		}
+	}
+}
+
+// receive waits for a notification and hears all that are there.
+func (l *Listener) receive(heard func(*Message)) error {
+	raw, err := l.file.SyscallConn()
+	if err != nil {
+		return err
+	}
+	buf := buffers.Get().(*[64 << 10]byte)
+	defer buffers.Put(buf)
+	received := false
+	var failure error
+	err = raw.Read(func(fd uintptr) bool {
+		for {
+			n, from, err := unix.Recvfrom(int(fd), buf[:], unix.MSG_TRUNC)
+			switch {
+			case errors.Is(err, unix.EINTR):
+				continue
+			case errors.Is(err, unix.EAGAIN):
+				return received
+			case errors.Is(err, unix.ENOBUFS):
+				received = true
+				heard(nil)
+				continue
+			case err != nil:
+				failure = err
+				return true
+			}
+			received = true
+			if sa, ok := from.(*unix.SockaddrNetlink); !ok || sa.Pid != 0 {
+				continue // not from the kernel
+			}
+			_, err = split(buf[:min(n, len(buf))], func(m Message) (bool, error) {
+				heard(&m)
+				return true, nil
+			})
+			if err != nil || n > len(buf) {
+				heard(nil)
+			}
+		}
+	})
+	return errors.Join(err, failure)
+}
