@@ -36,11 +36,6 @@ type Target struct {
 	HostIfIndex int
 }
 
-// Remove removes the link of an attachment; see RemoveAll.
-func (n *Network) Remove(ctx context.Context, id attachment.ID, hostIfIndex int) error {
-	return n.RemoveAll(ctx, Target{id, hostIfIndex})[0]
-}
-
 // Forget makes the kernel forget the flows of addresses whose routes are withdrawn, so
 // that none of them leads to the next pod with such an address: what is sent meanwhile
 // meets no route, and makes no new one.
@@ -167,18 +162,11 @@ func (n *Network) Recover(ctx context.Context) (found []Found, removed int, err 
 	if err != nil {
 		return nil, 0, fmt.Errorf("list attached pods: %w", err)
 	}
-	var unfinished, others []rtnl.Link
-	for _, l := range links {
-		if beingMade(l) {
-			unfinished = append(unfinished, l)
-		} else {
-			others = append(others, l)
-		}
-	}
+	unfinished := slices.DeleteFunc(slices.Clone(links), func(l rtnl.Link) bool { return !beingMade(l) })
 	if err := errors.Join(n.removeLinks(ctx, unfinished)...); err != nil {
 		return nil, 0, fmt.Errorf("remove unfinished links: %w", err)
 	}
-	found, err = n.attachments(ctx, others)
+	found, err = n.attachments(ctx, links)
 	return found, len(unfinished), err
 }
 

@@ -21,17 +21,12 @@ func labelled(l rtnl.Link, id attachment.ID) bool {
 // name by which others are found. Packets notice nothing.
 func (n *Network) Label(ctx context.Context, f Found) error {
 	l, err := n.find(ctx, f.ID, f.HostIfIndex)
+	if err == nil {
+		p := Wired{Pod: Pod{ID: f.ID}}
+		p.learn(l)
+		err = n.relabel(ctx, p, l, rtnl.LinkChange{})
+	}
 	if err != nil {
-		return fmt.Errorf("label %s: %w", f, err)
-	}
-	var errs []error
-	if !dataplane.OfPods(l.Group) {
-		errs = append(errs, n.handle.Do(ctx, rtnl.SetLink(l.Index, rtnl.LinkChange{Group: dataplane.LinkGroup})))
-	}
-	if !slices.Contains(l.AltNames, altName(f.ID)) {
-		errs = append(errs, n.handle.Do(ctx, rtnl.AddAltName(l.Index, altName(f.ID))))
-	}
-	if err := errors.Join(errs...); err != nil {
 		return fmt.Errorf("label %s: %w", f, err)
 	}
 	return nil

@@ -147,7 +147,7 @@ func (n *Network) mendLink(ctx context.Context, p Wired, l rtnl.Link, addrs []ne
 		m.Parameters = 1
 	}
 	if m.Links+m.Parameters > 0 {
-		if err := n.relabel(ctx, p, l, change, needsName); err != nil {
+		if err := n.relabel(ctx, p, l, change); err != nil {
 			return Mended{}, err
 		}
 		if m.Resized > 0 {
@@ -165,8 +165,8 @@ func (n *Network) mendLink(ctx context.Context, p Wired, l rtnl.Link, addrs []ne
 	return m, err
 }
 
-// relabel changes a link, unless it is being removed by now.
-func (n *Network) relabel(ctx context.Context, p Wired, l rtnl.Link, c rtnl.LinkChange, needsName bool) error {
+// relabel changes a link, and gives it the group and the alternative name of a pod's, unless it is being removed by now.
+func (n *Network) relabel(ctx context.Context, p Wired, l rtnl.Link, c rtnl.LinkChange) error {
 	n.groups.Lock()
 	defer n.groups.Unlock()
 	now, err := n.handle.LinkByIndex(ctx, l.Index)
@@ -180,7 +180,7 @@ func (n *Network) relabel(ctx context.Context, p Wired, l rtnl.Link, c rtnl.Link
 		c.Group = p.group()
 	}
 	reqs := []rtnl.Request{rtnl.SetLink(l.Index, c)}
-	if needsName {
+	if !slices.Contains(now.AltNames, altName(p.ID)) {
 		reqs = append(reqs, rtnl.AddAltName(l.Index, altName(p.ID)))
 	}
 	return n.handle.Do(ctx, reqs...)
@@ -189,17 +189,14 @@ func (n *Network) relabel(ctx context.Context, p Wired, l rtnl.Link, c rtnl.Link
 // sysctlsOf are the parameters of a link that have to be restored and can't be set by netlink.
 func sysctlsOf(p Wired, l rtnl.Link) []sysctl.Setting {
 	var settings []sysctl.Setting
-	add := func(key, value string) {
-		settings = append(settings, sysctl.Setting{Key: "net/ipv6/conf/" + l.Name + "/" + key, Value: value})
-	}
 	if l.HasIPv6 && l.AcceptRA != 0 {
-		add("accept_ra", "0")
+		settings = append(settings, ipv6Setting(l.Name, "accept_ra", "0"))
 	}
 	if l.HasIPv6 && !l.ForwardingIPv6 {
-		add("forwarding", "1")
+		settings = append(settings, ipv6Setting(l.Name, "forwarding", "1"))
 	}
 	if l.DisableIPv6 && p.Address.IPv6.IsValid() {
-		add("disable_ipv6", "0")
+		settings = append(settings, ipv6Setting(l.Name, "disable_ipv6", "0"))
 	}
 	return settings
 }

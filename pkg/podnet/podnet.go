@@ -179,8 +179,9 @@ type Network struct {
 	routes *route.Syncer
 	rules  *rule.Syncer
 	flows  *conntrack.Table // nil: the kernel tracks none
-	record *sysctl.Record   // nil: don't record
 	guard  *nft.Table
+	// set sets the host's kernel parameters.
+	set func(*netns.NS, ...sysctl.Setting) (bool, error)
 	// clients is what guard drops beside forged sources.
 	clients clientGuards
 	// ipv6 says whether the kernel has IPv6 at all.
@@ -207,7 +208,7 @@ func New(o Options) (*Network, error) {
 	if err != nil {
 		return nil, err
 	}
-	n := &Network{opts: o, host: host}
+	n := &Network{opts: o, host: host, set: sysctl.Set}
 	n.uplinks.Store(&uplinks{mtu: defaultMTU})
 	if n.handle, err = rtnl.New(host); err != nil {
 		return nil, errors.Join(err, host.Close())
@@ -228,7 +229,7 @@ func New(o Options) (*Network, error) {
 	}
 	n.inherits = v == "1" || v == "3"
 	if o.SysctlRecord != "" {
-		n.record = sysctl.NewRecord(o.SysctlRecord)
+		n.set = sysctl.NewRecord(o.SysctlRecord).Set
 	}
 	n.routes = route.New(n.handle, o.Protocol, o.PodTable)
 	n.rules = rule.New(n.handle, o.Protocol, o.RulePriority, o.RulePriority+1)
