@@ -237,6 +237,39 @@ func (n *Network) attachments(ctx context.Context, links []rtnl.Link) ([]Found, 
 	return found, nil
 }
 
+// Strays returns the routes of the pod table to links that are no attachment's, such as
+// those whose alias was lost. Sync deletes them. found are attachments that List has found: their
+// links aren't looked at again.
+func (n *Network) Strays(ctx context.Context, found []Found) ([]string, error) {
+	attached := make(map[int]bool, len(found))
+	for _, f := range found {
+		attached[f.HostIfIndex] = true
+	}
+	var strays []string
+	for _, family := range []dataplane.Family{dataplane.IPv4, dataplane.IPv6} {
+		routes, err := n.handle.Routes(ctx, family, n.opts.PodTable, n.opts.Protocol)
+		if err != nil {
+			return nil, fmt.Errorf("list pod routes: %w", err)
+		}
+		for _, r := range routes {
+			if attached[r.Link] {
+				continue
+			}
+			l, err := n.handle.LinkByIndex(ctx, r.Link)
+			if errors.Is(err, rtnl.ErrNotExist) {
+				continue // it took the route along
+			}
+			if err != nil {
+				return nil, fmt.Errorf("list pod routes: %w", err)
+			}
+			if _, _, ok := parseAlias(l.Alias); !ok {
+				strays = append(strays, fmt.Sprintf("%s with the route to %s: its alias %q is not of a pod", l.Name, r.Dst.Addr(), l.Alias))
+			}
+		}
+	}
+	return strays, nil
+}
+
 // String is the attachment with its pool, link and addresses.
 func (f Found) String() string {
 	var addrs []string

@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"slices"
 
+	"github.com/coil-net/coil/pkg/attachment"
 	"github.com/coil-net/coil/pkg/dataplane"
 	"github.com/coil-net/coil/pkg/kernel/rtnl"
 	"github.com/coil-net/coil/pkg/kernel/sysctl"
@@ -249,4 +250,25 @@ func soundIPv6(l rtnl.Link) bool {
 func hasMark(l rtnl.Link) bool {
 	_, _, ok := parseAlias(l.Alias)
 	return ok || dataplane.OfPods(l.Group) || slices.ContainsFunc(l.AltNames, isAltName)
+}
+
+// labelled says whether a link has the group and the alternative name of an attachment;
+// those that Coil 2.x made have the alias only.
+func labelled(l rtnl.Link, id attachment.ID) bool {
+	return dataplane.OfPods(l.Group) && slices.Contains(l.AltNames, altName(id))
+}
+
+// Label gives the link of an attachment that Coil 2.x made the group and the alternative
+// name by which others are found. Packets notice nothing.
+func (n *Network) Label(ctx context.Context, f Found) error {
+	l, err := n.find(ctx, f.ID, f.HostIfIndex)
+	if err == nil {
+		p := Wired{Pod: Pod{ID: f.ID}}
+		p.learn(l)
+		err = n.relabel(ctx, p, l, rtnl.LinkChange{})
+	}
+	if err != nil {
+		return fmt.Errorf("label %s: %w", f, err)
+	}
+	return nil
 }

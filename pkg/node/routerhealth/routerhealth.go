@@ -13,7 +13,6 @@ package routerhealth
 
 import (
 	"context"
-	"hash/maphash"
 	"net/netip"
 	"sync"
 	"time"
@@ -110,7 +109,7 @@ type pod struct {
 // New returns a Checker that knows no pod.
 func New(n Network, e Egresses, r kube.Recorder) *Checker {
 	return &Checker{
-		net: n, egresses: e, recorder: r, sending: make(chan struct{}, 1), asker: asker{seed: maphash.MakeSeed()},
+		net: n, egresses: e, recorder: r, sending: make(chan struct{}, 1),
 		pods: map[attachment.ID]*pod{}, routers: map[routerKey]*router{}, muted: map[string]time.Time{},
 		failover: prometheus.NewHistogram(prometheus.HistogramOpts{
 			Name:    "coil_egress_node_failover_duration_seconds",

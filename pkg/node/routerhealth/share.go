@@ -19,9 +19,11 @@ import (
 // ask. What has to wait is asked in the next rounds, and nobody is held to be silent meanwhile.
 const mostQuestions = 16384
 
+// seed is that of all hashes of this process.
+var seed = maphash.MakeSeed()
+
 // asker is what the goroutine of Run keeps of a round for the next.
 type asker struct {
-	seed maphash.Seed
 	// next are, by namespace and queue, where the next round goes on.
 	next map[string][2]uint64
 	// late says that questions have to wait.
@@ -121,7 +123,7 @@ func (s *asker) wishes(a *asks) map[string]*wishes {
 			w = &wishes{next: s.next[q.end.Namespace]}
 			all[q.end.Namespace] = w
 		}
-		w.queues[queue] = append(w.queues[queue], wish{q, p, maphash.Comparable(s.seed, p)})
+		w.queues[queue] = append(w.queues[queue], wish{q, p, maphash.Comparable(seed, p)})
 	}
 	inTurn := func(r *member, ends []end, turn int, known bool) {
 		seen := map[string]bool{}
