@@ -50,7 +50,6 @@ func (n *Network) attach(ctx context.Context, p Pod, prepared *Link) (Attachment
 	if prepared != nil {
 		defer prepared.end()
 	}
-	p.MTU = n.mtuOf(p)
 	if err := n.validate(p); err != nil {
 		if prepared != nil {
 			err = errors.Join(err, prepared.undo(context.WithoutCancel(ctx), prepared.veth))
@@ -76,8 +75,7 @@ func (n *Network) attach(ctx context.Context, p Pod, prepared *Link) (Attachment
 		a, err = w.make(ctx)
 	}
 	if errors.Is(err, rtnl.ErrExist) {
-		var cleared bool
-		if cleared, err = w.clear(ctx, err); cleared {
+		if err = w.clear(ctx, err); err == nil {
 			a, err = w.make(ctx)
 		}
 	}
@@ -89,8 +87,14 @@ func (n *Network) validate(p Pod) error {
 	if err := p.validate(); err != nil {
 		return err
 	}
-	if p.Address.IPv6.IsValid() && !n.ipv6 {
+	if !p.Address.IPv6.IsValid() {
+		return nil
+	}
+	if !n.ipv6 {
 		return errors.New("the node's kernel has IPv6 switched off")
+	}
+	if mtu := n.mtuOf(p); mtu < minIPv6MTU {
+		return fmt.Errorf("MTU %d is too small", mtu)
 	}
 	return nil
 }
@@ -113,7 +117,6 @@ func (n *Network) begin(p Pod) (w wiring, err error) {
 	if err != nil {
 		return w, err
 	}
-	p.MTU = n.mtuOf(p)
 	return wiring{Network: n, pod: p, ns: ns, inside: inside}, nil
 }
 
@@ -152,7 +155,7 @@ func (w wiring) link(ctx context.Context) (rtnl.Veth, error) {
 		PeerMAC:   randomMAC(),
 		PeerGroup: dataplane.LinkGroup,
 		PeerNetns: w.host.Fd(),
-		MTU:       w.pod.MTU,
+		MTU:       w.mtuOf(w.pod),
 	}
 	err := w.inside.Do(ctx, rtnl.AddVeth(veth))
 	if refused := (*rtnl.Error)(nil); err != nil && !errors.As(err, &refused) {
@@ -350,23 +353,22 @@ func (w wiring) hostName() string {
 	return linkName(w.pod.ID)
 }
 
-// clear makes room after make failed because something exists, and returns true;
-// or it returns the error with the name of what is in the way.
-func (w wiring) clear(ctx context.Context, failed error) (bool, error) {
+// clear makes room after make failed because something exists, or returns the error with the name of what is in the way.
+func (w wiring) clear(ctx context.Context, failed error) error {
 	stale, err := w.find(ctx, w.pod.ID, 0)
 	if err == nil {
-		return true, w.remove(ctx, stale)
+		return w.remove(ctx, stale)
 	}
 	if !errors.Is(err, rtnl.ErrNotExist) {
-		return false, errors.Join(failed, err)
+		return errors.Join(failed, err)
 	}
 	if w.opts.CompatCalico {
 		moved, err := w.moveAside(ctx)
 		if moved || err != nil {
-			return moved, err
+			return err
 		}
 	}
-	return false, w.nameObstacles(ctx, failed)
+	return w.nameObstacles(ctx, failed)
 }
 
 // moveAside frees the name that the host's end should get, if the link of another

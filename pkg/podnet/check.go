@@ -16,7 +16,6 @@ import (
 // is wrong. Nothing is changed, and nothing is dumped. What is empty in the attachment
 // isn't known, as after a pod was found by List, and isn't compared.
 func (n *Network) Check(ctx context.Context, p Pod, a Attachment) error {
-	p.MTU = n.mtuOf(p)
 	var errs []error
 	if err := n.checkHost(ctx, p, a); err != nil {
 		errs = append(errs, fmt.Errorf("on the host: %w", err))
@@ -39,7 +38,8 @@ func (n *Network) checkHost(ctx context.Context, p Pod, a Attachment) error {
 	c.expect(l.Name == a.HostIfName, "link %s is named %s", a.HostIfName, l.Name)
 	c.link(l)
 	c.expect(a.HostMAC == "" || l.MAC.String() == a.HostMAC, "MAC address of %s is %s, not %s", l.Name, l.MAC, a.HostMAC)
-	c.expect(l.MTU == p.MTU, "MTU of %s is %d, not %d", l.Name, l.MTU, p.MTU)
+	mtu := n.mtuOf(p)
+	c.expect(l.MTU == mtu, "MTU of %s is %d, not %d", l.Name, l.MTU, mtu)
 	c.expect(l.Alias == p.alias(), "alias is %q, not %q", l.Alias, p.alias())
 	c.expect(dataplane.OfPods(l.Group), "group is %#x, not %#x", l.Group, uint32(dataplane.LinkGroup))
 	c.expect(slices.Contains(l.AltNames, altName(p.ID)), "alternative name %s is missing", altName(p.ID))
@@ -75,7 +75,8 @@ func (n *Network) checkPod(ctx context.Context, p Pod, a Attachment) error {
 	var c checklist
 	c.link(l)
 	// A chained plugin may have made the MTU smaller, and changed the MAC address.
-	c.expect(l.MTU <= p.MTU, "MTU of %s is %d, more than %d", l.Name, l.MTU, p.MTU)
+	mtu := n.mtuOf(p)
+	c.expect(l.MTU <= mtu, "MTU of %s is %d, more than %d", l.Name, l.MTU, mtu)
 	c.expect(l.Peer == a.HostIfIndex, "the other end of the link has index %d on the host, not %d", l.Peer, a.HostIfIndex)
 	addrs := p.Address.Addrs()
 	if mac, err := net.ParseMAC(a.PodMAC); err == nil && p.Address.IPv6.IsValid() {

@@ -110,8 +110,7 @@ type clientGuards struct {
 type guardChange struct {
 	link   int
 	guard  dataplane.ClientGuard
-	done   bool // guarded by clientGuards.mu, as the next two
-	result dataplane.Result
+	done   bool // guarded by clientGuards.mu, as the next
 	err    error
 }
 
@@ -171,7 +170,7 @@ func (n *Network) ClientGuard(ctx context.Context, link int) (dataplane.ClientGu
 
 // GuardClient gives the client behind a host's link a guard, in place of the one that it has; the zero
 // guard is none.
-func (n *Network) GuardClient(ctx context.Context, link int, g dataplane.ClientGuard) (dataplane.Result, error) {
+func (n *Network) GuardClient(ctx context.Context, link int, g dataplane.ClientGuard) error {
 	c := &guardChange{link: link, guard: g, err: errNotChanged}
 	n.clients.queue.Lock()
 	n.clients.asked = append(n.clients.asked, c)
@@ -185,7 +184,7 @@ func (n *Network) GuardClient(ctx context.Context, link int, g dataplane.ClientG
 		n.clients.queue.Unlock()
 		n.changeGuards(ctx, asked)
 	}
-	return c.result, c.err
+	return c.err
 }
 
 // errNotChanged is of a change that somebody began, and didn't end.
@@ -196,23 +195,19 @@ func (n *Network) changeGuards(ctx context.Context, changes []*guardChange) {
 	// Others' changes don't end with the caller of one.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), guardTimeout)
 	defer cancel()
-	result, err := n.changeGuardsOnce(ctx, changes)
-	if err == nil || len(changes) == 1 {
-		for _, c := range changes {
-			c.done, c.result, c.err = true, result, err
-		}
-		return
-	}
+	together := n.changeGuardsOnce(ctx, changes)
 	for _, c := range changes {
-		c.done = true
-		c.result, c.err = n.changeGuardsOnce(ctx, []*guardChange{c})
+		c.done, c.err = true, together
+		if together != nil && len(changes) > 1 {
+			c.err = n.changeGuardsOnce(ctx, []*guardChange{c})
+		}
 	}
 }
 
 // changeGuardsOnce must be called with mu held. On an error the kernel has what it had.
-func (n *Network) changeGuardsOnce(ctx context.Context, changes []*guardChange) (dataplane.Result, error) {
+func (n *Network) changeGuardsOnce(ctx context.Context, changes []*guardChange) error {
 	if err := n.recallGuards(ctx); err != nil {
-		return dataplane.Result{}, err
+		return err
 	}
 	before := maps.Clone(n.clients.by)
 	for _, c := range changes {
@@ -222,11 +217,11 @@ func (n *Network) changeGuardsOnce(ctx context.Context, changes []*guardChange) 
 			n.clients.by[c.link] = c.guard
 		}
 	}
-	result, err := n.syncGuard(ctx)
+	_, err := n.syncGuard(ctx)
 	if err != nil {
 		n.clients.by = before
 	}
-	return result, err
+	return err
 }
 
 // guardTimeout bounds a change of the node's ruleset.

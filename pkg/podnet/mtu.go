@@ -23,10 +23,7 @@ type uplinks struct {
 
 // mtuOf is the MTU that both ends of a pod's link should have.
 func (n *Network) mtuOf(p Pod) int {
-	switch {
-	case p.MTU != 0:
-		return p.MTU
-	case n.opts.MTU != 0:
+	if n.opts.MTU != 0 {
 		return n.opts.MTU
 	}
 	mtu := n.uplinks.Load().mtu

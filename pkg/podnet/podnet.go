@@ -56,8 +56,7 @@ type Options struct {
 	// CompatCalico names the host's ends as Calico does, so that its policies
 	// find them.
 	CompatCalico bool
-	// MTU is that of pods which don't have one of their own; 0 is that of the node's
-	// uplinks, see DetectMTU.
+	// MTU is that of pods; 0 is that of the node's uplinks, see DetectMTU.
 	MTU int
 	// SourceGuard drops what pods send from addresses that aren't theirs.
 	SourceGuard bool
@@ -102,8 +101,6 @@ type Pod struct {
 	// carry them as source, of each family in which one is set and is an address
 	// of this host.
 	NodeAddrs ipam.Address
-	// MTU of both ends; 0 is that of the Options.
-	MTU int
 	// Unguarded lets the pod send from any address, whatever the Options say.
 	Unguarded bool
 }
@@ -140,11 +137,7 @@ func (p Pod) validate() error {
 	if p.Address == (ipam.Address{}) {
 		errs = append(errs, errors.New("there is no address"))
 	}
-	errs = append(errs, p.Address.Validate(), p.NodeAddrs.Validate())
-	if p.MTU < minMTU || p.MTU < minIPv6MTU && p.Address.IPv6.IsValid() {
-		errs = append(errs, fmt.Errorf("MTU %d is too small", p.MTU))
-	}
-	return errors.Join(errs...)
+	return errors.Join(append(errs, p.Address.Validate(), p.NodeAddrs.Validate())...)
 }
 
 // Attachment is what Attach made.
