@@ -70,7 +70,7 @@ func newNetwork(t *testing.T) *network {
 	if n.eth0, err = h.IndexByName("eth0"); err != nil {
 		t.Fatal(err)
 	}
-	n.kernel = clientnet.New(dataplane.ProtocolNode, clientnet.FoU{}, clientnet.Nft{}, nil)
+	n.kernel = clientnet.New(dataplane.ProtocolNode, clientnet.FoU{}, nil)
 	return n
 }
 

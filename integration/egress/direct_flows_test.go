@@ -89,7 +89,7 @@ func directly(t *testing.T, families ...dataplane.Family) {
 func (d *direct) answers(router int) {
 	d.t.Helper()
 	const batches, atOnce, nodes, limit = 20, 50, (5000 + 109) / 110, 0.02
-	kernel := clientnet.New(dataplane.ProtocolNode, clientnet.FoU{}, clientnet.Nft{}, nil)
+	kernel := clientnet.New(dataplane.ProtocolNode, clientnet.FoU{}, nil)
 	pod := store.Netns{Path: d.pod.Path, Inode: d.pod.Inode()}
 	var questions []echo.Question
 	for i, a := range d.addrsOf(router) {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/coil-net/coil/pkg/kernel/nft"
 	"github.com/coil-net/coil/pkg/plan/client"
 	"github.com/coil-net/coil/pkg/store"
 )
@@ -26,7 +27,7 @@ func (in namespace) check(ctx context.Context, c client.Client, made client.Stat
 	routes, err := in.routes.Missing(ctx, made.By(indexes, sinks))
 	errs = append(errs, err, missing("route", routes), in.checkGroups(ctx, made, indexes))
 	if made.Filter != nil {
-		errs = append(errs, in.filters.Check(ctx, in.ns, *made.Filter))
+		errs = append(errs, in.withTable(func(t *nft.Table) error { return t.Check(ctx, made.Filter.Ruleset()) }))
 	}
 	_, err = in.linked(ctx, c)
 	errs = append(errs, err)

@@ -25,7 +25,7 @@ type pod struct {
 
 func newPod(t *testing.T) *pod {
 	p := &pod{Pod: clientnettest.NewPod(t)}
-	p.network = New(dataplane.ProtocolNode, p.Links, Nft{}, nil)
+	p.network = New(dataplane.ProtocolNode, p.Links, nil)
 	return p
 }
 

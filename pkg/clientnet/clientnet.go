@@ -12,7 +12,7 @@
 // It must not know which Egresses a pod uses, nor why. A client is made closed first: at no moment does a packet to a
 // destination leave by another way than its tunnel, once the rules are there. A tunnel to a new peer is made before the
 // routes change to it, and the old one is removed after. A program in the pod may take all of that away; what it sends
-// then ends at the node's guard: see Host.
+// then ends at the node's guard: see podnet.Network.
 package clientnet
 
 import (
@@ -20,13 +20,11 @@ import (
 	"errors"
 	"net/netip"
 
-	"github.com/coil-net/coil/pkg/attachment"
 	"github.com/coil-net/coil/pkg/dataplane"
-	"github.com/coil-net/coil/pkg/ipam"
 	"github.com/coil-net/coil/pkg/kernel/netns"
 	"github.com/coil-net/coil/pkg/kernel/rtnl"
 	"github.com/coil-net/coil/pkg/plan/client"
-	"github.com/coil-net/coil/pkg/plan/ruleset"
+	"github.com/coil-net/coil/pkg/podnet"
 )
 
 var (
@@ -41,13 +39,13 @@ var (
 type Network struct {
 	protocol int
 	tunnels  Tunnels
-	filters  Filters
-	host     Host
+	host     *podnet.Network
 }
 
-// New returns a Network whose routes and rules have the protocol. Without a Host the node has no guards.
-func New(protocol int, t Tunnels, f Filters, h Host) *Network {
-	return &Network{protocol: protocol, tunnels: t, filters: f, host: h}
+// New returns a Network whose routes and rules have the protocol. The host has the node's ends of clients' links, and drops
+// what comes from there for a destination; without a host the node has no guards.
+func New(protocol int, t Tunnels, host *podnet.Network) *Network {
+	return &Network{protocol: protocol, tunnels: t, host: host}
 }
 
 // Outcome counts what was changed, and says what there is.
@@ -80,18 +78,6 @@ func (o Outcome) Changed() bool {
 	return o.Rules.Changed() || o.Routes.Changed() || o.Tunnels.Changed() || o.Nexthops.Changed() || o.Others > 0
 }
 
-// Host is the node's side of clients' links: what comes from there for a destination is dropped; see
-// package podnet.
-type Host interface {
-	// HostLink returns the index of the node's end of a pod's link; podnet.ErrNoHostLink if it has none.
-	HostLink(ctx context.Context, id attachment.ID, ns *netns.NS, address ipam.Address) (int, error)
-	// ClientGuard returns the guard that a client has, GuardClient gives it another one.
-	ClientGuard(ctx context.Context, link int) (dataplane.ClientGuard, error)
-	GuardClient(ctx context.Context, link int, g dataplane.ClientGuard) (dataplane.Result, error)
-	// CheckClientGuard says whether a client has the guard.
-	CheckClientGuard(ctx context.Context, link int, g dataplane.ClientGuard) error
-}
-
 // Tunnels makes the tunnels of one network namespace; see FoU.
 type Tunnels interface {
 	// Make makes and changes tunnels, and what receives packets; it removes nothing. It
@@ -106,12 +92,4 @@ type Tunnels interface {
 	MakeSinks(ctx context.Context, h *rtnl.Handle, mtu int, families ...dataplane.Family) (map[dataplane.Family]int, error)
 	// Sink returns the link by which packets of a family get lost, once it is made, or there are tunnels.
 	Sink(ctx context.Context, h *rtnl.Handle, f dataplane.Family) (int, error)
-}
-
-// Filters are the rulesets of nftables in network namespaces; see package nft.
-type Filters interface {
-	// Sync makes a ruleset what it should be, none if nil. It counts what it changed.
-	Sync(ctx context.Context, ns *netns.NS, r *ruleset.Client) (dataplane.Result, error)
-	// Check says what of a ruleset isn't as Sync makes it.
-	Check(ctx context.Context, ns *netns.NS, r ruleset.Client) error
 }

@@ -3,6 +3,7 @@ package clientnet
 import (
 	"context"
 	"errors"
+	"net/netip"
 	"slices"
 	"strings"
 	"testing"
@@ -13,7 +14,6 @@ import (
 	"github.com/coil-net/coil/pkg/dataplane"
 	"github.com/coil-net/coil/pkg/kernel/netns"
 	"github.com/coil-net/coil/pkg/kernel/rtnl"
-	"github.com/coil-net/coil/pkg/plan/ruleset"
 	"github.com/coil-net/coil/pkg/testkit"
 )
 
@@ -77,29 +77,39 @@ func TestCraftedSets(t *testing.T) {
 	}
 }
 
-// panicking are Filters that panic, in the goroutine that is in the pod's network namespace if inside.
-type panicking struct{ inside bool }
+// panicking are Tunnels that panic, in the goroutine that is in the pod's network namespace if inside.
+type panicking struct {
+	Tunnels
+	inside bool
+}
 
-func (p panicking) Sync(_ context.Context, ns *netns.NS, _ *ruleset.Client) (dataplane.Result, error) {
+func (p panicking) fail(ns *netns.NS) error {
 	if p.inside {
-		return dataplane.Result{}, ns.Do(func() error { panic("at fault") })
+		return ns.Do(func() error { panic("at fault") })
 	}
 	panic("at fault")
 }
 
-func (p panicking) Check(ctx context.Context, ns *netns.NS, r ruleset.Client) error {
-	_, err := p.Sync(ctx, ns, &r)
-	return err
+func (p panicking) Make(_ context.Context, ns *netns.NS, _ *rtnl.Handle, _ uint16, _ []dataplane.Tunnel) (map[netip.Addr]dataplane.TunnelLink, dataplane.Result, error) {
+	return nil, dataplane.Result{}, p.fail(ns)
+}
+
+func (p panicking) Prune(_ context.Context, ns *netns.NS, _ *rtnl.Handle, _ uint16, _ []dataplane.Tunnel, _ ...dataplane.Family) (dataplane.Result, error) {
+	return dataplane.Result{}, p.fail(ns)
+}
+
+func (p panicking) Check(_ context.Context, ns *netns.NS, _ *rtnl.Handle, _ uint16, _ []dataplane.Tunnel) (map[netip.Addr]dataplane.TunnelLink, error) {
+	return nil, p.fail(ns)
 }
 
 // A fault of coild that a program in the pod has found is an error, and leaves nothing open.
 func TestPanicInAPod(t *testing.T) {
-	for name, filters := range map[string]Filters{"in a call": panicking{}, "in the namespace": panicking{inside: true}} {
+	for name, inside := range map[string]bool{"in a call": false, "in the namespace": true} {
 		t.Run(name, func(t *testing.T) {
 			g := newGuarded(t)
 			a, b := clientnettest.Gateway("net/a", 1, "192.0.2.0/24", "2001:db8::/64"), clientnettest.Gateway("net/b", 2, "198.51.100.0/24", "2001:db8:1::/64")
 			made := g.mustUse(a).State
-			g.network.filters = filters
+			g.network.tunnels = panicking{g.Links, inside}
 			for range 2 {
 				if _, err := g.use(t.Context(), b); !errors.Is(err, errPanic) {
 					t.Errorf("a panic is %v", err)

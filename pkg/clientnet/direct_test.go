@@ -315,7 +315,7 @@ func TestDirectAdopted(t *testing.T) {
 	e := directly("1 live, 2 live", "0.0.0.0/0", "::/0")
 	p.mustUse(e)
 	flows := p.connect(1, 20)
-	p.network = New(dataplane.ProtocolNode, p.network.tunnels, Nft{}, nil)
+	p.network = New(dataplane.ProtocolNode, p.network.tunnels, nil)
 	if out := p.mustUse(e); out.Changed() || out.Pins.Changed() {
 		t.Errorf("after a restart: %+v", out)
 	}

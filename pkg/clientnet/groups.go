@@ -63,15 +63,15 @@ func (in namespace) group(ctx context.Context, state client.State, links map[net
 	want.Nexthops, want.Groups = state.NexthopsBy(links)
 	pinRoutes, tables := state.PinRoutesBy(links)
 	_, routeErr := route.New(in.handle, in.protocol, tables...).Sync(ctx, pinRoutes)
-	moves := changes(before, want.Groups, complete)
+	t := &transition{namespace: in, state: state, links: links, complete: complete, seen: map[client.Flow]bool{}, out: out}
+	t.moves = changes(before, want.Groups, complete)
 	was := make([][]rtnl.Bucket, len(before))
-	all := moves
+	all := t.moves
 	for i, g := range before {
 		was[i] = in.buckets(ctx, g)
 		all = all || !balanced(g, was[i])
 	}
-	t := &transition{namespace: in, state: state, links: links, complete: complete, moves: moves, seen: map[client.Flow]bool{}, out: out}
-	leaves := leaving(before, want, state, links, complete)
+	leaves := t.leaving(before, want)
 	var families []dataplane.Family
 	for _, n := range leaves {
 		families = append(families, n.Family)
@@ -83,7 +83,7 @@ func (in namespace) group(ctx context.Context, state client.State, links map[net
 	pinErr := t.pin(ctx, all)
 	err = t.swap(ctx, leaves, before, want)
 	for i, g := range before {
-		if moves {
+		if t.moves {
 			out.Moved += moved(was[i], in.buckets(ctx, g))
 		}
 	}

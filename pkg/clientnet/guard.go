@@ -58,7 +58,7 @@ func (n *Network) SetGuard(ctx context.Context, at store.Netns, c client.Client,
 	return n.onHost(ctx, at, c, func(link int) error {
 		have, err := n.host.ClientGuard(ctx, link)
 		if err == nil && !have.Equal(g) {
-			_, err = n.host.GuardClient(ctx, link, g)
+			err = n.host.GuardClient(ctx, link, g)
 		}
 		return err
 	})

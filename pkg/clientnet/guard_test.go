@@ -31,7 +31,7 @@ func newGuarded(t *testing.T) *guarded {
 	g := &guarded{pod: newPod(t)}
 	g.node = g.Outside(guardedEnds...)
 	g.host = g.agent()
-	g.network = New(dataplane.ProtocolNode, g.Links, Nft{}, g.host)
+	g.network = New(dataplane.ProtocolNode, g.Links, g.host)
 	testkit.Check(t, g.node.Do(func() (err error) {
 		g.ear, err = net.ListenPacket("udp", ":7000")
 		return err
@@ -141,7 +141,7 @@ func TestNodeGuardsClients(t *testing.T) {
 		t.Errorf("another coild changed %+v", out)
 	}
 	g.wantLeaving("after a restart", guardedEnds[:2]...)
-	g.network = New(dataplane.ProtocolNode, g.Links, Nft{}, network)
+	g.network = New(dataplane.ProtocolNode, g.Links, network)
 	g.mustUse()
 	g.wantLeaving("without an Egress", guardedEnds...)
 	if out := testkit.Must(g.node.Run("nft", "list", "ruleset"))(t); out != "" {

@@ -3,14 +3,12 @@ package clientnet
 import (
 	"context"
 	"errors"
-	"net/netip"
 	"slices"
 	"time"
 
 	"github.com/coil-net/coil/pkg/dataplane"
 	"github.com/coil-net/coil/pkg/kernel/nexthop"
 	"github.com/coil-net/coil/pkg/kernel/rtnl"
-	"github.com/coil-net/coil/pkg/plan/client"
 )
 
 // changeTimeout bounds a swap that goes on though coild ends.
@@ -87,9 +85,9 @@ func (t *transition) hold(ctx context.Context, members map[dataplane.Family]data
 
 // leaving returns the members of groups that are in none of the wanted ones and keep their flows. As long as the tunnels
 // are incomplete no group goes.
-func leaving(before []dataplane.NexthopGroup, want nexthop.Set, state client.State, links map[netip.Addr]int, complete bool) []dataplane.Nexthop {
+func (t *transition) leaving(before []dataplane.NexthopGroup, want nexthop.Set) []dataplane.Nexthop {
 	keeping := map[uint32]dataplane.Nexthop{}
-	for _, n := range state.KeepingBy(links) {
+	for _, n := range t.state.KeepingBy(t.links) {
 		keeping[n.ID] = n
 	}
 	for _, n := range want.Nexthops {
@@ -97,7 +95,7 @@ func leaving(before []dataplane.NexthopGroup, want nexthop.Set, state client.Sta
 	}
 	var all []dataplane.Nexthop
 	for _, g := range before {
-		if !complete && !slices.ContainsFunc(want.Groups, func(w dataplane.NexthopGroup) bool { return w.ID == g.ID }) {
+		if !t.complete && !slices.ContainsFunc(want.Groups, func(w dataplane.NexthopGroup) bool { return w.ID == g.ID }) {
 			continue
 		}
 		for _, m := range g.Members {

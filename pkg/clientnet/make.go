@@ -8,6 +8,7 @@ import (
 	"github.com/coil-net/coil/pkg/dataplane"
 	"github.com/coil-net/coil/pkg/faultpoint"
 	"github.com/coil-net/coil/pkg/kernel/nexthop"
+	"github.com/coil-net/coil/pkg/kernel/nft"
 	"github.com/coil-net/coil/pkg/plan/client"
 	"github.com/coil-net/coil/pkg/plan/ruleset"
 	"github.com/coil-net/coil/pkg/store"
@@ -151,8 +152,25 @@ func (in namespace) sinks(ctx context.Context, families ...dataplane.Family) (ma
 	return sinks, errors.Join(errs...)
 }
 
-func (in namespace) filter(ctx context.Context, out *Outcome, r *ruleset.Client) error {
-	result, err := in.filters.Sync(ctx, in.ns, r)
-	out.Others += result.Added + result.Replaced + result.Deleted
-	return err
+// filter makes the table of nftables what it should be: none if nil.
+func (in namespace) filter(ctx context.Context, out *Outcome, want *ruleset.Client) error {
+	return in.withTable(func(t *nft.Table) error {
+		var rules dataplane.Ruleset
+		if want != nil {
+			rules = want.Ruleset()
+		}
+		result, err := t.Sync(ctx, rules)
+		out.Others += result.Added + result.Replaced + result.Deleted
+		return err
+	})
+}
+
+// withTable does work on the table of nftables.
+func (in namespace) withTable(work func(*nft.Table) error) error {
+	t, err := nft.NewOfPod(in.ns, dataplane.NftTable)
+	if err != nil {
+		return err
+	}
+	defer t.Close()
+	return work(t)
 }

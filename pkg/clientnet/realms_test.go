@@ -116,7 +116,7 @@ func newDirectPod(t *testing.T, routers int) *pod {
 	for n := range routers {
 		w.router(n + 1)
 	}
-	p.network = New(dataplane.ProtocolNode, w, Nft{}, nil)
+	p.network = New(dataplane.ProtocolNode, w, nil)
 	return p
 }
 

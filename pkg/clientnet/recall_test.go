@@ -17,7 +17,7 @@ func TestSilentRouters(t *testing.T) {
 		t.Helper()
 		c := p.Client
 		c.Egresses = append(c.Egresses, directly(routers, "192.0.2.0/24", "2001:db8::/32"))
-		found := testkit.Must(New(dataplane.ProtocolNode, p.network.tunnels, Nft{}, nil).Silent(t.Context(), p.At(), c))(t)
+		found := testkit.Must(New(dataplane.ProtocolNode, p.network.tunnels, nil).Silent(t.Context(), p.At(), c))(t)
 		return slices.SortedFunc(slices.Values(found), netip.Addr.Compare)
 	}
 	const all = "1 live, 2 live, 3 live, 4 live"

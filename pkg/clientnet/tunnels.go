@@ -8,11 +8,9 @@ import (
 	"github.com/coil-net/coil/pkg/dataplane"
 	"github.com/coil-net/coil/pkg/kernel/fou"
 	"github.com/coil-net/coil/pkg/kernel/netns"
-	"github.com/coil-net/coil/pkg/kernel/nft"
 	"github.com/coil-net/coil/pkg/kernel/rtnl"
 	"github.com/coil-net/coil/pkg/kernel/tunnel"
 	"github.com/coil-net/coil/pkg/plan/client"
-	"github.com/coil-net/coil/pkg/plan/ruleset"
 )
 
 // FoU are Tunnels of Foo over UDP.
@@ -62,31 +60,4 @@ func (FoU) Sink(ctx context.Context, h *rtnl.Handle, f dataplane.Family) (int, e
 
 func familiesOf(tunnels []dataplane.Tunnel) []dataplane.Family {
 	return client.State{Tunnels: tunnels}.Families()
-}
-
-// Nft are Filters of nftables.
-type Nft struct{}
-
-// Sync implements Filters.
-func (Nft) Sync(ctx context.Context, ns *netns.NS, r *ruleset.Client) (dataplane.Result, error) {
-	t, err := nft.NewOfPod(ns, dataplane.NftTable)
-	if err != nil {
-		return dataplane.Result{}, err
-	}
-	defer t.Close()
-	var want dataplane.Ruleset
-	if r != nil {
-		want = r.Ruleset()
-	}
-	return t.Sync(ctx, want)
-}
-
-// Check implements Filters.
-func (Nft) Check(ctx context.Context, ns *netns.NS, r ruleset.Client) error {
-	t, err := nft.NewOfPod(ns, dataplane.NftTable)
-	if err != nil {
-		return err
-	}
-	defer t.Close()
-	return t.Check(ctx, r.Ruleset())
 }

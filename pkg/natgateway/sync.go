@@ -20,21 +20,19 @@ func (g *Gateway) sync(ctx context.Context) error {
 	g.due = time.Time{}
 	g.mu.Unlock()
 	err := g.syncOnce(ctx)
-	if err != nil {
-		if !g.ready {
-			g.report(Clients, err)
-		}
-		g.mu.Lock()
-		if !due.IsZero() {
-			g.due = due
-		}
-		g.mu.Unlock()
-		return err
+	if err != nil && !g.ready {
+		g.report(Clients, err)
 	}
-	if !due.IsZero() {
+	switch {
+	case due.IsZero():
+	case err != nil:
+		g.mu.Lock()
+		g.due = due
+		g.mu.Unlock()
+	default:
 		g.metrics.latency.Observe(time.Since(due).Seconds())
 	}
-	return nil
+	return err
 }
 
 // syncOnce makes the kernel as it should be.

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"slices"
 
 	"golang.org/x/sys/unix"
 
@@ -49,7 +50,6 @@ func (n *Network) attach(ctx context.Context, p Pod, prepared *Link) (Attachment
 	if prepared != nil {
 		defer prepared.end()
 	}
-	p.MTU = n.mtuOf(p)
 	if err := n.validate(p); err != nil {
 		if prepared != nil {
 			err = errors.Join(err, prepared.undo(context.WithoutCancel(ctx), prepared.veth))
@@ -75,8 +75,7 @@ func (n *Network) attach(ctx context.Context, p Pod, prepared *Link) (Attachment
 		a, err = w.make(ctx)
 	}
 	if errors.Is(err, rtnl.ErrExist) {
-		var cleared bool
-		if cleared, err = w.clear(ctx, err); cleared {
+		if err = w.clear(ctx, err); err == nil {
 			a, err = w.make(ctx)
 		}
 	}
@@ -88,8 +87,14 @@ func (n *Network) validate(p Pod) error {
 	if err := p.validate(); err != nil {
 		return err
 	}
-	if p.Address.IPv6.IsValid() && !n.ipv6 {
+	if !p.Address.IPv6.IsValid() {
+		return nil
+	}
+	if !n.ipv6 {
 		return errors.New("the node's kernel has IPv6 switched off")
+	}
+	if mtu := n.mtuOf(p); mtu < minIPv6MTU {
+		return fmt.Errorf("MTU %d is too small", mtu)
 	}
 	return nil
 }
@@ -112,7 +117,6 @@ func (n *Network) begin(p Pod) (w wiring, err error) {
 	if err != nil {
 		return w, err
 	}
-	p.MTU = n.mtuOf(p)
 	return wiring{Network: n, pod: p, ns: ns, inside: inside}, nil
 }
 
@@ -143,21 +147,17 @@ func (w wiring) make(ctx context.Context) (Attachment, error) {
 
 // link makes the link and nothing on it, or nothing.
 func (w wiring) link(ctx context.Context) (rtnl.Veth, error) {
-	macs, err := randomMACs()
-	if err != nil {
-		return rtnl.Veth{}, err
-	}
 	veth := rtnl.Veth{
 		Name:      w.pod.IfName,
-		MAC:       macs[0],
+		MAC:       randomMAC(),
 		Up:        true,
 		PeerName:  linkName(w.pod.ID),
-		PeerMAC:   macs[1],
+		PeerMAC:   randomMAC(),
 		PeerGroup: dataplane.LinkGroup,
 		PeerNetns: w.host.Fd(),
-		MTU:       w.pod.MTU,
+		MTU:       w.mtuOf(w.pod),
 	}
-	err = w.inside.Do(ctx, rtnl.AddVeth(veth))
+	err := w.inside.Do(ctx, rtnl.AddVeth(veth))
 	if refused := (*rtnl.Error)(nil); err != nil && !errors.As(err, &refused) {
 		// Whether it was made is unknown.
 		err = errors.Join(err, w.undo(context.WithoutCancel(ctx), veth))
@@ -221,7 +221,7 @@ func (w wiring) wirePod(ctx context.Context, mac net.HardwareAddr) error {
 	addr := w.pod.Address
 	var reqs []rtnl.Request
 	if addr.IPv6.IsValid() {
-		if err := w.setIPv6(w.ns, w.pod.IfName, sysctl.Setting{Key: "accept_ra", Value: "0"}); err != nil {
+		if err := w.setIPv6(w.ns, w.pod.IfName); err != nil {
 			return err
 		}
 		// The kernel would make this very address when the carrier comes, and finds
@@ -275,7 +275,7 @@ func (w wiring) wireHost(ctx context.Context, index int) error {
 	if w.ipv6 {
 		// No other parameter keeps a pod from being the node's router: a link that doesn't forward, for
 		// whatever reason, accepts advertisements by default. Netlink can't set it.
-		err := w.setIPv6(w.host, linkName(w.pod.ID), sysctl.Setting{Key: "accept_ra", Value: "0"})
+		err := w.setIPv6(w.host, linkName(w.pod.ID))
 		// Below IPv6's least MTU, a link has no IPv6.
 		if err != nil && (addr.IPv6.IsValid() || !errors.Is(err, sysctl.ErrNotExist)) {
 			return err
@@ -330,16 +330,19 @@ func (n *Network) hostRoutes(addr, source ipam.Address, index int) []dataplane.R
 	return routes
 }
 
-// setIPv6 applies settings to an end, and switches IPv6 on if needed.
-func (w wiring) setIPv6(ns *netns.NS, link string, settings ...sysctl.Setting) error {
+// setIPv6 makes an end accept no router advertisements, and switches IPv6 on if needed.
+func (w wiring) setIPv6(ns *netns.NS, link string) error {
+	settings := []sysctl.Setting{ipv6Setting(link, "accept_ra", "0")}
 	if w.enableIPv6 {
-		settings = append(settings, sysctl.Setting{Key: "disable_ipv6", Value: "0"})
-	}
-	for i := range settings {
-		settings[i].Key = "net/ipv6/conf/" + link + "/" + settings[i].Key
+		settings = append(settings, ipv6Setting(link, "disable_ipv6", "0"))
 	}
 	_, err := sysctl.Set(ns, settings...)
 	return err
+}
+
+// ipv6Setting sets a parameter of IPv6 of a link, or of all links or the default of new ones.
+func ipv6Setting(link, parameter, value string) sysctl.Setting {
+	return sysctl.Setting{Key: "net/ipv6/conf/" + link + "/" + parameter, Value: value}
 }
 
 // hostName is the final name of the host's end.
@@ -350,23 +353,22 @@ func (w wiring) hostName() string {
 	return linkName(w.pod.ID)
 }
 
-// clear makes room after make failed because something exists, and returns true;
-// or it returns the error with the name of what is in the way.
-func (w wiring) clear(ctx context.Context, failed error) (bool, error) {
+// clear makes room after make failed because something exists, or returns the error with the name of what is in the way.
+func (w wiring) clear(ctx context.Context, failed error) error {
 	stale, err := w.find(ctx, w.pod.ID, 0)
 	if err == nil {
-		return true, w.remove(ctx, stale)
+		return w.remove(ctx, stale)
 	}
 	if !errors.Is(err, rtnl.ErrNotExist) {
-		return false, errors.Join(failed, err)
+		return errors.Join(failed, err)
 	}
 	if w.opts.CompatCalico {
 		moved, err := w.moveAside(ctx)
 		if moved || err != nil {
-			return moved, err
+			return err
 		}
 	}
-	return false, w.nameObstacles(ctx, failed)
+	return w.nameObstacles(ctx, failed)
 }
 
 // moveAside frees the name that the host's end should get, if the link of another
@@ -403,12 +405,9 @@ func (w wiring) nameObstacles(ctx context.Context, failed error) error {
 	}
 	l, err := w.inside.LinkByName(ctx, w.pod.IfName)
 	say("in the pod", l, err)
-	for _, name := range []string{linkName(w.pod.ID), w.hostName()} {
+	for _, name := range slices.Compact([]string{linkName(w.pod.ID), w.hostName()}) {
 		l, err = w.handle.LinkByName(ctx, name)
 		say("on the host", l, err)
-		if w.hostName() == name {
-			break
-		}
 	}
 	l, err = w.handle.LinkByAltName(ctx, altName(w.pod.ID))
 	say("on the host", l, err)
@@ -436,16 +435,12 @@ func gatewaysFor(addr ipam.Address) ipam.Address {
 // single is the prefix of just one address.
 func single(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) }
 
-// randomMACs returns two locally administered unicast addresses.
-func randomMACs() ([2]net.HardwareAddr, error) {
-	b := make([]byte, 12)
-	if _, err := rand.Read(b); err != nil {
-		return [2]net.HardwareAddr{}, fmt.Errorf("random MAC address: %w", err)
-	}
-	for _, i := range []int{0, 6} {
-		b[i] = b[i]&^0x01 | 0x02
-	}
-	return [2]net.HardwareAddr{b[:6:6], b[6:]}, nil
+// randomMAC returns a locally administered unicast address.
+func randomMAC() net.HardwareAddr {
+	mac := make(net.HardwareAddr, 6)
+	rand.Read(mac) // never returns an error
+	mac[0] = mac[0]&^0x01 | 0x02
+	return mac
 }
 
 // linkLocal is the link-local address that the kernel makes of a MAC address

@@ -33,9 +33,8 @@ func lines(out string) []string {
 func TestAttachMakesWhatIsPromised(t *testing.T) {
 	for _, f := range families {
 		t.Run(f.name, func(t *testing.T) {
-			n := newNode(t)
+			n := newNode(t, func(o *podnet.Options) { o.MTU = 1400 })
 			p, pod := newPod(t, 1, f.ipv4, f.ipv6)
-			p.MTU = 1400
 			a, err := n.Attach(t.Context(), p, nil)
 			if err != nil {
 				t.Fatal(err)
@@ -332,7 +331,6 @@ func TestAttachRefuses(t *testing.T) {
 		{"long interface name", func(p *podnet.Pod) { p.IfName = "sixteen-letters-" }, nil, "interface name"},
 		{"no container ID", func(p *podnet.Pod) { p.ContainerID = "" }, nil, "container ID"},
 		{"long alias", func(p *podnet.Pod) { p.ContainerID = strings.Repeat("x", 250) }, nil, "alias"},
-		{"small MTU", func(p *podnet.Pod) { p.MTU = 1279 }, nil, "MTU"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			p := p
@@ -345,6 +343,14 @@ func TestAttachRefuses(t *testing.T) {
 	}
 	if diff := cmp.Diff(before, state(t, n.host)); diff != "" {
 		t.Errorf("left on the host (-before +after):\n%s", diff)
+	}
+}
+
+func TestMTUTooSmallForIPv6(t *testing.T) {
+	n := newNode(t, func(o *podnet.Options) { o.MTU = 1279 })
+	p, _ := newPod(t, 1, false, true)
+	if _, err := n.Attach(t.Context(), p, nil); err == nil || !strings.Contains(err.Error(), "MTU 1279") {
+		t.Errorf("got %v", err)
 	}
 }
 

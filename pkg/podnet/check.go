@@ -9,7 +9,6 @@ import (
 	"slices"
 
 	"github.com/coil-net/coil/pkg/dataplane"
-	"github.com/coil-net/coil/pkg/kernel/netns"
 	"github.com/coil-net/coil/pkg/kernel/rtnl"
 )
 
@@ -17,8 +16,10 @@ import (
 // is wrong. Nothing is changed, and nothing is dumped. What is empty in the attachment
 // isn't known, as after a pod was found by List, and isn't compared.
 func (n *Network) Check(ctx context.Context, p Pod, a Attachment) error {
-	p.MTU = n.mtuOf(p)
-	errs := []error{n.checkHost(ctx, p, a)}
+	var errs []error
+	if err := n.checkHost(ctx, p, a); err != nil {
+		errs = append(errs, fmt.Errorf("on the host: %w", err))
+	}
 	if err := n.checkPod(ctx, p, a); err != nil {
 		errs = append(errs, fmt.Errorf("in the pod: %w", err))
 	}
@@ -31,13 +32,14 @@ func (n *Network) Check(ctx context.Context, p Pod, a Attachment) error {
 func (n *Network) checkHost(ctx context.Context, p Pod, a Attachment) error {
 	l, err := n.handle.LinkByIndex(ctx, a.HostIfIndex)
 	if err != nil {
-		return fmt.Errorf("on the host: link %s: %w", a.HostIfName, err)
+		return fmt.Errorf("link %s: %w", a.HostIfName, err)
 	}
 	var c checklist
 	c.expect(l.Name == a.HostIfName, "link %s is named %s", a.HostIfName, l.Name)
 	c.link(l)
 	c.expect(a.HostMAC == "" || l.MAC.String() == a.HostMAC, "MAC address of %s is %s, not %s", l.Name, l.MAC, a.HostMAC)
-	c.expect(l.MTU == p.MTU, "MTU of %s is %d, not %d", l.Name, l.MTU, p.MTU)
+	mtu := n.mtuOf(p)
+	c.expect(l.MTU == mtu, "MTU of %s is %d, not %d", l.Name, l.MTU, mtu)
 	c.expect(l.Alias == p.alias(), "alias is %q, not %q", l.Alias, p.alias())
 	c.expect(dataplane.OfPods(l.Group), "group is %#x, not %#x", l.Group, uint32(dataplane.LinkGroup))
 	c.expect(slices.Contains(l.AltNames, altName(p.ID)), "alternative name %s is missing", altName(p.ID))
@@ -54,41 +56,37 @@ func (n *Network) checkHost(ctx context.Context, p Pod, a Attachment) error {
 		want.Source = r.Source
 		c.expect(r.Exact && r.Route == want, "%s is reached by %s, not by %s", want.Dst.Addr(), r, want)
 	}
-	return c.err("on the host")
+	return errors.Join(c...)
 }
 
 func (n *Network) checkPod(ctx context.Context, p Pod, a Attachment) error {
-	ns, err := netns.Open(p.Netns)
+	w, err := n.begin(p)
 	if err != nil {
 		return err
 	}
-	defer ns.Close()
-	if a.NetnsInode != 0 && ns.Inode() != a.NetnsInode {
-		return fmt.Errorf("%s is another network namespace: inode %d, not %d", ns, ns.Inode(), a.NetnsInode)
+	defer w.end()
+	if a.NetnsInode != 0 && w.ns.Inode() != a.NetnsInode {
+		return fmt.Errorf("%s is another network namespace: inode %d, not %d", w.ns, w.ns.Inode(), a.NetnsInode)
 	}
-	inside, err := rtnl.NewOfPod(ns)
-	if err != nil {
-		return err
-	}
-	defer inside.Close()
-	l, err := inside.LinkByName(ctx, p.IfName)
+	l, err := w.inside.LinkByName(ctx, p.IfName)
 	if err != nil {
 		return err
 	}
 	var c checklist
 	c.link(l)
 	// A chained plugin may have made the MTU smaller, and changed the MAC address.
-	c.expect(l.MTU <= p.MTU, "MTU of %s is %d, more than %d", l.Name, l.MTU, p.MTU)
+	mtu := n.mtuOf(p)
+	c.expect(l.MTU <= mtu, "MTU of %s is %d, more than %d", l.Name, l.MTU, mtu)
 	c.expect(l.Peer == a.HostIfIndex, "the other end of the link has index %d on the host, not %d", l.Peer, a.HostIfIndex)
 	addrs := p.Address.Addrs()
 	if mac, err := net.ParseMAC(a.PodMAC); err == nil && p.Address.IPv6.IsValid() {
 		addrs = append(addrs, linkLocal(mac))
 	}
 	for _, addr := range addrs {
-		c.address(ctx, inside, l.Index, addr)
+		c.address(ctx, w.inside, l.Index, addr)
 	}
 	for _, want := range podRoutes(a.Gateways, l.Index) {
-		r, err := inside.RouteTo(ctx, probe(want.Dst), l.Index)
+		r, err := w.inside.RouteTo(ctx, probe(want.Dst), l.Index)
 		if err != nil {
 			c.add(fmt.Errorf("route to %s: %w", want.Dst, err))
 			continue
@@ -96,7 +94,7 @@ func (n *Network) checkPod(ctx context.Context, p Pod, a Attachment) error {
 		// Later plugins may have changed more than this.
 		c.expect(r.Dst == want.Dst && r.Link == want.Link && r.Gateway == want.Gateway, "%s is reached by %s, not by %s", want.Dst, r, want)
 	}
-	return c.err("")
+	return errors.Join(c...)
 }
 
 // probe is an address by which a route can be looked up: for the default routes
@@ -130,36 +128,19 @@ func (c *checklist) link(l rtnl.Link) {
 	c.expect(l.Up, "link %s is down", l.Name)
 }
 
-// address checks that a link has an address.
+// address checks that a link has an address. The kernel can be asked for single addresses of IPv6 only.
 func (c *checklist) address(ctx context.Context, h *rtnl.Handle, link int, a netip.Addr) {
-	exists, tentative, err := hasAddr(ctx, h, link, a)
+	var exists, tentative bool
+	var err error
+	if a.Is6() {
+		exists, tentative, err = h.IPv6Addr(ctx, link, a)
+	} else {
+		exists, err = isLocal(ctx, h, a, link)
+	}
 	if err != nil {
 		c.add(fmt.Errorf("address %s: %w", a, err))
 		return
 	}
 	c.expect(exists, "address %s is missing", a)
 	c.expect(!tentative, "address %s is tentative", a)
-}
-
-// hasAddr says whether a link has an address. IPv4 addresses can only be asked
-// for by the route that each has in table local.
-func hasAddr(ctx context.Context, h *rtnl.Handle, link int, a netip.Addr) (exists, tentative bool, err error) {
-	if a.Is6() {
-		return h.IPv6Addr(ctx, link, a)
-	}
-	r, err := h.RouteTo(ctx, a, link)
-	if errors.Is(err, rtnl.ErrNotExist) {
-		return false, false, nil
-	}
-	return err == nil && r.Local && r.Dst == single(a), false, err
-}
-
-func (c *checklist) err(where string) error {
-	if len(*c) == 0 {
-		return nil
-	}
-	if where == "" {
-		return errors.Join(*c...)
-	}
-	return fmt.Errorf("%s: %w", where, errors.Join(*c...))
 }

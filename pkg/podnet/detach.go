@@ -36,11 +36,6 @@ type Target struct {
 	HostIfIndex int
 }
 
-// Remove removes the link of an attachment; see RemoveAll.
-func (n *Network) Remove(ctx context.Context, id attachment.ID, hostIfIndex int) error {
-	return n.RemoveAll(ctx, Target{id, hostIfIndex})[0]
-}
-
 // Forget makes the kernel forget the flows of addresses whose routes are withdrawn, so
 // that none of them leads to the next pod with such an address: what is sent meanwhile
 // meets no route, and makes no new one.
@@ -167,18 +162,11 @@ func (n *Network) Recover(ctx context.Context) (found []Found, removed int, err 
 	if err != nil {
 		return nil, 0, fmt.Errorf("list attached pods: %w", err)
 	}
-	var unfinished, others []rtnl.Link
-	for _, l := range links {
-		if beingMade(l) {
-			unfinished = append(unfinished, l)
-		} else {
-			others = append(others, l)
-		}
-	}
+	unfinished := slices.DeleteFunc(slices.Clone(links), func(l rtnl.Link) bool { return !beingMade(l) })
 	if err := errors.Join(n.removeLinks(ctx, unfinished)...); err != nil {
 		return nil, 0, fmt.Errorf("remove unfinished links: %w", err)
 	}
-	found, err = n.attachments(ctx, others)
+	found, err = n.attachments(ctx, links)
 	return found, len(unfinished), err
 }
 
@@ -247,6 +235,39 @@ func (n *Network) attachments(ctx context.Context, links []rtnl.Link) ([]Found, 
 	}
 	slices.SortFunc(found, func(a, b Found) int { return a.HostIfIndex - b.HostIfIndex })
 	return found, nil
+}
+
+// Strays returns the routes of the pod table to links that are no attachment's, such as
+// those whose alias was lost. Sync deletes them. found are attachments that List has found: their
+// links aren't looked at again.
+func (n *Network) Strays(ctx context.Context, found []Found) ([]string, error) {
+	attached := make(map[int]bool, len(found))
+	for _, f := range found {
+		attached[f.HostIfIndex] = true
+	}
+	var strays []string
+	for _, family := range []dataplane.Family{dataplane.IPv4, dataplane.IPv6} {
+		routes, err := n.handle.Routes(ctx, family, n.opts.PodTable, n.opts.Protocol)
+		if err != nil {
+			return nil, fmt.Errorf("list pod routes: %w", err)
+		}
+		for _, r := range routes {
+			if attached[r.Link] {
+				continue
+			}
+			l, err := n.handle.LinkByIndex(ctx, r.Link)
+			if errors.Is(err, rtnl.ErrNotExist) {
+				continue // it took the route along
+			}
+			if err != nil {
+				return nil, fmt.Errorf("list pod routes: %w", err)
+			}
+			if _, _, ok := parseAlias(l.Alias); !ok {
+				strays = append(strays, fmt.Sprintf("%s with the route to %s: its alias %q is not of a pod", l.Name, r.Dst.Addr(), l.Alias))
+			}
+		}
+	}
+	return strays, nil
 }
 
 // String is the attachment with its pool, link and addresses.

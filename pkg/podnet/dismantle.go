@@ -19,8 +19,6 @@ type Trace struct {
 	attachment.ID
 	// Pool is where the pod's address is from; empty if unknown or Coil didn't give it.
 	Pool string
-	// Link is the name of the host's end.
-	Link string
 	// InUse says that a pod may need the link: it is neither half made nor half removed.
 	InUse bool
 	// Foreign says that another plugin made the link, and Coil 2.x put an alias on it.
@@ -32,11 +30,11 @@ type Trace struct {
 func (t Trace) String() string {
 	switch {
 	case t.ID == attachment.ID{}:
-		return "link " + t.Link
+		return "link " + t.link.Name
 	case t.Foreign:
-		return fmt.Sprintf("link %s of another plugin, with the alias of container %s", t.Link, t.Key())
+		return fmt.Sprintf("link %s of another plugin, with the alias of container %s", t.link.Name, t.Key())
 	}
-	return fmt.Sprintf("link %s of container %s, pool %q", t.Link, t.Key(), t.Pool)
+	return fmt.Sprintf("link %s of container %s, pool %q", t.link.Name, t.Key(), t.Pool)
 }
 
 // Traces returns the links that bear a mark, ordered by their indexes.
@@ -51,10 +49,10 @@ func (n *Network) Traces(ctx context.Context) ([]Trace, error) {
 		switch {
 		case aliased:
 			foreign := pool == ""
-			all = append(all, Trace{ID: id, Pool: pool, Link: l.Name, InUse: !foreign && !beingRemoved(l), Foreign: foreign, link: l})
+			all = append(all, Trace{ID: id, Pool: pool, InUse: !foreign && !beingRemoved(l), Foreign: foreign, link: l})
 		case l.Alias == "" && (dataplane.OfPods(l.Group) || beingRemoved(l)) && named(l):
 			// The alias comes before a link is up, so that it was lost if that is up.
-			all = append(all, Trace{Link: l.Name, InUse: l.Up && !beingRemoved(l), link: l})
+			all = append(all, Trace{InUse: l.Up && !beingRemoved(l), link: l})
 		}
 	}
 	slices.SortFunc(all, func(a, b Trace) int { return a.link.Index - b.link.Index })

@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"slices"
 
+	"github.com/coil-net/coil/pkg/attachment"
 	"github.com/coil-net/coil/pkg/dataplane"
 	"github.com/coil-net/coil/pkg/kernel/rtnl"
 	"github.com/coil-net/coil/pkg/kernel/sysctl"
@@ -147,7 +148,7 @@ func (n *Network) mendLink(ctx context.Context, p Wired, l rtnl.Link, addrs []ne
 		m.Parameters = 1
 	}
 	if m.Links+m.Parameters > 0 {
-		if err := n.relabel(ctx, p, l, change, needsName); err != nil {
+		if err := n.relabel(ctx, p, l, change); err != nil {
 			return Mended{}, err
 		}
 		if m.Resized > 0 {
@@ -165,8 +166,8 @@ func (n *Network) mendLink(ctx context.Context, p Wired, l rtnl.Link, addrs []ne
 	return m, err
 }
 
-// relabel changes a link, unless it is being removed by now.
-func (n *Network) relabel(ctx context.Context, p Wired, l rtnl.Link, c rtnl.LinkChange, needsName bool) error {
+// relabel changes a link, and gives it the group and the alternative name of a pod's, unless it is being removed by now.
+func (n *Network) relabel(ctx context.Context, p Wired, l rtnl.Link, c rtnl.LinkChange) error {
 	n.groups.Lock()
 	defer n.groups.Unlock()
 	now, err := n.handle.LinkByIndex(ctx, l.Index)
@@ -180,7 +181,7 @@ func (n *Network) relabel(ctx context.Context, p Wired, l rtnl.Link, c rtnl.Link
 		c.Group = p.group()
 	}
 	reqs := []rtnl.Request{rtnl.SetLink(l.Index, c)}
-	if needsName {
+	if !slices.Contains(now.AltNames, altName(p.ID)) {
 		reqs = append(reqs, rtnl.AddAltName(l.Index, altName(p.ID)))
 	}
 	return n.handle.Do(ctx, reqs...)
@@ -189,17 +190,14 @@ func (n *Network) relabel(ctx context.Context, p Wired, l rtnl.Link, c rtnl.Link
 // sysctlsOf are the parameters of a link that have to be restored and can't be set by netlink.
 func sysctlsOf(p Wired, l rtnl.Link) []sysctl.Setting {
 	var settings []sysctl.Setting
-	add := func(key, value string) {
-		settings = append(settings, sysctl.Setting{Key: "net/ipv6/conf/" + l.Name + "/" + key, Value: value})
-	}
 	if l.HasIPv6 && l.AcceptRA != 0 {
-		add("accept_ra", "0")
+		settings = append(settings, ipv6Setting(l.Name, "accept_ra", "0"))
 	}
 	if l.HasIPv6 && !l.ForwardingIPv6 {
-		add("forwarding", "1")
+		settings = append(settings, ipv6Setting(l.Name, "forwarding", "1"))
 	}
 	if l.DisableIPv6 && p.Address.IPv6.IsValid() {
-		add("disable_ipv6", "0")
+		settings = append(settings, ipv6Setting(l.Name, "disable_ipv6", "0"))
 	}
 	return settings
 }
@@ -252,4 +250,25 @@ func soundIPv6(l rtnl.Link) bool {
 func hasMark(l rtnl.Link) bool {
 	_, _, ok := parseAlias(l.Alias)
 	return ok || dataplane.OfPods(l.Group) || slices.ContainsFunc(l.AltNames, isAltName)
+}
+
+// labelled says whether a link has the group and the alternative name of an attachment;
+// those that Coil 2.x made have the alias only.
+func labelled(l rtnl.Link, id attachment.ID) bool {
+	return dataplane.OfPods(l.Group) && slices.Contains(l.AltNames, altName(id))
+}
+
+// Label gives the link of an attachment that Coil 2.x made the group and the alternative
+// name by which others are found. Packets notice nothing.
+func (n *Network) Label(ctx context.Context, f Found) error {
+	l, err := n.find(ctx, f.ID, f.HostIfIndex)
+	if err == nil {
+		p := Wired{Pod: Pod{ID: f.ID}}
+		p.learn(l)
+		err = n.relabel(ctx, p, l, rtnl.LinkChange{})
+	}
+	if err != nil {
+		return fmt.Errorf("label %s: %w", f, err)
+	}
+	return nil
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 
 	"golang.org/x/sys/unix"
@@ -22,10 +23,7 @@ type uplinks struct {
 
 // mtuOf is the MTU that both ends of a pod's link should have.
 func (n *Network) mtuOf(p Pod) int {
-	switch {
-	case p.MTU != 0:
-		return p.MTU
-	case n.opts.MTU != 0:
+	if n.opts.MTU != 0 {
 		return n.opts.MTU
 	}
 	mtu := n.uplinks.Load().mtu
@@ -50,7 +48,7 @@ func (n *Network) DetectMTU(ctx context.Context, own ipam.Address) (mtu int, cha
 	if err != nil {
 		return before, false, fmt.Errorf("detect the MTU: %w", err)
 	}
-	now := uplinks{each: map[int]int{}}
+	now := uplinks{mtu: before, each: map[int]int{}}
 	for index := range indexes {
 		l, err := n.handle.LinkByIndex(ctx, index)
 		if errors.Is(err, rtnl.ErrNotExist) {
@@ -63,12 +61,9 @@ func (n *Network) DetectMTU(ctx context.Context, own ipam.Address) (mtu int, cha
 			continue // the address of a node that routes by several links may be on lo
 		}
 		now.each[index] = l.MTU
-		if now.mtu == 0 || l.MTU < now.mtu {
-			now.mtu = l.MTU
-		}
 	}
-	if now.mtu == 0 {
-		now.mtu = before
+	if len(now.each) > 0 {
+		now.mtu = slices.Min(slices.Collect(maps.Values(now.each)))
 	}
 	n.uplinks.Store(&now)
 	return now.mtu, now.mtu != before, nil
@@ -115,26 +110,21 @@ func (n *Network) resize(ctx context.Context, p Pod, l rtnl.Link, mtu int) (bool
 	if p.Netns == "" {
 		return false, nil
 	}
-	ns, err := netns.Open(p.Netns)
+	w, err := n.begin(p)
 	if errors.Is(err, netns.ErrNotExist) {
 		return false, nil // its DEL will come
 	}
 	if err != nil {
 		return false, err
 	}
-	defer ns.Close()
-	inside, err := rtnl.NewOfPod(ns)
-	if err != nil {
-		return false, err
-	}
-	defer inside.Close()
-	peer, err := inside.LinkByName(ctx, p.IfName)
+	defer w.end()
+	peer, err := w.inside.LinkByName(ctx, p.IfName)
 	if err != nil || peer.Index != l.Peer || peer.Peer != l.Index {
 		return false, err // another pod's by now
 	}
 	ends := []func() error{func() error { return n.handle.Do(ctx, rtnl.SetLink(l.Index, rtnl.LinkChange{MTU: mtu})) }}
 	if peer.MTU == l.MTU || peer.MTU > mtu {
-		ends = append(ends, func() error { return inside.Do(ctx, rtnl.SetLink(peer.Index, rtnl.LinkChange{MTU: mtu})) })
+		ends = append(ends, func() error { return w.inside.Do(ctx, rtnl.SetLink(peer.Index, rtnl.LinkChange{MTU: mtu})) })
 	}
 	// The one that sends may not have a larger MTU than the one that receives: pods send
 	// more, as a rule.

@@ -73,6 +73,11 @@ func newNode(tb testing.TB, change ...func(*podnet.Options)) node {
 	return node{n, host}
 }
 
+// Remove removes the link of one attachment.
+func (n node) Remove(ctx context.Context, id attachment.ID, hostIfIndex int) error {
+	return n.RemoveAll(ctx, podnet.Target{ID: id, HostIfIndex: hostIfIndex})[0]
+}
+
 // setUp makes the node ready for pods.
 func setUp(tb testing.TB, n *podnet.Network) {
 	tb.Helper()

@@ -56,8 +56,7 @@ type Options struct {
 	// CompatCalico names the host's ends as Calico does, so that its policies
 	// find them.
 	CompatCalico bool
-	// MTU is that of pods which don't have one of their own; 0 is that of the node's
-	// uplinks, see DetectMTU.
+	// MTU is that of pods; 0 is that of the node's uplinks, see DetectMTU.
 	MTU int
 	// SourceGuard drops what pods send from addresses that aren't theirs.
 	SourceGuard bool
@@ -102,8 +101,6 @@ type Pod struct {
 	// carry them as source, of each family in which one is set and is an address
 	// of this host.
 	NodeAddrs ipam.Address
-	// MTU of both ends; 0 is that of the Options.
-	MTU int
 	// Unguarded lets the pod send from any address, whatever the Options say.
 	Unguarded bool
 }
@@ -140,11 +137,7 @@ func (p Pod) validate() error {
 	if p.Address == (ipam.Address{}) {
 		errs = append(errs, errors.New("there is no address"))
 	}
-	errs = append(errs, p.Address.Validate(), p.NodeAddrs.Validate())
-	if p.MTU < minMTU || p.MTU < minIPv6MTU && p.Address.IPv6.IsValid() {
-		errs = append(errs, fmt.Errorf("MTU %d is too small", p.MTU))
-	}
-	return errors.Join(errs...)
+	return errors.Join(append(errs, p.Address.Validate(), p.NodeAddrs.Validate())...)
 }
 
 // Attachment is what Attach made.
@@ -179,8 +172,9 @@ type Network struct {
 	routes *route.Syncer
 	rules  *rule.Syncer
 	flows  *conntrack.Table // nil: the kernel tracks none
-	record *sysctl.Record   // nil: don't record
 	guard  *nft.Table
+	// set sets the host's kernel parameters.
+	set func(*netns.NS, ...sysctl.Setting) (bool, error)
 	// clients is what guard drops beside forged sources.
 	clients clientGuards
 	// ipv6 says whether the kernel has IPv6 at all.
@@ -207,7 +201,7 @@ func New(o Options) (*Network, error) {
 	if err != nil {
 		return nil, err
 	}
-	n := &Network{opts: o, host: host}
+	n := &Network{opts: o, host: host, set: sysctl.Set}
 	n.uplinks.Store(&uplinks{mtu: defaultMTU})
 	if n.handle, err = rtnl.New(host); err != nil {
 		return nil, errors.Join(err, host.Close())
@@ -228,7 +222,7 @@ func New(o Options) (*Network, error) {
 	}
 	n.inherits = v == "1" || v == "3"
 	if o.SysctlRecord != "" {
-		n.record = sysctl.NewRecord(o.SysctlRecord)
+		n.set = sysctl.NewRecord(o.SysctlRecord).Set
 	}
 	n.routes = route.New(n.handle, o.Protocol, o.PodTable)
 	n.rules = rule.New(n.handle, o.Protocol, o.RulePriority, o.RulePriority+1)

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
-	"strconv"
 
 	"golang.org/x/sys/unix"
 
@@ -45,11 +44,7 @@ func (n *Network) wantedRules() []dataplane.Rule {
 // Forward makes the host forward packets, and says whether anything had to be set. It can be
 // repeated at any time. A family that can't be read doesn't keep the other one from being set.
 func (n *Network) Forward(ctx context.Context) (changed bool, err error) {
-	set := sysctl.Set
-	if n.record != nil {
-		set = n.record.Set
-	}
-	changed, err = set(n.host, sysctl.Setting{Key: "net/ipv4/ip_forward", Value: "1"})
+	changed, err = n.set(n.host, sysctl.Setting{Key: "net/ipv4/ip_forward", Value: "1"})
 	if !n.ipv6 {
 		return changed, err
 	}
@@ -60,45 +55,21 @@ func (n *Network) Forward(ctx context.Context) (changed bool, err error) {
 	}
 	// New links get the default, which may differ from that of all.
 	for _, links := range []string{"all", "default"} {
-		settings = append(settings, sysctl.Setting{Key: "net/ipv6/conf/" + links + "/forwarding", Value: "1"})
+		settings = append(settings, ipv6Setting(links, "forwarding", "1"))
 	}
-	changed6, err6 := set(n.host, settings...)
+	changed6, err6 := n.set(n.host, settings...)
 	return changed || changed6, errors.Join(err, err6)
 }
 
-// acceptRAAlways is the value of accept_ra that holds also for a host that forwards.
-const acceptRAAlways = 2
-
 // keepAdvertised returns the parameters that keep the routes of uplinks which were learned by router
 // advertisements. A host that forwards ignores these, and forgets what it learned, unless
-// accept_ra is 2.
+// accept_ra is 2. A pod is no router, whatever it advertised.
 func (n *Network) keepAdvertised(ctx context.Context) ([]sysctl.Setting, error) {
-	links, err := n.advertisedLinks(ctx)
-	if err != nil {
-		return nil, err
-	}
-	var settings []sysctl.Setting
-	for _, name := range links {
-		key := "net/ipv6/conf/" + name + "/accept_ra"
-		value, err := sysctl.Get(n.host, key)
-		if err != nil && !errors.Is(err, sysctl.ErrNotExist) {
-			return nil, err
-		}
-		if value == "1" {
-			settings = append(settings, sysctl.Setting{Key: key, Value: strconv.Itoa(acceptRAAlways)})
-		}
-	}
-	return settings, nil
-}
-
-// advertisedLinks returns the names of the links that have a route which was
-// learned by a router advertisement. A pod is no router, whatever it advertised.
-func (n *Network) advertisedLinks(ctx context.Context) ([]string, error) {
 	routes, err := n.handle.Routes(ctx, dataplane.IPv6, unix.RT_TABLE_MAIN, unix.RTPROT_RA)
 	if err != nil {
 		return nil, err
 	}
-	var names []string
+	var settings []sysctl.Setting
 	for _, r := range routes {
 		l, err := n.handle.LinkByIndex(ctx, r.Link)
 		if errors.Is(err, rtnl.ErrNotExist) {
@@ -107,11 +78,12 @@ func (n *Network) advertisedLinks(ctx context.Context) ([]string, error) {
 		if err != nil {
 			return nil, err
 		}
-		if !ours(l) && !slices.Contains(names, l.Name) {
-			names = append(names, l.Name)
+		always := ipv6Setting(l.Name, "accept_ra", "2")
+		if l.AcceptRA == 1 && !ours(l) && !slices.Contains(settings, always) {
+			settings = append(settings, always)
 		}
 	}
-	return names, nil
+	return settings, nil
 }
 
 // Sync makes the routes to all pods as they should be. want returns the pods; it is
@@ -138,7 +110,7 @@ func (n *Network) Sync(ctx context.Context, want func(context.Context) ([]Wired,
 // of those that have no link yet.
 func (n *Network) wantedRoutes(ctx context.Context, pods []Wired, attaching map[netip.Addr]bool) ([]dataplane.Route, error) {
 	clear(attaching)
-	sources := map[netip.Addr]netip.Addr{{}: {}}
+	local := map[netip.Addr]bool{} // the nodes' addresses that are this host's
 	var routes []dataplane.Route
 	for _, p := range pods {
 		if p.HostIfIndex == 0 {
@@ -148,33 +120,27 @@ func (n *Network) wantedRoutes(ctx context.Context, pods []Wired, attaching map[
 			continue
 		}
 		for _, a := range p.NodeAddrs.Addrs() {
-			if _, known := sources[a]; known {
+			if _, known := local[a]; known {
 				continue
 			}
-			source, err := n.localSource(ctx, a)
-			if err != nil {
+			var err error
+			if local[a], err = isLocal(ctx, n.handle, a, 0); err != nil {
 				return nil, err
 			}
-			sources[a] = source
 		}
-		source := ipam.Address{IPv4: sources[p.NodeAddrs.IPv4], IPv6: sources[p.NodeAddrs.IPv6]}
-		routes = append(routes, n.hostRoutes(p.Address, source, p.HostIfIndex)...)
+		// A route can't have another source.
+		sources := slices.DeleteFunc(p.NodeAddrs.Addrs(), func(a netip.Addr) bool { return !local[a] })
+		routes = append(routes, n.hostRoutes(p.Address, ipam.AddressOf(sources...), p.HostIfIndex)...)
 	}
 	return routes, nil
 }
 
-// localSource returns the address if it is one of this host, and else none: a
-// route can't have another source.
-func (n *Network) localSource(ctx context.Context, a netip.Addr) (netip.Addr, error) {
-	r, err := n.handle.RouteTo(ctx, a, 0)
+// isLocal says whether an address is one of a namespace, and of a link there if that isn't 0, by the route that each
+// address has in table local.
+func isLocal(ctx context.Context, h *rtnl.Handle, a netip.Addr, link int) (bool, error) {
+	r, err := h.RouteTo(ctx, a, link)
 	if errors.Is(err, rtnl.ErrNotExist) {
-		return netip.Addr{}, nil
+		return false, nil
 	}
-	if err != nil {
-		return netip.Addr{}, err
-	}
-	if !r.Local || r.Dst != single(a) {
-		return netip.Addr{}, nil
-	}
-	return a, nil
+	return err == nil && r.Local && r.Dst == single(a), err
 }

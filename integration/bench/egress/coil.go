@@ -73,7 +73,7 @@ func makeClient(ctx context.Context, name string, addr ipam.Address, egresses ..
 	if err != nil {
 		return err
 	}
-	_, err = clientnet.New(dataplane.ProtocolNode, clientnet.FoU{}, clientnet.Nft{}, nil).Client(ctx, at, client.Client{
+	_, err = clientnet.New(dataplane.ProtocolNode, clientnet.FoU{}, nil).Client(ctx, at, client.Client{
 		Address: addr, Link: "eth0", MTU: 1500, Port: port, Protocol: dataplane.ProtocolNode, Idle: 2 * time.Minute, Egresses: egresses,
 	})
 	if err != nil {

@@ -98,7 +98,7 @@ func (c clientNode) run(ctx context.Context) error {
 		Egress:    func(n types.NamespacedName) { m.EgressChanged(n) },
 		Namespace: func(name string) { m.NamespaceChanged(name) },
 	})
-	kernel := &network{Network: clientnet.New(dataplane.ProtocolNode, veths{}, clientnet.Nft{}, nil), want: len(c.Pods), made: map[uint64]bool{}}
+	kernel := &network{Network: clientnet.New(dataplane.ProtocolNode, veths{}, nil), want: len(c.Pods), made: map[uint64]bool{}}
 	health := routerhealth.New(kernel, v, recorder)
 	m = egress.New(egress.Config{
 		Port: dataplane.FouPort, Protocol: dataplane.ProtocolNode, Drift: 10 * time.Second,

@@ -17,7 +17,7 @@ func TestClientNode(t *testing.T) {
 	testkit.Need(t, testkit.Netns)
 	c := clientNode{Pods: []clientPod{{Namespace: customers, Name: "a", UID: "uid", Addr4: netip.MustParseAddr("10.0.0.5"), Addr6: netip.MustParseAddr("fd00:10::6")}}}
 	s := testkit.Must(c.sandboxes(t.Context()))(t)[0]
-	n := &network{Network: clientnet.New(dataplane.ProtocolNode, veths{}, clientnet.Nft{}, nil), want: 1, made: map[uint64]bool{}}
+	n := &network{Network: clientnet.New(dataplane.ProtocolNode, veths{}, nil), want: 1, made: map[uint64]bool{}}
 	used := client.Client{
 		Address: s.Address, Link: s.IfName, Port: dataplane.FouPort, Protocol: dataplane.ProtocolNode,
 		Egresses: []client.Egress{{

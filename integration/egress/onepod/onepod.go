@@ -57,7 +57,7 @@ type Pod struct {
 // Start makes the pod a client as when it is added, on a node whose coild has just started: it knows
 // nothing of how routers have lived.
 func Start(ctx context.Context, o Options) (*Pod, error) {
-	kernel := clientnet.New(dataplane.ProtocolNode, clientnet.FoU{}, clientnet.Nft{}, nil)
+	kernel := clientnet.New(dataplane.ProtocolNode, clientnet.FoU{}, nil)
 	c := cluster{o}
 	p := &Pod{key: types.NamespacedName{Namespace: o.Egress.Namespace, Name: o.Egress.Name}}
 	p.health = routerhealth.New(kernel, c, c)

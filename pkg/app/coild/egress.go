@@ -70,7 +70,7 @@ func (e *egresses) compose(ctx context.Context) error {
 	if err := e.fou.load(ctx); err != nil {
 		e.warn("FoUUnavailable", "pods that ask for an Egress can't be started: %v", err)
 	}
-	kernel := clientnet.New(e.Protocol, clientnet.FoU{}, clientnet.Nft{}, e.network)
+	kernel := clientnet.New(e.Protocol, clientnet.FoU{}, e.network)
 	e.health = routerhealth.New(kernel, e.cluster, e.recorder)
 	e.manager = egress.New(egress.Config{
 		Port: uint16(e.EgressPort), Protocol: e.Protocol, OriginatingOnly: e.OriginateOnly,

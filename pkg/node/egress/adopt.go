@@ -17,6 +17,7 @@ import (
 	"github.com/coil-net/coil/pkg/kernel/netns"
 	"github.com/coil-net/coil/pkg/kernel/rtnl"
 	"github.com/coil-net/coil/pkg/node"
+	"github.com/coil-net/coil/pkg/podnet"
 	"github.com/coil-net/coil/pkg/store"
 )
 
@@ -28,10 +29,7 @@ type Adoption struct {
 	// Pods are those that the API server has, by their addresses.
 	Pods map[netip.Addr]store.Pod
 	// Host knows better than a pod that has given itself the address of another.
-	Host interface {
-		// Elsewhere says whether the node's links lead to an address in another namespace.
-		Elsewhere(ctx context.Context, a netip.Addr, ns *netns.NS) (bool, error)
-	}
+	Host *podnet.Network
 }
 
 // Adopt looks into each network namespace for the address of a pod. The sandboxes that are known come

@@ -34,7 +34,6 @@ import (
 	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/cache"
 
@@ -42,6 +41,7 @@ import (
 	"github.com/coil-net/coil/pkg/attachment"
 	"github.com/coil-net/coil/pkg/clientnet"
 	"github.com/coil-net/coil/pkg/dataplane"
+	"github.com/coil-net/coil/pkg/kube"
 	"github.com/coil-net/coil/pkg/node"
 	"github.com/coil-net/coil/pkg/plan/client"
 	"github.com/coil-net/coil/pkg/reconcile"
@@ -101,11 +101,6 @@ type Health interface {
 	Forget(id attachment.ID)
 }
 
-// Recorder records Events; see package kube.
-type Recorder interface {
-	Eventf(regarding, related runtime.Object, eventType, reason, action, note string, args ...any)
-}
-
 // Config is what clients have in common.
 type Config struct {
 	Port     uint16
@@ -130,7 +125,7 @@ type Manager struct {
 	cluster  Cluster
 	net      Network
 	record   store.Clients
-	recorder Recorder
+	recorder kube.Recorder
 	// loop decides what pods are to be, pods makes them that, both when it is the turn of the pod's namespace. Only pods
 	// with a sandbox wait for turns; ignored is for the others.
 	loop, pods, ignored *reconcile.Loop[types.NamespacedName]
@@ -148,7 +143,7 @@ type Manager struct {
 }
 
 // New returns a Manager of nothing; see Restore.
-func New(cfg Config, c Cluster, n Network, r store.Clients, e Recorder, m *reconcile.Metrics) *Manager {
+func New(cfg Config, c Cluster, n Network, r store.Clients, e kube.Recorder, m *reconcile.Metrics) *Manager {
 	mgr := &Manager{
 		cfg: cfg, cluster: c, net: n, record: r, recorder: e, decisions: newTurns(decidedAtOnce), works: newTurns(workedAtOnce),
 		known: map[attachment.ID]*sandbox{}, departed: map[string]map[netip.Addr]time.Time{}, strangers: map[types.NamespacedName]types.UID{},

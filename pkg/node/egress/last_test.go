@@ -232,7 +232,7 @@ func TestCacheBehind(t *testing.T) {
 // What was made is read back, whatever its Egress.
 func TestClosed(t *testing.T) {
 	p := clientnettest.NewPod(t)
-	n := clientnet.New(dataplane.ProtocolNode, p.Links, clientnet.Nft{}, nil)
+	n := clientnet.New(dataplane.ProtocolNode, p.Links, nil)
 	if got, err := n.Closed(t.Context(), p.At()); err != nil || len(closedBy(got)) > 0 {
 		t.Errorf("before: %+v, %v", got, err)
 	}

@@ -94,7 +94,7 @@ func (s *serving) restart() {
 	s.m = New(Config{
 		Port: 5555, Protocol: dataplane.ProtocolNode, Drift: time.Minute, Available: func() error { return nil }, Health: routerhealth.New(s, s, s),
 		Repaired: func(context.Context, clientnet.Outcome) {},
-	}, s.world, clientnet.New(dataplane.ProtocolNode, s.Links, clientnet.Nft{}, nil), s.world, s.world, reconcile.NewMetrics(nil))
+	}, s.world, clientnet.New(dataplane.ProtocolNode, s.Links, nil), s.world, s.world, reconcile.NewMetrics(nil))
 	testkit.Check(s.T, s.m.Restore(s.T.Context(), []node.Sandbox{s.sandbox()}))
 }
 

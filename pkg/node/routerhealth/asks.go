@@ -36,9 +36,6 @@ type member struct {
 	ends   []end
 	// proven says that it has answered one of them that can ask: silence to others is no proof.
 	proven bool
-	// asked says, when there are too many questions, whether a pod in turn asks it: one that it has never answered, and
-	// one that it has.
-	asked [2]bool
 }
 
 // end is a pod that has a tunnel to a router.

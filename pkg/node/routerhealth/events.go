@@ -2,8 +2,7 @@ package routerhealth
 
 import (
 	"context"
-	"fmt"
-	"hash/fnv"
+	"hash/maphash"
 	"math"
 	"net/netip"
 	"slices"
@@ -73,14 +72,9 @@ func speaks(router netip.Addr, container string, clients int) bool {
 	if clients <= spokesmen {
 		return true
 	}
-	h := fnv.New64a()
-	fmt.Fprint(h, router, " ", container)
-	return float64(mix(h.Sum64())) < spokesmen/float64(clients)*math.MaxUint64
-}
-
-// mix spreads the bits of a hash whose inputs differ little: the finalizer of MurmurHash3.
-func mix(h uint64) uint64 {
-	h = (h ^ h>>33) * 0xff51afd7ed558ccd
-	h = (h ^ h>>33) * 0xc4ceb9fe1a85ec53
-	return h ^ h>>33
+	client := struct {
+		router    netip.Addr
+		container string
+	}{router, container}
+	return float64(maphash.Comparable(seed, client)) < spokesmen/float64(clients)*math.MaxUint64
 }

@@ -14,14 +14,6 @@ var routersDesc = prometheus.NewDesc("coil_egress_node_routers",
 	"Routers that pods of the node send to directly, by Egress, address family and state: live, draining, dead.",
 	[]string{"namespace", "egress", "family", "state"}, nil)
 
-func newFailover() prometheus.Histogram {
-	return prometheus.NewHistogram(prometheus.HistogramOpts{
-		Name:    "coil_egress_node_failover_duration_seconds",
-		Help:    "Time from the last answer of a router that died until a pod sends new flows to others.",
-		Buckets: []float64{1, 2, 3, 4, 5, 7, 10, 20, 60},
-	})
-}
-
 // Describe implements prometheus.Collector.
 func (c *Checker) Describe(out chan<- *prometheus.Desc) {
 	out <- routersDesc

@@ -13,19 +13,18 @@ package routerhealth
 
 import (
 	"context"
-	"hash/maphash"
 	"net/netip"
 	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
 	"github.com/coil-net/coil/pkg/attachment"
 	"github.com/coil-net/coil/pkg/kernel/echo"
+	"github.com/coil-net/coil/pkg/kube"
 	"github.com/coil-net/coil/pkg/node"
 	"github.com/coil-net/coil/pkg/plan/client"
 	"github.com/coil-net/coil/pkg/store"
@@ -47,11 +46,6 @@ type Egresses interface {
 	Egress(ctx context.Context, name types.NamespacedName, live bool) (*v2.Egress, error)
 }
 
-// Recorder records Events; see package kube.
-type Recorder interface {
-	Eventf(regarding, related runtime.Object, eventType, reason, action, note string, args ...any)
-}
-
 // Listener is told whose routers have another state. Its methods don't block.
 type Listener interface {
 	// EgressChanged tells of a router that has died or come back for all pods.
@@ -64,7 +58,7 @@ type Listener interface {
 type Checker struct {
 	net      Network
 	egresses Egresses
-	recorder Recorder
+	recorder kube.Recorder
 	failover prometheus.Histogram
 	// sending tells Run that a pod sends to routers.
 	sending chan struct{}
@@ -113,10 +107,15 @@ type pod struct {
 }
 
 // New returns a Checker that knows no pod.
-func New(n Network, e Egresses, r Recorder) *Checker {
+func New(n Network, e Egresses, r kube.Recorder) *Checker {
 	return &Checker{
-		net: n, egresses: e, recorder: r, failover: newFailover(), sending: make(chan struct{}, 1), asker: asker{seed: maphash.MakeSeed()},
+		net: n, egresses: e, recorder: r, sending: make(chan struct{}, 1),
 		pods: map[attachment.ID]*pod{}, routers: map[routerKey]*router{}, muted: map[string]time.Time{},
+		failover: prometheus.NewHistogram(prometheus.HistogramOpts{
+			Name:    "coil_egress_node_failover_duration_seconds",
+			Help:    "Time from the last answer of a router that died until a pod sends new flows to others.",
+			Buckets: []float64{1, 2, 3, 4, 5, 7, 10, 20, 60},
+		}),
 	}
 }
 

@@ -19,9 +19,11 @@ import (
 // ask. What has to wait is asked in the next rounds, and nobody is held to be silent meanwhile.
 const mostQuestions = 16384
 
+// seed is that of all hashes of this process.
+var seed = maphash.MakeSeed()
+
 // asker is what the goroutine of Run keeps of a round for the next.
 type asker struct {
-	seed maphash.Seed
 	// next are, by namespace and queue, where the next round goes on.
 	next map[string][2]uint64
 	// late says that questions have to wait.
@@ -38,7 +40,8 @@ type place struct {
 // wish is a question that pods of a namespace have.
 type wish struct {
 	question
-	hash uint64
+	place place
+	hash  uint64
 }
 
 // wishes are those of a namespace: of routers in turn, and of pods for themselves. Neither waits for the other.
@@ -48,28 +51,20 @@ type wishes struct {
 	popped int
 }
 
-// pop takes the next wish that isn't fulfilled yet.
-func (w *wishes) pop() (question, bool) {
+// pop takes the next wish that isn't fulfilled yet. asked are the places of the routers that a pod in turn asks already.
+func (w *wishes) pop(asked map[place]bool) (wish, bool) {
 	for range w.queues {
 		i := w.popped % len(w.queues)
 		w.popped++
 		for len(w.queues[i]) > 0 {
 			first := w.queues[i][0]
 			w.queues[i], w.next[i] = w.queues[i][1:], first.hash+1
-			// Another pod may ask the router in turn already.
-			if !first.turn || !first.asked[index(first.known)] {
-				return first.question, true
+			if !first.turn || !asked[first.place] {
+				return first, true
 			}
 		}
 	}
-	return question{}, false
-}
-
-func index(known bool) int {
-	if known {
-		return 1
-	}
-	return 0
+	return wish{}, false
 }
 
 // share chooses questions when there are too many: of each namespace one after the other. A router that pods of
@@ -80,6 +75,7 @@ func (s *asker) share(a *asks) (all []question) {
 		to *member
 	}
 	chosen := map[pair]int{} // which of all
+	asked := map[place]bool{}
 	namespaces := s.wishes(a)
 	names := slices.Collect(maps.Keys(namespaces)) // in another order each time
 	for len(names) > 0 && len(all) < mostQuestions {
@@ -88,13 +84,13 @@ func (s *asker) share(a *asks) (all []question) {
 			if len(all) == mostQuestions {
 				break
 			}
-			q, ok := namespaces[name].pop()
+			q, ok := namespaces[name].pop(asked)
 			if !ok {
 				continue
 			}
 			left = append(left, name)
 			if q.turn {
-				q.asked[index(q.known)] = true
+				asked[q.place] = true
 			}
 			p := pair{q.end.sender, q.member}
 			if i, twice := chosen[p]; twice {
@@ -102,7 +98,7 @@ func (s *asker) share(a *asks) (all []question) {
 				continue
 			}
 			chosen[p] = len(all)
-			all = append(all, q)
+			all = append(all, q.question)
 		}
 		names = left
 	}
@@ -111,7 +107,7 @@ func (s *asker) share(a *asks) (all []question) {
 		s.next[name] = w.next
 	}
 	for _, r := range a.members {
-		if !r.asked[index(r.proven)] && slices.ContainsFunc(r.ends, func(e end) bool { return !e.absent }) {
+		if !asked[place{r.routerKey, nil, r.proven}] && slices.ContainsFunc(r.ends, func(e end) bool { return !e.absent }) {
 			r.waited++
 		}
 	}
@@ -127,7 +123,7 @@ func (s *asker) wishes(a *asks) map[string]*wishes {
 			w = &wishes{next: s.next[q.end.Namespace]}
 			all[q.end.Namespace] = w
 		}
-		w.queues[queue] = append(w.queues[queue], wish{q, maphash.Comparable(s.seed, p)})
+		w.queues[queue] = append(w.queues[queue], wish{q, p, maphash.Comparable(seed, p)})
 	}
 	inTurn := func(r *member, ends []end, turn int, known bool) {
 		seen := map[string]bool{}

@@ -5,12 +5,16 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 	"strconv"
+	"time"
 
 	"github.com/coil-net/coil/pkg/dataplane"
 	"github.com/coil-net/coil/pkg/kernel/fou"
+	"github.com/coil-net/coil/pkg/kernel/nft"
 	"github.com/coil-net/coil/pkg/kernel/rtnl"
 	"github.com/coil-net/coil/pkg/kernel/sysctl"
+	"github.com/coil-net/coil/pkg/plan/ruleset"
 )
 
 // PodNetwork is the network of the pod that the process runs in.
@@ -79,4 +83,30 @@ func (p *PodNetwork) Check(uplink string, families []dataplane.Family) error {
 // Listen implements Network.
 func (p *PodNetwork) Listen(ctx context.Context, port uint16, families []dataplane.Family) error {
 	return fou.Ensure(ctx, nil, port, families...)
+}
+
+// Nft is the Filter of a router, and its Counters, in a table of nftables.
+type Nft struct{ *nft.Table }
+
+// Sync implements Filter.
+func (n Nft) Sync(ctx context.Context, want ruleset.Gateway) (dataplane.Result, error) {
+	return n.Table.Sync(ctx, want.Ruleset())
+}
+
+// AtLimit implements Counters. The addresses are sorted, and the time is less than ruleset.FullFor.
+func (n Nft) AtLimit(ctx context.Context, within time.Duration) ([]netip.Addr, error) {
+	var clients []netip.Addr
+	for _, set := range ruleset.FullSets() {
+		elements, err := n.Expiring(ctx, set)
+		if err != nil {
+			return nil, err
+		}
+		for key, expires := range elements {
+			if a, ok := netip.AddrFromSlice([]byte(key)); ok && ruleset.FullFor-expires < within {
+				clients = append(clients, a)
+			}
+		}
+	}
+	slices.SortFunc(clients, netip.Addr.Compare)
+	return clients, nil
 }
