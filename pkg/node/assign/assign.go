@@ -27,6 +27,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"sync"
 	"time"
 
 	"k8s.io/klog/v2"
@@ -99,18 +100,19 @@ type Assigner struct {
 	flight flight
 
 	removals *removals
-	short    pools // that had no address for the last ADD
+	short    sync.Map // names of pools that had no address for the last ADD
 
 	unlisted suspects // by the runtime's GC
 	unlinked suspects // in the kernel
-	linkless linkless
+	// linkless are the attachments that keep their addresses without a link: attachment.ID to the index
+	// that the link had. An ADD may make another one.
+	linkless sync.Map
 }
 
 // New returns an Assigner. Nothing is detached completely before Run is called.
 func New(cfg Config, s store.Store, b Blocks, n Network) *Assigner {
 	return &Assigner{
-		cfg: cfg, store: s, blocks: b, net: n, flight: newFlight(), removals: newRemovals(), short: newPools(),
-		unlisted: newSuspects(), unlinked: newSuspects(), linkless: newLinkless(),
+		cfg: cfg, store: s, blocks: b, net: n, flight: flight{calls: map[attachment.ID]*call{}}, removals: newRemovals(),
 	}
 }
 

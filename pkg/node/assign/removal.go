@@ -1,6 +1,7 @@
 package assign
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -49,7 +50,7 @@ type removal struct {
 // removals are done in groups, for one link takes the kernel as long as a hundred.
 // What comes while a group is removed makes the next one.
 type removals struct {
-	mu      *sync.Mutex
+	mu      sync.Mutex
 	queue   []*removal
 	ended   bool
 	pending map[string]int           // removals that aren't done, by pool
@@ -58,9 +59,7 @@ type removals struct {
 }
 
 func newRemovals() *removals {
-	return &removals{
-		mu: new(sync.Mutex), pending: map[string]int{}, idle: map[string]chan struct{}{}, wake: make(chan struct{}, 1),
-	}
+	return &removals{pending: map[string]int{}, idle: map[string]chan struct{}{}, wake: make(chan struct{}, 1)}
 }
 
 // add queues a removal, which is tried until it succeeds; its leave is called then, or
@@ -205,9 +204,7 @@ func (a *Assigner) removeAll(ctx context.Context, batch []*removal) {
 	forgetErr := a.net.Forget(ctx, addrs...)
 	var unlinked []attachment.ID
 	for i, r := range batch {
-		if results[i] == nil {
-			results[i] = forgetErr
-		}
+		results[i] = cmp.Or(results[i], forgetErr)
 		if results[i] == nil {
 			results[i] = a.recordRelease(ctx, r)
 		}
@@ -217,12 +214,12 @@ func (a *Assigner) removeAll(ctx context.Context, batch []*removal) {
 	}
 	faultpoint.At(faultpoint.DelUnlinked)
 	coolErr := a.store.Cool(ctx, unlinked...)
+	if coolErr != nil {
+		coolErr = fmt.Errorf("cool the address: %w", coolErr)
+	}
 	pools := map[string]bool{}
 	for i, r := range batch {
-		err := results[i]
-		if err == nil && coolErr != nil {
-			err = fmt.Errorf("cool the address: %w", coolErr)
-		}
+		err := cmp.Or(results[i], coolErr)
 		if err == nil {
 			a.removals.finish(r, nil)
 			pools[r.pool] = true
