@@ -48,7 +48,7 @@ func (r *Restorer) InLine(ctx context.Context, recorded []store.Allocation) erro
 	if err != nil {
 		return err
 	}
-	rep, err := r.Restore(ctx, r.Fresh, held)
+	rep, err := r.Restore(ctx, held)
 	if err != nil {
 		return err
 	}
