@@ -269,7 +269,7 @@ func (s *Store) tryFile(ctx context.Context, scripts []string, res *OpenResult) 
 	if err = migrate(ctx, s.writer, s.path, scripts, s.clock.Now()); err == nil {
 		err = decode(ctx, s.writer)
 	}
-	if broken(err) || errors.Is(err, ErrDamaged) {
+	if broken(err) {
 		return Damaged, nil
 	}
 	return "", err

@@ -102,7 +102,7 @@ func (s *Store) run(ctx context.Context, k kind, do func(*txn) error) error {
 		}
 	}
 	err := s.transact(ctx, do)
-	if !unwritable(err) {
+	if !errors.Is(err, store.ErrReadOnly) {
 		return err
 	}
 	s.blocked = true
@@ -113,7 +113,7 @@ func (s *Store) run(ctx context.Context, k kind, do func(*txn) error) error {
 		// Moving the log into the file lets the next transaction write over the log's
 		// space, which nobody else can take. That may need some space too.
 		_, _ = s.checkpoint(ctx, "RESTART") // the transaction tells
-		if err = s.transact(ctx, do); !unwritable(err) || s.ballast.shrink() != nil {
+		if err = s.transact(ctx, do); !errors.Is(err, store.ErrReadOnly) || s.ballast.shrink() != nil {
 			return err
 		}
 	}
