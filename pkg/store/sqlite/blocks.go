@@ -62,8 +62,21 @@ func (s *Store) setBlocks(ctx context.Context, blocks []store.Block, adopt bool)
 
 func (t *txn) setBlock(b store.Block, adopt bool) error {
 	have := t.blocks[b.Name]
-	switch {
-	case have == nil:
+	if have != nil && have.Block != b {
+		if err := t.checkUnused(have); err != nil {
+			t.disputed[b.Name] = true
+			return fmt.Errorf("%s of pool %s is recorded with %s of pool %s: %w", b.Block, b.Pool, have.Block.Block, have.Pool, err)
+		}
+		t.stale = true
+		for _, text := range []string{`DELETE FROM addresses WHERE block_id = ?`, deleteBlockSQL} {
+			if _, err := t.exec(text, have.id); err != nil {
+				return err
+			}
+		}
+		have = nil
+	}
+	delete(t.disputed, b.Name)
+	if have == nil {
 		have = &block{Block: b}
 		if err := t.row(`INSERT INTO blocks (name, pool, ipv4, ipv6, since) VALUES (?, ?, ?, ?, ?) RETURNING block_id`,
 			b.Name, b.Pool, orNull(b.IPv4), orNull(b.IPv6), formatTime(t.now)).Scan(&have.id); err != nil {
@@ -71,23 +84,7 @@ func (t *txn) setBlock(b store.Block, adopt bool) error {
 		}
 		t.blocks[b.Name] = have
 		t.stale = true
-	case have.Block != b:
-		if err := t.checkUnused(have); err != nil {
-			t.disputed[b.Name] = true
-			return fmt.Errorf("%s of pool %s is recorded with %s of pool %s: %w", b.Block, b.Pool, have.Block.Block, have.Pool, err)
-		}
-		t.stale = true
-		if _, err := t.exec(`DELETE FROM addresses WHERE block_id = ?`, have.id); err != nil {
-			return err
-		}
-		if _, err := t.exec(`UPDATE blocks SET pool = ?, ipv4 = ?, ipv6 = ?, since = ?,
-				adopted_boot_id = NULL, adopted_boottime_ms = NULL, adopted_seq = NULL WHERE block_id = ?`,
-			b.Pool, orNull(b.IPv4), orNull(b.IPv6), formatTime(t.now), have.id); err != nil {
-			return err
-		}
-		have.Block = b
 	}
-	delete(t.disputed, b.Name)
 	if !adopt {
 		return nil
 	}
@@ -166,7 +163,7 @@ func (s *Store) ForgetBlock(ctx context.Context, name string) error {
 				return err
 			}
 			done = true
-			_, err = t.exec(`DELETE FROM blocks WHERE block_id = ?`, b.id)
+			_, err = t.exec(deleteBlockSQL, b.id)
 			return err
 		})
 		if err != nil {

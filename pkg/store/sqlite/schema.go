@@ -171,7 +171,7 @@ func examine(ctx context.Context, db *sql.DB, known int, id store.Identity) (Rea
 	if err != nil {
 		return finding(err)
 	}
-	if !have.identity().matches(id) {
+	if !matches(have.identity(), id) {
 		return OtherNode, nil
 	}
 	return "", nil

@@ -74,6 +74,8 @@ const (
 
 	deleteSQL = `DELETE FROM addresses WHERE address_id = ?`
 
+	deleteBlockSQL = `DELETE FROM blocks WHERE block_id = ?`
+
 	listSQL = `SELECT ` + columns + ` FROM addresses INDEXED BY attachments
 		WHERE state <> 'cooling' ORDER BY since, address_id`
 
