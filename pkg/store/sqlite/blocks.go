@@ -211,15 +211,6 @@ func (t *txn) load() error {
 	if err != nil {
 		return err
 	}
-	// Blocks whose records have no gap.
-	filled := map[int64]int{}
-	for n, err := range query(t.ctx, t.w, scanCount, `SELECT block_id, count(*) FROM addresses
-			WHERE block_id IS NOT NULL GROUP BY block_id HAVING count(*) = max(block_offset) + 1`) {
-		if err != nil {
-			return err
-		}
-		filled[n.blockID] = n.records
-	}
 	var seq int64
 	if err := t.row(`SELECT coalesce(max(freed_seq), 0) FROM addresses INDEXED BY cooling
 			WHERE state = 'cooling'`).Scan(&seq); err != nil {
@@ -237,23 +228,29 @@ func (t *txn) load() error {
 	t.seq = max(t.seq, seq, cooledSeq)
 	t.blocks = map[string]*block{}
 	for _, b := range known {
-		b.unused = filled[b.id]
 		t.blocks[b.Name] = b
 		t.seq = max(t.seq, b.adopted.seq)
 	}
 	return nil
 }
 
-// scanBlock reads the columns of blocksSQL.
+// scanBlock reads a row of blocksSQL.
 func scanBlock(row scanner) (*block, error) {
 	var b block
+	err := b.scan(row, &b.unused)
+	return &b, err
+}
+
+// scan reads blockColumns, and the columns that follow them into more.
+func (b *block) scan(row scanner, more ...any) error {
 	var ipv4, ipv6 *string
-	if err := row.Scan(&b.id, &b.Name, &b.Pool, &ipv4, &ipv6, &b.adopted.bootID, &b.adopted.boottimeMS, &b.adopted.seq); err != nil {
-		return nil, err
+	to := []any{&b.id, &b.Name, &b.Pool, &ipv4, &ipv6, &b.adopted.bootID, &b.adopted.boottimeMS, &b.adopted.seq}
+	if err := row.Scan(append(to, more...)...); err != nil {
+		return err
 	}
 	var err error
 	if b.Block.Block, err = ipam.ParseBlock(ipv4, ipv6); err != nil {
-		return nil, fmt.Errorf("%w: %s: %w", ErrDamaged, b.Name, err)
+		return fmt.Errorf("%w: %s: %w", ErrDamaged, b.Name, err)
 	}
-	return &b, nil
+	return nil
 }

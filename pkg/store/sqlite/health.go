@@ -133,21 +133,13 @@ func (s *Store) markCooled(ctx context.Context) error {
 		return nil
 	}
 	err := s.transact(ctx, func(t *txn) error {
-		first := t.seq + 1 // that hasn't cooled down
-		ids := []any{nil}
+		var first int64 // that hasn't cooled down
+		if err := t.row(firstCoolingSQL, upTo, int64(t.boottime), t.bootID, int64(t.coolDown), t.seq+1).Scan(&first); err != nil {
+			return err
+		}
 		for _, b := range t.blocks {
-			ids = append(ids, b.id)
 			if !t.cooled(b.adopted) {
 				first = min(first, b.adopted.seq)
-			}
-		}
-		for _, id := range ids {
-			n, oldest, err := t.cooling(t.ctx, t.w, id, t.boottime)
-			if err != nil {
-				return err
-			}
-			if n > 0 {
-				first = min(first, oldest)
 			}
 		}
 		if first-1 <= upTo {

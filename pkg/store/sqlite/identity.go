@@ -31,7 +31,7 @@ func (t *txn) setMeta(key, value string) error {
 	return err
 }
 
-func readMeta(ctx context.Context, in statements) (meta, error) {
+func readMeta(ctx context.Context, in *statements) (meta, error) {
 	m := meta{}
 	scanPair := func(row scanner) (pair [2]string, err error) {
 		err = row.Scan(&pair[0], &pair[1])

@@ -19,7 +19,6 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -102,7 +101,7 @@ type Store struct {
 	lock           *os.File
 	file           os.FileInfo // of the file that is open
 	writer, reader *sql.DB
-	w, r           statements
+	w, r           *statements
 	ops            chan op
 	quit, stopped  chan struct{}
 	closing        sync.Once
@@ -175,17 +174,12 @@ func (s *Store) open(ctx context.Context, scripts []string) (res OpenResult, err
 	if s.file, err = os.Stat(s.path); err != nil {
 		return res, err
 	}
-	if s.w, err = prepare(ctx, s.writer, slices.Concat(frequent, changes)...); err != nil {
-		return res, err
-	}
 	if s.reader, err = sql.Open("sqlite", dsn(s.path, "query_only(1)")); err != nil {
 		return res, err
 	}
 	s.reader.SetMaxOpenConns(readers)
 	s.reader.SetMaxIdleConns(readers)
-	if s.r, err = prepare(ctx, s.reader, frequent...); err != nil {
-		return res, err
-	}
+	s.r = newStatements(s.reader)
 	// The disk may be full. Then the record can still be read, and addresses given
 	// back; the rest is done when it recovers.
 	err = s.transact(ctx, func(t *txn) error { return t.settle(false) })
@@ -222,7 +216,7 @@ func (s *Store) openFile(ctx context.Context, scripts []string) (OpenResult, err
 			return res, classifyOS(err)
 		}
 	}
-	m, err := readMeta(ctx, statements{db: s.writer})
+	m, err := readMeta(ctx, s.w)
 	if err != nil {
 		return res, err
 	}
@@ -256,7 +250,12 @@ func (s *Store) tryFile(ctx context.Context, scripts []string, res *OpenResult) 
 	case st.Size() > 0 && st.Size() < 512:
 		return Damaged, nil // SQLite would take it for an empty one and write over it
 	}
-	why, err := s.openWriter(ctx, len(scripts))
+	if s.writer, err = sql.Open("sqlite", dsn(s.path, "")); err != nil {
+		return "", err
+	}
+	s.writer.SetMaxOpenConns(1)
+	s.w = newStatements(s.writer)
+	why, err := examine(ctx, s.w, len(scripts), s.identity)
 	if why == Missing {
 		if res.Reason == "" {
 			res.Reason = Missing
@@ -267,23 +266,12 @@ func (s *Store) tryFile(ctx context.Context, scripts []string, res *OpenResult) 
 		return why, err
 	}
 	if err = migrate(ctx, s.writer, s.path, scripts, s.clock.Now()); err == nil {
-		err = decode(ctx, s.writer)
+		err = decode(ctx, s.w)
 	}
 	if broken(err) {
 		return Damaged, nil
 	}
 	return "", err
-}
-
-// openWriter opens the writer's connection and examines the file.
-func (s *Store) openWriter(ctx context.Context, known int) (Reason, error) {
-	db, err := sql.Open("sqlite", dsn(s.path, ""))
-	if err != nil {
-		return "", err
-	}
-	db.SetMaxOpenConns(1)
-	s.writer = db
-	return examine(ctx, db, known, s.identity)
 }
 
 // createFile makes an empty file that only root can read; SQLite gives its log the

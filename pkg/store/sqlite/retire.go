@@ -60,7 +60,7 @@ func (r *Retired) List(ctx context.Context) (all []store.Allocation, err error) 
 		return nil, err
 	}
 	defer db.Close()
-	return collect(query(ctx, statements{db: db}, allocation, listSQL))
+	return collect(query(ctx, newStatements(db), allocation, listSQL))
 }
 
 // Remove removes the record, and those that were set aside, and returns the names of the files.

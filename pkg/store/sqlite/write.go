@@ -2,7 +2,6 @@ package sqlite
 
 import (
 	"context"
-	"database/sql"
 	"errors"
 	"fmt"
 	"time"
@@ -21,7 +20,7 @@ type txn struct {
 
 func (t *txn) exec(text string, args ...any) (int64, error) { return t.w.exec(t.ctx, text, args...) }
 
-func (t *txn) row(text string, args ...any) *sql.Row { return t.w.row(t.ctx, text, args...) }
+func (t *txn) row(text string, args ...any) scanner { return t.w.row(t.ctx, text, args...) }
 
 // nextSeq is the number of the next event in the order of what was freed.
 func (t *txn) nextSeq() int64 {
