@@ -126,9 +126,6 @@ func (p Pool) Total() int64 {
 // BlockSize is the number of addresses of a block, of each family.
 func (p Pool) BlockSize() int { return 1 << p.bits }
 
-// Subnets returns the subnets of the pool; the caller must not change them.
-func (p Pool) Subnets() []Subnet { return p.subnets }
-
 // Block returns the block of an index; it is an error if index isn't within 0
 // and Total()-1.
 func (p Pool) Block(index int32) (Block, error) {

@@ -102,7 +102,7 @@ type Store struct {
 	file           os.FileInfo // of the file that is open
 	writer, reader *sql.DB
 	w, r           *statements
-	ops            chan op
+	ops            chan func()
 	quit, stopped  chan struct{}
 	closing        sync.Once
 	dirty          atomic.Bool           // something was written since the last checkpoint
@@ -146,7 +146,7 @@ func open(ctx context.Context, o Options, scripts []string) (*Store, OpenResult,
 	s := &Store{
 		path: o.Path, bootID: o.BootID, coolDown: o.CoolDown, clock: o.Clock, identity: o.Identity,
 		ballast: ballast{path: o.Path + "-ballast", size: o.BallastBytes}, stale: true, disputed: map[string]bool{},
-		ops: make(chan op), quit: make(chan struct{}), stopped: make(chan struct{}),
+		ops: make(chan func()), quit: make(chan struct{}), stopped: make(chan struct{}),
 	}
 	res, err := s.open(context.WithoutCancel(ctx), scripts)
 	if errors.Is(classify(err), store.ErrReadOnly) && s.ballast.drop() == nil {

@@ -41,13 +41,6 @@ const (
 	givesBack
 )
 
-// op is what the writer is asked to do.
-type op struct {
-	ctx  context.Context
-	do   func(context.Context) error
-	done chan error
-}
-
 // write runs do in a transaction of the one writer and waits for its end, or for
 // ctx: the change may then still happen. what begins the text of an error.
 func (s *Store) write(ctx context.Context, k kind, what string, do func(*txn) error) error {
@@ -64,16 +57,16 @@ func (s *Store) exclusively(ctx context.Context, do func(context.Context) error)
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	o := op{ctx: context.WithoutCancel(ctx), do: do, done: make(chan error, 1)}
+	done := make(chan error, 1)
 	select {
-	case s.ops <- o:
+	case s.ops <- func() { done <- classify(do(context.WithoutCancel(ctx))) }:
 	case <-ctx.Done():
 		return ctx.Err()
 	case <-s.quit:
 		return ErrClosed
 	}
 	select {
-	case err := <-o.done:
+	case err := <-done:
 		return err
 	case <-ctx.Done():
 		return fmt.Errorf("outcome is unknown: %w", ctx.Err())
@@ -85,8 +78,8 @@ func (s *Store) runWriter() {
 	defer close(s.stopped)
 	for {
 		select {
-		case o := <-s.ops:
-			o.done <- classify(o.do(o.ctx))
+		case do := <-s.ops:
+			do()
 		case <-s.quit:
 			return
 		}
