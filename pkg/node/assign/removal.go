@@ -163,28 +163,24 @@ func (q *removals) settled(ctx context.Context, pool string) {
 func (a *Assigner) Run(ctx context.Context) error {
 	defer a.removals.end()
 	work := context.WithoutCancel(ctx) // a group is removed as a whole
-	var ending time.Time
-	for {
+	for ctx.Err() == nil {
 		if batch := a.removals.take(); len(batch) > 0 {
 			a.removeAll(work, batch)
-		} else if ctx.Err() != nil {
-			return nil
-		} else {
-			select {
-			case <-a.removals.wake:
-			case <-ctx.Done():
-			}
-		}
-		if ctx.Err() == nil {
 			continue
 		}
-		if ending.IsZero() {
-			ending = time.Now()
-		}
-		if time.Since(ending) > drainTimeout {
-			return nil
+		select {
+		case <-a.removals.wake:
+		case <-ctx.Done():
 		}
 	}
+	for ending := time.Now(); time.Since(ending) <= drainTimeout; {
+		batch := a.removals.take()
+		if len(batch) == 0 {
+			break
+		}
+		a.removeAll(work, batch)
+	}
+	return nil
 }
 
 // removeAll removes links, and lets their addresses cool. What is left of their flows in
