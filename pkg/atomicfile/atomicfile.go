@@ -16,7 +16,7 @@ import (
 	"time"
 )
 
-// tempMark is what names of temporary files contain; they begin with a dot. No
+// tempMark is in the names of temporary files, which begin with a dot. No
 // container runtime reads such a file in its configuration folder.
 const tempMark = ".tmp-"
 

@@ -152,7 +152,7 @@ func (q Queue) Has(id attachment.ID) (bool, error) {
 // Remove takes the record of id away: the deletion is done, or an ADD of the same
 // ID is about to make it wrong. It is success when there is none.
 func (q Queue) Remove(id attachment.ID) error {
-	// A disk that is read-only would refuse to remove even what isn't there.
+	// A disk that is read-only refuses to remove a file even if there is none.
 	if has, err := q.Has(id); !has && err == nil {
 		return nil
 	}

@@ -14,7 +14,7 @@ type Block struct {
 	IPv4, IPv6 netip.Prefix
 }
 
-// Address is what a pod gets from a block: the addresses of one offset. A
+// Address has the addresses of one offset of a block, which one pod gets. A
 // family that the block doesn't have is the zero Addr.
 type Address struct {
 	IPv4, IPv6 netip.Addr
@@ -35,7 +35,7 @@ func AddressOf(addrs ...netip.Addr) Address {
 	return a
 }
 
-// Validate refuses addresses of another family than their field's, and those that could
+// Validate refuses addresses of another family than their field's, and addresses that could
 // be written in two ways. A family that isn't there is right.
 func (a Address) Validate() error {
 	var errs []error

@@ -41,7 +41,7 @@ func NewPool(blockSizeBits int, subnets []Subnet) (Pool, error) {
 	bits := blockSizeBits
 	if bits < 0 || bits > MaxBlockSizeBits {
 		errs = append(errs, fmt.Errorf("block size of %d bits is not within 0 and %d", bits, MaxBlockSizeBits))
-		bits = 0 // what else is wrong with the subnets doesn't depend on it
+		bits = 0 // other faults of the subnets don't depend on it
 	}
 	if len(subnets) == 0 {
 		errs = append(errs, errors.New("there is no subnet"))

@@ -22,7 +22,7 @@ type call struct {
 
 	// stopped is set when a DEL has cancelled the ADD.
 	stopped bool
-	// holders are those without whom the step would be over.
+	// holders counts the step itself and the removal that it has left: it is over when both are.
 	holders int
 	// removing says that all is done but the removal of the link, and settled is closed then.
 	removing bool

@@ -34,8 +34,8 @@ func forgetUnless(keep map[attachment.ID]bool, m *sync.Map) {
 	})
 }
 
-// GC releases what isn't among the attachments that the runtime says are valid
-// and is older than the call. An attachment whose link still exists is released
+// GC releases the attachments that the runtime doesn't list as valid and that are
+// older than the call. An attachment whose link still exists is released
 // only when a second call, at least Suspicion later, doesn't list it either: a
 // runtime that lost its own state must not cost running pods their network.
 func (a *Assigner) GC(ctx context.Context, valid []attachment.ID, called time.Time) error {

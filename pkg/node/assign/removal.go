@@ -48,7 +48,7 @@ type removal struct {
 }
 
 // removals are done in groups, for one link takes the kernel as long as a hundred.
-// What comes while a group is removed makes the next one.
+// Removals that come while a group is removed make the next one.
 type removals struct {
 	mu      sync.Mutex
 	queue   []*removal
@@ -114,7 +114,7 @@ func (q *removals) finishLocked(r *removal, err error) {
 	}
 }
 
-// tell gives the outcome of the first try to whoever waits for it.
+// tell gives the outcome of the first try to a caller that waits for it.
 func (r *removal) tell(err error) {
 	select {
 	case r.result <- err:
@@ -132,7 +132,7 @@ func (q *removals) take() []*removal {
 	return batch
 }
 
-// end refuses further removals, and ends those that weren't begun.
+// end refuses further removals, and ends the removals that weren't begun.
 func (q *removals) end() {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -157,9 +157,9 @@ func (q *removals) settled(ctx context.Context, pool string) {
 	}
 }
 
-// Run removes the links of detached pods until ctx ends, then those that are left, as
-// far as there is time. What isn't removed is releasing in the record, and removed after
-// the next start.
+// Run removes the links of detached pods until ctx ends, then the links that are left, as
+// far as there is time. Attachments whose links stay are releasing in the record: the next
+// start removes them.
 func (a *Assigner) Run(ctx context.Context) error {
 	defer a.removals.end()
 	work := context.WithoutCancel(ctx) // a group is removed as a whole
@@ -183,8 +183,8 @@ func (a *Assigner) Run(ctx context.Context) error {
 	return nil
 }
 
-// removeAll removes links, and lets their addresses cool. What is left of their flows in
-// the kernel must not lead others to the next pod with such an address.
+// removeAll removes links, and lets their addresses cool. The kernel forgets their flows,
+// which would lead others to the next pod with such an address.
 func (a *Assigner) removeAll(ctx context.Context, batch []*removal) {
 	targets := make([]podnet.Target, 0, len(batch))
 	for _, r := range batch {

@@ -48,7 +48,7 @@ type Detacher interface {
 
 // Links lists the host's links of pods.
 type Links interface {
-	// Recover removes those that are unfinished, and returns all others, or an error; never a part.
+	// Recover removes unfinished links, and returns all others, or an error; never a part.
 	Recover(ctx context.Context) (found []podnet.Found, removed int, err error)
 	// Label makes an unlabelled link look like one that was attached by this version.
 	Label(ctx context.Context, f podnet.Found) error
@@ -96,7 +96,7 @@ type Restorer struct {
 	Warn func(reason, format string, args ...any)
 }
 
-// Report says what Restore found and did.
+// Report has the findings of Restore, and counts its changes.
 type Report struct {
 	// Found are the attachments that the kernel has.
 	Found []podnet.Found
@@ -187,8 +187,8 @@ func (r *Restorer) Restore(ctx context.Context, blocks []store.Block) (Report, e
 }
 
 // dropOutdated drops the records that the kernel contradicts, and returns the others.
-// They are of an earlier time, as after the log of the record was lost: the routes that
-// they speak of are those of others, so nothing is taken down.
+// They are of an earlier time, as after the log of the record was lost: routes to their
+// addresses belong to other attachments, so nothing is taken down.
 func (r *Restorer) dropOutdated(ctx context.Context, all []store.Allocation, found []podnet.Found, rep *Report) ([]store.Allocation, error) {
 	owners := map[netip.Addr][]attachment.ID{}
 	own := map[attachment.ID][]netip.Addr{}
@@ -256,8 +256,8 @@ func (r *Restorer) complete(ctx context.Context, a store.Allocation, f podnet.Fo
 }
 
 // recordBlocks records the node's blocks, each by itself: one that is in conflict
-// with the record must not keep the others from use. known has those beside them that are
-// only recorded, too.
+// with the record must not keep the others from use. known are these blocks, and the blocks
+// that only the record has.
 func (r *Restorer) recordBlocks(ctx context.Context, blocks []store.Block, rep *Report) (known []store.Block, err error) {
 	usage, err := r.Store.Usage(ctx)
 	if err != nil {
@@ -265,7 +265,7 @@ func (r *Restorer) recordBlocks(ctx context.Context, blocks []store.Block, rep *
 	}
 	for _, b := range blocks {
 		set := r.Store.SetBlocks
-		// The record is of an earlier time if it lacks a block. What pods had of that meanwhile isn't known.
+		// The record is of an earlier time if it lacks a block. Which addresses of it pods had meanwhile isn't known.
 		if r.Fresh || !slices.ContainsFunc(usage, func(u store.Usage) bool { return u.Name == b.Name }) {
 			set = r.Store.AdoptBlocks
 		}

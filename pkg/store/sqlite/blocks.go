@@ -11,7 +11,7 @@ import (
 	"github.com/coil-net/coil/pkg/store"
 )
 
-// block is what the writer remembers of a recorded block.
+// block is a recorded block in the memory of the writer.
 type block struct {
 	id int64
 	store.Block
@@ -204,8 +204,8 @@ func (t *txn) checkUnused(b *block) error {
 	return nil
 }
 
-// load reads what the writer remembers: the blocks, and where the order of what
-// was freed has come to.
+// load reads the blocks, and the last number in the order in which addresses were
+// freed, into the memory of the writer.
 func (t *txn) load() error {
 	known, err := collect(query(t.ctx, t.w, scanBlock, blocksSQL))
 	if err != nil {

@@ -33,10 +33,10 @@ func code(err error) int {
 	return sqlite3.SQLITE_OK
 }
 
-// meanings are what result codes of SQLite say about the record. store.ErrReadOnly: the disk
+// meanings are the errors of the contract for result codes of SQLite. store.ErrReadOnly: the disk
 // didn't take a write, since it is full, over quota, mounted read-only, or failing; which of them
 // doesn't matter to the caller. ErrDamaged: the content is wrong, or can't be read. An extended
-// code that isn't listed means what its primary code does.
+// code that isn't listed has the meaning of its primary code.
 var meanings = map[int]error{
 	sqlite3.SQLITE_FULL:             store.ErrReadOnly,
 	sqlite3.SQLITE_READONLY:         store.ErrReadOnly,
@@ -53,7 +53,7 @@ var meanings = map[int]error{
 	sqlite3.SQLITE_FORMAT:           ErrDamaged,
 }
 
-// broken says that the file's schema isn't what it claims to be: a table or a
+// broken says that the file's schema isn't the one that it claims to be: a table or a
 // column is missing, or a value isn't of the type it must have.
 func broken(err error) bool {
 	switch code(err) & 0xff {

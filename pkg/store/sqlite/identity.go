@@ -67,8 +67,8 @@ func matches(i, o store.Identity) bool {
 		func(f [2]string) bool { return f[0] != "" && f[1] != "" && f[0] != f[1] })
 }
 
-// settle writes what the file should say about itself and doesn't; with probe
-// it writes in any case, to see whether that works.
+// settle writes the values of meta that aren't what they should be. With probe it writes in any
+// case, to see whether that works.
 func (t *txn) settle(probe bool) error {
 	m, err := readMeta(t.ctx, t.w)
 	if err != nil {

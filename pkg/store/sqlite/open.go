@@ -77,7 +77,7 @@ func (o *Options) validate() error {
 	return errors.Join(errs...)
 }
 
-// OpenResult says what Open found.
+// OpenResult describes the file that Open found.
 type OpenResult struct {
 	// Fresh: the record isn't complete, for the Reason. The caller must record the
 	// node's blocks with AdoptBlocks and the attachments that the kernel has with
@@ -106,7 +106,7 @@ type Store struct {
 	quit, stopped  chan struct{}
 	closing        sync.Once
 	dirty          atomic.Bool           // something was written since the last checkpoint
-	cooledSeq      atomic.Int64          // what was freed up to here has cooled down
+	cooledSeq      atomic.Int64          // addresses that were freed up to here have cooled down
 	damage         atomic.Pointer[error] // the first that was read of the content
 
 	// The rest belongs to the writer's goroutine.
@@ -208,7 +208,7 @@ func (s *Store) openFile(ctx context.Context, scripts []string) (OpenResult, err
 			return res, fmt.Errorf("%w: a file that was just made is %s", ErrDamaged, why)
 		}
 		if s.writer != nil {
-			_ = s.writer.Close() // what it says of such a file doesn't matter
+			_ = s.writer.Close() // an error about such a file doesn't matter
 			s.writer = nil
 		}
 		res.Reason = why

@@ -13,7 +13,7 @@ import (
 )
 
 // read calls do unless ctx has ended. SQLite doesn't see that end, which would interrupt a query.
-// what begins the text of an error.
+// The text of an error begins with what.
 func read[T any](ctx context.Context, s *Store, what string, do func(context.Context) (T, error)) (T, error) {
 	var got T
 	err := ctx.Err()

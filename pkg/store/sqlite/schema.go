@@ -90,8 +90,8 @@ func migrate(ctx context.Context, db *sql.DB, file string, scripts []string, now
 	return nil
 }
 
-// decode reads what the types and constraints of the schema can't vouch for:
-// texts that must mean something, and addresses that must be their block's. A
+// decode reads the values that the types and constraints of the schema can't vouch
+// for: texts that must mean something, and addresses that must be their block's. A
 // wrong range would give addresses that belong to another node.
 func decode(ctx context.Context, in *statements) error {
 	known, err := collect(query(ctx, in, scanBlock, blocksSQL))

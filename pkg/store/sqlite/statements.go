@@ -7,7 +7,7 @@ import (
 	"sync"
 )
 
-// columns is what scan reads, in its order.
+// columns are the columns that scan reads, in its order.
 const columns = `address_id, ipv4, ipv6, state, since, boot_id, pool, block, container_id, ifname, pod_namespace, pod_name, pod_uid,
 	netns_path, netns_inode, host_ifname, host_ifindex, result, ifnull(freed_seq, 0), ifnull(freed_boottime_ms, 0)`
 
@@ -38,17 +38,17 @@ const (
 	newestCoolingSQL = `SELECT boot_id, freed_boottime_ms, freed_seq FROM addresses
 		WHERE block_id IS ? AND state = 'cooling' ORDER BY freed_seq DESC LIMIT 1`
 
-	// The addresses of the block b that can't be reused yet: those freed after the newest that has
-	// rested for ?4 ns, by Store.cooled, at ?2 ns of boot ?3, and after ?1. Those that can are not
-	// even read.
+	// The addresses of the block b that can't be reused yet. They were freed after ?1, and after the
+	// newest address that has rested for ?4 ns, by Store.cooled, at ?2 ns of boot ?3. Addresses that
+	// can be reused are not even read.
 	coolingOfBlock = ` FROM addresses WHERE block_id IS b.block_id AND state = 'cooling'
 			AND freed_seq > ifnull((SELECT freed_seq FROM addresses
 				WHERE block_id IS b.block_id AND state = 'cooling' AND freed_seq > ?1
 					AND ?2 - CASE boot_id WHEN ?3 THEN freed_boottime_ms * 1000000 ELSE 0 END >= ?4
 				ORDER BY freed_seq DESC LIMIT 1), ?1)`
 
-	// Which of the addresses that can't be reused yet was freed first, without a block too; ?5 if
-	// all can.
+	// The first freed_seq of the addresses that can't be reused yet, with and without a block; ?5 if
+	// all can be reused.
 	firstCoolingSQL = `SELECT ifnull(min((SELECT min(freed_seq)` + coolingOfBlock + `)), ?5)
 		FROM (SELECT block_id FROM blocks UNION ALL SELECT NULL) b`
 
@@ -84,7 +84,7 @@ const (
 	listSQL = `SELECT ` + columns + ` FROM addresses INDEXED BY attachments
 		WHERE state <> 'cooling' ORDER BY since, address_id`
 
-	// What block.scan reads, in its order.
+	// The columns that block.scan reads, in its order.
 	blockColumns = `block_id, name, pool, ipv4, ipv6,
 		ifnull(adopted_boot_id, ''), ifnull(adopted_boottime_ms, 0), ifnull(adopted_seq, 0)`
 
@@ -94,8 +94,9 @@ const (
 			WHERE block_id IS NOT NULL GROUP BY block_id HAVING count(*) = max(block_offset) + 1) ON id = block_id
 		ORDER BY name`
 
-	// Each block with its addresses that are allocated and those that can't be reused yet, and how
-	// many records it has if it may be that those without one can't.
+	// Each block, with the numbers of its allocated addresses and of those that can't be reused yet.
+	// The last column counts its records if it was adopted after ?1: addresses without a record may
+	// have to cool down then.
 	usageSQL = `SELECT ` + blockColumns + `, ifnull(allocated, 0), (SELECT count(*)` + coolingOfBlock + `),
 			iif(adopted_seq > ?1, (SELECT count(*) FROM addresses WHERE block_id = b.block_id), 0)
 		FROM blocks b LEFT JOIN (SELECT block_id AS id, count(*) AS allocated FROM addresses INDEXED BY attachments

@@ -10,7 +10,7 @@ import (
 )
 
 // txn is one transaction of the writer. It has no sql.Tx, which would start a goroutine for
-// each: what the writer's goroutine does by its only connection is in the transaction.
+// each: every statement that the writer's goroutine runs by its only connection is in the transaction.
 type txn struct {
 	*Store
 	ctx      context.Context
@@ -22,7 +22,7 @@ func (t *txn) exec(text string, args ...any) (int64, error) { return t.w.exec(t.
 
 func (t *txn) row(text string, args ...any) scanner { return t.w.row(t.ctx, text, args...) }
 
-// nextSeq is the number of the next event in the order of what was freed.
+// nextSeq is the number of the next event in the order in which addresses were freed.
 func (t *txn) nextSeq() int64 {
 	t.seq++
 	return t.seq
@@ -31,7 +31,7 @@ func (t *txn) nextSeq() int64 {
 // boottimeMS is the time since boot, rounded up: an address never cools too short.
 func (t *txn) boottimeMS() int64 { return (t.boottime + time.Millisecond - 1).Milliseconds() }
 
-// kind says what a change needs of the disk.
+// kind says whether a change needs space on the disk.
 type kind int
 
 const (
@@ -42,7 +42,7 @@ const (
 )
 
 // write runs do in a transaction of the one writer and waits for its end, or for
-// ctx: the change may then still happen. what begins the text of an error.
+// ctx: the change may then still happen. The text of an error begins with what.
 func (s *Store) write(ctx context.Context, k kind, what string, do func(*txn) error) error {
 	err := s.exclusively(ctx, func(ctx context.Context) error { return s.run(ctx, k, do) })
 	if err != nil {
@@ -116,7 +116,7 @@ func (s *Store) transact(ctx context.Context, do func(*txn) error) (err error) {
 	defer func() {
 		err = s.note(err)
 		if err != nil && !answer(err) {
-			s.stale = true // what is remembered of blocks may be of the lost transaction
+			s.stale = true // the blocks in memory may be those of the lost transaction
 		}
 	}()
 	if _, err := s.w.exec(ctx, beginSQL); err != nil {
