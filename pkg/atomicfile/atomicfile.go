@@ -16,7 +16,7 @@ import (
 	"time"
 )
 
-// tempMark is what names of temporary files contain; they begin with a dot. No
+// tempMark is in the names of temporary files, which begin with a dot. No
 // container runtime reads such a file in its configuration folder.
 const tempMark = ".tmp-"
 
@@ -29,19 +29,14 @@ func Write(path string, content []byte, mode fs.FileMode) error {
 	if err != nil {
 		return fmt.Errorf("write %s: %w", path, err)
 	}
-	renamed := false
-	defer func() {
-		if !renamed {
-			os.Remove(tmp.Name())
-		}
-	}()
-	if err := fill(tmp, content, mode); err != nil {
+	err = fill(tmp, content, mode)
+	if err == nil {
+		err = os.Rename(tmp.Name(), path)
+	}
+	if err != nil {
+		os.Remove(tmp.Name())
 		return fmt.Errorf("write %s: %w", path, err)
 	}
-	if err := os.Rename(tmp.Name(), path); err != nil {
-		return fmt.Errorf("write %s: %w", path, err)
-	}
-	renamed = true
 	return SyncDir(filepath.Dir(path))
 }
 
@@ -89,16 +84,21 @@ func RemoveStale(path string, age time.Duration) error {
 	}
 	var errs []error
 	for _, e := range entries {
-		if !strings.HasPrefix(e.Name(), "."+name+tempMark) {
-			continue
-		}
-		info, err := e.Info()
-		if err != nil || time.Since(info.ModTime()) < age {
-			continue // gone already, or in use
-		}
-		if err := os.Remove(filepath.Join(dir, e.Name())); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			errs = append(errs, err)
+		if strings.HasPrefix(e.Name(), "."+name+tempMark) {
+			errs = append(errs, RemoveIfStale(dir, e, age))
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// RemoveIfStale is RemoveStale for one temporary file of a folder.
+func RemoveIfStale(dir string, e fs.DirEntry, age time.Duration) error {
+	info, err := e.Info()
+	if err != nil || time.Since(info.ModTime()) < age {
+		return nil // gone already, or in use
+	}
+	if err := os.Remove(filepath.Join(dir, e.Name())); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return nil
 }

@@ -8,8 +8,8 @@ package attachment
 // CNI_IFNAME twice without a DEL between (CNI specification, "CNI operations", "ADD"). The name of
 // a pod isn't part of it, since another pod may have that name next.
 type ID struct {
-	ContainerID string
-	IfName      string
+	ContainerID string `json:"containerID"`
+	IfName      string `json:"ifName"`
 }
 
 // Key is the container ID and the name of the interface, for people and for hashes: names

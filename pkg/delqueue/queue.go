@@ -57,24 +57,15 @@ const (
 // tries it again.
 var ErrFull = errors.New("queue of deletions is full")
 
-// Record is one DEL that coild must do. Only the ID says what to delete; the rest
-// is for logs.
+// Record is one DEL that coild must do; its file is its JSON. Only the ID says what to
+// delete; the rest is for logs.
 type Record struct {
 	attachment.ID
 	// PodNamespace and PodName are empty when the runtime didn't tell them.
-	PodNamespace string
-	PodName      string
+	PodNamespace string `json:"podNamespace,omitempty"`
+	PodName      string `json:"podName,omitempty"`
 	// QueuedAt is wall-clock time.
-	QueuedAt time.Time
-}
-
-// content is what the file of a record says, in JSON.
-type content struct {
-	ContainerID  string    `json:"containerID"`
-	IfName       string    `json:"ifName"`
-	PodNamespace string    `json:"podNamespace,omitempty"`
-	PodName      string    `json:"podName,omitempty"`
-	QueuedAt     time.Time `json:"queuedAt"`
+	QueuedAt time.Time `json:"queuedAt"`
 }
 
 // Queue is the queue in one folder. Its methods may be called by several
@@ -87,7 +78,7 @@ func New(dir string) Queue { return Queue{dir} }
 // Add records a DEL. When it returns nil, the record survives a power cut. A record
 // of the same ID is replaced. ErrFull when there are too many.
 func (q Queue) Add(r Record) error {
-	text, err := json.Marshal(content{r.ContainerID, r.IfName, r.PodNamespace, r.PodName, r.QueuedAt})
+	text, err := json.Marshal(r)
 	if err == nil && len(text) >= maxRecordSize {
 		err = fmt.Errorf("record of %d bytes exceeds %d", len(text), maxRecordSize)
 	}
@@ -127,7 +118,7 @@ func (q Queue) List() (records []Record, aside []string, err error) {
 	for _, e := range entries {
 		switch name := e.Name(); {
 		case atomicfile.IsTemp(name):
-			errs = append(errs, removeStale(filepath.Join(q.dir, name), e))
+			errs = append(errs, atomicfile.RemoveIfStale(q.dir, e, staleTemp))
 		case strings.HasSuffix(name, suffix):
 			r, err := q.read(e)
 			switch {
@@ -161,7 +152,7 @@ func (q Queue) Has(id attachment.ID) (bool, error) {
 // Remove takes the record of id away: the deletion is done, or an ADD of the same
 // ID is about to make it wrong. It is success when there is none.
 func (q Queue) Remove(id attachment.ID) error {
-	// A disk that is read-only would refuse to remove even what isn't there.
+	// A disk that is read-only refuses to remove a file even if there is none.
 	if has, err := q.Has(id); !has && err == nil {
 		return nil
 	}
@@ -188,12 +179,9 @@ func (q Queue) read(e fs.DirEntry) (Record, error) {
 	if err != nil {
 		return Record{}, err
 	}
-	var c content
-	if len(text) > maxRecordSize || json.Unmarshal(text, &c) != nil {
-		return Record{}, errNoRecord
-	}
-	r := Record{attachment.ID{ContainerID: c.ContainerID, IfName: c.IfName}, c.PodNamespace, c.PodName, c.QueuedAt}
-	if r.ContainerID == "" || r.IfName == "" || fileName(r.ID) != e.Name() {
+	var r Record
+	if len(text) > maxRecordSize || json.Unmarshal(text, &r) != nil ||
+		r.ContainerID == "" || r.IfName == "" || fileName(r.ID) != e.Name() {
 		return Record{}, errNoRecord
 	}
 	return r, nil
@@ -212,16 +200,4 @@ func fileName(id attachment.ID) string {
 		name = fmt.Sprintf("%x", sum.Sum(nil))
 	}
 	return name + suffix
-}
-
-// removeStale removes a temporary file if its writer must be dead.
-func removeStale(path string, e fs.DirEntry) error {
-	info, err := e.Info()
-	if err != nil || time.Since(info.ModTime()) < staleTemp {
-		return nil // renamed already, or still being written
-	}
-	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return err
-	}
-	return nil
 }

@@ -14,7 +14,7 @@ type Block struct {
 	IPv4, IPv6 netip.Prefix
 }
 
-// Address is what a pod gets from a block: the addresses of one offset. A
+// Address has the addresses of one offset of a block, which one pod gets. A
 // family that the block doesn't have is the zero Addr.
 type Address struct {
 	IPv4, IPv6 netip.Addr
@@ -35,7 +35,7 @@ func AddressOf(addrs ...netip.Addr) Address {
 	return a
 }
 
-// Validate refuses addresses of another family than their field's, and those that could
+// Validate refuses addresses of another family than their field's, and addresses that could
 // be written in two ways. A family that isn't there is right.
 func (a Address) Validate() error {
 	var errs []error
@@ -50,13 +50,18 @@ func (a Address) Validate() error {
 
 // Addrs returns the one or two addresses of a, IPv4 first.
 func (a Address) Addrs() []netip.Addr {
-	var as []netip.Addr
-	for _, x := range []netip.Addr{a.IPv4, a.IPv6} {
+	return present(a.IPv4, a.IPv6)
+}
+
+// present returns the valid ones of two addresses or prefixes.
+func present[T interface{ IsValid() bool }](ipv4, ipv6 T) []T {
+	var there []T
+	for _, x := range []T{ipv4, ipv6} {
 		if x.IsValid() {
-			as = append(as, x)
+			there = append(there, x)
 		}
 	}
-	return as
+	return there
 }
 
 // String is the addresses joined by a comma.
@@ -106,7 +111,7 @@ func (b Block) Validate() error {
 
 // Prefixes returns the one or two prefixes of the block, IPv4 first.
 func (b Block) Prefixes() []netip.Prefix {
-	return Subnet(b).prefixes()
+	return present(b.IPv4, b.IPv6)
 }
 
 // String is the prefixes joined by a comma.
@@ -131,14 +136,7 @@ func (b Block) Size() int {
 
 // At returns the addresses of an offset from 0 to Size()-1.
 func (b Block) At(offset int) Address {
-	var a Address
-	if b.IPv4.IsValid() {
-		a.IPv4 = advance(b.IPv4.Addr(), uint64(offset))
-	}
-	if b.IPv6.IsValid() {
-		a.IPv6 = advance(b.IPv6.Addr(), uint64(offset))
-	}
-	return a
+	return Address{IPv4: advance(b.IPv4, uint64(offset)), IPv6: advance(b.IPv6, uint64(offset))}
 }
 
 // Offset returns the offset of an address in the block, and false when the
@@ -152,10 +150,14 @@ func (b Block) Offset(a netip.Addr) (int, bool) {
 	return 0, false
 }
 
-// advance returns the address n after a, the first address of a prefix that n
-// stays inside of. So the low 64 bits never overflow: they are zero, or the
-// prefix ends within them.
-func advance(a netip.Addr, n uint64) netip.Addr {
+// advance returns the address n after the first of a prefix, which n stays inside
+// of. So the low 64 bits never overflow: they are zero, or the prefix ends within
+// them. Of no prefix it is no address.
+func advance(p netip.Prefix, n uint64) netip.Addr {
+	a := p.Addr()
+	if !a.IsValid() {
+		return a
+	}
 	if a.Is4() {
 		b := a.As4()
 		binary.BigEndian.PutUint32(b[:], binary.BigEndian.Uint32(b[:])+uint32(n))

@@ -41,7 +41,7 @@ func NewPool(blockSizeBits int, subnets []Subnet) (Pool, error) {
 	bits := blockSizeBits
 	if bits < 0 || bits > MaxBlockSizeBits {
 		errs = append(errs, fmt.Errorf("block size of %d bits is not within 0 and %d", bits, MaxBlockSizeBits))
-		bits = 0 // what else is wrong with the subnets doesn't depend on it
+		bits = 0 // other faults of the subnets don't depend on it
 	}
 	if len(subnets) == 0 {
 		errs = append(errs, errors.New("there is no subnet"))
@@ -80,7 +80,7 @@ func (s Subnet) validate(blockSizeBits int) error {
 	if s.IPv6.IsValid() && (!s.IPv6.Addr().Is6() || s.IPv6.Addr().Is4In6()) {
 		return fmt.Errorf("%s is not an IPv6 prefix", s.IPv6)
 	}
-	for _, p := range s.prefixes() {
+	for _, p := range present(s.IPv4, s.IPv6) {
 		if p != p.Masked() {
 			return fmt.Errorf("%s has host bits: %s is meant", p, p.Masked())
 		}
@@ -94,16 +94,6 @@ func (s Subnet) validate(blockSizeBits int) error {
 	return nil
 }
 
-func (s Subnet) prefixes() []netip.Prefix {
-	var ps []netip.Prefix
-	for _, p := range []netip.Prefix{s.IPv4, s.IPv6} {
-		if p.IsValid() {
-			ps = append(ps, p)
-		}
-	}
-	return ps
-}
-
 func (s Subnet) overlaps(o Subnet) bool {
 	return s.IPv4.IsValid() && o.IPv4.IsValid() && s.IPv4.Overlaps(o.IPv4) ||
 		s.IPv6.IsValid() && o.IPv6.IsValid() && s.IPv6.Overlaps(o.IPv6)
@@ -114,7 +104,7 @@ func hostBits(p netip.Prefix) int { return p.Addr().BitLen() - p.Bits() }
 
 // blocks is the number of blocks in the subnet, at most MaxBlocks.
 func (s Subnet) blocks(blockSizeBits int) int64 {
-	n := hostBits(s.prefixes()[0]) - blockSizeBits
+	n := hostBits(present(s.IPv4, s.IPv6)[0]) - blockSizeBits
 	if n >= 31 {
 		return MaxBlocks
 	}
@@ -136,9 +126,6 @@ func (p Pool) Total() int64 {
 // BlockSize is the number of addresses of a block, of each family.
 func (p Pool) BlockSize() int { return 1 << p.bits }
 
-// Subnets returns the subnets of the pool; the caller must not change them.
-func (p Pool) Subnets() []Subnet { return p.subnets }
-
 // Block returns the block of an index; it is an error if index isn't within 0
 // and Total()-1.
 func (p Pool) Block(index int32) (Block, error) {
@@ -152,14 +139,11 @@ func (p Pool) Block(index int32) (Block, error) {
 			i -= n
 			continue
 		}
-		var b Block
-		if s.IPv4.IsValid() {
-			b.IPv4 = netip.PrefixFrom(advance(s.IPv4.Addr(), uint64(i)<<p.bits), 32-p.bits)
-		}
-		if s.IPv6.IsValid() {
-			b.IPv6 = netip.PrefixFrom(advance(s.IPv6.Addr(), uint64(i)<<p.bits), 128-p.bits)
-		}
-		return b, nil
+		offset := uint64(i) << p.bits
+		return Block{
+			IPv4: netip.PrefixFrom(advance(s.IPv4, offset), 32-p.bits),
+			IPv6: netip.PrefixFrom(advance(s.IPv6, offset), 128-p.bits),
+		}, nil
 	}
 	return Block{}, fmt.Errorf("block %d is beyond the pool", index)
 }

@@ -16,11 +16,11 @@ type Client struct {
 	Netns
 	// Address is the sandbox's, of each family the first.
 	Address ipam.Address
-	// Egresses are those that it uses, as they were when they were last there.
+	// Egresses are the Egresses that it uses, as they were when they were last there.
 	Egresses []KnownEgress
 }
 
-// KnownEgress is what has to be known of an Egress after its end: its destinations stay
+// KnownEgress is the part of an Egress that is needed after its end: its destinations stay
 // unreachable for its clients.
 type KnownEgress struct {
 	// Name is namespace/name.
@@ -44,7 +44,7 @@ type KnownEgress struct {
 type Clients interface {
 	// SetClient records a client, in place of an earlier record of the same ID.
 	SetClient(ctx context.Context, c Client) error
-	// ForgetClients removes records; those that there aren't don't matter. Works on a full
+	// ForgetClients removes records. An ID without a record doesn't matter. Works on a full
 	// disk.
 	ForgetClients(ctx context.Context, ids ...attachment.ID) error
 	// ListClients returns all records, ordered by ID.

@@ -50,7 +50,7 @@ type Netns struct {
 	Inode uint64
 }
 
-// Wiring is what was made in the kernel for an attachment.
+// Wiring names the objects that were made in the kernel for an attachment.
 type Wiring struct {
 	// HostIfName is the name of the veth's end on the host.
 	HostIfName string
@@ -76,7 +76,7 @@ type Allocation struct {
 	BootID string
 	// Since is the wall-clock time at which the state was entered; for people
 	// and for grace periods, never for the cool-down. In whole milliseconds, rounded
-	// up: what was entered after a moment never looks as if it was before.
+	// up: a state that was entered after a moment never looks as if it was before.
 	Since time.Time
 }
 
@@ -147,7 +147,7 @@ var (
 //
 // A caller whose context ends gets an error while the change may still happen,
 // even after a Get that doesn't show it. Changes happen in the order in which they
-// were asked for, so Release settles it: what it doesn't find will not come.
+// were asked for, so Release settles it: a record that it doesn't find will not come.
 type Store interface {
 	// SetBlocks records the blocks that the node holds, so that their addresses
 	// can be reserved. Blocks that were recorded and aren't listed stay. A block of
@@ -179,7 +179,7 @@ type Store interface {
 	// Adopt records an attachment that was found in the kernel, state attached,
 	// for an address of a recorded or unrecorded block; the store finds the block
 	// by the address. A pending or attached record of the attachment with the same
-	// address takes over what the given one knows. ErrConflict if another
+	// address takes over the fields that the given one has. ErrConflict if another
 	// attachment has one of the addresses or this one has another address;
 	// ErrState while it is releasing. BootID and Since are set by the store.
 	Adopt(ctx context.Context, a Allocation) error
@@ -200,7 +200,7 @@ type Store interface {
 	List(ctx context.Context) ([]Allocation, error)
 
 	// Usage returns the recorded blocks with their counts, ordered by name. Its
-	// cost is that of the blocks, the allocations and what is cooling, not of all
+	// cost is that of the blocks, the allocations and the cooling addresses, not of all
 	// addresses.
 	Usage(ctx context.Context) ([]Usage, error)
 }

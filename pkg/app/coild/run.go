@@ -344,10 +344,7 @@ func (d *daemon) recordUpkeep() []heal.Task {
 			}
 			return nil
 		}},
-		{Name: "checkpoint", Every: sqlite.CheckpointInterval, Run: func(ctx context.Context) error {
-			_, err := d.store.Checkpoint(ctx)
-			return err
-		}},
+		{Name: "checkpoint", Every: sqlite.CheckpointInterval, Run: d.store.Checkpoint},
 	}
 }
 

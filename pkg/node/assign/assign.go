@@ -27,6 +27,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"sync"
 	"time"
 
 	"k8s.io/klog/v2"
@@ -64,7 +65,7 @@ type Network interface {
 	Attached(ctx context.Context) ([]attachment.ID, error)
 }
 
-// Config is what assignment needs to know.
+// Config has the settings of an Assigner, and the questions that it asks of others.
 type Config struct {
 	// BlockTimeout is for how long an ADD waits for a block before it fails, so that
 	// the reason reaches the pod's events.
@@ -73,7 +74,7 @@ type Config struct {
 	UndoTimeout time.Duration
 	// Suspicion is how long an attachment has to seem lost before it is released.
 	Suspicion time.Duration
-	// NodeAddrs returns the node's own addresses: those that it uses towards pods.
+	// NodeAddrs returns the addresses that the node uses towards pods.
 	NodeAddrs func() ipam.Address
 	// Unguarded says whether pods of a namespace may send from any address.
 	Unguarded func(namespace string) bool
@@ -99,23 +100,24 @@ type Assigner struct {
 	flight flight
 
 	removals *removals
-	short    pools // that had no address for the last ADD
+	short    sync.Map // names of pools that had no address for the last ADD
 
 	unlisted suspects // by the runtime's GC
 	unlinked suspects // in the kernel
-	linkless linkless
+	// linkless are the attachments that keep their addresses without a link: attachment.ID to the index
+	// that the link had. An ADD may make another one.
+	linkless sync.Map
 }
 
 // New returns an Assigner. Nothing is detached completely before Run is called.
 func New(cfg Config, s store.Store, b Blocks, n Network) *Assigner {
 	return &Assigner{
-		cfg: cfg, store: s, blocks: b, net: n, flight: newFlight(), removals: newRemovals(), short: newPools(),
-		unlisted: newSuspects(), unlinked: newSuspects(), linkless: newLinkless(),
+		cfg: cfg, store: s, blocks: b, net: n, flight: flight{calls: map[attachment.ID]*call{}}, removals: newRemovals(),
 	}
 }
 
-// Add attaches a pod, or returns the attachment that it has already. When it
-// returns an error nothing is left of what it did.
+// Add attaches a pod, or returns the attachment that it has already. An ADD that
+// returns an error leaves nothing behind.
 func (a *Assigner) Add(ctx context.Context, r node.AddRequest) (store.Allocation, error) {
 	ctx, done, err := a.flight.add(ctx, r.ID)
 	if err != nil {
@@ -136,7 +138,7 @@ func (a *Assigner) add(ctx context.Context, r node.AddRequest) (_ store.Allocati
 		return store.Allocation{}, err
 	}
 	if alloc.Netns.Inode != 0 && alloc.Netns != r.Netns {
-		// The sandbox was made again: what was wired is gone.
+		// The sandbox was made again: the link is gone with the earlier one.
 		if err := a.remove(ctx, r.ID); err != nil {
 			return store.Allocation{}, err
 		}
@@ -195,7 +197,7 @@ func (a *Assigner) add(ctx context.Context, r node.AddRequest) (_ store.Allocati
 	return alloc, nil
 }
 
-// finish does what the request asks for besides. What is recorded finds the pod meanwhile.
+// finish calls the Finish of the request. The attachment is recorded before: the record finds the pod meanwhile.
 func finish(ctx context.Context, r node.AddRequest, alloc store.Allocation) error {
 	if r.Finish == nil {
 		return nil
@@ -208,7 +210,7 @@ func SandboxOf(alloc store.Allocation) node.Sandbox {
 	return node.Sandbox{ID: alloc.ID, Pod: alloc.Pod, Netns: alloc.Netns, Address: alloc.Address}
 }
 
-// undo takes back what an ADD did, however far it came.
+// undo takes the steps of an ADD back, however far it came.
 func (a *Assigner) undo(ctx context.Context, id attachment.ID) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), a.cfg.UndoTimeout)
 	defer cancel()
@@ -256,7 +258,7 @@ func (a *Assigner) podOf(alloc store.Allocation) podnet.Pod {
 	}
 }
 
-// Wired returns what there should be on the host for the pods that have routes, or may have them in a moment.
+// Wired returns the pods that have links and routes, or may have them in a moment.
 func (a *Assigner) Wired(ctx context.Context) ([]podnet.Wired, error) {
 	all, err := a.store.List(ctx)
 	if err != nil {
@@ -278,7 +280,7 @@ func (a *Assigner) WiredOf(all []store.Allocation) []podnet.Wired {
 	return pods
 }
 
-// attachmentOf returns what was made for an allocation, as far as the record knows.
+// attachmentOf returns the attachment of an allocation in the kernel, as far as the record knows.
 func attachmentOf(alloc store.Allocation) podnet.Attachment {
 	host, pod := macsOf(alloc.Result)
 	return podnet.Attachment{

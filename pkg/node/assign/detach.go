@@ -53,8 +53,8 @@ func (a *Assigner) detach(ctx context.Context, id attachment.ID) (<-chan error, 
 	}
 	faultpoint.At(faultpoint.DelWithdrawn)
 	if unrecorded {
-		// If coild ends now, that the link is gone is all that tells of this DEL: restore
-		// takes down what is recorded and has none.
+		// If coild ends now, the missing link alone tells of this DEL: restore takes down
+		// recorded attachments without one.
 		if err := a.unlink(ctx, target); err != nil {
 			return nil, err
 		}

@@ -11,7 +11,7 @@ import (
 // flight lets one step at a time run for an attachment. A step that has left the
 // removal of a link to the background runs until that is done.
 type flight struct {
-	mu    *sync.Mutex
+	mu    sync.Mutex
 	calls map[attachment.ID]*call
 }
 
@@ -22,18 +22,16 @@ type call struct {
 
 	// stopped is set when a DEL has cancelled the ADD.
 	stopped bool
-	// holders are those without whom the step would be over.
+	// holders counts the step itself and the removal that it has left: it is over when both are.
 	holders int
 	// removing says that all is done but the removal of the link, and settled is closed then.
 	removing bool
 	settled  chan struct{}
 }
 
-func newFlight() flight { return flight{mu: new(sync.Mutex), calls: map[attachment.ID]*call{}} }
-
 // add waits until no step runs for id and enters. The returned context also ends,
 // with the cause node.ErrDeleted, when a DEL comes. done must be called.
-func (f flight) add(ctx context.Context, id attachment.ID) (_ context.Context, done func(), _ error) {
+func (f *flight) add(ctx context.Context, id attachment.ID) (_ context.Context, done func(), _ error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	leave, err := f.enter(ctx, id, cancel)
 	if err != nil {
@@ -45,12 +43,12 @@ func (f flight) add(ctx context.Context, id attachment.ID) (_ context.Context, d
 
 // del stops a running ADD for id, waits until no step runs, and enters. If all is
 // done already but the removal of the link, it returns nil instead.
-func (f flight) del(ctx context.Context, id attachment.ID) (done func(), _ error) {
+func (f *flight) del(ctx context.Context, id attachment.ID) (done func(), _ error) {
 	return f.enter(ctx, id, nil)
 }
 
 // try enters unless a step runs; then it returns nil.
-func (f flight) try(id attachment.ID) (done func()) {
+func (f *flight) try(id attachment.ID) (done func()) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.calls[id] != nil {
@@ -60,7 +58,7 @@ func (f flight) try(id attachment.ID) (done func()) {
 }
 
 // enter is add, or del if cancel is nil.
-func (f flight) enter(ctx context.Context, id attachment.ID, cancel context.CancelCauseFunc) (func(), error) {
+func (f *flight) enter(ctx context.Context, id attachment.ID, cancel context.CancelCauseFunc) (func(), error) {
 	for {
 		f.mu.Lock()
 		running := f.calls[id]
@@ -91,7 +89,7 @@ func (f flight) enter(ctx context.Context, id attachment.ID, cancel context.Canc
 }
 
 // beginLocked begins a step; f.mu is held.
-func (f flight) beginLocked(id attachment.ID, cancel context.CancelCauseFunc) (leave func()) {
+func (f *flight) beginLocked(id attachment.ID, cancel context.CancelCauseFunc) (leave func()) {
 	c := &call{done: make(chan struct{}), settled: make(chan struct{}), cancel: cancel, holders: 1}
 	f.calls[id] = c
 	return func() { f.leave(id, c, true) }
@@ -100,7 +98,7 @@ func (f flight) beginLocked(id attachment.ID, cancel context.CancelCauseFunc) (l
 // removing keeps the step that runs for id running until done is called: the removal of the
 // link goes on in the background. Nothing else is left of a DEL then; an ADD may wire the pod
 // again, as one whose sandbox was made again.
-func (f flight) removing(id attachment.ID) (done func()) {
+func (f *flight) removing(id attachment.ID) (done func()) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	c := f.calls[id]
@@ -112,7 +110,7 @@ func (f flight) removing(id attachment.ID) (done func()) {
 }
 
 // leave is the end of the step itself, or of the removal that it left.
-func (f flight) leave(id attachment.ID, c *call, step bool) {
+func (f *flight) leave(id attachment.ID, c *call, step bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	c.holders--
@@ -134,7 +132,7 @@ func (c *call) settleLocked() {
 }
 
 // busy says whether a step runs for id.
-func (f flight) busy(id attachment.ID) bool {
+func (f *flight) busy(id attachment.ID) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.calls[id] != nil

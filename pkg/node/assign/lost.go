@@ -4,8 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
-	"slices"
 	"sync"
 	"time"
 
@@ -15,49 +13,29 @@ import (
 	"github.com/coil-net/coil/pkg/store"
 )
 
-// suspects are attachments that seemed lost, and since when. One is released
+// suspects are attachments that seemed lost, and since when: attachment.ID to time.Time. One is released
 // only when it still seems so at a later look.
-type suspects struct {
-	mu    *sync.Mutex
-	since map[attachment.ID]time.Time
-}
-
-func newSuspects() suspects {
-	return suspects{mu: new(sync.Mutex), since: map[attachment.ID]time.Time{}}
-}
+type suspects struct{ sync.Map }
 
 // confirm says whether id has seemed lost for long enough at the time now, and
 // remembers that it seems so.
-func (s suspects) confirm(id attachment.ID, now time.Time, enough time.Duration) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	first, ok := s.since[id]
-	if !ok {
-		s.since[id] = now
-		return false
-	}
-	return now.Sub(first) >= enough
+func (s *suspects) confirm(id attachment.ID, now time.Time, enough time.Duration) bool {
+	since, suspected := s.LoadOrStore(id, now)
+	return suspected && now.Sub(since.(time.Time)) >= enough
 }
 
-// keepOnly forgets what isn't among the attachments.
-func (s suspects) keepOnly(all []store.Allocation) {
-	ids := make(map[attachment.ID]bool, len(all))
-	for _, a := range all {
-		ids[a.ID] = true
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	maps.DeleteFunc(s.since, func(id attachment.ID, _ time.Time) bool { return !ids[id] })
+// forgetUnless deletes the attachments from a map that are not in keep.
+func forgetUnless(keep map[attachment.ID]bool, m *sync.Map) {
+	m.Range(func(id, _ any) bool {
+		if !keep[id.(attachment.ID)] {
+			m.Delete(id)
+		}
+		return true
+	})
 }
 
-func (s suspects) clear(id attachment.ID) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	delete(s.since, id)
-}
-
-// GC releases what isn't among the attachments that the runtime says are valid
-// and is older than the call. An attachment whose link still exists is released
+// GC releases the attachments that the runtime doesn't list as valid and that are
+// older than the call. An attachment whose link still exists is released
 // only when a second call, at least Suspicion later, doesn't list it either: a
 // runtime that lost its own state must not cost running pods their network.
 func (a *Assigner) GC(ctx context.Context, valid []attachment.ID, called time.Time) error {
@@ -65,7 +43,7 @@ func (a *Assigner) GC(ctx context.Context, valid []attachment.ID, called time.Ti
 	for _, id := range valid {
 		keep[id] = true
 	}
-	return a.releaseLost(ctx, a.unlisted, called, func(alloc store.Allocation) bool {
+	return a.releaseLost(ctx, &a.unlisted, called, func(alloc store.Allocation) bool {
 		return !keep[alloc.ID] && !alloc.Since.After(called)
 	})
 }
@@ -83,41 +61,14 @@ func (a *Assigner) Sweep(ctx context.Context) error {
 	links := make(map[attachment.ID]bool, len(attached))
 	for _, id := range attached {
 		links[id] = true
+		a.linkless.Delete(id)
 	}
-	a.linkless.forget(func(id attachment.ID) bool { return links[id] })
-	return a.releaseLost(ctx, a.unlinked, time.Now(), func(alloc store.Allocation) bool { return !links[alloc.ID] })
-}
-
-// linkless are the attachments that keep their addresses without a link, with the index that it
-// had: an ADD may make another one.
-type linkless struct {
-	mu    *sync.Mutex
-	index map[attachment.ID]int
-}
-
-func newLinkless() linkless { return linkless{mu: new(sync.Mutex), index: map[attachment.ID]int{}} }
-
-// note remembers an attachment, and says whether it is new.
-func (l linkless) note(alloc store.Allocation) bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	before, ok := l.index[alloc.ID]
-	l.index[alloc.ID] = alloc.HostIfIndex
-	return !ok || before != alloc.HostIfIndex
-}
-
-// forget forgets those that aren't so any more.
-func (l linkless) forget(gone func(attachment.ID) bool) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	maps.DeleteFunc(l.index, func(id attachment.ID, _ int) bool { return gone(id) })
+	return a.releaseLost(ctx, &a.unlinked, time.Now(), func(alloc store.Allocation) bool { return !links[alloc.ID] })
 }
 
 // Linkless says whether an attachment keeps its address without a link: no route can lead to it.
 func (a *Assigner) Linkless(alloc store.Allocation) bool {
-	a.linkless.mu.Lock()
-	defer a.linkless.mu.Unlock()
-	index, ok := a.linkless.index[alloc.ID]
+	index, ok := a.linkless.Load(alloc.ID)
 	return ok && index == alloc.HostIfIndex
 }
 
@@ -126,7 +77,7 @@ func (a *Assigner) keep(ctx context.Context, alloc store.Allocation) bool {
 	if alloc.State != store.Attached || !a.cfg.Lives(alloc) {
 		return false
 	}
-	if a.linkless.note(alloc) {
+	if index, known := a.linkless.Swap(alloc.ID, alloc.HostIfIndex); !known || index != alloc.HostIfIndex {
 		klog.FromContext(ctx).Info("A pod has lost its link, its address is kept", "pod", klog.KRef(alloc.Namespace, alloc.Name),
 			"containerID", alloc.ContainerID, "address", alloc.Address)
 		a.cfg.Warn("PodLinkMissing", "%s of pod %s/%s (container %s) is gone while its network namespace is there: the address %s is kept, delete the pod",
@@ -135,15 +86,17 @@ func (a *Assigner) keep(ctx context.Context, alloc store.Allocation) bool {
 	return true
 }
 
-func (a *Assigner) releaseLost(ctx context.Context, seen suspects, called time.Time, isLost func(store.Allocation) bool) error {
+func (a *Assigner) releaseLost(ctx context.Context, seen *suspects, called time.Time, isLost func(store.Allocation) bool) error {
 	all, err := a.store.List(ctx)
 	if err != nil {
 		return fmt.Errorf("list attachments: %w", err)
 	}
-	seen.keepOnly(all) // others were removed by a DEL
-	a.linkless.forget(func(id attachment.ID) bool {
-		return !slices.ContainsFunc(all, func(a store.Allocation) bool { return a.ID == id })
-	})
+	recorded := make(map[attachment.ID]bool, len(all))
+	for _, alloc := range all {
+		recorded[alloc.ID] = true
+	}
+	forgetUnless(recorded, &seen.Map) // others were removed by a DEL
+	forgetUnless(recorded, &a.linkless)
 	var errs []error
 	for _, alloc := range all {
 		switch {
@@ -153,11 +106,11 @@ func (a *Assigner) releaseLost(ctx context.Context, seen suspects, called time.T
 			errs = append(errs, a.delUnchanged(ctx, alloc))
 			continue
 		case !isLost(alloc):
-			seen.clear(alloc.ID)
+			seen.Delete(alloc.ID)
 			continue
 		case !seen.confirm(alloc.ID, called, a.cfg.Suspicion):
 			continue
-		case seen.mu == a.unlinked.mu && a.keep(ctx, alloc):
+		case seen == &a.unlinked && a.keep(ctx, alloc):
 			continue
 		}
 		klog.FromContext(ctx).Info("Releasing a lost attachment", "pod", klog.KRef(alloc.Namespace, alloc.Name),
@@ -166,7 +119,7 @@ func (a *Assigner) releaseLost(ctx context.Context, seen suspects, called time.T
 			errs = append(errs, err)
 			continue
 		}
-		seen.clear(alloc.ID)
+		seen.Delete(alloc.ID)
 	}
 	return errors.Join(errs...)
 }

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -79,7 +80,7 @@ func sweepLost(t *testing.T, now time.Time) {
 	b.net.mu.Unlock()
 	isLost := func(store.Allocation) bool { return true }
 	for _, at := range []time.Time{now, now.Add(suspicion)} {
-		if err := b.releaseLost(t.Context(), b.unlinked, at, isLost); err != nil {
+		if err := b.releaseLost(t.Context(), &b.unlinked, at, isLost); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -108,9 +109,7 @@ func TestSuspicionEndsWithTheAttachment(t *testing.T) {
 		if err := b.Sweep(t.Context()); err != nil {
 			t.Fatal(err)
 		}
-		b.unlinked.mu.Lock()
-		defer b.unlinked.mu.Unlock()
-		return len(b.unlinked.since)
+		return entries(&b.unlinked.Map)
 	}
 	if n := suspected(); n != 1 {
 		t.Errorf("%d attachments are suspected, want the one without a link", n)
@@ -142,7 +141,7 @@ func TestSweepKeepsTheAddressOfALivingSandbox(t *testing.T) {
 	now := time.Now().Add(time.Second)
 	sweep := func(after time.Duration) {
 		t.Helper()
-		if err := b.releaseLost(t.Context(), b.unlinked, now.Add(after), func(store.Allocation) bool { return true }); err != nil {
+		if err := b.releaseLost(t.Context(), &b.unlinked, now.Add(after), func(store.Allocation) bool { return true }); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -172,7 +171,7 @@ func TestSweepKeepsTheAddressOfALivingSandbox(t *testing.T) {
 		return err
 	})
 	sweep(6 * suspicion)
-	if n := len(b.linkless.index); n > 0 {
+	if n := entries(&b.linkless); n > 0 {
 		t.Errorf("%d attachments are remembered", n)
 	}
 }
@@ -191,4 +190,11 @@ func TestGCReleasesASandboxThatLives(t *testing.T) {
 		}
 	}
 	b.mustAgree(t)
+}
+
+// entries is the number of entries of a map.
+func entries(m *sync.Map) int {
+	n := 0
+	m.Range(func(_, _ any) bool { n++; return true })
+	return n
 }

@@ -1,6 +1,7 @@
 package assign
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -47,9 +48,9 @@ type removal struct {
 }
 
 // removals are done in groups, for one link takes the kernel as long as a hundred.
-// What comes while a group is removed makes the next one.
+// Removals that come while a group is removed make the next one.
 type removals struct {
-	mu      *sync.Mutex
+	mu      sync.Mutex
 	queue   []*removal
 	ended   bool
 	pending map[string]int           // removals that aren't done, by pool
@@ -58,9 +59,7 @@ type removals struct {
 }
 
 func newRemovals() *removals {
-	return &removals{
-		mu: new(sync.Mutex), pending: map[string]int{}, idle: map[string]chan struct{}{}, wake: make(chan struct{}, 1),
-	}
+	return &removals{pending: map[string]int{}, idle: map[string]chan struct{}{}, wake: make(chan struct{}, 1)}
 }
 
 // add queues a removal, which is tried until it succeeds; its leave is called then, or
@@ -115,7 +114,7 @@ func (q *removals) finishLocked(r *removal, err error) {
 	}
 }
 
-// tell gives the outcome of the first try to whoever waits for it.
+// tell gives the outcome of the first try to a caller that waits for it.
 func (r *removal) tell(err error) {
 	select {
 	case r.result <- err:
@@ -133,7 +132,7 @@ func (q *removals) take() []*removal {
 	return batch
 }
 
-// end refuses further removals, and ends those that weren't begun.
+// end refuses further removals, and ends the removals that weren't begun.
 func (q *removals) end() {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -158,38 +157,34 @@ func (q *removals) settled(ctx context.Context, pool string) {
 	}
 }
 
-// Run removes the links of detached pods until ctx ends, then those that are left, as
-// far as there is time. What isn't removed is releasing in the record, and removed after
-// the next start.
+// Run removes the links of detached pods until ctx ends, then the links that are left, as
+// far as there is time. Attachments whose links stay are releasing in the record: the next
+// start removes them.
 func (a *Assigner) Run(ctx context.Context) error {
 	defer a.removals.end()
 	work := context.WithoutCancel(ctx) // a group is removed as a whole
-	var ending time.Time
-	for {
+	for ctx.Err() == nil {
 		if batch := a.removals.take(); len(batch) > 0 {
 			a.removeAll(work, batch)
-		} else if ctx.Err() != nil {
-			return nil
-		} else {
-			select {
-			case <-a.removals.wake:
-			case <-ctx.Done():
-			}
-		}
-		if ctx.Err() == nil {
 			continue
 		}
-		if ending.IsZero() {
-			ending = time.Now()
-		}
-		if time.Since(ending) > drainTimeout {
-			return nil
+		select {
+		case <-a.removals.wake:
+		case <-ctx.Done():
 		}
 	}
+	for ending := time.Now(); time.Since(ending) <= drainTimeout; {
+		batch := a.removals.take()
+		if len(batch) == 0 {
+			break
+		}
+		a.removeAll(work, batch)
+	}
+	return nil
 }
 
-// removeAll removes links, and lets their addresses cool. What is left of their flows in
-// the kernel must not lead others to the next pod with such an address.
+// removeAll removes links, and lets their addresses cool. The kernel forgets their flows,
+// which would lead others to the next pod with such an address.
 func (a *Assigner) removeAll(ctx context.Context, batch []*removal) {
 	targets := make([]podnet.Target, 0, len(batch))
 	for _, r := range batch {
@@ -205,9 +200,7 @@ func (a *Assigner) removeAll(ctx context.Context, batch []*removal) {
 	forgetErr := a.net.Forget(ctx, addrs...)
 	var unlinked []attachment.ID
 	for i, r := range batch {
-		if results[i] == nil {
-			results[i] = forgetErr
-		}
+		results[i] = cmp.Or(results[i], forgetErr)
 		if results[i] == nil {
 			results[i] = a.recordRelease(ctx, r)
 		}
@@ -217,12 +210,12 @@ func (a *Assigner) removeAll(ctx context.Context, batch []*removal) {
 	}
 	faultpoint.At(faultpoint.DelUnlinked)
 	coolErr := a.store.Cool(ctx, unlinked...)
+	if coolErr != nil {
+		coolErr = fmt.Errorf("cool the address: %w", coolErr)
+	}
 	pools := map[string]bool{}
 	for i, r := range batch {
-		err := results[i]
-		if err == nil && coolErr != nil {
-			err = fmt.Errorf("cool the address: %w", coolErr)
-		}
+		err := cmp.Or(results[i], coolErr)
 		if err == nil {
 			a.removals.finish(r, nil)
 			pools[r.pool] = true

@@ -21,32 +21,27 @@ import (
 // If coild ends in between, there may be a link without a record: the next ADD or DEL of
 // the attachment finds it by its name.
 func (a *Assigner) begin(ctx context.Context, r node.AddRequest) (store.Allocation, *podnet.Link, error) {
-	if a.short.has(r.Pool) {
+	if _, short := a.short.Load(r.Pool); short {
 		// A link that isn't needed costs the kernel more than the one that is.
 		alloc, err := a.reserve(ctx, r)
 		return alloc, nil, err
 	}
-	type reserved struct {
-		alloc store.Allocation
-		err   error
-	}
-	done := make(chan reserved, 1)
-	go func() {
-		alloc, err := a.reserve(ctx, r)
-		done <- reserved{alloc, err}
-	}()
+	var alloc store.Allocation
+	var err error
+	var reserving sync.WaitGroup
+	reserving.Go(func() { alloc, err = a.reserve(ctx, r) })
 	link, linkErr := a.net.Prepare(ctx, podnet.Pod{ID: r.ID, Netns: r.Netns.Path})
-	res := <-done
+	reserving.Wait()
 	if linkErr != nil {
 		klog.FromContext(ctx).V(4).Info("No link was prepared", "containerID", r.ID.ContainerID, "reason", linkErr)
-		return res.alloc, nil, res.err
+		return alloc, nil, err
 	}
-	if res.err == nil && res.alloc.State == store.Pending && res.alloc.Netns == r.Netns {
-		return res.alloc, link, nil
+	if err == nil && alloc.State == store.Pending && alloc.Netns == r.Netns {
+		return alloc, link, nil
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), a.cfg.UndoTimeout)
 	defer cancel()
-	return res.alloc, nil, errors.Join(res.err, a.net.Discard(ctx, link))
+	return alloc, nil, errors.Join(err, a.net.Discard(ctx, link))
 }
 
 // reserve takes an address, and waits for a block if need be.
@@ -54,46 +49,43 @@ func (a *Assigner) reserve(ctx context.Context, r node.AddRequest) (store.Alloca
 	wait, cancel := context.WithTimeout(ctx, a.cfg.BlockTimeout)
 	defer cancel()
 	req := store.Request{ID: r.ID, Pod: r.Pod, Netns: r.Netns, Pool: r.Pool}
+	var noBlock error // why none came
 	for {
 		generation := a.blocks.Generation(r.Pool)
 		req.Blocks = a.blocks.Usable(r.Pool)
 		alloc, err := a.store.Reserve(ctx, req)
 		if err == nil {
-			a.short.remove(r.Pool)
+			if req.Yield {
+				klog.FromContext(ctx).Info("No block came, so this address is given again sooner than it should be, unless one was freed meanwhile",
+					"address", alloc.Address, "pool", r.Pool, "reason", noBlock)
+			} else {
+				a.short.Delete(r.Pool)
+			}
 			faultpoint.At(faultpoint.AddReserved)
 			return alloc, nil
 		}
 		if !errors.Is(err, store.ErrNoAddress) {
 			return store.Allocation{}, fmt.Errorf("reserve an address: %w", err)
 		}
-		a.short.add(r.Pool)
-		err = a.blocks.Ask(wait, r.Pool, generation)
-		switch {
-		case err == nil:
-		case ctx.Err() != nil:
-			return store.Allocation{}, context.Cause(ctx)
-		default:
-			// No block to be had: an address that was freed just now is better than none.
-			a.awaitRemovals(ctx, r.Pool)
-			req.Yield = true
-			req.Blocks = a.blocks.Usable(r.Pool)
-			alloc, yieldErr := a.store.Reserve(ctx, req)
-			if yieldErr == nil {
-				klog.FromContext(ctx).Info("No block came, so this address is given again sooner than it should be, unless one was freed meanwhile",
-					"address", alloc.Address, "pool", r.Pool, "reason", err)
-				faultpoint.At(faultpoint.AddReserved)
-				return alloc, nil
-			}
-			if !errors.Is(yieldErr, store.ErrNoAddress) {
-				return store.Allocation{}, fmt.Errorf("reserve an address: %w", yieldErr)
-			}
-			if errors.Is(err, context.DeadlineExceeded) {
-				err = fmt.Errorf("no block of AddressPool %q came within %s: is coil-ipam-controller running, and the API server reachable?",
-					r.Pool, a.cfg.BlockTimeout)
-			}
-			return store.Allocation{}, unavailable{err}
+		if req.Yield {
+			break
 		}
+		a.short.Store(r.Pool, true)
+		if noBlock = a.blocks.Ask(wait, r.Pool, generation); noBlock == nil {
+			continue
+		}
+		if ctx.Err() != nil {
+			return store.Allocation{}, context.Cause(ctx)
+		}
+		// No block to be had: an address that was freed just now is better than none.
+		a.awaitRemovals(ctx, r.Pool)
+		req.Yield = true
 	}
+	if errors.Is(noBlock, context.DeadlineExceeded) {
+		noBlock = fmt.Errorf("no block of AddressPool %q came within %s: is coil-ipam-controller running, and the API server reachable?",
+			r.Pool, a.cfg.BlockTimeout)
+	}
+	return store.Allocation{}, unavailable{noBlock}
 }
 
 // awaitRemovals waits for addresses of a pool that are free but for their link.
@@ -101,33 +93,4 @@ func (a *Assigner) awaitRemovals(ctx context.Context, pool string) {
 	ctx, cancel := context.WithTimeout(ctx, a.cfg.UndoTimeout)
 	defer cancel()
 	a.removals.settled(ctx, pool)
-}
-
-// pools is a set of names of pools.
-type pools struct {
-	mu    *sync.RWMutex
-	names map[string]bool
-}
-
-func newPools() pools { return pools{mu: new(sync.RWMutex), names: map[string]bool{}} }
-
-func (p pools) has(name string) bool {
-	p.mu.RLock()
-	defer p.mu.RUnlock()
-	return p.names[name]
-}
-
-func (p pools) add(name string) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.names[name] = true
-}
-
-func (p pools) remove(name string) {
-	if !p.has(name) {
-		return
-	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	delete(p.names, name)
 }

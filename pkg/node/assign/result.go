@@ -39,7 +39,7 @@ func result(p podnet.Pod, a podnet.Attachment) ([]byte, error) {
 	return b, nil
 }
 
-// macsOf returns the MAC addresses in what result made, each empty if there is none, as in a record of which a
+// macsOf returns the MAC addresses in a text of result, each empty if there is none, as in a record of which a
 // few bits flipped: then the kernel's is right. It reads nothing else, since all pods are asked for theirs again
 // and again.
 func macsOf(result []byte) (host, pod string) {

@@ -33,7 +33,7 @@ import (
 	"github.com/coil-net/coil/pkg/store/sqlite"
 )
 
-// Config says what coild and coil-router used, and what to do about it.
+// Config has the numbers and files of coild and coil-router, and says how much to remove.
 type Config struct {
 	// Kernel has the numbers of coild; its SysctlRecord has the host's old parameters.
 	Kernel podnet.Options
@@ -50,7 +50,7 @@ type Config struct {
 	Force bool
 	// State removes the record of addresses, too.
 	State bool
-	// Out is told what was removed, a line each.
+	// Out gets a line for each removed object.
 	Out io.Writer
 }
 
@@ -95,7 +95,7 @@ func Run(ctx context.Context, c Config) (err error) {
 
 // unserved returns ErrInUse if somebody listens at the socket.
 func unserved(ctx context.Context, socket string) error {
-	// What isn't a socket refuses connections like one that nobody listens at.
+	// A file that isn't a socket refuses connections like a socket that nobody listens at.
 	if info, err := os.Lstat(socket); err == nil && info.Mode().Type() != fs.ModeSocket {
 		return fmt.Errorf("%s is not a socket: it can't be coild's", socket)
 	}
@@ -142,8 +142,8 @@ func (r *run) look(ctx context.Context) ([]podnet.Trace, error) {
 }
 
 // pods returns which attachments have ended, since the runtime deleted them, even if only
-// the plugin or coild knows that yet; and the names of pods. What can't be read makes a pod
-// count as running.
+// the plugin or coild knows that yet; and the names of pods. A pod whose record can't be read
+// counts as running.
 func (r *run) pods(ctx context.Context) (ended map[attachment.ID]bool, names map[attachment.ID]string) {
 	ended, names = map[attachment.ID]bool{}, map[attachment.ID]string{}
 	queued, _, err := delqueue.New(r.DelQueueDir).List()

@@ -16,7 +16,7 @@ import (
 	"github.com/coil-net/coil/pkg/plan/routes"
 )
 
-// Table makes the routes of one table what is wanted; see package kernel/route.
+// Table keeps the routes of one table; see package kernel/route.
 type Table interface {
 	Sync(ctx context.Context, want []dataplane.Route) (dataplane.Result, error)
 	// Ensure deletes nothing.
@@ -53,7 +53,7 @@ type Exporter struct {
 	last last // guarded by mu
 }
 
-// last is what there was in each table after the last success.
+// last has the routes of each table after the last success.
 type last struct{ export, unassigned []dataplane.Route }
 
 // New returns an exporter to two tables.
@@ -61,8 +61,8 @@ func New(tables routes.ExportTables, export, unassigned Table, repairs Repairs) 
 	return &Exporter{tables: tables, export: export, unassigned: unassigned, repairs: repairs}
 }
 
-// Remember says what an earlier process exported, so that what is missing of it counts as
-// repaired.
+// Remember takes the blocks that an earlier process exported, so that their missing routes
+// count as repaired.
 func (e *Exporter) Remember(blocks []routes.HeldBlock) {
 	e.mu.Lock()
 	defer e.mu.Unlock()

@@ -45,7 +45,7 @@ var Kinds = map[string]string{
 	Sysctl:      "look for these parameters in /etc/sysctl.d, /usr/lib/sysctl.d and in what manages the node's configuration",
 }
 
-// Network makes what the host has for pods; see package podnet.
+// Network makes the host's objects for pods; see package podnet.
 type Network interface {
 	Forward(ctx context.Context) (changed bool, err error)
 	DetectMTU(ctx context.Context, own ipam.Address) (mtu int, changed bool, err error)
@@ -64,7 +64,7 @@ type Links interface {
 // Wired returns the pods that have links and routes, or may have them in a moment.
 type Wired = func(context.Context) ([]podnet.Wired, error)
 
-// Repairs counts what was lost and is restored; see package reconcile.
+// Repairs counts objects that were lost and are restored; see package reconcile.
 type Repairs interface {
 	Done(ctx context.Context, kind string, n int)
 	Saw(kind, what string)
@@ -83,9 +83,9 @@ type Keeper struct {
 	own *ipam.Address // the node's addresses at the last call of Moved
 }
 
-// Thrifty gives back the memory that do took to read all pods, and what pods that came and
-// went before it left: Go would keep it in reserve, and the node has better use for it. To look
-// for it takes time, too, so that it has to be worth while.
+// Thrifty gives back the memory that do took to read all pods, and the garbage of pods that came
+// and went before: Go would keep it in reserve, and the node has better use for it. To look for
+// it takes time, too, so that it has to be worth while.
 func Thrifty(do func(context.Context) error) func(context.Context) error {
 	const worth = 1 << 20 // bytes
 	return func(ctx context.Context) error {

@@ -14,7 +14,7 @@ import (
 	"github.com/coil-net/coil/pkg/store"
 )
 
-// Pods keeps what the host has for all pods; see package pods. A repair counts as such.
+// Pods keeps the host's objects for all pods; see package pods. A repair counts as such.
 type Pods interface {
 	Mend(ctx context.Context, repair bool, pods func(context.Context) ([]podnet.Wired, error)) error
 	Routes(ctx context.Context, repair bool) error
@@ -48,7 +48,7 @@ func (r *Restorer) InLine(ctx context.Context, recorded []store.Allocation) erro
 	if err != nil {
 		return err
 	}
-	rep, err := r.Restore(ctx, r.Fresh, held)
+	rep, err := r.Restore(ctx, held)
 	if err != nil {
 		return err
 	}
@@ -74,13 +74,13 @@ func (r *Restorer) InLine(ctx context.Context, recorded []store.Allocation) erro
 	return nil
 }
 
-// served says whether an earlier process has made what pods need, so that what is missing was lost. Without addresses of
+// served says whether an earlier process has served pods, so that missing objects were lost. Without addresses of
 // this boot the kernel hasn't had anything yet.
 func (r *Restorer) served(all []store.Allocation) bool {
 	return !r.Fresh && slices.ContainsFunc(all, func(a store.Allocation) bool { return a.BootID == r.BootID && a.State == store.Attached })
 }
 
-// report says, before routes are deleted, what is not as it should be.
+// report names, before routes are deleted, the objects that are not as they should be.
 func (r *Restorer) report(ctx context.Context, rep Report) error {
 	strays, err := r.Links.Strays(ctx, rep.Found)
 	if err != nil {
@@ -100,7 +100,7 @@ func (r *Restorer) report(ctx context.Context, rep Report) error {
 		for _, item := range f.items {
 			klog.FromContext(ctx).Info("Found at start", "reason", f.reason, "item", item)
 		}
-		// One Event, since those of one reason are counted rather than kept.
+		// One Event, since Events of one reason are counted rather than kept.
 		r.Warn(f.reason, f.text, enumerate(f.items))
 	}
 	return nil

@@ -48,19 +48,12 @@ type Detacher interface {
 
 // Links lists the host's links of pods.
 type Links interface {
-	// Recover removes those that are unfinished, and returns all others, or an error; never a part.
+	// Recover removes unfinished links, and returns all others, or an error; never a part.
 	Recover(ctx context.Context) (found []podnet.Found, removed int, err error)
 	// Label makes an unlabelled link look like one that was attached by this version.
 	Label(ctx context.Context, f podnet.Found) error
 	// Strays returns routes to pods by links that weren't found.
 	Strays(ctx context.Context, found []podnet.Found) ([]string, error)
-}
-
-// Queue has the DELs that came while coild was away; see package delqueue.
-type Queue interface {
-	List() (records []delqueue.Record, aside []string, err error)
-	Has(id attachment.ID) (bool, error)
-	Remove(id attachment.ID) error
 }
 
 // Store is the node's record; see package store.
@@ -75,16 +68,17 @@ type Restorer struct {
 	Store    Store
 	Links    Links
 	Detacher Detacher
-	Queue    Queue
+	// Queue has the DELs that came while coild was away.
+	Queue delqueue.Queue
 	// Lives says whether the network namespace that an attachment was made in is there, as far as that can be
 	// told. Without it no link is whole.
 	Lives func(store.Allocation) bool
 
-	// The fields from here on are for InLine. BootID is that of this boot.
-	BootID string
 	// Fresh says that the record was made anew. It is false when all was in line once.
 	Fresh bool
-	Pods  Pods
+	// The fields from here on are for InLine. BootID is that of this boot.
+	BootID string
+	Pods   Pods
 	// WiredOf returns the pods, among the allocations, that have links and routes.
 	WiredOf func([]store.Allocation) []podnet.Wired
 	// Remember makes recorded blocks count as exported.
@@ -102,7 +96,7 @@ type Restorer struct {
 	Warn func(reason, format string, args ...any)
 }
 
-// Report says what Restore found and did.
+// Report has the findings of Restore, and counts its changes.
 type Report struct {
 	// Found are the attachments that the kernel has.
 	Found []podnet.Found
@@ -119,10 +113,10 @@ type Report struct {
 	MissingBlocks []string
 }
 
-// Restore does the package's task. fresh says that the record was made anew, so
-// that the history of the blocks is unknown. The error means that ADD must not be
-// served yet, and that Restore should be called again.
-func (r *Restorer) Restore(ctx context.Context, fresh bool, blocks []store.Block) (Report, error) {
+// Restore does the package's task. The history of the blocks is unknown if the record
+// is Fresh. The error means that ADD must not be served yet, and that Restore should
+// be called again.
+func (r *Restorer) Restore(ctx context.Context, blocks []store.Block) (Report, error) {
 	var rep Report
 	// The records first: an attachment that a DEL removes meanwhile may then have a
 	// record without a link, but never a link without a record, which would be adopted.
@@ -134,7 +128,7 @@ func (r *Restorer) Restore(ctx context.Context, fresh bool, blocks []store.Block
 		return rep, fmt.Errorf("list links: %w", err)
 	}
 	found := rep.Found
-	known, err := r.recordBlocks(ctx, fresh, blocks, &rep)
+	known, err := r.recordBlocks(ctx, blocks, &rep)
 	if err != nil {
 		return rep, err
 	}
@@ -193,8 +187,8 @@ func (r *Restorer) Restore(ctx context.Context, fresh bool, blocks []store.Block
 }
 
 // dropOutdated drops the records that the kernel contradicts, and returns the others.
-// They are of an earlier time, as after the log of the record was lost: the routes that
-// they speak of are those of others, so nothing is taken down.
+// They are of an earlier time, as after the log of the record was lost: routes to their
+// addresses belong to other attachments, so nothing is taken down.
 func (r *Restorer) dropOutdated(ctx context.Context, all []store.Allocation, found []podnet.Found, rep *Report) ([]store.Allocation, error) {
 	owners := map[netip.Addr][]attachment.ID{}
 	own := map[attachment.ID][]netip.Addr{}
@@ -244,9 +238,8 @@ func (r *Restorer) correct(ctx context.Context, a store.Allocation, f podnet.Fou
 // complete records a pending attachment as attached if its link is whole, and says whether it is. Taking it down
 // could cost a pod that runs its network.
 func (r *Restorer) complete(ctx context.Context, a store.Allocation, f podnet.Found) (bool, error) {
-	addrs := a.Address.Addrs()
-	if a.State != store.Pending || f.Unlabelled || f.Pool != a.Pool || len(f.Addresses) != len(addrs) ||
-		slices.ContainsFunc(addrs, func(x netip.Addr) bool { return !slices.Contains(f.Addresses, x) }) ||
+	if a.State != store.Pending || f.Unlabelled || f.Pool != a.Pool ||
+		len(f.Addresses) != len(a.Address.Addrs()) || ipam.AddressOf(f.Addresses...) != a.Address ||
 		r.Lives == nil || !r.Lives(a) {
 		return false, nil
 	}
@@ -263,17 +256,17 @@ func (r *Restorer) complete(ctx context.Context, a store.Allocation, f podnet.Fo
 }
 
 // recordBlocks records the node's blocks, each by itself: one that is in conflict
-// with the record must not keep the others from use. known has those beside them that are
-// only recorded, too.
-func (r *Restorer) recordBlocks(ctx context.Context, fresh bool, blocks []store.Block, rep *Report) (known []store.Block, err error) {
+// with the record must not keep the others from use. known are these blocks, and the blocks
+// that only the record has.
+func (r *Restorer) recordBlocks(ctx context.Context, blocks []store.Block, rep *Report) (known []store.Block, err error) {
 	usage, err := r.Store.Usage(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("list recorded blocks: %w", err)
 	}
 	for _, b := range blocks {
 		set := r.Store.SetBlocks
-		// The record is of an earlier time if it lacks a block. What pods had of that meanwhile isn't known.
-		if fresh || !slices.ContainsFunc(usage, func(u store.Usage) bool { return u.Name == b.Name }) {
+		// The record is of an earlier time if it lacks a block. Which addresses of it pods had meanwhile isn't known.
+		if r.Fresh || !slices.ContainsFunc(usage, func(u store.Usage) bool { return u.Name == b.Name }) {
 			set = r.Store.AdoptBlocks
 		}
 		if err := set(ctx, []store.Block{b}); err != nil {

@@ -187,7 +187,7 @@ func TestRestoreCases(t *testing.T) {
 			if err := n.store.SetBlocks(t.Context(), []store.Block{n.block}); err != nil {
 				t.Fatal(err)
 			}
-			got, err := n.Restore(t.Context(), false, []store.Block{n.block})
+			got, err := n.Restore(t.Context(), []store.Block{n.block})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -246,7 +246,7 @@ func TestPendingRecordOfAWholeLink(t *testing.T) {
 			addr := n.record("c1", tt.state)
 			n.link("c1", addr.Addrs()...)
 			tt.spoil(n, &n.links.found[0])
-			rep, err := n.Restore(t.Context(), false, []store.Block{n.block})
+			rep, err := n.Restore(t.Context(), []store.Block{n.block})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -272,7 +272,7 @@ func TestInterruptedListChangesNothing(t *testing.T) {
 	n := newNode(t)
 	addr := n.record("c1", store.Attached)
 	n.links.err = errors.New("dump was interrupted")
-	if _, err := n.Restore(t.Context(), false, nil); err == nil {
+	if _, err := n.Restore(t.Context(), nil); err == nil {
 		t.Error("Restore succeeded without the kernel's list")
 	}
 	if got := n.state(); !slices.Equal(got, []string{"c1 attached " + addr.String()}) {
@@ -285,7 +285,8 @@ func TestInterruptedListChangesNothing(t *testing.T) {
 func TestFreshRecordCoolsEverything(t *testing.T) {
 	n := newNode(t)
 	n.link("c1", netip.MustParseAddr("10.1.0.3"))
-	rep, err := n.Restore(t.Context(), true, []store.Block{n.block})
+	n.Fresh = true
+	rep, err := n.Restore(t.Context(), []store.Block{n.block})
 	if err != nil || rep.Adopted != 1 {
 		t.Fatalf("%+v, %v", rep, err)
 	}
@@ -305,7 +306,7 @@ func TestOutdatedRecords(t *testing.T) {
 		n := newNode(t)
 		addr := n.record("old", store.Attached)
 		n.link("new", addr.Addrs()...)
-		rep, err := n.Restore(t.Context(), false, []store.Block{n.block})
+		rep, err := n.Restore(t.Context(), []store.Block{n.block})
 		if err != nil || rep.Adopted != 1 || rep.Outdated != 1 || len(rep.Conflicts) > 0 {
 			t.Errorf("%+v, %v", rep, err)
 		}
@@ -321,7 +322,7 @@ func TestOutdatedRecords(t *testing.T) {
 		one, two := n.record("c1", store.Attached), n.record("c2", store.Attached)
 		n.link("c1", two.Addrs()...)
 		n.link("c2", one.Addrs()...)
-		if rep, err := n.Restore(t.Context(), false, []store.Block{n.block}); err != nil || rep.Adopted != 2 || rep.Outdated != 2 {
+		if rep, err := n.Restore(t.Context(), []store.Block{n.block}); err != nil || rep.Adopted != 2 || rep.Outdated != 2 {
 			t.Errorf("%+v, %v", rep, err)
 		}
 		if d := cmp.Diff([]string{"c1 attached " + two.String(), "c2 attached " + one.String()}, n.state()); d != "" {
@@ -332,7 +333,7 @@ func TestOutdatedRecords(t *testing.T) {
 		n := newNode(t)
 		n.record("c1", store.Attached)
 		n.link("c1", netip.MustParseAddr("10.1.0.5"))
-		if rep, err := n.Restore(t.Context(), false, []store.Block{n.block}); err != nil || rep.Adopted != 1 || rep.Outdated != 1 {
+		if rep, err := n.Restore(t.Context(), []store.Block{n.block}); err != nil || rep.Adopted != 1 || rep.Outdated != 1 {
 			t.Errorf("%+v, %v", rep, err)
 		}
 		if d := cmp.Diff([]string{"c1 attached 10.1.0.5"}, n.state()); d != "" {
@@ -343,7 +344,7 @@ func TestOutdatedRecords(t *testing.T) {
 		n := newNode(t)
 		addr := n.record("c1", store.Attached)
 		n.link("c1")
-		if rep, err := n.Restore(t.Context(), false, []store.Block{n.block}); err != nil || rep.Kept != 1 || rep.Outdated != 0 {
+		if rep, err := n.Restore(t.Context(), []store.Block{n.block}); err != nil || rep.Kept != 1 || rep.Outdated != 0 {
 			t.Errorf("%+v, %v", rep, err)
 		}
 		if d := cmp.Diff([]string{"c1 attached " + addr.String()}, n.state()); d != "" {
@@ -358,7 +359,7 @@ func TestLinksAreRecordedAsTheyAre(t *testing.T) {
 	addr := n.record("c1", store.Attached)
 	n.link("c1", addr.Addrs()...)
 	n.links.found[0].HostIfName, n.links.found[0].HostIfIndex = "vethnew", 12
-	if rep, err := n.Restore(t.Context(), false, []store.Block{n.block}); err != nil || rep.Kept != 1 {
+	if rep, err := n.Restore(t.Context(), []store.Block{n.block}); err != nil || rep.Kept != 1 {
 		t.Errorf("%+v, %v", rep, err)
 	}
 	if a, err := n.store.Get(t.Context(), id("c1")); err != nil || a.HostIfName != "vethnew" || a.HostIfIndex != 12 || a.Address != addr {
@@ -373,7 +374,7 @@ func TestConflictsAreLeftAlone(t *testing.T) {
 	n.link("c2", addr.Addrs()...)
 	n.link("c3")
 	n.link("c4", netip.MustParseAddr("10.1.0.6"), netip.MustParseAddr("10.1.0.7"))
-	rep, err := n.Restore(t.Context(), false, []store.Block{n.block})
+	rep, err := n.Restore(t.Context(), []store.Block{n.block})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -395,7 +396,7 @@ func TestBlocksThatTheAPILost(t *testing.T) {
 	if err := n.store.SetBlocks(t.Context(), []store.Block{empty}); err != nil {
 		t.Fatal(err)
 	}
-	rep, err := n.Restore(t.Context(), false, nil)
+	rep, err := n.Restore(t.Context(), nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -418,11 +419,11 @@ func TestQueuedDeletionsAreReplayed(t *testing.T) {
 		}
 	}
 	n.det.err = errors.New("netlink: busy")
-	if _, err := n.Restore(t.Context(), false, []store.Block{n.block}); err == nil {
+	if _, err := n.Restore(t.Context(), []store.Block{n.block}); err == nil {
 		t.Error("Restore succeeded though a queued deletion failed")
 	}
 	n.det.err = nil
-	rep, err := n.Restore(t.Context(), false, []store.Block{n.block})
+	rep, err := n.Restore(t.Context(), []store.Block{n.block})
 	if err != nil || rep.Replayed != 2 {
 		t.Fatalf("%+v, %v", rep, err)
 	}
@@ -468,7 +469,8 @@ func TestLinksOfEarlierVersions(t *testing.T) {
 		n.links.found[i].Unlabelled = true
 	}
 	n.links.found[2].Pool = ""
-	rep, err := n.Restore(t.Context(), true, []store.Block{n.block})
+	n.Fresh = true
+	rep, err := n.Restore(t.Context(), []store.Block{n.block})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -45,24 +45,20 @@ func fail(code cnirpc.ErrorCode, msg string, err error) error {
 	return st.Err()
 }
 
-// metrics of the calls of the plugin.
-type metrics struct {
-	duration *prometheus.HistogramVec
-}
-
-func newMetrics(r prometheus.Registerer) metrics {
-	m := metrics{prometheus.NewHistogramVec(prometheus.HistogramOpts{
+// newDuration returns the metric of the calls of the plugin.
+func newDuration(r prometheus.Registerer) *prometheus.HistogramVec {
+	duration := prometheus.NewHistogramVec(prometheus.HistogramOpts{
 		Name:    "coil_cni_request_duration_seconds",
 		Help:    "Duration of the plugin's calls inside coild by method and gRPC code; the plugin's own start is not in it.",
 		Buckets: prometheus.ExponentialBuckets(0.00025, 2.5, 14),
-	}, []string{"method", "code"})}
-	r.MustRegister(m.duration)
-	return m
+	}, []string{"method", "code"})
+	r.MustRegister(duration)
+	return duration
 }
 
 // intercept recovers from panics, and logs and measures each call. The plugin is
 // the one that tells a caller about an error, so it is logged once, here.
-func (m metrics) intercept(base klog.Logger) grpc.UnaryServerInterceptor {
+func intercept(base klog.Logger, duration *prometheus.HistogramVec) grpc.UnaryServerInterceptor {
 	return func(ctx context.Context, req any, info *grpc.UnaryServerInfo, next grpc.UnaryHandler) (resp any, err error) {
 		start := time.Now()
 		method := path.Base(info.FullMethod)
@@ -78,7 +74,7 @@ func (m metrics) intercept(base klog.Logger) grpc.UnaryServerInterceptor {
 				err = fail(cnirpc.ErrorCode_INTERNAL, "coild has a fault, see its log", fmt.Errorf("%v", p))
 			}
 			took := time.Since(start)
-			m.duration.WithLabelValues(method, status.Code(err).String()).Observe(took.Seconds())
+			duration.WithLabelValues(method, status.Code(err).String()).Observe(took.Seconds())
 			if err != nil {
 				logger.Info("Call failed", "took", took, "reason", status.Convert(err).Message())
 				return

@@ -37,7 +37,7 @@ func (s *Server) Serve(ctx context.Context, socket string, r prometheus.Register
 	}
 	logger := klog.FromContext(ctx).WithName("cni")
 	g := grpc.NewServer(
-		grpc.UnaryInterceptor(newMetrics(r).intercept(logger)),
+		grpc.UnaryInterceptor(intercept(logger, newDuration(r))),
 		// Each connection is for one small call of the plugin: no bandwidth is worth being
 		// measured, by a ping before each answer, and no large buffer is filled.
 		grpc.StaticConnWindowSize(window), grpc.StaticStreamWindowSize(window),

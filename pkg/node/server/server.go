@@ -33,7 +33,7 @@ type Assigner interface {
 	GC(ctx context.Context, valid []attachment.ID, called time.Time) error
 }
 
-// Cluster tells what the API server says about a pod.
+// Cluster knows the pools of namespaces.
 type Cluster interface {
 	// PoolOf returns the name of the pool of a namespace.
 	PoolOf(ctx context.Context, namespace string) (string, error)
@@ -41,16 +41,16 @@ type Cluster interface {
 
 // Egress lets pods use Egresses; see package egress.
 type Egress interface {
-	// Begin finds out what a pod asks for. The function that is returned completes the
+	// Begin finds out which Egresses a pod asks for. The returned function completes the
 	// pod's sandbox, or leaves nothing there.
 	Begin(ctx context.Context, pod store.Pod) (func(context.Context, node.Sandbox) error, error)
-	// Check says what of a sandbox isn't as it was made.
+	// Check names the differences of a sandbox from how it was made.
 	Check(ctx context.Context, id attachment.ID) error
-	// Forget ends what Begin began.
+	// Forget forgets a sandbox.
 	Forget(ctx context.Context, id attachment.ID) error
 }
 
-// Config is what the server needs to know.
+// Config has the settings of a Server.
 type Config struct {
 	// IPAM says whether coild gives addresses, or is chained behind a plugin that does.
 	IPAM bool

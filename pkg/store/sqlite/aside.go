@@ -61,13 +61,13 @@ func setAside(path string, why Reason, now time.Time) (string, error) {
 // migrations.
 const keptFiles = 3
 
-// keptFile is the end of the name of a record that was set aside, or of a copy: the time, the number
-// of those of one second, and what SQLite adds.
+// keptFile matches the end of the name of a record that was set aside, or of a copy: the time, the
+// reason or the version, the number among the files of one second, and the suffix of a sidecar.
 var keptFile = regexp.MustCompile(`^\.(\d{8}T\d{6}Z)-(v\d+|[A-Za-z]+)(?:-(\d+))?(-wal|-shm|-journal)?$`)
 
-// prune removes all but the newest of the records that were set aside, or of the copies: those of
-// the kind of made, which stays also if the clock was ahead before. What can't be removed is tried
-// again the next time.
+// prune removes all but the newest files of the kind of made: records that were set aside, or
+// copies. made itself stays also if the clock was ahead before. A file that can't be removed is
+// tried again the next time.
 func prune(path, made string) {
 	match := func(name string) []string {
 		end, ours := strings.CutPrefix(name, filepath.Base(path))
@@ -81,7 +81,7 @@ func prune(path, made string) {
 	if err != nil || one == nil {
 		return
 	}
-	others := map[string][]string{} // by their names without what SQLite adds
+	others := map[string][]string{} // matches, by the name without the suffix of a sidecar
 	for _, e := range entries {
 		m := match(e.Name())
 		if m == nil || (m[2][0] == 'v') != (one[2][0] == 'v') {

@@ -17,8 +17,8 @@ type ballast struct {
 	size int64
 }
 
-// ballastStep is how much is freed at once: enough for a transaction, since what
-// isn't used at once may be taken by whoever filled the disk.
+// ballastStep is how much is freed at once: enough for a transaction. The program that
+// filled the disk may take the space that isn't used at once.
 const ballastStep = 64 << 10
 
 // ensure makes the file, with its space on the disk, or grows it to its size; if
@@ -35,7 +35,7 @@ func (b ballast) ensure() (err error) {
 	}
 	err = unix.Fallocate(int(f.Fd()), 0, 0, b.size)
 	if errors.Is(err, unix.EOPNOTSUPP) && st.Size() < b.size {
-		// This filesystem only takes space for what is written, and perhaps compresses it.
+		// This filesystem takes space only for written data, and perhaps compresses it.
 		_, err = io.CopyN(f, rand.NewChaCha8([32]byte{}), b.size)
 	} else if errors.Is(err, unix.EOPNOTSUPP) {
 		err = nil

@@ -11,7 +11,7 @@ import (
 	"github.com/coil-net/coil/pkg/store"
 )
 
-// block is what the writer remembers of a recorded block.
+// block is a recorded block in the memory of the writer.
 type block struct {
 	id int64
 	store.Block
@@ -62,8 +62,21 @@ func (s *Store) setBlocks(ctx context.Context, blocks []store.Block, adopt bool)
 
 func (t *txn) setBlock(b store.Block, adopt bool) error {
 	have := t.blocks[b.Name]
-	switch {
-	case have == nil:
+	if have != nil && have.Block != b {
+		if err := t.checkUnused(have); err != nil {
+			t.disputed[b.Name] = true
+			return fmt.Errorf("%s of pool %s is recorded with %s of pool %s: %w", b.Block, b.Pool, have.Block.Block, have.Pool, err)
+		}
+		t.stale = true
+		for _, text := range []string{`DELETE FROM addresses WHERE block_id = ?`, deleteBlockSQL} {
+			if _, err := t.exec(text, have.id); err != nil {
+				return err
+			}
+		}
+		have = nil
+	}
+	delete(t.disputed, b.Name)
+	if have == nil {
 		have = &block{Block: b}
 		if err := t.row(`INSERT INTO blocks (name, pool, ipv4, ipv6, since) VALUES (?, ?, ?, ?, ?) RETURNING block_id`,
 			b.Name, b.Pool, orNull(b.IPv4), orNull(b.IPv6), formatTime(t.now)).Scan(&have.id); err != nil {
@@ -71,23 +84,7 @@ func (t *txn) setBlock(b store.Block, adopt bool) error {
 		}
 		t.blocks[b.Name] = have
 		t.stale = true
-	case have.Block != b:
-		if err := t.checkUnused(have); err != nil {
-			t.disputed[b.Name] = true
-			return fmt.Errorf("%s of pool %s is recorded with %s of pool %s: %w", b.Block, b.Pool, have.Block.Block, have.Pool, err)
-		}
-		t.stale = true
-		if _, err := t.exec(`DELETE FROM addresses WHERE block_id = ?`, have.id); err != nil {
-			return err
-		}
-		if _, err := t.exec(`UPDATE blocks SET pool = ?, ipv4 = ?, ipv6 = ?, since = ?,
-				adopted_boot_id = NULL, adopted_boottime_ms = NULL, adopted_seq = NULL WHERE block_id = ?`,
-			b.Pool, orNull(b.IPv4), orNull(b.IPv6), formatTime(t.now), have.id); err != nil {
-			return err
-		}
-		have.Block = b
 	}
-	delete(t.disputed, b.Name)
 	if !adopt {
 		return nil
 	}
@@ -166,7 +163,7 @@ func (s *Store) ForgetBlock(ctx context.Context, name string) error {
 				return err
 			}
 			done = true
-			_, err = t.exec(`DELETE FROM blocks WHERE block_id = ?`, b.id)
+			_, err = t.exec(deleteBlockSQL, b.id)
 			return err
 		})
 		if err != nil {
@@ -207,21 +204,12 @@ func (t *txn) checkUnused(b *block) error {
 	return nil
 }
 
-// load reads what the writer remembers: the blocks, and where the order of what
-// was freed has come to.
+// load reads the blocks, and the last number in the order in which addresses were
+// freed, into the memory of the writer.
 func (t *txn) load() error {
 	known, err := collect(query(t.ctx, t.w, scanBlock, blocksSQL))
 	if err != nil {
 		return err
-	}
-	// Blocks whose records have no gap.
-	filled := map[int64]int{}
-	for n, err := range query(t.ctx, t.w, scanCount, `SELECT block_id, count(*) FROM addresses
-			WHERE block_id IS NOT NULL GROUP BY block_id HAVING count(*) = max(block_offset) + 1`) {
-		if err != nil {
-			return err
-		}
-		filled[n.blockID] = n.records
 	}
 	var seq int64
 	if err := t.row(`SELECT coalesce(max(freed_seq), 0) FROM addresses INDEXED BY cooling
@@ -240,23 +228,29 @@ func (t *txn) load() error {
 	t.seq = max(t.seq, seq, cooledSeq)
 	t.blocks = map[string]*block{}
 	for _, b := range known {
-		b.unused = filled[b.id]
 		t.blocks[b.Name] = b
 		t.seq = max(t.seq, b.adopted.seq)
 	}
 	return nil
 }
 
-// scanBlock reads the columns of blocksSQL.
+// scanBlock reads a row of blocksSQL.
 func scanBlock(row scanner) (*block, error) {
 	var b block
+	err := b.scan(row, &b.unused)
+	return &b, err
+}
+
+// scan reads blockColumns, and the columns that follow them into more.
+func (b *block) scan(row scanner, more ...any) error {
 	var ipv4, ipv6 *string
-	if err := row.Scan(&b.id, &b.Name, &b.Pool, &ipv4, &ipv6, &b.adopted.bootID, &b.adopted.boottimeMS, &b.adopted.seq); err != nil {
-		return nil, err
+	to := []any{&b.id, &b.Name, &b.Pool, &ipv4, &ipv6, &b.adopted.bootID, &b.adopted.boottimeMS, &b.adopted.seq}
+	if err := row.Scan(append(to, more...)...); err != nil {
+		return err
 	}
 	var err error
 	if b.Block.Block, err = ipam.ParseBlock(ipv4, ipv6); err != nil {
-		return nil, fmt.Errorf("%w: %s: %w", ErrDamaged, b.Name, err)
+		return fmt.Errorf("%w: %s: %w", ErrDamaged, b.Name, err)
 	}
-	return &b, nil
+	return nil
 }

@@ -33,13 +33,13 @@ const timeFormat = "2006-01-02T15:04:05.000Z"
 
 func formatTime(t time.Time) string { return t.UTC().Format(timeFormat) }
 
-// roundUp is t in the precision of timeFormat. Rounded up, so that what was entered
-// after a moment never looks as if it was entered before.
+// roundUp is t in the precision of timeFormat. It rounds up, so that a state that was
+// entered after a moment never looks as if it was entered before.
 func roundUp(t time.Time) time.Time {
 	return t.UTC().Add(time.Millisecond - 1).Truncate(time.Millisecond)
 }
 
-// stamp is a point in the order of what was freed; the zero one is before all.
+// stamp is a point in the order in which addresses were freed; the zero one is before all.
 type stamp struct {
 	bootID     string
 	boottimeMS int64

@@ -41,7 +41,7 @@ func crashImage(tb testing.TB) (sqlite.Options, string, []store.Allocation) {
 	s, _ := mustOpen(tb, o)
 	b := mustBlock(tb, "default-0", "10.0.0.0/26", "fd00::/122")
 	fill(tb, s, b, 20)
-	if _, err := s.Checkpoint(tb.Context()); err != nil {
+	if err := s.Checkpoint(tb.Context()); err != nil {
 		tb.Fatal(err)
 	}
 	for i := range 10 {

@@ -33,54 +33,47 @@ func code(err error) int {
 	return sqlite3.SQLITE_OK
 }
 
-// unwritable says that the disk didn't take a write: full, over quota, mounted
-// read-only, or failing. Which of them doesn't matter to the caller.
-func unwritable(err error) bool {
-	c := code(err)
-	switch c & 0xff {
-	case sqlite3.SQLITE_FULL, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM:
-		return true
-	case sqlite3.SQLITE_IOERR:
-		return !damaged(err) && c != sqlite3.SQLITE_IOERR_NOMEM
-	}
-	return false
+// meanings are the errors of the contract for result codes of SQLite. store.ErrReadOnly: the disk
+// didn't take a write, since it is full, over quota, mounted read-only, or failing; which of them
+// doesn't matter to the caller. ErrDamaged: the content is wrong, or can't be read. An extended
+// code that isn't listed has the meaning of its primary code.
+var meanings = map[int]error{
+	sqlite3.SQLITE_FULL:             store.ErrReadOnly,
+	sqlite3.SQLITE_READONLY:         store.ErrReadOnly,
+	sqlite3.SQLITE_CANTOPEN:         store.ErrReadOnly,
+	sqlite3.SQLITE_PERM:             store.ErrReadOnly,
+	sqlite3.SQLITE_IOERR:            store.ErrReadOnly,
+	sqlite3.SQLITE_IOERR_NOMEM:      nil,
+	sqlite3.SQLITE_IOERR_READ:       ErrDamaged,
+	sqlite3.SQLITE_IOERR_SHORT_READ: ErrDamaged,
+	sqlite3.SQLITE_IOERR_CORRUPTFS:  ErrDamaged,
+	sqlite3.SQLITE_IOERR_DATA:       ErrDamaged,
+	sqlite3.SQLITE_CORRUPT:          ErrDamaged,
+	sqlite3.SQLITE_NOTADB:           ErrDamaged,
+	sqlite3.SQLITE_FORMAT:           ErrDamaged,
 }
 
-// damaged says that the file's content is wrong, or that it can't be read.
-func damaged(err error) bool {
-	c := code(err)
-	switch c & 0xff {
-	case sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_FORMAT:
-		return true
-	}
-	switch c {
-	case sqlite3.SQLITE_IOERR_READ, sqlite3.SQLITE_IOERR_SHORT_READ, sqlite3.SQLITE_IOERR_CORRUPTFS, sqlite3.SQLITE_IOERR_DATA:
-		return true
-	}
-	return false
-}
-
-// broken says that the file's schema isn't what it claims to be: a table or a
+// broken says that the file's schema isn't the one that it claims to be: a table or a
 // column is missing, or a value isn't of the type it must have.
 func broken(err error) bool {
 	switch code(err) & 0xff {
 	case sqlite3.SQLITE_ERROR, sqlite3.SQLITE_MISMATCH, sqlite3.SQLITE_CONSTRAINT:
 		return true
 	}
-	return damaged(err)
+	return errors.Is(classify(err), ErrDamaged)
 }
 
 // classify gives SQLite's errors the meaning that the contract has for them.
 func classify(err error) error {
-	switch {
-	case err == nil, errors.Is(err, store.ErrReadOnly), errors.Is(err, ErrDamaged):
-		return err
-	case unwritable(err):
-		return fmt.Errorf("%w: %w", store.ErrReadOnly, err)
-	case damaged(err):
-		return fmt.Errorf("%w: %w", ErrDamaged, err)
+	c := code(err)
+	meaning, listed := meanings[c]
+	if !listed {
+		meaning = meanings[c&0xff]
 	}
-	return err
+	if meaning == nil || errors.Is(err, meaning) {
+		return err
+	}
+	return fmt.Errorf("%w: %w", meaning, err)
 }
 
 // note is classify, and remembers that the content is damaged: it won't mend itself. That the

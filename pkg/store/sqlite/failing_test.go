@@ -264,7 +264,7 @@ func failUnderLoad(ctx context.Context, s *sqlite.Store, b store.Block, f *fault
 				pending[r.ID] = a.Address
 				mu.Unlock()
 				if i%5 == 0 {
-					if _, err := s.Checkpoint(ctx); err != nil && !errors.Is(err, store.ErrReadOnly) {
+					if err := s.Checkpoint(ctx); err != nil && !errors.Is(err, store.ErrReadOnly) {
 						problem("checkpoint: %w", err)
 					}
 				}

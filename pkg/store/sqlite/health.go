@@ -85,44 +85,38 @@ func (s *Store) checkDisk() error {
 	return nil
 }
 
-// Checkpoint moves what was written since the last one from the log into the
-// file, makes it durable, and empties the log. It also records which addresses have
-// cooled down, so that they needn't again in another boot. The caller schedules it, every few
-// seconds: a loss of power takes what was written since. It costs nothing when
-// nothing was. Returned is the size of the log that is left, in bytes: a reader
-// that stays open keeps it from being emptied, and it grows until that ends.
-func (s *Store) Checkpoint(ctx context.Context) (int64, error) {
+// Checkpoint moves the changes since the last one from the log into the file, makes
+// them durable, and empties the log. It also records which addresses have cooled down,
+// so that they needn't again in another boot. The caller schedules it, every few
+// seconds: a loss of power takes the changes since. It costs nothing when there are
+// none. A reader that stays open keeps the log from being emptied, and it grows until
+// that ends.
+func (s *Store) Checkpoint(ctx context.Context) error {
 	if err := s.exclusively(ctx, s.markCooled); err != nil {
-		return 0, fmt.Errorf("record what has cooled down: %w", err)
+		return fmt.Errorf("record what has cooled down: %w", err)
 	}
-	if s.dirty.Load() {
-		// Most of the work is done beside the writer, which isn't held up by the disk.
-		_, err := s.reader.ExecContext(context.WithoutCancel(ctx), `PRAGMA wal_checkpoint(PASSIVE)`)
-		if err == nil {
-			err = s.exclusively(ctx, func(ctx context.Context) error {
-				mode := "TRUNCATE"
-				if s.blocked {
-					mode = "RESTART" // keeps the log's space from others
-				}
-				busy, err := s.checkpoint(ctx, mode)
-				if err == nil && !busy {
-					s.dirty.Store(false)
-				}
-				return err
-			})
-		}
-		if err != nil {
-			return 0, fmt.Errorf("move the log into the record: %w", s.note(err))
-		}
+	if !s.dirty.Load() {
+		return nil
 	}
-	st, err := os.Stat(s.path + "-wal")
-	if errors.Is(err, os.ErrNotExist) {
-		return 0, nil
+	// Most of the work is done beside the writer, which isn't held up by the disk.
+	_, err := s.reader.ExecContext(context.WithoutCancel(ctx), `PRAGMA wal_checkpoint(PASSIVE)`)
+	if err == nil {
+		err = s.exclusively(ctx, func(ctx context.Context) error {
+			mode := "TRUNCATE"
+			if s.blocked {
+				mode = "RESTART" // keeps the log's space from others
+			}
+			busy, err := s.checkpoint(ctx, mode)
+			if err == nil && !busy {
+				s.dirty.Store(false)
+			}
+			return err
+		})
 	}
 	if err != nil {
-		return 0, err
+		return fmt.Errorf("move the log into the record: %w", s.note(err))
 	}
-	return st.Size(), nil
+	return nil
 }
 
 // markCooled records up to where in the order of freeing addresses have cooled
@@ -133,21 +127,13 @@ func (s *Store) markCooled(ctx context.Context) error {
 		return nil
 	}
 	err := s.transact(ctx, func(t *txn) error {
-		first := t.seq + 1 // that hasn't cooled down
-		ids := []any{nil}
+		var first int64 // that hasn't cooled down
+		if err := t.row(firstCoolingSQL, upTo, int64(t.boottime), t.bootID, int64(t.coolDown), t.seq+1).Scan(&first); err != nil {
+			return err
+		}
 		for _, b := range t.blocks {
-			ids = append(ids, b.id)
 			if !t.cooled(b.adopted) {
 				first = min(first, b.adopted.seq)
-			}
-		}
-		for _, id := range ids {
-			n, oldest, err := t.cooling(t.ctx, t.w, id, t.boottime)
-			if err != nil {
-				return err
-			}
-			if n > 0 {
-				first = min(first, oldest)
 			}
 		}
 		if first-1 <= upTo {

@@ -31,7 +31,7 @@ func (t *txn) setMeta(key, value string) error {
 	return err
 }
 
-func readMeta(ctx context.Context, in statements) (meta, error) {
+func readMeta(ctx context.Context, in *statements) (meta, error) {
 	m := meta{}
 	scanPair := func(row scanner) (pair [2]string, err error) {
 		err = row.Scan(&pair[0], &pair[1])
@@ -53,16 +53,13 @@ func readMeta(ctx context.Context, in statements) (meta, error) {
 
 var metaKeys = []string{"node_name", "node_uid", "machine_id", "cool_down_seconds", "cooled_seq", "created_at", "rebuilt_at", "written_at"}
 
-func (m meta) identity() identity {
-	return identity{NodeName: m["node_name"], NodeUID: m["node_uid"], MachineID: m["machine_id"]}
+func (m meta) identity() store.Identity {
+	return store.Identity{NodeName: m["node_name"], NodeUID: m["node_uid"], MachineID: m["machine_id"]}
 }
 
-// identity is a store.Identity; a field that is empty isn't known.
-type identity store.Identity
-
 // matches says that both can be the same machine under the same name. No field that both know differs, but the
-// UID may: the Node is made again, or etcd is restored to an earlier one.
-func (i identity) matches(o store.Identity) bool {
+// UID may: the Node is made again, or etcd is restored to an earlier one. A field that is empty isn't known.
+func matches(i, o store.Identity) bool {
 	if i.MachineID != "" && i.MachineID == o.MachineID && i.NodeName == o.NodeName {
 		return true
 	}
@@ -70,28 +67,30 @@ func (i identity) matches(o store.Identity) bool {
 		func(f [2]string) bool { return f[0] != "" && f[1] != "" && f[0] != f[1] })
 }
 
-// settle writes what the file should say about itself and doesn't; with probe
-// it writes in any case, to see whether that works.
+// settle writes the values of meta that aren't what they should be. With probe it writes in any
+// case, to see whether that works.
 func (t *txn) settle(probe bool) error {
 	m, err := readMeta(t.ctx, t.w)
 	if err != nil {
 		return err
 	}
-	if !m.identity().matches(t.identity) {
+	if !matches(m.identity(), t.identity) {
 		return fmt.Errorf("%w: it was made by %+v, this is %+v", ErrForeign, m.identity(), t.identity)
 	}
-	want := meta{"cool_down_seconds": strconv.FormatInt(int64(t.coolDown/time.Second), 10)}
-	for k, v := range map[string]string{"node_name": t.identity.NodeName, "node_uid": t.identity.NodeUID, "machine_id": t.identity.MachineID} {
-		// Until the record is rebuilt for another Node, each Open has to say whose it was.
-		if v != "" && (k != "node_uid" || m[k] == "") {
-			want[k] = v
-		}
+	want := meta{
+		"cool_down_seconds": strconv.FormatInt(int64(t.coolDown/time.Second), 10),
+		"node_name":         t.identity.NodeName,
+		"machine_id":        t.identity.MachineID,
+	}
+	// Until the record is rebuilt for another Node, each Open has to say whose it was.
+	if m["node_uid"] == "" {
+		want["node_uid"] = t.identity.NodeUID
 	}
 	if probe {
 		want["written_at"] = formatTime(t.now)
 	}
 	for k, v := range want {
-		if m[k] == v && k != "written_at" {
+		if v == "" || v == m[k] && k != "written_at" {
 			continue
 		}
 		if err := t.setMeta(k, v); err != nil {

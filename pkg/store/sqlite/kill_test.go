@@ -85,7 +85,7 @@ func lives(path string) error {
 			return err
 		default:
 		}
-		if _, err := s.Checkpoint(ctx); err != nil {
+		if err := s.Checkpoint(ctx); err != nil {
 			return err
 		}
 	}

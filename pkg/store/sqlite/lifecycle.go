@@ -78,7 +78,7 @@ func (t *txn) adopt(a store.Allocation) error {
 	return err
 }
 
-// adoptKnown makes a record attached and adds what the kernel knows better.
+// adoptKnown makes a record attached, and takes over the fields that the kernel knows better.
 func (t *txn) adoptKnown(have record, a store.Allocation) error {
 	if have.Address != a.Address {
 		return fmt.Errorf("%w: its record has %s", store.ErrConflict, have.Address)

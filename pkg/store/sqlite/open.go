@@ -19,7 +19,6 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -78,7 +77,7 @@ func (o *Options) validate() error {
 	return errors.Join(errs...)
 }
 
-// OpenResult says what Open found.
+// OpenResult describes the file that Open found.
 type OpenResult struct {
 	// Fresh: the record isn't complete, for the Reason. The caller must record the
 	// node's blocks with AdoptBlocks and the attachments that the kernel has with
@@ -102,12 +101,12 @@ type Store struct {
 	lock           *os.File
 	file           os.FileInfo // of the file that is open
 	writer, reader *sql.DB
-	w, r           statements
-	ops            chan op
+	w, r           *statements
+	ops            chan func()
 	quit, stopped  chan struct{}
 	closing        sync.Once
 	dirty          atomic.Bool           // something was written since the last checkpoint
-	cooledSeq      atomic.Int64          // what was freed up to here has cooled down
+	cooledSeq      atomic.Int64          // addresses that were freed up to here have cooled down
 	damage         atomic.Pointer[error] // the first that was read of the content
 
 	// The rest belongs to the writer's goroutine.
@@ -147,7 +146,7 @@ func open(ctx context.Context, o Options, scripts []string) (*Store, OpenResult,
 	s := &Store{
 		path: o.Path, bootID: o.BootID, coolDown: o.CoolDown, clock: o.Clock, identity: o.Identity,
 		ballast: ballast{path: o.Path + "-ballast", size: o.BallastBytes}, stale: true, disputed: map[string]bool{},
-		ops: make(chan op), quit: make(chan struct{}), stopped: make(chan struct{}),
+		ops: make(chan func()), quit: make(chan struct{}), stopped: make(chan struct{}),
 	}
 	res, err := s.open(context.WithoutCancel(ctx), scripts)
 	if errors.Is(classify(err), store.ErrReadOnly) && s.ballast.drop() == nil {
@@ -175,17 +174,12 @@ func (s *Store) open(ctx context.Context, scripts []string) (res OpenResult, err
 	if s.file, err = os.Stat(s.path); err != nil {
 		return res, err
 	}
-	if s.w, err = prepare(ctx, s.writer, slices.Concat(frequent, changes)...); err != nil {
-		return res, err
-	}
 	if s.reader, err = sql.Open("sqlite", dsn(s.path, "query_only(1)")); err != nil {
 		return res, err
 	}
 	s.reader.SetMaxOpenConns(readers)
 	s.reader.SetMaxIdleConns(readers)
-	if s.r, err = prepare(ctx, s.reader, frequent...); err != nil {
-		return res, err
-	}
+	s.r = newStatements(s.reader)
 	// The disk may be full. Then the record can still be read, and addresses given
 	// back; the rest is done when it recovers.
 	err = s.transact(ctx, func(t *txn) error { return t.settle(false) })
@@ -214,7 +208,7 @@ func (s *Store) openFile(ctx context.Context, scripts []string) (OpenResult, err
 			return res, fmt.Errorf("%w: a file that was just made is %s", ErrDamaged, why)
 		}
 		if s.writer != nil {
-			_ = s.writer.Close() // what it says of such a file doesn't matter
+			_ = s.writer.Close() // an error about such a file doesn't matter
 			s.writer = nil
 		}
 		res.Reason = why
@@ -222,7 +216,7 @@ func (s *Store) openFile(ctx context.Context, scripts []string) (OpenResult, err
 			return res, classifyOS(err)
 		}
 	}
-	m, err := readMeta(ctx, statements{db: s.writer})
+	m, err := readMeta(ctx, s.w)
 	if err != nil {
 		return res, err
 	}
@@ -256,7 +250,12 @@ func (s *Store) tryFile(ctx context.Context, scripts []string, res *OpenResult) 
 	case st.Size() > 0 && st.Size() < 512:
 		return Damaged, nil // SQLite would take it for an empty one and write over it
 	}
-	why, err := s.openWriter(ctx, len(scripts))
+	if s.writer, err = sql.Open("sqlite", dsn(s.path, "")); err != nil {
+		return "", err
+	}
+	s.writer.SetMaxOpenConns(1)
+	s.w = newStatements(s.writer)
+	why, err := examine(ctx, s.w, len(scripts), s.identity)
 	if why == Missing {
 		if res.Reason == "" {
 			res.Reason = Missing
@@ -267,23 +266,12 @@ func (s *Store) tryFile(ctx context.Context, scripts []string, res *OpenResult) 
 		return why, err
 	}
 	if err = migrate(ctx, s.writer, s.path, scripts, s.clock.Now()); err == nil {
-		err = decode(ctx, s.writer)
+		err = decode(ctx, s.w)
 	}
-	if broken(err) || errors.Is(err, ErrDamaged) {
+	if broken(err) {
 		return Damaged, nil
 	}
 	return "", err
-}
-
-// openWriter opens the writer's connection and examines the file.
-func (s *Store) openWriter(ctx context.Context, known int) (Reason, error) {
-	db, err := sql.Open("sqlite", dsn(s.path, ""))
-	if err != nil {
-		return "", err
-	}
-	db.SetMaxOpenConns(1)
-	s.writer = db
-	return examine(ctx, db, known, s.identity)
 }
 
 // createFile makes an empty file that only root can read; SQLite gives its log the

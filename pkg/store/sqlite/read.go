@@ -13,7 +13,7 @@ import (
 )
 
 // read calls do unless ctx has ended. SQLite doesn't see that end, which would interrupt a query.
-// what begins the text of an error.
+// The text of an error begins with what.
 func read[T any](ctx context.Context, s *Store, what string, do func(context.Context) (T, error)) (T, error) {
 	var got T
 	err := ctx.Err()
@@ -47,58 +47,19 @@ func (s *Store) Usage(ctx context.Context) ([]store.Usage, error) {
 }
 
 func (s *Store) usage(ctx context.Context) ([]store.Usage, error) {
-	tx, err := s.reader.BeginTx(ctx, nil) // one state of the record for all queries
-	if err != nil {
-		return nil, err
-	}
-	defer func() { _ = tx.Rollback() }()
-	in := s.r.within(ctx, tx, blocksSQL, allocatedSQL, coolingSQL, recordsSQL)
 	boottime := s.clock.Boottime()
-	blocks, err := collect(query(ctx, in, scanBlock, blocksSQL))
-	if err != nil {
-		return nil, err
-	}
-	allocated := map[int64]int{}
-	for n, err := range query(ctx, in, scanCount, allocatedSQL) {
-		if err != nil {
-			return nil, err
-		}
-		allocated[n.blockID] = n.records
-	}
-	us := make([]store.Usage, 0, len(blocks))
-	for _, b := range blocks {
-		u := store.Usage{Block: b.Block, Allocated: allocated[b.id]}
-		if u.Cooling, _, err = s.cooling(ctx, in, b.id, boottime); err != nil {
-			return nil, err
-		}
+	scanUsage := func(row scanner) (u store.Usage, err error) {
+		var b block
+		var records int
+		err = b.scan(row, &u.Allocated, &u.Cooling, &records)
+		u.Block = b.Block
 		if !s.cooled(b.adopted, boottime) {
-			var records int
-			if err := in.row(ctx, recordsSQL, b.id).Scan(&records); err != nil {
-				return nil, err
-			}
 			u.Cooling += b.Size() - records
 		}
-		us = append(us, u)
+		return u, err
 	}
-	return us, nil
-}
-
-// count is how many records a block has.
-type count struct {
-	blockID int64
-	records int
-}
-
-func scanCount(row scanner) (n count, err error) {
-	err = row.Scan(&n.blockID, &n.records)
-	return n, err
-}
-
-// cooling counts the addresses of a block that can't be reused yet, and says which
-// of them was freed first. A blockID of nil is the addresses without a block.
-func (s *Store) cooling(ctx context.Context, in statements, blockID any, boottime time.Duration) (n int, oldest int64, err error) {
-	err = in.row(ctx, coolingSQL, blockID, s.cooledSeq.Load(), int64(boottime), s.bootID, int64(s.coolDown)).Scan(&n, &oldest)
-	return n, oldest, err
+	// One query: it sees one state of the record.
+	return collect(query(ctx, s.r, scanUsage, usageSQL, s.cooledSeq.Load(), int64(boottime), s.bootID, int64(s.coolDown)))
 }
 
 // find returns the record of an attachment that isn't cooling.

@@ -23,7 +23,7 @@ func TestCooledBeforeReboot(t *testing.T) {
 	fill(t, s, b, 8)
 	checkpoint := func() {
 		t.Helper()
-		if _, err := s.Checkpoint(t.Context()); err != nil {
+		if err := s.Checkpoint(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -24,7 +24,7 @@ func (s *Store) Reserve(ctx context.Context, r store.Request) (store.Allocation,
 		return err
 	})
 	if errors.Is(err, store.ErrReadOnly) {
-		// What is recorded can be answered all the same.
+		// A recorded address can be answered all the same.
 		if have, gerr := s.Get(ctx, r.ID); gerr == nil && (have.State == store.Pending || have.State == store.Attached) {
 			return have, nil
 		}
@@ -216,7 +216,7 @@ func (t *txn) insert(a store.Allocation, b *block, offset int) (int64, error) {
 
 func (t *txn) cooled(f stamp) bool { return t.Store.cooled(f, t.boottime) }
 
-// checkID refuses what the schema would refuse with an error that says less.
+// checkID refuses an ID that the schema would refuse with an error that says less.
 func checkID(id attachment.ID) error {
 	if id.ContainerID == "" || id.IfName == "" {
 		return errors.New("container ID or interface name is empty")

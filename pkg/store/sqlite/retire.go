@@ -45,7 +45,7 @@ func (r *Retired) Close() error {
 	return r.lock.Close()
 }
 
-// List returns what the record has, as that of Store does; nothing if there is no record.
+// List returns the allocations of the record, as Store.List does; none if there is no record.
 func (r *Retired) List(ctx context.Context) (all []store.Allocation, err error) {
 	if st, err := os.Lstat(r.path); errors.Is(err, fs.ErrNotExist) || err == nil && st.Size() == 0 {
 		return nil, nil
@@ -60,10 +60,10 @@ func (r *Retired) List(ctx context.Context) (all []store.Allocation, err error) 
 		return nil, err
 	}
 	defer db.Close()
-	return collect(query(ctx, statements{db: db}, allocation, listSQL))
+	return collect(query(ctx, newStatements(db), allocation, listSQL))
 }
 
-// Remove removes the record, and those that were set aside, and returns the names of the files.
+// Remove removes the record and the records that were set aside, and returns the names of the files.
 func (r *Retired) Remove() (removed []string, err error) {
 	entries, err := os.ReadDir(filepath.Dir(r.path))
 	if errors.Is(err, fs.ErrNotExist) {

@@ -90,15 +90,10 @@ func migrate(ctx context.Context, db *sql.DB, file string, scripts []string, now
 	return nil
 }
 
-// decode reads what the types and constraints of the schema can't vouch for:
-// texts that must mean something, and addresses that must be their block's. A
+// decode reads the values that the types and constraints of the schema can't vouch
+// for: texts that must mean something, and addresses that must be their block's. A
 // wrong range would give addresses that belong to another node.
-func decode(ctx context.Context, db *sql.DB) error {
-	in, err := prepare(ctx, db, frequent...)
-	if err != nil {
-		return err
-	}
-	defer in.close()
+func decode(ctx context.Context, in *statements) error {
 	known, err := collect(query(ctx, in, scanBlock, blocksSQL))
 	if err != nil {
 		return err
@@ -138,7 +133,7 @@ func decode(ctx context.Context, db *sql.DB) error {
 
 // examine says what is wrong with the file as a record of the node, or "". An
 // error is no finding: the disk or another process kept the file from being read.
-func examine(ctx context.Context, db *sql.DB, known int, id store.Identity) (Reason, error) {
+func examine(ctx context.Context, in *statements, known int, id store.Identity) (Reason, error) {
 	finding := func(err error) (Reason, error) {
 		if broken(err) || errors.Is(err, sql.ErrNoRows) {
 			return Damaged, nil
@@ -146,7 +141,7 @@ func examine(ctx context.Context, db *sql.DB, known int, id store.Identity) (Rea
 		return "", err
 	}
 	var app, version, objects int
-	if err := db.QueryRowContext(ctx, `SELECT (SELECT application_id FROM pragma_application_id),
+	if err := in.row(ctx, `SELECT (SELECT application_id FROM pragma_application_id),
 			(SELECT user_version FROM pragma_user_version), (SELECT count(*) FROM sqlite_schema)`).Scan(&app, &version, &objects); err != nil {
 		return finding(err)
 	}
@@ -161,17 +156,17 @@ func examine(ctx context.Context, db *sql.DB, known int, id store.Identity) (Rea
 		return Damaged, nil
 	}
 	var verdict string
-	if err := db.QueryRowContext(ctx, `PRAGMA integrity_check(1)`).Scan(&verdict); err != nil {
+	if err := in.row(ctx, `PRAGMA integrity_check(1)`).Scan(&verdict); err != nil {
 		return finding(err)
 	}
 	if verdict != "ok" {
 		return Damaged, nil
 	}
-	have, err := readMeta(ctx, statements{db: db})
+	have, err := readMeta(ctx, in)
 	if err != nil {
 		return finding(err)
 	}
-	if !have.identity().matches(id) {
+	if !matches(have.identity(), id) {
 		return OtherNode, nil
 	}
 	return "", nil

@@ -3,11 +3,11 @@ package sqlite
 import (
 	"context"
 	"database/sql"
-	"fmt"
 	"iter"
+	"sync"
 )
 
-// columns is what scan reads, in its order.
+// columns are the columns that scan reads, in its order.
 const columns = `address_id, ipv4, ipv6, state, since, boot_id, pool, block, container_id, ifname, pod_namespace, pod_name, pod_uid,
 	netns_path, netns_inode, host_ifname, host_ifindex, result, ifnull(freed_seq, 0), ifnull(freed_boottime_ms, 0)`
 
@@ -38,14 +38,19 @@ const (
 	newestCoolingSQL = `SELECT boot_id, freed_boottime_ms, freed_seq FROM addresses
 		WHERE block_id IS ? AND state = 'cooling' ORDER BY freed_seq DESC LIMIT 1`
 
-	// How many addresses of a block can't be reused yet, and which was freed first: those
-	// freed after the newest that has rested for ?5 ns, by Store.cooled, at ?3 ns of boot ?4,
-	// and after ?2. Those that can are not even read.
-	coolingSQL = `SELECT count(*), ifnull(min(freed_seq), 0) FROM addresses
-		WHERE block_id IS ?1 AND state = 'cooling' AND freed_seq > ifnull((SELECT freed_seq FROM addresses
-			WHERE block_id IS ?1 AND state = 'cooling' AND freed_seq > ?2
-				AND ?3 - CASE boot_id WHEN ?4 THEN freed_boottime_ms * 1000000 ELSE 0 END >= ?5
-			ORDER BY freed_seq DESC LIMIT 1), ?2)`
+	// The addresses of the block b that can't be reused yet. They were freed after ?1, and after the
+	// newest address that has rested for ?4 ns, by Store.cooled, at ?2 ns of boot ?3. Addresses that
+	// can be reused are not even read.
+	coolingOfBlock = ` FROM addresses WHERE block_id IS b.block_id AND state = 'cooling'
+			AND freed_seq > ifnull((SELECT freed_seq FROM addresses
+				WHERE block_id IS b.block_id AND state = 'cooling' AND freed_seq > ?1
+					AND ?2 - CASE boot_id WHEN ?3 THEN freed_boottime_ms * 1000000 ELSE 0 END >= ?4
+				ORDER BY freed_seq DESC LIMIT 1), ?1)`
+
+	// The first freed_seq of the addresses that can't be reused yet, with and without a block; ?5 if
+	// all can be reused.
+	firstCoolingSQL = `SELECT ifnull(min((SELECT min(freed_seq)` + coolingOfBlock + `)), ?5)
+		FROM (SELECT block_id FROM blocks UNION ALL SELECT NULL) b`
 
 	// OR IGNORE: the attachment may have an address.
 	reuseSQL = `UPDATE OR IGNORE addresses SET state = 'pending', since = ?, boot_id = ?, pool = ?, block = ?,
@@ -74,103 +79,101 @@ const (
 
 	deleteSQL = `DELETE FROM addresses WHERE address_id = ?`
 
+	deleteBlockSQL = `DELETE FROM blocks WHERE block_id = ?`
+
 	listSQL = `SELECT ` + columns + ` FROM addresses INDEXED BY attachments
 		WHERE state <> 'cooling' ORDER BY since, address_id`
 
-	blocksSQL = `SELECT block_id, name, pool, ipv4, ipv6,
-			ifnull(adopted_boot_id, ''), ifnull(adopted_boottime_ms, 0), ifnull(adopted_seq, 0)
-		FROM blocks ORDER BY name`
+	// The columns that block.scan reads, in its order.
+	blockColumns = `block_id, name, pool, ipv4, ipv6,
+		ifnull(adopted_boot_id, ''), ifnull(adopted_boottime_ms, 0), ifnull(adopted_seq, 0)`
 
-	allocatedSQL = `SELECT block_id, count(*) FROM addresses INDEXED BY attachments
-		WHERE state <> 'cooling' AND block_id IS NOT NULL GROUP BY block_id`
+	// Each block, and how many records it has if they have no gap.
+	blocksSQL = `SELECT ` + blockColumns + `, ifnull(filled, 0)
+		FROM blocks LEFT JOIN (SELECT block_id AS id, count(*) AS filled FROM addresses
+			WHERE block_id IS NOT NULL GROUP BY block_id HAVING count(*) = max(block_offset) + 1) ON id = block_id
+		ORDER BY name`
+
+	// Each block, with the numbers of its allocated addresses and of those that can't be reused yet.
+	// The last column counts its records if it was adopted after ?1: addresses without a record may
+	// have to cool down then.
+	usageSQL = `SELECT ` + blockColumns + `, ifnull(allocated, 0), (SELECT count(*)` + coolingOfBlock + `),
+			iif(adopted_seq > ?1, (SELECT count(*) FROM addresses WHERE block_id = b.block_id), 0)
+		FROM blocks b LEFT JOIN (SELECT block_id AS id, count(*) AS allocated FROM addresses INDEXED BY attachments
+			WHERE state <> 'cooling' AND block_id IS NOT NULL GROUP BY block_id) ON id = block_id
+		ORDER BY name`
 
 	recordsSQL = `SELECT count(*) FROM addresses WHERE block_id = ?`
 
 	beginSQL, commitSQL, rollbackSQL = `BEGIN IMMEDIATE`, `COMMIT`, `ROLLBACK`
 )
 
-// frequent are the statements that each pool of connections compiles once, changes those that the
-// writer compiles besides.
-var (
-	frequent = []string{findSQL, listSQL, blocksSQL, allocatedSQL, recordsSQL, coolingSQL, listClientsSQL}
-	changes  = []string{
-		findAddressSQL, insertSQL, nextUnusedSQL, oldestCoolingSQL, newestCoolingSQL, reuseSQL, readdressSQL, attachSQL, adoptSQL,
-		releaseSQL, coolSQL, deleteSQL, setClientSQL, forgetClientSQL, beginSQL, commitSQL, rollbackSQL,
-	}
-)
-
-// statements are those of a pool of connections: compiled ones by their text, and all others.
+// statements runs statements by a pool of connections. Each is compiled when it is first used, and kept.
 type statements struct {
 	db       *sql.DB
-	compiled map[string]*sql.Stmt
+	mu       sync.Mutex
+	compiled map[string]*sql.Stmt // by their text; guarded by mu
 }
 
-// prepare compiles statements for db.
-func prepare(ctx context.Context, db *sql.DB, texts ...string) (statements, error) {
-	s := statements{db, map[string]*sql.Stmt{}}
-	for _, text := range texts {
-		st, err := db.PrepareContext(ctx, text)
-		if err != nil {
-			s.close()
-			return statements{}, fmt.Errorf("prepare %q: %w", text, err)
+func newStatements(db *sql.DB) *statements {
+	return &statements{db: db, compiled: map[string]*sql.Stmt{}}
+}
+
+// compile returns the compiled statement of a text.
+func (s *statements) compile(ctx context.Context, text string) (*sql.Stmt, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	st := s.compiled[text]
+	if st == nil {
+		var err error
+		if st, err = s.db.PrepareContext(ctx, text); err != nil {
+			return nil, err
 		}
 		s.compiled[text] = st
 	}
-	return s, nil
-}
-
-func (s statements) close() {
-	for _, st := range s.compiled {
-		_ = st.Close() // frees memory, nothing else
-	}
-}
-
-// within are some of the statements as they are in a transaction.
-func (s statements) within(ctx context.Context, tx *sql.Tx, texts ...string) statements {
-	in := statements{nil, map[string]*sql.Stmt{}}
-	for _, text := range texts {
-		in.compiled[text] = tx.StmtContext(ctx, s.compiled[text])
-	}
-	return in
+	return st, nil
 }
 
 // exec returns how many rows a statement changed.
-func (s statements) exec(ctx context.Context, text string, args ...any) (int64, error) {
-	var res sql.Result
-	var err error
-	if st := s.compiled[text]; st != nil {
-		res, err = st.ExecContext(ctx, args...)
-	} else {
-		res, err = s.db.ExecContext(ctx, text, args...)
+func (s *statements) exec(ctx context.Context, text string, args ...any) (int64, error) {
+	st, err := s.compile(ctx, text)
+	if err != nil {
+		return 0, err
 	}
+	res, err := st.ExecContext(ctx, args...)
 	if err != nil {
 		return 0, err
 	}
 	return res.RowsAffected()
 }
 
-func (s statements) row(ctx context.Context, text string, args ...any) *sql.Row {
-	if st := s.compiled[text]; st != nil {
-		return st.QueryRowContext(ctx, args...)
+// row is the first row of a query; sql.ErrNoRows if it has none.
+func (s *statements) row(ctx context.Context, text string, args ...any) scanner {
+	st, err := s.compile(ctx, text)
+	if err != nil {
+		return noRow{err}
 	}
-	return s.db.QueryRowContext(ctx, text, args...)
+	return st.QueryRowContext(ctx, args...)
 }
 
-func (s statements) rows(ctx context.Context, text string, args ...any) (*sql.Rows, error) {
-	if st := s.compiled[text]; st != nil {
-		return st.QueryContext(ctx, args...)
-	}
-	return s.db.QueryContext(ctx, text, args...)
-}
+// noRow is the row of a query that can't be compiled.
+type noRow struct{ error }
+
+func (r noRow) Scan(...any) error { return r.error }
 
 // scanner is a row of a query.
 type scanner interface{ Scan(to ...any) error }
 
 // query yields the rows of a query as scan reads them, and after them the error of the query, if any.
-func query[T any](ctx context.Context, s statements, scan func(scanner) (T, error), text string, args ...any) iter.Seq2[T, error] {
+func query[T any](ctx context.Context, s *statements, scan func(scanner) (T, error), text string, args ...any) iter.Seq2[T, error] {
 	return func(yield func(T, error) bool) {
 		var none T
-		rows, err := s.rows(ctx, text, args...)
+		st, err := s.compile(ctx, text)
+		if err != nil {
+			yield(none, err)
+			return
+		}
+		rows, err := st.QueryContext(ctx, args...)
 		if err != nil {
 			yield(none, err)
 			return

@@ -2,7 +2,6 @@ package sqlite
 
 import (
 	"context"
-	"database/sql"
 	"errors"
 	"fmt"
 	"time"
@@ -11,7 +10,7 @@ import (
 )
 
 // txn is one transaction of the writer. It has no sql.Tx, which would start a goroutine for
-// each: what the writer's goroutine does by its only connection is in the transaction.
+// each: every statement that the writer's goroutine runs by its only connection is in the transaction.
 type txn struct {
 	*Store
 	ctx      context.Context
@@ -21,9 +20,9 @@ type txn struct {
 
 func (t *txn) exec(text string, args ...any) (int64, error) { return t.w.exec(t.ctx, text, args...) }
 
-func (t *txn) row(text string, args ...any) *sql.Row { return t.w.row(t.ctx, text, args...) }
+func (t *txn) row(text string, args ...any) scanner { return t.w.row(t.ctx, text, args...) }
 
-// nextSeq is the number of the next event in the order of what was freed.
+// nextSeq is the number of the next event in the order in which addresses were freed.
 func (t *txn) nextSeq() int64 {
 	t.seq++
 	return t.seq
@@ -32,7 +31,7 @@ func (t *txn) nextSeq() int64 {
 // boottimeMS is the time since boot, rounded up: an address never cools too short.
 func (t *txn) boottimeMS() int64 { return (t.boottime + time.Millisecond - 1).Milliseconds() }
 
-// kind says what a change needs of the disk.
+// kind says whether a change needs space on the disk.
 type kind int
 
 const (
@@ -42,15 +41,8 @@ const (
 	givesBack
 )
 
-// op is what the writer is asked to do.
-type op struct {
-	ctx  context.Context
-	do   func(context.Context) error
-	done chan error
-}
-
 // write runs do in a transaction of the one writer and waits for its end, or for
-// ctx: the change may then still happen. what begins the text of an error.
+// ctx: the change may then still happen. The text of an error begins with what.
 func (s *Store) write(ctx context.Context, k kind, what string, do func(*txn) error) error {
 	err := s.exclusively(ctx, func(ctx context.Context) error { return s.run(ctx, k, do) })
 	if err != nil {
@@ -65,16 +57,16 @@ func (s *Store) exclusively(ctx context.Context, do func(context.Context) error)
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	o := op{ctx: context.WithoutCancel(ctx), do: do, done: make(chan error, 1)}
+	done := make(chan error, 1)
 	select {
-	case s.ops <- o:
+	case s.ops <- func() { done <- classify(do(context.WithoutCancel(ctx))) }:
 	case <-ctx.Done():
 		return ctx.Err()
 	case <-s.quit:
 		return ErrClosed
 	}
 	select {
-	case err := <-o.done:
+	case err := <-done:
 		return err
 	case <-ctx.Done():
 		return fmt.Errorf("outcome is unknown: %w", ctx.Err())
@@ -86,8 +78,8 @@ func (s *Store) runWriter() {
 	defer close(s.stopped)
 	for {
 		select {
-		case o := <-s.ops:
-			o.done <- classify(o.do(o.ctx))
+		case do := <-s.ops:
+			do()
 		case <-s.quit:
 			return
 		}
@@ -102,7 +94,7 @@ func (s *Store) run(ctx context.Context, k kind, do func(*txn) error) error {
 		}
 	}
 	err := s.transact(ctx, do)
-	if !unwritable(err) {
+	if !errors.Is(err, store.ErrReadOnly) {
 		return err
 	}
 	s.blocked = true
@@ -113,7 +105,7 @@ func (s *Store) run(ctx context.Context, k kind, do func(*txn) error) error {
 		// Moving the log into the file lets the next transaction write over the log's
 		// space, which nobody else can take. That may need some space too.
 		_, _ = s.checkpoint(ctx, "RESTART") // the transaction tells
-		if err = s.transact(ctx, do); !unwritable(err) || s.ballast.shrink() != nil {
+		if err = s.transact(ctx, do); !errors.Is(err, store.ErrReadOnly) || s.ballast.shrink() != nil {
 			return err
 		}
 	}
@@ -124,7 +116,7 @@ func (s *Store) transact(ctx context.Context, do func(*txn) error) (err error) {
 	defer func() {
 		err = s.note(err)
 		if err != nil && !answer(err) {
-			s.stale = true // what is remembered of blocks may be of the lost transaction
+			s.stale = true // the blocks in memory may be those of the lost transaction
 		}
 	}()
 	if _, err := s.w.exec(ctx, beginSQL); err != nil {
