@@ -31,7 +31,7 @@ import (
 	"github.com/containernetworking/cni/pkg/version"
 
 	"github.com/coil-net/coil/pkg/atomicfile"
-	"github.com/coil-net/coil/pkg/cniconf/netconf"
+	"github.com/coil-net/coil/pkg/cniconf/spec"
 )
 
 const (
@@ -77,16 +77,19 @@ func Validate(content []byte) (notes []string, err error) {
 	}
 	found := 0
 	for _, p := range list.Plugins {
-		if p.Network.Type != netconf.PluginType {
+		if p.Network.Type != spec.PluginType {
 			continue
 		}
 		found++
-		if err := netconf.Validate(p.Bytes, list.CNIVersion); err != nil {
-			return nil, fmt.Errorf("plugin %s of the network configuration: %w", netconf.PluginType, err)
+		if _, err := spec.ParseConf(p.Bytes); err != nil {
+			return nil, fmt.Errorf("plugin %s of the network configuration: %w", spec.PluginType, err)
+		}
+		if err := spec.CheckVersion(list.CNIVersion); err != nil {
+			return nil, fmt.Errorf("plugin %s of the network configuration: %w", spec.PluginType, err)
 		}
 	}
 	if found != 1 {
-		return nil, fmt.Errorf("network configuration has %d plugins of type %q, want one", found, netconf.PluginType)
+		return nil, fmt.Errorf("network configuration has %d plugins of type %q, want one", found, spec.PluginType)
 	}
 	if newEnough, err := version.GreaterThanOrEqualTo(list.CNIVersion, "1.1.0"); err == nil && !newEnough {
 		notes = append(notes, fmt.Sprintf("cniVersion is %s: runtimes ask for STATUS and GC only from 1.1.0 on", list.CNIVersion))

@@ -20,7 +20,7 @@ import (
 	"github.com/coil-net/coil/pkg/app/program"
 	"github.com/coil-net/coil/pkg/atomicfile"
 	"github.com/coil-net/coil/pkg/cniconf"
-	"github.com/coil-net/coil/pkg/cniconf/netconf"
+	"github.com/coil-net/coil/pkg/cniconf/spec"
 )
 
 const (
@@ -60,7 +60,7 @@ func Run(ctx context.Context, o *Options) error {
 		}
 	}
 
-	plugin := filepath.Join(o.BinDir, netconf.PluginType)
+	plugin := filepath.Join(o.BinDir, spec.PluginType)
 	changed, err := installPlugin(o.CoilPath, plugin)
 	if err != nil {
 		return err
