@@ -15,7 +15,6 @@
 package cniconf
 
 import (
-	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -24,7 +23,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/containernetworking/cni/libcni"
 	"github.com/containernetworking/cni/pkg/utils"
@@ -43,8 +41,6 @@ const (
 	stagedSuffix = ".staged"
 
 	mode = 0o644
-	// staleTemp is the age at which a temporary file has no writer any more.
-	staleTemp = 10 * time.Minute
 )
 
 // ErrNotStaged: there is nothing to put in place, nor is it there already; coil-installer
@@ -106,12 +102,7 @@ func Stage(dir, name string, content []byte) (changed bool, err error) {
 	if _, err := Validate(content); err != nil {
 		return false, err
 	}
-	return replace(filepath.Join(dir, name+stagedSuffix), content)
-}
-
-// Activate puts the staged configuration in place, once; see Keeper.Activate.
-func Activate(dir, name string) (changed bool, err error) {
-	return (&Keeper{Dir: dir, Name: name}).Activate()
+	return atomicfile.Ensure(filepath.Join(dir, name+stagedSuffix), content, mode)
 }
 
 // Keeper keeps the configuration in place. Not for several goroutines at once.
@@ -142,7 +133,7 @@ func (k *Keeper) Activate() (changed bool, err error) {
 	case !json.Valid(content):
 		return false, fmt.Errorf("staged network configuration %s is not valid JSON", path+stagedSuffix)
 	}
-	if changed, err = replace(path, content); err == nil {
+	if changed, err = atomicfile.Ensure(path, content, mode); err == nil {
 		k.last = content
 	}
 	return changed, err
@@ -156,23 +147,6 @@ func (k *Keeper) fallback(path string) []byte {
 		}
 	}
 	return k.last
-}
-
-// replace makes path a regular file with this content.
-func replace(path string, content []byte) (changed bool, err error) {
-	if err := atomicfile.RemoveStale(path, staleTemp); err != nil {
-		return false, err
-	}
-	info, err := os.Lstat(path)
-	if err == nil && info.Mode().IsRegular() && info.Mode().Perm() == mode {
-		if have, err := os.ReadFile(path); err == nil && bytes.Equal(have, content) {
-			return false, nil
-		}
-	}
-	if err := atomicfile.Write(path, content, mode); err != nil {
-		return false, err
-	}
-	return true, nil
 }
 
 // Preferred returns the names of configurations of others that runtimes use rather

@@ -1,6 +1,7 @@
 package installer
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"os"
@@ -33,17 +34,11 @@ type Options struct {
 
 // FromEnv returns the options that an environment gives, with defaults.
 func FromEnv(getenv func(string) string) *Options {
-	or := func(name, value string) string {
-		if v := getenv(name); v != "" {
-			return v
-		}
-		return value
-	}
 	return &Options{
-		ConfName:    or("CNI_CONF_NAME", cniconf.DefaultName),
-		EtcDir:      or("CNI_ETC_DIR", "/host/etc/cni/net.d"),
-		BinDir:      or("CNI_BIN_DIR", "/host/opt/cni/bin"),
-		CoilPath:    or("COIL_PATH", "/coil"),
+		ConfName:    cmp.Or(getenv("CNI_CONF_NAME"), cniconf.DefaultName),
+		EtcDir:      cmp.Or(getenv("CNI_ETC_DIR"), "/host/etc/cni/net.d"),
+		BinDir:      cmp.Or(getenv("CNI_BIN_DIR"), "/host/opt/cni/bin"),
+		CoilPath:    cmp.Or(getenv("COIL_PATH"), "/coil"),
 		NetConf:     getenv("CNI_NETCONF"),
 		NetConfFile: getenv("CNI_NETCONF_FILE"),
 	}
