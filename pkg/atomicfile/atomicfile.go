@@ -6,6 +6,7 @@
 package atomicfile
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -19,6 +20,24 @@ import (
 // tempMark is in the names of temporary files, which begin with a dot. No
 // container runtime reads such a file in its configuration folder.
 const tempMark = ".tmp-"
+
+// staleTemp is the age at which a temporary file has no writer any more.
+const staleTemp = 10 * time.Minute
+
+// Ensure makes path a regular file with this content and mode, as Write does it. It changes nothing when path is one
+// already. Old temporary files of path are removed.
+func Ensure(path string, content []byte, mode fs.FileMode) (changed bool, err error) {
+	if err := RemoveStale(path, staleTemp); err != nil {
+		return false, err
+	}
+	if info, err := os.Lstat(path); err == nil && info.Mode().IsRegular() && info.Mode().Perm() == mode {
+		if have, err := os.ReadFile(path); err == nil && bytes.Equal(have, content) {
+			return false, nil
+		}
+	}
+	err = Write(path, content, mode)
+	return err == nil, err
+}
 
 // Write replaces path by a file with this content and mode, whatever the umask.
 // When it returns nil, the new file survives a power cut; when it returns an

@@ -115,6 +115,30 @@ func TestWriteWantsTheFolder(t *testing.T) {
 	}
 }
 
+func TestEnsureWritesOnlyWhatDiffers(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "f")
+	for _, step := range []struct {
+		name    string
+		harm    func() error
+		changed bool
+	}{
+		{"absent", func() error { return nil }, true},
+		{"as it should be", func() error { return nil }, false},
+		{"of another mode", func() error { return os.Chmod(path, 0o600) }, true},
+		{"of another content", func() error { return os.Truncate(path, 1) }, true},
+		{"a link to the same", func() error { return errors.Join(os.Rename(path, path+"2"), os.Symlink(path+"2", path)) }, true},
+	} {
+		if err := step.harm(); err != nil {
+			t.Fatal(err)
+		}
+		changed, err := atomicfile.Ensure(path, []byte("content"), 0o644)
+		info, statErr := os.Lstat(path)
+		if err != nil || changed != step.changed || statErr != nil || info.Mode() != 0o644 || info.Size() != 7 {
+			t.Errorf("%s: changed %v, %v; the file is %v, %v", step.name, changed, err, info, statErr)
+		}
+	}
+}
+
 func TestRemoveStaleTakesOnlyOldFilesOfThisName(t *testing.T) {
 	dir := t.TempDir()
 	old := time.Now().Add(-time.Hour)

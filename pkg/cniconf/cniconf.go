@@ -15,7 +15,6 @@
 package cniconf
 
 import (
-	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -24,14 +23,13 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/containernetworking/cni/libcni"
 	"github.com/containernetworking/cni/pkg/utils"
 	"github.com/containernetworking/cni/pkg/version"
 
 	"github.com/coil-net/coil/pkg/atomicfile"
-	"github.com/coil-net/coil/pkg/cniconf/netconf"
+	"github.com/coil-net/coil/pkg/cniconf/spec"
 )
 
 const (
@@ -43,8 +41,6 @@ const (
 	stagedSuffix = ".staged"
 
 	mode = 0o644
-	// staleTemp is the age at which a temporary file has no writer any more.
-	staleTemp = 10 * time.Minute
 )
 
 // ErrNotStaged: there is nothing to put in place, nor is it there already; coil-installer
@@ -77,16 +73,19 @@ func Validate(content []byte) (notes []string, err error) {
 	}
 	found := 0
 	for _, p := range list.Plugins {
-		if p.Network.Type != netconf.PluginType {
+		if p.Network.Type != spec.PluginType {
 			continue
 		}
 		found++
-		if err := netconf.Validate(p.Bytes, list.CNIVersion); err != nil {
-			return nil, fmt.Errorf("plugin %s of the network configuration: %w", netconf.PluginType, err)
+		if _, err := spec.ParseConf(p.Bytes); err != nil {
+			return nil, fmt.Errorf("plugin %s of the network configuration: %w", spec.PluginType, err)
+		}
+		if err := spec.CheckVersion(list.CNIVersion); err != nil {
+			return nil, fmt.Errorf("plugin %s of the network configuration: %w", spec.PluginType, err)
 		}
 	}
 	if found != 1 {
-		return nil, fmt.Errorf("network configuration has %d plugins of type %q, want one", found, netconf.PluginType)
+		return nil, fmt.Errorf("network configuration has %d plugins of type %q, want one", found, spec.PluginType)
 	}
 	if newEnough, err := version.GreaterThanOrEqualTo(list.CNIVersion, "1.1.0"); err == nil && !newEnough {
 		notes = append(notes, fmt.Sprintf("cniVersion is %s: runtimes ask for STATUS and GC only from 1.1.0 on", list.CNIVersion))
@@ -103,12 +102,7 @@ func Stage(dir, name string, content []byte) (changed bool, err error) {
 	if _, err := Validate(content); err != nil {
 		return false, err
 	}
-	return replace(filepath.Join(dir, name+stagedSuffix), content)
-}
-
-// Activate puts the staged configuration in place, once; see Keeper.Activate.
-func Activate(dir, name string) (changed bool, err error) {
-	return (&Keeper{Dir: dir, Name: name}).Activate()
+	return atomicfile.Ensure(filepath.Join(dir, name+stagedSuffix), content, mode)
 }
 
 // Keeper keeps the configuration in place. Not for several goroutines at once.
@@ -139,7 +133,7 @@ func (k *Keeper) Activate() (changed bool, err error) {
 	case !json.Valid(content):
 		return false, fmt.Errorf("staged network configuration %s is not valid JSON", path+stagedSuffix)
 	}
-	if changed, err = replace(path, content); err == nil {
+	if changed, err = atomicfile.Ensure(path, content, mode); err == nil {
 		k.last = content
 	}
 	return changed, err
@@ -153,23 +147,6 @@ func (k *Keeper) fallback(path string) []byte {
 		}
 	}
 	return k.last
-}
-
-// replace makes path a regular file with this content.
-func replace(path string, content []byte) (changed bool, err error) {
-	if err := atomicfile.RemoveStale(path, staleTemp); err != nil {
-		return false, err
-	}
-	info, err := os.Lstat(path)
-	if err == nil && info.Mode().IsRegular() && info.Mode().Perm() == mode {
-		if have, err := os.ReadFile(path); err == nil && bytes.Equal(have, content) {
-			return false, nil
-		}
-	}
-	if err := atomicfile.Write(path, content, mode); err != nil {
-		return false, err
-	}
-	return true, nil
 }
 
 // Preferred returns the names of configurations of others that runtimes use rather

@@ -35,7 +35,7 @@ func mustStage(t *testing.T, dir string, content []byte) {
 
 func mustActivate(t *testing.T, dir string) bool {
 	t.Helper()
-	changed, err := cniconf.Activate(dir, name)
+	changed, err := (&cniconf.Keeper{Dir: dir, Name: name}).Activate()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -61,7 +61,7 @@ func TestStageAndActivate(t *testing.T) {
 	if err := os.WriteFile(other, []byte("not ours"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := cniconf.Activate(dir, name); !errors.Is(err, cniconf.ErrNotStaged) {
+	if _, err := (&cniconf.Keeper{Dir: dir, Name: name}).Activate(); !errors.Is(err, cniconf.ErrNotStaged) {
 		t.Errorf("error is %v, want ErrNotStaged", err)
 	}
 	for i, want := range []bool{true, false} {
@@ -140,7 +140,7 @@ func TestActivateKeepsWhatIsInPlaceWhenTheStagedFileIsBroken(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(dir, name+".staged"), conflist("")[:50], 0o644); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := cniconf.Activate(dir, name); err == nil {
+	if _, err := (&cniconf.Keeper{Dir: dir, Name: name}).Activate(); err == nil {
 		t.Error("a torn file was put in place")
 	}
 	if got, err := os.ReadFile(filepath.Join(dir, name)); err != nil || string(got) != string(conflist("")) {
@@ -153,7 +153,7 @@ func TestActivateKeepsWhatIsInPlaceWhenTheStagedFileIsBroken(t *testing.T) {
 		t.Fatal(err)
 	}
 	mustStage(t, dir, conflist(""))
-	if _, err := cniconf.Activate(dir, name); err == nil {
+	if _, err := (&cniconf.Keeper{Dir: dir, Name: name}).Activate(); err == nil {
 		t.Error("a folder was replaced")
 	}
 }
@@ -244,7 +244,7 @@ func TestReadersNeverSeeHalfAConfiguration(t *testing.T) {
 				written <- err
 				return
 			}
-			if _, err := cniconf.Activate(dir, name); err != nil {
+			if _, err := (&cniconf.Keeper{Dir: dir, Name: name}).Activate(); err != nil {
 				written <- err
 				return
 			}
@@ -365,7 +365,7 @@ func TestCheckName(t *testing.T) {
 			t.Errorf("CheckName(%q) is %v", n, err)
 		}
 		if !ok {
-			if _, err := cniconf.Activate(t.TempDir(), n); err == nil || errors.Is(err, cniconf.ErrNotStaged) {
+			if _, err := (&cniconf.Keeper{Dir: t.TempDir(), Name: n}).Activate(); err == nil || errors.Is(err, cniconf.ErrNotStaged) {
 				t.Errorf("Activate of %q: %v", n, err)
 			}
 		}

@@ -7,6 +7,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"time"
 	"unicode"
 
 	"github.com/coil-net/coil/pkg/cniconf/spec"
@@ -31,20 +32,28 @@ type command struct {
 	args, path, override       string // CNI_ARGS, CNI_PATH, CNI_NETNS_OVERRIDE
 	stdin                      []byte
 	conf                       spec.Conf
+	deadline                   time.Time // of the command as a whole, connecting included
 }
 
-// needs are the variables that the commands can't do without.
-var needs = map[verb][]string{
-	verbAdd:     {"CNI_CONTAINERID", "CNI_NETNS", "CNI_IFNAME", "CNI_PATH"},
-	verbCheck:   {"CNI_CONTAINERID", "CNI_NETNS", "CNI_IFNAME", "CNI_PATH"},
-	verbDel:     {"CNI_CONTAINERID", "CNI_IFNAME", "CNI_PATH"},
-	verbGC:      {"CNI_PATH"},
-	verbStatus:  {"CNI_PATH"},
-	verbVersion: nil,
+// verbs are the commands: the gRPC method of each, its timeout, the variables that it can't do without, and the version
+// of the specification that brought it.
+//
+// The timeouts end before the runtime loses patience (the kubelet's runtimeRequestTimeout is 2 minutes, its longest call
+// twice that), so that the reason reaches the events of the pod instead of "signal: killed". STATUS is asked every 5
+// seconds.
+var verbs = map[verb]struct {
+	method  string
+	timeout time.Duration
+	needs   []string
+	since   string
+}{
+	verbAdd:     {"/pkg.cnirpc.CNI/Add", 100 * time.Second, []string{"CNI_CONTAINERID", "CNI_NETNS", "CNI_IFNAME", "CNI_PATH"}, ""},
+	verbCheck:   {"/pkg.cnirpc.CNI/Check", 30 * time.Second, []string{"CNI_CONTAINERID", "CNI_NETNS", "CNI_IFNAME", "CNI_PATH"}, "0.4.0"},
+	verbDel:     {"/pkg.cnirpc.CNI/Del", 60 * time.Second, []string{"CNI_CONTAINERID", "CNI_IFNAME", "CNI_PATH"}, ""},
+	verbGC:      {"/pkg.cnirpc.CNI/GC", 60 * time.Second, []string{"CNI_PATH"}, "1.1.0"},
+	verbStatus:  {"/pkg.cnirpc.CNI/Status", 5 * time.Second, []string{"CNI_PATH"}, "1.1.0"},
+	verbVersion: {},
 }
-
-// since are the versions of the specification that brought the later commands.
-var since = map[verb]string{verbCheck: "0.4.0", verbGC: "1.1.0", verbStatus: "1.1.0"}
 
 // Main does the command that the environment tells, with the configuration on standard
 // input. The error is for the runtime.
@@ -67,12 +76,12 @@ func readCommand(getenv func(string) string, stdin io.Reader) (command, error) {
 		verb: verb(getenv("CNI_COMMAND")), containerID: getenv("CNI_CONTAINERID"), netns: getenv("CNI_NETNS"), ifName: getenv("CNI_IFNAME"),
 		args: getenv("CNI_ARGS"), path: getenv("CNI_PATH"), override: getenv("CNI_NETNS_OVERRIDE"),
 	}
-	needed, known := needs[c.verb]
-	if err := c.checkNames(needed); err != nil {
+	traits, known := verbs[c.verb]
+	if err := c.checkNames(traits.needs); err != nil {
 		return c, err
 	}
 	var missing []string
-	for _, name := range append([]string{"CNI_COMMAND"}, needed...) {
+	for _, name := range append([]string{"CNI_COMMAND"}, traits.needs...) {
 		if getenv(name) == "" {
 			missing = append(missing, name)
 		}
@@ -142,7 +151,7 @@ func (c command) checkVersion() error {
 	if err := spec.CheckVersion(c.conf.CNIVersion); err != nil {
 		return err
 	}
-	if first := since[c.verb]; first != "" && !spec.Since(c.conf.CNIVersion, first) {
+	if first := verbs[c.verb].since; first != "" && !spec.Since(c.conf.CNIVersion, first) {
 		return spec.NewError(spec.CodeIncompatibleVersion, "config version does not allow "+string(c.verb), "")
 	}
 	return nil

@@ -36,7 +36,7 @@ func classify(v verb, socket string, err error) *spec.Error {
 	var ce *unary.ConnectError
 	if errors.As(err, &ce) {
 		return spec.NewError(spec.CodeTryAgainLater,
-			fmt.Sprintf("coild is not reachable at %s: %v; it is probably starting or being updated; %s", socket, rootCause(ce), hint), "")
+			fmt.Sprintf("coild is not reachable at %s: %v; it is probably starting or being updated; %s", socket, ce, hint), "")
 	}
 	var s *unary.Status
 	if !errors.As(err, &s) {
@@ -75,17 +75,6 @@ func orUnknown(msg string, s *unary.Status) string {
 		return "coild gave no reason (" + s.Code.String() + ")"
 	}
 	return msg
-}
-
-// rootCause drops "dial unix /path: connect:", which repeats the socket's path.
-func rootCause(err error) error {
-	for {
-		next := errors.Unwrap(err)
-		if next == nil {
-			return err
-		}
-		err = next
-	}
 }
 
 // lost tells whether a call may not have reached coild and nobody said otherwise:

@@ -3,7 +3,6 @@ package cniplugin
 import (
 	"errors"
 	"fmt"
-	"net"
 	"strings"
 	"syscall"
 	"testing"
@@ -25,7 +24,7 @@ func TestToCNIError(t *testing.T) {
 		return mustAny(t, &cnirpc.CNIError{Code: code, Msg: msg, Details: details})
 	}
 	plain := func(code unary.Code) error { return &unary.Status{Code: code, Message: "why", FromServer: true} }
-	noConn := &unary.ConnectError{Err: &net.OpError{Op: "dial", Net: "unix", Err: syscall.ECONNREFUSED}}
+	noConn := &unary.ConnectError{Err: syscall.ECONNREFUSED}
 
 	tests := []struct {
 		name string
@@ -69,7 +68,7 @@ func TestToCNIError(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			for v := range method {
+			for v := range verbs {
 				want := tt.code
 				if v == verbStatus && tt.statusCode != 0 {
 					want = tt.statusCode
@@ -110,7 +109,7 @@ func FuzzToCNIError(f *testing.F) {
 	f.Add(uint32(13), "message", []byte{0x1a, 0x02, 0x0a, 0x00})
 	f.Add(uint32(14), "", mustMarshal(f, &status.Status{Details: []*anypb.Any{mustAny(f, &cnirpc.CNIError{Code: -1})}}))
 	f.Fuzz(func(t *testing.T, code uint32, message string, details []byte) {
-		for v := range method {
+		for v := range verbs {
 			e := toCNIError(v, "/s", &unary.Status{Code: unary.Code(code), Message: message, Details: details, FromServer: true})
 			if e.Code == 0 || e.Msg == "" {
 				t.Errorf("%s: got %+v", v, e)

@@ -1,6 +1,7 @@
 package cniplugin
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -15,58 +16,30 @@ import (
 // ConnectTimeout is how long a command waits for somebody to listen on the socket.
 const ConnectTimeout = time.Second
 
-// Timeouts bound each command as a whole, connecting included.
-type Timeouts struct {
-	Add, Del, Check, GC, Status time.Duration
-}
-
-// DefaultTimeouts end before the runtime loses patience (the kubelet's
-// runtimeRequestTimeout is 2 minutes, its longest call twice that), so that the
-// reason reaches the events of the pod instead of "signal: killed". STATUS is asked
-// every 5 seconds.
-func DefaultTimeouts() Timeouts {
-	return Timeouts{
-		Add:    100 * time.Second,
-		Del:    60 * time.Second,
-		Check:  30 * time.Second,
-		GC:     60 * time.Second,
-		Status: 5 * time.Second,
-	}
-}
-
-// method is the gRPC method of each command.
-var method = map[verb]string{
-	verbAdd:    "/pkg.cnirpc.CNI/Add",
-	verbDel:    "/pkg.cnirpc.CNI/Del",
-	verbCheck:  "/pkg.cnirpc.CNI/Check",
-	verbGC:     "/pkg.cnirpc.CNI/GC",
-	verbStatus: "/pkg.cnirpc.CNI/Status",
-}
-
 // Plugin does CNI's commands.
 type Plugin struct {
 	// Stdout is where results go. Errors are the caller's to print.
 	Stdout io.Writer
-	// Timeouts are DefaultTimeouts outside of tests.
-	Timeouts Timeouts
+
+	timeout time.Duration // of tests; 0 for that of the command
 }
 
 // do does a command. Its errors are of type *spec.Error.
 func (p Plugin) do(c command) error {
-	t := p.Timeouts
+	c.deadline = time.Now().Add(cmp.Or(p.timeout, verbs[c.verb].timeout))
 	switch c.verb {
 	case verbAdd:
-		return p.add(c, time.Now().Add(t.Add))
+		return p.add(c)
 	case verbDel:
-		return p.del(c, time.Now().Add(t.Del))
-	case verbCheck:
-		return simple(c, time.Now().Add(t.Check))
+		return del(c)
 	case verbGC:
-		return gc(c, time.Now().Add(t.GC))
-	case verbStatus:
-		return simple(c, time.Now().Add(t.Status))
+		if _, err := spec.ValidAttachments(c.stdin); err != nil {
+			return err
+		}
+	case verbVersion:
+		return p.print(spec.VersionJSON())
 	}
-	return p.print(spec.VersionJSON())
+	return simple(c)
 }
 
 // print writes to standard output.
@@ -77,7 +50,7 @@ func (p Plugin) print(b []byte) error {
 	return nil
 }
 
-func (p Plugin) add(c command, deadline time.Time) error {
+func (p Plugin) add(c command) error {
 	r, err := newRequest(c)
 	if err != nil {
 		return err
@@ -91,7 +64,7 @@ func (p Plugin) add(c command, deadline time.Time) error {
 	if err := delqueue.New(c.conf.DelQueueDir).Remove(r.id()); err != nil {
 		return spec.NewError(spec.CodeTryAgainLater, "an earlier deletion of the same container can't be cancelled", err.Error())
 	}
-	answer, err := call(c, deadline, r)
+	answer, err := c.call(r, ConnectTimeout)
 	if err != nil {
 		return toCNIError(c.verb, c.conf.Socket, err)
 	}
@@ -113,12 +86,12 @@ func (p Plugin) add(c command, deadline time.Time) error {
 // stay Terminating while coild is being updated. When the record is on the disk it
 // tries coild once more, for the case that coild read the queue just before; see
 // package delqueue for why nothing is lost.
-func (p Plugin) del(c command, deadline time.Time) error {
+func del(c command) error {
 	r, err := newRequest(c)
 	if err != nil {
 		return err
 	}
-	_, err = call(c, deadline, r)
+	_, err = c.call(r, ConnectTimeout)
 	if err == nil {
 		return nil
 	}
@@ -137,30 +110,21 @@ func (p Plugin) del(c command, deadline time.Time) error {
 		e.Details = strings.TrimPrefix(e.Details+"; "+qerr.Error(), "; ")
 		return e
 	}
-	again := unary.Client{Socket: c.conf.Socket}
-	if _, err := again.Call(deadline, method[verbDel], r.marshal()); err == nil {
+	if _, err := c.call(r, 0); err == nil {
 		// coild replays the record if it can't be removed; that does no harm.
 		_ = queue.Remove(record.ID)
 	}
 	return nil
 }
 
-// gc fails without a list of valid attachments: see spec.ValidAttachments.
-func gc(c command, deadline time.Time) error {
-	if _, err := spec.ValidAttachments(c.stdin); err != nil {
-		return err
-	}
-	return simple(c, deadline)
-}
-
 // simple does a command that has no result. GC and STATUS are newer than the first
 // coild: one that doesn't know them has nothing to say against them.
-func simple(c command, deadline time.Time) error {
+func simple(c command) error {
 	r, err := newRequest(c)
 	if err != nil {
 		return err
 	}
-	_, err = call(c, deadline, r)
+	_, err = c.call(r, ConnectTimeout)
 	var s *unary.Status
 	switch {
 	case err == nil:
@@ -171,7 +135,7 @@ func simple(c command, deadline time.Time) error {
 	return toCNIError(c.verb, c.conf.Socket, err)
 }
 
-// call calls coild.
-func call(c command, deadline time.Time, r request) ([]byte, error) {
-	return unary.Client{Socket: c.conf.Socket, ConnectTimeout: ConnectTimeout}.Call(deadline, method[c.verb], r.marshal())
+// call calls coild. It waits until somebody listens on the socket, and makes one attempt at least.
+func (c command) call(r request, connectTimeout time.Duration) ([]byte, error) {
+	return unary.Client{Socket: c.conf.Socket, ConnectTimeout: connectTimeout}.Call(c.deadline, verbs[c.verb].method, r.marshal())
 }

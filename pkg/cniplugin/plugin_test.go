@@ -88,7 +88,7 @@ type node struct {
 func newNode(t *testing.T) *node {
 	dir := t.TempDir()
 	n := &node{socket: filepath.Join(dir, "s"), queue: filepath.Join(dir, "lib", "q")}
-	n.plugin = Plugin{Stdout: &n.out, Timeouts: DefaultTimeouts()}
+	n.plugin = Plugin{Stdout: &n.out}
 	return n
 }
 
@@ -156,8 +156,10 @@ func TestMethodsAreThoseOfTheContract(t *testing.T) {
 		verbAdd: cnirpc.CNI_Add_FullMethodName, verbDel: cnirpc.CNI_Del_FullMethodName, verbCheck: cnirpc.CNI_Check_FullMethodName,
 		verbGC: cnirpc.CNI_GC_FullMethodName, verbStatus: cnirpc.CNI_Status_FullMethodName,
 	}
-	if fmt.Sprint(method) != fmt.Sprint(want) {
-		t.Errorf("methods are %v, want %v", method, want)
+	for v, traits := range verbs {
+		if traits.method != want[v] {
+			t.Errorf("method of %s is %q, want %q", v, traits.method, want[v])
+		}
 	}
 }
 
@@ -331,8 +333,7 @@ func TestDelThatCannotBeQueuedFails(t *testing.T) {
 
 func TestEachCommandHasItsDeadline(t *testing.T) {
 	n := newNode(t)
-	const timeout = 150 * time.Millisecond
-	n.plugin.Timeouts = Timeouts{timeout, timeout, timeout, timeout, timeout}
+	n.plugin.timeout = 150 * time.Millisecond
 	serve(t, n.socket, func(ctx context.Context, _ string, _ *cnirpc.CNIArgs) ([]byte, error) {
 		<-ctx.Done()
 		return nil, ctx.Err()
@@ -353,8 +354,7 @@ func TestEachCommandHasItsDeadline(t *testing.T) {
 
 func TestDeadlineIsToldToTheDaemon(t *testing.T) {
 	n := newNode(t)
-	d := DefaultTimeouts()
-	want := map[string]time.Duration{"Add": d.Add, "Del": d.Del, "Check": d.Check, "GC": d.GC, "Status": d.Status}
+	want := map[string]time.Duration{"Add": 100 * time.Second, "Del": time.Minute, "Check": 30 * time.Second, "GC": time.Minute, "Status": 5 * time.Second}
 	serve(t, n.socket, func(ctx context.Context, method string, _ *cnirpc.CNIArgs) ([]byte, error) {
 		deadline, ok := ctx.Deadline()
 		if left := time.Until(deadline); !ok || left > want[method] || left < want[method]-testkit.Limit(4*time.Second) {

@@ -43,14 +43,12 @@ func newRequest(c command) (request, error) {
 	if c.verb == verbCheck && !chained {
 		return request{}, spec.NewError(spec.CodeInvalidConfig, "CHECK needs prevResult in the network configuration", "")
 	}
-	if !chained {
-		return r, nil
+	prev, err := c.conf.Previous()
+	if err != nil && c.verb != verbDel {
+		return request{}, err
 	}
-	result, err := spec.ParseResult(c.conf.PrevResult, c.conf.CNIVersion)
-	if err == nil {
-		r.ips, r.interfaces = addresses(result)
-	} else if c.verb != verbDel {
-		return request{}, spec.NewError(spec.CodeDecodingFailure, "prevResult of the network configuration is not a CNI result", err.Error())
+	if prev != nil {
+		r.ips, r.interfaces = addresses(prev)
 	}
 	return r, nil
 }
@@ -93,7 +91,7 @@ func parseArgs(s string) (map[string]string, error) {
 
 // addresses returns the pod's addresses in a result, and its interfaces with whether
 // they are in a sandbox.
-func addresses(r spec.Result) (ips []string, interfaces map[string]bool) {
+func addresses(r *spec.Result) (ips []string, interfaces map[string]bool) {
 	interfaces = make(map[string]bool, len(r.Interfaces))
 	for _, i := range r.Interfaces {
 		interfaces[i.Name] = interfaces[i.Name] || i.Sandbox != ""

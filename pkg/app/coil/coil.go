@@ -23,7 +23,7 @@ func Main() int {
 		about()
 		return 0
 	}
-	err := cniplugin.Plugin{Stdout: os.Stdout, Timeouts: cniplugin.DefaultTimeouts()}.Main(os.Getenv, os.Stdin)
+	err := cniplugin.Plugin{Stdout: os.Stdout}.Main(os.Getenv, os.Stdin)
 	if err == nil {
 		return 0
 	}

@@ -18,7 +18,7 @@ import (
 
 	"github.com/coil-net/coil/generated/cnirpc"
 	"github.com/coil-net/coil/pkg/attachment"
-	"github.com/coil-net/coil/pkg/cniconf/netconf"
+	"github.com/coil-net/coil/pkg/cniconf/spec"
 	"github.com/coil-net/coil/pkg/delqueue"
 	"github.com/coil-net/coil/pkg/testkit"
 )
@@ -80,7 +80,7 @@ func mustCode(t *testing.T, err error, code uint) {
 
 // The life of a pod through libcni, in each version of the specification.
 func TestLifeOfAPod(t *testing.T) {
-	for _, version := range netconf.SupportedVersions() {
+	for _, version := range spec.Versions() {
 		t.Run(version, func(t *testing.T) {
 			r := newRuntime(t, version)
 			r.start(t)
@@ -170,7 +170,7 @@ func TestGCHandsOnTheValidAttachments(t *testing.T) {
 			if len(calls) != 1 {
 				t.Fatalf("%d calls, want 1", len(calls))
 			}
-			got, err := netconf.ValidAttachments(calls[0].in.StdinData)
+			got, err := spec.ValidAttachments(calls[0].in.StdinData)
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -9,6 +9,7 @@ import (
 
 	"github.com/spf13/pflag"
 
+	"github.com/coil-net/coil/pkg/app/program"
 	"github.com/coil-net/coil/pkg/cniconf"
 	"github.com/coil-net/coil/pkg/dataplane"
 	"github.com/coil-net/coil/pkg/node/cleanup"
@@ -52,12 +53,11 @@ func (o *cleanupOptions) Validate() error {
 	if o.NodeName == "" {
 		o.NodeName = "any" // the node is the one that it runs on
 	}
-	errs := []error{o.Options.Validate()}
-	if o.RouterProtocol < 5 || o.RouterProtocol > 255 {
-		errs = append(errs, fmt.Errorf("--router-protocol-id=%d is not within 5 and 255", o.RouterProtocol))
-	}
-	if !filepath.IsAbs(o.CNIBinDir) || !filepath.IsAbs(o.CNIConfDir) {
-		errs = append(errs, fmt.Errorf("--cni-bin-dir=%q and --cni-conf-dir=%q must be absolute paths", o.CNIBinDir, o.CNIConfDir))
+	errs := []error{
+		o.Options.Validate(),
+		program.Protocol("--router-protocol-id", o.RouterProtocol),
+		program.Absolute("--cni-bin-dir", o.CNIBinDir),
+		program.Absolute("--cni-conf-dir", o.CNIConfDir),
 	}
 	if o.CNIConfName != "" {
 		if err := cniconf.CheckName(o.CNIConfName); err != nil {

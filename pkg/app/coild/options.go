@@ -4,8 +4,8 @@ package coild
 import (
 	"errors"
 	"fmt"
+	"math"
 	"os"
-	"path/filepath"
 	"time"
 
 	"github.com/spf13/pflag"
@@ -77,11 +77,19 @@ func (o *Options) AddFlags(fs *pflag.FlagSet) {
 
 // Validate implements program.Options.
 func (o *Options) Validate() error {
-	var errs []error
-	bad := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
-	if o.NodeName == "" {
-		bad("environment variable COIL_NODE_NAME must be the name of the Node")
+	errs := []error{
+		program.Required("COIL_NODE_NAME", o.NodeName, "the name of the Node"),
+		program.Within("--pod-rule-prio", o.PodRulePrio, 1, 32764),
+		program.Protocol("--protocol-id", o.Protocol),
+		program.Within("--egress-port", o.EgressPort, 1, math.MaxUint16),
+		program.NotNegative("--cool-down", o.CoolDown),
+		program.NotNegative("--block-min-age", o.BlockMinAge),
+		program.Positive("--block-timeout", o.BlockTimeout),
+		program.Positive("--sweep-interval", o.SweepInterval),
+		program.Absolute("--socket", o.Socket),
+		program.Absolute("--state-dir", o.StateDir),
 	}
+	bad := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
 	if !o.IPAM && !o.Egress {
 		bad("--enable-ipam=false and --enable-egress=false leave nothing to do")
 	}
@@ -95,28 +103,8 @@ func (o *Options) Validate() error {
 		}
 		tables[t.id] = "that of " + t.flag
 	}
-	if o.PodRulePrio < 1 || o.PodRulePrio > 32764 {
-		bad("--pod-rule-prio=%d is not within 1 and 32764", o.PodRulePrio)
-	}
-	if o.Protocol < 5 || o.Protocol > 255 {
-		bad("--protocol-id=%d is not within 5 and 255", o.Protocol)
-	}
-	if o.EgressPort < 1 || o.EgressPort > 65535 {
-		bad("--egress-port=%d is not a port", o.EgressPort)
-	}
-	if o.CoolDown < 0 || o.BlockMinAge < 0 {
-		bad("--cool-down and --block-min-age must not be negative")
-	}
-	if o.BlockTimeout <= 0 || o.SweepInterval <= 0 {
-		bad("--block-timeout and --sweep-interval must be positive")
-	}
 	if o.MTU != 0 && (o.MTU < 1280 || o.MTU > 65535) {
 		bad("--mtu=%d is not within 1280 (what IPv6 needs) and 65535", o.MTU)
-	}
-	for flag, path := range map[string]string{"--socket": o.Socket, "--state-dir": o.StateDir} {
-		if !filepath.IsAbs(path) {
-			bad("%s=%q is not an absolute path", flag, path)
-		}
 	}
 	return errors.Join(errs...)
 }

@@ -55,12 +55,8 @@ func Main(args []string) int {
 
 // run works until ctx ends. What it made in the kernel stays.
 func run(ctx context.Context, o Options, health *observe.Health) error {
-	addrs, addrErr := o.addresses()
-	probers, proberErr := o.probers()
-	healthPort, portErr := o.healthPort()
-	ports, portsErr := o.ports()
-	askers, askerErr := o.askers()
-	if err := errors.Join(addrErr, proberErr, portErr, portsErr, askerErr); err != nil {
+	config, err := o.config()
+	if err != nil {
 		return err
 	}
 	cfg, err := kube.Config(o.Kubeconfig, programName)
@@ -91,14 +87,6 @@ func run(ctx context.Context, o Options, health *observe.Health) error {
 
 	egresses := kube.OneEgressInformer(clients.Coil, o.Namespace, o.Egress)
 	slices := kube.EndpointSliceInformer(clients.Discovery, o.Namespace, labels.Set{v2.LabelEgress: o.Egress}.String())
-	config := natgateway.Config{
-		Namespace: o.Namespace, Egress: o.Egress, Pod: o.Pod,
-		Config: gateway.Config{
-			Addresses: addrs, Port: uint16(o.Port), SourcePortAuto: o.SourcePortAuto, Probers: probers, HealthPort: healthPort,
-			Ports: ports, AlsoAskers: askers,
-		},
-		Resync: o.ResyncInterval,
-	}
 	router, err := natgateway.New(config, natgateway.Kernel{
 		Network: natgateway.NewPodNetwork(handle),
 		Tunnels: tunnel.New(handle),

@@ -14,8 +14,11 @@ import (
 
 	"github.com/spf13/pflag"
 
+	"github.com/coil-net/coil/pkg/app/program"
 	"github.com/coil-net/coil/pkg/dataplane"
+	"github.com/coil-net/coil/pkg/natgateway"
 	"github.com/coil-net/coil/pkg/observe"
+	"github.com/coil-net/coil/pkg/plan/gateway"
 )
 
 // Options are the flags and environment of coil-egress.
@@ -58,29 +61,34 @@ func (o *Options) AddFlags(fs *pflag.FlagSet) {
 
 // Validate implements program.Options.
 func (o *Options) Validate() error {
-	_, podErr := o.addresses()
-	_, nodeErr := o.probers()
-	_, portErr := o.healthPort()
-	_, metricsErr := o.metricsPort()
-	_, fromErr := o.askers()
-	errs := []error{podErr, nodeErr, portErr, metricsErr, fromErr}
-	for _, v := range []struct{ name, value string }{
-		{"COIL_POD_NAMESPACE", o.Namespace}, {"COIL_POD_NAME", o.Pod}, {"COIL_EGRESS_NAME", o.Egress},
-	} {
-		if v.value == "" {
-			errs = append(errs, fmt.Errorf("environment variable %s is not set", v.name))
-		}
-	}
-	if o.Port < 1 || o.Port > math.MaxUint16 {
-		errs = append(errs, fmt.Errorf("--fou-port=%d is not within 1 and %d", o.Port, math.MaxUint16))
-	}
-	if o.DrainPeriod < 0 {
-		errs = append(errs, fmt.Errorf("--drain-period=%s is negative", o.DrainPeriod))
-	}
-	if o.ResyncInterval <= 0 {
-		errs = append(errs, fmt.Errorf("--resync-interval=%s is not positive", o.ResyncInterval))
-	}
-	return errors.Join(errs...)
+	_, err := o.config()
+	return errors.Join(
+		program.Required("COIL_POD_NAMESPACE", o.Namespace, "the namespace of the pod"),
+		program.Required("COIL_POD_NAME", o.Pod, "the name of the pod"),
+		program.Required("COIL_EGRESS_NAME", o.Egress, "the name of the Egress"),
+		program.Within("--fou-port", o.Port, 1, math.MaxUint16),
+		program.NotNegative("--drain-period", o.DrainPeriod),
+		program.Positive("--resync-interval", o.ResyncInterval),
+		err,
+	)
+}
+
+// config returns the configuration of the router.
+func (o *Options) config() (natgateway.Config, error) {
+	addrs, addrErr := o.addresses()
+	probers, proberErr := parseAddresses(nodeAddresses, o.NodeAddresses)
+	health, healthErr := portOf("--health-addr", o.Observe.HealthAddr)
+	metrics, metricsErr := portOf("--metrics-addr", o.Observe.MetricsAddr)
+	askers, askerErr := program.Prefixes("--metrics-from", o.MetricsFrom)
+	return natgateway.Config{
+		Namespace: o.Namespace, Egress: o.Egress, Pod: o.Pod,
+		Config: gateway.Config{
+			Addresses: addrs, Port: uint16(o.Port), SourcePortAuto: o.SourcePortAuto, Probers: probers, HealthPort: health,
+			Ports:      slices.Compact(slices.DeleteFunc([]uint16{metrics, health}, func(p uint16) bool { return p == 0 })),
+			AlsoAskers: askers,
+		},
+		Resync: o.ResyncInterval,
+	}, errors.Join(addrErr, proberErr, healthErr, metricsErr, askerErr)
 }
 
 // Environment variables with addresses.
@@ -91,8 +99,8 @@ const (
 
 // addresses returns the pod's addresses, at most one of each family.
 func (o *Options) addresses() ([]netip.Addr, error) {
-	if o.PodAddresses == "" {
-		return nil, fmt.Errorf("environment variable %s is not set", podAddresses)
+	if err := program.Required(podAddresses, o.PodAddresses, "the addresses of the pod, separated by commas"); err != nil {
+		return nil, err
 	}
 	all, err := parseAddresses(podAddresses, o.PodAddresses)
 	seen := map[dataplane.Family]bool{}
@@ -106,17 +114,12 @@ func (o *Options) addresses() ([]netip.Addr, error) {
 	return all, err
 }
 
-// probers returns the addresses of the pod's node, if they are known.
-func (o *Options) probers() ([]netip.Addr, error) {
-	if o.NodeAddresses == "" {
-		return nil, nil
-	}
-	return parseAddresses(nodeAddresses, o.NodeAddresses)
-}
-
-// parseAddresses reads addresses that are separated by commas.
+// parseAddresses reads addresses that are separated by commas; there are none in a variable that isn't set.
 func parseAddresses(variable, text string) ([]netip.Addr, error) {
 	var all []netip.Addr
+	if text == "" {
+		return nil, nil
+	}
 	for text := range strings.SplitSeq(text, ",") {
 		a, err := netip.ParseAddr(strings.TrimSpace(text))
 		if err != nil {
@@ -127,14 +130,6 @@ func parseAddresses(variable, text string) ([]netip.Addr, error) {
 	return all, nil
 }
 
-// healthPort is that of --health-addr; 0 if there is none.
-func (o *Options) healthPort() (uint16, error) { return portOf("health-addr", o.Observe.HealthAddr) }
-
-// metricsPort is that of --metrics-addr; 0 if there is none.
-func (o *Options) metricsPort() (uint16, error) {
-	return portOf("metrics-addr", o.Observe.MetricsAddr)
-}
-
 // portOf is the port of an address, 0 of none; flag names it in errors.
 func portOf(flag, addr string) (uint16, error) {
 	if addr == "" {
@@ -142,32 +137,11 @@ func portOf(flag, addr string) (uint16, error) {
 	}
 	_, text, err := net.SplitHostPort(addr)
 	if err != nil {
-		return 0, fmt.Errorf("--%s: %w", flag, err)
+		return 0, fmt.Errorf("%s: %w", flag, err)
 	}
 	port, err := strconv.ParseUint(text, 10, 16)
 	if err != nil {
-		return 0, fmt.Errorf("--%s=%s: its port isn't a number of 16 bits", flag, addr)
+		return 0, fmt.Errorf("%s=%s: its port isn't a number of 16 bits", flag, addr)
 	}
 	return uint16(port), nil
-}
-
-// ports are those at which the router tells of itself.
-func (o *Options) ports() ([]uint16, error) {
-	health, healthErr := o.healthPort()
-	metrics, metricsErr := o.metricsPort()
-	all := slices.DeleteFunc([]uint16{metrics, health}, func(p uint16) bool { return p == 0 })
-	return slices.Compact(all), errors.Join(healthErr, metricsErr)
-}
-
-// askers are the ranges of --metrics-from.
-func (o *Options) askers() ([]netip.Prefix, error) {
-	var all []netip.Prefix
-	for _, text := range o.MetricsFrom {
-		p, err := netip.ParsePrefix(text)
-		if err != nil {
-			return nil, fmt.Errorf("--metrics-from: %w", err)
-		}
-		all = append(all, p.Masked())
-	}
-	return all, nil
 }

@@ -60,15 +60,15 @@ func TestAddresses(t *testing.T) {
 func TestProbers(t *testing.T) {
 	o := parse(t, map[string]string{"COIL_NODE_ADDRESSES": "192.0.2.1,192.0.2.2,2001:db8::1"})
 	want := []netip.Addr{netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("192.0.2.2"), netip.MustParseAddr("2001:db8::1")}
-	if got, err := o.probers(); err != nil || !slices.Equal(got, want) {
+	if got, err := parseAddresses(nodeAddresses, o.NodeAddresses); err != nil || !slices.Equal(got, want) {
 		t.Errorf("got %v, %v", got, err)
 	}
-	if got, err := parse(t, inPod).probers(); err != nil || len(got) != 0 {
-		t.Errorf("without the variable: %v, %v", got, err)
+	if got, err := parse(t, inPod).config(); err != nil || len(got.Probers) != 0 {
+		t.Errorf("without the variable: %v, %v", got.Probers, err)
 	}
 	for addr, want := range map[string]uint16{":8081": 8081, "[::1]:9": 9, "": 0} {
-		if got, err := parse(t, inPod, "--health-addr="+addr).healthPort(); err != nil || got != want {
-			t.Errorf("%q: %d, %v", addr, got, err)
+		if got, err := parse(t, inPod, "--health-addr="+addr).config(); err != nil || got.HealthPort != want {
+			t.Errorf("%q: %d, %v", addr, got.HealthPort, err)
 		}
 	}
 	for _, flag := range []string{"--health-addr", "--metrics-addr"} {
@@ -94,16 +94,16 @@ func TestPortsAndAskers(t *testing.T) {
 		{[]string{"--metrics-addr=", "--health-addr=[::1]:9"}, []uint16{9}},
 		{[]string{"--metrics-addr=", "--health-addr="}, nil},
 	} {
-		if got, err := parse(t, inPod, c.args...).ports(); err != nil || !slices.Equal(got, c.want) {
-			t.Errorf("%q: %v, %v", c.args, got, err)
+		if got, err := parse(t, inPod, c.args...).config(); err != nil || !slices.Equal(got.Ports, c.want) {
+			t.Errorf("%q: %v, %v", c.args, got.Ports, err)
 		}
 	}
 	want := []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24"), netip.MustParsePrefix("2001:db8::/32")}
-	if got, err := parse(t, inPod, "--metrics-from=192.0.2.7/24,2001:db8::/32").askers(); err != nil || !slices.Equal(got, want) {
-		t.Errorf("got %v, %v", got, err)
+	if got, err := parse(t, inPod, "--metrics-from=192.0.2.7/24,2001:db8::/32").config(); err != nil || !slices.Equal(got.AlsoAskers, want) {
+		t.Errorf("got %v, %v", got.AlsoAskers, err)
 	}
-	if got, err := parse(t, inPod).askers(); err != nil || len(got) != 0 {
-		t.Errorf("without the flag: %v, %v", got, err)
+	if got, err := parse(t, inPod).config(); err != nil || len(got.AlsoAskers) != 0 {
+		t.Errorf("without the flag: %v, %v", got.AlsoAskers, err)
 	}
 	if err := parse(t, inPod, "--metrics-from=192.0.2.7").Validate(); err == nil || !strings.Contains(err.Error(), "--metrics-from") {
 		t.Errorf("got %v", err)

@@ -2,13 +2,13 @@ package egresscontroller
 
 import (
 	"errors"
-	"fmt"
 	"net/netip"
 	"os"
 
 	"github.com/spf13/pflag"
 
 	"github.com/coil-net/coil/pkg/app/leading"
+	"github.com/coil-net/coil/pkg/app/program"
 	"github.com/coil-net/coil/pkg/dataplane"
 	"github.com/coil-net/coil/pkg/observe"
 	"github.com/coil-net/coil/pkg/plan/egress"
@@ -48,30 +48,17 @@ func (o *Options) AddFlags(fs *pflag.FlagSet) {
 
 // Validate returns all problems joined.
 func (o *Options) Validate() error {
-	var errs []error
-	for _, e := range []struct{ name, value string }{{"COIL_POD_NAMESPACE", o.PodNamespace}, {"COIL_POD_NAME", o.PodName}} {
-		if e.value == "" {
-			errs = append(errs, fmt.Errorf("%s is not set: routers have the image of this program's pod", e.name))
-		}
-	}
-	if o.EgressPort == 0 {
-		errs = append(errs, errors.New("--egress-port is 0, it must be more"))
-	}
-	if o.EndpointsPerSlice < 1 || o.EndpointsPerSlice > egress.MaxEndpoints {
-		errs = append(errs, fmt.Errorf("--max-endpoints-per-slice is %d, it must be from 1 to %d", o.EndpointsPerSlice, egress.MaxEndpoints))
-	}
 	_, err := o.externalNodes()
-	return errors.Join(append(errs, err, o.Election.Validate())...)
+	return errors.Join(
+		program.Required("COIL_POD_NAMESPACE", o.PodNamespace, "the namespace of this program's pod, whose image routers have"),
+		program.Required("COIL_POD_NAME", o.PodName, "the name of this program's pod, whose image routers have"),
+		program.Positive("--egress-port", o.EgressPort),
+		program.Within("--max-endpoints-per-slice", o.EndpointsPerSlice, 1, egress.MaxEndpoints),
+		err, o.Election.Validate(),
+	)
 }
 
 // externalNodes are the ranges of --node-external-cidrs.
-func (o *Options) externalNodes() (all []netip.Prefix, err error) {
-	for _, text := range o.ExternalNodes {
-		p, err := netip.ParsePrefix(text)
-		if err != nil {
-			return nil, fmt.Errorf("--node-external-cidrs: %w", err)
-		}
-		all = append(all, p.Masked())
-	}
-	return all, nil
+func (o *Options) externalNodes() ([]netip.Prefix, error) {
+	return program.Prefixes("--node-external-cidrs", o.ExternalNodes)
 }

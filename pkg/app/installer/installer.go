@@ -9,25 +9,19 @@ package installer
 import (
 	"bytes"
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
-	"time"
 
 	"k8s.io/klog/v2"
 
 	"github.com/coil-net/coil/pkg/app/program"
 	"github.com/coil-net/coil/pkg/atomicfile"
 	"github.com/coil-net/coil/pkg/cniconf"
-	"github.com/coil-net/coil/pkg/cniconf/netconf"
+	"github.com/coil-net/coil/pkg/cniconf/spec"
 )
 
-const (
-	pluginMode = 0o755
-	// staleTemp is the age at which a temporary file has no writer any more.
-	staleTemp = 10 * time.Minute
-)
+const pluginMode = 0o755
 
 // Main runs the program and returns its exit code.
 func Main(args []string) int {
@@ -60,7 +54,7 @@ func Run(ctx context.Context, o *Options) error {
 		}
 	}
 
-	plugin := filepath.Join(o.BinDir, netconf.PluginType)
+	plugin := filepath.Join(o.BinDir, spec.PluginType)
 	changed, err := installPlugin(o.CoilPath, plugin)
 	if err != nil {
 		return err
@@ -103,20 +97,8 @@ func installPlugin(src, dst string) (changed bool, err error) {
 	if !bytes.HasPrefix(program, []byte("\x7fELF")) {
 		return false, fmt.Errorf("plugin %s (COIL_PATH) is not a program", src)
 	}
-	if err := atomicfile.RemoveStale(dst, staleTemp); err != nil {
-		return false, err
-	}
-	info, err := os.Lstat(dst)
-	switch {
-	case err == nil && info.Mode().IsRegular() && info.Mode().Perm() == pluginMode:
-		if have, err := os.ReadFile(dst); err == nil && bytes.Equal(have, program) {
-			return false, nil
-		}
-	case err != nil && !errors.Is(err, os.ErrNotExist):
-		return false, fmt.Errorf("look at the installed plugin: %w", err)
-	}
-	if err := atomicfile.Write(dst, program, pluginMode); err != nil {
+	if changed, err = atomicfile.Ensure(dst, program, pluginMode); err != nil {
 		return false, fmt.Errorf("install the plugin: %w", err)
 	}
-	return true, nil
+	return changed, nil
 }

@@ -137,7 +137,7 @@ func TestUpdate(t *testing.T) {
 	copyFile(t, "/bin/sleep", o.CoilPath)
 	o.NetConf = oldList
 	mustRun(t, o)
-	if _, err := cniconf.Activate(o.EtcDir, o.ConfName); err != nil {
+	if _, err := (&cniconf.Keeper{Dir: o.EtcDir, Name: o.ConfName}).Activate(); err != nil {
 		t.Fatal(err)
 	}
 	others := map[string]string{filepath.Join(o.EtcDir, "20-other.conflist"): "other", filepath.Join(o.BinDir, "bridge"): "bridge"}

@@ -1,13 +1,14 @@
 package installer
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
 
 	"github.com/spf13/pflag"
 
+	"github.com/coil-net/coil/pkg/app/program"
 	"github.com/coil-net/coil/pkg/cniconf"
 )
 
@@ -33,17 +34,11 @@ type Options struct {
 
 // FromEnv returns the options that an environment gives, with defaults.
 func FromEnv(getenv func(string) string) *Options {
-	or := func(name, value string) string {
-		if v := getenv(name); v != "" {
-			return v
-		}
-		return value
-	}
 	return &Options{
-		ConfName:    or("CNI_CONF_NAME", cniconf.DefaultName),
-		EtcDir:      or("CNI_ETC_DIR", "/host/etc/cni/net.d"),
-		BinDir:      or("CNI_BIN_DIR", "/host/opt/cni/bin"),
-		CoilPath:    or("COIL_PATH", "/coil"),
+		ConfName:    cmp.Or(getenv("CNI_CONF_NAME"), cniconf.DefaultName),
+		EtcDir:      cmp.Or(getenv("CNI_ETC_DIR"), "/host/etc/cni/net.d"),
+		BinDir:      cmp.Or(getenv("CNI_BIN_DIR"), "/host/opt/cni/bin"),
+		CoilPath:    cmp.Or(getenv("COIL_PATH"), "/coil"),
 		NetConf:     getenv("CNI_NETCONF"),
 		NetConfFile: getenv("CNI_NETCONF_FILE"),
 	}
@@ -54,14 +49,9 @@ func (o *Options) AddFlags(*pflag.FlagSet) {}
 
 // Validate returns all problems at once.
 func (o *Options) Validate() error {
-	var errs []error
+	errs := []error{program.Absolute("CNI_ETC_DIR", o.EtcDir), program.Absolute("CNI_BIN_DIR", o.BinDir), program.Absolute("COIL_PATH", o.CoilPath)}
 	if err := cniconf.CheckName(o.ConfName); err != nil {
 		errs = append(errs, fmt.Errorf("CNI_CONF_NAME: %w", err))
-	}
-	for _, p := range []struct{ name, path string }{{"CNI_ETC_DIR", o.EtcDir}, {"CNI_BIN_DIR", o.BinDir}, {"COIL_PATH", o.CoilPath}} {
-		if !filepath.IsAbs(p.path) {
-			errs = append(errs, fmt.Errorf("%s: %q must be an absolute path", p.name, p.path))
-		}
 	}
 	if o.NetConf == "" && o.NetConfFile == "" {
 		errs = append(errs, errors.New("CNI_NETCONF or CNI_NETCONF_FILE must give the network configuration, or CNI_NETCONF must be "+NoNetConf))

@@ -83,7 +83,7 @@ func Run(ctx context.Context, cfg *rest.Config, o *Options) error {
 	core.Start(ctx.Done())
 	defer core.Shutdown()
 	group.Go(func() error {
-		return observe.Serve(ctx, observe.Options{MetricsAddr: o.MetricsAddr, HealthAddr: o.HealthAddr}, registry, health)
+		return observe.Serve(ctx, o.Observe, registry, health)
 	})
 	group.Go(func() error { return o.Election.Run(ctx, cfg, leaseName, health, c.synced, c.run) })
 	return group.Wait()

@@ -14,13 +14,14 @@ import (
 
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
 	"github.com/coil-net/coil/pkg/app/leading"
+	"github.com/coil-net/coil/pkg/observe"
 )
 
 func TestDefaultsAreTheContract(t *testing.T) {
 	o := &Options{}
 	o.AddFlags(pflag.NewFlagSet("", pflag.ContinueOnError))
 	want := &Options{
-		MetricsAddr: ":9386", HealthAddr: ":9387", GCInterval: time.Hour, Quarantine: 10 * time.Minute,
+		Observe: observe.Options{MetricsAddr: ":9386", HealthAddr: ":9387"}, GCInterval: time.Hour, Quarantine: 10 * time.Minute,
 		Election: leading.Options{LeaseNamespace: "kube-system", LeaseDuration: 30 * time.Second, RenewDeadline: 20 * time.Second, RetryPeriod: 5 * time.Second},
 	}
 	if diff := cmp.Diff(want, o); diff != "" {

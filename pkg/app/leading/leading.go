@@ -18,6 +18,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
 
+	"github.com/coil-net/coil/pkg/app/program"
 	"github.com/coil-net/coil/pkg/kube"
 	"github.com/coil-net/coil/pkg/kube/leader"
 	"github.com/coil-net/coil/pkg/observe"
@@ -48,10 +49,7 @@ func (o *Options) AddFlags(fs *pflag.FlagSet, lease string) {
 
 // Validate returns all problems joined.
 func (o *Options) Validate() error {
-	var errs []error
-	if o.RetryPeriod <= 0 {
-		errs = append(errs, fmt.Errorf("--leader-election-retry-period is %s, it must be more than 0", o.RetryPeriod))
-	}
+	errs := []error{program.Positive("--leader-election-retry-period", o.RetryPeriod)}
 	if o.LeaseNamespace == "" {
 		errs = append(errs, errors.New("--leader-election-namespace is empty"))
 	}

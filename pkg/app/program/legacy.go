@@ -27,11 +27,8 @@ var legacyFlags = []struct {
 	{"zap-time-encoding", false},
 }
 
-// ignored is the set of legacy flags, and which of them were given.
-type ignored struct{ fs *pflag.FlagSet }
-
-// addLegacyFlags adds the legacy flags that the program doesn't define itself.
-func addLegacyFlags(fs *pflag.FlagSet) ignored {
+// addLegacyFlags adds the legacy flags that the program doesn't define itself. No other flag is hidden.
+func addLegacyFlags(fs *pflag.FlagSet) {
 	for _, l := range legacyFlags {
 		if fs.Lookup(l.name) != nil {
 			continue
@@ -43,17 +40,16 @@ func addLegacyFlags(fs *pflag.FlagSet) ignored {
 			f.NoOptDefVal = "true"
 		}
 	}
-	return ignored{fs}
 }
 
-// log says once which flags were given in vain.
-func (i ignored) log(logger klog.Logger) {
+// logLegacyFlags says once which legacy flags were given in vain.
+func logLegacyFlags(logger klog.Logger, fs *pflag.FlagSet) {
 	var names []string
-	for _, l := range legacyFlags {
-		if f := i.fs.Lookup(l.name); f != nil && f.Hidden && f.Changed {
-			names = append(names, "--"+l.name)
+	fs.Visit(func(f *pflag.Flag) {
+		if f.Hidden {
+			names = append(names, "--"+f.Name)
 		}
-	}
+	})
 	if len(names) > 0 {
 		logger.Info("Flags of Coil 2.x have no effect, remove them", "flags", names)
 	}

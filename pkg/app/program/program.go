@@ -40,7 +40,7 @@ func Main(name string, args []string, o Options, run func(context.Context) error
 	fs.SetOutput(os.Stderr)
 	o.AddFlags(fs)
 	addLogFlags(fs)
-	legacy := addLegacyFlags(fs)
+	addLegacyFlags(fs)
 	version := fs.Bool("version", false, "print the version and exit")
 	switch err := fs.Parse(args); {
 	case errors.Is(err, pflag.ErrHelp):
@@ -71,7 +71,7 @@ func Main(name string, args []string, o Options, run func(context.Context) error
 	defer klog.Flush()
 	logger := klog.Background()
 	logger.Info("Starting", "program", name, "version", Version())
-	legacy.log(logger)
+	logLegacyFlags(logger, fs)
 	if err := run(klog.NewContext(ctx, logger)); err != nil {
 		logger.Error(err, "Ended", "program", name)
 		return 1

@@ -4,7 +4,6 @@ package router
 import (
 	"context"
 	"errors"
-	"fmt"
 	"os"
 	"time"
 
@@ -41,17 +40,11 @@ func (o *Options) AddFlags(fs *pflag.FlagSet) {
 
 // Validate implements program.Options.
 func (o *Options) Validate() error {
-	var errs []error
-	if o.NodeName == "" {
-		errs = append(errs, errors.New("environment variable COIL_NODE_NAME must be the name of the Node"))
-	}
-	if o.Protocol < 5 || o.Protocol > 255 {
-		errs = append(errs, fmt.Errorf("--protocol-id=%d is not within 5 and 255", o.Protocol))
-	}
-	if o.UpdateInterval <= 0 {
-		errs = append(errs, fmt.Errorf("--update-interval=%s is not positive", o.UpdateInterval))
-	}
-	return errors.Join(errs...)
+	return errors.Join(
+		program.Required("COIL_NODE_NAME", o.NodeName, "the name of the Node"),
+		program.Protocol("--protocol-id", o.Protocol),
+		program.Positive("--update-interval", o.UpdateInterval),
+	)
 }
 
 // Main runs coil-router and returns its exit code.

@@ -60,6 +60,18 @@ func ParseConf(data []byte) (Conf, error) {
 	return c, nil
 }
 
+// Previous returns the result in PrevResult; nil if there is none. Its errors are of code 6.
+func (c Conf) Previous() (*Result, error) {
+	if c.PrevResult == nil {
+		return nil, nil
+	}
+	r, err := ParseResult(c.PrevResult, c.CNIVersion)
+	if err != nil {
+		return nil, NewError(CodeDecodingFailure, "prevResult of the network configuration is not a CNI result", err.Error())
+	}
+	return &r, nil
+}
+
 func notJSON(err error) error {
 	return NewError(CodeDecodingFailure, "network configuration is not valid JSON", err.Error())
 }

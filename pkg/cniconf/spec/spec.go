@@ -1,5 +1,5 @@
-// Package spec is what the plugin coil speaks of the CNI specification: errors,
-// versions, its network configuration, and results.
+// Package spec is what the plugin coil and coild speak of the CNI specification: errors,
+// versions, the plugin's network configuration, and results.
 //
 // It owns these texts. The CNI project's library makes the start of a process 0.2 ms longer
 // than encoding/json alone, so the plugin, which lives for one call, doesn't link it. Tests

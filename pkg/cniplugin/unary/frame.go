@@ -1,7 +1,6 @@
 package unary
 
 import (
-	"bufio"
 	"encoding/binary"
 	"fmt"
 	"io"
@@ -57,7 +56,7 @@ const (
 	maxWindow     = 1<<31 - 1
 )
 
-// frame is a frame that was read; payload is valid until the next one is.
+// frame is a frame that was read.
 type frame struct {
 	kind    frameType
 	flags   uint8
@@ -78,28 +77,19 @@ func appendSetting(b []byte, id uint16, value uint32) []byte {
 	return binary.BigEndian.AppendUint32(binary.BigEndian.AppendUint16(b, id), value)
 }
 
-// reader reads frames.
-type reader struct {
-	r   *bufio.Reader
-	buf []byte
-}
-
-// next reads a frame. A frame that is longer than we allow is an error of the
+// readFrame reads a frame. A frame that is longer than we allow is an error of the
 // protocol; a peer that speaks another protocol usually ends here.
-func (r *reader) next() (frame, error) {
+func readFrame(r io.Reader) (frame, error) {
 	var h [frameHeaderSize]byte
-	if _, err := io.ReadFull(r.r, h[:]); err != nil {
+	if _, err := io.ReadFull(r, h[:]); err != nil {
 		return frame{}, err
 	}
 	length := int(h[0])<<16 | int(h[1])<<8 | int(h[2])
 	if length > defaultMaxFrame {
 		return frame{}, protocolError{fmt.Sprintf("frame of %d bytes", length)}
 	}
-	if cap(r.buf) < length {
-		r.buf = make([]byte, max(length, 512))
-	}
-	payload := r.buf[:length]
-	if _, err := io.ReadFull(r.r, payload); err != nil {
+	payload := make([]byte, length)
+	if _, err := io.ReadFull(r, payload); err != nil {
 		return frame{}, err
 	}
 	return frame{

@@ -22,7 +22,7 @@ import (
 	"github.com/coil-net/coil/pkg/atomicfile"
 	"github.com/coil-net/coil/pkg/attachment"
 	"github.com/coil-net/coil/pkg/cniconf"
-	"github.com/coil-net/coil/pkg/cniconf/netconf"
+	"github.com/coil-net/coil/pkg/cniconf/spec"
 	"github.com/coil-net/coil/pkg/dataplane"
 	"github.com/coil-net/coil/pkg/delqueue"
 	"github.com/coil-net/coil/pkg/kernel/netns"
@@ -185,7 +185,7 @@ func (r *run) all(ctx context.Context, traces []podnet.Trace) {
 	r.file(r.Socket)
 	r.file(filepath.Join(filepath.Dir(r.Socket), "."+strings.TrimPrefix(filepath.Base(r.Socket), ".")+".new"))
 	r.folder(r.DelQueueDir)
-	plugin := filepath.Join(r.CNIBinDir, netconf.PluginType)
+	plugin := filepath.Join(r.CNIBinDir, spec.PluginType)
 	r.file(plugin)
 	if _, err := os.Stat(r.CNIBinDir); err == nil {
 		r.done(atomicfile.RemoveStale(plugin, 0))

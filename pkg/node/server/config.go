@@ -1,20 +1,17 @@
 package server
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"net/netip"
 
-	types100 "github.com/containernetworking/cni/pkg/types/100"
-
 	"github.com/coil-net/coil/generated/cnirpc"
-	"github.com/coil-net/coil/pkg/cniconf/netconf"
+	"github.com/coil-net/coil/pkg/cniconf/spec"
 )
 
 // passOn returns the result of the plugin before, and the answer with it.
-func passOn(stdin []byte) (*types100.Result, *cnirpc.AddResponse, error) {
-	conf, err := netconf.Parse(stdin)
+func passOn(stdin []byte) (*spec.Result, *cnirpc.AddResponse, error) {
+	conf, err := spec.ParseConf(stdin)
 	if err != nil {
 		return nil, nil, fail(cnirpc.ErrorCode_DECODING_FAILURE, "the network configuration is not usable", err)
 	}
@@ -25,11 +22,7 @@ func passOn(stdin []byte) (*types100.Result, *cnirpc.AddResponse, error) {
 	if err != nil {
 		return nil, nil, fail(cnirpc.ErrorCode_DECODING_FAILURE, "the previous result is not usable", err)
 	}
-	b, err := json.Marshal(prev)
-	if err != nil {
-		return nil, nil, fail(cnirpc.ErrorCode_INTERNAL, "encode the result", err)
-	}
-	return prev, &cnirpc.AddResponse{Result: b}, nil
+	return prev, &cnirpc.AddResponse{Result: prev.As(spec.Newest)}, nil
 }
 
 // previousAddrs returns the addresses that the previous result gives to the
@@ -38,7 +31,7 @@ func previousAddrs(stdin []byte, ifName string) ([]netip.Addr, error) {
 	if len(stdin) == 0 {
 		return nil, nil
 	}
-	conf, err := netconf.Parse(stdin)
+	conf, err := spec.ParseConf(stdin)
 	if err != nil {
 		return nil, err
 	}
@@ -50,15 +43,15 @@ func previousAddrs(stdin []byte, ifName string) ([]netip.Addr, error) {
 }
 
 // addrsOf returns the addresses that a result gives to an interface.
-func addrsOf(r *types100.Result, ifName string) ([]netip.Addr, error) {
+func addrsOf(r *spec.Result, ifName string) ([]netip.Addr, error) {
 	var addrs []netip.Addr
-	for _, ip := range r.IPs {
-		if i := ip.Interface; i != nil && *i >= 0 && *i < len(r.Interfaces) && r.Interfaces[*i].Name != ifName {
+	for _, a := range r.Addresses {
+		if i := a.Interface; i >= 0 && i < len(r.Interfaces) && r.Interfaces[i].Name != ifName {
 			continue
 		}
-		addr, ok := netip.AddrFromSlice(ip.Address.IP)
-		if !ok {
-			return nil, fmt.Errorf("address %s", ip.Address.IP)
+		addr, err := netip.ParseAddr(a.IP)
+		if err != nil {
+			return nil, fmt.Errorf("address %q: %w", a.IP, err)
 		}
 		addrs = append(addrs, addr.Unmap())
 	}

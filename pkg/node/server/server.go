@@ -18,7 +18,7 @@ import (
 
 	"github.com/coil-net/coil/generated/cnirpc"
 	"github.com/coil-net/coil/pkg/attachment"
-	"github.com/coil-net/coil/pkg/cniconf/netconf"
+	"github.com/coil-net/coil/pkg/cniconf/spec"
 	"github.com/coil-net/coil/pkg/faultpoint"
 	"github.com/coil-net/coil/pkg/ipam"
 	"github.com/coil-net/coil/pkg/node"
@@ -198,7 +198,7 @@ func (s *Server) GC(ctx context.Context, args *cnirpc.CNIArgs) (*emptypb.Empty, 
 	if err := s.cfg.Ready(); err != nil {
 		return nil, fail(cnirpc.ErrorCode_TRY_AGAIN_LATER, "coild is not ready", err)
 	}
-	valid, err := netconf.ValidAttachments(args.GetStdinData())
+	valid, err := spec.ValidAttachments(args.GetStdinData())
 	if err != nil {
 		return nil, fail(cnirpc.ErrorCode_DECODING_FAILURE, "the list of valid attachments is not usable", err)
 	}

@@ -1,4 +1,4 @@
-package netconf_test
+package spec_test
 
 import (
 	"encoding/json"
@@ -6,41 +6,39 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/containernetworking/cni/pkg/types"
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/coil-net/coil/pkg/attachment"
-	"github.com/coil-net/coil/pkg/cniconf/netconf"
 	"github.com/coil-net/coil/pkg/cniconf/spec"
 )
 
 // code returns the CNI code of err; it fails the test if err is no CNI error.
 func code(t *testing.T, err error) uint {
 	t.Helper()
-	var e *types.Error
+	var e *spec.Error
 	if !errors.As(err, &e) {
 		t.Fatalf("error %v (%T) is not a CNI error", err, err)
 	}
 	return e.Code
 }
 
-func TestParse(t *testing.T) {
+func TestParseConf(t *testing.T) {
 	tests := []struct {
 		name, in string
-		want     netconf.Conf
+		want     spec.Conf
 		code     uint
 	}{
 		{
 			name: "defaults", in: `{"cniVersion":"1.1.0","name":"n","type":"coil","unknown":[1]}`,
-			want: netconf.Conf{CNIVersion: "1.1.0", Name: "n", Type: "coil", Socket: "/run/coild.sock", DelQueueDir: spec.DefaultDelQueueDir},
+			want: spec.Conf{CNIVersion: "1.1.0", Name: "n", Type: "coil", Socket: "/run/coild.sock", DelQueueDir: spec.DefaultDelQueueDir},
 		},
 		{
 			name: "all keys", in: `{"cniVersion":"0.4.0","name":"n","type":"coil","socket":"/s","delQueueDir":"/q","prevResult":{"a":1}}`,
-			want: netconf.Conf{CNIVersion: "0.4.0", Name: "n", Type: "coil", Socket: "/s", DelQueueDir: "/q", PrevResult: json.RawMessage(`{"a":1}`)},
+			want: spec.Conf{CNIVersion: "0.4.0", Name: "n", Type: "coil", Socket: "/s", DelQueueDir: "/q", PrevResult: json.RawMessage(`{"a":1}`)},
 		},
 		{
 			name: "null is no prevResult", in: `{"prevResult":null}`,
-			want: netconf.Conf{Socket: "/run/coild.sock", DelQueueDir: spec.DefaultDelQueueDir},
+			want: spec.Conf{Socket: "/run/coild.sock", DelQueueDir: spec.DefaultDelQueueDir},
 		},
 		{name: "no JSON", in: `{"socket"`, code: 6},
 		{name: "socket is no string", in: `{"socket":1}`, code: 6},
@@ -51,7 +49,7 @@ func TestParse(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			got, err := netconf.Parse([]byte(tt.in))
+			got, err := spec.ParseConf([]byte(tt.in))
 			if tt.code != 0 {
 				if c := code(t, err); c != tt.code {
 					t.Fatalf("code is %d (%v), want %d", c, err, tt.code)
@@ -62,25 +60,25 @@ func TestParse(t *testing.T) {
 				t.Fatal(err)
 			}
 			if diff := cmp.Diff(tt.want, got); diff != "" {
-				t.Errorf("Parse (-want +got):\n%s", diff)
+				t.Errorf("ParseConf (-want +got):\n%s", diff)
 			}
 		})
 	}
 }
 
-const result100 = `{"cniVersion":"1.1.0","interfaces":[{"name":"veth1"},{"name":"eth0","sandbox":"/ns"}],` +
+const result2 = `{"cniVersion":"1.1.0","interfaces":[{"name":"veth1"},{"name":"eth0","sandbox":"/ns"}],` +
 	`"ips":[{"interface":1,"address":"10.1.0.1/32"},{"interface":1,"address":"fd01::1/128"}]}`
 
 func TestPrevious(t *testing.T) {
 	result040 := strings.NewReplacer(`"cniVersion":"1.1.0",`, ``, `{"interface":1,"address":"10`, `{"version":"4","interface":1,"address":"10`,
-		`{"interface":1,"address":"fd`, `{"version":"6","interface":1,"address":"fd`).Replace(result100)
+		`{"interface":1,"address":"fd`, `{"version":"6","interface":1,"address":"fd`).Replace(result2)
 	tests := []struct {
 		name, version, prev string
 		none, bad           bool
 	}{
 		{name: "none", version: "1.1.0", prev: `null`, none: true},
-		{name: "newest", version: "1.1.0", prev: result100},
-		{name: "newest without a version", version: "1.1.0", prev: strings.Replace(result100, `"cniVersion":"1.1.0",`, ``, 1)},
+		{name: "newest", version: "1.1.0", prev: result2},
+		{name: "newest without a version", version: "1.1.0", prev: strings.Replace(result2, `"cniVersion":"1.1.0",`, ``, 1)},
 		{name: "0.3.1 without a version", version: "0.3.1", prev: result040},
 		{name: "0.4.0 with an empty version", version: "0.4.0", prev: strings.Replace(result040, `{`, `{"cniVersion":"",`, 1)},
 		{name: "0.4.0", version: "0.4.0", prev: strings.Replace(result040, `{`, `{"cniVersion":"0.4.0",`, 1)},
@@ -93,7 +91,7 @@ func TestPrevious(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			c, err := netconf.Parse([]byte(`{"cniVersion":"` + tt.version + `","prevResult":` + tt.prev + `}`))
+			c, err := spec.ParseConf([]byte(`{"cniVersion":"` + tt.version + `","prevResult":` + tt.prev + `}`))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -110,9 +108,12 @@ func TestPrevious(t *testing.T) {
 					t.Errorf("result is %v, want nil", got)
 				}
 			default:
-				if got.CNIVersion != "1.1.0" || len(got.Interfaces) != 2 || got.Interfaces[1].Sandbox != "/ns" ||
-					len(got.IPs) != 2 || *got.IPs[1].Interface != 1 || got.IPs[1].Address.String() != "fd01::1/128" {
+				if len(got.Interfaces) != 2 || got.Interfaces[1] != (spec.Interface{Name: "eth0", Sandbox: "/ns"}) ||
+					len(got.Addresses) != 2 || got.Addresses[1] != (spec.Address{IP: "fd01::1", Interface: 1}) {
 					t.Errorf("result is %+v", got)
+				}
+				if r, err := library(t, string(got.As(spec.Newest)), spec.Newest, spec.Newest); err != nil {
+					t.Errorf("the library reads %v, %v", r, err)
 				}
 			}
 		})
@@ -141,7 +142,7 @@ func TestValidAttachments(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			got, err := netconf.ValidAttachments([]byte(tt.in))
+			got, err := spec.ValidAttachments([]byte(tt.in))
 			if tt.code != 0 {
 				if c := code(t, err); c != tt.code {
 					t.Fatalf("code is %d (%v), want %d", c, err, tt.code)
@@ -158,44 +159,23 @@ func TestValidAttachments(t *testing.T) {
 	}
 }
 
-func TestValidate(t *testing.T) {
-	tests := []struct {
-		name, in, version string
-		code              uint
-	}{
-		{name: "good", in: `{"type":"coil","socket":"/run/coild.sock"}`, version: "1.1.0"},
-		{name: "of 2.x", in: `{"type":"coil","socket":"/run/coild.sock"}`, version: "0.4.0"},
-		{name: "another plugin", in: `{"type":"bridge"}`, version: "1.1.0", code: 7},
-		{name: "relative socket", in: `{"type":"coil","socket":"coild.sock"}`, version: "1.1.0", code: 7},
-		{name: "too old", in: `{"type":"coil"}`, version: "0.3.0", code: 1},
-		{name: "too new", in: `{"type":"coil"}`, version: "2.0.0", code: 1},
-		{name: "no version", in: `{"type":"coil"}`, code: 1},
-	}
-	for _, tt := range tests {
-		t.Run(tt.name, func(t *testing.T) {
-			err := netconf.Validate([]byte(tt.in), tt.version)
-			if tt.code == 0 {
-				if err != nil {
-					t.Fatal(err)
-				}
-				return
-			}
-			if c := code(t, err); c != tt.code {
-				t.Errorf("code is %d (%v), want %d", c, err, tt.code)
-			}
-		})
+func TestCheckVersion(t *testing.T) {
+	for version, good := range map[string]bool{"1.1.0": true, "0.4.0": true, "0.3.1": true, "0.3.0": false, "2.0.0": false, "": false} {
+		if err := spec.CheckVersion(version); (err == nil) != good || err != nil && code(t, err) != 1 {
+			t.Errorf("version %q: %v", version, err)
+		}
 	}
 }
 
 func FuzzConf(f *testing.F) {
-	f.Add([]byte(`{"cniVersion":"1.1.0","prevResult":` + result100 + `}`))
+	f.Add([]byte(`{"cniVersion":"1.1.0","prevResult":` + result2 + `}`))
 	f.Add([]byte(`{"cniVersion":"0.3.1","prevResult":{"ips":[null],"routes":[null],"interfaces":[null],"dns":null}}`))
 	f.Add([]byte(`{"cni.dev/valid-attachments":[null]}`))
 	f.Fuzz(func(t *testing.T, in []byte) {
-		if _, err := netconf.ValidAttachments(in); err != nil {
+		if _, err := spec.ValidAttachments(in); err != nil {
 			code(t, err)
 		}
-		c, err := netconf.Parse(in)
+		c, err := spec.ParseConf(in)
 		if err != nil {
 			code(t, err)
 			return
@@ -203,9 +183,9 @@ func FuzzConf(f *testing.F) {
 		if r, err := c.Previous(); err != nil {
 			code(t, err)
 		} else if r != nil {
-			for _, v := range netconf.SupportedVersions() {
-				if _, err := r.GetAsVersion(v); err != nil {
-					t.Errorf("as %s: %v", v, err)
+			for _, v := range spec.Versions() {
+				if again, err := spec.ParseResult(r.As(v), ""); err != nil || again.Version != v {
+					t.Errorf("as %s: %+v, %v", v, again, err)
 				}
 			}
 		}
