@@ -29,16 +29,13 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sync/errgroup"
 	discoveryv1 "k8s.io/api/discovery/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/util/wait"
-	discoverylisters "k8s.io/client-go/listers/discovery/v1"
 	"k8s.io/client-go/tools/cache"
 
-	listers "github.com/coil-net/coil/generated/listers/coil/v2"
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
 	"github.com/coil-net/coil/pkg/dataplane"
 	"github.com/coil-net/coil/pkg/kernel/rtnl"
+	"github.com/coil-net/coil/pkg/kube"
 	"github.com/coil-net/coil/pkg/plan"
 	"github.com/coil-net/coil/pkg/plan/gateway"
 	"github.com/coil-net/coil/pkg/plan/ruleset"
@@ -136,8 +133,8 @@ type Gateway struct {
 	cfg      Config
 	kernel   Kernel
 	families []dataplane.Family
-	egresses listers.EgressNamespaceLister
-	lists    discoverylisters.EndpointSliceNamespaceLister
+	egresses kube.Cache[v2.Egress]
+	lists    kube.Cache[discoveryv1.EndpointSlice]
 	loop     *upkeep.Loop
 	synced   []cache.DoneChecker
 	report   func(condition string, reason error)
@@ -170,8 +167,8 @@ func New(cfg Config, k Kernel, egresses, lists cache.SharedIndexInformer, reg pr
 	}
 	g := &Gateway{
 		cfg: cfg, kernel: k, report: report,
-		egresses: listers.NewEgressLister(egresses.GetIndexer()).Egresses(cfg.Namespace),
-		lists:    discoverylisters.NewEndpointSliceLister(lists.GetIndexer()).EndpointSlices(cfg.Namespace),
+		egresses: kube.CacheOf[v2.Egress](egresses),
+		lists:    kube.CacheOf[discoveryv1.EndpointSlice](lists),
 		metrics:  newMetrics(cfg, reg),
 	}
 	for _, a := range cfg.Addresses {
@@ -215,8 +212,8 @@ func (g *Gateway) look(ctx context.Context) {
 
 // environment says what keeps the pod from being a router.
 func (g *Gateway) environment(ctx context.Context) error {
-	if _, err := g.egresses.Get(g.cfg.Egress); err != nil {
-		return fmt.Errorf("read the Egress of the pod: %w", err)
+	if g.egress() == nil {
+		return fmt.Errorf("there is no Egress %s/%s", g.cfg.Namespace, g.cfg.Egress)
 	}
 	uplink, err := g.kernel.Network.Uplink(ctx, g.cfg.Addresses[0])
 	if err != nil {
@@ -226,6 +223,11 @@ func (g *Gateway) environment(ctx context.Context) error {
 		return fmt.Errorf("the uplink %s is down", uplink.Name)
 	}
 	return g.kernel.Network.Check(uplink.Name, g.families)
+}
+
+// egress returns the Egress of the pod, nil if it is gone.
+func (g *Gateway) egress() *v2.Egress {
+	return g.egresses.Find(cache.NewObjectName(g.cfg.Namespace, g.cfg.Egress).String())
 }
 
 // changed asks for a sync because the wants have changed.
@@ -240,17 +242,10 @@ func (g *Gateway) changed() {
 
 // want returns what the router should have now.
 func (g *Gateway) want(ctx context.Context) (gateway.State, error) {
-	egress, err := g.egresses.Get(g.cfg.Egress)
-	if apierrors.IsNotFound(err) {
+	egress := g.egress()
+	if egress == nil {
 		// Nobody may reach anything through an Egress that is gone.
-		egress, err = &v2.Egress{}, nil
-	}
-	if err != nil {
-		return gateway.State{}, err
-	}
-	all, err := g.lists.List(labels.Everything())
-	if err != nil {
-		return gateway.State{}, err
+		egress = &v2.Egress{}
 	}
 	uplink, err := g.kernel.Network.Uplink(ctx, g.cfg.Addresses[0])
 	if err != nil {
@@ -266,7 +261,7 @@ func (g *Gateway) want(ctx context.Context) (gateway.State, error) {
 	}
 	cfg := g.cfg.Config
 	cfg.Uplink, cfg.UplinkIndex, cfg.MTU, cfg.MaxConnections, cfg.Over = uplink.Name, uplink.Index, uplink.MTU, tracked, over
-	want, skipped := gateway.StateOf(cfg, egress, all)
+	want, skipped := gateway.StateOf(cfg, egress, g.lists.In(g.cfg.Namespace))
 	g.loop.Skipped(ctx, "Some of what is listed can't be understood, and is left out", skipped)
 	return want, nil
 }

@@ -15,15 +15,13 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/labels"
-	corelisters "k8s.io/client-go/listers/core/v1"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
 
-	listers "github.com/coil-net/coil/generated/listers/coil/v2"
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
 	"github.com/coil-net/coil/pkg/dataplane"
 	"github.com/coil-net/coil/pkg/kernel/rtnl"
+	"github.com/coil-net/coil/pkg/kube"
 	"github.com/coil-net/coil/pkg/plan/routes"
 	"github.com/coil-net/coil/pkg/reconcile"
 	"github.com/coil-net/coil/pkg/reconcile/upkeep"
@@ -57,8 +55,8 @@ const (
 // Router implements the package's task.
 type Router struct {
 	cfg    Config
-	nodes  corelisters.NodeLister
-	blocks listers.AddressBlockLister
+	nodes  kube.Cache[corev1.Node]
+	blocks kube.Cache[v2.AddressBlock]
 	table  Table
 	loop   *upkeep.Loop
 	synced []cache.DoneChecker
@@ -75,7 +73,7 @@ func New(cfg Config, nodes, blocks cache.SharedIndexInformer, table Table,
 	reg prometheus.Registerer, onSync func(error)) (*Router, error) {
 	node := prometheus.Labels{"node": cfg.NodeName}
 	r := &Router{
-		cfg: cfg, nodes: corelisters.NewNodeLister(nodes.GetIndexer()), blocks: listers.NewAddressBlockLister(blocks.GetIndexer()), table: table, onSync: onSync,
+		cfg: cfg, nodes: kube.CacheOf[corev1.Node](nodes), blocks: kube.CacheOf[v2.AddressBlock](blocks), table: table, onSync: onSync,
 		syncs: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "coil_router_syncs_total", Help: "Syncs of the routes to other nodes' blocks, whatever their result.", ConstLabels: node,
 		}),
@@ -127,15 +125,7 @@ func (r *Router) sync(ctx context.Context) error {
 }
 
 func (r *Router) syncOnce(ctx context.Context) error {
-	nodes, err := r.nodes.List(labels.Everything())
-	if err != nil {
-		return err
-	}
-	blocks, err := r.blocks.List(labels.Everything())
-	if err != nil {
-		return err
-	}
-	want, skipped := routes.Peers(r.cfg.NodeName, nodes, blocks, r.cfg.Table, r.cfg.Protocol)
+	want, skipped := routes.Peers(r.cfg.NodeName, r.nodes.All(), r.blocks.All(), r.cfg.Table, r.cfg.Protocol)
 	r.loop.Skipped(ctx, "Blocks have no route: their Node isn't known, has no InternalIP of the family, or their range isn't valid", skipped)
 	res, err := r.table.Sync(ctx, want)
 	r.repairs.Done(ctx, repairKind, routes.Restored(res.Added, r.last, want))

@@ -31,7 +31,7 @@ func Protocol(flag string, value int) error { return Within(flag, value, 5, math
 // Positive returns an error unless the value of a flag is more than zero.
 func Positive[T cmp.Ordered](flag string, value T) error {
 	if value <= *new(T) {
-		return fmt.Errorf("%s=%v is not positive", flag, value)
+		return fmt.Errorf("%s is %v: it must be more than 0", flag, value)
 	}
 	return nil
 }
@@ -39,7 +39,7 @@ func Positive[T cmp.Ordered](flag string, value T) error {
 // NotNegative returns an error if the value of a flag is less than zero.
 func NotNegative[T cmp.Ordered](flag string, value T) error {
 	if value < *new(T) {
-		return fmt.Errorf("%s=%v is negative", flag, value)
+		return fmt.Errorf("%s is %v: it must not be negative", flag, value)
 	}
 	return nil
 }

@@ -21,8 +21,8 @@ func TestValidateNamesTheFlag(t *testing.T) {
 		"--n=0 is not within 1 and 3":          Within("--n", 0, 1, 3),
 		"--n=4 is not within 1 and 3":          Within("--n", 4, 1, 3),
 		"--p=256 is not within 5 and 255":      Protocol("--p", 256),
-		"--d=0s is not positive":               Positive("--d", time.Duration(0)),
-		"--d=-1s is negative":                  NotNegative("--d", -time.Second),
+		"--d is 0s: it must be more than 0":    Positive("--d", time.Duration(0)),
+		"--d is -1s: it must not be negative":  NotNegative("--d", -time.Second),
 		`--path="x" is not an absolute path`:   Absolute("--path", "x"),
 	}
 	for text, err := range bad {

@@ -4,20 +4,16 @@ import (
 	"context"
 	"fmt"
 	"net/netip"
+	"slices"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
-	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
-	corelisters "k8s.io/client-go/listers/core/v1"
-	discoverylisters "k8s.io/client-go/listers/discovery/v1"
-	"k8s.io/client-go/metadata/metadatalister"
 	"k8s.io/client-go/tools/cache"
 
-	listers "github.com/coil-net/coil/generated/listers/coil/v2"
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
 	"github.com/coil-net/coil/pkg/kube"
 	"github.com/coil-net/coil/pkg/plan"
@@ -38,10 +34,10 @@ type Egresses struct {
 	nodeName   string
 	clients    kube.Clients
 	namespaces *Namespaces
-	pods       metadatalister.Lister
-	egresses   listers.EgressLister
-	services   corelisters.ServiceLister
-	endpoints  discoverylisters.EndpointSliceLister
+	pods       kube.Cache[metav1.PartialObjectMetadata]
+	egresses   kube.Cache[v2.Egress]
+	services   kube.Cache[corev1.Service]
+	endpoints  kube.Cache[discoveryv1.EndpointSlice]
 	routers    routers
 }
 
@@ -50,15 +46,13 @@ func WatchEgresses(w *kube.Watches, clients kube.Clients, nodeName string, all *
 	name := func(o metav1.Object) types.NamespacedName {
 		return types.NamespacedName{Namespace: o.GetNamespace(), Name: o.GetName()}
 	}
-	onNode, podLister := metadata(clients, pods, fields.OneTermEqualSelector("spec.nodeName", nodeName).String())
+	onNode := metadata(clients, pods, fields.OneTermEqualSelector("spec.nodeName", nodeName).String())
 	egresses, services := kube.EgressInformer(clients.Coil), kube.ServiceInformer(clients.Core, plan.RouterSelector())
 	// They have the labels of their Service.
 	endpoints := kube.EndpointSliceInformer(clients.Discovery, metav1.NamespaceAll, plan.RouterSelector())
 	e := &Egresses{
-		nodeName: nodeName, clients: clients, namespaces: all, pods: podLister,
-		egresses:  listers.NewEgressLister(egresses.GetIndexer()),
-		services:  corelisters.NewServiceLister(services.GetIndexer()),
-		endpoints: discoverylisters.NewEndpointSliceLister(endpoints.GetIndexer()),
+		nodeName: nodeName, clients: clients, namespaces: all, pods: kube.CacheOf[metav1.PartialObjectMetadata](onNode),
+		egresses: kube.CacheOf[v2.Egress](egresses), services: kube.CacheOf[corev1.Service](services), endpoints: kube.CacheOf[discoveryv1.EndpointSlice](endpoints),
 	}
 	all.OnChange(h.Namespace)
 	w.Add(onNode, reconcile.Handler(func(p *metav1.PartialObjectMetadata) { h.Pod(name(p)) }))
@@ -86,27 +80,25 @@ func isPod(p *metav1.PartialObjectMetadata, uid string) bool {
 // With live, what the cache doesn't have is read from the API server, here and below; so is a Pod
 // without a UID, as long as there is an answer, for the cache may have a former one of its name.
 func (e *Egresses) Pod(ctx context.Context, pod store.Pod, live bool) (*metav1.PartialObjectMetadata, error) {
-	cached, err := e.pods.Namespace(pod.Namespace).Get(pod.Name)
-	usable := err == nil && isPod(cached, pod.UID)
-	if usable && (pod.UID != "" || !live) {
-		return cached, nil
+	name := cache.NewObjectName(pod.Namespace, pod.Name).String()
+	cached := e.pods.Find(name)
+	if cached != nil && !isPod(cached, pod.UID) {
+		cached = nil
 	}
-	p := cached
-	if live {
-		ctx, cancel := context.WithTimeout(ctx, liveTimeout)
-		defer cancel()
-		p, err = e.clients.Metadata.Resource(pods).Namespace(pod.Namespace).Get(ctx, pod.Name, metav1.GetOptions{})
-		if usable && err != nil && !apierrors.IsNotFound(err) {
+	trusted := cached
+	if pod.UID == "" && live {
+		trusted = nil
+	}
+	return orLive(ctx, trusted, live, "Pod", name, func(ctx context.Context) (*metav1.PartialObjectMetadata, error) {
+		p, err := e.clients.Metadata.Resource(pods).Namespace(pod.Namespace).Get(ctx, pod.Name, metav1.GetOptions{})
+		switch {
+		case err == nil && !isPod(p, pod.UID):
+			return nil, apierrors.NewNotFound(pods.GroupResource(), pod.Name)
+		case err != nil && !apierrors.IsNotFound(err) && cached != nil:
 			return cached, nil
 		}
-	}
-	if err == nil && !isPod(p, pod.UID) {
-		err = apierrors.NewNotFound(pods.GroupResource(), pod.Name)
-	}
-	if err != nil {
-		return nil, fmt.Errorf("read Pod %s/%s: %w", pod.Namespace, pod.Name, err)
-	}
-	return p, nil
+		return p, err
+	})
 }
 
 // PodsByAddress reads from the API server which pods of the node have which addresses, but for
@@ -140,43 +132,29 @@ func (e *Egresses) Namespace(ctx context.Context, name string, live bool) (*meta
 
 // Egress returns an Egress, without its template if it is from the cache.
 func (e *Egresses) Egress(ctx context.Context, name types.NamespacedName, live bool) (*v2.Egress, error) {
-	found, err := e.egresses.Egresses(name.Namespace).Get(name.Name)
-	if err != nil && live {
-		ctx, cancel := context.WithTimeout(ctx, liveTimeout)
-		defer cancel()
-		found, err = e.clients.Coil.Egresses(name.Namespace).Get(ctx, name.Name, metav1.GetOptions{})
-	}
-	if err != nil {
-		return nil, fmt.Errorf("read Egress %s: %w", name, err)
-	}
-	return found, nil
+	return orLive(ctx, e.egresses.Find(name.String()), live, "Egress", name.String(), func(ctx context.Context) (*v2.Egress, error) {
+		return e.clients.Coil.Egresses(name.Namespace).Get(ctx, name.Name, metav1.GetOptions{})
+	})
 }
 
 // Service returns the Service of an Egress.
 func (e *Egresses) Service(ctx context.Context, name types.NamespacedName, live bool) (*corev1.Service, error) {
-	s, err := e.services.Services(name.Namespace).Get(name.Name)
-	if err != nil && live {
-		ctx, cancel := context.WithTimeout(ctx, liveTimeout)
-		defer cancel()
-		s = &corev1.Service{}
-		err = e.clients.Core.Get().Namespace(name.Namespace).Resource("services").Name(name.Name).Do(ctx).Into(s)
+	return orLive(ctx, e.services.Find(name.String()), live, "Service", name.String(), func(ctx context.Context) (*corev1.Service, error) {
+		s := &corev1.Service{}
+		err := e.clients.Core.Get().Namespace(name.Namespace).Resource("services").Name(name.Name).Do(ctx).Into(s)
 		if _, ok := plan.RouterOf(s.Labels); err == nil && !ok {
 			err = apierrors.NewNotFound(corev1.Resource("services"), name.Name)
 		}
-	}
-	if err != nil {
-		return nil, fmt.Errorf("read Service %s: %w", name, err)
-	}
-	return s, nil
+		return s, err
+	})
 }
 
 // Routers returns the routers of an Egress that its Service has, as far as known. They must not be changed.
 func (e *Egresses) Routers(name types.NamespacedName) ([]client.Router, error) {
 	return e.routers.get(name, func() ([]client.Router, error) {
-		lists, err := e.endpoints.EndpointSlices(name.Namespace).List(labels.SelectorFromSet(labels.Set{discoveryv1.LabelServiceName: name.Name}))
-		if err != nil {
-			return nil, fmt.Errorf("list EndpointSlices of Service %s: %w", name, err)
-		}
+		lists := slices.DeleteFunc(e.endpoints.In(name.Namespace), func(s *discoveryv1.EndpointSlice) bool {
+			return s.Labels[discoveryv1.LabelServiceName] != name.Name
+		})
 		return client.RoutersOf(lists), nil
 	})
 }

@@ -9,7 +9,6 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/metadata/fake"
-	"k8s.io/client-go/metadata/metadatalister"
 	clienttesting "k8s.io/client-go/testing"
 	"k8s.io/client-go/tools/cache"
 
@@ -59,7 +58,7 @@ func TestPodOfAStaleCache(t *testing.T) {
 		t.Fatal(err)
 	}
 	client := fake.NewSimpleMetadataClient(scheme, of("new"))
-	v := &Egresses{clients: kube.Clients{Metadata: client}, pods: metadatalister.New(cached, pods)}
+	v := &Egresses{clients: kube.Clients{Metadata: client}, pods: kube.Cache[metav1.PartialObjectMetadata]{Indexer: cached}}
 	for _, c := range []struct {
 		uid  string
 		live bool

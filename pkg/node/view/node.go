@@ -8,7 +8,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
-	corelisters "k8s.io/client-go/listers/core/v1"
 
 	"github.com/coil-net/coil/pkg/ipam"
 	"github.com/coil-net/coil/pkg/kube"
@@ -20,7 +19,7 @@ import (
 type Node struct {
 	name    string
 	clients kube.Clients
-	nodes   corelisters.NodeLister
+	nodes   kube.Cache[corev1.Node]
 	changed []func()
 
 	// addrs is written by the handler of Node events only: who writes later than that might have
@@ -31,7 +30,7 @@ type Node struct {
 // WatchNode returns the Node of a name.
 func WatchNode(w *kube.Watches, clients kube.Clients, name string) *Node {
 	i := kube.NodeInformer(clients.Core, fields.OneTermEqualSelector(metav1.ObjectNameField, name).String())
-	n := &Node{name: name, clients: clients, nodes: corelisters.NewNodeLister(i.GetIndexer())}
+	n := &Node{name: name, clients: clients, nodes: kube.CacheOf[corev1.Node](i)}
 	n.OnChange(n.keepAddrs)
 	w.Add(i, reconcile.Handler(func(*corev1.Node) {
 		for _, changed := range n.changed {
@@ -71,8 +70,8 @@ func (n *Node) keepAddrs() {
 }
 
 func (n *Node) cachedAddrs() ipam.Address {
-	cached, err := n.nodes.Get(n.name)
-	if err != nil {
+	cached := n.nodes.Find(n.name)
+	if cached == nil {
 		return ipam.Address{}
 	}
 	return routes.InternalIPs(cached)

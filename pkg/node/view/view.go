@@ -17,7 +17,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/validation"
-	"k8s.io/client-go/metadata/metadatalister"
 
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
 	"github.com/coil-net/coil/pkg/kube"
@@ -32,15 +31,15 @@ var (
 // Namespaces are those of the cluster. Its methods may be called concurrently, but for OnChange and OnUnguarded.
 type Namespaces struct {
 	clients kube.Clients
-	lister  metadatalister.Lister
+	cached  kube.Cache[metav1.PartialObjectMetadata]
 	current func() bool // the cache follows the API server
 	changed []func(name string)
 }
 
 // WatchNamespaces returns the Namespaces.
 func WatchNamespaces(w *kube.Watches, clients kube.Clients) *Namespaces {
-	i, lister := metadata(clients, namespaces, "")
-	n := &Namespaces{clients: clients, lister: lister, current: i.Current}
+	i := metadata(clients, namespaces, "")
+	n := &Namespaces{clients: clients, cached: kube.CacheOf[metav1.PartialObjectMetadata](i), current: i.Current}
 	w.Add(i, reconcile.Handler(func(ns *metav1.PartialObjectMetadata) {
 		for _, changed := range n.changed {
 			changed(ns.Name)
@@ -68,10 +67,9 @@ func (n *Namespaces) OnUnguarded(told func()) {
 	})
 }
 
-// metadata returns an informer of the metadata of a resource, and its lister.
-func metadata(clients kube.Clients, r schema.GroupVersionResource, fieldSelector string) (*kube.Informer, metadatalister.Lister) {
-	i := kube.MetadataInformer(clients.Metadata, r, fieldSelector).Transformed(trim)
-	return i, metadatalister.New(i.GetIndexer(), r)
+// metadata returns an informer of the metadata of a resource.
+func metadata(clients kube.Clients, r schema.GroupVersionResource, fieldSelector string) *kube.Informer {
+	return kube.MetadataInformer(clients.Metadata, r, fieldSelector).Transformed(trim)
 }
 
 // trim leaves of an object's annotations those that Coil reads. The others may be large, and there
@@ -88,29 +86,40 @@ func trim(obj any) (any, error) {
 // liveTimeout bounds a read from the API server for what a cache doesn't have.
 const liveTimeout = 5 * time.Second
 
+// orLive returns what a cache has of an object. With live, an object that the cache doesn't have is read from the API
+// server. One that isn't there is an error of apierrors.
+func orLive[T any](ctx context.Context, cached *T, live bool, kind, name string, read func(context.Context) (*T, error)) (*T, error) {
+	if cached != nil {
+		return cached, nil
+	}
+	err := error(apierrors.NewNotFound(schema.GroupResource{Resource: kind}, name))
+	if live {
+		ctx, cancel := context.WithTimeout(ctx, liveTimeout)
+		defer cancel()
+		cached, err = read(ctx)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read %s %s: %w", kind, name, err)
+	}
+	return cached, nil
+}
+
 // staleTimeout bounds a read of what a cache has that may be of an earlier time: without the API
 // server, pods start with what the cache says.
 const staleTimeout = time.Second
 
 // Get returns a Namespace. With live, one that the cache doesn't have is read from the API server.
 func (n *Namespaces) Get(ctx context.Context, name string, live bool) (*metav1.PartialObjectMetadata, error) {
-	ns, err := n.lister.Get(name)
-	if err != nil && live {
-		ctx, cancel := context.WithTimeout(ctx, liveTimeout)
-		defer cancel()
-		ns, err = n.clients.Metadata.Resource(namespaces).Get(ctx, name, metav1.GetOptions{})
-	}
-	if err != nil {
-		return nil, fmt.Errorf("read Namespace %s: %w", name, err)
-	}
-	return ns, nil
+	return orLive(ctx, n.cached.Find(name), live, "Namespace", name, func(ctx context.Context) (*metav1.PartialObjectMetadata, error) {
+		return n.clients.Metadata.Resource(namespaces).Get(ctx, name, metav1.GetOptions{})
+	})
 }
 
 // currentNamespace returns a Namespace as it is now, as far as the API server can be asked. While the
 // watch is open that is what the cache has, and the API server isn't asked.
 func (n *Namespaces) currentNamespace(ctx context.Context, name string) (*metav1.PartialObjectMetadata, error) {
-	cached, err := n.lister.Get(name)
-	if err != nil || n.current() {
+	cached := n.cached.Find(name)
+	if cached == nil || n.current() {
 		return n.Get(ctx, name, true)
 	}
 	ctx, cancel := context.WithTimeout(ctx, staleTimeout)
@@ -147,6 +156,6 @@ func (n *Namespaces) PoolOf(ctx context.Context, namespace string) (string, erro
 // Unguarded says whether the pods of a namespace may send from any address, as far as the cache
 // knows the namespace.
 func (n *Namespaces) Unguarded(namespace string) bool {
-	ns, err := n.lister.Get(namespace)
-	return err == nil && ns.Annotations[v2.AnnotationSourceGuard] == v2.SourceGuardOff
+	ns := n.cached.Find(namespace)
+	return ns != nil && ns.Annotations[v2.AnnotationSourceGuard] == v2.SourceGuardOff
 }

@@ -10,10 +10,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
 	metadatafake "k8s.io/client-go/metadata/fake"
-	"k8s.io/client-go/metadata/metadatalister"
 	clienttesting "k8s.io/client-go/testing"
 	"k8s.io/client-go/tools/cache"
 
@@ -34,7 +32,7 @@ func TestPoolOf(t *testing.T) {
 		}}); err != nil {
 			t.Fatal(err)
 		}
-		v := &Namespaces{lister: metadatalister.New(cached, namespaces), current: func() bool { return true }}
+		v := &Namespaces{cached: kube.Cache[metav1.PartialObjectMetadata]{Indexer: cached}, current: func() bool { return true }}
 		got, err := v.PoolOf(t.Context(), "ns")
 		if got != want || (err == nil) != (want != "") {
 			t.Errorf("annotation %.70q: pool %q, %v; want %q", annotation, got, err, want)
@@ -79,7 +77,7 @@ func TestPoolOfAStaleCache(t *testing.T) {
 		client.PrependReactor("get", "namespaces", func(clienttesting.Action) (bool, runtime.Object, error) {
 			return c.err != nil, nil, c.err
 		})
-		v := &Namespaces{lister: metadatalister.New(cached, namespaces), current: func() bool { return c.current }, clients: kube.Clients{Metadata: client}}
+		v := &Namespaces{cached: kube.Cache[metav1.PartialObjectMetadata]{Indexer: cached}, current: func() bool { return c.current }, clients: kube.Clients{Metadata: client}}
 		got, err := v.PoolOf(t.Context(), "ns")
 		if got != c.want || apierrors.IsNotFound(err) != (c.want == "") {
 			t.Errorf("%s: pool %q, %v; want %q", c.name, got, err, c.want)
@@ -93,7 +91,7 @@ func TestPoolOfAStaleCache(t *testing.T) {
 // Who keeps the pods' links is told when pods of a namespace may send from any address, or no longer.
 func TestUnguarded(t *testing.T) {
 	cached := cache.NewIndexer(cache.MetaNamespaceKeyFunc, nil)
-	v := &Namespaces{lister: metadatalister.New(cached, namespaces)}
+	v := &Namespaces{cached: kube.Cache[metav1.PartialObjectMetadata]{Indexer: cached}}
 	told := 0
 	v.OnUnguarded(func() { told++ })
 	ns := func(annotation string) *metav1.PartialObjectMetadata {
@@ -141,22 +139,21 @@ func TestTrim(t *testing.T) {
 	}
 }
 
-// nodes is a lister whose first answer is held up.
+// nodes is a cache whose first answer is held up.
 type nodes struct {
+	cache.Indexer
 	answers     []*corev1.Node
 	asked, goOn chan struct{}
 }
 
-func (n *nodes) List(labels.Selector) ([]*corev1.Node, error) { return n.answers, nil }
-
-func (n *nodes) Get(string) (*corev1.Node, error) {
+func (n *nodes) GetByKey(string) (any, bool, error) {
 	a := n.answers[0]
 	if len(n.answers) > 1 {
 		n.answers = n.answers[1:]
 		close(n.asked)
 		<-n.goOn
 	}
-	return a, nil
+	return a, true, nil
 }
 
 // Who has read the Node before its address changed must not overwrite what the change's event said.
@@ -164,10 +161,10 @@ func TestNodeAddrsFollowTheNode(t *testing.T) {
 	with := func(ip string) *corev1.Node {
 		return &corev1.Node{Status: corev1.NodeStatus{Addresses: []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: ip}}}}
 	}
-	v := &Node{nodes: &nodes{
+	n := &nodes{
 		answers: []*corev1.Node{with("192.0.2.1"), with("192.0.2.2")}, asked: make(chan struct{}), goOn: make(chan struct{}),
-	}}
-	n := v.nodes.(*nodes)
+	}
+	v := &Node{nodes: kube.Cache[corev1.Node]{Indexer: n}}
 	early := make(chan ipam.Address)
 	go func() { early <- v.Addrs() }()
 	<-n.asked
