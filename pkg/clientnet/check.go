@@ -34,11 +34,11 @@ func (in namespace) check(ctx context.Context, c client.Client, made client.Stat
 	return errors.Join(append(errs, compare(in.ns, append(settingsOf(c.Link, spreadOf(made)), accepting)...))...)
 }
 
-// missing is the error that objects of a kind are missing, nil without any.
+// missing is the error that objects of a kind are missing or differ, nil without any.
 func missing[T any](kind string, all []T) error {
 	var errs []error
 	for _, x := range all {
-		errs = append(errs, fmt.Errorf("%s %v is missing", kind, x))
+		errs = append(errs, fmt.Errorf("%s %v is missing, or differs", kind, x))
 	}
 	return errors.Join(errs...)
 }

@@ -332,8 +332,8 @@ func TestDirectAdopted(t *testing.T) {
 	group := dataplane.NexthopGroupOf("net/a", dataplane.IPv4, 0)
 	for _, c := range []struct{ damage, says string }{
 		{fmt.Sprintf("ip nexthop del id %d", group), "type resilient"},
-		{fmt.Sprintf("ip nexthop del id %d", dataplane.NexthopOf(index)), fmt.Sprintf("nexthop replace nexthop %#x dev", dataplane.NexthopOf(index))},
-		{fmt.Sprintf("ip nexthop replace id %d group %d type resilient buckets 128 proto 30", group, dataplane.NexthopOf(index)), "what has its ID differs"},
+		{fmt.Sprintf("ip nexthop del id %d", dataplane.NexthopOf(index)), fmt.Sprintf("nexthop id %#x dev", dataplane.NexthopOf(index))},
+		{fmt.Sprintf("ip nexthop replace id %d group %d type resilient buckets 128 proto 30", group, dataplane.NexthopOf(index)), "type resilient buckets 128 idle_timer 20ms"},
 		{fmt.Sprintf("ip route flush table %d", dataplane.TableOf(index)), "0.0.0.0/0"},
 		{"ip link del " + link, link},
 		{"ip route del default table 118 metric 0", "0.0.0.0/0 nhid"},
