@@ -95,10 +95,11 @@ func IsTemp(name string) bool {
 
 // RemoveStale removes the temporary files that a Write to path left when its
 // process was killed. Files younger than age may belong to a living writer and stay.
+// Without the folder there are none.
 func RemoveStale(path string, age time.Duration) error {
 	dir, name := filepath.Split(path)
 	entries, err := os.ReadDir(filepath.Dir(path))
-	if err != nil {
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("remove temporary files of %s: %w", path, err)
 	}
 	var errs []error
