@@ -48,8 +48,8 @@ func Write(path string, content []byte, mode fs.FileMode) error {
 	if err != nil {
 		return fmt.Errorf("write %s: %w", path, err)
 	}
-	err = fill(tmp, content, mode)
-	if err == nil {
+	_, err = tmp.Write(content)
+	if err = errors.Join(err, tmp.Chmod(mode), tmp.Sync(), tmp.Close()); err == nil {
 		err = os.Rename(tmp.Name(), path)
 	}
 	if err != nil {
@@ -57,21 +57,6 @@ func Write(path string, content []byte, mode fs.FileMode) error {
 		return fmt.Errorf("write %s: %w", path, err)
 	}
 	return SyncDir(filepath.Dir(path))
-}
-
-// fill writes content to the disk and closes f.
-func fill(f *os.File, content []byte, mode fs.FileMode) error {
-	_, err := f.Write(content)
-	if err == nil {
-		err = f.Chmod(mode)
-	}
-	if err == nil {
-		err = f.Sync()
-	}
-	if cerr := f.Close(); err == nil {
-		err = cerr
-	}
-	return err
 }
 
 // SyncDir makes renames and removals in a folder survive a power cut. A file
@@ -95,10 +80,11 @@ func IsTemp(name string) bool {
 
 // RemoveStale removes the temporary files that a Write to path left when its
 // process was killed. Files younger than age may belong to a living writer and stay.
+// Without the folder there are none.
 func RemoveStale(path string, age time.Duration) error {
 	dir, name := filepath.Split(path)
 	entries, err := os.ReadDir(filepath.Dir(path))
-	if err != nil {
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("remove temporary files of %s: %w", path, err)
 	}
 	var errs []error

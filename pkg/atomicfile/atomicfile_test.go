@@ -162,6 +162,9 @@ func TestRemoveStaleTakesOnlyOldFilesOfThisName(t *testing.T) {
 	if got := names(t, dir); len(got) != 3 {
 		t.Errorf("folder holds %q, want the three others", got)
 	}
+	if err := atomicfile.RemoveStale(filepath.Join(dir, "gone", "f"), 0); err != nil {
+		t.Errorf("without the folder: %v", err)
+	}
 	if !atomicfile.IsTemp(".f.tmp-2") || atomicfile.IsTemp("f") || atomicfile.IsTemp("f.tmp-1") {
 		t.Error("IsTemp takes the wrong names")
 	}

@@ -33,10 +33,7 @@ func Remove(dir, name string) (removed []string, err error) {
 		}
 		errs = append(errs, remove(live, &removed))
 	}
-	errs = append(errs, remove(staged, &removed))
-	if _, err := os.Stat(dir); err == nil {
-		errs = append(errs, atomicfile.RemoveStale(live, 0), atomicfile.RemoveStale(staged, 0))
-	}
+	errs = append(errs, remove(staged, &removed), atomicfile.RemoveStale(live, 0), atomicfile.RemoveStale(staged, 0))
 	return removed, errors.Join(errs...)
 }
 

@@ -139,7 +139,7 @@ func TestAbandonedAddOfAnAttachedPod(t *testing.T) {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
-	b.net.enter = func(method string) {
+	b.net.enter = func(_ context.Context, method string) {
 		if method == "Check" {
 			cancel()
 		}
@@ -184,7 +184,7 @@ func TestFailedAddLeavesNothing(t *testing.T) {
 func TestAbandonedAddLeavesNothing(t *testing.T) {
 	b := newBench(t)
 	ctx, cancel := context.WithCancel(t.Context())
-	b.net.enter = func(method string) {
+	b.net.enter = func(_ context.Context, method string) {
 		if method == "Attach" {
 			cancel()
 		}

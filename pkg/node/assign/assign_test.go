@@ -25,7 +25,7 @@ type network struct {
 	pods  map[attachment.ID]ipam.Address
 	made  map[attachment.ID]podnet.Attachment
 	fail  map[string]error // by method
-	enter func(method string)
+	enter func(ctx context.Context, method string)
 	wired int // number of Attach calls that succeeded
 	// prepared are the links that are neither attached nor discarded.
 	prepared map[*podnet.Link]attachment.ID
@@ -37,7 +37,7 @@ type network struct {
 
 func (n *network) step(ctx context.Context, method string) error {
 	if n.enter != nil {
-		n.enter(method)
+		n.enter(ctx, method)
 	}
 	if err := ctx.Err(); err != nil {
 		return err

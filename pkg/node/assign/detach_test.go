@@ -53,12 +53,12 @@ func TestDelStopsAnAddThatWires(t *testing.T) {
 
 func delWhileWiring(t *testing.T, b *bench, r node.AddRequest) {
 	t.Helper()
-	entered, release := make(chan struct{}), make(chan struct{})
+	entered := make(chan struct{})
 	var once sync.Once
-	b.net.enter = func(method string) {
+	b.net.enter = func(ctx context.Context, method string) {
 		if method == "Attach" {
 			once.Do(func() { close(entered) })
-			<-release
+			<-ctx.Done() // until the DEL has come
 		}
 	}
 	added := make(chan error, 1)
@@ -67,18 +67,7 @@ func delWhileWiring(t *testing.T, b *bench, r node.AddRequest) {
 		added <- err
 	}()
 	<-entered
-	deleted := make(chan error, 1)
-	go func() { deleted <- b.Del(t.Context(), r.ID) }()
-	testkit.Eventually(t, 5*time.Second, "the DEL has come", func() error {
-		b.flight.mu.Lock()
-		defer b.flight.mu.Unlock()
-		if b.flight.calls[r.ID].stopped {
-			return nil
-		}
-		return errors.New("not yet")
-	})
-	close(release)
-	if err := <-deleted; err != nil {
+	if err := b.Del(t.Context(), r.ID); err != nil {
 		t.Errorf("Del: %v", err)
 	}
 	if err := <-added; !errors.Is(err, node.ErrDeleted) {
@@ -112,7 +101,7 @@ func (b *bench) holdLinks(t *testing.T) (held chan struct{}, release func()) {
 	gate := make(chan struct{})
 	release = sync.OnceFunc(func() { close(gate) })
 	t.Cleanup(release)
-	b.net.enter = func(method string) {
+	b.net.enter = func(_ context.Context, method string) {
 		if method == "RemoveAll" {
 			held <- struct{}{}
 			<-gate
@@ -132,11 +121,11 @@ func TestDelDoesNotWaitForTheLink(t *testing.T) {
 	held, release := b.holdLinks(t)
 	withdrawn := false
 	enter := b.net.enter
-	b.net.enter = func(method string) {
+	b.net.enter = func(ctx context.Context, method string) {
 		if method == "Withdraw" {
 			withdrawn = true
 		}
-		enter(method)
+		enter(ctx, method)
 	}
 	for i := range 2 {
 		if err := b.Del(t.Context(), request("c1").ID); err != nil {

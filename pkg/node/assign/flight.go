@@ -18,15 +18,11 @@ type flight struct {
 type call struct {
 	done   chan struct{}
 	cancel context.CancelCauseFunc // nil for a DEL
-	// The rest is guarded by flight.mu.
-
-	// stopped is set when a DEL has cancelled the ADD.
-	stopped bool
+	// settled is closed, by settle, when all is done but the removal of the link.
+	settled chan struct{}
+	settle  func()
 	// holders counts the step itself and the removal that it has left: it is over when both are.
-	holders int
-	// removing says that all is done but the removal of the link, and settled is closed then.
-	removing bool
-	settled  chan struct{}
+	holders int // guarded by flight.mu
 }
 
 // add waits until no step runs for id and enters. The returned context also ends,
@@ -66,22 +62,18 @@ func (f *flight) enter(ctx context.Context, id attachment.ID, cancel context.Can
 			defer f.mu.Unlock()
 			return f.beginLocked(id, cancel), nil
 		}
-		if cancel == nil && running.removing {
-			f.mu.Unlock()
-			return nil, nil
-		}
+		f.mu.Unlock()
 		var settled chan struct{} // an ADD waits for the removal, too
 		if cancel == nil {
 			settled = running.settled
 		}
 		if cancel == nil && running.cancel != nil {
 			running.cancel(node.ErrDeleted)
-			running.stopped = true
 		}
-		f.mu.Unlock()
 		select {
 		case <-running.done:
 		case <-settled:
+			return nil, nil
 		case <-ctx.Done():
 			return nil, context.Cause(ctx)
 		}
@@ -91,6 +83,7 @@ func (f *flight) enter(ctx context.Context, id attachment.ID, cancel context.Can
 // beginLocked begins a step; f.mu is held.
 func (f *flight) beginLocked(id attachment.ID, cancel context.CancelCauseFunc) (leave func()) {
 	c := &call{done: make(chan struct{}), settled: make(chan struct{}), cancel: cancel, holders: 1}
+	c.settle = sync.OnceFunc(func() { close(c.settled) })
 	f.calls[id] = c
 	return func() { f.leave(id, c, true) }
 }
@@ -104,7 +97,7 @@ func (f *flight) removing(id attachment.ID) (done func()) {
 	c := f.calls[id]
 	c.holders++
 	if c.cancel == nil {
-		c.settleLocked()
+		c.settle()
 	}
 	return func() { f.leave(id, c, false) }
 }
@@ -119,15 +112,7 @@ func (f *flight) leave(id attachment.ID, c *call, step bool) {
 		delete(f.calls, id)
 		close(c.done)
 	case step:
-		c.settleLocked()
-	}
-}
-
-// settleLocked notes that only the removal of the link is left; flight.mu is held.
-func (c *call) settleLocked() {
-	if !c.removing {
-		c.removing = true
-		close(c.settled)
+		c.settle()
 	}
 }
 

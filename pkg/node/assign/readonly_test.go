@@ -76,7 +76,7 @@ func TestDelWithoutWriting(t *testing.T) {
 	}
 	var mu sync.Mutex
 	var steps []string
-	b.net.enter = func(method string) {
+	b.net.enter = func(_ context.Context, method string) {
 		mu.Lock()
 		defer mu.Unlock()
 		steps = append(steps, method)
@@ -168,7 +168,7 @@ func TestAddAfterDelWithoutWriting(t *testing.T) {
 // nothing in the record later.
 func TestAddWhoseRecordCannotBeWritten(t *testing.T) {
 	b, disk := newReadOnlyBench(t)
-	b.net.enter = func(method string) {
+	b.net.enter = func(_ context.Context, method string) {
 		if method == "Attach" {
 			disk.on.Store(true)
 		}

@@ -17,7 +17,7 @@ import (
 // calls counts the calls of a method of the network.
 func (b *bench) calls(method string) *atomic.Int32 {
 	n := new(atomic.Int32)
-	b.net.enter = func(m string) {
+	b.net.enter = func(_ context.Context, m string) {
 		if m == method {
 			n.Add(1)
 		}
@@ -35,7 +35,7 @@ func TestLinkIsPreparedMeanwhile(t *testing.T) {
 		b.supply.usable = []string{"default-0"}
 		return nil
 	}
-	b.net.enter = func(method string) {
+	b.net.enter = func(_ context.Context, method string) {
 		if method == "Prepare" {
 			close(asked)
 		}

@@ -187,9 +187,7 @@ func (r *run) all(ctx context.Context, traces []podnet.Trace) {
 	r.folder(r.DelQueueDir)
 	plugin := filepath.Join(r.CNIBinDir, spec.PluginType)
 	r.file(plugin)
-	if _, err := os.Stat(r.CNIBinDir); err == nil {
-		r.done(atomicfile.RemoveStale(plugin, 0))
-	}
+	r.done(atomicfile.RemoveStale(plugin, 0))
 	if r.State {
 		files, err := r.record.Remove()
 		r.done(err, files...)
@@ -216,9 +214,7 @@ func (r *run) done(err error, files ...string) {
 	for _, f := range files {
 		r.removed(f)
 	}
-	if err != nil {
-		r.errs = append(r.errs, err)
-	}
+	r.errs = append(r.errs, err)
 }
 
 func (r *run) removed(what string) { fmt.Fprintln(r.Out, "removed", what) }

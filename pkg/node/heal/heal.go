@@ -41,12 +41,10 @@ func Run(ctx context.Context, t Task) error {
 	logger := klog.FromContext(ctx).WithName(t.Name)
 	ctx = klog.NewContext(ctx, logger)
 	for {
-		timer := time.NewTimer(pause(t.Every))
 		select {
 		case <-ctx.Done():
-			timer.Stop()
 			return nil
-		case <-timer.C:
+		case <-time.After(pause(t.Every)):
 		}
 		if err := t.Run(ctx); err != nil && ctx.Err() == nil {
 			logger.Error(err, "Upkeep failed, trying again later", "every", t.Every)

@@ -1,7 +1,6 @@
 package sqlite
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -14,6 +13,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/coil-net/coil/pkg/atomicfile"
 )
 
 // Reason says why a record isn't complete, in the form of a reason of an Event.
@@ -54,7 +55,7 @@ func setAside(path string, why Reason, now time.Time) (string, error) {
 		}
 	}
 	prune(path, to)
-	return to, syncDir(path)
+	return to, atomicfile.SyncDir(filepath.Dir(path))
 }
 
 // keptFiles is how many records that were set aside are kept, and how many copies from before
@@ -63,38 +64,29 @@ const keptFiles = 3
 
 // keptFile matches the end of the name of a record that was set aside, or of a copy: the time, the
 // reason or the version, the number among the files of one second, and the suffix of a sidecar.
-var keptFile = regexp.MustCompile(`^\.(\d{8}T\d{6}Z)-(v\d+|[A-Za-z]+)(?:-(\d+))?(-wal|-shm|-journal)?$`)
+const keptFile = `\.(\d{8}T\d{6}Z)-(v\d+|[A-Za-z]+)(?:-(\d+))?(-wal|-shm|-journal)?$`
 
 // prune removes all but the newest files of the kind of made: records that were set aside, or
 // copies. made itself stays also if the clock was ahead before. A file that can't be removed is
 // tried again the next time.
 func prune(path, made string) {
-	match := func(name string) []string {
-		end, ours := strings.CutPrefix(name, filepath.Base(path))
-		if !ours {
-			return nil
-		}
-		return keptFile.FindStringSubmatch(end)
-	}
+	kept := regexp.MustCompile("^" + regexp.QuoteMeta(filepath.Base(path)) + keptFile)
 	entries, err := os.ReadDir(filepath.Dir(path))
-	one := match(filepath.Base(made))
+	one := kept.FindStringSubmatch(filepath.Base(made))
 	if err != nil || one == nil {
 		return
 	}
-	others := map[string][]string{} // matches, by the name without the suffix of a sidecar
+	others := map[string]string{} // names without the suffix of a sidecar, with what sorts them by time and number
 	for _, e := range entries {
-		m := match(e.Name())
+		m := kept.FindStringSubmatch(e.Name())
 		if m == nil || (m[2][0] == 'v') != (one[2][0] == 'v') {
 			continue
 		}
 		if name := strings.TrimSuffix(e.Name(), m[4]); name != filepath.Base(made) {
-			others[name] = m
+			others[name] = fmt.Sprintf("%s%20s", m[1], m[3])
 		}
 	}
-	oldest := slices.SortedFunc(maps.Keys(others), func(a, b string) int {
-		x, y := others[a], others[b]
-		return cmp.Or(strings.Compare(x[1], y[1]), cmp.Compare(len(x[3]), len(y[3])), strings.Compare(x[3], y[3]))
-	})
+	oldest := slices.SortedFunc(maps.Keys(others), func(a, b string) int { return strings.Compare(others[a], others[b]) })
 	for _, name := range oldest[:max(0, len(oldest)-(keptFiles-1))] {
 		for _, suffix := range append(sidecars, "-journal") {
 			_ = os.Remove(filepath.Join(filepath.Dir(path), name+suffix))
@@ -110,15 +102,6 @@ func taken(path string) bool {
 		}
 	}
 	return false
-}
-
-// syncDir makes the names in the folder of path durable.
-func syncDir(path string) error {
-	d, err := os.Open(filepath.Dir(path))
-	if err != nil {
-		return err
-	}
-	return errors.Join(d.Sync(), d.Close())
 }
 
 // lock makes this process the only one that has the record open; the kernel

@@ -25,6 +25,7 @@ import (
 
 	sqlite3 "modernc.org/sqlite/lib"
 
+	"github.com/coil-net/coil/pkg/atomicfile"
 	"github.com/coil-net/coil/pkg/store"
 )
 
@@ -281,7 +282,7 @@ func createFile(path string) error {
 	if err != nil {
 		return err
 	}
-	return errors.Join(f.Close(), syncDir(path))
+	return errors.Join(f.Close(), atomicfile.SyncDir(filepath.Dir(path)))
 }
 
 // dsn is the name of the file with the pragmas of each connection to it.
