@@ -196,7 +196,6 @@ func (w wiring) wire(ctx context.Context, veth rtnl.Veth) (a Attachment, err err
 		NetnsInode:  w.ns.Inode(),
 		HostMAC:     veth.PeerMAC.String(),
 		PodMAC:      veth.MAC.String(),
-		Gateways:    gatewaysFor(w.pod.Address),
 	}, nil
 }
 

@@ -150,9 +150,6 @@ type Attachment struct {
 	NetnsInode uint64
 	// HostMAC and PodMAC are the addresses of both ends.
 	HostMAC, PodMAC string
-	// Gateways are the host's addresses on the link, of the families that the pod
-	// has.
-	Gateways ipam.Address
 }
 
 // Wired is a pod that should be attached, and the index of the host's end of its
