@@ -33,14 +33,14 @@ const (
 	EgressUnguarded = "EgressUnguarded"
 )
 
-// problem is what the owner of a pod should know.
+// problem is a fact that the owner of a pod should know.
 type problem struct {
 	reason, text string
 	// fatal problems let ADD fail.
 	fatal bool
 }
 
-// conflict is what the owner of a pod should know of two of its Egresses.
+// conflict returns the problem of two Egresses of a pod.
 func conflict(c client.Conflict) problem {
 	text := fmt.Sprintf("Egress %s and Egress %s both have the destination %s: the first is used", c.Winner, c.Loser, c.Dst)
 	if c.Router {
@@ -114,8 +114,8 @@ const (
 	mostShown = 64
 )
 
-// usable returns those of the Egresses that a pod's annotations name that it may use, and says why not the
-// others. Names that no Egress can have are as if it didn't exist.
+// usable returns the Egresses that a pod may use of those that its annotations name, and the problems of
+// the others. Names that no Egress can have are as if it didn't exist.
 func usable(refs []types.NamespacedName) (use []types.NamespacedName, problems []problem) {
 	if len(refs) > plan.MostEgresses {
 		text := fmt.Sprintf("the annotations name more than %d Egresses: only the first ones are used, by namespace and in the order of the annotation", plan.MostEgresses)
@@ -132,7 +132,7 @@ func usable(refs []types.NamespacedName) (use []types.NamespacedName, problems [
 	return use, problems
 }
 
-// shown is what of a name is shown.
+// shown returns the part of a name that is shown.
 func shown(name string) string {
 	if len(name) <= mostShown {
 		return name
