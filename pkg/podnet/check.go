@@ -13,9 +13,9 @@ import (
 	"github.com/coil-net/coil/pkg/kernel/rtnl"
 )
 
-// Check says what differs from what Attach made; the error joins everything that
-// is wrong. Nothing is changed, and nothing is dumped. What is empty in the attachment
-// isn't known, as after a pod was found by List, and isn't compared.
+// Check compares a pod with the work of Attach; the error joins all differences. Nothing is
+// changed, and nothing is dumped. A field of the attachment that is empty isn't known, as after
+// a pod was found by List, and isn't compared.
 func (n *Network) Check(ctx context.Context, p Pod, a Attachment) error {
 	var errs []error
 	if err := n.checkHost(ctx, p, a); err != nil {
@@ -121,7 +121,7 @@ func probe(dst netip.Prefix) netip.Addr {
 	}
 }
 
-// checklist collects what is wrong.
+// checklist collects differences.
 type checklist []error
 
 func (c *checklist) add(err error) { *c = append(*c, err) }
@@ -132,7 +132,7 @@ func (c *checklist) expect(ok bool, format string, args ...any) {
 	}
 }
 
-// link checks what both ends have in common.
+// link checks the state that both ends have in common.
 func (c *checklist) link(l rtnl.Link) {
 	c.expect(l.Kind == "veth", "link %s is not a veth", l)
 	c.expect(l.Up, "link %s is down", l.Name)

@@ -3,8 +3,8 @@
 //
 // It owns the routes of protocol 31. It must not know how routes are written.
 //
-// What others delete comes back: the kernel tells of it, and once in a while everything is
-// compared. State is derived from scratch at each sync: Nodes and AddressBlocks -> plan ->
+// Routes that others delete come back: the kernel tells of it, and once in a while everything
+// is compared. State is derived from scratch at each sync: Nodes and AddressBlocks -> plan ->
 // table. One bad object costs only its own routes.
 package router
 
@@ -29,13 +29,12 @@ import (
 	"github.com/coil-net/coil/pkg/reconcile/upkeep"
 )
 
-// Table makes the router's routes of one table what is wanted; see package
-// kernel/route.
+// Table makes the wanted routes those of the router in one table; see package kernel/route.
 type Table interface {
 	Sync(ctx context.Context, want []dataplane.Route) (dataplane.Result, error)
 }
 
-// Config is what the router needs to know.
+// Config has the router's parameters.
 type Config struct {
 	NodeName string
 	// Table and Protocol are those of the routes.

@@ -100,7 +100,7 @@ func run(ctx context.Context, o Options, health *observe.Health) error {
 		Resync: o.ResyncInterval,
 	}
 	router, err := natgateway.New(config, natgateway.Kernel{
-		Network: natgateway.NewPodNetwork(handle),
+		Network: natgateway.PodNetwork{Handle: handle},
 		Tunnels: tunnel.New(handle),
 		Routes:  route.New(handle, dataplane.ProtocolNode, dataplane.TableWide),
 		Rules:   rule.New(handle, dataplane.ProtocolNode, dataplane.RouterPriorities...),
