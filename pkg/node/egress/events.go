@@ -52,11 +52,20 @@ func conflict(c client.Conflict) problem {
 // tell records an Event for the problems of each reason if it wasn't told yet; without a sandbox, for all.
 func (m *Manager) tell(pod *metav1.PartialObjectMetadata, s *sandbox, problems []problem) {
 	ref := &corev1.ObjectReference{APIVersion: "v1", Kind: "Pod", Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID}
+	var reasons []string
+	texts := map[string][]string{}
+	for _, p := range problems {
+		if texts[p.reason] == nil {
+			reasons = append(reasons, p.reason)
+		}
+		texts[p.reason] = append(texts[p.reason], p.text)
+	}
 	said := map[string]bool{}
-	for _, p := range summed(problems) {
-		said[p.text] = true
-		if s == nil || !s.told[p.text] {
-			m.recorder.Eventf(ref, nil, corev1.EventTypeWarning, p.reason, p.reason, "%s", p.text)
+	for _, reason := range reasons {
+		text := few(texts[reason], "; ")
+		said[text] = true
+		if s == nil || !s.told[text] {
+			m.recorder.Eventf(ref, nil, corev1.EventTypeWarning, reason, reason, "%s", text)
 		}
 	}
 	if s != nil {
@@ -150,19 +159,4 @@ func few(all []string, separator string) string {
 		text += fmt.Sprintf("%sand %d more", separator, n)
 	}
 	return text
-}
-
-// summed makes one problem of each reason.
-func summed(problems []problem) (all []problem) {
-	texts := map[string][]string{}
-	for _, p := range problems {
-		if texts[p.reason] == nil {
-			all = append(all, problem{reason: p.reason})
-		}
-		texts[p.reason] = append(texts[p.reason], p.text)
-	}
-	for i, p := range all {
-		all[i].text = few(texts[p.reason], "; ")
-	}
-	return all
 }
