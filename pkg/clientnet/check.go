@@ -10,7 +10,8 @@ import (
 	"github.com/coil-net/coil/pkg/store"
 )
 
-// Check says what of a client isn't as Client made it. Objects of others aren't looked at, and nothing is changed.
+// Check returns an error for each object of a client that isn't as Client made it. Objects of others aren't looked
+// at, and nothing is changed.
 func (n *Network) Check(ctx context.Context, at store.Netns, c client.Client, made client.State) error {
 	return n.inside(ctx, at, func(in namespace) error { return in.check(ctx, c, made) })
 }

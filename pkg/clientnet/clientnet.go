@@ -1,5 +1,5 @@
-// Package clientnet makes what the client of an Egress has in its network namespace besides its link, and the
-// kernel parameters of a router's. It is to Egresses what package podnet is to addresses.
+// Package clientnet makes the objects that the client of an Egress has in its network namespace besides its link, and
+// the kernel parameters of a router's namespace. It is to Egresses what package podnet is to addresses.
 //
 // It owns these objects of a client:
 //
@@ -7,12 +7,12 @@
 //	fou4_..., fou6_...                      one tunnel to each Service of an Egress, or router
 //	nexthop objects, rules 1850, tables     of Egresses with peering Direct; see groups.go
 //	coil_ipip4, coil_ipip6, UDP port        receivers of the packets of routers; the links are sinks, too
-//	nftables table coil                     who may send by tunnels, and what leaves by none
+//	nftables table coil                     filters what comes by tunnels, and what leaves by none
 //
 // It must not know which Egresses a pod uses, nor why. A client is made closed first: at no moment does a packet to a
 // destination leave by another way than its tunnel, once the rules are there. A tunnel to a new peer is made before the
-// routes change to it, and the old one is removed after. A program in the pod may take all of that away; what it sends
-// then ends at the node's guard: see podnet.Network.
+// routes change to it, and the old one is removed after. A program in the pod may take all of that away; its packets
+// then end at the node's guard: see podnet.Network.
 package clientnet
 
 import (
@@ -52,7 +52,7 @@ func New(protocol int, t Tunnels, host *podnet.Network) *Network {
 type Outcome struct {
 	State                            client.State
 	Rules, Routes, Tunnels, Nexthops dataplane.Result
-	// Others are parameters, and what nftables has.
+	// Others are kernel parameters, and objects of nftables.
 	Others int
 	// Links are the links of the tunnels, by where they lead.
 	Links map[netip.Addr]int
@@ -80,15 +80,16 @@ func (o Outcome) Changed() bool {
 
 // Tunnels makes the tunnels of one network namespace; see FoU.
 type Tunnels interface {
-	// Make makes and changes tunnels, and what receives packets; it removes nothing. It
-	// returns the links to those peers that it succeeded for.
+	// Make makes and changes tunnels, and the receivers of packets; it removes nothing. It
+	// returns the links to the peers for which it succeeded.
 	Make(ctx context.Context, ns *netns.NS, h *rtnl.Handle, port uint16, want []dataplane.Tunnel) (map[netip.Addr]dataplane.TunnelLink, dataplane.Result, error)
 	// Prune removes all that isn't kept, sinks but for some families.
 	Prune(ctx context.Context, ns *netns.NS, h *rtnl.Handle, port uint16, keep []dataplane.Tunnel, sinks ...dataplane.Family) (dataplane.Result, error)
-	// Check says what isn't as Make makes it, and returns the links that there are.
+	// Check returns an error for each object that isn't as Make makes it, and the links that
+	// there are.
 	Check(ctx context.Context, ns *netns.NS, h *rtnl.Handle, port uint16, want []dataplane.Tunnel) (map[netip.Addr]dataplane.TunnelLink, error)
-	// MakeSinks makes the links by which packets of some families get lost, and returns those that it
-	// succeeded for.
+	// MakeSinks makes the links by which packets of some families get lost, and returns the links for
+	// which it succeeded.
 	MakeSinks(ctx context.Context, h *rtnl.Handle, mtu int, families ...dataplane.Family) (map[dataplane.Family]int, error)
 	// Sink returns the link by which packets of a family get lost, once it is made, or there are tunnels.
 	Sink(ctx context.Context, h *rtnl.Handle, f dataplane.Family) (int, error)

@@ -106,7 +106,7 @@ func changes(before, want []dataplane.NexthopGroup, complete bool) bool {
 	return complete && len(members) > 0
 }
 
-// buckets returns those of a group, which may not exist.
+// buckets returns the buckets of a group. If there is no such group they lead nowhere.
 func (in namespace) buckets(ctx context.Context, g dataplane.NexthopGroup) []rtnl.Bucket {
 	buckets, err := in.handle.Buckets(ctx, g.ID)
 	if err != nil || len(buckets) != int(g.Buckets) {
@@ -139,7 +139,7 @@ func moved(before, after []rtnl.Bucket) int {
 	return n
 }
 
-// checkGroups says what group has made and isn't there.
+// checkGroups returns an error for each object of the groups that is missing or differs.
 func (in namespace) checkGroups(ctx context.Context, made client.State, links map[netip.Addr]int) error {
 	if len(made.Groups) == 0 {
 		return nil

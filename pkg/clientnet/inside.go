@@ -19,7 +19,7 @@ import (
 
 // All work in a pod's network namespace goes through visit or inside.
 
-// errPanic is of work that panicked at what a program in the pod had made there.
+// errPanic: work panicked, at objects that a program in the pod had made there.
 var errPanic = errors.New("coild has a fault, see its log")
 
 // namespace is that of a client while it is worked on.
@@ -93,7 +93,7 @@ func open(at store.Netns) (*netns.NS, error) {
 	return ns, nil
 }
 
-// priorities are those of the rules in a client.
+// priorities are the priorities of the rules in a client, but for pins.
 func priorities() []int {
 	all := []int{dataplane.PriorityOriginating, dataplane.PriorityLinkLocal, dataplane.PriorityNarrow, dataplane.PriorityWide}
 	for i := range dataplane.PrivateRanges {

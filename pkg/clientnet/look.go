@@ -35,8 +35,8 @@ func (n *Network) Ask(ctx context.Context, at store.Netns, wait time.Duration, q
 	return answers, err
 }
 
-// Closed returns the routes of a client: those that close destinations, those that spare ranges inside of these, and the
-// others of tables 117 and 118.
+// Closed returns the routes of a client in tables 117 and 118. Some of them close destinations, others spare ranges
+// inside of these.
 func (n *Network) Closed(ctx context.Context, at store.Netns) (routes []dataplane.Route, err error) {
 	err = n.inside(ctx, at, func(in namespace) (err error) {
 		routes, err = in.routes.List(ctx)

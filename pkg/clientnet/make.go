@@ -15,7 +15,8 @@ import (
 )
 
 // Client makes a client what it should be, or, without Egresses, a pod like any other. The MTU is that of its link.
-// What couldn't be made leaves destinations unreachable, and is in the error. The Outcome says what was changed.
+// If an object couldn't be made, its destinations are unreachable, and the error names it. The Outcome counts the
+// changes.
 func (n *Network) Client(ctx context.Context, at store.Netns, c client.Client) (out Outcome, err error) {
 	err = n.inside(ctx, at, func(in namespace) error {
 		if len(c.Egresses) == 0 {
@@ -28,15 +29,15 @@ func (n *Network) Client(ctx context.Context, at store.Netns, c client.Client) (
 	return out, err
 }
 
-// linked returns a client with what its link is.
+// linked returns a client with the index and the MTU of its link.
 func (in namespace) linked(ctx context.Context, c client.Client) (client.Client, error) {
 	link, err := in.handle.LinkByName(ctx, c.Link)
 	c.Index, c.MTU = link.Index, link.MTU
 	return c, err
 }
 
-// make makes all that there should be. It goes on after a failure: what is missing then
-// leaves destinations unreachable.
+// make makes all objects of a client. It goes on after a failure: a missing object leaves
+// destinations unreachable.
 func (in namespace) make(ctx context.Context, state client.State, c client.Client) (Outcome, error) {
 	out := Outcome{State: state}
 	var errs []error
@@ -118,9 +119,9 @@ func (in namespace) renew(ctx context.Context, c client.Client) error {
 	})
 }
 
-// clear removes what make has made, but for the parameters. The ruleset goes first: it loses what
-// would leave where no route leads into a tunnel any more. Routes go before rules: without those for
-// private ranges others would take these.
+// clear removes all objects that make has made, but for the parameters. The ruleset goes first: it
+// drops packets to destinations that leave by no tunnel, as all do without the routes. Routes go
+// before rules: without the rules for private ranges other rules would match these.
 func (in namespace) clear(ctx context.Context, port uint16) (out Outcome, err error) {
 	errs := []error{in.filter(ctx, &out, nil)}
 	out.Routes, err = in.routes.Sync(ctx, nil)
@@ -136,8 +137,8 @@ func (in namespace) clear(ctx context.Context, port uint16) (out Outcome, err er
 	return out, errors.Join(append(errs, err)...)
 }
 
-// sinks returns the links by which packets of some families get lost. What is missing is left out, and
-// an error.
+// sinks returns the links by which packets of some families get lost. A missing link is left out, and
+// is an error.
 func (in namespace) sinks(ctx context.Context, families ...dataplane.Family) (map[dataplane.Family]int, error) {
 	sinks := map[dataplane.Family]int{}
 	var errs []error

@@ -24,7 +24,7 @@ type transition struct {
 	// have are the pins that there are, seen the flows whose link was looked up.
 	have []dataplane.Rule
 	seen map[client.Flow]bool
-	// losing are by family where packets get lost of what is held.
+	// losing are, by family, the links by which packets of held members get lost.
 	losing map[dataplane.Family]int
 	out    *Outcome
 }

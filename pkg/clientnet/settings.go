@@ -42,8 +42,8 @@ func (n *Network) Router(ctx context.Context, at store.Netns, link string) (out 
 	return out, err
 }
 
-// set sets parameters. Those that the kernel doesn't have, for want of an address family or of
-// several next hops, aren't needed.
+// set sets parameters. A parameter that the kernel doesn't have, for want of an address family
+// or of several next hops, isn't needed.
 func set(ns *netns.NS, out *Outcome, groups ...group) error {
 	var errs []error
 	for _, g := range groups {
@@ -58,12 +58,14 @@ func set(ns *netns.NS, out *Outcome, groups ...group) error {
 	return errors.Join(errs...)
 }
 
-// CheckRouter says what of a router isn't as Router made it. Nothing is changed.
+// CheckRouter returns an error for each parameter of a router that isn't as Router made it.
+// Nothing is changed.
 func (n *Network) CheckRouter(ctx context.Context, at store.Netns, link string) error {
 	return visit(ctx, at, func(ns *netns.NS) error { return compare(ns, routerSettings(link)...) })
 }
 
-// compare says which parameters have another value; those that set leaves out may.
+// compare returns an error for each parameter that has another value. A parameter that the
+// kernel doesn't have is none.
 func compare(ns *netns.NS, groups ...group) error {
 	var errs []error
 	for _, g := range groups {
@@ -98,11 +100,12 @@ const (
 
 var spreadByPorts = []group{{{Key: policyIPv4, Value: byPorts}}, {{Key: policyIPv6, Value: byPorts}}}
 
-// spreadOf returns how the flows of a client are spread. Over routers, by nothing that the kernel
-// doesn't know yet when a TCP connection looks its route up the first time: it uses that one until
-// routes change, and then looks up with all it knows. If that led elsewhere, the connection would
-// end. Of IPv6 it doesn't know the source's address and port (tcp_v6_connect()); of IPv4 it
-// does but takes, since 6.16, a random number for the port (FLOWI_FLAG_ANY_SPORT).
+// spreadOf returns how the flows of a client are spread. Over routers they are spread only by
+// fields that the kernel knows when a TCP connection looks its route up the first time. The
+// connection uses that route until routes change, and then looks up with all fields. If the second
+// route led elsewhere, the connection would end. The first lookup of IPv6 lacks the address and
+// the port of the source (tcp_v6_connect()). That of IPv4 has, since Linux 6.16, a random number
+// for the port (FLOWI_FLAG_ANY_SPORT).
 func spreadOf(state client.State) []group {
 	if len(state.Groups) == 0 {
 		return spreadByPorts
@@ -120,7 +123,7 @@ func spreadOf(state client.State) []group {
 	}
 }
 
-// policyOf is that of IPv4 for a release of the kernel.
+// policyOf returns the policy of IPv4 for a release of the kernel.
 func policyOf(release string) string {
 	var major, minor int
 	if _, err := fmt.Sscanf(release, "%d.%d", &major, &minor); err != nil || major > 6 || major == 6 && minor >= 16 {

@@ -47,8 +47,8 @@ const (
 	collectTimeout = 8 * time.Second
 )
 
-// Collector makes metrics of what the kernel counts, when it is asked. What can't be read has
-// no metric, and is logged.
+// Collector makes metrics of the kernel's counters, when it is asked. A counter that can't be
+// read has no metric, and is logged.
 type Collector struct {
 	ctx         context.Context
 	own         []netip.Addr
@@ -66,8 +66,8 @@ type Collector struct {
 	read time.Time
 }
 
-// NewCollector returns a collector for the router of cfg; ctx has the logger, and ends what
-// is in progress.
+// NewCollector returns a collector for the router of cfg; ctx has the logger, and ends scrapes
+// in progress.
 func NewCollector(ctx context.Context, cfg Config, filter Counters, connections Connections) *Collector {
 	desc := func(name, help string, labels ...string) *prometheus.Desc {
 		return prometheus.NewDesc("coil_egress_"+name, help, labels, routerLabels(cfg))

@@ -12,9 +12,8 @@ import (
 // countEvery is the time between two counts of the connections of each client.
 const countEvery = 5 * time.Second
 
-// count finds out which clients have more connections than one may have. The kernel counts
-// a sample of many: a client that opens one after the other, and closes those of which it learns that they
-// were drawn, would have any number.
+// count finds out which clients have more connections than one may have. The kernel counts a sample of
+// many: a client that opens one after the other, and closes each of the sample, would have any number.
 func (g *Gateway) count(ctx context.Context) {
 	over, err := g.overLimit(ctx)
 	if err != nil {

@@ -2,12 +2,12 @@
 // route and an entry in the filter, and takes them away when the client is none any more.
 //
 // It owns the tunnels, table 118, its rules and the nftables table of the pod's network
-// namespace. It must not know how any of them is written, nor who decides who is a client.
+// namespace. It must not know how any of them is written, nor how clients are chosen.
 //
-// What should be is derived from scratch at each sync: Egress and EndpointSlices -> plan ->
-// kernel. What is, is read from the kernel at the start, again and again, and whenever the kernel
-// tells of a change that wasn't ours; in between only who came and who left is written,
-// which costs the same however many clients there are.
+// The wanted state is derived from scratch at each sync: Egress and EndpointSlices -> plan ->
+// kernel. The kernel is read at the start, once in a while, and whenever it tells of a change by
+// others. In between only clients that came or left are written, which costs the same however
+// many clients there are.
 //
 //	client came        tunnel, route, then the filter lets it in
 //	client gone        route, filter, tunnel, then its connections are forgotten
@@ -49,7 +49,8 @@ const (
 	// kernelSettle is the time between two looks at what has changed in the kernel, the
 	// first of which is at once.
 	kernelSettle = 200 * time.Millisecond
-	// lookEvery is the time between two looks at what others decide.
+	// lookEvery is the time between two looks at the pod's network and at the rulesets of
+	// others.
 	lookEvery = time.Second
 )
 
@@ -83,11 +84,12 @@ type Filter interface {
 
 // Flows are the connections that are tracked; see package kernel/conntrack.
 type Flows interface {
-	// Forget forgets those of addresses.
+	// Forget forgets the connections of addresses.
 	Forget(ctx context.Context, addrs ...netip.Addr) (int, error)
 	// Size is how many there are, and may be.
 	Size() (count, limit int, err error)
-	// Clients is how many each source has whose place an address of the router takes.
+	// Clients counts, by their sources, the connections that leave with an address of the
+	// router.
 	Clients(ctx context.Context, own ...netip.Addr) (map[netip.Addr]int, error)
 }
 
@@ -95,7 +97,7 @@ type Flows interface {
 type Network interface {
 	// Uplink returns the link that has the address.
 	Uplink(ctx context.Context, a netip.Addr) (rtnl.Link, error)
-	// Check says what keeps the pod from being a router, as far as others decide it.
+	// Check returns an error if the pod can't be a router, as far as others decide that.
 	Check(uplink string, families []dataplane.Family) error
 	// Listen opens the UDP port of FoU.
 	Listen(ctx context.Context, port uint16, families []dataplane.Family) error
@@ -105,7 +107,7 @@ type Network interface {
 type Config struct {
 	// Namespace and Egress name the Egress, Pod the router pod, of the same namespace.
 	Namespace, Egress, Pod string
-	// Config is what is known of the router before its network is looked at.
+	// Config has the facts about the router that are known before its network is looked at.
 	gateway.Config
 	// Resync is the longest time between two syncs.
 	Resync time.Duration
@@ -121,8 +123,8 @@ type Kernel struct {
 	Flows   Flows
 }
 
-// Conditions are those that Gateway reports: Clients holds from the first sync that was
-// complete, Environment as long as the pod's network lets it route.
+// Conditions that Gateway reports: Clients holds from the first sync that was complete,
+// Environment as long as the pod's network lets it route.
 const (
 	Clients     = "clients"
 	Environment = "network"
@@ -143,7 +145,6 @@ type Gateway struct {
 
 	// Of the loop's one worker.
 	started  bool         // the filter is there
-	ready    bool         // the first sync was complete
 	released []netip.Addr // whose connections are yet to be forgotten
 	compared time.Time    // when all was compared with the kernel
 
@@ -210,7 +211,7 @@ func (g *Gateway) look(ctx context.Context) {
 	}
 }
 
-// environment says what keeps the pod from being a router.
+// environment returns an error if the pod can't be a router.
 func (g *Gateway) environment(ctx context.Context) error {
 	if g.egress() == nil {
 		return fmt.Errorf("there is no Egress %s/%s", g.cfg.Namespace, g.cfg.Egress)
@@ -240,7 +241,7 @@ func (g *Gateway) changed() {
 	g.loop.Changed()
 }
 
-// want returns what the router should have now.
+// want returns the state that the router should have now.
 func (g *Gateway) want(ctx context.Context) (gateway.State, error) {
 	egress := g.egress()
 	if egress == nil {

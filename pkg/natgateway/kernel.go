@@ -17,21 +17,18 @@ import (
 	"github.com/coil-net/coil/pkg/plan/ruleset"
 )
 
-// PodNetwork is the network of the pod that the process runs in.
-type PodNetwork struct{ handle *rtnl.Handle }
-
-// NewPodNetwork returns the network of the handle's namespace, which is that of the process.
-func NewPodNetwork(h *rtnl.Handle) *PodNetwork { return &PodNetwork{h} }
+// PodNetwork is the network of the pod that the process runs in, by a handle of the pod's namespace.
+type PodNetwork struct{ Handle *rtnl.Handle }
 
 // Uplink implements Network.
-func (p *PodNetwork) Uplink(ctx context.Context, a netip.Addr) (rtnl.Link, error) {
-	addrs, err := p.handle.Addrs(ctx)
+func (p PodNetwork) Uplink(ctx context.Context, a netip.Addr) (rtnl.Link, error) {
+	addrs, err := p.Handle.Addrs(ctx)
 	if err != nil {
 		return rtnl.Link{}, fmt.Errorf("find the uplink: %w", err)
 	}
 	for _, found := range addrs {
 		if found.Prefix.Addr() == a {
-			return p.handle.LinkByIndex(ctx, found.Link)
+			return p.Handle.LinkByIndex(ctx, found.Link)
 		}
 	}
 	return rtnl.Link{}, fmt.Errorf("find the uplink: no link has %s, the address of the pod", a)
@@ -47,7 +44,7 @@ var needed = map[dataplane.Family]string{
 // Check implements Network: packets must be forwarded, and those that come out of a tunnel
 // mustn't be dropped because their source is reached by the uplink, nor answers because the way
 // back, which the kernel looks up without the filter's mark, is closed (rp_filter of RFC 3704).
-func (p *PodNetwork) Check(uplink string, families []dataplane.Family) error {
+func (p PodNetwork) Check(uplink string, families []dataplane.Family) error {
 	var errs []error
 	value := func(key string) int {
 		text, err := sysctl.Get(nil, key)
@@ -81,7 +78,7 @@ func (p *PodNetwork) Check(uplink string, families []dataplane.Family) error {
 }
 
 // Listen implements Network.
-func (p *PodNetwork) Listen(ctx context.Context, port uint16, families []dataplane.Family) error {
+func (p PodNetwork) Listen(ctx context.Context, port uint16, families []dataplane.Family) error {
 	return fou.Ensure(ctx, nil, port, families...)
 }
 

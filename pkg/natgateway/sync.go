@@ -20,7 +20,7 @@ func (g *Gateway) sync(ctx context.Context) error {
 	g.due = time.Time{}
 	g.mu.Unlock()
 	err := g.syncOnce(ctx)
-	if err != nil && !g.ready {
+	if err != nil && g.applied == nil {
 		g.report(Clients, err)
 	}
 	switch {
@@ -86,13 +86,12 @@ func (g *Gateway) compare(ctx context.Context, want gateway.State) (err error) {
 	before := g.applied
 	g.apply(want, links)
 	err = errors.Join(clientErr, g.prune(ctx, want), g.release(ctx, want, before))
-	g.ready = true
 	g.report(Clients, nil)
 	return err
 }
 
-// change returns who came and who left since the last sync. It returns false if more than that
-// is, or may be, to do.
+// change returns the clients that came and left since the last sync. It returns false if more
+// has to be done, or may have to.
 func (g *Gateway) change(want gateway.State) (gateway.Change, bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -156,7 +155,7 @@ func (g *Gateway) begin(ctx context.Context, want gateway.State) error {
 	return nil
 }
 
-// prune removes the tunnels of who isn't a client.
+// prune removes tunnels to addresses that are no client's.
 func (g *Gateway) prune(ctx context.Context, want gateway.State) error {
 	result, err := g.kernel.Tunnels.Prune(ctx, want.Tunnels)
 	if result.Deleted > 0 {
@@ -165,8 +164,8 @@ func (g *Gateway) prune(ctx context.Context, want gateway.State) error {
 	return err
 }
 
-// release forgets the connections of clients that are none any more, or of whose address
-// another pod has now; what can't be forgotten, the next time.
+// release forgets the connections of former clients, and of addresses that another pod has now.
+// After a failure the next sync tries again.
 func (g *Gateway) release(ctx context.Context, want gateway.State, before *gateway.State) error {
 	if before != nil {
 		g.released = append(g.released, want.Released(*before)...)
@@ -182,7 +181,8 @@ func (g *Gateway) release(ctx context.Context, want gateway.State, before *gatew
 	return err
 }
 
-// repaired counts what a sync had to do although nothing else is wanted than by the last.
+// repaired counts the changes of a sync as repairs if the wanted state is that of the last
+// sync.
 func (g *Gateway) repaired(ctx context.Context, want gateway.State, results map[string]dataplane.Result) {
 	g.mu.Lock()
 	same := g.applied != nil && g.applied.Equal(want)

@@ -9,7 +9,7 @@ import (
 	"github.com/coil-net/coil/pkg/reconcile/upkeep"
 )
 
-// Kinds of what is repaired.
+// Kinds of objects that are repaired.
 const (
 	kindTunnel = "egress_tunnel"
 	kindRoute  = "egress_route"
@@ -40,7 +40,7 @@ func (g *Gateway) doubt() bool {
 	return g.applied != nil
 }
 
-// Interest is what a gateway wants to be told by the kernel.
+// Interest returns the notifications of the kernel that a gateway needs.
 func Interest() rtnl.Interest {
 	return rtnl.Interest{Protocol: dataplane.ProtocolNode, Tables: []int{dataplane.TableWide}, Rules: true, Links: true}
 }
@@ -69,7 +69,7 @@ func (g *Gateway) lost(_ context.Context, changes []rtnl.Change) (kinds []string
 	return kinds
 }
 
-// kindOf says of which kind it is what a change has destroyed; empty if nothing.
+// kindOf returns the kind of the object that a change has destroyed; empty if there is none.
 func (g *Gateway) kindOf(c rtnl.Change) string {
 	g.mu.Lock()
 	defer g.mu.Unlock()

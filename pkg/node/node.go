@@ -9,7 +9,6 @@ import (
 	"errors"
 
 	"github.com/coil-net/coil/pkg/attachment"
-	"github.com/coil-net/coil/pkg/ipam"
 	"github.com/coil-net/coil/pkg/store"
 )
 
@@ -27,12 +26,7 @@ type AddRequest struct {
 }
 
 // Sandbox is a pod's network namespace, and the addresses that it has.
-type Sandbox struct {
-	attachment.ID
-	store.Pod
-	store.Netns
-	Address ipam.Address
-}
+type Sandbox = store.Sandbox
 
 // ErrUnavailable: no address can be had now; the runtime should try again later.
 var ErrUnavailable = errors.New("no address can be had now")

@@ -31,13 +31,12 @@ import (
 //	                 advertisements
 //	                 routes to the pod's addresses in the pod table
 //
-// The pod's end is up and complete before the host's end gives it a carrier, so
-// that the kernel makes no address of its own and nothing is tentative. It notices
-// the carrier in the background, a fraction of a millisecond later, long before anything
-// runs in the pod. On an error, nothing is left behind, nor of the prepared link.
-// What an earlier, unfinished Attach of the same container left is removed first;
-// a foreign link that is in the way is an error that names it. netns.ErrNotExist
-// when the pod is gone.
+// The pod's end is up and complete before the host's end gives it a carrier, so that the kernel
+// makes no address of its own and nothing is tentative. It notices the carrier in the
+// background, a fraction of a millisecond later, long before anything runs in the pod. On an
+// error, nothing is left behind, nor of the prepared link. Remains of an earlier, unfinished
+// Attach of the same container are removed first; a foreign link that is in the way is an error
+// that names it. netns.ErrNotExist when the pod is gone.
 func (n *Network) Attach(ctx context.Context, p Pod, prepared *Link) (Attachment, error) {
 	a, err := n.attach(ctx, p, prepared)
 	if err != nil {
@@ -62,7 +61,7 @@ func (n *Network) attach(ctx context.Context, p Pod, prepared *Link) (Attachment
 		if err == nil || ctx.Err() != nil {
 			return a, err
 		}
-		// Most of what can be wrong is mended below.
+		// Most faults are mended below.
 	}
 	w, err := n.begin(p)
 	if err != nil {
@@ -82,7 +81,7 @@ func (n *Network) attach(ctx context.Context, p Pod, prepared *Link) (Attachment
 	return a, err
 }
 
-// validate says what is wrong with a pod for this host, if anything.
+// validate returns an error if this host can't attach a pod.
 func (n *Network) validate(p Pod) error {
 	if err := p.validate(); err != nil {
 		return err
@@ -196,11 +195,10 @@ func (w wiring) wire(ctx context.Context, veth rtnl.Veth) (a Attachment, err err
 		NetnsInode:  w.ns.Inode(),
 		HostMAC:     veth.PeerMAC.String(),
 		PodMAC:      veth.MAC.String(),
-		Gateways:    gatewaysFor(w.pod.Address),
 	}, nil
 }
 
-// undo removes the link that link made. The kernel removes with it what is on it.
+// undo removes the link that link made. The kernel removes addresses and routes with it.
 func (w wiring) undo(ctx context.Context, veth rtnl.Veth) error {
 	l, err := w.inside.LinkByName(ctx, veth.Name)
 	if err == nil && l.MAC.String() == veth.MAC.String() {
@@ -353,7 +351,7 @@ func (w wiring) hostName() string {
 	return linkName(w.pod.ID)
 }
 
-// clear makes room after make failed because something exists, or returns the error with the name of what is in the way.
+// clear makes room after make failed because an object exists, or returns the error with the name of that object.
 func (w wiring) clear(ctx context.Context, failed error) error {
 	stale, err := w.find(ctx, w.pod.ID, 0)
 	if err == nil {
@@ -393,7 +391,7 @@ func (w wiring) moveAside(ctx context.Context) (bool, error) {
 	return true, nil
 }
 
-// nameObstacles adds to the error what is in the way.
+// nameObstacles adds the names of the objects in the way to the error.
 func (w wiring) nameObstacles(ctx context.Context, failed error) error {
 	errs := []error{failed}
 	say := func(where string, l rtnl.Link, err error) {

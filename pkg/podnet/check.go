@@ -9,12 +9,13 @@ import (
 	"slices"
 
 	"github.com/coil-net/coil/pkg/dataplane"
+	"github.com/coil-net/coil/pkg/ipam"
 	"github.com/coil-net/coil/pkg/kernel/rtnl"
 )
 
-// Check says what differs from what Attach made; the error joins everything that
-// is wrong. Nothing is changed, and nothing is dumped. What is empty in the attachment
-// isn't known, as after a pod was found by List, and isn't compared.
+// Check compares a pod with the work of Attach; the error joins all differences. Nothing is
+// changed, and nothing is dumped. A field of the attachment that is empty isn't known, as after
+// a pod was found by List, and isn't compared.
 func (n *Network) Check(ctx context.Context, p Pod, a Attachment) error {
 	var errs []error
 	if err := n.checkHost(ctx, p, a); err != nil {
@@ -43,7 +44,7 @@ func (n *Network) checkHost(ctx context.Context, p Pod, a Attachment) error {
 	c.expect(l.Alias == p.alias(), "alias is %q, not %q", l.Alias, p.alias())
 	c.expect(dataplane.OfPods(l.Group), "group is %#x, not %#x", l.Group, uint32(dataplane.LinkGroup))
 	c.expect(slices.Contains(l.AltNames, altName(p.ID)), "alternative name %s is missing", altName(p.ID))
-	for _, gw := range a.Gateways.Addrs() {
+	for _, gw := range a.gateways(p).Addrs() {
 		c.address(ctx, n.handle, l.Index, gw)
 	}
 	for _, want := range n.hostRoutes(p.Address, p.NodeAddrs, l.Index) {
@@ -85,7 +86,7 @@ func (n *Network) checkPod(ctx context.Context, p Pod, a Attachment) error {
 	for _, addr := range addrs {
 		c.address(ctx, w.inside, l.Index, addr)
 	}
-	for _, want := range podRoutes(a.Gateways, l.Index) {
+	for _, want := range podRoutes(a.gateways(p), l.Index) {
 		r, err := w.inside.RouteTo(ctx, probe(want.Dst), l.Index)
 		if err != nil {
 			c.add(fmt.Errorf("route to %s: %w", want.Dst, err))
@@ -95,6 +96,15 @@ func (n *Network) checkPod(ctx context.Context, p Pod, a Attachment) error {
 		c.expect(r.Dst == want.Dst && r.Link == want.Link && r.Gateway == want.Gateway, "%s is reached by %s, not by %s", want.Dst, r, want)
 	}
 	return errors.Join(c...)
+}
+
+// gateways returns the gateways that Attach gave a pod. Coil 2.x gave its pods others, and nobody knows the MAC addresses
+// that it gave them.
+func (a Attachment) gateways(p Pod) ipam.Address {
+	if a.PodMAC == "" {
+		return ipam.Address{}
+	}
+	return gatewaysFor(p.Address)
 }
 
 // probe is an address by which a route can be looked up: for the default routes
@@ -111,7 +121,7 @@ func probe(dst netip.Prefix) netip.Addr {
 	}
 }
 
-// checklist collects what is wrong.
+// checklist collects differences.
 type checklist []error
 
 func (c *checklist) add(err error) { *c = append(*c, err) }
@@ -122,7 +132,7 @@ func (c *checklist) expect(ok bool, format string, args ...any) {
 	}
 }
 
-// link checks what both ends have in common.
+// link checks the state that both ends have in common.
 func (c *checklist) link(l rtnl.Link) {
 	c.expect(l.Kind == "veth", "link %s is not a veth", l)
 	c.expect(l.Up, "link %s is down", l.Name)

@@ -36,9 +36,9 @@ type Target struct {
 	HostIfIndex int
 }
 
-// Forget makes the kernel forget the flows of addresses whose routes are withdrawn, so
-// that none of them leads to the next pod with such an address: what is sent meanwhile
-// meets no route, and makes no new one.
+// Forget makes the kernel forget the flows of addresses whose routes are withdrawn, so that
+// none of them leads to the next pod with such an address: packets that are sent meanwhile meet
+// no route, and make no new flow.
 func (n *Network) Forget(ctx context.Context, addrs ...ipam.Address) error {
 	var all []netip.Addr
 	for _, a := range addrs {
@@ -93,7 +93,8 @@ func (n *Network) removeLinks(ctx context.Context, links []rtnl.Link) []error {
 	if len(links) > 1 && n.removeGroup(ctx, links) == nil {
 		return results
 	}
-	// Also after a failure: what is gone is success, and the others get their own error.
+	// Also after a failure: a link that is gone is success, and each of the others gets its own
+	// error.
 	for i, l := range links {
 		results[i] = n.remove(ctx, l)
 	}
@@ -180,8 +181,8 @@ type Found struct {
 	HostIfIndex int
 	// Unlabelled links are found by their alias only; see Label.
 	Unlabelled bool
-	// Addresses are those that the pod table routes to the link: at most one of
-	// each family unless somebody else changed it.
+	// Addresses are the destinations that the pod table routes to the link: at most one of each
+	// family unless another program changed it.
 	Addresses []netip.Addr
 }
 
@@ -211,7 +212,7 @@ func (n *Network) List(ctx context.Context) ([]Found, error) {
 	return n.attachments(ctx, links)
 }
 
-// attachments returns those that links are of.
+// attachments returns the attachments that have one of the links.
 func (n *Network) attachments(ctx context.Context, links []rtnl.Link) ([]Found, error) {
 	addrs := map[int][]netip.Addr{}
 	for _, family := range []dataplane.Family{dataplane.IPv4, dataplane.IPv6} {

@@ -41,8 +41,8 @@ func (n *Network) Guard(ctx context.Context) (dataplane.Result, error) {
 }
 
 // CheckGuard says why a pod can send from addresses of others, or why it can't though it may; the link is
-// that of the attachment. Nothing is changed. Check doesn't ask this: what is wrong isn't the pod's
-// alone, and to attach the pod again wouldn't help.
+// that of the attachment. Nothing is changed. Check doesn't ask this: the fault isn't the pod's alone,
+// and to attach the pod again wouldn't help.
 func (n *Network) CheckGuard(ctx context.Context, p Pod, a Attachment) error {
 	if !n.opts.SourceGuard {
 		return nil
@@ -98,20 +98,19 @@ func (n *Network) Dropped(ctx context.Context) (Dropped, error) {
 type clientGuards struct {
 	// mu is held from a change of the guards until the kernel has them.
 	mu sync.Mutex
-	// asked are the changes that wait for mu: who has it makes them all, since the kernel takes as long for one.
+	// asked are the changes that wait for mu: its holder makes them all, since the kernel takes as long for one.
 	queue sync.Mutex
 	asked []*guardChange
-	// known says that the guards of a former agent were read from the kernel.
-	known bool
-	by    map[int]dataplane.ClientGuard
+	// by is nil until the guards of a former agent were read from the kernel.
+	by map[int]dataplane.ClientGuard
 }
 
-// guardChange is a guard that a client is to have, and what became of that.
+// guardChange is a guard that a client is to have, and the result.
 type guardChange struct {
-	link   int
-	guard  dataplane.ClientGuard
-	done   bool // guarded by clientGuards.mu, as the next
-	err    error
+	link  int
+	guard dataplane.ClientGuard
+	done  bool // guarded by clientGuards.mu, as the next
+	err   error
 }
 
 // ErrNoHostLink: no link of the host leads to a pod directly, or not any more.
@@ -187,10 +186,10 @@ func (n *Network) GuardClient(ctx context.Context, link int, g dataplane.ClientG
 	return c.err
 }
 
-// errNotChanged is of a change that somebody began, and didn't end.
+// errNotChanged: the change began, and didn't end.
 var errNotChanged = errors.New("the host's ruleset wasn't changed")
 
-// changeGuards must be called with mu held. What one client is to have keeps no other one's from the kernel.
+// changeGuards must be called with mu held. A guard that the kernel refuses keeps no other client's from it.
 func (n *Network) changeGuards(ctx context.Context, changes []*guardChange) {
 	// Others' changes don't end with the caller of one.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), guardTimeout)
@@ -204,7 +203,7 @@ func (n *Network) changeGuards(ctx context.Context, changes []*guardChange) {
 	}
 }
 
-// changeGuardsOnce must be called with mu held. On an error the kernel has what it had.
+// changeGuardsOnce must be called with mu held. On an error the kernel's ruleset is as it was.
 func (n *Network) changeGuardsOnce(ctx context.Context, changes []*guardChange) error {
 	if err := n.recallGuards(ctx); err != nil {
 		return err
@@ -263,7 +262,7 @@ func (n *Network) checkTable(ctx context.Context) error {
 
 // recallGuards must be called with mu held.
 func (n *Network) recallGuards(ctx context.Context) error {
-	if n.clients.known {
+	if n.clients.by != nil {
 		return nil
 	}
 	sets, err := n.guard.Sets(ctx)
@@ -271,7 +270,6 @@ func (n *Network) recallGuards(ctx context.Context) error {
 		return fmt.Errorf("read the guards of clients: %w", err)
 	}
 	n.clients.by = ruleset.GuardsOf(sets)
-	n.clients.known = true
 	return nil
 }
 
@@ -314,7 +312,7 @@ func (n *Network) syncGuard(ctx context.Context) (dataplane.Result, error) {
 }
 
 // guardSourcesFirst makes a table that drops foreign sources alone, if there is none and clients have guards: these take
-// a while to make, and may fail by what tenants chose.
+// a while to make, and may fail because of destinations that tenants chose.
 func (n *Network) guardSourcesFirst(ctx context.Context, rules ruleset.Host) (dataplane.Result, error) {
 	if !rules.SourceGuard || len(rules.Clients) == 0 {
 		return dataplane.Result{}, nil

@@ -8,6 +8,8 @@ import (
 	"net/netip"
 	"slices"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/coil-net/coil/pkg/attachment"
 	"github.com/coil-net/coil/pkg/dataplane"
 	"github.com/coil-net/coil/pkg/kernel/rtnl"
@@ -36,10 +38,10 @@ func (m Mended) Plus(o Mended) Mended {
 	}
 }
 
-// MendLinks restores what others changed about the host's ends of the pods' links, which
-// are looked up by their indexes: another program may have taken every name. A link that
-// has no mark of the pod any more is left alone, and so is one that is being removed.
-// It goes on after a failure. Routes that went with what is mended are for Sync to add.
+// MendLinks restores the host's ends of the pods' links after changes by others. Links are
+// looked up by their indexes: another program may have taken every name. A link that has no
+// mark of the pod any more is left alone, and so is one that is being removed. It goes on after
+// a failure. Routes that were lost with the state of a link are for Sync to add.
 func (n *Network) MendLinks(ctx context.Context, want func(context.Context) ([]Wired, error)) (Mended, error) {
 	var total Mended
 	links, err := n.handle.Veths(ctx)
@@ -202,9 +204,9 @@ func sysctlsOf(p Wired, l rtnl.Link) []sysctl.Setting {
 	return settings
 }
 
-// foreignGateways says that the addresses of a host's end are those that Coil 2.x gave it:
-// the node's own and the one of its MAC address. They are what its pod was told, so
-// that others beside them would be of no use.
+// foreignGateways says that the addresses of a host's end are those that Coil 2.x gave it: the
+// node's own and the one of its MAC address. Its pod was told of these, so that others beside
+// them would be of no use.
 func foreignGateways(ours, have []netip.Addr) bool {
 	return len(have) > 0 && !slices.ContainsFunc(have, func(a netip.Addr) bool { return slices.Contains(ours, a) })
 }
@@ -252,8 +254,8 @@ func hasMark(l rtnl.Link) bool {
 	return ok || dataplane.OfPods(l.Group) || slices.ContainsFunc(l.AltNames, isAltName)
 }
 
-// labelled says whether a link has the group and the alternative name of an attachment;
-// those that Coil 2.x made have the alias only.
+// labelled says whether a link has the group and the alternative name of an attachment; links
+// of Coil 2.x have the alias only.
 func labelled(l rtnl.Link, id attachment.ID) bool {
 	return dataplane.OfPods(l.Group) && slices.Contains(l.AltNames, altName(id))
 }
@@ -272,3 +274,55 @@ func (n *Network) Label(ctx context.Context, f Found) error {
 	}
 	return nil
 }
+
+// unlearn removes from the host what pods made by router advertisements, as of a time when their
+// links accepted them, and counts it: default routers, prefixes on the link and addresses. links
+// are the host's veths, addrs all its addresses.
+func (n *Network) unlearn(ctx context.Context, links []rtnl.Link, addrs []rtnl.Addr) (int, error) {
+	pods := map[int]bool{}
+	for _, l := range links {
+		pods[l.Index] = ours(l)
+	}
+	var reqs []rtnl.Request
+	own := map[rtnl.Addr]bool{}
+	for _, a := range addrs {
+		if !pods[a.Link] || !a.Prefix.Addr().Is6() {
+			continue
+		}
+		if a.Dynamic {
+			reqs = append(reqs, rtnl.DelAddr(a.Link, a.Prefix))
+		} else {
+			own[rtnl.Addr{Link: a.Link, Prefix: a.Prefix.Masked()}] = true
+		}
+	}
+	for _, protocol := range []int{unix.RTPROT_RA, unix.RTPROT_KERNEL} {
+		routes, err := n.handle.Routes(ctx, dataplane.IPv6, unix.RT_TABLE_MAIN, protocol)
+		if err != nil {
+			return 0, err
+		}
+		for _, r := range routes {
+			if !pods[r.Link] || protocol == unix.RTPROT_KERNEL && (linkLocalRoute(r.Dst) || own[rtnl.Addr{Link: r.Link, Prefix: r.Dst}]) {
+				continue
+			}
+			reqs = append(reqs, rtnl.DelFoundRoute(r))
+		}
+	}
+	return n.handle.Apply(ctx, rtnl.ErrNotExist, reqs...)
+}
+
+// linkLocalRoute says whether a route is that of link-local addresses, which each link may have.
+func linkLocalRoute(dst netip.Prefix) bool {
+	return dst.Bits() >= 10 && dst.Addr().IsLinkLocalUnicast()
+}
+
+// Owns says whether the link of an index is the host's end of a pod's.
+func (n *Network) Owns(ctx context.Context, index int) (bool, error) {
+	l, err := n.handle.LinkByIndex(ctx, index)
+	if errors.Is(err, rtnl.ErrNotExist) {
+		return false, nil
+	}
+	return ours(l), err
+}
+
+// ours says whether a link is, or was until its removal began, the host's end of a pod's.
+func ours(l rtnl.Link) bool { return hasMark(l) || beingRemoved(l) }

@@ -1,10 +1,10 @@
 // Package podnet attaches pods to the node's network, one at a time, and finds
 // what is attached.
 //
-// It owns the veths whose alias starts with "COIL:", what is on both of their
-// ends, and the routes of the pod table. What is on a pod is made in one go and
-// removed in one go: a failed Attach leaves nothing. It must not know who
-// assigns the addresses, what is recorded where, nor anything of Kubernetes' API.
+// It owns the veths whose alias starts with "COIL:", the addresses and parameters of
+// both of their ends, and the routes of the pod table. All that a pod has is made in
+// one go and removed in one go: a failed Attach leaves nothing. It must not know how
+// addresses are assigned, where they are recorded, nor anything of Kubernetes' API.
 package podnet
 
 import (
@@ -68,7 +68,7 @@ type Options struct {
 	SysctlRecord string
 }
 
-// Validate says what is wrong with the options, if anything.
+// Validate returns an error if the options can't be used.
 func (o Options) Validate() error {
 	var errs []error
 	if o.PodTable < 1 || o.PodTable == dataplane.TableUnassigned {
@@ -113,13 +113,13 @@ func (p Pod) group() uint32 {
 	return dataplane.LinkGroup
 }
 
-// learn takes a link's word for what the record doesn't say: one that was lost, and with it the pod's
-// namespace, doesn't say whether the pod may send from any address.
+// learn takes from a link the fact that a lost record lacks: without the pod's namespace it isn't
+// known whether the pod may send from any address.
 func (p *Pod) learn(l rtnl.Link) {
 	p.Unguarded = p.Unguarded || p.Namespace == "" && l.Group == dataplane.LinkGroupUnguarded
 }
 
-// validate says what is wrong with the pod, if anything.
+// validate returns an error if no host can attach the pod.
 func (p Pod) validate() error {
 	var errs []error
 	if p.ContainerID == "" || strings.ContainsAny(p.ContainerID, ":/") {
@@ -150,9 +150,6 @@ type Attachment struct {
 	NetnsInode uint64
 	// HostMAC and PodMAC are the addresses of both ends.
 	HostMAC, PodMAC string
-	// Gateways are the host's addresses on the link, of the families that the pod
-	// has.
-	Gateways ipam.Address
 }
 
 // Wired is a pod that should be attached, and the index of the host's end of its
@@ -175,7 +172,7 @@ type Network struct {
 	guard  *nft.Table
 	// set sets the host's kernel parameters.
 	set func(*netns.NS, ...sysctl.Setting) (bool, error)
-	// clients is what guard drops beside forged sources.
+	// clients are the guards of clients, which are in the same table.
 	clients clientGuards
 	// ipv6 says whether the kernel has IPv6 at all.
 	ipv6 bool
@@ -229,8 +226,8 @@ func New(o Options) (*Network, error) {
 	return n, nil
 }
 
-// Handle is for what else the same agent does in the host's namespace, so that it can tell
-// what it did from what others do. It is closed by Close.
+// Handle is for other work of the same agent in the host's namespace, so that notifications
+// tell its own changes from those of others. It is closed by Close.
 func (n *Network) Handle() *rtnl.Handle { return n.handle }
 
 // Close gives up what the Network holds open; the pods stay attached. No call

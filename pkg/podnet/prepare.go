@@ -13,9 +13,9 @@ type Link struct {
 	veth rtnl.Veth
 }
 
-// Prepare makes the link of a pod whose address needn't be known yet, which takes as
-// long as to find out the address. Nothing is on the link, and only its name on the
-// host says whose it is. Errors may be what Attach mends: it needs no link.
+// Prepare makes the link of a pod whose address needn't be known yet, which takes as long as to
+// find out the address. Nothing is on the link, and only its name on the host says whose it is.
+// Attach may mend the cause of an error: it needs no link.
 func (n *Network) Prepare(ctx context.Context, p Pod) (*Link, error) {
 	w, err := n.begin(p)
 	if err == nil {

@@ -50,7 +50,7 @@ func (n *Network) Forward(ctx context.Context) (changed bool, err error) {
 	}
 	settings, learnedErr := n.keepAdvertised(ctx)
 	if learnedErr != nil {
-		// The host would forget what it needs.
+		// The host would forget routes that it needs.
 		return changed, errors.Join(err, learnedErr)
 	}
 	// New links get the default, which may differ from that of all.

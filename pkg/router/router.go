@@ -27,13 +27,12 @@ import (
 	"github.com/coil-net/coil/pkg/reconcile/upkeep"
 )
 
-// Table makes the router's routes of one table what is wanted; see package
-// kernel/route.
+// Table makes the wanted routes those of the router in one table; see package kernel/route.
 type Table interface {
 	Sync(ctx context.Context, want []dataplane.Route) (dataplane.Result, error)
 }
 
-// Config is what the router needs to know.
+// Config has the router's parameters.
 type Config struct {
 	NodeName string
 	// Table and Protocol are those of the routes.

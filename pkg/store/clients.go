@@ -11,13 +11,17 @@ import (
 // Client is the record of a sandbox that uses Egresses, or that may be asked to later and
 // has no Allocation: another plugin has given it the address.
 type Client struct {
+	Sandbox
+	// Egresses are those that it uses, as they were when they were last there.
+	Egresses []KnownEgress
+}
+
+// Sandbox is a pod's network namespace, and the addresses that it has: of each family the first.
+type Sandbox struct {
 	attachment.ID
 	Pod
 	Netns
-	// Address is the sandbox's, of each family the first.
 	Address ipam.Address
-	// Egresses are the Egresses that it uses, as they were when they were last there.
-	Egresses []KnownEgress
 }
 
 // KnownEgress is the part of an Egress that is needed after its end: its destinations stay

@@ -88,7 +88,7 @@ func run(ctx context.Context, o Options, health *observe.Health) error {
 	egresses := kube.OneEgressInformer(clients.Coil, o.Namespace, o.Egress)
 	slices := kube.EndpointSliceInformer(clients.Discovery, o.Namespace, labels.Set{v2.LabelEgress: o.Egress}.String())
 	router, err := natgateway.New(config, natgateway.Kernel{
-		Network: natgateway.NewPodNetwork(handle),
+		Network: natgateway.PodNetwork{Handle: handle},
 		Tunnels: tunnel.New(handle),
 		Routes:  route.New(handle, dataplane.ProtocolNode, dataplane.TableWide),
 		Rules:   rule.New(handle, dataplane.ProtocolNode, dataplane.RouterPriorities...),

@@ -21,7 +21,7 @@ func result(p podnet.Pod, a podnet.Attachment) ([]byte, error) {
 			{Name: p.IfName, Mac: a.PodMAC, Sandbox: p.Netns},
 		},
 	}
-	gateways := map[bool]netip.Addr{true: a.Gateways.IPv4, false: a.Gateways.IPv6}
+	gateways := map[bool]netip.Addr{true: podnet.Gateways.IPv4, false: podnet.Gateways.IPv6}
 	for _, addr := range p.Address.Addrs() {
 		gw := net.IP(gateways[addr.Is4()].AsSlice())
 		r.IPs = append(r.IPs, &types100.IPConfig{

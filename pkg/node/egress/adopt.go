@@ -21,8 +21,8 @@ import (
 	"github.com/coil-net/coil/pkg/store"
 )
 
-// Adoption finds running pods of which no record says where their network namespace is, or whose
-// they are: those of Coil 2.x, and those whose record was lost.
+// Adoption finds running pods whose record lacks their network namespace or their name: pods of
+// Coil 2.x, and pods whose record was lost.
 type Adoption struct {
 	// Dir is where container runtimes bind the network namespaces of pods.
 	Dir string
@@ -44,7 +44,7 @@ func (a Adoption) Adopt(ctx context.Context, known []node.Sandbox) ([]node.Sandb
 		path := filepath.Join(a.Dir, e.Name())
 		found, err := a.inspect(ctx, path)
 		if err != nil {
-			// One that is being made or removed is nobody's yet, or no more.
+			// A namespace that is being made or removed is no pod's yet, or no more.
 			klog.FromContext(ctx).V(2).Info("Can't look into a network namespace", "path", path, "reason", err)
 			continue
 		}
@@ -62,7 +62,8 @@ func (a Adoption) Adopt(ctx context.Context, known []node.Sandbox) ([]node.Sandb
 	return all, nil
 }
 
-// inspect returns whose a network namespace is; a sandbox without address if it is nobody's.
+// inspect returns the sandbox of the pod that has a network namespace; without an address if
+// none has.
 func (a Adoption) inspect(ctx context.Context, path string) (node.Sandbox, error) {
 	ns, err := netns.Open(path)
 	if err != nil {

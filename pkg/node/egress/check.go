@@ -10,8 +10,8 @@ import (
 	"github.com/coil-net/coil/pkg/node"
 )
 
-// Check says what of a sandbox isn't as it was made last. Nothing is changed. What the API
-// server wants by now, and isn't made yet, isn't missing.
+// Check returns an error if a sandbox isn't as it was made last. Nothing is changed. A change
+// of the API's objects that isn't carried out yet is none.
 func (m *Manager) Check(ctx context.Context, id attachment.ID) error {
 	s := m.sandboxOf(id)
 	if s == nil {

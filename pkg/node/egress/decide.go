@@ -22,18 +22,19 @@ import (
 	"github.com/coil-net/coil/pkg/store"
 )
 
-// Caches decide what a sandbox is to be, and the node's guard of it is changed then. That asks neither the API server
-// nor a pod. All that may take longer is done afterwards; see work.
+// The wanted state of a sandbox is derived from caches, and the node's guard of it is changed then. That asks neither
+// the API server nor a pod. Anything that may take longer is done afterwards; see work.
 
-// wanted is what a sandbox is to be.
+// wanted is the wanted state of a sandbox.
 type wanted struct {
 	// client and router say what is done about the sandbox, if anything.
 	client, router bool
-	// egresses are those that the annotations name, as far as they can be had, and those that are closed.
+	// egresses are the Egresses that the annotations name, as far as they can be had, and former ones
+	// that stay closed.
 	egresses []client.Egress
 	known    []store.KnownEgress
 	problems []problem
-	// unknown says that of one it isn't known yet where its packets go.
+	// unknown says that packets of one of them have no known way yet.
 	unknown bool
 	// missing are Egresses for which the API server is to be asked. lost says that it isn't known which destinations a
 	// former process has closed.
@@ -48,7 +49,7 @@ type wanted struct {
 	conflicts  []client.Conflict
 }
 
-// decide decides what the sandboxes of a pod are to be, and lets them be made that.
+// decide derives the wanted states of a pod's sandboxes, and lets them be made.
 func (m *Manager) decide(ctx context.Context, pod types.NamespacedName) error {
 	sandboxes := m.affected(isOf(pod))
 	if len(sandboxes) == 0 {
@@ -135,13 +136,13 @@ func (m *Manager) decideClient(ctx context.Context, s *sandbox, meta *metav1.Par
 	return err
 }
 
-// look finds out what Egresses are for a pod of a namespace; last is what was known of them. The sandbox
-// is nil as long as the pod is being added.
+// look finds out how a pod of a namespace can use Egresses; last are the Egresses as they were known
+// before. The sandbox is nil as long as the pod is being added.
 func (m *Manager) look(ctx context.Context, namespace string, refs []types.NamespacedName, last []store.KnownEgress, s *sandbox) (wanted, error) {
 	w := wanted{client: true}
 	var missing int
 	refs, w.problems = usable(refs)
-	// What isn't used may lead where what was used before did.
+	// An Egress that isn't used may have destinations of one that was used before.
 	w.unknown = len(w.problems) > 0
 	for _, ref := range refs {
 		known := store.KnownEgress{Name: ref.String()}
@@ -229,7 +230,7 @@ func (m *Manager) use(ctx context.Context, namespace string, ref types.Namespace
 	return client.EgressOf(e, nil), &problem{EgressNotAllowed, text, true}, nil
 }
 
-// clientEgress is an Egress of which only that is known what it was.
+// clientEgress returns an Egress as it was when it was last known.
 func clientEgress(k store.KnownEgress) client.Egress {
 	return client.Egress{Name: k.Name, Destinations: k.Destinations, InCluster: k.InCluster, OriginatingOnly: k.OriginatingOnly}
 }
@@ -243,7 +244,7 @@ func (m *Manager) fit(w *wanted) {
 	w.fit, w.excess = client.Fit(egresses)
 }
 
-// tooMany is what the owner of a client should know of the others.
+// tooMany returns the problem that some Egresses of a client don't fit.
 func (w *wanted) tooMany() []problem {
 	excess := slices.DeleteFunc(slices.Clone(w.excess), func(name string) bool {
 		return !slices.ContainsFunc(w.known, func(k store.KnownEgress) bool { return k.Name == name && !k.Former })
@@ -256,7 +257,7 @@ func (w *wanted) tooMany() []problem {
 	return []problem{{EgressTooMany, text, true}}
 }
 
-// client is what the plan of a sandbox is made of.
+// client returns the input of the plan of a sandbox.
 func (m *Manager) client(s *sandbox, w *wanted) client.Client {
 	return client.Client{Address: s.Address, Link: s.IfName, Port: m.cfg.Port, Protocol: m.cfg.Protocol, Idle: idle, Egresses: slices.Clone(w.fit),
 		ContainerID: s.ContainerID, Wired: !m.cfg.RecordAll}

@@ -48,8 +48,8 @@ import (
 	"github.com/coil-net/coil/pkg/store"
 )
 
-// Cluster tells what the API server has. What isn't there is an error of apierrors. With
-// live, what isn't in a cache is asked for; see package view.
+// Cluster has objects of the API server. An object that isn't there is an error of apierrors.
+// With live, the API server is asked for objects that a cache lacks; see package view.
 type Cluster interface {
 	Pod(ctx context.Context, pod store.Pod, live bool) (*metav1.PartialObjectMetadata, error)
 	Namespace(ctx context.Context, name string, live bool) (*metav1.PartialObjectMetadata, error)
@@ -57,7 +57,7 @@ type Cluster interface {
 	Service(ctx context.Context, name types.NamespacedName, live bool) (*corev1.Service, error)
 	// HostNetwork says, of a pod of the API server, whether it has the network of its node.
 	HostNetwork(ctx context.Context, pod types.NamespacedName) (bool, error)
-	// Routers are those of an Egress that a cache has.
+	// Routers returns the routers of an Egress that a cache has.
 	Routers(name types.NamespacedName) ([]client.Router, error)
 }
 
@@ -73,14 +73,14 @@ type Network interface {
 	Guard(ctx context.Context, at store.Netns, c client.Client) (dataplane.ClientGuard, error)
 	SetGuard(ctx context.Context, at store.Netns, c client.Client, g dataplane.ClientGuard) error
 	CheckGuard(ctx context.Context, at store.Netns, c client.Client, g dataplane.ClientGuard) error
-	// Router sets what a router in the namespace has no right to.
+	// Router sets the kernel parameters that a router in the namespace has no right to set.
 	Router(ctx context.Context, at store.Netns, link string) (clientnet.Outcome, error)
-	// Check says what of a client isn't as Client made it, and CheckRouter what of a router
-	// isn't as Router made it. Nothing is changed.
+	// Check returns an error for each object of a client that isn't as Client made it, and
+	// CheckRouter for each parameter of a router. Nothing is changed.
 	Check(ctx context.Context, at store.Netns, c client.Client, made client.State) error
 	CheckRouter(ctx context.Context, at store.Netns, link string) error
-	// Closed returns the routes of clients in the namespace, among them those that close destinations
-	// and those that spare ranges inside of these.
+	// Closed returns the routes of clients in the namespace. Some of them close destinations, others
+	// spare ranges inside of these.
 	Closed(ctx context.Context, at store.Netns) ([]dataplane.Route, error)
 	// Silent returns the routers that take no flows of a client though it has a tunnel to them.
 	Silent(ctx context.Context, at store.Netns, c client.Client) ([]netip.Addr, error)
@@ -113,7 +113,7 @@ type Config struct {
 	Drift time.Duration
 	// Available is nil when tunnels can be made, or says why not.
 	Available func() error
-	// Repaired is told what was changed though nothing else should have been there.
+	// Repaired is told of changes that had to be made though the wanted state is the same.
 	Repaired func(context.Context, clientnet.Outcome)
 	// Health must have the Manager as its Listener.
 	Health Health
@@ -126,8 +126,8 @@ type Manager struct {
 	net      Network
 	record   store.Clients
 	recorder kube.Recorder
-	// loop decides what pods are to be, pods makes them that, both when it is the turn of the pod's namespace. Only pods
-	// with a sandbox wait for turns; ignored is for the others.
+	// loop derives the wanted states of pods, and pods makes them, both when it is the turn of the pod's namespace. Only
+	// pods with a sandbox wait for turns; ignored is for the others.
 	loop, pods, ignored *reconcile.Loop[types.NamespacedName]
 	decisions, works    *turns
 	// strangers are pods without a sandbox that ask for Egresses, by name, that were looked at; only for the one worker of
@@ -163,7 +163,7 @@ func New(cfg Config, c Cluster, n Network, r store.Clients, e kube.Recorder, m *
 }
 
 // Restore makes the Manager know the sandboxes that others have recorded, or that were found, and
-// the clients of its own record. What is known already counts as newer.
+// the clients of its own record. A sandbox that is known already counts as newer.
 func (m *Manager) Restore(ctx context.Context, others []node.Sandbox) error {
 	clients, err := m.record.ListClients(ctx)
 	if err != nil {
@@ -171,7 +171,7 @@ func (m *Manager) Restore(ctx context.Context, others []node.Sandbox) error {
 	}
 	if m.cfg.RecordAll {
 		for _, s := range others {
-			if err := m.record.SetClient(ctx, store.Client{ID: s.ID, Pod: s.Pod, Netns: s.Netns, Address: s.Address}); err != nil {
+			if err := m.record.SetClient(ctx, store.Client{Sandbox: s}); err != nil {
 				return err
 			}
 		}
@@ -187,7 +187,7 @@ func (m *Manager) Restore(ctx context.Context, others []node.Sandbox) error {
 	for _, c := range clients {
 		s := m.known[c.ID]
 		if s == nil {
-			s = newSandbox(node.Sandbox{ID: c.ID, Pod: c.Pod, Netns: c.Netns, Address: c.Address})
+			s = newSandbox(c.Sandbox)
 			s.restored = true
 			m.known[c.ID] = s
 		}

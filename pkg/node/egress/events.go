@@ -33,14 +33,14 @@ const (
 	EgressUnguarded = "EgressUnguarded"
 )
 
-// problem is what the owner of a pod should know.
+// problem is a fact that the owner of a pod should know.
 type problem struct {
 	reason, text string
 	// fatal problems let ADD fail.
 	fatal bool
 }
 
-// conflict is what the owner of a pod should know of two of its Egresses.
+// conflict returns the problem of two Egresses of a pod.
 func conflict(c client.Conflict) problem {
 	text := fmt.Sprintf("Egress %s and Egress %s both have the destination %s: the first is used", c.Winner, c.Loser, c.Dst)
 	if c.Router {
@@ -52,11 +52,20 @@ func conflict(c client.Conflict) problem {
 // tell records an Event for the problems of each reason if it wasn't told yet; without a sandbox, for all.
 func (m *Manager) tell(pod *metav1.PartialObjectMetadata, s *sandbox, problems []problem) {
 	ref := &corev1.ObjectReference{APIVersion: "v1", Kind: "Pod", Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID}
+	var reasons []string
+	texts := map[string][]string{}
+	for _, p := range problems {
+		if texts[p.reason] == nil {
+			reasons = append(reasons, p.reason)
+		}
+		texts[p.reason] = append(texts[p.reason], p.text)
+	}
 	said := map[string]bool{}
-	for _, p := range summed(problems) {
-		said[p.text] = true
-		if s == nil || !s.told[p.text] {
-			m.recorder.Eventf(ref, nil, corev1.EventTypeWarning, p.reason, p.reason, "%s", p.text)
+	for _, reason := range reasons {
+		text := few(texts[reason], "; ")
+		said[text] = true
+		if s == nil || !s.told[text] {
+			m.recorder.Eventf(ref, nil, corev1.EventTypeWarning, reason, reason, "%s", text)
 		}
 	}
 	if s != nil {
@@ -114,8 +123,8 @@ const (
 	mostShown = 64
 )
 
-// usable returns those of the Egresses that a pod's annotations name that it may use, and says why not the
-// others. Names that no Egress can have are as if it didn't exist.
+// usable returns the Egresses that a pod may use of those that its annotations name, and the problems of
+// the others. Names that no Egress can have are as if it didn't exist.
 func usable(refs []types.NamespacedName) (use []types.NamespacedName, problems []problem) {
 	if len(refs) > plan.MostEgresses {
 		text := fmt.Sprintf("the annotations name more than %d Egresses: only the first ones are used, by namespace and in the order of the annotation", plan.MostEgresses)
@@ -132,7 +141,7 @@ func usable(refs []types.NamespacedName) (use []types.NamespacedName, problems [
 	return use, problems
 }
 
-// shown is what of a name is shown.
+// shown returns the part of a name that is shown.
 func shown(name string) string {
 	if len(name) <= mostShown {
 		return name
@@ -150,19 +159,4 @@ func few(all []string, separator string) string {
 		text += fmt.Sprintf("%sand %d more", separator, n)
 	}
 	return text
-}
-
-// summed makes one problem of each reason.
-func summed(problems []problem) (all []problem) {
-	texts := map[string][]string{}
-	for _, p := range problems {
-		if texts[p.reason] == nil {
-			all = append(all, problem{reason: p.reason})
-		}
-		texts[p.reason] = append(texts[p.reason], p.text)
-	}
-	for i, p := range all {
-		all[i].text = few(texts[p.reason], "; ")
-	}
-	return all
 }

@@ -137,7 +137,7 @@ func (m *Manager) narrowTo(ctx context.Context, s *sandbox, w *wanted) error {
 	})
 }
 
-// narrowAll narrows what is wide when coild ends.
+// narrowAll narrows all wide guards when coild ends.
 func (m *Manager) narrowAll(ctx context.Context) error {
 	all := m.affected(func(*sandbox) bool { return true })
 	return each(all, func(s *sandbox) error {

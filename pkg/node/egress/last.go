@@ -29,7 +29,7 @@ const mostAsked = 8
 // end.
 const mostFormer = 16
 
-// said is what the API server said about an Egress; nil if there is none.
+// said is the API server's answer about an Egress; nil if there is none.
 type said struct {
 	egress *v2.Egress
 	at     time.Time
@@ -65,8 +65,8 @@ func (s *sandbox) forgetAsked(refs []types.NamespacedName) {
 	maps.DeleteFunc(s.asked, func(ref types.NamespacedName, _ said) bool { return !slices.Contains(refs, ref) })
 }
 
-// findOut asks the API server and the pod for what a decision about a sandbox, whose work is held, lacked, and decides
-// again.
+// findOut asks the API server and the pod for the facts that a decision about a sandbox lacked, and decides again. The
+// sandbox's work is held.
 func (m *Manager) findOut(ctx context.Context, s *sandbox, w *wanted) error {
 	for _, ref := range w.missing {
 		// Once, unless it is there: the cache will have it then.
@@ -102,8 +102,8 @@ func reachable(e client.Egress) bool {
 	return e.Peers != ipam.Address{}
 }
 
-// keep closes what was known last and isn't named any more, but for the destinations that one has that
-// is named.
+// keep closes the Egresses that were known last and aren't named any more, but for destinations of
+// those that are named.
 func (w *wanted) keep(last []store.KnownEgress) {
 	taken := map[netip.Prefix]bool{}
 	for _, e := range w.egresses {
@@ -128,8 +128,8 @@ func (w *wanted) keep(last []store.KnownEgress) {
 	}
 }
 
-// bounded returns Egresses, the latest first, of which the oldest are as one without a name, or as two, if
-// they are many. That closes what they closed and, if they have very many destinations, more.
+// bounded returns Egresses, the latest first. If they are many, the oldest ones become one or two without
+// a name, which close the same destinations and, if these are very many, more.
 func bounded(former []store.KnownEgress) []store.KnownEgress {
 	if len(former) <= mostFormer {
 		return former
@@ -139,7 +139,7 @@ func bounded(former []store.KnownEgress) []store.KnownEgress {
 	for _, k := range oldest {
 		some = append(some, clientEgress(k))
 	}
-	// What others have by now isn't left out: they may lose it.
+	// Destinations that other Egresses have by now aren't left out: these may lose them.
 	for _, joined := range client.Closing(some, nil) {
 		latest = append(slices.Clip(latest), store.KnownEgress{
 			Destinations: joined.Destinations, InCluster: joined.InCluster, OriginatingOnly: joined.OriginatingOnly,
@@ -148,8 +148,8 @@ func bounded(former []store.KnownEgress) []store.KnownEgress {
 	return latest
 }
 
-// lastMade returns what a former process has made in a sandbox of which there is no record, under no
-// name.
+// lastMade returns, without names, the Egresses that a former process has made in a sandbox without
+// a record.
 func (m *Manager) lastMade(ctx context.Context, s *sandbox) ([]store.KnownEgress, error) {
 	routes, err := m.net.Closed(ctx, s.Netns)
 	return closedBy(routes), err
@@ -159,8 +159,8 @@ func (m *Manager) lastMade(ctx context.Context, s *sandbox) ([]store.KnownEgress
 // more; a program in the pod may.
 const mostBelieved = 2 * client.MostDestinations
 
-// closedBy returns what routes close of Egresses, those apart that were for connections only which
-// clients open.
+// closedBy returns the destinations that routes close, as Egresses without a name. Destinations
+// for connections that only clients open are apart.
 func closedBy(routes []dataplane.Route) []store.KnownEgress {
 	var inCluster []netip.Prefix
 	lost, thrown := map[netip.Prefix]bool{}, map[netip.Prefix]bool{}

@@ -16,7 +16,7 @@ const lingers = 30 * time.Second
 const mostLeft = 512
 
 // left returns the addresses of an Egress's Service and routers that were listed a moment ago and aren't
-// now. What each client does about it, it does when it is compared with the kernel the next time.
+// now. Each client follows when it is compared with the kernel the next time.
 func (m *Manager) left(egress string, listed []netip.Addr, now time.Time) []netip.Addr {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -28,24 +28,24 @@ type sandbox struct {
 	// never while something is asked in the pod. It may be taken while work is held. It guards the next eight.
 	deciding sync.Mutex
 	want     *wanted                // nil as long as nothing was decided
-	guard    *dataplane.ClientGuard // what the node's guard is to be; nil as long as that isn't known
-	former   *dataplane.ClientGuard // what it was when this process began, as long as that matters
+	guard    *dataplane.ClientGuard // the guard that the node is to have; nil as long as that isn't known
+	former   *dataplane.ClientGuard // the node's guard when this process began, as long as that matters
 	wide     *time.Timer            // narrows the guard; nil if nothing waits for that
 	given    bool                   // the node has the guard that it is to have
-	recalled bool                   // it is known what a former process has made there, or there was none
+	recalled bool                   // the Egresses of a former process are known, or there was none
 	told     map[string]bool        // Events that hold
-	// asked are Egresses that the cache didn't have, by what the API server said.
+	// asked are the API server's answers about Egresses that the cache didn't have.
 	asked map[types.NamespacedName]said
 
 	// work is held while the namespace is worked on; it guards the next four.
 	work   *semaphore.Weighted
-	done   *client.State // what was made last by this process
-	failed error         // why what was wanted last isn't there
+	done   *client.State // the state that this process made last
+	failed error         // why the state that was wanted last isn't there
 	router bool          // its parameters were set by this process
-	looked bool          // this process has looked for what a former one has left there
+	looked bool          // this process has looked for objects of a former one
 	// The rest is guarded by Manager.mu.
 
-	// egresses are what it uses, as they were when they were last there.
+	// egresses are the Egresses that it uses, as they were when they were last there.
 	egresses []store.KnownEgress
 	// recorded says that there is a record, of these Egresses.
 	recorded bool

@@ -19,7 +19,7 @@ import (
 // undoTimeout bounds the undoing of a failed setup.
 const undoTimeout = 10 * time.Second
 
-// Begin finds out what a pod that is being added asks for. An Egress that doesn't exist, or
+// Begin looks up the Egresses of a pod that is being added. An Egress that doesn't exist, or
 // isn't for the pod's namespace, is an error that names it. The function that is returned
 // completes the pod's sandbox: nothing runs there yet. On its error nothing is left.
 func (m *Manager) Begin(ctx context.Context, pod store.Pod) (func(context.Context, node.Sandbox) error, error) {
@@ -70,8 +70,8 @@ func (m *Manager) isRouter(ctx context.Context, pod *metav1.PartialObjectMetadat
 	return e != nil, err
 }
 
-// setUp completes a sandbox. What it undoes may have been there already only if the runtime
-// repeats an ADD, and then ADD as a whole is undone, too.
+// setUp completes a sandbox. An object that it undoes may have been there before only if the
+// runtime repeats an ADD, and then ADD as a whole is undone, too.
 func (m *Manager) setUp(ctx context.Context, at node.Sandbox, w *wanted, router bool) error {
 	s, err := m.enter(ctx, at)
 	if err != nil {

@@ -17,10 +17,10 @@ import (
 )
 
 // mostWork is for how long a sandbox is worked on before others have their turn: a program in the pod may make that
-// take long. What is left is done later.
+// take long. The rest is done later.
 const mostWork = 30 * time.Second
 
-// workOn makes the sandboxes of a pod what they are to be.
+// workOn makes the wanted states of a pod's sandboxes.
 func (m *Manager) workOn(ctx context.Context, pod types.NamespacedName) error {
 	sandboxes := m.affected(isOf(pod))
 	if len(sandboxes) == 0 {
@@ -37,7 +37,7 @@ func (m *Manager) workOn(ctx context.Context, pod types.NamespacedName) error {
 	})
 }
 
-// work makes a sandbox what it is to be.
+// work makes the wanted state of a sandbox.
 func (m *Manager) work(ctx context.Context, s *sandbox) error {
 	if err := s.lock(ctx); err != nil {
 		return err
@@ -64,14 +64,14 @@ func (m *Manager) work(ctx context.Context, s *sandbox) error {
 	return err
 }
 
-// wantedOf returns what was decided last that a sandbox is to be.
+// wantedOf returns the wanted state of a sandbox, as it was decided last.
 func (m *Manager) wantedOf(s *sandbox) *wanted {
 	s.deciding.Lock()
 	defer s.deciding.Unlock()
 	return s.want
 }
 
-// workTo makes a sandbox, whose work is held, what was decided that it is to be.
+// workTo makes the wanted state of a sandbox, whose work is held.
 func (m *Manager) workTo(ctx context.Context, s *sandbox, w *wanted) error {
 	if w.lost || len(w.missing) > 0 {
 		if err := m.findOut(ctx, s, w); err != nil {
@@ -90,8 +90,8 @@ func (m *Manager) workTo(ctx context.Context, s *sandbox, w *wanted) error {
 	return nil
 }
 
-// clearLost removes, once in a process, what a former one has made in a sandbox that uses no Egress any
-// more, and of which there is no record.
+// clearLost removes, once in a process, the objects of a former one in a sandbox that uses no Egress
+// any more and has no record.
 func (m *Manager) clearLost(ctx context.Context, s *sandbox, w *wanted) error {
 	overtaken := false
 	err := s.decide(func() error {
@@ -121,9 +121,9 @@ func (m *Manager) syncRouter(ctx context.Context, s *sandbox) error {
 	return err
 }
 
-// apply makes a sandbox, whose work is held, what it should be. What would be forgotten if
-// coild ended is recorded first, and what there is no more is forgotten last. A record that
-// can't be written keeps nothing from the pod.
+// apply makes the wanted state of a sandbox, whose work is held. A client is recorded before it
+// is made, and forgotten after it is cleared: coild may end in between. A record that can't be
+// written keeps nothing from the pod.
 func (m *Manager) apply(ctx context.Context, s *sandbox, w *wanted) error {
 	if len(w.known) > 0 {
 		recordErr := m.remember(ctx, s, w.known)
@@ -211,14 +211,14 @@ func (m *Manager) remember(ctx context.Context, s *sandbox, egresses []store.Kno
 	}
 	var err error
 	if keep {
-		err = m.record.SetClient(ctx, store.Client{ID: s.ID, Pod: s.Pod, Netns: s.Netns, Address: s.Address, Egresses: egresses})
+		err = m.record.SetClient(ctx, store.Client{Sandbox: s.Sandbox, Egresses: egresses})
 	} else {
 		err = m.record.ForgetClients(ctx, s.ID)
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	// What failed is done again: a record that may be there is taken for a missing one as
-	// long as it should be, and the other way round.
+	// A write that failed is repeated: a record that may be there is taken for a missing one as
+	// long as it should be there, and the other way round.
 	s.recorded, s.record = keep == (err == nil), egresses
 	return err
 }
@@ -244,7 +244,8 @@ func (m *Manager) settle(ctx context.Context, s *sandbox, w *wanted, out clientn
 	return m.remember(ctx, s, settled)
 }
 
-// turn makes other Egresses those that a sandbox uses, unless something else than w was decided meanwhile.
+// turn notes other Egresses as those that a sandbox uses, unless another wanted state than w was decided
+// meanwhile.
 func (m *Manager) turn(s *sandbox, w *wanted, egresses []store.KnownEgress) bool {
 	s.deciding.Lock()
 	defer s.deciding.Unlock()

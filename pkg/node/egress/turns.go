@@ -7,16 +7,16 @@ import (
 )
 
 const (
-	// decidedAtOnce is for how many pods is decided at once: what is changed of the node's ruleset then is changed
-	// together. workedAtOnce is in how many pods the node works.
+	// decidedAtOnce is how many pods are decided about at once: their changes of the node's ruleset are made
+	// together. workedAtOnce is how many pods the node works in at once.
 	decidedAtOnce = 16
 	workedAtOnce  = 8
 	// mostPods is how many pods with a sandbox may wait for their turn, more than a node has.
 	mostPods = 1024
 )
 
-// turns lets the work of namespaces go on in turn, so much at once. A namespace has at most half of what others leave:
-// tenants, and programs in pods, may make the work for these last.
+// turns lets the work of namespaces go on in turn, so much at once. A namespace has at most half of the places that
+// others leave: tenants, and programs in pods, may make work take long.
 type turns struct {
 	most int
 
@@ -74,7 +74,7 @@ func (t *turns) leave(namespace string) {
 	t.next()
 }
 
-// next gives turns to those that may have one. It must be called with mu held.
+// next gives turns to the works that may have one. It must be called with mu held.
 func (t *turns) next() {
 	for {
 		i := slices.IndexFunc(t.waiting, func(w waiter) bool { return t.may(w.namespace) })

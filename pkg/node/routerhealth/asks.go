@@ -14,7 +14,7 @@ import (
 	"github.com/coil-net/coil/pkg/plan/client"
 )
 
-// The goroutine of Run alone changes what is known of routers, under Checker.mu, and reads it without. ADD, DEL and
+// Only the goroutine of Run changes the states of routers, under Checker.mu, and it reads them without. ADD, DEL and
 // failover of the node want the mutex, too, and the pods of one tenant may have thousands of routers. So nothing is done
 // under the mutex that takes long.
 
@@ -46,13 +46,14 @@ type end struct {
 	draining bool
 }
 
-// sender is a pod as it was when a round began, and what it asks and hears.
+// sender is a pod as it was when a round began, with its questions and the answers.
 type sender struct {
 	*pod
 	sends   []client.Group
 	to      map[netip.Addr]int
 	absent  bool // it asks still, and hasn't come back
 	mute    bool // its namespace is muted
+	late    bool // its round takes longer than longAsking
 	about   []question
 	answers []echo.Answer // none if nothing could be asked
 	err     error
@@ -70,13 +71,13 @@ type enquirers struct {
 	old, takers, unknown, mute []end
 }
 
-// asksItself says whether an old one asks for itself: since it misses an answer, or as the mute one whose turn it is, as
+// asksItself says whether an old one asks for itself: it misses an answer, or it is the mute one whose turn it is, since
 // a taker may answer in the router's place.
 func (e enquirers) asksItself(m *member, old end) bool {
 	return !m.dead && old.missed[m.routerKey] > 0 || len(e.mute) > 0 && e.mute[m.turn%len(e.mute)].sender == old.sender
 }
 
-// sort makes them those of a router.
+// sort makes them the enquirers of a router.
 func (e *enquirers) sort(m *member) {
 	e.old, e.takers, e.unknown, e.mute = e.old[:0], e.takers[:0], e.unknown[:0], e.mute[:0]
 	for _, c := range m.ends {
@@ -110,7 +111,8 @@ type question struct {
 	known, turn bool
 }
 
-// questions chooses who asks which router, and forgets routers that nobody has a tunnel to.
+// questions chooses the pods that ask each router, and forgets routers to which no pod has a
+// tunnel.
 func (c *Checker) questions(ctx context.Context) *asks {
 	a := &asks{members: gather(c.senders())}
 	c.meet(a)
@@ -184,8 +186,8 @@ func gather(all []*sender) (members []*member) {
 	return members
 }
 
-// meet adds what is known of the routers. Routers that aren't ready and have never answered are left out: they may not be
-// up yet, and are asked as soon as they are to take flows.
+// meet adds the states of the routers. Routers that aren't ready and have never answered are left out: they may not be up
+// yet, and are asked as soon as they are to take flows.
 func (c *Checker) meet(a *asks) {
 	met := a.members[:0]
 	for chunk := range slices.Chunk(a.members, mostLocked) {
@@ -203,14 +205,12 @@ func (c *Checker) meet(a *asks) {
 				c.routers[r.routerKey] = r.router
 			}
 			r.seen = c.round
+			r.circle.members = append(r.circle.members, r)
 			met = append(met, r)
 		}
 		c.mu.Unlock()
 	}
 	a.members = met
-	for _, r := range met {
-		r.circle.members = append(r.circle.members, r)
-	}
 }
 
 // forgetRouters forgets the routers that no pod has a tunnel to.

@@ -11,7 +11,7 @@ import (
 )
 
 // findings are how many routers of a circle have answered lately, how many answered the last question, and how many
-// don't but haven't died yet. Those that have never answered don't count.
+// don't but haven't died yet. Routers that have never answered don't count.
 type findings struct {
 	lately, answering, wavering int
 }
@@ -30,7 +30,7 @@ func (f *findings) count(r *router, now time.Time, by int) {
 	}
 }
 
-// others are the findings without those of one router.
+// others returns the findings without one router.
 func (c *circle) others(r *router, now time.Time) findings {
 	if c.found == nil {
 		c.found = &findings{}
@@ -43,21 +43,17 @@ func (c *circle) others(r *router, now time.Time) findings {
 	return f
 }
 
-// answer says whether another router of an Egress has answered lately.
-func (f findings) answer() bool { return f.lately > 0 }
-
 // doubtful says whether all other routers of an Egress have become silent, one of them not for long
-// enough: it had better not be given the flows of who has become so a moment before.
+// enough: that one had better not get the flows of a router that became silent a moment before.
 func (f findings) doubtful() bool { return f.answering == 0 && f.wavering > 0 }
 
-// ties are what a pod has heard of a circle: how many routers know it, and whether one answered its last
-// question.
+// ties say how many routers of a circle know a pod, and whether one answered its last question.
 type ties struct {
 	known    int
 	answered bool
 }
 
-// tiesOf counts those of a pod, once.
+// tiesOf are the ties of a pod, each counted once.
 type tiesOf map[*circle]ties
 
 func (t tiesOf) find(c *circle, p *pod) ties {
@@ -77,11 +73,12 @@ func (t tiesOf) find(c *circle, p *pod) ties {
 	return found
 }
 
-// hear notes what routers have answered. It returns those that died or came back, and the pods for which alone one did.
+// hear notes the answers of routers. It returns the routers that died or came back, and the pods for which alone one
+// did.
 func (c *Checker) hear(a *asks) (changed []*member, pods map[types.NamespacedName]bool) {
 	now := time.Now()
 	var noted []*member
-	// Answers first: who answers shows that others could.
+	// Answers first: a router that answers shows that others could.
 	for _, pass := range []echo.Answer{echo.Given, echo.Missing, echo.Unknown} {
 		for _, s := range a.senders {
 			noted = append(noted, c.note(now, s, pass)...)
@@ -100,7 +97,7 @@ func (c *Checker) hear(a *asks) (changed []*member, pods map[types.NamespacedNam
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for i, r := range noted {
-		if r.judge(now, others[i].answer(), others[i].doubtful()) {
+		if r.judge(now, others[i].lately > 0, others[i].doubtful()) {
 			changed = append(changed, r)
 		}
 	}
@@ -142,7 +139,7 @@ func (c *Checker) note(now time.Time, s *sender, alike echo.Answer) (noted []*me
 }
 
 // knownByOthers says whether another router of the Egress knows a pod that this one has never answered. The router
-// may not know a new pod yet: silence counts only then, and only where nobody better asks.
+// may not know a new pod yet: its silence counts only then, and only if no pod asks that it knows.
 func (q question) knownByOthers(to tiesOf) bool {
 	others := to.find(q.circle, q.end.pod).known
 	if q.end.answered[q.addr] {
@@ -156,7 +153,7 @@ func (q question) knownByOthers(to tiesOf) bool {
 func (c *Checker) compare(s *sender) bool {
 	to, differ := tiesOf{}, map[routerKey]bool{}
 	for _, q := range s.about {
-		// The router itself is none of those that answered.
+		// The router itself hasn't answered.
 		if alone := s.missed[q.routerKey] >= deathMisses && to.find(q.circle, s.pod).answered; alone != s.alone[q.routerKey] {
 			differ[q.routerKey] = alone
 		}
@@ -177,7 +174,7 @@ func (p *pod) heard(key routerKey, given bool) {
 	delete(p.missed, key)
 }
 
-// forget forgets what the pod has heard of routers, which are at some addresses.
+// forget forgets the routers' answers to the pod; addrs are the addresses of these routers.
 func (p *pod) forget(gone map[routerKey]bool, addrs map[netip.Addr]bool) {
 	maps.DeleteFunc(p.answered, func(a netip.Addr, _ bool) bool { return addrs[a] })
 	maps.DeleteFunc(p.missed, func(k routerKey, _ int) bool { return gone[k] })

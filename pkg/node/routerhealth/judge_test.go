@@ -32,8 +32,8 @@ func TestOthers(t *testing.T) {
 			}
 			got := c.others(r.router, now)
 			seen[got] = true
-			if got.answer() != answer || got.doubtful() != (doubt && !living) {
-				t.Fatalf("seed %d: others answer %t, doubt %t; want %t, %t", seed, got.answer(), got.doubtful(), answer, doubt && !living)
+			if (got.lately > 0) != answer || got.doubtful() != (doubt && !living) {
+				t.Fatalf("seed %d: others answer %t, doubt %t; want %t, %t", seed, got.lately > 0, got.doubtful(), answer, doubt && !living)
 			}
 		}
 	}
@@ -48,7 +48,7 @@ func TestWaitingIsNoSilence(t *testing.T) {
 	for waited, want := range map[int]bool{0: false, 7: false, 8: true} {
 		other := &router{liveness: liveness{last: now.Add(-10 * time.Second)}, waited: waited}
 		c := &circle{members: []*member{{router: other}, {router: &router{}}}}
-		if got := c.others(c.members[1].router, now).answer(); got != want {
+		if got := c.others(c.members[1].router, now).lately > 0; got != want {
 			t.Errorf("an answer 10 s ago, waited for %d: %t", waited, got)
 		}
 	}

@@ -27,10 +27,10 @@ const (
 	muteFor = time.Minute
 )
 
-// errSlow is of a pod whose round goes on.
+// errSlow: the round of a pod goes on.
 var errSlow = errors.New("it takes the kernel too long to send from the pod")
 
-// outcome is what came of a pod's questions.
+// outcome is the result of a pod's questions.
 type outcome struct {
 	of      *sender
 	answers []echo.Answer
@@ -58,7 +58,7 @@ func (c *Checker) askAll(ctx context.Context, all []*sender) {
 	outcomes := make(chan outcome, len(all))
 	patient := 0 // pods that are waited for
 	for _, s := range all {
-		s.err = errSlow
+		s.err, s.late = errSlow, true // until it has come back
 		if !s.mute {
 			patient++
 		}
@@ -73,17 +73,13 @@ func (c *Checker) askAll(ctx context.Context, all []*sender) {
 	long, most := time.NewTimer(longAsking), time.NewTimer(mostAsking)
 	defer long.Stop()
 	defer most.Stop()
-	var late []*sender
 	for left, waits := len(all), true; left > 0 && (waits || patient > 0); {
 		select {
 		case o := <-outcomes:
 			left--
-			o.of.answers, o.of.err = o.answers, o.err
+			o.of.answers, o.of.err, o.of.late = o.answers, o.err, o.took > longAsking
 			if !o.of.mute {
 				patient--
-			}
-			if o.took > longAsking {
-				late = append(late, o.of)
 			}
 		case <-long.C:
 			waits = false
@@ -91,16 +87,13 @@ func (c *Checker) askAll(ctx context.Context, all []*sender) {
 			patient = 0
 		}
 	}
-	for _, s := range all {
-		if errors.Is(s.err, errSlow) {
-			late = append(late, s)
-		}
-	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	now := time.Now()
 	maps.DeleteFunc(c.muted, func(_ string, until time.Time) bool { return until.Before(now) })
-	for _, s := range late {
-		c.muted[s.Namespace] = now.Add(muteFor)
+	for _, s := range all {
+		if s.late {
+			c.muted[s.Namespace] = now.Add(muteFor)
+		}
 	}
 }

@@ -1,6 +1,6 @@
 // Package routerhealth finds out which routers of Egresses answer the pods of the node that send to them directly.
 //
-// It owns the questions, what is concluded from the answers, and the Events about routers. It must not know which
+// It owns the questions, the conclusions from the answers, and the Events about routers. It must not know which
 // Egresses a pod asks for, nor how a pod is made a client of them.
 //
 // Each router to which a pod has a tunnel is asked every askEvery, through the tunnels of its pods in turn, and has askWait
@@ -41,12 +41,12 @@ type Network interface {
 	Ask(ctx context.Context, at store.Netns, wait time.Duration, questions []echo.Question) ([]echo.Answer, error)
 }
 
-// Egresses are those of the API server; without live, those that a cache has.
+// Egresses has the Egresses of the API server; without live, those that a cache has.
 type Egresses interface {
 	Egress(ctx context.Context, name types.NamespacedName, live bool) (*v2.Egress, error)
 }
 
-// Listener is told whose routers have another state. Its methods don't block.
+// Listener is told of changes of routers' states. Its methods don't block.
 type Listener interface {
 	// EgressChanged tells of a router that has died or come back for all pods.
 	EgressChanged(egress types.NamespacedName)
@@ -80,10 +80,11 @@ type routerKey struct {
 	addr   netip.Addr
 }
 
-// router is what pods of the node have heard of one.
+// router is the state of one, as pods of the node have found it.
 type router struct {
 	liveness
-	// turn is whose it is to ask. Pods that the router has never answered have turns of their own.
+	// turn counts the turns of pods that ask it. Pods that the router has never answered have
+	// turns of their own.
 	turn, newTurn int
 	// waited is in how many rounds since it last answered it had to wait, since there were too many questions.
 	waited int
@@ -91,7 +92,7 @@ type router struct {
 	seen uint64
 }
 
-// pod is one that has tunnels to routers, and what it has heard of them.
+// pod is one that has tunnels to routers, with their answers to it.
 type pod struct {
 	node.Sandbox
 	groups []client.Group
@@ -170,8 +171,8 @@ func (c *Checker) Forget(id attachment.ID) {
 	delete(c.pods, id)
 }
 
-// Mark changes the states of an Egress's routers to what they are for a pod, or for one that isn't known yet: those that
-// don't answer are dead. One that answers again, but not for long enough, keeps the flows that nobody has taken from it.
+// Mark sets the states of an Egress's routers as they are for a pod, or for one that isn't known yet: routers that don't
+// answer are dead. One that answers again, but not for long enough, keeps the flows that nobody has taken from it.
 func (c *Checker) Mark(id attachment.ID, egress string, routers []client.Router) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

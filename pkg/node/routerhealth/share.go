@@ -15,14 +15,14 @@ import (
 // about the same time; and 13,000 when a quarter of them comes back that each pod has missed answers of, and so asks
 // for itself.
 //
-// Of more than that each namespace has its part: what pods of one ask delays no question that those of another can
-// ask. What has to wait is asked in the next rounds, and nobody is held to be silent meanwhile.
+// If there are more, each namespace has its share: questions of its pods delay no question that pods of another
+// can ask. The other questions are asked in the next rounds, and no router is held to be silent meanwhile.
 const mostQuestions = 16384
 
 // seed is that of all hashes of this process.
 var seed = maphash.MakeSeed()
 
-// asker is what the goroutine of Run keeps of a round for the next.
+// asker is the state that the goroutine of Run keeps from one round to the next.
 type asker struct {
 	// next are, by namespace and queue, where the next round goes on.
 	next map[string][2]uint64
@@ -30,7 +30,7 @@ type asker struct {
 	late bool
 }
 
-// place is whose a question is; by its hash it is always at the same place of a queue.
+// place identifies a question; by its hash a question is always at the same place of a queue.
 type place struct {
 	routerKey
 	pod   *pod // nil of all that can ask in turn
@@ -44,7 +44,8 @@ type wish struct {
 	hash  uint64
 }
 
-// wishes are those of a namespace: of routers in turn, and of pods for themselves. Neither waits for the other.
+// wishes are the wishes of a namespace: questions to routers in turn, and questions of pods for themselves.
+// Neither kind waits for the other.
 type wishes struct {
 	queues [2][]wish
 	next   [2]uint64 // see asker

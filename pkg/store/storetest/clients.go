@@ -38,8 +38,10 @@ func RunClients(t *testing.T, open ClientsOpener) {
 	}
 	want("at first")
 	a := store.Client{
-		ID: id("a"), Pod: store.Pod{Namespace: "ns", Name: "a", UID: "uid-a"}, Netns: store.Netns{Path: "/run/netns/a", Inode: 4026532},
-		Address: ipam.Address{IPv4: netip.MustParseAddr("10.0.0.1"), IPv6: netip.MustParseAddr("fd00::1")},
+		Sandbox: store.Sandbox{
+			ID: id("a"), Pod: store.Pod{Namespace: "ns", Name: "a", UID: "uid-a"}, Netns: store.Netns{Path: "/run/netns/a", Inode: 4026532},
+			Address: ipam.Address{IPv4: netip.MustParseAddr("10.0.0.1"), IPv6: netip.MustParseAddr("fd00::1")},
+		},
 		Egresses: []store.KnownEgress{
 			{Name: "net/gone"},
 			{Name: "net/former", Destinations: []netip.Prefix{netip.MustParsePrefix("203.0.113.0/24")}, Former: true, OriginatingOnly: true},
@@ -48,7 +50,9 @@ func RunClients(t *testing.T, open ClientsOpener) {
 		},
 	}
 	// Another plugin may give an address again before it has told that it was given back.
-	b := store.Client{ID: attachment.ID{ContainerID: a.ContainerID, IfName: "net1"}, Pod: a.Pod, Address: ipam.Address{IPv4: a.Address.IPv4}}
+	b := store.Client{Sandbox: store.Sandbox{
+		ID: attachment.ID{ContainerID: a.ContainerID, IfName: "net1"}, Pod: a.Pod, Address: ipam.Address{IPv4: a.Address.IPv4},
+	}}
 	must(r.SetClient(ctx, b))
 	must(r.SetClient(ctx, a))
 	must(r.SetClient(ctx, a))
@@ -68,8 +72,8 @@ func RunClients(t *testing.T, open ClientsOpener) {
 	must(r.ForgetClients(ctx, b.ID))
 	want("after one was forgotten", a)
 
-	for _, wrong := range []store.Client{{Address: a.Address}, {ID: a.ID}} {
-		if err := r.SetClient(ctx, wrong); err == nil {
+	for _, wrong := range []store.Sandbox{{Address: a.Address}, {ID: a.ID}} {
+		if err := r.SetClient(ctx, store.Client{Sandbox: wrong}); err == nil {
 			t.Errorf("%+v was recorded", wrong)
 		}
 	}
