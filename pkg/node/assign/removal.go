@@ -222,7 +222,7 @@ func (a *Assigner) removeAll(ctx context.Context, batch []*removal) {
 			continue
 		}
 		if r.tries == 0 || !errors.Is(err, store.ErrReadOnly) { // which may last, and is told by STATUS
-			klog.FromContext(ctx).Error(err, "Detaching a pod isn't complete, trying again", "containerID", r.ContainerID, "ifname", r.IfName)
+			klog.FromContext(ctx).Error(err, "Completing a DEL failed, trying again", "containerID", r.ContainerID, "ifname", r.IfName)
 		}
 		r.tell(err)
 		a.removals.again(r)

@@ -160,7 +160,7 @@ func (s *Server) Del(ctx context.Context, args *cnirpc.CNIArgs) (*emptypb.Empty,
 		// Last: an ADD that was in progress has ended.
 		if err := s.egress.Forget(ctx, idOf(args)); err != nil {
 			// It will be noticed that the network namespace is gone.
-			klog.FromContext(ctx).Error(err, "Forgetting a sandbox")
+			klog.FromContext(ctx).Error(err, "Forgetting a sandbox failed")
 		}
 	}
 	faultpoint.At(faultpoint.DelAnswering)
