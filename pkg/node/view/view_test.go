@@ -10,8 +10,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
+	corelisters "k8s.io/client-go/listers/core/v1"
 	metadatafake "k8s.io/client-go/metadata/fake"
 	"k8s.io/client-go/metadata/metadatalister"
 	clienttesting "k8s.io/client-go/testing"
@@ -141,42 +141,30 @@ func TestTrim(t *testing.T) {
 	}
 }
 
-// nodes is a lister whose first answer is held up.
-type nodes struct {
-	answers     []*corev1.Node
-	asked, goOn chan struct{}
-}
-
-func (n *nodes) List(labels.Selector) ([]*corev1.Node, error) { return n.answers, nil }
-
-func (n *nodes) Get(string) (*corev1.Node, error) {
-	a := n.answers[0]
-	if len(n.answers) > 1 {
-		n.answers = n.answers[1:]
-		close(n.asked)
-		<-n.goOn
-	}
-	return a, nil
-}
-
-// Who has read the Node before its address changed must not overwrite what the change's event said.
+// The addresses of the Node are those of the cache, which the handlers find filled.
 func TestNodeAddrsFollowTheNode(t *testing.T) {
+	cached := cache.NewIndexer(cache.MetaNamespaceKeyFunc, nil)
+	v := &Node{name: "node", nodes: corelisters.NewNodeLister(cached)}
 	with := func(ip string) *corev1.Node {
-		return &corev1.Node{Status: corev1.NodeStatus{Addresses: []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: ip}}}}
+		n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node"}}
+		n.Status.Addresses = []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: ip}}
+		return n
 	}
-	v := &Node{nodes: &nodes{
-		answers: []*corev1.Node{with("192.0.2.1"), with("192.0.2.2")}, asked: make(chan struct{}), goOn: make(chan struct{}),
-	}}
-	n := v.nodes.(*nodes)
-	early := make(chan ipam.Address)
-	go func() { early <- v.Addrs() }()
-	<-n.asked
-	v.keepAddrs()
-	close(n.goOn)
-	if got := <-early; got.IPv4.String() != "192.0.2.1" {
-		t.Errorf("before the change: %s", got)
+	if got := v.Addrs(); got != (ipam.Address{}) {
+		t.Errorf("before the Node is known: %v", got)
 	}
-	if got := v.Addrs(); got.IPv4.String() != "192.0.2.2" {
-		t.Errorf("after the change: %s", got)
+	for _, ip := range []string{"192.0.2.1", "192.0.2.2"} {
+		if err := cached.Update(with(ip)); err != nil {
+			t.Fatal(err)
+		}
+		if got := v.Addrs(); got.IPv4.String() != ip {
+			t.Errorf("got %s, want %s", got.IPv4, ip)
+		}
+	}
+	if err := cached.Delete(with("")); err != nil {
+		t.Fatal(err)
+	}
+	if got := v.Addrs(); got != (ipam.Address{}) {
+		t.Errorf("of a Node that is gone: %v", got)
 	}
 }
