@@ -181,7 +181,7 @@ func TestControllerKilled(t *testing.T) {
 	})
 	kills := 0
 	for round := range testkit.CrashForm.Times(1, 20) {
-		for _, p := range faultpoint.Carve() {
+		for _, p := range faultpoint.Carve {
 			restart(fmt.Sprintf("%s=%d", p, 1+round%3))
 			c.addAll(func() {
 				select {

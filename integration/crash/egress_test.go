@@ -117,8 +117,8 @@ func TestKilledAtEgress(t *testing.T) {
 	few, other := []string{"192.0.2.0/24", "2001:db8::/32"}, []string{"192.0.2.0/25", "198.51.100.0/24", "2001:db8::/33"}
 	closed := []string{"192.0.2.1 nowhere", "2001:db8::1 nowhere"}
 	open := []string{"192.0.2.1 eth0", "2001:db8::1 eth0", "198.51.100.1 eth0"}
-	removal := faultpoint.EgressRemoval()
-	for i, p := range faultpoint.EgressSetup() {
+	removal := faultpoint.EgressRemoval
+	for i, p := range faultpoint.EgressSetup {
 		c.destinations(few...)
 		c.killedAt(p, func() { c.asks(true) })
 		switch p {

@@ -135,7 +135,7 @@ func (l *load) finish() error {
 
 // points are all fault points of coild.
 func points() []faultpoint.Point {
-	return slices.Concat(faultpoint.Add(), faultpoint.Del(), faultpoint.Block(), faultpoint.Restore())
+	return slices.Concat(faultpoint.Add, faultpoint.Del, faultpoint.Block, faultpoint.Restore)
 }
 
 // killer starts coild again and again, and says how each of its lives ends.
@@ -167,7 +167,7 @@ func (k *killer) prepare(ctx context.Context, p faultpoint.Point) (passage int, 
 			return nil
 		})
 	}
-	if slices.Contains(faultpoint.Add(), p) || slices.Contains(faultpoint.Del(), p) {
+	if slices.Contains(faultpoint.Add, p) || slices.Contains(faultpoint.Del, p) {
 		return 1 + rand.IntN(5), nil
 	}
 	return 1, nil

@@ -164,7 +164,7 @@ func shortly(points []faultpoint.Point, short ...faultpoint.Point) []faultpoint.
 // by another way, and the next coild completes it.
 func testKilledAtChange(l *lab, n *network, s *rig.Sandbox, service func(int)) {
 	l.Helper()
-	for i, p := range shortly(faultpoint.EgressSetup(), faultpoint.EgressTunnelled) {
+	for i, p := range shortly(faultpoint.EgressSetup, faultpoint.EgressTunnelled) {
 		l.fault(p)
 		service(1 + i%2)
 		l.must(l.node.Coild.Start())
@@ -188,7 +188,7 @@ func testKilledAtChange(l *lab, n *network, s *rig.Sandbox, service func(int)) {
 func testKilledAtAdd(l *lab) {
 	l.Helper()
 	ctx := l.Context()
-	for i, p := range shortly(faultpoint.EgressSetup(), faultpoint.EgressRuled, faultpoint.EgressMade) {
+	for i, p := range shortly(faultpoint.EgressSetup, faultpoint.EgressRuled, faultpoint.EgressMade) {
 		s := l.sandbox(rig.SandboxOptions{Name: fmt.Sprintf("killed-%d", i), Annotations: asks("gw")})
 		l.fault(p)
 		l.must(l.node.Start(ctx))

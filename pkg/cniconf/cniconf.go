@@ -108,7 +108,7 @@ func Stage(dir, name string, content []byte) (changed bool, err error) {
 // Keeper keeps the configuration in place. Not for several goroutines at once.
 type Keeper struct {
 	Dir, Name string
-	// last is what was put in place, or was there already.
+	// last is the configuration that was put in place, or was there already.
 	last []byte
 }
 

@@ -26,20 +26,25 @@ type Plugin struct {
 
 // do does a command. Its errors are of type *spec.Error.
 func (p Plugin) do(c command) error {
+	if c.verb == verbVersion {
+		return p.print(spec.VersionJSON())
+	}
 	c.deadline = time.Now().Add(cmp.Or(p.timeout, verbs[c.verb].timeout))
+	r, err := newRequest(c)
+	if err != nil {
+		return err
+	}
 	switch c.verb {
 	case verbAdd:
-		return p.add(c)
+		return p.add(c, r)
 	case verbDel:
-		return del(c)
+		return del(c, r)
 	case verbGC:
 		if _, err := spec.ValidAttachments(c.stdin); err != nil {
 			return err
 		}
-	case verbVersion:
-		return p.print(spec.VersionJSON())
 	}
-	return simple(c)
+	return simple(c, r)
 }
 
 // print writes to standard output.
@@ -50,11 +55,7 @@ func (p Plugin) print(b []byte) error {
 	return nil
 }
 
-func (p Plugin) add(c command) error {
-	r, err := newRequest(c)
-	if err != nil {
-		return err
-	}
+func (p Plugin) add(c command, r request) error {
 	if same, err := c.inHostNetwork(); err != nil {
 		return err
 	} else if same {
@@ -86,12 +87,8 @@ func (p Plugin) add(c command) error {
 // stay Terminating while coild is being updated. When the record is on the disk it
 // tries coild once more, for the case that coild read the queue just before; see
 // package delqueue for why nothing is lost.
-func del(c command) error {
-	r, err := newRequest(c)
-	if err != nil {
-		return err
-	}
-	_, err = c.call(r, ConnectTimeout)
+func del(c command, r request) error {
+	_, err := c.call(r, ConnectTimeout)
 	if err == nil {
 		return nil
 	}
@@ -119,12 +116,8 @@ func del(c command) error {
 
 // simple does a command that has no result. GC and STATUS are newer than the first
 // coild: one that doesn't know them has nothing to say against them.
-func simple(c command) error {
-	r, err := newRequest(c)
-	if err != nil {
-		return err
-	}
-	_, err = c.call(r, ConnectTimeout)
+func simple(c command, r request) error {
+	_, err := c.call(r, ConnectTimeout)
 	var s *unary.Status
 	switch {
 	case err == nil:

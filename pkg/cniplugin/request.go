@@ -90,7 +90,7 @@ func parseArgs(s string) (map[string]string, error) {
 }
 
 // addresses returns the pod's addresses in a result, and its interfaces with whether
-// they are in a sandbox.
+// they are in a sandbox. They are for the coild of Coil 2.x: this one reads the result itself.
 func addresses(r *spec.Result) (ips []string, interfaces map[string]bool) {
 	interfaces = make(map[string]bool, len(r.Interfaces))
 	for _, i := range r.Interfaces {

@@ -59,7 +59,7 @@ const (
 	EgressRuled     Point = "egress.ruled"     // rules look at them
 	EgressTunnelled Point = "egress.tunnelled" // the tunnels are there, no route leads into new ones
 	EgressGrouped   Point = "egress.grouped"   // so are groups of routers, and flows have their pins
-	EgressOpened    Point = "egress.opened"    // what was before is still there beside
+	EgressOpened    Point = "egress.opened"    // objects of the state before are still there, too
 	EgressMade      Point = "egress.made"
 	EgressRouteless Point = "egress.routeless" // no route is left, rules and tunnels are
 	EgressCleared   Point = "egress.cleared"   // nothing is left in the kernel, the record is
@@ -73,39 +73,20 @@ const (
 	CarveAnswered Point = "carve.answered"
 )
 
-// Add returns the points of ADD.
-func Add() []Point {
-	return []Point{AddBegun, AddReserved, AddVeth, AddPodWired, AddHostWired, AddRecorded, AddAnswering}
-}
-
-// Del returns the points of DEL.
-func Del() []Point {
-	return []Point{DelBegun, DelReleased, DelWithdrawn, DelAnswering, DelUnlinked}
-}
-
-// Block returns the points of a block's life on a node.
-func Block() []Point {
-	return []Point{BlockAsked, BlockSeen, BlockRequested, BlockRecorded, BlockExported, BlockForgotten, BlockWithdrawn, BlockDeleted, BlockReleased}
-}
-
-// Restore returns the points of the start.
-func Restore() []Point {
-	return []Point{RestoreBlocks, RestoreAdopted, RestoreLinks, RestoreDropped, RestoreReplayed, RestoreInLine}
-}
-
-// EgressSetup returns the points at which a pod gets what Egresses need, or other things
-// than before.
-func EgressSetup() []Point {
-	return []Point{EgressRecorded, EgressClosed, EgressRuled, EgressTunnelled, EgressGrouped, EgressOpened, EgressMade}
-}
-
-// EgressRemoval returns the points at which a pod loses it.
-func EgressRemoval() []Point {
-	return []Point{EgressRouteless, EgressCleared, EgressForgotten}
-}
-
-// Carve returns the points of the controller.
-func Carve() []Point { return []Point{CarveChosen, CarveCreated, CarveAnswered} }
+// The points for tests, each list in its order.
+var (
+	Add   = []Point{AddBegun, AddReserved, AddVeth, AddPodWired, AddHostWired, AddRecorded, AddAnswering}
+	Del   = []Point{DelBegun, DelReleased, DelWithdrawn, DelAnswering, DelUnlinked}
+	Block = []Point{
+		BlockAsked, BlockSeen, BlockRequested, BlockRecorded, BlockExported, BlockForgotten, BlockWithdrawn, BlockDeleted, BlockReleased,
+	}
+	Restore = []Point{RestoreBlocks, RestoreAdopted, RestoreLinks, RestoreDropped, RestoreReplayed, RestoreInLine}
+	// EgressSetup are the points at which a pod gets what Egresses need, or other things than before, and EgressRemoval
+	// those at which it loses them.
+	EgressSetup   = []Point{EgressRecorded, EgressClosed, EgressRuled, EgressTunnelled, EgressGrouped, EgressOpened, EgressMade}
+	EgressRemoval = []Point{EgressRouteless, EgressCleared, EgressForgotten}
+	Carve         = []Point{CarveChosen, CarveCreated, CarveAnswered}
+)
 
 // Env is the environment variable that selects points, as "add.reserved=3": the
 // process ends at the third passage, as by SIGKILL. Several are separated by commas.

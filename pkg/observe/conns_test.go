@@ -63,7 +63,7 @@ func TestConnectionsOfOneRemoteAreBounded(t *testing.T) {
 			ctx, cancel := context.WithCancel(t.Context())
 			ended := make(chan error, 1)
 			go func() {
-				ended <- serveOn(ctx, l, http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}), defaultLimits)
+				ended <- serve(ctx, l, http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}), defaultLimits)
 			}()
 			to := &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: l.Addr().(*net.TCPAddr).Port}
 			var pod []*client

@@ -30,7 +30,7 @@ func NewRegistry() *prometheus.Registry {
 	return r
 }
 
-// limits bound for how long a connection lasts: anybody who reaches the node's address may connect.
+// limits bound the duration of a connection: every host that reaches the node's address may connect.
 type limits struct {
 	// request is for reading a request, answer for writing its answer (package pprof extends it for
 	// profiles), idle for the time between two requests.
@@ -77,7 +77,11 @@ func Serve(ctx context.Context, o Options, g prometheus.Gatherer, h *Health, pag
 			continue
 		}
 		group.Go(func() error {
-			if err := serve(ctx, s.addr, s.handler, defaultLimits); err != nil {
+			l, err := new(net.ListenConfig).Listen(ctx, "tcp", s.addr)
+			if err == nil {
+				err = serve(ctx, l, s.handler, defaultLimits)
+			}
+			if err != nil {
 				return fmt.Errorf("serve %s at %s: %w", s.name, s.addr, err)
 			}
 			return nil
@@ -98,15 +102,8 @@ func local(h http.HandlerFunc) http.HandlerFunc {
 	}
 }
 
-func serve(ctx context.Context, addr string, h http.Handler, lim limits) error {
-	l, err := new(net.ListenConfig).Listen(ctx, "tcp", addr)
-	if err != nil {
-		return err
-	}
-	return serveOn(ctx, l, h, lim)
-}
-
-func serveOn(ctx context.Context, l net.Listener, h http.Handler, lim limits) error {
+// serve serves requests at a listener until ctx ends.
+func serve(ctx context.Context, l net.Listener, h http.Handler, lim limits) error {
 	s := &http.Server{
 		Handler:     h,
 		ReadTimeout: lim.request, WriteTimeout: lim.answer, IdleTimeout: lim.idle, MaxHeaderBytes: 16 << 10,

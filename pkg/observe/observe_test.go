@@ -329,7 +329,7 @@ func TestConnectionsEnd(t *testing.T) {
 			ended := make(chan error, 1)
 			handler := http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { _, _ = io.Copy(io.Discard, r.Body) })
 			short := limits{request: 50 * time.Millisecond, answer: time.Minute, idle: 50 * time.Millisecond}
-			go func() { ended <- serveOn(ctx, l, handler, short) }()
+			go func() { ended <- serve(ctx, l, handler, short) }()
 			c := testkit.Must(net.Dial("tcp", l.Addr().String()))(t)
 			defer c.Close()
 			if _, err := fmt.Fprint(c, send); err != nil {

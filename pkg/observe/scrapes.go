@@ -21,7 +21,7 @@ const (
 	maxScrapesOfOne = 4
 	// maxUnread is how many bytes of answers wait to be read. Tenants' names of objects make answers large.
 	maxUnread = 32 << 20
-	// scrapeEvery is how often metrics are read at most, for all who wait then. An answer that takes longer is followed by a
+	// scrapeEvery is how often metrics are read at most, for all requests that wait then. An answer that takes longer is followed by a
 	// rest as long as that.
 	scrapeEvery = 250 * time.Millisecond
 )
@@ -31,7 +31,7 @@ const (
 // of too many unread ones the oldest end.
 func scrapes(g prometheus.Gatherer) http.Handler {
 	all := promhttp.HandlerFor(g, promhttp.HandlerOpts{ErrorHandling: promhttp.ContinueOnError})
-	var serving remotes
+	serving := remotes{by: map[netip.Addr]int{}}
 	var waiting unread
 	shared := map[variant]*sharedAnswer{}
 	for _, v := range []variant{{}, {gzip: true}, {protobuf: true}, {true, true}} {
@@ -50,8 +50,7 @@ func scrapes(g prometheus.Gatherer) http.Handler {
 		if a == nil {
 			return // it was given up
 		}
-		end := waiting.add(a, func() { _ = http.NewResponseController(w).SetWriteDeadline(time.Now()) })
-		defer end()
+		defer waiting.add(a, http.NewResponseController(w))()
 		a.writeTo(w)
 	})
 }
@@ -124,9 +123,6 @@ func (r *remotes) begin(a netip.Addr) bool {
 	if r.by[a] == maxScrapesOfOne {
 		return false
 	}
-	if r.by == nil {
-		r.by = map[netip.Addr]int{}
-	}
 	r.by[a]++
 	return true
 }
@@ -142,42 +138,31 @@ func (r *remotes) end(a netip.Addr) {
 // unread are answers that are being sent, the oldest first. One that several remotes get counts once.
 type unread struct {
 	mu    sync.Mutex
-	all   []*unreadAnswer
+	all   []*answer
 	bytes int
 }
 
-type unreadAnswer struct {
-	*answer
-	readers []*reader
-}
-
-// reader aborts what is sent to a remote.
-type reader struct{ abort func() }
-
 // add adds an answer that is sent to another remote, and aborts the oldest ones if there are more than maxUnread bytes.
 // The function that it returns must be called when the answer was sent.
-func (u *unread) add(a *answer, abort func()) (end func()) {
+func (u *unread) add(a *answer, to *http.ResponseController) (end func()) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	i := slices.IndexFunc(u.all, func(o *unreadAnswer) bool { return o.answer == a })
-	if i < 0 {
+	if !slices.Contains(u.all, a) {
 		for len(u.all) > 0 && u.bytes+len(a.body) > maxUnread {
 			for _, r := range u.all[0].readers {
-				r.abort()
+				_ = r.SetWriteDeadline(time.Now())
 			}
 			u.remove(0)
 		}
-		i = len(u.all)
-		u.all = append(u.all, &unreadAnswer{answer: a})
+		u.all = append(u.all, a)
 		u.bytes += len(a.body)
 	}
-	held, r := u.all[i], &reader{abort}
-	held.readers = append(held.readers, r)
+	a.readers = append(a.readers, to)
 	return func() {
 		u.mu.Lock()
 		defer u.mu.Unlock()
-		held.readers = slices.DeleteFunc(held.readers, func(o *reader) bool { return o == r })
-		if i := slices.Index(u.all, held); i >= 0 && len(held.readers) == 0 {
+		a.readers = slices.DeleteFunc(a.readers, func(o *http.ResponseController) bool { return o == to })
+		if i := slices.Index(u.all, a); i >= 0 && len(a.readers) == 0 {
 			u.remove(i)
 		}
 	}
@@ -191,9 +176,10 @@ func (u *unread) remove(i int) {
 
 // answer is one that isn't sent yet.
 type answer struct {
-	header http.Header
-	code   int
-	body   []byte
+	header  http.Header
+	code    int
+	body    []byte
+	readers []*http.ResponseController // to which it is being sent; guarded by unread.mu
 }
 
 // Header implements http.ResponseWriter.
@@ -223,5 +209,5 @@ func (a *answer) writeTo(w http.ResponseWriter) {
 	if a.code != 0 {
 		w.WriteHeader(a.code)
 	}
-	_, _ = w.Write(a.body) // an error is of who asked
+	_, _ = w.Write(a.body) // an error is the remote's
 }

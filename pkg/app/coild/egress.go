@@ -13,6 +13,7 @@ import (
 
 	"github.com/coil-net/coil/pkg/attachment"
 	"github.com/coil-net/coil/pkg/clientnet"
+	"github.com/coil-net/coil/pkg/dataplane"
 	"github.com/coil-net/coil/pkg/kernel/module"
 	"github.com/coil-net/coil/pkg/node"
 	"github.com/coil-net/coil/pkg/node/assign"
@@ -34,20 +35,11 @@ type egresses struct {
 	fou    fou
 }
 
-// The kinds of objects that are repaired in clients; label kind of coil_repairs_total.
-const (
-	egressRoute   = "egress_route"
-	egressRule    = "egress_rule"
-	egressTunnel  = "egress_tunnel"
-	egressNexthop = "egress_nexthop"
-	egressSetting = "egress_setting"
-)
-
 func (e *egresses) part() part {
 	const advice = "a program changes the network of pods that use an Egress: in their containers, or from beside, as service meshes do"
 	kinds := map[string]string{}
-	for _, k := range []string{egressRoute, egressRule, egressTunnel, egressNexthop, egressSetting} {
-		kinds[k] = advice
+	for kind := range repairs(clientnet.Outcome{}) {
+		kinds[kind] = advice
 	}
 	return part{
 		kinds: kinds, compose: e.compose, start: e.start,
@@ -82,7 +74,7 @@ func (e *egresses) compose(ctx context.Context) error {
 }
 
 // egressDrift is how often a client's network namespace is compared with what it should have.
-// Nobody tells of changes in there: to listen in a namespace would keep it, and so the pod's
+// The kernel tells only listeners in the namespace of changes there, and a listener would keep it, and so the pod's
 // link, alive when the pod has ended.
 const egressDrift = 10 * time.Second
 
@@ -140,16 +132,19 @@ func (e *egresses) restore(ctx context.Context) error {
 	return e.store.Rebuilt(ctx)
 }
 
+// repairs returns how many objects of each kind (label kind of coil_repairs_total) were restored in a client.
+func repairs(out clientnet.Outcome) map[string]int {
+	total := func(r dataplane.Result) int { return r.Added + r.Replaced + r.Deleted }
+	return map[string]int{
+		"egress_rule": total(out.Rules), "egress_route": total(out.Routes), "egress_tunnel": total(out.Tunnels),
+		"egress_nexthop": total(out.Nexthops), "egress_setting": out.Others,
+	}
+}
+
 // repaired counts the objects that were restored in a client.
 func (e *egresses) repaired(ctx context.Context, out clientnet.Outcome) {
-	for kind, r := range map[string]int{
-		egressRule:    out.Rules.Added + out.Rules.Replaced + out.Rules.Deleted,
-		egressRoute:   out.Routes.Added + out.Routes.Replaced + out.Routes.Deleted,
-		egressTunnel:  out.Tunnels.Added + out.Tunnels.Replaced + out.Tunnels.Deleted,
-		egressNexthop: out.Nexthops.Added + out.Nexthops.Replaced + out.Nexthops.Deleted,
-		egressSetting: out.Others,
-	} {
-		e.repairs.Done(ctx, kind, r)
+	for kind, n := range repairs(out) {
+		e.repairs.Done(ctx, kind, n)
 	}
 }
 

@@ -37,7 +37,7 @@ type part struct {
 }
 
 // makeParts makes the features that the options ask for, in the order in which they are composed and start, and collects
-// the kinds of all features: what is switched off has repaired nothing.
+// the kinds of all features: the repairs of one that is switched off are 0.
 func (d *daemon) makeParts() {
 	g := &guard{daemon: d, ofSources: d.SourceGuard && d.IPAM, ofClients: d.Egress}
 	d.kinds = map[string]string{}
@@ -108,7 +108,7 @@ func (d *daemon) upkeep(cfg upkeep.Config, kinds map[string]string, lost func(co
 	return upkeep.New(cfg, d.repairs, d.metrics)
 }
 
-// reportRepairs tells the admin what is destroyed again and again.
+// reportRepairs tells the admin which kind of objects is destroyed again and again.
 func (d *daemon) reportRepairs(_ context.Context, kind, message string) {
 	d.warn("RepeatedlyDestroyed", "another program destroys what coild needs (%s): %s. %s", kind, message, d.kinds[kind])
 }

@@ -73,7 +73,7 @@ type daemon struct {
 	conf     cniconf.Keeper
 
 	parts []part
-	// kinds are those of what is repaired, with advice; see part.
+	// kinds are the kinds of objects that are repaired, with advice; see part.
 	kinds map[string]string
 	// assigner and egress serve the plugin's calls; each is nil without its part.
 	assigner server.Assigner
@@ -95,21 +95,7 @@ func (o *Options) run(ctx context.Context) error {
 		return err
 	}
 	group, ctx := errgroup.WithContext(ctx)
-	ended := make(chan error, 1)
-	d.fatal = func(err error) {
-		select {
-		case ended <- err:
-		default: // the first reason counts
-		}
-	}
-	group.Go(func() error {
-		select {
-		case err := <-ended:
-			return err
-		case <-ctx.Done():
-			return nil
-		}
-	})
+	d.fatal = func(err error) { group.Go(func() error { return err }) } // of several errors the first one counts
 	group.Go(func() error { return observe.Serve(ctx, d.Observe, d.registry, d.health) })
 	group.Go(func() error { return d.runNode(ctx) })
 	return group.Wait()
@@ -312,7 +298,7 @@ func (d *daemon) startConf(ctx context.Context, group *errgroup.Group) {
 }
 
 // activateConf puts the network configuration in place, again if it was removed. An error
-// after the first success doesn't make coild not ready: the runtime may use what is in place.
+// after the first success leaves coild ready: the runtime may use the configuration that is in place.
 func (d *daemon) activateConf(ctx context.Context) error {
 	changed, err := d.conf.Activate()
 	if errors.Is(err, cniconf.ErrNotStaged) {

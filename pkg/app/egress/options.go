@@ -37,7 +37,7 @@ type Options struct {
 	SourcePortAuto bool
 	DrainPeriod    time.Duration
 	ResyncInterval time.Duration
-	// MetricsFrom are ranges of who may ask at the addresses of Observe beside the cluster.
+	// MetricsFrom are ranges beside the cluster from which the addresses of Observe answer.
 	MetricsFrom []string
 	Observe     observe.Options
 }

@@ -10,7 +10,6 @@ import (
 	"slices"
 	"time"
 
-	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -21,17 +20,14 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/klog/v2"
 
-	"github.com/coil-net/coil/generated/clientset/versioned"
 	"github.com/coil-net/coil/generated/informers/externalversions"
 	coilinformers "github.com/coil-net/coil/generated/informers/externalversions/coil/v2"
 	"github.com/coil-net/coil/pkg/app/leading"
 	"github.com/coil-net/coil/pkg/app/program"
 	controller "github.com/coil-net/coil/pkg/controller/egress"
 	"github.com/coil-net/coil/pkg/kube"
-	"github.com/coil-net/coil/pkg/observe"
 	"github.com/coil-net/coil/pkg/plan"
 	"github.com/coil-net/coil/pkg/plan/egress"
-	"github.com/coil-net/coil/pkg/reconcile"
 )
 
 const (
@@ -56,53 +52,45 @@ func Main(args []string) int {
 // Run runs the program against the API server of cfg until ctx ends. Losing the lease
 // is an error.
 func Run(ctx context.Context, cfg *rest.Config, o *Options) error {
+	return leading.Program{Name: programName, Lease: leaseName, Observe: o.Observe, Election: o.Election, Compose: o.compose}.Run(ctx, cfg)
+}
+
+// compose makes the controller. Its informers select on the server and keep only what is read.
+func (o *Options) compose(ctx context.Context, e leading.Environment) (leading.Controllers, error) {
 	externalNodes, err := o.externalNodes()
 	if err != nil {
-		return err
+		return leading.Controllers{}, err
 	}
-	clients, err := kube.NewClients(cfg)
+	image, err := ownImage(ctx, e.Core, o)
 	if err != nil {
-		return err
+		return leading.Controllers{}, err
 	}
-	core, err := kubernetes.NewForConfig(kube.Protobuf(cfg))
-	if err != nil {
-		return fmt.Errorf("client of Kubernetes' resources: %w", err)
+	selected := func(narrow func(*metav1.ListOptions)) informers.SharedInformerFactory {
+		return informers.NewSharedInformerFactoryWithOptions(e.Core, 0, informers.WithTweakListOptions(narrow))
 	}
-	coil, err := versioned.NewForConfig(cfg)
-	if err != nil {
-		return fmt.Errorf("client of Coil's resources: %w", err)
-	}
-	registry := observe.NewRegistry()
-	health := observe.NewHealth(leading.Caches)
-
-	group, ctx := errgroup.WithContext(ctx)
-	recorder, flush, err := kube.RunRecorder(ctx, clients.Core, programName)
-	if err != nil {
-		return err
-	}
-	defer flush()
-	group.Go(func() error { return observe.Serve(ctx, o.Observe, registry, health) })
-	group.Go(func() error {
-		image, err := ownImage(ctx, core, o)
-		if err != nil || ctx.Err() != nil {
-			return err
-		}
-		s := newSources(clients, core, coil, o)
-		c, err := controller.New(controller.Config{
-			Coil: coil, Core: core, Egresses: s.coil.Coil().V2().Egresses(), Pools: s.pools,
-			Cluster: s.cluster, Namespaces: s.namespaces, Routers: s.routers, Accounts: s.accounts, Clients: s.slices,
-			ExternalNodes: externalNodes, EndpointsPerSlice: o.EndpointsPerSlice, Image: image, Recorder: recorder, LoopMetrics: reconcile.NewMetrics(registry), Registry: registry,
-		})
-		if err != nil {
-			return err
-		}
-		// Who loses the lease ends, and waits for nothing that only an end of the program ends.
-		ctx, cancel := context.WithCancel(ctx)
-		s.start(ctx)
-		defer func() { cancel(); s.shutdown() }()
-		return o.Election.Run(ctx, cfg, leaseName, health, c.Synced(), c.Run)
+	coil := externalversions.NewSharedInformerFactoryWithOptions(e.Coil, 0, externalversions.WithTransform(kube.Strip))
+	cluster := informers.NewSharedInformerFactoryWithOptions(e.Core, 0, informers.WithTransform(strip))
+	// Of the next two the managed fields are read.
+	routers := selected(func(l *metav1.ListOptions) { l.LabelSelector = plan.RouterSelector() })
+	accounts := selected(func(l *metav1.ListOptions) {
+		l.FieldSelector = fields.OneTermEqualSelector("metadata.name", egress.RouterAccount).String()
 	})
-	return group.Wait()
+	clients := informers.NewSharedInformerFactoryWithOptions(e.Core, 0, informers.WithTransform(kube.Strip),
+		informers.WithTweakListOptions(func(l *metav1.ListOptions) { l.LabelSelector = egress.ClientSelector() }))
+	namespaces := kube.MetadataInformer(e.Clients.Metadata, corev1.SchemeGroupVersion.WithResource("namespaces"), "")
+	var pools coilinformers.AddressPoolInformer
+	if o.EnableIPAM {
+		pools = coil.Coil().V2().AddressPools()
+	}
+	c, err := controller.New(controller.Config{
+		Coil: e.Coil, Core: e.Core, Egresses: coil.Coil().V2().Egresses(), Pools: pools,
+		Cluster: cluster, Namespaces: namespaces, Routers: routers, Accounts: accounts, Clients: clients,
+		ExternalNodes: externalNodes, EndpointsPerSlice: o.EndpointsPerSlice, Image: image, Recorder: e.Recorder, LoopMetrics: e.Loops, Registry: e.Registry,
+	})
+	if err != nil {
+		return leading.Controllers{}, err
+	}
+	return leading.Controllers{Informers: []leading.Informers{coil, cluster, routers, accounts, clients, namespaces}, Synced: c.Synced(), Run: c.Run}, nil
 }
 
 // ownImage returns the image of the pod that the program runs in, and asks for it until it
@@ -120,10 +108,7 @@ func ownImage(ctx context.Context, core kubernetes.Interface, o *Options) (egres
 		}
 		return err == nil, nil
 	})
-	if err != nil || pod == nil {
-		if ctx.Err() != nil {
-			return egress.RouterImage{}, nil
-		}
+	if err != nil {
 		return egress.RouterImage{}, err
 	}
 	i := slices.IndexFunc(pod.Spec.Containers, func(c corev1.Container) bool { return c.Name == programName })
@@ -132,51 +117,4 @@ func ownImage(ctx context.Context, core kubernetes.Interface, o *Options) (egres
 	}
 	c := pod.Spec.Containers[i]
 	return egress.RouterImage{Name: c.Image, PullPolicy: c.ImagePullPolicy, Port: o.EgressPort}, nil
-}
-
-// sources are the informers, which select on the server and keep only what is read.
-type sources struct {
-	coil                               externalversions.SharedInformerFactory
-	cluster, routers, accounts, slices informers.SharedInformerFactory
-	namespaces                         *kube.Informer
-	pools                              coilinformers.AddressPoolInformer
-}
-
-func newSources(clients kube.Clients, core kubernetes.Interface, coil versioned.Interface, o *Options) *sources {
-	selected := func(narrow func(*metav1.ListOptions)) informers.SharedInformerFactory {
-		return informers.NewSharedInformerFactoryWithOptions(core, 0, informers.WithTweakListOptions(narrow))
-	}
-	s := &sources{
-		coil:    externalversions.NewSharedInformerFactoryWithOptions(coil, 0, externalversions.WithTransform(kube.Strip)),
-		cluster: informers.NewSharedInformerFactoryWithOptions(core, 0, informers.WithTransform(strip)),
-		// Of the next two the managed fields are read.
-		routers: selected(func(l *metav1.ListOptions) { l.LabelSelector = plan.RouterSelector() }),
-		accounts: selected(func(l *metav1.ListOptions) {
-			l.FieldSelector = fields.OneTermEqualSelector("metadata.name", egress.RouterAccount).String()
-		}),
-		slices: informers.NewSharedInformerFactoryWithOptions(core, 0, informers.WithTransform(kube.Strip),
-			informers.WithTweakListOptions(func(l *metav1.ListOptions) { l.LabelSelector = egress.ClientSelector() })),
-		namespaces: kube.MetadataInformer(clients.Metadata, corev1.SchemeGroupVersion.WithResource("namespaces"), ""),
-	}
-	if o.EnableIPAM {
-		s.pools = s.coil.Coil().V2().AddressPools()
-	}
-	return s
-}
-
-func (s *sources) start(ctx context.Context) {
-	s.coil.Start(ctx.Done())
-	for _, f := range []informers.SharedInformerFactory{s.cluster, s.routers, s.accounts, s.slices} {
-		f.Start(ctx.Done())
-	}
-	s.namespaces.Start(ctx.Done())
-}
-
-// shutdown waits until all have ended.
-func (s *sources) shutdown() {
-	s.coil.Shutdown()
-	for _, f := range []informers.SharedInformerFactory{s.cluster, s.routers, s.accounts, s.slices} {
-		f.Shutdown()
-	}
-	s.namespaces.Shutdown()
 }

@@ -6,17 +6,12 @@ package ipamcontroller
 
 import (
 	"context"
-	"fmt"
 
+	"golang.org/x/sync/errgroup"
 	"k8s.io/client-go/informers"
-	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
 
-	"github.com/prometheus/client_golang/prometheus"
-	"golang.org/x/sync/errgroup"
-
-	"github.com/coil-net/coil/generated/clientset/versioned"
 	"github.com/coil-net/coil/generated/informers/externalversions"
 	"github.com/coil-net/coil/pkg/app/leading"
 	"github.com/coil-net/coil/pkg/app/program"
@@ -24,8 +19,6 @@ import (
 	"github.com/coil-net/coil/pkg/controller/blockrequest"
 	"github.com/coil-net/coil/pkg/controller/pool"
 	"github.com/coil-net/coil/pkg/kube"
-	"github.com/coil-net/coil/pkg/observe"
-	"github.com/coil-net/coil/pkg/reconcile"
 )
 
 const (
@@ -48,97 +41,55 @@ func Main(args []string) int {
 // Run runs the program against the API server of cfg until ctx ends. Losing the lease
 // is an error.
 func Run(ctx context.Context, cfg *rest.Config, o *Options) error {
-	clients, err := kube.NewClients(cfg)
-	if err != nil {
-		return err
-	}
-	all, err := kubernetes.NewForConfig(kube.Protobuf(cfg))
-	if err != nil {
-		return fmt.Errorf("client of Kubernetes' resources: %w", err)
-	}
-	registry := observe.NewRegistry()
-	health := observe.NewHealth(leading.Caches)
-
-	group, ctx := errgroup.WithContext(ctx)
-	recorder, flush, err := kube.RunRecorder(ctx, clients.Core, programName)
-	if err != nil {
-		return err
-	}
-	defer flush()
-	own, err := versioned.NewForConfig(cfg)
-	if err != nil {
-		return fmt.Errorf("client of Coil's resources: %w", err)
-	}
-	coil := externalversions.NewSharedInformerFactoryWithOptions(own, 0, externalversions.WithTransform(kube.Strip))
-	if err := coil.Coil().V2().AddressBlocks().Informer().SetTransform(stripBlock); err != nil {
-		return err
-	}
-	core := informers.NewSharedInformerFactoryWithOptions(all, 0, informers.WithTransform(stripNode))
-	c, err := newControllers(own, all, coil, core, recorder, registry, o)
-	if err != nil {
-		return err
-	}
-	coil.Start(ctx.Done())
-	defer coil.Shutdown()
-	core.Start(ctx.Done())
-	defer core.Shutdown()
-	group.Go(func() error {
-		return observe.Serve(ctx, o.Observe, registry, health)
-	})
-	group.Go(func() error { return o.Election.Run(ctx, cfg, leaseName, health, c.synced, c.run) })
-	return group.Wait()
+	return leading.Program{Name: programName, Lease: leaseName, Observe: o.Observe, Election: o.Election, Compose: o.compose}.Run(ctx, cfg)
 }
 
-// controllers are what the leader runs.
-type controllers struct {
-	synced []cache.DoneChecker
-	parts  []func(context.Context) error
-}
-
-func newControllers(own versioned.Interface, all kubernetes.Interface, coil externalversions.SharedInformerFactory,
-	core informers.SharedInformerFactory, recorder kube.Recorder, registry prometheus.Registerer, o *Options) (*controllers, error) {
-	loops := reconcile.NewMetrics(registry)
+// compose makes the controllers.
+func (o *Options) compose(_ context.Context, e leading.Environment) (leading.Controllers, error) {
+	coil := externalversions.NewSharedInformerFactoryWithOptions(e.Coil, 0, externalversions.WithTransform(kube.Strip))
+	core := informers.NewSharedInformerFactoryWithOptions(e.Core, 0, informers.WithTransform(stripNode))
 	v2 := coil.Coil().V2()
 	nodes := core.Core().V1().Nodes()
 	services := core.Networking().V1().ServiceCIDRs()
+	if err := v2.AddressBlocks().Informer().SetTransform(stripBlock); err != nil {
+		return leading.Controllers{}, err
+	}
 	requests, err := blockrequest.New(blockrequest.Config{
-		Coil: own, Core: all,
+		Coil: e.Coil, Core: e.Core,
 		Requests: v2.BlockRequests(), Blocks: v2.AddressBlocks(), Pools: v2.AddressPools(), Nodes: nodes,
-		Recorder: recorder, LoopMetrics: loops, Registry: registry,
+		Recorder: e.Recorder, LoopMetrics: e.Loops, Registry: e.Registry,
 	})
 	if err != nil {
-		return nil, err
+		return leading.Controllers{}, err
 	}
 	pools, err := pool.New(pool.Config{
-		Coil:  own,
+		Coil:  e.Coil,
 		Pools: v2.AddressPools(), Blocks: v2.AddressBlocks(), Nodes: nodes, Services: services,
-		Carver: requests, Recorder: recorder, LoopMetrics: loops, Registry: registry,
+		Carver: requests, Recorder: e.Recorder, LoopMetrics: e.Loops, Registry: e.Registry,
 	})
 	if err != nil {
-		return nil, err
+		return leading.Controllers{}, err
 	}
 	gc, err := blockgc.New(blockgc.Config{
-		Coil: own, Core: all,
+		Coil: e.Coil, Core: e.Core,
 		Blocks: v2.AddressBlocks(), Pools: v2.AddressPools(), Nodes: nodes,
-		Recorder: recorder, LoopMetrics: loops, Interval: o.GCInterval, Quarantine: o.Quarantine,
+		Recorder: e.Recorder, LoopMetrics: e.Loops, Interval: o.GCInterval, Quarantine: o.Quarantine,
 	})
 	if err != nil {
-		return nil, err
+		return leading.Controllers{}, err
 	}
-	return &controllers{
-		synced: []cache.DoneChecker{
+	return leading.Controllers{
+		Informers: []leading.Informers{coil, core},
+		Synced: []cache.DoneChecker{
 			v2.BlockRequests().Informer().HasSyncedChecker(), v2.AddressBlocks().Informer().HasSyncedChecker(),
 			v2.AddressPools().Informer().HasSyncedChecker(), nodes.Informer().HasSyncedChecker(), services.Informer().HasSyncedChecker(),
 		},
-		parts: []func(context.Context) error{requests.Run, pools.Run, gc.Run},
+		Run: func(ctx context.Context) error {
+			group, ctx := errgroup.WithContext(ctx)
+			group.Go(func() error { return requests.Run(ctx) })
+			group.Go(func() error { return pools.Run(ctx) })
+			group.Go(func() error { return gc.Run(ctx) })
+			return group.Wait()
+		},
 	}, nil
-}
-
-// run runs all parts until ctx ends or one of them fails.
-func (c *controllers) run(ctx context.Context) error {
-	group, ctx := errgroup.WithContext(ctx)
-	for _, part := range c.parts {
-		group.Go(func() error { return part(ctx) })
-	}
-	return group.Wait()
 }

@@ -22,17 +22,9 @@ func stripNode(obj any) (any, error) {
 			Name: n.Name, UID: n.UID, ResourceVersion: n.ResourceVersion, CreationTimestamp: n.CreationTimestamp,
 		},
 		Status: corev1.NodeStatus{
-			Addresses: n.Status.Addresses, Capacity: podsOnly(n.Status.Capacity), Allocatable: podsOnly(n.Status.Allocatable),
+			Addresses: n.Status.Addresses, Capacity: only(n.Status.Capacity, corev1.ResourcePods), Allocatable: only(n.Status.Allocatable, corev1.ResourcePods),
 		},
 	}, nil
-}
-
-func podsOnly(l corev1.ResourceList) corev1.ResourceList {
-	pods, ok := l[corev1.ResourcePods]
-	if !ok {
-		return nil
-	}
-	return corev1.ResourceList{corev1.ResourcePods: pods}
 }
 
 // ownFinalizers are those of nearly all blocks. Objects of a cache are never changed.
@@ -63,8 +55,8 @@ func stripBlock(obj any) (any, error) {
 
 // only returns the named entries of a map. Its keys are constants, where those of a
 // decoded map are strings of their own in each object.
-func only(m map[string]string, keys ...string) map[string]string {
-	kept := make(map[string]string, len(keys))
+func only[M ~map[K]V, K comparable, V any](m M, keys ...K) M {
+	kept := make(M, len(keys))
 	for _, k := range keys {
 		if v, ok := m[k]; ok {
 			kept[k] = v

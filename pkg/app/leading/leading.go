@@ -1,5 +1,5 @@
-// Package leading is what the mains of Coil's controllers share: several replicas fill
-// their caches, and one of them works.
+// Package leading is what the mains of Coil's controllers share: clients, metrics and health,
+// and that several replicas fill their caches, and one of them works.
 //
 // It owns the flags of the election and the condition of readiness. It must not know what
 // the leader does.
@@ -12,20 +12,25 @@ import (
 	"os"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/spf13/pflag"
+	"golang.org/x/sync/errgroup"
 	"k8s.io/apimachinery/pkg/util/uuid"
+	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
 
+	"github.com/coil-net/coil/generated/clientset/versioned"
 	"github.com/coil-net/coil/pkg/app/program"
 	"github.com/coil-net/coil/pkg/kube"
 	"github.com/coil-net/coil/pkg/kube/leader"
 	"github.com/coil-net/coil/pkg/observe"
+	"github.com/coil-net/coil/pkg/reconcile"
 )
 
-// Caches is the condition of readiness: a standby is as ready as the leader.
-const Caches = "caches"
+// caches is the condition of readiness: a standby is as ready as the leader.
+const caches = "caches"
 
 // syncPatience is how long the caches may take to fill before that is reported.
 const syncPatience = 30 * time.Second
@@ -61,21 +66,102 @@ func (o *Options) Validate() error {
 	return errors.Join(errs...)
 }
 
-// Run waits for the caches and then calls run while this process leads. Losing the lease
+// Program is a program of controllers.
+type Program struct {
+	Name string
+	// Lease is the name of the Lease that the leader holds.
+	Lease    string
+	Observe  observe.Options
+	Election Options
+	// Compose makes the controllers.
+	Compose func(context.Context, Environment) (Controllers, error)
+}
+
+// Environment is what controllers are made of.
+type Environment struct {
+	Clients kube.Clients
+	// Core and Coil know all resources of Kubernetes and of Coil.
+	Core     kubernetes.Interface
+	Coil     versioned.Interface
+	Recorder kube.Recorder
+	Registry prometheus.Registerer
+	Loops    *reconcile.Metrics
+}
+
+// Controllers are what a program runs.
+type Controllers struct {
+	// Informers fill the caches, also while another replica leads; Synced is done when they are filled.
+	Informers []Informers
+	Synced    []cache.DoneChecker
+	// Run is called while this process leads.
+	Run func(context.Context) error
+}
+
+// Informers are one or more informers.
+type Informers interface {
+	// Start runs them until stop is closed.
+	Start(stop <-chan struct{})
+	// Shutdown waits until they have ended.
+	Shutdown()
+}
+
+// Run runs the program against the API server of cfg until ctx ends. Losing the lease
 // is an error.
-func (o *Options) Run(ctx context.Context, cfg *rest.Config, lease string, health *observe.Health, synced []cache.DoneChecker, run func(context.Context) error) error {
+func (p Program) Run(ctx context.Context, cfg *rest.Config) error {
+	clients, err := kube.NewClients(cfg)
+	if err != nil {
+		return err
+	}
+	core, err := kubernetes.NewForConfig(kube.Protobuf(cfg))
+	if err != nil {
+		return fmt.Errorf("client of Kubernetes' resources: %w", err)
+	}
+	coil, err := versioned.NewForConfig(cfg)
+	if err != nil {
+		return fmt.Errorf("client of Coil's resources: %w", err)
+	}
+	registry, health := observe.NewRegistry(), observe.NewHealth(caches)
+	group, ctx := errgroup.WithContext(ctx)
+	recorder, flush, err := kube.RunRecorder(ctx, clients.Core, p.Name)
+	if err != nil {
+		return err
+	}
+	defer flush()
+	group.Go(func() error { return observe.Serve(ctx, p.Observe, registry, health) })
+	group.Go(func() error {
+		c, err := p.Compose(ctx, Environment{clients, core, coil, recorder, registry, reconcile.NewMetrics(registry)})
+		if ctx.Err() != nil {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		return p.lead(ctx, cfg, health, c)
+	})
+	return group.Wait()
+}
+
+// lead fills the caches, and runs the controllers while this process leads.
+func (p Program) lead(ctx context.Context, cfg *rest.Config, health *observe.Health, c Controllers) error {
 	identity, err := newIdentity()
 	if err != nil {
 		return err
 	}
+	ctx, cancel := context.WithCancel(ctx)
+	for _, i := range c.Informers {
+		i.Start(ctx.Done())
+		defer i.Shutdown()
+	}
+	defer cancel() // before it waits for the informers: a process that loses the lease ends
 	// A replica that can't read must not lead.
-	if !waitForCaches(ctx, health, synced) {
+	if !waitForCaches(ctx, health, c.Synced) {
 		return nil
 	}
+	o := p.Election
 	return leader.Run(ctx, cfg, leader.Election{
-		Namespace: o.LeaseNamespace, Name: lease, Identity: identity,
+		Namespace: o.LeaseNamespace, Name: p.Lease, Identity: identity,
 		LeaseDuration: o.LeaseDuration, RenewDeadline: o.RenewDeadline, RetryPeriod: o.RetryPeriod,
-	}, run)
+	}, c.Run)
 }
 
 // errNotSynced tells an admin where to look.
@@ -91,10 +177,10 @@ func waitForCaches(ctx context.Context, health *observe.Health, synced []cache.D
 		case ctx.Err() != nil:
 			return false
 		case err == nil:
-			health.Set(Caches, nil)
+			health.Set(caches, nil)
 			return true
 		}
-		health.Set(Caches, errNotSynced)
+		health.Set(caches, errNotSynced)
 		klog.FromContext(ctx).Error(errNotSynced, "Not ready")
 	}
 }

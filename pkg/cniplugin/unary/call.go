@@ -11,7 +11,6 @@ import (
 	"bufio"
 	"encoding/binary"
 	"errors"
-	"fmt"
 	"strconv"
 	"syscall"
 	"time"
@@ -58,7 +57,10 @@ func (c Client) Call(deadline time.Time, method string, request []byte) ([]byte,
 	}
 	defer conn.Close()
 
-	l := call{conn: conn, in: bufio.NewReader(conn), connWindow: defaultWindow, streamWindow: defaultWindow, maxFrame: defaultMaxFrame}
+	l := call{
+		conn: conn, in: bufio.NewReader(conn),
+		connWindow: defaultWindow, streamWindow: defaultWindow, initialWindow: defaultWindow, maxFrame: defaultMaxFrame,
+	}
 	l.start(deadline, method, request)
 	answer, err := l.run()
 	if err == nil {
@@ -107,7 +109,7 @@ type call struct {
 
 	pending                  []byte // of the request, for when the windows open
 	connWindow, streamWindow int64  // of the server
-	initialWindow            int64  // that the server set for streams, if it did
+	initialWindow            int64  // of streams
 	maxFrame                 int    // of the server
 
 	greeted bool // the server's first SETTINGS came
@@ -122,17 +124,10 @@ type call struct {
 // start prepares the first write: the preface, our settings, and as much of the
 // request as the default windows allow.
 func (l *call) start(deadline time.Time, method string, request []byte) {
-	l.initialWindow = defaultWindow
 	l.out = append(l.out, preface...)
-	l.out = appendFrameHeader(l.out, frameSettings, 0, 0, 12)
-	l.out = appendSetting(l.out, settingEnablePush, 0)
-	l.out = appendSetting(l.out, settingInitialWindow, window)
-	l.out = appendFrameHeader(l.out, frameWindowUpdate, 0, 0, 4)
-	l.out = binary.BigEndian.AppendUint32(l.out, window-defaultWindow)
-
-	block := requestHeaders(deadline, method)
-	l.out = appendFrameHeader(l.out, frameHeaders, flagEndHeaders, stream, len(block))
-	l.out = append(l.out, block...)
+	l.enqueue(frameSettings, 0, 0, appendSetting(appendSetting(nil, settingEnablePush, 0), settingInitialWindow, window))
+	l.enqueue(frameWindowUpdate, 0, 0, binary.BigEndian.AppendUint32(nil, window-defaultWindow))
+	l.enqueue(frameHeaders, flagEndHeaders, stream, requestHeaders(deadline, method))
 
 	l.pending = make([]byte, prefixSize, prefixSize+len(request))
 	binary.BigEndian.PutUint32(l.pending[1:], uint32(len(request)))
@@ -158,24 +153,20 @@ func requestHeaders(deadline time.Time, method string) []byte {
 	return b
 }
 
-// encodeTimeout writes a duration in at most 8 digits and the finest unit that
-// allows it, rounded up.
+// encodeTimeout writes a duration in milliseconds, rounded up. The header has at most 8 digits, so the longest is a day.
 func encodeTimeout(d time.Duration) string {
-	if d <= 0 {
-		return "0n"
-	}
-	for _, u := range []struct {
-		name string
-		size time.Duration
-	}{{"n", 1}, {"u", time.Microsecond}, {"m", time.Millisecond}, {"S", time.Second}, {"M", time.Minute}} {
-		if n := (d + u.size - 1) / u.size; n < 1e8 {
-			return strconv.FormatInt(int64(n), 10) + u.name
-		}
-	}
-	return strconv.FormatInt(int64(d/time.Hour), 10) + "H" // 292 years are 2.5e6 hours
+	ms := (d + time.Millisecond - 1) / time.Millisecond
+	return strconv.FormatInt(int64(min(max(ms, 0), 99999999)), 10) + "m"
 }
 
-// send appends DATA frames for what the windows allow.
+// enqueue appends a frame to those that are to be written.
+func (l *call) enqueue(kind frameType, flags uint8, id uint32, payload []byte) {
+	n := len(payload)
+	l.out = append(l.out, byte(n>>16), byte(n>>8), byte(n), byte(kind), flags)
+	l.out = append(binary.BigEndian.AppendUint32(l.out, id), payload...)
+}
+
+// send appends DATA frames with as much of the request as the windows allow.
 func (l *call) send() {
 	for len(l.pending) > 0 {
 		n := min(int64(len(l.pending)), int64(l.maxFrame), l.connWindow, l.streamWindow)
@@ -186,8 +177,7 @@ func (l *call) send() {
 		if n == int64(len(l.pending)) {
 			flags = flagEndStream
 		}
-		l.out = appendFrameHeader(l.out, frameData, flags, stream, int(n))
-		l.out = append(l.out, l.pending[:n]...)
+		l.enqueue(frameData, flags, stream, l.pending[:n])
 		l.pending = l.pending[n:]
 		l.connWindow -= n
 		l.streamWindow -= n
@@ -233,8 +223,6 @@ func (l *call) message() ([]byte, error) {
 	}
 	length, rest := int64(binary.BigEndian.Uint32(l.body[1:])), l.body[prefixSize:]
 	switch {
-	case length > MaxMessage:
-		return nil, broken(ResourceExhausted, "message of %d bytes exceeds %d", length, MaxMessage)
 	case length > int64(len(rest)):
 		return nil, broken(Internal, "message is cut off")
 	case length < int64(len(rest)):
@@ -275,12 +263,5 @@ func goAway(p []byte) error {
 	if last := binary.BigEndian.Uint32(p) & maxWindow; last >= stream {
 		return nil
 	}
-	return broken(Unavailable, "server closes the connection (code %d%s)", binary.BigEndian.Uint32(p[4:]), debugData(p[8:]))
-}
-
-func debugData(p []byte) string {
-	if len(p) == 0 {
-		return ""
-	}
-	return fmt.Sprintf(", %q", p[:min(len(p), 256)])
+	return broken(Unavailable, "server closes the connection (code %d, %q)", binary.BigEndian.Uint32(p[4:]), p[8:min(len(p), 256)])
 }

@@ -66,12 +66,6 @@ type frame struct {
 
 func (f frame) has(flag uint8) bool { return f.flags&flag != 0 }
 
-// appendFrameHeader appends the header of a frame.
-func appendFrameHeader(b []byte, kind frameType, flags uint8, stream uint32, length int) []byte {
-	b = append(b, byte(length>>16), byte(length>>8), byte(length), byte(kind), flags)
-	return binary.BigEndian.AppendUint32(b, stream)
-}
-
 // appendSetting appends one setting of a SETTINGS frame.
 func appendSetting(b []byte, id uint16, value uint32) []byte {
 	return binary.BigEndian.AppendUint32(binary.BigEndian.AppendUint16(b, id), value)

@@ -47,8 +47,7 @@ func (l *call) handle(f frame) (done bool, err error) {
 			return false, protocolError{"PING of a wrong length"}
 		}
 		if !f.has(flagAck) {
-			l.out = appendFrameHeader(l.out, framePing, flagAck, 0, len(f.payload))
-			l.out = append(l.out, f.payload...)
+			l.enqueue(framePing, flagAck, 0, f.payload)
 		}
 	case frameGoAway:
 		return false, goAway(f.payload)
@@ -75,7 +74,7 @@ func (l *call) settings(f frame) error {
 			if value > maxWindow {
 				return protocolError{"window that is too large"}
 			}
-			// What was sent already counts (RFC 9113, section 6.9.2).
+			// Bytes that were sent already count (RFC 9113, section 6.9.2).
 			l.streamWindow += int64(value) - l.initialWindow
 			l.initialWindow = int64(value)
 		case settingMaxFrameSize:
@@ -86,7 +85,7 @@ func (l *call) settings(f frame) error {
 		}
 	}
 	l.greeted = true
-	l.out = appendFrameHeader(l.out, frameSettings, flagAck, 0, 0)
+	l.enqueue(frameSettings, flagAck, 0, nil)
 	return nil
 }
 
@@ -136,15 +135,10 @@ func (l *call) headerBlock(f frame) (done bool, err error) {
 	return l.answered(h)
 }
 
-// header is what we want to know of the headers and trailers.
-type header struct {
-	httpStatus, contentType, grpcStatus, grpcMessage, details string
-}
-
-// decodeBlock decodes the collected block. The decoder is one for all blocks: they
-// share a table.
-func (l *call) decodeBlock() (header, error) {
-	var h header
+// decodeBlock decodes the collected block to values by names. The decoder is one for all
+// blocks: they share a table.
+func (l *call) decodeBlock() (map[string]string, error) {
+	h := map[string]string{}
 	size := 0
 	if l.decoder == nil {
 		l.decoder = hpack.NewDecoder(4096, nil)
@@ -155,18 +149,7 @@ func (l *call) decodeBlock() (header, error) {
 			l.decoder.SetEmitEnabled(false)
 			return
 		}
-		switch f.Name {
-		case ":status":
-			h.httpStatus = f.Value
-		case "content-type":
-			h.contentType = f.Value
-		case "grpc-status":
-			h.grpcStatus = f.Value
-		case "grpc-message":
-			h.grpcMessage = f.Value
-		case "grpc-status-details-bin":
-			h.details = f.Value
-		}
+		h[f.Name] = f.Value
 	})
 	_, err := l.decoder.Write(l.block)
 	if err == nil {
@@ -174,24 +157,25 @@ func (l *call) decodeBlock() (header, error) {
 	}
 	l.block = l.block[:0]
 	if err != nil {
-		return header{}, protocolError{err.Error()}
+		return nil, protocolError{err.Error()}
 	}
 	if size > maxHeaders {
-		return header{}, broken(Internal, "headers exceed %d bytes", maxHeaders)
+		return nil, broken(Internal, "headers exceed %d bytes", maxHeaders)
 	}
 	return h, nil
 }
 
 // answered acts on a complete block: headers, trailers, or both in one.
-func (l *call) answered(h header) (done bool, err error) {
+func (l *call) answered(h map[string]string) (done bool, err error) {
 	if l.headers == 0 {
-		if len(h.httpStatus) == 3 && h.httpStatus[0] == '1' && !l.ends {
+		s := h[":status"]
+		if len(s) == 3 && s[0] == '1' && !l.ends {
 			return false, nil // informational
 		}
-		if h.httpStatus != "200" {
-			return false, broken(codeOfHTTP(h.httpStatus), "server answered with HTTP status %q", h.httpStatus)
+		if s != "200" {
+			return false, broken(codeOfHTTP(s), "server answered with HTTP status %q", s)
 		}
-		if t := h.contentType; t != "application/grpc" && !strings.HasPrefix(t, "application/grpc+") && !strings.HasPrefix(t, "application/grpc;") {
+		if t := h["content-type"]; t != "application/grpc" && !strings.HasPrefix(t, "application/grpc+") && !strings.HasPrefix(t, "application/grpc;") {
 			return false, broken(Unknown, "server answered with content type %q", t)
 		}
 	}
@@ -202,20 +186,21 @@ func (l *call) answered(h header) (done bool, err error) {
 		}
 		return false, nil
 	}
-	if h.grpcStatus == "" {
+	status := h["grpc-status"]
+	if status == "" {
 		return false, broken(Unknown, "server ended the call without a status")
 	}
-	code, err := strconv.ParseUint(h.grpcStatus, 10, 31)
+	code, err := strconv.ParseUint(status, 10, 31)
 	if err != nil {
-		return false, broken(Unknown, "server ended the call with status %q", h.grpcStatus)
+		return false, broken(Unknown, "server ended the call with status %q", status)
 	}
 	if Code(code) == OK {
 		return true, nil
 	}
 	return false, &Status{
 		Code:       Code(code),
-		Message:    decodeMessage(h.grpcMessage),
-		Details:    decodeBinary(h.details),
+		Message:    decodeMessage(h["grpc-message"]),
+		Details:    decodeBinary(h["grpc-status-details-bin"]),
 		FromServer: true,
 	}
 }

@@ -101,8 +101,7 @@ func (e *Egresses) Pod(ctx context.Context, pod store.Pod, live bool) (*metav1.P
 	})
 }
 
-// PodsByAddress reads from the API server which pods of the node have which addresses, but for
-// those that have the node's.
+// PodsByAddress reads from the API server the pods of the node by their addresses, without pods in the node's network.
 func (e *Egresses) PodsByAddress(ctx context.Context) (map[netip.Addr]store.Pod, error) {
 	ctx, cancel := context.WithTimeout(ctx, liveTimeout)
 	defer cancel()

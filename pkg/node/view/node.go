@@ -3,7 +3,6 @@ package view
 import (
 	"context"
 	"fmt"
-	"sync/atomic"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -21,17 +20,12 @@ type Node struct {
 	clients kube.Clients
 	nodes   kube.Cache[corev1.Node]
 	changed []func()
-
-	// addrs is written by the handler of Node events only: who writes later than that might have
-	// read earlier.
-	addrs atomic.Pointer[ipam.Address]
 }
 
 // WatchNode returns the Node of a name.
 func WatchNode(w *kube.Watches, clients kube.Clients, name string) *Node {
 	i := kube.NodeInformer(clients.Core, fields.OneTermEqualSelector(metav1.ObjectNameField, name).String())
 	n := &Node{name: name, clients: clients, nodes: kube.CacheOf[corev1.Node](i)}
-	n.OnChange(n.keepAddrs)
 	w.Add(i, reconcile.Handler(func(*corev1.Node) {
 		for _, changed := range n.changed {
 			changed()
@@ -57,19 +51,6 @@ func (n *Node) Live(ctx context.Context) (*corev1.Node, error) {
 
 // Addrs returns the InternalIPs of the Node, as far as known.
 func (n *Node) Addrs() ipam.Address {
-	if a := n.addrs.Load(); a != nil {
-		return *a
-	}
-	return n.cachedAddrs()
-}
-
-// keepAddrs is the first handler of Node events.
-func (n *Node) keepAddrs() {
-	a := n.cachedAddrs()
-	n.addrs.Store(&a)
-}
-
-func (n *Node) cachedAddrs() ipam.Address {
 	cached := n.nodes.Find(n.name)
 	if cached == nil {
 		return ipam.Address{}

@@ -21,66 +21,45 @@ const (
 // EndpointSlices may be many.
 type routers struct {
 	mu    sync.Mutex
-	known map[types.NamespacedName]*keptRouters
+	known map[types.NamespacedName]keptRouters
 }
 
-// keptRouters has one goroutine list them at a time.
+// keptRouters are listed once, by the first caller of list.
 type keptRouters struct {
-	mu  sync.Mutex
-	all []client.Router
-	// changes and listed are guarded by routers.mu: listed is when they were listed, the zero time after a change.
-	changes int
-	listed  time.Time
+	list  func() ([]client.Router, error)
+	until time.Time
 }
 
 // changed forgets the routers of an Egress.
 func (r *routers) changed(egress types.NamespacedName) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if k := r.known[egress]; k != nil {
-		k.changes++
-		k.listed = time.Time{}
-	}
+	delete(r.known, egress)
 }
 
 // get returns the routers of an Egress, which must not be changed.
 func (r *routers) get(egress types.NamespacedName, list func() ([]client.Router, error)) ([]client.Router, error) {
-	k := r.entry(egress)
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	changes, fresh := r.state(k)
-	if fresh {
-		return k.all, nil
-	}
-	all, err := list()
+	all, err := r.entry(egress, list).list()
 	if err != nil {
-		return nil, err
+		r.changed(egress)
 	}
-	k.all = slices.Clone(all) // the list may have been of many more
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if k.changes == changes {
-		k.listed = time.Now()
-	}
-	return k.all, nil
+	return all, err
 }
 
-func (r *routers) entry(egress types.NamespacedName) *keptRouters {
+func (r *routers) entry(egress types.NamespacedName, list func() ([]client.Router, error)) keptRouters {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	k := r.known[egress]
-	if k == nil {
-		if r.known == nil || len(r.known) >= mostKept {
-			r.known = map[types.NamespacedName]*keptRouters{}
-		}
-		k = &keptRouters{}
-		r.known[egress] = k
+	k, found := r.known[egress]
+	if found && time.Now().Before(k.until) {
+		return k
 	}
+	if r.known == nil || !found && len(r.known) >= mostKept {
+		r.known = map[types.NamespacedName]keptRouters{}
+	}
+	k = keptRouters{until: time.Now().Add(keepRouters), list: sync.OnceValues(func() ([]client.Router, error) {
+		all, err := list()
+		return slices.Clone(all), err // the list may have been of many more
+	})}
+	r.known[egress] = k
 	return k
-}
-
-func (r *routers) state(k *keptRouters) (changes int, fresh bool) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return k.changes, !k.listed.IsZero() && time.Since(k.listed) < keepRouters
 }

@@ -72,7 +72,7 @@ func metadata(clients kube.Clients, r schema.GroupVersionResource, fieldSelector
 	return kube.MetadataInformer(clients.Metadata, r, fieldSelector).Transformed(trim)
 }
 
-// trim leaves of an object's annotations those that Coil reads. The others may be large, and there
+// trim leaves of an object the annotations that Coil reads. The others may be large, and there
 // are as many Namespaces in a cache as the cluster has.
 func trim(obj any) (any, error) {
 	if o, ok := obj.(*metav1.PartialObjectMetadata); ok {

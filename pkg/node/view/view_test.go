@@ -139,41 +139,30 @@ func TestTrim(t *testing.T) {
 	}
 }
 
-// nodes is a cache whose first answer is held up.
-type nodes struct {
-	cache.Indexer
-	answers     []*corev1.Node
-	asked, goOn chan struct{}
-}
-
-func (n *nodes) GetByKey(string) (any, bool, error) {
-	a := n.answers[0]
-	if len(n.answers) > 1 {
-		n.answers = n.answers[1:]
-		close(n.asked)
-		<-n.goOn
-	}
-	return a, true, nil
-}
-
-// Who has read the Node before its address changed must not overwrite what the change's event said.
+// The addresses of the Node are those of the cache, which the handlers find filled.
 func TestNodeAddrsFollowTheNode(t *testing.T) {
+	cached := cache.NewIndexer(cache.MetaNamespaceKeyFunc, nil)
+	v := &Node{name: "node", nodes: kube.Cache[corev1.Node]{Indexer: cached}}
 	with := func(ip string) *corev1.Node {
-		return &corev1.Node{Status: corev1.NodeStatus{Addresses: []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: ip}}}}
+		n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node"}}
+		n.Status.Addresses = []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: ip}}
+		return n
 	}
-	n := &nodes{
-		answers: []*corev1.Node{with("192.0.2.1"), with("192.0.2.2")}, asked: make(chan struct{}), goOn: make(chan struct{}),
+	if got := v.Addrs(); got != (ipam.Address{}) {
+		t.Errorf("before the Node is known: %v", got)
 	}
-	v := &Node{nodes: kube.Cache[corev1.Node]{Indexer: n}}
-	early := make(chan ipam.Address)
-	go func() { early <- v.Addrs() }()
-	<-n.asked
-	v.keepAddrs()
-	close(n.goOn)
-	if got := <-early; got.IPv4.String() != "192.0.2.1" {
-		t.Errorf("before the change: %s", got)
+	for _, ip := range []string{"192.0.2.1", "192.0.2.2"} {
+		if err := cached.Update(with(ip)); err != nil {
+			t.Fatal(err)
+		}
+		if got := v.Addrs(); got.IPv4.String() != ip {
+			t.Errorf("got %s, want %s", got.IPv4, ip)
+		}
 	}
-	if got := v.Addrs(); got.IPv4.String() != "192.0.2.2" {
-		t.Errorf("after the change: %s", got)
+	if err := cached.Delete(with("")); err != nil {
+		t.Fatal(err)
+	}
+	if got := v.Addrs(); got != (ipam.Address{}) {
+		t.Errorf("of a Node that is gone: %v", got)
 	}
 }
