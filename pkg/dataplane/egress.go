@@ -7,7 +7,7 @@ import (
 	"net/netip"
 )
 
-// What Coil reserves in the network namespaces of clients and routers of an Egress.
+// Numbers and names that Coil reserves in the network namespaces of clients and routers of an Egress.
 const (
 	// FouPort is the UDP port to which packets in FoU are sent (coil-egress --fou-port).
 	FouPort = 5555
@@ -46,16 +46,16 @@ const (
 	// MarkOriginating, within the mask of the same value, marks connections from outside to
 	// a client, and its answers.
 	MarkOriginating = 0x00100000
-	// MarkFiltered is what a router's table of nftables gives packets that may be forwarded.
+	// MarkFiltered is the mark that a router's table of nftables gives packets that may be forwarded.
 	MarkFiltered = 0x00200000
 
 	// NftTable is the table of nftables in each network namespace in which Coil filters or
 	// translates, in the family inet.
 	NftTable = "coil"
 
-	// TunnelTTL is the time to live, or hop limit, of what a tunnel sends.
+	// TunnelTTL is the time to live, or hop limit, of packets that a tunnel sends.
 	TunnelTTL = 225
-	// ReceiverIPv4 and ReceiverIPv6 take out of FoU what no tunnel expects: a router that
+	// ReceiverIPv4 and ReceiverIPv6 take packets out of FoU that no tunnel expects: a router that
 	// chooses its source ports isn't seen as the Service that its client sends to.
 	ReceiverIPv4 = "coil_ipip4"
 	ReceiverIPv6 = "coil_ipip6"
@@ -107,7 +107,7 @@ func (t Tunnel) String() string {
 	return fmt.Sprintf("fou %s -> %s sport %s dport %d mtu %d", t.Local, t.Remote, port, t.Port, t.MTU)
 }
 
-// What FoU adds to a packet: the outer IP header and UDP's.
+// Sizes of the headers that FoU adds to a packet: the outer IP header and UDP's.
 const (
 	overheadIPv4 = 20 + 8
 	overheadIPv6 = 40 + 8
