@@ -261,7 +261,7 @@ func testTunnelsMany(t *testing.T) {
 func testReceivers(t *testing.T) {
 	ns, h := newNetns(t)
 	for range 2 {
-		if _, err := tunnel.EnsureReceivers(t.Context(), h, 0, dataplane.IPv4, dataplane.IPv6); err != nil {
+		if _, err := tunnel.New(h).EnsureReceivers(t.Context(), 0, dataplane.IPv4, dataplane.IPv6); err != nil {
 			t.Fatal(err)
 		}
 		shown := ns.IP(t, "-d", "-o", "link", "show", "up")
@@ -276,7 +276,7 @@ func testReceivers(t *testing.T) {
 	}
 	other, h := newNetns(t)
 	other.IP(t, "link", "add", "cilium_ipip4", "type", "ipip", "external")
-	_, err := tunnel.EnsureReceivers(t.Context(), h, 0, dataplane.IPv4, dataplane.IPv6)
+	_, err := tunnel.New(h).EnsureReceivers(t.Context(), 0, dataplane.IPv4, dataplane.IPv6)
 	if !errors.Is(err, rtnl.ErrExist) || !strings.Contains(err.Error(), "cilium_ipip4") {
 		t.Errorf("beside another receiver: %v", err)
 	}

@@ -24,16 +24,18 @@ func (FoU) Make(ctx context.Context, ns *netns.NS, h *rtnl.Handle, port uint16, 
 	}
 	// The tunnels work one way without these.
 	portErr := fou.Ensure(ctx, ns, port, families...)
-	_, receiverErr := tunnel.EnsureReceivers(ctx, h, 0, families...)
-	links, result, err := tunnel.New(h).Ensure(ctx, want)
+	s := tunnel.New(h)
+	_, receiverErr := s.EnsureReceivers(ctx, 0, families...)
+	links, result, err := s.Ensure(ctx, want)
 	return links, result, errors.Join(portErr, receiverErr, err)
 }
 
 // Prune implements Tunnels.
 func (FoU) Prune(ctx context.Context, ns *netns.NS, h *rtnl.Handle, port uint16, keep []dataplane.Tunnel, sinks ...dataplane.Family) (dataplane.Result, error) {
-	result, err := tunnel.New(h).Prune(ctx, keep)
+	s := tunnel.New(h)
+	result, err := s.Prune(ctx, keep)
 	if len(keep) == 0 {
-		err = errors.Join(err, tunnel.RemoveReceivers(ctx, h, sinks...), fou.Remove(ctx, ns, port))
+		err = errors.Join(err, s.RemoveReceivers(ctx, sinks...), fou.Remove(ctx, ns, port))
 	}
 	return result, err
 }
@@ -44,18 +46,18 @@ func (FoU) Check(ctx context.Context, ns *netns.NS, h *rtnl.Handle, port uint16,
 	if len(families) == 0 {
 		return nil, nil
 	}
-	links, err := tunnel.Check(ctx, h, want)
+	links, err := tunnel.New(h).Check(ctx, want)
 	return links, errors.Join(err, fou.Check(ctx, ns, port, families...))
 }
 
 // MakeSinks implements Tunnels.
 func (FoU) MakeSinks(ctx context.Context, h *rtnl.Handle, mtu int, families ...dataplane.Family) (map[dataplane.Family]int, error) {
-	return tunnel.EnsureReceivers(ctx, h, mtu, families...)
+	return tunnel.New(h).EnsureReceivers(ctx, mtu, families...)
 }
 
 // Sink implements Tunnels.
 func (FoU) Sink(ctx context.Context, h *rtnl.Handle, f dataplane.Family) (int, error) {
-	return tunnel.Sink(ctx, h, f)
+	return tunnel.New(h).Sink(ctx, f)
 }
 
 func familiesOf(tunnels []dataplane.Tunnel) []dataplane.Family {

@@ -46,16 +46,16 @@ const (
 	// MarkOriginating, within the mask of the same value, marks connections from outside to
 	// a client, and its answers.
 	MarkOriginating = 0x00100000
-	// MarkFiltered is what a router's table of nftables gives packets that may be forwarded.
+	// MarkFiltered is the mark that a router's table of nftables gives packets that may be forwarded.
 	MarkFiltered = 0x00200000
 
 	// NftTable is the table of nftables in each network namespace in which Coil filters or
 	// translates, in the family inet.
 	NftTable = "coil"
 
-	// TunnelTTL is the time to live, or hop limit, of what a tunnel sends.
+	// TunnelTTL is the time to live, or hop limit, of packets that a tunnel sends.
 	TunnelTTL = 225
-	// ReceiverIPv4 and ReceiverIPv6 take out of FoU what no tunnel expects: a router that
+	// ReceiverIPv4 and ReceiverIPv6 take packets out of FoU that no tunnel expects: a router that
 	// chooses its source ports isn't seen as the Service that its client sends to.
 	ReceiverIPv4 = "coil_ipip4"
 	ReceiverIPv6 = "coil_ipip6"

@@ -106,7 +106,7 @@ func (r Route) Canonical() Route {
 	return r
 }
 
-// defaultIPv6Metric is what the kernel makes of an IPv6 route without a metric
+// defaultIPv6Metric is the metric that the kernel gives an IPv6 route without one
 // (IP6_RT_PRIO_USER, linux/ipv6_route.h).
 const defaultIPv6Metric = 1024
 
@@ -140,7 +140,7 @@ type Rule struct {
 	// From and To restrict the rule to sources and destinations; the zero Prefix is all.
 	From, To netip.Prefix
 	// Input restricts the rule to packets that come in by a link of this name, or with
-	// Loopback to what is sent here; empty is all.
+	// Loopback to packets that are sent here; empty is all.
 	Input string
 	// Output restricts the rule to packets of sockets that are bound to a link of this name;
 	// empty is all.
@@ -180,7 +180,7 @@ func (r Rule) String() string {
 	return strings.Join(w, " ")
 }
 
-// Result counts what a Sync changed; the zero Result means that everything was
+// Result counts the changes of a Sync; the zero Result means that everything was
 // as wanted.
 type Result struct {
 	Added, Replaced, Deleted int

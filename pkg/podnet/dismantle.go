@@ -99,7 +99,7 @@ func (n *Network) Dismantle(ctx context.Context, traces []Trace, removed func(wh
 	for _, r := range rules {
 		removed("rule " + r.String())
 	}
-	guarded, guardErr := n.guard.Exists()
+	guarded, guardErr := n.guard.Exists(ctx)
 	if guardErr == nil && guarded {
 		if _, guardErr = n.guard.Sync(ctx, dataplane.Ruleset{}); guardErr == nil {
 			removed("table inet " + dataplane.NftTable + " of nftables")

@@ -317,7 +317,7 @@ func (n *Network) guardSourcesFirst(ctx context.Context, rules ruleset.Host) (da
 	if !rules.SourceGuard || len(rules.Clients) == 0 {
 		return dataplane.Result{}, nil
 	}
-	if exists, err := n.guard.Exists(); exists || err != nil {
+	if exists, err := n.guard.Exists(ctx); exists || err != nil {
 		return dataplane.Result{}, err
 	}
 	return n.guard.Sync(ctx, ruleset.Host{SourceGuard: true}.Ruleset())

@@ -1,5 +1,5 @@
 // Package conntrack makes the kernel forget the flows of addresses that have no pod
-// any more, so that what is still sent for the old pod never reaches the next one.
+// any more, so that packets that are still sent for the old pod never reach the next one.
 //
 // It owns the messages of ctnetlink (linux/netfilter/nfnetlink_conntrack.h). It must
 // not know why an address is forgotten.
@@ -66,7 +66,7 @@ func (t *Table) Close() { t.h.Close() }
 // Forget deletes all flows that one of the addresses takes part in, in either
 // direction, before or after address translation, and returns how many these were.
 // The kernel's table is read once, whatever the number of addresses. A kernel that
-// tracks no flows has none, and isn't made to load what could.
+// tracks no flows has none, and isn't made to load the module that could.
 func (t *Table) Forget(ctx context.Context, addrs ...netip.Addr) (int, error) {
 	// Of the namespace's own flows; Documentation/networking/nf_conntrack-sysctl.rst.
 	count, err := sysctl.Get(t.ns, "net/netfilter/nf_conntrack_count")

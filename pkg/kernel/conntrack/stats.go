@@ -41,7 +41,7 @@ func (t *Table) Size() (count, limit int, err error) {
 	return count, limit, nil
 }
 
-// Stats are what went wrong with flows since the namespace was made.
+// Stats count the failures of tracking flows since the namespace was made.
 type Stats struct {
 	// InsertFailed are packets whose new flow had the addresses and ports of another one.
 	InsertFailed uint64

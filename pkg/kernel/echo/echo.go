@@ -30,20 +30,20 @@ type Question struct {
 	From, To netip.Addr
 }
 
-// String says who is asked.
+// String names the host that is asked.
 func (q Question) String() string {
 	return fmt.Sprintf("echo %s > %s by link %d", q.From, q.To, q.Link)
 }
 
-// Answer is what is known of a question.
+// Answer says whether a question was answered.
 type Answer int
 
 const (
-	// Unknown is what was not sent, or that nobody listened for in time: nothing can be said.
+	// Unknown: the question was not sent, or this host did not come to listen in time. Nothing can be said.
 	Unknown Answer = iota
-	// Missing is what was not answered in time.
+	// Missing: the question was not answered in time.
 	Missing
-	// Given is what was answered.
+	// Given: the question was answered.
 	Given
 )
 
@@ -61,7 +61,7 @@ func (a Answer) String() string {
 // ErrLate is of answers that stay unknown because this host did not come to listen for them.
 var ErrLate = errors.New("this host is too busy to listen")
 
-// lateness is how many times as long as it should a round may take, and still says who is silent.
+// lateness is how many times as long as it should a round may take, and still tells the hosts that are silent.
 const lateness = 2
 
 // Ask sends questions in a network namespace and returns which were answered in time, by whatever
@@ -69,10 +69,10 @@ const lateness = 2
 // be sent, and ErrLate.
 func Ask(ctx context.Context, ns *netns.NS, wait time.Duration, questions []Question) ([]Answer, error) {
 	answers := make([]Answer, len(questions))
-	ears := map[dataplane.Family]*os.File{}
+	sockets := map[dataplane.Family]*os.File{}
 	defer func() {
-		for _, e := range ears {
-			e.Close()
+		for _, s := range sockets {
+			s.Close()
 		}
 	}()
 	secret := make([]byte, secretSize)
@@ -84,13 +84,13 @@ func Ask(ctx context.Context, ns *netns.NS, wait time.Duration, questions []Ques
 	err := ns.Do(func() (err error) {
 		for _, q := range questions {
 			f := dataplane.FamilyOf(q.To)
-			if ears[f] == nil {
-				if ears[f], err = listen(f); err != nil {
+			if sockets[f] == nil {
+				if sockets[f], err = icmpSocket(f); err != nil {
 					return err
 				}
 			}
 		}
-		fd, err := mouth()
+		fd, err := packetSocket()
 		if err != nil {
 			return err
 		}
@@ -113,40 +113,40 @@ func Ask(ctx context.Context, ns *netns.NS, wait time.Duration, questions []Ques
 	if err != nil {
 		return answers, err
 	}
-	h := hearing{secret: secret, answers: answers}
-	errs = append(errs, h.listen(ctx, ears, asked, wait), ctx.Err())
+	r := reception{secret: secret, answers: answers}
+	errs = append(errs, r.listen(ctx, sockets, asked, wait), ctx.Err())
 	return answers, errors.Join(errs...)
 }
 
-// hearing is the wait for answers.
-type hearing struct {
+// reception is the wait for answers.
+type reception struct {
 	secret []byte
-	// mu protects answers, which are to those who listen for two families.
+	// mu protects answers, which the goroutines of two families write.
 	mu      sync.Mutex
 	answers []Answer
 }
 
-// listen hears answers to what was sent from a moment on until none is missing or they had their time.
-func (h *hearing) listen(ctx context.Context, ears map[dataplane.Family]*os.File, asked time.Time, wait time.Duration) error {
-	if !slices.Contains(h.answers, Missing) {
+// listen receives answers to the questions that were asked from a moment on, until none is missing or their time is over.
+func (r *reception) listen(ctx context.Context, sockets map[dataplane.Family]*os.File, asked time.Time, wait time.Duration) error {
+	if !slices.Contains(r.answers, Missing) {
 		return nil
 	}
 	stop := func() {
-		for _, e := range ears {
-			_ = e.SetReadDeadline(time.Unix(1, 0))
+		for _, s := range sockets {
+			_ = s.SetReadDeadline(time.Unix(1, 0))
 		}
 	}
 	var wg sync.WaitGroup
-	for f, e := range ears {
-		_ = e.SetReadDeadline(time.Now().Add(wait))
+	for f, s := range sockets {
+		_ = s.SetReadDeadline(time.Now().Add(wait))
 		wg.Go(func() {
 			buf := make([]byte, maxMessage)
 			for {
-				n, err := e.Read(buf)
+				n, err := s.Read(buf)
 				if err != nil {
 					return // in time, no more came
 				}
-				if h.note(f, buf[:n]) {
+				if r.note(f, buf[:n]) {
 					stop()
 					return
 				}
@@ -156,17 +156,17 @@ func (h *hearing) listen(ctx context.Context, ears map[dataplane.Family]*os.File
 	defer context.AfterFunc(ctx, stop)()
 	wg.Wait()
 	took := time.Since(asked)
-	for f, e := range ears {
-		if err := h.drain(f, e); err != nil {
+	for f, s := range sockets {
+		if err := r.drain(f, s); err != nil {
 			return err
 		}
 	}
-	if took <= lateness*wait || !slices.Contains(h.answers, Missing) {
+	if took <= lateness*wait || !slices.Contains(r.answers, Missing) {
 		return nil
 	}
-	for i, a := range h.answers {
+	for i, a := range r.answers {
 		if a == Missing {
-			h.answers[i] = Unknown
+			r.answers[i] = Unknown
 		}
 	}
 	return fmt.Errorf("%w: %s instead of %s", ErrLate, took, wait)
@@ -175,11 +175,11 @@ func (h *hearing) listen(ctx context.Context, ears map[dataplane.Family]*os.File
 // leastRoom is less than a message takes of a receive buffer, its struct sk_buff included.
 const leastRoom = 256
 
-// drain hears what is there already: Go reads nothing after a deadline, though the deadline may be
-// noticed before an answer that came long before it. It hears no more than a full buffer has: in a pod
+// drain reads the messages that are there already: Go reads nothing after a deadline, though the deadline may be
+// noticed before an answer that came long before it. It reads no more than a full buffer has: in a pod
 // messages may arrive as quickly as they are read.
-func (h *hearing) drain(f dataplane.Family, ear *os.File) error {
-	c, err := ear.SyscallConn()
+func (r *reception) drain(f dataplane.Family, socket *os.File) error {
+	c, err := socket.SyscallConn()
 	if err != nil {
 		return err
 	}
@@ -195,7 +195,7 @@ func (h *hearing) drain(f dataplane.Family, ear *os.File) error {
 			if errors.Is(err, unix.EINTR) {
 				continue
 			}
-			if err != nil || h.note(f, buf[:n]) {
+			if err != nil || r.note(f, buf[:n]) {
 				return
 			}
 		}
@@ -203,19 +203,19 @@ func (h *hearing) drain(f dataplane.Family, ear *os.File) error {
 	return errors.Join(err, failure)
 }
 
-// note hears a message and says whether no answer is missing any more.
-func (h *hearing) note(f dataplane.Family, message []byte) (all bool) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	i, ok := protocols[f].answer(message, h.secret)
-	if ok && int(i) < len(h.answers) && h.answers[i] == Missing {
-		h.answers[i] = Given
+// note notes a message and says whether no answer is missing any more.
+func (r *reception) note(f dataplane.Family, message []byte) (all bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	i, ok := protocols[f].answer(message, r.secret)
+	if ok && int(i) < len(r.answers) && r.answers[i] == Missing {
+		r.answers[i] = Given
 	}
-	return !slices.Contains(h.answers, Missing)
+	return !slices.Contains(r.answers, Missing)
 }
 
-// listen opens what receives ICMP of a family, in the namespace of the thread.
-func listen(f dataplane.Family) (*os.File, error) {
+// icmpSocket opens a socket that receives ICMP of a family, in the namespace of the thread.
+func icmpSocket(f dataplane.Family) (*os.File, error) {
 	p := protocols[f]
 	fd, err := unix.Socket(p.family, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, p.icmp)
 	if err != nil {
@@ -224,12 +224,12 @@ func listen(f dataplane.Family) (*os.File, error) {
 	return os.NewFile(uintptr(fd), "icmp"), nil
 }
 
-// mouth opens what sends packets by any link, in the namespace of the thread. It hears nothing. There is
+// packetSocket opens a socket that sends packets by any link, in the namespace of the thread. It receives nothing. There is
 // one for all questions: the kernel takes tens of milliseconds to close it (synchronize_net).
 //
 // It is of the kind that adds no header of the link: the other one wants a link's address as long as the
 // link's own, which for a tunnel of IPv6 doesn't fit into a struct sockaddr_ll.
-func mouth() (fd int, err error) {
+func packetSocket() (fd int, err error) {
 	if fd, err = unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0); err != nil {
 		return -1, fmt.Errorf("open a packet socket: %w", err)
 	}

@@ -163,22 +163,22 @@ func TestListenLate(t *testing.T) {
 		{"not late", time.Minute, []Answer{Given, Missing, Unknown}, nil},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			var ear *os.File
-			testkit.Check(t, ns.Do(func() (err error) { ear, err = listen(dataplane.IPv4); return err }))
-			defer ear.Close()
+			var socket *os.File
+			testkit.Check(t, ns.Do(func() (err error) { socket, err = icmpSocket(dataplane.IPv4); return err }))
+			defer socket.Close()
 			testkit.Must(w.Write(answerTo(protocols[dataplane.IPv4].packet(q, 0, secret))))(t)
 			testkit.Eventually(t, 10*time.Second, "the answer is there", func() (err error) {
-				c := testkit.Must(ear.SyscallConn())(t)
+				c := testkit.Must(socket.SyscallConn())(t)
 				testkit.Check(t, c.Control(func(fd uintptr) {
 					_, _, err = unix.Recvfrom(int(fd), make([]byte, 1), unix.MSG_PEEK)
 				}))
 				return err
 			})
-			h := hearing{secret: secret, answers: []Answer{Missing, Missing, Unknown}}
+			r := reception{secret: secret, answers: []Answer{Missing, Missing, Unknown}}
 			// The time is over as soon as it listens; whether that is late depends on when it asked.
-			err := h.listen(t.Context(), map[dataplane.Family]*os.File{dataplane.IPv4: ear}, time.Now().Add(tt.asked), 0)
-			if !errors.Is(err, tt.err) || !slices.Equal(h.answers, tt.want) {
-				t.Errorf("answers %v, %v, want %v, %v", h.answers, err, tt.want, tt.err)
+			err := r.listen(t.Context(), map[dataplane.Family]*os.File{dataplane.IPv4: socket}, time.Now().Add(tt.asked), 0)
+			if !errors.Is(err, tt.err) || !slices.Equal(r.answers, tt.want) {
+				t.Errorf("answers %v, %v, want %v, %v", r.answers, err, tt.want, tt.err)
 			}
 		})
 	}
@@ -188,12 +188,12 @@ func TestListenLate(t *testing.T) {
 func TestListenEnds(t *testing.T) {
 	ends := testkit.Must(unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0))(t)
 	testkit.Check(t, unix.Close(ends[1])) // from now on there is always something to read, of no bytes
-	ear := os.NewFile(uintptr(ends[0]), "ear")
-	defer ear.Close()
+	socket := os.NewFile(uintptr(ends[0]), "socket")
+	defer socket.Close()
 	done := make(chan error, 1)
 	go func() {
-		h := hearing{secret: make([]byte, secretSize), answers: []Answer{Missing}}
-		done <- h.listen(t.Context(), map[dataplane.Family]*os.File{dataplane.IPv4: ear}, time.Now(), time.Minute)
+		r := reception{secret: make([]byte, secretSize), answers: []Answer{Missing}}
+		done <- r.listen(t.Context(), map[dataplane.Family]*os.File{dataplane.IPv4: socket}, time.Now(), time.Minute)
 	}()
 	select {
 	case err := <-done:

@@ -26,7 +26,7 @@ type protocol struct {
 	family, icmp int
 	ether        uint16
 	ask, reply   byte
-	// skip is what a socket returns before the message.
+	// skip is the size of the header that a socket returns before the message.
 	skip int
 }
 
@@ -61,7 +61,7 @@ func (p protocol) packet(q Question, sequence uint16, secret []byte) []byte {
 	return append(b, m...)
 }
 
-// answer returns the sequence number of what a socket has read, if it is an answer.
+// answer returns the sequence number of a message that a socket has read, if the message is an answer.
 func (p protocol) answer(b, secret []byte) (sequence uint16, ok bool) {
 	skip := p.skip
 	if skip > 0 && len(b) > 0 {

@@ -125,7 +125,7 @@ func Check(ctx context.Context, ns *netns.NS, port uint16, families ...dataplane
 	return errors.Join(errs...)
 }
 
-// Remove closes what Ensure opens, in all families. That nothing is open is success, also for
+// Remove closes the port that Ensure opens, in all families. That no port is open is success, also for
 // want of FoU.
 func Remove(ctx context.Context, ns *netns.NS, port uint16) error {
 	p, err := read(ctx, ns)
@@ -168,8 +168,10 @@ func (p *ports) list(ctx context.Context) error {
 		var as rtnl.Attributes
 		_, rest := as.Cut(body, headerSize)
 		p.open = append(p.open, socket{
-			port: as.Find(rest, attrPort).Port(), family: as.Find(rest, attrFamily).U8(),
-			protocol: as.Find(rest, attrIPProto).U8(), encap: as.Find(rest, attrType).U8(),
+			port:     as.Find(rest, attrPort).Port(),
+			family:   as.Find(rest, attrFamily).U8(),
+			protocol: as.Find(rest, attrIPProto).U8(),
+			encap:    as.Find(rest, attrType).U8(),
 		})
 		return as.Err
 	})

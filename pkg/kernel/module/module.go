@@ -1,8 +1,8 @@
 // Package module loads kernel modules, as modprobe(8) does, from the files of the running
 // kernel below /lib/modules.
 //
-// It owns the order in which they are loaded and what their files are compressed with. It must
-// not know what a module is for.
+// It owns the order in which they are loaded and the compression of their files. It must
+// not know the purpose of a module.
 package module
 
 import (
@@ -25,7 +25,7 @@ import (
 // ErrNotFound: the kernel's folder has no such module.
 var ErrNotFound = errors.New("no such kernel module")
 
-// Load loads modules and what they need into the running kernel; those that are built in or
+// Load loads modules and those that they need into the running kernel; modules that are built in or
 // loaded already are left as they are. dir is /lib/modules, or where that is mounted. It goes
 // on after a failure and returns the errors of all modules, joined.
 func Load(dir string, names ...string) error {
@@ -43,7 +43,7 @@ func insert(image []byte) error { return unix.InitModule(image, "") }
 
 type loader struct {
 	dir    string // of the running kernel
-	proc   string // the list of what is loaded
+	proc   string // the list of loaded modules
 	insert func(image []byte) error
 }
 
@@ -67,13 +67,13 @@ func (l loader) load(names []string) error {
 	return errors.Join(errs...)
 }
 
-// loadOne loads a module after what it needs.
+// loadOne loads a module after those that it needs.
 func (l loader) loadOne(name string, files map[string][]string, present map[string]bool) error {
 	paths, ok := files[canonical(name)]
 	if !ok {
 		return fmt.Errorf("%w as %s in %s", ErrNotFound, name, l.dir)
 	}
-	// What a module needs is listed after it, and needs only what is listed still later.
+	// The modules that one needs are listed after it, and need only such as are listed still later.
 	for _, path := range slices.Backward(paths) {
 		if present[nameOf(path)] {
 			continue

@@ -113,8 +113,8 @@ func (p *Panic) Error() string {
 // home is the namespace to which threads are returned.
 var home = sync.OnceValues(Current)
 
-// Do calls fn on a thread that is in the namespace, and returns its error, or a Panic. What
-// fn starts with go isn't in the namespace. A nil NS is the namespace that the process
+// Do calls fn on a thread that is in the namespace, and returns its error, or a Panic.
+// Goroutines that fn starts aren't in the namespace. A nil NS is the namespace that the process
 // was started in: no right to enter one is needed for it.
 func (n *NS) Do(fn func() error) error {
 	if n == nil {

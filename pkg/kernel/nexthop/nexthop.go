@@ -122,7 +122,7 @@ func (s *Syncer) owns(n rtnl.Nexthop) bool {
 	return n.Protocol == s.protocol && n.ID >= dataplane.FirstNexthop
 }
 
-// ensure makes and changes what isn't as wanted among all objects.
+// ensure makes the wanted objects that are missing among all, and changes those that differ.
 func (s *Syncer) ensure(ctx context.Context, want Set, all []rtnl.Nexthop) (result dataplane.Result, err error) {
 	missing, err := s.compare(want, all)
 	errs := []error{err}

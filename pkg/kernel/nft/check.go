@@ -9,7 +9,7 @@ import (
 	"github.com/coil-net/coil/pkg/dataplane"
 )
 
-// Check says what of the table isn't as Sync makes it. Nothing is changed. As long as nobody changes any table,
+// Check says in which ways the table isn't as Sync makes it. Nothing is changed. As long as nobody changes any table,
 // the kernel is asked for no more than that.
 func (t *Table) Check(ctx context.Context, r dataplane.Ruleset) error {
 	t.mu.Lock()
@@ -21,12 +21,7 @@ func (t *Table) Check(ctx context.Context, r dataplane.Ruleset) error {
 	if err != nil {
 		return err
 	}
-	want := d.shape()
-	conn, err := t.connect()
-	if err != nil {
-		return err
-	}
-	have, generation, err := t.current(ctx, conn, d, want)
+	have, generation, err := t.current(ctx, d)
 	if err != nil {
 		return fmt.Errorf("read table %s of nftables: %w", t.name, err)
 	}
@@ -34,13 +29,13 @@ func (t *Table) Check(ctx context.Context, r dataplane.Ruleset) error {
 		return fmt.Errorf("table %s of nftables is missing", t.name)
 	}
 	var errs []error
-	for _, w := range want {
+	for _, w := range d.shape {
 		if !slices.Contains(have.shape, w) {
 			errs = append(errs, fmt.Errorf("table %s of nftables: %s is missing", t.name, w))
 		}
 	}
 	for _, h := range have.shape {
-		if !slices.Contains(want, h) {
+		if !slices.Contains(d.shape, h) {
 			errs = append(errs, fmt.Errorf("table %s of nftables: %s shouldn't be there", t.name, h))
 		}
 	}

@@ -32,13 +32,14 @@ import (
 //	           {add | update | delete} @SET { FIELD [ct count over NUMBER] }
 //
 // Other than nft(8) it adds no condition that the text hasn't, such as that of the family before an address, and
-// evaluates conditions in the order of the text: that decides what a packet costs.
+// evaluates conditions in the order of the text: that decides the cost of a packet.
 func compile(text string) ([]expr.Any, error) {
 	r := &reader{words: strings.Fields(text)}
-	for len(r.words) > 0 {
-		if err := r.part(); err != nil {
-			return nil, fmt.Errorf("rule %q, before %q: %w", text, strings.Join(r.words, " "), err)
-		}
+	for len(r.words) > 0 && r.err == nil {
+		r.part()
+	}
+	if r.err != nil {
+		return nil, fmt.Errorf("rule %q, before %q: %w", text, strings.Join(r.words, " "), r.err)
 	}
 	return r.exprs, nil
 }
@@ -48,7 +49,7 @@ var (
 	errNumber  = errors.New("the number can't be read")
 )
 
-// register is the first of 16 bytes, for what is compared. Fields of a concatenation follow each other in
+// register is the first of 16 bytes, for data that is compared. Fields of a concatenation follow each other in
 // registers of four bytes.
 const register = 1
 
@@ -60,44 +61,83 @@ func registerOf(before uint32) uint32 {
 	return unix.NFT_REG32_00 + before/4
 }
 
-// reader reads a rule.
+// reader reads a rule. After an error it takes no more words.
 type reader struct {
 	words []string
 	exprs []expr.Any
+	err   error // the first
 }
 
 func (r *reader) add(exprs ...expr.Any) { r.exprs = append(r.exprs, exprs...) }
 
+func (r *reader) fail(err error) {
+	if r.err == nil {
+		r.err = err
+	}
+}
+
 // next takes words if they follow.
 func (r *reader) next(words ...string) bool {
-	if len(r.words) < len(words) || !slices.Equal(r.words[:len(words)], words) {
+	if r.err != nil || len(r.words) < len(words) || !slices.Equal(r.words[:len(words)], words) {
 		return false
 	}
 	r.words = r.words[len(words):]
 	return true
 }
 
-// word takes a word, whichever follows; none is empty.
-func (r *reader) word() string {
-	if len(r.words) == 0 {
+// expect takes a word that must follow.
+func (r *reader) expect(word string) {
+	if !r.next(word) {
+		r.fail(errUnknown)
+	}
+}
+
+// peek returns the word that follows; none is empty.
+func (r *reader) peek() string {
+	if len(r.words) == 0 || r.err != nil {
 		return ""
 	}
-	w := r.words[0]
-	r.words = r.words[1:]
+	return r.words[0]
+}
+
+// word takes a word, whichever follows; none is empty.
+func (r *reader) word() string {
+	w := r.peek()
+	r.next(w)
 	return w
 }
 
 // name takes the name of a set or map.
-func (r *reader) name() (string, error) {
+func (r *reader) name() string {
 	name, ok := strings.CutPrefix(r.word(), "@")
 	if !ok {
-		return "", fmt.Errorf("the name of a set: %w", errUnknown)
+		r.fail(fmt.Errorf("the name of a set: %w", errUnknown))
 	}
-	return name, nil
+	return name
+}
+
+// number takes a number.
+func (r *reader) number(bits int) uint64 {
+	n, err := number(r.word(), bits)
+	r.fail(err)
+	return n
+}
+
+// value takes a value of a field.
+func (r *reader) value(f field) []byte { return r.valueIn(f, r.word()) }
+
+// valueIn reads a value of a field in a word that was taken.
+func (r *reader) valueIn(f field, word string) []byte {
+	if r.err != nil {
+		return nil
+	}
+	value, err := f.value(word)
+	r.fail(err)
+	return value
 }
 
 // part reads a condition or statement.
-func (r *reader) part() error {
+func (r *reader) part() {
 	const objectCounter = 1 // NFT_OBJECT_COUNTER
 	switch {
 	case r.next("accept"):
@@ -115,27 +155,26 @@ func (r *reader) part() error {
 	case r.next("counter", "name"):
 		r.add(&expr.Objref{Type: objectCounter, Name: r.word()})
 	case r.next("snat"):
-		return r.translate(expr.NATTypeSourceNAT)
+		r.translate(expr.NATTypeSourceNAT)
 	case r.next("dnat"):
-		return r.translate(expr.NATTypeDestNAT)
+		r.translate(expr.NATTypeDestNAT)
 	case r.next("meta", "mark", "set"):
-		return r.set(&expr.Meta{Key: expr.MetaKeyMARK, Register: register, SourceRegister: true})
+		r.set(&expr.Meta{Key: expr.MetaKeyMARK, Register: register, SourceRegister: true})
 	case r.next("ct", "mark", "set"):
-		return r.set(&expr.Ct{Key: expr.CtKeyMARK, Register: register, SourceRegister: true})
+		r.set(&expr.Ct{Key: expr.CtKeyMARK, Register: register, SourceRegister: true})
 	case r.next("tcp", "option", "maxseg", "size", "set"):
-		return r.segment()
+		r.segment()
 	case r.next("add"):
-		return r.element(unix.NFT_DYNSET_OP_ADD)
+		r.element(unix.NFT_DYNSET_OP_ADD)
 	case r.next("update"):
-		return r.element(unix.NFT_DYNSET_OP_UPDATE)
+		r.element(unix.NFT_DYNSET_OP_UPDATE)
 	case r.next("delete"):
-		return r.element(deleteElement)
+		r.element(deleteElement)
 	case r.next("fib", "saddr", ".", "iif", "oif", "missing"):
 		r.add(&expr.Fib{Register: register, ResultOIF: true, FlagSADDR: true, FlagIIF: true, FlagPRESENT: true}, compare(expr.CmpOpEq, make([]byte, 4)))
 	default:
-		return r.condition()
+		r.condition()
 	}
-	return nil
 }
 
 // deleteElement is NFT_DYNSET_OP_DELETE of linux/netfilter/nf_tables.h.
@@ -145,85 +184,73 @@ func compare(op expr.CmpOp, data []byte) expr.Any {
 	return &expr.Cmp{Op: op, Register: register, Data: data}
 }
 
-// bitwise keeps the bits of a mask of what is in the register, and then turns those of xor.
+// bitwise keeps the bits of a mask in the register, and then turns those of xor.
 func bitwise(mask, xor []byte) expr.Any {
 	return &expr.Bitwise{SourceRegister: register, DestRegister: register, Len: uint32(len(mask)), Mask: mask, Xor: xor}
 }
 
 // fields reads fields, which are loaded into registers, and returns the last of them.
-func (r *reader) fields() (field, error) {
+func (r *reader) fields() field {
 	var before uint32
 	for {
-		f, err := r.field()
-		if err != nil {
-			return f, err
+		f, ok := r.field()
+		if !ok {
+			r.fail(errUnknown)
+			return f
 		}
 		r.add(f.load(registerOf(before)))
 		if !r.next(".") {
-			return f, nil
+			return f
 		}
 		before += (f.size + 3) / 4 * 4
 	}
 }
 
-// condition reads fields and what they are compared with, or looked up in.
-func (r *reader) condition() error {
-	f, err := r.fields()
-	if err != nil {
-		return err
-	}
+// condition reads fields, and the value that they are compared with or the set that they are looked up in.
+func (r *reader) condition() {
+	f := r.fields()
 	if r.next("vmap") {
-		name, err := r.name()
-		r.add(&expr.Lookup{SourceRegister: register, IsDestRegSet: true, SetName: name})
-		return err
+		r.add(&expr.Lookup{SourceRegister: register, IsDestRegSet: true, SetName: r.name()})
+		return
 	}
 	var mask []byte
 	if r.next("&") {
-		if mask, err = f.value(r.word()); err != nil {
-			return err
-		}
+		mask = r.value(f)
 	}
 	op := expr.CmpOpEq
 	if r.next("!=") {
 		op = expr.CmpOpNeq
 	}
 	if f.bits && mask == nil && op == expr.CmpOpEq {
-		return r.anyOf(f)
+		r.anyOf(f)
+		return
 	}
-	if len(r.words) > 0 && strings.HasPrefix(r.words[0], "@") {
-		name, err := r.name()
-		r.add(&expr.Lookup{SourceRegister: register, SetName: name, Invert: op == expr.CmpOpNeq})
-		return err
+	if strings.HasPrefix(r.peek(), "@") {
+		r.add(&expr.Lookup{SourceRegister: register, SetName: r.name(), Invert: op == expr.CmpOpNeq})
+		return
 	}
 	data := r.word()
 	if prefix, err := netip.ParsePrefix(data); err == nil && mask == nil && prefix.Addr().BitLen() == int(f.size)*8 {
 		mask, data = maskOf(prefix), prefix.Masked().Addr().String()
 	}
 	if f.flags && r.next("/") { // "tcp flags VALUE / MASK"
-		if mask, err = f.value(r.word()); err != nil {
-			return err
-		}
+		mask = r.value(f)
 	}
-	value, err := f.value(data)
-	if err != nil {
-		return err
-	}
+	value := r.valueIn(f, data)
 	if mask != nil {
 		r.add(bitwise(mask, make([]byte, len(mask))))
 	}
 	r.add(compare(op, value))
-	return nil
 }
 
 // anyOf reads bits of which any must be set or, after an exclamation mark, none.
-func (r *reader) anyOf(f field) error {
+func (r *reader) anyOf(f field) {
 	op := expr.CmpOpNeq
 	if r.next("!") {
 		op = expr.CmpOpEq
 	}
-	value, err := f.value(r.word())
+	value := r.value(f)
 	r.add(bitwise(value, make([]byte, len(value))), compare(op, make([]byte, len(value))))
-	return err
 }
 
 func maskOf(p netip.Prefix) []byte {
@@ -234,94 +261,61 @@ func maskOf(p netip.Prefix) []byte {
 	return mask
 }
 
-// translate reads what an address is translated to.
-func (r *reader) translate(kind expr.NATType) error {
-	families := map[string]uint32{"ip": unix.NFPROTO_IPV4, "ip6": unix.NFPROTO_IPV6}
-	family, ok := families[r.word()]
-	if !ok || !r.next("to") {
-		return errUnknown
+// translate reads the address that another one is translated to.
+func (r *reader) translate(kind expr.NATType) {
+	family, ok := map[string]uint32{"ip": unix.NFPROTO_IPV4, "ip6": unix.NFPROTO_IPV6}[r.word()]
+	if !ok {
+		r.fail(errUnknown)
 	}
-	if a, err := netip.ParseAddr(strings.Join(r.words[:min(1, len(r.words))], "")); err == nil {
+	r.expect("to")
+	if a, err := netip.ParseAddr(r.peek()); err == nil {
 		r.word()
 		r.add(&expr.Immediate{Register: register, Data: a.AsSlice()})
 	} else {
-		if _, err := r.fields(); err != nil {
-			return err
-		}
-		if !r.next("map") {
-			return errUnknown
-		}
-		name, err := r.name()
-		if err != nil {
-			return err
-		}
-		r.add(&expr.Lookup{SourceRegister: register, DestRegister: register, IsDestRegSet: true, SetName: name})
+		r.fields()
+		r.expect("map")
+		r.add(&expr.Lookup{SourceRegister: register, DestRegister: register, IsDestRegSet: true, SetName: r.name()})
 	}
 	r.add(&expr.NAT{Type: kind, Family: family, RegAddrMin: register, FullyRandom: r.next("fully-random")})
-	return nil
 }
 
 // set reads the value that a mark is set to.
-func (r *reader) set(mark expr.Any) error {
-	from, err := r.field()
-	if err != nil {
-		value, err := number(r.word(), 32)
-		r.add(&expr.Immediate{Register: register, Data: binaryutil.NativeEndian.PutUint32(uint32(value))}, mark)
-		return err
+func (r *reader) set(mark expr.Any) {
+	from, ok := r.field()
+	if !ok {
+		r.add(&expr.Immediate{Register: register, Data: binaryutil.NativeEndian.PutUint32(uint32(r.number(32)))}, mark)
+		return
 	}
 	r.add(from.load(register))
-	if !r.next("&") {
-		return errUnknown
-	}
-	mask, err := from.value(r.word())
-	if err != nil || !r.next("|") {
-		return errors.Join(err, errUnknown)
-	}
-	bits, err := from.value(r.word())
-	r.add(bitwise(mask, bits), mark)
-	return err
+	r.expect("&")
+	mask := r.value(from)
+	r.expect("|")
+	r.add(bitwise(mask, r.value(from)), mark)
 }
 
 // segment reads the largest segment of a new TCP connection (RFC 9293, section 3.7.1). The kernel lowers the
 // option if there is one, and adds none.
-func (r *reader) segment() error {
+func (r *reader) segment() {
 	const mss = 2 // kind of option
 	if r.next("rt", "mtu") {
 		r.add(&expr.Rt{Register: register, Key: expr.RtTCPMSS},
 			&expr.Byteorder{SourceRegister: register, DestRegister: register, Op: expr.ByteorderHton, Len: 2, Size: 2})
 	} else {
-		size, err := number(r.word(), 16)
-		if err != nil {
-			return err
-		}
-		r.add(&expr.Immediate{Register: register, Data: binary.BigEndian.AppendUint16(nil, uint16(size))})
+		r.add(&expr.Immediate{Register: register, Data: binary.BigEndian.AppendUint16(nil, uint16(r.number(16)))})
 	}
 	r.add(&expr.Exthdr{SourceRegister: register, Type: mss, Offset: 2, Len: 2, Op: expr.ExthdrOpTcpopt})
-	return nil
 }
 
 // element reads a change of an element of a set.
-func (r *reader) element(operation uint32) error {
-	name, err := r.name()
-	if err != nil || !r.next("{") {
-		return errors.Join(err, errUnknown)
-	}
-	if _, err := r.fields(); err != nil {
-		return err
-	}
-	change := &expr.Dynset{SrcRegKey: register, SetName: name, Operation: operation}
+func (r *reader) element(operation uint32) {
+	change := &expr.Dynset{SrcRegKey: register, SetName: r.name(), Operation: operation}
+	r.expect("{")
+	r.fields()
 	if r.next("ct", "count", "over") {
-		count, err := number(r.word(), 32)
-		if err != nil {
-			return err
-		}
-		change.Exprs = []expr.Any{&expr.Connlimit{Count: uint32(count), Flags: expr.NFT_CONNLIMIT_F_INV}}
+		change.Exprs = []expr.Any{&expr.Connlimit{Count: uint32(r.number(32)), Flags: expr.NFT_CONNLIMIT_F_INV}}
 	}
-	if !r.next("}") {
-		return errUnknown
-	}
+	r.expect("}")
 	r.add(change)
-	return nil
 }
 
 func number(word string, bits int) (uint64, error) {

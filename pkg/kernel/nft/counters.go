@@ -12,7 +12,7 @@ import (
 	"github.com/coil-net/coil/pkg/dataplane"
 )
 
-// Counter is what a named counter has counted since it was made.
+// Counter is a named counter with its counts since it was made.
 type Counter struct {
 	Name    string
 	Packets uint64
@@ -51,7 +51,7 @@ func (t *Table) Expiring(ctx context.Context, set string) (map[string]time.Durat
 // Sets returns the sets of the table in the kernel, with names, elements and Interval alone: Key, Value and Size aren't
 // read.
 func (t *Table) Sets(ctx context.Context) ([]dataplane.Set, error) {
-	exists, err := t.Exists()
+	exists, err := t.Exists(ctx)
 	if err != nil || !exists {
 		return nil, err
 	}

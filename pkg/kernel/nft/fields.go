@@ -17,7 +17,7 @@ type field struct {
 	size uint32 // bytes
 	// load is the expression that puts the field into a register.
 	load func(register uint32) expr.Any
-	// value reads what the field is compared with.
+	// value reads a value that the field is compared with.
 	value func(word string) ([]byte, error)
 	// bits says that a condition asks for any of some bits.
 	bits bool
@@ -25,30 +25,23 @@ type field struct {
 	flags bool
 }
 
-// field reads a field. Its name is of one word or two, that of numgen has a number behind it.
-func (r *reader) field() (field, error) {
+// field takes a field if one follows. Its name is of one word or two, that of numgen has a number behind it.
+func (r *reader) field() (f field, ok bool) {
 	if r.next("numgen", "random", "mod") {
-		modulus, err := number(r.word(), 32)
+		modulus := r.number(32)
 		return field{size: 4, value: hostNumber, load: func(to uint32) expr.Any {
 			return &expr.Numgen{Register: to, Modulus: uint32(modulus), Type: unix.NFT_NG_RANDOM}
-		}}, err
+		}}, true
 	}
-	for _, n := range []int{1, 2} {
-		if len(r.words) < n {
-			break
-		}
+	for n := 1; n <= min(2, len(r.words)); n++ {
 		if f, ok := fields[strings.Join(r.words[:n], " ")]; ok {
-			r.words = r.words[n:]
-			return f, nil
+			return f, r.next(r.words[:n]...)
 		}
 	}
-	if len(r.words) > 0 {
-		if f, ok := raw(r.words[0]); ok {
-			r.words = r.words[1:]
-			return f, nil
-		}
+	if f, ok = raw(r.peek()); ok {
+		r.word()
 	}
-	return field{}, errUnknown
+	return f, ok
 }
 
 // fields are those that rules of Coil look at. Sources: nft(8), linux/netfilter/nf_tables.h.
@@ -150,7 +143,7 @@ func oneByte(names map[string]byte) func(string) ([]byte, error) {
 	}
 }
 
-// namePrefix reads what the names of links begin with: a word in quotes that ends with an asterisk.
+// namePrefix reads the beginning of names of links: a word in quotes that ends with an asterisk.
 func namePrefix(word string) ([]byte, error) {
 	name, err := strconv.Unquote(word)
 	prefix, ok := strings.CutSuffix(name, "*")

@@ -51,7 +51,7 @@ func rangesOf(elements []element) []dataplane.Range {
 	return out
 }
 
-// contentOf returns what a set with some elements has. Of a concatenation each element has the first and the last key
+// contentOf returns the content of a set with some elements. Of a concatenation each element has the first and the last key
 // of its range, in other sets of intervals the end of a range is an element of its own.
 func contentOf(interval bool, elements []element) content {
 	if interval && !slices.ContainsFunc(elements, func(e element) bool { return e.Last != "" }) {

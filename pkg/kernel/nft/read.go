@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -19,7 +18,7 @@ import (
 	"github.com/coil-net/coil/pkg/kernel/rtnl"
 )
 
-// A program in a pod may have made any table "coil" there. The library isn't asked for what a table has: it
+// A program in a pod may have made any table "coil" there. The library isn't asked for the objects of a table: it
 // panics at some user data, refuses expressions that it only writes, and keeps answers of any size.
 
 const (
@@ -36,7 +35,7 @@ const (
 	maxMessagesOfPod = 4096
 )
 
-// objects are what a table has but for rules and elements.
+// objects are those of a table, but for rules and elements.
 type objects struct {
 	named  []object
 	sets   []*nftables.Set
@@ -65,6 +64,20 @@ func (t *Table) readObjects(ctx context.Context) (o objects, err error) {
 	return o, err
 }
 
+// readFlags returns the flags of the table, if it exists.
+func (t *Table) readFlags(ctx context.Context) (flags uint32, exists bool, err error) {
+	err = t.handle.Get(ctx, t.ask(unix.NFT_MSG_GETTABLE, "flags"), func(body []byte) error {
+		var as rtnl.Attributes
+		attributes, ours := t.about(&as, body)
+		flags, exists = as.Find(attributes, unix.NFTA_TABLE_FLAGS).BE32(), ours
+		return as.Err
+	})
+	if errors.Is(err, unix.ENOENT) {
+		return 0, false, nil
+	}
+	return flags, exists, err
+}
+
 func (t *Table) readNamed(ctx context.Context) ([]object, error) {
 	return rtnl.List(ctx, t.handle, t.ask(unix.NFT_MSG_GETOBJ, "counters"), t.parseObject)
 }
@@ -86,13 +99,10 @@ func (t *Table) readElements(ctx context.Context, set string) ([]element, error)
 	return rtnl.Collect(ctx, t.handle, r, t.appendElements)
 }
 
-// shape reads from the kernel what definition.shape describes; it is empty if there is no table.
-func (t *Table) shape(ctx context.Context, conn *nftables.Conn) ([]string, error) {
-	table, err := conn.ListTableOfFamily(t.name, family)
-	if errors.Is(err, unix.ENOENT) {
-		return nil, nil
-	}
-	if err != nil {
+// shape reads the shape of the table in the kernel (see definition.shapes); it is empty if there is no table.
+func (t *Table) shape(ctx context.Context) ([]string, error) {
+	flags, exists, err := t.readFlags(ctx)
+	if err != nil || !exists {
 		return nil, err
 	}
 	o, err := t.readObjects(ctx)
@@ -100,7 +110,7 @@ func (t *Table) shape(ctx context.Context, conn *nftables.Conn) ([]string, error
 		return nil, err
 	}
 	var out []string
-	if table.Flags != 0 { // in the wrong byte order, by a fault of the library
+	if flags != 0 {
 		out = append(out, "flags: dormant or another")
 	}
 	for _, n := range o.named {
@@ -112,27 +122,14 @@ func (t *Table) shape(ctx context.Context, conn *nftables.Conn) ([]string, error
 	for _, c := range o.chains {
 		out = append(out, chainShape(c))
 	}
-	rules, err := t.rules(ctx)
-	if err != nil {
-		return nil, err
-	}
-	for _, name := range slices.Sorted(maps.Keys(rules)) {
-		for i, mark := range rules[name] {
-			out = append(out, ruleShape(name, i, mark))
-		}
+	rules, err := rtnl.List(ctx, t.handle, t.ask(unix.NFT_MSG_GETRULE, "rules"), t.parseRule)
+	before := map[string]int{} // rules of each chain
+	for _, r := range rules {
+		out = append(out, ruleShape(r.chain, before[r.chain], r.comment))
+		before[r.chain]++
 	}
 	slices.Sort(out)
-	return out, nil
-}
-
-// rules returns the comments of the rules of each chain, in order.
-func (t *Table) rules(ctx context.Context) (map[string][]string, error) {
-	all, err := rtnl.List(ctx, t.handle, t.ask(unix.NFT_MSG_GETRULE, "rules"), t.parseRule)
-	rules := map[string][]string{}
-	for _, r := range all {
-		rules[r.chain] = append(rules[r.chain], r.comment)
-	}
-	return rules, err
+	return out, err
 }
 
 // ask is a request about the table; some objects need more attributes.
@@ -213,16 +210,16 @@ func (t *Table) parseChain(body []byte) (*nftables.Chain, bool, error) {
 	var as rtnl.Attributes
 	attributes, ours := t.about(&as, body)
 	c := &nftables.Chain{
-		Table: t.named(), Name: as.Find(attributes, unix.NFTA_CHAIN_NAME).Text(),
-		Type: nftables.ChainType(as.Find(attributes, unix.NFTA_CHAIN_TYPE).Text()),
+		Table: t.named(),
+		Name:  as.Find(attributes, unix.NFTA_CHAIN_NAME).Text(),
+		Type:  nftables.ChainType(as.Find(attributes, unix.NFTA_CHAIN_TYPE).Text()),
 	}
 	if a := as.Find(attributes, unix.NFTA_CHAIN_POLICY); a.Kind != 0 {
-		policy := nftables.ChainPolicy(a.BE32())
-		c.Policy = &policy
+		c.Policy = new(nftables.ChainPolicy(a.BE32()))
 	}
 	if hook := as.Find(attributes, unix.NFTA_CHAIN_HOOK); hook.Kind != 0 {
-		c.Hooknum = nftables.ChainHookRef(nftables.ChainHook(as.Find(hook.Value, unix.NFTA_HOOK_HOOKNUM).BE32()))
-		c.Priority = nftables.ChainPriorityRef(nftables.ChainPriority(as.Find(hook.Value, unix.NFTA_HOOK_PRIORITY).BE32()))
+		c.Hooknum = new(nftables.ChainHook(as.Find(hook.Value, unix.NFTA_HOOK_HOOKNUM).BE32()))
+		c.Priority = new(nftables.ChainPriority(as.Find(hook.Value, unix.NFTA_HOOK_PRIORITY).BE32()))
 	}
 	return c, ours, as.Err
 }

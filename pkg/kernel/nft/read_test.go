@@ -90,6 +90,25 @@ func TestParse(t *testing.T) {
 	}
 }
 
+// A notification wakes the watch of its table, also one that isn't understood.
+func TestConcerns(t *testing.T) {
+	for name, c := range map[string]struct {
+		body []byte
+		want bool
+	}{
+		"the table":      {ours(attr(unix.NFTA_CHAIN_NAME, text("mine"))), true},
+		"another table":  {of("other", attr(unix.NFTA_CHAIN_NAME, text("mine"))), false},
+		"another family": {append([]byte{unix.NFPROTO_IPV4}, ours()[1:]...), false},
+		"a generation":   {append([]byte{unix.NFPROTO_UNSPEC, 0, 0, 0}, attr(unix.NFTA_GEN_ID, []byte{0, 0, 0, 1})...), false},
+		"no header":      {[]byte{1, 2}, true},
+		"no attribute":   {append(ours()[:4:4], 0xff, 0xff, 1, 0), true},
+	} {
+		if got := mine.concerns(c.body); got != c.want {
+			t.Errorf("%s concerns the table: %t", name, got)
+		}
+	}
+}
+
 // No bytes make a parser panic.
 func FuzzParse(f *testing.F) {
 	f.Add([]byte{})

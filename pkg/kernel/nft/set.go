@@ -69,7 +69,7 @@ func (s set) byRules() bool { return s.Counting || s.Timeout > 0 }
 // maxElements is how many elements of a set one message has, whose attributes hold 64 KiB.
 const maxElements = 500
 
-// nft is the set in requests. The ID is what rules of the same transaction find it by.
+// nft is the set in requests. Rules of the same transaction find it by the ID.
 func (s set) nft(id uint32) *nftables.Set {
 	n := &nftables.Set{
 		Table: s.table, ID: id, Name: s.Name, KeyType: s.key, Interval: s.Interval, Size: s.Size,
@@ -82,7 +82,7 @@ func (s set) nft(id uint32) *nftables.Set {
 	return n
 }
 
-// add collects what makes the set. The ID is another one for each set of a transaction.
+// add collects requests that make the set. The ID is another one for each set of a transaction.
 func (s set) add(conn *nftables.Conn, id uint32) error {
 	ns := s.nft(id)
 	if err := conn.AddSet(ns, nil); err != nil {
@@ -91,7 +91,7 @@ func (s set) add(conn *nftables.Conn, id uint32) error {
 	return s.collect(conn.SetAddElements, ns, s.wanted())
 }
 
-// content is what a set has: elements, or the ranges of a set of intervals of addresses.
+// content is that of a set: elements, or the ranges of a set of intervals of addresses.
 type content struct {
 	elements []dataplane.Element
 	ranges   []dataplane.Range
@@ -110,9 +110,9 @@ func (s set) difference(have content) (add, remove content) {
 	return add, remove
 }
 
-// differs returns what is to be added to what a set has, and what to be removed.
+// differs returns the elements to add to those that a set has, and the elements to remove.
 func differs[E comparable](have, want []E) (add, remove []E) {
-	// Who was here last has left them in this order: most changes are of a few among many.
+	// The last Sync has left them in this order: most changes are of a few among many.
 	for len(have) > 0 && len(want) > 0 && have[0] == want[0] {
 		have, want = have[1:], want[1:]
 	}

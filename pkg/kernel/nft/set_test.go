@@ -121,7 +121,7 @@ func TestTablesOfOthersStay(t *testing.T) {
 	}
 	testkit.Must(two.Sync(t.Context(), dataplane.Ruleset{}))(t)
 	testkit.Check(t, one.Check(t.Context(), r))
-	if exists := testkit.Must(two.Exists())(t); exists {
+	if exists := testkit.Must(two.Exists(t.Context()))(t); exists {
 		t.Error("a table without chains is left")
 	}
 }

@@ -7,9 +7,9 @@ import (
 	"github.com/google/nftables"
 )
 
-// shape describes everything of a table but elements and the values of counters, one item per
+// shapes describe everything of a table but elements and the values of counters, one item per
 // object.
-func (d definition) shape() []string {
+func (d definition) shapes() []string {
 	var out []string
 	for _, name := range d.counters {
 		out = append(out, counterShape(name))

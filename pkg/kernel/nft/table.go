@@ -1,6 +1,6 @@
 // Package nft makes a table of nftables(8) as it is wanted, in one network namespace.
 //
-// It owns the whole of the table, of the family inet: what isn't wanted there goes. Rules change in one
+// It owns the whole of the table, of the family inet: an object that isn't wanted there goes. Rules change in one
 // transaction, so that no packet ever meets half a ruleset. It must not know why a packet is let through,
 // nor touch any other table.
 package nft
@@ -33,6 +33,16 @@ type definition struct {
 	counters []string
 	sets     []set
 	chains   []chain
+	shape    []string
+}
+
+// state is the table as it is once it is as wanted.
+func (d definition) state() *state {
+	want := &state{shape: d.shape, sets: map[string]content{}}
+	for _, s := range d.sets {
+		want.sets[s.Name] = s.wanted()
+	}
+	return want
 }
 
 // chain is a dataplane.Chain whose rules are compiled.
@@ -41,7 +51,7 @@ type chain struct {
 	rules []rule
 }
 
-// rule is what the kernel evaluates, and the comment by which the rule is recognised there: the kernel gives
+// rule has the expressions that the kernel evaluates, and the comment by which the rule is recognised there: the kernel gives
 // expressions back in another form, so that the comment ends with their hash.
 type rule struct {
 	comment string
@@ -73,7 +83,7 @@ func (t *Table) define(r dataplane.Ruleset) (d definition, err error) {
 		}
 		d.chains = append(d.chains, defined)
 	}
-	t.compiled = compiled
+	t.compiled, d.shape = compiled, d.shapes()
 	return d, nil
 }
 
@@ -110,7 +120,7 @@ type Table struct {
 	mu sync.Mutex // is held from reading to writing
 	// compiled has the rules of the last ruleset, most of which are in the next one, too.
 	compiled map[dataplane.ChainRule]rule
-	// known is what the table was when the rulesets had the generation: as long as they
+	// known is the state of the table when the rulesets had the generation: as long as they
 	// have it, nobody has changed anything, and nothing needs to be read.
 	known      *state
 	generation uint32
@@ -118,7 +128,7 @@ type Table struct {
 	commits uint32
 }
 
-// state is what a table is.
+// state is the content of a table.
 type state struct {
 	shape []string
 	sets  map[string]content
@@ -139,7 +149,7 @@ func New(ns *netns.NS, name string) (*Table, error) {
 }
 
 // NewOfPod returns the table of a namespace in which programs of a pod may have made as many objects as they like.
-// What is too much is an error, rtnl.ErrTooMany.
+// Too many are an error, rtnl.ErrTooMany.
 func NewOfPod(ns *netns.NS, name string) (*Table, error) {
 	t, err := New(ns, name)
 	if err != nil {
@@ -174,63 +184,56 @@ func (t *Table) named() *nftables.Table {
 func (t *Table) Sync(ctx context.Context, r dataplane.Ruleset) (dataplane.Result, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	var result dataplane.Result
-	var err error
-	if len(r.Chains) == 0 {
-		err = t.remove()
-	} else if d, failed := t.define(r); failed != nil {
-		err = failed
-	} else {
-		result, err = t.change(ctx, d)
-	}
+	result, err := t.sync(ctx, r)
 	if err != nil {
 		return dataplane.Result{}, fmt.Errorf("table %s of nftables: %w", t.name, err)
 	}
 	return result, nil
 }
 
-func (t *Table) change(ctx context.Context, d definition) (dataplane.Result, error) {
-	var result dataplane.Result
-	shape := d.shape()
-	want := &state{shape: shape, sets: map[string]content{}}
-	for _, s := range d.sets {
-		want.sets[s.Name] = s.wanted()
+func (t *Table) sync(ctx context.Context, r dataplane.Ruleset) (result dataplane.Result, err error) {
+	if len(r.Chains) == 0 {
+		return result, t.remove(ctx)
+	}
+	d, err := t.define(r)
+	if err != nil {
+		return result, err
+	}
+	have, before, err := t.current(ctx, d)
+	if err != nil {
+		return result, fmt.Errorf("read: %w", err)
 	}
 	conn, err := t.connect()
 	if err != nil {
 		return result, err
 	}
-	have, before, err := t.current(ctx, conn, d, shape)
-	if err != nil {
-		return result, fmt.Errorf("read: %w", err)
-	}
 	t.known, t.commits = nil, 0
-	if result, err = t.write(ctx, conn, d, shape, have); err != nil {
-		return dataplane.Result{}, err
+	if result, err = t.write(ctx, conn, d, have); err != nil {
+		return result, err
 	}
-	// What can't be known now is read the next time.
+	// If the state can't be known now, it is read the next time.
 	if after, err := t.currentGeneration(ctx); err == nil && after == before+t.commits {
-		t.known, t.generation = want, after
+		t.known, t.generation = d.state(), after
 	}
 	return result, nil
 }
 
-// current returns what the table is, and the generation that the rulesets had before it was read.
-// What is known isn't read again.
-func (t *Table) current(ctx context.Context, conn *nftables.Conn, d definition, shape []string) (*state, uint32, error) {
+// current returns the state of the table, and the generation that the rulesets had before it was read.
+// A state that is known isn't read again.
+func (t *Table) current(ctx context.Context, d definition) (*state, uint32, error) {
 	generation, err := t.currentGeneration(ctx)
 	if err != nil || t.known != nil && t.generation == generation {
 		return t.known, generation, err
 	}
-	have, err := t.read(ctx, conn, d, shape)
+	have, err := t.read(ctx, d)
 	return have, generation, err
 }
 
-// read returns what the table is, with the elements of those sets that can stay.
-func (t *Table) read(ctx context.Context, conn *nftables.Conn, d definition, shape []string) (*state, error) {
+// read returns the state of the table, with the elements of those sets that can stay.
+func (t *Table) read(ctx context.Context, d definition) (*state, error) {
 	have := &state{sets: map[string]content{}}
 	var err error
-	if have.shape, err = t.shape(ctx, conn); err != nil {
+	if have.shape, err = t.shape(ctx); err != nil {
 		return nil, err
 	}
 	count := 0
@@ -250,17 +253,17 @@ func (t *Table) read(ctx context.Context, conn *nftables.Conn, d definition, sha
 	return have, nil
 }
 
-// commit makes what was collected, in one transaction.
+// commit sends the requests that were collected, as one transaction.
 func (t *Table) commit(conn *nftables.Conn) error {
 	t.commits++
 	return conn.Flush()
 }
 
-// write makes of what the table is what is defined.
-func (t *Table) write(ctx context.Context, conn *nftables.Conn, d definition, shape []string, have *state) (dataplane.Result, error) {
+// write makes the table, whose state it is told, as it is defined.
+func (t *Table) write(ctx context.Context, conn *nftables.Conn, d definition, have *state) (dataplane.Result, error) {
 	var result dataplane.Result
-	if !slices.Equal(shape, have.shape) {
-		if err := t.replace(ctx, conn, d, shape, have); err != nil {
+	if !slices.Equal(d.shape, have.shape) {
+		if err := t.replace(ctx, conn, d, have); err != nil {
 			return result, fmt.Errorf("replace: %w", err)
 		}
 		if len(have.shape) > 0 {
@@ -285,14 +288,14 @@ func (t *Table) write(ctx context.Context, conn *nftables.Conn, d definition, sh
 }
 
 // remove removes the table; none is no error. It must be called with mu held.
-func (t *Table) remove() error {
+func (t *Table) remove(ctx context.Context) error {
 	t.known = nil
-	conn, err := t.connect()
-	if err != nil {
+	// A transaction waits for all processors, also if it changes nothing.
+	if exists, err := t.Exists(ctx); err != nil || !exists {
 		return err
 	}
-	// A transaction waits for all processors, also if it changes nothing.
-	if exists, err := t.exists(conn); err != nil || !exists {
+	conn, err := t.connect()
+	if err != nil {
 		return err
 	}
 	// To add it first makes the deletion of a table that has gone meanwhile no error.
@@ -304,29 +307,18 @@ func (t *Table) remove() error {
 }
 
 // Exists says whether there is the table.
-func (t *Table) Exists() (bool, error) {
-	conn, err := t.connect()
-	if err != nil {
-		return false, err
-	}
-	return t.exists(conn)
-}
-
-func (t *Table) exists(conn *nftables.Conn) (bool, error) {
-	_, err := conn.ListTableOfFamily(t.name, family)
-	if errors.Is(err, unix.ENOENT) {
-		return false, nil
-	}
-	return err == nil, err
+func (t *Table) Exists(ctx context.Context) (bool, error) {
+	_, exists, err := t.readFlags(ctx)
+	return exists, err
 }
 
 // replace makes all rules anew, in one transaction with all else that isn't as it is defined.
 //
 // No packet gets past the rules meanwhile. A chain that is hooked already stays, since the kernel
-// hooks a new one before it has its rules, and unhooks an old one after it has lost them. What is in a
+// hooks a new one before it has its rules, and unhooks an old one after it has lost them. The elements of a
 // new set of intervals may be found only some time after the transaction that made it: it is made
 // before its rules, and the old set goes with the old rules.
-func (t *Table) replace(ctx context.Context, conn *nftables.Conn, d definition, shape []string, have *state) error {
+func (t *Table) replace(ctx context.Context, conn *nftables.Conn, d definition, have *state) error {
 	prepared, err := t.prepare(conn, d, have)
 	if err != nil {
 		return err
@@ -335,7 +327,7 @@ func (t *Table) replace(ctx context.Context, conn *nftables.Conn, d definition, 
 	conn.AddTable(n)
 	stays := map[string]bool{}
 	if len(have.shape) > 0 {
-		if stays, err = t.clear(ctx, conn, d, shape, have); err != nil {
+		if stays, err = t.clear(ctx, conn, d, have); err != nil {
 			return err
 		}
 	}
@@ -373,16 +365,16 @@ func (t *Table) replace(ctx context.Context, conn *nftables.Conn, d definition, 
 	return t.commit(conn)
 }
 
-// clear collects what removes all that isn't as it is defined, and returns the shapes of what stays. Rules go first,
+// clear collects requests that remove all objects that aren't as defined, and returns the shapes of those that stay. Rules go first,
 // since they refer to all the others, and chains after the elements of verdict maps that refer to them.
-func (t *Table) clear(ctx context.Context, conn *nftables.Conn, d definition, shape []string, have *state) (map[string]bool, error) {
+func (t *Table) clear(ctx context.Context, conn *nftables.Conn, d definition, have *state) (map[string]bool, error) {
 	o, err := t.readObjects(ctx)
 	if err != nil {
 		return nil, err
 	}
 	stays := map[string]bool{}
 	keep := func(item string) bool {
-		stays[item] = slices.Contains(shape, item)
+		stays[item] = slices.Contains(d.shape, item)
 		return stays[item]
 	}
 	for _, c := range o.chains {
@@ -453,8 +445,7 @@ var hooks = map[string]*nftables.ChainHook{
 func (c chain) nft(table *nftables.Table) *nftables.Chain {
 	nc := &nftables.Chain{Table: table, Name: c.Name}
 	if c.Hook != nil {
-		policy := nftables.ChainPolicyAccept
-		nc.Type, nc.Hooknum, nc.Policy = nftables.ChainType(c.Hook.Type), hooks[c.Hook.Name], &policy
+		nc.Type, nc.Hooknum, nc.Policy = nftables.ChainType(c.Hook.Type), hooks[c.Hook.Name], new(nftables.ChainPolicyAccept)
 		nc.Priority = nftables.ChainPriorityRef(nftables.ChainPriority(c.Hook.Priority))
 	}
 	return nc

@@ -29,7 +29,7 @@ const maxPasses = 3
 type Syncer struct {
 	handle   *rtnl.Handle
 	protocol int
-	// tables are read, or all if there is an unspecified one; those of them that owns accepts are the Syncer's.
+	// tables are the tables to read; an unspecified one is all. owns says which of these are the Syncer's.
 	tables []int
 	owns   func(table int) bool
 	// where names the tables for logs and errors.
@@ -62,12 +62,12 @@ func (s *Syncer) Sync(ctx context.Context, want []dataplane.Route) (dataplane.Re
 	return s.SyncFunc(ctx, func(context.Context) ([]dataplane.Route, error) { return want, nil }, nil)
 }
 
-// Ensure is Sync that deletes nothing: what isn't wanted stays.
+// Ensure is Sync that deletes nothing: a route that isn't wanted stays.
 func (s *Syncer) Ensure(ctx context.Context, want []dataplane.Route) (dataplane.Result, error) {
 	return s.EnsureBut(ctx, want, func(dataplane.Route) bool { return false })
 }
 
-// EnsureBut is Ensure that deletes what isn't wanted if it is harmful.
+// EnsureBut is Ensure that deletes routes that are harmful, unless they are wanted.
 func (s *Syncer) EnsureBut(ctx context.Context, want []dataplane.Route, harmful func(dataplane.Route) bool) (dataplane.Result, error) {
 	wanted := make(map[identity]bool, len(want))
 	for _, r := range want {
@@ -160,7 +160,7 @@ func (s *Syncer) check(want []dataplane.Route) ([]dataplane.Route, error) {
 	return out, errors.Join(errs...)
 }
 
-// difference is what to do to have what is wanted.
+// difference is between the wanted routes and the own routes that there are.
 type difference struct {
 	add, replace []dataplane.Route
 	remove       []rtnl.Route
@@ -168,7 +168,7 @@ type difference struct {
 	again bool
 }
 
-// identity is what the kernel tells routes apart by.
+// identity has the properties by which the kernel tells routes apart.
 type identity struct {
 	table  int
 	dst    netip.Prefix
@@ -228,7 +228,7 @@ func (s *Syncer) write(ctx context.Context, d difference) (dataplane.Result, err
 	var result dataplane.Result
 	var errs []error
 	if len(d.replace) > 0 {
-		// To replace is blind to the protocol of what is there.
+		// To replace is blind to the protocol of the route that is there.
 		foreign, err := s.foreign(ctx, d.replace)
 		if err != nil {
 			return result, err
@@ -241,13 +241,21 @@ func (s *Syncer) write(ctx context.Context, d difference) (dataplane.Result, err
 			return false
 		})
 	}
-	done, _, failed := s.send(ctx, d.replace, rtnl.ReplaceRoute)
-	result.Replaced = done
-	errs = append(errs, failed...)
+	replaced, err := s.handle.Apply(ctx, nil, rtnl.Requests(d.replace, rtnl.ReplaceRoute)...)
+	result.Replaced = replaced
+	errs = append(errs, err)
 
-	done, exist, failed := s.send(ctx, d.add, rtnl.AddRoute)
-	result.Added = done
-	errs = append(errs, failed...)
+	var exist []dataplane.Route
+	for i, err := range s.handle.Each(ctx, rtnl.Requests(d.add, rtnl.AddRoute)...) {
+		switch {
+		case err == nil:
+			result.Added++
+		case errors.Is(err, rtnl.ErrExist):
+			exist = append(exist, d.add[i])
+		default:
+			errs = append(errs, err)
+		}
+	}
 	if len(exist) > 0 {
 		foreign, err := s.foreign(ctx, exist)
 		errs = append(errs, err)
@@ -262,22 +270,6 @@ func (s *Syncer) write(ctx context.Context, d difference) (dataplane.Result, err
 	deleted, err := s.handle.Apply(ctx, rtnl.ErrNotExist, rtnl.Requests(d.remove, rtnl.DelFoundRoute)...)
 	result.Deleted = deleted
 	return result, errors.Join(append(errs, err)...)
-}
-
-// send sends a request for each route, and returns how many succeeded, which
-// exist already, and the errors of the others.
-func (s *Syncer) send(ctx context.Context, routes []dataplane.Route, request func(dataplane.Route) rtnl.Request) (done int, exist []dataplane.Route, errs []error) {
-	for i, err := range s.handle.Each(ctx, rtnl.Requests(routes, request)...) {
-		switch {
-		case err == nil:
-			done++
-		case errors.Is(err, rtnl.ErrExist):
-			exist = append(exist, routes[i])
-		default:
-			errs = append(errs, err)
-		}
-	}
-	return done, exist, errs
 }
 
 // foreign returns the routes of other protocols that have the identity of one of

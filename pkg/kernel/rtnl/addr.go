@@ -60,7 +60,7 @@ func DelAddr(index int, p netip.Prefix) Request {
 type Addr struct {
 	Link   int // index
 	Prefix netip.Prefix
-	// Dynamic says that the kernel made it of what a router advertised, or that it has a lifetime.
+	// Dynamic says that the kernel made it because of a router advertisement, or that it has a lifetime.
 	Dynamic bool
 }
 

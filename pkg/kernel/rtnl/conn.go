@@ -13,7 +13,7 @@ import (
 // transport sends and receives datagrams.
 type transport interface {
 	write(b []byte) error
-	// read returns the size of the datagram, of which b has what fits.
+	// read returns the size of the datagram, of which b has as much as fits.
 	read(b []byte) (int, error)
 }
 

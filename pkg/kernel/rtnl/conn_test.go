@@ -175,6 +175,25 @@ func TestPanicClosesTheSocket(t *testing.T) {
 	}
 }
 
+// A listener that can't be made leaves no socket open: it is tried again and again.
+func TestListenClosesTheSocket(t *testing.T) {
+	free := func() int {
+		fd, err := unix.Dup(0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		unix.Close(fd)
+		return fd
+	}
+	before := free()
+	if _, err := listen(unix.NETLINK_ROUTE, nil, []int{1 << 20}); !errors.Is(err, unix.EINVAL) {
+		t.Errorf("a group that doesn't exist: %v", err)
+	}
+	if after := free(); after != before {
+		t.Errorf("the first free descriptor was %d and is %d", before, after)
+	}
+}
+
 func TestBatch(t *testing.T) {
 	answer := func(seq uint32, errno unix.Errno) []byte {
 		var d datagram
@@ -289,6 +308,18 @@ func TestAttributes(t *testing.T) {
 	if err != nil || len(inner) != 1 || inner[0].Text() != "abc" {
 		t.Errorf("got %v, %v", inner, err)
 	}
+	var found Attributes
+	if a := found.Find(e.b, 2, 3); a.Kind != 3 || a.Text() != "abc" {
+		t.Errorf("found %v in another attribute", a)
+	}
+	for _, path := range [][]uint16{{4}, {2, 4}, {4, 3}, {3}} {
+		if a := found.Find(e.b, path...); a.Kind != 0 || a.Value != nil {
+			t.Errorf("found %v at %d, where nothing is", a, path)
+		}
+	}
+	if a := (&Attributes{}).Find(e.b[:len(e.b)-8], 1); a.U32() != 0x01020304 {
+		t.Errorf("found %v before a malformed one", a)
+	}
 	if short := (Attribute{}); short.U8() != 0 || short.U32() != 0 || short.Addr().IsValid() {
 		t.Error("an empty attribute has a value")
 	}
@@ -296,6 +327,10 @@ func TestAttributes(t *testing.T) {
 		binary.NativeEndian.PutUint16(e.b, n)
 		if as, err := parse(e.b); !errors.Is(err, errMalformed) || len(as) > 0 {
 			t.Errorf("attribute of %d bytes: %v, %v", n, as, err)
+		}
+		var as Attributes
+		if a := as.Find(e.b, 2); a.Kind != 0 || !errors.Is(as.Err, errMalformed) {
+			t.Errorf("behind an attribute of %d bytes: %v, %v", n, a, as.Err)
 		}
 	}
 }

@@ -14,10 +14,10 @@ import (
 )
 
 // Interest says which notifications a Subscription receives. The kernel filters them,
-// so that what isn't of interest costs next to nothing.
+// so that others cost next to nothing.
 type Interest struct {
 	// Protocol and Tables are those of routes: the deletion of one of the protocol,
-	// and what replaces one in the tables.
+	// and the routes that replace others in the tables.
 	Protocol int
 	Tables   []int
 	// Learned are IPv6 routes that the kernel adds to the main table because of a router
@@ -49,7 +49,7 @@ const (
 	netconfOne = unix.SizeofNlMsghdr + 4 + 8 + 8
 )
 
-// groups are the multicast groups that have what is of interest.
+// groups are the multicast groups of these notifications.
 func (i Interest) groups() []int {
 	groups := []int{
 		unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV6_ROUTE, unix.RTNLGRP_LINK,
@@ -109,7 +109,7 @@ func (i Interest) program() ([]bpf.RawInstruction, error) {
 	return program, nil
 }
 
-// condition compares what is at an offset. A load turns what is there from the network's
+// condition compares the value at an offset. A load turns the value from the network's
 // byte order, so that values of several bytes are given as they would be read so.
 type condition struct {
 	offset, size uint32
@@ -120,7 +120,7 @@ type condition struct {
 // clause is a conjunction of conditions.
 type clause []condition
 
-// anyOf is a program that accepts what meets at least one clause.
+// anyOf is a program that accepts a notification that meets at least one clause.
 func anyOf(clauses []clause) []bpf.Instruction {
 	var program []bpf.Instruction
 	for _, c := range clauses {
@@ -144,7 +144,7 @@ func host32(v uint32) uint32 {
 }
 
 // parseChange reads a notification that the filter let pass; the other result is false
-// for what isn't known.
+// for a kind that isn't known.
 func parseChange(m Message) (c Change, known bool, err error) {
 	switch m.kind {
 	case unix.RTM_DELROUTE, unix.RTM_NEWROUTE:

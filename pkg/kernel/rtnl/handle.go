@@ -44,7 +44,7 @@ var (
 type Error struct {
 	Request Request
 	Errno   unix.Errno
-	// Detail is what the kernel says in words; often empty.
+	// Detail has the kernel's words; often empty.
 	Detail string
 }
 
@@ -107,8 +107,8 @@ const (
 	maxBatch = 64
 	// maxDumps bounds how often an interrupted dump is repeated at once.
 	maxDumps = 20
-	// maxOfPod bounds a list of objects of a pod, where a program may have made millions: twice what Coil makes, which
-	// is routes at most. What isn't wanted is deleted one by one.
+	// maxOfPod bounds a list of objects of a pod, where a program may have made millions: twice as many as Coil makes, of
+	// which most are routes. Routes that aren't wanted are deleted one by one.
 	maxOfPod = 32_768
 )
 
@@ -203,7 +203,7 @@ func (h *Handle) Do(ctx context.Context, reqs ...Request) error {
 }
 
 // Apply is Do that returns how many requests succeeded. Those that fail with the tolerated
-// error, such as ErrNotExist of what is to be removed, are neither counted nor told.
+// error, such as ErrNotExist of objects that are to be removed, are neither counted nor told.
 func (h *Handle) Apply(ctx context.Context, tolerated error, reqs ...Request) (n int, err error) {
 	var errs []error
 	for _, err := range h.Each(ctx, reqs...) {

@@ -64,12 +64,12 @@ func linkHeader(index int, up bool) *nl.IfInfomsg {
 	return header
 }
 
-// linkInfo is the kind of a link, with what is special about it.
+// linkInfo is the kind of a link, with the attributes of this kind.
 func linkInfo(kind string, data *nl.RtAttr) *nl.RtAttr {
 	return nest(unix.IFLA_LINKINFO, word(unix.IFLA_INFO_KIND, kind), data)
 }
 
-// LinkChange is what to change about a link; zero fields stay as they are.
+// LinkChange is a change of a link; zero fields stay as they are.
 type LinkChange struct {
 	Name  string
 	Alias string
@@ -97,7 +97,7 @@ func SetLink(index int, c LinkChange) Request {
 		numberIf(unix.IFLA_MTU, uint32(c.MTU)), c.parameters())
 }
 
-// String says what changes, each part after a space.
+// String prints the change as "ip link set" takes it, each part after a space.
 func (c LinkChange) String() string {
 	var s strings.Builder
 	part := func(changes bool, format string, values ...any) {
@@ -188,7 +188,7 @@ func (h *Handle) removedGroup(ctx context.Context) (uint32, error) {
 // is being removed.
 const RemovedMask = 0xf0000000
 
-// Link is what is known of a link.
+// Link is a link that was found in the kernel.
 type Link struct {
 	Index    int
 	Name     string
@@ -306,40 +306,32 @@ func (h *Handle) IndexByName(name string) (int, error) {
 }
 
 // parseLink reads a struct ifinfomsg and its attributes. The library's reader has no parameters,
-// and panics at what is too short.
+// and panics at a message that is too short.
 func parseLink(body []byte) (Link, error) {
 	var as Attributes
 	b, rest := as.Cut(body, unix.SizeofIfInfomsg)
 	header := nl.DeserializeIfInfomsg(b)
-	l := Link{Index: int(header.Index), Up: header.Flags&unix.IFF_UP != 0, Loopback: header.Flags&unix.IFF_LOOPBACK != 0}
-	for a := range as.In(rest) {
-		switch a.Kind {
-		case unix.IFLA_IFNAME:
-			l.Name = a.Text()
-		case unix.IFLA_IFALIAS:
-			l.Alias = a.Text()
-		case unix.IFLA_GROUP:
-			l.Group = a.U32()
-		case unix.IFLA_MTU:
-			l.MTU = int(a.U32())
-		case unix.IFLA_ADDRESS:
-			l.MAC = bytes.Clone(a.Value)
-		case unix.IFLA_LINK:
-			l.Peer = int(a.U32())
-		case unix.IFLA_LINK_NETNSID:
-			l.PeerElsewhere = true
-			l.PeerNetns = int(int32(a.U32()))
-		case unix.IFLA_AF_SPEC:
-			l.Parameters.parse(&as, a.Value)
-		case unix.IFLA_LINKINFO:
-			l.Kind = as.Find(a.Value, unix.IFLA_INFO_KIND).Text()
-		case unix.IFLA_PROP_LIST:
-			for name := range as.In(a.Value) {
-				if name.Kind == unix.IFLA_ALT_IFNAME {
-					l.AltNames = append(l.AltNames, name.Text())
-				}
-			}
+	l := Link{
+		Index:    int(header.Index),
+		Name:     as.Find(rest, unix.IFLA_IFNAME).Text(),
+		Alias:    as.Find(rest, unix.IFLA_IFALIAS).Text(),
+		Group:    as.Find(rest, unix.IFLA_GROUP).U32(),
+		Kind:     as.Find(rest, unix.IFLA_LINKINFO, unix.IFLA_INFO_KIND).Text(),
+		Up:       header.Flags&unix.IFF_UP != 0,
+		Loopback: header.Flags&unix.IFF_LOOPBACK != 0,
+		MTU:      int(as.Find(rest, unix.IFLA_MTU).U32()),
+		MAC:      bytes.Clone(as.Find(rest, unix.IFLA_ADDRESS).Value),
+		Peer:     int(as.Find(rest, unix.IFLA_LINK).U32()),
+	}
+	for name := range as.In(as.Find(rest, unix.IFLA_PROP_LIST).Value) {
+		if name.Kind == unix.IFLA_ALT_IFNAME {
+			l.AltNames = append(l.AltNames, name.Text())
 		}
 	}
+	if id := as.Find(rest, unix.IFLA_LINK_NETNSID); id.Kind != 0 {
+		l.PeerElsewhere = true
+		l.PeerNetns = int(int32(id.U32()))
+	}
+	l.Parameters.parse(&as, as.Find(rest, unix.IFLA_AF_SPEC).Value)
 	return l, as.Err
 }

@@ -33,8 +33,9 @@ func (h *Handle) Listen(filter []bpf.RawInstruction, groups ...int) (*Listener, 
 }
 
 // listen opens a socket that doesn't block and is a member of multicast groups.
-func listen(protocol int, filter []bpf.RawInstruction, groups []int) (fd int, err error) {
-	if fd, err = unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, protocol); err != nil {
+func listen(protocol int, filter []bpf.RawInstruction, groups []int) (_ int, err error) {
+	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, protocol)
+	if err != nil {
 		return -1, err
 	}
 	defer func() {
@@ -68,7 +69,7 @@ func listen(protocol int, filter []bpf.RawInstruction, groups []int) (fd int, er
 func (l *Listener) Close() error { return l.file.Close() }
 
 // Run calls heard with each notification, and with nil if some were lost or can't be understood. It calls settled after
-// those that have arrived together: at once, and then at most once in every settle, until ctx ends. A burst of
+// all that have arrived together: at once, and then at most once in every settle, until ctx ends. A burst of
 // notifications wakes it only so often.
 func (l *Listener) Run(ctx context.Context, settle time.Duration, heard func(*Message), settled func()) error {
 	// A deadline in the past wakes the goroutine that waits.

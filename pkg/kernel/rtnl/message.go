@@ -12,20 +12,20 @@ import (
 )
 
 // Request is one netlink message that is ready to be sent. Its text, for errors,
-// is what "ip" would be asked for.
+// is the command that ip(8) would be given.
 type Request struct {
 	kind, flags uint16
 	body        []byte
 	text        func() string
 }
 
-// NewRequest returns a message: its type, its flags beside those of all requests, and what
-// follows the header of netlink(7). text says what it asks for, for errors.
+// NewRequest returns a message: its type, its flags beside those of all requests, and the bytes
+// after the header of netlink(7). text names the request in errors.
 func NewRequest(kind, flags uint16, body []byte, text func() string) Request {
 	return Request{kind, flags, body, text}
 }
 
-// String says what the request asks for.
+// String is the text of the request.
 func (r Request) String() string { return r.text() }
 
 // The flags by which objects are made.
@@ -106,19 +106,24 @@ type Attributes struct{ Err error }
 // In yields the attributes that b consists of.
 func (as *Attributes) In(b []byte) iter.Seq[Attribute] {
 	return func(yield func(Attribute) bool) {
-		for b := b; len(b) >= unix.SizeofRtAttr && as.Err == nil; {
-			n := int(binary.NativeEndian.Uint16(b))
-			if n < unix.SizeofRtAttr || n > len(b) {
-				as.Err = fmt.Errorf("attribute of %d bytes in %d bytes: %w", n, len(b), errMalformed)
-				return
-			}
-			kind := binary.NativeEndian.Uint16(b[2:]) &^ (unix.NLA_F_NESTED | unix.NLA_F_NET_BYTEORDER)
-			if !yield(Attribute{kind, b[unix.SizeofRtAttr:n]}) {
-				return
-			}
-			b = b[min(align(n), len(b)):]
+		for a, rest, ok := as.next(b); ok && yield(a); {
+			a, rest, ok = as.next(rest)
 		}
 	}
+}
+
+// next cuts the first attribute off b, if there is one.
+func (as *Attributes) next(b []byte) (a Attribute, rest []byte, ok bool) {
+	if len(b) < unix.SizeofRtAttr || as.Err != nil {
+		return a, nil, false
+	}
+	n := int(binary.NativeEndian.Uint16(b))
+	if n < unix.SizeofRtAttr || n > len(b) {
+		as.Err = fmt.Errorf("attribute of %d bytes in %d bytes: %w", n, len(b), errMalformed)
+		return a, nil, false
+	}
+	kind := binary.NativeEndian.Uint16(b[2:]) &^ (unix.NLA_F_NESTED | unix.NLA_F_NET_BYTEORDER)
+	return Attribute{kind, b[unix.SizeofRtAttr:n]}, b[min(align(n), len(b)):], true
 }
 
 // Cut returns the header of a message, which has a size, and the attributes that follow it.
@@ -135,10 +140,9 @@ func (as *Attributes) Cut(body []byte, size int) (header, attributes []byte) {
 func (as *Attributes) Find(b []byte, kinds ...uint16) (found Attribute) {
 	for _, kind := range kinds {
 		found = Attribute{}
-		for a := range as.In(b) {
+		for a, rest, ok := as.next(b); ok && found.Kind == 0; a, rest, ok = as.next(rest) {
 			if a.Kind == kind {
 				found = a
-				break
 			}
 		}
 		b = found.Value

@@ -119,7 +119,7 @@ func parseNexthop(body []byte) (Nexthop, error) {
 			n.Group.Buckets = as.Find(a.Value, resGroupBuckets).U16()
 			n.Group.Idle = time.Duration(as.Find(a.Value, resGroupIdleTimer).U32()) * clock
 			n.Exact = n.Exact && as.Find(a.Value, resGroupUnbalanced).U32() == 0
-		case nhaOpFlags: // what the kernel says of its answer
+		case nhaOpFlags: // about the answer
 		default:
 			n.Exact = n.Exact && a.zero()
 		}

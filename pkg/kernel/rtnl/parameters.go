@@ -26,7 +26,7 @@ type Parameters struct {
 // be reached by any link (RFC 3704, section 2.4).
 const LooseRPFilter = 2
 
-// Indexes into what the kernel tells as one array each: IPV4_DEVCONF_ of linux/ip.h, which
+// Indexes into the arrays of parameters of each family: IPV4_DEVCONF_ of linux/ip.h, which
 // start at 1, and DEVCONF_ of linux/ipv6.h.
 const (
 	ipv4Forwarding  = 1
@@ -56,7 +56,7 @@ func (a Attribute) element(i int) int {
 	return int(int32(binary.NativeEndian.Uint32(a.bytes(4 * (i + 1))[4*i:])))
 }
 
-// parameters is what a change of a link sets by address family; nil if that is nothing.
+// parameters is the part of a change of a link by address family; nil if it changes none.
 func (c LinkChange) parameters() *nl.RtAttr {
 	var arp *nl.RtAttr
 	if c.ARPFilter != nil {

@@ -189,9 +189,8 @@ func (r *Route) hop(a Attribute, byObject bool) (err error) {
 	return err
 }
 
-// parseRoute reads a struct rtmsg and its attributes, by hand: the library's reader doesn't tell what
-// it leaves out. A cached route isn't an
-// entry of a table, but the result of a lookup.
+// parseRoute reads a struct rtmsg and its attributes, by hand: the library's reader doesn't tell which
+// attributes it leaves out. A cached route isn't an entry of a table, but the result of a lookup.
 func parseRoute(body []byte) (r Route, cached bool, err error) {
 	var as Attributes
 	b, rest := as.Cut(body, unix.SizeofRtMsg)
@@ -209,7 +208,7 @@ func parseRoute(body []byte) (r Route, cached bool, err error) {
 	if header.Family == unix.AF_INET6 {
 		dst = netip.IPv6Unspecified()
 	}
-	// What deletes exactly this route: its identity, next hops and source. State
+	// The body of a request that deletes exactly this route: its identity, next hops and source. State
 	// such as RTNH_F_LINKDOWN isn't accepted back.
 	r.body = binary.NativeEndian.AppendUint32(append(make([]byte, 0, len(body)), b[:8]...), header.Flags&unix.RTNH_F_ONLINK)
 	byObject := false

@@ -77,7 +77,7 @@ func (h *Handle) Rules(ctx context.Context, f dataplane.Family) ([]Rule, error) 
 }
 
 // parseRule reads a struct fib_rule_hdr, which has the size and layout of a struct rtmsg, and its
-// attributes, by hand: the library's reader doesn't tell what it leaves out.
+// attributes, by hand: the library's reader doesn't tell which attributes it leaves out.
 func parseRule(f dataplane.Family, body []byte) (Rule, error) {
 	var as Attributes
 	b, rest := as.Cut(body, unix.SizeofRtMsg)

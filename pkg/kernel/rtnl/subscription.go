@@ -9,10 +9,10 @@ import (
 	"github.com/coil-net/coil/pkg/dataplane"
 )
 
-// ChangeKind is what happened.
+// ChangeKind is the kind of a change.
 type ChangeKind uint8
 
-// What may have happened. The kernel doesn't tell everything: when a link goes down or
+// The kinds of changes. The kernel doesn't tell everything: when a link goes down or
 // an address is lost, IPv4 routes that need it go without a word.
 const (
 	// Unknown says that notifications were lost: anything may have happened.
@@ -42,12 +42,12 @@ type Change struct {
 	// State is that of a link that changed; nil if the kernel didn't tell.
 	State *Link
 	Addr  netip.Addr
-	// Port is the netlink port of who did it: often the ID of its process; 0 is the
+	// Port is the netlink port of the socket that asked for it: often the ID of its process; 0 is the
 	// kernel's own doing, or unknown.
 	Port uint32
 }
 
-// String says what happened, and who did it if that is known.
+// String describes the change, with the port if that is known.
 func (c Change) String() string {
 	var s string
 	switch c.Kind {
@@ -80,8 +80,8 @@ type Subscription struct {
 	handle *Handle
 }
 
-// Subscribe begins to receive changes in the handle's namespace. What the handle
-// itself asked the kernel for isn't among them, as far as the kernel tells who asked:
+// Subscribe begins to receive changes in the handle's namespace. Changes that the handle
+// itself asked for aren't among them, as far as the kernel tells the port that asked:
 // for routes and rules.
 func (h *Handle) Subscribe(i Interest) (*Subscription, error) {
 	program, err := i.program()
@@ -98,7 +98,7 @@ func (h *Handle) Subscribe(i Interest) (*Subscription, error) {
 // loopback is the index of lo, the first link of each namespace.
 const loopback = 1
 
-// Run calls told with what has changed, at once and then at most once in every settle, and
+// Run calls told with the changes, at once and then at most once in every settle, and
 // never with nothing, until ctx ends.
 func (s *Subscription) Run(ctx context.Context, settle time.Duration, told func([]Change)) error {
 	var changes []Change
@@ -136,7 +136,7 @@ func (s *Subscription) change(m *Message) (c Change, ok bool) {
 }
 
 // portMemory is for how long the port of a closed socket is remembered: notifications of
-// what it did may still be on their way.
+// its changes may still be on their way.
 const portMemory = 10 * time.Second
 
 // owns says whether a port is, or was a moment ago, of a socket of the handle.

@@ -22,7 +22,7 @@ const (
 // tunnelKind is how the tunnels of one address family are made.
 type tunnelKind struct {
 	kind     string
-	protocol uint8 // of what is inside
+	protocol uint8 // of the inner packet
 	// checksum makes outer UDP checksums: TUNNEL_ENCAP_FLAG_CSUM, of IPv6 _CSUM6.
 	checksum uint16
 }
@@ -35,12 +35,12 @@ var tunnelKinds = map[dataplane.Family]tunnelKind{
 // Tunnel is a link that puts IP into IP, as it was found in the kernel.
 type Tunnel struct {
 	Link
-	// Spec is what Coil's tunnels differ in. An address that isn't valid is any.
+	// Spec has the properties that Coil's tunnels differ in. An address that isn't valid is any.
 	Spec dataplane.Tunnel
 	// Exact says that Spec describes the tunnel completely: it has Coil's way of FoU, TTL
 	// and protocol.
 	Exact bool
-	// Receiver takes what no tunnel of two addresses does.
+	// Receiver takes packets that no tunnel of two addresses takes.
 	Receiver bool
 }
 
@@ -57,7 +57,7 @@ func SetTunnel(index int, t dataplane.Tunnel) Request {
 		number(unix.IFLA_MTU, uint32(t.MTU)), tunnelInfo(t))
 }
 
-// tunnelInfo is what makes a link the tunnel.
+// tunnelInfo has the attributes that make a link the tunnel.
 func tunnelInfo(t dataplane.Tunnel) *nl.RtAttr {
 	f := dataplane.FamilyOf(t.Remote)
 	k := tunnelKinds[f]
@@ -73,8 +73,8 @@ func tunnelInfo(t dataplane.Tunnel) *nl.RtAttr {
 		nl.NewRtAttr(nl.IFLA_IPTUN_ENCAP_DPORT, nl.BEUint16Attr(t.Port))))
 }
 
-// AddReceiver asks for a link, which is down, that takes what no tunnel of two addresses
-// does. ErrExist if the namespace has one of the family, of whatever name.
+// AddReceiver asks for a link, which is down, that takes packets that no tunnel of two addresses
+// takes. ErrExist if the namespace has one of the family, of whatever name.
 func AddReceiver(name string, f dataplane.Family) Request {
 	kind := tunnelKinds[f].kind
 	return newRequest(unix.RTM_NEWLINK, create, text("link add %s type %s external", name, kind), linkHeader(0, false),
@@ -96,7 +96,7 @@ func (h *Handle) Tunnels(ctx context.Context, f dataplane.Family) ([]Tunnel, err
 	})
 }
 
-// parseTunnel reads what is special about a link that is a tunnel.
+// parseTunnel reads the attributes of a tunnel of a link that is one.
 func parseTunnel(f dataplane.Family, l Link, body []byte) (Tunnel, error) {
 	k := tunnelKinds[f]
 	t := Tunnel{Link: l, Spec: dataplane.Tunnel{MTU: l.MTU}}

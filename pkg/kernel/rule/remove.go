@@ -14,7 +14,7 @@ import (
 
 // Remove removes all rules of the Syncer's protocol at its priorities, and those that differ
 // from one of earlier only by having no protocol, as an earlier Coil made them. It returns
-// what it removed, also beside an error.
+// the rules that it removed, also beside an error.
 func (s *Syncer) Remove(ctx context.Context, earlier []dataplane.Rule) ([]dataplane.Rule, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -24,7 +24,7 @@ func (s *Syncer) Remove(ctx context.Context, earlier []dataplane.Rule) ([]datapl
 		return nil, err
 	}
 	var errs []error
-	// Those with a protocol first: they may stand before one without.
+	// Rules with a protocol go first: they may stand before one without.
 	for _, protocol := range []int{s.protocol, unix.RTPROT_UNSPEC} {
 		for i, h := range have {
 			if h.Protocol != protocol || protocol == unix.RTPROT_UNSPEC && !isEarlier(h, earlier) {

@@ -144,7 +144,7 @@ func (s *Syncer) compare(want []dataplane.Rule, have []rtnl.Rule) (add []datapla
 func (s *Syncer) write(ctx context.Context, add []dataplane.Rule, remove []rtnl.Rule) (result dataplane.Result, err error) {
 	result.Added, err = s.handle.Apply(ctx, rtnl.ErrExist, rtnl.Requests(add, rtnl.AddRule)...)
 	if err != nil {
-		// What is to be removed may be all that there is in place of what is missing.
+		// The rules that are to be removed may be all that there are in place of those that are missing.
 		return result, err
 	}
 	result.Deleted, err = s.handle.Apply(ctx, rtnl.ErrNotExist, rtnl.Requests(remove, rtnl.DelFoundRule)...)

@@ -1,7 +1,7 @@
 // Package sockets reads which flows the sockets of a network namespace have, from
 // proc_pid_net(5): it needs no module of the kernel, unlike sock_diag(7).
 //
-// It must not know what flows are read for.
+// It must not know why flows are read.
 package sockets
 
 import (
@@ -21,7 +21,7 @@ import (
 	"github.com/coil-net/coil/pkg/kernel/netns"
 )
 
-// Flow is what a socket that is connected sends and receives.
+// Flow is the packets that a connected socket sends and receives.
 type Flow struct {
 	// Protocol is unix.IPPROTO_TCP or unix.IPPROTO_UDP.
 	Protocol      uint8

@@ -69,7 +69,7 @@ func (r *Record) Set(ns *netns.NS, settings ...Setting) (changed bool, err error
 }
 
 // Restore sets all recorded parameters to their old values, removes the record, and
-// returns what it set. Parameters that don't exist any more are skipped. After an
+// returns the settings that it changed. Parameters that don't exist any more are skipped. After an
 // error the record is still there.
 func (r *Record) Restore(ns *netns.NS) (restored []Setting, err error) {
 	r.mu.Lock()
@@ -78,7 +78,7 @@ func (r *Record) Restore(ns *netns.NS) (restored []Setting, err error) {
 	if err != nil {
 		return nil, err
 	}
-	// First those that others follow, which are then set to what they were.
+	// First the parameters that others follow: the others are then set to their own old values.
 	keys := slices.SortedFunc(maps.Keys(old), func(a, b string) int {
 		return cmp.Or(len(follow[b])-len(follow[a]), cmp.Compare(a, b))
 	})
@@ -102,7 +102,7 @@ func (r *Record) Restore(ns *netns.NS) (restored []Setting, err error) {
 	return restored, nil
 }
 
-// follow has what the kernel changes when a parameter is changed: inet_forward_change() of
+// follow has the parameters that the kernel changes when one is changed: inet_forward_change() of
 // net/ipv4/devinet.c, which turns the acceptance of redirects off, or on even if an admin had
 // turned it off, and addrconf_forward_change() of net/ipv6/addrconf.c. Both set every link's.
 var follow = map[string][]string{

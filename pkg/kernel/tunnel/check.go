@@ -14,7 +14,9 @@ import (
 // Check says which of the wanted tunnels, and of the receivers of their families, isn't as
 // Ensure and EnsureReceivers make it, and returns the links of the tunnels that there are.
 // Nothing is changed.
-func Check(ctx context.Context, h *rtnl.Handle, want []dataplane.Tunnel) (map[netip.Addr]Link, error) {
+func (s *Syncer) Check(ctx context.Context, want []dataplane.Tunnel) (map[netip.Addr]Link, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	links := make(map[netip.Addr]Link, len(want))
 	var errs []error
 	for _, f := range families {
@@ -22,7 +24,7 @@ func Check(ctx context.Context, h *rtnl.Handle, want []dataplane.Tunnel) (map[ne
 		if errs = append(errs, problem); len(wanted) == 0 {
 			continue
 		}
-		have, err := read(ctx, h, f)
+		have, err := s.read(ctx, f)
 		if err != nil {
 			errs = append(errs, err)
 			continue

@@ -11,15 +11,15 @@ import (
 )
 
 // RemoveReceivers removes what EnsureReceivers makes, but for some families; none is no error.
-func RemoveReceivers(ctx context.Context, h *rtnl.Handle, keep ...dataplane.Family) error {
+func (s *Syncer) RemoveReceivers(ctx context.Context, keep ...dataplane.Family) error {
 	var errs []error
 	for f, name := range receivers {
 		if slices.Contains(keep, f) {
 			continue
 		}
-		l, err := h.LinkByName(ctx, name)
+		l, err := s.handle.LinkByName(ctx, name)
 		if err == nil {
-			err = h.Do(ctx, rtnl.DelLink(l.Index))
+			err = s.handle.Do(ctx, rtnl.DelLink(l.Index))
 		}
 		if err != nil && !errors.Is(err, rtnl.ErrNotExist) {
 			errs = append(errs, fmt.Errorf("receiver of %s: %w", f, err))

@@ -72,7 +72,7 @@ func (s *Syncer) make(ctx context.Context, want []dataplane.Tunnel, look bool) (
 		}
 		var have []rtnl.Tunnel
 		if look {
-			if have, err = read(ctx, s.handle, f); err != nil {
+			if have, err = s.read(ctx, f); err != nil {
 				errs = append(errs, err)
 				continue
 			}
@@ -85,8 +85,8 @@ func (s *Syncer) make(ctx context.Context, want []dataplane.Tunnel, look bool) (
 }
 
 // read returns the tunnels of a family that there are.
-func read(ctx context.Context, h *rtnl.Handle, f dataplane.Family) ([]rtnl.Tunnel, error) {
-	have, err := h.Tunnels(ctx, f)
+func (s *Syncer) read(ctx context.Context, f dataplane.Family) ([]rtnl.Tunnel, error) {
+	have, err := s.handle.Tunnels(ctx, f)
 	if err != nil {
 		return nil, fmt.Errorf("list tunnels: %w", err)
 	}
@@ -111,7 +111,7 @@ func join(errs []error) error {
 func (s *Syncer) Links(ctx context.Context) (map[netip.Addr]Link, error) {
 	links := map[netip.Addr]Link{}
 	for _, f := range families {
-		have, err := read(ctx, s.handle, f)
+		have, err := s.read(ctx, f)
 		if err != nil {
 			return nil, err
 		}
@@ -124,7 +124,7 @@ func (s *Syncer) Links(ctx context.Context) (map[netip.Addr]Link, error) {
 	return links, nil
 }
 
-// check returns the wanted tunnels of a family, and what is wrong with them.
+// check returns the wanted tunnels of a family, and an error for those that can't be made.
 func check(f dataplane.Family, want []dataplane.Tunnel) ([]dataplane.Tunnel, error) {
 	var errs []error
 	var wanted []dataplane.Tunnel
@@ -144,7 +144,7 @@ func check(f dataplane.Family, want []dataplane.Tunnel) ([]dataplane.Tunnel, err
 	return wanted, errors.Join(errs...)
 }
 
-// step is what to do for one tunnel.
+// step has the changes that one tunnel needs.
 type step struct {
 	want dataplane.Tunnel
 	name string
@@ -156,7 +156,7 @@ type step struct {
 	label bool // its alias is another one
 }
 
-// ends are what a tunnel is recognised by.
+// ends are the addresses by which a tunnel is recognised.
 type ends struct{ local, remote netip.Addr }
 
 func endsOf(t dataplane.Tunnel) ends { return ends{t.Local, t.Remote} }
@@ -172,7 +172,7 @@ var prefixes = map[dataplane.Family]string{dataplane.IPv4: "fou4_", dataplane.IP
 // names is the number of names that dataplane.TunnelName has for an address.
 var names = map[dataplane.Family]int{dataplane.IPv4: 1, dataplane.IPv6: 5}
 
-// compare returns what to do to have the wanted tunnels, and why some can't be had.
+// compare returns the steps to the wanted tunnels, and why some can't be had.
 func compare(f dataplane.Family, want []dataplane.Tunnel, have []rtnl.Tunnel) (steps []step, errs []error) {
 	byEnds := make(map[ends]rtnl.Tunnel, len(have))
 	byName := make(map[string]rtnl.Tunnel, len(have))
@@ -251,7 +251,7 @@ func (s *Syncer) carryOut(ctx context.Context, steps []step, links map[netip.Add
 		}
 	}
 	// By itself first: an ip6tnl that is changed takes its MTU from the way to the other end, and
-	// IPv6, which isn't told, goes on with the old one for what it routes there.
+	// IPv6, which isn't told, goes on with the old one for packets that it routes there.
 	send(func(st step) bool { return st.set }, func(st step) rtnl.Request {
 		return rtnl.SetLink(st.index, rtnl.LinkChange{MTU: st.want.MTU})
 	})
@@ -292,7 +292,7 @@ func (s *Syncer) taken(ctx context.Context, st step, err error) error {
 }
 
 // Prune removes the own tunnels that aren't kept, many as fast as one. It goes on after a
-// failure; what can't be read isn't removed.
+// failure; a family that can't be read loses none.
 func (s *Syncer) Prune(ctx context.Context, keep []dataplane.Tunnel) (dataplane.Result, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -303,7 +303,7 @@ func (s *Syncer) Prune(ctx context.Context, keep []dataplane.Tunnel) (dataplane.
 	var result dataplane.Result
 	var errs []error
 	for _, f := range families {
-		have, err := read(ctx, s.handle, f)
+		have, err := s.read(ctx, f)
 		if err != nil {
 			errs = append(errs, err)
 			continue
@@ -361,17 +361,17 @@ var receivers = map[dataplane.Family]string{
 	dataplane.IPv6: dataplane.ReceiverIPv6,
 }
 
-// EnsureReceivers makes the links, and brings them up, that take out of FoU what no tunnel
+// EnsureReceivers makes the links, and brings them up, that take packets out of FoU that no tunnel
 // expects, with an MTU, or 0 for the one that they have. It returns the links that are there now. A receiver of another
 // name, of which a namespace can't have two, is an error that names it (rtnl.ErrExist).
 //
 // All packets that are routed to a receiver get lost, since it sends nothing that names no tunnel (ip-link(8), external).
 // The sender isn't told.
-func EnsureReceivers(ctx context.Context, h *rtnl.Handle, mtu int, families ...dataplane.Family) (map[dataplane.Family]int, error) {
+func (s *Syncer) EnsureReceivers(ctx context.Context, mtu int, families ...dataplane.Family) (map[dataplane.Family]int, error) {
 	links := map[dataplane.Family]int{}
 	var errs []error
 	for _, f := range families {
-		index, err := ensureReceiver(ctx, h, f, mtu)
+		index, err := s.ensureReceiver(ctx, f, mtu)
 		if err != nil {
 			errs = append(errs, fmt.Errorf("receiver of %s: %w", f, err))
 			continue
@@ -382,14 +382,14 @@ func EnsureReceivers(ctx context.Context, h *rtnl.Handle, mtu int, families ...d
 }
 
 // Sink returns the link by which all packets of a family get lost, once EnsureReceivers has made it.
-func Sink(ctx context.Context, h *rtnl.Handle, f dataplane.Family) (int, error) {
-	l, err := h.LinkByName(ctx, receivers[f])
+func (s *Syncer) Sink(ctx context.Context, f dataplane.Family) (int, error) {
+	l, err := s.handle.LinkByName(ctx, receivers[f])
 	return l.Index, err
 }
 
-// ensureReceiver makes a receiver and returns its index; an MTU of 0 leaves what it has.
-func ensureReceiver(ctx context.Context, h *rtnl.Handle, f dataplane.Family, mtu int) (int, error) {
-	have, err := h.Tunnels(ctx, f)
+// ensureReceiver makes a receiver and returns its index; an MTU of 0 leaves the one that it has.
+func (s *Syncer) ensureReceiver(ctx context.Context, f dataplane.Family, mtu int) (int, error) {
+	have, err := s.handle.Tunnels(ctx, f)
 	if err != nil {
 		return 0, err
 	}
@@ -404,10 +404,10 @@ func ensureReceiver(ctx context.Context, h *rtnl.Handle, f dataplane.Family, mtu
 	case l.Name != "":
 		return 0, fmt.Errorf("link %s receives already: %w", l, rtnl.ErrExist)
 	default:
-		if err := h.Do(ctx, rtnl.AddReceiver(receivers[f], f)); err != nil {
+		if err := s.handle.Do(ctx, rtnl.AddReceiver(receivers[f], f)); err != nil {
 			return 0, err
 		}
-		if l, err = h.LinkByName(ctx, receivers[f]); err != nil {
+		if l, err = s.handle.LinkByName(ctx, receivers[f]); err != nil {
 			return 0, err
 		}
 	}
@@ -421,5 +421,5 @@ func ensureReceiver(ctx context.Context, h *rtnl.Handle, f dataplane.Family, mtu
 	if !l.Up {
 		changes = append(changes, rtnl.LinkChange{Up: true})
 	}
-	return l.Index, h.Do(ctx, rtnl.Requests(changes, func(c rtnl.LinkChange) rtnl.Request { return rtnl.SetLink(l.Index, c) })...)
+	return l.Index, s.handle.Do(ctx, rtnl.Requests(changes, func(c rtnl.LinkChange) rtnl.Request { return rtnl.SetLink(l.Index, c) })...)
 }
