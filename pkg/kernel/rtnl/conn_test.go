@@ -178,7 +178,7 @@ func TestPanicClosesTheSocket(t *testing.T) {
 // A listener that can't be made leaves no socket open: it is tried again and again.
 func TestListenClosesTheSocket(t *testing.T) {
 	free := func() int {
-		fd, err := unix.Dup(0)
+		fd, err := unix.Open("/dev/null", unix.O_RDONLY|unix.O_CLOEXEC, 0)
 		if err != nil {
 			t.Fatal(err)
 		}
