@@ -86,7 +86,7 @@ func tunnels(n int, sport uint16) []dataplane.Tunnel {
 	return ts
 }
 
-// ensureTunnels makes tunnels and compares what was done.
+// ensureTunnels makes tunnels, and compares the result with the wanted one.
 func ensureTunnels(t *testing.T, s *tunnel.Syncer, want []dataplane.Tunnel, result dataplane.Result) map[netip.Addr]tunnel.Link {
 	t.Helper()
 	links, got, err := s.Ensure(t.Context(), want)

@@ -20,7 +20,7 @@ import (
 const (
 	registerTimeout = 60 * time.Second
 	readyTimeout    = 120 * time.Second
-	// pollPause is the shortest one between two questions: where processors are emulated, answers keep others
+	// pollPause is the shortest pause between two requests: on emulated processors, answers keep other programs
 	// from their work.
 	pollPause = 100 * time.Millisecond
 	// controlPlaneLabel is what kubeadm sets; a kubelet isn't allowed to.

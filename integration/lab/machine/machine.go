@@ -190,7 +190,7 @@ func (p *process) waitUp(ctx context.Context, dir Dir) error {
 	}
 }
 
-// pollPause is the one between two looks at what the kernel takes away.
+// pollPause is the pause between two looks at processes and cgroups that the kernel removes.
 const pollPause = 10 * time.Millisecond
 
 // Kill cuts the power of a machine and returns when all its processes are gone; their

@@ -55,7 +55,7 @@ func Run(ctx context.Context, cfg *rest.Config, o *Options) error {
 	return leading.Program{Name: programName, Lease: leaseName, Observe: o.Observe, Election: o.Election, Compose: o.compose}.Run(ctx, cfg)
 }
 
-// compose makes the controller. Its informers select on the server and keep only what is read.
+// compose makes the controller. Its informers select on the server, and keep only the fields that the controller reads.
 func (o *Options) compose(ctx context.Context, e leading.Environment) (leading.Controllers, error) {
 	externalNodes, err := o.externalNodes()
 	if err != nil {

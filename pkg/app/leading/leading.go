@@ -1,5 +1,5 @@
-// Package leading is what the mains of Coil's controllers share: clients, metrics and health,
-// and that several replicas fill their caches, and one of them works.
+// Package leading is the main program of Coil's controllers: it makes clients, metrics and health. All replicas
+// fill their caches, and one of them works.
 //
 // It owns the flags of the election and the condition of readiness. It must not know what
 // the leader does.
@@ -77,7 +77,7 @@ type Program struct {
 	Compose func(context.Context, Environment) (Controllers, error)
 }
 
-// Environment is what controllers are made of.
+// Environment has the clients and the registry with which controllers are made.
 type Environment struct {
 	Clients kube.Clients
 	// Core and Coil know all resources of Kubernetes and of Coil.
@@ -88,7 +88,7 @@ type Environment struct {
 	Loops    *reconcile.Metrics
 }
 
-// Controllers are what a program runs.
+// Controllers are the controllers of a program, and their informers.
 type Controllers struct {
 	// Informers fill the caches, also while another replica leads; Synced is done when they are filled.
 	Informers []Informers
