@@ -164,7 +164,7 @@ func TestArchiveIsAnOCILayout(t *testing.T) {
 	if len(manifest.Layers) != 1 || !cmp.Equal(config.RootFS.DiffIDs, []string{manifest.Layers[0].Digest}) {
 		t.Fatalf("layers %v and diff IDs %v differ", manifest.Layers, config.RootFS.DiffIDs)
 	}
-	// What older engines load.
+	// The form that older engines load.
 	var docker []struct {
 		Config   string
 		RepoTags []string

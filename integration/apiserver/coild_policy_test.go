@@ -83,7 +83,7 @@ func requestOf(name, node string, labels map[string]string) *v2.BlockRequest {
 
 func labelNode(node string) map[string]string { return map[string]string{v2.LabelNode: node} }
 
-// What coild does with its own blocks and requests, those of 2.x included.
+// Writes of coild to its own blocks and requests, including requests in the form of 2.x.
 var ownWrites = []write{
 	patchBlock("p-0", `{"metadata":{"annotations":{"coil.cybozu.com/node-uid":"u"}}}`),
 	patchBlock("p-0", `{"metadata":{"annotations":{"coil.cybozu.com/disowned-by":"u"}}}`),
@@ -97,7 +97,7 @@ var ownWrites = []write{
 	deleteRequest("of-a-2x"),
 }
 
-// What the coild of node a has no business with, though RBAC allows it.
+// Writes that the coild of node a has no business with, though RBAC allows them.
 var foreignWrites = []write{
 	patchBlock("p-1", `{"metadata":{"annotations":{"coil.cybozu.com/node-uid":"u"}}}`),
 	patchBlock("p-1", `{"metadata":{"labels":{"coil.cybozu.com/node":"a"}}}`),

@@ -333,7 +333,7 @@ func TestControllerLostAnswers(t *testing.T) {
 	c.requireOneBlockEach(t, 60*time.Second, requests...)
 }
 
-// What the cache of blocks shows is late by seconds, while others take blocks too.
+// The cache of blocks is late by seconds, while others take blocks too.
 func TestControllerStaleCache(t *testing.T) {
 	c := ipamCluster(t)
 	p := c.pool(t, "default", 0, v4("10.9.0.0/24"))

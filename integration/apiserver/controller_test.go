@@ -71,7 +71,7 @@ var ipamServer = sync.OnceValues(func() (*controlplane.API, error) {
 	)
 })
 
-// ipamCluster returns an empty cluster. What the test makes is removed when it ends.
+// ipamCluster returns an empty cluster. The objects that the test makes are removed when it ends.
 func ipamCluster(t testing.TB) *cluster {
 	t.Helper()
 	testkit.Need(t, testkit.APIServer)

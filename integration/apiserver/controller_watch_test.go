@@ -16,7 +16,7 @@ import (
 )
 
 // Each watch of Coil's resources loses one event of ten, and expires within seconds, so
-// that everything is listed again. What is missed stays undone no longer than that.
+// that everything is listed again. A missed event stays without effect no longer than that.
 func TestControllerLostEvents(t *testing.T) {
 	c := ipamCluster(t)
 	c.pool(t, "default", 0, v4("10.50.0.0/23"))

@@ -50,7 +50,7 @@ func TestClientSideApplyOfTheDefinitions(t *testing.T) {
 				t.Errorf("%s wasn't applied by the client", crd.GetName())
 			}
 		}
-		// What users of Coil 2.x have in their files still applies.
+		// Files that users of Coil 2.x have still apply.
 		for _, want := range []string{"created", "unchanged"} {
 			out := string(testkit.Must(api.Kubectl(t.Context(), "apply", "--validate=strict", "--filename=testdata/objects-2.x.yaml"))(t))
 			if n := strings.Count(out, want); n != 7 {

@@ -113,7 +113,7 @@ func (a attempt) check(t *testing.T, err error) {
 	}) {
 		t.Errorf("no cause names the field %q and the reason %q: %v", a.field, a.reason, err)
 	}
-	// What else is wrong must be about the same field, or the test tests less
+	// Other causes must be about the same field, or the test tests less
 	// than it says.
 	for _, c := range causes {
 		if !strings.HasPrefix(c.Field, a.field) && c.Field != a.also && !strings.Contains(c.Message, "were not checked") {

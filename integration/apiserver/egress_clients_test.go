@@ -245,7 +245,7 @@ func TestEgressManyClients(t *testing.T) {
 	t.Logf("%d clients of two families after %s", many, time.Since(start).Round(time.Millisecond))
 	c.requireCount(t, "nat", int32(many))
 
-	// What a router sees, and when.
+	// The clients that a router sees, and when.
 	seen := make(chan *discoveryv1.EndpointSlice, 100)
 	watch := testkit.Must(c.core.DiscoveryV1().EndpointSlices(c.ns).Watch(t.Context(), metav1.ListOptions{LabelSelector: v2.LabelEgress + "=nat"}))(t)
 	go func() {

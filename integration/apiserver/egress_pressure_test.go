@@ -23,7 +23,7 @@ import (
 	"github.com/coil-net/coil/pkg/testkit"
 )
 
-// What routers answer, as coil-egress does, becomes conditions of their Egress; one that
+// Answers of routers, as coil-egress gives them, become conditions of their Egress. A router that
 // doesn't answer, or answers with something else, costs the others nothing.
 func TestEgressPressure(t *testing.T) {
 	c := newEgressCluster(t)

@@ -228,7 +228,7 @@ func TestEgressRestart(t *testing.T) {
 
 	rec.take()
 	stop = c.startWith(t, rec.wrap(c.account(t)), egressOptions())
-	// What comes after is done, so what was before is done, too.
+	// A later Egress is done, so all earlier ones are, too.
 	c.egress(t, "last", `destinations: [192.0.2.0/24]`)
 	c.condition(t, "last", v2.EgressAvailable, metav1.ConditionFalse, "NoRouterReady")
 	c.change(t, "plain", `metadata: {annotations: {touched: "yes"}}`)

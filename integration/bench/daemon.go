@@ -45,7 +45,7 @@ type Daemon struct {
 
 // daemon measures coild with dual-stack pods.
 func (m *matrix) daemon(ctx context.Context, c *coil) (d Daemon, err error) {
-	// What thousands of pods before have left in memory isn't that of 250.
+	// Memory that thousands of earlier pods have left isn't that of 250.
 	if err := c.machine.Restart(ctx); err != nil {
 		return d, err
 	}

@@ -153,7 +153,7 @@ func podsOf(concurrency int) int {
 	}
 }
 
-// start starts the systems. What it returns must be closed also after an error.
+// start starts the systems. The systems must be closed also after an error.
 func start(ctx context.Context, o options, dir *scratch.Dir) (systems []system, c *coil, err error) {
 	for _, name := range o.systems {
 		var s system

@@ -130,7 +130,7 @@ func round(ctx context.Context, s system, pods []*pod, concurrency int, budget t
 	}
 	deleted.elapsed += rest
 	got["DEL"] = deleted
-	// What failed may have left something: a runtime calls DEL after a failed ADD.
+	// A failed ADD may have left something: a runtime calls DEL after it.
 	if len(gone) < len(pods) && (added.failures > 0 || deleted.failures > 0) {
 		if _, _, err := batch(ctx, s, pods, concurrency, unlimited, s.del); err != nil {
 			return nil, err

@@ -351,7 +351,7 @@ func TestDamagedRecord(t *testing.T) {
 	n.same(before)
 }
 
-// What can't be removed costs only itself, and all of it is reported.
+// An object that can't be removed costs only itself, and each of them is reported.
 func TestGoesOn(t *testing.T) {
 	n := newNode(t, newRig(t))
 	before := n.settled()
@@ -379,7 +379,7 @@ func TestGoesOn(t *testing.T) {
 	}
 }
 
-// What Coil 2.x left goes, too; links of other plugins only lose the alias that it gave them.
+// Objects that Coil 2.x left go, too; links of other plugins only lose the alias that it gave them.
 func TestEarlierCoil(t *testing.T) {
 	r := newRig(t)
 	n := newNode(t, r)

@@ -188,7 +188,7 @@ func TestPowerCut(t *testing.T) {
 	}
 }
 
-// What an operator sees.
+// The columns that an operator sees.
 func TestPoolStatus(t *testing.T) {
 	e := use(t)
 	t.Parallel()

@@ -112,7 +112,7 @@ func TestDisk(t *testing.T) {
 				pods := c.podsOf(n, 6)
 				c.clean()
 				c.check(tr.begin(c, n))
-				// What needs a write first finds it out.
+				// The first call that must write finds it out.
 				s := c.sandbox(n)
 				if _, err := s.Add(t.Context()); err == nil {
 					t.Log("an ADD was answered still")

@@ -41,9 +41,9 @@ type row struct {
 	flags []string
 }
 
-// What happens in the life of a node and its pods, and what must come of it: in each
-// case record, kernel and API server agree in the end, pods that weren't deleted kept
-// their network, and no address was given again too early.
+// Events in the life of a node and its pods. After each of them record, kernel and API
+// server agree, pods that weren't deleted have kept their network, and no address was
+// given again too early.
 func TestLifeCycle(t *testing.T) {
 	for _, r := range rows() {
 		for _, killed := range []bool{false, true} {
@@ -277,7 +277,7 @@ func kubeletRestart(e *event) {
 	e.del(never)
 }
 
-// What comes while coild is away: DEL is done when it is back, ADD must be tried again.
+// Calls that come while coild is away: DEL is done when it is back, ADD must be tried again.
 func coildRestart(e *event) {
 	ctx := e.t.Context()
 	e.n.Coild.Stop()

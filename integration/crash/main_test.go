@@ -3,7 +3,7 @@
 // the API server.
 //
 // Each test has nodes and pools of its own in one rig; see package rig for what is
-// compared at the end. Those that disturb nobody else are parallel. The environment variable COIL_CRASH=long asks for hundreds of kills
+// compared at the end. Tests that disturb no other run in parallel. The environment variable COIL_CRASH=long asks for hundreds of kills
 // rather than for one of each kind.
 package crash
 

@@ -85,7 +85,7 @@ func (c *capture) run(fd int) {
 		if err != nil {
 			return
 		}
-		// What goes out by the port goes into the namespace.
+		// A packet that leaves by the port enters the namespace.
 		if p, ok := parse(buf[:n]); ok {
 			p.out = !outgoing
 			c.mu.Lock()

@@ -117,7 +117,7 @@ func testChained(t *testing.T, first map[string]any) {
 	_, err = c.run(ctx, lost, "DEL", nil)
 	c.must(err)
 
-	// What a running pod asks for later, through restarts of coild.
+	// Annotations that a running pod gets later, through restarts of coild.
 	c.annotate(plain, "gw")
 	c.await("annotation added", plain, "192.0.2.1 nowhere", "2001:db8::1 nowhere", "198.51.100.1 eth0")
 	c.must(c.node.Restart(ctx))

@@ -27,7 +27,7 @@ func (n *network) forged() {
 			{"a router sends what a stranger sent", routerOwn.Addrs()[i], stranger.Addrs()[i], false},
 			{"a router, after what was lost", routerOwn.Addrs()[i], s, true},
 		} {
-			// What was sent again, and arrives late, isn't the next one's.
+			// A packet that was sent again, and arrives late, isn't the next case's.
 			port := forgedPort + uint16(j)
 			if got := n.hears(datagram(c.inner, own, port), port, c.outer, i); got != c.want {
 				n.t.Errorf("%s: %s, in a packet of %s, is heard: %t", c.name, c.inner, c.outer, got)

@@ -261,14 +261,14 @@ func testClient(t *testing.T) {
 	n.use(gatewayOf(0))
 	n.reached("no Service", false)
 	if sent := n.closed("no Service"); len(sent) > 0 {
-		// What was sent before the tunnels went may be among them.
+		// Packets of before the tunnels' removal may be among them.
 		if sent := n.closed("no Service"); len(sent) > 0 {
 			t.Errorf("tunnels send without a Service: %v", sent)
 		}
 	}
 	n.use(gatewayOf(1))
 	n.reached("the Service is back", true)
-	// What somebody destroys is closed until it is restored.
+	// A path that somebody destroys is closed until it is restored.
 	n.pod.IP(t, "link", "del", dataplane.TunnelName(gatewayOf(1).Peers.IPv4, 0))
 	n.pod.IP(t, "link", "set", dataplane.ReceiverIPv6, "down")
 	n.reached("destroyed", false)

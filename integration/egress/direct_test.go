@@ -273,7 +273,7 @@ func (d *direct) flowsTo(from, to int, what string, routers ...int) []*directFlo
 	return all
 }
 
-// live wants all flows to work but those by some routers. Those may work or not, but mustn't hang.
+// live wants all flows to work, except by some routers: flows by them may work or not, but mustn't hang.
 func (d *direct) live(what string, flows []*directFlow, but ...int) {
 	d.t.Helper()
 	broken, hang := map[int]int{}, map[int]int{}

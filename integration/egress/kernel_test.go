@@ -134,7 +134,7 @@ func testTunnels(t *testing.T) {
 	ensureTunnels(t, s, auto, dataplane.Result{})
 }
 
-// What Coil 2.x made is changed where it has to be, and not made a second time.
+// Objects that Coil 2.x made are changed where they have to be, and not made a second time.
 func testTunnelsAdopted(t *testing.T) {
 	ns, h := newNetns(t)
 	s := tunnel.New(h)
@@ -214,7 +214,7 @@ func testTunnelsColliding(t *testing.T) {
 			t.Errorf("%s has %s, not %s", colliding[i], l.Name, name)
 		}
 	}
-	// Whoever comes first keeps its link.
+	// The tunnel that comes first keeps its link.
 	want[0], want[1] = want[1], want[0]
 	if again := ensureTunnels(t, s, want, dataplane.Result{}); fmt.Sprint(again) != fmt.Sprint(links) {
 		t.Errorf("links were %v and are %v", links, again)

@@ -113,7 +113,7 @@ func testStart(t *testing.T, top *topology) {
 		_, err := top.get("8081", "/readyz")
 		return err
 	})
-	// What was listed before the start is there.
+	// Tunnels to clients that were listed before the start are there.
 	if links := strings.Count(top.router.IP(t, "-o", "link", "show"), ": fou"); links < half {
 		t.Fatalf("ready with %d of %d tunnels", links, half)
 	}
@@ -255,7 +255,7 @@ func testRestart(t *testing.T, top *topology) {
 	top.uplink.sound()
 }
 
-// What another program destroys of the router's comes back.
+// Kernel objects of the router that another program destroys come back.
 func testRepair(t *testing.T, top *topology) {
 	c := top.a
 	for _, damage := range []string{

@@ -42,7 +42,7 @@ func TestMovedAddress(t *testing.T) {
 		t.Helper()
 		return testkit.Must(neighbour.Run(ctx, args[0], args[1:]...))(t)
 	}
-	// What an old entry would be; no packet may be sent by it.
+	// Old neighbour entries; no packet may be sent by them.
 	for _, a := range addrs {
 		run("ip", "neigh", "replace", a.String(), "lladdr", "02:00:00:00:00:01", "dev", "eth0", "nud", "permanent")
 	}
@@ -71,7 +71,7 @@ func TestMovedAddress(t *testing.T) {
 		t.Errorf("it takes longer than %s", limit)
 	}
 
-	// Who takes the address for one of the network gets no answer that could become old.
+	// A neighbour that takes the address for one of the network gets no answer that could become old.
 	s := testkit.Must(nodes[0].NewSandbox(ctx, rig.SandboxOptions{}))(t)
 	testkit.Eventually(t, within, "ADD", func() error {
 		_, err := s.Add(ctx)

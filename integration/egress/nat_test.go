@@ -13,7 +13,7 @@ import (
 
 const mebibyte = 1 << 20
 
-// What a client sends arrives complete and with the router's address, in both families, with
+// A client's data arrives complete and with the router's address, in both families, with
 // source ports that are fixed, then the kernel's choice, changed under way, then fixed again.
 func testNAT(t *testing.T, top *topology) {
 	c, uplink := top.a, top.uplink
@@ -77,7 +77,7 @@ func testNAT(t *testing.T, top *topology) {
 			t.Errorf("%s: %v tunnels", protocol, n)
 		}
 	}
-	// What goes back into a tunnel isn't what a client sent.
+	// Packets that go back into a tunnel aren't a client's.
 	const pings = 20
 	for protocol, server := range map[string]netip.Addr{`protocol="ipv4"`: server4, `protocol="ipv6"`: server6} {
 		sent := func() float64 {

@@ -132,7 +132,7 @@ func testPressure(t *testing.T, top *topology) {
 		}
 		return nil
 	})
-	// Who is started again because kubelet gets no answer has no more room then.
+	// A router that is started again because kubelet gets no answer has no more room then.
 	testkit.Must(top.get("8081", "/readyz"))(t)
 	testkit.Check(t, conn.SetDeadline(time.Now().Add(testkit.Timeout(5*time.Second))))
 	testkit.Must(conn.Write([]byte("alive")))(t)

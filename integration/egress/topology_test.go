@@ -119,7 +119,7 @@ func newTopology(t *testing.T, families ...dataplane.Family) *topology {
 }
 
 // ip runs commands of iproute2 in a namespace, nil for the fabric, all by one process: to
-// start one takes long here. Those that begin with -6 follow by another one.
+// start one takes long here. Another process runs the commands that begin with -6.
 func ip(t *testing.T, ns *netnstest.NS, commands ...string) {
 	t.Helper()
 	var any, six []string

@@ -78,7 +78,7 @@ const (
 	tcpACK = 16
 )
 
-// What belongs to no connection never leaves with a client's source, and ends no connection.
+// A packet of no connection never leaves with a client's source, and ends no connection.
 func testInvalid(t *testing.T, top *topology) {
 	c, uplink := top.a, top.uplink
 	for _, f := range both {

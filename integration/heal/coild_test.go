@@ -91,7 +91,7 @@ func TestRestoredWhileRunning(t *testing.T) {
 	}
 }
 
-// What is lost while coild is down is there again when ADD is served.
+// Kernel objects that are lost while coild is down are there again when ADD is served.
 func TestRestoredAtStart(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t, 2, rig.NodeOptions{})

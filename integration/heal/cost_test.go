@@ -55,8 +55,8 @@ func TestIdle(t *testing.T) {
 	after := f.effort()
 	wakeups, used := after.wakeups-before.wakeups, after.cpu-before.cpu
 	t.Logf("%d wake-ups and %s of a processor in %s: %.3f %%", wakeups, used, span, 100*used.Seconds()/span.Seconds())
-	// What a wake-up costs depends on who else wants the processor and its caches, by a multiple: the
-	// target for that, 0.1 %, is held by "make bench" on a machine at rest. This is for what doesn't sleep.
+	// The cost of a wake-up depends, by a multiple, on other users of the processor and its caches. Its
+	// target, 0.1 %, is held by "make bench" on a machine at rest. This bound finds a loop that doesn't sleep.
 	if limit := span / 100; used > limit {
 		t.Errorf("%s of a processor in %s, more than %s", used, span, limit)
 	}

@@ -149,7 +149,7 @@ func TestForeignRouteInThePlaceOfAPods(t *testing.T) {
 	if out := f.sh("ip -N route show table 116 proto 99"); !strings.Contains(out, addr.String()) {
 		t.Errorf("the other's route is gone: %s", out)
 	}
-	// What it has nothing to do with is repaired all the same.
+	// Objects that it has nothing to do with are repaired all the same.
 	f.sh("ip -6 route flush table 116 proto 30; ip rule del priority 2000")
 	f.sh(fmt.Sprintf("sleep 1; ip route del %s table 116 proto 99", addr))
 	f.awaitKernel(want, 30*time.Second)

@@ -120,7 +120,7 @@ func TestTakeOver(t *testing.T) {
 	}
 }
 
-// What is broken on a node of 2.x costs only itself, and is reported.
+// A broken object on a node of 2.x costs only itself, and is reported.
 func TestTakeOverOfBrokenNode(t *testing.T) {
 	r := rigtest.New(t)
 	ctx := t.Context()

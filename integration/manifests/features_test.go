@@ -64,7 +64,7 @@ func checkEgressController(t *testing.T, s set, v variant) {
 	if diff := cmp.Diff(map[string]string{"COIL_POD_NAMESPACE": "metadata.namespace", "COIL_POD_NAME": "metadata.name"}, env); diff != "" {
 		t.Errorf("environment of coil-egress-controller (-want +got):\n%s", diff)
 	}
-	// Who may bind rights must have them: the API server compares them.
+	// A subject that may bind rights must have them: the API server compares them.
 	rules := map[string][]rbacv1.PolicyRule{}
 	for _, r := range s.clusterRole {
 		rules[r.Name] = r.Rules

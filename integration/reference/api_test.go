@@ -44,7 +44,7 @@ func TestAPI(t *testing.T) {
 	var b strings.Builder
 	b.WriteString("# API reference\n\n" +
 		"Every kind of `coil.cybozu.com/v2`, written from the definitions of this folder and from the sources by\n" +
-		"`go test ./integration/reference -update`. What is checked, the API server checks when an object is written.\n")
+		"`go test ./integration/reference -update`. The API server makes all checks, when an object is written.\n")
 	for _, crd := range definitions(t) {
 		section(&b, crd, groups)
 	}

@@ -17,7 +17,7 @@ import (
 	"github.com/coil-net/coil/pkg/testkit"
 )
 
-// What Coil's contract says about the kernel, written down a second time on purpose.
+// The contract's numbers in the kernel, written down a second time on purpose.
 const (
 	podTable, exportTable, unassignedTable = "116", "119", "120"
 	protocol                               = "30"

@@ -13,7 +13,7 @@ import (
 )
 
 // A client keeps sending to a Service from one port while the pod behind it is replaced,
-// and another pod gets the address of the old one. What it sends must follow the Service.
+// and another pod gets the address of the old one. The packets that the client sends must follow the Service.
 func TestOldFlowsNeverReachTheNextPod(t *testing.T) {
 	r := rigtest.New(t)
 	const service, single = "10.96.0.1", "10.3.0.0"

@@ -259,7 +259,7 @@ func (n *Node) PowerOn(ctx context.Context) (err error) {
 }
 
 // PowerCut ends the node at once: its programs, pods and kernel state are gone, its
-// disk and its Node object stay. What was written but not synced to the disk stays
+// disk and its Node object stay. Data that was written but not synced to the disk stays
 // too.
 func (n *Node) PowerCut(ctx context.Context) error {
 	n.Coild.Kill()

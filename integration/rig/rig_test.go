@@ -119,7 +119,7 @@ func TestAuditFinds(t *testing.T) {
 	}
 	var links []struct{ IfName, IfAlias string }
 	testkit.Check(t, json.Unmarshal([]byte(testkit.Must(n.Run(ctx, "ip", "-json", "link", "show", "group", "1668245868"))(t)), &links))
-	// What the filter leaves out is shown as empty.
+	// Values that the filter leaves out are shown as empty.
 	links = slices.DeleteFunc(links, func(l struct{ IfName, IfAlias string }) bool { return l.IfName == "" })
 	if len(links) != 1 {
 		t.Fatalf("links of the group: %+v", links)

@@ -18,7 +18,7 @@ type scenario struct {
 	pods []*rig.Sandbox // by node
 }
 
-// What must hold on three nodes in different segments, whatever daemon they run.
+// Demands on three nodes in different segments, whatever daemon they run.
 func TestNetwork(t *testing.T) {
 	ip4 := []rig.Family{rig.IPv4}
 	for _, v := range []struct {

@@ -164,7 +164,7 @@ func TestNewPodIsReachedAtOnce(t *testing.T) {
 	for range 10 {
 		pod := c.pod(c.nodes[1], pool)
 		a := c.addrs(pod)[0]
-		// What a runtime starts in the pod comes later than the kernel's work in the background.
+		// Programs that a runtime starts in the pod come later than the kernel's work in the background.
 		c.eventually(time.Second, "the link of "+pod.Name, func() error {
 			out, err := pod.Run(t.Context(), "ip", "-6", "route", "show", "table", "local")
 			if err == nil && !strings.Contains(out, "local "+a.String()+" dev") {

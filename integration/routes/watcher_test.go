@@ -185,7 +185,7 @@ func (f *found) Error(...any)                 { f.errors++ }
 func (f *found) Errorf(string, ...any)        { f.errors++ }
 func (f *found) Logf(format string, a ...any) {}
 
-// What the watcher reports of what it sees, look by look.
+// The watcher's reports, look by look.
 func TestWatcher(t *testing.T) {
 	p, q := netip.MustParsePrefix("10.1.0.0/27"), netip.MustParsePrefix("fd00:1::/123")
 	for _, tt := range []struct {
@@ -252,7 +252,7 @@ func TestWatcherFails(t *testing.T) {
 	}
 }
 
-// What BIRD 2.0.12 prints: two routes of a prefix, of which the second is not the best.
+// Output of BIRD 2.0.12: two routes of a prefix, of which the second is not the best.
 func TestParseRoutes(t *testing.T) {
 	const text = `Table master4:
 10.1.0.0/27          unicast [node1_4 18:26:04.028] * (100) [AS65001?]

@@ -251,8 +251,8 @@ func (f *failover) awaitProxy(ctx context.Context) error {
 	}
 }
 
-// watchUnlisted notes, from now on, when EndpointSlices stop listing router1 as ready. What it
-// returns gives the times of all variants when all have. Without clients of Services nobody waits for that.
+// watchUnlisted notes, from now on, when EndpointSlices stop listing router1 as ready. The
+// function that it returns gives the times of all variants when all have. Without clients of Services nobody waits for that.
 func (f *failover) watchUnlisted(ctx context.Context) (func() ([]time.Time, error), error) {
 	gone := make([]time.Time, len(f.variants))
 	if !f.has(v2.EgressPeeringService) {

@@ -3,7 +3,7 @@
 // made by hand with ip(8) and nft(8), which is the best that the kernel gives. And it measures how
 // long new flows fail when a router vanishes that clients reach by a Service, or send to directly.
 //
-// It owns how that is compared and measured. What an Egress is made of it takes from Coil's own
+// It owns how that is compared and measured. The parts of an Egress come from Coil's own
 // packages.
 package main
 

@@ -23,7 +23,7 @@ import (
 	"github.com/coil-net/coil/integration/lab/build"
 )
 
-// Folder is where results go: the given folder, or integration/bench/out. What is measured
+// Folder is where results go: the given folder, or integration/bench/out. Measuring
 // needs root.
 func Folder(given string) (string, error) {
 	if os.Geteuid() != 0 {

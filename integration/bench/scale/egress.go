@@ -288,8 +288,8 @@ func (c *gatewayCluster) tellClients(rep *report, rate float64, counts map[strin
 	rep.Figures.Note(what+": the rest into etcd, above all the pods", "MB/s", float64(counts[kindOther].Bytes)/1e6/seconds)
 }
 
-// change has a client come or go every 50 ms, and returns how many did per second. Those that go are
-// any but the first, which a node has.
+// change has a client come or go every 50 ms, and returns how many did per second. The first,
+// which a node has, never goes.
 func (c *gatewayCluster) change(ctx context.Context, window time.Duration) (float64, error) {
 	n := int(window.Seconds() * changesPerSecond)
 	there := make([]int, 0, c.clients)

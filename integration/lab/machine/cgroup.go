@@ -95,7 +95,7 @@ func (c Cgroup) create(pid int) error {
 	}
 	for _, h := range all {
 		err := c.createIn(h, pid)
-		// Whoever removes another machine may remove the common parents in between.
+		// The removal of another machine may remove the common parents in between.
 		for attempt := 1; attempt < createAttempts && errors.Is(err, fs.ErrNotExist); attempt++ {
 			err = c.createIn(h, pid)
 		}

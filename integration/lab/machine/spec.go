@@ -21,8 +21,8 @@ const (
 	ProgramDir = "/opt/coil-lab"
 )
 
-// SystemDirs are the host's directories that a machine sees and changes only for itself. Those that
-// are symbolic links, as /lib is on most hosts, are links in the machine too.
+// SystemDirs are the host's directories that a machine sees and changes only for itself. Symbolic
+// links among them, as /lib is on most hosts, are links in the machine too.
 var SystemDirs = []string{"bin", "etc", "lib", "lib32", "lib64", "libx32", "sbin", "usr"}
 
 // Spec is everything that labinit has to know. It is stored in the machine's directory.
@@ -94,8 +94,8 @@ func (d Dir) join(elem ...string) string {
 	return filepath.Join(append([]string{string(d)}, elem...)...)
 }
 
-// Disk returns the place on the host of a path of the machine's disk. What is below /var and /opt
-// appears in the machine.
+// Disk returns the place on the host of a path of the machine's disk. Files below /var and /opt
+// appear in the machine.
 func (d Dir) Disk(path string) string { return d.join("disk", path) }
 
 // Upper returns the place on the host of a path below one of SystemDirs, for writing while the

@@ -47,7 +47,7 @@ const (
 // Link is that of a machine with Options.Network.
 const Link = "eth0"
 
-// What qemu gives to the ends of Link.
+// Addresses that qemu gives to the ends of Link.
 var (
 	LinkAddr = netip.MustParsePrefix("10.0.2.15/24")
 	HostAddr = netip.MustParseAddr("10.0.2.2")

@@ -1,6 +1,6 @@
 // Command labinit is PID 1 of a machine of the lab. It makes the machine's root file system,
 // starts its programs, restarts those that end, reaps orphans and answers on a control socket.
-// What to do is in the machine's directory, see package machine; it knows nothing of Kubernetes.
+// Its orders are in the machine's directory, see package machine; it knows nothing of Kubernetes.
 package main
 
 import (

@@ -301,8 +301,8 @@ func (s *streams) closeChild() {
 	}
 }
 
-// flush waits until the host has all output. What the command left running may hold the pipes
-// open; it isn't waited for.
+// flush waits until the host has all output. Processes that the command left running may hold the
+// pipes open; they aren't waited for.
 func (s *streams) flush() {
 	timeout := time.After(time.Second)
 	for range cap(s.copied) {

@@ -20,7 +20,7 @@ const inside = "COIL_TEST_IN_VM"
 
 // Reexec returns true in the machine, with the modules loaded. Otherwise it boots one, runs
 // the calling test there and takes its output and result: the caller then returns. A machine takes ten
-// seconds to boot and runs all subtests of the caller. What options say of arguments and output isn't
+// seconds to boot and runs all subtests of the caller. Arguments and output of the options aren't
 // used; their environment is added to the caller's. There is no network but lo, and a file that is
 // written is gone with the machine.
 //
