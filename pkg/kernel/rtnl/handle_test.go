@@ -230,7 +230,7 @@ func TestLinkOf(t *testing.T) {
 	}
 }
 
-// The kernel really interrupts dumps while links come and go. What comes back
+// The kernel really interrupts dumps while links come and go. A list that comes back
 // without an error is complete all the same.
 func TestDumpUnderChurn(t *testing.T) {
 	h, ns := newHandle(t)
@@ -256,7 +256,7 @@ func TestDumpUnderChurn(t *testing.T) {
 		})
 	}
 	complete, dumps := 0, 0
-	traced := rtnl.WithTrace(t.Context(), &rtnl.Trace{Send: func(rtnl.Request) error { dumps++; return nil }})
+	traced := rtnl.WithTrace(t.Context(), func(rtnl.Request) error { dumps++; return nil })
 	for range 200 {
 		links, err := h.Veths(traced)
 		if errors.Is(err, rtnl.ErrDumpInterrupted) {
