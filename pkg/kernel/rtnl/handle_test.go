@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"slices"
 	"sync"
 	"testing"
 
@@ -183,6 +184,25 @@ func TestRouteTo(t *testing.T) {
 	exists, _, err = h.IPv6Addr(t.Context(), index, netip.MustParseAddr("2001:db8::2"))
 	if exists || err != nil {
 		t.Errorf("got %t, %v", exists, err)
+	}
+}
+
+// Addresses of both families are one list. An address with a lifetime is dynamic.
+func TestAddrs(t *testing.T) {
+	h, ns := newHandle(t)
+	ns.IP(t, "link", "set", "lo", "up")
+	ns.IP(t, "address", "add", "192.0.2.1/24", "dev", "lo")
+	ns.IP(t, "address", "add", "2001:db8::1/64", "dev", "lo", "valid_lft", "1000", "preferred_lft", "1000", "nodad")
+	want := []rtnl.Addr{
+		{Link: 1, Prefix: netip.MustParsePrefix("127.0.0.1/8")},
+		{Link: 1, Prefix: netip.MustParsePrefix("192.0.2.1/24")},
+		{Link: 1, Prefix: netip.MustParsePrefix("::1/128")},
+		{Link: 1, Prefix: netip.MustParsePrefix("2001:db8::1/64"), Dynamic: true},
+	}
+	got, err := h.Addrs(t.Context())
+	slices.SortFunc(got, func(a, b rtnl.Addr) int { return a.Prefix.Addr().Compare(b.Prefix.Addr()) })
+	if err != nil || !slices.Equal(got, want) {
+		t.Errorf("got %v and %v, want %v", got, err, want)
 	}
 }
 
