@@ -242,12 +242,12 @@ func testTunnelsMany(t *testing.T) {
 	ensureTunnels(t, s, want, dataplane.Result{})
 	// One by one they would take minutes, of which the kernel waits most.
 	var removals []string
-	ctx := rtnl.WithTrace(t.Context(), &rtnl.Trace{Send: func(r rtnl.Request) error {
+	ctx := rtnl.WithTrace(t.Context(), func(r rtnl.Request) error {
 		if strings.HasPrefix(r.String(), "link del") {
 			removals = append(removals, r.String())
 		}
 		return nil
-	}})
+	})
 	if r, err := s.Prune(ctx, want[:20]); err != nil || r != (dataplane.Result{Deleted: 280}) {
 		t.Errorf("Prune: %+v, %v", r, err)
 	}

@@ -207,7 +207,7 @@ func (p *pod) changesClosed(before, after []client.Egress, destinations []string
 	}
 	for fail := 1; ; fail++ {
 		n := 0
-		_, err := p.use(rtnl.WithTrace(p.T.Context(), &rtnl.Trace{Send: func(r rtnl.Request) error {
+		_, err := p.use(rtnl.WithTrace(p.T.Context(), func(r rtnl.Request) error {
 			if slices.ContainsFunc(but, func(kind string) bool { return strings.Contains(r.String(), kind) }) {
 				return nil
 			}
@@ -218,7 +218,7 @@ func (p *pod) changesClosed(before, after []client.Egress, destinations []string
 				return errInjected
 			}
 			return nil
-		}}), after...)
+		}), after...)
 		closed(fmt.Sprintf("after failure %d:", fail), err)
 		if err == nil {
 			return requests

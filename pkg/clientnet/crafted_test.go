@@ -29,10 +29,10 @@ func (g *guarded) craft(set string, exists bool) {
 	text := func(s string) []byte { return append([]byte(s), 0) }
 	message := func(kind uint16, attrs ...[]byte) rtnl.Request {
 		body := append([]byte{unix.NFPROTO_INET, unix.NFNETLINK_V0, 0, 0}, slices.Concat(attrs...)...)
-		return rtnl.NewRequest(unix.NFNL_SUBSYS_NFTABLES<<8|kind, unix.NLM_F_CREATE|unix.NLM_F_ACK, body, func() string { return "a crafted message" })
+		return rtnl.NewRequest(unix.NFNL_SUBSYS_NFTABLES<<8|kind, unix.NLM_F_CREATE|unix.NLM_F_ACK, body, "a crafted message")
 	}
 	batch := func(kind uint16) rtnl.Request {
-		return rtnl.NewRequest(kind, 0, []byte{0, unix.NFNETLINK_V0, 0, unix.NFNL_SUBSYS_NFTABLES}, func() string { return "a batch" })
+		return rtnl.NewRequest(kind, 0, []byte{0, unix.NFNETLINK_V0, 0, unix.NFNL_SUBSYS_NFTABLES}, "a batch")
 	}
 	data := []byte{7, 0xff}
 	crafted := []rtnl.Request{message(unix.NFT_MSG_NEWSETELEM,

@@ -54,31 +54,34 @@ type Route struct {
 
 // String prints the route as "ip route" does, with the table at the end.
 func (r Route) String() string {
-	var w words
-	w.add(r.Type == Unreachable, "unreachable")
-	w.add(r.Type == Throw, "throw")
-	w.add(true, "%s", r.Dst)
-	w.add(r.Gateway.IsValid(), "via %s", r.Gateway)
-	w.add(r.Link != 0, "dev %d", r.Link)
-	w.add(r.Nexthop != 0, "nhid %#x", r.Nexthop)
-	w.add(true, "proto %d", r.Protocol)
-	w.add(r.Scope == LinkScope, "scope link")
-	w.add(r.Source.IsValid(), "src %s", r.Source)
-	w.add(r.Metric != 0, "metric %d", r.Metric)
-	w.add(r.OnLink, "onlink")
-	w.add(true, "table %d", r.Table)
-	return strings.Join(w, " ")
+	var w Words
+	w.Add(r.Type == Unreachable, "unreachable")
+	w.Add(r.Type == Throw, "throw")
+	w.Add(true, "%s", r.Dst)
+	w.Add(r.Gateway.IsValid(), "via %s", r.Gateway)
+	w.Add(r.Link != 0, "dev %d", r.Link)
+	w.Add(r.Nexthop != 0, "nhid %#x", r.Nexthop)
+	w.Add(true, "proto %d", r.Protocol)
+	w.Add(r.Scope == LinkScope, "scope link")
+	w.Add(r.Source.IsValid(), "src %s", r.Source)
+	w.Add(r.Metric != 0, "metric %d", r.Metric)
+	w.Add(r.OnLink, "onlink")
+	w.Add(true, "table %d", r.Table)
+	return w.String()
 }
 
-// words are the parts of a text as iproute2 prints it.
-type words []string
+// Words are the parts of a text as iproute2 prints it.
+type Words []string
 
-// add adds a part if the object has it.
-func (w *words) add(has bool, format string, args ...any) {
+// Add adds a part if the object has it.
+func (w *Words) Add(has bool, format string, args ...any) {
 	if has {
 		*w = append(*w, fmt.Sprintf(format, args...))
 	}
 }
+
+// String joins the parts.
+func (w Words) String() string { return strings.Join(w, " ") }
 
 // CompareRoutes orders routes by table, destination, metric.
 func CompareRoutes(a, b Route) int {
@@ -163,21 +166,21 @@ type Rule struct {
 
 // String prints the rule as "ip rule" does.
 func (r Rule) String() string {
-	var w words
-	w.add(true, "%d:", r.Priority)
-	w.add(!r.From.IsValid(), "from all")
-	w.add(r.From.IsValid(), "from %s", r.From)
-	w.add(r.To.IsValid(), "to %s", r.To)
-	w.add(r.Mark != 0, "fwmark %#x/%#x", r.Mark, r.Mask)
-	w.add(r.Input != "", "iif %s", r.Input)
-	w.add(r.Output != "", "oif %s", r.Output)
-	w.add(r.Transport != 0, "ipproto %d", r.Transport)
-	w.add(r.SourcePort != 0, "sport %d", r.SourcePort)
-	w.add(r.DestinationPort != 0, "dport %d", r.DestinationPort)
-	w.add(!r.Blackhole, "lookup %d", r.Table)
-	w.add(r.Blackhole, "blackhole")
-	w.add(true, "proto %d (%s)", r.Protocol, r.Family)
-	return strings.Join(w, " ")
+	var w Words
+	w.Add(true, "%d:", r.Priority)
+	w.Add(!r.From.IsValid(), "from all")
+	w.Add(r.From.IsValid(), "from %s", r.From)
+	w.Add(r.To.IsValid(), "to %s", r.To)
+	w.Add(r.Mark != 0, "fwmark %#x/%#x", r.Mark, r.Mask)
+	w.Add(r.Input != "", "iif %s", r.Input)
+	w.Add(r.Output != "", "oif %s", r.Output)
+	w.Add(r.Transport != 0, "ipproto %d", r.Transport)
+	w.Add(r.SourcePort != 0, "sport %d", r.SourcePort)
+	w.Add(r.DestinationPort != 0, "dport %d", r.DestinationPort)
+	w.Add(!r.Blackhole, "lookup %d", r.Table)
+	w.Add(r.Blackhole, "blackhole")
+	w.Add(true, "proto %d (%s)", r.Protocol, r.Family)
+	return w.String()
 }
 
 // Result counts the changes of a Sync; the zero Result means that everything was

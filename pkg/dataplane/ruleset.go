@@ -3,8 +3,11 @@ package dataplane
 import (
 	"encoding/binary"
 	"net/netip"
+	"slices"
 	"strings"
 	"time"
+
+	"go4.org/netipx"
 )
 
 // Ruleset is a table of nftables, of the family inet, as it is wanted. The table of a Ruleset without
@@ -64,7 +67,7 @@ type Set struct {
 	// Interval says that keys are ranges: Ranges of addresses in a set, Elements with Last otherwise. Ranges
 	// are sorted and don't overlap.
 	Interval bool
-	Ranges   []Range
+	Ranges   []netipx.IPRange
 	// Counting sets have elements that rules add, each with a state of its own; sets with a Timeout have
 	// elements that rules add for so long. These elements are never removed from outside.
 	Counting bool
@@ -86,26 +89,20 @@ type Element struct {
 // KeyOf returns the key for an address.
 func KeyOf(a netip.Addr) string { return string(a.AsSlice()) }
 
-// Range is the addresses from First to Last, both of one family.
-type Range struct{ First, Last netip.Addr }
-
-// String prints the range for logs and errors.
-func (r Range) String() string { return r.First.String() + "-" + r.Last.String() }
-
 // Named returns the name of an object of which a ruleset has one for each family.
 func (f Family) Named(name string) string { return name + "_" + f.word() }
 
 // word is the family as nft(8) names it: ipv4 or ipv6.
 func (f Family) word() string { return strings.ToLower(f.String()) }
 
-// CutFamily returns the name and the family of which Named made a name; ok is false if it made none.
-func CutFamily(named string) (name string, f Family, ok bool) {
+// CutFamily returns the name and the family of which Named made a name, which has no family if Named made none.
+func CutFamily(named string) (name string, f Family) {
 	for _, f := range []Family{IPv4, IPv6} {
 		if name, ok := strings.CutSuffix(named, "_"+f.word()); ok {
-			return name, f, true
+			return name, f
 		}
 	}
-	return named, 0, false
+	return named, 0
 }
 
 // KeyOfLink returns the key for the index of a link.
@@ -119,4 +116,18 @@ func LinkOfKey(key string) (index int, ok bool) {
 		return 0, false
 	}
 	return int(binary.NativeEndian.Uint32([]byte(key))), true
+}
+
+// ClientGuard drops, on the node, packets that a client sends to destinations past its tunnels. The
+// ranges are sorted and don't overlap. The zero ClientGuard drops nothing.
+type ClientGuard struct {
+	// Destinations are reached by tunnels alone, whose own packets are for other addresses.
+	Destinations []netipx.IPRange
+	// Replies are the destinations to which answers pass, in connections that were opened from there.
+	Replies []netipx.IPRange
+}
+
+// Equal says whether two guards drop the same.
+func (g ClientGuard) Equal(o ClientGuard) bool {
+	return slices.Equal(g.Destinations, o.Destinations) && slices.Equal(g.Replies, o.Replies)
 }

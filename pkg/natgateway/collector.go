@@ -134,7 +134,7 @@ func (c *Collector) Collect(ch chan<- prometheus.Metric) {
 		logger.Error(err, "No metrics of nftables")
 	}
 	for _, n := range counters {
-		name, family, _ := dataplane.CutFamily(n.Name)
+		name, family := dataplane.CutFamily(n.Name)
 		d, labels := c.dropped, []string{protocol(family), name}
 		if own, ok := c.counted[name]; ok {
 			d, labels = own, labels[:1]

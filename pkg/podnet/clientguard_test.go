@@ -7,6 +7,8 @@ import (
 	"testing"
 	"time"
 
+	"go4.org/netipx"
+
 	"github.com/coil-net/coil/pkg/dataplane"
 	"github.com/coil-net/coil/pkg/testkit"
 )
@@ -16,7 +18,7 @@ func manyRanges(i int) dataplane.ClientGuard {
 	var g dataplane.ClientGuard
 	for j := range 2048 {
 		a := netip.AddrFrom4([4]byte{100, byte(i), byte(j >> 8), byte(j) | 1})
-		g.Destinations = append(g.Destinations, dataplane.Range{First: a, Last: a})
+		g.Destinations = append(g.Destinations, netipx.IPRangeFrom(a, a))
 	}
 	return g
 }
@@ -76,7 +78,7 @@ func TestEndOfAClientIsNoRepair(t *testing.T) {
 func TestSourceGuardComesFirst(t *testing.T) {
 	n := newNode(t)
 	a, b, c := netip.MustParseAddr("192.0.2.0"), netip.MustParseAddr("192.0.2.7"), netip.MustParseAddr("192.0.2.255")
-	overlap := dataplane.ClientGuard{Destinations: []dataplane.Range{{First: a, Last: c}, {First: b, Last: c}}}
+	overlap := dataplane.ClientGuard{Destinations: []netipx.IPRange{netipx.IPRangeFrom(a, c), netipx.IPRangeFrom(b, c)}}
 	if err := n.GuardClient(t.Context(), 1000, overlap); err == nil {
 		t.Fatal("ranges that overlap can be made; the test needs others that can't")
 	}

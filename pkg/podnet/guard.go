@@ -9,6 +9,8 @@ import (
 	"sync"
 	"time"
 
+	"go4.org/netipx"
+
 	"github.com/coil-net/coil/pkg/attachment"
 	"github.com/coil-net/coil/pkg/dataplane"
 	"github.com/coil-net/coil/pkg/ipam"
@@ -84,7 +86,7 @@ func (n *Network) Dropped(ctx context.Context) (Dropped, error) {
 		return d, err
 	}
 	for _, c := range counters {
-		switch name, family, _ := dataplane.CutFamily(c.Name); name {
+		switch name, family := dataplane.CutFamily(c.Name); name {
 		case ruleset.Forged:
 			d.Forged[family] = c.Packets
 		case ruleset.PastTunnel:
@@ -243,7 +245,7 @@ func (n *Network) CheckClientGuard(ctx context.Context, link int, g dataplane.Cl
 }
 
 // shown are the first of some ranges, for errors: a client may have thousands.
-func shown(ranges []dataplane.Range) string {
+func shown(ranges []netipx.IPRange) string {
 	const most = 8
 	if len(ranges) <= most {
 		return fmt.Sprint(ranges)

@@ -202,7 +202,7 @@ type recorder struct {
 }
 
 func (r *recorder) context(ctx context.Context) context.Context {
-	return rtnl.WithTrace(ctx, &rtnl.Trace{Send: func(req rtnl.Request) error {
+	return rtnl.WithTrace(ctx, func(req rtnl.Request) error {
 		r.mu.Lock()
 		defer r.mu.Unlock()
 		r.requests = append(r.requests, req.String())
@@ -210,7 +210,7 @@ func (r *recorder) context(ctx context.Context) context.Context {
 			return nil
 		}
 		return r.fail(len(r.requests), req.String())
-	}})
+	})
 }
 
 func (r *recorder) count() int {

@@ -45,7 +45,7 @@ func mustList(t *testing.T, n node) []string {
 
 // watch is a context whose requests are seen, before they are sent, by see.
 func watch(ctx context.Context, see func(request string) error) context.Context {
-	return rtnl.WithTrace(ctx, &rtnl.Trace{Send: func(r rtnl.Request) error { return see(r.String()) }})
+	return rtnl.WithTrace(ctx, func(r rtnl.Request) error { return see(r.String()) })
 }
 
 func TestRemoveAllAtOnce(t *testing.T) {

@@ -100,7 +100,7 @@ const nfgenmsgSize = 4
 
 // all asks for all objects of a type. The header's zeros say all families, and version 0 (NFNETLINK_V0).
 func all(kind uint16, text string) rtnl.Request {
-	return rtnl.NewRequest(kind, 0, make([]byte, nfgenmsgSize), func() string { return text })
+	return rtnl.NewRequest(kind, 0, make([]byte, nfgenmsgSize), "%s", text)
 }
 
 // flows calls each with the entries of the table, which are valid until it returns.
@@ -132,8 +132,7 @@ type flow struct {
 // parse reads an entry without copying, for there may be hundreds of thousands: the library, which would
 // copy each, knows neither the ID nor the zone.
 func parse(body []byte) (f flow, err error) {
-	var as rtnl.Attributes
-	header, rest := as.Cut(body, nfgenmsgSize)
+	header, rest, as := rtnl.Cut(body, nfgenmsgSize)
 	f.family = header[0]
 	for a := range as.In(rest) {
 		switch a.Kind {
@@ -188,5 +187,5 @@ func (f *flow) deletion() rtnl.Request {
 	}
 	b = rtnl.AppendAttribute(b, ctaID, f.id)
 	ends := slices.DeleteFunc(slices.Clone(f.ends[:4]), func(a netip.Addr) bool { return !a.IsValid() })
-	return rtnl.NewRequest(typeDelete, 0, b, func() string { return fmt.Sprintf("conntrack -D of %v", ends) })
+	return rtnl.NewRequest(typeDelete, 0, b, "conntrack -D of %v", ends)
 }

@@ -108,7 +108,7 @@ func udp(src, dst [4]byte, sport uint16) rtnl.Request {
 	body := slices.Concat([]byte{unix.AF_INET, 0, 0, 0},
 		tuple(ctaTupleOrig, src, dst, sport, 53), tuple(ctaTupleReply, dst, src, 53, sport),
 		rtnl.AppendAttribute(nil, 7, binary.BigEndian.AppendUint32(nil, 600))) // CTA_TIMEOUT, in seconds
-	return rtnl.NewRequest(typeNew, unix.NLM_F_CREATE|unix.NLM_F_EXCL, body, func() string { return "conntrack -I" })
+	return rtnl.NewRequest(typeNew, unix.NLM_F_CREATE|unix.NLM_F_EXCL, body, "conntrack -I")
 }
 
 // A node may have a hundred thousand flows when a pod ends.

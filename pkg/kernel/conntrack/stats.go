@@ -54,8 +54,7 @@ type Stats struct {
 func (t *Table) Stats(ctx context.Context) (Stats, error) {
 	var s Stats
 	err := t.h.Dump(ctx, all(typeStats, "conntrack -S"), func(body []byte) error {
-		var as rtnl.Attributes
-		_, rest := as.Cut(body, nfgenmsgSize)
+		_, rest, as := rtnl.Cut(body, nfgenmsgSize)
 		s.InsertFailed += uint64(as.Find(rest, statsInsertFailed).BE32())
 		s.Dropped += uint64(as.Find(rest, statsDrop).BE32())
 		s.EarlyDropped += uint64(as.Find(rest, statsEarlyDrop).BE32())
@@ -108,4 +107,27 @@ func (t *Table) Uses(ctx context.Context, n int, own ...netip.Addr) ([]Use, erro
 		return cmp.Or(b.Ports-a.Ports, a.Destination.Compare(b.Destination), cmp.Compare(a.Protocol, b.Protocol))
 	})
 	return slices.Clone(uses[:min(n, len(uses))]), nil
+}
+
+// States of TCP of nf_conntrack_tcp.h.
+const (
+	tcpTimeWait = 7 // TCP_CONNTRACK_TIME_WAIT
+	tcpClose    = 8 // TCP_CONNTRACK_CLOSE
+)
+
+// Clients returns how many flows each source has that go on with one of the addresses own in its place.
+// TCP connections that have ended don't count, as in the kernel's own counts (already_closed of
+// nf_conncount.c). It reads the whole table.
+func (t *Table) Clients(ctx context.Context, own ...netip.Addr) (map[netip.Addr]int, error) {
+	counts := map[netip.Addr]int{}
+	err := t.flows(ctx, func(f flow) {
+		src, _, back := f.translated()
+		if src != back && slices.Contains(own, back) && f.tcpState != tcpTimeWait && f.tcpState != tcpClose {
+			counts[src]++
+		}
+	})
+	if err != nil {
+		return nil, err
+	}
+	return counts, nil
 }

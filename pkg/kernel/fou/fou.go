@@ -142,10 +142,8 @@ func Remove(ctx context.Context, ns *netns.NS, port uint16) error {
 		if !slices.Contains(p.open, s) {
 			continue
 		}
-		err := p.Do(ctx, p.request(cmdDel, s, fmt.Sprintf("fou del port %d (%s)", port, f)))
-		if err != nil && !errors.Is(err, rtnl.ErrInvalid) { // EINVAL says that there is none
-			errs = append(errs, err)
-		}
+		_, err := p.Apply(ctx, rtnl.ErrInvalid, p.request(cmdDel, s, fmt.Sprintf("fou del port %d (%s)", port, f))) // EINVAL says that there is none
+		errs = append(errs, err)
 	}
 	return errors.Join(errs...)
 }
@@ -158,15 +156,14 @@ func (p *ports) request(cmd byte, s socket, text string) rtnl.Request {
 		body = rtnl.AppendAttribute(body, attrIPProto, []byte{s.protocol})
 		body = rtnl.AppendAttribute(body, attrType, []byte{s.encap})
 	}
-	return rtnl.NewRequest(p.id, 0, body, func() string { return text })
+	return rtnl.NewRequest(p.id, 0, body, "%s", text)
 }
 
 // list reads the ports that are open.
 func (p *ports) list(ctx context.Context) error {
-	r := rtnl.NewRequest(p.id, 0, header(cmdGet), func() string { return "fou show" })
+	r := rtnl.NewRequest(p.id, 0, header(cmdGet), "fou show")
 	err := p.Dump(ctx, r, func(body []byte) error {
-		var as rtnl.Attributes
-		_, rest := as.Cut(body, headerSize)
+		_, rest, as := rtnl.Cut(body, headerSize)
 		p.open = append(p.open, socket{
 			port:     as.Find(rest, attrPort).Port(),
 			family:   as.Find(rest, attrFamily).U8(),
@@ -184,10 +181,9 @@ func (p *ports) list(ctx context.Context) error {
 // resolve reads the number of the family; ErrUnavailable.
 func (p *ports) resolve(ctx context.Context) error {
 	body := rtnl.AppendAttribute(header(unix.CTRL_CMD_GETFAMILY), unix.CTRL_ATTR_FAMILY_NAME, append([]byte(familyName), 0))
-	r := rtnl.NewRequest(unix.GENL_ID_CTRL, 0, body, func() string { return "generic netlink family " + familyName })
+	r := rtnl.NewRequest(unix.GENL_ID_CTRL, 0, body, "generic netlink family "+familyName)
 	err := p.Get(ctx, r, func(body []byte) error {
-		var as rtnl.Attributes
-		_, rest := as.Cut(body, headerSize)
+		_, rest, as := rtnl.Cut(body, headerSize)
 		p.id = as.Find(rest, unix.CTRL_ATTR_FAMILY_ID).U16()
 		return as.Err
 	})

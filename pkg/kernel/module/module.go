@@ -6,7 +6,6 @@
 package module
 
 import (
-	"bufio"
 	"bytes"
 	"errors"
 	"fmt"
@@ -94,12 +93,12 @@ func (l loader) loadOne(name string, files map[string][]string, present map[stri
 func (l loader) present() (map[string]bool, error) {
 	out := map[string]bool{}
 	for _, list := range []string{l.proc, filepath.Join(l.dir, "modules.builtin")} {
-		err := lines(list, func(line string) error {
-			out[nameOf(strings.Fields(line)[0])] = true
-			return nil
-		})
+		modules, err := lines(list)
 		if err != nil && !errors.Is(err, os.ErrNotExist) { // a kernel without modules has no such list
 			return nil, fmt.Errorf("list kernel modules that are loaded or built in: %w", err)
+		}
+		for _, line := range modules {
+			out[nameOf(strings.Fields(line)[0])] = true
 		}
 	}
 	return out, nil
@@ -107,35 +106,23 @@ func (l loader) present() (map[string]bool, error) {
 
 // dependencies returns, for each module, its file and those that it needs (modules.dep(5)).
 func (l loader) dependencies() (map[string][]string, error) {
-	files := map[string][]string{}
-	err := lines(filepath.Join(l.dir, "modules.dep"), func(line string) error {
+	modules, err := lines(filepath.Join(l.dir, "modules.dep"))
+	files := make(map[string][]string, len(modules))
+	for _, line := range modules {
 		path, needs, ok := strings.Cut(line, ":")
 		if !ok {
-			return fmt.Errorf("modules.dep: %q: no colon", line)
+			return nil, fmt.Errorf("modules.dep: %q: no colon", line)
 		}
 		files[nameOf(path)] = append([]string{path}, strings.Fields(needs)...)
-		return nil
-	})
+	}
 	return files, err
 }
 
-// lines calls found with each line of a file that isn't empty.
-func lines(path string, found func(string) error) error {
-	f, err := os.Open(path)
-	if err != nil {
-		return err
-	}
-	defer f.Close()
-	s := bufio.NewScanner(f)
-	s.Buffer(nil, 1<<20)
-	for s.Scan() {
-		if line := strings.TrimSpace(s.Text()); line != "" {
-			if err := found(line); err != nil {
-				return err
-			}
-		}
-	}
-	return s.Err()
+// lines returns the lines of a file that aren't empty.
+func lines(path string) ([]string, error) {
+	data, err := os.ReadFile(path)
+	empty := func(line string) bool { return strings.TrimSpace(line) == "" }
+	return slices.DeleteFunc(strings.Split(string(data), "\n"), empty), err
 }
 
 // nameOf is the name of the module of a file, such as ip_tunnel of kernel/net/ipv4/ip_tunnel.ko.xz.

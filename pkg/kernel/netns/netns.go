@@ -135,6 +135,15 @@ func (n *NS) Do(fn func() error) error {
 	})
 }
 
+// In is Do with a function that returns a value, too.
+func In[T any](n *NS, fn func() (T, error)) (value T, err error) {
+	err = n.Do(func() error {
+		value, err = fn()
+		return err
+	})
+	return value, err
+}
+
 // New makes a namespace, which ends when nobody has it open any more.
 func New() (n *NS, err error) {
 	back, err := home()

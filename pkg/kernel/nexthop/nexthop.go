@@ -51,11 +51,8 @@ func New(h *rtnl.Handle, protocol int) *Syncer { return &Syncer{handle: h, proto
 func (s *Syncer) Ensure(ctx context.Context, want Set) (dataplane.Result, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	all, err := s.read(ctx)
-	if err != nil {
-		return dataplane.Result{}, err
-	}
-	return s.ensure(ctx, want, all)
+	result, _, err := s.ensure(ctx, want)
+	return result, err
 }
 
 // Sync is Ensure that then removes all objects that aren't wanted, groups first, unless one that is wanted couldn't be
@@ -63,11 +60,7 @@ func (s *Syncer) Ensure(ctx context.Context, want Set) (dataplane.Result, error)
 func (s *Syncer) Sync(ctx context.Context, want Set) (dataplane.Result, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	all, err := s.read(ctx)
-	if err != nil {
-		return dataplane.Result{}, err
-	}
-	result, err := s.ensure(ctx, want, all)
+	result, all, err := s.ensure(ctx, want)
 	if err != nil {
 		return result, err
 	}
@@ -122,8 +115,11 @@ func (s *Syncer) owns(n rtnl.Nexthop) bool {
 	return n.Protocol == s.protocol && n.ID >= dataplane.FirstNexthop
 }
 
-// ensure makes the wanted objects that are missing among all, and changes those that differ.
-func (s *Syncer) ensure(ctx context.Context, want Set, all []rtnl.Nexthop) (result dataplane.Result, err error) {
+// ensure makes the wanted objects that are missing, changes those that differ, and returns all that there were before.
+func (s *Syncer) ensure(ctx context.Context, want Set) (result dataplane.Result, all []rtnl.Nexthop, err error) {
+	if all, err = s.read(ctx); err != nil {
+		return result, nil, err
+	}
 	missing, err := s.compare(want, all)
 	errs := []error{err}
 	ids := missing.ids()
@@ -138,7 +134,7 @@ func (s *Syncer) ensure(ctx context.Context, want Set, all []rtnl.Nexthop) (resu
 			result.Added++
 		}
 	}
-	return result, errors.Join(errs...)
+	return result, all, errors.Join(errs...)
 }
 
 // compare returns the wanted objects that aren't there or differ. One whose ID another protocol's object has is an error.

@@ -149,7 +149,7 @@ func TestEnsure(t *testing.T) {
 			if after := testkit.Must(s.handle.Buckets(t.Context(), group+uint32(f)))(t); !sameHolders(before, after) {
 				t.Errorf("buckets in use moved from %v to %v", before, after)
 			}
-			// What one has that goes is the others', and nothing else moves.
+			// The buckets of a member that goes are the others', and no other bucket moves.
 			s.ensure(s.set(f, map[int]int{1: 1, 2: 1}), dataplane.Result{Replaced: 1})
 			for i, b := range testkit.Must(s.handle.Buckets(t.Context(), group+uint32(f)))(t) {
 				if was := before[i].Nexthop; was == two.Nexthops[1].ID && b.Nexthop != was {
@@ -179,7 +179,7 @@ func TestEnsure(t *testing.T) {
 	}
 }
 
-// Who gets which buckets when the group is made depends on Turn, and on nothing after that.
+// Turn decides which member gets which buckets when the group is made, and nothing after that.
 func TestTurn(t *testing.T) {
 	var holders []int
 	for turn := range uint32(3) {
@@ -207,7 +207,7 @@ func sameHolders(a, b []rtnl.Bucket) bool {
 	return len(a) == len(b)
 }
 
-// What others destroy is made again, and what is others' is left alone.
+// Objects that others have destroyed are made again, and those of others are left alone.
 func TestDrift(t *testing.T) {
 	s := newSpace(t)
 	want := s.set(dataplane.IPv4, map[int]int{0: 1, 1: 1})

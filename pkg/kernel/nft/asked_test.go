@@ -12,7 +12,7 @@ import (
 	"github.com/coil-net/coil/pkg/testkit/netnstest"
 )
 
-// Only who may ask is told how the router is; what it serves at other ports is nobody's concern.
+// Askers alone are told how the router is; its service at other ports is nobody's concern.
 func TestRouterTellsAskersAlone(t *testing.T) {
 	l := newLab(t)
 	l.rules.Ports = []uint16{8080, 8081}

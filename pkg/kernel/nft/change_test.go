@@ -10,18 +10,18 @@ import (
 	"testing"
 	"time"
 
+	"go4.org/netipx"
 	"golang.org/x/sys/unix"
 
-	"github.com/coil-net/coil/pkg/dataplane"
 	"github.com/coil-net/coil/pkg/plan/ruleset"
 	"github.com/coil-net/coil/pkg/testkit"
 )
 
-// A change lets nothing out past the tunnels: what is a destination before and after is one meanwhile.
+// A change lets nothing out past the tunnels: a destination before and after is one meanwhile.
 func TestClientChangesClosed(t *testing.T) {
-	everything := []dataplane.Range{
-		{First: netip.MustParseAddr("0.0.0.0"), Last: netip.MustParseAddr("255.255.255.255")},
-		{First: netip.MustParseAddr("::"), Last: netip.MustParseAddr("ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff")},
+	everything := []netipx.IPRange{
+		netipx.IPRangeFrom(netip.MustParseAddr("0.0.0.0"), netip.MustParseAddr("255.255.255.255")),
+		netipx.IPRangeFrom(netip.MustParseAddr("::"), netip.MustParseAddr("ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff")),
 	}
 	for _, c := range []struct {
 		name   string
@@ -29,7 +29,7 @@ func TestClientChangesClosed(t *testing.T) {
 	}{
 		{"destinations", func(r *ruleset.Client) { r.Destinations = everything }},
 		{"rules and sets", func(r *ruleset.Client) {
-			r.Originating = &ruleset.Originating{Mark: dataplane.MarkOriginating, Mask: dataplane.MarkOriginating}
+			r.Sources = []netipx.IPRange{ranged("203.0.113.7", "203.0.113.7")}
 		}},
 		{"addresses", func(r *ruleset.Client) { r.Addresses = nil }},
 	} {

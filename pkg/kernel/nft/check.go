@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 
 	"github.com/coil-net/coil/pkg/dataplane"
 )
@@ -29,15 +28,12 @@ func (t *Table) Check(ctx context.Context, r dataplane.Ruleset) error {
 		return fmt.Errorf("table %s of nftables is missing", t.name)
 	}
 	var errs []error
-	for _, w := range d.shape {
-		if !slices.Contains(have.shape, w) {
-			errs = append(errs, fmt.Errorf("table %s of nftables: %s is missing", t.name, w))
-		}
+	missing, more := differs(have.shape, d.shape)
+	for _, m := range missing {
+		errs = append(errs, fmt.Errorf("table %s of nftables: %s is missing", t.name, m))
 	}
-	for _, h := range have.shape {
-		if !slices.Contains(d.shape, h) {
-			errs = append(errs, fmt.Errorf("table %s of nftables: %s shouldn't be there", t.name, h))
-		}
+	for _, m := range more {
+		errs = append(errs, fmt.Errorf("table %s of nftables: %s shouldn't be there", t.name, m))
 	}
 	if len(errs) > 0 {
 		return errors.Join(errs...)

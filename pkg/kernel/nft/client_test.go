@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"go4.org/netipx"
 	"golang.org/x/net/icmp"
 	"golang.org/x/net/ipv4"
 	"golang.org/x/net/ipv6"
@@ -75,7 +76,7 @@ func newClientLab(t *testing.T) *clientLab {
 		}
 		l.rules.Addresses = append(l.rules.Addresses, own)
 		l.rules.Peers = append(l.rules.Peers, addr(f, netRouter, 1))
-		l.rules.Destinations = append(l.rules.Destinations, dataplane.Range{First: destination, Last: addr(f, netDestination, 9)})
+		l.rules.Destinations = append(l.rules.Destinations, netipx.IPRangeFrom(destination, addr(f, netDestination, 9)))
 	}
 	l.table = clientTable(t, l.client.NS)
 	t.Cleanup(l.table.Close)
@@ -240,7 +241,7 @@ func TestClient(t *testing.T) {
 	}
 }
 
-// What the client forwards, for a virtual machine in it, doesn't leave past the tunnels either.
+// Packets that the client forwards, for a virtual machine in it, don't leave past the tunnels either.
 func TestClientForwards(t *testing.T) {
 	l := newClientLab(t)
 	machine := netnstest.New(t)
@@ -276,7 +277,7 @@ func TestClientForwards(t *testing.T) {
 func TestClientHasNeighbours(t *testing.T) {
 	l := newClientLab(t)
 	near := addr(dataplane.IPv6, netClient, 2)
-	l.rules.Destinations = append(l.rules.Destinations, dataplane.Range{First: near, Last: near})
+	l.rules.Destinations = append(l.rules.Destinations, netipx.IPRangeFrom(near, near))
 	testkit.Must(l.table.Sync(t.Context(), l.rules))(t)
 	own := addr(dataplane.IPv6, netClient, 1)
 	l.outside.IP(t, "route", "del", own.String(), "dev", "tunnel")

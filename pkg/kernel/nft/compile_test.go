@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// What isn't understood is an error that names the rule, and the place in it.
+// Words that aren't understood are an error that names the rule, and the place in it.
 func TestCompileRefuses(t *testing.T) {
 	for text, place := range map[string]string{
 		"ip saddr 10.0.0.1 acept":                            `before "acept"`,

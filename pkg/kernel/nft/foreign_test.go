@@ -12,7 +12,7 @@ import (
 	"github.com/coil-net/coil/pkg/testkit"
 )
 
-// What a program in a pod adds to the table goes, of whatever kind it is.
+// Objects that a program in a pod adds to the table go, of whatever kind they are.
 func TestForeignObjectsGo(t *testing.T) {
 	l := newClientLab(t)
 	testkit.Must(l.table.Sync(t.Context(), l.rules))(t)

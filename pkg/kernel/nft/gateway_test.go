@@ -313,7 +313,7 @@ func TestGatewayFollows(t *testing.T) {
 	}
 }
 
-// What others do to their tables costs a look at Coil's, and no more.
+// A change that others make to their tables costs a look at Coil's, and no more.
 func TestGatewayBesideOthers(t *testing.T) {
 	l := newLab(t)
 	touched := func(want bool) {

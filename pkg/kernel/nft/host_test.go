@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"go4.org/netipx"
 
 	"github.com/coil-net/coil/pkg/dataplane"
 	"github.com/coil-net/coil/pkg/plan/client"
@@ -13,16 +14,16 @@ import (
 	"github.com/coil-net/coil/pkg/testkit/netnstest"
 )
 
-func ranged(first, last string) dataplane.Range {
-	return dataplane.Range{First: netip.MustParseAddr(first), Last: netip.MustParseAddr(last)}
+func ranged(first, last string) netipx.IPRange {
+	return netipx.IPRangeFrom(netip.MustParseAddr(first), netip.MustParseAddr(last))
 }
 
 // The whole of a node's ruleset, as nft(8) shows it, and what another agent reads of it.
 func TestHostRuleset(t *testing.T) {
-	some := dataplane.ClientGuard{Destinations: []dataplane.Range{ranged("192.0.2.0", "192.0.2.255"), ranged("198.51.100.7", "198.51.100.7"), ranged("2001:db8::", "2001:db8:0:ffff:ffff:ffff:ffff:ffff")}}
+	some := dataplane.ClientGuard{Destinations: []netipx.IPRange{ranged("192.0.2.0", "192.0.2.255"), ranged("198.51.100.7", "198.51.100.7"), ranged("2001:db8::", "2001:db8:0:ffff:ffff:ffff:ffff:ffff")}}
 	everything := dataplane.ClientGuard{
-		Destinations: []dataplane.Range{ranged("0.0.0.0", "9.255.255.255"), ranged("11.0.0.0", "255.255.255.255"), ranged("::", "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff")},
-		Replies:      []dataplane.Range{ranged("0.0.0.0", "255.255.255.255")},
+		Destinations: []netipx.IPRange{ranged("0.0.0.0", "9.255.255.255"), ranged("11.0.0.0", "255.255.255.255"), ranged("::", "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff")},
+		Replies:      []netipx.IPRange{ranged("0.0.0.0", "255.255.255.255")},
 	}
 	ns := netnstest.New(t)
 	l := lab{t: t}
@@ -34,7 +35,7 @@ func TestHostRuleset(t *testing.T) {
 		other := hostTable(t, ns.NS)
 		defer other.Close()
 		got := ruleset.GuardsOf(testkit.Must(other.Sets(t.Context()))(t))
-		if d := cmp.Diff(r.Clients, got, cmp.Comparer(func(a, b netip.Addr) bool { return a == b })); d != "" && len(r.Clients)+len(got) > 0 {
+		if d := cmp.Diff(r.Clients, got, cmp.Comparer(func(a, b netipx.IPRange) bool { return a == b })); d != "" && len(r.Clients)+len(got) > 0 {
 			t.Errorf("another agent reads (-want +got):\n%s", d)
 		}
 	}
@@ -79,7 +80,7 @@ func TestHostManyRanges(t *testing.T) {
 		for i := range 2 * client.MostDestinations {
 			a := netip.AddrFrom16([16]byte{0x20, 1, 13: byte(link), byte(i >> 8), byte(i)})
 			if i%2 == 0 {
-				g.Destinations = append(g.Destinations, dataplane.Range{First: a, Last: a})
+				g.Destinations = append(g.Destinations, netipx.IPRangeFrom(a, a))
 			}
 		}
 		g.Replies = g.Destinations

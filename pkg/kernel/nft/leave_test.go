@@ -189,7 +189,7 @@ func receive(t *testing.T, conn *net.UDPConn) netip.AddrPort {
 	return netip.AddrPortFrom(from.Addr().Unmap(), from.Port())
 }
 
-// What was tracked before the table was made isn't translated any more, and doesn't leave.
+// Connections that were tracked before the table was made aren't translated any more, and don't leave.
 func TestEarlierConnectionsDoNotLeave(t *testing.T) {
 	l := newLab(t)
 	l.run(l.router, "nft", "add table inet other; add chain inet other c { type filter hook forward priority 5; }; add rule inet other c ct state new counter")

@@ -4,14 +4,16 @@ import (
 	"net/netip"
 	"testing"
 
+	"go4.org/netipx"
+
 	"github.com/coil-net/coil/pkg/dataplane"
 	"github.com/coil-net/coil/pkg/plan/ruleset"
 	"github.com/coil-net/coil/pkg/testkit"
 	"github.com/coil-net/coil/pkg/testkit/netnstest"
 )
 
-// A client with two links, of which all that it sends takes the second: what is answered by
-// the first is what came in by it from one of the sources.
+// A client has two links, and all that it sends takes the second: the first answers only
+// connections that came in by it from one of the sources.
 func TestOriginating(t *testing.T) {
 	client, peer := netnstest.New(t), netnstest.New(t)
 	client.IP(t, "link", "add", "eth0", "type", "veth", "peer", "name", "eth0", "netns", peer.Path)
@@ -24,7 +26,7 @@ func TestOriginating(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	rules := ruleset.Originating{Mark: dataplane.MarkOriginating, Mask: dataplane.MarkOriginating}
+	var sources []netipx.IPRange
 	l := lab{t: t}
 	uplink := l.index(client, "eth0")
 	for _, f := range families {
@@ -37,9 +39,9 @@ func TestOriginating(t *testing.T) {
 		}
 		client.IP(t, family, "route", "add", "default", "via", addr(f, 1, 2).String(), "table", "99")
 		client.IP(t, family, "rule", "add", "fwmark", "0x100000/0x100000", "lookup", "99", "pref", "1700")
-		rules.Sources = append(rules.Sources, dataplane.Range{First: addr(f, 8, 1), Last: addr(f, 8, 1)})
+		sources = append(sources, netipx.IPRangeFrom(addr(f, 8, 1), addr(f, 8, 1)))
 	}
-	// What leaves by the tunnel gets lost.
+	// Packets that leave by the tunnel get lost.
 	client.IP(t, "link", "set", "tunnel", "arp", "off")
 	o := clientTable(t, client.NS)
 	t.Cleanup(o.Close)
@@ -53,7 +55,7 @@ func TestOriginating(t *testing.T) {
 		}
 	}
 	for _, want := range []dataplane.Result{{Added: 1}, {}} {
-		if got := testkit.Must(o.Sync(t.Context(), ruleset.Client{Uplink: uplink, Port: 5555, Originating: &rules}))(t); got != want {
+		if got := testkit.Must(o.Sync(t.Context(), ruleset.Client{Uplink: uplink, Port: 5555, Sources: sources}))(t); got != want {
 			t.Errorf("Sync did %+v, want %+v", got, want)
 		}
 	}

@@ -13,16 +13,16 @@ import (
 
 // interval are the elements for a range: it ends before an element that says so, or goes to the end of all
 // addresses.
-func interval(r dataplane.Range) []nftables.SetElement {
-	out := []nftables.SetElement{{Key: r.First.AsSlice()}}
-	if end := r.Last.Next(); end.IsValid() {
+func interval(r netipx.IPRange) []nftables.SetElement {
+	out := []nftables.SetElement{{Key: r.From().AsSlice()}}
+	if end := r.To().Next(); end.IsValid() {
 		out = append(out, nftables.SetElement{Key: end.AsSlice(), IntervalEnd: true})
 	}
 	return out
 }
 
 // rangesOf returns the ranges that the elements of a set of intervals stand for; see interval.
-func rangesOf(elements []element) []dataplane.Range {
+func rangesOf(elements []element) []netipx.IPRange {
 	slices.SortFunc(elements, func(a, b element) int {
 		if c := strings.Compare(a.Key, b.Key); c != 0 || a.end == b.end {
 			return c
@@ -32,7 +32,7 @@ func rangesOf(elements []element) []dataplane.Range {
 		}
 		return 1
 	})
-	var out []dataplane.Range
+	var out []netipx.IPRange
 	var first netip.Addr // of the range that isn't ended yet
 	for _, e := range elements {
 		a, ok := netip.AddrFromSlice([]byte(e.Key))
@@ -41,12 +41,12 @@ func rangesOf(elements []element) []dataplane.Range {
 		case !e.end:
 			first = a
 		case first.IsValid():
-			out = append(out, dataplane.Range{First: first, Last: a.Prev()})
+			out = append(out, netipx.IPRangeFrom(first, a.Prev()))
 			first = netip.Addr{}
 		}
 	}
 	if first.IsValid() {
-		out = append(out, dataplane.Range{First: first, Last: netipx.PrefixLastIP(netip.PrefixFrom(first, 0))})
+		out = append(out, netipx.IPRangeFrom(first, netipx.PrefixLastIP(netip.PrefixFrom(first, 0))))
 	}
 	return out
 }

@@ -67,8 +67,7 @@ func (t *Table) readObjects(ctx context.Context) (o objects, err error) {
 // readFlags returns the flags of the table, if it exists.
 func (t *Table) readFlags(ctx context.Context) (flags uint32, exists bool, err error) {
 	err = t.handle.Get(ctx, t.ask(unix.NFT_MSG_GETTABLE, "flags"), func(body []byte) error {
-		var as rtnl.Attributes
-		attributes, ours := t.about(&as, body)
+		attributes, ours, as := t.about(body)
 		flags, exists = as.Find(attributes, unix.NFTA_TABLE_FLAGS).BE32(), ours
 		return as.Err
 	})
@@ -136,20 +135,18 @@ func (t *Table) shape(ctx context.Context) ([]string, error) {
 func (t *Table) ask(kind uint16, objects string, more ...byte) rtnl.Request {
 	body := []byte{byte(family), unix.NFNETLINK_V0, 0, 0}
 	body = rtnl.AppendAttribute(body, tableAttribute, append([]byte(t.name), 0))
-	return rtnl.NewRequest(unix.NFNL_SUBSYS_NFTABLES<<8|kind, 0, append(body, more...), func() string {
-		return fmt.Sprintf("nft list %s of table inet %s", objects, t.name)
-	})
+	return rtnl.NewRequest(unix.NFNL_SUBSYS_NFTABLES<<8|kind, 0, append(body, more...), "nft list %s of table inet %s", objects, t.name)
 }
 
-// about returns the attributes of a message, and says whether the message is about the table.
-func (t *Table) about(as *rtnl.Attributes, body []byte) (attributes []byte, ours bool) {
-	header, attributes := as.Cut(body, nfgenmsgSize)
-	return attributes, header[0] == byte(family) && as.Find(attributes, tableAttribute).Text() == t.name
+// about returns the attributes of a message and their reader, and says whether the message is about the table.
+func (t *Table) about(body []byte) (attributes []byte, ours bool, as rtnl.Attributes) {
+	header, attributes, as := rtnl.Cut(body, nfgenmsgSize)
+	ours = header[0] == byte(family) && as.Find(attributes, tableAttribute).Text() == t.name
+	return attributes, ours, as
 }
 
 func (t *Table) parseSet(body []byte) (*nftables.Set, bool, error) {
-	var as rtnl.Attributes
-	attributes, ours := t.about(&as, body)
+	attributes, ours, as := t.about(body)
 	s := &nftables.Set{Table: t.named(), Name: as.Find(attributes, unix.NFTA_SET_NAME).Text()}
 	flags := as.Find(attributes, unix.NFTA_SET_FLAGS).BE32()
 	s.Anonymous = flags&unix.NFT_SET_ANONYMOUS != 0
@@ -168,8 +165,7 @@ func (t *Table) parseSet(body []byte) (*nftables.Set, bool, error) {
 
 // appendElements appends those of one message.
 func (t *Table) appendElements(all []element, body []byte) ([]element, error) {
-	var as rtnl.Attributes
-	attributes, ours := t.about(&as, body)
+	attributes, ours, as := t.about(body)
 	if !ours {
 		return all, as.Err
 	}
@@ -207,8 +203,7 @@ func parseVerdict(as *rtnl.Attributes, b []byte) string {
 }
 
 func (t *Table) parseChain(body []byte) (*nftables.Chain, bool, error) {
-	var as rtnl.Attributes
-	attributes, ours := t.about(&as, body)
+	attributes, ours, as := t.about(body)
 	c := &nftables.Chain{
 		Table: t.named(),
 		Name:  as.Find(attributes, unix.NFTA_CHAIN_NAME).Text(),
@@ -225,8 +220,7 @@ func (t *Table) parseChain(body []byte) (*nftables.Chain, bool, error) {
 }
 
 func (t *Table) parseObject(body []byte) (o object, ours bool, err error) {
-	var as rtnl.Attributes
-	attributes, ours := t.about(&as, body)
+	attributes, ours, as := t.about(body)
 	o.Name = as.Find(attributes, unix.NFTA_OBJ_NAME).Text()
 	o.kind = nftables.ObjType(as.Find(attributes, unix.NFTA_OBJ_TYPE).BE32())
 	if o.kind == nftables.ObjTypeCounter {
@@ -237,8 +231,7 @@ func (t *Table) parseObject(body []byte) (o object, ours bool, err error) {
 }
 
 func (t *Table) parseRule(body []byte) (r ruleOf, ours bool, err error) {
-	var as rtnl.Attributes
-	attributes, ours := t.about(&as, body)
+	attributes, ours, as := t.about(body)
 	r.chain = as.Find(attributes, unix.NFTA_RULE_CHAIN).Text()
 	r.comment = commentIn(as.Find(attributes, unix.NFTA_RULE_USERDATA).Value)
 	return r, ours, as.Err

@@ -8,6 +8,7 @@ import (
 	"github.com/google/nftables"
 	"github.com/google/nftables/binaryutil"
 	"github.com/google/nftables/expr"
+	"go4.org/netipx"
 
 	"github.com/coil-net/coil/pkg/dataplane"
 )
@@ -94,7 +95,7 @@ func (s set) add(conn *nftables.Conn, id uint32) error {
 // content is that of a set: elements, or the ranges of a set of intervals of addresses.
 type content struct {
 	elements []dataplane.Element
-	ranges   []dataplane.Range
+	ranges   []netipx.IPRange
 }
 
 // size is the number of elements and ranges.

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"go4.org/netipx"
 
 	"github.com/coil-net/coil/pkg/dataplane"
 	"github.com/coil-net/coil/pkg/kernel/netns"
@@ -50,7 +51,7 @@ func TestSetsAndMaps(t *testing.T) {
 	r := dataplane.Ruleset{
 		Counters: []string{"seen"},
 		Sets: []dataplane.Set{
-			{Name: "sources", Key: "ipv4_addr", Interval: true, Ranges: []dataplane.Range{ranged("10.0.0.0", "10.0.0.255"), ranged("10.0.1.0", "10.0.1.7"), ranged("255.0.0.0", "255.255.255.255")}},
+			{Name: "sources", Key: "ipv4_addr", Interval: true, Ranges: []netipx.IPRange{ranged("10.0.0.0", "10.0.0.255"), ranged("10.0.1.0", "10.0.1.7"), ranged("255.0.0.0", "255.255.255.255")}},
 			{Name: "places", Key: "ipv4_addr", Value: "verdict", Elements: []dataplane.Element{{Key: key("192.0.2.1"), Value: "goto one"}, {Key: key("192.0.2.2"), Value: "drop"}}},
 			{Name: "addresses", Key: "ipv4_addr . ipv4_addr", Value: "ipv4_addr", Interval: true, Elements: []dataplane.Element{
 				pair("10.0.0.1", "0.0.0.0", "127.255.255.255", "198.51.100.1"), pair("10.0.0.1", "128.0.0.0", "255.255.255.255", "198.51.100.2"),
@@ -83,7 +84,7 @@ func TestSetsAndMaps(t *testing.T) {
 	sync(dataplane.Result{Added: 1})
 	golden(t, ns, "first", "sets")
 
-	r.Sets[0].Ranges = []dataplane.Range{ranged("10.0.0.0", "10.0.0.127"), ranged("10.0.1.0", "10.0.1.7"), ranged("10.0.1.8", "10.0.1.9"), ranged("255.0.0.0", "255.255.255.255")}
+	r.Sets[0].Ranges = []netipx.IPRange{ranged("10.0.0.0", "10.0.0.127"), ranged("10.0.1.0", "10.0.1.7"), ranged("10.0.1.8", "10.0.1.9"), ranged("255.0.0.0", "255.255.255.255")}
 	sync(dataplane.Result{Added: 2, Deleted: 1})
 	r.Sets[1].Elements = []dataplane.Element{{Key: key("192.0.2.1"), Value: "goto one"}, {Key: key("192.0.2.2"), Value: "accept"}}
 	sync(dataplane.Result{Added: 1, Deleted: 1})

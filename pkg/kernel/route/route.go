@@ -189,7 +189,7 @@ func compare(want []dataplane.Route, have []rtnl.Route) difference {
 		id := identityOf(w)
 		candidates := same[id]
 		equal := slices.IndexFunc(candidates, func(h rtnl.Route) bool { return h.Exact && satisfies(h.Route, w) })
-		other := slices.IndexFunc(candidates, func(h rtnl.Route) bool { return h.SameIdentity(w) })
+		other := slices.IndexFunc(candidates, func(h rtnl.Route) bool { return !h.Odd })
 		switch {
 		case equal >= 0:
 			same[id] = slices.Delete(candidates, equal, equal+1)
@@ -275,10 +275,10 @@ func (s *Syncer) write(ctx context.Context, d difference) (dataplane.Result, err
 // foreign returns the routes of other protocols that have the identity of one of
 // the given routes.
 func (s *Syncer) foreign(ctx context.Context, routes []dataplane.Route) (map[identity]rtnl.Route, error) {
-	wanted := make(map[identity]dataplane.Route, len(routes))
+	wanted := make(map[identity]bool, len(routes))
 	tables := map[int]bool{}
 	for _, r := range routes {
-		wanted[identityOf(r)] = r
+		wanted[identityOf(r)] = true
 		tables[r.Table] = true
 	}
 	all, err := s.read(ctx, 0, slices.Sorted(maps.Keys(tables))...)
@@ -287,8 +287,8 @@ func (s *Syncer) foreign(ctx context.Context, routes []dataplane.Route) (map[ide
 	}
 	found := map[identity]rtnl.Route{}
 	for _, h := range all {
-		if w, ok := wanted[identityOf(h.Route)]; ok && h.Protocol != s.protocol && h.SameIdentity(w) {
-			found[identityOf(w)] = h
+		if id := identityOf(h.Route); wanted[id] && h.Protocol != s.protocol && !h.Odd {
+			found[id] = h
 		}
 	}
 	return found, nil
@@ -318,4 +318,35 @@ func (s *Syncer) Delete(ctx context.Context, routes ...dataplane.Route) error {
 	}
 	_, err = s.handle.Apply(ctx, rtnl.ErrNotExist, rtnl.Requests(routes, rtnl.DelRoute)...)
 	return err
+}
+
+// Missing returns the wanted routes that Sync would add, or put in the place of others of
+// the Syncer's protocol. Nothing is changed.
+func (s *Syncer) Missing(ctx context.Context, want []dataplane.Route) ([]dataplane.Route, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	want, err := s.check(want)
+	if err != nil {
+		return nil, err
+	}
+	have, err := s.read(ctx, s.protocol, s.tables...)
+	if err != nil {
+		return nil, err
+	}
+	d := compare(want, have)
+	return append(d.add, d.replace...), nil
+}
+
+// List returns the routes of the Syncer's protocol in its tables that Sync could keep.
+func (s *Syncer) List(ctx context.Context) ([]dataplane.Route, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	have, err := s.read(ctx, s.protocol, s.tables...)
+	var routes []dataplane.Route
+	for _, h := range have {
+		if h.Exact {
+			routes = append(routes, h.Route)
+		}
+	}
+	return routes, err
 }

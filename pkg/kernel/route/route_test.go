@@ -134,12 +134,12 @@ func TestSync(t *testing.T) {
 
 	// Repeated, not one message is sent that changes something.
 	var written []string
-	ctx := rtnl.WithTrace(t.Context(), &rtnl.Trace{Send: func(r rtnl.Request) error {
+	ctx := rtnl.WithTrace(t.Context(), func(r rtnl.Request) error {
 		if !strings.Contains(r.String(), "show") {
 			written = append(written, r.String())
 		}
 		return nil
-	}})
+	})
 	if result, err := syncer.Sync(ctx, want); err != nil || result.Changed() || len(written) > 0 {
 		t.Errorf("second Sync: %+v, %v, %q", result, err, written)
 	}
@@ -270,13 +270,13 @@ func TestInterruptedDump(t *testing.T) {
 	want, shown := s.wants()
 	sync(t, syncer, want, dataplane.Result{Added: len(want)})
 	interrupted := func(times int, table string) context.Context {
-		return rtnl.WithTrace(t.Context(), &rtnl.Trace{Send: func(r rtnl.Request) error {
+		return rtnl.WithTrace(t.Context(), func(r rtnl.Request) error {
 			if times > 0 && strings.Contains(r.String(), "show table "+table) {
 				times--
 				return rtnl.ErrDumpInterrupted
 			}
 			return nil
-		}})
+		})
 	}
 	for _, table := range []string{"116", "119", "120", "1000"} {
 		if result, err := syncer.Sync(interrupted(5, table), want); err != nil || result.Changed() {
@@ -377,7 +377,7 @@ func TestSyncFuncReadsWantsLast(t *testing.T) {
 	}
 }
 
-// Without a link, the kernel chooses it: what it chose is not a difference.
+// A wanted route without a link takes the kernel's choice, which is not a difference.
 func TestSyncByGatewayAlone(t *testing.T) {
 	s := newSpace(t)
 	syncer := route.New(s.handle, 30, 1000)

@@ -21,7 +21,7 @@ func AddAddr(index int, p netip.Prefix, scope dataplane.Scope) Request {
 		flags |= unix.IFA_F_NOPREFIXROUTE
 	}
 	header := addrHeader(index, p)
-	header.Scope = kernelScope(scope)
+	header.Scope = scopes[scope]
 	return newRequest(unix.RTM_NEWADDR, create, text("address add %s dev %d", p, index), header,
 		address(unix.IFA_LOCAL, p.Addr()), address(unix.IFA_ADDRESS, p.Addr()), number(unix.IFA_FLAGS, flags))
 }
@@ -39,8 +39,7 @@ func (h *Handle) IPv6Addr(ctx context.Context, index int, a netip.Addr) (exists,
 	header := addrHeader(index, netip.PrefixFrom(netip.IPv6Unspecified(), 0))
 	r := newRequest(unix.RTM_GETADDR, 0, text("address get %s dev %d", a, index), header, address(unix.IFA_ADDRESS, a))
 	err = h.Get(ctx, r, func(body []byte) error {
-		var as Attributes
-		_, rest := as.Cut(body, unix.SizeofIfAddrmsg)
+		_, rest, as := Cut(body, unix.SizeofIfAddrmsg)
 		tentative = as.Find(rest, unix.IFA_FLAGS).U32()&(unix.IFA_F_TENTATIVE|unix.IFA_F_DADFAILED) != 0
 		return as.Err
 	})
@@ -66,26 +65,15 @@ type Addr struct {
 
 // Addrs returns the addresses of all links, of both families.
 func (h *Handle) Addrs(ctx context.Context) ([]Addr, error) {
-	var all []Addr
-	for _, f := range []dataplane.Family{dataplane.IPv4, dataplane.IPv6} {
-		r := newRequest(unix.RTM_GETADDR, 0, text("address show (%s)", f), nl.NewIfAddrmsg(int(families[f])))
-		addrs, err := List(ctx, h, r, func(body []byte) (Addr, bool, error) {
-			var c Change
-			err := c.parseAddr(body)
-			if err != nil {
-				return Addr{}, false, err
-			}
-			// A kernel without the family answers with the addresses of another one.
-			ok := c.Addr.IsValid() && dataplane.FamilyOf(c.Addr) == f
-			// IFA_F_PERMANENT is one of the flags that the header has room for.
-			return Addr{c.Link, netip.PrefixFrom(c.Addr, int(body[1])), body[2]&unix.IFA_F_PERMANENT == 0}, ok, nil
-		})
-		if err != nil && !errors.Is(err, ErrNoFamily) {
-			return nil, err
+	r := newRequest(unix.RTM_GETADDR, 0, text("address show"), nl.NewIfAddrmsg(unix.AF_UNSPEC))
+	return List(ctx, h, r, func(body []byte) (Addr, bool, error) {
+		var c Change
+		if err := c.parseAddr(body); err != nil {
+			return Addr{}, false, err
 		}
-		all = append(all, addrs...)
-	}
-	return all, nil
+		// IFA_F_PERMANENT is one of the flags that the header has room for. An address of another family isn't valid.
+		return Addr{c.Link, netip.PrefixFrom(c.Addr, int(body[1])), body[2]&unix.IFA_F_PERMANENT == 0}, c.Addr.IsValid(), nil
+	})
 }
 
 // families are the AF_ numbers of the address families.
@@ -94,9 +82,15 @@ var families = map[dataplane.Family]uint8{
 	dataplane.IPv6: unix.AF_INET6,
 }
 
-func kernelScope(s dataplane.Scope) uint8 {
-	if s == dataplane.LinkScope {
-		return unix.RT_SCOPE_LINK
+// familyOf returns the family of an AF_ number, 0 of any other one.
+func familyOf(number uint8) dataplane.Family {
+	for f, n := range families {
+		if n == number {
+			return f
+		}
 	}
-	return unix.RT_SCOPE_UNIVERSE
+	return 0
 }
+
+// scopes are the kernel's numbers of the scopes of routes and addresses.
+var scopes = []uint8{dataplane.Universe: unix.RT_SCOPE_UNIVERSE, dataplane.LinkScope: unix.RT_SCOPE_LINK}

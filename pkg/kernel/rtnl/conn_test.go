@@ -336,11 +336,11 @@ func TestAttributes(t *testing.T) {
 }
 
 func TestErrorIs(t *testing.T) {
-	all := []error{ErrExist, ErrNotExist, ErrInvalid, ErrBusy, ErrNoFamily}
+	all := []error{ErrExist, ErrNotExist, ErrInvalid, ErrNoFamily}
 	for errno, want := range map[unix.Errno]error{
 		unix.EEXIST: ErrExist, unix.ENODEV: ErrNotExist, unix.ESRCH: ErrNotExist, unix.ENOENT: ErrNotExist,
 		unix.ENETUNREACH: ErrNotExist, unix.EADDRNOTAVAIL: ErrNotExist, unix.EINVAL: ErrInvalid,
-		unix.EBUSY: ErrBusy, unix.EAFNOSUPPORT: ErrNoFamily, unix.EPERM: nil,
+		unix.EBUSY: nil, unix.EAFNOSUPPORT: ErrNoFamily, unix.EPERM: nil,
 	} {
 		err := &Error{Request: request("link del 3"), Errno: errno, Detail: "why"}
 		for _, e := range all {

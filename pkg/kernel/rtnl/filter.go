@@ -9,8 +9,6 @@ import (
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/net/bpf"
 	"golang.org/x/sys/unix"
-
-	"github.com/coil-net/coil/pkg/dataplane"
 )
 
 // Interest says which notifications a Subscription receives. The kernel filters them,
@@ -21,7 +19,7 @@ type Interest struct {
 	Protocol int
 	Tables   []int
 	// Learned are IPv6 routes that the kernel adds to the main table because of a router
-	// advertisement. Those of a link's addresses are among them, except link-local ones.
+	// advertisement. Routes of a link's addresses are among them, except link-local ones.
 	Learned bool
 	// Rules are deletions of rules.
 	Rules bool
@@ -157,12 +155,8 @@ func parseChange(m Message) (c Change, known bool, err error) {
 		c.Route = r.Route
 	case unix.RTM_DELRULE:
 		c.Kind = RuleLost
-		f := dataplane.IPv4
-		if len(m.Body) > 0 && m.Body[0] == unix.AF_INET6 {
-			f = dataplane.IPv6
-		}
 		var r Rule
-		r, err = parseRule(f, m.Body)
+		r, _, err = parseRule(m.Body)
 		c.Rule = r.Rule
 	case unix.RTM_NEWLINK, unix.RTM_DELLINK:
 		var l Link
@@ -188,8 +182,7 @@ func parseChange(m Message) (c Change, known bool, err error) {
 
 // parseAddr reads a struct ifaddrmsg and its attributes.
 func (c *Change) parseAddr(body []byte) error {
-	var as Attributes
-	b, rest := as.Cut(body, unix.SizeofIfAddrmsg)
+	b, rest, as := Cut(body, unix.SizeofIfAddrmsg)
 	c.Link = int(nl.DeserializeIfAddrmsg(b).Index)
 	// IFA_LOCAL is the own address where IFA_ADDRESS is the other end's; IPv6 has only the latter.
 	c.Addr = cmp.Or(as.Find(rest, unix.IFA_LOCAL).Addr(), as.Find(rest, unix.IFA_ADDRESS).Addr())
@@ -201,8 +194,7 @@ const netconfIfIndex = 1
 
 // parseNetconf reads a struct netconfmsg and its attributes.
 func (c *Change) parseNetconf(body []byte) error {
-	var as Attributes
-	_, rest := as.Cut(body, 4)
+	_, rest, as := Cut(body, 4)
 	c.Link = int(int32(as.Find(rest, netconfIfIndex).U32()))
 	return as.Err
 }

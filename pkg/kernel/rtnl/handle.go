@@ -29,8 +29,6 @@ var (
 	ErrNotExist = errors.New("does not exist")
 	// ErrInvalid: the kernel refuses the request as it is.
 	ErrInvalid = errors.New("invalid request")
-	// ErrBusy: the link can't be changed while it is up.
-	ErrBusy = errors.New("busy")
 	// ErrTooMany: another network namespace has more objects than Coil ever makes there.
 	ErrTooMany = errors.New("too many objects")
 	// ErrNoFamily: the kernel, or the link, has this address family switched off.
@@ -69,32 +67,24 @@ func (e *Error) Is(target error) bool {
 		return target == ErrNotExist
 	case unix.EINVAL:
 		return target == ErrInvalid
-	case unix.EBUSY:
-		return target == ErrBusy
 	case unix.EAFNOSUPPORT, unix.EOPNOTSUPP, unix.EACCES:
 		return target == ErrNoFamily
 	}
 	return false
 }
 
-// Trace observes requests, for tests and measurements.
-type Trace struct {
-	// Send is called before each request is sent. An error makes this request, and
-	// those that follow in its batch, fail without being sent.
-	Send func(Request) error
-}
-
 type traceKey struct{}
 
-// WithTrace makes t observe all requests of handles that are called with the
-// context.
-func WithTrace(ctx context.Context, t *Trace) context.Context {
-	return context.WithValue(ctx, traceKey{}, t)
+// WithTrace makes send observe the requests of handles that are called with the context, for tests and measurements: it
+// is called before each request is sent. Its error makes this request, and those that follow in its batch, fail
+// without being sent.
+func WithTrace(ctx context.Context, send func(Request) error) context.Context {
+	return context.WithValue(ctx, traceKey{}, send)
 }
 
 func observe(ctx context.Context, r Request) error {
-	if t, ok := ctx.Value(traceKey{}).(*Trace); ok && t.Send != nil {
-		return t.Send(r)
+	if send, ok := ctx.Value(traceKey{}).(func(Request) error); ok {
+		return send(r)
 	}
 	return nil
 }
@@ -155,11 +145,8 @@ func (h *Handle) Close() {
 	}
 }
 
-func (h *Handle) dial() (c *conn, err error) {
-	err = h.ns.Do(func() error {
-		c, err = dial(h.protocol)
-		return err
-	})
+func (h *Handle) dial() (*conn, error) {
+	c, err := netns.In(h.ns, func() (*conn, error) { return dial(h.protocol) })
 	if err == nil {
 		h.opened(c)
 	}
@@ -202,7 +189,7 @@ func (h *Handle) Do(ctx context.Context, reqs ...Request) error {
 	return err
 }
 
-// Apply is Do that returns how many requests succeeded. Those that fail with the tolerated
+// Apply is Do that returns how many requests succeeded. Requests that fail with the tolerated
 // error, such as ErrNotExist of objects that are to be removed, are neither counted nor told.
 func (h *Handle) Apply(ctx context.Context, tolerated error, reqs ...Request) (n int, err error) {
 	var errs []error

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"slices"
 	"sync"
 	"testing"
 
@@ -186,6 +187,25 @@ func TestRouteTo(t *testing.T) {
 	}
 }
 
+// Addresses of both families are one list. An address with a lifetime is dynamic.
+func TestAddrs(t *testing.T) {
+	h, ns := newHandle(t)
+	ns.IP(t, "link", "set", "lo", "up")
+	ns.IP(t, "address", "add", "192.0.2.1/24", "dev", "lo")
+	ns.IP(t, "address", "add", "2001:db8::1/64", "dev", "lo", "valid_lft", "1000", "preferred_lft", "1000", "nodad")
+	want := []rtnl.Addr{
+		{Link: 1, Prefix: netip.MustParsePrefix("127.0.0.1/8")},
+		{Link: 1, Prefix: netip.MustParsePrefix("192.0.2.1/24")},
+		{Link: 1, Prefix: netip.MustParsePrefix("::1/128")},
+		{Link: 1, Prefix: netip.MustParsePrefix("2001:db8::1/64"), Dynamic: true},
+	}
+	got, err := h.Addrs(t.Context())
+	slices.SortFunc(got, func(a, b rtnl.Addr) int { return a.Prefix.Addr().Compare(b.Prefix.Addr()) })
+	if err != nil || !slices.Equal(got, want) {
+		t.Errorf("got %v and %v, want %v", got, err, want)
+	}
+}
+
 // Ports decide by which rule a flow goes.
 func TestLinkOf(t *testing.T) {
 	h, ns := newHandle(t)
@@ -230,7 +250,7 @@ func TestLinkOf(t *testing.T) {
 	}
 }
 
-// The kernel really interrupts dumps while links come and go. What comes back
+// The kernel really interrupts dumps while links come and go. A list that comes back
 // without an error is complete all the same.
 func TestDumpUnderChurn(t *testing.T) {
 	h, ns := newHandle(t)
@@ -256,7 +276,7 @@ func TestDumpUnderChurn(t *testing.T) {
 		})
 	}
 	complete, dumps := 0, 0
-	traced := rtnl.WithTrace(t.Context(), &rtnl.Trace{Send: func(rtnl.Request) error { dumps++; return nil }})
+	traced := rtnl.WithTrace(t.Context(), func(rtnl.Request) error { dumps++; return nil })
 	for range 200 {
 		links, err := h.Veths(traced)
 		if errors.Is(err, rtnl.ErrDumpInterrupted) {

@@ -4,17 +4,16 @@ import (
 	"bytes"
 	"cmp"
 	"context"
-	"crypto/rand"
-	"encoding/binary"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"net"
-	"strings"
 
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
 	"github.com/coil-net/coil/pkg/dataplane"
+	"github.com/coil-net/coil/pkg/kernel/netns"
 )
 
 // Values of the kernel's headers that neither x/sys/unix nor the library has.
@@ -91,33 +90,28 @@ type LinkChange struct {
 
 // SetLink asks for a change of a link.
 func SetLink(index int, c LinkChange) Request {
-	return newRequest(unix.RTM_SETLINK, 0, func() string { return fmt.Sprintf("link set %d%s", index, c) }, linkHeader(index, c.Up),
+	return newRequest(unix.RTM_SETLINK, 0, text("link set %d %s", index, c), linkHeader(index, c.Up),
 		wordIf(unix.IFLA_IFNAME, c.Name), when(c.Alias != "", nl.NewRtAttr(unix.IFLA_IFALIAS, []byte(c.Alias))),
 		numberIf(unix.IFLA_GROUP, c.Group), when(c.MAC != nil, nl.NewRtAttr(unix.IFLA_ADDRESS, c.MAC)),
 		numberIf(unix.IFLA_MTU, uint32(c.MTU)), c.parameters())
 }
 
-// String prints the change as "ip link set" takes it, each part after a space.
+// String prints the change as "ip link set" takes it.
 func (c LinkChange) String() string {
-	var s strings.Builder
-	part := func(changes bool, format string, values ...any) {
-		if changes {
-			fmt.Fprintf(&s, " "+format, values...)
-		}
-	}
-	part(c.Name != "", "name %s", c.Name)
-	part(c.Alias != "", "alias %s", c.Alias)
-	part(c.Up, "up")
-	part(c.NoAutoAddress, "addrgenmode none")
-	part(c.Group != 0, "group %#x", c.Group)
-	part(c.MAC != nil, "address %s", c.MAC)
-	part(c.MTU != 0, "mtu %d", c.MTU)
-	part(c.Forwarding, "forwarding")
-	part(c.RPFilter != 0, "rp_filter %d", c.RPFilter)
+	var w dataplane.Words
+	w.Add(c.Name != "", "name %s", c.Name)
+	w.Add(c.Alias != "", "alias %s", c.Alias)
+	w.Add(c.Up, "up")
+	w.Add(c.NoAutoAddress, "addrgenmode none")
+	w.Add(c.Group != 0, "group %#x", c.Group)
+	w.Add(c.MAC != nil, "address %s", c.MAC)
+	w.Add(c.MTU != 0, "mtu %d", c.MTU)
+	w.Add(c.Forwarding, "forwarding")
+	w.Add(c.RPFilter != 0, "rp_filter %d", c.RPFilter)
 	if c.ARPFilter != nil {
-		part(true, "arp_filter %t", *c.ARPFilter)
+		w.Add(true, "arp_filter %t", *c.ARPFilter)
 	}
-	return s.String()
+	return w.String()
 }
 
 // ClearAlias asks for a link to have no alias.
@@ -137,13 +131,6 @@ func DelLink(index int) Request {
 	return newRequest(unix.RTM_DELLINK, 0, text("link del %d", index), linkHeader(index, false))
 }
 
-// DelGroup asks for the removal of all links of a group at once, which takes hardly
-// longer than that of one: the kernel waits once until nobody uses them any more.
-// ErrNotExist if the group has none. If one of them can't be removed, none is.
-func DelGroup(group uint32) Request {
-	return newRequest(unix.RTM_DELLINK, 0, text("link del group %#x", group), linkHeader(0, false), number(unix.IFLA_GROUP, group))
-}
-
 // DelTogether removes links, by their indexes, at once, or returns why that wasn't possible: some may be gone
 // all the same. Links that aren't there any more are no error.
 func (h *Handle) DelTogether(ctx context.Context, indexes []int) error {
@@ -155,8 +142,11 @@ func (h *Handle) DelTogether(ctx context.Context, indexes []int) error {
 	if _, err := h.Apply(ctx, ErrNotExist, moves...); err != nil {
 		return err
 	}
-	// None if their namespaces are gone and took them along, or another call has removed them.
-	_, err = h.Apply(ctx, ErrNotExist, DelGroup(group))
+	// The removal of a group takes hardly longer than that of one link: the kernel waits once until nobody uses them any
+	// more. If one of them can't be removed, none is. The group has none if their namespaces are gone and took them along,
+	// or another call has removed them.
+	remove := newRequest(unix.RTM_DELLINK, 0, text("link del group %#x", group), linkHeader(0, false), number(unix.IFLA_GROUP, group))
+	_, err = h.Apply(ctx, ErrNotExist, remove)
 	return err
 }
 
@@ -168,11 +158,7 @@ func (h *Handle) removedGroup(ctx context.Context) (uint32, error) {
 	if h.removed != 0 {
 		return h.removed, nil
 	}
-	var random [4]byte
-	if _, err := rand.Read(random[:]); err != nil {
-		return 0, err
-	}
-	group := dataplane.LinkGroupRemoved | binary.NativeEndian.Uint32(random[:])&^RemovedMask
+	group := dataplane.LinkGroupRemoved | rand.Uint32()&^RemovedMask
 	members, err := h.Group(ctx, group)
 	if err != nil {
 		return 0, err
@@ -265,24 +251,16 @@ func (h *Handle) Veths(ctx context.Context) ([]Link, error) {
 func (h *Handle) Group(ctx context.Context, group uint32) ([]Link, error) {
 	var links []Link
 	err := h.Dump(ctx, getLinks(text("link show group %#x", group), 0, nil), func(body []byte) error {
-		if g, err := groupOf(body); err != nil || g != group {
-			return err
-		}
 		l, err := parseLink(body)
-		links = append(links, l)
+		if l.Group == group {
+			links = append(links, l)
+		}
 		return err
 	})
 	if err != nil && !errors.Is(err, ErrDumpInterrupted) {
 		return nil, err
 	}
 	return links, nil
-}
-
-// groupOf finds the group of a link without reading the rest of it.
-func groupOf(body []byte) (uint32, error) {
-	var as Attributes
-	_, rest := as.Cut(body, unix.SizeofIfInfomsg)
-	return as.Find(rest, unix.IFLA_GROUP).U32(), as.Err
 }
 
 // IndexByName returns the index of a link by its name, up to 15 bytes, without
@@ -295,9 +273,8 @@ func (h *Handle) IndexByName(name string) (int, error) {
 	index := 0
 	err = h.with(func(c *conn) error {
 		if err := unix.IoctlIfreq(c.fd, unix.SIOCGIFINDEX, ifr); err != nil {
-			request := Request{text: func() string { return "index of link " + name }}
 			errno, _ := err.(unix.Errno)
-			return &Error{Request: request, Errno: errno}
+			return &Error{Request: Request{text: text("index of link %s", name)}, Errno: errno}
 		}
 		index = int(ifr.Uint32())
 		return nil
@@ -308,8 +285,7 @@ func (h *Handle) IndexByName(name string) (int, error) {
 // parseLink reads a struct ifinfomsg and its attributes. The library's reader has no parameters,
 // and panics at a message that is too short.
 func parseLink(body []byte) (Link, error) {
-	var as Attributes
-	b, rest := as.Cut(body, unix.SizeofIfInfomsg)
+	b, rest, as := Cut(body, unix.SizeofIfInfomsg)
 	header := nl.DeserializeIfInfomsg(b)
 	l := Link{
 		Index:    int(header.Index),
@@ -334,4 +310,25 @@ func parseLink(body []byte) (Link, error) {
 	}
 	l.Parameters.parse(&as, as.Find(rest, unix.IFLA_AF_SPEC).Value)
 	return l, as.Err
+}
+
+// Attributes of RTM_GETNSID (linux/net_namespace.h).
+const (
+	netnsaNSID = 1
+	netnsaFD   = 3
+)
+
+// NetnsID returns the ID that the handle's namespace has for another one, by which links name the
+// namespace of their other end; -1 if it has none.
+func (h *Handle) NetnsID(ctx context.Context, ns *netns.NS) (int, error) {
+	r := newRequest(unix.RTM_GETNSID, 0, text("netns list-id of descriptor %d", ns.Fd()), nl.NewRtGenMsg(), number(netnsaFD, uint32(ns.Fd())))
+	id := -1
+	err := h.Get(ctx, r, func(body []byte) error {
+		_, rest, as := Cut(body, nl.NewRtGenMsg().Len())
+		if a := as.Find(rest, netnsaNSID); a.Kind != 0 {
+			id = int(int32(a.U32()))
+		}
+		return as.Err
+	})
+	return id, err
 }

@@ -10,6 +10,8 @@ import (
 
 	"golang.org/x/net/bpf"
 	"golang.org/x/sys/unix"
+
+	"github.com/coil-net/coil/pkg/kernel/netns"
 )
 
 // Listener receives notifications of the kernel. It isn't safe for concurrent use, but for Close.
@@ -21,11 +23,7 @@ const listenBuffer = 4 << 20
 // Listen begins to receive notifications of multicast groups of the handle's protocol in its namespace. Only those
 // that the filter (bpf(4)) accepts are received; without a filter all are.
 func (h *Handle) Listen(filter []bpf.RawInstruction, groups ...int) (*Listener, error) {
-	var fd int
-	err := h.ns.Do(func() (err error) {
-		fd, err = listen(h.protocol, filter, groups)
-		return err
-	})
+	fd, err := netns.In(h.ns, func() (int, error) { return listen(h.protocol, filter, groups) })
 	if err != nil {
 		return nil, fmt.Errorf("subscribe to changes: %w", err)
 	}
@@ -68,23 +66,25 @@ func listen(protocol int, filter []bpf.RawInstruction, groups []int) (_ int, err
 // Close ends the reception; Run returns.
 func (l *Listener) Close() error { return l.file.Close() }
 
-// Run calls heard with each notification, and with nil if some were lost or can't be understood. It calls settled after
-// all that have arrived together: at once, and then at most once in every settle, until ctx ends. A burst of
-// notifications wakes it only so often.
-func (l *Listener) Run(ctx context.Context, settle time.Duration, heard func(*Message), settled func()) error {
+// Run calls heard with each notification, and with nil if some were lost or can't be understood; the result says whether
+// that is of interest. Run calls settled after all that have arrived together, if any of them was: at once, and then at
+// most once in every settle, until ctx ends. A burst of notifications wakes it only so often.
+func (l *Listener) Run(ctx context.Context, settle time.Duration, heard func(*Message) bool, settled func()) error {
 	// A deadline in the past wakes the goroutine that waits.
 	defer context.AfterFunc(ctx, func() { _ = l.file.SetReadDeadline(time.Unix(1, 0)) })()
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for {
-		err := l.receive(heard)
+		interesting, err := l.receive(heard)
 		if ctx.Err() != nil {
 			return nil
 		}
 		if err != nil {
 			return fmt.Errorf("receive changes: %w", err)
 		}
-		settled()
+		if interesting {
+			settled()
+		}
 		timer.Reset(settle)
 		select {
 		case <-ctx.Done():
@@ -94,14 +94,15 @@ func (l *Listener) Run(ctx context.Context, settle time.Duration, heard func(*Me
 	}
 }
 
-// receive waits for a notification and hears all that are there.
-func (l *Listener) receive(heard func(*Message)) error {
+// receive waits for a notification, hears all that are there, and says whether any was of interest.
+func (l *Listener) receive(heard func(*Message) bool) (interesting bool, err error) {
 	raw, err := l.file.SyscallConn()
 	if err != nil {
-		return err
+		return false, err
 	}
 	buf := buffers.Get().(*[64 << 10]byte)
 	defer buffers.Put(buf)
+	note := func(m *Message) { interesting = heard(m) || interesting }
 	received := false
 	var failure error
 	err = raw.Read(func(fd uintptr) bool {
@@ -114,7 +115,7 @@ func (l *Listener) receive(heard func(*Message)) error {
 				return received
 			case errors.Is(err, unix.ENOBUFS):
 				received = true
-				heard(nil)
+				note(nil)
 				continue
 			case err != nil:
 				failure = err
@@ -125,13 +126,13 @@ func (l *Listener) receive(heard func(*Message)) error {
 				continue // not from the kernel
 			}
 			_, err = split(buf[:min(n, len(buf))], func(m Message) (bool, error) {
-				heard(&m)
+				note(&m)
 				return true, nil
 			})
 			if err != nil || n > len(buf) {
-				heard(nil)
+				note(nil)
 			}
 		}
 	})
-	return errors.Join(err, failure)
+	return interesting, errors.Join(err, failure)
 }

@@ -20,9 +20,9 @@ type Request struct {
 }
 
 // NewRequest returns a message: its type, its flags beside those of all requests, and the bytes
-// after the header of netlink(7). text names the request in errors.
-func NewRequest(kind, flags uint16, body []byte, text func() string) Request {
-	return Request{kind, flags, body, text}
+// after the header of netlink(7). The format and its arguments name the request in errors.
+func NewRequest(kind, flags uint16, body []byte, format string, args ...any) Request {
+	return Request{kind, flags, body, text(format, args...)}
 }
 
 // String is the text of the request.
@@ -126,13 +126,13 @@ func (as *Attributes) next(b []byte) (a Attribute, rest []byte, ok bool) {
 	return Attribute{kind, b[unix.SizeofRtAttr:n]}, b[min(align(n), len(b)):], true
 }
 
-// Cut returns the header of a message, which has a size, and the attributes that follow it.
-func (as *Attributes) Cut(body []byte, size int) (header, attributes []byte) {
+// Cut returns the header of a message, which has a size, the attributes that follow it, and their reader.
+func Cut(body []byte, size int) (header, attributes []byte, as Attributes) {
 	if len(body) < size {
 		as.Err = fmt.Errorf("object in %d bytes: %w", len(body), errMalformed)
 		body = make([]byte, size)
 	}
-	return body[:size], body[size:]
+	return body[:size], body[size:], as
 }
 
 // Find returns the first attribute of a kind in b. Of several kinds each is nested in the one before. The Attribute has

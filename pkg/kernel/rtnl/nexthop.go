@@ -81,24 +81,12 @@ func (h nexthopHeader) Serialize() []byte { return h[:] }
 // Nexthops returns all nexthop objects.
 func (h *Handle) Nexthops(ctx context.Context) ([]Nexthop, error) {
 	r := newRequest(unix.RTM_GETNEXTHOP, 0, text("nexthop show"), nexthopHeader{})
-	return List(ctx, h, r, func(body []byte) (Nexthop, bool, error) {
-		n, err := parseNexthop(body)
-		return n, true, err
-	})
+	return List(ctx, h, r, parseNexthop)
 }
 
-func parseNexthop(body []byte) (Nexthop, error) {
-	var as Attributes
-	header, rest := as.Cut(body, unix.SizeofNhmsg)
-	var n Nexthop
-	n.Exact = true
-	n.Protocol = int(header[2])
-	switch header[0] {
-	case unix.AF_INET:
-		n.Family = dataplane.IPv4
-	case unix.AF_INET6:
-		n.Family = dataplane.IPv6
-	}
+func parseNexthop(body []byte) (n Nexthop, ok bool, err error) {
+	header, rest, as := Cut(body, unix.SizeofNhmsg)
+	n.Exact, n.Family, n.Protocol = true, familyOf(header[0]), int(header[2])
 	resilient := false
 	for a := range as.In(rest) {
 		switch a.Kind {
@@ -109,7 +97,7 @@ func parseNexthop(body []byte) (Nexthop, error) {
 		case unix.NHA_GROUP:
 			for m := range slices.Chunk(a.Value, unix.SizeofNexthopGrp) {
 				if len(m) < unix.SizeofNexthopGrp {
-					return Nexthop{}, fmt.Errorf("group in %d bytes: %w", len(a.Value), errMalformed)
+					return Nexthop{}, false, fmt.Errorf("group in %d bytes: %w", len(a.Value), errMalformed)
 				}
 				n.Group.Members = append(n.Group.Members, dataplane.NexthopMember{ID: binary.NativeEndian.Uint32(m), Weight: int(m[4]) + 1})
 			}
@@ -129,7 +117,7 @@ func parseNexthop(body []byte) (Nexthop, error) {
 		n.Exact = n.Exact && resilient
 		n.Group.ID, n.Group.Protocol = n.ID, n.Protocol
 	}
-	return n, as.Err
+	return n, true, as.Err
 }
 
 // Bucket is one of a resilient group.
@@ -144,16 +132,12 @@ type Bucket struct {
 // Buckets returns those of a group in their order; ErrNotExist.
 func (h *Handle) Buckets(ctx context.Context, group uint32) ([]Bucket, error) {
 	r := newRequest(unix.RTM_GETNEXTHOPBUCKET, 0, text("nexthop bucket list id %#x", group), nexthopHeader{}, number(unix.NHA_ID, group))
-	return List(ctx, h, r, func(body []byte) (Bucket, bool, error) {
-		b, err := parseBucket(body)
-		return b, true, err
-	})
+	return List(ctx, h, r, parseBucket)
 }
 
-func parseBucket(body []byte) (b Bucket, err error) {
-	var as Attributes
-	_, rest := as.Cut(body, unix.SizeofNhmsg)
+func parseBucket(body []byte) (b Bucket, ok bool, err error) {
+	_, rest, as := Cut(body, unix.SizeofNhmsg)
 	b.Idle = time.Duration(binary.NativeEndian.Uint64(as.Find(rest, nhaResBucket, resBucketIdleTime).bytes(8))) * clock
 	b.Nexthop = as.Find(rest, nhaResBucket, resBucketNexthop).U32()
-	return b, as.Err
+	return b, true, as.Err
 }

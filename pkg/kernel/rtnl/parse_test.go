@@ -48,16 +48,15 @@ func parseAll(body []byte) {
 		if err == nil {
 			_, _ = parseTunnel(family, l, body)
 		}
-		if r, err := parseRule(family, body); err == nil {
-			_ = r.String()
-		}
+	}
+	if r, _, err := parseRule(body); err == nil {
+		_ = r.String()
 	}
 	if r, _, err := parseRoute(body); err == nil {
 		_, _ = r.String(), dataplane.FamilyOf(r.Dst.Addr())
 	}
-	_, _ = parseNexthop(body)
-	_, _ = parseBucket(body)
-	_, _ = groupOf(body)
+	_, _, _ = parseNexthop(body)
+	_, _, _ = parseBucket(body)
 	_, _ = new(Change).parseAddr(body), new(Change).parseNetconf(body)
 	for kind := uint16(unix.RTM_NEWLINK); kind <= unix.RTM_NEWNETCONF; kind++ {
 		_, _, _ = parseChange(Message{kind: kind, Body: body})

@@ -23,15 +23,10 @@ type Route struct {
 	Local bool
 	// Links are the indexes of the links that packets may leave by, of all next hops.
 	Links []int
-	// odd says that the route is selected by more than table, destination and metric.
-	odd  bool
+	// Odd says that the route is selected by more than table, destination and metric. Otherwise the kernel takes all routes
+	// with these three for the same one, so that one can only replace the other.
+	Odd  bool
 	body []byte
-}
-
-// SameIdentity says whether the kernel takes the two for the same route, so
-// that one can only replace the other.
-func (r Route) SameIdentity(o dataplane.Route) bool {
-	return !r.odd && r.Table == o.Table && r.Dst == o.Dst && r.Metric == o.Metric
 }
 
 // AddRoute asks for a new route; ErrExist if there is one of the same table,
@@ -61,7 +56,7 @@ var routeTypes = []uint8{dataplane.Unicast: unix.RTN_UNICAST, dataplane.Unreacha
 
 func routeRequest(flags uint16, verb string, r dataplane.Route) Request {
 	header := routeHeader(r.Dst, r.Table, r.Protocol)
-	header.Scope, header.Type = kernelScope(r.Scope), routeTypes[r.Type]
+	header.Scope, header.Type = scopes[r.Scope], routeTypes[r.Type]
 	if r.OnLink {
 		header.Flags = unix.RTNH_F_ONLINK
 	}
@@ -192,14 +187,13 @@ func (r *Route) hop(a Attribute, byObject bool) (err error) {
 // parseRoute reads a struct rtmsg and its attributes, by hand: the library's reader doesn't tell which
 // attributes it leaves out. A cached route isn't an entry of a table, but the result of a lookup.
 func parseRoute(body []byte) (r Route, cached bool, err error) {
-	var as Attributes
-	b, rest := as.Cut(body, unix.SizeofRtMsg)
+	b, rest, as := Cut(body, unix.SizeofRtMsg)
 	header := nl.DeserializeRtMsg(b)
 	r.Table, r.Protocol = int(header.Table), int(header.Protocol)
 	r.Local = header.Type == unix.RTN_LOCAL
 	kind := slices.Index(routeTypes, header.Type)
 	r.Exact, r.Type = kind >= 0, dataplane.RouteType(max(kind, 0))
-	r.odd = header.Tos != 0 || header.Src_len != 0
+	r.Odd = header.Tos != 0 || header.Src_len != 0
 	r.OnLink = header.Flags&unix.RTNH_F_ONLINK != 0
 	if header.Scope == unix.RT_SCOPE_LINK {
 		r.Scope = dataplane.LinkScope

@@ -70,20 +70,15 @@ func (h *Handle) Rules(ctx context.Context, f dataplane.Family) ([]Rule, error) 
 	header := &nl.RtMsg{}
 	header.Family = families[f]
 	r := newRequest(unix.RTM_GETRULE, 0, text("rule show (%s)", f), header)
-	return List(ctx, h, r, func(body []byte) (Rule, bool, error) {
-		r, err := parseRule(f, body)
-		return r, true, err
-	})
+	return List(ctx, h, r, parseRule)
 }
 
 // parseRule reads a struct fib_rule_hdr, which has the size and layout of a struct rtmsg, and its
 // attributes, by hand: the library's reader doesn't tell which attributes it leaves out.
-func parseRule(f dataplane.Family, body []byte) (Rule, error) {
-	var as Attributes
-	b, rest := as.Cut(body, unix.SizeofRtMsg)
+func parseRule(body []byte) (r Rule, ok bool, err error) {
+	b, rest, as := Cut(body, unix.SizeofRtMsg)
 	header := nl.DeserializeRtMsg(b)
-	r := Rule{}
-	r.Family, r.Table, r.Blackhole = f, int(header.Table), header.Type == unix.FR_ACT_BLACKHOLE
+	r.Family, r.Table, r.Blackhole = familyOf(header.Family), int(header.Table), header.Type == unix.FR_ACT_BLACKHOLE
 	// FIB_RULE_INVERT changes the meaning; the other flags are state.
 	r.Exact = header.Tos == 0 && (header.Type == unix.FR_ACT_TO_TBL || r.Blackhole) && header.Flags&unix.FIB_RULE_INVERT == 0
 	r.body = binary.NativeEndian.AppendUint32(bytes.Clone(b[:8]), header.Flags&unix.FIB_RULE_INVERT)
@@ -128,7 +123,7 @@ func parseRule(f dataplane.Family, body []byte) (Rule, error) {
 		}
 		r.body = AppendAttribute(r.body, a.Kind, a.Value)
 	}
-	return r, as.Err
+	return r, true, as.Err
 }
 
 // isNoTable says whether a dump failed because the table doesn't exist.

@@ -102,15 +102,14 @@ const loopback = 1
 // never with nothing, until ctx ends.
 func (s *Subscription) Run(ctx context.Context, settle time.Duration, told func([]Change)) error {
 	var changes []Change
-	heard := func(m *Message) {
-		if c, ok := s.change(m); ok {
+	heard := func(m *Message) bool {
+		c, ok := s.change(m)
+		if ok {
 			changes = append(changes, c)
 		}
+		return ok
 	}
 	return s.Listener.Run(ctx, settle, heard, func() {
-		if len(changes) == 0 {
-			return
-		}
 		// The kernel tells of a link or an address before it deletes the routes that need
 		// it. All of that is one turn of the lock that this request waits for; its answer
 		// doesn't matter.

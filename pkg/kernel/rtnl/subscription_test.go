@@ -228,7 +228,7 @@ func TestSubscriptionIsSilentAboutOwnAndForeign(t *testing.T) {
 	} {
 		ns.IP(t, strings.Fields(do)...)
 	}
-	// What comes last shows that everything before was told.
+	// The last change shows that everything before was told.
 	ns.IP(t, "rule", "del", "priority", "3000")
 	var all []rtnl.Change
 	testkit.Eventually(t, 5*time.Second, "the last change", func() error {
@@ -271,7 +271,7 @@ func TestSubscriptionWithoutLinks(t *testing.T) {
 	l.await(t, fmt.Sprintf("link %d changed", index))
 }
 
-// What doesn't fit into the buffer isn't lost without a word.
+// Notifications that don't fit into the buffer aren't lost without a word.
 func TestSubscriptionOverrun(t *testing.T) {
 	h, ns, _ := newLinks(t)
 	s, err := h.Subscribe(coildsInterest)
@@ -303,7 +303,7 @@ func TestSubscriptionOverrun(t *testing.T) {
 	})
 }
 
-// Who is told of a loss finds what else goes with it gone, too.
+// Objects that go together with a lost one are gone by the time the loss is told.
 func TestSubscriptionWaitsForTheKernel(t *testing.T) {
 	h, ns, index := newLinks(t)
 	s, err := h.Subscribe(coildsInterest)

@@ -100,8 +100,7 @@ func (h *Handle) Tunnels(ctx context.Context, f dataplane.Family) ([]Tunnel, err
 func parseTunnel(f dataplane.Family, l Link, body []byte) (Tunnel, error) {
 	k := tunnelKinds[f]
 	t := Tunnel{Link: l, Spec: dataplane.Tunnel{MTU: l.MTU}}
-	var as Attributes
-	_, rest := as.Cut(body, unix.SizeofIfInfomsg)
+	_, rest, as := Cut(body, unix.SizeofIfInfomsg)
 	info := as.Find(rest, unix.IFLA_LINKINFO, unix.IFLA_INFO_DATA).Value
 	t.Spec.Local = as.Find(info, nl.IFLA_IPTUN_LOCAL).endpoint()
 	t.Spec.Remote = as.Find(info, nl.IFLA_IPTUN_REMOTE).endpoint()

@@ -150,3 +150,35 @@ func (s *Syncer) write(ctx context.Context, add []dataplane.Rule, remove []rtnl.
 	result.Deleted, err = s.handle.Apply(ctx, rtnl.ErrNotExist, rtnl.Requests(remove, rtnl.DelFoundRule)...)
 	return result, err
 }
+
+// Missing returns the wanted rules that Sync would add. Nothing is changed.
+func (s *Syncer) Missing(ctx context.Context, want []dataplane.Rule) ([]dataplane.Rule, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err := s.check(want); err != nil {
+		return nil, err
+	}
+	have, err := s.read(ctx)
+	if err != nil {
+		return nil, err
+	}
+	missing, _ := s.compare(want, have)
+	return missing, nil
+}
+
+// List returns the rules of the Syncer's protocol at its priorities that Sync could keep.
+func (s *Syncer) List(ctx context.Context) ([]dataplane.Rule, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	have, err := s.read(ctx)
+	if err != nil {
+		return nil, err
+	}
+	var rules []dataplane.Rule
+	for _, h := range have {
+		if h.Protocol == s.protocol && h.Exact {
+			rules = append(rules, h.Rule)
+		}
+	}
+	return rules, nil
+}

@@ -104,7 +104,7 @@ func TestSync(t *testing.T) {
 	s.sync(t, nil, dataplane.Result{Deleted: 5}, nil)
 }
 
-// What a rule is restricted to is part of it.
+// The restrictions of a rule are part of it.
 func TestInputAndMark(t *testing.T) {
 	s := newSpace(t)
 	want := []dataplane.Rule{
@@ -206,7 +206,7 @@ func TestForeignRulesSurvive(t *testing.T) {
 	s.sync(t, nil, dataplane.Result{Deleted: 5}, before)
 }
 
-// What Coil 2.x left is replaced without a moment in which there is no rule, in
+// The rules that Coil 2.x left are replaced without a moment in which there is no rule, in
 // whatever order the rules are.
 func TestAdoptRulesWithoutProtocol(t *testing.T) {
 	t.Run("only theirs", func(t *testing.T) {
@@ -215,10 +215,10 @@ func TestAdoptRulesWithoutProtocol(t *testing.T) {
 			s.addWithoutProtocol(t, r)
 		}
 		var order []string
-		ctx := rtnl.WithTrace(t.Context(), &rtnl.Trace{Send: func(r rtnl.Request) error {
+		ctx := rtnl.WithTrace(t.Context(), func(r rtnl.Request) error {
 			order = append(order, strings.Fields(r.String())[1])
 			return nil
-		}})
+		})
 		result, err := s.Sync(ctx, want)
 		if err != nil || result != (dataplane.Result{Added: 5, Deleted: 5}) {
 			t.Errorf("got %+v, %v", result, err)
@@ -247,12 +247,12 @@ func TestAdoptRulesWithoutProtocol(t *testing.T) {
 		}
 		before := s.show(t)
 		failed := errors.New("no memory")
-		ctx := rtnl.WithTrace(t.Context(), &rtnl.Trace{Send: func(r rtnl.Request) error {
+		ctx := rtnl.WithTrace(t.Context(), func(r rtnl.Request) error {
 			if strings.HasPrefix(r.String(), "rule add") {
 				return failed
 			}
 			return nil
-		}})
+		})
 		if result, err := s.Sync(ctx, want); !errors.Is(err, failed) || result.Changed() {
 			t.Errorf("got %+v, %v", result, err)
 		}
@@ -267,12 +267,12 @@ func TestInterruptedDump(t *testing.T) {
 	s.sync(t, want, dataplane.Result{Added: 5}, wantShown)
 	for _, family := range []string{"IPv4", "IPv6"} {
 		times := 5
-		ctx := rtnl.WithTrace(t.Context(), &rtnl.Trace{Send: func(r rtnl.Request) error {
+		ctx := rtnl.WithTrace(t.Context(), func(r rtnl.Request) error {
 			if times--; times >= 0 && strings.Contains(r.String(), "show ("+family) {
 				return rtnl.ErrDumpInterrupted
 			}
 			return nil
-		}})
+		})
 		if result, err := s.Sync(ctx, want); err != nil || result.Changed() {
 			t.Errorf("five times: %+v, %v", result, err)
 		}

@@ -28,13 +28,7 @@ type Flow struct {
 	Local, Remote netip.AddrPort
 }
 
-// String is "tcp 10.0.0.1:1024 > 192.0.2.1:80".
-func (f Flow) String() string {
-	name := map[uint8]string{unix.IPPROTO_TCP: "tcp", unix.IPPROTO_UDP: "udp"}[f.Protocol]
-	return fmt.Sprintf("%s %s > %s", name, f.Local, f.Remote)
-}
-
-// tables are the files and the protocols of their sockets. Those of a family that the kernel
+// tables are the files and the protocols of their sockets. Files of a family that the kernel
 // doesn't have don't exist.
 var tables = []struct {
 	name     string
@@ -53,25 +47,23 @@ const (
 // Flows returns those of all connected sockets, from the first packet of a connection to its
 // last. Sockets that come and go at the same time may be missing.
 func Flows(ns *netns.NS) ([]Flow, error) {
-	var all []Flow
-	err := ns.Do(func() error {
+	return netns.In(ns, func() (all []Flow, err error) {
 		for _, t := range tables {
 			f, err := os.Open("/proc/thread-self/net/" + t.name)
 			if errors.Is(err, os.ErrNotExist) {
 				continue
 			}
 			if err != nil {
-				return err
+				return nil, err
 			}
 			flows, err := parse(f, t.protocol)
 			if err := errors.Join(err, f.Close()); err != nil {
-				return fmt.Errorf("%s: %w", f.Name(), err)
+				return nil, fmt.Errorf("%s: %w", f.Name(), err)
 			}
 			all = append(all, flows...)
 		}
-		return nil
+		return all, nil
 	})
-	return all, err
 }
 
 // parse reads a table: a line of headings, then one for each socket.

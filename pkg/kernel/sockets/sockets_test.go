@@ -1,6 +1,7 @@
 package sockets
 
 import (
+	"fmt"
 	"net"
 	"net/netip"
 	"slices"
@@ -69,10 +70,10 @@ func TestParse(t *testing.T) {
 		fails      string
 	}{
 		{"empty", head, nil, ""},
-		{"established", head + line("0101000A:0400", "010200C0:0050", "01"), []string{"tcp 10.0.1.1:1024 > 192.0.2.1:80"}, ""},
-		{"first packet sent", head + line("0101000A:0400", "010200C0:0050", "02"), []string{"tcp 10.0.1.1:1024 > 192.0.2.1:80"}, ""},
-		{"IPv6", head + line("B80D0120000000000000000001000000:0400", "B80D0120000000000000000002000000:01BB", "08"), []string{"tcp [2001:db8::1]:1024 > [2001:db8::2]:443"}, ""},
-		{"IPv4 by a socket of IPv6", head + line(mapped, mapped, "01"), []string{"tcp 127.0.0.1:80 > 127.0.0.1:80"}, ""},
+		{"established", head + line("0101000A:0400", "010200C0:0050", "01"), []string{"6 10.0.1.1:1024 > 192.0.2.1:80"}, ""},
+		{"first packet sent", head + line("0101000A:0400", "010200C0:0050", "02"), []string{"6 10.0.1.1:1024 > 192.0.2.1:80"}, ""},
+		{"IPv6", head + line("B80D0120000000000000000001000000:0400", "B80D0120000000000000000002000000:01BB", "08"), []string{"6 [2001:db8::1]:1024 > [2001:db8::2]:443"}, ""},
+		{"IPv4 by a socket of IPv6", head + line(mapped, mapped, "01"), []string{"6 127.0.0.1:80 > 127.0.0.1:80"}, ""},
 		{"over", head + line("0101000A:0400", "010200C0:0050", "06") + line("0101000A:0400", "010200C0:0050", "07"), nil, ""},
 		{"listening", head + line("00000000:0050", "00000000:0000", "0A"), nil, ""},
 		{"cut off", head + "   0: 0101000A:0400 010200C0\n", nil, "too few fields"},
@@ -83,7 +84,7 @@ func TestParse(t *testing.T) {
 			flows, err := parse(strings.NewReader(c.text), unix.IPPROTO_TCP)
 			var got []string
 			for _, f := range flows {
-				got = append(got, f.String())
+				got = append(got, fmt.Sprintf("%d %s > %s", f.Protocol, f.Local, f.Remote))
 			}
 			if !slices.Equal(got, c.want) {
 				t.Errorf("got %v, want %v", got, c.want)

@@ -49,16 +49,13 @@ func (r *Record) Set(ns *netns.NS, settings ...Setting) (changed bool, err error
 		if _, ok := old[s.Key]; ok || value == s.Value {
 			continue
 		}
-		old[s.Key] = value
 		along, err := changedAlong(ns, s.Key)
 		if err != nil {
 			return false, err
 		}
-		for _, a := range along {
-			if _, ok := old[a.Key]; !ok {
-				old[a.Key] = a.Value
-			}
-		}
+		along[s.Key] = value
+		maps.Copy(along, old) // the oldest values stay
+		old = along
 	}
 	if len(old) > known {
 		if err := r.save(old); err != nil {
@@ -110,28 +107,28 @@ var follow = map[string][]string{
 	"net/ipv6/conf/all/forwarding": {"net/ipv6/conf/*/forwarding"},
 }
 
-// changedAlong returns the values of the parameters that follow one.
-func changedAlong(ns *netns.NS, key string) (along []Setting, err error) {
-	err = ns.Do(func() error {
+// changedAlong returns the values of the parameters that follow one, by key.
+func changedAlong(ns *netns.NS, key string) (map[string]string, error) {
+	return netns.In(ns, func() (map[string]string, error) {
+		along := map[string]string{}
 		for _, pattern := range follow[key] {
 			files, err := filepath.Glob(path(pattern))
 			if err != nil {
-				return err
+				return nil, err
 			}
 			for _, f := range files {
 				k := strings.TrimPrefix(f, path(""))
 				value, err := read(k)
 				switch {
 				case err == nil && k != key && k != "net/ipv4/conf/all/forwarding": // another name of ip_forward
-					along = append(along, Setting{k, value})
+					along[k] = value
 				case err != nil && !errors.Is(err, ErrNotExist):
-					return err
+					return nil, err
 				}
 			}
 		}
-		return nil
+		return along, nil
 	})
-	return along, err
 }
 
 // load returns the recorded values by key; none if there is no file. A file that

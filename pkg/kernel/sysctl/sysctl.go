@@ -21,34 +21,29 @@ var ErrNotExist = errors.New("no such kernel parameter")
 // Get returns the value of a parameter such as "net/ipv4/ip_forward" in a
 // network namespace. Parts are separated by slashes, since names of links may
 // contain dots.
-func Get(ns *netns.NS, key string) (value string, err error) {
-	err = ns.Do(func() error {
-		value, err = read(key)
-		return err
-	})
-	return value, err
+func Get(ns *netns.NS, key string) (string, error) {
+	return netns.In(ns, func() (string, error) { return read(key) })
 }
 
 // Set sets parameters in a network namespace that have another value, in order,
 // and says whether it wrote any.
-func Set(ns *netns.NS, settings ...Setting) (changed bool, err error) {
-	err = ns.Do(func() error {
+func Set(ns *netns.NS, settings ...Setting) (bool, error) {
+	return netns.In(ns, func() (changed bool, err error) {
 		for _, s := range settings {
 			old, err := read(s.Key)
 			if err != nil {
-				return err
+				return changed, err
 			}
 			if old == s.Value {
 				continue
 			}
 			if err := write(s); err != nil {
-				return err
+				return changed, err
 			}
 			changed = true
 		}
-		return nil
+		return changed, nil
 	})
-	return changed, err
 }
 
 // Setting is a parameter and its value.
@@ -59,16 +54,14 @@ func (s Setting) String() string { return s.Key + " = " + s.Value }
 
 // Exists says whether there is a parameter, or a directory of parameters, in a
 // network namespace.
-func Exists(ns *netns.NS, key string) (exists bool, err error) {
-	err = ns.Do(func() error {
+func Exists(ns *netns.NS, key string) (bool, error) {
+	return netns.In(ns, func() (bool, error) {
 		_, err := os.Stat(path(key))
-		exists = err == nil
 		if errors.Is(err, fs.ErrNotExist) {
-			return nil
+			return false, nil
 		}
-		return err
+		return err == nil, err
 	})
-	return exists, err
 }
 
 // path is where the thread's own namespace shows the parameter.

@@ -99,7 +99,7 @@ func TestRecord(t *testing.T) {
 	if err := json.Unmarshal(b, &got); err != nil {
 		t.Fatal(err)
 	}
-	// What had the value already isn't ours to restore.
+	// A parameter that had the value already isn't ours to restore.
 	if got[forward4] != "0" || got[forward6] != "0" || got["net/ipv4/conf/all/log_martians"] != "" {
 		t.Errorf("recorded %v", got)
 	}

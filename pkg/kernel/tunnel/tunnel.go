@@ -423,3 +423,21 @@ func (s *Syncer) ensureReceiver(ctx context.Context, f dataplane.Family, mtu int
 	}
 	return l.Index, s.handle.Do(ctx, rtnl.Requests(changes, func(c rtnl.LinkChange) rtnl.Request { return rtnl.SetLink(l.Index, c) })...)
 }
+
+// RemoveReceivers removes what EnsureReceivers makes, but for some families; none is no error.
+func (s *Syncer) RemoveReceivers(ctx context.Context, keep ...dataplane.Family) error {
+	var errs []error
+	for f, name := range receivers {
+		if slices.Contains(keep, f) {
+			continue
+		}
+		l, err := s.handle.LinkByName(ctx, name)
+		if err == nil {
+			err = s.handle.Do(ctx, rtnl.DelLink(l.Index))
+		}
+		if err != nil && !errors.Is(err, rtnl.ErrNotExist) {
+			errs = append(errs, fmt.Errorf("receiver of %s: %w", f, err))
+		}
+	}
+	return errors.Join(errs...)
+}

@@ -18,7 +18,7 @@ func (w *world) keeps(pod string) string {
 	defer w.mu.Unlock()
 	var all []string
 	for _, r := range w.guards["/"+pod].Destinations {
-		all = append(all, r.First.String())
+		all = append(all, r.From().String())
 	}
 	return strings.Join(all, " ")
 }

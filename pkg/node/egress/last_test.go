@@ -11,6 +11,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
+	"go4.org/netipx"
 
 	"github.com/coil-net/coil/pkg/attachment"
 	"github.com/coil-net/coil/pkg/clientnet"
@@ -125,7 +126,7 @@ func TestFormerAreBounded(t *testing.T) {
 	}
 	s := client.StateOf(client.Client{Address: sandboxOf("p").Address, Egresses: egresses})
 	for _, d := range closed {
-		if !slices.ContainsFunc(s.Filter.Destinations, func(r dataplane.Range) bool { return !d.Addr().Less(r.First) && !r.Last.Less(d.Addr()) }) {
+		if !slices.ContainsFunc(s.Filter.Destinations, func(r netipx.IPRange) bool { return !d.Addr().Less(r.From()) && !r.To().Less(d.Addr()) }) {
 			t.Errorf("%s isn't closed any more", d)
 		}
 	}

@@ -10,6 +10,8 @@ import (
 	"strings"
 	"time"
 
+	"go4.org/netipx"
+
 	"github.com/coil-net/coil/pkg/dataplane"
 	"github.com/coil-net/coil/pkg/ipam"
 	"github.com/coil-net/coil/pkg/plan/prefixes"
@@ -157,7 +159,7 @@ func StateOf(c Client) State {
 	s.Conflicts = append(conflicts, strays...)
 	marked := originating(claims)
 	groups := groupIDs(egresses)
-	var sources []dataplane.Range
+	var sources []netipx.IPRange
 	for _, own := range c.Address.Addrs() {
 		family := inFamily{Client: c, own: own, Family: dataplane.FamilyOf(own), groups: groups}
 		s.Tunnels = append(s.Tunnels, family.tunnels(egresses)...)
@@ -165,7 +167,7 @@ func StateOf(c Client) State {
 		s.Routes = append(s.Routes, family.routes(claims, family.spared(egresses, s.Tunnels))...)
 		s.Rules = append(s.Rules, family.rules(len(marked) > 0)...)
 		for _, r := range marked {
-			if family.has(r.First) {
+			if family.has(r.From()) {
 				sources = append(sources, r)
 			}
 		}
@@ -362,7 +364,7 @@ func (c inFamily) rules(marked bool) []dataplane.Rule {
 
 // originating returns the addresses of destinations whose Egress captures only connections that the client
 // opens, sorted and without overlaps: the longest prefix decides whose an address is.
-func originating(claims []claim) []dataplane.Range {
+func originating(claims []claim) []netipx.IPRange {
 	by := map[netip.Prefix]bool{}
 	for _, c := range claims {
 		by[c.Prefix] = c.egress.OriginatingOnly

@@ -59,9 +59,8 @@ func lines(s State) []string {
 	for _, c := range s.Conflicts {
 		all = append(all, fmt.Sprintf("conflict about %s: %s, not %s", c.Dst, c.Winner, c.Loser))
 	}
-	if s.Filter != nil && s.Filter.Originating != nil {
-		o := s.Filter.Originating
-		all = append(all, fmt.Sprintf("mark %#x/%#x from %s", o.Mark, o.Mask, o.Sources))
+	if s.Filter != nil && s.Filter.Sources != nil {
+		all = append(all, fmt.Sprintf("mark from %s", s.Filter.Sources))
 	}
 	return all
 }
@@ -158,17 +157,17 @@ func TestClientState(t *testing.T) {
 			"lose 192.0.2.0/24 src 10.1.0.5 table 118", "unreachable 192.0.2.0/24 table 118", "unreachable 192.0.2.64/26 table 118",
 			"lose 192.0.2.96/27 src 10.1.0.5 table 118", "unreachable 192.0.2.96/27 table 118",
 			"lose 2001:db8::/126 src fd01::5 table 118", "unreachable 2001:db8::/126 table 118", "unreachable 2001:db8::1/128 table 118",
-			"mark 0x100000/0x100000 from [192.0.2.0-192.0.2.63 192.0.2.96-192.0.2.255 2001:db8::-2001:db8:: 2001:db8::2-2001:db8::3]",
+			"mark from [192.0.2.0-192.0.2.63 192.0.2.96-192.0.2.255 2001:db8::-2001:db8:: 2001:db8::2-2001:db8::3]",
 		}},
 		{"originating only, with a router", clientOfFamilies("4", change(egressOf("a/a", "4", 1, "192.0.2.0/24"), func(e *Egress) { e.OriginatingOnly = true })), []string{
 			tunnel1v4, throw1v4n, throw1v4w,
 			"192.0.2.0/24 src 10.1.0.5 table 118 by 10.96.0.1", "lose 192.0.2.0/24 src 10.1.0.5 table 118", "unreachable 192.0.2.0/24 table 118",
-			"mark 0x100000/0x100000 from [192.0.2.0-192.0.2.255]",
+			"mark from [192.0.2.0-192.0.2.255]",
 		}},
 		{"two without a name, of which only the kernel told", clientOfFamilies("4", egressOf("", "", 1, "192.0.2.0/24"),
 			change(egressOf("", "", 1, "198.51.100.0/24"), func(e *Egress) { e.OriginatingOnly = true })), []string{
 			"unreachable 192.0.2.0/24 table 118", "lose 198.51.100.0/24 src 10.1.0.5 table 118", "unreachable 198.51.100.0/24 table 118",
-			"mark 0x100000/0x100000 from [198.51.100.0-198.51.100.255]",
+			"mark from [198.51.100.0-198.51.100.255]",
 		}},
 		{"originating only in a family that the client hasn't", clientOfFamilies("4",
 			change(egressOf("a/a", "", 1, "2001:db8::/126"), func(e *Egress) { e.OriginatingOnly = true })), nil},

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"go4.org/netipx"
 	corev1 "k8s.io/api/core/v1"
 
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
@@ -70,7 +71,7 @@ func TestInClusterRangesOfClients(t *testing.T) {
 		if diff := cmp.Diff(lines(want), lines(got)); diff != "" {
 			t.Fatalf("Egresses %v (-all +published):\n%s", published, diff)
 		}
-		if diff := cmp.Diff(want.Filter, got.Filter, cmp.Comparer(func(a, b netip.Prefix) bool { return a == b }), cmp.Comparer(func(a, b netip.Addr) bool { return a == b })); diff != "" {
+		if diff := cmp.Diff(want.Filter, got.Filter, cmp.Comparer(func(a, b netipx.IPRange) bool { return a == b }), cmp.Comparer(func(a, b netip.Addr) bool { return a == b })); diff != "" {
 			t.Fatalf("Egresses %v, filter (-all +published):\n%s", published, diff)
 		}
 	}

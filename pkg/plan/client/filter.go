@@ -20,16 +20,13 @@ var unrouted = []netip.Prefix{
 
 // filterOf returns what nftables does in a client with such Egresses and routes, whose connections
 // from the marked ranges are answered by the way they came.
-func filterOf(c Client, egresses []Egress, routes []Route, marked []dataplane.Range) *ruleset.Client {
-	r := ruleset.Client{Uplink: c.Index, Addresses: c.Address.Addrs(), Port: c.Port, Destinations: captured(routes)}
+func filterOf(c Client, egresses []Egress, routes []Route, marked []netipx.IPRange) *ruleset.Client {
+	r := ruleset.Client{Uplink: c.Index, Addresses: c.Address.Addrs(), Port: c.Port, Destinations: captured(routes), Sources: marked}
 	for _, e := range egresses {
 		r.Peers = append(r.Peers, e.Addresses()...)
 	}
 	slices.SortFunc(r.Peers, netip.Addr.Compare)
 	r.Peers = slices.Compact(r.Peers)
-	if len(marked) > 0 {
-		r.Originating = &ruleset.Originating{Sources: marked, Mark: dataplane.MarkOriginating, Mask: dataplane.MarkOriginating}
-	}
 	return &r
 }
 
@@ -45,7 +42,7 @@ func (e Egress) Addresses() []netip.Addr {
 
 // captured returns the addresses that routes lead into tunnels or make unreachable: those of which the
 // longest prefix, of the routes and of what is spared, is such a route's.
-func captured(routes []Route) []dataplane.Range {
+func captured(routes []Route) []netipx.IPRange {
 	by := map[netip.Prefix]bool{}
 	for _, p := range slices.Concat(dataplane.PrivateRanges, dataplane.LinkLocalRanges, unrouted) {
 		by[p] = false
@@ -57,7 +54,7 @@ func captured(routes []Route) []dataplane.Range {
 }
 
 // chosen returns the addresses whose longest prefix is chosen, sorted and without overlaps.
-func chosen(by map[netip.Prefix]bool) []dataplane.Range {
+func chosen(by map[netip.Prefix]bool) []netipx.IPRange {
 	// Longer prefixes come later. Of one length the chosen ones come first: the set costs what turns between both.
 	all := slices.SortedFunc(maps.Keys(by), func(a, b netip.Prefix) int {
 		if c := cmp.Compare(a.Bits(), b.Bits()); c != 0 || by[a] == by[b] {

@@ -52,7 +52,7 @@ func TestClientFilter(t *testing.T) {
 			if d := cmp.Diff(c.destinations, got); d != "" {
 				t.Errorf("(-want +got):\n%s", d)
 			}
-			if got := fmt.Sprint(f.Peers); got != c.peers || f.Uplink != 7 || f.Port != 5555 || !slices.Equal(f.Addresses, c.client.Address.Addrs()) || f.Originating != nil {
+			if got := fmt.Sprint(f.Peers); got != c.peers || f.Uplink != 7 || f.Port != 5555 || !slices.Equal(f.Addresses, c.client.Address.Addrs()) || f.Sources != nil {
 				t.Errorf("peers are %s, want %s, of %+v", got, c.peers, f)
 			}
 		})
@@ -70,7 +70,7 @@ func TestClientFilterIsTheRoutes(t *testing.T) {
 	for _, egresses := range [][]Egress{{everything}, {some}, {everything, some}} {
 		s := StateOf(clientOfFamilies("46", egresses...))
 		for i, r := range s.Filter.Destinations {
-			if r.Last.Less(r.First) || i > 0 && !s.Filter.Destinations[i-1].Last.Less(r.First) {
+			if r.To().Less(r.From()) || i > 0 && !s.Filter.Destinations[i-1].To().Less(r.From()) {
 				t.Errorf("%s isn't behind the one before", r)
 			}
 		}
@@ -82,8 +82,8 @@ func TestClientFilterIsTheRoutes(t *testing.T) {
 			if !a.IsValid() || prefixes.Within(netip.PrefixFrom(a, a.BitLen()), unrouted) {
 				continue
 			}
-			in := slices.ContainsFunc(s.Filter.Destinations, func(r dataplane.Range) bool {
-				return a.BitLen() == r.First.BitLen() && r.First.Compare(a) <= 0 && a.Compare(r.Last) <= 0
+			in := slices.ContainsFunc(s.Filter.Destinations, func(r netipx.IPRange) bool {
+				return a.BitLen() == r.From().BitLen() && r.From().Compare(a) <= 0 && a.Compare(r.To()) <= 0
 			})
 			if want := s.captures(a); in != want {
 				t.Errorf("%s is in the filter: %t", a, in)

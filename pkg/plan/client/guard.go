@@ -11,15 +11,10 @@ import (
 // Guard returns what the node keeps of a client's packets: the same destinations that the client's
 // own ruleset keeps in, which a program in the pod may take away.
 func (s State) Guard() dataplane.ClientGuard {
-	var g dataplane.ClientGuard
 	if s.Filter == nil {
-		return g
+		return dataplane.ClientGuard{}
 	}
-	g.Destinations = s.Filter.Destinations
-	if s.Filter.Originating != nil {
-		g.Replies = s.Filter.Originating.Sources
-	}
-	return g
+	return dataplane.ClientGuard{Destinations: s.Filter.Destinations, Replies: s.Filter.Sources}
 }
 
 // WidenGuard returns the guard of a client while it changes: all that passes one of two guards passes.
@@ -62,18 +57,18 @@ func guardOf(destinations, replies *netipx.IPSetBuilder) (g dataplane.ClientGuar
 	return g, err
 }
 
-func add(b *netipx.IPSetBuilder, ranges []dataplane.Range) {
+func add(b *netipx.IPSetBuilder, ranges []netipx.IPRange) {
 	for _, r := range ranges {
-		b.AddRange(netipx.IPRangeFrom(r.First, r.Last))
+		b.AddRange(r)
 	}
 }
 
 // setOf returns the addresses of some ranges that aren't in others.
-func setOf(ranges []dataplane.Range, others ...dataplane.Range) (*netipx.IPSet, error) {
+func setOf(ranges []netipx.IPRange, others ...netipx.IPRange) (*netipx.IPSet, error) {
 	var b netipx.IPSetBuilder
 	add(&b, ranges)
 	for _, r := range others {
-		b.RemoveRange(netipx.IPRangeFrom(r.First, r.Last))
+		b.RemoveRange(r)
 	}
 	s, err := b.IPSet()
 	if err != nil {
@@ -82,14 +77,10 @@ func setOf(ranges []dataplane.Range, others ...dataplane.Range) (*netipx.IPSet, 
 	return s, nil
 }
 
-func rangesOf(b *netipx.IPSetBuilder) ([]dataplane.Range, error) {
+func rangesOf(b *netipx.IPSetBuilder) ([]netipx.IPRange, error) {
 	s, err := b.IPSet()
 	if err != nil {
 		return nil, fmt.Errorf("join ranges: %w", err)
 	}
-	var out []dataplane.Range
-	for _, r := range s.Ranges() {
-		out = append(out, dataplane.Range{First: r.From(), Last: r.To()})
-	}
-	return out, nil
+	return s.Ranges(), nil
 }

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"go4.org/netipx"
 
 	"github.com/coil-net/coil/pkg/dataplane"
 )
@@ -18,7 +19,7 @@ func TestClientGuard(t *testing.T) {
 	marked.OriginatingOnly = true
 	s := StateOf(clientOfFamilies("46", marked, egressOf("b/b", "46", 2, "192.0.2.128/25", "198.51.100.0/24")))
 	g := s.Guard()
-	if d := cmp.Diff(s.Filter.Destinations, g.Destinations, cmp.Comparer(func(a, b netip.Addr) bool { return a == b })); d != "" {
+	if d := cmp.Diff(s.Filter.Destinations, g.Destinations, cmp.Comparer(func(a, b netipx.IPRange) bool { return a == b })); d != "" {
 		t.Errorf("destinations (-of the client +of the node):\n%s", d)
 	}
 	if got, want := fmt.Sprint(g.Replies), "[192.0.2.0-192.0.2.127 2001:db8::-2001:db8:ffff:ffff:ffff:ffff:ffff:ffff]"; got != want {
@@ -31,9 +32,9 @@ func TestClientGuard(t *testing.T) {
 
 // passes says whether a guard lets a packet through.
 func passes(g dataplane.ClientGuard, to netip.Addr, reply bool) bool {
-	in := func(ranges []dataplane.Range) bool {
-		return slices.ContainsFunc(ranges, func(r dataplane.Range) bool {
-			return r.First.BitLen() == to.BitLen() && !to.Less(r.First) && !r.Last.Less(to)
+	in := func(ranges []netipx.IPRange) bool {
+		return slices.ContainsFunc(ranges, func(r netipx.IPRange) bool {
+			return r.From().BitLen() == to.BitLen() && !to.Less(r.From()) && !r.To().Less(to)
 		})
 	}
 	return !in(g.Destinations) || reply && in(g.Replies)
@@ -43,13 +44,13 @@ func passes(g dataplane.ClientGuard, to netip.Addr, reply bool) bool {
 // one of either only where a guard lets answers through.
 func TestWidenAndNarrowGuard(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 2))
-	ranges := func() []dataplane.Range {
-		var out []dataplane.Range
+	ranges := func() []netipx.IPRange {
+		var out []netipx.IPRange
 		next := 0
 		for range random.IntN(4) {
 			next += 1 + random.IntN(10)
 			last := next + random.IntN(20)
-			out = append(out, dataplane.Range{First: netip.AddrFrom4([4]byte{192, 0, 2, byte(next)}), Last: netip.AddrFrom4([4]byte{192, 0, 2, byte(last)})})
+			out = append(out, netipx.IPRangeFrom(netip.AddrFrom4([4]byte{192, 0, 2, byte(next)}), netip.AddrFrom4([4]byte{192, 0, 2, byte(last)})))
 			next = last + 1
 		}
 		return out

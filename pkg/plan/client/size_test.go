@@ -8,6 +8,8 @@ import (
 	"testing"
 	"time"
 
+	"go4.org/netipx"
+
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
 	"github.com/coil-net/coil/pkg/dataplane"
 	"github.com/coil-net/coil/pkg/plan"
@@ -140,7 +142,7 @@ func TestFit(t *testing.T) {
 			t.Errorf("a conflict with an Egress without a name: %v", state.Conflicts[0])
 		}
 		for _, r := range state.Guard().Replies {
-			for _, a := range []netip.Addr{r.First, r.Last} {
+			for _, a := range []netip.Addr{r.From(), r.To()} {
 				if before.Contains(a) && !answered(all, a) {
 					t.Errorf("round %d: answers pass to %s", round, a)
 				}
@@ -297,7 +299,7 @@ func TestFitRouters(t *testing.T) {
 	}
 	for _, e := range all {
 		d := e.Destinations[0]
-		if !slices.ContainsFunc(s.Filter.Destinations, func(r dataplane.Range) bool { return !d.Addr().Less(r.First) && !r.Last.Less(d.Addr()) }) {
+		if !slices.ContainsFunc(s.Filter.Destinations, func(r netipx.IPRange) bool { return !d.Addr().Less(r.From()) && !r.To().Less(d.Addr()) }) {
 			t.Errorf("%s of %s is open", d, e.Name)
 		}
 	}

@@ -10,7 +10,6 @@ import (
 	"slices"
 	"strings"
 
-	"go4.org/netipx"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	"k8s.io/apimachinery/pkg/types"
 
@@ -165,8 +164,8 @@ func forwarded(egress *v2.Egress, own map[dataplane.Family]netip.Addr) []netip.P
 	}
 	var all []netip.Prefix
 	for _, r := range client.StateOf(pod).Filter.Destinations {
-		if own[dataplane.FamilyOf(r.First)].IsValid() {
-			all = append(all, netipx.IPRangeFrom(r.First, r.Last).Prefixes()...)
+		if own[dataplane.FamilyOf(r.From())].IsValid() {
+			all = append(all, r.Prefixes()...)
 		}
 	}
 	return all

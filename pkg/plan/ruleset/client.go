@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"net/netip"
 
+	"go4.org/netipx"
+
 	"github.com/coil-net/coil/pkg/dataplane"
 )
 
@@ -18,18 +20,11 @@ type Client struct {
 	Port  uint16
 	Peers []netip.Addr
 	// Destinations are sorted, and don't overlap.
-	Destinations []dataplane.Range
-	// Originating is nil when all of the client's packets take the tunnels.
-	Originating *Originating
-}
-
-// Originating is for a client whose connections from outside are answered by the way they came: packets of connections
-// that came in by the uplink from Sources get Mark, within Mask.
-type Originating struct {
-	// Sources are sorted, and don't overlap.
-	Sources []dataplane.Range
-	Mark    uint32
-	Mask    uint32
+	Destinations []netipx.IPRange
+	// Sources are those of connections that are answered by the way they came: packets of connections that came in by
+	// the uplink from there get MarkOriginating. They are sorted, and don't overlap. Without any, all of the client's
+	// packets take the tunnels.
+	Sources []netipx.IPRange
 }
 
 // Counters of a client beside ForgedSource, of each family.
@@ -66,8 +61,8 @@ func (c Client) Ruleset() dataplane.Ruleset {
 	entry.Add("IPv4 in IP", "meta l4proto ipencap goto carries")
 	entry.Add("IPv6 in IP", "meta l4proto ipv6 goto carries")
 	leave.Add("not by the uplink", fmt.Sprintf("oif != %d accept", c.Uplink))
-	if c.Originating != nil {
-		past.Add("an answer by the way the connection came", fmt.Sprintf("ct direction reply ct mark & %#08x != 0 accept", c.Originating.Mark))
+	if len(c.Sources) > 0 {
+		past.Add("an answer by the way the connection came", fmt.Sprintf("ct direction reply ct mark & %#08x != 0 accept", dataplane.MarkOriginating))
 	}
 	for _, f := range families {
 		r.Counters = append(r.Counters, f.Named(NonRouter), f.Named(ForgedSource), f.Named(PastTunnel))
@@ -92,27 +87,28 @@ func (c Client) Ruleset() dataplane.Ruleset {
 		f.rule(&past, "past the tunnel", "meta nfproto $f counter name %s_$f drop", PastTunnel)
 	}
 	r.Chains = []dataplane.Chain{carried, carries, past, entry, leave}
-	if c.Originating != nil {
-		c.Originating.answer(&r, c.Uplink)
+	if len(c.Sources) > 0 {
+		c.answer(&r)
 	}
 	return r
 }
 
 // answer adds what answers connections from outside by the way they came: a mark on their packets, which a routing
 // policy rule looks at.
-func (o Originating) answer(r *dataplane.Ruleset, uplink int) {
+func (c Client) answer(r *dataplane.Ruleset) {
 	opened := base("opened", "filter", "prerouting", dataplane.HookMangle)
 	// The type makes the kernel look for a route again when the mark has changed.
 	exit := base("exit", "route", "output", dataplane.HookMangle)
-	set := func(mark string) string {
-		return fmt.Sprintf("%s mark set %s mark & %#08x | %#08x", mark, mark, ^o.Mask, o.Mark&o.Mask)
+	const mark = uint32(dataplane.MarkOriginating)
+	set := func(key string) string {
+		return fmt.Sprintf("%s mark set %s mark & %#08x | %#08x", key, key, ^mark, mark)
 	}
 	for _, f := range families {
-		sources := f.hashed("sources", o.Sources)
+		sources := f.hashed("sources", c.Sources)
 		r.Sets = append(r.Sets, sources)
-		f.rule(&opened, "opened from outside", "iif %d meta nfproto $f ct state new $ip saddr @%s %s", uplink, sources.Name, set("ct"))
+		f.rule(&opened, "opened from outside", "iif %d meta nfproto $f ct state new $ip saddr @%s %s", c.Uplink, sources.Name, set("ct"))
 	}
-	exit.Add("answers go by the way the connection came", fmt.Sprintf("ct direction reply ct mark & %#08x != 0 %s", o.Mark, set("meta")))
+	exit.Add("answers go by the way the connection came", fmt.Sprintf("ct direction reply ct mark & %#08x != 0 %s", mark, set("meta")))
 	r.Chains = append(r.Chains, opened, exit)
 }
 

@@ -8,6 +8,8 @@ import (
 	"slices"
 	"strings"
 
+	"go4.org/netipx"
+
 	"github.com/coil-net/coil/pkg/dataplane"
 )
 
@@ -153,8 +155,8 @@ func GuardsOf(sets []dataplane.Set) map[int]dataplane.ClientGuard {
 	clients := map[int]dataplane.ClientGuard{}
 	for link, id := range links {
 		g := guards[id]
-		for _, ranges := range [][]dataplane.Range{g.Destinations, g.Replies} {
-			slices.SortFunc(ranges, func(a, b dataplane.Range) int { return a.First.Compare(b.First) })
+		for _, ranges := range [][]netipx.IPRange{g.Destinations, g.Replies} {
+			slices.SortFunc(ranges, func(a, b netipx.IPRange) int { return a.From().Compare(b.From()) })
 		}
 		clients[link] = g
 	}

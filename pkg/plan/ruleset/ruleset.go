@@ -52,13 +52,13 @@ func (f family) set(name string, addrs []netip.Addr) dataplane.Set {
 }
 
 // ranged is a set of the family's addresses in ranges, which are sorted and don't overlap.
-func (f family) ranged(name string, ranges []dataplane.Range) dataplane.Set {
+func (f family) ranged(name string, ranges []netipx.IPRange) dataplane.Set {
 	return dataplane.Set{Name: name, Key: f.addr, Interval: true, Ranges: f.ranges(ranges)}
 }
 
 // hashed is like ranged, with a name that has a hash of the ranges: other ranges are another set, which is made before
 // the rules that use it. Tenants choose destinations: two with the same hash must be hard to find.
-func (f family) hashed(name string, ranges []dataplane.Range) dataplane.Set {
+func (f family) hashed(name string, ranges []netipx.IPRange) dataplane.Set {
 	s := f.ranged(f.Named(name), ranges)
 	sum := sha256.New()
 	hashRanges(sum, s.Ranges)
@@ -67,11 +67,11 @@ func (f family) hashed(name string, ranges []dataplane.Range) dataplane.Set {
 }
 
 // hashRanges adds ranges to a hash.
-func hashRanges(h hash.Hash, ranges []dataplane.Range) {
+func hashRanges(h hash.Hash, ranges []netipx.IPRange) {
 	for _, r := range ranges {
-		h.Write([]byte{byte(r.First.BitLen())})
-		h.Write(r.First.AsSlice())
-		h.Write(r.Last.AsSlice())
+		h.Write([]byte{byte(r.From().BitLen())})
+		h.Write(r.From().AsSlice())
+		h.Write(r.To().AsSlice())
 	}
 }
 
@@ -81,19 +81,16 @@ func (f family) of(all []netip.Addr) []netip.Addr {
 }
 
 // ranges are those of the family: they are sorted, which puts IPv4 before IPv6.
-func (f family) ranges(all []dataplane.Range) []dataplane.Range {
-	ipv4 := slices.IndexFunc(all, func(r dataplane.Range) bool { return dataplane.FamilyOf(r.First) == dataplane.IPv6 })
-	if ipv4 < 0 {
-		ipv4 = len(all)
-	}
+func (f family) ranges(all []netipx.IPRange) []netipx.IPRange {
+	ipv6, _ := slices.BinarySearchFunc(all, netip.IPv6Unspecified(), func(r netipx.IPRange, a netip.Addr) int { return r.From().Compare(a) })
 	if f.Family == dataplane.IPv4 {
-		return all[:ipv4:ipv4]
+		return all[:ipv6:ipv6]
 	}
-	return all[ipv4:]
+	return all[ipv6:]
 }
 
 // joined are the ranges of prefixes of the family, without some addresses.
-func (f family) joined(prefixes []netip.Prefix, without []netip.Addr) []dataplane.Range {
+func (f family) joined(prefixes []netip.Prefix, without []netip.Addr) []netipx.IPRange {
 	var b netipx.IPSetBuilder
 	for _, x := range prefixes {
 		if dataplane.FamilyOf(x.Addr()) == f.Family {
@@ -104,11 +101,7 @@ func (f family) joined(prefixes []netip.Prefix, without []netip.Addr) []dataplan
 		b.Remove(a)
 	}
 	all, _ := b.IPSet() // an invalid prefix, of which it tells, is in no destination
-	var out []dataplane.Range
-	for _, r := range all.Ranges() {
-		out = append(out, dataplane.Range{First: r.From(), Last: r.To()})
-	}
-	return out
+	return all.Ranges()
 }
 
 // base returns a base chain.
