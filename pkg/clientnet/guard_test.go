@@ -11,6 +11,7 @@ import (
 	"github.com/coil-net/coil/pkg/clientnet/clientnettest"
 	"github.com/coil-net/coil/pkg/dataplane"
 	"github.com/coil-net/coil/pkg/ipam"
+	"github.com/coil-net/coil/pkg/plan/ruleset"
 	"github.com/coil-net/coil/pkg/podnet"
 	"github.com/coil-net/coil/pkg/testkit"
 	"github.com/coil-net/coil/pkg/testkit/netnstest"
@@ -101,7 +102,7 @@ func TestNodeGuardsClients(t *testing.T) {
 	testkit.Check(t, g.check(g.mustUse(a).State))
 	g.takeAway()
 	g.wantLeaving("with Egress a", guardedEnds[2:]...)
-	if d := testkit.Must(g.host.Dropped(t.Context()))(t).PastTunnel; d[dataplane.IPv4] == 0 || d[dataplane.IPv6] == 0 {
+	if d := testkit.Must(g.host.Dropped(t.Context()))(t)[ruleset.PastTunnel]; d[dataplane.IPv4] == 0 || d[dataplane.IPv6] == 0 {
 		t.Errorf("counted are %v", d)
 	}
 	g.mustUse(a, b)

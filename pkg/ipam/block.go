@@ -1,10 +1,12 @@
 package ipam
 
 import (
+	"cmp"
 	"encoding/binary"
 	"errors"
 	"fmt"
 	"net/netip"
+	"strings"
 )
 
 // Block is a range of addresses: an IPv4 prefix, an IPv6 prefix, or one of
@@ -64,34 +66,26 @@ func present[T interface{ IsValid() bool }](ipv4, ipv6 T) []T {
 	return there
 }
 
-// String is the addresses joined by a comma.
-func (a Address) String() string {
-	if a.IPv4.IsValid() && a.IPv6.IsValid() {
-		return a.IPv4.String() + "," + a.IPv6.String()
+// joined is the texts of values joined by a comma.
+func joined[T fmt.Stringer](values []T) string {
+	var texts []string
+	for _, v := range values {
+		texts = append(texts, v.String())
 	}
-	if a.IPv4.IsValid() {
-		return a.IPv4.String()
-	}
-	return a.IPv6.String()
+	return strings.Join(texts, ",")
 }
+
+// String is the addresses joined by a comma.
+func (a Address) String() string { return cmp.Or(joined(a.Addrs()), "invalid IP") }
 
 // ParseBlock returns the block of the CIDRs of an AddressBlock; nil or empty is
 // a family that isn't there.
 func ParseBlock(ipv4, ipv6 *string) (Block, error) {
-	var b Block
-	for _, f := range []struct {
-		cidr *string
-		to   *netip.Prefix
-	}{{ipv4, &b.IPv4}, {ipv6, &b.IPv6}} {
-		if f.cidr == nil || *f.cidr == "" {
-			continue
-		}
-		p, err := netip.ParsePrefix(*f.cidr)
-		if err != nil {
-			return Block{}, fmt.Errorf("parse block: %w", err)
-		}
-		*f.to = p
+	s, err := ParseSubnet(ipv4, ipv6)
+	if err != nil {
+		return Block{}, fmt.Errorf("parse block: %w", err)
 	}
+	b := Block(s)
 	if err := b.Validate(); err != nil {
 		return Block{}, err
 	}
@@ -115,16 +109,7 @@ func (b Block) Prefixes() []netip.Prefix {
 }
 
 // String is the prefixes joined by a comma.
-func (b Block) String() string {
-	s := ""
-	for i, p := range b.Prefixes() {
-		if i > 0 {
-			s += ","
-		}
-		s += p.String()
-	}
-	return s
-}
+func (b Block) String() string { return joined(b.Prefixes()) }
 
 // Size is the number of offsets of the block.
 func (b Block) Size() int {

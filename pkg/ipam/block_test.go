@@ -2,6 +2,7 @@ package ipam_test
 
 import (
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 
@@ -74,6 +75,14 @@ func TestParseBlock(t *testing.T) {
 				t.Errorf("block %s, want %s", b, tc.want)
 			}
 		})
+	}
+}
+
+// CIDRs that can't be understood, or aren't there, have no prefix.
+func TestPrefixes(t *testing.T) {
+	got := ipam.Prefixes(nil, new(""), new("10.0.0.1/24"), new("10.0.0.0/33"), new("fd00::1/64"), new("fe80::%eth0/64"))
+	if want := []netip.Prefix{netip.MustParsePrefix("10.0.0.0/24"), netip.MustParsePrefix("fd00::/64")}; !slices.Equal(got, want) {
+		t.Errorf("%v, want %v", got, want)
 	}
 }
 

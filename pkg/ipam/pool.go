@@ -6,6 +6,7 @@
 package ipam
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -24,6 +25,31 @@ const (
 // family that isn't there is the zero Prefix.
 type Subnet struct {
 	IPv4, IPv6 netip.Prefix
+}
+
+// ParseSubnet returns the subnet of two CIDRs; nil or empty is a family that isn't there.
+func ParseSubnet(ipv4, ipv6 *string) (Subnet, error) {
+	v4, err4 := parsePrefix(ipv4)
+	v6, err6 := parsePrefix(ipv6)
+	return Subnet{v4, v6}, cmp.Or(err4, err6)
+}
+
+func parsePrefix(cidr *string) (netip.Prefix, error) {
+	if cidr == nil || *cidr == "" {
+		return netip.Prefix{}, nil
+	}
+	return netip.ParsePrefix(*cidr)
+}
+
+// Prefixes returns the prefixes, without host bits, of the CIDRs that can be understood.
+func Prefixes(cidrs ...*string) []netip.Prefix {
+	var ps []netip.Prefix
+	for _, cidr := range cidrs {
+		if p, err := parsePrefix(cidr); err == nil && p.IsValid() {
+			ps = append(ps, p.Masked())
+		}
+	}
+	return ps
 }
 
 // Pool carves equal blocks out of subnets. The blocks of the first subnet have
@@ -129,23 +155,19 @@ func (p Pool) BlockSize() int { return 1 << p.bits }
 // Block returns the block of an index; it is an error if index isn't within 0
 // and Total()-1.
 func (p Pool) Block(index int32) (Block, error) {
-	i := int64(index)
-	if i < 0 || i >= p.Total() {
-		return Block{}, fmt.Errorf("block %d is not within the %d blocks of the pool", index, p.Total())
-	}
+	rest := int64(index) // from the first block of the subnet
 	for _, s := range p.subnets {
-		n := s.blocks(p.bits)
-		if i >= n {
-			i -= n
+		if n := s.blocks(p.bits); rest < 0 || rest >= n {
+			rest -= n
 			continue
 		}
-		offset := uint64(i) << p.bits
+		offset := uint64(rest) << p.bits
 		return Block{
 			IPv4: netip.PrefixFrom(advance(s.IPv4, offset), 32-p.bits),
 			IPv6: netip.PrefixFrom(advance(s.IPv6, offset), 128-p.bits),
 		}, nil
 	}
-	return Block{}, fmt.Errorf("block %d is beyond the pool", index)
+	return Block{}, fmt.Errorf("block %d is not within the %d blocks of the pool", index, p.Total())
 }
 
 // NextFree returns the first index after last, going round at the end of the

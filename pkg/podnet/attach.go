@@ -218,6 +218,9 @@ func (w wiring) wirePod(ctx context.Context, mac net.HardwareAddr) error {
 	}
 	addr := w.pod.Address
 	var reqs []rtnl.Request
+	if w.ipv6 && (w.inherits || !addr.IPv6.IsValid()) {
+		reqs = append(reqs, rtnl.SetLink(index, rtnl.LinkChange{NoAutoAddress: true}))
+	}
 	if addr.IPv6.IsValid() {
 		if err := w.setIPv6(w.ns, w.pod.IfName); err != nil {
 			return err
@@ -227,15 +230,10 @@ func (w wiring) wirePod(ctx context.Context, mac net.HardwareAddr) error {
 		// with parameters which aren't the defaults.
 		reqs = append(reqs, rtnl.AddAddr(index, netip.PrefixFrom(linkLocal(mac), 64), dataplane.LinkScope))
 	}
-	if n := w.Network; n.ipv6 && (n.inherits || !addr.IPv6.IsValid()) {
-		reqs = append([]rtnl.Request{rtnl.SetLink(index, rtnl.LinkChange{NoAutoAddress: true})}, reqs...)
-	}
 	for _, a := range addr.Addrs() {
 		reqs = append(reqs, rtnl.AddAddr(index, single(a), dataplane.Universe))
 	}
-	for _, r := range podRoutes(gatewaysFor(addr), index) {
-		reqs = append(reqs, rtnl.AddRoute(r))
-	}
+	reqs = append(reqs, rtnl.Requests(podRoutes(gatewaysFor(addr), index), rtnl.AddRoute)...)
 	return w.inside.Do(ctx, reqs...)
 }
 
@@ -294,10 +292,7 @@ func (w wiring) wireHost(ctx context.Context, index int) error {
 	}
 	first := len(reqs)
 	routes := w.hostRoutes(addr, w.pod.NodeAddrs, index)
-	for _, r := range routes {
-		reqs = append(reqs, rtnl.AddRoute(r))
-	}
-	results := w.handle.Each(ctx, reqs...)
+	results := w.handle.Each(ctx, append(reqs, rtnl.Requests(routes, rtnl.AddRoute)...)...)
 	// A source that isn't an address of the host is invalid, and is then left out.
 	for i, r := range routes {
 		if r.Source.IsValid() && errors.Is(results[first+i], rtnl.ErrInvalid) {

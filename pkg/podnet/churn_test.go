@@ -75,7 +75,7 @@ func TestConcurrentAttachAndDetachUnderChurn(t *testing.T) {
 	podBefore := lines(state(t, all[0].ns))
 	stop := churn(t, n.host, 2)
 
-	// What the node's record would say: every pod is there before it is attached.
+	// record is as the node's record: every pod is there before it is attached.
 	var mu sync.Mutex
 	record := map[string]podnet.Wired{}
 	want := func(context.Context) ([]podnet.Wired, error) {

@@ -74,7 +74,7 @@ func TestEndOfAClientIsNoRepair(t *testing.T) {
 	}
 }
 
-// What tenants chose for their clients doesn't keep the node from dropping forged sources.
+// Destinations that tenants chose for their clients don't keep the node from dropping forged sources.
 func TestSourceGuardComesFirst(t *testing.T) {
 	n := newNode(t)
 	a, b, c := netip.MustParseAddr("192.0.2.0"), netip.MustParseAddr("192.0.2.7"), netip.MustParseAddr("192.0.2.255")

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -156,19 +157,33 @@ func beingMade(l rtnl.Link) bool {
 	return l.Group == dataplane.LinkGroup && strings.HasPrefix(l.Name, namePrefix) && !l.Up && l.Alias == "" && len(l.AltNames) == 0
 }
 
-// Recover removes the links of Attaches that were killed before they labelled them, and returns all attachments,
-// as List does, and how many links it removed. No Attach may be in progress.
-func (n *Network) Recover(ctx context.Context) (found []Found, removed int, err error) {
+// Recovered has the findings of Recover.
+type Recovered struct {
+	// Found are all attachments, as List returns them.
+	Found []Found
+	// Unfinished counts the removed links.
+	Unfinished int
+	// Strays are the routes of the pod table to links that are no attachment's, such as links whose alias was lost.
+	// Sync deletes these routes.
+	Strays []string
+}
+
+// Recover removes the links of Attaches that were killed before they labelled them. No Attach may be in progress.
+func (n *Network) Recover(ctx context.Context) (r Recovered, err error) {
 	links, err := n.handle.Veths(ctx)
 	if err != nil {
-		return nil, 0, fmt.Errorf("list attached pods: %w", err)
+		return r, fmt.Errorf("list attached pods: %w", err)
 	}
 	unfinished := slices.DeleteFunc(slices.Clone(links), func(l rtnl.Link) bool { return !beingMade(l) })
 	if err := errors.Join(n.removeLinks(ctx, unfinished)...); err != nil {
-		return nil, 0, fmt.Errorf("remove unfinished links: %w", err)
+		return r, fmt.Errorf("remove unfinished links: %w", err)
 	}
-	found, err = n.attachments(ctx, links)
-	return found, len(unfinished), err
+	r.Unfinished = len(unfinished)
+	var others map[int][]netip.Addr
+	if r.Found, others, err = n.attachments(ctx, links); err == nil {
+		r.Strays, err = n.strays(ctx, others)
+	}
+	return r, err
 }
 
 // Found is an attachment that was found in the kernel.
@@ -209,16 +224,18 @@ func (n *Network) List(ctx context.Context) ([]Found, error) {
 	if err != nil {
 		return nil, fmt.Errorf("list attached pods: %w", err)
 	}
-	return n.attachments(ctx, links)
+	found, _, err := n.attachments(ctx, links)
+	return found, err
 }
 
-// attachments returns the attachments that have one of the links.
-func (n *Network) attachments(ctx context.Context, links []rtnl.Link) ([]Found, error) {
+// attachments returns the attachments that have one of the links, and the destinations that the pod table routes to other
+// links.
+func (n *Network) attachments(ctx context.Context, links []rtnl.Link) (found []Found, others map[int][]netip.Addr, err error) {
 	addrs := map[int][]netip.Addr{}
 	for _, family := range []dataplane.Family{dataplane.IPv4, dataplane.IPv6} {
 		routes, err := n.handle.Routes(ctx, family, n.opts.PodTable, n.opts.Protocol)
 		if err != nil {
-			return nil, fmt.Errorf("list attached pods: %w", err)
+			return nil, nil, fmt.Errorf("list attached pods: %w", err)
 		}
 		for _, r := range routes {
 			if r.Dst.IsSingleIP() {
@@ -226,46 +243,34 @@ func (n *Network) attachments(ctx context.Context, links []rtnl.Link) ([]Found, 
 			}
 		}
 	}
-	var found []Found
 	for _, l := range links {
 		if pool, id, ok := parseAlias(l.Alias); ok {
 			found = append(found, Found{
 				ID: id, Pool: pool, HostIfName: l.Name, HostIfIndex: l.Index, Unlabelled: !labelled(l, id), Addresses: addrs[l.Index],
 			})
+			delete(addrs, l.Index)
 		}
 	}
 	slices.SortFunc(found, func(a, b Found) int { return a.HostIfIndex - b.HostIfIndex })
-	return found, nil
+	return found, addrs, nil
 }
 
-// Strays returns the routes of the pod table to links that are no attachment's, such as
-// those whose alias was lost. Sync deletes them. found are attachments that List has found: their
-// links aren't looked at again.
-func (n *Network) Strays(ctx context.Context, found []Found) ([]string, error) {
-	attached := make(map[int]bool, len(found))
-	for _, f := range found {
-		attached[f.HostIfIndex] = true
-	}
+// strays describes routes by links that may be no attachment's.
+func (n *Network) strays(ctx context.Context, routes map[int][]netip.Addr) ([]string, error) {
 	var strays []string
-	for _, family := range []dataplane.Family{dataplane.IPv4, dataplane.IPv6} {
-		routes, err := n.handle.Routes(ctx, family, n.opts.PodTable, n.opts.Protocol)
+	for _, index := range slices.Sorted(maps.Keys(routes)) {
+		l, err := n.handle.LinkByIndex(ctx, index)
+		if errors.Is(err, rtnl.ErrNotExist) {
+			continue // it took the routes along
+		}
 		if err != nil {
 			return nil, fmt.Errorf("list pod routes: %w", err)
 		}
-		for _, r := range routes {
-			if attached[r.Link] {
-				continue
-			}
-			l, err := n.handle.LinkByIndex(ctx, r.Link)
-			if errors.Is(err, rtnl.ErrNotExist) {
-				continue // it took the route along
-			}
-			if err != nil {
-				return nil, fmt.Errorf("list pod routes: %w", err)
-			}
-			if _, _, ok := parseAlias(l.Alias); !ok {
-				strays = append(strays, fmt.Sprintf("%s with the route to %s: its alias %q is not of a pod", l.Name, r.Dst.Addr(), l.Alias))
-			}
+		if _, _, ok := parseAlias(l.Alias); ok {
+			continue
+		}
+		for _, dst := range routes[index] {
+			strays = append(strays, fmt.Sprintf("%s with the route to %s: its alias %q is not of a pod", l.Name, dst, l.Alias))
 		}
 	}
 	return strays, nil

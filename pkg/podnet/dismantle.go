@@ -67,7 +67,7 @@ func named(l rtnl.Link) bool {
 }
 
 // Dismantle removes the links of traces, the routes to pods and the rules of the node, and tells
-// each thing that it removed. Links of other plugins only lose their alias. It goes on after a
+// each object that it removed. Links of other plugins only lose their alias. It goes on after a
 // failure and can be repeated; without anything to remove it does nothing.
 func (n *Network) Dismantle(ctx context.Context, traces []Trace, removed func(what string)) error {
 	var errs []error

@@ -143,7 +143,7 @@ func TestAttachTwice(t *testing.T) {
 	}
 }
 
-// What belongs to somebody else stays, and the error names it.
+// An object of somebody else stays, and the error names it.
 func TestForeignObjectsInTheWay(t *testing.T) {
 	for _, c := range []struct {
 		name string

@@ -13,8 +13,8 @@ import (
 	"github.com/coil-net/coil/pkg/testkit/netnstest"
 )
 
-// Frames as a pod sends them that may open packet sockets. What only the one at the other end would look
-// at, such as the checksums of UDP, isn't filled in.
+// Frames as a pod sends them that may open packet sockets. Fields that only the one at the other end would look
+// at, such as the checksums of UDP, aren't filled in.
 
 // forger is the source of such frames, by which they are told from those of the pod's kernel.
 var forger = net.HardwareAddr{2, 0, 0, 0, 0, 0x99}

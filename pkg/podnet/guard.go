@@ -21,9 +21,9 @@ import (
 )
 
 // Guard makes the host's ruleset what it should be. With Options.SourceGuard pods send from their own
-// addresses only: those that the host's routes lead to, so that nothing has to be done for a single
+// addresses only: the host's routes say which these are, so that nothing has to be done for a single
 // pod. Clients of Egresses have the guards that GuardClient gave them. Guards of links that are gone
-// are removed. The result counts what was missing, not this removal.
+// are removed. The result counts missing objects, not this removal.
 func (n *Network) Guard(ctx context.Context) (dataplane.Result, error) {
 	n.clients.mu.Lock()
 	defer n.clients.mu.Unlock()
@@ -72,28 +72,18 @@ func (o Options) guards(p Pod) bool { return o.SourceGuard && !p.Unguarded }
 // WatchGuard begins to watch for changes of the rule.
 func (n *Network) WatchGuard() (*nft.Watch, error) { return n.guard.Watch() }
 
-// Dropped are packets of pods that the host's ruleset dropped since it was made, by family.
-type Dropped struct {
-	// Forged had sources that weren't the pods', PastTunnel were for destinations of Egresses.
-	Forged, PastTunnel map[dataplane.Family]uint64
-}
-
-// Dropped returns how many packets were dropped; nothing without rules.
-func (n *Network) Dropped(ctx context.Context) (Dropped, error) {
-	d := Dropped{Forged: map[dataplane.Family]uint64{}, PastTunnel: map[dataplane.Family]uint64{}}
+// Dropped returns how many packets of pods the host's ruleset dropped since it was made, by counter and family:
+// ruleset.Forged, whose sources weren't the pods', and ruleset.PastTunnel, for destinations of Egresses. Without rules
+// the counters have no family.
+func (n *Network) Dropped(ctx context.Context) (map[string]map[dataplane.Family]uint64, error) {
+	dropped := map[string]map[dataplane.Family]uint64{ruleset.Forged: {}, ruleset.PastTunnel: {}}
 	counters, err := n.guard.Counters(ctx)
-	if err != nil {
-		return d, err
-	}
 	for _, c := range counters {
-		switch name, family := dataplane.CutFamily(c.Name); name {
-		case ruleset.Forged:
-			d.Forged[family] = c.Packets
-		case ruleset.PastTunnel:
-			d.PastTunnel[family] = c.Packets
+		if name, family := dataplane.CutFamily(c.Name); dropped[name] != nil {
+			dropped[name][family] = c.Packets
 		}
 	}
-	return d, nil
+	return dropped, err
 }
 
 // clientGuards are the guards of pods that use Egresses, by the index of the host's end of their links.

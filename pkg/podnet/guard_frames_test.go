@@ -16,6 +16,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
+	"github.com/coil-net/coil/pkg/plan/ruleset"
 	"github.com/coil-net/coil/pkg/podnet"
 	"github.com/coil-net/coil/pkg/testkit"
 	"github.com/coil-net/coil/pkg/testkit/netnstest"
@@ -276,7 +277,7 @@ func TestGuardedFrames(t *testing.T) {
 				}
 				counters, err := n.Dropped(context.WithoutCancel(t.Context()))
 				sum := uint64(0)
-				for _, packets := range counters.Forged {
+				for _, packets := range counters[ruleset.Forged] {
 					sum += packets
 				}
 				if err == nil && sum != drops {

@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/coil-net/coil/pkg/plan/ruleset"
 	"github.com/coil-net/coil/pkg/podnet"
 	"github.com/coil-net/coil/pkg/testkit"
 	"github.com/coil-net/coil/pkg/testkit/netnstest"
@@ -32,7 +33,7 @@ func eachGuard(t *testing.T, test func(t *testing.T, n node, guard bool)) {
 // noneDropped says that the guard had nothing to do.
 func (n node) noneDropped(t *testing.T) {
 	t.Helper()
-	for family, packets := range testkit.Must(n.Dropped(t.Context()))(t).Forged {
+	for family, packets := range testkit.Must(n.Dropped(t.Context()))(t)[ruleset.Forged] {
 		if packets > 0 {
 			t.Errorf("the guard dropped %d packets of %s", packets, family)
 		}
@@ -82,7 +83,7 @@ func exchange(from, to *netnstest.NS, at netip.AddrPort, size int) error {
 	return nil
 }
 
-// What nodes and pods do with each other goes on: kubelet's probes, a DNS cache of the node at a
+// Traffic between nodes and pods goes on: kubelet's probes, a DNS cache of the node at a
 // link-local address, fragments, and errors of ICMP in both directions.
 func TestGuardLetsPodsWork(t *testing.T) {
 	eachGuard(t, func(t *testing.T, n node, _ bool) {
@@ -262,8 +263,8 @@ func TestGuardOfSecondLink(t *testing.T) {
 	})
 }
 
-// What a pod says about the addresses of others teaches its node nothing, neither about other links nor
-// about the pod's own; without the guard, ARP does.
+// A pod's messages about the addresses of others teach its node nothing, neither about other links nor
+// about the pod's own; without the guard, those of ARP do.
 func TestGuardKeepsNeighboursRight(t *testing.T) {
 	eachGuard(t, func(t *testing.T, n node, guard bool) {
 		p1, pod1 := newPod(t, 1, true, true)

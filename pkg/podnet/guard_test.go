@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/coil-net/coil/pkg/dataplane"
+	"github.com/coil-net/coil/pkg/plan/ruleset"
 	"github.com/coil-net/coil/pkg/podnet"
 	"github.com/coil-net/coil/pkg/testkit"
 	"github.com/coil-net/coil/pkg/testkit/netnstest"
@@ -94,7 +95,7 @@ func TestSourceGuard(t *testing.T) {
 			t.Errorf("a pod speaks for %s", a)
 		}
 	}
-	dropped := testkit.Must(n.Dropped(t.Context()))(t).Forged
+	dropped := testkit.Must(n.Dropped(t.Context()))(t)[ruleset.Forged]
 	if dropped[dataplane.IPv4] != 2 || dropped[dataplane.IPv6] != 3 {
 		t.Errorf("dropped %v", dropped)
 	}
@@ -122,7 +123,7 @@ func TestSourceGuard(t *testing.T) {
 		}
 		return nil
 	})
-	if after := testkit.Must(n.Dropped(t.Context()))(t).Forged; after[dataplane.IPv6] != dropped[dataplane.IPv6] || after[dataplane.IPv4] != dropped[dataplane.IPv4] {
+	if after := testkit.Must(n.Dropped(t.Context()))(t)[ruleset.Forged]; after[dataplane.IPv6] != dropped[dataplane.IPv6] || after[dataplane.IPv4] != dropped[dataplane.IPv4] {
 		t.Errorf("dropped %v, before it was %v", after, dropped)
 	}
 }
@@ -172,7 +173,7 @@ func TestUnguarded(t *testing.T) {
 	}
 }
 
-// Who removes the guard is noticed, and it comes back; switched off, it goes, and nothing else.
+// The removal of the guard is noticed, and it comes back; switched off, it goes, and nothing else.
 func TestSourceGuardIsWatched(t *testing.T) {
 	n := newNode(t)
 	told := make(chan struct{}, 100)

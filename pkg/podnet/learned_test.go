@@ -86,7 +86,7 @@ var (
 	autoconf  = netip.MustParsePrefix("2001:db8:5::/64")
 )
 
-// What a pod advertises says nothing to the host, whatever the host's parameters say.
+// Router advertisements of a pod say nothing to the host, whatever the host's parameters say.
 func TestPodsAreNoRouters(t *testing.T) {
 	off := func(key string) func(t *testing.T, n node) {
 		return func(t *testing.T, n node) { setSysctl(t, n.host, "ipv6/conf/"+key, "0") }
@@ -125,8 +125,8 @@ func TestPodsAreNoRouters(t *testing.T) {
 	}
 }
 
-// What pods taught the host while their links accepted it, as those of earlier versions do, is
-// removed, though forwarding is restored first; and nothing of others is.
+// Routes and addresses that pods taught the host while their links accepted advertisements, as those of earlier
+// versions do, are removed, though forwarding is restored first; and nothing of others is.
 func TestMendLinksUnlearns(t *testing.T) {
 	n := newNode(t)
 	p, pod := newPod(t, 1, false, true)
@@ -239,7 +239,7 @@ func forgeARP(t *testing.T, pod *netnstest.NS, count int) {
 	}))
 }
 
-// What can't be read of IPv6 keeps nobody from forwarding IPv4.
+// Routes of IPv6 that can't be read keep nobody from forwarding IPv4.
 func TestForwardWithoutRoutesOfIPv6(t *testing.T) {
 	n := newNode(t)
 	setSysctl(t, n.host, "ipv4/ip_forward", "0")

@@ -16,9 +16,9 @@ import (
 	"github.com/coil-net/coil/pkg/kernel/sysctl"
 )
 
-// Mended counts what MendLinks restored on the host's ends of links.
+// Mended counts the objects that MendLinks restored on the host's ends of links.
 type Mended struct {
-	// Links are those that were down or lacked alias, alternative name, group or MAC
+	// Links were down or lacked alias, alternative name, group or MAC
 	// address.
 	Links int
 	// Addresses are gateways.
@@ -275,8 +275,8 @@ func (n *Network) Label(ctx context.Context, f Found) error {
 	return nil
 }
 
-// unlearn removes from the host what pods made by router advertisements, as of a time when their
-// links accepted them, and counts it: default routers, prefixes on the link and addresses. links
+// unlearn removes from the host the objects that pods made by router advertisements, as of a time when their
+// links accepted them, and counts them: default routers, prefixes on the link and addresses. links
 // are the host's veths, addrs all its addresses.
 func (n *Network) unlearn(ctx context.Context, links []rtnl.Link, addrs []rtnl.Addr) (int, error) {
 	pods := map[int]bool{}

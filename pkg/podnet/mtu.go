@@ -105,7 +105,7 @@ func (n *Network) UplinkChanged(l rtnl.Link) bool {
 
 // resize gives both ends of a link an MTU. The pod's end keeps a smaller one that it doesn't
 // share with the host's: it was set in the pod, by a chained plugin for example. A link whose
-// pod's namespace isn't known or is gone keeps what it has; the result is then false.
+// pod's namespace isn't known or is gone keeps its MTU; the result is then false.
 func (n *Network) resize(ctx context.Context, p Pod, l rtnl.Link, mtu int) (bool, error) {
 	if p.Netns == "" {
 		return false, nil

@@ -1,5 +1,5 @@
 // Package podnet attaches pods to the node's network, one at a time, and finds
-// what is attached.
+// attached ones.
 //
 // It owns the veths whose alias starts with "COIL:", the addresses and parameters of
 // both of their ends, and the routes of the pod table. All that a pod has is made in
@@ -58,7 +58,7 @@ type Options struct {
 	CompatCalico bool
 	// MTU is that of pods; 0 is that of the node's uplinks, see DetectMTU.
 	MTU int
-	// SourceGuard drops what pods send from addresses that aren't theirs.
+	// SourceGuard drops packets of pods from addresses that aren't theirs.
 	SourceGuard bool
 	// Netns is the path of the host's network namespace; empty is the one that
 	// the process was started in.
@@ -86,7 +86,7 @@ func (o Options) Validate() error {
 	return errors.Join(errs...)
 }
 
-// Pod is what Attach needs to know of a pod.
+// Pod has the facts about a pod that Attach needs.
 type Pod struct {
 	attachment.ID
 	// Netns is the path of the pod's network namespace.
@@ -140,7 +140,7 @@ func (p Pod) validate() error {
 	return errors.Join(append(errs, p.Address.Validate(), p.NodeAddrs.Validate())...)
 }
 
-// Attachment is what Attach made.
+// Attachment has the names and numbers of the objects that Attach made.
 type Attachment struct {
 	// HostIfName and HostIfIndex are of the host's end.
 	HostIfName  string
@@ -230,7 +230,7 @@ func New(o Options) (*Network, error) {
 // tell its own changes from those of others. It is closed by Close.
 func (n *Network) Handle() *rtnl.Handle { return n.handle }
 
-// Close gives up what the Network holds open; the pods stay attached. No call
+// Close closes the Network's descriptors; the pods stay attached. No call
 // may be in progress.
 func (n *Network) Close() error {
 	n.handle.Close()

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -176,7 +177,7 @@ func TestPreparedLinkLeavesNothing(t *testing.T) {
 	}
 }
 
-// What a killed process prepared for pods that nobody asks for again is removed at the
+// Links that a killed process prepared for pods that nobody asks for again are removed at the
 // next start, and nothing else.
 func TestRecover(t *testing.T) {
 	n := newNode(t)
@@ -199,8 +200,12 @@ func TestRecover(t *testing.T) {
 		n.mustPrepare(t, other)
 	}
 	for _, want := range []int{3, 0} {
-		if _, got, err := n.Recover(t.Context()); got != want || err != nil {
-			t.Errorf("removed %d, %v; want %d", got, err, want)
+		r, err := n.Recover(t.Context())
+		if err != nil || r.Unfinished != want {
+			t.Errorf("removed %d, %v; want %d", r.Unfinished, err, want)
+		}
+		if len(r.Strays) != 2 || !strings.HasPrefix(r.Strays[0], s.HostIfName+" with the route to ") {
+			t.Errorf("stray routes: %q, want those of %s", r.Strays, s.HostIfName)
 		}
 	}
 	mustBeAsBefore(t, "on the host", before, state(t, n.host))

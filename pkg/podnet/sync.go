@@ -15,8 +15,8 @@ import (
 	"github.com/coil-net/coil/pkg/kernel/sysctl"
 )
 
-// Rules makes the node's rules as they should be: those that look the pods' addresses up
-// in the pod table, and unassigned ones after it.
+// Rules makes the node's rules as they should be: of each family one that looks the pods' addresses up
+// in the pod table, and one after it for unassigned addresses.
 func (n *Network) Rules(ctx context.Context) (dataplane.Result, error) {
 	res, err := n.rules.Sync(ctx, n.wantedRules())
 	if err != nil {
@@ -62,7 +62,7 @@ func (n *Network) Forward(ctx context.Context) (changed bool, err error) {
 }
 
 // keepAdvertised returns the parameters that keep the routes of uplinks which were learned by router
-// advertisements. A host that forwards ignores these, and forgets what it learned, unless
+// advertisements. A host that forwards ignores these, and forgets the routes, unless
 // accept_ra is 2. A pod is no router, whatever it advertised.
 func (n *Network) keepAdvertised(ctx context.Context) ([]sysctl.Setting, error) {
 	routes, err := n.handle.Routes(ctx, dataplane.IPv6, unix.RT_TABLE_MAIN, unix.RTPROT_RA)
@@ -89,8 +89,8 @@ func (n *Network) keepAdvertised(ctx context.Context) ([]sysctl.Setting, error) 
 // Sync makes the routes to all pods as they should be. want returns the pods; it is
 // called after the kernel was read, so that a pod which is recorded before it is
 // attached keeps its routes. A pod whose link has no index yet keeps the routes that
-// it has. It goes on after a failure; the Result counts what was changed and the
-// error joins what couldn't be.
+// it has. It goes on after a failure; the Result counts the changes and the
+// error joins the failures.
 func (n *Network) Sync(ctx context.Context, want func(context.Context) ([]Wired, error)) (dataplane.Result, error) {
 	attaching := map[netip.Addr]bool{}
 	result, err := n.routes.SyncFunc(ctx, func(ctx context.Context) ([]dataplane.Route, error) {
@@ -107,7 +107,7 @@ func (n *Network) Sync(ctx context.Context, want func(context.Context) ([]Wired,
 }
 
 // wantedRoutes returns the routes to pods, and adds to attaching the addresses
-// of those that have no link yet.
+// of pods that have no link yet.
 func (n *Network) wantedRoutes(ctx context.Context, pods []Wired, attaching map[netip.Addr]bool) ([]dataplane.Route, error) {
 	clear(attaching)
 	local := map[netip.Addr]bool{} // the nodes' addresses that are this host's

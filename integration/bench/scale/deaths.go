@@ -243,9 +243,7 @@ func (w *routersWorld) Service(context.Context, types.NamespacedName, bool) (*co
 }
 
 // Routers implements egress.Cluster.
-func (w *routersWorld) Routers(types.NamespacedName) ([]client.Router, error) {
-	return w.routers, nil
-}
+func (w *routersWorld) Routers(types.NamespacedName) []client.Router { return w.routers }
 
 // Client implements egress.Network, as do the next four.
 func (w *routersWorld) Client(_ context.Context, at store.Netns, c client.Client) (clientnet.Outcome, error) {

@@ -38,7 +38,7 @@ type Options struct {
 	Egress  *v2.Egress
 	Service *corev1.Service // of the Egress, nil if there is none
 	// Routers are those of the Egress as they are now.
-	Routers func() ([]client.Router, error)
+	Routers func() []client.Router
 	// Repaired is told what was not as it was made, and Event what an Event would say.
 	Repaired func(clientnet.Outcome)
 	Event    func(format string, args ...any)
@@ -118,7 +118,7 @@ func (c cluster) Service(_ context.Context, name types.NamespacedName, _ bool) (
 
 func (cluster) HostNetwork(context.Context, types.NamespacedName) (bool, error) { return false, nil }
 
-func (c cluster) Routers(types.NamespacedName) ([]client.Router, error) { return c.o.Routers() }
+func (c cluster) Routers(types.NamespacedName) []client.Router { return c.o.Routers() }
 
 func (c cluster) Eventf(_, _ runtime.Object, _, _, _, note string, args ...any) {
 	c.o.Event(note, args...)

@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sync/errgroup"
 	"k8s.io/klog/v2"
 
-	"github.com/coil-net/coil/pkg/dataplane"
+	"github.com/coil-net/coil/pkg/plan/ruleset"
 	"github.com/coil-net/coil/pkg/reconcile/upkeep"
 )
 
@@ -111,8 +111,8 @@ func (c droppedCollector) Collect(ch chan<- prometheus.Metric) {
 	if err != nil {
 		return
 	}
-	for desc, packets := range map[*prometheus.Desc]map[dataplane.Family]uint64{forgedPackets: dropped.Forged, pastTunnelPackets: dropped.PastTunnel} {
-		for f, n := range packets {
+	for counter, desc := range map[string]*prometheus.Desc{ruleset.Forged: forgedPackets, ruleset.PastTunnel: pastTunnelPackets} {
+		for f, n := range dropped[counter] {
 			ch <- prometheus.MustNewConstMetric(desc, prometheus.CounterValue, float64(n), f.String())
 		}
 	}

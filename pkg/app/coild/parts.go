@@ -56,7 +56,7 @@ func (d *daemon) makeParts() {
 	}
 }
 
-// Del implements restore.Detacher.
+// Del takes an attachment down, whatever there is of it.
 func (d *daemon) Del(ctx context.Context, id attachment.ID) error {
 	for _, p := range d.parts {
 		if p.forget != nil {

@@ -195,7 +195,7 @@ func closing(ctx context.Context, do func() error) {
 func (d *daemon) compose(ctx context.Context) error {
 	d.metrics = reconcile.NewMetrics(d.registry)
 	d.repairs = reconcile.NewRepairs(d.registry, d.reportRepairs, slices.Collect(maps.Keys(d.kinds))...)
-	d.restorer = &restore.Restorer{Store: d.store, Detacher: d, Queue: delqueue.New(d.delQueueDir()), Lives: d.lives}
+	d.restorer = &restore.Restorer{Store: d.store, Detach: d.Del, Queue: delqueue.New(d.delQueueDir()), Lives: d.lives}
 	for _, p := range d.parts {
 		if err := p.compose(ctx); err != nil {
 			return err

@@ -124,7 +124,7 @@ func (c *Controller) OnClaim(tell func(pool string)) { c.tellClaim = tell }
 // noteClaim keeps a pool from being carved from as soon as a claim is seen, before its turn comes. A claim of a block
 // that the pool doesn't have says nothing about others, nor one that is repeated because another node has the block.
 func (c *Controller) noteClaim(r *v2.BlockRequest) {
-	if r.Spec.Claim == "" || r.DeletionTimestamp != nil || has(r, v2.BlockRequestComplete) || has(r, v2.BlockRequestFailed) {
+	if r.Spec.Claim == "" || r.DeletionTimestamp != nil || r.TrueCondition(v2.BlockRequestComplete) != nil || r.TrueCondition(v2.BlockRequestFailed) != nil {
 		return
 	}
 	if pool := c.pools.Find(r.Spec.PoolName); pool != nil {

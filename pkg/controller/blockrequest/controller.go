@@ -262,12 +262,12 @@ func (c *Controller) forget(name string) {
 
 func (c *Controller) sync(ctx context.Context, name string) error {
 	r := c.requests.Find(name)
-	if r == nil || r.DeletionTimestamp != nil || has(r, v2.BlockRequestFailed) {
+	if r == nil || r.DeletionTimestamp != nil || r.TrueCondition(v2.BlockRequestFailed) != nil {
 		c.forget(name)
 		return nil
 	}
 	w := c.workOf(r)
-	if has(r, v2.BlockRequestComplete) {
+	if r.TrueCondition(v2.BlockRequestComplete) != nil {
 		if err := c.dropSurplus(ctx, r, w.made); err != nil {
 			return err
 		}
@@ -340,14 +340,4 @@ func (c *Controller) setCondition(r *v2.BlockRequest, t v2.BlockRequestCondition
 		Type: t, Status: corev1.ConditionTrue, Reason: reason, Message: message,
 		LastProbeTime: now, LastTransitionTime: now,
 	}}
-}
-
-// has says whether a condition of a request is True.
-func has(r *v2.BlockRequest, t v2.BlockRequestConditionType) bool {
-	for _, c := range r.Status.Conditions {
-		if c.Type == t && c.Status == corev1.ConditionTrue {
-			return true
-		}
-	}
-	return false
 }

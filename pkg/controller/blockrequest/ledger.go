@@ -92,7 +92,7 @@ func (l *ledger) account(pool string) *account {
 func (l *ledger) see(b *v2.AddressBlock) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.blocks.hold(b.Name, rangesOf(b))
+	l.blocks.hold(b.Name, ipam.Prefixes(b.IPv4, b.IPv6))
 	if pool, index, ok := pools.SplitBlockName(b.Name); ok {
 		a := l.account(pool)
 		a.taken[index] = struct{}{}
@@ -395,7 +395,7 @@ func (l *ledger) found(b *v2.AddressBlock) {
 	_, taken := a.taken[index]
 	_, marked := a.marks[index]
 	if !taken || marked {
-		l.mark(pool, index, b.Labels[v2.LabelNode], rangesOf(b))
+		l.mark(pool, index, b.Labels[v2.LabelNode], ipam.Prefixes(b.IPv4, b.IPv6))
 	}
 }
 
@@ -432,18 +432,4 @@ func (l *ledger) forget(pool string) {
 		return
 	}
 	a.uid, a.last = "", -1
-}
-
-// rangesOf returns the prefixes of a block that can be understood.
-func rangesOf(b *v2.AddressBlock) []netip.Prefix {
-	var ps []netip.Prefix
-	for _, cidr := range []*string{b.IPv4, b.IPv6} {
-		if cidr == nil {
-			continue
-		}
-		if p, err := netip.ParsePrefix(*cidr); err == nil {
-			ps = append(ps, p.Masked())
-		}
-	}
-	return ps
 }

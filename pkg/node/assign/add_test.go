@@ -77,7 +77,7 @@ func TestAddTwiceIsOneAddress(t *testing.T) {
 	b.mustAgree(t, "c1")
 }
 
-// What completes the network of a pod comes when all else is done, each time, and undoes all when it
+// Finish, which completes the network of a pod, comes when all else is done, each time, and undoes all when it
 // fails.
 func TestAddFinishes(t *testing.T) {
 	b := newBench(t)

@@ -27,7 +27,6 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
-	"sync"
 	"time"
 
 	"k8s.io/klog/v2"
@@ -38,6 +37,7 @@ import (
 	"github.com/coil-net/coil/pkg/node"
 	"github.com/coil-net/coil/pkg/podnet"
 	"github.com/coil-net/coil/pkg/store"
+	"github.com/coil-net/coil/pkg/syncmap"
 )
 
 // Blocks supplies blocks; see package blocks.
@@ -100,13 +100,13 @@ type Assigner struct {
 	flight flight
 
 	removals *removals
-	short    sync.Map // names of pools that had no address for the last ADD
+	short    syncmap.Map[string, bool] // pools that had no address for the last ADD, by name
 
-	unlisted suspects // by the runtime's GC
-	unlinked suspects // in the kernel
-	// linkless are the attachments that keep their addresses without a link: attachment.ID to the index
-	// that the link had. An ADD may make another one.
-	linkless sync.Map
+	unlisted suspects // the runtime's GC doesn't list them
+	unlinked suspects // the kernel has no link of theirs
+	// linkless has the index of the lost link for attachments that keep their addresses without a link. An ADD may
+	// make another one.
+	linkless syncmap.Map[attachment.ID, int]
 }
 
 // New returns an Assigner. Nothing is detached completely before Run is called.

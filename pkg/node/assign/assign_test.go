@@ -300,7 +300,7 @@ func TestWired(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	b.linkless.Store(alloc.ID, alloc.HostIfIndex)
+	b.linkless.Set(alloc.ID, alloc.HostIfIndex)
 	got, err := b.Wired(t.Context())
 	if err != nil || len(got) != 1 || got[0].ContainerID != "c1" || got[0].HostIfIndex == 0 {
 		t.Errorf("%+v, %v; want the pod that has its link", got, err)

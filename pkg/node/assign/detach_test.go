@@ -180,7 +180,7 @@ func TestAddWaitsForTheLinkOfItsID(t *testing.T) {
 	b.mustAgree(t, "c1")
 }
 
-// What comes while links are removed is removed together.
+// Links whose DELs come while others are removed are removed together.
 func TestLinksAreRemovedInGroups(t *testing.T) {
 	b := newBench(t)
 	for _, c := range []string{"c1", "c2", "c3", "c4"} {

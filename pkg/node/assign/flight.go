@@ -18,9 +18,8 @@ type flight struct {
 type call struct {
 	done   chan struct{}
 	cancel context.CancelCauseFunc // nil for a DEL
-	// settled is closed, by settle, when all is done but the removal of the link.
+	// settled is closed when all is done but the removal of the link.
 	settled chan struct{}
-	settle  func()
 	// holders counts the step itself and the removal that it has left: it is over when both are.
 	holders int // guarded by flight.mu
 }
@@ -83,22 +82,17 @@ func (f *flight) enter(ctx context.Context, id attachment.ID, cancel context.Can
 // beginLocked begins a step; f.mu is held.
 func (f *flight) beginLocked(id attachment.ID, cancel context.CancelCauseFunc) (leave func()) {
 	c := &call{done: make(chan struct{}), settled: make(chan struct{}), cancel: cancel, holders: 1}
-	c.settle = sync.OnceFunc(func() { close(c.settled) })
 	f.calls[id] = c
 	return func() { f.leave(id, c, true) }
 }
 
 // removing keeps the step that runs for id running until done is called: the removal of the
-// link goes on in the background. Nothing else is left of a DEL then; an ADD may wire the pod
-// again, as one whose sandbox was made again.
+// link goes on in the background.
 func (f *flight) removing(id attachment.ID) (done func()) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	c := f.calls[id]
 	c.holders++
-	if c.cancel == nil {
-		c.settle()
-	}
 	return func() { f.leave(id, c, false) }
 }
 
@@ -112,7 +106,7 @@ func (f *flight) leave(id attachment.ID, c *call, step bool) {
 		delete(f.calls, id)
 		close(c.done)
 	case step:
-		c.settle()
+		close(c.settled)
 	}
 }
 

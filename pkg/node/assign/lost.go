@@ -4,35 +4,18 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"sync"
 	"time"
 
 	"k8s.io/klog/v2"
 
 	"github.com/coil-net/coil/pkg/attachment"
 	"github.com/coil-net/coil/pkg/store"
+	"github.com/coil-net/coil/pkg/syncmap"
 )
 
-// suspects are attachments that seemed lost, and since when: attachment.ID to time.Time. One is released
-// only when it still seems so at a later look.
-type suspects struct{ sync.Map }
-
-// confirm says whether id has seemed lost for long enough at the time now, and
-// remembers that it seems so.
-func (s *suspects) confirm(id attachment.ID, now time.Time, enough time.Duration) bool {
-	since, suspected := s.LoadOrStore(id, now)
-	return suspected && now.Sub(since.(time.Time)) >= enough
-}
-
-// forgetUnless deletes the attachments from a map that are not in keep.
-func forgetUnless(keep map[attachment.ID]bool, m *sync.Map) {
-	m.Range(func(id, _ any) bool {
-		if !keep[id.(attachment.ID)] {
-			m.Delete(id)
-		}
-		return true
-	})
-}
+// suspects has the times since when attachments have seemed lost. One is released only when it still seems so at a
+// later look.
+type suspects = syncmap.Map[attachment.ID, time.Time]
 
 // GC releases the attachments that the runtime doesn't list as valid and that are
 // older than the call. An attachment whose link still exists is released
@@ -68,7 +51,7 @@ func (a *Assigner) Sweep(ctx context.Context) error {
 
 // Linkless says whether an attachment keeps its address without a link: no route can lead to it.
 func (a *Assigner) Linkless(alloc store.Allocation) bool {
-	index, ok := a.linkless.Load(alloc.ID)
+	index, ok := a.linkless.Find(alloc.ID)
 	return ok && index == alloc.HostIfIndex
 }
 
@@ -77,7 +60,8 @@ func (a *Assigner) keep(ctx context.Context, alloc store.Allocation) bool {
 	if alloc.State != store.Attached || !a.cfg.Lives(alloc) {
 		return false
 	}
-	if index, known := a.linkless.Swap(alloc.ID, alloc.HostIfIndex); !known || index != alloc.HostIfIndex {
+	if !a.Linkless(alloc) {
+		a.linkless.Set(alloc.ID, alloc.HostIfIndex)
 		klog.FromContext(ctx).Info("A pod has lost its link, its address is kept", "pod", klog.KRef(alloc.Namespace, alloc.Name),
 			"containerID", alloc.ContainerID, "address", alloc.Address)
 		a.cfg.Warn("PodLinkMissing", "%s of pod %s/%s (container %s) is gone while its network namespace is there: the address %s is kept, delete the pod",
@@ -95,10 +79,12 @@ func (a *Assigner) releaseLost(ctx context.Context, seen *suspects, called time.
 	for _, alloc := range all {
 		recorded[alloc.ID] = true
 	}
-	forgetUnless(recorded, &seen.Map) // others were removed by a DEL
-	forgetUnless(recorded, &a.linkless)
+	// The others were removed by a DEL.
+	seen.DeleteFunc(func(id attachment.ID, _ time.Time) bool { return !recorded[id] })
+	a.linkless.DeleteFunc(func(id attachment.ID, _ int) bool { return !recorded[id] })
 	var errs []error
 	for _, alloc := range all {
+		since, suspected := seen.Find(alloc.ID)
 		switch {
 		case a.flight.busy(alloc.ID):
 			continue
@@ -108,7 +94,10 @@ func (a *Assigner) releaseLost(ctx context.Context, seen *suspects, called time.
 		case !isLost(alloc):
 			seen.Delete(alloc.ID)
 			continue
-		case !seen.confirm(alloc.ID, called, a.cfg.Suspicion):
+		case !suspected:
+			seen.Set(alloc.ID, called)
+			continue
+		case called.Sub(since) < a.cfg.Suspicion:
 			continue
 		case seen == &a.unlinked && a.keep(ctx, alloc):
 			continue

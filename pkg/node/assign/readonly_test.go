@@ -117,7 +117,7 @@ func TestDelWithoutWriting(t *testing.T) {
 	}
 }
 
-// What DEL couldn't take down it reports: the runtime must try again.
+// DEL reports an object that it couldn't take down: the runtime must try again.
 func TestDelWithoutWritingThatFails(t *testing.T) {
 	for _, method := range []string{"Withdraw", "RemoveAll"} {
 		t.Run(method, func(t *testing.T) {

@@ -66,20 +66,25 @@ func newRemovals() *removals {
 // when coild ends.
 func (q *removals) add(r *removal) {
 	q.mu.Lock()
-	defer q.mu.Unlock()
 	if q.pending[r.pool]++; q.pending[r.pool] == 1 {
 		q.idle[r.pool] = make(chan struct{})
 	}
-	q.pushLocked(r)
+	q.mu.Unlock()
+	q.push(r)
 }
 
-// pushLocked puts a removal into the queue; q.mu is held.
-func (q *removals) pushLocked(r *removal) {
-	if q.ended {
-		q.finishLocked(r, errEnding)
+// push puts a removal into the queue, or ends it when coild ends.
+func (q *removals) push(r *removal) {
+	q.mu.Lock()
+	ended := q.ended
+	if !ended {
+		q.queue = append(q.queue, r)
+	}
+	q.mu.Unlock()
+	if ended {
+		q.finish(r, errEnding)
 		return
 	}
-	q.queue = append(q.queue, r)
 	select {
 	case q.wake <- struct{}{}:
 	default:
@@ -90,23 +95,15 @@ func (q *removals) pushLocked(r *removal) {
 func (q *removals) again(r *removal) {
 	pause := min(minRetry<<min(r.tries, 16), maxRetry)
 	r.tries++
-	time.AfterFunc(pause, func() {
-		q.mu.Lock()
-		defer q.mu.Unlock()
-		q.pushLocked(r)
-	})
+	time.AfterFunc(pause, func() { q.push(r) })
 }
 
 // finish says that a removal is over.
 func (q *removals) finish(r *removal, err error) {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	q.finishLocked(r, err)
-}
-
-func (q *removals) finishLocked(r *removal, err error) {
 	r.tell(err)
 	r.leave()
+	q.mu.Lock()
+	defer q.mu.Unlock()
 	if q.pending[r.pool]--; q.pending[r.pool] == 0 {
 		close(q.idle[r.pool])
 		delete(q.pending, r.pool)
@@ -135,16 +132,16 @@ func (q *removals) take() []*removal {
 // end refuses further removals, and ends the removals that weren't begun.
 func (q *removals) end() {
 	q.mu.Lock()
-	defer q.mu.Unlock()
-	q.ended = true
-	for _, r := range q.queue {
-		q.finishLocked(r, errEnding)
+	left := q.queue
+	q.queue, q.ended = nil, true
+	q.mu.Unlock()
+	for _, r := range left {
+		q.finish(r, errEnding)
 	}
-	q.queue = nil
 }
 
-// settled waits until no link of a pool's address is being removed, or for ctx.
-func (q *removals) settled(ctx context.Context, pool string) {
+// settled waits, for a while, until no link of a pool's address is being removed.
+func (q *removals) settled(ctx context.Context, pool string, atMost time.Duration) {
 	q.mu.Lock()
 	idle := q.idle[pool]
 	q.mu.Unlock()
@@ -153,6 +150,7 @@ func (q *removals) settled(ctx context.Context, pool string) {
 	}
 	select {
 	case <-idle:
+	case <-time.After(atMost):
 	case <-ctx.Done():
 	}
 }

@@ -21,7 +21,7 @@ import (
 // If coild ends in between, there may be a link without a record: the next ADD or DEL of
 // the attachment finds it by its name.
 func (a *Assigner) begin(ctx context.Context, r node.AddRequest) (store.Allocation, *podnet.Link, error) {
-	if _, short := a.short.Load(r.Pool); short {
+	if a.short.Get(r.Pool) {
 		// A link that isn't needed costs the kernel more than the one that is.
 		alloc, err := a.reserve(ctx, r)
 		return alloc, nil, err
@@ -70,15 +70,16 @@ func (a *Assigner) reserve(ctx context.Context, r node.AddRequest) (store.Alloca
 		if req.Yield {
 			break
 		}
-		a.short.Store(r.Pool, true)
+		a.short.Set(r.Pool, true)
 		if noBlock = a.blocks.Ask(wait, r.Pool, generation); noBlock == nil {
 			continue
 		}
 		if ctx.Err() != nil {
 			return store.Allocation{}, context.Cause(ctx)
 		}
-		// No block to be had: an address that was freed just now is better than none.
-		a.awaitRemovals(ctx, r.Pool)
+		// No block to be had: an address that was freed just now is better than none. The pool may have addresses
+		// that are free but for their links.
+		a.removals.settled(ctx, r.Pool, a.cfg.UndoTimeout)
 		req.Yield = true
 	}
 	if errors.Is(noBlock, context.DeadlineExceeded) {
@@ -86,11 +87,4 @@ func (a *Assigner) reserve(ctx context.Context, r node.AddRequest) (store.Alloca
 			r.Pool, a.cfg.BlockTimeout)
 	}
 	return store.Allocation{}, unavailable{noBlock}
-}
-
-// awaitRemovals waits for addresses of a pool that are free but for their link.
-func (a *Assigner) awaitRemovals(ctx context.Context, pool string) {
-	ctx, cancel := context.WithTimeout(ctx, a.cfg.UndoTimeout)
-	defer cancel()
-	a.removals.settled(ctx, pool)
 }

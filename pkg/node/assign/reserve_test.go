@@ -98,7 +98,7 @@ func TestPreparedLinkIsDiscarded(t *testing.T) {
 	})
 }
 
-// What can't be prepared is made when the address is known.
+// A link that can't be prepared is made when the address is known.
 func TestAddWithoutPreparedLink(t *testing.T) {
 	b := newBench(t)
 	b.net.setFail("Prepare", errors.New("there is a link already"))

@@ -11,7 +11,7 @@ import (
 	"github.com/coil-net/coil/pkg/store"
 )
 
-// Past is what a process that starts knows of the processes before it.
+// Past has the facts about earlier processes that are known at the start.
 type Past struct {
 	// Usage are the blocks of the record.
 	Usage []store.Usage

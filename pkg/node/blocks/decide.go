@@ -10,7 +10,7 @@ import (
 // block before it has none free. Addresses of smaller blocks are precious.
 const askAheadSize = 16
 
-// held is what decide has to know of a block of one pool.
+// held has the facts about a block of one pool that decide needs.
 type held struct {
 	store.Usage
 	// usable blocks give new addresses.
@@ -29,7 +29,7 @@ func (h held) free() int { return h.Size() - h.Allocated - h.Cooling }
 
 func (h held) empty() bool { return h.Allocated == 0 && h.Cooling == 0 }
 
-// decision is what to do for one pool.
+// decision has the next steps for one pool.
 type decision struct {
 	ask     bool
 	release []string // names of blocks
@@ -62,11 +62,7 @@ func decide(blocks []held, waiting int, minAge time.Duration) decision {
 		if !b.empty() {
 			continue
 		}
-		if b.deleting {
-			d.release = append(d.release, b.Name)
-			continue
-		}
-		if b.surplus && !b.reserved && b.age >= minAge {
+		if b.deleting || b.surplus && !b.reserved && b.age >= minAge {
 			d.release = append(d.release, b.Name)
 			continue
 		}

@@ -99,7 +99,7 @@ func TestForeign(t *testing.T) {
 		if got := m.foreign(b); got != c.want {
 			t.Errorf("UID %q, created %s: foreign is %t", c.uid, c.created, got)
 		}
-		// What was claimed is the Node's at once, though the cache shows it as it was.
+		// A claimed block is the Node's at once, though the cache shows it as it was.
 		if err := m.claim(t.Context(), b); err != nil || m.foreign(b) {
 			t.Errorf("UID %q, created %s: foreign after it was claimed, %v", c.uid, c.created, err)
 		}
@@ -152,7 +152,7 @@ func TestBlockOfAnotherNodeIsWithdrawnWithTheLastPod(t *testing.T) {
 	exported("default-0")
 }
 
-// What is remembered of blocks that came and went is forgotten once the cache knows.
+// The manager forgets blocks that came and went once the cache knows.
 func TestBlocksThatWentAreForgotten(t *testing.T) {
 	client := fake.NewSimpleClientset()
 	blockCache := cache.NewIndexer(cache.MetaNamespaceKeyFunc, nil)

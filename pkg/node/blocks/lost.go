@@ -3,8 +3,6 @@ package blocks
 import (
 	"cmp"
 	"context"
-	"crypto/sha256"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -32,7 +30,7 @@ const (
 	maxClaimPause = 5 * time.Minute
 )
 
-// lostBlock is what is known of a recorded block with addresses in use that the API server doesn't
+// lostBlock has the facts about a recorded block with addresses in use that the API server doesn't
 // have for the node.
 type lostBlock struct {
 	pool string
@@ -50,7 +48,7 @@ type lostBlock struct {
 	final bool
 }
 
-// syncAllLost looks for all recorded blocks that the cache lacks: events don't tell of those that
+// syncAllLost looks for all recorded blocks that the cache lacks: events don't tell of blocks that
 // were lost while coild was away.
 func (m *Manager) syncAllLost(ctx context.Context, _ struct{}) error {
 	usage, err := m.record.Usage(ctx)
@@ -127,9 +125,7 @@ func (m *Manager) claimLost(ctx context.Context, u store.Usage, holder types.UID
 		l = lostBlock{pool: u.Pool, pause: minClaimPause}
 		m.lost.Set(u.Name, l)
 	}
-	due := !time.Now().Before(l.next) || l.holder != holder
-	first := l.next.IsZero()
-	if !due {
+	if time.Now().Before(l.next) && l.holder == holder {
 		return false, nil
 	}
 	spec, err := m.specOf(ctx, u.Pool)
@@ -140,6 +136,7 @@ func (m *Manager) claimLost(ctx context.Context, u store.Usage, holder types.UID
 	if err != nil {
 		return false, err
 	}
+	first := l.next.IsZero()
 	l.request, l.next, l.holder, l.spec, l.final = made.Name, time.Now().Add(l.pause), holder, spec, false
 	m.lost.Set(u.Name, l)
 	if !fresh {
@@ -212,7 +209,7 @@ func (m *Manager) Missing() int {
 
 // vanished makes the node not use a block of the cache that the API server doesn't have any more.
 // The cache needn't learn of that: the watch of a server whose etcd was restored from a backup may go
-// on without events for what was lost.
+// on without events for lost blocks.
 func (m *Manager) vanished(ctx context.Context, b *v2.AddressBlock) error {
 	live, err := m.live(ctx, b)
 	if live != nil || err != nil {
@@ -229,10 +226,4 @@ func (m *Manager) takeBack(b *v2.AddressBlock) {
 	if m.unsure.Get(b.UID) == nil && b.Annotations[v2.AnnotationDisowned] != string(m.cfg.NodeUID) {
 		m.gone.Delete(b.UID)
 	}
-}
-
-// claimName is the name of the BlockRequest that claims a block: a node has one for each at a time.
-func claimName(node string, uid types.UID, block string) string {
-	sum := sha256.Sum256([]byte(node + "/" + string(uid) + "/" + block))
-	return readableName(block, node) + "-" + hex.EncodeToString(sum[:4]) + "-claim"
 }

@@ -10,7 +10,7 @@
 //	open                     wait
 //	Complete, block cached   delete the request; the block is recorded and told of
 //	Complete, block unknown  wait for the cache; if the block is gone, delete the request
-//	Failed                   tell who waits why, delete the request
+//	Failed                   tell the waiting callers why, delete the request
 //
 // A recorded block that doesn't exist any more while pods have addresses of it is claimed
 // by a BlockRequest of its own; see syncLost.
@@ -24,6 +24,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -43,7 +44,7 @@ import (
 	"github.com/coil-net/coil/pkg/syncmap"
 )
 
-// Record is what the manager needs of the node's record; see store.Store.
+// Record is the node's record, as far as the manager needs it; see store.Store.
 type Record interface {
 	SetBlocks(ctx context.Context, blocks []store.Block) error
 	ForgetBlock(ctx context.Context, name string) error
@@ -56,7 +57,7 @@ type Exporter interface {
 	Export(ctx context.Context, blocks []routes.HeldBlock) error
 }
 
-// Config is what the manager needs to know.
+// Config has the settings of a Manager, and the questions that it asks of others.
 type Config struct {
 	// NodeName, NodeUID and NodeCreated are of the Node that asks and holds.
 	NodeName    string
@@ -100,7 +101,7 @@ type Manager struct {
 	news   *waiters
 	asked  asked
 
-	exportMu sync.Mutex // orders exports: reading what is held, and writing it
+	exportMu sync.Mutex // orders exports: reading the held blocks, and writing their routes
 
 	// By name of a block. The first four are of recorded blocks; see forget.
 	since    syncmap.Map[string, time.Time] // when it was first seen
@@ -114,9 +115,8 @@ type Manager struct {
 	unsure  syncmap.Map[types.UID, *v2.AddressBlock] // those of gone whose release has an unknown outcome
 	claimed syncmap.Map[types.UID, bool]             // made the Node's, though maybe not yet in the cache
 
-	mu        sync.Mutex // guards the next two
-	withdrawn bool       // the Node is gone, or another machine's: nothing is exported
-	stale     bool       // what is exported doesn't yet agree with withdrawn
+	withdrawn atomic.Bool // the Node is gone, or another machine's: nothing is exported
+	failed    atomic.Bool // the last export of Withdraw failed
 }
 
 // New returns a manager that isn't running. The informers are those of AddressBlocks
@@ -167,7 +167,7 @@ func (m *Manager) Generation(pool string) uint64 { return m.news.generation(pool
 
 // Ask asks for one more block of a pool and waits. It returns nil when there is
 // news since the given generation that makes it worth to look for an address
-// again, a *Refused when the pool gives none, or the error of ctx.
+// again, the refusal when the pool gives none, or the error of ctx.
 func (m *Manager) Ask(ctx context.Context, pool string, since uint64) error {
 	err := m.news.wait(ctx, pool, since, func() { m.supply.Add(pool) })
 	if err != nil {
@@ -190,7 +190,7 @@ func (m *Manager) Changed(pool string) { m.supply.AddAfter(pool, settle) }
 // Usable returns the names of the node's blocks that give addresses of a pool, in
 // the order in which they should be used up.
 func (m *Manager) Usable(pool string) []string {
-	if m.isWithdrawn() {
+	if m.withdrawn.Load() {
 		return nil
 	}
 	var names []string
@@ -207,7 +207,7 @@ func (m *Manager) usable(b *v2.AddressBlock) bool {
 	return b.DeletionTimestamp == nil && !reserved(b) && !m.foreign(b) && m.standing(b) == granted
 }
 
-// standing is what a block is to the request that it was made for.
+// standing is the relation of a block to the request that it was made for.
 type standing int
 
 const (
@@ -221,8 +221,8 @@ func (m *Manager) standing(b *v2.AddressBlock) standing {
 	if uid == "" {
 		return granted
 	}
-	if answer, ok := m.asked.answer(uid); ok {
-		if answer == b.Name {
+	if h, ok := m.asked.handled.Find(uid); ok {
+		if h.answer == b.Name {
 			return granted
 		}
 		return surplus
@@ -264,7 +264,7 @@ func Recorded(b *v2.AddressBlock) (store.Block, error) {
 
 // syncPool brings requests and blocks of one pool in order.
 func (m *Manager) syncPool(ctx context.Context, pool string) error {
-	if m.isWithdrawn() {
+	if m.withdrawn.Load() {
 		return reconcile.Later(m.cfg.StatusInterval) // requests and blocks are the machine's that the Node is of
 	}
 	answered, open, err := m.answers(ctx, pool)
@@ -281,8 +281,8 @@ func (m *Manager) syncPool(ctx context.Context, pool string) error {
 	if err := m.takeAnswers(ctx, pool, answered); err != nil {
 		return err
 	}
-	// Read before the news is told: who waits now takes one of what is free now, and if
-	// that is too little the next block is asked for meanwhile.
+	// Usage is read before the news is told: callers that wait now take addresses that are free now, and if
+	// these are too few the next block is asked for meanwhile.
 	usage, err := m.record.Usage(ctx)
 	if err != nil {
 		return err
@@ -326,7 +326,7 @@ func (m *Manager) syncPool(ctx context.Context, pool string) error {
 	return nil
 }
 
-// intake records the blocks of a pool, and exports those that are new in the cache. A block that
+// intake records the blocks of a pool, and exports them if one is new in the cache. A block that
 // can't be understood or recorded must not keep the others from use. unsettled is why it isn't known yet
 // whose a block is, or one couldn't be given back: to be tried again.
 func (m *Manager) intake(ctx context.Context, pool string) (unsettled, err error) {
@@ -387,7 +387,7 @@ func (m *Manager) offer(hs []held) bool {
 	return news
 }
 
-// held joins what is known of the blocks of a pool. young says that one of them
+// held joins the facts about the blocks of a pool. young says that one of them
 // is empty but too young to be released.
 func (m *Manager) held(pool string, usage []store.Usage) (hs []held, young bool) {
 	byName := map[string]store.Usage{}

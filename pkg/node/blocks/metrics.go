@@ -27,9 +27,8 @@ const scrapeTimeout = 2 * time.Second
 
 // collector reads the record at each scrape, so that it is never out of date.
 type collector struct {
-	ctx     context.Context // a scrape has none of its own
-	record  Record
-	timeout time.Duration
+	ctx    context.Context // a scrape has none of its own
+	record Record
 	// reading has an item while the record is read: on a disk that hangs, scrapes don't pile up.
 	reading chan struct{}
 }
@@ -37,17 +36,13 @@ type collector struct {
 // NewCollector returns the metrics of the node's addresses; they are read while
 // ctx lasts.
 func NewCollector(ctx context.Context, r Record) prometheus.Collector {
-	return newCollector(ctx, r, scrapeTimeout)
-}
-
-func newCollector(ctx context.Context, r Record, timeout time.Duration) collector {
-	return collector{ctx, r, timeout, make(chan struct{}, 1)}
+	return collector{ctx, r, make(chan struct{}, 1)}
 }
 
 // usage reads the record. SQLite is never interrupted, so that a reading may outlast the
 // scrape that began it.
 func (c collector) usage() ([]store.Usage, error) {
-	ctx, cancel := context.WithTimeout(c.ctx, c.timeout)
+	ctx, cancel := context.WithTimeout(c.ctx, scrapeTimeout)
 	defer cancel()
 	select {
 	case c.reading <- struct{}{}:

@@ -4,7 +4,7 @@ import (
 	"context"
 	"sync/atomic"
 	"testing"
-	"time"
+	"testing/synctest"
 
 	"github.com/prometheus/client_golang/prometheus"
 
@@ -25,22 +25,22 @@ func (h *hanging) Usage(context.Context) ([]store.Usage, error) {
 }
 
 func TestScrapesDontWaitForTheDisk(t *testing.T) {
-	h := &hanging{end: make(chan struct{})}
-	g := prometheus.NewRegistry()
-	c := newCollector(t.Context(), h, 10*time.Millisecond)
-	g.MustRegister(c)
-	for range 3 {
-		if _, err := g.Gather(); err == nil {
-			t.Error("a scrape of a record that can't be read has no error")
+	synctest.Test(t, func(t *testing.T) {
+		h := &hanging{end: make(chan struct{})}
+		g := prometheus.NewRegistry()
+		g.MustRegister(NewCollector(t.Context(), h))
+		for range 3 {
+			if _, err := g.Gather(); err == nil {
+				t.Error("a scrape of a record that can't be read has no error")
+			}
 		}
-	}
-	if n := h.reads.Load(); n != 1 {
-		t.Errorf("%d scrapes read the record at once", n)
-	}
-	close(h.end)
-	c.reading <- struct{}{} // the reading has ended
-	<-c.reading
-	if _, err := newCollector(t.Context(), h, time.Minute).usage(); err != nil {
-		t.Errorf("after the disk answers: %v", err)
-	}
+		if n := h.reads.Load(); n != 1 {
+			t.Errorf("%d scrapes read the record at once", n)
+		}
+		close(h.end)
+		synctest.Wait() // the reading has ended
+		if _, err := g.Gather(); err != nil {
+			t.Errorf("after the disk answers: %v", err)
+		}
+	})
 }

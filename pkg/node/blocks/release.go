@@ -81,7 +81,7 @@ func (m *Manager) makeSure(ctx context.Context, pool string) error {
 	return errors.Join(errs...)
 }
 
-// forgetGone forgets what is remembered of blocks that the cache doesn't have any more.
+// forgetGone forgets the blocks that the cache doesn't have any more.
 func (m *Manager) forgetGone() {
 	cached := map[types.UID]bool{}
 	for _, b := range m.blocks.All() {
@@ -151,12 +151,12 @@ func (m *Manager) live(ctx context.Context, b *v2.AddressBlock) (*v2.AddressBloc
 	return live, nil
 }
 
-// Export announces what the node holds, whatever was announced before.
+// Export announces the blocks that the node holds, and no others.
 func (m *Manager) Export(ctx context.Context) error {
 	m.exportMu.Lock()
 	defer m.exportMu.Unlock()
 	var held []routes.HeldBlock
-	if !m.isWithdrawn() {
+	if !m.withdrawn.Load() {
 		var err error
 		if held, err = m.allHeld(ctx); err != nil {
 			return err
@@ -165,7 +165,7 @@ func (m *Manager) Export(ctx context.Context) error {
 	return m.exporter.Export(ctx, held)
 }
 
-// allHeld are the recorded blocks of the cache, and those that only the record has as long as pods have
+// allHeld are the recorded blocks of the cache, and blocks that only the record has as long as pods have
 // addresses of them: without any, such a block may be another node's. Of a block with two ranges it is the
 // recorded one that pods have addresses of.
 func (m *Manager) allHeld(ctx context.Context) ([]routes.HeldBlock, error) {
@@ -202,30 +202,17 @@ func (m *Manager) Exported(usage []store.Usage) []routes.HeldBlock {
 	return held
 }
 
-// isWithdrawn says whether nothing may be announced, as Withdraw was told last.
-func (m *Manager) isWithdrawn() bool {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return m.withdrawn
-}
-
 // Withdraw stops announcing anything and giving blocks back, because the Node is gone or another
-// machine's, or starts again. Otherwise it exports
-// nothing: before coild has read the record it can't tell what it repairs by that.
+// machine's, or starts again. It exports nothing if neither is news, unless the last export failed: before coild has
+// read the record it can't tell what it repairs by that.
 func (m *Manager) Withdraw(ctx context.Context, withdraw bool) error {
-	m.mu.Lock()
-	m.stale = m.stale || m.withdrawn != withdraw
-	m.withdrawn = withdraw
-	stale := m.stale
-	m.mu.Unlock()
-	if !stale {
+	again := m.failed.Swap(false)
+	if m.withdrawn.Swap(withdraw) == withdraw && !again {
 		return nil
 	}
-	if err := m.Export(ctx); err != nil {
-		return err // and stale stays, for when it is tried again
+	err := m.Export(ctx)
+	if err != nil {
+		m.failed.Store(true)
 	}
-	m.mu.Lock()
-	m.stale = m.stale && m.withdrawn != withdraw
-	m.mu.Unlock()
-	return nil
+	return err
 }

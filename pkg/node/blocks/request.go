@@ -4,11 +4,11 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -20,23 +20,28 @@ import (
 	"github.com/coil-net/coil/pkg/syncmap"
 )
 
-// requestName is the name of a BlockRequest. The hash tells nodes and pools apart
-// whose names joined by hyphens are the same.
+// requestName is the name of a BlockRequest for a block of a pool.
 func requestName(node string, uid types.UID, pool string, sequence int) string {
-	sum := sha256.Sum256([]byte(node + "/" + string(uid) + "/" + pool))
-	return fmt.Sprintf("%s-%s-%d", readableName(pool, node), hex.EncodeToString(sum[:4]), sequence)
+	return fmt.Sprintf("%s-%d", namePrefix(node, uid, pool), sequence)
 }
 
-// readableName is the part of the name of a BlockRequest that is for people.
-func readableName(what, node string) string {
+// claimName is the name of the BlockRequest that claims a block: a node has one for each at a time.
+func claimName(node string, uid types.UID, block string) string {
+	return namePrefix(node, uid, block) + "-claim"
+}
+
+// namePrefix is the first part of the name of a node's BlockRequest about an object. The hash tells nodes and objects
+// apart whose names joined by hyphens are the same.
+func namePrefix(node string, uid types.UID, object string) string {
 	const maxReadable = 200
-	readable := what + "-" + node
-	return readable[:min(len(readable), maxReadable)]
+	readable := object + "-" + node
+	sum := sha256.Sum256([]byte(node + "/" + string(uid) + "/" + object))
+	return readable[:min(len(readable), maxReadable)] + "-" + hex.EncodeToString(sum[:4])
 }
 
-// asked is what the node remembers of its BlockRequests beyond the cache, which
+// asked has the facts about the node's BlockRequests beyond the cache, which
 // lags behind: the next sequence, the request that the cache doesn't show yet, and
-// those that it still shows though they are dealt with.
+// requests that it still shows though they are dealt with.
 type asked struct {
 	sequence syncmap.Map[string, int] // by pool
 	latest   syncmap.Map[string, latest]
@@ -84,13 +89,6 @@ func (a *asked) done(r *v2.BlockRequest) {
 	}
 }
 
-// sawOpen says that a request has no answer yet.
-func (a *asked) sawOpen(uid types.UID) {
-	if !a.isOwn(uid) {
-		a.own.Set(uid, "")
-	}
-}
-
 // isOwn says whether a request is one of own.
 func (a *asked) isOwn(uid types.UID) bool {
 	_, ok := a.own.Find(uid)
@@ -102,13 +100,6 @@ func (a *asked) gaveBack(block string) {
 	a.own.DeleteFunc(func(_ types.UID, b string) bool { return b == block })
 }
 
-// answer returns the block that answered a request; ok is false for a request that isn't
-// dealt with.
-func (a *asked) answer(uid types.UID) (block string, ok bool) {
-	h, ok := a.handled.Find(uid)
-	return h.answer, ok
-}
-
 // isLatest says whether a request is one that the cache doesn't show yet.
 func (a *asked) isLatest(pool string, uid types.UID) bool {
 	l := a.latest.Get(pool)
@@ -118,7 +109,7 @@ func (a *asked) isLatest(pool string, uid types.UID) bool {
 // unseen says whether the cache doesn't show the latest request of a pool yet.
 func (a *asked) unseen(pool string) bool { return a.latest.Get(pool).unseen() }
 
-// forget forgets the requests for a pool but those that the cache still shows. The next one may get
+// forget forgets the requests for a pool, unless the cache may not show the latest yet. The next one may get
 // a name again that is taken, and is skipped then.
 func (a *asked) forget(pool string) {
 	if !a.unseen(pool) {
@@ -154,7 +145,7 @@ func (m *Manager) request(ctx context.Context, pool string) error {
 		switch {
 		case apierrors.IsInvalid(err):
 			// The name of the pool comes from an annotation: it may be anything.
-			m.news.tell(pool, &Refused{Pool: pool, Reason: v2.ReasonPoolInvalid, Message: fmt.Sprintf("%q can't be the name of an AddressPool: %v", pool, err)})
+			m.news.tell(pool, fmt.Errorf("%q can't be the name of an AddressPool: %w", pool, err))
 			return nil
 		case err != nil:
 			return fmt.Errorf("create BlockRequest %s: %w", r.Name, err)
@@ -244,7 +235,7 @@ func mayGive(p *v2.AddressPool) bool {
 }
 
 func isAnswered(r *v2.BlockRequest) bool {
-	return condition(r, v2.BlockRequestComplete) != nil || condition(r, v2.BlockRequestFailed) != nil
+	return r.TrueCondition(v2.BlockRequestComplete) != nil || r.TrueCondition(v2.BlockRequestFailed) != nil
 }
 
 // deleteRequest deletes an answered request; another of the same name stays.
@@ -265,10 +256,10 @@ func (m *Manager) answers(ctx context.Context, pool string) (answered []*v2.Bloc
 		if r.Spec.PoolName != pool || r.Spec.NodeName != m.cfg.NodeName || m.asked.answered(pool, r) {
 			continue
 		}
-		if !isAnswered(r) {
-			m.asked.sawOpen(r.UID)
+		if !isAnswered(r) && !m.asked.isOwn(r.UID) {
+			m.asked.own.Set(r.UID, "")
 		}
-		arrived := condition(r, v2.BlockRequestFailed) != nil
+		arrived := r.TrueCondition(v2.BlockRequestFailed) != nil
 		if !arrived {
 			if arrived, err = m.arrived(ctx, r); err != nil {
 				return nil, false, err
@@ -286,7 +277,7 @@ func (m *Manager) answers(ctx context.Context, pool string) (answered []*v2.Bloc
 // one that isn't would be given back.
 func (m *Manager) takeAnswers(ctx context.Context, pool string, answered []*v2.BlockRequest) error {
 	for _, r := range answered {
-		failed := condition(r, v2.BlockRequestFailed)
+		failed := r.TrueCondition(v2.BlockRequestFailed)
 		faultpoint.At(faultpoint.BlockSeen)
 		if err := m.deleteRequest(ctx, r); err != nil {
 			return err
@@ -303,7 +294,7 @@ func (m *Manager) takeAnswers(ctx context.Context, pool string, answered []*v2.B
 			continue
 		}
 		if failed != nil {
-			m.news.tell(pool, &Refused{Pool: pool, Reason: failed.Reason, Message: failed.Message})
+			m.news.tell(pool, errors.New(failed.Message)) // a sentence for people that names the pool
 			m.forgetPool(pool)
 		}
 	}
@@ -314,7 +305,7 @@ func (m *Manager) takeAnswers(ctx context.Context, pool string, answered []*v2.B
 // there, or never comes because it is another's: nobody has to wait for it any more.
 func (m *Manager) arrived(ctx context.Context, r *v2.BlockRequest) (bool, error) {
 	name := r.Status.AddressBlockName
-	if name == "" || condition(r, v2.BlockRequestComplete) == nil {
+	if name == "" || r.TrueCondition(v2.BlockRequestComplete) == nil {
 		return false, nil
 	}
 	if m.blocks.Find(name) != nil {
@@ -329,14 +320,4 @@ func (m *Manager) arrived(ctx context.Context, r *v2.BlockRequest) (bool, error)
 	}
 	// Otherwise its event will come.
 	return live.Labels[v2.LabelNode] != m.cfg.NodeName || live.Labels[v2.LabelRequest] != string(r.UID), nil
-}
-
-// condition returns the condition of a type that is True, or nil.
-func condition(r *v2.BlockRequest, t v2.BlockRequestConditionType) *v2.BlockRequestCondition {
-	for i, c := range r.Status.Conditions {
-		if c.Type == t && c.Status == corev1.ConditionTrue {
-			return &r.Status.Conditions[i]
-		}
-	}
-	return nil
 }

@@ -20,6 +20,8 @@ import (
 	"github.com/coil-net/coil/pkg/testkit"
 )
 
+var errRefused = errors.New("no block for this node")
+
 // A pool was deleted by force while pods had addresses of its block 0, and made again with another
 // subnet. The node goes on with other blocks until these pods have ended.
 func TestDisputedBlock(t *testing.T) {
@@ -104,7 +106,7 @@ func TestPauseOfRefusedPool(t *testing.T) {
 			t.Errorf("a pause of %s without a refusal", pause)
 		}
 		for i, want := range []time.Duration{30 * time.Second, time.Minute, 2 * time.Minute, 4 * time.Minute, 8 * time.Minute, 15 * time.Minute, 15 * time.Minute} {
-			w.tell("default", &Refused{Pool: "default"})
+			w.tell("default", errRefused)
 			_, pause := w.state("default")
 			if pause < want || pause > want+want/4 {
 				t.Errorf("refusal %d: a pause of %s, want %s and up to a quarter more", i, pause, want)
@@ -114,12 +116,12 @@ func TestPauseOfRefusedPool(t *testing.T) {
 				t.Errorf("refusal %d: the pause doesn't end: %s", i, pause)
 			}
 		}
-		w.tell("default", &Refused{Pool: "default"})
+		w.tell("default", errRefused)
 		w.tell("default", nil)
 		if _, pause := w.state("default"); pause != 0 {
 			t.Errorf("a pause of %s after a block came", pause)
 		}
-		w.tell("default", &Refused{Pool: "default"})
+		w.tell("default", errRefused)
 		if _, pause := w.state("default"); pause > 38*time.Second {
 			t.Errorf("a pause of %s at the first refusal since a block came", pause)
 		}
@@ -183,7 +185,7 @@ func TestExhaustedPoolIsLookedAt(t *testing.T) {
 	}
 }
 
-// Who waits is in no pause.
+// A caller that waits is in no pause.
 func TestWaiterAsksRefusedPool(t *testing.T) {
 	b := runAged(t, time.Minute, map[string]int{"default-0": 30}, newBlock("default", 0))
 	testkit.Eventually(t, 5*time.Second, "the node asks ahead, and is refused", func() error {
@@ -247,7 +249,7 @@ func TestRefusedPoolsAreForgotten(t *testing.T) {
 	})
 }
 
-// Who was told doesn't count as waiting, even before it goes on: nothing more is asked for it.
+// A caller that was told doesn't count as waiting, even before it goes on: nothing more is asked for it.
 func TestWhoWasToldDoesNotWait(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWaiters()
@@ -266,7 +268,7 @@ func TestWhoWasToldDoesNotWait(t *testing.T) {
 			t.Errorf("%d wait, want the one that isn't told yet", n)
 		}
 		n := w.pools["default"]
-		w.tell("default", &Refused{Pool: "default"})
+		w.tell("default", errRefused)
 		if n.waiting != 0 {
 			t.Errorf("%d wait after all were told", n.waiting)
 		}

@@ -7,18 +7,6 @@ import (
 	"time"
 )
 
-// Refused says why a node gets no block of a pool.
-type Refused struct {
-	Pool string
-	// Reason is that of the condition Failed of a BlockRequest.
-	Reason string
-	// Message is a sentence for people that names the pool.
-	Message string
-}
-
-// Error is the message.
-func (e *Refused) Error() string { return e.Message }
-
 // waiters counts the callers that wait for a block of each pool, and tells them of news.
 //
 // News has a generation. A caller passes the generation that it knew before it
@@ -93,7 +81,7 @@ func (w *waiters) hasRefused(pool string) bool {
 	return n != nil && n.pause > 0
 }
 
-// postpone begins the next pause of a pool, which isn't news to those who wait, and returns it.
+// postpone begins the next pause of a pool, which isn't news to the callers that wait, and returns it.
 func (w *waiters) postpone(pool string) time.Duration {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -139,15 +127,13 @@ func (w *waiters) wait(ctx context.Context, pool string, since uint64, ask func(
 	ask()
 	select {
 	case <-changed:
-		w.mu.Lock()
-		defer w.mu.Unlock()
-		return n.refused
 	case <-ctx.Done():
-		w.mu.Lock()
-		defer w.mu.Unlock()
-		if n.changed == changed { // or it was told just now
-			n.waiting--
-		}
-		return ctx.Err()
 	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if n.changed != changed {
+		return n.refused
+	}
+	n.waiting--
+	return ctx.Err()
 }

@@ -1,7 +1,7 @@
-// Package cleanup removes from a node what Coil has put there, when Coil leaves it.
+// Package cleanup removes Coil's objects from a node, when Coil leaves it.
 //
 // It owns the order of that, and the decision whether it may be: not while coild runs, and not
-// from under pods. What bears none of Coil's marks stays. It must not know of Kubernetes' API:
+// from under pods. Objects without a mark of Coil's stay. It must not know of Kubernetes' API:
 // AddressBlocks go with their pool or their Node.
 package cleanup
 
@@ -54,7 +54,7 @@ type Config struct {
 	Out io.Writer
 }
 
-// ErrInUse: coild runs, or pods need what would be removed. Nothing was removed.
+// ErrInUse: coild runs, or pods need the objects that would be removed. Nothing was removed.
 var ErrInUse = errors.New("nothing was removed")
 
 // run is one cleanup.
@@ -162,8 +162,8 @@ func (r *run) pods(ctx context.Context) (ended map[attachment.ID]bool, names map
 	return ended, names
 }
 
-// all does the removal: first nothing new may come, then nothing be announced. What tells the next run
-// of pods that are left goes last.
+// all does the removal: first nothing new may come, then nothing be announced. The records that tell the next run of
+// pods that are left go last.
 func (r *run) all(ctx context.Context, traces []podnet.Trace) {
 	if r.CNIConfName != "" {
 		files, err := cniconf.Remove(r.CNIConfDir, r.CNIConfName)
@@ -236,7 +236,7 @@ func (r *run) file(path string) {
 	}
 }
 
-// folder removes a folder with what is in it.
+// folder removes a folder with its content.
 func (r *run) folder(path string) {
 	if _, err := os.Lstat(path); errors.Is(err, fs.ErrNotExist) {
 		return

@@ -214,12 +214,8 @@ func (m *Manager) use(ctx context.Context, namespace string, ref types.Namespace
 		if err != nil {
 			return client.Egress{}, nil, err
 		}
-		routers, err := m.cluster.Routers(ref)
-		if err != nil {
-			return client.Egress{}, nil, err
-		}
 		used := client.EgressOf(e, service)
-		used.Routers = slices.Clone(routers)
+		used.Routers = slices.Clone(m.cluster.Routers(ref))
 		m.cfg.Health.Mark(id, used.Name, used.Routers)
 		return used, nil, nil
 	}

@@ -58,7 +58,7 @@ type Cluster interface {
 	// HostNetwork says, of a pod of the API server, whether it has the network of its node.
 	HostNetwork(ctx context.Context, pod types.NamespacedName) (bool, error)
 	// Routers returns the routers of an Egress that a cache has.
-	Routers(name types.NamespacedName) ([]client.Router, error)
+	Routers(name types.NamespacedName) []client.Router
 }
 
 // Network works in network namespaces; see package clientnet. Its methods return clientnet.ErrGone if that isn't

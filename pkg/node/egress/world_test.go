@@ -127,10 +127,10 @@ func (w *world) HostNetwork(_ context.Context, pod types.NamespacedName) (bool, 
 	return w.host[pod.String()], err
 }
 
-func (w *world) Routers(name types.NamespacedName) ([]client.Router, error) {
+func (w *world) Routers(name types.NamespacedName) []client.Router {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	return w.routers[name.String()], nil
+	return w.routers[name.String()]
 }
 
 // works takes as long as work does in a namespace.

@@ -50,11 +50,8 @@ type Exporter struct {
 	repairs    Repairs
 
 	mu   sync.Mutex
-	last last // guarded by mu
+	last struct{ export, unassigned []dataplane.Route } // of each table after the last success; guarded by mu
 }
-
-// last has the routes of each table after the last success.
-type last struct{ export, unassigned []dataplane.Route }
 
 // New returns an exporter to two tables.
 func New(tables routes.ExportTables, export, unassigned Table, repairs Repairs) *Exporter {
@@ -94,7 +91,7 @@ func (e *Exporter) Export(ctx context.Context, blocks []routes.HeldBlock) error 
 	if _, err := e.unassigned.Sync(ctx, unassigned); err != nil {
 		return fmt.Errorf("guard unassigned addresses: %w", err)
 	}
-	e.last = last{export, unassigned}
+	e.last.export, e.last.unassigned = export, unassigned
 	return nil
 }
 

@@ -1,5 +1,5 @@
-// Package heal repeats coild's tasks of upkeep, so that what was lost or changed
-// behind its back comes back.
+// Package heal repeats coild's tasks of upkeep, so that objects which were lost or changed
+// behind its back come back.
 //
 // It owns when a task is run. It must not know what a task does.
 package heal

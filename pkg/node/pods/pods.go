@@ -1,8 +1,8 @@
-// Package pods keeps what the host has for all pods together as it should be: rules, kernel parameters, the host's ends
-// of the pods' links, and the routes to them.
+// Package pods keeps the host's objects for all pods together as they should be: rules, kernel parameters, the host's
+// ends of the pods' links, and the routes to them.
 //
-// It owns when that is compared with the kernel, and which of the changes are repairs. It must not know how the kernel
-// is written, nor who gives addresses.
+// It owns when they are compared with the kernel, and which of the changes are repairs. It must not know how the kernel
+// is written, nor how pods get their addresses.
 package pods
 
 import (
@@ -114,8 +114,8 @@ func (k *Keeper) Sync(ctx context.Context) error {
 	return errors.Join(k.Mend(ctx, true, k.Wired), k.Routes(ctx, true))
 }
 
-// Mend makes the rules, the host's parameters and the host's ends of the links of pods what they should be. What had to
-// be done counts as repair if it was done before.
+// Mend makes the rules, the host's parameters and the host's ends of the links of pods what they should be. With repair,
+// its changes count as repairs: all was as it should be before.
 func (k *Keeper) Mend(ctx context.Context, repair bool, pods Wired) error {
 	net := k.Network
 	forwarding, forwardErr := net.Forward(ctx)
@@ -137,7 +137,7 @@ func (k *Keeper) Mend(ctx context.Context, repair bool, pods Wired) error {
 	return errors.Join(forwardErr, mtuErr, ruleErr, linkErr)
 }
 
-// Routes makes the routes of all pods what they should be. A pod's routes come with the pod, so that those which are
+// Routes makes the routes of all pods what they should be. A pod's routes come with the pod, so that routes which are
 // added here were lost.
 func (k *Keeper) Routes(ctx context.Context, repair bool) error {
 	res, err := k.Network.Sync(ctx, k.Wired)

@@ -66,7 +66,7 @@ func newKeeper() (*Keeper, *network, *repairs) {
 	}, n, r
 }
 
-// What is missing was lost, unless coild hasn't served before.
+// A missing object was lost, unless coild hasn't served before.
 func TestRepairs(t *testing.T) {
 	k, _, r := newKeeper()
 	if err := errors.Join(k.Mend(t.Context(), false, k.Wired), k.Routes(t.Context(), false)); err != nil {

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 
 	"k8s.io/klog/v2"
 
@@ -59,9 +58,7 @@ func (r *Restorer) InLine(ctx context.Context, recorded []store.Allocation) erro
 	r.Fresh = false
 	klog.FromContext(ctx).Info("Record, kernel and blocks are in line", "blocks", len(held), "kept", rep.Kept,
 		"adopted", rep.Adopted, "takenDown", rep.TakenDown, "unfinished", rep.Unfinished, "outdated", rep.Outdated, "replayed", rep.Replayed)
-	if err := r.report(ctx, rep); err != nil {
-		return err
-	}
+	r.report(ctx, rep)
 	if rep.Adopted > 0 {
 		r.Adopted()
 	}
@@ -81,16 +78,12 @@ func (r *Restorer) served(all []store.Allocation) bool {
 }
 
 // report names, before routes are deleted, the objects that are not as they should be.
-func (r *Restorer) report(ctx context.Context, rep Report) error {
-	strays, err := r.Links.Strays(ctx, rep.Found)
-	if err != nil {
-		return err
-	}
+func (r *Restorer) report(ctx context.Context, rep Report) {
 	for _, f := range []struct {
 		reason, text string
 		items        []string
 	}{
-		{"LinkNotAdopted", "links that can't be adopted: %s", append(rep.Conflicts, strays...)},
+		{"LinkNotAdopted", "links that can't be adopted: %s", append(rep.Conflicts, rep.Strays...)},
 		{"AddressWithoutBlock", "pods have addresses that are in no AddressBlock of this node, replace them: %s", rep.Homeless},
 		{"BlockMissing", "AddressBlocks that are in use by pods but don't exist any more, they are claimed: %s", rep.MissingBlocks},
 	} {
@@ -103,24 +96,19 @@ func (r *Restorer) report(ctx context.Context, rep Report) error {
 		// One Event, since Events of one reason are counted rather than kept.
 		r.Warn(f.reason, f.text, enumerate(f.items))
 	}
-	return nil
 }
 
 // maxEnumeration keeps the note of an Event below what Kubernetes accepts, 1 kB.
 const maxEnumeration = 800
 
-// enumerate joins texts, as many as there is room for in an Event.
+// enumerate joins texts, of which there is one at least, as many as there is room for in an Event.
 func enumerate(items []string) string {
-	var b strings.Builder
-	for i, item := range items {
-		if i > 0 && b.Len()+len(item) > maxEnumeration {
-			fmt.Fprintf(&b, " and %d more, see the log", len(items)-i)
-			break
+	text := items[0]
+	for i, item := range items[1:] {
+		if len(text)+len(item) > maxEnumeration {
+			return fmt.Sprintf("%s and %d more, see the log", text, len(items)-1-i)
 		}
-		if i > 0 {
-			b.WriteString("; ")
-		}
-		b.WriteString(item)
+		text += "; " + item
 	}
-	return b.String()
+	return text
 }

@@ -138,7 +138,7 @@ func TestInLineFails(t *testing.T) {
 	}
 }
 
-// What the record had when the process began isn't read again.
+// The allocations that the record had when the process began aren't read again.
 func TestInLineTakesWhatWasRead(t *testing.T) {
 	n := newNode(t)
 	s := newSteps(n)

@@ -41,19 +41,12 @@ import (
 	"github.com/coil-net/coil/pkg/store"
 )
 
-// Detacher takes an attachment down, whatever there is of it.
-type Detacher interface {
-	Del(ctx context.Context, id attachment.ID) error
-}
-
 // Links lists the host's links of pods.
 type Links interface {
 	// Recover removes unfinished links, and returns all others, or an error; never a part.
-	Recover(ctx context.Context) (found []podnet.Found, removed int, err error)
+	Recover(ctx context.Context) (podnet.Recovered, error)
 	// Label makes an unlabelled link look like one that was attached by this version.
 	Label(ctx context.Context, f podnet.Found) error
-	// Strays returns routes to pods by links that weren't found.
-	Strays(ctx context.Context, found []podnet.Found) ([]string, error)
 }
 
 // Store is the node's record; see package store.
@@ -65,9 +58,10 @@ type Store interface {
 
 // Restorer implements the package's task.
 type Restorer struct {
-	Store    Store
-	Links    Links
-	Detacher Detacher
+	Store Store
+	Links Links
+	// Detach takes an attachment down, whatever there is of it.
+	Detach func(ctx context.Context, id attachment.ID) error
 	// Queue has the DELs that came while coild was away.
 	Queue delqueue.Queue
 	// Lives says whether the network namespace that an attachment was made in is there, as far as that can be
@@ -89,8 +83,8 @@ type Restorer struct {
 	Export func(context.Context) error
 	// Adopted is called when there are links that Mend hasn't looked at.
 	Adopted func()
-	// Guard makes the host's ruleset what it should be. The routes to pods are there: they say which addresses are
-	// whose. A node whose kernel can't have the ruleset is still a node.
+	// Guard makes the host's ruleset what it should be. The routes to pods are there: they say which addresses pods
+	// have. A node whose kernel can't have the ruleset is still a node.
 	Guard func(ctx context.Context, repair bool) error
 	// Warn records an Event about the Node.
 	Warn func(reason, format string, args ...any)
@@ -98,11 +92,11 @@ type Restorer struct {
 
 // Report has the findings of Restore, and counts its changes.
 type Report struct {
-	// Found are the attachments that the kernel has.
-	Found []podnet.Found
-	// Kept, Adopted and TakenDown count attachments, Unfinished links that were removed, Outdated records that the
-	// kernel contradicts, and Replayed queued DELs.
-	Kept, Adopted, TakenDown, Unfinished, Outdated, Replayed int
+	// Recovered is the state of the kernel at first.
+	podnet.Recovered
+	// Kept, Adopted and TakenDown count attachments, Outdated records that the kernel contradicts, and Replayed queued
+	// DELs.
+	Kept, Adopted, TakenDown, Outdated, Replayed int
 	// Conflicts are links whose addresses another attachment has, or that have none.
 	// They are left as they are.
 	Conflicts []string
@@ -124,7 +118,7 @@ func (r *Restorer) Restore(ctx context.Context, blocks []store.Block) (Report, e
 	if err != nil {
 		return rep, fmt.Errorf("list records: %w", err)
 	}
-	if rep.Found, rep.Unfinished, err = r.Links.Recover(ctx); err != nil {
+	if rep.Recovered, err = r.Links.Recover(ctx); err != nil {
 		return rep, fmt.Errorf("list links: %w", err)
 	}
 	found := rep.Found
@@ -176,7 +170,7 @@ func (r *Restorer) Restore(ctx context.Context, blocks []store.Block) (Report, e
 			rep.Kept++
 			continue
 		}
-		if err := r.Detacher.Del(ctx, a.ID); err != nil {
+		if err := r.Detach(ctx, a.ID); err != nil {
 			return rep, fmt.Errorf("take down %s of pod %s/%s: %w", a.Address, a.Namespace, a.Name, err)
 		}
 		faultpoint.At(faultpoint.RestoreDropped)
@@ -276,9 +270,6 @@ func (r *Restorer) recordBlocks(ctx context.Context, blocks []store.Block, rep *
 			klog.FromContext(ctx).Error(err, "Block can't be used", "block", b.Name)
 		}
 	}
-	if usage, err = r.Store.Usage(ctx); err != nil {
-		return nil, fmt.Errorf("list recorded blocks: %w", err)
-	}
 	known = slices.Clone(blocks)
 	for _, u := range usage {
 		if slices.ContainsFunc(blocks, func(b store.Block) bool { return b.Name == u.Name }) {
@@ -352,7 +343,7 @@ func (r *Restorer) Replay(ctx context.Context) (int, error) {
 			errs = append(errs, err)
 			continue
 		}
-		if err := r.Detacher.Del(ctx, rec.ID); err != nil {
+		if err := r.Detach(ctx, rec.ID); err != nil {
 			errs = append(errs, fmt.Errorf("queued deletion of container %s: %w", rec.ContainerID, err))
 			continue
 		}

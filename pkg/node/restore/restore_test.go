@@ -27,9 +27,9 @@ type links struct {
 	err    error
 }
 
-func (l *links) Strays(context.Context, []podnet.Found) ([]string, error) { return l.strays, nil }
-
-func (l *links) Recover(context.Context) ([]podnet.Found, int, error) { return l.found, 0, l.err }
+func (l *links) Recover(context.Context) (podnet.Recovered, error) {
+	return podnet.Recovered{Found: l.found, Strays: l.strays}, l.err
+}
 
 func (l *links) Label(_ context.Context, f podnet.Found) error {
 	if l.err != nil {
@@ -92,7 +92,7 @@ func newNode(t *testing.T) *node {
 	n := &node{t: t, store: s, links: &links{}, queue: delqueue.New(filepath.Join(t.TempDir(), "queue"))}
 	n.det = &detacher{store: s, links: n.links}
 	n.block = store.Block{Name: "default-0", Pool: "default", Block: ipam.Block{IPv4: netip.MustParsePrefix("10.1.0.0/29")}}
-	n.Restorer = &Restorer{Store: s, Links: n.links, Detacher: n.det, Queue: n.queue}
+	n.Restorer = &Restorer{Store: s, Links: n.links, Detach: n.det.Del, Queue: n.queue}
 	return n
 }
 
@@ -267,7 +267,7 @@ func TestPendingRecordOfAWholeLink(t *testing.T) {
 	}
 }
 
-// What can't be read is not absent: nothing may be freed because of it.
+// A link that can't be read is not absent: nothing may be freed because of it.
 func TestInterruptedListChangesNothing(t *testing.T) {
 	n := newNode(t)
 	addr := n.record("c1", store.Attached)

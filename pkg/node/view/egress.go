@@ -29,7 +29,7 @@ type EgressHandlers struct {
 	Namespace   func(string)
 }
 
-// Egresses are what pods need to use them. Its methods may be called concurrently.
+// Egresses has the objects that pods need to use Egresses. Its methods may be called concurrently.
 type Egresses struct {
 	nodeName   string
 	clients    kube.Clients
@@ -41,11 +41,8 @@ type Egresses struct {
 	routers    routers
 }
 
-// WatchEgresses returns what the pods of a node need to use Egresses.
+// WatchEgresses returns the Egresses of a node.
 func WatchEgresses(w *kube.Watches, clients kube.Clients, nodeName string, all *Namespaces, h EgressHandlers) *Egresses {
-	name := func(o metav1.Object) types.NamespacedName {
-		return types.NamespacedName{Namespace: o.GetNamespace(), Name: o.GetName()}
-	}
 	onNode := metadata(clients, pods, fields.OneTermEqualSelector("spec.nodeName", nodeName).String())
 	egresses, services := kube.EgressInformer(clients.Coil), kube.ServiceInformer(clients.Core, plan.RouterSelector())
 	// They have the labels of their Service.
@@ -55,9 +52,9 @@ func WatchEgresses(w *kube.Watches, clients kube.Clients, nodeName string, all *
 		egresses: kube.CacheOf[v2.Egress](egresses), services: kube.CacheOf[corev1.Service](services), endpoints: kube.CacheOf[discoveryv1.EndpointSlice](endpoints),
 	}
 	all.OnChange(h.Namespace)
-	w.Add(onNode, reconcile.Handler(func(p *metav1.PartialObjectMetadata) { h.Pod(name(p)) }))
+	w.Add(onNode, reconcile.Handler(func(p *metav1.PartialObjectMetadata) { h.Pod(cache.MetaObjectToName(p).AsNamespacedName()) }))
 	w.Add(egresses, egressHandler(h.Egress))
-	w.Add(services, reconcile.Handler(func(s *corev1.Service) { h.Egress(name(s)) }))
+	w.Add(services, reconcile.Handler(func(s *corev1.Service) { h.Egress(cache.MetaObjectToName(s).AsNamespacedName()) }))
 	w.Add(endpoints, reconcile.Handler(func(s *discoveryv1.EndpointSlice) {
 		egress := types.NamespacedName{Namespace: s.Namespace, Name: s.Labels[discoveryv1.LabelServiceName]}
 		e.routers.changed(egress)
@@ -68,7 +65,7 @@ func WatchEgresses(w *kube.Watches, clients kube.Clients, nodeName string, all *
 
 // egressHandler tells of an Egress when its clients have something to do.
 func egressHandler(changed func(types.NamespacedName)) cache.ResourceEventHandler {
-	return reconcile.ChangeHandler(func(e *v2.Egress) { changed(types.NamespacedName{Namespace: e.Namespace, Name: e.Name}) }, plan.SameEgress)
+	return reconcile.ChangeHandler(func(e *v2.Egress) { changed(cache.MetaObjectToName(e).AsNamespacedName()) }, plan.SameEgress)
 }
 
 // isPod says whether an object is the Pod that has a UID at the runtime; an empty one matches any.
@@ -77,7 +74,7 @@ func isPod(p *metav1.PartialObjectMetadata, uid string) bool {
 }
 
 // Pod returns a Pod of the node. One with another UID isn't it; an empty UID matches any.
-// With live, what the cache doesn't have is read from the API server, here and below; so is a Pod
+// With live, an object that the cache doesn't have is read from the API server, here and below; so is a Pod
 // without a UID, as long as there is an answer, for the cache may have a former one of its name.
 func (e *Egresses) Pod(ctx context.Context, pod store.Pod, live bool) (*metav1.PartialObjectMetadata, error) {
 	name := cache.NewObjectName(pod.Namespace, pod.Name).String()
@@ -149,12 +146,12 @@ func (e *Egresses) Service(ctx context.Context, name types.NamespacedName, live 
 }
 
 // Routers returns the routers of an Egress that its Service has, as far as known. They must not be changed.
-func (e *Egresses) Routers(name types.NamespacedName) ([]client.Router, error) {
-	return e.routers.get(name, func() ([]client.Router, error) {
+func (e *Egresses) Routers(name types.NamespacedName) []client.Router {
+	return e.routers.get(name, func() []client.Router {
 		lists := slices.DeleteFunc(e.endpoints.In(name.Namespace), func(s *discoveryv1.EndpointSlice) bool {
 			return s.Labels[discoveryv1.LabelServiceName] != name.Name
 		})
-		return client.RoutersOf(lists), nil
+		return client.RoutersOf(lists)
 	})
 }
 

@@ -26,7 +26,7 @@ type routers struct {
 
 // keptRouters are listed once, by the first caller of list.
 type keptRouters struct {
-	list  func() ([]client.Router, error)
+	list  func() []client.Router
 	until time.Time
 }
 
@@ -38,15 +38,11 @@ func (r *routers) changed(egress types.NamespacedName) {
 }
 
 // get returns the routers of an Egress, which must not be changed.
-func (r *routers) get(egress types.NamespacedName, list func() ([]client.Router, error)) ([]client.Router, error) {
-	all, err := r.entry(egress, list).list()
-	if err != nil {
-		r.changed(egress)
-	}
-	return all, err
+func (r *routers) get(egress types.NamespacedName, list func() []client.Router) []client.Router {
+	return r.entry(egress, list).list()
 }
 
-func (r *routers) entry(egress types.NamespacedName, list func() ([]client.Router, error)) keptRouters {
+func (r *routers) entry(egress types.NamespacedName, list func() []client.Router) keptRouters {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	k, found := r.known[egress]
@@ -56,10 +52,8 @@ func (r *routers) entry(egress types.NamespacedName, list func() ([]client.Route
 	if r.known == nil || !found && len(r.known) >= mostKept {
 		r.known = map[types.NamespacedName]keptRouters{}
 	}
-	k = keptRouters{until: time.Now().Add(keepRouters), list: sync.OnceValues(func() ([]client.Router, error) {
-		all, err := list()
-		return slices.Clone(all), err // the list may have been of many more
-	})}
+	// The list may have memory for many more.
+	k = keptRouters{until: time.Now().Add(keepRouters), list: sync.OnceValue(func() []client.Router { return slices.Clone(list()) })}
 	r.known[egress] = k
 	return k
 }

@@ -1,4 +1,4 @@
-// Package view is what coild knows of the cluster besides blocks: its own Node, the Namespaces, the node's pods, and
+// Package view has the objects of the cluster that coild reads besides blocks: its own Node, the Namespaces, the node's pods, and
 // the Egresses. Each is a set of watches that the part which needs it adds to the program's. A program watches nothing else,
 // and needs no right for it.
 //
@@ -83,10 +83,10 @@ func trim(obj any) (any, error) {
 	return kube.Strip(obj)
 }
 
-// liveTimeout bounds a read from the API server for what a cache doesn't have.
+// liveTimeout bounds a read from the API server of an object that a cache doesn't have.
 const liveTimeout = 5 * time.Second
 
-// orLive returns what a cache has of an object. With live, an object that the cache doesn't have is read from the API
+// orLive returns an object of a cache. With live, an object that the cache doesn't have is read from the API
 // server. One that isn't there is an error of apierrors.
 func orLive[T any](ctx context.Context, cached *T, live bool, kind, name string, read func(context.Context) (*T, error)) (*T, error) {
 	if cached != nil {
@@ -104,8 +104,8 @@ func orLive[T any](ctx context.Context, cached *T, live bool, kind, name string,
 	return cached, nil
 }
 
-// staleTimeout bounds a read of what a cache has that may be of an earlier time: without the API
-// server, pods start with what the cache says.
+// staleTimeout bounds a read of an object that a cache has, maybe of an earlier time: without the API
+// server, pods start with the cached one.
 const staleTimeout = time.Second
 
 // Get returns a Namespace. With live, one that the cache doesn't have is read from the API server.
@@ -116,7 +116,7 @@ func (n *Namespaces) Get(ctx context.Context, name string, live bool) (*metav1.P
 }
 
 // currentNamespace returns a Namespace as it is now, as far as the API server can be asked. While the
-// watch is open that is what the cache has, and the API server isn't asked.
+// watch is open that is the cached one, and the API server isn't asked.
 func (n *Namespaces) currentNamespace(ctx context.Context, name string) (*metav1.PartialObjectMetadata, error) {
 	cached := n.cached.Find(name)
 	if cached == nil || n.current() {

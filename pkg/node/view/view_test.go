@@ -88,7 +88,7 @@ func TestPoolOfAStaleCache(t *testing.T) {
 	}
 }
 
-// Who keeps the pods' links is told when pods of a namespace may send from any address, or no longer.
+// The keeper of the pods' links is told when pods of a namespace may send from any address, or no longer.
 func TestUnguarded(t *testing.T) {
 	cached := cache.NewIndexer(cache.MetaNamespaceKeyFunc, nil)
 	v := &Namespaces{cached: kube.Cache[metav1.PartialObjectMetadata]{Indexer: cached}}

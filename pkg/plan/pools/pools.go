@@ -6,7 +6,6 @@ package pools
 
 import (
 	"fmt"
-	"net/netip"
 	"strconv"
 	"strings"
 
@@ -24,26 +23,13 @@ import (
 func Parse(spec v2.AddressPoolSpec) (ipam.Pool, error) {
 	subnets := make([]ipam.Subnet, 0, len(spec.Subnets))
 	for i, s := range spec.Subnets {
-		v4, err := parsePrefix(s.IPv4)
+		subnet, err := ipam.ParseSubnet(s.IPv4, s.IPv6)
 		if err != nil {
 			return ipam.Pool{}, fmt.Errorf("subnet %d: %w", i, err)
 		}
-		v6, err := parsePrefix(s.IPv6)
-		if err != nil {
-			return ipam.Pool{}, fmt.Errorf("subnet %d: %w", i, err)
-		}
-		subnets = append(subnets, ipam.Subnet{IPv4: v4, IPv6: v6})
+		subnets = append(subnets, ipam.Subnet{IPv4: subnet.IPv4.Masked(), IPv6: subnet.IPv6.Masked()})
 	}
 	return ipam.NewPool(int(spec.BlockSizeBits), subnets)
-}
-
-// parsePrefix returns the zero Prefix for a family that isn't there.
-func parsePrefix(cidr *string) (netip.Prefix, error) {
-	if cidr == nil || *cidr == "" {
-		return netip.Prefix{}, nil
-	}
-	p, err := netip.ParsePrefix(*cidr)
-	return p.Masked(), err
 }
 
 // BlockName is the name of the block of a pool that has the index.

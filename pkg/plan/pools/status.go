@@ -12,6 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
+	"github.com/coil-net/coil/pkg/ipam"
 	"github.com/coil-net/coil/pkg/plan"
 )
 
@@ -183,11 +184,7 @@ func overlapping(f Facts) metav1.Condition {
 func Prefixes(p *v2.AddressPool) []netip.Prefix {
 	var ps []netip.Prefix
 	for _, s := range p.Spec.Subnets {
-		for _, cidr := range []*string{s.IPv4, s.IPv6} {
-			if x, err := parsePrefix(cidr); err == nil && x.IsValid() {
-				ps = append(ps, x)
-			}
-		}
+		ps = append(ps, ipam.Prefixes(s.IPv4, s.IPv6)...)
 	}
 	return ps
 }

@@ -76,7 +76,7 @@ func prune(path, made string) {
 	if err != nil || one == nil {
 		return
 	}
-	others := map[string]string{} // names without the suffix of a sidecar, with what sorts them by time and number
+	others := map[string]string{} // names without the suffix of a sidecar, with a text that sorts them by time and number
 	for _, e := range entries {
 		m := kept.FindStringSubmatch(e.Name())
 		if m == nil || (m[2][0] == 'v') != (one[2][0] == 'v') {
@@ -114,23 +114,20 @@ func lock(path string) (*os.File, error) {
 			f, err = g, nil
 		}
 	}
-	if err == nil {
-		err = flock(f)
-	}
+	return locked(f, err)
+}
+
+// locked locks a file that was opened, or closes it.
+func locked(f *os.File, err error) (*os.File, error) {
 	if err != nil {
 		return nil, err
 	}
-	return f, nil
-}
-
-// flock locks an open file, or closes it.
-func flock(f *os.File) error {
-	err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+	err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
 	if errors.Is(err, unix.EWOULDBLOCK) {
 		err = ErrLocked
 	}
 	if err != nil {
-		err = errors.Join(err, f.Close())
+		return nil, errors.Join(err, f.Close())
 	}
-	return err
+	return f, nil
 }

@@ -95,9 +95,9 @@ func (t *txn) setBlock(b store.Block, adopt bool) error {
 }
 
 // tidy gives records without a block the block that has their addresses, if
-// one is recorded now, and drops those that have cooled down without one.
+// one is recorded now, and drops records that have cooled down without one.
 func (t *txn) tidy() error {
-	loose, err := collect(query(t.ctx, t.w, scan, `SELECT `+columns+` FROM addresses WHERE block_id IS NULL`))
+	loose, err := query(t.ctx, t.writer, scan, `SELECT `+columns+` FROM addresses WHERE block_id IS NULL`)
 	if err != nil {
 		return err
 	}
@@ -207,7 +207,7 @@ func (t *txn) checkUnused(b *block) error {
 // load reads the blocks, and the last number in the order in which addresses were
 // freed, into the memory of the writer.
 func (t *txn) load() error {
-	known, err := collect(query(t.ctx, t.w, scanBlock, blocksSQL))
+	known, err := query(t.ctx, t.writer, scanBlock, blocksSQL)
 	if err != nil {
 		return err
 	}
@@ -216,7 +216,7 @@ func (t *txn) load() error {
 			WHERE state = 'cooling'`).Scan(&seq); err != nil {
 		return err
 	}
-	m, err := readMeta(t.ctx, t.w)
+	m, err := readMeta(t.ctx, t.writer)
 	if err != nil {
 		return err
 	}

@@ -48,7 +48,7 @@ func (s *Store) ForgetClients(ctx context.Context, ids ...attachment.ID) error {
 // ListClients implements store.Clients.
 func (s *Store) ListClients(ctx context.Context) ([]store.Client, error) {
 	return read(ctx, s, "list clients", func(ctx context.Context) ([]store.Client, error) {
-		return collect(query(ctx, s.r, scanClient, listClientsSQL))
+		return query(ctx, s.reader, scanClient, listClientsSQL)
 	})
 }
 

@@ -228,7 +228,7 @@ func TestFlippedBytes(t *testing.T) {
 }
 
 // TestTornLog is a loss of power: of the log, which wasn't synced, some pages
-// are missing. What is left is a state that was once committed.
+// are missing. The rest is a state that was once committed.
 func TestTornLog(t *testing.T) {
 	o, image, _ := crashImage(t)
 	wal, err := os.ReadFile(image + "-wal")

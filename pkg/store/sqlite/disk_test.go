@@ -118,7 +118,7 @@ func TestFullDisk(t *testing.T) {
 		}
 		more := reserveUntilFull(t, s, b, fmt.Sprintf("r%d-", round))
 
-		// What is recorded can be read and answered.
+		// A recorded address can be read and answered.
 		if a, err := s.Reserve(t.Context(), request("c99", b)); err != nil || a.State != store.Attached {
 			t.Errorf("Reserve of what is recorded: %+v, %v", a, err)
 		}

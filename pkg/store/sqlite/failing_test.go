@@ -223,7 +223,7 @@ func failAtRest(ctx context.Context, s *sqlite.Store, b store.Block, f *faults, 
 	return s.Cool(ctx, r.ID, next.ID)
 }
 
-// failUnderLoad fails some of the writes of a busy Store. What was answered is
+// failUnderLoad fails some of the writes of a busy Store. An answer is
 // recorded; no address has two holders.
 func failUnderLoad(ctx context.Context, s *sqlite.Store, b store.Block, f *faults, errno unix.Errno, round int) error {
 	var (

@@ -2,7 +2,6 @@ package sqlite
 
 import (
 	"context"
-	"database/sql"
 	"fmt"
 	"slices"
 	"strconv"
@@ -31,21 +30,22 @@ func (t *txn) setMeta(key, value string) error {
 	return err
 }
 
-func readMeta(ctx context.Context, in *statements) (meta, error) {
+func readMeta(ctx context.Context, in *pool) (meta, error) {
 	m := meta{}
 	scanPair := func(row scanner) (pair [2]string, err error) {
 		err = row.Scan(&pair[0], &pair[1])
 		return pair, err
 	}
-	for pair, err := range query(ctx, in, scanPair, `SELECT key, value FROM meta`) {
-		if err != nil {
-			return nil, err
-		}
+	pairs, err := query(ctx, in, scanPair, `SELECT key, value FROM meta`)
+	if err != nil {
+		return nil, err
+	}
+	for _, pair := range pairs {
 		m[pair[0]] = pair[1]
 	}
 	for _, k := range metaKeys {
 		if _, ok := m[k]; !ok {
-			return nil, sql.ErrNoRows
+			return nil, fmt.Errorf("%w: %s is missing", ErrDamaged, k)
 		}
 	}
 	return m, nil
@@ -67,10 +67,10 @@ func matches(i, o store.Identity) bool {
 		func(f [2]string) bool { return f[0] != "" && f[1] != "" && f[0] != f[1] })
 }
 
-// settle writes the values of meta that aren't what they should be. With probe it writes in any
+// settle corrects the values of meta. With probe it writes in any
 // case, to see whether that works.
 func (t *txn) settle(probe bool) error {
-	m, err := readMeta(t.ctx, t.w)
+	m, err := readMeta(t.ctx, t.writer)
 	if err != nil {
 		return err
 	}

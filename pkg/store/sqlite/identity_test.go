@@ -57,7 +57,7 @@ func TestIdentity(t *testing.T) {
 				if s, res = mustOpen(t, o); res != (sqlite.OpenResult{}) {
 					t.Errorf("opened when it was taken over: %+v", res)
 				}
-				// What was told now is remembered.
+				// The new identity is remembered.
 				mustClose(t, s)
 				o.Identity = store.Identity{NodeName: "third", NodeUID: "third", MachineID: "third"}
 				if _, res = mustOpen(t, o); res.Reason != sqlite.OtherNode {

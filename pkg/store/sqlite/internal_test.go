@@ -46,7 +46,7 @@ func TestPragmas(t *testing.T) {
 		db        *sql.DB
 		n         int
 		queryOnly string
-	}{"writer": {s.writer, 1, "0"}, "reader": {s.reader, readers, "1"}} {
+	}{"writer": {s.writer.DB, 1, "0"}, "reader": {s.reader.DB, readers, "1"}} {
 		want := map[string]string{
 			"busy_timeout": "5000", "journal_mode": "wal", "synchronous": "1", "foreign_keys": "1", "journal_size_limit": "4194304",
 			"cache_size": "-512", "temp_store": "2", "trusted_schema": "0", "cell_size_check": "1", "query_only": pool.queryOnly,
@@ -231,7 +231,7 @@ func TestMigrate(t *testing.T) {
 	}
 
 	// A step that fails changes nothing.
-	db, err := sql.Open("sqlite", dsn(path, ""))
+	db, err := connect(path, false, 1)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -254,7 +254,7 @@ func TestMigrateFromEachVersion(t *testing.T) {
 		if err := createFile(path); err != nil {
 			t.Fatal(err)
 		}
-		db, err := sql.Open("sqlite", dsn(path, ""))
+		db, err := connect(path, false, 1)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -318,6 +318,26 @@ func TestCallerStopsWaiting(t *testing.T) {
 	}
 	if a, err := s.Release(t.Context(), r.ID); err != nil || a.State != store.Releasing {
 		t.Errorf("what the caller gave up: %+v, %v", a, err)
+	}
+}
+
+// A row that meta lacks while the record is open is damage: the record is opened anew.
+func TestMetaLacksARow(t *testing.T) {
+	s, _ := testStore(t, mustMigrations(t), filepath.Join(t.TempDir(), "db"))
+	if _, err := s.writer.ExecContext(t.Context(), `DELETE FROM meta WHERE key = 'cooled_seq'`); err != nil {
+		t.Fatal(err)
+	}
+	b := store.Block{Name: "default-0", Pool: "default"}
+	b.IPv4 = mustPrefix(t, "10.0.0.0/30")
+	// A new block makes the writer read its memory again at the next change.
+	if err := s.SetBlocks(t.Context(), []store.Block{b}); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.SetBlocks(t.Context(), []store.Block{b}); !errors.Is(err, ErrDamaged) {
+		t.Errorf("SetBlocks: %v, want that the record is damaged", err)
+	}
+	if err := s.Writable(t.Context()); !errors.Is(err, ErrDamaged) {
+		t.Errorf("Writable: %v, want that the record is damaged", err)
 	}
 }
 

@@ -7,11 +7,12 @@
 //
 // One goroutine writes, through one connection; each change is one transaction.
 // Commits aren't synced one by one (synchronous=NORMAL): a crash of the process
-// loses nothing, a loss of power only what came after the last Checkpoint, and of
+// loses nothing, a loss of power only changes after the last Checkpoint, and of
 // pods that ended with the machine. The file is never corrupted by it.
 package sqlite
 
 import (
+	"cmp"
 	"context"
 	"database/sql"
 	"errors"
@@ -101,8 +102,7 @@ type Store struct {
 
 	lock           *os.File
 	file           os.FileInfo // of the file that is open
-	writer, reader *sql.DB
-	w, r           *statements
+	writer, reader *pool
 	ops            chan func()
 	quit, stopped  chan struct{}
 	closing        sync.Once
@@ -131,7 +131,7 @@ const CheckpointInterval = 4 * time.Second
 // it, ErrLocked while another process has the file open; both may pass.
 //
 // Records of another boot are as they were then. The caller compares the List with
-// the kernel, and calls Release and Cool for what isn't there.
+// the kernel, and calls Release and Cool for attachments that aren't there.
 func Open(ctx context.Context, o Options) (*Store, OpenResult, error) {
 	scripts, err := migrations()
 	if err != nil {
@@ -175,12 +175,9 @@ func (s *Store) open(ctx context.Context, scripts []string) (res OpenResult, err
 	if s.file, err = os.Stat(s.path); err != nil {
 		return res, err
 	}
-	if s.reader, err = sql.Open("sqlite", dsn(s.path, "query_only(1)")); err != nil {
+	if s.reader, err = connect(s.path, true, readers); err != nil {
 		return res, err
 	}
-	s.reader.SetMaxOpenConns(readers)
-	s.reader.SetMaxIdleConns(readers)
-	s.r = newStatements(s.reader)
 	// The disk may be full. Then the record can still be read, and addresses given
 	// back; the rest is done when it recovers.
 	err = s.transact(ctx, func(t *txn) error { return t.settle(false) })
@@ -217,7 +214,7 @@ func (s *Store) openFile(ctx context.Context, scripts []string) (OpenResult, err
 			return res, classifyOS(err)
 		}
 	}
-	m, err := readMeta(ctx, s.w)
+	m, err := readMeta(ctx, s.writer)
 	if err != nil {
 		return res, err
 	}
@@ -226,9 +223,7 @@ func (s *Store) openFile(ctx context.Context, scripts []string) (OpenResult, err
 	}
 	if m["rebuilt_at"] == "" {
 		res.Fresh = true
-		if res.Reason == "" {
-			res.Reason = Unfinished
-		}
+		res.Reason = cmp.Or(res.Reason, Unfinished)
 	}
 	return res, nil
 }
@@ -251,23 +246,20 @@ func (s *Store) tryFile(ctx context.Context, scripts []string, res *OpenResult) 
 	case st.Size() > 0 && st.Size() < 512:
 		return Damaged, nil // SQLite would take it for an empty one and write over it
 	}
-	if s.writer, err = sql.Open("sqlite", dsn(s.path, "")); err != nil {
+	if s.writer, err = connect(s.path, false, 1); err != nil {
 		return "", err
 	}
-	s.writer.SetMaxOpenConns(1)
-	s.w = newStatements(s.writer)
-	why, err := examine(ctx, s.w, len(scripts), s.identity)
+	why, err := examine(ctx, s.writer, len(scripts), s.identity)
 	if why == Missing {
-		if res.Reason == "" {
-			res.Reason = Missing
-		}
-		why = ""
+		res.Reason = cmp.Or(res.Reason, Missing)
+	} else if why != "" {
+		return why, nil
 	}
-	if why != "" || err != nil {
-		return why, err
+	if err == nil {
+		err = migrate(ctx, s.writer, s.path, scripts, s.clock.Now())
 	}
-	if err = migrate(ctx, s.writer, s.path, scripts, s.clock.Now()); err == nil {
-		err = decode(ctx, s.w)
+	if err == nil {
+		err = decode(ctx, s.writer)
 	}
 	if broken(err) {
 		return Damaged, nil
@@ -285,20 +277,26 @@ func createFile(path string) error {
 	return errors.Join(f.Close(), atomicfile.SyncDir(filepath.Dir(path)))
 }
 
-// dsn is the name of the file with the pragmas of each connection to it.
+// connect makes a pool of connections to a file, each with the same pragmas.
 // cache_size, in KiB: of the default, 2 MiB for each connection, most is never read
 // again, and the kernel has the file in its cache.
 // temp_store: the image that coild runs in has no folder for temporary files.
-func dsn(path, extra string) string {
+func connect(path string, queryOnly bool, connections int) (*pool, error) {
 	q := url.Values{"_txlock": {"immediate"}, "_pragma": {
 		fmt.Sprintf("busy_timeout(%d)", busyTimeout.Milliseconds()), "journal_mode(WAL)", "synchronous(NORMAL)", "foreign_keys(1)",
 		"journal_size_limit(4194304)", "cache_size(-512)", "temp_store(MEMORY)", "trusted_schema(0)", "cell_size_check(1)"}}
-	if extra != "" {
+	if queryOnly {
 		q.Set("_txlock", "deferred")
-		q.Add("_pragma", extra)
+		q.Add("_pragma", "query_only(1)")
 	}
 	u := url.URL{Scheme: "file", Path: path, OmitHost: true, RawQuery: q.Encode()}
-	return u.String()
+	db, err := sql.Open("sqlite", u.String())
+	if err != nil {
+		return nil, err
+	}
+	db.SetMaxOpenConns(connections)
+	db.SetMaxIdleConns(connections)
+	return &pool{DB: db, compiled: map[string]*sql.Stmt{}}, nil
 }
 
 // Close waits for the change that is being written and closes the file. Changes
@@ -318,14 +316,13 @@ func (s *Store) Close() error {
 
 func (s *Store) closeFiles() error {
 	var errs []error
-	for _, db := range []*sql.DB{s.reader, s.writer} {
-		if db != nil {
-			errs = append(errs, db.Close())
+	for _, p := range []*pool{s.reader, s.writer} {
+		if p != nil {
+			errs = append(errs, p.Close())
 		}
 	}
 	if s.lock != nil {
 		errs = append(errs, s.lock.Close())
 	}
-	s.reader, s.writer, s.lock = nil, nil, nil
 	return errors.Join(errs...)
 }

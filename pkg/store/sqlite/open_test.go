@@ -241,7 +241,7 @@ func TestOneProcess(t *testing.T) {
 	}
 }
 
-// What stands where the file should be, and what becomes of it.
+// Something else may stand where the file should be: each case says what becomes of it.
 func TestSetAside(t *testing.T) {
 	write := func(data string) func(*testing.T, string) {
 		return func(t *testing.T, path string) {

@@ -1,7 +1,6 @@
 package sqlite
 
 import (
-	"database/sql"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -99,12 +98,11 @@ func TestCopyBeforeMigration(t *testing.T) {
 	if err := s.Close(); err != nil {
 		t.Fatal(err)
 	}
-	db, err := sql.Open("sqlite", dsn(path, ""))
+	db, err := connect(path, false, 1)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer db.Close()
-	db.SetMaxOpenConns(1)
 	if _, err := db.ExecContext(t.Context(), `CREATE TABLE filler AS SELECT randomblob(1 << 20) AS x`); err != nil {
 		t.Fatal(err)
 	}

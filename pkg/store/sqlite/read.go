@@ -30,14 +30,14 @@ func read[T any](ctx context.Context, s *Store, what string, do func(context.Con
 // Get implements store.Store.
 func (s *Store) Get(ctx context.Context, id attachment.ID) (store.Allocation, error) {
 	return read(ctx, s, "read the record of "+id.Key(), func(ctx context.Context) (store.Allocation, error) {
-		return allocation(s.r.row(ctx, findSQL, id.ContainerID, id.IfName))
+		return allocation(s.reader.row(ctx, findSQL, id.ContainerID, id.IfName))
 	})
 }
 
 // List implements store.Store.
 func (s *Store) List(ctx context.Context) ([]store.Allocation, error) {
 	return read(ctx, s, "list allocations", func(ctx context.Context) ([]store.Allocation, error) {
-		return collect(query(ctx, s.r, allocation, listSQL))
+		return query(ctx, s.reader, allocation, listSQL)
 	})
 }
 
@@ -59,7 +59,7 @@ func (s *Store) usage(ctx context.Context) ([]store.Usage, error) {
 		return u, err
 	}
 	// One query: it sees one state of the record.
-	return collect(query(ctx, s.r, scanUsage, usageSQL, s.cooledSeq.Load(), int64(boottime), s.bootID, int64(s.coolDown)))
+	return query(ctx, s.reader, scanUsage, usageSQL, s.cooledSeq.Load(), int64(boottime), s.bootID, int64(s.coolDown))
 }
 
 // find returns the record of an attachment that isn't cooling.

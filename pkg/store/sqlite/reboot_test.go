@@ -11,7 +11,7 @@ import (
 	"github.com/coil-net/coil/pkg/store/storetest"
 )
 
-// What had cooled down before a reboot is free after it; what hadn't rests until
+// An address that had cooled down before a reboot is free after it; one that hadn't rests until
 // the machine is up for long enough.
 func TestCooledBeforeReboot(t *testing.T) {
 	o := options(t)

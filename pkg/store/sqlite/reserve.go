@@ -6,6 +6,7 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
+	"math"
 
 	"github.com/coil-net/coil/pkg/attachment"
 	"github.com/coil-net/coil/pkg/ipam"
@@ -160,36 +161,28 @@ func (t *txn) reuse(b *block, f freed, r store.Request) (store.Allocation, error
 // takeCoolest takes the address that was freed longest ago, of all blocks,
 // cooled down or not.
 func (t *txn) takeCoolest(blocks []*block, r store.Request) (store.Allocation, error) {
-	type candidate struct {
-		seq  int64
-		take func() (store.Allocation, error)
-	}
-	tried := int64(0) // all candidates up to this one couldn't be taken
-	for {
-		best := candidate{}
-		offer := func(c candidate) {
-			if c.seq > tried && (best.take == nil || c.seq < best.seq) {
-				best = c
-			}
-		}
+	for tried := int64(0); ; { // no address that was freed up to then could be taken
+		var take func() (store.Allocation, error)
+		first := int64(math.MaxInt64)
 		for _, b := range blocks {
-			offer(candidate{b.adopted.seq, func() (store.Allocation, error) { return t.takeUnused(b, r) }})
-			f, err := t.oldest(b, tried)
-			if errors.Is(err, store.ErrNoAddress) {
-				continue
+			if seq := b.adopted.seq; seq > tried && seq < first {
+				first, take = seq, func() (store.Allocation, error) { return t.takeUnused(b, r) }
 			}
-			if err != nil {
+			f, err := t.oldest(b, tried)
+			if err != nil && !errors.Is(err, store.ErrNoAddress) {
 				return store.Allocation{}, err
 			}
-			offer(candidate{f.seq, func() (store.Allocation, error) { return t.reuse(b, f, r) }})
+			if err == nil && f.seq < first {
+				first, take = f.seq, func() (store.Allocation, error) { return t.reuse(b, f, r) }
+			}
 		}
-		if best.take == nil {
+		if take == nil {
 			return store.Allocation{}, store.ErrNoAddress
 		}
-		if a, err := best.take(); !errors.Is(err, store.ErrNoAddress) {
+		if a, err := take(); !errors.Is(err, store.ErrNoAddress) {
 			return a, err
 		}
-		tried = best.seq
+		tried = first
 	}
 }
 

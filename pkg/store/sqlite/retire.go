@@ -2,7 +2,6 @@ package sqlite
 
 import (
 	"context"
-	"database/sql"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -22,19 +21,11 @@ type Retired struct {
 // Retire keeps every process from opening the record; it needn't exist. ErrLocked while one
 // has it open.
 func Retire(path string) (*Retired, error) {
-	r := &Retired{path: path}
-	f, err := os.Open(path + "-lock") // unlike lock, it makes no file
-	if errors.Is(err, fs.ErrNotExist) {
-		return r, nil
-	}
-	if err == nil {
-		err = flock(f)
-	}
-	if err != nil {
+	f, err := locked(os.Open(path + "-lock")) // unlike lock, it makes no file
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("lock the record %s: %w", path, err)
 	}
-	r.lock = f
-	return r, nil
+	return &Retired{path, f}, nil
 }
 
 // Close lets others open the record again.
@@ -55,12 +46,12 @@ func (r *Retired) List(ctx context.Context) (all []store.Allocation, err error) 
 			err = fmt.Errorf("list allocations of %s: %w", r.path, classify(err))
 		}
 	}()
-	db, err := sql.Open("sqlite", dsn(r.path, "query_only(1)"))
+	p, err := connect(r.path, true, 1)
 	if err != nil {
 		return nil, err
 	}
-	defer db.Close()
-	return collect(query(ctx, newStatements(db), allocation, listSQL))
+	defer p.Close()
+	return query(ctx, p, allocation, listSQL)
 }
 
 // Remove removes the record and the records that were set aside, and returns the names of the files.

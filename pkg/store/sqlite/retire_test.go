@@ -71,7 +71,7 @@ func TestRetire(t *testing.T) {
 	}
 }
 
-// What was never there is nothing, and is not made; what can't be read is an error.
+// A record that was never there is nothing, and is not made; one that can't be read is an error.
 func TestRetireNothing(t *testing.T) {
 	dir := t.TempDir()
 	for _, path := range []string{filepath.Join(dir, "coild.db"), filepath.Join(dir, "none", "coild.db")} {

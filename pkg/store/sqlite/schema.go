@@ -2,7 +2,6 @@ package sqlite
 
 import (
 	"context"
-	"database/sql"
 	"embed"
 	"errors"
 	"fmt"
@@ -47,7 +46,7 @@ func migrations() ([]string, error) {
 // migrate brings the schema to the newest version, each step in a transaction of
 // its own. Before the first step that changes something, the file is copied to a
 // name with its version.
-func migrate(ctx context.Context, db *sql.DB, file string, scripts []string, now time.Time) error {
+func migrate(ctx context.Context, db *pool, file string, scripts []string, now time.Time) error {
 	var version int
 	if err := db.QueryRowContext(ctx, `PRAGMA user_version`).Scan(&version); err != nil {
 		return err
@@ -93,8 +92,8 @@ func migrate(ctx context.Context, db *sql.DB, file string, scripts []string, now
 // decode reads the values that the types and constraints of the schema can't vouch
 // for: texts that must mean something, and addresses that must be their block's. A
 // wrong range would give addresses that belong to another node.
-func decode(ctx context.Context, in *statements) error {
-	known, err := collect(query(ctx, in, scanBlock, blocksSQL))
+func decode(ctx context.Context, in *pool) error {
+	known, err := query(ctx, in, scanBlock, blocksSQL)
 	if err != nil {
 		return err
 	}
@@ -102,48 +101,38 @@ func decode(ctx context.Context, in *statements) error {
 	for _, b := range known {
 		blocks[b.id] = b
 	}
-	_, listErr := collect(query(ctx, in, scan, listSQL))
-	_, clientsErr := collect(query(ctx, in, scanClient, listClientsSQL))
+	_, listErr := query(ctx, in, scan, listSQL)
+	_, clientsErr := query(ctx, in, scanClient, listClientsSQL)
 	if err := errors.Join(listErr, clientsErr); err != nil {
 		return err
 	}
-	check := func(row scanner) (_ any, err error) {
+	check := func(row scanner) (none struct{}, err error) {
 		var id, blockID int64
 		var offset int
 		var have ipam.Address
 		if err := row.Scan(&id, &blockID, &offset, address{&have.IPv4}, address{&have.IPv6}); err != nil {
-			return nil, err
+			return none, err
 		}
 		b := blocks[blockID]
 		if b == nil || offset >= b.Size() {
-			return nil, fmt.Errorf("%w: row %d isn't of a block", ErrDamaged, id)
+			return none, fmt.Errorf("%w: row %d isn't of a block", ErrDamaged, id)
 		}
 		if want := b.At(offset); have.IPv4.IsValid() && have.IPv4 != want.IPv4 || have.IPv6.IsValid() && have.IPv6 != want.IPv6 {
-			return nil, fmt.Errorf("%w: row %d isn't at offset %d of %s", ErrDamaged, id, offset, b.Name)
+			return none, fmt.Errorf("%w: row %d isn't at offset %d of %s", ErrDamaged, id, offset, b.Name)
 		}
-		return nil, nil
+		return none, nil
 	}
-	for _, err := range query(ctx, in, check, `SELECT address_id, block_id, block_offset, ipv4, ipv6 FROM addresses WHERE block_id IS NOT NULL`) {
-		if err != nil {
-			return err
-		}
-	}
-	return nil
+	_, err = query(ctx, in, check, `SELECT address_id, block_id, block_offset, ipv4, ipv6 FROM addresses WHERE block_id IS NOT NULL`)
+	return err
 }
 
-// examine says what is wrong with the file as a record of the node, or "". An
-// error is no finding: the disk or another process kept the file from being read.
-func examine(ctx context.Context, in *statements, known int, id store.Identity) (Reason, error) {
-	finding := func(err error) (Reason, error) {
-		if broken(err) || errors.Is(err, sql.ErrNoRows) {
-			return Damaged, nil
-		}
-		return "", err
-	}
+// examine says what is wrong with the file as a record of the node, or "". An error is a finding only if it says that
+// the file is broken: otherwise the disk or another process kept the file from being read.
+func examine(ctx context.Context, in *pool, known int, id store.Identity) (Reason, error) {
 	var app, version, objects int
 	if err := in.row(ctx, `SELECT (SELECT application_id FROM pragma_application_id),
 			(SELECT user_version FROM pragma_user_version), (SELECT count(*) FROM sqlite_schema)`).Scan(&app, &version, &objects); err != nil {
-		return finding(err)
+		return "", err
 	}
 	switch {
 	case app == 0 && version == 0 && objects == 0:
@@ -157,14 +146,14 @@ func examine(ctx context.Context, in *statements, known int, id store.Identity) 
 	}
 	var verdict string
 	if err := in.row(ctx, `PRAGMA integrity_check(1)`).Scan(&verdict); err != nil {
-		return finding(err)
+		return "", err
 	}
 	if verdict != "ok" {
 		return Damaged, nil
 	}
 	have, err := readMeta(ctx, in)
 	if err != nil {
-		return finding(err)
+		return "", err
 	}
 	if !matches(have.identity(), id) {
 		return OtherNode, nil

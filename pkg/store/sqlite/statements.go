@@ -3,7 +3,6 @@ package sqlite
 import (
 	"context"
 	"database/sql"
-	"iter"
 	"sync"
 )
 
@@ -108,35 +107,31 @@ const (
 	beginSQL, commitSQL, rollbackSQL = `BEGIN IMMEDIATE`, `COMMIT`, `ROLLBACK`
 )
 
-// statements runs statements by a pool of connections. Each is compiled when it is first used, and kept.
-type statements struct {
-	db       *sql.DB
+// pool is a pool of connections to the file. A statement is compiled when it is first used, and kept.
+type pool struct {
+	*sql.DB
 	mu       sync.Mutex
 	compiled map[string]*sql.Stmt // by their text; guarded by mu
 }
 
-func newStatements(db *sql.DB) *statements {
-	return &statements{db: db, compiled: map[string]*sql.Stmt{}}
-}
-
 // compile returns the compiled statement of a text.
-func (s *statements) compile(ctx context.Context, text string) (*sql.Stmt, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	st := s.compiled[text]
+func (p *pool) compile(ctx context.Context, text string) (*sql.Stmt, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	st := p.compiled[text]
 	if st == nil {
 		var err error
-		if st, err = s.db.PrepareContext(ctx, text); err != nil {
+		if st, err = p.PrepareContext(ctx, text); err != nil {
 			return nil, err
 		}
-		s.compiled[text] = st
+		p.compiled[text] = st
 	}
 	return st, nil
 }
 
 // exec returns how many rows a statement changed.
-func (s *statements) exec(ctx context.Context, text string, args ...any) (int64, error) {
-	st, err := s.compile(ctx, text)
+func (p *pool) exec(ctx context.Context, text string, args ...any) (int64, error) {
+	st, err := p.compile(ctx, text)
 	if err != nil {
 		return 0, err
 	}
@@ -148,8 +143,8 @@ func (s *statements) exec(ctx context.Context, text string, args ...any) (int64,
 }
 
 // row is the first row of a query; sql.ErrNoRows if it has none.
-func (s *statements) row(ctx context.Context, text string, args ...any) scanner {
-	st, err := s.compile(ctx, text)
+func (p *pool) row(ctx context.Context, text string, args ...any) scanner {
+	st, err := p.compile(ctx, text)
 	if err != nil {
 		return noRow{err}
 	}
@@ -164,39 +159,27 @@ func (r noRow) Scan(...any) error { return r.error }
 // scanner is a row of a query.
 type scanner interface{ Scan(to ...any) error }
 
-// query yields the rows of a query as scan reads them, and after them the error of the query, if any.
-func query[T any](ctx context.Context, s *statements, scan func(scanner) (T, error), text string, args ...any) iter.Seq2[T, error] {
-	return func(yield func(T, error) bool) {
-		var none T
-		st, err := s.compile(ctx, text)
-		if err != nil {
-			yield(none, err)
-			return
-		}
-		rows, err := st.QueryContext(ctx, args...)
-		if err != nil {
-			yield(none, err)
-			return
-		}
-		defer rows.Close()
-		for rows.Next() {
-			if v, err := scan(rows); !yield(v, err) || err != nil {
-				return
-			}
-		}
-		if err := rows.Err(); err != nil {
-			yield(none, err)
-		}
+// query returns the rows of a query as scan reads them.
+func query[T any](ctx context.Context, p *pool, scan func(scanner) (T, error), text string, args ...any) ([]T, error) {
+	st, err := p.compile(ctx, text)
+	if err != nil {
+		return nil, err
 	}
-}
-
-// collect returns the values that query yields.
-func collect[T any](rows iter.Seq2[T, error]) (all []T, err error) {
-	for v, err := range rows {
+	rows, err := st.QueryContext(ctx, args...)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	var all []T
+	for rows.Next() {
+		v, err := scan(rows)
 		if err != nil {
 			return nil, err
 		}
 		all = append(all, v)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
 	}
 	return all, nil
 }

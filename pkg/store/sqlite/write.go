@@ -18,9 +18,11 @@ type txn struct {
 	boottime time.Duration
 }
 
-func (t *txn) exec(text string, args ...any) (int64, error) { return t.w.exec(t.ctx, text, args...) }
+func (t *txn) exec(text string, args ...any) (int64, error) {
+	return t.writer.exec(t.ctx, text, args...)
+}
 
-func (t *txn) row(text string, args ...any) scanner { return t.w.row(t.ctx, text, args...) }
+func (t *txn) row(text string, args ...any) scanner { return t.writer.row(t.ctx, text, args...) }
 
 // nextSeq is the number of the next event in the order in which addresses were freed.
 func (t *txn) nextSeq() int64 {
@@ -119,7 +121,7 @@ func (s *Store) transact(ctx context.Context, do func(*txn) error) (err error) {
 			s.stale = true // the blocks in memory may be those of the lost transaction
 		}
 	}()
-	if _, err := s.w.exec(ctx, beginSQL); err != nil {
+	if _, err := s.writer.exec(ctx, beginSQL); err != nil {
 		return err
 	}
 	t := &txn{Store: s, ctx: ctx, now: roundUp(s.clock.Now()), boottime: s.clock.Boottime()}
@@ -132,11 +134,11 @@ func (s *Store) transact(ctx context.Context, do func(*txn) error) (err error) {
 		err = do(t)
 	}
 	if err == nil {
-		_, err = s.w.exec(ctx, commitSQL)
+		_, err = s.writer.exec(ctx, commitSQL)
 	}
 	if err != nil {
 		// SQLite has rolled back already after some errors; then this is one too.
-		_, _ = s.w.exec(ctx, rollbackSQL)
+		_, _ = s.writer.exec(ctx, rollbackSQL)
 		return err
 	}
 	s.dirty.Store(true)

@@ -138,6 +138,16 @@ type BlockRequestCondition struct {
 	LastTransitionTime metav1.Time `json:"lastTransitionTime,omitempty,omitzero"`
 }
 
+// TrueCondition returns the condition of a type if it is True, or nil.
+func (r *BlockRequest) TrueCondition(t BlockRequestConditionType) *BlockRequestCondition {
+	for i, c := range r.Status.Conditions {
+		if c.Type == t && c.Status == corev1.ConditionTrue {
+			return &r.Status.Conditions[i]
+		}
+	}
+	return nil
+}
+
 // BlockRequestList is a list of BlockRequests.
 //
 // +k8s:deepcopy-gen:interfaces=k8s.io/apimachinery/pkg/runtime.Object
