@@ -85,25 +85,14 @@ func routerMeta(e *v2.Egress) metav1.ObjectMeta {
 }
 
 func routerStrategy(s *appsv1.DeploymentStrategy) appsv1.DeploymentStrategy {
-	var out appsv1.DeploymentStrategy
-	if s != nil {
-		out = *s.DeepCopy()
-	}
-	if out.Type == "" {
-		out.Type = appsv1.RollingUpdateDeploymentStrategyType
-	}
+	out := *cmp.Or(s, &appsv1.DeploymentStrategy{}).DeepCopy()
+	out.Type = cmp.Or(out.Type, appsv1.RollingUpdateDeploymentStrategyType)
 	if out.Type != appsv1.RollingUpdateDeploymentStrategyType {
 		return out
 	}
-	if out.RollingUpdate == nil {
-		out.RollingUpdate = &appsv1.RollingUpdateDeployment{}
-	}
-	if out.RollingUpdate.MaxUnavailable == nil {
-		out.RollingUpdate.MaxUnavailable = new(intstr.FromString(defaultRollingShare))
-	}
-	if out.RollingUpdate.MaxSurge == nil {
-		out.RollingUpdate.MaxSurge = new(intstr.FromString(defaultRollingShare))
-	}
+	out.RollingUpdate = cmp.Or(out.RollingUpdate, &appsv1.RollingUpdateDeployment{})
+	out.RollingUpdate.MaxUnavailable = cmp.Or(out.RollingUpdate.MaxUnavailable, new(intstr.FromString(defaultRollingShare)))
+	out.RollingUpdate.MaxSurge = cmp.Or(out.RollingUpdate.MaxSurge, new(intstr.FromString(defaultRollingShare)))
 	return out
 }
 
@@ -132,11 +121,8 @@ func RouterService(e *v2.Egress, port uint16) *corev1.Service {
 			Ports: []corev1.ServicePort{{
 				Protocol: corev1.ProtocolUDP, Port: int32(port), TargetPort: intstr.FromInt32(int32(port)),
 			}},
-			SessionAffinity: e.Spec.SessionAffinity,
+			SessionAffinity: cmp.Or(e.Spec.SessionAffinity, corev1.ServiceAffinityClientIP), // the default, which objects from before it lack
 		},
-	}
-	if s.Spec.SessionAffinity == "" {
-		s.Spec.SessionAffinity = corev1.ServiceAffinityClientIP // the default, which objects from before it lack
 	}
 	if s.Spec.SessionAffinity != corev1.ServiceAffinityClientIP {
 		return s

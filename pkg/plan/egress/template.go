@@ -70,12 +70,8 @@ func routerPodSpec(e *v2.Egress, image RouterImage) (corev1.PodSpec, error) {
 	completeContainer(&spec.Containers[i], e.Name, image)
 
 	spec.ServiceAccountName, spec.DeprecatedServiceAccount = RouterAccount, ""
-	if spec.AutomountServiceAccountToken == nil {
-		spec.AutomountServiceAccountToken = new(true)
-	}
-	if spec.TerminationGracePeriodSeconds == nil {
-		spec.TerminationGracePeriodSeconds = new(int64(routerGrace))
-	}
+	spec.AutomountServiceAccountToken = cmp.Or(spec.AutomountServiceAccountToken, new(true))
+	spec.TerminationGracePeriodSeconds = cmp.Or(spec.TerminationGracePeriodSeconds, new(int64(routerGrace)))
 	if _, ok := spec.NodeSelector[corev1.LabelOSStable]; !ok {
 		if spec.NodeSelector == nil {
 			spec.NodeSelector = map[string]string{}
@@ -166,9 +162,7 @@ func twice(spec corev1.PodSpec) error {
 func completeContainer(c *corev1.Container, egress string, image RouterImage) {
 	if c.Image == "" {
 		c.Image = image.Name
-		if c.ImagePullPolicy == "" {
-			c.ImagePullPolicy = image.PullPolicy
-		}
+		c.ImagePullPolicy = cmp.Or(c.ImagePullPolicy, image.PullPolicy)
 	}
 	if len(c.Command) == 0 {
 		c.Command = []string{"/coil-egress"}
@@ -197,13 +191,8 @@ func completeContainer(c *corev1.Container, egress string, image RouterImage) {
 			c.Ports = append(c.Ports, p)
 		}
 	}
-	if c.LivenessProbe == nil {
-		c.LivenessProbe = probe("/healthz", 10, 6)
-	}
-	if c.ReadinessProbe == nil {
-		// Clients notice soon that a router is gone.
-		c.ReadinessProbe = probe("/readyz", 2, 1)
-	}
+	c.LivenessProbe = cmp.Or(c.LivenessProbe, probe("/healthz", 10, 6))
+	c.ReadinessProbe = cmp.Or(c.ReadinessProbe, probe("/readyz", 2, 1)) // clients notice soon that a router is gone
 	for name, least := range map[corev1.ResourceName]string{corev1.ResourceCPU: "100m", corev1.ResourceMemory: "64Mi"} {
 		_, requested := c.Resources.Requests[name]
 		_, limited := c.Resources.Limits[name] // which is then the request, too
