@@ -1,6 +1,7 @@
 package natgateway
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -199,15 +200,7 @@ func (c *Collector) use(ctx context.Context) ([]conntrack.Use, error) {
 	return uses, err
 }
 
-// protocolName is how people call a protocol of IP.
-func protocolName(number byte) string {
-	switch number {
-	case unix.IPPROTO_TCP:
-		return "tcp"
-	case unix.IPPROTO_UDP:
-		return "udp"
-	case unix.IPPROTO_SCTP:
-		return "sctp"
-	}
-	return strconv.Itoa(int(number))
-}
+// protocolNames are the usual names of protocols of IP.
+var protocolNames = map[byte]string{unix.IPPROTO_TCP: "tcp", unix.IPPROTO_UDP: "udp", unix.IPPROTO_SCTP: "sctp"}
+
+func protocolName(number byte) string { return cmp.Or(protocolNames[number], strconv.Itoa(int(number))) }

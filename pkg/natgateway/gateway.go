@@ -175,6 +175,7 @@ func New(cfg Config, k Kernel, egresses, lists cache.SharedIndexInformer, reg pr
 	for _, a := range cfg.Addresses {
 		g.families = append(g.families, dataplane.FamilyOf(a))
 	}
+	reg.MustRegister(g)
 	g.repairs = reconcile.NewRepairs(reg, nil, kinds...)
 	g.loop = upkeep.New(upkeep.Config{Name: "natgateway", Sync: g.sync, Settle: settle, Every: cfg.Resync, Lost: g.lost},
 		g.repairs, reconcile.NewMetrics(reg))

@@ -137,7 +137,6 @@ func (g *Gateway) apply(want gateway.State, links map[netip.Addr]dataplane.Tunne
 	g.mu.Lock()
 	g.applied, g.links = &want, links
 	g.mu.Unlock()
-	g.metrics.applied(want, links)
 }
 
 // begin makes the filter, before the port of FoU is opened and the first tunnel is made. The filter admits clients whose
