@@ -99,9 +99,9 @@ type Conflict struct {
 	Router bool
 }
 
-// Families are those that tunnels are needed in.
-func (s State) Families() []dataplane.Family {
-	return familiesOf(s.Tunnels, func(t dataplane.Tunnel, f dataplane.Family) bool { return dataplane.FamilyOf(t.Remote) == f })
+// FamiliesOf returns the families that tunnels are needed in.
+func FamiliesOf(tunnels []dataplane.Tunnel) []dataplane.Family {
+	return familiesOf(tunnels, func(t dataplane.Tunnel, f dataplane.Family) bool { return dataplane.FamilyOf(t.Remote) == f })
 }
 
 // Sinks are the families in which packets must get lost.

@@ -219,18 +219,28 @@ func (s State) NexthopsBy(links map[netip.Addr]int) (nexthops []dataplane.Nextho
 	return nexthops, groups
 }
 
-// KeepingBy are the nexthop objects of what keeps the flows that it has, when the tunnels to some
-// routers exist.
-func (s State) KeepingBy(links map[netip.Addr]int) []dataplane.Nexthop {
-	var all []dataplane.Nexthop
+// keepers returns the groups of the routers that keep their flows, by the links of the tunnels to them.
+func (s State) keepers(links map[netip.Addr]int) map[int]Group {
+	groups := map[int]Group{}
 	for _, g := range s.Groups {
 		for _, a := range g.keeping() {
 			if link := links[a]; link != 0 {
-				all = append(all, g.nexthopBy(link))
+				groups[link] = g
 			}
 		}
 	}
-	return all
+	return groups
+}
+
+// KeepingBy are, by their IDs, the nexthop objects of the routers that keep their flows, when the tunnels to some routers
+// exist.
+func (s State) KeepingBy(links map[netip.Addr]int) map[uint32]dataplane.Nexthop {
+	nexthops := map[uint32]dataplane.Nexthop{}
+	for link, g := range s.keepers(links) {
+		n := g.nexthopBy(link)
+		nexthops[n.ID] = n
+	}
+	return nexthops
 }
 
 // nexthopBy is the nexthop object of a router to which a link leads.
@@ -245,14 +255,10 @@ func (s State) PinRoutesBy(links map[netip.Addr]int) (routes []dataplane.Route, 
 		tables = append(tables, dataplane.TableOf(link))
 	}
 	slices.Sort(tables)
-	for _, g := range s.Groups {
-		for _, a := range g.keeping() {
-			if link := links[a]; link != 0 {
-				routes = append(routes, dataplane.Route{
-					Table: dataplane.TableOf(link), Dst: netip.PrefixFrom(unspecified(g.Family), 0), Link: link, Source: g.Source, Protocol: g.Protocol,
-				})
-			}
-		}
+	for link, g := range s.keepers(links) {
+		routes = append(routes, dataplane.Route{
+			Table: dataplane.TableOf(link), Dst: netip.PrefixFrom(g.Source, 0).Masked(), Link: link, Source: g.Source, Protocol: g.Protocol,
+		})
 	}
 	slices.SortFunc(routes, dataplane.CompareRoutes)
 	return routes, tables
@@ -274,11 +280,4 @@ func (g Group) Routers() []netip.Addr {
 		return nil
 	}
 	return slices.Concat(g.Members, g.Draining, g.Dead)
-}
-
-func unspecified(f dataplane.Family) netip.Addr {
-	if f == dataplane.IPv4 {
-		return netip.IPv4Unspecified()
-	}
-	return netip.IPv6Unspecified()
 }

@@ -46,14 +46,7 @@ func PinnedFlow(r dataplane.Rule) (f Flow, ok bool) {
 // or if its destination isn't one of the router's Egress. If there are more than MaxPins, rules of have come first. left
 // is the number of flows without the pin that they should have.
 func (s State) Pins(flows []Flow, have []dataplane.Rule, links map[netip.Addr]int) (pins []dataplane.Rule, left int) {
-	routers := map[int]Group{}
-	for _, g := range s.Groups {
-		for _, a := range g.keeping() {
-			if link := links[a]; link != 0 {
-				routers[link] = g
-			}
-		}
-	}
+	routers := s.keepers(links)
 	pinned := make(map[dataplane.Rule]bool, len(have))
 	for _, h := range have {
 		pinned[h] = true
