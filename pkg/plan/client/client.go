@@ -204,10 +204,10 @@ func (e Egress) inCluster() []netip.Prefix {
 // spared returns the ranges of the cluster that rules don't spare already. No rule spares the private ones inside
 // of a private destination; of these the Egress that has it knows best.
 func (e Egress) spared() []netip.Prefix {
-	private := prefixSet{}
+	var private prefixSet
 	private.add(prefixes.Private(e.Destinations)...)
 	return slices.DeleteFunc(e.inCluster(), func(p netip.Prefix) bool {
-		return prefixes.Within(p, dataplane.PrivateRanges) && !private.longest(p).IsValid()
+		return prefixes.Within(p, dataplane.PrivateRanges) && !private.LookupPrefix(p)
 	})
 }
 
