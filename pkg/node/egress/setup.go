@@ -42,10 +42,8 @@ func (m *Manager) Begin(ctx context.Context, pod store.Pod) (func(context.Contex
 	m.fit(&w)
 	problems := append(w.tooMany(), w.problems...)
 	m.tell(meta, nil, problems)
-	for _, p := range problems {
-		if p.fatal {
-			return nil, errors.New(p.text)
-		}
+	if len(problems) > 0 {
+		return nil, errors.New(problems[0].text)
 	}
 	if len(refs) > 0 {
 		if err := m.cfg.Available(); err != nil {

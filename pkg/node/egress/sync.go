@@ -22,18 +22,12 @@ const mostWork = 30 * time.Second
 
 // workOn makes the wanted states of a pod's sandboxes.
 func (m *Manager) workOn(ctx context.Context, pod types.NamespacedName) error {
-	sandboxes := m.affected(isOf(pod))
-	if len(sandboxes) == 0 {
-		return nil
-	}
-	if err := m.works.begin(ctx, pod.Namespace); err != nil {
-		return err
-	}
-	defer m.works.end(pod.Namespace)
-	return each(sandboxes, func(s *sandbox) error {
-		work, cancel := context.WithTimeout(ctx, mostWork)
-		defer cancel()
-		return m.work(work, s)
+	return m.works.do(ctx, pod.Namespace, func() error {
+		return each(m.affected(isOf(pod)), func(s *sandbox) error {
+			work, cancel := context.WithTimeout(ctx, mostWork)
+			defer cancel()
+			return m.work(work, s)
+		})
 	})
 }
 
