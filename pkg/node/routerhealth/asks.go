@@ -55,7 +55,7 @@ type sender struct {
 	mute    bool // its namespace is muted
 	late    bool // its round takes longer than longAsking
 	about   []question
-	answers []echo.Answer // none if nothing could be asked
+	answers []echo.Answer // Unknown if nothing could be asked
 	err     error
 }
 

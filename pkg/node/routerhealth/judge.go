@@ -109,12 +109,12 @@ func (c *Checker) note(now time.Time, s *sender, alike echo.Answer) (noted []*me
 	given, to := alike == echo.Given, tiesOf{}
 	counts := make([]bool, len(s.about))
 	for i, q := range s.about {
-		counts[i] = q.turn && alike != echo.Unknown && s.answer(i) == alike && (q.known || !q.proven && (given || q.knownByOthers(to)))
+		counts[i] = q.turn && alike != echo.Unknown && s.answers[i] == alike && (q.known || !q.proven && (given || q.knownByOthers(to)))
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for i, q := range s.about {
-		if s.answer(i) != alike {
+		if s.answers[i] != alike {
 			continue
 		}
 		if given || alike == echo.Missing && q.known {
