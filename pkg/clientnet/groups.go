@@ -110,7 +110,7 @@ func changes(before, want []dataplane.NexthopGroup, complete bool) bool {
 func (in namespace) buckets(ctx context.Context, g dataplane.NexthopGroup) []rtnl.Bucket {
 	buckets, err := in.handle.Buckets(ctx, g.ID)
 	if err != nil || len(buckets) != int(g.Buckets) {
-		return make([]rtnl.Bucket, g.Buckets) // what leads nowhere
+		return make([]rtnl.Bucket, g.Buckets) // all lead nowhere
 	}
 	return buckets
 }

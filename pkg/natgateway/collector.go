@@ -203,4 +203,6 @@ func (c *Collector) use(ctx context.Context) ([]conntrack.Use, error) {
 // protocolNames are the usual names of protocols of IP.
 var protocolNames = map[byte]string{unix.IPPROTO_TCP: "tcp", unix.IPPROTO_UDP: "udp", unix.IPPROTO_SCTP: "sctp"}
 
-func protocolName(number byte) string { return cmp.Or(protocolNames[number], strconv.Itoa(int(number))) }
+func protocolName(number byte) string {
+	return cmp.Or(protocolNames[number], strconv.Itoa(int(number)))
+}

@@ -206,7 +206,7 @@ func (g *Gateway) Run(ctx context.Context) error {
 // nobody.
 func (g *Gateway) look(ctx context.Context) {
 	g.report(Environment, g.environment(ctx))
-	// What can't be read now, can be the next time.
+	// Rulesets that can't be read now can be read the next time.
 	if touched, err := g.kernel.Filter.Touched(ctx); err == nil && touched && g.doubt() {
 		g.loop.Lost(kindFilter)
 	}

@@ -4,7 +4,7 @@
 // It decides what a client is to be, and when it is changed; package clientnet makes it. It must not know
 // who gives the addresses, how objects and records are read, nor how routers are found to be dead.
 //
-// What a pod gets is always as closed as its annotations ask for:
+// Destinations of a pod are always as closed as its annotations ask for:
 //
 //	Egress exists, its Service too    destinations by the tunnel
 //	Egress exists, no Service yet     destinations unreachable
