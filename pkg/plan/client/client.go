@@ -158,8 +158,15 @@ func StateOf(c Client) State {
 	marked := originating(claims)
 	groups := groupIDs(egresses)
 	var sources []dataplane.Range
-	for _, own := range c.Address.Addrs() {
-		family := inFamily{Client: c, own: own, Family: dataplane.FamilyOf(own), groups: groups}
+	var addressless []Route
+	for _, family := range []inFamily{{Family: dataplane.IPv4, own: c.Address.IPv4}, {Family: dataplane.IPv6, own: c.Address.IPv6}} {
+		family.Client, family.groups = c, groups
+		if !family.own.IsValid() {
+			// These routes aren't made: the filter alone keeps the destinations closed, whatever address the pod got by other
+			// means, as by SLAAC.
+			addressless = append(addressless, family.routes(claims, family.spared(egresses, nil))...)
+			continue
+		}
 		s.Tunnels = append(s.Tunnels, family.tunnels(egresses)...)
 		s.Groups = append(s.Groups, family.groupsOf(egresses)...)
 		s.Routes = append(s.Routes, family.routes(claims, family.spared(egresses, s.Tunnels))...)
@@ -172,21 +179,8 @@ func StateOf(c Client) State {
 	}
 	slices.SortFunc(s.Tunnels, func(a, b dataplane.Tunnel) int { return a.Remote.Compare(b.Remote) })
 	slices.SortFunc(s.Routes, func(a, b Route) int { return dataplane.CompareRoutes(a.Route, b.Route) })
-	s.Filter = filterOf(c, egresses, slices.Concat(s.Routes, addressless(c, egresses, claims)), sources)
+	s.Filter = filterOf(c, egresses, slices.Concat(s.Routes, addressless), sources)
 	return s
-}
-
-// addressless returns the routes of the families in which no address of the client is known. They aren't made: the
-// filter alone keeps these destinations closed, whatever address the pod got by other means, as by SLAAC.
-func addressless(c Client, egresses []Egress, claims []claim) []Route {
-	var routes []Route
-	for _, f := range []dataplane.Family{dataplane.IPv4, dataplane.IPv6} {
-		family := inFamily{Client: c, Family: f}
-		if !slices.ContainsFunc(c.Address.Addrs(), family.has) {
-			routes = append(routes, family.routes(claims, family.spared(egresses, nil))...)
-		}
-	}
-	return routes
 }
 
 // inCluster returns the ranges that no Egress captures. Everything can't be in the cluster: that would
