@@ -19,6 +19,7 @@
 package natgateway
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -244,11 +245,7 @@ func (g *Gateway) changed() {
 
 // want returns the state that the router should have now.
 func (g *Gateway) want(ctx context.Context) (gateway.State, error) {
-	egress := g.egress()
-	if egress == nil {
-		// Nobody may reach anything through an Egress that is gone.
-		egress = &v2.Egress{}
-	}
+	egress := cmp.Or(g.egress(), &v2.Egress{}) // nobody may reach anything through an Egress that is gone
 	uplink, err := g.kernel.Network.Uplink(ctx, g.cfg.Addresses[0])
 	if err != nil {
 		return gateway.State{}, err

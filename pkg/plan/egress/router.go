@@ -59,11 +59,10 @@ func RouterDeployment(e *v2.Egress, image RouterImage) (*appsv1.Deployment, erro
 		return nil, err
 	}
 	template := corev1.PodTemplateSpec{Spec: spec}
+	user := cmp.Or(e.Spec.Template, &v2.EgressPodTemplate{}).Metadata
+	template.Annotations = maps.Clone(user.Annotations)
 	template.Labels = map[string]string{}
-	if t := e.Spec.Template; t != nil {
-		template.Annotations = maps.Clone(t.Metadata.Annotations)
-		maps.Copy(template.Labels, t.Metadata.Labels)
-	}
+	maps.Copy(template.Labels, user.Labels)
 	maps.Copy(template.Labels, plan.RouterLabels(e.Name))
 	return &appsv1.Deployment{
 		TypeMeta:   metav1.TypeMeta{APIVersion: "apps/v1", Kind: "Deployment"},

@@ -99,10 +99,8 @@ func Status(f Facts) v2.EgressStatus {
 	st.ObservedGeneration = f.Egress.Generation
 	st.Selector = labels.Set(plan.RouterLabels(f.Egress.Name)).String()
 	st.Clients = int32(f.Clients)
-	st.Replicas = 0
-	if f.Deployment != nil {
-		st.Replicas = f.Deployment.Status.Replicas
-	}
+	f.Deployment = cmp.Or(f.Deployment, &appsv1.Deployment{}) // here and below
+	st.Replicas = f.Deployment.Status.Replicas
 	st.InClusterCIDRs = nil
 	for _, p := range f.InCluster {
 		st.InClusterCIDRs = append(st.InClusterCIDRs, p.String())
@@ -165,10 +163,7 @@ func availableRouters(f Facts) metav1.Condition {
 			Type: v2.EgressAvailable, Status: metav1.ConditionFalse, Reason: reason, Message: bounded(fmt.Sprintf(format, args...)),
 		}
 	}
-	ready := int32(0)
-	if f.Deployment != nil {
-		ready = f.Deployment.Status.ReadyReplicas
-	}
+	ready := f.Deployment.Status.ReadyReplicas
 	switch {
 	case len(f.Conflicts) > 0:
 		return no(ReasonConflict, "%s of this name is not this Egress's: delete or rename it", plan.Enumerate(f.Conflicts))
@@ -190,11 +185,9 @@ func availableRouters(f Facts) metav1.Condition {
 
 // obstacle says what keeps routers from becoming ready, as far as that is known.
 func obstacle(f Facts) (reason, why string) {
-	if f.Deployment != nil {
-		for _, c := range f.Deployment.Status.Conditions {
-			if c.Type == appsv1.DeploymentReplicaFailure && c.Status == corev1.ConditionTrue {
-				return ReasonRouterNotCreated, ": " + c.Message
-			}
+	for _, c := range f.Deployment.Status.Conditions {
+		if c.Type == appsv1.DeploymentReplicaFailure && c.Status == corev1.ConditionTrue {
+			return ReasonRouterNotCreated, ": " + c.Message
 		}
 	}
 	routers := slices.SortedFunc(slices.Values(f.Routers), func(a, b *corev1.Pod) int { return cmp.Compare(a.Name, b.Name) })
