@@ -62,7 +62,7 @@ func (t *transition) leave(ctx context.Context, members []dataplane.Nexthop, gro
 }
 
 // hold makes flows by members get lost if they have no pin, and then pins the flows that went by these members, as quickly
-// as possible: TCP sends again what was lost.
+// as possible: TCP sends the lost packets again.
 func (t *transition) hold(ctx context.Context, members map[dataplane.Family]dataplane.Nexthop) error {
 	var errs []error
 	for _, n := range members {

@@ -22,7 +22,7 @@ import (
 	"github.com/coil-net/coil/pkg/plan/ruleset"
 )
 
-// Counters tells what the filter has counted; see package kernel/nft.
+// Counters has the counters of the filter; see package kernel/nft.
 type Counters interface {
 	Counters(ctx context.Context) ([]nft.Counter, error)
 	// AtLimit are the clients that were refused a connection within a time.
@@ -152,7 +152,7 @@ func (c *Collector) Collect(ch chan<- prometheus.Metric) {
 	}
 }
 
-// Pressure returns how much the router uses of what it has; of ports, at most 30 s ago.
+// Pressure returns how many of its connections and ports the router uses; of ports, at most 30 s ago.
 func (c *Collector) Pressure(ctx context.Context) (gateway.Pressure, error) {
 	count, limit, err := c.connections.Size()
 	if err != nil {

@@ -47,7 +47,7 @@ import (
 const (
 	// settle is for how long changes are collected before a sync.
 	settle = 20 * time.Millisecond
-	// kernelSettle is the time between two looks at what has changed in the kernel, the
+	// kernelSettle is the time between two looks at changes in the kernel, the
 	// first of which is at once.
 	kernelSettle = 200 * time.Millisecond
 	// lookEvery is the time between two looks at the pod's network and at the rulesets of
@@ -104,7 +104,7 @@ type Network interface {
 	Listen(ctx context.Context, port uint16, families []dataplane.Family) error
 }
 
-// Config is what a gateway is told.
+// Config has the settings of a gateway.
 type Config struct {
 	// Namespace and Egress name the Egress, Pod the router pod, of the same namespace.
 	Namespace, Egress, Pod string
@@ -114,7 +114,7 @@ type Config struct {
 	Resync time.Duration
 }
 
-// Kernel is what a gateway writes to.
+// Kernel has the objects of the kernel that a gateway makes.
 type Kernel struct {
 	Network Network
 	Tunnels Tunnels
@@ -150,7 +150,7 @@ type Gateway struct {
 	compared time.Time    // when all was compared with the kernel
 
 	mu sync.Mutex
-	// applied is what the last sync made, by links, some of which may be missing.
+	// applied is the state that the last sync made, with links, some of which may be missing.
 	applied *gateway.State
 	links   map[netip.Addr]dataplane.TunnelLink
 	// doubtful says that the kernel may have something else than was made.

@@ -12,7 +12,7 @@ import (
 	"github.com/coil-net/coil/pkg/plan/gateway"
 )
 
-// metrics are what a gateway counts itself, and the descriptions of what it collects.
+// metrics are the figures that a gateway notes itself, and the descriptions of those that it collects.
 type metrics struct {
 	failed              prometheus.Gauge
 	latency             prometheus.Histogram
@@ -41,7 +41,7 @@ func newMetrics(cfg Config, reg prometheus.Registerer) *metrics {
 	return m
 }
 
-// routerLabels are those of metrics about a router pod.
+// routerLabels are the labels of metrics about a router pod.
 func routerLabels(cfg Config) prometheus.Labels {
 	return prometheus.Labels{"namespace": cfg.Namespace, "egress": cfg.Egress, "pod": cfg.Pod}
 }
@@ -56,7 +56,7 @@ func (g *Gateway) Describe(ch chan<- *prometheus.Desc) {
 	}
 }
 
-// Collect implements prometheus.Collector: it tells of the clients as they were made last.
+// Collect implements prometheus.Collector: the metrics are of the clients as they were made last.
 func (g *Gateway) Collect(ch chan<- prometheus.Metric) {
 	gauge := func(d *prometheus.Desc, n int, labels ...string) {
 		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, float64(n), labels...)

@@ -27,7 +27,7 @@ import (
 
 // wanted is the wanted state of a sandbox.
 type wanted struct {
-	// client and router say what is done about the sandbox, if anything.
+	// client and router say that the sandbox is made a client's, or a router's. If both are false nothing is done.
 	client, router bool
 	// egresses are the Egresses that the annotations name, as far as they can be had, and former ones
 	// that stay closed.

@@ -62,7 +62,7 @@ type Cluster interface {
 }
 
 // Network works in network namespaces; see package clientnet. Its methods return clientnet.ErrGone if that isn't
-// there any more, and what they changed.
+// there any more, and the changes that they made.
 type Network interface {
 	// Client makes a client what it should be, or, without Egresses, a pod like any other.
 	// The MTU is found out.
@@ -101,7 +101,7 @@ type Health interface {
 	Forget(id attachment.ID)
 }
 
-// Config is what clients have in common.
+// Config has the settings that clients have in common.
 type Config struct {
 	Port     uint16
 	Protocol int

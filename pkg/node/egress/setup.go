@@ -1,6 +1,7 @@
 package egress
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -51,9 +52,7 @@ func (m *Manager) Begin(ctx context.Context, pod store.Pod) (func(context.Contex
 		}
 	}
 	return func(ctx context.Context, s node.Sandbox) error {
-		if s.UID == "" {
-			s.UID = plan.PodUID(meta)
-		}
+		s.UID = cmp.Or(s.UID, plan.PodUID(meta))
 		return m.setUp(ctx, s, &w, router)
 	}, nil
 }

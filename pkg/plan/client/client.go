@@ -30,7 +30,7 @@ type Client struct {
 	// Port is the UDP port of FoU, Protocol the mark of routes and rules.
 	Port     uint16
 	Protocol int
-	// Idle is the time after which what sockets haven't sent for so long may go by another
+	// Idle is the time after which the packets of a socket that has sent nothing for so long may go by another
 	// router, of an Egress that is direct.
 	Idle     time.Duration
 	Egresses []Egress
@@ -41,7 +41,7 @@ type Client struct {
 
 // Egress is an Egress as a client uses it.
 type Egress struct {
-	// Name is namespace/name; empty of what only the kernel knows to be closed.
+	// Name is namespace/name; empty of an Egress of which only the kernel knows that its destinations are closed.
 	Name         string
 	Destinations []netip.Prefix
 	// InCluster are ranges that no Egress captures.
@@ -53,8 +53,8 @@ type Egress struct {
 	// are unreachable.
 	Direct  bool
 	Routers []Router
-	// Left are addresses of the Service or of routers that were so a moment ago: what they still send
-	// is taken.
+	// Left are addresses that the Service or routers had until a moment ago: packets that they still send
+	// are taken.
 	Left []netip.Addr
 	// Switched says that it was the other way round before: flows stay where they are.
 	Switched bool
@@ -64,8 +64,8 @@ type Egress struct {
 	OriginatingOnly bool
 }
 
-// State is what there should be in a client's network namespace; the zero value is
-// nothing.
+// State has the objects that a client's network namespace should have; the zero value has
+// none.
 type State struct {
 	// Tunnels are one for each peer and router, sorted by it.
 	Tunnels []dataplane.Tunnel
@@ -117,7 +117,7 @@ func familiesOf[T any](all []T, is func(T, dataplane.Family) bool) []dataplane.F
 }
 
 // Closed are the routes that need no tunnel: with them alone, each destination is
-// unreachable, or what is sent there gets lost, and nothing else is.
+// unreachable, or packets there get lost, and nothing else is.
 func (s State) Closed(sinks map[dataplane.Family]int) []dataplane.Route {
 	return s.By(nil, sinks)
 }
@@ -143,7 +143,7 @@ func (s State) By(links map[netip.Addr]int, sinks map[dataplane.Family]int) []da
 	return routes
 }
 
-// StateOf returns what a client needs. The longest prefix decides which Egress a packet
+// StateOf returns the objects that a client needs. The longest prefix decides which Egress a packet
 // takes; of several Egresses with one prefix it is the first by name.
 func StateOf(c Client) State {
 	var s State
@@ -310,7 +310,7 @@ func (c inFamily) routes(claims []claim, spared []netip.Prefix) []Route {
 		closed := route
 		closed.Type, closed.Metric = dataplane.Unreachable, dataplane.MetricUnreachable
 		routes = append(routes, Route{Route: closed})
-		route.Source = c.own // routers take only what has the address of the tunnel's end
+		route.Source = c.own // routers take only packets from the address of the tunnel's end
 		if d.egress.OriginatingOnly {
 			sink := route
 			sink.Metric = dataplane.MetricSink

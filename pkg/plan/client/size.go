@@ -21,7 +21,7 @@ const (
 )
 
 // mostClosed is how many destinations are closed one by one. Of more, mostClosing private and mostClosing public
-// ranges are closed, beside parts of what others have.
+// ranges are closed, beside parts of the destinations of others.
 const (
 	mostClosed  = 512
 	mostClosing = 128
@@ -113,8 +113,8 @@ func Closing(some, used []Egress) []Egress {
 	return slices.DeleteFunc(out, func(e Egress) bool { return len(e.Destinations) == 0 })
 }
 
-// joined returns an Egress with the destinations of those that close, which spares what no other one has of the
-// cluster. Answers pass only if they pass by all.
+// joined returns an Egress with the destinations of those that close, which spares the ranges of the cluster that
+// none of the others has. Answers pass only if they pass by all.
 func joined(closing, some, used []Egress) Egress {
 	all := slices.Concat(some, used)
 	one := Egress{OriginatingOnly: !slices.ContainsFunc(all, func(e Egress) bool { return !e.OriginatingOnly })}

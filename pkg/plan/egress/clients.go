@@ -40,7 +40,7 @@ type Client struct {
 // ClientFacts is all that the clients of an Egress depend on.
 type ClientFacts struct {
 	Egress *v2.Egress
-	// Pods are those that name the Egress.
+	// Pods are the pods that name the Egress.
 	Pods []*corev1.Pod
 	// Namespaces has the labels of the namespaces of the cluster; one that isn't known
 	// has none.
@@ -227,7 +227,7 @@ func newDraft(e *v2.Egress, s *discoveryv1.EndpointSlice, missing map[netip.Addr
 	return d
 }
 
-// clientOf is the reverse of endpoint; false for what endpoint doesn't make.
+// clientOf is the reverse of endpoint; false for an Endpoint that endpoint doesn't make.
 func clientOf(ep discoveryv1.Endpoint) (Client, bool) {
 	if ep.TargetRef == nil || len(ep.Addresses) != 1 {
 		return Client{}, false

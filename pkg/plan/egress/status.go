@@ -69,7 +69,7 @@ type Facts struct {
 	Selector  error
 	// Refused are the objects that the API server refuses.
 	Refused []Refusal
-	// Pressure is what routers have answered, by the names of their pods; nil before they
+	// Pressure has the answers of routers, by the names of their pods; nil before they
 	// were asked.
 	Pressure map[string]gateway.Pressure
 	// Now is the time of a transition.
@@ -88,7 +88,7 @@ type Refusal struct {
 	Kind, Name string
 	// Absent ones can't be made; others stay as they are.
 	Absent bool
-	// Reason is what the API server says.
+	// Reason is the error of the API server.
 	Reason string
 }
 

@@ -43,11 +43,11 @@ func MetricsPortOf(c corev1.Container) (uint16, bool) {
 }
 
 // routerGrace, in seconds, is time enough for a router to be taken out of its Service and to
-// forward what is still on its way.
+// forward packets that are still on their way.
 const routerGrace = 60
 
 // routerPodSpec returns the spec of router pods: the user's, with the container egress
-// completed, and with what keeps routers apart.
+// completed, and with constraints that keep routers apart.
 func routerPodSpec(e *v2.Egress, image RouterImage) (corev1.PodSpec, error) {
 	spec, err := decodeTemplate(e.Spec.Template)
 	if err != nil {
@@ -89,7 +89,7 @@ func routerPodSpec(e *v2.Egress, image RouterImage) (corev1.PodSpec, error) {
 	return spec, nil
 }
 
-// strict refuses what it doesn't know, and says where.
+// strict refuses fields that it doesn't know, and says where they are.
 var strict = func() runtime.Decoder {
 	s := runtime.NewScheme()
 	s.AddKnownTypes(corev1.SchemeGroupVersion, &corev1.PodTemplate{})
@@ -158,7 +158,7 @@ func twice(spec corev1.PodSpec) error {
 	return nil
 }
 
-// completeContainer fills in what the user left open, and sets what a router can't do without.
+// completeContainer fills in the fields that the user left open, and sets those that a router can't do without.
 func completeContainer(c *corev1.Container, egress string, image RouterImage) {
 	if c.Image == "" {
 		c.Image = image.Name
@@ -223,7 +223,7 @@ func routerEnv(egress string) []corev1.EnvVar {
 		field("COIL_POD_NAMESPACE", "metadata.namespace"),
 		field("COIL_POD_NAME", "metadata.name"),
 		{Name: "COIL_EGRESS_NAME", Value: egress},
-		// After those that routers of 2.x have: what is there keeps its place.
+		// After the variables of routers of 2.x, which keep their places.
 		field("COIL_NODE_ADDRESSES", "status.hostIPs"),
 	}
 }
