@@ -186,13 +186,9 @@ func podsOf(e discoveryv1.Endpoint, own map[dataplane.Family]netip.Addr) (pods [
 	}
 	for _, text := range e.Addresses {
 		a, err := netip.ParseAddr(text)
-		if err != nil || e.TargetRef == nil || !a.IsGlobalUnicast() {
-			bad = append(bad, text)
-			continue
-		}
 		mine := own[dataplane.FamilyOf(a)]
 		switch {
-		case a == mine:
+		case err != nil, e.TargetRef == nil, !a.IsGlobalUnicast(), a == mine:
 			bad = append(bad, text)
 		case mine.IsValid():
 			pods = append(pods, Pod{a, e.TargetRef.Namespace, e.TargetRef.Name, e.TargetRef.UID})
