@@ -75,12 +75,12 @@ func (t tiesOf) find(c *circle, p *pod) ties {
 
 // hear notes the answers of routers. It returns the routers that died or came back, and the pods for which alone one
 // did.
-func (c *Checker) hear(a *asks) (changed []*member, pods map[types.NamespacedName]bool) {
+func (c *Checker) hear(asking []*sender) (changed []*member, pods map[types.NamespacedName]bool) {
 	now := time.Now()
 	var noted []*member
 	// Answers first: a router that answers shows that others could.
 	for _, pass := range []echo.Answer{echo.Given, echo.Missing, echo.Unknown} {
-		for _, s := range a.senders {
+		for _, s := range asking {
 			noted = append(noted, c.note(now, s, pass)...)
 		}
 	}
@@ -89,7 +89,7 @@ func (c *Checker) hear(a *asks) (changed []*member, pods map[types.NamespacedNam
 		others[i] = r.circle.others(r.router, now)
 	}
 	pods = map[types.NamespacedName]bool{}
-	for _, s := range a.senders {
+	for _, s := range asking {
 		if c.compare(s) {
 			pods[types.NamespacedName{Namespace: s.Namespace, Name: s.Name}] = true
 		}
