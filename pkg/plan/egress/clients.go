@@ -213,15 +213,10 @@ func newDraft(e *v2.Egress, s *discoveryv1.EndpointSlice, missing map[netip.Addr
 		delete(missing, c.Addr)
 		d.slice.Endpoints = append(d.slice.Endpoints, ep)
 	}
-	if len(s.Ports) > 0 || !equality.Semantic.DeepEqual(s.OwnerReferences, d.slice.OwnerReferences) {
-		d.changed = true
-	}
-	for k, v := range d.slice.Labels {
-		have, ok := s.Labels[k]
-		d.changed = d.changed || !ok || have != v
-	}
 	// kube-proxy takes a slice for a Service's by this label.
-	if _, ok := s.Labels[discoveryv1.LabelServiceName]; ok {
+	_, ofService := s.Labels[discoveryv1.LabelServiceName]
+	if ofService || len(s.Ports) > 0 || !equality.Semantic.DeepEqual(s.OwnerReferences, d.slice.OwnerReferences) ||
+		!labels.SelectorFromSet(d.slice.Labels).Matches(labels.Set(s.Labels)) {
 		d.changed = true
 	}
 	return d
