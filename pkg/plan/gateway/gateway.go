@@ -284,20 +284,33 @@ func (g State) Since(before State) (c Change, ok bool) {
 // Released returns the addresses of before that nobody has now, or that came to a pod that
 // didn't have them: the connections that are left are their old pods'.
 func (g State) Released(before State) []netip.Addr {
-	now := claims(g.Pods)
 	var released []netip.Addr
-	for addr, had := range claims(before.Pods) {
-		if len(now[addr]) == 0 || came(now[addr], had) {
+	old, now := before.Pods, g.Pods // both are sorted by address
+	for len(old) > 0 {
+		addr := old[0].Addr
+		for len(now) > 0 && now[0].Addr.Less(addr) {
+			now = now[1:]
+		}
+		var had, has []Pod
+		had, old = claimants(old, addr)
+		has, now = claimants(now, addr)
+		came := slices.ContainsFunc(has, func(p Pod) bool {
+			return !slices.ContainsFunc(had, func(o Pod) bool { return o.UID == p.UID })
+		})
+		if came || len(has) == 0 {
 			released = append(released, addr)
 		}
 	}
-	slices.SortFunc(released, netip.Addr.Compare)
 	return released
 }
 
-// came says whether a pod is among those that have an address now, and wasn't before.
-func came(now, before []string) bool {
-	return slices.ContainsFunc(now, func(uid string) bool { return !slices.Contains(before, uid) })
+// claimants returns the first of the pods, as many as have the address, and the others.
+func claimants(pods []Pod, addr netip.Addr) (with, others []Pod) {
+	n := 0
+	for n < len(pods) && pods[n].Addr == addr {
+		n++
+	}
+	return pods[:n], pods[n:]
 }
 
 // Inherited returns the addresses of tunnels that a program before this one made for pods
@@ -307,7 +320,9 @@ func (g State) Inherited(links map[netip.Addr]dataplane.TunnelLink) []netip.Addr
 	now := claims(g.Pods)
 	var inherited []netip.Addr
 	for addr, l := range links {
-		if len(now[addr]) == 0 || l.Alias != "" && came(now[addr], strings.Split(l.Alias, owners)) {
+		before := strings.Split(l.Alias, owners)
+		came := slices.ContainsFunc(now[addr], func(uid types.UID) bool { return !slices.Contains(before, string(uid)) })
+		if len(now[addr]) == 0 || l.Alias != "" && came {
 			inherited = append(inherited, addr)
 		}
 	}
@@ -316,10 +331,10 @@ func (g State) Inherited(links map[netip.Addr]dataplane.TunnelLink) []netip.Addr
 }
 
 // claims returns the UIDs of the pods that have each address.
-func claims(pods []Pod) map[netip.Addr][]string {
-	uids := make(map[netip.Addr][]string, len(pods))
+func claims(pods []Pod) map[netip.Addr][]types.UID {
+	uids := make(map[netip.Addr][]types.UID, len(pods))
 	for _, p := range pods {
-		uids[p.Addr] = append(uids[p.Addr], string(p.UID))
+		uids[p.Addr] = append(uids[p.Addr], p.UID)
 	}
 	return uids
 }
