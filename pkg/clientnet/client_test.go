@@ -110,7 +110,7 @@ func TestClient(t *testing.T) {
 		t.Errorf("the second time: %+v", again)
 	}
 
-	// What others destroy comes back, and nothing leaves meanwhile.
+	// Objects that others destroy come back, and nothing leaves meanwhile.
 	p.NS.IP(t, "link", "del", "fou4_0a600001")
 	p.WantWays(map[string]string{"8.8.8.8": "nowhere", "172.20.0.1": "nowhere", "2001:db8:2::1": "tunnel"})
 	p.NS.IP(t, "rule", "del", "priority", "2001")
@@ -126,7 +126,7 @@ func TestClient(t *testing.T) {
 	p.WantWays(ways)
 }
 
-// What a tunnel is missing for is unreachable, and the rest works.
+// Destinations whose tunnel is missing are unreachable, and the rest works.
 func TestClientWithBrokenTunnel(t *testing.T) {
 	p := newPod(t)
 	a, b, c := clientnettest.Gateway("net/a", 1, "192.0.2.0/24"), clientnettest.Gateway("net/b", 2, "198.51.100.0/24"), clientnettest.Gateway("net/c", 0, "203.0.113.0/24", "2001:db8::/32")

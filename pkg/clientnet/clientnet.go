@@ -43,12 +43,12 @@ type Network struct {
 }
 
 // New returns a Network whose routes and rules have the protocol. The host has the node's ends of clients' links, and drops
-// what comes from there for a destination; without a host the node has no guards.
+// packets that come from there for a destination; without a host the node has no guards.
 func New(protocol int, t Tunnels, host *podnet.Network) *Network {
 	return &Network{protocol: protocol, tunnels: t, host: host}
 }
 
-// Outcome counts what was changed, and says what there is.
+// Outcome counts the changes, and has the state and the links that there are.
 type Outcome struct {
 	State                            client.State
 	Rules, Routes, Tunnels, Nexthops dataplane.Result

@@ -62,7 +62,7 @@ func TestDirectFlowsStay(t *testing.T) {
 	}
 	flows = append(flows, more...)
 
-	// One dies, and comes back: who stays keeps its flows.
+	// One dies, and comes back: the routers that stay keep their flows.
 	use("1 draining, 2 dead, 3 live")
 	stay := slices.DeleteFunc(slices.Clone(flows), func(f flow) bool { return f.router == 2 })
 	p.must("a router died", stay)
@@ -75,7 +75,7 @@ func TestDirectFlowsStay(t *testing.T) {
 	use("1 draining, 2 live, 3 live")
 	p.must("a router came back", stay)
 
-	// All drain: who has a flow keeps it, and there is no new one.
+	// All drain: routers keep their flows, and there is no new one.
 	use("1 draining, 2 draining, 3 draining")
 	p.must("all routers drain", stay)
 	p.WantWays(map[string]string{"192.0.2.9": "nowhere", "2001:db8::9": "nowhere"})
@@ -124,7 +124,7 @@ func TestDirectFlowsStayWhileAllAreSilent(t *testing.T) {
 	}
 }
 
-// Who connects while routers drain keeps the router of its first packet.
+// A flow that begins while routers drain keeps the router of its first packet.
 func TestDirectNewFlowsStay(t *testing.T) {
 	for range testkit.EgressForm.Times(1, 2) {
 		for _, then := range []string{"1 draining, 2 live, 3 live", "1 draining, 2 live, 3 draining", "1 draining, 2 draining, 3 draining, 4 live"} {
@@ -229,7 +229,7 @@ func TestDirectChangeIsFinished(t *testing.T) {
 	}
 }
 
-// What the kernel moves later, because a group was out of balance, takes no flow along either that was
+// Buckets that the kernel moves later, because a group was out of balance, take no flow along either that was
 // opened in between.
 func TestDirectFlowsStayWhileBucketsMove(t *testing.T) {
 	p := newDirectPod(t, 3)

@@ -38,7 +38,7 @@ import (
 //	3  hold    a member that leaves and keeps its flows leads nowhere: flows that begin now get lost; see hold.go
 //	4  pin     flows that began between 2 and 3
 //	5  swap    the group gets its new members
-//	6  prune   what nothing leads to any more goes
+//	6  prune   objects that nothing leads to any more go
 //
 // Pins are needed since a connected socket doesn't look its route up again: its bucket seems to be idle, and a change of
 // the group, which makes the socket look, may have moved the bucket. The kernel goes on moving idle buckets as long as
@@ -110,7 +110,7 @@ func changes(before, want []dataplane.NexthopGroup, complete bool) bool {
 func (in namespace) buckets(ctx context.Context, g dataplane.NexthopGroup) []rtnl.Bucket {
 	buckets, err := in.handle.Buckets(ctx, g.ID)
 	if err != nil || len(buckets) != int(g.Buckets) {
-		return make([]rtnl.Bucket, g.Buckets) // what leads nowhere
+		return make([]rtnl.Bucket, g.Buckets) // all lead nowhere
 	}
 	return buckets
 }

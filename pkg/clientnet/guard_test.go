@@ -94,7 +94,7 @@ func (g *guarded) wantLeaving(when string, ends ...string) {
 	}
 }
 
-// What a pod sends past its tunnels ends at the node, whatever a program in it does.
+// Packets that a pod sends past its tunnels end at the node, whatever a program in it does.
 func TestNodeGuardsClients(t *testing.T) {
 	g := newGuarded(t)
 	a, b := clientnettest.Gateway("net/a", 1, "192.0.2.0/24", "2001:db8::/64"), clientnettest.Gateway("net/b", 2, "198.51.100.0/24", "2001:db8:1::/64")
@@ -114,7 +114,7 @@ func TestNodeGuardsClients(t *testing.T) {
 	made := g.mustUse(b).State
 	testkit.Check(t, g.check(made))
 
-	// What fails in the pod, where a program may see to that, opens nothing.
+	// A failure in the pod, which a program there may cause, opens nothing.
 	g.Links.Broken[a.Peers.IPv4] = true
 	if _, err := g.use(t.Context(), a); err == nil {
 		t.Error("a tunnel that can't be made is no error")
@@ -150,7 +150,7 @@ func TestNodeGuardsClients(t *testing.T) {
 	}
 }
 
-// Those outside are answered by the way that they came, and by no other is anything sent there.
+// Hosts outside are answered by the way that their packets came, and nothing is sent there by another way.
 func TestNodeLetsAnswersThrough(t *testing.T) {
 	g := newGuarded(t)
 	e := clientnettest.Gateway("net/a", 1, "192.0.2.0/24", "2001:db8::/64")

@@ -62,7 +62,7 @@ func (t *transition) leave(ctx context.Context, members []dataplane.Nexthop, gro
 }
 
 // hold makes flows by members get lost if they have no pin, and then pins the flows that went by these members, as quickly
-// as possible: TCP sends again what was lost.
+// as possible: TCP sends the lost packets again.
 func (t *transition) hold(ctx context.Context, members map[dataplane.Family]dataplane.Nexthop) error {
 	var errs []error
 	for _, n := range members {
@@ -86,10 +86,7 @@ func (t *transition) hold(ctx context.Context, members map[dataplane.Family]data
 // leaving returns the members of groups that are in none of the wanted ones and keep their flows. As long as the tunnels
 // are incomplete no group goes.
 func (t *transition) leaving(before []dataplane.NexthopGroup, want nexthop.Set) []dataplane.Nexthop {
-	keeping := map[uint32]dataplane.Nexthop{}
-	for _, n := range t.state.KeepingBy(t.links) {
-		keeping[n.ID] = n
-	}
+	keeping := t.state.KeepingBy(t.links)
 	for _, n := range want.Nexthops {
 		delete(keeping, n.ID)
 	}

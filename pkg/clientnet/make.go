@@ -71,7 +71,7 @@ func (in namespace) make(ctx context.Context, state client.State, c client.Clien
 	out.Routes, out.Tunnels, out.Links = closed, tunnels, indexes
 	if !complete {
 		// Tunnels that couldn't even be looked at may well work. A range that isn't the cluster's any
-		// more is for the tunnels, though; what leads to their ends is a single address.
+		// more is for the tunnels, though; a route to their ends is one of a single address.
 		opened, err := in.routes.EnsureBut(ctx, state.By(indexes, sinks), func(r dataplane.Route) bool {
 			return r.Type == dataplane.Throw && !r.Dst.IsSingleIP()
 		})

@@ -43,7 +43,7 @@ func (t *transition) pin(ctx context.Context, all bool) (err error) {
 	// To look up where a flow goes is to use its bucket, which would never be idle then.
 	pins, flowErr := t.wantedPins(ctx, t.moves || all && len(t.have) < client.MaxPins, nil)
 	if flowErr != nil && len(pins) == 0 {
-		return flowErr // whose the pins are isn't known
+		return flowErr // it isn't known which flows the pins are for
 	}
 	return errors.Join(flowErr, t.setPins(ctx, pins))
 }

@@ -20,8 +20,8 @@ import (
 	"github.com/coil-net/coil/pkg/testkit/netnstest"
 )
 
-// What all routers lead to. Each has it for itself, so that a flow that comes to another router than
-// before is reset there.
+// beyond are the destinations of all routers. Each router has them for itself, so that a flow that comes to another
+// router than before is reset there.
 var beyond = []string{"192.0.2.0/24", "2001:db8::/32"}
 
 const beyondPort = 7

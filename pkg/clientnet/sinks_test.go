@@ -11,7 +11,7 @@ import (
 	"github.com/coil-net/coil/pkg/testkit"
 )
 
-// What answers go by when there is no tunnel is part of what is checked and repaired.
+// The link by which answers go when there is no tunnel is checked and repaired, too.
 func TestSinkIsRepaired(t *testing.T) {
 	p := newPod(t)
 	e := clientnettest.Gateway("net/a", 0, "192.0.2.0/24", "2001:db8::/32")

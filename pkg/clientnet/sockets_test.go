@@ -182,7 +182,7 @@ func TestConnectedSocketsFollowAfterFailure(t *testing.T) {
 		t.Errorf("rules\n%s", rules)
 	}
 
-	// What fails in the middle has closed what it could.
+	// A failure in the middle leaves the destinations closed that could be.
 	p = newPod(t)
 	out = p.Outside(outsideAddrs...)
 	mustRoute(p, reference(""))
@@ -196,7 +196,7 @@ func TestConnectedSocketsFollowAfterFailure(t *testing.T) {
 	conn.mustNotLeave("a broken tunnel")
 }
 
-// What somebody else destroys is restored for connected sockets, too.
+// Objects that somebody else destroys are restored for connected sockets, too.
 func TestConnectedSocketsFollowRepairs(t *testing.T) {
 	for _, destroy := range []string{"-6 route flush 2001:db8::/32 table 118", "-6 rule del priority 2100", "-6 route flush table 118"} {
 		t.Run(destroy, func(t *testing.T) {

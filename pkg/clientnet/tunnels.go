@@ -18,7 +18,7 @@ type FoU struct{}
 
 // Make implements Tunnels.
 func (FoU) Make(ctx context.Context, ns *netns.NS, h *rtnl.Handle, port uint16, want []dataplane.Tunnel) (map[netip.Addr]dataplane.TunnelLink, dataplane.Result, error) {
-	families := familiesOf(want)
+	families := client.FamiliesOf(want)
 	if len(families) == 0 {
 		return nil, dataplane.Result{}, nil
 	}
@@ -42,7 +42,7 @@ func (FoU) Prune(ctx context.Context, ns *netns.NS, h *rtnl.Handle, port uint16,
 
 // Check implements Tunnels.
 func (FoU) Check(ctx context.Context, ns *netns.NS, h *rtnl.Handle, port uint16, want []dataplane.Tunnel) (map[netip.Addr]dataplane.TunnelLink, error) {
-	families := familiesOf(want)
+	families := client.FamiliesOf(want)
 	if len(families) == 0 {
 		return nil, nil
 	}
@@ -58,8 +58,4 @@ func (FoU) MakeSinks(ctx context.Context, h *rtnl.Handle, mtu int, families ...d
 // Sink implements Tunnels.
 func (FoU) Sink(ctx context.Context, h *rtnl.Handle, f dataplane.Family) (int, error) {
 	return tunnel.New(h).Sink(ctx, f)
-}
-
-func familiesOf(tunnels []dataplane.Tunnel) []dataplane.Family {
-	return client.State{Tunnels: tunnels}.Families()
 }

@@ -1,6 +1,7 @@
 package natgateway
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -21,7 +22,7 @@ import (
 	"github.com/coil-net/coil/pkg/plan/ruleset"
 )
 
-// Counters tells what the filter has counted; see package kernel/nft.
+// Counters has the counters of the filter; see package kernel/nft.
 type Counters interface {
 	Counters(ctx context.Context) ([]nft.Counter, error)
 	// AtLimit are the clients that were refused a connection within a time.
@@ -151,7 +152,7 @@ func (c *Collector) Collect(ch chan<- prometheus.Metric) {
 	}
 }
 
-// Pressure returns how much the router uses of what it has; of ports, at most 30 s ago.
+// Pressure returns how many of its connections and ports the router uses; of ports, at most 30 s ago.
 func (c *Collector) Pressure(ctx context.Context) (gateway.Pressure, error) {
 	count, limit, err := c.connections.Size()
 	if err != nil {
@@ -199,15 +200,9 @@ func (c *Collector) use(ctx context.Context) ([]conntrack.Use, error) {
 	return uses, err
 }
 
-// protocolName is how people call a protocol of IP.
+// protocolNames are the usual names of protocols of IP.
+var protocolNames = map[byte]string{unix.IPPROTO_TCP: "tcp", unix.IPPROTO_UDP: "udp", unix.IPPROTO_SCTP: "sctp"}
+
 func protocolName(number byte) string {
-	switch number {
-	case unix.IPPROTO_TCP:
-		return "tcp"
-	case unix.IPPROTO_UDP:
-		return "udp"
-	case unix.IPPROTO_SCTP:
-		return "sctp"
-	}
-	return strconv.Itoa(int(number))
+	return cmp.Or(protocolNames[number], strconv.Itoa(int(number)))
 }

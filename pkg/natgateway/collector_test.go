@@ -40,7 +40,7 @@ func (r refusing) AtLimit(context.Context, time.Duration) ([]netip.Addr, error) 
 	return r, nil
 }
 
-// What a router answers its controller.
+// A router answers its controller with its Pressure.
 func TestPressure(t *testing.T) {
 	https := conntrack.Use{Protocol: unix.IPPROTO_TCP, Destination: netip.MustParseAddrPort("[2001:db8::1]:443"), Ports: 600}
 	dns := conntrack.Use{Protocol: unix.IPPROTO_UDP, Destination: netip.MustParseAddrPort("192.0.2.1:53"), Ports: 5}

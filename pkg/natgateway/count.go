@@ -1,12 +1,15 @@
 package natgateway
 
 import (
+	"cmp"
 	"context"
 	"net/netip"
 	"slices"
 	"time"
 
 	"k8s.io/klog/v2"
+
+	"github.com/coil-net/coil/pkg/plan/gateway"
 )
 
 // countEvery is the time between two counts of the connections of each client.
@@ -33,10 +36,7 @@ func (g *Gateway) count(ctx context.Context) {
 // connections is read only if it has as many.
 func (g *Gateway) overLimit(ctx context.Context) ([]netip.Addr, error) {
 	g.mu.Lock()
-	most := 0
-	if g.applied != nil {
-		most = g.applied.MaxPerClient
-	}
+	most := cmp.Or(g.applied, &gateway.State{}).MaxPerClient
 	g.mu.Unlock()
 	tracked, _, err := g.kernel.Flows.Size()
 	if err != nil || most == 0 || tracked <= most {

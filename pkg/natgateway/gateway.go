@@ -19,6 +19,7 @@
 package natgateway
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -46,7 +47,7 @@ import (
 const (
 	// settle is for how long changes are collected before a sync.
 	settle = 20 * time.Millisecond
-	// kernelSettle is the time between two looks at what has changed in the kernel, the
+	// kernelSettle is the time between two looks at changes in the kernel, the
 	// first of which is at once.
 	kernelSettle = 200 * time.Millisecond
 	// lookEvery is the time between two looks at the pod's network and at the rulesets of
@@ -103,7 +104,7 @@ type Network interface {
 	Listen(ctx context.Context, port uint16, families []dataplane.Family) error
 }
 
-// Config is what a gateway is told.
+// Config has the settings of a gateway.
 type Config struct {
 	// Namespace and Egress name the Egress, Pod the router pod, of the same namespace.
 	Namespace, Egress, Pod string
@@ -113,7 +114,7 @@ type Config struct {
 	Resync time.Duration
 }
 
-// Kernel is what a gateway writes to.
+// Kernel has the objects of the kernel that a gateway makes.
 type Kernel struct {
 	Network Network
 	Tunnels Tunnels
@@ -149,7 +150,7 @@ type Gateway struct {
 	compared time.Time    // when all was compared with the kernel
 
 	mu sync.Mutex
-	// applied is what the last sync made, by links, some of which may be missing.
+	// applied is the state that the last sync made, with links, some of which may be missing.
 	applied *gateway.State
 	links   map[netip.Addr]dataplane.TunnelLink
 	// doubtful says that the kernel may have something else than was made.
@@ -175,6 +176,7 @@ func New(cfg Config, k Kernel, egresses, lists cache.SharedIndexInformer, reg pr
 	for _, a := range cfg.Addresses {
 		g.families = append(g.families, dataplane.FamilyOf(a))
 	}
+	reg.MustRegister(g)
 	g.repairs = reconcile.NewRepairs(reg, nil, kinds...)
 	g.loop = upkeep.New(upkeep.Config{Name: "natgateway", Sync: g.sync, Settle: settle, Every: cfg.Resync, Lost: g.lost},
 		g.repairs, reconcile.NewMetrics(reg))
@@ -205,7 +207,7 @@ func (g *Gateway) Run(ctx context.Context) error {
 // nobody.
 func (g *Gateway) look(ctx context.Context) {
 	g.report(Environment, g.environment(ctx))
-	// What can't be read now, can be the next time.
+	// Rulesets that can't be read now can be read the next time.
 	if touched, err := g.kernel.Filter.Touched(ctx); err == nil && touched && g.doubt() {
 		g.loop.Lost(kindFilter)
 	}
@@ -243,11 +245,7 @@ func (g *Gateway) changed() {
 
 // want returns the state that the router should have now.
 func (g *Gateway) want(ctx context.Context) (gateway.State, error) {
-	egress := g.egress()
-	if egress == nil {
-		// Nobody may reach anything through an Egress that is gone.
-		egress = &v2.Egress{}
-	}
+	egress := cmp.Or(g.egress(), &v2.Egress{}) // nobody may reach anything through an Egress that is gone
 	uplink, err := g.kernel.Network.Uplink(ctx, g.cfg.Addresses[0])
 	if err != nil {
 		return gateway.State{}, err

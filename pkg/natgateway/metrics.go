@@ -1,9 +1,9 @@
 package natgateway
 
 import (
+	"cmp"
 	"net/netip"
 	"strings"
-	"sync"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"k8s.io/apimachinery/pkg/types"
@@ -12,25 +12,16 @@ import (
 	"github.com/coil-net/coil/pkg/plan/gateway"
 )
 
-// metrics are what a gateway counts itself.
+// metrics are the figures that a gateway notes itself, and the descriptions of those that it collects.
 type metrics struct {
-	pods    prometheus.Gauge
-	tunnels *prometheus.GaugeVec
-	failed  prometheus.Gauge
-	latency prometheus.Histogram
-	info    *clientInfo
+	failed              prometheus.Gauge
+	latency             prometheus.Histogram
+	pods, tunnels, info *prometheus.Desc
 }
 
 func newMetrics(cfg Config, reg prometheus.Registerer) *metrics {
-	egress := prometheus.Labels{"namespace": cfg.Namespace, "egress": cfg.Egress}
 	router := routerLabels(cfg)
 	m := &metrics{
-		pods: prometheus.NewGauge(prometheus.GaugeOpts{
-			Name: "coil_egress_client_pod_count", Help: "Pods that use the router.", ConstLabels: egress,
-		}),
-		tunnels: prometheus.NewGaugeVec(prometheus.GaugeOpts{
-			Name: "coil_egress_tunnels", Help: "Tunnels to clients that are as they should be, by the protocol of packets.", ConstLabels: router,
-		}, []string{"protocol"}),
 		failed: prometheus.NewGauge(prometheus.GaugeOpts{
 			Name: "coil_egress_client_failures", Help: "Addresses of clients that have no tunnel; the log says why.", ConstLabels: router,
 		}),
@@ -39,15 +30,18 @@ func newMetrics(cfg Config, reg prometheus.Registerer) *metrics {
 			Help:        "Time from the notice of a change of clients or destinations until packets are treated accordingly. Changes that came together count as one.",
 			ConstLabels: router, Buckets: prometheus.ExponentialBuckets(0.005, 2, 14),
 		}),
-		info: &clientInfo{desc: prometheus.NewDesc("coil_egress_client_pod_info", "A pod that uses the router, with each of its addresses: 1.",
-			[]string{"namespace", "pod", "pod_ip", "interface"},
-			prometheus.Labels{"egress": cfg.Egress, "egress_namespace": cfg.Namespace})},
+		pods: prometheus.NewDesc("coil_egress_client_pod_count", "Pods that use the router.",
+			nil, prometheus.Labels{"namespace": cfg.Namespace, "egress": cfg.Egress}),
+		tunnels: prometheus.NewDesc("coil_egress_tunnels", "Tunnels to clients that are as they should be, by the protocol of packets.",
+			[]string{"protocol"}, router),
+		info: prometheus.NewDesc("coil_egress_client_pod_info", "A pod that uses the router, with each of its addresses: 1.",
+			[]string{"namespace", "pod", "pod_ip", "interface"}, prometheus.Labels{"egress": cfg.Egress, "egress_namespace": cfg.Namespace}),
 	}
-	reg.MustRegister(m.pods, m.tunnels, m.failed, m.latency, m.info)
+	reg.MustRegister(m.failed, m.latency)
 	return m
 }
 
-// routerLabels are those of metrics about a router pod.
+// routerLabels are the labels of metrics about a router pod.
 func routerLabels(cfg Config) prometheus.Labels {
 	return prometheus.Labels{"namespace": cfg.Namespace, "egress": cfg.Egress, "pod": cfg.Pod}
 }
@@ -55,53 +49,42 @@ func routerLabels(cfg Config) prometheus.Labels {
 // protocol is the value of the label of this name.
 func protocol(f dataplane.Family) string { return strings.ToLower(f.String()) }
 
-// applied sets what is known of the clients after a sync.
-func (m *metrics) applied(g gateway.State, links map[netip.Addr]dataplane.TunnelLink) {
-	pods := make(map[types.UID]bool, len(g.Pods))
-	for _, p := range g.Pods {
-		pods[p.UID] = true
-	}
-	m.pods.Set(float64(len(pods)))
-	count := map[dataplane.Family]int{}
-	for a := range links {
-		count[dataplane.FamilyOf(a)]++
-	}
-	for _, a := range g.Addresses {
-		f := dataplane.FamilyOf(a)
-		m.tunnels.WithLabelValues(protocol(f)).Set(float64(count[f]))
-	}
-	m.info.mu.Lock()
-	defer m.info.mu.Unlock()
-	m.info.pods, m.info.links = g.Pods, links
-}
-
-// clientInfo makes one metric of each client's address when it is asked.
-type clientInfo struct {
-	desc *prometheus.Desc
-
-	mu    sync.Mutex
-	pods  []gateway.Pod
-	links map[netip.Addr]dataplane.TunnelLink
-}
-
 // Describe implements prometheus.Collector.
-func (c *clientInfo) Describe(ch chan<- *prometheus.Desc) { ch <- c.desc }
+func (g *Gateway) Describe(ch chan<- *prometheus.Desc) {
+	for _, d := range []*prometheus.Desc{g.metrics.pods, g.metrics.tunnels, g.metrics.info} {
+		ch <- d
+	}
+}
 
-// Collect implements prometheus.Collector.
-func (c *clientInfo) Collect(ch chan<- prometheus.Metric) {
-	c.mu.Lock()
-	pods, links := c.pods, c.links
-	c.mu.Unlock()
+// Collect implements prometheus.Collector: the metrics are of the clients as they were made last.
+func (g *Gateway) Collect(ch chan<- prometheus.Metric) {
+	gauge := func(d *prometheus.Desc, n int, labels ...string) {
+		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, float64(n), labels...)
+	}
+	g.mu.Lock()
+	applied, links := cmp.Or(g.applied, &gateway.State{}), g.links
+	g.mu.Unlock()
 	type row struct {
 		namespace, name string
 		addr            netip.Addr
 	}
-	seen := make(map[row]bool, len(pods)) // a pod of the same name may have had the address before
-	for _, p := range pods {
+	pods := make(map[types.UID]bool, len(applied.Pods))
+	seen := make(map[row]bool, len(applied.Pods)) // a pod of the same name may have had the address before
+	for _, p := range applied.Pods {
+		pods[p.UID] = true
 		r := row{p.Namespace, p.Name, p.Addr}
 		if l, ok := links[p.Addr]; ok && !seen[r] {
 			seen[r] = true
-			ch <- prometheus.MustNewConstMetric(c.desc, prometheus.GaugeValue, 1, p.Namespace, p.Name, p.Addr.String(), l.Name)
+			gauge(g.metrics.info, 1, p.Namespace, p.Name, p.Addr.String(), l.Name)
 		}
+	}
+	gauge(g.metrics.pods, len(pods))
+	count := map[dataplane.Family]int{}
+	for a := range links {
+		count[dataplane.FamilyOf(a)]++
+	}
+	for _, a := range applied.Addresses {
+		f := dataplane.FamilyOf(a)
+		gauge(g.metrics.tunnels, count[f], protocol(f))
 	}
 }

@@ -101,7 +101,7 @@ func (g *Gateway) change(want gateway.State) (gateway.Change, bool) {
 	return want.Since(*g.applied)
 }
 
-// follow makes and removes what a change needs, without reading anything.
+// follow makes and removes the objects of clients that came and left, without reading anything.
 func (g *Gateway) follow(ctx context.Context, want gateway.State, c gateway.Change) error {
 	made, err := g.kernel.Tunnels.Add(ctx, c.Came)
 	if err != nil {
@@ -132,12 +132,11 @@ func (g *Gateway) follow(ctx context.Context, want gateway.State, c gateway.Chan
 	return g.release(ctx, want, before)
 }
 
-// apply notes what was made.
+// apply notes the state that was made.
 func (g *Gateway) apply(want gateway.State, links map[netip.Addr]dataplane.TunnelLink) {
 	g.mu.Lock()
 	g.applied, g.links = &want, links
 	g.mu.Unlock()
-	g.metrics.applied(want, links)
 }
 
 // begin makes the filter, before the port of FoU is opened and the first tunnel is made. The filter admits clients whose

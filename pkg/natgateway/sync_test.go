@@ -49,8 +49,22 @@ func TestClientsComeAndGo(t *testing.T) {
 		// Nothing happens, but that all is compared once a minute, and finds nothing to do.
 		f.expect(58*time.Second, "")
 		f.expect(5*time.Second, turn+"filter of 2, prune")
-		if n := testutil.ToFloat64(f.metrics.tunnels.WithLabelValues("ipv4")); n != 2 || len(f.made) != 2 || len(f.routes) != 2 {
-			t.Errorf("%v tunnels are counted, of %v, with routes %v", n, f.made, f.routes)
+		if err := testutil.GatherAndCompare(f.registry, strings.NewReader(`
+# HELP coil_egress_client_pod_count Pods that use the router.
+# TYPE coil_egress_client_pod_count gauge
+coil_egress_client_pod_count{egress="nat",namespace="internet"} 2
+# HELP coil_egress_client_pod_info A pod that uses the router, with each of its addresses: 1.
+# TYPE coil_egress_client_pod_info gauge
+coil_egress_client_pod_info{egress="nat",egress_namespace="internet",interface="to 10.0.0.2",namespace="ns",pod="d",pod_ip="10.0.0.2"} 1
+coil_egress_client_pod_info{egress="nat",egress_namespace="internet",interface="to 10.0.0.4",namespace="ns",pod="c",pod_ip="10.0.0.4"} 1
+# HELP coil_egress_tunnels Tunnels to clients that are as they should be, by the protocol of packets.
+# TYPE coil_egress_tunnels gauge
+coil_egress_tunnels{egress="nat",namespace="internet",pod="nat-0",protocol="ipv4"} 2
+`), "coil_egress_client_pod_count", "coil_egress_client_pod_info", "coil_egress_tunnels"); err != nil {
+			t.Error(err)
+		}
+		if len(f.made) != 2 || len(f.routes) != 2 {
+			t.Errorf("made are %v, with routes %v", f.made, f.routes)
 		}
 	})
 }

@@ -74,24 +74,18 @@ func (g *Gateway) kindOf(c rtnl.Change) string {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	t, watched := g.watched[c.Link]
-	switch c.Kind {
-	case rtnl.Unknown:
-		return kindTunnel
-	case rtnl.RouteLost:
+	uplink := c.Link == g.uplink.Index
+	changed := c.Kind == rtnl.LinkChanged && c.State != nil
+	switch {
+	case c.Kind == rtnl.RouteLost:
 		return kindRoute
-	case rtnl.RuleLost:
+	case c.Kind == rtnl.RuleLost:
 		return kindRule
-	case rtnl.LinkLost:
-		if watched || c.Link == g.uplink.Index {
-			return kindTunnel
-		}
-	case rtnl.LinkChanged:
-		switch {
-		case c.State == nil:
-		case watched && (!c.State.Up || c.State.MTU != t.MTU),
-			c.Link == g.uplink.Index && (c.State.Up != g.uplink.Up || c.State.MTU != g.uplink.MTU):
-			return kindTunnel
-		}
+	case c.Kind == rtnl.Unknown,
+		c.Kind == rtnl.LinkLost && (watched || uplink),
+		changed && watched && (!c.State.Up || c.State.MTU != t.MTU),
+		changed && uplink && (c.State.Up != g.uplink.Up || c.State.MTU != g.uplink.MTU):
+		return kindTunnel
 	}
 	return ""
 }

@@ -57,7 +57,7 @@ func (s *Links) Make(ctx context.Context, _ *netns.NS, h *rtnl.Handle, _ uint16,
 		errs = append(errs, err)
 		links[w.Remote] = dataplane.TunnelLink{Index: index, Name: name}
 	}
-	if _, err := s.MakeSinks(ctx, h, 0, client.State{Tunnels: want}.Families()...); err != nil {
+	if _, err := s.MakeSinks(ctx, h, 0, client.FamiliesOf(want)...); err != nil {
 		errs = append(errs, err)
 	}
 	return links, result, errors.Join(errs...)

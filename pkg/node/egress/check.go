@@ -41,7 +41,7 @@ func (m *Manager) Check(ctx context.Context, id attachment.ID) error {
 	return nil
 }
 
-// checkGuard says whether the node's guard is that of what was made, unless another one is wanted by now.
+// checkGuard returns an error if the node's guard isn't that of the client as it was made, unless another guard is wanted by now.
 func (m *Manager) checkGuard(ctx context.Context, s *sandbox) error {
 	return s.decide(func() error {
 		if s.guard == nil {

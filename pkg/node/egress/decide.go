@@ -27,7 +27,7 @@ import (
 
 // wanted is the wanted state of a sandbox.
 type wanted struct {
-	// client and router say what is done about the sandbox, if anything.
+	// client and router say that the sandbox is made a client's, or a router's. If both are false nothing is done.
 	client, router bool
 	// egresses are the Egresses that the annotations name, as far as they can be had, and former ones
 	// that stay closed.
@@ -56,17 +56,15 @@ func (m *Manager) decide(ctx context.Context, pod types.NamespacedName) error {
 		m.ignored.Add(pod)
 		return nil
 	}
-	if err := m.decisions.begin(ctx, pod.Namespace); err != nil {
-		return err
-	}
-	defer m.decisions.end(pod.Namespace)
 	again := false
-	err := each(sandboxes, func(s *sandbox) error {
-		used, err := m.decideFor(ctx, s)
-		again = again || used
-		return err
+	err := m.decisions.do(ctx, pod.Namespace, func() error {
+		defer m.pods.Add(pod)
+		return each(sandboxes, func(s *sandbox) error {
+			used, err := m.decideFor(ctx, s)
+			again = again || used
+			return err
+		})
 	})
-	m.pods.Add(pod)
 	if err != nil || !again {
 		return err
 	}
@@ -128,7 +126,7 @@ func (m *Manager) decideClient(ctx context.Context, s *sandbox, meta *metav1.Par
 		problems = append(problems, conflict(c))
 	}
 	if errors.Is(err, clientnet.ErrUnguarded) {
-		problems = append(problems, problem{EgressUnguarded, fmt.Sprintf("%v: delete the pod if this goes on", clientnet.ErrUnguarded), false})
+		problems = append(problems, problem{EgressUnguarded, fmt.Sprintf("%v: delete the pod if this goes on", clientnet.ErrUnguarded)})
 	}
 	if len(w.missing) == 0 { // else it is decided again in a moment
 		m.tell(meta, s, problems)
@@ -160,7 +158,7 @@ func (m *Manager) look(ctx context.Context, namespace string, refs []types.Names
 		case err != nil:
 			return wanted{}, err
 		case e == nil:
-			w.problems = append(w.problems, problem{EgressMissing, fmt.Sprintf("Egress %s doesn't exist", ref), true})
+			w.problems = append(w.problems, problem{EgressMissing, fmt.Sprintf("Egress %s doesn't exist", ref)})
 			w.unknown = true
 			if missing++; s == nil && missing == mostAsked {
 				return w, nil // ADD fails anyway
@@ -223,7 +221,7 @@ func (m *Manager) use(ctx context.Context, namespace string, ref types.Namespace
 	if err != nil {
 		text = fmt.Sprintf("Egress %s isn't for pods of any namespace: %v", ref, err)
 	}
-	return client.EgressOf(e, nil), &problem{EgressNotAllowed, text, true}, nil
+	return client.EgressOf(e, nil), &problem{EgressNotAllowed, text}, nil
 }
 
 // clientEgress returns an Egress as it was when it was last known.
@@ -250,7 +248,7 @@ func (w *wanted) tooMany() []problem {
 	}
 	text := fmt.Sprintf("the Egresses have more than %d different destinations, or %d addresses of routers, together: unreachable are destinations of %s; name fewer Egresses, or some with fewer destinations",
 		client.MostDestinations, client.MostTunnels, few(excess, ", "))
-	return []problem{{EgressTooMany, text, true}}
+	return []problem{{EgressTooMany, text}}
 }
 
 // client returns the input of the plan of a sandbox.

@@ -4,7 +4,7 @@
 // It decides what a client is to be, and when it is changed; package clientnet makes it. It must not know
 // who gives the addresses, how objects and records are read, nor how routers are found to be dead.
 //
-// What a pod gets is always as closed as its annotations ask for:
+// Destinations of a pod are always as closed as its annotations ask for:
 //
 //	Egress exists, its Service too    destinations by the tunnel
 //	Egress exists, no Service yet     destinations unreachable
@@ -62,7 +62,7 @@ type Cluster interface {
 }
 
 // Network works in network namespaces; see package clientnet. Its methods return clientnet.ErrGone if that isn't
-// there any more, and what they changed.
+// there any more, and the changes that they made.
 type Network interface {
 	// Client makes a client what it should be, or, without Egresses, a pod like any other.
 	// The MTU is found out.
@@ -101,7 +101,7 @@ type Health interface {
 	Forget(id attachment.ID)
 }
 
-// Config is what clients have in common.
+// Config has the settings that clients have in common.
 type Config struct {
 	Port     uint16
 	Protocol int

@@ -34,11 +34,7 @@ const (
 )
 
 // problem is a fact that the owner of a pod should know.
-type problem struct {
-	reason, text string
-	// fatal problems let ADD fail.
-	fatal bool
-}
+type problem struct{ reason, text string }
 
 // conflict returns the problem of two Egresses of a pod.
 func conflict(c client.Conflict) problem {
@@ -46,7 +42,7 @@ func conflict(c client.Conflict) problem {
 	if c.Router {
 		text = fmt.Sprintf("router %s of Egress %s isn't used: it is outside of the cluster, and a destination of Egress %s", c.Dst.Addr(), c.Loser, c.Winner)
 	}
-	return problem{EgressConflict, text, false}
+	return problem{EgressConflict, text}
 }
 
 // tell records an Event for the problems of each reason if it wasn't told yet; without a sandbox, for all.
@@ -111,7 +107,7 @@ func ignoredBy(refs []types.NamespacedName, pod string) []problem {
 	for _, ref := range refs {
 		names = append(names, shown(ref.String()))
 	}
-	return []problem{{EgressIgnored, fmt.Sprintf("%s, whose packets take no Egress: to name %s has no effect", pod, few(names, ", ")), false}}
+	return []problem{{EgressIgnored, fmt.Sprintf("%s, whose packets take no Egress: to name %s has no effect", pod, few(names, ", "))}}
 }
 
 const (
@@ -128,12 +124,12 @@ const (
 func usable(refs []types.NamespacedName) (use []types.NamespacedName, problems []problem) {
 	if len(refs) > plan.MostEgresses {
 		text := fmt.Sprintf("the annotations name more than %d Egresses: only the first ones are used, by namespace and in the order of the annotation", plan.MostEgresses)
-		problems = append(problems, problem{EgressTooMany, text, true})
+		problems = append(problems, problem{EgressTooMany, text})
 		refs = refs[:plan.MostEgresses]
 	}
 	for _, ref := range refs {
 		if len(validation.IsDNS1123Label(ref.Namespace))+len(validation.IsDNS1123Subdomain(ref.Name)) > 0 {
-			problems = append(problems, problem{EgressMissing, fmt.Sprintf("Egress %s can't exist: that is no name of an object", shown(ref.String())), true})
+			problems = append(problems, problem{EgressMissing, fmt.Sprintf("Egress %s can't exist: that is no name of an object", shown(ref.String()))})
 			continue
 		}
 		use = append(use, ref)

@@ -149,7 +149,7 @@ func TestGuardOfTheLost(t *testing.T) {
 		if got := g.has("p"); got != "192.0.2.0/24 nowhere, 198.51.100.0/24 10.96.0.2" {
 			t.Errorf("it has %q", got)
 		}
-		// What the node kept counts, too: in the pod a program may have removed it.
+		// The node's guard counts, too: a program in the pod may have removed the pod's own rules.
 		g.stop()
 		g.mu.Lock()
 		clear(g.records)
@@ -200,7 +200,7 @@ func TestGuardsAheadOfRecords(t *testing.T) {
 	})
 }
 
-// What is decided while a pod is worked on is done next, though the pod uses no Egress then.
+// A state that is decided while a pod is worked on is made next, though the pod uses no Egress then.
 func TestDecidedWhileWorking(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := newGuarding(t, "p")
@@ -223,7 +223,7 @@ func TestDecidedWhileWorking(t *testing.T) {
 	})
 }
 
-// What a former process has left in a pod that uses no Egress is removed; what is decided meanwhile stays.
+// Objects that a former process has left in a pod that uses no Egress are removed. A state that is decided meanwhile stays.
 func TestClearingIsOvertaken(t *testing.T) {
 	w := newWorld()
 	w.egress("a", "10.96.0.1", "192.0.2.0/24")

@@ -18,8 +18,8 @@ import (
 )
 
 // An annotation that changes names an Egress that a cache may not have yet, that is made a moment later,
-// or that never is. As long as it isn't known where packets to its destinations go, what the annotation
-// named before stays closed: it may be the same.
+// or that never is. As long as it isn't known where packets to its destinations go, the Egresses that
+// the annotation named before stay closed: they may have the same destinations.
 
 // mostAsked bounds the Egresses of one pod for which the API server is asked though the cache is filled, and those
 // that an ADD, which kubelet repeats, finds missing before it fails.

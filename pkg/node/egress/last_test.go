@@ -63,7 +63,7 @@ func (c *closing) want(what, want string) {
 	}
 }
 
-// What an annotation named before stays closed until it is known where the packets of the others go.
+// Egresses that an annotation named before stay closed until it is known where the packets of the others go.
 func TestFormerStaysClosed(t *testing.T) {
 	const closed = "0.0.0.0/0 nowhere, 198.51.100.0/24 nowhere"
 	synctest.Test(t, func(t *testing.T) {
@@ -132,7 +132,7 @@ func TestFormerAreBounded(t *testing.T) {
 	}
 }
 
-// What one that is named has by now stays known of those that were named before: it may lose it.
+// Destinations of a former Egress stay known though an Egress that is named has them by now: it may lose them.
 func TestFormerKeepWhatOthersHave(t *testing.T) {
 	shared := netip.MustParsePrefix("203.0.113.0/24")
 	known := func(name string, d netip.Prefix) store.KnownEgress {
@@ -230,7 +230,7 @@ func TestCacheBehind(t *testing.T) {
 	sync("many are nowhere", "192.0.2.0/24 10.96.0.2", mostAsked, false)
 }
 
-// What was made is read back, whatever its Egress.
+// Closed destinations are read back, whatever their Egress.
 func TestClosed(t *testing.T) {
 	p := clientnettest.NewPod(t)
 	n := clientnet.New(dataplane.ProtocolNode, p.Links, nil)

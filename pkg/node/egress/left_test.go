@@ -65,7 +65,7 @@ func TestPeersLinger(t *testing.T) {
 	}
 }
 
-// Who lists other routers again and again makes no pod take packets of any number of addresses.
+// EndpointSlices that list other routers again and again make no pod take packets of any number of addresses.
 func TestLeftAreBounded(t *testing.T) {
 	m := newWorld().manager(false)
 	start := time.Now()

@@ -169,8 +169,8 @@ func (s *serving) keeps(what string) {
 	}
 }
 
-// Those outside are answered whatever becomes of the routers, and what the pod sends by itself
-// leaves by a tunnel or not at all.
+// Hosts outside are answered whatever becomes of the routers. Connections that the pod opens
+// leave by a tunnel or not at all.
 func TestAnswersWithoutRouters(t *testing.T) {
 	for _, c := range []struct {
 		name    string

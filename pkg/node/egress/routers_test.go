@@ -205,7 +205,7 @@ func TestNobodyToAsk(t *testing.T) {
 	})
 }
 
-// Who keeps questions from all routers takes none away, and a new one that doesn't answer is dead.
+// A network that keeps questions from all routers makes none dead, and a new router that doesn't answer is dead.
 func TestRoutersThatNeverAnswer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld()
@@ -245,7 +245,7 @@ func TestNewPodsAsk(t *testing.T) {
 		w.silence(false, "10.1.1.1")
 		w.after(t, 4*time.Second, "it answers", both)
 
-		// What one pod has proved, others go on with.
+		// A death that one pod has proved holds for the others.
 		unlisted(false)
 		time.Sleep(20 * time.Second)
 		if err := m.Forget(t.Context(), sandboxOf("p").ID); err != nil {
@@ -346,8 +346,8 @@ func TestPeeringChanges(t *testing.T) {
 	})
 }
 
-// What an Egress was before its peering changed is known until no flow goes that way, also if coild
-// starts again meanwhile; nobody asks a Service whether it lives.
+// The former peering of an Egress is known until no flow goes that way, also if coild
+// starts again meanwhile. Nobody asks a Service whether it lives.
 func TestPeeringSwitches(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld()

@@ -24,7 +24,7 @@ import (
 type sandbox struct {
 	node.Sandbox
 
-	// deciding is held while it is decided what the sandbox is to be, and while the node's guard of it changes,
+	// deciding is held while the wanted state of the sandbox is decided, and while the node's guard of it changes,
 	// never while something is asked in the pod. It may be taken while work is held. It guards the next eight.
 	deciding sync.Mutex
 	want     *wanted                // nil as long as nothing was decided
@@ -106,7 +106,7 @@ func (m *Manager) enter(ctx context.Context, at node.Sandbox) (*sandbox, error) 
 	}
 }
 
-// lastOf returns what is known of the Egresses that a sandbox uses, and whether it is the
+// lastOf returns the Egresses that a sandbox uses, as they were known last, and whether the sandbox is the
 // one that is known by its ID.
 func (m *Manager) lastOf(s *sandbox) (last []store.KnownEgress, current bool) {
 	m.mu.Lock()

@@ -1,6 +1,7 @@
 package egress
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -42,10 +43,8 @@ func (m *Manager) Begin(ctx context.Context, pod store.Pod) (func(context.Contex
 	m.fit(&w)
 	problems := append(w.tooMany(), w.problems...)
 	m.tell(meta, nil, problems)
-	for _, p := range problems {
-		if p.fatal {
-			return nil, errors.New(p.text)
-		}
+	if len(problems) > 0 {
+		return nil, errors.New(problems[0].text)
 	}
 	if len(refs) > 0 {
 		if err := m.cfg.Available(); err != nil {
@@ -53,9 +52,7 @@ func (m *Manager) Begin(ctx context.Context, pod store.Pod) (func(context.Contex
 		}
 	}
 	return func(ctx context.Context, s node.Sandbox) error {
-		if s.UID == "" {
-			s.UID = plan.PodUID(meta)
-		}
+		s.UID = cmp.Or(s.UID, plan.PodUID(meta))
 		return m.setUp(ctx, s, &w, router)
 	}, nil
 }

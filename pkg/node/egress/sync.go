@@ -22,18 +22,12 @@ const mostWork = 30 * time.Second
 
 // workOn makes the wanted states of a pod's sandboxes.
 func (m *Manager) workOn(ctx context.Context, pod types.NamespacedName) error {
-	sandboxes := m.affected(isOf(pod))
-	if len(sandboxes) == 0 {
-		return nil
-	}
-	if err := m.works.begin(ctx, pod.Namespace); err != nil {
-		return err
-	}
-	defer m.works.end(pod.Namespace)
-	return each(sandboxes, func(s *sandbox) error {
-		work, cancel := context.WithTimeout(ctx, mostWork)
-		defer cancel()
-		return m.work(work, s)
+	return m.works.do(ctx, pod.Namespace, func() error {
+		return each(m.affected(isOf(pod)), func(s *sandbox) error {
+			work, cancel := context.WithTimeout(ctx, mostWork)
+			defer cancel()
+			return m.work(work, s)
+		})
 	})
 }
 
@@ -179,7 +173,7 @@ func (m *Manager) applyKernel(ctx context.Context, s *sandbox, w *wanted) (clien
 	return out, nil
 }
 
-// made notes what a client has.
+// made notes the tunnels, groups and pins of a client.
 func (m *Manager) made(ctx context.Context, s *sandbox, out clientnet.Outcome, err error) {
 	m.moved.Add(float64(out.Moved))
 	if out.Unpinned > 0 {
@@ -199,7 +193,7 @@ func (m *Manager) made(ctx context.Context, s *sandbox, out clientnet.Outcome, e
 // pins (nf_conntrack_udp_timeout_stream).
 const idle = 2 * time.Minute
 
-// remember records what a sandbox uses.
+// remember records the Egresses that a sandbox uses.
 func (m *Manager) remember(ctx context.Context, s *sandbox, egresses []store.KnownEgress) error {
 	m.mu.Lock()
 	same := slices.EqualFunc(s.record, egresses, sameEgress)
@@ -229,7 +223,7 @@ func sameEgress(a, b store.KnownEgress) bool {
 }
 
 // settle forgets that Egresses have switched as soon as no flow goes the former way. The next sync
-// removes what is left of that.
+// removes the rest of the former way.
 func (m *Manager) settle(ctx context.Context, s *sandbox, w *wanted, out clientnet.Outcome) error {
 	settled := slices.Clone(w.known)
 	for i, k := range settled {

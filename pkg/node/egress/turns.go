@@ -36,40 +36,33 @@ type waiter struct {
 
 func newTurns(most int) *turns { return &turns{most: most, of: map[string]int{}} }
 
-// begin waits for a turn of a namespace until ctx ends. The turn lasts until end.
-func (t *turns) begin(ctx context.Context, namespace string) error {
+// do does work of a namespace when it is its turn, unless ctx ends before.
+func (t *turns) do(ctx context.Context, namespace string, work func() error) error {
 	w := waiter{namespace, make(chan struct{})}
 	t.mu.Lock()
 	t.waiting = append(t.waiting, w)
 	t.next()
 	t.mu.Unlock()
+	defer t.leave(w)
 	select {
 	case <-w.turn:
-		return nil
+		return work()
 	case <-ctx.Done():
+		return ctx.Err()
 	}
+}
+
+// leave ends the turn of a work, or its wait for one.
+func (t *turns) leave(w waiter) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if i := slices.Index(t.waiting, w); i >= 0 {
 		t.waiting = slices.Delete(t.waiting, i, i+1)
-	} else { // it came at the same time
-		t.leave(namespace)
+		return
 	}
-	return ctx.Err()
-}
-
-// end ends a turn of a namespace.
-func (t *turns) end(namespace string) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.leave(namespace)
-}
-
-// leave must be called with mu held.
-func (t *turns) leave(namespace string) {
 	t.working--
-	if t.of[namespace]--; t.of[namespace] == 0 {
-		delete(t.of, namespace)
+	if t.of[w.namespace]--; t.of[w.namespace] == 0 {
+		delete(t.of, w.namespace)
 	}
 	t.next()
 }

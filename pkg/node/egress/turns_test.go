@@ -13,10 +13,10 @@ import (
 func (t *turns) works(ctx context.Context, namespace string, n int) int {
 	for range n {
 		go func() {
-			if t.begin(ctx, namespace) == nil {
+			_ = t.do(ctx, namespace, func() error {
 				<-ctx.Done()
-				t.end(namespace)
-			}
+				return nil
+			})
 		}()
 	}
 	synctest.Wait()
@@ -36,10 +36,10 @@ func TestTurns(t *testing.T) {
 				t.Errorf("%d works of namespace %d go on, want %d", got, i, want)
 			}
 		}
-		// Who doesn't wait any longer has no turn.
+		// A work that doesn't wait any longer has no turn.
 		impatient, end := context.WithTimeout(t.Context(), time.Second)
 		defer end()
-		if err := turns.begin(impatient, "impatient"); !errors.Is(err, context.DeadlineExceeded) {
+		if err := turns.do(impatient, "impatient", func() error { return nil }); !errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("begun with %v", err)
 		}
 		// The next turn is of a namespace that has none.

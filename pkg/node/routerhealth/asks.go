@@ -55,14 +55,8 @@ type sender struct {
 	mute    bool // its namespace is muted
 	late    bool // its round takes longer than longAsking
 	about   []question
-	answers []echo.Answer // none if nothing could be asked
+	answers []echo.Answer // Unknown if nothing could be asked
 	err     error
-}
-
-// asks are all questions of a round: the routers that can be asked, and the pods that ask.
-type asks struct {
-	members []*member
-	senders []*sender
 }
 
 // enquirers are the pods that can ask a router. The router has answered the old ones, and never the unknown ones. Of the
@@ -111,30 +105,29 @@ type question struct {
 	known, turn bool
 }
 
-// questions chooses the pods that ask each router, and forgets routers to which no pod has a
-// tunnel.
-func (c *Checker) questions(ctx context.Context) *asks {
-	a := &asks{members: gather(c.senders())}
-	c.meet(a)
-	c.forgetRouters(a)
-	chosen := a.choose()
-	c.asker.tellWhether(ctx, len(chosen))
+// questions chooses the pods that ask each router, and forgets routers to which no pod has a tunnel. It returns the pods
+// that ask, and whether there is a router to ask.
+func (c *Checker) questions(ctx context.Context) (asking []*sender, any bool) {
+	members := c.meet(gather(c.senders()))
+	c.forgetRouters(len(members))
+	chosen := choose(members)
+	c.tellWhether(ctx, len(chosen))
 	if len(chosen) > mostQuestions {
-		chosen = c.asker.share(a)
+		chosen = c.share(members)
 	}
 	for _, q := range chosen {
 		s := q.end.sender
 		if s.about == nil {
-			a.senders = append(a.senders, s)
+			asking = append(asking, s)
 		}
 		s.about = append(s.about, q)
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for _, s := range a.senders {
+	for _, s := range asking {
 		s.asking = true
 	}
-	return a
+	return asking, len(members) > 0
 }
 
 // senders begins a round, and returns the pods, in the order in which they have their turns.
@@ -186,11 +179,11 @@ func gather(all []*sender) (members []*member) {
 	return members
 }
 
-// meet adds the states of the routers. Routers that aren't ready and have never answered are left out: they may not be up
-// yet, and are asked as soon as they are to take flows.
-func (c *Checker) meet(a *asks) {
-	met := a.members[:0]
-	for chunk := range slices.Chunk(a.members, mostLocked) {
+// meet adds the states of the routers, and returns the routers that can be asked. Routers that aren't ready and have
+// never answered can't: they may not be up yet, and are asked as soon as they are to take flows.
+func (c *Checker) meet(all []*member) []*member {
+	met := all[:0]
+	for chunk := range slices.Chunk(all, mostLocked) {
 		c.mu.Lock()
 		for _, r := range chunk {
 			r.router = c.routers[r.routerKey]
@@ -210,15 +203,15 @@ func (c *Checker) meet(a *asks) {
 		}
 		c.mu.Unlock()
 	}
-	a.members = met
+	return met
 }
 
-// forgetRouters forgets the routers that no pod has a tunnel to.
-func (c *Checker) forgetRouters(a *asks) {
+// forgetRouters forgets the routers that no pod has a tunnel to. met says how many have one.
+func (c *Checker) forgetRouters(met int) {
 	gone, addrs := map[routerKey]bool{}, map[netip.Addr]bool{}
 	var all []*pod
 	c.mu.Lock()
-	if len(c.routers) > len(a.members) {
+	if len(c.routers) > met {
 		for key, r := range c.routers {
 			if r.seen != c.round {
 				delete(c.routers, key)
@@ -239,9 +232,9 @@ func (c *Checker) forgetRouters(a *asks) {
 
 // choose returns all that there is to ask: of each router one pod in turn, each that asks for itself, and one that it has
 // never answered.
-func (a *asks) choose() (chosen []question) {
+func choose(members []*member) (chosen []question) {
 	var pods enquirers
-	for _, r := range a.members {
+	for _, r := range members {
 		pods.sort(r)
 		if r.proven = len(pods.old) > 0; r.proven {
 			first := pods.takers[r.turn%len(pods.takers)]

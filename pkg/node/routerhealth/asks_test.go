@@ -301,7 +301,7 @@ func TestQuestionsOfHonestNodes(t *testing.T) {
 		for range phase.rounds {
 			_, total := e.round(t, c, phase.silent)
 			most = max(most, total)
-			if c.asker.late {
+			if c.crowded {
 				t.Errorf("%s: questions have to wait", phase.what)
 			}
 		}
@@ -330,9 +330,7 @@ func TestRouterIsMadeMeanwhile(t *testing.T) {
 	senders := c.senders()
 	made := []client.Group{{Egress: "net/a", Direct: true, Members: g.Members[:1], Dead: g.Members[1:]}}
 	c.Update(late.Sandbox, made, map[netip.Addr]int{g.Members[0]: 1, g.Members[1]: 2}, false)
-	a := &asks{members: gather(senders)}
-	c.meet(a)
-	c.forgetRouters(a)
+	c.forgetRouters(len(c.meet(gather(senders))))
 	if r := c.routers[old]; r == nil || !r.dead {
 		t.Error("it is forgotten though a pod has it")
 	}

@@ -75,12 +75,12 @@ func (t tiesOf) find(c *circle, p *pod) ties {
 
 // hear notes the answers of routers. It returns the routers that died or came back, and the pods for which alone one
 // did.
-func (c *Checker) hear(a *asks) (changed []*member, pods map[types.NamespacedName]bool) {
+func (c *Checker) hear(asking []*sender) (changed []*member, pods map[types.NamespacedName]bool) {
 	now := time.Now()
 	var noted []*member
 	// Answers first: a router that answers shows that others could.
 	for _, pass := range []echo.Answer{echo.Given, echo.Missing, echo.Unknown} {
-		for _, s := range a.senders {
+		for _, s := range asking {
 			noted = append(noted, c.note(now, s, pass)...)
 		}
 	}
@@ -89,7 +89,7 @@ func (c *Checker) hear(a *asks) (changed []*member, pods map[types.NamespacedNam
 		others[i] = r.circle.others(r.router, now)
 	}
 	pods = map[types.NamespacedName]bool{}
-	for _, s := range a.senders {
+	for _, s := range asking {
 		if c.compare(s) {
 			pods[types.NamespacedName{Namespace: s.Namespace, Name: s.Name}] = true
 		}
@@ -109,12 +109,12 @@ func (c *Checker) note(now time.Time, s *sender, alike echo.Answer) (noted []*me
 	given, to := alike == echo.Given, tiesOf{}
 	counts := make([]bool, len(s.about))
 	for i, q := range s.about {
-		counts[i] = q.turn && alike != echo.Unknown && s.answer(i) == alike && (q.known || !q.proven && (given || q.knownByOthers(to)))
+		counts[i] = q.turn && alike != echo.Unknown && s.answers[i] == alike && (q.known || !q.proven && (given || q.knownByOthers(to)))
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for i, q := range s.about {
-		if s.answer(i) != alike {
+		if s.answers[i] != alike {
 			continue
 		}
 		if given || alike == echo.Missing && q.known {

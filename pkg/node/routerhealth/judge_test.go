@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// What is counted once for all routers of an Egress is what each would find by looking at all others.
+// Findings that are counted once for all routers of an Egress are those that each would have by looking at all others.
 func TestOthers(t *testing.T) {
 	now := time.Unix(1000, 0)
 	seen := map[findings]bool{}
@@ -42,7 +42,7 @@ func TestOthers(t *testing.T) {
 	}
 }
 
-// Who had to wait for its question has answered lately, if it answered the last.
+// A router whose question had to wait has answered lately, if it answered the last one.
 func TestWaitingIsNoSilence(t *testing.T) {
 	now := time.Unix(1000, 0)
 	for waited, want := range map[int]bool{0: false, 7: false, 8: true} {

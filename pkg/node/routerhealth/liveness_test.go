@@ -46,7 +46,7 @@ func TestLiveness(t *testing.T) {
 	}
 }
 
-// Who lived for long is as good as new.
+// A router that lived for long is as good as new.
 func TestLivenessForgives(t *testing.T) {
 	now := time.Unix(1000, 0)
 	var l liveness

@@ -9,14 +9,6 @@ import (
 	"github.com/coil-net/coil/pkg/kernel/echo"
 )
 
-// answer returns that to a question.
-func (s *sender) answer(i int) echo.Answer {
-	if i < len(s.answers) {
-		return s.answers[i]
-	}
-	return echo.Unknown
-}
-
 const (
 	// mostAsking is as long as a round may take on a host that is busy, see echo.ErrLate, and longAsking as long as it
 	// takes on others, though a router doesn't answer.
@@ -58,7 +50,8 @@ func (c *Checker) askAll(ctx context.Context, all []*sender) {
 	outcomes := make(chan outcome, len(all))
 	patient := 0 // pods that are waited for
 	for _, s := range all {
-		s.err, s.late = errSlow, true // until it has come back
+		s.answers = make([]echo.Answer, len(s.about)) // all are Unknown
+		s.err, s.late = errSlow, true                 // until it has come back
 		if !s.mute {
 			patient++
 		}
@@ -77,7 +70,8 @@ func (c *Checker) askAll(ctx context.Context, all []*sender) {
 		select {
 		case o := <-outcomes:
 			left--
-			o.of.answers, o.of.err, o.of.late = o.answers, o.err, o.took > longAsking
+			copy(o.of.answers, o.answers)
+			o.of.err, o.of.late = o.err, o.took > longAsking
 			if !o.of.mute {
 				patient--
 			}

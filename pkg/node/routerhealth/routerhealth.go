@@ -62,7 +62,10 @@ type Checker struct {
 	failover prometheus.Histogram
 	// sending tells Run that a pod sends to routers.
 	sending chan struct{}
-	asker   asker
+	// next is, by namespace and queue, where the next round goes on when questions have to wait; crowded says that they
+	// have to. Only the goroutine of Run uses both.
+	next    map[string][2]uint64
+	crowded bool
 
 	mu sync.Mutex
 	// round is the number of the round that goes on, or was the last one.
@@ -223,17 +226,17 @@ func (c *Checker) Run(ctx context.Context, l Listener) error {
 
 // askOnce asks each router once, and says whether there is any.
 func (c *Checker) askOnce(ctx context.Context, l Listener) bool {
-	a := c.questions(ctx)
-	c.askAll(ctx, a.senders)
+	asking, any := c.questions(ctx)
+	c.askAll(ctx, asking)
 	if ctx.Err() != nil {
 		return false
 	}
-	for _, s := range a.senders {
+	for _, s := range asking {
 		if s.err != nil {
 			klog.FromContext(ctx).V(2).Info("Can't ask routers through the pod, another one does", "pod", klog.KRef(s.Namespace, s.Name), "containerID", s.ContainerID, "reason", s.err)
 		}
 	}
-	changed, pods := c.hear(a)
+	changed, pods := c.hear(asking)
 	egresses := map[types.NamespacedName]bool{}
 	for _, r := range changed {
 		egresses[r.name()] = true
@@ -247,5 +250,5 @@ func (c *Checker) askOnce(ctx context.Context, l Listener) bool {
 	for _, r := range changed {
 		c.tell(ctx, r.routerKey, r.dead)
 	}
-	return len(a.members) > 0
+	return any
 }

@@ -22,14 +22,6 @@ const mostQuestions = 16384
 // seed is that of all hashes of this process.
 var seed = maphash.MakeSeed()
 
-// asker is the state that the goroutine of Run keeps from one round to the next.
-type asker struct {
-	// next are, by namespace and queue, where the next round goes on.
-	next map[string][2]uint64
-	// late says that questions have to wait.
-	late bool
-}
-
 // place identifies a question; by its hash a question is always at the same place of a queue.
 type place struct {
 	routerKey
@@ -48,7 +40,7 @@ type wish struct {
 // Neither kind waits for the other.
 type wishes struct {
 	queues [2][]wish
-	next   [2]uint64 // see asker
+	next   [2]uint64 // see Checker
 	popped int
 }
 
@@ -70,14 +62,14 @@ func (w *wishes) pop(asked map[place]bool) (wish, bool) {
 
 // share chooses questions when there are too many: of each namespace one after the other. A router that pods of
 // several namespaces can ask in turn is asked by that which comes to it first.
-func (s *asker) share(a *asks) (all []question) {
+func (c *Checker) share(members []*member) (all []question) {
 	type pair struct {
 		of *sender
 		to *member
 	}
 	chosen := map[pair]int{} // which of all
 	asked := map[place]bool{}
-	namespaces := s.wishes(a)
+	namespaces := c.wishes(members)
 	names := slices.Collect(maps.Keys(namespaces)) // in another order each time
 	for len(names) > 0 && len(all) < mostQuestions {
 		left := names[:0]
@@ -103,11 +95,11 @@ func (s *asker) share(a *asks) (all []question) {
 		}
 		names = left
 	}
-	s.next = map[string][2]uint64{}
+	c.next = map[string][2]uint64{}
 	for name, w := range namespaces {
-		s.next[name] = w.next
+		c.next[name] = w.next
 	}
-	for _, r := range a.members {
+	for _, r := range members {
 		if !asked[place{r.routerKey, nil, r.proven}] && slices.ContainsFunc(r.ends, func(e end) bool { return !e.absent }) {
 			r.waited++
 		}
@@ -116,12 +108,12 @@ func (s *asker) share(a *asks) (all []question) {
 }
 
 // wishes returns all that there is to ask, by namespace.
-func (s *asker) wishes(a *asks) map[string]*wishes {
+func (c *Checker) wishes(members []*member) map[string]*wishes {
 	all := map[string]*wishes{}
 	add := func(queue int, q question, p place) {
 		w := all[q.end.Namespace]
 		if w == nil {
-			w = &wishes{next: s.next[q.end.Namespace]}
+			w = &wishes{next: c.next[q.end.Namespace]}
 			all[q.end.Namespace] = w
 		}
 		w.queues[queue] = append(w.queues[queue], wish{q, p, maphash.Comparable(seed, p)})
@@ -137,7 +129,7 @@ func (s *asker) wishes(a *asks) map[string]*wishes {
 		}
 	}
 	var pods enquirers
-	for _, r := range a.members {
+	for _, r := range members {
 		pods.sort(r)
 		inTurn(r, pods.takers, r.turn, true)
 		inTurn(r, pods.unknown, r.newTurn, false)
@@ -156,9 +148,9 @@ func (s *asker) wishes(a *asks) map[string]*wishes {
 }
 
 // tellWhether logs when the node begins, and ends, to have too many questions.
-func (s *asker) tellWhether(ctx context.Context, questions int) {
-	if late := questions > mostQuestions; late != s.late {
-		s.late = late
+func (c *Checker) tellWhether(ctx context.Context, questions int) {
+	if crowded := questions > mostQuestions; crowded != c.crowded {
+		c.crowded = crowded
 		klog.FromContext(ctx).Info("Pods of the node have more questions to routers of Egresses than are asked in a second: the others wait",
 			"questions", questions, "asked", min(questions, mostQuestions))
 	}

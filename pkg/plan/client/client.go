@@ -32,7 +32,7 @@ type Client struct {
 	// Port is the UDP port of FoU, Protocol the mark of routes and rules.
 	Port     uint16
 	Protocol int
-	// Idle is the time after which what sockets haven't sent for so long may go by another
+	// Idle is the time after which the packets of a socket that has sent nothing for so long may go by another
 	// router, of an Egress that is direct.
 	Idle     time.Duration
 	Egresses []Egress
@@ -43,7 +43,7 @@ type Client struct {
 
 // Egress is an Egress as a client uses it.
 type Egress struct {
-	// Name is namespace/name; empty of what only the kernel knows to be closed.
+	// Name is namespace/name; empty of an Egress of which only the kernel knows that its destinations are closed.
 	Name         string
 	Destinations []netip.Prefix
 	// InCluster are ranges that no Egress captures.
@@ -55,8 +55,8 @@ type Egress struct {
 	// are unreachable.
 	Direct  bool
 	Routers []Router
-	// Left are addresses of the Service or of routers that were so a moment ago: what they still send
-	// is taken.
+	// Left are addresses that the Service or routers had until a moment ago: packets that they still send
+	// are taken.
 	Left []netip.Addr
 	// Switched says that it was the other way round before: flows stay where they are.
 	Switched bool
@@ -66,8 +66,8 @@ type Egress struct {
 	OriginatingOnly bool
 }
 
-// State is what there should be in a client's network namespace; the zero value is
-// nothing.
+// State has the objects that a client's network namespace should have; the zero value has
+// none.
 type State struct {
 	// Tunnels are one for each peer and router, sorted by it.
 	Tunnels []dataplane.Tunnel
@@ -101,9 +101,9 @@ type Conflict struct {
 	Router bool
 }
 
-// Families are those that tunnels are needed in.
-func (s State) Families() []dataplane.Family {
-	return familiesOf(s.Tunnels, func(t dataplane.Tunnel, f dataplane.Family) bool { return dataplane.FamilyOf(t.Remote) == f })
+// FamiliesOf returns the families that tunnels are needed in.
+func FamiliesOf(tunnels []dataplane.Tunnel) []dataplane.Family {
+	return familiesOf(tunnels, func(t dataplane.Tunnel, f dataplane.Family) bool { return dataplane.FamilyOf(t.Remote) == f })
 }
 
 // Sinks are the families in which packets must get lost.
@@ -119,7 +119,7 @@ func familiesOf[T any](all []T, is func(T, dataplane.Family) bool) []dataplane.F
 }
 
 // Closed are the routes that need no tunnel: with them alone, each destination is
-// unreachable, or what is sent there gets lost, and nothing else is.
+// unreachable, or packets there get lost, and nothing else is.
 func (s State) Closed(sinks map[dataplane.Family]int) []dataplane.Route {
 	return s.By(nil, sinks)
 }
@@ -145,7 +145,7 @@ func (s State) By(links map[netip.Addr]int, sinks map[dataplane.Family]int) []da
 	return routes
 }
 
-// StateOf returns what a client needs. The longest prefix decides which Egress a packet
+// StateOf returns the objects that a client needs. The longest prefix decides which Egress a packet
 // takes; of several Egresses with one prefix it is the first by name.
 func StateOf(c Client) State {
 	var s State
@@ -160,8 +160,15 @@ func StateOf(c Client) State {
 	marked := originating(claims)
 	groups := groupIDs(egresses)
 	var sources []netipx.IPRange
-	for _, own := range c.Address.Addrs() {
-		family := inFamily{Client: c, own: own, Family: dataplane.FamilyOf(own), groups: groups}
+	var addressless []Route
+	for _, family := range []inFamily{{Family: dataplane.IPv4, own: c.Address.IPv4}, {Family: dataplane.IPv6, own: c.Address.IPv6}} {
+		family.Client, family.groups = c, groups
+		if !family.own.IsValid() {
+			// These routes aren't made: the filter alone keeps the destinations closed, whatever address the pod got by other
+			// means, as by SLAAC.
+			addressless = append(addressless, family.routes(claims, family.spared(egresses, nil))...)
+			continue
+		}
 		s.Tunnels = append(s.Tunnels, family.tunnels(egresses)...)
 		s.Groups = append(s.Groups, family.groupsOf(egresses)...)
 		s.Routes = append(s.Routes, family.routes(claims, family.spared(egresses, s.Tunnels))...)
@@ -174,21 +181,8 @@ func StateOf(c Client) State {
 	}
 	slices.SortFunc(s.Tunnels, func(a, b dataplane.Tunnel) int { return a.Remote.Compare(b.Remote) })
 	slices.SortFunc(s.Routes, func(a, b Route) int { return dataplane.CompareRoutes(a.Route, b.Route) })
-	s.Filter = filterOf(c, egresses, slices.Concat(s.Routes, addressless(c, egresses, claims)), sources)
+	s.Filter = filterOf(c, egresses, slices.Concat(s.Routes, addressless), sources)
 	return s
-}
-
-// addressless returns the routes of the families in which no address of the client is known. They aren't made: the
-// filter alone keeps these destinations closed, whatever address the pod got by other means, as by SLAAC.
-func addressless(c Client, egresses []Egress, claims []claim) []Route {
-	var routes []Route
-	for _, f := range []dataplane.Family{dataplane.IPv4, dataplane.IPv6} {
-		family := inFamily{Client: c, Family: f}
-		if !slices.ContainsFunc(c.Address.Addrs(), family.has) {
-			routes = append(routes, family.routes(claims, family.spared(egresses, nil))...)
-		}
-	}
-	return routes
 }
 
 // inCluster returns the ranges that no Egress captures. Everything can't be in the cluster: that would
@@ -206,10 +200,10 @@ func (e Egress) inCluster() []netip.Prefix {
 // spared returns the ranges of the cluster that rules don't spare already. No rule spares the private ones inside
 // of a private destination; of these the Egress that has it knows best.
 func (e Egress) spared() []netip.Prefix {
-	private := prefixSet{}
+	var private prefixSet
 	private.add(prefixes.Private(e.Destinations)...)
 	return slices.DeleteFunc(e.inCluster(), func(p netip.Prefix) bool {
-		return prefixes.Within(p, dataplane.PrivateRanges) && !private.longest(p).IsValid()
+		return prefixes.Within(p, dataplane.PrivateRanges) && !private.LookupPrefix(p)
 	})
 }
 
@@ -318,7 +312,7 @@ func (c inFamily) routes(claims []claim, spared []netip.Prefix) []Route {
 		closed := route
 		closed.Type, closed.Metric = dataplane.Unreachable, dataplane.MetricUnreachable
 		routes = append(routes, Route{Route: closed})
-		route.Source = c.own // routers take only what has the address of the tunnel's end
+		route.Source = c.own // routers take only packets from the address of the tunnel's end
 		if d.egress.OriginatingOnly {
 			sink := route
 			sink.Metric = dataplane.MetricSink

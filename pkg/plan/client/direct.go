@@ -13,16 +13,16 @@ import (
 	"github.com/coil-net/coil/pkg/plan/prefixes"
 )
 
-// RouterState is what a client does with a router to which it sends directly.
+// RouterState is the state of a router to which a client sends directly.
 type RouterState uint8
 
 // The states of routers.
 const (
 	// RouterLive takes flows.
 	RouterLive RouterState = iota + 1
-	// RouterDraining takes no new flow, and keeps those that it has.
+	// RouterDraining takes no new flow, and keeps its flows.
 	RouterDraining
-	// RouterDead doesn't answer, and loses its flows to those that live.
+	// RouterDead doesn't answer, and loses its flows to live routers.
 	RouterDead
 )
 
@@ -99,7 +99,7 @@ func withoutStrays(egresses []Egress) (kept []Egress, strays []Conflict) {
 // groupBuckets is how many shares a group has.
 const groupBuckets = 128
 
-// Group is what takes and keeps the flows of an Egress in one family: its routers or, for a
+// Group has the routers that take and keep the flows of an Egress in one family or, for a
 // while after the peering has changed, its Service, too.
 type Group struct {
 	ID     uint32
@@ -107,12 +107,12 @@ type Group struct {
 	Egress string
 	// Direct says that the routers take flows; otherwise the Service does, the only member.
 	Direct bool
-	// Members take flows, Draining are routers that only keep what they have, and Former is what
-	// keeps flows from before the peering changed. All are sorted.
+	// Members take flows. Draining are routers that only keep their flows. Former are the addresses that
+	// keep flows from before the peering changed. All are sorted.
 	Members, Draining, Former []netip.Addr
-	// Dead are routers that lose what they have, if there is a member to take it.
+	// Dead are routers that lose their flows, if there is a member to take them.
 	Dead []netip.Addr
-	// Source is the client's own address, Protocol the mark of what is made; Idle see Client.
+	// Source is the client's own address, Protocol the mark of its objects; Idle see Client.
 	Source   netip.Addr
 	Protocol int
 	Idle     time.Duration
@@ -185,7 +185,7 @@ func (c inFamily) groupOf(e *Egress) Group {
 }
 
 // Seed is a number, not 0, by which the groups of one client differ from those of others: without the
-// source in what is hashed, all clients would choose the same router for a destination.
+// source among the hashed fields, all clients would choose the same router for a destination.
 func (g Group) Seed() uint32 {
 	h := fnv.New32a()
 	h.Write(g.Source.AsSlice())
@@ -219,18 +219,28 @@ func (s State) NexthopsBy(links map[netip.Addr]int) (nexthops []dataplane.Nextho
 	return nexthops, groups
 }
 
-// KeepingBy are the nexthop objects of what keeps the flows that it has, when the tunnels to some
-// routers exist.
-func (s State) KeepingBy(links map[netip.Addr]int) []dataplane.Nexthop {
-	var all []dataplane.Nexthop
+// keepers returns the groups of the routers that keep their flows, by the links of the tunnels to them.
+func (s State) keepers(links map[netip.Addr]int) map[int]Group {
+	groups := map[int]Group{}
 	for _, g := range s.Groups {
 		for _, a := range g.keeping() {
 			if link := links[a]; link != 0 {
-				all = append(all, g.nexthopBy(link))
+				groups[link] = g
 			}
 		}
 	}
-	return all
+	return groups
+}
+
+// KeepingBy are, by their IDs, the nexthop objects of the routers that keep their flows, when the tunnels to some routers
+// exist.
+func (s State) KeepingBy(links map[netip.Addr]int) map[uint32]dataplane.Nexthop {
+	nexthops := map[uint32]dataplane.Nexthop{}
+	for link, g := range s.keepers(links) {
+		n := g.nexthopBy(link)
+		nexthops[n.ID] = n
+	}
+	return nexthops
 }
 
 // nexthopBy is the nexthop object of a router to which a link leads.
@@ -245,14 +255,10 @@ func (s State) PinRoutesBy(links map[netip.Addr]int) (routes []dataplane.Route, 
 		tables = append(tables, dataplane.TableOf(link))
 	}
 	slices.Sort(tables)
-	for _, g := range s.Groups {
-		for _, a := range g.keeping() {
-			if link := links[a]; link != 0 {
-				routes = append(routes, dataplane.Route{
-					Table: dataplane.TableOf(link), Dst: netip.PrefixFrom(unspecified(g.Family), 0), Link: link, Source: g.Source, Protocol: g.Protocol,
-				})
-			}
-		}
+	for link, g := range s.keepers(links) {
+		routes = append(routes, dataplane.Route{
+			Table: dataplane.TableOf(link), Dst: netip.PrefixFrom(g.Source, 0).Masked(), Link: link, Source: g.Source, Protocol: g.Protocol,
+		})
 	}
 	slices.SortFunc(routes, dataplane.CompareRoutes)
 	return routes, tables
@@ -274,11 +280,4 @@ func (g Group) Routers() []netip.Addr {
 		return nil
 	}
 	return slices.Concat(g.Members, g.Draining, g.Dead)
-}
-
-func unspecified(f dataplane.Family) netip.Addr {
-	if f == dataplane.IPv4 {
-		return netip.IPv4Unspecified()
-	}
-	return netip.IPv6Unspecified()
 }

@@ -18,7 +18,7 @@ var unrouted = []netip.Prefix{
 	netip.MustParsePrefix("224.0.0.0/4"), netip.MustParsePrefix("255.255.255.255/32"), netip.MustParsePrefix("ff00::/8"),
 }
 
-// filterOf returns what nftables does in a client with such Egresses and routes, whose connections
+// filterOf returns the rules of nftables in a client with such Egresses and routes, whose connections
 // from the marked ranges are answered by the way they came.
 func filterOf(c Client, egresses []Egress, routes []Route, marked []netipx.IPRange) *ruleset.Client {
 	r := ruleset.Client{Uplink: c.Index, Addresses: c.Address.Addrs(), Port: c.Port, Destinations: captured(routes), Sources: marked}

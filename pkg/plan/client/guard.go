@@ -8,8 +8,8 @@ import (
 	"github.com/coil-net/coil/pkg/dataplane"
 )
 
-// Guard returns what the node keeps of a client's packets: the same destinations that the client's
-// own ruleset keeps in, which a program in the pod may take away.
+// Guard returns the node's guard of a client. It has the same destinations as the client's
+// own ruleset, which a program in the pod may take away.
 func (s State) Guard() dataplane.ClientGuard {
 	if s.Filter == nil {
 		return dataplane.ClientGuard{}

@@ -13,12 +13,12 @@ import (
 // looks a route up passes them all.
 const MaxPins = 1000
 
-// Flow is what one of a client's sockets sends, and the link by which it goes.
+// Flow is the flow of one of a client's sockets, and the link by which it goes.
 type Flow struct {
 	// Transport is the protocol on top of IP.
 	Transport uint8
 	Remote    netip.Addr
-	// SourcePort and DestinationPort are those of its packets.
+	// SourcePort and DestinationPort are the ports of its packets.
 	SourcePort, DestinationPort uint16
 	Link                        int
 }
@@ -46,14 +46,7 @@ func PinnedFlow(r dataplane.Rule) (f Flow, ok bool) {
 // or if its destination isn't one of the router's Egress. If there are more than MaxPins, rules of have come first. left
 // is the number of flows without the pin that they should have.
 func (s State) Pins(flows []Flow, have []dataplane.Rule, links map[netip.Addr]int) (pins []dataplane.Rule, left int) {
-	routers := map[int]Group{}
-	for _, g := range s.Groups {
-		for _, a := range g.keeping() {
-			if link := links[a]; link != 0 {
-				routers[link] = g
-			}
-		}
-	}
+	routers := s.keepers(links)
 	pinned := make(map[dataplane.Rule]bool, len(have))
 	for _, h := range have {
 		pinned[h] = true
@@ -85,8 +78,8 @@ func (s State) Pins(flows []Flow, have []dataplane.Rule, links map[netip.Addr]in
 	return pins, left
 }
 
-// groupTo returns the group to which a destination leads, 0 for none: as the rules have it, what
-// is private isn't looked up among the others.
+// groupTo returns the group to which a destination leads, 0 for none: as the rules have it, a private
+// destination isn't looked up among the others.
 func (s State) groupTo(dst netip.Addr) uint32 {
 	table := dataplane.TableWide
 	if prefixes.Within(netip.PrefixFrom(dst, dst.BitLen()), dataplane.PrivateRanges) {

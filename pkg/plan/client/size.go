@@ -3,9 +3,8 @@ package client
 import (
 	"net/netip"
 	"slices"
-	"sort"
 
-	"go4.org/netipx"
+	"github.com/gaissmai/bart"
 
 	"github.com/coil-net/coil/pkg/dataplane"
 	"github.com/coil-net/coil/pkg/plan/prefixes"
@@ -22,7 +21,7 @@ const (
 )
 
 // mostClosed is how many destinations are closed one by one. Of more, mostClosing private and mostClosing public
-// ranges are closed, beside parts of what others have.
+// ranges are closed, beside parts of the destinations of others.
 const (
 	mostClosed  = 512
 	mostClosing = 128
@@ -31,17 +30,17 @@ const (
 // Fit returns the Egresses of a client that are used, the first ones first, and the names of those that
 // are more than a pod may have. Their destinations are closed; see Closing.
 func Fit(egresses []Egress) (fit []Egress, excess []string) {
-	taken := prefixSet{}
+	var taken prefixSet
 	tunnels := 0
 	var more []Egress
 	for _, e := range egresses {
 		e.Destinations = masked(e.Destinations)
-		added := slices.DeleteFunc(slices.Clone(e.Destinations), func(d netip.Prefix) bool { return taken[d] })
+		added := slices.DeleteFunc(slices.Clone(e.Destinations), func(d netip.Prefix) bool { return taken.Get(d) })
 		ends := len(e.Peers.Addrs())
 		if e.grouped() {
 			ends = len(e.Routers)
 		}
-		if len(taken)+len(added) > MostDestinations || tunnels+ends > MostTunnels {
+		if taken.Size()+len(added) > MostDestinations || tunnels+ends > MostTunnels {
 			e.Destinations = added
 			more = append(more, e)
 			excess = append(excess, e.Name)
@@ -75,7 +74,7 @@ func masked(all []netip.Prefix) []netip.Prefix {
 // Egress, or range of the cluster, that has some of them. No used Egress carries packets to a closed address.
 func Closing(some, used []Egress) []Egress {
 	// around are prefixes that would win over a closed range that isn't longer.
-	taken, around := prefixSet{}, prefixSet{}
+	var taken, around prefixSet
 	for _, e := range used {
 		taken.add(e.Destinations...)
 		around.add(e.Destinations...)
@@ -107,33 +106,29 @@ func Closing(some, used []Egress) []Egress {
 		out[i].Destinations = around.closing(out[i].Destinations, most, half)
 	}
 	if len(out) > 1 {
-		altogether := prefixSet{}
+		var altogether prefixSet
 		altogether.add(out[0].Destinations...)
 		out[1].Destinations = altogether.take(out[1].Destinations)
 	}
 	return slices.DeleteFunc(out, func(e Egress) bool { return len(e.Destinations) == 0 })
 }
 
-// joined returns an Egress with the destinations of those that close, which spares what no other one has of the
-// cluster. Answers pass only if they pass by all.
+// joined returns an Egress with the destinations of those that close, which spares the ranges of the cluster that
+// none of the others has. Answers pass only if they pass by all.
 func joined(closing, some, used []Egress) Egress {
 	all := slices.Concat(some, used)
 	one := Egress{OriginatingOnly: !slices.ContainsFunc(all, func(e Egress) bool { return !e.OriginatingOnly })}
 	for _, e := range closing {
 		one.Destinations = append(one.Destinations, e.Destinations...)
 	}
-	var destinations netipx.IPSetBuilder
+	var destinations prefixSet
 	for _, e := range all {
 		one.InCluster = append(one.InCluster, e.spared()...)
-		for _, d := range masked(e.Destinations) {
-			destinations.AddPrefix(d)
-		}
+		destinations.add(e.Destinations...)
 	}
-	set, _ := destinations.IPSet() // an error is of an invalid prefix, which is no destination
-	captured := set.Ranges()
 	for _, e := range all {
 		for _, p := range e.inCluster() {
-			if !overlaps(captured, p) {
+			if !destinations.OverlapsPrefix(p) {
 				one.InCluster = append(one.InCluster, p)
 			}
 		}
@@ -144,14 +139,14 @@ func joined(closing, some, used []Egress) Egress {
 
 // closing returns ranges that have some destinations, and that are longer than the prefixes of the set around
 // these: halves of such prefixes if wanted, and at most so many private and so many public ones that are in none.
-func (s prefixSet) closing(destinations []netip.Prefix, most int, half bool) []netip.Prefix {
+func (s *prefixSet) closing(destinations []netip.Prefix, most int, half bool) []netip.Prefix {
 	var inside, outside []netip.Prefix
 	for _, d := range destinations {
-		p := s.longest(d)
+		p, covered := s.LookupPrefixLPM(d)
 		// Rules lead to private destinations before the routes of public ones are asked.
 		private := dataplane.PrivateRanges
 		switch {
-		case !p.IsValid(), prefixes.Within(d, private) && !prefixes.Within(p, private):
+		case !covered, prefixes.Within(d, private) && !prefixes.Within(p, private):
 			outside = append(outside, d)
 		case half:
 			inside = append(inside, netip.PrefixFrom(d.Addr(), min(p.Bits()+1, d.Bits())).Masked())
@@ -162,39 +157,23 @@ func (s prefixSet) closing(destinations []netip.Prefix, most int, half bool) []n
 	return masked(append(inside, prefixes.Cover(outside, most)...))
 }
 
-// overlaps says whether one of some sorted ranges has an address of a prefix.
-func overlaps(ranges []netipx.IPRange, p netip.Prefix) bool {
-	first := sort.Search(len(ranges), func(i int) bool { return !ranges[i].To().Less(p.Addr()) })
-	return first < len(ranges) && !netipx.PrefixLastIP(p).Less(ranges[first].From())
-}
+// prefixSet is a set of prefixes, without invalid ones.
+type prefixSet struct{ bart.Lite }
 
-// prefixSet has prefixes without host bits.
-type prefixSet map[netip.Prefix]bool
-
-func (s prefixSet) add(all ...netip.Prefix) {
+func (s *prefixSet) add(all ...netip.Prefix) {
 	for _, p := range all {
-		s[p.Masked()] = true
+		s.Insert(p)
 	}
 }
 
 // take adds prefixes without host bits, and returns those that weren't there.
-func (s prefixSet) take(all []netip.Prefix) []netip.Prefix {
+func (s *prefixSet) take(all []netip.Prefix) []netip.Prefix {
 	var added []netip.Prefix
 	for _, p := range all {
-		if !s[p] {
-			s[p] = true
+		if !s.Get(p) {
+			s.Insert(p)
 			added = append(added, p)
 		}
 	}
 	return added
-}
-
-// longest returns the longest prefix that has all of p, the zero Prefix if there is none.
-func (s prefixSet) longest(p netip.Prefix) netip.Prefix {
-	for bits := p.Bits(); bits >= 0; bits-- {
-		if wider := netip.PrefixFrom(p.Addr(), bits).Masked(); s[wider] {
-			return wider
-		}
-	}
-	return netip.Prefix{}
 }

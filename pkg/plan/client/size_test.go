@@ -78,13 +78,13 @@ func TestFit(t *testing.T) {
 				Name: fmt.Sprint("net/", i), OriginatingOnly: rng.IntN(2) == 0, Peers: clientAddrs("46", fmt.Sprintf("10.96.0.%d", i), fmt.Sprintf("fd96::%d", i)),
 				Destinations: append(scattered(rng, 200, dataplane.IPv4), scattered(rng, 56, dataplane.IPv6)...),
 			}
-			// What is inside of the cluster may be asked for by a longer prefix, and what is around it, too.
+			// Destinations inside of the cluster may be asked for by a longer prefix, and ranges around it, too.
 			for range 5 {
 				p := whole[rng.IntN(len(whole))]
 				bits := p.Bits() - 3 + rng.IntN(7)
 				e.Destinations = append(e.Destinations, netip.PrefixFrom(p.Addr(), min(max(bits, 0), p.Addr().BitLen())).Masked())
 			}
-			// What is around all others, and private ranges too.
+			// Ranges around all others, and private ones, too.
 			for _, wide := range plantest.Prefixes("0.0.0.0/0 ::/0 8.0.0.0/6 10.0.0.0/8") {
 				if rng.IntN(4) == 0 {
 					e.Destinations = append(e.Destinations, wide)
@@ -106,13 +106,13 @@ func TestFit(t *testing.T) {
 		for _, e := range fit {
 			n += len(e.Destinations)
 		}
-		more := prefixSet{}
+		var more prefixSet
 		for _, e := range all {
 			if slices.Contains(excess, e.Name) {
 				more.add(e.Destinations...)
 			}
 		}
-		modes[len(more) <= mostClosed]++
+		modes[more.Size() <= mostClosed]++
 		if most := MostDestinations + max(mostClosed, 4*mostClosing+2*2*len(whole)); n > most {
 			t.Errorf("%d destinations, want at most %d", n, most)
 		}
@@ -240,8 +240,8 @@ func owner(egresses []Egress, a netip.Addr) string {
 	return name
 }
 
-// What is closed for its number doesn't go by an Egress with a longer prefix, which closes no more than a part of that, and
-// the cluster stays within reach.
+// A destination that is closed because there are too many doesn't go by an Egress with a longer prefix, of which no more
+// than a part is closed. The cluster stays within reach.
 func TestFitSparesOthers(t *testing.T) {
 	var all []Egress
 	for i := range MostDestinations / 256 {

@@ -40,7 +40,7 @@ type Client struct {
 // ClientFacts is all that the clients of an Egress depend on.
 type ClientFacts struct {
 	Egress *v2.Egress
-	// Pods are those that name the Egress.
+	// Pods are the pods that name the Egress.
 	Pods []*corev1.Pod
 	// Namespaces has the labels of the namespaces of the cluster; one that isn't known
 	// has none.
@@ -213,21 +213,16 @@ func newDraft(e *v2.Egress, s *discoveryv1.EndpointSlice, missing map[netip.Addr
 		delete(missing, c.Addr)
 		d.slice.Endpoints = append(d.slice.Endpoints, ep)
 	}
-	if len(s.Ports) > 0 || !equality.Semantic.DeepEqual(s.OwnerReferences, d.slice.OwnerReferences) {
-		d.changed = true
-	}
-	for k, v := range d.slice.Labels {
-		have, ok := s.Labels[k]
-		d.changed = d.changed || !ok || have != v
-	}
 	// kube-proxy takes a slice for a Service's by this label.
-	if _, ok := s.Labels[discoveryv1.LabelServiceName]; ok {
+	_, ofService := s.Labels[discoveryv1.LabelServiceName]
+	if ofService || len(s.Ports) > 0 || !equality.Semantic.DeepEqual(s.OwnerReferences, d.slice.OwnerReferences) ||
+		!labels.SelectorFromSet(d.slice.Labels).Matches(labels.Set(s.Labels)) {
 		d.changed = true
 	}
 	return d
 }
 
-// clientOf is the reverse of endpoint; false for what endpoint doesn't make.
+// clientOf is the reverse of endpoint; false for an Endpoint that endpoint doesn't make.
 func clientOf(ep discoveryv1.Endpoint) (Client, bool) {
 	if ep.TargetRef == nil || len(ep.Addresses) != 1 {
 		return Client{}, false

@@ -27,7 +27,7 @@ const (
 	ReasonEnough = "Enough"
 )
 
-// kindsOfPressure are the conditions, and what each is about.
+// kindsOfPressure are the conditions, with the figures and the texts of each.
 var kindsOfPressure = []struct {
 	condition string
 	of        func(gateway.Pressure) (used, most int)
@@ -64,7 +64,7 @@ var kindsOfPressure = []struct {
 }
 
 // spread is advice on how clients use fewer of a router. Each has one of a Service's routers for as long
-// as it sends: only who comes later may get another one.
+// as it sends: only a later client may get another one.
 func spread(peering v2.EgressPeering) string {
 	if peering == v2.EgressPeeringDirect {
 		return "add replicas: each client uses all of them"
@@ -73,8 +73,8 @@ func spread(peering v2.EgressPeering) string {
 		"spec.maxConnectionsPerClient bounds what one takes"
 }
 
-// setPressure sets the conditions about pressure from what routers have answered, by the names
-// of their pods. Of nobody, nothing is known.
+// setPressure sets the conditions about pressure from the answers of routers, by the names
+// of their pods. Without an answer nothing is known.
 func setPressure(conditions *[]metav1.Condition, answers map[string]gateway.Pressure, peering v2.EgressPeering, set func(metav1.Condition)) {
 	for _, kind := range kindsOfPressure {
 		if len(answers) == 0 {

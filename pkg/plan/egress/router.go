@@ -59,11 +59,10 @@ func RouterDeployment(e *v2.Egress, image RouterImage) (*appsv1.Deployment, erro
 		return nil, err
 	}
 	template := corev1.PodTemplateSpec{Spec: spec}
+	user := cmp.Or(e.Spec.Template, &v2.EgressPodTemplate{}).Metadata
+	template.Annotations = maps.Clone(user.Annotations)
 	template.Labels = map[string]string{}
-	if t := e.Spec.Template; t != nil {
-		template.Annotations = maps.Clone(t.Metadata.Annotations)
-		maps.Copy(template.Labels, t.Metadata.Labels)
-	}
+	maps.Copy(template.Labels, user.Labels)
 	maps.Copy(template.Labels, plan.RouterLabels(e.Name))
 	return &appsv1.Deployment{
 		TypeMeta:   metav1.TypeMeta{APIVersion: "apps/v1", Kind: "Deployment"},
@@ -85,25 +84,14 @@ func routerMeta(e *v2.Egress) metav1.ObjectMeta {
 }
 
 func routerStrategy(s *appsv1.DeploymentStrategy) appsv1.DeploymentStrategy {
-	var out appsv1.DeploymentStrategy
-	if s != nil {
-		out = *s.DeepCopy()
-	}
-	if out.Type == "" {
-		out.Type = appsv1.RollingUpdateDeploymentStrategyType
-	}
+	out := *cmp.Or(s, &appsv1.DeploymentStrategy{}).DeepCopy()
+	out.Type = cmp.Or(out.Type, appsv1.RollingUpdateDeploymentStrategyType)
 	if out.Type != appsv1.RollingUpdateDeploymentStrategyType {
 		return out
 	}
-	if out.RollingUpdate == nil {
-		out.RollingUpdate = &appsv1.RollingUpdateDeployment{}
-	}
-	if out.RollingUpdate.MaxUnavailable == nil {
-		out.RollingUpdate.MaxUnavailable = new(intstr.FromString(defaultRollingShare))
-	}
-	if out.RollingUpdate.MaxSurge == nil {
-		out.RollingUpdate.MaxSurge = new(intstr.FromString(defaultRollingShare))
-	}
+	out.RollingUpdate = cmp.Or(out.RollingUpdate, &appsv1.RollingUpdateDeployment{})
+	out.RollingUpdate.MaxUnavailable = cmp.Or(out.RollingUpdate.MaxUnavailable, new(intstr.FromString(defaultRollingShare)))
+	out.RollingUpdate.MaxSurge = cmp.Or(out.RollingUpdate.MaxSurge, new(intstr.FromString(defaultRollingShare)))
 	return out
 }
 
@@ -132,11 +120,8 @@ func RouterService(e *v2.Egress, port uint16) *corev1.Service {
 			Ports: []corev1.ServicePort{{
 				Protocol: corev1.ProtocolUDP, Port: int32(port), TargetPort: intstr.FromInt32(int32(port)),
 			}},
-			SessionAffinity: e.Spec.SessionAffinity,
+			SessionAffinity: cmp.Or(e.Spec.SessionAffinity, corev1.ServiceAffinityClientIP), // the default, which objects from before it lack
 		},
-	}
-	if s.Spec.SessionAffinity == "" {
-		s.Spec.SessionAffinity = corev1.ServiceAffinityClientIP // the default, which objects from before it lack
 	}
 	if s.Spec.SessionAffinity != corev1.ServiceAffinityClientIP {
 		return s

@@ -69,7 +69,7 @@ type Facts struct {
 	Selector  error
 	// Refused are the objects that the API server refuses.
 	Refused []Refusal
-	// Pressure is what routers have answered, by the names of their pods; nil before they
+	// Pressure has the answers of routers, by the names of their pods; nil before they
 	// were asked.
 	Pressure map[string]gateway.Pressure
 	// Now is the time of a transition.
@@ -88,7 +88,7 @@ type Refusal struct {
 	Kind, Name string
 	// Absent ones can't be made; others stay as they are.
 	Absent bool
-	// Reason is what the API server says.
+	// Reason is the error of the API server.
 	Reason string
 }
 
@@ -99,10 +99,8 @@ func Status(f Facts) v2.EgressStatus {
 	st.ObservedGeneration = f.Egress.Generation
 	st.Selector = labels.Set(plan.RouterLabels(f.Egress.Name)).String()
 	st.Clients = int32(f.Clients)
-	st.Replicas = 0
-	if f.Deployment != nil {
-		st.Replicas = f.Deployment.Status.Replicas
-	}
+	f.Deployment = cmp.Or(f.Deployment, &appsv1.Deployment{}) // here and below
+	st.Replicas = f.Deployment.Status.Replicas
 	st.InClusterCIDRs = nil
 	for _, p := range f.InCluster {
 		st.InClusterCIDRs = append(st.InClusterCIDRs, p.String())
@@ -165,10 +163,7 @@ func availableRouters(f Facts) metav1.Condition {
 			Type: v2.EgressAvailable, Status: metav1.ConditionFalse, Reason: reason, Message: bounded(fmt.Sprintf(format, args...)),
 		}
 	}
-	ready := int32(0)
-	if f.Deployment != nil {
-		ready = f.Deployment.Status.ReadyReplicas
-	}
+	ready := f.Deployment.Status.ReadyReplicas
 	switch {
 	case len(f.Conflicts) > 0:
 		return no(ReasonConflict, "%s of this name is not this Egress's: delete or rename it", plan.Enumerate(f.Conflicts))
@@ -190,11 +185,9 @@ func availableRouters(f Facts) metav1.Condition {
 
 // obstacle says what keeps routers from becoming ready, as far as that is known.
 func obstacle(f Facts) (reason, why string) {
-	if f.Deployment != nil {
-		for _, c := range f.Deployment.Status.Conditions {
-			if c.Type == appsv1.DeploymentReplicaFailure && c.Status == corev1.ConditionTrue {
-				return ReasonRouterNotCreated, ": " + c.Message
-			}
+	for _, c := range f.Deployment.Status.Conditions {
+		if c.Type == appsv1.DeploymentReplicaFailure && c.Status == corev1.ConditionTrue {
+			return ReasonRouterNotCreated, ": " + c.Message
 		}
 	}
 	routers := slices.SortedFunc(slices.Values(f.Routers), func(a, b *corev1.Pod) int { return cmp.Compare(a.Name, b.Name) })

@@ -43,11 +43,11 @@ func MetricsPortOf(c corev1.Container) (uint16, bool) {
 }
 
 // routerGrace, in seconds, is time enough for a router to be taken out of its Service and to
-// forward what is still on its way.
+// forward packets that are still on their way.
 const routerGrace = 60
 
 // routerPodSpec returns the spec of router pods: the user's, with the container egress
-// completed, and with what keeps routers apart.
+// completed, and with constraints that keep routers apart.
 func routerPodSpec(e *v2.Egress, image RouterImage) (corev1.PodSpec, error) {
 	spec, err := decodeTemplate(e.Spec.Template)
 	if err != nil {
@@ -70,12 +70,8 @@ func routerPodSpec(e *v2.Egress, image RouterImage) (corev1.PodSpec, error) {
 	completeContainer(&spec.Containers[i], e.Name, image)
 
 	spec.ServiceAccountName, spec.DeprecatedServiceAccount = RouterAccount, ""
-	if spec.AutomountServiceAccountToken == nil {
-		spec.AutomountServiceAccountToken = new(true)
-	}
-	if spec.TerminationGracePeriodSeconds == nil {
-		spec.TerminationGracePeriodSeconds = new(int64(routerGrace))
-	}
+	spec.AutomountServiceAccountToken = cmp.Or(spec.AutomountServiceAccountToken, new(true))
+	spec.TerminationGracePeriodSeconds = cmp.Or(spec.TerminationGracePeriodSeconds, new(int64(routerGrace)))
 	if _, ok := spec.NodeSelector[corev1.LabelOSStable]; !ok {
 		if spec.NodeSelector == nil {
 			spec.NodeSelector = map[string]string{}
@@ -93,7 +89,7 @@ func routerPodSpec(e *v2.Egress, image RouterImage) (corev1.PodSpec, error) {
 	return spec, nil
 }
 
-// strict refuses what it doesn't know, and says where.
+// strict refuses fields that it doesn't know, and says where they are.
 var strict = func() runtime.Decoder {
 	s := runtime.NewScheme()
 	s.AddKnownTypes(corev1.SchemeGroupVersion, &corev1.PodTemplate{})
@@ -162,13 +158,11 @@ func twice(spec corev1.PodSpec) error {
 	return nil
 }
 
-// completeContainer fills in what the user left open, and sets what a router can't do without.
+// completeContainer fills in the fields that the user left open, and sets those that a router can't do without.
 func completeContainer(c *corev1.Container, egress string, image RouterImage) {
 	if c.Image == "" {
 		c.Image = image.Name
-		if c.ImagePullPolicy == "" {
-			c.ImagePullPolicy = image.PullPolicy
-		}
+		c.ImagePullPolicy = cmp.Or(c.ImagePullPolicy, image.PullPolicy)
 	}
 	if len(c.Command) == 0 {
 		c.Command = []string{"/coil-egress"}
@@ -197,13 +191,8 @@ func completeContainer(c *corev1.Container, egress string, image RouterImage) {
 			c.Ports = append(c.Ports, p)
 		}
 	}
-	if c.LivenessProbe == nil {
-		c.LivenessProbe = probe("/healthz", 10, 6)
-	}
-	if c.ReadinessProbe == nil {
-		// Clients notice soon that a router is gone.
-		c.ReadinessProbe = probe("/readyz", 2, 1)
-	}
+	c.LivenessProbe = cmp.Or(c.LivenessProbe, probe("/healthz", 10, 6))
+	c.ReadinessProbe = cmp.Or(c.ReadinessProbe, probe("/readyz", 2, 1)) // clients notice soon that a router is gone
 	for name, least := range map[corev1.ResourceName]string{corev1.ResourceCPU: "100m", corev1.ResourceMemory: "64Mi"} {
 		_, requested := c.Resources.Requests[name]
 		_, limited := c.Resources.Limits[name] // which is then the request, too
@@ -234,7 +223,7 @@ func routerEnv(egress string) []corev1.EnvVar {
 		field("COIL_POD_NAMESPACE", "metadata.namespace"),
 		field("COIL_POD_NAME", "metadata.name"),
 		{Name: "COIL_EGRESS_NAME", Value: egress},
-		// After those that routers of 2.x have: what is there keeps its place.
+		// After the variables of routers of 2.x, which keep their places.
 		field("COIL_NODE_ADDRESSES", "status.hostIPs"),
 	}
 }

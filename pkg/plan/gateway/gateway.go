@@ -21,7 +21,7 @@ import (
 	"github.com/coil-net/coil/pkg/plan/ruleset"
 )
 
-// Config is what a router knows of itself.
+// Config has the facts that a router knows of itself.
 type Config struct {
 	// Addresses are the router's own, at most one of each family.
 	Addresses []netip.Addr
@@ -31,11 +31,11 @@ type Config struct {
 	MTU         int
 	// Port is the UDP port of FoU.
 	Port uint16
-	// Probers are who asks at the TCP port HealthPort how the router is.
+	// Probers are the addresses that ask at the TCP port HealthPort how the router is.
 	Probers    []netip.Addr
 	HealthPort uint16
-	// Ports are those of TCP at which the router tells of itself, and AlsoAskers who may ask there
-	// beside Probers, the cluster and who has an address that is routed nowhere but at home.
+	// Ports are the TCP ports at which the router tells of itself. AlsoAskers may ask there
+	// beside Probers, the cluster and addresses that are routed nowhere but at home.
 	Ports      []uint16
 	AlsoAskers []netip.Prefix
 	// SourcePortAuto lets the kernel choose source ports whatever the Egress says.
@@ -53,15 +53,15 @@ type Pod struct {
 	UID             types.UID
 }
 
-// State is what a router should have.
+// State has the objects that a router should have.
 type State struct {
 	Config
-	// Pods are those that may send, sorted by address. Two of them have one address for as
+	// Pods are the pods that may send, sorted by address. Two of them have one address for as
 	// long as its old pod is listed beside the new one.
 	Pods []Pod
 	// Tunnels lead to the addresses of the pods, one to each.
 	Tunnels []dataplane.Tunnel
-	// Destinations are what clients may reach, sorted and without overlaps.
+	// Destinations are the ranges that clients may reach, sorted and without overlaps.
 	Destinations []netip.Prefix
 	// Askers may ask at Ports.
 	Askers []netip.Prefix
@@ -92,7 +92,7 @@ func maxPerClient(egress *v2.Egress, tracked int) int {
 // sharedRange is between private and public addresses (RFC 6598); some clusters give it to pods.
 var sharedRange = netip.MustParsePrefix("100.64.0.0/10")
 
-// askers are those of a router of an Egress. Private addresses are among them, because not every
+// askers returns the askers of a router of an Egress. Private addresses are among them, because not every
 // network plugin says which ones its nodes and pods have.
 func askers(cfg Config, egress *v2.Egress) []netip.Prefix {
 	all := slices.Concat(dataplane.PrivateRanges, dataplane.LinkLocalRanges, []netip.Prefix{sharedRange}, cfg.AlsoAskers, prefixes.Valid(egress.Status.InClusterCIDRs))
@@ -104,8 +104,8 @@ func askers(cfg Config, egress *v2.Egress) []netip.Prefix {
 
 // StateOf returns what a router of an Egress should have for the clients that the
 // EndpointSlices list. Addresses of a family that the router doesn't have are left out. An
-// address is a client's as long as anybody claims it, so that who leaves never takes the
-// address from who came. skipped names endpoints and destinations that can't be
+// address is a client's as long as anybody claims it, so that a pod that leaves never takes the
+// address from one that came. skipped names endpoints and destinations that can't be
 // understood; they cost nobody else anything.
 func StateOf(cfg Config, egress *v2.Egress, lists []*discoveryv1.EndpointSlice) (g State, skipped []string) {
 	g.Config, g.Askers, g.MaxPerClient = cfg, askers(cfg, egress), maxPerClient(egress, cfg.MaxConnections)
@@ -156,7 +156,7 @@ func StateOf(cfg Config, egress *v2.Egress, lists []*discoveryv1.EndpointSlice) 
 
 // forwarded are the addresses to which a router with some addresses of its own forwards, without
 // overlaps: those for which a client of the Egress alone takes the tunnel. A client may send others
-// into it all the same, and a router reaches what is in the cluster, or on its link, as itself.
+// into it all the same, and a router reaches hosts in the cluster, or on its link, as itself.
 func forwarded(egress *v2.Egress, own map[dataplane.Family]netip.Addr) []netip.Prefix {
 	pod := client.Client{
 		Address:  ipam.Address{IPv4: own[dataplane.IPv4], IPv6: own[dataplane.IPv6]},
@@ -185,13 +185,9 @@ func podsOf(e discoveryv1.Endpoint, own map[dataplane.Family]netip.Addr) (pods [
 	}
 	for _, text := range e.Addresses {
 		a, err := netip.ParseAddr(text)
-		if err != nil || e.TargetRef == nil || !a.IsGlobalUnicast() {
-			bad = append(bad, text)
-			continue
-		}
 		mine := own[dataplane.FamilyOf(a)]
 		switch {
-		case a == mine:
+		case err != nil, e.TargetRef == nil, !a.IsGlobalUnicast(), a == mine:
 			bad = append(bad, text)
 		case mine.IsValid():
 			pods = append(pods, Pod{a, e.TargetRef.Namespace, e.TargetRef.Name, e.TargetRef.UID})
@@ -235,7 +231,7 @@ func (g State) Routes(links map[netip.Addr]dataplane.TunnelLink) ([]dataplane.Ro
 	return routes, rules
 }
 
-// Filter returns what nftables should do; clients without a tunnel may not send.
+// Filter returns the rules of nftables; clients without a tunnel may not send.
 func (g State) Filter(links map[netip.Addr]dataplane.TunnelLink) ruleset.Gateway {
 	rules := ruleset.Gateway{
 		Uplink: g.UplinkIndex, MTU: g.MTU, Addresses: g.Addresses, Port: g.Port, Probers: g.Probers, HealthPort: g.HealthPort, Ports: g.Ports, Askers: g.Askers, Destinations: g.Destinations,
@@ -255,13 +251,13 @@ func (g State) Equal(o State) bool {
 		slices.Equal(g.Destinations, o.Destinations) && slices.Equal(g.Askers, o.Askers) && slices.Equal(g.Tunnels, o.Tunnels)
 }
 
-// Change is what one state of a router needs that another one didn't have.
+// Change has the tunnels that differ between two states of a router.
 type Change struct {
 	// Came and Left are tunnels; no tunnel of Came leads where one was.
 	Came, Left []dataplane.Tunnel
 }
 
-// Since returns what changed since before, in tunnels alone: destinations, askers, the limit of
+// Since returns the changes since before, in tunnels alone: destinations, askers, the limit of
 // connections, clients over it, and which pod has an address, may have changed, too. It returns false if tunnels that stay must change, if
 // the router's own network has changed, or if nothing has.
 func (g State) Since(before State) (c Change, ok bool) {

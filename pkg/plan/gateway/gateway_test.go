@@ -196,7 +196,7 @@ func TestGatewayRoutesAndFilter(t *testing.T) {
 	}
 }
 
-// Who may ask a router how it is: its node before anything is known of the cluster, then the cluster.
+// Askers of a router are its node before anything is known of the cluster, then the cluster, too.
 func TestGatewayAskers(t *testing.T) {
 	cfg := dualGateway
 	cfg.Probers, cfg.AlsoAskers = []netip.Addr{netip.MustParseAddr("192.0.2.1")}, []netip.Prefix{netip.MustParsePrefix("203.0.113.0/24")}

@@ -1,12 +1,12 @@
 package gateway
 
-// Pressure is how much a router uses of what it has. Routers answer with it, as JSON,
+// Pressure is how many of its connections and ports a router uses. Routers answer with it, as JSON,
 // at PressurePath of their metrics port.
 type Pressure struct {
-	// Connections are those that the router tracks, of MaxConnections.
+	// Connections are the connections that the router tracks, of MaxConnections.
 	Connections    int `json:"connections"`
 	MaxConnections int `json:"maxConnections"`
-	// Ports are those of the router's address that are used towards Destination, which has
+	// Ports are the ports of the router's address that are used towards Destination, which has
 	// the most, of MaxPorts.
 	Ports       int    `json:"ports"`
 	MaxPorts    int    `json:"maxPorts"`
@@ -20,6 +20,6 @@ type Pressure struct {
 // PressurePath is where routers answer with their Pressure.
 const PressurePath = "/pressure"
 
-// SourcePorts is how many source ports the kernel chooses from for what is translated:
+// SourcePorts is how many source ports the kernel chooses from for translated flows:
 // 1024 to 65535.
 const SourcePorts = 64512
