@@ -11,7 +11,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/netip"
 	"sync"
 	"testing"
 	"time"
@@ -191,16 +190,9 @@ func (c *cluster) reach(from, to *rig.Sandbox) {
 		c.t.Fatalf("%s has no address", to)
 	}
 	for _, a := range addrs {
-		l, err := to.Listen(ctx, "tcp", netip.AddrPortFrom(a, 0).String())
-		if err != nil {
-			c.t.Fatalf("listen at %s in %s: %v", a, to, err)
-		}
-		conn, err := from.Dial(ctx, "tcp", l.Addr().String())
-		if err != nil {
-			l.Close()
+		if _, err := to.Reach(ctx, a, from.Dial); err != nil {
 			c.t.Fatalf("%s doesn't reach %s: %v", from, to, err)
 		}
-		c.check(conn.Close(), l.Close())
 	}
 }
 

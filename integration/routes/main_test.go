@@ -11,7 +11,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -219,9 +218,6 @@ func (c *network) reach(from, to *rig.Sandbox) {
 		c.connect(from.Dial, from.String(), to, a)
 	}
 }
-
-// dialer connects from somewhere.
-type dialer func(ctx context.Context, network, address string) (net.Conn, error)
 
 // blocks are the prefixes of the AddressBlocks that a node holds of pools, or of all of
 // them if none is named.
