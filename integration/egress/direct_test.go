@@ -67,7 +67,7 @@ func newDirect(t *testing.T, families ...dataplane.Family) *direct {
 	for i := range perFamily + further {
 		addrs = append(addrs, fmt.Sprintf("addr add %s/32 dev eth0", serverAddr(dataplane.IPv4, i)), fmt.Sprintf("addr add %s/128 dev eth0 nodad", serverAddr(dataplane.IPv6, i)))
 	}
-	ip(t, d.server, addrs...)
+	d.server.Configure(t, addrs...)
 	age(t)
 	d.pod = d.attach("pod", podHost, families...)
 	var members []member
@@ -121,7 +121,7 @@ func age(t *testing.T) {
 	for range 1000 {
 		commands = append(commands, "route add 2001:db8:ffff::/64 dev "+bridge, "route del 2001:db8:ffff::/64 dev "+bridge)
 	}
-	ip(t, nil, commands...)
+	machine.Configure(t, commands...)
 }
 
 // newRouter starts coil-egress in a router of its own, whose port on the fabric has its name.
@@ -130,13 +130,12 @@ func (d *direct) newRouter(n int) {
 	t.Helper()
 	name := fmt.Sprintf("router%d", n)
 	ns := d.attach(name, n, d.families...)
-	d.sysctl(ns, "ipv4.ip_forward=1", "ipv6.conf.all.forwarding=1",
-		"ipv4.conf.all.rp_filter=0", "ipv4.conf.default.rp_filter=0", "ipv4.conf.eth0.rp_filter=0")
+	testkit.Check(t, ns.Lab().Forward(), ns.Lab().RPFilter(0, "eth0"))
 	var own []string
 	for _, a := range d.addrsOf(n) {
 		own = append(own, a.String())
 	}
-	p := &rig.Program{Path: "nsenter", Log: t.TempDir() + "/coil-egress.log", Args: append([]string{"--net=" + ns.Path}, d.program.Args[1:]...)}
+	p := &rig.Program{Path: d.program.Path, Args: d.program.Args, Netns: ns.Path, Log: t.TempDir() + "/coil-egress.log"}
 	for _, e := range d.program.Env {
 		if strings.HasPrefix(e, "COIL_POD_ADDRESSES=") {
 			e = "COIL_POD_ADDRESSES=" + strings.Join(own, ",")
