@@ -1,9 +1,9 @@
-// Package cleanup proves that "coild cleanup" leaves a node as it was before Coil came, and
+// Package uninstall proves that "coild cleanup" leaves a node as it was before Coil came, and
 // refuses while somebody needs what it removes.
 //
 // It compares the kernel's own words before and after. It must not know how the removal is
 // done.
-package cleanup
+package uninstall
 
 import (
 	"errors"

@@ -1,9 +1,9 @@
-// Package heal proves that coild and coil-router restore what other programs take from
+// Package repair proves that coild and coil-router restore what other programs take from
 // them, while they run and when they start, and leave alone what is others'.
 //
 // Each test has a node of its own in one rig; see package rig. Nothing here knows how a
 // loss is noticed.
-package heal
+package repair
 
 import (
 	"bufio"
