@@ -116,9 +116,7 @@ func (c *cluster) node(o rig.NodeOptions) *rig.Node {
 // check ends the test if there is an error.
 func (c *cluster) check(errs ...error) {
 	c.t.Helper()
-	if err := errors.Join(errs...); err != nil {
-		c.t.Fatal(err)
-	}
+	testkit.Check(c.t, errs...)
 }
 
 // sandbox makes a sandbox of a new pod in the first pool's namespace.

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/coil-net/coil/integration/rig"
+	"github.com/coil-net/coil/integration/rig/rigtest"
 	"github.com/coil-net/coil/pkg/testkit"
 	"github.com/coil-net/coil/pkg/testkit/netlab"
 )
@@ -31,21 +32,7 @@ func TestUpgradeLosesNoPacket(t *testing.T) {
 	var pings []*netlab.Pinger
 	for _, pair := range [][2]*rig.Sandbox{{a, b}, {b, a}, {a, far}, {far, b}} {
 		for _, to := range c.Ledger.Live()[pair[1]] {
-			// Until the neighbours are known, packets may be lost.
-			testkit.Eventually(t, 10*time.Second, "pings are answered", func() error {
-				p, err := pair[0].Ping(to)
-				if err != nil {
-					return err
-				}
-				sent, answered, err := p.End()
-				if err == nil && answered < sent {
-					err = errors.New("no answer")
-				}
-				return err
-			})
-			p, err := pair[0].Ping(to)
-			c.check(err)
-			pings = append(pings, p)
+			pings = append(pings, rigtest.Pings(t, func() (*netlab.Pinger, error) { return pair[0].Ping(to) }))
 		}
 	}
 	for round := range 3 {

@@ -68,7 +68,7 @@ func newDirect(t *testing.T, families ...dataplane.Family) *direct {
 		addrs = append(addrs, fmt.Sprintf("addr add %s/32 dev eth0", serverAddr(dataplane.IPv4, i)), fmt.Sprintf("addr add %s/128 dev eth0 nodad", serverAddr(dataplane.IPv6, i)))
 	}
 	d.server.Configure(t, addrs...)
-	age(t)
+	testkit.Check(t, machine.Lab().AgeRoutes(t.Context(), bridge))
 	d.pod = d.attach("pod", podHost, families...)
 	var members []member
 	for _, a := range d.addrsOf(podHost) {
@@ -108,20 +108,6 @@ func (d *direct) manage() {
 func (d *direct) stop() {
 	d.t.Helper()
 	testkit.Check(d.t, d.client.Stop())
-}
-
-// age counts changes of IPv6 routes in the first network namespace. A socket's route that has a nexthop
-// object is valid as long as there was no change in the namespace of the route's device; but when a
-// group is replaced, the kernel (net/ipv6/route.c: rt6_is_valid, fib6_nh_release_dsts) takes the device
-// away, and what it puts in its place is of the first namespace. If that has just as many changes, the
-// socket sends nowhere. There are few in a machine that has just started, and in a pod.
-func age(t *testing.T) {
-	t.Helper()
-	var commands []string
-	for range 1000 {
-		commands = append(commands, "route add 2001:db8:ffff::/64 dev "+bridge, "route del 2001:db8:ffff::/64 dev "+bridge)
-	}
-	machine.Configure(t, commands...)
 }
 
 // newRouter starts coil-egress in a router of its own, whose port on the fabric has its name.

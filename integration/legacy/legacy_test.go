@@ -54,19 +54,7 @@ func TestTakeOver(t *testing.T) {
 			func() (*netlab.Pinger, error) { return a.Ping(to) },
 			func() (*netlab.Pinger, error) { return r.PingOutside(to) },
 		} {
-			// Until the kernel has noticed the carriers and neighbours, packets may be lost.
-			testkit.Eventually(t, 10*time.Second, "the fixture carries packets to "+to.String(), func() error {
-				p, err := begin()
-				if err != nil {
-					return err
-				}
-				sent, answered, err := p.End()
-				if err == nil && answered < sent {
-					err = errors.New("no answer")
-				}
-				return err
-			})
-			pings = append(pings, testkit.Must(begin())(t))
+			pings = append(pings, rigtest.Pings(t, begin))
 		}
 	}
 	testkit.Check(t, n.Start(ctx))

@@ -8,7 +8,6 @@ package repair
 import (
 	"bufio"
 	"context"
-	"errors"
 	"fmt"
 	"regexp"
 	"slices"
@@ -85,17 +84,13 @@ func newFixture(t *testing.T, pods int, o rig.NodeOptions) *fixture {
 // check ends the test if there is an error.
 func (f *fixture) check(errs ...error) {
 	f.t.Helper()
-	if err := errors.Join(errs...); err != nil {
-		f.t.Fatal(err)
-	}
+	testkit.Check(f.t, errs...)
 }
 
 // sh runs a script in the node's network namespace.
 func (f *fixture) sh(script string) string {
 	f.t.Helper()
-	out, err := f.Run(f.t.Context(), "sh", "-ec", script)
-	f.check(err)
-	return out
+	return rigtest.Sh(f.t, f.Node, script)
 }
 
 // uncertain parts of what iproute2 prints change by themselves.

@@ -9,7 +9,6 @@ package routes
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net/netip"
 	"os"
@@ -133,9 +132,7 @@ func (c *network) remove() {
 // check ends the test if there is an error.
 func (c *network) check(errs ...error) {
 	c.t.Helper()
-	if err := errors.Join(errs...); err != nil {
-		c.t.Fatal(err)
-	}
+	testkit.Check(c.t, errs...)
 }
 
 // number makes the ranges of pools unique.

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -20,13 +19,6 @@ import (
 	"github.com/coil-net/coil/pkg/reconcile"
 	"github.com/coil-net/coil/pkg/testkit/netlab"
 )
-
-// age counts changes of IPv6 routes in the machine's own network namespace, of which there are few in a
-// machine that has just started: there, sockets of clients that are direct may send nowhere after a
-// change of routers. age in integration/egress says why.
-func age(ctx context.Context) error {
-	return netlab.Machine().IP(ctx, strings.Repeat("route add 2001:db8:ffff::/64 dev uplink\nroute del 2001:db8:ffff::/64 dev uplink\n", 1000))
-}
 
 // direct is a client that sends to the routers themselves, which the API server has.
 type direct struct {

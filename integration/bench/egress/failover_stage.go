@@ -182,7 +182,8 @@ func (o *options) newFailover(ctx context.Context, kubeProxy string) (_ *failove
 	if err := netlab.Lines(ctx, failoverNetwork); err != nil {
 		return nil, err
 	}
-	if err := age(ctx); err != nil {
+	// Otherwise sockets of clients that are direct may send nowhere after a change of routers.
+	if err := netlab.Machine().AgeRoutes(ctx, "uplink"); err != nil {
 		return nil, err
 	}
 	if err := errors.Join(forwards(netlab.Machine()), inNamed("fabric", forwards)); err != nil {

@@ -132,8 +132,10 @@ func parse(b []byte) (p Packet, ok bool) {
 	}
 	if (p.Protocol == unix.IPPROTO_UDP || p.Protocol == unix.IPPROTO_TCP) && len(rest) >= 8 {
 		p.SPort, p.DPort = binary.BigEndian.Uint16(rest), binary.BigEndian.Uint16(rest[2:])
-		p.Checksum = binary.BigEndian.Uint16(rest[6:])
-		if p.Protocol == unix.IPPROTO_TCP && len(rest) >= 14 {
+		switch {
+		case p.Protocol == unix.IPPROTO_UDP:
+			p.Checksum = binary.BigEndian.Uint16(rest[6:])
+		case len(rest) >= 14:
 			p.TCPFlags = rest[13]
 		}
 	}

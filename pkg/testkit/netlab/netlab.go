@@ -125,6 +125,15 @@ func (n *NS) batch(ctx context.Context, lines []string, options ...string) error
 	return nil
 }
 
+// AgeRoutes counts changes of IPv6 routes in a namespace that has a link. A socket's route that has a nexthop object is
+// valid as long as there was no change in the namespace of the route's device; but when a group is replaced, the kernel
+// (net/ipv6/route.c: rt6_is_valid, fib6_nh_release_dsts) takes the device away, and what it puts in its place is of the
+// first namespace. If that has just as many changes, the socket sends nowhere. There are few in a machine that has just
+// started, and in a pod.
+func (n *NS) AgeRoutes(ctx context.Context, link string) error {
+	return n.IP(ctx, strings.Repeat(fmt.Sprintf("route add 2001:db8:ffff::/64 dev %[1]s\nroute del 2001:db8:ffff::/64 dev %[1]s\n", link), 1000))
+}
+
 // Lines runs ip(8) once for each line of a text, in the namespace that the process was started in. A line may begin with
 // options, such as -n NAME for a namespace.
 func Lines(ctx context.Context, text string) error {
