@@ -215,7 +215,7 @@ func (c *cluster) awaitClean(within time.Duration) error {
 	if err != nil {
 		return err
 	}
-	wrongs, err := c.AuditBlocks(ctx, labels.NewSelector().Add(*of), func(node string) bool { return mine[node] })
+	wrongs, err := c.BlockDifferences(ctx, labels.NewSelector().Add(*of), func(node string) bool { return mine[node] })
 	for _, w := range wrongs {
 		errs = append(errs, errors.New(w))
 	}

@@ -21,7 +21,7 @@ import (
 	"github.com/coil-net/coil/pkg/testkit"
 )
 
-// A rig does the whole life of pods, and its audit agrees.
+// A rig does the whole life of pods, and finds no difference.
 func TestRig(t *testing.T) {
 	r := rigtest.New(t)
 	testkit.Check(t, r.AddPool(t.Context(), "default", 2, rig.Dual("10.1.0.0/24", "fd00:1::/120")))
@@ -93,8 +93,8 @@ func TestRig(t *testing.T) {
 	testkit.Check(t, n.GC(t.Context(), nil, rig.ValidAttachments, rig.Attachments))
 }
 
-// The audit names each kind of difference: one that finds nothing proves nothing.
-func TestAuditFinds(t *testing.T) {
+// The rig names each kind of difference: one that finds nothing proves nothing.
+func TestDifferences(t *testing.T) {
 	r := rigtest.New(t)
 	ctx := t.Context()
 	testkit.Check(t, r.AddPool(ctx, "default", 2, rig.Dual("10.1.0.0/24", "fd00:1::/120")))
@@ -161,18 +161,18 @@ func TestAuditFinds(t *testing.T) {
 				tt.mend = sqlite(".restore " + base)
 			}
 			testkit.Check(t, tt.break_(ctx))
-			wrongs := testkit.Must(r.Audit(ctx))(t)
+			wrongs := testkit.Must(r.Differences(ctx))(t)
 			for _, want := range tt.want {
 				if !slices.ContainsFunc(wrongs, func(w string) bool { return strings.Contains(w, want) }) {
-					t.Errorf("the audit says %q, nothing with %q", wrongs, want)
+					t.Errorf("the rig says %q, nothing with %q", wrongs, want)
 				}
 			}
 			if tt.unmendable {
 				return
 			}
 			testkit.Check(t, tt.mend(ctx))
-			if wrongs := testkit.Must(r.Audit(ctx))(t); len(wrongs) > 0 {
-				t.Fatalf("after it was mended the audit says %q", wrongs)
+			if wrongs := testkit.Must(r.Differences(ctx))(t); len(wrongs) > 0 {
+				t.Fatalf("after it was mended the rig says %q", wrongs)
 			}
 		})
 	}
