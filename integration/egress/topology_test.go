@@ -3,6 +3,7 @@ package egress
 import (
 	"bufio"
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -231,17 +232,8 @@ func (top *topology) get(port, path string) (string, error) {
 	if !strings.Contains(top.program.Env[0], router4.String()) {
 		a = router6
 	}
-	client := http.Client{Timeout: testkit.Timeout(2 * time.Second), Transport: &http.Transport{DisableKeepAlives: true}}
-	resp, err := client.Get("http://" + at(a, port) + path)
-	if err != nil {
-		return "", err
-	}
-	defer resp.Body.Close()
-	body, err := io.ReadAll(resp.Body)
-	if err == nil && resp.StatusCode != http.StatusOK {
-		err = fmt.Errorf("%s: %s", resp.Status, bytes.TrimSpace(body))
-	}
-	return string(body), err
+	client := &http.Client{Timeout: testkit.Timeout(2 * time.Second), Transport: &http.Transport{DisableKeepAlives: true}}
+	return netlab.Get(context.Background(), client, "http://"+at(a, port)+path)
 }
 
 // metric is the sum of a metric's values over those with all the labels, such as reason="invalid".

@@ -6,7 +6,6 @@
 package repair
 
 import (
-	"bufio"
 	"context"
 	"fmt"
 	"regexp"
@@ -185,20 +184,17 @@ func (f *fixture) awaitCounted(want map[string]float64) {
 // metric reads one metric of coild by the value of a label.
 func (f *fixture) metric(name, label string) map[string]float64 {
 	f.t.Helper()
-	resp, err := f.HTTP().Get("http://127.0.0.1:9384/metrics")
+	text, err := f.Get(f.t.Context(), "/metrics")
 	f.check(err)
-	defer resp.Body.Close()
 	line := regexp.MustCompile(`^` + name + `\{.*?` + label + `="([^"]*)".*\} (\S+)$`)
 	values := map[string]float64{}
-	lines := bufio.NewScanner(resp.Body)
-	for lines.Scan() {
-		if m := line.FindStringSubmatch(lines.Text()); m != nil {
+	for l := range strings.Lines(text) {
+		if m := line.FindStringSubmatch(strings.TrimSpace(l)); m != nil {
 			v, err := strconv.ParseFloat(m[2], 64)
 			f.check(err)
 			values[m[1]] += v
 		}
 	}
-	f.check(lines.Err())
 	return values
 }
 

@@ -317,12 +317,10 @@ func (n *Node) Restart(ctx context.Context) error {
 	return n.Start(ctx)
 }
 
-// HTTP is a client that connects from the node, as to http://127.0.0.1:9384/metrics.
-func (n *Node) HTTP() *http.Client {
-	return &http.Client{Transport: &http.Transport{
-		DialContext:       n.Dial,
-		DisableKeepAlives: true,
-	}}
+// Get asks coild for a path, such as /metrics.
+func (n *Node) Get(ctx context.Context, path string) (string, error) {
+	client := &http.Client{Transport: &http.Transport{DialContext: n.Dial, DisableKeepAlives: true}}
+	return netlab.Get(ctx, client, "http://127.0.0.1:9384"+path)
 }
 
 // Dial connects from the node, as kubelet does for a probe.
