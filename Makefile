@@ -94,7 +94,7 @@ test-crash: ## Kill coild 500 times and its controller 200 times, damage record 
 
 .PHONY: test-routes
 test-routes: ## Run BIRD and FRR, neighbours that delete, chained plugins and the cleanup, as root; some 15 minutes
-	COIL_HEAL=long $(GOTEST) -tiers=netns,apiserver,vm -no-skips $(ARGS) ./integration/routes/ ./integration/heal/ ./integration/chain/ ./integration/cleanup/
+	COIL_REPAIR=long $(GOTEST) -tiers=netns,apiserver,vm -no-skips $(ARGS) ./integration/routes/ ./integration/repair/ ./integration/chain/ ./integration/uninstall/
 
 .PHONY: test-egress
 test-egress: ## Run NAT routers with kernels that have FoU, each case often, as root

@@ -175,7 +175,7 @@ var patient = []string{"/integration/cluster", "/integration/lab/cluster", "/int
 var routed = []string{"/integration/routes"}
 
 // kernels are the packages outside integration/ whose tests make network namespaces.
-var kernels = []string{"/pkg/kernel/", "/pkg/podnet", "/pkg/node/", "/pkg/router", "/pkg/store/sqlite"}
+var kernels = []string{"/pkg/kernel/", "/pkg/podnet", "/pkg/clientnet", "/pkg/node/", "/pkg/router", "/pkg/store/sqlite", "/pkg/testkit/netlab"}
 
 // timed are the packages outside integration/ that hold a time of milliseconds to a bound.
 var timed = []string{"/pkg/app/coil"}

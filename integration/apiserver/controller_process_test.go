@@ -1,10 +1,8 @@
 package apiserver
 
 import (
-	"context"
 	"errors"
 	"fmt"
-	"io"
 	"net"
 	"net/http"
 	"os"
@@ -22,6 +20,7 @@ import (
 
 	"github.com/coil-net/coil/integration/lab/build"
 	"github.com/coil-net/coil/pkg/testkit"
+	"github.com/coil-net/coil/pkg/testkit/netlab"
 )
 
 // replica is a process of coil-ipam-controller.
@@ -82,28 +81,10 @@ func writeKubeconfig(t *testing.T, cfg *rest.Config) string {
 	return path
 }
 
-// get returns the body of a page, and an error unless its status is 200.
-func get(ctx context.Context, url string) (string, error) {
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
-	if err != nil {
-		return "", err
-	}
-	resp, err := http.DefaultClient.Do(req)
-	if err != nil {
-		return "", err
-	}
-	defer resp.Body.Close()
-	body, err := io.ReadAll(resp.Body)
-	if err == nil && resp.StatusCode != http.StatusOK {
-		err = fmt.Errorf("%s: %s", resp.Status, body)
-	}
-	return string(body), err
-}
-
 func (r *replica) requireReady(t *testing.T) {
 	t.Helper()
 	testkit.Eventually(t, 20*time.Second, r.name+" is ready", func() error {
-		_, err := get(t.Context(), "http://"+r.health+"/readyz")
+		_, err := netlab.Get(t.Context(), http.DefaultClient, "http://"+r.health+"/readyz")
 		return err
 	})
 }
@@ -182,7 +163,7 @@ func TestControllerLeaderKilled(t *testing.T) {
 
 	t.Run("the new leader has the metrics", func(t *testing.T) {
 		testkit.Eventually(t, 10*time.Second, "metrics", func() error {
-			body, err := get(t.Context(), "http://"+standby.metrics+"/metrics")
+			body, err := netlab.Get(t.Context(), http.DefaultClient, "http://"+standby.metrics+"/metrics")
 			for _, want := range []string{
 				`coil_controller_max_blocks{pool="default"} 512`, `coil_controller_allocated_blocks{pool="default"} 200`,
 			} {
@@ -192,7 +173,7 @@ func TestControllerLeaderKilled(t *testing.T) {
 			}
 			return err
 		})
-		if _, err := get(t.Context(), "http://"+standby.health+"/healthz"); err != nil {
+		if _, err := netlab.Get(t.Context(), http.DefaultClient, "http://"+standby.health+"/healthz"); err != nil {
 			t.Error(err)
 		}
 	})
@@ -207,7 +188,7 @@ func TestControllerLeaderKilled(t *testing.T) {
 			t.Fatal(err)
 		}
 		testkit.Eventually(t, 10*time.Second, "end of the metrics", func() error {
-			body, err := get(t.Context(), "http://"+standby.metrics+"/metrics")
+			body, err := netlab.Get(t.Context(), http.DefaultClient, "http://"+standby.metrics+"/metrics")
 			if err == nil && strings.Contains(body, `pool="default"`) {
 				err = errors.New("they are there")
 			}

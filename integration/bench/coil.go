@@ -16,7 +16,6 @@ import (
 	"github.com/coil-net/coil/integration/rig"
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
 	"github.com/coil-net/coil/pkg/kernel/netns"
-	"github.com/coil-net/coil/pkg/kernel/rtnl"
 )
 
 // coil is Coil as users have it: API server, coil-ipam-controller, a node with its
@@ -65,13 +64,9 @@ func newCoil(ctx context.Context, log io.Writer) (_ *coil, err error) {
 
 // pluginOf is the plugin of a node of the rig.
 func pluginOf(n *rig.Node) (*plugin, error) {
-	ns, err := netns.Open(n.NetnsPath())
+	host, err := spaceOf(netns.Open(n.NetnsPath()))
 	if err != nil {
 		return nil, err
-	}
-	h, err := rtnl.New(ns)
-	if err != nil {
-		return nil, errors.Join(err, ns.Close())
 	}
 	b, err := n.Conf(nil)
 	if err != nil {
@@ -81,7 +76,6 @@ func pluginOf(n *rig.Node) (*plugin, error) {
 	if err := json.Unmarshal(b, &conf); err != nil {
 		return nil, err
 	}
-	host := &space{ns, h}
 	return &plugin{
 		title: "coil", host: host, path: n.Plugin(), stop: host.close,
 		conf:      map[string]map[string]any{ipv4: conf, dual: conf},

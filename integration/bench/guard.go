@@ -19,6 +19,7 @@ import (
 	"github.com/coil-net/coil/pkg/dataplane"
 	"github.com/coil-net/coil/pkg/ipam"
 	"github.com/coil-net/coil/pkg/podnet"
+	"github.com/coil-net/coil/pkg/testkit/netlab"
 )
 
 // Guard is the cost of the source guard: the median of pairs, which are measured with and without it in turns. Each
@@ -71,7 +72,7 @@ func newGuarded(ctx context.Context, guard bool) (_ *guarded, err error) {
 	}
 	g.network, err = podnet.New(podnet.Options{
 		PodTable: dataplane.TablePods, RulePriority: dataplane.PriorityPods, Protocol: dataplane.ProtocolNode,
-		SourceGuard: guard, Netns: g.node.path(),
+		SourceGuard: guard, Netns: g.node.Path(),
 	})
 	if err != nil {
 		return nil, err
@@ -95,7 +96,7 @@ func (g *guarded) pod(s *space) podnet.Pod {
 	g.numbers++
 	return podnet.Pod{
 		ID:    attachment.ID{ContainerID: fmt.Sprintf("%064x", g.numbers), IfName: ifName},
-		Netns: s.path(), Pool: "default",
+		Netns: s.Path(), Pool: "default",
 		Namespace: "bench", Name: fmt.Sprintf("pod-%d", g.numbers),
 		Address: ipam.Address{IPv4: v4Of(g.numbers), IPv6: v6Of(g.numbers)},
 	}
@@ -118,19 +119,15 @@ func (g *guarded) close() error {
 type connection struct{ client, server int }
 
 func (g *guarded) connect(ctx context.Context, to netip.Addr) (*connection, error) {
-	var listener net.Listener
-	err := g.pods[1].Do(func() (err error) {
-		listener, err = (&net.ListenConfig{Control: large}).Listen(ctx, "tcp", netip.AddrPortFrom(to, 0).String())
-		return err
+	listener, err := netlab.In(g.pods[1].NS.NS, func() (net.Listener, error) {
+		return (&net.ListenConfig{Control: large}).Listen(ctx, "tcp", netip.AddrPortFrom(to, 0).String())
 	})
 	if err != nil {
 		return nil, err
 	}
 	defer listener.Close()
-	var client net.Conn
-	err = g.pods[0].Do(func() (err error) {
-		client, err = (&net.Dialer{Timeout: 10 * time.Second, Control: large}).DialContext(ctx, "tcp", listener.Addr().String())
-		return err
+	client, err := netlab.In(g.pods[0].NS.NS, func() (net.Conn, error) {
+		return (&net.Dialer{Timeout: 10 * time.Second, Control: large}).DialContext(ctx, "tcp", listener.Addr().String())
 	})
 	if err != nil {
 		return nil, err

@@ -34,7 +34,7 @@ func (k *kernel) check(context.Context, *pod) error { return errors.ErrUnsupport
 func (k *kernel) close() error                      { return k.host.close() }
 
 func (k *kernel) add(ctx context.Context, p *pod) error {
-	ns, err := netns.Open(p.path())
+	ns, err := netns.Open(p.Path())
 	if err != nil {
 		return err
 	}

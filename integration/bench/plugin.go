@@ -100,7 +100,7 @@ func (g *plugin) run(command string, p *pod) ([]byte, error) {
 	defer outR.Close()
 	process, err := os.StartProcess(g.path, []string{g.path}, &os.ProcAttr{
 		Env: []string{
-			"CNI_COMMAND=" + command, "CNI_CONTAINERID=" + p.id, "CNI_NETNS=" + p.path(), "CNI_IFNAME=" + ifName,
+			"CNI_COMMAND=" + command, "CNI_CONTAINERID=" + p.id, "CNI_NETNS=" + p.Path(), "CNI_IFNAME=" + ifName,
 			"CNI_PATH=" + filepath.Dir(g.path), "PATH=/usr/sbin:/usr/bin:/sbin:/bin",
 			fmt.Sprintf("CNI_ARGS=IgnoreUnknown=1;K8S_POD_NAMESPACE=%s;K8S_POD_NAME=%s;K8S_POD_INFRA_CONTAINER_ID=%s;K8S_POD_UID=%s",
 				g.namespace[p.family], name, p.id, uid),

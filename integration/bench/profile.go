@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net/http"
 	"os"
 	"strings"
 	"time"
@@ -67,26 +66,12 @@ func (m *matrix) profile(ctx context.Context, c *coil, span time.Duration, path 
 }
 
 // fetch saves one of coild's profiles; see package net/http/pprof.
-func (c *coil) fetch(ctx context.Context, profile, path string) (err error) {
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://127.0.0.1:9384/debug/pprof/"+profile, nil)
+func (c *coil) fetch(ctx context.Context, profile, path string) error {
+	body, err := c.machine.Get(ctx, "/debug/pprof/"+profile)
 	if err != nil {
 		return err
 	}
-	resp, err := c.machine.HTTP().Do(req)
-	if err != nil {
-		return err
-	}
-	defer resp.Body.Close()
-	if resp.StatusCode != http.StatusOK {
-		return fmt.Errorf("get %s: %s", req.URL, resp.Status)
-	}
-	f, err := os.Create(path)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, f.Close()) }()
-	_, err = io.Copy(f, resp.Body)
-	return err
+	return os.WriteFile(path, []byte(body), 0o644)
 }
 
 // cpuTime is the processor time that a process has used, by the scheduler's clock.

@@ -2,22 +2,23 @@ package main
 
 import (
 	"errors"
-	"fmt"
-	"os"
 
 	"github.com/coil-net/coil/pkg/kernel/netns"
 	"github.com/coil-net/coil/pkg/kernel/rtnl"
+	"github.com/coil-net/coil/pkg/testkit/netlab"
 )
 
 // space is a network namespace that lives as long as it is open here.
 type space struct {
-	*netns.NS
+	*netlab.NS
 	handle *rtnl.Handle
 }
 
-// newSpace makes a namespace.
-func newSpace() (*space, error) {
-	ns, err := netns.New()
+// newSpace makes a namespace, in which nothing is up.
+func newSpace() (*space, error) { return spaceOf(netns.New()) }
+
+// spaceOf takes what opened a namespace returned.
+func spaceOf(ns *netns.NS, err error) (*space, error) {
 	if err != nil {
 		return nil, err
 	}
@@ -25,11 +26,8 @@ func newSpace() (*space, error) {
 	if err != nil {
 		return nil, errors.Join(err, ns.Close())
 	}
-	return &space{ns, h}, nil
+	return &space{&netlab.NS{NS: ns}, h}, nil
 }
-
-// path leads to the namespace from any process, while it is open here.
-func (s *space) path() string { return fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), s.Fd()) }
 
 func (s *space) close() error {
 	s.handle.Close()

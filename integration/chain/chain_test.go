@@ -33,21 +33,22 @@ import (
 	"github.com/coil-net/coil/integration/rig"
 	"github.com/coil-net/coil/integration/rig/rigtest"
 	"github.com/coil-net/coil/pkg/testkit"
+	"github.com/coil-net/coil/pkg/testkit/netlab"
 )
 
 // runner starts plugins in a node's network namespace.
 type runner struct {
 	version.PluginDecoder
-	netns string
+	node *rig.Node
 }
 
 // ExecPlugin implements invoke.Exec.
 func (r *runner) ExecPlugin(ctx context.Context, path string, stdin []byte, env []string) ([]byte, error) {
-	cmd := exec.CommandContext(ctx, "nsenter", "--net="+r.netns, "--", path)
+	cmd := exec.CommandContext(ctx, path)
 	cmd.Env, cmd.Stdin = append(env, "PATH="+os.Getenv("PATH")), bytes.NewReader(stdin)
 	var out, stderr bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &stderr
-	err := cmd.Run()
+	err := r.node.Exec(cmd)
 	if err == nil {
 		return out.Bytes(), nil
 	}
@@ -85,7 +86,7 @@ func newRuntime(t *testing.T, n *rig.Node, chained ...map[string]any) *runtime {
 	testkit.Check(t, json.Unmarshal(testkit.Must(n.Conf(nil))(t), &first))
 	list := map[string]any{"cniVersion": first["cniVersion"], "name": first["name"], "plugins": append([]map[string]any{first}, chained...)}
 	conf := testkit.Must(libcni.NetworkConfFromBytes(testkit.Must(json.Marshal(list))(t)))(t)
-	return &runtime{libcni.NewCNIConfigWithCacheDir(paths, t.TempDir(), &runner{netns: n.NetnsPath()}), n, conf}
+	return &runtime{libcni.NewCNIConfigWithCacheDir(paths, t.TempDir(), &runner{node: n}), n, conf}
 }
 
 // pod makes a sandbox, and what the runtime tells plugins about it.
@@ -171,12 +172,11 @@ func TestHostPort(t *testing.T) {
 	addr := r.add(t, rt)
 	l := testkit.Must(server.Listen(ctx, "tcp4", netip.AddrPortFrom(addr, 80).String()))(t)
 	defer l.Close()
-	go serve(l, "hello")
+	go netlab.Serve(l, func(conn net.Conn) { _, _ = io.WriteString(conn, "hello") })
 
-	type dial func(ctx context.Context, network, address string) (net.Conn, error)
 	for _, c := range []struct {
 		from string
-		dial dial
+		dial netlab.Dialer
 		to   string
 	}{
 		{"outside", cluster.DialOutside, net.JoinHostPort(n.Addr4.String(), "8080")},
@@ -204,18 +204,6 @@ func TestHostPort(t *testing.T) {
 	}
 	testkit.Check(t, r.CheckNetworkList(ctx, r.list, rt), r.DelNetworkList(ctx, r.list, rt), server.Close())
 	sameAs(t, n, before)
-}
-
-// serve answers every connection with a text.
-func serve(l net.Listener, text string) {
-	for {
-		c, err := l.Accept()
-		if err != nil {
-			return // the test is over
-		}
-		_, _ = io.WriteString(c, text)
-		c.Close()
-	}
 }
 
 // sameAs waits until a node is as before: Coil removes links in the background.

@@ -162,7 +162,7 @@ func (e *event) settled() {
 		if err := e.n.AwaitReady(e.t.Context(), 10*time.Second); err != nil {
 			return err
 		}
-		wrongs, err := e.n.Audit(e.t.Context())
+		wrongs, err := e.n.Differences(e.t.Context())
 		for _, w := range wrongs {
 			err = errors.Join(err, errors.New(w))
 		}
@@ -177,7 +177,7 @@ func (e *event) gc(valid []*rig.Sandbox) {
 		if err := e.n.GC(e.t.Context(), valid, rig.ValidAttachments, rig.Attachments); err != nil {
 			return err
 		}
-		wrongs, err := e.n.Audit(e.t.Context())
+		wrongs, err := e.n.Differences(e.t.Context())
 		if len(wrongs) > 0 {
 			err = errors.Join(err, fmt.Errorf("%q", wrongs))
 		}

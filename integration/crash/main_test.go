@@ -11,7 +11,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/netip"
 	"sync"
 	"testing"
 	"time"
@@ -117,9 +116,7 @@ func (c *cluster) node(o rig.NodeOptions) *rig.Node {
 // check ends the test if there is an error.
 func (c *cluster) check(errs ...error) {
 	c.t.Helper()
-	if err := errors.Join(errs...); err != nil {
-		c.t.Fatal(err)
-	}
+	testkit.Check(c.t, errs...)
 }
 
 // sandbox makes a sandbox of a new pod in the first pool's namespace.
@@ -191,16 +188,9 @@ func (c *cluster) reach(from, to *rig.Sandbox) {
 		c.t.Fatalf("%s has no address", to)
 	}
 	for _, a := range addrs {
-		l, err := to.Listen(ctx, "tcp", netip.AddrPortFrom(a, 0).String())
-		if err != nil {
-			c.t.Fatalf("listen at %s in %s: %v", a, to, err)
-		}
-		conn, err := from.Dial(ctx, "tcp", l.Addr().String())
-		if err != nil {
-			l.Close()
+		if _, err := to.Reach(ctx, a, from.Dial); err != nil {
 			c.t.Fatalf("%s doesn't reach %s: %v", from, to, err)
 		}
-		c.check(conn.Close(), l.Close())
 	}
 }
 
@@ -225,7 +215,7 @@ func (c *cluster) awaitClean(within time.Duration) error {
 	if err != nil {
 		return err
 	}
-	wrongs, err := c.AuditBlocks(ctx, labels.NewSelector().Add(*of), func(node string) bool { return mine[node] })
+	wrongs, err := c.BlockDifferences(ctx, labels.NewSelector().Add(*of), func(node string) bool { return mine[node] })
 	for _, w := range wrongs {
 		errs = append(errs, errors.New(w))
 	}

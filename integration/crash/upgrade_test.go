@@ -7,7 +7,9 @@ import (
 	"time"
 
 	"github.com/coil-net/coil/integration/rig"
+	"github.com/coil-net/coil/integration/rig/rigtest"
 	"github.com/coil-net/coil/pkg/testkit"
+	"github.com/coil-net/coil/pkg/testkit/netlab"
 )
 
 // Running pods notice nothing when their nodes' coild is replaced: of pings every 10 ms between
@@ -27,24 +29,10 @@ func TestUpgradeLosesNoPacket(t *testing.T) {
 			c.check(err4, err6)
 		}
 	}
-	var pings []*rig.Ping
+	var pings []*netlab.Pinger
 	for _, pair := range [][2]*rig.Sandbox{{a, b}, {b, a}, {a, far}, {far, b}} {
 		for _, to := range c.Ledger.Live()[pair[1]] {
-			// Until the neighbours are known, packets may be lost.
-			testkit.Eventually(t, 10*time.Second, "pings are answered", func() error {
-				p, err := pair[0].Ping(to)
-				if err != nil {
-					return err
-				}
-				sent, answered, err := p.End()
-				if err == nil && answered < sent {
-					err = errors.New("no answer")
-				}
-				return err
-			})
-			p, err := pair[0].Ping(to)
-			c.check(err)
-			pings = append(pings, p)
+			pings = append(pings, rigtest.Pings(t, func() (*netlab.Pinger, error) { return pair[0].Ping(to) }))
 		}
 	}
 	for round := range 3 {
@@ -75,7 +63,7 @@ func TestUpgradeLosesNoPacket(t *testing.T) {
 }
 
 // awaitPings waits until some more of all pings were answered.
-func (c *cluster) awaitPings(pings []*rig.Ping, more int) {
+func (c *cluster) awaitPings(pings []*netlab.Pinger, more int) {
 	c.t.Helper()
 	start := make([]int, len(pings))
 	for i, p := range pings {
@@ -94,19 +82,11 @@ func (c *cluster) awaitPings(pings []*rig.Ping, more int) {
 // replace makes the node's coild another file, as a new image does.
 func (c *cluster) replace(n *rig.Node) {
 	c.t.Helper()
-	last := len(n.Coild.Args) - 1
-	for i, arg := range n.Coild.Args[:last] {
-		if arg != "--" {
-			continue
-		}
-		program, err := os.ReadFile(n.Coild.Args[i+1])
-		c.check(err)
-		f, err := os.CreateTemp(c.t.TempDir(), "coild-*")
-		c.check(err)
-		_, err = f.Write(program)
-		c.check(err, f.Chmod(0o755), f.Close())
-		n.Coild.Args[i+1] = f.Name()
-		return
-	}
-	c.t.Fatal("the arguments of coild name no program")
+	program, err := os.ReadFile(n.Coild.Path)
+	c.check(err)
+	f, err := os.CreateTemp(c.t.TempDir(), "coild-*")
+	c.check(err)
+	_, err = f.Write(program)
+	c.check(err, f.Chmod(0o755), f.Close())
+	n.Coild.Path = f.Name()
 }

@@ -6,7 +6,6 @@ import (
 	"net"
 	"net/http"
 	"net/netip"
-	"os/exec"
 	"reflect"
 	"strconv"
 	"strings"
@@ -237,11 +236,7 @@ func (a *api) publish(namespace string, members ...member) time.Time {
 // command runs a program of the machine and returns what it prints.
 func command(t *testing.T, args ...string) string {
 	t.Helper()
-	out, err := exec.Command(args[0], args[1:]...).CombinedOutput()
-	if err != nil {
-		t.Fatalf("%s: %v: %s", strings.Join(args, " "), err, out)
-	}
-	return string(out)
+	return testkit.Must(machine.Run(args[0], args[1:]...))(t)
 }
 
 // at is an address with a port.

@@ -33,14 +33,15 @@ func (c *chain) plugin(ctx context.Context, s *rig.Sandbox, command, program str
 	if err != nil {
 		return nil, err
 	}
-	cmd := exec.CommandContext(ctx, "nsenter", "--net="+c.node.NetnsPath(), "--", program)
+	cmd := exec.CommandContext(ctx, program)
 	cmd.Env = append(s.Env(command), "CNI_PATH="+c.path, "PATH=/usr/sbin:/usr/bin:/sbin:/bin")
 	cmd.Stdin = bytes.NewReader(stdin)
-	out, err := cmd.Output()
-	if err != nil {
-		return nil, fmt.Errorf("%s %s: %w: %s", filepath.Base(program), command, err, out)
+	var out bytes.Buffer
+	cmd.Stdout = &out
+	if err := c.node.Exec(cmd); err != nil {
+		return nil, fmt.Errorf("%s %s: %w: %s", filepath.Base(program), command, err, out.Bytes())
 	}
-	return out, nil
+	return out.Bytes(), nil
 }
 
 func (c *chain) run(ctx context.Context, s *rig.Sandbox, command string, result []byte) ([]byte, error) {

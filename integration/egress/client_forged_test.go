@@ -10,6 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/coil-net/coil/pkg/testkit"
+	"github.com/coil-net/coil/pkg/testkit/netlab"
+	"github.com/coil-net/coil/pkg/testkit/netnstest"
 )
 
 // forged wants that what comes out of FoU is from a router, and has the source of a destination.
@@ -49,16 +51,15 @@ func (n *network) hears(forged []byte, port uint16, outer netip.Addr, family int
 	n.t.Helper()
 	own := n.client.Address.Addrs()[family]
 	known := datagram(servers[family], own, knownPort)
-	var ear, mouth, router net.PacketConn
-	open := func(conn *net.PacketConn, at netip.Addr, port uint16) func() error {
-		return func() (err error) {
-			*conn, err = new(net.ListenConfig).ListenPacket(n.t.Context(), "udp", netip.AddrPortFrom(at, port).String())
-			return err
-		}
+	open := func(ns *netnstest.NS, at netip.Addr, port uint16) net.PacketConn {
+		n.t.Helper()
+		return testkit.Must(ns.Lab().ListenPacket(n.t.Context(), "udp", netip.AddrPortFrom(at, port).String()))(n.t)
 	}
-	testkit.Check(n.t, n.pod.Do(open(&ear, own, earPort)), n.outside.Do(open(&mouth, outer, 0)), n.outside.Do(open(&router, routerOwn.Addrs()[family], 0)))
+	ear := open(n.pod, own, earPort)
 	defer ear.Close()
+	mouth := open(n.outside, outer, 0)
 	defer mouth.Close()
+	router := open(n.outside, routerOwn.Addrs()[family], 0)
 	defer router.Close()
 	to := net.UDPAddrFromAddrPort(netip.AddrPortFrom(own, 5555))
 	followed := 0
@@ -87,13 +88,12 @@ func (n *network) hears(forged []byte, port uint16, outer netip.Addr, family int
 func datagram(src, dst netip.Addr, from uint16) []byte {
 	udp := binary.BigEndian.AppendUint16(binary.BigEndian.AppendUint16(nil, from), earPort)
 	udp = append(udp, 0, 14, 0, 0, 'f', 'o', 'r', 'g', 'e', 'd')
-	pseudo := slices.Concat(src.AsSlice(), dst.AsSlice(), []byte{0, unix.IPPROTO_UDP, 0, byte(len(udp))}, udp)
-	binary.BigEndian.PutUint16(udp[6:], checksum(pseudo))
+	binary.BigEndian.PutUint16(udp[6:], netlab.TransportChecksum(src, dst, unix.IPPROTO_UDP, udp))
 	if src.Is6() {
 		header := []byte{0x60, 0, 0, 0, 0, byte(len(udp)), unix.IPPROTO_UDP, 64}
 		return slices.Concat(header, src.AsSlice(), dst.AsSlice(), udp)
 	}
 	header := slices.Concat([]byte{0x45, 0, 0, byte(20 + len(udp)), 0, 0, 0, 0, 64, unix.IPPROTO_UDP, 0, 0}, src.AsSlice(), dst.AsSlice())
-	binary.BigEndian.PutUint16(header[10:], checksum(header))
+	binary.BigEndian.PutUint16(header[10:], netlab.Checksum(header))
 	return append(header, udp...)
 }

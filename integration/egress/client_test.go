@@ -22,6 +22,7 @@ import (
 	"github.com/coil-net/coil/pkg/plan/client"
 	"github.com/coil-net/coil/pkg/store"
 	"github.com/coil-net/coil/pkg/testkit"
+	"github.com/coil-net/coil/pkg/testkit/netlab"
 	"github.com/coil-net/coil/pkg/testkit/netnstest"
 )
 
@@ -49,15 +50,10 @@ func newNetwork(t *testing.T) *network {
 	n.sniffer = sniff(t, n.pod)
 	n.outside.IP(t, "link", "add", "p0", "type", "veth", "peer", "name", "eth0", "netns", n.pod.Path)
 	// As Coil wires a pod, but for rp_filter, which is strict on many hosts.
-	ip(t, n.pod, "link set eth0 up", "addr add 10.64.0.5/32 dev eth0", "addr add fd64::5/128 dev eth0 nodad",
+	n.pod.Configure(t, "link set eth0 up", "addr add 10.64.0.5/32 dev eth0", "addr add fd64::5/128 dev eth0 nodad",
 		"route add 169.254.1.1 dev eth0", "route add default via 169.254.1.1 dev eth0", "-6 route add default via fe80::1 dev eth0")
-	if _, err := n.pod.Run("sysctl", "-qw", "net.ipv4.conf.all.rp_filter=1", "net.ipv4.conf.default.rp_filter=1", "net.ipv4.conf.eth0.rp_filter=1"); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := n.outside.Run("sysctl", "-qw", "net.ipv4.conf.all.rp_filter=0", "net.ipv4.conf.default.rp_filter=0", "net.ipv4.conf.p0.rp_filter=0"); err != nil {
-		t.Fatal(err)
-	}
-	ip(t, n.outside, "link set p0 addrgenmode none", "link set p0 up", "addr add 169.254.1.1/32 dev p0", "addr add fe80::1/64 dev p0 nodad",
+	testkit.Check(t, n.pod.Lab().RPFilter(1, "eth0"), n.outside.Lab().RPFilter(0, "p0"))
+	n.outside.Configure(t, "link set p0 addrgenmode none", "link set p0 up", "addr add 169.254.1.1/32 dev p0", "addr add fe80::1/64 dev p0 nodad",
 		"route add 10.64.0.5 dev p0", "-6 route add fd64::5 dev p0",
 		"addr add 10.64.9.9/32 dev lo", "addr add fd64::99/128 dev lo nodad", "addr add 10.64.8.8/32 dev lo", "addr add fd64::88/128 dev lo nodad")
 	n.client = client.Client{
@@ -83,7 +79,7 @@ func routerEnd(t *testing.T, ns *netnstest.NS, client, own ipam.Address) {
 	for _, service := range []int{1, 2} {
 		commands = append(commands, fmt.Sprintf("addr add 10.96.0.%d/32 dev lo", service*50), fmt.Sprintf("addr add fd00:10:96::%d/128 dev lo nodad", service*50))
 	}
-	ip(t, ns, append(commands,
+	ns.Configure(t, append(commands,
 		"addr add 192.0.2.1/32 dev lo", "addr add 2001:db8::1/128 dev lo nodad", "addr add 192.0.2.129/32 dev lo", "addr add 2001:db8:8000::1/128 dev lo nodad",
 		"addr add 100.64.0.1/32 dev lo",
 		"fou add port 5555 ipproto 4", "-6 fou add port 5555 ipproto 41",
@@ -169,14 +165,7 @@ func (n *network) flood() {
 			}
 			return errors.Join(raw.Control(func(fd uintptr) { err = unix.BindToDevice(int(fd), "eth0") }), err)
 		}}
-		var conn net.PacketConn
-		err := n.pod.Do(func() (err error) {
-			conn, err = bind.ListenPacket(ctx, "udp", ":0")
-			return err
-		})
-		if err != nil {
-			n.t.Fatal(err)
-		}
+		conn := testkit.Must(netlab.In(n.pod.NS, func() (net.PacketConn, error) { return bind.ListenPacket(ctx, "udp", ":0") }))(n.t)
 		all.Go(func() {
 			defer conn.Close()
 			pause := time.NewTicker(time.Duration(testkit.EgressForm.Times(10, 2)) * time.Millisecond)
@@ -313,11 +302,7 @@ func testClientConnected(t *testing.T) {
 			n.use(elsewhere(1))
 			var conns []net.Conn
 			for _, s := range servers {
-				var conn net.Conn
-				testkit.Check(t, n.pod.Do(func() (err error) {
-					conn, err = net.Dial("udp", netip.AddrPortFrom(s, 9).String())
-					return err
-				}))
+				conn := testkit.Must(n.pod.Lab().Dial(t.Context(), "udp", netip.AddrPortFrom(s, 9).String()))(t)
 				defer conn.Close()
 				conns = append(conns, conn)
 				testkit.Eventually(t, 5*time.Second, "packets to "+s.String()+" leave by eth0 before", func() error {
@@ -416,31 +401,18 @@ func transfer(t *testing.T, from, to *netnstest.NS, at netip.AddrPort, by netip.
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), testkit.Timeout(20*time.Second))
 	defer cancel()
-	var l net.Listener
-	if err := to.Do(func() (err error) {
-		l, err = new(net.ListenConfig).Listen(ctx, "tcp", at.String())
-		return err
-	}); err != nil {
+	l, err := to.Lab().Listen(ctx, "tcp", at.String())
+	if err != nil {
 		return 0, err
 	}
 	defer l.Close()
-	go func() {
-		c, err := l.Accept()
-		if err != nil {
-			return
-		}
-		defer c.Close()
-		_, _ = io.Copy(c, c) // the other end tells
-	}()
-	var c net.Conn
-	if err := from.Do(func() (err error) {
-		d := net.Dialer{}
-		if by.IsValid() {
-			d.LocalAddr = net.TCPAddrFromAddrPort(netip.AddrPortFrom(by, 0))
-		}
-		c, err = d.DialContext(ctx, "tcp", at.String())
-		return err
-	}); err != nil {
+	go netlab.Serve(l, func(c net.Conn) { _, _ = io.Copy(c, c) }) // the other end tells
+	var d net.Dialer
+	if by.IsValid() {
+		d.LocalAddr = net.TCPAddrFromAddrPort(netip.AddrPortFrom(by, 0))
+	}
+	c, err := netlab.In(from.NS, func() (net.Conn, error) { return d.DialContext(ctx, "tcp", at.String()) })
+	if err != nil {
 		return 0, err
 	}
 	defer c.Close()

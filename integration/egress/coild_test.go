@@ -3,8 +3,6 @@ package egress
 import (
 	"encoding/json"
 	"fmt"
-	"io"
-	"net/http"
 	"strings"
 	"testing"
 	"time"
@@ -145,13 +143,7 @@ func (l *lab) awaitMetric(name string, fits func(string) bool) {
 // metric is the value of a metric of coild, as text.
 func (l *lab) metric(name string) string {
 	l.Helper()
-	resp, err := l.node.HTTP().Get("http://127.0.0.1:9384/metrics")
-	l.must(err)
-	defer resp.Body.Close()
-	if resp.StatusCode != http.StatusOK {
-		l.Fatal(resp.Status)
-	}
-	for line := range strings.Lines(string(testkit.Must(io.ReadAll(resp.Body))(l.T))) {
+	for line := range strings.Lines(testkit.Must(l.node.Get(l.Context(), "/metrics"))(l.T)) {
 		if value, ok := strings.CutPrefix(line, name+" "); ok {
 			return strings.TrimSpace(value)
 		}

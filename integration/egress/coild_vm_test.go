@@ -3,8 +3,6 @@ package egress
 import (
 	"errors"
 	"fmt"
-	"io"
-	"net"
 	"net/netip"
 	"os"
 	"strings"
@@ -23,8 +21,8 @@ import (
 	"github.com/coil-net/coil/pkg/dataplane"
 	"github.com/coil-net/coil/pkg/faultpoint"
 	"github.com/coil-net/coil/pkg/ipam"
-	"github.com/coil-net/coil/pkg/kernel/netns"
 	"github.com/coil-net/coil/pkg/testkit"
+	"github.com/coil-net/coil/pkg/testkit/netlab"
 	"github.com/coil-net/coil/pkg/testkit/netnstest"
 )
 
@@ -34,15 +32,12 @@ func testCoild(t *testing.T, api *controlplane.API) {
 	ctx := t.Context()
 	l := newLab(t, rig.Options{API: api, NoController: true, Tags: coildTags})
 	outside := netnstest.New(t)
-	nodeNS := &netnstest.NS{NS: testkit.Must(netns.Open(l.node.NetnsPath()))(t), Path: l.node.NetnsPath()}
-	defer nodeNS.Close()
+	nodeNS := netnstest.Open(t, l.node.NetnsPath())
 	nodeNS.IP(t, "link", "add", "r0", "type", "veth", "peer", "name", "p0", "netns", outside.Path)
-	ip(t, nodeNS, "link set r0 up", "addr add 172.31.0.1/30 dev r0", "addr add fd31::1/64 dev r0 nodad",
+	nodeNS.Configure(t, "link set r0 up", "addr add 172.31.0.1/30 dev r0", "addr add fd31::1/64 dev r0 nodad",
 		"route add 10.96.0.0/16 via 172.31.0.2", "-6 route add fd00:10:96::/112 via fd31::2", "route add 192.0.2.0/24 via 172.31.0.2", "-6 route add 2001:db8::/32 via fd31::2")
-	ip(t, outside, "link set p0 up", "addr add 172.31.0.2/30 dev p0", "addr add fd31::2/64 dev p0 nodad", "route add default via 172.31.0.1", "-6 route add default via fd31::1")
-	if _, err := outside.Run("sysctl", "-qw", "net.ipv4.conf.all.rp_filter=0", "net.ipv4.conf.default.rp_filter=0", "net.ipv4.conf.p0.rp_filter=0"); err != nil {
-		t.Fatal(err)
-	}
+	outside.Configure(t, "link set p0 up", "addr add 172.31.0.2/30 dev p0", "addr add fd31::2/64 dev p0 nodad", "route add default via 172.31.0.1", "-6 route add default via fd31::1")
+	testkit.Check(t, outside.Lab().RPFilter(0, "p0"))
 
 	destinations := func(all ...string) func(*v2.Egress) { return func(e *v2.Egress) { e.Spec.Destinations = all } }
 	l.egress("gw", destinations("192.0.2.0/24", "2001:db8::/32"))
@@ -54,8 +49,7 @@ func testCoild(t *testing.T, api *controlplane.API) {
 	}
 	service(1)
 	s := l.sandbox(rig.SandboxOptions{Name: "client", Annotations: asks("gw")})
-	ns := &netnstest.NS{NS: testkit.Must(netns.Open(s.Path))(t), Path: s.Path}
-	defer ns.Close()
+	ns := netnstest.Open(t, s.Path)
 	n := &network{t: t, pod: ns, outside: outside, sniffer: sniff(t, ns)}
 	result, err := s.Add(ctx)
 	l.must(err)
@@ -243,35 +237,11 @@ func TestCoild(t *testing.T) {
 // hostAPI is the API server of the host, at the same address as there.
 func hostAPI(t *testing.T) *controlplane.API {
 	t.Helper()
-	ip(t, nil, "link set "+vm.Link+" up", "addr add "+vm.LinkAddr.String()+" dev "+vm.Link, "route add default via "+vm.HostAddr.String())
+	machine.Configure(t, "link set "+vm.Link+" up", "addr add "+vm.LinkAddr.String()+" dev "+vm.Link, "route add default via "+vm.HostAddr.String())
 	at := testkit.Must(netip.ParseAddrPort(os.Getenv(apiAddrEnv)))(t)
-	l := testkit.Must(new(net.ListenConfig).Listen(t.Context(), "tcp", at.String()))(t)
-	t.Cleanup(func() { l.Close() })
-	go func() {
-		for {
-			c, err := l.Accept()
-			if err != nil {
-				return
-			}
-			go forward(c, netip.AddrPortFrom(vm.HostAddr, at.Port()))
-		}
-	}()
+	p := testkit.Must(netlab.NewProxy(t.Context(), netlab.Machine(), at.String(), netip.AddrPortFrom(vm.HostAddr, at.Port()).String()))(t)
+	t.Cleanup(func() { p.Close() })
 	return testkit.Must(controlplane.Attach(os.Getenv(apiDirEnv), at))(t)
-}
-
-// forward connects a connection with an address until one of the ends closes.
-func forward(c net.Conn, to netip.AddrPort) {
-	defer c.Close()
-	up, err := net.Dial("tcp", to.String())
-	if err != nil {
-		return
-	}
-	defer up.Close()
-	go func() {
-		defer up.Close()
-		_, _ = io.Copy(up, c) // the end of one direction ends both
-	}()
-	_, _ = io.Copy(c, up)
 }
 
 // hasLink wants a link whose description has a text.

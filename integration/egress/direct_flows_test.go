@@ -21,6 +21,7 @@ import (
 	"github.com/coil-net/coil/pkg/kernel/echo"
 	"github.com/coil-net/coil/pkg/store"
 	"github.com/coil-net/coil/pkg/testkit"
+	"github.com/coil-net/coil/pkg/testkit/netlab"
 )
 
 // Flows stay where they are while routers come, drain, lose their power and come back, and while
@@ -56,11 +57,11 @@ func directly(t *testing.T, families ...dataplane.Family) {
 
 	// Power-off: its link is gone at once, and nobody tells.
 	off := time.Now()
-	ip(t, nil, "link set router3 down")
+	machine.Configure(t, "link set router3 down")
 	d.judge([]time.Duration{d.recovery(off)})
 	d.awaitRouters(1)
 	d.live("a router lost its power", flows, 3)
-	ip(t, nil, "link set router3 up")
+	machine.Configure(t, "link set router3 up")
 	d.awaitRouters(2)
 	d.live("it came back", flows, 3)
 	// For IPv6 the way to a destination is that of its other flows, which the router doesn't get.
@@ -144,11 +145,11 @@ func testDirectFailover(t *testing.T) {
 		d.awaitRouters(3)
 		n := 2 + i%3
 		off := time.Now()
-		ip(t, nil, fmt.Sprintf("link set router%d down", n))
+		machine.Configure(t, fmt.Sprintf("link set router%d down", n))
 		failed = append(failed, d.recovery(off))
 		d.awaitRouters(2)
 		d.stop()
-		ip(t, nil, fmt.Sprintf("link set router%d up", n))
+		machine.Configure(t, fmt.Sprintf("link set router%d up", n))
 		d.manage()
 	}
 	d.judge(failed)
@@ -175,7 +176,7 @@ func (d *direct) replace(t *testing.T) {
 		d.list(routers...)
 		d.awaitGone(n)
 		d.live(fmt.Sprintf("router %d is gone", n), flows, former...)
-		ip(t, nil, fmt.Sprintf("link set router%d down", n))
+		machine.Configure(t, fmt.Sprintf("link set router%d down", n))
 		flows = append(flows, d.flows("with a new router", routers...)...)
 	}
 	d.live("after the update", flows, former...)
@@ -225,10 +226,9 @@ func (d *direct) newLoad() *load {
 	d.t.Helper()
 	l := &load{direct: d, done: make(chan struct{}), again: map[dataplane.Family][]span{}}
 	for i := range 8 {
-		var conn net.Conn
 		to := serverAddr(d.families[i%len(d.families)], i)
 		d.echo(to)
-		testkit.Check(d.t, d.pod.Do(func() (err error) { conn, err = net.Dial("udp", at(to, "80")); return }))
+		conn := testkit.Must(d.pod.Lab().Dial(d.t.Context(), "udp", at(to, "80")))(d.t)
 		l.running.Go(func() { defer conn.Close(); l.send(conn) })
 	}
 	for _, f := range d.families {
@@ -239,11 +239,9 @@ func (d *direct) newLoad() *load {
 
 // echo lets the server send datagrams back that come to one of its addresses.
 func (d *direct) echo(addr netip.Addr) {
-	var conn *net.UDPConn
-	testkit.Check(d.t, d.server.Do(func() (err error) {
-		conn, err = net.ListenUDP("udp", net.UDPAddrFromAddrPort(netip.AddrPortFrom(addr, 80)))
-		return err
-	}))
+	conn := testkit.Must(netlab.In(d.server.NS, func() (*net.UDPConn, error) {
+		return net.ListenUDP("udp", net.UDPAddrFromAddrPort(netip.AddrPortFrom(addr, 80)))
+	}))(d.t)
 	d.t.Cleanup(func() { conn.Close() })
 	go func() {
 		for b := make([]byte, 100); ; {

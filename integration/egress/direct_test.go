@@ -67,8 +67,8 @@ func newDirect(t *testing.T, families ...dataplane.Family) *direct {
 	for i := range perFamily + further {
 		addrs = append(addrs, fmt.Sprintf("addr add %s/32 dev eth0", serverAddr(dataplane.IPv4, i)), fmt.Sprintf("addr add %s/128 dev eth0 nodad", serverAddr(dataplane.IPv6, i)))
 	}
-	ip(t, d.server, addrs...)
-	age(t)
+	d.server.Configure(t, addrs...)
+	testkit.Check(t, machine.Lab().AgeRoutes(t.Context(), bridge))
 	d.pod = d.attach("pod", podHost, families...)
 	var members []member
 	for _, a := range d.addrsOf(podHost) {
@@ -110,33 +110,18 @@ func (d *direct) stop() {
 	testkit.Check(d.t, d.client.Stop())
 }
 
-// age counts changes of IPv6 routes in the first network namespace. A socket's route that has a nexthop
-// object is valid as long as there was no change in the namespace of the route's device; but when a
-// group is replaced, the kernel (net/ipv6/route.c: rt6_is_valid, fib6_nh_release_dsts) takes the device
-// away, and what it puts in its place is of the first namespace. If that has just as many changes, the
-// socket sends nowhere. There are few in a machine that has just started, and in a pod.
-func age(t *testing.T) {
-	t.Helper()
-	var commands []string
-	for range 1000 {
-		commands = append(commands, "route add 2001:db8:ffff::/64 dev "+bridge, "route del 2001:db8:ffff::/64 dev "+bridge)
-	}
-	ip(t, nil, commands...)
-}
-
 // newRouter starts coil-egress in a router of its own, whose port on the fabric has its name.
 func (d *direct) newRouter(n int) {
 	t := d.t
 	t.Helper()
 	name := fmt.Sprintf("router%d", n)
 	ns := d.attach(name, n, d.families...)
-	d.sysctl(ns, "ipv4.ip_forward=1", "ipv6.conf.all.forwarding=1",
-		"ipv4.conf.all.rp_filter=0", "ipv4.conf.default.rp_filter=0", "ipv4.conf.eth0.rp_filter=0")
+	testkit.Check(t, ns.Lab().Forward(), ns.Lab().RPFilter(0, "eth0"))
 	var own []string
 	for _, a := range d.addrsOf(n) {
 		own = append(own, a.String())
 	}
-	p := &rig.Program{Path: "nsenter", Log: t.TempDir() + "/coil-egress.log", Args: append([]string{"--net=" + ns.Path}, d.program.Args[1:]...)}
+	p := &rig.Program{Path: d.program.Path, Args: d.program.Args, Netns: ns.Path, Log: t.TempDir() + "/coil-egress.log"}
 	for _, e := range d.program.Env {
 		if strings.HasPrefix(e, "COIL_POD_ADDRESSES=") {
 			e = "COIL_POD_ADDRESSES=" + strings.Join(own, ",")

@@ -313,14 +313,14 @@ func testUnavailable(t *testing.T, top *topology) {
 	loaded = true
 	top.ready()
 	for _, c := range [][2]string{
-		{"ipv4.ip_forward=0", "ipv4.ip_forward=1"},
-		{"ipv6.conf.all.forwarding=0", "ipv6.conf.all.forwarding=1"},
-		{"ipv4.conf.eth0.rp_filter=1", "ipv4.conf.eth0.rp_filter=0"},
-		{"ipv4.conf.all.rp_filter=2", "ipv4.conf.all.rp_filter=0"},
+		{"ipv4/ip_forward=0", "ipv4/ip_forward=1"},
+		{"ipv6/conf/all/forwarding=0", "ipv6/conf/all/forwarding=1"},
+		{"ipv4/conf/eth0/rp_filter=1", "ipv4/conf/eth0/rp_filter=0"},
+		{"ipv4/conf/all/rp_filter=2", "ipv4/conf/all/rp_filter=0"},
 	} {
-		top.sysctl(top.router, c[0])
+		testkit.Check(t, top.router.Lab().Sysctl(c[0]))
 		expect(strings.ReplaceAll(c[0][:4], "ipv", "net/ipv"))
-		top.sysctl(top.router, c[1])
+		testkit.Check(t, top.router.Lab().Sysctl(c[1]))
 		top.ready()
 	}
 }

@@ -2,7 +2,6 @@ package egress
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net/netip"
 	"strings"
@@ -97,20 +96,8 @@ func TestMovedAddress(t *testing.T) {
 
 // reaches connects from a node to a pod, by an address that the pod has.
 func reaches(ctx context.Context, from *rig.Node, to *rig.Sandbox, a netip.Addr) error {
-	l, err := to.Listen(ctx, "tcp", netip.AddrPortFrom(a, 0).String())
-	if err != nil {
-		return err
-	}
-	defer l.Close()
 	ctx, cancel := context.WithTimeout(ctx, testkit.Timeout(500*time.Millisecond))
 	defer cancel()
-	conn, err := from.Dial(ctx, "tcp", l.Addr().String())
-	if err != nil {
-		return err
-	}
-	accepted, err := l.Accept()
-	if err != nil {
-		return errors.Join(err, conn.Close())
-	}
-	return errors.Join(accepted.Close(), conn.Close())
+	_, err := to.Reach(ctx, a, from.Dial)
+	return err
 }

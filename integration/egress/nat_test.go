@@ -9,6 +9,7 @@ import (
 
 	"github.com/coil-net/coil/pkg/dataplane"
 	"github.com/coil-net/coil/pkg/testkit"
+	"github.com/coil-net/coil/pkg/testkit/netlab"
 )
 
 const mebibyte = 1 << 20
@@ -37,16 +38,16 @@ func testNAT(t *testing.T, top *topology) {
 		}
 		uplink.sound()
 		for f, own := range map[dataplane.Family]netip.Addr{dataplane.IPv4: router4, dataplane.IPv6: router6} {
-			outer := uplink.all(func(p packet) bool { return p.src == own && p.fou() })
+			outer := uplink.All(func(p netlab.Packet) bool { return p.Src == own && isFoU(p) })
 			if len(outer) == 0 {
 				t.Errorf("%s: nothing came back by the tunnel", f)
 			}
 			for _, p := range outer {
-				if p.checksum == 0 {
+				if p.Checksum == 0 {
 					t.Errorf("%s has no checksum", p)
 					break
 				}
-				if fixed := p.sport == 5555; fixed == auto {
+				if fixed := p.SPort == 5555; fixed == auto {
 					t.Errorf("%s, and source ports are chosen: %t", p, auto)
 					break
 				}
@@ -141,8 +142,8 @@ func testForged(t *testing.T, top *topology) {
 			{"not a client", "non_client", func() error { return bad.Ping(server, testkit.Timeout(100*time.Millisecond)) }},
 			{"another source", "forged_source", func() error {
 				forged := of(f, netip.MustParseAddr("10.0.0.99"), netip.MustParseAddr("fd00::99"))
-				ip(t, good.NS, fmt.Sprintf("addr add %s dev lo", forged))
-				defer ip(t, good.NS, fmt.Sprintf("addr del %s dev lo", forged))
+				good.Configure(t, fmt.Sprintf("addr add %s dev lo", forged))
+				defer good.Configure(t, fmt.Sprintf("addr del %s dev lo", forged))
 				_, err := good.Run("busybox", "ping", "-c", "1", "-W", "1", "-I", forged.String(), server.String())
 				return err
 			}},
@@ -152,8 +153,8 @@ func testForged(t *testing.T, top *topology) {
 					return bad.Ping(server, testkit.Timeout(100*time.Millisecond))
 				})
 				forged := of(f, bad.addr4, bad.addr6)
-				ip(t, good.NS, fmt.Sprintf("addr add %s dev lo", forged))
-				defer ip(t, good.NS, fmt.Sprintf("addr del %s dev lo", forged))
+				good.Configure(t, fmt.Sprintf("addr add %s dev lo", forged))
+				defer good.Configure(t, fmt.Sprintf("addr del %s dev lo", forged))
 				uplink.settle()
 				uplink.forget()
 				_, err := good.Run("busybox", "ping", "-c", "1", "-W", "1", "-I", forged.String(), server.String())
@@ -168,7 +169,7 @@ func testForged(t *testing.T, top *topology) {
 					t.Error("there was an answer")
 				}
 				uplink.settle()
-				if left := uplink.all(func(p packet) bool { return p.out && (p.dst == server || p.dst == outside) }); len(left) > 0 {
+				if left := uplink.All(func(p netlab.Packet) bool { return !p.Out && (p.Dst == server || p.Dst == outside) }); len(left) > 0 {
 					t.Errorf("%d packets left, the first %s", len(left), left[0])
 				}
 				if after := top.metric("coil_egress_nftables_dropped_packets_total", protocol, `reason="`+c.reason+`"`); after <= before {

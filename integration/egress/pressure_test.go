@@ -16,6 +16,7 @@ import (
 
 	"github.com/coil-net/coil/pkg/plan/gateway"
 	"github.com/coil-net/coil/pkg/testkit"
+	"github.com/coil-net/coil/pkg/testkit/netlab"
 )
 
 // pressure is what the router answers its controller.
@@ -42,13 +43,13 @@ func (top *topology) lost() (dropped, evicted int) {
 	return dropped, evicted
 }
 
-// flows begins so many flows of UDP, from a port on.
-func (r *raw) flows(from, count int, dport uint16) error {
+// beginFlows begins so many flows of UDP, from a port on.
+func beginFlows(r *netlab.Raw, from, count int, dport uint16) error {
 	for i := range count {
 		b := binary.BigEndian.AppendUint16(nil, uint16(from+i))
 		b = binary.BigEndian.AppendUint16(b, dport)
 		b = append(b, 0, 8, 0, 0) // no payload
-		if err := r.send(b); err != nil && !errors.Is(err, unix.ENOBUFS) && !errors.Is(err, unix.ECONNREFUSED) {
+		if err := r.Send(b); err != nil && !errors.Is(err, unix.ENOBUFS) && !errors.Is(err, unix.ECONNREFUSED) {
 			return err
 		}
 	}
@@ -80,10 +81,10 @@ func (top *topology) tracking(t *testing.T, most int) {
 	t.Helper()
 	before := strings.TrimSpace(command(t, "sysctl", "-n", "net.netfilter.nf_conntrack_max"))
 	command(t, "sysctl", "-qw", fmt.Sprintf("net.netfilter.nf_conntrack_max=%d", most))
-	top.sysctl(top.router, "netfilter.nf_conntrack_udp_timeout=3600")
+	testkit.Check(t, top.router.Lab().Sysctl("netfilter/nf_conntrack_udp_timeout=3600"))
 	t.Cleanup(func() {
 		command(t, "sysctl", "-qw", "net.netfilter.nf_conntrack_max="+before)
-		testkit.Must(top.router.Run("sysctl", "-qw", "net.netfilter.nf_conntrack_udp_timeout=30"))(t)
+		testkit.Check(t, top.router.Lab().Sysctl("netfilter/nf_conntrack_udp_timeout=30"))
 		testkit.Must(top.router.Run("conntrack", "-F"))(t)
 	})
 }
@@ -101,7 +102,7 @@ func testPressure(t *testing.T, top *topology) {
 	r := c.raw(t, server4, unix.IPPROTO_UDP, 6)
 	told := false
 	dropped0, evicted0 := top.lost()
-	testkit.Check(t, r.flows(1024, begin, 9))
+	testkit.Check(t, beginFlows(r, 1024, begin, 9))
 	begun := begin
 	if p := top.pressure(); p.Connections < begin || p.Connections*10 >= p.MaxConnections*8 {
 		t.Fatalf("after %d flows it is %+v", begun, p)
@@ -110,7 +111,7 @@ func testPressure(t *testing.T, top *topology) {
 		if begun > most {
 			t.Fatal("nothing was told though the table is full")
 		}
-		testkit.Check(t, r.flows(1024+begun, step, 9))
+		testkit.Check(t, beginFlows(r, 1024+begun, step, 9))
 		p := top.pressure()
 		count, limit := top.metric("coil_egress_nf_conntrack_entries_count"), top.metric("coil_egress_nf_conntrack_entries_limit")
 		told = count >= limit*0.8 && p.Connections*10 >= p.MaxConnections*8
@@ -123,7 +124,7 @@ func testPressure(t *testing.T, top *topology) {
 	}
 	t.Logf("told after %d flows of %d", begun, most)
 	testkit.Eventually(t, 10*time.Second, "the table is full", func() error {
-		if err := r.flows(1024+begun, step, 9); err != nil {
+		if err := beginFlows(r, 1024+begun, step, 9); err != nil {
 			return err
 		}
 		begun += step
@@ -173,7 +174,7 @@ func testExhausted(t *testing.T, top *topology) {
 	var sending errgroup.Group
 	for _, c := range []*sender{top.a, top.b} { // one has fewer ports itself
 		r := c.raw(t, server4, unix.IPPROTO_UDP, 6)
-		sending.Go(func() error { return r.flows(1024, flows/2, 9) })
+		sending.Go(func() error { return beginFlows(r, 1024, flows/2, 9) })
 	}
 	testkit.Check(t, sending.Wait())
 	t.Logf("%d flows begun in %s", flows, time.Since(begin).Round(time.Millisecond))

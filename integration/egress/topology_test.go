@@ -3,6 +3,7 @@ package egress
 import (
 	"bufio"
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -11,7 +12,6 @@ import (
 	"net/http"
 	"net/netip"
 	"os"
-	"os/exec"
 	"strconv"
 	"strings"
 	"testing"
@@ -20,11 +20,14 @@ import (
 	"github.com/coil-net/coil/integration/rig"
 	"github.com/coil-net/coil/pkg/dataplane"
 	"github.com/coil-net/coil/pkg/testkit"
+	"github.com/coil-net/coil/pkg/testkit/netlab"
 	"github.com/coil-net/coil/pkg/testkit/netnstest"
 )
 
-// The machine's own namespace is the fabric: a bridge to which routers and clients are
+// machine is the machine's own namespace, which is the fabric: a bridge to which routers and clients are
 // attached, with the API server, and the way to the server.
+var machine = &netnstest.NS{}
+
 const (
 	bridge    = "fabric"
 	fabric4   = "10.0.0.254"
@@ -71,26 +74,21 @@ type topology struct {
 func newTopology(t *testing.T, families ...dataplane.Family) *topology {
 	t.Helper()
 	top := &topology{t: t}
-	// Without an address of its own the bridge takes the lowest of its ports', another one when a port
-	// comes that has a lower one; who knew the old one sends nowhere for up to a minute. Without a
-	// querier snooping stops neighbour discovery sooner or later.
-	ip(t, nil, "link add "+bridge+" address 02:00:00:00:00:fe type bridge mcast_snooping 0", "link set "+bridge+" up", "addr add "+fabric4+"/24 dev "+bridge,
-		"addr add "+fabric6+"/64 dev "+bridge+" nodad")
-	t.Cleanup(func() { command(t, "ip", "link", "del", bridge) })
-	command(t, "sysctl", "-qw", "net.ipv4.ip_forward=1", "net.ipv6.conf.all.forwarding=1")
+	machine.Configure(t, netlab.AddBridge(bridge, netip.MustParsePrefix(fabric4+"/24"), netip.MustParsePrefix(fabric6+"/64"))...)
+	t.Cleanup(func() { machine.IP(t, "link", "del", bridge) })
+	testkit.Check(t, machine.Lab().Forward())
 	top.api = newAPI(t)
 	top.api.setEgress(namespace, false, destinations...)
 	top.router = top.attach("router", 1, families...)
 	top.uplink = newCapture(t, "router")
 	// As coild does it when the pod starts.
-	top.sysctl(top.router, "ipv4.ip_forward=1", "ipv6.conf.all.forwarding=1",
-		"ipv4.conf.all.rp_filter=0", "ipv4.conf.default.rp_filter=0", "ipv4.conf.eth0.rp_filter=0")
+	testkit.Check(t, top.router.Lab().Forward(), top.router.Lab().RPFilter(0, "eth0"))
 	top.server = netnstest.New(t)
-	ip(t, nil, "link add server type veth peer name eth0 netns "+top.server.Path)
-	t.Cleanup(func() { command(t, "ip", "link", "del", "server") })
-	ip(t, nil, "addr add 192.0.2.1/24 dev server", "addr add 2001:db8::1/64 dev server nodad", "link set server up",
+	machine.Configure(t, "link add server type veth peer name eth0 netns "+top.server.Path)
+	t.Cleanup(func() { machine.IP(t, "link", "del", "server") })
+	machine.Configure(t, "addr add 192.0.2.1/24 dev server", "addr add 2001:db8::1/64 dev server nodad", "link set server up",
 		"route add "+outside4.String()+" via 192.0.2.2", "route add "+outside6.String()+" via 2001:db8::2")
-	ip(t, top.server, "addr add 192.0.2.2/24 dev eth0", "addr add 2001:db8::2/64 dev eth0 nodad", "link set eth0 up",
+	top.server.Configure(t, "addr add 192.0.2.2/24 dev eth0", "addr add 2001:db8::2/64 dev eth0 nodad", "link set eth0 up",
 		"addr add "+outside4.String()+"/32 dev lo", "addr add "+outside6.String()+"/128 dev lo",
 		"route add default via 192.0.2.1", "route add default via 2001:db8::1")
 	top.serve()
@@ -103,8 +101,8 @@ func newTopology(t *testing.T, families ...dataplane.Family) *topology {
 	top.api.kubeconfig(t, top.kubeconfig, fabricAddr[families[0]])
 	// As in its container: no right but NET_ADMIN.
 	top.program = &rig.Program{
-		Path: "nsenter", Log: dir + "/coil-egress.log",
-		Args: []string{"--net=" + top.router.Path, "setpriv", "--bounding-set=-all,+net_admin", "--inh-caps=-all,+net_admin", "--",
+		Path: "setpriv", Netns: top.router.Path, Log: dir + "/coil-egress.log",
+		Args: []string{"--bounding-set=-all,+net_admin", "--inh-caps=-all,+net_admin", "--",
 			os.Getenv(programEnv), "--kubeconfig=" + top.kubeconfig, "--drain-period=2s", "-v=2"},
 		Env: []string{"COIL_POD_ADDRESSES=" + strings.Join(addrs, ","), "COIL_NODE_ADDRESSES=" + fabric4 + "," + fabric6, "COIL_POD_NAMESPACE=" + namespace, "COIL_POD_NAME=router-0",
 			"COIL_EGRESS_NAME=" + egressName},
@@ -118,54 +116,13 @@ func newTopology(t *testing.T, families ...dataplane.Family) *topology {
 	return top
 }
 
-// ip runs commands of iproute2 in a namespace, nil for the fabric, all by one process: to
-// start one takes long here. Another process runs the commands that begin with -6.
-func ip(t *testing.T, ns *netnstest.NS, commands ...string) {
-	t.Helper()
-	var any, six []string
-	for _, c := range commands {
-		if rest, ok := strings.CutPrefix(c, "-6 "); ok {
-			six = append(six, rest)
-		} else {
-			any = append(any, c)
-		}
-	}
-	batch(t, ns, any, "ip", "-batch", "-")
-	batch(t, ns, six, "ip", "-6", "-batch", "-")
-}
-
-// batch lets a program in a namespace read commands, if there are any.
-func batch(t *testing.T, ns *netnstest.NS, commands []string, program ...string) {
-	t.Helper()
-	if len(commands) == 0 {
-		return
-	}
-	if ns != nil {
-		program = append([]string{"nsenter", "--net=" + ns.Path}, program...)
-	}
-	cmd := exec.Command(program[0], program[1:]...)
-	cmd.Stdin = strings.NewReader(strings.Join(commands, "\n") + "\n")
-	if out, err := cmd.CombinedOutput(); err != nil {
-		t.Fatalf("%s %q: %v: %s", strings.Join(program, " "), commands, err, out)
-	}
-}
-
-func (top *topology) sysctl(ns *netnstest.NS, settings ...string) {
-	top.t.Helper()
-	args := []string{"-qw"}
-	for _, s := range settings {
-		args = append(args, "net."+s)
-	}
-	testkit.Must(ns.Run("sysctl", args...))(top.t)
-}
-
 // attach makes a namespace whose eth0 is on the fabric, as host number n, by the port name.
 func (top *topology) attach(port string, n int, families ...dataplane.Family) *netnstest.NS {
 	top.t.Helper()
 	ns := netnstest.New(top.t)
-	ip(top.t, nil, fmt.Sprintf("link add %s type veth peer name eth0 netns %s", port, ns.Path), "link set "+port+" master "+bridge+" up")
+	machine.Configure(top.t, fmt.Sprintf("link add %s type veth peer name eth0 netns %s", port, ns.Path), "link set "+port+" master "+bridge+" up")
 	// The namespace may outlive the test for a moment.
-	top.t.Cleanup(func() { command(top.t, "ip", "link", "del", port) })
+	top.t.Cleanup(func() { machine.IP(top.t, "link", "del", port) })
 	var commands []string
 	for _, f := range families {
 		if f == dataplane.IPv4 {
@@ -178,7 +135,7 @@ func (top *topology) attach(port string, n int, families ...dataplane.Family) *n
 	for _, f := range families {
 		commands = append(commands, "route add default via "+of(f, netip.MustParseAddr(fabric4), netip.MustParseAddr(fabric6)).String())
 	}
-	ip(top.t, ns, commands...)
+	ns.Configure(top.t, commands...)
 	return ns
 }
 
@@ -201,7 +158,7 @@ func (top *topology) newClient(sport string) *sender {
 	c.addr4, c.addr6 = netip.AddrFrom4([4]byte{10, 0, 0, byte(n)}), netip.MustParseAddr(fmt.Sprintf("fd00::%x", n))
 	uid := fmt.Sprintf("uid-%d", top.clients)
 	c.members = []member{{uid, c.addr4}, {uid, c.addr6}}
-	top.sysctl(c.NS, "ipv4.conf.all.rp_filter=0", "ipv4.conf.default.rp_filter=0")
+	testkit.Check(t, c.Lab().RPFilter(0))
 	commands := []string{"fou add port 5555 ipproto 4", "-6 fou add port 5555 ipproto 41",
 		fmt.Sprintf("link add fou4 mtu 1472 type ipip local %s remote %s ttl 225 encap fou encap-sport %s encap-dport 5555 encap-csum", c.addr4, router4, sport),
 		fmt.Sprintf("link add fou6 mtu 1452 type ip6tnl mode ip6ip6 local %s remote %s hoplimit 225 encaplimit none encap fou encap-sport %s encap-dport 5555 encap-udp6-csum", c.addr6, router6, sport),
@@ -212,7 +169,7 @@ func (top *topology) newClient(sport string) *sender {
 	for _, a := range []netip.Addr{server6, outside6} {
 		commands = append(commands, fmt.Sprintf("route add %s dev fou6 src %s", a, c.addr6))
 	}
-	ip(t, c.NS, commands...)
+	c.Configure(t, commands...)
 	return c
 }
 
@@ -275,17 +232,8 @@ func (top *topology) get(port, path string) (string, error) {
 	if !strings.Contains(top.program.Env[0], router4.String()) {
 		a = router6
 	}
-	client := http.Client{Timeout: testkit.Timeout(2 * time.Second), Transport: &http.Transport{DisableKeepAlives: true}}
-	resp, err := client.Get("http://" + at(a, port) + path)
-	if err != nil {
-		return "", err
-	}
-	defer resp.Body.Close()
-	body, err := io.ReadAll(resp.Body)
-	if err == nil && resp.StatusCode != http.StatusOK {
-		err = fmt.Errorf("%s: %s", resp.Status, bytes.TrimSpace(body))
-	}
-	return string(body), err
+	client := &http.Client{Timeout: testkit.Timeout(2 * time.Second), Transport: &http.Transport{DisableKeepAlives: true}}
+	return netlab.Get(context.Background(), client, "http://"+at(a, port)+path)
 }
 
 // metric is the sum of a metric's values over those with all the labels, such as reason="invalid".
@@ -312,37 +260,20 @@ lines:
 // serve answers at port 80 of all the server's addresses: with who asks, then with what
 // was sent.
 func (top *topology) serve() {
-	var l net.Listener
-	testkit.Check(top.t, top.server.Do(func() (err error) {
-		l, err = net.Listen("tcp", ":80")
-		return err
-	}))
+	l := testkit.Must(top.server.Lab().Listen(top.t.Context(), "tcp", ":80"))(top.t)
 	top.t.Cleanup(func() { l.Close() })
-	go func() {
-		for {
-			conn, err := l.Accept()
-			if err != nil {
-				return
-			}
-			go func() {
-				defer conn.Close()
-				fmt.Fprintln(conn, conn.RemoteAddr())
-				_, _ = io.Copy(conn, conn)
-			}()
-		}
-	}()
+	go netlab.Serve(l, func(conn net.Conn) {
+		fmt.Fprintln(conn, conn.RemoteAddr())
+		_, _ = io.Copy(conn, conn)
+	})
 }
 
 // errSource is wrapped by errors about a wrong source address.
 var errSource = errors.New("wrong source")
 
 // dial connects to port 80 of the server.
-func (c *sender) dial(to netip.Addr, timeout time.Duration) (conn net.Conn, err error) {
-	err = c.Do(func() error {
-		conn, err = net.DialTimeout("tcp", at(to, "80"), timeout)
-		return err
-	})
-	return conn, err
+func (c *sender) dial(to netip.Addr, timeout time.Duration) (net.Conn, error) {
+	return netlab.In(c.NS.NS, func() (net.Conn, error) { return net.DialTimeout("tcp", at(to, "80"), timeout) })
 }
 
 // transfer sends size bytes to the server and back, and checks whom the server has seen.

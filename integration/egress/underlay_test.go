@@ -16,6 +16,7 @@ import (
 	"github.com/coil-net/coil/pkg/dataplane"
 	"github.com/coil-net/coil/pkg/kernel/sysctl"
 	"github.com/coil-net/coil/pkg/testkit"
+	"github.com/coil-net/coil/pkg/testkit/netlab"
 	"github.com/coil-net/coil/pkg/testkit/netnstest"
 )
 
@@ -41,11 +42,11 @@ func (top *topology) underlay(c *sender, mtu, server int) {
 	for _, p := range ports {
 		all = append(all, fmt.Sprintf("link set %s mtu %d", p, mtu))
 	}
-	ip(t, nil, append(all, fmt.Sprintf("link set %s mtu %d", bridge, mtu), fmt.Sprintf("link set server mtu %d", server))...)
-	ip(t, top.router, fmt.Sprintf("link set eth0 mtu %d", mtu))
-	ip(t, top.server, fmt.Sprintf("link set eth0 mtu %d", server))
+	machine.Configure(t, append(all, fmt.Sprintf("link set %s mtu %d", bridge, mtu), fmt.Sprintf("link set server mtu %d", server))...)
+	top.router.Configure(t, fmt.Sprintf("link set eth0 mtu %d", mtu))
+	top.server.Configure(t, fmt.Sprintf("link set eth0 mtu %d", server))
 	for _, cl := range []*sender{top.a, top.b} {
-		ip(t, cl.NS, fmt.Sprintf("link set eth0 mtu %d", mtu), fmt.Sprintf("link set fou4 mtu %d", dataplane.TunnelMTU(dataplane.IPv4, mtu)),
+		cl.Configure(t, fmt.Sprintf("link set eth0 mtu %d", mtu), fmt.Sprintf("link set fou4 mtu %d", dataplane.TunnelMTU(dataplane.IPv4, mtu)),
 			fmt.Sprintf("link set fou6 mtu %d", dataplane.TunnelMTU(dataplane.IPv6, mtu)))
 	}
 	top.forgetWays(c)
@@ -74,8 +75,8 @@ func (top *topology) forgetWays(c *sender) {
 		to := of(f, server4, server6)
 		commands = append(commands, fmt.Sprintf("route del %s dev %s", to, link), fmt.Sprintf("route add %s dev %s src %s", to, link, of(f, c.addr4, c.addr6)))
 	}
-	ip(top.t, c.NS, commands...)
-	ip(top.t, top.server, "route del default via 192.0.2.1", "route add default via 192.0.2.1",
+	c.Configure(top.t, commands...)
+	top.server.Configure(top.t, "route del default via 192.0.2.1", "route add default via 192.0.2.1",
 		"route del default via 2001:db8::1", "route add default via 2001:db8::1")
 }
 
@@ -119,8 +120,8 @@ func (top *topology) detour(c *sender, narrow bool) {
 	verb := map[bool]string{true: "add", false: "del"}[narrow]
 	for _, f := range both {
 		to := of(f, c.addr4, c.addr6)
-		ip(top.t, nil, fmt.Sprintf("route %s %s dev %s mtu lock 1400", verb, to, bridge))
-		ip(top.t, top.router, fmt.Sprintf("route %s %s via %s", verb, to, fabricAddr[f]))
+		machine.Configure(top.t, fmt.Sprintf("route %s %s dev %s mtu lock 1400", verb, to, bridge))
+		top.router.Configure(top.t, fmt.Sprintf("route %s %s via %s", verb, to, fabricAddr[f]))
 	}
 }
 
@@ -128,11 +129,7 @@ func (top *topology) detour(c *sender, narrow bool) {
 // divided.
 func udp(t *testing.T, ns *netnstest.NS, a netip.Addr, port string) net.PacketConn {
 	t.Helper()
-	var conn net.PacketConn
-	testkit.Check(t, ns.Do(func() (err error) {
-		conn, err = net.ListenPacket("udp", at(a, port))
-		return err
-	}))
+	conn := testkit.Must(ns.Lab().ListenPacket(t.Context(), "udp", at(a, port)))(t)
 	t.Cleanup(func() { conn.Close() })
 	level, option := unix.IPPROTO_IP, unix.IP_MTU_DISCOVER
 	if a.Is6() {
@@ -201,7 +198,7 @@ const (
 
 // offload switches features of a link on or off.
 func offload(ns *netnstest.NS, link string, on bool, commands ...uint32) error {
-	do := func() error {
+	return ns.Do(func() error {
 		fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 		if err != nil {
 			return err
@@ -223,11 +220,7 @@ func offload(ns *netnstest.NS, link string, on bool, commands ...uint32) error {
 			}
 		}
 		return nil
-	}
-	if ns == nil {
-		return do()
-	}
-	return ns.Do(do)
+	})
 }
 
 // badChecksums counts, by where, the packets that were dropped for their checksum.
@@ -274,7 +267,7 @@ func testOffload(t *testing.T, top *topology) {
 		ns   *netnstest.NS
 		name string
 	}
-	ends := []link{{c.NS, "eth0"}, {top.router, "eth0"}, {top.server, "eth0"}, {nil, "router"}, {nil, "client1"}, {nil, "server"}}
+	ends := []link{{c.NS, "eth0"}, {top.router, "eth0"}, {top.server, "eth0"}, {machine, "router"}, {machine, "client1"}, {machine, "server"}}
 	tunnels := []link{{c.NS, "fou4"}, {c.NS, "fou6"}}
 	for _, m := range c.members {
 		tunnels = append(tunnels, link{top.router, dataplane.TunnelName(m.addr, 0)})
@@ -309,7 +302,7 @@ func testOffload(t *testing.T, top *topology) {
 			}
 		}
 		uplink.sound()
-		if bare := uplink.all(func(p packet) bool { return p.fou() && p.checksum == 0 }); len(bare) > 0 {
+		if bare := uplink.All(func(p netlab.Packet) bool { return isFoU(p) && p.Checksum == 0 }); len(bare) > 0 {
 			t.Errorf("%s: %d packets of tunnels without a checksum, the first %s", o.name, len(bare), bare[0])
 		}
 		for where, n := range top.badChecksums() {

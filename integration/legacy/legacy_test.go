@@ -17,6 +17,7 @@ import (
 	"github.com/coil-net/coil/integration/rig"
 	"github.com/coil-net/coil/integration/rig/rigtest"
 	"github.com/coil-net/coil/pkg/testkit"
+	"github.com/coil-net/coil/pkg/testkit/netlab"
 )
 
 func addrs(texts ...string) []netip.Addr {
@@ -47,25 +48,13 @@ func TestTakeOver(t *testing.T) {
 	c, _ := wire(t, n, "10.1.0.5", "fd00:1::5")
 	old := []*rig.Sandbox{a, b, c}
 
-	var pings []*rig.Ping
+	var pings []*netlab.Pinger
 	for _, to := range addrs("10.1.0.1", "fd00:1::1") {
-		for _, begin := range []func() (*rig.Ping, error){
-			func() (*rig.Ping, error) { return a.Ping(to) },
-			func() (*rig.Ping, error) { return r.PingOutside(to) },
+		for _, begin := range []func() (*netlab.Pinger, error){
+			func() (*netlab.Pinger, error) { return a.Ping(to) },
+			func() (*netlab.Pinger, error) { return r.PingOutside(to) },
 		} {
-			// Until the kernel has noticed the carriers and neighbours, packets may be lost.
-			testkit.Eventually(t, 10*time.Second, "the fixture carries packets to "+to.String(), func() error {
-				p, err := begin()
-				if err != nil {
-					return err
-				}
-				sent, answered, err := p.End()
-				if err == nil && answered < sent {
-					err = errors.New("no answer")
-				}
-				return err
-			})
-			pings = append(pings, testkit.Must(begin())(t))
+			pings = append(pings, rigtest.Pings(t, begin))
 		}
 	}
 	testkit.Check(t, n.Start(ctx))

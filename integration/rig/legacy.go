@@ -12,7 +12,6 @@ import (
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
 	"github.com/coil-net/coil/pkg/dataplane"
 	"github.com/coil-net/coil/pkg/kernel/rtnl"
-	"github.com/coil-net/coil/pkg/kernel/sysctl"
 )
 
 // LegacyNode leaves on a node that never had a coild what the agent of Coil 2.x leaves:
@@ -29,8 +28,7 @@ func (n *Node) LegacyNode(ctx context.Context, blocks ...*v2.AddressBlock) error
 			return err
 		}
 	}
-	if _, err := sysctl.Set(n.ns.NS, sysctl.Setting{Key: "net/ipv4/ip_forward", Value: "1"},
-		sysctl.Setting{Key: "net/ipv6/conf/all/forwarding", Value: "1"}); err != nil {
+	if err := n.ns.Forward(); err != nil {
 		return err
 	}
 	for _, b := range blocks {
@@ -77,12 +75,12 @@ func (r *Rig) AddLegacyBlock(ctx context.Context, pool string, index int32, node
 // alias, but neither group nor alternative name. It returns the name of the host's end.
 func (s *Sandbox) WireLegacy(ctx context.Context, pool string, addrs ...netip.Addr) (string, error) {
 	n, host := s.Node, "veth"+s.ContainerID[:8]
-	if _, err := n.ns.run(ctx, fmt.Sprintf(`
+	if err := n.ns.IP(ctx, fmt.Sprintf(`
 link add %[1]s type veth peer name %[2]s netns %[3]s
 link set %[1]s alias COIL:%[4]s:%[5]s:%[2]s
 addr add %[6]s/32 dev %[1]s scope link
 link set %[1]s up
-`, host, s.IfName, s.ns.path(), pool, s.ContainerID, n.Addr4), "ip", "-batch", "-"); err != nil {
+`, host, s.IfName, s.ns.Path(), pool, s.ContainerID, n.Addr4)); err != nil {
 		return "", err
 	}
 	var links []struct {
@@ -109,7 +107,7 @@ link set %[1]s up
 		} else {
 			inside += fmt.Sprintf("route add default via %s dev %s\n", links[0].Addrs[0].Local, s.IfName)
 		}
-		if _, err := s.ns.run(ctx, inside, "ip", "-batch", "-"); err != nil {
+		if err := s.ns.IP(ctx, inside); err != nil {
 			return "", err
 		}
 		if _, err := n.Run(ctx, "ip", "route", "add", p.String(), "dev", host, "scope", "link", "table", podTable, "proto", protocol); err != nil {
@@ -133,6 +131,6 @@ func (r *Rig) RouteOutside(ctx context.Context, prefix string, n *Node) error {
 	if netip.MustParsePrefix(prefix).Addr().Is6() {
 		via = n.Addr6
 	}
-	_, err := r.fabric.run(ctx, "", "ip", "route", "replace", prefix, "via", via.String())
+	_, err := r.fabric.Run(ctx, "ip", "route", "replace", prefix, "via", via.String())
 	return err
 }

@@ -174,7 +174,7 @@ func (n *Node) readKernel(ctx context.Context, s *state) error {
 
 // ip asks iproute2. A table that was never used is an empty one.
 func (n *Node) ip(ctx context.Context, to any, args ...string) error {
-	out, err := n.ns.run(ctx, "", "ip", append([]string{"-json"}, args...)...)
+	out, err := n.ns.Run(ctx, "ip", append([]string{"-json"}, args...)...)
 	if err != nil && strings.Contains(err.Error(), "FIB table does not exist") {
 		return nil
 	}

@@ -12,6 +12,7 @@ import (
 	"net/netip"
 	"net/url"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"sync"
@@ -28,6 +29,7 @@ import (
 	"github.com/coil-net/coil/generated/cnirpc"
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
 	"github.com/coil-net/coil/pkg/testkit"
+	"github.com/coil-net/coil/pkg/testkit/netlab"
 )
 
 const readyTimeout = 30 * time.Second
@@ -64,8 +66,8 @@ type Node struct {
 	opts   NodeOptions
 	number int
 	uid    types.UID
-	ns     *namespace // nil while the power is off
-	api    *proxy
+	ns     *netlab.NS // nil while the power is off
+	api    *netlab.Proxy
 	disk   *disk // nil without DiskBytes
 
 	rpc cnirpc.CNIClient
@@ -154,10 +156,9 @@ func (n *Node) compose() error {
 	if err != nil {
 		return err
 	}
-	n.Coild = &Program{
-		Path: "nsenter", // Args come with the power
-		Env:  append([]string{"COIL_NODE_NAME=" + n.Name}, n.opts.CoildEnv...),
-		Log:  n.path("coild.log"),
+	n.Coild = &Program{ // Path, Args and Netns come with the power
+		Env: append([]string{"COIL_NODE_NAME=" + n.Name}, n.opts.CoildEnv...),
+		Log: n.path("coild.log"),
 	}
 	n.opts.CoildFlags = append([]string{
 		"--kubeconfig=" + kubeconfig, "--socket=" + n.Socket(), "--state-dir=" + n.StateDir(),
@@ -202,12 +203,15 @@ func (n *Node) CNIConfDir() string { return n.path("cni") }
 func (n *Node) UID() types.UID { return n.uid }
 
 // NetnsPath leads to the node's network namespace, for nsenter --net.
-func (n *Node) NetnsPath() string { return n.ns.path() }
+func (n *Node) NetnsPath() string { return n.ns.Path() }
 
 // Run runs a program in the node's network namespace and returns its output.
 func (n *Node) Run(ctx context.Context, name string, args ...string) (string, error) {
-	return n.ns.run(ctx, "", name, args...)
+	return n.ns.Run(ctx, name, args...)
 }
+
+// Exec runs a command in the node's network namespace.
+func (n *Node) Exec(cmd *exec.Cmd) error { return n.ns.Exec(cmd) }
 
 // CreateObject makes the Node object, with a UID that it never had.
 func (n *Node) CreateObject(ctx context.Context) error {
@@ -241,7 +245,7 @@ func (n *Node) PowerOn(ctx context.Context) (err error) {
 	if err := n.NewBootID(); err != nil {
 		return err
 	}
-	if n.ns, err = newNamespace(); err != nil {
+	if n.ns, err = netlab.New(); err != nil {
 		return err
 	}
 	if err := n.rig.fabric.connect(ctx, n); err != nil {
@@ -251,10 +255,10 @@ func (n *Node) PowerOn(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	if n.api, err = newProxy(ctx, n.ns, server.Host); err != nil {
+	if n.api, err = netlab.NewProxy(ctx, n.ns, server.Host, server.Host); err != nil {
 		return err
 	}
-	n.Coild.Args = append([]string{"--net=" + n.ns.path(), "--", n.rig.bin.coild}, n.opts.CoildFlags...)
+	n.Coild.Netns, n.Coild.Path, n.Coild.Args = n.ns.Path(), n.rig.bin.coild, slices.Clone(n.opts.CoildFlags)
 	return nil
 }
 
@@ -263,20 +267,20 @@ func (n *Node) PowerOn(ctx context.Context) (err error) {
 // too.
 func (n *Node) PowerCut(ctx context.Context) error {
 	n.Coild.Kill()
-	errs := []error{n.api.close()}
+	errs := []error{n.api.Close()}
 	for _, s := range n.Sandboxes() {
 		n.rig.Ledger.lost(s)
 		errs = append(errs, s.RemoveNetns())
 	}
 	// The fabric's end of the link goes with the namespace, but only after a while.
-	_, err := n.rig.fabric.run(ctx, "", "ip", "link", "del", fmt.Sprintf("port%d", n.number))
+	_, err := n.rig.fabric.Run(ctx, "ip", "link", "del", fmt.Sprintf("port%d", n.number))
 	errs = append(errs, err, n.ns.Close(), os.RemoveAll(n.run()), os.MkdirAll(n.run(), 0o700))
 	n.ns, n.api = nil, nil
 	return errors.Join(errs...)
 }
 
 // CutAPI cuts the node off the API server, or connects it again.
-func (n *Node) CutAPI(cut bool) { n.api.setCut(cut) }
+func (n *Node) CutAPI(cut bool) { n.api.Cut(cut) }
 
 // Start starts coild and waits until it serves ADD.
 func (n *Node) Start(ctx context.Context) error {
@@ -313,17 +317,15 @@ func (n *Node) Restart(ctx context.Context) error {
 	return n.Start(ctx)
 }
 
-// HTTP is a client that connects from the node, as to http://127.0.0.1:9384/metrics.
-func (n *Node) HTTP() *http.Client {
-	return &http.Client{Transport: &http.Transport{
-		DialContext:       n.Dial,
-		DisableKeepAlives: true,
-	}}
+// Get asks coild for a path, such as /metrics.
+func (n *Node) Get(ctx context.Context, path string) (string, error) {
+	client := &http.Client{Transport: &http.Transport{DialContext: n.Dial, DisableKeepAlives: true}}
+	return netlab.Get(ctx, client, "http://127.0.0.1:9384"+path)
 }
 
 // Dial connects from the node, as kubelet does for a probe.
 func (n *Node) Dial(ctx context.Context, network, address string) (net.Conn, error) {
-	return n.ns.dial(ctx, network, address)
+	return n.ns.Dial(ctx, network, address)
 }
 
 // Blocks returns the AddressBlocks of the node.
@@ -380,7 +382,7 @@ func (n *Node) close() error {
 		n.cc = nil
 	}
 	if n.api != nil {
-		errs = append(errs, n.api.close())
+		errs = append(errs, n.api.Close())
 		n.api = nil
 	}
 	if n.ns != nil {

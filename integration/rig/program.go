@@ -15,6 +15,8 @@ import (
 type Program struct {
 	Path string
 	Args []string
+	// Netns is the path of the network namespace that it runs in; "" is this process's own.
+	Netns string
 	// Env is added to the environment of this process.
 	Env []string
 	// Faults are the fault points of the next start, as package faultpoint wants them.
@@ -31,7 +33,11 @@ func (p *Program) Start() (err error) {
 	if p.Faults != "" {
 		env = append(env, faultpoint.Env+"="+p.Faults)
 	}
-	p.running, err = proc.Start(proc.Command{Path: p.Path, Args: p.Args, Env: env, Log: p.Log})
+	path, args := p.Path, p.Args
+	if p.Netns != "" {
+		path, args = "nsenter", append([]string{"--net=" + p.Netns, "--", path}, args...)
+	}
+	p.running, err = proc.Start(proc.Command{Path: path, Args: args, Env: env, Log: p.Log})
 	return err
 }
 

@@ -250,7 +250,7 @@ func (r *Rig) Close() error {
 		r.Controller.Kill()
 	}
 	if r.fabric != nil {
-		errs = append(errs, r.fabric.close())
+		errs = append(errs, r.fabric.Close())
 		r.fabric = nil
 	}
 	if r.API != nil {

@@ -26,7 +26,7 @@ func (n *Node) NewRouter(ctx context.Context) (*Program, error) {
 		return nil, err
 	}
 	return &Program{
-		Path: "nsenter", Args: []string{"--net=" + n.NetnsPath(), "--", path, "--kubeconfig=" + kubeconfig},
+		Path: path, Args: []string{"--kubeconfig=" + kubeconfig}, Netns: n.NetnsPath(),
 		Env: []string{"COIL_NODE_NAME=" + n.Name}, Log: n.path("coil-router.log"),
 	}, nil
 }

@@ -22,6 +22,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/coil-net/coil/generated/cnirpc"
+	"github.com/coil-net/coil/pkg/testkit/netlab"
 )
 
 const (
@@ -49,7 +50,7 @@ type Sandbox struct {
 	// Path is that of the network namespace.
 	Path string
 
-	ns *namespace // nil when it is gone
+	ns *netlab.NS // nil when it is gone
 
 	mu     sync.Mutex
 	result []byte // of the latest ADD
@@ -112,7 +113,7 @@ func (s *Sandbox) createPod(ctx context.Context, o SandboxOptions) error {
 // was there. The kernel gives the inode of one that is gone to the next: so that one is
 // removed last, and the two differ.
 func (s *Sandbox) MakeNetns() error {
-	ns, err := newNamespace()
+	ns, err := netlab.New()
 	if err != nil {
 		return err
 	}
@@ -120,7 +121,7 @@ func (s *Sandbox) MakeNetns() error {
 		return errors.Join(err, ns.Close())
 	}
 	s.ns = ns
-	return os.Symlink(ns.path(), s.Path)
+	return os.Symlink(ns.Path(), s.Path)
 }
 
 // RemoveNetns removes the network namespace, as the runtime does after DEL.
@@ -144,7 +145,7 @@ func (s *Sandbox) Close() error {
 
 // Run runs a program in the sandbox's network namespace and returns its output.
 func (s *Sandbox) Run(ctx context.Context, name string, args ...string) (string, error) {
-	return s.ns.run(ctx, "", name, args...)
+	return s.ns.Run(ctx, name, args...)
 }
 
 // Way is where a packet from the sandbox to an address goes, by its routes: "eth0", "tunnel",
@@ -166,13 +167,21 @@ func (s *Sandbox) Way(ctx context.Context, dst string) string {
 
 // Listen listens in the sandbox; network is one of package net's for an IP address.
 func (s *Sandbox) Listen(ctx context.Context, network, address string) (net.Listener, error) {
-	return s.ns.listen(ctx, network, address)
+	return s.ns.Listen(ctx, network, address)
 }
 
 // Dial connects from the sandbox to an IP address.
 func (s *Sandbox) Dial(ctx context.Context, network, address string) (net.Conn, error) {
-	return s.ns.dial(ctx, network, address)
+	return s.ns.Dial(ctx, network, address)
 }
+
+// Reach connects from somewhere to an address of the sandbox, and returns the source that the sandbox sees.
+func (s *Sandbox) Reach(ctx context.Context, to netip.Addr, dial netlab.Dialer) (netip.Addr, error) {
+	return s.ns.Reach(ctx, to, dial)
+}
+
+// Ping begins to ping an address from the sandbox.
+func (s *Sandbox) Ping(to netip.Addr) (*netlab.Pinger, error) { return s.ns.Pings(s.String(), to) }
 
 // String names the sandbox.
 func (s *Sandbox) String() string {

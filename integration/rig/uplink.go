@@ -2,11 +2,12 @@ package rig
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
 
-	"github.com/coil-net/coil/pkg/kernel/sysctl"
+	"github.com/coil-net/coil/pkg/testkit/netlab"
 )
 
 // Family is an address family.
@@ -61,56 +62,58 @@ func (n *Node) RouterAddr(f Family) netip.Addr {
 	return netip.Addr{}
 }
 
+// fabric is the network between the nodes: a bridge in a namespace of its own, which
+// is the nodes' router too, and that of the nodes that have a segment of their own.
+type fabric struct{ *netlab.NS }
+
+func newFabric(ctx context.Context) (*fabric, error) {
+	ns, err := netlab.New()
+	if err != nil {
+		return nil, err
+	}
+	bridge := netlab.AddBridge("br0", netip.MustParsePrefix("10.255.0.1/16"), netip.MustParsePrefix("fd00:255::1/64"))
+	if err := errors.Join(ns.IP(ctx, bridge...), ns.Forward()); err != nil {
+		return nil, errors.Join(err, ns.Close())
+	}
+	return &fabric{ns}, nil
+}
+
 // connect gives a node's namespace the link eth0: to the bridge, or to the router
 // alone.
 func (f *fabric) connect(ctx context.Context, n *Node) error {
 	port := fmt.Sprintf("port%d", n.number)
-	here := fmt.Sprintf("link add %s type veth peer name eth0 netns %s\n", port, n.ns.path())
-	there := "link set eth0 up\n"
+	here := []string{fmt.Sprintf("link add %s type veth peer name eth0 netns %s", port, n.ns.Path())}
+	there := []string{"link set eth0 up"}
 	if !n.opts.Segment {
-		here += fmt.Sprintf("link set %s master br0\n", port)
+		here = append(here, fmt.Sprintf("link set %s master br0", port))
 	}
 	for _, u := range n.uplinks() {
 		if n.opts.Segment {
-			here += fmt.Sprintf("addr add %s dev %s %s\n", netip.PrefixFrom(u.router, u.own.Bits()), port, noDAD(u.router))
+			here = append(here, netlab.AddAddr(netip.PrefixFrom(u.router, u.own.Bits()), port))
 		}
-		there += fmt.Sprintf("addr add %s dev eth0 %s\nroute add default via %s\n", u.own, noDAD(u.router), u.router)
+		there = append(there, netlab.AddAddr(u.own, "eth0"), fmt.Sprintf("route add default via %s", u.router))
 	}
-	here += fmt.Sprintf("link set %s up\n", port)
-	if _, err := f.run(ctx, here, "ip", "-batch", "-"); err != nil {
+	if err := f.IP(ctx, append(here, fmt.Sprintf("link set %s up", port))...); err != nil {
 		return err
 	}
-	_, err := n.ns.run(ctx, there, "ip", "-batch", "-")
-	return err
-}
-
-func noDAD(a netip.Addr) string {
-	if a.Is4() {
-		return ""
-	}
-	return "nodad"
-}
-
-// forward makes the fabric route.
-func (f *fabric) forward() error {
-	for _, key := range []string{"net/ipv4/ip_forward", "net/ipv6/conf/all/forwarding"} {
-		if _, err := sysctl.Set(f.NS, sysctl.Setting{Key: key, Value: "1"}); err != nil {
-			return fmt.Errorf("make the router forward: %w", err)
-		}
-	}
-	return nil
+	return n.ns.IP(ctx, there...)
 }
 
 // RouterNetnsPath leads to the network namespace of the router between the nodes, for
 // nsenter --net.
-func (r *Rig) RouterNetnsPath() string { return r.fabric.path() }
+func (r *Rig) RouterNetnsPath() string { return r.fabric.Path() }
 
 // DialOutside connects from the router between the nodes to an IP address.
 func (r *Rig) DialOutside(ctx context.Context, network, address string) (net.Conn, error) {
-	return r.fabric.dial(ctx, network, address)
+	return r.fabric.Dial(ctx, network, address)
 }
 
 // RunRouter runs a program in the router's network namespace and returns its output.
 func (r *Rig) RunRouter(ctx context.Context, name string, args ...string) (string, error) {
-	return r.fabric.run(ctx, "", name, args...)
+	return r.fabric.Run(ctx, name, args...)
+}
+
+// PingOutside begins to ping an address from the router between the nodes.
+func (r *Rig) PingOutside(to netip.Addr) (*netlab.Pinger, error) {
+	return r.fabric.Pings("outside", to)
 }

@@ -41,8 +41,8 @@ func (b *bird) start(ctx context.Context) error {
 	if err := os.WriteFile(b.path("bird.conf"), []byte(b.text), 0o600); err != nil {
 		return err
 	}
-	b.Path = "nsenter"
-	b.Args = []string{"--net=" + b.netns(), "--", "bird", "-d", "-c", b.path("bird.conf"), "-s", b.path("ctl"), "-P", b.path("pid")}
+	b.Path, b.Netns = "bird", b.netns()
+	b.Args = []string{"-d", "-c", b.path("bird.conf"), "-s", b.path("ctl"), "-P", b.path("pid")}
 	if err := b.Start(); err != nil {
 		return err
 	}

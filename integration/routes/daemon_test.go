@@ -152,10 +152,8 @@ func (f *frr) start(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	f.Path = "nsenter"
-	f.Args = []string{
-		"--net=" + f.netns(), "--", "unshare", "--mount", "--pid", "--fork", "--kill-child", "sh", filepath.Join(f.dir, "init"), f.dir,
-	}
+	f.Path, f.Netns = "unshare", f.netns()
+	f.Args = []string{"--mount", "--pid", "--fork", "--kill-child", "sh", filepath.Join(f.dir, "init"), f.dir}
 	if err := f.Start(); err != nil {
 		return err
 	}

@@ -9,9 +9,7 @@ package routes
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"net"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -134,9 +132,7 @@ func (c *network) remove() {
 // check ends the test if there is an error.
 func (c *network) check(errs ...error) {
 	c.t.Helper()
-	if err := errors.Join(errs...); err != nil {
-		c.t.Fatal(err)
-	}
+	testkit.Check(c.t, errs...)
 }
 
 // number makes the ranges of pools unique.
@@ -219,9 +215,6 @@ func (c *network) reach(from, to *rig.Sandbox) {
 		c.connect(from.Dial, from.String(), to, a)
 	}
 }
-
-// dialer connects from somewhere.
-type dialer func(ctx context.Context, network, address string) (net.Conn, error)
 
 // blocks are the prefixes of the AddressBlocks that a node holds of pools, or of all of
 // them if none is named.

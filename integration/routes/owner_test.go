@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/coil-net/coil/pkg/testkit"
+	"github.com/coil-net/coil/pkg/testkit/netlab"
 )
 
 // A prefix is never in the hands of two BIRDs, whatever becomes of coild when the Node
@@ -174,7 +175,7 @@ func TestNewPodIsReachedAtOnce(t *testing.T) {
 		})
 		got, err := probe(from.Path, a, testkit.Timeout(500*time.Millisecond))
 		c.check(err)
-		if want := []answer{{a, reached}}; !slices.Equal(got, want) {
+		if want := []netlab.Answer{{From: a, Kind: netlab.Reached}}; !slices.Equal(got, want) {
 			t.Errorf("the first packet to %s is answered %v, want %v", a, got, want)
 		}
 		out, err := pod.Run(t.Context(), "ip", "-6", "addr", "show", "tentative")

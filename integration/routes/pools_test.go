@@ -12,6 +12,7 @@ import (
 
 	"github.com/coil-net/coil/integration/rig"
 	"github.com/coil-net/coil/pkg/testkit"
+	"github.com/coil-net/coil/pkg/testkit/netlab"
 )
 
 // onTwo returns two nodes that run BIRD.
@@ -84,7 +85,7 @@ func TestBlockSizes(t *testing.T) {
 	for _, a := range gone {
 		got, err := probe(from.Path, a, 500*time.Millisecond)
 		c.check(err)
-		if slices.ContainsFunc(got, func(a answer) bool { return a.kind != unreachable }) {
+		if slices.ContainsFunc(got, func(a netlab.Answer) bool { return a.Kind != netlab.Unreachable }) {
 			t.Errorf("packets to %s, which was withdrawn, are answered %v", a, got)
 		}
 	}

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"net/netip"
-	"os/exec"
 	"slices"
 	"strings"
 	"testing"
@@ -14,6 +13,7 @@ import (
 	"github.com/coil-net/coil/integration/lab/vm/vmtest"
 	"github.com/coil-net/coil/integration/rig"
 	"github.com/coil-net/coil/pkg/testkit"
+	"github.com/coil-net/coil/pkg/testkit/netlab"
 )
 
 // FRR imports both families by a VRF, which the machine's kernel may not have: what coild
@@ -66,13 +66,10 @@ link add veth1 netns node type veth peer name eth0 netns pod
 
 func testVRF(t *testing.T) {
 	ctx := t.Context()
-	ip(t, vrfNetwork)
-	for _, key := range []string{"net.ipv4.ip_forward", "net.ipv6.conf.all.forwarding"} {
-		out, err := exec.CommandContext(ctx, "ip", "netns", "exec", "node", "sysctl", "-w", key+"=1").CombinedOutput()
-		if err != nil {
-			t.Fatalf("%s: %v: %s", key, err, out)
-		}
-	}
+	testkit.Check(t, netlab.Lines(ctx, vrfNetwork))
+	atNode := testkit.Must(netlab.Named("node"))(t)
+	defer atNode.Close()
+	testkit.Check(t, atNode.Forward())
 	n := &node{
 		Node:    &rig.Node{Addr4: netip.MustParseAddr("10.254.1.2"), Addr6: netip.MustParseAddr("fd00:254:1::2")},
 		number:  1,
@@ -96,11 +93,11 @@ func testVRF(t *testing.T) {
 
 	block4, block6 := netip.MustParsePrefix("10.1.0.0/27"), netip.MustParsePrefix("fd00:1::/123")
 	for range 2 {
-		ip(t, "-n node route add 10.1.0.0/27 dev lo table 119 proto 30\n-n node route add fd00:1::/123 dev lo table 119 proto 30\n")
+		testkit.Check(t, atNode.IP(ctx, "route add 10.1.0.0/27 dev lo table 119 proto 30", "route add fd00:1::/123 dev lo table 119 proto 30"))
 		c.announced(n, block4, block6)
 		for family, block := range map[string]netip.Prefix{"-4": block4, "-6": block6} {
-			out, err := exec.CommandContext(ctx, "ip", "-n", "node", family, "route", "show", "table", "main", "proto", "bgp").CombinedOutput()
-			if err != nil || !strings.Contains(string(out), block.String()+" ") {
+			out, err := atNode.Run(ctx, "ip", family, "route", "show", "table", "main", "proto", "bgp")
+			if err != nil || !strings.Contains(out, block.String()+" ") {
 				t.Errorf("the main table has no copy of %s: %v\n%s", block, err, out)
 			}
 		}
@@ -111,24 +108,13 @@ func testVRF(t *testing.T) {
 			pod := netip.MustParseAddr(a)
 			c.eventually(10*time.Second, "an answer from "+a, func() error {
 				got, err := probe(inNetns("router")(), pod, testkit.Timeout(200*time.Millisecond))
-				if err == nil && !slices.Equal(got, []answer{{pod, reached}}) {
+				if err == nil && !slices.Equal(got, []netlab.Answer{{From: pod, Kind: netlab.Reached}}) {
 					err = fmt.Errorf("answers are %v", got)
 				}
 				return err
 			})
 		}
-		ip(t, "-n node route del 10.1.0.0/27 dev lo table 119\n-n node route del fd00:1::/123 dev lo table 119\n")
+		testkit.Check(t, atNode.IP(ctx, "route del 10.1.0.0/27 dev lo table 119", "route del fd00:1::/123 dev lo table 119"))
 		c.announced(nil, block4, block6)
-	}
-}
-
-// ip runs commands of iproute2.
-func ip(t *testing.T, commands string) {
-	t.Helper()
-	for line := range strings.Lines(strings.TrimSpace(commands)) {
-		out, err := exec.CommandContext(t.Context(), "ip", strings.Fields(line)...).CombinedOutput()
-		if err != nil {
-			t.Fatalf("ip %s: %v: %s", strings.TrimSpace(line), err, out)
-		}
 	}
 }

@@ -47,7 +47,7 @@ func Need(tb testing.TB, tier Tier) {
 // one, which an environment variable asks for, it comes as often as it takes to trust it.
 const (
 	CrashForm  Form = "COIL_CRASH"
-	HealForm   Form = "COIL_HEAL"
+	RepairForm Form = "COIL_REPAIR"
 	EgressForm Form = "COIL_EGRESS"
 )
 

@@ -19,7 +19,6 @@ import (
 	"github.com/coil-net/coil/pkg/dataplane"
 	"github.com/coil-net/coil/pkg/ipam"
 	"github.com/coil-net/coil/pkg/kernel/fou"
-	"github.com/coil-net/coil/pkg/kernel/netns"
 	"github.com/coil-net/coil/pkg/kernel/nft"
 	"github.com/coil-net/coil/pkg/kernel/route"
 	"github.com/coil-net/coil/pkg/kernel/rtnl"
@@ -29,6 +28,7 @@ import (
 	"github.com/coil-net/coil/pkg/plan/client"
 	"github.com/coil-net/coil/pkg/plan/gateway"
 	"github.com/coil-net/coil/pkg/store"
+	"github.com/coil-net/coil/pkg/testkit/netlab"
 )
 
 const port = dataplane.FouPort
@@ -84,20 +84,21 @@ func makeClient(ctx context.Context, name string, addr ipam.Address, egresses ..
 
 // netnsOf returns a namespace by its name.
 func netnsOf(name string) (store.Netns, error) {
-	at, err := netns.Open("/run/netns/" + name)
+	at, err := netlab.Named(name)
 	if err != nil {
 		return store.Netns{}, err
 	}
-	return store.Netns{Path: "/run/netns/" + name, Inode: at.Inode()}, at.Close()
+	return store.Netns{Path: at.String(), Inode: at.Inode()}, at.Close()
 }
 
 // newRouter makes a namespace a router with these addresses, without clients.
 func newRouter(ctx context.Context, name string, addrs ipam.Address) (*coil, error) {
 	// All of them live as long as the machine.
-	ns, err := netns.Open("/run/netns/" + name)
+	at, err := netlab.Named(name)
 	if err != nil {
 		return nil, err
 	}
+	ns := at.NS
 	h, err := rtnl.New(ns)
 	if err != nil {
 		return nil, err

@@ -5,8 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"os/exec"
-	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -19,19 +17,8 @@ import (
 	"github.com/coil-net/coil/pkg/kube"
 	"github.com/coil-net/coil/pkg/plan/client"
 	"github.com/coil-net/coil/pkg/reconcile"
+	"github.com/coil-net/coil/pkg/testkit/netlab"
 )
-
-// age counts changes of IPv6 routes in the machine's own network namespace, of which there are few in a
-// machine that has just started: there, sockets of clients that are direct may send nowhere after a
-// change of routers. age in integration/egress says why.
-func age(ctx context.Context) error {
-	cmd := exec.CommandContext(ctx, "ip", "-batch", "-")
-	cmd.Stdin = strings.NewReader(strings.Repeat("route add 2001:db8:ffff::/64 dev uplink\nroute del 2001:db8:ffff::/64 dev uplink\n", 1000))
-	if out, err := cmd.CombinedOutput(); err != nil {
-		return fmt.Errorf("ip: %w: %s", err, out)
-	}
-	return nil
-}
 
 // direct is a client that sends to the routers themselves, which the API server has.
 type direct struct {
@@ -45,7 +32,7 @@ type direct struct {
 // startDirect makes the client as when its pod is added, on a node whose coild has just started: it
 // knows nothing of how routers have lived in other rounds.
 func startDirect(ctx context.Context, core kubernetes.Interface, c egressClient, s *corev1.Service) (*direct, error) {
-	if err := ip(ctx, c.network()); err != nil {
+	if err := netlab.Lines(ctx, c.network()); err != nil {
 		return nil, err
 	}
 	d := &direct{egressClient: c}
@@ -110,7 +97,7 @@ func (d *direct) stop(ctx context.Context) error {
 		err = d.pod.Stop()
 	}
 	d.informer.Shutdown()
-	return errors.Join(err, ip(ctx, "link del "+d.name+"\nnetns del "+d.name))
+	return errors.Join(err, netlab.Lines(ctx, "link del "+d.name+"\nnetns del "+d.name))
 }
 
 // listed are the routers that the API server lists.

@@ -14,7 +14,7 @@ import (
 	"time"
 
 	"github.com/coil-net/coil/pkg/dataplane"
-	"github.com/coil-net/coil/pkg/kernel/netns"
+	"github.com/coil-net/coil/pkg/testkit/netlab"
 )
 
 const (
@@ -41,35 +41,25 @@ func server(f dataplane.Family, n int) netip.Addr {
 
 // answer starts a server that tells who came.
 func answer() (l net.Listener, err error) {
-	ns, err := netns.Open("/run/netns/server")
+	ns, err := netlab.Named("server")
 	if err != nil {
 		return nil, err
 	}
 	defer ns.Close()
-	err = ns.Do(func() error {
-		l, err = net.Listen("tcp", fmt.Sprint(":", serverPort))
-		return err
-	})
+	l, err = ns.Listen(context.Background(), "tcp", fmt.Sprint(":", serverPort))
 	if err != nil {
 		return nil, err
 	}
-	go func() {
-		for {
-			c, err := l.Accept()
-			if err != nil {
-				return // closed
-			}
-			from, _ := netip.ParseAddrPort(c.RemoteAddr().String())
-			_, _ = io.WriteString(c, from.Addr().Unmap().String())
-			c.Close()
-		}
-	}()
+	go netlab.Serve(l, func(c net.Conn) {
+		from, _ := netip.ParseAddrPort(c.RemoteAddr().String())
+		_, _ = io.WriteString(c, from.Addr().Unmap().String())
+	})
 	return l, nil
 }
 
 // probe makes a new flow to the nth address of the server and returns the node of the router that it
 // came by.
-func (v variant) probe(ns *netns.NS, n int) (string, error) {
+func (v variant) probe(ns *netlab.NS, n int) (string, error) {
 	var seen []byte
 	err := ns.Do(func() error {
 		c, err := net.DialTimeout("tcp", netip.AddrPortFrom(server(v.family, n), serverPort).String(), probeTimeout)
@@ -109,7 +99,7 @@ type try struct {
 // begin begins flows to one address of the server after the other, until enough is known of all that
 // were begun. A flow passes if it comes by the router of a node.
 func (v variant) begin(ctx context.Context, node string, every time.Duration, enough func([]try) (time.Time, bool)) (time.Time, error) {
-	ns, err := netns.Open("/run/netns/" + v.name)
+	ns, err := netlab.Named(v.name)
 	if err != nil {
 		return time.Time{}, err
 	}
@@ -207,7 +197,7 @@ func lastFailed(tries []try) (time.Time, bool) {
 
 // spread waits until new flows to all addresses of the server pass, by both routers some.
 func (v variant) spread(ctx context.Context) error {
-	ns, err := netns.Open("/run/netns/" + v.name)
+	ns, err := netlab.Named(v.name)
 	if err != nil {
 		return err
 	}

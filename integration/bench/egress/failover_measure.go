@@ -22,6 +22,7 @@ import (
 	"github.com/coil-net/coil/integration/lab/proc"
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
 	"github.com/coil-net/coil/pkg/dataplane"
+	"github.com/coil-net/coil/pkg/testkit/netlab"
 )
 
 const (
@@ -114,7 +115,7 @@ func (f *failover) round(ctx context.Context, phase time.Duration, results []Fai
 	off := time.Now()
 	// Its namespace goes later: that makes the kernel change its own code, for which an emulated
 	// processor stands still for seconds.
-	if err := ip(ctx, "-n fabric link del router1"); err != nil {
+	if err := netlab.Lines(ctx, "-n fabric link del router1"); err != nil {
 		return err
 	}
 	fmt.Fprintf(os.Stderr, "power off %s after the last heartbeat\n", phase)
@@ -152,7 +153,7 @@ func (r *Failover) add(peering v2.EgressPeering, off, gone, passed time.Time) {
 
 // prepareRound makes router1, and lets all clients of Services use it although router2 is ready too.
 func (f *failover) prepareRound(ctx context.Context) (err error) {
-	if err := errors.Join(ip(ctx, routerA), f.addNode(ctx, nodeA)); err != nil {
+	if err := errors.Join(netlab.Lines(ctx, routerA), f.addNode(ctx, nodeA)); err != nil {
 		return err
 	}
 	beat := startBeats(ctx, f, nodeA)
@@ -216,7 +217,7 @@ func (f *failover) removeA(ctx context.Context) error {
 	for _, c := range f.clients {
 		errs = append(errs, f.core.CoreV1().Pods(metav1.NamespaceDefault).Delete(ctx, c.name+"-"+nodeA, now))
 	}
-	errs = append(errs, f.core.CoreV1().Nodes().Delete(ctx, nodeA, now), ip(ctx, "netns del router1"))
+	errs = append(errs, f.core.CoreV1().Nodes().Delete(ctx, nodeA, now), netlab.Lines(ctx, "netns del router1"))
 	if err := errors.Join(errs...); err != nil {
 		return err
 	}

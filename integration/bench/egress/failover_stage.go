@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -28,6 +27,7 @@ import (
 	"github.com/coil-net/coil/pkg/plan"
 	"github.com/coil-net/coil/pkg/plan/client"
 	"github.com/coil-net/coil/pkg/plan/egress"
+	"github.com/coil-net/coil/pkg/testkit/netlab"
 )
 
 // The machine's own namespace is the node of the clients, with a real kube-proxy; routers are on
@@ -179,16 +179,15 @@ func failoverOf(peerings []string) *failover {
 // newFailover makes everything but router1 and the client that is direct.
 func (o *options) newFailover(ctx context.Context, kubeProxy string) (_ *failover, err error) {
 	f := failoverOf(o.peerings)
-	if err := ip(ctx, failoverNetwork); err != nil {
+	if err := netlab.Lines(ctx, failoverNetwork); err != nil {
 		return nil, err
 	}
-	if err := age(ctx); err != nil {
+	// Otherwise sockets of clients that are direct may send nowhere after a change of routers.
+	if err := netlab.Machine().AgeRoutes(ctx, "uplink"); err != nil {
 		return nil, err
 	}
-	for _, name := range []string{"", "fabric"} {
-		if err := forwards(ctx, name); err != nil {
-			return nil, err
-		}
+	if err := errors.Join(forwards(netlab.Machine()), inNamed("fabric", forwards)); err != nil {
+		return nil, err
 	}
 	at := netip.AddrPortFrom(vm.HostAddr, o.apiPort)
 	api, err := controlplane.Attach(o.apiDir, at)
@@ -219,18 +218,8 @@ func (o *options) newFailover(ctx context.Context, kubeProxy string) (_ *failove
 	return f, f.makeRouter(ctx, nodeB)
 }
 
-// forwards makes a namespace forward, "" the machine's.
-func forwards(ctx context.Context, name string) error {
-	args := []string{"sysctl", "-qw", "net.ipv4.ip_forward=1", "net.ipv6.conf.all.forwarding=1", "net.ipv4.conf.all.rp_filter=0", "net.ipv4.conf.default.rp_filter=0"}
-	if name != "" {
-		_, err := in(ctx, name, args...)
-		return err
-	}
-	if out, err := exec.CommandContext(ctx, args[0], args[1:]...).CombinedOutput(); err != nil {
-		return fmt.Errorf("sysctl: %w: %s", err, out)
-	}
-	return nil
-}
+// forwards makes a namespace forward.
+func forwards(ns *netlab.NS) error { return errors.Join(ns.Forward(), ns.RPFilter(0)) }
 
 // startProxy starts kube-proxy as the lab's clusters have it.
 func (f *failover) startProxy(apiDir string, at netip.AddrPort, program string) error {
@@ -268,7 +257,7 @@ func (f *failover) addEgress(ctx context.Context, c egressClient) error {
 	if c.peering == v2.EgressPeeringDirect {
 		return nil
 	}
-	if err := errors.Join(ip(ctx, c.network()), forwards(ctx, c.name)); err != nil {
+	if err := errors.Join(netlab.Lines(ctx, c.network()), inNamed(c.name, forwards)); err != nil {
 		return err
 	}
 	used := client.EgressOf(e, s)
@@ -284,7 +273,7 @@ func (f *failover) addEgress(ctx context.Context, c egressClient) error {
 
 // makeRouter makes the namespace of a node's name a router of all clients.
 func (f *failover) makeRouter(ctx context.Context, node string) error {
-	if err := forwards(ctx, node); err != nil {
+	if err := inNamed(node, forwards); err != nil {
 		return err
 	}
 	c, err := newRouter(ctx, node, routerEnds[node])

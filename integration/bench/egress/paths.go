@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"net/netip"
 	"os"
@@ -11,11 +10,11 @@ import (
 	"regexp"
 	"slices"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/coil-net/coil/integration/bench/figures"
 	"github.com/coil-net/coil/pkg/dataplane"
+	"github.com/coil-net/coil/pkg/testkit/netlab"
 )
 
 // network is two clients, two routers and a server around a namespace that forwards. One client is Coil's; the other has
@@ -113,30 +112,26 @@ var targets = map[dataplane.Family][paths]netip.Addr{
 // senders are the namespaces that send by the paths.
 var senders = [paths]string{viaHand: "client", viaService: "client", viaDirect: "client", viaPlain: "plain"}
 
-// ip runs a line of ip(8) for each line.
-func ip(ctx context.Context, lines string) error {
-	for line := range strings.Lines(lines) {
-		if args := strings.Fields(line); len(args) > 0 {
-			if out, err := exec.CommandContext(ctx, "ip", args...).CombinedOutput(); err != nil {
-				return fmt.Errorf("ip %s: %w: %s", strings.TrimSpace(line), err, out)
-			}
-		}
+// inNamed calls do with a namespace.
+func inNamed(name string, do func(*netlab.NS) error) error {
+	ns, err := netlab.Named(name)
+	if err != nil {
+		return err
+	}
+	defer ns.Close()
+	if err := do(ns); err != nil {
+		return fmt.Errorf("in %s: %w", name, err)
 	}
 	return nil
 }
 
 // in runs a program in a namespace.
-func in(ctx context.Context, netns string, args ...string) ([]byte, error) {
-	cmd := exec.CommandContext(ctx, "ip", append([]string{"netns", "exec", netns}, args...)...)
-	out, err := cmd.Output()
-	if err != nil {
-		var exit *exec.ExitError
-		if errors.As(err, &exit) {
-			err = fmt.Errorf("%w: %s", err, exit.Stderr)
-		}
-		return out, fmt.Errorf("%s in %s: %w: %s", args[0], netns, err, out)
-	}
-	return out, nil
+func in(ctx context.Context, netns string, args ...string) (out string, err error) {
+	err = inNamed(netns, func(ns *netlab.NS) error {
+		out, err = ns.Run(ctx, args[0], args[1:]...)
+		return err
+	})
+	return out, err
 }
 
 // measure makes the network and measures in it.
@@ -180,27 +175,26 @@ func (o *options) measure(ctx context.Context) error {
 }
 
 func prepare(ctx context.Context) error {
-	if err := ip(ctx, network+byHand); err != nil {
+	if err := netlab.Lines(ctx, network+byHand); err != nil {
 		return err
 	}
 	for _, n := range []string{"fabric", "hand", "coil", "client", "plain"} {
-		keys := []string{"sysctl", "-qw", "net.ipv4.conf.all.rp_filter=0", "net.ipv4.conf.default.rp_filter=0", "net.ipv4.conf.eth0.rp_filter=0"}
+		links := []string{"eth0"}
 		if n == "fabric" {
-			keys = keys[:len(keys)-1]
+			links = nil
 		}
-		if !slices.Contains(senders[:], n) {
-			keys = append(keys, "net.ipv4.ip_forward=1", "net.ipv6.conf.all.forwarding=1")
-		}
-		if _, err := in(ctx, n, keys...); err != nil {
+		err := inNamed(n, func(ns *netlab.NS) error {
+			if err := ns.RPFilter(0, links...); err != nil || slices.Contains(senders[:], n) {
+				return err
+			}
+			return ns.Forward()
+		})
+		if err != nil {
 			return err
 		}
 	}
-	cmd := exec.CommandContext(ctx, "ip", "netns", "exec", "hand", "nft", "-f", "-")
-	cmd.Stdin = strings.NewReader(masquerade)
-	if out, err := cmd.CombinedOutput(); err != nil {
-		return fmt.Errorf("nft in hand: %w: %s", err, out)
-	}
-	return nil
+	_, err := in(ctx, "hand", "nft", masquerade)
+	return err
 }
 
 // serve starts a server of iperf3 at each address.
@@ -208,8 +202,8 @@ func serve(ctx context.Context) ([]*exec.Cmd, error) {
 	var all []*exec.Cmd
 	for _, addrs := range targets {
 		for _, a := range addrs[:viaPlain] {
-			cmd := exec.CommandContext(ctx, "ip", "netns", "exec", "server", "iperf3", "-s", "-B", a.String())
-			if err := cmd.Start(); err != nil {
+			cmd := exec.CommandContext(ctx, "iperf3", "-s", "-B", a.String())
+			if err := inNamed("server", func(ns *netlab.NS) error { return ns.Start(cmd) }); err != nil {
 				return all, fmt.Errorf("iperf3 for %s: %w", a, err)
 			}
 			all = append(all, cmd)
@@ -251,7 +245,7 @@ func (o *options) turn(ctx context.Context, f dataplane.Family, via int) (v [2]f
 
 // tcp returns what arrives by one connection, in Mbit/s.
 func (o *options) tcp(ctx context.Context, f dataplane.Family, via int) (float64, error) {
-	var out []byte
+	var out string
 	var err error
 	// The server may be starting, or still at the connection before.
 	for range 10 {
@@ -274,7 +268,7 @@ func (o *options) tcp(ctx context.Context, f dataplane.Family, via int) (float64
 			} `json:"sum_received"`
 		}
 	}
-	if err := json.Unmarshal(out, &r); err != nil {
+	if err := json.Unmarshal([]byte(out), &r); err != nil {
 		return 0, fmt.Errorf("iperf3 to %s: %w", targets[f][via], err)
 	}
 	if r.End.Received.BitsPerSecond == 0 {
@@ -292,8 +286,8 @@ func roundTrip(ctx context.Context, f dataplane.Family, via int) (float64, error
 		return 0, err
 	}
 	var times []float64
-	for _, m := range pingTime.FindAllSubmatch(out, -1) {
-		ms, err := strconv.ParseFloat(string(m[1]), 64)
+	for _, m := range pingTime.FindAllStringSubmatch(out, -1) {
+		ms, err := strconv.ParseFloat(m[1], 64)
 		if err != nil {
 			return 0, err
 		}

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -9,7 +8,6 @@ import (
 	"net"
 	"net/netip"
 	"os"
-	"os/exec"
 	"os/signal"
 	"strings"
 	"sync"
@@ -33,6 +31,7 @@ import (
 	"github.com/coil-net/coil/pkg/plan/client"
 	"github.com/coil-net/coil/pkg/reconcile"
 	"github.com/coil-net/coil/pkg/store"
+	"github.com/coil-net/coil/pkg/testkit/netlab"
 )
 
 const (
@@ -125,12 +124,11 @@ func (c clientNode) run(ctx context.Context) error {
 func (c clientNode) sandboxes(ctx context.Context) ([]node.Sandbox, error) {
 	var all []node.Sandbox
 	for _, p := range c.Pods {
-		ns, err := netns.New()
+		ns, err := netlab.New()
 		if err != nil {
 			return nil, err
 		}
-		setup := fmt.Sprintf(`link set lo up
-link add eth0 mtu 1450 type veth peer name outside
+		err = ns.IP(ctx, fmt.Sprintf(`link add eth0 mtu 1450 type veth peer name outside
 link set outside up
 link set eth0 up
 addr add %s/32 dev eth0
@@ -138,21 +136,13 @@ addr add %s/128 dev eth0 nodad
 route add 169.254.1.1 dev eth0
 route add default via 169.254.1.1 dev eth0
 -6 route add default dev eth0
-`, p.Addr4, p.Addr6)
-		err = ns.Do(func() error {
-			for line := range strings.Lines(setup) {
-				if out, err := exec.CommandContext(ctx, "ip", strings.Fields(line)...).CombinedOutput(); err != nil {
-					return fmt.Errorf("ip %s: %w: %s", line, err, bytes.TrimSpace(out))
-				}
-			}
-			return nil
-		})
+`, p.Addr4, p.Addr6))
 		if err != nil {
 			return nil, err
 		}
 		all = append(all, node.Sandbox{
 			ID: attachment.ID{ContainerID: p.UID, IfName: "eth0"}, Pod: store.Pod{Namespace: p.Namespace, Name: p.Name, UID: p.UID},
-			Netns:   store.Netns{Path: fmt.Sprintf("/proc/self/fd/%d", ns.Fd()), Inode: ns.Inode()},
+			Netns:   store.Netns{Path: ns.Path(), Inode: ns.Inode()},
 			Address: ipam.Address{IPv4: p.Addr4, IPv6: p.Addr6},
 		})
 	}

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"io"
-	"net"
 	"net/http"
 	"net/netip"
 	"slices"
@@ -18,8 +17,8 @@ import (
 
 	lab "github.com/coil-net/coil/integration/lab/cluster"
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
-	"github.com/coil-net/coil/pkg/kernel/netns"
 	"github.com/coil-net/coil/pkg/testkit"
+	"github.com/coil-net/coil/pkg/testkit/netlab"
 )
 
 // serverPort is where the server outside listens.
@@ -39,16 +38,12 @@ type outside struct {
 func newOutside(t *testing.T, s *site) *outside {
 	t.Helper()
 	o := &outside{visits: map[string][]netip.Addr{}}
-	fabric := testkit.Must(netns.Open(testkit.Must(s.NetNS(lab.Fabric))(t)))(t)
+	fabric := testkit.Must(netlab.Open(testkit.Must(s.NetNS(lab.Fabric))(t)))(t)
 	t.Cleanup(func() { fabric.Close() })
 	for _, a := range servers {
 		testkit.Must(s.Exec(t.Context(), lab.Fabric, "ip", "address", "add", a.String(), "dev", "lo"))(t)
 	}
-	var l net.Listener
-	testkit.Check(t, fabric.Do(func() (err error) {
-		l, err = net.Listen("tcp", ":"+serverPort)
-		return err
-	}))
+	l := testkit.Must(fabric.Listen(t.Context(), "tcp", ":"+serverPort))(t)
 	server := &http.Server{Handler: o}
 	ctx, cancel := context.WithCancel(t.Context())
 	var work sync.WaitGroup

@@ -4,11 +4,10 @@ import (
 	"context"
 	"fmt"
 	"net/netip"
-	"os/exec"
 	"strconv"
-	"strings"
 
 	"github.com/coil-net/coil/integration/lab/machine"
+	"github.com/coil-net/coil/pkg/testkit/netlab"
 )
 
 // Family is an IP address family.
@@ -79,18 +78,11 @@ func (c *Cluster) families() []Family {
 
 // wireFabric makes the bridge inside the fabric's network namespace.
 func (c *Cluster) wireFabric(ctx context.Context, i machine.Init) error {
-	lines := []string{
-		"link set lo up",
-		// Without an address of its own the bridge takes the lowest of its ports'; nodes that knew another
-		// one would send nowhere for up to a minute. Without a querier snooping stops neighbour discovery
-		// sooner or later.
-		"link add br0 address 02:00:00:00:00:fe type bridge mcast_snooping 0",
-		"link set br0 up",
-	}
+	var addrs []netip.Prefix
 	for _, f := range c.families() {
-		lines = append(lines, "addr add "+f.bridge().String()+" dev br0"+nodad(f))
+		addrs = append(addrs, f.bridge())
 	}
-	if err := ip(ctx, i, lines...); err != nil {
+	if err := ip(ctx, i, append([]string{"link set lo up"}, netlab.AddBridge("br0", addrs...)...)...); err != nil {
 		return err
 	}
 	if r := c.remote(); r != nil {
@@ -118,7 +110,7 @@ func (c *Cluster) wireNode(ctx context.Context, fabric, i machine.Init, index in
 	lines := []string{"link set lo up", "link set eth0 up"}
 	for _, f := range c.families() {
 		lines = append(lines,
-			"addr add "+f.node(index).String()+" dev eth0"+nodad(f),
+			netlab.AddAddr(f.node(index), "eth0"),
 			fmt.Sprintf("route add %s via %s", plans[f].all, f.bridge().Addr()),
 		)
 	}
@@ -140,20 +132,17 @@ func hardware(index int) string {
 	return fmt.Sprintf("02:00:00:00:%02x:%02x", byte(index>>8), byte(index))
 }
 
-// nodad saves the second that duplicate address detection takes; the lab assigns each once.
-func nodad(f Family) string {
-	if f == IPv6 {
-		return " nodad"
-	}
-	return ""
-}
-
 // ip runs iproute2 in the network namespace of a machine.
 func ip(ctx context.Context, i machine.Init, lines ...string) error {
-	cmd := exec.CommandContext(ctx, "nsenter", "--net", "--target", strconv.Itoa(i.PID), "ip", "-batch", "-")
-	cmd.Stdin = strings.NewReader(strings.Join(lines, "\n") + "\n")
-	if out, err := cmd.CombinedOutput(); err != nil {
-		return fmt.Errorf("ip -batch in the network namespace of process %d: %w: %s\n%s", i.PID, err, out, strings.Join(lines, "\n"))
+	return inNetns(i, func(ns *netlab.NS) error { return ns.IP(ctx, lines...) })
+}
+
+// inNetns calls do with the network namespace of a machine.
+func inNetns(i machine.Init, do func(*netlab.NS) error) error {
+	ns, err := netlab.Open(fmt.Sprintf("/proc/%d/ns/net", i.PID))
+	if err != nil {
+		return err
 	}
-	return nil
+	defer ns.Close()
+	return do(ns)
 }

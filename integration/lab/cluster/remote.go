@@ -5,10 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"os/exec"
 	"strconv"
 
 	"github.com/coil-net/coil/integration/lab/machine"
+	"github.com/coil-net/coil/pkg/testkit/netlab"
 )
 
 // Remote is a control plane outside of the cluster's machines: the host's, for nodes that are in a
@@ -39,21 +39,22 @@ func (r *Remote) validate() error {
 // takeLink moves the link to a control plane elsewhere into the fabric's network namespace, which is
 // then the way to there.
 func (r *Remote) takeLink(ctx context.Context, fabric machine.Init) error {
-	if out, err := exec.CommandContext(ctx, "ip", "link", "set", r.Link, "netns", strconv.Itoa(fabric.PID)).CombinedOutput(); err != nil {
-		return fmt.Errorf("move %s into the fabric: %w: %s", r.Link, err, out)
+	if _, err := netlab.Machine().Run(ctx, "ip", "link", "set", r.Link, "netns", strconv.Itoa(fabric.PID)); err != nil {
+		return fmt.Errorf("move %s into the fabric: %w", r.Link, err)
 	}
 	if err := ip(ctx, fabric, "link set "+r.Link+" up", "addr add "+r.Local.String()+" dev "+r.Link); err != nil {
 		return err
 	}
 	rule := fmt.Sprintf("add table inet lab; add chain inet lab out { type nat hook postrouting priority srcnat; oifname %q masquerade; }", r.Link)
-	for _, args := range [][]string{
-		{"sysctl", "-qw", "net.ipv4.ip_forward=1", "net.ipv6.conf.all.forwarding=1"},
-		{"nft", rule},
-	} {
-		args = append([]string{"--net", "--target", strconv.Itoa(fabric.PID)}, args...)
-		if out, err := exec.CommandContext(ctx, "nsenter", args...).CombinedOutput(); err != nil {
-			return fmt.Errorf("let nodes out by %s: %w: %s", r.Link, err, out)
+	err := inNetns(fabric, func(ns *netlab.NS) error {
+		if err := ns.Forward(); err != nil {
+			return err
 		}
+		_, err := ns.Run(ctx, "nft", rule)
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("let nodes out by %s: %w", r.Link, err)
 	}
 	return nil
 }

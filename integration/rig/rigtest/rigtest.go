@@ -13,9 +13,11 @@ import (
 	"strconv"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/coil-net/coil/integration/rig"
 	"github.com/coil-net/coil/pkg/testkit"
+	"github.com/coil-net/coil/pkg/testkit/netlab"
 )
 
 // New starts a rig, which ends with the test. Skipped unless the tiers that a rig needs
@@ -44,6 +46,30 @@ func NewWith(t *testing.T, o rig.Options) *rig.Rig {
 		}
 	})
 	return r
+}
+
+// Pings begins to ping as soon as pings are answered: until the kernel has noticed carriers and neighbours, packets may
+// be lost.
+func Pings(t testing.TB, begin func() (*netlab.Pinger, error)) *netlab.Pinger {
+	t.Helper()
+	testkit.Eventually(t, 10*time.Second, "pings are answered", func() error {
+		p, err := begin()
+		if err != nil {
+			return err
+		}
+		sent, answered, err := p.End()
+		if err == nil && answered < sent {
+			err = fmt.Errorf("%s: no answer", p)
+		}
+		return err
+	})
+	return testkit.Must(begin())(t)
+}
+
+// Sh runs a script in a node's network namespace and returns its output; the test ends if one of its commands fails.
+func Sh(t testing.TB, n *rig.Node, script string) string {
+	t.Helper()
+	return testkit.Must(n.Run(t.Context(), "sh", "-ec", script))(t)
 }
 
 // Shared is the rig of all tests of a package.

@@ -2,25 +2,32 @@
 // them.
 //
 // It owns the life of these namespaces: they are bound to a path, as a
-// container runtime does it, and are gone when the test is over. It must not
-// know what is tested. The machine's own namespace is never changed.
+// container runtime does it, and are gone when the test is over. Package netlab
+// does what is to be done in them. It must not know what is tested. The machine's
+// own namespace is never changed.
 package netnstest
 
 import (
+	"bytes"
+	"context"
 	"fmt"
+	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/coil-net/coil/pkg/kernel/netns"
 	"github.com/coil-net/coil/pkg/testkit"
+	"github.com/coil-net/coil/pkg/testkit/netlab"
 )
 
-// NS is a network namespace for a test; its lo is up.
+// NS is a network namespace for a test; its lo is up. The zero value is the
+// machine's own, which only tests in a virtual machine may change.
 type NS struct {
 	*netns.NS
 	// Path is where the namespace is bound.
@@ -50,6 +57,21 @@ func New(tb testing.TB) *NS {
 	})
 	n.IP(tb, "link", "set", "lo", "up")
 	return n
+}
+
+// Open opens the network namespace at a path until the test is over.
+func Open(tb testing.TB, path string) *NS {
+	tb.Helper()
+	ns, err := netns.Open(path)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	tb.Cleanup(func() {
+		if err := ns.Close(); err != nil {
+			tb.Errorf("close network namespace: %v", err)
+		}
+	})
+	return &NS{NS: ns, Path: path}
 }
 
 // Make makes a namespace and binds it to a path where nothing is yet.
@@ -92,6 +114,9 @@ func Remove(tb testing.TB, path string) {
 	}
 }
 
+// Lab is the namespace for functions that return errors.
+func (n *NS) Lab() *netlab.NS { return &netlab.NS{NS: n.NS} }
+
 // IP runs iproute2's ip in the namespace and returns what it prints; the test
 // fails if it fails.
 func (n *NS) IP(tb testing.TB, args ...string) string {
@@ -101,6 +126,13 @@ func (n *NS) IP(tb testing.TB, args ...string) string {
 		tb.Fatalf("%v", err)
 	}
 	return out
+}
+
+// Configure runs commands of ip(8) as netlab.NS.IP does; the test fails if one fails.
+func (n *NS) Configure(tb testing.TB, commands ...string) {
+	tb.Helper()
+	// Not the test's context: there are commands of clean-ups, too.
+	testkit.Check(tb, n.Lab().IP(context.Background(), commands...))
 }
 
 // Batch has one ip run many commands, a line each, with the same options.
@@ -117,18 +149,24 @@ func (n *NS) Batch(tb testing.TB, options, commands string) string {
 func (n *NS) Run(name string, args ...string) (string, error) { return n.run("", name, args...) }
 
 func (n *NS) run(stdin, name string, args ...string) (string, error) {
-	var out []byte
-	// A process is born where the thread is that starts it. nsenter(1) would be one more to start.
-	err := n.Do(func() (err error) {
-		cmd := exec.Command(name, args...)
-		if stdin != "" {
-			cmd.Stdin = strings.NewReader(stdin)
-		}
-		out, err = cmd.CombinedOutput()
-		return err
-	})
-	if err != nil {
-		return "", fmt.Errorf("%s %s: %w: %s", name, strings.Join(args, " "), err, out)
+	cmd := exec.Command(name, args...)
+	if stdin != "" {
+		cmd.Stdin = strings.NewReader(stdin)
 	}
-	return strings.TrimRight(string(out), "\n"), nil
+	var out bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &out
+	if err := n.Lab().Exec(cmd); err != nil {
+		return "", fmt.Errorf("%s %s: %w: %s", name, strings.Join(args, " "), err, out.Bytes())
+	}
+	return strings.TrimRight(out.String(), "\n"), nil
+}
+
+// Ping sends one echo request from the namespace and waits for the answer. A
+// link-local destination has the index of the link as zone.
+func (n *NS) Ping(dst netip.Addr, timeout time.Duration) error { return n.Lab().Ping(dst, timeout) }
+
+// SourceOf pings dst, an address of the namespace to, and returns the source
+// address that the echo request arrives with.
+func (n *NS) SourceOf(to *NS, dst netip.Addr, timeout time.Duration) (netip.Addr, error) {
+	return n.Lab().SourceOf(to.Lab(), dst, timeout)
 }

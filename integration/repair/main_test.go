@@ -1,14 +1,12 @@
-// Package heal proves that coild and coil-router restore what other programs take from
+// Package repair proves that coild and coil-router restore what other programs take from
 // them, while they run and when they start, and leave alone what is others'.
 //
 // Each test has a node of its own in one rig; see package rig. Nothing here knows how a
 // loss is noticed.
-package heal
+package repair
 
 import (
-	"bufio"
 	"context"
-	"errors"
 	"fmt"
 	"regexp"
 	"slices"
@@ -85,17 +83,13 @@ func newFixture(t *testing.T, pods int, o rig.NodeOptions) *fixture {
 // check ends the test if there is an error.
 func (f *fixture) check(errs ...error) {
 	f.t.Helper()
-	if err := errors.Join(errs...); err != nil {
-		f.t.Fatal(err)
-	}
+	testkit.Check(f.t, errs...)
 }
 
 // sh runs a script in the node's network namespace.
 func (f *fixture) sh(script string) string {
 	f.t.Helper()
-	out, err := f.Run(f.t.Context(), "sh", "-ec", script)
-	f.check(err)
-	return out
+	return rigtest.Sh(f.t, f.Node, script)
 }
 
 // uncertain parts of what iproute2 prints change by themselves.
@@ -190,20 +184,17 @@ func (f *fixture) awaitCounted(want map[string]float64) {
 // metric reads one metric of coild by the value of a label.
 func (f *fixture) metric(name, label string) map[string]float64 {
 	f.t.Helper()
-	resp, err := f.HTTP().Get("http://127.0.0.1:9384/metrics")
+	text, err := f.Get(f.t.Context(), "/metrics")
 	f.check(err)
-	defer resp.Body.Close()
 	line := regexp.MustCompile(`^` + name + `\{.*?` + label + `="([^"]*)".*\} (\S+)$`)
 	values := map[string]float64{}
-	lines := bufio.NewScanner(resp.Body)
-	for lines.Scan() {
-		if m := line.FindStringSubmatch(lines.Text()); m != nil {
+	for l := range strings.Lines(text) {
+		if m := line.FindStringSubmatch(strings.TrimSpace(l)); m != nil {
 			v, err := strconv.ParseFloat(m[2], 64)
 			f.check(err)
 			values[m[1]] += v
 		}
 	}
-	f.check(lines.Err())
 	return values
 }
 

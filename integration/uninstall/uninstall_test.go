@@ -1,9 +1,9 @@
-// Package cleanup proves that "coild cleanup" leaves a node as it was before Coil came, and
+// Package uninstall proves that "coild cleanup" leaves a node as it was before Coil came, and
 // refuses while somebody needs what it removes.
 //
 // It compares the kernel's own words before and after. It must not know how the removal is
 // done.
-package cleanup
+package uninstall
 
 import (
 	"errors"
@@ -106,16 +106,12 @@ func newNode(t *testing.T, r *rig.Rig, flags ...string) *node {
 
 func (n *node) check(errs ...error) {
 	n.t.Helper()
-	if err := errors.Join(errs...); err != nil {
-		n.t.Fatal(err)
-	}
+	testkit.Check(n.t, errs...)
 }
 
 func (n *node) sh(script string) string {
 	n.t.Helper()
-	out, err := n.Run(n.t.Context(), "sh", "-ec", script)
-	n.check(err)
-	return out
+	return rigtest.Sh(n.t, n.Node, script)
 }
 
 // kernel is all that Coil may change, in the words of iproute2, nft and /proc/sys.

@@ -1,4 +1,4 @@
-package heal
+package repair
 
 import (
 	"fmt"
@@ -125,7 +125,7 @@ func TestRepairTime(t *testing.T) {
 		family = "-6"
 	}
 	var times []time.Duration
-	for range testkit.HealForm.Times(20, 100) {
+	for range testkit.RepairForm.Times(20, 100) {
 		f.pause(1500 * time.Millisecond) // so that no pause after the last one counts
 		out := f.sh(fmt.Sprintf(`
 			ip %[1]s route del %[2]s table 116

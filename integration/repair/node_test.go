@@ -1,10 +1,9 @@
-package heal
+package repair
 
 import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"net/netip"
 	"strings"
 	"testing"
@@ -137,29 +136,7 @@ func TestRestartWithdrawsNothing(t *testing.T) {
 func (f *fixture) probe(p *rig.Sandbox, to netip.Addr) (netip.Addr, error) {
 	ctx, cancel := context.WithTimeout(f.t.Context(), testkit.Timeout(3*time.Second))
 	defer cancel()
-	l, err := p.Listen(ctx, "tcp", netip.AddrPortFrom(to, 0).String())
-	if err != nil {
-		return netip.Addr{}, err
-	}
-	defer l.Close()
-	seen := make(chan net.Conn, 1)
-	go func() {
-		if c, err := l.Accept(); err == nil {
-			seen <- c
-		}
-	}()
-	conn, err := f.Dial(ctx, "tcp", l.Addr().String())
-	if err != nil {
-		return netip.Addr{}, err
-	}
-	defer conn.Close()
-	select {
-	case c := <-seen:
-		defer c.Close()
-		return c.RemoteAddr().(*net.TCPAddr).AddrPort().Addr().Unmap(), nil
-	case <-ctx.Done():
-		return netip.Addr{}, ctx.Err()
-	}
+	return p.Reach(ctx, to, f.Dial)
 }
 
 // awaitSources waits until the node's packets to its pods carry these addresses, or any other

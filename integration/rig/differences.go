@@ -25,36 +25,36 @@ const (
 	linkGroup                              = "1668245868" // 0x636f696c
 )
 
-// Audit compares record, kernel and API server with each other and with the ledger,
+// Differences compares record, kernel and API server with each other and with the ledger,
 // for each node, and returns every difference in words. Nothing may be in progress.
 // An error says that one of them couldn't be read.
-func (r *Rig) Audit(ctx context.Context) ([]string, error) {
+func (r *Rig) Differences(ctx context.Context) ([]string, error) {
 	var wrongs []string
 	var errs []error
 	for _, n := range r.Nodes() {
-		found, err := n.Audit(ctx)
+		found, err := n.Differences(ctx)
 		wrongs = append(wrongs, found...)
 		errs = append(errs, err)
 	}
-	found, err := r.auditBlocks(ctx)
+	found, err := r.blockDifferences(ctx)
 	return append(wrongs, found...), errors.Join(append(errs, err)...)
 }
 
-// AwaitClean waits until Audit finds no difference twice in a row; what the node does
+// AwaitClean waits until Differences finds no difference twice in a row; what the node does
 // in the background may take a moment. The error names the differences that remain.
 func (r *Rig) AwaitClean(ctx context.Context, within time.Duration) error {
-	return awaitClean(ctx, within, r.Audit)
+	return awaitClean(ctx, within, r.Differences)
 }
 
 // AwaitClean waits as that of Rig does for one node, while others may be busy.
 func (n *Node) AwaitClean(ctx context.Context, within time.Duration) error {
-	return awaitClean(ctx, within, n.Audit)
+	return awaitClean(ctx, within, n.Differences)
 }
 
-func awaitClean(ctx context.Context, within time.Duration, audit func(context.Context) ([]string, error)) error {
+func awaitClean(ctx context.Context, within time.Duration, differences func(context.Context) ([]string, error)) error {
 	deadline := time.Now().Add(testkit.Timeout(within))
 	for clean := 0; ; {
-		wrongs, err := audit(ctx)
+		wrongs, err := differences(ctx)
 		if err == nil && len(wrongs) == 0 {
 			if clean++; clean == 2 {
 				return nil
@@ -74,18 +74,18 @@ func awaitClean(ctx context.Context, within time.Duration, audit func(context.Co
 	}
 }
 
-// auditBlocks checks that no two blocks overlap and that each has a node.
-func (r *Rig) auditBlocks(ctx context.Context) ([]string, error) {
+// blockDifferences checks that no two blocks overlap and that each has a node.
+func (r *Rig) blockDifferences(ctx context.Context) ([]string, error) {
 	nodes := map[string]bool{}
 	for _, n := range r.Nodes() {
 		nodes[n.Name] = true
 	}
-	return r.AuditBlocks(ctx, labels.Everything(), func(node string) bool { return nodes[node] })
+	return r.BlockDifferences(ctx, labels.Everything(), func(node string) bool { return nodes[node] })
 }
 
-// AuditBlocks checks that no two AddressBlocks overlap, and that each of those that are
+// BlockDifferences checks that no two AddressBlocks overlap, and that each of those that are
 // selected is of a node that may have it. It may be called at any time.
-func (r *Rig) AuditBlocks(ctx context.Context, selected labels.Selector, may func(node string) bool) ([]string, error) {
+func (r *Rig) BlockDifferences(ctx context.Context, selected labels.Selector, may func(node string) bool) ([]string, error) {
 	blocks, err := r.Coil.CoilV2().AddressBlocks().List(ctx, metav1.ListOptions{})
 	if err != nil {
 		return nil, err
@@ -119,8 +119,8 @@ func (r *Rig) AuditBlocks(ctx context.Context, selected labels.Selector, may fun
 	return wrongs, nil
 }
 
-// Audit does the node's part of Rig.Audit.
-func (n *Node) Audit(ctx context.Context) ([]string, error) {
+// Differences does the node's part of Rig.Differences.
+func (n *Node) Differences(ctx context.Context) ([]string, error) {
 	s, err := n.look(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("look at %s: %w", n.Name, err)
