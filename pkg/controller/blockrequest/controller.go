@@ -130,10 +130,15 @@ type attempt struct {
 
 // New returns a controller that isn't running.
 func New(cfg Config) (*Controller, error) {
+	requests := kube.CacheOf[v2.BlockRequest](cfg.Requests.Informer())
+	blocks := kube.CacheOf[v2.AddressBlock](cfg.Blocks.Informer())
 	c := &Controller{
 		cfg:      cfg,
-		requests: kube.CacheOf[v2.BlockRequest](cfg.Requests.Informer()),
-		blocks:   kube.CacheOf[v2.AddressBlock](cfg.Blocks.Informer()),
+		requests: requests,
+		byUID:    requests.IndexBy(func(r *v2.BlockRequest) []string { return []string{string(r.UID)} }),
+		blocks:   blocks,
+		made:     blocks.IndexBy(requestOfBlock),
+		held:     blocks.IndexBy(holderOfBlock),
 		pools:    kube.CacheOf[v2.AddressPool](cfg.Pools.Informer()),
 		nodes:    kube.CacheOf[corev1.Node](cfg.Nodes.Informer()),
 		now:      time.Now,
@@ -148,25 +153,14 @@ func New(cfg Config) (*Controller, error) {
 		return cfg.Coil.CoilV2().AddressPools().Get(ctx, name, metav1.GetOptions{})
 	})
 	c.loop = reconcile.New("blockrequest", c.sync, cfg.LoopMetrics)
-	return c, c.register()
-}
-
-func (c *Controller) register() error {
-	var errs [3]error
-	c.byUID, errs[0] = c.requests.IndexBy("blockrequest-uid", func(r *v2.BlockRequest) []string { return []string{string(r.UID)} })
-	c.made, errs[1] = c.blocks.IndexBy("blockrequest-made", requestOfBlock)
-	c.held, errs[2] = c.blocks.IndexBy("blockrequest-held", holderOfBlock)
-	if err := errors.Join(errs[:]...); err != nil {
-		return err
-	}
 	var err error
 	c.synced, err = reconcile.Register(
-		reconcile.On(c.cfg.Blocks.Informer(), reconcile.Changes(c.blockChanged)),
-		reconcile.On(c.cfg.Requests.Informer(), reconcile.Handler(c.enqueue)),
-		reconcile.On(c.cfg.Pools.Informer(), reconcile.Changes(c.poolChanged)),
-		reconcile.On(c.cfg.Nodes.Informer(), reconcile.Changes(c.nodeChanged)),
+		reconcile.On(cfg.Blocks.Informer(), reconcile.Changes(c.blockChanged)),
+		reconcile.On(cfg.Requests.Informer(), reconcile.Handler(c.enqueue)),
+		reconcile.On(cfg.Pools.Informer(), reconcile.Changes(c.poolChanged)),
+		reconcile.On(cfg.Nodes.Informer(), reconcile.Changes(c.nodeChanged)),
 	)
-	return err
+	return c, err
 }
 
 func requestOfBlock(b *v2.AddressBlock) []string {
