@@ -39,6 +39,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -60,7 +61,9 @@ import (
 	"github.com/coil-net/coil/pkg/faultpoint"
 	"github.com/coil-net/coil/pkg/kube"
 	"github.com/coil-net/coil/pkg/plan"
+	"github.com/coil-net/coil/pkg/plan/pools"
 	"github.com/coil-net/coil/pkg/reconcile"
+	"github.com/coil-net/coil/pkg/syncmap"
 )
 
 // workers is the number of requests that are answered at once. It keeps an API server busy, whose writes take a few
@@ -98,10 +101,15 @@ type Controller struct {
 
 	ledger *ledger
 	reader *poolReader
-	// tellClaim is called with the pool of each claim that suspends one; nil is nobody.
+	// tellClaim is called with the pool of each claim that suspends one; it may be nil.
 	tellClaim func(pool string)
-	// active is false as long as another replica leads: nothing is queued then.
-	active atomic.Bool
+	// led is when this process began to lead; nil as long as another replica leads: nothing is queued then.
+	led atomic.Pointer[time.Time]
+	// claims has the last claim of each pool.
+	claims syncmap.Map[string, pools.Claims]
+	// refused are the claims that were refused for a reason that says nothing about other blocks, and when last.
+	// Nodes repeat them.
+	refused syncmap.Map[refusedClaim, time.Time]
 	// unseen are the blocks, by the UID of their request, that the API server had and
 	// the cache had not when this process began to lead. Fixed before the workers start.
 	unseen map[types.UID][]string
@@ -110,7 +118,7 @@ type Controller struct {
 	work map[string]*work
 }
 
-// work is what is known about a request without an answer.
+// work is the state of a request without an answer.
 type work struct {
 	uid  types.UID
 	seen time.Time
@@ -171,7 +179,7 @@ func requestOfBlock(b *v2.AddressBlock) []string {
 }
 
 func (c *Controller) enqueue(r *v2.BlockRequest) {
-	if !c.active.Load() {
+	if c.led.Load() == nil {
 		return
 	}
 	c.workOf(r) // notes the time
@@ -186,7 +194,7 @@ func (c *Controller) blockChanged(before, b *v2.AddressBlock) {
 		return
 	}
 	c.ledger.see(b)
-	if !c.active.Load() || b.DeletionTimestamp != nil {
+	if c.led.Load() == nil || b.DeletionTimestamp != nil {
 		return
 	}
 	for _, r := range c.byUID.Under(b.Labels[v2.LabelRequest]) {
@@ -217,9 +225,8 @@ func (c *Controller) Run(ctx context.Context) error {
 	if err := c.survey(ctx); err != nil {
 		return nil // ctx ended
 	}
-	c.ledger.lead()
-	c.active.Store(true)
-	defer c.active.Store(false)
+	c.led.Store(new(c.now()))
+	defer c.led.Store(nil)
 	for _, r := range c.requests.All() {
 		c.enqueue(r)
 	}
@@ -227,8 +234,8 @@ func (c *Controller) Run(ctx context.Context) error {
 }
 
 // LastIndex returns the index of the block that was carved last out of a pool by
-// this process, and false if there was none.
-func (c *Controller) LastIndex(p *v2.AddressPool) (int32, bool) {
+// this process, nil if there was none.
+func (c *Controller) LastIndex(p *v2.AddressPool) *int32 {
 	return c.ledger.lastIndex(p.Name, p.UID)
 }
 
@@ -236,7 +243,7 @@ func (c *Controller) LastIndex(p *v2.AddressPool) (int32, bool) {
 // It says so of each request that began before the cache showed the pool's deletion.
 func (c *Controller) Busy(pool string) bool { return c.ledger.busy(pool) }
 
-// workOf returns what is known about a request.
+// workOf returns the state of a request.
 func (c *Controller) workOf(r *v2.BlockRequest) *work {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -262,7 +269,7 @@ func (c *Controller) sync(ctx context.Context, name string) error {
 	}
 	w := c.workOf(r)
 	if has(r, v2.BlockRequestComplete) {
-		if err := c.dropSurplus(ctx, r, w.made); err != nil {
+		if err := c.dropSurplus(ctx, r, w); err != nil {
 			return err
 		}
 		c.forget(name)
@@ -310,6 +317,10 @@ func (c *Controller) complete(ctx context.Context, r *v2.BlockRequest, b *v2.Add
 // refuse answers a request that can't be fulfilled. The node makes another request
 // when it still needs a block later.
 func (c *Controller) refuse(ctx context.Context, r *v2.BlockRequest, no *refusal) error {
+	if r.Spec.Claim != "" && slices.Contains(repeated, no.reason) {
+		c.refused.DeleteFunc(func(_ refusedClaim, at time.Time) bool { return c.now().Sub(at) > contestLife })
+		c.refused.Set(refusedClaim{r.Spec.Claim, r.Spec.NodeName}, c.now())
+	}
 	answer := r.DeepCopy()
 	c.setCondition(answer, v2.BlockRequestFailed, no.reason, no.message)
 	_, err := c.cfg.Coil.CoilV2().BlockRequests().UpdateStatus(ctx, answer, metav1.UpdateOptions{})
@@ -338,10 +349,7 @@ func (c *Controller) setCondition(r *v2.BlockRequest, t v2.BlockRequestCondition
 
 // has says whether a condition of a request is True.
 func has(r *v2.BlockRequest, t v2.BlockRequestConditionType) bool {
-	for _, c := range r.Status.Conditions {
-		if c.Type == t && c.Status == corev1.ConditionTrue {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(r.Status.Conditions, func(c v2.BlockRequestCondition) bool {
+		return c.Type == t && c.Status == corev1.ConditionTrue
+	})
 }

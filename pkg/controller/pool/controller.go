@@ -57,8 +57,8 @@ const (
 
 // Carver creates blocks.
 type Carver interface {
-	// LastIndex returns the index carved last, and false if it isn't known.
-	LastIndex(*v2.AddressPool) (int32, bool)
+	// LastIndex returns the index carved last, nil if it isn't known.
+	LastIndex(*v2.AddressPool) *int32
 	// Busy says whether a block of the pool may be about to be created by a request
 	// that began before the cache showed the pool as it is now.
 	Busy(pool string) bool
@@ -209,14 +209,10 @@ func (c *Controller) drain(ctx context.Context, blocks []*v2.AddressBlock) error
 }
 
 func (c *Controller) facts(p *v2.AddressPool) pools.Facts {
-	f := pools.Facts{
-		Pool: p, Blocks: c.blocks.Under(p.Name), Claims: c.cfg.Carver.Claims(p.Name),
-		Pools: c.pools.All(), Nodes: c.nodes.All(), Services: c.services.All(), Now: c.now(),
+	return pools.Facts{
+		Pool: p, Blocks: c.blocks.Under(p.Name), Pools: c.pools.All(), Nodes: c.nodes.All(), Services: c.services.All(),
+		LastIndex: c.cfg.Carver.LastIndex(p), Claims: c.cfg.Carver.Claims(p.Name), Now: c.now(),
 	}
-	if i, ok := c.cfg.Carver.LastIndex(p); ok {
-		f.LastIndex = &i
-	}
-	return f
 }
 
 // release lets a deleted pool go, and says whether it went. The cache has no block

@@ -138,7 +138,7 @@ func terminating(blocks []*v2.AddressBlock) metav1.Condition {
 	return c
 }
 
-// overlapping says who else uses addresses of the pool.
+// overlapping names the other users of the pool's addresses.
 func overlapping(f Facts) metav1.Condition {
 	own := Prefixes(f.Pool)
 	overlaps := func(p netip.Prefix) bool { return slices.ContainsFunc(own, p.Overlaps) }
@@ -183,10 +183,17 @@ func overlapping(f Facts) metav1.Condition {
 func Prefixes(p *v2.AddressPool) []netip.Prefix {
 	var ps []netip.Prefix
 	for _, s := range p.Spec.Subnets {
-		for _, cidr := range []*string{s.IPv4, s.IPv6} {
-			if x, err := parsePrefix(cidr); err == nil && x.IsValid() {
-				ps = append(ps, x)
-			}
+		ps = append(ps, Valid(s.IPv4, s.IPv6)...)
+	}
+	return ps
+}
+
+// Valid returns the prefixes of a subnet, or of a block, that can be understood.
+func Valid(cidrs ...*string) []netip.Prefix {
+	var ps []netip.Prefix
+	for _, cidr := range cidrs {
+		if p, err := parsePrefix(cidr); err == nil && p.IsValid() {
+			ps = append(ps, p)
 		}
 	}
 	return ps
