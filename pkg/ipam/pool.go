@@ -9,6 +9,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"iter"
 	"net/netip"
 	"slices"
 )
@@ -170,21 +171,16 @@ func (p Pool) Block(index int32) (Block, error) {
 	return Block{}, fmt.Errorf("block %d is not within the %d blocks of the pool", index, p.Total())
 }
 
-// NextFree returns the first index after last, going round at the end of the
-// pool, that taken doesn't have; false when every index is taken. A negative last
-// starts at 0. A returned block is so carved again as late as possible.
-func (p Pool) NextFree(last int32, taken map[int32]struct{}) (int32, bool) {
-	total := p.Total()
-	if total == 0 {
-		return 0, false
-	}
-	start := (max(int64(last), -1) + 1) % total
-	// Of len(taken)+1 different indexes one is free.
-	for n := range min(total, int64(len(taken))+1) {
-		i := int32((start + n) % total)
-		if _, ok := taken[i]; !ok {
-			return i, true
+// Free yields the indexes that taken doesn't have: those after last, and those up to it. A negative last starts at 0.
+// A returned block is so carved again as late as possible.
+func (p Pool) Free(last int32, taken map[int32]struct{}) iter.Seq[int32] {
+	return func(yield func(int32) bool) {
+		start, total := max(int64(last), -1)+1, p.Total()
+		for n := range total {
+			i := int32((start + n) % total)
+			if _, ok := taken[i]; !ok && !yield(i) {
+				return
+			}
 		}
 	}
-	return 0, false
 }

@@ -1,9 +1,11 @@
 package ipam_test
 
 import (
+	"iter"
 	"math"
 	"math/rand/v2"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 
@@ -102,8 +104,8 @@ func TestZeroPoolHasNoBlocks(t *testing.T) {
 	if _, err := p.Block(0); err == nil {
 		t.Error("Block(0) is no error")
 	}
-	if i, ok := p.NextFree(-1, nil); ok {
-		t.Errorf("NextFree() = %d", i)
+	if i, ok := nextFree(p, -1, nil); ok {
+		t.Errorf("index %d is free", i)
 	}
 }
 
@@ -231,6 +233,20 @@ func TestAppendedSubnetKeepsIndexes(t *testing.T) {
 	}
 }
 
+// nextFree returns the first free index after last; false if there is none.
+func nextFree(p ipam.Pool, last int32, taken map[int32]struct{}) (int32, bool) {
+	next, stop := iter.Pull(p.Free(last, taken))
+	defer stop()
+	return next()
+}
+
+func TestFreeGoesRoundOnce(t *testing.T) {
+	p := mustPool(t, 0, subnet("10.0.0.0/30", ""), subnet("10.0.1.0/31", ""))
+	if got, want := slices.Collect(p.Free(3, map[int32]struct{}{1: {}, 5: {}})), []int32{4, 0, 2, 3}; !slices.Equal(got, want) {
+		t.Errorf("free are %v, want %v", got, want)
+	}
+}
+
 func TestNextFree(t *testing.T) {
 	taken := func(is ...int32) map[int32]struct{} {
 		m := map[int32]struct{}{}
@@ -265,17 +281,17 @@ func TestNextFree(t *testing.T) {
 		{"round at the end of the numbers", huge, math.MaxInt32, taken(0), 1, true},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			if i, ok := tc.pool.NextFree(tc.last, tc.taken); i != tc.want || ok != tc.ok {
-				t.Errorf("NextFree(%d) = %d, %t; want %d, %t", tc.last, i, ok, tc.want, tc.ok)
+			if i, ok := nextFree(tc.pool, tc.last, tc.taken); i != tc.want || ok != tc.ok {
+				t.Errorf("the first free one after %d is %d, %t; want %d, %t", tc.last, i, ok, tc.want, tc.ok)
 			}
 		})
 	}
 }
 
-// TestNextFreeHistories carves and returns blocks at random and compares with a
+// TestFreeHistories carves and returns blocks at random and compares with a
 // model that looks at each index: never one that is taken, and of the free ones
 // always the one that comes soonest after the last.
-func TestNextFreeHistories(t *testing.T) {
+func TestFreeHistories(t *testing.T) {
 	for seed := range uint64(50) {
 		r := rand.New(rand.NewPCG(seed, 7))
 		p := mustPool(t, 0, subnet("10.0.0.0/28", ""), subnet("10.1.0.0/30", ""), subnet("10.2.0.0/32", ""))
@@ -297,9 +313,9 @@ func TestNextFreeHistories(t *testing.T) {
 					want, wantOK = i, true
 				}
 			}
-			i, ok := p.NextFree(last, taken)
+			i, ok := nextFree(p, last, taken)
 			if i != want || ok != wantOK {
-				t.Fatalf("seed %d: NextFree(%d, %v) = %d, %t; want %d, %t", seed, last, taken, i, ok, want, wantOK)
+				t.Fatalf("seed %d: the first free one after %d, with %v taken, is %d, %t; want %d, %t", seed, last, taken, i, ok, want, wantOK)
 			}
 			if ok {
 				taken[i] = struct{}{}
@@ -315,7 +331,7 @@ func TestReturnedBlockIsCarvedLast(t *testing.T) {
 	last := int32(-1)
 	var order []int32
 	for range 3 * p.Total() {
-		i, ok := p.NextFree(last, taken)
+		i, ok := nextFree(p, last, taken)
 		if !ok {
 			t.Fatal("no block although each one is returned at once")
 		}
@@ -347,9 +363,9 @@ func FuzzPool(f *testing.F) {
 		if p.Total() < 1 || p.Total() > ipam.MaxBlocks {
 			t.Fatalf("%v has %d blocks", s, p.Total())
 		}
-		i, ok := p.NextFree(last, map[int32]struct{}{0: {}, index: {}})
+		i, ok := nextFree(p, last, map[int32]struct{}{0: {}, index: {}})
 		if ok && (i < 0 || int64(i) >= p.Total() || i == 0 || i == index) {
-			t.Fatalf("NextFree(%d) = %d of %d blocks", last, i, p.Total())
+			t.Fatalf("the first free one after %d is %d of %d blocks", last, i, p.Total())
 		}
 		b, err := p.Block(index)
 		if (err == nil) != (index >= 0 && int64(index) < p.Total()) {

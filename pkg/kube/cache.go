@@ -1,6 +1,8 @@
 package kube
 
 import (
+	"fmt"
+
 	"k8s.io/client-go/tools/cache"
 )
 
@@ -31,16 +33,17 @@ type Index[T any] struct {
 
 func (c Cache[T]) index(name string) Index[T] { return Index[T]{c.Indexer, name} }
 
-// IndexBy adds an index to the cache, in which each object is under the keys that a function returns. The name is
-// the index's alone.
-func (c Cache[T]) IndexBy(name string, keys func(*T) []string) (Index[T], error) {
-	err := c.AddIndexers(cache.Indexers{name: func(obj any) ([]string, error) {
+// IndexBy adds an index to the cache, in which each object is under the keys that a function returns.
+func (c Cache[T]) IndexBy(keys func(*T) []string) Index[T] {
+	name := fmt.Sprintf("index %d", len(c.GetIndexers()))
+	// The only error is that there is an index of the name.
+	_ = c.AddIndexers(cache.Indexers{name: func(obj any) ([]string, error) {
 		if o, ok := obj.(*T); ok {
 			return keys(o), nil
 		}
 		return nil, nil
 	}})
-	return c.index(name), err
+	return c.index(name)
 }
 
 // Under returns the objects under a key.

@@ -13,8 +13,7 @@ import (
 
 func TestCache(t *testing.T) {
 	c := Cache[corev1.Pod]{cache.NewIndexer(cache.MetaNamespaceKeyFunc, cache.Indexers{cache.NamespaceIndex: cache.MetaNamespaceIndexFunc})}
-	byNode, err := c.IndexBy("node", func(p *corev1.Pod) []string { return []string{p.Spec.NodeName} })
-	testkit.Check(t, err)
+	byNode := c.IndexBy(func(p *corev1.Pod) []string { return []string{p.Spec.NodeName} })
 	for name, node := range map[string]string{"a": "one", "b": "one", "c": "two"} {
 		pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "apps", Name: name}, Spec: corev1.PodSpec{NodeName: node}}
 		testkit.Check(t, c.Add(pod))
@@ -39,7 +38,8 @@ func TestCache(t *testing.T) {
 	if keys := byNode.Keys(); !slices.Equal(slices.Sorted(slices.Values(keys)), []string{"one", "two"}) {
 		t.Errorf("nodes %q", keys)
 	}
-	if _, err := c.IndexBy("node", func(*corev1.Pod) []string { return nil }); err == nil {
-		t.Error("two indexes have the same name")
+	byName := c.IndexBy(func(p *corev1.Pod) []string { return []string{p.Name} })
+	if n, nodes := len(byName.Under("a")), len(byNode.Under("one")); n != 1 || nodes != 2 {
+		t.Errorf("with a second index: %d pods of the name a, %d on node one", n, nodes)
 	}
 }

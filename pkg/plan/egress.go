@@ -52,9 +52,6 @@ func RouterOf(l map[string]string) (egress string, ok bool) {
 	return egress, egress != "" && l[labelName] == nameCoil && l[labelComponent] == componentEgress
 }
 
-// RouterLabelKeys are the keys of RouterLabels.
-func RouterLabelKeys() []string { return []string{labelName, labelInstance, labelComponent} }
-
 // MostEgresses is how many Egresses a pod may use.
 const MostEgresses = 64
 

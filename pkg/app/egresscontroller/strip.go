@@ -43,11 +43,8 @@ func stripPod(p *corev1.Pod) *corev1.Pod {
 		kept.Spec.HostNetwork = p.Spec.HostNetwork
 		kept.Status.Phase, kept.Status.PodIPs = p.Status.Phase, p.Status.PodIPs
 	}
-	if _, ok := plan.RouterOf(p.Labels); ok { // a router, which is asked, or of which is told why it isn't ready
-		kept.Labels = map[string]string{}
-		for _, k := range plan.RouterLabelKeys() {
-			kept.Labels[k] = p.Labels[k]
-		}
+	if egress, ok := plan.RouterOf(p.Labels); ok { // a router, which is asked, or of which is told why it isn't ready
+		kept.Labels = plan.RouterLabels(egress)
 		for _, c := range p.Spec.Containers {
 			if c.Name == v2.EgressContainerName {
 				kept.Spec.Containers = []corev1.Container{{Name: c.Name, Ports: c.Ports}}

@@ -37,6 +37,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/wait"
 	coreinformers "k8s.io/client-go/informers/core/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/cache"
@@ -107,12 +108,8 @@ func New(cfg Config) (*Controller, error) {
 		nodes:  kube.CacheOf[corev1.Node](cfg.Nodes.Informer()),
 		now:    time.Now,
 	}
+	c.byNode = c.blocks.IndexBy(func(b *v2.AddressBlock) []string { return []string{b.Labels[v2.LabelNode]} })
 	c.loop = reconcile.New("blockgc", c.sync, cfg.LoopMetrics)
-	var err error
-	c.byNode, err = c.blocks.IndexBy("blockgc-node", func(b *v2.AddressBlock) []string { return []string{b.Labels[v2.LabelNode]} })
-	if err != nil {
-		return nil, err
-	}
 	synced, err := reconcile.Register(
 		reconcile.On(cfg.Blocks.Informer(), reconcile.Changes(c.blockChanged)),
 		// Heartbeats don't matter, only that a Node comes or goes.
@@ -180,18 +177,7 @@ func (c *Controller) Run(ctx context.Context) error {
 	defer c.active.Store(false)
 	var wg sync.WaitGroup
 	defer wg.Wait()
-	wg.Go(func() {
-		tick := time.NewTicker(c.cfg.Interval)
-		defer tick.Stop()
-		for {
-			c.all(ctx)
-			select {
-			case <-tick.C:
-			case <-ctx.Done():
-				return
-			}
-		}
-	})
+	wg.Go(func() { wait.NonSlidingUntilWithContext(ctx, c.all, c.cfg.Interval) })
 	return c.loop.Run(ctx, workers)
 }
 

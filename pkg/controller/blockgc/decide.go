@@ -23,8 +23,8 @@ const (
 
 // decide says what to do with a block whose node is as the API server has it now;
 // nil if there is none of the name. seen is since when this process has seen the block in quarantine, and no Node that
-// may use it: what was noted on it is by the clock of another machine, perhaps, and of an earlier deletion. wait is when to look again, 0 for
-// "on a change".
+// may use it: the note on the block may be by the clock of another machine, and of an earlier deletion. wait is when to
+// look again, 0 for "on a change".
 func decide(b *v2.AddressBlock, node *corev1.Node, seen, now time.Time, period time.Duration) (a action, wait time.Duration) {
 	if b.Labels[v2.LabelReserved] == v2.ReservedValue || node != nil && !disowned(b, node) {
 		return leave, 0

@@ -1,6 +1,7 @@
 package blockrequest
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -36,7 +37,7 @@ const maxCollisions = 8
 // or a new one. The error is a *refusal if there can be none.
 func (c *Controller) obtain(ctx context.Context, r *v2.BlockRequest, w *work) (*v2.AddressBlock, error) {
 	if r.Spec.Claim != "" {
-		return c.claimed(ctx, r, w)
+		return c.claim(ctx, r, w)
 	}
 	for _, name := range c.madeFor(r, w) {
 		b, err := c.ours(ctx, r, name)
@@ -68,8 +69,8 @@ func (c *Controller) obtain(ctx context.Context, r *v2.BlockRequest, w *work) (*
 	return c.carve(ctx, r, w, pool, p, h)
 }
 
-// madeFor returns the names of blocks that may have been made for a request, the
-// same one first for whoever asks.
+// madeFor returns the names of blocks that may have been made for a request, in the
+// same order each time.
 func (c *Controller) madeFor(r *v2.BlockRequest, w *work) []string {
 	names := slices.Clone(c.unseen[r.UID])
 	for _, b := range c.cachedFor(r) {
@@ -216,10 +217,8 @@ func (c *Controller) carve(ctx context.Context, r *v2.BlockRequest, w *work, poo
 // may have got its addresses when its mark has ended, and a pool that was made again may
 // not have them.
 func (c *Controller) next(w *work, pool *v2.AddressPool, p ipam.Pool, node string) (candidate, error) {
-	if a := w.attempt; a != nil && a.pool == pool.UID {
-		if cand, ok := c.ledger.renew(pool.Name, a.candidate); ok {
-			return cand, nil
-		}
+	if a := w.attempt; a != nil && a.pool == pool.UID && c.ledger.renew(pool.Name, a.candidate) {
+		return a.candidate, nil
 	}
 	return c.ledger.pick(pool.Name, p, node)
 }
@@ -232,15 +231,8 @@ func (c *Controller) answered(r *v2.BlockRequest) bool {
 
 // dropSurplus deletes the blocks that were made for a request in vain, after
 // another one became its answer.
-func (c *Controller) dropSurplus(ctx context.Context, r *v2.BlockRequest, made string) error {
-	var names []string
-	for _, b := range c.cachedFor(r) {
-		names = append(names, b.Name)
-	}
-	if made != "" && !slices.Contains(names, made) {
-		names = append(names, made)
-	}
-	for _, name := range names {
+func (c *Controller) dropSurplus(ctx context.Context, r *v2.BlockRequest, w *work) error {
+	for _, name := range c.madeFor(r, w) {
 		if name == r.Status.AddressBlockName {
 			continue
 		}
@@ -267,24 +259,15 @@ func (c *Controller) requestVanished(ctx context.Context, r *v2.BlockRequest, b 
 	if err != nil {
 		return fmt.Errorf("list the blocks made for BlockRequest %s: %w", r.Name, err)
 	}
-	first := b
-	for i, o := range l.Items {
-		if o.UID != b.UID && o.DeletionTimestamp == nil && older(&o, first) {
-			first = &l.Items[i]
-		}
-	}
-	if first == b {
+	kept := slices.DeleteFunc(l.Items, func(o v2.AddressBlock) bool { return o.DeletionTimestamp != nil })
+	// Every controller finds the same block the oldest.
+	oldest := slices.MinFunc(append(kept, *b), func(a, b v2.AddressBlock) int {
+		return cmp.Or(a.CreationTimestamp.Compare(b.CreationTimestamp.Time), strings.Compare(a.Name, b.Name))
+	})
+	if oldest.UID == b.UID {
 		return nil
 	}
 	return c.deleteBlock(ctx, b)
-}
-
-// older orders blocks the same way for every controller.
-func older(a, b *v2.AddressBlock) bool {
-	if !a.CreationTimestamp.Equal(&b.CreationTimestamp) {
-		return a.CreationTimestamp.Before(&b.CreationTimestamp)
-	}
-	return a.Name < b.Name
 }
 
 // deleteBlock marks a block deleted if it is as it was read. Its node removes it

@@ -19,16 +19,17 @@ import (
 // repeated are the reasons with which a claim is refused again and again, and that say nothing about other blocks.
 var repeated = []string{v2.ReasonBlockTaken, v2.ReasonNodeLimit, v2.ReasonNodeAddress}
 
-// claimed returns the block that a node holds by its own record: the one that exists, else it is
-// made again.
-func (c *Controller) claimed(ctx context.Context, r *v2.BlockRequest, w *work) (*v2.AddressBlock, error) {
-	b, err := c.claim(ctx, r, w)
-	if no := (*refusal)(nil); errors.As(err, &no) && slices.Contains(repeated, no.reason) {
-		c.ledger.refuseClaim(r.Spec.Claim, r.Spec.NodeName)
-	}
-	return b, err
+// refusedClaim is the claim of a block by a node.
+type refusedClaim struct{ block, node string }
+
+// wasRefused says whether a claim was refused a while ago.
+func (c *Controller) wasRefused(block, node string) bool {
+	at, ok := c.refused.Find(refusedClaim{block, node})
+	return ok && c.now().Sub(at) <= contestLife
 }
 
+// claim returns the block that a node holds by its own record: the one that exists, else it is
+// made again.
 func (c *Controller) claim(ctx context.Context, r *v2.BlockRequest, w *work) (*v2.AddressBlock, error) {
 	name := r.Spec.Claim
 	b, err := c.cfg.Coil.CoilV2().AddressBlocks().Get(ctx, name, metav1.GetOptions{})
@@ -116,7 +117,13 @@ func blockNamed(pool *v2.AddressPool, name string) (int32, ipam.Block, error) {
 }
 
 // Claims returns the last claim of a block of a pool, and since when this process leads.
-func (c *Controller) Claims(pool string) pools.Claims { return c.ledger.claimsOf(pool) }
+func (c *Controller) Claims(pool string) pools.Claims {
+	claims := c.claims.Get(pool)
+	if led := c.led.Load(); led != nil {
+		claims.Led = *led
+	}
+	return claims
+}
 
 // OnClaim makes the controller tell of each claim that suspends a pool.
 func (c *Controller) OnClaim(tell func(pool string)) { c.tellClaim = tell }
@@ -135,12 +142,14 @@ func (c *Controller) noteClaim(r *v2.BlockRequest) {
 	c.suspend(r)
 }
 
-// suspend keeps the pool of a claim from being carved from.
+// suspend keeps the pool of a claim from being carved from. The pool may not exist: one that is made again, as after a
+// restore, has blocks that are claimed.
 func (c *Controller) suspend(r *v2.BlockRequest) {
-	if c.ledger.wasRefused(r.Spec.Claim, r.Spec.NodeName) {
+	if c.wasRefused(r.Spec.Claim, r.Spec.NodeName) {
 		return
 	}
-	c.ledger.noteClaim(r.Spec.PoolName, r.Spec.NodeName)
+	c.claims.DeleteFunc(func(_ string, last pools.Claims) bool { return c.now().Sub(last.Last) >= pools.SuspendFor })
+	c.claims.Set(r.Spec.PoolName, pools.Claims{Node: r.Spec.NodeName, Last: c.now()})
 	if c.tellClaim != nil {
 		c.tellClaim(r.Spec.PoolName)
 	}

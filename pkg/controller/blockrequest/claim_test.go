@@ -108,7 +108,7 @@ func TestClaimOfANodesAddress(t *testing.T) {
 				t.Errorf("%d blocks were made", len(api.blocks))
 			}
 			// It is repeated, which suspends nothing. Pods may use the block, so nobody else gets it when the Node goes.
-			if !r.ledger.wasRefused(tt.claim, "node") {
+			if !r.wasRefused(tt.claim, "node") {
 				t.Error("the claim suspends the pool each time")
 			}
 			if _, ok := r.ledger.contested[tt.claim]; !ok {

@@ -39,6 +39,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -60,7 +61,9 @@ import (
 	"github.com/coil-net/coil/pkg/faultpoint"
 	"github.com/coil-net/coil/pkg/kube"
 	"github.com/coil-net/coil/pkg/plan"
+	"github.com/coil-net/coil/pkg/plan/pools"
 	"github.com/coil-net/coil/pkg/reconcile"
+	"github.com/coil-net/coil/pkg/syncmap"
 )
 
 // workers is the number of requests that are answered at once. It keeps an API server busy, whose writes take a few
@@ -98,10 +101,15 @@ type Controller struct {
 
 	ledger *ledger
 	reader *poolReader
-	// tellClaim is called with the pool of each claim that suspends one; nil is nobody.
+	// tellClaim is called with the pool of each claim that suspends one; it may be nil.
 	tellClaim func(pool string)
-	// active is false as long as another replica leads: nothing is queued then.
-	active atomic.Bool
+	// led is when this process began to lead; nil as long as another replica leads: nothing is queued then.
+	led atomic.Pointer[time.Time]
+	// claims has the last claim of each pool.
+	claims syncmap.Map[string, pools.Claims]
+	// refused are the claims that were refused for a reason that says nothing about other blocks, and when last.
+	// Nodes repeat them.
+	refused syncmap.Map[refusedClaim, time.Time]
 	// unseen are the blocks, by the UID of their request, that the API server had and
 	// the cache had not when this process began to lead. Fixed before the workers start.
 	unseen map[types.UID][]string
@@ -110,7 +118,7 @@ type Controller struct {
 	work map[string]*work
 }
 
-// work is what is known about a request without an answer.
+// work is the state of a request without an answer.
 type work struct {
 	uid  types.UID
 	seen time.Time
@@ -130,10 +138,15 @@ type attempt struct {
 
 // New returns a controller that isn't running.
 func New(cfg Config) (*Controller, error) {
+	requests := kube.CacheOf[v2.BlockRequest](cfg.Requests.Informer())
+	blocks := kube.CacheOf[v2.AddressBlock](cfg.Blocks.Informer())
 	c := &Controller{
 		cfg:      cfg,
-		requests: kube.CacheOf[v2.BlockRequest](cfg.Requests.Informer()),
-		blocks:   kube.CacheOf[v2.AddressBlock](cfg.Blocks.Informer()),
+		requests: requests,
+		byUID:    requests.IndexBy(func(r *v2.BlockRequest) []string { return []string{string(r.UID)} }),
+		blocks:   blocks,
+		made:     blocks.IndexBy(requestOfBlock),
+		held:     blocks.IndexBy(holderOfBlock),
 		pools:    kube.CacheOf[v2.AddressPool](cfg.Pools.Informer()),
 		nodes:    kube.CacheOf[corev1.Node](cfg.Nodes.Informer()),
 		now:      time.Now,
@@ -148,25 +161,14 @@ func New(cfg Config) (*Controller, error) {
 		return cfg.Coil.CoilV2().AddressPools().Get(ctx, name, metav1.GetOptions{})
 	})
 	c.loop = reconcile.New("blockrequest", c.sync, cfg.LoopMetrics)
-	return c, c.register()
-}
-
-func (c *Controller) register() error {
-	var errs [3]error
-	c.byUID, errs[0] = c.requests.IndexBy("blockrequest-uid", func(r *v2.BlockRequest) []string { return []string{string(r.UID)} })
-	c.made, errs[1] = c.blocks.IndexBy("blockrequest-made", requestOfBlock)
-	c.held, errs[2] = c.blocks.IndexBy("blockrequest-held", holderOfBlock)
-	if err := errors.Join(errs[:]...); err != nil {
-		return err
-	}
 	var err error
 	c.synced, err = reconcile.Register(
-		reconcile.On(c.cfg.Blocks.Informer(), reconcile.Changes(c.blockChanged)),
-		reconcile.On(c.cfg.Requests.Informer(), reconcile.Handler(c.enqueue)),
-		reconcile.On(c.cfg.Pools.Informer(), reconcile.Changes(c.poolChanged)),
-		reconcile.On(c.cfg.Nodes.Informer(), reconcile.Changes(c.nodeChanged)),
+		reconcile.On(cfg.Blocks.Informer(), reconcile.Changes(c.blockChanged)),
+		reconcile.On(cfg.Requests.Informer(), reconcile.Handler(c.enqueue)),
+		reconcile.On(cfg.Pools.Informer(), reconcile.Changes(c.poolChanged)),
+		reconcile.On(cfg.Nodes.Informer(), reconcile.Changes(c.nodeChanged)),
 	)
-	return err
+	return c, err
 }
 
 func requestOfBlock(b *v2.AddressBlock) []string {
@@ -177,7 +179,7 @@ func requestOfBlock(b *v2.AddressBlock) []string {
 }
 
 func (c *Controller) enqueue(r *v2.BlockRequest) {
-	if !c.active.Load() {
+	if c.led.Load() == nil {
 		return
 	}
 	c.workOf(r) // notes the time
@@ -192,7 +194,7 @@ func (c *Controller) blockChanged(before, b *v2.AddressBlock) {
 		return
 	}
 	c.ledger.see(b)
-	if !c.active.Load() || b.DeletionTimestamp != nil {
+	if c.led.Load() == nil || b.DeletionTimestamp != nil {
 		return
 	}
 	for _, r := range c.byUID.Under(b.Labels[v2.LabelRequest]) {
@@ -223,9 +225,8 @@ func (c *Controller) Run(ctx context.Context) error {
 	if err := c.survey(ctx); err != nil {
 		return nil // ctx ended
 	}
-	c.ledger.lead()
-	c.active.Store(true)
-	defer c.active.Store(false)
+	c.led.Store(new(c.now()))
+	defer c.led.Store(nil)
 	for _, r := range c.requests.All() {
 		c.enqueue(r)
 	}
@@ -233,8 +234,8 @@ func (c *Controller) Run(ctx context.Context) error {
 }
 
 // LastIndex returns the index of the block that was carved last out of a pool by
-// this process, and false if there was none.
-func (c *Controller) LastIndex(p *v2.AddressPool) (int32, bool) {
+// this process, nil if there was none.
+func (c *Controller) LastIndex(p *v2.AddressPool) *int32 {
 	return c.ledger.lastIndex(p.Name, p.UID)
 }
 
@@ -242,7 +243,7 @@ func (c *Controller) LastIndex(p *v2.AddressPool) (int32, bool) {
 // It says so of each request that began before the cache showed the pool's deletion.
 func (c *Controller) Busy(pool string) bool { return c.ledger.busy(pool) }
 
-// workOf returns what is known about a request.
+// workOf returns the state of a request.
 func (c *Controller) workOf(r *v2.BlockRequest) *work {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -268,7 +269,7 @@ func (c *Controller) sync(ctx context.Context, name string) error {
 	}
 	w := c.workOf(r)
 	if r.TrueCondition(v2.BlockRequestComplete) != nil {
-		if err := c.dropSurplus(ctx, r, w.made); err != nil {
+		if err := c.dropSurplus(ctx, r, w); err != nil {
 			return err
 		}
 		c.forget(name)
@@ -316,6 +317,10 @@ func (c *Controller) complete(ctx context.Context, r *v2.BlockRequest, b *v2.Add
 // refuse answers a request that can't be fulfilled. The node makes another request
 // when it still needs a block later.
 func (c *Controller) refuse(ctx context.Context, r *v2.BlockRequest, no *refusal) error {
+	if r.Spec.Claim != "" && slices.Contains(repeated, no.reason) {
+		c.refused.DeleteFunc(func(_ refusedClaim, at time.Time) bool { return c.now().Sub(at) > contestLife })
+		c.refused.Set(refusedClaim{r.Spec.Claim, r.Spec.NodeName}, c.now())
+	}
 	answer := r.DeepCopy()
 	c.setCondition(answer, v2.BlockRequestFailed, no.reason, no.message)
 	_, err := c.cfg.Coil.CoilV2().BlockRequests().UpdateStatus(ctx, answer, metav1.UpdateOptions{})

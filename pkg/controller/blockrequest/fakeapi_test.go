@@ -235,7 +235,7 @@ func newReplica(t *testing.T, api *fakeAPI, delivered int, nodes ...*corev1.Node
 	if err != nil {
 		t.Fatal(err)
 	}
-	c.active.Store(true)
+	c.led.Store(new(c.now()))
 	r := &replica{
 		Controller: c, api: api, events: recorder,
 		pools: coilInformers.AddressPools().Informer().GetIndexer(), nodes: nodeInformer.Informer().GetIndexer(),
@@ -252,7 +252,6 @@ func newReplica(t *testing.T, api *fakeAPI, delivered int, nodes ...*corev1.Node
 	for r.delivered < delivered {
 		r.deliver(t)
 	}
-	r.ledger.lead()
 	return r
 }
 

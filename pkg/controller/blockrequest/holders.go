@@ -11,8 +11,8 @@ import (
 
 // holders are objects with the prefixes that each has. The zero holders is empty.
 type holders struct {
-	by    map[string][]netip.Prefix // by name
-	names bart.Table[[]string]      // by prefix; most prefixes have one holder
+	by     map[string][]netip.Prefix // by name
+	number bart.Table[int]           // of the holders of a prefix
 }
 
 // hold replaces the prefixes of a name.
@@ -21,17 +21,14 @@ func (h *holders) hold(name string, ps []netip.Prefix) {
 		return // as with most updates, which are about usage
 	}
 	for _, p := range h.by[name] {
-		h.names.Modify(p, func(names []string, _ bool) (_ []string, none bool) {
-			names = slices.DeleteFunc(names, func(other string) bool { return other == name })
-			return names, len(names) == 0
-		})
+		h.number.Modify(p, func(n int, _ bool) (_ int, none bool) { return n - 1, n == 1 })
 	}
 	delete(h.by, name)
 	if len(ps) == 0 {
 		return
 	}
 	for _, p := range ps {
-		h.names.Modify(p, func(names []string, _ bool) (_ []string, none bool) { return append(names, name), false })
+		h.number.Modify(p, func(n int, _ bool) (_ int, none bool) { return n + 1, false })
 	}
 	if h.by == nil {
 		h.by = map[string][]netip.Prefix{}
@@ -41,5 +38,5 @@ func (h *holders) hold(name string, ps []netip.Prefix) {
 
 // overlap says whether a holder has an address of the block.
 func (h *holders) overlap(b ipam.Block) bool {
-	return slices.ContainsFunc(b.Prefixes(), h.names.OverlapsPrefix)
+	return slices.ContainsFunc(b.Prefixes(), h.number.OverlapsPrefix)
 }

@@ -23,9 +23,9 @@ const markLife = time.Minute
 // an existing block covers no more than this many of the smallest size.
 const maxSkipped = 1 << ipam.MaxBlockSizeBits
 
-// ledger is what this process believes about the blocks of all pools: the cache of
-// blocks and, before their events come, those that it made or ran into. It only
-// chooses the candidates; creating the block is what takes it.
+// ledger is this process's view of the blocks of all pools: the cache of blocks
+// and, before their events come, the blocks that it made or ran into. It only
+// chooses the candidates; creating a block takes it.
 type ledger struct {
 	now func() time.Time
 
@@ -33,15 +33,10 @@ type ledger struct {
 	mu     sync.Mutex
 	pools  map[string]*account
 	blocks holders
-	nodes  holders                 // their own addresses, which no pod can have
-	led    time.Time               // when this process began to lead
-	claims map[string]pools.Claims // by pool
+	nodes  holders // their own addresses, which no pod can have
 	// contested are blocks, by name, that one node claims and another one holds. When the latter gives
 	// one back, nobody but the former may have it.
 	contested map[string]contest
-	// refused are the claims, by node and block, that were refused for a reason that says nothing about
-	// other blocks, and when last. Nodes repeat them.
-	refused map[[2]string]time.Time
 }
 
 // contestLife is longer than a node takes to claim a block again that it was refused.
@@ -63,7 +58,7 @@ type account struct {
 	// taken are the indexes whose names are taken, marks those of them that no event
 	// has shown yet.
 	taken map[int32]struct{}
-	marks map[int32]mark
+	marks map[int32]*mark
 	// busy counts the requests that may be creating a block.
 	busy int
 }
@@ -75,14 +70,14 @@ type mark struct {
 }
 
 func newLedger(now func() time.Time) *ledger {
-	return &ledger{now: now, pools: map[string]*account{}, claims: map[string]pools.Claims{}, contested: map[string]contest{}, refused: map[[2]string]time.Time{}}
+	return &ledger{now: now, pools: map[string]*account{}, contested: map[string]contest{}}
 }
 
 // account must be called with mu held.
 func (l *ledger) account(pool string) *account {
 	a := l.pools[pool]
 	if a == nil {
-		a = &account{last: -1, taken: map[int32]struct{}{}, marks: map[int32]mark{}}
+		a = &account{last: -1, taken: map[int32]struct{}{}, marks: map[int32]*mark{}}
 		l.pools[pool] = a
 	}
 	return a
@@ -173,24 +168,23 @@ func (l *ledger) busy(pool string) bool {
 	return a != nil && a.busy > 0
 }
 
-// lastIndex returns the index that was carved last, and false if this process has
-// carved none of the pool.
-func (l *ledger) lastIndex(pool string, uid types.UID) (int32, bool) {
+// lastIndex returns the index that was carved last, nil if this process has carved
+// none of the pool.
+func (l *ledger) lastIndex(pool string, uid types.UID) *int32 {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	a := l.pools[pool]
 	if a == nil || a.uid != uid || a.last < 0 {
-		return 0, false
+		return nil
 	}
-	return a.last, true
+	return new(a.last)
 }
 
 // candidate is a block of a pool that seems to be free.
 type candidate struct {
 	index int32
 	block ipam.Block
-	// marked is when the ledger marked it.
-	marked time.Time
+	mark  *mark
 }
 
 // noneFree is why a pool has no candidate.
@@ -216,16 +210,10 @@ func (l *ledger) pick(pool string, p ipam.Pool, node string) (candidate, error) 
 	a := l.account(pool)
 	l.expire(pool, a)
 	l.expireContests()
-	var skipped []int32
-	defer func() {
-		for _, i := range skipped {
-			delete(a.taken, i)
-		}
-	}()
-	last := a.last
-	for len(skipped) < maxSkipped {
-		index, ok := p.NextFree(last, a.taken)
-		if !ok {
+	last, skipped := a.last, 0
+	for index := range p.Free(last, a.taken) {
+		if skipped == maxSkipped {
+			a.last = last // the next request goes on from here
 			break
 		}
 		b, err := p.Block(index)
@@ -236,14 +224,10 @@ func (l *ledger) pick(pool string, p ipam.Pool, node string) (candidate, error) 
 			a.last = index
 			return candidate{index, b, l.mark(pool, index, node, b.Prefixes())}, nil
 		}
-		a.taken[index] = struct{}{}
-		skipped = append(skipped, index)
 		last = index
+		skipped++
 	}
-	if len(skipped) == maxSkipped {
-		a.last = last // the next request goes on from here
-	}
-	return candidate{}, &noneFree{total: p.Total(), overlapping: len(skipped)}
+	return candidate{}, &noneFree{total: p.Total(), overlapping: skipped}
 }
 
 // claim marks a block that a node holds already and that doesn't exist, and returns false if another one
@@ -299,73 +283,30 @@ func (l *ledger) contest(block, node string) {
 	}
 }
 
-// refuseClaim notes that a node was refused a claim.
-func (l *ledger) refuseClaim(block, node string) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.refused[[2]string{node, block}] = l.now()
-}
-
-// wasRefused says whether a node was refused a claim a while ago.
-func (l *ledger) wasRefused(block, node string) bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.expireContests()
-	_, ok := l.refused[[2]string{node, block}]
-	return ok
-}
-
 // expireContests must be called with mu held.
 func (l *ledger) expireContests() {
 	maps.DeleteFunc(l.contested, func(_ string, c contest) bool { return l.now().Sub(c.at) > contestLife })
-	maps.DeleteFunc(l.refused, func(_ [2]string, at time.Time) bool { return l.now().Sub(at) > contestLife })
 }
 
-// lead says that this process leads from now on.
-func (l *ledger) lead() {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.led = l.now()
-}
-
-// noteClaim says that a node claims a block of a pool now. The pool may not exist: one that is made again, as
-// after a restore, has blocks that are claimed.
-func (l *ledger) noteClaim(pool, node string) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	maps.DeleteFunc(l.claims, func(_ string, c pools.Claims) bool { return l.now().Sub(c.Last) >= pools.SuspendFor })
-	l.claims[pool] = pools.Claims{Node: node, Last: l.now()}
-}
-
-func (l *ledger) claimsOf(pool string) pools.Claims {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	c := l.claims[pool]
-	c.Led = l.led
-	return c
-}
-
-// renew marks a candidate anew, and returns false if its mark isn't there any more: it has
+// renew makes the mark of a candidate begin anew, and returns false if it isn't there any more: it has
 // ended, may be that of another candidate, or an event has shown a block.
-func (l *ledger) renew(pool string, c candidate) (candidate, bool) {
+func (l *ledger) renew(pool string, c candidate) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	a := l.account(pool)
-	m, ok := a.marks[c.index]
-	if !ok || !m.at.Equal(c.marked) {
-		return candidate{}, false
+	if l.account(pool).marks[c.index] != c.mark {
+		return false
 	}
-	c.marked = l.mark(pool, c.index, m.node, c.block.Prefixes())
-	return c, true
+	c.mark.at = l.now()
+	return true
 }
 
-// mark must be called with mu held, and returns when the mark begins.
-func (l *ledger) mark(pool string, index int32, node string, ps []netip.Prefix) time.Time {
-	a, now := l.account(pool), l.now()
+// mark must be called with mu held.
+func (l *ledger) mark(pool string, index int32, node string, ps []netip.Prefix) *mark {
+	a, m := l.account(pool), &mark{l.now(), node}
 	a.taken[index] = struct{}{}
-	a.marks[index] = mark{now, node}
+	a.marks[index] = m
 	l.blocks.hold(pools.BlockName(pool, index), ps)
-	return now
+	return m
 }
 
 // unseen returns the names of a pool's blocks that a node has or is about to get and that no event has shown yet.

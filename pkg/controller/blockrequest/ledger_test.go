@@ -66,7 +66,7 @@ func TestHoldersAgainstModel(t *testing.T) {
 	for name := range members {
 		h.hold(name, nil)
 	}
-	if n := len(h.by) + h.names.Size(); n != 0 {
+	if n := len(h.by) + h.number.Size(); n != 0 {
 		t.Errorf("%d names and prefixes are left of none", n)
 	}
 }
@@ -184,10 +184,10 @@ func TestLedgerForgets(t *testing.T) {
 	if _, err := l.pick("p", mustPool(t, 0, "10.0.0.0/30"), "node"); err != nil {
 		t.Fatal(err)
 	}
-	if i, ok := l.lastIndex("p", "a"); !ok || i != 0 {
-		t.Errorf("last index is %d, %t", i, ok)
+	if i := l.lastIndex("p", "a"); i == nil || *i != 0 {
+		t.Errorf("last index is %v, want 0", i)
 	}
-	if _, ok := l.lastIndex("p", "b"); ok {
+	if l.lastIndex("p", "b") != nil {
 		t.Error("a pool made again has the last index of the one before")
 	}
 	end()
@@ -196,8 +196,8 @@ func TestLedgerForgets(t *testing.T) {
 	}
 	l.forget("p")
 	l.miss("p-0")
-	if len(l.pools)+len(l.blocks.by)+l.blocks.names.Size() != 0 {
-		t.Errorf("left are %d pools, %d blocks, %d ranges", len(l.pools), len(l.blocks.by), l.blocks.names.Size())
+	if len(l.pools)+len(l.blocks.by)+l.blocks.number.Size() != 0 {
+		t.Errorf("left are %d pools, %d blocks, %d ranges", len(l.pools), len(l.blocks.by), l.blocks.number.Size())
 	}
 }
 

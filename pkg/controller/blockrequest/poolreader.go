@@ -8,8 +8,8 @@ import (
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
 )
 
-// maxReadAge is for how long what was read of a pool is used for requests that
-// had come before it was read.
+// maxReadAge is for how long a pool that was read is used for requests that had
+// come before the read.
 const maxReadAge = time.Second
 
 // poolReader reads pools from the API server, not from a cache, and shares each
@@ -71,7 +71,7 @@ func (r *poolReader) finish(name string, e *poolRead) {
 	close(e.done)
 }
 
-// forget drops what was read of a pool.
+// forget drops the last read of a pool.
 func (r *poolReader) forget(name string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

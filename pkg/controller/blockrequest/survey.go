@@ -24,21 +24,20 @@ const pageSize = 500
 // or both lead and the status of the request decides. The error is that of ctx.
 func (c *Controller) survey(ctx context.Context) error {
 	return wait.PollUntilContextCancel(ctx, time.Second, true, func(ctx context.Context) (bool, error) {
-		unseen := map[types.UID][]string{}
+		c.unseen = map[types.UID][]string{}
 		err := c.eachBlock(ctx, "", func(b *v2.AddressBlock) {
 			if cached := c.blocks.Find(b.Name); cached != nil && cached.UID == b.UID {
 				return
 			}
 			c.ledger.found(b)
 			if uid := b.Labels[v2.LabelRequest]; uid != "" {
-				unseen[types.UID(uid)] = append(unseen[types.UID(uid)], b.Name)
+				c.unseen[types.UID(uid)] = append(c.unseen[types.UID(uid)], b.Name)
 			}
 		})
 		if err != nil {
 			klog.FromContext(ctx).Error(err, "Requests wait until all blocks are known")
 			return false, nil
 		}
-		c.unseen = unseen
 		return true, nil
 	})
 }

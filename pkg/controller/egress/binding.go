@@ -20,10 +20,10 @@ import (
 func (c *Controller) ensureBinding(ctx context.Context, e *v2.Egress) error {
 	have := c.bindingIn(e.Namespace)
 	err := writer(c.cfg.Core.RbacV1().RoleBindings(e.Namespace), ownedByEgresses).
-		Ensure(ctx, have, egress.RouterBinding(e.Namespace, c.egressesIn(e.Namespace)))
+		Ensure(ctx, have, egress.RouterBinding(e.Namespace, c.egresses.In(e.Namespace)))
 	var foreign *object.ForeignError
 	if errors.As(err, &foreign) && have != nil && egress.BindsRouters(have) {
-		return nil // it serves, whoever made it
+		return nil // somebody else's serves, too
 	}
 	return err
 }
@@ -63,5 +63,5 @@ func (c *Controller) syncBinding(ctx context.Context, name string) error {
 // made. One that somebody else made in its place, and that doesn't, is told by a condition: else a tenant
 // would keep the rights in all namespaces by it.
 func (c *Controller) needsCluster(namespace string) bool {
-	return len(c.egressesIn(namespace)) > 0 && c.bindingIn(namespace) == nil
+	return len(c.egresses.In(namespace)) > 0 && c.bindingIn(namespace) == nil
 }

@@ -24,10 +24,10 @@ import (
 )
 
 const (
-	// lagPause is how long to wait for the cache to show what was written.
+	// lagPause is how long to wait for the cache to show the writes.
 	lagPause = 20 * time.Millisecond
-	// lagPatience is after which time it is believed all the same: what was made may have
-	// been deleted before it could be seen.
+	// lagPatience is after which time the cache is believed all the same: a new slice may have
+	// been deleted before the cache could show it.
 	lagPatience = 5 * time.Second
 	// collect is for how long clients are collected once some were written, since each one that comes
 	// or goes writes a whole slice anew. The first is written at once.
@@ -49,7 +49,7 @@ func (c *Controller) syncClients(ctx context.Context, key types.NamespacedName) 
 	if wait := collect - time.Since(c.wrote.Get(key)); wait > 0 {
 		return reconcile.Later(wait)
 	}
-	have := c.slicesOf(key)
+	have := c.slices.Under(key.String())
 	if c.writes.Get(key).pending(have) {
 		return reconcile.Later(lagPause)
 	}
@@ -143,17 +143,17 @@ func (c *Controller) replaceSlice(ctx context.Context, want *discoveryv1.Endpoin
 	return err
 }
 
-// write is one of which the cache may not know yet.
+// write is a write that the cache may not show yet.
 type write struct {
-	// made is a new slice, which the cache shows, or one that was changed or deleted, whose
-	// version from before the cache doesn't show any more.
+	// made says that the slice is new: the cache shows the write when it has the slice. After a change or a deletion
+	// the cache shows it when it doesn't have the version from before any more.
 	made   bool
 	before string
 	at     time.Time
 }
 
-// writes are those of the slices of an Egress, by name of the slice. To plan on a cache that doesn't
-// show them would be to write in vain.
+// writes are the writes of an Egress's slices, by name of the slice. A plan from a cache that doesn't
+// show them would write in vain.
 type writes map[string]write
 
 // pending says whether the cache, which has these slices, doesn't show all writes yet. It forgets the writes that

@@ -117,7 +117,7 @@ func TestClientsAreCollected(t *testing.T) {
 		if err := f.Run(ended); err != nil { // which ends the queues
 			t.Error(err)
 		}
-		if n := egress.CountClients(f.slicesOf(nat)); n != 6 {
+		if n := egress.CountClients(f.slices.Under(nat.String())); n != 6 {
 			t.Errorf("%d clients are written, want 6", n)
 		}
 	})

@@ -30,6 +30,7 @@ package egress
 import (
 	"context"
 	"net/netip"
+	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -48,6 +49,7 @@ import (
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
 	"github.com/coil-net/coil/pkg/kube"
 	"github.com/coil-net/coil/pkg/kube/object"
+	"github.com/coil-net/coil/pkg/plan/cluster"
 	"github.com/coil-net/coil/pkg/plan/egress"
 	"github.com/coil-net/coil/pkg/reconcile"
 	"github.com/coil-net/coil/pkg/syncmap"
@@ -110,12 +112,12 @@ type Controller struct {
 	clients  *reconcile.Loop[types.NamespacedName]
 	binding  *reconcile.Loop[string]
 	pressure *reconcile.Loop[types.NamespacedName]
-	ranges   *ranges
+	ranges   atomic.Pointer[func() cluster.Ranges] // computes them once
 	now      func() metav1.Time
 	gauges   gauges
 	// refused are the pods that may not use an Egress and were told so.
 	refused perEgress[sets.Set[types.UID]]
-	// writes are those of which the cache may not know yet, by name of the slice.
+	// writes are the writes of slices that the cache may not show yet.
 	writes perEgress[writes]
 	// wrote is when clients were written last.
 	wrote perEgress[time.Time]
@@ -129,21 +131,25 @@ type Controller struct {
 	verdicts perEgress[map[string]verdict]
 }
 
-// perEgress is what is remembered of each Egress.
+// perEgress has a value for each Egress.
 type perEgress[T any] = syncmap.Map[types.NamespacedName, T]
 
 // New returns a controller that isn't running.
 func New(cfg Config) (*Controller, error) {
+	pods := kube.CacheOf[corev1.Pod](cfg.Cluster.Core().V1().Pods().Informer())
 	c := &Controller{
 		cfg:      cfg,
 		egresses: kube.CacheOf[v2.Egress](cfg.Egresses.Informer()),
-		pods:     kube.CacheOf[corev1.Pod](cfg.Cluster.Core().V1().Pods().Informer()),
+		pods:     pods,
+		naming:   pods.IndexBy(egressesOfPod),
+		routers:  pods.IndexBy(egressOfRouter),
+		slices:   kube.CacheOf[discoveryv1.EndpointSlice](cfg.Clients.Discovery().V1().EndpointSlices().Informer()).IndexBy(egressOfSlice),
 		now:      metav1.Now,
 		gauges:   newGauges(cfg.Registry),
 
 		askTimeout: askTimeout,
 	}
-	c.ranges = newRanges(cfg)
+	c.expireRanges()
 	c.objects = reconcile.New("egress", c.syncObjects, cfg.LoopMetrics)
 	c.clients = reconcile.New("egress-clients", c.syncClients, cfg.LoopMetrics)
 	c.binding = reconcile.New("egress-binding", c.syncBinding, cfg.LoopMetrics)
@@ -167,27 +173,17 @@ func (c *Controller) Run(ctx context.Context) error {
 }
 
 // ownedBy returns whether an object is an Egress's own: by its owner or, where somebody
-// has taken that away, by the mark of what was applied here.
+// has taken that away, by the mark of the controller's applies.
 func ownedBy[T metav1.Object](e *v2.Egress) func(T) bool {
 	return func(o T) bool {
 		return metav1.IsControlledBy(o, e) || metav1.GetControllerOf(o) == nil && o.GetAnnotations()[v2.AnnotationApplied] != ""
 	}
 }
 
-// formerManagers own, by Update, what Coil 2.x wrote.
+// formerManagers are the field managers of Coil 2.x, which wrote by Update.
 var formerManagers = sets.New(egress.ControllerName, "coil-controller")
 
 // writer keeps objects of a kind in one namespace.
 func writer[T object.Object](c object.Client[T], owned func(T) bool) object.Writer[T] {
 	return object.Writer[T]{Client: c, Manager: egress.ControllerName, Former: formerManagers, Owned: owned}
-}
-
-// routersOf returns the router pods of an Egress.
-func (c *Controller) routersOf(key types.NamespacedName) []*corev1.Pod {
-	return c.routers.Under(key.String())
-}
-
-// slicesOf returns the EndpointSlices of an Egress.
-func (c *Controller) slicesOf(key types.NamespacedName) []*discoveryv1.EndpointSlice {
-	return c.slices.Under(key.String())
 }

@@ -2,7 +2,6 @@ package egress
 
 import (
 	"cmp"
-	"errors"
 	"maps"
 	"slices"
 
@@ -16,28 +15,21 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
-	"github.com/coil-net/coil/pkg/kube"
 	"github.com/coil-net/coil/pkg/plan"
 	"github.com/coil-net/coil/pkg/plan/egress"
 	"github.com/coil-net/coil/pkg/reconcile"
 )
 
-// register adds indexes and handlers, which only add keys.
+// register adds handlers, which only add keys.
 func (c *Controller) register() error {
-	var errs [3]error
-	c.naming, errs[0] = c.pods.IndexBy("pod-egresses", egressesOfPod)
-	c.routers, errs[1] = c.pods.IndexBy("pod-router", egressOfRouter)
-	c.slices, errs[2] = kube.CacheOf[discoveryv1.EndpointSlice](c.cfg.Clients.Discovery().V1().EndpointSlices().Informer()).IndexBy("slice-egress", egressOfSlice)
-	if err := errors.Join(errs[:]...); err != nil {
-		return err
-	}
 	cluster, routers, accounts := c.cfg.Cluster, c.cfg.Routers, c.cfg.Accounts
 	sources := []reconcile.Source{
 		reconcile.On(c.cfg.Egresses.Informer(), reconcile.Changes(c.egressChanged)),
 		reconcile.On(cluster.Core().V1().Pods().Informer(), reconcile.Changes(c.podChanged)),
 		reconcile.On(c.cfg.Namespaces, reconcile.Changes(c.namespaceChanged)),
-		reconcile.On(cluster.Core().V1().Nodes().Informer(), reconcile.Changes(c.nodeChanged)),
-		reconcile.On(cluster.Networking().V1().ServiceCIDRs().Informer(), reconcile.Changes(func(_, _ *networkingv1.ServiceCIDR) { c.clusterChanged() })),
+		// Heartbeats of Nodes don't matter.
+		reconcile.On(cluster.Core().V1().Nodes().Informer(), reconcile.ChangeHandler(func(*corev1.Node) { c.clusterChanged() }, sameAddresses)),
+		reconcile.On(cluster.Networking().V1().ServiceCIDRs().Informer(), reconcile.Handler(func(*networkingv1.ServiceCIDR) { c.clusterChanged() })),
 		reconcile.On(routers.Apps().V1().Deployments().Informer(), reconcile.Handler(func(d *appsv1.Deployment) { c.objects.Add(keyOf(d)) })),
 		reconcile.On(routers.Core().V1().Services().Informer(), reconcile.Handler(func(s *corev1.Service) { c.objects.Add(keyOf(s)) })),
 		reconcile.On(routers.Policy().V1().PodDisruptionBudgets().Informer(), reconcile.Handler(func(b *policyv1.PodDisruptionBudget) { c.objects.Add(keyOf(b)) })),
@@ -89,17 +81,13 @@ func (c *Controller) egressChanged(a, b *v2.Egress) {
 		}
 		return
 	}
-	for _, e := range []*v2.Egress{a, b} {
-		if e == nil {
-			continue
-		}
-		c.objects.Add(keyOf(e))
-		c.clients.Add(keyOf(e))
-		c.pressure.Add(keyOf(e))
-		c.binding.Add(egress.RouterAccount)
-		if b == nil {
-			c.addOne(e.Namespace) // the account has an owner fewer
-		}
+	key := keyOf(cmp.Or(b, a))
+	c.objects.Add(key)
+	c.clients.Add(key)
+	c.pressure.Add(key)
+	c.binding.Add(egress.RouterAccount)
+	if b == nil {
+		c.addOne(key.Namespace) // the account has an owner fewer
 	}
 }
 
@@ -124,13 +112,9 @@ func (c *Controller) addOne(namespace string) {
 	}
 }
 
-func (c *Controller) egressesIn(namespace string) []*v2.Egress {
-	return c.egresses.In(namespace)
-}
-
 // living returns the Egresses of a namespace that aren't being deleted.
 func (c *Controller) living(namespace string) []*v2.Egress {
-	return slices.DeleteFunc(c.egressesIn(namespace), func(e *v2.Egress) bool { return e.DeletionTimestamp != nil })
+	return slices.DeleteFunc(c.egresses.In(namespace), func(e *v2.Egress) bool { return e.DeletionTimestamp != nil })
 }
 
 // podChanged looks at the clients of the Egresses that a pod names, or did, and soon at the
@@ -190,17 +174,14 @@ func (c *Controller) namespaceChanged(a, b *metav1.PartialObjectMetadata) {
 	}
 }
 
-// nodeChanged ignores heartbeats.
-func (c *Controller) nodeChanged(a, b *corev1.Node) {
-	if a != nil && b != nil && slices.Equal(a.Status.Addresses, b.Status.Addresses) && slices.Equal(a.Spec.PodCIDRs, b.Spec.PodCIDRs) {
-		return
-	}
-	c.clusterChanged()
+// sameAddresses says whether two states of a Node have the same addresses and ranges of pods.
+func sameAddresses(a, b *corev1.Node) bool {
+	return slices.Equal(a.Status.Addresses, b.Status.Addresses) && slices.Equal(a.Spec.PodCIDRs, b.Spec.PodCIDRs)
 }
 
 // clusterChanged looks at the status of all Egresses, soon.
 func (c *Controller) clusterChanged() {
-	c.ranges.expire()
+	c.expireRanges()
 	for _, e := range c.egresses.All() {
 		c.objects.AddAfter(keyOf(e), settle)
 	}

@@ -1,17 +1,16 @@
 package egress
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
 	"io"
 	"maps"
 	"math/rand/v2"
-	"net"
 	"net/http"
 	"net/netip"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -22,6 +21,7 @@ import (
 	"k8s.io/klog/v2"
 
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
+	"github.com/coil-net/coil/pkg/plan"
 	"github.com/coil-net/coil/pkg/plan/egress"
 	"github.com/coil-net/coil/pkg/plan/gateway"
 	"github.com/coil-net/coil/pkg/reconcile"
@@ -37,10 +37,10 @@ const (
 	maxAnswer = 4096
 )
 
-// answers are what the routers of an Egress that are ready have answered last.
+// answers are the last ones of the ready routers of an Egress.
 type answers map[life]gateway.Pressure
 
-// life is one run of a router: what it has answered says nothing about the next.
+// life is one run of a router: its answers say nothing about the next run.
 type life struct {
 	pod       string
 	uid       types.UID
@@ -84,7 +84,7 @@ func (c *Controller) syncPressure(ctx context.Context, key types.NamespacedName)
 	var mu sync.Mutex
 	var group errgroup.Group
 	group.SetLimit(askedAtOnce)
-	for _, pod := range askable(e, c.routersOf(key)) {
+	for _, pod := range askable(e, c.routers.Under(key.String())) {
 		group.Go(func() error {
 			at, _ := metricsOf(pod)
 			answer, err := ask(round, at)
@@ -116,13 +116,8 @@ func (c *Controller) syncPressure(ctx context.Context, key types.NamespacedName)
 func askable(e *v2.Egress, routers []*corev1.Pod) []*corev1.Pod {
 	ready := slices.DeleteFunc(slices.Clone(routers), func(p *corev1.Pod) bool { _, ok := metricsOf(p); return !ok })
 	slices.SortFunc(ready, func(a, b *corev1.Pod) int {
-		if a, b := a.DeletionTimestamp != nil, b.DeletionTimestamp != nil; a != b {
-			if a {
-				return 1 // they come on top of those that the Deployment counts
-			}
-			return -1
-		}
-		return strings.Compare(a.Name, b.Name)
+		// Routers that are deleted come on top of those that the Deployment counts.
+		return cmp.Or(plan.TrueFirst(a.DeletionTimestamp == nil, b.DeletionTimestamp == nil), strings.Compare(a.Name, b.Name))
 	})
 	ready = ready[:min(len(ready), egress.MostRouters(e))]
 	rand.Shuffle(len(ready), func(i, j int) { ready[i], ready[j] = ready[j], ready[i] })
@@ -158,7 +153,7 @@ var router = http.Client{
 
 // ask asks one router.
 func ask(ctx context.Context, at netip.AddrPort) (answer gateway.Pressure, err error) {
-	url := "http://" + net.JoinHostPort(at.Addr().String(), strconv.Itoa(int(at.Port()))) + gateway.PressurePath
+	url := "http://" + at.String() + gateway.PressurePath
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 	if err != nil {
 		return answer, err

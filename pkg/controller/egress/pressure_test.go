@@ -79,7 +79,7 @@ func TestSilentRouters(t *testing.T) {
 					t.Errorf("try %d: ConntrackPressure of a silent one is %q, want %q", i, got, tt.want)
 				}
 			}
-			// What was forgotten doesn't come back.
+			// A forgotten answer doesn't come back.
 			if pod = routerPod(at.Addr().String(), pod.Spec.Containers[1].Ports[1]); tt.want == unknown {
 				f.put(t, f.pods, pod)
 				if got := pressure(); got != unknown {

@@ -11,40 +11,21 @@ import (
 	"github.com/coil-net/coil/pkg/plan/cluster"
 )
 
-// ranges are those of the cluster, which change rarely.
-type ranges struct {
-	cfg Config
+// expireRanges makes the next use of the cluster's ranges, which change rarely, look at the caches.
+func (c *Controller) expireRanges() { c.ranges.Store(new(sync.OnceValue(c.rangesOfCaches))) }
 
-	mu    sync.Mutex
-	fresh bool
-	all   cluster.Ranges
-}
+// clusterRanges returns the ranges of the cluster, which must not be changed.
+func (c *Controller) clusterRanges() cluster.Ranges { return (*c.ranges.Load())() }
 
-func newRanges(cfg Config) *ranges { return &ranges{cfg: cfg} }
-
-// expire makes the next get look at the caches.
-func (r *ranges) expire() {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.fresh = false
-}
-
-// get returns the ranges, which nobody changes.
-func (r *ranges) get() cluster.Ranges {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.fresh {
-		return r.all
-	}
+func (c *Controller) rangesOfCaches() cluster.Ranges {
 	facts := cluster.Facts{
-		Nodes:       kube.CacheOf[corev1.Node](r.cfg.Cluster.Core().V1().Nodes().Informer()).All(),
-		Services:    kube.CacheOf[networkingv1.ServiceCIDR](r.cfg.Cluster.Networking().V1().ServiceCIDRs().Informer()).All(),
-		ForeignPods: r.cfg.Pools == nil,
-		External:    r.cfg.ExternalNodes,
+		Nodes:       kube.CacheOf[corev1.Node](c.cfg.Cluster.Core().V1().Nodes().Informer()).All(),
+		Services:    kube.CacheOf[networkingv1.ServiceCIDR](c.cfg.Cluster.Networking().V1().ServiceCIDRs().Informer()).All(),
+		ForeignPods: c.cfg.Pools == nil,
+		External:    c.cfg.ExternalNodes,
 	}
-	if r.cfg.Pools != nil {
-		facts.Pools = kube.CacheOf[v2.AddressPool](r.cfg.Pools.Informer()).All()
+	if c.cfg.Pools != nil {
+		facts.Pools = kube.CacheOf[v2.AddressPool](c.cfg.Pools.Informer()).All()
 	}
-	r.all, r.fresh = cluster.RangesOf(facts), true
-	return r.all
+	return cluster.RangesOf(facts)
 }

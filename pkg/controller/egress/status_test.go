@@ -67,7 +67,7 @@ func TestStatusIsWritten(t *testing.T) {
 		{"a range of the cluster", time.Second, func() {
 			f.put(t, f.cfg.Cluster.Networking().V1().ServiceCIDRs().Informer().GetIndexer(),
 				&networkingv1.ServiceCIDR{Spec: networkingv1.ServiceCIDRSpec{CIDRs: []string{"198.51.100.0/24"}}})
-			f.ranges.expire()
+			f.expireRanges()
 		}, 1, 4, 0},
 		{"another spec", time.Second, func() {
 			e := f.egress(t).DeepCopy()
@@ -92,7 +92,7 @@ func TestStatusIsWritten(t *testing.T) {
 	}
 }
 
-// What breaks connections is told once.
+// A setting that breaks connections is told of once.
 func TestUnstableFlowsAreTold(t *testing.T) {
 	f := newFixture(t)
 	e := f.egress(t).DeepCopy()

@@ -25,7 +25,7 @@ import (
 	"github.com/coil-net/coil/pkg/reconcile"
 )
 
-// verdict is what is known of an object, for the status: at most one of these is wrong with it.
+// verdict is the state of an object, for the status: at most one of these is wrong with it.
 type verdict struct {
 	foreign  *object.ForeignError
 	template *egress.TemplateError
@@ -122,7 +122,7 @@ func (c *Controller) untilCounted(e *v2.Egress, status v2.EgressStatus) time.Dur
 func (c *Controller) ensureAccount(ctx context.Context, e *v2.Egress) error {
 	have := cached[corev1.ServiceAccount](c.cfg.Accounts.Core().V1().ServiceAccounts(), e.Namespace, egress.RouterAccount)
 	err := writer(c.cfg.Core.CoreV1().ServiceAccounts(e.Namespace), ownedByEgresses).
-		Ensure(ctx, have, egress.RouterServiceAccount(e.Namespace, c.egressesIn(e.Namespace)))
+		Ensure(ctx, have, egress.RouterServiceAccount(e.Namespace, c.egresses.In(e.Namespace)))
 	var foreign *object.ForeignError
 	if errors.As(err, &foreign) {
 		// An account that somebody else made, as Coil 2.x did, serves as well, and is his.
@@ -214,10 +214,10 @@ func (c *Controller) observe(f *egress.Facts) {
 	if d := c.deploymentOf(f.Egress); d != nil && metav1.IsControlledBy(d, f.Egress) {
 		f.Deployment = d
 	}
-	f.Routers = c.routersOf(key)
-	have := c.slicesOf(key)
+	f.Routers = c.routers.Under(key.String())
+	have := c.slices.Under(key.String())
 	f.Clients = egress.CountClients(have)
-	f.InCluster = c.ranges.get().For(f.Egress)
+	f.InCluster = c.clusterRanges().For(f.Egress)
 	if s := f.Egress.Spec.AllowedNamespaces; s != nil {
 		_, f.Selector = metav1.LabelSelectorAsSelector(s)
 	}

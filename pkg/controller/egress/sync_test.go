@@ -27,8 +27,8 @@ import (
 	"github.com/coil-net/coil/pkg/plan/egress"
 )
 
-// fixture is a controller of the Egress nat, whose caches are filled by hand. What is applied
-// isn't seen in them.
+// fixture is a controller of the Egress nat, whose caches are filled by hand. They don't show the objects
+// that it applies.
 type fixture struct {
 	*Controller
 	core     *corefake.Clientset
@@ -123,7 +123,7 @@ func (f *fixture) told() (all []string) {
 	return all
 }
 
-// What the API server refuses is told, and keeps an Egress from being available that can't be
+// An object that the API server refuses is told of, and keeps an Egress from being available that can't be
 // without it.
 func TestRefusedObjects(t *testing.T) {
 	quota := func(resource string) error {
@@ -199,7 +199,7 @@ func TestRefusedObjects(t *testing.T) {
 				}
 				invalid := meta.FindStatusCondition(f.egress(t).Status.Conditions, v2.EgressInvalidTemplate) != nil
 
-				// What says nothing about the object changes nothing.
+				// An error that says nothing about the object changes nothing.
 				for _, err := range []error{
 					apierrors.NewConflict(schema.GroupResource{Resource: tt.resource}, "nat", errors.New("changed")),
 					apierrors.NewTimeoutError("slow", 1), apierrors.NewInternalError(errors.New("webhook")), errors.New("connection refused"),

@@ -19,6 +19,7 @@
 package pool
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -54,14 +55,14 @@ const (
 	workers   = 2
 )
 
-// Carver is who creates blocks.
+// Carver creates blocks.
 type Carver interface {
-	// LastIndex returns the index carved last, and false if it isn't known.
-	LastIndex(*v2.AddressPool) (int32, bool)
-	// Busy says whether a block of the pool may be about to be created by somebody
-	// who does not know yet what the cache shows of the pool.
+	// LastIndex returns the index carved last, nil if it isn't known.
+	LastIndex(*v2.AddressPool) *int32
+	// Busy says whether a block of the pool may be about to be created by a request
+	// that began before the cache showed the pool as it is now.
 	Busy(pool string) bool
-	// Claims returns what is known of the claims of a pool's blocks.
+	// Claims returns the last claim of a block of a pool, and since when this process leads.
 	Claims(pool string) pools.Claims
 	// OnClaim makes the carver tell of each claim of a pool's block. It is called before the carver runs.
 	OnClaim(tell func(pool string))
@@ -101,6 +102,7 @@ func New(cfg Config) (*Controller, error) {
 	c := &Controller{
 		cfg:      cfg,
 		pools:    kube.CacheOf[v2.AddressPool](cfg.Pools.Informer()),
+		blocks:   kube.CacheOf[v2.AddressBlock](cfg.Blocks.Informer()).IndexBy(pools.BlockPools),
 		nodes:    kube.CacheOf[corev1.Node](cfg.Nodes.Informer()),
 		services: kube.CacheOf[networkingv1.ServiceCIDR](cfg.Services.Informer()),
 		now:      metav1.Now,
@@ -115,25 +117,20 @@ func New(cfg Config) (*Controller, error) {
 	}
 	c.loop = reconcile.New("pool", c.sync, cfg.LoopMetrics)
 	cfg.Carver.OnClaim(c.loop.Add)
-	return c, c.register()
-}
-
-func (c *Controller) register() error {
 	var err error
-	if c.blocks, err = kube.CacheOf[v2.AddressBlock](c.cfg.Blocks.Informer()).IndexBy("pool-blocks", pools.BlockPools); err != nil {
-		return err
-	}
 	c.synced, err = reconcile.Register(
-		reconcile.On(c.cfg.Pools.Informer(), reconcile.Changes(c.poolChanged)),
-		reconcile.On(c.cfg.Blocks.Informer(), reconcile.Handler(func(b *v2.AddressBlock) {
+		reconcile.On(cfg.Pools.Informer(), reconcile.Changes(c.poolChanged)),
+		reconcile.On(cfg.Blocks.Informer(), reconcile.Handler(func(b *v2.AddressBlock) {
 			for _, p := range pools.BlockPools(b) {
 				c.loop.AddAfter(p, settle)
 			}
 		})),
-		reconcile.On(c.cfg.Nodes.Informer(), reconcile.Changes(c.nodeChanged)),
-		reconcile.On(c.cfg.Services.Informer(), reconcile.Changes(func(_, _ *networkingv1.ServiceCIDR) { c.allPools() })),
+		// Heartbeats of Nodes don't matter.
+		reconcile.On(cfg.Nodes.Informer(), reconcile.ChangeHandler(func(*corev1.Node) { c.allPools() },
+			func(a, b *corev1.Node) bool { return slices.Equal(a.Status.Addresses, b.Status.Addresses) })),
+		reconcile.On(cfg.Services.Informer(), reconcile.Handler(func(*networkingv1.ServiceCIDR) { c.allPools() })),
 	)
-	return err
+	return c, err
 }
 
 // poolChanged looks at the pool at once, and soon at the others, which it may
@@ -143,19 +140,7 @@ func (c *Controller) poolChanged(a, b *v2.AddressPool) {
 		c.loop.AddAfter(b.Name, settle)
 		return
 	}
-	for _, p := range []*v2.AddressPool{a, b} {
-		if p != nil {
-			c.loop.Add(p.Name)
-		}
-	}
-	c.allPools()
-}
-
-// nodeChanged ignores heartbeats.
-func (c *Controller) nodeChanged(a, b *corev1.Node) {
-	if a != nil && b != nil && slices.Equal(a.Status.Addresses, b.Status.Addresses) {
-		return
-	}
+	c.loop.Add(cmp.Or(b, a).Name)
 	c.allPools()
 }
 
@@ -196,7 +181,7 @@ func (c *Controller) sync(ctx context.Context, name string) error {
 		}
 	}
 	if p.DeletionTimestamp != nil {
-		// The status says what is in the way, even if not all could be written.
+		// The status names the nodes that hold blocks, also after a failed write.
 		return errors.Join(c.drain(ctx, facts.Blocks), c.writeStatus(ctx, p, status))
 	}
 	if err := c.writeStatus(ctx, p, status); err != nil {
@@ -224,14 +209,10 @@ func (c *Controller) drain(ctx context.Context, blocks []*v2.AddressBlock) error
 }
 
 func (c *Controller) facts(p *v2.AddressPool) pools.Facts {
-	f := pools.Facts{
-		Pool: p, Blocks: c.blocks.Under(p.Name), Claims: c.cfg.Carver.Claims(p.Name),
-		Pools: c.pools.All(), Nodes: c.nodes.All(), Services: c.services.All(), Now: c.now(),
+	return pools.Facts{
+		Pool: p, Blocks: c.blocks.Under(p.Name), Pools: c.pools.All(), Nodes: c.nodes.All(), Services: c.services.All(),
+		LastIndex: c.cfg.Carver.LastIndex(p), Claims: c.cfg.Carver.Claims(p.Name), Now: c.now(),
 	}
-	if i, ok := c.cfg.Carver.LastIndex(p); ok {
-		f.LastIndex = &i
-	}
-	return f
 }
 
 // release lets a deleted pool go, and says whether it went. The cache has no block

@@ -33,15 +33,10 @@ type fakeCarver struct {
 	tell   func(pool string)
 }
 
-func (f *fakeCarver) LastIndex(*v2.AddressPool) (int32, bool) {
-	if f.last == nil {
-		return 0, false
-	}
-	return *f.last, true
-}
-func (f *fakeCarver) Busy(string) bool           { return f.busy }
-func (f *fakeCarver) Claims(string) pools.Claims { return f.claims }
-func (f *fakeCarver) OnClaim(tell func(string))  { f.tell = tell }
+func (f *fakeCarver) LastIndex(*v2.AddressPool) *int32 { return f.last }
+func (f *fakeCarver) Busy(string) bool                 { return f.busy }
+func (f *fakeCarver) Claims(string) pools.Claims       { return f.claims }
+func (f *fakeCarver) OnClaim(tell func(string))        { f.tell = tell }
 
 // fixture is a controller whose caches are filled by hand and whose writes are noted
 // and done in the cache.

@@ -9,6 +9,7 @@ import (
 	"go4.org/netipx"
 
 	"github.com/coil-net/coil/pkg/dataplane"
+	"github.com/coil-net/coil/pkg/plan"
 	"github.com/coil-net/coil/pkg/plan/ruleset"
 )
 
@@ -57,13 +58,7 @@ func captured(routes []Route) []netipx.IPRange {
 func chosen(by map[netip.Prefix]bool) []netipx.IPRange {
 	// Longer prefixes come later. Of one length the chosen ones come first: the set costs what turns between both.
 	all := slices.SortedFunc(maps.Keys(by), func(a, b netip.Prefix) int {
-		if c := cmp.Compare(a.Bits(), b.Bits()); c != 0 || by[a] == by[b] {
-			return c
-		}
-		if by[a] {
-			return -1
-		}
-		return 1
+		return cmp.Or(cmp.Compare(a.Bits(), b.Bits()), plan.TrueFirst(by[a], by[b]))
 	})
 	var set netipx.IPSetBuilder
 	for _, p := range all {

@@ -6,6 +6,7 @@ import (
 	"slices"
 
 	"github.com/coil-net/coil/pkg/dataplane"
+	"github.com/coil-net/coil/pkg/plan"
 	"github.com/coil-net/coil/pkg/plan/prefixes"
 )
 
@@ -62,13 +63,7 @@ func (s State) Pins(flows []Flow, have []dataplane.Rule, links map[netip.Addr]in
 		}
 	}
 	slices.SortFunc(pins, func(a, b dataplane.Rule) int {
-		if pinned[a] != pinned[b] {
-			if pinned[a] {
-				return -1
-			}
-			return 1
-		}
-		return cmp.Or(cmp.Compare(a.Transport, b.Transport), a.To.Addr().Compare(b.To.Addr()),
+		return cmp.Or(plan.TrueFirst(pinned[a], pinned[b]), cmp.Compare(a.Transport, b.Transport), a.To.Addr().Compare(b.To.Addr()),
 			cmp.Compare(a.SourcePort, b.SourcePort), cmp.Compare(a.DestinationPort, b.DestinationPort), cmp.Compare(a.Table, b.Table))
 	})
 	pins = slices.Compact(pins)

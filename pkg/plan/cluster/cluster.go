@@ -80,21 +80,15 @@ func (f Facts) inside(n *corev1.Node) []netip.Addr {
 
 // For returns the ranges that concern an Egress, sorted. Public ones are spared by its clients, and
 // served by its routers. So are private ones inside of a private destination. All others are kept off
-// its tunnels by rules, and are there coarsely: until the status follows a new destination, they are
-// what its clients spare. Too many ranges are widened to fewer, by as few addresses as possible.
+// its tunnels by rules, and are there coarsely: until the status follows a new destination, its clients
+// spare these. Too many ranges are widened to fewer, by as few addresses as possible.
 func (r Ranges) For(e *v2.Egress) []netip.Prefix {
 	private := prefixes.Private(prefixes.Valid(e.Spec.Destinations))
-	var fine, coarse []netip.Prefix
-	for _, p := range r.all {
-		if !prefixes.Within(p, dataplane.PrivateRanges) || prefixes.Within(p, private) {
-			fine = append(fine, p)
-		}
-	}
-	for _, p := range r.coarse {
-		if !prefixes.Within(p, private) {
-			coarse = append(coarse, p)
-		}
-	}
+	inside := func(p netip.Prefix) bool { return prefixes.Within(p, private) }
+	fine := slices.DeleteFunc(slices.Clone(r.all), func(p netip.Prefix) bool {
+		return prefixes.Within(p, dataplane.PrivateRanges) && !inside(p)
+	})
+	coarse := slices.DeleteFunc(slices.Clone(r.coarse), inside)
 	all := slices.Concat(prefixes.Fewer(fine, maxInCluster-maxCoarse), coarse)
 	slices.SortFunc(all, netip.Prefix.Compare)
 	return slices.Compact(all)

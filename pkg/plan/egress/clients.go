@@ -81,13 +81,8 @@ func Clients(f ClientFacts) (clients []Client, refused []*corev1.Pod, err error)
 
 // compareHolders orders pods that have the same address: the first is the one that lives.
 func compareHolders(a, b *corev1.Pod) int {
-	if ending := a.DeletionTimestamp != nil; ending != (b.DeletionTimestamp != nil) {
-		if ending {
-			return 1
-		}
-		return -1
-	}
 	return cmp.Or(
+		plan.TrueFirst(a.DeletionTimestamp == nil, b.DeletionTimestamp == nil),
 		b.CreationTimestamp.Compare(a.CreationTimestamp.Time), // an address is reused by a younger pod
 		cmp.Compare(a.UID, b.UID),
 	)
@@ -147,13 +142,8 @@ func placeClients(out *SliceChanges, e *v2.Egress, family discoveryv1.AddressTyp
 		}
 	}
 	slices.SortFunc(drafts, func(a, b *draft) int {
-		if a.changed != b.changed {
-			if a.changed {
-				return -1
-			}
-			return 1
-		}
-		return cmp.Or(cmp.Compare(len(b.slice.Endpoints), len(a.slice.Endpoints)), strings.Compare(a.slice.Name, b.slice.Name))
+		return cmp.Or(plan.TrueFirst(a.changed, b.changed),
+			cmp.Compare(len(b.slice.Endpoints), len(a.slice.Endpoints)), strings.Compare(a.slice.Name, b.slice.Name))
 	})
 	next := 0
 	place := func(ep discoveryv1.Endpoint) {

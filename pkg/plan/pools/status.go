@@ -139,7 +139,7 @@ func terminating(blocks []*v2.AddressBlock) metav1.Condition {
 	return c
 }
 
-// overlapping says who else uses addresses of the pool.
+// overlapping names the other users of the pool's addresses.
 func overlapping(f Facts) metav1.Condition {
 	own := Prefixes(f.Pool)
 	overlaps := func(p netip.Prefix) bool { return slices.ContainsFunc(own, p.Overlaps) }

@@ -25,7 +25,7 @@ const (
 	ReasonAdmin = "Admin"
 )
 
-// Claims is what a controller knows of the claims of a pool's blocks.
+// Claims has the last claim of a block of a pool, as far as a controller knows.
 type Claims struct {
 	// Node made the last claim, at Last. Last is zero if this process saw none.
 	Node string
@@ -35,7 +35,7 @@ type Claims struct {
 }
 
 // Suspended says whether a pool gives no block, and for how long still; 0 is "until an admin decides".
-// The status has what an earlier leader saw. Its time isn't used: the clock may be another machine's.
+// The status has the claims that an earlier leader saw. Its time isn't used: the clock may be another machine's.
 func Suspended(p *v2.AddressPool, claims Claims, now time.Time) (c metav1.Condition, left time.Duration) {
 	c = metav1.Condition{Type: v2.PoolSuspended, Status: metav1.ConditionFalse, Reason: ReasonNoClaim, Message: "Blocks are carved"}
 	switch p.Annotations[v2.AnnotationSuspend] {

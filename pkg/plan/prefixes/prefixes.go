@@ -19,7 +19,7 @@ func Within(p netip.Prefix, ranges []netip.Prefix) bool {
 	return slices.ContainsFunc(ranges, func(r netip.Prefix) bool { return r.Bits() <= p.Bits() && r.Contains(p.Addr()) })
 }
 
-// Valid returns ranges without host bits, and without what the API server would refuse.
+// Valid returns the ranges that can be parsed, without host bits.
 func Valid(texts []string) []netip.Prefix {
 	var all []netip.Prefix
 	for _, t := range texts {
@@ -42,15 +42,7 @@ func Aggregate(all []netip.Prefix) []netip.Prefix {
 		b.AddPrefix(p)
 	}
 	set, _ := b.IPSet() // an error is of an invalid prefix, which has no addresses
-	ranges := set.Ranges()
-	if len(ranges) == 0 {
-		return nil
-	}
-	out := make([]netip.Prefix, 0, len(all))
-	for _, r := range ranges {
-		out = r.AppendPrefixes(out)
-	}
-	return out
+	return set.Prefixes()
 }
 
 // Cover returns ranges that have all destinations that some have, no more than twice the limit: as few

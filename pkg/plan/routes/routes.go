@@ -14,6 +14,7 @@ import (
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
 	"github.com/coil-net/coil/pkg/dataplane"
 	"github.com/coil-net/coil/pkg/ipam"
+	"github.com/coil-net/coil/pkg/plan"
 )
 
 // HeldBlock is a block that the node holds.
@@ -59,16 +60,7 @@ func Exports(blocks []HeldBlock, t ExportTables) (export, unassigned []dataplane
 
 // InternalIPs returns the node's InternalIP of each family, the first of each.
 func InternalIPs(n *corev1.Node) ipam.Address {
-	var addrs []netip.Addr
-	for _, na := range n.Status.Addresses {
-		if na.Type != corev1.NodeInternalIP {
-			continue
-		}
-		if ip, err := netip.ParseAddr(na.Address); err == nil {
-			addrs = append(addrs, ip.Unmap())
-		}
-	}
-	return ipam.AddressOf(addrs...)
+	return ipam.AddressOf(plan.NodeAddrs(n, corev1.NodeInternalIP)...)
 }
 
 // Peers returns the routes to the blocks of all nodes but self, each by the

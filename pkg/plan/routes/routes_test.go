@@ -49,6 +49,7 @@ func TestPeerRoutes(t *testing.T) {
 		node("dual", "172.30.0.3", "fd00::3", "172.30.9.9"),
 		node("four", "172.30.0.4"),
 		node("none"),
+		node("zone", "fe80::5%eth0"),
 	}
 	tests := []struct {
 		name    string
@@ -76,6 +77,11 @@ func TestPeerRoutes(t *testing.T) {
 			blocks:  []*v2.AddressBlock{block("default-1", "four", "10.1.0.32/27", "fd01::20/123")},
 			want:    "10.1.0.32/27 via 172.30.0.4 proto 31 table 254\n",
 			skipped: []string{"default-1"},
+		},
+		{
+			name:   "a gateway has no zone",
+			blocks: []*v2.AddressBlock{block("default-3", "zone", "", "fd01::60/123")},
+			want:   "fd01::60/123 via fe80::5 proto 31 table 254\n",
 		},
 		{
 			name: "bad objects cost only their own routes",
