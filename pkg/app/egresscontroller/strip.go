@@ -11,7 +11,7 @@ import (
 	"github.com/coil-net/coil/pkg/plan"
 )
 
-// strip keeps of Pods and Nodes what the controller reads: of most pods, their names.
+// strip keeps the fields of Pods and Nodes that the controller reads: of most pods, their names.
 func strip(obj any) (any, error) {
 	switch o := obj.(type) {
 	case *corev1.Pod:
@@ -44,10 +44,7 @@ func stripPod(p *corev1.Pod) *corev1.Pod {
 		kept.Status.Phase, kept.Status.PodIPs = p.Status.Phase, p.Status.PodIPs
 	}
 	if _, ok := plan.RouterOf(p.Labels); ok { // a router, which is asked, or of which is told why it isn't ready
-		kept.Labels = map[string]string{}
-		for _, k := range plan.RouterLabelKeys() {
-			kept.Labels[k] = p.Labels[k]
-		}
+		kept.Labels = kube.Only(p.Labels, plan.RouterLabelKeys()...)
 		for _, c := range p.Spec.Containers {
 			if c.Name == v2.EgressContainerName {
 				kept.Spec.Containers = []corev1.Container{{Name: c.Name, Ports: c.Ports}}
