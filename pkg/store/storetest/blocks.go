@@ -204,7 +204,7 @@ func testOverlappingBlocks(t *testing.T, n *node) {
 	wantErr(t, "yield when all are allocated", err, store.ErrNoAddress)
 	wantUnique(t, n.list())
 
-	// What one of the blocks had returns to it, also when the other is forgotten.
+	// The addresses of one of the blocks return to it, also when the other is forgotten.
 	for i := range 4 {
 		n.free(string(rune('a' + i)))
 	}
