@@ -129,8 +129,8 @@ func TestControllerFreesBlocksOfLostNodes(t *testing.T) {
 	})
 	t.Run("the strange block is explained", func(t *testing.T) {
 		o.GCInterval = time.Second
-		o.Election.LeaseNamespace = metav1.NamespaceDefault
-		c.allowLeases(t, o.Election.LeaseNamespace)
+		o.Election.Namespace = metav1.NamespaceDefault
+		c.allowLeases(t, o.Election.Namespace)
 		c.run(t, c.serviceAccount(t), o)
 		testkit.Eventually(t, 20*time.Second, "Event about default-7", func() error {
 			es, err := c.core.EventsV1().Events(metav1.NamespaceDefault).List(t.Context(), metav1.ListOptions{FieldSelector: "regarding.name=default-7"})

@@ -232,8 +232,8 @@ func TestControllerTwoLeaders(t *testing.T) {
 	c.run(t, c.serviceAccount(t), options())
 	// Another namespace has another lease.
 	o := options()
-	o.Election.LeaseNamespace = metav1.NamespaceDefault
-	c.allowLeases(t, o.Election.LeaseNamespace)
+	o.Election.Namespace = metav1.NamespaceDefault
+	c.allowLeases(t, o.Election.Namespace)
 	c.run(t, c.serviceAccount(t), o)
 	for _, ns := range []string{"kube-system", "default"} {
 		testkit.Eventually(t, 20*time.Second, "a leader in "+ns, func() error {

@@ -39,6 +39,7 @@ import (
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
 	"github.com/coil-net/coil/pkg/app/ipamcontroller"
 	"github.com/coil-net/coil/pkg/app/leading"
+	"github.com/coil-net/coil/pkg/kube/leader"
 	"github.com/coil-net/coil/pkg/testkit"
 )
 
@@ -154,14 +155,14 @@ func (c *cluster) serviceAccount(t testing.TB) *rest.Config {
 // options are those of the tests: no ports, and short times.
 func options() *ipamcontroller.Options {
 	return &ipamcontroller.Options{
-		GCInterval: time.Hour, Quarantine: 10 * time.Minute, Election: election,
+		GCInterval: time.Hour, Quarantine: 10 * time.Minute, Options: election,
 	}
 }
 
 // election gives the lease back at the end, so that the next run need not wait for its end.
-var election = leading.Options{
-	LeaseNamespace: "kube-system", LeaseDuration: 30 * time.Second, RenewDeadline: 20 * time.Second, RetryPeriod: 300 * time.Millisecond,
-}
+var election = leading.Options{Election: leader.Election{
+	Namespace: "kube-system", LeaseDuration: 30 * time.Second, RenewDeadline: 20 * time.Second, RetryPeriod: 300 * time.Millisecond,
+}}
 
 // run runs the program until the returned function is called, at the latest when the test ends.
 func (c *cluster) run(t testing.TB, cfg *rest.Config, o *ipamcontroller.Options) (stop func()) {

@@ -132,7 +132,7 @@ func (c *egressCluster) account(t testing.TB) *rest.Config {
 
 func egressOptions() *egresscontroller.Options {
 	return &egresscontroller.Options{
-		PodNamespace: ownPod.Namespace, PodName: ownPod.Name, EgressPort: 5555, EnableIPAM: true, Election: election,
+		PodNamespace: ownPod.Namespace, PodName: ownPod.Name, EgressPort: 5555, EnableIPAM: true, Options: election,
 	}
 }
 

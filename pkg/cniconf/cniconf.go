@@ -9,7 +9,7 @@
 //	<name>          coild             in use: coild can serve ADD
 //
 // The staged file stays when it is put in place, as a copy rather than by a rename:
-// it is what a removed or edited configuration is restored from, also after coild
+// a removed or edited configuration is restored from it, also after coild
 // restarted, which runs no installer. Without it, a configuration in use stays, and one
 // that is removed comes back only as long as coild runs, which remembers it.
 package cniconf
@@ -26,7 +26,6 @@ import (
 
 	"github.com/containernetworking/cni/libcni"
 	"github.com/containernetworking/cni/pkg/utils"
-	"github.com/containernetworking/cni/pkg/version"
 
 	"github.com/coil-net/coil/pkg/atomicfile"
 	"github.com/coil-net/coil/pkg/cniconf/spec"
@@ -59,7 +58,7 @@ func CheckName(name string) error {
 }
 
 // Validate tells whether content is a conflist that runtimes can use with the plugin
-// coil, and what else the admin should know about it.
+// coil, and returns notes about it for the admin.
 func Validate(content []byte) (notes []string, err error) {
 	list, err := libcni.NetworkConfFromBytes(content)
 	if err != nil {
@@ -87,7 +86,7 @@ func Validate(content []byte) (notes []string, err error) {
 	if found != 1 {
 		return nil, fmt.Errorf("network configuration has %d plugins of type %q, want one", found, spec.PluginType)
 	}
-	if newEnough, err := version.GreaterThanOrEqualTo(list.CNIVersion, "1.1.0"); err == nil && !newEnough {
+	if !spec.Since(list.CNIVersion, "1.1.0") {
 		notes = append(notes, fmt.Sprintf("cniVersion is %s: runtimes ask for STATUS and GC only from 1.1.0 on", list.CNIVersion))
 	}
 	return notes, nil
@@ -139,7 +138,7 @@ func (k *Keeper) Activate() (changed bool, err error) {
 	return changed, err
 }
 
-// fallback returns what to put in place when nothing is staged; nil for nothing.
+// fallback returns the configuration to put in place when none is staged; nil for none.
 func (k *Keeper) fallback(path string) []byte {
 	if live, err := os.ReadFile(path); err == nil {
 		if _, err := Validate(live); err == nil {

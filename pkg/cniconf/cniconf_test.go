@@ -69,7 +69,7 @@ func TestStageAndActivate(t *testing.T) {
 			t.Fatalf("Stage %d: changed %v, %v", i, changed, err)
 		}
 	}
-	// What is staged isn't a configuration for a runtime.
+	// The staged file isn't a configuration for a runtime.
 	if files, err := libcni.ConfFiles(dir, []string{".conf", ".conflist", ".json"}); err != nil || len(files) != 1 {
 		t.Errorf("a runtime finds %q, %v, want only the other's", files, err)
 	}
@@ -158,7 +158,7 @@ func TestActivateKeepsWhatIsInPlaceWhenTheStagedFileIsBroken(t *testing.T) {
 	}
 }
 
-// What is in place stays in use without the staged file, and comes back while coild runs.
+// The configuration in place stays in use without the staged file, and comes back while coild runs.
 func TestWithoutTheStagedFile(t *testing.T) {
 	tests := []struct {
 		name   string

@@ -10,6 +10,7 @@ import (
 	"time"
 	"unicode"
 
+	"github.com/coil-net/coil/pkg/attachment"
 	"github.com/coil-net/coil/pkg/cniconf/spec"
 )
 
@@ -25,14 +26,14 @@ const (
 	verbVersion verb = "VERSION"
 )
 
-// command is what the runtime asks for.
+// command is a command of the runtime.
 type command struct {
-	verb                       verb
-	containerID, netns, ifName string // CNI_CONTAINERID, CNI_NETNS, CNI_IFNAME
-	args, path, override       string // CNI_ARGS, CNI_PATH, CNI_NETNS_OVERRIDE
-	stdin                      []byte
-	conf                       spec.Conf
-	deadline                   time.Time // of the command as a whole, connecting included
+	verb          verb
+	request                 // for coild
+	rawArgs       string    // CNI_ARGS
+	netnsOverride string    // CNI_NETNS_OVERRIDE
+	conf          spec.Conf // of stdinData
+	deadline      time.Time // of the command as a whole, connecting included
 }
 
 // verbs are the commands: the gRPC method of each, its timeout, the variables that it can't do without, and the version
@@ -73,19 +74,18 @@ func (p Plugin) Main(getenv func(string) string, stdin io.Reader) *spec.Error {
 // plugins; the tests compare. VERSION needs nothing.
 func readCommand(getenv func(string) string, stdin io.Reader) (command, error) {
 	c := command{
-		verb: verb(getenv("CNI_COMMAND")), containerID: getenv("CNI_CONTAINERID"), netns: getenv("CNI_NETNS"), ifName: getenv("CNI_IFNAME"),
-		args: getenv("CNI_ARGS"), path: getenv("CNI_PATH"), override: getenv("CNI_NETNS_OVERRIDE"),
+		verb: verb(getenv("CNI_COMMAND")), rawArgs: getenv("CNI_ARGS"), netnsOverride: getenv("CNI_NETNS_OVERRIDE"),
+		request: request{
+			ID:    attachment.ID{ContainerID: getenv("CNI_CONTAINERID"), IfName: getenv("CNI_IFNAME")},
+			netns: getenv("CNI_NETNS"), path: getenv("CNI_PATH"),
+		},
 	}
 	traits, known := verbs[c.verb]
 	if err := c.checkNames(traits.needs); err != nil {
 		return c, err
 	}
-	var missing []string
-	for _, name := range append([]string{"CNI_COMMAND"}, traits.needs...) {
-		if getenv(name) == "" {
-			missing = append(missing, name)
-		}
-	}
+	needs := append([]string{"CNI_COMMAND"}, traits.needs...)
+	missing := slices.DeleteFunc(needs, func(name string) bool { return getenv(name) != "" })
 	switch {
 	case len(missing) > 0:
 		return c, environment(fmt.Sprintf("required env variables [%s] missing", strings.Join(missing, ",")), "")
@@ -93,10 +93,10 @@ func readCommand(getenv func(string) string, stdin io.Reader) (command, error) {
 		return c, nil
 	}
 	var err error
-	if c.stdin, err = io.ReadAll(stdin); err != nil {
+	if c.stdinData, err = io.ReadAll(stdin); err != nil {
 		return c, spec.NewError(spec.CodeIOFailure, "error reading from stdin: "+err.Error(), "")
 	}
-	if c.conf, err = spec.ParseConf(c.stdin); err != nil {
+	if c.conf, err = spec.ParseConf(c.stdinData); err != nil {
 		return c, err
 	}
 	if err := c.checkNetwork(); err != nil {
@@ -114,18 +114,18 @@ func environment(msg, details string) error {
 
 // checkNames checks those of the needed variables that are set.
 func (c command) checkNames(needed []string) error {
-	if c.containerID != "" && slices.Contains(needed, "CNI_CONTAINERID") && !spec.ValidName(c.containerID) {
-		return environment("invalid characters in containerID", c.containerID)
+	if c.ContainerID != "" && slices.Contains(needed, "CNI_CONTAINERID") && !spec.ValidName(c.ContainerID) {
+		return environment("invalid characters in containerID", c.ContainerID)
 	}
-	if c.ifName == "" || !slices.Contains(needed, "CNI_IFNAME") {
+	if c.IfName == "" || !slices.Contains(needed, "CNI_IFNAME") {
 		return nil
 	}
 	switch {
-	case len(c.ifName) > maxIfName:
+	case len(c.IfName) > maxIfName:
 		return environment("interface name is too long", fmt.Sprintf("interface name should be less than %d characters", maxIfName+1))
-	case c.ifName == "." || c.ifName == "..":
+	case c.IfName == "." || c.IfName == "..":
 		return environment("interface name is . or ..", "")
-	case strings.ContainsFunc(c.ifName, func(r rune) bool { return r == '/' || r == ':' || unicode.IsSpace(r) }):
+	case strings.ContainsFunc(c.IfName, func(r rune) bool { return r == '/' || r == ':' || unicode.IsSpace(r) }):
 		return environment("interface name contains / or : or whitespace characters", "")
 	}
 	return nil
@@ -160,7 +160,7 @@ func (c command) checkVersion() error {
 // inHostNetwork says whether the pod's network namespace is the one in which the plugin
 // runs. One that can't be looked at is for coild to judge.
 func (c command) inHostNetwork() (bool, error) {
-	if o := strings.ToUpper(c.override); o == "TRUE" || o == "1" {
+	if o := strings.ToUpper(c.netnsOverride); o == "TRUE" || o == "1" {
 		return false, nil
 	}
 	pod, err := os.Stat(c.netns)

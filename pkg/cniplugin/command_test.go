@@ -73,7 +73,7 @@ func ours(env environ) verdict {
 	return verdict{}
 }
 
-// What the CNI project's library refuses for plugins, and what it lets pass.
+// The CNI project's library refuses the same commands for plugins, and lets the same pass.
 func TestCommandsAreJudgedAsByTheSkeleton(t *testing.T) {
 	conf := func(members string) string { return `{"cniVersion":"1.1.0","name":"n","type":"coil"` + members + `}` }
 	edits := map[string]environ{

@@ -9,7 +9,7 @@ import (
 	"github.com/coil-net/coil/pkg/cniplugin/unary"
 )
 
-// hint is what an admin can look at when coild doesn't answer.
+// hint tells an admin where to look when coild doesn't answer.
 const hint = "see kubectl -n kube-system get pods -l app.kubernetes.io/component=coild"
 
 // toCNIError says in CNI's words why a call of coild failed:
@@ -61,7 +61,7 @@ func classify(v verb, socket string, err error) *spec.Error {
 	return spec.NewError(spec.CodeInternal, fmt.Sprintf("coild failed %s: %s", v, message), "")
 }
 
-// codeOf maps a code of CNIError. 0 is what a message without a code has, and the
+// codeOf maps a code of CNIError. A message without a code has 0, and the
 // runtime would take 0 for no error.
 func codeOf(code int32) uint {
 	if code <= 0 {

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"google.golang.org/genproto/googleapis/rpc/status"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/protobuf/types/known/anypb"
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
@@ -56,7 +57,7 @@ func TestToCNIError(t *testing.T) {
 		{name: "CNIError in an Unavailable", err: withDetails(unary.Unavailable, cni(cnirpc.ErrorCode_INVALID_NETWORK_CONFIG, "bad", "")), code: 7, message: "bad"},
 		{name: "CNIError plugin not available", err: withDetails(unary.Unavailable, cni(cnirpc.ErrorCode_PLUGIN_NOT_AVAILABLE, "starting", "")), code: 50, message: "starting"},
 		{name: "CNIError limited connectivity", err: withDetails(unary.Unavailable, cni(cnirpc.ErrorCode_LIMITED_CONNECTIVITY, "lost", "")), code: 51, message: "lost"},
-		{name: "CNIError unknown container", err: withDetails(unary.NotFound, cni(cnirpc.ErrorCode_UNKNOWN_CONTAINER, "c", "")), code: 3, message: "c"},
+		{name: "CNIError unknown container", err: withDetails(unary.Code(codes.NotFound), cni(cnirpc.ErrorCode_UNKNOWN_CONTAINER, "c", "")), code: 3, message: "c"},
 		{name: "CNIError without a code", err: withDetails(unary.Internal, cni(0, "m", "d")), code: 999, message: "m", details: "d"},
 		{name: "CNIError with a negative code", err: withDetails(unary.Internal, cni(-1, "m", "")), code: 999, message: "m"},
 		{name: "CNIError with a code of a later coild", err: withDetails(unary.Internal, cni(123, "m", "")), code: 123, message: "m"},

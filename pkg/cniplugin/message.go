@@ -6,6 +6,8 @@ import (
 	"maps"
 	"slices"
 	"strings"
+
+	"github.com/coil-net/coil/pkg/attachment"
 )
 
 // The messages of pkg/apis/cnirpc/cni.proto and google.rpc.Status in protobuf's wire
@@ -15,14 +17,13 @@ import (
 
 // request is the message CNIArgs.
 type request struct {
-	containerID string            // 1
-	netns       string            // 2
-	ifName      string            // 3
-	args        map[string]string // 4
-	path        string            // 5
-	stdinData   []byte            // 6
-	ips         []string          // 7
-	interfaces  map[string]bool   // 8
+	attachment.ID                   // 1 and 3
+	netns         string            // 2
+	args          map[string]string // 4
+	path          string            // 5
+	stdinData     []byte            // 6
+	ips           []string          // 7
+	interfaces    map[string]bool   // 8
 }
 
 // Types of fields on the wire.
@@ -36,9 +37,9 @@ const (
 // marshal encodes the message; the order of maps is that of their keys.
 func (r request) marshal() []byte {
 	b := make([]byte, 0, 512+len(r.stdinData))
-	b = appendString(b, 1, r.containerID)
+	b = appendString(b, 1, r.ContainerID)
 	b = appendString(b, 2, r.netns)
-	b = appendString(b, 3, r.ifName)
+	b = appendString(b, 3, r.IfName)
 	for _, k := range slices.Sorted(maps.Keys(r.args)) {
 		b = appendField(b, 4, appendString(appendString(nil, 1, k), 2, r.args[k]))
 	}
@@ -71,7 +72,7 @@ func appendField(b []byte, number uint64, value []byte) []byte {
 	return append(b, value...)
 }
 
-// tag is what a field begins with. A field of another type than is expected is unknown,
+// tag is the beginning of a field. A field of another type than is expected is unknown,
 // like one of another number.
 func tag(number, wire uint64) uint64 { return number<<3 | wire }
 

@@ -14,6 +14,7 @@ import (
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
 	"github.com/coil-net/coil/generated/cnirpc"
+	"github.com/coil-net/coil/pkg/attachment"
 )
 
 func TestRequestIsCNIArgs(t *testing.T) {
@@ -27,7 +28,7 @@ func TestRequestIsCNIArgs(t *testing.T) {
 		{
 			"full",
 			request{
-				containerID: "c", netns: "/ns", ifName: "eth0", args: map[string]string{"K": "v", "a": "", "": "b", "日": long},
+				ID: attachment.ID{ContainerID: "c", IfName: "eth0"}, netns: "/ns", args: map[string]string{"K": "v", "a": "", "": "b", "日": long},
 				path: "/opt/cni/bin", stdinData: []byte{0, 0xff, 0x80}, ips: []string{"10.1.2.3", "", "fd00::1"},
 				interfaces: map[string]bool{"eth0": true, "veth": false, "": true},
 			},
@@ -55,7 +56,7 @@ func TestRequestIsCNIArgs(t *testing.T) {
 func FuzzRequest(f *testing.F) {
 	f.Add("c", "/ns", "eth0", "K", "v", "/p", []byte("{}"), "10.0.0.1", "eth0", true)
 	f.Fuzz(func(t *testing.T, id, netns, ifName, k, v, path string, stdin []byte, ip, iface string, sandbox bool) {
-		r := request{containerID: id, netns: netns, ifName: ifName, args: map[string]string{k: v, "x": k}, path: path,
+		r := request{ID: attachment.ID{ContainerID: id, IfName: ifName}, netns: netns, args: map[string]string{k: v, "x": k}, path: path,
 			stdinData: stdin, ips: []string{ip}, interfaces: map[string]bool{iface: sandbox}}
 		want := &cnirpc.CNIArgs{ContainerId: id, Netns: netns, Ifname: ifName, Args: r.args, Path: path,
 			StdinData: stdin, Ips: r.ips, Interfaces: r.interfaces}

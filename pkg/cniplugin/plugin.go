@@ -30,21 +30,20 @@ func (p Plugin) do(c command) error {
 		return p.print(spec.VersionJSON())
 	}
 	c.deadline = time.Now().Add(cmp.Or(p.timeout, verbs[c.verb].timeout))
-	r, err := newRequest(c)
-	if err != nil {
+	if err := c.complete(); err != nil {
 		return err
 	}
 	switch c.verb {
 	case verbAdd:
-		return p.add(c, r)
+		return p.add(c)
 	case verbDel:
-		return del(c, r)
+		return del(c)
 	case verbGC:
-		if _, err := spec.ValidAttachments(c.stdin); err != nil {
+		if _, err := spec.ValidAttachments(c.stdinData); err != nil {
 			return err
 		}
 	}
-	return simple(c, r)
+	return simple(c)
 }
 
 // print writes to standard output.
@@ -55,17 +54,17 @@ func (p Plugin) print(b []byte) error {
 	return nil
 }
 
-func (p Plugin) add(c command, r request) error {
+func (p Plugin) add(c command) error {
 	if same, err := c.inHostNetwork(); err != nil {
 		return err
 	} else if same {
 		return spec.NewError(spec.CodeInvalidNetns, fmt.Sprintf("CNI_NETNS %q is the host's network namespace", c.netns), "")
 	}
 	// A DEL of the same ID that coild hasn't replayed yet is history now.
-	if err := delqueue.New(c.conf.DelQueueDir).Remove(r.id()); err != nil {
+	if err := delqueue.New(c.conf.DelQueueDir).Remove(c.ID); err != nil {
 		return spec.NewError(spec.CodeTryAgainLater, "an earlier deletion of the same container can't be cancelled", err.Error())
 	}
-	answer, err := c.call(r, ConnectTimeout)
+	answer, err := c.call(ConnectTimeout)
 	if err != nil {
 		return toCNIError(c.verb, c.conf.Socket, err)
 	}
@@ -74,7 +73,7 @@ func (p Plugin) add(c command, r request) error {
 		return spec.NewError(spec.CodeDecodingFailure, "answer of coild to ADD can't be decoded", err.Error())
 	}
 	if len(raw) == 0 {
-		raw = c.conf.PrevResult // a chained plugin that adds nothing hands on what it got
+		raw = c.conf.PrevResult // a chained plugin that adds nothing passes the result on
 	}
 	result, err := spec.ParseResult(raw, c.conf.CNIVersion)
 	if err != nil {
@@ -87,8 +86,8 @@ func (p Plugin) add(c command, r request) error {
 // stay Terminating while coild is being updated. When the record is on the disk it
 // tries coild once more, for the case that coild read the queue just before; see
 // package delqueue for why nothing is lost.
-func del(c command, r request) error {
-	_, err := c.call(r, ConnectTimeout)
+func del(c command) error {
+	_, err := c.call(ConnectTimeout)
 	if err == nil {
 		return nil
 	}
@@ -97,9 +96,9 @@ func del(c command, r request) error {
 	}
 	queue := delqueue.New(c.conf.DelQueueDir)
 	record := delqueue.Record{
-		ID:           r.id(),
-		PodNamespace: r.args[argPodNamespace],
-		PodName:      r.args[argPodName],
+		ID:           c.ID,
+		PodNamespace: c.args[argPodNamespace],
+		PodName:      c.args[argPodName],
 		QueuedAt:     time.Now().UTC(),
 	}
 	if qerr := queue.Add(record); qerr != nil {
@@ -107,7 +106,7 @@ func del(c command, r request) error {
 		e.Details = strings.TrimPrefix(e.Details+"; "+qerr.Error(), "; ")
 		return e
 	}
-	if _, err := c.call(r, 0); err == nil {
+	if _, err := c.call(0); err == nil {
 		// coild replays the record if it can't be removed; that does no harm.
 		_ = queue.Remove(record.ID)
 	}
@@ -116,8 +115,8 @@ func del(c command, r request) error {
 
 // simple does a command that has no result. GC and STATUS are newer than the first
 // coild: one that doesn't know them has nothing to say against them.
-func simple(c command, r request) error {
-	_, err := c.call(r, ConnectTimeout)
+func simple(c command) error {
+	_, err := c.call(ConnectTimeout)
 	var s *unary.Status
 	switch {
 	case err == nil:
@@ -129,6 +128,6 @@ func simple(c command, r request) error {
 }
 
 // call calls coild. It waits until somebody listens on the socket, and makes one attempt at least.
-func (c command) call(r request, connectTimeout time.Duration) ([]byte, error) {
-	return unary.Client{Socket: c.conf.Socket, ConnectTimeout: connectTimeout}.Call(c.deadline, verbs[c.verb].method, r.marshal())
+func (c command) call(connectTimeout time.Duration) ([]byte, error) {
+	return unary.Client{Socket: c.conf.Socket, ConnectTimeout: connectTimeout}.Call(c.deadline, verbs[c.verb].method, c.marshal())
 }

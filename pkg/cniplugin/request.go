@@ -6,7 +6,6 @@ import (
 	"strings"
 	"unicode/utf8"
 
-	"github.com/coil-net/coil/pkg/attachment"
 	"github.com/coil-net/coil/pkg/cniconf/spec"
 )
 
@@ -17,51 +16,45 @@ const (
 	argIsChained    = "IS_CHAINED"
 )
 
-// newRequest returns the request for a command. What coild can do without is not
+// complete completes the request of a command by CNI_ARGS and prevResult. Things that coild can do without are not
 // required: DEL must work with whatever is left of the runtime's memory, so for it
-// CNI_ARGS and prevResult are taken as far as they can be read.
-func newRequest(c command) (request, error) {
-	r := request{containerID: c.containerID, netns: c.netns, ifName: c.ifName, path: c.path, stdinData: c.stdin}
-	if err := checkText(r); err != nil {
-		return request{}, err
+// both are taken as far as they can be read.
+func (c *command) complete() error {
+	if err := checkText(c.request); err != nil {
+		return err
 	}
 	var err error
-	if r.args, err = parseArgs(c.args); err != nil && c.verb != verbDel {
-		return request{}, err
+	if c.args, err = parseArgs(c.rawArgs); err != nil && c.verb != verbDel {
+		return err
 	}
 	if c.verb == verbAdd {
 		for _, key := range []string{argPodNamespace, argPodName} {
-			if r.args[key] == "" {
-				return request{}, environment(
+			if c.args[key] == "" {
+				return environment(
 					fmt.Sprintf("%s is missing in CNI_ARGS: coil must be called by a Kubernetes container runtime", key),
-					fmt.Sprintf("CNI_ARGS is %q", c.args))
+					fmt.Sprintf("CNI_ARGS is %q", c.rawArgs))
 			}
 		}
 	}
 	chained := c.conf.PrevResult != nil
-	r.args[argIsChained] = strconv.FormatBool(chained)
+	c.args[argIsChained] = strconv.FormatBool(chained)
 	if c.verb == verbCheck && !chained {
-		return request{}, spec.NewError(spec.CodeInvalidConfig, "CHECK needs prevResult in the network configuration", "")
+		return spec.NewError(spec.CodeInvalidConfig, "CHECK needs prevResult in the network configuration", "")
 	}
 	prev, err := c.conf.Previous()
 	if err != nil && c.verb != verbDel {
-		return request{}, err
+		return err
 	}
 	if prev != nil {
-		r.ips, r.interfaces = addresses(prev)
+		c.ips, c.interfaces = addresses(prev)
 	}
-	return r, nil
+	return nil
 }
 
-// id is what the queue of deletions knows the attachment by.
-func (r request) id() attachment.ID {
-	return attachment.ID{ContainerID: r.containerID, IfName: r.ifName}
-}
-
-// checkText refuses what a protobuf string can't hold.
+// checkText refuses bytes that a protobuf string can't hold.
 func checkText(r request) error {
 	for _, s := range []struct{ name, value string }{
-		{"CNI_CONTAINERID", r.containerID}, {"CNI_NETNS", r.netns}, {"CNI_IFNAME", r.ifName}, {"CNI_PATH", r.path},
+		{"CNI_CONTAINERID", r.ContainerID}, {"CNI_NETNS", r.netns}, {"CNI_IFNAME", r.IfName}, {"CNI_PATH", r.path},
 	} {
 		if !utf8.ValidString(s.value) {
 			return environment(fmt.Sprintf("%s is not valid UTF-8: %q", s.name, s.value), "")
@@ -70,8 +63,8 @@ func checkText(r request) error {
 	return nil
 }
 
-// parseArgs parses CNI_ARGS, "KEY=value;KEY=value". It returns what it could read
-// together with the error for what it couldn't.
+// parseArgs parses CNI_ARGS, "KEY=value;KEY=value". It returns the pairs that it could read
+// together with the error about the others.
 func parseArgs(s string) (map[string]string, error) {
 	args := map[string]string{}
 	var err error

@@ -7,13 +7,14 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/coil-net/coil/pkg/attachment"
 	"github.com/coil-net/coil/pkg/cniconf/spec"
 )
 
 const prevResult = `{"cniVersion":"1.1.0","interfaces":[{"name":"br0"},{"name":"veth1"},{"name":"eth0","sandbox":"/ns"}],` +
 	`"ips":[{"interface":2,"address":"10.1.0.1/24"},{"interface":0,"address":"192.168.0.1/24"},{"address":"fd01::1/64"},{"interface":99,"address":"10.9.9.9/32"}]}`
 
-func TestNewRequest(t *testing.T) {
+func TestRequest(t *testing.T) {
 	const k8sArgs = "IgnoreUnknown=1;K8S_POD_NAMESPACE=ns;K8S_POD_NAME=pod;K8S_POD_INFRA_CONTAINER_ID=c;K8S_POD_UID=u=1;"
 	k8s := func(chained string) map[string]string {
 		return map[string]string{"IgnoreUnknown": "1", "K8S_POD_NAMESPACE": "ns", "K8S_POD_NAME": "pod",
@@ -61,11 +62,11 @@ func TestNewRequest(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			c := command{verb: tt.v, containerID: "c", netns: "/ns", ifName: "eth0", args: tt.args, path: "/p", stdin: []byte(stdin), conf: conf}
+			c := command{verb: tt.v, rawArgs: tt.args, conf: conf, request: request{ID: attachment.ID{ContainerID: "c", IfName: "eth0"}, netns: "/ns", path: "/p", stdinData: []byte(stdin)}}
 			if tt.edit != nil {
 				tt.edit(&c)
 			}
-			got, err := newRequest(c)
+			err = c.complete()
 			if tt.code != 0 {
 				var e *spec.Error
 				if !errors.As(err, &e) || e.Code != tt.code || !strings.Contains(e.Msg, tt.text) {
@@ -77,8 +78,8 @@ func TestNewRequest(t *testing.T) {
 				t.Fatal(err)
 			}
 			want := tt.want
-			want.containerID, want.netns, want.ifName, want.path, want.stdinData = "c", "/ns", "eth0", "/p", []byte(stdin)
-			if diff := cmp.Diff(want, got, cmp.AllowUnexported(request{})); diff != "" {
+			want.ID, want.netns, want.path, want.stdinData = c.ID, "/ns", "/p", []byte(stdin)
+			if diff := cmp.Diff(want, c.request, cmp.AllowUnexported(request{})); diff != "" {
 				t.Errorf("request (-want +got):\n%s", diff)
 			}
 		})

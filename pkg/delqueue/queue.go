@@ -46,7 +46,7 @@ const (
 
 	suffix    = ".json"
 	badSuffix = ".bad"
-	// maxFileName leaves room for what atomicfile and badSuffix add, below NAME_MAX.
+	// maxFileName leaves room for the additions of atomicfile and badSuffix, below NAME_MAX.
 	maxFileName = 220
 	// staleTemp is the age, beyond that of any plugin process, at which a temporary
 	// file has no writer any more. Its DEL was never acknowledged.

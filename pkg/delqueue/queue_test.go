@@ -271,7 +271,7 @@ func TestQueueUnderConcurrency(t *testing.T) {
 	}
 }
 
-// What coild reads was written by a plugin of another version: the names of the
+// A plugin of another version may have written the records that coild reads: the names of the
 // fields are a contract.
 func TestRecordFormat(t *testing.T) {
 	dir := t.TempDir()

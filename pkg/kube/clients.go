@@ -53,7 +53,7 @@ func Config(kubeconfig, program string) (*rest.Config, error) {
 	// client-go's default of 5 requests a second is for interactive tools. Requests come
 	// in bursts, when a cluster starts or a node gets many pods, and the API server's
 	// priority and fairness shares it out better than a limit that knows nothing of its
-	// load; the number of workers bounds what is in flight.
+	// load; the number of workers bounds the requests in flight.
 	cfg.QPS = -1
 	// The API server has a warning about the name of our finalizer in each answer.
 	cfg.WarningHandler = rest.NewWarningWriter(os.Stderr, rest.WarningWriterOptions{Deduplicate: true})
@@ -96,7 +96,16 @@ func NewClients(cfg *rest.Config) (Clients, error) {
 	return c, nil
 }
 
-// newScheme knows what Core and Discovery read and write, and what Events are about.
+// Connect returns the clients of a program that runs as Config says.
+func Connect(kubeconfig, program string) (Clients, error) {
+	cfg, err := Config(kubeconfig, program)
+	if err != nil {
+		return Clients{}, err
+	}
+	return NewClients(cfg)
+}
+
+// newScheme knows the kinds that Core and Discovery read and write, and those that Events are about.
 func newScheme() (*runtime.Scheme, error) {
 	s := runtime.NewScheme()
 	return s, errors.Join(corev1.AddToScheme(s), discoveryv1.AddToScheme(s), v2.Install(s))

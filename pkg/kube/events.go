@@ -34,23 +34,21 @@ type sink struct {
 	core rest.Interface
 }
 
-const eventsResource = "events"
-
 func (s sink) Create(e *corev1.Event) (*corev1.Event, error) {
-	var made corev1.Event
-	err := s.core.Post().Namespace(e.Namespace).Resource(eventsResource).Body(e).Do(s.ctx).Into(&made)
-	return &made, err
+	return s.send(s.core.Post(), e, e)
 }
 
 func (s sink) Update(e *corev1.Event) (*corev1.Event, error) {
-	var made corev1.Event
-	err := s.core.Put().Namespace(e.Namespace).Resource(eventsResource).Name(e.Name).Body(e).Do(s.ctx).Into(&made)
-	return &made, err
+	return s.send(s.core.Put().Name(e.Name), e, e)
 }
 
 func (s sink) Patch(e *corev1.Event, patch []byte) (*corev1.Event, error) {
+	return s.send(s.core.Patch(types.StrategicMergePatchType).Name(e.Name), e, patch)
+}
+
+// send completes a request about an Event and sends it.
+func (s sink) send(r *rest.Request, e *corev1.Event, body any) (*corev1.Event, error) {
 	var made corev1.Event
-	err := s.core.Patch(types.StrategicMergePatchType).Namespace(e.Namespace).Resource(eventsResource).Name(e.Name).
-		Body(patch).Do(s.ctx).Into(&made)
+	err := r.Namespace(e.Namespace).Resource("events").Body(body).Do(s.ctx).Into(&made)
 	return &made, err
 }

@@ -22,12 +22,24 @@ import (
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
 )
 
-// Strip drops what no program of Coil reads from an object before it is cached.
+// Strip drops the fields that no program of Coil reads from an object before it is cached.
 func Strip(obj any) (any, error) {
 	if o, ok := obj.(metav1.Object); ok {
 		o.SetManagedFields(nil)
 	}
 	return obj, nil
+}
+
+// Only returns the named entries of a map, for functions that strip objects. Its keys are the given ones, where the keys of
+// a decoded map are strings of their own in each object.
+func Only[M ~map[K]V, K comparable, V any](m M, keys ...K) M {
+	kept := make(M, len(keys))
+	for _, k := range keys {
+		if v, ok := m[k]; ok {
+			kept[k] = v
+		}
+	}
+	return kept
 }
 
 // Informer is an informer that can be awaited.
@@ -37,8 +49,8 @@ type Informer struct {
 	opened  atomic.Pointer[time.Time] // when the present watch was opened, nil for none; only if it is followed
 }
 
-// watchSettle is for how long a watch must be open before its cache counts as current: what happened
-// before it was opened is sent first.
+// watchSettle is for how long a watch must be open before its cache counts as current: earlier events
+// are sent first.
 const watchSettle = time.Second
 
 // Current says whether a watch is open, so that the cache follows the API server. Without one, as
@@ -112,8 +124,7 @@ func NodeInformer(core rest.Interface, fieldSelector string) *Informer {
 // MetadataInformer returns an informer of the metadata of a resource in all namespaces,
 // with the fields that the server selects by; an empty selector selects all. Its watch is followed.
 func MetadataInformer(client metadata.Interface, r schema.GroupVersionResource, fieldSelector string) *Informer {
-	objects := client.Resource(r)
-	lw := selected(objects.List, objects.Watch, byFields(fieldSelector))
+	lw := selected(client.Resource(r), byFields(fieldSelector))
 	i := newInformer(&metav1.PartialObjectMetadata{}, lw)
 	i.follow(lw)
 	return i
@@ -122,21 +133,18 @@ func MetadataInformer(client metadata.Interface, r schema.GroupVersionResource, 
 // AddressBlockInformer returns an informer of AddressBlocks, with the labels that the
 // server selects by; an empty selector selects all.
 func AddressBlockInformer(client typed.CoilV2Interface, labelSelector string) *Informer {
-	blocks := client.AddressBlocks()
-	return newInformer(&v2.AddressBlock{}, selected(blocks.List, blocks.Watch, byLabels(labelSelector)))
+	return newInformer(&v2.AddressBlock{}, selected(client.AddressBlocks(), byLabels(labelSelector)))
 }
 
 // BlockRequestInformer returns an informer of BlockRequests, with the labels that the
 // server selects by; an empty selector selects all.
 func BlockRequestInformer(client typed.CoilV2Interface, labelSelector string) *Informer {
-	requests := client.BlockRequests()
-	return newInformer(&v2.BlockRequest{}, selected(requests.List, requests.Watch, byLabels(labelSelector)))
+	return newInformer(&v2.BlockRequest{}, selected(client.BlockRequests(), byLabels(labelSelector)))
 }
 
 // EgressInformer returns an informer of all Egresses, without their templates.
 func EgressInformer(client typed.CoilV2Interface) *Informer {
-	egresses := client.Egresses(metav1.NamespaceAll)
-	return newInformer(&v2.Egress{}, selected(egresses.List, egresses.Watch, byLabels(""))).Transformed(func(obj any) (any, error) {
+	return newInformer(&v2.Egress{}, selected(client.Egresses(metav1.NamespaceAll), byLabels(""))).Transformed(func(obj any) (any, error) {
 		if e, ok := obj.(*v2.Egress); ok {
 			e.Spec.Template = nil
 		}
@@ -146,9 +154,8 @@ func EgressInformer(client typed.CoilV2Interface) *Informer {
 
 // OneEgressInformer returns an informer of the Egress of a name.
 func OneEgressInformer(client typed.CoilV2Interface, namespace, name string) *Informer {
-	egresses := client.Egresses(namespace)
 	named := byFields(fields.OneTermEqualSelector(metav1.ObjectNameField, name).String())
-	return newInformer(&v2.Egress{}, selected(egresses.List, egresses.Watch, named))
+	return newInformer(&v2.Egress{}, selected(client.Egresses(namespace), named))
 }
 
 // ServiceInformer returns an informer of Services, with the labels that the server selects
@@ -171,17 +178,22 @@ func byFields(selector string) func(*metav1.ListOptions) {
 	return func(o *metav1.ListOptions) { o.FieldSelector = selector }
 }
 
-// selected lists and watches with the methods of a client, with narrower options.
-func selected[L runtime.Object](list func(context.Context, metav1.ListOptions) (L, error),
-	watches func(context.Context, metav1.ListOptions) (watch.Interface, error), narrow func(*metav1.ListOptions)) *cache.ListWatch {
+// listWatcher is a client of one resource.
+type listWatcher[L runtime.Object] interface {
+	List(context.Context, metav1.ListOptions) (L, error)
+	Watch(context.Context, metav1.ListOptions) (watch.Interface, error)
+}
+
+// selected lists and watches by a client, with narrower options.
+func selected[L runtime.Object](client listWatcher[L], narrow func(*metav1.ListOptions)) *cache.ListWatch {
 	return &cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
 			narrow(&o)
-			return list(ctx, o)
+			return client.List(ctx, o)
 		},
 		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
 			narrow(&o)
-			return watches(ctx, o)
+			return client.Watch(ctx, o)
 		},
 	}
 }
@@ -191,7 +203,7 @@ func newInformer(example runtime.Object, lw cache.ListerWatcher) *Informer {
 	return (&Informer{SharedIndexInformer: i}).Transformed(Strip)
 }
 
-// Transformed lets transform change what is cached, instead of another function. It is for the time before the informer
+// Transformed lets transform change objects before they are cached, instead of another function. It is for the time before the informer
 // starts.
 func (i *Informer) Transformed(transform cache.TransformFunc) *Informer {
 	_ = i.SetTransform(transform) // its only error is that the informer has started

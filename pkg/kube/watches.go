@@ -2,36 +2,31 @@ package kube
 
 import (
 	"context"
-	"errors"
 
 	"k8s.io/client-go/tools/cache"
+
+	"github.com/coil-net/coil/pkg/reconcile"
 )
 
 // Watches are informers that start and end together. The zero value has none.
 type Watches struct {
 	informers []*Informer
+	handlers  []reconcile.Source
 	synced    []cache.DoneChecker
-	errs      []error
 }
 
-// Add makes an informer one of them, and passes its events to a handler; nil is none. Start says what is wrong.
+// Add makes an informer one of them, and passes its events to a handler; nil is none.
 func (w *Watches) Add(i *Informer, h cache.ResourceEventHandler) {
 	w.informers = append(w.informers, i)
-	if h == nil {
-		return
+	if h != nil {
+		w.handlers = append(w.handlers, reconcile.On(i, h))
 	}
-	reg, err := i.AddEventHandler(h)
-	if err != nil {
-		w.errs = append(w.errs, err)
-		return
-	}
-	w.synced = append(w.synced, reg.HasSyncedChecker())
 }
 
 // Start starts the informers, which work until ctx ends.
-func (w *Watches) Start(ctx context.Context) error {
-	if len(w.errs) > 0 {
-		return errors.Join(w.errs...)
+func (w *Watches) Start(ctx context.Context) (err error) {
+	if w.synced, err = reconcile.Register(w.handlers...); err != nil {
+		return err
 	}
 	for _, i := range w.informers {
 		i.Start(ctx.Done())
@@ -46,5 +41,5 @@ func (w *Watches) Shutdown() {
 	}
 }
 
-// Synced are the functions that say whether the caches are filled, and the handlers know it.
+// Synced are the functions that say whether the caches are filled, and the handlers know it. There are none before Start.
 func (w *Watches) Synced() []cache.DoneChecker { return w.synced }

@@ -2,6 +2,7 @@ package observe
 
 import (
 	"net"
+	"net/http"
 	"net/netip"
 	"slices"
 	"sync"
@@ -16,62 +17,56 @@ const (
 	maxOfAll = 1024
 )
 
-// bounded is a listener that closes the oldest connection of a remote address when it has more than maxConns at
+// bounded closes the oldest connection of a remote address when it has more than maxConns to a server at
 // once. Others are served on: they have addresses of their own, which a pod can't send from. So is kubelet, should
 // somebody make its address open many, as by a Service of type NodePort: a probe takes milliseconds. Of more than
 // maxOfAll connections it closes the oldest.
 type bounded struct {
-	net.Listener
-
 	mu   sync.Mutex
-	open []*counted // the oldest first
+	open []net.Conn // the oldest first
 }
 
-func newBounded(l net.Listener) *bounded { return &bounded{Listener: l} }
-
-// Accept implements net.Listener.
-func (l *bounded) Accept() (net.Conn, error) {
-	c, err := l.Listener.Accept()
-	if err != nil {
-		return nil, err
-	}
-	made := &counted{Conn: c, listener: l, from: remoteOf(c)}
-	if oldest := l.add(made); oldest != nil {
-		if tcp, ok := oldest.Conn.(*net.TCPConn); ok {
-			_ = tcp.SetLinger(0) // no TIME_WAIT for each of them; it is closed all the same
+// state is told of each connection that comes or ends; see http.Server.ConnState.
+func (b *bounded) state(c net.Conn, s http.ConnState) {
+	switch s {
+	case http.StateNew:
+		if oldest := b.add(c); oldest != nil {
+			if tcp, ok := oldest.(*net.TCPConn); ok {
+				_ = tcp.SetLinger(0) // no TIME_WAIT for each of them; it is closed all the same
+			}
+			_ = oldest.Close() // its server notices, and closes it, too
 		}
-		_ = oldest.Conn.Close() // its server notices, and closes it, too
+	case http.StateClosed:
+		b.remove(c)
 	}
-	return made, nil
 }
 
 // add returns the connection that is one too many, or nil.
-func (l *bounded) add(c *counted) *counted {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	first, n := -1, 0
-	for i, o := range l.open {
-		if o.from == c.from {
+func (b *bounded) add(c net.Conn) (oldest net.Conn) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	from, first, n := remoteOf(c), -1, 0
+	for i, o := range b.open {
+		if remoteOf(o) == from {
 			if n++; first < 0 {
 				first = i
 			}
 		}
 	}
-	var oldest *counted
 	switch {
 	case n >= maxConns:
-		oldest = l.open[first]
-	case len(l.open) >= maxOfAll:
-		oldest = l.open[0]
+		oldest = b.open[first]
+	case len(b.open) >= maxOfAll:
+		oldest = b.open[0]
 	}
-	l.open = append(slices.DeleteFunc(l.open, func(o *counted) bool { return o == oldest }), c)
+	b.open = append(slices.DeleteFunc(b.open, func(o net.Conn) bool { return o == oldest }), c)
 	return oldest
 }
 
-func (l *bounded) remove(c *counted) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.open = slices.DeleteFunc(l.open, func(o *counted) bool { return o == c })
+func (b *bounded) remove(c net.Conn) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.open = slices.DeleteFunc(b.open, func(o net.Conn) bool { return o == c })
 }
 
 // remoteOf is the zero Addr for a connection that isn't IP's.
@@ -89,17 +84,4 @@ func remoteAddr(a netip.Addr) netip.Addr {
 		return netip.IPv6Unspecified().WithZone(a.Zone())
 	}
 	return a.Unmap()
-}
-
-// counted is a connection that counts until it is closed.
-type counted struct {
-	net.Conn
-	listener *bounded
-	from     netip.Addr
-}
-
-// Close implements net.Conn.
-func (c *counted) Close() error {
-	defer c.listener.remove(c)
-	return c.Conn.Close()
 }

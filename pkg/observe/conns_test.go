@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"net"
 	"net/http"
-	"net/netip"
 	"testing"
 	"time"
 
@@ -63,7 +62,7 @@ func TestConnectionsOfOneRemoteAreBounded(t *testing.T) {
 			ctx, cancel := context.WithCancel(t.Context())
 			ended := make(chan error, 1)
 			go func() {
-				ended <- serve(ctx, l, http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}), defaultLimits)
+				ended <- serve(ctx, l, newServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {})))
 			}()
 			to := &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: l.Addr().(*net.TCPAddr).Port}
 			var pod []*client
@@ -98,27 +97,37 @@ func TestConnectionsOfOneRemoteAreBounded(t *testing.T) {
 	}
 }
 
+// remote is a connection of which only the remote address matters.
+type remote struct {
+	net.Conn
+	net.TCPAddr
+}
+
+func (r *remote) RemoteAddr() net.Addr { return &r.TCPAddr }
+
 // A host has as many addresses of IPv6 as it likes.
 func TestConnectionsOfAllAreBounded(t *testing.T) {
-	l := newBounded(nil)
-	from := func(i int) *counted {
-		return &counted{listener: l, from: netip.AddrFrom4([4]byte{10, 0, byte(i >> 8), byte(i)})}
-	}
+	var b bounded
+	from := func(i int) *remote { return &remote{TCPAddr: net.TCPAddr{IP: net.IPv4(10, 0, byte(i>>8), byte(i))}} }
 	first := from(0)
 	for i := range maxOfAll {
 		c := from(i)
 		if i == 0 {
 			c = first
 		}
-		if closed := l.add(c); closed != nil {
-			t.Fatalf("connection %d closed that of %s", i, closed.from)
+		if closed := b.add(c); closed != nil {
+			t.Fatalf("connection %d closed that of %s", i, closed.RemoteAddr())
 		}
 	}
-	if closed := l.add(from(maxOfAll)); closed != first {
+	if closed := b.add(from(maxOfAll)); closed != first {
 		t.Errorf("one too many closed %v, want the oldest", closed)
 	}
-	if len(l.open) != maxOfAll {
-		t.Errorf("%d are open", len(l.open))
+	if len(b.open) != maxOfAll {
+		t.Errorf("%d are open", len(b.open))
+	}
+	b.state(b.open[0], http.StateClosed)
+	if len(b.open) != maxOfAll-1 {
+		t.Errorf("%d are open after the end of one", len(b.open))
 	}
 }
 

@@ -3,16 +3,16 @@ package observe
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"net/http"
 	"slices"
-	"strings"
 	"sync"
 )
 
 // errStarting is why a program isn't ready before it says anything.
 var errStarting = errors.New("starting")
 
-// Health is what /healthz and /readyz tell. A program is ready when each of its
+// Health is the content of /healthz and /readyz. A program is ready when each of its
 // named conditions holds. The zero Health is not usable.
 type Health struct {
 	mu      sync.Mutex
@@ -40,12 +40,11 @@ func (h *Health) Ready() error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	var errs []error
-	for c, err := range h.reasons {
-		if err != nil {
+	for _, c := range slices.Sorted(maps.Keys(h.reasons)) {
+		if err := h.reasons[c]; err != nil {
 			errs = append(errs, fmt.Errorf("%s: %w", c, err))
 		}
 	}
-	slices.SortFunc(errs, func(a, b error) int { return strings.Compare(a.Error(), b.Error()) })
 	return errors.Join(errs...)
 }
 

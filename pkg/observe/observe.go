@@ -30,15 +30,6 @@ func NewRegistry() *prometheus.Registry {
 	return r
 }
 
-// limits bound the duration of a connection: every host that reaches the node's address may connect.
-type limits struct {
-	// request is for reading a request, answer for writing its answer (package pprof extends it for
-	// profiles), idle for the time between two requests.
-	request, answer, idle time.Duration
-}
-
-var defaultLimits = limits{request: 10 * time.Second, answer: 30 * time.Second, idle: 30 * time.Second}
-
 // Options says where to listen, as host:port; an empty address is "not at all".
 type Options struct {
 	MetricsAddr string
@@ -79,7 +70,7 @@ func Serve(ctx context.Context, o Options, g prometheus.Gatherer, h *Health, pag
 		group.Go(func() error {
 			l, err := new(net.ListenConfig).Listen(ctx, "tcp", s.addr)
 			if err == nil {
-				err = serve(ctx, l, s.handler, defaultLimits)
+				err = serve(ctx, l, newServer(s.handler))
 			}
 			if err != nil {
 				return fmt.Errorf("serve %s at %s: %w", s.name, s.addr, err)
@@ -91,7 +82,7 @@ func Serve(ctx context.Context, o Options, g prometheus.Gatherer, h *Health, pag
 }
 
 // local serves callers on the same host only: a profile costs processor time and
-// tells what the program works on, and some programs listen on the node's address.
+// shows the work of the program, and some programs listen on the node's address.
 func local(h http.HandlerFunc) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		if a, err := netip.ParseAddrPort(r.RemoteAddr); err != nil || !a.Addr().Unmap().IsLoopback() {
@@ -102,12 +93,21 @@ func local(h http.HandlerFunc) http.HandlerFunc {
 	}
 }
 
-// serve serves requests at a listener until ctx ends.
-func serve(ctx context.Context, l net.Listener, h http.Handler, lim limits) error {
-	s := &http.Server{
-		Handler:     h,
-		ReadTimeout: lim.request, WriteTimeout: lim.answer, IdleTimeout: lim.idle, MaxHeaderBytes: 16 << 10,
+// newServer returns a server whose connections are bounded in number and duration: every host that reaches the node's
+// address may connect.
+func newServer(h http.Handler) *http.Server {
+	return &http.Server{
+		Handler:        h,
+		ConnState:      new(bounded).state,
+		ReadTimeout:    10 * time.Second, // of a request
+		WriteTimeout:   30 * time.Second, // of its answer; package pprof extends it for profiles
+		IdleTimeout:    30 * time.Second, // between two requests
+		MaxHeaderBytes: 16 << 10,
 	}
+}
+
+// serve serves requests at a listener until ctx ends.
+func serve(ctx context.Context, l net.Listener, s *http.Server) error {
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
@@ -118,7 +118,7 @@ func serve(ctx context.Context, l net.Listener, h http.Handler, lim limits) erro
 			s.Close()
 		}
 	}()
-	if err := s.Serve(newBounded(l)); !errors.Is(err, http.ErrServerClosed) {
+	if err := s.Serve(l); !errors.Is(err, http.ErrServerClosed) {
 		return err
 	}
 	<-ended

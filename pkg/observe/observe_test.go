@@ -232,7 +232,7 @@ func (s stuck) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// Who doesn't read an answer keeps nobody else from one, and the link-local addresses of a link are one remote.
+// A remote that doesn't read an answer keeps no other from one, and the link-local addresses of a link are one remote.
 func TestUnreadScrapesKeepNobody(t *testing.T) {
 	h := scrapes(NewRegistry())
 	w := stuck{httptest.NewRecorder(), make(chan struct{}), make(chan struct{})}
@@ -315,8 +315,8 @@ func TestUnreadScrapesAreBounded(t *testing.T) {
 }
 
 func TestConnectionsEnd(t *testing.T) {
-	if l := defaultLimits; l.request <= 0 || l.answer <= 0 || l.idle <= 0 {
-		t.Errorf("limits of the programs: %+v", l)
+	if s := newServer(nil); s.ReadTimeout <= 0 || s.WriteTimeout <= 0 || s.IdleTimeout <= 0 {
+		t.Errorf("limits of the programs: %s, %s, %s", s.ReadTimeout, s.WriteTimeout, s.IdleTimeout)
 	}
 	for name, send := range map[string]string{
 		"idle after an answer": "GET / HTTP/1.1\r\nHost: x\r\n\r\n",
@@ -328,8 +328,9 @@ func TestConnectionsEnd(t *testing.T) {
 			ctx, cancel := context.WithCancel(t.Context())
 			ended := make(chan error, 1)
 			handler := http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { _, _ = io.Copy(io.Discard, r.Body) })
-			short := limits{request: 50 * time.Millisecond, answer: time.Minute, idle: 50 * time.Millisecond}
-			go func() { ended <- serve(ctx, l, handler, short) }()
+			short := newServer(handler)
+			short.ReadTimeout, short.WriteTimeout, short.IdleTimeout = 50*time.Millisecond, time.Minute, 50*time.Millisecond
+			go func() { ended <- serve(ctx, l, short) }()
 			c := testkit.Must(net.Dial("tcp", l.Addr().String()))(t)
 			defer c.Close()
 			if _, err := fmt.Fprint(c, send); err != nil {

@@ -1,6 +1,7 @@
 package observe
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"maps"
@@ -26,7 +27,7 @@ const (
 	scrapeEvery = 250 * time.Millisecond
 )
 
-// scrapes serves metrics. Those that can't be read are left out: the others are wanted then, too. Requests that wait at
+// scrapes serves metrics. A metric that can't be read is left out: the others are wanted then, too. Requests that wait at
 // the same time, of any number of remotes, cost no more than one. Nobody waits for somebody else to read an answer, and
 // of too many unread ones the oldest end.
 func scrapes(g prometheus.Gatherer) http.Handler {
@@ -76,7 +77,7 @@ func (v variant) ask(h http.Handler) *answer {
 	if v.protobuf {
 		r.Header.Set("Accept", protobufType+";proto=io.prometheus.client.MetricFamily;encoding=delimited")
 	}
-	a := &answer{}
+	a := &answer{header: http.Header{}}
 	h.ServeHTTP(a, r)
 	return a
 }
@@ -183,12 +184,7 @@ type answer struct {
 }
 
 // Header implements http.ResponseWriter.
-func (a *answer) Header() http.Header {
-	if a.header == nil {
-		a.header = http.Header{}
-	}
-	return a.header
-}
+func (a *answer) Header() http.Header { return a.header }
 
 // WriteHeader implements http.ResponseWriter.
 func (a *answer) WriteHeader(code int) {
@@ -206,8 +202,6 @@ func (a *answer) Write(b []byte) (int, error) {
 
 func (a *answer) writeTo(w http.ResponseWriter) {
 	maps.Copy(w.Header(), a.header)
-	if a.code != 0 {
-		w.WriteHeader(a.code)
-	}
+	w.WriteHeader(cmp.Or(a.code, http.StatusOK))
 	_, _ = w.Write(a.body) // an error is the remote's
 }

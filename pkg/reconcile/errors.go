@@ -3,8 +3,6 @@ package reconcile
 import (
 	"fmt"
 	"time"
-
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 )
 
 type laterError struct{ after time.Duration }
@@ -13,8 +11,3 @@ func (e *laterError) Error() string { return fmt.Sprintf("to be done again after
 
 // Later ends a sync that went well but has to be done again after d.
 func Later(d time.Duration) error { return &laterError{d} }
-
-// isExpected says whether an error is part of normal work: a stale cache.
-func isExpected(err error) bool {
-	return apierrors.IsConflict(err)
-}

@@ -57,7 +57,7 @@ func known(obj any) any {
 	return obj
 }
 
-// Source is an informer, and who handles its events.
+// Source is an informer, and the handler of its events.
 type Source struct {
 	informer cache.SharedIndexInformer
 	handler  cache.ResourceEventHandler
@@ -66,7 +66,7 @@ type Source struct {
 // On returns a Source.
 func On(i cache.SharedIndexInformer, h cache.ResourceEventHandler) Source { return Source{i, h} }
 
-// Register adds handlers. It returns, of each, whether it has handled what its informer began with.
+// Register adds handlers. It returns, of each, whether it has handled the objects with which its informer began.
 func Register(sources ...Source) ([]cache.DoneChecker, error) {
 	var synced []cache.DoneChecker
 	for _, s := range sources {

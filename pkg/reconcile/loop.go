@@ -11,6 +11,7 @@ import (
 	"sync"
 	"time"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/util/workqueue"
 	"k8s.io/klog/v2"
@@ -53,7 +54,7 @@ func (l *Loop[K]) Add(key K) { l.queue.Add(key) }
 func (l *Loop[K]) AddAfter(key K, d time.Duration) { l.queue.AddAfter(key, d) }
 
 // Run waits for the caches, then syncs keys until ctx ends, as many at once as there are workers,
-// and returns when all have ended: nil, or an error if the caches did not sync. A worker exists only
+// and returns nil when all have ended. A worker exists only
 // while it works: thousands that may wait at once cost nothing while there is nothing to do. A Loop
 // runs once.
 func (l *Loop[K]) Run(ctx context.Context, workers int, synced ...cache.DoneChecker) error {
@@ -61,10 +62,7 @@ func (l *Loop[K]) Run(ctx context.Context, workers int, synced ...cache.DoneChec
 	logger := klog.FromContext(ctx).WithName(l.name)
 	ctx = klog.NewContext(ctx, logger)
 	if !cache.WaitFor(ctx, "", synced...) {
-		if ctx.Err() != nil {
-			return nil
-		}
-		return fmt.Errorf("loop %s: caches did not sync", l.name)
+		return nil // ctx ended before
 	}
 	defer context.AfterFunc(ctx, l.queue.ShutDown)()
 	var wg sync.WaitGroup
@@ -99,7 +97,7 @@ func (l *Loop[K]) work(ctx context.Context, key K) {
 	case errors.As(err, &later):
 		l.queue.Forget(key)
 		l.queue.AddAfter(key, later.after)
-	case isExpected(err):
+	case apierrors.IsConflict(err): // the cache was stale
 		logger.V(2).Info("Sync is tried again", "key", key, "reason", err.Error())
 		l.queue.AddRateLimited(key)
 	default:

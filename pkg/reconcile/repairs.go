@@ -22,13 +22,12 @@ const (
 	memory     = 10 * time.Minute
 )
 
-// Repairs counts what others destroyed and was restored, by kind. It says how long to wait
+// Repairs counts the objects that others destroyed and that were restored, by kind. It says how long to wait
 // before the next repair, so that two programs that don't agree don't keep a node busy, and
-// reports what is destroyed again and again. It is safe for concurrent use.
+// reports kinds that are destroyed again and again. It is safe for concurrent use.
 type Repairs struct {
 	total  *prometheus.CounterVec
 	report func(ctx context.Context, kind, message string)
-	now    func() time.Time
 
 	mu    sync.Mutex
 	kinds map[string]*history
@@ -39,10 +38,10 @@ type history struct {
 	pause    time.Duration
 	recent   []time.Time // the last repairs, at most repeatedly
 	reported time.Time
-	seen     string // what was destroyed last
+	seen     string // the last object that was destroyed
 }
 
-// NewRepairs returns a counter of repairs of the given kinds. report is told what is
+// NewRepairs returns a counter of repairs of the given kinds. report is told of kinds that are
 // destroyed repeatedly, not more often than every ten minutes for each kind. It may be nil: the log has it.
 func NewRepairs(reg prometheus.Registerer, report func(ctx context.Context, kind, message string), kinds ...string) *Repairs {
 	r := &Repairs{
@@ -51,7 +50,6 @@ func NewRepairs(reg prometheus.Registerer, report func(ctx context.Context, kind
 			Help: "Kernel objects of Coil that others deleted or changed and that were restored, by kind.",
 		}, []string{"kind"}),
 		report: report,
-		now:    time.Now,
 		kinds:  map[string]*history{},
 	}
 	for _, k := range kinds {
@@ -64,11 +62,11 @@ func NewRepairs(reg prometheus.Registerer, report func(ctx context.Context, kind
 	return r
 }
 
-// Saw remembers what was destroyed, for the next report about the kind.
-func (r *Repairs) Saw(kind, what string) {
+// Saw remembers an object that was destroyed, for the next report about the kind.
+func (r *Repairs) Saw(kind, object string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.kinds[kind].seen = what
+	r.kinds[kind].seen = object
 }
 
 // Done says that so many objects of a kind were restored just now.
@@ -78,11 +76,11 @@ func (r *Repairs) Done(ctx context.Context, kind string, n int) {
 	}
 	r.total.WithLabelValues(kind).Add(float64(n))
 	first, message := r.note(kind)
-	if first {
-		klog.FromContext(ctx).Info("Restored what another program had destroyed", "kind", kind, "count", n)
-	} else {
-		klog.FromContext(ctx).V(2).Info("Restored what another program had destroyed", "kind", kind, "count", n)
+	logger := klog.FromContext(ctx)
+	if !first {
+		logger = logger.V(2)
 	}
+	logger.Info("Restored what another program had destroyed", "kind", kind, "count", n)
 	if message != "" {
 		klog.FromContext(ctx).Info("Another program destroys again and again what is Coil's", "kind", kind, "observed", message)
 		if r.report != nil {
@@ -91,11 +89,11 @@ func (r *Repairs) Done(ctx context.Context, kind string, n int) {
 	}
 }
 
-// note says whether it is the first repair for a while, and what to report.
+// note says whether it is the first repair for a while, and returns the message to report.
 func (r *Repairs) note(kind string) (first bool, message string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	h, now := r.kinds[kind], r.now()
+	h, now := r.kinds[kind], time.Now()
 	first = len(h.recent) == 0 || now.Sub(h.recent[len(h.recent)-1]) > calm
 	if first {
 		h.pause = minPause
@@ -124,7 +122,7 @@ func (r *Repairs) Wait(kinds ...string) time.Duration {
 	var wait time.Duration
 	for _, k := range kinds {
 		if h := r.kinds[k]; len(h.recent) > 0 {
-			wait = max(wait, h.recent[len(h.recent)-1].Add(h.pause).Sub(r.now()))
+			wait = max(wait, time.Until(h.recent[len(h.recent)-1].Add(h.pause)))
 		}
 	}
 	return wait

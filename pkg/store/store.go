@@ -129,7 +129,7 @@ var (
 	// block, or try again with Yield.
 	ErrNoAddress = errors.New("no free address")
 	// ErrState: the record isn't in a state from which the step is possible,
-	// usually because a DEL came in between. Undo what was done.
+	// usually because a DEL came in between. Undo the step.
 	ErrState = errors.New("allocation is in another state")
 	// ErrInUse: the block still has allocated or cooling addresses. Keep it.
 	ErrInUse = errors.New("block is in use")

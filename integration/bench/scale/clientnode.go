@@ -76,11 +76,7 @@ func playClientNode() {
 }
 
 func (c clientNode) run(ctx context.Context) error {
-	cfg, err := kube.Config(c.Kubeconfig, "coild")
-	if err != nil {
-		return err
-	}
-	clients, err := kube.NewClients(cfg)
+	clients, err := kube.Connect(c.Kubeconfig, "coild")
 	if err != nil {
 		return err
 	}

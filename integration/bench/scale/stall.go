@@ -19,6 +19,7 @@ import (
 	"github.com/coil-net/coil/integration/rig"
 	"github.com/coil-net/coil/pkg/app/ipamcontroller"
 	"github.com/coil-net/coil/pkg/app/leading"
+	"github.com/coil-net/coil/pkg/kube/leader"
 )
 
 const (
@@ -149,10 +150,10 @@ func delayedController(ctx context.Context, r *rig.Rig, come <-chan struct{}) (s
 	go func() {
 		ended <- ipamcontroller.Run(ctx, cfg, &ipamcontroller.Options{
 			GCInterval: time.Hour, Quarantine: 10 * time.Minute,
-			Election: leading.Options{
-				LeaseNamespace: metav1.NamespaceSystem,
-				LeaseDuration:  30 * time.Second, RenewDeadline: 20 * time.Second, RetryPeriod: 300 * time.Millisecond,
-			},
+			Options: leading.Options{Election: leader.Election{
+				Namespace:     metav1.NamespaceSystem,
+				LeaseDuration: 30 * time.Second, RenewDeadline: 20 * time.Second, RetryPeriod: 300 * time.Millisecond,
+			}},
 		})
 	}()
 	return sync.OnceValue(func() error { cancel(); return <-ended }), nil

@@ -2,7 +2,7 @@
 // each command.
 //
 // It owns the outermost layer of that process: its versions, its output and exit
-// code. It must not know what the commands do, and links only what cniplugin does:
+// code. It must not know what the commands do, and links only the packages of cniplugin:
 // the process lives for a millisecond.
 package coil
 
@@ -33,7 +33,7 @@ func Main() int {
 	return 1
 }
 
-// about tells a human who runs the plugin what it is.
+// about tells a human that this is a CNI plugin.
 func about() {
 	v := "unknown"
 	if info, ok := debug.ReadBuildInfo(); ok {

@@ -50,7 +50,7 @@ func TestPluginStartsFast(t *testing.T) {
 	t.Logf("VERSION takes p50 %v, p90 %v of a processor, and %v at least", took[runs/2], took[runs*9/10], fastest)
 }
 
-// What the plugin links decides how fast it starts.
+// The packages that the plugin links decide how fast it starts.
 func TestPluginLinksLittle(t *testing.T) {
 	out, err := exec.Command("go", "list", "-deps", "github.com/coil-net/coil/cmd/coil").Output()
 	if err != nil {

@@ -155,7 +155,7 @@ func checkResult(t *testing.T, got types.Result, version string) {
 	}
 }
 
-// What the runtime lists for GC is what coild gets, empty or not.
+// The list of the runtime's GC reaches coild, empty or not.
 func TestGCHandsOnTheValidAttachments(t *testing.T) {
 	for name, valid := range map[string][]types.GCAttachment{
 		"some": {{ContainerID: "c1", IfName: "eth0"}, {ContainerID: "c2", IfName: "net1"}}, "none": {}, "nil": nil,

@@ -16,10 +16,10 @@ import (
 	"github.com/coil-net/coil/pkg/podnet"
 )
 
-// cleanupCommand is the first argument that asks for the removal of what coild leaves on a node.
+// cleanupCommand is the first argument that asks for the removal of everything that coild leaves on a node.
 const cleanupCommand = "cleanup"
 
-// cleanupOptions are the flags of "coild cleanup". Those of coild mean the same, so that
+// cleanupOptions are the flags of "coild cleanup". Flags of coild mean the same here, so that
 // both can be given the same ones.
 type cleanupOptions struct {
 	Options

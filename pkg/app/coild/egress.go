@@ -155,7 +155,7 @@ type fou struct {
 	why   atomic.Pointer[error] // it can't; nil if it can
 }
 
-// fouModules are what tunnels need. Nothing else loads the first two.
+// fouModules are the modules that tunnels need. Nothing else loads the first two.
 var fouModules = []string{"fou", "fou6", "ipip", "ip6_tunnel"}
 
 // load loads the modules that tunnels need.

@@ -18,7 +18,7 @@ import (
 // can't have it is still a node.
 type guard struct {
 	*daemon
-	ofSources, ofClients bool // what there are rules for
+	ofSources, ofClients bool // the kinds of rules that there are
 	loop                 *upkeep.Loop
 	active               prometheus.Gauge
 	failed               bool // the last time; only for sync
@@ -46,7 +46,7 @@ func (g *guard) compose(ctx context.Context) error {
 		Name: "coil_source_guard_active",
 		Help: "1 if packets of pods with sources other than the pods' addresses are dropped, else 0.",
 	})
-	g.registry.MustRegister(g.active, droppedCollector{ctx, g.daemon})
+	g.registry.MustRegister(g.active, prometheus.CollectorFunc(func(ch chan<- prometheus.Metric) { g.collectDropped(ctx, ch) }))
 	return nil
 }
 
@@ -93,21 +93,9 @@ var (
 		"Packets that pods sent to destinations of their Egresses past the tunnels, and the node dropped, by family.", []string{"family"}, nil)
 )
 
-// droppedCollector reads the counters of the ruleset at each scrape.
-type droppedCollector struct {
-	ctx context.Context // a scrape has none of its own
-	*daemon
-}
-
-// Describe implements prometheus.Collector.
-func (droppedCollector) Describe(ch chan<- *prometheus.Desc) {
-	ch <- forgedPackets
-	ch <- pastTunnelPackets
-}
-
-// Collect implements prometheus.Collector. Without a rule that can be read there is nothing to tell.
-func (c droppedCollector) Collect(ch chan<- prometheus.Metric) {
-	dropped, err := c.network.Dropped(c.ctx)
+// collectDropped reads the counters of the ruleset at each scrape. Without a rule that can be read there are none.
+func (g *guard) collectDropped(ctx context.Context, ch chan<- prometheus.Metric) {
+	dropped, err := g.network.Dropped(ctx)
 	if err != nil {
 		return
 	}

@@ -84,19 +84,14 @@ type apiTime struct{ latest string } // the largest resourceVersion of the Node
 
 // check returns an error if a Node as the API server has it now is older than before.
 func (a *apiTime) check(n *corev1.Node) error {
-	if a.latest == "" {
-		a.latest = n.ResourceVersion
-		return nil
-	}
 	// https://kubernetes.io/docs/reference/using-api/api-concepts/#resource-versions: since 1.35 they can be compared,
 	// and with etcd they always could.
 	order, err := resourceversion.CompareResourceVersion(n.ResourceVersion, a.latest)
 	switch {
-	case err != nil:
-		return nil // of another kind of store
-	case order < 0:
+	case a.latest == "", err == nil && order >= 0:
+		a.latest = n.ResourceVersion
+	case err == nil: // else they are of another kind of store
 		return fmt.Errorf("the Node %s has resourceVersion %s and had %s: the API server is of an earlier time, as after a restore of etcd; starting anew", n.Name, n.ResourceVersion, a.latest)
 	}
-	a.latest = n.ResourceVersion
 	return nil
 }

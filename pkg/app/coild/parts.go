@@ -15,7 +15,8 @@ import (
 	"github.com/coil-net/coil/pkg/reconcile/upkeep"
 )
 
-// part is a feature of coild. It has the daemon, and doesn't know the other features. What a part doesn't need is nil.
+// part is a feature of coild. It has the daemon, and doesn't know the other features. A function that a part doesn't need
+// is nil.
 type part struct {
 	// kinds are the kinds of objects that the part repairs, with advice for the admin: which program is likely to destroy
 	// such objects again and again, and what to do about it.

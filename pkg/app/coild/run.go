@@ -86,13 +86,13 @@ type daemon struct {
 
 // run composes and runs coild until ctx ends.
 func (o *Options) run(ctx context.Context) error {
-	cfg, err := kube.Config(o.Kubeconfig, "coild")
+	clients, err := kube.Connect(o.Kubeconfig, "coild")
 	if err != nil {
 		return err
 	}
-	d := &daemon{Options: *o, registry: observe.NewRegistry(), health: observe.NewHealth(condAPI, condRecord, condNode, condDisk)}
-	if d.clients, err = kube.NewClients(cfg); err != nil {
-		return err
+	d := &daemon{
+		Options: *o, clients: clients, registry: observe.NewRegistry(),
+		health: observe.NewHealth(condAPI, condRecord, condNode, condDisk),
 	}
 	group, ctx := errgroup.WithContext(ctx)
 	d.fatal = func(err error) { group.Go(func() error { return err }) } // of several errors the first one counts
@@ -144,7 +144,7 @@ func (d *daemon) runNode(ctx context.Context) error {
 			group.Go(func() error { return p.run(ctx) })
 		}
 	}
-	srv := server.New(server.Config{IPAM: d.assigner != nil, Ready: d.health.Ready, Netns: node.InspectNetns}, d.assigner, d.namespaces, d.egress)
+	srv := &server.Server{Ready: d.health.Ready, Netns: node.InspectNetns, Assigner: d.assigner, PoolOf: d.namespaces.PoolOf, Egress: d.egress}
 	group.Go(func() error { return srv.Serve(ctx, d.Socket, d.registry) })
 	changes.Add(struct{}{}) // nothing tells of a Node that was deleted since it was read
 	group.Go(func() error { return changes.Run(ctx, 1, d.watches.Synced()...) })
@@ -191,7 +191,7 @@ func closing(ctx context.Context, do func() error) {
 	}
 }
 
-// compose builds the parts, and what they share.
+// compose builds the parts, and the values that they share.
 func (d *daemon) compose(ctx context.Context) error {
 	d.metrics = reconcile.NewMetrics(d.registry)
 	d.repairs = reconcile.NewRepairs(d.registry, d.reportRepairs, slices.Collect(maps.Keys(d.kinds))...)
@@ -236,7 +236,7 @@ func (d *daemon) openStore(ctx context.Context) error {
 }
 
 // startGCPercent is the growth of the heap, in percent of the live heap, after which garbage is collected while coild
-// starts (runtime/debug.SetGCPercent). Afterwards it is what it was: 100, or GOGC of the environment.
+// starts (runtime/debug.SetGCPercent). Afterwards it is as before: 100, or GOGC of the environment.
 const startGCPercent = 400
 
 // start brings everything in line, then lets ADD be served and goes on with upkeep.

@@ -53,17 +53,13 @@ func Main(args []string) int {
 	})
 }
 
-// run works until ctx ends. What it made in the kernel stays.
+// run works until ctx ends. Its objects in the kernel stay.
 func run(ctx context.Context, o Options, health *observe.Health) error {
 	config, err := o.config()
 	if err != nil {
 		return err
 	}
-	cfg, err := kube.Config(o.Kubeconfig, programName)
-	if err != nil {
-		return err
-	}
-	clients, err := kube.NewClients(cfg)
+	clients, err := kube.Connect(o.Kubeconfig, programName)
 	if err != nil {
 		return err
 	}

@@ -83,7 +83,7 @@ func TestProbers(t *testing.T) {
 	}
 }
 
-// What is asked of the router itself is answered at two ports, or one, or none.
+// The router answers questions about itself at two ports, or one, or none.
 func TestPortsAndAskers(t *testing.T) {
 	for _, c := range []struct {
 		args []string

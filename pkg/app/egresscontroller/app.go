@@ -52,7 +52,7 @@ func Main(args []string) int {
 // Run runs the program against the API server of cfg until ctx ends. Losing the lease
 // is an error.
 func Run(ctx context.Context, cfg *rest.Config, o *Options) error {
-	return leading.Program{Name: programName, Lease: leaseName, Observe: o.Observe, Election: o.Election, Compose: o.compose}.Run(ctx, cfg)
+	return leading.Program{Name: programName, Lease: leaseName, Options: o.Options, Compose: o.compose}.Run(ctx, cfg)
 }
 
 // compose makes the controller. Its informers select on the server, and keep only the fields that the controller reads.

@@ -12,6 +12,7 @@ import (
 	"k8s.io/client-go/kubernetes/fake"
 
 	"github.com/coil-net/coil/pkg/app/leading"
+	"github.com/coil-net/coil/pkg/kube/leader"
 	"github.com/coil-net/coil/pkg/observe"
 	"github.com/coil-net/coil/pkg/plan"
 	"github.com/coil-net/coil/pkg/plan/egress"
@@ -24,8 +25,10 @@ func TestDefaultsAreTheContract(t *testing.T) {
 	o.AddFlags(pflag.NewFlagSet("", pflag.ContinueOnError))
 	want := &Options{
 		PodNamespace: "kube-system", PodName: "pod", EgressPort: 5555, EnableIPAM: true, EndpointsPerSlice: 100,
-		Observe:  observe.Options{MetricsAddr: ":9396", HealthAddr: ":9397"},
-		Election: leading.Options{LeaseNamespace: "kube-system", LeaseDuration: 30 * time.Second, RenewDeadline: 20 * time.Second, RetryPeriod: 5 * time.Second},
+		Options: leading.Options{
+			Observe:  observe.Options{MetricsAddr: ":9396", HealthAddr: ":9397"},
+			Election: leader.Election{Namespace: "kube-system", LeaseDuration: 30 * time.Second, RenewDeadline: 20 * time.Second, RetryPeriod: 5 * time.Second},
+		},
 	}
 	if diff := cmp.Diff(want, o); diff != "" {
 		t.Errorf("defaults (-want +got):\n%s", diff)

@@ -10,17 +10,15 @@ import (
 	"github.com/coil-net/coil/pkg/app/leading"
 	"github.com/coil-net/coil/pkg/app/program"
 	"github.com/coil-net/coil/pkg/dataplane"
-	"github.com/coil-net/coil/pkg/observe"
 	"github.com/coil-net/coil/pkg/plan/egress"
 )
 
 // Options are the flags and environment of coil-egress-controller.
 type Options struct {
+	leading.Options
 	// PodNamespace and PodName are of the program's own pod, whose image routers have
 	// (env COIL_POD_NAMESPACE, COIL_POD_NAME).
 	PodNamespace, PodName string
-	// Kubeconfig is the path of a kubeconfig; empty means the pod's own account.
-	Kubeconfig string
 	// EgressPort is the UDP port of FoU.
 	EgressPort uint16
 	// EnableIPAM says that Coil gives pods their addresses.
@@ -29,21 +27,16 @@ type Options struct {
 	EndpointsPerSlice int
 	// ExternalNodes are the ranges in which ExternalIPs of Nodes are the cluster's.
 	ExternalNodes []string
-	Observe       observe.Options
-	Election      leading.Options
 }
 
 // AddFlags adds the flags, sets the defaults and reads the environment.
 func (o *Options) AddFlags(fs *pflag.FlagSet) {
 	o.PodNamespace, o.PodName = os.Getenv("COIL_POD_NAMESPACE"), os.Getenv("COIL_POD_NAME")
-	fs.StringVar(&o.Kubeconfig, "kubeconfig", "", "path of a kubeconfig; needed only outside a cluster")
+	o.Options.AddFlags(fs, leaseName, ":9396", ":9397")
 	fs.Uint16Var(&o.EgressPort, "egress-port", dataplane.FouPort, "UDP port of the tunnels between clients and routers; the same as coild's")
 	fs.BoolVar(&o.EnableIPAM, "enable-ipam", true, "Coil gives pods their addresses; false: pods are where Nodes say (spec.podCIDRs)")
 	fs.IntVar(&o.EndpointsPerSlice, "max-endpoints-per-slice", egress.EndpointsPerSlice, "clients in an EndpointSlice: each that comes or goes writes one anew; slices with more are relieved bit by bit")
 	fs.StringSliceVar(&o.ExternalNodes, "node-external-cidrs", nil, "ranges in which ExternalIPs of Nodes are the cluster's, which no Egress captures; empty: none is")
-	fs.StringVar(&o.Observe.MetricsAddr, "metrics-addr", ":9396", "listen here for /metrics and /debug/pprof; empty: nowhere")
-	fs.StringVar(&o.Observe.HealthAddr, "health-addr", ":9397", "listen here for /healthz and /readyz; empty: nowhere")
-	o.Election.AddFlags(fs, leaseName)
 }
 
 // Validate returns all problems joined.
@@ -54,7 +47,7 @@ func (o *Options) Validate() error {
 		program.Required("COIL_POD_NAME", o.PodName, "the name of this program's pod, whose image routers have"),
 		program.Positive("--egress-port", o.EgressPort),
 		program.Within("--max-endpoints-per-slice", o.EndpointsPerSlice, 1, egress.MaxEndpoints),
-		err, o.Election.Validate(),
+		err, o.Options.Validate(),
 	)
 }
 

@@ -11,7 +11,7 @@ import (
 	"github.com/coil-net/coil/pkg/plan"
 )
 
-// strip keeps of Pods and Nodes what the controller reads: of most pods, their names.
+// strip keeps the fields of Pods and Nodes that the controller reads: of most pods, their names.
 func strip(obj any) (any, error) {
 	switch o := obj.(type) {
 	case *corev1.Pod:

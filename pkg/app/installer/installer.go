@@ -67,7 +67,7 @@ func Run(ctx context.Context, o *Options) error {
 	return stage(logger, o, conf)
 }
 
-// stage stages the configuration and says what keeps runtimes from using it.
+// stage stages the configuration and names the files that keep runtimes from using it.
 func stage(logger klog.Logger, o *Options, conf []byte) error {
 	changed, err := cniconf.Stage(o.EtcDir, o.ConfName, conf)
 	if err != nil {

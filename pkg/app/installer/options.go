@@ -16,7 +16,7 @@ import (
 // another network.
 const NoNetConf = "none"
 
-// Options are what the environment tells the program. It has no flags.
+// Options are the settings of the program, from its environment. It has no flags.
 type Options struct {
 	// ConfName is the file name of the conflist: CNI_CONF_NAME.
 	ConfName string

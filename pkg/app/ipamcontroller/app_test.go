@@ -14,6 +14,7 @@ import (
 
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
 	"github.com/coil-net/coil/pkg/app/leading"
+	"github.com/coil-net/coil/pkg/kube/leader"
 	"github.com/coil-net/coil/pkg/observe"
 )
 
@@ -21,8 +22,11 @@ func TestDefaultsAreTheContract(t *testing.T) {
 	o := &Options{}
 	o.AddFlags(pflag.NewFlagSet("", pflag.ContinueOnError))
 	want := &Options{
-		Observe: observe.Options{MetricsAddr: ":9386", HealthAddr: ":9387"}, GCInterval: time.Hour, Quarantine: 10 * time.Minute,
-		Election: leading.Options{LeaseNamespace: "kube-system", LeaseDuration: 30 * time.Second, RenewDeadline: 20 * time.Second, RetryPeriod: 5 * time.Second},
+		Options: leading.Options{
+			Observe:  observe.Options{MetricsAddr: ":9386", HealthAddr: ":9387"},
+			Election: leader.Election{Namespace: "kube-system", LeaseDuration: 30 * time.Second, RenewDeadline: 20 * time.Second, RetryPeriod: 5 * time.Second},
+		},
+		GCInterval: time.Hour, Quarantine: 10 * time.Minute,
 	}
 	if diff := cmp.Diff(want, o); diff != "" {
 		t.Errorf("defaults (-want +got):\n%s", diff)
@@ -33,7 +37,9 @@ func TestDefaultsAreTheContract(t *testing.T) {
 }
 
 func TestValidateNamesAllProblems(t *testing.T) {
-	o := &Options{GCInterval: -time.Second, Quarantine: -time.Second, Election: leading.Options{LeaseDuration: time.Second, RenewDeadline: time.Second}}
+	o := &Options{GCInterval: -time.Second, Quarantine: -time.Second, Options: leading.Options{
+		Election: leader.Election{LeaseDuration: time.Second, RenewDeadline: time.Second},
+	}}
 	err := o.Validate()
 	if err == nil {
 		t.Fatal("nonsense is accepted")

@@ -10,7 +10,7 @@ import (
 	"github.com/coil-net/coil/pkg/kube"
 )
 
-// stripNode keeps of Nodes what the controllers read, since there may be thousands
+// stripNode keeps the fields of Nodes that the controllers read, since there may be thousands
 // and they are large.
 func stripNode(obj any) (any, error) {
 	n, ok := obj.(*corev1.Node)
@@ -22,7 +22,7 @@ func stripNode(obj any) (any, error) {
 			Name: n.Name, UID: n.UID, ResourceVersion: n.ResourceVersion, CreationTimestamp: n.CreationTimestamp,
 		},
 		Status: corev1.NodeStatus{
-			Addresses: n.Status.Addresses, Capacity: only(n.Status.Capacity, corev1.ResourcePods), Allocatable: only(n.Status.Allocatable, corev1.ResourcePods),
+			Addresses: n.Status.Addresses, Capacity: kube.Only(n.Status.Capacity, corev1.ResourcePods), Allocatable: kube.Only(n.Status.Allocatable, corev1.ResourcePods),
 		},
 	}, nil
 }
@@ -30,7 +30,7 @@ func stripNode(obj any) (any, error) {
 // ownFinalizers are those of nearly all blocks. Objects of a cache are never changed.
 var ownFinalizers = []string{v2.Finalizer}
 
-// stripBlock keeps of AddressBlocks what the controllers read, since there are
+// stripBlock keeps the fields of AddressBlocks that the controllers read, since there are
 // several for each Node. They patch blocks, and never write one back as a whole.
 func stripBlock(obj any) (any, error) {
 	b, ok := obj.(*v2.AddressBlock)
@@ -41,8 +41,8 @@ func stripBlock(obj any) (any, error) {
 		ObjectMeta: metav1.ObjectMeta{
 			Name: b.Name, UID: b.UID, ResourceVersion: b.ResourceVersion,
 			CreationTimestamp: b.CreationTimestamp, DeletionTimestamp: b.DeletionTimestamp,
-			Labels:      only(b.Labels, v2.LabelPool, v2.LabelNode, v2.LabelRequest, v2.LabelReserved),
-			Annotations: only(b.Annotations, v2.AnnotationNodeUID, v2.AnnotationNodeGone, v2.AnnotationDisowned),
+			Labels:      kube.Only(b.Labels, v2.LabelPool, v2.LabelNode, v2.LabelRequest, v2.LabelReserved),
+			Annotations: kube.Only(b.Annotations, v2.AnnotationNodeUID, v2.AnnotationNodeGone, v2.AnnotationDisowned),
 			Finalizers:  b.Finalizers,
 		},
 		Index: b.Index, IPv4: b.IPv4, IPv6: b.IPv6, Status: b.Status,
@@ -51,16 +51,4 @@ func stripBlock(obj any) (any, error) {
 		kept.Finalizers = ownFinalizers
 	}
 	return kept, nil
-}
-
-// only returns the named entries of a map. Its keys are constants, where those of a
-// decoded map are strings of their own in each object.
-func only[M ~map[K]V, K comparable, V any](m M, keys ...K) M {
-	kept := make(M, len(keys))
-	for _, k := range keys {
-		if v, ok := m[k]; ok {
-			kept[k] = v
-		}
-	}
-	return kept
 }

@@ -1,7 +1,7 @@
 // Package leading is the main program of Coil's controllers: it makes clients, metrics and health. All replicas
 // fill their caches, and one of them works.
 //
-// It owns the flags of the election and the condition of readiness. It must not know what
+// It owns the flags that these programs have in common, and the condition of readiness. It must not know what
 // the leader does.
 package leading
 
@@ -35,33 +35,39 @@ const caches = "caches"
 // syncPatience is how long the caches may take to fill before that is reported.
 const syncPatience = 30 * time.Second
 
-// Options are the flags of the election.
+// Options are the flags that programs of controllers have in common.
 type Options struct {
-	// LeaseNamespace has the Lease that the leader holds; the rest are its times.
-	LeaseNamespace string
-	LeaseDuration  time.Duration
-	RenewDeadline  time.Duration
-	RetryPeriod    time.Duration
+	// Kubeconfig is the path of a kubeconfig; empty means the pod's own account.
+	Kubeconfig string
+	Observe    observe.Options
+	// Election has the namespace and the times of the Lease. Name and Identity are set by the program.
+	Election leader.Election
 }
 
-// AddFlags adds the flags and sets the defaults; lease is the name of the Lease.
-func (o *Options) AddFlags(fs *pflag.FlagSet, lease string) {
-	fs.StringVar(&o.LeaseNamespace, "leader-election-namespace", "kube-system", "namespace of the Lease "+lease)
-	fs.DurationVar(&o.LeaseDuration, "leader-election-lease-duration", 30*time.Second, "after this time without renewal another replica leads")
-	fs.DurationVar(&o.RenewDeadline, "leader-election-renew-deadline", 20*time.Second, "the leader gives up when it can't renew for this time")
-	fs.DurationVar(&o.RetryPeriod, "leader-election-retry-period", 5*time.Second, "pause between attempts to lead or to renew")
+// AddFlags adds the flags and sets the defaults; lease is the name of the Lease, and the addresses are those of metrics
+// and health.
+func (o *Options) AddFlags(fs *pflag.FlagSet, lease, metricsAddr, healthAddr string) {
+	fs.StringVar(&o.Kubeconfig, "kubeconfig", "", "path of a kubeconfig; needed only outside a cluster")
+	fs.StringVar(&o.Observe.MetricsAddr, "metrics-addr", metricsAddr, "listen here for /metrics and /debug/pprof; empty: nowhere")
+	fs.StringVar(&o.Observe.HealthAddr, "health-addr", healthAddr, "listen here for /healthz and /readyz; empty: nowhere")
+	e := &o.Election
+	fs.StringVar(&e.Namespace, "leader-election-namespace", "kube-system", "namespace of the Lease "+lease)
+	fs.DurationVar(&e.LeaseDuration, "leader-election-lease-duration", 30*time.Second, "after this time without renewal another replica leads")
+	fs.DurationVar(&e.RenewDeadline, "leader-election-renew-deadline", 20*time.Second, "the leader gives up when it can't renew for this time")
+	fs.DurationVar(&e.RetryPeriod, "leader-election-retry-period", 5*time.Second, "pause between attempts to lead or to renew")
 }
 
 // Validate returns all problems joined.
 func (o *Options) Validate() error {
-	errs := []error{program.Positive("--leader-election-retry-period", o.RetryPeriod)}
-	if o.LeaseNamespace == "" {
+	e := o.Election
+	errs := []error{program.Positive("--leader-election-retry-period", e.RetryPeriod)}
+	if e.Namespace == "" {
 		errs = append(errs, errors.New("--leader-election-namespace is empty"))
 	}
 	// client-go wants room for one jittered retry (factor 1.2) before the deadline.
-	if o.RenewDeadline <= o.RetryPeriod*12/10 || o.LeaseDuration <= o.RenewDeadline {
+	if e.RenewDeadline <= e.RetryPeriod*12/10 || e.LeaseDuration <= e.RenewDeadline {
 		errs = append(errs, fmt.Errorf("--leader-election-lease-duration %s, -renew-deadline %s and -retry-period %s must each be longer than the next, the deadline by more than a fifth",
-			o.LeaseDuration, o.RenewDeadline, o.RetryPeriod))
+			e.LeaseDuration, e.RenewDeadline, e.RetryPeriod))
 	}
 	return errors.Join(errs...)
 }
@@ -70,9 +76,8 @@ func (o *Options) Validate() error {
 type Program struct {
 	Name string
 	// Lease is the name of the Lease that the leader holds.
-	Lease    string
-	Observe  observe.Options
-	Election Options
+	Lease   string
+	Options Options
 	// Compose makes the controllers.
 	Compose func(context.Context, Environment) (Controllers, error)
 }
@@ -127,7 +132,7 @@ func (p Program) Run(ctx context.Context, cfg *rest.Config) error {
 		return err
 	}
 	defer flush()
-	group.Go(func() error { return observe.Serve(ctx, p.Observe, registry, health) })
+	group.Go(func() error { return observe.Serve(ctx, p.Options.Observe, registry, health) })
 	group.Go(func() error {
 		c, err := p.Compose(ctx, Environment{clients, core, coil, recorder, registry, reconcile.NewMetrics(registry)})
 		if ctx.Err() != nil {
@@ -157,11 +162,9 @@ func (p Program) lead(ctx context.Context, cfg *rest.Config, health *observe.Hea
 	if !waitForCaches(ctx, health, c.Synced) {
 		return nil
 	}
-	o := p.Election
-	return leader.Run(ctx, cfg, leader.Election{
-		Namespace: o.LeaseNamespace, Name: p.Lease, Identity: identity,
-		LeaseDuration: o.LeaseDuration, RenewDeadline: o.RenewDeadline, RetryPeriod: o.RetryPeriod,
-	}, c.Run)
+	e := p.Options.Election
+	e.Name, e.Identity = p.Lease, identity
+	return leader.Run(ctx, cfg, e, c.Run)
 }
 
 // errNotSynced tells an admin where to look.

@@ -8,35 +8,32 @@ import (
 // legacyFlags are the flags of Coil 2.x that manifests out there still pass, and
 // whether they may stand without a value. They have no meaning any more: there
 // is one dataplane, no webhook and no certificate, and logging is klog's.
-var legacyFlags = []struct {
-	name    string
-	boolean bool
-}{
-	{"backend", false},
-	{"register-from-main", true},
-	{"addressblock-gc-interval", false},
-	{"clear-routes-on-shutdown", true},
-	{"webhook-addr", false},
-	{"cert-dir", false},
-	{"enable-cert-rotation", true},
-	{"enable-restart-on-cert-refresh", true},
-	{"zap-devel", true},
-	{"zap-encoder", false},
-	{"zap-log-level", false},
-	{"zap-stacktrace-level", false},
-	{"zap-time-encoding", false},
+var legacyFlags = map[string]bool{
+	"backend":                        false,
+	"register-from-main":             true,
+	"addressblock-gc-interval":       false,
+	"clear-routes-on-shutdown":       true,
+	"webhook-addr":                   false,
+	"cert-dir":                       false,
+	"enable-cert-rotation":           true,
+	"enable-restart-on-cert-refresh": true,
+	"zap-devel":                      true,
+	"zap-encoder":                    false,
+	"zap-log-level":                  false,
+	"zap-stacktrace-level":           false,
+	"zap-time-encoding":              false,
 }
 
 // addLegacyFlags adds the legacy flags that the program doesn't define itself. No other flag is hidden.
 func addLegacyFlags(fs *pflag.FlagSet) {
-	for _, l := range legacyFlags {
-		if fs.Lookup(l.name) != nil {
+	for name, boolean := range legacyFlags {
+		if fs.Lookup(name) != nil {
 			continue
 		}
-		fs.String(l.name, "", "ignored, for manifests of Coil 2.x")
-		f := fs.Lookup(l.name)
+		fs.String(name, "", "ignored, for manifests of Coil 2.x")
+		f := fs.Lookup(name)
 		f.Hidden = true
-		if l.boolean {
+		if boolean {
 			f.NoOptDefVal = "true"
 		}
 	}

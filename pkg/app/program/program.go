@@ -1,5 +1,4 @@
-// Package program is what the mains of Coil's long-running programs share: flags,
-// signals, logging and the exit code.
+// Package program has the frame of Coil's long-running programs: flags, signals, logging and the exit code.
 //
 // It owns the outermost layer of a process. It must not know what a program does.
 package program
@@ -9,7 +8,6 @@ import (
 	"errors"
 	"flag"
 	"fmt"
-	"io"
 	"os"
 	"os/signal"
 	"runtime/debug"
@@ -19,7 +17,7 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// Options are what a program can be told by flags and environment.
+// Options are the settings of a program, from its flags and environment.
 type Options interface {
 	AddFlags(*pflag.FlagSet)
 	// Validate returns all problems at once.
@@ -37,27 +35,23 @@ const gcPercent = 50
 // if the flags are wrong. A second signal ends the process at once.
 func Main(name string, args []string, o Options, run func(context.Context) error) int {
 	fs := pflag.NewFlagSet(name, pflag.ContinueOnError)
-	fs.SetOutput(os.Stderr)
 	o.AddFlags(fs)
 	addLogFlags(fs)
 	addLegacyFlags(fs)
 	version := fs.Bool("version", false, "print the version and exit")
-	switch err := fs.Parse(args); {
+	err := fs.Parse(args)
+	switch {
 	case errors.Is(err, pflag.ErrHelp):
 		return 0
-	case err != nil:
-		fmt.Fprintf(os.Stderr, "%s: %v\n", name, err)
-		return 2
-	}
-	if *version {
+	case err == nil && *version:
 		fmt.Println(name, Version())
 		return 0
+	case err == nil && fs.NArg() > 0:
+		err = fmt.Errorf("unexpected argument %q: it has only flags, see --help", fs.Arg(0))
+	case err == nil:
+		err = o.Validate()
 	}
-	if fs.NArg() > 0 {
-		fmt.Fprintf(os.Stderr, "%s: unexpected argument %q: it has only flags, see --help\n", name, fs.Arg(0))
-		return 2
-	}
-	if err := o.Validate(); err != nil {
+	if err != nil {
 		fmt.Fprintf(os.Stderr, "%s: %v\n", name, err)
 		return 2
 	}
@@ -98,7 +92,6 @@ func Version() string {
 // addLogFlags adds klog's level and format flags that still have a meaning.
 func addLogFlags(fs *pflag.FlagSet) {
 	all := flag.NewFlagSet("", flag.ContinueOnError)
-	all.SetOutput(io.Discard)
 	klog.InitFlags(all)
 	for _, name := range []string{"v", "vmodule"} {
 		fs.AddGoFlag(all.Lookup(name))

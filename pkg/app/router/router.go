@@ -54,11 +54,7 @@ func Main(args []string) int {
 }
 
 func run(ctx context.Context, o Options) error {
-	cfg, err := kube.Config(o.Kubeconfig, "coil-router")
-	if err != nil {
-		return err
-	}
-	clients, err := kube.NewClients(cfg)
+	clients, err := kube.Connect(o.Kubeconfig, "coil-router")
 	if err != nil {
 		return err
 	}

@@ -20,7 +20,7 @@ const (
 	maxSocketPath = 107
 )
 
-// Conf is the network configuration of the plugin: what the runtime gives it on
+// Conf is the network configuration of the plugin: the runtime's text on
 // standard input, and one element of a conflist's "plugins". Keys of other plugins and
 // of the specification that Coil has no use for are ignored.
 type Conf struct {

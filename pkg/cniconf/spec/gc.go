@@ -14,7 +14,7 @@ import (
 var validAttachments = []string{"cni.dev/valid-attachments", "cni.dev/attachments"}
 
 // ValidAttachments returns the attachments that the runtime listed for GC, in the
-// order in which they were named first. What either key lists is valid. A GC without
+// order in which they were named first. An attachment that either key lists is valid. A GC without
 // any list is an error of code 7 rather than an order to release everything; null and
 // [] are such an order.
 func ValidAttachments(conf []byte) ([]attachment.ID, error) {

@@ -1,4 +1,4 @@
-// Package spec is what the plugin coil and coild speak of the CNI specification: errors,
+// Package spec has the texts of the CNI specification for the plugin coil and coild: errors,
 // versions, the plugin's network configuration, and results.
 //
 // It owns these texts. The CNI project's library makes the start of a process 0.2 ms longer
@@ -8,6 +8,7 @@
 package spec
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"slices"
@@ -31,7 +32,7 @@ const (
 // Error is an error in CNI's words.
 type Error struct {
 	Code uint `json:"code"`
-	// Msg is for people; Details are what they may need besides, or empty.
+	// Msg is for people; Details have more for them, or are empty.
 	Msg     string `json:"msg"`
 	Details string `json:"details,omitempty"`
 }
@@ -70,9 +71,7 @@ func VersionJSON() []byte {
 // CheckVersion is an error of code 1 unless the plugin speaks the version of a
 // configuration; one that says none has 0.1.0.
 func CheckVersion(version string) error {
-	if version == "" {
-		version = "0.1.0"
-	}
+	version = cmp.Or(version, "0.1.0")
 	if slices.Contains(Versions(), version) {
 		return nil
 	}
@@ -86,14 +85,6 @@ func Since(version, first string) bool {
 
 // ValidName says whether a string can be a container ID or the name of a network.
 func ValidName(s string) bool {
-	for i := range len(s) {
-		c := s[i]
-		switch {
-		case c >= 'a' && c <= 'z', c >= 'A' && c <= 'Z', c >= '0' && c <= '9':
-		case i > 0 && strings.IndexByte("_.-", c) >= 0:
-		default:
-			return false
-		}
-	}
-	return s != ""
+	const first = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
+	return s != "" && strings.IndexByte(first, s[0]) >= 0 && strings.Trim(s, first+"_.-") == ""
 }

@@ -142,7 +142,7 @@ func as100(t *testing.T, r types.Result, as string) (any, error) {
 	return decode(t, b), nil
 }
 
-// What is written for the runtime means what the library would have written.
+// Texts for the runtime mean the same as the library's.
 func TestResultsAreThoseOfTheLibrary(t *testing.T) {
 	for name, text := range map[string]string{
 		"1.1.0": result110, "1.0.0": strings.Replace(result110, "1.1.0", "1.0.0", 1), "0.4.0": result040,

@@ -58,9 +58,10 @@ func (c Client) Call(deadline time.Time, method string, request []byte) ([]byte,
 	defer conn.Close()
 
 	l := call{
-		conn: conn, in: bufio.NewReader(conn),
+		conn: conn, in: bufio.NewReader(conn), decoder: hpack.NewDecoder(4096, nil),
 		connWindow: defaultWindow, streamWindow: defaultWindow, initialWindow: defaultWindow, maxFrame: defaultMaxFrame,
 	}
+	l.decoder.SetMaxStringLength(maxHeaders)
 	l.start(deadline, method, request)
 	answer, err := l.run()
 	if err == nil {
@@ -159,7 +160,7 @@ func encodeTimeout(d time.Duration) string {
 	return strconv.FormatInt(int64(min(max(ms, 0), 99999999)), 10) + "m"
 }
 
-// enqueue appends a frame to those that are to be written.
+// enqueue appends a frame to the bytes to write.
 func (l *call) enqueue(kind frameType, flags uint8, id uint32, payload []byte) {
 	n := len(payload)
 	l.out = append(l.out, byte(n>>16), byte(n>>8), byte(n), byte(kind), flags)

@@ -6,26 +6,19 @@ import "strconv"
 // links grpc's loggers.
 type Code uint32
 
-// The codes of gRPC; see
+// The codes that the plugin knows; see
 // https://github.com/grpc/grpc/blob/master/doc/statuscodes.md.
 const (
-	OK Code = iota
-	Canceled
-	Unknown
-	InvalidArgument
-	DeadlineExceeded
-	NotFound
-	AlreadyExists
-	PermissionDenied
-	ResourceExhausted
-	FailedPrecondition
-	Aborted
-	OutOfRange
-	Unimplemented
-	Internal
-	Unavailable
-	DataLoss
-	Unauthenticated
+	OK                Code = 0
+	Canceled          Code = 1
+	Unknown           Code = 2
+	DeadlineExceeded  Code = 4
+	PermissionDenied  Code = 7
+	ResourceExhausted Code = 8
+	Unimplemented     Code = 12
+	Internal          Code = 13
+	Unavailable       Code = 14
+	Unauthenticated   Code = 16
 )
 
 var codeNames = [...]string{

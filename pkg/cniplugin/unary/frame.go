@@ -10,7 +10,7 @@ import (
 // its package links net/http and crypto/tls, which costs a process that lives for
 // one call a sixth of its time.
 
-// preface is what a client says first (RFC 9113, section 3.4).
+// preface is the beginning of a connection of HTTP/2 (RFC 9113, section 3.4).
 const preface = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 
 type frameType uint8
@@ -19,7 +19,6 @@ type frameType uint8
 const (
 	frameData         frameType = 0
 	frameHeaders      frameType = 1
-	framePriority     frameType = 2
 	frameRSTStream    frameType = 3
 	frameSettings     frameType = 4
 	framePushPromise  frameType = 5

@@ -140,16 +140,10 @@ func (l *call) headerBlock(f frame) (done bool, err error) {
 func (l *call) decodeBlock() (map[string]string, error) {
 	h := map[string]string{}
 	size := 0
-	if l.decoder == nil {
-		l.decoder = hpack.NewDecoder(4096, nil)
-		l.decoder.SetMaxStringLength(maxHeaders)
-	}
 	l.decoder.SetEmitFunc(func(f hpack.HeaderField) {
-		if size += int(f.Size()); size > maxHeaders {
-			l.decoder.SetEmitEnabled(false)
-			return
+		if size += int(f.Size()); size <= maxHeaders {
+			h[f.Name] = f.Value
 		}
-		h[f.Name] = f.Value
 	})
 	_, err := l.decoder.Write(l.block)
 	if err == nil {

@@ -309,7 +309,7 @@ func TestSmallWindows(t *testing.T) {
 			}
 			switch f := f.(type) {
 			case *http2.SettingsFrame:
-				// What was sent before exceeds the new window by far: open it to 100.
+				// The bytes that were sent before exceed the new window by far: open it to 100.
 				if acked = acked || f.IsAck(); f.IsAck() {
 					p.WriteWindowUpdate(1, 65535-1+100)
 					p.WriteWindowUpdate(0, 100)

@@ -64,12 +64,8 @@ func codeOfReset(code uint32) Code {
 	return Internal
 }
 
-// decodeMessage decodes the percent-encoding of grpc-message. What isn't
-// well-formed stays as it is.
+// decodeMessage decodes the percent-encoding of grpc-message. Malformed parts stay as they are.
 func decodeMessage(s string) string {
-	if !strings.Contains(s, "%") {
-		return s
-	}
 	var b strings.Builder
 	for i := 0; i < len(s); i++ {
 		if s[i] == '%' && i+2 < len(s) {

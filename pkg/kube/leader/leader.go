@@ -23,8 +23,7 @@ type Election struct {
 	Name      string
 	// Identity is this candidate's, usually the name of its pod.
 	Identity string
-	// LeaseDuration, RenewDeadline and RetryPeriod are those of client-go; zero
-	// values are 30 s, 20 s and 5 s.
+	// LeaseDuration, RenewDeadline and RetryPeriod are those of client-go.
 	LeaseDuration, RenewDeadline, RetryPeriod time.Duration
 }
 
@@ -35,9 +34,6 @@ type Election struct {
 // again. The lease has a client of its
 // own, so that a busy controller's rate limit can't starve the renewal.
 func Run(ctx context.Context, cfg *rest.Config, e Election, run func(context.Context) error) error {
-	if e.LeaseDuration == 0 {
-		e.LeaseDuration, e.RenewDeadline, e.RetryPeriod = 30*time.Second, 20*time.Second, 5*time.Second
-	}
 	own := rest.CopyConfig(cfg)
 	own.UserAgent += "/leader-election"
 	own.Timeout = e.RenewDeadline / 2

@@ -68,6 +68,9 @@ func reply(code int, obj any) (*http.Response, error) {
 	}, err
 }
 
+// times are the defaults of the programs.
+var times = Election{LeaseDuration: 30 * time.Second, RenewDeadline: 20 * time.Second, RetryPeriod: 5 * time.Second}
+
 func (s *server) run(ctx context.Context, e Election, work func(context.Context) error) error {
 	e.Namespace, e.Name, e.Identity = "ns", "lease", "me"
 	cfg := &rest.Config{Host: "http://server", Transport: s, ContentConfig: rest.ContentConfig{ContentType: "application/json"}}
@@ -78,7 +81,7 @@ func (s *server) run(ctx context.Context, e Election, work func(context.Context)
 // until then.
 func TestWorkEndsBeforeTheLeaseDoes(t *testing.T) {
 	for _, e := range []Election{
-		{},
+		times,
 		{LeaseDuration: 15 * time.Second, RenewDeadline: 10 * time.Second, RetryPeriod: 2 * time.Second},
 		{LeaseDuration: 30 * time.Second, RenewDeadline: 29 * time.Second, RetryPeriod: 20 * time.Second},
 	} {
@@ -118,7 +121,7 @@ func TestLeaseIsReleasedAfterTheWork(t *testing.T) {
 				t.Error("the lease was released while the work went on")
 			}
 		}}
-		err := s.run(ctx, Election{}, func(ctx context.Context) error {
+		err := s.run(ctx, times, func(ctx context.Context) error {
 			cancel()
 			<-ctx.Done()
 			time.Sleep(3 * time.Second)
@@ -141,7 +144,7 @@ func TestLeaseOfEndlessWorkIsNotReleased(t *testing.T) {
 			}
 		}}
 		failed := errors.New("failed")
-		err := s.run(ctx, Election{}, func(context.Context) error {
+		err := s.run(ctx, times, func(context.Context) error {
 			cancel()
 			time.Sleep(time.Hour)
 			return failed

@@ -44,7 +44,7 @@ type Writer[T Object] struct {
 	Client Client[T]
 	// Manager is the field manager that applies.
 	Manager string
-	// Former own, by Update, what earlier versions wrote.
+	// Former are the managers of earlier versions, which wrote by Update.
 	Former sets.Set[string]
 	// Owned says of an object whether it may be written.
 	Owned func(T) bool
@@ -61,8 +61,8 @@ type AbsentError struct{ error }
 
 func (e *AbsentError) Unwrap() error { return e.error }
 
-// Ensure makes an object what it should be, by server-side apply. have is what the cache
-// has, nil if nothing; what it doesn't have is looked for, because an object without Coil's
+// Ensure makes an object what it should be, by server-side apply. have is the cache's
+// object. If that is nil, the API server is asked, because an object without Coil's
 // labels isn't in the cache. An object that isn't owned is left alone: the error is a *ForeignError.
 // It is an *AbsentError if the object couldn't be made.
 func (w Writer[T]) Ensure(ctx context.Context, have, want T) error {
@@ -97,7 +97,7 @@ func (w Writer[T]) Ensure(ctx context.Context, have, want T) error {
 		}
 		config.content.SetUID(have.GetUID()) // not the one that follows it
 	}
-	body, err := config.body()
+	body, err := json.Marshal(config.content.Object)
 	if err != nil {
 		return err
 	}
@@ -112,8 +112,8 @@ func (w Writer[T]) Ensure(ctx context.Context, have, want T) error {
 	return nil
 }
 
-// takeOver makes what former versions wrote to an object the manager's own, so that applying
-// removes what isn't wanted any more. It says whether it wrote.
+// takeOver makes the fields that former versions wrote to an object the manager's own, so that applying
+// removes those that aren't wanted any more. It says whether it wrote.
 func (w Writer[T]) takeOver(ctx context.Context, have T) (bool, error) {
 	former := func(m metav1.ManagedFieldsEntry) bool {
 		return m.Operation == metav1.ManagedFieldsOperationUpdate && m.Subresource == "" && w.Former.Has(m.Manager)
@@ -121,7 +121,7 @@ func (w Writer[T]) takeOver(ctx context.Context, have T) (bool, error) {
 	if !slices.ContainsFunc(have.GetManagedFields(), former) {
 		return false, nil
 	}
-	// The function writes into what it is given, which is a cache's.
+	// The function writes into its argument, and this object is a cache's.
 	patch, err := csaupgrade.UpgradeManagedFieldsPatch(have.DeepCopyObject(), w.Former, w.Manager)
 	if err != nil {
 		return false, fmt.Errorf("take over %T %s: %w", have, klog.KObj(have), err)
@@ -148,8 +148,8 @@ func (w Writer[T]) Remove(ctx context.Context, have T) error {
 	return nil
 }
 
-// configuration is what is applied. Its hash is kept in an annotation of the object: a
-// field that isn't wanted any more can be told only from what was applied before.
+// configuration is an object as it is applied. Its hash is kept in an annotation of the object: a
+// field that isn't wanted any more can be told only from the configuration before.
 type configuration struct {
 	content *unstructured.Unstructured
 	hash    string
@@ -172,16 +172,8 @@ func newConfiguration(want runtime.Object) (configuration, error) {
 	}
 	sum := sha256.Sum256(text)
 	c := configuration{u, hex.EncodeToString(sum[:8])}
-	annotations := u.GetAnnotations()
-	if annotations == nil {
-		annotations = map[string]string{}
-	}
-	annotations[v2.AnnotationApplied] = c.hash
-	u.SetAnnotations(annotations)
-	return c, nil
+	return c, unstructured.SetNestedField(content, c.hash, "metadata", "annotations", v2.AnnotationApplied)
 }
-
-func (c configuration) body() ([]byte, error) { return json.Marshal(c.content.Object) }
 
 // done says whether an object has all that is wanted, and nothing from before.
 func (c configuration) done(have runtime.Object) (bool, error) {
@@ -190,21 +182,14 @@ func (c configuration) done(have runtime.Object) (bool, error) {
 		return false, err
 	}
 	// Objects from a cache don't say what they are.
-	delete(content, "apiVersion")
-	delete(content, "kind")
-	want := map[string]any{}
-	for k, v := range c.content.Object {
-		if k != "apiVersion" && k != "kind" {
-			want[k] = v
-		}
-	}
-	return covers(content, want), nil
+	content["apiVersion"], content["kind"] = c.content.GetAPIVersion(), c.content.GetKind()
+	return covers(content, c.content.Object), nil
 }
 
 // structs are fields that Go writes although they are empty; applying one would own it.
 var structs = []string{"metadata", "resources", "status", "strategy"}
 
-// toMap returns an object as the API has it, without what isn't there.
+// toMap returns an object as the API has it, without empty fields.
 func toMap(obj runtime.Object) (map[string]any, error) {
 	m, err := runtime.DefaultUnstructuredConverter.ToUnstructured(obj)
 	if err != nil {
@@ -251,8 +236,8 @@ var (
 	atomic = sets.New("selector", "nodeSelector", "matchLabels")
 )
 
-// off are fields that Go doesn't write when they are false. When somebody makes one true, what was
-// applied isn't used as it should.
+// off are fields that Go doesn't write when they are false. When somebody makes one true, the
+// object isn't used as it should.
 var off = map[string]string{"Deployment": "paused", "Service": "publishNotReadyAddresses"}
 
 // covers says whether have has all of want. Fields that others have added don't matter.
@@ -279,15 +264,7 @@ func coversField(field string, have, want any) bool {
 		if key, ok := keyed[field]; ok {
 			return containsAll(key, h, w)
 		}
-		if len(h) != len(w) {
-			return false
-		}
-		for i := range w {
-			if !covers(h[i], w[i]) {
-				return false
-			}
-		}
-		return true
+		return slices.EqualFunc(h, w, covers)
 	case bool:
 		return have == want || !w && have == nil // false is as good as not there
 	}
@@ -297,15 +274,11 @@ func coversField(field string, have, want any) bool {
 // containsAll says whether a list has all elements that are wanted, in any order. Elements with
 // different values of a key are different.
 func containsAll(key string, have, want []any) bool {
-	valueOf := func(element any) any {
+	valueOf := func(element any) string {
 		m, _ := element.(map[string]any)
-		switch v := m[key].(type) {
-		case string, int64:
-			return v
-		}
-		return nil
+		return fmt.Sprint(m[key])
 	}
-	byKey := map[any][]any{}
+	byKey := map[string][]any{}
 	for _, h := range have {
 		byKey[valueOf(h)] = append(byKey[valueOf(h)], h)
 	}

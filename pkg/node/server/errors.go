@@ -1,6 +1,7 @@
 package server
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"path"
@@ -16,7 +17,7 @@ import (
 	"github.com/coil-net/coil/generated/cnirpc"
 )
 
-// grpcCode is the gRPC code that goes with a code of CNI.
+// grpcCode is the gRPC code that goes with a code of CNI; Internal goes with all others.
 var grpcCode = map[cnirpc.ErrorCode]codes.Code{
 	cnirpc.ErrorCode_TRY_AGAIN_LATER:               codes.Unavailable,
 	cnirpc.ErrorCode_PLUGIN_NOT_AVAILABLE:          codes.Unavailable,
@@ -25,21 +26,12 @@ var grpcCode = map[cnirpc.ErrorCode]codes.Code{
 	cnirpc.ErrorCode_INVALID_NETWORK_CONFIG:        codes.FailedPrecondition,
 	cnirpc.ErrorCode_DECODING_FAILURE:              codes.InvalidArgument,
 	cnirpc.ErrorCode_UNKNOWN_CONTAINER:             codes.NotFound,
-	cnirpc.ErrorCode_INTERNAL:                      codes.Internal,
 }
 
 // fail returns the error of a call: a gRPC status that carries a CNIError.
 func fail(code cnirpc.ErrorCode, msg string, err error) error {
-	c, ok := grpcCode[code]
-	if !ok {
-		c = codes.Internal
-	}
-	st := status.New(c, fmt.Sprintf("%s: %v", msg, err))
-	e := &cnirpc.CNIError{Code: code, Msg: msg}
-	if err != nil {
-		e.Details = err.Error()
-	}
-	if with, err := st.WithDetails(e); err == nil {
+	st := status.New(cmp.Or(grpcCode[code], codes.Internal), fmt.Sprintf("%s: %v", msg, err))
+	if with, err := st.WithDetails(&cnirpc.CNIError{Code: code, Msg: msg, Details: err.Error()}); err == nil {
 		st = with
 	}
 	return st.Err()

@@ -33,12 +33,6 @@ type Assigner interface {
 	GC(ctx context.Context, valid []attachment.ID, called time.Time) error
 }
 
-// Cluster knows the pools of namespaces.
-type Cluster interface {
-	// PoolOf returns the name of the pool of a namespace.
-	PoolOf(ctx context.Context, namespace string) (string, error)
-}
-
 // Egress lets pods use Egresses; see package egress.
 type Egress interface {
 	// Begin finds out which Egresses a pod asks for. The returned function completes the
@@ -50,34 +44,24 @@ type Egress interface {
 	Forget(ctx context.Context, id attachment.ID) error
 }
 
-// Config has the settings of a Server.
-type Config struct {
-	// IPAM says whether coild gives addresses, or is chained behind a plugin that does.
-	IPAM bool
+// Server implements cnirpc.CNIServer.
+type Server struct {
+	cnirpc.UnimplementedCNIServer
 	// Ready is nil when ADD can be served, or says why not.
 	Ready func() error
 	// Netns opens a network namespace by path and tells its inode.
 	Netns func(path string) (store.Netns, error)
-}
-
-// Server implements cnirpc.CNIServer.
-type Server struct {
-	cnirpc.UnimplementedCNIServer
-	cfg     Config
-	assign  Assigner
-	cluster Cluster
-	egress  Egress
-}
-
-// New returns a server. The Assigner may be nil without IPAM; a nil Egress means that
-// annotations which ask for one are ignored.
-func New(cfg Config, a Assigner, c Cluster, e Egress) *Server {
-	return &Server{cfg: cfg, assign: a, cluster: c, egress: e}
+	// Assigner is nil if coild gives no addresses, and is chained behind a plugin that does.
+	Assigner Assigner
+	// PoolOf returns the name of the pool of a namespace.
+	PoolOf func(ctx context.Context, namespace string) (string, error)
+	// Egress is nil if annotations that ask for an Egress are ignored.
+	Egress Egress
 }
 
 // Add implements cnirpc.CNIServer.
 func (s *Server) Add(ctx context.Context, args *cnirpc.CNIArgs) (*cnirpc.AddResponse, error) {
-	if err := s.cfg.Ready(); err != nil {
+	if err := s.Ready(); err != nil {
 		return nil, fail(cnirpc.ErrorCode_TRY_AGAIN_LATER, "coild is not ready", err)
 	}
 	pod, err := podOf(args)
@@ -86,32 +70,32 @@ func (s *Server) Add(ctx context.Context, args *cnirpc.CNIArgs) (*cnirpc.AddResp
 	}
 	chained := args.GetArgs()["IS_CHAINED"] == "true"
 	switch {
-	case chained && s.cfg.IPAM:
+	case chained && s.Assigner != nil:
 		return nil, fail(cnirpc.ErrorCode_INVALID_NETWORK_CONFIG, "coil is chained behind another plugin",
 			errors.New("let coil be the first plugin of the list, or run coild with --enable-ipam=false"))
-	case !chained && !s.cfg.IPAM:
+	case !chained && s.Assigner == nil:
 		return nil, fail(cnirpc.ErrorCode_INVALID_NETWORK_CONFIG, "coil is the first plugin of the list",
 			errors.New("chain it behind the plugin that gives addresses, or run coild with --enable-ipam=true"))
 	}
 	var finish func(context.Context, node.Sandbox) error
-	if s.egress != nil {
+	if s.Egress != nil {
 		// First, since it takes no address.
-		if finish, err = s.egress.Begin(ctx, pod); err != nil {
+		if finish, err = s.Egress.Begin(ctx, pod); err != nil {
 			return nil, fail(codeOf(err), "set up egress of the pod", err)
 		}
 	}
 	if chained {
 		return s.addChained(ctx, args, pod, finish)
 	}
-	netns, err := s.cfg.Netns(args.GetNetns())
+	netns, err := s.Netns(args.GetNetns())
 	if err != nil {
 		return nil, fail(cnirpc.ErrorCode_INVALID_ENVIRONMENT_VARIABLES, "CNI_NETNS is not usable", err)
 	}
-	pool, err := s.cluster.PoolOf(ctx, pod.Namespace)
+	pool, err := s.PoolOf(ctx, pod.Namespace)
 	if err != nil {
 		return nil, fail(cnirpc.ErrorCode_TRY_AGAIN_LATER, "look up the pool of namespace "+pod.Namespace, err)
 	}
-	alloc, err := s.assign.Add(ctx, node.AddRequest{ID: idOf(args), Pod: pod, Netns: netns, Pool: pool, Finish: finish})
+	alloc, err := s.Assigner.Add(ctx, node.AddRequest{ID: idOf(args), Pod: pod, Netns: netns, Pool: pool, Finish: finish})
 	if err != nil {
 		return nil, fail(codeOf(err), "give the pod an address", err)
 	}
@@ -119,8 +103,7 @@ func (s *Server) Add(ctx context.Context, args *cnirpc.CNIArgs) (*cnirpc.AddResp
 	return &cnirpc.AddResponse{Result: alloc.Result}, nil
 }
 
-// addChained completes the network of a pod that another plugin has attached, and answers with
-// what that one answered.
+// addChained completes the network of a pod that another plugin has attached, and answers with the result of that plugin.
 func (s *Server) addChained(ctx context.Context, args *cnirpc.CNIArgs, pod store.Pod, finish func(context.Context, node.Sandbox) error) (*cnirpc.AddResponse, error) {
 	prev, resp, err := passOn(args.GetStdinData())
 	if err != nil || finish == nil {
@@ -136,7 +119,7 @@ func (s *Server) addChained(ctx context.Context, args *cnirpc.CNIArgs, pod store
 		return nil, fail(cnirpc.ErrorCode_INVALID_NETWORK_CONFIG, "the previous result is not usable",
 			fmt.Errorf("it gives %s no address", args.GetIfname()))
 	}
-	if at.Netns, err = s.cfg.Netns(args.GetNetns()); err != nil {
+	if at.Netns, err = s.Netns(args.GetNetns()); err != nil {
 		return nil, fail(cnirpc.ErrorCode_INVALID_ENVIRONMENT_VARIABLES, "CNI_NETNS is not usable", err)
 	}
 	if err := finish(ctx, at); err != nil {
@@ -151,14 +134,14 @@ func (s *Server) Del(ctx context.Context, args *cnirpc.CNIArgs) (*emptypb.Empty,
 	if err := checkID(args); err != nil {
 		return nil, err
 	}
-	if s.cfg.IPAM {
-		if err := s.assign.Del(ctx, idOf(args)); err != nil {
+	if s.Assigner != nil {
+		if err := s.Assigner.Del(ctx, idOf(args)); err != nil {
 			return nil, fail(codeOf(err), "detach the pod", err)
 		}
 	}
-	if s.egress != nil {
+	if s.Egress != nil {
 		// Last: an ADD that was in progress has ended.
-		if err := s.egress.Forget(ctx, idOf(args)); err != nil {
+		if err := s.Egress.Forget(ctx, idOf(args)); err != nil {
 			// It will be noticed that the network namespace is gone.
 			klog.FromContext(ctx).Error(err, "Forgetting a sandbox failed")
 		}
@@ -169,22 +152,22 @@ func (s *Server) Del(ctx context.Context, args *cnirpc.CNIArgs) (*emptypb.Empty,
 
 // Check implements cnirpc.CNIServer.
 func (s *Server) Check(ctx context.Context, args *cnirpc.CNIArgs) (*emptypb.Empty, error) {
-	if err := s.cfg.Ready(); err != nil {
+	if err := s.Ready(); err != nil {
 		return nil, fail(cnirpc.ErrorCode_TRY_AGAIN_LATER, "coild is not ready", err)
 	}
 	if err := checkID(args); err != nil {
 		return nil, err
 	}
 	var errs []error
-	if s.cfg.IPAM {
+	if s.Assigner != nil {
 		addrs, err := previousAddrs(args.GetStdinData(), args.GetIfname())
 		if err != nil {
 			return nil, fail(cnirpc.ErrorCode_DECODING_FAILURE, "the previous result is not usable", err)
 		}
-		errs = append(errs, s.assign.Check(ctx, idOf(args), args.GetNetns(), addrs))
+		errs = append(errs, s.Assigner.Check(ctx, idOf(args), args.GetNetns(), addrs))
 	}
-	if s.egress != nil {
-		errs = append(errs, s.egress.Check(ctx, idOf(args)))
+	if s.Egress != nil {
+		errs = append(errs, s.Egress.Check(ctx, idOf(args)))
 	}
 	if err := errors.Join(errs...); err != nil {
 		return nil, fail(codeOf(err), "the pod's network is not as it was set up", err)
@@ -195,17 +178,17 @@ func (s *Server) Check(ctx context.Context, args *cnirpc.CNIArgs) (*emptypb.Empt
 // GC implements cnirpc.CNIServer.
 func (s *Server) GC(ctx context.Context, args *cnirpc.CNIArgs) (*emptypb.Empty, error) {
 	called := time.Now()
-	if err := s.cfg.Ready(); err != nil {
+	if err := s.Ready(); err != nil {
 		return nil, fail(cnirpc.ErrorCode_TRY_AGAIN_LATER, "coild is not ready", err)
 	}
 	valid, err := spec.ValidAttachments(args.GetStdinData())
 	if err != nil {
 		return nil, fail(cnirpc.ErrorCode_DECODING_FAILURE, "the list of valid attachments is not usable", err)
 	}
-	if !s.cfg.IPAM {
+	if s.Assigner == nil {
 		return &emptypb.Empty{}, nil
 	}
-	if err := s.assign.GC(ctx, valid, called); err != nil {
+	if err := s.Assigner.GC(ctx, valid, called); err != nil {
 		return nil, fail(codeOf(err), "release what is not valid", err)
 	}
 	return &emptypb.Empty{}, nil
@@ -213,7 +196,7 @@ func (s *Server) GC(ctx context.Context, args *cnirpc.CNIArgs) (*emptypb.Empty, 
 
 // Status implements cnirpc.CNIServer.
 func (s *Server) Status(context.Context, *cnirpc.CNIArgs) (*emptypb.Empty, error) {
-	err := s.cfg.Ready()
+	err := s.Ready()
 	switch {
 	case errors.Is(err, node.ErrWithdrawn):
 		return nil, fail(cnirpc.ErrorCode_LIMITED_CONNECTIVITY, "coild is not ready", err)
@@ -235,7 +218,7 @@ func checkID(args *cnirpc.CNIArgs) error {
 	return nil
 }
 
-// podOf returns for whom an ADD is.
+// podOf returns the pod of an ADD.
 func podOf(args *cnirpc.CNIArgs) (store.Pod, error) {
 	if err := checkID(args); err != nil {
 		return store.Pod{}, err
@@ -251,21 +234,14 @@ func podOf(args *cnirpc.CNIArgs) (store.Pod, error) {
 
 // codeOf classifies errors of assignment.
 func codeOf(err error) cnirpc.ErrorCode {
-	for _, c := range []struct {
-		err  error
-		code cnirpc.ErrorCode
-	}{
-		{node.ErrUnavailable, cnirpc.ErrorCode_TRY_AGAIN_LATER},
-		{node.ErrDeleted, cnirpc.ErrorCode_TRY_AGAIN_LATER},
-		{store.ErrReadOnly, cnirpc.ErrorCode_TRY_AGAIN_LATER},
-		{context.Canceled, cnirpc.ErrorCode_TRY_AGAIN_LATER},
-		{context.DeadlineExceeded, cnirpc.ErrorCode_TRY_AGAIN_LATER},
-		{store.ErrNotFound, cnirpc.ErrorCode_UNKNOWN_CONTAINER},
-		{os.ErrNotExist, cnirpc.ErrorCode_UNKNOWN_CONTAINER},
-	} {
-		if errors.Is(err, c.err) {
-			return c.code
-		}
+	is := func(targets ...error) bool {
+		return slices.ContainsFunc(targets, func(target error) bool { return errors.Is(err, target) })
+	}
+	switch {
+	case is(node.ErrUnavailable, node.ErrDeleted, store.ErrReadOnly, context.Canceled, context.DeadlineExceeded):
+		return cnirpc.ErrorCode_TRY_AGAIN_LATER
+	case is(store.ErrNotFound, os.ErrNotExist):
+		return cnirpc.ErrorCode_UNKNOWN_CONTAINER
 	}
 	return cnirpc.ErrorCode_INTERNAL
 }

@@ -45,10 +45,8 @@ func (a assigner) Check(_ context.Context, id attachment.ID, _ string, addrs []n
 }
 func (a assigner) GC(_ context.Context, valid []attachment.ID, _ time.Time) error { return a.gc(valid) }
 
-// cluster has one namespace, "ns", of pool "blue".
-type cluster struct{}
-
-func (cluster) PoolOf(_ context.Context, ns string) (string, error) {
+// poolOf knows one namespace, "ns", of pool "blue".
+func poolOf(_ context.Context, ns string) (string, error) {
 	if ns != "ns" {
 		return "", fmt.Errorf("read Namespace %s: not found", ns)
 	}
@@ -81,9 +79,9 @@ func (e *egresses) Forget(_ context.Context, id attachment.ID) error {
 	return nil
 }
 
-func config() Config {
-	return Config{
-		IPAM: true, Ready: func() error { return nil },
+func config() Server {
+	return Server{
+		Ready: func() error { return nil }, PoolOf: poolOf,
 		Netns: func(path string) (store.Netns, error) {
 			if path != "/run/netns/pod" {
 				return store.Netns{}, fmt.Errorf("open %s: %w", path, fs.ErrNotExist)
@@ -91,6 +89,12 @@ func config() Config {
 			return store.Netns{Path: path, Inode: 42}, nil
 		},
 	}
+}
+
+// newServer completes a server; a nil Assigner gives no addresses.
+func newServer(s Server, a Assigner, e Egress) *Server {
+	s.Assigner, s.Egress = a, e
+	return &s
 }
 
 // args are those of an ADD that succeeds, changed by edit.
@@ -123,10 +127,10 @@ func cniError(t *testing.T, err error) (cnirpc.ErrorCode, string) {
 
 func TestAddPassesOnWhoAsks(t *testing.T) {
 	var got node.AddRequest
-	s := New(config(), assigner{add: func(r node.AddRequest) (store.Allocation, error) {
+	s := newServer(config(), assigner{add: func(r node.AddRequest) (store.Allocation, error) {
 		got = r
 		return store.Allocation{Wiring: store.Wiring{Result: []byte(`{"cniVersion":"1.1.0"}`)}}, nil
-	}}, cluster{}, nil)
+	}}, nil)
 	resp, err := s.Add(t.Context(), args(nil))
 	if err != nil {
 		t.Fatal(err)
@@ -150,13 +154,13 @@ func TestAddErrors(t *testing.T) {
 	tests := []struct {
 		name   string
 		edit   func(*cnirpc.CNIArgs)
-		config func(*Config)
+		config func(*Server)
 		assign assigner
 		egress error
 		code   cnirpc.ErrorCode
 		says   string
 	}{
-		{name: "not ready", config: func(c *Config) { c.Ready = func() error { return errors.New("record: starting") } },
+		{name: "not ready", config: func(s *Server) { s.Ready = func() error { return errors.New("record: starting") } },
 			code: cnirpc.ErrorCode_TRY_AGAIN_LATER, says: "record: starting"},
 		{name: "no container ID", edit: func(a *cnirpc.CNIArgs) { a.ContainerId = "" },
 			code: cnirpc.ErrorCode_INVALID_ENVIRONMENT_VARIABLES, says: "CNI_CONTAINERID"},
@@ -168,7 +172,7 @@ func TestAddErrors(t *testing.T) {
 			code: cnirpc.ErrorCode_INVALID_ENVIRONMENT_VARIABLES, says: "/run/netns/gone"},
 		{name: "chained though it gives addresses", edit: func(a *cnirpc.CNIArgs) { a.Args["IS_CHAINED"] = "true" },
 			code: cnirpc.ErrorCode_INVALID_NETWORK_CONFIG, says: "--enable-ipam=false"},
-		{name: "first though it gives none", config: func(c *Config) { c.IPAM = false },
+		{name: "first though it gives none", config: func(s *Server) { s.Assigner = nil },
 			code: cnirpc.ErrorCode_INVALID_NETWORK_CONFIG, says: "chain it behind"},
 		{name: "unknown namespace", edit: func(a *cnirpc.CNIArgs) { a.Args["K8S_POD_NAMESPACE"] = "nope" },
 			code: cnirpc.ErrorCode_TRY_AGAIN_LATER, says: "Namespace nope"},
@@ -184,11 +188,11 @@ func TestAddErrors(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			cfg := config()
+			s := newServer(config(), tt.assign, &egresses{begin: tt.egress})
 			if tt.config != nil {
-				tt.config(&cfg)
+				tt.config(s)
 			}
-			_, err := New(cfg, tt.assign, cluster{}, &egresses{begin: tt.egress}).Add(t.Context(), args(tt.edit))
+			_, err := s.Add(t.Context(), args(tt.edit))
 			code, text := cniError(t, err)
 			if code != tt.code || !strings.Contains(text, tt.says) {
 				t.Errorf("code %v, %q; want %v and a text with %q", code, text, tt.code, tt.says)
@@ -198,9 +202,7 @@ func TestAddErrors(t *testing.T) {
 }
 
 func TestAddChainedPassesTheResultOn(t *testing.T) {
-	cfg := config()
-	cfg.IPAM = false
-	resp, err := New(cfg, nil, cluster{}, nil).Add(t.Context(), args(func(a *cnirpc.CNIArgs) {
+	resp, err := newServer(config(), nil, nil).Add(t.Context(), args(func(a *cnirpc.CNIArgs) {
 		a.Args["IS_CHAINED"] = "true"
 		a.StdinData = []byte(`{"cniVersion":"0.4.0","prevResult":{"interfaces":[{"name":"eth0","sandbox":"/x"}],"ips":[{"version":"4","address":"10.0.0.5/24","interface":0}],"dns":{}}}`)
 	}))
@@ -223,10 +225,8 @@ func TestAddChainedSetsEgressUp(t *testing.T) {
 		})
 	}
 	const both = `{"address":"10.0.0.5/24","interface":1},{"address":"10.0.0.6/24","interface":1},{"address":"fd00::5/64","interface":1}`
-	cfg := config()
-	cfg.IPAM = false
 	e := &egresses{}
-	resp, err := New(cfg, nil, cluster{}, e).Add(t.Context(), chained(both))
+	resp, err := newServer(config(), nil, e).Add(t.Context(), chained(both))
 	if err != nil || !strings.Contains(string(resp.GetResult()), "10.0.0.6/24") {
 		t.Fatalf("%s, %v", resp.GetResult(), err)
 	}
@@ -238,16 +238,16 @@ func TestAddChainedSetsEgressUp(t *testing.T) {
 	if len(e.finished) != 1 || e.finished[0] != want {
 		t.Errorf("set up %+v, want %+v", e.finished, want)
 	}
-	_, err = New(cfg, nil, cluster{}, e).Add(t.Context(), chained(""))
+	_, err = newServer(config(), nil, e).Add(t.Context(), chained(""))
 	if code, text := cniError(t, err); code != cnirpc.ErrorCode_INVALID_NETWORK_CONFIG || !strings.Contains(text, "no address") {
 		t.Errorf("without an address: %v, %s", code, text)
 	}
 	e.finish = errors.New("netlink: no such device")
-	_, err = New(cfg, nil, cluster{}, e).Add(t.Context(), chained(both))
+	_, err = newServer(config(), nil, e).Add(t.Context(), chained(both))
 	if code, text := cniError(t, err); code != cnirpc.ErrorCode_INTERNAL || !strings.Contains(text, "no such device") {
 		t.Errorf("when it fails: %v, %s", code, text)
 	}
-	if _, err := New(cfg, nil, cluster{}, e).Del(t.Context(), args(nil)); err != nil || len(e.forgotten) != 1 {
+	if _, err := newServer(config(), nil, e).Del(t.Context(), args(nil)); err != nil || len(e.forgotten) != 1 {
 		t.Errorf("DEL: %v, %v", e.forgotten, err)
 	}
 }
@@ -255,9 +255,9 @@ func TestAddChainedSetsEgressUp(t *testing.T) {
 // The assigner finishes what Egresses need, so that an error undoes all.
 func TestAddFinishesEgress(t *testing.T) {
 	e := &egresses{finish: errors.New("no tunnel")}
-	s := New(config(), assigner{add: func(r node.AddRequest) (store.Allocation, error) {
+	s := newServer(config(), assigner{add: func(r node.AddRequest) (store.Allocation, error) {
 		return store.Allocation{}, r.Finish(t.Context(), node.Sandbox{ID: r.ID})
-	}}, cluster{}, e)
+	}}, e)
 	_, err := s.Add(t.Context(), args(nil))
 	if code, text := cniError(t, err); code != cnirpc.ErrorCode_INTERNAL || !strings.Contains(text, "no tunnel") || len(e.finished) != 1 {
 		t.Errorf("%v, %s, %v", code, text, e.finished)
@@ -268,7 +268,7 @@ func TestDelNeedsOnlyTheID(t *testing.T) {
 	cfg := config()
 	cfg.Ready = func() error { return errors.New("starting") }
 	var got attachment.ID
-	s := New(cfg, assigner{del: func(id attachment.ID) error { got = id; return nil }}, cluster{}, nil)
+	s := newServer(cfg, assigner{del: func(id attachment.ID) error { got = id; return nil }}, nil)
 	if _, err := s.Del(t.Context(), &cnirpc.CNIArgs{ContainerId: "c1", Ifname: "eth0"}); err != nil {
 		t.Fatal(err)
 	}
@@ -282,7 +282,7 @@ func TestCheckComparesThePreviousResult(t *testing.T) {
 	const stdin = `{"cniVersion":"0.4.0","prevResult":{"interfaces":[{"name":"veth1"},{"name":"eth0","sandbox":"/x"},{"name":"net1","sandbox":"/x"}],
 		"ips":[{"version":"4","address":"10.0.0.5/32","interface":1},{"version":"6","address":"fd00::5/128","interface":1},{"version":"4","address":"192.0.2.1/24","interface":2}]}}`
 	var got []netip.Addr
-	s := New(config(), assigner{check: func(_ attachment.ID, addrs []netip.Addr) error { got = addrs; return store.ErrNotFound }}, cluster{}, nil)
+	s := newServer(config(), assigner{check: func(_ attachment.ID, addrs []netip.Addr) error { got = addrs; return store.ErrNotFound }}, nil)
 	_, err := s.Check(t.Context(), args(func(a *cnirpc.CNIArgs) { a.StdinData = []byte(stdin) }))
 	if code, _ := cniError(t, err); code != cnirpc.ErrorCode_UNKNOWN_CONTAINER {
 		t.Errorf("code %v", code)
@@ -293,17 +293,18 @@ func TestCheckComparesThePreviousResult(t *testing.T) {
 	}
 }
 
-// What Egresses need is part of the pod's network, also behind another plugin.
+// The objects of Egresses are part of the pod's network, also behind another plugin.
 func TestCheckLooksAtEgress(t *testing.T) {
 	right := assigner{check: func(attachment.ID, []netip.Addr) error { return nil }}
 	prev := args(func(a *cnirpc.CNIArgs) {
 		a.StdinData = []byte(`{"cniVersion":"1.0.0","prevResult":{"cniVersion":"1.0.0"}}`)
 	})
 	for _, ipam := range []bool{true, false} {
-		cfg := config()
-		cfg.IPAM = ipam
 		e := &egresses{}
-		s := New(cfg, right, cluster{}, e)
+		s := newServer(config(), right, e)
+		if !ipam {
+			s.Assigner = nil
+		}
 		if _, err := s.Check(t.Context(), prev); err != nil || len(e.checked) != 1 || e.checked[0].ContainerID != "c1" {
 			t.Errorf("IPAM %t: %v, looked at %v", ipam, err, e.checked)
 		}
@@ -336,7 +337,7 @@ func TestGCList(t *testing.T) {
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			var got []attachment.ID
-			s := New(config(), assigner{gc: func(valid []attachment.ID) error { got = valid; return nil }}, cluster{}, nil)
+			s := newServer(config(), assigner{gc: func(valid []attachment.ID) error { got = valid; return nil }}, nil)
 			_, err := s.GC(t.Context(), &cnirpc.CNIArgs{StdinData: []byte(tt.stdin)})
 			if (err != nil) != tt.fails {
 				t.Fatalf("error %v", err)
@@ -352,7 +353,7 @@ func TestStatus(t *testing.T) {
 	cfg := config()
 	reason := error(nil)
 	cfg.Ready = func() error { return reason }
-	s := New(cfg, assigner{}, cluster{}, nil)
+	s := newServer(cfg, assigner{}, nil)
 	if _, err := s.Status(t.Context(), &cnirpc.CNIArgs{}); err != nil {
 		t.Errorf("ready: %v", err)
 	}
@@ -379,10 +380,10 @@ func TestServe(t *testing.T) {
 		t.Fatal(err)
 	}
 	entered, release := make(chan struct{}), make(chan struct{})
-	s := New(config(), assigner{
+	s := newServer(config(), assigner{
 		add: func(node.AddRequest) (store.Allocation, error) { panic("boom") },
 		del: func(attachment.ID) error { close(entered); <-release; return nil },
-	}, cluster{}, nil)
+	}, nil)
 	ctx, cancel := context.WithCancel(t.Context())
 	served := make(chan error, 1)
 	go func() { served <- s.Serve(ctx, socket, prometheus.NewRegistry()) }()

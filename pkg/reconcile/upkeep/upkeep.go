@@ -46,7 +46,7 @@ type Loop struct {
 	skipped []string
 }
 
-// New returns a Loop that isn't running. Sync counts in repairs what others had destroyed.
+// New returns a Loop that isn't running. Sync counts in repairs the objects that others had destroyed.
 func New(cfg Config, repairs *reconcile.Repairs, metrics *reconcile.Metrics) *Loop {
 	l := &Loop{cfg: cfg, repairs: repairs}
 	l.loop = reconcile.New(cfg.Name, func(ctx context.Context, _ struct{}) error {
@@ -86,7 +86,7 @@ func (l *Loop) Skipped(ctx context.Context, message string, items []string) {
 	l.skipped = items
 }
 
-// Source tells what has changed in the kernel; see package kernel/rtnl.
+// Source tells of changes in the kernel; see package kernel/rtnl.
 type Source interface {
 	Run(ctx context.Context, settle time.Duration, told func([]rtnl.Change)) error
 }
