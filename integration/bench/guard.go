@@ -18,8 +18,8 @@ import (
 	"github.com/coil-net/coil/pkg/attachment"
 	"github.com/coil-net/coil/pkg/dataplane"
 	"github.com/coil-net/coil/pkg/ipam"
+	"github.com/coil-net/coil/pkg/kernel/netns"
 	"github.com/coil-net/coil/pkg/podnet"
-	"github.com/coil-net/coil/pkg/testkit/netlab"
 )
 
 // Guard is the cost of the source guard: the median of pairs, which are measured with and without it in turns. Each
@@ -119,14 +119,14 @@ func (g *guarded) close() error {
 type connection struct{ client, server int }
 
 func (g *guarded) connect(ctx context.Context, to netip.Addr) (*connection, error) {
-	listener, err := netlab.In(g.pods[1].NS.NS, func() (net.Listener, error) {
+	listener, err := netns.In(g.pods[1].NS.NS, func() (net.Listener, error) {
 		return (&net.ListenConfig{Control: large}).Listen(ctx, "tcp", netip.AddrPortFrom(to, 0).String())
 	})
 	if err != nil {
 		return nil, err
 	}
 	defer listener.Close()
-	client, err := netlab.In(g.pods[0].NS.NS, func() (net.Conn, error) {
+	client, err := netns.In(g.pods[0].NS.NS, func() (net.Conn, error) {
 		return (&net.Dialer{Timeout: 10 * time.Second, Control: large}).DialContext(ctx, "tcp", listener.Addr().String())
 	})
 	if err != nil {

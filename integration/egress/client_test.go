@@ -19,6 +19,7 @@ import (
 	"github.com/coil-net/coil/pkg/clientnet"
 	"github.com/coil-net/coil/pkg/dataplane"
 	"github.com/coil-net/coil/pkg/ipam"
+	"github.com/coil-net/coil/pkg/kernel/netns"
 	"github.com/coil-net/coil/pkg/plan/client"
 	"github.com/coil-net/coil/pkg/store"
 	"github.com/coil-net/coil/pkg/testkit"
@@ -165,7 +166,7 @@ func (n *network) flood() {
 			}
 			return errors.Join(raw.Control(func(fd uintptr) { err = unix.BindToDevice(int(fd), "eth0") }), err)
 		}}
-		conn := testkit.Must(netlab.In(n.pod.NS, func() (net.PacketConn, error) { return bind.ListenPacket(ctx, "udp", ":0") }))(n.t)
+		conn := testkit.Must(netns.In(n.pod.NS, func() (net.PacketConn, error) { return bind.ListenPacket(ctx, "udp", ":0") }))(n.t)
 		all.Go(func() {
 			defer conn.Close()
 			pause := time.NewTicker(time.Duration(testkit.EgressForm.Times(10, 2)) * time.Millisecond)
@@ -411,7 +412,7 @@ func transfer(t *testing.T, from, to *netnstest.NS, at netip.AddrPort, by netip.
 	if by.IsValid() {
 		d.LocalAddr = net.TCPAddrFromAddrPort(netip.AddrPortFrom(by, 0))
 	}
-	c, err := netlab.In(from.NS, func() (net.Conn, error) { return d.DialContext(ctx, "tcp", at.String()) })
+	c, err := netns.In(from.NS, func() (net.Conn, error) { return d.DialContext(ctx, "tcp", at.String()) })
 	if err != nil {
 		return 0, err
 	}

@@ -19,9 +19,9 @@ import (
 	"github.com/coil-net/coil/pkg/clientnet"
 	"github.com/coil-net/coil/pkg/dataplane"
 	"github.com/coil-net/coil/pkg/kernel/echo"
+	"github.com/coil-net/coil/pkg/kernel/netns"
 	"github.com/coil-net/coil/pkg/store"
 	"github.com/coil-net/coil/pkg/testkit"
-	"github.com/coil-net/coil/pkg/testkit/netlab"
 )
 
 // Flows stay where they are while routers come, drain, lose their power and come back, and while
@@ -239,7 +239,7 @@ func (d *direct) newLoad() *load {
 
 // echo lets the server send datagrams back that come to one of its addresses.
 func (d *direct) echo(addr netip.Addr) {
-	conn := testkit.Must(netlab.In(d.server.NS, func() (*net.UDPConn, error) {
+	conn := testkit.Must(netns.In(d.server.NS, func() (*net.UDPConn, error) {
 		return net.ListenUDP("udp", net.UDPAddrFromAddrPort(netip.AddrPortFrom(addr, 80)))
 	}))(d.t)
 	d.t.Cleanup(func() { conn.Close() })

@@ -19,6 +19,7 @@ import (
 
 	"github.com/coil-net/coil/integration/rig"
 	"github.com/coil-net/coil/pkg/dataplane"
+	"github.com/coil-net/coil/pkg/kernel/netns"
 	"github.com/coil-net/coil/pkg/testkit"
 	"github.com/coil-net/coil/pkg/testkit/netlab"
 	"github.com/coil-net/coil/pkg/testkit/netnstest"
@@ -273,7 +274,7 @@ var errSource = errors.New("wrong source")
 
 // dial connects to port 80 of the server.
 func (c *sender) dial(to netip.Addr, timeout time.Duration) (net.Conn, error) {
-	return netlab.In(c.NS.NS, func() (net.Conn, error) { return net.DialTimeout("tcp", at(to, "80"), timeout) })
+	return netns.In(c.NS.NS, func() (net.Conn, error) { return net.DialTimeout("tcp", at(to, "80"), timeout) })
 }
 
 // transfer sends size bytes to the server and back, and checks whom the server has seen.

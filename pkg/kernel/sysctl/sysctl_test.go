@@ -10,6 +10,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/coil-net/coil/pkg/kernel/sysctl"
+	"github.com/coil-net/coil/pkg/testkit"
 	"github.com/coil-net/coil/pkg/testkit/netnstest"
 )
 
@@ -141,19 +142,26 @@ func TestRecordThatCannotBeKept(t *testing.T) {
 }
 
 func TestCorruptRecord(t *testing.T) {
-	ns := netnstest.New(t)
-	path := filepath.Join(t.TempDir(), "sysctls.json")
-	if err := os.WriteFile(path, []byte(`{"net`), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := sysctl.NewRecord(path).Set(ns.NS, sysctl.Setting{Key: forward4, Value: "1"}); err != nil {
-		t.Fatal(err)
-	}
-	if v := get(t, ns, forward4); v != "1" {
-		t.Errorf("%s is %s", forward4, v)
-	}
-	if _, err := os.Stat(path + ".corrupt"); err != nil {
-		t.Error(err)
+	for _, c := range []struct {
+		name, text string
+		aside      bool
+	}{{"cut off", `{"net`, true}, {"null", `null`, false}} {
+		t.Run(c.name, func(t *testing.T) {
+			ns := netnstest.New(t)
+			path := filepath.Join(t.TempDir(), "sysctls.json")
+			testkit.Check(t, os.WriteFile(path, []byte(c.text), 0o600))
+			for _, value := range []string{"0", "1"} { // one of them differs
+				if _, err := sysctl.NewRecord(path).Set(ns.NS, sysctl.Setting{Key: forward4, Value: value}); err != nil {
+					t.Fatal(err)
+				}
+				if v := get(t, ns, forward4); v != value {
+					t.Errorf("%s is %s", forward4, v)
+				}
+			}
+			if _, err := os.Stat(path + ".corrupt"); (err == nil) != c.aside {
+				t.Errorf("set aside: %v", err)
+			}
+		})
 	}
 }
 

@@ -9,6 +9,8 @@ import (
 	"sync"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/coil-net/coil/pkg/kernel/netns"
 )
 
 // Packet is an IP packet that a capture has seen.
@@ -42,7 +44,7 @@ type Capture struct {
 // NewCapture begins to capture the packets for which want is true, of a link of the namespace, or of all that it has and
 // will have if link is empty.
 func (n *NS) NewCapture(link string, want func(Packet) bool) (*Capture, error) {
-	fd, err := In(n.NS, func() (int, error) { return captureSocket(link) })
+	fd, err := netns.In(n.NS, func() (int, error) { return captureSocket(link) })
 	if err != nil {
 		return nil, fmt.Errorf("capture: %w", err)
 	}

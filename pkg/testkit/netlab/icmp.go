@@ -15,6 +15,7 @@ import (
 	"golang.org/x/net/ipv4"
 	"golang.org/x/net/ipv6"
 
+	"github.com/coil-net/coil/pkg/kernel/netns"
 	"github.com/coil-net/coil/pkg/testkit"
 )
 
@@ -37,7 +38,7 @@ func protocolOf(a netip.Addr) protocol {
 
 // listenICMP opens a socket for ICMP in the namespace. It receives all ICMP of one family that the namespace receives.
 func (n *NS) listenICMP(p protocol) (*icmp.PacketConn, error) {
-	conn, err := In(n.NS, func() (*icmp.PacketConn, error) { return icmp.ListenPacket(p.raw, p.any) })
+	conn, err := netns.In(n.NS, func() (*icmp.PacketConn, error) { return icmp.ListenPacket(p.raw, p.any) })
 	if err != nil {
 		return nil, fmt.Errorf("listen for ICMP: %w", err)
 	}
@@ -213,7 +214,7 @@ func (n *NS) Pings(name string, to netip.Addr) (*Pinger, error) {
 		return nil, fmt.Errorf("ping %s: %w", p.name, err)
 	}
 	var err error
-	if p.conn, err = In(n.NS, func() (*icmp.PacketConn, error) { return icmp.ListenPacket(p.protocol.datagrams, p.protocol.any) }); err != nil {
+	if p.conn, err = netns.In(n.NS, func() (*icmp.PacketConn, error) { return icmp.ListenPacket(p.protocol.datagrams, p.protocol.any) }); err != nil {
 		return nil, fmt.Errorf("ping %s: %w", p.name, err)
 	}
 	p.sender.Go(func() { p.send(to) })

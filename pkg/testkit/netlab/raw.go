@@ -5,6 +5,8 @@ import (
 	"net/netip"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/coil-net/coil/pkg/kernel/netns"
 )
 
 // Raw sends packets of a protocol whose header and payload it is given, with the checksum of the transport layer.
@@ -22,7 +24,7 @@ func (n *NS) NewRaw(from, to netip.Addr, protocol byte, checksum int) (*Raw, err
 	if to.Is6() {
 		family = unix.AF_INET6
 	}
-	fd, err := In(n.NS, func() (int, error) { return unix.Socket(family, unix.SOCK_RAW|unix.SOCK_CLOEXEC, int(protocol)) })
+	fd, err := netns.In(n.NS, func() (int, error) { return unix.Socket(family, unix.SOCK_RAW|unix.SOCK_CLOEXEC, int(protocol)) })
 	return &Raw{fd, from, to, protocol, checksum}, err
 }
 

@@ -12,23 +12,14 @@ import (
 	"github.com/coil-net/coil/pkg/kernel/netns"
 )
 
-// In calls open in a network namespace: a socket belongs to the one that it is opened in.
-func In[T any](ns *netns.NS, open func() (T, error)) (opened T, err error) {
-	err = ns.Do(func() error {
-		opened, err = open()
-		return err
-	})
-	return opened, err
-}
-
 // Listen listens in the namespace; network is one of package net's for an IP address.
 func (n *NS) Listen(ctx context.Context, network, address string) (net.Listener, error) {
-	return In(n.NS, func() (net.Listener, error) { return new(net.ListenConfig).Listen(ctx, network, address) })
+	return netns.In(n.NS, func() (net.Listener, error) { return new(net.ListenConfig).Listen(ctx, network, address) })
 }
 
 // ListenPacket is Listen for datagrams.
 func (n *NS) ListenPacket(ctx context.Context, network, address string) (net.PacketConn, error) {
-	return In(n.NS, func() (net.PacketConn, error) { return new(net.ListenConfig).ListenPacket(ctx, network, address) })
+	return netns.In(n.NS, func() (net.PacketConn, error) { return new(net.ListenConfig).ListenPacket(ctx, network, address) })
 }
 
 // Dialer is a function that connects from somewhere, such as NS.Dial.
@@ -36,7 +27,7 @@ type Dialer func(ctx context.Context, network, address string) (net.Conn, error)
 
 // Dial connects from the namespace to an IP address.
 func (n *NS) Dial(ctx context.Context, network, address string) (net.Conn, error) {
-	return In(n.NS, func() (net.Conn, error) { return new(net.Dialer).DialContext(ctx, network, address) })
+	return netns.In(n.NS, func() (net.Conn, error) { return new(net.Dialer).DialContext(ctx, network, address) })
 }
 
 // Reach connects by TCP to an address that the namespace has, and returns the source that is seen there.
