@@ -179,7 +179,7 @@ func (n *Network) Recover(ctx context.Context) (r Recovered, err error) {
 		return r, fmt.Errorf("remove unfinished links: %w", err)
 	}
 	r.Unfinished = len(unfinished)
-	var others map[int][]netip.Addr
+	var others map[int][]netip.Prefix
 	if r.Found, others, err = n.attachments(ctx, links); err == nil {
 		r.Strays, err = n.strays(ctx, others)
 	}
@@ -230,33 +230,35 @@ func (n *Network) List(ctx context.Context) ([]Found, error) {
 
 // attachments returns the attachments that have one of the links, and the destinations that the pod table routes to other
 // links.
-func (n *Network) attachments(ctx context.Context, links []rtnl.Link) (found []Found, others map[int][]netip.Addr, err error) {
-	addrs := map[int][]netip.Addr{}
+func (n *Network) attachments(ctx context.Context, links []rtnl.Link) (found []Found, others map[int][]netip.Prefix, err error) {
+	routed := map[int][]netip.Prefix{}
 	for _, family := range []dataplane.Family{dataplane.IPv4, dataplane.IPv6} {
 		routes, err := n.handle.Routes(ctx, family, n.opts.PodTable, n.opts.Protocol)
 		if err != nil {
 			return nil, nil, fmt.Errorf("list attached pods: %w", err)
 		}
 		for _, r := range routes {
-			if r.Dst.IsSingleIP() {
-				addrs[r.Link] = append(addrs[r.Link], r.Dst.Addr())
-			}
+			routed[r.Link] = append(routed[r.Link], r.Dst)
 		}
 	}
 	for _, l := range links {
 		if pool, id, ok := parseAlias(l.Alias); ok {
-			found = append(found, Found{
-				ID: id, Pool: pool, HostIfName: l.Name, HostIfIndex: l.Index, Unlabelled: !labelled(l, id), Addresses: addrs[l.Index],
-			})
-			delete(addrs, l.Index)
+			f := Found{ID: id, Pool: pool, HostIfName: l.Name, HostIfIndex: l.Index, Unlabelled: !labelled(l, id)}
+			for _, dst := range routed[l.Index] {
+				if dst.IsSingleIP() {
+					f.Addresses = append(f.Addresses, dst.Addr())
+				}
+			}
+			found = append(found, f)
+			delete(routed, l.Index)
 		}
 	}
 	slices.SortFunc(found, func(a, b Found) int { return a.HostIfIndex - b.HostIfIndex })
-	return found, addrs, nil
+	return found, routed, nil
 }
 
 // strays describes routes by links that may be no attachment's.
-func (n *Network) strays(ctx context.Context, routes map[int][]netip.Addr) ([]string, error) {
+func (n *Network) strays(ctx context.Context, routes map[int][]netip.Prefix) ([]string, error) {
 	var strays []string
 	for _, index := range slices.Sorted(maps.Keys(routes)) {
 		l, err := n.handle.LinkByIndex(ctx, index)
@@ -270,7 +272,7 @@ func (n *Network) strays(ctx context.Context, routes map[int][]netip.Addr) ([]st
 			continue
 		}
 		for _, dst := range routes[index] {
-			strays = append(strays, fmt.Sprintf("%s with the route to %s: its alias %q is not of a pod", l.Name, dst, l.Alias))
+			strays = append(strays, fmt.Sprintf("%s with the route to %s: its alias %q is not of a pod", l.Name, dst.Addr(), l.Alias))
 		}
 	}
 	return strays, nil

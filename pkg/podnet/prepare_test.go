@@ -194,6 +194,8 @@ func TestRecover(t *testing.T) {
 		n.host.IP(t, "link", "add", name, "type", "veth", "peer", name+"-peer")
 	}
 	n.host.IP(t, "link", "set", "vethalias", "group", fmt.Sprint(0x636f696c), "alias", "somebody's")
+	// A route to a range is no pod's, and is named all the same.
+	n.host.IP(t, "route", "add", "10.9.0.0/26", "dev", s.HostIfName, "table", "116", "proto", "30")
 	before := state(t, n.host)
 	for i := range 3 {
 		other, _ := newPod(t, 2+i, true, true)
@@ -204,7 +206,7 @@ func TestRecover(t *testing.T) {
 		if err != nil || r.Unfinished != want {
 			t.Errorf("removed %d, %v; want %d", r.Unfinished, err, want)
 		}
-		if len(r.Strays) != 2 || !strings.HasPrefix(r.Strays[0], s.HostIfName+" with the route to ") {
+		if len(r.Strays) != 3 || !strings.HasPrefix(r.Strays[0], s.HostIfName+" with the route to ") {
 			t.Errorf("stray routes: %q, want those of %s", r.Strays, s.HostIfName)
 		}
 	}

@@ -46,6 +46,7 @@ func (g *guard) compose(ctx context.Context) error {
 		Name: "coil_source_guard_active",
 		Help: "1 if packets of pods with sources other than the pods' addresses are dropped, else 0.",
 	})
+	// The collector is registered by what it collects: nothing, if there is no ruleset yet. The registry takes that.
 	g.registry.MustRegister(g.active, prometheus.CollectorFunc(func(ch chan<- prometheus.Metric) { g.collectDropped(ctx, ch) }))
 	return nil
 }

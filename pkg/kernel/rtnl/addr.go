@@ -65,15 +65,27 @@ type Addr struct {
 
 // Addrs returns the addresses of all links, of both families.
 func (h *Handle) Addrs(ctx context.Context) ([]Addr, error) {
-	r := newRequest(unix.RTM_GETADDR, 0, text("address show"), nl.NewIfAddrmsg(unix.AF_UNSPEC))
-	return List(ctx, h, r, func(body []byte) (Addr, bool, error) {
-		var c Change
-		if err := c.parseAddr(body); err != nil {
-			return Addr{}, false, err
+	var all []Addr
+	// A dump for each family: kernels before 6.9 don't tell that one of all families was interrupted in IPv4's part.
+	for _, f := range []dataplane.Family{dataplane.IPv4, dataplane.IPv6} {
+		r := newRequest(unix.RTM_GETADDR, 0, text("address show (%s)", f), nl.NewIfAddrmsg(int(families[f])))
+		addrs, err := List(ctx, h, r, func(body []byte) (Addr, bool, error) {
+			var c Change
+			err := c.parseAddr(body)
+			if err != nil {
+				return Addr{}, false, err
+			}
+			// A kernel without the family answers with the addresses of another one.
+			ok := c.Addr.IsValid() && dataplane.FamilyOf(c.Addr) == f
+			// IFA_F_PERMANENT is one of the flags that the header has room for.
+			return Addr{c.Link, netip.PrefixFrom(c.Addr, int(body[1])), body[2]&unix.IFA_F_PERMANENT == 0}, ok, nil
+		})
+		if err != nil && !errors.Is(err, ErrNoFamily) {
+			return nil, err
 		}
-		// IFA_F_PERMANENT is one of the flags that the header has room for. An address of another family isn't valid.
-		return Addr{c.Link, netip.PrefixFrom(c.Addr, int(body[1])), body[2]&unix.IFA_F_PERMANENT == 0}, c.Addr.IsValid(), nil
-	})
+		all = append(all, addrs...)
+	}
+	return all, nil
 }
 
 // families are the AF_ numbers of the address families.

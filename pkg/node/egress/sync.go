@@ -22,6 +22,9 @@ const mostWork = 30 * time.Second
 
 // workOn makes the wanted states of a pod's sandboxes.
 func (m *Manager) workOn(ctx context.Context, pod types.NamespacedName) error {
+	if len(m.affected(isOf(pod))) == 0 {
+		return nil // it waits for no turn
+	}
 	return m.works.do(ctx, pod.Namespace, func() error {
 		return each(m.affected(isOf(pod)), func(s *sandbox) error {
 			work, cancel := context.WithTimeout(ctx, mostWork)

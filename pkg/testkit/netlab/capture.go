@@ -2,6 +2,7 @@ package netlab
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -39,6 +40,10 @@ type Capture struct {
 
 	mu      sync.Mutex
 	packets []Packet
+
+	closing sync.Once
+	missed  int
+	failed  error
 }
 
 // NewCapture begins to capture the packets for which want is true, of a link of the namespace, or of all that it has and
@@ -55,8 +60,7 @@ func (n *NS) NewCapture(link string, want func(Packet) bool) (*Capture, error) {
 
 // captureSocket opens one in the namespace of the thread.
 func captureSocket(link string) (fd int, err error) {
-	const all = unix.ETH_P_ALL<<8&0xff00 | unix.ETH_P_ALL>>8 // in network byte order
-	to := &unix.SockaddrLinklayer{Protocol: all}
+	to := &unix.SockaddrLinklayer{Protocol: networkOrder(unix.ETH_P_ALL)}
 	if link != "" {
 		i, err := net.InterfaceByName(link)
 		if err != nil {
@@ -76,6 +80,11 @@ func captureSocket(link string) (fd int, err error) {
 		unix.Close(fd)
 	}
 	return fd, err
+}
+
+// networkOrder is a protocol as struct sockaddr_ll has it: its bytes in memory are in network byte order.
+func networkOrder(protocol uint16) uint16 {
+	return binary.NativeEndian.Uint16(binary.BigEndian.AppendUint16(nil, protocol))
 }
 
 func (c *Capture) run() {
@@ -103,10 +112,12 @@ func (c *Capture) read() {
 		if err != nil {
 			return // that was all
 		}
+		a, ok := from.(*unix.SockaddrLinklayer)
+		if !ok || a.Protocol != networkOrder(unix.ETH_P_IP) && a.Protocol != networkOrder(unix.ETH_P_IPV6) {
+			continue
+		}
 		if p, ok := parse(buf[:n]); ok {
-			if a, ok := from.(*unix.SockaddrLinklayer); ok {
-				p.Link, p.Out = a.Ifindex, a.Pkttype == unix.PACKET_OUTGOING
-			}
+			p.Link, p.Out = a.Ifindex, a.Pkttype == unix.PACKET_OUTGOING
 			if c.want(p) {
 				c.packets = append(c.packets, p)
 			}
@@ -162,14 +173,16 @@ func (c *Capture) All(match func(Packet) bool) []Packet {
 	return slices.DeleteFunc(slices.Clone(c.packets), func(p Packet) bool { return !match(p) })
 }
 
-// Close ends the capture and returns how many packets it has missed.
+// Close ends the capture and returns how many packets it has missed. Later calls return the same.
 func (c *Capture) Close() (missed int, err error) {
-	close(c.end)
-	<-c.ended
-	stats, err := unix.GetsockoptTpacketStats(c.fd, unix.SOL_PACKET, unix.PACKET_STATISTICS)
-	if err == nil {
-		missed = int(stats.Drops)
-	}
-	unix.Close(c.fd)
-	return missed, err
+	c.closing.Do(func() {
+		close(c.end)
+		<-c.ended
+		stats, err := unix.GetsockoptTpacketStats(c.fd, unix.SOL_PACKET, unix.PACKET_STATISTICS)
+		if err == nil {
+			c.missed = int(stats.Drops)
+		}
+		c.failed = errors.Join(err, unix.Close(c.fd))
+	})
+	return c.missed, c.failed
 }

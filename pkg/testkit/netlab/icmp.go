@@ -200,6 +200,7 @@ type Pinger struct {
 	conn     *icmp.PacketConn
 	protocol protocol
 	stop     chan struct{}
+	ending   sync.Once
 	sender   sync.WaitGroup
 	receiver sync.WaitGroup
 	sent     int
@@ -262,7 +263,7 @@ func (p *Pinger) Answered() int { return int(p.answered.Load()) }
 // End ends it, waits for the last answers, and returns how many requests were sent and how many were answered. The
 // error is the first that a request met.
 func (p *Pinger) End() (sent, answered int, err error) {
-	close(p.stop)
+	p.ending.Do(func() { close(p.stop) })
 	p.sender.Wait()
 	deadline := time.Now().Add(testkit.Timeout(time.Second))
 	for p.Answered() < p.sent && time.Now().Before(deadline) {

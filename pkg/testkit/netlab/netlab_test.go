@@ -34,7 +34,7 @@ func bridged(t *testing.T) (bridge, host *netlab.NS) {
 	return outer.Lab(), inner.Lab()
 }
 
-// Namespaces on a bridge reach each other by ICMP and TCP, and whoever is asked sees the source.
+// Namespaces on a bridge reach each other by ICMP and TCP, and see the source that asks.
 func TestReach(t *testing.T) {
 	bridge, host := bridged(t)
 	for _, s := range subnets {
@@ -50,6 +50,7 @@ func TestReach(t *testing.T) {
 			t.Errorf("%s is reached where nobody has it", s.Addr())
 		}
 		p := testkit.Must(bridge.Pings("the bridge", own))(t)
+		t.Cleanup(func() { _, _, _ = p.End() })
 		testkit.Eventually(t, 5*time.Second, "pings are answered", func() error {
 			if p.Answered() < 3 {
 				return fmt.Errorf("%d answers", p.Answered())
@@ -62,7 +63,7 @@ func TestReach(t *testing.T) {
 	}
 }
 
-// A probe tells an answer, an address that nobody has, and a loop apart.
+// A probe tells an answer from an address that nobody has. Package routes has the case of a loop.
 func TestProbe(t *testing.T) {
 	bridge, host := bridged(t)
 	testkit.Check(t, bridge.IP(t.Context(), "route add unreachable 198.51.100.0/24", "-6 route add unreachable 2001:db8:1::/64"))
@@ -94,7 +95,9 @@ func TestCapture(t *testing.T) {
 	testkit.Eventually(t, 5*time.Second, "an answer", func() error { return bridge.Ping(own, testkit.Timeout(time.Second)) })
 	udp := func(p netlab.Packet) bool { return p.Protocol == unix.IPPROTO_UDP }
 	port := testkit.Must(bridge.NewCapture("port", udp))(t)
+	t.Cleanup(func() { _, _ = port.Close() })
 	everywhere := testkit.Must(host.NewCapture("", func(p netlab.Packet) bool { return p.Out && udp(p) }))(t)
+	t.Cleanup(func() { _, _ = everywhere.Close() })
 	r := testkit.Must(host.NewRaw(own, subnets[0].Addr(), unix.IPPROTO_UDP, 6))(t)
 	defer r.Close()
 	testkit.Check(t, r.Send([]byte{0x12, 0x34, 0, 9, 0, 8, 0, 0}))

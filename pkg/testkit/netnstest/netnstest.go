@@ -4,7 +4,7 @@
 // It owns the life of these namespaces: they are bound to a path, as a
 // container runtime does it, and are gone when the test is over. Package netlab
 // does what is to be done in them. It must not know what is tested. The machine's
-// own namespace is never changed.
+// own namespace is changed only by tests in a virtual machine, which ask for it by the zero NS.
 package netnstest
 
 import (
