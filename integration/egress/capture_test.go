@@ -14,7 +14,7 @@ import (
 // isFoU says whether a packet is of a tunnel.
 func isFoU(p netlab.Packet) bool { return p.Protocol == unix.IPPROTO_UDP && p.DPort == 5555 }
 
-// capture sees all packets of a port of the fabric. What goes out by the port goes into the namespace behind it.
+// capture sees all packets of a port of the fabric. A packet that leaves by the port enters the namespace behind it.
 type capture struct {
 	*netlab.Capture
 	t *testing.T

@@ -95,7 +95,7 @@ func TestLockIsRemovedWithoutARace(t *testing.T) {
 	if !strings.Contains(told.String(), "waiting") {
 		t.Error("nobody was told about the wait")
 	}
-	// Whoever opened the file before it was removed must not believe to hold the lock.
+	// A process that opened the file before it was removed must not believe that it holds the lock.
 	next := make(chan error, 1)
 	go func() {
 		again, err := lock(t.Context(), dir, io.Discard)
