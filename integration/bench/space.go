@@ -17,7 +17,7 @@ type space struct {
 // newSpace makes a namespace, in which nothing is up.
 func newSpace() (*space, error) { return spaceOf(netns.New()) }
 
-// spaceOf takes what opened a namespace returned.
+// spaceOf opens the netlink handle of a namespace, from the results of the call that opened it. An error is returned as it is.
 func spaceOf(ns *netns.NS, err error) (*space, error) {
 	if err != nil {
 		return nil, err

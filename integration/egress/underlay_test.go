@@ -30,7 +30,7 @@ func quiet(t *testing.T) (end func()) {
 }
 
 // underlay gives all links of the fabric one MTU, and the server's another, and waits until
-// the router's tunnels follow. The kernel forgets what it learned of paths.
+// the router's tunnels follow. The kernel's learned path MTUs are flushed.
 func (top *topology) underlay(c *sender, mtu, server int) {
 	t := top.t
 	t.Helper()

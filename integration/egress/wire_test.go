@@ -12,7 +12,7 @@ import (
 	"github.com/coil-net/coil/pkg/testkit/netlab"
 )
 
-// raw sends packets from a client to an address, whose checksum is at an offset, until the end of the test.
+// raw returns a raw socket from a client to an address, closed when the test ends. checksum is the offset of the checksum.
 func (c *sender) raw(t *testing.T, to netip.Addr, protocol byte, checksum int) *netlab.Raw {
 	t.Helper()
 	r := testkit.Must(c.Lab().NewRaw(of(dataplane.FamilyOf(to), c.addr4, c.addr6), to, protocol, checksum))(t)

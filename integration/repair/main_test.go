@@ -1,5 +1,5 @@
-// Package repair proves that coild and coil-router restore what other programs take from
-// them, while they run and when they start, and leave alone what is others'.
+// Package repair proves that coild and coil-router restore their kernel objects when other programs remove or
+// change them, while they run and when they start, and leave objects of others alone.
 //
 // Each test has a node of its own in one rig; see package rig. Nothing here knows how a
 // loss is noticed.

@@ -40,8 +40,8 @@ func (r *Rig) Differences(ctx context.Context) ([]string, error) {
 	return append(wrongs, found...), errors.Join(append(errs, err)...)
 }
 
-// AwaitClean waits until Differences finds no difference twice in a row; what the node does
-// in the background may take a moment. The error names the differences that remain.
+// AwaitClean waits until Differences finds no difference twice in a row: the node's background work
+// may take a moment. The error names the differences that remain.
 func (r *Rig) AwaitClean(ctx context.Context, within time.Duration) error {
 	return awaitClean(ctx, within, r.Differences)
 }
@@ -83,8 +83,8 @@ func (r *Rig) blockDifferences(ctx context.Context) ([]string, error) {
 	return r.BlockDifferences(ctx, labels.Everything(), func(node string) bool { return nodes[node] })
 }
 
-// BlockDifferences checks that no two AddressBlocks overlap, and that each of those that are
-// selected is of a node that may have it. It may be called at any time.
+// BlockDifferences checks that no two AddressBlocks overlap, and that each selected block
+// is of a node that may have it. It may be called at any time.
 func (r *Rig) BlockDifferences(ctx context.Context, selected labels.Selector, may func(node string) bool) ([]string, error) {
 	blocks, err := r.Coil.CoilV2().AddressBlocks().List(ctx, metav1.ListOptions{})
 	if err != nil {

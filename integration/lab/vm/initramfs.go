@@ -17,8 +17,8 @@ import (
 	"github.com/coil-net/coil/integration/lab/vm/protocol"
 )
 
-// bootModules are what the machine needs to see the host's files and to talk. Modules that
-// are built into a kernel aren't among its files.
+// bootModules are the kernel modules for the console and for the host's files. A kernel that has one built in has
+// no file of it.
 var bootModules = []string{"virtio_pci", "virtio_console", "9pnet_virtio", "9p", "overlay"}
 
 // writeInitramfs writes an archive with vminit and the boot modules.

@@ -2,7 +2,7 @@
 // each command.
 //
 // It owns the outermost layer of that process: its versions, its output and exit
-// code. It must not know what the commands do, and links only the packages of cniplugin:
+// code. It must not know the commands, and links only the packages of cniplugin:
 // the process lives for a millisecond.
 package coil
 

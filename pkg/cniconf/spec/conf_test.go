@@ -48,21 +48,7 @@ func TestParseConf(t *testing.T) {
 		{name: "relative queue", in: `{"delQueueDir":"q"}`, code: 7},
 	}
 	for _, tt := range tests {
-		t.Run(tt.name, func(t *testing.T) {
-			got, err := spec.ParseConf([]byte(tt.in))
-			if tt.code != 0 {
-				if c := code(t, err); c != tt.code {
-					t.Fatalf("code is %d (%v), want %d", c, err, tt.code)
-				}
-				return
-			}
-			if err != nil {
-				t.Fatal(err)
-			}
-			if diff := cmp.Diff(tt.want, got); diff != "" {
-				t.Errorf("ParseConf (-want +got):\n%s", diff)
-			}
-		})
+		t.Run(tt.name, func(t *testing.T) { mustParse(t, spec.ParseConf, tt.in, tt.want, tt.code) })
 	}
 }
 
@@ -141,21 +127,7 @@ func TestValidAttachments(t *testing.T) {
 		{name: "no JSON", in: `[`, code: 6},
 	}
 	for _, tt := range tests {
-		t.Run(tt.name, func(t *testing.T) {
-			got, err := spec.ValidAttachments([]byte(tt.in))
-			if tt.code != 0 {
-				if c := code(t, err); c != tt.code {
-					t.Fatalf("code is %d (%v), want %d", c, err, tt.code)
-				}
-				return
-			}
-			if err != nil {
-				t.Fatal(err)
-			}
-			if diff := cmp.Diff(tt.want, got); diff != "" {
-				t.Errorf("ValidAttachments (-want +got):\n%s", diff)
-			}
-		})
+		t.Run(tt.name, func(t *testing.T) { mustParse(t, spec.ValidAttachments, tt.in, tt.want, tt.code) })
 	}
 }
 
@@ -190,4 +162,22 @@ func FuzzConf(f *testing.F) {
 			}
 		}
 	})
+}
+
+// mustParse fails the test unless a text has the wanted value, or the wanted code of an error if that isn't 0.
+func mustParse[T any](t *testing.T, parse func([]byte) (T, error), in string, want T, wantCode uint) {
+	t.Helper()
+	got, err := parse([]byte(in))
+	if wantCode != 0 {
+		if c := code(t, err); c != wantCode {
+			t.Fatalf("code is %d (%v), want %d", c, err, wantCode)
+		}
+		return
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
 }
