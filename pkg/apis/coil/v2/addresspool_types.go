@@ -23,7 +23,7 @@ const DefaultBlockSizeBits = 5
 // +kubebuilder:printcolumn:name="Addresses",type=string,JSONPath=`.status.addresses.summary`,description="Addresses that pods have, of all addresses of the pool"
 // +kubebuilder:printcolumn:name="Exhausted",type=string,JSONPath=`.status.conditions[?(@.type=="Exhausted")].status`,description="Whether every block is taken"
 // +kubebuilder:printcolumn:name="Overlapping",type=string,JSONPath=`.status.conditions[?(@.type=="Overlapping")].status`,description="Whether others use addresses of the pool"
-// +kubebuilder:printcolumn:name="Terminating",type=string,priority=1,JSONPath=`.status.conditions[?(@.type=="Terminating")].message`,description="What a deleted pool waits for"
+// +kubebuilder:printcolumn:name="Terminating",type=string,priority=1,JSONPath=`.status.conditions[?(@.type=="Terminating")].message`,description="Blocks that a deleted pool waits for"
 // +kubebuilder:printcolumn:name="BlockSizeBits",type=integer,priority=1,JSONPath=`.spec.blockSizeBits`
 // +kubebuilder:printcolumn:name="Subnets",type=string,priority=1,JSONPath=`.spec.subnets`
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
