@@ -46,7 +46,7 @@ func (g *guard) compose(ctx context.Context) error {
 		Name: "coil_source_guard_active",
 		Help: "1 if packets of pods with sources other than the pods' addresses are dropped, else 0.",
 	})
-	// The collector is registered by what it collects: nothing, if there is no ruleset yet. The registry takes that.
+	// The registry collects once to learn the metrics. Without a ruleset there are none yet, which it accepts.
 	g.registry.MustRegister(g.active, prometheus.CollectorFunc(func(ch chan<- prometheus.Metric) { g.collectDropped(ctx, ch) }))
 	return nil
 }
