@@ -24,6 +24,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -45,6 +46,7 @@ import (
 	"github.com/coil-net/coil/pkg/kube/object"
 	"github.com/coil-net/coil/pkg/plan/pools"
 	"github.com/coil-net/coil/pkg/reconcile"
+	"github.com/coil-net/coil/pkg/syncmap"
 )
 
 const (
@@ -93,7 +95,18 @@ type Controller struct {
 	loop     *reconcile.Loop[string]
 	now      func() metav1.Time
 
+	// others counts the changes of the pools, Nodes and ServiceCIDRs that a pool may overlap.
+	others atomic.Uint64
+	// overlaps has the condition Overlapping of each pool, which is made of thousands of Nodes.
+	overlaps syncmap.Map[string, overlap]
+
 	maxBlocks, allocated *prometheus.GaugeVec
+}
+
+// overlap is the condition Overlapping of a pool, and how many changes of others it has seen.
+type overlap struct {
+	seen      uint64
+	condition metav1.Condition
 }
 
 // New returns a controller that isn't running.
@@ -140,11 +153,13 @@ func (c *Controller) poolChanged(a, b *v2.AddressPool) {
 		c.loop.AddAfter(b.Name, settle)
 		return
 	}
-	c.loop.Add(cmp.Or(b, a).Name)
 	c.allPools()
+	c.loop.Add(cmp.Or(b, a).Name)
 }
 
+// allPools looks soon at all pools, since one of the objects that they may overlap has changed.
 func (c *Controller) allPools() {
+	c.others.Add(1)
 	for _, p := range c.pools.All() {
 		c.loop.AddAfter(p.Name, settle)
 	}
@@ -160,6 +175,7 @@ func (c *Controller) Run(ctx context.Context) error {
 func (c *Controller) sync(ctx context.Context, name string) error {
 	p := c.pools.Find(name)
 	if p == nil {
+		c.overlaps.Delete(name)
 		c.maxBlocks.DeleteLabelValues(name)
 		c.allocated.DeleteLabelValues(name)
 		return nil
@@ -210,9 +226,20 @@ func (c *Controller) drain(ctx context.Context, blocks []*v2.AddressBlock) error
 
 func (c *Controller) facts(p *v2.AddressPool) pools.Facts {
 	return pools.Facts{
-		Pool: p, Blocks: c.blocks.Under(p.Name), Pools: c.pools.All(), Nodes: c.nodes.All(), Services: c.services.All(),
-		LastIndex: c.cfg.Carver.LastIndex(p), Claims: c.cfg.Carver.Claims(p.Name), Now: c.now(),
+		Pool: p, Blocks: c.blocks.Under(p.Name), Overlapping: c.overlapping(p), LastIndex: c.cfg.Carver.LastIndex(p),
+		Claims: c.cfg.Carver.Claims(p.Name), Now: c.now(),
 	}
+}
+
+// overlapping returns the condition Overlapping of a pool. It is made again only after a change of others.
+func (c *Controller) overlapping(p *v2.AddressPool) metav1.Condition {
+	seen := c.others.Load() // before the caches are read, which may be newer
+	if o, ok := c.overlaps.Find(p.Name); ok && o.seen == seen {
+		return o.condition
+	}
+	cond := pools.Overlapping(p, pools.Others{Pools: c.pools.All(), Nodes: c.nodes.All(), Services: c.services.All()})
+	c.overlaps.Set(p.Name, overlap{seen, cond})
+	return cond
 }
 
 // release lets a deleted pool go, and says whether it went. The cache has no block

@@ -11,6 +11,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/informers"
@@ -282,4 +283,40 @@ func TestDeletedPool(t *testing.T) {
 			t.Errorf("finalizers are %q, writes %q", f.pool(t).Finalizers, f.writes)
 		}
 	})
+}
+
+func TestOverlapIsSeenAgainAfterAChangeOfOthers(t *testing.T) {
+	f := newFixture(t, newPool())
+	overlapping := func() metav1.ConditionStatus {
+		t.Helper()
+		f.mustSync(t)
+		p, _, err := f.pools.GetByKey("default")
+		if err != nil {
+			t.Fatal(err)
+		}
+		c := meta.FindStatusCondition(p.(*v2.AddressPool).Status.Conditions, v2.PoolOverlapping)
+		if c == nil {
+			t.Fatal("the condition is missing")
+		}
+		return c.Status
+	}
+	if got := overlapping(); got != metav1.ConditionFalse {
+		t.Errorf("Overlapping is %s of a pool that is alone, want False", got)
+	}
+	other := newPool()
+	other.Name = "other"
+	if err := f.pools.Add(other); err != nil {
+		t.Fatal(err)
+	}
+	f.poolChanged(nil, other)
+	if got := overlapping(); got != metav1.ConditionTrue {
+		t.Errorf("Overlapping is %s beside a pool with the same subnet, want True", got)
+	}
+	if err := f.pools.Delete(other); err != nil {
+		t.Fatal(err)
+	}
+	f.poolChanged(other, nil)
+	if got := overlapping(); got != metav1.ConditionFalse {
+		t.Errorf("Overlapping is %s after the other pool went, want False", got)
+	}
 }

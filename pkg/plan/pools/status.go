@@ -2,17 +2,13 @@ package pools
 
 import (
 	"fmt"
-	"net/netip"
 	"slices"
 	"strings"
 
-	corev1 "k8s.io/api/core/v1"
-	networkingv1 "k8s.io/api/networking/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
-	"github.com/coil-net/coil/pkg/ipam"
 	"github.com/coil-net/coil/pkg/plan"
 )
 
@@ -40,10 +36,8 @@ type Facts struct {
 	// LastIndex is the index carved last, nil if that isn't known better than by
 	// the present status.
 	LastIndex *int32
-	// Pools, Nodes and Services are those of the cluster, the pool itself among them.
-	Pools    []*v2.AddressPool
-	Nodes    []*corev1.Node
-	Services []*networkingv1.ServiceCIDR
+	// Overlapping is the condition that Overlapping returns.
+	Overlapping metav1.Condition
 	// Claims are those of the pool's blocks.
 	Claims Claims
 	// Now is the time of a transition.
@@ -76,7 +70,7 @@ func Status(f Facts) v2.AddressPoolStatus {
 	st.Addresses = usage(used, total*size)
 
 	set(exhausted(int64(len(f.Blocks)), total, err))
-	set(overlapping(f))
+	set(f.Overlapping)
 	suspended, _ := Suspended(f.Pool, f.Claims, f.Now.Time)
 	if suspended.Status == metav1.ConditionTrue || meta.FindStatusCondition(st.Conditions, v2.PoolSuspended) != nil {
 		set(suspended)
@@ -137,54 +131,4 @@ func terminating(blocks []*v2.AddressBlock) metav1.Condition {
 		c.Message += fmt.Sprintf("; %s reserved, which only an admin deletes", plan.Count(reserved, "of them is", "of them are"))
 	}
 	return c
-}
-
-// overlapping names the other users of the pool's addresses.
-func overlapping(f Facts) metav1.Condition {
-	own := Prefixes(f.Pool)
-	overlaps := func(p netip.Prefix) bool { return slices.ContainsFunc(own, p.Overlaps) }
-	var others []string
-	for _, o := range f.Pools {
-		if o.Name == f.Pool.Name {
-			continue
-		}
-		if i := slices.IndexFunc(Prefixes(o), overlaps); i >= 0 {
-			others = append(others, fmt.Sprintf("AddressPool %s (%s)", o.Name, Prefixes(o)[i]))
-		}
-	}
-	for _, s := range f.Services {
-		for _, cidr := range s.Spec.CIDRs {
-			if p, err := netip.ParsePrefix(cidr); err == nil && overlaps(p.Masked()) {
-				others = append(others, fmt.Sprintf("ServiceCIDR %s (%s)", s.Name, cidr))
-			}
-		}
-	}
-	for _, n := range f.Nodes {
-		for _, ip := range plan.NodeAddrs(n, corev1.NodeInternalIP, corev1.NodeExternalIP) {
-			if overlaps(netip.PrefixFrom(ip, ip.BitLen())) {
-				others = append(others, fmt.Sprintf("Node %s (%s)", n.Name, ip))
-			}
-		}
-	}
-	if len(others) == 0 {
-		return metav1.Condition{
-			Type: v2.PoolOverlapping, Status: metav1.ConditionFalse, Reason: ReasonNoOverlap,
-			Message: "Nothing else uses addresses of the pool",
-		}
-	}
-	slices.Sort(others)
-	return metav1.Condition{
-		Type: v2.PoolOverlapping, Status: metav1.ConditionTrue, Reason: ReasonOverlap,
-		Message: "The same addresses are used by " + plan.Enumerate(others),
-	}
-}
-
-// Prefixes returns the prefixes of a pool that can be understood, whatever is
-// wrong with the others.
-func Prefixes(p *v2.AddressPool) []netip.Prefix {
-	var ps []netip.Prefix
-	for _, s := range p.Spec.Subnets {
-		ps = append(ps, ipam.Prefixes(s.IPv4, s.IPv6)...)
-	}
-	return ps
 }
