@@ -17,11 +17,12 @@ var errStarting = errors.New("starting")
 type Health struct {
 	mu      sync.Mutex
 	reasons map[string]error // by condition; nil for one that holds
+	started chan struct{}    // closed when Set was called for each condition
 }
 
 // NewHealth returns a Health whose conditions don't hold yet.
 func NewHealth(conditions ...string) *Health {
-	h := &Health{reasons: map[string]error{}}
+	h := &Health{reasons: map[string]error{}, started: make(chan struct{})}
 	for _, c := range conditions {
 		h.reasons[c] = errStarting
 	}
@@ -32,8 +33,16 @@ func NewHealth(conditions ...string) *Health {
 func (h *Health) Set(condition string, reason error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	was := h.reasons[condition]
 	h.reasons[condition] = reason
+	starting := func(reason error) bool { return reason == errStarting }
+	if starting(was) && !slices.ContainsFunc(slices.Collect(maps.Values(h.reasons)), starting) {
+		close(h.started)
+	}
 }
+
+// Started is closed when something was said about each condition. Until then the program is busy with its start.
+func (h *Health) Started() <-chan struct{} { return h.started }
 
 // Ready is nil when every condition holds, else it names those that don't and why.
 func (h *Health) Ready() error {

@@ -55,8 +55,22 @@ func TestReadiness(t *testing.T) {
 	if code, text := ready(); code != http.StatusServiceUnavailable || !strings.Contains(text, "disk: starting") || !strings.Contains(text, "record: starting") {
 		t.Errorf("at start: %d %q, want both conditions named", code, text)
 	}
+	started := func() bool {
+		select {
+		case <-h.Started():
+			return true
+		default:
+			return false
+		}
+	}
 	h.Set("record", nil)
+	if started() {
+		t.Error("it has started before anything was said about the disk")
+	}
 	h.Set("disk", errors.New("it is full"))
+	if !started() {
+		t.Error("it has not started though something was said about each condition")
+	}
 	if code, text := ready(); code != http.StatusServiceUnavailable || strings.TrimSpace(text) != "disk: it is full" {
 		t.Errorf("with a full disk: %d %q", code, text)
 	}

@@ -144,7 +144,10 @@ func (d *daemon) runNode(ctx context.Context) error {
 			group.Go(func() error { return p.run(ctx) })
 		}
 	}
-	srv := &server.Server{Ready: d.health.Ready, Netns: node.InspectNetns, Assigner: d.assigner, PoolOf: d.namespaces.PoolOf, Egress: d.egress}
+	srv := &server.Server{
+		Ready: d.health.Ready, Started: d.health.Started(), Netns: node.InspectNetns,
+		Assigner: d.assigner, PoolOf: d.namespaces.PoolOf, Egress: d.egress,
+	}
 	group.Go(func() error { return srv.Serve(ctx, d.Socket, d.registry) })
 	changes.Add(struct{}{}) // nothing tells of a Node that was deleted since it was read
 	group.Go(func() error { return changes.Run(ctx, 1, d.watches.Synced()...) })

@@ -49,6 +49,8 @@ type Server struct {
 	cnirpc.UnimplementedCNIServer
 	// Ready is nil when ADD can be served, or says why not.
 	Ready func() error
+	// Started is closed when coild has started, ready or not.
+	Started <-chan struct{}
 	// Netns opens a network namespace by path and tells its inode.
 	Netns func(path string) (store.Netns, error)
 	// Assigner is nil if coild gives no addresses, and is chained behind a plugin that does.
@@ -59,9 +61,25 @@ type Server struct {
 	Egress Egress
 }
 
+// startWait is for how long a call waits until coild has started.
+const startWait = 2 * time.Second
+
+// ready returns nil when calls can be served. While coild starts, which takes less than a second, it waits: the
+// kubelet tries again only seconds after a refusal.
+func (s *Server) ready(ctx context.Context) error {
+	wait := time.NewTimer(startWait)
+	defer wait.Stop()
+	select {
+	case <-s.Started:
+	case <-wait.C:
+	case <-ctx.Done():
+	}
+	return s.Ready()
+}
+
 // Add implements cnirpc.CNIServer.
 func (s *Server) Add(ctx context.Context, args *cnirpc.CNIArgs) (*cnirpc.AddResponse, error) {
-	if err := s.Ready(); err != nil {
+	if err := s.ready(ctx); err != nil {
 		return nil, fail(cnirpc.ErrorCode_TRY_AGAIN_LATER, "coild is not ready", err)
 	}
 	pod, err := podOf(args)
@@ -152,7 +170,7 @@ func (s *Server) Del(ctx context.Context, args *cnirpc.CNIArgs) (*emptypb.Empty,
 
 // Check implements cnirpc.CNIServer.
 func (s *Server) Check(ctx context.Context, args *cnirpc.CNIArgs) (*emptypb.Empty, error) {
-	if err := s.Ready(); err != nil {
+	if err := s.ready(ctx); err != nil {
 		return nil, fail(cnirpc.ErrorCode_TRY_AGAIN_LATER, "coild is not ready", err)
 	}
 	if err := checkID(args); err != nil {
@@ -178,7 +196,7 @@ func (s *Server) Check(ctx context.Context, args *cnirpc.CNIArgs) (*emptypb.Empt
 // GC implements cnirpc.CNIServer.
 func (s *Server) GC(ctx context.Context, args *cnirpc.CNIArgs) (*emptypb.Empty, error) {
 	called := time.Now()
-	if err := s.Ready(); err != nil {
+	if err := s.ready(ctx); err != nil {
 		return nil, fail(cnirpc.ErrorCode_TRY_AGAIN_LATER, "coild is not ready", err)
 	}
 	valid, err := spec.ValidAttachments(args.GetStdinData())

@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
@@ -79,9 +80,15 @@ func (e *egresses) Forget(_ context.Context, id attachment.ID) error {
 	return nil
 }
 
+func closed() <-chan struct{} {
+	c := make(chan struct{})
+	close(c)
+	return c
+}
+
 func config() Server {
 	return Server{
-		Ready: func() error { return nil }, PoolOf: poolOf,
+		Ready: func() error { return nil }, Started: closed(), PoolOf: poolOf,
 		Netns: func(path string) (store.Netns, error) {
 			if path != "/run/netns/pod" {
 				return store.Netns{}, fmt.Errorf("open %s: %w", path, fs.ErrNotExist)
@@ -370,6 +377,41 @@ func TestStatus(t *testing.T) {
 			t.Errorf("not ready, %v: code %v, want %v, %q", c.reason, code, c.code, text)
 		}
 	}
+}
+
+// An ADD that comes while coild starts is served as soon as it has started, and refused after a while.
+func TestAddWaitsForTheStart(t *testing.T) {
+	add := assigner{add: func(node.AddRequest) (store.Allocation, error) { return store.Allocation{}, nil }}
+	t.Run("that ends", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			started := make(chan struct{})
+			cfg := config()
+			reason := errors.New("record: starting")
+			cfg.Started, cfg.Ready = started, func() error { return reason }
+			go func() {
+				time.Sleep(time.Second)
+				reason = nil
+				close(started)
+			}()
+			if _, err := newServer(cfg, add, nil).Add(t.Context(), args(nil)); err != nil {
+				t.Errorf("ADD before the end of the start: %v, want that it waits", err)
+			}
+		})
+	})
+	t.Run("that does not end", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			cfg := config()
+			cfg.Started, cfg.Ready = nil, func() error { return errors.New("api: no answer") }
+			began := time.Now()
+			_, err := newServer(cfg, add, nil).Add(t.Context(), args(nil))
+			if code, text := cniError(t, err); code != cnirpc.ErrorCode_TRY_AGAIN_LATER || !strings.Contains(text, "api: no answer") {
+				t.Errorf("code %v, %q; want to be told to try again, and why", code, text)
+			}
+			if took := time.Since(began); took != startWait {
+				t.Errorf("refused after %s, want %s", took, startWait)
+			}
+		})
+	})
 }
 
 // Over a real socket: for root only, a panic is an error of one call, a stale
