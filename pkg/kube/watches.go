@@ -15,7 +15,7 @@ type Watches struct {
 	synced    []cache.DoneChecker
 }
 
-// Add makes an informer one of them, and passes its events to a handler; nil is none.
+// Add makes an informer one of them, and passes its events to a handler once Register is called; nil is none.
 func (w *Watches) Add(i *Informer, h cache.ResourceEventHandler) {
 	w.informers = append(w.informers, i)
 	if h != nil {
@@ -23,15 +23,17 @@ func (w *Watches) Add(i *Informer, h cache.ResourceEventHandler) {
 	}
 }
 
-// Start starts the informers, which work until ctx ends.
-func (w *Watches) Start(ctx context.Context) (err error) {
-	if w.synced, err = reconcile.Register(w.handlers...); err != nil {
-		return err
-	}
+// Start starts the informers, which fill their caches and work until ctx ends.
+func (w *Watches) Start(ctx context.Context) {
 	for _, i := range w.informers {
 		i.Start(ctx.Done())
 	}
-	return nil
+}
+
+// Register adds the handlers. They learn of the objects that the caches have by then.
+func (w *Watches) Register() (err error) {
+	w.synced, err = reconcile.Register(w.handlers...)
+	return err
 }
 
 // Shutdown waits until the informers have ended.
@@ -41,5 +43,5 @@ func (w *Watches) Shutdown() {
 	}
 }
 
-// Synced are the functions that say whether the caches are filled, and the handlers know it. There are none before Start.
+// Synced are the functions that say whether the caches are filled, and the handlers know it. There are none before Register.
 func (w *Watches) Synced() []cache.DoneChecker { return w.synced }

@@ -2,7 +2,6 @@ package kube
 
 import (
 	"context"
-	"errors"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -40,7 +39,14 @@ func TestWatches(t *testing.T) {
 	w.Add(silent, nil)
 	ctx, cancel := context.WithTimeout(t.Context(), testkit.Timeout(20*time.Second))
 	defer cancel()
-	if err := errors.Join(w.Start(ctx), WaitForSync(ctx, append(w.Synced(), silent.HasSyncedChecker())...)); err != nil {
+	w.Start(ctx)
+	if err := WaitForSync(ctx, silent.HasSyncedChecker()); err != nil {
+		t.Error(err)
+	}
+	if err := w.Register(); err != nil {
+		t.Fatal(err)
+	}
+	if err := WaitForSync(ctx, w.Synced()...); err != nil {
 		t.Error(err)
 	}
 	if one, another := told[0].Load(), told[1].Load(); one != 1 || another != 1 {

@@ -36,6 +36,8 @@ const kernelSettle = 200 * time.Millisecond
 type addresses struct {
 	*daemon
 	guard      *guard
+	held       *kube.Informer // the node's AddressBlocks
+	requests   *kube.Informer // its BlockRequests
 	exporter   *export.Exporter
 	blocks     *blocks.Manager
 	assign     *assign.Assigner
@@ -48,10 +50,17 @@ func (a *addresses) part() part {
 	kinds := maps.Clone(pods.Kinds)
 	maps.Copy(kinds, export.Kinds)
 	return part{
-		kinds: kinds, compose: a.compose, start: a.start, check: a.checkMachine, withdraw: a.withdraw,
+		kinds: kinds, watch: a.watch, compose: a.compose, start: a.start, check: a.checkMachine, withdraw: a.withdraw,
 		run:    func(ctx context.Context) error { return a.assign.Run(ctx) },
 		forget: func(ctx context.Context, id attachment.ID) error { return a.assign.Del(ctx, id) },
 	}
+}
+
+func (a *addresses) watch() {
+	mine := labels.Set{v2.LabelNode: a.NodeName}.String()
+	a.held, a.requests = kube.AddressBlockInformer(a.clients.Coil, mine), kube.BlockRequestInformer(a.clients.Coil, mine)
+	a.watches.Add(a.held, nil) // blocks.New has its handlers
+	a.watches.Add(a.requests, nil)
 }
 
 func (a *addresses) compose(ctx context.Context) error {
@@ -60,15 +69,11 @@ func (a *addresses) compose(ctx context.Context) error {
 	if a.exporter, err = a.newExporter(a.network.Handle()); err != nil {
 		return err
 	}
-	mine := labels.Set{v2.LabelNode: a.NodeName}.String()
-	held, requests := kube.AddressBlockInformer(a.clients.Coil, mine), kube.BlockRequestInformer(a.clients.Coil, mine)
-	a.watches.Add(held, nil) // blocks.New has its handlers
-	a.watches.Add(requests, nil)
 	a.blocks, err = blocks.New(blocks.Config{
 		NodeName: a.NodeName, NodeUID: a.self.UID, NodeCreated: a.self.CreationTimestamp, MinAge: a.BlockMinAge, StatusInterval: 30 * time.Second,
 		Uses: a.uses,
 		Warn: a.warn,
-	}, a.clients.Coil, held, requests, a.store, a.exporter, a.metrics)
+	}, a.clients.Coil, a.held, a.requests, a.store, a.exporter, a.metrics)
 	if err != nil {
 		return err
 	}
@@ -119,8 +124,7 @@ func (a *addresses) start(ctx context.Context, group *errgroup.Group) error {
 	if err := kube.WaitForSync(ctx, a.blocks.Synced()...); err != nil {
 		return err
 	}
-	recorded := a.recorded
-	a.recorded = nil
+	recorded := a.store.Opened()
 	err = a.untilInLine(ctx, true, "Bringing record, kernel and blocks in line failed, trying again", func(ctx context.Context) error {
 		defer func() { recorded = nil }()
 		return a.restorer.InLine(ctx, recorded)

@@ -42,17 +42,21 @@ func (e *egresses) part() part {
 		kinds[kind] = advice
 	}
 	return part{
-		kinds: kinds, compose: e.compose, start: e.start,
+		kinds: kinds, watch: e.watch, compose: e.compose, start: e.start,
 		forget: func(ctx context.Context, id attachment.ID) error { return e.manager.Forget(ctx, id) },
 	}
 }
 
-func (e *egresses) compose(ctx context.Context) error {
+func (e *egresses) watch() {
+	// The manager is there when the handlers are registered.
 	e.cluster = view.WatchEgresses(&e.watches, e.clients, e.NodeName, e.namespaces, view.EgressHandlers{
 		Pod:       func(n types.NamespacedName) { e.manager.PodChanged(n) },
 		Egress:    func(n types.NamespacedName) { e.manager.EgressChanged(n) },
 		Namespace: func(name string) { e.manager.NamespaceChanged(name) },
 	})
+}
+
+func (e *egresses) compose(ctx context.Context) error {
 	e.fou.dir = e.ModuleDir
 	e.fou.gauge = prometheus.NewGauge(prometheus.GaugeOpts{
 		Name: "coil_egress_fou_available",

@@ -21,7 +21,9 @@ type part struct {
 	// kinds are the kinds of objects that the part repairs, with advice for the admin: which program is likely to destroy
 	// such objects again and again, and what to do about it.
 	kinds map[string]string
-	// compose builds the part, and adds its informers to the daemon's watches.
+	// watch adds the part's informers to the daemon's watches, which start before compose.
+	watch func()
+	// compose builds the part.
 	compose func(context.Context) error
 	// run works from then on, also while the API server is away.
 	run func(context.Context) error

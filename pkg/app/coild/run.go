@@ -65,9 +65,7 @@ type daemon struct {
 	fresh   bool
 	// earlier is the UID of the Node that the record was kept for before, on this machine; empty if that is
 	// the same Node.
-	earlier string
-	// recorded are the allocations that the record had a moment ago; only for the part that starts.
-	recorded []store.Allocation
+	earlier  string
 	network  *podnet.Network
 	restorer *restore.Restorer
 	conf     cniconf.Keeper
@@ -115,6 +113,11 @@ func (d *daemon) runNode(ctx context.Context) error {
 	d.node = view.WatchNode(&d.watches, d.clients, d.NodeName)
 	d.node.OnChange(func() { changes.Add(struct{}{}) })
 	d.namespaces = view.WatchNamespaces(&d.watches, d.clients)
+	for _, p := range d.parts {
+		if p.watch != nil {
+			p.watch()
+		}
+	}
 	if d.machine, err = readMachine(ctx, d.MachineIDFile); err != nil {
 		return err
 	}
@@ -122,6 +125,10 @@ func (d *daemon) runNode(ctx context.Context) error {
 		return err
 	}
 
+	ctx, stop := context.WithCancel(ctx)
+	defer d.watches.Shutdown()
+	defer stop()
+	d.watches.Start(ctx) // the caches are filled while the record is opened
 	group, ctx := errgroup.WithContext(ctx)
 	if err := d.openStore(ctx); err != nil {
 		return err
@@ -134,8 +141,7 @@ func (d *daemon) runNode(ctx context.Context) error {
 	if err := d.compose(ctx); err != nil {
 		return err
 	}
-	defer d.watches.Shutdown()
-	if err := d.watches.Start(ctx); err != nil {
+	if err := d.watches.Register(); err != nil {
 		return err
 	}
 
@@ -247,8 +253,6 @@ func (d *daemon) start(ctx context.Context, group *errgroup.Group) error {
 	// Messages and rows that are read at the start are soon garbage, and the live heap is small: collecting whenever
 	// it has doubled takes a sixth of the start.
 	defer debug.SetGCPercent(debug.SetGCPercent(startGCPercent))
-	// The record is read while the caches are filled. After an error the part reads it again.
-	d.recorded, _ = d.store.List(ctx)
 	if err := kube.WaitForSync(ctx, d.watches.Synced()...); err != nil {
 		return err
 	}

@@ -20,7 +20,7 @@ type Pods interface {
 }
 
 // InLine brings record, kernel and blocks in line, and then the kernel's routes and rules with them. The record had the
-// allocations of recorded a moment ago; it is read if that is nil. A DEL since then is repeated, and finds nothing to do.
+// allocations of recorded when it was opened; it is read if that is nil. A DEL since then is repeated, and finds nothing to do.
 // The error means that ADD must not be served yet, and that InLine should be called again.
 func (r *Restorer) InLine(ctx context.Context, recorded []store.Allocation) error {
 	if recorded == nil {

@@ -100,6 +100,7 @@ type Store struct {
 	coolDown time.Duration
 	clock    Clock
 
+	opened         []store.Allocation // for Opened
 	lock           *os.File
 	file           os.FileInfo // of the file that is open
 	writer, reader *pool
@@ -138,6 +139,14 @@ func Open(ctx context.Context, o Options) (*Store, OpenResult, error) {
 		return nil, OpenResult{}, err
 	}
 	return open(ctx, o, scripts)
+}
+
+// Opened returns the allocations that Open found in the file, as List does, the first time. It must not be called
+// concurrently.
+func (s *Store) Opened() []store.Allocation {
+	all := s.opened
+	s.opened = nil
+	return all
 }
 
 func open(ctx context.Context, o Options, scripts []string) (*Store, OpenResult, error) {
@@ -259,7 +268,7 @@ func (s *Store) tryFile(ctx context.Context, scripts []string, res *OpenResult) 
 		err = migrate(ctx, s.writer, s.path, scripts, s.clock.Now())
 	}
 	if err == nil {
-		err = decode(ctx, s.writer)
+		s.opened, err = decode(ctx, s.writer)
 	}
 	if broken(err) {
 		return Damaged, nil

@@ -91,20 +91,20 @@ func migrate(ctx context.Context, db *pool, file string, scripts []string, now t
 
 // decode reads the values that the types and constraints of the schema can't vouch
 // for: texts that must mean something, and addresses that must be their block's. A
-// wrong range would give addresses that belong to another node.
-func decode(ctx context.Context, in *pool) error {
+// wrong range would give addresses that belong to another node. It returns the allocations.
+func decode(ctx context.Context, in *pool) ([]store.Allocation, error) {
 	known, err := query(ctx, in, scanBlock, blocksSQL)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	blocks := map[int64]*block{}
 	for _, b := range known {
 		blocks[b.id] = b
 	}
-	_, listErr := query(ctx, in, scan, listSQL)
+	all, listErr := query(ctx, in, allocation, listSQL)
 	_, clientsErr := query(ctx, in, scanClient, listClientsSQL)
 	if err := errors.Join(listErr, clientsErr); err != nil {
-		return err
+		return nil, err
 	}
 	check := func(row scanner) (none struct{}, err error) {
 		var id, blockID int64
@@ -123,7 +123,7 @@ func decode(ctx context.Context, in *pool) error {
 		return none, nil
 	}
 	_, err = query(ctx, in, check, `SELECT address_id, block_id, block_offset, ipv4, ipv6 FROM addresses WHERE block_id IS NOT NULL`)
-	return err
+	return all, err
 }
 
 // examine says what is wrong with the file as a record of the node, or "". An error is a finding only if it says that
