@@ -272,7 +272,11 @@ func (n *Network) strays(ctx context.Context, routes map[int][]netip.Prefix) ([]
 			continue
 		}
 		for _, dst := range routes[index] {
-			strays = append(strays, fmt.Sprintf("%s with the route to %s: its alias %q is not of a pod", l.Name, dst.Addr(), l.Alias))
+			to := dst.String()
+			if dst.IsSingleIP() {
+				to = dst.Addr().String()
+			}
+			strays = append(strays, fmt.Sprintf("%s with the route to %s: its alias %q is not of a pod", l.Name, to, l.Alias))
 		}
 	}
 	return strays, nil

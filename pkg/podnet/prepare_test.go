@@ -209,6 +209,9 @@ func TestRecover(t *testing.T) {
 		if len(r.Strays) != 3 || !strings.HasPrefix(r.Strays[0], s.HostIfName+" with the route to ") {
 			t.Errorf("stray routes: %q, want those of %s", r.Strays, s.HostIfName)
 		}
+		if text := strings.Join(r.Strays, "\n"); !strings.Contains(text, "the route to 10.9.0.0/26:") || strings.Contains(text, "/32") {
+			t.Errorf("stray routes: %q, want a range with its length, and addresses without", r.Strays)
+		}
 	}
 	mustBeAsBefore(t, "on the host", before, state(t, n.host))
 	if err := n.Check(t.Context(), p, a); err != nil {
