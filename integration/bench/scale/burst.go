@@ -147,21 +147,25 @@ func next(ctx context.Context, answers <-chan answer) (answer, error) {
 	}
 }
 
-// servedRate is how many requests the controller answers per second when many come at
-// once. It holds that no block answers two of them.
-func (f *fleet) servedRate(ctx context.Context, w *watcher, n int, rep *report) (float64, error) {
+// served are the figures of many requests at once: the time to make them, p50 and p99 of the answers' delays, in
+// seconds, and how many are answered per second.
+type served struct{ making, p50, p99, rate float64 }
+
+// serve lets the controller answer many requests that come at once. It holds that no block answers two of them.
+func (f *fleet) serve(ctx context.Context, w *watcher, name string, n int) (served, error) {
+	var s served
 	answers := make(chan answer, n)
 	began := time.Now()
 	err := each(ctx, n, func(ctx context.Context, i int) error {
-		name := fmt.Sprintf("burst-%d", i)
+		name := fmt.Sprintf("%s-%d", name, i)
 		f.expect(w, name, answers)
 		_, err := f.request(ctx, name, i)
 		return err
 	})
 	if err != nil {
-		return 0, fmt.Errorf("make requests: %w", err)
+		return s, fmt.Errorf("make requests: %w", err)
 	}
-	rep.Figures.Note(fmt.Sprintf("%d BlockRequests at once: time to make them", n), "s", time.Since(began).Seconds())
+	s.making = time.Since(began).Seconds()
 	ctx, cancel := context.WithTimeout(ctx, testkit.Timeout(answerTimeout))
 	defer cancel()
 	last := began
@@ -170,10 +174,10 @@ func (f *fleet) servedRate(ctx context.Context, w *watcher, n int, rep *report) 
 	for range n {
 		a, err := next(ctx, answers)
 		if err != nil {
-			return 0, fmt.Errorf("%d of %d requests: %w", len(took), n, err)
+			return s, fmt.Errorf("%d of %d requests: %w", len(took), n, err)
 		}
 		if other, ok := blocks[a.request.Status.AddressBlockName]; ok {
-			return 0, fmt.Errorf("AddressBlock %s answers %s and %s", a.request.Status.AddressBlockName, other, a.request.Name)
+			return s, fmt.Errorf("AddressBlock %s answers %s and %s", a.request.Status.AddressBlockName, other, a.request.Name)
 		}
 		blocks[a.request.Status.AddressBlockName] = a.request.Name
 		took = append(took, a.at.Sub(a.began))
@@ -181,7 +185,7 @@ func (f *fleet) servedRate(ctx context.Context, w *watcher, n int, rep *report) 
 			last = a.at
 		}
 	}
-	rep.Figures.Note(fmt.Sprintf("%d BlockRequests at once, p50", n), "s", figures.Quantile(took, 0.5)/1000)
-	rep.Figures.AtMost(fmt.Sprintf("%d BlockRequests at once, p99", n), "s", figures.Quantile(took, 0.99)/1000, 7)
-	return float64(n) / last.Sub(began).Seconds(), nil
+	s.p50, s.p99 = figures.Quantile(took, 0.5)/1000, figures.Quantile(took, 0.99)/1000
+	s.rate = float64(n) / last.Sub(began).Seconds()
+	return s, nil
 }

@@ -106,10 +106,11 @@ func (c clientNode) run(ctx context.Context) error {
 	if err := m.Restore(ctx, sandboxes); err != nil {
 		return err
 	}
-	defer watches.Shutdown()
-	if err := watches.Start(ctx); err != nil {
+	if err := watches.Register(); err != nil {
 		return err
 	}
+	defer watches.Shutdown()
+	watches.Start(ctx)
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return m.Run(ctx, watches.Synced()...) })
 	group.Go(func() error { return health.Run(ctx, m) })

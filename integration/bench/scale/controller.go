@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -85,51 +86,89 @@ func measureController(ctx context.Context, o options, rep *report) (err error) 
 	if err := c.addBlocks(ctx, max(0, o.blocks-o.burst)); err != nil {
 		return err
 	}
-	// A bare client makes the last blocks, and does the same again later: what else
-	// happens on the machine changes from minute to minute.
-	before, err := c.bareRate(ctx, o.burst)
-	if err != nil {
-		return err
-	}
-	ready, err := c.start(ctx)
-	if err != nil {
-		return err
-	}
-	rep.Figures.AtMost("controller: start to ready", "s", ready.Seconds(), 10)
+	// The nodes watch for their answers, whoever gives them.
 	w, err := c.watch(ctx)
 	if err != nil {
 		return err
 	}
 	defer w.close()
-	first, err := c.ask(ctx, w, "first", 0)
-	if err != nil {
-		return fmt.Errorf("%w; the end of its log:\n%s", err, c.rig.Controller.Logs(20))
-	}
-	rep.Figures.Note("controller: ready to first answer", "ms", figures.Milliseconds(first))
-	if err := c.singles(ctx, w, o.singles, rep); err != nil {
-		return err
-	}
-	served, err := c.servedRate(ctx, w, o.burst, rep)
-	if err != nil {
-		return fmt.Errorf("%w; the end of its log:\n%s", err, c.rig.Controller.Logs(20))
-	}
-	now, peak, err := memory(c.rig.Controller.PID())
+	// A bare client makes the last blocks, and does the same again after each burst: what else happens on the machine
+	// changes from minute to minute.
+	before, err := c.bareRate(ctx, o.burst)
 	if err != nil {
 		return err
 	}
-	rep.Figures.Note("controller: resident memory at the end", "MiB", now)
-	rep.Figures.AtMost("controller: resident memory, most of the whole run", "MiB", peak, 150)
-	c.rig.Controller.Stop()
-	c.skip()
-	after, err := c.bareRate(ctx, o.burst)
-	if err != nil {
-		return err
+	var all []round
+	for i := range rounds {
+		ready, err := c.start(ctx)
+		if err != nil {
+			return err
+		}
+		first, err := c.ask(ctx, w, fmt.Sprintf("first-%d", i), 0)
+		if err != nil {
+			return c.withLog(err)
+		}
+		if i == 0 {
+			rep.Figures.AtMost("controller: start to ready", "s", ready.Seconds(), 10)
+			rep.Figures.Note("controller: ready to first answer", "ms", figures.Milliseconds(first))
+			if err := c.singles(ctx, w, o.singles, rep); err != nil {
+				return err
+			}
+		}
+		r := round{}
+		if r.served, err = c.serve(ctx, w, fmt.Sprintf("burst-%d", i), o.burst); err != nil {
+			return c.withLog(err)
+		}
+		now, peak, err := memory(c.rig.Controller.PID())
+		if err != nil {
+			return err
+		}
+		c.rig.Controller.Stop()
+		if i == 0 { // later there are more blocks
+			rep.Figures.Note("controller: resident memory at the end", "MiB", now)
+			rep.Figures.AtMost("controller: resident memory, most of the whole run", "MiB", peak, 150)
+			c.skip()
+		}
+		after, err := c.bareRate(ctx, o.burst)
+		if err != nil {
+			return err
+		}
+		r.bare = 2 / (1/before + 1/after)
+		before = after
+		fmt.Fprintf(o.log, "%d BlockRequests: controller %.0f/s, bare client %.0f/s: %.2f\n", o.burst, r.rate, r.bare, r.rate/r.bare)
+		all = append(all, r)
 	}
-	bare := 2 / (1/before + 1/after)
-	rep.Figures.Note(fmt.Sprintf("%d BlockRequests at once: bare client", o.burst), "/s", bare)
-	rep.Figures.Note(fmt.Sprintf("%d BlockRequests at once: controller", o.burst), "/s", served)
-	rep.Figures.AtLeast(fmt.Sprintf("%d BlockRequests at once: controller by bare client", o.burst), "", served/bare, 0.8)
+	burst := fmt.Sprintf("%d BlockRequests at once", o.burst)
+	rep.Figures.Note(burst+": time to make them", "s", median(all, func(r round) float64 { return r.making }))
+	rep.Figures.Note(burst+", p50", "s", median(all, func(r round) float64 { return r.p50 }))
+	rep.Figures.AtMost(burst+", p99", "s", median(all, func(r round) float64 { return r.p99 }), 7)
+	rep.Figures.Note(burst+": bare client", "/s", median(all, func(r round) float64 { return r.bare }))
+	rep.Figures.Note(burst+": controller", "/s", median(all, func(r round) float64 { return r.rate }))
+	rep.Figures.AtLeast(burst+": controller by bare client", "", median(all, func(r round) float64 { return r.rate / r.bare }), 0.8)
 	return nil
+}
+
+// rounds is how often the burst is measured, each time between two runs of the bare client. The figures are medians.
+const rounds = 3
+
+// round has the figures of one burst, and the rate of the bare client around it, per second.
+type round struct {
+	served
+	bare float64
+}
+
+func median(all []round, figure func(round) float64) float64 {
+	var values []float64
+	for _, r := range all {
+		values = append(values, figure(r))
+	}
+	slices.Sort(values)
+	return values[len(values)/2]
+}
+
+// withLog adds the end of the controller's log to an error.
+func (c *controller) withLog(err error) error {
+	return fmt.Errorf("%w; the end of its log:\n%s", err, c.rig.Controller.Logs(20))
 }
 
 // start starts the program and returns how long it took to become ready.
@@ -150,7 +189,7 @@ func (c *controller) start(ctx context.Context) (time.Duration, error) {
 		return resp.StatusCode == http.StatusOK, resp.Body.Close()
 	})
 	if err != nil {
-		return 0, fmt.Errorf("wait until the controller is ready: %w; the end of its log:\n%s", err, c.rig.Controller.Logs(20))
+		return 0, c.withLog(fmt.Errorf("wait until the controller is ready: %w", err))
 	}
 	return time.Since(began), nil
 }
