@@ -41,6 +41,7 @@ type options struct {
 }
 
 func main() {
+	playHolder()
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	o := options{log: os.Stderr}
 	pflag.StringSliceVar(&o.systems, "systems", []string{"kernel", "exec", "ptp", "coil"}, "what to measure")

@@ -50,10 +50,10 @@ type matrix struct {
 	systems []system
 	log     io.Writer
 
-	pool    spaces            // of the pods that are attached and detached again
-	crowd   map[string][]*pod // pods that stay, by system
-	homes   map[string]*spaces
-	sandbox int // so far
+	pool    spaces             // of the pods that are attached and detached again
+	crowd   map[string][]*pod  // pods that stay, by system
+	homes   map[string]*holder // of pods that stay, by system
+	sandbox int                // so far
 
 	rows  []Row
 	cells []cellNote
@@ -71,11 +71,7 @@ type cellNote struct {
 }
 
 func newMatrix(p plan, systems []system, log io.Writer) *matrix {
-	m := &matrix{plan: p, systems: systems, log: log, crowd: map[string][]*pod{}, homes: map[string]*spaces{}}
-	for _, s := range systems {
-		m.homes[s.name()] = new(spaces)
-	}
-	return m
+	return &matrix{plan: p, systems: systems, log: log, crowd: map[string][]*pod{}, homes: map[string]*holder{}}
 }
 
 // run measures everything. Cells that are compared with each other are near in time, because
@@ -118,13 +114,20 @@ func (m *matrix) populate(ctx context.Context, s system, n int, family string) e
 		return nil
 	}
 	homes := m.homes[s.name()]
+	if homes == nil {
+		var err error
+		if homes, err = newHolder(); err != nil {
+			return err
+		}
+		m.homes[s.name()] = homes
+	}
 	if err := homes.grow(n); err != nil {
 		return err
 	}
 	var more []*pod
 	for i := len(have); i < n; i++ {
 		m.sandbox++
-		more = append(more, newPod((*homes)[i], i, m.sandbox, family))
+		more = append(more, newPod(homes.held[i], i, m.sandbox, family))
 	}
 	got, _, err := batch(ctx, s, more, 8, time.Hour, s.add)
 	if err != nil {

@@ -15,7 +15,7 @@ const (
 
 // pod is an attachment of a namespace to the node of one system.
 type pod struct {
-	*space
+	sandbox
 	id     string // CNI_CONTAINERID
 	number int
 	family string
@@ -25,10 +25,17 @@ type pod struct {
 
 const ifName = "eth0"
 
+// sandbox is a pod's network namespace.
+type sandbox interface {
+	Path() string
+	// has says whether it has a link of a name.
+	has(link string) (bool, error)
+}
+
 // newPod is the pod of a number; used tells the sandboxes of a namespace apart.
-func newPod(s *space, number, used int, family string) *pod {
+func newPod(s sandbox, number, used int, family string) *pod {
 	sum := sha256.Sum256(fmt.Appendf(nil, "%d/%d/%s", number, used, family))
-	return &pod{space: s, id: hex.EncodeToString(sum[:]), number: number, family: family}
+	return &pod{sandbox: s, id: hex.EncodeToString(sum[:]), number: number, family: family}
 }
 
 // system attaches pods to a node of its own. The methods of one worker are called
