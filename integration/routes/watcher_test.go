@@ -5,6 +5,7 @@ import (
 	"net/netip"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -70,6 +71,7 @@ func watch(t testing.TB, look func() ([]announcement, error)) *watcher {
 func (w *watcher) fail(err error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	w.looks++
 	w.wrongs = append(w.wrongs, err.Error())
 }
 
@@ -127,8 +129,9 @@ func (w *watcher) by(origin string) []netip.Prefix {
 	return all
 }
 
-// mark is a point in time for since.
+// mark is a point in time for since. The watcher looks once more before: what others saw already is no change since.
 func (w *watcher) mark() int {
+	w.awaitLooks(2) // the first may have begun earlier
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return len(w.changes)
@@ -237,6 +240,33 @@ func TestWatcher(t *testing.T) {
 				t.Errorf("it reports %d errors, want %d: %q", f.errors, tt.errors, w.wrongs)
 			}
 		})
+	}
+}
+
+// What was announced before a mark is no change since, though the watcher looks slowly.
+func TestWatcherMarks(t *testing.T) {
+	var announced atomic.Bool
+	began := make(chan struct{}, 1)
+	w := watch(t, func() ([]announcement, error) {
+		p := announcement{netip.MustParsePrefix("10.1.0.0/27"), "node1"}
+		q := announcement{netip.MustParsePrefix("10.2.0.0/27"), "node1"}
+		all := []announcement{p}
+		if announced.Load() {
+			all = append(all, q)
+		}
+		select {
+		case began <- struct{}{}:
+		default:
+		}
+		time.Sleep(20 * time.Millisecond)
+		return all, nil
+	})
+	<-began // a look without q is under way
+	announced.Store(true)
+	mark := w.mark()
+	w.awaitLooks(3)
+	if got := w.since(mark, func(change) bool { return true }); len(got) > 0 {
+		t.Errorf("changes since the mark are %q, want none", got)
 	}
 }
 
