@@ -129,7 +129,7 @@ func (w *watcher) by(origin string) []netip.Prefix {
 	return all
 }
 
-// mark is a point in time for since. The watcher looks once more before: what others saw already is no change since.
+// mark is a point in time for since. It waits for a whole look of the watcher, so that earlier changes aren't counted.
 func (w *watcher) mark() int {
 	w.awaitLooks(2) // the first may have begun earlier
 	w.mu.Lock()
@@ -243,7 +243,7 @@ func TestWatcher(t *testing.T) {
 	}
 }
 
-// What was announced before a mark is no change since, though the watcher looks slowly.
+// A route that was announced before a mark isn't counted as a change since the mark, however slow the watcher is.
 func TestWatcherMarks(t *testing.T) {
 	var announced atomic.Bool
 	began := make(chan struct{}, 1)

@@ -86,14 +86,14 @@ func measureController(ctx context.Context, o options, rep *report) (err error) 
 	if err := c.addBlocks(ctx, max(0, o.blocks-o.burst)); err != nil {
 		return err
 	}
-	// The nodes watch for their answers, whoever gives them.
+	// The watch stands for the coilds of the nodes. It is open in all runs.
 	w, err := c.watch(ctx)
 	if err != nil {
 		return err
 	}
 	defer w.close()
-	// A bare client makes the last blocks, and does the same again after each burst: what else happens on the machine
-	// changes from minute to minute.
+	// The bare client makes the last blocks. It runs again after each burst, since the machine's speed changes within
+	// minutes.
 	before, err := c.bareRate(ctx, o.burst)
 	if err != nil {
 		return err
