@@ -376,6 +376,10 @@ func (m *machine) socket(port string) string { return m.dir.Path(port) }
 func (m *machine) console() string { return m.dir.Path("console.log") }
 
 func (m *machine) qemuArgs() []string {
+	kernelArgs := kernelArgs
+	if khz := tscKHz(); m.accel == TCG && !m.Counted && khz > 0 {
+		kernelArgs += fmt.Sprintf(" tsc_early_khz=%d", khz)
+	}
 	args := []string{
 		"-nodefaults", "-no-user-config", "-no-reboot", "-display", "none",
 		"-serial", "file:" + m.console(),
