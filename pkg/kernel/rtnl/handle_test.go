@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/netip"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 
@@ -34,6 +35,19 @@ func addVeth(ns *netnstest.NS, name string) rtnl.Request {
 		Name: name, MAC: net.HardwareAddr{2, 0, 0, 0, 0, 1},
 		PeerName: name + "p", PeerMAC: net.HardwareAddr{2, 0, 0, 0, 0, 2}, PeerGroup: 7, PeerNetns: ns.Fd(), MTU: 1400,
 	})
+}
+
+// With one queue at each end the kernel takes none back, for which it would wait.
+func TestVethQueues(t *testing.T) {
+	h, ns := newHandle(t)
+	if err := h.Do(t.Context(), addVeth(ns, "v")); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"v", "vp"} {
+		if out := ns.IP(t, "-details", "link", "show", name); !strings.Contains(out, " numtxqueues 1 numrxqueues 1 ") {
+			t.Errorf("%s has other queues:\n%s", name, out)
+		}
+	}
 }
 
 func TestLinks(t *testing.T) {

@@ -43,14 +43,18 @@ type Veth struct {
 
 // AddVeth asks for a new pair. The names and both MAC addresses are final from
 // the first moment, so that no other program has a reason to set them.
+//
+// Each end has one queue, as by default. Without a number the kernel makes one for each processor and takes all but one
+// back, for which it waits two grace periods of RCU while it holds the lock of all links (drivers/net/veth.c,
+// veth_init_queues): a millisecond or two of an ADD.
 func AddVeth(v Veth) Request {
-	mtu := number(unix.IFLA_MTU, uint32(v.MTU))
+	mtu, sending, receiving := number(unix.IFLA_MTU, uint32(v.MTU)), number(unix.IFLA_NUM_TX_QUEUES, 1), number(unix.IFLA_NUM_RX_QUEUES, 1)
 	peer := nest(nl.VETH_INFO_PEER,
-		word(unix.IFLA_IFNAME, v.PeerName), nl.NewRtAttr(unix.IFLA_ADDRESS, v.PeerMAC), mtu,
+		word(unix.IFLA_IFNAME, v.PeerName), nl.NewRtAttr(unix.IFLA_ADDRESS, v.PeerMAC), mtu, sending, receiving,
 		number(unix.IFLA_GROUP, v.PeerGroup), number(unix.IFLA_NET_NS_FD, uint32(v.PeerNetns)))
 	peer.Data = linkHeader(0, false).Serialize()
 	return newRequest(unix.RTM_NEWLINK, create, text("link add %s type veth peer %s", v.Name, v.PeerName), linkHeader(0, v.Up),
-		word(unix.IFLA_IFNAME, v.Name), nl.NewRtAttr(unix.IFLA_ADDRESS, v.MAC), mtu, linkInfo(kindVeth, nest(unix.IFLA_INFO_DATA, peer)))
+		word(unix.IFLA_IFNAME, v.Name), nl.NewRtAttr(unix.IFLA_ADDRESS, v.MAC), mtu, sending, receiving, linkInfo(kindVeth, nest(unix.IFLA_INFO_DATA, peer)))
 }
 
 // linkHeader is the header of a message about a link, which may bring it up.
