@@ -113,6 +113,15 @@ func (p *Panic) Error() string {
 // home is the namespace to which threads are returned.
 var home = sync.OnceValues(Current)
 
+// Home says whether it is the namespace that the process was started in, as a nil NS is.
+func (n *NS) Home() bool {
+	if n == nil {
+		return true
+	}
+	back, err := home()
+	return err == nil && n.inode == back.inode
+}
+
 // Do calls fn on a thread that is in the namespace, and returns its error, or a Panic.
 // Goroutines that fn starts aren't in the namespace. A nil NS is the namespace that the process
 // was started in: no right to enter one is needed for it.

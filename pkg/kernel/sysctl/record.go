@@ -112,13 +112,13 @@ func changedAlong(ns *netns.NS, key string) (map[string]string, error) {
 	return netns.In(ns, func() (map[string]string, error) {
 		along := map[string]string{}
 		for _, pattern := range follow[key] {
-			files, err := filepath.Glob(path(pattern))
+			files, err := filepath.Glob(root + pattern)
 			if err != nil {
 				return nil, err
 			}
 			for _, f := range files {
-				k := strings.TrimPrefix(f, path(""))
-				value, err := read(k)
+				k := strings.TrimPrefix(f, root)
+				value, err := read(f, k)
 				switch {
 				case err == nil && k != key && k != "net/ipv4/conf/all/forwarding": // another name of ip_forward
 					along[k] = value

@@ -7,9 +7,13 @@ package sysctl
 import (
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"strings"
+	"sync"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/coil-net/coil/pkg/kernel/netns"
 )
@@ -22,7 +26,7 @@ var ErrNotExist = errors.New("no such kernel parameter")
 // network namespace. Parts are separated by slashes, since names of links may
 // contain dots.
 func Get(ns *netns.NS, key string) (string, error) {
-	return netns.In(ns, func() (string, error) { return read(key) })
+	return netns.In(ns, func() (string, error) { return read(path(ns, key), key) })
 }
 
 // Set sets parameters in a network namespace that have another value, in order,
@@ -30,17 +34,11 @@ func Get(ns *netns.NS, key string) (string, error) {
 func Set(ns *netns.NS, settings ...Setting) (bool, error) {
 	return netns.In(ns, func() (changed bool, err error) {
 		for _, s := range settings {
-			old, err := read(s.Key)
+			wrote, err := s.set(path(ns, s.Key))
 			if err != nil {
 				return changed, err
 			}
-			if old == s.Value {
-				continue
-			}
-			if err := write(s); err != nil {
-				return changed, err
-			}
-			changed = true
+			changed = changed || wrote
 		}
 		return changed, nil
 	})
@@ -56,7 +54,7 @@ func (s Setting) String() string { return s.Key + " = " + s.Value }
 // network namespace.
 func Exists(ns *netns.NS, key string) (bool, error) {
 	return netns.In(ns, func() (bool, error) {
-		_, err := os.Stat(path(key))
+		_, err := os.Stat(path(ns, key))
 		if errors.Is(err, fs.ErrNotExist) {
 			return false, nil
 		}
@@ -64,28 +62,65 @@ func Exists(ns *netns.NS, key string) (bool, error) {
 	})
 }
 
-// path is where the thread's own namespace shows the parameter.
-func path(key string) string { return "/proc/sys/" + key }
+// path is where a thread in the namespace finds the parameter.
+func path(ns *netns.NS, key string) string {
+	if of, ok := strings.CutPrefix(key, ofLinks); ok && ns.Home() {
+		return own() + of
+	}
+	return root + key
+}
 
-func read(key string) (string, error) {
-	b, err := os.ReadFile(path(key))
+const (
+	root    = "/proc/sys/"
+	ofLinks = "net/ipv6/conf/" // parameters of IPv6 of links
+)
+
+// own is the folder ofLinks of the namespace that the process was started in. Each namespace has a folder net/ipv6 in the
+// same place, and the kernel compares all of them with the thread's at each step of a look-up (fs/proc/proc_sysctl.c,
+// proc_sys_compare), which takes most of a millisecond for a new link where a thousand pods have parameters of IPv6. So
+// the folder is opened once.
+var own = sync.OnceValue(func() string {
+	fd, err := unix.Open(root+ofLinks, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return root + ofLinks // whatever is wrong shows itself again
+	}
+	return fmt.Sprintf("/proc/self/fd/%d/", fd)
+})
+
+func read(path, key string) (string, error) {
+	b, err := os.ReadFile(path)
 	if err != nil {
 		return "", classify("read", key, err)
 	}
 	return strings.TrimSpace(string(b)), nil
 }
 
-func write(s Setting) error {
-	// Not os.WriteFile: nothing must be created or truncated below /proc/sys.
-	f, err := os.OpenFile(path(s.Key), os.O_WRONLY, 0)
+// set sets the parameter in the file at a path if that has another value, and says whether it did.
+func (s Setting) set(path string) (wrote bool, err error) {
+	// Once to read and to write: see own.
+	f, err := os.OpenFile(path, os.O_RDWR, 0)
+	if errors.Is(err, unix.EROFS) || errors.Is(err, fs.ErrPermission) {
+		// It may have the value all the same.
+		if old, rerr := read(path, s.Key); rerr == nil && old == s.Value {
+			return false, nil
+		}
+	}
 	if err != nil {
-		return classify("set", s.String(), err)
+		return false, classify("set", s.String(), err)
 	}
-	_, err = f.WriteString(s.Value)
-	if err := errors.Join(err, f.Close()); err != nil {
-		return classify("set", s.String(), err)
+	defer f.Close()
+	old, err := io.ReadAll(f)
+	if err != nil {
+		return false, classify("read", s.Key, err)
 	}
-	return nil
+	if strings.TrimSpace(string(old)) == s.Value {
+		return false, nil
+	}
+	// Numbers are taken at the beginning of the file only (kernel.sysctl_writes_strict).
+	if _, err := f.WriteAt([]byte(s.Value), 0); err != nil {
+		return false, classify("set", s.String(), err)
+	}
+	return true, nil
 }
 
 func classify(verb, what string, err error) error {
