@@ -113,6 +113,12 @@ func run(ctx context.Context, o options, out io.Writer) (err error) {
 	); err != nil {
 		return err
 	}
+	var crowd Crowd
+	if c != nil && slices.Contains(o.existing, crowdPods) {
+		if crowd, err = m.crowded(ctx, c); err != nil {
+			return err
+		}
+	}
 	var d Daemon
 	if o.daemon && c != nil {
 		if d, err = m.daemon(ctx, c); err != nil {
@@ -120,6 +126,7 @@ func run(ctx context.Context, o options, out io.Writer) (err error) {
 		}
 	}
 	all := targets(m.rows, d)
+	crowd.targets(&all)
 	var g Guard
 	if o.guardPairs > 0 {
 		if g, err = measureGuard(ctx, o.guardPairs); err != nil {
@@ -127,7 +134,7 @@ func run(ctx context.Context, o options, out io.Writer) (err error) {
 		}
 		g.targets(&all)
 	}
-	if err := errors.Join(figures.Write(filepath.Join(o.out, "daemon.json"), d), figures.Write(filepath.Join(o.out, "guard.json"), g), figures.Write(filepath.Join(o.out, "targets.json"), all)); err != nil {
+	if err := errors.Join(figures.Write(filepath.Join(o.out, "crowd.json"), crowd), figures.Write(filepath.Join(o.out, "daemon.json"), d), figures.Write(filepath.Join(o.out, "guard.json"), g), figures.Write(filepath.Join(o.out, "targets.json"), all)); err != nil {
 		return err
 	}
 	if err := all.Print(out); err != nil {

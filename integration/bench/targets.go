@@ -30,9 +30,6 @@ func targets(rows []Row, d Daemon) figures.Figures {
 	if ok {
 		all.AtLeast("ADD, 8 at once", "/s", many.Rate, 600)
 	}
-	if onto, ok2 := find("coil", "ADD", 8, 1000, ipv4); ok && ok2 {
-		all.AtLeast("ADD, 8 at once, onto 1000 pods by onto none", "", onto.Rate/many.Rate, 0.8)
-	}
 	if del, ok := find("coil", "DEL", 1, 0, ipv4); ok {
 		all.AtMost("DEL, one at a time, p50", "ms", del.P50, 5)
 	}
