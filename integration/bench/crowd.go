@@ -14,20 +14,20 @@ const (
 	crowdPairs, crowdPods, crowdRounds = 5, 1000, 2
 )
 
-// Crowd is how fast Coil is on a node with many pods, as a part of its speed on an empty node: medians of pairs.
+// Crowd has the speed of Coil on a node with many pods, as a part of that on an empty node.
 type Crowd struct {
 	Ratios []CrowdRatio `json:"ratios,omitempty"`
 }
 
-// CrowdRatio is one of an operation and a family.
+// CrowdRatio has the pairs of one operation and one family.
 type CrowdRatio struct {
 	Op     string    `json:"op"`
 	Family string    `json:"family"`
 	Pairs  []float64 `json:"pairs"`
 }
 
-// crowded compares in turns: the machine's speed changes within the minutes between two cells of the table, by more than
-// what is to be seen.
+// crowded compares a node that has many pods with an empty one, in turns. The machine's speed changes within minutes,
+// by more than the difference.
 func (m *matrix) crowded(ctx context.Context, c *coil) (all Crowd, err error) {
 	for _, family := range m.families {
 		pairs := map[string][]float64{}
@@ -87,7 +87,7 @@ func (m *matrix) rates(ctx context.Context, s system, c cell) (map[string]float6
 	return rates, nil
 }
 
-// targets holds the ratios against what they have to reach.
+// targets adds the ratios to the figures. Those of IPv4 have a target.
 func (c Crowd) targets(all *figures.Figures) {
 	for _, r := range c.Ratios {
 		sorted := slices.Sorted(slices.Values(r.Pairs))

@@ -6,8 +6,8 @@ import (
 )
 
 // tscKHz is the rate of the host's time-stamp counter in kHz, which is that of an emulated machine's; 0 if there is
-// none. The machine's kernel must not find it out itself: it counts against an emulated PIT (arch/x86/kernel/tsc.c,
-// pit_calibrate_tsc), and if the host takes the processor away meanwhile, its clock runs up to some ten times too fast.
+// none. The machine's kernel is told the rate. By itself it would count against an emulated PIT (arch/x86/kernel/tsc.c,
+// pit_calibrate_tsc): when the host is busy meanwhile, its clock runs up to ten times too fast from then on.
 var tscKHz = sync.OnceValue(func() int64 {
 	return measureTSC(50 * time.Millisecond) // samples are exact to 1 us, so that this is to 40 ppm
 })
@@ -25,7 +25,7 @@ type tscSample struct {
 	cycles uint64
 }
 
-// sampleTSC reads the counter and the clock together: of some readings, those between which the least time went by.
+// sampleTSC reads the counter between two readings of the clock, and returns the sample for which these are the nearest.
 func sampleTSC() tscSample {
 	var best tscSample
 	least := time.Duration(-1)

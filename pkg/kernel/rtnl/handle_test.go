@@ -37,7 +37,7 @@ func addVeth(ns *netnstest.NS, name string) rtnl.Request {
 	})
 }
 
-// With one queue at each end the kernel takes none back, for which it would wait.
+// A veth pair has one queue at each end: the kernel has none to remove, for which it would wait.
 func TestVethQueues(t *testing.T) {
 	h, ns := newHandle(t)
 	if err := h.Do(t.Context(), addVeth(ns, "v")); err != nil {

@@ -44,9 +44,9 @@ type Veth struct {
 // AddVeth asks for a new pair. The names and both MAC addresses are final from
 // the first moment, so that no other program has a reason to set them.
 //
-// Each end has one queue, as by default. Without a number the kernel makes one for each processor and takes all but one
-// back, for which it waits two grace periods of RCU while it holds the lock of all links (drivers/net/veth.c,
-// veth_init_queues): a millisecond or two of an ADD.
+// Each end has one queue, as by default. Without a number the kernel makes a queue for each processor and removes all but
+// one. For that it waits two grace periods of RCU under the lock of all links (drivers/net/veth.c, veth_init_queues),
+// which is a millisecond or two of an ADD.
 func AddVeth(v Veth) Request {
 	mtu, sending, receiving := number(unix.IFLA_MTU, uint32(v.MTU)), number(unix.IFLA_NUM_TX_QUEUES, 1), number(unix.IFLA_NUM_RX_QUEUES, 1)
 	peer := nest(nl.VETH_INFO_PEER,

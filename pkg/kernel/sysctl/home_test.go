@@ -20,8 +20,8 @@ const homeEnv = "COIL_TEST_SYSCTL_HOME"
 
 func acceptRA(link string) string { return "net/ipv6/conf/" + link + "/accept_ra" }
 
-// The parameters of the namespace that a process was started in are those of links that come later, too, and never
-// those of another namespace.
+// A process reads and sets parameters of the namespace that it was started in, also those of links that are made later,
+// and never those of another namespace.
 func TestHome(t *testing.T) {
 	if os.Getenv(homeEnv) == "" {
 		ns := netnstest.New(t)
@@ -65,7 +65,7 @@ func TestHome(t *testing.T) {
 	}
 }
 
-// Parameters that can't be written may have the value.
+// A parameter that can't be written is no error if it has the value.
 func TestReadOnly(t *testing.T) {
 	if os.Getenv(homeEnv) == "" {
 		ns := netnstest.New(t)

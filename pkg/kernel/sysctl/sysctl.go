@@ -82,7 +82,7 @@ const (
 var own = sync.OnceValue(func() string {
 	fd, err := unix.Open(root+ofLinks, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
-		return root + ofLinks // whatever is wrong shows itself again
+		return root + ofLinks // its use returns the error
 	}
 	return fmt.Sprintf("/proc/self/fd/%d/", fd)
 })
@@ -97,10 +97,10 @@ func read(path, key string) (string, error) {
 
 // set sets the parameter in the file at a path if that has another value, and says whether it did.
 func (s Setting) set(path string) (wrote bool, err error) {
-	// Once to read and to write: see own.
+	// The file is opened once, to read and to write: to find it takes long, see own.
 	f, err := os.OpenFile(path, os.O_RDWR, 0)
 	if errors.Is(err, unix.EROFS) || errors.Is(err, fs.ErrPermission) {
-		// It may have the value all the same.
+		// A parameter that can't be written may have the value.
 		if old, rerr := read(path, s.Key); rerr == nil && old == s.Value {
 			return false, nil
 		}
