@@ -1,6 +1,5 @@
-// Command image builds the programs in cmd/ and packs them, and nothing else, into one
-// container image: an OCI archive, made without a container engine. It owns the layout of
-// the image. It must not know what a program does.
+// Command image writes the container image for those who build Coil themselves. It owns the choices that they have. It
+// must not know what is in the image.
 package main
 
 import (
@@ -14,6 +13,8 @@ import (
 	"strconv"
 	"syscall"
 	"time"
+
+	"github.com/coil-net/coil/hack/pack"
 )
 
 func main() {
@@ -44,23 +45,24 @@ func run(ctx context.Context, args []string) error {
 		return err
 	}
 	defer os.RemoveAll(bin)
-	programs, err := build(ctx, ".", *arch, bin, fmt.Sprintf("-trimpath=%t", *trimpath))
+	b := pack.Build{Root: ".", Flags: []string{fmt.Sprintf("-trimpath=%t", *trimpath)}}
+	programs, err := b.Image(ctx, *arch, bin)
 	if err != nil {
 		return err
 	}
-	img := image{name: *name, arch: *arch, created: created, revision: revision(ctx, "."), files: programs}
-	info, err := img.writeFile(*output)
+	img := pack.Image{Name: *name, Arch: *arch, Created: created, Revision: pack.Revision(ctx, "."), Files: programs}
+	info, err := img.WriteFile(*output)
 	if err != nil {
 		return err
 	}
 	for _, f := range programs {
-		if f.link != "" {
-			fmt.Printf("  %-24s is %s\n", f.path, f.link)
+		if f.Link != "" {
+			fmt.Printf("  %-24s is %s\n", f.Path, f.Link)
 		} else {
-			fmt.Printf("  %-24s %6.1f MiB\n", f.path, float64(f.size)/(1<<20))
+			fmt.Printf("  %-24s %6.1f MiB\n", f.Path, float64(f.Size)/(1<<20))
 		}
 	}
-	fmt.Printf("%s: %s %s, %.1f MiB\n", filepath.Clean(*output), *name, info.digest, float64(info.size)/(1<<20))
+	fmt.Printf("%s: %s %s, %.1f MiB\n", filepath.Clean(*output), *name, info.Digest, float64(info.Size)/(1<<20))
 	return nil
 }
 

@@ -1,4 +1,4 @@
-package main
+package pack
 
 import (
 	"archive/tar"
@@ -11,9 +11,12 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -22,25 +25,21 @@ import (
 )
 
 func TestBuildPacksEveryProgram(t *testing.T) {
+	useTools(t, "coil-tool")
 	root := t.TempDir()
 	write(t, filepath.Join(root, "go.mod"), "module example.org/m\n\ngo 1.26\n")
-	for _, name := range []string{"coild", "coil"} {
+	for _, name := range []string{"coild", "coil", "coil-routers", "coil-router", "coil-egress", "coil-tool"} {
 		write(t, filepath.Join(root, "cmd", name, "main.go"), "package main\n\nfunc main() { println(\""+name+"\") }\n")
 	}
 	write(t, filepath.Join(root, "cmd", "notes", "README.md"), "not a program")
 
-	for _, name := range []string{"coil-routers", "coil-router", "coil-egress"} {
-		write(t, filepath.Join(root, "cmd", name, "main.go"), "package main\n\nfunc main() { println(\""+name+"\") }\n")
-	}
-
-	dir := t.TempDir()
-	files, err := build(t.Context(), root, runtime.GOARCH, dir, "-trimpath")
+	files, err := Build{Root: root, Flags: []string{"-trimpath"}}.Image(t.Context(), runtime.GOARCH, t.TempDir())
 	if err != nil {
 		t.Fatal(err)
 	}
 	var paths []string
 	for _, f := range files {
-		paths = append(paths, f.path+" "+filepath.Base(f.source)+f.link)
+		paths = append(paths, f.Path+" "+filepath.Base(f.Source)+f.Link)
 	}
 	want := []string{"/coil coil", "/coil-egress coil-routers", "/coil-router coil-routers/coil-egress", "/coild coild"}
 	if diff := cmp.Diff(want, paths); diff != "" {
@@ -48,9 +47,57 @@ func TestBuildPacksEveryProgram(t *testing.T) {
 	}
 }
 
+// useTools replaces the list of tools for a test.
+func useTools(t *testing.T, names ...string) {
+	t.Helper()
+	before := Tools
+	Tools = names
+	t.Cleanup(func() { Tools = before })
+}
+
+func TestToolHasTheVersion(t *testing.T) {
+	root := t.TempDir()
+	write(t, filepath.Join(root, "go.mod"), "module github.com/coil-net/coil\n\ngo 1.26\n")
+	write(t, filepath.Join(root, "pkg", "app", "program", "program.go"), "package program\n\nvar version string\n\nfunc Version() string { return version }\n")
+	write(t, filepath.Join(root, "cmd", "coil-tool", "main.go"),
+		"package main\n\nimport \"github.com/coil-net/coil/pkg/app/program\"\n\nfunc main() { print(program.Version()) }\n")
+	for _, version := range []string{"v1.2.3-rc.1", ""} {
+		out := filepath.Join(t.TempDir(), "tool")
+		if err := (Build{Root: root, Version: version}).Tool(t.Context(), "coil-tool", "linux/"+runtime.GOARCH, out); err != nil {
+			t.Fatal(err)
+		}
+		if got, err := exec.Command(out).CombinedOutput(); err != nil || string(got) != version {
+			t.Errorf("the tool prints %q (%v), want the version %q", got, err, version)
+		}
+	}
+}
+
+// Container engines build from the Dockerfile, which can't read this package.
+func TestDockerfileBuildsTheSame(t *testing.T) {
+	b, err := os.ReadFile(filepath.Join("..", "..", "Dockerfile"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := []string{"-tags=grpcnotrace", "-trimpath"}
+	for _, variable := range stamped {
+		want = append(want, "-X="+variable+"=$VERSION")
+	}
+	for _, name := range slices.Sorted(maps.Keys(joined)) {
+		want = append(want, "-e /"+name+"$")
+	}
+	for _, name := range Tools {
+		want = append(want, "-e /"+name+"$")
+	}
+	for _, w := range want {
+		if !bytes.Contains(b, []byte(w)) {
+			t.Errorf("the Dockerfile lacks %q", w)
+		}
+	}
+}
+
 func TestBuildRefuses(t *testing.T) {
 	t.Run("no programs", func(t *testing.T) {
-		_, err := build(t.Context(), t.TempDir(), runtime.GOARCH, t.TempDir())
+		_, err := Build{Root: t.TempDir()}.Image(t.Context(), runtime.GOARCH, t.TempDir())
 		if err == nil || !strings.Contains(err.Error(), "no programs") {
 			t.Errorf("error %v, want one that says there are no programs", err)
 		}
@@ -60,7 +107,7 @@ func TestBuildRefuses(t *testing.T) {
 		write(t, filepath.Join(root, "go.mod"), "module example.org/m\n\ngo 1.26\n")
 		write(t, filepath.Join(root, "cmd", "lib", "lib.go"), "package lib\n")
 		write(t, filepath.Join(root, "cmd", "prog", "main.go"), "package main\n\nfunc main() {}\n")
-		_, err := build(t.Context(), root, runtime.GOARCH, t.TempDir())
+		_, err := Build{Root: root}.Image(t.Context(), runtime.GOARCH, t.TempDir())
 		if err == nil || !strings.Contains(err.Error(), "cmd/lib") {
 			t.Errorf("error %v, want one that names cmd/lib", err)
 		}
@@ -86,10 +133,10 @@ func TestBuildRefuses(t *testing.T) {
 }
 
 // testImage has two programs that were written to disk at different times, one of them by two names.
-func testImage(t *testing.T) image {
+func testImage(t *testing.T) Image {
 	t.Helper()
 	dir := t.TempDir()
-	i := image{name: "registry.example/coil:v1", arch: "arm64", created: time.Unix(1700000000, 0).UTC(), revision: "abc"}
+	i := Image{Name: "registry.example/coil:v1", Arch: "arm64", Created: time.Unix(1700000000, 0).UTC(), Revision: "abc", Version: "v1"}
 	for n, name := range []string{"coil", "coild"} {
 		source := filepath.Join(dir, name)
 		write(t, source, strings.Repeat(name, 1000))
@@ -97,18 +144,18 @@ func testImage(t *testing.T) image {
 		if err := os.Chtimes(source, when, when); err != nil {
 			t.Fatal(err)
 		}
-		i.files = append(i.files, file{path: "/" + name, source: source, size: int64(1000 * len(name))})
+		i.Files = append(i.Files, File{Path: "/" + name, Source: source, Size: int64(1000 * len(name))})
 	}
-	same := i.files[1]
-	same.path, same.link = "/coild-again", "/coild"
-	i.files = append(i.files, same)
+	same := i.Files[1]
+	same.Path, same.Link = "/coild-again", "/coild"
+	i.Files = append(i.Files, same)
 	return i
 }
 
 func TestArchiveIsAnOCILayout(t *testing.T) {
 	img := testImage(t)
 	path := filepath.Join(t.TempDir(), "out", "image.tar")
-	info, err := img.writeFile(path)
+	info, err := img.WriteFile(path)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -139,8 +186,8 @@ func TestArchiveIsAnOCILayout(t *testing.T) {
 		t.Fatalf("%d manifests in the index, want 1", len(index.Manifests))
 	}
 	m := index.Manifests[0]
-	if m.Digest != info.digest || m.Annotations["io.containerd.image.name"] != img.name {
-		t.Errorf("manifest %s named %q; want %s named %q", m.Digest, m.Annotations, info.digest, img.name)
+	if m.Digest != info.Digest || m.Annotations["io.containerd.image.name"] != img.Name {
+		t.Errorf("manifest %s named %q; want %s named %q", m.Digest, m.Annotations, info.Digest, img.Name)
 	}
 	if diff := cmp.Diff(&platform{Architecture: "arm64", OS: "linux"}, m.Platform); diff != "" {
 		t.Errorf("platform (-want +got):\n%s", diff)
@@ -152,14 +199,20 @@ func TestArchiveIsAnOCILayout(t *testing.T) {
 	parse(t, get(m), &manifest)
 	var config struct {
 		Architecture, OS string
-		Config           struct{ User string }
-		RootFS           struct {
+		Config           struct {
+			User   string
+			Labels map[string]string
+		}
+		RootFS struct {
 			DiffIDs []string `json:"diff_ids"`
 		}
 	}
 	parse(t, get(manifest.Config), &config)
 	if config.Architecture != "arm64" || config.OS != "linux" || config.Config.User != "0:0" {
 		t.Errorf("config %+v", config)
+	}
+	if l := config.Config.Labels; l["org.opencontainers.image.revision"] != "abc" || l["org.opencontainers.image.version"] != "v1" {
+		t.Errorf("labels %v, want those of revision abc and version v1", l)
 	}
 	if len(manifest.Layers) != 1 || !cmp.Equal(config.RootFS.DiffIDs, []string{manifest.Layers[0].Digest}) {
 		t.Fatalf("layers %v and diff IDs %v differ", manifest.Layers, config.RootFS.DiffIDs)
@@ -172,7 +225,7 @@ func TestArchiveIsAnOCILayout(t *testing.T) {
 	}
 	parse(t, entries["manifest.json"], &docker)
 	if len(docker) != 1 || entries[docker[0].Config] == nil || entries[docker[0].Layers[0]] == nil ||
-		!cmp.Equal(docker[0].RepoTags, []string{img.name}) {
+		!cmp.Equal(docker[0].RepoTags, []string{img.Name}) {
 		t.Errorf("manifest.json %+v", docker)
 	}
 
@@ -199,7 +252,7 @@ func TestArchiveIsReproducible(t *testing.T) {
 	var archives [2][]byte
 	for n := range archives {
 		path := filepath.Join(dir, fmt.Sprint(n))
-		if _, err := testImage(t).writeFile(path); err != nil {
+		if _, err := testImage(t).WriteFile(path); err != nil {
 			t.Fatal(err)
 		}
 		var err error
@@ -217,8 +270,8 @@ func TestFailureKeepsTheOldArchive(t *testing.T) {
 	path := filepath.Join(dir, "image.tar")
 	write(t, path, "old")
 	img := testImage(t)
-	img.files[1].source = filepath.Join(dir, "missing")
-	if _, err := img.writeFile(path); !errors.Is(err, os.ErrNotExist) {
+	img.Files[1].Source = filepath.Join(dir, "missing")
+	if _, err := img.WriteFile(path); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("error %v, want one about the missing program", err)
 	}
 	left, err := os.ReadDir(dir)
@@ -227,18 +280,6 @@ func TestFailureKeepsTheOldArchive(t *testing.T) {
 	}
 	if b, err := os.ReadFile(path); err != nil || string(b) != "old" || len(left) != 1 {
 		t.Errorf("archive %q (%v) and %d files in its directory; want the old one alone", b, err, len(left))
-	}
-}
-
-func TestSourceDate(t *testing.T) {
-	for env, want := range map[string]int64{"": 0, "1700000000": 1700000000} {
-		got, err := sourceDate(env)
-		if err != nil || got.Unix() != want {
-			t.Errorf("sourceDate(%q) = %v, %v; want %d", env, got, err, want)
-		}
-	}
-	if _, err := sourceDate("yesterday"); err == nil {
-		t.Error("no error for a date that isn't a number")
 	}
 }
 

@@ -1,4 +1,4 @@
-package main
+package pack
 
 import (
 	"archive/tar"
@@ -24,27 +24,28 @@ const (
 	typeLayer    = "application/vnd.oci.image.layer.v1.tar"
 )
 
-// file is an executable of the image.
-type file struct {
-	path   string // in the image, absolute
-	source string // on disk
-	size   int64  // bytes
-	link   string // in the image, the path of the same file that comes before; empty if this is the first
+// File is an executable of an image.
+type File struct {
+	Path   string // in the image, absolute
+	Source string // on disk
+	Size   int64  // bytes
+	Link   string // in the image, the path of the same file that comes before; empty if this is the first
 }
 
-// image is what an archive is made from.
-type image struct {
-	name     string // full name with tag
-	arch     string // GOARCH
-	created  time.Time
-	revision string // commit; may be empty
-	files    []file
+// Image is what an archive is made from.
+type Image struct {
+	Name     string    // full name with tag
+	Arch     string    // GOARCH
+	Created  time.Time // of everything in it
+	Revision string    // commit; may be empty
+	Version  string    // of the release; empty if it is none
+	Files    []File
 }
 
-// written tells about an archive.
-type written struct {
-	digest string // of the manifest, as sha256:<hex>
-	size   int64  // of the archive in bytes
+// Written tells about an archive.
+type Written struct {
+	Digest string // of the manifest, as sha256:<hex>
+	Size   int64  // of the archive in bytes
 }
 
 // descriptor names a blob (OCI image specification, descriptor.md).
@@ -61,80 +62,80 @@ type platform struct {
 	OS           string `json:"os"`
 }
 
-// writeFile writes the archive to path, which is replaced only by a complete one.
-func (i image) writeFile(path string) (w written, err error) {
+// WriteFile writes the archive to path, which is replaced only by a complete one.
+func (i Image) WriteFile(path string) (w Written, err error) {
 	dir := filepath.Dir(path)
 	if err := os.MkdirAll(dir, 0o755); err != nil {
-		return written{}, err
+		return Written{}, err
 	}
 	layer, err := os.CreateTemp(dir, ".layer-*")
 	if err != nil {
-		return written{}, err
+		return Written{}, err
 	}
 	defer os.Remove(layer.Name())
 	defer layer.Close()
 	out, err := os.CreateTemp(dir, ".image-*")
 	if err != nil {
-		return written{}, err
+		return Written{}, err
 	}
 	defer os.Remove(out.Name()) // fails after the rename, and should
 	defer out.Close()
 	if w, err = i.write(out, layer); err != nil {
-		return written{}, fmt.Errorf("write image %s: %w", i.name, err)
+		return Written{}, fmt.Errorf("write image %s: %w", i.Name, err)
 	}
 	err = errors.Join(out.Chmod(0o644), out.Close())
 	if err != nil {
-		return written{}, err
+		return Written{}, err
 	}
 	info, err := os.Stat(out.Name())
 	if err != nil {
-		return written{}, err
+		return Written{}, err
 	}
-	w.size = info.Size()
+	w.Size = info.Size()
 	return w, os.Rename(out.Name(), path)
 }
 
 // write writes an OCI image layout as a tar archive, with the file that older engines'
 // "load" reads beside it. scratch is an empty file for the layer, whose digest has to be
 // known before it is put into the archive.
-func (i image) write(out io.Writer, scratch io.ReadWriteSeeker) (written, error) {
+func (i Image) write(out io.Writer, scratch io.ReadWriteSeeker) (Written, error) {
 	layer, err := i.writeLayer(scratch)
 	if err != nil {
-		return written{}, err
+		return Written{}, err
 	}
 	if _, err := scratch.Seek(0, io.SeekStart); err != nil {
-		return written{}, err
+		return Written{}, err
 	}
 	config, configJSON, err := blob(typeConfig, i.config(layer.Digest))
 	if err != nil {
-		return written{}, err
+		return Written{}, err
 	}
 	manifest, manifestJSON, err := blob(typeManifest, map[string]any{
 		"schemaVersion": 2, "mediaType": typeManifest, "config": config, "layers": []descriptor{layer},
 	})
 	if err != nil {
-		return written{}, err
+		return Written{}, err
 	}
-	manifest.Platform = &platform{Architecture: i.arch, OS: "linux"}
+	manifest.Platform = &platform{Architecture: i.Arch, OS: "linux"}
 	// containerd takes the whole name from the first annotation; the second is the specification's.
 	manifest.Annotations = map[string]string{
-		"io.containerd.image.name":          i.name,
-		"org.opencontainers.image.ref.name": i.name,
+		"io.containerd.image.name":          i.Name,
+		"org.opencontainers.image.ref.name": i.Name,
 	}
 	index, err := json.Marshal(map[string]any{
 		"schemaVersion": 2, "mediaType": typeIndex, "manifests": []descriptor{manifest},
 	})
 	if err != nil {
-		return written{}, err
+		return Written{}, err
 	}
 	docker, err := json.Marshal([]map[string]any{{
-		"Config": config.path(), "RepoTags": []string{i.name}, "Layers": []string{layer.path()},
+		"Config": config.path(), "RepoTags": []string{i.Name}, "Layers": []string{layer.path()},
 	}})
 	if err != nil {
-		return written{}, err
+		return Written{}, err
 	}
 
-	t := archive{tar.NewWriter(out), i.created}
+	t := archive{tar.NewWriter(out), i.Created}
 	err = errors.Join(
 		t.dir("blobs/"), t.dir("blobs/sha256/"),
 		t.copy(layer.path(), 0o644, scratch, layer.Size),
@@ -145,32 +146,35 @@ func (i image) write(out io.Writer, scratch io.ReadWriteSeeker) (written, error)
 		t.bytes("oci-layout", []byte(`{"imageLayoutVersion":"1.0.0"}`)),
 		t.Close(),
 	)
-	return written{digest: manifest.Digest}, err
+	return Written{Digest: manifest.Digest}, err
 }
 
-func (i image) config(layer string) map[string]any {
+func (i Image) config(layer string) map[string]any {
 	labels := map[string]string{
 		"org.opencontainers.image.title":    "Coil",
 		"org.opencontainers.image.licenses": "Apache-2.0",
 	}
-	if i.revision != "" {
-		labels["org.opencontainers.image.revision"] = i.revision
+	if i.Revision != "" {
+		labels["org.opencontainers.image.revision"] = i.Revision
+	}
+	if i.Version != "" {
+		labels["org.opencontainers.image.version"] = i.Version
 	}
 	return map[string]any{
-		"architecture": i.arch,
+		"architecture": i.Arch,
 		"os":           "linux",
-		"created":      i.created,
+		"created":      i.Created,
 		// No entry point: which program runs is the manifests' choice.
 		"config":  map[string]any{"User": "0:0", "WorkingDir": "/", "Env": []string{"PATH=/"}, "Labels": labels},
 		"rootfs":  map[string]any{"type": "layers", "diff_ids": []string{layer}},
-		"history": []map[string]any{{"created": i.created, "created_by": "coil hack/image"}},
+		"history": []map[string]any{{"created": i.Created, "created_by": "coil hack/pack"}},
 	}
 }
 
-func (i image) writeLayer(w io.Writer) (descriptor, error) {
+func (i Image) writeLayer(w io.Writer) (descriptor, error) {
 	sum := counter{hash: sha256.New()}
-	t := archive{tar.NewWriter(io.MultiWriter(w, &sum)), i.created}
-	for _, f := range i.files {
+	t := archive{tar.NewWriter(io.MultiWriter(w, &sum)), i.Created}
+	for _, f := range i.Files {
 		if err := t.file(f); err != nil {
 			return descriptor{}, err
 		}
@@ -221,17 +225,17 @@ func (t archive) bytes(name string, b []byte) error {
 	return t.copy(name, 0o644, strings.NewReader(string(b)), int64(len(b)))
 }
 
-func (t archive) file(f file) error {
-	if f.link != "" {
-		return t.WriteHeader(&tar.Header{Typeflag: tar.TypeLink, Name: strings.TrimPrefix(f.path, "/"), Linkname: strings.TrimPrefix(f.link, "/"),
+func (t archive) file(f File) error {
+	if f.Link != "" {
+		return t.WriteHeader(&tar.Header{Typeflag: tar.TypeLink, Name: strings.TrimPrefix(f.Path, "/"), Linkname: strings.TrimPrefix(f.Link, "/"),
 			Mode: 0o755, ModTime: t.time, Format: tar.FormatUSTAR})
 	}
-	r, err := os.Open(f.source)
+	r, err := os.Open(f.Source)
 	if err != nil {
 		return err
 	}
 	defer r.Close()
-	return t.copy(strings.TrimPrefix(f.path, "/"), 0o755, r, f.size)
+	return t.copy(strings.TrimPrefix(f.Path, "/"), 0o755, r, f.Size)
 }
 
 func (t archive) copy(name string, mode int64, r io.Reader, size int64) error {
