@@ -7,4 +7,4 @@ import (
 	"github.com/coil-net/coil/pkg/app/coil"
 )
 
-func main() { os.Exit(coil.Main()) }
+func main() { os.Exit(coil.Main(os.Args[1:])) }

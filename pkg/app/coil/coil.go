@@ -7,6 +7,7 @@
 package coil
 
 import (
+	"cmp"
 	"fmt"
 	"os"
 	"runtime/debug"
@@ -16,11 +17,16 @@ import (
 	"github.com/coil-net/coil/pkg/cniplugin"
 )
 
+// version is that of a release, such as v3.0.0. The linker sets it (hack/pack).
+var version string
+
 // Main does the command in the environment variable CNI_COMMAND and returns the exit
-// code of the process: 0, or 1 with a CNI error on standard output.
-func Main() int {
+// code of the process: 0, or 1 with a CNI error on standard output. Without a command it
+// tells a human what it is. args are those of the process without its name: container
+// runtimes give none.
+func Main(args []string) int {
 	if os.Getenv("CNI_COMMAND") == "" {
-		about()
+		about(args)
 		return 0
 	}
 	err := cniplugin.Plugin{Stdout: os.Stdout}.Main(os.Getenv, os.Stdin)
@@ -33,11 +39,15 @@ func Main() int {
 	return 1
 }
 
-// about tells a human that this is a CNI plugin.
-func about() {
-	v := "unknown"
-	if info, ok := debug.ReadBuildInfo(); ok {
+// about tells a human that this is a CNI plugin, or only its version if that is what the arguments ask for.
+func about(args []string) {
+	v := cmp.Or(version, "unknown")
+	if info, ok := debug.ReadBuildInfo(); ok && version == "" {
 		v = info.Main.Version
+	}
+	if len(args) == 1 && args[0] == "--version" {
+		fmt.Println("coil", v)
+		return
 	}
 	fmt.Fprintf(os.Stderr, "CNI plugin coil %s; it is run by the container runtime\nCNI protocol versions supported: %s\n",
 		v, strings.Join(spec.Versions(), ", "))

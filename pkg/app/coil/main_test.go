@@ -18,8 +18,11 @@ import (
 	"github.com/coil-net/coil/generated/cnirpc"
 )
 
-// bin is the folder of the plugin, built as it is shipped.
+// bin is the folder of the plugin, built as it is released.
 var bin string
+
+// released is the version that the plugin has.
+const released = "v1.2.3-rc.1"
 
 func TestMain(m *testing.M) { os.Exit(run(m)) }
 
@@ -31,7 +34,8 @@ func run(m *testing.M) int {
 	}
 	defer os.RemoveAll(dir)
 	bin = dir
-	build := exec.Command("go", "build", "-trimpath", "-ldflags=-s -w", "-o", filepath.Join(bin, "coil"), "github.com/coil-net/coil/cmd/coil")
+	build := exec.Command("go", "build", "-trimpath", "-ldflags=-s -w -X=github.com/coil-net/coil/pkg/app/coil.version="+released,
+		"-o", filepath.Join(bin, "coil"), "github.com/coil-net/coil/cmd/coil")
 	build.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := build.CombinedOutput(); err != nil {
 		fmt.Fprintf(os.Stderr, "build coil: %v\n%s", err, out)

@@ -64,6 +64,13 @@ var scriptCommands = map[string]func(*testscript.TestScript, bool, []string){
 		}
 		ts.Check(os.WriteFile(ts.MkAbs(args[0]), []byte(conf+"}"), 0o600))
 	},
+	// version ARGUMENT...: runs the plugin as a human does.
+	"version": func(ts *testscript.TestScript, _ bool, args []string) {
+		cmd := exec.Command(filepath.Join(bin, "coil"), args...)
+		cmd.Env = []string{"PATH=/"} // an empty list would be that of this process
+		cmd.Stdout, cmd.Stderr = ts.Stdout(), ts.Stderr()
+		ts.Check(cmd.Run())
+	},
 	// coil EXITCODE COMMAND [FILE]: runs the plugin with FILE on standard input.
 	"coil": func(ts *testscript.TestScript, _ bool, args []string) {
 		want, err := strconv.Atoi(args[0])

@@ -38,12 +38,12 @@ func Main(name string, args []string, o Options, run func(context.Context) error
 	o.AddFlags(fs)
 	addLogFlags(fs)
 	addLegacyFlags(fs)
-	version := fs.Bool("version", false, "print the version and exit")
+	showVersion := fs.Bool("version", false, "print the version and exit")
 	err := fs.Parse(args)
 	switch {
 	case errors.Is(err, pflag.ErrHelp):
 		return 0
-	case err == nil && *version:
+	case err == nil && *showVersion:
 		fmt.Println(name, Version())
 		return 0
 	case err == nil && fs.NArg() > 0:
@@ -74,8 +74,14 @@ func Main(name string, args []string, o Options, run func(context.Context) error
 	return 0
 }
 
-// Version is the version that the program was built from.
+// version is that of a release, such as v3.0.0. The linker sets it (hack/pack).
+var version string
+
+// Version is the release that the program is of or, if it is of none, the commit that it was built from.
 func Version() string {
+	if version != "" {
+		return version
+	}
 	info, ok := debug.ReadBuildInfo()
 	if !ok {
 		return "unknown"

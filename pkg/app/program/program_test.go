@@ -47,3 +47,17 @@ func TestMainExitCodes(t *testing.T) {
 		})
 	}
 }
+
+func TestVersion(t *testing.T) {
+	built := Version()
+	if built == "" {
+		t.Error("there is no version without a release")
+	}
+	t.Cleanup(func() { version = "" })
+	for _, tt := range []struct{ stamped, want string }{{"v1.2.3", "v1.2.3"}, {"", built}} {
+		version = tt.stamped
+		if got := Version(); got != tt.want {
+			t.Errorf("stamped %q: version %q, want %q", tt.stamped, got, tt.want)
+		}
+	}
+}
