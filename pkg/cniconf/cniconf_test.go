@@ -393,3 +393,44 @@ func TestPreferred(t *testing.T) {
 		t.Error("a missing folder has no error")
 	}
 }
+
+// What is taken for a valid configuration, a runtime reads, and has the plugin coil in it once; what isn't, is never staged.
+func FuzzValidate(f *testing.F) {
+	f.Add(conflist(""))
+	f.Add([]byte(`{"cniVersion":"0.4.0","name":"a","type":"coil"}`))
+	f.Add([]byte(`{"cniVersions":["1.0.0","1.1.0"],"name":"a","disableCheck":"true","plugins":[{"type":"coil"},{"type":"coil"},null]}`))
+	f.Add([]byte(`{"cniVersion":"1.1.0","name":"a","loadOnlyInlinedPlugins":true,"plugins":[{"type":"coil","prevResult":{"ips":[null]}}]}`))
+	empty := f.TempDir() // one for each input would take most of the time
+	f.Fuzz(func(t *testing.T, content []byte) {
+		notes, err := cniconf.Validate(content)
+		dir := empty
+		if err == nil {
+			dir = t.TempDir()
+		}
+		if _, stageErr := cniconf.Stage(dir, name, content); (stageErr == nil) != (err == nil) {
+			t.Errorf("%q is valid: %v; staged: %v", content, err, stageErr)
+		}
+		if err != nil {
+			if files := names(t, dir); len(files) != 0 || len(notes) != 0 {
+				t.Errorf("%q isn't valid, but there are %q and the notes %q", content, files, notes)
+			}
+			return
+		}
+		if !mustActivate(t, dir) || mustActivate(t, dir) {
+			t.Errorf("%q is put in place twice, or never", content)
+		}
+		list, err := libcni.NetworkConfFromFile(filepath.Join(dir, name))
+		if err != nil {
+			t.Fatalf("%q: a runtime reads %v", content, err)
+		}
+		coil := 0
+		for _, p := range list.Plugins {
+			if p.Network.Type == "coil" {
+				coil++
+			}
+		}
+		if coil != 1 || list.Name == "" || !json.Valid(content) {
+			t.Errorf("%q: a runtime reads %+v", content, list)
+		}
+	})
+}

@@ -2,10 +2,13 @@ package plan
 
 import (
 	"fmt"
+	"maps"
+	"slices"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
@@ -37,6 +40,33 @@ func TestEgressRefsAreBounded(t *testing.T) {
 	if n := testing.AllocsPerRun(10, func() { EgressRefs(annotations) }); n > 100 {
 		t.Errorf("%.0f allocations", n)
 	}
+}
+
+// Whatever a tenant writes into annotations, the references are those that a plain reading of all of them begins with.
+func FuzzEgressRefs(f *testing.F) {
+	f.Add("egress.coil.cybozu.com/internet", " nat, other,,nat ,", "egress.coil.cybozu.com/a", "z")
+	f.Add("egress.coil.cybozu.com/", ",,\u00a0,", "coil.cybozu.com/pool", "egress.coil.cybozu.com/a")
+	f.Add("egress.coil.cybozu.com/b", "same", "egress.coil.cybozu.com/b/c", "same")
+	f.Add("egress.coil.cybozu.com/many", strings.Repeat("a,b,c,d,e,", 20)+"\xff", "egress.coil.cybozu.com/more", "x"+strings.Join(strings.Split(strings.Repeat("y", 70), ""), ",z"))
+	f.Fuzz(func(t *testing.T, key, value, otherKey, otherValue string) {
+		annotations := map[string]string{key: value, otherKey: otherValue}
+		var all []types.NamespacedName
+		for _, k := range slices.Sorted(maps.Keys(annotations)) {
+			if !strings.HasPrefix(k, v2.AnnotationEgressPrefix) {
+				continue
+			}
+			for _, name := range strings.Split(annotations[k], ",") {
+				ref := types.NamespacedName{Namespace: k[len(v2.AnnotationEgressPrefix):], Name: strings.TrimSpace(name)}
+				if ref.Name != "" && !slices.Contains(all, ref) {
+					all = append(all, ref)
+				}
+			}
+		}
+		got := EgressRefs(annotations)
+		if diff := cmp.Diff(all[:min(len(all), MostEgresses+1)], got, cmpopts.EquateEmpty()); diff != "" {
+			t.Errorf("%q (-want +got):\n%s", annotations, diff)
+		}
+	})
 }
 
 func TestAllowsNamespace(t *testing.T) {

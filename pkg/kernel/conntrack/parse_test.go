@@ -3,6 +3,7 @@ package conntrack
 import (
 	"net/netip"
 	"slices"
+	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -10,7 +11,8 @@ import (
 	"github.com/coil-net/coil/pkg/kernel/rtnl"
 )
 
-// No bytes make a parser panic.
+// Whatever the bytes are, a flow that is read concerns its own ends and no other address, and the request that deletes it is
+// about it.
 func FuzzParse(f *testing.F) {
 	f.Add([]byte{})
 	for kind := range uint16(20) {
@@ -24,9 +26,24 @@ func FuzzParse(f *testing.F) {
 		if err != nil {
 			return
 		}
-		flow.translated()
-		flow.concerns(map[netip.Addr]bool{})
-		flow.deletion()
+		ends := map[netip.Addr]bool{}
+		for _, end := range flow.ends {
+			if end.IsValid() {
+				ends[end] = true
+			}
+		}
+		if flow.concerns(nil) || flow.concerns(ends) != (len(ends) > 0) || flow.concerns(map[netip.Addr]bool{{}: true}) {
+			t.Errorf("%+v concerns others, or not its own ends", flow)
+		}
+		src, dst, back := flow.translated()
+		for _, a := range []netip.Addr{src, dst, back} {
+			if a.IsValid() && !ends[a] {
+				t.Errorf("%+v is translated from %s to %s, back to %s", flow, src, dst, back)
+			}
+		}
+		if text := flow.deletion().String(); src.IsValid() && !strings.Contains(text, src.String()) {
+			t.Errorf("the flow of %s is deleted by %q", src, text)
+		}
 	})
 }
 

@@ -1,6 +1,7 @@
 package echo
 
 import (
+	"bytes"
 	"net/netip"
 	"testing"
 
@@ -22,9 +23,12 @@ func FuzzAnswer(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, b []byte) {
 		for family, p := range protocols {
-			p.answer(b, secret)
-			if n, ok := p.answer(b, []byte("another secret's")); ok && len(b) < secretSize {
-				t.Errorf("%s: %v is answer %d", family, b, n)
+			n, ok := p.answer(b, secret)
+			if other, is := p.answer(b, []byte("another secret's")); is && (ok || !bytes.HasSuffix(b, []byte("another secret's"))) {
+				t.Errorf("%s: %x is answer %d, also without the secret %d", family, b, n, other)
+			}
+			if ok && (!bytes.HasSuffix(b, secret) || b[len(b)-secretSize-headerICMP] != p.reply) {
+				t.Errorf("%s: %x is answer %d", family, b, n)
 			}
 		}
 	})

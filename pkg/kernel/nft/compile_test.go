@@ -2,8 +2,11 @@ package nft
 
 import (
 	"errors"
+	"reflect"
 	"strings"
 	"testing"
+
+	"github.com/google/nftables/expr"
 )
 
 // Words that aren't understood are an error that names the rule, and the place in it.
@@ -40,7 +43,8 @@ func TestCompileRefuses(t *testing.T) {
 	}
 }
 
-// No text makes the compiler panic.
+// Whatever the text is, it is refused with the place, or means the same however its words are spaced, and the kernel can be
+// told of it.
 func FuzzCompile(f *testing.F) {
 	for _, text := range []string{
 		"", "meta nfproto ipv4 iif . ip saddr != @peers ip daddr @d meta mark set 0x00200000 accept", "th dport 5555 meta l4proto udp notrack",
@@ -51,5 +55,26 @@ func FuzzCompile(f *testing.F) {
 	} {
 		f.Add(text)
 	}
-	f.Fuzz(func(_ *testing.T, text string) { _, _ = compile(text) })
+	f.Fuzz(func(t *testing.T, text string) {
+		exprs, err := compile(text)
+		words := strings.Fields(text)
+		if err != nil {
+			if exprs != nil || len(words) == 0 || !strings.Contains(err.Error(), ", before ") {
+				t.Errorf("%q: %v, %v", text, exprs, err)
+			}
+			return
+		}
+		if (len(exprs) == 0) != (len(words) == 0) {
+			t.Errorf("%q has %d expressions", text, len(exprs))
+		}
+		again, err := compile(" " + strings.Join(words, "\t\n"))
+		if err != nil || !reflect.DeepEqual(exprs, again) {
+			t.Errorf("%q with other spaces: %v, %v, want %v", text, again, err, exprs)
+		}
+		for _, e := range exprs {
+			if _, err := expr.Marshal(byte(family), e); err != nil {
+				t.Errorf("%q: %v", text, err)
+			}
+		}
+	})
 }

@@ -1,7 +1,9 @@
 package nft
 
 import (
+	"bytes"
 	"slices"
+	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -109,7 +111,8 @@ func TestConcerns(t *testing.T) {
 	}
 }
 
-// No bytes make a parser panic.
+// Whatever the bytes are, names and comments are from the message, what is read of the table concerns it, and a set needs no
+// change to have the content that it has.
 func FuzzParse(f *testing.F) {
 	f.Add([]byte{})
 	for _, data := range crafted {
@@ -121,21 +124,53 @@ func FuzzParse(f *testing.F) {
 		}
 	}
 	f.Fuzz(func(t *testing.T, body []byte) {
-		if s, _, err := mine.parseSet(body); err == nil {
-			setShape(s)
+		has := func(what, text string) {
+			if !bytes.Contains(body, []byte(text)) {
+				t.Errorf("%x has the %s %q", body, what, text)
+			}
 		}
-		if c, _, err := mine.parseChain(body); err == nil {
-			chainShape(c)
+		var concerned []string
+		note := func(reader string, ours bool, err error) bool {
+			if ours && err == nil {
+				concerned = append(concerned, reader)
+			}
+			return err == nil
 		}
-		if o, _, err := mine.parseObject(body); err == nil {
-			o.shape()
+		if s, ours, err := mine.parseSet(body); note("set", ours, err) {
+			has("set", s.Name)
+			if shape := setShape(s); !strings.Contains(shape, s.Name) {
+				t.Errorf("set %q has the shape %q", s.Name, shape)
+			}
 		}
-		_, _, _ = mine.parseRule(body)
+		if c, ours, err := mine.parseChain(body); note("chain", ours, err) {
+			has("chain", c.Name)
+			if shape := chainShape(c); !strings.Contains(shape, c.Name) {
+				t.Errorf("chain %q has the shape %q", c.Name, shape)
+			}
+		}
+		if o, ours, err := mine.parseObject(body); note("object", ours, err) {
+			has("object", o.Name)
+			if shape := o.shape(); !strings.Contains(shape, o.Name) {
+				t.Errorf("object %q has the shape %q", o.Name, shape)
+			}
+		}
+		if r, ours, err := mine.parseRule(body); note("rule", ours, err) {
+			has("chain", r.chain)
+			has("comment", r.comment)
+		}
+		if len(concerned) > 0 && !mine.concerns(body) {
+			t.Errorf("%x is read as %v of the table, but doesn't concern it", body, concerned)
+		}
 		elements, _ := mine.appendElements(nil, body)
 		for _, interval := range []bool{false, true} {
-			set{}.difference(contentOf(interval, elements))
+			have := contentOf(interval, elements)
+			if len(have.elements) > len(elements) || len(have.ranges) > len(elements) {
+				t.Errorf("of %d elements: %+v", len(elements), have)
+			}
+			add, remove := set{Set: dataplane.Set{Elements: have.elements, Ranges: have.ranges}}.difference(have)
+			if add.size()+remove.size() != 0 {
+				t.Errorf("%+v needs %+v, and less %+v", have, add, remove)
+			}
 		}
-		mine.concerns(body)
-		commentIn(body)
 	})
 }

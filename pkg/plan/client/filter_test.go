@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -68,26 +69,61 @@ func TestClientFilterIsTheRoutes(t *testing.T) {
 	everything.InCluster = prefixes.Valid([]string{"100.64.0.0/16", "2001:db8:1::/48", "172.20.5.0/24", "192.0.2.0/25"})
 	some := egressOf("b/b", "46", 2, "192.0.2.0/24", "2001:db8::/32", "2001:db8:1:1::/64", "10.0.0.0/8", "128.0.0.0/1", "198.51.100.7/32", "169.254.0.0/17")
 	for _, egresses := range [][]Egress{{everything}, {some}, {everything, some}} {
-		s := StateOf(clientOfFamilies("46", egresses...))
-		for i, r := range s.Filter.Destinations {
-			if r.To().Less(r.From()) || i > 0 && !s.Filter.Destinations[i-1].To().Less(r.From()) {
-				t.Errorf("%s isn't behind the one before", r)
-			}
+		mustFilterRoutes(t, StateOf(clientOfFamilies("46", egresses...)))
+	}
+}
+
+// Whatever destinations two Egresses have, and whatever is in the cluster, no address that the routes capture is left out
+// by the filter, and no other one is in it.
+func FuzzFilter(f *testing.F) {
+	f.Add("0.0.0.0/0 ::/0 172.20.0.0/16 fd20::/64", "192.0.2.0/24 128.0.0.0/1 169.254.0.0/17", "100.64.0.0/16 172.20.5.0/24 192.0.2.0/25", false)
+	f.Add("10.0.0.0/8 10.0.0.0/8", "10.0.0.0/8 10.0.0.0/9", "10.0.0.0/8 0.0.0.0/0", true)
+	f.Add("255.255.255.255/32 224.0.0.0/3 ff00::/7", "fe80::/10 169.254.0.0/16", "ffff::/16 10.96.0.1/32", true)
+	f.Add("::ffff:10.0.0.0/104 ::/96", "::ffff:0:0/96", "::/1 8000::/1", false)
+	f.Fuzz(func(t *testing.T, destinations, others, inCluster string, direct bool) {
+		const most = 20 // each costs the square of all
+		texts := [...][]string{strings.Fields(destinations), strings.Fields(others), strings.Fields(inCluster)}
+		for i := range texts {
+			texts[i] = texts[i][:min(len(texts[i]), most)]
 		}
-		var edges []netip.Addr
-		for _, p := range slices.Concat(dstsOf(s.Routes), dataplane.PrivateRanges, dataplane.LinkLocalRanges) {
-			edges = append(edges, p.Addr().Prev(), p.Addr(), netipx.PrefixLastIP(p), netipx.PrefixLastIP(p).Next())
+		a, b := egressOf("a/a", "46", 1, texts[0]...), egressOf("b/b", "46", 2, texts[1]...)
+		a.InCluster, b.OriginatingOnly = prefixes.Valid(texts[2]), true
+		if direct {
+			b.Direct, b.Routers = true, []Router{{Addr: netip.MustParseAddr("10.1.1.1"), State: RouterLive}}
 		}
-		for _, a := range edges {
-			if !a.IsValid() || prefixes.Within(netip.PrefixFrom(a, a.BitLen()), unrouted) {
-				continue
-			}
-			in := slices.ContainsFunc(s.Filter.Destinations, func(r netipx.IPRange) bool {
-				return a.BitLen() == r.From().BitLen() && r.From().Compare(a) <= 0 && a.Compare(r.To()) <= 0
-			})
-			if want := s.captures(a); in != want {
-				t.Errorf("%s is in the filter: %t", a, in)
-			}
+		s := StateOf(clientOfFamilies("46", a, b))
+		mustFilterRoutes(t, s)
+		// With no tunnel at all, the same addresses are captured: they are unreachable, or packets there get lost.
+		closed := s
+		closed.Routes = nil
+		for _, r := range s.Closed(map[dataplane.Family]int{dataplane.IPv4: 8, dataplane.IPv6: 9}) {
+			closed.Routes = append(closed.Routes, Route{Route: r})
+		}
+		mustFilterRoutes(t, closed)
+	})
+}
+
+// mustFilterRoutes fails the test unless the filter is for those addresses that the routes capture.
+func mustFilterRoutes(t *testing.T, s State) {
+	t.Helper()
+	for i, r := range s.Filter.Destinations {
+		if r.To().Less(r.From()) || i > 0 && !s.Filter.Destinations[i-1].To().Less(r.From()) {
+			t.Errorf("%s isn't behind the one before", r)
+		}
+	}
+	var edges []netip.Addr
+	for _, p := range slices.Concat(dstsOf(s.Routes), dataplane.PrivateRanges, dataplane.LinkLocalRanges) {
+		edges = append(edges, p.Addr().Prev(), p.Addr(), netipx.PrefixLastIP(p), netipx.PrefixLastIP(p).Next())
+	}
+	for _, a := range edges {
+		if !a.IsValid() || prefixes.Within(netip.PrefixFrom(a, a.BitLen()), unrouted) {
+			continue
+		}
+		in := slices.ContainsFunc(s.Filter.Destinations, func(r netipx.IPRange) bool {
+			return a.BitLen() == r.From().BitLen() && r.From().Compare(a) <= 0 && a.Compare(r.To()) <= 0
+		})
+		if want := s.captures(a); in != want {
+			t.Errorf("%s is in the filter: %t", a, in)
 		}
 	}
 }
@@ -103,6 +139,7 @@ func dstsOf(routes []Route) (all []netip.Prefix) {
 func (s State) captures(a netip.Addr) bool {
 	for _, rule := range s.Rules {
 		switch {
+		case rule.Mask != 0: // is for answers of connections that come in
 		case rule.Family != dataplane.FamilyOf(a) || rule.To.IsValid() && !rule.To.Contains(a):
 		case rule.Table == dataplane.TableMain:
 			return false

@@ -10,6 +10,7 @@ import (
 
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
 	"github.com/coil-net/coil/pkg/ipam"
+	"github.com/coil-net/coil/pkg/plan/prefixes"
 )
 
 func subnet(v4, v6 string) v2.SubnetSet {
@@ -61,6 +62,60 @@ func TestPool(t *testing.T) {
 			}
 		})
 	}
+}
+
+// A spec is either refused with a reason, or its blocks are all different and inside of its subnets, and are the same when
+// they are read from their objects.
+func FuzzValidate(f *testing.F) {
+	f.Add(int32(5), "10.0.0.0/16", "fd00::/112", "10.1.0.0/24", "fd01::/120", int32(7), int32(2047))
+	f.Add(int32(0), "0.0.0.0/0", "", "", "", int32(math.MaxInt32), int32(math.MinInt32))
+	f.Add(int32(16), "", "::/0", "", "", int32(0), int32(math.MaxInt32))
+	f.Add(int32(4), "10.0.0.77/28", "", "10.0.0.90/28", "", int32(0), int32(1))
+	f.Add(int32(-3), "::ffff:1.2.3.4/100", "1.2.3.4/5", "fe80::1%eth0/64", "0x7f.1/8", int32(0), int32(0))
+	f.Fuzz(func(t *testing.T, bits int32, v4, v6, other4, other6 string, i, j int32) {
+		spec := v2.AddressPoolSpec{BlockSizeBits: bits, Subnets: []v2.SubnetSet{{IPv4: &v4, IPv6: &v6}}}
+		if other4 != "" || other6 != "" {
+			spec.Subnets = append(spec.Subnets, subnet(other4, other6))
+		}
+		p, err := Parse(spec)
+		if err != nil {
+			if !strings.Contains(err.Error(), "subnet ") && !strings.Contains(err.Error(), "block size") {
+				t.Errorf("the error %q names nothing of the spec", err)
+			}
+			return
+		}
+		subnets := ipam.Prefixes(&v4, &v6, &other4, &other6)
+		last := int32(p.Total() - 1)
+		blocks := map[int32]ipam.Block{}
+		for _, index := range []int32{0, i, j, last / 2, last} {
+			b, err := p.Block(index)
+			if (err == nil) != (index >= 0 && index <= last) {
+				t.Fatalf("block %d of %d: %v", index, p.Total(), err)
+			}
+			if err == nil {
+				blocks[index] = b
+			}
+		}
+		for index, b := range blocks {
+			for _, prefix := range b.Prefixes() {
+				if !prefixes.Within(prefix, subnets) {
+					t.Errorf("block %d is %s, outside of %s", index, b, subnets)
+				}
+			}
+			for other, o := range blocks {
+				if index != other && (b.IPv4.Overlaps(o.IPv4) || b.IPv6.Overlaps(o.IPv6)) {
+					t.Errorf("block %d is %s, block %d is %s", index, b, other, o)
+				}
+			}
+			made := NewBlock(&v2.AddressPool{ObjectMeta: metav1.ObjectMeta{Name: "a-b.c"}}, index, b, Holder{NodeName: "n"})
+			if read, err := ipam.ParseBlock(made.IPv4, made.IPv6); err != nil || read != b {
+				t.Errorf("the object of block %s has %s, %v", b, read, err)
+			}
+			if pool, n, ok := SplitBlockName(made.Name); pool != "a-b.c" || n != index || !ok {
+				t.Errorf("the name of block %d is %q", index, made.Name)
+			}
+		}
+	})
 }
 
 func TestBlockNames(t *testing.T) {
