@@ -55,6 +55,7 @@ func Config(kubeconfig, program string) (*rest.Config, error) {
 	// priority and fairness shares it out better than a limit that knows nothing of its
 	// load; the number of workers bounds the requests in flight.
 	cfg.QPS = -1
+	Patient(cfg)
 	// The API server has a warning about the name of our finalizer in each answer.
 	cfg.WarningHandler = rest.NewWarningWriter(os.Stderr, rest.WarningWriterOptions{Deduplicate: true})
 	return cfg, nil

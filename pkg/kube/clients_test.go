@@ -10,15 +10,7 @@ import (
 
 // A pod that waits for a block must not wait for a limit inside of its node's coild.
 func TestConfigHasNoRateLimit(t *testing.T) {
-	k := clientcmdapi.NewConfig()
-	k.Clusters["c"] = &clientcmdapi.Cluster{Server: "https://192.0.2.1"}
-	k.Contexts["c"] = &clientcmdapi.Context{Cluster: "c"}
-	k.CurrentContext = "c"
-	path := filepath.Join(t.TempDir(), "kubeconfig")
-	if err := clientcmd.WriteToFile(*k, path); err != nil {
-		t.Fatal(err)
-	}
-	cfg, err := Config(path, "program")
+	cfg, err := Config(kubeconfig(t, "https://192.0.2.1"), "program")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -28,4 +20,18 @@ func TestConfigHasNoRateLimit(t *testing.T) {
 	if cfg.UserAgent != "program" {
 		t.Errorf("the user agent is %q", cfg.UserAgent)
 	}
+}
+
+// kubeconfig writes a file for a server, and returns its path.
+func kubeconfig(t *testing.T, server string) string {
+	t.Helper()
+	k := clientcmdapi.NewConfig()
+	k.Clusters["c"] = &clientcmdapi.Cluster{Server: server}
+	k.Contexts["c"] = &clientcmdapi.Context{Cluster: "c"}
+	k.CurrentContext = "c"
+	path := filepath.Join(t.TempDir(), "kubeconfig")
+	if err := clientcmd.WriteToFile(*k, path); err != nil {
+		t.Fatal(err)
+	}
+	return path
 }

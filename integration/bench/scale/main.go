@@ -1,7 +1,8 @@
 // Command scale measures Coil where clusters are large: coil-ipam-controller with
 // thousands of Nodes and AddressBlocks, hundreds of coilds at one API server, pods of
 // one pool while another pool's block is late, an Egress whose thousands of clients come
-// and go, an exhausted pool that thousands of nodes ask, and a router that dies for all.
+// and go, an exhausted pool that thousands of nodes ask, a router that dies for all, and an
+// API server that refuses all requests for a while.
 //
 // It owns the objects that it measures with and the targets. It must not know how any
 // of the programs works inside. Of thousands of nodes it runs only the loops that are
@@ -35,9 +36,12 @@ type options struct {
 	delay, quiet  time.Duration
 	// window is for how long clients come and go, and exhausted for how long nodes ask.
 	window, exhausted time.Duration
-	hold              bool
-	out               string
-	log               io.Writer
+	// refusedCoilds are refused, for so long, after restarted of them have started at once.
+	refusedCoilds, restarted int
+	refused                  time.Duration
+	hold                     bool
+	out                      string
+	log                      io.Writer
 }
 
 func main() {
@@ -45,7 +49,7 @@ func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	rest.SetDefaultWarningHandler(rest.NoWarnings{}) // one about the name of the finalizer in each answer
 	o := options{log: os.Stderr}
-	pflag.StringSliceVar(&o.parts, "parts", []string{"controller", "stall", "coilds", "clients", "exhausted", "deaths"}, "what to measure")
+	pflag.StringSliceVar(&o.parts, "parts", []string{"controller", "stall", "coilds", "clients", "exhausted", "deaths", "refusals"}, "what to measure")
 	pflag.IntVar(&o.nodes, "nodes", 5000, "Nodes of the controller's cluster")
 	pflag.IntVar(&o.blocks, "blocks", 20000, "AddressBlocks of the controller's cluster")
 	pflag.IntVar(&o.singles, "singles", 200, "BlockRequests made one by one")
@@ -55,6 +59,9 @@ func main() {
 	pflag.IntVar(&o.here, "here", 50, "of these, on the node that is measured")
 	pflag.DurationVar(&o.window, "window", 90*time.Second, "for how long clients of the Egress come and go, and are left alone before")
 	pflag.DurationVar(&o.exhausted, "exhausted", 8*time.Minute, "for how long an exhausted pool is looked at after all nodes were refused once")
+	pflag.IntVar(&o.refusedCoilds, "refused-coilds", 1000, "coilds that an API server refuses")
+	pflag.IntVar(&o.restarted, "restarted", 500, "of these, those that start at once before")
+	pflag.DurationVar(&o.refused, "refused", 2*time.Minute, "for how long it refuses them")
 	pflag.DurationVar(&o.delay, "delay", 9*time.Second, "how late the block of another pool is")
 	pflag.DurationVar(&o.quiet, "quiet", 20*time.Second, "for how long coilds that have nothing to do are looked at")
 	pflag.BoolVar(&o.hold, "hold", false, "only make the controller's cluster and wait, for profiles of a controller that is started by hand")
@@ -79,7 +86,7 @@ func run(ctx context.Context, o options, out io.Writer) (err error) {
 	for _, part := range o.parts {
 		measure := map[string]func(context.Context, options, *report) error{
 			"controller": measureController, "stall": measureStall, "coilds": measureCoilds,
-			"clients": measureClients, "exhausted": measureExhausted, "deaths": measureDeaths,
+			"clients": measureClients, "exhausted": measureExhausted, "deaths": measureDeaths, "refusals": measureRefusals,
 		}[part]
 		if measure == nil {
 			return fmt.Errorf("there is no part %q", part)

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"net/http/httptest"
 	"os"
 	"slices"
 	"strings"
@@ -34,6 +35,7 @@ func need(t *testing.T) options {
 	return options{
 		nodes: 50, blocks: 400, singles: 5, burst: 300, coilds: 20,
 		clients: 300, here: 3, window: 5 * time.Second, exhausted: 5 * time.Second,
+		refusedCoilds: 20, restarted: 15, refused: 10 * time.Second,
 		delay: time.Second, quiet: 2 * time.Second, log: os.Stderr,
 	}
 }
@@ -167,6 +169,49 @@ func TestDeaths(t *testing.T) {
 	for _, what := range []string{"dies", "lives again"} {
 		if f := rep.figure(t, "a router "+what+" for 50 nodes: writes of Events"); f.Value == 0 || !f.Reached {
 			t.Errorf("a router %s: %v Events for 50 nodes, want some, and a handful", what, f.Value)
+		}
+	}
+}
+
+// Coilds that are refused ask less and less often, and are in sync soon after that has ended.
+func TestRefusals(t *testing.T) {
+	rep := newReport()
+	if err := measureRefusals(t.Context(), need(t), rep); err != nil {
+		t.Fatal(err)
+	}
+	if f := rep.figure(t, "15 coilds start at once: watch namespaces"); f.Value < 15 || f.Value > 30 {
+		t.Errorf("15 coilds watch Namespaces %v times", f.Value)
+	}
+	if f := rep.figure(t, "in the last quarter by those in the first"); f.Value == 0 || !f.Reached {
+		t.Errorf("in the end there are %v times as many requests as at the begin", f.Value)
+	}
+	if f := rep.figure(t, "from then on until all are in sync"); !f.Reached {
+		t.Errorf("all are in sync after %v s", f.Value)
+	}
+	if t.Failed() {
+		if err := rep.print(os.Stderr); err != nil {
+			t.Log(err)
+		}
+	}
+}
+
+// What is asked for is named by Kubernetes' words.
+func TestVerbAndResource(t *testing.T) {
+	for request, want := range map[string]string{
+		"GET /api/v1/namespaces":                                                "list namespaces",
+		"GET /api/v1/namespaces/default":                                        "get namespaces",
+		"GET /api/v1/nodes?watch=true&fieldSelector=metadata.name%3Da":          "watch nodes",
+		"POST /api/v1/namespaces/default/events":                                "create events",
+		"GET /apis/coil.cybozu.com/v2/namespaces/internet/egresses/nat":         "get egresses",
+		"PATCH /apis/coil.cybozu.com/v2/addressblocks/default-0/status":         "patch addressblocks/status",
+		"DELETE /apis/coil.cybozu.com/v2/blockrequests/a":                       "delete blockrequests",
+		"GET /apis/discovery.k8s.io/v1/endpointslices?sendInitialEvents=true":   "list endpointslices",
+		"PUT /apis/coordination.k8s.io/v1/namespaces/kube-system/leases/leader": "update leases",
+		"GET /readyz": "list readyz",
+	} {
+		method, uri, _ := strings.Cut(request, " ")
+		if got := verbAndResource(httptest.NewRequest(method, uri, nil)); got != want {
+			t.Errorf("%s is %q, want %q", request, got, want)
 		}
 	}
 }

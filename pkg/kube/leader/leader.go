@@ -32,7 +32,8 @@ type Election struct {
 // the last renewal, which leaves run the rest of LeaseDuration to end before another
 // candidate leads. Losing the lease is an error: the caller ends, and a new process stands
 // again. The lease has a client of its
-// own, so that a busy controller's rate limit can't starve the renewal.
+// own, so that a busy controller's rate limit can't starve the renewal. Nor can refusals of the
+// controller's requests: see kube.Patient.
 func Run(ctx context.Context, cfg *rest.Config, e Election, run func(context.Context) error) error {
 	own := rest.CopyConfig(cfg)
 	own.UserAgent += "/leader-election"
