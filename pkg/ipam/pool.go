@@ -171,6 +171,24 @@ func (p Pool) Block(index int32) (Block, error) {
 	return Block{}, fmt.Errorf("block %d is not within the %d blocks of the pool", index, p.Total())
 }
 
+// Index returns the index of a block, and false when the pool doesn't have exactly this block.
+func (p Pool) Index(b Block) (int32, bool) {
+	if len(b.Prefixes()) == 0 {
+		return 0, false
+	}
+	first := int64(0) // index of the first block of the subnet
+	for _, s := range p.subnets {
+		n := s.blocks(p.bits)
+		if offset, ok := Block(s).Offset(b.Prefixes()[0].Addr()); ok && offset>>p.bits < int(n) {
+			index := int32(first + int64(offset>>p.bits))
+			found, err := p.Block(index)
+			return index, err == nil && found == b
+		}
+		first += n
+	}
+	return 0, false
+}
+
 // Free yields the indexes that taken doesn't have: those after last, and those up to it. A negative last starts at 0.
 // A returned block is so carved again as late as possible.
 func (p Pool) Free(last int32, taken map[int32]struct{}) iter.Seq[int32] {

@@ -377,6 +377,9 @@ func FuzzPool(f *testing.F) {
 		if b.Size() != p.BlockSize() {
 			t.Fatalf("block %s has %d addresses, want %d", b, b.Size(), p.BlockSize())
 		}
+		if i, ok := p.Index(b); !ok || i != index {
+			t.Fatalf("Index(Block(%d)) = %d, %t", index, i, ok)
+		}
 		for _, off := range []int{0, b.Size() / 2, b.Size() - 1} {
 			for _, a := range b.At(off).Addrs() {
 				if !s.IPv4.Contains(a) && !s.IPv6.Contains(a) {

@@ -109,8 +109,12 @@ func (o *Options) Validate() error {
 	return errors.Join(errs...)
 }
 
-// Main runs coild, or cleans the node up, and returns the exit code.
+// Main runs coild, cleans the node up, or says what the node has, and returns the exit code.
 func Main(args []string) int {
+	if len(args) > 0 && args[0] == probeCommand {
+		var o probeOptions
+		return program.Main("coild "+probeCommand, args[1:], &o, o.run)
+	}
 	if len(args) > 0 && args[0] == cleanupCommand {
 		var o cleanupOptions
 		return program.Main("coild "+cleanupCommand, args[1:], &o, o.run)

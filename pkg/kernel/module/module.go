@@ -28,12 +28,20 @@ var ErrNotFound = errors.New("no such kernel module")
 // loaded already are left as they are. dir is /lib/modules, or where that is mounted. It goes
 // on after a failure and returns the errors of all modules, joined.
 func Load(dir string, names ...string) error {
+	l, err := newLoader(dir)
+	if err != nil {
+		return err
+	}
+	return l.load(names)
+}
+
+// newLoader returns the loader of the running kernel.
+func newLoader(dir string) (loader, error) {
 	var uts unix.Utsname
 	if err := unix.Uname(&uts); err != nil {
-		return fmt.Errorf("uname: %w", err)
+		return loader{}, fmt.Errorf("uname: %w", err)
 	}
-	l := loader{dir: filepath.Join(dir, unix.ByteSliceToString(uts.Release[:])), proc: "/proc/modules", insert: insert}
-	return l.load(names)
+	return loader{dir: filepath.Join(dir, unix.ByteSliceToString(uts.Release[:])), proc: "/proc/modules", insert: insert}, nil
 }
 
 // insert puts a module into the kernel (init_module(2)). The call that takes a file doesn't
