@@ -2,13 +2,19 @@
 
 # Name and tag of the image. manifests/ has the default; README.md there shows how to change it.
 IMAGE ?= localhost/coil:dev
+# What "make release" makes: by default the version that the commit's tag names, for an image of this name without tag.
+VERSION ?=
+REPOSITORY ?= localhost/coil
 # Nodes of the cluster that lab-up starts, that of the control plane included.
 NODES ?= 3
 # Further arguments of the test runner, such as ARGS='-run TestRestart ./pkg/node/...'.
 ARGS ?=
+# For how long "make fuzz" runs each function.
+FUZZTIME ?= 5m
 
 GOTEST = go run ./hack/gotest
 LAB = go run ./integration/lab
+FUZZ = go run ./hack/fuzz
 
 .DEFAULT_GOAL := help
 
@@ -44,6 +50,10 @@ build: ## Compile everything; the programs go to build/bin
 image: ## Build the container image IMAGE into build/coil-image.tar
 	go run ./hack/image -name=$(IMAGE) -output=build/coil-image.tar
 
+.PHONY: release
+release: ## Make images, manifests, SBOMs and checksums of VERSION, by default the commit's tag, in build/release
+	go run ./hack/release -version=$(VERSION) -image=$(REPOSITORY)
+
 .PHONY: generate
 generate: ## Generate code and CRDs
 	hack/update-codegen.sh
@@ -64,12 +74,17 @@ verify: ## Check that generated code, modules and format are as they should be
 	hack/verify.sh
 
 .PHONY: test
-test: ## Run all tests, as root, with the race detector; a skipped one counts as failed
+test: ## Run all tests, as root, with the race detector; a skipped one counts as failed. Fuzz each function for 10 s
 	$(GOTEST) -race -tiers=netns,apiserver,cluster,vm -no-skips $(ARGS)
+	$(if $(ARGS),,$(FUZZ) -time=10s)
 
 .PHONY: bench
 bench: ## Measure ADD, CHECK and DEL beside the kernel and the reference plugins, as root
 	go run ./integration/bench $(ARGS)
+
+.PHONY: fuzz
+fuzz: ## Give each parser inputs that nobody thought of, for FUZZTIME each, as many at once as there are processors
+	$(FUZZ) -time=$(FUZZTIME) $(ARGS)
 
 .PHONY: test-unit
 test-unit: ## Run the tests that need nothing
@@ -101,6 +116,10 @@ test-egress: ## Run NAT routers with kernels that have FoU, each case often, as 
 	COIL_EGRESS=long $(GOTEST) -tiers=netns,apiserver,vm -no-skips $(ARGS) ./integration/egress/...
 	$(if $(ARGS),,COIL_EGRESS=long $(GOTEST) -tiers=apiserver -no-skips -run='^TestEgress' ./integration/apiserver/)
 	$(if $(ARGS),,COIL_EGRESS=long $(GOTEST) -tiers=netns -no-skips -run='^(TestClientChangesClosed|TestDirectNewFlowsStay)$$' ./pkg/kernel/nft/ ./pkg/clientnet/)
+
+.PHONY: test-migrate
+test-migrate: ## Move a cluster from Coil v1, killed at each step, as root
+	COIL_MIGRATE=long $(GOTEST) -tiers=apiserver,cluster -no-skips $(ARGS) ./integration/migrate/ ./pkg/migrate/ ./pkg/plan/coilv1/
 
 .PHONY: test-vm
 test-vm: ## Run the tests that start virtual machines, as root

@@ -15,7 +15,7 @@ command -v go >/dev/null || {
 packages=(iproute2 nftables sqlite3 ca-certificates)
 case ${1:-} in
 demo) ;;
-test) packages+=(e2fsprogs gcc git libc6-dev libprotobuf-dev make protobuf-compiler) ;;
+test) packages+=(e2fsprogs etcd-server gcc git libc6-dev libprotobuf-dev make protobuf-compiler) ;;
 bench-egress) packages+=(iperf3 iputils-ping) ;;
 *)
   echo "usage: hack/setup.sh demo|test|bench-egress" >&2
@@ -52,7 +52,7 @@ install || {
 
 # Debian starts these as soon as they are installed. The tests run them in networks of their own; this
 # machine's routes are none of their business.
-for daemon in bird2:bird frr:frr; do
+for daemon in bird2:bird etcd-server:etcd frr:frr; do
   if [[ -d /run/systemd/system && " ${missing[*]} " == *" ${daemon%:*} "* ]]; then
     systemctl --quiet disable --now "${daemon#*:}"
   fi

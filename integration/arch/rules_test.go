@@ -60,6 +60,7 @@ var places = map[string]layer{
 	"pkg/atomicfile/":   adapter,
 	"pkg/delqueue/":     adapter,
 	"pkg/cniconf/":      adapter,
+	"pkg/etcd/":         adapter,
 
 	"pkg/controller/": useCase,
 	"pkg/node/":       useCase,
@@ -68,6 +69,7 @@ var places = map[string]layer{
 	"pkg/router/":     useCase,
 	"pkg/natgateway/": useCase,
 	"pkg/cniplugin/":  useCase,
+	"pkg/migrate/":    useCase,
 
 	"pkg/app/": application,
 	"cmd/":     program,
@@ -112,6 +114,7 @@ var gates = []struct{ library, only string }{
 	{"github.com/vishvananda/netlink", "pkg/kernel/rtnl"},
 	{"github.com/google/nftables", "pkg/kernel/nft"},
 	{"modernc.org/sqlite", "pkg/store/sqlite"},
+	{"go.etcd.io/etcd/client/v3", "pkg/etcd"},
 }
 
 // ioLibraries are what pure packages must not import.
@@ -140,6 +143,7 @@ var links = []struct {
 	{"pkg/cniplugin/", []string{clientGo, sqlite, nftables, netlink}},
 	// They run without rights on their node.
 	{"cmd/coil-ipam-controller", []string{"pkg/kernel", netlink, nftables, sqlite, "pkg/store/sqlite"}},
+	{"cmd/coil-migrator", []string{"pkg/kernel", netlink, nftables, sqlite, "pkg/store/sqlite"}},
 	{"cmd/coil-egress-controller", []string{"pkg/kernel", netlink, nftables, sqlite, "pkg/store/sqlite"}},
 	{"pkg/controller/", []string{"pkg/kernel", netlink, nftables, sqlite, "pkg/store/sqlite"}},
 	// They run on every node, where all of Kubernetes' types are 40 MB that nobody needs.

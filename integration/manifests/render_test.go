@@ -328,6 +328,7 @@ func checkWorkloads(t *testing.T, s set) {
 				t.Errorf("ports (-want +got):\n%s", diff)
 			}
 			checkContainer(t, c)
+			checkConfined(t, spec)
 		})
 	}
 	for _, d := range s.deployments {
@@ -355,6 +356,33 @@ func checkContainer(t *testing.T, c corev1.Container) {
 	}
 	if privileged := sc != nil && sc.Privileged != nil && *sc.Privileged; privileged != (c.Name == "coild") {
 		t.Errorf("privileged: %v", privileged)
+	}
+}
+
+// capabilities are those that a container has which isn't privileged.
+var capabilities = map[string][]corev1.Capability{"coil-installer": {"DAC_OVERRIDE"}, "coil-router": {"NET_ADMIN"}}
+
+// checkConfined holds that each container which isn't privileged has the least rights.
+func checkConfined(t *testing.T, spec corev1.PodSpec) {
+	for _, c := range slices.Concat(spec.InitContainers, spec.Containers) {
+		sc := c.SecurityContext
+		if sc == nil || sc.Privileged != nil && *sc.Privileged {
+			continue // checkContainer says which may be
+		}
+		want := &corev1.Capabilities{Drop: []corev1.Capability{"ALL"}, Add: capabilities[c.Name]}
+		if diff := cmp.Diff(want, sc.Capabilities); diff != "" {
+			t.Errorf("capabilities of %s (-want +got):\n%s", c.Name, diff)
+		}
+		if sc.AllowPrivilegeEscalation == nil || *sc.AllowPrivilegeEscalation || sc.ReadOnlyRootFilesystem == nil || !*sc.ReadOnlyRootFilesystem {
+			t.Errorf("%s may get more rights, or write its root file system", c.Name)
+		}
+		profile := sc.SeccompProfile
+		if profile == nil && spec.SecurityContext != nil {
+			profile = spec.SecurityContext.SeccompProfile
+		}
+		if profile == nil || profile.Type != corev1.SeccompProfileTypeRuntimeDefault {
+			t.Errorf("the seccomp profile of %s is %v", c.Name, profile)
+		}
 	}
 }
 
