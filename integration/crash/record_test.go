@@ -132,6 +132,9 @@ func damages() []damage {
 		{name: "container of a row changed", do: statement("UPDATE addresses SET container_id = 'x' WHERE address_id = (SELECT min(address_id) FROM addresses WHERE state = 'attached')")},
 		{name: "of a moment in an ADD", do: statement("UPDATE addresses SET state = 'pending', host_ifindex = 0, host_ifname = '', result = NULL WHERE address_id = (SELECT min(address_id) FROM addresses WHERE state = 'attached')")},
 		{name: "addresses of two rows exchanged", do: statement(exchange)},
+		{name: "capitals in a MAC address", do: statement(macs("upper(json_extract(result, '$.interfaces[0].mac'))"))},
+		{name: "MAC address of a group", do: statement(macs("'01:00:5e:00:00:01'"))},
+		{name: "another MAC address", do: statement(macs("'02:00:5e:00:00:01'"))},
 		{name: "index of a link changed", do: statement("UPDATE addresses SET host_ifindex = (SELECT max(host_ifindex) FROM addresses), host_ifname = 'vethx' WHERE address_id = (SELECT min(address_id) FROM addresses WHERE state = 'attached')")},
 	}
 	for seed := range uint64(testkit.CrashForm.Times(1, 25)) {
@@ -151,6 +154,11 @@ CREATE TEMP TABLE two AS SELECT * FROM addresses WHERE state = 'attached' ORDER 
 UPDATE addresses SET container_id = container_id || 'x' WHERE address_id IN (SELECT address_id FROM two);
 UPDATE addresses SET container_id = (SELECT container_id FROM two WHERE two.address_id <> addresses.address_id)
  WHERE address_id IN (SELECT address_id FROM two);`
+
+// macs changes the MAC address that the record has of the host's end of each link.
+func macs(to string) string {
+	return "UPDATE addresses SET result = json_set(result, '$.interfaces[0].mac', " + to + ") WHERE state = 'attached'"
+}
 
 // flip changes a few bits.
 func flip(b []byte, seed uint64) []byte {

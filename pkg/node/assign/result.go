@@ -1,6 +1,7 @@
 package assign
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
 	"net"
@@ -39,9 +40,9 @@ func result(p podnet.Pod, a podnet.Attachment) ([]byte, error) {
 	return b, nil
 }
 
-// macsOf returns the MAC addresses in a text of result, each empty if there is none, as in a record of which a
-// few bits flipped: then the kernel's is right. It reads nothing else, since all pods are asked for theirs again
-// and again.
+// macsOf returns the MAC addresses in a text of result. One is empty if a link can't have it or Coil doesn't write it so,
+// as in a record of which a few bits flipped: then the kernel's is right. Nothing else is read, since all pods are asked
+// for theirs again and again.
 func macsOf(result []byte) (host, pod string) {
 	var r struct{ Interfaces []struct{ Mac string } }
 	if len(result) == 0 || json.Unmarshal(result, &r) != nil || len(r.Interfaces) != 2 {
@@ -51,8 +52,14 @@ func macsOf(result []byte) (host, pod string) {
 }
 
 func macOrNone(s string) string {
-	if _, err := net.ParseMAC(s); err != nil {
+	mac, err := net.ParseMAC(s)
+	if err != nil || len(mac) != 6 || mac.String() != s || !unicast(mac) {
 		return ""
 	}
 	return s
+}
+
+// unicast says that a link can have an address: see is_valid_ether_addr of the kernel.
+func unicast(mac net.HardwareAddr) bool {
+	return mac[0]&1 == 0 && !bytes.Equal(mac, make(net.HardwareAddr, len(mac)))
 }
