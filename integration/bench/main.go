@@ -46,7 +46,7 @@ func main() {
 	o := options{log: os.Stderr}
 	pflag.StringSliceVar(&o.systems, "systems", []string{"kernel", "exec", "ptp", "coil"}, "what to measure")
 	pflag.StringSliceVar(&o.families, "families", []string{ipv4, dual}, "address families of pods")
-	pflag.IntSliceVar(&o.existing, "existing", []int{0, 250, 1000}, "how many pods the node has already")
+	pflag.IntSliceVar(&o.existing, "existing", []int{0, 1000}, "how many pods the node has already")
 	pflag.IntSliceVar(&o.concurrency, "concurrency", []int{1, 8, 32}, "how many calls at once")
 	pflag.IntVar(&o.rounds, "rounds", 5, "rounds of each figure")
 	pflag.Float64Var(&o.busy, "busy", 0.1, "how many processors others may use in a round that counts")

@@ -55,7 +55,7 @@ func main() {
 	pflag.IntVar(&o.pairs, "pairs", 20, "how many times each path has its turn")
 	pflag.IntVar(&o.seconds, "seconds", 2, "how long TCP sends at each turn")
 	pflag.IntSliceVar(&o.clients, "clients", []int{1, 1000, 5000}, "how many clients a router has")
-	pflag.IntVar(&o.rounds, "rounds", 5, "how many times a router loses its power")
+	pflag.IntVar(&o.rounds, "rounds", 3, "how many times a router loses its power")
 	pflag.StringSliceVar(&o.peerings, "peerings", []string{string(v2.EgressPeeringService), string(v2.EgressPeeringDirect)},
 		"spec.peering of the Egresses whose routers lose it; rounds of Direct alone take seconds")
 	pflag.StringVar(&o.out, "out", "", "folder of the results; the default is integration/bench/out")
