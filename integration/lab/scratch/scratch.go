@@ -6,8 +6,10 @@ package scratch
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -42,11 +44,29 @@ func (d *Dir) Path(elem ...string) string {
 	return filepath.Join(append([]string{d.path}, elem...)...)
 }
 
-// Remove removes the directory. It can be called more than once.
+// Remove removes the directory. It can be called more than once. The error says what is left in it.
 func (d *Dir) Remove() error {
 	err := os.RemoveAll(d.path)
+	if err != nil {
+		err = fmt.Errorf("%w; left is %q", err, files(d.path))
+	}
 	d.lock.Close() // a second close fails and changes nothing
 	return err
+}
+
+// files lists what is in a directory and in those in it, each with its mode and when it was changed.
+func files(dir string) (all []string) {
+	_ = filepath.WalkDir(dir, func(path string, e fs.DirEntry, err error) error {
+		if err != nil {
+			all = append(all, err.Error())
+			return nil
+		}
+		if info, err := e.Info(); err == nil {
+			all = append(all, fmt.Sprint(path, " ", info.Mode(), " ", info.ModTime().Format(time.RFC3339Nano)))
+		}
+		return nil
+	})
+	return all
 }
 
 // sweep removes the directories whose owner is gone. One without a lock file may be coming into

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 )
 
@@ -43,5 +44,16 @@ func TestNewRemovesOnlyAbandonedDirectories(t *testing.T) {
 	}
 	if _, err := os.Stat(fresh.Path()); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("the directory is left: %v", err)
+	}
+}
+
+func TestFilesThatAreLeft(t *testing.T) {
+	dir := t.TempDir()
+	if err := os.Symlink("nowhere", filepath.Join(dir, "pod")); err != nil {
+		t.Fatal(err)
+	}
+	got := files(dir)
+	if len(got) != 2 || !strings.HasPrefix(got[1], filepath.Join(dir, "pod")+" Lrwxrwxrwx ") {
+		t.Errorf("files = %q, want the directory and the link in it", got)
 	}
 }
