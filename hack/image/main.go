@@ -1,5 +1,6 @@
-// Command image writes the container image for those who build Coil themselves. It owns the choices that they have. It
-// must not know what is in the image.
+// Command image writes the container image of the programs in cmd/ into a file.
+//
+// It owns the flags: the image's name, its architecture, the file. It must not know what is in the image.
 package main
 
 import (

@@ -394,7 +394,8 @@ func TestPreferred(t *testing.T) {
 	}
 }
 
-// What is taken for a valid configuration, a runtime reads, and has the plugin coil in it once; what isn't, is never staged.
+// A runtime reads each configuration that Validate accepts, and the plugin coil is in it once. One that is refused is never
+// staged.
 func FuzzValidate(f *testing.F) {
 	f.Add(conflist(""))
 	f.Add([]byte(`{"cniVersion":"0.4.0","name":"a","type":"coil"}`))

@@ -195,7 +195,7 @@ func TestRefusals(t *testing.T) {
 	}
 }
 
-// What is asked for is named by Kubernetes' words.
+// The verb and the resource of a request are those that Kubernetes writes into its audit log.
 func TestVerbAndResource(t *testing.T) {
 	for request, want := range map[string]string{
 		"GET /api/v1/namespaces":                                                "list namespaces",

@@ -22,8 +22,8 @@ var version string
 
 // Main does the command in the environment variable CNI_COMMAND and returns the exit
 // code of the process: 0, or 1 with a CNI error on standard output. Without a command it
-// tells a human what it is. args are those of the process without its name: container
-// runtimes give none.
+// prints what it is. args are those of the process without its name: container runtimes
+// give none.
 func Main(args []string) int {
 	if os.Getenv("CNI_COMMAND") == "" {
 		about(args)
@@ -39,7 +39,7 @@ func Main(args []string) int {
 	return 1
 }
 
-// about tells a human that this is a CNI plugin, or only its version if that is what the arguments ask for.
+// about prints that this is a CNI plugin; with the argument --version, only the version.
 func about(args []string) {
 	v := cmp.Or(version, "unknown")
 	if info, ok := debug.ReadBuildInfo(); ok && version == "" {

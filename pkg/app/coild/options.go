@@ -109,7 +109,7 @@ func (o *Options) Validate() error {
 	return errors.Join(errs...)
 }
 
-// Main runs coild, cleans the node up, or says what the node has, and returns the exit code.
+// Main runs coild and returns the exit code. With the first argument "cleanup" or "probe" it runs that command instead.
 func Main(args []string) int {
 	if len(args) > 0 && args[0] == probeCommand {
 		var o probeOptions
