@@ -190,7 +190,7 @@ func expired(text string) bool {
 func sums(text string) string {
 	all := progress.FindAllStringSubmatch(text, -1)
 	if len(all) == 0 {
-		return ""
+		return ", none but the known inputs: they took all the time"
 	}
 	last := all[len(all)-1]
 	return fmt.Sprintf(", %s inputs, %s of them new", last[1], last[2])
