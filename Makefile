@@ -74,9 +74,9 @@ verify: ## Check that generated code, modules and format are as they should be
 	hack/verify.sh
 
 .PHONY: test
-test: ## Run all tests, as root, with the race detector; a skipped one counts as failed. Fuzz each function for 10 s
+test: ## Run all tests, as root, with the race detector; a skipped one counts as failed. Fuzz each function for 2 s
 	$(GOTEST) -race -tiers=netns,apiserver,cluster,vm -no-skips $(ARGS)
-	$(if $(ARGS),,$(FUZZ) -time=10s)
+	$(if $(ARGS),,$(FUZZ) -time=2s)
 
 .PHONY: bench
 bench: ## Measure ADD, CHECK and DEL beside the kernel and the reference plugins, as root
@@ -118,8 +118,12 @@ test-egress: ## Run NAT routers with kernels that have FoU, each case often, as 
 	$(if $(ARGS),,COIL_EGRESS=long $(GOTEST) -tiers=netns -no-skips -run='^(TestClientChangesClosed|TestDirectNewFlowsStay)$$' ./pkg/kernel/nft/ ./pkg/clientnet/)
 
 .PHONY: test-migrate
-test-migrate: ## Move a cluster from Coil v1, killed at each step, as root
-	COIL_MIGRATE=long $(GOTEST) -tiers=apiserver,cluster -no-skips $(ARGS) ./integration/migrate/ ./pkg/migrate/ ./pkg/plan/coilv1/
+test-migrate: ## Move a cluster from Coil v1, killed at each step; take one from the version before and back, in each order; as root
+	COIL_MIGRATE=long $(GOTEST) -tiers=apiserver,cluster -no-skips $(ARGS) ./integration/migrate/ ./integration/upgrade/ ./pkg/migrate/ ./pkg/plan/coilv1/
+
+.PHONY: test-release
+test-release: ## Make a release twice, for all architectures, and compile all of it each time; compare the bytes
+	COIL_RELEASE=long $(GOTEST) -tiers=apiserver -no-skips $(ARGS) ./hack/release/
 
 .PHONY: test-vm
 test-vm: ## Run the tests that start virtual machines, as root

@@ -22,6 +22,8 @@ import (
 	"sync"
 	"syscall"
 	"time"
+
+	"golang.org/x/sync/errgroup"
 )
 
 // options are the command line.
@@ -121,6 +123,8 @@ func run(ctx context.Context, o options, out io.Writer) error {
 // reaches.
 func build(ctx context.Context, all []function, dir string) error {
 	programs := map[string]string{}
+	group, ctx := errgroup.WithContext(ctx)
+	group.SetLimit(runtime.GOMAXPROCS(0)) // most of a build is its link, which keeps one processor busy
 	for i := range all {
 		f := &all[i]
 		if f.program = programs[f.pkg]; f.program != "" {
@@ -128,13 +132,16 @@ func build(ctx context.Context, all []function, dir string) error {
 		}
 		f.program = filepath.Join(dir, fmt.Sprintf("%d.test", len(programs)))
 		programs[f.pkg] = f.program
-		// The go command fuzzes one package at a time. It is linked once for all its functions.
-		cmd := goCommand(ctx, "test", "-c", "-vet=off", "-fuzz=.", "-ldflags=-s", "-o", f.program, f.pkg)
-		if text, err := cmd.CombinedOutput(); err != nil {
-			return fmt.Errorf("build the tests of %s: %w\n%s", f.pkg, err, text)
-		}
+		group.Go(func() error {
+			// The go command fuzzes one package at a time. It is linked once for all its functions.
+			cmd := goCommand(ctx, "test", "-c", "-vet=off", "-fuzz=.", "-ldflags=-s", "-o", f.program, f.pkg)
+			if text, err := cmd.CombinedOutput(); err != nil {
+				return fmt.Errorf("build the tests of %s: %w\n%s", f.pkg, err, text)
+			}
+			return nil
+		})
 	}
-	return nil
+	return group.Wait()
 }
 
 // run runs the function for its time, and returns what to print about it, and whether it passed.
@@ -146,8 +153,10 @@ func (f function) run(ctx context.Context, o options) (line string, ok bool) {
 	}
 	defer os.RemoveAll(temp)
 	began := time.Now()
+	// By default an input may be made smaller for a minute: in a short time no other one would be tried.
+	smaller := min(o.time/100, time.Minute)
 	cmd := exec.CommandContext(ctx, f.program, "-test.run=^$", "-test.fuzz=^"+f.name+"$", "-test.fuzztime="+o.time.String(),
-		"-test.fuzzcachedir="+filepath.Join(o.corpus, f.pkg), "-test.parallel=1", "-test.paniconexit0")
+		"-test.fuzzminimizetime="+smaller.String(), "-test.fuzzcachedir="+filepath.Join(o.corpus, f.pkg), "-test.parallel=1", "-test.paniconexit0")
 	cmd.Dir, cmd.Env = f.dir, append(os.Environ(), "TMPDIR="+temp)
 	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) } // it ends its worker, too
 	cmd.WaitDelay = 10 * time.Second
@@ -181,7 +190,7 @@ func expired(text string) bool {
 func sums(text string) string {
 	all := progress.FindAllStringSubmatch(text, -1)
 	if len(all) == 0 {
-		return ""
+		return ", none but the known inputs: they took all the time"
 	}
 	last := all[len(all)-1]
 	return fmt.Sprintf(", %s inputs, %s of them new", last[1], last[2])

@@ -34,6 +34,7 @@ func run(ctx context.Context, args []string) error {
 	output := fs.String("output", "build/coil-image.tar", "the archive to write")
 	arch := fs.String("arch", runtime.GOARCH, "GOARCH of the programs")
 	trimpath := fs.Bool("trimpath", true, "keep this machine's paths out of the programs; without it, nothing is compiled again that tests have compiled")
+	kept := fs.String("programs", "", "folder for the programs; one that is up to date there isn't linked again; by default a temporary one")
 	if err := fs.Parse(args); err != nil {
 		return err
 	}
@@ -41,11 +42,15 @@ func run(ctx context.Context, args []string) error {
 	if err != nil {
 		return err
 	}
-	bin, err := os.MkdirTemp("", "coil-image-")
-	if err != nil {
+	bin := *kept
+	if bin == "" {
+		if bin, err = os.MkdirTemp("", "coil-image-"); err != nil {
+			return err
+		}
+		defer os.RemoveAll(bin)
+	} else if err := os.MkdirAll(bin, 0o755); err != nil {
 		return err
 	}
-	defer os.RemoveAll(bin)
 	b := pack.Build{Root: ".", Flags: []string{fmt.Sprintf("-trimpath=%t", *trimpath)}}
 	programs, err := b.Image(ctx, *arch, bin)
 	if err != nil {

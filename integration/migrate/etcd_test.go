@@ -14,6 +14,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -112,10 +113,15 @@ func small() map[string]string {
 	}
 }
 
-// migrator is the program.
+// built is the program, which is built once: even one that is up to date takes the go command a second.
+var built = sync.OnceValues(func() (string, error) {
+	return (&build.Builder{}).Own(context.Background(), "cmd/coil-migrator")
+})
+
+// migrator is the path of the program.
 func migrator(t *testing.T) string {
 	t.Helper()
-	return testkit.Must((&build.Builder{}).Own(t.Context(), "cmd/coil-migrator"))(t)
+	return testkit.Must(built())(t)
 }
 
 // run runs coil-migrator and returns what it writes.

@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"github.com/coil-net/coil/integration/lab/build"
+	"github.com/coil-net/coil/integration/lab/cluster"
 	"github.com/coil-net/coil/pkg/testkit"
 )
 
@@ -38,15 +39,22 @@ func versions(t *testing.T) (old, now version) {
 	old = version{name: "previous", root: filepath.Join(cache, "coil-"+rev)}
 	now = version{name: "now", root: root}
 	testkit.Check(t, checkout(t.Context(), root, rev, old.root))
-	for _, v := range []*version{&old, &now} {
-		v.archive = filepath.Join(t.TempDir(), v.name+".tar")
-		cmd := exec.CommandContext(t.Context(), "go", "run", "./hack/image", "-trimpath=false", "-name="+v.image(), "-output="+v.archive)
-		cmd.Dir, cmd.Env = v.root, append(os.Environ(), "GOFLAGS=-buildvcs=false")
-		if out, err := cmd.CombinedOutput(); err != nil {
-			t.Fatalf("build the image of version %q: %v\n%s", v.name, err, out)
-		}
-	}
+	old.archive, now.archive = old.root+".tar", filepath.Join(t.TempDir(), "now.tar")
+	testkit.Check(t, old.pack(t.Context()), cluster.BuildImage(t.Context(), now.image(), now.archive, os.Stderr))
 	return old, now
+}
+
+// pack builds the image of a revision by that revision's own program, unless it is there: it never changes.
+func (v version) pack(ctx context.Context) error {
+	if _, err := os.Stat(v.archive); err == nil || !errors.Is(err, os.ErrNotExist) {
+		return err
+	}
+	cmd := exec.CommandContext(ctx, "go", "run", "./hack/image", "-trimpath=false", "-name="+v.image(), "-output="+v.archive)
+	cmd.Dir, cmd.Env = v.root, append(os.Environ(), "GOFLAGS=-buildvcs=false")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("build the image of version %q: %w\n%s", v.name, err, out)
+	}
+	return nil
 }
 
 // checkout puts the files of a revision into dir, unless they are there.
@@ -73,7 +81,7 @@ func checkout(ctx context.Context, root, rev, dir string) error {
 // without the objects of some kind.
 func (v version) manifests(t *testing.T, without string) string {
 	t.Helper()
-	dir := testkit.Must(os.MkdirTemp(filepath.Dir(v.archive), "manifests-*"))(t)
+	dir := t.TempDir()
 	base := testkit.Must(filepath.Rel(dir, filepath.Join(v.root, "integration/lab/manifests/several-nodes")))(t)
 	text := fmt.Sprintf(`apiVersion: kustomize.config.k8s.io/v1beta1
 kind: Kustomization

@@ -55,20 +55,34 @@ func TestUpgrade(t *testing.T) {
 	testkit.Need(t, testkit.Cluster)
 	old, now := versions(t)
 	controllers, nodes := "DaemonSet", "Deployment" // what isn't of the kind named is installed
+	// Both mixtures are here: new controllers with old nodes, and old controllers with new nodes.
 	steps := []step{
 		{"controllers first", now, controllers},
 		{"then nodes", now, ""},
-		{"back: nodes first", old, nodes},
-		{"back: then controllers", old, ""},
+		{"back: all at once", old, ""},
 		{"nodes first", now, nodes},
-		{"then controllers", now, ""},
 	}
+	perNode := 1
 	if testkit.MigrateForm.Long() {
-		steps = append(steps, step{"back: controllers first", old, controllers}, step{"back: then nodes", old, ""}, step{"all at once", now, ""}, step{"back: all at once", old, ""})
+		perNode = 2
+		steps = []step{
+			{"controllers first", now, controllers},
+			{"then nodes", now, ""},
+			{"back: nodes first", old, nodes},
+			{"back: then controllers", old, ""},
+			{"nodes first", now, nodes},
+			{"then controllers", now, ""},
+			{"back: controllers first", old, controllers},
+			{"back: then nodes", old, ""},
+			{"all at once", now, ""},
+			{"back: all at once", old, ""},
+		}
 	}
 
+	begin := time.Now()
 	e := start(t, old, now)
-	standing := e.pods(t, "standing", 2)
+	standing := e.pods(t, "standing", perNode)
+	t.Logf("the cluster: %v", time.Since(begin).Round(time.Second))
 	var pings []*netlab.Pinger
 	for _, p := range standing {
 		for _, ip := range p.Status.PodIPs {
@@ -85,7 +99,7 @@ func TestUpgrade(t *testing.T) {
 		// A pool whose blocks nobody has: the programs of both versions have to agree on a request.
 		pool := fmt.Sprintf("step-%d", i)
 		e.pool(t, pool, fmt.Sprintf("10.%d.0.0/24", 110+i), fmt.Sprintf("fd00:%d::/120", 110+i))
-		made := e.pods(t, pool, 2)
+		made := e.pods(t, pool, perNode)
 		for _, p := range made {
 			for _, ip := range p.Status.PodIPs {
 				for _, n := range e.Nodes() {
@@ -205,16 +219,21 @@ func (e *env) make(ctx context.Context, ns, name, node string) error {
 	})
 }
 
-// churn makes and deletes pods on each node until stop is called. Each has to run within a minute, with an address that nobody
-// else has.
+// churn makes and deletes pods on each node until stop is called: one after the other, and in the long form on all nodes at
+// once. Each has to run within a minute, with an address that nobody else has.
 func (e *env) churn(t *testing.T) (stop func()) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
 	var group sync.WaitGroup
 	made := map[string]int{}
-	for _, node := range e.Nodes() {
+	lanes := [][]string{e.Nodes()}
+	if testkit.MigrateForm.Long() {
+		lanes = slices.Collect(slices.Chunk(e.Nodes(), 1))
+	}
+	for _, nodes := range lanes {
 		group.Go(func() {
 			for i := 0; ctx.Err() == nil; i++ {
+				node := nodes[i%len(nodes)]
 				if err := e.cycle(t.Context(), fmt.Sprintf("%s-%d", node, i), node); err != nil {
 					t.Errorf("pod %d on %s: %v", i, node, err)
 					return

@@ -2,7 +2,9 @@ package cluster
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io"
 	"os/exec"
 	"path/filepath"
 
@@ -27,16 +29,35 @@ func (o *Options) AddCoil(ctx context.Context) error {
 	if len(o.Images) > 0 {
 		return nil
 	}
-	fmt.Fprintln(o.Log, "building Coil's image")
-	// As "make image", but with this machine's paths in the programs: so nothing is compiled again that tests
-	// have compiled. The image of "make image" stays as it is.
+	// The image of "make image" stays as it is.
 	archive := filepath.Join(root, "build/coil-lab-image.tar")
-	cmd := exec.CommandContext(ctx, "go", "run", "./hack/image", "-trimpath=false", "-output="+archive)
+	if err := BuildImage(ctx, "localhost/coil:dev", archive, o.Log); err != nil {
+		return err
+	}
+	o.Images = []string{archive}
+	return nil
+}
+
+// BuildImage builds the image of this repository's Coil into an archive. It is that of "make image", but with this
+// machine's paths in the programs: so nothing is compiled again that tests have compiled. The programs are kept in a
+// folder, one build after the other, so that none is linked again before its source has changed.
+func BuildImage(ctx context.Context, name, archive string, log io.Writer) (err error) {
+	root, err := build.Root()
+	if err != nil {
+		return err
+	}
+	programs := filepath.Join(root, "build/coil-lab-image")
+	unlock, err := lock(ctx, programs, log)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, unlock()) }()
+	fmt.Fprintln(log, "building Coil's image")
+	cmd := exec.CommandContext(ctx, "go", "run", "./hack/image", "-trimpath=false", "-programs="+programs, "-name="+name, "-output="+archive)
 	cmd.Dir = root
-	cmd.Stdout, cmd.Stderr = o.Log, o.Log
+	cmd.Stdout, cmd.Stderr = log, log
 	if err := cmd.Run(); err != nil {
 		return fmt.Errorf("build Coil's image: %w", err)
 	}
-	o.Images = []string{archive}
 	return nil
 }
