@@ -1,6 +1,7 @@
 package upgrade
 
 import (
+	"bytes"
 	"context"
 	_ "embed"
 	"errors"
@@ -16,10 +17,14 @@ import (
 	"github.com/coil-net/coil/pkg/testkit"
 )
 
-// previous names the version before this one: a commit or a tag of this repository. A release changes it.
-//
-//go:embed previous
-var previous string
+// previous is the commit of the version before this one, and sources are its files, in a tar archive compressed with gzip.
+// previous.sh makes both: a release changes them.
+var (
+	//go:embed previous
+	previous string
+	//go:embed previous.tar.gz
+	sources []byte
+)
 
 // version is a version of Coil that can be installed.
 type version struct {
@@ -38,7 +43,7 @@ func versions(t *testing.T) (old, now version) {
 	rev := strings.TrimSpace(previous)
 	old = version{name: "previous", root: filepath.Join(cache, "coil-"+rev)}
 	now = version{name: "now", root: root}
-	testkit.Check(t, checkout(t.Context(), root, rev, old.root))
+	testkit.Check(t, unpack(t.Context(), old.root))
 	old.archive, now.archive = old.root+".tar", filepath.Join(t.TempDir(), "now.tar")
 	testkit.Check(t, old.pack(t.Context()), cluster.BuildImage(t.Context(), now.image(), now.archive, os.Stderr))
 	return old, now
@@ -57,19 +62,20 @@ func (v version) pack(ctx context.Context) error {
 	return nil
 }
 
-// checkout puts the files of a revision into dir, unless they are there.
-func checkout(ctx context.Context, root, rev, dir string) error {
+// unpack puts the files of the previous version into dir, unless they are there.
+func unpack(ctx context.Context, dir string) error {
 	if _, err := os.Stat(dir); err == nil || !errors.Is(err, os.ErrNotExist) {
 		return err
 	}
-	tmp, err := os.MkdirTemp(filepath.Dir(dir), "checkout-*")
+	tmp, err := os.MkdirTemp(filepath.Dir(dir), "unpack-*")
 	if err != nil {
 		return err
 	}
 	defer os.RemoveAll(tmp)
-	script := `git -C "$1" archive "$2" | tar -x -C "$3"`
-	if out, err := exec.CommandContext(ctx, "bash", "-o", "pipefail", "-c", script, "checkout", root, rev, tmp).CombinedOutput(); err != nil {
-		return fmt.Errorf("get the files of %s, which the history of this repository has: %w\n%s", rev, err, out)
+	cmd := exec.CommandContext(ctx, "tar", "-xzf", "-", "-C", tmp)
+	cmd.Stdin = bytes.NewReader(sources)
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("unpack the previous version: %w\n%s", err, out)
 	}
 	if err := os.Rename(tmp, dir); err != nil && !errors.Is(err, os.ErrExist) {
 		return err
