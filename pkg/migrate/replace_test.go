@@ -112,7 +112,7 @@ func newSwap(t *testing.T) *swap {
 		p.DeletionTimestamp = new(metav1.Now())
 		err = s.kube.Tracker().Update(podsResource, p, p.Namespace)
 		if e.Name != s.stuck {
-			time.AfterFunc(3*time.Second, func() { s.end(t, p) })
+			time.AfterFunc(3500*time.Millisecond, func() { s.end(t, p) }) // between two looks at the pod
 		}
 		return true, nil, err
 	})
@@ -152,7 +152,7 @@ func TestReplace(t *testing.T) {
 			t.Fatal(err)
 		}
 		s.want(t, allReplaced)
-		// Each pod ends after 3 s, which is seen a second later, and 10 s pass before the next look at what is left.
+		// The end of each pod is seen after 4 s, and 10 s pass before the next look at what is left.
 		if took := time.Since(begin); took != 42*time.Second {
 			t.Errorf("it took %v, want 42s", took)
 		}
