@@ -169,7 +169,7 @@ var machines = []string{"/integration/egress", "/integration/lab/vm", "/integrat
 const machineOfNodes = "/integration/egress/cluster"
 
 // patient are the packages whose tests mostly wait for clusters.
-var patient = []string{"/integration/cluster", "/integration/lab/cluster", "/integration/manifests"}
+var patient = []string{"/integration/cluster", "/integration/lab/cluster", "/integration/manifests", "/integration/migrate", "/integration/upgrade"}
 
 // routed are the packages whose tests mostly wait for routing daemons.
 var routed = []string{"/integration/routes"}

@@ -187,11 +187,11 @@ func TestRunEndsWhenInterrupted(t *testing.T) {
 }
 
 func TestSplit(t *testing.T) {
-	got := split([]string{"m/pkg/ipam", "m/integration/lab", "m/cmd/coil", "m/integration/lab/vm", "m/integration/egress", "m/integration/egress/cluster", "m/integration/cluster", "m/integration/routes", "m/pkg/app/coil", "m/pkg/app/coild", "m/pkg/podnet", "m/pkg/kernel/nft"})
+	got := split([]string{"m/pkg/ipam", "m/integration/lab", "m/cmd/coil", "m/integration/lab/vm", "m/integration/egress", "m/integration/egress/cluster", "m/integration/cluster", "m/integration/upgrade", "m/integration/routes", "m/pkg/app/coil", "m/pkg/app/coild", "m/pkg/podnet", "m/pkg/kernel/nft"})
 	want := parts{
 		timed: []string{"m/pkg/app/coil"},
 		light: []string{"m/pkg/podnet", "m/pkg/kernel/nft"}, pure: []string{"m/pkg/ipam", "m/cmd/coil", "m/pkg/app/coild"}, heavy: []string{"m/integration/lab"},
-		waiting: []string{"m/integration/cluster"}, routing: []string{"m/integration/routes"}, late: []string{"m/integration/egress/cluster"}, emulated: []string{"m/integration/lab/vm", "m/integration/egress"},
+		waiting: []string{"m/integration/cluster", "m/integration/upgrade"}, routing: []string{"m/integration/routes"}, late: []string{"m/integration/egress/cluster"}, emulated: []string{"m/integration/lab/vm", "m/integration/egress"},
 	}
 	if diff := cmp.Diff(want, got, cmp.AllowUnexported(parts{})); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
