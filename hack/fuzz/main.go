@@ -1,8 +1,8 @@
-// Command fuzz runs the fuzz functions of packages, each for the same time and with one worker, as many at once as there
-// are processors. It says in one line what came of each. Of one that failed it has the output, the file with the input, and
-// the command that tries this input again.
+// Command fuzz runs the fuzz functions of packages, each for the same time and with one worker. As many run at once as there
+// are processors. Each has one line of output. A failure has more: the output of the test, the file of the input, and the
+// command that tries this input again.
 //
-// It owns how fuzz functions are found and run. It must not know what they test.
+// It owns the search for fuzz functions and their processes. It must not know what they test.
 package main
 
 import (
@@ -144,7 +144,7 @@ func build(ctx context.Context, all []function, dir string) error {
 	return group.Wait()
 }
 
-// run runs the function for its time, and returns what to print about it, and whether it passed.
+// run runs the function for o.time. line is its output, and ok is false if it failed.
 func (f function) run(ctx context.Context, o options) (line string, ok bool) {
 	// A worker that is killed at the end leaves its temporary files.
 	temp, err := os.MkdirTemp("", "coil-fuzz-")
@@ -186,7 +186,7 @@ func expired(text string) bool {
 	return timeIsUp.MatchString(text) && !failingInput.MatchString(text) && strings.Count(text, "--- FAIL") == 1
 }
 
-// sums tells how many inputs were tried, and how many of them reached new code.
+// sums returns the number of inputs that were tried, and of those that reached new code.
 func sums(text string) string {
 	all := progress.FindAllStringSubmatch(text, -1)
 	if len(all) == 0 {

@@ -32,7 +32,7 @@ type File struct {
 	Link   string // in the image, the path of the same file that comes before; empty if this is the first
 }
 
-// Image is what an archive is made from.
+// Image is the content of an archive.
 type Image struct {
 	Name     string    // full name with tag
 	Arch     string    // GOARCH

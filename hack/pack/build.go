@@ -1,7 +1,7 @@
-// Package pack builds the programs in cmd/ and packs those that a cluster runs, and nothing else, into one container
-// image: an OCI archive, made without a container engine.
+// Package pack builds the programs in cmd/, and packs those for clusters into a container image. The image is an OCI archive
+// that has nothing else. No container engine is needed.
 //
-// It owns how programs are built for users, and the layout of the image. It must not know what a program does.
+// It owns the flags of the go command for users' programs, and the layout of the image. It must not know what a program does.
 package pack
 
 import (
@@ -41,7 +41,7 @@ var stamped = []string{
 type Build struct {
 	// Root is the folder of the module.
 	Root string
-	// Version is what the programs print as theirs. If it is empty, they print what the go command found in git.
+	// Version is the version that programs print. If it is empty, they print the one that the go command finds in git.
 	Version string
 	// Flags are more of the go command's.
 	Flags []string

@@ -238,7 +238,7 @@ func FuzzParse(f *testing.F) {
 		}
 		_, blocks, err := state.Objects()
 		if err != nil {
-			t.Skip(err) // a node's name that can't be a label
+			return // the name of a node can't be a label
 		}
 		if len(blocks) != len(state.Blocks) {
 			t.Errorf("%d objects of %d blocks", len(blocks), len(state.Blocks))
