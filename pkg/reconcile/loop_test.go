@@ -65,7 +65,12 @@ func TestLoopHasWorkersWhileTheyWork(t *testing.T) {
 		idle := func(when string) {
 			t.Helper()
 			synctest.Wait()
-			if n := runtime.NumGoroutine() - before; n > 10 {
+			more := func() int { return runtime.NumGoroutine() - before }
+			// A goroutine that has left the bubble counts until the runtime has destroyed it.
+			for tries := 0; more() > 10 && tries < 100_000; tries++ {
+				runtime.Gosched()
+			}
+			if n := more(); n > 10 {
 				t.Errorf("%s the loop has %d goroutines", when, n)
 			}
 		}
