@@ -132,25 +132,30 @@ func describe(p *corev1.Pod) string {
 	return fmt.Sprintf("%s/%s (%s) on %s", p.Namespace, p.Name, p.Status.PodIP, p.Spec.NodeName)
 }
 
-// evictAll returns when no pod has an address of the blocks.
+// evictAll returns when no pod has an address of the blocks. Coil v1 gives none any more, so the pods of the cluster are listed
+// again only when no pod of the last list may be evicted, or is left.
 func (r *Replace) evictAll(ctx context.Context, blocks []v2.AddressBlock) error {
+	var left []corev1.Pod
 	said := ""
 	for {
-		pods, err := r.pods(ctx, blocks)
-		if err != nil || len(pods) == 0 {
-			return err
+		if len(left) == 0 {
+			var err error
+			if left, err = r.pods(ctx, blocks); err != nil || len(left) == 0 {
+				return err
+			}
+			if err := r.refuseUnmanaged(left); err != nil {
+				return err
+			}
 		}
-		if err := r.refuseUnmanaged(pods); err != nil {
-			return err
-		}
-		evicted, refused, err := r.evictOne(ctx, pods)
+		evicted, rest, refused, err := r.evictOne(ctx, left)
 		if err != nil {
 			return err
 		}
+		left = rest
 		switch {
 		case evicted != nil:
 			said = ""
-			r.say("Evicted %s; %s", describe(evicted), plan.Count(len(pods)-1, "is left", "are left"))
+			r.say("Evicted %s; %s", describe(evicted), plan.Count(len(left), "is left", "are left"))
 			if err := r.awaitEnd(ctx, evicted); err != nil {
 				return err
 			}
@@ -164,12 +169,14 @@ func (r *Replace) evictAll(ctx context.Context, blocks []v2.AddressBlock) error 
 	}
 }
 
-// evictOne evicts the first of the pods that may be. Without one it says why none may.
-func (r *Replace) evictOne(ctx context.Context, pods []corev1.Pod) (evicted *corev1.Pod, refused string, err error) {
+// evictOne evicts the first of the pods that may be. rest are the other pods that are there. If none may be evicted, refused
+// says why, and rest is empty.
+func (r *Replace) evictOne(ctx context.Context, pods []corev1.Pod) (evicted *corev1.Pod, rest []corev1.Pod, refused string, err error) {
 	var why []string
-	for _, p := range pods {
+	for i, p := range pods {
 		if p.DeletionTimestamp != nil {
 			why = append(why, describe(&p)+" is ending")
+			rest = append(rest, p)
 			continue
 		}
 		err := r.Kube.CoreV1().Pods(p.Namespace).EvictV1(ctx, &policyv1.Eviction{
@@ -178,16 +185,17 @@ func (r *Replace) evictOne(ctx context.Context, pods []corev1.Pod) (evicted *cor
 		})
 		switch {
 		case err == nil:
-			return &p, "", nil
+			return &p, append(rest, pods[i+1:]...), "", nil
 		case apierrors.IsNotFound(err), apierrors.IsConflict(err):
 			// It has gone, or another pod has its name.
 		case apierrors.IsTooManyRequests(err):
 			why = append(why, fmt.Sprintf("%s: %v", describe(&p), err))
+			rest = append(rest, p)
 		default:
-			return nil, "", fmt.Errorf("evict %s: %w", describe(&p), err)
+			return nil, nil, "", fmt.Errorf("evict %s: %w", describe(&p), err)
 		}
 	}
-	return nil, strings.Join(why, "; "), nil
+	return nil, nil, strings.Join(why, "; "), nil
 }
 
 // awaitEnd returns when the pod has gone, or takes longer than it should: then the others needn't wait.

@@ -136,6 +136,17 @@ func (s *swap) end(t *testing.T, p *corev1.Pod) {
 	}
 }
 
+// lists is how often pods were listed.
+func (s *swap) lists() int {
+	n := 0
+	for _, a := range s.kube.Actions() {
+		if a.Matches("list", "pods") {
+			n++
+		}
+	}
+	return n
+}
+
 var allReplaced = []string{"evict a", "evict b", "evict c", "delete app-0", "delete app-1", "restart"}
 
 func (s *swap) want(t *testing.T, changes []string) {
@@ -155,6 +166,10 @@ func TestReplace(t *testing.T) {
 		// The end of each pod is seen after 4 s, and 10 s pass before the next look at what is left.
 		if took := time.Since(begin); took != 42*time.Second {
 			t.Errorf("it took %v, want 42s", took)
+		}
+		// Before the first change, before the first eviction, and after the last one: the pods of a large cluster are megabytes.
+		if got := s.lists(); got != 3 {
+			t.Errorf("pods were listed %d times, want 3 times", got)
 		}
 		for _, line := range []string{
 			"3 pods of Coil v1 in 2 reserved blocks", "Evicted app/a (10.1.0.5) on n1; 2 are left", "Evicted app/c (10.1.0.1) on n2; 0 are left",
