@@ -121,6 +121,10 @@ test-egress: ## Run NAT routers with kernels that have FoU, each case often, as 
 test-migrate: ## Move a cluster from Coil v1, killed at each step; take one from the version before and back, in each order; as root
 	COIL_MIGRATE=long $(GOTEST) -tiers=apiserver,cluster -no-skips $(ARGS) ./integration/migrate/ ./integration/upgrade/ ./pkg/migrate/ ./pkg/plan/coilv1/
 
+.PHONY: test-floating
+test-floating: ## Play 100,000 histories of nodes that hold floating addresses, and as many of protocols with a rule less until each is caught
+	COIL_FLOATING=long $(GOTEST) -no-skips $(ARGS) ./pkg/holding/
+
 .PHONY: test-release
 test-release: ## Make a release twice, for all architectures, and compile all of it each time; compare the bytes
 	COIL_RELEASE=long $(GOTEST) -tiers=apiserver -no-skips $(ARGS) ./hack/release/

@@ -48,6 +48,7 @@ var places = map[string]layer{
 	"pkg/plan/":       pure,
 	"pkg/dataplane/":  pure,
 	"pkg/faultpoint/": pure,
+	"pkg/holding/":    pure,
 	"pkg/store":       pure,
 	"pkg/syncmap/":    pure,
 

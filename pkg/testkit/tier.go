@@ -46,11 +46,12 @@ func Need(tb testing.TB, tier Tier) {
 // Forms of tests. In the short one, that of "make test", each kind of case comes once; in the long
 // one, which an environment variable asks for, it comes as often as it takes to trust it.
 const (
-	CrashForm   Form = "COIL_CRASH"
-	RepairForm  Form = "COIL_REPAIR"
-	EgressForm  Form = "COIL_EGRESS"
-	MigrateForm Form = "COIL_MIGRATE"
-	ReleaseForm Form = "COIL_RELEASE"
+	CrashForm    Form = "COIL_CRASH"
+	RepairForm   Form = "COIL_REPAIR"
+	EgressForm   Form = "COIL_EGRESS"
+	MigrateForm  Form = "COIL_MIGRATE"
+	ReleaseForm  Form = "COIL_RELEASE"
+	FloatingForm Form = "COIL_FLOATING"
 )
 
 // Form is the environment variable that is "long" for the long form of some tests.

@@ -1,0 +1,220 @@
+package holding
+
+import (
+	"slices"
+	"testing"
+	"time"
+)
+
+// script gives one machine of node n1 what a test says, and keeps what it does.
+type script struct {
+	*Machine
+	t   *testing.T
+	now time.Duration
+	did []Action
+}
+
+// newScript begins one. Of the record, n1 is a successor.
+func newScript(t *testing.T, r Record) *script {
+	s := &script{Machine: New("n1", 5, time.Hour), t: t, now: time.Hour}
+	s.take(Ready{address1, true})
+	s.take(Seen{r})
+	return s
+}
+
+func record(version uint64, holder string) Record {
+	nodes := []string{"n1", "n2", "n3"}
+	return Record{ID: address1, Version: version, Holder: holder, Epoch: 4, Voters: nodes, Successors: nodes}
+}
+
+func (s *script) take(e Event) {
+	s.did = append(s.did, s.Step(s.now, e)...)
+}
+
+// wait lets time pass, a Tick at each moment that the machine asks for.
+func (s *script) wait(d time.Duration) {
+	for until := s.now + d; s.now < until; {
+		s.now = min(until, max(s.Next(), s.now+time.Microsecond))
+		s.take(Tick{})
+	}
+}
+
+// done returns the actions of a kind since the last call.
+func done[T Action](s *script) []T {
+	var all []T
+	s.did = slices.DeleteFunc(s.did, func(a Action) bool {
+		one, ok := a.(T)
+		if ok {
+			all = append(all, one)
+		}
+		return ok
+	})
+	return all
+}
+
+// confirm answers a Read: this node is the holder.
+func (s *script) confirm(r Record) {
+	s.t.Helper()
+	if len(done[Read](s)) == 0 {
+		s.t.Fatalf("no read is wanted; actions: %+v", s.did)
+	}
+	s.take(ReadDone{Version: r.Version, Records: []Record{r}})
+}
+
+// A holder that begins reads before it answers: the record that it has seen may be old.
+func TestHolderBegins(t *testing.T) {
+	r := record(9, "n1")
+	s := newScript(t, r)
+	s.confirm(r)
+	if a := done[Answer](s); len(a) > 0 {
+		t.Errorf("it answers at once: %+v", a)
+	}
+	s.wait(500 * time.Millisecond)
+	if a := done[Answer](s); len(a) != 1 || !a[0].Announce || a[0].Until != time.Hour+1400*time.Millisecond || a[0].Epoch != 4 {
+		t.Errorf("it answers %+v, want once, announced, for 1.4 s from the read on", a)
+	}
+	s.wait(2 * time.Second)
+	if a := done[Stop](s); len(a) != 1 {
+		t.Errorf("it stops %d times without an answer to its reads, want once", len(a))
+	}
+}
+
+// A node that doesn't know yet whether it is ready gives nothing up.
+func TestUnknownReadiness(t *testing.T) {
+	s := &script{Machine: New("n1", 5, 0), t: t}
+	s.take(Seen{record(9, "n1")})
+	s.wait(5 * time.Second)
+	if w, a := done[Write](s), done[Answer](s); len(w)+len(a) > 0 {
+		t.Errorf("it writes %+v and answers %+v", w, a)
+	}
+	s.take(Ready{address1, false})
+	w := done[Write](s)
+	if len(w) != 1 || w[0].Holder != "" || !w[0].HandedOver || w[0].Epoch != 5 || w[0].Version != 9 {
+		t.Errorf("not ready, it writes %+v, want that nobody holds the address", w)
+	}
+	if len(done[Stop](s)) != 1 {
+		t.Error("an earlier life may have made the node answer, but it isn't told to stop")
+	}
+}
+
+// A live read that doesn't have this node as the holder counts more than an older record, and less than a newer one.
+func TestDenied(t *testing.T) {
+	for version, stops := range map[uint64]int{8: 0, 9: 1, 12: 1} {
+		r := record(9, "n1")
+		s := newScript(t, r)
+		s.confirm(r)
+		s.wait(600 * time.Millisecond)
+		done[Read](s)
+		s.take(ReadDone{Version: version})
+		if got := len(done[Stop](s)); got != stops {
+			t.Errorf("a list of version %d without the address: it stops %d times, want %d", version, got, stops)
+		}
+	}
+}
+
+// Old records of the watch change nothing.
+func TestOldRecord(t *testing.T) {
+	r := record(9, "n1")
+	s := newScript(t, r)
+	s.confirm(r)
+	s.wait(600 * time.Millisecond)
+	s.take(Seen{record(7, "n2")})
+	if got := done[Stop](s); len(got) > 0 {
+		t.Error("it stops because of a record that is older")
+	}
+	s.take(Seen{record(10, "n2")})
+	if got := done[Stop](s); len(got) != 1 {
+		t.Errorf("it stops %d times when another node is the holder, want once", len(got))
+	}
+}
+
+// A forged answer of another node doesn't take an address away, and isn't answered more than once a second.
+func TestDisputed(t *testing.T) {
+	r := record(9, "n1")
+	s := newScript(t, r)
+	s.confirm(r)
+	s.wait(600 * time.Millisecond)
+	done[Answer](s)
+	for range 50 {
+		s.take(Disputed{address1})
+		s.wait(100 * time.Millisecond)
+		if len(done[Read](s)) > 0 {
+			s.take(ReadDone{Version: 9, Records: []Record{r}})
+		}
+	}
+	announced := 0
+	for _, a := range done[Answer](s) {
+		if a.Announce {
+			announced++
+		}
+	}
+	if announced < 4 || announced > 5 {
+		t.Errorf("it announces the address %d times in 5 s, want once a second", announced)
+	}
+	if got := done[Stop](s); len(got) > 0 {
+		t.Errorf("it stops %d times", len(got))
+	}
+}
+
+func TestGone(t *testing.T) {
+	r := record(9, "n1")
+	s := newScript(t, r)
+	s.confirm(r)
+	s.wait(600 * time.Millisecond)
+	s.take(Gone{address1})
+	s.take(Gone{"unknown"})
+	s.take(WriteDone{ID: address1})
+	if got := done[Stop](s); len(got) != 1 || len(s.addresses) > 0 || len(s.peers) > 0 {
+		t.Errorf("it stops %d times, and knows %d addresses and %d peers; want once, and none", len(got), len(s.addresses), len(s.peers))
+	}
+}
+
+// A message without an echo, or with an old one, may be a repetition: the peer isn't heard, and gets no voice.
+func TestRepeatedMessages(t *testing.T) {
+	s := newScript(t, record(9, "n3"))
+	s.wait(1600 * time.Millisecond)
+	done[Send](s)
+	greeting := func(echo Stamp) Received {
+		return Received{"n2", Message{Kind: Greeting, Stamp: Stamp{77, time.Minute}, Echo: echo}}
+	}
+	for name, c := range map[string]struct {
+		echo        Stamp
+		heard, lend bool
+	}{
+		"no echo":                 {Stamp{}, false, false},
+		"echo of another life":    {Stamp{4, s.now}, false, false},
+		"echo of the last hour":   {Stamp{5, s.now - time.Hour}, false, false},
+		"echo of the last second": {Stamp{5, s.now - time.Second}, true, true},
+	} {
+		s.peers["n2"].heard = never
+		s.take(greeting(c.echo))
+		sent := done[Send](s)
+		if len(sent) != 1 || sent[0].Kind != Reply || sent[0].Echo != (Stamp{77, time.Minute}) || sent[0].Lend != c.lend {
+			t.Errorf("%s: it sends %+v, want one reply with the stamp, voice lent: %t", name, sent, c.lend)
+		}
+		if heard := s.peers["n2"].heard == s.now; heard != c.heard {
+			t.Errorf("%s: heard: %t, want %t", name, heard, c.heard)
+		}
+	}
+	s.take(Received{"n7", Message{Kind: Greeting, Stamp: Stamp{1, 1}}})
+	if sent := done[Send](s); len(sent) > 0 {
+		t.Errorf("a node that has nothing to do with the address gets %+v", sent)
+	}
+}
+
+// A node that had no processor for a while takes nothing from others before it has listened again.
+func TestStandsStill(t *testing.T) {
+	s := newScript(t, record(9, "n2"))
+	s.now += time.Minute
+	s.take(Tick{})
+	s.wait(1400 * time.Millisecond)
+	for _, a := range done[Send](s) {
+		if a.Kind == Question {
+			t.Fatalf("it asks %s about %s after %v", a.To, a.About, s.now-time.Hour-time.Minute)
+		}
+	}
+	s.wait(200 * time.Millisecond)
+	if !slices.ContainsFunc(done[Send](s), func(a Send) bool { return a.Kind == Question && a.About == "n2" }) {
+		t.Error("it doesn't ask about the holder when it has listened for 1.6 s")
+	}
+}
