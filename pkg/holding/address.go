@@ -75,10 +75,10 @@ func (m *Machine) observe(now time.Duration, r Record) {
 	before := a.rec
 	a.rec, a.denied = r, false
 	a.copied = a.copied && r.MovingTo == before.MovingTo
-	switch self := m.self; {
-	case r.Contender == self && before.Contender != self:
+	switch {
+	case r.Contender == m.self && before.Contender != m.self:
 		a.contended = now
-	case before.Contender == self && r.Contender != self && r.Holder == before.Holder:
+	case before.Contender == m.self && r.Contender != m.self && r.Holder == before.Holder:
 		a.retry = now + m.rules.standoff
 	}
 	// Writes of older versions can't be done any more.
@@ -207,7 +207,7 @@ func (m *Machine) writeDone(now time.Duration, e WriteDone) {
 	if w.before != w.Holder {
 		for _, n := range []string{w.before, w.Holder} {
 			if m.peers[n] != nil {
-				m.send(now, n, Message{Kind: Look})
+				m.send(now, n, Message{Kind: Notice})
 			}
 		}
 	}

@@ -22,7 +22,7 @@ var broken = map[string]struct {
 	"a majority needs no claim":  {change: func(w *world) { w.breaks = claimNothing }, nodes: 3, worst: lateTake},
 	"who gives up doesn't stop":  {change: func(w *world) { w.deaf = true }},
 	"a vote is no promise": {
-		change: func(w *world) { w.breaks = promiseNothing }, nodes: 5, worst: changingVoices,
+		change: func(w *world) { w.breaks = promiseNothing }, nodes: 5, worst: changingMajority,
 	},
 	"new voters count at once": {
 		change: func(w *world) { w.breaks = func(m *Machine) { each(m, forgetVoters) } }, nodes: 5, worst: lostClaim,
@@ -43,7 +43,7 @@ func unseenTake(w *world, h *simNode) {
 	}
 }
 
-// lateTake lets the write of a taker come late, when the holder has the voices of all again, and cuts the holder from the API server
+// lateTake lets the write of a taker come late, when the holder has leases of all again, and cuts the holder from the API server
 // before.
 func lateTake(w *world, h *simNode) {
 	w.isolate(h)
@@ -58,8 +58,8 @@ func lateTake(w *world, h *simNode) {
 	}
 }
 
-// changingVoices gives a holder without the API server the voice of one node in place of another's while both are asked about it.
-func changingVoices(w *world, h *simNode) {
+// changingMajority gives a holder without the API server a lease of one node in place of another's while both are asked about it.
+func changingMajority(w *world, h *simNode) {
 	o := w.others(h)
 	taker, first, second, friend := o[0], o[1], o[2], o[3]
 	h.cut = true
@@ -71,7 +71,7 @@ func changingVoices(w *world, h *simNode) {
 	w.after(w.between(1400*time.Millisecond, 1700*time.Millisecond), func() { delete(w.cut, [2]string{h.name, first.name}) })
 }
 
-// lostClaim changes the voters of a holder whose claim is lost. Then it has the voices of the new ones alone.
+// lostClaim changes the voters of a holder whose claim is lost. Then it has leases of the new ones alone.
 func lostClaim(w *world, h *simNode) {
 	o := w.others(h)
 	w.control(address1, func(r *Record) {

@@ -5,32 +5,35 @@
 //
 // # The protocol
 //
-// The API server has a [Record] of each address. A node becomes its holder only by a write that fails if the record has changed
-// since the node read it, so that holders follow one another. What remains to be proven is that a former holder has stopped when the
-// next one begins. A holder answers only as long as one of these holds:
+// The API server has a [Record] of each address. A node becomes the holder of an address only by a write that fails if the record has
+// changed since the node read it. So holders follow one another. The protocol has to see to the rest: a former holder must have
+// stopped when the next one begins. A holder answers only while one of these holds:
 //
-//   - A live read of the API server, begun less than a lease ago, said that it is the holder.
-//   - More than half of the address's voters have lent it their voice, each for a lease from the moment when the holder asked for it,
-//     and the holder has written the record (a claim) while it had their voices, which it has had without a gap since.
+//   - A live read of the API server, begun less than one lease ago, said that it is the holder.
+//   - More than half of the address's voters have granted it a lease, which begins when the holder sent the heartbeat. The holder
+//     has also written the record while it had this majority (a claim), and has had a majority without a gap since.
 //
-// A lease is shorter than the silence after which others take the holder for dead, by more than clocks of machines differ.
+// A lease is shorter than the silence after which other nodes take the holder for dead. The difference is more than clocks of
+// machines can differ.
 //
-// A successor takes an address that has a holder when it has heard nothing of that node for the silence, and if at least half of
-// the voters say within one promise that they haven't, either; who says so lends that node no voice for the time of a
-// promise. So there is a moment before the write in which none of them has lent the former holder its voice: the former holder had no
-// majority then, and can't have one again without a claim, which fails since the record has changed, or makes the successor's write
-// fail. A former holder that relies on live reads stops at most a lease after the write. The successor answers when it has
-// waited for half a second, so that two nodes answer at once for less than a second.
+// A successor takes an address from a holder when it has heard nothing of that node for the silence, and at least half of the
+// voters say the same, all within one promise. A voter that says so grants that node no lease for the time of a
+// promise. So there is a moment before the successor's write at which none of these voters has granted the former holder a lease. The
+// former holder has no majority at that moment, and needs a claim to use one again. Of the claim and the successor's write the
+// second fails, since the first has changed the record. A former holder that relies on live reads stops at most one lease after
+// the successor's write. The successor waits for half a second before it answers. So two nodes answer at once for less than a
+// second.
 //
-// With exactly half of the voters, a successor first writes itself into the record as the contender. A holder that lives, and reaches the
-// API server, claims the address within a second then, and keeps it. Else both halves of a divided network would take it in turn.
+// If exactly half of the voters agree, the successor first writes itself into the record as the contender. A holder that lives and
+// reaches the API server sees that within a second, claims the address, and keeps it. Otherwise both halves of a divided network would
+// take the address from one another without end.
 //
-// A holder that gives an address up, or hands it over, stops before it writes the record, and the next one begins at once.
+// A holder that gives an address up, or hands it over, stops before it writes the record. The next holder begins at once.
 //
-// Voters change only by a write of the holder. From the beginning of that write until its outcome is known, the holder needs majorities of
-// both sets.
+// Voters change only by a write of the holder. While the outcome of that write isn't known, the holder needs majorities of both
+// sets.
 //
-// A node that begins, and so has forgotten what it has said, lends and says nothing for the silence.
+// A node that starts has forgotten what it granted and promised. It grants nothing for the silence.
 package holding
 
 import "time"
@@ -49,7 +52,7 @@ type Record struct {
 	Claims int64
 	// HandedOver says that nobody answered any more when Holder was written.
 	HandedOver bool
-	// Voters are the nodes whose voices count. Only holders change them.
+	// Voters are the nodes that grant leases. Only holders change them.
 	Voters []string
 	// Successors are the nodes that may have the address, the preferred ones first. The holder may be among them.
 	Successors []string
@@ -72,16 +75,16 @@ type Kind uint8
 
 // Kinds of messages. Each is one datagram, whose sender the receiver can be sure of.
 const (
-	// Greeting asks for the receiver's voice.
-	Greeting Kind = iota + 1
-	// Reply is the answer to a Greeting.
-	Reply
-	// Question asks whether the receiver has heard from the node About.
-	Question
-	// Vote is the answer to a Question.
+	// Heartbeat says that the sender lives, and asks for a lease.
+	Heartbeat Kind = iota + 1
+	// Ack is the answer to a Heartbeat.
+	Ack
+	// VoteRequest asks whether the receiver has heard from the node About.
+	VoteRequest
+	// Vote is the answer to a VoteRequest.
 	Vote
-	// Look says that a record has changed.
-	Look
+	// Notice says that a record has changed.
+	Notice
 )
 
 // Message is what nodes tell each other.
@@ -91,11 +94,11 @@ type Message struct {
 	// Echo is a stamp of the receiver. The receiver believes only messages with one that isn't older than the silence: others may be
 	// repeated by a third party.
 	Echo Stamp `json:"echo,omitzero"`
-	// Lend says in a Reply that the receiver has the sender's voice.
-	Lend bool `json:"lend,omitempty"`
-	// About is the node of a Question or a Vote.
+	// Grant says in an Ack that the sender grants the receiver a lease, from the Echo's time on.
+	Grant bool `json:"grant,omitempty"`
+	// About is the node of a VoteRequest or a Vote.
 	About string `json:"about,omitempty"`
-	// Round is the same in a Question and its Votes.
+	// Round is the same in a VoteRequest and its Votes.
 	Round time.Duration `json:"round,omitempty"`
 	// Silent says in a Vote that the sender hasn't heard from About.
 	Silent bool `json:"silent,omitempty"`
@@ -199,15 +202,15 @@ func (Stop) action()   {}
 
 // rules are the numbers of the protocol, the same on all nodes.
 type rules struct {
-	// greet is the time between two greetings.
-	greet time.Duration
+	// heartbeat is the time between two heartbeats.
+	heartbeat time.Duration
 	// silence is the time after which a node that isn't heard may have stopped.
 	silence time.Duration
-	// lease is how long a holder relies on a voice or a read. It is shorter than silence by more than clocks differ.
+	// lease is how long a holder relies on a grant or a read. It is shorter than silence by more than clocks can differ.
 	lease time.Duration
 	// rank is how much longer each successor waits than the one before it.
 	rank time.Duration
-	// promise is how long a voter lends no voice to a node of which it has said that it is silent.
+	// promise is how long a voter grants no lease to a node of which it has said that it is silent.
 	promise time.Duration
 	// settle is how long a node that has taken an address waits before it answers.
 	settle time.Duration
@@ -225,16 +228,16 @@ type rules struct {
 
 func defaults() rules {
 	return rules{
-		greet:   400 * time.Millisecond,
-		silence: 1500 * time.Millisecond,
-		lease:   1400 * time.Millisecond,
-		rank:    400 * time.Millisecond,
-		promise: time.Second,
-		settle:  500 * time.Millisecond,
-		read:    500 * time.Millisecond,
-		reserve: 800 * time.Millisecond,
-		votes:   100 * time.Millisecond,
-		contend: time.Second, standoff: 5 * time.Second,
+		heartbeat: 400 * time.Millisecond,
+		silence:   1500 * time.Millisecond,
+		lease:     1400 * time.Millisecond,
+		rank:      400 * time.Millisecond,
+		promise:   time.Second,
+		settle:    500 * time.Millisecond,
+		read:      500 * time.Millisecond,
+		reserve:   800 * time.Millisecond,
+		votes:     100 * time.Millisecond,
+		contend:   time.Second, standoff: 5 * time.Second,
 		retry:  time.Second,
 		quorum: func(n int) int { return (n + 1) / 2 },
 	}

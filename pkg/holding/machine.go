@@ -15,12 +15,12 @@ type Machine struct {
 	rules rules
 	// began is the first moment of this life, and listening that since when messages of others would have been heard.
 	began, listening time.Duration
-	last             time.Duration // the last step
-	greeted          time.Duration
-	peers            map[string]*peer
-	names            []string   // of the peers, sorted
-	addresses        []*address // sorted by ID
-	rounds           map[string]*round
+	// last is the last step, sent that with the last heartbeats.
+	last, sent time.Duration
+	peers      map[string]*peer
+	names      []string          // of the peers, sorted
+	addresses  []*address        // sorted by ID
+	rounds     map[string]*round // the last one about each peer
 	// reading is whether a Read is under way. readBegan is the beginning of the last one, look whether a new one is wanted.
 	reading, look bool
 	readBegan     time.Duration
@@ -36,7 +36,7 @@ const never time.Duration = math.MinInt64 / 2
 func New(self string, life uint64, now time.Duration) *Machine {
 	return &Machine{
 		self: self, life: life, rules: defaults(),
-		began: now, listening: now, last: now, greeted: never, readBegan: never,
+		began: now, listening: now, last: now, sent: never, readBegan: never,
 		peers: map[string]*peer{}, rounds: map[string]*round{},
 	}
 }
@@ -48,9 +48,9 @@ func (m *Machine) Next() time.Duration { return m.next }
 // this order.
 func (m *Machine) Step(now time.Duration, e Event) []Action {
 	m.out = nil
-	m.next = now + m.rules.greet
+	m.next = now + m.rules.heartbeat
 	if now-m.last > m.rules.silence/2 {
-		// This program was stopped itself, or had no processor: others have greeted it meanwhile.
+		// This program was stopped itself, or had no processor, and has missed heartbeats of others.
 		m.listening = now
 	}
 	m.last = now
@@ -58,7 +58,7 @@ func (m *Machine) Step(now time.Duration, e Event) []Action {
 		m.lapse(now, a)
 	}
 	m.take(now, e)
-	m.greet(now)
+	m.heartbeat(now)
 	for _, a := range m.addresses {
 		m.decide(now, a)
 		m.answer(now, a)

@@ -169,17 +169,17 @@ func TestGone(t *testing.T) {
 	}
 }
 
-// A message without an echo, or with an old one, may be a repetition: the peer isn't heard, and gets no voice.
+// A message without an echo, or with an old one, may be a repetition: the peer isn't heard, and gets no lease.
 func TestRepeatedMessages(t *testing.T) {
 	s := newScript(t, record(9, "n3"))
 	s.wait(1600 * time.Millisecond)
 	done[Send](s)
-	greeting := func(echo Stamp) Received {
-		return Received{"n2", Message{Kind: Greeting, Stamp: Stamp{77, time.Minute}, Echo: echo}}
+	heartbeat := func(echo Stamp) Received {
+		return Received{"n2", Message{Kind: Heartbeat, Stamp: Stamp{77, time.Minute}, Echo: echo}}
 	}
 	for name, c := range map[string]struct {
-		echo        Stamp
-		heard, lend bool
+		echo         Stamp
+		heard, grant bool
 	}{
 		"no echo":                 {Stamp{}, false, false},
 		"echo of another life":    {Stamp{4, s.now}, false, false},
@@ -187,16 +187,16 @@ func TestRepeatedMessages(t *testing.T) {
 		"echo of the last second": {Stamp{5, s.now - time.Second}, true, true},
 	} {
 		s.peers["n2"].heard = never
-		s.take(greeting(c.echo))
+		s.take(heartbeat(c.echo))
 		sent := done[Send](s)
-		if len(sent) != 1 || sent[0].Kind != Reply || sent[0].Echo != (Stamp{77, time.Minute}) || sent[0].Lend != c.lend {
-			t.Errorf("%s: it sends %+v, want one reply with the stamp, voice lent: %t", name, sent, c.lend)
+		if len(sent) != 1 || sent[0].Kind != Ack || sent[0].Echo != (Stamp{77, time.Minute}) || sent[0].Grant != c.grant {
+			t.Errorf("%s: it sends %+v, want one Ack with the stamp, with a lease: %t", name, sent, c.grant)
 		}
 		if heard := s.peers["n2"].heard == s.now; heard != c.heard {
 			t.Errorf("%s: heard: %t, want %t", name, heard, c.heard)
 		}
 	}
-	s.take(Received{"n7", Message{Kind: Greeting, Stamp: Stamp{1, 1}}})
+	s.take(Received{"n7", Message{Kind: Heartbeat, Stamp: Stamp{1, 1}}})
 	if sent := done[Send](s); len(sent) > 0 {
 		t.Errorf("a node that has nothing to do with the address gets %+v", sent)
 	}
@@ -209,12 +209,12 @@ func TestStandsStill(t *testing.T) {
 	s.take(Tick{})
 	s.wait(1400 * time.Millisecond)
 	for _, a := range done[Send](s) {
-		if a.Kind == Question {
+		if a.Kind == VoteRequest {
 			t.Fatalf("it asks %s about %s after %v", a.To, a.About, s.now-time.Hour-time.Minute)
 		}
 	}
 	s.wait(200 * time.Millisecond)
-	if !slices.ContainsFunc(done[Send](s), func(a Send) bool { return a.Kind == Question && a.About == "n2" }) {
+	if !slices.ContainsFunc(done[Send](s), func(a Send) bool { return a.Kind == VoteRequest && a.About == "n2" }) {
 		t.Error("it doesn't ask about the holder when it has listened for 1.6 s")
 	}
 }

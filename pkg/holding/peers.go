@@ -8,15 +8,15 @@ import (
 
 // peer is another node that may have one of the addresses that this node may have.
 type peer struct {
-	// met is when this node began to greet it.
+	// met is when this node began to send it heartbeats.
 	met time.Duration
 	// heard is when a message of it came.
 	heard time.Duration
 	// stamp is the newest one of it.
 	stamp Stamp
-	// lent is when this node sent the last greeting to which the peer has lent it its voice.
-	lent time.Duration
-	// withheld is until when the peer gets no voice of this node.
+	// leased is when this node sent the last heartbeat for which the peer has granted it a lease.
+	leased time.Duration
+	// withheld is until when this node grants the peer no lease.
 	withheld time.Duration
 }
 
@@ -42,24 +42,25 @@ func (m *Machine) meet(now time.Duration) {
 	delete(want, m.self)
 	for n := range want {
 		if m.peers[n] == nil {
-			m.peers[n] = &peer{met: now, heard: never, lent: never, withheld: never}
+			m.peers[n] = &peer{met: now, heard: never, leased: never, withheld: never}
 		}
 	}
 	maps.DeleteFunc(m.peers, func(n string, p *peer) bool {
 		// A promise is kept, whatever happens meanwhile.
 		return !want[n] && now >= p.withheld && now-p.heard >= m.rules.silence
 	})
+	maps.DeleteFunc(m.rounds, func(n string, _ *round) bool { return m.peers[n] == nil })
 	m.names = slices.Sorted(maps.Keys(m.peers))
 }
 
-// greet asks all peers for their voices.
-func (m *Machine) greet(now time.Duration) {
-	if !m.reached(now, m.greeted+m.rules.greet) {
+// heartbeat asks all peers for leases.
+func (m *Machine) heartbeat(now time.Duration) {
+	if !m.reached(now, m.sent+m.rules.heartbeat) {
 		return
 	}
-	m.greeted = now
+	m.sent = now
 	for _, n := range m.names {
-		m.send(now, n, Message{Kind: Greeting})
+		m.send(now, n, Message{Kind: Heartbeat})
 	}
 }
 
@@ -78,8 +79,8 @@ func (m *Machine) receive(now time.Duration, from string, msg Message) {
 		return
 	}
 	if msg.Echo.Life != m.life || now-msg.Echo.Sent >= m.rules.silence {
-		if msg.Kind == Greeting {
-			m.send(now, from, Message{Kind: Reply, Echo: msg.Stamp})
+		if msg.Kind == Heartbeat {
+			m.send(now, from, Message{Kind: Ack, Echo: msg.Stamp})
 		}
 		return
 	}
@@ -88,14 +89,14 @@ func (m *Machine) receive(now time.Duration, from string, msg Message) {
 		p.stamp = msg.Stamp
 	}
 	switch msg.Kind {
-	case Greeting:
-		lend := now >= p.withheld && now-m.began >= m.rules.silence
-		m.send(now, from, Message{Kind: Reply, Echo: msg.Stamp, Lend: lend})
-	case Reply:
-		if msg.Lend {
-			p.lent = max(p.lent, msg.Echo.Sent)
+	case Heartbeat:
+		grant := now >= p.withheld && now-m.began >= m.rules.silence
+		m.send(now, from, Message{Kind: Ack, Echo: msg.Stamp, Grant: grant})
+	case Ack:
+		if msg.Grant {
+			p.leased = max(p.leased, msg.Echo.Sent)
 		}
-	case Question:
+	case VoteRequest:
 		if about := m.peers[msg.About]; about != nil {
 			m.send(now, from, Message{Kind: Vote, Echo: msg.Stamp, About: msg.About, Round: msg.Round, Silent: m.vote(now, about)})
 		}
@@ -103,7 +104,7 @@ func (m *Machine) receive(now time.Duration, from string, msg Message) {
 		if r := m.rounds[msg.About]; r != nil && r.asked == msg.Round {
 			r.silent[from] = msg.Silent
 		}
-	case Look:
+	case Notice:
 		m.look = true
 	}
 }
@@ -119,7 +120,7 @@ func (m *Machine) silentSince(p *peer) time.Duration {
 	return max(p.heard, p.met, m.listening)
 }
 
-// vote says whether a peer is silent. If so, this node lends it no voice for the time of a promise.
+// vote says whether a peer is silent. If so, this node grants it no lease for the time of a promise.
 func (m *Machine) vote(now time.Duration, about *peer) (silent bool) {
 	if now-m.silentSince(about) < m.rules.silence {
 		return false
@@ -131,14 +132,14 @@ func (m *Machine) vote(now time.Duration, about *peer) (silent bool) {
 // ask returns the round of questions about a peer, and begins one if the last one is old.
 func (m *Machine) ask(now time.Duration, name string, about *peer) *round {
 	r := m.rounds[name]
-	if r != nil && !m.reached(now, r.asked+m.rules.greet) {
+	if r != nil && !m.reached(now, r.asked+m.rules.heartbeat) {
 		return r
 	}
 	r = &round{asked: now, silent: map[string]bool{m.self: m.vote(now, about)}}
 	m.rounds[name] = r
 	for _, n := range m.names {
 		if n != name {
-			m.send(now, n, Message{Kind: Question, About: name, Round: now})
+			m.send(now, n, Message{Kind: VoteRequest, About: name, Round: now})
 		}
 	}
 	return r
@@ -162,7 +163,7 @@ func (m *Machine) agreed(now time.Duration, r *round, voters []string) (silent i
 	return silent, silent >= m.rules.quorum(len(voters)) && now-r.asked < m.rules.promise*9/10
 }
 
-// leaseOf returns until when this node has the voices of more than half of the voters of an address. It is never or past if it
+// leaseOf returns until when this node has leases of more than half of the voters of an address. It is never or past if it
 // hasn't.
 func (m *Machine) leaseOf(now time.Duration, a *address) time.Duration {
 	until := m.majority(now, a.rec.Voters)
@@ -174,15 +175,15 @@ func (m *Machine) leaseOf(now time.Duration, a *address) time.Duration {
 	return until
 }
 
-// majority returns until when this node has the voices of more than half of some voters.
+// majority returns until when this node has leases of more than half of some voters.
 func (m *Machine) majority(now time.Duration, voters []string) time.Duration {
 	var room [8]time.Duration
 	until := room[:0]
 	for _, v := range voters {
 		if v == m.self {
 			until = append(until, now+m.rules.lease)
-		} else if p := m.peers[v]; p != nil && p.lent != never {
-			until = append(until, p.lent+m.rules.lease)
+		} else if p := m.peers[v]; p != nil && p.leased != never {
+			until = append(until, p.leased+m.rules.lease)
 		}
 	}
 	need := len(voters)/2 + 1

@@ -13,7 +13,7 @@ var (
 	key     = []byte("a key of thirty-two bytes, more or less")
 	message = holding.Message{
 		Kind: holding.Vote, Stamp: holding.Stamp{Life: 1<<64 - 1, Sent: time.Hour}, Echo: holding.Stamp{Life: 7, Sent: -time.Second},
-		Lend: true, About: "n3", Round: time.Minute, Silent: true,
+		Grant: true, About: "n3", Round: time.Minute, Silent: true,
 	}
 )
 
