@@ -122,7 +122,7 @@ test-migrate: ## Move a cluster from Coil v1, killed at each step; take one from
 	COIL_MIGRATE=long $(GOTEST) -tiers=apiserver,cluster -no-skips $(ARGS) ./integration/migrate/ ./integration/upgrade/ ./pkg/migrate/ ./pkg/plan/coilv1/
 
 .PHONY: test-floating
-test-floating: ## Play 100,000 histories of nodes that hold floating addresses, and as many of protocols with a rule less until each is caught
+test-floating: ## Play 100,000 random histories of nodes that hold floating addresses
 	COIL_FLOATING=long $(GOTEST) -no-skips $(ARGS) ./pkg/holding/
 
 .PHONY: test-release

@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// address is what a node knows of an address.
+// address is the state of one address on this node.
 type address struct {
 	rec Record
 	// seen is when the record had this holder first, contended is when it had this node as the contender first.
@@ -26,10 +26,11 @@ type address struct {
 	from time.Duration
 	// until is how long this node answers. announced is when it last told so.
 	until, announced time.Duration
-	// writing is the write that is under way, nil if none is. doubtful are those that may be done yet.
+	// writing is the write under way, nil if there is none. doubtful are earlier writes that the API server may still do.
 	writing  *write
 	doubtful []*write
-	retry    time.Duration
+	// retry is the first moment of the next write.
+	retry time.Duration
 }
 
 // write is a write of a record.
@@ -43,7 +44,7 @@ type write struct {
 
 func (a *address) heldBy(node string) bool { return a.rec.Holder == node && !a.denied }
 
-// writes are those that may change the record.
+// writes returns the writes of this node that may still change the record.
 func (a *address) writes() []*write {
 	if a.writing == nil {
 		return a.doubtful
@@ -104,7 +105,7 @@ func (m *Machine) decide(now time.Duration, a *address) {
 	}
 }
 
-// hold is what a holder does.
+// hold writes the record of an address that this node has, if the record has to change.
 func (m *Machine) hold(now time.Duration, a *address) {
 	next := a.rec
 	next.Contender = ""
@@ -131,7 +132,7 @@ func (m *Machine) hold(now time.Duration, a *address) {
 	m.write(now, a, next, false)
 }
 
-// pursue is what a node does that isn't the holder.
+// pursue takes an address that this node may have, or asks the voters about its holder.
 func (m *Machine) pursue(now time.Duration, a *address) {
 	k := slices.Index(slices.DeleteFunc(slices.Clone(a.rec.Successors), func(n string) bool { return n == a.rec.Holder }), m.self)
 	if k < 0 {
@@ -180,6 +181,7 @@ func sameSet(a, b []string) bool {
 	return len(a) == len(b) && !slices.ContainsFunc(a, func(n string) bool { return !slices.Contains(b, n) })
 }
 
+// write begins a write. held is whether this node has the majority that a claim needs.
 func (m *Machine) write(now time.Duration, a *address, next Record, held bool) {
 	a.writing = &write{Record: next, before: a.rec.Holder, begun: now, held: held}
 	m.do(Write{next})

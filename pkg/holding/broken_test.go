@@ -71,7 +71,7 @@ func changingMajority(w *world, h *simNode) {
 	w.after(w.between(1400*time.Millisecond, 1700*time.Millisecond), func() { delete(w.cut, [2]string{h.name, first.name}) })
 }
 
-// lostClaim changes the voters of a holder whose claim is lost. Then it has leases of the new ones alone.
+// lostClaim changes the successors, so that the holder wants other voters. Its claim is lost, and only the new voters grant it leases.
 func lostClaim(w *world, h *simNode) {
 	o := w.others(h)
 	w.control(address1, func(r *Record) {
@@ -129,7 +129,7 @@ func forgetVoters(a *address) {
 	}
 }
 
-// play returns what was wrong in a history of a broken protocol, or of the right one.
+// play runs one history, of the protocol as change leaves it, and returns what was wrong. change may be nil.
 func play(seed uint64, nodes int, worst func(*world, *simNode), change func(*world)) error {
 	if worst == nil {
 		return history(seed, nil, change)

@@ -133,7 +133,7 @@ type (
 		// Written has the new version, if the outcome is Written.
 		Written Record
 	}
-	// Ready says whether this node could answer for an address. It can't when it begins.
+	// Ready says whether this node could answer for an address. Until the first one the node neither answers nor gives the address up.
 	Ready struct {
 		ID    string
 		Ready bool

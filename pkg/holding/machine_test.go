@@ -61,6 +61,16 @@ func (s *script) confirm(r Record) {
 	s.take(ReadDone{Version: r.Version, Records: []Record{r}})
 }
 
+// newHolder begins one of the holder, which answers.
+func newHolder(t *testing.T) *script {
+	t.Helper()
+	r := record(9, "n1")
+	s := newScript(t, r)
+	s.confirm(r)
+	s.wait(600 * time.Millisecond)
+	return s
+}
+
 // A holder that begins reads before it answers: the record that it has seen may be old.
 func TestHolderBegins(t *testing.T) {
 	r := record(9, "n1")
@@ -100,10 +110,7 @@ func TestUnknownReadiness(t *testing.T) {
 // A live read that doesn't have this node as the holder counts more than an older record, and less than a newer one.
 func TestDenied(t *testing.T) {
 	for version, stops := range map[uint64]int{8: 0, 9: 1, 12: 1} {
-		r := record(9, "n1")
-		s := newScript(t, r)
-		s.confirm(r)
-		s.wait(600 * time.Millisecond)
+		s := newHolder(t)
 		done[Read](s)
 		s.take(ReadDone{Version: version})
 		if got := len(done[Stop](s)); got != stops {
@@ -114,10 +121,7 @@ func TestDenied(t *testing.T) {
 
 // Old records of the watch change nothing.
 func TestOldRecord(t *testing.T) {
-	r := record(9, "n1")
-	s := newScript(t, r)
-	s.confirm(r)
-	s.wait(600 * time.Millisecond)
+	s := newHolder(t)
 	s.take(Seen{record(7, "n2")})
 	if got := done[Stop](s); len(got) > 0 {
 		t.Error("it stops because of a record that is older")
@@ -130,16 +134,13 @@ func TestOldRecord(t *testing.T) {
 
 // A forged answer of another node doesn't take an address away, and isn't answered more than once a second.
 func TestDisputed(t *testing.T) {
-	r := record(9, "n1")
-	s := newScript(t, r)
-	s.confirm(r)
-	s.wait(600 * time.Millisecond)
+	s := newHolder(t)
 	done[Answer](s)
 	for range 50 {
 		s.take(Disputed{address1})
 		s.wait(100 * time.Millisecond)
 		if len(done[Read](s)) > 0 {
-			s.take(ReadDone{Version: 9, Records: []Record{r}})
+			s.take(ReadDone{Version: 9, Records: []Record{record(9, "n1")}})
 		}
 	}
 	announced := 0
@@ -157,10 +158,7 @@ func TestDisputed(t *testing.T) {
 }
 
 func TestGone(t *testing.T) {
-	r := record(9, "n1")
-	s := newScript(t, r)
-	s.confirm(r)
-	s.wait(600 * time.Millisecond)
+	s := newHolder(t)
 	s.take(Gone{address1})
 	s.take(Gone{"unknown"})
 	s.take(WriteDone{ID: address1})
