@@ -26,6 +26,9 @@ var (
 	sources []byte
 )
 
+// previousName is the tag of its image.
+const previousName = "previous"
+
 // version is a version of Coil that can be installed.
 type version struct {
 	name    string
@@ -41,7 +44,7 @@ func versions(t *testing.T) (old, now version) {
 	root := testkit.Must(build.Root())(t)
 	cache := testkit.Must(build.CacheDir())(t)
 	rev := strings.TrimSpace(previous)
-	old = version{name: "previous", root: filepath.Join(cache, "coil-"+rev)}
+	old = version{name: previousName, root: filepath.Join(cache, "coil-"+rev)}
 	now = version{name: "now", root: root}
 	testkit.Check(t, unpack(t.Context(), old.root))
 	old.archive, now.archive = old.root+".tar", filepath.Join(t.TempDir(), "now.tar")

@@ -94,7 +94,7 @@ func TestUpgrade(t *testing.T) {
 	stop := e.churn(t)
 	for i, s := range steps {
 		begin := time.Now()
-		testkit.Check(t, e.Apply(t.Context(), s.version.manifests(t, s.without)), e.WaitWorkloads(t.Context(), "kube-system"))
+		e.install(t, s)
 		e.runs(t, s)
 		// A pool whose blocks nobody has: the programs of both versions have to agree on a request.
 		pool := fmt.Sprintf("step-%d", i)
@@ -310,6 +310,17 @@ func (e *env) release(p *corev1.Pod) {
 	for _, ip := range p.Status.PodIPs {
 		delete(e.given, ip.IP)
 	}
+}
+
+// install installs a step's version. The way back keeps the newer definitions, as manifests/README.md says.
+func (e *env) install(t *testing.T, s step) {
+	t.Helper()
+	args := []string{"apply", "-k", s.version.manifests(t, s.without)}
+	if s.version.name == previousName {
+		args = append(args, "--selector=app.kubernetes.io/name=coil")
+	}
+	testkit.Must(e.Kubectl(t.Context(), args...))(t)
+	testkit.Check(t, e.WaitWorkloads(t.Context(), "kube-system"))
 }
 
 // runs checks that the programs of a step are of its version, and that none of their containers has restarted.
