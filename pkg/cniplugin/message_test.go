@@ -5,6 +5,7 @@ import (
 	"math"
 	"strings"
 	"testing"
+	"unicode/utf8"
 
 	"google.golang.org/genproto/googleapis/rpc/status"
 	"google.golang.org/protobuf/encoding/protowire"
@@ -162,6 +163,8 @@ func FuzzUnmarshal(f *testing.F) {
 	f.Add(mustMarshal(f, &cnirpc.AddResponse{Result: []byte("result")}))
 	f.Add(mustMarshal(f, &cnirpc.CNIError{Code: 11, Msg: "m", Details: "d"}))
 	f.Add(mustMarshal(f, &status.Status{Code: 1, Message: "m", Details: []*anypb.Any{mustAny(f, &cnirpc.CNIError{Code: 11, Msg: "m"}), mustAny(f, &emptypb.Empty{})}}))
+	// A letter that isn't UTF-8 costs nothing but the letter.
+	f.Add([]byte("\x1a0\n'type.googleapis.com/pkg.cnirpc.CNIError\x12\x0500\x12\x01\xbb"))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		result, err := unmarshalAddResponse(b)
 		var want cnirpc.AddResponse
@@ -180,11 +183,12 @@ func FuzzUnmarshal(f *testing.F) {
 		}
 		for _, d := range st.Details {
 			var e cnirpc.CNIError
-			if d.UnmarshalTo(&e) == nil && found == (cniError{int32(e.Code), e.Msg, e.Details}) {
+			err := d.UnmarshalTo(&e)
+			if err == nil && found == (cniError{int32(e.Code), e.Msg, e.Details}) {
 				return
 			}
-			if !strings.HasPrefix(d.TypeUrl, "type.googleapis.com/") {
-				return // the generated types are stricter about the URL
+			if !strings.HasPrefix(d.TypeUrl, "type.googleapis.com/") || err != nil && !utf8.Valid(d.Value) {
+				return // the generated types are stricter about the URL, and about text that isn't UTF-8
 			}
 		}
 		t.Errorf("found %+v in %v", found, &st)
