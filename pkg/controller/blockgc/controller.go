@@ -5,7 +5,7 @@
 // that is alive.
 //
 //	block                      Node of the name, read live      action
-//	reserved                   any                              leave it to an admin
+//	reserved, not deleting     any                              leave it to an admin
 //	any                        can't be read                    try again
 //	UID is the Node's          exists                           leave it to coild, deleting or not
 //	no UID (Coil 2.x), other   exists                           leave it: its coild claims or disowns the block

@@ -26,7 +26,8 @@ const (
 // may use it: the note on the block may be by the clock of another machine, and of an earlier deletion. wait is when to
 // look again, 0 for "on a change".
 func decide(b *v2.AddressBlock, node *corev1.Node, seen, now time.Time, period time.Duration) (a action, wait time.Duration) {
-	if b.Labels[v2.LabelReserved] == v2.ReservedValue || node != nil && !disowned(b, node) {
+	reserved := b.Labels[v2.LabelReserved] == v2.ReservedValue && b.DeletionTimestamp == nil
+	if reserved || node != nil && !disowned(b, node) {
 		return leave, 0
 	}
 	if !inQuarantine(b) {
