@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/signal"
 	"runtime/debug"
+	"strings"
 	"syscall"
 
 	"github.com/spf13/pflag"
@@ -52,7 +53,9 @@ func Main(name string, args []string, o Options, run func(context.Context) error
 		err = o.Validate()
 	}
 	if err != nil {
-		fmt.Fprintf(os.Stderr, "%s: %v\n", name, err)
+		for line := range strings.Lines(err.Error() + "\n") { // a problem each
+			fmt.Fprintf(os.Stderr, "%s: %s", name, line)
+		}
 		return 2
 	}
 

@@ -3,9 +3,12 @@ package program
 import (
 	"context"
 	"errors"
+	"os"
 	"testing"
 
 	"github.com/spf13/pflag"
+
+	"github.com/coil-net/coil/pkg/testkit"
 )
 
 type testOptions struct {
@@ -45,6 +48,20 @@ func TestMainExitCodes(t *testing.T) {
 				t.Errorf("exit code %d, ran %v; want %d, %v", got, ran, tt.want, tt.ran)
 			}
 		})
+	}
+}
+
+// Each line names the program: what begins on the first line only is read as one problem with a long text.
+func TestMainNamesProblems(t *testing.T) {
+	stderr := testkit.Must(os.CreateTemp(t.TempDir(), ""))(t)
+	old := os.Stderr
+	os.Stderr = stderr
+	t.Cleanup(func() { os.Stderr = old })
+	o := &testOptions{bad: errors.Join(errors.New("--a is wrong"), errors.New("--b is wrong"))}
+	Main("test", nil, o, func(context.Context) error { return nil })
+	testkit.Check(t, stderr.Close())
+	if got, want := string(testkit.Must(os.ReadFile(stderr.Name()))(t)), "test: --a is wrong\ntest: --b is wrong\n"; got != want {
+		t.Errorf("standard error is %q, want %q", got, want)
 	}
 }
 
