@@ -59,6 +59,19 @@ func Write(path string, content []byte, mode fs.FileMode) error {
 	return SyncDir(filepath.Dir(path))
 }
 
+// Check returns why Write can't make path: its folder takes no file, or path is a folder. It leaves everything as it was.
+func Check(path string) error {
+	if info, err := os.Lstat(path); err == nil && info.IsDir() {
+		return fmt.Errorf("write %s: %w", path, syscall.EISDIR)
+	}
+	dir, name := filepath.Split(path)
+	tmp, err := os.CreateTemp(dir, "."+name+tempMark+"*")
+	if err != nil {
+		return fmt.Errorf("write %s: %w", path, err)
+	}
+	return errors.Join(tmp.Close(), os.Remove(tmp.Name()))
+}
+
 // SyncDir makes renames and removals in a folder survive a power cut. A file
 // system that can't sync folders is taken as it is.
 func SyncDir(dir string) error {

@@ -115,6 +115,26 @@ func TestWriteWantsTheFolder(t *testing.T) {
 	}
 }
 
+func TestCheckSaysWhatWriteWould(t *testing.T) {
+	dir := t.TempDir()
+	if err := os.Mkdir(filepath.Join(dir, "folder"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for name, fails := range map[string]bool{"new": false, "folder": true, "none/new": true} {
+		path := filepath.Join(dir, name)
+		if err := atomicfile.Check(path); (err != nil) != fails {
+			t.Errorf("%s: Check returns %v", name, err)
+		}
+		if got := names(t, dir); len(got) != 1 {
+			t.Errorf("%s: Check leaves %v", name, got)
+		}
+		if err := atomicfile.Write(path, nil, 0o644); (err != nil) != fails {
+			t.Errorf("%s: Write returns %v", name, err)
+		}
+		os.Remove(filepath.Join(dir, "new"))
+	}
+}
+
 func TestEnsureWritesOnlyWhatDiffers(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "f")
 	for _, step := range []struct {
