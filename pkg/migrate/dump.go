@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"reflect"
+	"strings"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -15,6 +16,7 @@ import (
 
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
 	"github.com/coil-net/coil/pkg/ipam"
+	"github.com/coil-net/coil/pkg/plan"
 	"github.com/coil-net/coil/pkg/plan/coilv1"
 )
 
@@ -23,6 +25,8 @@ type Dump struct {
 	Cluster
 	// Read returns v1's data as they are at one revision of etcd.
 	Read func(context.Context) (entries []coilv1.Entry, revision int64, err error)
+	// Check returns why Write can't be expected to work. It is called before the first change.
+	Check func() error
 	// Write gets the YAML of AddressPools and AddressBlocks, once.
 	Write func([]byte) error
 	// SkipUninstall leaves v1's objects alone; nothing of it may run then.
@@ -31,6 +35,39 @@ type Dump struct {
 	DryRun bool
 	// Timeout bounds the wait for the end of v1's pods.
 	Timeout time.Duration
+
+	done done
+}
+
+// done is what a run of Dump has done so far.
+type done struct {
+	begun       bool // a change may have been made
+	deleted     int  // objects of v1
+	uninstalled bool // all of v1 was deleted, maybe by an earlier run
+	written     bool
+	annotated   int // namespaces
+}
+
+// String says it in an error.
+func (d done) String() string {
+	var all []string
+	switch {
+	case d.uninstalled:
+		all = append(all, "Coil v1 was deleted")
+	case d.deleted > 0:
+		all = append(all, plan.Count(d.deleted, "object of Coil v1 was deleted", "objects of Coil v1 were deleted"))
+	default:
+		all = append(all, "this run deleted nothing")
+	}
+	if d.written {
+		all = append(all, "the YAML was written")
+	} else {
+		all = append(all, "no YAML was written")
+	}
+	if d.annotated > 0 {
+		all = append(all, plan.Count(d.annotated, "namespace was annotated", "namespaces were annotated"))
+	}
+	return strings.Join(all, ", ")
 }
 
 // translation is what takes the place of v1's data.
@@ -43,28 +80,46 @@ type translation struct {
 }
 
 // Run refuses data or a cluster that it doesn't understand before it changes anything. Then it deletes v1's objects,
-// waits for the end of v1's pods, reads etcd, writes the YAML, and annotates namespaces, in this order.
+// waits for the end of v1's pods, reads etcd, writes the YAML, and annotates namespaces, in this order. An error says what
+// was changed.
 func (d *Dump) Run(ctx context.Context) error {
+	d.done = done{}
+	err := d.run(ctx)
+	switch {
+	case err == nil:
+		return nil
+	case !d.done.begun:
+		return fmt.Errorf("nothing was changed: %w", caused(ctx, err))
+	}
+	return fmt.Errorf("%w; %v: run dump again", caused(ctx, err), d.done)
+}
+
+func (d *Dump) run(ctx context.Context) error {
 	before, err := d.translate(ctx)
 	if err != nil {
-		return fmt.Errorf("nothing was changed: %w", err)
+		return err
 	}
 	if d.SkipUninstall {
 		if err := d.refuseRunning(ctx); err != nil {
-			return fmt.Errorf("nothing was changed: %w", err)
+			return err
 		}
 	}
 	if d.DryRun {
 		return d.preview(ctx, before)
 	}
+	// Without v1, pods wait for the YAML: it must not turn out then that there is no place for it.
+	if err := d.Check(); err != nil {
+		return fmt.Errorf("check the place of the YAML: %w", err)
+	}
+	d.done.begun = true
 	if !d.SkipUninstall {
-		if err := d.uninstall(ctx, d.Timeout); err != nil {
+		if err := d.uninstall(ctx); err != nil {
 			return err
 		}
 	}
 	t, err := d.translate(ctx)
 	if err != nil {
-		return fmt.Errorf("no YAML was written: %w", err)
+		return err
 	}
 	if err := d.write(t); err != nil {
 		return err
@@ -119,15 +174,14 @@ func (d *Dump) translate(ctx context.Context) (translation, error) {
 	for _, b := range state.Blocks {
 		t.addresses += len(b.Used)
 	}
-	if err := d.compare(ctx, t); err != nil {
+	if t.namespaces, err = d.toAnnotate(ctx, t.pools); err != nil {
 		return translation{}, err
 	}
-	t.namespaces, err = d.toAnnotate(ctx, t.pools)
-	return t, err
+	return t, d.compare(ctx, t)
 }
 
-// compare refuses AddressPools and AddressBlocks that differ from what is to be written: then this Coil gives addresses
-// already, and v1's data are old.
+// compare refuses a cluster with AddressBlocks that aren't reserved, or with AddressPools and AddressBlocks that differ from
+// what is to be written: then this Coil gives addresses already, and v1's data are old.
 func (d *Dump) compare(ctx context.Context, t translation) error {
 	var errs []error
 	pools, err := d.Coil.CoilV2().AddressPools().List(ctx, metav1.ListOptions{})
@@ -149,6 +203,9 @@ func (d *Dump) compare(ctx context.Context, t translation) error {
 		return fmt.Errorf("list AddressBlocks: %w", err)
 	} else if err == nil {
 		for _, have := range blocks.Items {
+			if have.Labels[v2.LabelReserved] != v2.ReservedValue {
+				return errors.Join(append(errs, given(&have, t.namespaces))...)
+			}
 			for _, b := range t.blocks {
 				if overlap(&have, b) && !sameReserved(&have, b) {
 					errs = append(errs, fmt.Errorf("AddressBlock %s of node %s exists, and isn't what v1's data ask for: %s, reserved, of node %s",
@@ -158,6 +215,17 @@ func (d *Dump) compare(ctx context.Context, t translation) error {
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// given says that pods get addresses from a block. namespaces are those that a run which was killed didn't annotate any more.
+func given(b *v2.AddressBlock, namespaces []string) error {
+	missing := ""
+	for _, name := range namespaces {
+		missing += fmt.Sprintf("; annotate namespace %s with %s=%s before, which dump would do", name, v2.AnnotationPool, name)
+	}
+	return fmt.Errorf("AddressBlock %s of node %s isn't reserved: this Coil gives addresses already, and dump's work is done: "+
+		"go on with coil-migrator replace%s. If Coil was removed since then, its AddressBlocks have to go, too, before dump can begin again",
+		b.Name, b.Labels[v2.LabelNode], missing)
 }
 
 // ignoreMissing returns err unless it says that the kind isn't defined yet.
@@ -225,6 +293,7 @@ func (d *Dump) annotate(ctx context.Context, name string) error {
 	if err != nil {
 		return fmt.Errorf("annotate namespace %s: %w", name, err)
 	}
+	d.done.annotated++
 	d.say("Annotated namespace %s with %s=%s", name, v2.AnnotationPool, name)
 	return nil
 }
@@ -246,7 +315,11 @@ func (d *Dump) write(t translation) error {
 	if err := d.Write(out.Bytes()); err != nil {
 		return fmt.Errorf("write the YAML: %w", err)
 	}
-	d.say("Wrote %d AddressPools and %d reserved AddressBlocks with %d addresses in use", len(t.pools), len(t.blocks), t.addresses)
+	did := "Would write"
+	if !d.DryRun {
+		did, d.done.written = "Wrote", true
+	}
+	d.say("%s %d AddressPools and %d reserved AddressBlocks with %d addresses in use", did, len(t.pools), len(t.blocks), t.addresses)
 	return nil
 }
 

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -110,6 +111,7 @@ func newLab(kube, coil []runtime.Object) *lab {
 	l.Cluster = Cluster{Kube: l.kube, Coil: coilfake.NewSimpleClientset(coil...), Log: &l.log}
 	l.Timeout = time.Minute
 	l.Read = func(context.Context) ([]coilv1.Entry, int64, error) { return l.entries, 7, nil }
+	l.Check = func() error { return nil }
 	l.Write = func(text []byte) error {
 		l.written = string(text)
 		return l.change("write")
@@ -212,8 +214,23 @@ func TestDumpKilled(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			l := newLab(v1(), nil)
 			l.failAt = n + 1
-			if err := l.Run(t.Context()); !errors.Is(err, errKilled) {
+			err := l.Run(t.Context())
+			if !errors.Is(err, errKilled) {
 				t.Fatalf("change %d: %v", n+1, err)
+			}
+			did := fmt.Sprintf("%d objects of Coil v1 were deleted, no YAML was written: run dump again", n)
+			switch allChanges[n] {
+			case "delete daemonsets coil-node":
+				did = "this run deleted nothing, no YAML was written: run dump again"
+			case "delete deployments coil-controllers":
+				did = "1 object of Coil v1 was deleted, no YAML was written: run dump again"
+			case "write":
+				did = "Coil v1 was deleted, no YAML was written: run dump again"
+			case "annotate app":
+				did = "Coil v1 was deleted, the YAML was written: run dump again"
+			}
+			if !strings.HasSuffix(err.Error(), did) {
+				t.Errorf("change %d: error %v doesn't end with %q", n+1, err, did)
 			}
 			if err := l.Run(t.Context()); err != nil {
 				t.Fatalf("change %d: again: %v", n+1, err)
@@ -245,11 +262,14 @@ func TestDumpDryRun(t *testing.T) {
 			t.Errorf("the log doesn't have %s:\n%s", name, l.log.String())
 		}
 	}
-	if got := strings.Count(l.log.String(), "Would "); got != 10 {
-		t.Errorf("%d lines say what would be done, want 10:\n%s", got, l.log.String())
+	if got := strings.Count(l.log.String(), "Would "); got != 11 {
+		t.Errorf("%d lines say what would be done, want 11:\n%s", got, l.log.String())
 	}
 	if l.written != wantYAML {
 		t.Errorf("YAML:\n%s", l.written)
+	}
+	if log := l.log.String(); !strings.Contains(log, "Would write 1 AddressPools") || strings.Contains(log, "Wrote") {
+		t.Errorf("the log says that something was written:\n%s", log)
 	}
 }
 
@@ -275,15 +295,20 @@ func TestDumpRefuses(t *testing.T) {
 		with func(*lab)
 		says string // empty if it isn't refused
 	}{
-		"done before":  {coil: []runtime.Object{pool("10.1.0.0/28"), block("app-1", "n1", "10.1.0.4/30", "true"), block("app-2", "n1", "10.1.0.8/30", "")}},
-		"no data":      {with: func(l *lab) { l.entries = nil }, says: "--etcd-prefix"},
-		"damaged data": {with: func(l *lab) { l.entries[3].Value = nil }, says: `"ip/10.1.0.4/1"`},
+		"done before": {coil: []runtime.Object{pool("10.1.0.0/28"), block("app-1", "n1", "10.1.0.4/30", "true")}},
+		// Pods have addresses of this Coil: whatever v1's data say is over. A namespace is named that a killed run left out.
+		"in use": {coil: []runtime.Object{pool("10.1.0.0/28"), block("app-1", "n1", "10.1.0.4/30", "true"), block("app-2", "n1", "10.1.0.8/30", "")},
+			says: "AddressBlock app-2 of node n1 isn't reserved: this Coil gives addresses already, and dump's work is done: go on with coil-migrator replace; annotate namespace app with coil.cybozu.com/pool=app"},
+		"in use, v1's blocks have gone": {coil: []runtime.Object{pool("10.1.0.0/28"), block("app-2", "n1", "10.1.0.8/30", "")}, says: "AddressBlock app-2 of node n1 isn't reserved"},
+		"no place for the YAML":         {with: func(l *lab) { l.Check = func() error { return errors.New("no such folder") } }, says: "nothing was changed: check the place of the YAML: no such folder"},
+		"no data":                       {with: func(l *lab) { l.entries = nil }, says: "--etcd-prefix"},
+		"damaged data":                  {with: func(l *lab) { l.entries[3].Value = nil }, says: `"ip/10.1.0.4/1"`},
 		"no etcd": {with: func(l *lab) {
 			l.Read = func(context.Context) ([]coilv1.Entry, int64, error) { return nil, 0, errors.New("no etcd") }
 		}, says: "no etcd"},
 		"v1 runs":             {with: func(l *lab) { l.SkipUninstall = true }, says: "DaemonSet coil-node, Deployment coil-controllers, Pod coil-controllers-5d9-y on n1, Pod coil-node-x on n1"},
 		"another pool":        {coil: []runtime.Object{pool("10.1.0.0/27")}, says: "AddressPool app exists"},
-		"block in use":        {coil: []runtime.Object{block("app-1", "n1", "10.1.0.4/30", "")}, says: "AddressBlock app-1 of node n1 exists"},
+		"block in use":        {coil: []runtime.Object{block("app-1", "n1", "10.1.0.4/30", "")}, says: "AddressBlock app-1 of node n1 isn't reserved"},
 		"block of another":    {coil: []runtime.Object{block("app-1", "n2", "10.1.0.4/30", "true")}, says: "AddressBlock app-1 of node n2 exists"},
 		"block of other pool": {coil: []runtime.Object{block("x-0", "n2", "10.1.0.0/29", "true")}, says: "AddressBlock x-0 of node n2 exists"},
 		"namespace": {with: func(l *lab) {
@@ -308,6 +333,8 @@ func TestDumpRefuses(t *testing.T) {
 				}
 				if err == nil || !strings.Contains(err.Error(), c.says) {
 					t.Errorf("error %v, want one that says %q", err, c.says)
+				} else if !strings.Contains(err.Error(), "nothing was changed: ") {
+					t.Errorf("error %v, want one that says that nothing was changed", err)
 				}
 				l.want(t, nil)
 			})
@@ -315,15 +342,27 @@ func TestDumpRefuses(t *testing.T) {
 	}
 }
 
-// A pod that doesn't end is named, and nothing is written.
+// A pod that doesn't end is named, and nothing is written. The error says what was deleted, also when somebody ends the wait.
 func TestDumpWaitsInVain(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		l := newLab(v1(), nil)
-		l.podsEnd = -1
-		err := l.Run(t.Context())
-		if err == nil || !strings.Contains(err.Error(), "coil-controllers-5d9-y on n1, coil-node-x on n1: ") || !strings.Contains(err.Error(), "1m0s") {
-			t.Errorf("error %v, want one that names pods and the timeout", err)
-		}
-		l.want(t, allChanges[:2])
-	})
+	const waits = "wait for the end of Coil v1's pods coil-controllers-5d9-y on n1, coil-node-x on n1: "
+	const did = "; 2 objects of Coil v1 were deleted, no YAML was written: run dump again"
+	signal := errors.New("interrupt signal received")
+	for name, c := range map[string]struct {
+		end  time.Duration // of the context
+		says string
+	}{"timeout": {time.Hour, "not within 1m0s (--timeout)"}, "signal": {10 * time.Second, signal.Error()}} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				l := newLab(v1(), nil)
+				l.podsEnd = -1
+				ctx, cancel := context.WithTimeoutCause(t.Context(), c.end, signal)
+				defer cancel()
+				err := l.Run(ctx)
+				if err == nil || !strings.HasPrefix(err.Error(), waits+c.says+"; ") || !strings.HasSuffix(err.Error(), did) {
+					t.Errorf("error %v, want one that begins with %q and %q, and ends with %q", err, waits, c.says, did)
+				}
+				l.want(t, allChanges[:2])
+			})
+		})
+	}
 }

@@ -8,6 +8,7 @@ package migrate
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"time"
@@ -29,6 +30,14 @@ type Cluster struct {
 // say writes a line of progress.
 func (c Cluster) say(format string, args ...any) {
 	fmt.Fprintf(c.Log, time.Now().Format(time.TimeOnly)+" "+format+"\n", args...)
+}
+
+// caused puts the reason for which ctx has ended, such as a signal, before the error of a call that ended with it.
+func caused(ctx context.Context, err error) error {
+	if cause := context.Cause(ctx); cause != nil && !errors.Is(err, cause) {
+		return fmt.Errorf("%w: %w", cause, err)
+	}
+	return err
 }
 
 // poll is how often the API server is asked for what is waited for.

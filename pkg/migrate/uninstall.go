@@ -2,12 +2,10 @@ package migrate
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"regexp"
 	"slices"
 	"strings"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -79,26 +77,31 @@ func present(ctx context.Context, objects []v1Object) ([]v1Object, error) {
 }
 
 // uninstall deletes v1's objects. It returns when no pod of v1 is left, so that nobody writes to etcd any more.
-func (c Cluster) uninstall(ctx context.Context, timeout time.Duration) error {
-	if err := c.deleteAll(ctx, c.workloads()); err != nil {
+func (d *Dump) uninstall(ctx context.Context) error {
+	if err := d.deleteAll(ctx, d.workloads()); err != nil {
 		return err
 	}
-	if err := c.awaitPodsGone(ctx, timeout); err != nil {
+	if err := d.awaitPodsGone(ctx); err != nil {
 		return err
 	}
-	rest, err := c.rest(ctx)
+	rest, err := d.rest(ctx)
 	if err != nil {
 		return err
 	}
-	return c.deleteAll(ctx, rest)
+	if err := d.deleteAll(ctx, rest); err != nil {
+		return err
+	}
+	d.done.uninstalled = true
+	return nil
 }
 
-func (c Cluster) deleteAll(ctx context.Context, objects []v1Object) error {
+func (d *Dump) deleteAll(ctx context.Context, objects []v1Object) error {
 	for _, o := range objects {
 		err := o.delete(ctx, o.name, metav1.DeleteOptions{PropagationPolicy: new(metav1.DeletePropagationBackground)})
 		switch {
 		case err == nil:
-			c.say("Deleted %s of Coil v1", o)
+			d.done.deleted++
+			d.say("Deleted %s of Coil v1", o)
 		case !apierrors.IsNotFound(err):
 			return fmt.Errorf("delete %s: %w", o, err)
 		}
@@ -106,26 +109,32 @@ func (c Cluster) deleteAll(ctx context.Context, objects []v1Object) error {
 	return nil
 }
 
-func (c Cluster) awaitPodsGone(ctx context.Context, timeout time.Duration) error {
-	ctx, cancel := context.WithTimeoutCause(ctx, timeout, fmt.Errorf("not within %v", timeout))
+func (d *Dump) awaitPodsGone(ctx context.Context) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, d.Timeout, fmt.Errorf("not within %v (--timeout)", d.Timeout))
 	defer cancel()
 	var left []string
 	err := until(ctx, func(ctx context.Context) (bool, error) {
-		now, err := c.v1Pods(ctx)
+		now, err := d.v1Pods(ctx)
 		if err != nil {
 			return false, err
 		}
 		if len(now) > 0 && !slices.Equal(now, left) {
-			c.say("Waiting for the end of %s", strings.Join(now, ", "))
+			d.say("Waiting for the end of %s", strings.Join(now, ", "))
 		}
 		left = now
 		return len(left) == 0, nil
 	})
-	if err != nil && len(left) > 0 {
-		return fmt.Errorf("wait for the end of Coil v1's pods %s: %w; if their node is switched off, and stays so, "+
-			"delete them with kubectl delete --force", strings.Join(left, ", "), errors.Join(err, context.Cause(ctx)))
+	if err == nil {
+		return nil
 	}
-	return err
+	if len(left) == 0 {
+		return caused(ctx, err)
+	}
+	if cause := context.Cause(ctx); cause != nil {
+		err = cause // without the text of the call that was cut off
+	}
+	return fmt.Errorf("wait for the end of Coil v1's pods %s: %w; if their node is switched off, and stays so, "+
+		"delete them with kubectl delete --force", strings.Join(left, ", "), err)
 }
 
 // ownedByV1 matches the ReplicaSets of v1's Deployment.

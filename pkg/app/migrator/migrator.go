@@ -160,7 +160,7 @@ func (d *dump) run(ctx context.Context) error {
 		return err
 	}
 	return (&migrate.Dump{
-		Cluster: c, Read: d.read, Write: d.write,
+		Cluster: c, Read: d.read, Check: d.check, Write: d.write,
 		SkipUninstall: d.SkipUninstall, DryRun: d.DryRun, Timeout: d.Timeout,
 	}).Run(ctx)
 }
@@ -173,6 +173,18 @@ func (d *dump) read(ctx context.Context) ([]coilv1.Entry, int64, error) {
 		entries = append(entries, coilv1.Entry{Key: strings.TrimPrefix(kv.Key, d.Prefix), Value: kv.Value})
 	}
 	return entries, revision, err
+}
+
+// check returns why the YAML can't be written where it is wanted.
+func (d *dump) check() error {
+	if d.Output == "" {
+		return nil
+	}
+	path, err := filepath.Abs(d.Output)
+	if err != nil {
+		return err
+	}
+	return atomicfile.Check(path)
 }
 
 // write puts the YAML where it is wanted. A file is whole or not there.
