@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -34,11 +35,50 @@ type Replace struct {
 	Force bool
 	// DryRun only says what would be done.
 	DryRun bool
+
+	replaced replaced
 }
 
+// replaced is what a run of Replace has done so far.
+type replaced struct {
+	evicted, deleted int // pods and blocks
+	restarting       bool
+}
+
+// String says it in an error; it is empty if nothing was changed.
+func (d replaced) String() string {
+	var all []string
+	if d.evicted > 0 {
+		all = append(all, plan.Count(d.evicted, "pod was evicted", "pods were evicted"))
+	}
+	if d.deleted > 0 {
+		all = append(all, plan.Count(d.deleted, "reserved block was deleted", "reserved blocks were deleted"))
+	}
+	if d.restarting {
+		all = append(all, "the restart of coild was begun")
+	}
+	return strings.Join(all, ", ")
+}
+
+// annotationPending on the DaemonSet of coild says that reserved blocks were deleted, or are about to be, and that coild
+// wasn't restarted since then: a run that was killed in between leaves no other trace.
+const annotationPending = "coil.cybozu.com/restart-pending"
+
 // Run evicts the pods that have an address of a reserved block, one after the other, as PodDisruptionBudgets allow it.
-// When none is left it deletes the reserved blocks, and restarts coild.
+// When none is left it deletes the reserved blocks, and restarts coild. An error says what was changed.
 func (r *Replace) Run(ctx context.Context) error {
+	r.replaced = replaced{}
+	err := r.run(ctx)
+	if err == nil {
+		return nil
+	}
+	if did := r.replaced.String(); did != "" {
+		return fmt.Errorf("%w; until then, %s: run replace again", caused(ctx, err), did)
+	}
+	return fmt.Errorf("nothing was changed: %w", caused(ctx, err))
+}
+
+func (r *Replace) run(ctx context.Context) error {
 	blocks, err := r.reserved(ctx)
 	if err != nil {
 		return err
@@ -50,18 +90,22 @@ func (r *Replace) Run(ctx context.Context) error {
 	if err := r.refuseUnmanaged(pods); err != nil {
 		return err
 	}
+	ds, err := r.daemonSet(ctx)
+	if err != nil {
+		return err
+	}
+	restart := len(blocks) > 0 || ds.Annotations[annotationPending] != ""
 	r.say("%s of Coil v1 in %s", plan.Count(len(pods), "pod", "pods"), plan.Count(len(blocks), "reserved block", "reserved blocks"))
 	if r.DryRun {
-		for _, p := range pods {
-			r.say("Would evict %s", describe(&p))
-		}
-		for _, b := range blocks {
-			r.say("Would delete AddressBlock %s", b.Name)
-		}
+		r.preview(pods, blocks, restart)
 		return nil
 	}
 	if err := r.awaitRollout(ctx); err != nil {
 		return err
+	}
+	if !restart {
+		r.say("Nothing is to be done. If pods of Coil v1 are left, apply the file that dump wrote first")
+		return nil
 	}
 	if err := r.evictAll(ctx, blocks); err != nil {
 		return err
@@ -72,6 +116,21 @@ func (r *Replace) Run(ctx context.Context) error {
 	return r.restart(ctx)
 }
 
+// preview tells what Run would do.
+func (r *Replace) preview(pods []corev1.Pod, blocks []v2.AddressBlock, restart bool) {
+	for _, p := range pods {
+		r.say("Would evict %s", describe(&p))
+	}
+	for _, b := range blocks {
+		r.say("Would delete AddressBlock %s", b.Name)
+	}
+	if restart {
+		r.say("Would restart DaemonSet %s", r.DaemonSet)
+	} else {
+		r.say("Nothing is to be done. If pods of Coil v1 are left, apply the file that dump wrote first")
+	}
+}
+
 // labelFloating marks blocks that carry one floating address, which are reserved for good.
 const labelFloating = "coil.cybozu.com/floating"
 
@@ -80,7 +139,9 @@ func (r *Replace) reserved(ctx context.Context) ([]v2.AddressBlock, error) {
 	list, err := r.Coil.CoilV2().AddressBlocks().List(ctx, metav1.ListOptions{
 		LabelSelector: fmt.Sprintf("%s=%s,%s,!%s", v2.LabelReserved, v2.ReservedValue, v2.LabelNode, labelFloating),
 	})
-	if err != nil {
+	if apierrors.IsNotFound(err) {
+		return nil, fmt.Errorf("AddressBlocks aren't defined: apply the definitions, the file that dump wrote, and Coil first (%w)", err)
+	} else if err != nil {
 		return nil, fmt.Errorf("list reserved AddressBlocks: %w", err)
 	}
 	return list.Items, nil
@@ -155,6 +216,7 @@ func (r *Replace) evictAll(ctx context.Context, blocks []v2.AddressBlock) error 
 		switch {
 		case evicted != nil:
 			said = ""
+			r.replaced.evicted++
 			r.say("Evicted %s; %s", describe(evicted), plan.Count(len(left), "is left", "are left"))
 			if err := r.awaitEnd(ctx, evicted); err != nil {
 				return err
@@ -229,12 +291,19 @@ func sleep(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// deleteBlocks deletes the blocks, which coild of their nodes lets go.
+// deleteBlocks deletes the blocks, which coild of their nodes lets go, after it has noted on coild that a restart follows.
 func (r *Replace) deleteBlocks(ctx context.Context, blocks []v2.AddressBlock) error {
+	if len(blocks) == 0 {
+		return nil
+	}
+	if err := r.patch(ctx, fmt.Sprintf(`{"metadata":{"annotations":{%q:"true"}}}`, annotationPending)); err != nil {
+		return fmt.Errorf("note on DaemonSet %s that its restart is pending: %w", r.DaemonSet, err)
+	}
 	for _, b := range blocks {
 		err := r.Coil.CoilV2().AddressBlocks().Delete(ctx, b.Name, metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &b.UID}})
 		switch {
 		case err == nil:
+			r.replaced.deleted++
 			r.say("Deleted AddressBlock %s of %s", b.Name, b.Labels[v2.LabelNode])
 		case !apierrors.IsNotFound(err) && !apierrors.IsConflict(err):
 			return fmt.Errorf("delete AddressBlock %s: %w", b.Name, err)
@@ -243,13 +312,14 @@ func (r *Replace) deleteBlocks(ctx context.Context, blocks []v2.AddressBlock) er
 	return nil
 }
 
-// restart restarts coild node by node, as kubectl rollout restart does.
+// restart restarts coild node by node, as kubectl rollout restart does. The same patch takes the note away.
 func (r *Replace) restart(ctx context.Context) error {
-	patch := fmt.Appendf(nil, `{"spec":{"template":{"metadata":{"annotations":{"kubectl.kubernetes.io/restartedAt":%q}}}}}`, time.Now().Format(time.RFC3339))
-	_, err := r.Kube.AppsV1().DaemonSets(r.Namespace).Patch(ctx, r.DaemonSet, types.StrategicMergePatchType, patch, metav1.PatchOptions{})
+	err := r.patch(ctx, fmt.Sprintf(`{"metadata":{"annotations":{%q:null}},"spec":{"template":{"metadata":{"annotations":{"kubectl.kubernetes.io/restartedAt":%q}}}}}`,
+		annotationPending, time.Now().Format(time.RFC3339)))
 	if err != nil {
 		return fmt.Errorf("restart DaemonSet %s: %w", r.DaemonSet, err)
 	}
+	r.replaced.restarting = true
 	r.say("Restarting DaemonSet %s", r.DaemonSet)
 	if err := r.awaitRollout(ctx); err != nil {
 		return err
@@ -258,19 +328,39 @@ func (r *Replace) restart(ctx context.Context) error {
 	return nil
 }
 
+// patch changes the DaemonSet of coild.
+func (r *Replace) patch(ctx context.Context, patch string) error {
+	_, err := r.Kube.AppsV1().DaemonSets(r.Namespace).Patch(ctx, r.DaemonSet, types.StrategicMergePatchType, []byte(patch), metav1.PatchOptions{})
+	return err
+}
+
+// daemonSet returns the DaemonSet of coild.
+func (r *Replace) daemonSet(ctx context.Context) (*appsv1.DaemonSet, error) {
+	ds, err := r.Kube.AppsV1().DaemonSets(r.Namespace).Get(ctx, r.DaemonSet, metav1.GetOptions{})
+	if err != nil {
+		return nil, fmt.Errorf("get DaemonSet %s of namespace %s, which has to be installed before v1's pods are replaced: %w", r.DaemonSet, r.Namespace, err)
+	}
+	return ds, nil
+}
+
 // awaitRollout returns when all pods of coild are of its newest version, and ready.
 func (r *Replace) awaitRollout(ctx context.Context) error {
 	said := ""
 	return until(ctx, func(ctx context.Context) (bool, error) {
-		ds, err := r.Kube.AppsV1().DaemonSets(r.Namespace).Get(ctx, r.DaemonSet, metav1.GetOptions{})
+		ds, err := r.daemonSet(ctx)
 		if err != nil {
-			return false, fmt.Errorf("get DaemonSet %s of namespace %s, which has to be installed before v1's pods are replaced: %w", r.DaemonSet, r.Namespace, err)
+			return false, err
 		}
 		s := ds.Status
-		if s.ObservedGeneration >= ds.Generation && s.UpdatedNumberScheduled == s.DesiredNumberScheduled && s.NumberReady == s.DesiredNumberScheduled {
+		now := fmt.Sprintf("%d of %d pods of DaemonSet %s are updated, %d are ready", s.UpdatedNumberScheduled, s.DesiredNumberScheduled, r.DaemonSet, s.NumberReady)
+		switch {
+		case s.ObservedGeneration < ds.Generation:
+			// These numbers are of the time before the last change.
+			now = fmt.Sprintf("Waiting until Kubernetes has seen the change of DaemonSet %s", r.DaemonSet)
+		case s.UpdatedNumberScheduled == s.DesiredNumberScheduled && s.NumberReady == s.DesiredNumberScheduled:
 			return true, nil
 		}
-		if now := fmt.Sprintf("%d of %d pods of DaemonSet %s are updated, %d are ready", s.UpdatedNumberScheduled, s.DesiredNumberScheduled, r.DaemonSet, s.NumberReady); now != said {
+		if now != said {
 			said = now
 			r.say("%s", now)
 		}

@@ -2,6 +2,7 @@ package migrate
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"slices"
 	"strings"
@@ -116,8 +117,13 @@ func newSwap(t *testing.T) *swap {
 		}
 		return true, nil, err
 	})
-	s.kube.PrependReactor("patch", "daemonsets", func(k8stesting.Action) (bool, runtime.Object, error) {
-		return true, &appsv1.DaemonSet{}, change("restart")
+	s.kube.PrependReactor("patch", "daemonsets", func(a k8stesting.Action) (bool, runtime.Object, error) {
+		what := "note"
+		if bytes.Contains(a.(k8stesting.PatchAction).GetPatch(), []byte("restartedAt")) {
+			what = "restart"
+		}
+		err := change(what)
+		return err != nil, nil, err
 	})
 	coilClient.PrependReactor("delete", "addressblocks", func(a k8stesting.Action) (bool, runtime.Object, error) {
 		err := change("delete " + a.(k8stesting.DeleteAction).GetName())
@@ -147,7 +153,7 @@ func (s *swap) lists() int {
 	return n
 }
 
-var allReplaced = []string{"evict a", "evict b", "evict c", "delete app-0", "delete app-1", "restart"}
+var allReplaced = []string{"evict a", "evict b", "evict c", "note", "delete app-0", "delete app-1", "restart"}
 
 func (s *swap) want(t *testing.T, changes []string) {
 	t.Helper()
@@ -187,13 +193,36 @@ func TestReplaceKilled(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			s := newSwap(t)
 			s.failAt = n + 1
-			if err := s.Run(t.Context()); !errors.Is(err, errKilled) {
+			err := s.Run(t.Context())
+			if !errors.Is(err, errKilled) {
 				t.Fatalf("change %d: %v", n+1, err)
+			}
+			did := []string{
+				"", "; until then, 1 pod was evicted: run replace again", "; until then, 2 pods were evicted: run replace again",
+				"; until then, 3 pods were evicted: run replace again", "; until then, 3 pods were evicted: run replace again",
+				"; until then, 3 pods were evicted, 1 reserved block was deleted: run replace again",
+				"; until then, 3 pods were evicted, 2 reserved blocks were deleted: run replace again",
+			}[n]
+			if !strings.HasSuffix(err.Error(), did) || strings.HasPrefix(err.Error(), "nothing was changed: ") != (n == 0) {
+				t.Errorf("change %d: error %v, want one that ends with %q", n+1, err, did)
 			}
 			if err := s.Run(t.Context()); err != nil {
 				t.Fatalf("change %d: again: %v", n+1, err)
 			}
-			s.want(t, allReplaced)
+			want := slices.Clone(allReplaced)
+			if allReplaced[n] == "delete app-0" || allReplaced[n] == "delete app-1" { // the note is written again
+				want = slices.Insert(want, n, "note")
+			}
+			s.want(t, want)
+
+			// All is done: coild isn't restarted again.
+			if err := s.Run(t.Context()); err != nil {
+				t.Fatalf("change %d: a third time: %v", n+1, err)
+			}
+			s.want(t, want)
+			if !strings.Contains(s.log.String(), "Nothing is to be done") {
+				t.Errorf("the log doesn't say that nothing is to be done:\n%s", s.log.String())
+			}
 		})
 	}
 }
@@ -206,7 +235,7 @@ func TestReplaceRespectsBudgets(t *testing.T) {
 		if err := s.Run(t.Context()); err != nil {
 			t.Fatal(err)
 		}
-		s.want(t, []string{"evict c", "evict b", "evict a", "delete app-0", "delete app-1", "restart"})
+		s.want(t, []string{"evict c", "evict b", "evict a", "note", "delete app-0", "delete app-1", "restart"})
 	})
 	synctest.Test(t, func(t *testing.T) {
 		s := newSwap(t)
@@ -253,8 +282,8 @@ func TestReplaceDryRun(t *testing.T) {
 		t.Fatal(err)
 	}
 	s.want(t, nil)
-	if got := strings.Count(s.log.String(), "Would "); got != 5 {
-		t.Errorf("%d lines say what would be done, want 5:\n%s", got, s.log.String())
+	if got := strings.Count(s.log.String(), "Would "); got != 6 {
+		t.Errorf("%d lines say what would be done, want 6:\n%s", got, s.log.String())
 	}
 }
 
@@ -330,12 +359,85 @@ func TestReplaceWaitsForCoild(t *testing.T) {
 	})
 }
 
+// What was there before the change of coild says nothing about its restart.
+func TestReplaceSaysHowTheRestartGoes(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSwap(t)
+		resource := appsv1.SchemeGroupVersion.WithResource("daemonsets")
+		set := func(edit func(*appsv1.DaemonSet)) {
+			o, err := s.kube.Tracker().Get(resource, "kube-system", "coild")
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			ds := o.(*appsv1.DaemonSet).DeepCopy()
+			edit(ds)
+			if err := s.kube.Tracker().Update(resource, ds, "kube-system"); err != nil {
+				t.Error(err)
+			}
+		}
+		set(func(ds *appsv1.DaemonSet) {
+			ds.Status = appsv1.DaemonSetStatus{DesiredNumberScheduled: 2, UpdatedNumberScheduled: 2, NumberReady: 2}
+		})
+		s.kube.PrependReactor("patch", "daemonsets", func(a k8stesting.Action) (bool, runtime.Object, error) {
+			if bytes.Contains(a.(k8stesting.PatchAction).GetPatch(), []byte("restartedAt")) {
+				set(func(ds *appsv1.DaemonSet) { ds.Generation++ })
+				time.AfterFunc(1500*time.Millisecond, func() {
+					set(func(ds *appsv1.DaemonSet) {
+						ds.Status.ObservedGeneration, ds.Status.UpdatedNumberScheduled, ds.Status.NumberReady = ds.Generation, 0, 1
+					})
+				})
+				time.AfterFunc(4500*time.Millisecond, func() {
+					set(func(ds *appsv1.DaemonSet) { ds.Status.UpdatedNumberScheduled, ds.Status.NumberReady = 2, 2 })
+				})
+			}
+			return false, nil, nil
+		})
+		if err := s.Run(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if log := s.log.String(); strings.Contains(log, "2 of 2 pods") || !strings.Contains(log, "0 of 2 pods of DaemonSet coild are updated, 1 are ready") {
+			t.Errorf("the log doesn't say how the restart goes:\n%s", log)
+		}
+	})
+}
+
+// Without coild nothing is changed, and a dry run says so, too.
 func TestReplaceWithoutCoild(t *testing.T) {
+	for _, dry := range []bool{false, true} {
+		s := newSwap(t)
+		s.DaemonSet, s.DryRun = "other", dry
+		err := s.Run(t.Context())
+		if err == nil || !strings.Contains(err.Error(), "DaemonSet other of namespace kube-system, which has to be installed") {
+			t.Errorf("dry run %v: error %v", dry, err)
+		}
+		s.want(t, nil)
+	}
+}
+
+func TestReplaceBeforeTheDefinitions(t *testing.T) {
 	s := newSwap(t)
-	s.DaemonSet = "other"
-	err := s.Run(t.Context())
-	if err == nil || !strings.Contains(err.Error(), "DaemonSet other of namespace kube-system, which has to be installed") {
+	coil := coilfake.NewSimpleClientset()
+	coil.PrependReactor("list", "addressblocks", func(k8stesting.Action) (bool, runtime.Object, error) {
+		return true, nil, apierrors.NewNotFound(v2.Resource("addressblocks"), "")
+	})
+	s.Coil = coil
+	if err := s.Run(t.Context()); err == nil || !strings.Contains(err.Error(), "apply the definitions, the file that dump wrote, and Coil first") {
 		t.Errorf("error %v", err)
 	}
 	s.want(t, nil)
+}
+
+// Who interrupts it reads what it has done.
+func TestReplaceInterrupted(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSwap(t)
+		ctx, cancel := context.WithTimeoutCause(t.Context(), 20*time.Second, errors.New("interrupt signal received"))
+		defer cancel()
+		err := s.Run(ctx)
+		if want := "interrupt signal received; until then, 2 pods were evicted: run replace again"; err == nil || err.Error() != want {
+			t.Errorf("error %v, want %s", err, want)
+		}
+		s.want(t, allReplaced[:2])
+	})
 }
