@@ -225,6 +225,7 @@ func TestDumpFromEtcd(t *testing.T) {
 		"other prefix":     {args: []string{"--etcd-endpoints=" + open.endpoint, "--etcd-prefix=/other/"}, fail: "--etcd-prefix"},
 		"not allowed":      {args: append(user, "--etcd-password=word", "--etcd-prefix=/other/"), fail: "permission denied"},
 		"other authority":  {args: append(user, "--etcd-password=word", "--etcd-tls-ca="+otherCA, "--etcd-timeout=2s"), fail: "certificate"},
+		"no certificate":   {args: []string{"--etcd-endpoints=https://" + closed.endpoint, "--etcd-tls-ca=" + closed.opts.CA, "--etcd-timeout=2s"}, fail: "give --etcd-tls-cert"},
 		"nobody there":     {args: []string{"--etcd-endpoints=http://127.0.0.1:1", "--etcd-timeout=1s"}, fail: "127.0.0.1:1"},
 		"key without cert": {args: []string{"--etcd-tls-key=x"}, fail: "belong together"},
 		"no such file":     {args: []string{"--etcd-tls-ca=/nowhere"}, fail: "/nowhere"},

@@ -123,7 +123,14 @@ func (o Options) explain(ctx context.Context, err error) error {
 	return err
 }
 
-// dial makes a connection as etcd's client does, and closes it.
+// ErrNoCertificate says that etcd asked for a client's certificate, and none is given: whoever has one should give it.
+var ErrNoCertificate = errors.New("etcd asks for a client's certificate, and none is given")
+
+// alertWait is how long an alert is waited for after the handshake. A server of TLS 1.3 looks at the client's certificate
+// only then.
+const alertWait = time.Second
+
+// dial makes a connection as etcd's client does, and closes it. An error says what is wrong with it.
 func (o Options) dial(ctx context.Context, endpoint string) error {
 	scheme, host, ok := strings.Cut(endpoint, "://")
 	if !ok {
@@ -133,16 +140,49 @@ func (o Options) dial(ctx context.Context, endpoint string) error {
 	if err != nil {
 		return err
 	}
-	var conn net.Conn
 	if cfg == nil && scheme != "https" {
-		conn, err = new(net.Dialer).DialContext(ctx, "tcp", host)
-	} else {
-		conn, err = (&tls.Dialer{Config: cfg}).DialContext(ctx, "tcp", host)
+		conn, err := new(net.Dialer).DialContext(ctx, "tcp", host)
+		if err != nil {
+			return err
+		}
+		return conn.Close()
 	}
+	if cfg == nil {
+		cfg = &tls.Config{MinVersion: tls.VersionTLS12}
+	}
+	cfg.NextProtos = []string{"h2"} // gRPC's
+	asked := false
+	if o.Cert == "" {
+		cfg.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
+			asked = true
+			return new(tls.Certificate), nil // none
+		}
+	}
+	err = refusal(ctx, cfg, host)
+	if asked {
+		if err == nil {
+			return ErrNoCertificate
+		}
+		return fmt.Errorf("%w: %w", ErrNoCertificate, err)
+	}
+	return err
+}
+
+// refusal returns why there is no connection with TLS, or why the server ends it at once.
+func refusal(ctx context.Context, cfg *tls.Config, host string) error {
+	conn, err := (&tls.Dialer{Config: cfg}).DialContext(ctx, "tcp", host)
 	if err != nil {
 		return err
 	}
-	return conn.Close()
+	defer conn.Close()
+	if err := conn.SetReadDeadline(time.Now().Add(alertWait)); err != nil {
+		return err
+	}
+	_, err = conn.Read(make([]byte, 1))
+	if errors.Is(err, os.ErrDeadlineExceeded) {
+		return nil // it waits for a request, as it should
+	}
+	return err
 }
 
 // TLS returns the client's side of TLS. It is nil if no file is named: the client then speaks TLS where an endpoint says so.

@@ -168,6 +168,9 @@ func (d *dump) run(ctx context.Context) error {
 // read reads Coil v1's data.
 func (d *dump) read(ctx context.Context) ([]coilv1.Entry, int64, error) {
 	kvs, revision, err := etcd.Read(ctx, d.Etcd, d.Prefix)
+	if errors.Is(err, etcd.ErrNoCertificate) {
+		err = fmt.Errorf("%w: give --etcd-tls-cert and --etcd-tls-key", err)
+	}
 	var entries []coilv1.Entry
 	for _, kv := range kvs {
 		entries = append(entries, coilv1.Entry{Key: strings.TrimPrefix(kv.Key, d.Prefix), Value: kv.Value})
