@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/spf13/pflag"
+	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
@@ -50,10 +51,14 @@ func Main(args []string) int {
 			return 0
 		}
 	}
-	fmt.Fprint(os.Stderr, usage)
-	if len(args) > 0 && (args[0] == "help" || args[0] == "--help" || args[0] == "-h") {
-		return 0
+	if len(args) > 0 {
+		if slices.Contains([]string{"help", "--help", "-h"}, args[0]) {
+			fmt.Fprint(os.Stderr, usage)
+			return 0
+		}
+		fmt.Fprintf(os.Stderr, "%s: unknown command %q: the command comes first\n\n", name, args[0])
 	}
+	fmt.Fprint(os.Stderr, usage)
 	return 2
 }
 
@@ -143,7 +148,9 @@ func (d *dump) Validate() error {
 	}
 	var errs []error
 	if err := d.Etcd.Validate(); err != nil {
-		errs = append(errs, fmt.Errorf("--etcd-*: %w", err))
+		for problem := range strings.Lines(err.Error()) {
+			errs = append(errs, fmt.Errorf("--etcd-*: %s", strings.TrimSpace(problem)))
+		}
 	}
 	if d.Prefix == "" {
 		errs = append(errs, errors.New("--etcd-prefix is empty: Coil v1's own is /coil/"))
@@ -223,8 +230,17 @@ func (r *replace) AddFlags(fs *pflag.FlagSet) {
 
 // Validate implements program.Options.
 func (r *replace) Validate() error {
-	if r.Interval < 0 {
-		return fmt.Errorf("--interval %v is negative", r.Interval)
+	return errors.Join(
+		program.NotNegative("--interval", r.Interval),
+		objectName("--namespace", r.Namespace, validation.IsDNS1123Label),
+		objectName("--daemonset", r.DaemonSet, validation.IsDNS1123Subdomain),
+	)
+}
+
+// objectName returns an error unless the value of a flag can be the name of an object, of which check returns what is wrong.
+func objectName(flag, value string, check func(string) []string) error {
+	if problems := check(value); len(problems) > 0 {
+		return fmt.Errorf("%s=%q can't be the name of an object: %s", flag, value, strings.Join(problems, "; "))
 	}
 	return nil
 }

@@ -5,10 +5,12 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"regexp"
 	"slices"
 	"time"
 
 	"github.com/spf13/pflag"
+	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
 
@@ -71,11 +73,17 @@ func (p *preflightCommand) Validate() error {
 	if err := cniconf.CheckName(p.CNIConfName); err != nil {
 		errs = append(errs, fmt.Errorf("--cni-conf-name: %w", err))
 	}
-	if p.Namespace == "" {
-		errs = append(errs, errors.New("--namespace is empty"))
+	if p.Image != "" && !imageName.MatchString(p.Image) {
+		errs = append(errs, fmt.Errorf("--image=%q can't be the name of an image", p.Image))
 	}
-	return errors.Join(append(errs, program.Positive("--timeout", p.Timeout))...)
+	return errors.Join(append(errs, objectName("--namespace", p.Namespace, validation.IsDNS1123Label), program.Positive("--timeout", p.Timeout))...)
 }
+
+// imageName matches a registry with a port, a path, a tag and a digest, of which only the path is needed, as container
+// runtimes do it (github.com/distribution/reference).
+var imageName = regexp.MustCompile(`^(([a-zA-Z0-9][a-zA-Z0-9.-]*|\[[0-9a-fA-F:]+\])(:[0-9]+)?/)?` +
+	`[a-z0-9]+(([._]|__|-+)[a-z0-9]+)*(/[a-z0-9]+(([._]|__|-+)[a-z0-9]+)*)*` +
+	`(:\w[\w.-]{0,127})?(@[a-zA-Z][a-zA-Z0-9+._-]*:[0-9a-fA-F]{32,})?$`)
 
 func (p *preflightCommand) run(ctx context.Context) error {
 	cfg, err := p.config()

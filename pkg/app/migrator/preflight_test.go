@@ -27,6 +27,7 @@ func TestPreflightExitCodes(t *testing.T) {
 		{"not understood", "strange", nil, 1},
 		{"no answer", "", nil, 1},
 		{"no image", "v1.36.3", []string{"--skip-nodes=false"}, 2},
+		{"no such image", "v1.36.3", []string{"--image=x y"}, 2},
 		{"no such flag", "v1.36.3", []string{"--none"}, 2},
 		{"help", "", []string{"--help"}, 0},
 	} {
@@ -69,6 +70,15 @@ func TestPreflightFlags(t *testing.T) {
 	for _, flag := range []string{"--variant", "--cni-conf-name", "--namespace", "--timeout", "--image"} {
 		if err == nil || !strings.Contains(err.Error(), flag) {
 			t.Errorf("problems %v don't name %s", err, flag)
+		}
+	}
+	for image, valid := range map[string]bool{
+		"coil": true, "coil:dev": true, "localhost/coil:dev": true, "reg.example:5000/net/coil:v3.0.0@sha256:" + strings.Repeat("a0", 32): true,
+		"[fd00::1]:5000/a__b/c-d.e": true, "Reg/coil": true,
+		"x y": false, "coil:": false, "Coil": false, "coil:v3 ": false, "https://reg/coil": false, "coil@sha256:ab": false, "/coil": false, "-": false,
+	} {
+		if err := parse("--image=" + image).Validate(); (err == nil) != valid {
+			t.Errorf("image %q: error %v", image, err)
 		}
 	}
 }
