@@ -100,7 +100,7 @@ func (p *preflightCommand) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	cluster.Variant, cluster.This, cluster.ConfName = preflight.Variant(p.Variant), program.Version(), p.CNIConfName
+	cluster.Variant, cluster.This, cluster.Image, cluster.ConfName = preflight.Variant(p.Variant), program.Version(), p.Image, p.CNIConfName
 	if !p.SkipNodes {
 		cluster.Probes = survey.Probes{Pods: core.CoreV1().Pods(p.Namespace), Image: p.Image, Timeout: p.Timeout}.Run(ctx, cluster.Nodes)
 	}

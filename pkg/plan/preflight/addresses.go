@@ -113,8 +113,8 @@ func (j *judge) blocks() {
 	}
 }
 
-// pods judges the addresses of pods.
-func (j *judge) pods() {
+// addresses counts the pods whose addresses are in the blocks of their nodes, and the others, which it returns by node.
+func (j *judge) addresses() map[string][]string {
 	blocks := map[string][]netip.Prefix{}
 	for _, b := range j.Blocks {
 		node := b.Labels[v2.LabelNode]
@@ -138,6 +138,12 @@ func (j *judge) pods() {
 		j.foreign++
 		outside[node] = append(outside[node], fmt.Sprintf("%s/%s (%s)", p.Namespace, p.Name, p.Status.PodIPs[i].IP))
 	}
+	return outside
+}
+
+// pods judges the addresses of pods.
+func (j *judge) pods() {
+	outside := j.addresses()
 	if j.installed.fresh() || len(j.Blocks) == 0 {
 		return
 	}
@@ -145,5 +151,26 @@ func (j *judge) pods() {
 		pods := outside[node]
 		slices.Sort(pods)
 		j.add(Warning, "Node "+node, "the addresses of %s are in none of its blocks, so that others may get them: restart %s", plan.Enumerate(pods), plan.Count(len(pods), "pod", "pods"))
+	}
+}
+
+// withoutIPAM judges what follows from addresses that Coil has given, when a variant is installed that gives none. Blocks that
+// an earlier Coil has left, of which no pod has an address, do no harm.
+func (j *judge) withoutIPAM() {
+	j.addresses()
+	if j.installed.chained || j.own == 0 && j.installed.fresh() {
+		return
+	}
+	var names []string
+	for _, b := range j.Blocks {
+		if j.own > 0 || b.Labels[v2.LabelReserved] != v2.ReservedValue {
+			names = append(names, b.Name)
+		}
+	}
+	if len(names) > 0 {
+		slices.Sort(names)
+		j.add(Blocker, "AddressBlocks "+plan.Enumerate(names), "%s of them, and the variant %s gives none: no new pod could start. "+
+			"Install another variant, or install another network that gives addresses first, and restart these pods, until the blocks are gone",
+			plan.Count(j.own, "pod has an address", "pods have addresses"), j.Variant)
 	}
 }

@@ -46,8 +46,10 @@ func (v Variant) Egress() bool { return !strings.HasPrefix(string(v), "ipam-only
 // Cluster is what was read of a cluster.
 type Cluster struct {
 	Variant Variant
-	// This is the version that is to be installed.
+	// This is the version of the program that judges.
 	This string
+	// Image is the one that is to be installed; empty if that isn't known.
+	Image string
 	// ConfName is the file name of the network configuration that it will have on nodes.
 	ConfName string
 
@@ -175,6 +177,8 @@ func Judge(c Cluster) Report {
 		j.pools()
 		j.blocks()
 		j.pods()
+	} else {
+		j.withoutIPAM()
 	}
 	if c.Variant.Egress() {
 		j.egresses()
@@ -193,7 +197,7 @@ func Judge(c Cluster) Report {
 		return cmp.Or(cmp.Compare(b.Severity, a.Severity), cmp.Compare(a.Subject, b.Subject), cmp.Compare(a.Text, b.Text))
 	})
 	return Report{
-		Installed: j.installed.String(), This: fmt.Sprintf("Coil %s, %s", c.This, c.Variant.folder()),
+		Installed: j.installed.String(), This: fmt.Sprintf("Coil %s, %s", cmp.Or(c.Image, c.This), c.Variant.folder()),
 		Steps: j.steps(), Findings: j.findings,
 	}
 }
@@ -246,19 +250,24 @@ func Away(n *corev1.Node) bool {
 func (j *judge) steps() []string {
 	var all []string
 	add := func(format string, args ...any) { all = append(all, fmt.Sprintf(format, args...)) }
-	nodes := plan.Count(len(j.linux()), "node", "nodes")
+	nodes, same := len(j.linux()), j.same()
 	if j.installed.fresh() {
-		add("coild is started on %s. Nothing changes for pods that run there.", nodes)
+		add("coild is started on %s. Nothing changes for pods that run there.", plan.Count(nodes, "node", "nodes"))
 		if j.Variant.IPAM() {
 			add("Pods that start afterwards have addresses of Coil. Those that run now (%d) keep theirs.", j.own+j.foreign)
 		}
 	} else {
-		add("coild is replaced on %s, a tenth of them at a time. No pod is restarted and no packet between pods is lost. A pod that starts or ends meanwhile waits for the new coild of its node.", nodes)
+		if same > 0 {
+			add("coild of %s has the image already, and stays as it is unless its settings change.", plan.Count(same, "node", "nodes"))
+		}
+		if n := nodes - same; n > 0 || same == 0 {
+			add("coild is replaced on %s, a tenth of them at a time. No pod is restarted and no packet between pods is lost. A pod that starts or ends meanwhile waits for the new coild of its node.", plan.Count(n, "node", "nodes"))
+		}
 		if j.Variant.IPAM() {
 			add("Pods with addresses of Coil (%d) keep them and their routes.", j.own)
 		}
 	}
-	if n := len(j.Egresses); n > 0 && j.Variant.Egress() {
+	if n := len(j.Egresses); n > 0 && j.Variant.Egress() && !j.routersStay() {
 		routers := int32(0)
 		for _, e := range j.Egresses {
 			routers += e.Spec.Replicas

@@ -137,7 +137,32 @@ func TestFindings(t *testing.T) {
 			[]Finding{{Blocker, "Coil v3.3.0", "go back to 3.2 first"}}},
 		{"a version back", func(c *Cluster) { c.This = "v3.0.1" }, []Finding{{Note, "Coil v3.0.2", "goes back"}}},
 		{"another variant", func(c *Cluster) { c.Variant = "egress-only" },
-			[]Finding{{Warning, "Deployment coil-ipam-controller", "--variant"}}},
+			[]Finding{{Blocker, "AddressBlocks default-0, default-1", "2 pods have addresses of them, and the variant egress-only gives none: no new pod could start"},
+				{Warning, "Deployment coil-ipam-controller", "--variant"}}},
+		{"another variant, whose pods were moved", func(c *Cluster) { c.Variant, c.Pods, c.Deployments = "egress-only", nil, nil },
+			[]Finding{{Blocker, "AddressBlocks default-0, default-1", "0 pods have addresses of them"}}},
+		{"another variant, whose blocks are gone", func(c *Cluster) { c.Variant, c.Blocks, c.Deployments = "egress-only", nil, nil }, nil},
+		{"the same variant, and blocks of the time before", func(c *Cluster) {
+			c.Variant, c.Deployments = "egress-only", nil
+			c.DaemonSets[0].Spec.Template.Spec.Containers[0].Args = []string{"--enable-ipam=false"}
+		}, nil},
+		{"a first variant without addresses, and blocks that nobody uses", func(c *Cluster) {
+			none(c)
+			c.Variant, c.Pods = "egress-only", nil
+		}, nil},
+		{"a first variant without addresses, and pods of Coil v1", func(c *Cluster) {
+			none(c)
+			c.Variant, c.Pods = "egress-only", c.Pods[:1]
+			for _, b := range c.Blocks {
+				b.Labels[v2.LabelReserved] = v2.ReservedValue
+			}
+		}, []Finding{{Blocker, "AddressBlocks default-0, default-1", "1 pod has an address of them"}}},
+		{"an image of another version", func(c *Cluster) { c.Image = "reg:5000/coil:v3.1.1@sha256:ab" },
+			[]Finding{{Warning, "Image reg:5000/coil:v3.1.1@sha256:ab", "this coil-migrator is of version v3.1.0"}}},
+		{"an image of a version too far", func(c *Cluster) { c.Image = "coil:v3.2.0" },
+			[]Finding{{Blocker, "Coil v3.0.2", "install 3.1 first"}, {Warning, "Image coil:v3.2.0", "ask the one"}}},
+		{"an image of this version", func(c *Cluster) { c.Image = "coil:v3.1.0" }, nil},
+		{"an image without a version", func(c *Cluster) { c.Image = "localhost:5000/coil" }, nil},
 		{"a single node", func(c *Cluster) { c.Nodes, c.Blocks, c.Pods = c.Nodes[:1], c.Blocks[:1], c.Pods[:1] },
 			[]Finding{{Warning, "Node a", "replicas"}}},
 		{"a single node that is known", func(c *Cluster) {
@@ -250,7 +275,7 @@ func TestFindings(t *testing.T) {
 			{Warning, "Node a", "07-broken.conf can't"}, {Warning, "Node a", "20-bridge.conf (bridge) isn't used"}}},
 		{"configurations of others, behind which Coil is wanted", func(c *Cluster) {
 			none(c)
-			c.Variant = "egress-only"
+			c.Variant, c.Blocks = "egress-only", nil
 			result(c, "a").CNI = []probe.CNIFile{{Name: "05-cilium.conflist", Plugins: []string{"cilium-cni"}}}
 		}, []Finding{{Note, "Node a", "add coil to the end"}}},
 		{"a record of a later version", func(c *Cluster) { result(c, "a").Record.Version = 3 }, []Finding{{Warning, "Node a", "cool down"}}},
@@ -291,6 +316,47 @@ What will happen:
 - Pods with addresses of Coil (2) keep them and their routes.
 - Routers of 1 Egress are replaced (2 pods), as the strategy of each Egress says.
 - On 2 nodes the record of addresses gets version 2 of its schema. A copy of the former one stays beside it, in /var/lib/coil.
+
+Nothing stands against it.
+`},
+		{"an image that nodes have", func(c *Cluster) {
+			c.Image = "coil:v3.1.0"
+			c.Deployments = append(c.Deployments, &appsv1.Deployment{ObjectMeta: named(egressController), Spec: appsv1.DeploymentSpec{Template: podSpec("c", "/c", c.Image)}})
+			for i, image := range []string{c.Image, "coil:v3.0.2"} {
+				p := pod("coild-x", c.Nodes[i].Name, "192.0.2.1")
+				p.ObjectMeta, p.Spec.HostNetwork, p.Spec.Containers = named("coild"), true, []corev1.Container{{Name: "coild", Image: image}}
+				c.Pods = append(c.Pods, p)
+			}
+			c.Probes["a"].Result.Record.Version = 2
+		}, Note, `There is: Coil reg:5000/coil:v3.0.2
+To be installed: Coil coil:v3.1.0, manifests
+
+What will happen:
+- coild of 1 node has the image already, and stays as it is unless its settings change.
+- coild is replaced on 1 node, a tenth of them at a time. No pod is restarted and no packet between pods is lost. A pod that starts or ends meanwhile waits for the new coild of its node.
+- Pods with addresses of Coil (2) keep them and their routes.
+- On 1 node the record of addresses gets version 2 of its schema. A copy of the former one stays beside it, in /var/lib/coil.
+
+Nothing stands against it.
+`},
+		{"the image that is there", func(c *Cluster) {
+			c.Image = "reg:5000/coil:v3.1.0"
+			c.DaemonSets[0].Spec.Template.Spec.Containers[0].Image = c.Image
+			for _, n := range c.Nodes {
+				p := pod("coild-x", n.Name, "192.0.2.1")
+				p.ObjectMeta, p.Spec.HostNetwork, p.Spec.Containers = named("coild"), true, []corev1.Container{{Name: "coild", Image: c.Image}}
+				c.Pods = append(c.Pods, p)
+			}
+			c.Egresses, c.Probes = nil, nil
+		}, Note, `There is: Coil reg:5000/coil:v3.1.0
+To be installed: Coil reg:5000/coil:v3.1.0, manifests
+
+What will happen:
+- coild of 2 nodes has the image already, and stays as it is unless its settings change.
+- Pods with addresses of Coil (2) keep them and their routes.
+
+Good to know:
+- Nodes: nobody looked at their kernels, network configurations and records (--skip-nodes)
 
 Nothing stands against it.
 `},

@@ -8,6 +8,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apimachinery/pkg/util/version"
 
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
@@ -30,6 +31,8 @@ const (
 type installed struct {
 	generation generation
 	image      string
+	// chained says that it gives no addresses, since another network does.
+	chained bool
 }
 
 func (i installed) String() string {
@@ -41,7 +44,8 @@ func (i installed) fresh() bool { return i.generation < coil2 }
 
 // Names of objects in kube-system.
 const (
-	nodeDaemon = "coild"
+	nodeDaemon       = "coild"
+	egressController = "coil-egress-controller"
 	// labelGeneration is the number by which a DaemonSet knows pods of its present template, besides the hash.
 	labelGeneration = "pod-template-generation"
 )
@@ -49,7 +53,7 @@ const (
 // programs are the names of Coil's DaemonSets and Deployments, each with the ports that it opens in the network of its node.
 var programs = map[string][]int32{
 	nodeDaemon: {9384, 9385}, "coil-router": {9388, 9389},
-	"coil-ipam-controller": {9386, 9387}, "coil-egress-controller": {9396, 9397},
+	"coil-ipam-controller": {9386, 9387}, egressController: {9396, 9397},
 }
 
 // has says whether a DaemonSet or Deployment is part of a variant.
@@ -59,7 +63,7 @@ func (v Variant) has(program string) bool {
 		return strings.HasSuffix(string(v), "with-router")
 	case "coil-ipam-controller":
 		return v.IPAM()
-	case "coil-egress-controller":
+	case egressController:
 		return v.Egress()
 	}
 	return true
@@ -106,10 +110,11 @@ func (c Cluster) install() installed {
 			if k.Name != nodeDaemon {
 				continue
 			}
+			i := installed{coil2, k.Image, slices.Contains(k.Args, "--enable-ipam=false")}
 			if len(k.Command) > 0 && k.Command[0] == "/coild" {
-				return installed{rewrite, k.Image}
+				i.generation = rewrite
 			}
-			return installed{coil2, k.Image}
+			return i
 		}
 	}
 	if len(c.ones()) > 0 {
@@ -136,6 +141,26 @@ func (c Cluster) ones() (all []string) {
 // ofCoil says whether a pod is one of Coil's programs.
 func ofCoil(p *corev1.Pod) bool {
 	return p.Namespace == Namespace && p.Labels["app.kubernetes.io/name"] == "coil"
+}
+
+// same counts the nodes whose coild has the image that is to be installed.
+func (j *judge) same() int {
+	linux, nodes := sets.New(j.linux()...), sets.New[string]()
+	for _, p := range j.Pods {
+		if ofCoil(p) && p.Labels["app.kubernetes.io/component"] == nodeDaemon && linux.Has(p.Spec.NodeName) && hasImage(p.Spec, j.Image) {
+			nodes.Insert(p.Spec.NodeName)
+		}
+	}
+	return len(nodes)
+}
+
+// routersStay says whether routers have the image that is to be installed: it is that of their controller.
+func (j *judge) routersStay() bool {
+	return slices.ContainsFunc(j.coils(), func(w workload) bool { return w.name == egressController && hasImage(w.spec, j.Image) })
+}
+
+func hasImage(s corev1.PodSpec, image string) bool {
+	return slices.ContainsFunc(s.Containers, func(c corev1.Container) bool { return c.Image == image })
 }
 
 // kubernetes judges the version of Kubernetes, webhooks and definitions.
@@ -194,13 +219,18 @@ func (j *judge) programs() {
 	}
 }
 
-// versions judges the distance between the version that is there and this one.
+// versions judges the distance between the version that is there and the one that is to be installed.
 func (j *judge) versions() {
-	_, tag, _ := strings.Cut(j.installed.image[strings.LastIndex(j.installed.image, "/")+1:], ":")
-	tag, _, _ = strings.Cut(tag, "@")
-	have, err := version.ParseSemantic(tag)
-	this, thisErr := version.ParseSemantic(strings.Split(j.This, " ")[0])
-	if j.installed.generation != rewrite || err != nil || thisErr != nil || have.Major() != this.Major() {
+	this, err := version.ParseSemantic(strings.Split(j.This, " ")[0])
+	if wanted, wantedErr := version.ParseSemantic(tag(j.Image)); wantedErr == nil {
+		if err == nil && (wanted.LessThan(this) || this.LessThan(wanted)) {
+			j.add(Warning, "Image "+j.Image, "this coil-migrator is of version %s, by whose rules it judges: ask the one of the image's version", j.This)
+		}
+		this, err = wanted, nil
+	}
+	tag := tag(j.installed.image)
+	have, haveErr := version.ParseSemantic(tag)
+	if j.installed.generation != rewrite || err != nil || haveErr != nil || have.Major() != this.Major() {
 		return
 	}
 	subject := "Coil " + tag
@@ -212,6 +242,13 @@ func (j *judge) versions() {
 	case distance == -1 || distance == 0 && this.LessThan(have):
 		j.add(Note, subject, "this goes back to an earlier version")
 	}
+}
+
+// tag is the tag of an image; empty if it has none.
+func tag(image string) string {
+	_, tag, _ := strings.Cut(image[strings.LastIndex(image, "/")+1:], ":")
+	tag, _, _ = strings.Cut(tag, "@")
+	return tag
 }
 
 // config judges the network configuration that the Coil which is there gives to nodes; none gives it no configuration.
