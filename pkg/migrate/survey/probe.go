@@ -124,6 +124,9 @@ var hopeless = map[string]bool{
 	"ImagePullBackOff": true, "InvalidImageName": true, "ErrImageNeverPull": true, "CreateContainerConfigError": true,
 }
 
+// noImage are reasons for which a container waits for its image.
+var noImage = map[string]bool{"ImagePullBackOff": true, "ErrImagePull": true}
+
 // await returns when a pod has ended. An error says why the pod can't be expected to say anything.
 func (p Probes) await(ctx context.Context, name string) error {
 	state := "Pending"
@@ -142,6 +145,9 @@ func (p Probes) await(ctx context.Context, name string) error {
 		for _, c := range pod.Status.ContainerStatuses {
 			if w := c.State.Waiting; w != nil {
 				state = w.Reason + ": " + w.Message
+				if noImage[w.Reason] {
+					state += ": import the image on the node, or give one that the node can pull (--image)"
+				}
 				if hopeless[w.Reason] {
 					return false, fmt.Errorf("pod %s: %s", name, state)
 				}

@@ -163,7 +163,7 @@ func TestProbes(t *testing.T) {
 	got := Probes{Pods: core.CoreV1().Pods("ns"), Image: "coil:v3", Timeout: 300 * time.Millisecond}.Run(t.Context(), all)
 	want := map[string]string{
 		"fine": "6.1.0", "evicted": "Evicted: no memory", "slow": "is Pending: not within 300ms (--timeout)",
-		"no-image": "ImagePullBackOff: not there", "refused": "no more pods",
+		"no-image": "ImagePullBackOff: not there: import the image on the node, or give one that the node can pull (--image)", "refused": "no more pods",
 	}
 	if len(got) != len(want) {
 		t.Errorf("%d nodes, want %d: %v", len(got), len(want), got)
