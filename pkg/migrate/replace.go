@@ -41,7 +41,8 @@ type Replace struct {
 
 // replaced is what a run of Replace has done so far.
 type replaced struct {
-	evicted, deleted int // pods and blocks
+	evicted, deleted int  // pods and blocks
+	pending          bool // the restart of coild is noted
 	restarting       bool
 }
 
@@ -56,6 +57,8 @@ func (d replaced) String() string {
 	}
 	if d.restarting {
 		all = append(all, "the restart of coild was begun")
+	} else if d.pending {
+		all = append(all, "the restart of coild is pending")
 	}
 	return strings.Join(all, ", ")
 }
@@ -299,6 +302,7 @@ func (r *Replace) deleteBlocks(ctx context.Context, blocks []v2.AddressBlock) er
 	if err := r.patch(ctx, fmt.Sprintf(`{"metadata":{"annotations":{%q:"true"}}}`, annotationPending)); err != nil {
 		return fmt.Errorf("note on DaemonSet %s that its restart is pending: %w", r.DaemonSet, err)
 	}
+	r.replaced.pending = true
 	for _, b := range blocks {
 		err := r.Coil.CoilV2().AddressBlocks().Delete(ctx, b.Name, metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &b.UID}})
 		switch {

@@ -199,9 +199,9 @@ func TestReplaceKilled(t *testing.T) {
 			}
 			did := []string{
 				"", "; until then, 1 pod was evicted: run replace again", "; until then, 2 pods were evicted: run replace again",
-				"; until then, 3 pods were evicted: run replace again", "; until then, 3 pods were evicted: run replace again",
-				"; until then, 3 pods were evicted, 1 reserved block was deleted: run replace again",
-				"; until then, 3 pods were evicted, 2 reserved blocks were deleted: run replace again",
+				"; until then, 3 pods were evicted: run replace again", "; until then, 3 pods were evicted, the restart of coild is pending: run replace again",
+				"; until then, 3 pods were evicted, 1 reserved block was deleted, the restart of coild is pending: run replace again",
+				"; until then, 3 pods were evicted, 2 reserved blocks were deleted, the restart of coild is pending: run replace again",
 			}[n]
 			if !strings.HasSuffix(err.Error(), did) || strings.HasPrefix(err.Error(), "nothing was changed: ") != (n == 0) {
 				t.Errorf("change %d: error %v, want one that ends with %q", n+1, err, did)

@@ -164,7 +164,7 @@ func (d *dump) Validate() error {
 func (d *dump) run(ctx context.Context) error {
 	c, err := d.cluster()
 	if err != nil {
-		return err
+		return fmt.Errorf("nothing was changed: %w", err)
 	}
 	return (&migrate.Dump{
 		Cluster: c, Read: d.read, Check: d.check, Write: d.write,
@@ -251,7 +251,7 @@ const grace = time.Minute
 func (r *replace) run(ctx context.Context) error {
 	c, err := r.cluster()
 	if err != nil {
-		return err
+		return fmt.Errorf("nothing was changed: %w", err)
 	}
 	return (&migrate.Replace{
 		Cluster: c, Namespace: r.Namespace, DaemonSet: r.DaemonSet,
