@@ -49,6 +49,7 @@ var places = map[string]layer{
 	"pkg/dataplane/":  pure,
 	"pkg/faultpoint/": pure,
 	"pkg/holding/":    pure,
+	"pkg/ledger/":     pure,
 	"pkg/store":       pure,
 	"pkg/syncmap/":    pure,
 

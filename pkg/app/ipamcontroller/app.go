@@ -6,6 +6,7 @@ package ipamcontroller
 
 import (
 	"context"
+	"time"
 
 	"golang.org/x/sync/errgroup"
 	"k8s.io/client-go/informers"
@@ -19,6 +20,7 @@ import (
 	"github.com/coil-net/coil/pkg/controller/blockrequest"
 	"github.com/coil-net/coil/pkg/controller/pool"
 	"github.com/coil-net/coil/pkg/kube"
+	"github.com/coil-net/coil/pkg/ledger"
 )
 
 const (
@@ -54,8 +56,10 @@ func (o *Options) compose(_ context.Context, e leading.Environment) (leading.Con
 	if err := v2.AddressBlocks().Informer().SetTransform(stripBlock); err != nil {
 		return leading.Controllers{}, err
 	}
+	blocks := ledger.New(time.Now)
 	requests, err := blockrequest.New(blockrequest.Config{
-		Coil: e.Coil, Core: e.Core,
+		Ledger: blocks,
+		Coil:   e.Coil, Core: e.Core,
 		Requests: v2.BlockRequests(), Blocks: v2.AddressBlocks(), Pools: v2.AddressPools(), Nodes: nodes,
 		Recorder: e.Recorder, LoopMetrics: e.Loops, Registry: e.Registry,
 	})

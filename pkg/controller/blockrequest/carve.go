@@ -17,6 +17,7 @@ import (
 	"github.com/coil-net/coil/pkg/faultpoint"
 	"github.com/coil-net/coil/pkg/ipam"
 	"github.com/coil-net/coil/pkg/kube"
+	"github.com/coil-net/coil/pkg/ledger"
 	"github.com/coil-net/coil/pkg/plan/pools"
 )
 
@@ -46,7 +47,7 @@ func (c *Controller) obtain(ctx context.Context, r *v2.BlockRequest, w *work) (*
 		}
 	}
 	// From here on Busy is true: the cache has to be read after that.
-	defer c.ledger.begin(r.Spec.PoolName)()
+	defer c.ledger.Begin(r.Spec.PoolName)()
 	pool, err := c.pool(ctx, r.Spec.PoolName, w)
 	if err != nil {
 		return nil, err
@@ -65,7 +66,7 @@ func (c *Controller) obtain(ctx context.Context, r *v2.BlockRequest, w *work) (*
 	if err := c.requireRoom(node, pool.Name, p.BlockSize()); err != nil {
 		return nil, err
 	}
-	c.ledger.open(pool)
+	c.ledger.Open(pool)
 	return c.carve(ctx, r, w, pool, p, h)
 }
 
@@ -80,7 +81,7 @@ func (c *Controller) madeFor(r *v2.BlockRequest, w *work) []string {
 		names = append(names, w.made)
 	}
 	if w.attempt != nil {
-		names = append(names, pools.BlockName(r.Spec.PoolName, w.attempt.index))
+		names = append(names, pools.BlockName(r.Spec.PoolName, w.attempt.Index))
 	}
 	slices.Sort(names)
 	return slices.Compact(names)
@@ -101,7 +102,7 @@ func (c *Controller) ours(ctx context.Context, r *v2.BlockRequest, name string) 
 	if err != nil {
 		return nil, fmt.Errorf("read AddressBlock %s: %w", name, err)
 	}
-	c.ledger.found(b)
+	c.ledger.Found(b)
 	if b.Labels[v2.LabelRequest] != string(r.UID) || b.DeletionTimestamp != nil {
 		return nil, nil
 	}
@@ -176,23 +177,23 @@ func (c *Controller) carve(ctx context.Context, r *v2.BlockRequest, w *work, poo
 			}
 		}
 		cand, err := c.next(w, pool, p, h.NodeName)
-		if full := (*noneFree)(nil); errors.As(err, &full) {
+		if full := (*ledger.NoneFree)(nil); errors.As(err, &full) {
 			return nil, refusef(v2.ReasonPoolExhausted, "AddressPool %s has no block left: %s; append a subnet to its spec.subnets", pool.Name, full)
 		}
 		if err != nil {
 			return nil, err
 		}
 		faultpoint.At(faultpoint.CarveChosen)
-		b, err := c.cfg.Coil.CoilV2().AddressBlocks().Create(ctx, pools.NewBlock(pool, cand.index, cand.block, h), metav1.CreateOptions{})
+		b, err := c.cfg.Coil.CoilV2().AddressBlocks().Create(ctx, pools.NewBlock(pool, cand.Index, cand.Block, h), metav1.CreateOptions{})
 		switch {
 		case err == nil:
 			faultpoint.At(faultpoint.CarveCreated)
 			w.made, w.attempt = b.Name, nil
-			klog.FromContext(ctx).V(2).Info("Carved a block", "block", b.Name, "ranges", cand.block, "node", h.NodeName)
+			klog.FromContext(ctx).V(2).Info("Carved a block", "block", b.Name, "ranges", cand.Block, "node", h.NodeName)
 			return b, nil
 		case apierrors.IsAlreadyExists(err):
 			w.attempt = nil
-			name := pools.BlockName(pool.Name, cand.index)
+			name := pools.BlockName(pool.Name, cand.Index)
 			b, err := c.ours(ctx, r, name)
 			if b != nil {
 				w.made = b.Name
@@ -202,13 +203,13 @@ func (c *Controller) carve(ctx context.Context, r *v2.BlockRequest, w *work, poo
 			}
 		case apierrors.IsInvalid(err):
 			w.attempt = nil
-			c.ledger.release(pool.Name, cand.index)
+			c.ledger.Release(pool.Name, cand.Index)
 			return nil, refusef(v2.ReasonPoolInvalid, "The API server refuses AddressBlock %s: %s",
-				pools.BlockName(pool.Name, cand.index), oneLine(err))
+				pools.BlockName(pool.Name, cand.Index), oneLine(err))
 		default:
 			// It may exist all the same.
 			w.attempt = &attempt{cand, pool.UID}
-			return nil, fmt.Errorf("create AddressBlock %s: %w", pools.BlockName(pool.Name, cand.index), err)
+			return nil, fmt.Errorf("create AddressBlock %s: %w", pools.BlockName(pool.Name, cand.Index), err)
 		}
 	}
 }
@@ -216,11 +217,11 @@ func (c *Controller) carve(ctx context.Context, r *v2.BlockRequest, w *work, poo
 // next returns the candidate whose creation had no clear answer, else another one. Others
 // may have got its addresses when its mark has ended, and a pool that was made again may
 // not have them.
-func (c *Controller) next(w *work, pool *v2.AddressPool, p ipam.Pool, node string) (candidate, error) {
-	if a := w.attempt; a != nil && a.pool == pool.UID && c.ledger.renew(pool.Name, a.candidate) {
-		return a.candidate, nil
+func (c *Controller) next(w *work, pool *v2.AddressPool, p ipam.Pool, node string) (ledger.Candidate, error) {
+	if a := w.attempt; a != nil && a.pool == pool.UID && c.ledger.Renew(pool.Name, a.Candidate) {
+		return a.Candidate, nil
 	}
-	return c.ledger.pick(pool.Name, p, node)
+	return c.ledger.Pick(pool.Name, p, node)
 }
 
 // answered says whether the cache has got an answer since the work on r began.

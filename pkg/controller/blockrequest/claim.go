@@ -13,6 +13,7 @@ import (
 
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
 	"github.com/coil-net/coil/pkg/ipam"
+	"github.com/coil-net/coil/pkg/ledger"
 	"github.com/coil-net/coil/pkg/plan/pools"
 )
 
@@ -25,7 +26,7 @@ type refusedClaim struct{ block, node string }
 // wasRefused says whether a claim was refused a while ago.
 func (c *Controller) wasRefused(block, node string) bool {
 	at, ok := c.refused.Find(refusedClaim{block, node})
-	return ok && c.now().Sub(at) <= contestLife
+	return ok && c.now().Sub(at) <= ledger.ContestLife
 }
 
 // claim returns the block that a node holds by its own record: the one that exists, else it is
@@ -37,13 +38,13 @@ func (c *Controller) claim(ctx context.Context, r *v2.BlockRequest, w *work) (*v
 	case err == nil && b.Labels[v2.LabelNode] == r.Spec.NodeName:
 		return b, nil
 	case err == nil:
-		c.ledger.found(b)
-		c.ledger.contest(name, r.Spec.NodeName)
+		c.ledger.Found(b)
+		c.ledger.Contest(name, r.Spec.NodeName)
 		return nil, refusef(v2.ReasonBlockTaken, "AddressBlock %s is held by node %q: two nodes may use its addresses", name, b.Labels[v2.LabelNode])
 	case !apierrors.IsNotFound(err):
 		return nil, fmt.Errorf("read AddressBlock %s: %w", name, err)
 	}
-	defer c.ledger.begin(r.Spec.PoolName)()
+	defer c.ledger.Begin(r.Spec.PoolName)()
 	pool, err := c.pool(ctx, r.Spec.PoolName, w)
 	if err != nil {
 		return nil, err
@@ -63,9 +64,9 @@ func (c *Controller) claim(ctx context.Context, r *v2.BlockRequest, w *work) (*v
 		return nil, err
 	}
 	c.suspend(r) // the cache may have had another spec of the pool
-	c.ledger.open(pool)
-	if !c.ledger.claim(pool.Name, index, ranges, h.NodeName) {
-		c.ledger.contest(name, r.Spec.NodeName)
+	c.ledger.Open(pool)
+	if !c.ledger.Claim(pool.Name, index, ranges, h.NodeName) {
+		c.ledger.Contest(name, r.Spec.NodeName)
 		return nil, refusef(v2.ReasonBlockTaken, "Addresses of AddressBlock %s are in another block: two nodes may use them", name)
 	}
 	b, err = c.cfg.Coil.CoilV2().AddressBlocks().Create(ctx, pools.NewBlock(pool, index, ranges, h), metav1.CreateOptions{})
@@ -75,10 +76,10 @@ func (c *Controller) claim(ctx context.Context, r *v2.BlockRequest, w *work) (*v
 		klog.FromContext(ctx).Info("Made a lost block again", "block", name, "node", h.NodeName)
 		return b, nil
 	case apierrors.IsInvalid(err):
-		c.ledger.release(pool.Name, index)
+		c.ledger.Release(pool.Name, index)
 		return nil, refusef(v2.ReasonPoolInvalid, "The API server refuses AddressBlock %s: %s", name, oneLine(err))
 	}
-	c.ledger.release(pool.Name, index) // it is looked for again
+	c.ledger.Release(pool.Name, index) // it is looked for again
 	return nil, fmt.Errorf("create AddressBlock %s: %w", name, err)
 }
 
@@ -86,11 +87,11 @@ func (c *Controller) claim(ctx context.Context, r *v2.BlockRequest, w *work) (*v
 // a stolen token of a coild would lead the packets of that Node to the claiming one. The claim may be honest, for a block
 // of Coil 2.x that was lost: an admin allows it then.
 func (c *Controller) requireNoNode(pool *v2.AddressPool, name string, b ipam.Block, node string) error {
-	other, addr, ok := c.ledger.nodeWithin(b, node)
+	other, addr, ok := c.ledger.NodeWithin(b, node)
 	if !ok || claimAllowed(pool, name, node) {
 		return nil
 	}
-	c.ledger.contest(name, node) // pods may use it all the same
+	c.ledger.Contest(name, node) // pods may use it all the same
 	return refusef(v2.ReasonNodeAddress, "AddressBlock %s has %s, the address of Node %s: replace the pods of node %s that have addresses of it, if there are any; else somebody else may use the token of its coild",
 		name, addr, other, node)
 }

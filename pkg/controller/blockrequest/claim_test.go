@@ -8,17 +8,18 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
+	"github.com/coil-net/coil/pkg/plan/plantest"
 	"github.com/coil-net/coil/pkg/plan/pools"
 )
 
 // The node has answered before, or the block came back by other means.
 func TestClaimOfABlockThatExists(t *testing.T) {
 	api := newFakeAPI(t)
-	api.addPool(testPool("default", 1, "10.0.0.0/29"))
+	api.addPool(plantest.Pool("default", 1, "10.0.0.0/29"))
 	req := api.addRequest("r", "node", "default")
 	req.Spec.Claim = "default-2"
 	api.putRequest(req)
-	api.addBlock(made("default", 2, "10.0.0.4/31", "node"))
+	api.addBlock(plantest.Block("default", 2, "10.0.0.4/31", "node"))
 	r := newReplica(t, api, 0, testNode("node"))
 	r.deliverAll(t)
 	if err := r.sync(t.Context(), "r"); err != nil {
@@ -34,7 +35,7 @@ func TestClaimOfABlockThatExists(t *testing.T) {
 func TestClaimOfABlockThatThePoolLacks(t *testing.T) {
 	for claimed, suspends := range map[string]bool{"default-9": false, "other-1": false, "default-1": true} {
 		api := newFakeAPI(t)
-		api.addPool(testPool("default", 1, "10.0.0.0/29"))
+		api.addPool(plantest.Pool("default", 1, "10.0.0.0/29"))
 		claim := api.addRequest("claim", "node", "default")
 		claim.Spec.Claim = claimed
 		api.putRequest(claim)
@@ -77,11 +78,11 @@ func TestClaimOfANodesAddress(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			api := newFakeAPI(t)
-			pool := testPool("default", 2, "10.0.0.0/28")
+			pool := plantest.Pool("default", 2, "10.0.0.0/28")
 			pool.Annotations = map[string]string{v2.AnnotationAllowClaims: tt.allow}
 			api.addPool(pool)
 			if tt.exists {
-				api.addBlock(made("default", 1, "10.0.0.4/30", "node"))
+				api.addBlock(plantest.Block("default", 1, "10.0.0.4/30", "node"))
 			}
 			nodes := []*corev1.Node{withAddress("node", "10.0.0.1", "10.0.0.9"), withAddress("apiserver", "192.0.2.1", "10.0.0.6", "10.0.0.10")}
 			r := newReplica(t, api, 0, nodes...)
@@ -111,7 +112,7 @@ func TestClaimOfANodesAddress(t *testing.T) {
 			if !r.wasRefused(tt.claim, "node") {
 				t.Error("the claim suspends the pool each time")
 			}
-			if _, ok := r.ledger.contested[tt.claim]; !ok {
+			if !r.ledger.Contested(tt.claim) {
 				t.Error("another node may get the block")
 			}
 		})
@@ -122,13 +123,12 @@ func TestClaimOfANodesAddress(t *testing.T) {
 // again and again, which suspends the pool once. When the other node has given it back, nobody else gets it.
 func TestContestedBlock(t *testing.T) {
 	api := newFakeAPI(t)
-	api.addPool(testPool("default", 1, "10.0.0.0/31")) // of one block
-	api.addBlock(made("default", 0, "10.0.0.0/31", "other"))
+	api.addPool(plantest.Pool("default", 1, "10.0.0.0/31")) // of one block
+	api.addBlock(plantest.Block("default", 0, "10.0.0.0/31", "other"))
 	r := newReplica(t, api, 0, testNode("node"), testNode("third"))
 	start := time.Now()
 	after := func(d time.Duration) {
 		r.now = func() time.Time { return start.Add(d) }
-		r.ledger.now = r.now
 	}
 	ask := func(name, node, claim, reason string) {
 		t.Helper()
@@ -165,7 +165,7 @@ func TestContestedBlock(t *testing.T) {
 // After a claim others may be lost, too: nothing is carved for a while, and then behind it.
 func TestClaimSuspendsThePool(t *testing.T) {
 	api := newFakeAPI(t)
-	api.addPool(testPool("default", 1, "10.0.0.0/29"))
+	api.addPool(plantest.Pool("default", 1, "10.0.0.0/29"))
 	claim := api.addRequest("claim", "node", "default")
 	claim.Spec.Claim = "default-1"
 	api.putRequest(claim)
@@ -173,7 +173,6 @@ func TestClaimSuspendsThePool(t *testing.T) {
 	r.deliverAll(t)
 	start := time.Now()
 	r.now = func() time.Time { return start }
-	r.ledger.now = r.now
 	r.noteClaim(claim)
 	ask := func(name string) *v2.BlockRequest {
 		api.addRequest(name, "node", "default")
@@ -193,7 +192,6 @@ func TestClaimSuspendsThePool(t *testing.T) {
 		t.Errorf("the claim is answered with %q", got)
 	}
 	r.now = func() time.Time { return start.Add(pools.SuspendFor) }
-	r.ledger.now = r.now
 	if got := ask("late").Status.AddressBlockName; got != "default-2" {
 		t.Errorf("a request after the suspension is answered with %q, want the block behind the claimed one", got)
 	}

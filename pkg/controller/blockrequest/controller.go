@@ -60,6 +60,7 @@ import (
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
 	"github.com/coil-net/coil/pkg/faultpoint"
 	"github.com/coil-net/coil/pkg/kube"
+	"github.com/coil-net/coil/pkg/ledger"
 	"github.com/coil-net/coil/pkg/plan"
 	"github.com/coil-net/coil/pkg/plan/pools"
 	"github.com/coil-net/coil/pkg/reconcile"
@@ -78,6 +79,8 @@ type Config struct {
 	Blocks   informers.AddressBlockInformer
 	Pools    informers.AddressPoolInformer
 	Nodes    coreinformers.NodeInformer
+	// Ledger is kept here, by what the caches show.
+	Ledger   *ledger.Ledger
 	Recorder kube.Recorder
 	// LoopMetrics and Registry take metrics; nil ones are not exported.
 	LoopMetrics *reconcile.Metrics
@@ -99,7 +102,7 @@ type Controller struct {
 	answers  *prometheus.CounterVec
 	now      func() time.Time
 
-	ledger *ledger
+	ledger *ledger.Ledger
 	reader *poolReader
 	// tellClaim is called with the pool of each claim that suspends one; it may be nil.
 	tellClaim func(pool string)
@@ -132,7 +135,7 @@ type work struct {
 
 // attempt is a candidate of the pool with this UID.
 type attempt struct {
-	candidate
+	ledger.Candidate
 	pool types.UID
 }
 
@@ -149,6 +152,7 @@ func New(cfg Config) (*Controller, error) {
 		held:     blocks.IndexBy(holderOfBlock),
 		pools:    kube.CacheOf[v2.AddressPool](cfg.Pools.Informer()),
 		nodes:    kube.CacheOf[corev1.Node](cfg.Nodes.Informer()),
+		ledger:   cfg.Ledger,
 		now:      time.Now,
 		work:     map[string]*work{},
 		answers: promauto.With(cfg.Registry).NewCounterVec(prometheus.CounterOpts{
@@ -156,7 +160,6 @@ func New(cfg Config) (*Controller, error) {
 			Help: "BlockRequests answered by this process: Complete, or the reason why they failed.",
 		}, []string{"answer"}),
 	}
-	c.ledger = newLedger(c.now)
 	c.reader = newPoolReader(c.now, func(ctx context.Context, name string) (*v2.AddressPool, error) {
 		return cfg.Coil.CoilV2().AddressPools().Get(ctx, name, metav1.GetOptions{})
 	})
@@ -190,10 +193,10 @@ func (c *Controller) enqueue(r *v2.BlockRequest) {
 // blockChanged also looks at the request of the block, for which the block may be a surplus one.
 func (c *Controller) blockChanged(before, b *v2.AddressBlock) {
 	if b == nil {
-		c.ledger.miss(before.Name)
+		c.ledger.Miss(before.Name)
 		return
 	}
-	c.ledger.see(b)
+	c.ledger.See(b)
 	if c.led.Load() == nil || b.DeletionTimestamp != nil {
 		return
 	}
@@ -205,16 +208,16 @@ func (c *Controller) blockChanged(before, b *v2.AddressBlock) {
 func (c *Controller) poolChanged(before, p *v2.AddressPool) {
 	if p == nil {
 		c.reader.forget(before.Name)
-		c.ledger.forget(before.Name)
+		c.ledger.Forget(before.Name)
 	}
 }
 
 func (c *Controller) nodeChanged(before, n *corev1.Node) {
 	if n == nil {
-		c.ledger.seeNode(before.Name, nil)
+		c.ledger.SeeNode(before.Name, nil)
 		return
 	}
-	c.ledger.seeNode(n.Name, plan.NodeInternalIPs(n))
+	c.ledger.SeeNode(n.Name, plan.NodeInternalIPs(n))
 }
 
 // Run answers requests until ctx ends. Call it when this process leads.
@@ -225,6 +228,7 @@ func (c *Controller) Run(ctx context.Context) error {
 	if err := c.survey(ctx); err != nil {
 		return nil // ctx ended
 	}
+	c.ledger.Complete()
 	c.led.Store(new(c.now()))
 	defer c.led.Store(nil)
 	for _, r := range c.requests.All() {
@@ -236,12 +240,12 @@ func (c *Controller) Run(ctx context.Context) error {
 // LastIndex returns the index of the block that was carved last out of a pool by
 // this process, nil if there was none.
 func (c *Controller) LastIndex(p *v2.AddressPool) *int32 {
-	return c.ledger.lastIndex(p.Name, p.UID)
+	return c.ledger.LastIndex(p.Name, p.UID)
 }
 
 // Busy says whether a block of the pool may be about to be created by this process.
 // It says so of each request that began before the cache showed the pool's deletion.
-func (c *Controller) Busy(pool string) bool { return c.ledger.busy(pool) }
+func (c *Controller) Busy(pool string) bool { return c.ledger.Busy(pool) }
 
 // workOf returns the state of a request.
 func (c *Controller) workOf(r *v2.BlockRequest) *work {
@@ -282,7 +286,7 @@ func (c *Controller) sync(ctx context.Context, name string) error {
 	var no *refusal
 	if errors.As(err, &no) {
 		if no.reason == v2.ReasonPoolNotFound {
-			c.ledger.forget(r.Spec.PoolName)
+			c.ledger.Forget(r.Spec.PoolName)
 		}
 		err = c.refuse(ctx, r, no)
 	} else if err == nil {
@@ -318,7 +322,7 @@ func (c *Controller) complete(ctx context.Context, r *v2.BlockRequest, b *v2.Add
 // when it still needs a block later.
 func (c *Controller) refuse(ctx context.Context, r *v2.BlockRequest, no *refusal) error {
 	if r.Spec.Claim != "" && slices.Contains(repeated, no.reason) {
-		c.refused.DeleteFunc(func(_ refusedClaim, at time.Time) bool { return c.now().Sub(at) > contestLife })
+		c.refused.DeleteFunc(func(_ refusedClaim, at time.Time) bool { return c.now().Sub(at) > ledger.ContestLife })
 		c.refused.Set(refusedClaim{r.Spec.Claim, r.Spec.NodeName}, c.now())
 	}
 	answer := r.DeepCopy()

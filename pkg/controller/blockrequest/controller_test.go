@@ -13,6 +13,9 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
+	"github.com/coil-net/coil/pkg/ipam"
+	"github.com/coil-net/coil/pkg/ledger"
+	"github.com/coil-net/coil/pkg/plan/plantest"
 	"github.com/coil-net/coil/pkg/plan/pools"
 )
 
@@ -44,7 +47,7 @@ func TestAnswers(t *testing.T) {
 			a.pools["default"].Status.LastIndex = new(int32(3))
 		}},
 		{name: "a pool of 2.x goes on after its highest block", block: "default-3", api: func(a *fakeAPI, _ *v2.BlockRequest) {
-			a.addBlock(made("default", 2, "10.0.0.4/31", "other"))
+			a.addBlock(plantest.Block("default", 2, "10.0.0.4/31", "other"))
 		}},
 		{name: "no such pool", reason: v2.ReasonPoolNotFound, words: "no AddressPool default", api: func(a *fakeAPI, _ *v2.BlockRequest) {
 			delete(a.pools, "default")
@@ -65,19 +68,19 @@ func TestAnswers(t *testing.T) {
 		}},
 		{name: "exhausted", reason: v2.ReasonPoolExhausted, words: "all of its 4 blocks are taken; append a subnet", api: func(a *fakeAPI, _ *v2.BlockRequest) {
 			for i := range int32(4) {
-				a.addBlock(made("default", i, fmt.Sprintf("10.0.0.%d/31", 2*i), "other"))
+				a.addBlock(plantest.Block("default", i, fmt.Sprintf("10.0.0.%d/31", 2*i), "other"))
 			}
 		}},
 		{name: "exhausted, not in the cache yet", reason: v2.ReasonPoolExhausted, stale: func(_ *testing.T, r *replica) {
 			for i := range int32(4) {
-				r.api.addBlock(made("default", i, fmt.Sprintf("10.0.0.%d/31", 2*i), "other"))
+				r.api.addBlock(plantest.Block("default", i, fmt.Sprintf("10.0.0.%d/31", 2*i), "other"))
 			}
 		}},
 		{name: "the rest overlaps another pool's block", reason: v2.ReasonPoolExhausted, words: "shares addresses", api: func(a *fakeAPI, _ *v2.BlockRequest) {
-			a.addBlock(made("wide", 0, "10.0.0.0/29", "other"))
+			a.addBlock(plantest.Block("wide", 0, "10.0.0.0/29", "other"))
 		}},
 		{name: "a deleting block keeps its name", block: "default-1", api: func(a *fakeAPI, _ *v2.BlockRequest) {
-			b := made("default", 0, "10.0.0.0/31", "other")
+			b := plantest.Block("default", 0, "10.0.0.0/31", "other")
 			b.DeletionTimestamp = &now
 			a.addBlock(b)
 			a.pools["default"].Status.LastIndex = new(int32(3))
@@ -92,25 +95,25 @@ func TestAnswers(t *testing.T) {
 			r.OwnerReferences = []metav1.OwnerReference{{Kind: "Node", Name: "node", UID: "before"}}
 		}},
 		{name: "a block was made for it", block: "default-3", api: func(a *fakeAPI, r *v2.BlockRequest) {
-			a.addBlock(forRequest(made("default", 3, "10.0.0.6/31", "node"), r))
+			a.addBlock(forRequest(plantest.Block("default", 3, "10.0.0.6/31", "node"), r))
 		}},
 		{name: "a block was made for it, but is on its way out", block: "default-0", api: func(a *fakeAPI, r *v2.BlockRequest) {
-			b := forRequest(made("default", 3, "10.0.0.6/31", "node"), r)
+			b := forRequest(plantest.Block("default", 3, "10.0.0.6/31", "node"), r)
 			b.DeletionTimestamp = &now
 			a.addBlock(b)
 			a.pools["default"].Status.LastIndex = new(int32(3))
 		}},
 		{name: "a block was made for it, and the pool is terminating now", block: "default-3", api: func(a *fakeAPI, r *v2.BlockRequest) {
-			a.addBlock(forRequest(made("default", 3, "10.0.0.6/31", "node"), r))
+			a.addBlock(forRequest(plantest.Block("default", 3, "10.0.0.6/31", "node"), r))
 			a.pools["default"].DeletionTimestamp = &now
 		}},
 		{name: "the next name is taken by a block made for it that the cache doesn't show", block: "default-0", stale: func(_ *testing.T, r *replica) {
-			r.api.addBlock(forRequest(made("default", 0, "10.0.0.0/31", "node"), r.api.requests["r"]))
+			r.api.addBlock(forRequest(plantest.Block("default", 0, "10.0.0.0/31", "node"), r.api.requests["r"]))
 		}},
 		{name: "strange blocks are around", block: "default-0", api: func(a *fakeAPI, _ *v2.BlockRequest) {
 			a.pools["default"].Status.LastIndex = new(int32(3))
 			for _, name := range []string{"default-x", "default", "default-01", "other--1", "default-99999999999", "-5"} {
-				b := made("default", 0, "not a range", "node")
+				b := plantest.Block("default", 0, "not a range", "node")
 				b.Name, b.Labels = name, nil
 				a.addBlock(b)
 			}
@@ -120,11 +123,11 @@ func TestAnswers(t *testing.T) {
 		}},
 		{name: "claims another node's block", reason: v2.ReasonBlockTaken, words: `held by node "other"`, api: func(a *fakeAPI, r *v2.BlockRequest) {
 			r.Spec.Claim = "default-2"
-			a.addBlock(made("default", 2, "10.0.0.4/31", "other"))
+			a.addBlock(plantest.Block("default", 2, "10.0.0.4/31", "other"))
 		}},
 		{name: "claims addresses of another block", reason: v2.ReasonBlockTaken, words: "in another block", api: func(a *fakeAPI, r *v2.BlockRequest) {
 			r.Spec.Claim = "default-2"
-			a.addBlock(made("wide", 0, "10.0.0.0/29", "other"))
+			a.addBlock(plantest.Block("wide", 0, "10.0.0.0/29", "other"))
 		}},
 		{name: "claims what isn't in the pool", reason: v2.ReasonPoolInvalid, words: "has no block default-4", api: func(_ *fakeAPI, r *v2.BlockRequest) {
 			r.Spec.Claim = "default-4"
@@ -144,7 +147,7 @@ func TestAnswers(t *testing.T) {
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			api := newFakeAPI(t)
-			api.addPool(testPool("default", 1, "10.0.0.0/29"))
+			api.addPool(plantest.Pool("default", 1, "10.0.0.0/29"))
 			req := api.addRequest("r", "node", "default")
 			if tt.api != nil {
 				tt.api(api, req)
@@ -186,13 +189,6 @@ func TestAnswers(t *testing.T) {
 }
 
 // made returns a block that somebody else made.
-func made(pool string, index int32, ipv4, node string) *v2.AddressBlock {
-	return &v2.AddressBlock{
-		ObjectMeta: metav1.ObjectMeta{Name: pools.BlockName(pool, index), Labels: map[string]string{v2.LabelPool: pool, v2.LabelNode: node}},
-		Index:      index, IPv4: &ipv4,
-	}
-}
-
 func forRequest(b *v2.AddressBlock, r *v2.BlockRequest) *v2.AddressBlock {
 	b.Labels[v2.LabelRequest] = string(r.UID)
 	return b
@@ -213,7 +209,7 @@ func TestLostAnswersMakeNoSecondBlock(t *testing.T) {
 	for _, lost := range []string{"create addressblocks", "update blockrequests"} {
 		t.Run(lost, func(t *testing.T) {
 			api := newFakeAPI(t)
-			api.addPool(testPool("default", 1, "10.0.0.0/29"))
+			api.addPool(plantest.Pool("default", 1, "10.0.0.0/29"))
 			api.addRequest("r", "node", "default")
 			times := 3
 			api.fault = func(verb, resource string) (before, after error) {
@@ -248,8 +244,8 @@ func TestLostAnswersMakeNoSecondBlock(t *testing.T) {
 func TestRetriesChooseAnew(t *testing.T) {
 	setup := func(t *testing.T) (*fakeAPI, *replica) {
 		api := newFakeAPI(t)
-		api.addPool(testPool("default", 1, "10.0.0.0/29"))
-		api.addPool(testPool("wide", 1, "10.0.0.0/29"))
+		api.addPool(plantest.Pool("default", 1, "10.0.0.0/29"))
+		api.addPool(plantest.Pool("wide", 1, "10.0.0.0/29"))
 		api.addRequest("r", "node", "default")
 		api.addRequest("same", "node", "default")
 		api.addRequest("wide", "node", "wide")
@@ -283,31 +279,31 @@ func TestRetriesChooseAnew(t *testing.T) {
 	})
 	t.Run("a retry makes its mark last longer", func(t *testing.T) {
 		api, r := setup(t)
-		r.ledger.now = func() time.Time { return time.Now().Add(markLife * 2 / 3) }
+		r.now = func() time.Time { return time.Now().Add(ledger.MarkLife * 2 / 3) }
 		requireAnswer(t, api, r, "r", "default-0", "10.0.0.0/31")
-		r.ledger.now = func() time.Time { return time.Now().Add(markLife * 4 / 3) }
+		r.now = func() time.Time { return time.Now().Add(ledger.MarkLife * 4 / 3) }
 		requireAnswer(t, api, r, "same", "default-1", "10.0.0.2/31")
 		requireAnswer(t, api, r, "wide", "wide-2", "10.0.0.4/31")
 	})
 	t.Run("its mark ended and another pool got the addresses", func(t *testing.T) {
 		api, r := setup(t)
-		r.ledger.now = func() time.Time { return time.Now().Add(2 * markLife) }
+		r.now = func() time.Time { return time.Now().Add(2 * ledger.MarkLife) }
 		requireAnswer(t, api, r, "same", "default-1", "10.0.0.2/31")
 		requireAnswer(t, api, r, "wide", "wide-0", "10.0.0.0/31")
 		requireAnswer(t, api, r, "r", "default-2", "10.0.0.4/31")
 	})
 	t.Run("its mark ended and became that of another request", func(t *testing.T) {
 		api, r := setup(t)
-		r.ledger.release("default", 0)
-		r.ledger.now = func() time.Time { return time.Now().Add(time.Second) }
-		if c, err := r.ledger.pick("default", mustPool(t, 1, "10.0.0.0/31"), "node"); err != nil || c.index != 0 {
+		r.ledger.Release("default", 0)
+		r.now = func() time.Time { return time.Now().Add(time.Second) }
+		if c, err := r.ledger.Pick("default", mustParse(t, "10.0.0.0/31"), "node"); err != nil || c.Index != 0 {
 			t.Fatalf("the other one picks %+v, %v", c, err)
 		}
 		requireAnswer(t, api, r, "r", "default-1", "10.0.0.2/31")
 	})
 	t.Run("the pool was made again with other subnets", func(t *testing.T) {
 		api, r := setup(t)
-		again := api.addPool(testPool("default", 1, "10.1.0.0/29"))
+		again := api.addPool(plantest.Pool("default", 1, "10.1.0.0/29"))
 		r.add(t, r.pools, again.DeepCopy())
 		r.reader.forget("default")
 		requireAnswer(t, api, r, "r", "default-1", "10.1.0.2/31")
@@ -317,7 +313,7 @@ func TestRetriesChooseAnew(t *testing.T) {
 func TestBurstReadsThePoolOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		api := newFakeAPI(t)
-		api.addPool(testPool("default", 0, "10.0.0.0/22"))
+		api.addPool(plantest.Pool("default", 0, "10.0.0.0/22"))
 		for i := range 300 {
 			api.addRequest(fmt.Sprintf("r-%d", i), "node", "default")
 		}
@@ -356,11 +352,11 @@ func TestBurstReadsThePoolOnce(t *testing.T) {
 func TestOtherControllerWasFaster(t *testing.T) {
 	setup := func(t *testing.T) (*fakeAPI, *replica) {
 		api := newFakeAPI(t)
-		api.addPool(testPool("default", 1, "10.0.0.0/27"))
+		api.addPool(plantest.Pool("default", 1, "10.0.0.0/27"))
 		req := api.addRequest("r", "node", "default")
 		r := newReplica(t, api, len(api.log), testNode("node"))
 		// Ours is default-0; the other one's block is older, and it is the answer.
-		api.addBlock(forRequest(made("default", 9, "10.0.0.18/31", "node"), req))
+		api.addBlock(forRequest(plantest.Block("default", 9, "10.0.0.18/31", "node"), req))
 		return api, r
 	}
 	t.Run("it answered", func(t *testing.T) {
@@ -415,7 +411,7 @@ func requireDeleted(t *testing.T, api *fakeAPI, block string, want bool) {
 
 func TestRefusalTellsTheNodeAndIsFinal(t *testing.T) {
 	api := newFakeAPI(t)
-	api.addPool(testPool("default", 3, "10.0.0.0/29"))
+	api.addPool(plantest.Pool("default", 3, "10.0.0.0/29"))
 	api.addRequest("r-0", "node", "default")
 	api.addRequest("r-1", "node", "default")
 	r := newReplica(t, api, len(api.log), testNode("node"))
@@ -440,4 +436,14 @@ func TestRefusalTellsTheNodeAndIsFinal(t *testing.T) {
 	if len(r.work) != 1 { // r-0, whose answer wasn't looked at
 		t.Errorf("%d requests are remembered", len(r.work))
 	}
+}
+
+// mustParse returns a pool of blocks of two addresses.
+func mustParse(t *testing.T, ipv4 string) ipam.Pool {
+	t.Helper()
+	p, err := pools.Parse(plantest.Pool("", 1, ipv4).Spec)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return p
 }

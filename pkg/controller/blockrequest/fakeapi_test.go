@@ -23,6 +23,7 @@ import (
 	"github.com/coil-net/coil/generated/clientset/versioned/fake"
 	"github.com/coil-net/coil/generated/informers/externalversions"
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
+	"github.com/coil-net/coil/pkg/ledger"
 )
 
 // fakeAPI is an API server in memory for pools, blocks and requests, with resource
@@ -228,18 +229,17 @@ func newReplica(t *testing.T, api *fakeAPI, delivered int, nodes ...*corev1.Node
 	coilInformers := externalversions.NewSharedInformerFactory(client, 0).Coil().V2()
 	nodeInformer := informers.NewSharedInformerFactory(core, 0).Core().V1().Nodes()
 	recorder := events.NewFakeRecorder(10000)
+	r := &replica{api: api, events: recorder}
 	c, err := New(Config{
-		Coil: client, Core: core, Recorder: recorder, Nodes: nodeInformer,
+		Ledger: ledger.New(func() time.Time { return r.now() }), Coil: client, Core: core, Recorder: recorder, Nodes: nodeInformer,
 		Requests: coilInformers.BlockRequests(), Blocks: coilInformers.AddressBlocks(), Pools: coilInformers.AddressPools(),
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
 	c.led.Store(new(c.now()))
-	r := &replica{
-		Controller: c, api: api, events: recorder,
-		pools: coilInformers.AddressPools().Informer().GetIndexer(), nodes: nodeInformer.Informer().GetIndexer(),
-	}
+	r.Controller = c
+	r.pools, r.nodes = coilInformers.AddressPools().Informer().GetIndexer(), nodeInformer.Informer().GetIndexer()
 	for _, n := range nodes {
 		if _, err := core.CoreV1().Nodes().Create(t.Context(), n, metav1.CreateOptions{}); err != nil {
 			t.Fatal(err)
@@ -284,7 +284,7 @@ func (r *replica) deliver(t *testing.T) bool {
 			err = to.Delete(old)
 		}
 		if e.kind == "block" {
-			r.ledger.miss(e.name)
+			r.ledger.Miss(e.name)
 		}
 	} else {
 		err = to.Update(e.obj)
@@ -305,10 +305,4 @@ func (r *replica) deliverAll(t *testing.T) {
 
 func testNode(name string) *corev1.Node {
 	return &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, UID: types.UID("uid-" + name)}}
-}
-
-func testPool(name string, bits int32, cidr string) *v2.AddressPool {
-	return &v2.AddressPool{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: v2.AddressPoolSpec{
-		BlockSizeBits: bits, Subnets: []v2.SubnetSet{{IPv4: &cidr}},
-	}}
 }

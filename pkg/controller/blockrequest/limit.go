@@ -24,7 +24,7 @@ func (c *Controller) requireRoom(n *corev1.Node, pool string, blockSize int) err
 // an admin's.
 func (c *Controller) heldBy(node, pool string) int {
 	n := len(c.held.Under(holderKey(node, pool)))
-	for _, name := range c.ledger.unseen(pool, node) {
+	for _, name := range c.ledger.Unseen(pool, node) {
 		if c.blocks.Find(name) == nil {
 			n++
 		}

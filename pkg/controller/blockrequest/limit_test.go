@@ -9,6 +9,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
+	"github.com/coil-net/coil/pkg/plan/plantest"
 )
 
 // fewPods returns a Node of 10 pods. Its limit is 2*10+1024+2*64 addresses: 18 blocks of 64 are below it, 19 are above.
@@ -21,7 +22,7 @@ func fewPods() *corev1.Node {
 func TestNodeGetsNoMoreThanItsPodsNeed(t *testing.T) {
 	const enough = 19
 	ofPool := func(pool, node string, i int) *v2.AddressBlock {
-		return made(pool, int32(i), fmt.Sprintf("10.%d.%d.%d/26", len(pool), i/4, i%4*64), node)
+		return plantest.Block(pool, int32(i), fmt.Sprintf("10.%d.%d.%d/26", len(pool), i/4, i%4*64), node)
 	}
 	for _, tt := range []struct {
 		name   string
@@ -53,7 +54,7 @@ func TestNodeGetsNoMoreThanItsPodsNeed(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			api := newFakeAPI(t)
-			api.addPool(testPool("default", 6, "10.7.0.0/20"))
+			api.addPool(plantest.Pool("default", 6, "10.7.0.0/20"))
 			for i := range tt.blocks {
 				api.addBlock(tt.block(i))
 			}
@@ -87,7 +88,7 @@ func TestNodeGetsNoMoreThanItsPodsNeed(t *testing.T) {
 // A stolen token makes requests faster than the cache shows the blocks.
 func TestNodeLimitCountsBlocksBeforeTheirEvents(t *testing.T) {
 	api := newFakeAPI(t)
-	api.addPool(testPool("default", 6, "10.7.0.0/20"))
+	api.addPool(plantest.Pool("default", 6, "10.7.0.0/20"))
 	for i := range 64 {
 		api.addRequest(fmt.Sprintf("r-%d", i), "node", "default")
 	}

@@ -10,6 +10,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
+	"github.com/coil-net/coil/pkg/plan/plantest"
 )
 
 // TestRandomHistories lets two controllers, as many as believe to lead at once, work
@@ -34,8 +35,8 @@ type history struct {
 func newHistory(t *testing.T, seed uint64) *history {
 	h := &history{t: t, rng: rand.New(rand.NewPCG(seed, 7)), api: newFakeAPI(t), uids: map[string]types.UID{}}
 	// The two pools overlap, and one of them is soon full.
-	h.api.addPool(testPool("default", 1, "10.0.0.0/27"))
-	h.api.addPool(testPool("small", 0, "10.0.0.16/30"))
+	h.api.addPool(plantest.Pool("default", 1, "10.0.0.0/27"))
+	h.api.addPool(plantest.Pool("small", 0, "10.0.0.16/30"))
 	h.api.fault = func(verb, _ string) (before, after error) {
 		if verb != "create" && verb != "update" {
 			return nil, nil

@@ -29,7 +29,7 @@ func (c *Controller) survey(ctx context.Context) error {
 			if cached := c.blocks.Find(b.Name); cached != nil && cached.UID == b.UID {
 				return
 			}
-			c.ledger.found(b)
+			c.ledger.Found(b)
 			if uid := b.Labels[v2.LabelRequest]; uid != "" {
 				c.unseen[types.UID(uid)] = append(c.unseen[types.UID(uid)], b.Name)
 			}
@@ -44,7 +44,7 @@ func (c *Controller) survey(ctx context.Context) error {
 
 // readBlocks enters the blocks that the API server has of a pool into the ledger.
 func (c *Controller) readBlocks(ctx context.Context, pool string) error {
-	return c.eachBlock(ctx, v2.LabelPool+"="+pool, c.ledger.found)
+	return c.eachBlock(ctx, v2.LabelPool+"="+pool, c.ledger.Found)
 }
 
 // eachBlock calls f for the blocks that the API server has.

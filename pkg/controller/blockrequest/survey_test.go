@@ -4,16 +4,18 @@ import (
 	"net/netip"
 	"testing"
 	"testing/synctest"
+
+	"github.com/coil-net/coil/pkg/plan/plantest"
 )
 
 // The leader before made a block and died; the cache of the next one doesn't show it.
 func TestSurveyFindsWhatTheCacheLacks(t *testing.T) {
 	api := newFakeAPI(t)
-	api.addPool(testPool("default", 1, "10.0.0.0/27"))
+	api.addPool(plantest.Pool("default", 1, "10.0.0.0/27"))
 	req := api.addRequest("r", "node", "default")
 	api.addRequest("other", "node", "default")
 	shown := len(api.log)
-	api.addBlock(forRequest(made("default", 7, "10.0.0.14/31", "node"), req))
+	api.addBlock(forRequest(plantest.Block("default", 7, "10.0.0.14/31", "node"), req))
 	r := newReplica(t, api, shown, testNode("node"))
 	fails := 2
 	api.fault = func(verb, _ string) (before, after error) {
@@ -44,11 +46,11 @@ func TestSurveyFindsWhatTheCacheLacks(t *testing.T) {
 // A cache without any of many blocks must not cost one call for each.
 func TestManyCollisionsReadAllBlocksOnce(t *testing.T) {
 	api := newFakeAPI(t)
-	api.addPool(testPool("default", 0, "10.0.0.0/22"))
+	api.addPool(plantest.Pool("default", 0, "10.0.0.0/22"))
 	api.addRequest("r", "node", "default")
 	shown := len(api.log)
 	for i := range int32(1000) {
-		api.addBlock(made("default", i, netip.AddrFrom4([4]byte{10, 0, byte(i >> 8), byte(i)}).String()+"/32", "other"))
+		api.addBlock(plantest.Block("default", i, netip.AddrFrom4([4]byte{10, 0, byte(i >> 8), byte(i)}).String()+"/32", "other"))
 	}
 	r := newReplica(t, api, shown, testNode("node"))
 	if err := r.sync(t.Context(), "r"); err != nil {

@@ -1,6 +1,7 @@
-package blockrequest
+package ledger
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -14,12 +15,14 @@ import (
 
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
 	"github.com/coil-net/coil/pkg/ipam"
+	"github.com/coil-net/coil/pkg/plan/plantest"
 	"github.com/coil-net/coil/pkg/plan/pools"
+	"github.com/coil-net/coil/pkg/testkit"
 )
 
 func mustPool(t *testing.T, bits int, cidr string) ipam.Pool {
 	t.Helper()
-	p, err := pools.Parse(testPool("", int32(bits), cidr).Spec)
+	p, err := pools.Parse(plantest.Pool("", int32(bits), cidr).Spec)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -72,7 +75,7 @@ func TestHoldersAgainstModel(t *testing.T) {
 }
 
 func TestLedgerPicksEachIndexOnce(t *testing.T) {
-	l := newLedger(time.Now)
+	l := New(time.Now)
 	p := mustPool(t, 0, "10.0.0.0/22")
 	var mu sync.Mutex
 	seen := map[int32]bool{}
@@ -80,122 +83,122 @@ func TestLedgerPicksEachIndexOnce(t *testing.T) {
 	for range 8 {
 		wg.Go(func() {
 			for range 128 {
-				c, err := l.pick("p", p, "node")
+				c, err := l.Pick("p", p, "node")
 				if err != nil {
 					t.Error(err)
 					return
 				}
 				mu.Lock()
-				if seen[c.index] {
-					t.Errorf("index %d is picked twice", c.index)
+				if seen[c.Index] {
+					t.Errorf("index %d is picked twice", c.Index)
 				}
-				seen[c.index] = true
+				seen[c.Index] = true
 				mu.Unlock()
 			}
 		})
 	}
 	wg.Wait()
-	var full *noneFree
-	if _, err := l.pick("p", p, "node"); !errors.As(err, &full) || full.total != 1024 || full.overlapping != 0 {
+	var full *NoneFree
+	if _, err := l.Pick("p", p, "node"); !errors.As(err, &full) || full.total != 1024 || full.overlapping != 0 {
 		t.Errorf("a full pool gives %v", err)
 	}
-	l.release("p", 77)
-	if c, err := l.pick("p", p, "node"); err != nil || c.index != 77 {
-		t.Errorf("pick after a release is %d, %v", c.index, err)
+	l.Release("p", 77)
+	if c, err := l.Pick("p", p, "node"); err != nil || c.Index != 77 {
+		t.Errorf("pick after a release is %d, %v", c.Index, err)
 	}
 }
 
 func TestLedgerMarksEnd(t *testing.T) {
 	now := time.Unix(0, 0)
-	l := newLedger(func() time.Time { return now })
+	l := New(func() time.Time { return now })
 	p := mustPool(t, 0, "10.0.0.0/31")
 	for range 2 {
-		if _, err := l.pick("p", p, "node"); err != nil {
+		if _, err := l.Pick("p", p, "node"); err != nil {
 			t.Fatal(err)
 		}
 	}
-	l.see(made("p", 0, "10.0.0.0/32", "node")) // index 1 was never made
-	now = now.Add(markLife)
-	if _, err := l.pick("p", p, "node"); err == nil {
+	l.See(plantest.Block("p", 0, "10.0.0.0/32", "node")) // index 1 was never made
+	now = now.Add(MarkLife)
+	if _, err := l.Pick("p", p, "node"); err == nil {
 		t.Fatal("a mark ended before its time")
 	}
 	now = now.Add(time.Second)
-	if c, err := l.pick("p", p, "node"); err != nil || c.index != 1 {
-		t.Errorf("pick is %d, %v; want 1, whose mark has ended", c.index, err)
+	if c, err := l.Pick("p", p, "node"); err != nil || c.Index != 1 {
+		t.Errorf("pick is %d, %v; want 1, whose mark has ended", c.Index, err)
 	}
-	now = now.Add(2 * markLife)
-	l.see(made("p", 1, "10.0.0.1/32", "node"))
-	if _, err := l.pick("p", p, "node"); err == nil {
+	now = now.Add(2 * MarkLife)
+	l.See(plantest.Block("p", 1, "10.0.0.1/32", "node"))
+	if _, err := l.Pick("p", p, "node"); err == nil {
 		t.Error("an index that an event has confirmed is free")
 	}
 }
 
 func TestLedgerOverlap(t *testing.T) {
-	l := newLedger(time.Now)
+	l := New(time.Now)
 	p := mustPool(t, 1, "10.0.0.0/28") // 8 blocks
-	l.see(made("wide", 0, "10.0.0.0/30", "node"))
-	l.see(made("single", 3, "10.0.0.9/32", "node"))
+	l.See(plantest.Block("wide", 0, "10.0.0.0/30", "node"))
+	l.See(plantest.Block("single", 3, "10.0.0.9/32", "node"))
 	var got []int32
 	for {
-		c, err := l.pick("p", p, "node")
+		c, err := l.Pick("p", p, "node")
 		if err != nil {
-			if full := (*noneFree)(nil); !errors.As(err, &full) || full.overlapping != 3 {
+			if full := (*NoneFree)(nil); !errors.As(err, &full) || full.overlapping != 3 {
 				t.Errorf("in the end: %v", err)
 			}
 			break
 		}
-		got = append(got, c.index)
+		got = append(got, c.Index)
 	}
 	if fmt.Sprint(got) != "[2 3 5 6 7]" {
 		t.Errorf("picked %v", got)
 	}
-	l.miss("wide-0")
-	if c, err := l.pick("p", p, "node"); err != nil || c.index != 0 {
-		t.Errorf("pick is %d, %v after the other block is gone", c.index, err)
+	l.Miss("wide-0")
+	if c, err := l.Pick("p", p, "node"); err != nil || c.Index != 0 {
+		t.Errorf("pick is %d, %v after the other block is gone", c.Index, err)
 	}
 }
 
 // A single large block over a huge pool must not be stepped over one by one for ever.
 func TestLedgerOverlapIsBounded(t *testing.T) {
-	l := newLedger(time.Now)
+	l := New(time.Now)
 	p := mustPool(t, 0, "10.0.0.0/8")
-	l.see(made("old", 0, "10.0.0.0/14", "node")) // too large for a block of today
-	var c candidate
+	l.See(plantest.Block("old", 0, "10.0.0.0/14", "node")) // too large for a block of today
+	var c Candidate
 	var err error
 	for range 5 {
-		if c, err = l.pick("p", p, "node"); err == nil {
+		if c, err = l.Pick("p", p, "node"); err == nil {
 			break
 		}
 	}
-	if err != nil || c.index != 1<<18 {
-		t.Errorf("pick is %d, %v; want the first index behind the block", c.index, err)
+	if err != nil || c.Index != 1<<18 {
+		t.Errorf("pick is %d, %v; want the first index behind the block", c.Index, err)
 	}
 }
 
 func TestLedgerForgets(t *testing.T) {
-	l := newLedger(time.Now)
-	p := testPool("p", 0, "10.0.0.0/30")
+	l := New(time.Now)
+	p := plantest.Pool("p", 0, "10.0.0.0/30")
 	p.UID = "a"
-	end := l.begin("p")
-	l.open(p)
-	if !l.busy("p") {
+	end := l.Begin("p")
+	l.Open(p)
+	if !l.Busy("p") {
 		t.Error("a pool is not busy while a request is at work")
 	}
-	if _, err := l.pick("p", mustPool(t, 0, "10.0.0.0/30"), "node"); err != nil {
+	if _, err := l.Pick("p", mustPool(t, 0, "10.0.0.0/30"), "node"); err != nil {
 		t.Fatal(err)
 	}
-	if i := l.lastIndex("p", "a"); i == nil || *i != 0 {
+	if i := l.LastIndex("p", "a"); i == nil || *i != 0 {
 		t.Errorf("last index is %v, want 0", i)
 	}
-	if l.lastIndex("p", "b") != nil {
+	if l.LastIndex("p", "b") != nil {
 		t.Error("a pool made again has the last index of the one before")
 	}
 	end()
-	if l.busy("p") {
+	if l.Busy("p") {
 		t.Error("a pool is busy with nothing at work")
 	}
-	l.forget("p")
-	l.miss("p-0")
+	l.Forget("p")
+	l.Miss("p-0")
 	if len(l.pools)+len(l.blocks.by)+l.blocks.number.Size() != 0 {
 		t.Errorf("left are %d pools, %d blocks, %d ranges", len(l.pools), len(l.blocks.by), l.blocks.number.Size())
 	}
@@ -204,48 +207,48 @@ func TestLedgerForgets(t *testing.T) {
 // A block with the address of a Node would take that address from the node; an address that a
 // Node has no longer can be given.
 func TestPickLeavesNodesOut(t *testing.T) {
-	l := newLedger(time.Now)
+	l := New(time.Now)
 	p := mustPool(t, 4, "10.1.0.0/26") // four blocks
-	l.seeNode("a", []netip.Addr{netip.MustParseAddr("10.1.0.3")})
-	l.seeNode("b", []netip.Addr{netip.MustParseAddr("10.1.0.40"), netip.MustParseAddr("2001:db8::1")})
+	l.SeeNode("a", []netip.Addr{netip.MustParseAddr("10.1.0.3")})
+	l.SeeNode("b", []netip.Addr{netip.MustParseAddr("10.1.0.40"), netip.MustParseAddr("2001:db8::1")})
 	var got []int32
 	for range 2 {
-		c, err := l.pick("default", p, "node")
+		c, err := l.Pick("default", p, "node")
 		if err != nil {
 			t.Fatal(err)
 		}
-		got = append(got, c.index)
+		got = append(got, c.Index)
 	}
 	if !slices.Equal(got, []int32{1, 3}) {
 		t.Errorf("blocks %v were chosen, want 1 and 3: nodes have addresses of 0 and 2", got)
 	}
-	_, err := l.pick("default", p, "node")
-	if none := (*noneFree)(nil); !errors.As(err, &none) || none.overlapping != 2 {
+	_, err := l.Pick("default", p, "node")
+	if none := (*NoneFree)(nil); !errors.As(err, &none) || none.overlapping != 2 {
 		t.Errorf("with nodes in the other blocks: %v, want none free, two that overlap", err)
 	}
-	l.seeNode("b", nil)
-	if c, err := l.pick("default", p, "node"); err != nil || c.index != 2 {
-		t.Errorf("without the second node block %d was chosen (%v), want 2", c.index, err)
+	l.SeeNode("b", nil)
+	if c, err := l.Pick("default", p, "node"); err != nil || c.Index != 2 {
+		t.Errorf("without the second node block %d was chosen (%v), want 2", c.Index, err)
 	}
 	block, err := p.Block(0)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if name, addr, ok := l.nodeWithin(block, "node"); !ok || name != "a" || addr != netip.MustParseAddr("10.1.0.3") {
+	if name, addr, ok := l.NodeWithin(block, "node"); !ok || name != "a" || addr != netip.MustParseAddr("10.1.0.3") {
 		t.Errorf("the Node of block 0 is %q with %s (%t)", name, addr, ok)
 	}
-	if name, _, ok := l.nodeWithin(block, "a"); ok {
+	if name, _, ok := l.NodeWithin(block, "a"); ok {
 		t.Errorf("Node %s is in the way of a block with Node a's own address", name)
 	}
 	// An admin may have allowed it.
-	if !l.claim("default", 0, block, "node") {
+	if !l.Claim("default", 0, block, "node") {
 		t.Error("the ledger refused the claim of a block since a Node has an address of it")
 	}
 }
 
 // A claimed block doesn't exist. The cache may show it all the same, and blocks of other names count.
 func TestClaimAheadOfTheCache(t *testing.T) {
-	l := newLedger(time.Now)
+	l := New(time.Now)
 	p := mustPool(t, 4, "10.1.0.0/26")
 	block := func(index int32) ipam.Block {
 		b, err := p.Block(index)
@@ -256,14 +259,14 @@ func TestClaimAheadOfTheCache(t *testing.T) {
 	}
 	see := func(name string, b ipam.Block) {
 		cidr := b.IPv4.String()
-		l.see(&v2.AddressBlock{ObjectMeta: metav1.ObjectMeta{Name: name}, IPv4: &cidr})
+		l.See(&v2.AddressBlock{ObjectMeta: metav1.ObjectMeta{Name: name}, IPv4: &cidr})
 	}
 	see("default-1", block(1))
 	see("other-0", block(2))
-	if !l.claim("default", 1, block(1), "node") {
+	if !l.Claim("default", 1, block(1), "node") {
 		t.Error("the claim of a block that only the cache has is refused")
 	}
-	if l.claim("default", 2, block(2), "node") {
+	if l.Claim("default", 2, block(2), "node") {
 		t.Error("the claim of addresses of another block is granted")
 	}
 	if !l.blocks.overlap(block(1)) || !l.blocks.overlap(block(2)) {
@@ -274,18 +277,72 @@ func TestClaimAheadOfTheCache(t *testing.T) {
 // Claims of blocks that other nodes hold keep a bounded number of blocks for their node.
 func TestContestsOfANodeAreBounded(t *testing.T) {
 	now := time.Now()
-	l := newLedger(func() time.Time { return now })
+	l := New(func() time.Time { return now })
 	for i := range int32(2 * maxContests) {
-		l.contest(pools.BlockName("default", i), "node")
+		l.Contest(pools.BlockName("default", i), "node")
 	}
-	l.contest("default-7", "node") // once more
-	l.contest("default-1000", "other")
+	l.Contest("default-7", "node") // once more
+	l.Contest("default-1000", "other")
 	if n := len(l.contested); n != maxContests+1 {
 		t.Errorf("%d blocks are kept, want %d for one node and one for another", n, maxContests)
 	}
-	now = now.Add(contestLife + 1)
-	l.contest("default-99", "node")
+	now = now.Add(ContestLife + 1)
+	l.Contest("default-99", "node")
 	if n := len(l.contested); n != 1 {
-		t.Errorf("%d blocks are kept for longer than %s", n-1, contestLife)
+		t.Errorf("%d blocks are kept for longer than %s", n-1, ContestLife)
+	}
+}
+
+// A block that is asked for by its index is marked if it is free, and otherwise it can be told who has it.
+func TestTake(t *testing.T) {
+	now := time.Unix(0, 0)
+	l := New(func() time.Time { return now })
+	p := mustPool(t, 0, "10.0.0.0/29")
+	l.See(plantest.Block("p", 1, "10.0.0.1/32", "node"))
+	l.See(plantest.Block("wide", 0, "10.0.0.2/31", "node"))
+	l.SeeNode("machine", []netip.Addr{netip.MustParseAddr("10.0.0.4")})
+	l.Contest("p-5", "node")
+	take := func(index int32) bool {
+		_, ok := l.Take("p", index, testkit.Must(p.Block(index))(t))
+		return ok
+	}
+	for _, c := range []struct {
+		index         int32
+		want          bool
+		blocks, nodes []string
+	}{
+		{0, true, []string{"p-0"}, nil}, // its own mark
+		{0, false, []string{"p-0"}, nil},
+		{1, false, []string{"p-1"}, nil},
+		{2, false, []string{"wide-0"}, nil},
+		{4, false, nil, []string{"machine"}},
+		{5, false, nil, nil},
+		{6, true, []string{"p-6"}, nil},
+	} {
+		if got := take(c.index); got != c.want {
+			t.Errorf("index %d is taken: %t, want %t", c.index, got, c.want)
+		}
+		blocks, nodes := l.Within(testkit.Must(p.Block(c.index))(t))
+		if !slices.Equal(blocks, c.blocks) || !slices.Equal(nodes, c.nodes) {
+			t.Errorf("index %d is within %v and %v, want %v and %v", c.index, blocks, nodes, c.blocks, c.nodes)
+		}
+	}
+	now = now.Add(MarkLife + time.Second)
+	if !take(6) {
+		t.Error("a mark that has ended still holds")
+	}
+}
+
+// Those who carve wait until all blocks are known.
+func TestWaitComplete(t *testing.T) {
+	l := New(time.Now)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := l.WaitComplete(ctx); !errors.Is(err, context.Canceled) {
+		t.Errorf("it doesn't wait: %v", err)
+	}
+	l.Complete()
+	if err := l.WaitComplete(t.Context()); err != nil {
+		t.Error(err)
 	}
 }

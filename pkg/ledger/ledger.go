@@ -1,6 +1,11 @@
-package blockrequest
+// Package ledger knows which blocks of pools are free, as far as one process can know.
+//
+// It owns the search for a free block, and the marks of blocks that are about to be made. It must not know for whom a block is, nor
+// the API server, which lets one block of a name exist: that is the lock.
+package ledger
 
 import (
+	"context"
 	"fmt"
 	"maps"
 	"net/netip"
@@ -15,19 +20,21 @@ import (
 	"github.com/coil-net/coil/pkg/plan/pools"
 )
 
-// markLife is for how long an index is believed to be taken that only an answer of
+// MarkLife is for how long an index is believed to be taken that only an answer of
 // the API server says so about, and no event. Events come within seconds.
-const markLife = time.Minute
+const MarkLife = time.Minute
 
 // maxSkipped bounds the search for a block that shares no addresses with others:
 // an existing block covers no more than this many of the smallest size.
 const maxSkipped = 1 << ipam.MaxBlockSizeBits
 
-// ledger is this process's view of the blocks of all pools: the cache of blocks
+// Ledger is this process's view of the blocks of all pools: the cache of blocks
 // and, before their events come, the blocks that it made or ran into. It only
 // chooses the candidates; creating a block takes it.
-type ledger struct {
+type Ledger struct {
 	now func() time.Time
+	// complete is closed when it has all blocks that the API server had when this process began to lead.
+	complete chan struct{}
 
 	// mu guards all below and is never held over a call of the API server.
 	mu     sync.Mutex
@@ -39,13 +46,13 @@ type ledger struct {
 	contested map[string]contest
 }
 
-// contestLife is longer than a node takes to claim a block again that it was refused.
-const contestLife = 15 * time.Minute
+// ContestLife is longer than a node takes to claim a block again that it was refused.
+const ContestLife = 15 * time.Minute
 
 // maxContests is how many blocks are kept for one node at once: more than a backup can have cost it.
 const maxContests = 64
 
-// contest is a claim that was refused because another node has the block.
+// Contest is a claim that was refused because another node has the block.
 type contest struct {
 	node string // that claims it
 	at   time.Time
@@ -69,12 +76,13 @@ type mark struct {
 	node string
 }
 
-func newLedger(now func() time.Time) *ledger {
-	return &ledger{now: now, pools: map[string]*account{}, contested: map[string]contest{}}
+// New returns an empty ledger that reads the time from now.
+func New(now func() time.Time) *Ledger {
+	return &Ledger{now: now, complete: make(chan struct{}), pools: map[string]*account{}, contested: map[string]contest{}}
 }
 
 // account must be called with mu held.
-func (l *ledger) account(pool string) *account {
+func (l *Ledger) account(pool string) *account {
 	a := l.pools[pool]
 	if a == nil {
 		a = &account{last: -1, taken: map[int32]struct{}{}, marks: map[int32]*mark{}}
@@ -83,8 +91,8 @@ func (l *ledger) account(pool string) *account {
 	return a
 }
 
-// see records a block of the cache.
-func (l *ledger) see(b *v2.AddressBlock) {
+// See records a block of the cache.
+func (l *Ledger) See(b *v2.AddressBlock) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.blocks.hold(b.Name, ipam.Prefixes(b.IPv4, b.IPv6))
@@ -95,15 +103,15 @@ func (l *ledger) see(b *v2.AddressBlock) {
 	}
 }
 
-// miss records that a block has left the cache.
-func (l *ledger) miss(name string) {
+// Miss records that a block has left the cache.
+func (l *Ledger) Miss(name string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.free(name)
 }
 
 // free must be called with mu held.
-func (l *ledger) free(name string) {
+func (l *Ledger) free(name string) {
 	l.blocks.hold(name, nil)
 	if pool, index, ok := pools.SplitBlockName(name); ok {
 		a := l.account(pool)
@@ -115,8 +123,8 @@ func (l *ledger) free(name string) {
 	}
 }
 
-// seeNode records the InternalIPs of a Node; none if it is gone.
-func (l *ledger) seeNode(name string, addrs []netip.Addr) {
+// SeeNode records the InternalIPs of a Node; none if it is gone.
+func (l *Ledger) SeeNode(name string, addrs []netip.Addr) {
 	var ps []netip.Prefix
 	for _, a := range addrs {
 		ps = append(ps, netip.PrefixFrom(a, a.BitLen()))
@@ -126,9 +134,9 @@ func (l *ledger) seeNode(name string, addrs []netip.Addr) {
 	l.nodes.hold(name, ps)
 }
 
-// begin says that a block of the pool may be created from now on until the
+// Begin says that a block of the pool may be created from now on until the
 // returned function is called.
-func (l *ledger) begin(pool string) (end func()) {
+func (l *Ledger) Begin(pool string) (end func()) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	a := l.account(pool)
@@ -140,9 +148,9 @@ func (l *ledger) begin(pool string) (end func()) {
 	}
 }
 
-// open makes a pool that is new in the ledger, or was made again under the same
+// Open makes a pool that is new in the ledger, or was made again under the same
 // name, go on after the index that its status has.
-func (l *ledger) open(p *v2.AddressPool) {
+func (l *Ledger) Open(p *v2.AddressPool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	a := l.account(p.Name)
@@ -160,17 +168,17 @@ func (l *ledger) open(p *v2.AddressPool) {
 	}
 }
 
-// busy says whether a block of the pool may be about to be created.
-func (l *ledger) busy(pool string) bool {
+// Busy says whether a block of the pool may be about to be created.
+func (l *Ledger) Busy(pool string) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	a := l.pools[pool]
 	return a != nil && a.busy > 0
 }
 
-// lastIndex returns the index that was carved last, nil if this process has carved
+// LastIndex returns the index that was carved last, nil if this process has carved
 // none of the pool.
-func (l *ledger) lastIndex(pool string, uid types.UID) *int32 {
+func (l *Ledger) LastIndex(pool string, uid types.UID) *int32 {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	a := l.pools[pool]
@@ -180,31 +188,31 @@ func (l *ledger) lastIndex(pool string, uid types.UID) *int32 {
 	return new(a.last)
 }
 
-// candidate is a block of a pool that seems to be free.
-type candidate struct {
-	index int32
-	block ipam.Block
+// Candidate is a block of a pool that seems to be free.
+type Candidate struct {
+	Index int32
+	Block ipam.Block
 	mark  *mark
 }
 
-// noneFree is why a pool has no candidate.
-type noneFree struct {
+// NoneFree is why a pool has no candidate.
+type NoneFree struct {
 	total int64
 	// overlapping counts the blocks that are free but share addresses with others, or with Nodes.
 	overlapping int
 }
 
-func (e *noneFree) Error() string {
+func (e *NoneFree) Error() string {
 	if e.overlapping > 0 {
 		return fmt.Sprintf("each of its %d blocks is taken, shares addresses with an existing block of another name, or has the address of a Node", e.total)
 	}
 	return fmt.Sprintf("all of its %d blocks are taken", e.total)
 }
 
-// pick returns the next block of a pool that seems to be free and marks it for a node, so that
-// nobody else picks it; the error is a *noneFree. A block that shares addresses
+// Pick returns the next block of a pool that seems to be free and marks it for a node, so that
+// nobody else picks it; the error is a *NoneFree. A block that shares addresses
 // with an existing one, of whatever pool, or with a Node isn't free.
-func (l *ledger) pick(pool string, p ipam.Pool, node string) (candidate, error) {
+func (l *Ledger) Pick(pool string, p ipam.Pool, node string) (Candidate, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	a := l.account(pool)
@@ -218,21 +226,21 @@ func (l *ledger) pick(pool string, p ipam.Pool, node string) (candidate, error) 
 		}
 		b, err := p.Block(index)
 		if err != nil {
-			return candidate{}, err
+			return Candidate{}, err
 		}
 		if _, contested := l.contested[pools.BlockName(pool, index)]; !contested && !l.blocks.overlap(b) && !l.nodes.overlap(b) {
 			a.last = index
-			return candidate{index, b, l.mark(pool, index, node, b.Prefixes())}, nil
+			return Candidate{index, b, l.mark(pool, index, node, b.Prefixes())}, nil
 		}
 		last = index
 		skipped++
 	}
-	return candidate{}, &noneFree{total: p.Total(), overlapping: skipped}
+	return Candidate{}, &NoneFree{total: p.Total(), overlapping: skipped}
 }
 
-// claim marks a block that a node holds already and that doesn't exist, and returns false if another one
+// Claim marks a block that a node holds already and that doesn't exist, and returns false if another one
 // has addresses of it. Carving goes on behind it: those up to there may be lost likewise.
-func (l *ledger) claim(pool string, index int32, b ipam.Block, node string) bool {
+func (l *Ledger) Claim(pool string, index int32, b ipam.Block, node string) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	name := pools.BlockName(pool, index)
@@ -250,8 +258,8 @@ func (l *ledger) claim(pool string, index int32, b ipam.Block, node string) bool
 	return true
 }
 
-// nodeWithin returns the first Node by name, other than one, that has an address of the block.
-func (l *ledger) nodeWithin(b ipam.Block, other string) (name string, addr netip.Addr, ok bool) {
+// NodeWithin returns the first Node by name, other than one, that has an address of the block.
+func (l *Ledger) NodeWithin(b ipam.Block, other string) (name string, addr netip.Addr, ok bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if !l.nodes.overlap(b) {
@@ -267,8 +275,8 @@ func (l *ledger) nodeWithin(b ipam.Block, other string) (name string, addr netip
 	return "", netip.Addr{}, false
 }
 
-// contest says that a node claims a block that another one holds.
-func (l *ledger) contest(block, node string) {
+// Contest says that a node claims a block that another one holds.
+func (l *Ledger) Contest(block, node string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.expireContests()
@@ -283,17 +291,62 @@ func (l *ledger) contest(block, node string) {
 	}
 }
 
-// expireContests must be called with mu held.
-func (l *ledger) expireContests() {
-	maps.DeleteFunc(l.contested, func(_ string, c contest) bool { return l.now().Sub(c.at) > contestLife })
-}
-
-// renew makes the mark of a candidate begin anew, and returns false if it isn't there any more: it has
-// ended, may be that of another candidate, or an event has shown a block.
-func (l *ledger) renew(pool string, c candidate) bool {
+// Contested says whether one node claims a block that another one holds or held.
+func (l *Ledger) Contested(block string) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.account(pool).marks[c.index] != c.mark {
+	l.expireContests()
+	_, ok := l.contested[block]
+	return ok
+}
+
+// expireContests must be called with mu held.
+func (l *Ledger) expireContests() {
+	maps.DeleteFunc(l.contested, func(_ string, c contest) bool { return l.now().Sub(c.at) > ContestLife })
+}
+
+// Complete says that the ledger has all blocks that the API server has. It is called once.
+func (l *Ledger) Complete() { close(l.complete) }
+
+// WaitComplete waits for Complete. The error is that of ctx.
+func (l *Ledger) WaitComplete(ctx context.Context) error {
+	select {
+	case <-l.complete:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// Take marks the block of an index, so that nobody else picks it. It returns false if the block isn't free.
+func (l *Ledger) Take(pool string, index int32, b ipam.Block) (Candidate, bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	a := l.account(pool)
+	l.expire(pool, a)
+	l.expireContests()
+	name := pools.BlockName(pool, index)
+	_, taken := a.taken[index]
+	_, contested := l.contested[name]
+	if taken || contested || l.blocks.overlap(b) || l.nodes.overlap(b) {
+		return Candidate{}, false
+	}
+	return Candidate{index, b, l.mark(pool, index, "", b.Prefixes())}, true
+}
+
+// Within returns the names of the blocks and of the Nodes that have an address of b, sorted.
+func (l *Ledger) Within(b ipam.Block) (blocks, nodes []string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.blocks.within(b), l.nodes.within(b)
+}
+
+// Renew makes the mark of a candidate begin anew, and returns false if it isn't there any more: it has
+// ended, may be that of another candidate, or an event has shown a block.
+func (l *Ledger) Renew(pool string, c Candidate) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.account(pool).marks[c.Index] != c.mark {
 		return false
 	}
 	c.mark.at = l.now()
@@ -301,7 +354,7 @@ func (l *ledger) renew(pool string, c candidate) bool {
 }
 
 // mark must be called with mu held.
-func (l *ledger) mark(pool string, index int32, node string, ps []netip.Prefix) *mark {
+func (l *Ledger) mark(pool string, index int32, node string, ps []netip.Prefix) *mark {
 	a, m := l.account(pool), &mark{l.now(), node}
 	a.taken[index] = struct{}{}
 	a.marks[index] = m
@@ -309,8 +362,8 @@ func (l *ledger) mark(pool string, index int32, node string, ps []netip.Prefix) 
 	return m
 }
 
-// unseen returns the names of a pool's blocks that a node has or is about to get and that no event has shown yet.
-func (l *ledger) unseen(pool, node string) []string {
+// Unseen returns the names of a pool's blocks that a node has or is about to get and that no event has shown yet.
+func (l *Ledger) Unseen(pool, node string) []string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	a := l.account(pool)
@@ -324,8 +377,8 @@ func (l *ledger) unseen(pool, node string) []string {
 	return names
 }
 
-// found records a block that the API server has and the cache doesn't show yet.
-func (l *ledger) found(b *v2.AddressBlock) {
+// Found records a block that the API server has and the cache doesn't show yet.
+func (l *Ledger) Found(b *v2.AddressBlock) {
 	pool, index, ok := pools.SplitBlockName(b.Name)
 	if !ok {
 		return
@@ -340,8 +393,8 @@ func (l *ledger) found(b *v2.AddressBlock) {
 	}
 }
 
-// release takes back a pick whose block was not created.
-func (l *ledger) release(pool string, index int32) {
+// Release takes back a pick whose block was not created.
+func (l *Ledger) Release(pool string, index int32) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if _, ok := l.account(pool).marks[index]; ok {
@@ -351,17 +404,17 @@ func (l *ledger) release(pool string, index int32) {
 
 // expire forgets marks that no event has confirmed; mu must be held. Should the
 // block come into being later, the API server refuses a second one of its name.
-func (l *ledger) expire(pool string, a *account) {
+func (l *Ledger) expire(pool string, a *account) {
 	for index, m := range a.marks {
-		if l.now().Sub(m.at) > markLife {
+		if l.now().Sub(m.at) > MarkLife {
 			l.free(pools.BlockName(pool, index))
 		}
 	}
 }
 
-// forget drops what is left of a pool that is gone. Blocks that still exist under
+// Forget drops what is left of a pool that is gone. Blocks that still exist under
 // its name keep their names locked.
-func (l *ledger) forget(pool string) {
+func (l *Ledger) Forget(pool string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	a := l.pools[pool]

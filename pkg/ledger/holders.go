@@ -1,4 +1,4 @@
-package blockrequest
+package ledger
 
 import (
 	"net/netip"
@@ -39,4 +39,19 @@ func (h *holders) hold(name string, ps []netip.Prefix) {
 // overlap says whether a holder has an address of the block.
 func (h *holders) overlap(b ipam.Block) bool {
 	return slices.ContainsFunc(b.Prefixes(), h.number.OverlapsPrefix)
+}
+
+// within returns the names of the holders that have an address of the block, sorted.
+func (h *holders) within(b ipam.Block) []string {
+	if !h.overlap(b) {
+		return nil
+	}
+	var names []string
+	for name, ps := range h.by {
+		if slices.ContainsFunc(ps, func(p netip.Prefix) bool { return slices.ContainsFunc(b.Prefixes(), p.Overlaps) }) {
+			names = append(names, name)
+		}
+	}
+	slices.Sort(names)
+	return names
 }
