@@ -41,6 +41,7 @@ var (
 	addressBlocks = addressPools.GroupVersion().WithResource("addressblocks")
 	blockRequests = addressPools.GroupVersion().WithResource("blockrequests")
 	egresses      = addressPools.GroupVersion().WithResource("egresses")
+	addressClaims = addressPools.GroupVersion().WithResource("addressclaims")
 )
 
 // servers are the API servers that tests share, by release of Kubernetes.
@@ -141,8 +142,8 @@ func crdFiles() ([]string, error) {
 		return nil, err
 	}
 	files, err := filepath.Glob(filepath.Join(root, "manifests/crd/coil.cybozu.com_*.yaml"))
-	if err == nil && len(files) != 4 {
-		err = fmt.Errorf("manifests/crd has %d definitions, not 4", len(files))
+	if err == nil && len(files) != 5 {
+		err = fmt.Errorf("manifests/crd has %d definitions, not 5", len(files))
 	}
 	return files, err
 }

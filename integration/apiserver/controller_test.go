@@ -271,6 +271,7 @@ func (c *cluster) clean(t testing.TB) {
 		if err != nil {
 			t.Fatal(err)
 		}
+		err = c.coil.CoilV2().AddressClaims(metav1.NamespaceDefault).DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{})
 		for i := range bs.Items {
 			err = errors.Join(err, c.drop(ctx, &bs.Items[i]))
 		}

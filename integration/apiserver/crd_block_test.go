@@ -17,6 +17,11 @@ func blockAttempts() []attempt {
 		{name: "the largest block", object: "bl-1", new: `{index: 1, ipv4: 10.1.0.0/16, ipv6: "fd00::1:0/112"}`},
 		{name: "the last index", object: "bi-2147483647", new: `{index: 2147483647, ipv6: "fd00::/128"}`},
 		{name: "a pool with dashes, dots and digits", object: "b-1.2-x-3", new: `{index: 3, ipv4: 10.0.0.96/27}`},
+		{name: "a floating address", object: "bf-5", new: floating(`ipv4: 192.0.2.5/32, ipv6: "fd00::5/128"`)},
+		{name: "a floating address becomes another's", object: "bf6-5", old: floating(`ipv4: 192.0.2.5/32`), new: strings.ReplaceAll(floating(`ipv4: 192.0.2.5/32`), "nat", "other")},
+		{name: "two floating addresses", object: "bf7-5", new: floating(`ipv4: 192.0.2.4/31`), field: "floating", reason: "is for blocks of one address"},
+		{name: "two floating addresses of IPv6", object: "bf8-5", new: floating(`ipv6: "fd00::4/127"`), field: "floating", reason: "is for blocks of one address"},
+		{name: "a floating address of nobody", object: "bf9-5", new: `{index: 5, ipv4: 192.0.2.5/32, floating: {claim: c}}`, field: "floating.owner", reason: "Required value"},
 		{name: "nothing new", object: "bn-4", old: `{index: 4, ipv4: 10.0.0.0/27}`, new: `{index: 4, ipv4: 10.0.0.0/27}`},
 
 		{name: "the name of another index", object: "n-1", new: `{index: 2, ipv4: 10.0.0.0/27}`, field: "metadata.name", reason: name},
@@ -71,4 +76,9 @@ func requestAttempts() []attempt {
 		{name: "a claim removed", old: claim, new: old, field: "spec.claim", reason: fixed},
 		{name: "a claim without end", new: `spec: {nodeName: node, poolName: default, claim: ` + strings.Repeat("b", 254) + `}`, field: "spec.claim", reason: "Too long"},
 	}
+}
+
+// floating returns the YAML of a floating address of the fifth index.
+func floating(ranges string) string {
+	return `{index: 5, ` + ranges + `, floating: {claim: c, coolDownSeconds: 5, owner: {kind: Egress, namespace: internet, name: nat, uid: "1", summary: Egress internet/nat}}}`
 }

@@ -45,6 +45,11 @@ func poolAttempts() []attempt {
 		{name: "as many subnets as there may be", new: subnets(64)},
 		{name: "the longest name", object: strings.Repeat("p", 63), new: `spec: {subnets: [{ipv4: 10.0.0.0/16}]}`},
 
+		{name: "floating addresses", new: `spec: {purpose: Floating, blockSizeBits: 0, subnets: [{ipv4: 10.0.0.0/24}]}`},
+		{name: "any purpose", new: `spec: {purpose: Any, subnets: [{ipv4: 10.0.0.0/24}]}`},
+		{name: "floating addresses in larger blocks", new: `spec: {purpose: Floating, subnets: [{ipv4: 10.0.0.0/24}]}`,
+			field: "spec.purpose", reason: "a pool of floating addresses needs blockSizeBits: 0"},
+		{name: "another purpose", new: `spec: {purpose: Pods, subnets: [{ipv4: 10.0.0.0/24}]}`, field: "spec.purpose", reason: "Unsupported value"},
 		{name: "a name that is no label value", object: strings.Repeat("p", 64), new: `spec: {subnets: [{ipv4: 10.0.0.0/16}]}`,
 			field: "metadata.name", reason: "has at most 63 characters"},
 		{name: "no spec", new: `{}`, field: "spec", reason: "Required value"},

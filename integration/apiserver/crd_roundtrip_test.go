@@ -42,11 +42,12 @@ func roundTrips() []roundTrip {
 	}}
 	return []roundTrip{
 		{name: "maximal", kind: poolKind, maximal: true, obj: &v2.AddressPool{
-			Spec: v2.AddressPoolSpec{BlockSizeBits: 6, Subnets: []v2.SubnetSet{{IPv4: ptr("10.0.0.0/16"), IPv6: ptr("fd00::/112")}}},
+			Spec: v2.AddressPoolSpec{Purpose: v2.PurposeAny, BlockSizeBits: 6, Subnets: []v2.SubnetSet{{IPv4: ptr("10.0.0.0/16"), IPv6: ptr("fd00::/112")}}},
 			Status: v2.AddressPoolStatus{
 				ObservedGeneration: 7, LastIndex: ptr(int32(3)),
 				Blocks:     v2.Usage{Used: 4, Total: 1024, Summary: "4/1024"},
 				Addresses:  v2.Usage{Used: 99, Total: 65536, Summary: "99/65536"},
+				Floating:   v2.FloatingUsage{Used: 5, Cooling: 2},
 				Conditions: conditions,
 			},
 		}},
@@ -54,7 +55,11 @@ func roundTrips() []roundTrip {
 			Spec: v2.AddressPoolSpec{Subnets: []v2.SubnetSet{{IPv6: ptr("fd00::/128")}}},
 		}},
 		{name: "maximal", kind: blockKind, maximal: true, obj: &v2.AddressBlock{
-			Index: 3, IPv4: ptr("10.0.0.96/27"), IPv6: ptr("fd00::60/123"),
+			Index: 3, IPv4: ptr("10.0.0.3/32"), IPv6: ptr("fd00::3/128"),
+			Floating: &v2.Floating{
+				Owner: v2.FloatingOwner{Kind: "Egress", Namespace: "internet", Name: "nat", UID: "1", Summary: "Egress internet/nat"},
+				Claim: "nat", CoolDownSeconds: 60, ReleasedAt: &now,
+			},
 			Status: v2.AddressBlockStatus{Allocated: 30, Cooling: 2},
 		}},
 		{name: "minimal", kind: blockKind, obj: &v2.AddressBlock{IPv4: ptr("10.0.0.0/27")}},
@@ -71,6 +76,14 @@ func roundTrips() []roundTrip {
 				Type: v2.BlockRequestFailed, Status: corev1.ConditionTrue,
 			}}},
 		}},
+		{name: "maximal", kind: claimKind, maximal: true, except: []string{"Spec.Count"}, obj: &v2.AddressClaim{
+			Spec: v2.AddressClaimSpec{Pool: "partners", Addresses: []string{"10.0.0.3", "10.0.0.8-10.0.0.9", "fd00::/126"}, CoolDownSeconds: 60},
+			Status: v2.AddressClaimStatus{
+				ObservedGeneration: 7, Summary: "1/4", Conditions: conditions,
+				Addresses: []v2.ClaimedAddress{{Block: "partners-3", IPv4: "10.0.0.3", IPv6: "fd00::3"}},
+			},
+		}},
+		{name: "minimal", kind: claimKind, obj: &v2.AddressClaim{Spec: v2.AddressClaimSpec{Pool: "partners", Count: ptr(int32(0))}}},
 		{name: "maximal", kind: egressKind, maximal: true,
 			except: []string{"Spec.PodDisruptionBudget.MinAvailable", "Spec.Template.Spec.Object"},
 			obj:    maximalEgress(conditions)},

@@ -43,6 +43,7 @@ spec: {blockSizeBits: 0, subnets: [{ipv4: 192.0.2.0/31}]}
 status:
   blocks: {used: 2, total: 2, summary: 2/2}
   addresses: {used: 1, total: 2, summary: 1/2}
+  floating: {used: 1, cooling: 0}
   conditions:
   - {type: Exhausted, status: "True", reason: AllBlocksTaken, message: "", lastTransitionTime: "2026-01-01T00:00:00Z"}
   - {type: Overlapping, status: "True", reason: NodeAddress, message: "", lastTransitionTime: "2026-01-01T00:00:00Z"}
@@ -61,6 +62,26 @@ status: {allocated: 30, cooling: 2}
 metadata: {name: v1-9, labels: {coil.cybozu.com/pool: v1, coil.cybozu.com/node: worker2, coil.cybozu.com/reserved: "true"}}
 index: 9
 ipv4: 10.9.0.0/32
+`, `
+metadata: {name: partners-7, labels: {coil.cybozu.com/pool: partners, coil.cybozu.com/reserved: "true", coil.cybozu.com/floating: "true"}}
+index: 7
+ipv4: 198.51.100.7/32
+floating:
+  claim: nat
+  coolDownSeconds: 3600
+  owner: {kind: Egress, namespace: internet, name: nat, uid: "1", summary: Egress internet/nat}
+`}},
+	{claimKind, []string{`
+metadata: {name: nat, namespace: default}
+spec: {pool: partners, count: 2}
+status:
+  summary: 1/2
+  addresses: [{block: partners-7, ipv4: 198.51.100.7}]
+  conditions:
+  - {type: Ready, status: "False", reason: PoolExhausted, message: AddressPool partners has no address left, lastTransitionTime: "2026-01-01T00:00:00Z"}
+`, `
+metadata: {name: unseen, namespace: default}
+spec: {pool: partners, addresses: [198.51.100.9]}
 `}},
 	{requestKind, []string{`
 metadata: {name: answered}

@@ -41,6 +41,7 @@ var (
 	blockKind   = kind{"AddressBlock", addressBlocks, false}
 	requestKind = kind{"BlockRequest", blockRequests, false}
 	egressKind  = kind{"Egress", egresses, true}
+	claimKind   = kind{"AddressClaim", addressClaims, true}
 )
 
 // client returns the client for objects of the kind.
@@ -143,6 +144,7 @@ func TestValidation(t *testing.T) {
 			{blockKind, blockAttempts()},
 			{requestKind, requestAttempts()},
 			{egressKind, egressAttempts()},
+			{claimKind, claimAttempts()},
 		} {
 			objects := table.kind.client(client)
 			for _, a := range table.attempts {

@@ -92,10 +92,20 @@ func TestUpgrade(t *testing.T) {
 		}
 	}
 	stop := e.churn(t)
+	var addresses map[string]v2.AddressBlock
+	left := false
 	for i, s := range steps {
 		begin := time.Now()
 		e.install(t, s)
 		e.runs(t, s)
+		switch {
+		case addresses == nil: // the first step brings the controllers that know floating addresses
+			addresses = e.claim(t)
+		case s.version == old && !left:
+			e.leave(t)
+			left = true
+		}
+		e.unchanged(t, s, addresses)
 		// A pool whose blocks nobody has: the programs of both versions have to agree on a request.
 		pool := fmt.Sprintf("step-%d", i)
 		e.pool(t, pool, fmt.Sprintf("10.%d.0.0/24", 110+i), fmt.Sprintf("fd00:%d::/120", 110+i))
@@ -112,6 +122,8 @@ func TestUpgrade(t *testing.T) {
 		e.remain(t, s, standing)
 		t.Logf("%s: %v", s.name, time.Since(begin).Round(time.Second))
 	}
+	e.install(t, step{"the controllers of this version", now, "DaemonSet"})
+	e.give(t)
 	stop()
 	for _, p := range pings {
 		sent, answered, err := p.End()

@@ -73,6 +73,14 @@ const (
 	CarveAnswered Point = "carve.answered"
 )
 
+// The points while an AddressClaim gets addresses, in their order, and then that while it loses one.
+const (
+	FloatingChosen  Point = "floating.chosen"
+	FloatingCreated Point = "floating.created" // the block exists, the claim doesn't say so
+	FloatingTold    Point = "floating.told"
+	FloatingDeleted Point = "floating.deleted" // the block is marked deleted, its name isn't free
+)
+
 // The points for tests, each list in its order.
 var (
 	Add   = []Point{AddBegun, AddReserved, AddVeth, AddPodWired, AddHostWired, AddRecorded, AddAnswering}
@@ -86,6 +94,7 @@ var (
 	EgressSetup   = []Point{EgressRecorded, EgressClosed, EgressRuled, EgressTunnelled, EgressGrouped, EgressOpened, EgressMade}
 	EgressRemoval = []Point{EgressRouteless, EgressCleared, EgressForgotten}
 	Carve         = []Point{CarveChosen, CarveCreated, CarveAnswered}
+	Floating      = []Point{FloatingChosen, FloatingCreated, FloatingTold, FloatingDeleted}
 )
 
 // Env is the environment variable that selects points, as "add.reserved=3": the

@@ -176,13 +176,28 @@ func (p Pool) Index(b Block) (int32, bool) {
 	if len(b.Prefixes()) == 0 {
 		return 0, false
 	}
+	index, ok := p.Containing(b.Prefixes()[0].Addr())
+	if !ok {
+		return 0, false
+	}
+	found, err := p.Block(index)
+	return index, err == nil && found == b
+}
+
+// Containing returns the index of the block that has an address, and false when no block has it.
+func (p Pool) Containing(a netip.Addr) (int32, bool) {
 	first := int64(0) // index of the first block of the subnet
 	for _, s := range p.subnets {
 		n := s.blocks(p.bits)
-		if offset, ok := Block(s).Offset(b.Prefixes()[0].Addr()); ok && offset>>p.bits < int(n) {
-			index := int32(first + int64(offset>>p.bits))
-			found, err := p.Block(index)
-			return index, err == nil && found == b
+		if offset, ok := Block(s).Offset(a); ok {
+			at := uint64(offset) >> p.bits
+			if at >= uint64(n) || first+int64(at) >= MaxBlocks {
+				return 0, false
+			}
+			index := int32(first + int64(at))
+			b, err := p.Block(index)
+			_, ok := b.Offset(a) // an offset has 64 bits only
+			return index, err == nil && ok
 		}
 		first += n
 	}

@@ -36,9 +36,20 @@ type Patcher[T any] interface {
 // otherwise. It returns the object as it is then, nil if it is gone. Nothing else of it is sent: an old object may
 // break a rule that came later.
 func PatchMetadata[T any](ctx context.Context, c Patcher[T], read metav1.Object, fields map[string]any) (*T, error) {
+	return PatchAsRead(ctx, c, read, map[string]any{"metadata": fields})
+}
+
+// PatchAsRead replaces fields of an object as PatchMetadata does, by a JSON merge patch (RFC 7386).
+func PatchAsRead[T any](ctx context.Context, c Patcher[T], read metav1.Object, fields map[string]any) (*T, error) {
 	fields = maps.Clone(fields)
-	fields["uid"], fields["resourceVersion"] = read.GetUID(), read.GetResourceVersion()
-	patch, err := json.Marshal(map[string]any{"metadata": fields})
+	metadata, _ := fields["metadata"].(map[string]any)
+	metadata = maps.Clone(metadata)
+	if metadata == nil {
+		metadata = map[string]any{}
+	}
+	metadata["uid"], metadata["resourceVersion"] = read.GetUID(), read.GetResourceVersion()
+	fields["metadata"] = metadata
+	patch, err := json.Marshal(fields)
 	if err != nil {
 		return nil, err
 	}

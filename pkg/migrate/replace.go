@@ -134,13 +134,10 @@ func (r *Replace) preview(pods []corev1.Pod, blocks []v2.AddressBlock, restart b
 	}
 }
 
-// labelFloating marks blocks that carry one floating address, which are reserved for good.
-const labelFloating = "coil.cybozu.com/floating"
-
 // reserved returns the blocks that Dump has asked for.
 func (r *Replace) reserved(ctx context.Context) ([]v2.AddressBlock, error) {
 	list, err := r.Coil.CoilV2().AddressBlocks().List(ctx, metav1.ListOptions{
-		LabelSelector: fmt.Sprintf("%s=%s,%s,!%s", v2.LabelReserved, v2.ReservedValue, v2.LabelNode, labelFloating),
+		LabelSelector: fmt.Sprintf("%s=%s,%s,!%s", v2.LabelReserved, v2.ReservedValue, v2.LabelNode, v2.LabelFloating),
 	})
 	if apierrors.IsNotFound(err) {
 		return nil, fmt.Errorf("AddressBlocks aren't defined: apply the definitions, the file that dump wrote, and Coil first (%w)", err)

@@ -69,7 +69,7 @@ func clusterOfV1() (kube, coil []runtime.Object) {
 			v1Pod("c", "n2", "10.1.0.1"), v1Pod("b", "n1", "10.1.0.6"), v1Pod("a", "n1", "10.1.0.5"), v1Pod("new", "n1", "10.1.0.9"), host, ended,
 		}, []runtime.Object{
 			reservedBlock("app-0", "10.1.0.0/30"), reservedBlock("app-1", "10.1.0.4/30"),
-			reservedBlock("floating-0", "10.1.0.9/32", labelFloating),
+			reservedBlock("floating-0", "10.1.0.9/32", v2.LabelFloating),
 			&v2.AddressBlock{ObjectMeta: metav1.ObjectMeta{Name: "app-2", Labels: map[string]string{v2.LabelNode: "n1"}}, IPv4: new("10.1.0.8/30")},
 		}
 }

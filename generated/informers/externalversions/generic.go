@@ -42,6 +42,8 @@ func (f *sharedInformerFactory) ForResource(resource schema.GroupVersionResource
 	// Group=coil.cybozu.com, Version=v2
 	case v2.SchemeGroupVersion.WithResource("addressblocks"):
 		return &genericInformer{resource: resource.GroupResource(), informer: f.Coil().V2().AddressBlocks().Informer()}, nil
+	case v2.SchemeGroupVersion.WithResource("addressclaims"):
+		return &genericInformer{resource: resource.GroupResource(), informer: f.Coil().V2().AddressClaims().Informer()}, nil
 	case v2.SchemeGroupVersion.WithResource("addresspools"):
 		return &genericInformer{resource: resource.GroupResource(), informer: f.Coil().V2().AddressPools().Informer()}, nil
 	case v2.SchemeGroupVersion.WithResource("blockrequests"):

@@ -18,6 +18,7 @@ import (
 	"github.com/coil-net/coil/pkg/app/program"
 	"github.com/coil-net/coil/pkg/controller/blockgc"
 	"github.com/coil-net/coil/pkg/controller/blockrequest"
+	"github.com/coil-net/coil/pkg/controller/floating"
 	"github.com/coil-net/coil/pkg/controller/pool"
 	"github.com/coil-net/coil/pkg/kube"
 	"github.com/coil-net/coil/pkg/ledger"
@@ -82,17 +83,26 @@ func (o *Options) compose(_ context.Context, e leading.Environment) (leading.Con
 	if err != nil {
 		return leading.Controllers{}, err
 	}
+	addresses, err := floating.New(floating.Config{
+		Coil: e.Coil, Core: e.Core,
+		Claims: v2.AddressClaims(), Blocks: v2.AddressBlocks(), Pools: v2.AddressPools(),
+		Ledger: blocks, LostBlocks: requests.Claims, Recorder: e.Recorder, LoopMetrics: e.Loops,
+	})
+	if err != nil {
+		return leading.Controllers{}, err
+	}
 	return leading.Controllers{
 		Informers: []leading.Informers{coil, core},
 		Synced: []cache.DoneChecker{
 			v2.BlockRequests().Informer().HasSyncedChecker(), v2.AddressBlocks().Informer().HasSyncedChecker(),
-			v2.AddressPools().Informer().HasSyncedChecker(), nodes.Informer().HasSyncedChecker(), services.Informer().HasSyncedChecker(),
+			v2.AddressClaims().Informer().HasSyncedChecker(), v2.AddressPools().Informer().HasSyncedChecker(), nodes.Informer().HasSyncedChecker(), services.Informer().HasSyncedChecker(),
 		},
 		Run: func(ctx context.Context) error {
 			group, ctx := errgroup.WithContext(ctx)
 			group.Go(func() error { return requests.Run(ctx) })
 			group.Go(func() error { return pools.Run(ctx) })
 			group.Go(func() error { return gc.Run(ctx) })
+			group.Go(func() error { return addresses.Run(ctx) })
 			return group.Wait()
 		},
 	}, nil

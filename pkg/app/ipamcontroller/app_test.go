@@ -80,7 +80,7 @@ func TestStripNode(t *testing.T) {
 }
 
 func TestStripBlock(t *testing.T) {
-	labels := map[string]string{v2.LabelPool: "p", v2.LabelNode: "n", v2.LabelRequest: "r", v2.LabelReserved: v2.ReservedValue}
+	labels := map[string]string{v2.LabelPool: "p", v2.LabelNode: "n", v2.LabelRequest: "r", v2.LabelReserved: v2.ReservedValue, v2.LabelFloating: v2.FloatingValue}
 	annotations := map[string]string{v2.AnnotationNodeUID: "u", v2.AnnotationNodeGone: "then u", v2.AnnotationDisowned: "v"}
 	now := metav1.NewTime(time.Unix(1, 0))
 	want := &v2.AddressBlock{
@@ -88,7 +88,7 @@ func TestStripBlock(t *testing.T) {
 			Name: "p-7", UID: types.UID("u"), ResourceVersion: "9", CreationTimestamp: now, DeletionTimestamp: &now,
 			Labels: labels, Annotations: annotations, Finalizers: []string{v2.Finalizer},
 		},
-		Index: 7, IPv4: new("10.0.0.0/27"), IPv6: new("fd00::/123"), Status: v2.AddressBlockStatus{Allocated: 3, Cooling: 4},
+		Index: 7, IPv4: new("10.0.0.0/27"), IPv6: new("fd00::/123"), Floating: &v2.Floating{Claim: "c"}, Status: v2.AddressBlockStatus{Allocated: 3, Cooling: 4},
 	}
 	full := want.DeepCopy()
 	full.Labels["other"], full.Annotations["other"] = "x", "x"

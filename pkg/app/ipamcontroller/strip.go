@@ -41,11 +41,11 @@ func stripBlock(obj any) (any, error) {
 		ObjectMeta: metav1.ObjectMeta{
 			Name: b.Name, UID: b.UID, ResourceVersion: b.ResourceVersion,
 			CreationTimestamp: b.CreationTimestamp, DeletionTimestamp: b.DeletionTimestamp,
-			Labels:      kube.Only(b.Labels, v2.LabelPool, v2.LabelNode, v2.LabelRequest, v2.LabelReserved),
+			Labels:      kube.Only(b.Labels, v2.LabelPool, v2.LabelNode, v2.LabelRequest, v2.LabelReserved, v2.LabelFloating),
 			Annotations: kube.Only(b.Annotations, v2.AnnotationNodeUID, v2.AnnotationNodeGone, v2.AnnotationDisowned),
 			Finalizers:  b.Finalizers,
 		},
-		Index: b.Index, IPv4: b.IPv4, IPv6: b.IPv6, Status: b.Status,
+		Index: b.Index, IPv4: b.IPv4, IPv6: b.IPv6, Floating: b.Floating, Status: b.Status,
 	}
 	if slices.Equal(b.Finalizers, ownFinalizers) {
 		kept.Finalizers = ownFinalizers

@@ -194,6 +194,9 @@ func (c *Controller) all(ctx context.Context) {
 // explain tells of a block that nobody will free by himself.
 func (c *Controller) explain(ctx context.Context, b *v2.AddressBlock) {
 	pool := b.Labels[v2.LabelPool]
+	if b.Floating != nil {
+		return // its claim has it, or its cool-down ends
+	}
 	if b.Labels[v2.LabelNode] == "" {
 		c.warn(ctx, b, "NoHolder", fmt.Sprintf("The label %s is missing: no node uses the block or gives it back; delete it and its finalizer if nothing has its addresses", v2.LabelNode))
 		return

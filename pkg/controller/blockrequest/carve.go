@@ -56,6 +56,9 @@ func (c *Controller) obtain(ctx context.Context, r *v2.BlockRequest, w *work) (*
 	if err != nil {
 		return nil, refusef(v2.ReasonPoolInvalid, "AddressPool %s can't be used: %s", pool.Name, oneLine(err))
 	}
+	if pool.Spec.Purpose == v2.PurposeFloating {
+		return nil, refusef(v2.ReasonPoolPurpose, "AddressPool %s has floating addresses only (spec.purpose): choose another one by the annotation %s of the namespace", pool.Name, v2.AnnotationPool)
+	}
 	h, node, err := c.holder(ctx, r)
 	if err != nil {
 		return nil, err

@@ -21,12 +21,12 @@ func TestClaimOfABlockThatExists(t *testing.T) {
 	api.putRequest(req)
 	api.addBlock(plantest.Block("default", 2, "10.0.0.4/31", "node"))
 	r := newReplica(t, api, 0, testNode("node"))
-	r.deliverAll(t)
+	r.DeliverAll()
 	if err := r.sync(t.Context(), "r"); err != nil {
 		t.Fatal(err)
 	}
-	if got := api.requests["r"].Status.AddressBlockName; got != "default-2" || len(api.blocks) != 1 {
-		t.Errorf("answer %q, %d blocks", got, len(api.blocks))
+	if got := api.requests()["r"].Status.AddressBlockName; got != "default-2" || len(api.blocks()) != 1 {
+		t.Errorf("answer %q, %d blocks", got, len(api.blocks()))
 	}
 }
 
@@ -40,7 +40,7 @@ func TestClaimOfABlockThatThePoolLacks(t *testing.T) {
 		claim.Spec.Claim = claimed
 		api.putRequest(claim)
 		r := newReplica(t, api, 0, testNode("node"))
-		r.deliverAll(t)
+		r.DeliverAll()
 		var told []string
 		r.OnClaim(func(pool string) { told = append(told, pool) })
 		r.noteClaim(claim)
@@ -92,21 +92,21 @@ func TestClaimOfANodesAddress(t *testing.T) {
 			claim := api.addRequest("r", "node", "default")
 			claim.Spec.Claim = tt.claim
 			api.putRequest(claim)
-			r.deliverAll(t)
+			r.DeliverAll()
 			if err := r.sync(t.Context(), "r"); err != nil {
 				t.Fatal(err)
 			}
 			if tt.reason == "" {
-				if got := api.requests["r"].Status.AddressBlockName; got != tt.claim || api.blocks[tt.claim] == nil {
-					t.Errorf("answered with %q: %+v", got, api.requests["r"].Status)
+				if got := api.requests()["r"].Status.AddressBlockName; got != tt.claim || api.blocks()[tt.claim] == nil {
+					t.Errorf("answered with %q: %+v", got, api.requests()["r"].Status)
 				}
 				return
 			}
-			if c := conditionOf(t, api.requests["r"]); c.Reason != tt.reason || !strings.Contains(c.Message, "Node apiserver") {
+			if c := conditionOf(t, api.requests()["r"]); c.Reason != tt.reason || !strings.Contains(c.Message, "Node apiserver") {
 				t.Errorf("refused with %+v, want %s and the Node", c, tt.reason)
 			}
-			if len(api.blocks) > 0 {
-				t.Errorf("%d blocks were made", len(api.blocks))
+			if len(api.blocks()) > 0 {
+				t.Errorf("%d blocks were made", len(api.blocks()))
 			}
 			// It is repeated, which suspends nothing. Pods may use the block, so nobody else gets it when the Node goes.
 			if !r.wasRefused(tt.claim, "node") {
@@ -135,13 +135,13 @@ func TestContestedBlock(t *testing.T) {
 		req := api.addRequest(name, node, "default")
 		req.Spec.Claim = claim
 		api.putRequest(req)
-		r.deliverAll(t)
+		r.DeliverAll()
 		r.noteClaim(req)
 		if err := r.sync(t.Context(), name); err != nil {
 			t.Fatal(err)
 		}
-		if reason != "" && conditionOf(t, api.requests[name]).Reason != reason || reason == "" && api.requests[name].Status.AddressBlockName == "" {
-			t.Errorf("%s is answered with %+v, want %q", name, api.requests[name].Status, reason)
+		if reason != "" && conditionOf(t, api.requests()[name]).Reason != reason || reason == "" && api.requests()[name].Status.AddressBlockName == "" {
+			t.Errorf("%s is answered with %+v, want %q", name, api.requests()[name].Status, reason)
 		}
 	}
 	after(0)
@@ -153,11 +153,11 @@ func TestContestedBlock(t *testing.T) {
 		t.Errorf("the claim suspends the pool once more: at %s and %s", first, last)
 	}
 	api.dropBlock("default-0")
-	r.deliverAll(t)
+	r.DeliverAll()
 	ask("third", "third", "", v2.ReasonPoolExhausted)
 	ask("at last", "node", "default-0", "")
 	api.dropBlock("default-0")
-	r.deliverAll(t)
+	r.DeliverAll()
 	after(2 * pools.SuspendFor)
 	ask("third later", "third", "", "")
 }
@@ -170,17 +170,17 @@ func TestClaimSuspendsThePool(t *testing.T) {
 	claim.Spec.Claim = "default-1"
 	api.putRequest(claim)
 	r := newReplica(t, api, 0, testNode("node"))
-	r.deliverAll(t)
+	r.DeliverAll()
 	start := time.Now()
 	r.now = func() time.Time { return start }
 	r.noteClaim(claim)
 	ask := func(name string) *v2.BlockRequest {
 		api.addRequest(name, "node", "default")
-		r.deliverAll(t)
+		r.DeliverAll()
 		if err := r.sync(t.Context(), name); err != nil {
 			t.Fatal(err)
 		}
-		return api.requests[name]
+		return api.requests()[name]
 	}
 	if c := conditionOf(t, ask("early")); c.Reason != v2.ReasonPoolSuspended {
 		t.Errorf("a request before the claim is answered: %+v", c)
@@ -188,7 +188,7 @@ func TestClaimSuspendsThePool(t *testing.T) {
 	if err := r.sync(t.Context(), "claim"); err != nil {
 		t.Fatal(err)
 	}
-	if got := api.requests["claim"].Status.AddressBlockName; got != "default-1" {
+	if got := api.requests()["claim"].Status.AddressBlockName; got != "default-1" {
 		t.Errorf("the claim is answered with %q", got)
 	}
 	r.now = func() time.Time { return start.Add(pools.SuspendFor) }

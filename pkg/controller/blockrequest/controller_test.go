@@ -17,6 +17,7 @@ import (
 	"github.com/coil-net/coil/pkg/ledger"
 	"github.com/coil-net/coil/pkg/plan/plantest"
 	"github.com/coil-net/coil/pkg/plan/pools"
+	"github.com/coil-net/coil/pkg/testkit/fakeapi"
 )
 
 // conditionOf returns the only condition of a request.
@@ -33,40 +34,40 @@ func TestAnswers(t *testing.T) {
 	tests := []struct {
 		name string
 		// api changes what the API server has, stale what the caches show beyond that.
-		api    func(*fakeAPI, *v2.BlockRequest)
+		api    func(fakeAPI, *v2.BlockRequest)
 		stale  func(*testing.T, *replica)
 		block  string // of the answer
 		reason string // of the refusal
 		words  string
 	}{
 		{name: "free pool", block: "default-0"},
-		{name: "the pool goes on after its last index", block: "default-2", api: func(a *fakeAPI, _ *v2.BlockRequest) {
-			a.pools["default"].Status.LastIndex = new(int32(1))
+		{name: "the pool goes on after its last index", block: "default-2", api: func(a fakeAPI, _ *v2.BlockRequest) {
+			a.changePool(func(p *v2.AddressPool) { p.Status.LastIndex = new(int32(1)) })
 		}},
-		{name: "at its end it goes round", block: "default-0", api: func(a *fakeAPI, _ *v2.BlockRequest) {
-			a.pools["default"].Status.LastIndex = new(int32(3))
+		{name: "at its end it goes round", block: "default-0", api: func(a fakeAPI, _ *v2.BlockRequest) {
+			a.changePool(func(p *v2.AddressPool) { p.Status.LastIndex = new(int32(3)) })
 		}},
-		{name: "a pool of 2.x goes on after its highest block", block: "default-3", api: func(a *fakeAPI, _ *v2.BlockRequest) {
+		{name: "a pool of 2.x goes on after its highest block", block: "default-3", api: func(a fakeAPI, _ *v2.BlockRequest) {
 			a.addBlock(plantest.Block("default", 2, "10.0.0.4/31", "other"))
 		}},
-		{name: "no such pool", reason: v2.ReasonPoolNotFound, words: "no AddressPool default", api: func(a *fakeAPI, _ *v2.BlockRequest) {
-			delete(a.pools, "default")
+		{name: "no such pool", reason: v2.ReasonPoolNotFound, words: "no AddressPool default", api: func(a fakeAPI, _ *v2.BlockRequest) {
+			a.Drop(poolResource, "default")
 		}},
 		{name: "a pool that the cache doesn't know yet", block: "default-0", stale: func(t *testing.T, r *replica) {
-			if err := r.pools.Delete(r.api.pools["default"]); err != nil {
+			if err := r.pools.Delete(r.api.pools()["default"]); err != nil {
 				t.Fatal(err)
 			}
 		}},
 		{name: "a pool that only the cache knows", reason: v2.ReasonPoolNotFound, stale: func(_ *testing.T, r *replica) {
-			delete(r.api.pools, "default")
+			r.api.Drop(poolResource, "default")
 		}},
-		{name: "terminating", reason: v2.ReasonPoolTerminating, words: "is being deleted", api: func(a *fakeAPI, _ *v2.BlockRequest) {
-			a.pools["default"].DeletionTimestamp = &now
+		{name: "terminating", reason: v2.ReasonPoolTerminating, words: "is being deleted", api: func(a fakeAPI, _ *v2.BlockRequest) {
+			a.changePool(func(p *v2.AddressPool) { p.DeletionTimestamp = &now })
 		}},
 		{name: "terminating, not in the cache yet", reason: v2.ReasonPoolTerminating, stale: func(_ *testing.T, r *replica) {
-			r.api.pools["default"].DeletionTimestamp = &now
+			r.api.changePool(func(p *v2.AddressPool) { p.DeletionTimestamp = &now })
 		}},
-		{name: "exhausted", reason: v2.ReasonPoolExhausted, words: "all of its 4 blocks are taken; append a subnet", api: func(a *fakeAPI, _ *v2.BlockRequest) {
+		{name: "exhausted", reason: v2.ReasonPoolExhausted, words: "all of its 4 blocks are taken; append a subnet", api: func(a fakeAPI, _ *v2.BlockRequest) {
 			for i := range int32(4) {
 				a.addBlock(plantest.Block("default", i, fmt.Sprintf("10.0.0.%d/31", 2*i), "other"))
 			}
@@ -76,72 +77,76 @@ func TestAnswers(t *testing.T) {
 				r.api.addBlock(plantest.Block("default", i, fmt.Sprintf("10.0.0.%d/31", 2*i), "other"))
 			}
 		}},
-		{name: "the rest overlaps another pool's block", reason: v2.ReasonPoolExhausted, words: "shares addresses", api: func(a *fakeAPI, _ *v2.BlockRequest) {
+		{name: "the rest overlaps another pool's block", reason: v2.ReasonPoolExhausted, words: "shares addresses", api: func(a fakeAPI, _ *v2.BlockRequest) {
 			a.addBlock(plantest.Block("wide", 0, "10.0.0.0/29", "other"))
 		}},
-		{name: "a deleting block keeps its name", block: "default-1", api: func(a *fakeAPI, _ *v2.BlockRequest) {
+		{name: "a deleting block keeps its name", block: "default-1", api: func(a fakeAPI, _ *v2.BlockRequest) {
 			b := plantest.Block("default", 0, "10.0.0.0/31", "other")
 			b.DeletionTimestamp = &now
 			a.addBlock(b)
-			a.pools["default"].Status.LastIndex = new(int32(3))
+			a.changePool(func(p *v2.AddressPool) { p.Status.LastIndex = new(int32(3)) })
 		}},
-		{name: "invalid pool", reason: v2.ReasonPoolInvalid, words: "can't be used", api: func(a *fakeAPI, _ *v2.BlockRequest) {
-			a.pools["default"].Spec.Subnets = append(a.pools["default"].Spec.Subnets, v2.SubnetSet{IPv4: new("10.0.0.1x/30")})
+		{name: "invalid pool", reason: v2.ReasonPoolInvalid, words: "can't be used", api: func(a fakeAPI, _ *v2.BlockRequest) {
+			a.changePool(func(p *v2.AddressPool) {
+				p.Spec.Subnets = append(p.Spec.Subnets, v2.SubnetSet{IPv4: new("10.0.0.1x/30")})
+			})
 		}},
-		{name: "no such node", reason: v2.ReasonNodeNotFound, words: "no Node nowhere", api: func(_ *fakeAPI, r *v2.BlockRequest) {
+		{name: "no such node", reason: v2.ReasonNodeNotFound, words: "no Node nowhere", api: func(_ fakeAPI, r *v2.BlockRequest) {
 			r.Spec.NodeName = "nowhere"
 		}},
-		{name: "node made again", reason: v2.ReasonNodeNotFound, words: "made again", api: func(_ *fakeAPI, r *v2.BlockRequest) {
+		{name: "node made again", reason: v2.ReasonNodeNotFound, words: "made again", api: func(_ fakeAPI, r *v2.BlockRequest) {
 			r.OwnerReferences = []metav1.OwnerReference{{Kind: "Node", Name: "node", UID: "before"}}
 		}},
-		{name: "a block was made for it", block: "default-3", api: func(a *fakeAPI, r *v2.BlockRequest) {
+		{name: "a block was made for it", block: "default-3", api: func(a fakeAPI, r *v2.BlockRequest) {
 			a.addBlock(forRequest(plantest.Block("default", 3, "10.0.0.6/31", "node"), r))
 		}},
-		{name: "a block was made for it, but is on its way out", block: "default-0", api: func(a *fakeAPI, r *v2.BlockRequest) {
+		{name: "a block was made for it, but is on its way out", block: "default-0", api: func(a fakeAPI, r *v2.BlockRequest) {
 			b := forRequest(plantest.Block("default", 3, "10.0.0.6/31", "node"), r)
 			b.DeletionTimestamp = &now
 			a.addBlock(b)
-			a.pools["default"].Status.LastIndex = new(int32(3))
+			a.changePool(func(p *v2.AddressPool) { p.Status.LastIndex = new(int32(3)) })
 		}},
-		{name: "a block was made for it, and the pool is terminating now", block: "default-3", api: func(a *fakeAPI, r *v2.BlockRequest) {
+		{name: "a block was made for it, and the pool is terminating now", block: "default-3", api: func(a fakeAPI, r *v2.BlockRequest) {
 			a.addBlock(forRequest(plantest.Block("default", 3, "10.0.0.6/31", "node"), r))
-			a.pools["default"].DeletionTimestamp = &now
+			a.changePool(func(p *v2.AddressPool) { p.DeletionTimestamp = &now })
 		}},
 		{name: "the next name is taken by a block made for it that the cache doesn't show", block: "default-0", stale: func(_ *testing.T, r *replica) {
-			r.api.addBlock(forRequest(plantest.Block("default", 0, "10.0.0.0/31", "node"), r.api.requests["r"]))
+			r.api.addBlock(forRequest(plantest.Block("default", 0, "10.0.0.0/31", "node"), r.api.requests()["r"]))
 		}},
-		{name: "strange blocks are around", block: "default-0", api: func(a *fakeAPI, _ *v2.BlockRequest) {
-			a.pools["default"].Status.LastIndex = new(int32(3))
+		{name: "strange blocks are around", block: "default-0", api: func(a fakeAPI, _ *v2.BlockRequest) {
+			a.changePool(func(p *v2.AddressPool) { p.Status.LastIndex = new(int32(3)) })
 			for _, name := range []string{"default-x", "default", "default-01", "other--1", "default-99999999999", "-5"} {
 				b := plantest.Block("default", 0, "not a range", "node")
 				b.Name, b.Labels = name, nil
 				a.addBlock(b)
 			}
 		}},
-		{name: "claims a block that is lost", block: "default-2", api: func(_ *fakeAPI, r *v2.BlockRequest) {
+		{name: "claims a block that is lost", block: "default-2", api: func(_ fakeAPI, r *v2.BlockRequest) {
 			r.Spec.Claim = "default-2"
 		}},
-		{name: "claims another node's block", reason: v2.ReasonBlockTaken, words: `held by node "other"`, api: func(a *fakeAPI, r *v2.BlockRequest) {
+		{name: "claims another node's block", reason: v2.ReasonBlockTaken, words: `held by node "other"`, api: func(a fakeAPI, r *v2.BlockRequest) {
 			r.Spec.Claim = "default-2"
 			a.addBlock(plantest.Block("default", 2, "10.0.0.4/31", "other"))
 		}},
-		{name: "claims addresses of another block", reason: v2.ReasonBlockTaken, words: "in another block", api: func(a *fakeAPI, r *v2.BlockRequest) {
+		{name: "claims addresses of another block", reason: v2.ReasonBlockTaken, words: "in another block", api: func(a fakeAPI, r *v2.BlockRequest) {
 			r.Spec.Claim = "default-2"
 			a.addBlock(plantest.Block("wide", 0, "10.0.0.0/29", "other"))
 		}},
-		{name: "claims what isn't in the pool", reason: v2.ReasonPoolInvalid, words: "has no block default-4", api: func(_ *fakeAPI, r *v2.BlockRequest) {
+		{name: "claims what isn't in the pool", reason: v2.ReasonPoolInvalid, words: "has no block default-4", api: func(_ fakeAPI, r *v2.BlockRequest) {
 			r.Spec.Claim = "default-4"
 		}},
-		{name: "claims a block of another pool", reason: v2.ReasonPoolInvalid, words: "has no block other-0", api: func(_ *fakeAPI, r *v2.BlockRequest) {
+		{name: "claims a block of another pool", reason: v2.ReasonPoolInvalid, words: "has no block other-0", api: func(_ fakeAPI, r *v2.BlockRequest) {
 			r.Spec.Claim = "other-0"
 		}},
-		{name: "suspended by an earlier leader", reason: v2.ReasonPoolSuspended, words: "is suspended", api: func(a *fakeAPI, _ *v2.BlockRequest) {
-			a.pools["default"].Status.Conditions = []metav1.Condition{{
-				Type: v2.PoolSuspended, Status: metav1.ConditionTrue, Reason: pools.ReasonBlocksClaimed, LastTransitionTime: now,
-			}}
+		{name: "suspended by an earlier leader", reason: v2.ReasonPoolSuspended, words: "is suspended", api: func(a fakeAPI, _ *v2.BlockRequest) {
+			a.changePool(func(p *v2.AddressPool) {
+				p.Status.Conditions = []metav1.Condition{{
+					Type: v2.PoolSuspended, Status: metav1.ConditionTrue, Reason: pools.ReasonBlocksClaimed, LastTransitionTime: now,
+				}}
+			})
 		}},
-		{name: "suspended by an admin", reason: v2.ReasonPoolSuspended, words: "is suspended", api: func(a *fakeAPI, _ *v2.BlockRequest) {
-			a.pools["default"].Annotations = map[string]string{v2.AnnotationSuspend: "true"}
+		{name: "suspended by an admin", reason: v2.ReasonPoolSuspended, words: "is suspended", api: func(a fakeAPI, _ *v2.BlockRequest) {
+			a.changePool(func(p *v2.AddressPool) { p.Annotations = map[string]string{v2.AnnotationSuspend: "true"} })
 		}},
 	}
 	for _, tt := range tests {
@@ -154,14 +159,14 @@ func TestAnswers(t *testing.T) {
 				api.putRequest(req)
 			}
 			r := newReplica(t, api, 0, testNode("node"))
-			r.deliverAll(t)
+			r.DeliverAll()
 			if tt.stale != nil {
 				tt.stale(t, r)
 			}
 			if err := r.sync(t.Context(), "r"); err != nil {
 				t.Fatal(err)
 			}
-			got := api.requests["r"]
+			got := api.requests()["r"]
 			c := conditionOf(t, got)
 			if tt.reason != "" {
 				if c.Type != v2.BlockRequestFailed || c.Reason != tt.reason || !strings.Contains(c.Message, tt.words) || got.Status.AddressBlockName != "" {
@@ -172,12 +177,12 @@ func TestAnswers(t *testing.T) {
 			if c.Type != v2.BlockRequestComplete || got.Status.AddressBlockName != tt.block {
 				t.Fatalf("answer is %+v, want %s", got.Status, tt.block)
 			}
-			b := api.blocks[tt.block]
+			b := api.blocks()[tt.block]
 			if b == nil || b.Labels[v2.LabelRequest] != string(got.UID) || b.Labels[v2.LabelNode] != "node" {
 				t.Errorf("block is %+v", b)
 			}
 			if err := r.sync(t.Context(), "r"); err != nil { // with the old request in the cache
-				if calls := api.calls["create addressblocks"]; calls > 2 {
+				if calls := api.Calls()["create addressblocks"]; calls > 2 {
 					t.Errorf("%d creates after a repeated sync", calls)
 				}
 			}
@@ -195,9 +200,9 @@ func forRequest(b *v2.AddressBlock, r *v2.BlockRequest) *v2.AddressBlock {
 }
 
 // ofRequest counts the blocks made for a request that aren't being deleted.
-func ofRequest(a *fakeAPI, uid types.UID) int {
+func ofRequest(a fakeAPI, uid types.UID) int {
 	n := 0
-	for _, b := range a.blocks {
+	for _, b := range a.blocks() {
 		if b.Labels[v2.LabelRequest] == string(uid) && b.DeletionTimestamp == nil {
 			n++
 		}
@@ -212,28 +217,28 @@ func TestLostAnswersMakeNoSecondBlock(t *testing.T) {
 			api.addPool(plantest.Pool("default", 1, "10.0.0.0/29"))
 			api.addRequest("r", "node", "default")
 			times := 3
-			api.fault = func(verb, resource string) (before, after error) {
+			api.Fault = func(verb, resource string) (before, after error) {
 				if verb+" "+resource == lost && times > 0 {
 					times--
 					if times == 1 {
-						return errLost, nil // this one isn't even done
+						return fakeapi.ErrLost, nil // this one isn't even done
 					}
-					return nil, errLost
+					return nil, fakeapi.ErrLost
 				}
 				return nil, nil
 			}
-			r := newReplica(t, api, len(api.log), testNode("node"))
+			r := newReplica(t, api, api.Events(), testNode("node"))
 			for range 10 {
 				if err := r.sync(t.Context(), "r"); err == nil {
 					break
 				}
 				if lost == "update blockrequests" {
-					r.deliverAll(t) // the conflict ends when the cache has caught up
+					r.DeliverAll() // the conflict ends when the cache has caught up
 				}
 			}
-			got := api.requests["r"]
-			if got.Status.AddressBlockName != "default-0" || len(api.blocks) != 1 {
-				t.Errorf("answer is %+v with %d blocks", got.Status, len(api.blocks))
+			got := api.requests()["r"]
+			if got.Status.AddressBlockName != "default-0" || len(api.blocks()) != 1 {
+				t.Errorf("answer is %+v with %d blocks", got.Status, len(api.blocks()))
 			}
 		})
 	}
@@ -242,32 +247,32 @@ func TestLostAnswersMakeNoSecondBlock(t *testing.T) {
 // A block whose creation failed is tried again only as long as nobody else may have got its
 // addresses.
 func TestRetriesChooseAnew(t *testing.T) {
-	setup := func(t *testing.T) (*fakeAPI, *replica) {
+	setup := func(t *testing.T) (fakeAPI, *replica) {
 		api := newFakeAPI(t)
 		api.addPool(plantest.Pool("default", 1, "10.0.0.0/29"))
 		api.addPool(plantest.Pool("wide", 1, "10.0.0.0/29"))
 		api.addRequest("r", "node", "default")
 		api.addRequest("same", "node", "default")
 		api.addRequest("wide", "node", "wide")
-		r := newReplica(t, api, len(api.log), testNode("node"))
-		api.fault = func(verb, _ string) (before, after error) {
+		r := newReplica(t, api, api.Events(), testNode("node"))
+		api.Fault = func(verb, _ string) (before, after error) {
 			if verb == "create" {
-				return errLost, nil
+				return fakeapi.ErrLost, nil
 			}
 			return nil, nil
 		}
 		if err := r.sync(t.Context(), "r"); err == nil {
 			t.Fatal("a lost create is a success")
 		}
-		api.fault = nil
+		api.Fault = nil
 		return api, r
 	}
-	requireAnswer := func(t *testing.T, api *fakeAPI, r *replica, request, block, cidr string) {
+	requireAnswer := func(t *testing.T, api fakeAPI, r *replica, request, block, cidr string) {
 		t.Helper()
 		if err := r.sync(t.Context(), request); err != nil {
 			t.Fatal(err)
 		}
-		b := api.blocks[api.requests[request].Status.AddressBlockName]
+		b := api.blocks()[api.requests()[request].Status.AddressBlockName]
 		if b == nil || b.Name != block || *b.IPv4 != cidr {
 			t.Fatalf("request %s has the blocks %+v, want %s with %s", request, b, block, cidr)
 		}
@@ -317,28 +322,28 @@ func TestBurstReadsThePoolOnce(t *testing.T) {
 		for i := range 300 {
 			api.addRequest(fmt.Sprintf("r-%d", i), "node", "default")
 		}
-		r := newReplica(t, api, len(api.log), testNode("node"))
+		r := newReplica(t, api, api.Events(), testNode("node"))
 		for i := range 300 {
-			r.enqueue(api.requests[fmt.Sprintf("r-%d", i)])
+			r.enqueue(api.requests()[fmt.Sprintf("r-%d", i)])
 		}
 		for i := range 300 {
 			if err := r.sync(t.Context(), fmt.Sprintf("r-%d", i)); err != nil {
 				t.Fatal(err)
 			}
 		}
-		if n := api.calls["get addresspools"]; n != 1 {
+		if n := api.Calls()["get addresspools"]; n != 1 {
 			t.Errorf("the pool was read %d times for requests that were all known before", n)
 		}
-		if n := api.calls["create addressblocks"] + api.calls["update blockrequests"]; n != 600 || api.calls["list addressblocks"] != 0 {
-			t.Errorf("calls are %v, want two writes each and no list", api.calls)
+		if n := api.Calls()["create addressblocks"] + api.Calls()["update blockrequests"]; n != 600 || api.Calls()["list addressblocks"] != 0 {
+			t.Errorf("calls are %v, want two writes each and no list", api.Calls())
 		}
-		before := fmt.Sprint(api.calls)
+		before := fmt.Sprint(api.Calls())
 		for i := range 300 { // as the events of the blocks bring about
 			if err := r.sync(t.Context(), fmt.Sprintf("r-%d", i)); err != nil {
 				t.Fatal(err)
 			}
 		}
-		if after := fmt.Sprint(api.calls); after != before {
+		if after := fmt.Sprint(api.Calls()); after != before {
 			t.Errorf("with a cache that doesn't show the answers yet, calls go from %s to %s", before, after)
 		}
 		ended, cancel := context.WithCancel(t.Context())
@@ -350,28 +355,25 @@ func TestBurstReadsThePoolOnce(t *testing.T) {
 }
 
 func TestOtherControllerWasFaster(t *testing.T) {
-	setup := func(t *testing.T) (*fakeAPI, *replica) {
+	setup := func(t *testing.T) (fakeAPI, *replica) {
 		api := newFakeAPI(t)
 		api.addPool(plantest.Pool("default", 1, "10.0.0.0/27"))
 		req := api.addRequest("r", "node", "default")
-		r := newReplica(t, api, len(api.log), testNode("node"))
+		r := newReplica(t, api, api.Events(), testNode("node"))
 		// Ours is default-0; the other one's block is older, and it is the answer.
 		api.addBlock(forRequest(plantest.Block("default", 9, "10.0.0.18/31", "node"), req))
 		return api, r
 	}
 	t.Run("it answered", func(t *testing.T) {
 		api, r := setup(t)
-		answered := api.requests["r"].DeepCopy()
+		answered := api.requests()["r"].DeepCopy()
 		answered.Status.AddressBlockName = "default-9"
 		answered.Status.Conditions = []v2.BlockRequestCondition{{Type: v2.BlockRequestComplete, Status: corev1.ConditionTrue}}
-		api.mu.Lock()
-		api.stamp(&answered.ObjectMeta)
 		api.putRequest(answered)
-		api.mu.Unlock()
 		if err := r.sync(t.Context(), "r"); err == nil {
 			t.Fatal("a sync with an old request succeeds")
 		}
-		r.deliverAll(t)
+		r.DeliverAll()
 		if err := r.sync(t.Context(), "r"); err != nil {
 			t.Fatal(err)
 		}
@@ -398,9 +400,9 @@ func TestOtherControllerWasFaster(t *testing.T) {
 	})
 }
 
-func requireDeleted(t *testing.T, api *fakeAPI, block string, want bool) {
+func requireDeleted(t *testing.T, api fakeAPI, block string, want bool) {
 	t.Helper()
-	b := api.blocks[block]
+	b := api.blocks()[block]
 	if b == nil {
 		t.Fatalf("there is no block %s", block)
 	}
@@ -414,7 +416,7 @@ func TestRefusalTellsTheNodeAndIsFinal(t *testing.T) {
 	api.addPool(plantest.Pool("default", 3, "10.0.0.0/29"))
 	api.addRequest("r-0", "node", "default")
 	api.addRequest("r-1", "node", "default")
-	r := newReplica(t, api, len(api.log), testNode("node"))
+	r := newReplica(t, api, api.Events(), testNode("node"))
 	for _, name := range []string{"r-0", "r-1"} {
 		if err := r.sync(t.Context(), name); err != nil {
 			t.Fatal(err)
@@ -423,14 +425,14 @@ func TestRefusalTellsTheNodeAndIsFinal(t *testing.T) {
 	if got := <-r.events.Events; !strings.Contains(got, v2.ReasonPoolExhausted) {
 		t.Errorf("the Event is %q", got)
 	}
-	r.deliverAll(t)
+	r.DeliverAll()
 	api.dropBlock("default-0")
-	r.deliverAll(t)
-	writes := api.calls["update blockrequests"]
+	r.DeliverAll()
+	writes := api.Calls()["update blockrequests"]
 	if err := r.sync(t.Context(), "r-1"); err != nil {
 		t.Fatal(err)
 	}
-	if api.calls["update blockrequests"] != writes || len(api.blocks) != 0 {
+	if api.Calls()["update blockrequests"] != writes || len(api.blocks()) != 0 {
 		t.Error("a request that has failed is answered again: the node asks with a new one")
 	}
 	if len(r.work) != 1 { // r-0, whose answer wasn't looked at

@@ -62,19 +62,19 @@ func TestNodeGetsNoMoreThanItsPodsNeed(t *testing.T) {
 			req.Spec.Claim = tt.claim
 			api.putRequest(req)
 			r := newReplica(t, api, 0, fewPods())
-			r.deliverAll(t)
+			r.DeliverAll()
 			if err := r.sync(t.Context(), "r"); err != nil {
 				t.Fatal(err)
 			}
-			c := conditionOf(t, api.requests["r"])
+			c := conditionOf(t, api.requests()["r"])
 			if !tt.limited {
 				if c.Type != v2.BlockRequestComplete {
 					t.Errorf("answer is %+v, want a block", c)
 				}
 				return
 			}
-			if c.Type != v2.BlockRequestFailed || c.Reason != v2.ReasonNodeLimit || len(api.blocks) != tt.blocks {
-				t.Errorf("answer is %+v with %d blocks, want none more", c, len(api.blocks))
+			if c.Type != v2.BlockRequestFailed || c.Reason != v2.ReasonNodeLimit || len(api.blocks()) != tt.blocks {
+				t.Errorf("answer is %+v with %d blocks, want none more", c, len(api.blocks()))
 			}
 			for _, words := range []string{"Node node holds 19 blocks of AddressPool default", "1216 addresses", "the 1172 that its 10 pods", "maxPods"} {
 				if !strings.Contains(c.Message, words) {
@@ -92,26 +92,26 @@ func TestNodeLimitCountsBlocksBeforeTheirEvents(t *testing.T) {
 	for i := range 64 {
 		api.addRequest(fmt.Sprintf("r-%d", i), "node", "default")
 	}
-	r := newReplica(t, api, len(api.log), fewPods())
+	r := newReplica(t, api, api.Events(), fewPods())
 	for i := range 64 {
 		if err := r.sync(t.Context(), fmt.Sprintf("r-%d", i)); err != nil {
 			t.Fatal(err)
 		}
 		if i == 9 {
-			r.deliverAll(t) // the cache shows the first
+			r.DeliverAll() // the cache shows the first
 		}
 	}
-	if len(api.blocks) != 19 {
-		t.Errorf("the node got %d blocks, want 19", len(api.blocks))
+	if len(api.blocks()) != 19 {
+		t.Errorf("the node got %d blocks, want 19", len(api.blocks()))
 	}
 	api.dropBlock("default-3")
-	r.deliverAll(t)
+	r.DeliverAll()
 	api.addRequest("later", "node", "default")
-	r.deliverAll(t)
+	r.DeliverAll()
 	if err := r.sync(t.Context(), "later"); err != nil {
 		t.Fatal(err)
 	}
-	if c := conditionOf(t, api.requests["later"]); c.Type != v2.BlockRequestComplete {
+	if c := conditionOf(t, api.requests()["later"]); c.Type != v2.BlockRequestComplete {
 		t.Errorf("after the node gave one back: %+v", c)
 	}
 }

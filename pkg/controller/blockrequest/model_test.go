@@ -11,6 +11,7 @@ import (
 
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
 	"github.com/coil-net/coil/pkg/plan/plantest"
+	"github.com/coil-net/coil/pkg/testkit/fakeapi"
 )
 
 // TestRandomHistories lets two controllers, as many as believe to lead at once, work
@@ -26,7 +27,7 @@ func TestRandomHistories(t *testing.T) {
 type history struct {
 	t        *testing.T
 	rng      *rand.Rand
-	api      *fakeAPI
+	api      fakeAPI
 	replicas []*replica
 	asked    []string
 	uids     map[string]types.UID
@@ -37,15 +38,15 @@ func newHistory(t *testing.T, seed uint64) *history {
 	// The two pools overlap, and one of them is soon full.
 	h.api.addPool(plantest.Pool("default", 1, "10.0.0.0/27"))
 	h.api.addPool(plantest.Pool("small", 0, "10.0.0.16/30"))
-	h.api.fault = func(verb, _ string) (before, after error) {
+	h.api.Fault = func(verb, _ string) (before, after error) {
 		if verb != "create" && verb != "update" {
 			return nil, nil
 		}
 		switch h.rng.IntN(12) {
 		case 0:
-			return errLost, nil
+			return fakeapi.ErrLost, nil
 		case 1:
-			return nil, errLost
+			return nil, fakeapi.ErrLost
 		}
 		return nil, nil
 	}
@@ -60,7 +61,7 @@ func (h *history) run() {
 		h.step()
 		h.requireDisjoint()
 	}
-	h.api.fault = nil
+	h.api.Fault = nil
 	h.settle()
 	h.check()
 }
@@ -74,7 +75,7 @@ func (h *history) step() {
 		h.asked = append(h.asked, name)
 	case 2, 3, 4:
 		for range h.rng.IntN(5) {
-			r.deliver(h.t)
+			r.Deliver(1)
 		}
 	case 5, 6, 7:
 		if len(h.asked) > 0 {
@@ -94,7 +95,7 @@ func (h *history) restart(r *replica) {
 	if h.rng.IntN(4) != 0 {
 		return
 	}
-	next := newReplica(h.t, h.api, h.rng.IntN(len(h.api.log)+1), testNode("node"))
+	next := newReplica(h.t, h.api, h.rng.IntN(h.api.Events()+1), testNode("node"))
 	if err := next.survey(h.t.Context()); err != nil {
 		h.t.Fatal(err)
 	}
@@ -108,13 +109,13 @@ func (h *history) restart(r *replica) {
 // nodeActs does one thing that coild does: it lets go of a block that is being deleted,
 // gives back one that it got, or deletes a request that has its answer.
 func (h *history) nodeActs() {
-	for name, b := range h.api.blocks {
+	for name, b := range h.api.blocks() {
 		if b.DeletionTimestamp != nil || h.rng.IntN(4) == 0 {
 			h.api.dropBlock(name)
 			return
 		}
 	}
-	for name, r := range h.api.requests {
+	for name, r := range h.api.requests() {
 		if len(r.Status.Conditions) > 0 && h.rng.IntN(2) == 0 {
 			h.api.dropRequest(name)
 			return
@@ -125,20 +126,20 @@ func (h *history) nodeActs() {
 // settle lets everything run until nothing changes any more.
 func (h *history) settle() {
 	for range 100 {
-		before := h.api.revision
+		before := h.api.Events()
 		for _, r := range h.replicas {
-			r.deliverAll(h.t)
+			r.DeliverAll()
 			for _, name := range h.asked {
 				_ = r.sync(h.t.Context(), name)
 			}
 		}
-		for name, b := range h.api.blocks {
+		for name, b := range h.api.blocks() {
 			if b.DeletionTimestamp != nil {
 				h.api.dropBlock(name)
 				before = -1
 			}
 		}
-		if h.api.revision == before {
+		if h.api.Events() == before {
 			return
 		}
 	}
@@ -148,13 +149,13 @@ func (h *history) settle() {
 func (h *history) requireDisjoint() {
 	h.t.Helper()
 	owner := map[netip.Addr]string{}
-	for name, b := range h.api.blocks {
+	for name, b := range h.api.blocks() {
 		p := netip.MustParsePrefix(*b.IPv4)
 		for a := p.Addr(); p.Contains(a); a = a.Next() {
 			// Only one name can have an address of one pool. Pools that overlap are the
 			// admin's mistake, and two caches that lag can't tell.
 			key := b.Labels[v2.LabelPool]
-			if other, ok := owner[a]; ok && h.api.blocks[other].Labels[v2.LabelPool] == key {
+			if other, ok := owner[a]; ok && h.api.blocks()[other].Labels[v2.LabelPool] == key {
 				h.t.Fatalf("%s is in %s and %s", a, other, name)
 			}
 			owner[a] = name
@@ -164,11 +165,11 @@ func (h *history) requireDisjoint() {
 
 func (h *history) check() {
 	blocksOf := map[types.UID][]string{}
-	for name, b := range h.api.blocks {
+	for name, b := range h.api.blocks() {
 		uid := types.UID(b.Labels[v2.LabelRequest])
 		blocksOf[uid] = append(blocksOf[uid], name)
 	}
-	for name, r := range h.api.requests {
+	for name, r := range h.api.requests() {
 		if len(r.Status.Conditions) != 1 {
 			h.t.Errorf("request %s has no answer", name)
 			continue
@@ -185,8 +186,8 @@ func (h *history) check() {
 			h.t.Errorf("request %s was answered with %s, but has block %s", name, r.Status.AddressBlockName, names[0])
 		}
 	}
-	for _, b := range h.api.blocks {
-		if owner := metav1.GetControllerOf(b); owner == nil || owner.UID != h.api.pools[b.Labels[v2.LabelPool]].UID {
+	for _, b := range h.api.blocks() {
+		if owner := metav1.GetControllerOf(b); owner == nil || owner.UID != h.api.pools()[b.Labels[v2.LabelPool]].UID {
 			h.t.Errorf("block %s is not owned by its pool", b.Name)
 		}
 	}

@@ -100,7 +100,7 @@ type Controller struct {
 	// overlaps has the condition Overlapping of each pool, which is made of thousands of Nodes.
 	overlaps syncmap.Map[string, overlap]
 
-	maxBlocks, allocated *prometheus.GaugeVec
+	maxBlocks, allocated, floating *prometheus.GaugeVec
 }
 
 // overlap is the condition Overlapping of a pool, and how many changes of others it has seen.
@@ -125,8 +125,12 @@ func New(cfg Config) (*Controller, error) {
 		}, []string{"pool"}),
 		allocated: metrics.NewGaugeVec(prometheus.GaugeOpts{
 			Name: "coil_controller_allocated_blocks",
-			Help: "Blocks of an AddressPool that nodes hold. Only the leader exports it.",
+			Help: "Blocks of an AddressPool that nodes hold, and floating addresses. Only the leader exports it.",
 		}, []string{"pool"}),
+		floating: metrics.NewGaugeVec(prometheus.GaugeOpts{
+			Name: "coil_floating_addresses",
+			Help: "Floating addresses of an AddressPool, pairs as one: used ones belong to an object, cooling ones were released. Only the leader exports it.",
+		}, []string{"pool", "state"}),
 	}
 	c.loop = reconcile.New("pool", c.sync, cfg.LoopMetrics)
 	cfg.Carver.OnClaim(c.loop.Add)
@@ -169,6 +173,7 @@ func (c *Controller) allPools() {
 func (c *Controller) Run(ctx context.Context) error {
 	defer c.maxBlocks.Reset()
 	defer c.allocated.Reset()
+	defer c.floating.Reset()
 	return c.loop.Run(ctx, workers, c.synced...)
 }
 
@@ -178,12 +183,15 @@ func (c *Controller) sync(ctx context.Context, name string) error {
 		c.overlaps.Delete(name)
 		c.maxBlocks.DeleteLabelValues(name)
 		c.allocated.DeleteLabelValues(name)
+		c.floating.DeletePartialMatch(prometheus.Labels{"pool": name})
 		return nil
 	}
 	facts := c.facts(p)
 	status := pools.Status(facts)
 	c.maxBlocks.WithLabelValues(name).Set(float64(status.Blocks.Total))
 	c.allocated.WithLabelValues(name).Set(float64(status.Blocks.Used))
+	c.floating.WithLabelValues(name, "used").Set(float64(status.Floating.Used))
+	c.floating.WithLabelValues(name, "cooling").Set(float64(status.Floating.Cooling))
 	if p.DeletionTimestamp == nil && !slices.Contains(p.Finalizers, v2.Finalizer) {
 		var err error
 		if p, err = c.setFinalizers(ctx, p, append(slices.Clone(p.Finalizers), v2.Finalizer)); err != nil || p == nil {

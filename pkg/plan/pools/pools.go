@@ -75,19 +75,34 @@ type Holder struct {
 
 // NewBlock returns the object of the block of a pool that has the index.
 func NewBlock(pool *v2.AddressPool, index int32, b ipam.Block, h Holder) *v2.AddressBlock {
+	o := newBlock(pool, index, b)
+	o.Labels[v2.LabelNode] = h.NodeName
+	o.Labels[v2.LabelRequest] = string(h.RequestUID)
+	o.Annotations = map[string]string{v2.AnnotationNodeUID: string(h.NodeUID)}
+	return o
+}
+
+// NewFloating returns the object of the floating address of a pool that has the index.
+func NewFloating(pool *v2.AddressPool, index int32, b ipam.Block, f v2.Floating) *v2.AddressBlock {
+	o := newBlock(pool, index, b)
+	o.Labels[v2.LabelReserved] = v2.ReservedValue
+	o.Labels[v2.LabelFloating] = v2.FloatingValue
+	o.Floating = &f
+	return o
+}
+
+// IsFloating says whether a block is a floating address. Both the label and the field say so, since a block may have lost one of them.
+func IsFloating(b *v2.AddressBlock) bool {
+	return b.Floating != nil || b.Labels[v2.LabelFloating] == v2.FloatingValue
+}
+
+func newBlock(pool *v2.AddressPool, index int32, b ipam.Block) *v2.AddressBlock {
 	o := &v2.AddressBlock{
 		ObjectMeta: metav1.ObjectMeta{
-			Name: BlockName(pool.Name, index),
-			Labels: map[string]string{
-				v2.LabelPool:    pool.Name,
-				v2.LabelNode:    h.NodeName,
-				v2.LabelRequest: string(h.RequestUID),
-			},
-			Annotations: map[string]string{v2.AnnotationNodeUID: string(h.NodeUID)},
-			Finalizers:  []string{v2.Finalizer},
-			OwnerReferences: []metav1.OwnerReference{
-				*metav1.NewControllerRef(pool, poolKind),
-			},
+			Name:            BlockName(pool.Name, index),
+			Labels:          map[string]string{v2.LabelPool: pool.Name},
+			Finalizers:      []string{v2.Finalizer},
+			OwnerReferences: []metav1.OwnerReference{*metav1.NewControllerRef(pool, poolKind)},
 		},
 		Index: index,
 	}

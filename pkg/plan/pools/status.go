@@ -63,8 +63,16 @@ func Status(f Facts) v2.AddressPoolStatus {
 	if err == nil {
 		total, size = p.Total(), int64(p.BlockSize())
 	}
+	st.Floating = v2.FloatingUsage{}
 	for _, b := range f.Blocks {
 		used += int64(b.Status.Allocated)
+		switch {
+		case b.Floating == nil:
+		case b.Floating.ReleasedAt == nil:
+			st.Floating.Used++
+		default:
+			st.Floating.Cooling++
+		}
 	}
 	st.Blocks = usage(int64(len(f.Blocks)), total)
 	st.Addresses = usage(used, total*size)
@@ -111,9 +119,17 @@ func terminating(blocks []*v2.AddressBlock) metav1.Condition {
 	if len(blocks) == 0 {
 		return c
 	}
-	var holders []string
+	var holders, owners []string
 	reserved := 0
 	for _, b := range blocks {
+		if b.Floating != nil {
+			owner := b.Floating.Owner.Summary
+			if b.Floating.ReleasedAt != nil {
+				owner += " (cools down)"
+			}
+			owners = append(owners, owner)
+			continue
+		}
 		node := b.Labels[v2.LabelNode]
 		if node == "" {
 			node = "(no node: " + b.Name + ")"
@@ -123,12 +139,19 @@ func terminating(blocks []*v2.AddressBlock) metav1.Condition {
 			reserved++
 		}
 	}
-	slices.Sort(holders)
-	c.Reason = ReasonBlocksInUse
-	c.Message = fmt.Sprintf("%s held by %s; a node gives a block back when no pod has an address of it",
-		plan.Count(len(blocks), "block is", "blocks are"), plan.Enumerate(slices.Compact(holders)))
-	if reserved > 0 {
-		c.Message += fmt.Sprintf("; %s reserved, which only an admin deletes", plan.Count(reserved, "of them is", "of them are"))
+	var left []string
+	if n := len(holders); n > 0 {
+		slices.Sort(holders)
+		left = append(left, fmt.Sprintf("%s held by %s; a node gives a block back when no pod has an address of it",
+			plan.Count(n, "block is", "blocks are"), plan.Enumerate(slices.Compact(holders))))
 	}
+	if reserved > 0 {
+		left = append(left, plan.Count(reserved, "of them is", "of them are")+" reserved, which only an admin deletes")
+	}
+	if n := len(owners); n > 0 {
+		slices.Sort(owners)
+		left = append(left, fmt.Sprintf("%s to %s", plan.Count(n, "floating address belongs", "floating addresses belong"), plan.Enumerate(slices.Compact(owners))))
+	}
+	c.Reason, c.Message = ReasonBlocksInUse, strings.Join(left, "; ")
 	return c
 }

@@ -36,6 +36,14 @@ func TestPoolStatus(t *testing.T) {
 	}
 	reserved := statusBlock("n0", 0)
 	reserved.Labels[v2.LabelReserved] = v2.ReservedValue
+	floating := func(owner string, released bool) *v2.AddressBlock {
+		b := statusBlock("", 0)
+		b.Floating = &v2.Floating{Owner: v2.FloatingOwner{Summary: owner}}
+		if released {
+			b.Floating.ReleasedAt = new(metav1.Now())
+		}
+		return b
+	}
 	deleted := statusPool("p", subnet("10.0.0.0/24", ""))
 	deleted.DeletionTimestamp = new(metav1.Now())
 	type conditions map[string]string // type: "status reason words"
@@ -64,6 +72,13 @@ func TestPoolStatus(t *testing.T) {
 				v2.PoolTerminating: "True BlocksInUse 7 blocks are held by n0, n1, n2 and 2 more; a node gives a block back when no pod has an address of it; 1 of them is reserved"}},
 		{"terminating with a block of nobody", Facts{Pool: deleted, Blocks: []*v2.AddressBlock{statusBlock("", 0)}}, "1/8", "0/256",
 			conditions{v2.PoolExhausted: "False BlocksAvailable ", v2.PoolOverlapping: fine, v2.PoolTerminating: "True BlocksInUse 1 block is held by (no node: b-)"}},
+		{"terminating with floating addresses", Facts{Pool: deleted, Blocks: []*v2.AddressBlock{
+			statusBlock("n0", 0), floating("Egress a/b", false), floating("Egress a/b", false), floating("Egress a/c", true)}}, "4/8", "0/256",
+			conditions{v2.PoolExhausted: "False BlocksAvailable ", v2.PoolOverlapping: fine,
+				v2.PoolTerminating: "True BlocksInUse 1 block is held by n0; a node gives a block back when no pod has an address of it; " +
+					"3 floating addresses belong to Egress a/b, Egress a/c (cools down)"}},
+		{"terminating with a floating address", Facts{Pool: deleted, Blocks: []*v2.AddressBlock{floating("Egress a/b", false)}}, "1/8", "0/256",
+			conditions{v2.PoolExhausted: "False BlocksAvailable ", v2.PoolOverlapping: fine, v2.PoolTerminating: "True BlocksInUse 1 floating address belongs to Egress a/b"}},
 		{"terminating without blocks", Facts{Pool: deleted}, "0/8", "0/256",
 			conditions{v2.PoolExhausted: "False BlocksAvailable ", v2.PoolOverlapping: fine, v2.PoolTerminating: "True NoBlocks "}},
 	}
@@ -79,6 +94,17 @@ func TestPoolStatus(t *testing.T) {
 			}
 			if len(got.Conditions) != len(tt.want) {
 				t.Errorf("conditions are %+v", got.Conditions)
+			}
+			var floats v2.FloatingUsage
+			for _, b := range tt.facts.Blocks {
+				if b.Floating != nil && b.Floating.ReleasedAt != nil {
+					floats.Cooling++
+				} else if b.Floating != nil {
+					floats.Used++
+				}
+			}
+			if got.Floating != floats {
+				t.Errorf("floating addresses %+v, want %+v", got.Floating, floats)
 			}
 			for typ, want := range tt.want {
 				f := strings.SplitN(want, " ", 3)

@@ -74,7 +74,7 @@ func Peers(self string, nodes []*corev1.Node, blocks []*v2.AddressBlock, table, 
 	}
 	for _, b := range blocks {
 		holder := b.Labels[v2.LabelNode]
-		if holder == self {
+		if holder == self || b.Labels[v2.LabelFloating] == v2.FloatingValue {
 			continue
 		}
 		block, err := ipam.ParseBlock(b.IPv4, b.IPv6)

@@ -51,6 +51,8 @@ func TestPeerRoutes(t *testing.T) {
 		node("none"),
 		node("zone", "fe80::5%eth0"),
 	}
+	floating := block("partners-1", "", "10.2.0.1/32", "")
+	floating.Labels = map[string]string{v2.LabelFloating: v2.FloatingValue}
 	tests := []struct {
 		name    string
 		blocks  []*v2.AddressBlock
@@ -82,6 +84,10 @@ func TestPeerRoutes(t *testing.T) {
 			name:   "a gateway has no zone",
 			blocks: []*v2.AddressBlock{block("default-3", "zone", "", "fd01::60/123")},
 			want:   "fd01::60/123 via fe80::5 proto 31 table 254\n",
+		},
+		{
+			name:   "a floating address is at no node for good",
+			blocks: []*v2.AddressBlock{floating},
 		},
 		{
 			name: "bad objects cost only their own routes",

@@ -9,6 +9,14 @@ package v2
 // AddressBlockLister.
 type AddressBlockListerExpansion interface{}
 
+// AddressClaimListerExpansion allows custom methods to be added to
+// AddressClaimLister.
+type AddressClaimListerExpansion interface{}
+
+// AddressClaimNamespaceListerExpansion allows custom methods to be added to
+// AddressClaimNamespaceLister.
+type AddressClaimNamespaceListerExpansion interface{}
+
 // AddressPoolListerExpansion allows custom methods to be added to
 // AddressPoolLister.
 type AddressPoolListerExpansion interface{}

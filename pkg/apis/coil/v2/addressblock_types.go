@@ -2,10 +2,11 @@ package v2
 
 import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 )
 
-// AddressBlock is a range of addresses of a pool that one node holds. Its name
-// is "<pool>-<index>": creating the object is what takes the range.
+// AddressBlock is a range of addresses of a pool that one node holds, or one floating address, which belongs to an
+// object. Its name is "<pool>-<index>": creating the object is what takes the range.
 //
 // +genclient
 // +genclient:nonNamespaced
@@ -19,6 +20,7 @@ import (
 // +kubebuilder:printcolumn:name="IPv6",type=string,JSONPath=`.ipv6`
 // +kubebuilder:printcolumn:name="Used",type=integer,JSONPath=`.status.allocated`,description="Addresses that pods have"
 // +kubebuilder:printcolumn:name="Cooling",type=integer,JSONPath=`.status.cooling`,description="Addresses that were freed and aren't reused yet"
+// +kubebuilder:printcolumn:name="Owner",type=string,JSONPath=`.floating.owner.summary`,description="The object that a floating address belongs to"
 // +kubebuilder:printcolumn:name="Reserved",type=string,priority=1,JSONPath=`.metadata.labels.coil\.cybozu\.com/reserved`,description="true: no new address is taken from the block"
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
 // +kubebuilder:validation:XValidation:rule="oldSelf.hasValue() || self.metadata.name.matches('-(0|[1-9][0-9]{0,9})$') && int(self.metadata.name.substring(self.metadata.name.lastIndexOf('-') + 1)) == self.index",optionalOldSelf=true,fieldPath=".metadata.name",message="must be the name of the pool, a dash and the index"
@@ -26,6 +28,7 @@ import (
 // +kubebuilder:validation:XValidation:rule="has(self.ipv4) == has(oldSelf.ipv4) && (!has(self.ipv4) || self.ipv4 == oldSelf.ipv4)",fieldPath=".ipv4",message="can't be changed: pods have addresses of the block"
 // +kubebuilder:validation:XValidation:rule="has(self.ipv6) == has(oldSelf.ipv6) && (!has(self.ipv6) || self.ipv6 == oldSelf.ipv6)",fieldPath=".ipv6",message="can't be changed: pods have addresses of the block"
 // +kubebuilder:validation:XValidation:rule="oldSelf.hasValue() || !has(self.ipv4) || !has(self.ipv6) || !isCIDR(self.ipv4) || !isCIDR(self.ipv6) || 32 - cidr(self.ipv4).prefixLength() == 128 - cidr(self.ipv6).prefixLength()",optionalOldSelf=true,fieldPath=".ipv6",message="ipv4 and ipv6 must be of equal size, as 10.1.0.32/27 and fd00:1::20/123 are"
+// +kubebuilder:validation:XValidation:rule="oldSelf.hasValue() || !has(self.floating) || (!has(self.ipv4) || !isCIDR(self.ipv4) || cidr(self.ipv4).prefixLength() == 32) && (!has(self.ipv6) || !isCIDR(self.ipv6) || cidr(self.ipv6).prefixLength() == 128)",optionalOldSelf=true,fieldPath=".floating",message="is for blocks of one address"
 type AddressBlock struct {
 	metav1.TypeMeta   `json:",inline"`
 	metav1.ObjectMeta `json:"metadata,omitempty"`
@@ -50,8 +53,51 @@ type AddressBlock struct {
 	// +kubebuilder:validation:XValidation:rule="isCIDR(self) && cidr(self).ip().family() == 6 && cidr(self) == cidr(self).masked() && cidr(self).prefixLength() >= 112",message="must be an IPv6 range in CIDR notation, without host bits, of at most 2^16 addresses, such as fd00:1::20/123"
 	IPv6 *string `json:"ipv6,omitempty"`
 
+	// Floating says whose the address is, in a block with the label coil.cybozu.com/floating.
+	//
+	// +optional
+	Floating *Floating `json:"floating,omitempty"`
+
 	// +optional
 	Status AddressBlockStatus `json:"status,omitempty,omitzero"`
+}
+
+// Floating is the state of a floating address, or of the pair of a dual-stack pool.
+type Floating struct {
+	// Owner is the object that the address belongs to.
+	Owner FloatingOwner `json:"owner"`
+
+	// Claim is the name of the AddressClaim, in the owner's namespace, that has the address.
+	//
+	// +kubebuilder:validation:MaxLength=253
+	Claim string `json:"claim"`
+
+	// CoolDownSeconds is for how long the address is given to nobody else when the claim has released it.
+	//
+	// +optional
+	CoolDownSeconds int32 `json:"coolDownSeconds"`
+
+	// ReleasedAt is when the claim released the address. The owner gets it back until it is given to somebody else.
+	//
+	// +optional
+	ReleasedAt *metav1.Time `json:"releasedAt,omitempty"`
+}
+
+// FloatingOwner is an object that has floating addresses.
+type FloatingOwner struct {
+	// Kind is such as Egress.
+	//
+	// +kubebuilder:validation:MaxLength=63
+	Kind string `json:"kind"`
+	// +kubebuilder:validation:MaxLength=63
+	Namespace string `json:"namespace"`
+	// +kubebuilder:validation:MaxLength=253
+	Name string    `json:"name"`
+	UID  types.UID `json:"uid"`
+	// Summary is "kind namespace/name", for people.
+	//
+	// +optional
+	Summary string `json:"summary,omitempty"`
 }
 
 // AddressBlockStatus is what the coild that holds the block reports, on change

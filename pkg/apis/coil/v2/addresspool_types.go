@@ -21,6 +21,7 @@ const DefaultBlockSizeBits = 5
 // +kubebuilder:subresource:status
 // +kubebuilder:printcolumn:name="Blocks",type=string,JSONPath=`.status.blocks.summary`,description="Blocks that nodes hold, of all blocks of the pool"
 // +kubebuilder:printcolumn:name="Addresses",type=string,JSONPath=`.status.addresses.summary`,description="Addresses that pods have, of all addresses of the pool"
+// +kubebuilder:printcolumn:name="Floating",type=integer,priority=1,JSONPath=`.status.floating.used`,description="Floating addresses that belong to an object"
 // +kubebuilder:printcolumn:name="Exhausted",type=string,JSONPath=`.status.conditions[?(@.type=="Exhausted")].status`,description="Whether every block is taken"
 // +kubebuilder:printcolumn:name="Overlapping",type=string,JSONPath=`.status.conditions[?(@.type=="Overlapping")].status`,description="Whether others use addresses of the pool"
 // +kubebuilder:printcolumn:name="Terminating",type=string,priority=1,JSONPath=`.status.conditions[?(@.type=="Terminating")].message`,description="Blocks that a deleted pool waits for"
@@ -41,7 +42,15 @@ type AddressPool struct {
 //
 // +kubebuilder:validation:XValidation:rule="self.subnets.all(s, !has(s.ipv4) || !isCIDR(s.ipv4) || cidr(s.ipv4).ip().family() != 4 || cidr(s.ipv4).prefixLength() + self.blockSizeBits <= 32)",fieldPath=".subnets",messageExpression="self.subnets[self.subnets.transformList(i, s, has(s.ipv4) && isCIDR(s.ipv4) && cidr(s.ipv4).prefixLength() + self.blockSizeBits > 32, i)[0]].ipv4 + ' is smaller than a block of 2^blockSizeBits addresses'"
 // +kubebuilder:validation:XValidation:rule="self.subnets.all(s, !has(s.ipv6) || !isCIDR(s.ipv6) || cidr(s.ipv6).ip().family() != 6 || cidr(s.ipv6).prefixLength() + self.blockSizeBits <= 128)",fieldPath=".subnets",messageExpression="self.subnets[self.subnets.transformList(i, s, has(s.ipv6) && isCIDR(s.ipv6) && cidr(s.ipv6).prefixLength() + self.blockSizeBits > 128, i)[0]].ipv6 + ' is smaller than a block of 2^blockSizeBits addresses'"
+// +kubebuilder:validation:XValidation:rule="!has(self.purpose) || self.purpose != 'Floating' || self.blockSizeBits == 0",fieldPath=".purpose",message="a pool of floating addresses needs blockSizeBits: 0"
 type AddressPoolSpec struct {
+	// Purpose says which addresses the pool gives: Any, the default, or Floating, which are those of
+	// AddressClaims only. Pods keep the addresses that they have when it changes.
+	//
+	// +optional
+	// +kubebuilder:validation:Enum=Any;Floating
+	Purpose PoolPurpose `json:"purpose,omitempty"`
+
 	// BlockSizeBits is the size of the blocks that are carved out of the pool: a
 	// block has 2^blockSizeBits addresses of each family. It can't be changed.
 	// In Go the zero value means blocks of one address, not the default.
@@ -69,6 +78,17 @@ type AddressPoolSpec struct {
 	// +kubebuilder:validation:XValidation:rule="self.all(i, s, oldSelf.hasValue() && i < oldSelf.value().size() || !has(s.ipv6) || !isCIDR(s.ipv6) || cidr(s.ipv6).prefixLength() < 8 || cidr(s.ipv6).ip().isGlobalUnicast())",optionalOldSelf=true,messageExpression="self[self.transformList(i, s, has(s.ipv6) && isCIDR(s.ipv6) && cidr(s.ipv6).prefixLength() >= 8 && !(cidr(s.ipv6).ip().isGlobalUnicast()), i).max()].ipv6 + ' has addresses that pods cannot have: unspecified, loopback, link-local or multicast'"
 	Subnets []SubnetSet `json:"subnets"`
 }
+
+// PoolPurpose says which addresses a pool gives.
+type PoolPurpose string
+
+// Purposes of an AddressPool. The empty one is PurposeAny.
+const (
+	// PurposeAny: for pods, and floating ones.
+	PurposeAny PoolPurpose = "Any"
+	// PurposeFloating: floating ones only.
+	PurposeFloating PoolPurpose = "Floating"
+)
 
 // SubnetSet is an IPv4 subnet, an IPv6 subnet, or one of each of equal size.
 //
@@ -121,11 +141,16 @@ type AddressPoolStatus struct {
 	// +optional
 	Blocks Usage `json:"blocks,omitempty,omitzero"`
 
-	// Addresses counts the addresses of the pool, one of each family together
+	// Addresses counts the addresses that pods have, of all of the pool, one of each family together
 	// as one in a dual-stack pool.
 	//
 	// +optional
 	Addresses Usage `json:"addresses,omitempty,omitzero"`
+
+	// Floating counts the floating addresses of the pool, pairs as one in a dual-stack pool.
+	//
+	// +optional
+	Floating FloatingUsage `json:"floating,omitempty,omitzero"`
 
 	// +optional
 	// +listType=map
@@ -144,6 +169,18 @@ type Usage struct {
 	//
 	// +optional
 	Summary string `json:"summary,omitempty"`
+}
+
+// FloatingUsage counts floating addresses.
+type FloatingUsage struct {
+	// Used is how many belong to an object.
+	//
+	// +optional
+	Used int64 `json:"used"`
+	// Cooling is how many were released and aren't given to others yet.
+	//
+	// +optional
+	Cooling int64 `json:"cooling"`
 }
 
 // AddressPoolList is a list of AddressPools.

@@ -97,6 +97,8 @@ const (
 	ReasonPoolExhausted = "PoolExhausted"
 	// ReasonPoolInvalid: the spec of the AddressPool can't be understood.
 	ReasonPoolInvalid = "PoolInvalid"
+	// ReasonPoolPurpose: the AddressPool has no addresses for pods. See AddressPoolSpec.Purpose.
+	ReasonPoolPurpose = "PoolPurpose"
 	// ReasonPoolSuspended: see PoolSuspended.
 	ReasonPoolSuspended = "PoolSuspended"
 	// ReasonBlockTaken: another node has the block that the request claims, or its addresses.

@@ -1,5 +1,5 @@
 // Package v2 is the Kubernetes API of Coil, group coil.cybozu.com, version v2:
-// AddressPool, AddressBlock, BlockRequest and Egress.
+// AddressPool, AddressBlock, BlockRequest, AddressClaim and Egress.
 //
 // It owns the types, their defaults and the names (labels, annotations,
 // finalizers) that other programs may rely on. It must not know how any of

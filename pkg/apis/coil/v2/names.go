@@ -44,6 +44,10 @@ const (
 	// but takes no new address from it.
 	LabelReserved = "coil.cybozu.com/reserved"
 
+	// LabelFloating with the value "true" on an AddressBlock marks a floating address. Such a block is reserved as well, and
+	// has no LabelNode: programs of versions without floating addresses leave it alone.
+	LabelFloating = "coil.cybozu.com/floating"
+
 	// LabelEgress on an EndpointSlice is the name of the Egress, of the same namespace,
 	// whose clients it lists.
 	LabelEgress = "coil.cybozu.com/egress"
@@ -55,5 +59,8 @@ const (
 	DefaultPool = "default"
 )
 
-// ReservedValue is the value of LabelReserved that reserves a block.
-const ReservedValue = "true"
+// ReservedValue is the value of LabelReserved that reserves a block, and FloatingValue that of LabelFloating.
+const (
+	ReservedValue = "true"
+	FloatingValue = "true"
+)

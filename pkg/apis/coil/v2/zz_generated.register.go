@@ -51,6 +51,8 @@ func addKnownTypes(scheme *runtime.Scheme) error {
 	scheme.AddKnownTypes(SchemeGroupVersion,
 		&AddressBlock{},
 		&AddressBlockList{},
+		&AddressClaim{},
+		&AddressClaimList{},
 		&AddressPool{},
 		&AddressPoolList{},
 		&BlockRequest{},

@@ -13,6 +13,8 @@ import (
 type Interface interface {
 	// AddressBlocks returns a AddressBlockInformer.
 	AddressBlocks() TypedAddressBlockInformer
+	// AddressClaims returns a AddressClaimInformer.
+	AddressClaims() TypedAddressClaimInformer
 	// AddressPools returns a AddressPoolInformer.
 	AddressPools() TypedAddressPoolInformer
 	// BlockRequests returns a BlockRequestInformer.
@@ -35,6 +37,11 @@ func New(f internalinterfaces.SharedInformerFactory, namespace string, tweakList
 // AddressBlocks returns a TypedAddressBlockInformer.
 func (v *version) AddressBlocks() TypedAddressBlockInformer {
 	return &addressBlockInformer{factory: v.factory, tweakListOptions: v.tweakListOptions}
+}
+
+// AddressClaims returns a TypedAddressClaimInformer.
+func (v *version) AddressClaims() TypedAddressClaimInformer {
+	return &addressClaimInformer{factory: v.factory, namespace: v.namespace, tweakListOptions: v.tweakListOptions}
 }
 
 // AddressPools returns a TypedAddressPoolInformer.

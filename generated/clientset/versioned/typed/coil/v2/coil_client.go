@@ -16,6 +16,7 @@ import (
 type CoilV2Interface interface {
 	RESTClient() rest.Interface
 	AddressBlocksGetter
+	AddressClaimsGetter
 	AddressPoolsGetter
 	BlockRequestsGetter
 	EgressesGetter
@@ -28,6 +29,10 @@ type CoilV2Client struct {
 
 func (c *CoilV2Client) AddressBlocks() AddressBlockInterface {
 	return newAddressBlocks(c)
+}
+
+func (c *CoilV2Client) AddressClaims(namespace string) AddressClaimInterface {
+	return newAddressClaims(c, namespace)
 }
 
 func (c *CoilV2Client) AddressPools() AddressPoolInterface {

@@ -7,6 +7,8 @@ package v2
 
 type AddressBlockExpansion interface{}
 
+type AddressClaimExpansion interface{}
+
 type AddressPoolExpansion interface{}
 
 type BlockRequestExpansion interface{}

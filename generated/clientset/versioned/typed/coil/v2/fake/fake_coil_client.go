@@ -19,6 +19,10 @@ func (c *FakeCoilV2) AddressBlocks() v2.AddressBlockInterface {
 	return newFakeAddressBlocks(c)
 }
 
+func (c *FakeCoilV2) AddressClaims(namespace string) v2.AddressClaimInterface {
+	return newFakeAddressClaims(c, namespace)
+}
+
 func (c *FakeCoilV2) AddressPools() v2.AddressPoolInterface {
 	return newFakeAddressPools(c)
 }

@@ -1,0 +1,236 @@
+// Package floating gives AddressClaims their floating addresses, and takes these back.
+//
+// It owns the status of AddressClaims, and AddressBlocks with the label coil.cybozu.com/floating from their creation to their end. It
+// reads AddressPools, and Pods only to say who has an address. It must not know what addresses are for, nor where they are.
+//
+//	claim            its blocks                       action
+//	gone             any that isn't released          note when: the cool-down begins
+//	there            fewer than it asks for           take back its own that cool down, then carve
+//	there            more than it asks for            release the last ones
+//	there            of an earlier claim of its name  they are its own now
+//	any              released, cool-down over         delete, then remove the finalizer: the address is free
+//	any              deleted by an admin              as if it were released
+//
+// A missing claim is looked for at the API server before anything is released. Before anything is carved, the claim, the pool and the pool's
+// floating blocks are read there: what the caches don't show yet is found, also after a crash, since a block names its claim. Two leaders at
+// once may carve one too many, never the same one twice, since its name is the lock. The surplus is released.
+package floating
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/klog/v2"
+
+	"github.com/coil-net/coil/generated/clientset/versioned"
+	informers "github.com/coil-net/coil/generated/informers/externalversions/coil/v2"
+	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
+	"github.com/coil-net/coil/pkg/faultpoint"
+	"github.com/coil-net/coil/pkg/kube"
+	"github.com/coil-net/coil/pkg/kube/object"
+	"github.com/coil-net/coil/pkg/ledger"
+	"github.com/coil-net/coil/pkg/plan/claims"
+	"github.com/coil-net/coil/pkg/plan/pools"
+	"github.com/coil-net/coil/pkg/reconcile"
+)
+
+const (
+	workers = 4
+	// retry is how soon a claim that lacks addresses is looked at again, since not every address that gets free is told.
+	retry = 30 * time.Second
+)
+
+// Config is what the controller is made of.
+type Config struct {
+	Coil   versioned.Interface
+	Core   kubernetes.Interface
+	Claims informers.AddressClaimInformer
+	Blocks informers.AddressBlockInformer
+	Pools  informers.AddressPoolInformer
+	// Ledger knows which blocks are free. Somebody else keeps it.
+	Ledger *ledger.Ledger
+	// LostBlocks returns the last claim of a node on a block of a pool that it lost. It suspends the pool.
+	LostBlocks func(pool string) pools.Claims
+	Recorder   kube.Recorder
+	// LoopMetrics takes metrics; nil ones are not exported.
+	LoopMetrics *reconcile.Metrics
+}
+
+// Controller serves AddressClaims.
+type Controller struct {
+	cfg    Config
+	claims kube.Cache[v2.AddressClaim]
+	byPool kube.Index[v2.AddressClaim]
+	blocks kube.Cache[v2.AddressBlock]
+	of     kube.Index[v2.AddressBlock] // by claims.Key
+	pools  kube.Cache[v2.AddressPool]
+	synced []cache.DoneChecker
+	loop   *reconcile.Loop[string]
+	now    func() time.Time
+
+	mu sync.Mutex // guards all below
+	// attempts are blocks, by the key of the claim, whose creation had no clear answer.
+	attempts map[string][]ledger.Candidate
+	// seen is since when this process has seen a block released.
+	seen map[types.UID]released
+}
+
+// released is when a block was released, by the block, and since when this process knows.
+type released struct{ at, seen time.Time }
+
+// New returns a controller that isn't running.
+func New(cfg Config) (*Controller, error) {
+	blocks := kube.CacheOf[v2.AddressBlock](cfg.Blocks.Informer())
+	all := kube.CacheOf[v2.AddressClaim](cfg.Claims.Informer())
+	c := &Controller{
+		cfg:      cfg,
+		claims:   all,
+		byPool:   all.IndexBy(func(c *v2.AddressClaim) []string { return []string{c.Spec.Pool} }),
+		blocks:   blocks,
+		of:       blocks.IndexBy(keyOf),
+		pools:    kube.CacheOf[v2.AddressPool](cfg.Pools.Informer()),
+		now:      time.Now,
+		attempts: map[string][]ledger.Candidate{},
+		seen:     map[types.UID]released{},
+	}
+	c.loop = reconcile.New("addressclaim", c.sync, cfg.LoopMetrics)
+	var err error
+	c.synced, err = reconcile.Register(
+		reconcile.On(cfg.Claims.Informer(), reconcile.Handler(func(c2 *v2.AddressClaim) { c.loop.Add(c2.Namespace + "/" + c2.Name) })),
+		reconcile.On(cfg.Blocks.Informer(), reconcile.Changes(c.blockChanged)),
+		reconcile.On(cfg.Pools.Informer(), reconcile.Handler(func(p *v2.AddressPool) { c.poolChanged(p.Name, false) })),
+	)
+	return c, err
+}
+
+func keyOf(b *v2.AddressBlock) []string {
+	if key := claims.Key(b); key != "" {
+		return []string{key}
+	}
+	return nil
+}
+
+// blockChanged looks at the claim of the block. When a block is gone, others may be waiting for its addresses.
+func (c *Controller) blockChanged(before, b *v2.AddressBlock) {
+	for _, o := range []*v2.AddressBlock{before, b} {
+		if o != nil && claims.Key(o) != "" {
+			c.loop.Add(claims.Key(o))
+		}
+	}
+	if b == nil {
+		c.mu.Lock()
+		delete(c.seen, before.UID)
+		c.mu.Unlock()
+		c.poolChanged(before.Labels[v2.LabelPool], true)
+	}
+}
+
+// poolChanged looks at the claims of a pool, or at those that lack addresses.
+func (c *Controller) poolChanged(pool string, waiting bool) {
+	for _, claim := range c.byPool.Under(pool) {
+		if !waiting || !meta.IsStatusConditionTrue(claim.Status.Conditions, v2.ClaimReady) {
+			c.loop.Add(claim.Namespace + "/" + claim.Name)
+		}
+	}
+}
+
+// Run serves claims until ctx ends. Call it when this process leads.
+func (c *Controller) Run(ctx context.Context) error {
+	if err := c.cfg.Ledger.WaitComplete(ctx); err != nil {
+		return nil // ctx ended
+	}
+	return c.loop.Run(ctx, workers, c.synced...)
+}
+
+func (c *Controller) sync(ctx context.Context, key string) error {
+	claim := c.claims.Find(key)
+	if claim == nil || claim.DeletionTimestamp != nil {
+		return c.gone(ctx, key)
+	}
+	g, err := c.gather(ctx, claim)
+	if err != nil {
+		return err
+	}
+	if err := c.writeStatus(ctx, g); err != nil {
+		return err
+	}
+	wait, err := c.free(ctx, g.blocks)
+	if err != nil {
+		return err
+	}
+	if len(g.problems) > 0 && (wait == 0 || wait > retry) {
+		wait = retry
+	}
+	if wait > 0 {
+		return reconcile.Later(wait)
+	}
+	return nil
+}
+
+// gone releases the blocks of a claim that isn't there any more.
+func (c *Controller) gone(ctx context.Context, key string) error {
+	c.mu.Lock()
+	delete(c.attempts, key) // their marks end by themselves
+	c.mu.Unlock()
+	blocks := c.of.Under(key)
+	if len(blocks) == 0 {
+		return nil
+	}
+	namespace, name, err := cache.SplitMetaNamespaceKey(key)
+	if err != nil {
+		return err
+	}
+	live, err := c.cfg.Coil.CoilV2().AddressClaims(namespace).Get(ctx, name, metav1.GetOptions{})
+	switch {
+	case err == nil && live.DeletionTimestamp == nil:
+		return reconcile.Later(time.Second) // the cache will show it
+	case err != nil && !apierrors.IsNotFound(err):
+		return fmt.Errorf("read AddressClaim %s: %w", key, err)
+	}
+	var errs []error
+	for _, b := range blocks {
+		if b.Floating.ReleasedAt == nil {
+			errs = append(errs, c.release(ctx, b))
+		}
+	}
+	wait, err := c.free(ctx, blocks)
+	if err := errors.Join(append(errs, err)...); err != nil {
+		return err
+	}
+	if wait > 0 {
+		return reconcile.Later(wait)
+	}
+	return nil
+}
+
+// writeStatus tells what the claim has, and by an Event why it lacks something.
+func (c *Controller) writeStatus(ctx context.Context, g *gathered) error {
+	status := claims.Status(g.claim, g.decision, g.has, g.problems, metav1.NewTime(c.now()))
+	if equality.Semantic.DeepEqual(g.claim.Status, status) {
+		return nil
+	}
+	after := g.claim.DeepCopy()
+	after.Status = status
+	wrote, err := object.WriteStatus(ctx, c.cfg.Coil.CoilV2().AddressClaims(after.Namespace), after, metav1.UpdateOptions{})
+	if !wrote {
+		return err
+	}
+	faultpoint.At(faultpoint.FloatingTold)
+	was, is := meta.FindStatusCondition(g.claim.Status.Conditions, v2.ClaimReady), meta.FindStatusCondition(status.Conditions, v2.ClaimReady)
+	if is.Status == metav1.ConditionFalse && (was == nil || was.Status != is.Status || was.Reason != is.Reason) {
+		c.cfg.Recorder.Eventf(g.claim, nil, corev1.EventTypeWarning, is.Reason, "GiveAddresses", "%s", is.Message)
+		klog.FromContext(ctx).Info("A claim lacks addresses", "claim", klog.KObj(g.claim), "reason", is.Reason, "message", is.Message)
+	}
+	return nil
+}

@@ -1,0 +1,318 @@
+package floating
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/klog/v2"
+
+	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
+	"github.com/coil-net/coil/pkg/faultpoint"
+	"github.com/coil-net/coil/pkg/ipam"
+	"github.com/coil-net/coil/pkg/kube"
+	"github.com/coil-net/coil/pkg/ledger"
+	"github.com/coil-net/coil/pkg/plan/claims"
+	"github.com/coil-net/coil/pkg/plan/pools"
+)
+
+// maxCollisions is how many names in a row may be taken against the belief of the ledger before the claim waits for the cache.
+const maxCollisions = 8
+
+// gathered is what a claim has.
+type gathered struct {
+	claim    *v2.AddressClaim
+	blocks   []*v2.AddressBlock // all of the claim
+	decision claims.Decision
+	has      []*v2.AddressBlock
+	problems []claims.Problem
+}
+
+func (g *gathered) problem(reason, format string, args ...any) {
+	g.problems = append(g.problems, claims.Problem{Reason: reason, Message: fmt.Sprintf(format, args...)})
+}
+
+// gather makes a claim have what it asks for, as far as can be.
+func (c *Controller) gather(ctx context.Context, claim *v2.AddressClaim) (*gathered, error) {
+	key := claim.Namespace + "/" + claim.Name
+	g := &gathered{claim: claim, blocks: c.of.Under(key)}
+	if pool := c.pools.Find(claim.Spec.Pool); pool != nil && c.decide(g, pool) == nil && g.decision.Done() && !g.outdated() {
+		g.has, g.problems = g.decision.Keep, g.decision.Problems
+		return g, nil
+	}
+	// From here on Busy is true: the pool has to be read after that.
+	defer c.cfg.Ledger.Begin(claim.Spec.Pool)()
+	pool, err := c.read(ctx, g)
+	if err != nil {
+		return nil, err
+	}
+	if pool == nil {
+		g.keepAll()
+		g.problem(v2.ReasonPoolNotFound, "There is no AddressPool %s", claim.Spec.Pool)
+		return g, nil
+	}
+	if problem := c.decide(g, pool); problem != nil {
+		g.keepAll()
+		g.problems = append(g.problems, *problem)
+		return g, nil
+	}
+	return g, c.act(ctx, g, pool)
+}
+
+// keepAll is for a pool that says nothing about which addresses the claim may have.
+func (g *gathered) keepAll() {
+	g.has = slices.DeleteFunc(slices.Clone(g.blocks), func(b *v2.AddressBlock) bool {
+		return b.DeletionTimestamp != nil || b.Floating.ReleasedAt != nil
+	})
+	slices.SortFunc(g.has, func(a, b *v2.AddressBlock) int { return strings.Compare(a.Name, b.Name) })
+}
+
+// read reads the claim, its pool and its blocks from the API server. The pool is nil if there is none.
+func (c *Controller) read(ctx context.Context, g *gathered) (*v2.AddressPool, error) {
+	api, key := c.cfg.Coil.CoilV2(), g.claim.Namespace+"/"+g.claim.Name
+	claim, err := api.AddressClaims(g.claim.Namespace).Get(ctx, g.claim.Name, metav1.GetOptions{})
+	if err != nil {
+		return nil, fmt.Errorf("read AddressClaim %s: %w", key, err)
+	}
+	if claim.DeletionTimestamp != nil {
+		return nil, fmt.Errorf("AddressClaim %s was deleted just now", key)
+	}
+	pool, err := api.AddressPools().Get(ctx, claim.Spec.Pool, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		pool, err = nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read AddressPool %s: %w", claim.Spec.Pool, err)
+	}
+	of := labels.Set{v2.LabelPool: claim.Spec.Pool, v2.LabelFloating: v2.FloatingValue}
+	list, err := api.AddressBlocks().List(ctx, metav1.ListOptions{LabelSelector: of.String()})
+	if err != nil {
+		return nil, fmt.Errorf("list the floating AddressBlocks of AddressPool %s: %w", claim.Spec.Pool, err)
+	}
+	cached := g.blocks
+	g.claim, g.blocks = claim, nil
+	for i := range list.Items {
+		if b := &list.Items[i]; claims.Key(b) == key {
+			g.blocks = append(g.blocks, b)
+		}
+	}
+	for _, b := range cached {
+		if slices.ContainsFunc(g.blocks, func(o *v2.AddressBlock) bool { return o.Name == b.Name }) {
+			continue
+		}
+		// It is gone, or has lost its label.
+		live, err := api.AddressBlocks().Get(ctx, b.Name, metav1.GetOptions{})
+		if err != nil && !apierrors.IsNotFound(err) {
+			return nil, fmt.Errorf("read AddressBlock %s: %w", b.Name, err)
+		}
+		if err == nil && claims.Key(live) == key {
+			g.blocks = append(g.blocks, live)
+		}
+	}
+	return pool, nil
+}
+
+// decide says what the claim is to have, or why its pool can't give anything.
+func (c *Controller) decide(g *gathered, pool *v2.AddressPool) *claims.Problem {
+	p, err := pools.Parse(pool.Spec)
+	if err != nil {
+		return &claims.Problem{Reason: v2.ReasonPoolInvalid, Message: fmt.Sprintf("AddressPool %s can't be used: %s", pool.Name, oneLine(err))}
+	}
+	if p.BlockSize() != 1 {
+		return &claims.Problem{Reason: v2.ReasonBlockSize, Message: fmt.Sprintf(
+			"Blocks of AddressPool %s have %d addresses: floating addresses need a pool with blockSizeBits: 0", pool.Name, p.BlockSize())}
+	}
+	g.decision = claims.Decide(claims.Facts{Claim: g.claim, Pool: p, Blocks: g.blocks})
+	return nil
+}
+
+// outdated says whether a block that the claim keeps says something else of it.
+func (g *gathered) outdated() bool {
+	return slices.ContainsFunc(g.decision.Keep, func(b *v2.AddressBlock) bool { return claims.Outdated(b, g.claim) })
+}
+
+// act does what was decided.
+func (c *Controller) act(ctx context.Context, g *gathered, pool *v2.AddressPool) error {
+	d := g.decision
+	g.problems = slices.Clone(d.Problems)
+	for _, b := range d.Release {
+		if err := c.release(ctx, b); err != nil {
+			return err
+		}
+	}
+	for _, b := range d.Keep {
+		if claims.Outdated(b, g.claim) {
+			if _, err := c.take(ctx, g, b); err != nil {
+				return err
+			}
+		}
+		g.has = append(g.has, b)
+	}
+	if missing := len(d.Retake) + len(d.Carve) + d.Any; missing == 0 {
+		return nil
+	} else if pool.DeletionTimestamp != nil {
+		g.problem(v2.ReasonPoolTerminating, "AddressPool %s is being deleted and gives no more addresses", pool.Name)
+		return nil
+	}
+	for _, b := range d.Retake {
+		b, err := c.take(ctx, g, b)
+		if err != nil {
+			return err
+		}
+		g.has = append(g.has, b)
+	}
+	if len(d.Carve)+d.Any == 0 {
+		return nil
+	}
+	if s, _ := pools.Suspended(pool, c.cfg.LostBlocks(pool.Name), c.now()); s.Status == metav1.ConditionTrue {
+		g.problem(v2.ReasonPoolSuspended, "AddressPool %s is suspended: %s", pool.Name, s.Message)
+		return nil
+	}
+	p, err := pools.Parse(pool.Spec)
+	if err != nil {
+		return err
+	}
+	c.cfg.Ledger.Open(pool)
+	k := &carver{Controller: c, g: g, pool: pool, parsed: p, attempts: c.takeAttempts(g)}
+	defer k.keepAttempts()
+	for _, index := range d.Carve {
+		if err := k.one(ctx, index); err != nil {
+			return err
+		}
+	}
+	return k.any(ctx, d.Any)
+}
+
+// take makes a block say that it is the claim's.
+func (c *Controller) take(ctx context.Context, g *gathered, b *v2.AddressBlock) (*v2.AddressBlock, error) {
+	after, err := kube.PatchAsRead(ctx, c.cfg.Coil.CoilV2().AddressBlocks(), b, claims.Taken(b, g.claim))
+	if err == nil && after == nil {
+		err = errors.New("it is gone")
+	}
+	if err != nil {
+		return nil, fmt.Errorf("take AddressBlock %s for AddressClaim %s: %w", b.Name, klog.KObj(g.claim), err)
+	}
+	if b.Floating == nil || b.Floating.ReleasedAt != nil {
+		klog.FromContext(ctx).Info("Took a floating address back", "block", b.Name, "for", claims.Owner(g.claim).Summary)
+	}
+	return after, nil
+}
+
+func (c *Controller) takeAttempts(g *gathered) []ledger.Candidate {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.attempts[g.claim.Namespace+"/"+g.claim.Name]
+}
+
+// carver makes blocks for one claim.
+type carver struct {
+	*Controller
+	g      *gathered
+	pool   *v2.AddressPool
+	parsed ipam.Pool
+	// attempts are blocks whose creation had no clear answer, and that the API server hadn't when it was asked.
+	attempts []ledger.Candidate
+}
+
+func (k *carver) keepAttempts() {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if key := k.g.claim.Namespace + "/" + k.g.claim.Name; len(k.attempts) > 0 {
+		k.Controller.attempts[key] = k.attempts
+	} else {
+		delete(k.Controller.attempts, key)
+	}
+}
+
+// again returns an attempt that may be repeated: its mark holds still. It is one of the index, or any one if index is negative.
+func (k *carver) again(index int32) (ledger.Candidate, bool) {
+	for i, a := range k.attempts {
+		if index < 0 || a.Index == index {
+			k.attempts = slices.Delete(slices.Clone(k.attempts), i, i+1)
+			if b, err := k.parsed.Block(a.Index); err != nil || b != a.Block || !k.cfg.Ledger.Renew(k.pool.Name, a) {
+				return k.again(index)
+			}
+			return a, true
+		}
+	}
+	return ledger.Candidate{}, false
+}
+
+// one makes the block of an index, or says who has it.
+func (k *carver) one(ctx context.Context, index int32) error {
+	block, err := k.parsed.Block(index)
+	if err != nil {
+		return err
+	}
+	cand, ok := k.again(index)
+	if !ok {
+		cand, ok = k.cfg.Ledger.Take(k.pool.Name, index, block)
+	}
+	if ok {
+		if made, err := k.create(ctx, cand); made || err != nil {
+			return err
+		}
+	}
+	return k.explain(ctx, index, block)
+}
+
+// any makes n blocks.
+func (k *carver) any(ctx context.Context, n int) error {
+	for collisions := 0; n > 0; {
+		cand, ok := k.again(-1)
+		if !ok {
+			var err error
+			cand, err = k.cfg.Ledger.Pick(k.pool.Name, k.parsed, "")
+			if full := (*ledger.NoneFree)(nil); errors.As(err, &full) {
+				k.g.problem(v2.ReasonPoolExhausted, "AddressPool %s has no address left for %d more: %s; append a subnet to its spec.subnets", k.pool.Name, n, full)
+				return nil
+			}
+			if err != nil {
+				return err
+			}
+		}
+		made, err := k.create(ctx, cand)
+		if err != nil {
+			return err
+		}
+		if made {
+			n--
+			continue
+		}
+		if collisions++; collisions == maxCollisions {
+			return fmt.Errorf("blocks of AddressPool %s are taken that the cache doesn't show yet", k.pool.Name)
+		}
+	}
+	return nil
+}
+
+// create makes a block, and returns false if its name is taken.
+func (k *carver) create(ctx context.Context, cand ledger.Candidate) (bool, error) {
+	faultpoint.At(faultpoint.FloatingChosen)
+	name := pools.BlockName(k.pool.Name, cand.Index)
+	b, err := k.cfg.Coil.CoilV2().AddressBlocks().Create(ctx, pools.NewFloating(k.pool, cand.Index, cand.Block, claims.Floating(k.g.claim)), metav1.CreateOptions{})
+	switch {
+	case err == nil:
+		faultpoint.At(faultpoint.FloatingCreated)
+		k.g.has = append(k.g.has, b)
+		klog.FromContext(ctx).Info("Gave a floating address", "block", name, "addresses", cand.Block, "to", b.Floating.Owner.Summary)
+		return true, nil
+	case apierrors.IsAlreadyExists(err):
+		return false, nil
+	case apierrors.IsInvalid(err):
+		k.cfg.Ledger.Release(k.pool.Name, cand.Index)
+		return false, fmt.Errorf("create AddressBlock %s: %w", name, err)
+	default:
+		// It may exist all the same.
+		k.attempts = append(k.attempts, cand)
+		return false, fmt.Errorf("create AddressBlock %s: %w", name, err)
+	}
+}
+
+// oneLine makes one sentence of a joined error.
+func oneLine(err error) string { return strings.ReplaceAll(err.Error(), "\n", "; ") }
