@@ -117,6 +117,8 @@ func checkAccess(t *testing.T, api *controlplane.API, v variant) {
 		{"coild", "watch", "", "services", "", v.egress},
 		{"coild", "update", "", "services", "", false},
 		{"coil-ipam-controller", "create", coil, "addressblocks", "", v.ipam},
+		{"coil-ipam-controller", "update", coil, "addressclaims", "status", v.ipam},
+		{"coil-ipam-controller", "create", coil, "addressclaims", "", false},
 		{"coil-ipam-controller", "watch", coil, "addresspools", "", v.ipam},
 		{"coil-ipam-controller", "get", "", "secrets", "", false},
 		{"coil-egress-controller", "create", "apps", "deployments", "", v.egress},

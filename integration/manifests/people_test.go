@@ -32,7 +32,7 @@ func checkPeople(t *testing.T, s set, v variant) {
 		}
 	}
 	if v.ipam {
-		for _, r := range []string{"addresspools", "addressblocks", "blockrequests"} {
+		for _, r := range []string{"addresspools", "addressblocks", "addressclaims", "blockrequests"} {
 			want["view"] = append(want["view"], r+" "+read, r+"/status "+read)
 		}
 	}
