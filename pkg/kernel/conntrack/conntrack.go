@@ -1,8 +1,9 @@
-// Package conntrack makes the kernel forget the flows of addresses that have no pod
-// any more, so that packets that are still sent for the old pod never reach the next one.
+// Package conntrack reads and changes the kernel's table of flows: it makes the kernel forget the flows of addresses that have no pod
+// any more, so that packets that are still sent for the old pod never reach the next one, and copies translated flows from one
+// network namespace to another.
 //
 // It owns the messages of ctnetlink (linux/netfilter/nfnetlink_conntrack.h). It must
-// not know why an address is forgotten.
+// not know why an address is forgotten, nor why its flows move.
 package conntrack
 
 import (
@@ -120,13 +121,16 @@ func (t *Table) flows(ctx context.Context, each func(flow)) error {
 
 // flow is an entry of the table. Its slices are those of the message.
 type flow struct {
-	family   byte
-	original []byte // attributes, for the deletion
-	id, zone []byte
-	ends     [8]netip.Addr // source and destination of both directions, in both families
-	protocol byte
-	to       uint16 // the port that the original direction leads to
-	tcpState byte
+	family byte
+	// original and reply are the attributes of the tuples, tcp those of a connection.
+	original, reply, tcp []byte
+	id, zone             []byte
+	ends                 [8]netip.Addr // source and destination of both directions, in both families
+	protocol             byte
+	to                   uint16 // the port that the original direction leads to
+	tcpState             byte
+
+	status, timeout, mark uint32
 }
 
 // parse reads an entry without copying, for there may be hundreds of thousands: the library, which would
@@ -140,13 +144,21 @@ func parse(body []byte) (f flow, err error) {
 			f.original = a.Value
 			f.tuple(&as, a.Value, 0)
 		case ctaTupleReply:
+			f.reply = a.Value
 			f.tuple(&as, a.Value, 4)
 		case ctaID:
 			f.id = a.Value
 		case ctaZone:
 			f.zone = a.Value
 		case ctaProtoInfo:
-			f.tcpState = as.Find(a.Value, ctaProtoInfoTCP, ctaProtoInfoTCPState).U8()
+			f.tcp = as.Find(a.Value, ctaProtoInfoTCP).Value
+			f.tcpState = as.Find(f.tcp, ctaProtoInfoTCPState).U8()
+		case ctaStatus:
+			f.status = a.BE32()
+		case ctaTimeout:
+			f.timeout = a.BE32()
+		case ctaMark:
+			f.mark = a.BE32()
 		}
 	}
 	return f, as.Err

@@ -41,6 +41,9 @@ func FuzzParse(f *testing.F) {
 				t.Errorf("%+v is translated from %s to %s, back to %s", flow, src, dst, back)
 			}
 		}
+		if c, ok := flow.copyOf(); ok && (c.valid() != nil || !ends[c.Src.Addr()] || !ends[c.Translated.Addr()] || c.insertion().String() == "") {
+			t.Errorf("%+v is copied as %+v", flow, c)
+		}
 		if text := flow.deletion().String(); src.IsValid() && !strings.Contains(text, src.String()) {
 			t.Errorf("the flow of %s is deleted by %q", src, text)
 		}
