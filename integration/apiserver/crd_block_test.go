@@ -21,6 +21,8 @@ func blockAttempts() []attempt {
 		{name: "a floating address becomes another's", object: "bf6-5", old: floating(`ipv4: 192.0.2.5/32`), new: strings.ReplaceAll(floating(`ipv4: 192.0.2.5/32`), "nat", "other")},
 		{name: "two floating addresses", object: "bf7-5", new: floating(`ipv4: 192.0.2.4/31`), field: "floating", reason: "is for blocks of one address"},
 		{name: "two floating addresses of IPv6", object: "bf8-5", new: floating(`ipv6: "fd00::4/127"`), field: "floating", reason: "is for blocks of one address"},
+		{name: "a node's block becomes a floating address", object: "bf10-5", old: `{index: 5, ipv4: 192.0.2.4/31}`, new: floating(`ipv4: 192.0.2.4/31`),
+			field: "floating", reason: "is for blocks of one address"},
 		{name: "a floating address of nobody", object: "bf9-5", new: `{index: 5, ipv4: 192.0.2.5/32, floating: {claim: c}}`, field: "floating.owner", reason: "Required value"},
 		{name: "nothing new", object: "bn-4", old: `{index: 4, ipv4: 10.0.0.0/27}`, new: `{index: 4, ipv4: 10.0.0.0/27}`},
 

@@ -20,6 +20,8 @@ func claimAttempts() []attempt {
 
 		{name: "no pool", new: `spec: {count: 4}`, field: "spec.pool", reason: "Required value"},
 		{name: "a name that no pool can have", new: `spec: {count: 4, pool: ` + strings.Repeat("p", 64) + `}`, field: "spec.pool", reason: "Too long"},
+		{name: "a name with a space", new: `spec: {count: 4, pool: "a b"}`, field: "spec.pool", reason: "should match"},
+		{name: "a name with a dash first", new: `spec: {count: 4, pool: -x}`, field: "spec.pool", reason: "should match"},
 		{name: "another pool", old: `spec: {pool: p, count: 4}`, new: `spec: {pool: q, count: 4}`, field: "spec.pool", reason: "can't be changed: make another claim"},
 		{name: "neither a count nor addresses", new: `spec: {pool: p}`, field: "spec", reason: either},
 		{name: "both", new: `spec: {pool: p, count: 1, addresses: [198.51.100.10]}`, field: "spec", reason: either},

@@ -47,6 +47,7 @@ import (
 	informers "github.com/coil-net/coil/generated/informers/externalversions/coil/v2"
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
 	"github.com/coil-net/coil/pkg/kube"
+	"github.com/coil-net/coil/pkg/plan/pools"
 	"github.com/coil-net/coil/pkg/reconcile"
 	"github.com/coil-net/coil/pkg/syncmap"
 )
@@ -194,7 +195,7 @@ func (c *Controller) all(ctx context.Context) {
 // explain tells of a block that nobody will free by himself.
 func (c *Controller) explain(ctx context.Context, b *v2.AddressBlock) {
 	pool := b.Labels[v2.LabelPool]
-	if b.Floating != nil {
+	if b.Floating != nil && pools.IsFloating(b) {
 		return // its claim has it, or its cool-down ends
 	}
 	if b.Labels[v2.LabelNode] == "" {

@@ -5,6 +5,7 @@
 //
 //	claim            its blocks                       action
 //	gone             any that isn't released          note when: the cool-down begins
+//	being deleted    any                              leave them until it is gone
 //	there            fewer than it asks for           take back its own that cool down, then carve
 //	there            more than it asks for            release the last ones
 //	there            of an earlier claim of its name  they are its own now
@@ -20,6 +21,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -49,6 +51,8 @@ const (
 	workers = 4
 	// retry is how soon a claim that lacks addresses is looked at again, since not every address that gets free is told.
 	retry = 30 * time.Second
+	// settle is for how long blocks that are gone are collected before claims that lack addresses are looked at.
+	settle = 2 * time.Second
 )
 
 // Config is what the controller is made of.
@@ -86,8 +90,11 @@ type Controller struct {
 	seen map[types.UID]released
 }
 
-// released is when a block was released, by the block, and since when this process knows.
-type released struct{ at, seen time.Time }
+// released is when a block was released, by the note in the block, and what this process knows of it.
+type released struct {
+	at time.Time
+	claims.Release
+}
 
 // New returns a controller that isn't running.
 func New(cfg Config) (*Controller, error) {
@@ -109,7 +116,7 @@ func New(cfg Config) (*Controller, error) {
 	c.synced, err = reconcile.Register(
 		reconcile.On(cfg.Claims.Informer(), reconcile.Handler(func(c2 *v2.AddressClaim) { c.loop.Add(c2.Namespace + "/" + c2.Name) })),
 		reconcile.On(cfg.Blocks.Informer(), reconcile.Changes(c.blockChanged)),
-		reconcile.On(cfg.Pools.Informer(), reconcile.Handler(func(p *v2.AddressPool) { c.poolChanged(p.Name, false) })),
+		reconcile.On(cfg.Pools.Informer(), reconcile.ChangeHandler(func(p *v2.AddressPool) { c.poolChanged(p.Name) }, sameForClaims)),
 	)
 	return c, err
 }
@@ -119,6 +126,13 @@ func keyOf(b *v2.AddressBlock) []string {
 		return []string{key}
 	}
 	return nil
+}
+
+// sameForClaims says whether a change of a pool is none for claims. Its counts change all the time.
+func sameForClaims(a, b *v2.AddressPool) bool {
+	suspended := func(p *v2.AddressPool) bool { return meta.IsStatusConditionTrue(p.Status.Conditions, v2.PoolSuspended) }
+	return a.UID == b.UID && a.Generation == b.Generation && (a.DeletionTimestamp == nil) == (b.DeletionTimestamp == nil) &&
+		a.Annotations[v2.AnnotationSuspend] == b.Annotations[v2.AnnotationSuspend] && suspended(a) == suspended(b)
 }
 
 // blockChanged looks at the claim of the block. When a block is gone, others may be waiting for its addresses.
@@ -132,16 +146,24 @@ func (c *Controller) blockChanged(before, b *v2.AddressBlock) {
 		c.mu.Lock()
 		delete(c.seen, before.UID)
 		c.mu.Unlock()
-		c.poolChanged(before.Labels[v2.LabelPool], true)
+		for _, claim := range c.byPool.Under(before.Labels[v2.LabelPool]) {
+			if !meta.IsStatusConditionTrue(claim.Status.Conditions, v2.ClaimReady) {
+				c.loop.AddAfter(claim.Namespace+"/"+claim.Name, settle)
+			}
+		}
+		return
+	}
+	if before != nil && before.UID == b.UID && before.Floating != nil && before.Floating.ReleasedAt == nil && b.Floating != nil && b.Floating.ReleasedAt != nil {
+		c.mu.Lock()
+		c.seen[b.UID] = released{b.Floating.ReleasedAt.Time, claims.Release{Seen: c.now(), Fresh: true}}
+		c.mu.Unlock()
 	}
 }
 
-// poolChanged looks at the claims of a pool, or at those that lack addresses.
-func (c *Controller) poolChanged(pool string, waiting bool) {
+// poolChanged looks at the claims of a pool.
+func (c *Controller) poolChanged(pool string) {
 	for _, claim := range c.byPool.Under(pool) {
-		if !waiting || !meta.IsStatusConditionTrue(claim.Status.Conditions, v2.ClaimReady) {
-			c.loop.Add(claim.Namespace + "/" + claim.Name)
-		}
+		c.loop.Add(claim.Namespace + "/" + claim.Name)
 	}
 }
 
@@ -155,18 +177,27 @@ func (c *Controller) Run(ctx context.Context) error {
 
 func (c *Controller) sync(ctx context.Context, key string) error {
 	claim := c.claims.Find(key)
-	if claim == nil || claim.DeletionTimestamp != nil {
+	if claim == nil {
 		return c.gone(ctx, key)
 	}
+	if claim.DeletionTimestamp != nil {
+		return nil // whoever keeps it may use its addresses
+	}
 	g, err := c.gather(ctx, claim)
-	if err != nil {
-		return err
+	if err == nil {
+		err = c.writeStatus(ctx, g)
 	}
-	if err := c.writeStatus(ctx, g); err != nil {
-		return err
+	blocks := c.of.Under(key)
+	if g != nil {
+		has := map[string]bool{}
+		for _, b := range g.has {
+			has[b.Name] = true
+		}
+		// The cache may still show one that was taken back as released.
+		blocks = slices.DeleteFunc(blocks, func(b *v2.AddressBlock) bool { return has[b.Name] })
 	}
-	wait, err := c.free(ctx, g.blocks)
-	if err != nil {
+	wait, e := c.free(ctx, blocks)
+	if err := errors.Join(err, e); err != nil {
 		return err
 	}
 	if len(g.problems) > 0 && (wait == 0 || wait > retry) {
@@ -193,15 +224,15 @@ func (c *Controller) gone(ctx context.Context, key string) error {
 	}
 	live, err := c.cfg.Coil.CoilV2().AddressClaims(namespace).Get(ctx, name, metav1.GetOptions{})
 	switch {
-	case err == nil && live.DeletionTimestamp == nil:
-		return reconcile.Later(time.Second) // the cache will show it
+	case err == nil && live != nil:
+		return reconcile.Later(time.Second) // the cache will show it, or its end
 	case err != nil && !apierrors.IsNotFound(err):
 		return fmt.Errorf("read AddressClaim %s: %w", key, err)
 	}
 	var errs []error
 	for _, b := range blocks {
-		if b.Floating.ReleasedAt == nil {
-			errs = append(errs, c.release(ctx, b))
+		if b.Floating.ReleasedAt == nil && b.DeletionTimestamp == nil {
+			errs = append(errs, c.release(ctx, b, b.Floating.CoolDownSeconds))
 		}
 	}
 	wait, err := c.free(ctx, blocks)
@@ -216,7 +247,7 @@ func (c *Controller) gone(ctx context.Context, key string) error {
 
 // writeStatus tells what the claim has, and by an Event why it lacks something.
 func (c *Controller) writeStatus(ctx context.Context, g *gathered) error {
-	status := claims.Status(g.claim, g.decision, g.has, g.problems, metav1.NewTime(c.now()))
+	status := claims.Status(g.claim, g.decision, g.has, g.lost, g.problems, metav1.NewTime(c.now()))
 	if equality.Semantic.DeepEqual(g.claim.Status, status) {
 		return nil
 	}

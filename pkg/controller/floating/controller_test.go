@@ -1,6 +1,7 @@
 package floating
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
 	"strings"
@@ -8,6 +9,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -72,8 +74,8 @@ func TestWhoHasAnAddress(t *testing.T) {
 	}{
 		"a pod": {func(sc *scene) {
 			sc.s.Put(blockResource, plantest.Block("p", 1, "10.0.0.1/32", "n1"))
-			for node, pod := range map[string]string{"n1": "shop", "n2": "other"} {
-				p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "web", Name: pod}, Spec: corev1.PodSpec{NodeName: node}, Status: corev1.PodStatus{PodIP: "10.0.0.1"}}
+			for ip, pod := range map[string]string{"10.0.0.1": "shop", "10.0.0.2": "other"} {
+				p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "web", Name: pod}, Status: corev1.PodStatus{PodIPs: []corev1.PodIP{{IP: ip}}}}
 				if err := sc.r.core.Tracker().Add(p); err != nil {
 					sc.t.Fatal(err)
 				}
@@ -240,6 +242,178 @@ func TestAddressesOutliveTheirClaim(t *testing.T) {
 	}
 	if left := fakeapi.All[*v2.AddressBlock](sc.s, blockResource); len(left) > 0 {
 		t.Errorf("%d blocks are left, such as %+v", len(left), left[0])
+	}
+}
+
+// Addresses that were lost with etcd's data come back, also while the pool gives no others.
+func TestLostWithABackup(t *testing.T) {
+	for name, c := range map[string]struct {
+		spoil func(sc *scene, p *v2.AddressPool)
+		then  func(sc *scene, p *v2.AddressPool)
+	}{
+		"suspended": {func(sc *scene, p *v2.AddressPool) { sc.r.lost = pools.Claims{Node: "n1", Last: sc.at} }, nil},
+		"no pool for a while": {func(sc *scene, p *v2.AddressPool) { sc.s.Drop(poolResource, "p") },
+			func(sc *scene, p *v2.AddressPool) { sc.s.Put(poolResource, p) }},
+	} {
+		t.Run(name, func(t *testing.T) {
+			sc := newScene(t)
+			sc.s.Put(poolResource, plantest.Pool("p", 0, "10.0.0.0/28"))
+			sc.s.Put(claimResource, newClaim("c", v2.AddressClaimSpec{Count: new(int32(3))}))
+			if _, err := sc.sync("c"); err != nil {
+				t.Fatal(err)
+			}
+			sc.s.Drop(blockResource, "p-1")
+			pool := fakeapi.Find[*v2.AddressPool](sc.s, poolResource, "p")
+			c.spoil(sc, pool)
+			got, err := sc.sync("c")
+			if c.then != nil {
+				if blocksOf(got) != "p-0 p-1 p-2" || ready(got).Status != metav1.ConditionFalse {
+					t.Errorf("meanwhile it has %q, %+v", blocksOf(got), ready(got))
+				}
+				c.then(sc, pool)
+				got, err = sc.sync("c")
+			}
+			b := fakeapi.Find[*v2.AddressBlock](sc.s, blockResource, "p-1")
+			if err != nil || blocksOf(got) != "p-0 p-1 p-2" || ready(got).Status != metav1.ConditionTrue || b == nil || claims.Key(b) != "ns/c" {
+				t.Errorf("it has %q, %+v, %v; the block is %+v", blocksOf(got), ready(got), err, b)
+			}
+		})
+	}
+}
+
+// A claim that is being deleted keeps its addresses until it is gone: whoever keeps it may use them.
+func TestDeletedClaim(t *testing.T) {
+	sc := newScene(t)
+	sc.s.Put(poolResource, plantest.Pool("p", 0, "10.0.0.0/28"))
+	c := newClaim("c", v2.AddressClaimSpec{Count: new(int32(1))})
+	sc.s.Put(claimResource, c)
+	c, err := sc.sync("c")
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.DeletionTimestamp = new(metav1.Now())
+	sc.s.Put(claimResource, c)
+	if _, err := sc.sync("c"); err != nil {
+		t.Fatal(err)
+	}
+	if b := fakeapi.Find[*v2.AddressBlock](sc.s, blockResource, "p-0"); b == nil || b.Floating.ReleasedAt != nil {
+		t.Errorf("the block is %+v", b)
+	}
+	sc.s.Drop(claimResource, "ns/c")
+	if _, err := sc.sync("c"); err != nil {
+		t.Fatal(err)
+	}
+	if all := fakeapi.All[*v2.AddressBlock](sc.s, blockResource); len(all) != 0 { // there is no cool-down
+		t.Errorf("%d blocks are left", len(all))
+	}
+}
+
+// What is given up in the same change as the cool-down is made longer cools down for that long.
+func TestCoolDownOfTheClaim(t *testing.T) {
+	sc := newScene(t)
+	sc.s.Put(poolResource, plantest.Pool("p", 0, "10.0.0.0/28"))
+	c := newClaim("c", v2.AddressClaimSpec{Count: new(int32(2))})
+	sc.s.Put(claimResource, c)
+	c, err := sc.sync("c")
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.Spec.Count, c.Spec.CoolDownSeconds = new(int32(1)), 3600
+	sc.s.Put(claimResource, c)
+	if _, err := sc.sync("c"); err != nil {
+		t.Fatal(err)
+	}
+	if b := fakeapi.Find[*v2.AddressBlock](sc.s, blockResource, "p-1"); b == nil || b.Floating.CoolDownSeconds != 3600 {
+		t.Errorf("the block is %+v", b)
+	}
+}
+
+// The token of a node's coild doesn't make its block a claim's.
+func TestNodesBlockIsNoClaims(t *testing.T) {
+	sc := newScene(t)
+	sc.s.Put(poolResource, plantest.Pool("p", 0, "10.0.0.0/28"))
+	c := newClaim("c", v2.AddressClaimSpec{Addresses: []string{"10.0.0.1"}})
+	sc.s.Put(claimResource, c)
+	b := plantest.Block("p", 1, "10.0.0.1/32", "n1")
+	b.Floating = new(claims.Floating(c))
+	sc.s.Put(blockResource, b)
+	got, err := sc.sync("c")
+	if err != nil || blocksOf(got) != "" || ready(got).Reason != v2.ReasonAddressInUse {
+		t.Errorf("it has %q, %+v, %v", blocksOf(got), ready(got), err)
+	}
+}
+
+// What the API server refuses is told, and what is there stays.
+func TestRefusedBlock(t *testing.T) {
+	sc := newScene(t)
+	sc.s.Put(poolResource, plantest.Pool("p", 0, "10.0.0.0/28"))
+	c := newClaim("c", v2.AddressClaimSpec{Count: new(int32(1))})
+	sc.s.Put(claimResource, c)
+	c, err := sc.sync("c")
+	if err != nil {
+		t.Fatal(err)
+	}
+	sc.s.Fault = func(verb, _ string) (before, after error) {
+		if verb == "create" {
+			return apierrors.NewForbidden(v2.Resource(blockResource), "p-1", errors.New("quota")), nil
+		}
+		return nil, nil
+	}
+	for _, spec := range []v2.AddressClaimSpec{{Pool: "p", Count: new(int32(3))}, {Pool: "p", Addresses: []string{"10.0.0.0", "10.0.0.5"}}} {
+		c.Spec = spec
+		sc.s.Put(claimResource, c)
+		if c, err = sc.sync("c"); err != nil || blocksOf(c) != "p-0" || ready(c).Reason != v2.ReasonPoolInvalid || !strings.Contains(ready(c).Message, "quota") {
+			t.Errorf("it has %q, %+v, %v", blocksOf(c), ready(c), err)
+		}
+	}
+}
+
+// An older definition of AddressBlocks drops whose an address is: no block is left that belongs to nobody.
+func TestOldDefinition(t *testing.T) {
+	sc := newScene(t)
+	sc.s.Put(poolResource, plantest.Pool("p", 0, "10.0.0.0/28"))
+	sc.s.Put(claimResource, newClaim("c", v2.AddressClaimSpec{Count: new(int32(1))}))
+	sc.s.Prune = func(o fakeapi.Object) {
+		if b, ok := o.(*v2.AddressBlock); ok {
+			b.Floating = nil
+		}
+	}
+	if _, err := sc.sync("c"); !errors.Is(err, errOldDefinition) {
+		t.Errorf("the error is %v", err)
+	}
+	if all := fakeapi.All[*v2.AddressBlock](sc.s, blockResource); len(all) != 0 {
+		t.Errorf("%d blocks are left", len(all))
+	}
+	sc.s.Prune = nil
+	if c, err := sc.sync("c"); err != nil || c.Status.Summary != "1/1" {
+		t.Errorf("with the new definition: %+v, %v", c.Status, err)
+	}
+}
+
+// A long list of addresses that pods have costs few calls.
+func TestManyInUse(t *testing.T) {
+	sc := newScene(t)
+	sc.s.Put(poolResource, plantest.Pool("p", 0, "10.0.0.0/23"))
+	for i := range int32(512) {
+		sc.s.Put(blockResource, plantest.Block("p", i, fmt.Sprintf("10.0.%d.%d/32", i/256, i%256), fmt.Sprintf("n%d", i%3)))
+	}
+	sc.s.Put(claimResource, newClaim("c", v2.AddressClaimSpec{Addresses: []string{"10.0.0.0/23"}}))
+	sc.r.DeliverAll()
+	if err := sc.r.sync(t.Context(), "ns/c"); err == nil || !strings.Contains(err.Error(), "again after") {
+		t.Fatal(err)
+	}
+	c := fakeapi.Find[*v2.AddressClaim](sc.s, claimResource, "ns/c")
+	if !strings.Contains(ready(c).Message, "and 502 more") {
+		t.Errorf("the condition is %+v", ready(c))
+	}
+	lists := 0
+	for _, a := range sc.r.core.Actions() {
+		if a.GetVerb() == "list" {
+			lists++
+		}
+	}
+	if n := sc.s.Calls()["get "+blockResource]; n > 10 || lists != 3 {
+		t.Errorf("%d blocks were read, and Pods listed %d times", n, lists)
 	}
 }
 

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 
+	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
@@ -30,6 +31,8 @@ type gathered struct {
 	blocks   []*v2.AddressBlock // all of the claim
 	decision claims.Decision
 	has      []*v2.AddressBlock
+	// lost are addresses that it had, and is to get back.
+	lost     []v2.ClaimedAddress
 	problems []claims.Problem
 }
 
@@ -46,12 +49,16 @@ func (c *Controller) gather(ctx context.Context, claim *v2.AddressClaim) (*gathe
 		return g, nil
 	}
 	// From here on Busy is true: the pool has to be read after that.
-	defer c.cfg.Ledger.Begin(claim.Spec.Pool)()
+	end := c.cfg.Ledger.Begin(claim.Spec.Pool)
+	defer func() { end() }()
 	pool, err := c.read(ctx, g)
 	if err != nil {
 		return nil, err
 	}
 	if pool == nil {
+		end()
+		end = func() {}
+		c.cfg.Ledger.Forget(claim.Spec.Pool)
 		g.keepAll()
 		g.problem(v2.ReasonPoolNotFound, "There is no AddressPool %s", claim.Spec.Pool)
 		return g, nil
@@ -70,6 +77,7 @@ func (g *gathered) keepAll() {
 		return b.DeletionTimestamp != nil || b.Floating.ReleasedAt != nil
 	})
 	slices.SortFunc(g.has, func(a, b *v2.AddressBlock) int { return strings.Compare(a.Name, b.Name) })
+	g.lost = claims.Lost(g.claim, g.blocks)
 }
 
 // read reads the claim, its pool and its blocks from the API server. The pool is nil if there is none.
@@ -89,13 +97,17 @@ func (c *Controller) read(ctx context.Context, g *gathered) (*v2.AddressPool, er
 	if err != nil {
 		return nil, fmt.Errorf("read AddressPool %s: %w", claim.Spec.Pool, err)
 	}
+	cached := g.blocks
+	g.claim = claim
+	if pool == nil {
+		return nil, nil
+	}
 	of := labels.Set{v2.LabelPool: claim.Spec.Pool, v2.LabelFloating: v2.FloatingValue}
 	list, err := api.AddressBlocks().List(ctx, metav1.ListOptions{LabelSelector: of.String()})
 	if err != nil {
 		return nil, fmt.Errorf("list the floating AddressBlocks of AddressPool %s: %w", claim.Spec.Pool, err)
 	}
-	cached := g.blocks
-	g.claim, g.blocks = claim, nil
+	g.blocks = nil
 	for i := range list.Items {
 		if b := &list.Items[i]; claims.Key(b) == key {
 			g.blocks = append(g.blocks, b)
@@ -141,7 +153,7 @@ func (c *Controller) act(ctx context.Context, g *gathered, pool *v2.AddressPool)
 	d := g.decision
 	g.problems = slices.Clone(d.Problems)
 	for _, b := range d.Release {
-		if err := c.release(ctx, b); err != nil {
+		if err := c.release(ctx, b, g.claim.Spec.CoolDownSeconds); err != nil {
 			return err
 		}
 	}
@@ -156,6 +168,7 @@ func (c *Controller) act(ctx context.Context, g *gathered, pool *v2.AddressPool)
 	if missing := len(d.Retake) + len(d.Carve) + d.Any; missing == 0 {
 		return nil
 	} else if pool.DeletionTimestamp != nil {
+		g.lost = claims.Lost(g.claim, g.blocks)
 		g.problem(v2.ReasonPoolTerminating, "AddressPool %s is being deleted and gives no more addresses", pool.Name)
 		return nil
 	}
@@ -170,15 +183,18 @@ func (c *Controller) act(ctx context.Context, g *gathered, pool *v2.AddressPool)
 		return nil
 	}
 	if s, _ := pools.Suspended(pool, c.cfg.LostBlocks(pool.Name), c.now()); s.Status == metav1.ConditionTrue {
-		g.problem(v2.ReasonPoolSuspended, "AddressPool %s is suspended: %s", pool.Name, s.Message)
-		return nil
+		// The addresses that were lost with those of nodes are the claim's all the same.
+		d.Carve, d.Any = slices.DeleteFunc(slices.Clone(d.Carve), func(index int32) bool { return !g.had(pools.BlockName(pool.Name, index)) }), 0
+		if len(d.Carve) < len(g.decision.Carve)+g.decision.Any {
+			g.problem(v2.ReasonPoolSuspended, "AddressPool %s is suspended: %s", pool.Name, s.Message)
+		}
 	}
 	p, err := pools.Parse(pool.Spec)
 	if err != nil {
 		return err
 	}
 	c.cfg.Ledger.Open(pool)
-	k := &carver{Controller: c, g: g, pool: pool, parsed: p, attempts: c.takeAttempts(g)}
+	k := &carver{Controller: c, g: g, pool: pool, parsed: p, attempts: c.takeAttempts(g), pods: map[string][]corev1.Pod{}}
 	defer k.keepAttempts()
 	for _, index := range d.Carve {
 		if err := k.one(ctx, index); err != nil {
@@ -188,11 +204,17 @@ func (c *Controller) act(ctx context.Context, g *gathered, pool *v2.AddressPool)
 	return k.any(ctx, d.Any)
 }
 
+// errOldDefinition: the API server has dropped the field floating.
+var errOldDefinition = errors.New("the definition of AddressBlocks is older than this program: apply that of its version")
+
 // take makes a block say that it is the claim's.
 func (c *Controller) take(ctx context.Context, g *gathered, b *v2.AddressBlock) (*v2.AddressBlock, error) {
 	after, err := kube.PatchAsRead(ctx, c.cfg.Coil.CoilV2().AddressBlocks(), b, claims.Taken(b, g.claim))
-	if err == nil && after == nil {
+	switch {
+	case err == nil && after == nil:
 		err = errors.New("it is gone")
+	case err == nil && after.Floating == nil:
+		err = errOldDefinition
 	}
 	if err != nil {
 		return nil, fmt.Errorf("take AddressBlock %s for AddressClaim %s: %w", b.Name, klog.KObj(g.claim), err)
@@ -209,6 +231,11 @@ func (c *Controller) takeAttempts(g *gathered) []ledger.Candidate {
 	return c.attempts[g.claim.Namespace+"/"+g.claim.Name]
 }
 
+// had says whether the status of the claim has a block.
+func (g *gathered) had(name string) bool {
+	return slices.ContainsFunc(g.claim.Status.Addresses, func(a v2.ClaimedAddress) bool { return a.Block == name })
+}
+
 // carver makes blocks for one claim.
 type carver struct {
 	*Controller
@@ -217,6 +244,8 @@ type carver struct {
 	parsed ipam.Pool
 	// attempts are blocks whose creation had no clear answer, and that the API server hadn't when it was asked.
 	attempts []ledger.Candidate
+	// pods are those of nodes that were asked for.
+	pods map[string][]corev1.Pod
 }
 
 func (k *carver) keepAttempts() {
@@ -254,7 +283,8 @@ func (k *carver) one(ctx context.Context, index int32) error {
 		cand, ok = k.cfg.Ledger.Take(k.pool.Name, index, block)
 	}
 	if ok {
-		if made, err := k.create(ctx, cand); made || err != nil {
+		before := len(k.g.problems)
+		if made, err := k.create(ctx, cand); made || err != nil || len(k.g.problems) > before {
 			return err
 		}
 	}
@@ -263,6 +293,7 @@ func (k *carver) one(ctx context.Context, index int32) error {
 
 // any makes n blocks.
 func (k *carver) any(ctx context.Context, n int) error {
+	refused := len(k.g.problems)
 	for collisions := 0; n > 0; {
 		cand, ok := k.again(-1)
 		if !ok {
@@ -284,6 +315,9 @@ func (k *carver) any(ctx context.Context, n int) error {
 			n--
 			continue
 		}
+		if len(k.g.problems) > refused {
+			return nil // the API server refuses it
+		}
 		if collisions++; collisions == maxCollisions {
 			return fmt.Errorf("blocks of AddressPool %s are taken that the cache doesn't show yet", k.pool.Name)
 		}
@@ -297,6 +331,13 @@ func (k *carver) create(ctx context.Context, cand ledger.Candidate) (bool, error
 	name := pools.BlockName(k.pool.Name, cand.Index)
 	b, err := k.cfg.Coil.CoilV2().AddressBlocks().Create(ctx, pools.NewFloating(k.pool, cand.Index, cand.Block, claims.Floating(k.g.claim)), metav1.CreateOptions{})
 	switch {
+	case err == nil && b.Floating == nil:
+		// It would belong to nobody, and keep its pool for good.
+		rest, err := kube.PatchMetadata(ctx, k.cfg.Coil.CoilV2().AddressBlocks(), b, map[string]any{"finalizers": []string{}})
+		if err == nil && rest != nil {
+			err = kube.DeleteAsRead(ctx, k.cfg.Coil.CoilV2().AddressBlocks(), rest)
+		}
+		return false, errors.Join(errOldDefinition, err)
 	case err == nil:
 		faultpoint.At(faultpoint.FloatingCreated)
 		k.g.has = append(k.g.has, b)
@@ -304,9 +345,10 @@ func (k *carver) create(ctx context.Context, cand ledger.Candidate) (bool, error
 		return true, nil
 	case apierrors.IsAlreadyExists(err):
 		return false, nil
-	case apierrors.IsInvalid(err):
+	case apierrors.IsInvalid(err), apierrors.IsForbidden(err):
 		k.cfg.Ledger.Release(k.pool.Name, cand.Index)
-		return false, fmt.Errorf("create AddressBlock %s: %w", name, err)
+		k.g.problem(v2.ReasonPoolInvalid, "The API server refuses AddressBlock %s: %s", name, oneLine(err))
+		return false, nil
 	default:
 		// It may exist all the same.
 		k.attempts = append(k.attempts, cand)

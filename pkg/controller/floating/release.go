@@ -17,15 +17,15 @@ import (
 )
 
 // release begins the cool-down of a block.
-func (c *Controller) release(ctx context.Context, b *v2.AddressBlock) error {
+func (c *Controller) release(ctx context.Context, b *v2.AddressBlock, coolDownSeconds int32) error {
 	after, err := kube.PatchAsRead(ctx, c.cfg.Coil.CoilV2().AddressBlocks(), b, map[string]any{
-		"floating": map[string]any{"releasedAt": metav1.NewTime(c.now())},
+		"floating": map[string]any{"releasedAt": metav1.NewTime(c.now()), "coolDownSeconds": coolDownSeconds},
 	})
 	if err != nil {
 		return fmt.Errorf("release AddressBlock %s: %w", b.Name, err)
 	}
 	if after != nil {
-		klog.FromContext(ctx).Info("Released a floating address", "block", b.Name, "of", b.Floating.Owner.Summary, "coolDownSeconds", b.Floating.CoolDownSeconds)
+		klog.FromContext(ctx).Info("Released a floating address", "block", b.Name, "of", b.Floating.Owner.Summary, "coolDownSeconds", coolDownSeconds)
 	}
 	return nil
 }
@@ -37,11 +37,11 @@ func (c *Controller) free(ctx context.Context, blocks []*v2.AddressBlock) (time.
 	for _, b := range blocks {
 		if b.Floating.ReleasedAt == nil {
 			if b.DeletionTimestamp != nil {
-				errs = append(errs, c.release(ctx, b))
+				errs = append(errs, c.release(ctx, b, b.Floating.CoolDownSeconds))
 			}
 			continue
 		}
-		if wait := claims.Cooling(b, c.firstSeen(b), c.now()); wait > 0 {
+		if wait := claims.Cooling(b, c.releaseOf(b), c.now()); wait > 0 {
 			if next == 0 || wait < next {
 				next = wait
 			}
@@ -73,15 +73,15 @@ func (c *Controller) remove(ctx context.Context, b *v2.AddressBlock) error {
 	return nil
 }
 
-// firstSeen is since when this process has seen the block released as it is.
-func (c *Controller) firstSeen(b *v2.AddressBlock) time.Time {
+// releaseOf is what this process knows of the release of the block as it is.
+func (c *Controller) releaseOf(b *v2.AddressBlock) claims.Release {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	at := b.Floating.ReleasedAt.Time
-	if r, ok := c.seen[b.UID]; ok && r.at.Equal(at) {
-		return r.seen
+	r, ok := c.seen[b.UID]
+	if !ok || !r.at.Equal(at) {
+		r = released{at, claims.Release{Seen: c.now()}}
+		c.seen[b.UID] = r
 	}
-	now := c.now()
-	c.seen[b.UID] = released{at, now}
-	return now
+	return r.Release
 }

@@ -30,8 +30,7 @@ func (a Announcement) String() string {
 }
 
 // Send sends announcements in a network namespace, each once. Hosts that have no entry for the address make none of it. A packet may be
-// lost, and Linux ignores one within a second of another change of its entry (locktime): repeat them after some seconds. The error joins
-// why some couldn't be sent.
+// lost: repeat them after some seconds. The error joins why some couldn't be sent.
 func Send(ns *netns.NS, all []Announcement) error {
 	if len(all) == 0 {
 		return nil
@@ -44,14 +43,15 @@ func Send(ns *netns.NS, all []Announcement) error {
 		defer unix.Close(fd)
 		var errs []error
 		for _, a := range all {
-			for _, frame := range a.frames() {
+			frames := a.frames()
+			if len(frames) == 0 {
+				errs = append(errs, fmt.Errorf("%s: not an Ethernet link, or no address", a))
+			}
+			for _, frame := range frames {
 				if err := unix.Sendto(fd, frame, 0, &unix.SockaddrLinklayer{Ifindex: a.Link}); err != nil {
 					errs = append(errs, fmt.Errorf("%s: %w", a, err))
 					break
 				}
-			}
-			if len(a.MAC) != macSize || !a.Addr.IsValid() {
-				errs = append(errs, fmt.Errorf("%s: not an Ethernet link, or no address", a))
 			}
 		}
 		return errors.Join(errs...)
@@ -82,7 +82,7 @@ func (a Announcement) frames() [][]byte {
 		return nil
 	case a.Addr.Is4():
 		return [][]byte{a.arp(arpRequest, nil), a.arp(arpReply, a.MAC)}
-	case a.Addr.Is6():
+	case a.Addr.Is6() && !a.Addr.Is4In6():
 		return [][]byte{a.advertisement()}
 	}
 	return nil

@@ -54,8 +54,9 @@ func TestSendTellsWhatFailed(t *testing.T) {
 	err := Send(nil, []Announcement{
 		{Link: 1 << 30, MAC: mac, Addr: netip.MustParseAddr("192.0.2.200")},
 		{Link: 1, Addr: netip.MustParseAddr("192.0.2.201")},
+		{Link: 1, MAC: mac, Addr: netip.MustParseAddr("::ffff:192.0.2.202")},
 	})
-	if err == nil || !strings.Contains(err.Error(), "192.0.2.200 at 02:00:5e:00:53:01") || !strings.Contains(err.Error(), "192.0.2.201") {
+	if err == nil || !strings.Contains(err.Error(), "192.0.2.200 at 02:00:5e:00:53:01") || !strings.Contains(err.Error(), "192.0.2.201") || !strings.Contains(err.Error(), "192.0.2.202") {
 		t.Errorf("the error is %v", err)
 	}
 	testkit.Check(t, Send(nil, nil))

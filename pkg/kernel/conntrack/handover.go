@@ -38,6 +38,7 @@ const (
 	statusAssured   = 1 << 2
 	statusConfirmed = 1 << 3
 	statusSrcNAT    = 1 << 4
+	statusDstNAT    = 1 << 5
 
 	tcpBeLiberal = 0x08 // window tracking starts anew: ctnetlink doesn't tell of windows
 )
@@ -75,11 +76,16 @@ func (f Flow) String() string {
 }
 
 // Translated calls each with the flows whose source is translated to one of the addresses, and that are of use elsewhere: both sides
-// have sent (ASSURED), or it is an echo that was answered. Half-open ones aren't, since their next packet begins them anew.
+// have sent (ASSURED), or it is an echo that was answered. Half-open ones aren't, since their next packet begins them anew. Flows whose
+// destination is translated, too, and those of a zone other than 0 are left out.
 func (t *Table) Translated(ctx context.Context, addrs []netip.Addr, each func(Flow)) error {
+	wanted := make(map[netip.Addr]bool, len(addrs))
+	for _, a := range addrs {
+		wanted[a] = true
+	}
 	// The kernel's own filter is wrong for IPv6 in Linux 6.18, so all are read.
 	return t.flows(ctx, func(f flow) {
-		if _, _, back := f.translated(); slices.Contains(addrs, back) {
+		if _, _, back := f.translated(); wanted[back] {
 			if c, ok := f.copyOf(); ok {
 				each(c)
 			}
@@ -95,6 +101,9 @@ func (f *flow) copyOf() (Flow, bool) {
 	from, to, known := at(f.original, ctaProtoSrcPort), f.to, at(f.reply, ctaProtoDstPort)
 	lasting := f.status&statusAssured != 0
 	if id, ok := echoID[f.protocol]; ok {
+		if kind := as.Find(f.original, ctaTupleProto, id+1).U8(); kind != echoRequest[f.protocol] {
+			return Flow{}, false
+		}
 		from, known = at(f.original, id), at(f.reply, id)
 		to, lasting = from, f.status&statusSeenReply != 0
 	}
@@ -109,11 +118,17 @@ func (f *flow) copyOf() (Flow, bool) {
 			FlagsOrig: as.Find(f.tcp, ctaProtoInfoTCPFlagsOrig).U8(), FlagsReply: as.Find(f.tcp, ctaProtoInfoTCPFlagsReply).U8(),
 		}
 	}
-	return c, lasting && f.status&statusSrcNAT != 0 && as.Err == nil && c.valid() == nil
+	alone := f.status&(statusSrcNAT|statusDstNAT) == statusSrcNAT && f.zone == nil
+	return c, lasting && alone && as.Err == nil && c.valid() == nil
 }
 
-// echoID are the attributes of a tuple with the identifier of an echo, by protocol.
-var echoID = map[byte]uint16{unix.IPPROTO_ICMP: ctaProtoICMPID, unix.IPPROTO_ICMPV6: ctaProtoICMPv6ID}
+// echoID are the attributes of a tuple with the identifier of an echo, by protocol; the next attribute is the type. echoRequest and
+// echoReply are types.
+var (
+	echoID      = map[byte]uint16{unix.IPPROTO_ICMP: ctaProtoICMPID, unix.IPPROTO_ICMPV6: ctaProtoICMPv6ID}
+	echoRequest = map[byte]byte{unix.IPPROTO_ICMP: 8, unix.IPPROTO_ICMPV6: 128}
+	echoReply   = map[byte]byte{unix.IPPROTO_ICMP: 0, unix.IPPROTO_ICMPV6: 129}
+)
 
 // valid says why the kernel can't have the flow.
 func (f Flow) valid() error {
@@ -130,8 +145,8 @@ func (f Flow) valid() error {
 }
 
 // Insert gives flows to the table, and returns how many it took: not those of which it has the addresses and ports already. A chain of
-// type nat must be there, else the kernel translates nothing. Windows of TCP aren't looked at in flows that were inserted; so
-// it has to be in both namespaces while packets of the two directions go by different ones (nf_conntrack_tcp_be_liberal).
+// type nat must be there, else the kernel translates nothing. The kernel doesn't check the windows of TCP in flows that were inserted. Both
+// namespaces need nf_conntrack_tcp_be_liberal while the two directions of a connection pass different ones.
 func (t *Table) Insert(ctx context.Context, flows []Flow) (int, error) {
 	for _, f := range flows {
 		if err := f.valid(); err != nil {
@@ -176,27 +191,17 @@ func (f Flow) tuple(kind uint16, family byte, answer bool) []byte {
 	if family == unix.AF_INET6 {
 		src, dst = ctaIPv6Src, ctaIPv6Dst
 	}
-	var proto []byte
-	switch f.Protocol {
-	case unix.IPPROTO_ICMP:
-		proto = echoTuple(ctaProtoICMPID, f.Src.Port(), 8, 0, answer)
-	case unix.IPPROTO_ICMPV6:
-		proto = echoTuple(ctaProtoICMPv6ID, f.Src.Port(), 128, 129, answer)
-	default:
-		proto = slices.Concat(port(ctaProtoSrcPort, f.Src.Port()), port(ctaProtoDstPort, f.Dst.Port()))
+	proto := slices.Concat(port(ctaProtoSrcPort, f.Src.Port()), port(ctaProtoDstPort, f.Dst.Port()))
+	if id, ok := echoID[f.Protocol]; ok {
+		types := echoRequest
+		if answer {
+			types = echoReply
+		}
+		proto = slices.Concat(port(id, f.Src.Port()), attribute(id+1, []byte{types[f.Protocol]}), attribute(id+2, []byte{0})) // code 0
 	}
 	return nest(kind,
 		nest(ctaTupleIP, attribute(src, f.Src.Addr().AsSlice()), attribute(dst, f.Dst.Addr().AsSlice())),
 		nest(ctaTupleProto, attribute(ctaProtoNum, []byte{f.Protocol}), proto))
-}
-
-// echoTuple has the identifier of an echo, and the type of its request or its answer. The attributes follow one another.
-func echoTuple(first, id uint16, request, reply byte, answer bool) []byte {
-	kind := request
-	if answer {
-		kind = reply
-	}
-	return slices.Concat(port(first, id), attribute(first+1, []byte{kind}), attribute(first+2, []byte{0}))
 }
 
 func attribute(kind uint16, value []byte) []byte { return rtnl.AppendAttribute(nil, kind, value) }

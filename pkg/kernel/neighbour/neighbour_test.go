@@ -144,6 +144,24 @@ func TestSync(t *testing.T) {
 	}
 }
 
+// Entries stay while a link has no carrier, as when a switch starts anew.
+func TestCarrier(t *testing.T) {
+	s := newSite(t)
+	s.sync(t, dataplane.Result{Added: 2}, floats...)
+	before := s.show(t)
+	s.host.IP(t, "link", "set", "eth0", "down")
+	testkit.Eventually(t, 5*time.Second, "the node's link has no carrier", func() error {
+		if text := s.node.IP(t, "-o", "link", "show", "eth0"); !strings.Contains(text, "NO-CARRIER") {
+			return errors.New(text)
+		}
+		return nil
+	})
+	s.host.IP(t, "link", "set", "eth0", "up")
+	if diff := cmp.Diff(before, s.show(t)); diff != "" {
+		t.Errorf("entries (-before +after):\n%s", diff)
+	}
+}
+
 // What is lost comes back; what can't be is told, and the rest is done.
 func TestSyncFailures(t *testing.T) {
 	s := newSite(t)

@@ -32,6 +32,7 @@ func proxyHeader(a netip.Addr, link int) neighbourHeader {
 	var h neighbourHeader
 	h[0] = families[dataplane.FamilyOf(a)]
 	binary.NativeEndian.PutUint32(h[4:], uint32(link))
+	binary.NativeEndian.PutUint16(h[8:], unix.NUD_PERMANENT) // else the entry goes when the link loses its carrier
 	h[10] = ntfProxy
 	return h
 }

@@ -61,6 +61,10 @@ func Decide(f Facts) Decision {
 	for _, b := range f.Blocks {
 		switch {
 		case b.DeletionTimestamp != nil: // an admin's wish: it goes
+		case !f.has(b): // of another pool that the claim's name had before
+			if b.Floating.ReleasedAt == nil {
+				d.Release = append(d.Release, b)
+			}
 		case b.Floating.ReleasedAt == nil:
 			have = append(have, b)
 		default:
@@ -86,6 +90,16 @@ func Decide(f Facts) Decision {
 		d.counted(f, int(*f.Claim.Spec.Count), have, cooling)
 	}
 	return d
+}
+
+// has says whether a block is one of the pool as it is now.
+func (f Facts) has(b *v2.AddressBlock) bool {
+	if b.Name != pools.BlockName(f.Claim.Spec.Pool, b.Index) {
+		return false
+	}
+	want, err := f.Pool.Block(b.Index)
+	have, e := ipam.ParseBlock(b.IPv4, b.IPv6)
+	return err == nil && e == nil && have == want
 }
 
 // listed decides for a claim that lists its addresses.
@@ -119,7 +133,7 @@ func (d *Decision) listed(f Facts, have, cooling []*v2.AddressBlock) {
 // counted decides for a claim of any n addresses.
 func (d *Decision) counted(f Facts, n int, have, cooling []*v2.AddressBlock) {
 	d.Keep = have[:min(n, len(have))]
-	d.Release = have[len(d.Keep):]
+	d.Release = append(d.Release, have[len(d.Keep):]...)
 	n -= len(d.Keep)
 	d.Retake = cooling[:min(n, len(cooling))]
 	n -= len(d.Retake)
@@ -159,12 +173,20 @@ func address(name string, b ipam.Block) v2.ClaimedAddress {
 	return a
 }
 
-// Status returns the status of a claim that has blocks and problems. It equals the present one when nothing has changed.
-func Status(claim *v2.AddressClaim, d Decision, has []*v2.AddressBlock, problems []Problem, now metav1.Time) v2.AddressClaimStatus {
+// Lost returns what the status of a claim has and no block is there for: a backup of etcd was restored that was older than the block.
+func Lost(claim *v2.AddressClaim, blocks []*v2.AddressBlock) []v2.ClaimedAddress {
+	return slices.DeleteFunc(slices.Clone(claim.Status.Addresses), func(a v2.ClaimedAddress) bool {
+		return slices.ContainsFunc(blocks, func(b *v2.AddressBlock) bool { return b.Name == a.Block })
+	})
+}
+
+// Status returns the status of a claim that has blocks and problems. It equals the present one when nothing has changed. lost are addresses
+// that the claim is to get back.
+func Status(claim *v2.AddressClaim, d Decision, has []*v2.AddressBlock, lost []v2.ClaimedAddress, problems []Problem, now metav1.Time) v2.AddressClaimStatus {
 	st := *claim.Status.DeepCopy()
 	st.ObservedGeneration = claim.Generation
 	st.Addresses = nil
-	for _, b := range ordered(has, d, claim) {
+	for _, b := range has {
 		block, err := ipam.ParseBlock(b.IPv4, b.IPv6)
 		if err != nil {
 			problems = append(problems, problemf(v2.ReasonPoolInvalid, "AddressBlock %s can't be understood: %v", b.Name, err))
@@ -172,7 +194,8 @@ func Status(claim *v2.AddressClaim, d Decision, has []*v2.AddressBlock, problems
 		}
 		st.Addresses = append(st.Addresses, address(b.Name, block))
 	}
-	wanted := len(d.Order) + len(d.Problems)
+	st.Addresses = ordered(append(st.Addresses, lost...), d, claim)
+	wanted := max(len(d.Order)+len(d.Problems), len(claim.Spec.Addresses))
 	if claim.Spec.Count != nil {
 		wanted = int(*claim.Spec.Count)
 	}
@@ -188,27 +211,29 @@ func Status(claim *v2.AddressClaim, d Decision, has []*v2.AddressBlock, problems
 	return st
 }
 
-// ordered returns blocks in the order of the claim's list or, if it has none, as they were, new ones last.
-func ordered(blocks []*v2.AddressBlock, d Decision, claim *v2.AddressClaim) []*v2.AddressBlock {
+// ordered returns addresses in the order of the claim's list or, if that isn't known, as they were, new ones last.
+func ordered(addresses []v2.ClaimedAddress, d Decision, claim *v2.AddressClaim) []v2.ClaimedAddress {
 	place := map[string]int{}
+	for i, a := range claim.Status.Addresses {
+		place[a.Block] = i - len(claim.Status.Addresses)
+	}
+	if len(d.Order) > 0 {
+		clear(place)
+	}
 	for i, index := range d.Order {
 		place[pools.BlockName(claim.Spec.Pool, index)] = i - len(d.Order)
 	}
-	if claim.Spec.Count != nil {
-		for i, a := range claim.Status.Addresses {
-			place[a.Block] = i - len(claim.Status.Addresses)
-		}
-	}
-	return slices.SortedStableFunc(slices.Values(blocks), func(a, b *v2.AddressBlock) int { return cmp.Compare(place[a.Name], place[b.Name]) })
+	slices.SortStableFunc(addresses, func(a, b v2.ClaimedAddress) int { return cmp.Compare(place[a.Block], place[b.Block]) })
+	return addresses
 }
 
-// maxMessages bounds the message of a condition.
-const maxMessages = 10
+// MaxMessages bounds how many problems the message of a condition tells; the others are counted.
+const MaxMessages = 10
 
 func messages(problems []Problem) string {
 	text, more := "", ""
-	if len(problems) > maxMessages {
-		problems, more = problems[:maxMessages], fmt.Sprintf("; and %d more", len(problems)-maxMessages)
+	if len(problems) > MaxMessages {
+		problems, more = problems[:MaxMessages], fmt.Sprintf("; and %d more", len(problems)-MaxMessages)
 	}
 	for i, p := range problems {
 		if i > 0 {
@@ -231,18 +256,33 @@ func Owner(c *v2.AddressClaim) v2.FloatingOwner {
 
 // Key names the claim that a floating block is of, as namespace/name. Empty if the block is no floating one.
 func Key(b *v2.AddressBlock) string {
-	if b.Floating == nil {
+	if b.Floating == nil || !pools.IsFloating(b) {
 		return ""
 	}
 	return b.Floating.Owner.Namespace + "/" + b.Floating.Claim
 }
 
-// Cooling returns for how long a released block is still given to nobody else. seen is since when this process has seen it released: a clock
-// that was ahead when the time was written doesn't count for longer than the cool-down.
-func Cooling(b *v2.AddressBlock, seen, now time.Time) time.Duration {
+// ownWait is the least time that a process waits by its own clock: the note in a block may be by another machine's.
+const ownWait = 10 * time.Minute
+
+// Release is what a process knows of a block's release.
+type Release struct {
+	// Seen is since when it has seen the block released.
+	Seen time.Time
+	// Fresh says that it had seen the block before.
+	Fresh bool
+}
+
+// Cooling returns for how long a released block is still given to nobody else. Whoever has seen the release counts from there. Others go by
+// the note in the block; but they wait for ten minutes, or the whole time if that is less, and never for longer than the whole time.
+func Cooling(b *v2.AddressBlock, r Release, now time.Time) time.Duration {
 	period := time.Duration(b.Floating.CoolDownSeconds) * time.Second
-	left := b.Floating.ReleasedAt.Add(period).Sub(now)
-	return max(0, min(left, seen.Add(period).Sub(now)))
+	own := period - now.Sub(r.Seen)
+	if r.Fresh {
+		return max(0, own)
+	}
+	note := b.Floating.ReleasedAt.Add(period + time.Second).Sub(now) // it has no fractions of a second
+	return max(0, min(note, own), min(period, ownWait)-now.Sub(r.Seen))
 }
 
 // Floating is what a block of a claim says of it.

@@ -129,7 +129,7 @@ func TestDecideHistories(t *testing.T) {
 				t.Fatalf("history %d, step %d: the decision depends on the order of the blocks:\n%s", seed, step, cmp.Diff(d, again))
 			}
 			has := w.do(d)
-			w.claim.Status = claims.Status(w.claim, d, has, nil, metav1.Now())
+			w.claim.Status = claims.Status(w.claim, d, has, nil, nil, metav1.Now())
 			w.check(t, before)
 			if t.Failed() {
 				t.Fatalf("history %d, step %d: spec %+v, before %v, now %v, decided %+v", seed, step, w.claim.Spec, before, w.claim.Status.Addresses, d)
@@ -279,7 +279,7 @@ func TestStatus(t *testing.T) {
 		pool:  parsed(t, "10.0.0.0/28", "fd00::/124"),
 	}
 	has := []*v2.AddressBlock{w.block(7), w.block(2)}
-	st := claims.Status(w.claim, claims.Decision{}, has, nil, metav1.Now())
+	st := claims.Status(w.claim, claims.Decision{}, has, nil, nil, metav1.Now())
 	want := []v2.ClaimedAddress{{Block: "p-7", IPv4: "10.0.0.7", IPv6: "fd00::7"}, {Block: "p-2", IPv4: "10.0.0.2", IPv6: "fd00::2"}}
 	if diff := cmp.Diff(want, st.Addresses); diff != "" {
 		t.Errorf("addresses (-want +got):\n%s", diff)
@@ -288,14 +288,14 @@ func TestStatus(t *testing.T) {
 		t.Errorf("the status is %+v", st)
 	}
 	w.claim.Status = st
-	if diff := cmp.Diff(st, claims.Status(w.claim, claims.Decision{}, has, nil, metav1.NewTime(time.Now().Add(time.Hour)))); diff != "" {
+	if diff := cmp.Diff(st, claims.Status(w.claim, claims.Decision{}, has, nil, nil, metav1.NewTime(time.Now().Add(time.Hour)))); diff != "" {
 		t.Errorf("nothing but time has changed, and the status has:\n%s", diff)
 	}
 	var problems []claims.Problem
 	for i := range 12 {
 		problems = append(problems, claims.Problem{Reason: fmt.Sprintf("R%d", i), Message: fmt.Sprintf("message %d", i)})
 	}
-	st = claims.Status(w.claim, claims.Decision{}, has[:1], problems, metav1.Now())
+	st = claims.Status(w.claim, claims.Decision{}, has[:1], nil, problems, metav1.Now())
 	if c := st.Conditions[0]; st.Summary != "1/2" || c.Status != metav1.ConditionFalse || c.Reason != "R0" || !strings.HasSuffix(c.Message, "message 9; and 2 more") {
 		t.Errorf("with problems: %+v", st)
 	}
@@ -314,19 +314,52 @@ func TestOwner(t *testing.T) {
 
 func TestCooling(t *testing.T) {
 	base := time.Unix(10000, 0)
-	b := &v2.AddressBlock{Floating: &v2.Floating{CoolDownSeconds: 60, ReleasedAt: new(metav1.NewTime(base))}}
-	for _, c := range []struct{ seen, now, want time.Duration }{
-		{0, 0, 60 * time.Second},
-		{0, 59 * time.Second, time.Second},
-		{0, 60 * time.Second, 0},
-		{0, time.Hour, 0},
-		{30 * time.Second, 60 * time.Second, 0},    // another leader saw it earlier
-		{-time.Hour, -time.Hour, 60 * time.Second}, // written by a clock that was an hour ahead
-		{-time.Hour, -time.Hour + 61*time.Second, 0},
+	b := &v2.AddressBlock{Floating: &v2.Floating{CoolDownSeconds: 3600, ReleasedAt: new(metav1.NewTime(base))}}
+	for name, c := range map[string]struct {
+		seen, now, want time.Duration
+		fresh           bool
+	}{
+		"just released":                     {0, 0, time.Hour, true},
+		"nearly over":                       {0, 59 * time.Minute, time.Minute, true},
+		"over":                              {0, time.Hour, 0, true},
+		"long over":                         {0, 5 * time.Hour, 0, true},
+		"noted by a clock that was behind":  {2 * time.Hour, 2*time.Hour + time.Minute, 59 * time.Minute, true},
+		"another leader's":                  {30 * time.Minute, 50 * time.Minute, 10*time.Minute + time.Second, false},
+		"another leader's, found late":      {59 * time.Minute, time.Hour, 9 * time.Minute, false},
+		"another leader's, over":            {30 * time.Minute, time.Hour + time.Second, 0, false},
+		"another's, by a clock behind":      {5 * time.Hour, 5*time.Hour + time.Minute, 9 * time.Minute, false},
+		"another's, by a clock ahead":       {-5 * time.Hour, -5*time.Hour + time.Minute, 59 * time.Minute, false},
+		"another's, by a clock ahead, over": {-5 * time.Hour, -4 * time.Hour, 0, false},
 	} {
-		if got := claims.Cooling(b, base.Add(c.seen), base.Add(c.now)); got != c.want {
-			t.Errorf("seen at %s, now %s: %s left, want %s", c.seen, c.now, got, c.want)
+		if got := claims.Cooling(b, claims.Release{Seen: base.Add(c.seen), Fresh: c.fresh}, base.Add(c.now)); got != c.want {
+			t.Errorf("%s: %s left, want %s", name, got, c.want)
 		}
+	}
+	b.Floating.CoolDownSeconds = 0
+	if got := claims.Cooling(b, claims.Release{Seen: base}, base.Add(time.Second)); got != 0 {
+		t.Errorf("%s of no cool-down", got)
+	}
+}
+
+// Blocks of another pool, which a claim of this name had before, and of another range aren't taken for those of the pool.
+func TestBlocksOfAnotherPool(t *testing.T) {
+	w := &world{claim: &v2.AddressClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "c"}, Spec: v2.AddressClaimSpec{Pool: "p"}}, pool: parsed(t, "10.0.0.0/28", "")}
+	used, cooling, moved := w.block(1), w.block(2), w.block(3)
+	used.Name, cooling.Name = "old-1", "old-2"
+	cooling.Floating.ReleasedAt = new(metav1.Now())
+	moved.IPv4 = new("10.9.0.3/32")
+	for name, spec := range map[string]v2.AddressClaimSpec{
+		"counted": {Pool: "p", Count: new(int32(3))}, "listed": {Pool: "p", Addresses: []string{"10.0.0.1-10.0.0.3"}},
+	} {
+		w.claim.Spec = spec
+		d := claims.Decide(claims.Facts{Claim: w.claim, Pool: w.pool, Blocks: []*v2.AddressBlock{used, cooling, moved}})
+		if len(d.Keep)+len(d.Retake) > 0 || len(d.Release) != 2 || len(d.Carve)+d.Any != 3 {
+			t.Errorf("%s: %+v", name, d)
+		}
+	}
+	used.Labels[v2.LabelNode] = "n1"
+	if key := claims.Key(used); key != "" {
+		t.Errorf("a node's block is of claim %s", key)
 	}
 }
 

@@ -92,8 +92,9 @@ func NewFloating(pool *v2.AddressPool, index int32, b ipam.Block, f v2.Floating)
 }
 
 // IsFloating says whether a block is a floating address. Both the label and the field say so, since a block may have lost one of them.
+// A block that a node holds is none, whatever is written into it.
 func IsFloating(b *v2.AddressBlock) bool {
-	return b.Floating != nil || b.Labels[v2.LabelFloating] == v2.FloatingValue
+	return b.Labels[v2.LabelNode] == "" && (b.Floating != nil || b.Labels[v2.LabelFloating] == v2.FloatingValue)
 }
 
 func newBlock(pool *v2.AddressPool, index int32, b ipam.Block) *v2.AddressBlock {

@@ -67,7 +67,7 @@ func Status(f Facts) v2.AddressPoolStatus {
 	for _, b := range f.Blocks {
 		used += int64(b.Status.Allocated)
 		switch {
-		case b.Floating == nil:
+		case b.Floating == nil || !IsFloating(b):
 		case b.Floating.ReleasedAt == nil:
 			st.Floating.Used++
 		default:
@@ -122,7 +122,7 @@ func terminating(blocks []*v2.AddressBlock) metav1.Condition {
 	var holders, owners []string
 	reserved := 0
 	for _, b := range blocks {
-		if b.Floating != nil {
+		if b.Floating != nil && IsFloating(b) {
 			owner := b.Floating.Owner.Summary
 			if b.Floating.ReleasedAt != nil {
 				owner += " (cools down)"

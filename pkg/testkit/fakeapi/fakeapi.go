@@ -41,6 +41,8 @@ type Object interface {
 type Server struct {
 	// Fault may fail a call before it is done, or after, so that its answer is lost. It may be nil. It is called with the server locked.
 	Fault func(verb, resource string) (before, after error)
+	// Prune drops fields of an object that is made by a call, as an API server does whose definition hasn't got them. It may be nil.
+	Prune func(Object)
 
 	t        *testing.T
 	lists    map[string]runtime.Object // empty ones, by resource
@@ -178,6 +180,9 @@ func (s *Server) do(action clienttesting.Action) (runtime.Object, error) {
 		o := act.GetObject().DeepCopyObject().(Object)
 		if k := (key{resource, named(act.GetNamespace(), o.GetName())}); s.objects[k] != nil {
 			return nil, apierrors.NewAlreadyExists(group, o.GetName())
+		}
+		if s.Prune != nil {
+			s.Prune(o)
 		}
 		s.put(resource, o)
 		return o.DeepCopyObject(), nil

@@ -28,7 +28,7 @@ import (
 // +kubebuilder:validation:XValidation:rule="has(self.ipv4) == has(oldSelf.ipv4) && (!has(self.ipv4) || self.ipv4 == oldSelf.ipv4)",fieldPath=".ipv4",message="can't be changed: pods have addresses of the block"
 // +kubebuilder:validation:XValidation:rule="has(self.ipv6) == has(oldSelf.ipv6) && (!has(self.ipv6) || self.ipv6 == oldSelf.ipv6)",fieldPath=".ipv6",message="can't be changed: pods have addresses of the block"
 // +kubebuilder:validation:XValidation:rule="oldSelf.hasValue() || !has(self.ipv4) || !has(self.ipv6) || !isCIDR(self.ipv4) || !isCIDR(self.ipv6) || 32 - cidr(self.ipv4).prefixLength() == 128 - cidr(self.ipv6).prefixLength()",optionalOldSelf=true,fieldPath=".ipv6",message="ipv4 and ipv6 must be of equal size, as 10.1.0.32/27 and fd00:1::20/123 are"
-// +kubebuilder:validation:XValidation:rule="oldSelf.hasValue() || !has(self.floating) || (!has(self.ipv4) || !isCIDR(self.ipv4) || cidr(self.ipv4).prefixLength() == 32) && (!has(self.ipv6) || !isCIDR(self.ipv6) || cidr(self.ipv6).prefixLength() == 128)",optionalOldSelf=true,fieldPath=".floating",message="is for blocks of one address"
+// +kubebuilder:validation:XValidation:rule="oldSelf.hasValue() && has(oldSelf.value().floating) || !has(self.floating) || (!has(self.ipv4) || !isCIDR(self.ipv4) || cidr(self.ipv4).prefixLength() == 32) && (!has(self.ipv6) || !isCIDR(self.ipv6) || cidr(self.ipv6).prefixLength() == 128)",optionalOldSelf=true,fieldPath=".floating",message="is for blocks of one address"
 type AddressBlock struct {
 	metav1.TypeMeta   `json:",inline"`
 	metav1.ObjectMeta `json:"metadata,omitempty"`
@@ -77,7 +77,7 @@ type Floating struct {
 	// +optional
 	CoolDownSeconds int32 `json:"coolDownSeconds"`
 
-	// ReleasedAt is when the claim released the address. The owner gets it back until it is given to somebody else.
+	// ReleasedAt is when the claim released the address. A claim of the same name gets it back until the cool-down is over.
 	//
 	// +optional
 	ReleasedAt *metav1.Time `json:"releasedAt,omitempty"`
@@ -87,7 +87,7 @@ type Floating struct {
 type FloatingOwner struct {
 	// Kind is such as Egress.
 	//
-	// +kubebuilder:validation:MaxLength=63
+	// +kubebuilder:validation:MaxLength=253
 	Kind string `json:"kind"`
 	// +kubebuilder:validation:MaxLength=63
 	Namespace string `json:"namespace"`
