@@ -16,6 +16,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/watch"
 	clienttesting "k8s.io/client-go/testing"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2/ktesting"
@@ -27,6 +28,7 @@ import (
 	"github.com/coil-net/coil/pkg/plan/routes"
 	"github.com/coil-net/coil/pkg/reconcile"
 	"github.com/coil-net/coil/pkg/store"
+	"github.com/coil-net/coil/pkg/testkit"
 )
 
 // record is a Record in memory.
@@ -217,6 +219,13 @@ func runAged(t *testing.T, minAge time.Duration, allocated map[string]int, objec
 		a.(clienttesting.CreateAction).GetObject().(*v2.BlockRequest).UID = types.UID(fmt.Sprint("request-", uids))
 		return false, nil, nil
 	})
+	// Unlike an API server the fake one loses what happens between an informer's list and its watch.
+	var watches atomic.Int64
+	b.client.PrependWatchReactor("*", func(a clienttesting.Action) (bool, watch.Interface, error) {
+		w, err := b.client.Tracker().Watch(a.GetResource(), a.GetNamespace())
+		watches.Add(1)
+		return true, w, err
+	})
 	factory := externalversions.NewSharedInformerFactoryWithOptions(b.client, 0,
 		externalversions.WithTweakListOptions(func(o *metav1.ListOptions) { o.LabelSelector = v2.LabelNode + "=node" }))
 	api := factory.Coil().V2()
@@ -231,6 +240,12 @@ func runAged(t *testing.T, minAge time.Duration, allocated map[string]int, objec
 	if err := kube.WaitForSync(ctx, b.Synced()...); err != nil {
 		t.Fatal(err)
 	}
+	testkit.Eventually(t, 10*time.Second, "the informers watch", func() error {
+		if n := watches.Load(); n < 2 {
+			return fmt.Errorf("%d watches", n)
+		}
+		return nil
+	})
 	var wg sync.WaitGroup
 	wg.Go(func() {
 		if err := b.Run(ctx); err != nil {

@@ -233,7 +233,9 @@ func TestLostAnswerOfCreate(t *testing.T) {
 		return lost, nil, apierrors.NewServerTimeout(v2.Resource("blockrequests"), "create", 1)
 	})
 	err := make(chan error, 1)
-	go func() { err <- b.Ask(t.Context(), "default", b.Generation("default")) }()
+	ctx, cancel := context.WithTimeout(t.Context(), testkit.Timeout(30*time.Second))
+	defer cancel()
+	go func() { err <- b.Ask(ctx, "default", b.Generation("default")) }()
 	testkit.Eventually(t, 5*time.Second, "a request is answered", func() error {
 		if b.answer(t, 0, "") == 0 {
 			return errors.New("no open request")
