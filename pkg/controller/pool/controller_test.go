@@ -170,7 +170,8 @@ func TestSyncWritesWhatHasChanged(t *testing.T) {
 	if p.Status.Blocks.Summary != "3/4" || p.Status.Addresses.Summary != "2/4" || *p.Status.LastIndex != 1 {
 		t.Errorf("status is %+v", p.Status)
 	}
-	f.requireMetrics(t, `coil_controller_allocated_blocks{pool="default"} 3`, `coil_controller_max_blocks{pool="default"} 4`)
+	f.requireMetrics(t, `coil_controller_allocated_blocks{pool="default"} 3`, `coil_controller_max_blocks{pool="default"} 4`,
+		`coil_floating_addresses{pool="default",state="cooling"} 0`, `coil_floating_addresses{pool="default",state="used"} 0`)
 	f.addBlock(t, "default-2", "default", 1)
 	f.mustSync(t)
 	f.mustSync(t)
@@ -193,17 +194,42 @@ func (f *fixture) pool(t *testing.T) *v2.AddressPool {
 
 func (f *fixture) requireMetrics(t *testing.T, lines ...string) {
 	t.Helper()
-	want := ""
+	want, last := "", ""
 	for _, l := range lines {
 		name, _, _ := strings.Cut(l, "{")
+		if name == last {
+			want += l + "\n"
+			continue
+		}
+		last = name
 		help := map[string]string{
-			"coil_controller_allocated_blocks": "Blocks of an AddressPool that nodes hold. Only the leader exports it.",
+			"coil_controller_allocated_blocks": "Blocks of an AddressPool that nodes hold, and floating addresses. Only the leader exports it.",
 			"coil_controller_max_blocks":       "Blocks that an AddressPool has, taken or not. Only the leader exports it.",
+			"coil_floating_addresses": "Floating addresses of an AddressPool, pairs as one: used ones belong to an object, cooling ones were released. " +
+				"Only the leader exports it.",
 		}[name]
 		want += fmt.Sprintf("# HELP %s %s\n# TYPE %s gauge\n%s\n", name, help, name, l)
 	}
 	if err := testutil.GatherAndCompare(f.registry, strings.NewReader(want)); err != nil {
 		t.Error(err)
+	}
+}
+
+// Floating addresses are counted apart, in the status and in metrics.
+func TestFloatingIsCounted(t *testing.T) {
+	f := newFixture(t, newPool())
+	for i, released := range []*metav1.Time{nil, nil, new(metav1.Now())} {
+		b := &v2.AddressBlock{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("default-%d", i), Labels: map[string]string{v2.LabelPool: "default", v2.LabelReserved: v2.ReservedValue, v2.LabelFloating: v2.FloatingValue}},
+			Floating: &v2.Floating{Claim: "c", ReleasedAt: released}}
+		if err := f.blocks.Add(b); err != nil {
+			t.Fatal(err)
+		}
+	}
+	f.mustSync(t)
+	f.requireMetrics(t, `coil_controller_allocated_blocks{pool="default"} 3`, `coil_controller_max_blocks{pool="default"} 4`,
+		`coil_floating_addresses{pool="default",state="cooling"} 1`, `coil_floating_addresses{pool="default",state="used"} 2`)
+	if got := f.pool(t).Status.Floating; got != (v2.FloatingUsage{Used: 2, Cooling: 1}) {
+		t.Errorf("the status counts %+v", got)
 	}
 }
 
@@ -258,7 +284,8 @@ func TestDeletedPool(t *testing.T) {
 		if !slices.Equal(f.writes, []string{"finalizers []"}) {
 			t.Errorf("writes are %q", f.writes)
 		}
-		f.requireMetrics(t, `coil_controller_allocated_blocks{pool="default"} 0`, `coil_controller_max_blocks{pool="default"} 4`)
+		f.requireMetrics(t, `coil_controller_allocated_blocks{pool="default"} 0`, `coil_controller_max_blocks{pool="default"} 4`,
+			`coil_floating_addresses{pool="default",state="cooling"} 0`, `coil_floating_addresses{pool="default",state="used"} 0`)
 		f.mustSync(t)
 		f.requireMetrics(t)
 	})
