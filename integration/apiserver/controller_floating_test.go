@@ -28,7 +28,7 @@ func (c *cluster) addressClaim(t testing.TB, name, pool string, spec v2.AddressC
 	return testkit.Must(c.coil.CoilV2().AddressClaims(metav1.NamespaceDefault).Create(t.Context(), o, metav1.CreateOptions{}))(t)
 }
 
-// claimHas waits until a claim says of its latest spec what it has.
+// claimHas waits until the status of a claim is about its latest spec, and has a summary.
 func (c *cluster) claimHas(t testing.TB, name, summary string) *v2.AddressClaim {
 	t.Helper()
 	var got *v2.AddressClaim
@@ -95,7 +95,7 @@ func TestFloatingAddresses(t *testing.T) {
 		}
 		return err
 	})
-	// Those that cool down come back in their order; the node's isn't given.
+	// Addresses that cool down come back in the order of the list. The node's address isn't given.
 	c.patchClaim(t, "nat", `{"spec":{"count":null,"addresses":["198.51.100.3-198.51.100.4","2001:db8::2","198.51.100.0"]}}`)
 	got = c.claimHas(t, "nat", "3/4")
 	want = []string{"198.51.100.3,2001:db8::3", "198.51.100.4,2001:db8::4", "198.51.100.2,2001:db8::2"}

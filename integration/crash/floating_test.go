@@ -16,8 +16,8 @@ import (
 	"github.com/coil-net/coil/pkg/testkit"
 )
 
-// The controller is killed at each point while a claim gets addresses, and while it gives some up: in the end it has as many as it
-// asks for, no other is left, and those that it had stay.
+// The controller is killed at each point while a claim gets addresses, and while it gives some up. In the end the claim has as many as it asks
+// for, its first address is the same, and no other block is left.
 func TestFloatingControllerKilled(t *testing.T) {
 	ctx := t.Context()
 	c := newCluster(t, 0)

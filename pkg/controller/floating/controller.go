@@ -76,7 +76,6 @@ type Controller struct {
 	cfg    Config
 	claims kube.Cache[v2.AddressClaim]
 	byPool kube.Index[v2.AddressClaim]
-	blocks kube.Cache[v2.AddressBlock]
 	of     kube.Index[v2.AddressBlock] // by claims.Key
 	pools  kube.Cache[v2.AddressPool]
 	synced []cache.DoneChecker
@@ -98,14 +97,12 @@ type released struct {
 
 // New returns a controller that isn't running.
 func New(cfg Config) (*Controller, error) {
-	blocks := kube.CacheOf[v2.AddressBlock](cfg.Blocks.Informer())
 	all := kube.CacheOf[v2.AddressClaim](cfg.Claims.Informer())
 	c := &Controller{
 		cfg:      cfg,
 		claims:   all,
-		byPool:   all.IndexBy(func(c *v2.AddressClaim) []string { return []string{c.Spec.Pool} }),
-		blocks:   blocks,
-		of:       blocks.IndexBy(keyOf),
+		byPool:   all.IndexBy(func(claim *v2.AddressClaim) []string { return []string{claim.Spec.Pool} }),
+		of:       kube.CacheOf[v2.AddressBlock](cfg.Blocks.Informer()).IndexBy(keysOf),
 		pools:    kube.CacheOf[v2.AddressPool](cfg.Pools.Informer()),
 		now:      time.Now,
 		attempts: map[string][]ledger.Candidate{},
@@ -114,14 +111,17 @@ func New(cfg Config) (*Controller, error) {
 	c.loop = reconcile.New("addressclaim", c.sync, cfg.LoopMetrics)
 	var err error
 	c.synced, err = reconcile.Register(
-		reconcile.On(cfg.Claims.Informer(), reconcile.Handler(func(c2 *v2.AddressClaim) { c.loop.Add(c2.Namespace + "/" + c2.Name) })),
+		reconcile.On(cfg.Claims.Informer(), reconcile.Handler(func(claim *v2.AddressClaim) { c.loop.Add(keyOf(claim)) })),
 		reconcile.On(cfg.Blocks.Informer(), reconcile.Changes(c.blockChanged)),
 		reconcile.On(cfg.Pools.Informer(), reconcile.ChangeHandler(func(p *v2.AddressPool) { c.poolChanged(p.Name) }, sameForClaims)),
 	)
 	return c, err
 }
 
-func keyOf(b *v2.AddressBlock) []string {
+// keyOf is namespace/name of a claim, as claims.Key is of its blocks.
+func keyOf(claim *v2.AddressClaim) string { return claim.Namespace + "/" + claim.Name }
+
+func keysOf(b *v2.AddressBlock) []string {
 	if key := claims.Key(b); key != "" {
 		return []string{key}
 	}
@@ -148,7 +148,7 @@ func (c *Controller) blockChanged(before, b *v2.AddressBlock) {
 		c.mu.Unlock()
 		for _, claim := range c.byPool.Under(before.Labels[v2.LabelPool]) {
 			if !meta.IsStatusConditionTrue(claim.Status.Conditions, v2.ClaimReady) {
-				c.loop.AddAfter(claim.Namespace+"/"+claim.Name, settle)
+				c.loop.AddAfter(keyOf(claim), settle)
 			}
 		}
 		return
@@ -163,7 +163,7 @@ func (c *Controller) blockChanged(before, b *v2.AddressBlock) {
 // poolChanged looks at the claims of a pool.
 func (c *Controller) poolChanged(pool string) {
 	for _, claim := range c.byPool.Under(pool) {
-		c.loop.Add(claim.Namespace + "/" + claim.Name)
+		c.loop.Add(keyOf(claim))
 	}
 }
 
@@ -222,11 +222,11 @@ func (c *Controller) gone(ctx context.Context, key string) error {
 	if err != nil {
 		return err
 	}
-	live, err := c.cfg.Coil.CoilV2().AddressClaims(namespace).Get(ctx, name, metav1.GetOptions{})
+	_, err = c.cfg.Coil.CoilV2().AddressClaims(namespace).Get(ctx, name, metav1.GetOptions{})
 	switch {
-	case err == nil && live != nil:
+	case err == nil:
 		return reconcile.Later(time.Second) // the cache will show it, or its end
-	case err != nil && !apierrors.IsNotFound(err):
+	case !apierrors.IsNotFound(err):
 		return fmt.Errorf("read AddressClaim %s: %w", key, err)
 	}
 	var errs []error

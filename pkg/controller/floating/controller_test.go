@@ -35,6 +35,19 @@ func newScene(t *testing.T) *scene {
 	return sc
 }
 
+// newClaimed is a scene with a pool of 16 addresses and a claim that has what it asks for.
+func newClaimed(t *testing.T, spec v2.AddressClaimSpec) (*scene, *v2.AddressClaim) {
+	t.Helper()
+	sc := newScene(t)
+	sc.s.Put(poolResource, plantest.Pool("p", 0, "10.0.0.0/28"))
+	sc.s.Put(claimResource, newClaim("c", spec))
+	c, err := sc.sync("c")
+	if err != nil || ready(c).Status != metav1.ConditionTrue {
+		t.Fatalf("%+v, %v", c.Status, err)
+	}
+	return sc, c
+}
+
 // sync lets the controller work on the claim until it waits for something.
 func (sc *scene) sync(name string) (*v2.AddressClaim, error) {
 	sc.t.Helper()
@@ -170,13 +183,7 @@ func TestPoolsThatGiveNothing(t *testing.T) {
 		}, v2.ReasonPoolExhausted, "for 2 more: all of its 16 blocks are taken"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			sc := newScene(t)
-			sc.s.Put(poolResource, plantest.Pool("p", 0, "10.0.0.0/28"))
-			sc.s.Put(claimResource, newClaim("c", v2.AddressClaimSpec{Count: new(int32(2))}))
-			before, err := sc.sync("c")
-			if err != nil || ready(before).Status != metav1.ConditionTrue {
-				t.Fatalf("%+v, %v", before.Status, err)
-			}
+			sc, before := newClaimed(t, v2.AddressClaimSpec{Count: new(int32(2))})
 			c.spoil(sc, fakeapi.Find[*v2.AddressPool](sc.s, poolResource, "p"))
 			before.Spec.Count = new(int32(4))
 			sc.s.Put(claimResource, before)
@@ -256,12 +263,7 @@ func TestLostWithABackup(t *testing.T) {
 			func(sc *scene, p *v2.AddressPool) { sc.s.Put(poolResource, p) }},
 	} {
 		t.Run(name, func(t *testing.T) {
-			sc := newScene(t)
-			sc.s.Put(poolResource, plantest.Pool("p", 0, "10.0.0.0/28"))
-			sc.s.Put(claimResource, newClaim("c", v2.AddressClaimSpec{Count: new(int32(3))}))
-			if _, err := sc.sync("c"); err != nil {
-				t.Fatal(err)
-			}
+			sc, _ := newClaimed(t, v2.AddressClaimSpec{Count: new(int32(3))})
 			sc.s.Drop(blockResource, "p-1")
 			pool := fakeapi.Find[*v2.AddressPool](sc.s, poolResource, "p")
 			c.spoil(sc, pool)
@@ -283,14 +285,7 @@ func TestLostWithABackup(t *testing.T) {
 
 // A claim that is being deleted keeps its addresses until it is gone: whoever keeps it may use them.
 func TestDeletedClaim(t *testing.T) {
-	sc := newScene(t)
-	sc.s.Put(poolResource, plantest.Pool("p", 0, "10.0.0.0/28"))
-	c := newClaim("c", v2.AddressClaimSpec{Count: new(int32(1))})
-	sc.s.Put(claimResource, c)
-	c, err := sc.sync("c")
-	if err != nil {
-		t.Fatal(err)
-	}
+	sc, c := newClaimed(t, v2.AddressClaimSpec{Count: new(int32(1))})
 	c.DeletionTimestamp = new(metav1.Now())
 	sc.s.Put(claimResource, c)
 	if _, err := sc.sync("c"); err != nil {
@@ -310,14 +305,7 @@ func TestDeletedClaim(t *testing.T) {
 
 // What is given up in the same change as the cool-down is made longer cools down for that long.
 func TestCoolDownOfTheClaim(t *testing.T) {
-	sc := newScene(t)
-	sc.s.Put(poolResource, plantest.Pool("p", 0, "10.0.0.0/28"))
-	c := newClaim("c", v2.AddressClaimSpec{Count: new(int32(2))})
-	sc.s.Put(claimResource, c)
-	c, err := sc.sync("c")
-	if err != nil {
-		t.Fatal(err)
-	}
+	sc, c := newClaimed(t, v2.AddressClaimSpec{Count: new(int32(2))})
 	c.Spec.Count, c.Spec.CoolDownSeconds = new(int32(1)), 3600
 	sc.s.Put(claimResource, c)
 	if _, err := sc.sync("c"); err != nil {
@@ -345,14 +333,7 @@ func TestNodesBlockIsNoClaims(t *testing.T) {
 
 // What the API server refuses is told, and what is there stays.
 func TestRefusedBlock(t *testing.T) {
-	sc := newScene(t)
-	sc.s.Put(poolResource, plantest.Pool("p", 0, "10.0.0.0/28"))
-	c := newClaim("c", v2.AddressClaimSpec{Count: new(int32(1))})
-	sc.s.Put(claimResource, c)
-	c, err := sc.sync("c")
-	if err != nil {
-		t.Fatal(err)
-	}
+	sc, c := newClaimed(t, v2.AddressClaimSpec{Count: new(int32(1))})
 	sc.s.Fault = func(verb, _ string) (before, after error) {
 		if verb == "create" {
 			return apierrors.NewForbidden(v2.Resource(blockResource), "p-1", errors.New("quota")), nil
@@ -362,8 +343,9 @@ func TestRefusedBlock(t *testing.T) {
 	for _, spec := range []v2.AddressClaimSpec{{Pool: "p", Count: new(int32(3))}, {Pool: "p", Addresses: []string{"10.0.0.0", "10.0.0.5"}}} {
 		c.Spec = spec
 		sc.s.Put(claimResource, c)
-		if c, err = sc.sync("c"); err != nil || blocksOf(c) != "p-0" || ready(c).Reason != v2.ReasonPoolInvalid || !strings.Contains(ready(c).Message, "quota") {
-			t.Errorf("it has %q, %+v, %v", blocksOf(c), ready(c), err)
+		got, err := sc.sync("c")
+		if err != nil || blocksOf(got) != "p-0" || ready(got).Reason != v2.ReasonPoolInvalid || !strings.Contains(ready(got).Message, "quota") {
+			t.Errorf("it has %q, %+v, %v", blocksOf(got), ready(got), err)
 		}
 	}
 }
@@ -456,12 +438,7 @@ func TestLostAnswers(t *testing.T) {
 
 // A claim that has what it asks for costs no call of the API server.
 func TestNothingToDo(t *testing.T) {
-	sc := newScene(t)
-	sc.s.Put(poolResource, plantest.Pool("p", 0, "10.0.0.0/28"))
-	sc.s.Put(claimResource, newClaim("c", v2.AddressClaimSpec{Count: new(int32(3))}))
-	if _, err := sc.sync("c"); err != nil {
-		t.Fatal(err)
-	}
+	sc, _ := newClaimed(t, v2.AddressClaimSpec{Count: new(int32(3))})
 	sc.s.Fault = func(verb, resource string) (before, after error) {
 		t.Errorf("%s %s", verb, resource)
 		return nil, nil
@@ -473,12 +450,7 @@ func TestNothingToDo(t *testing.T) {
 
 // What an admin takes off a block comes back.
 func TestMarksComeBack(t *testing.T) {
-	sc := newScene(t)
-	sc.s.Put(poolResource, plantest.Pool("p", 0, "10.0.0.0/28"))
-	sc.s.Put(claimResource, newClaim("c", v2.AddressClaimSpec{Count: new(int32(1))}))
-	if _, err := sc.sync("c"); err != nil {
-		t.Fatal(err)
-	}
+	sc, _ := newClaimed(t, v2.AddressClaimSpec{Count: new(int32(1))})
 	for name, spoil := range map[string]func(*v2.AddressBlock){
 		"both labels": func(b *v2.AddressBlock) { b.Labels = map[string]string{v2.LabelPool: "p"} },
 		"the field":   func(b *v2.AddressBlock) { b.Floating = nil },

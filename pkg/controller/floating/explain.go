@@ -81,7 +81,7 @@ func (k *carver) told(ctx context.Context, b *v2.AddressBlock, block ipam.Block,
 			return err
 		}
 		k.g.has = append(k.g.has, b)
-	case claims.Key(b) == k.g.claim.Namespace+"/"+k.g.claim.Name:
+	case claims.Key(b) == keyOf(k.g.claim):
 		if b.DeletionTimestamp == nil && b.Floating.ReleasedAt == nil {
 			return fmt.Errorf("AddressBlock %s was made just now", b.Name)
 		}

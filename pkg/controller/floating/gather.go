@@ -14,21 +14,17 @@ import (
 	"k8s.io/klog/v2"
 
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
-	"github.com/coil-net/coil/pkg/faultpoint"
 	"github.com/coil-net/coil/pkg/ipam"
 	"github.com/coil-net/coil/pkg/kube"
-	"github.com/coil-net/coil/pkg/ledger"
 	"github.com/coil-net/coil/pkg/plan/claims"
 	"github.com/coil-net/coil/pkg/plan/pools"
 )
-
-// maxCollisions is how many names in a row may be taken against the belief of the ledger before the claim waits for the cache.
-const maxCollisions = 8
 
 // gathered is what a claim has.
 type gathered struct {
 	claim    *v2.AddressClaim
 	blocks   []*v2.AddressBlock // all of the claim
+	pool     ipam.Pool
 	decision claims.Decision
 	has      []*v2.AddressBlock
 	// lost are addresses that it had, and is to get back.
@@ -42,8 +38,7 @@ func (g *gathered) problem(reason, format string, args ...any) {
 
 // gather makes a claim have what it asks for, as far as can be.
 func (c *Controller) gather(ctx context.Context, claim *v2.AddressClaim) (*gathered, error) {
-	key := claim.Namespace + "/" + claim.Name
-	g := &gathered{claim: claim, blocks: c.of.Under(key)}
+	g := &gathered{claim: claim, blocks: c.of.Under(keyOf(claim))}
 	if pool := c.pools.Find(claim.Spec.Pool); pool != nil && c.decide(g, pool) == nil && g.decision.Done() && !g.outdated() {
 		g.has, g.problems = g.decision.Keep, g.decision.Problems
 		return g, nil
@@ -82,7 +77,7 @@ func (g *gathered) keepAll() {
 
 // read reads the claim, its pool and its blocks from the API server. The pool is nil if there is none.
 func (c *Controller) read(ctx context.Context, g *gathered) (*v2.AddressPool, error) {
-	api, key := c.cfg.Coil.CoilV2(), g.claim.Namespace+"/"+g.claim.Name
+	api, key := c.cfg.Coil.CoilV2(), keyOf(g.claim)
 	claim, err := api.AddressClaims(g.claim.Namespace).Get(ctx, g.claim.Name, metav1.GetOptions{})
 	if err != nil {
 		return nil, fmt.Errorf("read AddressClaim %s: %w", key, err)
@@ -139,7 +134,7 @@ func (c *Controller) decide(g *gathered, pool *v2.AddressPool) *claims.Problem {
 		return &claims.Problem{Reason: v2.ReasonBlockSize, Message: fmt.Sprintf(
 			"Blocks of AddressPool %s have %d addresses: floating addresses need a pool with blockSizeBits: 0", pool.Name, p.BlockSize())}
 	}
-	g.decision = claims.Decide(claims.Facts{Claim: g.claim, Pool: p, Blocks: g.blocks})
+	g.pool, g.decision = p, claims.Decide(claims.Facts{Claim: g.claim, Pool: p, Blocks: g.blocks})
 	return nil
 }
 
@@ -165,9 +160,10 @@ func (c *Controller) act(ctx context.Context, g *gathered, pool *v2.AddressPool)
 		}
 		g.has = append(g.has, b)
 	}
-	if missing := len(d.Retake) + len(d.Carve) + d.Any; missing == 0 {
+	if len(d.Retake)+len(d.Carve)+d.Any == 0 {
 		return nil
-	} else if pool.DeletionTimestamp != nil {
+	}
+	if pool.DeletionTimestamp != nil {
 		g.lost = claims.Lost(g.claim, g.blocks)
 		g.problem(v2.ReasonPoolTerminating, "AddressPool %s is being deleted and gives no more addresses", pool.Name)
 		return nil
@@ -189,12 +185,8 @@ func (c *Controller) act(ctx context.Context, g *gathered, pool *v2.AddressPool)
 			g.problem(v2.ReasonPoolSuspended, "AddressPool %s is suspended: %s", pool.Name, s.Message)
 		}
 	}
-	p, err := pools.Parse(pool.Spec)
-	if err != nil {
-		return err
-	}
 	c.cfg.Ledger.Open(pool)
-	k := &carver{Controller: c, g: g, pool: pool, parsed: p, attempts: c.takeAttempts(g), pods: map[string][]corev1.Pod{}}
+	k := &carver{Controller: c, g: g, pool: pool, attempts: c.takeAttempts(g), pods: map[string][]corev1.Pod{}}
 	defer k.keepAttempts()
 	for _, index := range d.Carve {
 		if err := k.one(ctx, index); err != nil {
@@ -225,135 +217,9 @@ func (c *Controller) take(ctx context.Context, g *gathered, b *v2.AddressBlock) 
 	return after, nil
 }
 
-func (c *Controller) takeAttempts(g *gathered) []ledger.Candidate {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.attempts[g.claim.Namespace+"/"+g.claim.Name]
-}
-
 // had says whether the status of the claim has a block.
 func (g *gathered) had(name string) bool {
 	return slices.ContainsFunc(g.claim.Status.Addresses, func(a v2.ClaimedAddress) bool { return a.Block == name })
-}
-
-// carver makes blocks for one claim.
-type carver struct {
-	*Controller
-	g      *gathered
-	pool   *v2.AddressPool
-	parsed ipam.Pool
-	// attempts are blocks whose creation had no clear answer, and that the API server hadn't when it was asked.
-	attempts []ledger.Candidate
-	// pods are those of nodes that were asked for.
-	pods map[string][]corev1.Pod
-}
-
-func (k *carver) keepAttempts() {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	if key := k.g.claim.Namespace + "/" + k.g.claim.Name; len(k.attempts) > 0 {
-		k.Controller.attempts[key] = k.attempts
-	} else {
-		delete(k.Controller.attempts, key)
-	}
-}
-
-// again returns an attempt that may be repeated: its mark holds still. It is one of the index, or any one if index is negative.
-func (k *carver) again(index int32) (ledger.Candidate, bool) {
-	for i, a := range k.attempts {
-		if index < 0 || a.Index == index {
-			k.attempts = slices.Delete(slices.Clone(k.attempts), i, i+1)
-			if b, err := k.parsed.Block(a.Index); err != nil || b != a.Block || !k.cfg.Ledger.Renew(k.pool.Name, a) {
-				return k.again(index)
-			}
-			return a, true
-		}
-	}
-	return ledger.Candidate{}, false
-}
-
-// one makes the block of an index, or says who has it.
-func (k *carver) one(ctx context.Context, index int32) error {
-	block, err := k.parsed.Block(index)
-	if err != nil {
-		return err
-	}
-	cand, ok := k.again(index)
-	if !ok {
-		cand, ok = k.cfg.Ledger.Take(k.pool.Name, index, block)
-	}
-	if ok {
-		before := len(k.g.problems)
-		if made, err := k.create(ctx, cand); made || err != nil || len(k.g.problems) > before {
-			return err
-		}
-	}
-	return k.explain(ctx, index, block)
-}
-
-// any makes n blocks.
-func (k *carver) any(ctx context.Context, n int) error {
-	refused := len(k.g.problems)
-	for collisions := 0; n > 0; {
-		cand, ok := k.again(-1)
-		if !ok {
-			var err error
-			cand, err = k.cfg.Ledger.Pick(k.pool.Name, k.parsed, "")
-			if full := (*ledger.NoneFree)(nil); errors.As(err, &full) {
-				k.g.problem(v2.ReasonPoolExhausted, "AddressPool %s has no address left for %d more: %s; append a subnet to its spec.subnets", k.pool.Name, n, full)
-				return nil
-			}
-			if err != nil {
-				return err
-			}
-		}
-		made, err := k.create(ctx, cand)
-		if err != nil {
-			return err
-		}
-		if made {
-			n--
-			continue
-		}
-		if len(k.g.problems) > refused {
-			return nil // the API server refuses it
-		}
-		if collisions++; collisions == maxCollisions {
-			return fmt.Errorf("blocks of AddressPool %s are taken that the cache doesn't show yet", k.pool.Name)
-		}
-	}
-	return nil
-}
-
-// create makes a block, and returns false if its name is taken.
-func (k *carver) create(ctx context.Context, cand ledger.Candidate) (bool, error) {
-	faultpoint.At(faultpoint.FloatingChosen)
-	name := pools.BlockName(k.pool.Name, cand.Index)
-	b, err := k.cfg.Coil.CoilV2().AddressBlocks().Create(ctx, pools.NewFloating(k.pool, cand.Index, cand.Block, claims.Floating(k.g.claim)), metav1.CreateOptions{})
-	switch {
-	case err == nil && b.Floating == nil:
-		// It would belong to nobody, and keep its pool for good.
-		rest, err := kube.PatchMetadata(ctx, k.cfg.Coil.CoilV2().AddressBlocks(), b, map[string]any{"finalizers": []string{}})
-		if err == nil && rest != nil {
-			err = kube.DeleteAsRead(ctx, k.cfg.Coil.CoilV2().AddressBlocks(), rest)
-		}
-		return false, errors.Join(errOldDefinition, err)
-	case err == nil:
-		faultpoint.At(faultpoint.FloatingCreated)
-		k.g.has = append(k.g.has, b)
-		klog.FromContext(ctx).Info("Gave a floating address", "block", name, "addresses", cand.Block, "to", b.Floating.Owner.Summary)
-		return true, nil
-	case apierrors.IsAlreadyExists(err):
-		return false, nil
-	case apierrors.IsInvalid(err), apierrors.IsForbidden(err):
-		k.cfg.Ledger.Release(k.pool.Name, cand.Index)
-		k.g.problem(v2.ReasonPoolInvalid, "The API server refuses AddressBlock %s: %s", name, oneLine(err))
-		return false, nil
-	default:
-		// It may exist all the same.
-		k.attempts = append(k.attempts, cand)
-		return false, fmt.Errorf("create AddressBlock %s: %w", name, err)
-	}
 }
 
 // oneLine makes one sentence of a joined error.

@@ -138,12 +138,8 @@ func (d *Decision) counted(f Facts, n int, have, cooling []*v2.AddressBlock) {
 	d.Retake = cooling[:min(n, len(cooling))]
 	n -= len(d.Retake)
 	// Its status remembers blocks that were lost, as after etcd was restored from a backup.
-	known := map[string]bool{}
-	for _, b := range f.Blocks {
-		known[b.Name] = true
-	}
-	for _, a := range f.Claim.Status.Addresses {
-		if index, ok := lost(f, a); ok && !known[a.Block] && n > 0 {
+	for _, a := range Lost(f.Claim, f.Blocks) {
+		if index, ok := f.indexOf(a); ok && n > 0 {
 			d.Carve = append(d.Carve, index)
 			n--
 		}
@@ -151,8 +147,8 @@ func (d *Decision) counted(f Facts, n int, have, cooling []*v2.AddressBlock) {
 	d.Any = n
 }
 
-// lost returns the index of the block that the status has, if the pool still has this block.
-func lost(f Facts, a v2.ClaimedAddress) (int32, bool) {
+// indexOf returns the index of the block of an entry of the status, if the pool still has this block.
+func (f Facts) indexOf(a v2.ClaimedAddress) (int32, bool) {
 	pool, index, ok := pools.SplitBlockName(a.Block)
 	if !ok || pool != f.Claim.Spec.Pool {
 		return 0, false
@@ -173,7 +169,7 @@ func address(name string, b ipam.Block) v2.ClaimedAddress {
 	return a
 }
 
-// Lost returns what the status of a claim has and no block is there for: a backup of etcd was restored that was older than the block.
+// Lost returns the entries of a claim's status whose blocks don't exist any more: etcd was restored from a backup that is older than they are.
 func Lost(claim *v2.AddressClaim, blocks []*v2.AddressBlock) []v2.ClaimedAddress {
 	return slices.DeleteFunc(slices.Clone(claim.Status.Addresses), func(a v2.ClaimedAddress) bool {
 		return slices.ContainsFunc(blocks, func(b *v2.AddressBlock) bool { return b.Name == a.Block })
@@ -273,8 +269,9 @@ type Release struct {
 	Fresh bool
 }
 
-// Cooling returns for how long a released block is still given to nobody else. Whoever has seen the release counts from there. Others go by
-// the note in the block; but they wait for ten minutes, or the whole time if that is less, and never for longer than the whole time.
+// Cooling returns for how long a released block is still given to nobody else. A process that has seen the release counts from there, by its
+// own clock. Another process counts from the note in the block. It waits for ten minutes at least, or for the whole cool-down if that is
+// shorter, and for the whole cool-down at most.
 func Cooling(b *v2.AddressBlock, r Release, now time.Time) time.Duration {
 	period := time.Duration(b.Floating.CoolDownSeconds) * time.Second
 	own := period - now.Sub(r.Seen)

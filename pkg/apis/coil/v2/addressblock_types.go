@@ -53,7 +53,7 @@ type AddressBlock struct {
 	// +kubebuilder:validation:XValidation:rule="isCIDR(self) && cidr(self).ip().family() == 6 && cidr(self) == cidr(self).masked() && cidr(self).prefixLength() >= 112",message="must be an IPv6 range in CIDR notation, without host bits, of at most 2^16 addresses, such as fd00:1::20/123"
 	IPv6 *string `json:"ipv6,omitempty"`
 
-	// Floating says whose the address is, in a block with the label coil.cybozu.com/floating.
+	// Floating is the owner and the state of a floating address. Its block has the label coil.cybozu.com/floating.
 	//
 	// +optional
 	Floating *Floating `json:"floating,omitempty"`

@@ -50,8 +50,8 @@ type AddressClaimSpec struct {
 	// +kubebuilder:validation:Maximum=1024
 	Count *int32 `json:"count,omitempty"`
 
-	// Addresses are those that the claim has: single ones, ranges such as 198.51.100.20-198.51.100.29 and CIDRs. In
-	// a dual-stack pool an address of one family stands for the pair.
+	// Addresses lists the addresses that are asked for: single ones, ranges such as 198.51.100.20-198.51.100.29, and
+	// CIDRs. In a dual-stack pool an address of one family stands for the pair.
 	//
 	// +optional
 	// +listType=atomic
@@ -101,7 +101,7 @@ type AddressClaimStatus struct {
 	// +optional
 	ObservedGeneration int64 `json:"observedGeneration,omitempty"`
 
-	// Addresses are those that the claim has. Their order stays while others come and go.
+	// Addresses are the addresses of the claim. An address keeps its place while others come and go.
 	//
 	// +optional
 	// +listType=map

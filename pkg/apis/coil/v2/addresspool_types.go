@@ -44,7 +44,7 @@ type AddressPool struct {
 // +kubebuilder:validation:XValidation:rule="self.subnets.all(s, !has(s.ipv6) || !isCIDR(s.ipv6) || cidr(s.ipv6).ip().family() != 6 || cidr(s.ipv6).prefixLength() + self.blockSizeBits <= 128)",fieldPath=".subnets",messageExpression="self.subnets[self.subnets.transformList(i, s, has(s.ipv6) && isCIDR(s.ipv6) && cidr(s.ipv6).prefixLength() + self.blockSizeBits > 128, i)[0]].ipv6 + ' is smaller than a block of 2^blockSizeBits addresses'"
 // +kubebuilder:validation:XValidation:rule="!has(self.purpose) || self.purpose != 'Floating' || self.blockSizeBits == 0",fieldPath=".purpose",message="a pool of floating addresses needs blockSizeBits: 0"
 type AddressPoolSpec struct {
-	// Purpose says for what the pool gives addresses. Any, the default: for pods and AddressClaims. Floating: for
+	// Purpose is the use of the pool's addresses. Any, the default, is for pods and AddressClaims. Floating is for
 	// AddressClaims only. Pods keep the addresses that they have when it changes.
 	//
 	// +optional
