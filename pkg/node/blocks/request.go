@@ -2,6 +2,7 @@ package blocks
 
 import (
 	"context"
+	cryptorand "crypto/rand"
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
@@ -43,7 +44,8 @@ func namePrefix(node string, uid types.UID, object string) string {
 // lags behind: the next sequence, the request that the cache doesn't show yet, and
 // requests that it still shows though they are dealt with.
 type asked struct {
-	sequence syncmap.Map[string, int] // by pool
+	sequence syncmap.Map[string, int]    // by pool
+	attempts syncmap.Map[string, string] // by pool: AnnotationAttempt of the next request, until it is known to exist
 	latest   syncmap.Map[string, latest]
 	handled  syncmap.Map[types.UID, handled]
 	// own are the requests that this process made, or saw without an answer, until the block that
@@ -115,18 +117,30 @@ func (a *asked) forget(pool string) {
 	if !a.unseen(pool) {
 		a.latest.Delete(pool)
 		a.sequence.Delete(pool)
+		a.attempts.Delete(pool)
 	}
 }
 
 // next is the sequence of the next request.
 func (a *asked) next(pool string) int { return a.sequence.Get(pool) }
 
+// attempt is the AnnotationAttempt of the next request.
+func (a *asked) attempt(pool string) string {
+	if _, ok := a.attempts.Find(pool); !ok {
+		a.attempts.Set(pool, cryptorand.Text())
+	}
+	return a.attempts.Get(pool)
+}
+
 // skip makes the next request one of another name.
-func (a *asked) skip(pool string) { a.sequence.Set(pool, a.next(pool)+1) }
+func (a *asked) skip(pool string) { a.goOn(pool, a.next(pool)+1) }
 
 // jump makes the next request one of a name that nobody can tell.
-func (a *asked) jump(pool string) {
-	a.sequence.Set(pool, rand.Int()/2) // it goes on from there
+func (a *asked) jump(pool string) { a.goOn(pool, rand.Int()/2) }
+
+func (a *asked) goOn(pool string, sequence int) {
+	a.sequence.Set(pool, sequence)
+	a.attempts.Delete(pool)
 }
 
 func (a *asked) created(pool string, uid types.UID) {
@@ -135,12 +149,24 @@ func (a *asked) created(pool string, uid types.UID) {
 	a.own.Set(uid, "")
 }
 
+// nextRequest is the name of the next BlockRequest for a pool.
+func (m *Manager) nextRequest(pool string) string {
+	return requestName(m.cfg.NodeName, m.cfg.NodeUID, pool, m.asked.next(pool))
+}
+
+// attempted says whether a BlockRequest is the next one of its pool, made by an attempt that had no clear answer.
+func (m *Manager) attempted(r *v2.BlockRequest) bool {
+	attempt, ok := m.asked.attempts.Find(r.Spec.PoolName)
+	return ok && attempt == r.Annotations[v2.AnnotationAttempt]
+}
+
 // request creates the next BlockRequest of a pool. The sequence advances only
 // when a request of the name is known to exist, so that a create whose answer was
 // lost isn't followed by a second request. A name that another node has taken may be one of many.
 func (m *Manager) request(ctx context.Context, pool string) error {
 	for range maxTaken {
-		r := m.newRequest(requestName(m.cfg.NodeName, m.cfg.NodeUID, pool, m.asked.next(pool)), pool)
+		r := m.newRequest(m.nextRequest(pool), pool)
+		r.Annotations = map[string]string{v2.AnnotationAttempt: m.asked.attempt(pool)}
 		have, fresh, err := m.create(ctx, r)
 		switch {
 		case apierrors.IsInvalid(err):
@@ -151,7 +177,7 @@ func (m *Manager) request(ctx context.Context, pool string) error {
 			return fmt.Errorf("create BlockRequest %s: %w", r.Name, err)
 		case have != nil && !m.isOwn(have):
 			m.asked.jump(pool)
-		case have == nil, !fresh && (m.asked.answered(pool, have) || isAnswered(have)):
+		case have == nil, !fresh && !m.attempted(have) && (m.asked.answered(pool, have) || isAnswered(have)):
 			m.asked.skip(pool) // from an earlier need, and on its way out
 		default:
 			faultpoint.At(faultpoint.BlockAsked)

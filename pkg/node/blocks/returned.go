@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"slices"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
@@ -19,11 +21,37 @@ func (m *Manager) requested(b *v2.AddressBlock) bool {
 	return uid == "" || m.asked.isOwn(uid)
 }
 
+// findAttempt looks for the BlockRequest that a block was made for among those whose creation had no clear answer: the
+// block may be seen before it.
+func (m *Manager) findAttempt(ctx context.Context, b *v2.AddressBlock) error {
+	pool := b.Labels[v2.LabelPool]
+	if _, ok := m.asked.attempts.Find(pool); !ok {
+		return nil
+	}
+	r, err := m.client.BlockRequests().Get(ctx, m.nextRequest(pool), metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("read the BlockRequest that AddressBlock %s may be made for: %w", b.Name, err)
+	}
+	if string(r.UID) == b.Labels[v2.LabelRequest] && m.attempted(r) {
+		m.asked.created(pool, r.UID)
+	}
+	return nil
+}
+
 // returned says whether a block came to the node without a request of it, and isn't in use here, as when
 // etcd was restored from a backup: the node had it at that time and gave it back since. Another node may
 // have it now, and claims it as soon as this one has given it back again.
 func (m *Manager) returned(ctx context.Context, b *v2.AddressBlock) (bool, error) {
 	if _, held := m.since.Find(b.Name); held || reserved(b) || m.requested(b) {
+		return false, nil
+	}
+	if err := m.findAttempt(ctx, b); err != nil {
+		return false, err
+	}
+	if m.requested(b) {
 		return false, nil
 	}
 	usage, err := m.record.Usage(ctx)

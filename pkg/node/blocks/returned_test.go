@@ -130,6 +130,43 @@ func TestBlockAndRequestComeBack(t *testing.T) {
 	gone()
 }
 
+// A BlockRequest was created without a clear answer, and the block that answers it is seen before it: the node has asked
+// for the block. One that a backup brought back by the name of that request isn't.
+func TestBlockSeenBeforeItsRequest(t *testing.T) {
+	for _, tt := range []struct {
+		name      string
+		attempted bool
+	}{{"of the attempt", true}, {"of a backup", false}} {
+		t.Run(tt.name, func(t *testing.T) {
+			client := fake.NewSimpleClientset()
+			cached := cache.NewIndexer(cache.MetaNamespaceKeyFunc, nil)
+			m := idle(client, cached)
+			client.PrependReactor("create", "blockrequests", func(a clienttesting.Action) (bool, runtime.Object, error) {
+				r := a.(clienttesting.CreateAction).GetObject().(*v2.BlockRequest).DeepCopy()
+				r.UID = "unclear"
+				if !tt.attempted {
+					r.Annotations[v2.AnnotationAttempt] = "of an earlier time"
+				}
+				if err := client.Tracker().Add(r); err != nil {
+					t.Error(err)
+				}
+				return true, nil, apierrors.NewServerTimeout(v2.Resource("blockrequests"), "create", 1)
+			})
+			if err := m.request(t.Context(), "default"); !apierrors.IsServerTimeout(err) {
+				t.Fatalf("request: %v", err)
+			}
+			b := newBlock("default", 0)
+			b.Labels[v2.LabelRequest] = "unclear"
+			if err := errors.Join(client.Tracker().Add(b), cached.Add(b)); err != nil {
+				t.Fatal(err)
+			}
+			if returned, err := m.returned(t.Context(), b); err != nil || returned == tt.attempted {
+				t.Errorf("returned: %t, %v", returned, err)
+			}
+		})
+	}
+}
+
 // While the Node is another machine's, its blocks and requests are that machine's: nothing is recorded,
 // asked for or dealt with.
 func TestWithdrawnNodeTakesNothing(t *testing.T) {

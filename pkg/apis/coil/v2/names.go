@@ -31,6 +31,10 @@ const (
 	// separated by commas.
 	AnnotationAllowClaims = "coil.cybozu.com/allow-claims"
 
+	// AnnotationAttempt on a BlockRequest tells the attempt of its node to create it from all others: a node whose
+	// attempt had no clear answer knows its request by it.
+	AnnotationAttempt = "coil.cybozu.com/attempt"
+
 	// AnnotationApplied on what coil-egress-controller makes is a hash of what it applied.
 	AnnotationApplied = "coil.cybozu.com/applied"
 
