@@ -50,6 +50,10 @@ func (f *sharedInformerFactory) ForResource(resource schema.GroupVersionResource
 		return &genericInformer{resource: resource.GroupResource(), informer: f.Coil().V2().BlockRequests().Informer()}, nil
 	case v2.SchemeGroupVersion.WithResource("egresses"):
 		return &genericInformer{resource: resource.GroupResource(), informer: f.Coil().V2().Egresses().Informer()}, nil
+	case v2.SchemeGroupVersion.WithResource("egressclusterpolicies"):
+		return &genericInformer{resource: resource.GroupResource(), informer: f.Coil().V2().EgressClusterPolicies().Informer()}, nil
+	case v2.SchemeGroupVersion.WithResource("egresspolicies"):
+		return &genericInformer{resource: resource.GroupResource(), informer: f.Coil().V2().EgressPolicies().Informer()}, nil
 
 	}
 

@@ -289,7 +289,9 @@ func Floating(c *v2.AddressClaim) v2.Floating {
 
 // Outdated says whether a block of a claim says something else of it, or lacks a label by which programs of all versions know what it is.
 func Outdated(b *v2.AddressBlock, c *v2.AddressClaim) bool {
-	return b.Floating == nil || *b.Floating != Floating(c) || len(missingLabels(b)) > 0
+	want := Floating(c)
+	return b.Floating == nil || b.Floating.Owner != want.Owner || b.Floating.Claim != want.Claim || b.Floating.CoolDownSeconds != want.CoolDownSeconds ||
+		b.Floating.ReleasedAt != nil || len(missingLabels(b)) > 0
 }
 
 // Taken is the JSON merge patch after which a block isn't outdated.

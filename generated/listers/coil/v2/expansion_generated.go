@@ -32,3 +32,15 @@ type EgressListerExpansion interface{}
 // EgressNamespaceListerExpansion allows custom methods to be added to
 // EgressNamespaceLister.
 type EgressNamespaceListerExpansion interface{}
+
+// EgressClusterPolicyListerExpansion allows custom methods to be added to
+// EgressClusterPolicyLister.
+type EgressClusterPolicyListerExpansion interface{}
+
+// EgressPolicyListerExpansion allows custom methods to be added to
+// EgressPolicyLister.
+type EgressPolicyListerExpansion interface{}
+
+// EgressPolicyNamespaceListerExpansion allows custom methods to be added to
+// EgressPolicyNamespaceLister.
+type EgressPolicyNamespaceListerExpansion interface{}

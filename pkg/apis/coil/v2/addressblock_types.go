@@ -21,6 +21,7 @@ import (
 // +kubebuilder:printcolumn:name="Used",type=integer,JSONPath=`.status.allocated`,description="Addresses that pods have"
 // +kubebuilder:printcolumn:name="Cooling",type=integer,JSONPath=`.status.cooling`,description="Addresses that were freed and aren't reused yet"
 // +kubebuilder:printcolumn:name="Owner",type=string,JSONPath=`.floating.owner.summary`,description="The object that a floating address belongs to"
+// +kubebuilder:printcolumn:name="Holder",type=string,JSONPath=`.floating.holding.holder`,description="The node that has a floating address"
 // +kubebuilder:printcolumn:name="Reserved",type=string,priority=1,JSONPath=`.metadata.labels.coil\.cybozu\.com/reserved`,description="true: no new address is taken from the block"
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
 // +kubebuilder:validation:XValidation:rule="oldSelf.hasValue() || self.metadata.name.matches('-(0|[1-9][0-9]{0,9})$') && int(self.metadata.name.substring(self.metadata.name.lastIndexOf('-') + 1)) == self.index",optionalOldSelf=true,fieldPath=".metadata.name",message="must be the name of the pool, a dash and the index"
@@ -81,6 +82,86 @@ type Floating struct {
 	//
 	// +optional
 	ReleasedAt *metav1.Time `json:"releasedAt,omitempty"`
+
+	// Successors are the nodes that may have the address, the preferred ones first. The owner's controller writes them. Unset, the
+	// address is on no node.
+	//
+	// +optional
+	// +listType=map
+	// +listMapKey=node
+	// +kubebuilder:validation:MaxItems=16
+	Successors []FloatingNode `json:"successors,omitempty"`
+
+	// MovingTo is the node to which the holder is to hand the address over. The owner's controller writes it.
+	//
+	// +optional
+	// +kubebuilder:validation:MaxLength=253
+	MovingTo string `json:"movingTo,omitempty"`
+
+	// Holding says which node has the address. Nodes write it.
+	//
+	// +optional
+	Holding FloatingHolding `json:"holding,omitempty,omitzero"`
+}
+
+// FloatingNode is a node that may have a floating address.
+type FloatingNode struct {
+	// Node is the name of the Node.
+	//
+	// +kubebuilder:validation:MaxLength=253
+	Node string `json:"node"`
+	// Addresses are the InternalIPs of the Node, at which nodes ask each other.
+	//
+	// +optional
+	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=2
+	// +kubebuilder:validation:items:MaxLength=39
+	Addresses []string `json:"addresses,omitempty"`
+	// PodUID is the UID of the pod on the node to which packets for the address go.
+	//
+	// +optional
+	PodUID types.UID `json:"podUID,omitempty"`
+}
+
+// FloatingHolding is the agreement of nodes about who has a floating address.
+type FloatingHolding struct {
+	// Holder is the node that has the address. Unset, no node has. It is also the label coil.cybozu.com/floating-holder of the block.
+	//
+	// +optional
+	// +kubebuilder:validation:MaxLength=253
+	Holder string `json:"holder,omitempty"`
+	// PodUID is the UID of the pod on the holder to which packets for the address go.
+	//
+	// +optional
+	PodUID types.UID `json:"podUID,omitempty"`
+	// Epoch counts the changes of the holder.
+	//
+	// +optional
+	Epoch int64 `json:"epoch,omitempty"`
+	// Since is when the holder was written.
+	//
+	// +optional
+	Since *metav1.Time `json:"since,omitempty"`
+	// Claims counts the writes by which a holder finds out that it still has the address.
+	//
+	// +optional
+	Claims int64 `json:"claims,omitempty"`
+	// HandedOver says that no node answered any more when the holder was written.
+	//
+	// +optional
+	HandedOver bool `json:"handedOver,omitempty"`
+	// Voters are the nodes that grant the holder its lease. Only holders change them.
+	//
+	// +optional
+	// +listType=map
+	// +listMapKey=node
+	// +kubebuilder:validation:MaxItems=16
+	Voters []FloatingNode `json:"voters,omitempty"`
+	// Contender is the node that will take the address from a holder that doesn't claim it.
+	//
+	// +optional
+	// +kubebuilder:validation:MaxLength=253
+	Contender string `json:"contender,omitempty"`
 }
 
 // FloatingOwner is an object that has floating addresses.

@@ -52,6 +52,17 @@ const (
 	// has no LabelNode: programs of versions without floating addresses leave it alone.
 	LabelFloating = "coil.cybozu.com/floating"
 
+	// LabelFloatingHolder on an AddressBlock is the node that has the floating address; see FloatingHolding.
+	LabelFloatingHolder = "coil.cybozu.com/floating-holder"
+
+	// AnnotationEgress on a Namespace names its default Egress: "namespace/name". See EgressUse.
+	AnnotationEgress = "coil.cybozu.com/egress"
+	// LabelPolicyEgress on an EndpointSlice is the name of the Egress, of the same namespace, whose clients it lists by a policy. The
+	// policy is in AnnotationPolicy. Routers of versions without policies don't know the label, and let these clients not in.
+	LabelPolicyEgress = "coil.cybozu.com/policy-egress"
+	// AnnotationPolicy on such an EndpointSlice is the policy, as JSON.
+	AnnotationPolicy = "coil.cybozu.com/policy"
+
 	// LabelEgress on an EndpointSlice is the name of the Egress, of the same namespace,
 	// whose clients it lists.
 	LabelEgress = "coil.cybozu.com/egress"

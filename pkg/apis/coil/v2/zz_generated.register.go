@@ -58,7 +58,11 @@ func addKnownTypes(scheme *runtime.Scheme) error {
 		&BlockRequest{},
 		&BlockRequestList{},
 		&Egress{},
+		&EgressClusterPolicy{},
+		&EgressClusterPolicyList{},
 		&EgressList{},
+		&EgressPolicy{},
+		&EgressPolicyList{},
 	)
 	// AddToGroupVersion allows the serialization of client types like ListOptions.
 	v1.AddToGroupVersion(scheme, SchemeGroupVersion)

@@ -21,6 +21,10 @@ type Interface interface {
 	BlockRequests() TypedBlockRequestInformer
 	// Egresses returns a EgressInformer.
 	Egresses() TypedEgressInformer
+	// EgressClusterPolicies returns a EgressClusterPolicyInformer.
+	EgressClusterPolicies() TypedEgressClusterPolicyInformer
+	// EgressPolicies returns a EgressPolicyInformer.
+	EgressPolicies() TypedEgressPolicyInformer
 }
 
 type version struct {
@@ -57,4 +61,14 @@ func (v *version) BlockRequests() TypedBlockRequestInformer {
 // Egresses returns a TypedEgressInformer.
 func (v *version) Egresses() TypedEgressInformer {
 	return &egressInformer{factory: v.factory, namespace: v.namespace, tweakListOptions: v.tweakListOptions}
+}
+
+// EgressClusterPolicies returns a TypedEgressClusterPolicyInformer.
+func (v *version) EgressClusterPolicies() TypedEgressClusterPolicyInformer {
+	return &egressClusterPolicyInformer{factory: v.factory, tweakListOptions: v.tweakListOptions}
+}
+
+// EgressPolicies returns a TypedEgressPolicyInformer.
+func (v *version) EgressPolicies() TypedEgressPolicyInformer {
+	return &egressPolicyInformer{factory: v.factory, namespace: v.namespace, tweakListOptions: v.tweakListOptions}
 }

@@ -20,6 +20,8 @@ type CoilV2Interface interface {
 	AddressPoolsGetter
 	BlockRequestsGetter
 	EgressesGetter
+	EgressClusterPoliciesGetter
+	EgressPoliciesGetter
 }
 
 // CoilV2Client is used to interact with features provided by the coil.cybozu.com group.
@@ -45,6 +47,14 @@ func (c *CoilV2Client) BlockRequests() BlockRequestInterface {
 
 func (c *CoilV2Client) Egresses(namespace string) EgressInterface {
 	return newEgresses(c, namespace)
+}
+
+func (c *CoilV2Client) EgressClusterPolicies() EgressClusterPolicyInterface {
+	return newEgressClusterPolicies(c)
+}
+
+func (c *CoilV2Client) EgressPolicies(namespace string) EgressPolicyInterface {
+	return newEgressPolicies(c, namespace)
 }
 
 // NewForConfig creates a new CoilV2Client for the given config.

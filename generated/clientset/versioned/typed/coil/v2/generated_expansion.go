@@ -14,3 +14,7 @@ type AddressPoolExpansion interface{}
 type BlockRequestExpansion interface{}
 
 type EgressExpansion interface{}
+
+type EgressClusterPolicyExpansion interface{}
+
+type EgressPolicyExpansion interface{}

@@ -35,6 +35,14 @@ func (c *FakeCoilV2) Egresses(namespace string) v2.EgressInterface {
 	return newFakeEgresses(c, namespace)
 }
 
+func (c *FakeCoilV2) EgressClusterPolicies() v2.EgressClusterPolicyInterface {
+	return newFakeEgressClusterPolicies(c)
+}
+
+func (c *FakeCoilV2) EgressPolicies(namespace string) v2.EgressPolicyInterface {
+	return newFakeEgressPolicies(c, namespace)
+}
+
 // RESTClient returns a RESTClient that is used to communicate
 // with API server by this client implementation.
 func (c *FakeCoilV2) RESTClient() rest.Interface {
