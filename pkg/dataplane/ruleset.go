@@ -36,10 +36,11 @@ type Hook struct {
 
 // Priorities of hooks, lower ones first (nft(8), "Standard priority names").
 const (
-	HookRaw       = -300
-	HookMangle    = -150
-	HookFilter    = 0
-	HookSourceNAT = 100
+	HookRaw            = -300
+	HookMangle         = -150
+	HookDestinationNAT = -100
+	HookFilter         = 0
+	HookSourceNAT      = 100
 )
 
 // ChainRule is one rule of a chain.

@@ -6,6 +6,8 @@ import (
 	"regexp"
 	"testing"
 
+	"go4.org/netipx"
+
 	"github.com/coil-net/coil/pkg/dataplane"
 	"github.com/coil-net/coil/pkg/ipam"
 	"github.com/coil-net/coil/pkg/plan/client"
@@ -74,7 +76,15 @@ func TestGatewayRuleset(t *testing.T) {
 	fewer := limited
 	fewer.MaxPerClient = 100
 	fewer.Addresses = few.Addresses[:1]
-	for name, g := range map[string]ruleset.Gateway{"unlimited": few, "limited": limited, "ipv4": fewer} {
+	floating := few
+	floating.Floating = &ruleset.GatewayFloating{Addresses: []netip.Addr{netip.MustParseAddr("203.0.113.1"), netip.MustParseAddr("2001:db8:113::1")}}
+	for i, c := range few.Clients {
+		all := ruleset.GatewaySource{Client: c.Addr, Address: floating.Floating.Addresses[i]}
+		towards := all
+		towards.Destinations = netipx.RangeOfPrefix([]netip.Prefix{netip.MustParsePrefix("192.0.2.0/24"), netip.MustParsePrefix("2001:db8:2::/48")}[i])
+		floating.Floating.Sources = append(floating.Floating.Sources, all, towards)
+	}
+	for name, g := range map[string]ruleset.Gateway{"unlimited": few, "limited": limited, "ipv4": fewer, "floating": floating} {
 		t.Run(name, func(t *testing.T) {
 			ns := netnstest.New(t)
 			ns.IP(t, "link", "add", "eth0", "type", "veth", "peer", "name", "peer")

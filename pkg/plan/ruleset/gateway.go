@@ -5,6 +5,8 @@ import (
 	"net/netip"
 	"slices"
 
+	"go4.org/netipx"
+
 	"github.com/coil-net/coil/pkg/dataplane"
 )
 
@@ -33,6 +35,28 @@ type Gateway struct {
 	MaxPerClient int
 	// Over are those that have more, and open none until they have fewer.
 	Over []netip.Addr
+	// Floating are the addresses by which clients leave, each by those that Sources say, and none by the router's own. Nil
+	// without such addresses: clients leave by the router's.
+	Floating *GatewayFloating
+}
+
+// GatewayFloating is how clients leave by floating addresses.
+type GatewayFloating struct {
+	// Addresses are answered for when they are asked for an echo.
+	Addresses []netip.Addr
+	// Sources say by which address a client leaves. A connection that no Source is for isn't opened. Those of one client
+	// don't overlap, but for one with any destination, which is for what is left; they are sorted.
+	Sources []GatewaySource
+}
+
+// GatewaySource is the address by which connections of a client leave.
+type GatewaySource struct {
+	// Client is an address of a client.
+	Client netip.Addr
+	// Destinations are those of the connections; invalid for any.
+	Destinations netipx.IPRange
+	// Address is the source address that destinations see.
+	Address netip.Addr
 }
 
 // GatewayClient is an address of a client, which sends by a link.
@@ -88,7 +112,8 @@ var counted = []string{Masqueraded, Invalid, NonClient, ForgedSource, NotADestin
 //	  opened     new connections of TCP get segments that fit the tunnel and the way on
 //	  opens      a client has so many connections at once, and no more; see limit.go
 //	  answer     to clients only what they asked for
-//	nat        the first packet of a connection: clients get the router's address
+//	nat        the first packet of a connection: clients get the router's address, or their floating one
+//	arrive     with floating addresses: the router answers an echo request to one of them
 //	others     connections that nat hasn't translated: none may be opened
 //	  own
 //
@@ -133,6 +158,9 @@ func (g Gateway) Ruleset() dataplane.Ruleset {
 		t.Chains = append(t.Chains, t.opens[f.Family])
 	}
 	t.Chains = append(t.Chains, t.sent, t.opened, t.answer, t.fou, t.probed, t.answered, t.own, t.asked, t.entry, t.exit, t.leave, t.input, t.forward, t.nat, t.others)
+	if t.Floating != nil {
+		t.Chains = append(t.Chains, t.arrive)
+	}
 	return t.Ruleset
 }
 
@@ -143,7 +171,7 @@ type gateway struct {
 	// in and out match what comes in, and leaves, by the uplink; fouPort matches FoU.
 	in, out, fouPort string
 
-	entry, exit, leave, input, forward, nat, others         dataplane.Chain
+	entry, exit, leave, input, forward, nat, others, arrive dataplane.Chain
 	sent, opened, answer, fou, probed, answered, own, asked dataplane.Chain
 	opens                                                   map[dataplane.Family]dataplane.Chain
 }
@@ -164,6 +192,7 @@ func newGateway(g Gateway) *gateway {
 		forward: base("forward", "filter", "forward", dataplane.HookFilter), nat: base("nat", "nat", "postrouting", dataplane.HookSourceNAT),
 		// The kernel asks it only if nat, which comes before, has said nothing.
 		others: base("others", "nat", "postrouting", dataplane.HookSourceNAT+1),
+		arrive: base("arrive", "nat", "prerouting", dataplane.HookDestinationNAT),
 		sent:   named("sent"), opened: named("opened"), answer: named("answer"), fou: named("fou"), probed: named("probed"),
 		answered: named("answered"), own: named("own"), asked: named("asked"), opens: map[dataplane.Family]dataplane.Chain{},
 	}
@@ -179,6 +208,9 @@ func (t *gateway) accepts(f family) {
 	destinations := f.hashed("destinations", f.joined(t.Destinations, own))
 	askers := f.hashed("askers", f.joined(t.Askers, nil))
 	t.Sets = append(t.Sets, clients, peers, destinations, f.set("probers", t.Probers), askers)
+	if t.Floating != nil {
+		t.floating(f, clients.Size)
+	}
 
 	// Connections of the tunnels themselves are of no interest, and cost a lookup each. An answer to a client's
 	// connection that was given FoU's port isn't from a client.
@@ -190,7 +222,9 @@ func (t *gateway) accepts(f family) {
 		f.rule(&t.probed, "by a node", "meta nfproto $f $ip saddr @probers_$f $ip daddr %s notrack accept", addr)
 		f.rule(&t.answered, "to a node", "meta nfproto $f $ip daddr @probers_$f $ip saddr %s notrack accept", addr)
 		f.rule(&t.own, "the router's address", "meta nfproto $f $ip saddr %s accept", addr)
-		f.rule(&t.nat, "clients get the router's address", "%s meta nfproto $f $ip saddr @clients_$f snat $ip to %s fully-random", t.out, addr)
+		if t.Floating == nil {
+			f.rule(&t.nat, "clients get the router's address", "%s meta nfproto $f $ip saddr @clients_$f snat $ip to %s fully-random", t.out, addr)
+		}
 	}
 	f.rule(&t.sent, "to a destination", "meta nfproto $f iif . $ip saddr @peers_$f $ip daddr @%s %s accept", destinations.Name, filtered)
 	f.rule(&t.input, "not from a client", "meta nfproto $f %s $ip saddr != @clients_$f counter name %s_$f drop", t.fouPort, NonClient)
@@ -207,6 +241,41 @@ func (t *gateway) accepts(f family) {
 	t.opens[f.Family] = t.limit(f, clients.Size)
 	f.rule(&t.answer, "of no connection", "meta nfproto $f ct state invalid counter name %s_$f drop", Invalid)
 	f.rule(&t.answer, "nobody asked for it", "meta nfproto $f counter name %s_$f drop", Unsolicited)
+}
+
+// floating adds the maps and rules of a family by which clients leave by floating addresses. A port stays the client's as long as it
+// is free: a router that takes over an address by itself translates a connection as before. More clients than size need a map of
+// another size.
+func (t *gateway) floating(f family, size uint32) {
+	all, towards := f.sources(t.Floating.Sources, size)
+	addresses := f.set("floating", t.Floating.Addresses)
+	t.Sets = append(t.Sets, addresses, all, towards)
+	f.rule(&t.nat, "a client's address towards a destination", "%s meta nfproto $f snat $ip to $ip saddr . $ip daddr map @%s", t.out, towards.Name)
+	f.rule(&t.nat, "a client's address", "%s meta nfproto $f snat $ip to $ip saddr map @%s", t.out, all.Name)
+	for _, own := range f.of(t.Addresses) {
+		f.rule(&t.arrive, "to a floating address: does it live", "%s meta nfproto $f $ip daddr @%s meta l4proto $ping $icmp type echo-request dnat $ip to %s", t.in, addresses.Name, own)
+	}
+}
+
+// sources returns the maps from clients to their addresses: for any destination, which are found in a time that doesn't grow with their
+// number, and for some.
+func (f family) sources(sources []GatewaySource, size uint32) (all, towards dataplane.Set) {
+	all = dataplane.Set{Name: f.Named("sources"), Key: f.addr, Value: f.addr, Size: size}
+	towards = dataplane.Set{Name: f.Named("sources_towards"), Key: f.addr + " . " + f.addr, Value: f.addr, Interval: true}
+	for _, s := range sources {
+		if dataplane.FamilyOf(s.Client) != f.Family {
+			continue
+		}
+		client, address := dataplane.KeyOf(s.Client), dataplane.KeyOf(s.Address)
+		if !s.Destinations.IsValid() {
+			all.Elements = append(all.Elements, dataplane.Element{Key: client, Value: address})
+			continue
+		}
+		towards.Elements = append(towards.Elements, dataplane.Element{
+			Key: client + dataplane.KeyOf(s.Destinations.From()), Last: client + dataplane.KeyOf(s.Destinations.To()), Value: address,
+		})
+	}
+	return all, towards
 }
 
 // drops adds the rules that tell apart what is dropped.
