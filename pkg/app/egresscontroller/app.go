@@ -22,6 +22,7 @@ import (
 
 	"github.com/coil-net/coil/generated/informers/externalversions"
 	coilinformers "github.com/coil-net/coil/generated/informers/externalversions/coil/v2"
+	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
 	"github.com/coil-net/coil/pkg/app/leading"
 	"github.com/coil-net/coil/pkg/app/program"
 	controller "github.com/coil-net/coil/pkg/controller/egress"
@@ -78,19 +79,24 @@ func (o *Options) compose(ctx context.Context, e leading.Environment) (leading.C
 	clients := informers.NewSharedInformerFactoryWithOptions(e.Core, 0, informers.WithTransform(kube.Strip),
 		informers.WithTweakListOptions(func(l *metav1.ListOptions) { l.LabelSelector = egress.ClientSelector() }))
 	namespaces := kube.MetadataInformer(e.Clients.Metadata, corev1.SchemeGroupVersion.WithResource("namespaces"), "")
+	// Of AddressBlocks only the floating ones are read.
+	floating := externalversions.NewSharedInformerFactoryWithOptions(e.Coil, 0, externalversions.WithTransform(kube.Strip),
+		externalversions.WithTweakListOptions(func(l *metav1.ListOptions) { l.LabelSelector = v2.LabelFloating + "=" + v2.FloatingValue }))
 	var pools coilinformers.AddressPoolInformer
+	var addresses *controller.FloatingInformers
 	if o.EnableIPAM {
 		pools = coil.Coil().V2().AddressPools()
+		addresses = &controller.FloatingInformers{Claims: coil.Coil().V2().AddressClaims(), Blocks: floating.Coil().V2().AddressBlocks().Informer()}
 	}
 	c, err := controller.New(controller.Config{
-		Coil: e.Coil, Core: e.Core, Egresses: coil.Coil().V2().Egresses(), Pools: pools,
+		Coil: e.Coil, Core: e.Core, Egresses: coil.Coil().V2().Egresses(), Pools: pools, Floating: addresses,
 		Cluster: cluster, Namespaces: namespaces, Routers: routers, Accounts: accounts, Clients: clients,
 		ExternalNodes: externalNodes, EndpointsPerSlice: o.EndpointsPerSlice, Image: image, Recorder: e.Recorder, LoopMetrics: e.Loops, Registry: e.Registry,
 	})
 	if err != nil {
 		return leading.Controllers{}, err
 	}
-	return leading.Controllers{Informers: []leading.Informers{coil, cluster, routers, accounts, clients, namespaces}, Synced: c.Synced(), Run: c.Run}, nil
+	return leading.Controllers{Informers: []leading.Informers{coil, floating, cluster, routers, accounts, clients, namespaces}, Synced: c.Synced(), Run: c.Run}, nil
 }
 
 // ownImage returns the image of the pod that the program runs in, and asks for it until it

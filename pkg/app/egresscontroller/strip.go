@@ -50,6 +50,7 @@ func stripPod(p *corev1.Pod) *corev1.Pod {
 				kept.Spec.Containers = []corev1.Container{{Name: c.Name, Ports: c.Ports}}
 			}
 		}
+		kept.Spec.NodeName = p.Spec.NodeName
 		kept.Status.PodIPs = p.Status.PodIPs
 		kept.Status.Conditions = p.Status.Conditions
 		kept.Status.InitContainerStatuses, kept.Status.ContainerStatuses = p.Status.InitContainerStatuses, p.Status.ContainerStatuses

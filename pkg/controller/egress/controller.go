@@ -2,7 +2,7 @@
 //
 // It owns the Deployment, the Service and the PodDisruptionBudget of each Egress, the
 // ServiceAccount of the routers in each namespace that has one and its RoleBinding, the
-// EndpointSlices with clients, and the status of Egresses. It must not know what routers and clients
+// EndpointSlices with clients, the AddressClaim of its floating addresses and where these are to be, and the status of Egresses. It must not know what routers and clients
 // do to packets.
 //
 //	Egress                               action
@@ -14,6 +14,8 @@
 //	the API server refuses an object     all but that object, which is tried again; Available says so, and
 //	                                     is False if clients can't be served without it
 //	no budget in spec                    delete the budget if it is its own
+//	addresses in spec                    an AddressClaim of them; one of before is deleted
+//	a router becomes ready, or fails     its node is one of those that may have addresses, or none
 //
 //	pod that names the Egress            its EndpointSlices
 //	has an address, lives                have each of its addresses, once
@@ -21,8 +23,8 @@
 //	namespace isn't allowed              don't have it; an Event on the pod
 //	more of them within half a second    are collected: only the first is written at once
 //
-// Four loops: objects and status, clients, the ClusterRoleBinding of former versions, and what
-// routers say about their pressure. The clients of one Egress so never wait for its objects, nor its
+// Five loops: objects and status, clients, the places of floating addresses, the ClusterRoleBinding of former versions, and
+// what routers say about their pressure. The clients of one Egress so never wait for its objects, nor its
 // objects for a router's answer. Each coild gets each Egress that changes: a status of which only the number of
 // clients differs is written every 30 seconds at most.
 package egress
@@ -74,6 +76,8 @@ type Config struct {
 	Egresses coilinformers.EgressInformer
 	// Pools are nil when Coil doesn't give pods their addresses.
 	Pools coilinformers.AddressPoolInformer
+	// Floating is nil when there are no floating addresses.
+	Floating *FloatingInformers
 	// Cluster informs of Pods, Nodes and ServiceCIDRs.
 	Cluster informers.SharedInformerFactory
 	// Namespaces informs of the metadata of all namespaces.
@@ -112,9 +116,12 @@ type Controller struct {
 	clients  *reconcile.Loop[types.NamespacedName]
 	binding  *reconcile.Loop[string]
 	pressure *reconcile.Loop[types.NamespacedName]
-	ranges   atomic.Pointer[func() cluster.Ranges] // computes them once
-	now      func() metav1.Time
-	gauges   gauges
+	places   *reconcile.Loop[types.NamespacedName]
+	// addresses is nil when there are no floating addresses.
+	addresses *addresses
+	ranges    atomic.Pointer[func() cluster.Ranges] // computes them once
+	now       func() metav1.Time
+	gauges    gauges
 	// refused are the pods that may not use an Egress and were told so.
 	refused perEgress[sets.Set[types.UID]]
 	// writes are the writes of slices that the cache may not show yet.
@@ -147,12 +154,15 @@ func New(cfg Config) (*Controller, error) {
 		now:      metav1.Now,
 		gauges:   newGauges(cfg.Registry),
 
+		addresses: newAddresses(cfg.Floating),
+
 		askTimeout: askTimeout,
 	}
 	c.expireRanges()
 	c.objects = reconcile.New("egress", c.syncObjects, cfg.LoopMetrics)
 	c.clients = reconcile.New("egress-clients", c.syncClients, cfg.LoopMetrics)
 	c.binding = reconcile.New("egress-binding", c.syncBinding, cfg.LoopMetrics)
+	c.places = reconcile.New("egress-addresses", c.syncPlaces, cfg.LoopMetrics)
 	c.pressure = reconcile.New("egress-pressure", c.syncPressure, cfg.LoopMetrics)
 	return c, c.register()
 }
@@ -168,6 +178,7 @@ func (c *Controller) Run(ctx context.Context) error {
 	group.Go(func() error { return c.objects.Run(ctx, workers, c.synced...) })
 	group.Go(func() error { return c.clients.Run(ctx, workers, c.synced...) })
 	group.Go(func() error { return c.binding.Run(ctx, 1, c.synced...) })
+	group.Go(func() error { return c.places.Run(ctx, workers, c.synced...) })
 	group.Go(func() error { return c.pressure.Run(ctx, workers, c.synced...) })
 	return group.Wait()
 }

@@ -41,6 +41,7 @@ func (c *Controller) register() error {
 	if c.cfg.Pools != nil {
 		sources = append(sources, reconcile.On(c.cfg.Pools.Informer(), reconcile.Handler(func(*v2.AddressPool) { c.clusterChanged() })))
 	}
+	sources = append(sources, c.addressSources(c.cfg.Floating)...)
 	var err error
 	c.synced, err = reconcile.Register(sources...)
 	return err
@@ -84,6 +85,7 @@ func (c *Controller) egressChanged(a, b *v2.Egress) {
 	key := keyOf(cmp.Or(b, a))
 	c.objects.Add(key)
 	c.clients.Add(key)
+	c.places.Add(key)
 	c.pressure.Add(key)
 	c.binding.Add(egress.RouterAccount)
 	if b == nil {
@@ -132,6 +134,7 @@ func (c *Controller) podChanged(a, b *corev1.Pod) {
 			key := types.NamespacedName{Namespace: p.Namespace, Name: egress}
 			c.objects.AddAfter(key, settle)
 			c.pressure.AddAfter(key, settle)
+			c.places.Add(key)
 		}
 		if same {
 			continue

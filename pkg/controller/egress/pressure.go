@@ -126,10 +126,7 @@ func askable(e *v2.Egress, routers []*corev1.Pod) []*corev1.Pod {
 
 // metricsOf returns where a router serves its metrics; false if it isn't ready.
 func metricsOf(pod *corev1.Pod) (netip.AddrPort, bool) {
-	ready := slices.ContainsFunc(pod.Status.Conditions, func(c corev1.PodCondition) bool {
-		return c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue
-	})
-	if !ready || len(pod.Status.PodIPs) == 0 {
+	if !plan.Ready(pod) || len(pod.Status.PodIPs) == 0 {
 		return netip.AddrPort{}, false
 	}
 	addr, err := netip.ParseAddr(pod.Status.PodIPs[0].IP)

@@ -68,7 +68,7 @@ func (c *Controller) syncObjects(ctx context.Context, key types.NamespacedName) 
 	}{
 		{egress.KindServiceAccount, egress.RouterAccount, c.ensureAccount}, {egress.KindRoleBinding, egress.RouterAccount, c.ensureBinding},
 		{egress.KindService, e.Name, c.ensureService}, {"PodDisruptionBudget", e.Name, c.ensureBudget},
-		{"Deployment", e.Name, c.ensureDeployment},
+		{"Deployment", e.Name, c.ensureDeployment}, {"AddressClaim", e.Name, c.ensureClaim},
 	} {
 		err := o.ensure(ctx, e)
 		v, ok := judge(o.kind, o.name, err)
@@ -221,6 +221,7 @@ func (c *Controller) observe(f *egress.Facts) {
 	if s := f.Egress.Spec.AllowedNamespaces; s != nil {
 		_, f.Selector = metav1.LabelSelectorAsSelector(s)
 	}
+	f.NoPools, f.Claim, f.Blocks = c.addresses == nil, c.claimOf(f.Egress), c.blocksOf(f.Egress)
 	f.Pressure = c.pressures.Get(key).byPod()
 	c.gauges.set(key, f.Clients, len(have), f.Deployment)
 }

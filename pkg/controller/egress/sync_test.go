@@ -32,6 +32,7 @@ import (
 type fixture struct {
 	*Controller
 	core     *corefake.Clientset
+	coil     *fake.Clientset
 	egresses cache.Indexer
 	events   *events.FakeRecorder
 	// written counts the writes of the status.
@@ -47,6 +48,7 @@ func newFixture(t *testing.T) *fixture {
 		return true, nil, f.fail[a.GetResource().Resource]
 	})
 	coil := fake.NewSimpleClientset()
+	f.coil = coil
 	informed := externalversions.NewSharedInformerFactory(coil, 0).Coil().V2()
 	f.egresses = informed.Egresses().Informer().GetIndexer()
 	coil.PrependReactor("update", "egresses", func(a clienttesting.Action) (bool, runtime.Object, error) {
@@ -57,6 +59,7 @@ func newFixture(t *testing.T) *fixture {
 	all := informers.NewSharedInformerFactory(f.core, 0)
 	c, err := New(Config{
 		Coil: coil, Core: f.core, Egresses: informed.Egresses(), Pools: informed.AddressPools(),
+		Floating: &FloatingInformers{Claims: informed.AddressClaims(), Blocks: informed.AddressBlocks().Informer()},
 		Cluster: all, Routers: all, Accounts: all, Clients: all,
 		Namespaces: cache.NewSharedIndexInformer(&cache.ListWatch{}, &metav1.PartialObjectMetadata{}, 0, cache.Indexers{}),
 		Image:      egress.RouterImage{Name: "i", Port: 5555}, Recorder: f.events,

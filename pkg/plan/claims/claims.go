@@ -297,9 +297,11 @@ func Outdated(b *v2.AddressBlock, c *v2.AddressClaim) bool {
 // Taken is the JSON merge patch after which a block isn't outdated.
 func Taken(b *v2.AddressBlock, c *v2.AddressClaim) map[string]any {
 	f := Floating(c)
-	patch := map[string]any{"floating": map[string]any{
-		"owner": f.Owner, "claim": f.Claim, "coolDownSeconds": f.CoolDownSeconds, "releasedAt": nil,
-	}}
+	floating := map[string]any{"owner": f.Owner, "claim": f.Claim, "coolDownSeconds": f.CoolDownSeconds, "releasedAt": nil}
+	if b.Floating != nil && b.Floating.Owner.UID != f.Owner.UID {
+		floating["successors"], floating["movingTo"] = nil, nil // where the former owner wanted it
+	}
+	patch := map[string]any{"floating": floating}
 	if missing := missingLabels(b); len(missing) > 0 {
 		patch["metadata"] = map[string]any{"labels": missing}
 	}

@@ -72,6 +72,11 @@ type Facts struct {
 	// Pressure has the answers of routers, by the names of their pods; nil before they
 	// were asked.
 	Pressure map[string]gateway.Pressure
+	// NoPools says that there are no AddressPools. Claim is that of the floating addresses, nil when there is none, and Blocks
+	// are these addresses.
+	NoPools bool
+	Claim   *v2.AddressClaim
+	Blocks  []*v2.AddressBlock
 	// Now is the time of a transition.
 	Now metav1.Time
 }
@@ -128,6 +133,12 @@ func Status(f Facts) v2.EgressStatus {
 		meta.RemoveStatusCondition(&st.Conditions, v2.EgressUnstableFlows)
 	}
 	set(available(f))
+	st.Addresses = AddressStatuses(f.Claim, f.Blocks, f.Routers)
+	if c := addressesReady(f); c != nil {
+		set(*c)
+	} else {
+		meta.RemoveStatusCondition(&st.Conditions, v2.EgressAddressesReady)
+	}
 	if f.Pressure != nil {
 		setPressure(&st.Conditions, f.Pressure, f.Egress.Spec.Peering, set)
 	}
