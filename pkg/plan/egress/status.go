@@ -113,7 +113,7 @@ func Status(f Facts) v2.EgressStatus {
 	if f.Template != nil {
 		set(metav1.Condition{
 			Type: v2.EgressInvalidTemplate, Status: metav1.ConditionTrue, Reason: ReasonInvalidTemplate,
-			Message: bounded("The Deployment is left as it is: " + f.Template.Error()),
+			Message: plan.Message("The Deployment is left as it is: " + f.Template.Error()),
 		})
 	} else {
 		meta.RemoveStatusCondition(&st.Conditions, v2.EgressInvalidTemplate)
@@ -144,7 +144,7 @@ func unstable(s v2.EgressSpec) bool {
 func available(f Facts) metav1.Condition {
 	c := availableRouters(f)
 	for _, r := range f.Refused {
-		c.Message = bounded(fmt.Sprintf("%s. The API server refuses %s %s: %s", c.Message, r.Kind, r.Name, r.Reason))
+		c.Message = plan.Message(fmt.Sprintf("%s. The API server refuses %s %s: %s", c.Message, r.Kind, r.Name, r.Reason))
 		// Without an account and its rights routers don't learn of their clients, without a Service these
 		// have nobody to send to.
 		if r.Absent && (r.Kind == KindServiceAccount || r.Kind == KindRoleBinding || r.Kind == KindService && f.Egress.Spec.Peering != v2.EgressPeeringDirect) {
@@ -160,7 +160,7 @@ func available(f Facts) metav1.Condition {
 func availableRouters(f Facts) metav1.Condition {
 	no := func(reason, format string, args ...any) metav1.Condition {
 		return metav1.Condition{
-			Type: v2.EgressAvailable, Status: metav1.ConditionFalse, Reason: reason, Message: bounded(fmt.Sprintf(format, args...)),
+			Type: v2.EgressAvailable, Status: metav1.ConditionFalse, Reason: reason, Message: plan.Message(fmt.Sprintf(format, args...)),
 		}
 	}
 	ready := f.Deployment.Status.ReadyReplicas
@@ -208,16 +208,4 @@ func obstacle(f Facts) (reason, why string) {
 		}
 	}
 	return ReasonNoRouterReady, ""
-}
-
-// maxMessage is how long a message of a condition may be, in bytes (metav1.Condition).
-const maxMessage = 32768
-
-// bounded returns a message of one line that the API server accepts.
-func bounded(message string) string {
-	message = strings.ReplaceAll(message, "\n", "; ")
-	if len(message) > maxMessage {
-		message = strings.ToValidUTF8(message[:maxMessage], "")
-	}
-	return message
 }
