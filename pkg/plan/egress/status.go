@@ -49,6 +49,8 @@ const (
 	// ReasonSourcePortWithoutAffinity: UnstableFlows is True because of fouSourcePortAuto with the
 	// sessionAffinity None.
 	ReasonSourcePortWithoutAffinity = "SourcePortWithoutAffinity"
+	// ReasonSeveralDefaults: Conflicting is True because of spec.default.
+	ReasonSeveralDefaults = "SeveralDefaults"
 )
 
 // Facts is all that the status of an Egress depends on.
@@ -69,6 +71,8 @@ type Facts struct {
 	Selector  error
 	// Refused are the objects that the API server refuses.
 	Refused []Refusal
+	// Defaults are the Egresses with spec.default, as plan.DefaultEgresses returns them.
+	Defaults []*v2.Egress
 	// Pressure has the answers of routers, by the names of their pods; nil before they
 	// were asked.
 	Pressure map[string]gateway.Pressure
@@ -127,11 +131,33 @@ func Status(f Facts) v2.EgressStatus {
 	} else {
 		meta.RemoveStatusCondition(&st.Conditions, v2.EgressUnstableFlows)
 	}
+	if message := f.otherDefaults(); message != "" {
+		set(metav1.Condition{Type: v2.EgressConflicting, Status: metav1.ConditionTrue, Reason: ReasonSeveralDefaults, Message: message})
+	} else {
+		meta.RemoveStatusCondition(&st.Conditions, v2.EgressConflicting)
+	}
 	set(available(f))
 	if f.Pressure != nil {
 		setPressure(&st.Conditions, f.Pressure, f.Egress.Spec.Peering, set)
 	}
 	return st
+}
+
+// otherDefaults says which of several Egresses with spec.default is the default; it is empty if the Egress is none, or the only one.
+func (f Facts) otherDefaults() string {
+	var others []string
+	for _, e := range f.Defaults {
+		if e.UID != f.Egress.UID {
+			others = append(others, e.Namespace+"/"+e.Name)
+		}
+	}
+	switch {
+	case len(others) == 0 || len(others) == len(f.Defaults):
+		return ""
+	case f.Defaults[0].UID == f.Egress.UID:
+		return fmt.Sprintf("Egress %s has spec.default, too. This one is the default of the cluster, since it is the oldest: take spec.default off the others", plan.Enumerate(others))
+	}
+	return fmt.Sprintf("Egress %s is the default of the cluster, since it is older: take spec.default off one of the two", others[0])
 }
 
 // unstable says whether the Service draws a router anew for flows that live: the kernel changes the

@@ -128,3 +128,24 @@ func TestEgressUnstableFlows(t *testing.T) {
 		}
 	}
 }
+
+func TestSeveralDefaults(t *testing.T) {
+	e, other := testEgress(""), testEgress("")
+	other.Namespace, other.Name, other.UID = "a", "other", "other"
+	for _, tt := range []struct {
+		name     string
+		defaults []*v2.Egress
+		says     string
+	}{
+		{"none", nil, ""}, {"the only one", []*v2.Egress{e}, ""}, {"another", []*v2.Egress{other}, ""},
+		{"the oldest", []*v2.Egress{e, other}, "Egress a/other has spec.default, too. This one is the default"},
+		{"a younger one", []*v2.Egress{other, e}, "Egress a/other is the default of the cluster"},
+		{"the only one again", []*v2.Egress{e}, ""},
+	} {
+		e.Status = Status(Facts{Egress: e, Defaults: tt.defaults})
+		c := meta.FindStatusCondition(e.Status.Conditions, v2.EgressConflicting)
+		if (c != nil) != (tt.says != "") || c != nil && (c.Status != metav1.ConditionTrue || !strings.Contains(c.Message, tt.says)) {
+			t.Errorf("%s: %+v", tt.name, c)
+		}
+	}
+}
