@@ -42,6 +42,9 @@ var (
 	blockRequests = addressPools.GroupVersion().WithResource("blockrequests")
 	egresses      = addressPools.GroupVersion().WithResource("egresses")
 	addressClaims = addressPools.GroupVersion().WithResource("addressclaims")
+
+	egressPolicies        = addressPools.GroupVersion().WithResource("egresspolicies")
+	egressClusterPolicies = addressPools.GroupVersion().WithResource("egressclusterpolicies")
 )
 
 // servers are the API servers that tests share, by release of Kubernetes.
@@ -142,8 +145,8 @@ func crdFiles() ([]string, error) {
 		return nil, err
 	}
 	files, err := filepath.Glob(filepath.Join(root, "manifests/crd/coil.cybozu.com_*.yaml"))
-	if err == nil && len(files) != 5 {
-		err = fmt.Errorf("manifests/crd has %d definitions, not 5", len(files))
+	if err == nil && len(files) != 7 {
+		err = fmt.Errorf("manifests/crd has %d definitions, not 7", len(files))
 	}
 	return files, err
 }

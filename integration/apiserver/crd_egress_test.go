@@ -30,6 +30,7 @@ func egressAttempts() []attempt {
 		{name: "a destination", new: old},
 		{name: "both families", new: with(``)},
 		{name: "as many destinations as there may be", new: destinations(256)},
+		{name: "the default", new: with(`default: true`)},
 		{name: "no router", new: with(`replicas: 0`)},
 		{name: "a strategy", new: with(`strategy: {type: RollingUpdate, rollingUpdate: {maxUnavailable: 1, maxSurge: "25%"}}`)},
 		{name: "a template without containers", new: with(`template: {metadata: {labels: {a: b}}, spec: {priorityClassName: high}}`)},

@@ -40,6 +40,16 @@ func roundTrips() []roundTrip {
 		Type: "Exhausted", Status: metav1.ConditionTrue, ObservedGeneration: 7,
 		LastTransitionTime: now, Reason: "AllBlocksTaken", Message: "every block is taken",
 	}}
+	selector := metav1.LabelSelector{
+		MatchLabels:      map[string]string{"team": "a"},
+		MatchExpressions: []metav1.LabelSelectorRequirement{{Key: "stage", Operator: metav1.LabelSelectorOpNotIn, Values: []string{"test"}}},
+	}
+	nat := v2.EgressReference{Namespace: "internet", Name: "nat"}
+	use := v2.EgressUse{Egress: &nat, Destinations: []string{"192.0.2.0/24", "2001:db8::/32"}, OnFailure: v2.EgressFailureNode}
+	policyStatus := v2.EgressPolicyStatus{
+		ObservedGeneration: 7, Resolved: &v2.ResolvedPolicy{ObservedGeneration: 7, Egress: &nat, Pods: []metav1.LabelSelector{selector}},
+		Clients: 5, Summary: v2.PolicySummary{Egress: "internet/nat"}, Conditions: conditions,
+	}
 	return []roundTrip{
 		{name: "maximal", kind: poolKind, maximal: true, obj: &v2.AddressPool{
 			Spec: v2.AddressPoolSpec{Purpose: v2.PurposeAny, BlockSizeBits: 6, Subnets: []v2.SubnetSet{{IPv4: ptr("10.0.0.0/16"), IPv6: ptr("fd00::/112")}}},
@@ -84,6 +94,24 @@ func roundTrips() []roundTrip {
 			},
 		}},
 		{name: "minimal", kind: claimKind, obj: &v2.AddressClaim{Spec: v2.AddressClaimSpec{Pool: "partners", Count: ptr(int32(0))}}},
+		{name: "labels", kind: policyKind, maximal: true, except: []string{"Spec.Services", "Spec.PodCIDRs"}, obj: &v2.EgressPolicy{
+			Spec: v2.EgressPolicySpec{EgressUse: use, Pods: &selector}, Status: policyStatus,
+		}},
+		{name: "Services", kind: policyKind, maximal: true, except: []string{"Spec.Pods", "Spec.PodCIDRs"}, obj: &v2.EgressPolicy{
+			Spec: v2.EgressPolicySpec{EgressUse: use, Services: []string{"frontend"}}, Status: policyStatus,
+		}},
+		{name: "minimal", kind: policyKind, defaults: `spec: {onFailure: Closed}`, obj: &v2.EgressPolicy{
+			Spec: v2.EgressPolicySpec{PodCIDRs: []string{"10.0.0.0/16"}},
+		}},
+		{name: "labels", kind: clusterPolicyKind, maximal: true, except: []string{"Spec.PodCIDRs"}, obj: &v2.EgressClusterPolicy{
+			Spec: v2.EgressClusterPolicySpec{EgressUse: use, NamespaceSelector: selector, Pods: &selector}, Status: policyStatus,
+		}},
+		{name: "minimal", kind: clusterPolicyKind, defaults: `spec: {onFailure: Closed}`, obj: &v2.EgressClusterPolicy{
+			Spec: v2.EgressClusterPolicySpec{Pods: &metav1.LabelSelector{}},
+		}},
+		{name: "ranges", kind: clusterPolicyKind, defaults: `spec: {onFailure: Closed}`, obj: &v2.EgressClusterPolicy{
+			Spec: v2.EgressClusterPolicySpec{NamespaceSelector: selector, PodCIDRs: []string{"10.0.0.0/16", "fd00::/64"}},
+		}},
 		{name: "maximal", kind: egressKind, maximal: true,
 			except: []string{"Spec.PodDisruptionBudget.MinAvailable", "Spec.Template.Spec.Object"},
 			obj:    maximalEgress(conditions)},
@@ -105,6 +133,7 @@ func maximalEgress(conditions []metav1.Condition) *v2.Egress {
 	return &v2.Egress{
 		Spec: v2.EgressSpec{
 			Destinations: []string{"192.0.2.0/24", "2001:db8::/32"},
+			Default:      true,
 			Replicas:     3,
 			Strategy: &appsv1.DeploymentStrategy{
 				Type: appsv1.RollingUpdateDeploymentStrategyType,

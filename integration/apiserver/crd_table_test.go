@@ -110,6 +110,34 @@ status:
 metadata: {name: unseen}
 spec: {destinations: [192.0.2.0/24]}
 `}},
+	{policyKind, []string{`
+metadata: {name: shop, namespace: default}
+spec: {egress: {namespace: internet, name: nat}, pods: {matchLabels: {app: shop}}}
+status:
+  summary: {egress: internet/nat}
+  clients: 12
+  conditions: [{type: Accepted, status: "True", reason: Accepted, message: "", lastTransitionTime: "2026-01-01T00:00:00Z"}]
+`, `
+metadata: {name: typo, namespace: default}
+spec: {services: [fronted]}
+status:
+  summary: {egress: internet/nat}
+  conditions: [{type: Accepted, status: "False", reason: ServiceNotFound, message: "", lastTransitionTime: "2026-01-01T00:00:00Z"}]
+`, `
+metadata: {name: unseen, namespace: default}
+spec: {podCIDRs: [10.1.0.0/16]}
+`}},
+	{clusterPolicyKind, []string{`
+metadata: {name: all}
+spec: {namespaceSelector: {}, pods: {}}
+status:
+  summary: {egress: internet/nat}
+  clients: 1200
+  conditions: [{type: Accepted, status: "True", reason: Accepted, message: "", lastTransitionTime: "2026-01-01T00:00:00Z"}]
+`, `
+metadata: {name: unseen}
+spec: {namespaceSelector: {}, podCIDRs: [10.1.0.0/16]}
+`}},
 }
 
 // TestColumns compares the columns that kubectl shows with testdata/get.txt; the

@@ -42,6 +42,9 @@ var (
 	requestKind = kind{"BlockRequest", blockRequests, false}
 	egressKind  = kind{"Egress", egresses, true}
 	claimKind   = kind{"AddressClaim", addressClaims, true}
+
+	policyKind        = kind{"EgressPolicy", egressPolicies, true}
+	clusterPolicyKind = kind{"EgressClusterPolicy", egressClusterPolicies, false}
 )
 
 // client returns the client for objects of the kind.
@@ -145,6 +148,8 @@ func TestValidation(t *testing.T) {
 			{requestKind, requestAttempts()},
 			{egressKind, egressAttempts()},
 			{claimKind, claimAttempts()},
+			{policyKind, policyAttempts()},
+			{clusterPolicyKind, clusterPolicyAttempts()},
 		} {
 			objects := table.kind.client(client)
 			for _, a := range table.attempts {

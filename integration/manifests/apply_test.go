@@ -125,6 +125,12 @@ func checkAccess(t *testing.T, api *controlplane.API, v variant) {
 		{"coil-egress-controller", "update", coil, "egresses", "status", v.egress},
 		{"coil-egress-controller", "update", coil, "egresses", "", false},
 		{"coil-egress-controller", "watch", "", "namespaces", "", v.egress},
+		{"coil-egress-controller", "watch", coil, "egresspolicies", "", v.egress},
+		{"coil-egress-controller", "update", coil, "egresspolicies", "status", v.egress},
+		{"coil-egress-controller", "update", coil, "egresspolicies", "", false},
+		{"coil-egress-controller", "watch", coil, "egressclusterpolicies", "", v.egress},
+		{"coil-egress-controller", "update", coil, "egressclusterpolicies", "status", v.egress},
+		{"coil-egress-controller", "update", coil, "egressclusterpolicies", "", false},
 		{"coil-egress-controller", "watch", coil, "addresspools", "", v.egress && v.ipam},
 		{"coil-egress-controller", "create", "rbac.authorization.k8s.io", "clusterrolebindings", "", false}, // but by name
 		{"coil-egress-controller", "create", "rbac.authorization.k8s.io", "rolebindings", "", false},        // but by name

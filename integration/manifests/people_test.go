@@ -27,8 +27,11 @@ func checkPeople(t *testing.T, s set, v variant) {
 	read, change := "[get list watch]", "[create update patch delete]"
 	if v.egress {
 		want["view"] = append(want["view"], "egresses "+read, "egresses/status "+read, "egresses/scale "+read)
+		for _, r := range []string{"egresspolicies", "egressclusterpolicies"} {
+			want["view"] = append(want["view"], r+" "+read, r+"/status "+read)
+		}
 		for _, to := range []string{"edit", "admin"} {
-			want[to] = []string{"egresses " + change, "egresses/scale [update patch]"}
+			want[to] = []string{"egresses " + change, "egresspolicies " + change, "egresses/scale [update patch]"}
 		}
 	}
 	if v.ipam {

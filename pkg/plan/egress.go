@@ -7,6 +7,7 @@
 package plan
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"slices"
@@ -99,6 +100,21 @@ func AllowedNamespaces(e *v2.Egress) (labels.Selector, error) {
 func AllowsNamespace(e *v2.Egress, namespaceLabels map[string]string) (bool, error) {
 	selector, err := AllowedNamespaces(e)
 	return selector.Matches(labels.Set(namespaceLabels)), err
+}
+
+// DefaultEgresses returns those that are the default of the cluster, unless they are being deleted. The first one, which is the
+// oldest, is it.
+func DefaultEgresses(all []*v2.Egress) []*v2.Egress {
+	var defaults []*v2.Egress
+	for _, e := range all {
+		if e.Spec.Default && e.DeletionTimestamp == nil {
+			defaults = append(defaults, e)
+		}
+	}
+	slices.SortFunc(defaults, func(a, b *v2.Egress) int {
+		return cmp.Or(a.CreationTimestamp.Compare(b.CreationTimestamp.Time), cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
+	})
+	return defaults
 }
 
 // SameEgress says whether two states of an Egress are one to its clients and routers: metadata.generation

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
@@ -93,5 +94,25 @@ func TestAllowsNamespace(t *testing.T) {
 				t.Errorf("%t, %v", got, err)
 			}
 		})
+	}
+}
+
+func TestDefaultEgresses(t *testing.T) {
+	make := func(name string, age int64, change func(*v2.Egress)) *v2.Egress {
+		e := &v2.Egress{ObjectMeta: metav1.ObjectMeta{Namespace: "n", Name: name, CreationTimestamp: metav1.NewTime(time.Unix(age, 0))}, Spec: v2.EgressSpec{Default: true}}
+		if change != nil {
+			change(e)
+		}
+		return e
+	}
+	var got []string
+	for _, e := range DefaultEgresses([]*v2.Egress{
+		make("young", 3, nil), make("c", 2, nil), make("b", 2, nil), make("old", 1, func(e *v2.Egress) { e.Spec.Default = false }),
+		make("ending", 1, func(e *v2.Egress) { e.DeletionTimestamp = new(metav1.Now()) }), make("a", 2, func(e *v2.Egress) { e.Namespace = "o" }),
+	}) {
+		got = append(got, e.Name)
+	}
+	if diff := cmp.Diff([]string{"b", "c", "a", "young"}, got); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
 	}
 }

@@ -23,3 +23,15 @@ func Count(n int, singular, plural string) string {
 	}
 	return fmt.Sprintf("%d %s", n, plural)
 }
+
+// maxMessage is how long a message of a condition may be, in bytes (metav1.Condition).
+const maxMessage = 32768
+
+// Message returns a message for a condition, of one line, that the API server accepts.
+func Message(text string) string {
+	text = strings.ReplaceAll(text, "\n", "; ")
+	if len(text) > maxMessage {
+		text = strings.ToValidUTF8(text[:maxMessage], "")
+	}
+	return text
+}

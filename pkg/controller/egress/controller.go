@@ -110,6 +110,7 @@ type Controller struct {
 	pods     kube.Cache[corev1.Pod]
 	naming   kube.Index[corev1.Pod]                // by the Egresses that they name
 	routers  kube.Index[corev1.Pod]                // by their Egress
+	defaults kube.Index[v2.Egress]                 // under isDefault
 	slices   kube.Index[discoveryv1.EndpointSlice] // by their Egress
 	synced   []cache.DoneChecker
 	objects  *reconcile.Loop[types.NamespacedName]
@@ -144,9 +145,11 @@ type perEgress[T any] = syncmap.Map[types.NamespacedName, T]
 // New returns a controller that isn't running.
 func New(cfg Config) (*Controller, error) {
 	pods := kube.CacheOf[corev1.Pod](cfg.Cluster.Core().V1().Pods().Informer())
+	egresses := kube.CacheOf[v2.Egress](cfg.Egresses.Informer())
 	c := &Controller{
 		cfg:      cfg,
-		egresses: kube.CacheOf[v2.Egress](cfg.Egresses.Informer()),
+		egresses: egresses,
+		defaults: egresses.IndexBy(defaultEgress),
 		pods:     pods,
 		naming:   pods.IndexBy(egressesOfPod),
 		routers:  pods.IndexBy(egressOfRouter),

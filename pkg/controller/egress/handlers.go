@@ -73,6 +73,16 @@ func ownerOfSlice(s *discoveryv1.EndpointSlice) types.NamespacedName {
 	return types.NamespacedName{Namespace: s.Namespace, Name: s.Labels[v2.LabelEgress]}
 }
 
+// isDefault is the key of Egresses with spec.default.
+const isDefault = "default"
+
+func defaultEgress(e *v2.Egress) []string {
+	if e.Spec.Default {
+		return []string{isDefault}
+	}
+	return nil
+}
+
 // egressChanged looks at an Egress at once, unless no more than its status has changed,
 // most likely here.
 func (c *Controller) egressChanged(a, b *v2.Egress) {
@@ -84,6 +94,11 @@ func (c *Controller) egressChanged(a, b *v2.Egress) {
 	}
 	key := keyOf(cmp.Or(b, a))
 	c.objects.Add(key)
+	if a != nil && a.Spec.Default || b != nil && b.Spec.Default {
+		for _, e := range c.defaults.Under(isDefault) { // whose conditions may name it
+			c.objects.Add(keyOf(e))
+		}
+	}
 	c.clients.Add(key)
 	c.places.Add(key)
 	c.pressure.Add(key)

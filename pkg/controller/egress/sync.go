@@ -21,6 +21,7 @@ import (
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
 	"github.com/coil-net/coil/pkg/kube"
 	"github.com/coil-net/coil/pkg/kube/object"
+	"github.com/coil-net/coil/pkg/plan"
 	"github.com/coil-net/coil/pkg/plan/egress"
 	"github.com/coil-net/coil/pkg/reconcile"
 )
@@ -218,6 +219,9 @@ func (c *Controller) observe(f *egress.Facts) {
 	have := c.slices.Under(key.String())
 	f.Clients = egress.CountClients(have)
 	f.InCluster = c.clusterRanges().For(f.Egress)
+	if f.Egress.Spec.Default {
+		f.Defaults = plan.DefaultEgresses(c.defaults.Under(isDefault))
+	}
 	if s := f.Egress.Spec.AllowedNamespaces; s != nil {
 		_, f.Selector = metav1.LabelSelectorAsSelector(s)
 	}
@@ -247,6 +251,7 @@ func (c *Controller) writeStatus(ctx context.Context, e *v2.Egress, status v2.Eg
 var warnings = []object.Warning{
 	{Condition: v2.EgressInvalidTemplate, Reason: egress.ReasonInvalidTemplate},
 	{Condition: v2.EgressUnstableFlows, Reason: egress.ReasonSourcePortWithoutAffinity},
+	{Condition: v2.EgressConflicting, Reason: egress.ReasonSeveralDefaults},
 	// The conditions say more than their reason.
 	{Condition: v2.EgressConntrackPressure, Reason: v2.EgressConntrackPressure},
 	{Condition: v2.EgressPortPressure, Reason: v2.EgressPortPressure},

@@ -49,6 +49,8 @@ const (
 	// ReasonSourcePortWithoutAffinity: UnstableFlows is True because of fouSourcePortAuto with the
 	// sessionAffinity None.
 	ReasonSourcePortWithoutAffinity = "SourcePortWithoutAffinity"
+	// ReasonSeveralDefaults: Conflicting is True because of spec.default.
+	ReasonSeveralDefaults = "SeveralDefaults"
 )
 
 // Facts is all that the status of an Egress depends on.
@@ -69,6 +71,8 @@ type Facts struct {
 	Selector  error
 	// Refused are the objects that the API server refuses.
 	Refused []Refusal
+	// Defaults are the Egresses with spec.default, as plan.DefaultEgresses returns them.
+	Defaults []*v2.Egress
 	// Pressure has the answers of routers, by the names of their pods; nil before they
 	// were asked.
 	Pressure map[string]gateway.Pressure
@@ -118,7 +122,7 @@ func Status(f Facts) v2.EgressStatus {
 	if f.Template != nil {
 		set(metav1.Condition{
 			Type: v2.EgressInvalidTemplate, Status: metav1.ConditionTrue, Reason: ReasonInvalidTemplate,
-			Message: bounded("The Deployment is left as it is: " + f.Template.Error()),
+			Message: plan.Message("The Deployment is left as it is: " + f.Template.Error()),
 		})
 	} else {
 		meta.RemoveStatusCondition(&st.Conditions, v2.EgressInvalidTemplate)
@@ -131,6 +135,11 @@ func Status(f Facts) v2.EgressStatus {
 		})
 	} else {
 		meta.RemoveStatusCondition(&st.Conditions, v2.EgressUnstableFlows)
+	}
+	if message := f.otherDefaults(); message != "" {
+		set(metav1.Condition{Type: v2.EgressConflicting, Status: metav1.ConditionTrue, Reason: ReasonSeveralDefaults, Message: message})
+	} else {
+		meta.RemoveStatusCondition(&st.Conditions, v2.EgressConflicting)
 	}
 	set(available(f))
 	st.Addresses = AddressStatuses(f.Claim, f.Blocks, f.Routers)
@@ -145,6 +154,23 @@ func Status(f Facts) v2.EgressStatus {
 	return st
 }
 
+// otherDefaults says which of several Egresses with spec.default is the default; it is empty if the Egress is none, or the only one.
+func (f Facts) otherDefaults() string {
+	var others []string
+	for _, e := range f.Defaults {
+		if e.UID != f.Egress.UID {
+			others = append(others, e.Namespace+"/"+e.Name)
+		}
+	}
+	switch {
+	case len(others) == 0 || len(others) == len(f.Defaults):
+		return ""
+	case f.Defaults[0].UID == f.Egress.UID:
+		return fmt.Sprintf("Egress %s has spec.default, too. This one is the default of the cluster, since it is the oldest: take spec.default off the others", plan.Enumerate(others))
+	}
+	return fmt.Sprintf("Egress %s is the default of the cluster, since it is older: take spec.default off one of the two", others[0])
+}
+
 // unstable says whether the Service draws a router anew for flows that live: the kernel changes the
 // source port of a connection that retransmits, and only ClientIP keeps the router then.
 func unstable(s v2.EgressSpec) bool {
@@ -155,7 +181,7 @@ func unstable(s v2.EgressSpec) bool {
 func available(f Facts) metav1.Condition {
 	c := availableRouters(f)
 	for _, r := range f.Refused {
-		c.Message = bounded(fmt.Sprintf("%s. The API server refuses %s %s: %s", c.Message, r.Kind, r.Name, r.Reason))
+		c.Message = plan.Message(fmt.Sprintf("%s. The API server refuses %s %s: %s", c.Message, r.Kind, r.Name, r.Reason))
 		// Without an account and its rights routers don't learn of their clients, without a Service these
 		// have nobody to send to.
 		if r.Absent && (r.Kind == KindServiceAccount || r.Kind == KindRoleBinding || r.Kind == KindService && f.Egress.Spec.Peering != v2.EgressPeeringDirect) {
@@ -171,7 +197,7 @@ func available(f Facts) metav1.Condition {
 func availableRouters(f Facts) metav1.Condition {
 	no := func(reason, format string, args ...any) metav1.Condition {
 		return metav1.Condition{
-			Type: v2.EgressAvailable, Status: metav1.ConditionFalse, Reason: reason, Message: bounded(fmt.Sprintf(format, args...)),
+			Type: v2.EgressAvailable, Status: metav1.ConditionFalse, Reason: reason, Message: plan.Message(fmt.Sprintf(format, args...)),
 		}
 	}
 	ready := f.Deployment.Status.ReadyReplicas
@@ -219,16 +245,4 @@ func obstacle(f Facts) (reason, why string) {
 		}
 	}
 	return ReasonNoRouterReady, ""
-}
-
-// maxMessage is how long a message of a condition may be, in bytes (metav1.Condition).
-const maxMessage = 32768
-
-// bounded returns a message of one line that the API server accepts.
-func bounded(message string) string {
-	message = strings.ReplaceAll(message, "\n", "; ")
-	if len(message) > maxMessage {
-		message = strings.ToValidUTF8(message[:maxMessage], "")
-	}
-	return message
 }

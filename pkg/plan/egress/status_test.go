@@ -95,7 +95,7 @@ func TestEgressStatus(t *testing.T) {
 	})
 	t.Run("a long message", func(t *testing.T) {
 		c := Status(Facts{Egress: testEgress(""), Template: errors.New(strings.Repeat("ä\n", 20000))}).Conditions[0]
-		if len(c.Message) > maxMessage || strings.Contains(c.Message, "\n") || strings.Contains(c.Message, "\ufffd") {
+		if len(c.Message) > 32768 || strings.Contains(c.Message, "\n") || strings.Contains(c.Message, "\ufffd") {
 			t.Errorf("%d bytes", len(c.Message))
 		}
 	})
@@ -125,6 +125,27 @@ func TestEgressUnstableFlows(t *testing.T) {
 		e.Status, e.Spec.Peering = st, v2.EgressPeeringDirect
 		if c := meta.FindStatusCondition(Status(Facts{Egress: e}).Conditions, v2.EgressUnstableFlows); c != nil {
 			t.Errorf("%+v: it stays", tt)
+		}
+	}
+}
+
+func TestSeveralDefaults(t *testing.T) {
+	e, other := testEgress(""), testEgress("")
+	other.Namespace, other.Name, other.UID = "a", "other", "other"
+	for _, tt := range []struct {
+		name     string
+		defaults []*v2.Egress
+		says     string
+	}{
+		{"none", nil, ""}, {"the only one", []*v2.Egress{e}, ""}, {"another", []*v2.Egress{other}, ""},
+		{"the oldest", []*v2.Egress{e, other}, "Egress a/other has spec.default, too. This one is the default"},
+		{"a younger one", []*v2.Egress{other, e}, "Egress a/other is the default of the cluster"},
+		{"the only one again", []*v2.Egress{e}, ""},
+	} {
+		e.Status = Status(Facts{Egress: e, Defaults: tt.defaults})
+		c := meta.FindStatusCondition(e.Status.Conditions, v2.EgressConflicting)
+		if (c != nil) != (tt.says != "") || c != nil && (c.Status != metav1.ConditionTrue || !strings.Contains(c.Message, tt.says)) {
+			t.Errorf("%s: %+v", tt.name, c)
 		}
 	}
 }

@@ -1,5 +1,5 @@
-// Package policy says which pods EgressPolicies and EgressClusterPolicies select, and which policy decides for a
-// destination.
+// Package policy says which pods EgressPolicies and EgressClusterPolicies select, which policy decides for a destination, what
+// their Services and defaults mean, and what is wrong with them.
 //
 // It must not know how pods reach an Egress, nor what routers do.
 package policy
@@ -68,7 +68,8 @@ func OfCluster(p *v2.EgressClusterPolicy) (Policy, error) {
 	made.podCIDRs = prefixes.Valid(p.Spec.PodCIDRs)
 	namespaces, err := metav1.LabelSelectorAsSelector(&p.Spec.NamespaceSelector)
 	if err != nil {
-		return Policy{}, fmt.Errorf("namespaceSelector: %w", err)
+		made.namespaces = labels.Nothing()
+		return made, fmt.Errorf("namespaceSelector: %w", err)
 	}
 	made.namespaces = namespaces
 	if p.Spec.Pods == nil {
@@ -83,7 +84,7 @@ func newPolicy(o metav1.Object, use v2.EgressUse, status v2.EgressPolicyStatus) 
 		OnFailure: cmp.Or(use.OnFailure, v2.EgressFailureClosed),
 	}
 	if len(use.Destinations) > 0 {
-		p.Destinations = prefixes.Valid(use.Destinations)
+		p.Destinations = append([]netip.Prefix{}, prefixes.Valid(use.Destinations)...) // never nil, which stands for all
 	}
 	ref := use.Egress
 	if ref == nil {

@@ -52,6 +52,12 @@ type EgressSpec struct {
 	// +listType=atomic
 	Destinations []string `json:"destinations"`
 
+	// Default makes the Egress that of EgressPolicies and EgressClusterPolicies without one, unless their namespace has another. Of
+	// several the oldest is.
+	//
+	// +optional
+	Default bool `json:"default,omitempty"`
+
 	// Replicas is the number of router pods.
 	//
 	// +optional
@@ -206,6 +212,8 @@ const (
 	// EgressUnstableFlows is True when the spec lets connections move to another router, which
 	// resets them; the message says what to change.
 	EgressUnstableFlows = "UnstableFlows"
+	// EgressConflicting is True when other Egresses have spec.default, too; the message says which one is the default.
+	EgressConflicting = "Conflicting"
 )
 
 // EgressStatus is what coil-egress-controller observed.

@@ -84,6 +84,18 @@ const (
 // EgressAddressesReady, a condition of an Egress, is True when each of its addresses is on a node.
 const EgressAddressesReady = "AddressesReady"
 
+// EgressAddress is an address, or the pair of a dual-stack pool.
+type EgressAddress struct {
+	// +optional
+	// +kubebuilder:validation:MaxLength=15
+	// +kubebuilder:validation:XValidation:rule="isIP(self) && ip(self).family() == 4",message="must be an IPv4 address"
+	IPv4 string `json:"ipv4,omitempty"`
+	// +optional
+	// +kubebuilder:validation:MaxLength=39
+	// +kubebuilder:validation:XValidation:rule="isIP(self) && ip(self).family() == 6",message="must be an IPv6 address"
+	IPv6 string `json:"ipv6,omitempty"`
+}
+
 // EgressAddressStatus is a floating address of an Egress, or the pair of a dual-stack pool.
 type EgressAddressStatus struct {
 	// Block is the name of the AddressBlock.

@@ -12,9 +12,7 @@ import (
 // +kubebuilder:resource:scope=Namespaced
 // +kubebuilder:subresource:status
 // +kubebuilder:printcolumn:name="Egress",type=string,JSONPath=`.status.summary.egress`,description="The Egress that the pods use"
-// +kubebuilder:printcolumn:name="Address",type=string,JSONPath=`.status.summary.address`,description="The source address that destinations see"
-// +kubebuilder:printcolumn:name="Node",type=string,JSONPath=`.status.node`,description="The node that has the address"
-// +kubebuilder:printcolumn:name="Clients",type=integer,JSONPath=`.status.clients`,description="Pods that the policy selects"
+// +kubebuilder:printcolumn:name="Clients",type=integer,JSONPath=`.status.clients`,description="Pods that routers let in by the policy"
 // +kubebuilder:printcolumn:name="Accepted",type=string,JSONPath=`.status.conditions[?(@.type=="Accepted")].status`,description="Whether the policy can be followed"
 // +kubebuilder:printcolumn:name="Reason",type=string,priority=1,JSONPath=`.status.conditions[?(@.type=="Accepted")].reason`
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
@@ -63,8 +61,8 @@ type EgressPolicySpec struct {
 
 // EgressUse says how selected pods use an Egress.
 type EgressUse struct {
-	// Egress is the Egress that the pods use. Unset, it is the default of the namespace (annotation coil.cybozu.com/egress), or
-	// that of the cluster (Egress spec.default).
+	// Egress is the Egress that the pods use. Unset, it is the default of the policy's namespace (annotation coil.cybozu.com/egress)
+	// if that allows the namespace, else that of the cluster (Egress spec.default) if that does. An EgressClusterPolicy has the latter.
 	//
 	// +optional
 	Egress *EgressReference `json:"egress,omitempty"`
@@ -121,9 +119,7 @@ type EgressReference struct {
 // +kubebuilder:resource:scope=Cluster
 // +kubebuilder:subresource:status
 // +kubebuilder:printcolumn:name="Egress",type=string,JSONPath=`.status.summary.egress`,description="The Egress that the pods use"
-// +kubebuilder:printcolumn:name="Address",type=string,JSONPath=`.status.summary.address`,description="The source address that destinations see"
-// +kubebuilder:printcolumn:name="Node",type=string,JSONPath=`.status.node`,description="The node that has the address"
-// +kubebuilder:printcolumn:name="Clients",type=integer,JSONPath=`.status.clients`,description="Pods that the policy selects"
+// +kubebuilder:printcolumn:name="Clients",type=integer,JSONPath=`.status.clients`,description="Pods that routers let in by the policy"
 // +kubebuilder:printcolumn:name="Accepted",type=string,JSONPath=`.status.conditions[?(@.type=="Accepted")].status`,description="Whether the policy can be followed"
 // +kubebuilder:printcolumn:name="Reason",type=string,priority=1,JSONPath=`.status.conditions[?(@.type=="Accepted")].reason`
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
@@ -166,8 +162,8 @@ type EgressClusterPolicySpec struct {
 const (
 	// PolicyAccepted is True when the policy can be followed; else its reason and message say what to change.
 	PolicyAccepted = "Accepted"
-	// PolicyConflicting is True when pods of the policy follow another one, or their annotation, for some destination; the
-	// message names it.
+	// PolicyConflicting is True when a pod of the policy follows another one, or its annotation, to another Egress for one of the
+	// destinations; the message names them.
 	PolicyConflicting = "Conflicting"
 )
 
@@ -183,18 +179,7 @@ type EgressPolicyStatus struct {
 	// +optional
 	Resolved *ResolvedPolicy `json:"resolved,omitempty"`
 
-	// Address is the floating address, or pair, by which the pods leave.
-	//
-	// +optional
-	Address *EgressAddress `json:"address,omitempty"`
-
-	// Node is the node that has the address.
-	//
-	// +optional
-	// +kubebuilder:validation:MaxLength=253
-	Node string `json:"node,omitempty"`
-
-	// Clients is the number of pods that the policy selects.
+	// Clients is the number of pods that routers let in by the policy. It is written every 30 seconds at most if nothing else changes.
 	//
 	// +optional
 	Clients int32 `json:"clients,omitempty"`
@@ -221,24 +206,13 @@ type ResolvedPolicy struct {
 	// +optional
 	Egress *EgressReference `json:"egress,omitempty"`
 
-	// Pods select the pods: those that one of the selectors selects. They are the selectors of spec.services.
+	// Pods select the pods: those that one of the selectors selects. They are the selectors of spec.services, and, as long as
+	// one of these has none, those that were here before.
 	//
 	// +optional
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=32
 	Pods []metav1.LabelSelector `json:"pods,omitempty"`
-}
-
-// EgressAddress is an address, or the pair of a dual-stack pool.
-type EgressAddress struct {
-	// +optional
-	// +kubebuilder:validation:MaxLength=15
-	// +kubebuilder:validation:XValidation:rule="isIP(self) && ip(self).family() == 4",message="must be an IPv4 address"
-	IPv4 string `json:"ipv4,omitempty"`
-	// +optional
-	// +kubebuilder:validation:MaxLength=39
-	// +kubebuilder:validation:XValidation:rule="isIP(self) && ip(self).family() == 6",message="must be an IPv6 address"
-	IPv6 string `json:"ipv6,omitempty"`
 }
 
 // PolicySummary has values for people.
@@ -247,10 +221,6 @@ type PolicySummary struct {
 	//
 	// +optional
 	Egress string `json:"egress,omitempty"`
-	// Address is the address, or both of a pair.
-	//
-	// +optional
-	Address string `json:"address,omitempty"`
 }
 
 // EgressPolicyList is a list of EgressPolicies.

@@ -854,11 +854,6 @@ func (in *EgressPolicyStatus) DeepCopyInto(out *EgressPolicyStatus) {
 		*out = new(ResolvedPolicy)
 		(*in).DeepCopyInto(*out)
 	}
-	if in.Address != nil {
-		in, out := &in.Address, &out.Address
-		*out = new(EgressAddress)
-		**out = **in
-	}
 	out.Summary = in.Summary
 	if in.Conditions != nil {
 		in, out := &in.Conditions, &out.Conditions
