@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
-	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -179,7 +178,7 @@ func addressesReady(f Facts) *metav1.Condition {
 		return nil
 	}
 	no := func(reason, format string, args ...any) *metav1.Condition {
-		return &metav1.Condition{Type: v2.EgressAddressesReady, Status: metav1.ConditionFalse, Reason: reason, Message: bounded(fmt.Sprintf(format, args...))}
+		return &metav1.Condition{Type: v2.EgressAddressesReady, Status: metav1.ConditionFalse, Reason: reason, Message: plan.Message(fmt.Sprintf(format, args...))}
 	}
 	switch {
 	case f.NoPools:
@@ -201,7 +200,7 @@ func addressesReady(f Facts) *metav1.Condition {
 		}
 	}
 	if len(lacking) > 0 {
-		return no(ReasonNoHolder, "No node has %s: each is on a node with a router that is ready, and with room (spec.addresses.placement)", strings.Join(lacking, ", "))
+		return no(ReasonNoHolder, "No node has %s: each is on a node with a router that is ready, and with room (spec.addresses.placement)", plan.Enumerate(lacking))
 	}
 	return &metav1.Condition{Type: v2.EgressAddressesReady, Status: metav1.ConditionTrue, Reason: ReasonAddressesHeld, Message: "Each address is on a node"}
 }
