@@ -50,6 +50,7 @@ func roundTrips() []roundTrip {
 		ObservedGeneration: 7, Resolved: &v2.ResolvedPolicy{ObservedGeneration: 7, Egress: &nat, Pods: []metav1.LabelSelector{selector}},
 		Clients: 5, Summary: v2.PolicySummary{Egress: "internet/nat"}, Conditions: conditions,
 	}
+	nodes := []v2.FloatingNode{{Node: "worker", Addresses: []string{"192.0.2.1", "fd00::1"}, PodUID: "2"}}
 	return []roundTrip{
 		{name: "maximal", kind: poolKind, maximal: true, obj: &v2.AddressPool{
 			Spec: v2.AddressPoolSpec{Purpose: v2.PurposeAny, BlockSizeBits: 6, Subnets: []v2.SubnetSet{{IPv4: ptr("10.0.0.0/16"), IPv6: ptr("fd00::/112")}}},
@@ -68,7 +69,10 @@ func roundTrips() []roundTrip {
 			Index: 3, IPv4: ptr("10.0.0.3/32"), IPv6: ptr("fd00::3/128"),
 			Floating: &v2.Floating{
 				Owner: v2.FloatingOwner{Kind: "Egress", Namespace: "internet", Name: "nat", UID: "1", Summary: "Egress internet/nat"},
-				Claim: "nat", CoolDownSeconds: 60, ReleasedAt: &now,
+				Claim: "nat", CoolDownSeconds: 60, ReleasedAt: &now, Successors: nodes, MovingTo: "worker2",
+				Holding: v2.FloatingHolding{
+					Holder: "worker", PodUID: "2", Epoch: 7, Since: &now, Claims: 3, HandedOver: true, Voters: nodes, Contender: "worker2",
+				},
 			},
 			Status: v2.AddressBlockStatus{Allocated: 30, Cooling: 2},
 		}},
@@ -113,7 +117,7 @@ func roundTrips() []roundTrip {
 			Spec: v2.EgressClusterPolicySpec{NamespaceSelector: selector, PodCIDRs: []string{"10.0.0.0/16", "fd00::/64"}},
 		}},
 		{name: "maximal", kind: egressKind, maximal: true,
-			except: []string{"Spec.PodDisruptionBudget.MinAvailable", "Spec.Template.Spec.Object"},
+			except: []string{"Spec.PodDisruptionBudget.MinAvailable", "Spec.Template.Spec.Object", "Spec.Addresses.List"},
 			obj:    maximalEgress(conditions)},
 		{name: "minimal", kind: egressKind, defaults: `spec: {peering: Service, sessionAffinity: ClientIP}`, obj: &v2.Egress{
 			Spec: v2.EgressSpec{Destinations: []string{"0.0.0.0/0"}},
@@ -157,10 +161,17 @@ func maximalEgress(conditions []metav1.Condition) *v2.Egress {
 			OriginatingOnly: true,
 
 			MaxConnectionsPerClient: ptr(int32(20000)),
-			PodDisruptionBudget:     &v2.EgressPDBSpec{MaxUnavailable: ptr(intstr.FromString("50%"))},
+			Addresses: &v2.EgressAddresses{
+				Use: v2.EgressAddressOfClient, Pool: "partners", Count: ptr(int32(4)),
+				Placement: &v2.EgressPlacement{Strategy: v2.EgressPlacementPack, MaxPerNode: 3},
+			},
+			PodDisruptionBudget: &v2.EgressPDBSpec{MaxUnavailable: ptr(intstr.FromString("50%"))},
 		},
 		Status: v2.EgressStatus{
 			ObservedGeneration: 7, Replicas: 3, Selector: "app.kubernetes.io/instance=internet", Clients: 5,
+			Addresses: []v2.EgressAddressStatus{{
+				Block: "partners-3", EgressAddress: v2.EgressAddress{IPv4: "10.0.0.3", IPv6: "fd00::3"}, Node: "worker", Router: "nat-1", Since: &conditions[0].LastTransitionTime,
+			}},
 			InClusterCIDRs: []string{"10.0.0.0/16", "fd00::/112"}, Conditions: conditions,
 		},
 	}
