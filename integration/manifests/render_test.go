@@ -415,7 +415,7 @@ func checkRights(t *testing.T, s set, v variant) {
 			for _, resource := range r.Resources {
 				resource, _, _ = strings.Cut(resource, "/")
 				if !v.ipam && slices.Contains([]string{"addresspools", "addressblocks", "addressclaims", "blockrequests"}, resource) ||
-					!v.egress && slices.Contains([]string{"egresses", "pods", "services"}, resource) && !namesPods(name, r) {
+					!v.egress && slices.Contains([]string{"egresses", "egresspolicies", "egressclusterpolicies", "pods", "services"}, resource) && !namesPods(name, r) {
 					t.Errorf("%s has a right on %s, which %s has no use for", name, resource, v.dir)
 				}
 			}
