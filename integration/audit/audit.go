@@ -14,6 +14,7 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 )
@@ -96,11 +97,16 @@ func (r Request) Path() string {
 	return path
 }
 
-// Node stands for the name of a program's own node.
-const Node = "NODE"
+// Node stands for the name of a program's own node, and Namespace for that of any namespace.
+const (
+	Node      = "NODE"
+	Namespace = "NAMESPACE"
+)
+
+var namespaced = regexp.MustCompile(`/namespaces/[^/]+/`)
 
 // Subject is the resource that a request lists or watches, and the selector, in which
-// NODE stands for the name of one of the nodes. It is false for other requests.
+// NODE stands for the name of one of the nodes, NAMESPACE for that of a namespace. It is false for other requests.
 func (r Request) Subject(nodes []string) (string, bool, error) {
 	if r.Verb != "list" && r.Verb != "watch" {
 		return "", false, nil
@@ -109,7 +115,7 @@ func (r Request) Subject(nodes []string) (string, bool, error) {
 	if err != nil {
 		return "", false, fmt.Errorf("parse the URI of a request: %w", err)
 	}
-	subject := u.Path
+	subject := namespaced.ReplaceAllString(u.Path, "/namespaces/"+Namespace+"/")
 	for _, key := range []string{"fieldSelector", "labelSelector"} {
 		v := u.Query().Get(key)
 		if v == "" {
@@ -134,6 +140,8 @@ func Allowed(account string) []string {
 			"/apis/coil.cybozu.com/v2/addressblocks labelSelector=coil.cybozu.com/node=NODE",
 			"/apis/coil.cybozu.com/v2/blockrequests labelSelector=coil.cybozu.com/node=NODE",
 			"/apis/coil.cybozu.com/v2/egresses",
+			"/apis/coil.cybozu.com/v2/egresspolicies",
+			"/apis/coil.cybozu.com/v2/egressclusterpolicies",
 			"/api/v1/services labelSelector=app.kubernetes.io/component=egress,app.kubernetes.io/name=coil",
 			"/apis/discovery.k8s.io/v1/endpointslices labelSelector=app.kubernetes.io/component=egress,app.kubernetes.io/name=coil",
 		},
@@ -142,6 +150,16 @@ func Allowed(account string) []string {
 			"/apis/coil.cybozu.com/v2/addressblocks",
 		},
 	}[account]
+}
+
+// allowedOnce is what a program of each node may list besides when a pod is added.
+var allowedOnce = map[string][]string{
+	"coild": {"/apis/coil.cybozu.com/v2/namespaces/" + Namespace + "/egresspolicies"},
+}
+
+// May says whether a program of each node may list or watch something.
+func May(account, subject string) bool {
+	return slices.Contains(Allowed(account), subject) || slices.Contains(allowedOnce[account], subject)
 }
 
 // Problems says what a program lists or watches that it may not, and what it does not
@@ -171,13 +189,12 @@ func Problems(account string, rs []Request, nodes []string) ([]string, error) {
 			problems = append(problems, what+" was forbidden: a right is missing")
 		}
 	}
-	allowed := Allowed(account)
 	for what := range seen {
-		if !slices.Contains(allowed, what) {
+		if !May(account, what) {
 			problems = append(problems, "it lists or watches "+what)
 		}
 	}
-	for _, what := range allowed {
+	for _, what := range Allowed(account) {
 		if !seen[what] {
 			problems = append(problems, "it does not watch "+what)
 		}

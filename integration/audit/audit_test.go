@@ -42,7 +42,9 @@ func TestProblems(t *testing.T) {
 		"it does not watch /api/v1/services labelSelector=app.kubernetes.io/component=egress,app.kubernetes.io/name=coil",
 		"it does not watch /apis/coil.cybozu.com/v2/addressblocks labelSelector=coil.cybozu.com/node=NODE",
 		"it does not watch /apis/coil.cybozu.com/v2/blockrequests labelSelector=coil.cybozu.com/node=NODE",
+		"it does not watch /apis/coil.cybozu.com/v2/egressclusterpolicies",
 		"it does not watch /apis/coil.cybozu.com/v2/egresses",
+		"it does not watch /apis/coil.cybozu.com/v2/egresspolicies",
 		"it does not watch /apis/discovery.k8s.io/v1/endpointslices labelSelector=app.kubernetes.io/component=egress,app.kubernetes.io/name=coil",
 		"it lists or watches /api/v1/pods",
 	}

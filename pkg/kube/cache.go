@@ -2,6 +2,7 @@ package kube
 
 import (
 	"fmt"
+	"strconv"
 
 	"k8s.io/client-go/tools/cache"
 )
@@ -17,6 +18,17 @@ func (c Cache[T]) Find(key string) *T {
 	obj, _, _ := c.GetByKey(key) // a cache in memory has no errors
 	o, _ := obj.(*T)
 	return o
+}
+
+// Version returns the resource version up to which the cache has all changes, as far as it was told; 0 if that isn't known. See
+// ParseVersion.
+func (c Cache[T]) Version() uint64 { return ParseVersion(c.LastStoreSyncResourceVersion()) }
+
+// ParseVersion returns a resource version as a number, 0 if it is none. Of two versions of one API server the newer one is greater,
+// whatever objects they are of, as long as these are in one etcd.
+func ParseVersion(version string) uint64 {
+	v, _ := strconv.ParseUint(version, 10, 64)
+	return v
 }
 
 // All returns the objects.

@@ -152,6 +152,17 @@ func EgressInformer(client typed.CoilV2Interface) *Informer {
 	})
 }
 
+// EgressPolicyInformer returns an informer of the EgressPolicies of all namespaces. It has none while their definition is missing.
+func EgressPolicyInformer(client typed.CoilV2Interface) *Informer {
+	all := optional(selected(client.EgressPolicies(metav1.NamespaceAll), byLabels("")), &v2.EgressPolicyList{})
+	return newInformer(&v2.EgressPolicy{}, all)
+}
+
+// EgressClusterPolicyInformer returns an informer of all EgressClusterPolicies. It has none while their definition is missing.
+func EgressClusterPolicyInformer(client typed.CoilV2Interface) *Informer {
+	return newInformer(&v2.EgressClusterPolicy{}, optional(selected(client.EgressClusterPolicies(), byLabels("")), &v2.EgressClusterPolicyList{}))
+}
+
 // OneEgressInformer returns an informer of the Egress of a name.
 func OneEgressInformer(client typed.CoilV2Interface, namespace, name string) *Informer {
 	named := byFields(fields.OneTermEqualSelector(metav1.ObjectNameField, name).String())

@@ -214,7 +214,7 @@ func (c *counted) count(log audit.Log, nodes []*rig.Node) error {
 			counts[w] = map[string]int{}
 		}
 		counts[w][node]++
-		if ok && !slices.Contains(audit.Allowed(account), subject) {
+		if ok && !audit.May(account, subject) {
 			c.problems = append(c.problems, fmt.Sprintf("coild of %s: %s %s", node, r.Verb, subject))
 		}
 	}
@@ -226,7 +226,7 @@ func (c *counted) count(log audit.Log, nodes []*rig.Node) error {
 		}
 	}
 	for w, by := range counts {
-		n := requestCount{Verb: w.verb, Subject: w.subject, Allowed: w.verb != "list" && w.verb != "watch" || slices.Contains(audit.Allowed(account), w.subject)}
+		n := requestCount{Verb: w.verb, Subject: w.subject, Allowed: w.verb != "list" && w.verb != "watch" || audit.May(account, w.subject)}
 		for _, name := range names {
 			n.All += by[name]
 			n.Most = max(n.Most, by[name])

@@ -27,6 +27,8 @@ import (
 type EgressHandlers struct {
 	Pod, Egress func(types.NamespacedName)
 	Namespace   func(string)
+	// Policies is called with a namespace of which another policy may select pods of the node, or another pod.
+	Policies func(namespace string)
 }
 
 // Egresses has the objects that pods need to use Egresses. Its methods may be called concurrently.
@@ -39,6 +41,7 @@ type Egresses struct {
 	services   kube.Cache[corev1.Service]
 	endpoints  kube.Cache[discoveryv1.EndpointSlice]
 	routers    routers
+	policies   policies
 }
 
 // WatchEgresses returns the Egresses of a node.
@@ -60,6 +63,7 @@ func WatchEgresses(w *kube.Watches, clients kube.Clients, nodeName string, all *
 		e.routers.changed(egress)
 		h.Egress(egress)
 	}))
+	e.watchPolicies(w, h.Policies)
 	return e
 }
 

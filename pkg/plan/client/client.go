@@ -7,7 +7,6 @@ package client
 import (
 	"net/netip"
 	"slices"
-	"strings"
 	"time"
 
 	"go4.org/netipx"
@@ -34,18 +33,26 @@ type Client struct {
 	Protocol int
 	// Idle is the time after which the packets of a socket that has sent nothing for so long may go by another
 	// router, of an Egress that is direct.
-	Idle     time.Duration
+	Idle time.Duration
+	// Egresses are those that the annotations name, and one for each policy that selects the pod. Those of policies are in the
+	// order of their precedence.
 	Egresses []Egress
 	// Stale says that sockets may go by routes from before a change of which it isn't known how it
 	// ended.
 	Stale bool
 }
 
-// Egress is an Egress as a client uses it.
+// Egress is an Egress as a client uses it. One that several policies let the client use is there for each of them, with the
+// same routers and tunnels.
 type Egress struct {
 	// Name is namespace/name; empty of an Egress of which only the kernel knows that its destinations are closed.
-	Name         string
+	Name string
+	// Policy is the policy that lets the client use it; empty if an annotation does.
+	Policy       string
 	Destinations []netip.Prefix
+	// Open says that packets to the destinations leave as those of other pods do while nothing can forward them, where they
+	// would be unreachable otherwise.
+	Open bool
 	// InCluster are ranges that no Egress captures.
 	InCluster []netip.Prefix
 	// Peers are the addresses of the Service, to which packets are sent unless Direct. In a family
@@ -146,18 +153,17 @@ func (s State) By(links map[netip.Addr]int, sinks map[dataplane.Family]int) []da
 }
 
 // StateOf returns the objects that a client needs. The longest prefix decides which Egress a packet
-// takes; of several Egresses with one prefix it is the first by name.
+// takes. Of several Egresses with one prefix it is the first by name of those that annotations name, else that of the first policy.
 func StateOf(c Client) State {
 	var s State
 	if len(c.Egresses) == 0 {
 		return s
 	}
-	egresses := slices.SortedFunc(slices.Values(c.Egresses), func(a, b Egress) int { return strings.Compare(a.Name, b.Name) })
-	egresses = slices.CompactFunc(egresses, func(a, b Egress) bool { return a.Name == b.Name && a.Name != "" })
-	claims, conflicts := claimsOf(egresses)
-	egresses, strays := withoutStrays(egresses)
+	uses, strays := withoutStrays(byPrecedence(c.Egresses))
+	claims, conflicts := claimsOf(uses)
 	s.Conflicts = append(conflicts, strays...)
 	marked := originating(claims)
+	egresses := onceEach(uses)
 	groups := groupIDs(egresses)
 	var sources []netipx.IPRange
 	var addressless []Route
@@ -166,12 +172,12 @@ func StateOf(c Client) State {
 		if !family.own.IsValid() {
 			// These routes aren't made: the filter alone keeps the destinations closed, whatever address the pod got by other
 			// means, as by SLAAC.
-			addressless = append(addressless, family.routes(claims, family.spared(egresses, nil))...)
+			addressless = append(addressless, family.routes(claims, family.spared(uses, nil))...)
 			continue
 		}
 		s.Tunnels = append(s.Tunnels, family.tunnels(egresses)...)
 		s.Groups = append(s.Groups, family.groupsOf(egresses)...)
-		s.Routes = append(s.Routes, family.routes(claims, family.spared(egresses, s.Tunnels))...)
+		s.Routes = append(s.Routes, family.routes(claims, family.spared(uses, s.Tunnels))...)
 		s.Rules = append(s.Rules, family.rules(len(marked) > 0)...)
 		for _, r := range marked {
 			if family.has(r.From()) {
@@ -207,35 +213,6 @@ func (e Egress) spared() []netip.Prefix {
 	})
 }
 
-// claim is a destination, and the Egress that has it.
-type claim struct {
-	netip.Prefix
-	egress *Egress
-}
-
-// claimsOf returns each destination once. Link-local ones are nobody's.
-func claimsOf(egresses []Egress) (claims []claim, conflicts []Conflict) {
-	holders := map[netip.Prefix]*Egress{}
-	for i := range egresses {
-		e := &egresses[i]
-		for _, d := range e.Destinations {
-			d = d.Masked() // objects of earlier versions may have host bits
-			if !d.IsValid() || prefixes.Within(d, dataplane.LinkLocalRanges) {
-				continue
-			}
-			switch holder := holders[d]; {
-			case holder == nil:
-				holders[d] = e
-				claims = append(claims, claim{d, e})
-			case holder != e && holder.Name != "":
-				conflicts = append(conflicts, Conflict{Dst: d, Winner: holder.Name, Loser: e.Name})
-			}
-		}
-	}
-	slices.SortFunc(claims, func(a, b claim) int { return a.Compare(b.Prefix) })
-	return claims, conflicts
-}
-
 // inFamily is a client in one address family, in which it has the address own.
 type inFamily struct {
 	Client
@@ -258,6 +235,14 @@ func (c inFamily) remotes(e *Egress) []netip.Addr {
 // service returns the address of an Egress's Service, if it has one in the family.
 func (c inFamily) service(e *Egress) []netip.Addr {
 	return slices.DeleteFunc(e.Peers.Addrs(), func(a netip.Addr) bool { return !c.has(a) })
+}
+
+// forwards says whether there is something to which packets of an Egress can be sent.
+func (c inFamily) forwards(e *Egress) bool {
+	if e.Direct {
+		return len(c.routers(e, RouterLive)) > 0
+	}
+	return len(c.service(e)) > 0
 }
 
 func (c inFamily) tunnels(egresses []Egress) []dataplane.Tunnel {
@@ -308,6 +293,12 @@ func (c inFamily) routes(claims []claim, spared []netip.Prefix) []Route {
 		route := dataplane.Route{Table: dataplane.TableWide, Dst: d.Prefix, Protocol: c.Protocol}
 		if prefixes.Within(d.Prefix, dataplane.PrivateRanges) {
 			route.Table = dataplane.TableNarrow
+		}
+		if d.egress.Open && !c.forwards(d.egress) {
+			// A route, so that no shorter prefix decides.
+			route.Type = dataplane.Throw
+			routes = append(routes, Route{Route: route})
+			continue
 		}
 		closed := route
 		closed.Type, closed.Metric = dataplane.Unreachable, dataplane.MetricUnreachable

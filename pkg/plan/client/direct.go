@@ -5,6 +5,7 @@ import (
 	"hash/fnv"
 	"net/netip"
 	"slices"
+	"strings"
 	"time"
 
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -85,15 +86,16 @@ func withoutStrays(egresses []Egress) (kept []Egress, strays []Conflict) {
 				return false
 			}
 			for j, other := range egresses {
-				if i != j && captures(other, a) {
-					strays = append(strays, Conflict{Dst: a, Winner: other.Name, Loser: kept[i].Name, Router: true})
+				if i != j && !kept[i].same(other) && captures(other, a) {
+					strays = append(strays, Conflict{Dst: a, Winner: other.String(), Loser: kept[i].Name, Router: true})
 					return true
 				}
 			}
 			return false
 		})
 	}
-	return kept, strays
+	slices.SortStableFunc(strays, func(a, b Conflict) int { return cmp.Or(strings.Compare(a.Loser, b.Loser), a.Dst.Compare(b.Dst)) })
+	return kept, slices.Compact(strays)
 }
 
 // groupBuckets is how many shares a group has.

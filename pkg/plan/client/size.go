@@ -32,21 +32,26 @@ const (
 func Fit(egresses []Egress) (fit []Egress, excess []string) {
 	var taken prefixSet
 	tunnels := 0
+	counted := map[string]bool{} // Egresses whose tunnels count already
 	var more []Egress
 	for _, e := range egresses {
 		e.Destinations = masked(e.Destinations)
 		added := slices.DeleteFunc(slices.Clone(e.Destinations), func(d netip.Prefix) bool { return taken.Get(d) })
 		ends := len(e.Peers.Addrs())
-		if e.grouped() {
+		switch {
+		case counted[e.Name]:
+			ends = 0
+		case e.grouped():
 			ends = len(e.Routers)
 		}
 		if taken.Size()+len(added) > MostDestinations || tunnels+ends > MostTunnels {
 			e.Destinations = added
 			more = append(more, e)
-			excess = append(excess, e.Name)
+			excess = append(excess, e.String())
 			continue
 		}
 		tunnels += ends
+		counted[e.Name] = true
 		taken.add(added...)
 		fit = append(fit, e)
 	}

@@ -126,13 +126,29 @@ func (p *Policy) selectPods(selectors []metav1.LabelSelector) error {
 // Selects says whether a policy selects a pod, or may select it once it is resolved.
 func (p Policy) Selects(pod Pod) bool {
 	switch {
-	case p.namespaces == nil && p.Name.Namespace != pod.Namespace, p.namespaces != nil && !p.namespaces.Matches(labels.Set(pod.NamespaceLabels)):
+	case !p.Concerns(pod.Namespace, pod.NamespaceLabels):
 		return false
 	case p.anyPod:
 		return true
 	}
 	return slices.ContainsFunc(p.pods, func(s labels.Selector) bool { return s.Matches(labels.Set(pod.Labels)) }) ||
 		slices.ContainsFunc(p.podCIDRs, func(r netip.Prefix) bool { return slices.ContainsFunc(pod.Addresses, r.Contains) })
+}
+
+// Concerns says whether a policy may select pods of a namespace with some labels.
+func (p Policy) Concerns(namespace string, namespaceLabels map[string]string) bool {
+	if p.namespaces == nil {
+		return p.Name.Namespace == namespace
+	}
+	return p.namespaces.Matches(labels.Set(namespaceLabels))
+}
+
+// String is the kind and the name of a policy.
+func (p Policy) String() string {
+	if p.Name.Namespace == "" {
+		return "EgressClusterPolicy " + p.Name.Name
+	}
+	return "EgressPolicy " + p.Name.String()
 }
 
 // Compare orders policies by their precedence: the older one first, then by name, with EgressClusterPolicies before others. The

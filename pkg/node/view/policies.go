@@ -1,0 +1,264 @@
+package view
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"reflect"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	"golang.org/x/sync/singleflight"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/tools/cache"
+
+	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
+	"github.com/coil-net/coil/pkg/kube"
+	"github.com/coil-net/coil/pkg/plan/policy"
+	"github.com/coil-net/coil/pkg/reconcile"
+)
+
+// A watch tells of a change soon, but nothing tells when it has told of all: what is older than a pod may be missing in a cache
+// when the pod is added. So a cache is compared with the pod by their resource versions. If it is behind, the API server is
+// asked. What that answers, and the cache doesn't have yet, counts until the cache has come so far: else the pod would be
+// changed back by the cache a moment later.
+
+// policies are those of the cluster.
+type policies struct {
+	own     kind[v2.EgressPolicy, *v2.EgressPolicy]
+	cluster kind[v2.EgressClusterPolicy, *v2.EgressClusterPolicy]
+	// namespaces are those that were read from the API server.
+	namespaces ahead[*metav1.PartialObjectMetadata]
+}
+
+// kind are policies of one kind.
+type kind[T any, P interface {
+	*T
+	metav1.Object
+}] struct {
+	cached kube.Cache[T]
+	of     func(*T) (policy.Policy, error)
+	// list lists those of a namespace. asking has the lists that are asked for.
+	list   func(ctx context.Context, namespace string) (items []T, version string, err error)
+	asking singleflight.Group
+	ahead  ahead[P]
+}
+
+// watchPolicies adds the watches of policies. changed is called with each namespace of the node's pods that a change may concern.
+func (e *Egresses) watchPolicies(w *kube.Watches, changed func(namespace string)) {
+	client, own, cluster := e.clients.Coil, &e.policies.own, &e.policies.cluster
+	own.of, cluster.of = policy.Of, policy.OfCluster
+	own.list = func(ctx context.Context, namespace string) ([]v2.EgressPolicy, string, error) {
+		l, err := client.EgressPolicies(namespace).List(ctx, metav1.ListOptions{})
+		if err != nil {
+			return nil, "", fmt.Errorf("list the EgressPolicies of namespace %s: %w", namespace, err)
+		}
+		return l.Items, l.ResourceVersion, nil
+	}
+	cluster.list = func(ctx context.Context, _ string) ([]v2.EgressClusterPolicy, string, error) {
+		l, err := client.EgressClusterPolicies().List(ctx, metav1.ListOptions{})
+		if err != nil {
+			return nil, "", fmt.Errorf("list EgressClusterPolicies: %w", err)
+		}
+		return l.Items, l.ResourceVersion, nil
+	}
+	concerned := func(p policy.Policy) {
+		for _, namespace := range e.pods.ListIndexFuncValues(cache.NamespaceIndex) {
+			if ns := e.namespaces.cached.Find(namespace); ns == nil || p.Concerns(namespace, ns.Labels) {
+				changed(namespace)
+			}
+		}
+	}
+	own.watch(w, kube.EgressPolicyInformer(client), concerned)
+	cluster.watch(w, kube.EgressClusterPolicyInformer(client), concerned)
+	e.namespaces.OnChange(func(namespace string) {
+		if len(cluster.cached.ListKeys()) > 0 {
+			changed(namespace)
+		}
+	})
+}
+
+// watch adds the watch of a kind. concerned is called with each policy that has changed, as it was and as it is.
+func (k *kind[T, P]) watch(w *kube.Watches, i *kube.Informer, concerned func(policy.Policy)) {
+	i = i.Transformed(trimPolicy)
+	k.cached = kube.CacheOf[T](i)
+	w.Add(i, reconcile.Changes(func(before, after *T) {
+		if before != nil && after != nil && samePolicy(P(before), P(after)) {
+			return
+		}
+		for _, o := range []*T{before, after} {
+			if o == nil {
+				continue
+			}
+			if p, err := k.of(o); err == nil {
+				concerned(p)
+			}
+		}
+	}))
+}
+
+// samePolicy says whether two states of a policy are one to pods: of its status only what is resolved is cached.
+func samePolicy(a, b metav1.Object) bool {
+	same := func(a, b v2.EgressPolicyStatus) bool { return reflect.DeepEqual(a.Resolved, b.Resolved) }
+	if a.GetUID() != b.GetUID() || a.GetGeneration() != b.GetGeneration() {
+		return false
+	}
+	return same(*statusOf(a), *statusOf(b))
+}
+
+// statusOf returns the status of a policy.
+func statusOf(o any) *v2.EgressPolicyStatus {
+	switch p := o.(type) {
+	case *v2.EgressPolicy:
+		return &p.Status
+	case *v2.EgressClusterPolicy:
+		return &p.Status
+	}
+	return &v2.EgressPolicyStatus{}
+}
+
+// trimPolicy leaves of a policy what package policy reads.
+func trimPolicy(obj any) (any, error) {
+	if o, ok := obj.(metav1.Object); ok {
+		o.SetAnnotations(nil)
+		o.SetLabels(nil)
+		status := statusOf(obj)
+		*status = v2.EgressPolicyStatus{Resolved: status.Resolved}
+	}
+	return kube.Strip(obj)
+}
+
+// Policies returns the policies that may select pods of a namespace, and the labels of the namespace, which no policy asks for if they
+// aren't known. They are as the caches have them or, as of the resource version of a pod, at least as new as that.
+func (e *Egresses) Policies(ctx context.Context, namespace, asOf string) ([]policy.Policy, map[string]string, error) {
+	var own, cluster []policy.Policy
+	if asOf == "" {
+		own, cluster = e.policies.own.in(namespace), e.policies.cluster.in(metav1.NamespaceAll)
+	} else {
+		group, ctx := errgroup.WithContext(ctx)
+		group.Go(func() (err error) {
+			own, err = e.policies.own.current(ctx, namespace, asOf)
+			return err
+		})
+		group.Go(func() (err error) {
+			cluster, err = e.policies.cluster.current(ctx, metav1.NamespaceAll, asOf)
+			return err
+		})
+		if err := group.Wait(); err != nil {
+			return nil, nil, err
+		}
+	}
+	if len(cluster) == 0 {
+		return own, nil, nil
+	}
+	ns, err := e.namespaceAsOf(ctx, namespace, asOf)
+	if err != nil {
+		return nil, nil, err
+	}
+	return append(own, cluster...), ns.Labels, nil
+}
+
+// namespaceAsOf returns a Namespace; see Policies.
+func (e *Egresses) namespaceAsOf(ctx context.Context, name, asOf string) (*metav1.PartialObjectMetadata, error) {
+	have := e.namespaces.cached.Version()
+	if read := e.policies.namespaces.beyond(have)[name]; asOf == "" && read != nil {
+		return read, nil
+	}
+	if asOf == "" || reaches(have, asOf) {
+		return e.namespaces.Get(ctx, name, asOf != "")
+	}
+	read, err := e.clients.Metadata.Resource(namespaces).Get(ctx, name, metav1.GetOptions{})
+	if err != nil {
+		return nil, fmt.Errorf("read Namespace %s: %w", name, err)
+	}
+	e.policies.namespaces.note(have, read)
+	return read, nil
+}
+
+// reaches says whether a cache of a version has what was there at another one.
+func reaches(have uint64, asOf string) bool {
+	v := kube.ParseVersion(asOf)
+	return v != 0 && have >= v
+}
+
+// in returns the policies of a namespace as far as they are known.
+func (k *kind[T, P]) in(namespace string) []policy.Policy {
+	ahead := k.ahead.beyond(k.cached.Version()) // what it leaves out, the cache has by now
+	var all []policy.Policy
+	for _, o := range k.cached.In(namespace) {
+		if ahead[nameOf(P(o))] == nil {
+			all = k.add(all, o)
+		}
+	}
+	for _, o := range ahead {
+		if o.GetNamespace() == namespace {
+			all = k.add(all, o)
+		}
+	}
+	return all
+}
+
+// add adds a policy. One that can't be understood selects nothing; its conditions say so.
+func (k *kind[T, P]) add(all []policy.Policy, o *T) []policy.Policy {
+	p, err := k.of(o)
+	if err != nil {
+		return all
+	}
+	return append(all, p)
+}
+
+// currentTimeout bounds a list that pods wait for.
+const currentTimeout = 2 * time.Second
+
+// current returns the policies of a namespace as they were at a resource version, or later. Callers share a list if it can serve
+// them.
+func (k *kind[T, P]) current(ctx context.Context, namespace, asOf string) ([]policy.Policy, error) {
+	if reaches(k.cached.Version(), asOf) {
+		return k.in(namespace), nil
+	}
+	for first := true; ; first = false {
+		items, version, err := k.ask(ctx, namespace)
+		switch {
+		case apierrors.IsNotFound(err): // there is no definition
+			return nil, nil
+		case err != nil:
+			return nil, err
+		case first && !reaches(kube.ParseVersion(version), asOf):
+			continue // it was asked for before, by another caller
+		}
+		have := k.cached.Version()
+		var all []policy.Policy
+		for i := range items {
+			k.ahead.note(have, &items[i])
+			all = k.add(all, &items[i])
+		}
+		return all, nil
+	}
+}
+
+// answer is a list.
+type answer[T any] struct {
+	items   []T
+	version string
+}
+
+// ask lists the policies of a namespace, once for all that ask meanwhile. What it returns must not be changed.
+func (k *kind[T, P]) ask(ctx context.Context, namespace string) ([]T, string, error) {
+	answers := k.asking.DoChan(namespace, func() (any, error) {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), currentTimeout)
+		defer cancel()
+		items, version, err := k.list(ctx, namespace)
+		return answer[T]{items, version}, err
+	})
+	select {
+	case r := <-answers:
+		a, _ := r.Val.(answer[T])
+		return a.items, a.version, r.Err
+	case <-ctx.Done():
+		return nil, "", errors.Join(errUnanswered, ctx.Err())
+	}
+}
+
+// errUnanswered: the API server hasn't answered in time.
+var errUnanswered = errors.New("the API server hasn't answered which policies there are")

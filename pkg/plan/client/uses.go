@@ -1,0 +1,98 @@
+package client
+
+import (
+	"net/netip"
+	"slices"
+	"strings"
+
+	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
+	"github.com/coil-net/coil/pkg/dataplane"
+	"github.com/coil-net/coil/pkg/plan"
+	"github.com/coil-net/coil/pkg/plan/policy"
+	"github.com/coil-net/coil/pkg/plan/prefixes"
+)
+
+// By returns an Egress as a policy lets clients use it.
+func (e Egress) By(p policy.Policy) Egress {
+	e.Policy, e.Open = p.String(), p.OnFailure == v2.EgressFailureNode
+	if p.Destinations != nil {
+		e.Destinations = within(p.Destinations, e.Destinations)
+	}
+	return e
+}
+
+// within returns the destinations of a policy that are an Egress's. Of one that isn't inside of any of the Egress's, those of the
+// Egress that are inside of it; the private ones only if it is private, too, as packets to it take no others.
+func within(wanted, all []netip.Prefix) []netip.Prefix {
+	in := []netip.Prefix{}
+	for _, d := range wanted {
+		if prefixes.Within(d, all) {
+			in = append(in, d)
+			continue
+		}
+		private := prefixes.Within(d, dataplane.PrivateRanges)
+		for _, part := range all {
+			if prefixes.Within(part, []netip.Prefix{d}) && prefixes.Within(part, dataplane.PrivateRanges) == private {
+				in = append(in, part)
+			}
+		}
+	}
+	return masked(in)
+}
+
+// byPrecedence returns Egresses in the order in which they decide for a destination that several have, each once.
+func byPrecedence(egresses []Egress) []Egress {
+	all := slices.SortedStableFunc(slices.Values(egresses), func(a, b Egress) int {
+		if a.Policy == "" && b.Policy == "" {
+			return strings.Compare(a.Name, b.Name)
+		}
+		return plan.TrueFirst(a.Policy == "", b.Policy == "")
+	})
+	return slices.CompactFunc(all, func(a, b Egress) bool { return a.Name == b.Name && a.Name != "" && a.Policy == b.Policy })
+}
+
+// onceEach returns each Egress once, whatever lets the client use it, by name.
+func onceEach(uses []Egress) []Egress {
+	all := slices.SortedStableFunc(slices.Values(uses), func(a, b Egress) int { return strings.Compare(a.Name, b.Name) })
+	return slices.CompactFunc(all, Egress.same)
+}
+
+// same says whether two are one Egress: with the same routers, tunnels and group.
+func (e Egress) same(other Egress) bool { return e.Name == other.Name && e.Name != "" }
+
+// String names the Egress, and the policy that lets the client use it.
+func (e Egress) String() string {
+	if e.Policy == "" {
+		return e.Name
+	}
+	return e.Name + " of " + e.Policy
+}
+
+// claim is a destination, and the Egress that has it.
+type claim struct {
+	netip.Prefix
+	egress *Egress
+}
+
+// claimsOf returns each destination once. Link-local ones are nobody's.
+func claimsOf(egresses []Egress) (claims []claim, conflicts []Conflict) {
+	holders := map[netip.Prefix]*Egress{}
+	for i := range egresses {
+		e := &egresses[i]
+		for _, d := range e.Destinations {
+			d = d.Masked() // objects of earlier versions may have host bits
+			if !d.IsValid() || prefixes.Within(d, dataplane.LinkLocalRanges) {
+				continue
+			}
+			switch holder := holders[d]; {
+			case holder == nil:
+				holders[d] = e
+				claims = append(claims, claim{d, e})
+			case !holder.same(*e) && holder.Name != "":
+				conflicts = append(conflicts, Conflict{Dst: d, Winner: holder.String(), Loser: e.String()})
+			}
+		}
+	}
+	slices.SortFunc(claims, func(a, b claim) int { return a.Compare(b.Prefix) })
+	return claims, conflicts
+}
