@@ -6,6 +6,7 @@ package gateway
 
 import (
 	"cmp"
+	"fmt"
 	"net/netip"
 	"slices"
 	"strings"
@@ -67,6 +68,8 @@ type State struct {
 	Askers []netip.Prefix
 	// MaxPerClient is how many connections one address of a client may have, 0 any number.
 	MaxPerClient int
+	// Floating is how clients leave by floating addresses; nil if they leave by the router's.
+	Floating *ruleset.GatewayFloating
 }
 
 // The parts of what a router has that one address of a client may take unless its Egress says more:
@@ -119,15 +122,23 @@ func StateOf(cfg Config, egress *v2.Egress, lists []*discoveryv1.EndpointSlice) 
 		}
 	}
 	g.Destinations = forwarded(egress, own)
+	var uses []use
 	for _, list := range lists {
+		u, err := useOf(egress, list)
+		if err != nil {
+			skipped = append(skipped, fmt.Sprintf("%s: %v", list.Name, err))
+			continue
+		}
 		for _, e := range list.Endpoints {
 			pods, bad := podsOf(e, own)
-			g.Pods = append(g.Pods, pods...)
+			u.pods = append(u.pods, pods...)
 			for _, b := range bad {
 				skipped = append(skipped, list.Name+": "+b)
 			}
 		}
+		uses, g.Pods = append(uses, u), append(g.Pods, u.pods...)
 	}
+	g.Floating = floatingOf(egress, own, uses)
 	slices.SortFunc(g.Pods, func(a, b Pod) int {
 		return cmp.Or(a.Addr.Compare(b.Addr), cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name), cmp.Compare(a.UID, b.UID))
 	})
@@ -235,7 +246,7 @@ func (g State) Routes(links map[netip.Addr]dataplane.TunnelLink) ([]dataplane.Ro
 func (g State) Filter(links map[netip.Addr]dataplane.TunnelLink) ruleset.Gateway {
 	rules := ruleset.Gateway{
 		Uplink: g.UplinkIndex, MTU: g.MTU, Addresses: g.Addresses, Port: g.Port, Probers: g.Probers, HealthPort: g.HealthPort, Ports: g.Ports, Askers: g.Askers, Destinations: g.Destinations,
-		Clients: make([]ruleset.GatewayClient, 0, len(g.Tunnels)), MaxPerClient: g.MaxPerClient, Over: g.Over,
+		Clients: make([]ruleset.GatewayClient, 0, len(g.Tunnels)), MaxPerClient: g.MaxPerClient, Over: g.Over, Floating: g.Floating,
 	}
 	for _, t := range g.Tunnels {
 		if l, ok := links[t.Remote]; ok {
@@ -247,7 +258,7 @@ func (g State) Filter(links map[netip.Addr]dataplane.TunnelLink) ruleset.Gateway
 
 // Equal says whether two gateways need the same of the kernel.
 func (g State) Equal(o State) bool {
-	return g.MaxPerClient == o.MaxPerClient && slices.Equal(g.Over, o.Over) && g.Uplink == o.Uplink && g.UplinkIndex == o.UplinkIndex && g.MTU == o.MTU && g.Port == o.Port && slices.Equal(g.Addresses, o.Addresses) &&
+	return g.MaxPerClient == o.MaxPerClient && g.Floating.Equal(o.Floating) && slices.Equal(g.Over, o.Over) && g.Uplink == o.Uplink && g.UplinkIndex == o.UplinkIndex && g.MTU == o.MTU && g.Port == o.Port && slices.Equal(g.Addresses, o.Addresses) &&
 		slices.Equal(g.Destinations, o.Destinations) && slices.Equal(g.Askers, o.Askers) && slices.Equal(g.Tunnels, o.Tunnels)
 }
 
@@ -257,7 +268,7 @@ type Change struct {
 	Came, Left []dataplane.Tunnel
 }
 
-// Since returns the changes since before, in tunnels alone: destinations, askers, the limit of
+// Since returns the changes since before, in tunnels alone: destinations, floating addresses, askers, the limit of
 // connections, clients over it, and which pod has an address, may have changed, too. It returns false if tunnels that stay must change, if
 // the router's own network has changed, or if nothing has.
 func (g State) Since(before State) (c Change, ok bool) {
@@ -277,7 +288,7 @@ func (g State) Since(before State) (c Change, ok bool) {
 			old, now = old[1:], now[1:]
 		}
 	}
-	return c, g.MaxPerClient != before.MaxPerClient || !slices.Equal(g.Over, before.Over) || !slices.Equal(g.Pods, before.Pods) || !slices.Equal(g.Destinations, before.Destinations) || !slices.Equal(g.Askers, before.Askers)
+	return c, g.MaxPerClient != before.MaxPerClient || !g.Floating.Equal(before.Floating) || !slices.Equal(g.Over, before.Over) || !slices.Equal(g.Pods, before.Pods) || !slices.Equal(g.Destinations, before.Destinations) || !slices.Equal(g.Askers, before.Askers)
 }
 
 // Released returns the addresses of before that nobody has now, or that came to a pod that

@@ -49,6 +49,14 @@ type GatewayFloating struct {
 	Sources []GatewaySource
 }
 
+// Equal says whether two are the same.
+func (f *GatewayFloating) Equal(o *GatewayFloating) bool {
+	if f == nil || o == nil {
+		return f == o
+	}
+	return slices.Equal(f.Addresses, o.Addresses) && slices.Equal(f.Sources, o.Sources)
+}
+
 // GatewaySource is the address by which connections of a client leave.
 type GatewaySource struct {
 	// Client is an address of a client.

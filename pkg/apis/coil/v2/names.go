@@ -63,6 +63,10 @@ const (
 	// AnnotationPolicy on such an EndpointSlice is the policy, as JSON.
 	AnnotationPolicy = "coil.cybozu.com/policy"
 
+	// AnnotationAddress on an EndpointSlice of clients is the floating address by which they leave, or the pair of both families,
+	// separated by a comma.
+	AnnotationAddress = "coil.cybozu.com/address"
+
 	// LabelEgress on an EndpointSlice is the name of the Egress, of the same namespace,
 	// whose clients it lists.
 	LabelEgress = "coil.cybozu.com/egress"

@@ -1,0 +1,152 @@
+package gateway
+
+import (
+	"cmp"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"go4.org/netipx"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
+	"github.com/coil-net/coil/pkg/dataplane"
+	"github.com/coil-net/coil/pkg/ipam"
+	"github.com/coil-net/coil/pkg/plan/client"
+	"github.com/coil-net/coil/pkg/plan/policy"
+	"github.com/coil-net/coil/pkg/plan/ruleset"
+)
+
+// use is what lets the clients of some EndpointSlices use an Egress: a policy, or their annotation, which counts as the oldest one.
+type use struct {
+	policy.Policy
+	// destinations are those that its clients reach, as they see it themselves.
+	destinations []netip.Prefix
+	// address is the floating one by which they leave; invalid for none.
+	address ipam.Address
+	pods    []Pod
+}
+
+func (u use) addressIn(f dataplane.Family) netip.Addr {
+	if f == dataplane.IPv4 {
+		return u.address.IPv4
+	}
+	return u.address.IPv6
+}
+
+// useOf returns what an EndpointSlice lists clients for.
+func useOf(e *v2.Egress, list *discoveryv1.EndpointSlice) (use, error) {
+	u := use{Policy: policy.Annotation(types.NamespacedName{Namespace: e.Namespace, Name: e.Name})}
+	if list.Labels[v2.LabelPolicyEgress] != "" {
+		o, err := policy.ParseOrigin(list.Annotations[v2.AnnotationPolicy])
+		if err != nil {
+			return use{}, fmt.Errorf("annotation %s: %w", v2.AnnotationPolicy, err)
+		}
+		u.Policy = policy.Policy{Name: o.Policy(), Created: o.Created, Destinations: o.Destinations}
+	}
+	u.destinations = client.EgressOf(e, nil).By(u.Policy).Destinations
+	if text := list.Annotations[v2.AnnotationAddress]; text != "" {
+		var addrs []netip.Addr
+		for part := range strings.SplitSeq(text, ",") {
+			a, err := netip.ParseAddr(part)
+			if err != nil {
+				return use{}, fmt.Errorf("annotation %s: %w", v2.AnnotationAddress, err)
+			}
+			addrs = append(addrs, a)
+		}
+		u.address = ipam.AddressOf(addrs...)
+	}
+	return u, nil
+}
+
+// floatingOf returns how clients leave by floating addresses; nil if the Egress has none. The pods of uses are its clients.
+func floatingOf(e *v2.Egress, own map[dataplane.Family]netip.Addr, uses []use) *ruleset.GatewayFloating {
+	if e.Spec.Addresses == nil {
+		return nil
+	}
+	f := &ruleset.GatewayFloating{}
+	for _, s := range e.Status.Addresses {
+		for _, text := range []string{s.IPv4, s.IPv6} {
+			if a, err := netip.ParseAddr(text); err == nil && own[dataplane.FamilyOf(a)].IsValid() {
+				f.Addresses = append(f.Addresses, a)
+			}
+		}
+	}
+	uses = slices.SortedStableFunc(slices.Values(uses), func(a, b use) int { return policy.Compare(a.Policy, b.Policy) })
+	of := map[netip.Addr][]int{} // the uses of each client in this order, without a second one of the same policy
+	for i, u := range uses {
+		for _, p := range u.pods {
+			have := of[p.Addr]
+			if len(have) == 0 || policy.Compare(uses[have[len(have)-1]].Policy, u.Policy) != 0 {
+				of[p.Addr] = append(have, i)
+			}
+		}
+	}
+	shares := map[string][]share{}
+	for addr, i := range of {
+		if len(i) == 1 && uses[i[0]].Destinations == nil { // most likely
+			if to := uses[i[0]].addressIn(dataplane.FamilyOf(addr)); to.IsValid() {
+				f.Sources = append(f.Sources, ruleset.GatewaySource{Client: addr, Address: to})
+			}
+			continue
+		}
+		key := fmt.Sprint(dataplane.FamilyOf(addr), i)
+		all, known := shares[key]
+		if !known {
+			all = shared(uses, i, dataplane.FamilyOf(addr))
+			shares[key] = all
+		}
+		for _, s := range all {
+			f.Sources = append(f.Sources, ruleset.GatewaySource{Client: addr, Destinations: s.IPRange, Address: s.address})
+		}
+	}
+	slices.SortFunc(f.Sources, func(a, b ruleset.GatewaySource) int {
+		return cmp.Or(a.Client.Compare(b.Client), a.Destinations.From().Compare(b.Destinations.From()))
+	})
+	return f
+}
+
+// share is a range of destinations, and the address by which a client reaches them.
+type share struct {
+	netipx.IPRange
+	address netip.Addr
+}
+
+// shared returns which of some uses, in the order of their precedence, decides for which destinations of a family: that with the longest
+// prefix, of several with the same the first. Destinations for which the use has no address are left out.
+func shared(uses []use, some []int, f dataplane.Family) []share {
+	by := map[netip.Prefix]int{}
+	var prefixes []netip.Prefix
+	for _, i := range some {
+		for _, d := range uses[i].destinations {
+			if _, taken := by[d]; !taken && dataplane.FamilyOf(d.Addr()) == f {
+				by[d] = i
+				prefixes = append(prefixes, d)
+			}
+		}
+	}
+	slices.SortFunc(prefixes, func(a, b netip.Prefix) int { return cmp.Or(cmp.Compare(a.Bits(), b.Bits()), a.Compare(b)) })
+	sets := map[int]*netipx.IPSetBuilder{}
+	for _, i := range some {
+		sets[i] = &netipx.IPSetBuilder{}
+	}
+	for _, p := range prefixes {
+		for _, set := range sets {
+			set.RemovePrefix(p)
+		}
+		sets[by[p]].AddPrefix(p)
+	}
+	var all []share
+	for i, b := range sets {
+		address := uses[i].addressIn(f)
+		set, _ := b.IPSet() // an invalid prefix, of which it tells, is in no destination
+		for _, r := range set.Ranges() {
+			if address.IsValid() {
+				all = append(all, share{r, address})
+			}
+		}
+	}
+	return all
+}
