@@ -43,7 +43,7 @@ type Client struct {
 // ClientFacts is all that the clients of an Egress depend on.
 type ClientFacts struct {
 	Egress *v2.Egress
-	// Pods are the pods that name the Egress.
+	// Pods are the pods that name the Egress, or that a policy selects for it.
 	Pods []*corev1.Pod
 	// Namespaces has the labels of the namespaces of the cluster; one that isn't known
 	// has none.
@@ -57,7 +57,7 @@ func Clients(f ClientFacts) (clients []Client, refused []*corev1.Pod, err error)
 	allowed, err := plan.AllowedNamespaces(f.Egress)
 	holder := make(map[netip.Addr]*corev1.Pod, len(f.Pods))
 	for _, p := range f.Pods {
-		if p.Spec.HostNetwork || p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed {
+		if !MayBeClient(p) {
 			continue
 		}
 		if !allowed.Empty() && !allowed.Matches(f.Namespaces(p.Namespace)) {
@@ -80,6 +80,11 @@ func Clients(f ClientFacts) (clients []Client, refused []*corev1.Pod, err error)
 		clients = append(clients, Client{Pod: types.NamespacedName{Namespace: p.Namespace, Name: p.Name}, UID: p.UID, Addr: a})
 	}
 	return clients, refused, err
+}
+
+// MayBeClient says whether a pod has a network of its own, and hasn't ended.
+func MayBeClient(p *corev1.Pod) bool {
+	return !p.Spec.HostNetwork && p.Status.Phase != corev1.PodSucceeded && p.Status.Phase != corev1.PodFailed
 }
 
 // compareHolders orders pods that have the same address: the first is the one that lives.
