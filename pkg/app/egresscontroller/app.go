@@ -10,6 +10,7 @@ import (
 	"slices"
 	"time"
 
+	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -26,6 +27,7 @@ import (
 	"github.com/coil-net/coil/pkg/app/leading"
 	"github.com/coil-net/coil/pkg/app/program"
 	controller "github.com/coil-net/coil/pkg/controller/egress"
+	"github.com/coil-net/coil/pkg/controller/egresspolicy"
 	"github.com/coil-net/coil/pkg/kube"
 	"github.com/coil-net/coil/pkg/plan"
 	"github.com/coil-net/coil/pkg/plan/egress"
@@ -56,7 +58,7 @@ func Run(ctx context.Context, cfg *rest.Config, o *Options) error {
 	return leading.Program{Name: programName, Lease: leaseName, Options: o.Options, Compose: o.compose}.Run(ctx, cfg)
 }
 
-// compose makes the controller. Its informers select on the server, and keep only the fields that the controller reads.
+// compose makes the controllers. Their informers select on the server, and keep only the fields that the controllers read.
 func (o *Options) compose(ctx context.Context, e leading.Environment) (leading.Controllers, error) {
 	externalNodes, err := o.externalNodes()
 	if err != nil {
@@ -69,8 +71,9 @@ func (o *Options) compose(ctx context.Context, e leading.Environment) (leading.C
 	selected := func(narrow func(*metav1.ListOptions)) informers.SharedInformerFactory {
 		return informers.NewSharedInformerFactoryWithOptions(e.Core, 0, informers.WithTweakListOptions(narrow))
 	}
+	s := &stripper{}
 	coil := externalversions.NewSharedInformerFactoryWithOptions(e.Coil, 0, externalversions.WithTransform(kube.Strip))
-	cluster := informers.NewSharedInformerFactoryWithOptions(e.Core, 0, informers.WithTransform(strip))
+	cluster := informers.NewSharedInformerFactoryWithOptions(e.Core, 0, informers.WithTransform(s.strip))
 	// Of the next two the managed fields are read.
 	routers := selected(func(l *metav1.ListOptions) { l.LabelSelector = plan.RouterSelector() })
 	accounts := selected(func(l *metav1.ListOptions) {
@@ -82,21 +85,41 @@ func (o *Options) compose(ctx context.Context, e leading.Environment) (leading.C
 	// Of AddressBlocks only the floating ones are read.
 	floating := externalversions.NewSharedInformerFactoryWithOptions(e.Coil, 0, externalversions.WithTransform(kube.Strip),
 		externalversions.WithTweakListOptions(func(l *metav1.ListOptions) { l.LabelSelector = v2.LabelFloating + "=" + v2.FloatingValue }))
+	kinds := coil.Coil().V2()
 	var pools coilinformers.AddressPoolInformer
 	var addresses *controller.FloatingInformers
 	if o.EnableIPAM {
-		pools = coil.Coil().V2().AddressPools()
-		addresses = &controller.FloatingInformers{Claims: coil.Coil().V2().AddressClaims(), Blocks: floating.Coil().V2().AddressBlocks().Informer()}
+		pools = kinds.AddressPools()
+		addresses = &controller.FloatingInformers{Claims: kinds.AddressClaims(), Blocks: floating.Coil().V2().AddressBlocks().Informer()}
 	}
-	c, err := controller.New(controller.Config{
-		Coil: e.Coil, Core: e.Core, Egresses: coil.Coil().V2().Egresses(), Pools: pools, Floating: addresses,
+	services := informers.NewSharedInformerFactoryWithOptions(e.Core, 0, informers.WithTransform(s.strip))
+	routing, err := controller.New(controller.Config{
+		Coil: e.Coil, Core: e.Core, Egresses: kinds.Egresses(), Pools: pools, Floating: addresses,
 		Cluster: cluster, Namespaces: namespaces, Routers: routers, Accounts: accounts, Clients: clients,
 		ExternalNodes: externalNodes, EndpointsPerSlice: o.EndpointsPerSlice, Image: image, Recorder: e.Recorder, LoopMetrics: e.Loops, Registry: e.Registry,
 	})
 	if err != nil {
 		return leading.Controllers{}, err
 	}
-	return leading.Controllers{Informers: []leading.Informers{coil, floating, cluster, routers, accounts, clients, namespaces}, Synced: c.Synced(), Run: c.Run}, nil
+	choosing, err := egresspolicy.New(egresspolicy.Config{
+		Coil: e.Coil, Core: e.Core,
+		Policies: kinds.EgressPolicies().Informer(), ClusterPolicies: kinds.EgressClusterPolicies().Informer(), Egresses: kinds.Egresses().Informer(),
+		Pods: cluster.Core().V1().Pods().Informer(), Services: services.Core().V1().Services().Informer(), Namespaces: namespaces,
+		Clients: clients.Discovery().V1().EndpointSlices().Informer(), EndpointsPerSlice: o.EndpointsPerSlice, Recorder: e.Recorder, LoopMetrics: e.Loops,
+	})
+	if err != nil {
+		return leading.Controllers{}, err
+	}
+	return leading.Controllers{
+		Informers: []leading.Informers{coil, floating, cluster, routers, accounts, clients, services, namespaces},
+		Synced:    slices.Concat(routing.Synced(), choosing.Synced()),
+		Run: func(ctx context.Context) error {
+			group, ctx := errgroup.WithContext(ctx)
+			group.Go(func() error { return routing.Run(ctx) })
+			group.Go(func() error { return choosing.Run(ctx) })
+			return group.Wait()
+		},
+	}, nil
 }
 
 // ownImage returns the image of the pod that the program runs in, and asks for it until it

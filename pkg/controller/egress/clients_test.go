@@ -14,50 +14,11 @@ import (
 	clienttesting "k8s.io/client-go/testing"
 
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
+	"github.com/coil-net/coil/pkg/kube/lists"
 	"github.com/coil-net/coil/pkg/plan/egress"
 )
 
 var nat = types.NamespacedName{Namespace: "internet", Name: "nat"}
-
-// TestWritesArePending holds that nothing is planned on a cache that lags behind, and that
-// it is believed in the end.
-func TestWritesArePending(t *testing.T) {
-	slice := func(version string) []*discoveryv1.EndpointSlice {
-		return []*discoveryv1.EndpointSlice{{ObjectMeta: metav1.ObjectMeta{Name: "s", ResourceVersion: version}}}
-	}
-	for _, tt := range []struct {
-		name         string
-		entry        write
-		behind, fine []*discoveryv1.EndpointSlice
-	}{
-		{"created", write{made: true}, nil, slice("1")},
-		{"changed", write{before: "1"}, slice("1"), slice("2")},
-		{"changed, then deleted by somebody", write{before: "1"}, slice("1"), nil},
-		{"deleted", write{before: "1"}, slice("1"), nil},
-		{"deleted and made again", write{before: "1"}, slice("1"), slice("3")},
-	} {
-		t.Run(tt.name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				if writes(nil).pending(tt.behind) {
-					t.Error("pending before anything was written")
-				}
-				tt.entry.at = time.Now()
-				w := writes{"s": tt.entry}
-				if !w.pending(tt.behind) {
-					t.Error("not pending")
-				}
-				if w.pending(tt.fine) || w.pending(tt.behind) || len(w) > 0 {
-					t.Error("pending after the cache has shown it")
-				}
-				w["s"] = tt.entry
-				time.Sleep(lagPatience)
-				if w.pending(tt.behind) {
-					t.Error("pending for ever")
-				}
-			})
-		})
-	}
-}
 
 // TestClientsAreCollected holds that the first client is written at once, and those that come soon
 // after it together.
@@ -95,12 +56,12 @@ func TestClientsAreCollected(t *testing.T) {
 		}{
 			{0, []string{"a"}, 1},
 			{0, []string{"b"}, 0},
-			{collect / 2, []string{"c", "d"}, 0},
-			{collect / 2, nil, 1},
-			{collect, nil, 0},
+			{lists.Collect / 2, []string{"c", "d"}, 0},
+			{lists.Collect / 2, nil, 1},
+			{lists.Collect, nil, 0},
 			{0, []string{"e"}, 1}, // nothing was written lately
 			{0, []string{"f"}, 0},
-			{collect, nil, 1},
+			{lists.Collect, nil, 1},
 		} {
 			time.Sleep(step.pause)
 			come(step.come...)

@@ -50,6 +50,7 @@ import (
 	coilinformers "github.com/coil-net/coil/generated/informers/externalversions/coil/v2"
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
 	"github.com/coil-net/coil/pkg/kube"
+	"github.com/coil-net/coil/pkg/kube/lists"
 	"github.com/coil-net/coil/pkg/kube/object"
 	"github.com/coil-net/coil/pkg/plan/cluster"
 	"github.com/coil-net/coil/pkg/plan/egress"
@@ -111,7 +112,8 @@ type Controller struct {
 	naming   kube.Index[corev1.Pod]                // by the Egresses that they name
 	routers  kube.Index[corev1.Pod]                // by their Egress
 	defaults kube.Index[v2.Egress]                 // under isDefault
-	slices   kube.Index[discoveryv1.EndpointSlice] // by their Egress
+	slices   kube.Index[discoveryv1.EndpointSlice] // by the Egress that their clients name
+	served   kube.Index[discoveryv1.EndpointSlice] // by the Egress whose clients they have, by policies as well
 	synced   []cache.DoneChecker
 	objects  *reconcile.Loop[types.NamespacedName]
 	clients  *reconcile.Loop[types.NamespacedName]
@@ -125,10 +127,8 @@ type Controller struct {
 	gauges    gauges
 	// refused are the pods that may not use an Egress and were told so.
 	refused perEgress[sets.Set[types.UID]]
-	// writes are the writes of slices that the cache may not show yet.
-	writes perEgress[writes]
-	// wrote is when clients were written last.
-	wrote perEgress[time.Time]
+	// lists keeps the slices.
+	lists *lists.Keeper
 	// counted is when the number of clients was written to the status last.
 	counted perEgress[time.Time]
 	// askTimeout is how long a round of questions to the routers of an Egress may take.
@@ -146,6 +146,7 @@ type perEgress[T any] = syncmap.Map[types.NamespacedName, T]
 func New(cfg Config) (*Controller, error) {
 	pods := kube.CacheOf[corev1.Pod](cfg.Cluster.Core().V1().Pods().Informer())
 	egresses := kube.CacheOf[v2.Egress](cfg.Egresses.Informer())
+	slices := kube.CacheOf[discoveryv1.EndpointSlice](cfg.Clients.Discovery().V1().EndpointSlices().Informer())
 	c := &Controller{
 		cfg:      cfg,
 		egresses: egresses,
@@ -153,7 +154,9 @@ func New(cfg Config) (*Controller, error) {
 		pods:     pods,
 		naming:   pods.IndexBy(egressesOfPod),
 		routers:  pods.IndexBy(egressOfRouter),
-		slices:   kube.CacheOf[discoveryv1.EndpointSlice](cfg.Clients.Discovery().V1().EndpointSlices().Informer()).IndexBy(egressOfSlice),
+		slices:   slices.IndexBy(egressOfSlice),
+		served:   slices.IndexBy(egressesOfSlice),
+		lists:    lists.New(cfg.Core.DiscoveryV1(), cfg.EndpointsPerSlice),
 		now:      metav1.Now,
 		gauges:   newGauges(cfg.Registry),
 

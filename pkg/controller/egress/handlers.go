@@ -67,10 +67,22 @@ func egressOfRouter(p *corev1.Pod) []string {
 	return []string{types.NamespacedName{Namespace: p.Namespace, Name: egress}.String()}
 }
 
-func egressOfSlice(s *discoveryv1.EndpointSlice) []string { return []string{ownerOfSlice(s).String()} }
+// egressOfSlice returns the Egress that the clients of a slice name.
+func egressOfSlice(s *discoveryv1.EndpointSlice) []string {
+	if _, ok := s.Labels[v2.LabelEgress]; !ok {
+		return nil
+	}
+	return []string{types.NamespacedName{Namespace: s.Namespace, Name: s.Labels[v2.LabelEgress]}.String()}
+}
 
-func ownerOfSlice(s *discoveryv1.EndpointSlice) types.NamespacedName {
-	return types.NamespacedName{Namespace: s.Namespace, Name: s.Labels[v2.LabelEgress]}
+// egressesOfSlice returns the Egress whose clients a slice has, by their annotations or by a policy. Somebody may have given it
+// both labels.
+func egressesOfSlice(s *discoveryv1.EndpointSlice) []string {
+	keys := egressOfSlice(s)
+	if name, ok := s.Labels[v2.LabelPolicyEgress]; ok {
+		keys = append(keys, types.NamespacedName{Namespace: s.Namespace, Name: name}.String())
+	}
+	return keys
 }
 
 // isDefault is the key of Egresses with spec.default.
@@ -173,9 +185,16 @@ func (c *Controller) sliceChanged(a, b *discoveryv1.EndpointSlice) {
 		return
 	}
 	for _, s := range []*discoveryv1.EndpointSlice{a, b} {
-		if s != nil {
-			c.clients.Add(ownerOfSlice(s))
-			c.objects.AddAfter(ownerOfSlice(s), settle)
+		if s == nil {
+			continue
+		}
+		if name, ok := s.Labels[v2.LabelEgress]; ok {
+			c.clients.Add(types.NamespacedName{Namespace: s.Namespace, Name: name})
+		}
+		for _, label := range []string{v2.LabelEgress, v2.LabelPolicyEgress} {
+			if name, ok := s.Labels[label]; ok {
+				c.objects.AddAfter(types.NamespacedName{Namespace: s.Namespace, Name: name}, settle)
+			}
 		}
 	}
 }

@@ -216,7 +216,7 @@ func (c *Controller) observe(f *egress.Facts) {
 		f.Deployment = d
 	}
 	f.Routers = c.routers.Under(key.String())
-	have := c.slices.Under(key.String())
+	have := c.served.Under(key.String())
 	f.Clients = egress.CountClients(have)
 	f.InCluster = c.clusterRanges().For(f.Egress)
 	if f.Egress.Spec.Default {

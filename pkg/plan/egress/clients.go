@@ -2,6 +2,8 @@ package egress
 
 import (
 	"cmp"
+	"crypto/sha256"
+	"encoding/hex"
 	"maps"
 	"net/netip"
 	"slices"
@@ -17,6 +19,7 @@ import (
 
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
 	"github.com/coil-net/coil/pkg/plan"
+	"github.com/coil-net/coil/pkg/plan/policy"
 )
 
 // ControllerName is the name of coil-egress-controller: in labels of the EndpointSlices
@@ -40,7 +43,7 @@ type Client struct {
 // ClientFacts is all that the clients of an Egress depend on.
 type ClientFacts struct {
 	Egress *v2.Egress
-	// Pods are the pods that name the Egress.
+	// Pods are the pods that name the Egress, or that a policy selects for it.
 	Pods []*corev1.Pod
 	// Namespaces has the labels of the namespaces of the cluster; one that isn't known
 	// has none.
@@ -54,7 +57,7 @@ func Clients(f ClientFacts) (clients []Client, refused []*corev1.Pod, err error)
 	allowed, err := plan.AllowedNamespaces(f.Egress)
 	holder := make(map[netip.Addr]*corev1.Pod, len(f.Pods))
 	for _, p := range f.Pods {
-		if p.Spec.HostNetwork || p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed {
+		if !MayBeClient(p) {
 			continue
 		}
 		if !allowed.Empty() && !allowed.Matches(f.Namespaces(p.Namespace)) {
@@ -79,6 +82,11 @@ func Clients(f ClientFacts) (clients []Client, refused []*corev1.Pod, err error)
 	return clients, refused, err
 }
 
+// MayBeClient says whether a pod has a network of its own, and hasn't ended.
+func MayBeClient(p *corev1.Pod) bool {
+	return !p.Spec.HostNetwork && p.Status.Phase != corev1.PodSucceeded && p.Status.Phase != corev1.PodFailed
+}
+
 // compareHolders orders pods that have the same address: the first is the one that lives.
 func compareHolders(a, b *corev1.Pod) int {
 	return cmp.Or(
@@ -92,7 +100,43 @@ func compareClients(a, b Client) int {
 	return cmp.Or(strings.Compare(a.Pod.Namespace, b.Pod.Namespace), strings.Compare(a.Pod.Name, b.Pod.Name), a.Addr.Compare(b.Addr))
 }
 
-// SliceChanges are writes that make the EndpointSlices of an Egress what they should be.
+// List is a list of clients of an Egress, which is in EndpointSlices.
+type List struct {
+	// Egress is the Egress, and Label the label of the slices with its name.
+	Egress types.NamespacedName
+	Label  string
+	// Prefix begins the names of the slices.
+	Prefix      string
+	Annotations map[string]string
+	Owner       metav1.OwnerReference
+}
+
+// ListOf returns the list of the clients that name an Egress by their annotations.
+func ListOf(e *v2.Egress) List {
+	return List{Egress: types.NamespacedName{Namespace: e.Namespace, Name: e.Name}, Label: v2.LabelEgress, Prefix: e.Name + "-clients", Owner: controlledBy(e)}
+}
+
+// Of names of an Egress and of a policy the names of slices have the first maxPart bytes, so that they have 63 at most.
+const maxPart = 20
+
+// PolicyListOf returns the list of the clients that use an Egress by a policy.
+func PolicyListOf(e *v2.Egress, p policy.Policy) List {
+	l := List{
+		Egress: types.NamespacedName{Namespace: e.Namespace, Name: e.Name}, Label: v2.LabelPolicyEgress, Owner: controlledBy(e),
+		Annotations: map[string]string{v2.AnnotationPolicy: policy.OriginOf(p).String()},
+	}
+	sum := sha256.Sum256([]byte(l.Egress.String() + "\n" + p.Name.String()))
+	part := func(name string) string { return strings.ReplaceAll(name[:min(len(name), maxPart)], ".", "-") }
+	l.Prefix = part(e.Name) + "-" + part(p.Name.Name) + "-" + hex.EncodeToString(sum[:5])
+	return l
+}
+
+// has says whether a slice is one of the list, and not of another one of the same key, as of a policy that named another Egress.
+func (l List) has(s *discoveryv1.EndpointSlice) bool {
+	return s.Namespace == l.Egress.Namespace && s.Labels[l.Label] == l.Egress.Name
+}
+
+// SliceChanges are writes that make the EndpointSlices of a list what they should be.
 type SliceChanges struct {
 	Create, Update, Delete []*discoveryv1.EndpointSlice
 }
@@ -102,19 +146,29 @@ func ClientSelector() string {
 	return labels.Set{discoveryv1.LabelManagedBy: ControllerName}.String()
 }
 
-// ClientSlices returns the fewest writes after which the slices of an Egress have the
-// clients that are wanted, about limit in each. A client stays in the slice where it is, and
+// Empty says whether there is nothing to write.
+func (c SliceChanges) Empty() bool { return len(c.Create)+len(c.Update)+len(c.Delete) == 0 }
+
+// ClientSlices returns the fewest writes after which the slices of a list have the
+// clients that are wanted, about limit in each. Slices of other lists are deleted. A client stays in the slice where it is, and
 // one that comes takes a place in a slice that is written anyway, else in the fullest that has
 // one. Slices that have more than the limit are relieved bit by bit. The given objects are
 // not changed.
-func ClientSlices(e *v2.Egress, have []*discoveryv1.EndpointSlice, want []Client, limit int) SliceChanges {
+func ClientSlices(l List, have []*discoveryv1.EndpointSlice, want []Client, limit int) SliceChanges {
 	// Of a client that two slices have, the copy in the smaller one stays.
 	have = slices.SortedFunc(slices.Values(have), func(a, b *discoveryv1.EndpointSlice) int {
 		return cmp.Or(cmp.Compare(max(limit, len(a.Endpoints)), max(limit, len(b.Endpoints))), strings.Compare(a.Name, b.Name))
 	})
 	var out SliceChanges
+	have = slices.DeleteFunc(have, func(s *discoveryv1.EndpointSlice) bool {
+		if l.has(s) {
+			return false
+		}
+		out.Delete = append(out.Delete, s)
+		return true
+	})
 	for _, family := range []discoveryv1.AddressType{discoveryv1.AddressTypeIPv4, discoveryv1.AddressTypeIPv6} {
-		placeClients(&out, e, family, have, want, limit)
+		placeClients(&out, l, family, have, want, limit)
 	}
 	return out
 }
@@ -126,7 +180,7 @@ type draft struct {
 	changed bool
 }
 
-func placeClients(out *SliceChanges, e *v2.Egress, family discoveryv1.AddressType, have []*discoveryv1.EndpointSlice, want []Client, limit int) {
+func placeClients(out *SliceChanges, l List, family discoveryv1.AddressType, have []*discoveryv1.EndpointSlice, want []Client, limit int) {
 	missing := make(map[netip.Addr]Client, len(want))
 	for _, c := range want {
 		if c.Addr.Is4() == (family == discoveryv1.AddressTypeIPv4) {
@@ -138,7 +192,7 @@ func placeClients(out *SliceChanges, e *v2.Egress, family discoveryv1.AddressTyp
 	for _, s := range have {
 		taken[s.Name] = true
 		if s.AddressType == family {
-			drafts = append(drafts, newDraft(e, s, missing))
+			drafts = append(drafts, newDraft(l, s, missing))
 		}
 	}
 	slices.SortFunc(drafts, func(a, b *draft) int {
@@ -151,7 +205,7 @@ func placeClients(out *SliceChanges, e *v2.Egress, family discoveryv1.AddressTyp
 			next++
 		}
 		if next == len(drafts) {
-			s := emptySlice(e, family, freeName(e.Name, family, taken))
+			s := emptySlice(l, family, freeName(l.Prefix, family, taken))
 			taken[s.Name] = true
 			drafts = append(drafts, &draft{slice: s})
 		}
@@ -190,8 +244,8 @@ func surplus(drafts []*draft, limit int) []discoveryv1.Endpoint {
 }
 
 // newDraft keeps of a slice the clients that are wanted, and takes them off missing.
-func newDraft(e *v2.Egress, s *discoveryv1.EndpointSlice, missing map[netip.Addr]Client) *draft {
-	d := &draft{before: s, slice: emptySlice(e, s.AddressType, s.Name)}
+func newDraft(l List, s *discoveryv1.EndpointSlice, missing map[netip.Addr]Client) *draft {
+	d := &draft{before: s, slice: emptySlice(l, s.AddressType, s.Name)}
 	d.slice.Endpoints = make([]discoveryv1.Endpoint, 0, len(s.Endpoints)+1)
 	d.slice.UID, d.slice.ResourceVersion = s.UID, s.ResourceVersion
 	for _, ep := range s.Endpoints {
@@ -206,7 +260,7 @@ func newDraft(e *v2.Egress, s *discoveryv1.EndpointSlice, missing map[netip.Addr
 	// kube-proxy takes a slice for a Service's by this label.
 	_, ofService := s.Labels[discoveryv1.LabelServiceName]
 	if ofService || len(s.Ports) > 0 || !equality.Semantic.DeepEqual(s.OwnerReferences, d.slice.OwnerReferences) ||
-		!labels.SelectorFromSet(d.slice.Labels).Matches(labels.Set(s.Labels)) {
+		!labels.SelectorFromSet(d.slice.Labels).Matches(labels.Set(s.Labels)) || s.Annotations[v2.AnnotationPolicy] != d.slice.Annotations[v2.AnnotationPolicy] {
 		d.changed = true
 	}
 	return d
@@ -239,32 +293,32 @@ func podRef(c Client) corev1.ObjectReference {
 	return corev1.ObjectReference{Kind: "Pod", Namespace: c.Pod.Namespace, Name: c.Pod.Name, UID: c.UID}
 }
 
-func emptySlice(e *v2.Egress, family discoveryv1.AddressType, name string) *discoveryv1.EndpointSlice {
+func emptySlice(l List, family discoveryv1.AddressType, name string) *discoveryv1.EndpointSlice {
 	return &discoveryv1.EndpointSlice{
 		ObjectMeta: metav1.ObjectMeta{
-			Namespace: e.Namespace, Name: name,
+			Namespace: l.Egress.Namespace, Name: name, Annotations: l.Annotations,
 			Labels: map[string]string{
-				v2.LabelEgress:             e.Name,
+				l.Label:                    l.Egress.Name,
 				discoveryv1.LabelManagedBy: ControllerName,
 				corev1.IsHeadlessService:   "", // kube-proxy leaves it alone
 			},
-			OwnerReferences: []metav1.OwnerReference{controlledBy(e)},
+			OwnerReferences: []metav1.OwnerReference{l.Owner},
 		},
 		AddressType: family,
 	}
 }
 
 // freeName is the first name of a slice that isn't taken.
-func freeName(egress string, family discoveryv1.AddressType, taken map[string]bool) string {
+func freeName(prefix string, family discoveryv1.AddressType, taken map[string]bool) string {
 	for i := 0; ; i++ {
-		name := egress + "-clients-" + strings.ToLower(string(family)) + "-" + strconv.Itoa(i)
+		name := prefix + "-" + strings.ToLower(string(family)) + "-" + strconv.Itoa(i)
 		if !taken[name] {
 			return name
 		}
 	}
 }
 
-// CountClients returns how many pods the slices of an Egress have.
+// CountClients returns how many pods slices have.
 func CountClients(have []*discoveryv1.EndpointSlice) int {
 	pods := map[types.UID]bool{}
 	for _, s := range have {

@@ -133,7 +133,7 @@ func (a apiSlices) list() []*discoveryv1.EndpointSlice { return slices.Collect(m
 // sync plans, writes and checks what is there then; it returns the number of writes.
 func (a apiSlices) sync(t *testing.T, e *v2.Egress, want []Client, limit int) int {
 	t.Helper()
-	n := a.do(t, ClientSlices(e, a.list(), want, limit))
+	n := a.do(t, ClientSlices(ListOf(e), a.list(), want, limit))
 	seen := map[Client]bool{}
 	for _, s := range a {
 		if len(s.Endpoints) == 0 || len(s.Endpoints) > limit || !strings.HasPrefix(s.Name, "nat-clients-") {
@@ -155,7 +155,7 @@ func (a apiSlices) sync(t *testing.T, e *v2.Egress, want []Client, limit int) in
 	if len(seen) != len(want) {
 		t.Fatalf("%d clients, want %d", len(seen), len(want))
 	}
-	if again := ClientSlices(e, a.list(), want, limit); len(again.Create)+len(again.Update)+len(again.Delete) > 0 {
+	if again := ClientSlices(ListOf(e), a.list(), want, limit); len(again.Create)+len(again.Update)+len(again.Delete) > 0 {
 		t.Fatalf("there is more to write: %+v", again)
 	}
 	return n
@@ -215,7 +215,7 @@ func TestClientSlicesStayWhatTheyAre(t *testing.T) {
 				t.Errorf("%d writes, want 1", n)
 			}
 			for _, s := range a {
-				if diff := cmp.Diff(emptySlice(e, s.AddressType, s.Name).ObjectMeta, s.ObjectMeta); diff != "" || len(s.Ports) > 0 {
+				if diff := cmp.Diff(emptySlice(ListOf(e), s.AddressType, s.Name).ObjectMeta, s.ObjectMeta); diff != "" || len(s.Ports) > 0 {
 					t.Errorf("%d ports, metadata (-want +got):\n%s", len(s.Ports), diff)
 				}
 			}
@@ -253,7 +253,7 @@ func TestLargeClientSlicesAreRelieved(t *testing.T) {
 	e, a, want := testEgress(""), apiSlices{}, clients(0, 2500)
 	a.sync(t, e, want, MaxEndpoints)
 	for round := 0; ; round++ {
-		c := ClientSlices(e, a.list(), want, EndpointsPerSlice)
+		c := ClientSlices(ListOf(e), a.list(), want, EndpointsPerSlice)
 		writes := slices.Concat(c.Create, c.Update)
 		if len(writes) == 0 {
 			break
@@ -303,10 +303,10 @@ func (a apiSlices) holdAll(t *testing.T, want []Client) {
 
 func BenchmarkClientSlices(b *testing.B) {
 	e := testEgress("")
-	have := ClientSlices(e, nil, clients(0, 5000), EndpointsPerSlice).Create
+	have := ClientSlices(ListOf(e), nil, clients(0, 5000), EndpointsPerSlice).Create
 	want := append(clients(0, 4999), client(6000, false))
 	for b.Loop() {
-		if c := ClientSlices(e, have, want, EndpointsPerSlice); len(c.Update) != 1 {
+		if c := ClientSlices(ListOf(e), have, want, EndpointsPerSlice); len(c.Update) != 1 {
 			b.Fatal(len(c.Update))
 		}
 	}
@@ -326,7 +326,7 @@ func BenchmarkEgressClients(b *testing.B) {
 }
 
 func TestCountClients(t *testing.T) {
-	c := ClientSlices(testEgress(""), nil, []Client{client(0, false), client(0, true), client(1, false)}, EndpointsPerSlice)
+	c := ClientSlices(ListOf(testEgress("")), nil, []Client{client(0, false), client(0, true), client(1, false)}, EndpointsPerSlice)
 	if n := CountClients(c.Create); n != 2 {
 		t.Errorf("%d clients, want 2", n)
 	}

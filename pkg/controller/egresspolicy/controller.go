@@ -1,0 +1,124 @@
+// Package egresspolicy says what EgressPolicies and EgressClusterPolicies mean, and tells routers the pods that they select.
+//
+// It owns the status of the policies and the EndpointSlices with their clients. It must not know what routers and clients do
+// to packets, nor how the clients that name an Egress themselves are listed.
+//
+//	policy                               its EndpointSlices
+//	in force, see policy.InForce         have the addresses of the pods that it selects, in the namespace of its Egress
+//	changed, and not yet looked at       stay as they are
+//	names another Egress                 are made there, then deleted where they were
+//	gone, not in force                   are deleted
+//	annotation that can't be understood  are deleted: no policy says that they are its own
+//
+//	pod that a policy selects
+//	host network, Succeeded, Failed      isn't listed
+//	namespace isn't allowed              isn't listed; the policy says NamespaceNotAllowed
+//	router of an Egress                  isn't listed
+//
+// Two loops: status and lists, so that clients never wait for conflicts to be found. A pod that changes is compared with the policies of
+// its namespace and with EgressClusterPolicies. A status of which only the number of clients differs is written every 30 seconds
+// at most, since each coild gets it.
+package egresspolicy
+
+import (
+	"context"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/cache"
+
+	"github.com/coil-net/coil/generated/clientset/versioned"
+	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
+	"github.com/coil-net/coil/pkg/kube"
+	"github.com/coil-net/coil/pkg/kube/lists"
+	"github.com/coil-net/coil/pkg/reconcile"
+	"github.com/coil-net/coil/pkg/syncmap"
+)
+
+const (
+	// settle is for how long changes are collected that only the status follows.
+	settle = time.Second
+	// countEvery is how often the status of a policy is written for the number of its clients alone.
+	countEvery = 30 * time.Second
+	workers    = 4
+)
+
+// Config is what the controller is made of. The caller runs the informers.
+type Config struct {
+	Coil versioned.Interface
+	Core kubernetes.Interface
+
+	// Policies, ClusterPolicies and Egresses inform of all of them.
+	Policies, ClusterPolicies, Egresses cache.SharedIndexInformer
+	// Pods and Services inform of all of them, Namespaces of their metadata.
+	Pods, Services, Namespaces cache.SharedIndexInformer
+	// Clients informs of EndpointSlices that egress.ClientSelector selects.
+	Clients cache.SharedIndexInformer
+
+	// EndpointsPerSlice is how many clients are in a slice; 0 is egress.EndpointsPerSlice.
+	EndpointsPerSlice int
+	Recorder          kube.Recorder
+	// LoopMetrics takes metrics; a nil one isn't exported.
+	LoopMetrics *reconcile.Metrics
+}
+
+// Controller keeps policies. A key is the name of a policy, for an EgressClusterPolicy without a namespace.
+type Controller struct {
+	cfg        Config
+	policies   kinds
+	egresses   kube.Cache[v2.Egress]
+	defaults   kube.Index[v2.Egress] // under isDefault
+	pods       kube.Cache[corev1.Pod]
+	naming     kube.Index[corev1.Pod] // by the Egresses that they name
+	services   kube.Cache[corev1.Service]
+	namespaces kube.Cache[metav1.PartialObjectMetadata]
+	slices     kube.Index[discoveryv1.EndpointSlice] // by their policy
+	keeper     *lists.Keeper
+	synced     []cache.DoneChecker
+	status     *reconcile.Loop[types.NamespacedName]
+	lists      *reconcile.Loop[types.NamespacedName]
+	now        func() metav1.Time
+	// counted is when the number of clients was written to the status last.
+	counted syncmap.Map[types.NamespacedName, time.Time]
+}
+
+// New returns a controller that isn't running.
+func New(cfg Config) (*Controller, error) {
+	egresses, pods := kube.CacheOf[v2.Egress](cfg.Egresses), kube.CacheOf[corev1.Pod](cfg.Pods)
+	c := &Controller{
+		cfg:        cfg,
+		policies:   newKinds(cfg),
+		egresses:   egresses,
+		defaults:   egresses.IndexBy(defaultEgress),
+		pods:       pods,
+		naming:     pods.IndexBy(egressesOfPod),
+		services:   kube.CacheOf[corev1.Service](cfg.Services),
+		namespaces: kube.CacheOf[metav1.PartialObjectMetadata](cfg.Namespaces),
+		slices:     kube.CacheOf[discoveryv1.EndpointSlice](cfg.Clients).IndexBy(policyOfSlice),
+		keeper:     lists.New(cfg.Core.DiscoveryV1(), cfg.EndpointsPerSlice),
+		now:        metav1.Now,
+	}
+	c.status = reconcile.New("egress-policies", c.syncStatus, cfg.LoopMetrics)
+	c.lists = reconcile.New("egress-policy-clients", c.syncClients, cfg.LoopMetrics)
+	return c, c.register()
+}
+
+// Synced says of each cache whether it is filled, and its events handled.
+func (c *Controller) Synced() []cache.DoneChecker { return c.synced }
+
+// Run keeps policies until ctx ends. Call it when this process leads.
+func (c *Controller) Run(ctx context.Context) error {
+	group, ctx := errgroup.WithContext(ctx)
+	group.Go(func() error { return c.status.Run(ctx, workers, c.synced...) })
+	group.Go(func() error { return c.lists.Run(ctx, workers, c.synced...) })
+	return group.Wait()
+}
+
+func keyOf(o metav1.Object) types.NamespacedName {
+	return types.NamespacedName{Namespace: o.GetNamespace(), Name: o.GetName()}
+}
