@@ -28,7 +28,9 @@ type Sandbox struct {
 // unreachable for its clients.
 type KnownEgress struct {
 	// Name is namespace/name.
-	Name         string         `json:"name"`
+	Name string `json:"name"`
+	// Policy is the policy that lets the client use it; empty if an annotation does.
+	Policy       string         `json:"policy,omitempty"`
 	Destinations []netip.Prefix `json:"destinations"`
 	// InCluster are the ranges that it didn't capture.
 	InCluster []netip.Prefix `json:"inCluster,omitempty"`
@@ -38,6 +40,8 @@ type KnownEgress struct {
 	// other way.
 	Direct   bool `json:"direct,omitempty"`
 	Switched bool `json:"switched,omitempty"`
+	// Open says that packets to its destinations leave as those of other pods do while nothing can forward them.
+	Open bool `json:"open,omitempty"`
 	// Former says that the client doesn't ask for it any more, but for one that isn't known yet. One of
 	// which only the kernel told has no name.
 	Former bool `json:"former,omitempty"`

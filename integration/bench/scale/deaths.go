@@ -27,6 +27,7 @@ import (
 	"github.com/coil-net/coil/pkg/node/routerhealth"
 	"github.com/coil-net/coil/pkg/plan"
 	"github.com/coil-net/coil/pkg/plan/client"
+	"github.com/coil-net/coil/pkg/plan/policy"
 	"github.com/coil-net/coil/pkg/reconcile"
 	"github.com/coil-net/coil/pkg/store"
 	"github.com/coil-net/coil/pkg/testkit"
@@ -240,6 +241,11 @@ func (w *routersWorld) Egress(context.Context, types.NamespacedName, bool) (*v2.
 // Service implements egress.Cluster.
 func (w *routersWorld) Service(context.Context, types.NamespacedName, bool) (*corev1.Service, error) {
 	return &corev1.Service{Spec: corev1.ServiceSpec{ClusterIPs: []string{"10.96.0.100"}}}, nil
+}
+
+// Policies implements egress.Cluster.
+func (*routersWorld) Policies(context.Context, string, string) ([]policy.Policy, map[string]string, error) {
+	return nil, nil, nil
 }
 
 // Routers implements egress.Cluster.

@@ -26,6 +26,7 @@ import (
 	"github.com/coil-net/coil/pkg/node/egress"
 	"github.com/coil-net/coil/pkg/node/routerhealth"
 	"github.com/coil-net/coil/pkg/plan/client"
+	"github.com/coil-net/coil/pkg/plan/policy"
 	"github.com/coil-net/coil/pkg/reconcile"
 	"github.com/coil-net/coil/pkg/store"
 )
@@ -117,6 +118,10 @@ func (c cluster) Service(_ context.Context, name types.NamespacedName, _ bool) (
 }
 
 func (cluster) HostNetwork(context.Context, types.NamespacedName) (bool, error) { return false, nil }
+
+func (cluster) Policies(context.Context, string, string) ([]policy.Policy, map[string]string, error) {
+	return nil, nil, nil
+}
 
 func (c cluster) Routers(types.NamespacedName) []client.Router { return c.o.Routers() }
 

@@ -53,6 +53,7 @@ func (e *egresses) watch() {
 		Pod:       func(n types.NamespacedName) { e.manager.PodChanged(n) },
 		Egress:    func(n types.NamespacedName) { e.manager.EgressChanged(n) },
 		Namespace: func(name string) { e.manager.NamespaceChanged(name) },
+		Policies:  func(namespace string) { e.manager.PoliciesChanged(namespace) },
 	})
 }
 

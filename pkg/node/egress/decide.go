@@ -9,6 +9,7 @@ import (
 	"slices"
 	"time"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
@@ -29,7 +30,7 @@ import (
 type wanted struct {
 	// client and router say that the sandbox is made a client's, or a router's. If both are false nothing is done.
 	client, router bool
-	// egresses are the Egresses that the annotations name, as far as they can be had, and former ones
+	// egresses are the Egresses that annotations and policies name, as far as they can be had, and former ones
 	// that stay closed.
 	egresses []client.Egress
 	known    []store.KnownEgress
@@ -85,28 +86,35 @@ func (m *Manager) decideFor(ctx context.Context, s *sandbox) (used bool, err err
 	}
 	refs := plan.EgressRefs(meta.Annotations)
 	_, labelled := plan.RouterOf(meta.Labels)
-	router := false
 	if len(last) == 0 { // a client stays one, whatever labels it gets
-		if router, err = m.isRouter(ctx, meta, false); err != nil {
+		router, err := m.isRouter(ctx, meta, false)
+		if err != nil {
 			return false, err
 		}
+		if router { // which has rules and tunnels of its own, and which no policy selects
+			s.want = &wanted{router: true}
+			m.tell(meta, s, ignoredBy(refs, "the pod is a router of an Egress"))
+			return true, nil
+		}
 	}
+	d, err := m.demandOf(ctx, s, meta, refs, last)
 	switch {
-	case router: // which has rules and tunnels of its own
-		s.want = &wanted{router: true}
-		m.tell(meta, s, ignoredBy(refs, "the pod is a router of an Egress"))
-	case len(refs)+len(last) > 0:
-		err = m.decideClient(ctx, s, meta, refs, last)
+	case apierrors.IsNotFound(err): // the namespace: the cache is behind and tells
+		return len(last) > 0, nil
+	case err != nil:
+		return false, err
+	case d.any() || len(last) > 0:
+		err = m.decideClient(ctx, s, meta, d, last)
 	default:
 		s.want = &wanted{}
 	}
-	return len(refs) > 0 || labelled, err
+	return d.any() || labelled, err
 }
 
 // decideClient must be called with deciding held.
-func (m *Manager) decideClient(ctx context.Context, s *sandbox, meta *metav1.PartialObjectMetadata, refs []types.NamespacedName, last []store.KnownEgress) error {
-	s.forgetAsked(refs)
-	w, err := m.look(ctx, s.Namespace, refs, last, s)
+func (m *Manager) decideClient(ctx context.Context, s *sandbox, meta *metav1.PartialObjectMetadata, d demand, last []store.KnownEgress) error {
+	s.forgetAsked(d.uses)
+	w, err := m.look(ctx, s.Namespace, d, last, s)
 	if err != nil {
 		return err
 	}
@@ -126,7 +134,7 @@ func (m *Manager) decideClient(ctx context.Context, s *sandbox, meta *metav1.Par
 		problems = append(problems, conflict(c))
 	}
 	if errors.Is(err, clientnet.ErrUnguarded) {
-		problems = append(problems, problem{EgressUnguarded, fmt.Sprintf("%v: delete the pod if this goes on", clientnet.ErrUnguarded)})
+		problems = append(problems, problem{reason: EgressUnguarded, text: fmt.Sprintf("%v: delete the pod if this goes on", clientnet.ErrUnguarded)})
 	}
 	if len(w.missing) == 0 { // else it is decided again in a moment
 		m.tell(meta, s, problems)
@@ -136,62 +144,107 @@ func (m *Manager) decideClient(ctx context.Context, s *sandbox, meta *metav1.Par
 
 // look finds out how a pod of a namespace can use Egresses; last are the Egresses as they were known
 // before. The sandbox is nil as long as the pod is being added.
-func (m *Manager) look(ctx context.Context, namespace string, refs []types.NamespacedName, last []store.KnownEgress, s *sandbox) (wanted, error) {
-	w := wanted{client: true}
-	var missing int
-	refs, w.problems = usable(refs)
+func (m *Manager) look(ctx context.Context, namespace string, d demand, last []store.KnownEgress, s *sandbox) (wanted, error) {
+	w := wanted{client: true, problems: d.problems}
+	uses, problems := usable(d.uses)
+	w.problems = append(slices.Clip(w.problems), problems...)
 	// An Egress that isn't used may have destinations of one that was used before.
 	w.unknown = len(w.problems) > 0
-	for _, ref := range refs {
-		known := store.KnownEgress{Name: ref.String()}
-		i := slices.IndexFunc(last, func(k store.KnownEgress) bool { return k.Name == known.Name })
-		if i >= 0 {
-			known = last[i]
-		}
-		known.Former = false
-		e, err := m.egress(ctx, ref, s, len(w.missing))
-		used, may := clientEgress(known), true
-		switch {
-		case errors.Is(err, errNotAsked):
-			w.missing = append(w.missing, ref)
-			w.unknown = true
-		case err != nil:
-			return wanted{}, err
-		case e == nil:
-			w.problems = append(w.problems, problem{EgressMissing, fmt.Sprintf("Egress %s doesn't exist", ref)})
-			w.unknown = true
-			if missing++; s == nil && missing == mostAsked {
-				return w, nil // ADD fails anyway
-			}
-		default:
-			var refused *problem
-			if used, refused, err = m.use(ctx, namespace, ref, e, s); err != nil {
+	all := map[types.NamespacedName]*found{}
+	var missing int
+	for _, u := range uses {
+		f := all[u.egress]
+		if f == nil {
+			var err error
+			if f, err = m.find(ctx, namespace, u.egress, last, s, &w); err != nil {
 				return wanted{}, err
 			}
-			known.Switched = i >= 0 && (known.Switched || known.Direct != used.Direct)
-			known.Direct, used.Switched = used.Direct, known.Switched
-			if may = refused == nil; may {
-				w.unknown = w.unknown || !reachable(used)
-			} else {
-				w.problems = append(w.problems, *refused)
-			}
-			if len(used.InCluster) == 0 && e.Status.ObservedGeneration == 0 {
-				used.InCluster = known.InCluster // an Egress that was made again has no status yet
+			if all[u.egress] = f; f.missing {
+				missing++
 			}
 		}
-		if may {
-			used.Left = m.left(known.Name, used.Addresses(), time.Now())
+		w.add(u, f, last)
+		if s == nil && missing == mostAsked {
+			return w, nil // ADD fails anyway
 		}
-		w.egresses = append(w.egresses, used)
-		known.Destinations, known.InCluster, known.OriginatingOnly = used.Destinations, used.InCluster, used.OriginatingOnly
-		w.known = append(w.known, known)
 	}
 	return w, nil
 }
 
+// add adds a use of an Egress.
+func (w *wanted) add(u use, f *found, last []store.KnownEgress) {
+	known := store.KnownEgress{Name: u.egress.String(), Policy: u.policy()}
+	if i := slices.IndexFunc(last, func(k store.KnownEgress) bool { return sameUse(k, known) }); i >= 0 {
+		known = last[i]
+	}
+	known.Former, known.Open = false, u.open()
+	used := clientEgress(known)
+	switch {
+	case f.missing:
+		w.problems = append(w.problems, problem{EgressMissing, fmt.Sprintf("Egress %s doesn't exist", u), u.by != nil})
+		w.unknown = true
+	case f.refused != "":
+		w.problems = append(w.problems, problem{EgressNotAllowed, fmt.Sprintf("Egress %s %s", u, f.refused), u.by != nil})
+		used, known.Open = u.of(f.Egress), false
+	case f.unasked:
+		w.unknown = true
+	default:
+		used = u.of(f.Egress)
+		w.unknown = w.unknown || !used.Open && !reachable(used)
+	}
+	if !f.missing && !f.unasked {
+		known.Direct, known.Switched = f.Direct, f.Switched
+	}
+	used.Open, used.Left = known.Open, f.Left
+	w.egresses = append(w.egresses, used)
+	known.Destinations, known.InCluster, known.OriginatingOnly = used.Destinations, used.InCluster, used.OriginatingOnly
+	w.known = append(w.known, known)
+}
+
+// found is what is known of an Egress that a pod is to use.
+type found struct {
+	client.Egress
+	// missing says that there is no such Egress, and unasked that the API server is to be asked for it: then only
+	// the addresses are known that it has left.
+	missing, unasked bool
+	// refused says why the pod mustn't use it: then none of its addresses is known.
+	refused string
+}
+
+// find finds out about an Egress. If the API server is to be asked for it, it is missing in w.
+func (m *Manager) find(ctx context.Context, namespace string, ref types.NamespacedName, last []store.KnownEgress, s *sandbox, w *wanted) (*found, error) {
+	f := &found{}
+	e, err := m.egress(ctx, ref, s, len(w.missing))
+	switch {
+	case errors.Is(err, errNotAsked):
+		w.missing, f.unasked = append(w.missing, ref), true
+	case err != nil:
+		return nil, err
+	case e == nil:
+		f.missing = true
+	default:
+		if f.Egress, f.refused, err = m.use(ctx, namespace, ref, e, s); err != nil {
+			return nil, err
+		}
+		for _, k := range last {
+			if k.Name != f.Name {
+				continue
+			}
+			f.Switched = f.Switched || !k.Former && (k.Switched || k.Direct != f.Direct)
+			if len(f.InCluster) == 0 && e.Status.ObservedGeneration == 0 {
+				f.InCluster = k.InCluster // an Egress that was made again has no status yet
+			}
+		}
+	}
+	if f.refused == "" {
+		f.Left = m.left(ref.String(), f.Addresses(), time.Now())
+	}
+	return f, nil
+}
+
 // use returns an Egress as a client in a namespace uses it, or why it mustn't: then it knows none of the Egress's
 // addresses.
-func (m *Manager) use(ctx context.Context, namespace string, ref types.NamespacedName, e *v2.Egress, s *sandbox) (client.Egress, *problem, error) {
+func (m *Manager) use(ctx context.Context, namespace string, ref types.NamespacedName, e *v2.Egress, s *sandbox) (client.Egress, string, error) {
 	var id attachment.ID
 	if s != nil {
 		id = s.ID
@@ -200,7 +253,7 @@ func (m *Manager) use(ctx context.Context, namespace string, ref types.Namespace
 	if e.Spec.AllowedNamespaces != nil {
 		ns, err := ifAny(m.cluster.Namespace(ctx, namespace, s == nil))
 		if err != nil {
-			return client.Egress{}, nil, err
+			return client.Egress{}, "", err
 		}
 		if ns != nil {
 			labels = ns.Labels
@@ -210,23 +263,23 @@ func (m *Manager) use(ctx context.Context, namespace string, ref types.Namespace
 	if allowed {
 		service, err := ifAny(m.cluster.Service(ctx, ref, s == nil))
 		if err != nil {
-			return client.Egress{}, nil, err
+			return client.Egress{}, "", err
 		}
 		used := client.EgressOf(e, service)
 		used.Routers = slices.Clone(m.cluster.Routers(ref))
 		m.cfg.Health.Mark(id, used.Name, used.Routers)
-		return used, nil, nil
+		return used, "", nil
 	}
-	text := fmt.Sprintf("Egress %s isn't for pods of namespace %s: spec.allowedNamespaces doesn't select its labels", ref, namespace)
+	why := fmt.Sprintf("isn't for pods of namespace %s: spec.allowedNamespaces doesn't select its labels", namespace)
 	if err != nil {
-		text = fmt.Sprintf("Egress %s isn't for pods of any namespace: %v", ref, err)
+		why = fmt.Sprintf("isn't for pods of any namespace: %v", err)
 	}
-	return client.EgressOf(e, nil), &problem{EgressNotAllowed, text}, nil
+	return client.EgressOf(e, nil), why, nil
 }
 
 // clientEgress returns an Egress as it was when it was last known.
 func clientEgress(k store.KnownEgress) client.Egress {
-	return client.Egress{Name: k.Name, Destinations: k.Destinations, InCluster: k.InCluster, OriginatingOnly: k.OriginatingOnly}
+	return client.Egress{Name: k.Name, Policy: k.Policy, Open: k.Open, Destinations: k.Destinations, InCluster: k.InCluster, OriginatingOnly: k.OriginatingOnly}
 }
 
 // fit chooses the Egresses that a client can have together.
@@ -241,14 +294,14 @@ func (m *Manager) fit(w *wanted) {
 // tooMany returns the problem that some Egresses of a client don't fit.
 func (w *wanted) tooMany() []problem {
 	excess := slices.DeleteFunc(slices.Clone(w.excess), func(name string) bool {
-		return !slices.ContainsFunc(w.known, func(k store.KnownEgress) bool { return k.Name == name && !k.Former })
+		return !slices.ContainsFunc(w.known, func(k store.KnownEgress) bool { return !k.Former && clientEgress(k).String() == name })
 	})
 	if len(excess) == 0 {
 		return nil
 	}
 	text := fmt.Sprintf("the Egresses have more than %d different destinations, or %d addresses of routers, together: unreachable are destinations of %s; name fewer Egresses, or some with fewer destinations",
 		client.MostDestinations, client.MostTunnels, few(excess, ", "))
-	return []problem{{EgressTooMany, text}}
+	return []problem{{EgressTooMany, text, slices.ContainsFunc(w.known, func(k store.KnownEgress) bool { return k.Policy != "" })}}
 }
 
 // client returns the input of the plan of a sandbox.

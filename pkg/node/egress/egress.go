@@ -1,25 +1,35 @@
-// Package egress lets pods of the node use Egresses: it sets up those that ask for it when
-// they are added, and keeps them up to date with Egresses, Services and annotations.
+// Package egress lets pods of the node use Egresses: it sets up those that ask for it by an annotation, or that a policy selects, when
+// they are added, and keeps them up to date with Egresses, Services, annotations and policies.
 //
 // It decides what a client is to be, and when it is changed; package clientnet makes it. It must not know
 // who gives the addresses, how objects and records are read, nor how routers are found to be dead.
 //
-// Destinations of a pod are always as closed as its annotations ask for:
+// Destinations of a pod are always as closed as its annotations and policies ask for:
 //
 //	Egress exists, its Service too    destinations by the tunnel
 //	Egress exists, no Service yet     destinations unreachable
 //	Egress was deleted                its last destinations unreachable
 //	Egress never existed              ADD fails; in a running pod nothing is known of it
-//	it isn't known where to send to   what the annotation named before is unreachable
+//	it isn't known where to send to   what was named before is unreachable
 //	namespace isn't allowed           ADD fails; in a running pod destinations unreachable
 //	its routers are sent to directly  destinations by those that live; unreachable without one
 //	its peering has changed           the same at once, but flows stay where they are
-//	no annotation any more            nothing is left
+//	nothing can forward, and the      packets to its destinations leave as if no Egress had them
+//	policy has onFailure Node
+//	policy isn't resolved yet         ADD fails; in a running pod what the policy asked for before stays
+//	policy names no Egress, and       ADD fails; in a running pod what was named before is unreachable
+//	there is no default
+//	no annotation any more, and       nothing is left
+//	no policy selects the pod
 //	more Egresses than 64             ADD fails; in a running pod the first are used, the others are
 //	                                  as if they didn't exist
-//	pod has its node's network        nothing is done; an Event tells
-//	pod is a router of an Egress      ADD fails; in a running pod nothing is done, and an Event tells
+//	pod has its node's network        nothing is done; an Event tells if it has an annotation
+//	pod is a router of an Egress      no policy selects it. With an annotation ADD fails; in a running pod
+//	                                  nothing is done, and an Event tells
 //	pod was deleted                   stays until the network namespace goes
+//
+// An annotation decides as the oldest policy would. Pods of Coil and of the cluster are as others: a policy that selects all pods of
+// all namespaces selects them, too, unless they have their node's network.
 package egress
 
 import (
@@ -44,6 +54,7 @@ import (
 	"github.com/coil-net/coil/pkg/kube"
 	"github.com/coil-net/coil/pkg/node"
 	"github.com/coil-net/coil/pkg/plan/client"
+	"github.com/coil-net/coil/pkg/plan/policy"
 	"github.com/coil-net/coil/pkg/reconcile"
 	"github.com/coil-net/coil/pkg/store"
 )
@@ -59,6 +70,9 @@ type Cluster interface {
 	HostNetwork(ctx context.Context, pod types.NamespacedName) (bool, error)
 	// Routers returns the routers of an Egress that a cache has.
 	Routers(name types.NamespacedName) []client.Router
+	// Policies returns the policies that may select pods of a namespace, and the namespace's labels, as caches have them. With a pod's
+	// resource version they are at least as new as that, and the API server is asked unless the caches are.
+	Policies(ctx context.Context, namespace, asOf string) ([]policy.Policy, map[string]string, error)
 }
 
 // Network works in network namespaces; see package clientnet. Its methods return clientnet.ErrGone if that isn't
@@ -230,6 +244,11 @@ func (m *Manager) EgressChanged(egress types.NamespacedName) {
 // NamespaceChanged see PodChanged.
 func (m *Manager) NamespaceChanged(name string) {
 	m.wake(isClientOf(name))
+}
+
+// PoliciesChanged tells that policies may select other pods of a namespace, or say something else of these. It doesn't block.
+func (m *Manager) PoliciesChanged(namespace string) {
+	m.wake(func(s *sandbox) bool { return s.Namespace == namespace })
 }
 
 func usesEgress(name string) func(*sandbox) bool {

@@ -18,11 +18,12 @@ import (
 
 // Reasons of Events on pods.
 const (
-	// EgressMissing: an Egress that the pod's annotations name doesn't exist, or can't by its name.
+	// EgressMissing: an Egress that the pod's annotations or a policy name doesn't exist, or can't by its name; or a policy names none, and
+	// there is no default.
 	EgressMissing = "EgressMissing"
 	// EgressNotAllowed: an Egress isn't for the pod's namespace; its destinations are unreachable.
 	EgressNotAllowed = "EgressNotAllowed"
-	// EgressConflict: two Egresses of the pod have the same destination, of which the first is used; or a router of one is
+	// EgressConflict: two Egresses of the pod have the same destination, of which the first is used, that of the older policy; or a router of one is
 	// a destination of the other, and isn't used.
 	EgressConflict = "EgressConflict"
 	// EgressTooMany: the pod names more Egresses, or has more destinations or routers, than one pod may have.
@@ -34,7 +35,11 @@ const (
 )
 
 // problem is a fact that the owner of a pod should know.
-type problem struct{ reason, text string }
+type problem struct {
+	reason, text string
+	// again says that it may pass while the pod is as it is: others change policies.
+	again bool
+}
 
 // conflict returns the problem of two Egresses of a pod.
 func conflict(c client.Conflict) problem {
@@ -42,7 +47,7 @@ func conflict(c client.Conflict) problem {
 	if c.Router {
 		text = fmt.Sprintf("router %s of Egress %s isn't used: it is outside of the cluster, and a destination of Egress %s", c.Dst.Addr(), c.Loser, c.Winner)
 	}
-	return problem{EgressConflict, text}
+	return problem{reason: EgressConflict, text: text}
 }
 
 // tell records an Event for the problems of each reason if it wasn't told yet; without a sandbox, for all.
@@ -107,7 +112,7 @@ func ignoredBy(refs []types.NamespacedName, pod string) []problem {
 	for _, ref := range refs {
 		names = append(names, shown(ref.String()))
 	}
-	return []problem{{EgressIgnored, fmt.Sprintf("%s, whose packets take no Egress: to name %s has no effect", pod, few(names, ", "))}}
+	return []problem{{reason: EgressIgnored, text: fmt.Sprintf("%s, whose packets take no Egress: to name %s has no effect", pod, few(names, ", "))}}
 }
 
 const (
@@ -119,22 +124,28 @@ const (
 	mostShown = 64
 )
 
-// usable returns the Egresses that a pod may use of those that its annotations name, and the problems of
+// usable returns the Egresses that a pod may use of those that it is to use, and the problems of
 // the others. Names that no Egress can have are as if it didn't exist.
-func usable(refs []types.NamespacedName) (use []types.NamespacedName, problems []problem) {
-	if len(refs) > plan.MostEgresses {
+func usable(all []use) (usable []use, problems []problem) {
+	if len(all) > plan.MostEgresses {
+		excess := all[plan.MostEgresses]
 		text := fmt.Sprintf("the annotations name more than %d Egresses: only the first ones are used, by namespace and in the order of the annotation", plan.MostEgresses)
-		problems = append(problems, problem{EgressTooMany, text})
-		refs = refs[:plan.MostEgresses]
+		if excess.by != nil {
+			text = fmt.Sprintf("annotations and policies name more than %d Egresses: only the first ones are used, those of annotations before those of policies, and of these the oldest; %s is too much",
+				plan.MostEgresses, excess)
+		}
+		problems = append(problems, problem{EgressTooMany, text, excess.by != nil})
+		all = all[:plan.MostEgresses]
 	}
-	for _, ref := range refs {
+	for _, u := range all {
+		ref := u.egress
 		if len(validation.IsDNS1123Label(ref.Namespace))+len(validation.IsDNS1123Subdomain(ref.Name)) > 0 {
-			problems = append(problems, problem{EgressMissing, fmt.Sprintf("Egress %s can't exist: that is no name of an object", shown(ref.String()))})
+			problems = append(problems, problem{EgressMissing, fmt.Sprintf("Egress %s can't exist: that is no name of an object", shown(ref.String())), u.by != nil})
 			continue
 		}
-		use = append(use, ref)
+		usable = append(usable, u)
 	}
-	return use, problems
+	return usable, problems
 }
 
 // shown returns the part of a name that is shown.

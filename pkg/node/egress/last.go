@@ -17,15 +17,15 @@ import (
 	"github.com/coil-net/coil/pkg/store"
 )
 
-// An annotation that changes names an Egress that a cache may not have yet, that is made a moment later,
+// An annotation or a policy that changes names an Egress that a cache may not have yet, that is made a moment later,
 // or that never is. As long as it isn't known where packets to its destinations go, the Egresses that
-// the annotation named before stay closed: they may have the same destinations.
+// were named before stay closed: they may have the same destinations.
 
 // mostAsked bounds the Egresses of one pod for which the API server is asked though the cache is filled, and those
 // that an ADD, which kubelet repeats, finds missing before it fails.
 const mostAsked = 8
 
-// mostFormer bounds the Egresses that one pod's annotations named before: tenants may change annotations without
+// mostFormer bounds the Egresses that one pod's annotations and policies named before: tenants may change these without
 // end.
 const mostFormer = 16
 
@@ -61,8 +61,10 @@ func (m *Manager) egress(ctx context.Context, ref types.NamespacedName, s *sandb
 }
 
 // forgetAsked forgets the answers about Egresses that aren't asked for any more.
-func (s *sandbox) forgetAsked(refs []types.NamespacedName) {
-	maps.DeleteFunc(s.asked, func(ref types.NamespacedName, _ said) bool { return !slices.Contains(refs, ref) })
+func (s *sandbox) forgetAsked(uses []use) {
+	maps.DeleteFunc(s.asked, func(ref types.NamespacedName, _ said) bool {
+		return !slices.ContainsFunc(uses, func(u use) bool { return u.egress == ref })
+	})
 }
 
 // findOut asks the API server and the pod for the facts that a decision about a sandbox lacked, and decides again. The
@@ -112,11 +114,11 @@ func (w *wanted) keep(last []store.KnownEgress) {
 		}
 	}
 	former := slices.DeleteFunc(slices.Clone(last), func(k store.KnownEgress) bool {
-		// A former Egress without destinations closes nothing, and each change of the annotation would leave one more.
-		return len(k.Destinations) == 0 || slices.ContainsFunc(w.known, func(named store.KnownEgress) bool { return named.Name == k.Name })
+		// A former Egress without destinations closes nothing, and each change would leave one more.
+		return len(k.Destinations) == 0 || slices.ContainsFunc(w.known, func(named store.KnownEgress) bool { return sameUse(named, k) })
 	})
 	for _, k := range bounded(former) {
-		k.Former, k.Switched = true, false
+		k.Former, k.Switched, k.Open = true, false, false
 		w.known = append(w.known, k)
 		closed := clientEgress(k)
 		closed.Destinations = slices.DeleteFunc(slices.Clone(k.Destinations), func(d netip.Prefix) bool {

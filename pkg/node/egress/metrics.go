@@ -32,8 +32,10 @@ func (m *Manager) Collect(out chan<- prometheus.Metric) {
 	for _, s := range m.known {
 		tunnels += s.tunnels
 		pinned += s.pinned
+		counted := map[string]bool{}
 		for _, e := range s.egresses {
-			if !e.Former {
+			if !e.Former && !counted[e.Name] { // several policies may let a pod use one Egress
+				counted[e.Name] = true
 				clients[e.Name]++
 			}
 		}

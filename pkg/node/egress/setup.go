@@ -14,15 +14,23 @@ import (
 
 	"github.com/coil-net/coil/pkg/node"
 	"github.com/coil-net/coil/pkg/plan"
+	"github.com/coil-net/coil/pkg/plan/policy"
 	"github.com/coil-net/coil/pkg/store"
 )
 
 // undoTimeout bounds the undoing of a failed setup.
 const undoTimeout = 10 * time.Second
 
+// policiesWait is how long the pod may wait for an answer which policies there are.
+const policiesWait = 2 * time.Second
+
 // Begin looks up the Egresses of a pod that is being added. An Egress that doesn't exist, or
 // isn't for the pod's namespace, is an error that names it. The function that is returned
 // completes the pod's sandbox: nothing runs there yet. On its error nothing is left.
+//
+// Caches may lack a policy that is older than the pod, and its addresses aren't known yet. So the demand is looked up twice: as
+// the caches have it, since a pod that can't have what it asks for should take no address, and when the pod has its addresses
+// by policies as new as the pod. These are asked for meanwhile.
 func (m *Manager) Begin(ctx context.Context, pod store.Pod) (func(context.Context, node.Sandbox) error, error) {
 	meta, err := m.cluster.Pod(ctx, pod, true)
 	if err != nil {
@@ -30,31 +38,97 @@ func (m *Manager) Begin(ctx context.Context, pod store.Pod) (func(context.Contex
 	}
 	refs := plan.EgressRefs(meta.Annotations)
 	router, err := m.isRouter(ctx, meta, true)
-	if err != nil {
+	switch {
+	case err != nil:
 		return nil, fmt.Errorf("look up the Egress of a router: %w: %w", node.ErrUnavailable, err)
-	}
-	if router && len(refs) > 0 {
+	case router && len(refs) > 0:
 		return nil, fmt.Errorf("the pod asks for Egress %s, and is a router of an Egress itself", refs[0])
+	case router: // which no policy selects
+		return func(ctx context.Context, s node.Sandbox) error {
+			return m.setUp(ctx, completed(s, meta), &wanted{client: true}, true)
+		}, nil
 	}
-	w, err := m.look(ctx, pod.Namespace, refs, nil, nil)
+	now := m.askPolicies(ctx, meta)
+	d := annotated(refs)
+	policies, labels, err := m.cluster.Policies(ctx, meta.Namespace, "")
+	if err == nil {
+		err = d.add(selecting(policies, meta, labels, node.Sandbox{}))
+	}
+	if err != nil && !apierrors.IsNotFound(err) { // of a Namespace that the cache lacks
+		return nil, fmt.Errorf("look up the policies of the pod: %w: %w", node.ErrUnavailable, err)
+	}
+	w, err := m.admit(ctx, meta, d)
+	if err != nil {
+		return nil, err
+	}
+	return func(ctx context.Context, s node.Sandbox) error {
+		current := annotated(refs)
+		policies, labels, err := now(ctx)
+		if err == nil {
+			err = current.add(selecting(policies, meta, labels, s))
+		}
+		if err != nil {
+			return fmt.Errorf("look up the policies of the pod: %w: %w", node.ErrUnavailable, err)
+		}
+		if !current.same(d) {
+			if w, err = m.admit(ctx, meta, current); err != nil {
+				return err
+			}
+		}
+		return m.setUp(ctx, completed(s, meta), w, false)
+	}, nil
+}
+
+// completed returns the sandbox of a pod with its UID, which the runtime may not tell.
+func completed(s node.Sandbox, meta *metav1.PartialObjectMetadata) node.Sandbox {
+	s.UID = cmp.Or(s.UID, plan.PodUID(meta))
+	return s
+}
+
+// askPolicies begins to find out which policies there are, at least as new as a pod, and returns the function that waits for the
+// answer. It ends with ctx, that of the whole ADD.
+func (m *Manager) askPolicies(ctx context.Context, meta *metav1.PartialObjectMetadata) func(context.Context) ([]policy.Policy, map[string]string, error) {
+	var policies []policy.Policy
+	var labels map[string]string
+	var err error
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		ctx, cancel := context.WithTimeout(ctx, policiesWait)
+		defer cancel()
+		policies, labels, err = m.cluster.Policies(ctx, meta.Namespace, meta.ResourceVersion)
+	}()
+	return func(ctx context.Context) ([]policy.Policy, map[string]string, error) {
+		select {
+		case <-done:
+			return policies, labels, err
+		case <-ctx.Done():
+			return nil, nil, ctx.Err()
+		}
+	}
+}
+
+// admit finds out how a pod that is being added is to use Egresses, and whether it can.
+func (m *Manager) admit(ctx context.Context, meta *metav1.PartialObjectMetadata, d demand) (*wanted, error) {
+	w, err := m.look(ctx, meta.Namespace, d, nil, nil)
 	if err != nil {
 		return nil, fmt.Errorf("look up Egresses: %w: %w", node.ErrUnavailable, err)
 	}
 	m.fit(&w)
 	problems := append(w.tooMany(), w.problems...)
 	m.tell(meta, nil, problems)
-	if len(problems) > 0 {
+	switch {
+	case len(problems) > 0 && problems[0].again:
+		return nil, fmt.Errorf("%w: %s", node.ErrUnavailable, problems[0].text)
+	case len(problems) > 0:
 		return nil, errors.New(problems[0].text)
 	}
-	if len(refs) > 0 {
+	if len(d.uses) > 0 {
 		if err := m.cfg.Available(); err != nil {
-			return nil, fmt.Errorf("the pod asks for Egress %s: %w", refs[0], err)
+			return nil, fmt.Errorf("the pod asks for Egress %s: %w", d.uses[0], err)
 		}
 	}
-	return func(ctx context.Context, s node.Sandbox) error {
-		s.UID = cmp.Or(s.UID, plan.PodUID(meta))
-		return m.setUp(ctx, s, &w, router)
-	}, nil
+	return &w, nil
 }
 
 // isRouter says whether a pod is a router of an Egress of its namespace. Anybody may give labels.

@@ -221,9 +221,12 @@ func (m *Manager) remember(ctx context.Context, s *sandbox, egresses []store.Kno
 }
 
 func sameEgress(a, b store.KnownEgress) bool {
-	return a.Name == b.Name && a.Direct == b.Direct && a.Switched == b.Switched && a.Former == b.Former && a.OriginatingOnly == b.OriginatingOnly &&
+	return sameUse(a, b) && a.Direct == b.Direct && a.Open == b.Open && a.Switched == b.Switched && a.Former == b.Former && a.OriginatingOnly == b.OriginatingOnly &&
 		slices.Equal(a.Destinations, b.Destinations) && slices.Equal(a.InCluster, b.InCluster)
 }
+
+// sameUse says whether two are one Egress by the same policy, or both by annotations.
+func sameUse(a, b store.KnownEgress) bool { return a.Name == b.Name && a.Policy == b.Policy }
 
 // settle forgets that Egresses have switched as soon as no flow goes the former way. The next sync
 // removes the rest of the former way.

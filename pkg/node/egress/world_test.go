@@ -29,6 +29,7 @@ import (
 	"github.com/coil-net/coil/pkg/node"
 	"github.com/coil-net/coil/pkg/node/routerhealth"
 	"github.com/coil-net/coil/pkg/plan/client"
+	"github.com/coil-net/coil/pkg/plan/policy"
 	"github.com/coil-net/coil/pkg/reconcile"
 	"github.com/coil-net/coil/pkg/store"
 )
@@ -51,6 +52,10 @@ type world struct {
 	live       int             // requests beside the caches
 	host       map[string]bool // pods of the node's network
 	behind     map[string]bool // Egresses that the cache doesn't have yet
+
+	policies  []metav1.Object
+	unseen    []metav1.Object // policies that no cache has yet
+	policyErr error           // of the API server, when it is asked for policies
 
 	records   map[attachment.ID]store.Client
 	recordErr error
@@ -131,6 +136,37 @@ func (w *world) Routers(name types.NamespacedName) []client.Router {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.routers[name.String()]
+}
+
+// Policies returns those of the cache, or of the API server.
+func (w *world) Policies(_ context.Context, namespace, asOf string) ([]policy.Policy, map[string]string, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	all := w.policies
+	if asOf != "" {
+		if w.policyErr != nil {
+			return nil, nil, w.policyErr
+		}
+		all = slices.Concat(all, w.unseen)
+	}
+	var labels map[string]string
+	if ns := w.namespaces[namespace]; ns != nil {
+		labels = ns.Labels
+	}
+	var of []policy.Policy
+	for _, o := range all {
+		switch o := o.(type) {
+		case *v2.EgressPolicy:
+			if p, err := policy.Of(o); err == nil && o.Namespace == namespace {
+				of = append(of, p)
+			}
+		case *v2.EgressClusterPolicy:
+			if p, err := policy.OfCluster(o); err == nil {
+				of = append(of, p)
+			}
+		}
+	}
+	return of, labels, nil
 }
 
 // works takes as long as work does in a namespace.
@@ -328,7 +364,7 @@ func named(pod string) (namespace, name string) {
 
 func (w *world) pod(pod, egresses string) {
 	namespace, name := named(pod)
-	p := &metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name, UID: types.UID("uid-" + pod)}}
+	p := &metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name, UID: types.UID("uid-" + pod), ResourceVersion: "1"}}
 	if egresses != "" {
 		p.Annotations = map[string]string{v2.AnnotationEgressPrefix + "net": egresses}
 	}

@@ -42,7 +42,8 @@ type kind[T any, P interface {
 	// list lists those of a namespace. asking has the lists that are asked for.
 	list   func(ctx context.Context, namespace string) (items []T, version string, err error)
 	asking singleflight.Group
-	ahead  ahead[P]
+	// ahead are those that lists had and the cache doesn't have.
+	ahead ahead[P]
 }
 
 // watchPolicies adds the watches of policies. changed is called with each namespace of the node's pods that a change may concern.
@@ -63,13 +64,7 @@ func (e *Egresses) watchPolicies(w *kube.Watches, changed func(namespace string)
 		}
 		return l.Items, l.ResourceVersion, nil
 	}
-	concerned := func(p policy.Policy) {
-		for _, namespace := range e.pods.ListIndexFuncValues(cache.NamespaceIndex) {
-			if ns := e.namespaces.cached.Find(namespace); ns == nil || p.Concerns(namespace, ns.Labels) {
-				changed(namespace)
-			}
-		}
-	}
+	concerned := func(p policy.Policy) { e.concerned(p, changed) }
 	own.watch(w, kube.EgressPolicyInformer(client), concerned)
 	cluster.watch(w, kube.EgressClusterPolicyInformer(client), concerned)
 	e.namespaces.OnChange(func(namespace string) {
@@ -79,11 +74,25 @@ func (e *Egresses) watchPolicies(w *kube.Watches, changed func(namespace string)
 	})
 }
 
-// watch adds the watch of a kind. concerned is called with each policy that has changed, as it was and as it is.
+// concerned calls changed with the namespaces of the node's pods that a policy concerns.
+func (e *Egresses) concerned(p policy.Policy, changed func(namespace string)) {
+	for _, namespace := range e.pods.ListIndexFuncValues(cache.NamespaceIndex) {
+		if ns := e.namespaces.cached.Find(namespace); ns == nil || p.Concerns(namespace, ns.Labels) {
+			changed(namespace)
+		}
+	}
+}
+
+// watch adds the watch of a kind.
 func (k *kind[T, P]) watch(w *kube.Watches, i *kube.Informer, concerned func(policy.Policy)) {
 	i = i.Transformed(trimPolicy)
 	k.cached = kube.CacheOf[T](i)
-	w.Add(i, reconcile.Changes(func(before, after *T) {
+	w.Add(i, k.handler(concerned))
+}
+
+// handler returns an event handler that calls concerned with each policy that has changed, as it was and as it is.
+func (k *kind[T, P]) handler(concerned func(policy.Policy)) cache.ResourceEventHandler {
+	return reconcile.Changes(func(before, after *T) {
 		if before != nil && after != nil && samePolicy(P(before), P(after)) {
 			return
 		}
@@ -95,7 +104,7 @@ func (k *kind[T, P]) watch(w *kube.Watches, i *kube.Informer, concerned func(pol
 				concerned(p)
 			}
 		}
-	}))
+	})
 }
 
 // samePolicy says whether two states of a policy are one to pods: of its status only what is resolved is cached.
@@ -214,7 +223,7 @@ const currentTimeout = 2 * time.Second
 // current returns the policies of a namespace as they were at a resource version, or later. Callers share a list if it can serve
 // them.
 func (k *kind[T, P]) current(ctx context.Context, namespace, asOf string) ([]policy.Policy, error) {
-	if reaches(k.cached.Version(), asOf) {
+	if reaches(max(k.cached.Version(), k.ahead.upTo(namespace)), asOf) {
 		return k.in(namespace), nil
 	}
 	for first := true; ; first = false {
@@ -233,6 +242,7 @@ func (k *kind[T, P]) current(ctx context.Context, namespace, asOf string) ([]pol
 			k.ahead.note(have, &items[i])
 			all = k.add(all, &items[i])
 		}
+		k.ahead.listed(namespace, kube.ParseVersion(version))
 		return all, nil
 	}
 }

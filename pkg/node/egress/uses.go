@@ -1,0 +1,142 @@
+package egress
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
+	"github.com/coil-net/coil/pkg/node"
+	"github.com/coil-net/coil/pkg/plan/client"
+	"github.com/coil-net/coil/pkg/plan/policy"
+	"github.com/coil-net/coil/pkg/store"
+)
+
+// use is an Egress that a pod is to use.
+type use struct {
+	egress types.NamespacedName
+	// by is the policy that says so; nil if an annotation does.
+	by *policy.Policy
+}
+
+// policy is the name of the policy, empty for an annotation.
+func (u use) policy() string {
+	if u.by == nil {
+		return ""
+	}
+	return u.by.String()
+}
+
+// open says that packets leave as those of other pods do while nothing can forward them.
+func (u use) open() bool { return u.by != nil && u.by.OnFailure == v2.EgressFailureNode }
+
+// of returns the Egress as the pod uses it.
+func (u use) of(e client.Egress) client.Egress {
+	if u.by == nil {
+		return e
+	}
+	return e.By(*u.by)
+}
+
+// String names the Egress and the policy.
+func (u use) String() string {
+	return client.Egress{Name: u.egress.String(), Policy: u.policy()}.String()
+}
+
+// demand is what annotations and policies ask for a pod, by precedence.
+type demand struct {
+	uses []use
+	// problems are those of policies that don't say which Egress.
+	problems []problem
+}
+
+// annotated returns the demand of annotations.
+func annotated(refs []types.NamespacedName) (d demand) {
+	for _, ref := range refs {
+		d.uses = append(d.uses, use{egress: ref})
+	}
+	return d
+}
+
+// selecting returns those of some policies that select a pod with addresses, or may, by precedence.
+func selecting(policies []policy.Policy, meta *metav1.PartialObjectMetadata, namespaceLabels map[string]string, at node.Sandbox) []policy.Policy {
+	pod := policy.Pod{Namespace: meta.Namespace, NamespaceLabels: namespaceLabels, Labels: meta.Labels, Addresses: at.Address.Addrs()}
+	all := slices.DeleteFunc(policies, func(p policy.Policy) bool { return !p.Selects(pod) })
+	slices.SortFunc(all, policy.Compare)
+	return all
+}
+
+// add adds what policies ask for. The error is that one isn't resolved.
+func (d *demand) add(policies []policy.Policy) error {
+	for _, p := range policies {
+		if p.Unresolved {
+			return fmt.Errorf("%s isn't resolved yet: coil-egress-controller hasn't said which pods it selects, or which Egress they use", p)
+		}
+		d.addOne(p)
+	}
+	return nil
+}
+
+// addKnown adds what policies ask for a running pod. Of one that isn't resolved it is what the policy asked for last.
+func (d *demand) addKnown(policies []policy.Policy, last []store.KnownEgress) {
+	for _, p := range policies {
+		if !p.Unresolved {
+			d.addOne(p)
+			continue
+		}
+		for _, k := range last {
+			if k.Policy != p.String() || k.Former {
+				continue
+			}
+			p.Egress, p.Destinations, p.OnFailure = nameOf(k), slices.Concat([]netip.Prefix{}, k.Destinations), v2.EgressFailureClosed
+			if k.Open {
+				p.OnFailure = v2.EgressFailureNode
+			}
+			d.addOne(p)
+		}
+	}
+}
+
+func (d *demand) addOne(p policy.Policy) {
+	if p.Egress.Name == "" {
+		text := fmt.Sprintf("%s names no Egress, and neither the namespace nor the cluster has a default one that allows the namespace", p)
+		d.problems = append(d.problems, problem{reason: EgressMissing, text: text, again: true})
+		return
+	}
+	d.uses = append(d.uses, use{p.Egress, &p})
+}
+
+// nameOf returns the name of an Egress.
+func nameOf(k store.KnownEgress) types.NamespacedName {
+	namespace, name, _ := strings.Cut(k.Name, "/")
+	return types.NamespacedName{Namespace: namespace, Name: name}
+}
+
+// any says whether something is asked for.
+func (d demand) any() bool { return len(d.uses)+len(d.problems) > 0 }
+
+// same says whether two demands ask for the same.
+func (d demand) same(other demand) bool {
+	return slices.Equal(d.problems, other.problems) && slices.EqualFunc(d.uses, other.uses, func(a, b use) bool {
+		if a.egress != b.egress || a.policy() != b.policy() || a.open() != b.open() {
+			return false
+		}
+		return a.by == nil || (a.by.Destinations == nil) == (b.by.Destinations == nil) && slices.Equal(a.by.Destinations, b.by.Destinations)
+	})
+}
+
+// demandOf returns what annotations and policies ask for the pod of a sandbox, as far as caches have them.
+func (m *Manager) demandOf(ctx context.Context, s *sandbox, meta *metav1.PartialObjectMetadata, refs []types.NamespacedName, last []store.KnownEgress) (demand, error) {
+	policies, labels, err := m.cluster.Policies(ctx, s.Namespace, "")
+	if err != nil {
+		return demand{}, err
+	}
+	d := annotated(refs)
+	d.addKnown(selecting(policies, meta, labels, s.Sandbox), last)
+	return d, nil
+}
