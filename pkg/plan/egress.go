@@ -119,8 +119,29 @@ func DefaultEgresses(all []*v2.Egress) []*v2.Egress {
 
 // SameEgress says whether two states of an Egress are one to its clients and routers: metadata.generation
 // counts changes of its spec and its deletion (Kubernetes API conventions), and of the status they use the
-// ranges of the cluster. The rest of the status counts: each client that comes or goes changes it.
+// ranges of the cluster and which floating addresses there are. The rest of the status counts: each client that comes or goes changes it.
 func SameEgress(a, b *v2.Egress) bool {
 	return a.Generation == b.Generation && (a.Status.ObservedGeneration == 0) == (b.Status.ObservedGeneration == 0) &&
-		slices.Equal(a.Status.InClusterCIDRs, b.Status.InClusterCIDRs)
+		slices.Equal(a.Status.InClusterCIDRs, b.Status.InClusterCIDRs) && SameAddresses(a, b)
+}
+
+// SameAddresses says whether two states of an Egress have the same floating addresses, wherever these are.
+func SameAddresses(a, b *v2.Egress) bool {
+	return slices.EqualFunc(a.Status.Addresses, b.Status.Addresses, func(x, y v2.EgressAddressStatus) bool {
+		return x.Block == y.Block && x.EgressAddress == y.EgressAddress
+	})
+}
+
+// AddressOf returns the floating address of an Egress that is in a block, or the first one for pods that name the Egress themselves, with an
+// empty block; nil if there is none.
+func AddressOf(e *v2.Egress, block string) *v2.EgressAddressStatus {
+	if e.Spec.Addresses == nil {
+		return nil
+	}
+	for i := range e.Status.Addresses {
+		if a := &e.Status.Addresses[i]; block == "" || a.Block == block {
+			return a
+		}
+	}
+	return nil
 }

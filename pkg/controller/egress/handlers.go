@@ -102,6 +102,9 @@ func (c *Controller) egressChanged(a, b *v2.Egress) {
 		if a.ResourceVersion != b.ResourceVersion {
 			c.objects.AddAfter(keyOf(b), settle)
 		}
+		if !plan.SameAddresses(a, b) {
+			c.clients.Add(keyOf(b))
+		}
 		return
 	}
 	key := keyOf(cmp.Or(b, a))

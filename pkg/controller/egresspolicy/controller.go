@@ -15,7 +15,7 @@
 //	namespace isn't allowed              isn't listed; the policy says NamespaceNotAllowed
 //	router of an Egress                  isn't listed
 //
-// Two loops: status and lists, so that clients never wait for conflicts to be found. A pod that changes is compared with the policies of
+// Three loops: the addresses of all policies of an Egress, status, and lists, so that clients never wait for conflicts to be found. A pod that changes is compared with the policies of
 // its namespace and with EgressClusterPolicies. A status of which only the number of clients differs is written every 30 seconds
 // at most, since each coild gets it.
 package egresspolicy
@@ -82,7 +82,10 @@ type Controller struct {
 	synced     []cache.DoneChecker
 	status     *reconcile.Loop[types.NamespacedName]
 	lists      *reconcile.Loop[types.NamespacedName]
-	now        func() metav1.Time
+	assign     *reconcile.Loop[types.NamespacedName] // by Egress
+	// assigned has, by Egress, the floating addresses of its policies.
+	assigned syncmap.Map[types.NamespacedName, assignment]
+	now      func() metav1.Time
 	// counted is when the number of clients was written to the status last.
 	counted syncmap.Map[types.NamespacedName, time.Time]
 }
@@ -105,6 +108,7 @@ func New(cfg Config) (*Controller, error) {
 	}
 	c.status = reconcile.New("egress-policies", c.syncStatus, cfg.LoopMetrics)
 	c.lists = reconcile.New("egress-policy-clients", c.syncClients, cfg.LoopMetrics)
+	c.assign = reconcile.New("egress-policy-addresses", c.syncAssignment, cfg.LoopMetrics)
 	return c, c.register()
 }
 
@@ -115,6 +119,7 @@ func (c *Controller) Synced() []cache.DoneChecker { return c.synced }
 func (c *Controller) Run(ctx context.Context) error {
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return c.status.Run(ctx, workers, c.synced...) })
+	group.Go(func() error { return c.assign.Run(ctx, 1, c.synced...) })
 	group.Go(func() error { return c.lists.Run(ctx, workers, c.synced...) })
 	return group.Wait()
 }

@@ -28,13 +28,20 @@ func (c *Controller) register() error {
 		reconcile.On(c.cfg.ClusterPolicies, reconcile.Changes(func(a, b *v2.EgressClusterPolicy) {
 			c.policyChanged(subjectOf(a, ofClusterPolicy), subjectOf(b, ofClusterPolicy))
 		})),
-		reconcile.On(c.cfg.Egresses, reconcile.ChangeHandler(c.egressChanged, plan.SameEgress)),
+		reconcile.On(c.cfg.Egresses, reconcile.ChangeHandler(c.egressChanged, sameEgress)),
 		reconcile.On(c.cfg.Pods, reconcile.Changes(c.podChanged)),
 		reconcile.On(c.cfg.Services, reconcile.ChangeHandler(c.serviceChanged, sameSelector)),
 		reconcile.On(c.cfg.Namespaces, reconcile.Changes(c.namespaceChanged)),
 		reconcile.On(c.cfg.Clients, reconcile.Changes(c.sliceChanged)),
 	)
 	return err
+}
+
+// sameEgress says whether two states of an Egress are one to policies, whose status says where their address is.
+func sameEgress(a, b *v2.Egress) bool {
+	return plan.SameEgress(a, b) && slices.EqualFunc(a.Status.Addresses, b.Status.Addresses, func(x, y v2.EgressAddressStatus) bool {
+		return x.Node == y.Node && x.Router == y.Router
+	})
 }
 
 func subjectOf[T any](o *T, parse func(*T) *subject) *subject {
@@ -101,6 +108,7 @@ func (c *Controller) policyChanged(a, b *subject) {
 	for _, s := range []*subject{a, b} {
 		if s != nil {
 			c.youngerThan(s)
+			c.assign.Add(s.Egress)
 		}
 	}
 }
@@ -135,6 +143,7 @@ func (c *Controller) egressChanged(e *v2.Egress) {
 	users := c.policies.using(key)
 	c.both(users)
 	c.both(c.policies.using(byDefault))
+	c.assign.Add(keyOf(e))
 	for _, s := range users {
 		c.youngerThan(s)
 	}

@@ -27,7 +27,16 @@ func (c *Controller) syncStatus(ctx context.Context, key types.NamespacedName) e
 		c.counted.Delete(key)
 		return nil
 	}
-	status := policy.Status(c.facts(s))
+	f := c.facts(s)
+	if e := f.Uses(); e != nil && e.Spec.Addresses != nil {
+		given, known := c.given(s, e)
+		if !known {
+			c.assign.Add(keyOf(e)) // which comes back here
+			return nil
+		}
+		f.Given = given
+	}
+	status := policy.Status(f)
 	if equality.Semantic.DeepEqual(s.status, status) {
 		return nil
 	}

@@ -113,7 +113,20 @@ type List struct {
 
 // ListOf returns the list of the clients that name an Egress by their annotations.
 func ListOf(e *v2.Egress) List {
-	return List{Egress: types.NamespacedName{Namespace: e.Namespace, Name: e.Name}, Label: v2.LabelEgress, Prefix: e.Name + "-clients", Owner: controlledBy(e)}
+	l := List{Egress: types.NamespacedName{Namespace: e.Namespace, Name: e.Name}, Label: v2.LabelEgress, Prefix: e.Name + "-clients", Owner: controlledBy(e)}
+	l.leaveBy(plan.AddressOf(e, ""))
+	return l
+}
+
+// leaveBy says by which floating address the clients leave; nil says nothing.
+func (l *List) leaveBy(a *v2.EgressAddressStatus) {
+	if a == nil {
+		return
+	}
+	if l.Annotations == nil {
+		l.Annotations = map[string]string{}
+	}
+	l.Annotations[v2.AnnotationAddress] = strings.Trim(a.IPv4+","+a.IPv6, ",")
 }
 
 // Of names of an Egress and of a policy the names of slices have the first maxPart bytes, so that they have 63 at most.
@@ -127,6 +140,9 @@ func PolicyListOf(e *v2.Egress, p policy.Policy) List {
 	}
 	sum := sha256.Sum256([]byte(l.Egress.String() + "\n" + p.Name.String()))
 	part := func(name string) string { return strings.ReplaceAll(name[:min(len(name), maxPart)], ".", "-") }
+	if p.Block != "" {
+		l.leaveBy(plan.AddressOf(e, p.Block))
+	}
 	l.Prefix = part(e.Name) + "-" + part(p.Name.Name) + "-" + hex.EncodeToString(sum[:5])
 	return l
 }

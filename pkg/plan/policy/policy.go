@@ -31,6 +31,8 @@ type Policy struct {
 	Destinations []netip.Prefix
 	// OnFailure is what becomes of packets that no router can forward.
 	OnFailure v2.EgressFailure
+	// Block is the AddressBlock of the floating address by which the pods leave; empty for none.
+	Block string
 	// Unresolved says that coil-egress-controller hasn't yet said what the policy's Services or default mean: which pods it
 	// selects, or where their packets go, isn't known.
 	Unresolved bool
@@ -92,6 +94,9 @@ func newPolicy(o metav1.Object, use v2.EgressUse, status v2.EgressPolicyStatus) 
 		if r := status.Resolved; r != nil {
 			ref = r.Egress
 		}
+	}
+	if r := status.Resolved; r != nil && r.Address != nil {
+		p.Block = r.Address.Block
 	}
 	if ref != nil {
 		p.Egress = types.NamespacedName{Namespace: ref.Namespace, Name: ref.Name}

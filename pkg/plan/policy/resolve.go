@@ -16,6 +16,7 @@ import (
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
 	"github.com/coil-net/coil/pkg/dataplane"
 	"github.com/coil-net/coil/pkg/plan"
+	"github.com/coil-net/coil/pkg/plan/floating"
 	"github.com/coil-net/coil/pkg/plan/prefixes"
 )
 
@@ -24,6 +25,15 @@ type problem struct{ reason, message string }
 
 func problemf(reason, format string, args ...any) *problem {
 	return &problem{reason, fmt.Sprintf(format, args...)}
+}
+
+// Uses returns the Egress that the pods use, nil if there is none.
+func (f Facts) Uses() *v2.Egress {
+	ref, _ := f.resolveEgress()
+	if ref == nil {
+		return nil
+	}
+	return f.Egress(nameOf(*ref))
 }
 
 // resolveEgress returns the Egress that the pods use, nil if there is none, and what is wrong with that.
@@ -173,4 +183,50 @@ func spared(d netip.Prefix, around, inCluster []netip.Prefix) bool {
 		})
 		return !captured
 	})
+}
+
+// resolveAddress returns the floating address by which the pods leave; nil if the Egress has none, or none for them.
+func (f Facts) resolveAddress(e *v2.Egress) (*v2.ResolvedAddress, *problem) {
+	name := nameOf(*refTo(e))
+	wants := f.Use.Address
+	if e.Spec.Addresses == nil {
+		if wants != nil {
+			return nil, problemf(ReasonNoAddresses, "Egress %s has no addresses (spec.addresses): give it some, or take spec.address out", name)
+		}
+		return nil, nil
+	}
+	if a := plan.AddressOf(e, f.Given.Address); a != nil && f.Given.Address != "" {
+		return &v2.ResolvedAddress{Block: a.Block, EgressAddress: a.EgressAddress}, nil
+	}
+	switch f.Given.Reason {
+	case floating.NoSuchAddress:
+		return nil, problemf(string(f.Given.Reason), "Egress %s doesn't have %s as one address (status.addresses): name one that it has", name, wants)
+	case floating.AddressTaken:
+		return nil, problemf(string(f.Given.Reason), "%s belongs to another namespace: name another one, or have it added to spec.addresses.shared of Egress %s", wants, name)
+	case floating.AddressFull:
+		return nil, problemf(string(f.Given.Reason), "%s has as many policies as it may (spec.addresses.assignment of Egress %s): name another one", wants, name)
+	}
+	return nil, problemf(string(floating.NoAddress), "Egress %s has no address left for this namespace: give it more (spec.addresses)", name)
+}
+
+// Wanted returns the block of the address that a policy names: empty if it names none, and a name that no block has if the Egress doesn't
+// have the address.
+func Wanted(e *v2.Egress, a *v2.EgressAddress) string {
+	if a == nil {
+		return ""
+	}
+	for _, s := range e.Status.Addresses {
+		if a.IPv4 != "" && !same(a.IPv4, s.IPv4) || a.IPv6 != "" && !same(a.IPv6, s.IPv6) {
+			continue
+		}
+		return s.Block
+	}
+	return "none: " + a.String()
+}
+
+// same says whether two texts are one address.
+func same(a, b string) bool {
+	x, errX := netip.ParseAddr(a)
+	y, errY := netip.ParseAddr(b)
+	return errX == nil && errY == nil && x == y
 }

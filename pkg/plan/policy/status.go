@@ -11,6 +11,7 @@ import (
 
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
 	"github.com/coil-net/coil/pkg/plan"
+	"github.com/coil-net/coil/pkg/plan/floating"
 )
 
 // Reasons of the conditions of a policy.
@@ -33,6 +34,8 @@ const (
 	ReasonServiceNotFound = "ServiceNotFound"
 	// ReasonServiceWithoutSelector: a Service doesn't say which pods are its own.
 	ReasonServiceWithoutSelector = "ServiceWithoutSelector"
+	// ReasonNoAddresses: an address is named, and the Egress has none.
+	ReasonNoAddresses = "NoAddresses"
 	// ReasonOlderPolicy: Conflicting is True because of another policy, and ReasonAnnotation because of a pod's annotation.
 	ReasonOlderPolicy = "OlderPolicy"
 	ReasonAnnotation  = "Annotation"
@@ -76,6 +79,8 @@ type Facts struct {
 	Refused func(*v2.Egress) []string
 	// Conflict is what decides for some pod in place of the policy, nil for nothing. It is given the Egress, which may be nil.
 	Conflict func(*v2.Egress) *Conflict
+	// Given is what the Egress has assigned, if it has floating addresses.
+	Given floating.Given
 	// Clients is how many pods routers let in.
 	Clients int
 	// Now is the time of a transition.
@@ -92,7 +97,7 @@ type Conflict struct {
 // Status returns the status that a policy should have. It equals the present one when nothing has changed.
 func Status(f Facts) v2.EgressPolicyStatus {
 	st := *f.Status.DeepCopy()
-	st.ObservedGeneration, st.Clients, st.Summary = f.Generation, int32(f.Clients), v2.PolicySummary{}
+	st.ObservedGeneration, st.Clients, st.Node, st.Router, st.Summary = f.Generation, int32(f.Clients), "", "", v2.PolicySummary{}
 	ref, noEgress := f.resolveEgress()
 	pods, badServices := f.resolveServices()
 	st.Resolved = &v2.ResolvedPolicy{ObservedGeneration: f.Generation, Egress: ref, Pods: pods}
@@ -112,6 +117,14 @@ func Status(f Facts) v2.EgressPolicyStatus {
 	if egress != nil {
 		problems = append(problems, f.checkDestinations(egress)...)
 		problems = append(problems, f.checkNamespaces(egress)...)
+	}
+	if egress != nil {
+		var lacking *problem
+		st.Resolved.Address, lacking = f.resolveAddress(egress)
+		if lacking != nil {
+			problems = append(problems, lacking)
+		}
+		locate(&st, egress)
 	}
 	problems = append(problems, badServices...)
 	set := func(kind string, status metav1.ConditionStatus, reason, message string) {
@@ -141,6 +154,15 @@ func Status(f Facts) v2.EgressPolicyStatus {
 			"Pod %s reaches %s through Egress %s, by the older %s: remove the destination or the pod from one of the two, or name smaller destinations here", c.Pod, c.Rival.Destination, c.Rival.Egress, c.Rival.Title()))
 	}
 	return st
+}
+
+// locate adds where the address by which the pods leave is.
+func locate(st *v2.EgressPolicyStatus, e *v2.Egress) {
+	if a := st.Resolved.Address; a != nil {
+		st.Summary.Address = a.String()
+		at := plan.AddressOf(e, a.Block)
+		st.Node, st.Router = at.Node, at.Router
+	}
 }
 
 // checkNamespaces says which namespaces the Egress doesn't allow.

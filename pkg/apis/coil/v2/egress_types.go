@@ -39,7 +39,7 @@ type Egress struct {
 // EgressSpec is what the owner of an Egress decides.
 //
 // +kubebuilder:validation:XValidation:rule="!has(self.sessionAffinityConfig) || self.sessionAffinity != 'None' || oldSelf.hasValue() && has(oldSelf.value().sessionAffinityConfig) && oldSelf.value().sessionAffinity == 'None'",optionalOldSelf=true,fieldPath=".sessionAffinityConfig",message="goes with the sessionAffinity ClientIP only"
-// +kubebuilder:validation:XValidation:rule="!has(self.addresses) || self.addresses.use == 'Router' || has(self.peering) && self.peering == 'Direct'",fieldPath=".peering",message="must be Direct when clients have addresses: they send to the router that has theirs"
+// +kubebuilder:validation:XValidation:rule="!has(self.addresses) || has(self.peering) && self.peering == 'Direct'",fieldPath=".peering",message="must be Direct when clients have addresses: they send to the router that has theirs"
 type EgressSpec struct {
 	// Destinations are the subnets, in CIDR notation, that are reached through
 	// the routers.

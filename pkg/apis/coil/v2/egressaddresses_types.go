@@ -8,10 +8,10 @@ import (
 //
 // +kubebuilder:validation:XValidation:rule="has(self.count) != has(self.list)",message="count or list is required, and not both"
 type EgressAddresses struct {
-	// Use says whose the addresses are: Router gives each router at least one, by which the clients that it serves leave. Client
-	// gives each EgressPolicy, and the pods with the annotation together, one; their packets go to the router that has it.
+	// Use says whose the addresses are. Client gives each EgressPolicy one, and all pods with the annotation together the first; their packets
+	// go to the router that has it.
 	//
-	// +kubebuilder:validation:Enum=Router;Client
+	// +kubebuilder:validation:Enum=Client
 	Use EgressAddressUse `json:"use"`
 
 	// Pool is the name of an AddressPool with blocks of one address (blockSizeBits: 0).
@@ -39,20 +39,77 @@ type EgressAddresses struct {
 	// +kubebuilder:validation:XValidation:rule="self.all(e, isIP(e) || isCIDR(e) || e.split('-').size() == 2 && e.split('-').all(p, isIP(p)))",message="must be addresses, ranges such as 198.51.100.20-198.51.100.29, or CIDRs"
 	List []string `json:"list,omitempty"`
 
+	// Shared are addresses that policies of any namespace may have. Each other one belongs to the namespace of its oldest policy.
+	// In a dual-stack pool an address of one family stands for the pair.
+	//
+	// +optional
+	// +listType=set
+	// +kubebuilder:validation:MaxItems=1024
+	// +kubebuilder:validation:items:MaxLength=39
+	// +kubebuilder:validation:items:XValidation:rule="isIP(self)",message="must be an address"
+	Shared []string `json:"shared,omitempty"`
+
 	// Placement says on which nodes with a router the addresses are.
 	//
 	// +optional
 	Placement *EgressPlacement `json:"placement,omitempty"`
+
+	// Assignment says which address a policy gets that names none.
+	//
+	// +optional
+	Assignment *EgressAssignment `json:"assignment,omitempty"`
 }
+
+// EgressAssignment says which address a policy gets that names none. A policy keeps its address.
+type EgressAssignment struct {
+	// Strategy is Unused, an address that no policy has; Default, the first one with room; LeastUsed, the one that the fewest policies
+	// have; or Random, drawn once.
+	//
+	// +optional
+	// +kubebuilder:default=Unused
+	// +kubebuilder:validation:Enum=Default;Unused;LeastUsed;Random
+	Strategy EgressAssignmentStrategy `json:"strategy,omitempty"`
+
+	// MaxPolicies is how many policies an address has before another one is chosen; 0 is any number.
+	//
+	// +optional
+	// +kubebuilder:validation:Minimum=0
+	MaxPolicies int32 `json:"maxPolicies,omitempty"`
+
+	// WhenFull says what a policy gets for which the strategy finds no address: Overflow the one that the fewest policies have, of
+	// those that its namespace may have; Refuse none.
+	//
+	// +optional
+	// +kubebuilder:default=Overflow
+	// +kubebuilder:validation:Enum=Overflow;Refuse
+	WhenFull EgressWhenFull `json:"whenFull,omitempty"`
+}
+
+// EgressAssignmentStrategy is a strategy of assignment.
+type EgressAssignmentStrategy string
+
+// The strategies.
+const (
+	EgressAssignmentDefault   EgressAssignmentStrategy = "Default"
+	EgressAssignmentUnused    EgressAssignmentStrategy = "Unused"
+	EgressAssignmentLeastUsed EgressAssignmentStrategy = "LeastUsed"
+	EgressAssignmentRandom    EgressAssignmentStrategy = "Random"
+)
+
+// EgressWhenFull says what a policy gets for which there is no address.
+type EgressWhenFull string
+
+// What it gets.
+const (
+	EgressWhenFullOverflow EgressWhenFull = "Overflow"
+	EgressWhenFullRefuse   EgressWhenFull = "Refuse"
+)
 
 // EgressAddressUse says whose the addresses of an Egress are.
 type EgressAddressUse string
 
-// The uses.
-const (
-	EgressAddressOfRouter EgressAddressUse = "Router"
-	EgressAddressOfClient EgressAddressUse = "Client"
-)
+// EgressAddressOfClient is the only use.
+const EgressAddressOfClient EgressAddressUse = "Client"
 
 // EgressPlacement says on which nodes addresses are.
 type EgressPlacement struct {
@@ -94,6 +151,14 @@ type EgressAddress struct {
 	// +kubebuilder:validation:MaxLength=39
 	// +kubebuilder:validation:XValidation:rule="isIP(self) && ip(self).family() == 6",message="must be an IPv6 address"
 	IPv6 string `json:"ipv6,omitempty"`
+}
+
+// String is the address, or both of a pair.
+func (a EgressAddress) String() string {
+	if a.IPv4 != "" && a.IPv6 != "" {
+		return a.IPv4 + " and " + a.IPv6
+	}
+	return a.IPv4 + a.IPv6
 }
 
 // EgressAddressStatus is a floating address of an Egress, or the pair of a dual-stack pool.
