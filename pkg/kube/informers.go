@@ -152,6 +152,11 @@ func EgressInformer(client typed.CoilV2Interface) *Informer {
 	})
 }
 
+// FloatingBlockInformer returns an informer of the AddressBlocks with floating addresses.
+func FloatingBlockInformer(client typed.CoilV2Interface) *Informer {
+	return newInformer(&v2.AddressBlock{}, selected(client.AddressBlocks(), byLabels(v2.LabelFloating+"="+v2.FloatingValue)))
+}
+
 // EgressPolicyInformer returns an informer of the EgressPolicies of all namespaces. It has none while their definition is missing.
 func EgressPolicyInformer(client typed.CoilV2Interface) *Informer {
 	all := optional(selected(client.EgressPolicies(metav1.NamespaceAll), byLabels("")), &v2.EgressPolicyList{})

@@ -145,3 +145,18 @@ func AddressOf(e *v2.Egress, block string) *v2.EgressAddressStatus {
 	}
 	return nil
 }
+
+// RouterWith returns the UID of the router pod to which packets for the floating address of an AddressBlock go, empty if no node has the
+// address.
+func RouterWith(b *v2.AddressBlock) types.UID {
+	if b.Floating == nil || b.Floating.Holding.Holder == "" {
+		return ""
+	}
+	h := b.Floating.Holding
+	for _, n := range b.Floating.Successors {
+		if n.Node == h.Holder {
+			return n.PodUID // another pod may have taken its place since the node got the address
+		}
+	}
+	return h.PodUID
+}

@@ -250,6 +250,7 @@ func (*routersWorld) Policies(context.Context, string, string) ([]policy.Policy,
 
 // Routers implements egress.Cluster.
 func (w *routersWorld) Routers(types.NamespacedName) []client.Router { return w.routers }
+func (w *routersWorld) Holder(string) types.UID                      { return "" }
 
 // Client implements egress.Network, as do the next four.
 func (w *routersWorld) Client(_ context.Context, at store.Netns, c client.Client) (clientnet.Outcome, error) {

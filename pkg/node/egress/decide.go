@@ -163,7 +163,7 @@ func (m *Manager) look(ctx context.Context, namespace string, d demand, last []s
 				missing++
 			}
 		}
-		w.add(u, f, last)
+		w.add(u, f, last, m.cluster.Holder)
 		if s == nil && missing == mostAsked {
 			return w, nil // ADD fails anyway
 		}
@@ -172,7 +172,7 @@ func (m *Manager) look(ctx context.Context, namespace string, d demand, last []s
 }
 
 // add adds a use of an Egress.
-func (w *wanted) add(u use, f *found, last []store.KnownEgress) {
+func (w *wanted) add(u use, f *found, last []store.KnownEgress, holder func(block string) types.UID) {
 	known := store.KnownEgress{Name: u.egress.String(), Policy: u.policy()}
 	if i := slices.IndexFunc(last, func(k store.KnownEgress) bool { return sameUse(k, known) }); i >= 0 {
 		known = last[i]
@@ -185,11 +185,11 @@ func (w *wanted) add(u use, f *found, last []store.KnownEgress) {
 		w.unknown = true
 	case f.refused != "":
 		w.problems = append(w.problems, problem{EgressNotAllowed, fmt.Sprintf("Egress %s %s", u, f.refused), u.by != nil})
-		used, known.Open = u.of(f.Egress), false
+		used, known.Open = u.of(f.Egress, holder), false
 	case f.unasked:
 		w.unknown = true
 	default:
-		used = u.of(f.Egress)
+		used = u.of(f.Egress, holder)
 		w.unknown = w.unknown || !used.Open && !reachable(used)
 	}
 	if !f.missing && !f.unasked {

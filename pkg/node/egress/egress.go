@@ -70,6 +70,8 @@ type Cluster interface {
 	HostNetwork(ctx context.Context, pod types.NamespacedName) (bool, error)
 	// Routers returns the routers of an Egress that a cache has.
 	Routers(name types.NamespacedName) []client.Router
+	// Holder returns the UID of the router that has the floating address of an AddressBlock, empty if none has.
+	Holder(block string) types.UID
 	// Policies returns the policies that may select pods of a namespace, and the namespace's labels, as caches have them. With a pod's
 	// resource version they are at least as new as that, and the API server is asked unless the caches are.
 	Policies(ctx context.Context, namespace, asOf string) ([]policy.Policy, map[string]string, error)

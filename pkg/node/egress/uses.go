@@ -35,12 +35,18 @@ func (u use) policy() string {
 // open says that packets leave as those of other pods do while nothing can forward them.
 func (u use) open() bool { return u.by != nil && u.by.OnFailure == v2.EgressFailureNode }
 
-// of returns the Egress as the pod uses it.
-func (u use) of(e client.Egress) client.Egress {
-	if u.by == nil {
+// of returns the Egress as the pod uses it. holder returns the router that has the floating address of a block.
+func (u use) of(e client.Egress, holder func(block string) types.UID) client.Egress {
+	if u.by != nil {
+		e = e.By(*u.by)
+	}
+	if e.Blocks == nil {
 		return e
 	}
-	return e.By(*u.by)
+	if e.Block == "" {
+		return e.At("")
+	}
+	return e.At(holder(e.Block))
 }
 
 // String names the Egress and the policy.
@@ -126,7 +132,7 @@ func (d demand) same(other demand) bool {
 		if a.egress != b.egress || a.policy() != b.policy() || a.open() != b.open() {
 			return false
 		}
-		return a.by == nil || (a.by.Destinations == nil) == (b.by.Destinations == nil) && slices.Equal(a.by.Destinations, b.by.Destinations)
+		return a.by == nil || a.by.Block == b.by.Block && (a.by.Destinations == nil) == (b.by.Destinations == nil) && slices.Equal(a.by.Destinations, b.by.Destinations)
 	})
 }
 

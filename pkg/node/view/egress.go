@@ -42,6 +42,7 @@ type Egresses struct {
 	endpoints  kube.Cache[discoveryv1.EndpointSlice]
 	routers    routers
 	policies   policies
+	floating   kube.Cache[v2.AddressBlock] // none without WatchHolders
 }
 
 // WatchEgresses returns the Egresses of a node.

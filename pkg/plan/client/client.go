@@ -62,6 +62,10 @@ type Egress struct {
 	// are unreachable.
 	Direct  bool
 	Routers []Router
+	// Blocks are the AddressBlocks of the floating addresses, nil if the Egress has no such addresses. Block is that of the address by
+	// which the client leaves: packets go to the router that has it, and nowhere while none has.
+	Blocks []string
+	Block  string
 	// Left are addresses that the Service or routers had until a moment ago: packets that they still send
 	// are taken.
 	Left []netip.Addr
@@ -310,7 +314,7 @@ func (c inFamily) routes(claims []claim, spared []netip.Prefix) []Route {
 			routes = append(routes, Route{Route: sink, Sink: true})
 		}
 		if d.egress.grouped() {
-			route.Nexthop = c.groups[groupName{d.egress.Name, c.Family}]
+			route.Nexthop = c.groups[groupName{d.egress.way(), c.Family}]
 			routes = append(routes, Route{Route: route})
 			continue
 		}

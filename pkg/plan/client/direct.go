@@ -9,6 +9,7 @@ import (
 	"time"
 
 	discoveryv1 "k8s.io/api/discovery/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/coil-net/coil/pkg/dataplane"
 	"github.com/coil-net/coil/pkg/plan/prefixes"
@@ -31,6 +32,8 @@ const (
 type Router struct {
 	Addr  netip.Addr
 	State RouterState
+	// Pod is its UID, empty if that isn't known.
+	Pod types.UID
 }
 
 // RoutersOf returns the routers that the EndpointSlices of an Egress's Service list, sorted, each
@@ -44,9 +47,13 @@ func RoutersOf(lists []*discoveryv1.EndpointSlice) []Router {
 			if ready := e.Conditions.Ready; ready != nil && !*ready {
 				state = RouterDraining
 			}
+			var pod types.UID
+			if e.TargetRef != nil {
+				pod = e.TargetRef.UID
+			}
 			for _, text := range e.Addresses {
 				if a, err := netip.ParseAddr(text); err == nil && a.IsGlobalUnicast() {
-					all = append(all, Router{a.Unmap(), state})
+					all = append(all, Router{a.Unmap(), state, pod})
 				}
 			}
 		}
@@ -122,7 +129,7 @@ type Group struct {
 
 // groupName tells groups of a client apart.
 type groupName struct {
-	egress string
+	way string
 	dataplane.Family
 }
 
@@ -135,11 +142,11 @@ func groupIDs(egresses []Egress) map[groupName]uint32 {
 			continue
 		}
 		for _, f := range []dataplane.Family{dataplane.IPv4, dataplane.IPv6} {
-			id := dataplane.NexthopGroupOf(e.Name, f, 0)
+			id := dataplane.NexthopGroupOf(e.way(), f, 0)
 			for attempt := 1; taken[id]; attempt++ {
-				id = dataplane.NexthopGroupOf(e.Name, f, attempt)
+				id = dataplane.NexthopGroupOf(e.way(), f, attempt)
 			}
-			ids[groupName{e.Name, f}], taken[id] = id, true
+			ids[groupName{e.way(), f}], taken[id] = id, true
 		}
 	}
 	return ids
@@ -172,7 +179,7 @@ func (c inFamily) groupsOf(egresses []Egress) []Group {
 
 func (c inFamily) groupOf(e *Egress) Group {
 	g := Group{
-		ID: c.groups[groupName{e.Name, c.Family}], Family: c.Family, Egress: e.Name, Direct: e.Direct,
+		ID: c.groups[groupName{e.way(), c.Family}], Family: c.Family, Egress: e.Name, Direct: e.Direct,
 		Source: c.own, Protocol: c.Protocol, Idle: c.Idle,
 	}
 	if !e.Direct {

@@ -7,11 +7,12 @@ import (
 
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
 	"github.com/coil-net/coil/pkg/ipam"
+	"github.com/coil-net/coil/pkg/plan"
 	"github.com/coil-net/coil/pkg/plan/prefixes"
 )
 
 // EgressOf returns an Egress as a client uses it, by a Service that is nil if there
-// is none. Its routers, and whether it has switched, aren't known yet.
+// is none. Its routers, and whether it has switched, aren't known yet. The floating address is that of pods that name the Egress themselves.
 func EgressOf(e *v2.Egress, s *corev1.Service) Egress {
 	c := Egress{
 		Name:            e.Namespace + "/" + e.Name,
@@ -23,6 +24,15 @@ func EgressOf(e *v2.Egress, s *corev1.Service) Egress {
 	}
 	if s != nil {
 		c.Peers = clusterIPs(s)
+	}
+	if e.Spec.Addresses != nil {
+		c.Blocks = []string{}
+		for _, a := range e.Status.Addresses {
+			c.Blocks = append(c.Blocks, a.Block)
+		}
+		if first := plan.AddressOf(e, ""); first != nil {
+			c.Block = first.Block
+		}
 	}
 	return c
 }

@@ -5,6 +5,8 @@ import (
 	"slices"
 	"strings"
 
+	"k8s.io/apimachinery/pkg/types"
+
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
 	"github.com/coil-net/coil/pkg/dataplane"
 	"github.com/coil-net/coil/pkg/plan"
@@ -14,11 +16,30 @@ import (
 
 // By returns an Egress as a policy lets clients use it.
 func (e Egress) By(p policy.Policy) Egress {
-	e.Policy, e.Open = p.String(), p.OnFailure == v2.EgressFailureNode
+	e.Policy, e.Open, e.Block = p.String(), p.OnFailure == v2.EgressFailureNode, ""
+	if slices.Contains(e.Blocks, p.Block) {
+		e.Block = p.Block
+	}
 	if p.Destinations != nil {
 		e.Destinations = within(p.Destinations, e.Destinations)
 	}
 	return e
+}
+
+// At returns the Egress with the router alone that has the client's floating address: the pod of a UID, empty if none has.
+func (e Egress) At(pod types.UID) Egress {
+	if e.Blocks != nil {
+		e.Routers = slices.DeleteFunc(slices.Clone(e.Routers), func(r Router) bool { return pod == "" || r.Pod != pod })
+	}
+	return e
+}
+
+// way tells the ways of packets through Egresses apart: those by different addresses of one Egress lead to different routers.
+func (e Egress) way() string {
+	if e.Blocks == nil {
+		return e.Name
+	}
+	return e.Name + " by " + e.Block
 }
 
 // within returns the destinations of a policy that are an Egress's. Of one that isn't inside of any of the Egress's, those of the
@@ -51,14 +72,14 @@ func byPrecedence(egresses []Egress) []Egress {
 	return slices.CompactFunc(all, func(a, b Egress) bool { return a.Name == b.Name && a.Name != "" && a.Policy == b.Policy })
 }
 
-// onceEach returns each Egress once, whatever lets the client use it, by name.
+// onceEach returns each way once, whatever lets the client use it, by name.
 func onceEach(uses []Egress) []Egress {
-	all := slices.SortedStableFunc(slices.Values(uses), func(a, b Egress) int { return strings.Compare(a.Name, b.Name) })
+	all := slices.SortedStableFunc(slices.Values(uses), func(a, b Egress) int { return strings.Compare(a.way(), b.way()) })
 	return slices.CompactFunc(all, Egress.same)
 }
 
-// same says whether two are one Egress: with the same routers, tunnels and group.
-func (e Egress) same(other Egress) bool { return e.Name == other.Name && e.Name != "" }
+// same says whether two are one Egress by one address: with the same routers, tunnels and group.
+func (e Egress) same(other Egress) bool { return e.way() == other.way() && e.Name != "" }
 
 // String names the Egress, and the policy that lets the client use it.
 func (e Egress) String() string {

@@ -154,22 +154,11 @@ func AddressStatuses(claim *v2.AddressClaim, blocks []*v2.AddressBlock, routers 
 	for _, a := range claim.Status.Addresses {
 		s := v2.EgressAddressStatus{Block: a.Block, EgressAddress: v2.EgressAddress{IPv4: a.IPv4, IPv6: a.IPv6}}
 		if b := byName[a.Block]; b != nil && b.Floating.Holding.Holder != "" {
-			s.Node, s.Since, s.Router = b.Floating.Holding.Holder, b.Floating.Holding.Since, pods[RouterOf(b)]
+			s.Node, s.Since, s.Router = b.Floating.Holding.Holder, b.Floating.Holding.Since, pods[plan.RouterWith(b)]
 		}
 		all = append(all, s)
 	}
 	return all
-}
-
-// RouterOf returns the UID of the pod to which packets for a held address go.
-func RouterOf(b *v2.AddressBlock) types.UID {
-	h := b.Floating.Holding
-	for _, n := range b.Floating.Successors {
-		if n.Node == h.Holder {
-			return n.PodUID // it may have been replaced since the node got the address
-		}
-	}
-	return h.PodUID
 }
 
 // addressesReady is the condition about the addresses of an Egress; nil without any.
