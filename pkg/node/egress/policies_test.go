@@ -264,6 +264,10 @@ func TestLivePolicies(t *testing.T) {
 		check("deleted, after a restart", "web", "192.0.2.0/24 nowhere")
 		policies(policyOf("p", "", resolved("web")))
 		check("no Egress any more", "web", "192.0.2.0/24 nowhere")
+		policies(policyOf("p", "", resolved("web")), policyOf("q", "b", to("203.0.113.0/24")))
+		check("another policy", "web", "192.0.2.0/24 nowhere, 203.0.113.0/24 10.96.0.2")
+		policies(policyOf("p", "", resolved("web")))
+		check("that is gone, while nothing is known of the first", "web", "192.0.2.0/24 nowhere")
 		policies()
 		check("no policy any more", "web", "")
 		if len(w.records) != 0 {
