@@ -50,10 +50,11 @@ func TestCoildFollowsEgressPolicies(t *testing.T) {
 	namespace := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: shop, Labels: map[string]string{"team": "red"}}}
 	testkit.Must(core.CoreV1().Namespaces().Create(t.Context(), namespace, metav1.CreateOptions{}))(t)
 	testkit.Must(core.CoreV1().ServiceAccounts(shop).Create(t.Context(), &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: "default"}}, metav1.CreateOptions{}))(t)
-	pod := func(name string) string {
+	pod := func(name string) *metav1.PartialObjectMetadata {
 		p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: shop, Name: name, Labels: map[string]string{"app": "web"}}}
 		p.Spec.NodeName, p.Spec.Containers = node, []corev1.Container{{Name: "c", Image: "none"}}
-		return testkit.Must(core.CoreV1().Pods(shop).Create(t.Context(), p, metav1.CreateOptions{}))(t).ResourceVersion
+		made := testkit.Must(core.CoreV1().Pods(shop).Create(t.Context(), p, metav1.CreateOptions{}))(t)
+		return &metav1.PartialObjectMetadata{ObjectMeta: made.ObjectMeta}
 	}
 
 	cfg := api.RESTConfig()
@@ -80,15 +81,21 @@ func TestCoildFollowsEgressPolicies(t *testing.T) {
 	if err := w.Register(); err != nil {
 		t.Fatal(err)
 	}
+	asking := make(chan error, 1)
+	go func() { asking <- v.Run(ctx) }()
+	defer func() {
+		cancel()
+		testkit.Check(t, <-asking)
+	}()
 	filling, done := context.WithTimeout(ctx, testkit.Timeout(30*time.Second))
 	defer done()
 	if err := kube.WaitForSync(filling, w.Synced()...); err != nil {
 		t.Fatal("without the definitions of policies the caches aren't filled:", err)
 	}
 
-	policies := func(asOf string) string {
+	policies := func(pod *metav1.PartialObjectMetadata, live bool) string {
 		t.Helper()
-		all, labels, err := v.Policies(t.Context(), shop, asOf)
+		all, labels, err := v.Policies(t.Context(), pod, live)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -99,7 +106,8 @@ func TestCoildFollowsEgressPolicies(t *testing.T) {
 		slices.Sort(names)
 		return fmt.Sprint(strings.Join(names, ", "), " ", labels["team"])
 	}
-	if got := policies(pod("before")); got != " " {
+	cached := &metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{Namespace: shop, Name: "any"}}
+	if got := policies(pod("before"), true); got != " " {
 		t.Errorf("without definitions there are %s", got)
 	}
 
@@ -113,10 +121,10 @@ func TestCoildFollowsEgressPolicies(t *testing.T) {
 	all := &v2.EgressClusterPolicy{ObjectMeta: metav1.ObjectMeta{Name: "all"}, Spec: v2.EgressClusterPolicySpec{Pods: web, EgressUse: v2.EgressUse{Egress: egress}}}
 	testkit.Must(admin.EgressClusterPolicies().Create(t.Context(), all, metav1.CreateOptions{}))(t)
 	const both = "EgressClusterPolicy all, EgressPolicy shop/one red"
-	if got := policies(pod("after")); got != both {
+	if got := policies(pod("after"), true); got != both {
 		t.Errorf("a pod that is newer than policies has %s, want %s", got, both)
 	}
-	if got := policies(""); got != both {
+	if got := policies(cached, false); got != both {
 		t.Errorf("the caches have, with what was read, %s, want %s", got, both)
 	}
 	testkit.Eventually(t, time.Minute, "the caches follow by themselves, and the pods are woken", func() error {
@@ -137,16 +145,16 @@ func TestCoildFollowsEgressPolicies(t *testing.T) {
 		p := one.DeepCopy()
 		p.Name = name
 		testkit.Must(admin.EgressPolicies(shop).Create(t.Context(), p, metav1.CreateOptions{}))(t)
-		if got := policies(pod(name)); !strings.Contains(got, "EgressPolicy shop/"+name) {
+		if got := policies(pod(name), true); !strings.Contains(got, "EgressPolicy shop/"+name) {
 			t.Errorf("a pod that is newer than the policy %s has %s", name, got)
 		}
 	}
 	const labelled = `{"metadata":{"labels":{"team":"blue"}}}`
 	testkit.Must(core.CoreV1().Namespaces().Patch(t.Context(), shop, types.MergePatchType, []byte(labelled), metav1.PatchOptions{}))(t)
-	if got := policies(pod("of-blue")); !strings.HasSuffix(got, " blue") {
+	if got := policies(pod("of-blue"), true); !strings.HasSuffix(got, " blue") {
 		t.Errorf("a pod that is newer than the labels of its namespace has %s", got)
 	}
-	if got := policies(""); !strings.HasSuffix(got, " blue") {
+	if got := policies(cached, false); !strings.HasSuffix(got, " blue") {
 		t.Errorf("the caches have, with what was read, %s", got)
 	}
 
@@ -156,11 +164,11 @@ func TestCoildFollowsEgressPolicies(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got := policies(pod("last")); got != " " {
+	if got := policies(pod("last"), true); got != " " {
 		t.Errorf("all policies are gone, and a newer pod has %s", got)
 	}
 	testkit.Eventually(t, 30*time.Second, "the caches follow", func() error {
-		if got := policies(""); got != " " {
+		if got := policies(cached, false); got != " " {
 			return fmt.Errorf("they have %s", got)
 		}
 		return nil

@@ -70,9 +70,9 @@ type Cluster interface {
 	HostNetwork(ctx context.Context, pod types.NamespacedName) (bool, error)
 	// Routers returns the routers of an Egress that a cache has.
 	Routers(name types.NamespacedName) []client.Router
-	// Policies returns the policies that may select pods of a namespace, and the namespace's labels, as caches have them. With a pod's
-	// resource version they are at least as new as that, and the API server is asked unless the caches are.
-	Policies(ctx context.Context, namespace, asOf string) ([]policy.Policy, map[string]string, error)
+	// Policies returns the policies that may select a pod, and the labels of its namespace. With live they are at least as new as the
+	// pod, and the API server is asked unless the caches are.
+	Policies(ctx context.Context, pod *metav1.PartialObjectMetadata, live bool) ([]policy.Policy, map[string]string, error)
 }
 
 // Network works in network namespaces; see package clientnet. Its methods return clientnet.ErrGone if that isn't

@@ -163,9 +163,9 @@ func TestAddByPolicies(t *testing.T) {
 // slowPolicies is a cluster whose API server doesn't say which policies there are.
 type slowPolicies struct{ *world }
 
-func (s slowPolicies) Policies(ctx context.Context, namespace, asOf string) ([]policy.Policy, map[string]string, error) {
-	if asOf == "" {
-		return s.world.Policies(ctx, namespace, asOf)
+func (s slowPolicies) Policies(ctx context.Context, pod *metav1.PartialObjectMetadata, live bool) ([]policy.Policy, map[string]string, error) {
+	if !live {
+		return s.world.Policies(ctx, pod, live)
 	}
 	<-ctx.Done()
 	return nil, nil, ctx.Err()
@@ -399,7 +399,7 @@ func TestNamespaceOfNoCache(t *testing.T) {
 // noNamespaces is a cluster whose cache lacks namespaces.
 type noNamespaces struct{ *world }
 
-func (n noNamespaces) Policies(context.Context, string, string) ([]policy.Policy, map[string]string, error) {
+func (n noNamespaces) Policies(context.Context, *metav1.PartialObjectMetadata, bool) ([]policy.Policy, map[string]string, error) {
 	_, err := get(n.world, false, n.namespaces, "none")
 	return nil, nil, err
 }

@@ -50,7 +50,7 @@ func (m *Manager) Begin(ctx context.Context, pod store.Pod) (func(context.Contex
 	}
 	now := m.askPolicies(ctx, meta)
 	d := annotated(refs)
-	policies, labels, err := m.cluster.Policies(ctx, meta.Namespace, "")
+	policies, labels, err := m.cluster.Policies(ctx, meta, false)
 	if err == nil {
 		err = d.add(selecting(policies, meta, labels, node.Sandbox{}))
 	}
@@ -96,7 +96,7 @@ func (m *Manager) askPolicies(ctx context.Context, meta *metav1.PartialObjectMet
 		defer close(done)
 		ctx, cancel := context.WithTimeout(ctx, policiesWait)
 		defer cancel()
-		policies, labels, err = m.cluster.Policies(ctx, meta.Namespace, meta.ResourceVersion)
+		policies, labels, err = m.cluster.Policies(ctx, meta, true)
 	}()
 	return func(ctx context.Context) ([]policy.Policy, map[string]string, error) {
 		select {

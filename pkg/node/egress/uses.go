@@ -166,7 +166,7 @@ func (d demand) same(other demand) bool {
 
 // demandOf returns what annotations and policies ask for the pod of a sandbox, as far as caches have them.
 func (m *Manager) demandOf(ctx context.Context, s *sandbox, meta *metav1.PartialObjectMetadata, refs []types.NamespacedName, last []store.KnownEgress) (demand, error) {
-	policies, labels, err := m.cluster.Policies(ctx, s.Namespace, "")
+	policies, labels, err := m.cluster.Policies(ctx, meta, false)
 	if err != nil {
 		return demand{}, err
 	}

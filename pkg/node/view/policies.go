@@ -23,6 +23,10 @@ import (
 // when the pod is added. So a cache is compared with the pod by their resource versions. If it is behind, the API server is
 // asked. What that answers, and the cache doesn't have yet, counts until the cache has come so far: else the pod would be
 // changed back by the cache a moment later.
+//
+// A cache without changes is behind nearly always: API servers tell how far it is once a minute. An answer may take as long as 100 ms,
+// which is the pause between two of the API server's own questions of etcd (consistent reads from its cache). So it is asked for
+// when the pod is seen on the node, before kubelet has made the pod's sandbox.
 
 // policies are those of the cluster.
 type policies struct {
@@ -30,6 +34,7 @@ type policies struct {
 	cluster kind[v2.EgressClusterPolicy, *v2.EgressClusterPolicy]
 	// namespaces are those that were read from the API server.
 	namespaces ahead[*metav1.PartialObjectMetadata]
+	pods       newPods
 }
 
 // kind are policies of one kind.
@@ -138,9 +143,18 @@ func trimPolicy(obj any) (any, error) {
 	return kube.Strip(obj)
 }
 
-// Policies returns the policies that may select pods of a namespace, and the labels of the namespace, which no policy asks for if they
-// aren't known. They are as the caches have them or, as of the resource version of a pod, at least as new as that.
-func (e *Egresses) Policies(ctx context.Context, namespace, asOf string) ([]policy.Policy, map[string]string, error) {
+// Policies returns the policies that may select a pod, and the labels of its namespace if one asks for labels. They are as the caches
+// have them or, with live, at least as new as the pod when it came to the node.
+func (e *Egresses) Policies(ctx context.Context, pod *metav1.PartialObjectMetadata, live bool) ([]policy.Policy, map[string]string, error) {
+	if live {
+		return e.policiesAsOf(ctx, pod.Namespace, e.policies.pods.since(pod))
+	}
+	return e.policiesAsOf(ctx, pod.Namespace, "")
+}
+
+// policiesAsOf returns the policies that may select pods of a namespace, and its labels: as the caches have them, or at least as new as a
+// resource version.
+func (e *Egresses) policiesAsOf(ctx context.Context, namespace, asOf string) ([]policy.Policy, map[string]string, error) {
 	var own, cluster []policy.Policy
 	if asOf == "" {
 		own, cluster = e.policies.own.in(namespace), e.policies.cluster.in(metav1.NamespaceAll)
@@ -170,18 +184,19 @@ func (e *Egresses) Policies(ctx context.Context, namespace, asOf string) ([]poli
 
 // namespaceAsOf returns a Namespace; see Policies.
 func (e *Egresses) namespaceAsOf(ctx context.Context, name, asOf string) (*metav1.PartialObjectMetadata, error) {
-	have := e.namespaces.cached.Version()
-	if read := e.policies.namespaces.beyond(have)[name]; asOf == "" && read != nil {
-		return read, nil
-	}
-	if asOf == "" || reaches(have, asOf) {
+	have, ahead := e.namespaces.cached.Version(), &e.policies.namespaces
+	if asOf == "" || reaches(max(have, ahead.upTo(name)), asOf) {
+		if read := ahead.beyond(have)[name]; read != nil {
+			return read, nil
+		}
 		return e.namespaces.Get(ctx, name, asOf != "")
 	}
 	read, err := e.clients.Metadata.Resource(namespaces).Get(ctx, name, metav1.GetOptions{})
 	if err != nil {
 		return nil, fmt.Errorf("read Namespace %s: %w", name, err)
 	}
-	e.policies.namespaces.note(have, read)
+	ahead.note(have, read)
+	ahead.listed(name, kube.ParseVersion(asOf))
 	return read, nil
 }
 
@@ -230,6 +245,7 @@ func (k *kind[T, P]) current(ctx context.Context, namespace, asOf string) ([]pol
 		items, version, err := k.ask(ctx, namespace)
 		switch {
 		case apierrors.IsNotFound(err): // there is no definition
+			k.ahead.listed(namespace, kube.ParseVersion(asOf))
 			return nil, nil
 		case err != nil:
 			return nil, err
@@ -242,7 +258,7 @@ func (k *kind[T, P]) current(ctx context.Context, namespace, asOf string) ([]pol
 			k.ahead.note(have, &items[i])
 			all = k.add(all, &items[i])
 		}
-		k.ahead.listed(namespace, kube.ParseVersion(version))
+		k.ahead.listed(namespace, max(kube.ParseVersion(version), kube.ParseVersion(asOf)))
 		return all, nil
 	}
 }
