@@ -86,12 +86,15 @@ func (m *Manager) decideFor(ctx context.Context, s *sandbox) (used bool, err err
 	}
 	refs := plan.EgressRefs(meta.Annotations)
 	_, labelled := plan.RouterOf(meta.Labels)
-	if len(last) == 0 { // a client stays one, whatever labels it gets
-		router, err := m.isRouter(ctx, meta, false)
-		if err != nil {
+	if labelled && len(last) == 0 { // a client stays one, whatever labels it gets
+		e, err := m.egress(ctx, routed(meta), s, 0)
+		switch {
+		case errors.Is(err, errNotAsked): // it may be a router, which no policy selects
+			s.want = &wanted{missing: []types.NamespacedName{routed(meta)}}
+			return true, nil
+		case err != nil:
 			return false, err
-		}
-		if router { // which has rules and tunnels of its own, and which no policy selects
+		case e != nil: // a router has rules and tunnels of its own
 			s.want = &wanted{router: true}
 			m.tell(meta, s, ignoredBy(refs, "the pod is a router of an Egress"))
 			return true, nil

@@ -13,6 +13,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
 	"github.com/coil-net/coil/pkg/dataplane"
@@ -20,6 +21,7 @@ import (
 	"github.com/coil-net/coil/pkg/plan"
 	"github.com/coil-net/coil/pkg/plan/client"
 	"github.com/coil-net/coil/pkg/plan/policy"
+	"github.com/coil-net/coil/pkg/testkit"
 )
 
 // policyOf is a policy of namespace ns for pods with the label app=web; an Egress is one of namespace net, and "" is none.
@@ -157,6 +159,49 @@ func TestAddByPolicies(t *testing.T) {
 				t.Errorf("the sandbox is known: %t", known)
 			}
 		})
+	}
+}
+
+// A router stays one though the cache lacks its Egress, and policies select its pod. One that has its labels alone is a pod like others.
+func TestRouterOfAnEgressThatTheCacheLacks(t *testing.T) {
+	w := newWorld()
+	w.egress("a", "10.96.0.1", "192.0.2.0/24")
+	w.egress("b", "10.96.0.2", "198.51.100.0/24")
+	for _, pod := range []string{"net/router", "ns/router"} {
+		w.pod(pod, "")
+		w.pods[pod].Labels = plan.RouterLabels("a")
+	}
+	w.behind = map[string]bool{"net/a": true}
+	m := w.manager(false)
+	for pod, want := range map[string]string{"net/router": "untouched", "ns/router": "198.51.100.0/24 10.96.0.2"} {
+		w.policies = nil
+		if err := w.add(t, m, pod); err != nil {
+			t.Fatal(err)
+		}
+		w.policies = []metav1.Object{policyOfAll("p", "b")}
+		for range 3 {
+			if err := m.sync(t.Context(), pod); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if got := w.has(pod); got != want {
+			t.Errorf("%s has %q, want %q", pod, got, want)
+		}
+	}
+}
+
+// A pod of the node's network has no sandbox. It is told of an annotation, and not of policies: these select many pods.
+func TestPoliciesOfTheNodesNetwork(t *testing.T) {
+	w := newWorld()
+	w.egress("a", "10.96.0.1", "192.0.2.0/24")
+	w.pod("p", "")
+	w.host = map[string]bool{"ns/p": true}
+	w.policies = []metav1.Object{policyOfAll("p", "a")}
+	m := w.manager(false)
+	m.PoliciesChanged("ns")
+	testkit.Check(t, m.tellIgnored(t.Context(), types.NamespacedName{Namespace: "ns", Name: "p"}))
+	if len(w.events) > 0 || w.live > 0 {
+		t.Errorf("events %q, and the API server was asked %d times", w.events, w.live)
 	}
 }
 
