@@ -53,6 +53,9 @@ func (a *ahead[P]) note(have uint64, o P) {
 func (a *ahead[P]) beyond(have uint64) map[string]P {
 	a.mu.Lock()
 	defer a.mu.Unlock()
+	if len(a.known) == 0 {
+		return nil
+	}
 	maps.DeleteFunc(a.known, func(_ string, o P) bool { return kube.ParseVersion(o.GetResourceVersion()) <= have })
 	return maps.Clone(a.known)
 }

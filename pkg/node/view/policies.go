@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"reflect"
+	"sync"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -49,6 +50,17 @@ type kind[T any, P interface {
 	asking singleflight.Group
 	// ahead are those that lists had and the cache doesn't have.
 	ahead ahead[P]
+
+	mu sync.Mutex
+	// parsed are those that were understood, by name: each pod of the node asks for them again and again.
+	parsed map[string]*parsed[T]
+}
+
+// parsed is what an object says.
+type parsed[T any] struct {
+	object *T
+	policy policy.Policy
+	err    error
 }
 
 // watchPolicies adds the watches of policies. changed is called with each namespace of the node's pods that a change may concern.
@@ -109,6 +121,9 @@ func (k *kind[T, P]) handler(concerned func(policy.Policy)) cache.ResourceEventH
 				concerned(p)
 			}
 		}
+		if after == nil {
+			k.forget(nameOf(P(before)))
+		}
 	})
 }
 
@@ -156,7 +171,7 @@ func (e *Egresses) Policies(ctx context.Context, pod *metav1.PartialObjectMetada
 // resource version.
 func (e *Egresses) policiesAsOf(ctx context.Context, namespace, asOf string) ([]policy.Policy, map[string]string, error) {
 	var own, cluster []policy.Policy
-	if asOf == "" {
+	if asOf == "" || e.policies.own.has(namespace, asOf) && e.policies.cluster.has(metav1.NamespaceAll, asOf) {
 		own, cluster = e.policies.own.in(namespace), e.policies.cluster.in(metav1.NamespaceAll)
 	} else {
 		group, ctx := errgroup.WithContext(ctx)
@@ -209,9 +224,13 @@ func reaches(have uint64, asOf string) bool {
 // in returns the policies of a namespace as far as they are known.
 func (k *kind[T, P]) in(namespace string) []policy.Policy {
 	ahead := k.ahead.beyond(k.cached.Version()) // what it leaves out, the cache has by now
-	var all []policy.Policy
-	for _, o := range k.cached.In(namespace) {
-		if ahead[nameOf(P(o))] == nil {
+	cached := k.cached.In(namespace)
+	if len(cached)+len(ahead) == 0 {
+		return nil
+	}
+	all := make([]policy.Policy, 0, len(cached)+len(ahead))
+	for _, o := range cached {
+		if len(ahead) == 0 || ahead[nameOf(P(o))] == nil {
 			all = k.add(all, o)
 		}
 	}
@@ -225,11 +244,34 @@ func (k *kind[T, P]) in(namespace string) []policy.Policy {
 
 // add adds a policy. One that can't be understood selects nothing; its conditions say so.
 func (k *kind[T, P]) add(all []policy.Policy, o *T) []policy.Policy {
-	p, err := k.of(o)
-	if err != nil {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	name := nameOf(P(o))
+	last := k.parsed[name]
+	if last == nil || last.object != o {
+		last = &parsed[T]{object: o}
+		last.policy, last.err = k.of(o)
+		if k.parsed == nil {
+			k.parsed = map[string]*parsed[T]{}
+		}
+		k.parsed[name] = last
+	}
+	if last.err != nil {
 		return all
 	}
-	return append(all, p)
+	return append(all, last.policy)
+}
+
+// forget forgets what a policy said.
+func (k *kind[T, P]) forget(name string) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	delete(k.parsed, name)
+}
+
+// has says whether the policies of a namespace are known as they were at a resource version, or later.
+func (k *kind[T, P]) has(namespace, asOf string) bool {
+	return reaches(max(k.cached.Version(), k.ahead.upTo(namespace)), asOf)
 }
 
 // currentTimeout bounds a list that pods wait for.
@@ -238,7 +280,7 @@ const currentTimeout = 2 * time.Second
 // current returns the policies of a namespace as they were at a resource version, or later. Callers share a list if it can serve
 // them.
 func (k *kind[T, P]) current(ctx context.Context, namespace, asOf string) ([]policy.Policy, error) {
-	if reaches(max(k.cached.Version(), k.ahead.upTo(namespace)), asOf) {
+	if k.has(namespace, asOf) {
 		return k.in(namespace), nil
 	}
 	for first := true; ; first = false {

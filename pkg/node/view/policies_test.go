@@ -391,3 +391,26 @@ func TestNewPods(t *testing.T) {
 		}
 	})
 }
+
+// BenchmarkPolicies measures what caches cost a pod that is added or looked at.
+func BenchmarkPolicies(b *testing.B) {
+	for _, n := range []int{0, 1, 100} {
+		b.Run(fmt.Sprint(n, " policies"), func(b *testing.B) {
+			var all []*v2.EgressPolicy
+			for i := range n {
+				all = append(all, policyAt(fmt.Sprint("p", i), "50"))
+			}
+			e := &Egresses{}
+			e.policies.own.cached, e.policies.own.of = ofShop(nil, "100", all...).cached, policy.Of
+			none := cache.NewIndexer(cache.MetaNamespaceKeyFunc, cache.Indexers{cache.NamespaceIndex: cache.MetaNamespaceIndexFunc})
+			none.Bookmark("100")
+			e.policies.cluster.cached = kube.Cache[v2.EgressClusterPolicy]{Indexer: none}
+			pod := &metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", ResourceVersion: "90"}}
+			for b.Loop() {
+				if got, _, err := e.Policies(b.Context(), pod, true); len(got) != n || err != nil {
+					b.Fatal(len(got), err)
+				}
+			}
+		})
+	}
+}
