@@ -244,7 +244,7 @@ func (w *routersWorld) Service(context.Context, types.NamespacedName, bool) (*co
 }
 
 // Policies implements egress.Cluster.
-func (*routersWorld) Policies(context.Context, string, string) ([]policy.Policy, map[string]string, error) {
+func (*routersWorld) Policies(context.Context, *metav1.PartialObjectMetadata, bool) ([]policy.Policy, map[string]string, error) {
 	return nil, nil, nil
 }
 

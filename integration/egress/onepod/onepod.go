@@ -119,7 +119,7 @@ func (c cluster) Service(_ context.Context, name types.NamespacedName, _ bool) (
 
 func (cluster) HostNetwork(context.Context, types.NamespacedName) (bool, error) { return false, nil }
 
-func (cluster) Policies(context.Context, string, string) ([]policy.Policy, map[string]string, error) {
+func (cluster) Policies(context.Context, *metav1.PartialObjectMetadata, bool) ([]policy.Policy, map[string]string, error) {
 	return nil, nil, nil
 }
 

@@ -91,6 +91,7 @@ func (e *egresses) start(ctx context.Context, group *errgroup.Group) error {
 	if err := e.untilInLine(ctx, e.alone, "Reading which pods use Egresses failed, trying again", e.restore); err != nil {
 		return err
 	}
+	group.Go(func() error { return e.cluster.Run(ctx) })
 	group.Go(func() error { return e.manager.Run(ctx) })
 	group.Go(func() error { return e.health.Run(ctx, e.manager) })
 	repeat(ctx, group,

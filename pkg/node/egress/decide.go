@@ -35,8 +35,8 @@ type wanted struct {
 	egresses []client.Egress
 	known    []store.KnownEgress
 	problems []problem
-	// unknown says that packets of one of them have no known way yet.
-	unknown bool
+	// unknown are the policies, and "" for annotations, that name an Egress to which packets have no known way yet.
+	unknown map[string]bool
 	// missing are Egresses for which the API server is to be asked. lost says that it isn't known which destinations a
 	// former process has closed.
 	missing []types.NamespacedName
@@ -86,12 +86,15 @@ func (m *Manager) decideFor(ctx context.Context, s *sandbox) (used bool, err err
 	}
 	refs := plan.EgressRefs(meta.Annotations)
 	_, labelled := plan.RouterOf(meta.Labels)
-	if len(last) == 0 { // a client stays one, whatever labels it gets
-		router, err := m.isRouter(ctx, meta, false)
-		if err != nil {
+	if labelled && len(last) == 0 { // a client stays one, whatever labels it gets
+		e, err := m.egress(ctx, routed(meta), s, 0)
+		switch {
+		case errors.Is(err, errNotAsked): // it may be a router, which no policy selects
+			s.want = &wanted{missing: []types.NamespacedName{routed(meta)}}
+			return true, nil
+		case err != nil:
 			return false, err
-		}
-		if router { // which has rules and tunnels of its own, and which no policy selects
+		case e != nil: // a router has rules and tunnels of its own
 			s.want = &wanted{router: true}
 			m.tell(meta, s, ignoredBy(refs, "the pod is a router of an Egress"))
 			return true, nil
@@ -118,10 +121,8 @@ func (m *Manager) decideClient(ctx context.Context, s *sandbox, meta *metav1.Par
 	if err != nil {
 		return err
 	}
-	w.lost = w.unknown && !s.recalled
-	if w.unknown {
-		w.keep(last)
-	}
+	w.lost = len(w.unknown) > 0 && !s.recalled
+	w.keep(last)
 	if s.want != nil && s.want.planned && reflect.DeepEqual(s.want.egresses, w.egresses) {
 		w.fit, w.excess, w.own, w.conflicts, w.planned = s.want.fit, s.want.excess, s.want.own, s.want.conflicts, true
 	} else {
@@ -145,14 +146,15 @@ func (m *Manager) decideClient(ctx context.Context, s *sandbox, meta *metav1.Par
 // look finds out how a pod of a namespace can use Egresses; last are the Egresses as they were known
 // before. The sandbox is nil as long as the pod is being added.
 func (m *Manager) look(ctx context.Context, namespace string, d demand, last []store.KnownEgress, s *sandbox) (wanted, error) {
-	w := wanted{client: true, problems: d.problems}
-	uses, problems := usable(d.uses)
-	w.problems = append(slices.Clip(w.problems), problems...)
+	d = d.usable()
+	w := wanted{client: true, problems: slices.Clip(d.problems), unknown: map[string]bool{}}
 	// An Egress that isn't used may have destinations of one that was used before.
-	w.unknown = len(w.problems) > 0
+	for _, by := range d.unknown {
+		w.unknown[by] = true
+	}
 	all := map[types.NamespacedName]*found{}
 	var missing int
-	for _, u := range uses {
+	for _, u := range d.uses {
 		f := all[u.egress]
 		if f == nil {
 			var err error
@@ -182,15 +184,16 @@ func (w *wanted) add(u use, f *found, last []store.KnownEgress, holder func(bloc
 	switch {
 	case f.missing:
 		w.problems = append(w.problems, problem{EgressMissing, fmt.Sprintf("Egress %s doesn't exist", u), u.by != nil})
-		w.unknown = true
+		w.unknown[known.Policy] = true
 	case f.refused != "":
 		w.problems = append(w.problems, problem{EgressNotAllowed, fmt.Sprintf("Egress %s %s", u, f.refused), u.by != nil})
 		used, known.Open = u.of(f.Egress, holder), false
 	case f.unasked:
-		w.unknown = true
+		w.unknown[known.Policy] = true
 	default:
-		used = u.of(f.Egress, holder)
-		w.unknown = w.unknown || !used.Open && !reachable(used)
+		if used = u.of(f.Egress, holder); !used.Open && !reachable(used) {
+			w.unknown[known.Policy] = true
+		}
 	}
 	if !f.missing && !f.unasked {
 		known.Direct, known.Switched = f.Direct, f.Switched

@@ -72,9 +72,9 @@ type Cluster interface {
 	Routers(name types.NamespacedName) []client.Router
 	// Holder returns the UID of the router that has the floating address of an AddressBlock, empty if none has.
 	Holder(block string) types.UID
-	// Policies returns the policies that may select pods of a namespace, and the namespace's labels, as caches have them. With a pod's
-	// resource version they are at least as new as that, and the API server is asked unless the caches are.
-	Policies(ctx context.Context, namespace, asOf string) ([]policy.Policy, map[string]string, error)
+	// Policies returns the policies that may select a pod, and the labels of its namespace. With live they are at least as new as the
+	// pod, and the API server is asked unless the caches are.
+	Policies(ctx context.Context, pod *metav1.PartialObjectMetadata, live bool) ([]policy.Policy, map[string]string, error)
 }
 
 // Network works in network namespaces; see package clientnet. Its methods return clientnet.ErrGone if that isn't

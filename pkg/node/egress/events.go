@@ -9,7 +9,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/apimachinery/pkg/util/validation"
 
 	"github.com/coil-net/coil/pkg/plan"
 	"github.com/coil-net/coil/pkg/plan/client"
@@ -123,30 +122,6 @@ const (
 	// mostShown is how many bytes of a name that no object can have are shown.
 	mostShown = 64
 )
-
-// usable returns the Egresses that a pod may use of those that it is to use, and the problems of
-// the others. Names that no Egress can have are as if it didn't exist.
-func usable(all []use) (usable []use, problems []problem) {
-	if len(all) > plan.MostEgresses {
-		excess := all[plan.MostEgresses]
-		text := fmt.Sprintf("the annotations name more than %d Egresses: only the first ones are used, by namespace and in the order of the annotation", plan.MostEgresses)
-		if excess.by != nil {
-			text = fmt.Sprintf("annotations and policies name more than %d Egresses: only the first ones are used, those of annotations before those of policies, and of these the oldest; %s is too much",
-				plan.MostEgresses, excess)
-		}
-		problems = append(problems, problem{EgressTooMany, text, excess.by != nil})
-		all = all[:plan.MostEgresses]
-	}
-	for _, u := range all {
-		ref := u.egress
-		if len(validation.IsDNS1123Label(ref.Namespace))+len(validation.IsDNS1123Subdomain(ref.Name)) > 0 {
-			problems = append(problems, problem{EgressMissing, fmt.Sprintf("Egress %s can't exist: that is no name of an object", shown(ref.String())), u.by != nil})
-			continue
-		}
-		usable = append(usable, u)
-	}
-	return usable, problems
-}
 
 // shown returns the part of a name that is shown.
 func shown(name string) string {

@@ -74,7 +74,7 @@ func (m *Manager) give(ctx context.Context, s *sandbox, c client.Client, g datap
 // client go. The pod isn't asked: a program there may have changed what it tells.
 func (s *sandbox) keeping(w *wanted, from dataplane.ClientGuard) (dataplane.ClientGuard, error) {
 	switch {
-	case !w.unknown:
+	case len(w.unknown) == 0:
 		s.former = nil
 	case s.former == nil && (w.lost || s.restored && s.guard == nil): // records are written later than guards
 		s.former = &from

@@ -105,7 +105,8 @@ func reachable(e client.Egress) bool {
 }
 
 // keep closes the Egresses that were known last and aren't named any more, but for destinations of
-// those that are named.
+// those that are named: as long as it isn't known where packets of the policy go that named them, or of annotations. Of one
+// without a name nothing tells which of these named it.
 func (w *wanted) keep(last []store.KnownEgress) {
 	taken := map[netip.Prefix]bool{}
 	for _, e := range w.egresses {
@@ -115,7 +116,7 @@ func (w *wanted) keep(last []store.KnownEgress) {
 	}
 	former := slices.DeleteFunc(slices.Clone(last), func(k store.KnownEgress) bool {
 		// A former Egress without destinations closes nothing, and each change would leave one more.
-		return len(k.Destinations) == 0 || slices.ContainsFunc(w.known, func(named store.KnownEgress) bool { return sameUse(named, k) })
+		return len(k.Destinations) == 0 || !w.unknown[k.Policy] && (k.Name != "" || len(w.unknown) == 0) || slices.ContainsFunc(w.known, func(named store.KnownEgress) bool { return sameUse(named, k) })
 	})
 	for _, k := range bounded(former) {
 		k.Former, k.Switched, k.Open = true, false, false

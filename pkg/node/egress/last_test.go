@@ -108,7 +108,7 @@ func TestFormerAreBounded(t *testing.T) {
 		b := netip.AddrFrom4([4]byte{10, byte(i), byte(i >> 3), byte(2 * i)})
 		destinations := []netip.Prefix{netip.PrefixFrom(a, 32), netip.PrefixFrom(b, 32)}
 		closed = append(closed, destinations...)
-		w := wanted{known: []store.KnownEgress{{Name: fmt.Sprint("net/", i), Destinations: destinations, OriginatingOnly: i%3 == 0}}}
+		w := wanted{unknown: map[string]bool{"": true}, known: []store.KnownEgress{{Name: fmt.Sprint("net/", i), Destinations: destinations, OriginatingOnly: i%3 == 0}}}
 		w.keep(last)
 		last = w.known
 		if len(last) > mostFormer+1 {
@@ -140,7 +140,7 @@ func TestFormerKeepWhatOthersHave(t *testing.T) {
 	}
 	last := []store.KnownEgress{known("net/shared", shared)}
 	for i := range 3 * mostFormer {
-		w := wanted{known: []store.KnownEgress{known(fmt.Sprint("net/", i), netip.PrefixFrom(netip.AddrFrom4([4]byte{198, 51, 100, byte(i)}), 32))}}
+		w := wanted{unknown: map[string]bool{"": true}, known: []store.KnownEgress{known(fmt.Sprint("net/", i), netip.PrefixFrom(netip.AddrFrom4([4]byte{198, 51, 100, byte(i)}), 32))}}
 		w.known = append(w.known, known("net/named", shared))
 		for _, k := range w.known {
 			w.egresses = append(w.egresses, clientEgress(k))
@@ -148,7 +148,7 @@ func TestFormerKeepWhatOthersHave(t *testing.T) {
 		w.keep(last)
 		last = w.known
 	}
-	w := wanted{known: []store.KnownEgress{known("net/named", netip.MustParsePrefix("192.0.2.0/24"))}}
+	w := wanted{unknown: map[string]bool{"": true}, known: []store.KnownEgress{known("net/named", netip.MustParsePrefix("192.0.2.0/24"))}}
 	w.keep(last)
 	if !slices.ContainsFunc(w.egresses, func(e client.Egress) bool { return slices.Contains(e.Destinations, shared) }) {
 		t.Errorf("%s isn't closed any more", shared)

@@ -13,6 +13,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
 	"github.com/coil-net/coil/pkg/dataplane"
@@ -20,6 +21,7 @@ import (
 	"github.com/coil-net/coil/pkg/plan"
 	"github.com/coil-net/coil/pkg/plan/client"
 	"github.com/coil-net/coil/pkg/plan/policy"
+	"github.com/coil-net/coil/pkg/testkit"
 )
 
 // policyOf is a policy of namespace ns for pods with the label app=web; an Egress is one of namespace net, and "" is none.
@@ -160,12 +162,55 @@ func TestAddByPolicies(t *testing.T) {
 	}
 }
 
+// A router stays one though the cache lacks its Egress, and policies select its pod. One that has its labels alone is a pod like others.
+func TestRouterOfAnEgressThatTheCacheLacks(t *testing.T) {
+	w := newWorld()
+	w.egress("a", "10.96.0.1", "192.0.2.0/24")
+	w.egress("b", "10.96.0.2", "198.51.100.0/24")
+	for _, pod := range []string{"net/router", "ns/router"} {
+		w.pod(pod, "")
+		w.pods[pod].Labels = plan.RouterLabels("a")
+	}
+	w.behind = map[string]bool{"net/a": true}
+	m := w.manager(false)
+	for pod, want := range map[string]string{"net/router": "untouched", "ns/router": "198.51.100.0/24 10.96.0.2"} {
+		w.policies = nil
+		if err := w.add(t, m, pod); err != nil {
+			t.Fatal(err)
+		}
+		w.policies = []metav1.Object{policyOfAll("p", "b")}
+		for range 3 {
+			if err := m.sync(t.Context(), pod); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if got := w.has(pod); got != want {
+			t.Errorf("%s has %q, want %q", pod, got, want)
+		}
+	}
+}
+
+// A pod of the node's network has no sandbox. It is told of an annotation, and not of policies: these select many pods.
+func TestPoliciesOfTheNodesNetwork(t *testing.T) {
+	w := newWorld()
+	w.egress("a", "10.96.0.1", "192.0.2.0/24")
+	w.pod("p", "")
+	w.host = map[string]bool{"ns/p": true}
+	w.policies = []metav1.Object{policyOfAll("p", "a")}
+	m := w.manager(false)
+	m.PoliciesChanged("ns")
+	testkit.Check(t, m.tellIgnored(t.Context(), types.NamespacedName{Namespace: "ns", Name: "p"}))
+	if len(w.events) > 0 || w.live > 0 {
+		t.Errorf("events %q, and the API server was asked %d times", w.events, w.live)
+	}
+}
+
 // slowPolicies is a cluster whose API server doesn't say which policies there are.
 type slowPolicies struct{ *world }
 
-func (s slowPolicies) Policies(ctx context.Context, namespace, asOf string) ([]policy.Policy, map[string]string, error) {
-	if asOf == "" {
-		return s.world.Policies(ctx, namespace, asOf)
+func (s slowPolicies) Policies(ctx context.Context, pod *metav1.PartialObjectMetadata, live bool) ([]policy.Policy, map[string]string, error) {
+	if !live {
+		return s.world.Policies(ctx, pod, live)
 	}
 	<-ctx.Done()
 	return nil, nil, ctx.Err()
@@ -264,6 +309,10 @@ func TestLivePolicies(t *testing.T) {
 		check("deleted, after a restart", "web", "192.0.2.0/24 nowhere")
 		policies(policyOf("p", "", resolved("web")))
 		check("no Egress any more", "web", "192.0.2.0/24 nowhere")
+		policies(policyOf("p", "", resolved("web")), policyOf("q", "b", to("203.0.113.0/24")))
+		check("another policy", "web", "192.0.2.0/24 nowhere, 203.0.113.0/24 10.96.0.2")
+		policies(policyOf("p", "", resolved("web")))
+		check("that is gone, while nothing is known of the first", "web", "192.0.2.0/24 nowhere")
 		policies()
 		check("no policy any more", "web", "")
 		if len(w.records) != 0 {
@@ -395,7 +444,7 @@ func TestNamespaceOfNoCache(t *testing.T) {
 // noNamespaces is a cluster whose cache lacks namespaces.
 type noNamespaces struct{ *world }
 
-func (n noNamespaces) Policies(context.Context, string, string) ([]policy.Policy, map[string]string, error) {
+func (n noNamespaces) Policies(context.Context, *metav1.PartialObjectMetadata, bool) ([]policy.Policy, map[string]string, error) {
 	_, err := get(n.world, false, n.namespaces, "none")
 	return nil, nil, err
 }

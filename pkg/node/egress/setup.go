@@ -37,7 +37,7 @@ func (m *Manager) Begin(ctx context.Context, pod store.Pod) (func(context.Contex
 		return nil, fmt.Errorf("look up the annotations of the pod: %w: %w", node.ErrUnavailable, err)
 	}
 	refs := plan.EgressRefs(meta.Annotations)
-	router, err := m.isRouter(ctx, meta, true)
+	router, err := m.isRouter(ctx, meta)
 	switch {
 	case err != nil:
 		return nil, fmt.Errorf("look up the Egress of a router: %w: %w", node.ErrUnavailable, err)
@@ -50,7 +50,7 @@ func (m *Manager) Begin(ctx context.Context, pod store.Pod) (func(context.Contex
 	}
 	now := m.askPolicies(ctx, meta)
 	d := annotated(refs)
-	policies, labels, err := m.cluster.Policies(ctx, meta.Namespace, "")
+	policies, labels, err := m.cluster.Policies(ctx, meta, false)
 	if err == nil {
 		err = d.add(selecting(policies, meta, labels, node.Sandbox{}))
 	}
@@ -96,7 +96,7 @@ func (m *Manager) askPolicies(ctx context.Context, meta *metav1.PartialObjectMet
 		defer close(done)
 		ctx, cancel := context.WithTimeout(ctx, policiesWait)
 		defer cancel()
-		policies, labels, err = m.cluster.Policies(ctx, meta.Namespace, meta.ResourceVersion)
+		policies, labels, err = m.cluster.Policies(ctx, meta, true)
 	}()
 	return func(ctx context.Context) ([]policy.Policy, map[string]string, error) {
 		select {
@@ -131,14 +131,19 @@ func (m *Manager) admit(ctx context.Context, meta *metav1.PartialObjectMetadata,
 	return &w, nil
 }
 
-// isRouter says whether a pod is a router of an Egress of its namespace. Anybody may give labels.
-func (m *Manager) isRouter(ctx context.Context, pod *metav1.PartialObjectMetadata, live bool) (bool, error) {
-	name, labelled := plan.RouterOf(pod.Labels)
-	if !labelled {
+// isRouter says whether a pod that is being added is a router of an Egress of its namespace. Anybody may give labels.
+func (m *Manager) isRouter(ctx context.Context, pod *metav1.PartialObjectMetadata) (bool, error) {
+	if _, labelled := plan.RouterOf(pod.Labels); !labelled {
 		return false, nil
 	}
-	e, err := ifAny(m.cluster.Egress(ctx, types.NamespacedName{Namespace: pod.Namespace, Name: name}, live))
+	e, err := ifAny(m.cluster.Egress(ctx, routed(pod), true))
 	return e != nil, err
+}
+
+// routed returns the Egress of a pod that has the labels of a router.
+func routed(pod *metav1.PartialObjectMetadata) types.NamespacedName {
+	name, _ := plan.RouterOf(pod.Labels)
+	return types.NamespacedName{Namespace: pod.Namespace, Name: name}
 }
 
 // setUp completes a sandbox. An object that it undoes may have been there before only if the

@@ -9,9 +9,11 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/validation"
 
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
 	"github.com/coil-net/coil/pkg/node"
+	"github.com/coil-net/coil/pkg/plan"
 	"github.com/coil-net/coil/pkg/plan/client"
 	"github.com/coil-net/coil/pkg/plan/policy"
 	"github.com/coil-net/coil/pkg/store"
@@ -57,8 +59,9 @@ func (u use) String() string {
 // demand is what annotations and policies ask for a pod, by precedence.
 type demand struct {
 	uses []use
-	// problems are those of policies that don't say which Egress.
+	// problems are those of policies that don't say which Egress, and unknown these policies.
 	problems []problem
+	unknown  []string
 }
 
 // annotated returns the demand of annotations.
@@ -111,10 +114,41 @@ func (d *demand) addKnown(policies []policy.Policy, last []store.KnownEgress) {
 func (d *demand) addOne(p policy.Policy) {
 	if p.Egress.Name == "" {
 		text := fmt.Sprintf("%s names no Egress, and neither the namespace nor the cluster has a default one that allows the namespace", p)
-		d.problems = append(d.problems, problem{reason: EgressMissing, text: text, again: true})
+		d.refuse(use{by: &p}, EgressMissing, text)
 		return
 	}
 	d.uses = append(d.uses, use{p.Egress, &p})
+}
+
+// refuse notes that a use can't be had.
+func (d *demand) refuse(u use, reason, text string) {
+	d.problems = append(d.problems, problem{reason, text, u.by != nil})
+	d.unknown = append(d.unknown, u.policy())
+}
+
+// usable returns what a pod may use of a demand. Names that no Egress can have are as if it didn't exist.
+func (d demand) usable() demand {
+	usable := demand{problems: slices.Clip(d.problems), unknown: slices.Clip(d.unknown)}
+	for _, u := range d.uses[:min(plan.MostEgresses, len(d.uses))] {
+		if len(validation.IsDNS1123Label(u.egress.Namespace))+len(validation.IsDNS1123Subdomain(u.egress.Name)) > 0 {
+			usable.refuse(u, EgressMissing, fmt.Sprintf("Egress %s can't exist: that is no name of an object", shown(u.egress.String())))
+			continue
+		}
+		usable.uses = append(usable.uses, u)
+	}
+	for i, u := range d.uses[len(d.uses)-max(0, len(d.uses)-plan.MostEgresses):] {
+		if i > 0 {
+			usable.unknown = append(usable.unknown, u.policy())
+			continue
+		}
+		text := fmt.Sprintf("the annotations name more than %d Egresses: only the first ones are used, by namespace and in the order of the annotation", plan.MostEgresses)
+		if u.by != nil {
+			text = fmt.Sprintf("annotations and policies name more than %d Egresses: only the first ones are used, those of annotations before those of policies, and of these the oldest; %s is too much",
+				plan.MostEgresses, u)
+		}
+		usable.refuse(u, EgressTooMany, text)
+	}
+	return usable
 }
 
 // nameOf returns the name of an Egress.
@@ -138,7 +172,7 @@ func (d demand) same(other demand) bool {
 
 // demandOf returns what annotations and policies ask for the pod of a sandbox, as far as caches have them.
 func (m *Manager) demandOf(ctx context.Context, s *sandbox, meta *metav1.PartialObjectMetadata, refs []types.NamespacedName, last []store.KnownEgress) (demand, error) {
-	policies, labels, err := m.cluster.Policies(ctx, s.Namespace, "")
+	policies, labels, err := m.cluster.Policies(ctx, meta, false)
 	if err != nil {
 		return demand{}, err
 	}

@@ -139,25 +139,25 @@ func (w *world) Routers(name types.NamespacedName) []client.Router {
 }
 
 // Policies returns those of the cache, or of the API server.
-func (w *world) Policies(_ context.Context, namespace, asOf string) ([]policy.Policy, map[string]string, error) {
+func (w *world) Policies(_ context.Context, pod *metav1.PartialObjectMetadata, live bool) ([]policy.Policy, map[string]string, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	all := w.policies
-	if asOf != "" {
+	if live {
 		if w.policyErr != nil {
 			return nil, nil, w.policyErr
 		}
 		all = slices.Concat(all, w.unseen)
 	}
 	var labels map[string]string
-	if ns := w.namespaces[namespace]; ns != nil {
+	if ns := w.namespaces[pod.Namespace]; ns != nil {
 		labels = ns.Labels
 	}
 	var of []policy.Policy
 	for _, o := range all {
 		switch o := o.(type) {
 		case *v2.EgressPolicy:
-			if p, err := policy.Of(o); err == nil && o.Namespace == namespace {
+			if p, err := policy.Of(o); err == nil && o.Namespace == pod.Namespace {
 				of = append(of, p)
 			}
 		case *v2.EgressClusterPolicy:
@@ -364,7 +364,7 @@ func named(pod string) (namespace, name string) {
 
 func (w *world) pod(pod, egresses string) {
 	namespace, name := named(pod)
-	p := &metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name, UID: types.UID("uid-" + pod), ResourceVersion: "1"}}
+	p := &metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name, UID: types.UID("uid-" + pod)}}
 	if egresses != "" {
 		p.Annotations = map[string]string{v2.AnnotationEgressPrefix + "net": egresses}
 	}

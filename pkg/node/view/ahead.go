@@ -14,7 +14,7 @@ import (
 type ahead[P metav1.Object] struct {
 	mu    sync.Mutex
 	known map[string]P
-	// lists are the last ones by namespace: what was there then is known, by the cache or here.
+	// lists are the last ones by namespace, or by name: what was there then is known, by the cache or here.
 	lists map[string]list
 }
 
@@ -53,11 +53,14 @@ func (a *ahead[P]) note(have uint64, o P) {
 func (a *ahead[P]) beyond(have uint64) map[string]P {
 	a.mu.Lock()
 	defer a.mu.Unlock()
+	if len(a.known) == 0 {
+		return nil
+	}
 	maps.DeleteFunc(a.known, func(_ string, o P) bool { return kube.ParseVersion(o.GetResourceVersion()) <= have })
 	return maps.Clone(a.known)
 }
 
-// listed notes that all objects of a list of a namespace were noted.
+// listed notes that all objects of a namespace, or with that name, were noted that were there at a version.
 func (a *ahead[P]) listed(namespace string, version uint64) {
 	a.mu.Lock()
 	defer a.mu.Unlock()

@@ -56,7 +56,8 @@ func WatchEgresses(w *kube.Watches, clients kube.Clients, nodeName string, all *
 		egresses: kube.CacheOf[v2.Egress](egresses), services: kube.CacheOf[corev1.Service](services), endpoints: kube.CacheOf[discoveryv1.EndpointSlice](endpoints),
 	}
 	all.OnChange(h.Namespace)
-	w.Add(onNode, reconcile.Handler(func(p *metav1.PartialObjectMetadata) { h.Pod(cache.MetaObjectToName(p).AsNamespacedName()) }))
+	e.policies.pods.asking = reconcile.New("policies-of-new-pods", e.ask, nil)
+	w.Add(onNode, e.policies.pods.handler(func(p *metav1.PartialObjectMetadata) { h.Pod(cache.MetaObjectToName(p).AsNamespacedName()) }))
 	w.Add(egresses, egressHandler(h.Egress))
 	w.Add(services, reconcile.Handler(func(s *corev1.Service) { h.Egress(cache.MetaObjectToName(s).AsNamespacedName()) }))
 	w.Add(endpoints, reconcile.Handler(func(s *discoveryv1.EndpointSlice) {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"reflect"
+	"sync"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -23,6 +24,10 @@ import (
 // when the pod is added. So a cache is compared with the pod by their resource versions. If it is behind, the API server is
 // asked. What that answers, and the cache doesn't have yet, counts until the cache has come so far: else the pod would be
 // changed back by the cache a moment later.
+//
+// A cache without changes is behind nearly always: API servers tell how far it is once a minute. An answer may take as long as 100 ms,
+// which is the pause between two of the API server's own questions of etcd (consistent reads from its cache). So it is asked for
+// when the pod is seen on the node, before kubelet has made the pod's sandbox.
 
 // policies are those of the cluster.
 type policies struct {
@@ -30,6 +35,7 @@ type policies struct {
 	cluster kind[v2.EgressClusterPolicy, *v2.EgressClusterPolicy]
 	// namespaces are those that were read from the API server.
 	namespaces ahead[*metav1.PartialObjectMetadata]
+	pods       newPods
 }
 
 // kind are policies of one kind.
@@ -44,6 +50,17 @@ type kind[T any, P interface {
 	asking singleflight.Group
 	// ahead are those that lists had and the cache doesn't have.
 	ahead ahead[P]
+
+	mu sync.Mutex
+	// parsed are those that were understood, by name: each pod of the node asks for them again and again.
+	parsed map[string]*parsed[T]
+}
+
+// parsed is what an object says.
+type parsed[T any] struct {
+	object *T
+	policy policy.Policy
+	err    error
 }
 
 // watchPolicies adds the watches of policies. changed is called with each namespace of the node's pods that a change may concern.
@@ -104,6 +121,9 @@ func (k *kind[T, P]) handler(concerned func(policy.Policy)) cache.ResourceEventH
 				concerned(p)
 			}
 		}
+		if after == nil {
+			k.forget(nameOf(P(before)))
+		}
 	})
 }
 
@@ -138,11 +158,20 @@ func trimPolicy(obj any) (any, error) {
 	return kube.Strip(obj)
 }
 
-// Policies returns the policies that may select pods of a namespace, and the labels of the namespace, which no policy asks for if they
-// aren't known. They are as the caches have them or, as of the resource version of a pod, at least as new as that.
-func (e *Egresses) Policies(ctx context.Context, namespace, asOf string) ([]policy.Policy, map[string]string, error) {
+// Policies returns the policies that may select a pod, and the labels of its namespace if one asks for labels. They are as the caches
+// have them or, with live, at least as new as the pod when it came to the node.
+func (e *Egresses) Policies(ctx context.Context, pod *metav1.PartialObjectMetadata, live bool) ([]policy.Policy, map[string]string, error) {
+	if live {
+		return e.policiesAsOf(ctx, pod.Namespace, e.policies.pods.since(pod))
+	}
+	return e.policiesAsOf(ctx, pod.Namespace, "")
+}
+
+// policiesAsOf returns the policies that may select pods of a namespace, and its labels: as the caches have them, or at least as new as a
+// resource version.
+func (e *Egresses) policiesAsOf(ctx context.Context, namespace, asOf string) ([]policy.Policy, map[string]string, error) {
 	var own, cluster []policy.Policy
-	if asOf == "" {
+	if asOf == "" || e.policies.own.has(namespace, asOf) && e.policies.cluster.has(metav1.NamespaceAll, asOf) {
 		own, cluster = e.policies.own.in(namespace), e.policies.cluster.in(metav1.NamespaceAll)
 	} else {
 		group, ctx := errgroup.WithContext(ctx)
@@ -170,18 +199,19 @@ func (e *Egresses) Policies(ctx context.Context, namespace, asOf string) ([]poli
 
 // namespaceAsOf returns a Namespace; see Policies.
 func (e *Egresses) namespaceAsOf(ctx context.Context, name, asOf string) (*metav1.PartialObjectMetadata, error) {
-	have := e.namespaces.cached.Version()
-	if read := e.policies.namespaces.beyond(have)[name]; asOf == "" && read != nil {
-		return read, nil
-	}
-	if asOf == "" || reaches(have, asOf) {
+	have, ahead := e.namespaces.cached.Version(), &e.policies.namespaces
+	if asOf == "" || reaches(max(have, ahead.upTo(name)), asOf) {
+		if read := ahead.beyond(have)[name]; read != nil {
+			return read, nil
+		}
 		return e.namespaces.Get(ctx, name, asOf != "")
 	}
 	read, err := e.clients.Metadata.Resource(namespaces).Get(ctx, name, metav1.GetOptions{})
 	if err != nil {
 		return nil, fmt.Errorf("read Namespace %s: %w", name, err)
 	}
-	e.policies.namespaces.note(have, read)
+	ahead.note(have, read)
+	ahead.listed(name, kube.ParseVersion(asOf))
 	return read, nil
 }
 
@@ -194,9 +224,13 @@ func reaches(have uint64, asOf string) bool {
 // in returns the policies of a namespace as far as they are known.
 func (k *kind[T, P]) in(namespace string) []policy.Policy {
 	ahead := k.ahead.beyond(k.cached.Version()) // what it leaves out, the cache has by now
-	var all []policy.Policy
-	for _, o := range k.cached.In(namespace) {
-		if ahead[nameOf(P(o))] == nil {
+	cached := k.cached.In(namespace)
+	if len(cached)+len(ahead) == 0 {
+		return nil
+	}
+	all := make([]policy.Policy, 0, len(cached)+len(ahead))
+	for _, o := range cached {
+		if len(ahead) == 0 || ahead[nameOf(P(o))] == nil {
 			all = k.add(all, o)
 		}
 	}
@@ -210,11 +244,34 @@ func (k *kind[T, P]) in(namespace string) []policy.Policy {
 
 // add adds a policy. One that can't be understood selects nothing; its conditions say so.
 func (k *kind[T, P]) add(all []policy.Policy, o *T) []policy.Policy {
-	p, err := k.of(o)
-	if err != nil {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	name := nameOf(P(o))
+	last := k.parsed[name]
+	if last == nil || last.object != o {
+		last = &parsed[T]{object: o}
+		last.policy, last.err = k.of(o)
+		if k.parsed == nil {
+			k.parsed = map[string]*parsed[T]{}
+		}
+		k.parsed[name] = last
+	}
+	if last.err != nil {
 		return all
 	}
-	return append(all, p)
+	return append(all, last.policy)
+}
+
+// forget forgets what a policy said.
+func (k *kind[T, P]) forget(name string) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	delete(k.parsed, name)
+}
+
+// has says whether the policies of a namespace are known as they were at a resource version, or later.
+func (k *kind[T, P]) has(namespace, asOf string) bool {
+	return reaches(max(k.cached.Version(), k.ahead.upTo(namespace)), asOf)
 }
 
 // currentTimeout bounds a list that pods wait for.
@@ -223,13 +280,14 @@ const currentTimeout = 2 * time.Second
 // current returns the policies of a namespace as they were at a resource version, or later. Callers share a list if it can serve
 // them.
 func (k *kind[T, P]) current(ctx context.Context, namespace, asOf string) ([]policy.Policy, error) {
-	if reaches(max(k.cached.Version(), k.ahead.upTo(namespace)), asOf) {
+	if k.has(namespace, asOf) {
 		return k.in(namespace), nil
 	}
 	for first := true; ; first = false {
 		items, version, err := k.ask(ctx, namespace)
 		switch {
 		case apierrors.IsNotFound(err): // there is no definition
+			k.ahead.listed(namespace, kube.ParseVersion(asOf))
 			return nil, nil
 		case err != nil:
 			return nil, err
@@ -242,7 +300,7 @@ func (k *kind[T, P]) current(ctx context.Context, namespace, asOf string) ([]pol
 			k.ahead.note(have, &items[i])
 			all = k.add(all, &items[i])
 		}
-		k.ahead.listed(namespace, kube.ParseVersion(version))
+		k.ahead.listed(namespace, max(kube.ParseVersion(version), kube.ParseVersion(asOf)))
 		return all, nil
 	}
 }

@@ -16,6 +16,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
 	metadatafake "k8s.io/client-go/metadata/fake"
 	clienttesting "k8s.io/client-go/testing"
 	"k8s.io/client-go/tools/cache"
@@ -23,6 +24,7 @@ import (
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
 	"github.com/coil-net/coil/pkg/kube"
 	"github.com/coil-net/coil/pkg/plan/policy"
+	"github.com/coil-net/coil/pkg/reconcile"
 )
 
 // policyAt is an EgressPolicy of namespace shop as it was at a resource version.
@@ -231,8 +233,9 @@ func TestLabelsOfPolicies(t *testing.T) {
 		{"as of a version that the cache has", "50", "blue", 0},
 		{"as of a newer one", "100", "red", 1},
 		{"as it was read", "", "red", 1},
+		{"as of that one again", "100", "red", 1},
 	} {
-		policies, labels, err := e.Policies(t.Context(), "shop", step.asOf)
+		policies, labels, err := e.policiesAsOf(t.Context(), "shop", step.asOf)
 		if err != nil || len(policies) != 1 || labels["team"] != step.team {
 			t.Errorf("%s: %d policies, labels %v, %v", step.what, len(policies), labels, err)
 		}
@@ -241,20 +244,22 @@ func TestLabelsOfPolicies(t *testing.T) {
 		}
 	}
 	cached.Bookmark("98")
-	if _, labels, _ := e.Policies(t.Context(), "shop", ""); labels["team"] != "blue" {
+	if _, labels, _ := e.policiesAsOf(t.Context(), "shop", ""); labels["team"] != "blue" {
 		t.Errorf("the cache has come as far: %v", labels)
 	}
 	client.PrependReactor("get", "namespaces", func(clienttesting.Action) (bool, runtime.Object, error) {
 		return true, nil, errors.New("connection refused")
 	})
-	if _, _, err := e.Policies(t.Context(), "shop", "100"); err == nil {
+	e.policies.own.cached.Bookmark("200")
+	all.Bookmark("200")
+	if _, _, err := e.policiesAsOf(t.Context(), "shop", "200"); err == nil {
 		t.Error("labels that can't be read")
 	}
 	if err := all.Delete(of); err != nil {
 		t.Fatal(err)
 	}
-	all.Bookmark("101")
-	if _, _, err := e.Policies(t.Context(), "shop", "100"); err != nil {
+	all.Bookmark("200")
+	if _, _, err := e.policiesAsOf(t.Context(), "shop", "200"); err != nil {
 		t.Errorf("no policy asks for them: %v", err)
 	}
 }
@@ -331,5 +336,81 @@ func TestNamespacesThatPoliciesConcern(t *testing.T) {
 		if got := strings.Join(slices.Sorted(maps.Keys(woken)), " "); got != c.want {
 			t.Errorf("%s: it wakes the pods of %q, want %q", c.what, got, c.want)
 		}
+	}
+}
+
+// The policies of a pod that comes to the node are asked for at once, so that they are known when it is added, whatever kubelet has
+// changed of it meanwhile. Pods that were there before aren't asked for.
+func TestNewPods(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := &listing{version: "120", has: []v2.EgressPolicy{*policyAt("p", "98")}}
+		e := &Egresses{}
+		own := ofShop(l, "60")
+		e.policies.own.cached, e.policies.own.of, e.policies.own.list = own.cached, own.of, own.list
+		none := cache.NewIndexer(cache.MetaNamespaceKeyFunc, cache.Indexers{cache.NamespaceIndex: cache.MetaNamespaceIndexFunc})
+		none.Bookmark("1000")
+		e.policies.cluster.cached = kube.Cache[v2.EgressClusterPolicy]{Indexer: none}
+		e.policies.pods.asking = reconcile.New("new-pods", e.ask, nil)
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan error)
+		go func() { ended <- e.Run(ctx) }()
+		defer func() {
+			cancel()
+			if err := <-ended; err != nil {
+				t.Error(err)
+			}
+		}()
+		changed := 0
+		h := e.policies.pods.handler(func(*metav1.PartialObjectMetadata) { changed++ })
+		pod := func(name, version string) *metav1.PartialObjectMetadata {
+			return &metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: name, UID: types.UID(name), ResourceVersion: version}}
+		}
+		want := func(what string, p *metav1.PartialObjectMetadata, asked int) {
+			t.Helper()
+			if got, _, err := e.Policies(t.Context(), p, true); err != nil || names(got) != "p at-98" || l.asked != asked {
+				t.Errorf("%s: %q, %v; the API server was asked %d times, want %d", what, names(got), err, l.asked, asked)
+			}
+		}
+		h.OnAdd(pod("old", "50"), true)
+		synctest.Wait()
+		if l.asked != 0 {
+			t.Errorf("asked %d times for pods that were there before", l.asked)
+		}
+		h.OnAdd(pod("new", "100"), false)
+		synctest.Wait()
+		if l.asked != 1 {
+			t.Errorf("asked %d times for a pod that came", l.asked)
+		}
+		h.OnUpdate(pod("new", "100"), pod("new", "150"))
+		want("a pod that kubelet has changed", pod("new", "150"), 1)
+		want("a pod that hasn't come yet", pod("unseen", "110"), 1)
+		want("a pod that hasn't come yet and is newer", pod("unseen", "150"), 3) // the answer is as old as before
+		h.OnDelete(cache.DeletedFinalStateUnknown{Obj: pod("new", "160")})
+		if len(e.policies.pods.came) != 0 || changed != 4 {
+			t.Errorf("%v are known, and %d changes were told", e.policies.pods.came, changed)
+		}
+	})
+}
+
+// BenchmarkPolicies measures what caches cost a pod that is added or looked at.
+func BenchmarkPolicies(b *testing.B) {
+	for _, n := range []int{0, 1, 100} {
+		b.Run(fmt.Sprint(n, " policies"), func(b *testing.B) {
+			var all []*v2.EgressPolicy
+			for i := range n {
+				all = append(all, policyAt(fmt.Sprint("p", i), "50"))
+			}
+			e := &Egresses{}
+			e.policies.own.cached, e.policies.own.of = ofShop(nil, "100", all...).cached, policy.Of
+			none := cache.NewIndexer(cache.MetaNamespaceKeyFunc, cache.Indexers{cache.NamespaceIndex: cache.MetaNamespaceIndexFunc})
+			none.Bookmark("100")
+			e.policies.cluster.cached = kube.Cache[v2.EgressClusterPolicy]{Indexer: none}
+			pod := &metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", ResourceVersion: "90"}}
+			for b.Loop() {
+				if got, _, err := e.Policies(b.Context(), pod, true); len(got) != n || err != nil {
+					b.Fatal(len(got), err)
+				}
+			}
+		})
 	}
 }

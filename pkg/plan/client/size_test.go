@@ -300,7 +300,7 @@ func TestFitRouters(t *testing.T) {
 	for i := range 12 {
 		e := Egress{Name: fmt.Sprint("net/", i), Direct: true, Destinations: []netip.Prefix{netip.PrefixFrom(netip.AddrFrom4([4]byte{198, 51, 100, byte(i)}), 32)}}
 		for j := range groupBuckets {
-			e.Routers = append(e.Routers, Router{netip.AddrFrom4([4]byte{10, 1, byte(i), byte(j)}), RouterLive})
+			e.Routers = append(e.Routers, Router{Addr: netip.AddrFrom4([4]byte{10, 1, byte(i), byte(j)}), State: RouterLive})
 		}
 		all = append(all, e)
 	}

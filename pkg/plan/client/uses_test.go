@@ -102,7 +102,7 @@ func TestOneEgressOfManyPolicies(t *testing.T) {
 	e := egressOf("net/a", "4", 1, "0.0.0.0/0")
 	e.Direct = true
 	for i := range MostTunnels / 2 {
-		e.Routers = append(e.Routers, Router{netip.AddrFrom4([4]byte{10, 2, byte(i >> 8), byte(i)}), RouterLive})
+		e.Routers = append(e.Routers, Router{Addr: netip.AddrFrom4([4]byte{10, 2, byte(i >> 8), byte(i)}), State: RouterLive})
 	}
 	var uses []Egress
 	for i := range 10 {
@@ -124,7 +124,7 @@ func TestOneEgressOfManyPolicies(t *testing.T) {
 // A router of one Egress that is a destination of another isn't used, whichever policy lets the client use it; it is told once.
 func TestStraysOfPolicies(t *testing.T) {
 	a, b := egressOf("net/a", "4", 1, "192.0.2.0/24"), egressOf("net/b", "4", 2, "198.51.100.0/24")
-	b.Direct, b.Routers = true, []Router{{netip.MustParseAddr("192.0.2.1"), RouterLive}, {netip.MustParseAddr("198.51.100.1"), RouterLive}}
+	b.Direct, b.Routers = true, []Router{{Addr: netip.MustParseAddr("192.0.2.1"), State: RouterLive}, {Addr: netip.MustParseAddr("198.51.100.1"), State: RouterLive}}
 	s := StateOf(clientOfFamilies("4", a, b.By(policyOf("p", v2.EgressFailureClosed)), b.By(policyOf("q", v2.EgressFailureClosed))))
 	want := []Conflict{{Dst: netip.MustParsePrefix("192.0.2.1/32"), Winner: "net/a", Loser: "net/b", Router: true}}
 	if d := cmp.Diff(want, s.Conflicts, cmp.Comparer(func(a, b netip.Prefix) bool { return a == b })); d != "" {
@@ -184,7 +184,7 @@ func TestPrecedenceOfEachAddress(t *testing.T) {
 			e.OriginatingOnly = rng.IntN(4) == 0
 			if e.Direct = rng.IntN(2) == 0; e.Direct {
 				for _, a := range egressOf("", []string{"", "4", "6", "46"}[rng.IntN(4)], 20+i).Peers.Addrs() {
-					e.Routers = append(e.Routers, Router{a, RouterState(1 + rng.IntN(3))})
+					e.Routers = append(e.Routers, Router{Addr: a, State: RouterState(1 + rng.IntN(3))})
 				}
 				e.InCluster = prefixes.Valid([]string{"10.96.0.0/16", "fd96::/32"})
 			}
