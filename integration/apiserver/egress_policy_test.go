@@ -10,12 +10,15 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"sigs.k8s.io/yaml"
 
+	"github.com/coil-net/coil/generated/clientset/versioned"
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
 	"github.com/coil-net/coil/pkg/testkit"
 )
@@ -354,4 +357,60 @@ func TestEgressClusterPolicies(t *testing.T) {
 		}
 		return same(0, len(p.Status.Conditions)-1)
 	})
+}
+
+// TestPeopleAndPolicies holds that who may edit a namespace writes its EgressPolicies, who may view it reads them, and neither of them
+// writes what is the cluster's or the program's.
+func TestPeopleAndPolicies(t *testing.T) {
+	c := newEgressCluster(t)
+	testkit.Check(t, installRBAC(t.Context(), c.admin, "users.yaml"))
+	bind := func(user, role string) *versioned.Clientset {
+		t.Helper()
+		testkit.Must(c.core.RbacV1().RoleBindings(c.ns).Create(t.Context(), &rbacv1.RoleBinding{
+			ObjectMeta: metav1.ObjectMeta{GenerateName: user + "-"}, RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: role},
+			Subjects: []rbacv1.Subject{{Kind: rbacv1.UserKind, APIGroup: rbacv1.GroupName, Name: user}},
+		}, metav1.CreateOptions{}))(t)
+		return testkit.Must(versioned.NewForConfig(testkit.Must(c.api.UserConfig(user))(t)))(t)
+	}
+	tenant, viewer := bind("tenant", "coil-egress-edit"), bind("viewer", "coil-egress-view")
+	bind("tenant", "coil-egress-view") // as the role edit has all of view
+	made := &v2.EgressPolicy{ObjectMeta: metav1.ObjectMeta{Name: "p"}, Spec: v2.EgressPolicySpec{Services: []string{"front"}}}
+	testkit.Eventually(t, 10*time.Second, "a tenant makes a policy", func() error { // the authorizer learns of bindings a moment later
+		_, err := tenant.CoilV2().EgressPolicies(c.ns).Create(t.Context(), made, metav1.CreateOptions{})
+		return err
+	})
+	testkit.Eventually(t, 10*time.Second, "a viewer sees it", func() error {
+		_, err := viewer.CoilV2().EgressPolicies(c.ns).Get(t.Context(), "p", metav1.GetOptions{})
+		return err
+	})
+	p := testkit.Must(tenant.CoilV2().EgressPolicies(c.ns).Get(t.Context(), "p", metav1.GetOptions{}))(t)
+	p.Spec.Services = []string{"back"}
+	p = testkit.Must(tenant.CoilV2().EgressPolicies(c.ns).Update(t.Context(), p, metav1.UpdateOptions{}))(t)
+	all := &v2.EgressClusterPolicy{ObjectMeta: metav1.ObjectMeta{Name: "all"}, Spec: v2.EgressClusterPolicySpec{Pods: &metav1.LabelSelector{}}}
+	for what, try := range map[string]func() error{
+		"a tenant writes a status": func() error {
+			_, err := tenant.CoilV2().EgressPolicies(c.ns).UpdateStatus(t.Context(), p, metav1.UpdateOptions{})
+			return err
+		},
+		"a tenant makes a policy of the cluster": func() error {
+			_, err := tenant.CoilV2().EgressClusterPolicies().Create(t.Context(), all, metav1.CreateOptions{})
+			return err
+		},
+		"a tenant makes a policy elsewhere": func() error {
+			_, err := tenant.CoilV2().EgressPolicies("default").Create(t.Context(), made, metav1.CreateOptions{})
+			return err
+		},
+		"a viewer changes a policy": func() error {
+			_, err := viewer.CoilV2().EgressPolicies(c.ns).Update(t.Context(), p, metav1.UpdateOptions{})
+			return err
+		},
+		"a viewer deletes a policy": func() error {
+			return viewer.CoilV2().EgressPolicies(c.ns).Delete(t.Context(), "p", metav1.DeleteOptions{})
+		},
+	} {
+		if err := try(); !apierrors.IsForbidden(err) {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+	testkit.Check(t, tenant.CoilV2().EgressPolicies(c.ns).Delete(t.Context(), "p", metav1.DeleteOptions{}))
 }
