@@ -113,6 +113,7 @@ func (c *egressCluster) namespace(t testing.TB, name string, labels map[string]s
 		ctx := context.WithoutCancel(t.Context())
 		grace := metav1.DeleteOptions{GracePeriodSeconds: new(int64(0))}
 		if err := errors.Join(
+			c.coil.CoilV2().EgressPolicies(name).DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{}),
 			c.coil.CoilV2().Egresses(name).DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{}),
 			c.core.CoreV1().Pods(name).DeleteCollection(ctx, grace, metav1.ListOptions{}),
 		); err != nil {

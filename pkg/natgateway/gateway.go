@@ -137,7 +137,7 @@ type Gateway struct {
 	kernel   Kernel
 	families []dataplane.Family
 	egresses kube.Cache[v2.Egress]
-	lists    kube.Cache[discoveryv1.EndpointSlice]
+	lists    []kube.Cache[discoveryv1.EndpointSlice]
 	loop     *upkeep.Loop
 	synced   []cache.DoneChecker
 	report   func(condition string, reason error)
@@ -161,8 +161,8 @@ type Gateway struct {
 	over     []netip.Addr             // clients that have too many connections
 }
 
-// New returns a gateway that isn't running. report is told of the conditions.
-func New(cfg Config, k Kernel, egresses, lists cache.SharedIndexInformer, reg prometheus.Registerer,
+// New returns a gateway that isn't running. Its clients are those of all lists. report is told of the conditions.
+func New(cfg Config, k Kernel, egresses cache.SharedIndexInformer, lists []cache.SharedIndexInformer, reg prometheus.Registerer,
 	report func(condition string, reason error)) (*Gateway, error) {
 	if len(cfg.Addresses) == 0 {
 		return nil, errors.New("the router has no address")
@@ -170,7 +170,6 @@ func New(cfg Config, k Kernel, egresses, lists cache.SharedIndexInformer, reg pr
 	g := &Gateway{
 		cfg: cfg, kernel: k, report: report,
 		egresses: kube.CacheOf[v2.Egress](egresses),
-		lists:    kube.CacheOf[discoveryv1.EndpointSlice](lists),
 		metrics:  newMetrics(cfg, reg),
 	}
 	for _, a := range cfg.Addresses {
@@ -180,11 +179,13 @@ func New(cfg Config, k Kernel, egresses, lists cache.SharedIndexInformer, reg pr
 	g.repairs = reconcile.NewRepairs(reg, nil, kinds...)
 	g.loop = upkeep.New(upkeep.Config{Name: "natgateway", Sync: g.sync, Settle: settle, Every: cfg.Resync, Lost: g.lost},
 		g.repairs, reconcile.NewMetrics(reg))
+	sources := []reconcile.Source{reconcile.On(egresses, reconcile.ChangeHandler(func(*v2.Egress) { g.changed() }, plan.SameEgress))}
+	for _, list := range lists {
+		g.lists = append(g.lists, kube.CacheOf[discoveryv1.EndpointSlice](list))
+		sources = append(sources, reconcile.On(list, reconcile.Handler(func(*discoveryv1.EndpointSlice) { g.changed() })))
+	}
 	var err error
-	g.synced, err = reconcile.Register(
-		reconcile.On(egresses, reconcile.ChangeHandler(func(*v2.Egress) { g.changed() }, plan.SameEgress)),
-		reconcile.On(lists, reconcile.Handler(func(*discoveryv1.EndpointSlice) { g.changed() })),
-	)
+	g.synced, err = reconcile.Register(sources...)
 	return g, err
 }
 
@@ -260,7 +261,11 @@ func (g *Gateway) want(ctx context.Context) (gateway.State, error) {
 	}
 	cfg := g.cfg.Config
 	cfg.Uplink, cfg.UplinkIndex, cfg.MTU, cfg.MaxConnections, cfg.Over = uplink.Name, uplink.Index, uplink.MTU, tracked, over
-	want, skipped := gateway.StateOf(cfg, egress, g.lists.In(g.cfg.Namespace))
+	var lists []*discoveryv1.EndpointSlice
+	for _, list := range g.lists {
+		lists = append(lists, list.In(g.cfg.Namespace)...)
+	}
+	want, skipped := gateway.StateOf(cfg, egress, lists)
 	g.loop.Skipped(ctx, "Some of what is listed can't be understood, and is left out", skipped)
 	return want, nil
 }

@@ -279,10 +279,11 @@ func (s source) Run(ctx context.Context, _ time.Duration, told func([]rtnl.Chang
 type fixture struct {
 	*Gateway
 	*kernel
-	t                *testing.T
-	egresses, slices cache.Indexer
-	changes          source
-	registry         *prometheus.Registry
+	t        *testing.T
+	egresses cache.Indexer
+	slices   [2]cache.Indexer
+	changes  source
+	registry *prometheus.Registry
 
 	start   func()
 	running bool
@@ -295,8 +296,12 @@ func newFixture(t *testing.T) *fixture {
 	t.Helper()
 	f := &fixture{t: t, kernel: newKernel(), changes: make(source), registry: prometheus.NewRegistry(), conditions: map[string]error{}}
 	egresses := cache.NewSharedIndexInformer(nil, &v2.Egress{}, 0, cache.Indexers{cache.NamespaceIndex: cache.MetaNamespaceIndexFunc})
-	lists := cache.NewSharedIndexInformer(nil, &discoveryv1.EndpointSlice{}, 0, cache.Indexers{cache.NamespaceIndex: cache.MetaNamespaceIndexFunc})
-	f.egresses, f.slices = egresses.GetIndexer(), lists.GetIndexer()
+	f.egresses = egresses.GetIndexer()
+	var lists []cache.SharedIndexInformer
+	for i := range f.slices {
+		list := cache.NewSharedIndexInformer(nil, &discoveryv1.EndpointSlice{}, 0, cache.Indexers{cache.NamespaceIndex: cache.MetaNamespaceIndexFunc})
+		lists, f.slices[i] = append(lists, list), list.GetIndexer()
+	}
 	var err error
 	f.Gateway, err = New(Config{
 		Namespace: "internet", Egress: "nat", Pod: "nat-0", Config: gateway.Config{Addresses: []netip.Addr{netip.MustParseAddr("10.0.0.1")}, Port: 5555}, Resync: time.Minute,
@@ -339,15 +344,18 @@ func run(t *testing.T, test func(*fixture)) {
 	})
 }
 
-// list makes pods with these addresses the clients.
-func (f *fixture) list(pods map[string]string) {
+// list makes pods with these addresses the clients of the first list.
+func (f *fixture) list(pods map[string]string) { f.listIn(0, pods) }
+
+// listIn makes pods with these addresses the clients of a list.
+func (f *fixture) listIn(list int, pods map[string]string) {
 	s := &discoveryv1.EndpointSlice{ObjectMeta: metav1.ObjectMeta{Namespace: "internet", Name: "nat-clients-1"}}
 	for pod, addr := range pods {
 		s.Endpoints = append(s.Endpoints, discoveryv1.Endpoint{
 			Addresses: []string{addr}, TargetRef: &corev1.ObjectReference{Namespace: "ns", Name: pod, UID: types.UID(pod)},
 		})
 	}
-	f.check(f.slices.Add(s))
+	f.check(f.slices[list].Add(s))
 	if f.running {
 		f.changed()
 	}

@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
 
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
@@ -82,7 +83,11 @@ func run(ctx context.Context, o Options, health *observe.Health) error {
 	defer connections.Close()
 
 	egresses := kube.OneEgressInformer(clients.Coil, o.Namespace, o.Egress)
-	slices := kube.EndpointSliceInformer(clients.Discovery, o.Namespace, labels.Set{v2.LabelEgress: o.Egress}.String())
+	// A selector can't say "one label or the other".
+	listed := func(label string) *kube.Informer {
+		return kube.EndpointSliceInformer(clients.Discovery, o.Namespace, labels.Set{label: o.Egress}.String())
+	}
+	naming, chosen := listed(v2.LabelEgress), listed(v2.LabelPolicyEgress)
 	router, err := natgateway.New(config, natgateway.Kernel{
 		Network: natgateway.PodNetwork{Handle: handle},
 		Tunnels: tunnel.New(handle),
@@ -90,7 +95,7 @@ func run(ctx context.Context, o Options, health *observe.Health) error {
 		Rules:   rule.New(handle, dataplane.ProtocolNode, dataplane.RouterPriorities...),
 		Filter:  filter,
 		Flows:   connections,
-	}, egresses, slices, registry, health.Set)
+	}, egresses, []cache.SharedIndexInformer{naming, chosen}, registry, health.Set)
 	if err != nil {
 		return err
 	}
@@ -102,7 +107,7 @@ func run(ctx context.Context, o Options, health *observe.Health) error {
 	}
 
 	group, ctx := errgroup.WithContext(ctx)
-	for _, f := range []*kube.Informer{egresses, slices} {
+	for _, f := range []*kube.Informer{egresses, naming, chosen} {
 		f.Start(ctx.Done())
 		defer f.Shutdown()
 	}

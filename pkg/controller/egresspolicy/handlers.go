@@ -156,6 +156,11 @@ func (c *Controller) egressChanged(e *v2.Egress) {
 			c.status.AddAfter(s.Name, settle)
 		}
 	}
+	for _, p := range c.pods.In(e.Namespace) { // pods with the labels of its routers are routers as long as it is there
+		if name, labelled := plan.RouterOf(p.Labels); labelled && name == e.Name {
+			c.podChanged(nil, p)
+		}
+	}
 }
 
 // serviceChanged looks at the policies that name a Service.
