@@ -38,7 +38,8 @@ func TestSliceThatChangesItsEgress(t *testing.T) {
 		testkit.Eventually(t, 5*time.Second, what, func() error {
 			mu.Lock()
 			defer mu.Unlock()
-			if slices.Sort(keys); !slices.Equal(keys, want) {
+			slices.Sort(keys) // one that is asked for twice may be looked at twice
+			if keys = slices.Compact(keys); !slices.Equal(keys, want) {
 				return fmt.Errorf("clients of %q are looked at, want %q", keys, want)
 			}
 			keys = nil

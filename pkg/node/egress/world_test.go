@@ -42,6 +42,7 @@ type world struct {
 	egresses   map[string]*v2.Egress
 	services   map[string]*corev1.Service
 	routers    map[string][]client.Router
+	holders    map[string]types.UID     // of floating addresses, by block
 	silent     map[netip.Addr]bool      // routers that don't answer
 	unlisted   map[string]bool          // namespaces of pods that no router knows yet
 	slow       map[string]time.Duration // what it takes to ask, and to change, in namespaces
@@ -130,6 +131,12 @@ func (w *world) HostNetwork(_ context.Context, pod types.NamespacedName) (bool, 
 	defer w.mu.Unlock()
 	w.live++
 	return w.host[pod.String()], err
+}
+
+func (w *world) Holder(block string) types.UID {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.holders[block]
 }
 
 func (w *world) Routers(name types.NamespacedName) []client.Router {

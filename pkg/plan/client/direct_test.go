@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 
 	"github.com/coil-net/coil/pkg/dataplane"
@@ -29,12 +30,14 @@ func TestRoutersOf(t *testing.T) {
 		want  string
 	}{
 		{"none", nil, "[]"},
-		{"ready, or not said", []*discoveryv1.EndpointSlice{list(endpoint(yes, yes, no, "10.1.0.2"), endpoint(nil, nil, nil, "10.1.0.1"))}, "[{10.1.0.1 1} {10.1.0.2 1}]"},
-		{"ends", []*discoveryv1.EndpointSlice{list(endpoint(no, yes, yes, "10.1.0.1"))}, "[{10.1.0.1 2}]"},
-		{"starts", []*discoveryv1.EndpointSlice{list(endpoint(no, no, no, "fd00::1"))}, "[{fd00::1 2}]"},
+		{"ready, or not said", []*discoveryv1.EndpointSlice{list(endpoint(yes, yes, no, "10.1.0.2"), endpoint(nil, nil, nil, "10.1.0.1"))}, "[{10.1.0.1 1 } {10.1.0.2 1 }]"},
+		{"ends", []*discoveryv1.EndpointSlice{list(endpoint(no, yes, yes, "10.1.0.1"))}, "[{10.1.0.1 2 }]"},
+		{"starts", []*discoveryv1.EndpointSlice{list(endpoint(no, no, no, "fd00::1"))}, "[{fd00::1 2 }]"},
 		{"two lists, one twice", []*discoveryv1.EndpointSlice{
 			list(endpoint(no, no, no, "10.1.0.1")), list(endpoint(yes, yes, no, "10.1.0.1"), endpoint(yes, yes, no, "10.1.0.3")),
-		}, "[{10.1.0.1 1} {10.1.0.3 1}]"},
+		}, "[{10.1.0.1 1 } {10.1.0.3 1 }]"},
+		{"of a pod", []*discoveryv1.EndpointSlice{list(discoveryv1.Endpoint{Addresses: []string{"10.1.0.1", "fd00::1"}, TargetRef: &corev1.ObjectReference{UID: "uid"}})},
+			"[{10.1.0.1 1 uid} {fd00::1 1 uid}]"},
 		{"what is no address of a pod", []*discoveryv1.EndpointSlice{list(endpoint(yes, yes, no, "x", "127.0.0.1", "ff02::1", "fe80::1"))}, "[]"},
 	} {
 		if got := fmt.Sprint(RoutersOf(c.lists)); got != c.want {
@@ -49,7 +52,7 @@ func direct(name, routers string, destinations ...string) Egress {
 	for text := range strings.SplitSeq(routers, ", ") {
 		if addr, state, ok := strings.Cut(text, " "); ok {
 			e.Routers = append(e.Routers, Router{
-				netip.MustParseAddr(addr), map[string]RouterState{"live": RouterLive, "draining": RouterDraining, "dead": RouterDead}[state],
+				Addr: netip.MustParseAddr(addr), State: map[string]RouterState{"live": RouterLive, "draining": RouterDraining, "dead": RouterDead}[state],
 			})
 		}
 	}

@@ -39,7 +39,7 @@ func TestClientFilter(t *testing.T) {
 		{"a Service inside of a destination", clientOfFamilies("4", egressOf("a/a", "4", 1, "10.96.0.0/24")),
 			[]string{"10.96.0.0-10.96.0.0", "10.96.0.2-10.96.0.255"}, "[10.96.0.1]"},
 		{"routers in whatever state, and those that left", clientOfFamilies("4", change(egressOf("a/a", "4", 1, "192.0.2.0/24"), func(e *Egress) {
-			e.Routers = []Router{{netip.MustParseAddr("10.1.0.9"), RouterDead}, {netip.MustParseAddr("10.1.0.8"), RouterDraining}, {Addr: netip.MustParseAddr("10.1.0.7"), State: RouterLive}}
+			e.Routers = []Router{{Addr: netip.MustParseAddr("10.1.0.9"), State: RouterDead}, {Addr: netip.MustParseAddr("10.1.0.8"), State: RouterDraining}, {Addr: netip.MustParseAddr("10.1.0.7"), State: RouterLive}}
 			e.Left = []netip.Addr{netip.MustParseAddr("10.1.0.6"), netip.MustParseAddr("10.1.0.9")}
 		})), []string{"192.0.2.0-192.0.2.255"}, "[10.1.0.6 10.1.0.7 10.1.0.8 10.1.0.9 10.96.0.1]"},
 	} {

@@ -26,11 +26,22 @@ func (e Egress) By(p policy.Policy) Egress {
 	return e
 }
 
-// At returns the Egress with the router alone that has the client's floating address: the pod of a UID, empty if none has.
+// At returns the Egress with the router alone that has the client's floating address: the pod of a UID, empty if none has. As long as it
+// has the address, no other router can take its flows: it isn't draining.
 func (e Egress) At(pod types.UID) Egress {
-	if e.Blocks != nil {
-		e.Routers = slices.DeleteFunc(slices.Clone(e.Routers), func(r Router) bool { return pod == "" || r.Pod != pod })
+	if e.Blocks == nil {
+		return e
 	}
+	var holder []Router
+	for _, r := range e.Routers {
+		if pod != "" && r.Pod == pod {
+			if r.State == RouterDraining {
+				r.State = RouterLive
+			}
+			holder = append(holder, r)
+		}
+	}
+	e.Routers = holder
 	return e
 }
 

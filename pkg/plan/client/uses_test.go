@@ -97,6 +97,54 @@ func TestPrecedence(t *testing.T) {
 	}
 }
 
+// Clients send to the router that has their address: two addresses of one Egress are two ways.
+func TestAddressesLeadToTheirRouters(t *testing.T) {
+	e := direct("net/a", "10.1.1.1 live, 10.1.1.2 draining, 10.1.1.3 dead", "0.0.0.0/0")
+	for i := range e.Routers {
+		e.Routers[i].Pod = types.UID(fmt.Sprint("pod", i+1))
+	}
+	e.Blocks, e.Block = []string{"b1", "b2", "b3", "b4"}, "b1"
+	policy := func(name, block string, to ...string) Egress {
+		p := policyOf(name, v2.EgressFailureClosed, to...)
+		p.Block = block
+		return e.By(p)
+	}
+	uses := []Egress{
+		e.At("pod1"), policy("p", "b2", "203.0.113.0/24").At("pod2"), policy("q", "b3", "198.51.100.0/24").At("pod3"),
+		policy("r", "b4", "192.0.2.0/24").At(""), policy("s", "another's", "192.0.3.0/24").At(""), policy("t", "b2", "192.0.4.0/24").At("pod2"),
+	}
+	if got := uses[4].Block; got != "" {
+		t.Errorf("a policy has the block %s, which isn't the Egress's", got)
+	}
+	s := StateOf(clientOfFamilies("4", uses...))
+	for to, want := range map[string]string{
+		"8.8.8.8": "10.1.1.1", "203.0.113.7": "10.1.1.2", "192.0.4.7": "10.1.1.2",
+		"198.51.100.7": "", // its router is dead
+		"192.0.2.7":    "", // no router has the address
+		"192.0.3.7":    "",
+	} {
+		var members []string
+		name := wayOf(s, netip.MustParseAddr(to))
+		for _, r := range s.Routes {
+			for _, g := range s.Groups {
+				if r.Nexthop == g.ID && r.Dst.Contains(netip.MustParseAddr(to)) && (r.Dst.Bits() > 0 || to == "8.8.8.8") {
+					members = append(members, fmt.Sprint(g.Members))
+				}
+			}
+		}
+		if got := strings.Trim(strings.Join(members, " "), "[]"); got != want {
+			t.Errorf("packets to %s (%s) go to %q, want %q", to, name, got, want)
+		}
+	}
+	ids := map[uint32]bool{}
+	for _, g := range s.Groups {
+		ids[g.ID] = true
+	}
+	if len(ids) != len(s.Groups) || len(ids) != 5 {
+		t.Errorf("%d IDs of %d groups, want 5", len(ids), len(s.Groups))
+	}
+}
+
 // Policies let a client use the same routers: there is one group of them, and each counts once.
 func TestOneEgressOfManyPolicies(t *testing.T) {
 	e := egressOf("net/a", "4", 1, "0.0.0.0/0")
