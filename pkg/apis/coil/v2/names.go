@@ -52,6 +52,10 @@ const (
 	// has no LabelNode: programs of versions without floating addresses leave it alone.
 	LabelFloating = "coil.cybozu.com/floating"
 
+	// LabelAnnounce with the value "Neighbor" on an AddressBlock says that its node answers for the block's addresses by
+	// ARP and NDP. coil-ipam-controller keeps it as AddressPoolSpec.Announce is, so that nodes needn't watch pools.
+	LabelAnnounce = "coil.cybozu.com/announce"
+
 	// LabelEgress on an EndpointSlice is the name of the Egress, of the same namespace,
 	// whose clients it lists.
 	LabelEgress = "coil.cybozu.com/egress"
