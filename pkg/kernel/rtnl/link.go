@@ -189,6 +189,8 @@ type Link struct {
 	Kind     string
 	Up       bool
 	Loopback bool
+	// Ethernet says that hosts on the link find each other by ARP and NDP.
+	Ethernet bool
 	MTU      int
 	MAC      net.HardwareAddr
 	// Peer is the index of a veth's other end in its namespace; 0 if there is none.
@@ -299,6 +301,7 @@ func parseLink(body []byte) (Link, error) {
 		Kind:     as.Find(rest, unix.IFLA_LINKINFO, unix.IFLA_INFO_KIND).Text(),
 		Up:       header.Flags&unix.IFF_UP != 0,
 		Loopback: header.Flags&unix.IFF_LOOPBACK != 0,
+		Ethernet: header.Type == unix.ARPHRD_ETHER && header.Flags&unix.IFF_NOARP == 0,
 		MTU:      int(as.Find(rest, unix.IFLA_MTU).U32()),
 		MAC:      bytes.Clone(as.Find(rest, unix.IFLA_ADDRESS).Value),
 		Peer:     int(as.Find(rest, unix.IFLA_LINK).U32()),
