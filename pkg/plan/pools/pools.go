@@ -105,11 +105,6 @@ func AnnounceLabel(pool *v2.AddressPool) string {
 	return ""
 }
 
-// AnnouncedByNeighbor says whether the node of a block answers for its addresses by ARP and NDP.
-func AnnouncedByNeighbor(b *v2.AddressBlock) bool {
-	return b.Labels[v2.LabelAnnounce] == string(v2.AnnounceNeighbor)
-}
-
 func newBlock(pool *v2.AddressPool, index int32, b ipam.Block) *v2.AddressBlock {
 	o := &v2.AddressBlock{
 		ObjectMeta: metav1.ObjectMeta{

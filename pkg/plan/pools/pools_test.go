@@ -197,7 +197,7 @@ func TestNewBlock(t *testing.T) {
 	for announce, label := range map[v2.PoolAnnounce]string{"": "", v2.AnnounceRoute: "", v2.AnnounceNeighbor: "Neighbor"} {
 		pool.Spec.Announce = announce
 		for _, o := range []*v2.AddressBlock{NewBlock(pool, 3, b, Holder{NodeName: "node"}), NewFloating(pool, 3, b, v2.Floating{})} {
-			if value, ok := o.Labels[v2.LabelAnnounce]; value != label || ok != (label != "") || AnnouncedByNeighbor(o) != ok {
+			if value, ok := o.Labels[v2.LabelAnnounce]; value != label || ok != (label != "") {
 				t.Errorf("a block of a pool that is announced by %q has labels %v", announce, o.Labels)
 			}
 		}
