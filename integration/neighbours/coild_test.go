@@ -1,13 +1,16 @@
 package neighbours
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"net/netip"
 	"strings"
 	"testing"
 	"time"
 
+	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -247,4 +250,59 @@ func TestNodeDeleted(t *testing.T) {
 		return nil
 	})
 	f.reaches(addrs, false)
+}
+
+// coild is killed while pods come and go: at the end the node answers for those that there are, and for no others.
+func TestKilledWhilePodsComeAndGo(t *testing.T) {
+	f := newFixture(t, "busy", 3, rig.Dual("10.255.68.0/24", "fd00:255::1:400/120"), v2.AnnounceNeighbor)
+	n := f.node("--cool-down=1s")
+	ctx, stop := context.WithCancel(t.Context())
+	var workers errgroup.Group
+	for range 3 {
+		workers.Go(func() error {
+			for ctx.Err() == nil {
+				s, err := n.NewSandbox(t.Context(), rig.SandboxOptions{Namespace: "busy"})
+				if err != nil {
+					return err
+				}
+				_, _ = s.Add(t.Context()) // may meet a coild that is killed: the runtime deletes, then
+				if err := untilDone(t.Context(), s.Del); err != nil {
+					return err
+				}
+				if err := s.Close(); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+	}
+	for range 8 {
+		time.Sleep(time.Duration(200+rand.IntN(600)) * time.Millisecond) // the load of a while
+		n.Coild.Kill()
+		testkit.Check(t, n.Start(t.Context()))
+	}
+	stop()
+	testkit.Check(t, workers.Wait())
+	var live []netip.Addr
+	for range 3 {
+		_, addrs := f.pod(n, "busy")
+		live = append(live, addrs...)
+	}
+	f.reaches(live, true)
+	testkit.Check(t, n.AwaitClean(t.Context(), 30*time.Second))
+	if out := f.answers(n); strings.Count(out, "\n") != len(live) {
+		t.Errorf("for pods with %v the node answers for\n%s", live, out)
+	}
+}
+
+// untilDone repeats a DEL as a runtime does.
+func untilDone(ctx context.Context, del func(context.Context) error) error {
+	deadline := time.Now().Add(testkit.Timeout(30 * time.Second))
+	for {
+		err := del(ctx)
+		if err == nil || time.Now().After(deadline) {
+			return err
+		}
+		time.Sleep(100 * time.Millisecond)
+	}
 }
