@@ -33,6 +33,9 @@ func (a *announcer) part() part {
 	}
 }
 
+// announceSettle is for how long new addresses are collected: they are all read again each time.
+const announceSettle = 20 * time.Millisecond
+
 func (a *announcer) compose(context.Context) error {
 	a.keeper = announce.New(announce.Config{
 		Addresses: a.addresses, Handle: a.network.Handle(), Protocol: a.Protocol, Set: a.network.SetParameters,
@@ -40,7 +43,7 @@ func (a *announcer) compose(context.Context) error {
 		Repairs: a.repairs, Warn: a.warn,
 	})
 	a.registry.MustRegister(a.keeper)
-	a.loop = a.upkeep(upkeep.Config{Name: "announcements", Sync: a.keeper.Sync}, announce.Kinds, a.keeper.Lost)
+	a.loop = a.upkeep(upkeep.Config{Name: "announcements", Sync: a.keeper.Sync, Settle: announceSettle}, announce.Kinds, a.keeper.Lost)
 	return nil
 }
 

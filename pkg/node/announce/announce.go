@@ -8,7 +8,8 @@
 //	new                            make the entry, then announce it: at once, after 1 s, 2 s and 5 s
 //	found, of an earlier process   keep the entry, announce it once
 //	on another link, or the link   as if it were new
-//	has another MAC address
+//	has another MAC address, or
+//	its carrier again
 //	uncertain                      keep the entries that there are
 //	in no link's subnet            warn, once for each pool
 //	withdrawn, or not wanted       remove the entries
@@ -86,8 +87,8 @@ type Keeper struct {
 	// mu is held while it is read what is wanted, and the kernel is made so.
 	mu    sync.Mutex
 	links map[int]link
-	// held are the entries that exist, and the MAC address with which each was announced last, empty if an earlier process did that; nil
-	// if it isn't known what exists.
+	// held are the entries that exist, and the state of its link in which each was announced last, empty if an earlier process did that;
+	// nil if it isn't known what exists.
 	held map[spot]string
 	// sure says that there are no others.
 	sure  bool
@@ -189,9 +190,9 @@ func (k *Keeper) write(ctx context.Context, want []spot) (fresh, found []spot, e
 	held, restored := map[spot]string{}, 0
 	for _, s := range want {
 		announced, had := k.held[s]
-		mac := k.links[s.link].mac.String()
+		l := k.links[s.link]
 		switch {
-		case !had || lost[s] || announced != "" && announced != mac:
+		case !had || lost[s] || announced != "" && announced != l.state() && l.carrier:
 			fresh = append(fresh, s)
 		case announced == "":
 			found = append(found, s)
@@ -199,7 +200,7 @@ func (k *Keeper) write(ctx context.Context, want []spot) (fresh, found []spot, e
 		if lost[s] {
 			restored++
 		}
-		held[s] = mac
+		held[s] = l.state()
 	}
 	k.held, k.sure = held, err == nil
 	k.cfg.Repairs.Done(ctx, Entry, restored)

@@ -19,7 +19,16 @@ type link struct {
 	index   int
 	name    string
 	mac     net.HardwareAddr
+	carrier bool
 	subnets []netip.Prefix
+}
+
+// state is that of a link in which hosts are told where addresses are: its MAC address, and whether anybody can hear.
+func (l link) state() string {
+	if l.carrier {
+		return l.mac.String()
+	}
+	return l.mac.String() + " without carrier"
 }
 
 // decide returns, in a fixed order, where the node answers for addresses, and the addresses for which there is no link. A slave of a bond
@@ -83,7 +92,7 @@ func readLinks(ctx context.Context, h *rtnl.Handle, addrs []Address) (map[int]li
 			if !suits(found) {
 				continue
 			}
-			l = link{index: found.Index, name: found.Name, mac: found.MAC}
+			l = link{index: found.Index, name: found.Name, mac: found.MAC, carrier: found.Carrier}
 		}
 		l.subnets = append(l.subnets, o.Prefix.Masked())
 		links[o.Link] = l

@@ -381,6 +381,37 @@ func TestMACChanges(t *testing.T) {
 	}
 }
 
+// Who couldn't hear while a link had no carrier is told when it has, and the entries stay meanwhile.
+func TestCarrier(t *testing.T) {
+	s := newSite(t)
+	carrier := func(want bool) {
+		t.Helper()
+		testkit.Eventually(t, 5*time.Second, fmt.Sprintf("carrier %t", want), func() error {
+			if text := s.node.IP(t, "-o", "link", "show", "eth0"); strings.Contains(text, "LOWER_UP") != want {
+				return errors.New(text)
+			}
+			return nil
+		})
+	}
+	s.sync(t, podHas...)
+	for range 2 {
+		s.host.IP(t, "link", "set", "eth0", "down")
+		carrier(false)
+		if got := s.sync(t, podHas...); got != nil {
+			t.Errorf("without carrier announced are %q", got)
+		}
+		s.mustHave(t, onEth0)
+		s.host.IP(t, "link", "set", "eth0", "up")
+		carrier(true)
+		if got := s.sync(t, podHas...); len(got) != 2 {
+			t.Errorf("announced are %q", got)
+		}
+	}
+	if s.repairs.done[Entry] > 0 {
+		t.Errorf("repairs are %v", s.repairs.done)
+	}
+}
+
 // Nothing is changed when it can't be read what is wanted. What is uncertain stays as it is.
 func TestUncertain(t *testing.T) {
 	s := newSite(t)
