@@ -236,20 +236,62 @@ func TestNoLink(t *testing.T) {
 	})
 }
 
-// A node whose Node is deleted answers for nothing: another machine may have its pods' addresses. Its pods keep their network.
+// A node whose Node is deleted answers for nothing, however coild learns it: another machine may have its pods' addresses.
 func TestNodeDeleted(t *testing.T) {
 	f := newFixture(t, "orphaned", 2, rig.Dual("10.255.67.0/24", "fd00:255::1:300/120"), v2.AnnounceNeighbor)
+	for name, do := range map[string]func(*rig.Node){
+		"while coild runs": func(n *rig.Node) { testkit.Check(t, n.DeleteObject(t.Context())) },
+		"while coild is down": func(n *rig.Node) {
+			n.Coild.Kill()
+			testkit.Check(t, n.DeleteObject(t.Context()), n.Coild.Start())
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := &fixture{f.Rig, t}
+			n := f.node()
+			_, addrs := f.pod(n, "orphaned")
+			f.reaches(addrs, true)
+			do(n)
+			testkit.Eventually(t, 20*time.Second, "the node answers for nothing", func() error {
+				if out := f.answers(n); out != "" {
+					return errors.New(out)
+				}
+				return nil
+			})
+			f.reaches(addrs, false)
+		})
+	}
+}
+
+// Pods of a block that was lost with etcd's data are answered for as before, also by a coild that starts meanwhile and doesn't know how the
+// block was announced; until they end.
+func TestLostBlock(t *testing.T) {
+	f := newFixture(t, "lost", 2, rig.Dual("10.255.69.0/24", "fd00:255::1:500/120"), v2.AnnounceNeighbor)
 	n := f.node()
-	_, addrs := f.pod(n, "orphaned")
+	s, addrs := f.pod(n, "lost")
+	other, others := f.pod(n, "lost")
+	f.reaches(append(addrs, others...), true)
+	blocks := testkit.Must(n.Blocks(t.Context()))(t)
+	testkit.Check(t, f.KillController(t.Context()))
+	for _, b := range blocks {
+		testkit.Check(t, f.DropBlock(t.Context(), b.Name))
+	}
+	testkit.Check(t, n.Restart(t.Context()))
+	f.metric(n, `coil_announce_addresses{family="IPv4"}`, "2")
+	f.reaches(append(addrs, others...), true)
+	testkit.Check(t, other.Del(t.Context()))
+	f.reaches(others, false)
 	f.reaches(addrs, true)
-	testkit.Check(t, n.DeleteObject(t.Context()))
-	testkit.Eventually(t, 20*time.Second, "the node answers for nothing", func() error {
-		if out := f.answers(n); out != "" {
-			return errors.New(out)
+	testkit.Check(t, f.Controller.Start())
+	testkit.Eventually(t, 30*time.Second, "the block is there again, with its label", func() error {
+		now, err := n.Blocks(t.Context())
+		if err == nil && (len(now) != len(blocks) || now[0].Labels[v2.LabelAnnounce] != "Neighbor") {
+			err = fmt.Errorf("there are %d blocks", len(now))
 		}
-		return nil
+		return err
 	})
-	f.reaches(addrs, false)
+	f.reaches(addrs, true)
+	testkit.Check(t, s.Del(t.Context()), s.Close(), other.Close())
 }
 
 // coild is killed while pods come and go: at the end the node answers for those that there are, and for no others.

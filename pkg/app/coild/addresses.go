@@ -176,7 +176,7 @@ func (a *addresses) withdraw(ctx context.Context, withdrawn bool) error {
 // links announces the pods' addresses of blocks whose labels say so; see package assign.
 type links struct{ *addresses }
 
-func (l links) Attached(block string) {
+func (l links) Changed(block string) {
 	if is, _ := l.blocks.Announced(block); is {
 		l.announcer.loop.Changed()
 	}

@@ -25,7 +25,7 @@ func TestAnnounced(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if want := []string{"finished", "attached default-0", "finished"}; !slices.Equal(b.links.told, want) {
+	if want := []string{"finished", "changed default-0", "finished"}; !slices.Equal(b.links.told, want) {
 		t.Errorf("told are %q, want %q", b.links.told, want)
 	}
 	b.links.told = nil

@@ -67,8 +67,8 @@ type Network interface {
 
 // Announcer makes addresses known on the node's links; see package announce.
 type Announcer interface {
-	// Attached says that a pod has an address of a block. It doesn't block.
-	Attached(block string)
+	// Changed says that pods with links have other addresses of a block than before. It doesn't block.
+	Changed(block string)
 	// Withdraw ends that for addresses that are given up, as the record says.
 	Withdraw(ctx context.Context, addrs ...netip.Addr) error
 }
@@ -203,7 +203,7 @@ func (a *Assigner) add(ctx context.Context, r node.AddRequest) (_ store.Allocati
 	committed = true
 	alloc.State = store.Attached
 	a.blocks.Changed(alloc.Pool)
-	a.links.Attached(alloc.Block)
+	a.links.Changed(alloc.Block)
 	return alloc, nil
 }
 

@@ -188,7 +188,7 @@ type links struct {
 	check func() // called by Withdraw
 }
 
-func (l *links) Attached(block string) { l.note("attached " + block) }
+func (l *links) Changed(block string) { l.note("changed " + block) }
 
 func (l *links) Withdraw(_ context.Context, addrs ...netip.Addr) error {
 	if l.check != nil {
