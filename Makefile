@@ -108,8 +108,8 @@ test-crash: ## Kill coild 500 times and its controller 200 times, damage record 
 	$(if $(ARGS),,COIL_CRASH=long $(GOTEST) -tiers=apiserver -no-skips -run='^TestControllerKilled' ./integration/apiserver/)
 
 .PHONY: test-routes
-test-routes: ## Run BIRD and FRR, neighbours that delete, chained plugins and the cleanup, as root; some 15 minutes
-	COIL_REPAIR=long $(GOTEST) -tiers=netns,apiserver,vm -no-skips $(ARGS) ./integration/routes/ ./integration/repair/ ./integration/chain/ ./integration/uninstall/
+test-routes: ## Run BIRD and FRR, addresses that are announced to neighbours, neighbours that delete, chained plugins and the cleanup, as root; some 15 minutes
+	COIL_REPAIR=long $(GOTEST) -tiers=netns,apiserver,vm -no-skips $(ARGS) ./integration/routes/ ./integration/neighbours/ ./integration/repair/ ./integration/chain/ ./integration/uninstall/
 
 .PHONY: test-egress
 test-egress: ## Run NAT routers with kernels that have FoU, each case often, as root

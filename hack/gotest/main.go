@@ -171,8 +171,8 @@ const machineOfNodes = "/integration/egress/cluster"
 // patient are the packages whose tests mostly wait for clusters.
 var patient = []string{"/integration/cluster", "/integration/lab/cluster", "/integration/manifests", "/integration/migrate", "/integration/upgrade"}
 
-// routed are the packages whose tests mostly wait for routing daemons.
-var routed = []string{"/integration/routes"}
+// routed are the packages whose tests mostly wait for routing daemons and for neighbours.
+var routed = []string{"/integration/routes", "/integration/neighbours"}
 
 // kernels are the packages outside integration/ whose tests make network namespaces.
 var kernels = []string{"/pkg/kernel/", "/pkg/podnet", "/pkg/clientnet", "/pkg/node/", "/pkg/router", "/pkg/store/sqlite", "/pkg/testkit/netlab"}

@@ -106,6 +106,7 @@ var foreignWrites = []write{
 	patchBlock("p-0", `{"metadata":{"labels":{"coil.cybozu.com/node":"b"}}}`),
 	patchBlock("p-0", `{"metadata":{"labels":{"coil.cybozu.com/pool":"q"}}}`),
 	patchBlock("p-0", `{"metadata":{"labels":{"coil.cybozu.com/reserved":null}}}`),
+	patchBlock("p-0", `{"metadata":{"labels":{"coil.cybozu.com/announce":"Neighbor"}}}`),
 	patchBlock("p-0", `{"metadata":{"labels":null}}`),
 	patchBlock("p-0", `{"floating":{"claim":"c","coolDownSeconds":0,"owner":{"kind":"Egress","namespace":"n","name":"e","uid":"1"}}}`),
 	takeFinalizerOff("p-1"),

@@ -50,6 +50,11 @@ func poolAttempts() []attempt {
 		{name: "floating addresses in larger blocks", new: `spec: {purpose: Floating, subnets: [{ipv4: 10.0.0.0/24}]}`,
 			field: "spec.purpose", reason: "a pool of floating addresses needs blockSizeBits: 0"},
 		{name: "another purpose", new: `spec: {purpose: Pods, subnets: [{ipv4: 10.0.0.0/24}]}`, field: "spec.purpose", reason: "Unsupported value"},
+		{name: "announced by routes", new: `spec: {announce: Route, subnets: [{ipv4: 10.0.0.0/24}]}`},
+		{name: "announced to neighbours", new: `spec: {announce: Neighbor, subnets: [{ipv4: 10.0.0.0/24}]}`},
+		{name: "floating addresses that are announced to neighbours", new: `spec: {purpose: Floating, announce: Neighbor, blockSizeBits: 0, subnets: [{ipv4: 10.0.0.0/24}]}`},
+		{name: "announced in another way", new: `spec: {announce: BGP, subnets: [{ipv4: 10.0.0.0/24}]}`, field: "spec.announce", reason: "Unsupported value"},
+		{name: "announced to nobody", new: `spec: {announce: "", subnets: [{ipv4: 10.0.0.0/24}]}`, field: "spec.announce", reason: "Unsupported value"},
 		{name: "a name that is no label value", object: strings.Repeat("p", 64), new: `spec: {subnets: [{ipv4: 10.0.0.0/16}]}`,
 			field: "metadata.name", reason: "has at most 63 characters"},
 		{name: "no spec", new: `{}`, field: "spec", reason: "Required value"},
@@ -115,6 +120,11 @@ func poolChanges() []attempt {
 		{name: "append a subnet", old: old, new: `spec: {subnets: [{ipv4: 10.0.0.0/16}, {ipv4: 10.1.0.0/16}, {ipv4: 10.2.0.0/16}]}`},
 		{name: "append the last subnet that fits", old: subnets(63), new: subnets(64)},
 		{name: "leave the block size to its default", old: `spec: {blockSizeBits: 5, subnets: [{ipv4: 10.0.0.0/16}]}`, new: `spec: {subnets: [{ipv4: 10.0.0.0/16}]}`},
+
+		{name: "announce to neighbours", old: old, new: `spec: {announce: Neighbor, subnets: [{ipv4: 10.0.0.0/16}, {ipv4: 10.1.0.0/16}]}`},
+		{name: "announce by routes again", old: `spec: {announce: Neighbor, subnets: [{ipv4: 10.0.0.0/16}]}`, new: `spec: {subnets: [{ipv4: 10.0.0.0/16}]}`},
+		{name: "announce in another way", old: old, new: `spec: {announce: neighbor, subnets: [{ipv4: 10.0.0.0/16}, {ipv4: 10.1.0.0/16}]}`,
+			field: "spec.announce", reason: "Unsupported value"},
 
 		{name: "a smaller block size", old: old, new: `spec: {blockSizeBits: 4, subnets: [{ipv4: 10.0.0.0/16}, {ipv4: 10.1.0.0/16}]}`,
 			field: "spec.blockSizeBits", reason: fixed},

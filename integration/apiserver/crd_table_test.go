@@ -39,7 +39,7 @@ status:
   - {type: Overlapping, status: "False", reason: NoOverlap, message: "", lastTransitionTime: "2026-01-01T00:00:00Z"}
 `, `
 metadata: {name: old}
-spec: {blockSizeBits: 0, subnets: [{ipv4: 192.0.2.0/31}]}
+spec: {announce: Neighbor, blockSizeBits: 0, subnets: [{ipv4: 192.0.2.0/31}]}
 status:
   blocks: {used: 2, total: 2, summary: 2/2}
   addresses: {used: 1, total: 2, summary: 1/2}

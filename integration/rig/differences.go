@@ -248,6 +248,12 @@ func (c *comparison) kernel() {
 	for a, id := range want {
 		c.wrong("table %s has no route to %s of %s", podTable, a, c.live[id])
 	}
+	have := addrText(slices.Concat(slices.Collect(maps.Values(c.addrs))...))
+	for _, a := range c.state.proxies {
+		if !slices.Contains(strings.Split(have, ","), a) {
+			c.wrong("the node answers for %s, which is no live sandbox's", a)
+		}
+	}
 	for _, w := range []string{
 		"2000: from all lookup 116 proto 30", "2001: from all lookup 120 proto 30",
 	} {

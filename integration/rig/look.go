@@ -67,6 +67,7 @@ type state struct {
 	links    []link
 	routes   map[string][]iproute // by table
 	rules    []string
+	proxies  []string // addresses for which the node answers, of coild's protocol
 	held     []v2.AddressBlock
 	requests []v2.BlockRequest
 	queued   []string
@@ -167,6 +168,17 @@ func (n *Node) readKernel(ctx context.Context, s *state) error {
 		}
 		for line := range strings.Lines(out) {
 			s.rules = append(s.rules, strings.Join(strings.Fields(line), " "))
+		}
+	}
+	for _, family := range []string{"-4", "-6"} {
+		out, err := n.Run(ctx, "ip", "-N", family, "neigh", "show", "proxy")
+		if err != nil {
+			return err
+		}
+		for line := range strings.Lines(out) {
+			if strings.Contains(line, " proto "+protocol) {
+				s.proxies = append(s.proxies, strings.Fields(line)[0])
+			}
 		}
 	}
 	return nil

@@ -287,6 +287,13 @@ func (r *Rig) AddPool(ctx context.Context, name string, bits int32, subnets ...v
 	return nil
 }
 
+// Announce changes how the addresses of a pool are announced.
+func (r *Rig) Announce(ctx context.Context, pool string, by v2.PoolAnnounce) error {
+	patch := fmt.Appendf(nil, `{"spec":{"announce":%q}}`, by)
+	_, err := r.Coil.CoilV2().AddressPools().Patch(ctx, pool, types.MergePatchType, patch, metav1.PatchOptions{})
+	return err
+}
+
 // AddNamespace makes a Namespace that uses a pool; an empty one is the default pool.
 func (r *Rig) AddNamespace(ctx context.Context, name, pool string) error {
 	ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}

@@ -20,6 +20,7 @@ import (
 
 	"github.com/coil-net/coil/integration/rig"
 	"github.com/coil-net/coil/integration/rig/rigtest"
+	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
 	"github.com/coil-net/coil/pkg/testkit"
 )
 
@@ -39,6 +40,8 @@ const foreign = `
 	ip link property add dev vethforeign2 altname coil-foreign-eth0
 	ip link add name vethforeign3 type veth peer vethforeign4
 	ip link set vethforeign3 group 1668245868 alias COILED:of:somebody
+	ip neigh add proxy 10.255.64.200 dev eth0
+	ip neigh add proxy fd00:255::1:c8 dev eth0 protocol 99
 	nft add table inet others
 	nft add chain inet others c
 	nft add rule inet others c counter`
@@ -77,9 +80,9 @@ func (n *node) cleanup(more ...string) (string, error) {
 func newRig(t *testing.T) *rig.Rig {
 	t.Helper()
 	r := rigtest.New(t)
-	if err := r.AddPool(t.Context(), "default", 2, rig.Dual("10.1.0.0/20", "fd00:1::/116")); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Check(t, r.AddPool(t.Context(), "default", 2, rig.Dual("10.1.0.0/20", "fd00:1::/116")),
+		r.AddPool(t.Context(), "lan", 2, rig.Dual("10.255.64.0/24", "fd00:255::1:0/120")), r.Announce(t.Context(), "lan", v2.AnnounceNeighbor),
+		r.AddNamespace(t.Context(), "lan", "lan"))
 	return r
 }
 
@@ -121,7 +124,7 @@ func (n *node) kernel() string {
 	b.WriteString(n.sh(`
 		ip -d link; ip -d -4 rule; ip -d -6 rule
 		ip -d -4 route show table all; ip -d -6 route show table all
-		ip -d address; ip maddress; nft list ruleset; ip -d nexthop`))
+		ip -d address; ip maddress; nft list ruleset; ip -d nexthop; ip -4 neigh show proxy; ip -6 neigh show proxy`))
 	for line := range strings.Lines(n.sh(`cd /proc/sys; grep -rs . net | sort || true`)) {
 		if !changing.MatchString(line) {
 			b.WriteString(line)
@@ -185,7 +188,13 @@ func (n *node) files() []string {
 // pod makes a pod with a network.
 func (n *node) pod() *rig.Sandbox {
 	n.t.Helper()
-	s, err := n.NewSandbox(n.t.Context(), rig.SandboxOptions{})
+	return n.podIn("")
+}
+
+// podIn is pod in a namespace; empty is the default one.
+func (n *node) podIn(namespace string) *rig.Sandbox {
+	n.t.Helper()
+	s, err := n.NewSandbox(n.t.Context(), rig.SandboxOptions{Namespace: namespace})
 	n.check(err)
 	_, err = s.Add(n.t.Context())
 	n.check(err)
@@ -248,9 +257,16 @@ func testNothingStays(n *node) {
 	n.check(n.Start(ctx))
 	// More than one block of four.
 	var pods []*rig.Sandbox
-	for range 6 {
+	for range 5 {
 		pods = append(pods, n.pod())
 	}
+	pods = append(pods, n.podIn("lan"))
+	testkit.Eventually(t, 10*time.Second, "the node answers for its address", func() error {
+		if out := n.sh("ip -4 neigh show proxy; ip -6 neigh show proxy"); strings.Count(out, "\n") != 4 {
+			return errors.New(out)
+		}
+		return nil
+	})
 	for _, p := range pods[:2] {
 		n.end(p)
 	}
@@ -263,7 +279,7 @@ func testNothingStays(n *node) {
 
 	n.refused("a coild serves", "delete the DaemonSet coild")
 	n.Coild.Stop()
-	n.refused("4 pods", "default/"+pods[2].Name, "default/"+pods[5].Name, "--force")
+	n.refused("4 pods", "default/"+pods[2].Name, "lan/"+pods[5].Name, "--force")
 	n.check(n.Start(ctx))
 	for _, p := range pods[2:5] {
 		n.end(p)
@@ -276,7 +292,8 @@ func testNothingStays(n *node) {
 	out, err := n.cleanup()
 	n.check(err)
 	t.Logf("it printed:\n%s", out)
-	for _, want := range []string{"rule ", "route", "link veth", "net/ipv4/ip_forward = 0", "coil.conflist", "coil.conflist.staged", "coild.sock", "del-queue", "bin/coil"} {
+	for _, want := range []string{"rule ", "route", "link veth", "net/ipv4/ip_forward = 0", "net/ipv6/conf/all/proxy_ndp = 0",
+		"net/ipv4/neigh/eth0/proxy_delay = 80", "2 proxy neighbour entries of protocol", "coil.conflist", "coil.conflist.staged", "coild.sock", "del-queue", "bin/coil"} {
 		if !strings.Contains(out, want) {
 			t.Errorf("nothing was printed of %q", want)
 		}

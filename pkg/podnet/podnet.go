@@ -230,6 +230,12 @@ func New(o Options) (*Network, error) {
 // tell its own changes from those of others. It is closed by Close.
 func (n *Network) Handle() *rtnl.Handle { return n.handle }
 
+// SetParameters sets kernel parameters of the host that have another value, and says whether it set any. The old values are
+// recorded with those that the Network itself replaces.
+func (n *Network) SetParameters(settings ...sysctl.Setting) (changed bool, err error) {
+	return n.set(n.host, settings...)
+}
+
 // Close closes the Network's descriptors; the pods stay attached. No call
 // may be in progress.
 func (n *Network) Close() error {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"net/netip"
 	"slices"
 	"time"
 
@@ -17,6 +18,7 @@ import (
 	"github.com/coil-net/coil/pkg/kernel/route"
 	"github.com/coil-net/coil/pkg/kernel/rtnl"
 	"github.com/coil-net/coil/pkg/kube"
+	"github.com/coil-net/coil/pkg/node/announce"
 	"github.com/coil-net/coil/pkg/node/assign"
 	"github.com/coil-net/coil/pkg/node/blocks"
 	"github.com/coil-net/coil/pkg/node/export"
@@ -36,6 +38,7 @@ const kernelSettle = 200 * time.Millisecond
 type addresses struct {
 	*daemon
 	guard      *guard
+	announcer  *announcer
 	held       *kube.Informer // the node's AddressBlocks
 	requests   *kube.Informer // its BlockRequests
 	exporter   *export.Exporter
@@ -72,7 +75,7 @@ func (a *addresses) compose(ctx context.Context) error {
 	a.blocks, err = blocks.New(blocks.Config{
 		NodeName: a.NodeName, NodeUID: a.self.UID, NodeCreated: a.self.CreationTimestamp, MinAge: a.BlockMinAge, StatusInterval: 30 * time.Second,
 		Uses: a.uses,
-		Warn: a.warn,
+		Warn: a.warn, AnnouncedChanged: a.announcer.loop.Changed,
 	}, a.clients.Coil, a.held, a.requests, a.store, a.exporter, a.metrics)
 	if err != nil {
 		return err
@@ -81,7 +84,8 @@ func (a *addresses) compose(ctx context.Context) error {
 	a.assign = assign.New(assign.Config{
 		BlockTimeout: a.BlockTimeout, UndoTimeout: 10 * time.Second, Suspicion: a.SweepInterval, NodeAddrs: a.node.Addrs,
 		Unguarded: a.namespaces.Unguarded, Lives: a.lives, Warn: a.warn,
-	}, a.store, a.blocks, a.network)
+	}, a.store, a.blocks, a.network, links{a})
+	a.announcer.sources = append(a.announcer.sources, a.announced)
 	a.assigner = a.assign
 	a.pods = &pods.Keeper{
 		Network: a.network, Links: a.network, Wired: a.assign.Wired, PodTable: a.PodTable, NodeAddrs: a.node.Addrs, Repairs: a.repairs,
@@ -119,7 +123,7 @@ func (a *addresses) start(ctx context.Context, group *errgroup.Group) error {
 		return err
 	}
 	group.Go(func() error {
-		return errors.Join(upkeep.Watch(ctx, changes, kernelSettle, a.podLoop, a.exportLoop), changes.Close())
+		return errors.Join(upkeep.Watch(ctx, changes, kernelSettle, a.podLoop, a.exportLoop, a.announcer.loop), changes.Close())
 	})
 	if err := kube.WaitForSync(ctx, a.blocks.Synced()...); err != nil {
 		return err
@@ -135,6 +139,7 @@ func (a *addresses) start(ctx context.Context, group *errgroup.Group) error {
 	group.Go(func() error { return a.blocks.Run(ctx) })
 	group.Go(func() error { return a.podLoop.Run(ctx) })
 	group.Go(func() error { return a.exportLoop.Run(ctx) })
+	a.announcer.begin(ctx, group)
 	repeat(ctx, group, heal.Task{Name: "sweep", Every: a.SweepInterval, Run: pods.Thrifty(a.assign.Sweep)})
 	return nil
 }
@@ -166,6 +171,39 @@ func (a *addresses) withdraw(ctx context.Context, withdrawn bool) error {
 		return err
 	}
 	return exporter.Export(ctx, nil)
+}
+
+// links announces the pods' addresses of blocks whose labels say so; see package assign.
+type links struct{ *addresses }
+
+func (l links) Changed(block string) {
+	if is, _ := l.blocks.Announced(block); is {
+		l.announcer.loop.Changed()
+	}
+}
+
+func (l links) Withdraw(ctx context.Context, addrs ...netip.Addr) error {
+	return l.announcer.keeper.Withdraw(ctx, addrs...)
+}
+
+// announced are the addresses of pods that are made known on links. Those of a block that doesn't exist any more stay as they are: pods
+// have them all the same.
+func (a *addresses) announced(ctx context.Context) ([]announce.Address, error) {
+	all, err := a.store.List(ctx)
+	if err != nil {
+		return nil, err
+	}
+	var addrs []announce.Address
+	for _, alloc := range all {
+		is, known := a.blocks.Announced(alloc.Block)
+		if alloc.State != store.Attached || a.assign.Linkless(alloc) || known && !is {
+			continue
+		}
+		for _, addr := range alloc.Address.Addrs() {
+			addrs = append(addrs, announce.Address{Addr: addr, Pool: alloc.Pool, Uncertain: !known})
+		}
+	}
+	return addrs, nil
 }
 
 // uses says whether a pod of this machine has an address of a block, as the kernel has it.

@@ -43,12 +43,14 @@ type part struct {
 // the kinds of all features: the repairs of one that is switched off are 0.
 func (d *daemon) makeParts() {
 	g := &guard{daemon: d, ofSources: d.SourceGuard && d.IPAM, ofClients: d.Egress}
+	n := &announcer{daemon: d}
 	d.kinds = map[string]string{}
 	for _, f := range []struct {
 		on bool
 		part
 	}{
-		{d.IPAM, (&addresses{daemon: d, guard: g}).part()},
+		{d.IPAM, n.part()},
+		{d.IPAM, (&addresses{daemon: d, guard: g, announcer: n}).part()},
 		{true, g.part()},
 		{d.Egress, (&egresses{daemon: d, alone: !d.IPAM}).part()},
 	} {

@@ -258,6 +258,9 @@ func (d *daemon) start(ctx context.Context, group *errgroup.Group) error {
 	}
 	d.health.Set(condAPI, nil)
 	for _, p := range d.parts {
+		if p.start == nil {
+			continue
+		}
 		if err := p.start(ctx, group); err != nil {
 			return err
 		}

@@ -80,7 +80,7 @@ func TestStripNode(t *testing.T) {
 }
 
 func TestStripBlock(t *testing.T) {
-	labels := map[string]string{v2.LabelPool: "p", v2.LabelNode: "n", v2.LabelRequest: "r", v2.LabelReserved: v2.ReservedValue, v2.LabelFloating: v2.FloatingValue}
+	labels := map[string]string{v2.LabelPool: "p", v2.LabelNode: "n", v2.LabelRequest: "r", v2.LabelReserved: v2.ReservedValue, v2.LabelFloating: v2.FloatingValue, v2.LabelAnnounce: "Neighbor"}
 	annotations := map[string]string{v2.AnnotationNodeUID: "u", v2.AnnotationNodeGone: "then u", v2.AnnotationDisowned: "v"}
 	now := metav1.NewTime(time.Unix(1, 0))
 	want := &v2.AddressBlock{

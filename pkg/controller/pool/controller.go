@@ -1,13 +1,15 @@
-// Package pool keeps the status, the finalizer and the metrics of AddressPools.
+// Package pool keeps the status, the finalizer and the metrics of AddressPools, and the label of their blocks that says how these are
+// announced.
 //
-// It owns the status of AddressPools and Coil's finalizer on them. It reads
+// It owns the status of AddressPools, Coil's finalizer on them, and that label. It reads
 // AddressPools, AddressBlocks, Nodes and ServiceCIDRs. It must not know how blocks
 // are carved; a Carver tells what it has to know of that.
 //
 //	pool                               action
 //	gone                               its metrics go
 //	alive, without finalizer           add the finalizer
-//	alive                              status, metrics, an Event when a condition becomes True
+//	alive                              status, metrics, an Event when a condition becomes True;
+//	                                   label the blocks as spec.announce is
 //	deleting, blocks in cache          mark those that aren't reserved deleted, so that their
 //	                                   nodes take no new address from them; status says who
 //	                                   holds them
@@ -206,15 +208,36 @@ func (c *Controller) sync(ctx context.Context, name string) error {
 	}
 	if p.DeletionTimestamp != nil {
 		// The status names the nodes that hold blocks, also after a failed write.
-		return errors.Join(c.drain(ctx, facts.Blocks), c.writeStatus(ctx, p, status))
+		return errors.Join(c.drain(ctx, facts.Blocks), c.writeStatus(ctx, p, status), c.label(ctx, p, facts.Blocks))
 	}
-	if err := c.writeStatus(ctx, p, status); err != nil {
+	if err := errors.Join(c.writeStatus(ctx, p, status), c.label(ctx, p, facts.Blocks)); err != nil {
 		return err
 	}
 	if _, left := pools.Suspended(p, facts.Claims, facts.Now.Time); left > 0 {
 		return reconcile.Later(left)
 	}
 	return nil
+}
+
+// label makes the blocks of a pool say how they are announced. A block that counts for the pool by its name only is another's.
+func (c *Controller) label(ctx context.Context, p *v2.AddressPool, blocks []*v2.AddressBlock) error {
+	var value any // nil removes the label
+	want := pools.AnnounceLabel(p)
+	if want != "" {
+		value = want
+	}
+	var errs []error
+	for _, b := range blocks {
+		have, labelled := b.Labels[v2.LabelAnnounce]
+		if b.Labels[v2.LabelPool] != p.Name || have == want && labelled == (want != "") {
+			continue
+		}
+		_, err := kube.PatchMetadata(ctx, c.cfg.Coil.CoilV2().AddressBlocks(), b, map[string]any{"labels": map[string]any{v2.LabelAnnounce: value}})
+		if err != nil {
+			errs = append(errs, fmt.Errorf("label AddressBlock %s as spec.announce of AddressPool %s is: %w", b.Name, p.Name, err))
+		}
+	}
+	return errors.Join(errs...)
 }
 
 // drain marks the blocks of a deleted pool deleted. Their finalizers keep them until

@@ -50,8 +50,8 @@ type fixture struct {
 	writes   []string
 	live     []v2.AddressBlock // what a list of blocks returns
 	fail     error
-	// failDelete is by block.
-	failDelete map[string]error
+	// failDelete and failLabel are by block.
+	failDelete, failLabel map[string]error
 }
 
 func newFixture(t *testing.T, p *v2.AddressPool) *fixture {
@@ -100,6 +100,16 @@ func (f *fixture) react(action clienttesting.Action) (bool, runtime.Object, erro
 		var patch struct{ Metadata metav1.ObjectMeta }
 		if err := json.Unmarshal(a.Patch, &patch); err != nil || patch.Metadata.UID == "" || patch.Metadata.ResourceVersion == "" {
 			return true, nil, fmt.Errorf("patch %s without preconditions: %w", a.Patch, err)
+		}
+		if a.Resource.Resource == "addressblocks" {
+			var labels struct {
+				Metadata struct{ Labels map[string]json.RawMessage }
+			}
+			if err := json.Unmarshal(a.Patch, &labels); err != nil || len(labels.Metadata.Labels) != 1 {
+				return true, nil, fmt.Errorf("patch %s of more than a label: %w", a.Patch, err)
+			}
+			f.writes = append(f.writes, fmt.Sprintf("label %s %s", a.Name, labels.Metadata.Labels[v2.LabelAnnounce]))
+			return true, &v2.AddressBlock{}, f.failLabel[a.Name]
 		}
 		obj, _, err := f.pools.GetByKey(a.Name)
 		if err != nil {
@@ -345,5 +355,55 @@ func TestOverlapIsSeenAgainAfterAChangeOfOthers(t *testing.T) {
 	f.poolChanged(other, nil)
 	if got := overlapping(); got != metav1.ConditionFalse {
 		t.Errorf("Overlapping is %s after the other pool went, want False", got)
+	}
+}
+
+// The blocks of a pool, floating ones among them, say how they are announced, whoever changed that, also while the pool is being
+// deleted. Those of others stay as they are.
+func TestBlocksSayHowTheyAreAnnounced(t *testing.T) {
+	conflict := apierrors.NewConflict(v2.Resource("addressblocks"), "default-1", errors.New("it was changed"))
+	for _, c := range []struct {
+		name     string
+		announce v2.PoolAnnounce
+		deleted  bool
+		fail     map[string]error
+		want     []string
+	}{
+		{"as before there was a choice", "", false, nil, []string{"label default-1 null", "label default-2 null", "label default-3 null"}},
+		{"by routes", v2.AnnounceRoute, false, nil, []string{"label default-1 null", "label default-2 null", "label default-3 null"}},
+		{"as neighbours", v2.AnnounceNeighbor, false, nil, []string{`label default-0 "Neighbor"`, `label default-2 "Neighbor"`, `label default-3 "Neighbor"`}},
+		{"while the pool is being deleted", v2.AnnounceNeighbor, true, nil, []string{`label default-0 "Neighbor"`, `label default-2 "Neighbor"`, `label default-3 "Neighbor"`}},
+		{"one can't be labelled", v2.AnnounceRoute, false, map[string]error{"default-1": conflict}, []string{"label default-1 null", "label default-2 null", "label default-3 null"}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			p := newPool()
+			p.Spec.Announce, p.Finalizers = c.announce, []string{v2.Finalizer}
+			if c.deleted {
+				p.DeletionTimestamp = new(metav1.Now())
+			}
+			f := newFixture(t, p)
+			f.failLabel = c.fail
+			for name, labels := range map[string]map[string]string{
+				"default-0": {v2.LabelPool: "default"},
+				"default-1": {v2.LabelPool: "default", v2.LabelAnnounce: "Neighbor"},
+				"default-2": {v2.LabelPool: "default", v2.LabelAnnounce: "", v2.LabelReserved: v2.ReservedValue, v2.LabelFloating: v2.FloatingValue},
+				"default-3": {v2.LabelPool: "default", v2.LabelAnnounce: "Route", v2.LabelReserved: v2.ReservedValue},
+				"default-4": {v2.LabelPool: "other", v2.LabelAnnounce: "somebody's"},
+				"other-0":   {v2.LabelPool: "other"},
+			} {
+				b := &v2.AddressBlock{ObjectMeta: metav1.ObjectMeta{Name: name, UID: "uid", ResourceVersion: "1", Labels: labels}}
+				if err := f.blocks.Add(b); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if err := f.sync(t.Context(), "default"); (err != nil) != (c.fail != nil) || c.fail != nil && !apierrors.IsConflict(err) {
+				t.Errorf("error is %v, want %v", err, c.fail)
+			}
+			labels := slices.DeleteFunc(f.writes, func(w string) bool { return !strings.HasPrefix(w, "label ") })
+			slices.Sort(labels)
+			if !slices.Equal(labels, c.want) {
+				t.Errorf("writes are %q, want %q", labels, c.want)
+			}
+		})
 	}
 }

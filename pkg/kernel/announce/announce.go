@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -30,7 +31,7 @@ func (a Announcement) String() string {
 }
 
 // Send sends announcements in a network namespace, each once. Hosts that have no entry for the address make none of it. A packet may be
-// lost: repeat them after some seconds. The error joins why some couldn't be sent.
+// lost: repeat them after some seconds. The error joins why some couldn't be sent; a link that has stopped sending ends it.
 func Send(ns *netns.NS, all []Announcement) error {
 	if len(all) == 0 {
 		return nil
@@ -41,6 +42,9 @@ func Send(ns *netns.NS, all []Announcement) error {
 			return fmt.Errorf("open a packet socket: %w", err)
 		}
 		defer unix.Close(fd)
+		if err := unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_SNDTIMEO, &sendTimeout); err != nil {
+			return fmt.Errorf("bound the time to send: %w", err)
+		}
 		var errs []error
 		for _, a := range all {
 			frames := a.frames()
@@ -50,6 +54,9 @@ func Send(ns *netns.NS, all []Announcement) error {
 			for _, frame := range frames {
 				if err := unix.Sendto(fd, frame, 0, &unix.SockaddrLinklayer{Ifindex: a.Link}); err != nil {
 					errs = append(errs, fmt.Errorf("%s: %w", a, err))
+					if errors.Is(err, unix.EAGAIN) {
+						return errors.Join(errs...) // each of the others would take as long
+					}
 					break
 				}
 			}
@@ -57,6 +64,9 @@ func Send(ns *netns.NS, all []Announcement) error {
 		return errors.Join(errs...)
 	})
 }
+
+// sendTimeout bounds the time for one packet, on a link that has stopped sending.
+var sendTimeout = unix.NsecToTimeval((100 * time.Millisecond).Nanoseconds())
 
 // Sizes in bytes, types of Ethernet frames (IEEE 802 numbers), and the fields of ARP (RFC 826) and ICMPv6 (RFC 4443, RFC 4861).
 const (

@@ -9,6 +9,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"slices"
 	"sync"
 
@@ -51,6 +52,29 @@ func (s *Syncer) Missing(ctx context.Context, want []dataplane.Proxy) ([]datapla
 	defer s.mu.Unlock()
 	add, _, err := s.compare(ctx, want)
 	return add, err
+}
+
+// List returns the entries that exist of the protocol.
+func (s *Syncer) List(ctx context.Context) ([]dataplane.Proxy, error) {
+	all, err := s.handle.Proxies(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("read proxy neighbour entries: %w", err)
+	}
+	return slices.DeleteFunc(all, func(p dataplane.Proxy) bool { return p.Protocol != s.protocol }), nil
+}
+
+// Remove removes the entries of addresses, on all links. When the kernel can't be read, nothing is changed.
+func (s *Syncer) Remove(ctx context.Context, addrs ...netip.Addr) (dataplane.Result, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var result dataplane.Result
+	have, err := s.List(ctx)
+	if err != nil {
+		return result, err
+	}
+	have = slices.DeleteFunc(have, func(p dataplane.Proxy) bool { return !slices.Contains(addrs, p.Addr) })
+	result.Deleted, err = s.handle.Apply(ctx, rtnl.ErrNotExist, rtnl.Requests(have, rtnl.DelProxy)...)
+	return result, err
 }
 
 // compare returns which entries are missing, and which aren't wanted.

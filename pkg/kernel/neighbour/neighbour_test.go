@@ -144,6 +144,27 @@ func TestSync(t *testing.T) {
 	}
 }
 
+// Single addresses are removed on all links, and others' entries stay.
+func TestRemove(t *testing.T) {
+	s := newSite(t)
+	s.node.IP(t, "neigh", "add", "proxy", other.String(), "dev", "eth0")
+	veth := testkit.Must(s.handle.IndexByName("veth0"))(t)
+	want := append(s.want(floats...), dataplane.Proxy{Link: veth, Addr: floats[0], Protocol: proto})
+	testkit.Must(s.Sync(t.Context(), want))(t)
+	if got, err := s.Remove(t.Context(), floats[0], other); err != nil || got != (dataplane.Result{Deleted: 2}) {
+		t.Errorf("Remove = %+v, %v", got, err)
+	}
+	if got, err := s.List(t.Context()); err != nil || !slices.Equal(got, s.want(floats[1])) {
+		t.Errorf("left are %v, %v", got, err)
+	}
+	if got, err := s.Remove(t.Context(), floats[0]); err != nil || got != (dataplane.Result{}) {
+		t.Errorf("again: %+v, %v", got, err)
+	}
+	if got := s.show(t); len(got) != 2 || got[0] != "192.0.2.201 dev eth0 proxy" {
+		t.Errorf("entries are %q", got)
+	}
+}
+
 // Entries stay while a link has no carrier, as when a switch starts anew.
 func TestCarrier(t *testing.T) {
 	s := newSite(t)

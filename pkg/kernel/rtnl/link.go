@@ -186,9 +186,13 @@ type Link struct {
 	Alias    string
 	Group    uint32
 	// Kind is "veth", "bridge" and so on; empty for hardware.
-	Kind     string
-	Up       bool
+	Kind string
+	Up   bool
+	// Carrier says that the link below is up, too, as with a cable.
+	Carrier  bool
 	Loopback bool
+	// Ethernet says that hosts on the link find each other by ARP and NDP.
+	Ethernet bool
 	MTU      int
 	MAC      net.HardwareAddr
 	// Peer is the index of a veth's other end in its namespace; 0 if there is none.
@@ -298,7 +302,9 @@ func parseLink(body []byte) (Link, error) {
 		Group:    as.Find(rest, unix.IFLA_GROUP).U32(),
 		Kind:     as.Find(rest, unix.IFLA_LINKINFO, unix.IFLA_INFO_KIND).Text(),
 		Up:       header.Flags&unix.IFF_UP != 0,
+		Carrier:  header.Flags&unix.IFF_LOWER_UP != 0,
 		Loopback: header.Flags&unix.IFF_LOOPBACK != 0,
+		Ethernet: header.Type == unix.ARPHRD_ETHER && header.Flags&unix.IFF_NOARP == 0,
 		MTU:      int(as.Find(rest, unix.IFLA_MTU).U32()),
 		MAC:      bytes.Clone(as.Find(rest, unix.IFLA_ADDRESS).Value),
 		Peer:     int(as.Find(rest, unix.IFLA_LINK).U32()),

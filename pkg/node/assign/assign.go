@@ -12,8 +12,8 @@
 //	ADD, attached but broken   wire again with the same address
 //	ADD while ADD runs         wait for it, then as above
 //	DEL while ADD runs         stop it, wait until it has undone its steps, then DEL
-//	DEL                        withdraw the routes, answer; then, in the background and
-//	                           with the links of others, remove the link, cool the address
+//	DEL                        withdraw what is announced on links and the routes, answer; then, in the
+//	                           background and with the links of others, remove the link, cool the address
 //	DEL, link being removed    success
 //	ADD, link being removed    wait for that, then as above
 //	DEL, nothing recorded      remove the link if there is one; success
@@ -65,6 +65,14 @@ type Network interface {
 	Attached(ctx context.Context) ([]attachment.ID, error)
 }
 
+// Announcer makes addresses known on the node's links; see package announce.
+type Announcer interface {
+	// Changed says that pods with links have other addresses of a block than before. It doesn't block.
+	Changed(block string)
+	// Withdraw ends that for addresses that are given up, as the record says.
+	Withdraw(ctx context.Context, addrs ...netip.Addr) error
+}
+
 // Config has the settings of an Assigner, and the questions that it asks of others.
 type Config struct {
 	// BlockTimeout is for how long an ADD waits for a block before it fails, so that
@@ -97,6 +105,7 @@ type Assigner struct {
 	store  store.Store
 	blocks Blocks
 	net    Network
+	links  Announcer
 	flight flight
 
 	removals *removals
@@ -110,9 +119,9 @@ type Assigner struct {
 }
 
 // New returns an Assigner. Nothing is detached completely before Run is called.
-func New(cfg Config, s store.Store, b Blocks, n Network) *Assigner {
+func New(cfg Config, s store.Store, b Blocks, n Network, links Announcer) *Assigner {
 	return &Assigner{
-		cfg: cfg, store: s, blocks: b, net: n, flight: flight{calls: map[attachment.ID]*call{}}, removals: newRemovals(),
+		cfg: cfg, store: s, blocks: b, net: n, links: links, flight: flight{calls: map[attachment.ID]*call{}}, removals: newRemovals(),
 	}
 }
 
@@ -194,6 +203,7 @@ func (a *Assigner) add(ctx context.Context, r node.AddRequest) (_ store.Allocati
 	committed = true
 	alloc.State = store.Attached
 	a.blocks.Changed(alloc.Pool)
+	a.links.Changed(alloc.Block)
 	return alloc, nil
 }
 

@@ -180,12 +180,37 @@ func (s *supply) Ask(ctx context.Context, _ string, _ uint64) error {
 	return s.ask(ctx)
 }
 
+// links notes which blocks have announced addresses, and which addresses were withdrawn.
+type links struct {
+	mu    sync.Mutex
+	told  []string
+	fail  error
+	check func() // called by Withdraw
+}
+
+func (l *links) Changed(block string) { l.note("changed " + block) }
+
+func (l *links) Withdraw(_ context.Context, addrs ...netip.Addr) error {
+	if l.check != nil {
+		l.check()
+	}
+	l.note(fmt.Sprint("withdraw ", addrs))
+	return l.fail
+}
+
+func (l *links) note(s string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.told = append(l.told, s)
+}
+
 // bench is an Assigner over a real record, with one dual-stack block of four addresses.
 type bench struct {
 	*Assigner
 	store  *sqlite.Store
 	net    *network
 	supply *supply
+	links  *links
 	end    func() // of Run
 	// lives are the attachments whose network namespaces are there.
 	lives    map[attachment.ID]bool
@@ -216,6 +241,7 @@ func newBench(t *testing.T) *bench {
 		net: &network{pods: map[attachment.ID]ipam.Address{}, made: map[attachment.ID]podnet.Attachment{}, fail: map[string]error{},
 			prepared: map[*podnet.Link]attachment.ID{}},
 		supply: &supply{usable: []string{"default-0"}, ask: func(context.Context) error { return errPoolEmpty }},
+		links:  &links{},
 		lives:  map[attachment.ID]bool{},
 	}
 	b.Assigner = New(Config{
@@ -225,7 +251,7 @@ func newBench(t *testing.T) *bench {
 		Warn: func(reason, format string, args ...any) {
 			b.warnings = append(b.warnings, reason+": "+fmt.Sprintf(format, args...))
 		},
-	}, s, b.supply, b.net)
+	}, s, b.supply, b.net, b.links)
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	go func() { ended <- b.Run(ctx) }()

@@ -25,7 +25,7 @@ func (a *Assigner) Del(ctx context.Context, id attachment.ID) error {
 	return err
 }
 
-// detach withdraws routes and has the link removed, after which the address cools.
+// detach withdraws what is announced and the routes, and has the link removed, after which the address cools.
 // The outcome of the removal is told to the returned channel.
 func (a *Assigner) detach(ctx context.Context, id attachment.ID) (<-chan error, error) {
 	faultpoint.At(faultpoint.DelBegun)
@@ -48,6 +48,9 @@ func (a *Assigner) detach(ctx context.Context, id attachment.ID) (<-chan error, 
 		return nil, fmt.Errorf("release the address: %w", err)
 	}
 	faultpoint.At(faultpoint.DelReleased)
+	if err := a.links.Withdraw(ctx, alloc.Address.Addrs()...); err != nil {
+		return nil, err
+	}
 	if err := a.net.Withdraw(ctx, alloc.Address); err != nil {
 		return nil, fmt.Errorf("withdraw %s: %w", alloc.Address, err)
 	}

@@ -62,6 +62,7 @@ func (a *Assigner) keep(ctx context.Context, alloc store.Allocation) bool {
 	}
 	if !a.Linkless(alloc) {
 		a.linkless.Set(alloc.ID, alloc.HostIfIndex)
+		a.links.Changed(alloc.Block)
 		klog.FromContext(ctx).Info("A pod has lost its link, its address is kept", "pod", klog.KRef(alloc.Namespace, alloc.Name),
 			"containerID", alloc.ContainerID, "address", alloc.Address)
 		a.cfg.Warn("PodLinkMissing", "%s of pod %s/%s (container %s) is gone while its network namespace is there: the address %s is kept, delete the pod",

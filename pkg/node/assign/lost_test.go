@@ -3,6 +3,7 @@ package assign
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -150,6 +151,10 @@ func TestSweepKeepsTheAddressOfALivingSandbox(t *testing.T) {
 		if b.Linkless(alloc) != (i > 0) {
 			t.Errorf("look %d: linkless is %t", i, b.Linkless(alloc))
 		}
+	}
+	// Nobody answers for an address that no route leads to.
+	if want := []string{"changed default-0", "changed default-0"}; !slices.Equal(b.links.told, want) {
+		t.Errorf("told are %q, want %q: when it was attached, and when it lost its link", b.links.told, want)
 	}
 	if len(b.warnings) != 1 || !strings.HasPrefix(b.warnings[0], "PodLinkMissing: ") || !strings.Contains(b.warnings[0], alloc.Address.String()) {
 		t.Errorf("warnings: %q, want one with the address", b.warnings)

@@ -67,6 +67,8 @@ type Config struct {
 	Uses func(ctx context.Context, b *v2.AddressBlock) (bool, error)
 	// Warn records an Event about the Node.
 	Warn func(reason, format string, args ...any)
+	// AnnouncedChanged is called when other blocks are announced on links than before; it must not block. It may be nil.
+	AnnouncedChanged func()
 	// MinAge is for how long an unused block is kept after it was acquired.
 	MinAge time.Duration
 	// StatusInterval is the shortest time between two reports of a block's usage.
@@ -143,6 +145,7 @@ func New(cfg Config, client typed.CoilV2Interface, blocks, requests cache.Shared
 			m.supply.Add(b.Labels[v2.LabelPool])
 			m.export.Add(struct{}{})
 		})),
+		reconcile.On(blocks, reconcile.Changes(m.announcedChanged)),
 		reconcile.On(requests, reconcile.Handler(func(r *v2.BlockRequest) { m.supply.Add(r.Spec.PoolName) })),
 	)
 	return m, err

@@ -25,6 +25,7 @@ import (
 	"github.com/coil-net/coil/pkg/cniconf/spec"
 	"github.com/coil-net/coil/pkg/dataplane"
 	"github.com/coil-net/coil/pkg/delqueue"
+	"github.com/coil-net/coil/pkg/kernel/neighbour"
 	"github.com/coil-net/coil/pkg/kernel/netns"
 	"github.com/coil-net/coil/pkg/kernel/route"
 	"github.com/coil-net/coil/pkg/kernel/sysctl"
@@ -177,6 +178,11 @@ func (r *run) all(ctx context.Context, traces []podnet.Trace) {
 		}
 		r.done(err)
 	}
+	proxies, err := neighbour.New(handle, r.Kernel.Protocol).Sync(ctx, nil)
+	if proxies.Deleted > 0 {
+		r.removed(fmt.Sprintf("%d proxy neighbour entries of protocol %d", proxies.Deleted, r.Kernel.Protocol))
+	}
+	r.done(err)
 	routes(r.Kernel.Protocol, r.ExportTable)
 	routes(r.RouterProtocol, unix.RT_TABLE_MAIN)
 	r.done(r.network.Dismantle(ctx, traces, r.removed))

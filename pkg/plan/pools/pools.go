@@ -97,6 +97,14 @@ func IsFloating(b *v2.AddressBlock) bool {
 	return b.Labels[v2.LabelNode] == "" && (b.Floating != nil || b.Labels[v2.LabelFloating] == v2.FloatingValue)
 }
 
+// AnnounceLabel returns the value of v2.LabelAnnounce that blocks of a pool should have; empty if they should have no such label.
+func AnnounceLabel(pool *v2.AddressPool) string {
+	if pool.Spec.Announce == v2.AnnounceNeighbor {
+		return string(v2.AnnounceNeighbor)
+	}
+	return ""
+}
+
 func newBlock(pool *v2.AddressPool, index int32, b ipam.Block) *v2.AddressBlock {
 	o := &v2.AddressBlock{
 		ObjectMeta: metav1.ObjectMeta{
@@ -106,6 +114,9 @@ func newBlock(pool *v2.AddressPool, index int32, b ipam.Block) *v2.AddressBlock 
 			OwnerReferences: []metav1.OwnerReference{*metav1.NewControllerRef(pool, poolKind)},
 		},
 		Index: index,
+	}
+	if label := AnnounceLabel(pool); label != "" {
+		o.Labels[v2.LabelAnnounce] = label
 	}
 	if b.IPv4.IsValid() {
 		o.IPv4 = new(b.IPv4.String())

@@ -194,6 +194,14 @@ func TestNewBlock(t *testing.T) {
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("block (-want +got):\n%s", diff)
 	}
+	for announce, label := range map[v2.PoolAnnounce]string{"": "", v2.AnnounceRoute: "", v2.AnnounceNeighbor: "Neighbor"} {
+		pool.Spec.Announce = announce
+		for _, o := range []*v2.AddressBlock{NewBlock(pool, 3, b, Holder{NodeName: "node"}), NewFloating(pool, 3, b, v2.Floating{})} {
+			if value, ok := o.Labels[v2.LabelAnnounce]; value != label || ok != (label != "") {
+				t.Errorf("a block of a pool that is announced by %q has labels %v", announce, o.Labels)
+			}
+		}
+	}
 	if back, err := ipam.ParseBlock(got.IPv4, got.IPv6); err != nil || back != b {
 		t.Errorf("the block is read back as %s, %v", back, err)
 	}

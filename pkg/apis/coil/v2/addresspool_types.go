@@ -25,6 +25,7 @@ const DefaultBlockSizeBits = 5
 // +kubebuilder:printcolumn:name="Exhausted",type=string,JSONPath=`.status.conditions[?(@.type=="Exhausted")].status`,description="Whether every block is taken"
 // +kubebuilder:printcolumn:name="Overlapping",type=string,JSONPath=`.status.conditions[?(@.type=="Overlapping")].status`,description="Whether others use addresses of the pool"
 // +kubebuilder:printcolumn:name="Terminating",type=string,priority=1,JSONPath=`.status.conditions[?(@.type=="Terminating")].message`,description="Blocks that a deleted pool waits for"
+// +kubebuilder:printcolumn:name="Announce",type=string,priority=1,JSONPath=`.spec.announce`,description="How others learn where the addresses are"
 // +kubebuilder:printcolumn:name="BlockSizeBits",type=integer,priority=1,JSONPath=`.spec.blockSizeBits`
 // +kubebuilder:printcolumn:name="Subnets",type=string,priority=1,JSONPath=`.spec.subnets`
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
@@ -50,6 +51,15 @@ type AddressPoolSpec struct {
 	// +optional
 	// +kubebuilder:validation:Enum=Any;Floating
 	Purpose PoolPurpose `json:"purpose,omitempty"`
+
+	// Announce is how hosts outside of the cluster learn which node has an address. Route: by the routes that nodes have in
+	// table 119, which routing daemons announce. Neighbor: the node also answers for the address itself, by ARP and NDP, on
+	// its links in whose subnets the address is. It can be changed at any time.
+	//
+	// +optional
+	// +kubebuilder:default=Route
+	// +kubebuilder:validation:Enum=Route;Neighbor
+	Announce PoolAnnounce `json:"announce,omitempty"`
 
 	// BlockSizeBits is the size of the blocks that are carved out of the pool: a
 	// block has 2^blockSizeBits addresses of each family. It can't be changed.
@@ -88,6 +98,17 @@ const (
 	PurposeAny PoolPurpose = "Any"
 	// PurposeFloating: floating ones only.
 	PurposeFloating PoolPurpose = "Floating"
+)
+
+// PoolAnnounce says how hosts outside of the cluster learn which node has an address.
+type PoolAnnounce string
+
+// Values of AddressPoolSpec.Announce. The empty one is AnnounceRoute.
+const (
+	// AnnounceRoute: by routes.
+	AnnounceRoute PoolAnnounce = "Route"
+	// AnnounceNeighbor: by routes, and by ARP and NDP.
+	AnnounceNeighbor PoolAnnounce = "Neighbor"
 )
 
 // SubnetSet is an IPv4 subnet, an IPv6 subnet, or one of each of equal size.

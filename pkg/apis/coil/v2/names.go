@@ -66,6 +66,9 @@ const (
 	// AnnotationAddress on an EndpointSlice of clients is the floating address by which they leave, or the pair of both families,
 	// separated by a comma.
 	AnnotationAddress = "coil.cybozu.com/address"
+	// LabelAnnounce with the value "Neighbor" on an AddressBlock says that its node answers for the block's addresses by
+	// ARP and NDP. coil-ipam-controller keeps it as AddressPoolSpec.Announce is, so that nodes needn't watch pools.
+	LabelAnnounce = "coil.cybozu.com/announce"
 
 	// LabelEgress on an EndpointSlice is the name of the Egress, of the same namespace,
 	// whose clients it lists.
