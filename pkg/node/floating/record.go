@@ -116,17 +116,16 @@ func find(nodes []v2.FloatingNode, name string) *v2.FloatingNode {
 // holdingOf is what a block is to say when it has a record, in place of what it says.
 func holdingOf(b *v2.AddressBlock, r holding.Record, now metav1.Time) v2.FloatingHolding {
 	before := b.Floating.Holding
-	h := v2.FloatingHolding{
-		Holder: r.Holder, Epoch: r.Epoch, Claims: r.Claims, HandedOver: r.HandedOver, Contender: r.Contender, Since: before.Since,
+	if r.Holder == before.Holder && r.Claims == before.Claims {
+		before.Contender = r.Contender
+		return before // all else is the holder's
 	}
-	if r.Holder != before.Holder {
-		h.Since = nil
-		if r.Holder != "" {
-			h.Since = &now
-		}
-	}
-	if r.Holder == before.Holder {
-		h.PodUID = before.PodUID
+	h := v2.FloatingHolding{Holder: r.Holder, Epoch: r.Epoch, Claims: r.Claims, HandedOver: r.HandedOver, Contender: r.Contender}
+	switch {
+	case r.Holder == before.Holder:
+		h.PodUID, h.Since = before.PodUID, before.Since
+	case r.Holder != "":
+		h.Since = &now
 	}
 	if entry := find(b.Floating.Successors, r.Holder); entry != nil {
 		h.PodUID = entry.PodUID

@@ -116,15 +116,22 @@ func TestHoldingOf(t *testing.T) {
 		}, want: claim},
 		"another holder": {change: func(r *holding.Record) { r.Holder, r.Epoch, r.HandedOver, r.Contender = "b", 4, false, "" }, want: taken},
 		"no holder":      {change: func(r *holding.Record) { r.Holder, r.Epoch, r.Contender, r.Voters = "", 4, "", nil }, want: none},
-		"another pod of the holder": {
+		"another contender": {
+			with: func(b *v2.AddressBlock) {
+				b.Floating.Successors[1].PodUID, b.Floating.Successors[1].Addresses = "next", []string{"10.0.0.9"}
+			},
+			change: func(r *holding.Record) { r.Contender = "c" },
+			want:   func() v2.FloatingHolding { h := heldBlock().Floating.Holding; h.Contender = "c"; return h }(),
+		},
+		"a claim with another pod of the holder": {
 			with:   func(b *v2.AddressBlock) { b.Floating.Successors[1].PodUID = "next" },
-			change: func(*holding.Record) {},
-			want:   func() v2.FloatingHolding { h := heldBlock().Floating.Holding; h.PodUID = "next"; return h }(),
+			change: func(r *holding.Record) { r.Claims++ },
+			want:   func() v2.FloatingHolding { h := heldBlock().Floating.Holding; h.PodUID = "next"; h.Claims++; return h }(),
 		},
 		"a holder that isn't offered any more": {
 			with:   func(b *v2.AddressBlock) { b.Floating.Successors = b.Floating.Successors[:1] },
-			change: func(*holding.Record) {},
-			want:   heldBlock().Floating.Holding,
+			change: func(r *holding.Record) { r.Claims++ },
+			want:   func() v2.FloatingHolding { h := heldBlock().Floating.Holding; h.Claims++; return h }(),
 		},
 	} {
 		b := heldBlock()

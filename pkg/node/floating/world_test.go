@@ -49,8 +49,8 @@ type node struct {
 	*world
 	name string
 	addr netip.Addr
-	// noAPI and noPeers cut it off.
-	noAPI, noPeers atomic.Bool
+	// noAPI and noPeers cut it off. blind stops its watch alone.
+	noAPI, noPeers, blind atomic.Bool
 	// heard takes datagrams that the node sends; nil is nobody.
 	heard func(datagram []byte)
 	mover Mover
@@ -231,7 +231,7 @@ func (n *node) watch(ctx context.Context) error {
 		case <-ctx.Done():
 			return nil
 		case <-ticker.C:
-			if !n.noAPI.Load() {
+			if !n.noAPI.Load() && !n.blind.Load() {
 				view.DeliverAll()
 			}
 		}
@@ -328,6 +328,15 @@ func (w *world) answeredBy(b *v2.AddressBlock, n *node) error {
 		return fmt.Errorf("%s is at %q (label %q, pod %q), and %q answer, not %s", b.Name, h.Holder, b.Labels[v2.LabelFloatingHolder], h.PodUID, who, n.name)
 	}
 	return nil
+}
+
+// answeredByAnother is answeredBy for any node but one: a successor that asks a moment too early leaves an address to the next one.
+func (w *world) answeredByAnother(b *v2.AddressBlock, than string) error {
+	n := w.node(b.Floating.Holding.Holder)
+	if n == nil || n.name == than {
+		return fmt.Errorf("%s is at %q", b.Name, b.Floating.Holding.Holder)
+	}
+	return w.answeredBy(b, n)
 }
 
 // settled waits until all addresses are as wanted.
