@@ -408,7 +408,7 @@ func checkRights(t *testing.T, s set, v variant) {
 		for _, r := range list {
 			words := slices.Concat(r.APIGroups, r.Resources, r.Verbs)
 			for _, bad := range []string{"*", "secrets", "escalate", "bind", "impersonate", "deletecollection"} {
-				if slices.Contains(words, bad) {
+				if slices.Contains(words, bad) && !(bad == "secrets" && ofKeys(name, r)) {
 					t.Errorf("%s has %q: %v", name, bad, r)
 				}
 			}
@@ -421,6 +421,15 @@ func checkRights(t *testing.T, s set, v variant) {
 			}
 		}
 	}
+}
+
+// ofKeys says whether a rule is about the keys of messages about floating addresses. It is for one Secret, but for its creation.
+func ofKeys(name string, r rbacv1.PolicyRule) bool {
+	if name == "Role coil-ipam-controller" && len(r.ResourceNames) == 0 {
+		return slices.Equal(r.Verbs, []string{"create"})
+	}
+	return slices.Contains([]string{"Role coil-ipam-controller", "Role coild-ipam"}, name) && slices.Equal(r.ResourceNames, []string{"coil-floating"}) &&
+		slices.Equal(r.Resources, []string{"secrets"})
 }
 
 func checkBindings(t *testing.T, s set) {
