@@ -1,6 +1,7 @@
 // Package floatingkey keeps the keys by which nodes know each other's messages about floating addresses.
 //
-// It owns the Secret coil-floating. It must not know which keys there are, nor who reads them.
+// It owns the data of the Secret coil-floating. The Secret is installed with the program: who may make Secrets in a namespace may make tokens
+// of its ServiceAccounts. It must not know which keys there are, nor who reads them.
 package floatingkey
 
 import (
@@ -9,7 +10,6 @@ import (
 	"fmt"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
@@ -19,7 +19,7 @@ import (
 	"github.com/coil-net/coil/pkg/reconcile"
 )
 
-// look is the time between two looks at the Secret. Nodes that start without it can't hold floating addresses until then.
+// look is the time between two looks at the Secret.
 const look = time.Minute
 
 // Controller keeps the Secret.
@@ -46,30 +46,20 @@ func (c *Controller) sync(ctx context.Context) error {
 	secrets := c.core.CoreV1().Secrets(keys.Namespace)
 	have, err := secrets.Get(ctx, keys.Name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
-		have, err = nil, nil
+		klog.FromContext(ctx).Info("Nodes can't hold floating addresses, since their keys have no place: apply the manifests again", "secret", klog.KRef(keys.Namespace, keys.Name))
+		return reconcile.Later(look)
 	}
 	if err != nil {
 		return fmt.Errorf("read Secret %s/%s: %w", keys.Namespace, keys.Name, err)
 	}
 	if want := keys.Rotate(have, c.now(), random); want != nil {
-		if err := c.write(ctx, have, want); err != nil {
+		// Of two leaders the second one finds that it has changed, and looks again.
+		if _, err := secrets.Update(ctx, want, metav1.UpdateOptions{}); err != nil {
 			return fmt.Errorf("write Secret %s/%s: %w", keys.Namespace, keys.Name, err)
 		}
 		klog.FromContext(ctx).Info("The keys of messages about floating addresses were changed")
 	}
 	return reconcile.Later(look)
-}
-
-// write makes the Secret, or replaces it if it is as it was read: of two leaders the second one looks again.
-func (c *Controller) write(ctx context.Context, have, want *corev1.Secret) error {
-	secrets := c.core.CoreV1().Secrets(keys.Namespace)
-	var err error
-	if have == nil {
-		_, err = secrets.Create(ctx, want, metav1.CreateOptions{})
-	} else {
-		_, err = secrets.Update(ctx, want, metav1.UpdateOptions{})
-	}
-	return err
 }
 
 func random() []byte {

@@ -2,11 +2,13 @@ package floatingkey
 
 import (
 	"bytes"
+	"errors"
 	"testing"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes/fake"
 	clienttesting "k8s.io/client-go/testing"
@@ -27,6 +29,7 @@ type scene struct {
 
 func newScene(t *testing.T) *scene {
 	s := &scene{t: t, api: fakeapi.New(t, nil), at: time.Unix(1e9, 0)}
+	s.api.Put(resource, &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: keys.Namespace, Name: keys.Name}})
 	client := fake.NewSimpleClientset()
 	client.PrependReactor("*", "*", func(a clienttesting.Action) (bool, runtime.Object, error) { return s.api.React(a) })
 	s.Controller = New(client, nil)
@@ -65,18 +68,29 @@ func TestKeysAreMadeAndChanged(t *testing.T) {
 	}
 }
 
-// A Secret that somebody deletes comes back; one that changes at the same time stays.
-func TestSecretOfOthers(t *testing.T) {
+// A Secret that isn't there isn't made, and is looked for again.
+func TestSecretIsMissing(t *testing.T) {
 	s := newScene(t)
-	s.look()
 	s.api.Drop(resource, keys.Namespace+"/"+keys.Name)
-	if len(s.look()) != 2 {
-		t.Error("it didn't come back")
+	if s.look(); s.secret() != nil {
+		t.Error("it was made")
 	}
-	have := s.secret()
-	s.api.Put(resource, s.secret())
-	s.at = s.at.Add(keys.Period)
-	if err := s.write(t.Context(), have, keys.Rotate(have, s.at, random)); !apierrors.IsConflict(err) {
-		t.Errorf("a Secret that has changed is replaced: %v", err)
+	s.api.Put(resource, &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: keys.Namespace, Name: keys.Name}})
+	if len(s.look()) != 2 {
+		t.Error("it has no keys")
+	}
+}
+
+// A Secret that has changed since it was read stays.
+func TestSecretChanges(t *testing.T) {
+	s := newScene(t)
+	s.api.Fault = func(verb, _ string) (before, after error) {
+		if verb == "update" {
+			return apierrors.NewConflict(corev1.Resource(resource), keys.Name, errors.New("it was changed")), nil
+		}
+		return nil, nil
+	}
+	if err := s.sync(t.Context()); !apierrors.IsConflict(err) || s.secret().Data != nil {
+		t.Errorf("%v", err)
 	}
 }

@@ -8,11 +8,9 @@
 package keys
 
 import (
-	"maps"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
 )
@@ -45,14 +43,8 @@ func Of(s *corev1.Secret) [][]byte {
 	return all
 }
 
-// Rotate returns what the Secret should be, nil if it is so. have may be nil: there is none. random returns a new key.
+// Rotate returns what the Secret should be, nil if it is so. random returns a new key.
 func Rotate(have *corev1.Secret, now time.Time, random func() []byte) *corev1.Secret {
-	if have == nil {
-		return &corev1.Secret{
-			ObjectMeta: metav1.ObjectMeta{Namespace: Namespace, Name: Name, Annotations: rotated(now)},
-			Type:       corev1.SecretTypeOpaque, Data: map[string][]byte{current: random(), next: random()},
-		}
-	}
 	want := have.DeepCopy()
 	at, err := time.Parse(time.RFC3339, have.Annotations[v2.AnnotationRotated])
 	whole := len(have.Data[current]) == Size && len(have.Data[next]) == Size
@@ -63,7 +55,7 @@ func Rotate(have *corev1.Secret, now time.Time, random func() []byte) *corev1.Se
 	case whole:
 		want.Data = map[string][]byte{previous: have.Data[current], current: have.Data[next], next: random()}
 	default:
-		// Somebody has changed it. What nodes may seal with is kept.
+		// It is new, or somebody has changed it. What nodes may seal with is kept.
 		want.Data = map[string][]byte{current: random(), next: random()}
 		for _, name := range []string{previous, next, current} {
 			if len(have.Data[name]) == Size {
@@ -74,10 +66,6 @@ func Rotate(have *corev1.Secret, now time.Time, random func() []byte) *corev1.Se
 	if want.Annotations == nil {
 		want.Annotations = map[string]string{}
 	}
-	maps.Copy(want.Annotations, rotated(now))
+	want.Annotations[v2.AnnotationRotated] = now.UTC().Format(time.RFC3339)
 	return want
-}
-
-func rotated(now time.Time) map[string]string {
-	return map[string]string{v2.AnnotationRotated: now.UTC().Format(time.RFC3339)}
 }

@@ -29,8 +29,10 @@ func TestRotate(t *testing.T) {
 	later := map[string][]byte{"previous": key('c'), "current": key('n'), "next": key('1')}
 	noTime := secret(0, whole)
 	noTime.Annotations = nil
+	empty := secret(0, nil)
+	empty.Annotations = nil
 	for name, tt := range map[string]struct{ have, want *corev1.Secret }{
-		"none":               {nil, secret(0, map[string][]byte{"current": key('1'), "next": key('2')})},
+		"as it is installed": {empty, secret(0, map[string][]byte{"current": key('1'), "next": key('2')})},
 		"young":              {secret(Period-time.Second, whole), nil},
 		"first day":          {secret(time.Hour, map[string][]byte{"current": key('c'), "next": key('n')}), nil},
 		"old":                {secret(Period, whole), secret(0, later)},
@@ -53,7 +55,7 @@ func TestRotate(t *testing.T) {
 func TestNeighboursUnderstandEachOther(t *testing.T) {
 	drawn := byte(0)
 	random := func() []byte { drawn++; return key(drawn) }
-	before := Rotate(nil, now, random)
+	before := Rotate(secret(0, nil), now, random)
 	for i := range 5 {
 		after := Rotate(before, now.Add(time.Duration(i+1)*Period), random)
 		for _, tt := range []struct{ sealer, opener *corev1.Secret }{{before, after}, {after, before}} {
