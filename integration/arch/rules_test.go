@@ -57,6 +57,7 @@ var places = map[string]layer{
 	"pkg/kernel/":       adapter,
 	"pkg/store/sqlite/": adapter,
 	"pkg/kube/":         adapter,
+	"pkg/peers/":        adapter,
 	"pkg/observe/":      adapter,
 	"pkg/reconcile/":    adapter,
 	"pkg/atomicfile/":   adapter,

@@ -52,6 +52,8 @@ const (
 	// NftTable is the table of nftables in each network namespace in which Coil filters or
 	// translates, in the family inet.
 	NftTable = "coil"
+	// NftTableFloating is the table of a node for floating addresses.
+	NftTableFloating = "coil_floating"
 
 	// TunnelTTL is the time to live, or hop limit, of packets that a tunnel sends.
 	TunnelTTL = 225

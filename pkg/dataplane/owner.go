@@ -12,6 +12,8 @@ const (
 	ProtocolNode = 30
 	// ProtocolRouter marks routes of coil-router.
 	ProtocolRouter = 31
+	// ProtocolFloating marks coild's routes of floating addresses. Those of pods and blocks are in the same tables, and are synced by others.
+	ProtocolFloating = 32
 
 	// TableMain is the kernel's main table (RT_TABLE_MAIN).
 	TableMain = 254

@@ -70,7 +70,7 @@ type Set struct {
 	Interval bool
 	Ranges   []netipx.IPRange
 	// Counting sets have elements that rules add, each with a state of its own; sets with a Timeout have
-	// elements that rules add for so long. These elements are never removed from outside.
+	// elements that rules add for so long, or others for a time of their own. These elements are never removed when the table is synced.
 	Counting bool
 	Timeout  time.Duration
 }

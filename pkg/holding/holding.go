@@ -200,6 +200,9 @@ func (Write) action()  {}
 func (Answer) action() {}
 func (Stop) action()   {}
 
+// Lease is how long a node answers at most when nothing tells it to go on.
+const Lease = 1400 * time.Millisecond
+
 // rules are the numbers of the protocol, the same on all nodes.
 type rules struct {
 	// heartbeat is the time between two heartbeats.
@@ -230,7 +233,7 @@ func defaults() rules {
 	return rules{
 		heartbeat: 400 * time.Millisecond,
 		silence:   1500 * time.Millisecond,
-		lease:     1400 * time.Millisecond,
+		lease:     Lease,
 		rank:      400 * time.Millisecond,
 		promise:   time.Second,
 		settle:    500 * time.Millisecond,

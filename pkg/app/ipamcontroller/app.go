@@ -19,6 +19,7 @@ import (
 	"github.com/coil-net/coil/pkg/controller/blockgc"
 	"github.com/coil-net/coil/pkg/controller/blockrequest"
 	"github.com/coil-net/coil/pkg/controller/floating"
+	"github.com/coil-net/coil/pkg/controller/floatingkey"
 	"github.com/coil-net/coil/pkg/controller/pool"
 	"github.com/coil-net/coil/pkg/kube"
 	"github.com/coil-net/coil/pkg/ledger"
@@ -91,6 +92,7 @@ func (o *Options) compose(_ context.Context, e leading.Environment) (leading.Con
 	if err != nil {
 		return leading.Controllers{}, err
 	}
+	key := floatingkey.New(e.Core, e.Loops)
 	return leading.Controllers{
 		Informers: []leading.Informers{coil, core},
 		Synced: []cache.DoneChecker{
@@ -103,6 +105,7 @@ func (o *Options) compose(_ context.Context, e leading.Environment) (leading.Con
 			group.Go(func() error { return pools.Run(ctx) })
 			group.Go(func() error { return gc.Run(ctx) })
 			group.Go(func() error { return addresses.Run(ctx) })
+			group.Go(func() error { return key.Run(ctx) })
 			return group.Wait()
 		},
 	}, nil

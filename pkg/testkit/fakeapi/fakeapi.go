@@ -237,6 +237,11 @@ func (s *Server) list(resource string, selector labels.Selector) (runtime.Object
 			items = append(items, s.objects[k].DeepCopyObject())
 		}
 	}
+	of, err := meta.ListAccessor(list)
+	if err != nil {
+		return nil, err
+	}
+	of.SetResourceVersion(strconv.Itoa(s.revision))
 	return list, meta.SetList(list, items)
 }
 

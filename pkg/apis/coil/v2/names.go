@@ -55,6 +55,9 @@ const (
 	// LabelFloatingHolder on an AddressBlock is the node that has the floating address; see FloatingHolding.
 	LabelFloatingHolder = "coil.cybozu.com/floating-holder"
 
+	// AnnotationRotated on the Secret kube-system/coil-floating is when its keys were changed last.
+	AnnotationRotated = "coil.cybozu.com/rotated-at"
+
 	// AnnotationEgress on a Namespace names its default Egress: "namespace/name". See EgressUse.
 	AnnotationEgress = "coil.cybozu.com/egress"
 	// LabelPolicyEgress on an EndpointSlice is the name of the Egress, of the same namespace, whose clients it lists by a policy. The

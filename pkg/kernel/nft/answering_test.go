@@ -1,0 +1,172 @@
+package nft_test
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"testing"
+	"time"
+
+	"github.com/coil-net/coil/pkg/dataplane"
+	"github.com/coil-net/coil/pkg/kernel/nft"
+	"github.com/coil-net/coil/pkg/plan/ruleset"
+	"github.com/coil-net/coil/pkg/testkit"
+	"github.com/coil-net/coil/pkg/testkit/netnstest"
+)
+
+// floatingLab is a node between a host and a pod that has floating addresses.
+type floatingLab struct {
+	t                   *testing.T
+	host, node, pod     *netnstest.NS
+	table               *nft.Table
+	addrs               map[dataplane.Family]netip.Addr
+	hostAddrs           map[dataplane.Family]netip.Addr
+	toPod, toHost       map[dataplane.Family]net.Conn
+	hostHears, podHears map[dataplane.Family]net.PacketConn
+}
+
+func newFloatingLab(t *testing.T) *floatingLab {
+	l := &floatingLab{
+		t: t, host: netnstest.New(t), node: netnstest.New(t), pod: netnstest.New(t),
+		addrs:     map[dataplane.Family]netip.Addr{dataplane.IPv4: netip.MustParseAddr("192.0.2.7"), dataplane.IPv6: netip.MustParseAddr("2001:db8::7")},
+		hostAddrs: map[dataplane.Family]netip.Addr{dataplane.IPv4: netip.MustParseAddr("10.0.0.2"), dataplane.IPv6: netip.MustParseAddr("fd00::2")},
+		toPod:     map[dataplane.Family]net.Conn{}, toHost: map[dataplane.Family]net.Conn{},
+		hostHears: map[dataplane.Family]net.PacketConn{}, podHears: map[dataplane.Family]net.PacketConn{},
+	}
+	ctx := t.Context()
+	l.table = open(t, l.node.NS, dataplane.NftTableFloating)
+	testkit.Check(t,
+		l.node.Lab().Forward(),
+		l.node.Lab().IP(ctx,
+			fmt.Sprintf("link add uplink type veth peer name eth0 netns %s", l.host.Lab().Path()),
+			fmt.Sprintf("link add pod type veth peer name eth0 netns %s", l.pod.Lab().Path()),
+			"link set uplink up", "link set pod up",
+			"addr add 10.0.0.1/24 dev uplink", "addr add fd00::1/64 dev uplink nodad",
+			"addr add 10.0.1.1/24 dev pod", "addr add fd00:1::1/64 dev pod nodad"),
+		l.host.Lab().IP(ctx, "link set eth0 up", "addr add 10.0.0.2/24 dev eth0", "addr add fd00::2/64 dev eth0 nodad",
+			"route add 192.0.2.7 via 10.0.0.1", "route add 2001:db8::7 via fd00::1"),
+		l.pod.Lab().IP(ctx, "link set eth0 up", "addr add 10.0.1.2/24 dev eth0", "addr add fd00:1::2/64 dev eth0 nodad",
+			"addr add 192.0.2.7/32 dev lo", "addr add 2001:db8::7/128 dev lo nodad", "route add default via 10.0.1.1", "-6 route add default via fd00:1::1"),
+		l.node.Lab().IP(ctx, "route add 192.0.2.7 via 10.0.1.2 dev pod onlink", "route add 2001:db8::7 via fd00:1::2 dev pod onlink"),
+	)
+	for _, f := range families {
+		l.hostHears[f], l.toHost[f] = l.way(l.pod, l.addrs[f], l.host, l.hostAddrs[f])
+		l.podHears[f], l.toPod[f] = l.way(l.host, l.hostAddrs[f], l.pod, l.addrs[f])
+	}
+	return l
+}
+
+// way returns a socket at an address, and one that sends to it.
+func (l *floatingLab) way(from *netnstest.NS, source netip.Addr, to *netnstest.NS, target netip.Addr) (hears net.PacketConn, sends net.Conn) {
+	l.t.Helper()
+	testkit.Check(l.t, to.Do(func() (err error) {
+		hears, err = net.ListenPacket("udp", netip.AddrPortFrom(target, 0).String())
+		return err
+	}), from.Do(func() (err error) {
+		sends, err = net.DialUDP("udp", net.UDPAddrFromAddrPort(netip.AddrPortFrom(source, 0)), hears.LocalAddr().(*net.UDPAddr))
+		return err
+	}))
+	l.t.Cleanup(func() { testkit.Check(l.t, hears.Close(), sends.Close()) })
+	return hears, sends
+}
+
+// passes says whether packets of a family pass in both directions.
+func (l *floatingLab) passes(f dataplane.Family) bool {
+	passed := 0
+	for _, way := range []struct {
+		sends net.Conn
+		hears net.PacketConn
+	}{{l.toHost[f], l.hostHears[f]}, {l.toPod[f], l.podHears[f]}} {
+		text := time.Now().String()
+		testkit.Must(way.sends.Write([]byte(text)))(l.t)
+		testkit.Check(l.t, way.hears.SetReadDeadline(time.Now().Add(20*time.Millisecond)))
+		for buffer := make([]byte, 200); ; {
+			n, _, err := way.hears.ReadFrom(buffer)
+			if err != nil {
+				break
+			}
+			if string(buffer[:n]) == text {
+				passed++
+				break
+			}
+		}
+	}
+	return passed == 2
+}
+
+func (l *floatingLab) await(f dataplane.Family, pass bool) {
+	l.t.Helper()
+	testkit.Eventually(l.t, 5*time.Second, fmt.Sprintf("%s passes: %t", f, pass), func() error {
+		if l.passes(f) != pass {
+			return errors.New("not yet")
+		}
+		return nil
+	})
+}
+
+func (l *floatingLab) renew(f dataplane.Family, d time.Duration) {
+	l.t.Helper()
+	testkit.Check(l.t, l.table.Renew(l.t.Context(), nft.Renewal{Set: ruleset.Answering(f), Key: dataplane.KeyOf(l.addrs[f]), For: d}))
+}
+
+// The node stops answering for an address by itself, at the time that it was told, and at once when it is told to.
+func TestFloatingEndsByItself(t *testing.T) {
+	l := newFloatingLab(t)
+	for _, f := range families {
+		l.await(f, true) // all is set up
+	}
+	r := ruleset.Floating{Addresses: []netip.Addr{l.addrs[dataplane.IPv4], l.addrs[dataplane.IPv6]}}.Ruleset()
+	testkit.Must(l.table.Sync(t.Context(), r))(t)
+	golden(t, l.node, dataplane.NftTableFloating, "floating")
+	for _, f := range families {
+		t.Run(f.String(), func(t *testing.T) {
+			if l.passes(f) {
+				t.Error("it passes before the node answers")
+			}
+			l.renew(f, time.Hour)
+			l.await(f, true)
+			l.renew(f, 0)
+			if l.passes(f) {
+				t.Error("it passes after the node has stopped")
+			}
+			l.renew(f, 0) // the second time, too
+			const lasts = 400 * time.Millisecond
+			l.renew(f, testkit.Timeout(lasts/2))
+			renewed := time.Now()
+			l.renew(f, lasts)
+			last := renewed
+			for time.Since(renewed) < 2*lasts {
+				if at := time.Now(); l.passes(f) {
+					last = at
+				}
+			}
+			// Its clock ticks each 4 ms, or 10 ms.
+			if after := last.Sub(renewed); after < lasts/2 || after > lasts+testkit.Limit(50*time.Millisecond) {
+				t.Errorf("packets passed for %s, the node was told to answer for %s", after, lasts)
+			}
+		})
+	}
+	if got := testkit.Must(l.table.Sync(t.Context(), r))(t); got.Changed() {
+		t.Errorf("the second time it changed %+v", got)
+	}
+}
+
+// An element that lives survives a change of the addresses.
+func TestFloatingAddressIsAdded(t *testing.T) {
+	l := newFloatingLab(t)
+	for _, f := range families {
+		r := ruleset.Floating{Addresses: []netip.Addr{l.addrs[f]}}
+		testkit.Must(l.table.Sync(t.Context(), r.Ruleset()))(t)
+		l.renew(f, time.Hour)
+		r.Addresses = append(r.Addresses, netip.MustParseAddr("192.0.2.8"))
+		if got := testkit.Must(l.table.Sync(t.Context(), r.Ruleset()))(t); got.Added != 1 {
+			t.Errorf("another address changed %+v", got)
+		}
+		l.await(f, true)
+	}
+	testkit.Must(l.table.Sync(t.Context(), ruleset.Floating{}.Ruleset()))(t)
+	if exists := testkit.Must(l.table.Exists(t.Context()))(t); exists {
+		t.Error("the table of no address is there")
+	}
+}

@@ -1,0 +1,379 @@
+// Package floating lets the node hold floating addresses: it drives the protocol of package holding.
+//
+// It owns what the protocol needs on a node: records, which it reads from AddressBlocks and writes to them; time; and the order in which
+// things are done. It must not know how messages travel, nor by what objects of the kernel the node answers for an address.
+//
+// One goroutine has the protocol's machine, and waits for nothing but events. Its actions go to others:
+//
+//	action   done by                            may be late because
+//	Send     Messages, which may lose it        a lost message is like a node that isn't heard
+//	Read     one request at a time              a read counts from its beginning on
+//	Write    at most writers requests           a write of an older record fails
+//	Answer   one call of Place for an address   the last one says for how long, and Place keeps to that
+//	Stop     the same                           never: it ends a call for Answer, and is tried until it is done
+//
+// A Write comes after the Stop before it is done, since the next holder begins when it sees the record. If Place can't stop, the
+// Write waits for the end of the time for which the node was to answer.
+//
+// The node gives an address up if it isn't among its successors any more, if the pod there is another one than the record says, or if
+// that pod can't take packets. So whoever moves an address without a gap leaves the node among the successors until it has moved.
+package floating
+
+import (
+	"context"
+	"maps"
+	"math/rand/v2"
+	"net/netip"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/klog/v2"
+
+	typed "github.com/coil-net/coil/generated/clientset/versioned/typed/coil/v2"
+	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
+	"github.com/coil-net/coil/pkg/holding"
+)
+
+const (
+	// requestTimeout is that of a request to the API server. A read has to end within a lease.
+	requestTimeout = time.Second
+	// writers is how many records are written at once.
+	writers = 32
+	// backlog is how many messages may wait. More are lost.
+	backlog = 1024
+	// remembered is for how long a block that is gone is known to be.
+	remembered = 10 * time.Minute
+)
+
+// Order asks to answer for an address.
+type Order struct {
+	Address
+	// Epoch is greater in each node that has the address than in the one before it.
+	Epoch int64
+	// Until is when the node has to have stopped.
+	Until time.Time
+	// Announce asks to tell so to all on the link.
+	Announce bool
+}
+
+// Place makes the node answer for addresses. Of one address, one method is called at a time.
+type Place interface {
+	// Answer makes the node answer for an address, or go on with it. The kernel stops at the time Until by itself, whether this program
+	// still runs or not. Answer returns when ctx ends, at the latest at that time, and changes nothing in the kernel afterwards.
+	Answer(context.Context, Order) error
+	// Stop makes the node stop at once, also if an earlier life of this program made it answer.
+	Stop(context.Context, Address) error
+}
+
+// Targets are the pods of the node to which packets for addresses go. Its method doesn't block.
+type Targets interface {
+	// Ready says whether the pod of an address could take packets for it now, and whether that is known yet.
+	Ready(Address) (ready, known bool)
+}
+
+// Mover prepares another node for an address.
+type Mover interface {
+	// Move returns when the other node has all it needs, or when there is no more time to wait for that.
+	Move(ctx context.Context, a Address, node string)
+}
+
+// Messages carries messages to other nodes. Its methods don't block.
+type Messages interface {
+	// Send sends a message to a node. It may be lost.
+	Send(node string, m holding.Message)
+	// Peers says where nodes are.
+	Peers(map[string][]netip.Addr)
+}
+
+// Config is what a Driver is made of.
+type Config struct {
+	Node     string
+	Blocks   typed.AddressBlockInterface
+	Place    Place
+	Targets  Targets
+	Messages Messages
+	// Mover may be nil: nodes need nothing then.
+	Mover Mover
+}
+
+// Driver holds addresses. Its methods may be called concurrently.
+type Driver struct {
+	cfg     Config
+	orders  *orders
+	metrics *metrics
+	writing chan struct{} // has an element for each write
+	// received are messages, done are functions for the goroutine that has the machine.
+	received chan holding.Received
+	done     chan func()
+	wake     chan struct{}
+
+	mu sync.Mutex // guards what wake tells of
+	// seen has the newest block of each UID, nil for one that is gone. disputed are addresses for which another node answers, too.
+	// targets says that Targets may answer otherwise than before.
+	seen     map[types.UID]*v2.AddressBlock
+	disputed map[string]bool
+	targets  bool
+
+	// All below belongs to the goroutine of Run.
+	began   time.Time
+	machine *holding.Machine
+	group   sync.WaitGroup
+	blocks  map[string]known
+	// fed are the addresses that the machine knows.
+	fed map[string]*fed
+	// gone is when blocks were found to be gone. An answer of the API server, or the watch, may still show one for a while.
+	gone map[string]time.Time
+}
+
+// fed is an address that the machine knows.
+type fed struct {
+	// told is what the machine was told of the target.
+	told struct{ ready, known bool }
+	// moving is the node that is prepared for the address, and cancel ends that.
+	moving string
+	cancel context.CancelFunc
+}
+
+// New returns a Driver that doesn't run.
+func New(cfg Config, registry prometheus.Registerer) *Driver {
+	m := newMetrics(registry)
+	return &Driver{
+		cfg: cfg, metrics: m, orders: newOrders(cfg.Place, m),
+		writing: make(chan struct{}, writers), received: make(chan holding.Received, backlog), done: make(chan func()), wake: make(chan struct{}, 1),
+		seen: map[types.UID]*v2.AddressBlock{}, disputed: map[string]bool{},
+		blocks: map[string]known{}, fed: map[string]*fed{}, gone: map[string]time.Time{},
+	}
+}
+
+// Changed takes a change of an AddressBlock from a watch of all floating ones; nil is one that isn't there.
+func (d *Driver) Changed(before, after *v2.AddressBlock) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if before != nil && (after == nil || before.UID != after.UID) {
+		d.seen[before.UID] = nil
+	}
+	if after != nil {
+		d.seen[after.UID] = after
+	}
+	d.awake()
+}
+
+// TargetsChanged says that Targets may answer otherwise than before.
+func (d *Driver) TargetsChanged() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.targets = true
+	d.awake()
+}
+
+func (d *Driver) awake() {
+	select {
+	case d.wake <- struct{}{}:
+	default: // it is told already
+	}
+}
+
+// Receive takes a message of another node. It doesn't block.
+func (d *Driver) Receive(from string, m holding.Message) {
+	select {
+	case d.received <- holding.Received{From: from, Message: m}:
+	default:
+		d.metrics.lost.Inc()
+	}
+}
+
+// Disputed says that another node on the link answers for an address, too.
+func (d *Driver) Disputed(id string) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.disputed[id] = true
+	d.awake()
+}
+
+// tell lets do be called by the goroutine of Run.
+func (d *Driver) tell(ctx context.Context, do func()) {
+	select {
+	case d.done <- do:
+	case <-ctx.Done():
+	}
+}
+
+// Run holds addresses until ctx ends. The kernel answers on for as long as it was told to.
+func (d *Driver) Run(ctx context.Context) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer d.orders.wait()
+	defer d.group.Wait()
+	defer cancel()
+	d.began = time.Now()
+	d.orders.began = d.began
+	d.machine = holding.New(d.cfg.Node, rand.Uint64(), 0)
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-timer.C:
+			d.step(ctx, holding.Tick{})
+		case m := <-d.received:
+			d.step(ctx, m)
+		case do := <-d.done:
+			do()
+		case <-d.wake:
+			d.look(ctx)
+		}
+		timer.Reset(d.machine.Next() - time.Since(d.began))
+	}
+}
+
+// step gives an event to the machine, and has its actions done.
+func (d *Driver) step(ctx context.Context, e holding.Event) {
+	for _, a := range d.machine.Step(time.Since(d.began), e) {
+		switch a := a.(type) {
+		case holding.Send:
+			d.cfg.Messages.Send(a.To, a.Message)
+		case holding.Read:
+			d.read(ctx)
+		case holding.Write:
+			d.write(ctx, a.Record)
+		case holding.Answer:
+			k := d.blocks[a.ID]
+			d.orders.answer(ctx, Order{Address: k.address, Epoch: a.Epoch, Until: d.began.Add(a.Until), Announce: a.Announce})
+		case holding.Stop:
+			d.orders.stop(ctx, d.blocks[a.ID].address)
+		}
+	}
+}
+
+// look takes what has changed since the last time.
+func (d *Driver) look(ctx context.Context) {
+	d.mu.Lock()
+	seen, disputed, targets := d.seen, d.disputed, d.targets
+	d.seen, d.disputed, d.targets = map[types.UID]*v2.AddressBlock{}, map[string]bool{}, false
+	d.mu.Unlock()
+	for uid, b := range seen {
+		if b == nil {
+			d.lose(ctx, string(uid))
+		} else {
+			d.take(ctx, b)
+		}
+	}
+	if len(seen) > 0 {
+		d.cfg.Messages.Peers(d.peers())
+		maps.DeleteFunc(d.gone, func(_ string, since time.Time) bool { return time.Since(since) > remembered })
+	}
+	for id, f := range d.fed {
+		if targets {
+			d.judge(ctx, f, d.blocks[id])
+		}
+		if disputed[id] {
+			d.step(ctx, holding.Disputed{ID: id})
+		}
+	}
+}
+
+// take takes a block if it is newer than the one that is known.
+func (d *Driver) take(ctx context.Context, b *v2.AddressBlock) {
+	k, err := parse(d.cfg.Node, b)
+	if err != nil {
+		klog.FromContext(ctx).Error(err, "A floating address isn't held")
+		return
+	}
+	// Most addresses have nothing to do with most nodes.
+	if d.note(k) && (d.fed[k.record.ID] != nil || k.concerns(d.cfg.Node)) {
+		d.step(ctx, holding.Seen{Record: k.record})
+		d.settle(ctx, k)
+	}
+}
+
+// note remembers a block, and says whether it is newer than the one that was known.
+func (d *Driver) note(k known) bool {
+	id := k.record.ID
+	if _, gone := d.gone[id]; gone || k.record.Version <= d.blocks[id].record.Version {
+		return false
+	}
+	d.blocks[id] = k
+	return true
+}
+
+// settle does what follows from the record of a block, which the machine knows.
+func (d *Driver) settle(ctx context.Context, k known) {
+	f := d.fed[k.record.ID]
+	if f == nil {
+		f = &fed{}
+		d.fed[k.record.ID] = f
+	}
+	if !k.concerns(d.cfg.Node) {
+		d.forget(ctx, k.record.ID)
+		return
+	}
+	d.move(ctx, f, k)
+	d.judge(ctx, f, k)
+}
+
+// lose forgets an address that isn't there any more.
+func (d *Driver) lose(ctx context.Context, id string) {
+	d.forget(ctx, id)
+	delete(d.blocks, id)
+	d.gone[id] = time.Now()
+}
+
+// forget lets the machine forget an address.
+func (d *Driver) forget(ctx context.Context, id string) {
+	if f := d.fed[id]; f != nil {
+		d.step(ctx, holding.Gone{ID: id})
+		f.stopMoving()
+		delete(d.fed, id)
+	}
+}
+
+// judge tells the machine whether this node could answer for an address.
+func (d *Driver) judge(ctx context.Context, f *fed, k known) {
+	ready, known := false, true
+	if k.mayHave(d.cfg.Node) {
+		ready, known = d.cfg.Targets.Ready(k.address)
+		if h := k.block.Floating.Holding; h.Holder == d.cfg.Node && h.PodUID != k.address.Pod {
+			ready = false
+		}
+	}
+	if known && (!f.told.known || f.told.ready != ready) {
+		f.told.ready, f.told.known = ready, true
+		d.step(ctx, holding.Ready{ID: k.record.ID, Ready: ready})
+	}
+}
+
+// move prepares the node to which this one is to hand an address over.
+func (d *Driver) move(ctx context.Context, f *fed, k known) {
+	to := k.record.MovingTo
+	if k.record.Holder != d.cfg.Node {
+		to = ""
+	}
+	if to == f.moving {
+		return
+	}
+	f.stopMoving()
+	if to == "" {
+		return
+	}
+	within, cancel := context.WithCancel(ctx)
+	f.moving, f.cancel = to, cancel
+	d.group.Go(func() {
+		if d.cfg.Mover != nil {
+			d.cfg.Mover.Move(within, k.address, to)
+		}
+		d.tell(within, func() {
+			if within.Err() == nil {
+				d.step(ctx, holding.Copied{ID: k.record.ID})
+			}
+		})
+	})
+}
+
+func (f *fed) stopMoving() {
+	if f.cancel != nil {
+		f.cancel()
+	}
+	f.moving, f.cancel = "", nil
+}

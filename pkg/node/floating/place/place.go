@@ -1,0 +1,244 @@
+// Package place makes the node answer for floating addresses: it leads them to pods of the node, and tells routing daemons.
+//
+// It owns routes of the protocol dataplane.ProtocolFloating, and the table dataplane.NftTableFloating. It must not know why the node answers for
+// an address, nor how hosts of a link learn that (see Announcer).
+//
+//	to answer                                          to stop
+//	1 packets from and to the address are dropped        1 the element ends: packets are dropped
+//	2 the route to the pod, table 116                    2 the routes
+//	3 an element, which ends by itself, lets them pass   3 packets pass as those of any address
+//	4 the route for routing daemons, table 119           4 the Announcer
+//	5 the Announcer, if that is asked for
+//
+// A transaction of nftables takes milliseconds, and a node may have a thousand addresses: what is asked for while one is made is done
+// together with the next one. What fails for one address doesn't keep others from going on.
+//
+// What an earlier life of the program has left stays dropped by the table when its time is over. Its routes go when that is sure.
+package place
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"sync"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/coil-net/coil/pkg/dataplane"
+	"github.com/coil-net/coil/pkg/ipam"
+	"github.com/coil-net/coil/pkg/kernel/nft"
+	"github.com/coil-net/coil/pkg/kernel/route"
+	"github.com/coil-net/coil/pkg/kernel/rtnl"
+	"github.com/coil-net/coil/pkg/node/floating"
+)
+
+// Pod is where packets for an address go: the node's end of a pod's link, and the pod's own addresses.
+type Pod struct {
+	Link int
+	ipam.Address
+}
+
+// Announcer tells the hosts of links that addresses are at this node, and answers when they ask.
+type Announcer interface {
+	// Announce begins or goes on with it, and tells of each address of a family once again.
+	Announce(context.Context, floating.Address) error
+	// Withdraw ends it.
+	Withdraw(context.Context, floating.Address) error
+}
+
+// Config is what a Place is made of.
+type Config struct {
+	Handle *rtnl.Handle
+	Table  *nft.Table
+	// PodTable and ExportTable are the routing tables of pods, and for routing daemons. Loopback is the index of lo.
+	PodTable, ExportTable, Loopback int
+	// Pod returns the pod of a UID, if it is on the node and has its link.
+	Pod func(types.UID) (Pod, bool)
+	// Announcer may be nil.
+	Announcer Announcer
+}
+
+// Place implements floating.Place.
+type Place struct {
+	cfg    Config
+	routes *route.Syncer
+	began  time.Time
+
+	mu   sync.Mutex // guards the two below
+	jobs []*job
+	busy bool
+	work sync.WaitGroup
+
+	// All below belongs to the goroutine that is busy.
+	held map[string]held
+	// left are addresses with routes of an earlier life, which may answer for them until it is over.
+	left []netip.Addr
+	// dirty says that the kernel isn't known to be as it should be.
+	dirty bool
+}
+
+// held is an address for which the node answers, and by which pod.
+type held struct {
+	floating.Order
+	pod Pod
+}
+
+// job is something that is to be done.
+type job struct {
+	ctx   context.Context
+	order floating.Order
+	kind  kind
+	done  chan error
+}
+
+type kind int
+
+const (
+	answer kind = iota
+	stop
+	mend // what others have changed
+)
+
+var _ floating.Place = (*Place)(nil)
+
+// New returns a Place that answers for nothing yet.
+func New(ctx context.Context, cfg Config) (*Place, error) {
+	p := &Place{
+		cfg: cfg, routes: route.New(cfg.Handle, dataplane.ProtocolFloating, cfg.PodTable, cfg.ExportTable), began: time.Now(),
+		held: map[string]held{}, dirty: true,
+	}
+	routes, err := p.read(ctx)
+	if err != nil {
+		return nil, err
+	}
+	for r := range routes {
+		p.left = append(p.left, r.Dst.Addr())
+	}
+	return p, nil
+}
+
+// Answer implements floating.Place.
+func (p *Place) Answer(ctx context.Context, o floating.Order) error {
+	return p.do(&job{ctx: ctx, order: o, kind: answer})
+}
+
+// Stop implements floating.Place.
+func (p *Place) Stop(ctx context.Context, a floating.Address) error {
+	return p.do(&job{ctx: ctx, order: floating.Order{Address: a}, kind: stop})
+}
+
+// Sync makes the kernel as it should be, if something has changed behind the Place's back. A lease after the start it removes what an
+// earlier life has left.
+func (p *Place) Sync(ctx context.Context) error { return p.do(&job{ctx: ctx, kind: mend}) }
+
+// Wait waits until nothing is done any more. No call may be in progress.
+func (p *Place) Wait() { p.work.Wait() }
+
+// do has a job done, together with others.
+func (p *Place) do(j *job) error {
+	j.done = make(chan error, 1)
+	p.mu.Lock()
+	p.jobs = append(p.jobs, j)
+	if !p.busy {
+		p.busy = true
+		// The context of one must not end the work for others.
+		ctx := context.WithoutCancel(j.ctx)
+		p.work.Go(func() { p.serve(ctx) })
+	}
+	p.mu.Unlock()
+	return <-j.done
+}
+
+// serve does jobs until there are none.
+func (p *Place) serve(ctx context.Context) {
+	for {
+		p.mu.Lock()
+		jobs := p.jobs
+		p.jobs = nil
+		p.busy = len(jobs) > 0
+		p.mu.Unlock()
+		if len(jobs) == 0 {
+			return
+		}
+		p.serveAll(ctx, jobs)
+	}
+}
+
+// serveAll does jobs, each of another address.
+func (p *Place) serveAll(ctx context.Context, jobs []*job) {
+	var answers, stops, mends []*job
+	changed := p.dirty
+	for _, j := range jobs {
+		was, known := p.held[j.order.ID]
+		switch j.kind {
+		case mend:
+			mends = append(mends, j)
+			changed = true
+		case stop:
+			stops = append(stops, j)
+			delete(p.held, j.order.ID)
+			changed = changed || known
+		case answer:
+			pod, there := p.cfg.Pod(j.order.Pod)
+			if err := j.ctx.Err(); err != nil {
+				j.done <- err
+				continue
+			}
+			if !there {
+				j.done <- fmt.Errorf("the pod %s to which packets for %s go isn't on this node", j.order.Pod, j.order.Address.Address)
+				continue
+			}
+			answers = append(answers, j)
+			changed = changed || !known || was.pod != pod || was.Epoch != j.order.Epoch
+			p.held[j.order.ID] = held{j.order, pod}
+		}
+	}
+	closed := p.close(ctx, stops)
+	var led, settled error
+	if changed {
+		led = p.lead(ctx, stops)
+	}
+	var lacking, leading map[netip.Addr]bool
+	if led != nil {
+		lacking, leading = p.failed(ctx, stops)
+	}
+	opened := p.open(ctx, slices.DeleteFunc(slices.Clone(answers), func(j *job) bool { return isOf(j, lacking) }))
+	if changed {
+		settled = p.settle(ctx, lacking)
+	}
+	p.dirty = led != nil || settled != nil
+	for _, j := range answers {
+		err := errors.Join(opened, settled)
+		if isOf(j, lacking) {
+			err = errors.Join(led, err)
+		}
+		j.done <- errors.Join(err, p.announce(ctx, j))
+	}
+	for _, j := range stops {
+		err := closed
+		if isOf(j, leading) {
+			err = errors.Join(closed, led)
+		}
+		j.done <- errors.Join(err, p.withdraw(ctx, j))
+	}
+	for _, j := range mends {
+		j.done <- errors.Join(led, settled)
+	}
+}
+
+func (p *Place) announce(ctx context.Context, j *job) error {
+	if p.cfg.Announcer == nil || !j.order.Announce {
+		return nil
+	}
+	return p.cfg.Announcer.Announce(ctx, j.order.Address)
+}
+
+func (p *Place) withdraw(ctx context.Context, j *job) error {
+	if p.cfg.Announcer == nil {
+		return nil
+	}
+	return p.cfg.Announcer.Withdraw(ctx, j.order.Address)
+}

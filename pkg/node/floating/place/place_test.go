@@ -1,0 +1,287 @@
+package place
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/coil-net/coil/pkg/dataplane"
+	"github.com/coil-net/coil/pkg/holding"
+	"github.com/coil-net/coil/pkg/ipam"
+	"github.com/coil-net/coil/pkg/kernel/nft"
+	"github.com/coil-net/coil/pkg/kernel/route"
+	"github.com/coil-net/coil/pkg/kernel/rtnl"
+	"github.com/coil-net/coil/pkg/node/floating"
+	"github.com/coil-net/coil/pkg/testkit"
+	"github.com/coil-net/coil/pkg/testkit/netnstest"
+)
+
+// lab is a node with a pod that has floating addresses, and a host that sends to them by the node.
+type lab struct {
+	t               *testing.T
+	host, node, pod *netnstest.NS
+	handle          *rtnl.Handle
+	pods            map[types.UID]Pod
+	told            told
+}
+
+// told is an Announcer.
+type told struct {
+	mu    sync.Mutex
+	calls []string
+}
+
+func (a *told) Announce(_ context.Context, addr floating.Address) error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.calls = append(a.calls, "announce "+addr.Block)
+	return nil
+}
+
+func (a *told) Withdraw(_ context.Context, addr floating.Address) error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.calls = append(a.calls, "withdraw "+addr.Block)
+	return nil
+}
+
+func newLab(t *testing.T) *lab {
+	l := &lab{t: t, host: netnstest.New(t), node: netnstest.New(t), pod: netnstest.New(t)}
+	ctx := t.Context()
+	testkit.Check(t,
+		l.node.Lab().Forward(),
+		l.node.Lab().IP(ctx,
+			fmt.Sprintf("link add uplink type veth peer name eth0 netns %s", l.host.Lab().Path()),
+			fmt.Sprintf("link add pod type veth peer name eth0 netns %s", l.pod.Lab().Path()),
+			"link set uplink up", "link set pod up",
+			"addr add 10.0.0.1/24 dev uplink", "addr add fd00::1/64 dev uplink nodad",
+			"addr add 10.0.1.1/24 dev pod", "addr add fd00:1::1/64 dev pod nodad",
+			"rule add priority 2000 table 116", "-6 rule add priority 2000 table 116"),
+		l.host.Lab().IP(ctx, "link set eth0 up", "addr add 10.0.0.2/24 dev eth0", "addr add fd00::2/64 dev eth0 nodad",
+			"route add default via 10.0.0.1", "-6 route add default via fd00::1"),
+		l.pod.Lab().IP(ctx, "link set eth0 up", "addr add 10.0.1.2/24 dev eth0", "addr add fd00:1::2/64 dev eth0 nodad",
+			"addr add 192.0.2.7/32 dev lo", "addr add 2001:db8::7/128 dev lo nodad", "route add default via 10.0.1.1", "-6 route add default via fd00:1::1"),
+	)
+	l.handle = testkit.Must(rtnl.New(l.node.NS))(t)
+	t.Cleanup(l.handle.Close)
+	link := testkit.Must(l.handle.IndexByName("pod"))(t)
+	l.pods = map[types.UID]Pod{"router": {Link: link, Address: ipam.Address{IPv4: netip.MustParseAddr("10.0.1.2"), IPv6: netip.MustParseAddr("fd00:1::2")}}}
+	return l
+}
+
+// start begins a life of the program.
+func (l *lab) start() *Place {
+	l.t.Helper()
+	table := testkit.Must(nft.New(l.node.NS, dataplane.NftTableFloating))(l.t)
+	l.t.Cleanup(table.Close)
+	p := testkit.Must(New(l.t.Context(), Config{
+		Handle: l.handle, Table: table, PodTable: 116, ExportTable: 119, Loopback: 1, Announcer: &l.told,
+		Pod: func(uid types.UID) (Pod, bool) { pod, ok := l.pods[uid]; return pod, ok },
+	}))(l.t)
+	l.t.Cleanup(p.Wait)
+	return p
+}
+
+func order(n byte, lasts time.Duration) floating.Order {
+	return floating.Order{
+		Address: floating.Address{
+			ID: fmt.Sprint("u", n), Block: fmt.Sprint("p-", n), Pod: "router",
+			Address: ipam.Address{IPv4: netip.AddrFrom4([4]byte{192, 0, 2, n}), IPv6: netip.MustParseAddr(fmt.Sprintf("2001:db8::%d", n))},
+		},
+		Epoch: 3, Until: time.Now().Add(lasts),
+	}
+}
+
+// passes returns an error unless packets to an address reach the pod, or with pass false if they do.
+func (l *lab) passes(a netip.Addr, pass bool) error {
+	var hears, sends net.PacketConn
+	err := errors.Join(l.pod.Do(func() (err error) {
+		hears, err = net.ListenPacket("udp", netip.AddrPortFrom(a, 0).String())
+		return err
+	}), l.host.Do(func() (err error) {
+		sends, err = net.ListenPacket("udp", ":0")
+		return err
+	}))
+	if err != nil {
+		return err
+	}
+	defer hears.Close()
+	defer sends.Close()
+	if _, err := sends.WriteTo([]byte("x"), hears.LocalAddr()); err != nil {
+		return err
+	}
+	if err := hears.SetReadDeadline(time.Now().Add(50 * time.Millisecond)); err != nil {
+		return err
+	}
+	_, _, err = hears.ReadFrom(make([]byte, 1))
+	if (err == nil) != pass {
+		return fmt.Errorf("a packet to %s arrives: %t", a, err == nil)
+	}
+	return nil
+}
+
+func (l *lab) await(o floating.Order, pass bool) {
+	l.t.Helper()
+	for _, a := range o.Addrs() {
+		testkit.Eventually(l.t, 5*time.Second, fmt.Sprintf("packets to %s arrive: %t", a, pass), func() error { return l.passes(a, pass) })
+	}
+}
+
+// routes are those of a table as ip(8) shows them.
+func (l *lab) routes(table string) string {
+	l.t.Helper()
+	var all []string
+	for _, f := range []string{"-4", "-6"} {
+		out, _ := l.node.Run("ip", f, "route", "show", "table", table) // an error if there never was such a table
+		for line := range strings.Lines(out) {
+			all = append(all, strings.Join(strings.Fields(line), " "))
+		}
+	}
+	return strings.Join(all, "; ")
+}
+
+func TestAnswersAndStops(t *testing.T) {
+	l := newLab(t)
+	p := l.start()
+	o := order(7, time.Hour)
+	o.Announce = true
+	testkit.Check(t, p.Answer(t.Context(), o))
+	l.await(o, true)
+	wantPods := "192.0.2.7 via 10.0.1.2 dev pod proto 32 onlink; 2001:db8::7 via fd00:1::2 dev pod proto 32 metric 1024 onlink pref medium"
+	if got := l.routes("116"); got != wantPods {
+		t.Errorf("table 116: %s", got)
+	}
+	wantExport := "192.0.2.7 dev lo proto 32 scope link metric 3; 2001:db8::7 dev lo proto 32 metric 3 pref medium"
+	if got := strings.Replace(l.routes("119"), "192.0.2.7 dev lo proto 32 metric", "192.0.2.7 dev lo proto 32 scope link metric", 1); got != wantExport {
+		t.Errorf("table 119: %s", got)
+	}
+	// Whoever syncs the routes of pods and blocks leaves these alone.
+	for _, table := range []int{116, 119} {
+		testkit.Must(route.New(l.handle, dataplane.ProtocolNode, table).Sync(t.Context(), nil))(t)
+	}
+	l.await(o, true)
+	// A new epoch is another metric, also that which IPv6 has without one.
+	o.Epoch = 1024
+	testkit.Check(t, p.Answer(t.Context(), o))
+	if got := l.routes("119"); strings.Count(got, "metric 1024") != 2 || strings.Contains(got, "metric 3 ") {
+		t.Errorf("table 119: %s", got)
+	}
+	testkit.Check(t, p.Stop(t.Context(), o.Address), p.Stop(t.Context(), o.Address))
+	l.await(o, false)
+	if got := l.routes("116") + l.routes("119") + testkit.Must(l.node.Run("nft", "list", "ruleset"))(t); got != "" {
+		t.Errorf("there is still %s", got)
+	}
+	if got := strings.Join(l.told.calls, ", "); got != "announce p-7, announce p-7, withdraw p-7, withdraw p-7" {
+		t.Errorf("the hosts of the link were told %s", got)
+	}
+}
+
+// An earlier life has died: the kernel stops by itself. The next life removes what is left when that is sure, and not before: it may go on.
+func TestEarlierLife(t *testing.T) {
+	l := newLab(t)
+	first := l.start()
+	testkit.Check(t, first.Answer(t.Context(), order(7, time.Hour)))
+	l.await(order(7, 0), true) // links of IPv6 take their time
+	o, other := order(7, holding.Lease), order(8, holding.Lease)
+	testkit.Check(t, first.Answer(t.Context(), o))
+	testkit.Check(t, l.start().Answer(t.Context(), other)) // it begins with what the former life had
+	for _, a := range o.Addrs() {
+		testkit.Check(t, l.passes(a, true))
+	}
+	p := l.start()
+	testkit.Check(t, p.Sync(t.Context()))
+	if got := l.routes("116"); strings.Count(got, "via") != 4 {
+		t.Errorf("too soon there are %s", got)
+	}
+	l.await(o, false)
+	testkit.Eventually(t, 5*time.Second, "the routes are gone", func() error {
+		if err := p.Sync(t.Context()); err != nil {
+			return err
+		}
+		if got := l.routes("116") + l.routes("119"); got != "" {
+			return errors.New(got)
+		}
+		return nil
+	})
+}
+
+// What is wrong with one address is no harm to others.
+func TestOthersGoOn(t *testing.T) {
+	l := newLab(t)
+	l.pods["gone"] = Pod{Link: 4711, Address: l.pods["router"].Address}
+	p := l.start()
+	good, bad, unknown := order(7, time.Hour), order(8, time.Hour), order(9, time.Hour)
+	bad.Pod, unknown.Pod = "gone", "unknown"
+	if err := p.Answer(t.Context(), bad); err == nil {
+		t.Error("an address without a link is answered for")
+	}
+	if err := p.Answer(t.Context(), unknown); err == nil || !strings.Contains(err.Error(), "isn't on this node") {
+		t.Errorf("a pod that isn't there: %v", err)
+	}
+	_ = p.Answer(t.Context(), good)
+	l.await(good, true)
+	if got := l.routes("119"); !strings.Contains(got, "192.0.2.7") || strings.Contains(got, "192.0.2.8") {
+		t.Errorf("told to routing daemons: %s", got)
+	}
+	testkit.Check(t, p.Stop(t.Context(), good.Address))
+	l.await(good, false)
+	if out := testkit.Must(l.node.Run("nft", "list", "set", "inet", dataplane.NftTableFloating, "answering_ipv4"))(t); strings.Contains(out, "192.0.2.7") {
+		t.Errorf("it may still pass: %s", out)
+	}
+	l.pods["gone"] = l.pods["router"]
+	testkit.Check(t, p.Answer(t.Context(), bad))
+	if got := l.routes("119"); !strings.Contains(got, "192.0.2.8") {
+		t.Errorf("told to routing daemons: %s", got)
+	}
+}
+
+// Routes and rules that others have removed come back.
+func TestSyncMends(t *testing.T) {
+	l := newLab(t)
+	p := l.start()
+	o := order(7, time.Hour)
+	testkit.Check(t, p.Answer(t.Context(), o))
+	testkit.Must(l.node.Run("ip", "route", "flush", "table", "116"))(t)
+	testkit.Must(l.node.Run("nft", "delete", "chain", "inet", dataplane.NftTableFloating, "prerouting"))(t)
+	testkit.Check(t, p.Sync(t.Context()))
+	l.await(o, true)
+	if out := testkit.Must(l.node.Run("nft", "list", "ruleset"))(t); !strings.Contains(out, "drop") {
+		t.Errorf("the rules are %s", out)
+	}
+}
+
+// Many addresses share transactions.
+func TestManyAtOnce(t *testing.T) {
+	l := newLab(t)
+	p := l.start()
+	var all sync.WaitGroup
+	began := time.Now()
+	for n := range byte(200) {
+		all.Go(func() {
+			if err := p.Answer(t.Context(), order(n+1, time.Hour)); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	all.Wait()
+	t.Logf("200 addresses took %s", time.Since(began))
+	if took := time.Since(began); took > testkit.Limit(time.Second) {
+		t.Errorf("it took %s", took)
+	}
+	if n := strings.Count(l.routes("119"), "dev lo"); n != 400 {
+		t.Errorf("there are %d routes", n)
+	}
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := p.Answer(ended, order(201, time.Hour)); !errors.Is(err, context.Canceled) || strings.Contains(l.routes("119"), "192.0.2.201") {
+		t.Errorf("an order that was taken back: %v", err)
+	}
+}

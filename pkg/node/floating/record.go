@@ -1,0 +1,169 @@
+package floating
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
+	"github.com/coil-net/coil/pkg/holding"
+	"github.com/coil-net/coil/pkg/ipam"
+)
+
+// Address is a floating address, or the pair of a dual-stack pool.
+type Address struct {
+	ipam.Address
+	// ID is the UID of the AddressBlock, Block its name, and Pool that of its AddressPool.
+	ID, Block, Pool string
+	// Pod is the UID of the pod on this node to which packets for the address go. It is empty if this node may not have the address.
+	Pod types.UID
+}
+
+// known is an AddressBlock, and what it says.
+type known struct {
+	block   *v2.AddressBlock
+	record  holding.Record
+	address Address
+}
+
+// parse returns what a block says to a node.
+func parse(node string, b *v2.AddressBlock) (known, error) {
+	version, err := versionOf(b.ResourceVersion)
+	if err != nil {
+		return known{}, fmt.Errorf("AddressBlock %s: %w", b.Name, err)
+	}
+	prefixes, err := ipam.ParseBlock(b.IPv4, b.IPv6)
+	if err != nil {
+		return known{}, fmt.Errorf("AddressBlock %s: %w", b.Name, err)
+	}
+	if prefixes.Size() != 1 {
+		return known{}, fmt.Errorf("AddressBlock %s: it has %d addresses: a floating one has a block of its own", b.Name, prefixes.Size())
+	}
+	id := string(b.UID)
+	k := known{
+		block:   b,
+		record:  holding.Record{ID: id, Version: version},
+		address: Address{ID: id, Block: b.Name, Pool: b.Labels[v2.LabelPool]},
+	}
+	for _, p := range prefixes.Prefixes() {
+		if p.Addr().Is4() {
+			k.address.IPv4 = p.Addr()
+		} else {
+			k.address.IPv6 = p.Addr()
+		}
+	}
+	if b.Floating == nil {
+		return k, nil
+	}
+	h := b.Floating.Holding
+	k.record.Holder, k.record.Epoch, k.record.Claims, k.record.HandedOver = h.Holder, h.Epoch, h.Claims, h.HandedOver
+	k.record.Voters, k.record.Contender = names(h.Voters), h.Contender
+	if !offered(b) {
+		return k, nil
+	}
+	k.record.Successors = names(b.Floating.Successors)
+	// The node that has got the address has nobody to hand it over to.
+	if b.Floating.MovingTo != h.Holder {
+		k.record.MovingTo = b.Floating.MovingTo
+	}
+	if entry := find(b.Floating.Successors, node); entry != nil {
+		k.address.Pod = entry.PodUID
+	}
+	return k, nil
+}
+
+// offered says whether a node may have the address. A holder gives up one that isn't offered.
+func offered(b *v2.AddressBlock) bool {
+	return b.Labels[v2.LabelFloating] == v2.FloatingValue && b.DeletionTimestamp == nil && b.Floating.ReleasedAt == nil
+}
+
+// versionOf is the number of a resource version: those of one resource are decimal numbers that grow.
+func versionOf(text string) (uint64, error) {
+	v, err := strconv.ParseUint(text, 10, 64)
+	if err != nil {
+		return 0, fmt.Errorf("the resource version %q isn't a number: floating addresses need an API server whose versions can be compared", text)
+	}
+	return v, nil
+}
+
+// concerns says whether a node has something to do with the address.
+func (k known) concerns(node string) bool {
+	r := k.record
+	return r.Holder == node || r.MovingTo == node || r.Contender == node || slices.Contains(r.Successors, node) || slices.Contains(r.Voters, node)
+}
+
+// mayHave says whether a node may have the address now.
+func (k known) mayHave(node string) bool { return slices.Contains(k.record.Successors, node) }
+
+func names(nodes []v2.FloatingNode) []string {
+	var all []string
+	for _, n := range nodes {
+		all = append(all, n.Node)
+	}
+	return all
+}
+
+func find(nodes []v2.FloatingNode, name string) *v2.FloatingNode {
+	if i := slices.IndexFunc(nodes, func(n v2.FloatingNode) bool { return n.Node == name }); i >= 0 {
+		return &nodes[i]
+	}
+	return nil
+}
+
+// holdingOf is what a block is to say when it has a record, in place of what it says.
+func holdingOf(b *v2.AddressBlock, r holding.Record, now metav1.Time) v2.FloatingHolding {
+	before := b.Floating.Holding
+	if r.Holder == before.Holder && r.Claims == before.Claims {
+		before.Contender = r.Contender
+		return before // all else is the holder's
+	}
+	h := v2.FloatingHolding{Holder: r.Holder, Epoch: r.Epoch, Claims: r.Claims, HandedOver: r.HandedOver, Contender: r.Contender}
+	switch {
+	case r.Holder == before.Holder:
+		h.PodUID, h.Since = before.PodUID, before.Since
+	case r.Holder != "":
+		h.Since = &now
+	}
+	if entry := find(b.Floating.Successors, r.Holder); entry != nil {
+		h.PodUID = entry.PodUID
+	}
+	for _, name := range r.Voters {
+		voter := v2.FloatingNode{Node: name}
+		for _, n := range []*v2.FloatingNode{find(before.Voters, name), find(b.Floating.Successors, name)} {
+			if n != nil {
+				voter.Addresses = n.Addresses
+			}
+		}
+		h.Voters = append(h.Voters, voter)
+	}
+	return h
+}
+
+// change is a JSON merge patch (RFC 7386) of a block that makes it say so, and changes nothing else.
+func change(h v2.FloatingHolding) map[string]any {
+	return map[string]any{
+		"metadata": map[string]any{"labels": map[string]any{v2.LabelFloatingHolder: orNull(h.Holder)}},
+		"floating": map[string]any{"holding": map[string]any{
+			"holder": orNull(h.Holder), "podUID": orNull(h.PodUID), "epoch": orNull(h.Epoch), "since": orNull(h.Since), "claims": orNull(h.Claims),
+			"handedOver": orNull(h.HandedOver), "voters": listOrNull(h.Voters), "contender": orNull(h.Contender),
+		}},
+	}
+}
+
+// orNull returns null, by which a patch removes a field, in place of the zero value.
+func orNull[T comparable](v T) any {
+	if v == *new(T) {
+		return nil
+	}
+	return v
+}
+
+func listOrNull[T any](l []T) any {
+	if len(l) == 0 {
+		return nil
+	}
+	return l
+}
