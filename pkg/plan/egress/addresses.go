@@ -77,10 +77,11 @@ func Places(e *v2.Egress, blocks []*v2.AddressBlock, routers []*corev1.Pod, inte
 		for _, n := range order[:min(len(order), mostSuccessors)] {
 			want.Successors = append(want.Successors, nodes[n])
 		}
-		// A holder without a router that is ready gives the address up by itself.
-		if holder := b.Floating.Holding.Holder; len(order) > 0 && holder != order[0] {
-			if _, ready := nodes[holder]; ready {
-				want.MovingTo = order[0]
+		// A holder without a router that is ready gives the address up by itself. The others keep it until it has moved.
+		if holder, ready := nodes[b.Floating.Holding.Holder]; ready && len(order) > 0 && holder.Node != order[0] {
+			want.MovingTo = order[0]
+			if !slices.ContainsFunc(want.Successors, func(n v2.FloatingNode) bool { return n.Node == holder.Node }) {
+				want.Successors[len(want.Successors)-1] = holder
 			}
 		}
 		if !want.is(b) {

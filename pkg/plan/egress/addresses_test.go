@@ -97,7 +97,7 @@ func TestPlacesOfManyAddresses(t *testing.T) {
 		}
 		up := map[string]bool{}
 		for step := range 20 {
-			up[fmt.Sprint("node-", r.IntN(6))] = r.IntN(3) > 0
+			up[fmt.Sprint("node-", r.IntN(9))] = r.IntN(3) > 0
 			var routers []*corev1.Pod
 			for node, is := range up {
 				if is {
@@ -122,6 +122,9 @@ func TestPlacesOfManyAddresses(t *testing.T) {
 				}
 				if h := b.Floating.Holding.Holder; b.Floating.MovingTo != "" && (!up[h] || b.Floating.MovingTo != first || h == first) {
 					t.Fatalf("seed %d, step %d: %s moves from %q to %q, its first is %q", seed, step, b.Name, h, b.Floating.MovingTo, first)
+				}
+				if h := b.Floating.Holding.Holder; up[h] && !slices.ContainsFunc(b.Floating.Successors, func(n v2.FloatingNode) bool { return n.Node == h }) {
+					t.Fatalf("seed %d, step %d: %s has to leave %s before it has moved", seed, step, b.Name, h)
 				}
 				counts[first]++
 			}
