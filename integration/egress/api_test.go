@@ -16,6 +16,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/watch"
@@ -107,9 +108,14 @@ func key(o object) string { return fmt.Sprintf("%T/%s/%s", o, o.GetNamespace(), 
 
 // ServeHTTP answers lists and watches.
 func (a *api) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	selector, err := labels.Parse(r.URL.Query().Get("labelSelector"))
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusBadRequest)
+		return
+	}
 	of := func(o object) bool {
 		_, slice := o.(*discoveryv1.EndpointSlice)
-		return strings.Contains(r.URL.Path, "/namespaces/"+o.GetNamespace()+"/") && slice == strings.HasSuffix(r.URL.Path, "/endpointslices")
+		return selector.Matches(labels.Set(o.GetLabels())) && strings.Contains(r.URL.Path, "/namespaces/"+o.GetNamespace()+"/") && slice == strings.HasSuffix(r.URL.Path, "/endpointslices")
 	}
 	w.Header().Set("Content-Type", "application/json")
 	a.mu.Lock()
@@ -181,24 +187,29 @@ type member struct {
 }
 
 // publish makes the EndpointSlices of a namespace list these clients, as the controller does:
-// at most 1000 in each. It returns when it began to write, after it knew what.
+// at most 1000 in each. Every second client is one by a policy. It returns when it began to write, after it knew what.
 func (a *api) publish(namespace string, members ...member) time.Time {
 	const most = 1000
 	lists := map[string]*discoveryv1.EndpointSlice{}
-	count := map[discoveryv1.AddressType]int{}
+	count := map[string]int{}
 	for _, m := range members {
 		kind := discoveryv1.AddressTypeIPv6
 		if m.addr.Is4() {
 			kind = discoveryv1.AddressTypeIPv4
 		}
-		name := fmt.Sprintf("%s-clients-%s-%d", egressName, strings.ToLower(string(kind)), count[kind]/most)
-		count[kind]++
+		label, list := v2.LabelEgress, "clients"
+		if m.addr.As16()[15]%2 == 1 { // the same client always by the same list
+			label, list = v2.LabelPolicyEgress, "policy"
+		}
+		prefix := fmt.Sprintf("%s-%s-%s", egressName, list, strings.ToLower(string(kind)))
+		name := fmt.Sprintf("%s-%d", prefix, count[prefix]/most)
+		count[prefix]++
 		s := lists[name]
 		if s == nil {
 			s = &discoveryv1.EndpointSlice{
 				TypeMeta: metav1.TypeMeta{Kind: "EndpointSlice", APIVersion: discoveryv1.SchemeGroupVersion.String()},
 				ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name, Labels: map[string]string{
-					v2.LabelEgress: egressName, corev1.IsHeadlessService: "", discoveryv1.LabelManagedBy: "coil-egress-controller",
+					label: egressName, corev1.IsHeadlessService: "", discoveryv1.LabelManagedBy: "coil-egress-controller",
 				}}, AddressType: kind,
 			}
 			lists[name] = s

@@ -148,7 +148,7 @@ func (f Facts) checkDestinations(e *v2.Egress) (problems []*problem) {
 	}
 	if len(outside) > 0 {
 		problems = append(problems, problemf(ReasonDestinationOutside,
-			"Destination %s is within no destination of Egress %s: add it there, or take it out here. Private networks aren't within ranges with public addresses, such as 0.0.0.0/0", plan.Enumerate(outside), name))
+			"Destination %s is within no destination of Egress %s: add it there, or take it out here. Private networks aren't within ranges with public addresses, such as 0.0.0.0/0, and link-local ones are reached without an Egress", plan.Enumerate(outside), name))
 	}
 	if len(inside) > 0 {
 		problems = append(problems, problemf(ReasonDestinationInCluster,
@@ -157,9 +157,13 @@ func (f Facts) checkDestinations(e *v2.Egress) (problems []*problem) {
 	return problems
 }
 
-// around returns the destinations of an Egress that have all of d. A private network is reached through private ones alone.
+// around returns the destinations of an Egress that have all of d. A private network is reached through private ones alone, and a
+// link-local one through none.
 func around(d netip.Prefix, whole []netip.Prefix) []netip.Prefix {
-	if prefixes.Within(d, dataplane.PrivateRanges) {
+	switch {
+	case prefixes.Within(d, dataplane.LinkLocalRanges):
+		return nil
+	case prefixes.Within(d, dataplane.PrivateRanges):
 		whole = prefixes.Private(whole)
 	}
 	var all []netip.Prefix

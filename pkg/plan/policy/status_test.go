@@ -140,6 +140,7 @@ func TestStatus(t *testing.T) {
 		{"the other family", func(w *world) { to("::/0")(w); w.egress("internet/nat", "0.0.0.0/0") }, ReasonDestinationOutside, "::/0", "internet/nat", false},
 		{"a private network within all", to("10.1.0.0/16"), ReasonDestinationOutside, "Private networks aren't within", "internet/nat", false},
 		{"a private network within a private one", func(w *world) { to("10.1.0.0/16")(w); w.egress("internet/nat", "10.0.0.0/8") }, ReasonAccepted, "", "internet/nat", true},
+		{"a link-local network", func(w *world) { to("169.254.169.254/32")(w); w.egress("internet/nat", "169.254.0.0/16") }, ReasonDestinationOutside, "link-local ones are reached without an Egress", "internet/nat", false},
 		{"in the cluster", func(w *world) {
 			to("203.0.113.0/24")(w)
 			w.egresses["internet/nat"].Status.InClusterCIDRs = []string{"203.0.112.0/20"}
