@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"reflect"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -50,6 +51,8 @@ type kind[T any, P interface {
 	asking singleflight.Group
 	// ahead are those that lists had and the cache doesn't have.
 	ahead ahead[P]
+	// undefined says that there was no definition when a list was asked for last.
+	undefined atomic.Bool
 
 	mu sync.Mutex
 	// parsed are those that were understood, by name: each pod of the node asks for them again and again.
@@ -286,14 +289,18 @@ func (k *kind[T, P]) current(ctx context.Context, namespace, asOf string) ([]pol
 	for first := true; ; first = false {
 		items, version, err := k.ask(ctx, namespace)
 		switch {
-		case apierrors.IsNotFound(err): // there is no definition
+		case apierrors.IsNotFound(err):
+			k.undefined.Store(true)
 			k.ahead.listed(namespace, kube.ParseVersion(asOf))
 			return nil, nil
+		case err != nil && k.undefined.Load() && k.cached.Version() == 0:
+			return nil, nil // pods start as they did before there were policies
 		case err != nil:
 			return nil, err
 		case first && !reaches(kube.ParseVersion(version), asOf):
 			continue // it was asked for before, by another caller
 		}
+		k.undefined.Store(false)
 		have := k.cached.Version()
 		var all []policy.Policy
 		for i := range items {

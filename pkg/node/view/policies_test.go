@@ -115,6 +115,31 @@ func TestCurrentPolicies(t *testing.T) {
 	}
 }
 
+// As long as there is no definition, pods start without an answer of the API server, as they did before there were policies.
+func TestNoDefinitionAndNoAnswer(t *testing.T) {
+	l := &listing{err: apierrors.NewNotFound(v2.Resource("egresspolicies"), "")}
+	k := ofShop(l, "")
+	away := errors.New("connection refused")
+	for _, step := range []struct {
+		what string
+		do   func()
+		err  error
+	}{
+		{"no definition", func() {}, nil},
+		{"no answer", func() { l.err = away }, nil},
+		{"a definition", func() { l.err, l.version = nil, "150" }, nil},
+		{"no answer, with a definition", func() { l.err = away }, away},
+		{"no definition again", func() { l.err = apierrors.NewNotFound(v2.Resource("egresspolicies"), "") }, nil},
+		{"the cache has found the definition, and no answer", func() { k.cached.Bookmark("160"); l.err = away }, away},
+	} {
+		step.do()
+		k.ahead.lists = nil
+		if _, err := k.current(t.Context(), "shop", "1000"); !errors.Is(err, step.err) {
+			t.Errorf("%s: %v", step.what, err)
+		}
+	}
+}
+
 // What a list had counts until the cache has come as far, also if it is gone again by then. A list serves later pods that aren't newer.
 func TestListsAheadOfTheCache(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
