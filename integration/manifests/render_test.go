@@ -45,7 +45,7 @@ type variant struct {
 
 var (
 	ipamCRDs   = []string{"addressblocks.coil.cybozu.com", "addressclaims.coil.cybozu.com", "addresspools.coil.cybozu.com", "blockrequests.coil.cybozu.com"}
-	egressCRDs = []string{"egresses.coil.cybozu.com"}
+	egressCRDs = []string{"egressclusterpolicies.coil.cybozu.com", "egresses.coil.cybozu.com", "egresspolicies.coil.cybozu.com"}
 )
 
 var variants = []variant{
