@@ -10,14 +10,14 @@
 //	Egress exists, no Service yet     destinations unreachable
 //	Egress was deleted                its last destinations unreachable
 //	Egress never existed              ADD fails; in a running pod nothing is known of it
-//	it isn't known where to send to   what was named before is unreachable
+//	it isn't known where to send to   what the same policy, or the annotations, named before is unreachable
 //	namespace isn't allowed           ADD fails; in a running pod destinations unreachable
 //	its routers are sent to directly  destinations by those that live; unreachable without one
 //	its peering has changed           the same at once, but flows stay where they are
 //	nothing can forward, and the      packets to its destinations leave as if no Egress had them
 //	policy has onFailure Node
 //	policy isn't resolved yet         ADD fails; in a running pod what the policy asked for before stays
-//	policy names no Egress, and       ADD fails; in a running pod what was named before is unreachable
+//	policy names no Egress, and       ADD fails; in a running pod what it named before is unreachable
 //	there is no default
 //	no annotation any more, and       nothing is left
 //	no policy selects the pod

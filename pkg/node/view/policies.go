@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"reflect"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -50,6 +51,8 @@ type kind[T any, P interface {
 	asking singleflight.Group
 	// ahead are those that lists had and the cache doesn't have.
 	ahead ahead[P]
+	// undefined says that there was no definition when a list was asked for last.
+	undefined atomic.Bool
 
 	mu sync.Mutex
 	// parsed are those that were understood, by name: each pod of the node asks for them again and again.
@@ -200,7 +203,7 @@ func (e *Egresses) policiesAsOf(ctx context.Context, namespace, asOf string) ([]
 // namespaceAsOf returns a Namespace; see Policies.
 func (e *Egresses) namespaceAsOf(ctx context.Context, name, asOf string) (*metav1.PartialObjectMetadata, error) {
 	have, ahead := e.namespaces.cached.Version(), &e.policies.namespaces
-	if asOf == "" || reaches(max(have, ahead.upTo(name)), asOf) {
+	if asOf == "" || reaches(ahead.upTo(have, name), asOf) {
 		if read := ahead.beyond(have)[name]; read != nil {
 			return read, nil
 		}
@@ -210,8 +213,7 @@ func (e *Egresses) namespaceAsOf(ctx context.Context, name, asOf string) (*metav
 	if err != nil {
 		return nil, fmt.Errorf("read Namespace %s: %w", name, err)
 	}
-	ahead.note(have, read)
-	ahead.listed(name, kube.ParseVersion(asOf))
+	ahead.note(have, name, kube.ParseVersion(asOf), read)
 	return read, nil
 }
 
@@ -271,7 +273,7 @@ func (k *kind[T, P]) forget(name string) {
 
 // has says whether the policies of a namespace are known as they were at a resource version, or later.
 func (k *kind[T, P]) has(namespace, asOf string) bool {
-	return reaches(max(k.cached.Version(), k.ahead.upTo(namespace)), asOf)
+	return reaches(k.ahead.upTo(k.cached.Version(), namespace), asOf)
 }
 
 // currentTimeout bounds a list that pods wait for.
@@ -286,21 +288,25 @@ func (k *kind[T, P]) current(ctx context.Context, namespace, asOf string) ([]pol
 	for first := true; ; first = false {
 		items, version, err := k.ask(ctx, namespace)
 		switch {
-		case apierrors.IsNotFound(err): // there is no definition
-			k.ahead.listed(namespace, kube.ParseVersion(asOf))
+		case apierrors.IsNotFound(err):
+			k.undefined.Store(true)
+			k.ahead.note(k.cached.Version(), namespace, kube.ParseVersion(asOf))
 			return nil, nil
+		case err != nil && k.undefined.Load() && k.cached.Version() == 0:
+			return nil, nil // pods start as they did before there were policies
 		case err != nil:
 			return nil, err
 		case first && !reaches(kube.ParseVersion(version), asOf):
 			continue // it was asked for before, by another caller
 		}
-		have := k.cached.Version()
+		k.undefined.Store(false)
+		var objects []P
 		var all []policy.Policy
 		for i := range items {
-			k.ahead.note(have, &items[i])
+			objects = append(objects, &items[i])
 			all = k.add(all, &items[i])
 		}
-		k.ahead.listed(namespace, max(kube.ParseVersion(version), kube.ParseVersion(asOf)))
+		k.ahead.note(k.cached.Version(), namespace, max(kube.ParseVersion(version), kube.ParseVersion(asOf)), objects...)
 		return all, nil
 	}
 }

@@ -1,5 +1,5 @@
 // Package view has the objects of the cluster that coild reads besides blocks: its own Node, the Namespaces, the node's pods, and
-// the Egresses. Each is a set of watches that the part which needs it adds to the program's. A program watches nothing else,
+// the Egresses with their policies. Each is a set of watches that the part which needs it adds to the program's. A program watches nothing else,
 // and needs no right for it.
 //
 // It restricts informers on the server's side to what the node needs. It must not know what they are used for.

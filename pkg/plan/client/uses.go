@@ -54,17 +54,19 @@ func (e Egress) way() string {
 }
 
 // within returns the destinations of a policy that are an Egress's. Of one that isn't inside of any of the Egress's, those of the
-// Egress that are inside of it; the private ones only if it is private, too, as packets to it take no others.
+// Egress that are inside of it. Private and public ones have nothing to do with each other: packets to private networks take only
+// routes of private destinations.
 func within(wanted, all []netip.Prefix) []netip.Prefix {
+	private := func(p netip.Prefix) bool { return prefixes.Within(p, dataplane.PrivateRanges) }
 	in := []netip.Prefix{}
 	for _, d := range wanted {
-		if prefixes.Within(d, all) {
+		alike := slices.DeleteFunc(slices.Clone(all), func(p netip.Prefix) bool { return private(p) != private(d) })
+		if prefixes.Within(d, alike) {
 			in = append(in, d)
 			continue
 		}
-		private := prefixes.Within(d, dataplane.PrivateRanges)
-		for _, part := range all {
-			if prefixes.Within(part, []netip.Prefix{d}) && prefixes.Within(part, dataplane.PrivateRanges) == private {
+		for _, part := range alike {
+			if prefixes.Within(part, []netip.Prefix{d}) {
 				in = append(in, part)
 			}
 		}

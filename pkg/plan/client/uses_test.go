@@ -39,6 +39,7 @@ func TestDestinationsOfPolicies(t *testing.T) {
 		{what: "outside", policy: []string{"192.0.2.0/24", "2001:db8::/32"}, has: []string{"198.51.100.0/24"}, want: []string{}},
 		{what: "around one", policy: []string{"198.51.0.0/16"}, has: []string{"198.51.100.0/24", "203.0.113.0/24"}, want: []string{"198.51.100.0/24"}},
 		{what: "around a public one and a private one", policy: []string{"0.0.0.0/0"}, has: []string{"198.51.100.0/24", "10.0.0.0/8"}, want: []string{"198.51.100.0/24"}},
+		{what: "a private one inside of a public one", policy: []string{"10.1.0.0/16", "fd00::/16", "192.0.2.0/24"}, has: []string{"0.0.0.0/0", "::/0"}, want: []string{"192.0.2.0/24"}},
 		{what: "around a private one", policy: []string{"10.0.0.0/8"}, has: []string{"10.1.0.0/16", "192.0.2.0/24"}, want: []string{"10.1.0.0/16"}},
 		{what: "several, and one twice", policy: []string{"198.51.100.0/25", "198.51.0.0/16", "198.51.0.0/16"}, has: []string{"198.51.100.0/24"},
 			want: []string{"198.51.100.0/24", "198.51.100.0/25"}},

@@ -45,6 +45,7 @@ func RunClients(t *testing.T, open ClientsOpener) {
 		Egresses: []store.KnownEgress{
 			{Name: "net/gone"},
 			{Name: "net/former", Destinations: []netip.Prefix{netip.MustParsePrefix("203.0.113.0/24")}, Former: true, OriginatingOnly: true},
+			{Name: "net/gw", Policy: "EgressPolicy ns/p", Destinations: []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")}, Open: true},
 			{Name: "net/gw", Destinations: []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0"), netip.MustParsePrefix("2001:db8::/32")},
 				InCluster: []netip.Prefix{netip.MustParsePrefix("100.64.0.0/16")}},
 		},
