@@ -25,7 +25,6 @@ func egressAttempts() []attempt {
 		service = "is the name of a Service"
 	)
 	with := func(more string) string { return `spec: {destinations: [0.0.0.0/0, "::/0"], ` + more + `}` }
-	addresses := func(more string) string { return with(`peering: Direct, addresses: {` + more + `}`) }
 	return []attempt{
 		{name: "a destination", new: old},
 		{name: "both families", new: with(``)},
@@ -44,8 +43,6 @@ func egressAttempts() []attempt {
 		{name: "all namespaces", new: with(`allowedNamespaces: {}`)},
 		{name: "only what clients open", new: with(`originatingOnly: true`)},
 		{name: "no limit of connections", new: with(`maxConnectionsPerClient: 0`)},
-		{name: "some addresses for clients", new: addresses(`use: Client, pool: partners, count: 4`)},
-		{name: "listed addresses, packed", new: addresses(`use: Client, pool: partners, list: [198.51.100.10, 198.51.100.20-198.51.100.29, "2001:db8::/126"], placement: {strategy: Pack, maxPerNode: 3}`)},
 		{name: "choose namespaces later", old: old, new: with(`allowedNamespaces: {matchLabels: {team: a}}, originatingOnly: true`)},
 		{name: "the longest name", object: strings.Repeat("e", 63), new: old},
 		{name: "replace the destinations", old: old, new: `spec: {destinations: [198.51.100.0/24, "2001:db8::/32"]}`},
@@ -68,14 +65,6 @@ func egressAttempts() []attempt {
 		{name: "minAvailable and maxUnavailable", new: with(`podDisruptionBudget: {minAvailable: 1, maxUnavailable: 1}`),
 			field: "spec.podDisruptionBudget", reason: "minAvailable and maxUnavailable exclude each other"},
 		{name: "a negative minAvailable", new: with(`podDisruptionBudget: {minAvailable: -1}`), field: "spec.podDisruptionBudget.minAvailable", reason: pods},
-		{name: "addresses of clients that send to the Service", new: with(`addresses: {use: Client, pool: partners, count: 4}`), field: "spec.peering", reason: "must be Direct"},
-		{name: "addresses by number and by list", new: addresses(`use: Client, pool: partners, count: 4, list: [198.51.100.10]`), field: "spec.addresses", reason: "count or list is required, and not both"},
-		{name: "neither a number nor a list of addresses", new: addresses(`use: Client, pool: partners`), field: "spec.addresses", reason: "count or list is required, and not both"},
-		{name: "addresses of no pool", new: addresses(`use: Client, count: 4`), field: "spec.addresses.pool", reason: "Required value"},
-		{name: "addresses for others", new: addresses(`use: Pod, pool: partners, count: 4`), field: "spec.addresses.use", reason: "supported values"},
-		{name: "too many addresses", new: addresses(`use: Client, pool: partners, count: 1025`), field: "spec.addresses.count", reason: "should be less than or equal to 1024"},
-		{name: "a name as address", new: addresses(`use: Client, pool: partners, list: [example.com]`), field: "spec.addresses.list", reason: "must be addresses, ranges"},
-		{name: "addresses placed by chance", new: addresses(`use: Client, pool: partners, count: 4, placement: {strategy: Random}`), field: "spec.addresses.placement.strategy", reason: "supported values"},
 		{name: "a negative limit of connections", new: with(`maxConnectionsPerClient: -1`), field: "spec.maxConnectionsPerClient", reason: "should be greater than or equal to 0"},
 		{name: "a negative maxUnavailable", new: with(`podDisruptionBudget: {maxUnavailable: -1}`), field: "spec.podDisruptionBudget.maxUnavailable", reason: pods},
 		{name: "a number in a string", new: with(`podDisruptionBudget: {minAvailable: "1"}`), field: "spec.podDisruptionBudget.minAvailable", reason: pods},

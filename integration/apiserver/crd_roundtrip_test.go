@@ -117,7 +117,7 @@ func roundTrips() []roundTrip {
 			Spec: v2.EgressClusterPolicySpec{NamespaceSelector: selector, PodCIDRs: []string{"10.0.0.0/16", "fd00::/64"}},
 		}},
 		{name: "maximal", kind: egressKind, maximal: true,
-			except: []string{"Spec.PodDisruptionBudget.MinAvailable", "Spec.Template.Spec.Object", "Spec.Addresses.List"},
+			except: []string{"Spec.PodDisruptionBudget.MinAvailable", "Spec.Template.Spec.Object"},
 			obj:    maximalEgress(conditions)},
 		{name: "minimal", kind: egressKind, defaults: `spec: {peering: Service, sessionAffinity: ClientIP}`, obj: &v2.Egress{
 			Spec: v2.EgressSpec{Destinations: []string{"0.0.0.0/0"}},
@@ -161,17 +161,10 @@ func maximalEgress(conditions []metav1.Condition) *v2.Egress {
 			OriginatingOnly: true,
 
 			MaxConnectionsPerClient: ptr(int32(20000)),
-			Addresses: &v2.EgressAddresses{
-				Use: v2.EgressAddressOfClient, Pool: "partners", Count: ptr(int32(4)),
-				Placement: &v2.EgressPlacement{Strategy: v2.EgressPlacementPack, MaxPerNode: 3},
-			},
-			PodDisruptionBudget: &v2.EgressPDBSpec{MaxUnavailable: ptr(intstr.FromString("50%"))},
+			PodDisruptionBudget:     &v2.EgressPDBSpec{MaxUnavailable: ptr(intstr.FromString("50%"))},
 		},
 		Status: v2.EgressStatus{
 			ObservedGeneration: 7, Replicas: 3, Selector: "app.kubernetes.io/instance=internet", Clients: 5,
-			Addresses: []v2.EgressAddressStatus{{
-				Block: "partners-3", EgressAddress: v2.EgressAddress{IPv4: "10.0.0.3", IPv6: "fd00::3"}, Node: "worker", Router: "nat-1", Since: &conditions[0].LastTransitionTime,
-			}},
 			InClusterCIDRs: []string{"10.0.0.0/16", "fd00::/112"}, Conditions: conditions,
 		},
 	}

@@ -55,9 +55,6 @@ func (e *egresses) watch() {
 		Namespace: func(name string) { e.manager.NamespaceChanged(name) },
 		Policies:  func(namespace string) { e.manager.PoliciesChanged(namespace) },
 	})
-	if !e.alone {
-		e.cluster.WatchHolders(&e.watches, func(n types.NamespacedName) { e.manager.EgressChanged(n) })
-	}
 }
 
 func (e *egresses) compose(ctx context.Context) error {

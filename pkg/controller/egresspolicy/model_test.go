@@ -431,7 +431,7 @@ func (h *history) checkPolicy(s *subject, seen *sums) {
 	seen.clients += int(s.status.Clients)
 	want := policy.Status(h.facts(s))
 	if diff := cmp.Diff(want, s.status); diff != "" {
-		h.t.Errorf("status of %s (-want +got):\n%s", s.Title(), diff)
+		h.t.Errorf("status of %s (-want +got):\n%s", s.String(), diff)
 	}
 	lists := map[string][]string{}
 	if e := fakeapi.Find[*v2.Egress](h.s, egressResource, s.status.Summary.Egress); e != nil && policy.InForce(s.status) {
@@ -440,7 +440,7 @@ func (h *history) checkPolicy(s *subject, seen *sums) {
 		}
 	}
 	if diff := cmp.Diff(lists, h.listed(s.Name)); diff != "" {
-		h.t.Errorf("clients of %s (-want +got):\n%s", s.Title(), diff)
+		h.t.Errorf("clients of %s (-want +got):\n%s", s.String(), diff)
 	}
 }
 

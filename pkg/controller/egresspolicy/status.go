@@ -150,6 +150,6 @@ func (c *Controller) tell(ctx context.Context, s *subject, status v2.EgressPolic
 			continue
 		}
 		c.cfg.Recorder.Eventf(s.object, nil, corev1.EventTypeWarning, is.Reason, "Reconcile", "%s", is.Message)
-		klog.FromContext(ctx).V(2).Info("Policy changed", "policy", s.Title(), "reason", is.Reason, "message", is.Message)
+		klog.FromContext(ctx).V(2).Info("Policy changed", "policy", s.String(), "reason", is.Reason, "message", is.Message)
 	}
 }

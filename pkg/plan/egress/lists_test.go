@@ -37,7 +37,7 @@ func TestPolicyLists(t *testing.T) {
 			if other := seen[l.Prefix]; other != "" {
 				t.Errorf("%s is the prefix of two lists, such as %s", l.Prefix, other)
 			}
-			seen[l.Prefix] = p.Title()
+			seen[l.Prefix] = p.String()
 			name := freeName(l.Prefix, discoveryv1.AddressTypeIPv6, nil)
 			if why := validation.IsDNS1123Label(name[:len(name)-1] + "9999"); len(why) > 0 {
 				t.Errorf("%s: %q", name, why)

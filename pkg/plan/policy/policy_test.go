@@ -222,7 +222,7 @@ func TestCompare(t *testing.T) {
 	for i, a := range sorted {
 		for j, b := range sorted {
 			if got, want := Compare(a, b), min(1, max(-1, i-j)); got != want {
-				t.Errorf("%s to %s: %d, want %d", a.Title(), b.Title(), got, want)
+				t.Errorf("%s to %s: %d, want %d", a.String(), b.String(), got, want)
 			}
 		}
 	}

@@ -22,14 +22,6 @@ func Annotation(egress types.NamespacedName) Policy { return Policy{Egress: egre
 // Annotated says whether the policy is from Annotation.
 func (p Policy) Annotated() bool { return p.Name.Name == "" }
 
-// Title is the kind and the name.
-func (p Policy) Title() string {
-	if p.Name.Namespace == "" {
-		return "EgressClusterPolicy " + p.Name.Name
-	}
-	return "EgressPolicy " + p.Name.String()
-}
-
 // Rivals returns those of other policies that come before one, and lead to another Egress for one of its destinations. They are
 // sorted: the first that selects a pod decides for it. The function returns the Egress of a name, nil if there is none.
 func Rivals(p Policy, others []Policy, egress func(types.NamespacedName) *v2.Egress) []Rival {

@@ -151,7 +151,7 @@ func Status(f Facts) v2.EgressPolicyStatus {
 			"Pod %s reaches %s through Egress %s, by its annotation, which counts as the oldest policy: remove the annotation, or take the pod out here", c.Pod, c.Rival.Destination, c.Rival.Egress))
 	default:
 		set(v2.PolicyConflicting, metav1.ConditionTrue, ReasonOlderPolicy, fmt.Sprintf(
-			"Pod %s reaches %s through Egress %s, by the older %s: remove the destination or the pod from one of the two, or name smaller destinations here", c.Pod, c.Rival.Destination, c.Rival.Egress, c.Rival.Title()))
+			"Pod %s reaches %s through Egress %s, by the older %s: remove the destination or the pod from one of the two, or name smaller destinations here", c.Pod, c.Rival.Destination, c.Rival.Egress, c.Rival.Policy))
 	}
 	return st
 }

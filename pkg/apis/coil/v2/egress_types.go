@@ -39,7 +39,6 @@ type Egress struct {
 // EgressSpec is what the owner of an Egress decides.
 //
 // +kubebuilder:validation:XValidation:rule="!has(self.sessionAffinityConfig) || self.sessionAffinity != 'None' || oldSelf.hasValue() && has(oldSelf.value().sessionAffinityConfig) && oldSelf.value().sessionAffinity == 'None'",optionalOldSelf=true,fieldPath=".sessionAffinityConfig",message="goes with the sessionAffinity ClientIP only"
-// +kubebuilder:validation:XValidation:rule="!has(self.addresses) || has(self.peering) && self.peering == 'Direct'",fieldPath=".peering",message="must be Direct when clients have addresses: they send to the router that has theirs"
 type EgressSpec struct {
 	// Destinations are the subnets, in CIDR notation, that are reached through
 	// the routers.
@@ -132,10 +131,8 @@ type EgressSpec struct {
 	MaxConnectionsPerClient *int32 `json:"maxConnectionsPerClient,omitempty"`
 
 	// Addresses are floating addresses of a pool, by which packets leave in place of the addresses of the routers. They
-	// outlive routers and nodes.
-	//
-	// +optional
-	Addresses *EgressAddresses `json:"addresses,omitempty"`
+	// outlive routers and nodes. The field isn't served yet, since nodes don't hold such addresses.
+	Addresses *EgressAddresses `json:"-"`
 
 	// PodDisruptionBudget bounds how many routers a drain may take away at once.
 	//
@@ -238,13 +235,8 @@ type EgressStatus struct {
 	// +optional
 	Clients int32 `json:"clients,omitempty"`
 
-	// Addresses are the floating addresses of the Egress.
-	//
-	// +optional
-	// +listType=map
-	// +listMapKey=block
-	// +kubebuilder:validation:MaxItems=1024
-	Addresses []EgressAddressStatus `json:"addresses,omitempty"`
+	// Addresses are the floating addresses of the Egress. The field isn't served yet.
+	Addresses []EgressAddressStatus `json:"-"`
 
 	// InClusterCIDRs are the ranges of pods, nodes and Services that no Egress
 	// captures, but for private ones of which a destination is a smaller part. Private ones
