@@ -222,7 +222,7 @@ type part struct {
 	cache.SharedIndexInformer // nil: what isn't below isn't used
 	indexer                   cache.Indexer
 	registration              cache.ResourceEventHandlerRegistration
-	handler                   cache.ResourceEventHandler
+	handlers                  []cache.ResourceEventHandler
 }
 
 func newPart() *part {
@@ -232,8 +232,15 @@ func newPart() *part {
 func (p *part) GetIndexer() cache.Indexer { return p.indexer }
 
 func (p *part) AddEventHandler(h cache.ResourceEventHandler) (cache.ResourceEventHandlerRegistration, error) {
-	p.handler = h
+	p.handlers = append(p.handlers, h)
 	return p.registration, nil
+}
+
+// each calls do with all handlers.
+func (p *part) each(do func(cache.ResourceEventHandler)) {
+	for _, h := range p.handlers {
+		do(h)
+	}
 }
 
 func (s *shared) handler(of func(*inbox) *part) cache.ResourceEventHandler {
@@ -249,14 +256,14 @@ func (s *shared) handler(of func(*inbox) *part) cache.ResourceEventHandler {
 		AddFunc: func(obj any, initial bool) {
 			if p := at(obj); p != nil {
 				_ = p.indexer.Add(obj) // it has a key
-				p.handler.OnAdd(obj, initial)
+				p.each(func(h cache.ResourceEventHandler) { h.OnAdd(obj, initial) })
 			}
 			s.note(obj)
 		},
 		UpdateFunc: func(before, after any) {
 			if p := at(after); p != nil {
 				_ = p.indexer.Update(after)
-				p.handler.OnUpdate(before, after)
+				p.each(func(h cache.ResourceEventHandler) { h.OnUpdate(before, after) })
 			}
 			s.note(after)
 		},
@@ -266,7 +273,7 @@ func (s *shared) handler(of func(*inbox) *part) cache.ResourceEventHandler {
 			}
 			if p := at(obj); p != nil {
 				_ = p.indexer.Delete(obj)
-				p.handler.OnDelete(obj)
+				p.each(func(h cache.ResourceEventHandler) { h.OnDelete(obj) })
 			}
 		},
 	}

@@ -36,8 +36,11 @@ func (u use) addressIn(f dataplane.Family) netip.Addr {
 	return u.address.IPv6
 }
 
-// useOf returns what an EndpointSlice lists clients for.
+// useOf returns what an EndpointSlice lists clients for. It matters only if the Egress has floating addresses.
 func useOf(e *v2.Egress, list *discoveryv1.EndpointSlice) (use, error) {
+	if e.Spec.Addresses == nil {
+		return use{}, nil
+	}
 	u := use{Policy: policy.Annotation(types.NamespacedName{Namespace: e.Namespace, Name: e.Name})}
 	if list.Labels[v2.LabelPolicyEgress] != "" {
 		o, err := policy.ParseOrigin(list.Annotations[v2.AnnotationPolicy])

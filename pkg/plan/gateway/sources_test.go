@@ -102,6 +102,10 @@ func TestDamagedLists(t *testing.T) {
 	if len(skipped) != 2 || len(g.Pods) != 1 || len(g.Floating.Sources) != 1 {
 		t.Errorf("skipped %q, pods %v, sources %v", skipped, g.Pods, g.Floating.Sources)
 	}
+	// An Egress without addresses doesn't need to understand them.
+	if g, skipped := StateOf(dualGateway, someEgress, []*discoveryv1.EndpointSlice{badPolicy, badAddress}); len(skipped) > 0 || len(g.Pods) != 1 {
+		t.Errorf("without addresses: skipped %q, pods %v", skipped, g.Pods)
+	}
 }
 
 // A client leaves by the address of the policy that decides where its packets go: the one with the longest prefix, of several the first.
