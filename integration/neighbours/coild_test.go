@@ -83,7 +83,10 @@ func (f *fixture) answers(n *rig.Node) string {
 
 func mac(t *testing.T, n *rig.Node) string {
 	t.Helper()
-	return strings.TrimSpace(rigtest.Sh(t, n, "cat /sys/class/net/eth0/address"))
+	// Files below /sys are about the links of another network namespace.
+	_, after, _ := strings.Cut(rigtest.Sh(t, n, "ip -o link show dev eth0"), "link/ether ")
+	address, _, _ := strings.Cut(after, " ")
+	return address
 }
 
 // A host on the link reaches pods after ADD, through a restart of coild, and not after DEL; pods of two nodes reach each other. A DEL that
@@ -189,6 +192,9 @@ func TestMovedAddress(t *testing.T) {
 		}
 		return err
 	})
+	if mac(t, n1) == mac(t, n2) {
+		t.Fatalf("both nodes have the MAC address %s", mac(t, n1))
+	}
 	for _, a := range addrs { // as a host that has sent to it all the time
 		f.outside(fmt.Sprintf("ip neigh replace %s lladdr %s dev br0 nud reachable", a, mac(t, n1)))
 	}
