@@ -106,7 +106,7 @@ var strangersWrites = []write{
 	deleteBlock("f-0"),
 }
 
-// TestCoildHoldsFloatingAddresses tries what one node's coild may do with floating addresses, and what it may not.
+// A node's coild changes who holds a floating address as the protocol says, and nothing else of it.
 func TestCoildHoldsFloatingAddresses(t *testing.T) {
 	api := own(t, controlplane.Options{})
 	err := installCRDs(t.Context(), api.RESTConfig(), readCRDs)

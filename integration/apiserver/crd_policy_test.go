@@ -4,7 +4,7 @@ import (
 	"strings"
 )
 
-// What is refused of lists of ranges.
+// Messages about lists of ranges.
 const (
 	policyNotCIDR  = "must be a subnet in CIDR notation"
 	policyHostBits = "host bits must be zero"

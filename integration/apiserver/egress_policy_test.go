@@ -359,8 +359,7 @@ func TestEgressClusterPolicies(t *testing.T) {
 	})
 }
 
-// TestPeopleAndPolicies holds that who may edit a namespace writes its EgressPolicies, who may view it reads them, and neither of them
-// writes what is the cluster's or the program's.
+// Editors of a namespace write its EgressPolicies, and viewers read them. Neither writes EgressClusterPolicies, nor a status.
 func TestPeopleAndPolicies(t *testing.T) {
 	c := newEgressCluster(t)
 	testkit.Check(t, installRBAC(t.Context(), c.admin, "users.yaml"))

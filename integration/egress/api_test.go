@@ -187,7 +187,7 @@ type member struct {
 }
 
 // publish makes the EndpointSlices of a namespace list these clients, as the controller does:
-// at most 1000 in each. Every second client is one by a policy. It returns when it began to write, after it knew what.
+// at most 1000 in each. Every second client is one by a policy. The time returned is that of the first write.
 func (a *api) publish(namespace string, members ...member) time.Time {
 	const most = 1000
 	lists := map[string]*discoveryv1.EndpointSlice{}

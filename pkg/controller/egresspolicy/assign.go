@@ -27,7 +27,7 @@ func (c *Controller) syncAssignment(_ context.Context, key types.NamespacedName)
 		return nil
 	}
 	before := c.assigned.Get(key)
-	users := c.users(e)
+	users, others := c.users(e)
 	wants := make([]floating.Policy, 0, len(users)+1)
 	if first := plan.AddressOf(e, ""); first != nil && len(c.naming.Under(key.String())) > 0 {
 		wants = append(wants, floating.Policy{Has: first.Block}) // all pods with the annotation together
@@ -41,6 +41,9 @@ func (c *Controller) syncAssignment(_ context.Context, key types.NamespacedName)
 		wants = append(wants, p)
 	}
 	now := assignment{}
+	for _, s := range others {
+		now[s.Name] = floating.Given{} // its status says something else
+	}
 	given := assignmentOf(e).Assign(addressesOf(e), wants)[annotated:]
 	for i, s := range users {
 		now[s.Name] = given[i]
@@ -57,19 +60,25 @@ func (c *Controller) syncAssignment(_ context.Context, key types.NamespacedName)
 // ofCluster stands for the namespace of EgressClusterPolicies: no namespace has the name.
 const ofCluster = "(cluster)"
 
-// users returns the policies that use an Egress and that it allows, the oldest first.
-func (c *Controller) users(e *v2.Egress) []*subject {
+// users returns the policies that use an Egress, the oldest first: those that may have an address, and others, which select no pod or
+// aren't allowed.
+func (c *Controller) users(e *v2.Egress) (users, others []*subject) {
 	all := append(c.policies.using(keyOf(e).String()), c.policies.using(byDefault)...)
 	slices.SortFunc(all, func(a, b *subject) int { return policy.Compare(a.Policy, b.Policy) })
 	all = slices.Compact(all) // those without spec.egress whose default was resolved are in both
-	return slices.DeleteFunc(all, func(s *subject) bool {
+	for _, s := range all {
 		used := c.facts(s).Uses()
-		if s.invalid != nil || used == nil || keyOf(used) != keyOf(e) {
-			return true
+		if used == nil || keyOf(used) != keyOf(e) {
+			continue
 		}
 		allowed, _ := plan.AllowsNamespace(e, c.namespaceLabels(s.Name.Namespace))
-		return !s.ofCluster() && !allowed
-	})
+		if s.invalid == nil && (allowed || s.ofCluster()) {
+			users = append(users, s)
+		} else {
+			others = append(others, s)
+		}
+	}
+	return users, others
 }
 
 // assignmentOf returns the strategy of an Egress.

@@ -203,6 +203,8 @@ func (f Facts) resolveAddress(e *v2.Egress) (*v2.ResolvedAddress, *problem) {
 		return &v2.ResolvedAddress{Block: a.Block, EgressAddress: a.EgressAddress}, nil
 	}
 	switch f.Given.Reason {
+	case "": // nothing was asked for: the policy isn't followed
+		return nil, nil
 	case floating.NoSuchAddress:
 		return nil, problemf(string(f.Given.Reason), "Egress %s doesn't have %s as one address (status.addresses): name one that it has", name, wants)
 	case floating.AddressTaken:
@@ -210,7 +212,7 @@ func (f Facts) resolveAddress(e *v2.Egress) (*v2.ResolvedAddress, *problem) {
 	case floating.AddressFull:
 		return nil, problemf(string(f.Given.Reason), "%s has as many policies as it may (spec.addresses.assignment of Egress %s): name another one", wants, name)
 	}
-	return nil, problemf(string(floating.NoAddress), "Egress %s has no address left for this namespace: give it more (spec.addresses)", name)
+	return nil, problemf(string(f.Given.Reason), "Egress %s has no address left for this namespace: give it more (spec.addresses)", name)
 }
 
 // Wanted returns the block of the address that a policy names: empty if it names none, and a name that no block has if the Egress doesn't

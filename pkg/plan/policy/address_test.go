@@ -1,0 +1,59 @@
+package policy
+
+import (
+	"strings"
+	"testing"
+
+	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
+	"github.com/coil-net/coil/pkg/plan/floating"
+)
+
+// What a policy gets of an Egress with floating addresses, and what it says when it gets none.
+func TestResolveAddress(t *testing.T) {
+	with := &v2.Egress{Spec: v2.EgressSpec{Addresses: &v2.EgressAddresses{}}}
+	with.Namespace, with.Name = "internet", "nat"
+	with.Status.Addresses = []v2.EgressAddressStatus{{Block: "b", EgressAddress: v2.EgressAddress{IPv4: "198.51.100.1", IPv6: "2001:db8::1"}}}
+	without := &v2.Egress{}
+	wants := &v2.EgressAddress{IPv4: "198.51.100.1"}
+	for _, c := range []struct {
+		name          string
+		egress        *v2.Egress
+		wants         *v2.EgressAddress
+		given         floating.Given
+		block, reason string
+	}{
+		{"an Egress without addresses", without, nil, floating.Given{}, "", ""},
+		{"an Egress without addresses, and one that is named", without, wants, floating.Given{}, "", ReasonNoAddresses},
+		{"given", with, nil, floating.Given{Address: "b"}, "b", ""},
+		{"nothing was asked for", with, nil, floating.Given{}, "", ""},
+		{"none left", with, nil, floating.Given{Reason: floating.NoAddress}, "", "NoAddress"},
+		{"another", with, wants, floating.Given{Reason: floating.NoSuchAddress}, "", "NoSuchAddress"},
+		{"another namespace's", with, wants, floating.Given{Reason: floating.AddressTaken}, "", "AddressTaken"},
+		{"full", with, wants, floating.Given{Reason: floating.AddressFull}, "", "AddressFull"},
+	} {
+		a, p := Facts{Use: v2.EgressUse{Address: c.wants}, Given: c.given}.resolveAddress(c.egress)
+		block, reason := "", ""
+		if a != nil {
+			block = a.Block
+		}
+		if p != nil {
+			reason = p.reason
+			if c.wants != nil && reason != ReasonNoAddresses && !strings.Contains(p.message, wants.IPv4) {
+				t.Errorf("%s: the message doesn't name the address: %s", c.name, p.message)
+			}
+		}
+		if block != c.block || reason != c.reason {
+			t.Errorf("%s: block %q, reason %q, want %q, %q", c.name, block, reason, c.block, c.reason)
+		}
+	}
+	for want, a := range map[string]*v2.EgressAddress{
+		"":                                   nil,
+		"b":                                  {IPv4: "198.51.100.1", IPv6: "2001:db8:0::1"},
+		"none: 198.51.100.1 and 2001:db8::2": {IPv4: "198.51.100.1", IPv6: "2001:db8::2"},
+		"none: 198.51.100.2":                 {IPv4: "198.51.100.2"},
+	} {
+		if got := Wanted(with, a); got != want {
+			t.Errorf("%+v is %q, want %q", a, got, want)
+		}
+	}
+}
