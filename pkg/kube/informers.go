@@ -152,6 +152,12 @@ func EgressInformer(client typed.CoilV2Interface) *Informer {
 	})
 }
 
+// SecretInformer returns an informer of the Secret of a name.
+func SecretInformer(core rest.Interface, namespace, name string) *Informer {
+	named := byFields(fields.OneTermEqualSelector(metav1.ObjectNameField, name).String())
+	return newInformer(&corev1.Secret{}, cache.NewFilteredListWatchFromClient(core, "secrets", namespace, named))
+}
+
 // FloatingBlockInformer returns an informer of the AddressBlocks with floating addresses.
 func FloatingBlockInformer(client typed.CoilV2Interface) *Informer {
 	return newInformer(&v2.AddressBlock{}, selected(client.AddressBlocks(), byLabels(v2.LabelFloating+"="+v2.FloatingValue)))

@@ -47,6 +47,8 @@ type addresses struct {
 	pods       *pods.Keeper
 	podLoop    *upkeep.Loop
 	exportLoop *upkeep.Loop
+	// attached, if there is one, is called when a pod was added or is about to go; it doesn't block.
+	attached func()
 }
 
 func (a *addresses) part() part {
@@ -177,12 +179,20 @@ func (a *addresses) withdraw(ctx context.Context, withdrawn bool) error {
 type links struct{ *addresses }
 
 func (l links) Changed(block string) {
+	l.changed()
 	if is, _ := l.blocks.Announced(block); is {
 		l.announcer.loop.Changed()
 	}
 }
 
+func (l links) changed() {
+	if l.attached != nil {
+		l.attached()
+	}
+}
+
 func (l links) Withdraw(ctx context.Context, addrs ...netip.Addr) error {
+	l.changed()
 	return l.announcer.keeper.Withdraw(ctx, addrs...)
 }
 

@@ -27,9 +27,11 @@ import (
 // egresses is the part that lets pods use Egresses.
 type egresses struct {
 	*daemon
-	alone   bool // no part gives addresses
-	cluster *view.Egresses
-	manager *egress.Manager
+	alone bool // no part gives addresses
+	// routersChanged, if there is one, is called when routers of an Egress may have changed; it doesn't block.
+	routersChanged func()
+	cluster        *view.Egresses
+	manager        *egress.Manager
 	// health knows which routers answer the manager's clients.
 	health *routerhealth.Checker
 	fou    fou
@@ -50,8 +52,13 @@ func (e *egresses) part() part {
 func (e *egresses) watch() {
 	// The manager is there when the handlers are registered.
 	e.cluster = view.WatchEgresses(&e.watches, e.clients, e.NodeName, e.namespaces, view.EgressHandlers{
-		Pod:       func(n types.NamespacedName) { e.manager.PodChanged(n) },
-		Egress:    func(n types.NamespacedName) { e.manager.EgressChanged(n) },
+		Pod: func(n types.NamespacedName) { e.manager.PodChanged(n) },
+		Egress: func(n types.NamespacedName) {
+			e.manager.EgressChanged(n)
+			if e.routersChanged != nil {
+				e.routersChanged()
+			}
+		},
 		Namespace: func(name string) { e.manager.NamespaceChanged(name) },
 		Policies:  func(namespace string) { e.manager.PoliciesChanged(namespace) },
 	})

@@ -31,6 +31,7 @@ type Options struct {
 	ExportTable   int
 	Protocol      int
 	EgressPort    int
+	FloatingPort  int
 	CompatCalico  bool
 	SourceGuard   bool
 	IPAM          bool
@@ -60,6 +61,7 @@ func (o *Options) AddFlags(fs *pflag.FlagSet) {
 	fs.IntVar(&o.ExportTable, "export-table-id", dataplane.TableExport, "routing table from which routing daemons import the node's blocks")
 	fs.IntVar(&o.Protocol, "protocol-id", dataplane.ProtocolNode, "protocol number that marks the routes and rules of coild")
 	fs.IntVar(&o.EgressPort, "egress-port", dataplane.FouPort, "UDP port of Foo-over-UDP")
+	fs.IntVar(&o.FloatingPort, "floating-port", 9391, "UDP port at which nodes ask each other who has floating addresses; the same on all nodes")
 	fs.BoolVar(&o.CompatCalico, "compat-calico", false, "name the host's ends of veths as Calico does")
 	fs.BoolVar(&o.SourceGuard, "source-guard", true, "drop what pods send from addresses that aren't theirs")
 	fs.BoolVar(&o.IPAM, "enable-ipam", true, "give addresses to pods; false to chain coil behind another plugin")
@@ -82,6 +84,7 @@ func (o *Options) Validate() error {
 		program.Within("--pod-rule-prio", o.PodRulePrio, 1, 32764),
 		program.Protocol("--protocol-id", o.Protocol),
 		program.Within("--egress-port", o.EgressPort, 1, math.MaxUint16),
+		program.Within("--floating-port", o.FloatingPort, 1, math.MaxUint16),
 		program.NotNegative("--cool-down", o.CoolDown),
 		program.NotNegative("--block-min-age", o.BlockMinAge),
 		program.Positive("--block-timeout", o.BlockTimeout),
@@ -92,6 +95,9 @@ func (o *Options) Validate() error {
 	bad := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
 	if !o.IPAM && !o.Egress {
 		bad("--enable-ipam=false and --enable-egress=false leave nothing to do")
+	}
+	if o.FloatingPort == o.EgressPort {
+		bad("--floating-port=%d is that of --egress-port", o.FloatingPort)
 	}
 	tables := map[int]string{dataplane.TableUnassigned: "the table of unassigned addresses", 0: "unspecified", 253: "default", 254: "main", 255: "local"}
 	for _, t := range []struct {

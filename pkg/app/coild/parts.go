@@ -44,15 +44,17 @@ type part struct {
 func (d *daemon) makeParts() {
 	g := &guard{daemon: d, ofSources: d.SourceGuard && d.IPAM, ofClients: d.Egress}
 	n := &announcer{daemon: d}
+	a, e := &addresses{daemon: d, guard: g, announcer: n}, &egresses{daemon: d, alone: !d.IPAM}
 	d.kinds = map[string]string{}
 	for _, f := range []struct {
 		on bool
 		part
 	}{
 		{d.IPAM, n.part()},
-		{d.IPAM, (&addresses{daemon: d, guard: g, announcer: n}).part()},
+		{d.IPAM, a.part()},
 		{true, g.part()},
-		{d.Egress, (&egresses{daemon: d, alone: !d.IPAM}).part()},
+		{d.Egress, e.part()},
+		{d.IPAM && d.Egress, (&holder{daemon: d, addresses: a, egresses: e, announcer: n}).part()},
 	} {
 		maps.Copy(d.kinds, f.kinds)
 		if f.on {

@@ -27,6 +27,7 @@ import (
 	"github.com/coil-net/coil/pkg/delqueue"
 	"github.com/coil-net/coil/pkg/kernel/neighbour"
 	"github.com/coil-net/coil/pkg/kernel/netns"
+	"github.com/coil-net/coil/pkg/kernel/nft"
 	"github.com/coil-net/coil/pkg/kernel/route"
 	"github.com/coil-net/coil/pkg/kernel/sysctl"
 	"github.com/coil-net/coil/pkg/podnet"
@@ -183,6 +184,9 @@ func (r *run) all(ctx context.Context, traces []podnet.Trace) {
 		r.removed(fmt.Sprintf("%d proxy neighbour entries of protocol %d", proxies.Deleted, r.Kernel.Protocol))
 	}
 	r.done(err)
+	routes(dataplane.ProtocolFloating, r.ExportTable)
+	routes(dataplane.ProtocolFloating, r.Kernel.PodTable)
+	r.done(r.removeTable(ctx, dataplane.NftTableFloating))
 	routes(r.Kernel.Protocol, r.ExportTable)
 	routes(r.RouterProtocol, unix.RT_TABLE_MAIN)
 	r.done(r.network.Dismantle(ctx, traces, r.removed))
@@ -199,6 +203,24 @@ func (r *run) all(ctx context.Context, traces []podnet.Trace) {
 		r.done(err, files...)
 		r.file(r.Kernel.SysctlRecord + ".corrupt")
 	}
+}
+
+// removeTable removes a table of nftables.
+func (r *run) removeTable(ctx context.Context, name string) error {
+	t, err := nft.New(nil, name)
+	if err != nil {
+		return err
+	}
+	defer t.Close()
+	exists, err := t.Exists(ctx)
+	if err != nil || !exists {
+		return err
+	}
+	if _, err := t.Sync(ctx, dataplane.Ruleset{}); err != nil {
+		return err
+	}
+	r.removed("the table " + name + " of nftables")
+	return nil
 }
 
 // restoreParameters gives the host the kernel parameters that it had before coild.

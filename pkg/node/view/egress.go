@@ -42,7 +42,8 @@ type Egresses struct {
 	endpoints  kube.Cache[discoveryv1.EndpointSlice]
 	routers    routers
 	policies   policies
-	floating   kube.Cache[v2.AddressBlock] // none without WatchHolders
+	floating   kube.Cache[v2.AddressBlock]           // see Floating
+	listing    kube.Index[discoveryv1.EndpointSlice] // by the pods that they list
 }
 
 // WatchEgresses returns the Egresses of a node.
@@ -55,6 +56,7 @@ func WatchEgresses(w *kube.Watches, clients kube.Clients, nodeName string, all *
 		nodeName: nodeName, clients: clients, namespaces: all, pods: kube.CacheOf[metav1.PartialObjectMetadata](onNode),
 		egresses: kube.CacheOf[v2.Egress](egresses), services: kube.CacheOf[corev1.Service](services), endpoints: kube.CacheOf[discoveryv1.EndpointSlice](endpoints),
 	}
+	e.listing = e.endpoints.IndexBy(podsOfSlice)
 	all.OnChange(h.Namespace)
 	e.policies.pods.asking = reconcile.New("policies-of-new-pods", e.ask, nil)
 	w.Add(onNode, e.policies.pods.handler(func(p *metav1.PartialObjectMetadata) { h.Pod(cache.MetaObjectToName(p).AsNamespacedName()) }))

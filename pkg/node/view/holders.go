@@ -1,25 +1,17 @@
 package view
 
 import (
+	discoveryv1 "k8s.io/api/discovery/v1"
 	"k8s.io/apimachinery/pkg/types"
 
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
 	"github.com/coil-net/coil/pkg/kube"
 	"github.com/coil-net/coil/pkg/plan"
-	"github.com/coil-net/coil/pkg/reconcile"
 )
 
-// WatchHolders adds a watch of the floating addresses of the cluster. changed is called with the Egress of an address that another
-// router has.
-func (e *Egresses) WatchHolders(w *kube.Watches, changed func(types.NamespacedName)) {
-	floating := kube.FloatingBlockInformer(e.clients.Coil)
-	e.floating = kube.CacheOf[v2.AddressBlock](floating)
-	w.Add(floating, reconcile.ChangeHandler(func(b *v2.AddressBlock) {
-		if f := b.Floating; f != nil {
-			changed(types.NamespacedName{Namespace: f.Owner.Namespace, Name: f.Owner.Name})
-		}
-	}, func(a, b *v2.AddressBlock) bool { return plan.RouterWith(a) == plan.RouterWith(b) }))
-}
+// Floating gives the view the AddressBlocks of floating addresses: without them no router has any. It is for the time before the watches
+// start.
+func (e *Egresses) Floating(blocks kube.Cache[v2.AddressBlock]) { e.floating = blocks }
 
 // Holder returns the UID of the router that has the floating address of an AddressBlock, empty if none has.
 func (e *Egresses) Holder(block string) types.UID {
@@ -30,4 +22,26 @@ func (e *Egresses) Holder(block string) types.UID {
 		return plan.RouterWith(b)
 	}
 	return ""
+}
+
+// RouterReady says whether the Service of an Egress lists the router pod of a UID as ready.
+func (e *Egresses) RouterReady(pod types.UID) bool {
+	for _, s := range e.listing.Under(string(pod)) {
+		for _, ep := range s.Endpoints {
+			if ep.TargetRef != nil && ep.TargetRef.UID == pod && (ep.Conditions.Ready == nil || *ep.Conditions.Ready) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// podsOfSlice are the UIDs of the pods that a slice lists.
+func podsOfSlice(s *discoveryv1.EndpointSlice) (uids []string) {
+	for _, ep := range s.Endpoints {
+		if ep.TargetRef != nil {
+			uids = append(uids, string(ep.TargetRef.UID))
+		}
+	}
+	return uids
 }

@@ -67,9 +67,10 @@ type Place struct {
 	routes *route.Syncer
 	began  time.Time
 
-	mu   sync.Mutex // guards the two below
+	mu   sync.Mutex // guards the three below
 	jobs []*job
 	busy bool
+	used bool
 	work sync.WaitGroup
 
 	// All below belongs to the goroutine that is busy.
@@ -117,6 +118,7 @@ func New(ctx context.Context, cfg Config) (*Place, error) {
 	for r := range routes {
 		p.left = append(p.left, r.Dst.Addr())
 	}
+	p.used = len(p.left) > 0
 	return p, nil
 }
 
@@ -134,6 +136,13 @@ func (p *Place) Stop(ctx context.Context, a floating.Address) error {
 // earlier life has left.
 func (p *Place) Sync(ctx context.Context) error { return p.do(&job{ctx: ctx, kind: mend}) }
 
+// Used says whether the node has answered for an address, in this life or the one before: else there is nothing to keep in line.
+func (p *Place) Used() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.used
+}
+
 // Wait waits until nothing is done any more. No call may be in progress.
 func (p *Place) Wait() { p.work.Wait() }
 
@@ -142,6 +151,7 @@ func (p *Place) do(j *job) error {
 	j.done = make(chan error, 1)
 	p.mu.Lock()
 	p.jobs = append(p.jobs, j)
+	p.used = p.used || j.kind == answer
 	if !p.busy {
 		p.busy = true
 		// The context of one must not end the work for others.

@@ -1,0 +1,194 @@
+package coild
+
+import (
+	"context"
+	"maps"
+	"net/netip"
+	"sync"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
+	"github.com/coil-net/coil/pkg/dataplane"
+	"github.com/coil-net/coil/pkg/holding"
+	"github.com/coil-net/coil/pkg/kernel/nft"
+	"github.com/coil-net/coil/pkg/kube"
+	"github.com/coil-net/coil/pkg/node/announce"
+	"github.com/coil-net/coil/pkg/node/floating"
+	"github.com/coil-net/coil/pkg/node/floating/place"
+	"github.com/coil-net/coil/pkg/node/heal"
+	"github.com/coil-net/coil/pkg/peers"
+	"github.com/coil-net/coil/pkg/plan"
+	"github.com/coil-net/coil/pkg/plan/keys"
+	"github.com/coil-net/coil/pkg/reconcile"
+	"github.com/coil-net/coil/pkg/store"
+)
+
+// holder is the part that holds floating addresses for routers of Egresses on the node. It is composed after the parts that it has.
+type holder struct {
+	*daemon
+	addresses *addresses
+	egresses  *egresses
+	announcer *announcer
+
+	blocks kube.Cache[v2.AddressBlock] // the floating ones of the cluster
+	secret kube.Cache[corev1.Secret]
+	table  *nft.Table
+	place  *place.Place
+	peers  *peers.Peers
+	driver *floating.Driver
+	// recount reads which pods there are.
+	recount *reconcile.Loop[struct{}]
+
+	mu        sync.Mutex
+	pods      map[types.UID]place.Pod // nil before it is known
+	announced map[string]floating.Address
+}
+
+func (h *holder) part() part { return part{watch: h.watch, compose: h.compose, start: h.start} }
+
+func (h *holder) watch() {
+	blocks, secret := kube.FloatingBlockInformer(h.clients.Coil), kube.SecretInformer(h.clients.Core, keys.Namespace, keys.Name)
+	h.blocks, h.secret = kube.CacheOf[v2.AddressBlock](blocks), kube.CacheOf[corev1.Secret](secret)
+	// The driver is there when the handlers are registered.
+	h.watches.Add(blocks, reconcile.Changes(func(before, after *v2.AddressBlock) {
+		h.driver.Changed(before, after)
+		for _, b := range []*v2.AddressBlock{before, after} {
+			if b != nil && b.Floating != nil && (before == nil || after == nil || plan.RouterWith(before) != plan.RouterWith(after)) {
+				h.egresses.manager.EgressChanged(types.NamespacedName{Namespace: b.Floating.Owner.Namespace, Name: b.Floating.Owner.Name})
+			}
+		}
+	}))
+	h.watches.Add(secret, nil)
+	h.egresses.cluster.Floating(h.blocks)
+	h.egresses.routersChanged = func() { h.driver.TargetsChanged() }
+}
+
+func (h *holder) compose(ctx context.Context) error {
+	var err error
+	if h.table, err = nft.New(nil, dataplane.NftTableFloating); err != nil {
+		return err
+	}
+	lo, err := h.network.Handle().IndexByName("lo")
+	if err != nil {
+		return err
+	}
+	h.place, err = place.New(ctx, place.Config{
+		Handle: h.network.Handle(), Table: h.table, PodTable: h.PodTable, ExportTable: h.ExportTable, Loopback: lo, Pod: h.pod, Announcer: h,
+	})
+	if err != nil {
+		return err
+	}
+	h.peers = peers.New(peers.Config{
+		Node: h.NodeName, Port: h.FloatingPort, Addrs: func() []netip.Addr { return h.node.Addrs().Addrs() }, Keys: h.keys,
+		Receive: func(from string, m holding.Message) { h.driver.Receive(from, m) },
+	}, h.registry)
+	h.node.OnChange(h.peers.Moved)
+	h.driver = floating.New(floating.Config{
+		Node: h.NodeName, Blocks: h.clients.Coil.AddressBlocks(), Place: h.place, Targets: h, Messages: h.peers,
+	}, h.registry)
+	h.announced = map[string]floating.Address{}
+	h.announcer.sources = append(h.announcer.sources, h.announcedAddresses)
+	h.recount = reconcile.New("floating-pods", func(ctx context.Context, _ struct{}) error { return h.readPods(ctx) }, h.metrics)
+	h.addresses.attached = func() { h.recount.Add(struct{}{}) }
+	return nil
+}
+
+// checkPlaces is how often the objects of the kernel are compared with what they should be.
+const checkPlaces = 4 * time.Second
+
+// start holds addresses from then on. The attachments are in line.
+func (h *holder) start(ctx context.Context, group *errgroup.Group) error {
+	if err := h.untilInLine(ctx, false, "Reading which pods may have floating addresses failed, trying again", h.readPods); err != nil {
+		return err
+	}
+	group.Go(func() error { return h.peers.Run(ctx) })
+	group.Go(func() error {
+		defer h.table.Close()
+		defer h.place.Wait()
+		return h.driver.Run(ctx)
+	})
+	group.Go(func() error { return h.recount.Run(ctx, 1) })
+	repeat(ctx, group, heal.Task{Name: "floating", Every: checkPlaces, Run: func(ctx context.Context) error {
+		if !h.place.Used() {
+			return nil
+		}
+		return h.place.Sync(ctx)
+	}})
+	return nil
+}
+
+func (h *holder) keys() [][]byte { return keys.Of(h.secret.Find(keys.Namespace + "/" + keys.Name)) }
+
+// readPods reads which pods are on the node, and how they are reached.
+func (h *holder) readPods(ctx context.Context) error {
+	all, err := h.store.List(ctx)
+	if err != nil {
+		return err
+	}
+	pods := map[types.UID]place.Pod{}
+	for _, a := range all {
+		if a.State == store.Attached && a.Pod.UID != "" && !h.addresses.assign.Linkless(a) {
+			pods[types.UID(a.Pod.UID)] = place.Pod{Link: a.HostIfIndex, Address: a.Address}
+		}
+	}
+	h.mu.Lock()
+	same := h.pods != nil && maps.Equal(h.pods, pods)
+	h.pods = pods
+	h.mu.Unlock()
+	if !same {
+		h.driver.TargetsChanged()
+	}
+	return nil
+}
+
+func (h *holder) pod(uid types.UID) (place.Pod, bool) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	p, ok := h.pods[uid]
+	return p, ok
+}
+
+// Ready implements floating.Targets: a router takes packets if it is on the node, and its Service says that it is ready.
+func (h *holder) Ready(a floating.Address) (ready, known bool) {
+	h.mu.Lock()
+	_, here := h.pods[a.Pod]
+	known = h.pods != nil
+	h.mu.Unlock()
+	return here && h.egresses.cluster.RouterReady(a.Pod), known
+}
+
+// Announce implements place.Announcer.
+func (h *holder) Announce(_ context.Context, a floating.Address) error {
+	h.mu.Lock()
+	h.announced[a.ID] = a
+	h.mu.Unlock()
+	h.announcer.loop.Changed()
+	return nil
+}
+
+// Withdraw implements place.Announcer.
+func (h *holder) Withdraw(ctx context.Context, a floating.Address) error {
+	h.mu.Lock()
+	delete(h.announced, a.ID)
+	h.mu.Unlock()
+	return h.announcer.keeper.Withdraw(ctx, a.Addrs()...)
+}
+
+// announcedAddresses are those that the node has, of pools whose addresses are made known on links.
+func (h *holder) announcedAddresses(context.Context) (all []announce.Address, err error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for _, a := range h.announced {
+		if b := h.blocks.Find(a.Block); b == nil || b.Labels[v2.LabelAnnounce] != string(v2.AnnounceNeighbor) {
+			continue
+		}
+		for _, addr := range a.Addrs() {
+			all = append(all, announce.Address{Addr: addr, Pool: a.Pool})
+		}
+	}
+	return all, nil
+}
