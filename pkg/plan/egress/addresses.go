@@ -172,7 +172,7 @@ func addressesReady(f Facts) *metav1.Condition {
 	}
 	switch {
 	case f.NoPools:
-		return no(ReasonNoPools, "Coil runs without AddressPools: install the component with-addresses, or take spec.addresses away")
+		return no(ReasonNoPools, "Coil runs without AddressPools (--enable-ipam=false): install a variant that has them, or take spec.addresses away")
 	case f.Claim == nil:
 		return no(ReasonClaimPending, "The AddressClaim is being made")
 	}
