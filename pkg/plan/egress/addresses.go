@@ -3,6 +3,7 @@ package egress
 import (
 	"cmp"
 	"fmt"
+	"net/netip"
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
@@ -25,7 +26,20 @@ const (
 	ReasonClaimPending = "ClaimPending"
 	// ReasonNoHolder: no node has some of the addresses.
 	ReasonNoHolder = "NoHolder"
+	// ReasonSharedOutside: spec.addresses.shared has addresses that the Egress doesn't have.
+	ReasonSharedOutside = "SharedOutside"
 )
+
+// claimAdvice says what to do for a reason of the AddressClaim, whose messages don't know the fields of an Egress.
+var claimAdvice = map[string]string{
+	v2.ReasonPoolNotFound:       "Make it, or name another one in spec.addresses.pool",
+	v2.ReasonPoolTerminating:    "Name another one in spec.addresses.pool",
+	v2.ReasonBlockSize:          "Name another one in spec.addresses.pool",
+	v2.ReasonAddressInvalid:     "Correct spec.addresses.list",
+	v2.ReasonAddressOutsidePool: "Take it out of spec.addresses.list, or append a subnet that has it to spec.subnets of the AddressPool",
+	v2.ReasonAddressInUse:       "Take it out of spec.addresses.list, or free it",
+	v2.ReasonAddressTaken:       "Take it out of spec.addresses.list, or free it",
+}
 
 // coolDownSeconds is for how long an address that an Egress gave up is given to nobody else: partners may still have it on
 // their lists.
@@ -181,10 +195,15 @@ func addressesReady(f Facts) *metav1.Condition {
 	case ready == nil:
 		return no(ReasonClaimPending, "AddressClaim %s has no answer of coil-ipam-controller yet", f.Claim.Name)
 	case ready.Status != metav1.ConditionTrue:
-		return no(ready.Reason, "AddressClaim %s: %s", f.Claim.Name, ready.Message)
+		message := fmt.Sprintf("AddressClaim %s: %s", f.Claim.Name, ready.Message)
+		if advice := claimAdvice[ready.Reason]; advice != "" {
+			message += ". " + advice
+		}
+		return no(ready.Reason, "%s", message)
 	}
 	var lacking []string
-	for _, s := range AddressStatuses(f.Claim, f.Blocks, f.Routers) {
+	all := AddressStatuses(f.Claim, f.Blocks, f.Routers)
+	for _, s := range all {
 		if s.Node == "" {
 			lacking = append(lacking, cmp.Or(s.IPv4, s.IPv6))
 		}
@@ -192,5 +211,26 @@ func addressesReady(f Facts) *metav1.Condition {
 	if len(lacking) > 0 {
 		return no(ReasonNoHolder, "No node has %s: each is on a node with a router that is ready, and with room (spec.addresses.placement)", plan.Enumerate(lacking))
 	}
+	if outside := sharedOutside(f.Egress.Spec.Addresses.Shared, all); len(outside) > 0 {
+		return no(ReasonSharedOutside, "The Egress doesn't have %s of spec.addresses.shared: take it out there, or have it by spec.addresses.list", plan.Enumerate(outside))
+	}
 	return &metav1.Condition{Type: v2.EgressAddressesReady, Status: metav1.ConditionTrue, Reason: ReasonAddressesHeld, Message: "Each address is on a node"}
+}
+
+// sharedOutside returns those of spec.addresses.shared that aren't among an Egress's addresses.
+func sharedOutside(shared []string, has []v2.EgressAddressStatus) (outside []string) {
+	own := map[netip.Addr]bool{}
+	for _, s := range has {
+		for _, text := range []string{s.IPv4, s.IPv6} {
+			if a, err := netip.ParseAddr(text); err == nil {
+				own[a] = true
+			}
+		}
+	}
+	for _, text := range shared {
+		if a, err := netip.ParseAddr(text); err != nil || !own[a] {
+			outside = append(outside, text)
+		}
+	}
+	return outside
 }

@@ -176,7 +176,10 @@ func TestAddressesOfTheStatus(t *testing.T) {
 		t.Errorf("-want +got:\n%s", d)
 	}
 	blocks[1].Floating.Holding.Holder = "b"
+	e.Spec.Addresses.Shared = []string{"198.51.100.1", "2001:db8:0::"} // of IPv6 another text
 	is(metav1.ConditionTrue, egress.ReasonAddressesHeld)
+	e.Spec.Addresses.Shared = []string{"198.51.100.1", "198.51.100.2"}
+	is(metav1.ConditionFalse, egress.ReasonSharedOutside)
 	facts.NoPools = true
 	is(metav1.ConditionFalse, egress.ReasonNoPools)
 	facts.Egress = &v2.Egress{Status: egress.Status(facts)}

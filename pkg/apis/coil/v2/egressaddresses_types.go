@@ -141,7 +141,7 @@ const (
 	EgressPlacementPack   EgressPlacementStrategy = "Pack"
 )
 
-// EgressAddressesReady, a condition of an Egress, is True when each of its addresses is on a node.
+// EgressAddressesReady, a condition of an Egress, is True when it has all addresses that its spec names, and each is on a node.
 const EgressAddressesReady = "AddressesReady"
 
 // EgressAddress is an address, or the pair of a dual-stack pool.
