@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -37,6 +38,8 @@ type fixture struct {
 	block   string
 	addrs   []netip.Addr
 	unready map[string]bool // by the UID of a router
+	// epoch and claims are those of the last holder.
+	epoch, claims int64
 }
 
 // newFixture returns a rig whose nodes may have one address of a pool, in their order.
@@ -44,7 +47,8 @@ func newFixture(t *testing.T, name string, subnet v2.SubnetSet) *fixture {
 	t.Helper()
 	f := &fixture{Rig: shared.Rig(t), t: t, name: name, unready: map[string]bool{}}
 	ctx := t.Context()
-	testkit.Check(t, f.ensure(), f.AddPool(ctx, name, 0, subnet), f.Announce(ctx, name, v2.AnnounceNeighbor))
+	f.common()
+	testkit.Check(t, f.AddPool(ctx, name, 0, subnet), f.Announce(ctx, name, v2.AnnounceNeighbor))
 	for range 3 {
 		n := testkit.Must(f.AddNode(ctx, rig.NodeOptions{}))(t)
 		f.nodes = append(f.nodes, n)
@@ -79,18 +83,16 @@ func newFixture(t *testing.T, name string, subnet v2.SubnetSet) *fixture {
 	return f
 }
 
-// ensure makes what all tests have: the namespace of routers, and the Secret with the keys.
-func (f *fixture) ensure() error {
-	ctx := f.t.Context()
-	err := f.AddNamespace(ctx, egressNamespace, "routers")
-	if apierrors.IsAlreadyExists(err) {
-		return nil
-	}
-	_, errSecret := f.Core.CoreV1().Secrets(keys.Namespace).Create(ctx, &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: keys.Name}}, metav1.CreateOptions{})
-	if apierrors.IsAlreadyExists(errSecret) {
-		errSecret = nil
-	}
-	return errors.Join(err, errSecret, f.AddPool(ctx, "routers", 4, rig.Dual("10.0.0.0/16", "fd00::/112")))
+// common makes what all tests have, once: the namespace of routers, and the Secret with the keys.
+var common sync.Once
+
+func (f *fixture) common() {
+	f.t.Helper()
+	common.Do(func() {
+		ctx := f.t.Context()
+		_, err := f.Core.CoreV1().Secrets(keys.Namespace).Create(ctx, &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: keys.Name}}, metav1.CreateOptions{})
+		testkit.Check(f.t, err, f.AddNamespace(ctx, egressNamespace, "routers"), f.AddPool(ctx, "routers", 4, rig.Dual("10.0.0.0/16", "fd00::/112")))
+	})
 }
 
 // list writes the EndpointSlice of the Egress's Service, as kube-controller-manager does.
@@ -140,10 +142,16 @@ func (f *fixture) held(i int) {
 	f.t.Helper()
 	n := f.nodes[i]
 	testkit.Eventually(f.t, 20*time.Second, fmt.Sprintf("%s has %s", n.Name, f.addrs), func() error {
-		if h := f.holding(); h.Holder != n.Name || h.PodUID != types.UID(f.routers[i].UID) {
+		// Before its first claim the holder needs the API server.
+		h := f.holding()
+		if h.Holder != n.Name || h.PodUID != types.UID(f.routers[i].UID) || h.Epoch != f.epoch && h.Claims == f.claims {
 			return fmt.Errorf("%+v", h)
 		}
-		return f.answering(i)
+		if err := f.answering(i); err != nil {
+			return err
+		}
+		f.epoch, f.claims = h.Epoch, h.Claims
+		return nil
 	})
 }
 
@@ -220,8 +228,9 @@ func TestAddressMoves(t *testing.T) {
 	if gone := outage(t, pings); gone > testkit.Timeout(time.Second) {
 		t.Errorf("in two moves the address was silent for %s", gone)
 	}
-	if now := f.holding(); now.Epoch != epoch+2 || !now.HandedOver {
-		t.Errorf("%+v, want the epoch %d", now, epoch+2)
+	// The first one handed it over, the second one gave it up, and the next one took it.
+	if now := f.holding(); now.Epoch != epoch+3 || !now.HandedOver {
+		t.Errorf("%+v, want the epoch %d", now, epoch+3)
 	}
 
 	// Released: nobody has it.
