@@ -78,6 +78,8 @@ func testEgress(t *testing.T) {
 	}
 	t.Run("direct", func(t *testing.T) { testDirect(t, s, out) })
 	since(start, "clients send to routers themselves")
+	t.Run("addresses", func(t *testing.T) { testAddresses(t, s, out) })
+	since(start, "clients leave by floating addresses")
 }
 
 // testDirect changes the peering while a client uses the Egress. If there is another node with a
