@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -32,18 +33,44 @@ func testAddresses(t *testing.T, s *site, out *outside) {
 		t.Errorf("both addresses are at %s, and there are routers on two nodes", a.Node)
 	}
 	for _, tenant := range tenants {
-		address := by[tenant].Resolved.Address
 		router := testkit.Must(s.core.CoreV1().Pods(namespace).Get(t.Context(), by[tenant].Router, metav1.GetOptions{}))(t)
 		if router.Spec.NodeName != by[tenant].Node {
 			t.Errorf("the policy of %s names router %s, which isn't on its node %s", tenant, router.Name, by[tenant].Node)
 		}
-		out.forget()
-		out.await(t, tenant, []string{address.IPv4, address.IPv6})
-		for _, a := range []string{address.IPv4, address.IPv6} {
-			testkit.Eventually(t, 30*time.Second, a+" answers pings", func() error {
-				_, err := s.Exec(t.Context(), lab.Fabric, "ping", "-c", "1", "-W", "5", a)
-				return err
-			})
+		testLeaves(t, s, out, tenant, by[tenant])
+	}
+}
+
+// testAddressesMoved wants that no address is at a node that is dead, and that tenants leave by the same ones as before.
+func testAddressesMoved(t *testing.T, s *site, out *outside, dead string) {
+	for _, tenant := range tenants {
+		testkit.Eventually(t, 120*time.Second, tenant+" doesn't leave by the node that is dead", func() error {
+			if at := s.awaitLeaves(t, tenant); at.Node == dead {
+				return fmt.Errorf("%+v", at)
+			}
+			return nil
+		})
+		pod := testkit.Must(s.core.CoreV1().Pods(tenant).Get(t.Context(), tenant, metav1.GetOptions{}))(t)
+		if pod.Spec.NodeName != dead {
+			testLeaves(t, s, out, tenant, s.awaitLeaves(t, tenant))
+		}
+	}
+}
+
+// testLeaves wants that a tenant leaves by the addresses of its policy, and by no others; that the host outside finds these at
+// the node that the policy says; and that they answer pings.
+func testLeaves(t *testing.T, s *site, out *outside, tenant string, policy v2.EgressPolicyStatus) {
+	addresses := []string{policy.Resolved.Address.IPv4, policy.Resolved.Address.IPv6}
+	out.forget()
+	out.await(t, tenant, addresses)
+	mac := strings.TrimSpace(string(testkit.Must(s.Exec(t.Context(), policy.Node, "cat", "/sys/class/net/eth0/address"))(t)))
+	for _, a := range addresses {
+		testkit.Eventually(t, 30*time.Second, a+" answers pings", func() error {
+			_, err := s.Exec(t.Context(), lab.Fabric, "ping", "-c", "1", "-W", "5", a)
+			return err
+		})
+		if neighbour := string(testkit.Must(s.Exec(t.Context(), lab.Fabric, "ip", "neighbour", "show", a))(t)); !strings.Contains(neighbour, mac) {
+			t.Errorf("%s is at %s, and %s is there: %s", a, policy.Node, mac, neighbour)
 		}
 	}
 }

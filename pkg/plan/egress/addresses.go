@@ -69,7 +69,7 @@ func AddressClaim(e *v2.Egress) *v2.AddressClaim {
 // routers are those of the Egress, internalIPs has the addresses of Nodes by name. While no router is ready nothing is changed: the
 // present holders are as good as any.
 func Places(e *v2.Egress, blocks []*v2.AddressBlock, routers []*corev1.Pod, internalIPs func(node string) []string) map[string]Place {
-	nodes := readyNodes(routers, internalIPs)
+	nodes, at := readyNodes(routers, internalIPs)
 	if len(nodes) == 0 || e.Spec.Addresses == nil {
 		return nil
 	}
@@ -89,13 +89,13 @@ func Places(e *v2.Egress, blocks []*v2.AddressBlock, routers []*corev1.Pod, inte
 		var want Place
 		order := orders[b.Name]
 		for _, n := range order[:min(len(order), mostSuccessors)] {
-			want.Successors = append(want.Successors, nodes[n])
+			want.Successors = append(want.Successors, keepRouter(b, nodes[n], at))
 		}
 		// A holder without a router that is ready gives the address up by itself. The others keep it until it has moved.
 		if holder, ready := nodes[b.Floating.Holding.Holder]; ready && len(order) > 0 && holder.Node != order[0] {
 			want.MovingTo = order[0]
 			if !slices.ContainsFunc(want.Successors, func(n v2.FloatingNode) bool { return n.Node == holder.Node }) {
-				want.Successors[len(want.Successors)-1] = holder
+				want.Successors[len(want.Successors)-1] = keepRouter(b, holder, at)
 			}
 		}
 		if !want.is(b) {
@@ -134,22 +134,33 @@ func placed(b *v2.AddressBlock, nodes map[string]v2.FloatingNode) string {
 	return ""
 }
 
-// readyNodes returns the nodes with a router that is ready, each with the oldest of its routers: it stays while others come.
-func readyNodes(routers []*corev1.Pod, internalIPs func(node string) []string) map[string]v2.FloatingNode {
+// keepRouter returns a node with the router that a block has there, if that is ready: connections live in it. at are the nodes of ready ones.
+func keepRouter(b *v2.AddressBlock, n v2.FloatingNode, at map[types.UID]string) v2.FloatingNode {
+	for _, s := range b.Floating.Successors {
+		if s.Node == n.Node && at[s.PodUID] == n.Node {
+			n.PodUID = s.PodUID
+		}
+	}
+	return n
+}
+
+// readyNodes returns the nodes with a router that is ready, each with the oldest of its routers, and the nodes of all these routers.
+func readyNodes(routers []*corev1.Pod, internalIPs func(node string) []string) (nodes map[string]v2.FloatingNode, at map[types.UID]string) {
 	ready := slices.DeleteFunc(slices.Clone(routers), func(p *corev1.Pod) bool {
 		return p.DeletionTimestamp != nil || p.Spec.NodeName == "" || !plan.Ready(p)
 	})
 	slices.SortFunc(ready, func(a, b *corev1.Pod) int {
 		return cmp.Or(a.CreationTimestamp.Compare(b.CreationTimestamp.Time), cmp.Compare(a.Name, b.Name))
 	})
-	nodes := map[string]v2.FloatingNode{}
+	nodes, at = map[string]v2.FloatingNode{}, map[types.UID]string{}
 	for _, p := range ready {
+		at[p.UID] = p.Spec.NodeName
 		addresses := internalIPs(p.Spec.NodeName)
 		if _, known := nodes[p.Spec.NodeName]; !known && len(addresses) > 0 {
 			nodes[p.Spec.NodeName] = v2.FloatingNode{Node: p.Spec.NodeName, Addresses: addresses, PodUID: p.UID}
 		}
 	}
-	return nodes
+	return nodes, at
 }
 
 // AddressStatuses returns the floating addresses of an Egress as its status has them, in the order of the claim.
