@@ -2,6 +2,7 @@ package cluster
 
 import (
 	"fmt"
+	"net/netip"
 	"os"
 	"slices"
 	"strings"
@@ -10,6 +11,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	lab "github.com/coil-net/coil/integration/lab/cluster"
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
@@ -38,7 +40,50 @@ func testAddresses(t *testing.T, s *site, out *outside) {
 			t.Errorf("the policy of %s names router %s, which isn't on its node %s", tenant, router.Name, by[tenant].Node)
 		}
 		testLeaves(t, s, out, tenant, by[tenant])
+		testFound(t, s, by[tenant])
 	}
+	t.Run("routed", func(t *testing.T) { testAddressesRouted(t, s, out, by) })
+}
+
+// testAddressesRouted has no host of the link find the addresses, but the host outside route them to the nodes whose table for routing
+// daemons has them.
+func testAddressesRouted(t *testing.T, s *site, out *outside, by map[string]v2.EgressPolicyStatus) {
+	announce := func(how v2.PoolAnnounce) {
+		t.Helper()
+		patch := fmt.Sprintf(`{"spec": {"announce": %q}}`, how)
+		testkit.Must(s.coil.CoilV2().AddressPools().Patch(t.Context(), "partners", types.MergePatchType, []byte(patch), metav1.PatchOptions{}))(t)
+		for _, tenant := range tenants {
+			for _, a := range addressesOf(by[tenant]) {
+				testkit.Eventually(t, 30*time.Second, fmt.Sprintf("%s is announced by %s", a, how), func() error {
+					proxied, err := s.Exec(t.Context(), by[tenant].Node, "ip", "neighbour", "show", "proxy", a)
+					if err == nil && strings.Contains(string(proxied), a) != (how == v2.AnnounceNeighbor) {
+						err = fmt.Errorf("%q", proxied)
+					}
+					return err
+				})
+			}
+		}
+	}
+	announce(v2.AnnounceRoute)
+	for _, tenant := range tenants {
+		via := testkit.Must(s.Addrs(by[tenant].Node))(t)
+		for _, a := range addressesOf(by[tenant]) {
+			family := map[bool]string{false: "-4", true: "-6"}[strings.Contains(a, ":")]
+			gateway := via[slices.IndexFunc(via, func(v netip.Addr) bool { return v.Is6() == (family == "-6") })].String()
+			if routes := string(testkit.Must(s.Exec(t.Context(), by[tenant].Node, "ip", family, "route", "show", "table", "119", a))(t)); !strings.Contains(routes, a) {
+				t.Errorf("%s isn't in table 119 of %s: %q", a, by[tenant].Node, routes)
+			}
+			testkit.Must(s.Exec(t.Context(), lab.Fabric, "ip", "route", "add", a, "via", gateway))(t)
+			testkit.Must(s.Exec(t.Context(), lab.Fabric, "ip", "neighbour", "flush", "to", a))(t)
+		}
+	}
+	for _, tenant := range tenants {
+		testLeaves(t, s, out, tenant, by[tenant])
+		for _, a := range addressesOf(by[tenant]) {
+			testkit.Must(s.Exec(t.Context(), lab.Fabric, "ip", "route", "del", a))(t)
+		}
+	}
+	announce(v2.AnnounceNeighbor)
 }
 
 // testAddressesMoved wants that no address is at a node that is dead, and that tenants leave by the same ones as before.
@@ -53,26 +98,36 @@ func testAddressesMoved(t *testing.T, s *site, out *outside, dead string) {
 		pod := testkit.Must(s.core.CoreV1().Pods(tenant).Get(t.Context(), tenant, metav1.GetOptions{}))(t)
 		if pod.Spec.NodeName != dead {
 			testLeaves(t, s, out, tenant, s.awaitLeaves(t, tenant))
+			testFound(t, s, s.awaitLeaves(t, tenant))
 		}
 	}
 }
 
-// testLeaves wants that a tenant leaves by the addresses of its policy, and by no others; that the host outside finds these at
-// the node that the policy says; and that they answer pings.
+// testLeaves wants that a tenant leaves by the addresses of its policy, and by no others, and that these answer pings.
 func testLeaves(t *testing.T, s *site, out *outside, tenant string, policy v2.EgressPolicyStatus) {
-	addresses := []string{policy.Resolved.Address.IPv4, policy.Resolved.Address.IPv6}
 	out.forget()
-	out.await(t, tenant, addresses)
-	mac := strings.TrimSpace(string(testkit.Must(s.Exec(t.Context(), policy.Node, "cat", "/sys/class/net/eth0/address"))(t)))
-	for _, a := range addresses {
+	out.await(t, tenant, addressesOf(policy))
+	for _, a := range addressesOf(policy) {
 		testkit.Eventually(t, 30*time.Second, a+" answers pings", func() error {
 			_, err := s.Exec(t.Context(), lab.Fabric, "ping", "-c", "1", "-W", "5", a)
 			return err
 		})
-		if neighbour := string(testkit.Must(s.Exec(t.Context(), lab.Fabric, "ip", "neighbour", "show", a))(t)); !strings.Contains(neighbour, mac) {
-			t.Errorf("%s is at %s, and %s is there: %s", a, policy.Node, mac, neighbour)
+	}
+}
+
+// testFound wants that the host outside has found the addresses of a policy at the node that this says.
+func testFound(t *testing.T, s *site, policy v2.EgressPolicyStatus) {
+	mac := strings.TrimSpace(string(testkit.Must(s.Exec(t.Context(), policy.Node, "cat", "/sys/class/net/eth0/address"))(t)))
+	for _, a := range addressesOf(policy) {
+		if found := string(testkit.Must(s.Exec(t.Context(), lab.Fabric, "ip", "neighbour", "show", a))(t)); !strings.Contains(found, mac) {
+			t.Errorf("%s is at %s, and %s is there: %s", a, policy.Node, mac, found)
 		}
 	}
+}
+
+// addressesOf are those by which the pods of a policy leave.
+func addressesOf(policy v2.EgressPolicyStatus) []string {
+	return []string{policy.Resolved.Address.IPv4, policy.Resolved.Address.IPv6}
 }
 
 // awaitHeld waits until each address of the Egress is on a node.
