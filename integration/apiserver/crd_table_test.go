@@ -105,7 +105,9 @@ status:
   replicas: 3
   selector: app.kubernetes.io/instance=internet
   clients: 12
-  conditions: [{type: Available, status: "True", reason: RoutersReady, message: "", lastTransitionTime: "2026-01-01T00:00:00Z"}]
+  conditions:
+  - {type: Available, status: "True", reason: RoutersReady, message: "", lastTransitionTime: "2026-01-01T00:00:00Z"}
+  - {type: AddressesReady, status: "True", reason: AddressesHeld, message: "", lastTransitionTime: "2026-01-01T00:00:00Z"}
 `, `
 metadata: {name: unseen}
 spec: {destinations: [192.0.2.0/24]}
@@ -114,7 +116,9 @@ spec: {destinations: [192.0.2.0/24]}
 metadata: {name: shop, namespace: default}
 spec: {egress: {namespace: internet, name: nat}, pods: {matchLabels: {app: shop}}}
 status:
-  summary: {egress: internet/nat}
+  summary: {egress: internet/nat, address: 198.51.100.3 and 2001:db8::3}
+  node: worker
+  router: nat-1
   clients: 12
   conditions: [{type: Accepted, status: "True", reason: Accepted, message: "", lastTransitionTime: "2026-01-01T00:00:00Z"}]
 `, `
@@ -131,7 +135,8 @@ spec: {podCIDRs: [10.1.0.0/16]}
 metadata: {name: all}
 spec: {namespaceSelector: {}, pods: {}}
 status:
-  summary: {egress: internet/nat}
+  summary: {egress: internet/nat, address: 198.51.100.4}
+  node: worker2
   clients: 1200
   conditions: [{type: Accepted, status: "True", reason: Accepted, message: "", lastTransitionTime: "2026-01-01T00:00:00Z"}]
 `, `

@@ -187,7 +187,7 @@ func TestEgressWithoutIPAM(t *testing.T) {
 	rec := &recorder{}
 	asked := make(chan string, 1)
 	cfg := intercept(rec.wrap(c.account(t)), func(r *http.Request, next http.RoundTripper) (*http.Response, error) {
-		for _, resource := range []string{"addresspools", "addressblocks", "blockrequests"} {
+		for _, resource := range []string{"addresspools", "addressblocks", "addressclaims", "blockrequests"} {
 			if strings.Contains(r.URL.Path, resource) {
 				select {
 				case asked <- r.Method + " " + r.URL.Path:
@@ -205,6 +205,8 @@ func TestEgressWithoutIPAM(t *testing.T) {
 	c.requireRanges(t, "nat", []string{"100.65.0.0/24", "fd66::/64", "203.0.113.9/32", "10.96.0.0/16"})
 	c.client(t, c.ns, "a", "nat", "100.65.0.7")
 	c.requireClients(t, "nat", "a 100.65.0.7")
+	c.change(t, "nat", `spec: {peering: Direct, addresses: {use: Client, pool: partners, count: 2}}`)
+	requireMessage(t, c.condition(t, "nat", v2.EgressAddressesReady, metav1.ConditionFalse, "NoPools"), "install a variant that has them, or take spec.addresses away")
 	select {
 	case r := <-asked:
 		t.Errorf("the program asks for objects of IPAM: %s", r)

@@ -71,7 +71,7 @@ func startEgressServer(ctx context.Context) (*controlplane.API, error) {
 			}},
 		}, metav1.CreateOptions{})
 	}
-	for _, file := range []string{"coil-egress-controller.yaml", "coil-egress-controller-ipam.yaml", "coil-egress.yaml"} {
+	for _, file := range []string{"coil-egress-controller.yaml", "coil-egress-controller-ipam.yaml", "coil-egress.yaml", "coil-ipam-controller.yaml"} {
 		if err == nil {
 			err = installRBAC(ctx, api.RESTConfig(), file)
 		}
@@ -115,6 +115,7 @@ func (c *egressCluster) namespace(t testing.TB, name string, labels map[string]s
 		if err := errors.Join(
 			c.coil.CoilV2().EgressPolicies(name).DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{}),
 			c.coil.CoilV2().Egresses(name).DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{}),
+			c.coil.CoilV2().AddressClaims(name).DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{}),
 			c.core.CoreV1().Pods(name).DeleteCollection(ctx, grace, metav1.ListOptions{}),
 		); err != nil {
 			t.Error(err)

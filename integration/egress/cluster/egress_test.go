@@ -76,12 +76,14 @@ func testEgress(t *testing.T) {
 		t.Run("autoscaler", func(t *testing.T) { testScaled(t, s, out) })
 		since(start, "it was scaled")
 	}
+	t.Run("addresses", func(t *testing.T) { testAddresses(t, s, out) })
+	since(start, "clients leave by floating addresses")
 	t.Run("direct", func(t *testing.T) { testDirect(t, s, out) })
 	since(start, "clients send to routers themselves")
 }
 
 // testDirect changes the peering while a client uses the Egress. If there is another node with a
-// router, it loses its power while the API server is away.
+// router, it loses its power while the API server is away. The other nodes take its floating addresses when that is back.
 func testDirect(t *testing.T, s *site, out *outside) {
 	routers := s.routers(t, testkit.EgressForm.Times(1, 2))
 	testkit.Must(s.coil.CoilV2().Egresses(namespace).Patch(t.Context(), egress, types.MergePatchType, []byte(`{"spec":{"peering":"Direct"}}`), metav1.PatchOptions{}))(t)
@@ -110,6 +112,7 @@ func testDirect(t *testing.T, s *site, out *outside) {
 		}
 		return err
 	})
+	testAddressesMoved(t, s, out, dead.Spec.NodeName)
 }
 
 // withoutAPI does something while no node reaches the API server.

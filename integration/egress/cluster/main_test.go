@@ -92,6 +92,7 @@ func show(t *testing.T, api *controlplane.API) {
 	ctx := context.WithoutCancel(t.Context())
 	for _, args := range []string{
 		"get nodes,pods,services -A -o wide", "get egresses,hpa -A", "get endpointslices -A", "get addresspools,addressblocks,blockrequests",
+		"get addressclaims,egresspolicies -A -o wide", "get egresses,egresspolicies,addressblocks -A -o yaml",
 		"get events -A --sort-by=.lastTimestamp",
 	} {
 		out, err := api.Kubectl(ctx, strings.Fields(args)...)

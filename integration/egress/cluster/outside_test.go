@@ -127,8 +127,11 @@ func (s *site) announce(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// route makes the routes to a block, or deletes them.
+// route makes the routes to a block, or deletes them. Those of no node are floating addresses, which nodes announce themselves.
 func (s *site) route(ctx context.Context, b *v2.AddressBlock, deleted bool) error {
+	if b.Labels[v2.LabelNode] == "" {
+		return nil
+	}
 	addrs, err := s.Addrs(b.Labels[v2.LabelNode])
 	if err != nil {
 		return err

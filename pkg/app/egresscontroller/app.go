@@ -23,6 +23,7 @@ import (
 
 	"github.com/coil-net/coil/generated/informers/externalversions"
 	coilinformers "github.com/coil-net/coil/generated/informers/externalversions/coil/v2"
+	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
 	"github.com/coil-net/coil/pkg/app/leading"
 	"github.com/coil-net/coil/pkg/app/program"
 	controller "github.com/coil-net/coil/pkg/controller/egress"
@@ -81,14 +82,19 @@ func (o *Options) compose(ctx context.Context, e leading.Environment) (leading.C
 	clients := informers.NewSharedInformerFactoryWithOptions(e.Core, 0, informers.WithTransform(kube.Strip),
 		informers.WithTweakListOptions(func(l *metav1.ListOptions) { l.LabelSelector = egress.ClientSelector() }))
 	namespaces := kube.MetadataInformer(e.Clients.Metadata, corev1.SchemeGroupVersion.WithResource("namespaces"), "")
+	// Of AddressBlocks only the floating ones are read.
+	floating := externalversions.NewSharedInformerFactoryWithOptions(e.Coil, 0, externalversions.WithTransform(kube.Strip),
+		externalversions.WithTweakListOptions(func(l *metav1.ListOptions) { l.LabelSelector = v2.LabelFloating + "=" + v2.FloatingValue }))
 	kinds := coil.Coil().V2()
 	var pools coilinformers.AddressPoolInformer
+	var addresses *controller.FloatingInformers
 	if o.EnableIPAM {
 		pools = kinds.AddressPools()
+		addresses = &controller.FloatingInformers{Claims: kinds.AddressClaims(), Blocks: floating.Coil().V2().AddressBlocks().Informer()}
 	}
 	services := informers.NewSharedInformerFactoryWithOptions(e.Core, 0, informers.WithTransform(s.strip))
 	routing, err := controller.New(controller.Config{
-		Coil: e.Coil, Core: e.Core, Egresses: kinds.Egresses(), Pools: pools,
+		Coil: e.Coil, Core: e.Core, Egresses: kinds.Egresses(), Pools: pools, Floating: addresses,
 		Cluster: cluster, Namespaces: namespaces, Routers: routers, Accounts: accounts, Clients: clients,
 		ExternalNodes: externalNodes, EndpointsPerSlice: o.EndpointsPerSlice, Image: image, Recorder: e.Recorder, LoopMetrics: e.Loops, Registry: e.Registry,
 	})
@@ -105,7 +111,7 @@ func (o *Options) compose(ctx context.Context, e leading.Environment) (leading.C
 		return leading.Controllers{}, err
 	}
 	return leading.Controllers{
-		Informers: []leading.Informers{coil, cluster, routers, accounts, clients, services, namespaces},
+		Informers: []leading.Informers{coil, floating, cluster, routers, accounts, clients, services, namespaces},
 		Synced:    slices.Concat(routing.Synced(), choosing.Synced()),
 		Run: func(ctx context.Context) error {
 			group, ctx := errgroup.WithContext(ctx)

@@ -16,7 +16,13 @@ import (
 )
 
 // assignment is what the policies of an Egress have got, by key.
-type assignment map[types.NamespacedName]floating.Given
+type assignment map[types.NamespacedName]given
+
+// given is what a policy has got, and the address that it named then, as policy.Wanted returns it.
+type given struct {
+	floating.Given
+	wants string
+}
 
 // syncAssignment gives the policies of an Egress their addresses. Their status says which, and is written by another loop: until the cache
 // shows it, the assignment is here.
@@ -42,11 +48,11 @@ func (c *Controller) syncAssignment(_ context.Context, key types.NamespacedName)
 	}
 	now := assignment{}
 	for _, s := range others {
-		now[s.Name] = floating.Given{} // its status says something else
+		now[s.Name] = given{wants: policy.Wanted(e, s.use.Address)} // its status says something else
 	}
-	given := assignmentOf(e).Assign(addressesOf(e), wants)[annotated:]
+	wants, got := wants[annotated:], assignmentOf(e).Assign(addressesOf(e), wants)[annotated:]
 	for i, s := range users {
-		now[s.Name] = given[i]
+		now[s.Name] = given{got[i], wants[i].Wants}
 	}
 	c.assigned.Set(key, now)
 	for name, g := range now {
@@ -109,8 +115,8 @@ func addressesOf(e *v2.Egress) []floating.Address {
 	return all
 }
 
-// given returns what a policy has got of its Egress. It returns false if that isn't known yet, or the Egress has no addresses.
+// given returns what a policy has got of its Egress. It returns false if that isn't known yet, as after the policy has named another address.
 func (c *Controller) given(s *subject, e *v2.Egress) (floating.Given, bool) {
 	g, known := c.assigned.Get(keyOf(e))[s.Name]
-	return g, known
+	return g.Given, known && g.wants == policy.Wanted(e, s.use.Address)
 }

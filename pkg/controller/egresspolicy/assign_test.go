@@ -52,6 +52,12 @@ func TestPoliciesGetAddresses(t *testing.T) {
 		if len(before) != 2 || p.Address == "" || q.Address == "" || p == q {
 			t.Fatalf("%+v", before)
 		}
+		// What it has got by an older spec isn't what it has by this one.
+		changed := *sc.policies.find(shopKey)
+		changed.use.Address = &v2.EgressAddress{IPv4: "198.51.100.1"}
+		if g, known := sc.given(&changed, sc.egresses.Find("internet/nat")); known {
+			t.Errorf("a policy that names an address since just now has %+v", g)
+		}
 		sc.s.Drop(policyResource, "shop/q")
 		sc.egressWith(nil, "198.51.100.9", "198.51.100.0", "198.51.100.1")
 		sc.run(5 * time.Second)

@@ -3,6 +3,7 @@ package egress
 import (
 	"cmp"
 	"fmt"
+	"net/netip"
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
@@ -25,7 +26,20 @@ const (
 	ReasonClaimPending = "ClaimPending"
 	// ReasonNoHolder: no node has some of the addresses.
 	ReasonNoHolder = "NoHolder"
+	// ReasonSharedOutside: spec.addresses.shared has addresses that the Egress doesn't have.
+	ReasonSharedOutside = "SharedOutside"
 )
+
+// claimAdvice says what to do for a reason of the AddressClaim, whose messages don't know the fields of an Egress.
+var claimAdvice = map[string]string{
+	v2.ReasonPoolNotFound:       "Make it, or name another one in spec.addresses.pool",
+	v2.ReasonPoolTerminating:    "Name another one in spec.addresses.pool",
+	v2.ReasonBlockSize:          "Name another one in spec.addresses.pool",
+	v2.ReasonAddressInvalid:     "Correct spec.addresses.list",
+	v2.ReasonAddressOutsidePool: "Take it out of spec.addresses.list, or append a subnet that has it to spec.subnets of the AddressPool",
+	v2.ReasonAddressInUse:       "Take it out of spec.addresses.list, or free it",
+	v2.ReasonAddressTaken:       "Take it out of spec.addresses.list, or free it",
+}
 
 // coolDownSeconds is for how long an address that an Egress gave up is given to nobody else: partners may still have it on
 // their lists.
@@ -55,7 +69,7 @@ func AddressClaim(e *v2.Egress) *v2.AddressClaim {
 // routers are those of the Egress, internalIPs has the addresses of Nodes by name. While no router is ready nothing is changed: the
 // present holders are as good as any.
 func Places(e *v2.Egress, blocks []*v2.AddressBlock, routers []*corev1.Pod, internalIPs func(node string) []string) map[string]Place {
-	nodes := readyNodes(routers, internalIPs)
+	nodes, at := readyNodes(routers, internalIPs)
 	if len(nodes) == 0 || e.Spec.Addresses == nil {
 		return nil
 	}
@@ -75,13 +89,13 @@ func Places(e *v2.Egress, blocks []*v2.AddressBlock, routers []*corev1.Pod, inte
 		var want Place
 		order := orders[b.Name]
 		for _, n := range order[:min(len(order), mostSuccessors)] {
-			want.Successors = append(want.Successors, nodes[n])
+			want.Successors = append(want.Successors, keepRouter(b, nodes[n], at))
 		}
 		// A holder without a router that is ready gives the address up by itself. The others keep it until it has moved.
 		if holder, ready := nodes[b.Floating.Holding.Holder]; ready && len(order) > 0 && holder.Node != order[0] {
 			want.MovingTo = order[0]
 			if !slices.ContainsFunc(want.Successors, func(n v2.FloatingNode) bool { return n.Node == holder.Node }) {
-				want.Successors[len(want.Successors)-1] = holder
+				want.Successors[len(want.Successors)-1] = keepRouter(b, holder, at)
 			}
 		}
 		if !want.is(b) {
@@ -120,22 +134,33 @@ func placed(b *v2.AddressBlock, nodes map[string]v2.FloatingNode) string {
 	return ""
 }
 
-// readyNodes returns the nodes with a router that is ready, each with the oldest of its routers: it stays while others come.
-func readyNodes(routers []*corev1.Pod, internalIPs func(node string) []string) map[string]v2.FloatingNode {
+// keepRouter returns a node with the router that a block has there, if that is ready: connections live in it. at are the nodes of ready ones.
+func keepRouter(b *v2.AddressBlock, n v2.FloatingNode, at map[types.UID]string) v2.FloatingNode {
+	for _, s := range b.Floating.Successors {
+		if s.Node == n.Node && at[s.PodUID] == n.Node {
+			n.PodUID = s.PodUID
+		}
+	}
+	return n
+}
+
+// readyNodes returns the nodes with a router that is ready, each with the oldest of its routers, and the nodes of all these routers.
+func readyNodes(routers []*corev1.Pod, internalIPs func(node string) []string) (nodes map[string]v2.FloatingNode, at map[types.UID]string) {
 	ready := slices.DeleteFunc(slices.Clone(routers), func(p *corev1.Pod) bool {
 		return p.DeletionTimestamp != nil || p.Spec.NodeName == "" || !plan.Ready(p)
 	})
 	slices.SortFunc(ready, func(a, b *corev1.Pod) int {
 		return cmp.Or(a.CreationTimestamp.Compare(b.CreationTimestamp.Time), cmp.Compare(a.Name, b.Name))
 	})
-	nodes := map[string]v2.FloatingNode{}
+	nodes, at = map[string]v2.FloatingNode{}, map[types.UID]string{}
 	for _, p := range ready {
+		at[p.UID] = p.Spec.NodeName
 		addresses := internalIPs(p.Spec.NodeName)
 		if _, known := nodes[p.Spec.NodeName]; !known && len(addresses) > 0 {
 			nodes[p.Spec.NodeName] = v2.FloatingNode{Node: p.Spec.NodeName, Addresses: addresses, PodUID: p.UID}
 		}
 	}
-	return nodes
+	return nodes, at
 }
 
 // AddressStatuses returns the floating addresses of an Egress as its status has them, in the order of the claim.
@@ -172,7 +197,7 @@ func addressesReady(f Facts) *metav1.Condition {
 	}
 	switch {
 	case f.NoPools:
-		return no(ReasonNoPools, "Coil runs without AddressPools: install the component with-addresses, or take spec.addresses away")
+		return no(ReasonNoPools, "Coil runs without AddressPools (--enable-ipam=false): install a variant that has them, or take spec.addresses away")
 	case f.Claim == nil:
 		return no(ReasonClaimPending, "The AddressClaim is being made")
 	}
@@ -181,10 +206,15 @@ func addressesReady(f Facts) *metav1.Condition {
 	case ready == nil:
 		return no(ReasonClaimPending, "AddressClaim %s has no answer of coil-ipam-controller yet", f.Claim.Name)
 	case ready.Status != metav1.ConditionTrue:
-		return no(ready.Reason, "AddressClaim %s: %s", f.Claim.Name, ready.Message)
+		message := fmt.Sprintf("AddressClaim %s: %s", f.Claim.Name, ready.Message)
+		if advice := claimAdvice[ready.Reason]; advice != "" {
+			message += ". " + advice
+		}
+		return no(ready.Reason, "%s", message)
 	}
 	var lacking []string
-	for _, s := range AddressStatuses(f.Claim, f.Blocks, f.Routers) {
+	all := AddressStatuses(f.Claim, f.Blocks, f.Routers)
+	for _, s := range all {
 		if s.Node == "" {
 			lacking = append(lacking, cmp.Or(s.IPv4, s.IPv6))
 		}
@@ -192,5 +222,26 @@ func addressesReady(f Facts) *metav1.Condition {
 	if len(lacking) > 0 {
 		return no(ReasonNoHolder, "No node has %s: each is on a node with a router that is ready, and with room (spec.addresses.placement)", plan.Enumerate(lacking))
 	}
+	if outside := sharedOutside(f.Egress.Spec.Addresses.Shared, all); len(outside) > 0 {
+		return no(ReasonSharedOutside, "The Egress doesn't have %s of spec.addresses.shared: take it out there, or have it by spec.addresses.list", plan.Enumerate(outside))
+	}
 	return &metav1.Condition{Type: v2.EgressAddressesReady, Status: metav1.ConditionTrue, Reason: ReasonAddressesHeld, Message: "Each address is on a node"}
+}
+
+// sharedOutside returns those of spec.addresses.shared that aren't among an Egress's addresses.
+func sharedOutside(shared []string, has []v2.EgressAddressStatus) (outside []string) {
+	own := map[netip.Addr]bool{}
+	for _, s := range has {
+		for _, text := range []string{s.IPv4, s.IPv6} {
+			if a, err := netip.ParseAddr(text); err == nil {
+				own[a] = true
+			}
+		}
+	}
+	for _, text := range shared {
+		if a, err := netip.ParseAddr(text); err != nil || !own[a] {
+			outside = append(outside, text)
+		}
+	}
+	return outside
 }

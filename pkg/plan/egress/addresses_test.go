@@ -56,6 +56,10 @@ func TestPlaces(t *testing.T) {
 	}{
 		{"the only router", []*corev1.Pod{routerOn("a", "r", 1)}, v2.Floating{}, &egress.Place{Successors: []v2.FloatingNode{on("a", "r")}}},
 		{"the oldest router of a node", []*corev1.Pod{routerOn("a", "new", 1), routerOn("a", "old", 2)}, v2.Floating{}, &egress.Place{Successors: []v2.FloatingNode{on("a", "old")}}},
+		{"the router that it has stays, though an older one is ready by now", []*corev1.Pod{routerOn("a", "new", 1), routerOn("a", "old", 2)},
+			v2.Floating{Successors: []v2.FloatingNode{on("a", "new")}}, nil},
+		{"a router of the name on another node is another one", []*corev1.Pod{routerOn("a", "r", 1)}, v2.Floating{Successors: []v2.FloatingNode{on("b", "r")}},
+			&egress.Place{Successors: []v2.FloatingNode{on("a", "r")}}},
 		{"one that ends, and one that isn't ready", []*corev1.Pod{ending, starting, routerOn("a", "r", 1)}, v2.Floating{}, &egress.Place{Successors: []v2.FloatingNode{on("a", "r")}}},
 		{"a node that is gone", []*corev1.Pod{routerOn("gone", "r", 1)}, v2.Floating{}, nil},
 		{"no router: nothing changes", nil, v2.Floating{Successors: []v2.FloatingNode{on("a", "r")}}, nil},
@@ -176,7 +180,10 @@ func TestAddressesOfTheStatus(t *testing.T) {
 		t.Errorf("-want +got:\n%s", d)
 	}
 	blocks[1].Floating.Holding.Holder = "b"
+	e.Spec.Addresses.Shared = []string{"198.51.100.1", "2001:db8:0::"} // of IPv6 another text
 	is(metav1.ConditionTrue, egress.ReasonAddressesHeld)
+	e.Spec.Addresses.Shared = []string{"198.51.100.1", "198.51.100.2"}
+	is(metav1.ConditionFalse, egress.ReasonSharedOutside)
 	facts.NoPools = true
 	is(metav1.ConditionFalse, egress.ReasonNoPools)
 	facts.Egress = &v2.Egress{Status: egress.Status(facts)}

@@ -152,6 +152,11 @@ func (l List) has(s *discoveryv1.EndpointSlice) bool {
 	return s.Namespace == l.Egress.Namespace && s.Labels[l.Label] == l.Egress.Name
 }
 
+// tells says whether the annotations of a slice say of its clients what the list says.
+func (l List) tells(annotations map[string]string) bool {
+	return annotations[v2.AnnotationPolicy] == l.Annotations[v2.AnnotationPolicy] && annotations[v2.AnnotationAddress] == l.Annotations[v2.AnnotationAddress]
+}
+
 // SliceChanges are writes that make the EndpointSlices of a list what they should be.
 type SliceChanges struct {
 	Create, Update, Delete []*discoveryv1.EndpointSlice
@@ -276,7 +281,7 @@ func newDraft(l List, s *discoveryv1.EndpointSlice, missing map[netip.Addr]Clien
 	// kube-proxy takes a slice for a Service's by this label.
 	_, ofService := s.Labels[discoveryv1.LabelServiceName]
 	if ofService || len(s.Ports) > 0 || !equality.Semantic.DeepEqual(s.OwnerReferences, d.slice.OwnerReferences) ||
-		!labels.SelectorFromSet(d.slice.Labels).Matches(labels.Set(s.Labels)) || s.Annotations[v2.AnnotationPolicy] != d.slice.Annotations[v2.AnnotationPolicy] {
+		!labels.SelectorFromSet(d.slice.Labels).Matches(labels.Set(s.Labels)) || !l.tells(s.Annotations) {
 		d.changed = true
 	}
 	return d

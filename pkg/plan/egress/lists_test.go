@@ -63,11 +63,17 @@ func TestPolicyLists(t *testing.T) {
 	}
 }
 
-// TestPolicyListHistory holds that the slices of a policy are those of its present Egress and destinations, whatever it was before, and
-// that a sync that has nothing to do writes nothing.
+// TestPolicyListHistory holds that the slices of a policy are those of its present Egress, destinations and address, whatever it was before,
+// and that a sync that has nothing to do writes nothing.
 func TestPolicyListHistory(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 2))
 	egresses := []*v2.Egress{egressNamed("a", "nat"), egressNamed("a", "other"), egressNamed("b", "nat")}
+	for _, e := range egresses[1:] { // the first one has no addresses
+		e.Spec.Addresses = &v2.EgressAddresses{}
+		for i := range 3 {
+			e.Status.Addresses = append(e.Status.Addresses, v2.EgressAddressStatus{Block: fmt.Sprint(i), EgressAddress: v2.EgressAddress{IPv4: fmt.Sprint("198.51.100.", i)}})
+		}
+	}
 	all := [][]string{nil, {"192.0.2.0/24"}, {"192.0.2.0/24", "2001:db8::/32"}}
 	have := map[string]*discoveryv1.EndpointSlice{}
 	list := func() []*discoveryv1.EndpointSlice { return slices.Collect(maps.Values(have)) }
@@ -82,9 +88,9 @@ func TestPolicyListHistory(t *testing.T) {
 			delete(have, s.Namespace+"/"+s.Name)
 		}
 	}
-	e, destinations, want := egresses[0], all[0], clients(0, 30)
+	e, destinations, block, want := egresses[0], all[0], "", clients(0, 30)
 	for step := range 500 {
-		switch rng.IntN(4) {
+		switch rng.IntN(5) {
 		case 0:
 			e = egresses[rng.IntN(len(egresses))]
 			moves++
@@ -95,19 +101,23 @@ func TestPolicyListHistory(t *testing.T) {
 		case 3:
 			for _, s := range have { // somebody
 				s = s.DeepCopy()
-				s.Annotations[v2.AnnotationPolicy] = "spoiled"
+				s.Annotations[[]string{v2.AnnotationPolicy, v2.AnnotationAddress}[rng.IntN(2)]] = "spoiled"
 				have[s.Namespace+"/"+s.Name] = s
 				break
 			}
+		case 4:
+			block = fmt.Sprint(rng.IntN(3))
 		}
-		l := PolicyListOf(e, policyNamed("shop", "p", destinations...))
+		p := policyNamed("shop", "p", destinations...)
+		p.Block = block
+		l := PolicyListOf(e, p)
 		apply(ClientSlices(l, list(), want, 10))
 		if again := ClientSlices(l, list(), want, 10); !again.Empty() {
 			t.Fatalf("step %d: %d, %d and %d writes again", step, len(again.Create), len(again.Update), len(again.Delete))
 		}
 		got := map[Client]bool{}
 		for _, s := range have {
-			if s.Namespace != e.Namespace || s.Labels[v2.LabelPolicyEgress] != e.Name || s.OwnerReferences[0].UID != e.UID || s.Annotations[v2.AnnotationPolicy] != l.Annotations[v2.AnnotationPolicy] {
+			if s.Namespace != e.Namespace || s.Labels[v2.LabelPolicyEgress] != e.Name || s.OwnerReferences[0].UID != e.UID || !maps.Equal(s.Annotations, l.Annotations) {
 				t.Fatalf("step %d: slice %+v", step, s.ObjectMeta)
 			}
 			for _, ep := range s.Endpoints {

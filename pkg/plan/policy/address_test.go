@@ -46,6 +46,9 @@ func TestResolveAddress(t *testing.T) {
 			t.Errorf("%s: block %q, reason %q, want %q, %q", c.name, block, reason, c.block, c.reason)
 		}
 	}
+	if _, p := (Facts{Given: floating.Given{Reason: floating.NoAddress}}).resolveAddress(&v2.Egress{Spec: with.Spec}); p == nil || !strings.Contains(p.message, v2.EgressAddressesReady) {
+		t.Errorf("an Egress that has got no address yet: %+v", p)
+	}
 	for want, a := range map[string]*v2.EgressAddress{
 		"":                                   nil,
 		"b":                                  {IPv4: "198.51.100.1", IPv6: "2001:db8:0::1"},

@@ -212,6 +212,9 @@ func (f Facts) resolveAddress(e *v2.Egress) (*v2.ResolvedAddress, *problem) {
 	case floating.AddressFull:
 		return nil, problemf(string(f.Given.Reason), "%s has as many policies as it may (spec.addresses.assignment of Egress %s): name another one", wants, name)
 	}
+	if len(e.Status.Addresses) == 0 {
+		return nil, problemf(string(f.Given.Reason), "Egress %s has got no address yet: its condition %s says why", name, v2.EgressAddressesReady)
+	}
 	return nil, problemf(string(f.Given.Reason), "Egress %s has no address left for this namespace: give it more (spec.addresses)", name)
 }
 

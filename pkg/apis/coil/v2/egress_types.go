@@ -24,6 +24,7 @@ const EgressContainerName = "egress"
 // +kubebuilder:printcolumn:name="Replicas",type=integer,JSONPath=`.spec.replicas`,description="Router pods that are wanted"
 // +kubebuilder:printcolumn:name="Available",type=string,JSONPath=`.status.conditions[?(@.type=="Available")].status`,description="Whether routers serve clients"
 // +kubebuilder:printcolumn:name="Clients",type=integer,JSONPath=`.status.clients`,description="Pods that use the Egress"
+// +kubebuilder:printcolumn:name="Addresses",type=string,priority=1,JSONPath=`.status.conditions[?(@.type=="AddressesReady")].status`,description="Whether each of its floating addresses is on a node"
 // +kubebuilder:printcolumn:name="Destinations",type=string,priority=1,JSONPath=`.spec.destinations`
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
 // +kubebuilder:validation:XValidation:rule="oldSelf.hasValue() || self.metadata.name.size() <= 63 && self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$')",optionalOldSelf=true,fieldPath=".metadata.name",message="is the name of a Service: at most 63 lower case letters, digits and dashes, the first a letter, the last not a dash"
@@ -39,6 +40,7 @@ type Egress struct {
 // EgressSpec is what the owner of an Egress decides.
 //
 // +kubebuilder:validation:XValidation:rule="!has(self.sessionAffinityConfig) || self.sessionAffinity != 'None' || oldSelf.hasValue() && has(oldSelf.value().sessionAffinityConfig) && oldSelf.value().sessionAffinity == 'None'",optionalOldSelf=true,fieldPath=".sessionAffinityConfig",message="goes with the sessionAffinity ClientIP only"
+// +kubebuilder:validation:XValidation:rule="!has(self.addresses) || has(self.peering) && self.peering == 'Direct'",fieldPath=".peering",message="must be Direct when clients have addresses: they send to the router that has theirs"
 type EgressSpec struct {
 	// Destinations are the subnets, in CIDR notation, that are reached through
 	// the routers.
@@ -131,8 +133,10 @@ type EgressSpec struct {
 	MaxConnectionsPerClient *int32 `json:"maxConnectionsPerClient,omitempty"`
 
 	// Addresses are floating addresses of a pool, by which packets leave in place of the addresses of the routers. They
-	// outlive routers and nodes. The field isn't served yet, since nodes don't hold such addresses.
-	Addresses *EgressAddresses `json:"-"`
+	// outlive routers and nodes.
+	//
+	// +optional
+	Addresses *EgressAddresses `json:"addresses,omitempty"`
 
 	// PodDisruptionBudget bounds how many routers a drain may take away at once.
 	//
@@ -235,8 +239,13 @@ type EgressStatus struct {
 	// +optional
 	Clients int32 `json:"clients,omitempty"`
 
-	// Addresses are the floating addresses of the Egress. The field isn't served yet.
-	Addresses []EgressAddressStatus `json:"-"`
+	// Addresses are the floating addresses of the Egress.
+	//
+	// +optional
+	// +listType=map
+	// +listMapKey=block
+	// +kubebuilder:validation:MaxItems=1024
+	Addresses []EgressAddressStatus `json:"addresses,omitempty"`
 
 	// InClusterCIDRs are the ranges of pods, nodes and Services that no Egress
 	// captures, but for private ones of which a destination is a smaller part. Private ones

@@ -36,7 +36,10 @@ type EgressAddresses struct {
 	// +kubebuilder:validation:MinItems=1
 	// +kubebuilder:validation:MaxItems=64
 	// +kubebuilder:validation:items:MaxLength=91
-	// +kubebuilder:validation:XValidation:rule="self.all(e, isIP(e) || isCIDR(e) || e.split('-').size() == 2 && e.split('-').all(p, isIP(p)))",message="must be addresses, ranges such as 198.51.100.20-198.51.100.29, or CIDRs"
+	// +kubebuilder:validation:items:XValidation:rule="isIP(self) || isCIDR(self) || self.split('-').size() == 2 && self.split('-').all(p, isIP(p))",message="must be an address, a range such as 198.51.100.20-198.51.100.29, or a CIDR"
+	// +kubebuilder:validation:items:XValidation:rule="!isCIDR(self) || cidr(self) == cidr(self).masked()",message="host bits must be zero: the address must be the first one of the CIDR. A single address has no /"
+	// +kubebuilder:validation:items:XValidation:rule="!isCIDR(self) || cidr(self).prefixLength() >= (cidr(self).ip().family() == 4 ? 22 : 118)",message="an Egress has at most 1024 addresses: the CIDR must be /22 or smaller, and in IPv6 /118"
+	// +kubebuilder:validation:items:XValidation:rule="self.split('-').size() != 2 || !self.split('-').all(p, isIP(p)) || ip(self.split('-')[0]).family() == ip(self.split('-')[1]).family()",message="both ends of a range must be of one family"
 	List []string `json:"list,omitempty"`
 
 	// Shared are addresses that policies of any namespace may have. Each other one belongs to the namespace of its oldest policy.
@@ -138,7 +141,7 @@ const (
 	EgressPlacementPack   EgressPlacementStrategy = "Pack"
 )
 
-// EgressAddressesReady, a condition of an Egress, is True when each of its addresses is on a node.
+// EgressAddressesReady, a condition of an Egress, is True when it has all addresses that its spec names, and each is on a node.
 const EgressAddressesReady = "AddressesReady"
 
 // EgressAddress is an address, or the pair of a dual-stack pool.

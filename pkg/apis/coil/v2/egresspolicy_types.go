@@ -12,6 +12,8 @@ import (
 // +kubebuilder:resource:scope=Namespaced
 // +kubebuilder:subresource:status
 // +kubebuilder:printcolumn:name="Egress",type=string,JSONPath=`.status.summary.egress`,description="The Egress that the pods use"
+// +kubebuilder:printcolumn:name="Address",type=string,JSONPath=`.status.summary.address`,description="The source address that destinations see"
+// +kubebuilder:printcolumn:name="Node",type=string,JSONPath=`.status.node`,description="The node that has the address"
 // +kubebuilder:printcolumn:name="Clients",type=integer,JSONPath=`.status.clients`,description="Pods that routers let in by the policy"
 // +kubebuilder:printcolumn:name="Accepted",type=string,JSONPath=`.status.conditions[?(@.type=="Accepted")].status`,description="Whether the policy can be followed"
 // +kubebuilder:printcolumn:name="Reason",type=string,priority=1,JSONPath=`.status.conditions[?(@.type=="Accepted")].reason`
@@ -80,8 +82,12 @@ type EgressUse struct {
 	// +kubebuilder:validation:items:XValidation:rule="!isCIDR(self) || cidr(self) == cidr(self).masked()",message="host bits must be zero: the address must be the first one of the subnet"
 	Destinations []string `json:"destinations,omitempty"`
 
-	// Address is the floating address of the Egress by which the pods leave. Unset, the Egress assigns one. The field isn't served yet.
-	Address *EgressAddress `json:"-"`
+	// Address is the address of the Egress (spec.addresses) by which the pods leave. Unset, the Egress assigns one. In a dual-stack pool an
+	// address of one family stands for the pair.
+	//
+	// +optional
+	// +kubebuilder:validation:XValidation:rule="has(self.ipv4) || has(self.ipv6)",message="ipv4 or ipv6 is required"
+	Address *EgressAddress `json:"address,omitempty"`
 
 	// OnFailure says what becomes of packets to the destinations while no router can forward them: Closed drops them, Node lets
 	// them leave as the packets of pods without an Egress do.
@@ -122,6 +128,8 @@ type EgressReference struct {
 // +kubebuilder:resource:scope=Cluster
 // +kubebuilder:subresource:status
 // +kubebuilder:printcolumn:name="Egress",type=string,JSONPath=`.status.summary.egress`,description="The Egress that the pods use"
+// +kubebuilder:printcolumn:name="Address",type=string,JSONPath=`.status.summary.address`,description="The source address that destinations see"
+// +kubebuilder:printcolumn:name="Node",type=string,JSONPath=`.status.node`,description="The node that has the address"
 // +kubebuilder:printcolumn:name="Clients",type=integer,JSONPath=`.status.clients`,description="Pods that routers let in by the policy"
 // +kubebuilder:printcolumn:name="Accepted",type=string,JSONPath=`.status.conditions[?(@.type=="Accepted")].status`,description="Whether the policy can be followed"
 // +kubebuilder:printcolumn:name="Reason",type=string,priority=1,JSONPath=`.status.conditions[?(@.type=="Accepted")].reason`
@@ -182,9 +190,14 @@ type EgressPolicyStatus struct {
 	// +optional
 	Resolved *ResolvedPolicy `json:"resolved,omitempty"`
 
-	// Node is the node that has the address by which the pods leave, and Router the router pod there. The fields aren't served yet.
-	Node   string `json:"-"`
-	Router string `json:"-"`
+	// Node is the node that has the address by which the pods leave, and Router the router pod there.
+	//
+	// +optional
+	// +kubebuilder:validation:MaxLength=253
+	Node string `json:"node,omitempty"`
+	// +optional
+	// +kubebuilder:validation:MaxLength=253
+	Router string `json:"router,omitempty"`
 
 	// Clients is the number of pods that routers let in by the policy. It is written every 30 seconds at most if nothing else changes.
 	//
@@ -221,8 +234,10 @@ type ResolvedPolicy struct {
 	// +kubebuilder:validation:MaxItems=32
 	Pods []metav1.LabelSelector `json:"pods,omitempty"`
 
-	// Address is the floating address by which the pods leave, if the Egress has such addresses. The field isn't served yet.
-	Address *ResolvedAddress `json:"-"`
+	// Address is the floating address by which the pods leave, if the Egress has such addresses.
+	//
+	// +optional
+	Address *ResolvedAddress `json:"address,omitempty"`
 }
 
 // ResolvedAddress is a floating address of an Egress.
@@ -240,8 +255,10 @@ type PolicySummary struct {
 	//
 	// +optional
 	Egress string `json:"egress,omitempty"`
-	// Address is the address by which the pods leave, or both of a pair. The field isn't served yet.
-	Address string `json:"-"`
+	// Address is the address by which the pods leave, or both of a pair.
+	//
+	// +optional
+	Address string `json:"address,omitempty"`
 }
 
 // EgressPolicyList is a list of EgressPolicies.

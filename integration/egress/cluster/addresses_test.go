@@ -1,0 +1,160 @@
+package cluster
+
+import (
+	"fmt"
+	"net/netip"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	lab "github.com/coil-net/coil/integration/lab/cluster"
+	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
+	"github.com/coil-net/coil/pkg/testkit"
+)
+
+// tenants are the namespaces in testdata/addresses.yaml that have an EgressPolicy, and a visitor of their name.
+var tenants = []string{"shop", "bank"}
+
+// testAddresses has tenants leave by floating addresses of their own, which a host outside reaches at the nodes that have them.
+func testAddresses(t *testing.T, s *site, out *outside) {
+	s.apply(t, string(testkit.Must(os.ReadFile("testdata/addresses.yaml"))(t)))
+	s.awaitHeld(t)
+	by := map[string]v2.EgressPolicyStatus{}
+	for _, tenant := range tenants {
+		by[tenant] = s.awaitLeaves(t, tenant)
+	}
+	if a, b := by["shop"], by["bank"]; a.Resolved.Address.Block == b.Resolved.Address.Block {
+		t.Errorf("both tenants leave by %s", a.Summary.Address)
+	} else if nodes() > 1 && a.Node == b.Node {
+		t.Errorf("both addresses are at %s, and there are routers on two nodes", a.Node)
+	}
+	for _, tenant := range tenants {
+		router := testkit.Must(s.core.CoreV1().Pods(namespace).Get(t.Context(), by[tenant].Router, metav1.GetOptions{}))(t)
+		if router.Spec.NodeName != by[tenant].Node {
+			t.Errorf("the policy of %s names router %s, which isn't on its node %s", tenant, router.Name, by[tenant].Node)
+		}
+		testLeaves(t, s, out, tenant, by[tenant])
+		testFound(t, s, by[tenant])
+	}
+	t.Run("routed", func(t *testing.T) { testAddressesRouted(t, s, out, by) })
+}
+
+// testAddressesRouted has no host of the link find the addresses, but the host outside route them to the nodes whose table for routing
+// daemons has them.
+func testAddressesRouted(t *testing.T, s *site, out *outside, by map[string]v2.EgressPolicyStatus) {
+	announce := func(how v2.PoolAnnounce) {
+		t.Helper()
+		patch := fmt.Sprintf(`{"spec": {"announce": %q}}`, how)
+		testkit.Must(s.coil.CoilV2().AddressPools().Patch(t.Context(), "partners", types.MergePatchType, []byte(patch), metav1.PatchOptions{}))(t)
+		for _, tenant := range tenants {
+			for _, a := range addressesOf(by[tenant]) {
+				testkit.Eventually(t, 30*time.Second, fmt.Sprintf("%s is announced by %s", a, how), func() error {
+					proxied, err := s.Exec(t.Context(), by[tenant].Node, "ip", "neighbour", "show", "proxy", a)
+					if err == nil && strings.Contains(string(proxied), a) != (how == v2.AnnounceNeighbor) {
+						err = fmt.Errorf("%q", proxied)
+					}
+					return err
+				})
+			}
+		}
+	}
+	announce(v2.AnnounceRoute)
+	for _, tenant := range tenants {
+		via := testkit.Must(s.Addrs(by[tenant].Node))(t)
+		for _, a := range addressesOf(by[tenant]) {
+			family := map[bool]string{false: "-4", true: "-6"}[strings.Contains(a, ":")]
+			gateway := via[slices.IndexFunc(via, func(v netip.Addr) bool { return v.Is6() == (family == "-6") })].String()
+			if routes := string(testkit.Must(s.Exec(t.Context(), by[tenant].Node, "ip", family, "route", "show", "table", "119", a))(t)); !strings.Contains(routes, a) {
+				t.Errorf("%s isn't in table 119 of %s: %q", a, by[tenant].Node, routes)
+			}
+			testkit.Must(s.Exec(t.Context(), lab.Fabric, "ip", "route", "add", a, "via", gateway))(t)
+			testkit.Must(s.Exec(t.Context(), lab.Fabric, "ip", "neighbour", "flush", "to", a))(t)
+		}
+	}
+	for _, tenant := range tenants {
+		testLeaves(t, s, out, tenant, by[tenant])
+		for _, a := range addressesOf(by[tenant]) {
+			testkit.Must(s.Exec(t.Context(), lab.Fabric, "ip", "route", "del", a))(t)
+		}
+	}
+	announce(v2.AnnounceNeighbor)
+}
+
+// testAddressesMoved wants that no address is at a node that is dead, and that tenants leave by the same ones as before.
+func testAddressesMoved(t *testing.T, s *site, out *outside, dead string) {
+	for _, tenant := range tenants {
+		testkit.Eventually(t, 120*time.Second, tenant+" doesn't leave by the node that is dead", func() error {
+			if at := s.awaitLeaves(t, tenant); at.Node == dead {
+				return fmt.Errorf("%+v", at)
+			}
+			return nil
+		})
+		pod := testkit.Must(s.core.CoreV1().Pods(tenant).Get(t.Context(), tenant, metav1.GetOptions{}))(t)
+		if pod.Spec.NodeName != dead {
+			testLeaves(t, s, out, tenant, s.awaitLeaves(t, tenant))
+			testFound(t, s, s.awaitLeaves(t, tenant))
+		}
+	}
+}
+
+// testLeaves wants that a tenant leaves by the addresses of its policy, and by no others, and that these answer pings.
+func testLeaves(t *testing.T, s *site, out *outside, tenant string, policy v2.EgressPolicyStatus) {
+	out.forget()
+	out.await(t, tenant, addressesOf(policy))
+	for _, a := range addressesOf(policy) {
+		testkit.Eventually(t, 30*time.Second, a+" answers pings", func() error {
+			_, err := s.Exec(t.Context(), lab.Fabric, "ping", "-c", "1", "-W", "5", a)
+			return err
+		})
+	}
+}
+
+// testFound wants that the host outside has found the addresses of a policy at the node that this says.
+func testFound(t *testing.T, s *site, policy v2.EgressPolicyStatus) {
+	mac := strings.TrimSpace(string(testkit.Must(s.Exec(t.Context(), policy.Node, "cat", "/sys/class/net/eth0/address"))(t)))
+	for _, a := range addressesOf(policy) {
+		if found := string(testkit.Must(s.Exec(t.Context(), lab.Fabric, "ip", "neighbour", "show", a))(t)); !strings.Contains(found, mac) {
+			t.Errorf("%s is at %s, and %s is there: %s", a, policy.Node, mac, found)
+		}
+	}
+}
+
+// addressesOf are those by which the pods of a policy leave.
+func addressesOf(policy v2.EgressPolicyStatus) []string {
+	return []string{policy.Resolved.Address.IPv4, policy.Resolved.Address.IPv6}
+}
+
+// awaitHeld waits until each address of the Egress is on a node.
+func (s *site) awaitHeld(t *testing.T) {
+	t.Helper()
+	testkit.Eventually(t, 120*time.Second, "each address is on a node", func() error {
+		e, err := s.coil.CoilV2().Egresses(namespace).Get(t.Context(), "partners", metav1.GetOptions{})
+		if err == nil && !meta.IsStatusConditionTrue(e.Status.Conditions, v2.EgressAddressesReady) {
+			err = fmt.Errorf("%+v", e.Status)
+		}
+		return err
+	})
+}
+
+// awaitLeaves waits until the policy of a tenant has a pod, and an address that is at a router.
+func (s *site) awaitLeaves(t *testing.T, tenant string) (status v2.EgressPolicyStatus) {
+	t.Helper()
+	testkit.Eventually(t, 120*time.Second, tenant+" has an address", func() error {
+		p, err := s.coil.CoilV2().EgressPolicies(tenant).Get(t.Context(), "partners", metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		status = p.Status
+		if !meta.IsStatusConditionTrue(status.Conditions, v2.PolicyAccepted) || status.Resolved.Address == nil || status.Router == "" || !slices.Contains(s.Nodes(), status.Node) {
+			return fmt.Errorf("%+v", status)
+		}
+		return nil
+	})
+	return status
+}
