@@ -15,6 +15,8 @@
 // A Write comes after the Stop before it is done, since the next holder begins when it sees the record. If Place can't stop, the
 // Write waits for the end of the time for which the node was to answer.
 //
+// The holder reads what it has by a label of the blocks. If somebody changes that, the holder writes it again.
+//
 // The node gives an address up if it isn't among its successors any more, if the pod there is another one than the record says, or if
 // that pod can't take packets. So whoever moves an address without a gap leaves the node among the successors until it has moved.
 package floating
@@ -311,6 +313,7 @@ func (d *Driver) settle(ctx context.Context, k known) {
 	}
 	d.move(ctx, f, k)
 	d.judge(ctx, f, k)
+	d.label(ctx, k)
 }
 
 // lose forgets an address that isn't there any more.

@@ -41,7 +41,7 @@ func TestClusters(t *testing.T) {
 		"hands over": testHandsOver, "a move is called off": testMoveIsCalledOff, "gives up": testGivesUp,
 		"the record is written after the end": testRecordIsWrittenAfterTheEnd, "the pod is replaced": testPodIsReplaced,
 		"released": testReleased, "gone": testGone, "gone without the watch": testGoneIsFoundByAWrite, "restart": testRestart,
-		"forged datagrams": testForgedDatagrams,
+		"forged datagrams": testForgedDatagrams, "the label is lost": testLostLabel,
 	})
 }
 
@@ -324,6 +324,30 @@ func testRestart(t *testing.T) {
 		if gap := w.silence(id, began); gap > testkit.Limit(500*time.Millisecond) {
 			t.Errorf("nobody answered for %s", gap)
 		}
+	}
+}
+
+// Somebody deletes the label by which the holder reads what it has: the holder writes it again, and goes on.
+func testLostLabel(t *testing.T) {
+	w := newWorld(t, 3, 3)
+	w.claimed()
+	for _, value := range []string{"", "n2", "nobody"} {
+		w.change(0, func(b *v2.AddressBlock) {
+			delete(b.Labels, v2.LabelFloatingHolder)
+			if value != "" {
+				b.Labels[v2.LabelFloatingHolder] = value
+			}
+		})
+		w.settled(fmt.Sprintf("the label %q is mended", value), func(i int, b *v2.AddressBlock) error { return w.answeredBy(b, w.nodes[i]) })
+	}
+	// Without the API server it can't be written, and is when that is back.
+	w.nodes[0].noAPI.Store(true)
+	w.change(0, func(b *v2.AddressBlock) { delete(b.Labels, v2.LabelFloatingHolder) })
+	<-time.After(2 * time.Second)
+	w.nodes[0].noAPI.Store(false)
+	w.settled("the label is mended", func(i int, b *v2.AddressBlock) error { return w.answeredBy(b, w.nodes[i]) })
+	if h := w.block(0).Floating.Holding; h.Epoch != 1 {
+		t.Errorf("the address has moved: %+v", h)
 	}
 }
 
