@@ -86,7 +86,11 @@ func (m *Machine) take(now time.Duration, e Event) {
 	case Copied:
 		m.address(e.ID).copied = true
 	case Disputed:
-		m.address(e.ID).disputed, m.look = now, true
+		m.address(e.ID).disputed = now
+	case Blocked:
+		a := m.address(e.ID)
+		a.yields = e.Blocked && (a.yields || !a.blocked)
+		a.blocked = e.Blocked
 	}
 }
 
@@ -144,7 +148,7 @@ func (m *Machine) read(now time.Duration) {
 		if !a.heldBy(m.self) || !a.ready || a.barred() {
 			continue
 		}
-		if a.confirmed == never {
+		if a.confirmed == never || a.disputed > m.sure(now, a) && m.reached(now, a.announced+m.rules.retry) {
 			want, pause = true, m.rules.votes
 		}
 		want = want || !a.claimed || m.reached(now, m.leaseOf(now, a)-m.rules.reserve)

@@ -140,6 +140,9 @@ func (w *world) fault() {
 		w.control(w.any(), func(r *Record) { r.MovingTo = n.name })
 		w.after(w.upTo(lasts), w.copied)
 		w.step(n, Disputed{w.any()})
+		blocked := w.any()
+		w.step(n, Blocked{blocked, true})
+		w.after(lasts, func() { w.step(n, Blocked{blocked, false}) })
 	}
 }
 
