@@ -112,11 +112,13 @@ type Driver struct {
 	wake     chan struct{}
 
 	mu sync.Mutex // guards what wake tells of
-	// seen has the newest block of each UID, nil for one that is gone. disputed are addresses for which another node answers, too.
+	// seen has the newest block of each UID, nil for one that is gone. disputed are addresses that another host says are at it.
 	// targets says that Targets may answer otherwise than before.
 	seen     map[types.UID]*v2.AddressBlock
 	disputed map[string]bool
-	targets  bool
+	// blocked says of addresses whether the node drops their packets.
+	blocked map[string]bool
+	targets bool
 
 	// All below belongs to the goroutine of Run.
 	began   time.Time
@@ -144,7 +146,7 @@ func New(cfg Config, registry prometheus.Registerer) *Driver {
 	return &Driver{
 		cfg: cfg, metrics: m, orders: newOrders(cfg.Place, m),
 		writing: make(chan struct{}, writers), received: make(chan holding.Received, backlog), done: make(chan func()), wake: make(chan struct{}, 1),
-		seen: map[types.UID]*v2.AddressBlock{}, disputed: map[string]bool{},
+		seen: map[types.UID]*v2.AddressBlock{}, disputed: map[string]bool{}, blocked: map[string]bool{},
 		blocks: map[string]known{}, fed: map[string]*fed{}, gone: map[string]time.Time{},
 	}
 }
@@ -186,11 +188,19 @@ func (d *Driver) Receive(from string, m holding.Message) {
 	}
 }
 
-// Disputed says that another node on the link answers for an address, too.
+// Disputed says that another host on the link says that an address is at it.
 func (d *Driver) Disputed(id string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.disputed[id] = true
+	d.awake()
+}
+
+// Blocked says whether the node drops packets of an address that it has, and should forward.
+func (d *Driver) Blocked(id string, blocked bool) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.blocked[id] = blocked
 	d.awake()
 }
 
@@ -252,8 +262,8 @@ func (d *Driver) step(ctx context.Context, e holding.Event) {
 // look takes what has changed since the last time.
 func (d *Driver) look(ctx context.Context) {
 	d.mu.Lock()
-	seen, disputed, targets := d.seen, d.disputed, d.targets
-	d.seen, d.disputed, d.targets = map[types.UID]*v2.AddressBlock{}, map[string]bool{}, false
+	seen, disputed, blocked, targets := d.seen, d.disputed, d.blocked, d.targets
+	d.seen, d.disputed, d.blocked, d.targets = map[types.UID]*v2.AddressBlock{}, map[string]bool{}, map[string]bool{}, false
 	d.mu.Unlock()
 	for uid, b := range seen {
 		if b == nil {
@@ -272,6 +282,9 @@ func (d *Driver) look(ctx context.Context) {
 		}
 		if disputed[id] {
 			d.step(ctx, holding.Disputed{ID: id})
+		}
+		if is, ok := blocked[id]; ok {
+			d.step(ctx, holding.Blocked{ID: id, Blocked: is})
 		}
 	}
 }

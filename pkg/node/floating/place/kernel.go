@@ -82,7 +82,7 @@ func (p *Place) lead(ctx context.Context, stops []*job) error {
 	for _, j := range stops {
 		closed = append(closed, j.order.Addrs()...)
 	}
-	_, err := p.cfg.Table.Sync(ctx, ruleset.Floating{Addresses: p.addresses(closed...)}.Ruleset())
+	_, err := p.cfg.Table.Sync(ctx, p.ruleset(closed...))
 	if err != nil {
 		return err
 	}
@@ -118,7 +118,7 @@ func (p *Place) settle(ctx context.Context, lacking map[netip.Addr]bool) error {
 	if err != nil {
 		return err
 	}
-	_, err = p.cfg.Table.Sync(ctx, ruleset.Floating{Addresses: p.addresses()}.Ruleset())
+	_, err = p.cfg.Table.Sync(ctx, p.ruleset())
 	return err
 }
 
@@ -143,6 +143,18 @@ func (p *Place) addresses(more ...netip.Addr) []netip.Addr {
 	}
 	slices.SortFunc(all, netip.Addr.Compare)
 	return slices.Compact(all)
+}
+
+// ruleset is the table as it should be, for these addresses and more.
+func (p *Place) ruleset(more ...netip.Addr) dataplane.Ruleset {
+	r := ruleset.Floating{Addresses: p.addresses(more...), Tracked: p.cfg.Tracked}
+	for _, h := range p.held {
+		if h.OfEgress {
+			r.OfEgresses = append(r.OfEgresses, h.Addrs()...)
+		}
+	}
+	slices.SortFunc(r.OfEgresses, netip.Addr.Compare)
+	return r.Ruleset()
 }
 
 // wanted are the routes of all addresses. That of a newer holder has the greater metric.
