@@ -56,6 +56,7 @@ var holdersWrites = []write{
 	patchHolder("f-0", "b", `,"epoch":4,"handedOver":true,"since":"2026-01-01T00:00:00Z"`),
 	patchHolder("f-0", "", `,"epoch":4,"handedOver":true,"podUID":null,"since":null,"contender":null`),
 	patchHolder("f-1", "a", `,"epoch":4,"handedOver":null,"podUID":"pod"`),
+	patchBlock("f-0", `{"metadata":{"labels":{"coil.cybozu.com/floating-holder":"b"}},"floating":{"movingTo":null,"holding":{"holder":"b","epoch":4}}}`),
 	patchHolder("f-1", "b", `,"contender":"a"`),
 	patchHolder("f-2", "b", `,"contender":"a"`),
 	patchHolder("f-3", "a", `,"epoch":1`),
@@ -109,6 +110,7 @@ var strangersWrites = []write{
 	patchBlock("f-3", `{"floating":{"successors":null}}`),
 	patchBlock("f-0", `{"floating":{"movingTo":null}}`),
 	patchBlock("f-1", `{"floating":{"movingTo":"a"}}`),
+	patchBlock("f-0", `{"metadata":{"labels":{"coil.cybozu.com/floating-holder":"b"}},"floating":{"movingTo":"c","holding":{"holder":"b","epoch":4}}}`),
 	patchBlock("f-0", `{"status":{"allocated":1}}`, "status"),
 	patchConditions("f-4"), // which it may not have
 	patchConditions("f-7"),

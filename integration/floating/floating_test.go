@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -27,7 +28,7 @@ import (
 
 const egressNamespace = "internet"
 
-// fixture is a rig with three nodes, on each of which a pod stands for a router: it answers pings of the floating address.
+// fixture is a rig with some nodes, on each of which a pod stands for a router: it answers pings of the floating address.
 type fixture struct {
 	*rig.Rig
 	t       *testing.T
@@ -37,15 +38,22 @@ type fixture struct {
 	block   string
 	addrs   []netip.Addr
 	unready map[string]bool // by the UID of a router
+	// frozen is the node whose coild is stopped by a signal, nil for none.
+	frozen *rig.Node
+	// epoch and claims are those of the last holder.
+	epoch, claims int64
 }
 
 // newFixture returns a rig whose nodes may have one address of a pool, in their order.
-func newFixture(t *testing.T, name string, subnet v2.SubnetSet) *fixture {
+func newFixture(t *testing.T, name string, nodes int, subnet v2.SubnetSet) *fixture {
 	t.Helper()
 	f := &fixture{Rig: shared.Rig(t), t: t, name: name, unready: map[string]bool{}}
 	ctx := t.Context()
-	testkit.Check(t, f.ensure(), f.AddPool(ctx, name, 0, subnet), f.Announce(ctx, name, v2.AnnounceNeighbor))
-	for range 3 {
+	f.common()
+	testkit.Check(t, f.AddPool(ctx, name, 0, subnet), f.Announce(ctx, name, v2.AnnounceNeighbor))
+	var order []int
+	for i := range nodes {
+		order = append(order, i)
 		n := testkit.Must(f.AddNode(ctx, rig.NodeOptions{}))(t)
 		f.nodes = append(f.nodes, n)
 		t.Cleanup(func() {
@@ -75,22 +83,20 @@ func newFixture(t *testing.T, name string, subnet v2.SubnetSet) *fixture {
 		}
 		testkit.Must(s.Run(ctx, "ip", "link", "set", "lo", "up"))(t)
 	}
-	f.place("", 0, 1, 2)
+	f.place("", order...)
 	return f
 }
 
-// ensure makes what all tests have: the namespace of routers, and the Secret with the keys.
-func (f *fixture) ensure() error {
-	ctx := f.t.Context()
-	err := f.AddNamespace(ctx, egressNamespace, "routers")
-	if apierrors.IsAlreadyExists(err) {
-		return nil
-	}
-	_, errSecret := f.Core.CoreV1().Secrets(keys.Namespace).Create(ctx, &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: keys.Name}}, metav1.CreateOptions{})
-	if apierrors.IsAlreadyExists(errSecret) {
-		errSecret = nil
-	}
-	return errors.Join(err, errSecret, f.AddPool(ctx, "routers", 4, rig.Dual("10.0.0.0/16", "fd00::/112")))
+// common makes what all tests have, once: the namespace of routers, and the Secret with the keys.
+var common sync.Once
+
+func (f *fixture) common() {
+	f.t.Helper()
+	common.Do(func() {
+		ctx := f.t.Context()
+		_, err := f.Core.CoreV1().Secrets(keys.Namespace).Create(ctx, &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: keys.Name}}, metav1.CreateOptions{})
+		testkit.Check(f.t, err, f.AddNamespace(ctx, egressNamespace, "routers"), f.AddPool(ctx, "routers", 4, rig.Dual("10.0.0.0/16", "fd00::/112")))
+	})
 }
 
 // list writes the EndpointSlice of the Egress's Service, as kube-controller-manager does.
@@ -140,17 +146,23 @@ func (f *fixture) held(i int) {
 	f.t.Helper()
 	n := f.nodes[i]
 	testkit.Eventually(f.t, 20*time.Second, fmt.Sprintf("%s has %s", n.Name, f.addrs), func() error {
-		if h := f.holding(); h.Holder != n.Name || h.PodUID != types.UID(f.routers[i].UID) {
+		// Before its first claim the holder needs the API server.
+		h := f.holding()
+		if h.Holder != n.Name || h.PodUID != types.UID(f.routers[i].UID) || h.Epoch != f.epoch && h.Claims == f.claims {
 			return fmt.Errorf("%+v", h)
 		}
-		return f.answering(i)
+		if err := f.answering(i); err != nil {
+			return err
+		}
+		f.epoch, f.claims = h.Epoch, h.Claims
+		return nil
 	})
 }
 
 // answering returns an error unless exactly one node of those that run answers for the address.
 func (f *fixture) answering(want int) error {
 	for i, n := range f.nodes {
-		if !n.Coild.Running() {
+		if !n.Coild.Running() || n == f.frozen {
 			continue
 		}
 		out, err := n.Run(f.t.Context(), "sh", "-c", "ip -4 neigh show proxy; ip -6 neigh show proxy; ip route show table 119 proto 32; ip -6 route show table 119 proto 32")
@@ -198,7 +210,7 @@ func outage(t *testing.T, pings []*netlab.Pinger) (longest time.Duration) {
 
 // The address moves when it is asked to, and when its router isn't ready any more; an outage of the API server moves nothing.
 func TestAddressMoves(t *testing.T) {
-	f := newFixture(t, "moving", rig.Dual("10.255.70.0/32", "fd00:255::1:300/128"))
+	f := newFixture(t, "moving", 3, rig.Dual("10.255.70.0/32", "fd00:255::1:300/128"))
 	f.held(0)
 	pings := f.pings()
 
@@ -220,8 +232,9 @@ func TestAddressMoves(t *testing.T) {
 	if gone := outage(t, pings); gone > testkit.Timeout(time.Second) {
 		t.Errorf("in two moves the address was silent for %s", gone)
 	}
-	if now := f.holding(); now.Epoch != epoch+2 || !now.HandedOver {
-		t.Errorf("%+v, want the epoch %d", now, epoch+2)
+	// The first one handed it over, the second one gave it up, and the next one took it.
+	if now := f.holding(); now.Epoch != epoch+3 || !now.HandedOver {
+		t.Errorf("%+v, want the epoch %d", now, epoch+3)
 	}
 
 	// Released: nobody has it.
@@ -231,7 +244,8 @@ func TestAddressMoves(t *testing.T) {
 
 // The node of the holder loses power: the next one answers within seconds. What comes back is no holder.
 func TestPowerCut(t *testing.T) {
-	f := newFixture(t, "power", rig.Dual("10.255.71.0/32", "fd00:255::1:310/128"))
+	t.Parallel()
+	f := newFixture(t, "power", 3, rig.Dual("10.255.71.0/32", "fd00:255::1:310/128"))
 	f.held(0)
 	var taken []time.Duration
 	for _, i := range []int{0, 1} {
@@ -258,7 +272,8 @@ func TestPowerCut(t *testing.T) {
 
 // coild is killed: the address is at one node again soon, and the kernel of a node whose coild stays away stops by itself.
 func TestKilledHolder(t *testing.T) {
-	f := newFixture(t, "killed", rig.Dual("10.255.72.0/32", "fd00:255::1:320/128"))
+	t.Parallel()
+	f := newFixture(t, "killed", 3, rig.Dual("10.255.72.0/32", "fd00:255::1:320/128"))
 	f.held(0)
 	pings := f.pings()
 	f.nodes[0].Coild.Kill()
