@@ -102,7 +102,7 @@ func (m *Machine) decide(now time.Duration, a *address) {
 	}
 	if a.heldBy(m.self) {
 		m.hold(now, a)
-	} else if a.ready && a.rec.Holder != m.self {
+	} else if a.ready && a.rec.Holder != m.self && m.leaving == never {
 		m.pursue(now, a)
 	}
 }
@@ -116,7 +116,7 @@ func (m *Machine) hold(now time.Duration, a *address) {
 		next.Holder = ""
 	case a.copied && m.hears(now, a.rec.MovingTo):
 		next.Holder = a.rec.MovingTo
-	case a.yields && slices.ContainsFunc(a.rec.Successors, func(n string) bool { return m.hears(now, n) }):
+	case m.yields(a) && slices.ContainsFunc(a.rec.Successors, func(n string) bool { return m.hears(now, n) }):
 		next.Holder = ""
 	default:
 		next.Claims++
@@ -134,6 +134,16 @@ func (m *Machine) hold(now time.Duration, a *address) {
 	next.Epoch++
 	next.HandedOver, next.MovingTo = true, ""
 	m.write(now, a, next, false)
+}
+
+// yields says whether an address that this node has is to be another one's, if there is one.
+func (m *Machine) yields(a *address) bool {
+	return a.yields || m.leaving != never && a.confirmed >= m.leaving
+}
+
+// Leaves says whether addresses are still to be given up since this program will end.
+func (m *Machine) Leaves() bool {
+	return slices.ContainsFunc(m.addresses, func(a *address) bool { return a.heldBy(m.self) && a.ready || a.writing != nil })
 }
 
 // pursue takes an address that this node may have, or asks the voters about its holder.

@@ -30,6 +30,8 @@
 //
 // A holder that gives an address up, or hands it over, stops before it writes the record. The next holder begins at once.
 //
+// A program that will end gives its addresses up, if other successors are heard and the API server, which has to know, answers.
+//
 // A holder that finds out that its node drops the address's packets gives the address up, once, if it hears another successor. It takes the
 // address again only if no other node does: packets may be dropped everywhere.
 //
@@ -145,6 +147,8 @@ type (
 	Copied struct{ ID string }
 	// Disputed says that another host on the link says that an address is at it.
 	Disputed struct{ ID string }
+	// Leave says that this program will end, and that it isn't known when it is back.
+	Leave struct{}
 	// Blocked says whether this node, while it has an address, drops packets of it that it should forward.
 	Blocked struct {
 		ID      string
@@ -162,6 +166,7 @@ func (Ready) event()     {}
 func (Copied) event()    {}
 func (Disputed) event()  {}
 func (Blocked) event()   {}
+func (Leave) event()     {}
 
 // Outcome is what is known about a Write.
 type Outcome uint8

@@ -25,6 +25,9 @@ type Machine struct {
 	reading, look bool
 	readBegan     time.Duration
 
+	// leaving is when it was said that this program will end.
+	leaving time.Duration
+
 	next time.Duration
 	out  []Action
 }
@@ -36,7 +39,7 @@ const never time.Duration = math.MinInt64 / 2
 func New(self string, life uint64, now time.Duration) *Machine {
 	return &Machine{
 		self: self, life: life, rules: defaults(),
-		began: now, listening: now, last: now, sent: never, readBegan: never,
+		began: now, listening: now, last: now, sent: never, readBegan: never, leaving: never,
 		peers: map[string]*peer{}, rounds: map[string]*round{},
 	}
 }
@@ -87,6 +90,8 @@ func (m *Machine) take(now time.Duration, e Event) {
 		m.address(e.ID).copied = true
 	case Disputed:
 		m.address(e.ID).disputed = now
+	case Leave:
+		m.leaving, m.look = now, true
 	case Blocked:
 		a := m.address(e.ID)
 		a.yields = e.Blocked && (a.yields || !a.blocked)

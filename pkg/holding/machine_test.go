@@ -198,6 +198,29 @@ func TestBlocked(t *testing.T) {
 	}
 }
 
+// A program that will end hands its addresses over, and takes none. Without the API server, or another node, it goes on.
+func TestLeave(t *testing.T) {
+	for _, c := range []struct {
+		name  string
+		nodes int
+		down  bool
+		moves bool
+	}{{"others are there", 3, false, true}, {"without the API server", 3, true, false}, {"alone", 1, false, false}} {
+		w := begin(3, c.nodes, nil, address1)
+		w.run(w.now + 10*time.Second)
+		first, at := w.holder(t), w.now
+		w.down = c.down
+		w.step(first, Leave{})
+		w.run(w.now + 5*time.Second)
+		if last := w.holder(t); (last != first) != c.moves || first.machine.Leaves() == c.moves {
+			t.Errorf("%s: %s has the address after %s", c.name, last.name, first.name)
+		}
+		if gap := w.gap(address1, at, w.now); gap > 500*time.Millisecond {
+			t.Errorf("%s: nobody answers for %v", c.name, gap)
+		}
+	}
+}
+
 func TestGone(t *testing.T) {
 	s := newHolder(t)
 	s.take(Gone{address1})

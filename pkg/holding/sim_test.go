@@ -127,6 +127,13 @@ func (w *world) fault() {
 	case 9:
 		w.setReady(n, false)
 		w.after(lasts, func() { w.setReady(n, true) })
+		if w.chance(0.1) {
+			w.step(n, Leave{})
+			w.after(lasts, func() {
+				w.kill(n)
+				w.start(n)
+			})
+		}
 	case 10:
 		w.loss = w.rand.Float64() / 2
 		w.after(lasts, func() { w.loss = 0 })

@@ -111,6 +111,9 @@ func (h *holder) compose(ctx context.Context) error {
 	return nil
 }
 
+// leaveTime is how long the end of coild waits for other nodes to take the addresses.
+const leaveTime = time.Second
+
 // checkPlaces is how often the objects of the kernel are compared with what they should be.
 const checkPlaces = 4 * time.Second
 
@@ -119,12 +122,22 @@ func (h *holder) start(ctx context.Context, group *errgroup.Group) error {
 	if err := h.untilInLine(ctx, false, "Reading which pods may have floating addresses failed, trying again", h.readPods); err != nil {
 		return err
 	}
-	group.Go(func() error { return h.peers.Run(ctx) })
+	// The driver works on until addresses are given up.
+	held, end := context.WithCancel(context.WithoutCancel(ctx))
+	group.Go(func() error { return h.peers.Run(held) })
 	group.Go(func() error {
 		defer h.table.Close()
 		defer h.arp.Close()
 		defer h.place.Wait()
-		return h.driver.Run(ctx)
+		return h.driver.Run(held)
+	})
+	group.Go(func() error {
+		defer end()
+		<-ctx.Done()
+		leaving, cancel := context.WithTimeout(held, leaveTime)
+		defer cancel()
+		h.driver.Leave(leaving)
+		return nil
 	})
 	group.Go(func() error { return h.recount.Run(ctx, 1) })
 	group.Go(func() error { return h.troubles.Run(ctx) })
