@@ -25,12 +25,12 @@ type hosts []*netlab.NS
 // newHosts makes a host for each node. Numbers start after those of other tests.
 func newHosts(f *fixture, number byte) (all hosts) {
 	f.t.Helper()
-	for i, n := range f.nodes {
+	for i, n := range f.Candidates {
 		h := testkit.Must(f.NewHost(f.t.Context(), number+byte(i)))(f.t)
 		// A node that has the packet's own link as its way tells the host to go there itself.
 		testkit.Check(f.t, h.Sysctl("ipv4/conf/all/accept_redirects=0", "ipv4/conf/eth0/accept_redirects=0", "ipv6/conf/eth0/accept_redirects=0"))
 		f.t.Cleanup(func() { _ = h.Close() })
-		for _, a := range f.addrs {
+		for _, a := range f.Addrs {
 			via := n.Addr4
 			if a.Is6() {
 				via = n.Addr6
@@ -54,9 +54,9 @@ func (all hosts) watch(f *fixture) *watch {
 	w := &watch{f: f, began: time.Now()}
 	for i, h := range all {
 		var pings []*netlab.Pinger
-		for _, a := range f.addrs {
+		for _, a := range f.Addrs {
 			// Two hops: the node, and the pod on it. A node that sends the packet on to another one isn't asked.
-			pings = append(pings, testkit.Must(h.PingsWithin(f.nodes[i].Name, a, 2))(f.t))
+			pings = append(pings, testkit.Must(h.PingsWithin(f.Candidates[i].Name, a, 2))(f.t))
 		}
 		w.pings = append(w.pings, pings)
 	}
@@ -79,7 +79,7 @@ func (w *watch) end() (both time.Duration, spans []string) {
 		ending.Go(func() { _, _, _ = p.End() }) // a node that is gone is unreachable
 	}
 	ending.Wait()
-	for family := range w.f.addrs {
+	for family := range w.f.Addrs {
 		var all []span
 		for i, pings := range w.pings {
 			p := pings[family]
@@ -88,7 +88,7 @@ func (w *watch) end() (both time.Duration, spans []string) {
 				if last := len(own) - 1; last >= 0 && at.Sub(own[last].to) <= merged {
 					own[last].to = at
 				} else {
-					own = append(own, span{w.f.nodes[i].Name, at, at})
+					own = append(own, span{w.f.Candidates[i].Name, at, at})
 				}
 			}
 			for _, s := range own {
@@ -153,7 +153,7 @@ func (f *fixture) freeze(ctx context.Context, n *rig.Node) error {
 
 // found returns an error unless a host of the link that asks who has the address finds the node that answers, each time.
 func (f *fixture) found() error {
-	for _, a := range slices.Repeat(f.addrs, 5) {
+	for _, a := range slices.Repeat(f.Addrs, 5) {
 		out, err := f.RunRouter(f.t.Context(), "sh", "-c", fmt.Sprintf("ip neigh del %[1]s dev br0 2>/dev/null; exec ping -c 1 -W 1 %[1]s", a))
 		if err != nil {
 			return fmt.Errorf("%w: %s", err, out)
@@ -173,7 +173,7 @@ func (f *fixture) thaw() {
 // mend ends all faults.
 func (f *fixture) mend() {
 	f.t.Helper()
-	for _, n := range f.nodes {
+	for _, n := range f.Candidates {
 		n.CutAPI(false)
 	}
 	f.thaw()
@@ -184,7 +184,7 @@ func (f *fixture) mend() {
 func (f *fixture) order() (holder *rig.Node, others []*rig.Node) {
 	f.t.Helper()
 	name := f.holding().Holder
-	for _, n := range f.nodes {
+	for _, n := range f.Candidates {
 		if n.Name == name {
 			holder = n
 		} else {
@@ -205,7 +205,7 @@ func (f *fixture) settled(what string, as func(holder string) error) {
 		if h.Epoch != f.epoch && h.Claims == f.claims {
 			return fmt.Errorf("not claimed: %+v", h)
 		}
-		for i, n := range f.nodes {
+		for i, n := range f.Candidates {
 			if n.Name == h.Holder {
 				if err := errors.Join(as(h.Holder), f.answering(i)); err != nil {
 					return err
@@ -226,7 +226,7 @@ func TestDividedNetworks(t *testing.T) {
 	f.held(0)
 	for _, fault := range faults {
 		t.Run(fault.name, func(t *testing.T) {
-			f := &fixture{Rig: f.Rig, t: t, name: f.name, nodes: f.nodes, routers: f.routers, block: f.block, addrs: f.addrs, unready: f.unready, epoch: f.epoch, claims: f.claims}
+			f := &fixture{Rig: f.Rig, Floating: f.Floating, t: t, epoch: f.epoch, claims: f.claims}
 			holder, others := f.order()
 			pings, w := f.pings(), outside.watch(f)
 			defer f.mend()
@@ -264,22 +264,22 @@ func TestWatchSeesTwo(t *testing.T) {
 	f.held(0)
 	w := outside.watch(f)
 	defer f.thaw()
-	testkit.Check(t, f.freeze(t.Context(), f.nodes[0]))
+	testkit.Check(t, f.freeze(t.Context(), f.Candidates[0]))
 	ctx, end := context.WithCancel(t.Context())
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
 		for ctx.Err() == nil {
 			var script []string
-			for _, a := range f.addrs {
+			for _, a := range f.Addrs {
 				element := fmt.Sprintf("element inet %s %s { %s", dataplane.NftTableFloating, ruleset.Answering(dataplane.FamilyOf(a)).Name, a)
 				script = append(script, "add "+element+" timeout 1s }", "delete "+element+" }", "add "+element+" timeout 1s }")
 			}
-			_, _ = f.nodes[0].Run(ctx, "nft", strings.Join(script, "; "))
+			_, _ = f.Candidates[0].Run(ctx, "nft", strings.Join(script, "; "))
 		}
 	}()
 	f.settled("another node has it", func(name string) error {
-		if name == f.nodes[0].Name {
+		if name == f.Candidates[0].Name {
 			return errors.New(name)
 		}
 		return nil

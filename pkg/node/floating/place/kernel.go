@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"math"
 	"net/netip"
 	"slices"
 	"time"
@@ -169,7 +168,14 @@ func (p *Place) addresses(more ...netip.Addr) []netip.Addr {
 	return slices.Compact(all)
 }
 
-// wanted are the routes of all addresses. That of a newer holder has the greater metric.
+// oldest is the metric of the exported route of the epoch 0.
+const oldest = 1_000_000_000
+
+// metric makes the exported route of a newer holder the better one wherever routes meet: lower metrics are, in the kernel, and as
+// MULTI_EXIT_DISC of BGP (RFC 4271, section 9.1.2.2).
+func metric(epoch int64) int { return int(max(1, oldest-epoch)) }
+
+// wanted are the routes of all addresses.
 func (p *Place) wanted() (toPods, exported []dataplane.Route) {
 	for _, id := range slices.Sorted(maps.Keys(p.held)) {
 		h := p.held[id]
@@ -185,7 +191,7 @@ func (p *Place) wanted() (toPods, exported []dataplane.Route) {
 				Table: p.cfg.PodTable, Dst: to, Link: h.pod.Link, Gateway: gateway, OnLink: true, Protocol: dataplane.ProtocolFloating,
 			}.Canonical())
 			exported = append(exported, dataplane.Route{
-				Table: p.cfg.ExportTable, Dst: to, Link: p.cfg.Loopback, Metric: int(min(h.Epoch, math.MaxInt32)), Protocol: dataplane.ProtocolFloating,
+				Table: p.cfg.ExportTable, Dst: to, Link: p.cfg.Loopback, Metric: metric(h.Epoch), Protocol: dataplane.ProtocolFloating,
 			}.Canonical())
 		}
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"net"
 	"net/netip"
 	"strings"
@@ -166,7 +167,7 @@ func TestAnswersAndStops(t *testing.T) {
 	if got := l.routes("116"); got != wantPods {
 		t.Errorf("table 116: %s", got)
 	}
-	wantExport := "192.0.2.7 dev lo proto 32 scope link metric 3; 2001:db8::7 dev lo proto 32 metric 3 pref medium"
+	wantExport := "192.0.2.7 dev lo proto 32 scope link metric 999999997; 2001:db8::7 dev lo proto 32 metric 999999997 pref medium"
 	if got := strings.Replace(l.routes("119"), "192.0.2.7 dev lo proto 32 metric", "192.0.2.7 dev lo proto 32 scope link metric", 1); got != wantExport {
 		t.Errorf("table 119: %s", got)
 	}
@@ -175,11 +176,14 @@ func TestAnswersAndStops(t *testing.T) {
 		testkit.Must(route.New(l.handle, dataplane.ProtocolNode, table).Sync(t.Context(), nil))(t)
 	}
 	l.await(o, true)
-	// A new epoch is another metric, also that which IPv6 has without one.
-	o.Epoch = 1024
+	// A newer epoch is a lower metric, also that which IPv6 has without one.
+	o.Epoch = oldest - 1024
 	testkit.Check(t, p.Answer(t.Context(), o))
-	if got := l.routes("119"); strings.Count(got, "metric 1024") != 2 || strings.Contains(got, "metric 3 ") {
+	if got := l.routes("119"); strings.Count(got, "metric 1024") != 2 || strings.Count(got, "metric") != 2 {
 		t.Errorf("table 119: %s", got)
+	}
+	if got := metric(math.MaxInt64); got != 1 {
+		t.Errorf("the metric of the newest epoch is %d", got)
 	}
 	testkit.Check(t, p.Stop(t.Context(), o.Address), p.Stop(t.Context(), o.Address))
 	l.await(o, false)
