@@ -45,6 +45,11 @@ func patchHolder(block, holder, fields string) write {
 		`{"metadata":{"labels":{"coil.cybozu.com/floating-holder":%s}},"floating":{"holding":{"holder":%s%s}}}`, name, name, fields))
 }
 
+// patchConditions tells a condition.
+func patchConditions(block string) write {
+	return patchBlock(block, `{"status":{"conditions":[{"type":"Conflicting","status":"True","reason":"OtherHost","message":"m","lastTransitionTime":"2026-01-01T00:00:00Z"}]}}`, "status")
+}
+
 // Writes of the coild of node a in the protocol of floating addresses.
 var holdersWrites = []write{
 	patchHolder("f-0", "a", `,"claims":7,"contender":null,"podUID":"pod","voters":[{"node":"b"}]`),
@@ -56,7 +61,10 @@ var holdersWrites = []write{
 	patchHolder("f-2", "b", `,"contender":"a"`),
 	patchHolder("f-3", "a", `,"epoch":1`),
 	patchHolder("f-5", "", `,"epoch":4`),
+	patchConditions("f-0"),
+	patchConditions("f-1"),
 	patchHolder("f-8", "a", `,"claims":1`),
+	patchConditions("f-8"),
 	patchHolder("f-8", "", `,"epoch":4`),
 }
 
@@ -104,6 +112,8 @@ var strangersWrites = []write{
 	patchBlock("f-1", `{"floating":{"movingTo":"a"}}`),
 	patchBlock("f-0", `{"metadata":{"labels":{"coil.cybozu.com/floating-holder":"b"}},"floating":{"movingTo":"c","holding":{"holder":"b","epoch":4}}}`),
 	patchBlock("f-0", `{"status":{"allocated":1}}`, "status"),
+	patchConditions("f-4"), // which it may not have
+	patchConditions("f-7"),
 	takeFinalizerOff("f-0"),
 	deleteBlock("f-0"),
 }

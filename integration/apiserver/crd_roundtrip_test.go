@@ -76,7 +76,7 @@ func roundTrips() []roundTrip {
 					Holder: "worker", PodUID: "2", Epoch: 7, Since: &now, Claims: 3, HandedOver: true, Voters: nodes, Contender: "worker2",
 				},
 			},
-			Status: v2.AddressBlockStatus{Allocated: 30, Cooling: 2},
+			Status: v2.AddressBlockStatus{Allocated: 30, Cooling: 2, Conditions: conditions},
 		}},
 		{name: "minimal", kind: blockKind, obj: &v2.AddressBlock{IPv4: ptr("10.0.0.0/27")}},
 		{name: "maximal", kind: requestKind, maximal: true, obj: &v2.BlockRequest{

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"net"
 	"net/netip"
 	"strings"
 	"testing"
@@ -17,6 +18,8 @@ import (
 	"github.com/coil-net/coil/integration/rig"
 	"github.com/coil-net/coil/integration/rig/rigtest"
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
+	"github.com/coil-net/coil/pkg/kernel/announce"
+	"github.com/coil-net/coil/pkg/kernel/netns"
 	"github.com/coil-net/coil/pkg/testkit"
 	"github.com/coil-net/coil/pkg/testkit/netlab"
 )
@@ -353,4 +356,37 @@ func untilDone(ctx context.Context, del func(context.Context) error) error {
 		}
 		time.Sleep(100 * time.Millisecond)
 	}
+}
+
+// Another host that says that a pod's address is at it is told by an Event of the pod, which keeps the address.
+func TestRival(t *testing.T) {
+	f := newFixture(t, "rivals", 2, rig.Dual("10.255.63.0/24", "fd00:255::1:600/120"), v2.AnnounceNeighbor)
+	n := f.node()
+	s, addrs := f.pod(n, "rivals")
+	f.reaches(addrs, true)
+	host := testkit.Must(f.NewHost(t.Context(), 91))(t)
+	defer host.Close()
+	link := testkit.Must(netns.In(host.NS, func() (*net.Interface, error) { return net.InterfaceByName("eth0") }))(t)
+	for _, a := range addrs {
+		testkit.Check(t, announce.Send(host.NS, []announce.Announcement{{Link: link.Index, MAC: link.HardwareAddr, Addr: a}}))
+		testkit.Eventually(t, 20*time.Second, "an Event tells of "+a.String(), func() error {
+			events, err := f.Core.CoreV1().Events("rivals").List(t.Context(), metav1.ListOptions{
+				FieldSelector: "reason=Conflicting,involvedObject.kind=Pod,involvedObject.name=" + s.Name,
+			})
+			if err != nil {
+				return err
+			}
+			for _, e := range events.Items {
+				if strings.Contains(e.Message, a.String()) && strings.Contains(e.Message, link.HardwareAddr.String()) {
+					return nil
+				}
+			}
+			return fmt.Errorf("there are %+v", events.Items)
+		})
+	}
+	if out := f.answers(n); strings.Count(out, "\n") != len(addrs) {
+		t.Errorf("the node answers for\n%s", out)
+	}
+	f.reaches(addrs, true)
+	testkit.Check(t, s.Del(t.Context()), s.Close())
 }

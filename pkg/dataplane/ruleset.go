@@ -43,6 +43,12 @@ const (
 	HookSourceNAT      = 100
 )
 
+// Priorities before and after all that programs use.
+const (
+	HookFirst = -1000
+	HookLast  = 1000
+)
+
 // ChainRule is one rule of a chain.
 type ChainRule struct {
 	// Comment says in a few words which packets the rule matches.

@@ -14,8 +14,10 @@ type address struct {
 	known, ready bool
 	// copied says that the record's MovingTo has all it needs.
 	copied bool
-	// disputed is when another node was last seen to answer, too.
+	// disputed is when another host last said that the address is at it.
 	disputed time.Duration
+	// blocked says that this node drops packets of the address. It is to give the address up for that if yields is set.
+	blocked, yields bool
 	// denied says that a live read didn't have this node as the holder, though the record does.
 	denied bool
 	// confirmed is the beginning of the last live read, or write, that has this node as the holder.
@@ -85,7 +87,7 @@ func (m *Machine) observe(now time.Duration, r Record) {
 	// Writes of older versions can't be done any more.
 	a.doubtful = slices.DeleteFunc(a.doubtful, func(w *write) bool { return w.Version < r.Version })
 	if before.Version == 0 || r.Epoch != before.Epoch || r.Holder != before.Holder {
-		a.claimed, a.confirmed, a.retry, a.seen, a.from = false, never, never, now, now
+		a.claimed, a.yields, a.confirmed, a.retry, a.seen, a.from = false, false, never, never, now, now
 		if !r.HandedOver {
 			a.from = now + m.rules.settle
 		}
@@ -100,7 +102,7 @@ func (m *Machine) decide(now time.Duration, a *address) {
 	}
 	if a.heldBy(m.self) {
 		m.hold(now, a)
-	} else if a.ready && a.rec.Holder != m.self {
+	} else if a.ready && a.rec.Holder != m.self && m.leaving == never {
 		m.pursue(now, a)
 	}
 }
@@ -114,6 +116,8 @@ func (m *Machine) hold(now time.Duration, a *address) {
 		next.Holder = ""
 	case a.copied && m.hears(now, a.rec.MovingTo):
 		next.Holder = a.rec.MovingTo
+	case m.yields(a) && slices.ContainsFunc(a.rec.Successors, func(n string) bool { return m.hears(now, n) }):
+		next.Holder = ""
 	default:
 		next.Claims++
 		next.Voters = m.candidates(a.rec)
@@ -132,6 +136,16 @@ func (m *Machine) hold(now time.Duration, a *address) {
 	m.write(now, a, next, false)
 }
 
+// yields says whether an address that this node has is to be another one's, if there is one.
+func (m *Machine) yields(a *address) bool {
+	return a.yields || m.leaving != never && a.confirmed >= m.leaving
+}
+
+// Leaves says whether addresses are still to be given up since this program will end.
+func (m *Machine) Leaves() bool {
+	return slices.ContainsFunc(m.addresses, func(a *address) bool { return a.heldBy(m.self) && a.ready || a.writing != nil })
+}
+
 // pursue takes an address that this node may have, or asks the voters about its holder.
 func (m *Machine) pursue(now time.Duration, a *address) {
 	k := slices.Index(slices.DeleteFunc(slices.Clone(a.rec.Successors), func(n string) bool { return n == a.rec.Holder }), m.self)
@@ -139,6 +153,9 @@ func (m *Machine) pursue(now time.Duration, a *address) {
 		return
 	}
 	wait := time.Duration(k) * m.rules.rank
+	if a.blocked {
+		wait += m.rules.reluctance
+	}
 	next := a.rec
 	next.Holder, next.MovingTo, next.Contender = m.self, "", ""
 	next.Epoch++
@@ -215,6 +232,14 @@ func (m *Machine) writeDone(now time.Duration, e WriteDone) {
 	}
 }
 
+// sure is the last moment at which it was sure that this node has an address: by the API server or, while that is away, by a majority.
+func (m *Machine) sure(now time.Duration, a *address) time.Duration {
+	if !a.claimed {
+		return a.confirmed
+	}
+	return max(a.confirmed, m.leaseOf(now, a)-m.rules.lease)
+}
+
 // answer tells how long to answer.
 func (m *Machine) answer(now time.Duration, a *address) {
 	until := never
@@ -232,7 +257,7 @@ func (m *Machine) answer(now time.Duration, a *address) {
 		return
 	}
 	m.reached(now, until)
-	announce := a.until <= now || a.disputed != never && a.confirmed >= a.disputed && m.reached(now, a.announced+m.rules.retry)
+	announce := a.until <= now || a.disputed != never && m.sure(now, a) >= a.disputed && m.reached(now, a.announced+m.rules.retry)
 	if announce {
 		a.announced, a.disputed = now, never
 	}

@@ -30,6 +30,11 @@
 //
 // A holder that gives an address up, or hands it over, stops before it writes the record. The next holder begins at once.
 //
+// A program that will end gives its addresses up, if other successors are heard and the API server, which has to know, answers.
+//
+// A holder that finds out that its node drops the address's packets gives the address up, once, if it hears another successor. It takes the
+// address again only if no other node does: packets may be dropped everywhere.
+//
 // Voters change only by a write of the holder. While the outcome of that write isn't known, the holder needs majorities of both
 // sets.
 //
@@ -140,8 +145,15 @@ type (
 	}
 	// Copied says that the node to which an address moves has all it needs, or that there is no more time to wait for that.
 	Copied struct{ ID string }
-	// Disputed says that another node on the link answers for an address, too.
+	// Disputed says that another host on the link says that an address is at it.
 	Disputed struct{ ID string }
+	// Leave says that this program will end, and that it isn't known when it is back.
+	Leave struct{}
+	// Blocked says whether this node, while it has an address, drops packets of it that it should forward.
+	Blocked struct {
+		ID      string
+		Blocked bool
+	}
 )
 
 func (Tick) event()      {}
@@ -153,6 +165,8 @@ func (WriteDone) event() {}
 func (Ready) event()     {}
 func (Copied) event()    {}
 func (Disputed) event()  {}
+func (Blocked) event()   {}
+func (Leave) event()     {}
 
 // Outcome is what is known about a Write.
 type Outcome uint8
@@ -225,6 +239,8 @@ type rules struct {
 	contend, standoff time.Duration
 	// retry is the time between two writes of a record that came to nothing, and between two announcements in a dispute.
 	retry time.Duration
+	// reluctance is how much longer a successor waits that has dropped the address's packets.
+	reluctance time.Duration
 	// quorum is how many voters of n have to say that a holder is silent.
 	quorum func(n int) int
 }
@@ -241,7 +257,7 @@ func defaults() rules {
 		reserve:   800 * time.Millisecond,
 		votes:     100 * time.Millisecond,
 		contend:   time.Second, standoff: 5 * time.Second,
-		retry:  time.Second,
+		retry: time.Second, reluctance: 10 * time.Second,
 		quorum: func(n int) int { return (n + 1) / 2 },
 	}
 }

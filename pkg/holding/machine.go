@@ -25,6 +25,9 @@ type Machine struct {
 	reading, look bool
 	readBegan     time.Duration
 
+	// leaving is when it was said that this program will end.
+	leaving time.Duration
+
 	next time.Duration
 	out  []Action
 }
@@ -36,7 +39,7 @@ const never time.Duration = math.MinInt64 / 2
 func New(self string, life uint64, now time.Duration) *Machine {
 	return &Machine{
 		self: self, life: life, rules: defaults(),
-		began: now, listening: now, last: now, sent: never, readBegan: never,
+		began: now, listening: now, last: now, sent: never, readBegan: never, leaving: never,
 		peers: map[string]*peer{}, rounds: map[string]*round{},
 	}
 }
@@ -86,7 +89,13 @@ func (m *Machine) take(now time.Duration, e Event) {
 	case Copied:
 		m.address(e.ID).copied = true
 	case Disputed:
-		m.address(e.ID).disputed, m.look = now, true
+		m.address(e.ID).disputed = now
+	case Leave:
+		m.leaving, m.look = now, true
+	case Blocked:
+		a := m.address(e.ID)
+		a.yields = e.Blocked && (a.yields || !a.blocked)
+		a.blocked = e.Blocked
 	}
 }
 
@@ -144,7 +153,7 @@ func (m *Machine) read(now time.Duration) {
 		if !a.heldBy(m.self) || !a.ready || a.barred() {
 			continue
 		}
-		if a.confirmed == never {
+		if a.confirmed == never || a.disputed > m.sure(now, a) && m.reached(now, a.announced+m.rules.retry) {
 			want, pause = true, m.rules.votes
 		}
 		want = want || !a.claimed || m.reached(now, m.leaseOf(now, a)-m.rules.reserve)

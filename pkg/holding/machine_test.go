@@ -157,6 +157,70 @@ func TestDisputed(t *testing.T) {
 	}
 }
 
+// Without the API server an address is defended as well, as long as a majority has granted it a lease since.
+func TestDisputedWithoutAPI(t *testing.T) {
+	w := begin(1, 3, nil, address1)
+	w.run(w.now + 10*time.Second)
+	h := w.holder(t)
+	w.down = true
+	w.run(w.now + 10*time.Second)
+	since := h.announced
+	w.step(h, Disputed{address1})
+	w.run(w.now + time.Second)
+	if got := h.announced - since; got != 1 {
+		t.Errorf("without the API server it announces a disputed address %d times, want once", got)
+	}
+}
+
+// A node that drops the packets gives the address up once: to one that doesn't, and for good. If all do, one of them has it.
+func TestBlocked(t *testing.T) {
+	for _, all := range []bool{false, true} {
+		w := begin(2, 3, nil, address1)
+		w.run(w.now + 10*time.Second)
+		first, at, before := w.holder(t), w.now, w.records[address1].Epoch
+		blocked := func(h *simNode) { w.step(h, Blocked{address1, true}) }
+		blocked(first)
+		for w.now < at+40*time.Second {
+			w.run(w.now + 100*time.Millisecond)
+			for _, who := range w.answering(address1) {
+				if all {
+					blocked(w.node(who))
+				}
+			}
+		}
+		last, gap := w.holder(t), w.gap(address1, at, w.now)
+		switch epoch := w.records[address1].Epoch; {
+		case !all && (last == first || gap > time.Second || epoch != before+2):
+			t.Errorf("%s has the address after %s, which drops its packets; nobody answered for %v, and the epoch is %d", last.name, first.name, gap, epoch)
+		case all && (gap > 12*time.Second || epoch > before+7):
+			t.Errorf("if all drop packets, nobody answers for %v, and the epoch is %d", gap, epoch)
+		}
+	}
+}
+
+// A program that will end hands its addresses over, and takes none. Without the API server, or another node, it goes on.
+func TestLeave(t *testing.T) {
+	for _, c := range []struct {
+		name  string
+		nodes int
+		down  bool
+		moves bool
+	}{{"others are there", 3, false, true}, {"without the API server", 3, true, false}, {"alone", 1, false, false}} {
+		w := begin(3, c.nodes, nil, address1)
+		w.run(w.now + 10*time.Second)
+		first, at := w.holder(t), w.now
+		w.down = c.down
+		w.step(first, Leave{})
+		w.run(w.now + 5*time.Second)
+		if last := w.holder(t); (last != first) != c.moves || first.machine.Leaves() == c.moves {
+			t.Errorf("%s: %s has the address after %s", c.name, last.name, first.name)
+		}
+		if gap := w.gap(address1, at, w.now); gap > 500*time.Millisecond {
+			t.Errorf("%s: nobody answers for %v", c.name, gap)
+		}
+	}
+}
+
 func TestGone(t *testing.T) {
 	s := newHolder(t)
 	s.take(Gone{address1})

@@ -127,6 +127,13 @@ func (w *world) fault() {
 	case 9:
 		w.setReady(n, false)
 		w.after(lasts, func() { w.setReady(n, true) })
+		if w.chance(0.1) {
+			w.step(n, Leave{})
+			w.after(lasts, func() {
+				w.kill(n)
+				w.start(n)
+			})
+		}
 	case 10:
 		w.loss = w.rand.Float64() / 2
 		w.after(lasts, func() { w.loss = 0 })
@@ -140,6 +147,9 @@ func (w *world) fault() {
 		w.control(w.any(), func(r *Record) { r.MovingTo = n.name })
 		w.after(w.upTo(lasts), w.copied)
 		w.step(n, Disputed{w.any()})
+		blocked := w.any()
+		w.step(n, Blocked{blocked, true})
+		w.after(lasts, func() { w.step(n, Blocked{blocked, false}) })
 	}
 }
 

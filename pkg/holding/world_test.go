@@ -57,6 +57,7 @@ type simNode struct {
 	ready         bool
 	tick          int
 	answers       map[string][]span
+	announced     int // how often
 }
 
 // span is a time in which a node answers for an address.
@@ -383,6 +384,9 @@ func (w *world) answer(n *simNode, a Answer) {
 	until := n.real(a.Until)
 	if until <= w.now {
 		return
+	}
+	if a.Announce {
+		n.announced++
 	}
 	spans := n.answers[a.ID]
 	if last := len(spans) - 1; last >= 0 && spans[last].to >= w.now {

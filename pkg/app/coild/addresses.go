@@ -26,6 +26,7 @@ import (
 	"github.com/coil-net/coil/pkg/node/pods"
 	"github.com/coil-net/coil/pkg/plan/routes"
 	"github.com/coil-net/coil/pkg/podnet"
+	"github.com/coil-net/coil/pkg/reconcile"
 	"github.com/coil-net/coil/pkg/reconcile/upkeep"
 	"github.com/coil-net/coil/pkg/store"
 )
@@ -49,6 +50,9 @@ type addresses struct {
 	exportLoop *upkeep.Loop
 	// attached, if there is one, is called when a pod was added or is about to go; it doesn't block.
 	attached func()
+	// rivals tells of other hosts that have pods' addresses. told is when it did, by address.
+	rivals *reconcile.Loop[rivalKey]
+	told   map[netip.Addr]time.Time
 }
 
 func (a *addresses) part() part {
@@ -88,6 +92,8 @@ func (a *addresses) compose(ctx context.Context) error {
 		Unguarded: a.namespaces.Unguarded, Lives: a.lives, Warn: a.warn,
 	}, a.store, a.blocks, a.network, links{a})
 	a.announcer.sources = append(a.announcer.sources, a.announced)
+	a.announcer.rivals = append(a.announcer.rivals, a.rival)
+	a.rivals, a.told = reconcile.New("rivals", a.tellRival, a.metrics), map[netip.Addr]time.Time{}
 	a.assigner = a.assign
 	a.pods = &pods.Keeper{
 		Network: a.network, Links: a.network, Wired: a.assign.Wired, PodTable: a.PodTable, NodeAddrs: a.node.Addrs, Repairs: a.repairs,
@@ -141,6 +147,7 @@ func (a *addresses) start(ctx context.Context, group *errgroup.Group) error {
 	group.Go(func() error { return a.blocks.Run(ctx) })
 	group.Go(func() error { return a.podLoop.Run(ctx) })
 	group.Go(func() error { return a.exportLoop.Run(ctx) })
+	group.Go(func() error { return a.rivals.Run(ctx, 1) })
 	a.announcer.begin(ctx, group)
 	repeat(ctx, group, heal.Task{Name: "sweep", Every: a.SweepInterval, Run: pods.Thrifty(a.assign.Sweep)})
 	return nil

@@ -2,6 +2,7 @@ package coild
 
 import (
 	"context"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -20,8 +21,10 @@ type announcer struct {
 	*daemon
 	// sources return the addresses; other parts add theirs when they are composed.
 	sources []func(context.Context) ([]announce.Address, error)
-	keeper  *announce.Keeper
-	loop    *upkeep.Loop
+	// rivals take what other hosts say about addresses of the sources, the last one first: each says whether the address is its own.
+	rivals []func(announce.Rival) bool
+	keeper *announce.Keeper
+	loop   *upkeep.Loop
 	// withdrawn says that the Node is gone, or another machine's: nothing is announced.
 	withdrawn atomic.Bool
 }
@@ -41,10 +44,23 @@ func (a *announcer) compose(context.Context) error {
 		Addresses: a.addresses, Handle: a.network.Handle(), Protocol: a.Protocol, Set: a.network.SetParameters,
 		Send:    func(all []packets.Announcement) error { return packets.Send(nil, all) },
 		Repairs: a.repairs, Warn: a.warn,
+		Watch: func(ctx context.Context, link int, seen func(packets.Claim)) error {
+			return packets.Watch(ctx, nil, link, seen)
+		},
+		Rival: a.rival,
 	})
 	a.registry.MustRegister(a.keeper)
 	a.loop = a.upkeep(upkeep.Config{Name: "announcements", Sync: a.keeper.Sync, Settle: announceSettle}, announce.Kinds, a.keeper.Lost)
 	return nil
+}
+
+// rival gives what another host says to the part whose address it is about.
+func (a *announcer) rival(r announce.Rival) {
+	for _, is := range slices.Backward(a.rivals) {
+		if is(r) {
+			return
+		}
+	}
 }
 
 // checkEntries is how often entries are looked for that others deleted: nothing tells of that.

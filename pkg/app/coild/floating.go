@@ -43,10 +43,15 @@ type holder struct {
 	driver *floating.Driver
 	// recount reads which pods there are.
 	recount *reconcile.Loop[struct{}]
+	// troubles tells what is wrong with addresses, probes looks for some of that.
+	troubles *floating.Troubles
+	probes   *reconcile.Loop[struct{}]
 
 	mu        sync.Mutex
 	pods      map[types.UID]place.Pod // nil before it is known
 	announced map[string]floating.Address
+	idOf      map[netip.Addr]string // of those
+	rivals    map[string]rival
 }
 
 func (h *holder) part() part { return part{watch: h.watch, compose: h.compose, start: h.start} }
@@ -57,6 +62,9 @@ func (h *holder) watch() {
 	// The driver is there when the handlers are registered.
 	h.watches.Add(blocks, reconcile.Changes(func(before, after *v2.AddressBlock) {
 		h.driver.Changed(before, after)
+		if after != nil {
+			h.troubles.Changed(after)
+		}
 		for _, b := range []*v2.AddressBlock{before, after} {
 			if b != nil && b.Floating != nil && (before == nil || after == nil || plan.RouterWith(before) != plan.RouterWith(after)) {
 				h.egresses.manager.EgressChanged(types.NamespacedName{Namespace: b.Floating.Owner.Namespace, Name: b.Floating.Owner.Name})
@@ -82,6 +90,7 @@ func (h *holder) compose(ctx context.Context) error {
 	}
 	h.place, err = place.New(ctx, place.Config{
 		Handle: h.network.Handle(), Table: h.table, ARP: h.arp, PodTable: h.PodTable, ExportTable: h.ExportTable, Loopback: lo, Pod: h.pod, Announcer: h,
+		Tracked: !h.FloatingNotrack,
 	})
 	if err != nil {
 		return err
@@ -94,12 +103,16 @@ func (h *holder) compose(ctx context.Context) error {
 	h.driver = floating.New(floating.Config{
 		Node: h.NodeName, Blocks: h.clients.Coil.AddressBlocks(), Place: h.place, Targets: h, Messages: h.peers,
 	}, h.registry)
-	h.announced = map[string]floating.Address{}
+	h.announced, h.idOf = map[string]floating.Address{}, map[netip.Addr]string{}
+	h.composeTroubles()
 	h.announcer.sources = append(h.announcer.sources, h.announcedAddresses)
 	h.recount = reconcile.New("floating-pods", func(ctx context.Context, _ struct{}) error { return h.readPods(ctx) }, h.metrics)
 	h.addresses.attached = func() { h.recount.Add(struct{}{}) }
 	return nil
 }
+
+// leaveTime is how long the end of coild waits for other nodes to take the addresses.
+const leaveTime = time.Second
 
 // checkPlaces is how often the objects of the kernel are compared with what they should be.
 const checkPlaces = 4 * time.Second
@@ -109,14 +122,26 @@ func (h *holder) start(ctx context.Context, group *errgroup.Group) error {
 	if err := h.untilInLine(ctx, false, "Reading which pods may have floating addresses failed, trying again", h.readPods); err != nil {
 		return err
 	}
-	group.Go(func() error { return h.peers.Run(ctx) })
+	// The driver works on until addresses are given up.
+	held, end := context.WithCancel(context.WithoutCancel(ctx))
+	group.Go(func() error { return h.peers.Run(held) })
 	group.Go(func() error {
 		defer h.table.Close()
 		defer h.arp.Close()
 		defer h.place.Wait()
-		return h.driver.Run(ctx)
+		return h.driver.Run(held)
+	})
+	group.Go(func() error {
+		defer end()
+		<-ctx.Done()
+		leaving, cancel := context.WithTimeout(held, leaveTime)
+		defer cancel()
+		h.driver.Leave(leaving)
+		return nil
 	})
 	group.Go(func() error { return h.recount.Run(ctx, 1) })
+	group.Go(func() error { return h.troubles.Run(ctx) })
+	group.Go(func() error { return h.probes.Run(ctx, 1) })
 	repeat(ctx, group, heal.Task{Name: "floating", Every: checkPlaces, Run: func(ctx context.Context) error {
 		if !h.place.Used() {
 			return nil
@@ -137,7 +162,7 @@ func (h *holder) readPods(ctx context.Context) error {
 	pods := map[types.UID]place.Pod{}
 	for _, a := range all {
 		if a.State == store.Attached && a.Pod.UID != "" && !h.addresses.assign.Linkless(a) {
-			pods[types.UID(a.Pod.UID)] = place.Pod{Link: a.HostIfIndex, Address: a.Address}
+			pods[types.UID(a.Pod.UID)] = place.Pod{Link: a.HostIfIndex, Address: a.Address, Netns: a.Netns}
 		}
 	}
 	h.mu.Lock()
@@ -167,19 +192,19 @@ func (h *holder) Ready(a floating.Address) (ready, known bool) {
 }
 
 // Announce implements place.Announcer.
-func (h *holder) Announce(_ context.Context, a floating.Address) error {
-	h.mu.Lock()
-	h.announced[a.ID] = a
-	h.mu.Unlock()
+func (h *holder) Announce(ctx context.Context, a floating.Address) error {
+	if h.known(a) {
+		h.defend(ctx, a)
+	} else {
+		h.probes.Add(struct{}{})
+	}
 	h.announcer.loop.Changed()
 	return nil
 }
 
 // Withdraw implements place.Announcer.
 func (h *holder) Withdraw(ctx context.Context, a floating.Address) error {
-	h.mu.Lock()
-	delete(h.announced, a.ID)
-	h.mu.Unlock()
+	h.forget(a)
 	return h.announcer.keeper.Withdraw(ctx, a.Addrs()...)
 }
 

@@ -20,30 +20,31 @@ type Options struct {
 	NodeName   string // env COIL_NODE_NAME
 	Kubeconfig string
 
-	Socket        string
-	StateDir      string
-	BootIDFile    string
-	MachineIDFile string
-	CNIConfDir    string
-	CNIConfName   string
-	PodTable      int
-	PodRulePrio   int
-	ExportTable   int
-	Protocol      int
-	EgressPort    int
-	FloatingPort  int
-	CompatCalico  bool
-	SourceGuard   bool
-	IPAM          bool
-	Egress        bool
-	OriginateOnly bool
-	ModuleDir     string
-	CoolDown      time.Duration
-	BlockTimeout  time.Duration
-	BlockMinAge   time.Duration
-	SweepInterval time.Duration
-	MTU           int
-	Observe       observe.Options
+	Socket          string
+	StateDir        string
+	BootIDFile      string
+	MachineIDFile   string
+	CNIConfDir      string
+	CNIConfName     string
+	PodTable        int
+	PodRulePrio     int
+	ExportTable     int
+	Protocol        int
+	EgressPort      int
+	FloatingPort    int
+	FloatingNotrack bool
+	CompatCalico    bool
+	SourceGuard     bool
+	IPAM            bool
+	Egress          bool
+	OriginateOnly   bool
+	ModuleDir       string
+	CoolDown        time.Duration
+	BlockTimeout    time.Duration
+	BlockMinAge     time.Duration
+	SweepInterval   time.Duration
+	MTU             int
+	Observe         observe.Options
 }
 
 // AddFlags implements program.Options.
@@ -62,6 +63,7 @@ func (o *Options) AddFlags(fs *pflag.FlagSet) {
 	fs.IntVar(&o.Protocol, "protocol-id", dataplane.ProtocolNode, "protocol number that marks the routes and rules of coild")
 	fs.IntVar(&o.EgressPort, "egress-port", dataplane.FouPort, "UDP port of Foo-over-UDP")
 	fs.IntVar(&o.FloatingPort, "floating-port", 9391, "UDP port at which nodes ask each other who has floating addresses; the same on all nodes")
+	fs.BoolVar(&o.FloatingNotrack, "floating-notrack", true, "track no connections of floating addresses of Egresses on the host; false if rules of other programs need that")
 	fs.BoolVar(&o.CompatCalico, "compat-calico", false, "name the host's ends of veths as Calico does")
 	fs.BoolVar(&o.SourceGuard, "source-guard", true, "drop what pods send from addresses that aren't theirs")
 	fs.BoolVar(&o.IPAM, "enable-ipam", true, "give addresses to pods; false to chain coil behind another plugin")

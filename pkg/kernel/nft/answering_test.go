@@ -116,7 +116,10 @@ func TestFloatingEndsByItself(t *testing.T) {
 	for _, f := range families {
 		l.await(f, true) // all is set up
 	}
-	r := ruleset.Floating{Addresses: []netip.Addr{l.addrs[dataplane.IPv4], l.addrs[dataplane.IPv6]}}.Ruleset()
+	addrs := []netip.Addr{l.addrs[dataplane.IPv4], l.addrs[dataplane.IPv6]}
+	testkit.Must(l.table.Sync(t.Context(), ruleset.Floating{Addresses: addrs, OfEgresses: addrs, Tracked: true}.Ruleset()))(t)
+	golden(t, l.node, dataplane.NftTableFloating, "floating_tracked")
+	r := ruleset.Floating{Addresses: addrs, OfEgresses: addrs}.Ruleset()
 	testkit.Must(l.table.Sync(t.Context(), r))(t)
 	golden(t, l.node, dataplane.NftTableFloating, "floating")
 	for _, f := range families {
@@ -162,6 +165,10 @@ func TestFloatingAddressIsAdded(t *testing.T) {
 		r.Addresses = append(r.Addresses, netip.MustParseAddr("192.0.2.8"))
 		if got := testkit.Must(l.table.Sync(t.Context(), r.Ruleset()))(t); got.Added != 1 {
 			t.Errorf("another address changed %+v", got)
+		}
+		r.OfEgresses = r.Addresses
+		if got := testkit.Must(l.table.Sync(t.Context(), r.Ruleset()))(t); got.Added != 2 {
+			t.Errorf("addresses of Egresses changed %+v", got)
 		}
 		l.await(f, true)
 	}

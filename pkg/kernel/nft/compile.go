@@ -24,9 +24,10 @@ import (
 //	           {ct state | ct status} [!] BIT[,BIT ...]
 //	           tcp flags FLAG[,FLAG ...] / FLAG[,FLAG ...]
 //	           fib saddr . iif oif missing
+//	           fib daddr type != local
 //	STATEMENT  accept, drop, return, notrack, jump CHAIN, goto CHAIN, counter name COUNTER
 //	           FIELD [. FIELD ...] vmap @MAP
-//	           {snat | dnat} {ip | ip6} to {ADDRESS | FIELD [. FIELD ...] map @MAP} [fully-random]
+//	           {snat | dnat} {ip | ip6} to {ADDRESS | FIELD | FIELD [. FIELD ...] map @MAP} [fully-random]
 //	           meta mark set {VALUE | meta mark & MASK | BITS}, and the same of ct mark
 //	           tcp option maxseg size set {BYTES | rt mtu}
 //	           {add | update | delete} @SET { FIELD [ct count over NUMBER] }
@@ -172,6 +173,8 @@ func (r *reader) part() {
 		r.element(deleteElement)
 	case r.next("fib", "saddr", ".", "iif", "oif", "missing"):
 		r.add(&expr.Fib{Register: register, ResultOIF: true, FlagSADDR: true, FlagIIF: true, FlagPRESENT: true}, compare(expr.CmpOpEq, make([]byte, 4)))
+	case r.next("fib", "daddr", "type", "!=", "local"):
+		r.add(&expr.Fib{Register: register, ResultADDRTYPE: true, FlagDADDR: true}, compare(expr.CmpOpNeq, binaryutil.NativeEndian.PutUint32(unix.RTN_LOCAL)))
 	default:
 		r.condition()
 	}
@@ -272,9 +275,12 @@ func (r *reader) translate(kind expr.NATType) {
 		r.word()
 		r.add(&expr.Immediate{Register: register, Data: a.AsSlice()})
 	} else {
-		r.fields()
-		r.expect("map")
-		r.add(&expr.Lookup{SourceRegister: register, DestRegister: register, IsDestRegSet: true, SetName: r.name()})
+		before, size := len(r.exprs), r.fields().size
+		if r.next("map") {
+			r.add(&expr.Lookup{SourceRegister: register, DestRegister: register, IsDestRegSet: true, SetName: r.name()})
+		} else if len(r.exprs) != before+1 || size != map[uint32]uint32{unix.NFPROTO_IPV4: 4, unix.NFPROTO_IPV6: 16}[family] {
+			r.fail(errUnknown)
+		}
 	}
 	r.add(&expr.NAT{Type: kind, Family: family, RegAddrMin: register, FullyRandom: r.next("fully-random")})
 }

@@ -13,6 +13,7 @@
 //	uncertain                      keep the entries that there are
 //	in no link's subnet            warn, once for each pool
 //	withdrawn, or not wanted       remove the entries
+//	is at another host, too        tell
 //
 // Nothing tells when an entry is deleted: Check looks for that.
 package announce
@@ -73,6 +74,10 @@ type Config struct {
 	Repairs Repairs
 	// Warn records an Event about the Node.
 	Warn func(reason, format string, args ...any)
+	// Watch hears what hosts say on a link until its context ends; see package kernel/announce. Rival is called for each message of another
+	// host about an address for which this node answers, and must not block.
+	Watch func(ctx context.Context, link int, seen func(announce.Claim)) error
+	Rival func(Rival)
 }
 
 // Keeper implements the package's task. Its methods may be called concurrently.
@@ -81,9 +86,12 @@ type Keeper struct {
 	entries *neighbour.Syncer
 
 	answered, homeless *prometheus.GaugeVec
+	rivals             *prometheus.CounterVec
 
 	// idle is true when there is no entry and none is wanted: then Withdraw has nothing to wait for, and changes of links don't matter.
 	idle atomic.Bool
+	// ours is what was held last.
+	ours atomic.Pointer[ours]
 	// mu is held while it is read what is wanted, and the kernel is made so.
 	mu    sync.Mutex
 	links map[int]link
@@ -93,7 +101,7 @@ type Keeper struct {
 	// sure says that there are no others.
 	sure  bool
 	turns turns
-	// wake has an item when there are turns that Run doesn't know of.
+	// wake has an item when there are turns, or links, that Run doesn't know of.
 	wake chan struct{}
 	// told are the pools about which Warn was called.
 	told map[string]bool
@@ -109,13 +117,17 @@ type spot struct {
 
 // New returns a Keeper. Nothing is changed yet.
 func New(cfg Config) *Keeper {
-	return &Keeper{
+	k := &Keeper{
 		cfg: cfg, entries: neighbour.New(cfg.Handle, cfg.Protocol), wake: make(chan struct{}, 1),
 		told: map[string]bool{}, set: map[parameter]bool{},
 		answered: newGauge("coil_announce_addresses", "Addresses for which the node answers by ARP or NDP, by family."),
 		homeless: newGauge("coil_announce_homeless_addresses",
 			"Addresses for which the node should answer by ARP or NDP and that are in the subnet of none of its links, by family."),
+		rivals: newCounter("coil_announce_rival_packets_total",
+			"Packets of ARP and NDP in which other hosts said that an address is at them for which the node answers, by family."),
 	}
+	k.ours.Store(&ours{})
+	return k
 }
 
 // Sync makes the entries what they should be, and announces what is new. Entries that were there before and are missing count as repaired.
@@ -137,6 +149,7 @@ func (k *Keeper) Sync(ctx context.Context) error {
 	k.warn(homeless)
 	setErr := k.setParameters(ctx, want)
 	fresh, found, err := k.write(ctx, want)
+	k.publish(poolsOf(addrs))
 	k.tell(ctx, fresh, found)
 	count(k.answered, k.addrs())
 	count(k.homeless, addrsOf(homeless))
@@ -230,6 +243,7 @@ func (k *Keeper) Withdraw(ctx context.Context, addrs ...netip.Addr) error {
 			delete(k.held, s)
 		}
 	}
+	k.publish(k.ours.Load().pools)
 	count(k.answered, k.addrs())
 	return nil
 }

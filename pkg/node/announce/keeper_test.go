@@ -42,6 +42,7 @@ type site struct {
 	sent []string
 	// failSend is the error of the next announcements.
 	failSend error
+	rivals   []Rival
 }
 
 // repairs notes what is counted.
@@ -92,6 +93,14 @@ func (s *site) restart(t *testing.T) {
 		},
 		Warn: func(reason, format string, args ...any) {
 			s.warned = append(s.warned, reason+": "+fmt.Sprintf(format, args...))
+		},
+		Watch: func(ctx context.Context, link int, seen func(announce.Claim)) error {
+			return announce.Watch(ctx, s.node.NS, link, seen)
+		},
+		Rival: func(r Rival) {
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			s.rivals = append(s.rivals, r)
 		},
 	})
 }

@@ -16,6 +16,14 @@ func newGauge(name, help string) *prometheus.GaugeVec {
 	return g
 }
 
+func newCounter(name, help string) *prometheus.CounterVec {
+	c := prometheus.NewCounterVec(prometheus.CounterOpts{Name: name, Help: help}, []string{"family"})
+	for _, f := range families {
+		c.WithLabelValues(f.String())
+	}
+	return c
+}
+
 // count sets a gauge to the numbers of different addresses.
 func count(g *prometheus.GaugeVec, addrs map[netip.Addr]bool) {
 	n := map[dataplane.Family]int{}
@@ -48,10 +56,12 @@ func addrsOf(as []Address) map[netip.Addr]bool {
 func (k *Keeper) Describe(ch chan<- *prometheus.Desc) {
 	k.answered.Describe(ch)
 	k.homeless.Describe(ch)
+	k.rivals.Describe(ch)
 }
 
 // Collect implements prometheus.Collector.
 func (k *Keeper) Collect(ch chan<- prometheus.Metric) {
 	k.answered.Collect(ch)
 	k.homeless.Collect(ch)
+	k.rivals.Collect(ch)
 }

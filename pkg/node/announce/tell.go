@@ -2,6 +2,8 @@ package announce
 
 import (
 	"context"
+	"net/netip"
+	"slices"
 	"time"
 
 	"k8s.io/klog/v2"
@@ -9,9 +11,14 @@ import (
 	"github.com/coil-net/coil/pkg/kernel/announce"
 )
 
-// Run repeats announcements until ctx ends.
+// Run repeats announcements, and hears those of others, until ctx ends.
 func (k *Keeper) Run(ctx context.Context) error {
+	ears := &ears{open: map[int]context.CancelFunc{}}
+	defer ears.group.Wait()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
 	for {
+		k.listen(ctx, ears)
 		k.mu.Lock()
 		next := k.turns.next()
 		k.mu.Unlock()
@@ -38,10 +45,27 @@ func (k *Keeper) tell(ctx context.Context, fresh, found []spot) {
 		return
 	}
 	k.turns.add(time.Now(), fresh)
+	k.awake()
+}
+
+func (k *Keeper) awake() {
 	select {
 	case k.wake <- struct{}{}:
 	default:
 	}
+}
+
+// Repeat announces addresses once again, if the node answers for them.
+func (k *Keeper) Repeat(ctx context.Context, addrs ...netip.Addr) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	var spots []spot
+	for s := range k.held {
+		if slices.Contains(addrs, s.addr) {
+			spots = append(spots, s)
+		}
+	}
+	k.send(ctx, spots)
 }
 
 // send announces those of the spots that have entries.

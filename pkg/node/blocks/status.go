@@ -29,7 +29,7 @@ func (m *Manager) syncStatus(ctx context.Context, _ struct{}) error {
 	for _, u := range usage {
 		b := m.blocks.Find(u.Name)
 		want := v2.AddressBlockStatus{Allocated: int32(u.Allocated), Cooling: int32(u.Cooling)}
-		if b == nil || b.Status == want || m.gone.Get(b.UID) {
+		if b == nil || b.Status.Allocated == want.Allocated && b.Status.Cooling == want.Cooling || m.gone.Get(b.UID) {
 			continue
 		}
 		if wait := m.cfg.StatusInterval - time.Since(m.reported.Get(u.Name)); wait > 0 {

@@ -15,6 +15,8 @@
 // A Write comes after the Stop before it is done, since the next holder begins when it sees the record. If Place can't stop, the
 // Write waits for the end of the time for which the node was to answer.
 //
+// The holder reads what it has by a label of the blocks. If somebody changes that, the holder writes it again.
+//
 // The node gives an address up if it isn't among its successors any more, if the pod there is another one than the record says, or if
 // that pod can't take packets. So whoever moves an address without a gap leaves the node among the successors until it has moved.
 package floating
@@ -41,6 +43,8 @@ const (
 	requestTimeout = time.Second
 	// writers is how many records are written at once.
 	writers = 32
+	// leaveStep is the time between two looks whether all addresses are given up.
+	leaveStep = 5 * time.Millisecond
 	// backlog is how many messages may wait. More are lost.
 	backlog = 1024
 	// remembered is for how long a block that is gone is known to be.
@@ -110,11 +114,13 @@ type Driver struct {
 	wake     chan struct{}
 
 	mu sync.Mutex // guards what wake tells of
-	// seen has the newest block of each UID, nil for one that is gone. disputed are addresses for which another node answers, too.
+	// seen has the newest block of each UID, nil for one that is gone. disputed are addresses that another host says are at it.
 	// targets says that Targets may answer otherwise than before.
 	seen     map[types.UID]*v2.AddressBlock
 	disputed map[string]bool
-	targets  bool
+	// blocked says of addresses whether the node drops their packets.
+	blocked map[string]bool
+	targets bool
 
 	// All below belongs to the goroutine of Run.
 	began   time.Time
@@ -142,7 +148,7 @@ func New(cfg Config, registry prometheus.Registerer) *Driver {
 	return &Driver{
 		cfg: cfg, metrics: m, orders: newOrders(cfg.Place, m),
 		writing: make(chan struct{}, writers), received: make(chan holding.Received, backlog), done: make(chan func()), wake: make(chan struct{}, 1),
-		seen: map[types.UID]*v2.AddressBlock{}, disputed: map[string]bool{},
+		seen: map[types.UID]*v2.AddressBlock{}, disputed: map[string]bool{}, blocked: map[string]bool{},
 		blocks: map[string]known{}, fed: map[string]*fed{}, gone: map[string]time.Time{},
 	}
 }
@@ -184,7 +190,7 @@ func (d *Driver) Receive(from string, m holding.Message) {
 	}
 }
 
-// Disputed says that another node on the link answers for an address, too.
+// Disputed says that another host on the link says that an address is at it.
 func (d *Driver) Disputed(id string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -192,10 +198,39 @@ func (d *Driver) Disputed(id string) {
 	d.awake()
 }
 
+// Blocked says whether the node drops packets of an address that it has, and should forward.
+func (d *Driver) Blocked(id string, blocked bool) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.blocked[id] = blocked
+	d.awake()
+}
+
 // tell lets do be called by the goroutine of Run.
 func (d *Driver) tell(ctx context.Context, do func()) {
 	select {
 	case d.done <- do:
+	case <-ctx.Done():
+	}
+}
+
+// Leave gives all addresses up to other nodes, before the end of Run. It returns when that is done, or when ctx ends.
+func (d *Driver) Leave(ctx context.Context) {
+	left := make(chan struct{})
+	var look func()
+	look = func() {
+		if !d.machine.Leaves() {
+			close(left)
+			return
+		}
+		time.AfterFunc(leaveStep, func() { d.tell(ctx, look) })
+	}
+	d.tell(ctx, func() {
+		d.step(ctx, holding.Leave{})
+		look()
+	})
+	select {
+	case <-left:
 	case <-ctx.Done():
 	}
 }
@@ -250,8 +285,8 @@ func (d *Driver) step(ctx context.Context, e holding.Event) {
 // look takes what has changed since the last time.
 func (d *Driver) look(ctx context.Context) {
 	d.mu.Lock()
-	seen, disputed, targets := d.seen, d.disputed, d.targets
-	d.seen, d.disputed, d.targets = map[types.UID]*v2.AddressBlock{}, map[string]bool{}, false
+	seen, disputed, blocked, targets := d.seen, d.disputed, d.blocked, d.targets
+	d.seen, d.disputed, d.blocked, d.targets = map[types.UID]*v2.AddressBlock{}, map[string]bool{}, map[string]bool{}, false
 	d.mu.Unlock()
 	for uid, b := range seen {
 		if b == nil {
@@ -270,6 +305,9 @@ func (d *Driver) look(ctx context.Context) {
 		}
 		if disputed[id] {
 			d.step(ctx, holding.Disputed{ID: id})
+		}
+		if is, ok := blocked[id]; ok {
+			d.step(ctx, holding.Blocked{ID: id, Blocked: is})
 		}
 	}
 }
@@ -311,6 +349,7 @@ func (d *Driver) settle(ctx context.Context, k known) {
 	}
 	d.move(ctx, f, k)
 	d.judge(ctx, f, k)
+	d.label(ctx, k)
 }
 
 // lose forgets an address that isn't there any more.

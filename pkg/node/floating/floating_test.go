@@ -41,7 +41,7 @@ func TestClusters(t *testing.T) {
 		"hands over": testHandsOver, "a move is called off": testMoveIsCalledOff, "gives up": testGivesUp,
 		"the record is written after the end": testRecordIsWrittenAfterTheEnd, "the pod is replaced": testPodIsReplaced,
 		"released": testReleased, "gone": testGone, "gone without the watch": testGoneIsFoundByAWrite, "restart": testRestart,
-		"forged datagrams": testForgedDatagrams,
+		"forged datagrams": testForgedDatagrams, "the label is lost": testLostLabel, "leaves": testLeaves,
 	})
 }
 
@@ -334,6 +334,57 @@ func testRestart(t *testing.T) {
 		if gap := w.silence(id, began); gap > testkit.Limit(500*time.Millisecond) {
 			t.Errorf("nobody answered for %s", gap)
 		}
+	}
+}
+
+// A program that will end gives its addresses up, as far as others are there, and waits no longer than it is told to.
+func testLeaves(t *testing.T) {
+	w := newWorld(t, 3, 3)
+	w.claimed()
+	began := time.Now()
+	w.nodes[0].driver.Leave(t.Context())
+	if h := w.block(0).Floating.Holding; h.Holder == "n0" {
+		t.Errorf("it has left, and %+v", h)
+	}
+	w.settled("another node answers", func(i int, b *v2.AddressBlock) error {
+		if i == 0 {
+			return w.answeredByAnother(b, "n0")
+		}
+		return w.answeredBy(b, w.nodes[i])
+	})
+	if gap := w.silence(w.blocks[0], began); gap > testkit.Limit(500*time.Millisecond) {
+		t.Errorf("nobody answered for %s", gap)
+	}
+	w.nodes[1].noAPI.Store(true)
+	within, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
+	defer cancel()
+	w.nodes[1].driver.Leave(within)
+	if err := w.answeredBy(w.block(1), w.nodes[1]); err != nil {
+		t.Errorf("without the API server: %v", err)
+	}
+}
+
+// Somebody deletes the label by which the holder reads what it has: the holder writes it again, and goes on.
+func testLostLabel(t *testing.T) {
+	w := newWorld(t, 3, 3)
+	w.claimed()
+	for _, value := range []string{"", "n2", "nobody"} {
+		w.change(0, func(b *v2.AddressBlock) {
+			delete(b.Labels, v2.LabelFloatingHolder)
+			if value != "" {
+				b.Labels[v2.LabelFloatingHolder] = value
+			}
+		})
+		w.settled(fmt.Sprintf("the label %q is mended", value), func(i int, b *v2.AddressBlock) error { return w.answeredBy(b, w.nodes[i]) })
+	}
+	// Without the API server it can't be written, and is when that is back.
+	w.nodes[0].noAPI.Store(true)
+	w.change(0, func(b *v2.AddressBlock) { delete(b.Labels, v2.LabelFloatingHolder) })
+	<-time.After(2 * time.Second)
+	w.nodes[0].noAPI.Store(false)
+	w.settled("the label is mended", func(i int, b *v2.AddressBlock) error { return w.answeredBy(b, w.nodes[i]) })
+	if h := w.block(0).Floating.Holding; h.Epoch != 1 {
+		t.Errorf("the address has moved: %+v", h)
 	}
 }
 

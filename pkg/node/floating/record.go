@@ -20,6 +20,8 @@ type Address struct {
 	ID, Block, Pool string
 	// Pod is the UID of the pod on this node to which packets for the address go. It is empty if this node may not have the address.
 	Pod types.UID
+	// OfEgress says that the address belongs to an Egress, and its pod is a router.
+	OfEgress bool
 }
 
 // known is an AddressBlock, and what it says.
@@ -61,6 +63,7 @@ func parse(node string, b *v2.AddressBlock) (known, error) {
 	h := b.Floating.Holding
 	k.record.Holder, k.record.Epoch, k.record.Claims, k.record.HandedOver = h.Holder, h.Epoch, h.Claims, h.HandedOver
 	k.record.Voters, k.record.Contender = names(h.Voters), h.Contender
+	k.address.OfEgress = b.Floating.Owner.Kind == "Egress"
 	if !offered(b) {
 		return k, nil
 	}

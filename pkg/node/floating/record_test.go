@@ -86,6 +86,16 @@ func TestParse(t *testing.T) {
 	}
 }
 
+// Only addresses of Egresses aren't tracked.
+func TestOfEgress(t *testing.T) {
+	for kind, want := range map[string]bool{"Egress": true, "Service": false} {
+		k, err := parse("a", heldBlock(func(b *v2.AddressBlock) { b.Floating.Owner.Kind = kind }))
+		if err != nil || k.address.OfEgress != want {
+			t.Errorf("%s: %t, %v", kind, k.address.OfEgress, err)
+		}
+	}
+}
+
 func TestParseRefuses(t *testing.T) {
 	for want, with := range map[string]func(*v2.AddressBlock){
 		"isn't a number":   func(b *v2.AddressBlock) { b.ResourceVersion = "0x9" },

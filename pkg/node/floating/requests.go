@@ -79,6 +79,35 @@ func (d *Driver) write(ctx context.Context, next holding.Record) {
 	})
 }
 
+// relabel is the time between two attempts to write a label.
+const relabel = time.Second
+
+// label writes the label of an address that this node has, if it says otherwise: without it a read doesn't find the address.
+func (d *Driver) label(ctx context.Context, k known) {
+	if k.record.Holder != d.cfg.Node || k.block.Labels[v2.LabelFloatingHolder] == d.cfg.Node {
+		return
+	}
+	d.group.Go(func() {
+		a := d.replace(ctx, k.block, k.record)
+		if a.outcome != holding.Written && !a.gone {
+			select {
+			case <-time.After(relabel):
+			case <-ctx.Done():
+			}
+		}
+		d.tell(ctx, func() {
+			switch id := k.record.ID; {
+			case a.gone:
+				d.lose(ctx, id)
+			case a.outcome == holding.Written:
+				d.take(ctx, a.after.block)
+			case d.blocks[id].record.Version == k.record.Version && d.fed[id] != nil:
+				d.label(ctx, k)
+			}
+		})
+	})
+}
+
 // answer is what the API server has said to a write.
 type answer struct {
 	outcome holding.Outcome

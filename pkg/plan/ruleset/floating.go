@@ -1,6 +1,7 @@
 package ruleset
 
 import (
+	"fmt"
 	"net/netip"
 
 	"github.com/coil-net/coil/pkg/dataplane"
@@ -12,15 +13,29 @@ import (
 type Floating struct {
 	// Addresses are those that have routes to pods of the node.
 	Addresses []netip.Addr
+	// OfEgresses are those of Addresses that belong to Egresses. Only routers translate their packets, and know their connections: the node
+	// tracks none, so that the next node needs none. With Tracked it does, for rules of others that need it, and keeps the source.
+	OfEgresses []netip.Addr
+	Tracked    bool
 }
 
 // NotHeld is the counter of packets from and to floating addresses for which the node doesn't answer.
 const NotHeld = "not_held"
 
+// Counters of probes (see Probe) that the node was about to forward, and that no rule of others has dropped.
+const (
+	ProbeForwarded = "probe_forwarded"
+	ProbeLeft      = "probe_left"
+)
+
+// Probe is the content of UDP datagrams from floating addresses that show whether the node forwards packets. None leaves the node.
+const Probe = "coilprob"
+
 // Names of sets.
 const (
 	floatingSet  = "floating"
 	answeringSet = "answering"
+	egressSet    = "of_egresses"
 )
 
 // Answering is the set of addresses of a family for which the node answers. Its elements end by themselves, so that the node stops also if
@@ -38,16 +53,24 @@ func (f family) answering() dataplane.Set {
 	return dataplane.Set{Name: f.Named(answeringSet), Key: f.addr, Timeout: holding.Lease}
 }
 
-// Ruleset returns the table of the family inet. The hook comes before connections are tracked. Hosts that ask for an address of IPv6 get
-// no answer either (RFC 4861, section 4.3: the target is behind the first 8 bytes).
+// Ruleset returns the table of the family inet. Hosts that ask for an address of IPv6 get no answer either (RFC 4861, section 4.3: the
+// target is behind the first 8 bytes).
+//
+//	prerouting   before connections are tracked: drops what isn't for this node any more
+//	forward      before rules of others: counts probes
+//	postrouting  after rules of others: counts probes, and drops them
+//	keep         before others translate sources: those of Egresses stay as they are
 func (h Floating) Ruleset() dataplane.Ruleset {
 	var r dataplane.Ruleset
 	if len(h.Addresses) == 0 {
 		return r
 	}
 	entry := base("prerouting", "filter", "prerouting", dataplane.HookRaw)
+	forward := base("forward", "filter", "forward", dataplane.HookFirst)
+	last := base("postrouting", "filter", "postrouting", dataplane.HookLast)
+	keep := base("keep", "nat", "postrouting", dataplane.HookSourceNAT-10)
 	for _, f := range families {
-		r.Counters = append(r.Counters, f.Named(NotHeld))
+		r.Counters = append(r.Counters, f.Named(NotHeld), f.Named(ProbeForwarded), f.Named(ProbeLeft))
 		r.Sets = append(r.Sets, f.set(floatingSet, h.Addresses), f.answering())
 		for _, side := range []string{"daddr", "saddr"} {
 			f.rule(&entry, "a floating address for which the node doesn't answer", "meta nfproto $f $ip %s @%s_$f $ip %s != @%s_$f counter name %s_$f drop",
@@ -57,8 +80,22 @@ func (h Floating) Ruleset() dataplane.Ruleset {
 			f.rule(&entry, "a host asks for a floating address for which the node doesn't answer", "meta l4proto $ping $icmp type nd-neighbor-solicit @th,64,128 @%s_$f @th,64,128 != @%s_$f drop",
 				floatingSet, answeringSet)
 		}
+		probe := fmt.Sprintf("meta nfproto $f $ip saddr @%s_$f meta l4proto udp @th,64,64 %#x", floatingSet, Probe)
+		f.rule(&forward, "a probe", probe+" counter name %s_$f", ProbeForwarded)
+		f.rule(&last, "a probe", probe+" counter name %s_$f drop", ProbeLeft)
+		r.Sets = append(r.Sets, f.set(egressSet, h.OfEgresses)) // also without elements: other chains would lose those that end by themselves
+		if h.Tracked {
+			f.rule(&keep, "an Egress's address stays the source", "meta nfproto $f $ip saddr @%s_$f snat $ip to $ip saddr", egressSet)
+			continue
+		}
+		// The host's own connections are tracked in both directions: what the host sends doesn't come by here.
+		f.rule(&entry, "from an Egress's address", "meta nfproto $f $ip saddr @%s_$f fib daddr type != local notrack", egressSet)
+		f.rule(&entry, "to an Egress's address", "meta nfproto $f $ip daddr @%s_$f notrack", egressSet)
 	}
-	r.Chains = append(r.Chains, entry)
+	r.Chains = append(r.Chains, entry, forward, last)
+	if len(keep.Rules) > 0 {
+		r.Chains = append(r.Chains, keep)
+	}
 	return r
 }
 

@@ -182,6 +182,24 @@ type FloatingOwner struct {
 	Summary string `json:"summary,omitempty"`
 }
 
+// Condition types of an AddressBlock with a floating address. The message says which node has seen it.
+const (
+	// BlockConflicting is True while another host on a link says that the address is at it. The holder defends the address.
+	BlockConflicting = "Conflicting"
+	// BlockForwardingBlocked is True if a node drops packets of the address that it should forward for its pod.
+	BlockForwardingBlocked = "ForwardingBlocked"
+)
+
+// Reasons of BlockConflicting and BlockForwardingBlocked.
+const (
+	// ReasonOtherHost: another host said so within the last minutes.
+	ReasonOtherHost = "OtherHost"
+	// ReasonPacketsDropped: a probe didn't leave the node.
+	ReasonPacketsDropped = "PacketsDropped"
+	// ReasonOver: the condition is False.
+	ReasonOver = "Over"
+)
+
 // AddressBlockStatus is what the coild that holds the block reports, on change
 // and at most every 30 seconds.
 type AddressBlockStatus struct {
@@ -193,6 +211,14 @@ type AddressBlockStatus struct {
 	//
 	// +optional
 	Cooling int32 `json:"cooling"`
+
+	// Conditions are those of a floating address: Conflicting and ForwardingBlocked.
+	//
+	// +optional
+	// +listType=map
+	// +listMapKey=type
+	// +kubebuilder:validation:MaxItems=16
+	Conditions []metav1.Condition `json:"conditions,omitempty"`
 }
 
 // AddressBlockList is a list of AddressBlocks.

@@ -92,7 +92,13 @@ func (p *Place) renew(ctx context.Context, t *nft.Table, jobs []*job, lasting fu
 
 // fence makes the tables.
 func (p *Place) fence(ctx context.Context, addresses []netip.Addr) error {
-	want := ruleset.Floating{Addresses: addresses}
+	want := ruleset.Floating{Addresses: addresses, Tracked: p.cfg.Tracked}
+	for _, h := range p.held {
+		if h.OfEgress {
+			want.OfEgresses = append(want.OfEgresses, h.Addrs()...)
+		}
+	}
+	slices.SortFunc(want.OfEgresses, netip.Addr.Compare)
 	_, err := p.cfg.Table.Sync(ctx, want.Ruleset())
 	_, errARP := p.cfg.ARP.Sync(ctx, want.ARP())
 	return errors.Join(err, errARP)

@@ -34,12 +34,14 @@ import (
 	"github.com/coil-net/coil/pkg/kernel/route"
 	"github.com/coil-net/coil/pkg/kernel/rtnl"
 	"github.com/coil-net/coil/pkg/node/floating"
+	"github.com/coil-net/coil/pkg/store"
 )
 
-// Pod is where packets for an address go: the node's end of a pod's link, and the pod's own addresses.
+// Pod is where packets for an address go: the node's end of a pod's link, the pod's own addresses, and its network namespace.
 type Pod struct {
 	Link int
 	ipam.Address
+	store.Netns
 }
 
 // Announcer tells the hosts of links that addresses are at this node, and answers when they ask.
@@ -59,6 +61,8 @@ type Config struct {
 	PodTable, ExportTable, Loopback int
 	// Pod returns the pod of a UID, if it is on the node and has its link.
 	Pod func(types.UID) (Pod, bool)
+	// Tracked lets the node track connections of Egresses' addresses; see ruleset.Floating.
+	Tracked bool
 	// Announcer may be nil.
 	Announcer Announcer
 }
@@ -68,6 +72,8 @@ type Place struct {
 	cfg    Config
 	routes *route.Syncer
 	began  time.Time
+	// probing is held while there are probes under way.
+	probing sync.Mutex
 
 	mu   sync.Mutex // guards the three below
 	jobs []*job

@@ -21,6 +21,7 @@ import (
 	"github.com/coil-net/coil/pkg/kernel/route"
 	"github.com/coil-net/coil/pkg/kernel/rtnl"
 	"github.com/coil-net/coil/pkg/node/floating"
+	"github.com/coil-net/coil/pkg/store"
 	"github.com/coil-net/coil/pkg/testkit"
 	"github.com/coil-net/coil/pkg/testkit/netnstest"
 )
@@ -32,6 +33,7 @@ type lab struct {
 	handle          *rtnl.Handle
 	pods            map[types.UID]Pod
 	told            told
+	tracked         bool
 }
 
 // told is an Announcer.
@@ -74,7 +76,10 @@ func newLab(t *testing.T) *lab {
 	l.handle = testkit.Must(rtnl.New(l.node.NS))(t)
 	t.Cleanup(l.handle.Close)
 	link := testkit.Must(l.handle.IndexByName("pod"))(t)
-	l.pods = map[types.UID]Pod{"router": {Link: link, Address: ipam.Address{IPv4: netip.MustParseAddr("10.0.1.2"), IPv6: netip.MustParseAddr("fd00:1::2")}}}
+	l.pods = map[types.UID]Pod{"router": {
+		Link: link, Address: ipam.Address{IPv4: netip.MustParseAddr("10.0.1.2"), IPv6: netip.MustParseAddr("fd00:1::2")},
+		Netns: store.Netns{Path: l.pod.Lab().Path(), Inode: l.pod.Inode()},
+	}}
 	return l
 }
 
@@ -86,7 +91,7 @@ func (l *lab) start() *Place {
 	arp := testkit.Must(nft.NewARP(l.node.NS, dataplane.NftTableFloating))(l.t)
 	l.t.Cleanup(arp.Close)
 	p := testkit.Must(New(l.t.Context(), Config{
-		Handle: l.handle, Table: table, ARP: arp, PodTable: 116, ExportTable: 119, Loopback: 1, Announcer: &l.told,
+		Handle: l.handle, Table: table, ARP: arp, PodTable: 116, ExportTable: 119, Loopback: 1, Announcer: &l.told, Tracked: l.tracked,
 		Pod: func(uid types.UID) (Pod, bool) { pod, ok := l.pods[uid]; return pod, ok },
 	}))(l.t)
 	l.t.Cleanup(p.Wait)

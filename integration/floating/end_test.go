@@ -1,0 +1,34 @@
+package floating
+
+import (
+	"testing"
+	"time"
+
+	"github.com/coil-net/coil/integration/rig"
+	"github.com/coil-net/coil/pkg/testkit"
+)
+
+// A coild that ends in an orderly way, as in an update, hands its addresses over: it isn't known when the next one begins.
+func TestOrderlyEnd(t *testing.T) {
+	f := newFixture(t, "ended", 3, rig.Dual("10.255.80.0/32", "fd00:255::1:3a0/128"))
+	f.held(0)
+	epoch := f.holding().Epoch
+	lasts(t, 3*time.Second) // until the nodes rely on each other
+	pings := f.pings()
+	began := time.Now()
+	f.nodes[0].Coild.Stop()
+	t.Logf("coild ended within %s", time.Since(began))
+	f.held(1)
+	gone := outage(t, pings)
+	t.Logf("the address was silent for %s", gone)
+	if gone > testkit.Limit(time.Second) {
+		t.Errorf("the address was silent for %s", gone)
+	}
+	if h := f.holding(); h.Epoch != epoch+2 && h.Epoch != epoch+1 || !h.HandedOver {
+		t.Errorf("after epoch %d there is %+v", epoch, h)
+	}
+	began = time.Now()
+	testkit.Check(t, f.nodes[0].Start(t.Context()))
+	t.Logf("coild was ready after %s", time.Since(began))
+	f.held(1)
+}

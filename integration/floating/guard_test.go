@@ -1,0 +1,152 @@
+package floating
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/coil-net/coil/integration/rig"
+	"github.com/coil-net/coil/integration/rig/rigtest"
+	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
+	"github.com/coil-net/coil/pkg/kernel/announce"
+	"github.com/coil-net/coil/pkg/kernel/netns"
+	"github.com/coil-net/coil/pkg/testkit"
+	"github.com/coil-net/coil/pkg/testkit/netlab"
+)
+
+// attacker is a host on the nodes' network that says that addresses are at it, and drops what it gets.
+type attacker struct {
+	t    *testing.T
+	ns   *netlab.NS
+	link *net.Interface
+}
+
+func newAttacker(f *fixture, number byte) attacker {
+	f.t.Helper()
+	ns := testkit.Must(f.NewHost(f.t.Context(), number))(f.t)
+	f.t.Cleanup(func() { _ = ns.Close() })
+	link := testkit.Must(netns.In(ns.NS, func() (*net.Interface, error) { return net.InterfaceByName("eth0") }))(f.t)
+	return attacker{f.t, ns, link}
+}
+
+// forge says so once, in both families.
+func (a attacker) forge(f *fixture) {
+	a.t.Helper()
+	var all []announce.Announcement
+	for _, addr := range f.addrs {
+		all = append(all, announce.Announcement{Link: a.link.Index, MAC: a.link.HardwareAddr, Addr: addr})
+	}
+	testkit.Check(a.t, announce.Send(a.ns.NS, all))
+}
+
+// told waits until the block, and an Event about it, say what is wrong.
+func (f *fixture) told(condition, node string) {
+	f.t.Helper()
+	testkit.Eventually(f.t, 20*time.Second, fmt.Sprintf("%s tells %s", node, condition), func() error {
+		b, err := f.Coil.CoilV2().AddressBlocks().Get(f.t.Context(), f.block, metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		c := meta.FindStatusCondition(b.Status.Conditions, condition)
+		if c == nil || c.Status != metav1.ConditionTrue || !strings.HasPrefix(c.Message, "node "+node+": ") {
+			return fmt.Errorf("conditions are %+v", b.Status.Conditions)
+		}
+		events, err := f.Core.CoreV1().Events(metav1.NamespaceDefault).List(f.t.Context(), metav1.ListOptions{
+			FieldSelector: "reason=" + condition + ",involvedObject.kind=AddressBlock,involvedObject.name=" + f.block,
+		})
+		if err == nil && (len(events.Items) == 0 || events.Items[0].Type != corev1.EventTypeWarning) {
+			err = errors.New("there is no Event")
+		}
+		return err
+	})
+	for _, n := range f.nodes {
+		if n.Name == node {
+			text := testkit.Must(n.Get(f.t.Context(), "/metrics"))(f.t)
+			if want := fmt.Sprintf("coil_floating_troubled_addresses{condition=%q} 1\n", condition); !strings.Contains(text, want) {
+				f.t.Errorf("%s has no metric %s", node, want)
+			}
+		}
+	}
+}
+
+// Forged announcements take an address away for a second at most, also while the API server is away, and are told.
+func TestForgedAnnouncements(t *testing.T) {
+	f := newFixture(t, "forged", 3, rig.Dual("10.255.78.0/32", "fd00:255::1:380/128"))
+	f.held(0)
+	attacker := newAttacker(f, 90)
+	epoch := f.holding().Epoch
+	forged := func(what string, times int) {
+		t.Helper()
+		pings := f.pings()
+		lasts(t, time.Second)
+		for range times {
+			attacker.forge(f)
+			lasts(t, 100*time.Millisecond)
+		}
+		lasts(t, 2*time.Second)
+		gone := outage(t, pings)
+		t.Logf("%s: the address was away for %s", what, gone)
+		if most := time.Duration(times)*100*time.Millisecond + testkit.Limit(time.Second); gone > most {
+			t.Errorf("%s: the address was away for %s, want %s at most", what, gone, most)
+		}
+	}
+	forged("once", 1)
+	f.told(v2.BlockConflicting, f.nodes[0].Name)
+	forged("ten times", 10)
+	lasts(t, time.Second)
+	f.API.StopServer()
+	forged("without the API server", 1)
+	testkit.Check(t, f.API.StartServer(t.Context()))
+	f.held(0)
+	if got := f.holding().Epoch; got != epoch {
+		t.Errorf("it has moved, from epoch %d to %d", epoch, got)
+	}
+}
+
+// A node whose rules of others drop packets of an address leaves it to another one, and says so. If all do, one of them has it.
+func TestForwardingBlocked(t *testing.T) {
+	f := newFixture(t, "blocked", 3, rig.Dual("10.255.79.0/32", "fd00:255::1:390/128"))
+	f.held(0)
+	block := func(i int) {
+		t.Helper()
+		// As Docker does, whose exceptions are for its own links; pods keep theirs.
+		rigtest.Sh(t, f.nodes[i], "nft 'add table ip filter; add chain ip filter FORWARD { type filter hook forward priority 0; policy drop; }; "+
+			"add rule ip filter FORWARD ip daddr 10.0.0.0/8 accept; add rule ip filter FORWARD ip saddr 10.0.0.0/16 accept'")
+	}
+	before := f.holding()
+	block(0)
+	testkit.Eventually(t, 30*time.Second, "another node has the address", func() error {
+		if h := f.holding(); h.Holder == "" || h.Holder == f.nodes[0].Name {
+			return fmt.Errorf("%+v", h)
+		}
+		return nil
+	})
+	f.held(1)
+	f.told(v2.BlockForwardingBlocked, f.nodes[0].Name)
+	if now := f.holding(); now.Epoch != before.Epoch+2 || !now.HandedOver {
+		t.Errorf("after %+v there is %+v", before, now)
+	}
+	block(1)
+	f.held(2)
+	block(2)
+	testkit.Eventually(t, 60*time.Second, "a node has the address though all drop packets", func() error {
+		b := testkit.Must(f.Coil.CoilV2().AddressBlocks().Get(t.Context(), f.block, metav1.GetOptions{}))(t)
+		h := b.Floating.Holding
+		if h.Holder == "" || h.Epoch < before.Epoch+6 {
+			return fmt.Errorf("%+v", h)
+		}
+		return nil
+	})
+	last := f.holding()
+	lasts(t, 12*time.Second) // a probe later
+	if now := f.holding(); now.Epoch != last.Epoch {
+		t.Errorf("it goes on moving: %+v, then %+v", last, now)
+	}
+}

@@ -1,0 +1,206 @@
+package floating
+
+import (
+	"context"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"k8s.io/apimachinery/pkg/api/equality"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	typed "github.com/coil-net/coil/generated/clientset/versioned/typed/coil/v2"
+	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
+	"github.com/coil-net/coil/pkg/kube"
+	"github.com/coil-net/coil/pkg/reconcile"
+)
+
+const (
+	// lasting is for how long a trouble is told that isn't seen again.
+	lasting = 5 * time.Minute
+	// steady is for how long what is told of one stays as it is: another host may have another address each time.
+	steady = time.Minute
+)
+
+// TroublesConfig is what Troubles are made of.
+type TroublesConfig struct {
+	Node   string
+	Blocks typed.AddressBlockInterface
+	// Block returns a block of a cache, nil if there is none.
+	Block func(name string) *v2.AddressBlock
+	// Warn records an Event about a block.
+	Warn func(b *v2.AddressBlock, reason, message string)
+	// Over is called when a trouble is over since it wasn't seen for some time.
+	Over func(id, condition string)
+}
+
+// Troubles tells what is wrong with addresses at this node: by conditions of their blocks, Events and a metric.
+//
+//	condition True, of this node     it says what is known now, or becomes False
+//	condition True, of another node  stays: that node takes it away
+//	else                             becomes True if there is trouble
+type Troubles struct {
+	cfg  TroublesConfig
+	loop *reconcile.Loop[string] // by the name of a block
+	desc *prometheus.Desc
+
+	mu    sync.Mutex
+	known map[trouble]seen
+}
+
+// trouble is what is wrong with which block.
+type trouble struct{ block, condition string }
+
+// seen is what is known of a trouble.
+type seen struct {
+	id, message string
+	since       time.Time // of the message
+	until       time.Time
+}
+
+// reasons are those of the conditions, and of their Events.
+var reasons = map[string]string{v2.BlockConflicting: v2.ReasonOtherHost, v2.BlockForwardingBlocked: v2.ReasonPacketsDropped}
+
+// NewTroubles returns Troubles that tell nothing yet.
+func NewTroubles(cfg TroublesConfig, metrics *reconcile.Metrics) *Troubles {
+	t := &Troubles{cfg: cfg, known: map[trouble]seen{}, desc: prometheus.NewDesc("coil_floating_troubled_addresses",
+		"Floating addresses of which something was wrong at this node in the last minutes, by the condition of their AddressBlocks that says what.",
+		[]string{"condition"}, nil)}
+	t.loop = reconcile.New("floating-conditions", t.sync, metrics)
+	return t
+}
+
+// Run tells until ctx ends.
+func (t *Troubles) Run(ctx context.Context) error { return t.loop.Run(ctx, 1) }
+
+// Changed takes a change of a block.
+func (t *Troubles) Changed(b *v2.AddressBlock) {
+	if len(b.Status.Conditions) > 0 {
+		t.loop.Add(b.Name)
+	}
+}
+
+// Saw notes that something is wrong with an address, and says so for some time.
+func (t *Troubles) Saw(a Address, condition, message string) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	key, now := trouble{a.Block, condition}, time.Now()
+	s, known := t.known[key]
+	if !known || s.id != a.ID || s.message != message && now.Sub(s.since) >= steady {
+		s = seen{id: a.ID, message: message, since: now}
+		t.loop.Add(a.Block)
+	}
+	s.until = now.Add(lasting)
+	t.known[key] = s
+}
+
+// Ended notes that it isn't wrong any more.
+func (t *Troubles) Ended(a Address, condition string) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	key := trouble{a.Block, condition}
+	if _, ok := t.known[key]; ok {
+		delete(t.known, key)
+		t.loop.Add(a.Block)
+	}
+}
+
+// of returns what is wrong with a block, by condition, and when that is to be looked at again; zero if nothing is.
+func (t *Troubles) of(b string, now time.Time) (wrong map[string]seen, next time.Duration) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	wrong = map[string]seen{}
+	for condition := range reasons {
+		key := trouble{b, condition}
+		s, ok := t.known[key]
+		left := s.until.Sub(now)
+		switch {
+		case ok && left <= 0:
+			delete(t.known, key)
+			t.cfg.Over(s.id, condition)
+		case ok:
+			wrong[condition] = s
+			if next == 0 || left < next {
+				next = left
+			}
+		}
+	}
+	return wrong, next
+}
+
+func (t *Troubles) sync(ctx context.Context, name string) error {
+	now := time.Now()
+	wrong, next := t.of(name, now)
+	b := t.cfg.Block(name)
+	if b == nil {
+		return nil
+	}
+	after, news := t.conditions(b, wrong, metav1.NewTime(now))
+	if !equality.Semantic.DeepEqual(b.Status.Conditions, after) {
+		if _, err := kube.PatchAsRead(ctx, status{t.cfg.Blocks}, b, map[string]any{"status": map[string]any{"conditions": after}}); err != nil {
+			return err
+		}
+	}
+	for _, condition := range news {
+		t.cfg.Warn(b, condition, wrong[condition].message)
+	}
+	if next > 0 {
+		return reconcile.Later(next)
+	}
+	return nil
+}
+
+// conditions are those that a block is to have, and those that become True, or say something else.
+func (t *Troubles) conditions(b *v2.AddressBlock, wrong map[string]seen, now metav1.Time) (after []metav1.Condition, news []string) {
+	after = slices.Clone(b.Status.Conditions)
+	prefix := "node " + t.cfg.Node + ": "
+	for _, kind := range []string{v2.BlockConflicting, v2.BlockForwardingBlocked} {
+		c := meta.FindStatusCondition(after, kind)
+		is := c != nil && c.Status == metav1.ConditionTrue
+		mine := is && strings.HasPrefix(c.Message, prefix)
+		s, bad := wrong[kind]
+		switch {
+		case bad && mine && c.Message == prefix+s.message || is && !mine:
+		case bad:
+			news = append(news, kind)
+			meta.SetStatusCondition(&after, metav1.Condition{
+				Type: kind, Status: metav1.ConditionTrue, Reason: reasons[kind], Message: prefix + s.message, LastTransitionTime: now,
+			})
+		case mine:
+			meta.SetStatusCondition(&after, metav1.Condition{
+				Type: kind, Status: metav1.ConditionFalse, Reason: v2.ReasonOver, Message: prefix + "it isn't so any more", LastTransitionTime: now,
+			})
+		}
+	}
+	return after, news
+}
+
+// status patches the status of blocks.
+type status struct{ typed.AddressBlockInterface }
+
+// Patch implements kube.Patcher.
+func (s status) Patch(ctx context.Context, name string, pt types.PatchType, data []byte, o metav1.PatchOptions, _ ...string) (*v2.AddressBlock, error) {
+	return s.AddressBlockInterface.Patch(ctx, name, pt, data, o, "status")
+}
+
+// Describe implements prometheus.Collector.
+func (t *Troubles) Describe(ch chan<- *prometheus.Desc) { ch <- t.desc }
+
+// Collect implements prometheus.Collector.
+func (t *Troubles) Collect(ch chan<- prometheus.Metric) {
+	count := map[string]int{}
+	t.mu.Lock()
+	for key, s := range t.known {
+		if time.Now().Before(s.until) {
+			count[key.condition]++
+		}
+	}
+	t.mu.Unlock()
+	for condition := range reasons {
+		ch <- prometheus.MustNewConstMetric(t.desc, prometheus.GaugeValue, float64(count[condition]), condition)
+	}
+}
