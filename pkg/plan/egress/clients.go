@@ -276,7 +276,7 @@ func newDraft(l List, s *discoveryv1.EndpointSlice, missing map[netip.Addr]Clien
 	// kube-proxy takes a slice for a Service's by this label.
 	_, ofService := s.Labels[discoveryv1.LabelServiceName]
 	if ofService || len(s.Ports) > 0 || !equality.Semantic.DeepEqual(s.OwnerReferences, d.slice.OwnerReferences) ||
-		!labels.SelectorFromSet(d.slice.Labels).Matches(labels.Set(s.Labels)) || s.Annotations[v2.AnnotationPolicy] != d.slice.Annotations[v2.AnnotationPolicy] {
+		!labels.SelectorFromSet(d.slice.Labels).Matches(labels.Set(s.Labels)) || s.Annotations[v2.AnnotationPolicy] != d.slice.Annotations[v2.AnnotationPolicy] || s.Annotations[v2.AnnotationAddress] != d.slice.Annotations[v2.AnnotationAddress] {
 		d.changed = true
 	}
 	return d
