@@ -36,13 +36,17 @@ func (g *Gateway) count(ctx context.Context) {
 // connections is read only if it has as many.
 func (g *Gateway) overLimit(ctx context.Context) ([]netip.Addr, error) {
 	g.mu.Lock()
-	most := cmp.Or(g.applied, &gateway.State{}).MaxPerClient
+	applied := cmp.Or(g.applied, &gateway.State{})
 	g.mu.Unlock()
+	most, own := applied.MaxPerClient, g.cfg.Addresses
+	if applied.Floating != nil {
+		own = slices.Concat(own, applied.Floating.Addresses)
+	}
 	tracked, _, err := g.kernel.Flows.Size()
 	if err != nil || most == 0 || tracked <= most {
 		return nil, err
 	}
-	counts, err := g.kernel.Flows.Clients(ctx, g.cfg.Addresses...)
+	counts, err := g.kernel.Flows.Clients(ctx, own...)
 	var over []netip.Addr
 	for a, n := range counts {
 		if n > most {

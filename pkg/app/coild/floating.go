@@ -57,7 +57,7 @@ func (h *holder) watch() {
 	h.watches.Add(blocks, reconcile.Changes(func(before, after *v2.AddressBlock) {
 		h.driver.Changed(before, after)
 		for _, b := range []*v2.AddressBlock{before, after} {
-			if b != nil && b.Floating != nil && (before == nil || after == nil || plan.RouterWith(before) != plan.RouterWith(after)) {
+			if b != nil && b.Floating != nil && (before == nil || after == nil || plan.RouterWith(before) != plan.RouterWith(after) || plan.Settled(before) != plan.Settled(after)) {
 				h.egresses.manager.EgressChanged(types.NamespacedName{Namespace: b.Floating.Owner.Namespace, Name: b.Floating.Owner.Name})
 			}
 		}

@@ -119,10 +119,13 @@ const (
 // TCP connections that have ended don't count, as in the kernel's own counts (already_closed of
 // nf_conncount.c). It reads the whole table.
 func (t *Table) Clients(ctx context.Context, own ...netip.Addr) (map[netip.Addr]int, error) {
-	counts := map[netip.Addr]int{}
+	counts, mine := map[netip.Addr]int{}, make(map[netip.Addr]bool, len(own))
+	for _, a := range own {
+		mine[a] = true
+	}
 	err := t.flows(ctx, func(f flow) {
 		src, _, back := f.translated()
-		if src != back && slices.Contains(own, back) && f.tcpState != tcpTimeWait && f.tcpState != tcpClose {
+		if src != back && mine[back] && f.tcpState != tcpTimeWait && f.tcpState != tcpClose {
 			counts[src]++
 		}
 	})

@@ -13,15 +13,16 @@ import (
 // start.
 func (e *Egresses) Floating(blocks kube.Cache[v2.AddressBlock]) { e.floating = blocks }
 
-// Holder returns the UID of the router that has the floating address of an AddressBlock, empty if none has.
-func (e *Egresses) Holder(block string) types.UID {
+// Holder returns the UID of the router that has the floating address of an AddressBlock, empty if none has, and whether the node answers for that
+// router yet.
+func (e *Egresses) Holder(block string) (pod types.UID, settled bool) {
 	if e.floating.Indexer == nil {
-		return ""
+		return "", false
 	}
 	if b := e.floating.Find(block); b != nil {
-		return plan.RouterWith(b)
+		return plan.RouterWith(b), plan.Settled(b)
 	}
-	return ""
+	return "", false
 }
 
 // RouterReady says whether the Service of an Egress lists the router pod of a UID as ready.

@@ -3,7 +3,6 @@ package egress
 import (
 	"cmp"
 	"fmt"
-	"slices"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -12,7 +11,6 @@ import (
 
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
 	"github.com/coil-net/coil/pkg/plan"
-	"github.com/coil-net/coil/pkg/plan/floating"
 )
 
 // Reasons of EgressAddressesReady, beside those of the AddressClaim.
@@ -25,14 +23,15 @@ const (
 	ReasonClaimPending = "ClaimPending"
 	// ReasonNoHolder: no node has some of the addresses.
 	ReasonNoHolder = "NoHolder"
+	// ReasonTooFewAddresses: there are more routers than addresses, which are the routers'.
+	ReasonTooFewAddresses = "TooFewAddresses"
+	// ReasonRouterWithoutAddress: a router has no address yet.
+	ReasonRouterWithoutAddress = "RouterWithoutAddress"
 )
 
 // coolDownSeconds is for how long an address that an Egress gave up is given to nobody else: partners may still have it on
 // their lists.
 const coolDownSeconds = 3600
-
-// mostSuccessors is how many nodes may have an address at a time. They all ask each other how they are.
-const mostSuccessors = 5
 
 // AddressClaim returns the claim by which an Egress has its floating addresses, nil if it is to have none. The claim of each pool
 // has a name of its own, since its pool can't change.
@@ -49,93 +48,6 @@ func AddressClaim(e *v2.Egress) *v2.AddressClaim {
 		},
 		Spec: v2.AddressClaimSpec{Pool: a.Pool, Count: a.Count, Addresses: a.List, CoolDownSeconds: coolDownSeconds},
 	}
-}
-
-// Places returns, by the name of its AddressBlock, where each of an Egress's addresses is to be, if it is to be elsewhere than the block says. The
-// routers are those of the Egress, internalIPs has the addresses of Nodes by name. While no router is ready nothing is changed: the
-// present holders are as good as any.
-func Places(e *v2.Egress, blocks []*v2.AddressBlock, routers []*corev1.Pod, internalIPs func(node string) []string) map[string]Place {
-	nodes := readyNodes(routers, internalIPs)
-	if len(nodes) == 0 || e.Spec.Addresses == nil {
-		return nil
-	}
-	names := make([]string, 0, len(nodes))
-	for name := range nodes {
-		names = append(names, name)
-	}
-	slices.Sort(names)
-	present := make([]floating.Place, 0, len(blocks))
-	for _, b := range blocks {
-		present = append(present, floating.Place{Address: b.Name, Node: placed(b, nodes)})
-	}
-	p := cmp.Or(e.Spec.Addresses.Placement, &v2.EgressPlacement{})
-	orders := floating.Placement{Pack: p.Strategy == v2.EgressPlacementPack, MaxPerNode: int(p.MaxPerNode)}.Successors(names, present)
-	changed := map[string]Place{}
-	for _, b := range blocks {
-		var want Place
-		order := orders[b.Name]
-		for _, n := range order[:min(len(order), mostSuccessors)] {
-			want.Successors = append(want.Successors, nodes[n])
-		}
-		// A holder without a router that is ready gives the address up by itself. The others keep it until it has moved.
-		if holder, ready := nodes[b.Floating.Holding.Holder]; ready && len(order) > 0 && holder.Node != order[0] {
-			want.MovingTo = order[0]
-			if !slices.ContainsFunc(want.Successors, func(n v2.FloatingNode) bool { return n.Node == holder.Node }) {
-				want.Successors[len(want.Successors)-1] = holder
-			}
-		}
-		if !want.is(b) {
-			changed[b.Name] = want
-		}
-	}
-	return changed
-}
-
-// Place is where a floating address is to be.
-type Place struct {
-	// Successors are the nodes that may have it, the preferred ones first.
-	Successors []v2.FloatingNode
-	// MovingTo is the node to which its holder is to hand it over.
-	MovingTo string
-}
-
-// is says whether a block says so already.
-func (p Place) is(b *v2.AddressBlock) bool {
-	return p.MovingTo == b.Floating.MovingTo && slices.EqualFunc(p.Successors, b.Floating.Successors, func(x, y v2.FloatingNode) bool {
-		return x.Node == y.Node && x.PodUID == y.PodUID && slices.Equal(x.Addresses, y.Addresses)
-	})
-}
-
-// placed is the node that has an address, or is about to, if it is one of those with a router.
-func placed(b *v2.AddressBlock, nodes map[string]v2.FloatingNode) string {
-	about := []string{b.Floating.MovingTo, b.Floating.Holding.Holder}
-	for _, n := range b.Floating.Successors {
-		about = append(about, n.Node)
-	}
-	for _, n := range about {
-		if _, ready := nodes[n]; ready {
-			return n
-		}
-	}
-	return ""
-}
-
-// readyNodes returns the nodes with a router that is ready, each with the oldest of its routers: it stays while others come.
-func readyNodes(routers []*corev1.Pod, internalIPs func(node string) []string) map[string]v2.FloatingNode {
-	ready := slices.DeleteFunc(slices.Clone(routers), func(p *corev1.Pod) bool {
-		return p.DeletionTimestamp != nil || p.Spec.NodeName == "" || !plan.Ready(p)
-	})
-	slices.SortFunc(ready, func(a, b *corev1.Pod) int {
-		return cmp.Or(a.CreationTimestamp.Compare(b.CreationTimestamp.Time), cmp.Compare(a.Name, b.Name))
-	})
-	nodes := map[string]v2.FloatingNode{}
-	for _, p := range ready {
-		addresses := internalIPs(p.Spec.NodeName)
-		if _, known := nodes[p.Spec.NodeName]; !known && len(addresses) > 0 {
-			nodes[p.Spec.NodeName] = v2.FloatingNode{Node: p.Spec.NodeName, Addresses: addresses, PodUID: p.UID}
-		}
-	}
-	return nodes
 }
 
 // AddressStatuses returns the floating addresses of an Egress as its status has them, in the order of the claim.
@@ -192,5 +104,29 @@ func addressesReady(f Facts) *metav1.Condition {
 	if len(lacking) > 0 {
 		return no(ReasonNoHolder, "No node has %s: each is on a node with a router that is ready, and with room (spec.addresses.placement)", plan.Enumerate(lacking))
 	}
+	if without := withoutAddress(f); len(without) > 0 {
+		if have := len(f.Claim.Status.Addresses); have < len(readyRouters(f.Routers)) {
+			return no(ReasonTooFewAddresses, "Routers %s have no address, and get no clients: there are %d addresses for %d routers. Add some to spec.addresses, or have fewer routers (spec.replicas)",
+				plan.Enumerate(without), have, len(readyRouters(f.Routers)))
+		}
+		return no(ReasonRouterWithoutAddress, "Routers %s have no address yet, and get no clients until one has moved there", plan.Enumerate(without))
+	}
 	return &metav1.Condition{Type: v2.EgressAddressesReady, Status: metav1.ConditionTrue, Reason: ReasonAddressesHeld, Message: "Each address is on a node"}
+}
+
+// withoutAddress returns the names of the routers that are ready and have no address, if the addresses are the routers'.
+func withoutAddress(f Facts) (names []string) {
+	if !f.Egress.Spec.Addresses.For(v2.EgressAddressOfRouter) {
+		return nil
+	}
+	has := map[string]bool{}
+	for _, s := range AddressStatuses(f.Claim, f.Blocks, f.Routers) {
+		has[s.Router] = true
+	}
+	for _, p := range readyRouters(f.Routers) {
+		if !has[p.Name] {
+			names = append(names, p.Name)
+		}
+	}
+	return names
 }

@@ -6,7 +6,6 @@ package floating
 
 import (
 	"cmp"
-	"hash/fnv"
 	"slices"
 )
 
@@ -86,15 +85,7 @@ func (p Placement) quotas(nodes, n int) []int {
 
 // order returns the nodes, the first one first, the others as the address has them (rendezvous hashing).
 func order(first, address string, nodes []string) []string {
-	weight := func(node string) uint64 {
-		h := fnv.New64a()
-		h.Write([]byte(address + "\x00" + node))
-		// FNV alone hardly changes the high bits for names that differ in their last letter (the finalizer of MurmurHash3).
-		v := h.Sum64()
-		v = (v ^ v>>33) * 0xff51afd7ed558ccd
-		v = (v ^ v>>33) * 0xc4ceb9fe1a85ec53
-		return v ^ v>>33
-	}
+	weight := func(node string) uint64 { return Hash(address + "\x00" + node) }
 	return slices.SortedFunc(slices.Values(nodes), func(a, b string) int {
 		switch {
 		case a == b:
