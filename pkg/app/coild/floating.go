@@ -152,13 +152,13 @@ func (h *holder) pod(uid types.UID) (place.Pod, bool) {
 	return p, ok
 }
 
-// Ready implements floating.Targets: a router takes packets if it is on the node, and its Service says that it is ready.
+// Ready implements floating.Targets: a router takes packets if it is on the node, and its Service says so.
 func (h *holder) Ready(a floating.Address) (ready, known bool) {
 	h.mu.Lock()
 	_, here := h.pods[a.Pod]
 	known = h.pods != nil
 	h.mu.Unlock()
-	return here && h.egresses.cluster.RouterReady(a.Pod), known
+	return here && h.egresses.cluster.RouterServes(a.Pod), known
 }
 
 // Announce implements place.Announcer.

@@ -6,6 +6,7 @@ import (
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
 	"github.com/coil-net/coil/pkg/plan"
@@ -21,21 +22,30 @@ const mostSuccessors = 5
 //
 // Addresses are spread over homes: nodes with a router or, if the addresses are the routers', routers, of which a node may have
 // several. An address has at most one home on each node, since nodes agree about who has it.
+//
+// A router that is ending forwards for a while. Clients follow their address to another node meanwhile, and their connections are copied there. Those of a router with addresses of its own
+// stay with it until it ends: it keeps its addresses as long as there are enough for the others.
 func Places(e *v2.Egress, blocks []*v2.AddressBlock, routers []*corev1.Pod, internalIPs func(node string) []string) map[string]Place {
 	if e.Spec.Addresses == nil {
 		return nil
 	}
-	h := homesOf(e.Spec.Addresses.Use, routers, internalIPs)
+	h := homesOf(e.Spec.Addresses.Use, blocks, routers, internalIPs)
 	if len(h.ready) == 0 {
 		return nil
 	}
 	names := slices.Sorted(maps.Keys(h.ready))
 	present := make([]floating.Place, 0, len(blocks))
+	kept := h.kept(blocks)
 	for _, b := range blocks {
-		present = append(present, floating.Place{Address: b.Name, Node: h.of(b)})
+		if kept[b.Name] == "" {
+			present = append(present, floating.Place{Address: b.Name, Node: h.of(b)})
+		}
 	}
 	p := cmp.Or(e.Spec.Addresses.Placement, &v2.EgressPlacement{})
 	orders := floating.Placement{Pack: p.Strategy == v2.EgressPlacementPack, MaxPerNode: int(p.MaxPerNode)}.Successors(names, present)
+	for block, home := range kept {
+		orders[block] = floating.Placement{}.Successors(append(slices.Clone(names), home), []floating.Place{{Address: block, Node: home}})[block]
+	}
 	changed := map[string]Place{}
 	for _, b := range blocks {
 		if want := h.place(b, orders[b.Name]); !want.is(b) {
@@ -64,8 +74,9 @@ func (p Place) is(b *v2.AddressBlock) bool {
 type homes struct {
 	// routers says that they are routers, and not nodes.
 	routers bool
-	// ready has those with a router that is ready, by name.
-	ready map[string]v2.FloatingNode
+	// ready has those with a router that is ready, by name, and ending the routers that have an address, and forward though they are ending, by UID.
+	ready  map[string]v2.FloatingNode
+	ending map[types.UID]v2.FloatingNode
 }
 
 // name tells homes apart.
@@ -78,18 +89,38 @@ func (h homes) name(n v2.FloatingNode) string {
 
 // homesOf returns each node that has a router that is ready, with the oldest of its routers, which stays while others come; or all these
 // routers, if the addresses are theirs.
-func homesOf(use v2.EgressAddressUse, routers []*corev1.Pod, internalIPs func(node string) []string) homes {
-	h := homes{routers: use == v2.EgressAddressOfRouter, ready: map[string]v2.FloatingNode{}}
+func homesOf(use v2.EgressAddressUse, blocks []*v2.AddressBlock, routers []*corev1.Pod, internalIPs func(node string) []string) homes {
+	h := homes{routers: use == v2.EgressAddressOfRouter, ready: map[string]v2.FloatingNode{}, ending: map[types.UID]v2.FloatingNode{}}
+	of := func(p *corev1.Pod) v2.FloatingNode {
+		return v2.FloatingNode{Node: p.Spec.NodeName, Addresses: internalIPs(p.Spec.NodeName), PodUID: p.UID}
+	}
 	for _, p := range readyRouters(routers) {
-		n := v2.FloatingNode{Node: p.Spec.NodeName, Addresses: internalIPs(p.Spec.NodeName), PodUID: p.UID}
+		n := of(p)
 		if _, known := h.ready[h.name(n)]; !known && len(n.Addresses) > 0 {
 			h.ready[h.name(n)] = n
 		}
 	}
+	leaving := map[string]bool{}
+	for _, p := range routers {
+		has := slices.ContainsFunc(blocks, func(b *v2.AddressBlock) bool { return b.Floating.Holding.PodUID == p.UID })
+		if n := of(p); has && p.DeletionTimestamp != nil && plan.Ready(p) && len(n.Addresses) > 0 {
+			h.ending[p.UID] = n
+			leaving[n.Node] = true
+		}
+	}
+	if h.routers {
+		return h
+	}
+	// Addresses move to another node, if there is one: only there connections can be copied to.
+	others := maps.Clone(h.ready)
+	maps.DeleteFunc(others, func(node string, _ v2.FloatingNode) bool { return leaving[node] })
+	if len(others) > 0 {
+		h.ready = others
+	}
 	return h
 }
 
-// readyRouters returns the routers that are on a node and ready, the oldest first.
+// readyRouters returns the routers that are on a node, ready and not ending, the oldest first.
 func readyRouters(routers []*corev1.Pod) []*corev1.Pod {
 	ready := slices.DeleteFunc(slices.Clone(routers), func(p *corev1.Pod) bool {
 		return p.DeletionTimestamp != nil || p.Spec.NodeName == "" || !plan.Ready(p)
@@ -98,6 +129,30 @@ func readyRouters(routers []*corev1.Pod) []*corev1.Pod {
 		return cmp.Or(a.CreationTimestamp.Compare(b.CreationTimestamp.Time), cmp.Compare(a.Name, b.Name))
 	})
 	return ready
+}
+
+// kept returns the addresses that stay with routers that are ending, and whose they are: as many as the routers that are ready don't need.
+func (h homes) kept(blocks []*v2.AddressBlock) map[string]string {
+	kept := map[string]string{}
+	if !h.routers {
+		return kept
+	}
+	byName := slices.SortedFunc(slices.Values(blocks), func(a, b *v2.AddressBlock) int { return cmp.Compare(a.Name, b.Name) })
+	for _, b := range byName {
+		n, ending := h.ending[b.Floating.Holding.PodUID]
+		if ending && n.Node == b.Floating.Holding.Holder && plan.Settled(b) && b.Floating.MovingTo == "" && len(blocks)-len(kept) > len(h.ready) {
+			kept[b.Name] = string(n.PodUID)
+		}
+	}
+	return kept
+}
+
+// home returns the home of a name.
+func (h homes) home(name string) v2.FloatingNode {
+	if n, ready := h.ready[name]; ready {
+		return n
+	}
+	return h.ending[types.UID(name)]
 }
 
 // of is the name of the home that has an address, or is about to; empty if no router there is ready.
@@ -135,10 +190,10 @@ func (h homes) place(b *v2.AddressBlock, order []string) Place {
 		want.Successors = append(want.Successors, n)
 		return true
 	}
-	// A holder without a router that is ready gives the address up by itself. The others keep it until it has moved.
+	// A holder without a router that forwards gives the address up by itself. The others keep it until it has moved.
 	holder := h.holder(b, order)
 	for _, name := range order {
-		n := h.ready[name]
+		n := h.home(name)
 		if len(want.Successors) > 0 && n.Node == holder.Node {
 			n = holder // packets don't go to another router there first
 		}
@@ -153,10 +208,13 @@ func (h homes) place(b *v2.AddressBlock, order []string) Place {
 	return want
 }
 
-// holder is the home on the node that holds an address: the one that has it or, if its router isn't ready, the first of an order. It is the zero value if
-// no router of the node is ready.
+// holder is the home on the node that holds an address: the one that has it or, if its router doesn't forward, the first of an order. It is the zero
+// value if no router of the node is ready.
 func (h homes) holder(b *v2.AddressBlock, order []string) v2.FloatingNode {
 	node := b.Floating.Holding.Holder
+	if n, ending := h.ending[b.Floating.Holding.PodUID]; ending && n.Node == node {
+		return n
+	}
 	if n, ready := h.ready[h.name(v2.FloatingNode{Node: node, PodUID: b.Floating.Holding.PodUID})]; ready && n.Node == node {
 		return n
 	}

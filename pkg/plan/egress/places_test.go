@@ -26,6 +26,8 @@ func ofRouters() *v2.Egress {
 // Nodes agree about who has an address; each router of a node has addresses of its own all the same.
 func TestPlacesOfRouters(t *testing.T) {
 	r, s, u := routerOn("a", "r", 3), routerOn("a", "s", 2), routerOn("b", "u", 1)
+	ends, ended := routerOn("a", "ends", 4), routerOn("a", "ended", 4)
+	ends.DeletionTimestamp, ended.DeletionTimestamp, ended.Status.Conditions = &metav1.Time{}, &metav1.Time{}, nil
 	// has is an address that the first of some routers has.
 	has := func(pods ...*corev1.Pod) v2.Floating {
 		f := v2.Floating{Holding: v2.FloatingHolding{Holder: pods[0].Spec.NodeName, PodUID: pods[0].UID}}
@@ -48,6 +50,11 @@ func TestPlacesOfRouters(t *testing.T) {
 		{"fewer than routers stay where they are", []*corev1.Pod{r, s, u}, []v2.Floating{has(u), has(s)}, "u-uid, s-uid"},
 		{"its router is gone, and its node has another one with an address: it goes by that until it has moved", []*corev1.Pod{s, u}, []v2.Floating{has(r), has(s)}, "u-uid from s-uid, s-uid"},
 		{"its node has no router", []*corev1.Pod{u}, []v2.Floating{has(r)}, "u-uid"},
+		{"its router ends, and the others have some", []*corev1.Pod{ends, r, u}, []v2.Floating{has(ends), has(r), has(u)}, "ends-uid, r-uid, u-uid"},
+		{"as many stay as the others don't need", []*corev1.Pod{ends, r, u}, []v2.Floating{has(ends), has(ends), has(u)}, "ends-uid, r-uid, u-uid"},
+		{"its router ends, and the only other one has none", []*corev1.Pod{ends, u}, []v2.Floating{has(ends)}, "u-uid from ends-uid"},
+		{"and that is on the same node", []*corev1.Pod{ends, r}, []v2.Floating{has(ends)}, "r-uid"},
+		{"its router has ended", []*corev1.Pod{ended, r}, []v2.Floating{has(ended)}, "r-uid"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			var blocks []*v2.AddressBlock
@@ -93,9 +100,10 @@ func successorOn(b *v2.AddressBlock, node string) (found v2.FloatingNode) {
 // scaled is an Egress whose routers come and go: by scaling, to none and back as well, by updates and with their nodes.
 type scaled struct {
 	*rand.Rand
-	blocks  []*v2.AddressBlock
-	routers []*corev1.Pod
-	made    int
+	graceful bool
+	blocks   []*v2.AddressBlock
+	routers  []*corev1.Pod
+	made     int
 }
 
 func (s *scaled) change() {
@@ -109,6 +117,12 @@ func (s *scaled) change() {
 		if len(s.routers) > 0 {
 			i := s.IntN(len(s.routers))
 			s.routers = slices.Delete(slices.Clone(s.routers), i, i+1)
+		}
+	case 3: // it forwards for a while
+		if s.graceful && len(s.routers) > 0 {
+			i := s.IntN(len(s.routers))
+			s.routers[i] = s.routers[i].DeepCopy()
+			s.routers[i].DeletionTimestamp = &metav1.Time{}
 		}
 	default:
 		for range 1 + s.IntN(3) {
@@ -274,5 +288,47 @@ func TestRoutersWithoutAddress(t *testing.T) {
 		if c == nil || c.Reason != tt.reason || !strings.HasPrefix(c.Message, tt.advice) || (c.Status == metav1.ConditionTrue) != (tt.advice == "") {
 			t.Errorf("%s: condition %+v, want the reason %s and %q", tt.name, c, tt.reason, tt.advice)
 		}
+	}
+}
+
+// Routers that are ending keep what others don't need, and give up the rest for these.
+func TestAddressesOfEndingRouters(t *testing.T) {
+	stayed := 0
+	for seed := range uint64(300) {
+		s := &scaled{Rand: rand.New(rand.NewPCG(seed, 8)), graceful: true}
+		for i := range 1 + s.IntN(9) {
+			s.blocks = append(s.blocks, floatingBlock(i))
+		}
+		for step := range 30 {
+			s.change()
+			apply(s.blocks, egress.Places(ofRouters(), s.blocks, s.routers, internalIPs))
+			if again := egress.Places(ofRouters(), s.blocks, s.routers, internalIPs); len(again) > 0 {
+				t.Fatalf("seed %d, step %d: a second look changes %v", seed, step, again)
+			}
+			counts, ready := map[string]int{}, 0
+			for _, uid := range s.firsts() {
+				counts[uid]++
+			}
+			lacking, kept := 0, 0
+			for _, p := range s.routers {
+				switch n := counts[string(p.UID)]; {
+				case p.DeletionTimestamp != nil:
+					kept += n
+				case n == 0:
+					lacking++
+					ready++
+				default:
+					ready++
+				}
+			}
+			if ready > 0 && lacking != max(0, ready-len(s.blocks)) {
+				t.Fatalf("seed %d, step %d: %d of %d routers have none of %d addresses, %d of which are with routers that end", seed, step, lacking, ready, len(s.blocks), kept)
+			}
+			stayed += kept
+			s.follow(s.IntN(2) == 0)
+		}
+	}
+	if stayed == 0 {
+		t.Error("no router that ends keeps an address")
 	}
 }
