@@ -77,6 +77,8 @@ type homes struct {
 	// ready has those with a router that is ready, by name, and ending the routers that have an address, and forward though they are ending, by UID.
 	ready  map[string]v2.FloatingNode
 	ending map[types.UID]v2.FloatingNode
+	// nodes are those of all routers that are ready.
+	nodes map[types.UID]string
 }
 
 // name tells homes apart.
@@ -90,12 +92,13 @@ func (h homes) name(n v2.FloatingNode) string {
 // homesOf returns each node that has a router that is ready, with the oldest of its routers, which stays while others come; or all these
 // routers, if the addresses are theirs.
 func homesOf(use v2.EgressAddressUse, blocks []*v2.AddressBlock, routers []*corev1.Pod, internalIPs func(node string) []string) homes {
-	h := homes{routers: use == v2.EgressAddressOfRouter, ready: map[string]v2.FloatingNode{}, ending: map[types.UID]v2.FloatingNode{}}
+	h := homes{routers: use == v2.EgressAddressOfRouter, ready: map[string]v2.FloatingNode{}, ending: map[types.UID]v2.FloatingNode{}, nodes: map[types.UID]string{}}
 	of := func(p *corev1.Pod) v2.FloatingNode {
 		return v2.FloatingNode{Node: p.Spec.NodeName, Addresses: internalIPs(p.Spec.NodeName), PodUID: p.UID}
 	}
 	for _, p := range readyRouters(routers) {
 		n := of(p)
+		h.nodes[n.PodUID] = n.Node
 		if _, known := h.ready[h.name(n)]; !known && len(n.Addresses) > 0 {
 			h.ready[h.name(n)] = n
 		}
@@ -193,7 +196,7 @@ func (h homes) place(b *v2.AddressBlock, order []string) Place {
 	// A holder without a router that forwards gives the address up by itself. The others keep it until it has moved.
 	holder := h.holder(b, order)
 	for _, name := range order {
-		n := h.home(name)
+		n := h.with(b, h.home(name))
 		if len(want.Successors) > 0 && n.Node == holder.Node {
 			n = holder // packets don't go to another router there first
 		}
@@ -216,7 +219,7 @@ func (h homes) holder(b *v2.AddressBlock, order []string) v2.FloatingNode {
 		return n
 	}
 	if n, ready := h.ready[h.name(v2.FloatingNode{Node: node, PodUID: b.Floating.Holding.PodUID})]; ready && n.Node == node {
-		return n
+		return h.with(b, n)
 	}
 	for _, name := range order {
 		if n := h.ready[name]; n.Node == node {
@@ -224,4 +227,12 @@ func (h homes) holder(b *v2.AddressBlock, order []string) v2.FloatingNode {
 		}
 	}
 	return v2.FloatingNode{}
+}
+
+// with returns a node with the router that a block has there, if that is ready: connections live in it. A router is what it is.
+func (h homes) with(b *v2.AddressBlock, n v2.FloatingNode) v2.FloatingNode {
+	if uid := on(b, n.Node).PodUID; !h.routers && uid != "" && h.nodes[uid] == n.Node {
+		n.PodUID = uid
+	}
+	return n
 }
