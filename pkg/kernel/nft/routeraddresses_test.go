@@ -38,8 +38,8 @@ func (l *lab) ofRouters(routers ...string) *ruleset.GatewayFloating {
 	return state.Floating
 }
 
-// Clients leave by the addresses of the router that they take: by one while it has that alone, by the other one afterwards, but for connections that live, and by
-// none when the router has none, not even the router's own.
+// Clients leave by the addresses of the router that they take: by one while it has that alone, by the other one afterwards, but for
+// connections that live, and by none when the router has none, not even by its own.
 func TestClientsLeaveByAddressesOfTheirRouter(t *testing.T) {
 	l := newLab(t)
 	l.withFloating()

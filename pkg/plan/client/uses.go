@@ -45,9 +45,9 @@ func (e Egress) At(pod types.UID) Egress {
 	return e
 }
 
-// WithAddresses returns the Egress with routers that take flows only if they have a floating address: holder says which pod nodes lead the
-// packets for a block to, and that router has to take the address for its own, too. One without keeps the flows that it has. If routers have no such addresses nothing
-// changes.
+// WithAddresses returns the Egress with routers that take flows only if they have a floating address: holder says to which pod packets for
+// a block go, and that router has to take the address for its own, too. One without keeps the flows that it has. If routers have no
+// such addresses nothing changes.
 func (e Egress) WithAddresses(holder func(block string) types.UID) Egress {
 	if e.OfRouters == nil {
 		return e

@@ -23,8 +23,8 @@ const mostSuccessors = 5
 // Addresses are spread over homes: nodes with a router or, if the addresses are the routers', routers, of which a node may have
 // several. An address has at most one home on each node, since nodes agree about who has it.
 //
-// A router that is ending forwards for a while. Clients follow their address to another node meanwhile, and their connections are copied there. Those of a router with addresses of its own
-// stay with it until it ends: it keeps its addresses as long as there are enough for the others.
+// A router that is ending forwards for a while. Addresses of clients move to another node meanwhile, with their connections. Connections
+// by a router's own addresses stay with it until it has ended: it keeps these as long as there are enough for the others.
 func Places(e *v2.Egress, blocks []*v2.AddressBlock, routers []*corev1.Pod, internalIPs func(node string) []string) map[string]Place {
 	if e.Spec.Addresses == nil {
 		return nil

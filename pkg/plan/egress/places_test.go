@@ -166,8 +166,8 @@ func (s *scaled) firsts() map[string]string {
 	return firsts
 }
 
-// Whatever routers come and go: the addresses stay the Egress's, each router has one if there are enough, their numbers differ by at most one, and none
-// moves without a reason.
+// Whatever routers come and go: the addresses stay the Egress's, each router has one if there are enough, their numbers differ by at most
+// one, and none moves without a reason.
 func TestAddressesFollowRouters(t *testing.T) {
 	for seed := range uint64(300) {
 		s := &scaled{Rand: rand.New(rand.NewPCG(seed, 7))}

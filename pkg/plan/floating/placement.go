@@ -1,6 +1,6 @@
-// Package floating derives where the floating addresses of an Egress are to be, and which of them each policy has.
+// Package floating derives where the floating addresses of an Egress are to be, and which of them each policy, or client of a router, has.
 //
-// It owns the strategies of placement and of assignment. It must not know how addresses are held or announced, nor how policies
+// It owns the strategies of placement, of assignment and of drawing. It must not know how addresses are held or announced, nor how policies
 // choose pods.
 package floating
 

@@ -225,8 +225,8 @@ func leaving(t *testing.T, pod string, e *v2.Egress) map[netip.Addr]netip.Addr {
 	return by
 }
 
-// Through each router clients leave by its own addresses alone, all of which are used, and through one without any by none. A client's address stays the
-// same whatever others the router gets or loses.
+// Through each router clients leave by its own addresses alone, all of which are used, and through one without any by none. A client's
+// address stays the same whatever others the router gets or loses.
 func TestRoutersUseTheirOwnAddresses(t *testing.T) {
 	one := leaving(t, "a", ofRouters("a", "b", "b", "b", ""))
 	for client, address := range one {

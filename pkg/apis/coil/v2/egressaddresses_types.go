@@ -12,8 +12,8 @@ import (
 // +kubebuilder:validation:XValidation:rule="self.use == 'Client' || !has(self.placement)",fieldPath=".placement",message="is for the use Client: addresses are where the routers are otherwise"
 type EgressAddresses struct {
 	// Use says whose the addresses are. Router spreads them over the routers that are ready: connections leave by an address of the router
-	// that they go through, and routers for which there is no address get no clients. Of a router's addresses each client has one. Client gives each EgressPolicy
-	// one, and all pods with the annotation together the first; their packets go to the router that has it.
+	// that they go through, of several by one that is drawn for each client, and a router without one gets no clients. Client gives each
+	// EgressPolicy one, and all pods with the annotation together the first; their packets go to the router that has it.
 	//
 	// +kubebuilder:validation:Enum=Router;Client
 	Use EgressAddressUse `json:"use"`
