@@ -72,7 +72,7 @@ func registered(t *testing.T) map[string][]string {
 		Coil: coil, Core: core, Egresses: own.Egresses(), Cluster: all, Namespaces: namespaces, Routers: all, Accounts: all, Clients: all,
 		LoopMetrics: loops, Registry: r,
 	}))(t)
-	r.MustRegister(natgateway.NewCollector(t.Context(), natgateway.Config{Namespace: "n", Egress: "e", Config: gateway.Config{Pod: "p"}}, nil, nil))
+	r.MustRegister(natgateway.NewCollector(t.Context(), natgateway.Config{Namespace: "n", Egress: "e", Config: gateway.Config{Pod: "p"}}, nil, nil, nil))
 
 	described := make(chan *prometheus.Desc)
 	go func() {

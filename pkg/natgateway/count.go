@@ -36,17 +36,13 @@ func (g *Gateway) count(ctx context.Context) {
 // connections is read only if it has as many.
 func (g *Gateway) overLimit(ctx context.Context) ([]netip.Addr, error) {
 	g.mu.Lock()
-	applied := cmp.Or(g.applied, &gateway.State{})
+	most := cmp.Or(g.applied, &gateway.State{}).MaxPerClient
 	g.mu.Unlock()
-	most, own := applied.MaxPerClient, g.cfg.Addresses
-	if applied.Floating != nil {
-		own = slices.Concat(own, applied.Floating.Addresses)
-	}
 	tracked, _, err := g.kernel.Flows.Size()
 	if err != nil || most == 0 || tracked <= most {
 		return nil, err
 	}
-	counts, err := g.kernel.Flows.Clients(ctx, own...)
+	counts, err := g.kernel.Flows.Clients(ctx, g.Addresses()...)
 	var over []netip.Addr
 	for a, n := range counts {
 		if n > most {
@@ -55,4 +51,14 @@ func (g *Gateway) overLimit(ctx context.Context) ([]netip.Addr, error) {
 	}
 	slices.SortFunc(over, netip.Addr.Compare)
 	return over, err
+}
+
+// Addresses are those by which connections of clients leave: the router's own, and floating ones.
+func (g *Gateway) Addresses() []netip.Addr {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.applied == nil || g.applied.Floating == nil {
+		return g.cfg.Addresses
+	}
+	return slices.Concat(g.cfg.Addresses, g.applied.Floating.Addresses)
 }
