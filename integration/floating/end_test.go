@@ -13,10 +13,9 @@ func TestOrderlyEnd(t *testing.T) {
 	f := newFixture(t, "ended", 3, rig.Dual("10.255.80.0/32", "fd00:255::1:3a0/128"))
 	f.held(0)
 	epoch := f.holding().Epoch
-	lasts(t, 3*time.Second) // until the nodes rely on each other
 	pings := f.pings()
 	began := time.Now()
-	f.nodes[0].Coild.Stop()
+	f.Candidates[0].Coild.Stop()
 	t.Logf("coild ended within %s", time.Since(began))
 	f.held(1)
 	gone := outage(t, pings)
@@ -28,7 +27,7 @@ func TestOrderlyEnd(t *testing.T) {
 		t.Errorf("after epoch %d there is %+v", epoch, h)
 	}
 	began = time.Now()
-	testkit.Check(t, f.nodes[0].Start(t.Context()))
+	testkit.Check(t, f.Candidates[0].Start(t.Context()))
 	t.Logf("coild was ready after %s", time.Since(began))
 	f.held(1)
 }

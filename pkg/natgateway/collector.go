@@ -52,7 +52,7 @@ const (
 // read has no metric, and is logged.
 type Collector struct {
 	ctx         context.Context
-	own         []netip.Addr
+	own         func() []netip.Addr
 	filter      Counters
 	connections Connections
 
@@ -68,8 +68,8 @@ type Collector struct {
 }
 
 // NewCollector returns a collector for the router of cfg; ctx has the logger, and ends scrapes
-// in progress.
-func NewCollector(ctx context.Context, cfg Config, filter Counters, connections Connections) *Collector {
+// in progress. Connections of clients leave by the addresses own.
+func NewCollector(ctx context.Context, cfg Config, own func() []netip.Addr, filter Counters, connections Connections) *Collector {
 	desc := func(name, help string, labels ...string) *prometheus.Desc {
 		return prometheus.NewDesc("coil_egress_"+name, help, labels, routerLabels(cfg))
 	}
@@ -79,7 +79,7 @@ func NewCollector(ctx context.Context, cfg Config, filter Counters, connections 
 		}
 	}
 	return &Collector{
-		ctx: ctx, own: cfg.Addresses, filter: filter, connections: connections,
+		ctx: ctx, own: own, filter: filter, connections: connections,
 		entries:      desc("nf_conntrack_entries_count", "Connections that the router tracks."),
 		limit:        desc("nf_conntrack_entries_limit", "Connections that the router can track."),
 		insertFailed: desc("nf_conntrack_insert_failed_total", "Packets dropped because their connection had the addresses and ports of another one."),
@@ -90,7 +90,7 @@ func NewCollector(ctx context.Context, cfg Config, filter Counters, connections 
 			ruleset.Invalid:     both("nftables_invalid", "dropped because they belong to no connection", "protocol"),
 		},
 		dropped: both("nftables_dropped", "dropped, by the reason", "protocol", "reason"),
-		ports: desc("snat_ports_used", "Ports of the router's address in use towards one destination, of 64512; of the ten destinations with the most, at most 30 s old.",
+		ports: desc("snat_ports_used", "Ports of an address of the router in use towards one destination, of 64512; of the ten destinations with the most, at most 30 s old.",
 			"protocol", "destination", "port"),
 	}
 }
@@ -193,7 +193,7 @@ func (c *Collector) use(ctx context.Context) ([]conntrack.Use, error) {
 	if time.Since(c.read) < usesAge {
 		return c.uses, nil
 	}
-	uses, err := c.connections.Uses(ctx, maxUses, c.own...)
+	uses, err := c.connections.Uses(ctx, maxUses, c.own()...)
 	if err == nil {
 		c.uses, c.read = uses, time.Now()
 	}

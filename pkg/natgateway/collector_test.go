@@ -59,7 +59,7 @@ func TestPressure(t *testing.T) {
 		{"unreadable", connections{err: errors.New("no such file")}, nil, http.StatusInternalServerError, gateway.Pressure{}},
 	} {
 		answer := httptest.NewRecorder()
-		NewCollector(t.Context(), Config{}, tt.filter, tt.table).ServeHTTP(answer, httptest.NewRequest(http.MethodGet, gateway.PressurePath, nil))
+		NewCollector(t.Context(), Config{}, (&Gateway{}).Addresses, tt.filter, tt.table).ServeHTTP(answer, httptest.NewRequest(http.MethodGet, gateway.PressurePath, nil))
 		var got gateway.Pressure
 		if err := json.Unmarshal(answer.Body.Bytes(), &got); err != nil && tt.status == http.StatusOK {
 			t.Errorf("%s: %v", tt.name, err)

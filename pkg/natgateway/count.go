@@ -42,7 +42,7 @@ func (g *Gateway) overLimit(ctx context.Context) ([]netip.Addr, error) {
 	if err != nil || most == 0 || tracked <= most {
 		return nil, err
 	}
-	counts, err := g.kernel.Flows.Clients(ctx, g.cfg.Addresses...)
+	counts, err := g.kernel.Flows.Clients(ctx, g.Addresses()...)
 	var over []netip.Addr
 	for a, n := range counts {
 		if n > most {
@@ -51,4 +51,14 @@ func (g *Gateway) overLimit(ctx context.Context) ([]netip.Addr, error) {
 	}
 	slices.SortFunc(over, netip.Addr.Compare)
 	return over, err
+}
+
+// Addresses are those by which connections of clients leave: the router's own, and floating ones.
+func (g *Gateway) Addresses() []netip.Addr {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.applied == nil || g.applied.Floating == nil {
+		return g.cfg.Addresses
+	}
+	return slices.Concat(g.cfg.Addresses, g.applied.Floating.Addresses)
 }

@@ -90,7 +90,7 @@ type Flows interface {
 	// Size is how many there are, and may be.
 	Size() (count, limit int, err error)
 	// Clients counts, by their sources, the connections that leave with an address of the
-	// router.
+	// router, or a floating one.
 	Clients(ctx context.Context, own ...netip.Addr) (map[netip.Addr]int, error)
 }
 
@@ -106,8 +106,8 @@ type Network interface {
 
 // Config has the settings of a gateway.
 type Config struct {
-	// Namespace and Egress name the Egress, Pod the router pod, of the same namespace.
-	Namespace, Egress, Pod string
+	// Namespace and Egress name the Egress.
+	Namespace, Egress string
 	// Config has the facts about the router that are known before its network is looked at.
 	gateway.Config
 	// Resync is the longest time between two syncs.

@@ -43,6 +43,7 @@ type kernel struct {
 	fail      map[string]error    // by what is called
 	tracked   int                 // connections at most
 	flows     map[netip.Addr]int  // connections of clients
+	by        []netip.Addr        // the addresses by which they leave
 	once      string              // what fails the next time that it is called
 }
 
@@ -108,9 +109,10 @@ func (k *kernel) Size() (count, limit int, err error) {
 	return count, k.tracked, k.fail["size"]
 }
 
-func (k *kernel) Clients(context.Context, ...netip.Addr) (map[netip.Addr]int, error) {
+func (k *kernel) Clients(_ context.Context, own ...netip.Addr) (map[netip.Addr]int, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
+	k.by = own
 	return maps.Clone(k.flows), k.fail["clients"]
 }
 
@@ -304,7 +306,7 @@ func newFixture(t *testing.T) *fixture {
 	}
 	var err error
 	f.Gateway, err = New(Config{
-		Namespace: "internet", Egress: "nat", Pod: "nat-0", Config: gateway.Config{Addresses: []netip.Addr{netip.MustParseAddr("10.0.0.1")}, Port: 5555}, Resync: time.Minute,
+		Namespace: "internet", Egress: "nat", Config: gateway.Config{Pod: "nat-0", Addresses: []netip.Addr{netip.MustParseAddr("10.0.0.1")}, Port: 5555}, Resync: time.Minute,
 	}, Kernel{f.kernel, tunnels{f.kernel}, routes{f.kernel}, rules{f.kernel}, filter{f.kernel}, f.kernel}, egresses, lists, f.registry,
 		func(condition string, reason error) {
 			f.mu.Lock()

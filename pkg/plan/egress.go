@@ -119,10 +119,16 @@ func DefaultEgresses(all []*v2.Egress) []*v2.Egress {
 
 // SameEgress says whether two states of an Egress are one to its clients and routers: metadata.generation
 // counts changes of its spec and its deletion (Kubernetes API conventions), and of the status they use the
-// ranges of the cluster and which floating addresses there are. The rest of the status counts: each client that comes or goes changes it.
+// ranges of the cluster, which floating addresses there are and, if these are the routers', which router has which. The rest of the status
+// counts: each client that comes or goes changes it.
 func SameEgress(a, b *v2.Egress) bool {
 	return a.Generation == b.Generation && (a.Status.ObservedGeneration == 0) == (b.Status.ObservedGeneration == 0) &&
-		slices.Equal(a.Status.InClusterCIDRs, b.Status.InClusterCIDRs) && SameAddresses(a, b)
+		slices.Equal(a.Status.InClusterCIDRs, b.Status.InClusterCIDRs) && SameAddresses(a, b) && (!b.Spec.Addresses.For(v2.EgressAddressOfRouter) || sameRouters(a, b))
+}
+
+// sameRouters says whether the same routers have the same floating addresses in two states of an Egress with as many.
+func sameRouters(a, b *v2.Egress) bool {
+	return slices.EqualFunc(a.Status.Addresses, b.Status.Addresses, func(x, y v2.EgressAddressStatus) bool { return x.Router == y.Router })
 }
 
 // SameAddresses says whether two states of an Egress have the same floating addresses, wherever these are.
@@ -132,10 +138,10 @@ func SameAddresses(a, b *v2.Egress) bool {
 	})
 }
 
-// AddressOf returns the floating address of an Egress that is in a block, or the first one for pods that name the Egress themselves, with an
-// empty block; nil if there is none.
+// AddressOf returns the floating address of an Egress by which clients leave that is in a block, or the first one for pods that name the Egress
+// themselves, with an empty block; nil if there is none.
 func AddressOf(e *v2.Egress, block string) *v2.EgressAddressStatus {
-	if e.Spec.Addresses == nil {
+	if !e.Spec.Addresses.For(v2.EgressAddressOfClient) {
 		return nil
 	}
 	for i := range e.Status.Addresses {
@@ -159,4 +165,10 @@ func RouterWith(b *v2.AddressBlock) types.UID {
 		}
 	}
 	return h.PodUID
+}
+
+// Settled says whether the node that has the floating address of an AddressBlock answers for the router with it, and not for another one from which
+// the address is about to be taken.
+func Settled(b *v2.AddressBlock) bool {
+	return b.Floating != nil && b.Floating.Holding.PodUID == RouterWith(b)
 }

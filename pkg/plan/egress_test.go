@@ -116,3 +116,34 @@ func TestDefaultEgresses(t *testing.T) {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
 }
+
+// Clients and routers look at an Egress anew when its addresses are others and, if they are the routers', when they are elsewhere.
+func TestSameEgress(t *testing.T) {
+	egress := func(use v2.EgressAddressUse, change func(*v2.Egress)) *v2.Egress {
+		e := &v2.Egress{Spec: v2.EgressSpec{Addresses: &v2.EgressAddresses{Use: use}}}
+		e.Generation, e.Status.ObservedGeneration = 1, 1
+		e.Status.Addresses = []v2.EgressAddressStatus{{Block: "b", EgressAddress: v2.EgressAddress{IPv4: "198.51.100.1"}, Node: "n", Router: "r"}}
+		change(e)
+		return e
+	}
+	for _, c := range []struct {
+		name             string
+		change           func(*v2.Egress)
+		clients, routers bool // whether it is the same
+	}{
+		{"nothing", func(*v2.Egress) {}, true, true},
+		{"the number of clients", func(e *v2.Egress) { e.Status.Clients = 7 }, true, true},
+		{"the spec", func(e *v2.Egress) { e.Generation = 2 }, false, false},
+		{"ranges of the cluster", func(e *v2.Egress) { e.Status.InClusterCIDRs = []string{"10.0.0.0/8"} }, false, false},
+		{"another address", func(e *v2.Egress) { e.Status.Addresses[0].IPv4 = "198.51.100.2" }, false, false},
+		{"another router", func(e *v2.Egress) { e.Status.Addresses[0].Router = "s" }, true, false},
+		{"no router", func(e *v2.Egress) { e.Status.Addresses[0].Router = "" }, true, false},
+		{"no address", func(e *v2.Egress) { e.Status.Addresses = nil }, false, false},
+	} {
+		for use, want := range map[v2.EgressAddressUse]bool{v2.EgressAddressOfClient: c.clients, v2.EgressAddressOfRouter: c.routers} {
+			if got := SameEgress(egress(use, func(*v2.Egress) {}), egress(use, c.change)); got != want {
+				t.Errorf("%s, use %s: the same is %t, want %t", c.name, use, got, want)
+			}
+		}
+	}
+}

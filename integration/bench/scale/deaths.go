@@ -250,7 +250,7 @@ func (*routersWorld) Policies(context.Context, *metav1.PartialObjectMetadata, bo
 
 // Routers implements egress.Cluster.
 func (w *routersWorld) Routers(types.NamespacedName) []client.Router { return w.routers }
-func (w *routersWorld) Holder(string) types.UID                      { return "" }
+func (w *routersWorld) Holder(string) (types.UID, bool)              { return "", false }
 
 // Client implements egress.Network, as do the next four.
 func (w *routersWorld) Client(_ context.Context, at store.Netns, c client.Client) (clientnet.Outcome, error) {

@@ -124,7 +124,7 @@ func (cluster) Policies(context.Context, *metav1.PartialObjectMetadata, bool) ([
 }
 
 func (c cluster) Routers(types.NamespacedName) []client.Router { return c.o.Routers() }
-func (c cluster) Holder(string) types.UID                      { return "" }
+func (c cluster) Holder(string) (types.UID, bool)              { return "", false }
 
 func (c cluster) Eventf(_, _ runtime.Object, _, _, _, note string, args ...any) {
 	c.o.Event(note, args...)

@@ -66,7 +66,7 @@ func (h *holder) watch() {
 			h.troubles.Changed(after)
 		}
 		for _, b := range []*v2.AddressBlock{before, after} {
-			if b != nil && b.Floating != nil && (before == nil || after == nil || plan.RouterWith(before) != plan.RouterWith(after)) {
+			if b != nil && b.Floating != nil && (before == nil || after == nil || plan.RouterWith(before) != plan.RouterWith(after) || plan.Settled(before) != plan.Settled(after)) {
 				h.egresses.manager.EgressChanged(types.NamespacedName{Namespace: b.Floating.Owner.Namespace, Name: b.Floating.Owner.Name})
 			}
 		}
@@ -182,13 +182,13 @@ func (h *holder) pod(uid types.UID) (place.Pod, bool) {
 	return p, ok
 }
 
-// Ready implements floating.Targets: a router takes packets if it is on the node, and its Service says that it is ready.
+// Ready implements floating.Targets: a router takes packets if it is on the node, and its Service says so.
 func (h *holder) Ready(a floating.Address) (ready, known bool) {
 	h.mu.Lock()
 	_, here := h.pods[a.Pod]
 	known = h.pods != nil
 	h.mu.Unlock()
-	return here && h.egresses.cluster.RouterReady(a.Pod), known
+	return here && h.egresses.cluster.RouterServes(a.Pod), known
 }
 
 // Announce implements place.Announcer.

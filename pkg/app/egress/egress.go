@@ -99,7 +99,7 @@ func run(ctx context.Context, o Options, health *observe.Health) error {
 	if err != nil {
 		return err
 	}
-	collector := natgateway.NewCollector(ctx, config, filter, connections)
+	collector := natgateway.NewCollector(ctx, config, router.Addresses, filter, connections)
 	registry.MustRegister(collector)
 	changes, err := handle.Subscribe(natgateway.Interest())
 	if err != nil {

@@ -81,9 +81,9 @@ func (o *Options) config() (natgateway.Config, error) {
 	metrics, metricsErr := portOf("--metrics-addr", o.Observe.MetricsAddr)
 	askers, askerErr := program.Prefixes("--metrics-from", o.MetricsFrom)
 	return natgateway.Config{
-		Namespace: o.Namespace, Egress: o.Egress, Pod: o.Pod,
+		Namespace: o.Namespace, Egress: o.Egress,
 		Config: gateway.Config{
-			Addresses: addrs, Port: uint16(o.Port), SourcePortAuto: o.SourcePortAuto, Probers: probers, HealthPort: health,
+			Pod: o.Pod, Addresses: addrs, Port: uint16(o.Port), SourcePortAuto: o.SourcePortAuto, Probers: probers, HealthPort: health,
 			Ports:      slices.Compact(slices.DeleteFunc([]uint16{metrics, health}, func(p uint16) bool { return p == 0 })),
 			AlsoAskers: askers,
 		},

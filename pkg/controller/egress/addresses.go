@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -171,6 +172,9 @@ func (c *Controller) addressSources(i *FloatingInformers) []reconcile.Source {
 	}
 }
 
+// settleRouters is for how long changes of addresses are collected that routers wait for: the status tells them which addresses are theirs.
+const settleRouters = 100 * time.Millisecond
+
 // addressesChanged looks at the places of an Egress's addresses at once, and soon at its status.
 func (c *Controller) addressesChanged(egresses []string) {
 	for _, name := range egresses {
@@ -180,6 +184,10 @@ func (c *Controller) addressesChanged(egresses []string) {
 		}
 		key := types.NamespacedName{Namespace: namespace, Name: name}
 		c.places.Add(key)
-		c.objects.AddAfter(key, settle)
+		if e := c.egresses.Find(key.String()); e != nil && e.Spec.Addresses.For(v2.EgressAddressOfRouter) {
+			c.objects.AddAfter(key, settleRouters)
+		} else {
+			c.objects.AddAfter(key, settle)
+		}
 	}
 }

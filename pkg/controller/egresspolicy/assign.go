@@ -28,7 +28,7 @@ type given struct {
 // shows it, the assignment is here.
 func (c *Controller) syncAssignment(_ context.Context, key types.NamespacedName) error {
 	e := c.egresses.Find(key.String())
-	if e == nil || e.Spec.Addresses == nil {
+	if e == nil || !e.Spec.Addresses.For(v2.EgressAddressOfClient) {
 		c.assigned.Delete(key)
 		return nil
 	}

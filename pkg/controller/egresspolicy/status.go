@@ -28,7 +28,7 @@ func (c *Controller) syncStatus(ctx context.Context, key types.NamespacedName) e
 		return nil
 	}
 	f := c.facts(s)
-	if e := f.Uses(); e != nil && e.Spec.Addresses != nil {
+	if e := f.Uses(); e != nil && e.Spec.Addresses.For(v2.EgressAddressOfClient) {
 		given, known := c.given(s, e)
 		if !known {
 			c.assign.Add(keyOf(e)) // which comes back here

@@ -67,7 +67,7 @@ func (t *Table) Stats(ctx context.Context) (Stats, error) {
 }
 
 // Use is how many ports the translation of source addresses takes up towards one
-// destination, of which it has 64512 for each address of the host.
+// destination: of the address that has most in use, of 64512.
 type Use struct {
 	Protocol    byte // as in the IP header
 	Destination netip.AddrPort
@@ -82,16 +82,17 @@ const maxDestinations = 1 << 16
 // first 65536 it knows nothing.
 func (t *Table) Uses(ctx context.Context, n int, own ...netip.Addr) ([]Use, error) {
 	type destination struct {
+		from     netip.Addr
 		protocol byte
 		to       netip.AddrPort
 	}
-	counts := map[destination]int{}
+	counts, mine := map[destination]int{}, setOf(own)
 	err := t.flows(ctx, func(f flow) {
 		src, dst, back := f.translated()
-		if src == back || !slices.Contains(own, back) || f.to == 0 {
+		if src == back || !mine[back] || f.to == 0 {
 			return
 		}
-		d := destination{f.protocol, netip.AddrPortFrom(dst, f.to)}
+		d := destination{back, f.protocol, netip.AddrPortFrom(dst, f.to)}
 		if _, known := counts[d]; known || len(counts) < maxDestinations {
 			counts[d]++
 		}
@@ -99,8 +100,16 @@ func (t *Table) Uses(ctx context.Context, n int, own ...netip.Addr) ([]Use, erro
 	if err != nil {
 		return nil, err
 	}
-	uses := make([]Use, 0, len(counts))
+	type towards struct {
+		protocol byte
+		to       netip.AddrPort
+	}
+	most := map[towards]int{}
 	for d, ports := range counts {
+		most[towards{d.protocol, d.to}] = max(ports, most[towards{d.protocol, d.to}])
+	}
+	uses := make([]Use, 0, len(most))
+	for d, ports := range most {
 		uses = append(uses, Use{d.protocol, d.to, ports})
 	}
 	slices.SortFunc(uses, func(a, b Use) int {
@@ -119,10 +128,10 @@ const (
 // TCP connections that have ended don't count, as in the kernel's own counts (already_closed of
 // nf_conncount.c). It reads the whole table.
 func (t *Table) Clients(ctx context.Context, own ...netip.Addr) (map[netip.Addr]int, error) {
-	counts := map[netip.Addr]int{}
+	counts, mine := map[netip.Addr]int{}, setOf(own)
 	err := t.flows(ctx, func(f flow) {
 		src, _, back := f.translated()
-		if src != back && slices.Contains(own, back) && f.tcpState != tcpTimeWait && f.tcpState != tcpClose {
+		if src != back && mine[back] && f.tcpState != tcpTimeWait && f.tcpState != tcpClose {
 			counts[src]++
 		}
 	})
@@ -130,4 +139,12 @@ func (t *Table) Clients(ctx context.Context, own ...netip.Addr) (map[netip.Addr]
 		return nil, err
 	}
 	return counts, nil
+}
+
+func setOf(addrs []netip.Addr) map[netip.Addr]bool {
+	set := make(map[netip.Addr]bool, len(addrs))
+	for _, a := range addrs {
+		set[a] = true
+	}
+	return set
 }

@@ -49,6 +49,15 @@ func TestUses(t *testing.T) {
 	if got, err := c.Uses(t.Context(), 10, own4, own6); err != nil || len(got) != 4 {
 		t.Errorf("all uses are %v, %v", got, err)
 	}
+	// Each address has ports of its own.
+	add(3, "udp", "10.1.0.9", "192.0.2.1", "53", "10.9.0.2")
+	add(6, "udp", "10.1.0.9", "192.0.2.2", "53", "10.9.0.2")
+	want[1] = Use{unix.IPPROTO_UDP, netip.MustParseAddrPort("192.0.2.2:53"), 6}
+	slices.SortFunc(want, func(a, b Use) int { return b.Ports - a.Ports })
+	want[2] = Use{unix.IPPROTO_UDP, netip.MustParseAddrPort("192.0.2.1:53"), 4}
+	if got, err := c.Uses(t.Context(), 3, own4, own6, netip.MustParseAddr("10.9.0.2")); err != nil || !slices.Equal(got, want) {
+		t.Errorf("uses of three addresses are %v, %v; want %v", got, err, want)
+	}
 	add(1, "udp", "10.1.0.2", "192.0.2.9", "53", own4.String())
 	n++
 	run(t, ns, "-I", "-p", "tcp", "-t", "600", "--orig-src", "10.1.0.2", "--orig-dst", "192.0.2.1", "--sport", "999", "--dport", "443",

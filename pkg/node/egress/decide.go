@@ -174,7 +174,7 @@ func (m *Manager) look(ctx context.Context, namespace string, d demand, last []s
 }
 
 // add adds a use of an Egress.
-func (w *wanted) add(u use, f *found, last []store.KnownEgress, holder func(block string) types.UID) {
+func (w *wanted) add(u use, f *found, last []store.KnownEgress, holder holderOf) {
 	known := store.KnownEgress{Name: u.egress.String(), Policy: u.policy()}
 	if i := slices.IndexFunc(last, func(k store.KnownEgress) bool { return sameUse(k, known) }); i >= 0 {
 		known = last[i]

@@ -70,8 +70,9 @@ type Cluster interface {
 	HostNetwork(ctx context.Context, pod types.NamespacedName) (bool, error)
 	// Routers returns the routers of an Egress that a cache has.
 	Routers(name types.NamespacedName) []client.Router
-	// Holder returns the UID of the router that has the floating address of an AddressBlock, empty if none has.
-	Holder(block string) types.UID
+	// Holder returns the UID of the router that has the floating address of an AddressBlock, empty if none has, and whether the node
+	// answers for that router yet.
+	Holder(block string) (pod types.UID, settled bool)
 	// Policies returns the policies that may select a pod, and the labels of its namespace. With live they are at least as new as the
 	// pod, and the API server is asked unless the caches are.
 	Policies(ctx context.Context, pod *metav1.PartialObjectMetadata, live bool) ([]policy.Policy, map[string]string, error)

@@ -37,18 +37,29 @@ func (u use) policy() string {
 // open says that packets leave as those of other pods do while nothing can forward them.
 func (u use) open() bool { return u.by != nil && u.by.OnFailure == v2.EgressFailureNode }
 
-// of returns the Egress as the pod uses it. holder returns the router that has the floating address of a block.
-func (u use) of(e client.Egress, holder func(block string) types.UID) client.Egress {
+// holderOf returns the router that has the floating address of a block, and whether its node answers for it yet.
+type holderOf func(block string) (pod types.UID, settled bool)
+
+// of returns the Egress as the pod uses it.
+func (u use) of(e client.Egress, holder holderOf) client.Egress {
 	if u.by != nil {
 		e = e.By(*u.by)
 	}
+	e = e.WithAddresses(func(block string) types.UID {
+		pod, settled := holder(block)
+		if !settled { // while others have addresses that are answered for
+			return ""
+		}
+		return pod
+	})
 	if e.Blocks == nil {
 		return e
 	}
 	if e.Block == "" {
 		return e.At("")
 	}
-	return e.At(holder(e.Block))
+	pod, _ := holder(e.Block) // there is no other one
+	return e.At(pod)
 }
 
 // String names the Egress and the policy.

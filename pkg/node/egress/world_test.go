@@ -43,6 +43,7 @@ type world struct {
 	services   map[string]*corev1.Service
 	routers    map[string][]client.Router
 	holders    map[string]types.UID     // of floating addresses, by block
+	unsettled  map[string]bool          // blocks of addresses for which nodes don't answer yet
 	silent     map[netip.Addr]bool      // routers that don't answer
 	unlisted   map[string]bool          // namespaces of pods that no router knows yet
 	slow       map[string]time.Duration // what it takes to ask, and to change, in namespaces
@@ -133,10 +134,10 @@ func (w *world) HostNetwork(_ context.Context, pod types.NamespacedName) (bool, 
 	return w.host[pod.String()], err
 }
 
-func (w *world) Holder(block string) types.UID {
+func (w *world) Holder(block string) (pod types.UID, settled bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	return w.holders[block]
+	return w.holders[block], !w.unsettled[block]
 }
 
 func (w *world) Routers(name types.NamespacedName) []client.Router {

@@ -1,6 +1,8 @@
 package view
 
 import (
+	"cmp"
+
 	discoveryv1 "k8s.io/api/discovery/v1"
 	"k8s.io/apimachinery/pkg/types"
 
@@ -13,22 +15,24 @@ import (
 // start.
 func (e *Egresses) Floating(blocks kube.Cache[v2.AddressBlock]) { e.floating = blocks }
 
-// Holder returns the UID of the router that has the floating address of an AddressBlock, empty if none has.
-func (e *Egresses) Holder(block string) types.UID {
+// Holder returns the UID of the router that has the floating address of an AddressBlock, empty if none has, and whether the node answers for that
+// router yet.
+func (e *Egresses) Holder(block string) (pod types.UID, settled bool) {
 	if e.floating.Indexer == nil {
-		return ""
+		return "", false
 	}
 	if b := e.floating.Find(block); b != nil {
-		return plan.RouterWith(b)
+		return plan.RouterWith(b), plan.Settled(b)
 	}
-	return ""
+	return "", false
 }
 
-// RouterReady says whether the Service of an Egress lists the router pod of a UID as ready.
-func (e *Egresses) RouterReady(pod types.UID) bool {
+// RouterServes says whether the Service of an Egress lists the router pod of a UID as one that can take packets. It may be ending.
+func (e *Egresses) RouterServes(pod types.UID) bool {
 	for _, s := range e.listing.Under(string(pod)) {
 		for _, ep := range s.Endpoints {
-			if ep.TargetRef != nil && ep.TargetRef.UID == pod && (ep.Conditions.Ready == nil || *ep.Conditions.Ready) {
+			serves := cmp.Or(ep.Conditions.Serving, ep.Conditions.Ready) // which are the same unless the pod is ending
+			if ep.TargetRef != nil && ep.TargetRef.UID == pod && (serves == nil || *serves) {
 				return true
 			}
 		}

@@ -66,6 +66,8 @@ type Egress struct {
 	// which the client leaves: packets go to the router that has it, and nowhere while none has.
 	Blocks []string
 	Block  string
+	// OfRouters are the floating addresses of the routers, nil if they have none. Packets go to routers that have one.
+	OfRouters []OfRouter
 	// Left are addresses that the Service or routers had until a moment ago: packets that they still send
 	// are taken.
 	Left []netip.Addr
@@ -76,6 +78,9 @@ type Egress struct {
 	// OriginatingOnly leaves connections from the destinations to the way they came.
 	OriginatingOnly bool
 }
+
+// OfRouter is a floating address of a router: its AddressBlock, and the name of the router that takes it for its own.
+type OfRouter struct{ Block, Router string }
 
 // State has the objects that a client's network namespace should have; the zero value has
 // none.

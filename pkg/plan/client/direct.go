@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	"k8s.io/apimachinery/pkg/types"
 
@@ -32,8 +33,9 @@ const (
 type Router struct {
 	Addr  netip.Addr
 	State RouterState
-	// Pod is its UID, empty if that isn't known.
-	Pod types.UID
+	// Pod is its UID and Name its name, empty if they aren't known.
+	Pod  types.UID
+	Name string
 }
 
 // RoutersOf returns the routers that the EndpointSlices of an Egress's Service list, sorted, each
@@ -47,13 +49,13 @@ func RoutersOf(lists []*discoveryv1.EndpointSlice) []Router {
 			if ready := e.Conditions.Ready; ready != nil && !*ready {
 				state = RouterDraining
 			}
-			var pod types.UID
+			var pod corev1.ObjectReference
 			if e.TargetRef != nil {
-				pod = e.TargetRef.UID
+				pod = *e.TargetRef
 			}
 			for _, text := range e.Addresses {
 				if a, err := netip.ParseAddr(text); err == nil && a.IsGlobalUnicast() {
-					all = append(all, Router{a.Unmap(), state, pod})
+					all = append(all, Router{a.Unmap(), state, pod.UID, pod.Name})
 				}
 			}
 		}

@@ -30,14 +30,14 @@ func TestRoutersOf(t *testing.T) {
 		want  string
 	}{
 		{"none", nil, "[]"},
-		{"ready, or not said", []*discoveryv1.EndpointSlice{list(endpoint(yes, yes, no, "10.1.0.2"), endpoint(nil, nil, nil, "10.1.0.1"))}, "[{10.1.0.1 1 } {10.1.0.2 1 }]"},
-		{"ends", []*discoveryv1.EndpointSlice{list(endpoint(no, yes, yes, "10.1.0.1"))}, "[{10.1.0.1 2 }]"},
-		{"starts", []*discoveryv1.EndpointSlice{list(endpoint(no, no, no, "fd00::1"))}, "[{fd00::1 2 }]"},
+		{"ready, or not said", []*discoveryv1.EndpointSlice{list(endpoint(yes, yes, no, "10.1.0.2"), endpoint(nil, nil, nil, "10.1.0.1"))}, "[{10.1.0.1 1  } {10.1.0.2 1  }]"},
+		{"ends", []*discoveryv1.EndpointSlice{list(endpoint(no, yes, yes, "10.1.0.1"))}, "[{10.1.0.1 2  }]"},
+		{"starts", []*discoveryv1.EndpointSlice{list(endpoint(no, no, no, "fd00::1"))}, "[{fd00::1 2  }]"},
 		{"two lists, one twice", []*discoveryv1.EndpointSlice{
 			list(endpoint(no, no, no, "10.1.0.1")), list(endpoint(yes, yes, no, "10.1.0.1"), endpoint(yes, yes, no, "10.1.0.3")),
-		}, "[{10.1.0.1 1 } {10.1.0.3 1 }]"},
-		{"of a pod", []*discoveryv1.EndpointSlice{list(discoveryv1.Endpoint{Addresses: []string{"10.1.0.1", "fd00::1"}, TargetRef: &corev1.ObjectReference{UID: "uid"}})},
-			"[{10.1.0.1 1 uid} {fd00::1 1 uid}]"},
+		}, "[{10.1.0.1 1  } {10.1.0.3 1  }]"},
+		{"of a pod", []*discoveryv1.EndpointSlice{list(discoveryv1.Endpoint{Addresses: []string{"10.1.0.1", "fd00::1"}, TargetRef: &corev1.ObjectReference{UID: "uid", Name: "r"}})},
+			"[{10.1.0.1 1 uid r} {fd00::1 1 uid r}]"},
 		{"what is no address of a pod", []*discoveryv1.EndpointSlice{list(endpoint(yes, yes, no, "x", "127.0.0.1", "ff02::1", "fe80::1"))}, "[]"},
 	} {
 		if got := fmt.Sprint(RoutersOf(c.lists)); got != c.want {

@@ -25,7 +25,15 @@ func EgressOf(e *v2.Egress, s *corev1.Service) Egress {
 	if s != nil {
 		c.Peers = clusterIPs(s)
 	}
-	if e.Spec.Addresses != nil {
+	switch {
+	case e.Spec.Addresses.For(v2.EgressAddressOfRouter):
+		c.OfRouters = []OfRouter{}
+		for _, a := range e.Status.Addresses {
+			if a.Router != "" {
+				c.OfRouters = append(c.OfRouters, OfRouter{a.Block, a.Router})
+			}
+		}
+	case e.Spec.Addresses != nil:
 		c.Blocks = []string{}
 		for _, a := range e.Status.Addresses {
 			c.Blocks = append(c.Blocks, a.Block)

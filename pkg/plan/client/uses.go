@@ -45,6 +45,32 @@ func (e Egress) At(pod types.UID) Egress {
 	return e
 }
 
+// WithAddresses returns the Egress with routers that take flows only if they have a floating address: holder says to which pod packets for
+// a block go, and that router has to take the address for its own, too. One without keeps the flows that it has. If routers have no
+// such addresses nothing changes.
+func (e Egress) WithAddresses(holder func(block string) types.UID) Egress {
+	if e.OfRouters == nil {
+		return e
+	}
+	type router struct {
+		pod  types.UID
+		name string
+	}
+	has := map[router]bool{}
+	for _, a := range e.OfRouters {
+		if pod := holder(a.Block); pod != "" {
+			has[router{pod, a.Router}] = true
+		}
+	}
+	e.Routers = slices.Clone(e.Routers)
+	for i, r := range e.Routers {
+		if r.State == RouterLive && !has[router{r.Pod, r.Name}] {
+			e.Routers[i].State = RouterDraining
+		}
+	}
+	return e
+}
+
 // way tells the ways of packets through Egresses apart: those by different addresses of one Egress lead to different routers.
 func (e Egress) way() string {
 	if e.Blocks == nil {

@@ -146,6 +146,54 @@ func TestAddressesLeadToTheirRouters(t *testing.T) {
 	}
 }
 
+// Routers that have no address, as nodes and they themselves see it, take no flows. What lets a client use the Egress makes no difference: it is
+// one way.
+func TestRoutersWithAddresses(t *testing.T) {
+	e := direct("net/a", "10.1.1.1 live, 10.1.1.2 live, 10.1.1.3 live, 10.1.1.4 draining, 10.1.1.5 dead, 10.1.1.6 live, 10.1.1.7 live", "0.0.0.0/0")
+	holders := map[string]types.UID{}
+	for i := range e.Routers {
+		n := i + 1
+		e.Routers[i].Pod, e.Routers[i].Name = types.UID(fmt.Sprint("pod", n)), fmt.Sprint("r", n)
+		e.OfRouters = append(e.OfRouters, OfRouter{fmt.Sprint("b", n), fmt.Sprint("r", n)})
+		holders[fmt.Sprint("b", n)] = types.UID(fmt.Sprint("pod", n))
+	}
+	e.OfRouters = append(e.OfRouters, OfRouter{"b8", "r1"}) // a second one of the first
+	holders["b8"] = "pod1"
+	delete(holders, "b2")                                               // no node has the address
+	e.OfRouters[2].Router = "r1"                                        // another router takes it for its own
+	holders["b6"], e.Routers[6].Pod, e.Routers[6].Name = "pod1", "", "" // it has moved; it isn't known whose pod it is
+	holder := func(block string) types.UID { return holders[block] }
+	all := slices.Clone(e.Routers)
+	used := e.WithAddresses(holder)
+	policy := e.By(policyOf("p", v2.EgressFailureClosed, "203.0.113.0/24")).WithAddresses(holder)
+	s := StateOf(clientOfFamilies("4", used, policy))
+	if len(s.Groups) != 1 {
+		t.Fatalf("%d groups, want one", len(s.Groups))
+	}
+	addrs := func(all ...string) (addrs []netip.Addr) {
+		for _, text := range all {
+			addrs = append(addrs, netip.MustParseAddr(text))
+		}
+		return addrs
+	}
+	g := s.Groups[0]
+	if d := cmp.Diff([][]netip.Addr{addrs("10.1.1.1"), addrs("10.1.1.2", "10.1.1.3", "10.1.1.4", "10.1.1.6", "10.1.1.7"), addrs("10.1.1.5")},
+		[][]netip.Addr{g.Members, g.Draining, g.Dead}, cmp.Comparer(func(a, b netip.Addr) bool { return a == b })); d != "" {
+		t.Errorf("members, draining and dead routers (-want +got):\n%s", d)
+	}
+	if !slices.Equal(e.Routers, all) {
+		t.Error("the routers of all clients were changed")
+	}
+	e.OfRouters = []OfRouter{}
+	if s := StateOf(clientOfFamilies("4", e.WithAddresses(holder))); len(s.Groups[0].Members) > 0 {
+		t.Errorf("without addresses %v take flows", s.Groups[0].Members)
+	}
+	e.OfRouters = nil
+	if s := StateOf(clientOfFamilies("4", e.WithAddresses(holder))); len(s.Groups[0].Members) != 5 {
+		t.Errorf("of an Egress without addresses %v take flows", s.Groups[0].Members)
+	}
+}
+
 // Policies let a client use the same routers: there is one group of them, and each counts once.
 func TestOneEgressOfManyPolicies(t *testing.T) {
 	e := egressOf("net/a", "4", 1, "0.0.0.0/0")

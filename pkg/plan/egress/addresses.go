@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"fmt"
 	"net/netip"
-	"slices"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -13,7 +12,6 @@ import (
 
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
 	"github.com/coil-net/coil/pkg/plan"
-	"github.com/coil-net/coil/pkg/plan/floating"
 )
 
 // Reasons of EgressAddressesReady, beside those of the AddressClaim.
@@ -28,6 +26,10 @@ const (
 	ReasonNoHolder = "NoHolder"
 	// ReasonSharedOutside: spec.addresses.shared has addresses that the Egress doesn't have.
 	ReasonSharedOutside = "SharedOutside"
+	// ReasonTooFewAddresses: there are more routers than addresses, which are the routers'.
+	ReasonTooFewAddresses = "TooFewAddresses"
+	// ReasonRouterWithoutAddress: a router has no address yet.
+	ReasonRouterWithoutAddress = "RouterWithoutAddress"
 )
 
 // claimAdvice says what to do for a reason of the AddressClaim, whose messages don't know the fields of an Egress.
@@ -45,9 +47,6 @@ var claimAdvice = map[string]string{
 // their lists.
 const coolDownSeconds = 3600
 
-// mostSuccessors is how many nodes may have an address at a time. They all ask each other how they are.
-const mostSuccessors = 5
-
 // AddressClaim returns the claim by which an Egress has its floating addresses, nil if it is to have none. The claim of each pool
 // has a name of its own, since its pool can't change.
 func AddressClaim(e *v2.Egress) *v2.AddressClaim {
@@ -63,104 +62,6 @@ func AddressClaim(e *v2.Egress) *v2.AddressClaim {
 		},
 		Spec: v2.AddressClaimSpec{Pool: a.Pool, Count: a.Count, Addresses: a.List, CoolDownSeconds: coolDownSeconds},
 	}
-}
-
-// Places returns, by the name of its AddressBlock, where each of an Egress's addresses is to be, if it is to be elsewhere than the block says. The
-// routers are those of the Egress, internalIPs has the addresses of Nodes by name. While no router is ready nothing is changed: the
-// present holders are as good as any.
-func Places(e *v2.Egress, blocks []*v2.AddressBlock, routers []*corev1.Pod, internalIPs func(node string) []string) map[string]Place {
-	nodes, at := readyNodes(routers, internalIPs)
-	if len(nodes) == 0 || e.Spec.Addresses == nil {
-		return nil
-	}
-	names := make([]string, 0, len(nodes))
-	for name := range nodes {
-		names = append(names, name)
-	}
-	slices.Sort(names)
-	present := make([]floating.Place, 0, len(blocks))
-	for _, b := range blocks {
-		present = append(present, floating.Place{Address: b.Name, Node: placed(b, nodes)})
-	}
-	p := cmp.Or(e.Spec.Addresses.Placement, &v2.EgressPlacement{})
-	orders := floating.Placement{Pack: p.Strategy == v2.EgressPlacementPack, MaxPerNode: int(p.MaxPerNode)}.Successors(names, present)
-	changed := map[string]Place{}
-	for _, b := range blocks {
-		var want Place
-		order := orders[b.Name]
-		for _, n := range order[:min(len(order), mostSuccessors)] {
-			want.Successors = append(want.Successors, keepRouter(b, nodes[n], at))
-		}
-		// A holder without a router that is ready gives the address up by itself. The others keep it until it has moved.
-		if holder, ready := nodes[b.Floating.Holding.Holder]; ready && len(order) > 0 && holder.Node != order[0] {
-			want.MovingTo = order[0]
-			if !slices.ContainsFunc(want.Successors, func(n v2.FloatingNode) bool { return n.Node == holder.Node }) {
-				want.Successors[len(want.Successors)-1] = keepRouter(b, holder, at)
-			}
-		}
-		if !want.is(b) {
-			changed[b.Name] = want
-		}
-	}
-	return changed
-}
-
-// Place is where a floating address is to be.
-type Place struct {
-	// Successors are the nodes that may have it, the preferred ones first.
-	Successors []v2.FloatingNode
-	// MovingTo is the node to which its holder is to hand it over.
-	MovingTo string
-}
-
-// is says whether a block says so already.
-func (p Place) is(b *v2.AddressBlock) bool {
-	return p.MovingTo == b.Floating.MovingTo && slices.EqualFunc(p.Successors, b.Floating.Successors, func(x, y v2.FloatingNode) bool {
-		return x.Node == y.Node && x.PodUID == y.PodUID && slices.Equal(x.Addresses, y.Addresses)
-	})
-}
-
-// placed is the node that has an address, or is about to, if it is one of those with a router.
-func placed(b *v2.AddressBlock, nodes map[string]v2.FloatingNode) string {
-	about := []string{b.Floating.MovingTo, b.Floating.Holding.Holder}
-	for _, n := range b.Floating.Successors {
-		about = append(about, n.Node)
-	}
-	for _, n := range about {
-		if _, ready := nodes[n]; ready {
-			return n
-		}
-	}
-	return ""
-}
-
-// keepRouter returns a node with the router that a block has there, if that is ready: connections live in it. at are the nodes of ready ones.
-func keepRouter(b *v2.AddressBlock, n v2.FloatingNode, at map[types.UID]string) v2.FloatingNode {
-	for _, s := range b.Floating.Successors {
-		if s.Node == n.Node && at[s.PodUID] == n.Node {
-			n.PodUID = s.PodUID
-		}
-	}
-	return n
-}
-
-// readyNodes returns the nodes with a router that is ready, each with the oldest of its routers, and the nodes of all these routers.
-func readyNodes(routers []*corev1.Pod, internalIPs func(node string) []string) (nodes map[string]v2.FloatingNode, at map[types.UID]string) {
-	ready := slices.DeleteFunc(slices.Clone(routers), func(p *corev1.Pod) bool {
-		return p.DeletionTimestamp != nil || p.Spec.NodeName == "" || !plan.Ready(p)
-	})
-	slices.SortFunc(ready, func(a, b *corev1.Pod) int {
-		return cmp.Or(a.CreationTimestamp.Compare(b.CreationTimestamp.Time), cmp.Compare(a.Name, b.Name))
-	})
-	nodes, at = map[string]v2.FloatingNode{}, map[types.UID]string{}
-	for _, p := range ready {
-		at[p.UID] = p.Spec.NodeName
-		addresses := internalIPs(p.Spec.NodeName)
-		if _, known := nodes[p.Spec.NodeName]; !known && len(addresses) > 0 {
-			nodes[p.Spec.NodeName] = v2.FloatingNode{Node: p.Spec.NodeName, Addresses: addresses, PodUID: p.UID}
-		}
-	}
-	return nodes, at
 }
 
 // AddressStatuses returns the floating addresses of an Egress as its status has them, in the order of the claim.
@@ -225,6 +126,13 @@ func addressesReady(f Facts) *metav1.Condition {
 	if outside := sharedOutside(f.Egress.Spec.Addresses.Shared, all); len(outside) > 0 {
 		return no(ReasonSharedOutside, "The Egress doesn't have %s of spec.addresses.shared: take it out there, or have it by spec.addresses.list", plan.Enumerate(outside))
 	}
+	if without := withoutAddress(f); len(without) > 0 {
+		if have := len(f.Claim.Status.Addresses); have < len(readyRouters(f.Routers)) {
+			return no(ReasonTooFewAddresses, "Routers %s have no address, and get no clients: there are %d addresses for %d routers. Add some to spec.addresses, or have fewer routers (spec.replicas)",
+				plan.Enumerate(without), have, len(readyRouters(f.Routers)))
+		}
+		return no(ReasonRouterWithoutAddress, "Routers %s have no address yet, and get no clients until one has moved there", plan.Enumerate(without))
+	}
 	return &metav1.Condition{Type: v2.EgressAddressesReady, Status: metav1.ConditionTrue, Reason: ReasonAddressesHeld, Message: "Each address is on a node"}
 }
 
@@ -244,4 +152,21 @@ func sharedOutside(shared []string, has []v2.EgressAddressStatus) (outside []str
 		}
 	}
 	return outside
+}
+
+// withoutAddress returns the names of the routers that are ready and have no address, if the addresses are the routers'.
+func withoutAddress(f Facts) (names []string) {
+	if !f.Egress.Spec.Addresses.For(v2.EgressAddressOfRouter) {
+		return nil
+	}
+	has := map[string]bool{}
+	for _, s := range AddressStatuses(f.Claim, f.Blocks, f.Routers) {
+		has[s.Router] = true
+	}
+	for _, p := range readyRouters(f.Routers) {
+		if !has[p.Name] {
+			names = append(names, p.Name)
+		}
+	}
+	return names
 }

@@ -138,3 +138,45 @@ func TestPolicyListHistory(t *testing.T) {
 		t.Errorf("%d moves", moves)
 	}
 }
+
+// Lists say by which address their clients leave, and are written anew when it is another one, or none. Addresses of routers are nobody's.
+func TestAddressesOfLists(t *testing.T) {
+	egressWith := func(use v2.EgressAddressUse, addresses ...v2.EgressAddressStatus) *v2.Egress {
+		e := egressNamed("internet", "nat")
+		e.Spec.Addresses, e.Status.Addresses = &v2.EgressAddresses{Use: use}, addresses
+		return e
+	}
+	one := v2.EgressAddressStatus{Block: "b-1", EgressAddress: v2.EgressAddress{IPv4: "198.51.100.1", IPv6: "2001:db8::1"}}
+	other := v2.EgressAddressStatus{Block: "b-2", EgressAddress: v2.EgressAddress{IPv4: "198.51.100.2"}}
+	p := policyNamed("shop", "p")
+	p.Block = "b-2"
+	var named, chosen []*discoveryv1.EndpointSlice
+	for _, c := range []struct {
+		name          string
+		egress        *v2.Egress
+		named, chosen string // addresses of pods with the annotation, and of the policy
+	}{
+		{"none yet", egressWith(v2.EgressAddressOfClient), "", ""},
+		{"two", egressWith(v2.EgressAddressOfClient, one, other), "198.51.100.1,2001:db8::1", "198.51.100.2"},
+		{"in another order", egressWith(v2.EgressAddressOfClient, other, one), "198.51.100.2", "198.51.100.2"},
+		{"one is gone", egressWith(v2.EgressAddressOfClient, one), "198.51.100.1,2001:db8::1", ""},
+		{"they are routers'", egressWith(v2.EgressAddressOfRouter, one, other), "", ""},
+	} {
+		for _, l := range []struct {
+			list List
+			have *[]*discoveryv1.EndpointSlice
+			want string
+		}{{ListOf(c.egress), &named, c.named}, {PolicyListOf(c.egress, p), &chosen, c.chosen}} {
+			changes := ClientSlices(l.list, *l.have, clients(0, 1), 100)
+			if all := slices.Concat(changes.Create, changes.Update); len(all) > 0 {
+				*l.have = all
+			}
+			if got := (*l.have)[0].Annotations[v2.AnnotationAddress]; len(*l.have) != 1 || got != l.want {
+				t.Errorf("%s: %d slices, whose clients leave by %q, want %q", c.name, len(*l.have), got, l.want)
+			}
+			if again := ClientSlices(l.list, *l.have, clients(0, 1), 100); !again.Empty() {
+				t.Errorf("%s: a second look changes %+v", c.name, again)
+			}
+		}
+	}
+}

@@ -1,12 +1,11 @@
-// Package floating derives where the floating addresses of an Egress are to be, and which of them each policy has.
+// Package floating derives where the floating addresses of an Egress are to be, and which of them each policy, or client of a router, has.
 //
-// It owns the strategies of placement and of assignment. It must not know how addresses are held or announced, nor how policies
+// It owns the strategies of placement, of assignment and of drawing. It must not know how addresses are held or announced, nor how policies
 // choose pods.
 package floating
 
 import (
 	"cmp"
-	"hash/fnv"
 	"slices"
 )
 
@@ -86,15 +85,7 @@ func (p Placement) quotas(nodes, n int) []int {
 
 // order returns the nodes, the first one first, the others as the address has them (rendezvous hashing).
 func order(first, address string, nodes []string) []string {
-	weight := func(node string) uint64 {
-		h := fnv.New64a()
-		h.Write([]byte(address + "\x00" + node))
-		// FNV alone hardly changes the high bits for names that differ in their last letter (the finalizer of MurmurHash3).
-		v := h.Sum64()
-		v = (v ^ v>>33) * 0xff51afd7ed558ccd
-		v = (v ^ v>>33) * 0xc4ceb9fe1a85ec53
-		return v ^ v>>33
-	}
+	weight := func(node string) uint64 { return Hash(address + "\x00" + node) }
 	return slices.SortedFunc(slices.Values(nodes), func(a, b string) int {
 		switch {
 		case a == b:

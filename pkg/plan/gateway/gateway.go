@@ -24,6 +24,8 @@ import (
 
 // Config has the facts that a router knows of itself.
 type Config struct {
+	// Pod is the name of its pod, in the namespace of its Egress.
+	Pod string
 	// Addresses are the router's own, at most one of each family.
 	Addresses []netip.Addr
 	// Uplink is the name of the link to everything; UplinkIndex and MTU are its.
@@ -138,7 +140,7 @@ func StateOf(cfg Config, egress *v2.Egress, lists []*discoveryv1.EndpointSlice) 
 		}
 		uses, g.Pods = append(uses, u), append(g.Pods, u.pods...)
 	}
-	g.Floating = floatingOf(egress, own, uses)
+	g.Floating = floatingOf(cfg.Pod, egress, own, uses)
 	slices.SortFunc(g.Pods, func(a, b Pod) int {
 		return cmp.Or(a.Addr.Compare(b.Addr), cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name), cmp.Compare(a.UID, b.UID))
 	})

@@ -15,6 +15,7 @@ import (
 	"github.com/coil-net/coil/pkg/dataplane"
 	"github.com/coil-net/coil/pkg/ipam"
 	"github.com/coil-net/coil/pkg/plan/client"
+	"github.com/coil-net/coil/pkg/plan/floating"
 	"github.com/coil-net/coil/pkg/plan/policy"
 	"github.com/coil-net/coil/pkg/plan/ruleset"
 )
@@ -36,9 +37,9 @@ func (u use) addressIn(f dataplane.Family) netip.Addr {
 	return u.address.IPv6
 }
 
-// useOf returns what an EndpointSlice lists clients for. It matters only if the Egress has floating addresses.
+// useOf returns what an EndpointSlice lists clients for. It matters only if clients have floating addresses.
 func useOf(e *v2.Egress, list *discoveryv1.EndpointSlice) (use, error) {
-	if e.Spec.Addresses == nil {
+	if !e.Spec.Addresses.For(v2.EgressAddressOfClient) {
 		return use{}, nil
 	}
 	u := use{Policy: policy.Annotation(types.NamespacedName{Namespace: e.Namespace, Name: e.Name})}
@@ -64,19 +65,61 @@ func useOf(e *v2.Egress, list *discoveryv1.EndpointSlice) (use, error) {
 	return u, nil
 }
 
-// floatingOf returns how clients leave by floating addresses; nil if the Egress has none. The pods of uses are its clients.
-func floatingOf(e *v2.Egress, own map[dataplane.Family]netip.Addr, uses []use) *ruleset.GatewayFloating {
+// floatingOf returns how clients leave by floating addresses through a router, the pod of a name; nil if the Egress has none. The pods of uses
+// are its clients.
+func floatingOf(pod string, e *v2.Egress, own map[dataplane.Family]netip.Addr, uses []use) *ruleset.GatewayFloating {
 	if e.Spec.Addresses == nil {
 		return nil
 	}
 	f := &ruleset.GatewayFloating{}
+	var has []netip.Addr // of the router
 	for _, s := range e.Status.Addresses {
 		for _, text := range []string{s.IPv4, s.IPv6} {
-			if a, err := netip.ParseAddr(text); err == nil && own[dataplane.FamilyOf(a)].IsValid() {
-				f.Addresses = append(f.Addresses, a)
+			a, err := netip.ParseAddr(text)
+			if err != nil || !own[dataplane.FamilyOf(a)].IsValid() {
+				continue
+			}
+			f.Addresses = append(f.Addresses, a)
+			if pod != "" && s.Router == pod {
+				has = append(has, a)
 			}
 		}
 	}
+	if e.Spec.Addresses.For(v2.EgressAddressOfRouter) {
+		f.Sources = drawn(has, uses)
+	} else {
+		f.Sources = chosen(uses)
+	}
+	slices.SortFunc(f.Sources, func(a, b ruleset.GatewaySource) int {
+		return cmp.Or(a.Client.Compare(b.Client), a.Destinations.From().Compare(b.Destinations.From()))
+	})
+	return f
+}
+
+// drawn returns which of a router's addresses each client leaves by: they are drawn by the client's address, so that a client keeps its one, and
+// no others than theirs change when an address comes or goes.
+func drawn(has []netip.Addr, uses []use) (sources []ruleset.GatewaySource) {
+	addrs, hashes := map[dataplane.Family][]netip.Addr{}, map[dataplane.Family][]uint64{}
+	for _, a := range has {
+		f := dataplane.FamilyOf(a)
+		addrs[f], hashes[f] = append(addrs[f], a), append(hashes[f], floating.Hash(a.String()))
+	}
+	known := map[netip.Addr]bool{}
+	for _, u := range uses {
+		for _, p := range u.pods {
+			f := dataplane.FamilyOf(p.Addr)
+			if len(addrs[f]) == 0 || known[p.Addr] {
+				continue
+			}
+			known[p.Addr] = true
+			sources = append(sources, ruleset.GatewaySource{Client: p.Addr, Address: addrs[f][floating.Draw(floating.Hash(p.Addr.String()), hashes[f])]})
+		}
+	}
+	return sources
+}
+
+// chosen returns the addresses that the uses of clients say.
+func chosen(uses []use) (sources []ruleset.GatewaySource) {
 	uses = slices.SortedStableFunc(slices.Values(uses), func(a, b use) int { return policy.Compare(a.Policy, b.Policy) })
 	of := map[netip.Addr][]int{} // the uses of each client in this order, without a second one of the same policy
 	for i, u := range uses {
@@ -91,7 +134,7 @@ func floatingOf(e *v2.Egress, own map[dataplane.Family]netip.Addr, uses []use) *
 	for addr, i := range of {
 		if len(i) == 1 && uses[i[0]].Destinations == nil { // most likely
 			if to := uses[i[0]].addressIn(dataplane.FamilyOf(addr)); to.IsValid() {
-				f.Sources = append(f.Sources, ruleset.GatewaySource{Client: addr, Address: to})
+				sources = append(sources, ruleset.GatewaySource{Client: addr, Address: to})
 			}
 			continue
 		}
@@ -102,13 +145,10 @@ func floatingOf(e *v2.Egress, own map[dataplane.Family]netip.Addr, uses []use) *
 			shares[key] = all
 		}
 		for _, s := range all {
-			f.Sources = append(f.Sources, ruleset.GatewaySource{Client: addr, Destinations: s.IPRange, Address: s.address})
+			sources = append(sources, ruleset.GatewaySource{Client: addr, Destinations: s.IPRange, Address: s.address})
 		}
 	}
-	slices.SortFunc(f.Sources, func(a, b ruleset.GatewaySource) int {
-		return cmp.Or(a.Client.Compare(b.Client), a.Destinations.From().Compare(b.Destinations.From()))
-	})
-	return f
+	return sources
 }
 
 // share is a range of destinations, and the address by which a client reaches them.

@@ -181,6 +181,96 @@ func decides(t *testing.T, e *v2.Egress, lists []*discoveryv1.EndpointSlice, to 
 	}).address.IPv4
 }
 
+// ofRouters is an Egress of which each router in a list has the next address.
+func ofRouters(routers ...string) *v2.Egress {
+	e := withAddresses("0.0.0.0/0", "::/0")
+	e.Spec.Addresses.Use, e.Status.Addresses = v2.EgressAddressOfRouter, nil
+	for i, r := range routers {
+		e.Status.Addresses = append(e.Status.Addresses, v2.EgressAddressStatus{
+			Router: r, EgressAddress: v2.EgressAddress{IPv4: fmt.Sprint("203.0.113.", i), IPv6: fmt.Sprintf("2001:db8::%x", i)},
+		})
+	}
+	return e
+}
+
+// manyClients lists clients of an annotation and of a policy, which says an address as it did for clients, and has destinations of its own.
+func manyClients() (lists []*discoveryv1.EndpointSlice) {
+	var some, others []discoveryv1.Endpoint
+	for i := range 200 {
+		ep := clientEndpoint(fmt.Sprint("p", i), fmt.Sprint("10.0.1.", i), fmt.Sprintf("fd00::1:%x", i))
+		some = append(some, ep)
+		if i%2 == 0 {
+			others = append(others, ep)
+		}
+	}
+	return []*discoveryv1.EndpointSlice{clientSlice("annotated", some...), policySlice("p", 1, "198.51.100.1", []string{"192.0.2.0/24"}, others...)}
+}
+
+// leaving are the addresses by which clients leave through a router, by client.
+func leaving(t *testing.T, pod string, e *v2.Egress) map[netip.Addr]netip.Addr {
+	t.Helper()
+	cfg := dualGateway
+	cfg.Pod = pod
+	g, skipped := StateOf(cfg, e, manyClients())
+	if len(skipped) > 0 {
+		t.Fatalf("skipped %q", skipped)
+	}
+	by := map[netip.Addr]netip.Addr{}
+	for _, s := range g.Floating.Sources {
+		if _, twice := by[s.Client]; twice || s.Destinations.IsValid() {
+			t.Fatalf("client %s has several addresses: %v", s.Client, s)
+		}
+		by[s.Client] = s.Address
+	}
+	return by
+}
+
+// Through each router clients leave by its own addresses alone, all of which are used, and through one without any by none. A client's
+// address stays the same whatever others the router gets or loses.
+func TestRoutersUseTheirOwnAddresses(t *testing.T) {
+	one := leaving(t, "a", ofRouters("a", "b", "b", "b", ""))
+	for client, address := range one {
+		if want := map[bool]string{true: "203.0.113.0", false: "2001:db8::"}[client.Is4()]; address.String() != want {
+			t.Fatalf("%s leaves by %s, want %s", client, address, want)
+		}
+	}
+	three := leaving(t, "b", ofRouters("a", "b", "b", "b", ""))
+	counts := map[netip.Addr]int{}
+	for _, address := range three {
+		counts[address]++
+	}
+	if len(one) != 400 || len(three) != 400 || len(counts) != 6 {
+		t.Fatalf("%d and %d of 400 addresses of clients leave, by %v", len(one), len(three), counts)
+	}
+	for address, n := range counts {
+		if n < 40 || n > 100 {
+			t.Errorf("%d of 200 clients leave by %s, which is one of three", n, address)
+		}
+	}
+	two := leaving(t, "b", ofRouters("a", "b", "c", "b", ""))
+	for client, address := range three {
+		if lost := address.String() == "203.0.113.2" || address.String() == "2001:db8::2"; !lost && two[client] != address {
+			t.Errorf("%s leaves by %s and, when the router has lost another address, by %s", client, address, two[client])
+		}
+	}
+	for pod, e := range map[string]*v2.Egress{"d": ofRouters("a", "b", ""), "": ofRouters("a", "")} {
+		if by := leaving(t, pod, e); len(by) > 0 {
+			t.Errorf("through router %q, which has no address, %d clients leave", pod, len(by))
+		}
+	}
+}
+
+// What an EndpointSlice says for the use Client doesn't matter to routers with addresses of their own: not even what can't be understood.
+func TestListsForAnotherUse(t *testing.T) {
+	l := policySlice("x", 1, "203.0.113.1, ", nil, clientEndpoint("a", "10.0.0.8"))
+	l.Annotations[v2.AnnotationPolicy] = "{}"
+	cfg := dualGateway
+	cfg.Pod = "a"
+	if g, skipped := StateOf(cfg, ofRouters("a"), []*discoveryv1.EndpointSlice{l}); len(skipped) > 0 || len(g.Floating.Sources) != 1 {
+		t.Errorf("skipped %q, sources %v", skipped, g.Floating.Sources)
+	}
+}
+
 // Another address of a policy changes no tunnel.
 func TestAddressChangesNoTunnel(t *testing.T) {
 	state := func(address string) State {

@@ -10,10 +10,11 @@ import (
 
 // What a policy gets of an Egress with floating addresses, and what it says when it gets none.
 func TestResolveAddress(t *testing.T) {
-	with := &v2.Egress{Spec: v2.EgressSpec{Addresses: &v2.EgressAddresses{}}}
+	with := &v2.Egress{Spec: v2.EgressSpec{Addresses: &v2.EgressAddresses{Use: v2.EgressAddressOfClient}}}
 	with.Namespace, with.Name = "internet", "nat"
 	with.Status.Addresses = []v2.EgressAddressStatus{{Block: "b", EgressAddress: v2.EgressAddress{IPv4: "198.51.100.1", IPv6: "2001:db8::1"}}}
-	without := &v2.Egress{}
+	without, ofRouters := &v2.Egress{}, with.DeepCopy()
+	ofRouters.Spec.Addresses.Use = v2.EgressAddressOfRouter
 	wants := &v2.EgressAddress{IPv4: "198.51.100.1"}
 	for _, c := range []struct {
 		name          string
@@ -24,6 +25,9 @@ func TestResolveAddress(t *testing.T) {
 	}{
 		{"an Egress without addresses", without, nil, floating.Given{}, "", ""},
 		{"an Egress without addresses, and one that is named", without, wants, floating.Given{}, "", ReasonNoAddresses},
+		{"addresses of routers", ofRouters, nil, floating.Given{}, "", ""},
+		{"addresses of routers, and one that was given before", ofRouters, nil, floating.Given{Address: "b"}, "", ""},
+		{"addresses of routers, and one that is named", ofRouters, wants, floating.Given{}, "", ReasonNoAddresses},
 		{"given", with, nil, floating.Given{Address: "b"}, "b", ""},
 		{"nothing was asked for", with, nil, floating.Given{}, "", ""},
 		{"none left", with, nil, floating.Given{Reason: floating.NoAddress}, "", "NoAddress"},

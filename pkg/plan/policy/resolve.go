@@ -193,9 +193,9 @@ func spared(d netip.Prefix, around, inCluster []netip.Prefix) bool {
 func (f Facts) resolveAddress(e *v2.Egress) (*v2.ResolvedAddress, *problem) {
 	name := nameOf(*refTo(e))
 	wants := f.Use.Address
-	if e.Spec.Addresses == nil {
+	if !e.Spec.Addresses.For(v2.EgressAddressOfClient) {
 		if wants != nil {
-			return nil, problemf(ReasonNoAddresses, "Egress %s has no addresses (spec.addresses): give it some, or take spec.address out", name)
+			return nil, problemf(ReasonNoAddresses, "Egress %s has no addresses for policies (spec.addresses with use: Client): give it some, or take spec.address out", name)
 		}
 		return nil, nil
 	}

@@ -7,11 +7,15 @@ import (
 // EgressAddresses says which floating addresses an Egress has, and who leaves by which.
 //
 // +kubebuilder:validation:XValidation:rule="has(self.count) != has(self.list)",message="count or list is required, and not both"
+// +kubebuilder:validation:XValidation:rule="self.use == 'Client' || !has(self.shared)",fieldPath=".shared",message="is for the use Client: policies have no addresses of their own otherwise"
+// +kubebuilder:validation:XValidation:rule="self.use == 'Client' || !has(self.assignment)",fieldPath=".assignment",message="is for the use Client: policies have no addresses of their own otherwise"
+// +kubebuilder:validation:XValidation:rule="self.use == 'Client' || !has(self.placement)",fieldPath=".placement",message="is for the use Client: addresses are where the routers are otherwise"
 type EgressAddresses struct {
-	// Use says whose the addresses are. Client gives each EgressPolicy one, and all pods with the annotation together the first; their packets
-	// go to the router that has it.
+	// Use says whose the addresses are. Router spreads them over the routers that are ready: connections leave by an address of the router
+	// that they go through, of several by one that is drawn for each client, and a router without one gets no clients. Client gives each
+	// EgressPolicy one, and all pods with the annotation together the first; their packets go to the router that has it.
 	//
-	// +kubebuilder:validation:Enum=Client
+	// +kubebuilder:validation:Enum=Router;Client
 	Use EgressAddressUse `json:"use"`
 
 	// Pool is the name of an AddressPool with blocks of one address (blockSizeBits: 0).
@@ -42,7 +46,7 @@ type EgressAddresses struct {
 	// +kubebuilder:validation:items:XValidation:rule="self.split('-').size() != 2 || !self.split('-').all(p, isIP(p)) || ip(self.split('-')[0]).family() == ip(self.split('-')[1]).family()",message="both ends of a range must be of one family"
 	List []string `json:"list,omitempty"`
 
-	// Shared are addresses that policies of any namespace may have. Each other one belongs to the namespace of its oldest policy.
+	// Shared, for the use Client, are addresses that policies of any namespace may have. Each other one belongs to the namespace of its oldest policy.
 	// In a dual-stack pool an address of one family stands for the pair.
 	//
 	// +optional
@@ -52,12 +56,12 @@ type EgressAddresses struct {
 	// +kubebuilder:validation:items:XValidation:rule="isIP(self)",message="must be an address"
 	Shared []string `json:"shared,omitempty"`
 
-	// Placement says on which nodes with a router the addresses are.
+	// Placement, for the use Client, says on which nodes with a router the addresses are.
 	//
 	// +optional
 	Placement *EgressPlacement `json:"placement,omitempty"`
 
-	// Assignment says which address a policy gets that names none.
+	// Assignment, for the use Client, says which address a policy gets that names none.
 	//
 	// +optional
 	Assignment *EgressAssignment `json:"assignment,omitempty"`
@@ -111,8 +115,16 @@ const (
 // EgressAddressUse says whose the addresses of an Egress are.
 type EgressAddressUse string
 
-// EgressAddressOfClient is the only use.
-const EgressAddressOfClient EgressAddressUse = "Client"
+// The uses.
+const (
+	// EgressAddressOfRouter gives each router one or more.
+	EgressAddressOfRouter EgressAddressUse = "Router"
+	// EgressAddressOfClient gives each policy one.
+	EgressAddressOfClient EgressAddressUse = "Client"
+)
+
+// For says whether there are addresses, and whose they are.
+func (a *EgressAddresses) For(use EgressAddressUse) bool { return a != nil && a.Use == use }
 
 // EgressPlacement says on which nodes addresses are.
 type EgressPlacement struct {
