@@ -127,7 +127,7 @@ func TestRefusals(t *testing.T) {
 			w := newWorld(t)
 			a := w.address("p-0", "a")
 			w.a.open(a, 0, 2000)
-			c.change(w)
+			w.b.set(func() { c.change(w) })
 			s := &sending{h: w.a.Handover, address: a, node: "b", known: map[key]byte{}}
 			err := s.prepare(t.Context())
 			s.close()
@@ -192,7 +192,7 @@ func TestOtherEndHangs(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t)
-			w.b.accept = accept
+			w.b.set(func() { w.b.accept = accept })
 			a := w.address("p-0", "a")
 			w.a.open(a, 0, 60000)
 			w.a.limits.total = 300 * time.Millisecond
@@ -214,7 +214,7 @@ func TestOtherEndHangs(t *testing.T) {
 	}
 	t.Run("a sender", func(t *testing.T) {
 		w := newWorld(t)
-		w.b.limits.total, w.b.limits.late = 100*time.Millisecond, 0
+		w.b.set(func() { w.b.limits.total, w.b.limits.late = 100*time.Millisecond, 0 })
 		conn := testkit.Must(w.a.cfg.Dial(t.Context(), "b"))(t)
 		defer conn.Close()
 		w.b.counted(t, received, "failed", 1)
@@ -233,8 +233,7 @@ func TestManyAddresses(t *testing.T) {
 		name := fmt.Sprint("p-", i)
 		w.block(name, fmt.Sprintf("198.51.%d.%d", i/256, i%256), fmt.Sprintf("2001:db8::%x", i))
 		a := w.address(name, "a")
-		f := flow(a, 2*i)
-		w.a.flows[key{f.Protocol, f.Src, f.Dst}] = f
+		testkit.Must(w.a.put([]conntrack.Flow{flow(a, 2*i)}, false))(t)
 		moves.Go(func() { w.a.Move(moved, a, "b") })
 	}
 	moves.Wait()
@@ -242,6 +241,8 @@ func TestManyAddresses(t *testing.T) {
 	if got := w.b.all(); len(got) != n {
 		t.Errorf("%d flows are copied, want %d", len(got), n)
 	}
+	w.a.table.mu.Lock()
+	defer w.a.table.mu.Unlock()
 	if w.a.reads > n/4 {
 		t.Errorf("the table was read %d times for %d addresses", w.a.reads, n)
 	}

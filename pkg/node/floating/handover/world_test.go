@@ -39,6 +39,8 @@ type fakeNode struct {
 	*table
 	registry *prometheus.Registry
 	listener net.Listener
+	// settings guards accept, limits and the table's faults until there is a connection.
+	settings sync.Mutex
 	accept   func(ctx context.Context, from string, conn net.Conn)
 }
 
@@ -172,7 +174,10 @@ func (w *world) node(name string) *fakeNode {
 			}
 			serving.Go(func() {
 				defer conn.Close()
-				n.accept(ctx, "a", conn)
+				n.settings.Lock()
+				accept := n.accept
+				n.settings.Unlock()
+				accept(ctx, "a", conn)
 			})
 		}
 	})
@@ -183,6 +188,13 @@ func (w *world) node(name string) *fakeNode {
 		n.Wait()
 	})
 	return n
+}
+
+// set changes how a node behaves, before the first connection to it.
+func (n *fakeNode) set(change func()) {
+	n.settings.Lock()
+	defer n.settings.Unlock()
+	change()
 }
 
 // address is that of a block at a node.
