@@ -66,6 +66,9 @@ type Egress struct {
 	// which the client leaves: packets go to the router that has it, and nowhere while none has.
 	Blocks []string
 	Block  string
+	// Others are addresses of routers that don't have the client's floating address now. They had it, or have it before the client knows: packets
+	// that they send are taken.
+	Others []netip.Addr
 	// Left are addresses that the Service or routers had until a moment ago: packets that they still send
 	// are taken.
 	Left []netip.Addr
