@@ -36,13 +36,14 @@ type fixture struct {
 	routers []*rig.Sandbox
 	block   string
 	addrs   []netip.Addr
-	unready map[string]bool // by the UID of a router
+	// unready are routers that take no packets, and ending those that do until they have gone; by their UID.
+	unready, ending map[string]bool
 }
 
 // newFixture returns a rig whose nodes may have one address of a pool, in their order.
 func newFixture(t *testing.T, name string, subnet v2.SubnetSet) *fixture {
 	t.Helper()
-	f := &fixture{Rig: shared.Rig(t), t: t, name: name, unready: map[string]bool{}}
+	f := &fixture{Rig: shared.Rig(t), t: t, name: name, unready: map[string]bool{}, ending: map[string]bool{}}
 	ctx := t.Context()
 	testkit.Check(t, f.ensure(), f.AddPool(ctx, name, 0, subnet), f.Announce(ctx, name, v2.AnnounceNeighbor))
 	for range 3 {
@@ -100,9 +101,11 @@ func (f *fixture) list() {
 	s.Labels[discoveryv1.LabelServiceName] = f.name
 	for _, r := range f.routers {
 		s.Endpoints = append(s.Endpoints, discoveryv1.Endpoint{
-			Addresses:  []string{"10.0.0.1"},
-			Conditions: discoveryv1.EndpointConditions{Ready: new(!f.unready[r.UID])},
-			TargetRef:  &corev1.ObjectReference{Kind: "Pod", Namespace: egressNamespace, Name: r.Name, UID: types.UID(r.UID)},
+			Addresses: []string{"10.0.0.1"},
+			Conditions: discoveryv1.EndpointConditions{
+				Ready: new(!f.unready[r.UID] && !f.ending[r.UID]), Serving: new(!f.unready[r.UID]), Terminating: new(f.ending[r.UID]),
+			},
+			TargetRef: &corev1.ObjectReference{Kind: "Pod", Namespace: egressNamespace, Name: r.Name, UID: types.UID(r.UID)},
 		})
 	}
 	api := f.Core.DiscoveryV1().EndpointSlices(egressNamespace)

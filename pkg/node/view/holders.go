@@ -1,6 +1,8 @@
 package view
 
 import (
+	"cmp"
+
 	discoveryv1 "k8s.io/api/discovery/v1"
 	"k8s.io/apimachinery/pkg/types"
 
@@ -24,11 +26,12 @@ func (e *Egresses) Holder(block string) types.UID {
 	return ""
 }
 
-// RouterReady says whether the Service of an Egress lists the router pod of a UID as ready.
-func (e *Egresses) RouterReady(pod types.UID) bool {
+// RouterServes says whether the Service of an Egress lists the router pod of a UID as one that can take packets. It may be ending.
+func (e *Egresses) RouterServes(pod types.UID) bool {
 	for _, s := range e.listing.Under(string(pod)) {
 		for _, ep := range s.Endpoints {
-			if ep.TargetRef != nil && ep.TargetRef.UID == pod && (ep.Conditions.Ready == nil || *ep.Conditions.Ready) {
+			serves := cmp.Or(ep.Conditions.Serving, ep.Conditions.Ready) // which are the same unless the pod is ending
+			if ep.TargetRef != nil && ep.TargetRef.UID == pod && (serves == nil || *serves) {
 				return true
 			}
 		}

@@ -3,6 +3,7 @@ package egress
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
@@ -53,9 +54,16 @@ func AddressClaim(e *v2.Egress) *v2.AddressClaim {
 
 // Places returns, by the name of its AddressBlock, where each of an Egress's addresses is to be, if it is to be elsewhere than the block says. The
 // routers are those of the Egress, internalIPs has the addresses of Nodes by name. While no router is ready nothing is changed: the
-// present holders are as good as any.
+// present holders are as good as any. An address of a router that is ending moves to another node, with its connections, as long as
+// the router forwards.
 func Places(e *v2.Egress, blocks []*v2.AddressBlock, routers []*corev1.Pod, internalIPs func(node string) []string) map[string]Place {
-	nodes := readyNodes(routers, internalIPs)
+	ending := func(p *corev1.Pod) bool { return p.DeletionTimestamp != nil }
+	nodes := nodesWith(slices.DeleteFunc(slices.Clone(routers), ending), internalIPs)
+	leaving := leavingFrom(blocks, slices.DeleteFunc(slices.Clone(routers), func(p *corev1.Pod) bool { return !ending(p) }), internalIPs)
+	// They move to another node, if there is one: only there connections can be copied to.
+	if others := without(nodes, leaving); len(others) > 0 {
+		nodes = others
+	}
 	if len(nodes) == 0 || e.Spec.Addresses == nil {
 		return nil
 	}
@@ -77,12 +85,14 @@ func Places(e *v2.Egress, blocks []*v2.AddressBlock, routers []*corev1.Pod, inte
 		for _, n := range order[:min(len(order), mostSuccessors)] {
 			want.Successors = append(want.Successors, nodes[n])
 		}
-		// A holder without a router that is ready gives the address up by itself. The others keep it until it has moved.
-		if holder, ready := nodes[b.Floating.Holding.Holder]; ready && len(order) > 0 && holder.Node != order[0] {
+		// A holder without a router that forwards gives the address up by itself. The others keep it until it has moved.
+		holder, forwards := leaving[b.Floating.Holding.Holder]
+		if !forwards || holder.PodUID != b.Floating.Holding.PodUID {
+			holder, forwards = nodes[b.Floating.Holding.Holder]
+		}
+		if forwards && len(order) > 0 && holder.Node != order[0] {
 			want.MovingTo = order[0]
-			if !slices.ContainsFunc(want.Successors, func(n v2.FloatingNode) bool { return n.Node == holder.Node }) {
-				want.Successors[len(want.Successors)-1] = holder
-			}
+			want.keep(holder)
 		}
 		if !want.is(b) {
 			changed[b.Name] = want
@@ -97,6 +107,16 @@ type Place struct {
 	Successors []v2.FloatingNode
 	// MovingTo is the node to which its holder is to hand it over.
 	MovingTo string
+}
+
+// keep keeps the holder among the successors, in place of the last one if there are many.
+func (p *Place) keep(holder v2.FloatingNode) {
+	i := slices.IndexFunc(p.Successors, func(n v2.FloatingNode) bool { return n.Node == holder.Node })
+	if i < 0 {
+		p.Successors = append(p.Successors[:min(len(p.Successors), mostSuccessors-1)], holder)
+		return
+	}
+	p.Successors[i] = holder // another router of the node may be ready, too
 }
 
 // is says whether a block says so already.
@@ -120,11 +140,9 @@ func placed(b *v2.AddressBlock, nodes map[string]v2.FloatingNode) string {
 	return ""
 }
 
-// readyNodes returns the nodes with a router that is ready, each with the oldest of its routers: it stays while others come.
-func readyNodes(routers []*corev1.Pod, internalIPs func(node string) []string) map[string]v2.FloatingNode {
-	ready := slices.DeleteFunc(slices.Clone(routers), func(p *corev1.Pod) bool {
-		return p.DeletionTimestamp != nil || p.Spec.NodeName == "" || !plan.Ready(p)
-	})
+// nodesWith returns the nodes with a router that is ready, each with the oldest of its routers: it stays while others come.
+func nodesWith(routers []*corev1.Pod, internalIPs func(node string) []string) map[string]v2.FloatingNode {
+	ready := slices.DeleteFunc(slices.Clone(routers), func(p *corev1.Pod) bool { return p.Spec.NodeName == "" || !plan.Ready(p) })
 	slices.SortFunc(ready, func(a, b *corev1.Pod) int {
 		return cmp.Or(a.CreationTimestamp.Compare(b.CreationTimestamp.Time), cmp.Compare(a.Name, b.Name))
 	})
@@ -136,6 +154,22 @@ func readyNodes(routers []*corev1.Pod, internalIPs func(node string) []string) m
 		}
 	}
 	return nodes
+}
+
+// leavingFrom returns the nodes with a router that is ending, still forwards, and has one of some addresses.
+func leavingFrom(blocks []*v2.AddressBlock, ending []*corev1.Pod, internalIPs func(node string) []string) map[string]v2.FloatingNode {
+	return nodesWith(slices.DeleteFunc(ending, func(p *corev1.Pod) bool {
+		return !slices.ContainsFunc(blocks, func(b *v2.AddressBlock) bool { return b.Floating.Holding.PodUID == p.UID })
+	}), internalIPs)
+}
+
+func without(nodes, some map[string]v2.FloatingNode) map[string]v2.FloatingNode {
+	rest := maps.Clone(nodes)
+	maps.DeleteFunc(rest, func(n string, _ v2.FloatingNode) bool {
+		_, is := some[n]
+		return is
+	})
+	return rest
 }
 
 // AddressStatuses returns the floating addresses of an Egress as its status has them, in the order of the claim.

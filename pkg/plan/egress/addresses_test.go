@@ -48,12 +48,33 @@ func TestPlaces(t *testing.T) {
 	}
 	ending, starting := routerOn("a", "ending", 9), routerOn("a", "starting", 9)
 	ending.DeletionTimestamp, starting.Status.Conditions = &metav1.Time{}, nil
+	broken := routerOn("a", "broken", 9)
+	broken.DeletionTimestamp, broken.Status.Conditions = &metav1.Time{}, nil
+	// The address is on node a, by a router of a name.
+	held := func(by string) v2.Floating {
+		return v2.Floating{Successors: []v2.FloatingNode{on("a", by), on("b", "s")}, Holding: v2.FloatingHolding{Holder: "a", PodUID: types.UID(by + "-uid")}}
+	}
+	moving := held("ending")
+	moving.Successors, moving.MovingTo = []v2.FloatingNode{on("b", "s"), on("a", "ending")}, "b"
+	come := moving
+	come.Holding = v2.FloatingHolding{Holder: "b", PodUID: "s-uid"}
 	for _, tt := range []struct {
 		name    string
 		routers []*corev1.Pod
 		have    v2.Floating
 		want    *egress.Place
 	}{
+		{"its router ends, and forwards", []*corev1.Pod{ending, routerOn("b", "s", 1)}, held("ending"),
+			&egress.Place{Successors: []v2.FloatingNode{on("b", "s"), on("a", "ending")}, MovingTo: "b"}},
+		{"it is on its way", []*corev1.Pod{ending, routerOn("b", "s", 1), routerOn("c", "t", 9)}, moving,
+			&egress.Place{Successors: []v2.FloatingNode{on("b", "s"), on("c", "t"), on("a", "ending")}, MovingTo: "b"}},
+		{"it has come", []*corev1.Pod{ending, routerOn("b", "s", 1)}, come, &egress.Place{Successors: []v2.FloatingNode{on("b", "s")}}},
+		{"its router ends, and doesn't forward", []*corev1.Pod{broken, routerOn("b", "s", 1)}, held("broken"), &egress.Place{Successors: []v2.FloatingNode{on("b", "s")}}},
+		{"its router ends, and no other is ready", []*corev1.Pod{ending, starting}, held("ending"), nil},
+		{"its router ends, and its node has another: that is for others", []*corev1.Pod{ending, routerOn("a", "r", 1), routerOn("b", "s", 1)}, held("ending"),
+			&egress.Place{Successors: []v2.FloatingNode{on("b", "s"), on("a", "ending")}, MovingTo: "b"}},
+		{"its router ends, and no other node has one", []*corev1.Pod{ending, routerOn("a", "r", 1)}, held("ending"), &egress.Place{Successors: []v2.FloatingNode{on("a", "r")}}},
+		{"another router of its node ends", []*corev1.Pod{ending, routerOn("a", "r", 1), routerOn("b", "s", 1)}, held("r"), nil},
 		{"the only router", []*corev1.Pod{routerOn("a", "r", 1)}, v2.Floating{}, &egress.Place{Successors: []v2.FloatingNode{on("a", "r")}}},
 		{"the oldest router of a node", []*corev1.Pod{routerOn("a", "new", 1), routerOn("a", "old", 2)}, v2.Floating{}, &egress.Place{Successors: []v2.FloatingNode{on("a", "old")}}},
 		{"one that ends, and one that isn't ready", []*corev1.Pod{ending, starting, routerOn("a", "r", 1)}, v2.Floating{}, &egress.Place{Successors: []v2.FloatingNode{on("a", "r")}}},

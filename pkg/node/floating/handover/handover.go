@@ -11,7 +11,7 @@
 //	4 once more, when it has moved           the same, if it has the address by now
 //	5 forgets the flows after 10 s
 //
-// Until clients send to the next router, the one of before forwards with the address: its answers come to the next one, which knows their
+// Until clients send to the next router, the one of before forwards with the address, and its node lets such packets out: their answers come to the next one, which knows their
 // connections by step 3 or, if they were opened between 3 and the moment at which the node stopped to answer, by 4.
 //
 // Half-open connections aren't copied: their next packet opens them at the next router. A hand-over that fails, or isn't over within 10 s, costs
@@ -35,6 +35,7 @@ import (
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
 	"github.com/coil-net/coil/pkg/kernel/conntrack"
 	"github.com/coil-net/coil/pkg/node/floating"
+	"github.com/coil-net/coil/pkg/plan/ruleset"
 )
 
 // most is how many hand-overs are sent at once.
@@ -52,7 +53,7 @@ type limits struct {
 	bytes int
 }
 
-var defaults = limits{total: 10 * time.Second, late: 3 * time.Second, watch: 2 * time.Second, straggle: 10 * time.Second, bytes: 64 << 20}
+var defaults = limits{total: 10 * time.Second, late: 3 * time.Second, watch: 2 * time.Second, straggle: ruleset.Straggling, bytes: 64 << 20}
 
 // Flows is the table of flows of a router; see conntrack.Table.
 type Flows interface {
@@ -70,6 +71,8 @@ type Config struct {
 	Block func(name string) *v2.AddressBlock
 	// Open opens the table of a pod of this node.
 	Open func(ctx context.Context, pod types.UID) (Flows, error)
+	// Straggle lets a pod of this node send from addresses that have moved away, for as long as there are clients that don't know.
+	Straggle func(ctx context.Context, pod types.UID, addrs ...netip.Addr) error
 	// Dial opens a connection to a node that nobody else reads or changes.
 	Dial func(ctx context.Context, node string) (net.Conn, error)
 }
@@ -160,6 +163,7 @@ func (h *Handover) Move(ctx context.Context, a floating.Address, node string) {
 // follow copies what was opened until the address had moved, which is when moved ends.
 func (h *Handover) follow(moved context.Context, s *sending) {
 	defer s.close()
+	log := klog.FromContext(moved)
 	select {
 	case <-moved.Done():
 	case <-time.After(h.limits.late):
@@ -168,10 +172,13 @@ func (h *Handover) follow(moved context.Context, s *sending) {
 	if b := h.cfg.Block(s.address.Block); b == nil || b.Floating == nil || b.Floating.Holding.Holder == h.cfg.Node && b.Floating.MovingTo != s.node {
 		return // it isn't to move any more
 	}
+	if err := h.cfg.Straggle(h.life, s.address.Pod, s.address.Addrs()...); err != nil {
+		log.Error(err, "Packets of clients that don't know yet where a floating address is are dropped", "block", s.address.Block)
+	}
 	ctx, cancel := context.WithTimeout(h.life, h.limits.late)
 	defer cancel()
 	if err := s.pass(ctx); err != nil && h.life.Err() == nil {
-		klog.FromContext(moved).Info("Connections of the last moment before a floating address moved aren't copied", "block", s.address.Block, "reason", err)
+		log.Info("Connections of the last moment before a floating address moved aren't copied", "block", s.address.Block, "reason", err)
 	}
 }
 

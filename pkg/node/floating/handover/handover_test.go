@@ -74,6 +74,11 @@ func TestHandover(t *testing.T) {
 			t.Errorf("%v flows are %s, want 3150", got, n.side)
 		}
 	}
+	w.a.table.mu.Lock()
+	if !slices.Equal(w.a.straggling, a.Addrs()) {
+		t.Errorf("the router of before may send from %v", w.a.straggling)
+	}
+	w.a.table.mu.Unlock()
 	testkit.Eventually(t, 10*time.Second, "the router of before has no flows", func() error {
 		if n := len(w.a.all()); n > 0 {
 			return fmt.Errorf("%d", n)
@@ -96,6 +101,9 @@ func TestMoveIsUndone(t *testing.T) {
 	w.a.Wait()
 	if n := len(w.a.all()); n != 10 {
 		t.Errorf("the router has %d flows, want 10", n)
+	}
+	if len(w.a.straggling) > 0 {
+		t.Errorf("the router may send from %v", w.a.straggling)
 	}
 }
 

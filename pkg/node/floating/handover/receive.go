@@ -8,6 +8,7 @@ import (
 	"io"
 	"net"
 	"slices"
+	"strings"
 	"time"
 
 	"k8s.io/klog/v2"
@@ -58,7 +59,7 @@ type receiving struct {
 func (r *receiving) serve(ctx context.Context) error {
 	err := r.take(ctx)
 	if err != nil && !errors.Is(err, io.EOF) {
-		reason := err.Error()
+		reason := strings.TrimPrefix(err.Error(), refusal{}.Error())
 		_ = writeFrame(r.conn, refused, []byte(reason[:min(len(reason), mostReason)]))
 	}
 	if errors.Is(err, io.EOF) && r.passes >= 2 {

@@ -46,10 +46,10 @@ type fakeNode struct {
 
 // table is a table of flows.
 type table struct {
-	mu     sync.Mutex
-	flows  map[key]conntrack.Flow
-	reads  int
-	forgot []netip.Addr
+	mu                 sync.Mutex
+	flows              map[key]conntrack.Flow
+	reads              int
+	forgot, straggling []netip.Addr
 	// fails is the error of Insert. reading is called when flows are read.
 	fails   error
 	reading func(n int)
@@ -161,6 +161,12 @@ func (w *world) node(name string) *fakeNode {
 				return nil, fmt.Errorf("no pod %s", pod)
 			}
 			return n.table, nil
+		},
+		Straggle: func(_ context.Context, pod types.UID, addrs ...netip.Addr) error {
+			n.table.mu.Lock()
+			defer n.table.mu.Unlock()
+			n.straggling = append(n.straggling, addrs...)
+			return nil
 		},
 	}, n.registry)
 	n.limits.straggle, n.limits.watch = 0, 100*time.Millisecond
