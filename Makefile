@@ -122,8 +122,9 @@ test-migrate: ## Move a cluster from Coil v1, killed at each step; take one from
 	COIL_MIGRATE=long $(GOTEST) -tiers=apiserver,cluster -no-skips $(ARGS) ./integration/migrate/ ./integration/upgrade/ ./pkg/migrate/ ./pkg/plan/coilv1/
 
 .PHONY: test-floating
-test-floating: ## Play 100,000 random histories of nodes that hold floating addresses
-	COIL_FLOATING=long $(GOTEST) -no-skips $(ARGS) ./pkg/holding/
+test-floating: ## Play 100,000 random histories of nodes that hold floating addresses; cut the power of nodes, and divide networks; as root
+	COIL_FLOATING=long $(GOTEST) -tiers=netns,apiserver -no-skips $(ARGS) ./pkg/holding/ ./integration/floating/
+	$(if $(ARGS),,COIL_FLOATING=long $(GOTEST) -tiers=netns,apiserver -no-skips -run='^TestFloatingAddress$$' ./integration/routes/)
 
 .PHONY: test-release
 test-release: ## Make a release twice, for all architectures, and compile all of it each time; compare the bytes

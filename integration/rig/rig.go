@@ -45,6 +45,7 @@ import (
 	"github.com/coil-net/coil/integration/lab/controlplane"
 	"github.com/coil-net/coil/integration/lab/scratch"
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
+	"github.com/coil-net/coil/pkg/plan/keys"
 	"github.com/coil-net/coil/pkg/testkit"
 )
 
@@ -175,6 +176,11 @@ func (r *Rig) install(ctx context.Context) error {
 		if _, err := r.API.Kubectl(ctx, "apply", "-k", filepath.Join(root, "manifests", dir)); err != nil {
 			return err
 		}
+	}
+	// The manifests of coil-ipam-controller have it, empty.
+	keyring := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: keys.Name}}
+	if _, err := r.Core.CoreV1().Secrets(keys.Namespace).Create(ctx, keyring, metav1.CreateOptions{}); err != nil {
+		return err
 	}
 	if _, err := r.API.Kubectl(ctx, "wait", "--for=condition=Established", "--timeout=30s", "crd", "--all"); err != nil {
 		return err

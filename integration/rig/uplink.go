@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"strings"
 
 	"github.com/coil-net/coil/pkg/testkit/netlab"
 )
@@ -111,6 +112,46 @@ func (r *Rig) DialOutside(ctx context.Context, network, address string) (net.Con
 // RunRouter runs a program in the router's network namespace and returns its output.
 func (r *Rig) RunRouter(ctx context.Context, name string, args ...string) (string, error) {
 	return r.fabric.Run(ctx, name, args...)
+}
+
+// NewHost makes a host on the nodes' network, outside of the cluster: a namespace with the link eth0. Its number is in its addresses; nodes
+// have low ones.
+func (r *Rig) NewHost(ctx context.Context, number byte) (*netlab.NS, error) {
+	host, err := netlab.New()
+	if err != nil {
+		return nil, err
+	}
+	link := fmt.Sprintf("host%d", number)
+	err = r.fabric.IP(ctx, fmt.Sprintf("link add %s type veth peer name eth0 netns %s", link, host.Path()), fmt.Sprintf("link set %s master br0", link), fmt.Sprintf("link set %s up", link))
+	if err == nil {
+		v4, v6 := netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 255, 200, number}), 16), netip.MustParsePrefix(fmt.Sprintf("fd00:255::c8:%x/64", number))
+		err = host.IP(ctx, "link set eth0 up", netlab.AddAddr(v4, "eth0"), netlab.AddAddr(v6, "eth0"))
+	}
+	if err != nil {
+		return nil, errors.Join(err, host.Close())
+	}
+	return host, nil
+}
+
+// Divide cuts nodes of different groups off each other. Without groups all reach each other again. Hosts and the router reach all nodes.
+func (r *Rig) Divide(ctx context.Context, groups ...[]*Node) error {
+	rules := []string{"add table bridge divided; delete table bridge divided"}
+	if len(groups) > 0 {
+		rules = append(rules, "add table bridge divided; add chain bridge divided forward { type filter hook forward priority 0; }")
+	}
+	for i, from := range groups {
+		for j, to := range groups {
+			for _, x := range from {
+				for _, y := range to {
+					if i != j {
+						rules = append(rules, fmt.Sprintf("add rule bridge divided forward iifname port%d oifname port%d drop", x.number, y.number))
+					}
+				}
+			}
+		}
+	}
+	_, err := r.fabric.Run(ctx, "nft", strings.Join(rules, "; "))
+	return err
 }
 
 // PingOutside begins to ping an address from the router between the nodes.

@@ -177,11 +177,14 @@ func routerConf(nodes []*node) string {
 	var c strings.Builder
 	c.WriteString(`router id 10.255.0.1;
 protocol device { }
+protocol bfd { interface "*" { interval 300 ms; multiplier 3; }; }
 protocol kernel { ipv4 { import none; export where source = RTS_BGP; }; }
 protocol kernel { ipv6 { import none; export where source = RTS_BGP; }; }
 template bgp node {
   direct;
   hold time 9;
+  bfd on;
+  med metric on;
   connect delay time 1;
   connect retry time 1;
   error wait time 1, 2;

@@ -128,7 +128,7 @@ mount -t tmpfs none /var/tmp
 mkdir -p /run/frr
 mount --bind "$1/run" /run/frr
 . "$1/daemons"
-for program in zebra bgpd staticd; do
+for program in zebra bgpd bfdd staticd; do
   eval "want=\${$program:-yes} options=\${${program}_options:-}"
   [ "$want" = yes ] || continue
   /usr/lib/frr/$program $options -f /dev/null --log stdout &
@@ -161,7 +161,7 @@ func (f *frr) start(ctx context.Context) error {
 		if !f.Running() {
 			return fmt.Errorf("FRR has ended:\n%s", f.Logs(20))
 		}
-		for _, program := range []string{"zebra", "bgpd", "staticd"} {
+		for _, program := range []string{"zebra", "bgpd", "bfdd", "staticd"} {
 			if _, err := os.Stat(filepath.Join(run, program+".vty")); err != nil {
 				return err
 			}

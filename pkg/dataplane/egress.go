@@ -52,7 +52,7 @@ const (
 	// NftTable is the table of nftables in each network namespace in which Coil filters or
 	// translates, in the family inet.
 	NftTable = "coil"
-	// NftTableFloating is the table of a node for floating addresses.
+	// NftTableFloating is the name of a node's tables for floating addresses, of the families inet and arp.
 	NftTableFloating = "coil_floating"
 
 	// TunnelTTL is the time to live, or hop limit, of packets that a tunnel sends.

@@ -30,7 +30,7 @@ type Chain struct {
 // Hook is where the kernel calls a base chain, in the words of nft(8). Packets that no rule drops are accepted.
 type Hook struct {
 	Type     string // filter, nat or route
-	Name     string // prerouting, input, forward, output or postrouting
+	Name     string // prerouting, input, forward, output or postrouting; arp input in a table of the family arp
 	Priority int    // see the constants of linux/netfilter_ipv4.h, the same in both families
 }
 

@@ -39,6 +39,7 @@ type holder struct {
 	blocks kube.Cache[v2.AddressBlock] // the floating ones of the cluster
 	secret kube.Cache[corev1.Secret]
 	table  *nft.Table
+	arp    *nft.Table
 	place  *place.Place
 	peers  *peers.Peers
 	driver *floating.Driver
@@ -76,12 +77,15 @@ func (h *holder) compose(ctx context.Context) error {
 	if h.table, err = nft.New(nil, dataplane.NftTableFloating); err != nil {
 		return err
 	}
+	if h.arp, err = nft.NewARP(nil, dataplane.NftTableFloating); err != nil {
+		return err
+	}
 	lo, err := h.network.Handle().IndexByName("lo")
 	if err != nil {
 		return err
 	}
 	h.place, err = place.New(ctx, place.Config{
-		Handle: h.network.Handle(), Table: h.table, PodTable: h.PodTable, ExportTable: h.ExportTable, Loopback: lo, Pod: h.pod, Announcer: h,
+		Handle: h.network.Handle(), Table: h.table, ARP: h.arp, PodTable: h.PodTable, ExportTable: h.ExportTable, Loopback: lo, Pod: h.pod, Announcer: h,
 	})
 	if err != nil {
 		return err
@@ -116,6 +120,7 @@ func (h *holder) start(ctx context.Context, group *errgroup.Group) error {
 	group.Go(func() error { return h.peers.Run(ctx) })
 	group.Go(func() error {
 		defer h.table.Close()
+		defer h.arp.Close()
 		defer h.place.Wait()
 		defer h.handover.Wait()
 		return h.driver.Run(ctx)

@@ -19,14 +19,16 @@ import (
 	"github.com/coil-net/coil/pkg/reconcile"
 )
 
-// look is the time between two looks at the Secret.
-const look = time.Minute
+// look is the time between two looks at the Secret, and await that while it isn't there: an update may have started the program first.
+const look, await = time.Minute, 5 * time.Second
 
 // Controller keeps the Secret.
 type Controller struct {
 	core kubernetes.Interface
 	loop *reconcile.Loop[struct{}]
 	now  func() time.Time
+	// missing says that the log says so.
+	missing bool
 }
 
 // New returns a controller that isn't running. Nil metrics are not exported.
@@ -46,9 +48,13 @@ func (c *Controller) sync(ctx context.Context) error {
 	secrets := c.core.CoreV1().Secrets(keys.Namespace)
 	have, err := secrets.Get(ctx, keys.Name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
-		klog.FromContext(ctx).Info("Nodes can't hold floating addresses, since their keys have no place: apply the manifests again", "secret", klog.KRef(keys.Namespace, keys.Name))
-		return reconcile.Later(look)
+		if !c.missing {
+			klog.FromContext(ctx).Info("Nodes can't hold floating addresses, since their keys have no place: apply the manifests again", "secret", klog.KRef(keys.Namespace, keys.Name))
+		}
+		c.missing = true
+		return reconcile.Later(await)
 	}
+	c.missing = c.missing && err != nil
 	if err != nil {
 		return fmt.Errorf("read Secret %s/%s: %w", keys.Namespace, keys.Name, err)
 	}

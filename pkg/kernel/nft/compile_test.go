@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/google/nftables"
 	"github.com/google/nftables/expr"
 )
 
@@ -72,7 +73,7 @@ func FuzzCompile(f *testing.F) {
 			t.Errorf("%q with other spaces: %v, %v, want %v", text, again, err, exprs)
 		}
 		for _, e := range exprs {
-			if _, err := expr.Marshal(byte(family), e); err != nil {
+			if _, err := expr.Marshal(byte(nftables.TableFamilyINet), e); err != nil {
 				t.Errorf("%q: %v", text, err)
 			}
 		}

@@ -25,7 +25,7 @@ type field struct {
 	flags bool
 }
 
-// field takes a field if one follows. Its name is of one word or two, that of numgen has a number behind it.
+// field takes a field if one follows. Its name is of up to three words, that of numgen has a number behind it.
 func (r *reader) field() (f field, ok bool) {
 	if r.next("numgen", "random", "mod") {
 		modulus := r.number(32)
@@ -33,7 +33,7 @@ func (r *reader) field() (f field, ok bool) {
 			return &expr.Numgen{Register: to, Modulus: uint32(modulus), Type: unix.NFT_NG_RANDOM}
 		}}, true
 	}
-	for n := 1; n <= min(2, len(r.words)); n++ {
+	for n := 1; n <= min(3, len(r.words)); n++ {
 		if f, ok := fields[strings.Join(r.words[:n], " ")]; ok {
 			return f, r.next(r.words[:n]...)
 		}
@@ -55,6 +55,8 @@ var fields = map[string]field{
 	"meta l4proto": {size: 1, load: meta(expr.MetaKeyL4PROTO), value: oneByte(map[string]byte{
 		"icmp": unix.IPPROTO_ICMP, "ipencap": unix.IPPROTO_IPIP, "tcp": unix.IPPROTO_TCP, "udp": unix.IPPROTO_UDP, "ipv6": unix.IPPROTO_IPV6, "ipv6-icmp": unix.IPPROTO_ICMPV6,
 	})},
+	"arp saddr ip": network(14, 4),
+	"arp daddr ip": network(24, 4),
 	"ip saddr":     network(12, 4),
 	"ip daddr":     network(16, 4),
 	"ip6 saddr":    network(8, 16),
@@ -62,7 +64,7 @@ var fields = map[string]field{
 	"th sport":     {size: 2, load: payload(expr.PayloadBaseTransportHeader, 0, 2), value: port},
 	"th dport":     {size: 2, load: payload(expr.PayloadBaseTransportHeader, 2, 2), value: port},
 	"icmp type":    {size: 1, load: payload(expr.PayloadBaseTransportHeader, 0, 1), value: oneByte(map[string]byte{"echo-reply": 0, "echo-request": 8})},
-	"icmpv6 type":  {size: 1, load: payload(expr.PayloadBaseTransportHeader, 0, 1), value: oneByte(map[string]byte{"echo-reply": 129, "echo-request": 128})},
+	"icmpv6 type":  {size: 1, load: payload(expr.PayloadBaseTransportHeader, 0, 1), value: oneByte(map[string]byte{"echo-reply": 129, "echo-request": 128, "nd-neighbor-solicit": 135})},
 	"tcp flags":    {size: 1, load: payload(expr.PayloadBaseTransportHeader, 13, 1), value: tcpFlags, flags: true},
 	"ct mark":      {size: 4, load: ct(expr.CtKeyMARK), value: hostNumber},
 	"ct direction": {size: 1, load: ct(expr.CtKeyDIRECTION), value: oneByte(map[string]byte{"original": 0, "reply": 1})},

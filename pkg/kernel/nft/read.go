@@ -133,15 +133,15 @@ func (t *Table) shape(ctx context.Context) ([]string, error) {
 
 // ask is a request about the table; some objects need more attributes.
 func (t *Table) ask(kind uint16, objects string, more ...byte) rtnl.Request {
-	body := []byte{byte(family), unix.NFNETLINK_V0, 0, 0}
+	body := []byte{byte(t.family), unix.NFNETLINK_V0, 0, 0}
 	body = rtnl.AppendAttribute(body, tableAttribute, append([]byte(t.name), 0))
-	return rtnl.NewRequest(unix.NFNL_SUBSYS_NFTABLES<<8|kind, 0, append(body, more...), "nft list %s of table inet %s", objects, t.name)
+	return rtnl.NewRequest(unix.NFNL_SUBSYS_NFTABLES<<8|kind, 0, append(body, more...), "nft list %s of table %s", objects, t.name)
 }
 
 // about returns the attributes of a message and their reader, and says whether the message is about the table.
 func (t *Table) about(body []byte) (attributes []byte, ours bool, as rtnl.Attributes) {
 	header, attributes, as := rtnl.Cut(body, nfgenmsgSize)
-	ours = header[0] == byte(family) && as.Find(attributes, tableAttribute).Text() == t.name
+	ours = header[0] == byte(t.family) && as.Find(attributes, tableAttribute).Text() == t.name
 	return attributes, ours, as
 }
 

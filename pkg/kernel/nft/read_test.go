@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/google/nftables"
 	"golang.org/x/sys/unix"
 
 	"github.com/coil-net/coil/pkg/dataplane"
@@ -21,11 +22,11 @@ func text(s string) []byte { return append([]byte(s), 0) }
 
 // of is a message about an object of a table.
 func of(table string, attrs ...[]byte) []byte {
-	return slices.Concat([]byte{byte(family), 0, 0, 0}, attr(tableAttribute, text(table)), slices.Concat(attrs...))
+	return slices.Concat([]byte{byte(mine.family), 0, 0, 0}, attr(tableAttribute, text(table)), slices.Concat(attrs...))
 }
 
 // mine reads messages about Coil's table.
-var mine = &Table{name: dataplane.NftTable}
+var mine = &Table{name: dataplane.NftTable, family: nftables.TableFamilyINet}
 
 func ours(attrs ...[]byte) []byte { return of(dataplane.NftTable, attrs...) }
 

@@ -1,6 +1,6 @@
 // Package nft makes a table of nftables(8) as it is wanted, in one network namespace.
 //
-// It owns the whole of the table, of the family inet: an object that isn't wanted there goes. Rules change in one
+// It owns the whole of the table, of the family inet or arp: an object that isn't wanted there goes. Rules change in one
 // transaction, so that no packet ever meets half a ruleset. It must not know why a packet is let through,
 // nor touch any other table.
 package nft
@@ -24,9 +24,6 @@ import (
 	"github.com/coil-net/coil/pkg/kernel/netns"
 	"github.com/coil-net/coil/pkg/kernel/rtnl"
 )
-
-// family is that of the table: rules for both families of addresses.
-const family = nftables.TableFamilyINet
 
 // definition is a table as it is wanted, in terms of the kernel.
 type definition struct {
@@ -94,7 +91,7 @@ func newRule(text dataplane.ChainRule) (rule, error) {
 	}
 	sum := sha256.New()
 	for _, e := range exprs {
-		data, err := expr.Marshal(byte(family), e)
+		data, err := expr.Marshal(byte(nftables.TableFamilyINet), e) // which changes none of those that are used
 		if err != nil {
 			return rule{}, fmt.Errorf("rule %q: %w", text.Text, err)
 		}
@@ -112,6 +109,7 @@ const mostPrepared = 16384
 // Table is a table in a network namespace. It is safe for concurrent use.
 type Table struct {
 	name   string
+	family nftables.TableFamily
 	fd     int
 	handle *rtnl.Handle
 	// most is how many elements may be read; 0 any number, where no program of a pod makes any.
@@ -134,14 +132,23 @@ type state struct {
 	sets  map[string]content
 }
 
-// New returns the table of a namespace, nil for the one that the process was started in. The namespace must
-// stay open as long as the Table is used.
+// New returns the table of a namespace, nil for the one that the process was started in, with rules for both families of addresses. The
+// namespace must stay open as long as the Table is used.
 func New(ns *netns.NS, name string) (*Table, error) {
+	return newTable(ns, name, nftables.TableFamilyINet)
+}
+
+// NewARP is like New, for a table whose rules meet ARP.
+func NewARP(ns *netns.NS, name string) (*Table, error) {
+	return newTable(ns, name, nftables.TableFamilyARP)
+}
+
+func newTable(ns *netns.NS, name string, family nftables.TableFamily) (*Table, error) {
 	h, err := rtnl.NewProtocol(ns, unix.NETLINK_NETFILTER)
 	if err != nil {
 		return nil, fmt.Errorf("open nftables: %w", err)
 	}
-	t := &Table{name: name, handle: h}
+	t := &Table{name: name, family: family, handle: h}
 	if ns != nil {
 		t.fd = ns.Fd()
 	}
@@ -176,7 +183,7 @@ func (t *Table) connect() (*nftables.Conn, error) {
 
 // named is the table in requests.
 func (t *Table) named() *nftables.Table {
-	return &nftables.Table{Name: t.name, Family: family}
+	return &nftables.Table{Name: t.name, Family: t.family}
 }
 
 // Sync makes the table what a ruleset says, and counts what it changed. If chains and rules are as they should
@@ -435,10 +442,11 @@ func (t *Table) prepare(conn *nftables.Conn, d definition, have *state) (map[str
 	return made, t.commit(conn)
 }
 
-// hooks are those of linux/netfilter.h by their names.
+// hooks are those of linux/netfilter.h and linux/netfilter_arp.h by their names.
 var hooks = map[string]*nftables.ChainHook{
 	"prerouting": nftables.ChainHookPrerouting, "input": nftables.ChainHookInput, "forward": nftables.ChainHookForward,
 	"output": nftables.ChainHookOutput, "postrouting": nftables.ChainHookPostrouting,
+	"arp input": nftables.ChainHookRef(0),
 }
 
 // nft is the chain in requests.

@@ -186,7 +186,8 @@ func (r *run) all(ctx context.Context, traces []podnet.Trace) {
 	r.done(err)
 	routes(dataplane.ProtocolFloating, r.ExportTable)
 	routes(dataplane.ProtocolFloating, r.Kernel.PodTable)
-	r.done(r.removeTable(ctx, dataplane.NftTableFloating))
+	r.done(r.removeTable(ctx, nft.New, dataplane.NftTableFloating))
+	r.done(r.removeTable(ctx, nft.NewARP, dataplane.NftTableFloating))
 	routes(r.Kernel.Protocol, r.ExportTable)
 	routes(r.RouterProtocol, unix.RT_TABLE_MAIN)
 	r.done(r.network.Dismantle(ctx, traces, r.removed))
@@ -205,9 +206,9 @@ func (r *run) all(ctx context.Context, traces []podnet.Trace) {
 	}
 }
 
-// removeTable removes a table of nftables.
-func (r *run) removeTable(ctx context.Context, name string) error {
-	t, err := nft.New(nil, name)
+// removeTable removes a table of nftables, which open opens.
+func (r *run) removeTable(ctx context.Context, open func(*netns.NS, string) (*nft.Table, error), name string) error {
+	t, err := open(nil, name)
 	if err != nil {
 		return err
 	}

@@ -187,9 +187,19 @@ func testHandsOver(t *testing.T) {
 	if gap > testkit.Limit(500*time.Millisecond) {
 		t.Errorf("nobody answered for %s", gap)
 	}
-	if b := w.block(0); b.Floating.MovingTo != "n2" || len(b.Floating.Successors) != 3 {
-		t.Errorf("a node has changed what is the controller's: %+v", b.Floating)
+	if b := w.block(0); b.Floating.MovingTo != "" || len(b.Floating.Successors) != 3 {
+		t.Errorf("the move isn't over, or a node has changed what is the controller's: %+v", b.Floating)
 	}
+	// The new holder can't keep it: it doesn't come back by the same move.
+	epoch := w.block(0).Floating.Holding.Epoch
+	w.nodes[2].set(func(k *kernel) { k.unready = true })
+	w.nodes[2].driver.TargetsChanged()
+	w.settled("the next one has it, and keeps it", func(_ int, b *v2.AddressBlock) error {
+		if h := b.Floating.Holding; h.Epoch != epoch+2 || h.Claims == 0 {
+			return fmt.Errorf("%+v", h)
+		}
+		return w.answeredBy(b, w.nodes[0])
+	})
 }
 
 // What moves no more is forgotten.

@@ -142,14 +142,19 @@ func holdingOf(b *v2.AddressBlock, r holding.Record, now metav1.Time) v2.Floatin
 	return h
 }
 
-// change is a JSON merge patch (RFC 7386) of a block that makes it say so, and changes nothing else.
-func change(h v2.FloatingHolding) map[string]any {
+// change is a JSON merge patch (RFC 7386) of a block that makes it say so. With another holder a move is over, also one that came to
+// nothing: the address would move again and again if the node to which it was to move can't keep it. All else stays as it is.
+func change(b *v2.AddressBlock, h v2.FloatingHolding) map[string]any {
+	floating := map[string]any{"holding": map[string]any{
+		"holder": orNull(h.Holder), "podUID": orNull(h.PodUID), "epoch": orNull(h.Epoch), "since": orNull(h.Since), "claims": orNull(h.Claims),
+		"handedOver": orNull(h.HandedOver), "voters": listOrNull(h.Voters), "contender": orNull(h.Contender),
+	}}
+	if h.Holder != b.Floating.Holding.Holder {
+		floating["movingTo"] = nil
+	}
 	return map[string]any{
 		"metadata": map[string]any{"labels": map[string]any{v2.LabelFloatingHolder: orNull(h.Holder)}},
-		"floating": map[string]any{"holding": map[string]any{
-			"holder": orNull(h.Holder), "podUID": orNull(h.PodUID), "epoch": orNull(h.Epoch), "since": orNull(h.Since), "claims": orNull(h.Claims),
-			"handedOver": orNull(h.HandedOver), "voters": listOrNull(h.Voters), "contender": orNull(h.Contender),
-		}},
+		"floating": floating,
 	}
 }
 

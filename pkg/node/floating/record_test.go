@@ -151,7 +151,7 @@ func TestHoldingOf(t *testing.T) {
 
 // What a patch doesn't name stays as it was: it has to name all.
 func TestChangeNamesAllFields(t *testing.T) {
-	patch := change(v2.FloatingHolding{})["floating"].(map[string]any)["holding"].(map[string]any)
+	patch := change(&v2.AddressBlock{Floating: &v2.Floating{}}, v2.FloatingHolding{})["floating"].(map[string]any)["holding"].(map[string]any)
 	var fields []string
 	for f := range reflect.TypeFor[v2.FloatingHolding]().Fields() {
 		name, _, _ := strings.Cut(f.Tag.Get("json"), ",")

@@ -114,7 +114,7 @@ func (d *Driver) replace(ctx context.Context, b *v2.AddressBlock, next holding.R
 	within, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
 	log := klog.FromContext(ctx).WithValues("block", b.Name)
-	written, err := kube.PatchAsRead(within, d.cfg.Blocks, b, change(holdingOf(b, next, metav1.NewTime(time.Now()))))
+	written, err := kube.PatchAsRead(within, d.cfg.Blocks, b, change(b, holdingOf(b, next, metav1.NewTime(time.Now()))))
 	var after known
 	if err == nil && written != nil {
 		after, err = parse(d.cfg.Node, written)

@@ -38,7 +38,8 @@ func (f family) answering() dataplane.Set {
 	return dataplane.Set{Name: f.Named(answeringSet), Key: f.addr, Timeout: holding.Lease}
 }
 
-// Ruleset returns the table. The hook comes before connections are tracked.
+// Ruleset returns the table of the family inet. The hook comes before connections are tracked. Hosts that ask for an address of IPv6 get
+// no answer either (RFC 4861, section 4.3: the target is behind the first 8 bytes).
 func (h Floating) Ruleset() dataplane.Ruleset {
 	var r dataplane.Ruleset
 	if len(h.Addresses) == 0 {
@@ -52,7 +53,25 @@ func (h Floating) Ruleset() dataplane.Ruleset {
 			f.rule(&entry, "a floating address for which the node doesn't answer", "meta nfproto $f $ip %s @%s_$f $ip %s != @%s_$f counter name %s_$f drop",
 				side, floatingSet, side, answeringSet, NotHeld)
 		}
+		if f.Family == dataplane.IPv6 {
+			f.rule(&entry, "a host asks for a floating address for which the node doesn't answer", "meta l4proto $ping $icmp type nd-neighbor-solicit @th,64,128 @%s_$f @th,64,128 != @%s_$f drop",
+				floatingSet, answeringSet)
+		}
 	}
 	r.Chains = append(r.Chains, entry)
 	return r
+}
+
+// ARP returns the table of the family arp: hosts that ask for an address for which the node doesn't answer get no answer. A holder
+// that announces one isn't asking.
+func (h Floating) ARP() dataplane.Ruleset {
+	f := families[0]
+	asked := f.set(floatingSet, h.Addresses)
+	if len(asked.Elements) == 0 {
+		return dataplane.Ruleset{}
+	}
+	entry := base("input", "filter", "arp input", dataplane.HookFilter)
+	f.rule(&entry, "a host asks for a floating address for which the node doesn't answer", "arp daddr ip @%[1]s_$f arp daddr ip != @%[2]s_$f arp saddr ip != @%[1]s_$f drop",
+		floatingSet, answeringSet)
+	return dataplane.Ruleset{Sets: []dataplane.Set{asked, f.answering()}, Chains: []dataplane.Chain{entry}}
 }

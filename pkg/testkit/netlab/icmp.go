@@ -205,17 +205,31 @@ type Pinger struct {
 	receiver sync.WaitGroup
 	sent     int
 	failed   error
-	answered atomic.Int64
+
+	mu      sync.Mutex
+	answers []time.Time
 }
 
 // Pings begins to ping an address from the namespace, which has a name in errors.
-func (n *NS) Pings(name string, to netip.Addr) (*Pinger, error) {
+func (n *NS) Pings(name string, to netip.Addr) (*Pinger, error) { return n.PingsWithin(name, to, 64) }
+
+// PingsWithin does so with a hop limit.
+func (n *NS) PingsWithin(name string, to netip.Addr, hops int) (*Pinger, error) {
 	p := &Pinger{name: name + " to " + to.String(), protocol: protocolOf(to), stop: make(chan struct{})}
 	if err := n.Sysctl("ipv4/ping_group_range=0\t0"); err != nil {
 		return nil, fmt.Errorf("ping %s: %w", p.name, err)
 	}
 	var err error
 	if p.conn, err = netns.In(n.NS, func() (*icmp.PacketConn, error) { return icmp.ListenPacket(p.protocol.datagrams, p.protocol.any) }); err != nil {
+		return nil, fmt.Errorf("ping %s: %w", p.name, err)
+	}
+	if to.Is4() {
+		err = p.conn.IPv4PacketConn().SetTTL(hops)
+	} else {
+		err = p.conn.IPv6PacketConn().SetHopLimit(hops)
+	}
+	if err != nil {
+		p.conn.Close()
 		return nil, fmt.Errorf("ping %s: %w", p.name, err)
 	}
 	p.sender.Go(func() { p.send(to) })
@@ -252,13 +266,22 @@ func (p *Pinger) receive() {
 			return
 		}
 		if m, err := icmp.ParseMessage(p.protocol.number, buf[:n]); err == nil && m.Type == p.protocol.reply {
-			p.answered.Add(1)
+			p.mu.Lock()
+			p.answers = append(p.answers, time.Now())
+			p.mu.Unlock()
 		}
 	}
 }
 
 // Answered is the number of answers so far.
-func (p *Pinger) Answered() int { return int(p.answered.Load()) }
+func (p *Pinger) Answered() int { return len(p.Answers()) }
+
+// Answers says when answers came so far.
+func (p *Pinger) Answers() []time.Time {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.answers[:len(p.answers):len(p.answers)]
+}
 
 // End ends it, waits for the last answers, and returns how many requests were sent and how many were answered. The
 // error is the first that a request met.

@@ -92,7 +92,8 @@ type Floating struct {
 	// +kubebuilder:validation:MaxItems=16
 	Successors []FloatingNode `json:"successors,omitempty"`
 
-	// MovingTo is the node to which the holder is to hand the address over. The owner's controller writes it.
+	// MovingTo is the node to which the holder is to hand the address over. The owner's controller writes it; a node that changes
+	// the holder takes it away.
 	//
 	// +optional
 	// +kubebuilder:validation:MaxLength=253

@@ -2,9 +2,9 @@ package place
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
-	"math"
 	"net/netip"
 	"slices"
 	"time"
@@ -63,14 +63,39 @@ func (p *Place) close(ctx context.Context, stops []*job) error {
 	if len(stops) == 0 {
 		return nil
 	}
-	if exists, err := p.cfg.Table.Exists(ctx); err != nil || !exists {
-		return err
+	var errs []error
+	for _, t := range []*nft.Table{p.cfg.Table, p.cfg.ARP} {
+		exists, err := t.Exists(ctx)
+		if exists {
+			err = p.renew(ctx, t, stops, func(floating.Order) time.Duration { return 0 })
+		}
+		errs = append(errs, err)
 	}
-	var ends []nft.Renewal
-	for _, j := range stops {
-		ends = append(ends, renewals(j.order, 0)...)
+	return errors.Join(errs...)
+}
+
+// renew says in one of the tables for how long the node answers for some addresses.
+func (p *Place) renew(ctx context.Context, t *nft.Table, jobs []*job, lasting func(floating.Order) time.Duration) error {
+	var renewals []nft.Renewal
+	for _, j := range jobs {
+		for _, a := range j.order.Addrs() {
+			if t == p.cfg.Table || a.Is4() {
+				renewals = append(renewals, nft.Renewal{Set: ruleset.Answering(dataplane.FamilyOf(a)), Key: dataplane.KeyOf(a), For: lasting(j.order)})
+			}
+		}
 	}
-	return p.cfg.Table.Renew(ctx, ends...)
+	if len(renewals) == 0 {
+		return nil
+	}
+	return t.Renew(ctx, renewals...)
+}
+
+// fence makes the tables.
+func (p *Place) fence(ctx context.Context, addresses []netip.Addr) error {
+	want := ruleset.Floating{Addresses: addresses}
+	_, err := p.cfg.Table.Sync(ctx, want.Ruleset())
+	_, errARP := p.cfg.ARP.Sync(ctx, want.ARP())
+	return errors.Join(err, errARP)
 }
 
 // lead makes the routes to pods, before which packets are dropped, and removes all others but those that may be of an earlier life.
@@ -82,13 +107,12 @@ func (p *Place) lead(ctx context.Context, stops []*job) error {
 	for _, j := range stops {
 		closed = append(closed, j.order.Addrs()...)
 	}
-	_, err := p.cfg.Table.Sync(ctx, ruleset.Floating{Addresses: p.addresses(closed...)}.Ruleset())
-	if err != nil {
+	if err := p.fence(ctx, p.addresses(closed...)); err != nil {
 		return err
 	}
 	toPods, exported := p.wanted()
 	// Those for routing daemons come when packets pass.
-	_, err = p.routes.SyncFunc(ctx, func(context.Context) ([]dataplane.Route, error) { return toPods, nil }, func(r dataplane.Route) bool {
+	_, err := p.routes.SyncFunc(ctx, func(context.Context) ([]dataplane.Route, error) { return toPods, nil }, func(r dataplane.Route) bool {
 		return p.ofEarlierLife(r) || r.Table == p.cfg.ExportTable && slices.Contains(exported, r)
 	})
 	return err
@@ -96,14 +120,8 @@ func (p *Place) lead(ctx context.Context, stops []*job) error {
 
 // open lets packets of addresses pass until their time.
 func (p *Place) open(ctx context.Context, answers []*job) error {
-	var lasting []nft.Renewal
-	for _, j := range answers {
-		lasting = append(lasting, renewals(j.order, time.Until(j.order.Until))...)
-	}
-	if len(lasting) == 0 {
-		return nil
-	}
-	return p.cfg.Table.Renew(ctx, lasting...)
+	until := func(o floating.Order) time.Duration { return time.Until(o.Until) }
+	return errors.Join(p.renew(ctx, p.cfg.Table, answers, until), p.renew(ctx, p.cfg.ARP, answers, until))
 }
 
 // settle tells routing daemons of addresses that have all else, and forgets those for which the node has stopped.
@@ -118,8 +136,7 @@ func (p *Place) settle(ctx context.Context, lacking map[netip.Addr]bool) error {
 	if err != nil {
 		return err
 	}
-	_, err = p.cfg.Table.Sync(ctx, ruleset.Floating{Addresses: p.addresses()}.Ruleset())
-	return err
+	return p.fence(ctx, p.addresses())
 }
 
 // ofEarlierLife says whether a route stays since an earlier life may have told the kernel to answer.
@@ -145,7 +162,14 @@ func (p *Place) addresses(more ...netip.Addr) []netip.Addr {
 	return slices.Compact(all)
 }
 
-// wanted are the routes of all addresses. That of a newer holder has the greater metric.
+// oldest is the metric of the exported route of the epoch 0.
+const oldest = 1_000_000_000
+
+// metric makes the exported route of a newer holder the better one wherever routes meet: lower metrics are, in the kernel, and as
+// MULTI_EXIT_DISC of BGP (RFC 4271, section 9.1.2.2).
+func metric(epoch int64) int { return int(max(1, oldest-epoch)) }
+
+// wanted are the routes of all addresses.
 func (p *Place) wanted() (toPods, exported []dataplane.Route) {
 	for _, id := range slices.Sorted(maps.Keys(p.held)) {
 		h := p.held[id]
@@ -161,17 +185,9 @@ func (p *Place) wanted() (toPods, exported []dataplane.Route) {
 				Table: p.cfg.PodTable, Dst: to, Link: h.pod.Link, Gateway: gateway, OnLink: true, Protocol: dataplane.ProtocolFloating,
 			}.Canonical())
 			exported = append(exported, dataplane.Route{
-				Table: p.cfg.ExportTable, Dst: to, Link: p.cfg.Loopback, Metric: int(min(h.Epoch, math.MaxInt32)), Protocol: dataplane.ProtocolFloating,
+				Table: p.cfg.ExportTable, Dst: to, Link: p.cfg.Loopback, Metric: metric(h.Epoch), Protocol: dataplane.ProtocolFloating,
 			}.Canonical())
 		}
 	}
 	return toPods, exported
-}
-
-// renewals are the elements of an address.
-func renewals(o floating.Order, d time.Duration) (all []nft.Renewal) {
-	for _, a := range o.Addrs() {
-		all = append(all, nft.Renewal{Set: ruleset.Answering(dataplane.FamilyOf(a)), Key: dataplane.KeyOf(a), For: d})
-	}
-	return all
 }

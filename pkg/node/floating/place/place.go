@@ -1,10 +1,11 @@
 // Package place makes the node answer for floating addresses: it leads them to pods of the node, and tells routing daemons.
 //
-// It owns routes of the protocol dataplane.ProtocolFloating, and the table dataplane.NftTableFloating. It must not know why the node answers for
+// It owns routes of the protocol dataplane.ProtocolFloating, and the tables dataplane.NftTableFloating. It must not know why the node answers for
 // an address, nor how hosts of a link learn that (see Announcer).
 //
 //	to answer                                          to stop
-//	1 packets from and to the address are dropped        1 the element ends: packets are dropped
+//	1 packets from and to the address are dropped,       1 the element ends: packets are dropped
+//	  and who asks for it on a link
 //	2 the route to the pod, table 116                    2 the routes
 //	3 an element, which ends by itself, lets them pass   3 packets pass as those of any address
 //	4 the route for routing daemons, table 119           4 the Announcer
@@ -52,7 +53,8 @@ type Announcer interface {
 // Config is what a Place is made of.
 type Config struct {
 	Handle *rtnl.Handle
-	Table  *nft.Table
+	// Table and ARP are the tables dataplane.NftTableFloating of the families inet and arp.
+	Table, ARP *nft.Table
 	// PodTable and ExportTable are the routing tables of pods, and for routing daemons. Loopback is the index of lo.
 	PodTable, ExportTable, Loopback int
 	// Pod returns the pod of a UID, if it is on the node and has its link.

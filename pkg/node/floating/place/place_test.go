@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"net"
 	"net/netip"
 	"strings"
@@ -82,8 +83,10 @@ func (l *lab) start() *Place {
 	l.t.Helper()
 	table := testkit.Must(nft.New(l.node.NS, dataplane.NftTableFloating))(l.t)
 	l.t.Cleanup(table.Close)
+	arp := testkit.Must(nft.NewARP(l.node.NS, dataplane.NftTableFloating))(l.t)
+	l.t.Cleanup(arp.Close)
 	p := testkit.Must(New(l.t.Context(), Config{
-		Handle: l.handle, Table: table, PodTable: 116, ExportTable: 119, Loopback: 1, Announcer: &l.told,
+		Handle: l.handle, Table: table, ARP: arp, PodTable: 116, ExportTable: 119, Loopback: 1, Announcer: &l.told,
 		Pod: func(uid types.UID) (Pod, bool) { pod, ok := l.pods[uid]; return pod, ok },
 	}))(l.t)
 	l.t.Cleanup(p.Wait)
@@ -159,7 +162,7 @@ func TestAnswersAndStops(t *testing.T) {
 	if got := l.routes("116"); got != wantPods {
 		t.Errorf("table 116: %s", got)
 	}
-	wantExport := "192.0.2.7 dev lo proto 32 scope link metric 3; 2001:db8::7 dev lo proto 32 metric 3 pref medium"
+	wantExport := "192.0.2.7 dev lo proto 32 scope link metric 999999997; 2001:db8::7 dev lo proto 32 metric 999999997 pref medium"
 	if got := strings.Replace(l.routes("119"), "192.0.2.7 dev lo proto 32 metric", "192.0.2.7 dev lo proto 32 scope link metric", 1); got != wantExport {
 		t.Errorf("table 119: %s", got)
 	}
@@ -168,11 +171,14 @@ func TestAnswersAndStops(t *testing.T) {
 		testkit.Must(route.New(l.handle, dataplane.ProtocolNode, table).Sync(t.Context(), nil))(t)
 	}
 	l.await(o, true)
-	// A new epoch is another metric, also that which IPv6 has without one.
-	o.Epoch = 1024
+	// A newer epoch is a lower metric, also that which IPv6 has without one.
+	o.Epoch = oldest - 1024
 	testkit.Check(t, p.Answer(t.Context(), o))
-	if got := l.routes("119"); strings.Count(got, "metric 1024") != 2 || strings.Contains(got, "metric 3 ") {
+	if got := l.routes("119"); strings.Count(got, "metric 1024") != 2 || strings.Count(got, "metric") != 2 {
 		t.Errorf("table 119: %s", got)
+	}
+	if got := metric(math.MaxInt64); got != 1 {
+		t.Errorf("the metric of the newest epoch is %d", got)
 	}
 	testkit.Check(t, p.Stop(t.Context(), o.Address), p.Stop(t.Context(), o.Address))
 	l.await(o, false)
@@ -211,6 +217,56 @@ func TestEarlierLife(t *testing.T) {
 		}
 		return nil
 	})
+}
+
+// asks asks for an address on the link of the host, and says whether the node answers.
+func (l *lab) asks(a netip.Addr) (answers bool) {
+	l.t.Helper()
+	_, _ = l.host.Run("ip", "neigh", "del", a.String(), "dev", "eth0") // if it is known
+	testkit.Check(l.t, l.host.Do(func() error {
+		c, err := net.Dial("udp", netip.AddrPortFrom(a, 9).String())
+		if err != nil {
+			return err
+		}
+		defer c.Close()
+		_, err = c.Write([]byte("x"))
+		return err
+	}))
+	testkit.Eventually(l.t, 10*time.Second, "the host has asked", func() error {
+		out := testkit.Must(l.host.Run("ip", "neigh", "show", a.String(), "dev", "eth0"))(l.t)
+		answers = strings.Contains(out, "lladdr")
+		if !answers && !strings.Contains(out, "FAILED") {
+			return errors.New(out)
+		}
+		return nil
+	})
+	return answers
+}
+
+// Hosts that ask for the address get an answer no longer than packets pass, though the proxy entries stay when the program has ended.
+func TestHostsThatAsk(t *testing.T) {
+	l := newLab(t)
+	ctx := t.Context()
+	testkit.Check(t,
+		l.node.Lab().Sysctl("ipv6/conf/all/proxy_ndp=1", "ipv4/neigh/uplink/proxy_delay=0", "ipv6/neigh/uplink/proxy_delay=0"),
+		l.node.Lab().IP(ctx, "neigh add proxy 192.0.2.7 dev uplink", "neigh add proxy 2001:db8::7 dev uplink"),
+		l.host.Lab().Sysctl("ipv4/neigh/eth0/retrans_time_ms=50", "ipv6/neigh/eth0/retrans_time_ms=50"),
+		l.host.Lab().IP(ctx, "route add 192.0.2.7 dev eth0", "route add 2001:db8::7 dev eth0"))
+	p := l.start()
+	o := order(7, time.Hour)
+	for _, lasts := range []time.Duration{time.Hour, 0} {
+		o.Until = time.Now().Add(lasts)
+		testkit.Check(t, p.Answer(ctx, o))
+		for _, a := range o.Addrs() {
+			if got, want := l.asks(a), lasts > 0; got != want {
+				t.Errorf("who asks for %s gets an answer: %t, want %t", a, got, want)
+			}
+		}
+	}
+	testkit.Check(t, p.Stop(ctx, o.Address))
+	if out := testkit.Must(l.node.Run("nft", "list", "ruleset"))(t); out != "" {
+		t.Errorf("the tables stay: %s", out)
+	}
 }
 
 // What is wrong with one address is no harm to others.
