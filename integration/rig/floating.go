@@ -31,12 +31,13 @@ type Floating struct {
 	rig *Rig
 	// namespace is that of the routers. name is that of the AddressClaim, of its pool, and of the Service that lists the routers.
 	namespace, name string
-	unready         map[string]bool // by the UID of a router
+	// unready are routers that take no packets, and ending those that do until they have gone; by their UID.
+	unready, ending map[string]bool
 }
 
 // NewFloating claims the only address of a pool. Nodes may have it in their order. The routers are in a namespace.
 func (r *Rig) NewFloating(ctx context.Context, namespace, pool string, nodes ...*Node) (*Floating, error) {
-	f := &Floating{rig: r, namespace: namespace, name: pool, Candidates: nodes, Routers: make([]*Sandbox, len(nodes)), unready: map[string]bool{}}
+	f := &Floating{rig: r, namespace: namespace, name: pool, Candidates: nodes, Routers: make([]*Sandbox, len(nodes)), unready: map[string]bool{}, ending: map[string]bool{}}
 	claim := &v2.AddressClaim{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: pool}, Spec: v2.AddressClaimSpec{Pool: pool, Count: new(int32(1))}}
 	claims := r.Coil.CoilV2().AddressClaims(namespace)
 	if _, err := claims.Create(ctx, claim, metav1.CreateOptions{}); err != nil {
@@ -94,6 +95,12 @@ func (f *Floating) SetReady(ctx context.Context, i int, ready bool) error {
 	return f.list(ctx)
 }
 
+// End says that the router of a node ends, and takes packets still.
+func (f *Floating) End(ctx context.Context, i int) error {
+	f.ending[f.Routers[i].UID] = true
+	return f.list(ctx)
+}
+
 // list writes the EndpointSlice of the Egress's Service, as kube-controller-manager does.
 func (f *Floating) list(ctx context.Context) error {
 	s := &discoveryv1.EndpointSlice{ObjectMeta: metav1.ObjectMeta{Namespace: f.namespace, Name: f.name, Labels: plan.RouterLabels(f.name)}, AddressType: discoveryv1.AddressTypeIPv4}
@@ -103,9 +110,11 @@ func (f *Floating) list(ctx context.Context) error {
 			continue
 		}
 		s.Endpoints = append(s.Endpoints, discoveryv1.Endpoint{
-			Addresses:  []string{"10.0.0.1"}, // which matters to clients only
-			Conditions: discoveryv1.EndpointConditions{Ready: new(!f.unready[r.UID])},
-			TargetRef:  &corev1.ObjectReference{Kind: "Pod", Namespace: f.namespace, Name: r.Name, UID: types.UID(r.UID)},
+			Addresses: []string{"10.0.0.1"}, // which matters to clients only
+			Conditions: discoveryv1.EndpointConditions{
+				Ready: new(!f.unready[r.UID] && !f.ending[r.UID]), Serving: new(!f.unready[r.UID]), Terminating: new(f.ending[r.UID]),
+			},
+			TargetRef: &corev1.ObjectReference{Kind: "Pod", Namespace: f.namespace, Name: r.Name, UID: types.UID(r.UID)},
 		})
 	}
 	api := f.rig.Core.DiscoveryV1().EndpointSlices(f.namespace)

@@ -55,7 +55,7 @@ func TestCheck(t *testing.T) {
 		}
 	}
 
-	if _, err := p.network.Router(t.Context(), p.At(), "eth0"); err != nil {
+	if _, err := p.network.Router(t.Context(), p.At(), "eth0", false); err != nil {
 		t.Fatal(err)
 	}
 	if err := p.network.CheckRouter(t.Context(), p.At(), "eth0"); err != nil {

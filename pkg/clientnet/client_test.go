@@ -276,7 +276,7 @@ func TestClientCleared(t *testing.T) {
 func TestRouter(t *testing.T) {
 	p := newPod(t)
 	for _, want := range []bool{true, false} {
-		out, err := p.network.Router(t.Context(), p.At(), "eth0")
+		out, err := p.network.Router(t.Context(), p.At(), "eth0", false)
 		if err != nil || (out.Others > 0) != want {
 			t.Errorf("%+v, %v", out, err)
 		}
@@ -287,6 +287,18 @@ func TestRouter(t *testing.T) {
 	} {
 		if v, err := sysctl.Get(p.NS.NS, key); err != nil || v != want {
 			t.Errorf("%s is %q, %v", key, v, err)
+		}
+	}
+	// A router with floating addresses takes packets of connections of which another router has seen the other direction. That is
+	// no repair: the parameter may not be there before connections are tracked.
+	if _, err := p.NS.Run("nft", "add table inet t; add chain inet t c { type filter hook forward priority 0; }; add rule inet t c ct state invalid drop"); err != nil {
+		t.Fatal(err)
+	}
+	for _, floating := range []bool{false, true} {
+		out, err := p.network.Router(t.Context(), p.At(), "eth0", floating)
+		v, errGet := sysctl.Get(p.NS.NS, "net/netfilter/nf_conntrack_tcp_be_liberal")
+		if want := map[bool]string{false: "0", true: "1"}[floating]; err != nil || errGet != nil || out.Others > 0 || v != want {
+			t.Errorf("floating %t: it is %q, %+v, %v, %v", floating, v, out, err, errGet)
 		}
 	}
 }
@@ -303,7 +315,7 @@ func TestGone(t *testing.T) {
 		if _, err := p.network.Client(t.Context(), at, p.Client); !errors.Is(err, ErrGone) {
 			t.Errorf("client in %+v: %v", at, err)
 		}
-		if _, err := p.network.Router(t.Context(), at, "eth0"); !errors.Is(err, ErrGone) {
+		if _, err := p.network.Router(t.Context(), at, "eth0", false); !errors.Is(err, ErrGone) {
 			t.Errorf("router in %+v: %v", at, err)
 		}
 	}

@@ -36,9 +36,22 @@ func routerSettings(link string) []group {
 		group{{Key: "net/ipv6/conf/all/forwarding", Value: "1"}})
 }
 
-// Router sets the kernel parameters that the program of a router has no right to; link is the router's link to the node.
-func (n *Network) Router(ctx context.Context, at store.Netns, link string) (out Outcome, err error) {
-	err = visit(ctx, at, func(ns *netns.NS) error { return set(ns, &out, routerSettings(link)...) })
+// liberal lets a router take packets of TCP whatever window they are in. While an address moves, clients send by the router of before and are
+// answered by the next one: each sees one direction, and would take the other's packets for ones of no connection
+// (Documentation/networking/nf_conntrack-sysctl.rst).
+var liberal = group{{Key: "net/netfilter/nf_conntrack_tcp_be_liberal", Value: "1"}}
+
+// Router sets the kernel parameters that the program of a router has no right to; link is the router's link to the node. One with floating
+// addresses gets one more, which isn't counted: there is none before the kernel tracks connections.
+func (n *Network) Router(ctx context.Context, at store.Netns, link string, floating bool) (out Outcome, err error) {
+	err = visit(ctx, at, func(ns *netns.NS) error {
+		err := set(ns, &out, routerSettings(link)...)
+		if floating {
+			var uncounted Outcome
+			err = errors.Join(err, set(ns, &uncounted, liberal))
+		}
+		return err
+	})
 	return out, err
 }
 

@@ -1,6 +1,8 @@
-// Package peers carries the messages of nodes about floating addresses, as UDP datagrams that only those make who know the key.
+// Package peers carries the messages of nodes about floating addresses, as UDP datagrams that only those make who know the key, and opens
+// connections between such nodes.
 //
-// It owns sockets, where nodes are, and which datagrams are looked at. It must not know what messages mean.
+// It owns sockets, where nodes are, and which datagrams and connections are looked at. It must not know what messages mean, nor what
+// is sent by connections.
 //
 // Anybody may send datagrams to the port. One from an address that no peer has costs a look into a map. Of those from the address of a peer
 // at most mostForeign a second may be without the key; the rest of that second all of that address are dropped, whether somebody
@@ -10,6 +12,7 @@ package peers
 
 import (
 	"context"
+	"crypto/tls"
 	"net"
 	"net/netip"
 	"slices"
@@ -35,7 +38,7 @@ const (
 
 // Config is what Peers are made of.
 type Config struct {
-	// Node is this node, Port the UDP port of all.
+	// Node is this node, Port the UDP and TCP port of all.
 	Node string
 	Port int
 	// Addrs returns the addresses of this node at which others ask it.
@@ -44,6 +47,8 @@ type Config struct {
 	Keys func() [][]byte
 	// Receive takes messages. It doesn't block.
 	Receive func(from string, m holding.Message)
+	// Accept takes a connection of a node, which is closed when it returns. It is called concurrently.
+	Accept func(ctx context.Context, from string, conn net.Conn)
 }
 
 // Peers are the other nodes. Its methods may be called concurrently.
@@ -54,10 +59,27 @@ type Peers struct {
 	known atomic.Pointer[addresses]
 
 	mu      sync.Mutex
-	sockets map[netip.Addr]*net.UDPConn
+	sockets map[netip.Addr]*socket
 	readers sync.WaitGroup
+	// accepted counts connections of nodes, by their addresses, and all is their number.
+	accepted map[netip.Addr]int
+	all      int
 
-	datagrams *prometheus.CounterVec
+	certificate            func() (*tls.Certificate, error)
+	datagrams, connections *prometheus.CounterVec
+}
+
+// socket has what belongs to an address of this node.
+type socket struct {
+	*net.UDPConn
+	listener *net.TCPListener // nil before it could be opened
+}
+
+func (s *socket) close() {
+	_ = s.UDPConn.Close()
+	if s.listener != nil {
+		_ = s.listener.Close()
+	}
 }
 
 type message struct {
@@ -74,15 +96,21 @@ type addresses struct {
 // New returns Peers without sockets.
 func New(cfg Config, registry prometheus.Registerer) *Peers {
 	p := &Peers{
-		cfg: cfg, out: make(chan message, backlog), moved: make(chan struct{}, 1), sockets: map[netip.Addr]*net.UDPConn{},
+		cfg: cfg, out: make(chan message, backlog), moved: make(chan struct{}, 1), sockets: map[netip.Addr]*socket{},
+		accepted: map[netip.Addr]int{}, certificate: sync.OnceValues(newCertificate),
 		datagrams: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "coil_floating_datagrams_total",
 			Help: "Datagrams between nodes about floating addresses, by what became of them: sent, unsent, received; stranger: of an address " +
 				"that no node has; foreign: made without the key, or not for this node; refused: too many foreign ones of the address.",
 		}, []string{"result"}),
+		connections: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "coil_floating_connections_total",
+			Help: "Connections of nodes about floating addresses to this one, by what became of them: accepted; stranger: of an address that no " +
+				"node has; foreign: of one without the key, or not for this node; refused: too many.",
+		}, []string{"result"}),
 	}
 	p.known.Store(&addresses{})
-	registry.MustRegister(p.datagrams)
+	registry.MustRegister(p.datagrams, p.connections)
 	return p
 }
 
@@ -145,28 +173,47 @@ func (p *Peers) open(ctx context.Context) bool {
 	defer p.mu.Unlock()
 	all := len(want) > 0
 	for _, a := range want {
-		if p.sockets[a] != nil {
-			continue
-		}
-		conn, err := net.ListenUDP("udp", net.UDPAddrFromAddrPort(netip.AddrPortFrom(a, uint16(p.cfg.Port))))
-		if err != nil {
+		if err := p.openAt(ctx, a); err != nil {
 			klog.FromContext(ctx).Error(err, "Can't hear other nodes about floating addresses (--floating-port), trying again")
 			all = false
-			continue
 		}
-		p.sockets[a] = conn
-		p.readers.Go(func() { p.receive(ctx, conn) })
 	}
 	return all
+}
+
+// openAt opens what is missing of the sockets at an address of this node. Messages don't need the one for connections. It must be called with
+// mu held.
+func (p *Peers) openAt(ctx context.Context, a netip.Addr) error {
+	at := netip.AddrPortFrom(a, uint16(p.cfg.Port))
+	s := p.sockets[a]
+	if s == nil {
+		conn, err := net.ListenUDP("udp", net.UDPAddrFromAddrPort(at))
+		if err != nil {
+			return err
+		}
+		s = &socket{UDPConn: conn}
+		p.sockets[a] = s
+		p.readers.Go(func() { p.receive(ctx, s) })
+	}
+	if s.listener != nil {
+		return nil
+	}
+	l, err := net.ListenTCP("tcp", net.TCPAddrFromAddrPort(at))
+	if err != nil {
+		return err
+	}
+	s.listener = l
+	p.readers.Go(func() { p.accept(ctx, s, l) })
+	return nil
 }
 
 // close closes sockets.
 func (p *Peers) close(which func(netip.Addr) bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	for a, conn := range p.sockets {
+	for a, s := range p.sockets {
 		if which(a) {
-			_ = conn.Close()
+			s.close()
 			delete(p.sockets, a)
 		}
 	}
@@ -191,7 +238,7 @@ func (p *Peers) send(ctx context.Context) {
 // sendOne sends a message, and says whether it could.
 func (p *Peers) sendOne(ctx context.Context, m message) bool {
 	keys := p.cfg.Keys()
-	conn, to := p.way(m.to)
+	conn, _, to := p.way(m.to)
 	if conn == nil || len(keys) == 0 {
 		return false
 	}
@@ -208,22 +255,22 @@ func (p *Peers) sendOne(ctx context.Context, m message) bool {
 	return true
 }
 
-// way returns the first address of a node to whose family this node has a socket, and the socket.
-func (p *Peers) way(node string) (*net.UDPConn, netip.Addr) {
+// way returns the first address of a node to whose family this node has a socket, and the socket with its address.
+func (p *Peers) way(node string) (s *socket, from, to netip.Addr) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for _, to := range p.known.Load().of[node] {
-		for from, conn := range p.sockets {
+		for from, s := range p.sockets {
 			if from.Is4() == to.Is4() {
-				return conn, to
+				return s, from, to
 			}
 		}
 	}
-	return nil, netip.Addr{}
+	return nil, netip.Addr{}, netip.Addr{}
 }
 
 // receive takes datagrams until the socket is closed.
-func (p *Peers) receive(ctx context.Context, conn *net.UDPConn) {
+func (p *Peers) receive(ctx context.Context, conn *socket) {
 	buffer := make([]byte, holding.MaxDatagram+1)
 	b := budget{foreign: map[netip.Addr]int{}}
 	for {
@@ -245,11 +292,11 @@ func (p *Peers) receive(ctx context.Context, conn *net.UDPConn) {
 }
 
 // closed says whether a socket isn't used any more.
-func (p *Peers) closed(conn *net.UDPConn) bool {
+func (p *Peers) closed(s *socket) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for _, used := range p.sockets {
-		if used == conn {
+		if used == s {
 			return false
 		}
 	}

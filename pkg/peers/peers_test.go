@@ -57,6 +57,7 @@ func start(t *testing.T, name string, port int, addr string) *node {
 			return n.keys
 		},
 		Receive: func(from string, m holding.Message) { n.got <- fmt.Sprintf("%s %d", from, m.Kind) },
+		Accept:  echo,
 	}, prometheus.NewRegistry())
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error)

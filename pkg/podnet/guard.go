@@ -86,6 +86,18 @@ func (n *Network) Dropped(ctx context.Context) (map[string]map[dataplane.Family]
 	return dropped, err
 }
 
+// Straggle lets a pod send from addresses that aren't routed to its link any more, for ruleset.Straggling from now on.
+func (n *Network) Straggle(ctx context.Context, link int, addrs ...netip.Addr) error {
+	if !n.opts.SourceGuard {
+		return nil
+	}
+	var all []nft.Renewal
+	for _, a := range addrs {
+		all = append(all, nft.Renewal{Set: ruleset.StragglingSet(dataplane.FamilyOf(a)), Key: dataplane.KeyOfLink(link) + dataplane.KeyOf(a), For: ruleset.Straggling})
+	}
+	return n.guard.Renew(ctx, all...)
+}
+
 // clientGuards are the guards of pods that use Egresses, by the index of the host's end of their links.
 type clientGuards struct {
 	// mu is held from a change of the guards until the kernel has them.

@@ -4,8 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -48,6 +50,57 @@ func speaks(t *testing.T, pod, other *netnstest.NS, source, to netip.Addr) bool 
 	testkit.Check(t, receiver.SetReadDeadline(time.Now().Add(testkit.Timeout(300*time.Millisecond))))
 	_, from, err := receiver.ReadFromUDPAddrPort(make([]byte, 16))
 	return err == nil && from.Addr().Unmap() == source
+}
+
+// For a while a router may send from addresses that have moved away from it, and no other pod may.
+func TestStragglers(t *testing.T) {
+	n := newGuarded(t)
+	p1, router := newPod(t, 1, true, true)
+	p2, other := newPod(t, 2, true, true)
+	p3, to := newPod(t, 3, true, true)
+	a := n.mustAttach(t, p1)
+	n.mustAttach(t, p2)
+	n.mustAttach(t, p3)
+	testkit.Must(n.Guard(t.Context()))(t)
+	// A node answers no ARP request from an address that isn't routed to the link: neighbours are known before.
+	for _, pod := range []*netnstest.NS{router, other} {
+		mustPing(t, pod, p3.Address.IPv4)
+		mustPing(t, pod, p3.Address.IPv6)
+	}
+	moved := map[netip.Addr]netip.Addr{netip.MustParseAddr("203.0.113.1"): p3.Address.IPv4, netip.MustParseAddr("2001:db8:9::1"): p3.Address.IPv6}
+	for from := range moved {
+		for _, pod := range []*netnstest.NS{router, other} {
+			pod.IP(t, "address", "add", netip.PrefixFrom(from, from.BitLen()).String(), "dev", "lo")
+		}
+	}
+	speakers := func() string {
+		var all []string
+		for from, dst := range moved {
+			for name, pod := range map[string]*netnstest.NS{"router": router, "other": other} {
+				if speaks(t, pod, to, from, dst) {
+					all = append(all, fmt.Sprintf(" the %s speaks for %s", name, from))
+				}
+			}
+		}
+		slices.Sort(all)
+		return strings.Join(all, "")
+	}
+	if got := speakers(); got != "" {
+		t.Errorf("before:%s", got)
+	}
+	testkit.Check(t, n.Straggle(t.Context(), a.HostIfIndex, slices.Collect(maps.Keys(moved))...))
+	if got := testkit.Must(n.Guard(t.Context()))(t); got != (dataplane.Result{}) {
+		t.Errorf("Guard did %+v", got)
+	}
+	if got := speakers(); got != " the router speaks for 2001:db8:9::1 the router speaks for 203.0.113.1" {
+		t.Errorf("for a while:%s", got)
+	}
+	testkit.Eventually(t, 3*ruleset.Straggling, "it ends", func() error {
+		if got := speakers(); got != "" {
+			return errors.New(got)
+		}
+		return nil
+	})
 }
 
 // A pod speaks for itself, neither for its node nor for other pods.

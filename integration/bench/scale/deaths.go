@@ -274,7 +274,7 @@ func (w *routersWorld) Client(_ context.Context, at store.Netns, c client.Client
 }
 
 // Router implements egress.Network.
-func (w *routersWorld) Router(context.Context, store.Netns, string) (clientnet.Outcome, error) {
+func (w *routersWorld) Router(context.Context, store.Netns, string, bool) (clientnet.Outcome, error) {
 	return clientnet.Outcome{}, nil
 }
 

@@ -3,6 +3,7 @@ package coild
 import (
 	"context"
 	"maps"
+	"net"
 	"net/netip"
 	"sync"
 	"time"
@@ -18,6 +19,7 @@ import (
 	"github.com/coil-net/coil/pkg/kube"
 	"github.com/coil-net/coil/pkg/node/announce"
 	"github.com/coil-net/coil/pkg/node/floating"
+	"github.com/coil-net/coil/pkg/node/floating/handover"
 	"github.com/coil-net/coil/pkg/node/floating/place"
 	"github.com/coil-net/coil/pkg/node/heal"
 	"github.com/coil-net/coil/pkg/peers"
@@ -41,6 +43,8 @@ type holder struct {
 	place  *place.Place
 	peers  *peers.Peers
 	driver *floating.Driver
+	// handover copies connections to the next holder, or from the one before.
+	handover *handover.Handover
 	// recount reads which pods there are.
 	recount *reconcile.Loop[struct{}]
 	// troubles tells what is wrong with addresses, probes looks for some of that.
@@ -98,10 +102,14 @@ func (h *holder) compose(ctx context.Context) error {
 	h.peers = peers.New(peers.Config{
 		Node: h.NodeName, Port: h.FloatingPort, Addrs: func() []netip.Addr { return h.node.Addrs().Addrs() }, Keys: h.keys,
 		Receive: func(from string, m holding.Message) { h.driver.Receive(from, m) },
+		Accept:  func(ctx context.Context, from string, conn net.Conn) { h.handover.Accept(ctx, from, conn) },
+	}, h.registry)
+	h.handover = handover.New(ctx, handover.Config{
+		Node: h.NodeName, Block: h.blocks.Find, Open: h.routerFlows, Straggle: h.straggle, Dial: h.peers.Dial,
 	}, h.registry)
 	h.node.OnChange(h.peers.Moved)
 	h.driver = floating.New(floating.Config{
-		Node: h.NodeName, Blocks: h.clients.Coil.AddressBlocks(), Place: h.place, Targets: h, Messages: h.peers,
+		Node: h.NodeName, Blocks: h.clients.Coil.AddressBlocks(), Place: h.place, Targets: h, Messages: h.peers, Mover: h.handover,
 	}, h.registry)
 	h.announced, h.idOf = map[string]floating.Address{}, map[netip.Addr]string{}
 	h.composeTroubles()
@@ -129,6 +137,7 @@ func (h *holder) start(ctx context.Context, group *errgroup.Group) error {
 		defer h.table.Close()
 		defer h.arp.Close()
 		defer h.place.Wait()
+		defer h.handover.Wait()
 		return h.driver.Run(held)
 	})
 	group.Go(func() error {

@@ -62,7 +62,7 @@ func (o *Options) AddFlags(fs *pflag.FlagSet) {
 	fs.IntVar(&o.ExportTable, "export-table-id", dataplane.TableExport, "routing table from which routing daemons import the node's blocks")
 	fs.IntVar(&o.Protocol, "protocol-id", dataplane.ProtocolNode, "protocol number that marks the routes and rules of coild")
 	fs.IntVar(&o.EgressPort, "egress-port", dataplane.FouPort, "UDP port of Foo-over-UDP")
-	fs.IntVar(&o.FloatingPort, "floating-port", 9391, "UDP port at which nodes ask each other who has floating addresses; the same on all nodes")
+	fs.IntVar(&o.FloatingPort, "floating-port", 9391, "UDP and TCP port at which nodes ask each other who has floating addresses, and hand them over; the same on all nodes")
 	fs.BoolVar(&o.FloatingNotrack, "floating-notrack", true, "track no connections of floating addresses of Egresses on the host; false if rules of other programs need that")
 	fs.BoolVar(&o.CompatCalico, "compat-calico", false, "name the host's ends of veths as Calico does")
 	fs.BoolVar(&o.SourceGuard, "source-guard", true, "drop what pods send from addresses that aren't theirs")

@@ -29,14 +29,7 @@ import (
 	"github.com/coil-net/coil/pkg/plan/gateway"
 )
 
-const (
-	programName = "coil-egress"
-	// drain is the condition of readiness that ends with SIGTERM.
-	drain = "drain"
-)
-
-// errDraining is why a router isn't ready that will end.
-var errDraining = errors.New("the router is ending, and still forwards")
+const programName = "coil-egress"
 
 // Main runs coil-egress and returns its exit code.
 func Main(args []string) int {
@@ -47,7 +40,8 @@ func Main(args []string) int {
 		defer end()
 		defer context.AfterFunc(ctx, func() {
 			klog.FromContext(ctx).Info("Draining", "period", o.DrainPeriod)
-			health.Set(drain, errDraining)
+			// It is ready as before: EndpointSlices say that the pod ends, and that it still serves. A router with floating addresses
+			// hands its connections over as long as they say so.
 			time.AfterFunc(o.DrainPeriod, end)
 		})()
 		return run(serving, o, health)

@@ -156,13 +156,47 @@ func (t *Table) Insert(ctx context.Context, flows []Flow) (int, error) {
 	return t.h.Apply(ctx, unix.EEXIST, rtnl.Requests(flows, Flow.insertion)...)
 }
 
+// Update gives flows that the table has the timeout, the mark and the state that they have elsewhere, and returns how many it has.
+func (t *Table) Update(ctx context.Context, flows []Flow) (int, error) {
+	for _, f := range flows {
+		if err := f.valid(); err != nil {
+			return 0, err
+		}
+	}
+	return t.h.Apply(ctx, unix.ENOENT, rtnl.Requests(flows, Flow.update)...)
+}
+
+// update changes the flow. The kernel refuses to change its answers' tuple and its translation.
+func (f Flow) update() rtnl.Request {
+	family := f.family()
+	b := slices.Concat([]byte{family, 0, 0, 0}, f.tuple(ctaTupleOrig, family, false), f.state())
+	return rtnl.NewRequest(typeNew, 0, b, "conntrack -U %s", f)
+}
+
+func (f Flow) family() byte {
+	if f.Src.Addr().Is4() {
+		return unix.AF_INET
+	}
+	return unix.AF_INET6
+}
+
+// state has the attributes of what changes in the life of the flow.
+func (f Flow) state() []byte {
+	b := slices.Concat(word(ctaTimeout, f.Timeout), word(ctaMark, f.Mark))
+	if f.Protocol != unix.IPPROTO_TCP {
+		return b
+	}
+	return append(b, nest(ctaProtoInfo, nest(ctaProtoInfoTCP,
+		attribute(ctaProtoInfoTCPState, []byte{f.TCP.State}),
+		attribute(ctaProtoInfoTCPScaleOrig, []byte{f.TCP.ScaleOrig}), attribute(ctaProtoInfoTCPScaleReply, []byte{f.TCP.ScaleReply}),
+		attribute(ctaProtoInfoTCPFlagsOrig, []byte{f.TCP.FlagsOrig | tcpBeLiberal, 0xff}), // flags, and which of them are meant
+		attribute(ctaProtoInfoTCPFlagsReply, []byte{f.TCP.FlagsReply | tcpBeLiberal, 0xff})))...)
+}
+
 // insertion asks for the flow. The tuple of the answers is the inverse of the original one, and not as the kernel tells it: with that it finds
 // nothing to translate.
 func (f Flow) insertion() rtnl.Request {
-	family, status := byte(unix.AF_INET6), uint32(statusSeenReply|statusAssured|statusConfirmed)
-	if f.Src.Addr().Is4() {
-		family = unix.AF_INET
-	}
+	family, status := f.family(), uint32(statusSeenReply|statusAssured|statusConfirmed)
 	reply := Flow{Protocol: f.Protocol, Src: f.Dst, Dst: f.Src}
 	as := natAddress[family]
 	b := slices.Concat([]byte{family, 0, 0, 0},
@@ -170,15 +204,8 @@ func (f Flow) insertion() rtnl.Request {
 		nest(ctaNATSrc,
 			attribute(as[0], f.Translated.Addr().AsSlice()), attribute(as[1], f.Translated.Addr().AsSlice()),
 			nest(ctaNATProto, port(ctaNATPortMin, f.Translated.Port()), port(ctaNATPortMax, f.Translated.Port()))),
-		word(ctaTimeout, f.Timeout), word(ctaMark, f.Mark))
-	switch f.Protocol {
-	case unix.IPPROTO_TCP:
-		b = append(b, nest(ctaProtoInfo, nest(ctaProtoInfoTCP,
-			attribute(ctaProtoInfoTCPState, []byte{f.TCP.State}),
-			attribute(ctaProtoInfoTCPScaleOrig, []byte{f.TCP.ScaleOrig}), attribute(ctaProtoInfoTCPScaleReply, []byte{f.TCP.ScaleReply}),
-			attribute(ctaProtoInfoTCPFlagsOrig, []byte{f.TCP.FlagsOrig | tcpBeLiberal, 0xff}), // flags, and which of them are meant
-			attribute(ctaProtoInfoTCPFlagsReply, []byte{f.TCP.FlagsReply | tcpBeLiberal, 0xff})))...)
-	case unix.IPPROTO_ICMP, unix.IPPROTO_ICMPV6:
+		f.state())
+	if _, echo := echoID[f.Protocol]; echo {
 		status &^= statusAssured
 	}
 	b = append(b, word(ctaStatus, status)...)

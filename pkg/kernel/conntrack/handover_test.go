@@ -218,6 +218,37 @@ func TestEchoesMove(t *testing.T) {
 	}
 }
 
+// A flow that is there is changed by what became of it elsewhere; one that isn't stays away.
+func TestUpdate(t *testing.T) {
+	for name, f := range map[string]family{"IPv4": ipv4, "IPv6": ipv6} {
+		t.Run(name, func(t *testing.T) {
+			m := newMoved(t)
+			to := table(t, m.b)
+			at := func(a string, port uint16) netip.AddrPort { return netip.AddrPortFrom(netip.MustParseAddr(a), port) }
+			tcp := Flow{Protocol: unix.IPPROTO_TCP, Src: at(f.client, 1), Dst: at(f.server, 443), Translated: at(f.float, 7), Timeout: 1000, TCP: TCP{State: 3}}
+			udp := Flow{Protocol: unix.IPPROTO_UDP, Src: at(f.client, 1), Dst: at(f.server, 53), Translated: at(f.float, 7), Timeout: 1000}
+			other := tcp
+			other.Src = at(f.client, 2)
+			if n, err := to.Insert(t.Context(), []Flow{tcp, udp}); n != 2 || err != nil {
+				t.Fatalf("%d flows are inserted, %v", n, err)
+			}
+			tcp.TCP.State, tcp.Timeout, udp.Timeout = 7, 100, 50
+			if n, err := to.Update(t.Context(), []Flow{other, tcp, udp}); n != 2 || err != nil {
+				t.Errorf("%d flows are changed, %v, want 2", n, err)
+			}
+			var have []string
+			testkit.Check(t, to.Translated(t.Context(), []netip.Addr{netip.MustParseAddr(f.float)}, func(f Flow) {
+				have = append(have, fmt.Sprintf("%s state %d %t", f, f.TCP.State, f.Timeout <= 100))
+			}))
+			slices.Sort(have)
+			want := []string{fmt.Sprintf("%s state 7 true", tcp), fmt.Sprintf("%s state 0 true", udp)}
+			if !slices.Equal(have, want) {
+				t.Errorf("flows %q, want %q", have, want)
+			}
+		})
+	}
+}
+
 // Flows that can't be are refused as a whole.
 func TestInsertRefuses(t *testing.T) {
 	c := table(t, netnstest.New(t))

@@ -29,7 +29,8 @@ import (
 // wanted is the wanted state of a sandbox.
 type wanted struct {
 	// client and router say that the sandbox is made a client's, or a router's. If both are false nothing is done.
-	client, router bool
+	// floating says that the router's Egress has floating addresses.
+	client, router, floating bool
 	// egresses are the Egresses that annotations and policies name, as far as they can be had, and former ones
 	// that stay closed.
 	egresses []client.Egress
@@ -95,7 +96,7 @@ func (m *Manager) decideFor(ctx context.Context, s *sandbox) (used bool, err err
 		case err != nil:
 			return false, err
 		case e != nil: // a router has rules and tunnels of its own
-			s.want = &wanted{router: true}
+			s.want = &wanted{router: true, floating: e.Spec.Addresses != nil}
 			m.tell(meta, s, ignoredBy(refs, "the pod is a router of an Egress"))
 			return true, nil
 		}

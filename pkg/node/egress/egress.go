@@ -90,8 +90,8 @@ type Network interface {
 	Guard(ctx context.Context, at store.Netns, c client.Client) (dataplane.ClientGuard, error)
 	SetGuard(ctx context.Context, at store.Netns, c client.Client, g dataplane.ClientGuard) error
 	CheckGuard(ctx context.Context, at store.Netns, c client.Client, g dataplane.ClientGuard) error
-	// Router sets the kernel parameters that a router in the namespace has no right to set.
-	Router(ctx context.Context, at store.Netns, link string) (clientnet.Outcome, error)
+	// Router sets the kernel parameters that a router in the namespace has no right to set. One with floating addresses needs more.
+	Router(ctx context.Context, at store.Netns, link string, floating bool) (clientnet.Outcome, error)
 	// Check returns an error for each object of a client that isn't as Client made it, and
 	// CheckRouter for each parameter of a router. Nothing is changed.
 	Check(ctx context.Context, at store.Netns, c client.Client, made client.State) error

@@ -289,6 +289,17 @@ func TestHealing(t *testing.T) {
 		if len(w.records) != 2 {
 			t.Errorf("%d records, want one of each sandbox", len(w.records))
 		}
+		w.mu.Lock()
+		if w.floats {
+			t.Error("the router has the parameters of one with floating addresses")
+		}
+		w.egresses["ns/a"] = &v2.Egress{Spec: v2.EgressSpec{Addresses: &v2.EgressAddresses{}}}
+		w.mu.Unlock()
+		time.Sleep(12 * time.Second)
+		synctest.Wait()
+		if !w.floats {
+			t.Error("the router of an Egress with floating addresses hasn't their parameters")
+		}
 		if err := testutil.GatherAndCompare(m.metrics(), strings.NewReader(`
 # HELP coil_egress_node_client_pods Pods of the node that use an Egress, or would if it existed, by Egress.
 # TYPE coil_egress_node_client_pods gauge

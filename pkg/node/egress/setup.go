@@ -159,7 +159,7 @@ func (m *Manager) setUp(ctx context.Context, at node.Sandbox, w *wanted, router 
 	}
 	err = errors.Join(err, m.apply(ctx, s, w))
 	if err == nil && router {
-		err = m.syncRouter(ctx, s)
+		err = m.syncRouter(ctx, s, false) // what more it needs may be set when it runs
 	}
 	if err == nil {
 		// The annotations may have changed since they were read.

@@ -78,7 +78,7 @@ func (m *Manager) workTo(ctx context.Context, s *sandbox, w *wanted) error {
 	}
 	switch {
 	case w.router: // which has rules and tunnels of its own
-		return m.syncRouter(ctx, s)
+		return m.syncRouter(ctx, s, w.floating)
 	case w.client:
 		return m.apply(ctx, s, w)
 	case s.restored && !s.looked:
@@ -109,8 +109,8 @@ func (m *Manager) clearLost(ctx context.Context, s *sandbox, w *wanted) error {
 }
 
 // syncRouter sets a router's parameters.
-func (m *Manager) syncRouter(ctx context.Context, s *sandbox) error {
-	out, err := m.net.Router(ctx, s.Netns, s.IfName)
+func (m *Manager) syncRouter(ctx context.Context, s *sandbox, floating bool) error {
+	out, err := m.net.Router(ctx, s.Netns, s.IfName, floating)
 	if err == nil && s.router && out.Others > 0 {
 		m.cfg.Repaired(ctx, out)
 	}

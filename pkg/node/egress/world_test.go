@@ -69,6 +69,7 @@ type world struct {
 	broken    map[string]error
 	unguarded map[string]error // what the node says
 	routed    map[string]int
+	floats    bool           // the router that was looked at last has floating addresses
 	drift     map[string]int // rules that somebody deleted
 	flow      netip.Addr     // where a flow of each client goes
 	wrong     error          // what CHECK finds
@@ -301,10 +302,11 @@ func (w *world) CheckGuard(_ context.Context, at store.Netns, _ client.Client, g
 	}
 	return w.unguarded[at.Path]
 }
-func (w *world) Router(_ context.Context, at store.Netns, _ string) (clientnet.Outcome, error) {
+func (w *world) Router(_ context.Context, at store.Netns, _ string, floating bool) (clientnet.Outcome, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.routed[at.Path]++
+	w.floats = floating
 	return clientnet.Outcome{}, w.broken[at.Path]
 }
 func (w *world) Check(_ context.Context, at store.Netns, _ client.Client, made client.State) error {

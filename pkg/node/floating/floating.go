@@ -79,7 +79,8 @@ type Targets interface {
 
 // Mover prepares another node for an address.
 type Mover interface {
-	// Move returns when the other node has all it needs, or when there is no more time to wait for that.
+	// Move returns when the other node has all it needs, or when there is no more time to wait for that. ctx ends when the address has moved,
+	// or isn't to move any more.
 	Move(ctx context.Context, a Address, node string)
 }
 

@@ -68,6 +68,9 @@ type Egress struct {
 	Block  string
 	// OfRouters are the floating addresses of the routers, nil if they have none. Packets go to routers that have one.
 	OfRouters []OfRouter
+	// Others are addresses of routers that don't have the client's floating address now. They had it, or have it before the client knows: packets
+	// that they send are taken.
+	Others []netip.Addr
 	// Left are addresses that the Service or routers had until a moment ago: packets that they still send
 	// are taken.
 	Left []netip.Addr

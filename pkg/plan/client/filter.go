@@ -34,7 +34,7 @@ func filterOf(c Client, egresses []Egress, routes []Route, marked []netipx.IPRan
 // Addresses are those from which a client takes packets of the Egress's tunnels: of its Service, from
 // which they seem to come if the way there is known to conntrack, and of its routers.
 func (e Egress) Addresses() []netip.Addr {
-	all := slices.Concat(e.Peers.Addrs(), e.Left)
+	all := slices.Concat(e.Peers.Addrs(), e.Left, e.Others)
 	for _, r := range e.Routers {
 		all = append(all, r.Addr)
 	}

@@ -33,15 +33,18 @@ func (e Egress) At(pod types.UID) Egress {
 		return e
 	}
 	var holder []Router
+	var others []netip.Addr
 	for _, r := range e.Routers {
 		if pod != "" && r.Pod == pod {
 			if r.State == RouterDraining {
 				r.State = RouterLive
 			}
 			holder = append(holder, r)
+		} else {
+			others = append(others, r.Addr)
 		}
 	}
-	e.Routers = holder
+	e.Routers, e.Others = holder, others
 	return e
 }
 

@@ -118,6 +118,12 @@ func TestAddressesLeadToTheirRouters(t *testing.T) {
 		t.Errorf("a policy has the block %s, which isn't the Egress's", got)
 	}
 	s := StateOf(clientOfFamilies("4", uses...))
+	// While an address moves, answers come by the router of before, or by the next one.
+	for _, r := range e.Routers {
+		if !slices.Contains(s.Filter.Peers, r.Addr) {
+			t.Errorf("packets of the router %s aren't taken: %v", r.Addr, s.Filter.Peers)
+		}
+	}
 	for to, want := range map[string]string{
 		"8.8.8.8": "10.1.1.1", "203.0.113.7": "10.1.1.2", "192.0.4.7": "10.1.1.2",
 		"198.51.100.7": "", // its router is dead

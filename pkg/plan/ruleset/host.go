@@ -7,6 +7,7 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"time"
 
 	"go4.org/netipx"
 
@@ -25,6 +26,18 @@ type Host struct {
 // Forged is the counter of packets with a foreign source, and the name of the chain that drops them. Dropped packets
 // of clients are counted as PastTunnel.
 const Forged = "forged"
+
+// Straggling is for how long a router may send from a floating address that has moved to another node, for clients that don't know that yet.
+const Straggling = 10 * time.Second
+
+// StragglingSet is the set of a family with the links of routers, and addresses that have moved away from them.
+func StragglingSet(f dataplane.Family) dataplane.Set {
+	s := dataplane.Set{Name: f.Named("straggling"), Key: "iface_index . ipv4_addr", Timeout: Straggling}
+	if f == dataplane.IPv6 {
+		s.Key = "iface_index . ipv6_addr"
+	}
+	return s
+}
 
 // Names of sets. Clients with the same guard share its sets, whose names have its ID.
 const (
@@ -56,6 +69,9 @@ func guardSources(r *dataplane.Ruleset) {
 			unspecified = "::"
 			f.rule(&drops, "link-local, which is never forwarded", "meta nfproto $f ip6 saddr fe80::/10 return")
 		}
+		straggling := StragglingSet(f.Family)
+		r.Sets = append(r.Sets, straggling)
+		f.rule(&drops, "of a router, from an address that has moved", "meta nfproto $f iif . $ip saddr @%s return", straggling.Name)
 		// Duplicate address detection, multicast listener reports and DHCP; never forwarded either.
 		f.rule(&drops, "no address yet", "meta nfproto $f $ip saddr %s return", unspecified)
 		f.rule(&drops, "forged", "meta nfproto $f counter name %s_$f drop", Forged)

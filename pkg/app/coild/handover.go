@@ -1,0 +1,65 @@
+package coild
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/coil-net/coil/pkg/kernel/conntrack"
+	"github.com/coil-net/coil/pkg/kernel/netns"
+	"github.com/coil-net/coil/pkg/node/floating/handover"
+	"github.com/coil-net/coil/pkg/store"
+)
+
+// flows are those of a router, and keep its network namespace.
+type flows struct {
+	*conntrack.Table
+	ns *netns.NS
+}
+
+// Close implements handover.Flows.
+func (f flows) Close() {
+	f.Table.Close()
+	_ = f.ns.Close()
+}
+
+// routerFlows opens the table of flows of a pod of this node, in the network namespace that its attachment was made in.
+func (h *holder) routerFlows(ctx context.Context, pod types.UID) (handover.Flows, error) {
+	all, err := h.store.List(ctx)
+	if err != nil {
+		return nil, err
+	}
+	for _, a := range all {
+		if a.State == store.Attached && a.Pod.UID == string(pod) && pod != "" && !h.addresses.assign.Linkless(a) {
+			return openFlows(a)
+		}
+	}
+	return nil, fmt.Errorf("the pod %s isn't on this node", pod)
+}
+
+// straggle lets a router send from addresses that have moved away.
+func (h *holder) straggle(ctx context.Context, pod types.UID, addrs ...netip.Addr) error {
+	p, ok := h.pod(pod)
+	if !ok {
+		return nil // nor does it send
+	}
+	return h.network.Straggle(ctx, p.Link, addrs...)
+}
+
+func openFlows(a store.Allocation) (handover.Flows, error) {
+	ns, err := netns.Open(a.Netns.Path)
+	if err != nil {
+		return nil, err
+	}
+	if ns.Inode() != a.Netns.Inode {
+		return nil, errors.Join(fmt.Errorf("%s is another network namespace than that of the pod", a.Netns.Path), ns.Close())
+	}
+	table, err := conntrack.New(ns)
+	if err != nil {
+		return nil, errors.Join(err, ns.Close())
+	}
+	return flows{table, ns}, nil
+}

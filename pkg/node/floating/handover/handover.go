@@ -1,0 +1,206 @@
+// Package handover copies the connections of a floating address to the node that is to have it next, from the network namespace of the
+// router here to that of the router there.
+//
+// It owns what two nodes say about that, and when. It must not know how they find and trust each other (see package peers), nor when an
+// address moves.
+//
+//	holder                                   next holder
+//	1 offers the address                     looks whether the AddressBlock says so, and forgets what its router has of the address
+//	2 sends all flows, then an end           inserts them, and says how many
+//	3 the same of what changed meanwhile     the same; then the address moves
+//	4 once more, when it has moved           the same, if it has the address by now
+//	5 forgets the flows after 10 s
+//
+// Until clients send to the next router, the one of before forwards with the address, and its node lets such packets out: their answers come to the next one, which knows their
+// connections by step 3 or, if they were opened between 3 and the moment at which the node stopped to answer, by 4.
+//
+// Half-open connections aren't copied: their next packet opens them at the next router. A hand-over that fails, or isn't over within 10 s, costs
+// the connections that weren't copied, and keeps no address from moving.
+package handover
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/klog/v2"
+
+	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
+	"github.com/coil-net/coil/pkg/kernel/conntrack"
+	"github.com/coil-net/coil/pkg/node/floating"
+	"github.com/coil-net/coil/pkg/plan/ruleset"
+)
+
+// most is how many hand-overs are sent at once.
+const most = 64
+
+// limits are what a hand-over may take.
+type limits struct {
+	// total is how long an address waits for it at most, late how long it may take after that.
+	total, late time.Duration
+	// watch is how much later the watch of one node may be than that of another.
+	watch time.Duration
+	// straggle is for how long a router forwards packets of clients that don't know yet where the address is.
+	straggle time.Duration
+	// bytes is how much is sent.
+	bytes int
+}
+
+var defaults = limits{total: 10 * time.Second, late: 3 * time.Second, watch: 2 * time.Second, straggle: ruleset.Straggling, bytes: 64 << 20}
+
+// Flows is the table of flows of a router; see conntrack.Table.
+type Flows interface {
+	Translated(ctx context.Context, addrs []netip.Addr, each func(conntrack.Flow)) error
+	Insert(ctx context.Context, flows []conntrack.Flow) (int, error)
+	Update(ctx context.Context, flows []conntrack.Flow) (int, error)
+	Forget(ctx context.Context, addrs ...netip.Addr) (int, error)
+	Close()
+}
+
+// Config is what a Handover is made of.
+type Config struct {
+	Node string
+	// Block returns an AddressBlock of the watch, nil if there is none.
+	Block func(name string) *v2.AddressBlock
+	// Open opens the table of a pod of this node.
+	Open func(ctx context.Context, pod types.UID) (Flows, error)
+	// Straggle lets a pod of this node send from addresses that have moved away, for as long as there are clients that don't know.
+	Straggle func(ctx context.Context, pod types.UID, addrs ...netip.Addr) error
+	// Dial opens a connection to a node that nobody else reads or changes.
+	Dial func(ctx context.Context, node string) (net.Conn, error)
+}
+
+// Handover implements floating.Mover, and the other side of it. Its methods may be called concurrently.
+type Handover struct {
+	cfg     Config
+	limits  limits
+	metrics *metrics
+	life    context.Context
+	slots   chan struct{} // has an element for each hand-over that is sent
+	// dumps reads flows, and clears forgets them.
+	dumps, clears shared
+	group         sync.WaitGroup
+}
+
+var _ floating.Mover = (*Handover)(nil)
+
+// New returns a Handover whose work ends with ctx.
+func New(ctx context.Context, cfg Config, registry prometheus.Registerer) *Handover {
+	h := &Handover{cfg: cfg, limits: defaults, metrics: newMetrics(registry), life: ctx, slots: make(chan struct{}, most)}
+	h.dumps = shared{do: h.dump, next: map[types.UID]*call{}}
+	h.clears = shared{do: h.clear, next: map[types.UID]*call{}}
+	return h
+}
+
+// Wait waits until nothing is done any more, which is soon after the end of the context.
+func (h *Handover) Wait() { h.group.Wait() }
+
+// dump reads the flows of addresses at a pod.
+func (h *Handover) dump(pod types.UID, addrs []netip.Addr) (found, error) {
+	all := found{}
+	return all, h.with(pod, func(ctx context.Context, table Flows) error {
+		return table.Translated(ctx, addrs, func(f conntrack.Flow) {
+			a := f.Translated.Addr()
+			all[a] = append(all[a], f)
+		})
+	})
+}
+
+// clear forgets the flows of addresses at a pod.
+func (h *Handover) clear(pod types.UID, addrs []netip.Addr) (found, error) {
+	return nil, h.with(pod, func(ctx context.Context, table Flows) error {
+		_, err := table.Forget(ctx, addrs...)
+		return err
+	})
+}
+
+// with does something with the table of a pod. The table isn't open for longer: it keeps the pod's network alive.
+func (h *Handover) with(pod types.UID, do func(context.Context, Flows) error) error {
+	ctx, cancel := context.WithTimeout(h.life, h.limits.total)
+	defer cancel()
+	table, err := h.cfg.Open(ctx, pod)
+	if err != nil {
+		return err
+	}
+	defer table.Close()
+	return do(ctx, table)
+}
+
+// Move implements floating.Mover.
+func (h *Handover) Move(ctx context.Context, a floating.Address, node string) {
+	began := time.Now()
+	log := klog.FromContext(ctx).WithValues("block", a.Block, "node", node)
+	within, cancel := context.WithTimeout(ctx, h.limits.total)
+	defer cancel()
+	s := &sending{h: h, address: a, node: node, known: map[key]byte{}}
+	err := s.prepare(within)
+	h.metrics.took(began)
+	if err != nil {
+		s.close()
+		result := "failed"
+		if errors.As(err, new(refusal)) {
+			result = "refused"
+		}
+		h.metrics.ended(sent, result, s.flows)
+		log.Error(err, "The connections of a floating address aren't copied to the node that is to have it: they end", "copied", s.flows)
+		return
+	}
+	log.Info("Copied the connections of a floating address to the node that is to have it", "connections", s.flows, "took", time.Since(began))
+	h.group.Go(func() {
+		h.follow(ctx, s)
+		h.metrics.ended(sent, "done", s.flows)
+		h.forget(ctx, a)
+	})
+}
+
+// follow copies what was opened until the address had moved, which is when moved ends.
+func (h *Handover) follow(moved context.Context, s *sending) {
+	defer s.close()
+	log := klog.FromContext(moved)
+	select {
+	case <-moved.Done():
+	case <-time.After(h.limits.late):
+		return // it doesn't move now
+	}
+	if b := h.cfg.Block(s.address.Block); b == nil || b.Floating == nil || b.Floating.Holding.Holder == h.cfg.Node && b.Floating.MovingTo != s.node {
+		return // it isn't to move any more
+	}
+	if err := h.cfg.Straggle(h.life, s.address.Pod, s.address.Addrs()...); err != nil {
+		log.Error(err, "Packets of clients that don't know yet where a floating address is are dropped", "block", s.address.Block)
+	}
+	ctx, cancel := context.WithTimeout(h.life, h.limits.late)
+	defer cancel()
+	if err := s.pass(ctx); err != nil && h.life.Err() == nil {
+		log.Info("Connections of the last moment before a floating address moved aren't copied", "block", s.address.Block, "reason", err)
+	}
+}
+
+// forget lets the router here forget the flows of an address that has moved, when clients know. If the address comes back, they are
+// copied again.
+func (h *Handover) forget(moved context.Context, a floating.Address) {
+	select {
+	case <-h.life.Done():
+		return
+	case <-time.After(h.limits.straggle):
+	}
+	if b := h.cfg.Block(a.Block); moved.Err() == nil || b == nil || string(b.UID) != a.ID || b.Floating == nil || cmp.Or(b.Floating.Holding.Holder, h.cfg.Node) == h.cfg.Node {
+		return
+	}
+	if _, err := h.clears.call(h.life, a.Pod, a.Addrs()); err != nil {
+		klog.FromContext(moved).V(2).Info("A router keeps connections of a floating address that has moved", "block", a.Block, "reason", err)
+	}
+}
+
+// refusal is what the receiver says against a hand-over.
+type refusal struct{ reason string }
+
+func (r refusal) Error() string { return "refused: " + r.reason }
+
+func refuse(format string, args ...any) error { return refusal{fmt.Sprintf(format, args...)} }

@@ -1,0 +1,186 @@
+package handover
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"slices"
+	"strings"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"github.com/coil-net/coil/pkg/kernel/conntrack"
+	"github.com/coil-net/coil/pkg/node/floating"
+)
+
+// longest is the longest time of a flow that is taken, in seconds: the kernel's own for TCP.
+const longest = 5 * 24 * 3600
+
+// Accept takes the connections of an address that another node hands over to this one.
+func (h *Handover) Accept(ctx context.Context, from string, conn net.Conn) {
+	log := klog.FromContext(ctx).WithValues("from", from)
+	ctx, cancel := context.WithTimeout(ctx, h.limits.total+2*h.limits.late)
+	defer cancel()
+	r := &receiving{h: h, from: from, conn: conn}
+	err := during(ctx, conn, func() error { return r.serve(ctx) })
+	log = log.WithValues("block", r.offered.Block, "connections", r.flows)
+	result := "done"
+	switch {
+	case err == nil:
+		log.V(2).Info("Took the connections of a floating address")
+	case errors.As(err, new(refusal)):
+		result = "refused"
+		log.Error(err, "The connections of a floating address aren't taken")
+	case r.passes >= 2: // all but what was opened in the last moment
+		log.V(2).Info("Took the connections of a floating address", "until", err)
+	default:
+		result = "failed"
+		log.Error(err, "The connections of a floating address aren't taken")
+	}
+	h.metrics.ended(received, result, r.flows)
+}
+
+// receiving is a hand-over, as its receiver has it.
+type receiving struct {
+	h       *Handover
+	from    string
+	conn    net.Conn
+	buffer  []byte
+	offered offered
+	// bytes is how much came, flows how many flows were taken, and passes how many ends there were.
+	bytes, flows, passes int
+}
+
+// serve takes a hand-over, and tells the sender why if it isn't taken.
+func (r *receiving) serve(ctx context.Context) error {
+	err := r.take(ctx)
+	if err != nil && !errors.Is(err, io.EOF) {
+		reason := strings.TrimPrefix(err.Error(), refusal{}.Error())
+		_ = writeFrame(r.conn, refused, []byte(reason[:min(len(reason), mostReason)]))
+	}
+	if errors.Is(err, io.EOF) && r.passes >= 2 {
+		return nil
+	}
+	return err
+}
+
+func (r *receiving) take(ctx context.Context) error {
+	k, payload, err := readFrame(r.conn, &r.buffer)
+	if err != nil {
+		return err
+	}
+	if k != offer || json.Unmarshal(payload, &r.offered) != nil {
+		return refuse("%v: it is no offer", errFrame)
+	}
+	address, err := r.incoming(ctx)
+	if err != nil {
+		return err
+	}
+	// What the router has of the address is of a time when the node had it, or of a hand-over that came to nothing.
+	if _, err := r.h.clears.call(ctx, address.Pod, address.Addrs()); err != nil {
+		return fmt.Errorf("forget the connections of before: %w", err)
+	}
+	table, err := r.h.cfg.Open(ctx, address.Pod)
+	if err != nil {
+		return err
+	}
+	defer table.Close()
+	if err := r.ready(0); err != nil {
+		return err
+	}
+	return r.passesOf(ctx, address, table)
+}
+
+// incoming returns the address that is offered, as soon as the watch says that it is to come.
+func (r *receiving) incoming(ctx context.Context) (floating.Address, error) {
+	ctx, cancel := context.WithTimeout(ctx, r.h.limits.watch)
+	defer cancel()
+	again := time.NewTicker(20 * time.Millisecond)
+	defer again.Stop()
+	for {
+		a, err := r.allowed(false)
+		if err == nil {
+			return a, nil
+		}
+		select {
+		case <-again.C:
+		case <-ctx.Done():
+			return floating.Address{}, err
+		}
+	}
+}
+
+// allowed returns the address if it may be handed over now.
+func (r *receiving) allowed(begun bool) (floating.Address, error) {
+	b := r.h.cfg.Block(r.offered.Block)
+	if b == nil || string(b.UID) != r.offered.ID {
+		return floating.Address{}, refuse("there is no AddressBlock %q of this UID", r.offered.Block)
+	}
+	a, err := floating.Incoming(r.h.cfg.Node, r.from, b, begun)
+	if err != nil {
+		return floating.Address{}, refuse("%v", err)
+	}
+	return a, nil
+}
+
+// passesOf takes the flows of an address until the sender closes the connection.
+func (r *receiving) passesOf(ctx context.Context, a floating.Address, table Flows) error {
+	count := 0
+	for {
+		k, payload, err := readFrame(r.conn, &r.buffer)
+		if err != nil {
+			return err
+		}
+		if r.bytes += len(payload); r.bytes > r.h.limits.bytes {
+			return refuse("there is room for %d bytes", r.h.limits.bytes)
+		}
+		if _, err := r.allowed(r.passes >= 2); err != nil {
+			return err
+		}
+		var n int
+		switch k {
+		case opened:
+			n, err = r.put(ctx, a, payload, table.Insert)
+		case changed:
+			_, err = r.put(ctx, a, payload, table.Update)
+		case end:
+			r.passes++
+			err = r.ready(count)
+			count = 0
+		default:
+			err = refuse("%v: kind %d", errFrame, k)
+		}
+		count += n
+		r.flows += n
+		if err != nil {
+			return err
+		}
+	}
+}
+
+// put gives flows to the table, if all are of the address.
+func (r *receiving) put(ctx context.Context, a floating.Address, payload []byte, put func(context.Context, []conntrack.Flow) (int, error)) (int, error) {
+	flows, err := parseFlows(payload)
+	if err != nil {
+		return 0, refuse("%v", err)
+	}
+	for i := range flows {
+		if !slices.Contains(a.Addrs(), flows[i].Translated.Addr()) {
+			return 0, refuse("%s isn't of the address", flows[i])
+		}
+		flows[i].Timeout = min(flows[i].Timeout, longest)
+	}
+	return put(ctx, flows)
+}
+
+func (r *receiving) ready(flows int) error {
+	text, err := json.Marshal(taken{flows})
+	if err != nil {
+		return err
+	}
+	return writeFrame(r.conn, ready, text)
+}
