@@ -57,6 +57,9 @@ func (h *holder) watch() {
 	// The driver is there when the handlers are registered.
 	h.watches.Add(blocks, reconcile.Changes(func(before, after *v2.AddressBlock) {
 		h.driver.Changed(before, after)
+		if before != nil && after != nil && before.Labels[v2.LabelAnnounce] != after.Labels[v2.LabelAnnounce] {
+			h.announcer.loop.Changed()
+		}
 		for _, b := range []*v2.AddressBlock{before, after} {
 			if b != nil && b.Floating != nil && (before == nil || after == nil || plan.RouterWith(before) != plan.RouterWith(after)) {
 				h.egresses.manager.EgressChanged(types.NamespacedName{Namespace: b.Floating.Owner.Namespace, Name: b.Floating.Owner.Name})
