@@ -161,6 +161,26 @@ func TestAddressMoves(t *testing.T) {
 	testkit.Eventually(t, 20*time.Second, "no node answers", func() error { return f.answering(-1) })
 }
 
+// A pool is announced by routes alone, and to neighbours again, while a node has an address of it.
+func TestAnnounceChanges(t *testing.T) {
+	f := newFixture(t, "announced", 1, rig.Dual("10.255.73.0/32", "fd00:255::1:330/128"))
+	f.held(0)
+	for _, how := range []struct {
+		by      v2.PoolAnnounce
+		entries int
+	}{{v2.AnnounceRoute, 0}, {v2.AnnounceNeighbor, 2}} {
+		testkit.Check(t, f.Announce(t.Context(), "announced", how.by))
+		testkit.Eventually(t, 5*time.Second, fmt.Sprintf("the address is announced by %s", how.by), func() error {
+			out, err := f.Candidates[0].Run(t.Context(), "sh", "-c", "ip -4 neigh show proxy; ip -6 neigh show proxy")
+			if n := strings.Count(out, f.Addrs[0].String()) + strings.Count(out, f.Addrs[1].String()); err == nil && n != how.entries {
+				err = fmt.Errorf("%d entries of neighbours, want %d", n, how.entries)
+			}
+			return err
+		})
+	}
+	f.held(0)
+}
+
 // The node of the holder loses power, and no controller runs: the next one answers within seconds. What comes back is no holder.
 func TestPowerCut(t *testing.T) {
 	f := newFixture(t, "power", 3, rig.Dual("10.255.71.0/32", "fd00:255::1:310/128"))

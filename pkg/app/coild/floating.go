@@ -69,6 +69,9 @@ func (h *holder) watch() {
 		if after != nil {
 			h.troubles.Changed(after)
 		}
+		if before != nil && after != nil && before.Labels[v2.LabelAnnounce] != after.Labels[v2.LabelAnnounce] {
+			h.announcer.loop.Changed()
+		}
 		for _, b := range []*v2.AddressBlock{before, after} {
 			if b != nil && b.Floating != nil && (before == nil || after == nil || plan.RouterWith(before) != plan.RouterWith(after) || plan.Settled(before) != plan.Settled(after)) {
 				h.egresses.manager.EgressChanged(types.NamespacedName{Namespace: b.Floating.Owner.Namespace, Name: b.Floating.Owner.Name})

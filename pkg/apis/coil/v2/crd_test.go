@@ -52,7 +52,7 @@ func TestConstantsAgreeWithTheSchema(t *testing.T) {
 func TestColumnsShowConditionsThatExist(t *testing.T) {
 	for plural, conditions := range map[string][]string{
 		"addresspools": {v2.PoolExhausted, v2.PoolOverlapping, v2.PoolTerminating},
-		"egresses":     {v2.EgressAvailable},
+		"egresses":     {v2.EgressAvailable, v2.EgressAddressesReady},
 	} {
 		columns, _, err := unstructured.NestedSlice(definition(t, plural), "additionalPrinterColumns")
 		if err != nil {
