@@ -27,6 +27,7 @@ import (
 	"github.com/coil-net/coil/pkg/controller/pool"
 	"github.com/coil-net/coil/pkg/kube"
 	"github.com/coil-net/coil/pkg/natgateway"
+	"github.com/coil-net/coil/pkg/node/floating"
 	"github.com/coil-net/coil/pkg/reconcile"
 	"github.com/coil-net/coil/pkg/testkit"
 )
@@ -71,6 +72,7 @@ func registered(t *testing.T) map[string][]string {
 		Coil: coil, Core: core, Egresses: own.Egresses(), Cluster: all, Namespaces: namespaces, Routers: all, Accounts: all, Clients: all,
 		LoopMetrics: loops, Registry: r,
 	}))(t)
+	r.MustRegister(floating.NewTroubles(floating.TroublesConfig{}, nil))
 	r.MustRegister(natgateway.NewCollector(t.Context(), natgateway.Config{Namespace: "n", Egress: "e", Pod: "p"}, nil, nil))
 
 	described := make(chan *prometheus.Desc)
