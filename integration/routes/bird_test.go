@@ -177,13 +177,12 @@ func routerConf(nodes []*node) string {
 	var c strings.Builder
 	c.WriteString(`router id 10.255.0.1;
 protocol device { }
-protocol bfd { interface "*" { interval 300 ms; multiplier 3; }; }
+protocol bfd { interface "*" { interval 300 ms; multiplier 5; }; }
 protocol kernel { ipv4 { import none; export where source = RTS_BGP; }; }
 protocol kernel { ipv6 { import none; export where source = RTS_BGP; }; }
 template bgp node {
   direct;
   hold time 9;
-  bfd on;
   med metric on;
   connect delay time 1;
   connect retry time 1;
@@ -198,16 +197,19 @@ template bgp node {
 			if !s.peer.IsValid() {
 				continue
 			}
-			reflect := ""
+			more := ""
 			if n.as == routerAS {
-				reflect = "rr client; "
+				more = "rr client; "
+			}
+			if n.bfd {
+				more += "bfd on; "
 			}
 			fmt.Fprintf(&c, `protocol bgp %s_%d from node {
   local as %d;
   neighbor %s as %d;
   %sipv%[2]d { import all; export where source = RTS_BGP; next hop self; };
 }
-`, n.speaker(), s.family, routerAS, s.peer, n.as, reflect)
+`, n.speaker(), s.family, routerAS, s.peer, n.as, more)
 		}
 	}
 	return c.String()

@@ -35,6 +35,8 @@ type variant struct {
 	families, pools []rig.Family
 	// flags are further ones of coild.
 	flags []string
+	// bfd says that daemons and router have BFD.
+	bfd bool
 	// daemon makes that of a node, with a folder of its own.
 	daemon func(t testing.TB, n *node, dir string) daemon
 }
@@ -69,7 +71,11 @@ func fill(t testing.TB, file string, n *node) string {
 		"@ROUTER_ID@": routerID(n).String(), "@NODE_AS@": strconv.Itoa(n.as), "@ROUTER_AS@": strconv.Itoa(routerAS),
 		"@ROUTER4@": n.routers[rig.IPv4].String(), "@ROUTER6@": n.routers[rig.IPv6].String(),
 	}
-	return placeholder.ReplaceAllStringFunc(manifest(t, file), func(p string) string {
+	text := manifest(t, file)
+	if n.bfd {
+		text = strings.NewReplacer("#BFD ", "", "!BFD ", "").Replace(text)
+	}
+	return placeholder.ReplaceAllStringFunc(text, func(p string) string {
 		v, ok := values[p]
 		if !ok {
 			t.Fatalf("%s has the placeholder %s, which the test doesn't know", file, p)
@@ -102,7 +108,7 @@ func manifest(t testing.TB, file string) string {
 // onFRR is FRR with a configuration of manifests/routing.
 func onFRR(file string) func(testing.TB, *node, string) daemon {
 	return func(t testing.TB, n *node, dir string) daemon {
-		return newFRR(dir, n.NetnsPath, fill(t, file, n), manifest(t, "daemons"))
+		return newFRR(dir, n.NetnsPath, fill(t, file, n), fill(t, "daemons", n))
 	}
 }
 
@@ -127,9 +133,10 @@ const frrInit = `set -eu
 mount -t tmpfs none /var/tmp
 mkdir -p /run/frr
 mount --bind "$1/run" /run/frr
+zebra=yes staticd=yes
 . "$1/daemons"
 for program in zebra bgpd bfdd staticd; do
-  eval "want=\${$program:-yes} options=\${${program}_options:-}"
+  eval "want=\${$program:-no} options=\${${program}_options:-}"
   [ "$want" = yes ] || continue
   /usr/lib/frr/$program $options -f /dev/null --log stdout &
 done
@@ -161,7 +168,11 @@ func (f *frr) start(ctx context.Context) error {
 		if !f.Running() {
 			return fmt.Errorf("FRR has ended:\n%s", f.Logs(20))
 		}
-		for _, program := range []string{"zebra", "bgpd", "bfdd", "staticd"} {
+		programs := []string{"zebra", "bgpd", "staticd"}
+		if strings.Contains(f.daemons, "\nbfdd=yes") {
+			programs = append(programs, "bfdd")
+		}
+		for _, program := range programs {
 			if _, err := os.Stat(filepath.Join(run, program+".vty")); err != nil {
 				return err
 			}

@@ -20,8 +20,8 @@ func TestFloatingAddress(t *testing.T) {
 		name string
 		variant
 	}{
-		{"BIRD", variant{pools: both, external: true, daemon: onBIRD}},
-		{"FRR", variant{pools: both[:1], external: true, daemon: onFRR("frr.conf")}},
+		{"BIRD", variant{pools: both, external: true, bfd: true, daemon: onBIRD}},
+		{"FRR", variant{pools: both[:1], external: true, bfd: true, daemon: onFRR("frr.conf")}},
 	} {
 		t.Run(v.name, func(t *testing.T) { floatingAddress(t, v.variant) })
 	}

@@ -53,6 +53,7 @@ type node struct {
 	daemon daemon
 	number int // in the network, from 1
 	as     int
+	bfd    bool
 	// routers has the router's address in each of the node's families.
 	routers map[rig.Family]netip.Addr
 }
@@ -95,7 +96,7 @@ func (c *network) addNode(number int) {
 	if c.how.external {
 		as += number
 	}
-	made := &node{Node: n, number: number, as: as, routers: map[rig.Family]netip.Addr{}}
+	made := &node{Node: n, number: number, as: as, bfd: c.how.bfd, routers: map[rig.Family]netip.Addr{}}
 	for _, f := range both {
 		if a := n.RouterAddr(f); a.IsValid() {
 			made.routers[f] = a

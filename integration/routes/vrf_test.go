@@ -78,7 +78,7 @@ func testVRF(t *testing.T) {
 	}
 	inNetns := func(name string) func() string { return func() string { return "/run/netns/" + name } }
 	router := newBIRD(t.TempDir(), inNetns("router"), routerConf([]*node{n}))
-	frr := newFRR(t.TempDir(), inNetns("node"), fill(t, "frr-vrf.conf", n), manifest(t, "daemons"))
+	frr := newFRR(t.TempDir(), inNetns("node"), fill(t, "frr-vrf.conf", n), fill(t, "daemons", n))
 	c := &network{t: t, router: router}
 	for _, d := range []daemon{router, frr} {
 		t.Cleanup(func() {
