@@ -16,7 +16,7 @@ func TestOrderlyEnd(t *testing.T) {
 	lasts(t, 3*time.Second) // until the nodes rely on each other
 	pings := f.pings()
 	began := time.Now()
-	f.nodes[0].Coild.Stop()
+	f.Candidates[0].Coild.Stop()
 	t.Logf("coild ended within %s", time.Since(began))
 	f.held(1)
 	gone := outage(t, pings)
@@ -28,7 +28,7 @@ func TestOrderlyEnd(t *testing.T) {
 		t.Errorf("after epoch %d there is %+v", epoch, h)
 	}
 	began = time.Now()
-	testkit.Check(t, f.nodes[0].Start(t.Context()))
+	testkit.Check(t, f.Candidates[0].Start(t.Context()))
 	t.Logf("coild was ready after %s", time.Since(began))
 	f.held(1)
 }
