@@ -27,6 +27,7 @@ import (
 	"github.com/coil-net/coil/pkg/controller/pool"
 	"github.com/coil-net/coil/pkg/kube"
 	"github.com/coil-net/coil/pkg/natgateway"
+	"github.com/coil-net/coil/pkg/node/floating"
 	"github.com/coil-net/coil/pkg/plan/gateway"
 	"github.com/coil-net/coil/pkg/reconcile"
 	"github.com/coil-net/coil/pkg/testkit"
@@ -73,6 +74,7 @@ func registered(t *testing.T) map[string][]string {
 		LoopMetrics: loops, Registry: r,
 	}))(t)
 	r.MustRegister(natgateway.NewCollector(t.Context(), natgateway.Config{Namespace: "n", Egress: "e", Config: gateway.Config{Pod: "p"}}, nil, nil, nil))
+	r.MustRegister(floating.NewTroubles(floating.TroublesConfig{}, nil))
 
 	described := make(chan *prometheus.Desc)
 	go func() {

@@ -42,7 +42,7 @@ func (r rival) text() string {
 // composeTroubles builds what tells of trouble with floating addresses.
 func (h *holder) composeTroubles() {
 	h.troubles = floating.NewTroubles(floating.TroublesConfig{
-		Node: h.NodeName, Blocks: h.clients.Coil.AddressBlocks(), Block: h.blocks.Find, Warn: h.warnOfBlock,
+		Node: h.NodeName, Blocks: h.clients.Coil.AddressBlocks(), Block: h.blocks.Find, All: h.blocks.All, Warn: h.warnOfBlock,
 		Over: func(id, condition string) {
 			if condition == v2.BlockForwardingBlocked {
 				h.driver.Blocked(id, false)

@@ -1,5 +1,5 @@
-// Package announce tells the hosts of a link that an address is at this host: by gratuitous ARP (RFC 5227, section 3) and by unsolicited
-// neighbour advertisements (RFC 4861, section 7.2.6).
+// Package announce tells the hosts of a link that an address is at this host, and hears what they say: by ARP (RFC 5227, section 3), and by
+// neighbour discovery (RFC 4861, section 7.2.6).
 //
 // It owns the packets. It must not know why an address is here, nor whether the kernel answers for it.
 package announce

@@ -30,8 +30,9 @@ const (
 type TroublesConfig struct {
 	Node   string
 	Blocks typed.AddressBlockInterface
-	// Block returns a block of a cache, nil if there is none.
+	// Block returns a block of a cache, nil if there is none, and All returns all that have floating addresses.
 	Block func(name string) *v2.AddressBlock
+	All   func() []*v2.AddressBlock
 	// Warn records an Event about a block.
 	Warn func(b *v2.AddressBlock, reason, message string)
 	// Over is called when a trouble is over since it wasn't seen for some time.
@@ -46,7 +47,8 @@ type TroublesConfig struct {
 type Troubles struct {
 	cfg  TroublesConfig
 	loop *reconcile.Loop[string] // by the name of a block
-	desc *prometheus.Desc
+	// troubled and unheld count addresses.
+	troubled, unheld *prometheus.Desc
 
 	mu    sync.Mutex
 	known map[trouble]seen
@@ -67,9 +69,14 @@ var reasons = map[string]string{v2.BlockConflicting: v2.ReasonOtherHost, v2.Bloc
 
 // NewTroubles returns Troubles that tell nothing yet.
 func NewTroubles(cfg TroublesConfig, metrics *reconcile.Metrics) *Troubles {
-	t := &Troubles{cfg: cfg, known: map[trouble]seen{}, desc: prometheus.NewDesc("coil_floating_troubled_addresses",
-		"Floating addresses of which something was wrong at this node in the last minutes, by the condition of their AddressBlocks that says what.",
-		[]string{"condition"}, nil)}
+	t := &Troubles{
+		cfg: cfg, known: map[trouble]seen{},
+		troubled: prometheus.NewDesc("coil_floating_troubled_addresses",
+			"Floating addresses of which something was wrong at this node in the last minutes, by the condition of their AddressBlocks that says what.",
+			[]string{"condition"}, nil),
+		unheld: prometheus.NewDesc("coil_floating_unheld_addresses",
+			"Floating addresses that this node may have and that no node has.", nil, nil),
+	}
 	t.loop = reconcile.New("floating-conditions", t.sync, metrics)
 	return t
 }
@@ -188,7 +195,10 @@ func (s status) Patch(ctx context.Context, name string, pt types.PatchType, data
 }
 
 // Describe implements prometheus.Collector.
-func (t *Troubles) Describe(ch chan<- *prometheus.Desc) { ch <- t.desc }
+func (t *Troubles) Describe(ch chan<- *prometheus.Desc) {
+	ch <- t.troubled
+	ch <- t.unheld
+}
 
 // Collect implements prometheus.Collector.
 func (t *Troubles) Collect(ch chan<- prometheus.Metric) {
@@ -201,6 +211,13 @@ func (t *Troubles) Collect(ch chan<- prometheus.Metric) {
 	}
 	t.mu.Unlock()
 	for condition := range reasons {
-		ch <- prometheus.MustNewConstMetric(t.desc, prometheus.GaugeValue, float64(count[condition]), condition)
+		ch <- prometheus.MustNewConstMetric(t.troubled, prometheus.GaugeValue, float64(count[condition]), condition)
 	}
+	unheld := 0
+	for _, b := range t.cfg.All() {
+		if b.Floating != nil && b.Floating.Holding.Holder == "" && offered(b) && find(b.Floating.Successors, t.cfg.Node) != nil {
+			unheld++
+		}
+	}
+	ch <- prometheus.MustNewConstMetric(t.unheld, prometheus.GaugeValue, float64(unheld))
 }

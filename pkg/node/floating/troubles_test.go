@@ -87,9 +87,18 @@ func TestTroublesEnd(t *testing.T) {
 		block := &v2.AddressBlock{ObjectMeta: metav1.ObjectMeta{Name: "p-1", UID: "u"}}
 		warned := 0
 		tr := NewTroubles(TroublesConfig{
-			Node: "n1", Blocks: api, Block: func(name string) *v2.AddressBlock { return map[string]*v2.AddressBlock{"p-1": block}[name] },
-			Warn: func(*v2.AddressBlock, string, string) { warned++ },
-			Over: func(id, condition string) { over = append(over, id+" "+condition) },
+			Node: "n1", Blocks: api, All: func() []*v2.AddressBlock {
+				mine := heldBlock(func(b *v2.AddressBlock) {
+					b.Floating.Holding = v2.FloatingHolding{}
+					b.Floating.Successors = []v2.FloatingNode{{Node: "n1"}}
+				})
+				released, others := mine.DeepCopy(), mine.DeepCopy()
+				released.Floating.ReleasedAt, others.Floating.Successors[0].Node = &metav1.Time{}, "n2"
+				return []*v2.AddressBlock{block, mine, released, others, heldBlock(func(*v2.AddressBlock) {})}
+			},
+			Block: func(name string) *v2.AddressBlock { return map[string]*v2.AddressBlock{"p-1": block}[name] },
+			Warn:  func(*v2.AddressBlock, string, string) { warned++ },
+			Over:  func(id, condition string) { over = append(over, id+" "+condition) },
 		}, nil)
 		ctx, cancel := context.WithCancel(t.Context())
 		ended := make(chan error)
@@ -102,9 +111,15 @@ func TestTroublesEnd(t *testing.T) {
 		if len(api.patches) != 2 || warned != 2 || !strings.HasPrefix(api.patches[0], "[status] ") || !strings.Contains(api.patches[1], "node n1: host 60") {
 			t.Errorf("%d Events, and %q", warned, api.patches)
 		}
-		if got := testutil.CollectAndCount(tr); got != 2 {
-			t.Errorf("%d metrics", got)
-		}
+		testkit.Check(t, testutil.CollectAndCompare(tr, strings.NewReader(`
+			# HELP coil_floating_troubled_addresses Floating addresses of which something was wrong at this node in the last minutes, by the condition of their AddressBlocks that says what.
+			# TYPE coil_floating_troubled_addresses gauge
+			coil_floating_troubled_addresses{condition="Conflicting"} 1
+			coil_floating_troubled_addresses{condition="ForwardingBlocked"} 0
+			# HELP coil_floating_unheld_addresses Floating addresses that this node may have and that no node has.
+			# TYPE coil_floating_unheld_addresses gauge
+			coil_floating_unheld_addresses 1
+		`)))
 		tr.Saw(a, v2.BlockForwardingBlocked, "dropped")
 		tr.Ended(a, v2.BlockForwardingBlocked)
 		time.Sleep(lasting + time.Second)
