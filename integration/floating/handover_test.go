@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -65,6 +66,16 @@ func TestConnectionsAreHandedOver(t *testing.T) {
 	}
 	testkit.Check(t, f.Place(t.Context(), f.Candidates[1].Name, 1, 0, 2))
 	f.held(1)
+	// What clients still send by the router of before may leave its node.
+	testkit.Eventually(t, 5*time.Second, "the router of before may send from the address", func() error {
+		out, err := f.Candidates[0].Run(t.Context(), "nft", "list", "table", "inet", "coil")
+		for _, a := range f.Addrs {
+			if err == nil && !strings.Contains(out, a.String()) {
+				err = fmt.Errorf("not from %s", a)
+			}
+		}
+		return err
+	})
 	testkit.Check(t, f.Place(t.Context(), "", 1, 2))
 	if gone := outage(t, pings); gone > testkit.Timeout(time.Second) {
 		t.Errorf("the address was silent for %s", gone)
