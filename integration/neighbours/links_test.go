@@ -134,6 +134,10 @@ func (l *lan) begin(t *testing.T) {
 		Set:  func(all ...sysctl.Setting) (bool, error) { return sysctl.Set(l.node.NS, all...) },
 		Send: func(all []packets.Announcement) error { return packets.Send(l.node.NS, all) },
 		Warn: func(reason, format string, args ...any) { t.Errorf(reason+": "+format, args...) },
+		Watch: func(ctx context.Context, link int, seen func(packets.Claim)) error {
+			return packets.Watch(ctx, l.node.NS, link, seen)
+		},
+		Rival: func(r announce.Rival) { t.Errorf("the node takes itself, or a host, for a rival: %+v", r) },
 	})
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)

@@ -43,8 +43,6 @@ const (
 	requestTimeout = time.Second
 	// writers is how many records are written at once.
 	writers = 32
-	// leaveStep is the time between two looks whether all addresses are given up.
-	leaveStep = 5 * time.Millisecond
 	// backlog is how many messages may wait. More are lost.
 	backlog = 1024
 	// remembered is for how long a block that is gone is known to be.
@@ -211,27 +209,6 @@ func (d *Driver) Blocked(id string, blocked bool) {
 func (d *Driver) tell(ctx context.Context, do func()) {
 	select {
 	case d.done <- do:
-	case <-ctx.Done():
-	}
-}
-
-// Leave gives all addresses up to other nodes, before the end of Run. It returns when that is done, or when ctx ends.
-func (d *Driver) Leave(ctx context.Context) {
-	left := make(chan struct{})
-	var look func()
-	look = func() {
-		if !d.machine.Leaves() {
-			close(left)
-			return
-		}
-		time.AfterFunc(leaveStep, func() { d.tell(ctx, look) })
-	}
-	d.tell(ctx, func() {
-		d.step(ctx, holding.Leave{})
-		look()
-	})
-	select {
-	case <-left:
 	case <-ctx.Done():
 	}
 }
