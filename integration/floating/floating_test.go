@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -30,16 +31,21 @@ type fixture struct {
 	epoch, claims int64
 }
 
-// common makes what all tests have, once: the namespace of routers.
-var common sync.Once
+// common makes what all tests have, once: the namespace of routers. pools counts pools.
+var (
+	common sync.Once
+	pools  atomic.Int32
+)
 
 // newFixture returns a rig whose nodes may have the address of a pool, in their order.
-func newFixture(t *testing.T, pool string, nodes int, subnet v2.SubnetSet) *fixture {
+func newFixture(t *testing.T, pool string, nodes int) *fixture {
 	t.Helper()
 	f, ctx := &fixture{Rig: shared.Rig(t), t: t}, t.Context()
 	common.Do(func() {
 		testkit.Check(t, f.AddNamespace(ctx, egressNamespace, "routers"), f.AddPool(ctx, "routers", 4, rig.Dual("10.0.0.0/16", "fd00::/112")))
 	})
+	n := pools.Add(1) // each has addresses of its own, in the subnet of the nodes
+	subnet := rig.Dual(fmt.Sprintf("10.255.%d.0/32", 100+n), fmt.Sprintf("fd00:255::1:%x00/128", n))
 	testkit.Check(t, f.AddPool(ctx, pool, 0, subnet), f.Announce(ctx, pool, v2.AnnounceNeighbor))
 	var all []*rig.Node
 	for range nodes {
@@ -130,7 +136,7 @@ func outage(t *testing.T, pings []*netlab.Pinger) (longest time.Duration) {
 
 // The address moves when it is asked to, and when its router isn't ready any more; an outage of the API server moves nothing.
 func TestAddressMoves(t *testing.T) {
-	f := newFixture(t, "moving", 3, rig.Dual("10.255.70.0/32", "fd00:255::1:300/128"))
+	f := newFixture(t, "moving", 3)
 	f.held(0)
 	pings := f.pings()
 
@@ -163,7 +169,7 @@ func TestAddressMoves(t *testing.T) {
 
 // A pool is announced by routes alone, and to neighbours again, while a node has an address of it.
 func TestAnnounceChanges(t *testing.T) {
-	f := newFixture(t, "announced", 1, rig.Dual("10.255.73.0/32", "fd00:255::1:330/128"))
+	f := newFixture(t, "announced", 1)
 	f.held(0)
 	for _, how := range []struct {
 		by      v2.PoolAnnounce
@@ -183,7 +189,7 @@ func TestAnnounceChanges(t *testing.T) {
 
 // The node of the holder loses power, and no controller runs: the next one answers within seconds. What comes back is no holder.
 func TestPowerCut(t *testing.T) {
-	f := newFixture(t, "power", 3, rig.Dual("10.255.71.0/32", "fd00:255::1:310/128"))
+	f := newFixture(t, "power", 3)
 	f.held(0)
 	testkit.Check(t, f.KillController(t.Context()))
 	defer func() { testkit.Check(t, f.Controller.Start()) }()
@@ -208,7 +214,7 @@ func TestPowerCut(t *testing.T) {
 // coild is killed: the address is at one node again soon, and the kernel of a node whose coild stays away stops by itself.
 func TestKilledHolder(t *testing.T) {
 	t.Parallel()
-	f := newFixture(t, "killed", 3, rig.Dual("10.255.72.0/32", "fd00:255::1:320/128"))
+	f := newFixture(t, "killed", 3)
 	f.held(0)
 	pings := f.pings()
 	f.Candidates[0].Coild.Kill()

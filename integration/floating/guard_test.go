@@ -12,7 +12,6 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/coil-net/coil/integration/rig"
 	"github.com/coil-net/coil/integration/rig/rigtest"
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
 	"github.com/coil-net/coil/pkg/kernel/announce"
@@ -78,7 +77,7 @@ func (f *fixture) told(condition, node string) {
 
 // Forged announcements take an address away for a second at most, also while the API server is away, and are told.
 func TestForgedAnnouncements(t *testing.T) {
-	f := newFixture(t, "forged", 3, rig.Dual("10.255.78.0/32", "fd00:255::1:380/128"))
+	f := newFixture(t, "forged", 3)
 	f.held(0)
 	attacker := newAttacker(f, 90)
 	epoch := f.holding().Epoch
@@ -115,7 +114,8 @@ func TestForgedAnnouncements(t *testing.T) {
 
 // A node whose rules of others drop packets of an address leaves it to another one, and says so. If all do, one of them has it.
 func TestForwardingBlocked(t *testing.T) {
-	f := newFixture(t, "blocked", 3, rig.Dual("10.255.79.0/32", "fd00:255::1:390/128"))
+	t.Parallel()
+	f := newFixture(t, "blocked", 3)
 	f.held(0)
 	block := func(i int) {
 		t.Helper()

@@ -10,7 +10,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/coil-net/coil/integration/rig"
 	"github.com/coil-net/coil/pkg/kernel/conntrack"
 	"github.com/coil-net/coil/pkg/testkit"
 	"github.com/coil-net/coil/pkg/testkit/netlab"
@@ -40,7 +39,8 @@ func (f *fixture) known(table *conntrack.Table) (all []string, err error) {
 
 // A router that ends keeps the address as long as it serves. When the address moves, its connections do, and the router of before forgets them.
 func TestConnectionsAreHandedOver(t *testing.T) {
-	f := newFixture(t, "copied", 3, rig.Dual("10.255.73.0/32", "fd00:255::1:330/128"))
+	t.Parallel()
+	f := newFixture(t, "copied", 3)
 	f.held(0)
 	before, after := f.flows(0), f.flows(1)
 	var flows []conntrack.Flow

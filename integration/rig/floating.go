@@ -43,7 +43,8 @@ func (r *Rig) NewFloating(ctx context.Context, namespace, pool string, nodes ...
 	if _, err := claims.Create(ctx, claim, metav1.CreateOptions{}); err != nil {
 		return nil, err
 	}
-	err := wait.PollUntilContextTimeout(ctx, 20*time.Millisecond, testkit.Timeout(20*time.Second), true, func(ctx context.Context) (bool, error) {
+	// After an outage of the API server coil-ipam-controller has to become the leader first.
+	err := wait.PollUntilContextTimeout(ctx, 20*time.Millisecond, testkit.Timeout(time.Minute), true, func(ctx context.Context) (bool, error) {
 		c, err := claims.Get(ctx, pool, metav1.GetOptions{})
 		if err != nil || len(c.Status.Addresses) == 0 {
 			return false, err
