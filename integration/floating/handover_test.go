@@ -37,12 +37,9 @@ func (f *fixture) known(table *conntrack.Table) (all []string, err error) {
 	return all, err
 }
 
-// A router that ends keeps the address as long as it serves. When the address moves, its connections do, and the router of before forgets them.
-func TestConnectionsAreHandedOver(t *testing.T) {
-	t.Parallel()
-	f := newFixture(t, "copied", 3)
-	f.held(0)
-	before, after := f.flows(0), f.flows(1)
+// connections gives a router's table connections by the address, and returns them as known does.
+func (f *fixture) connections(table *conntrack.Table) []string {
+	f.t.Helper()
 	var flows []conntrack.Flow
 	for i, a := range f.Addrs {
 		client, server := []string{"10.0.9.9", "fd00::9:9"}[i], []string{"192.0.2.1", "2001:db8::1"}[i]
@@ -53,10 +50,19 @@ func TestConnectionsAreHandedOver(t *testing.T) {
 			})
 		}
 	}
-	if n, err := before.Insert(t.Context(), flows); n != len(flows) || err != nil {
-		t.Fatalf("%d flows are inserted, %v", n, err)
+	if n, err := table.Insert(f.t.Context(), flows); n != len(flows) || err != nil {
+		f.t.Fatalf("%d flows are inserted, %v", n, err)
 	}
-	want := testkit.Must(f.known(before))(t)
+	return testkit.Must(f.known(table))(f.t)
+}
+
+// A router that ends keeps the address as long as it serves. When the address moves, its connections do, and the router of before forgets them.
+func TestConnectionsAreHandedOver(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t, "copied", 3)
+	f.held(0)
+	before, after := f.flows(0), f.flows(1)
+	want := f.connections(before)
 	pings := f.pings()
 	epoch := f.holding().Epoch
 	testkit.Check(t, f.End(t.Context(), 0))

@@ -122,8 +122,8 @@ func (h *holder) compose(ctx context.Context) error {
 	return nil
 }
 
-// leaveTime is how long the end of coild waits for other nodes to take the addresses.
-const leaveTime = time.Second
+// leaveTime is how long the end of coild waits for other nodes to take the addresses, and their connections.
+const leaveTime = 3 * time.Second
 
 // checkPlaces is how often the objects of the kernel are compared with what they should be.
 const checkPlaces = 4 * time.Second
@@ -140,7 +140,7 @@ func (h *holder) start(ctx context.Context, group *errgroup.Group) error {
 		defer h.table.Close()
 		defer h.arp.Close()
 		defer h.place.Wait()
-		defer h.handover.Wait()
+		defer h.handover.Finish()
 		return h.driver.Run(held)
 	})
 	group.Go(func() error {

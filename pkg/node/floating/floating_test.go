@@ -337,12 +337,16 @@ func testRestart(t *testing.T) {
 	}
 }
 
-// A program that will end gives its addresses up, as far as others are there, and waits no longer than it is told to.
+// A program that will end prepares the next nodes and gives its addresses up, as far as others are there, and waits no longer than it is told to.
 func testLeaves(t *testing.T) {
-	w := newWorld(t, 3, 3)
+	asked := make(moving, 1)
+	w := newWorld(t, 3, 3, func(w *world) { w.nodes[0].mover = asked })
 	w.claimed()
 	began := time.Now()
 	w.nodes[0].driver.Leave(t.Context())
+	if what := <-asked; what != "p-0 to n1" {
+		t.Errorf("asked for %q", what)
+	}
 	if h := w.block(0).Floating.Holding; h.Holder == "n0" {
 		t.Errorf("it has left, and %+v", h)
 	}

@@ -2,16 +2,20 @@ package floating
 
 import (
 	"context"
+	"slices"
+	"sync"
 	"time"
 
 	"github.com/coil-net/coil/pkg/holding"
 )
 
-// leaveStep is the time between two looks whether all addresses are given up.
-const leaveStep = 5 * time.Millisecond
+// leaveStep is the time between two looks whether all addresses are given up. copyTime is how long that waits for their connections to be
+// copied.
+const leaveStep, copyTime = 5 * time.Millisecond, 2 * time.Second
 
-// Leave gives all addresses up to other nodes, before the end of Run. It returns when that is done, or when ctx ends.
+// Leave gives all addresses up to other nodes, before the end of Run, with their connections. It returns when that is done, or when ctx ends.
 func (d *Driver) Leave(ctx context.Context) {
+	defer d.copyAll(ctx)()
 	left := make(chan struct{})
 	var look func()
 	look = func() {
@@ -29,4 +33,48 @@ func (d *Driver) Leave(ctx context.Context) {
 	case <-left:
 	case <-ctx.Done():
 	}
+}
+
+// copyAll prepares the nodes that take the addresses when they are given up. The caller says when that is done.
+func (d *Driver) copyAll(ctx context.Context) (moved context.CancelFunc) {
+	moving, moved := context.WithCancel(ctx)
+	if d.cfg.Mover == nil {
+		return moved
+	}
+	next := make(chan map[Address]string, 1)
+	d.tell(ctx, func() { next <- d.next() })
+	var all map[Address]string
+	select {
+	case all = <-next:
+	case <-ctx.Done():
+		return moved
+	}
+	var copies sync.WaitGroup
+	for a, node := range all {
+		copies.Go(func() { d.cfg.Mover.Move(moving, a, node) })
+	}
+	copied := make(chan struct{})
+	go func() {
+		defer close(copied)
+		copies.Wait()
+	}()
+	select {
+	case <-copied:
+	case <-time.After(copyTime):
+	case <-ctx.Done():
+	}
+	return moved
+}
+
+// next returns the addresses that this node has, and the node that takes each of them first when it is given up.
+func (d *Driver) next() map[Address]string {
+	all := map[Address]string{}
+	for id, f := range d.fed {
+		k := d.blocks[id]
+		others := slices.DeleteFunc(slices.Clone(k.record.Successors), func(n string) bool { return n == d.cfg.Node })
+		if k.record.Holder == d.cfg.Node && f.moving == "" && len(others) > 0 {
+			all[k.address] = others[0]
+		}
+	}
+	return all
 }

@@ -82,7 +82,9 @@ type Handover struct {
 	cfg     Config
 	limits  limits
 	metrics *metrics
-	life    context.Context
+	life    context.Context // without an end
+	closing chan struct{}
+	once    sync.Once
 	slots   chan struct{} // has an element for each hand-over that is sent
 	// dumps reads flows, and clears forgets them.
 	dumps, clears shared
@@ -91,16 +93,19 @@ type Handover struct {
 
 var _ floating.Mover = (*Handover)(nil)
 
-// New returns a Handover whose work ends with ctx.
+// New returns a Handover, whose work ends by Finish.
 func New(ctx context.Context, cfg Config, registry prometheus.Registerer) *Handover {
-	h := &Handover{cfg: cfg, limits: defaults, metrics: newMetrics(registry), life: ctx, slots: make(chan struct{}, most)}
+	h := &Handover{cfg: cfg, limits: defaults, metrics: newMetrics(registry), life: context.WithoutCancel(ctx), closing: make(chan struct{}), slots: make(chan struct{}, most)}
 	h.dumps = shared{do: h.dump, next: map[types.UID]*call{}}
 	h.clears = shared{do: h.clear, next: map[types.UID]*call{}}
 	return h
 }
 
-// Wait waits until nothing is done any more, which is soon after the end of the context.
-func (h *Handover) Wait() { h.group.Wait() }
+// Finish ends what can wait, and waits until all else is done: addresses may be moving since this program ends. No call may be in progress.
+func (h *Handover) Finish() {
+	h.once.Do(func() { close(h.closing) })
+	h.group.Wait()
+}
 
 // dump reads the flows of addresses at a pod.
 func (h *Handover) dump(pod types.UID, addrs []netip.Addr) (found, error) {
@@ -169,16 +174,37 @@ func (h *Handover) follow(moved context.Context, s *sending) {
 	case <-time.After(h.limits.late):
 		return // it doesn't move now
 	}
-	if b := h.cfg.Block(s.address.Block); b == nil || b.Floating == nil || b.Floating.Holding.Holder == h.cfg.Node && b.Floating.MovingTo != s.node {
-		return // it isn't to move any more
+	if !h.moved(s) {
+		return
 	}
 	if err := h.cfg.Straggle(h.life, s.address.Pod, s.address.Addrs()...); err != nil {
 		log.Error(err, "Packets of clients that don't know yet where a floating address is are dropped", "block", s.address.Block)
 	}
 	ctx, cancel := context.WithTimeout(h.life, h.limits.late)
 	defer cancel()
-	if err := s.pass(ctx); err != nil && h.life.Err() == nil {
+	if err := s.pass(ctx); err != nil {
 		log.Info("Connections of the last moment before a floating address moved aren't copied", "block", s.address.Block, "reason", err)
+	}
+}
+
+// moved says whether the address is at the node by now. The watch may know that a moment later.
+func (h *Handover) moved(s *sending) bool {
+	late := time.After(h.limits.watch)
+	again := time.NewTicker(10 * time.Millisecond)
+	defer again.Stop()
+	for {
+		b := h.cfg.Block(s.address.Block)
+		switch {
+		case b == nil || b.Floating == nil || string(b.UID) != s.address.ID:
+			return false
+		case b.Floating.Holding.Holder == s.node:
+			return true
+		}
+		select {
+		case <-again.C:
+		case <-late:
+			return false
+		}
 	}
 }
 
@@ -186,7 +212,7 @@ func (h *Handover) follow(moved context.Context, s *sending) {
 // copied again.
 func (h *Handover) forget(moved context.Context, a floating.Address) {
 	select {
-	case <-h.life.Done():
+	case <-h.closing:
 		return
 	case <-time.After(h.limits.straggle):
 	}

@@ -87,6 +87,25 @@ func TestHandover(t *testing.T) {
 	})
 }
 
+// A program that ends hands an address over that is to move nowhere, to the node that takes it. The watch knows a moment later that it has.
+func TestHolderLeaves(t *testing.T) {
+	w := newWorld(t)
+	a := w.address("p-0", "a")
+	w.a.open(a, 0, 10)
+	w.change("p-0", func(f *v2.Floating) { f.MovingTo = "" })
+	moved, move := context.WithCancel(t.Context())
+	w.a.Move(moved, a, "b")
+	w.a.open(a, 10, 20)
+	move()
+	w.change("p-0", func(f *v2.Floating) { f.Holding.Holder = "" })
+	w.change("p-0", func(f *v2.Floating) { f.Holding.Holder, f.Holding.PodUID = "b", "pod of b" })
+	w.a.Finish()
+	if n := len(w.b.all()); n != 20 {
+		t.Errorf("the next router has %d flows, want 20", n)
+	}
+	w.b.counted(t, received, "done", 1)
+}
+
 // An address that doesn't move after all stays as it is.
 func TestMoveIsUndone(t *testing.T) {
 	w := newWorld(t)
@@ -98,7 +117,7 @@ func TestMoveIsUndone(t *testing.T) {
 	move()
 	w.a.counted(t, sent, "done", 1)
 	w.b.counted(t, received, "done", 1)
-	w.a.Wait()
+	w.a.Finish()
 	if n := len(w.a.all()); n != 10 {
 		t.Errorf("the router has %d flows, want 10", n)
 	}
@@ -114,7 +133,6 @@ func TestRefusals(t *testing.T) {
 	}{
 		"not the holder":     {func(w *world) { w.change("p-0", func(f *v2.Floating) { f.Holding.Holder = "c" }) }, `its holder is "c"`},
 		"moving elsewhere":   {func(w *world) { w.change("p-0", func(f *v2.Floating) { f.MovingTo = "c" }) }, `it moves to "c"`},
-		"not moving":         {func(w *world) { w.change("p-0", func(f *v2.Floating) { f.MovingTo = "" }) }, `it moves to ""`},
 		"the receiver's own": {func(w *world) { w.change("p-0", func(f *v2.Floating) { f.Holding.Holder = "b" }) }, `its holder is "b"`},
 		"no pod":             {func(w *world) { w.change("p-0", func(f *v2.Floating) { f.Successors[0].PodUID = "" }) }, "no pod of node b"},
 		"no successor":       {func(w *world) { w.change("p-0", func(f *v2.Floating) { f.Successors = f.Successors[1:] }) }, "no pod of node b"},

@@ -191,7 +191,7 @@ func (w *world) node(name string) *fakeNode {
 		cancel()
 		_ = n.listener.Close()
 		serving.Wait()
-		n.Wait()
+		n.Finish()
 	})
 	return n
 }
