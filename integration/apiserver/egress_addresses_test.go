@@ -279,7 +279,7 @@ func testAddressesNotForPolicies(t *testing.T, c *egressCluster, e *v2.Egress, s
 		c.egress(t, "plain", `destinations: [0.0.0.0/0]`)
 		c.policy(t, bank, "plain", `{egress: {namespace: `+c.ns+`, name: plain}, pods: {matchLabels: {app: none}}, address: {ipv4: `+has.IPv4+`}}`)
 		st := c.requirePolicy(t, bank, "plain", "NoAddresses")
-		requireMessage(t, *meta.FindStatusCondition(st.Conditions, v2.PolicyAccepted), "has no addresses (spec.addresses): give it some, or take spec.address out")
+		requireMessage(t, *meta.FindStatusCondition(st.Conditions, v2.PolicyAccepted), "has no addresses for policies (spec.addresses with use: Client): give it some, or take spec.address out")
 	})
 	c.condition(t, e.Name, v2.EgressAddressesReady, metav1.ConditionTrue, "AddressesHeld")
 }

@@ -139,7 +139,7 @@ func Allowed(account string) []string {
 			"/api/v1/namespaces",
 			"/apis/coil.cybozu.com/v2/addressblocks labelSelector=coil.cybozu.com/node=NODE",
 			"/apis/coil.cybozu.com/v2/addressblocks labelSelector=coil.cybozu.com/floating=true",
-			"/api/v1/namespaces/kube-system/secrets fieldSelector=metadata.name=coil-floating",
+			"/api/v1/namespaces/NAMESPACE/secrets fieldSelector=metadata.name=coil-floating",
 			"/apis/coil.cybozu.com/v2/blockrequests labelSelector=coil.cybozu.com/node=NODE",
 			"/apis/coil.cybozu.com/v2/egresses",
 			"/apis/coil.cybozu.com/v2/egresspolicies",

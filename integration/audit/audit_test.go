@@ -38,7 +38,7 @@ func TestProblems(t *testing.T) {
 	want := []string{
 		"get /api/v1/nodes/b was forbidden: a right is missing",
 		"it does not watch /api/v1/namespaces",
-		"it does not watch /api/v1/namespaces/kube-system/secrets fieldSelector=metadata.name=coil-floating",
+		"it does not watch /api/v1/namespaces/NAMESPACE/secrets fieldSelector=metadata.name=coil-floating",
 		"it does not watch /api/v1/pods fieldSelector=spec.nodeName=NODE",
 		"it does not watch /api/v1/services labelSelector=app.kubernetes.io/component=egress,app.kubernetes.io/name=coil",
 		"it does not watch /apis/coil.cybozu.com/v2/addressblocks labelSelector=coil.cybozu.com/floating=true",
