@@ -23,6 +23,7 @@ import (
 	"github.com/coil-net/coil/pkg/kube"
 	"github.com/coil-net/coil/pkg/node/blocks"
 	"github.com/coil-net/coil/pkg/node/view"
+	"github.com/coil-net/coil/pkg/plan/keys"
 	"github.com/coil-net/coil/pkg/reconcile"
 	"github.com/coil-net/coil/pkg/store"
 	"github.com/coil-net/coil/pkg/testkit"
@@ -208,6 +209,8 @@ func playCoild(cfg *rest.Config, n holder, pool string) (*playedCoild, error) {
 	held, requests := kube.AddressBlockInformer(clients.Coil, mine), kube.BlockRequestInformer(clients.Coil, mine)
 	p.watches.Add(held, nil)
 	p.watches.Add(requests, nil)
+	p.watches.Add(kube.FloatingBlockInformer(clients.Coil), nil)
+	p.watches.Add(kube.SecretInformer(clients.Core, keys.Namespace, keys.Name), nil)
 	p.blocks, err = blocks.New(blocks.Config{
 		NodeName: n.name, NodeUID: n.uid, Uses: func(context.Context, *v2.AddressBlock) (bool, error) { return true, nil },
 		Warn: func(string, string, ...any) {}, MinAge: time.Hour, StatusInterval: 30 * time.Second,

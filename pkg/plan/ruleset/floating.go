@@ -31,6 +31,11 @@ const (
 // Probe is the content of UDP datagrams from floating addresses that show whether the node forwards packets. None leaves the node.
 const Probe = "coilprob"
 
+// ProbeTo are where they go: addresses of documentation (RFC 5737, RFC 3849), which a node reaches by its default route.
+var ProbeTo = map[dataplane.Family]netip.Addr{
+	dataplane.IPv4: netip.MustParseAddr("192.0.2.1"), dataplane.IPv6: netip.MustParseAddr("2001:db8::1"),
+}
+
 // Names of sets.
 const (
 	floatingSet  = "floating"
@@ -80,7 +85,7 @@ func (h Floating) Ruleset() dataplane.Ruleset {
 			f.rule(&entry, "a host asks for a floating address for which the node doesn't answer", "meta l4proto $ping $icmp type nd-neighbor-solicit @th,64,128 @%s_$f @th,64,128 != @%s_$f drop",
 				floatingSet, answeringSet)
 		}
-		probe := fmt.Sprintf("meta nfproto $f $ip saddr @%s_$f meta l4proto udp @th,64,64 %#x", floatingSet, Probe)
+		probe := fmt.Sprintf("meta nfproto $f $ip daddr %s $ip saddr @%s_$f meta l4proto udp @th,64,64 %#x", ProbeTo[f.Family], floatingSet, Probe)
 		f.rule(&forward, "a probe", probe+" counter name %s_$f", ProbeForwarded)
 		f.rule(&last, "a probe", probe+" counter name %s_$f drop", ProbeLeft)
 		r.Sets = append(r.Sets, f.set(egressSet, h.OfEgresses)) // also without elements: other chains would lose those that end by themselves

@@ -24,11 +24,6 @@ const (
 	probeHops = 2
 )
 
-// probeTo are where probes go: addresses of documentation (RFC 5737, RFC 3849), which a node reaches by its default route.
-var probeTo = map[dataplane.Family]netip.Addr{
-	dataplane.IPv4: netip.MustParseAddr("192.0.2.1"), dataplane.IPv6: netip.MustParseAddr("2001:db8::1"),
-}
-
 // Blocked returns the families of an address for which the node answers, and of which it drops the packets that it should forward. Of a
 // family without a route to the outside nothing is known: it isn't blocked. The pod sends a datagram with the address as its source, which
 // rules of others meet as they meet the pod's packets, and which doesn't leave the node.
@@ -72,7 +67,7 @@ func (p *Place) blocked(ctx context.Context, ns *netns.NS, link int, mac net.Har
 	}
 	now := before
 	for range probes {
-		err := datagram.Send(ns, link, datagram.Datagram{MAC: mac, From: from, To: probeTo[f], Hops: probeHops, Content: ruleset.Probe})
+		err := datagram.Send(ns, link, datagram.Datagram{MAC: mac, From: from, To: ruleset.ProbeTo[f], Hops: probeHops, Content: ruleset.Probe})
 		if err != nil {
 			return false, err
 		}
