@@ -35,6 +35,9 @@ type Machine struct {
 // never is before all times.
 const never time.Duration = math.MinInt64 / 2
 
+// idle is the time between two looks without addresses.
+const idle = time.Hour
+
 // New returns the Machine of a node that begins at the time now. life is a random number.
 func New(self string, life uint64, now time.Duration) *Machine {
 	return &Machine{
@@ -67,6 +70,9 @@ func (m *Machine) Step(now time.Duration, e Event) []Action {
 		m.answer(now, a)
 	}
 	m.read(now)
+	if len(m.addresses) == 0 {
+		m.next = now + idle // most nodes have nothing to do with floating addresses
+	}
 	return m.out
 }
 

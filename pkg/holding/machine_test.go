@@ -221,6 +221,20 @@ func TestLeave(t *testing.T) {
 	}
 }
 
+// A node without floating addresses sleeps.
+func TestIdle(t *testing.T) {
+	m := New("n1", 5, 0)
+	for _, c := range []struct {
+		event Event
+		busy  bool
+	}{{Tick{}, false}, {Seen{record(1, "n2")}, true}, {Tick{}, true}, {Gone{address1}, false}} {
+		m.Step(time.Second, c.event)
+		if pause := m.Next() - time.Second; (pause <= m.rules.heartbeat) != c.busy {
+			t.Errorf("after %+v it sleeps for %v", c.event, pause)
+		}
+	}
+}
+
 func TestGone(t *testing.T) {
 	s := newHolder(t)
 	s.take(Gone{address1})

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/netip"
 	"testing"
+	"time"
 
 	"github.com/coil-net/coil/pkg/podnet"
 	"github.com/coil-net/coil/pkg/testkit"
@@ -27,6 +28,8 @@ func (n node) wireLegacy(t *testing.T, i int) (podnet.Pod, *netnstest.NS) {
 		ip address add %[1]s/32 dev eth0
 		ip route add %[2]s dev eth0 scope link
 		ip route add default via %[2]s dev eth0`, p.Address.IPv4, nodeAddrs.IPv4)))(t)
+	// The kernel notices carriers a moment later.
+	testkit.Eventually(t, 10*time.Second, "the pod has a link", func() error { return pod.Ping(nodeAddrs.IPv4, testkit.Timeout(time.Second)) })
 	return p, pod
 }
 

@@ -108,6 +108,7 @@ func TestTroublesEnd(t *testing.T) {
 			tr.Saw(a, v2.BlockConflicting, fmt.Sprintf("host %d", i))
 			time.Sleep(time.Second)
 		}
+		synctest.Wait()
 		if len(api.patches) != 2 || warned != 2 || !strings.HasPrefix(api.patches[0], "[status] ") || !strings.Contains(api.patches[1], "node n1: host 60") {
 			t.Errorf("%d Events, and %q", warned, api.patches)
 		}
@@ -123,6 +124,7 @@ func TestTroublesEnd(t *testing.T) {
 		tr.Saw(a, v2.BlockForwardingBlocked, "dropped")
 		tr.Ended(a, v2.BlockForwardingBlocked)
 		time.Sleep(lasting + time.Second)
+		synctest.Wait()
 		if !slices.Equal(over, []string{"u Conflicting"}) {
 			t.Errorf("over are %q", over)
 		}

@@ -69,8 +69,10 @@ func newLab(t *testing.T) *lab {
 	}
 	for _, n := range []*fakeNode{l.a, l.b} {
 		node := n.cfg.Node
-		n.cfg.Open = func(context.Context, types.UID) (Flows, error) { return conntrack.New(l.at(node).NS) }
-		n.limits = defaults
+		n.set(func() {
+			n.cfg.Open = func(context.Context, types.UID) (Flows, error) { return conntrack.New(l.at(node).NS) }
+			n.limits = defaults
+		})
 	}
 	for _, router := range []int{3, 2} {
 		l.placeAt(router)
