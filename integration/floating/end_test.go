@@ -19,7 +19,11 @@ func TestOrderlyEnd(t *testing.T) {
 	pings := f.pings()
 	began := time.Now()
 	f.Candidates[0].Coild.Stop()
-	t.Logf("coild ended within %s", time.Since(began))
+	took := time.Since(began)
+	t.Logf("coild ended within %s", took)
+	if took > testkit.Timeout(time.Second) {
+		t.Errorf("coild ended within %s", took)
+	}
 	f.held(1)
 	gone := outage(t, pings)
 	t.Logf("the address was silent for %s", gone)

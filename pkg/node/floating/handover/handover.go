@@ -101,7 +101,7 @@ func New(ctx context.Context, cfg Config, registry prometheus.Registerer) *Hando
 	return h
 }
 
-// Finish ends what can wait, and waits until all else is done: addresses may be moving since this program ends. No call may be in progress.
+// Finish ends what can wait, and waits until all else is done. Connections of the last moment aren't copied. No call may be in progress.
 func (h *Handover) Finish() {
 	h.once.Do(func() { close(h.closing) })
 	h.group.Wait()
@@ -202,6 +202,8 @@ func (h *Handover) moved(s *sending) bool {
 		}
 		select {
 		case <-again.C:
+		case <-h.closing: // the watch says no more
+			return false
 		case <-late:
 			return false
 		}

@@ -99,10 +99,12 @@ func TestHolderLeaves(t *testing.T) {
 	move()
 	w.change("p-0", func(f *v2.Floating) { f.Holding.Holder = "" })
 	w.change("p-0", func(f *v2.Floating) { f.Holding.Holder, f.Holding.PodUID = "b", "pod of b" })
-	w.a.Finish()
-	if n := len(w.b.all()); n != 20 {
-		t.Errorf("the next router has %d flows, want 20", n)
-	}
+	testkit.Eventually(t, 10*time.Second, "the next router has all flows", func() error {
+		if n := len(w.b.all()); n != 20 {
+			return fmt.Errorf("%d", n)
+		}
+		return nil
+	})
 	w.b.counted(t, received, "done", 1)
 }
 
