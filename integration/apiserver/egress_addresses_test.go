@@ -213,7 +213,7 @@ func (c *egressCluster) statusOf(t testing.TB, ns, name string) v2.EgressPolicyS
 	return testkit.Must(c.coil.CoilV2().EgressPolicies(ns).Get(t.Context(), name, metav1.GetOptions{}))(t).Status
 }
 
-// testAddressesNotForPolicies has the policy of a namespace name addresses that it can't have. It then gets none, and its condition says what to do.
+// testAddressesNotForPolicies lets a policy name addresses that it can't have. The policy gets none, and its condition says what to do.
 func testAddressesNotForPolicies(t *testing.T, c *egressCluster, e *v2.Egress, shop, bank string) {
 	has, others := c.statusOf(t, bank, "front").Resolved.Address, c.statusOf(t, shop, "front").Resolved.Address
 	for _, tt := range []struct{ address, reason, advice string }{
@@ -284,7 +284,7 @@ func testAddressesNotForPolicies(t *testing.T, c *egressCluster, e *v2.Egress, s
 	c.condition(t, e.Name, v2.EgressAddressesReady, metav1.ConditionTrue, "AddressesHeld")
 }
 
-// An Egress whose addresses can't be had says why, and what to do. It keeps those that it can have.
+// The condition of an Egress says why an address can't be had, and what to do. The Egress keeps the addresses that it can have.
 func TestEgressAddressesNotToBeHad(t *testing.T) {
 	c := newAddressesCluster(t)
 	c.pool(t, "pods", 5, v4("10.77.0.0/16"))

@@ -25,13 +25,13 @@ type fixture struct {
 	*rig.Rig
 	*rig.Floating
 	t *testing.T
-	// frozen is the node whose coild is stopped by a signal, nil for none.
+	// frozen is the node whose coild a signal has stopped; nil if there is none.
 	frozen *rig.Node
 	// epoch and claims are those of the last holder.
 	epoch, claims int64
 }
 
-// common makes what all tests have, once: the namespace of routers. pools counts pools.
+// common makes the namespace of routers, once for all tests. pools counts the pools.
 var (
 	common sync.Once
 	pools  atomic.Int32
@@ -61,7 +61,7 @@ func newFixture(t *testing.T, pool string, nodes int) *fixture {
 	return f
 }
 
-// holding is what the API server says of the address.
+// holding returns the holding of the address's AddressBlock.
 func (f *fixture) holding() v2.FloatingHolding {
 	f.t.Helper()
 	return testkit.Must(f.Holding(f.t.Context()))(f.t)

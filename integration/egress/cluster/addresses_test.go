@@ -45,8 +45,8 @@ func testAddresses(t *testing.T, s *site, out *outside) {
 	t.Run("routed", func(t *testing.T) { testAddressesRouted(t, s, out, by) })
 }
 
-// testAddressesRouted has no host of the link find the addresses, but the host outside route them to the nodes whose table for routing
-// daemons has them.
+// testAddressesRouted announces the addresses by routes. Hosts of the link find them no more; the host outside routes them to the nodes whose
+// table for routing daemons has them.
 func testAddressesRouted(t *testing.T, s *site, out *outside, by map[string]v2.EgressPolicyStatus) {
 	announce := func(how v2.PoolAnnounce) {
 		t.Helper()
