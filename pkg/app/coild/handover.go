@@ -27,17 +27,12 @@ func (f flows) Close() {
 }
 
 // routerFlows opens the table of flows of a pod of this node, in the network namespace that its attachment was made in.
-func (h *holder) routerFlows(ctx context.Context, pod types.UID) (handover.Flows, error) {
-	all, err := h.store.List(ctx)
-	if err != nil {
-		return nil, err
+func (h *holder) routerFlows(_ context.Context, pod types.UID) (handover.Flows, error) {
+	p, ok := h.pod(pod)
+	if !ok {
+		return nil, fmt.Errorf("the pod %s isn't on this node", pod)
 	}
-	for _, a := range all {
-		if a.State == store.Attached && a.Pod.UID == string(pod) && pod != "" && !h.addresses.assign.Linkless(a) {
-			return openFlows(a)
-		}
-	}
-	return nil, fmt.Errorf("the pod %s isn't on this node", pod)
+	return openFlows(p.Netns)
 }
 
 // straggle lets a router send from addresses that have moved away.
@@ -49,13 +44,13 @@ func (h *holder) straggle(ctx context.Context, pod types.UID, addrs ...netip.Add
 	return h.network.Straggle(ctx, p.Link, addrs...)
 }
 
-func openFlows(a store.Allocation) (handover.Flows, error) {
-	ns, err := netns.Open(a.Netns.Path)
+func openFlows(at store.Netns) (handover.Flows, error) {
+	ns, err := netns.Open(at.Path)
 	if err != nil {
 		return nil, err
 	}
-	if ns.Inode() != a.Netns.Inode {
-		return nil, errors.Join(fmt.Errorf("%s is another network namespace than that of the pod", a.Netns.Path), ns.Close())
+	if ns.Inode() != at.Inode {
+		return nil, errors.Join(fmt.Errorf("%s is another network namespace than that of the pod", at.Path), ns.Close())
 	}
 	table, err := conntrack.New(ns)
 	if err != nil {
