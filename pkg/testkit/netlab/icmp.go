@@ -1,12 +1,14 @@
 package netlab
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"net"
 	"net/netip"
 	"os"
 	"slices"
+	"strconv"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -47,21 +49,33 @@ func (n *NS) listenICMP(p protocol) (*icmp.PacketConn, error) {
 
 var echoID atomic.Uint32
 
+// own is the payload of the next request of a sender. An ID alone doesn't tell whose an answer is: the kernel chooses
+// those of pingers, and two senders of a namespace may have the same.
+func own() []byte { return strconv.AppendUint([]byte("coil "), senders.Add(1), 10) }
+
+var senders atomic.Uint64
+
 // send sends an echo request by a socket that receives all ICMP, whose deadline it sets. It returns the request and
-// its ID.
-func (p protocol) send(conn *icmp.PacketConn, dst netip.Addr, timeout time.Duration) (request []byte, id int, err error) {
-	id = int(echoID.Add(1) & 0xffff)
-	request, err = (&icmp.Message{Type: p.request, Body: &icmp.Echo{ID: id, Seq: 1, Data: []byte("coil")}}).Marshal(nil)
+// what is in it.
+func (p protocol) send(conn *icmp.PacketConn, dst netip.Addr, timeout time.Duration) (request []byte, body *icmp.Echo, err error) {
+	body = &icmp.Echo{ID: int(echoID.Add(1) & 0xffff), Seq: 1, Data: own()}
+	request, err = (&icmp.Message{Type: p.request, Body: body}).Marshal(nil)
 	if err != nil {
-		return nil, 0, fmt.Errorf("encode echo request: %w", err)
+		return nil, nil, fmt.Errorf("encode echo request: %w", err)
 	}
 	if err := conn.SetDeadline(time.Now().Add(timeout)); err != nil {
-		return nil, 0, err
+		return nil, nil, err
 	}
 	if _, err := conn.WriteTo(request, &net.IPAddr{IP: dst.AsSlice(), Zone: dst.Zone()}); err != nil {
-		return nil, 0, fmt.Errorf("ping %s: %w", dst, err)
+		return nil, nil, fmt.Errorf("ping %s: %w", dst, err)
 	}
-	return request, id, nil
+	return request, body, nil
+}
+
+// answers says whether the message is an answer to that request.
+func (p protocol) answers(m *icmp.Message, request *icmp.Echo) bool {
+	e, ok := m.Body.(*icmp.Echo)
+	return ok && m.Type == p.reply && e.ID == request.ID && bytes.Equal(e.Data, request.Data)
 }
 
 // Ping sends one echo request from the namespace and waits for the answer. A link-local destination has the index of
@@ -73,7 +87,7 @@ func (n *NS) Ping(dst netip.Addr, timeout time.Duration) error {
 		return err
 	}
 	defer conn.Close()
-	_, id, err := p.send(conn, dst, timeout)
+	_, asked, err := p.send(conn, dst, timeout)
 	if err != nil {
 		return err
 	}
@@ -90,7 +104,7 @@ func (n *NS) Ping(dst netip.Addr, timeout time.Duration) error {
 		if err != nil {
 			return fmt.Errorf("ping %s: answer from %s: %w", dst, from, err)
 		}
-		if e, ok := m.Body.(*icmp.Echo); ok && m.Type == p.reply && e.ID == id {
+		if p.answers(m, asked) {
 			return nil
 		}
 	}
@@ -153,7 +167,7 @@ func (n *NS) Probe(to netip.Addr, within time.Duration) ([]Answer, error) {
 		return nil, err
 	}
 	defer conn.Close()
-	request, id, err := p.send(conn, to, within)
+	request, asked, err := p.send(conn, to, within)
 	if err != nil {
 		return nil, err
 	}
@@ -176,7 +190,7 @@ func (n *NS) Probe(to netip.Addr, within time.Duration) ([]Answer, error) {
 		var original []byte // the IP packet that an error is about
 		switch body := m.Body.(type) {
 		case *icmp.Echo:
-			if m.Type == p.reply && body.ID == id {
+			if p.answers(m, asked) {
 				a.Kind = Reached
 				all = append(all, a)
 			}
@@ -199,6 +213,7 @@ type Pinger struct {
 	name     string
 	conn     *icmp.PacketConn
 	protocol protocol
+	own      []byte
 	stop     chan struct{}
 	ending   sync.Once
 	sender   sync.WaitGroup
@@ -215,7 +230,7 @@ func (n *NS) Pings(name string, to netip.Addr) (*Pinger, error) { return n.Pings
 
 // PingsWithin does so with a hop limit.
 func (n *NS) PingsWithin(name string, to netip.Addr, hops int) (*Pinger, error) {
-	p := &Pinger{name: name + " to " + to.String(), protocol: protocolOf(to), stop: make(chan struct{})}
+	p := &Pinger{name: name + " to " + to.String(), protocol: protocolOf(to), own: own(), stop: make(chan struct{})}
 	if err := n.Sysctl("ipv4/ping_group_range=0\t0"); err != nil {
 		return nil, fmt.Errorf("ping %s: %w", p.name, err)
 	}
@@ -241,7 +256,7 @@ func (p *Pinger) send(to netip.Addr) {
 	tick := time.NewTicker(10 * time.Millisecond)
 	defer tick.Stop()
 	for {
-		m := icmp.Message{Type: p.protocol.request, Body: &icmp.Echo{Seq: p.sent & 0xffff}}
+		m := icmp.Message{Type: p.protocol.request, Body: &icmp.Echo{Seq: p.sent & 0xffff, Data: p.own}}
 		b, err := m.Marshal(nil)
 		if err == nil {
 			_, err = p.conn.WriteTo(b, &net.UDPAddr{IP: to.AsSlice()})
@@ -265,7 +280,11 @@ func (p *Pinger) receive() {
 		if err != nil {
 			return
 		}
-		if m, err := icmp.ParseMessage(p.protocol.number, buf[:n]); err == nil && m.Type == p.protocol.reply {
+		m, err := icmp.ParseMessage(p.protocol.number, buf[:n])
+		if err != nil || m.Type != p.protocol.reply {
+			continue
+		}
+		if e, ok := m.Body.(*icmp.Echo); ok && bytes.Equal(e.Data, p.own) {
 			p.mu.Lock()
 			p.answers = append(p.answers, time.Now())
 			p.mu.Unlock()

@@ -34,6 +34,22 @@ func bridged(t *testing.T) (bridge, host *netlab.NS) {
 	return outer.Lab(), inner.Lab()
 }
 
+// A pinger counts no answers to the requests of others, which may have its ID.
+func TestPingsCountTheirOwnAnswers(t *testing.T) {
+	bridge, _ := bridged(t)
+	for _, s := range subnets {
+		own := s.Addr().Next()
+		testkit.Eventually(t, 5*time.Second, "an answer from "+own.String(), func() error { return bridge.Ping(own, testkit.Timeout(time.Second)) })
+		p := testkit.Must(bridge.Pings("the bridge", own))(t)
+		t.Cleanup(func() { _, _, _ = p.End() })
+		p.TakeID()
+		testkit.Check(t, bridge.Ping(own, testkit.Timeout(5*time.Second)))
+		if sent, answered, err := p.End(); err != nil || sent != answered {
+			t.Errorf("%s: %d of %d were answered, %v", p, answered, sent, err)
+		}
+	}
+}
+
 // Namespaces on a bridge reach each other by ICMP and TCP, and see the source that asks.
 func TestReach(t *testing.T) {
 	bridge, host := bridged(t)
