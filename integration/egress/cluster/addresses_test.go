@@ -130,7 +130,8 @@ func addressesOf(policy v2.EgressPolicyStatus) []string {
 	return []string{policy.Resolved.Address.IPv4, policy.Resolved.Address.IPv6}
 }
 
-// awaitHeld waits until each address of the Egress is on a node.
+// awaitHeld waits until each address of the Egress is on a node, and on the one where it is to stay: the router that is ready first has
+// all addresses until there is another.
 func (s *site) awaitHeld(t *testing.T) {
 	t.Helper()
 	testkit.Eventually(t, 120*time.Second, "each address is on a node", func() error {
@@ -138,11 +139,38 @@ func (s *site) awaitHeld(t *testing.T) {
 		if err == nil && !meta.IsStatusConditionTrue(e.Status.Conditions, v2.EgressAddressesReady) {
 			err = fmt.Errorf("%+v", e.Status)
 		}
-		return err
+		if err != nil {
+			return err
+		}
+		blocks, err := s.coil.CoilV2().AddressBlocks().List(t.Context(), metav1.ListOptions{LabelSelector: v2.LabelPool + "=partners"})
+		if err != nil {
+			return err
+		}
+		holders := map[string]bool{}
+		for i := range blocks.Items {
+			holder, err := settled(&blocks.Items[i])
+			if err != nil {
+				return err
+			}
+			holders[holder] = true
+		}
+		if want := min(nodes(), len(blocks.Items), 2); len(holders) != want || want == 0 {
+			return fmt.Errorf("addresses are on %v, want %d nodes", holders, want)
+		}
+		return nil
 	})
 }
 
-// awaitLeaves waits until the policy of a tenant has a pod, and an address that is at a router.
+// settled is the node of an address that isn't about to move.
+func settled(b *v2.AddressBlock) (string, error) {
+	f := b.Floating
+	if f == nil || len(f.Successors) == 0 || f.MovingTo != "" || f.Holding.Holder != f.Successors[0].Node {
+		return "", fmt.Errorf("%s: %+v", b.Name, f)
+	}
+	return f.Holding.Holder, nil
+}
+
+// awaitLeaves waits until the policy of a tenant has a pod, and an address that is at a router and stays there.
 func (s *site) awaitLeaves(t *testing.T, tenant string) (status v2.EgressPolicyStatus) {
 	t.Helper()
 	testkit.Eventually(t, 120*time.Second, tenant+" has an address", func() error {
@@ -153,6 +181,13 @@ func (s *site) awaitLeaves(t *testing.T, tenant string) (status v2.EgressPolicyS
 		status = p.Status
 		if !meta.IsStatusConditionTrue(status.Conditions, v2.PolicyAccepted) || status.Resolved.Address == nil || status.Router == "" || !slices.Contains(s.Nodes(), status.Node) {
 			return fmt.Errorf("%+v", status)
+		}
+		b, err := s.coil.CoilV2().AddressBlocks().Get(t.Context(), status.Resolved.Address.Block, metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		if holder, err := settled(b); err != nil || holder != status.Node {
+			return fmt.Errorf("the policy is at %s, its address at %q, %w", status.Node, holder, err)
 		}
 		return nil
 	})
