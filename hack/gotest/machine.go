@@ -110,6 +110,40 @@ func median(times int, do func() error) (time.Duration, error) {
 	return took[times/2], nil
 }
 
+// processors is for how long all processors together did something, and did nothing, since the machine started, in ticks.
+type processors struct{ busy, idle uint64 }
+
+// readProcessors reads the sum of /proc/stat (proc_stat(5)): the fourth and fifth column are idle, and idle while a disk is
+// waited for; the ninth and tenth, of guests, are in the first two already.
+func readProcessors() (p processors, err error) {
+	content, err := os.ReadFile("/proc/stat")
+	if err != nil {
+		return p, err
+	}
+	var column [8]uint64
+	if _, err := fmt.Sscanf(string(content), "cpu %d %d %d %d %d %d %d %d",
+		&column[0], &column[1], &column[2], &column[3], &column[4], &column[5], &column[6], &column[7]); err != nil {
+		return p, fmt.Errorf("/proc/stat: %w", err)
+	}
+	for i, ticks := range column {
+		if i == 3 || i == 4 {
+			p.idle += ticks
+		} else {
+			p.busy += ticks
+		}
+	}
+	return p, nil
+}
+
+// busySince is the share of the time since before, from 0 to 1.
+func (p processors) busySince(before processors) float64 {
+	busy, idle := p.busy-before.busy, p.idle-before.idle
+	if busy+idle == 0 {
+		return 0
+	}
+	return float64(busy) / float64(busy+idle)
+}
+
 // scaled is a scale multiplied with the one that the user has set.
 func scaled(scale float64, user string) float64 {
 	if f, err := strconv.ParseFloat(user, 64); err == nil && f > 0 {

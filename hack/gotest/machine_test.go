@@ -101,3 +101,21 @@ func TestWatchLooksUntilTheEnd(t *testing.T) {
 		t.Errorf("%+v, want one look at the clocks", &s)
 	}
 }
+
+// Processors are busy while something computes.
+func TestProcessors(t *testing.T) {
+	before, err := readProcessors()
+	if err != nil {
+		t.Fatal(err)
+	}
+	compute() // several ticks of 10 ms
+	compute()
+	compute()
+	now, err := readProcessors()
+	if share := now.busySince(before); err != nil || share <= 0 || share > 1 {
+		t.Errorf("busy for %f of the time, %v", share, err)
+	}
+	if share := before.busySince(before); share != 0 {
+		t.Errorf("busy for %f of no time", share)
+	}
+}

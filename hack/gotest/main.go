@@ -155,10 +155,20 @@ func (o *options) meet(ctx context.Context, out io.Writer) (stop func(), err err
 	waits := scaled(s.scale(), os.Getenv(scaleEnv))
 	o.waits = strconv.FormatFloat(waits, 'g', 3, 64)
 	fmt.Fprintf(out, "machine: %s, %s; %s=%s\n", s, &clocks, scaleEnv, o.waits)
+	before, err := readProcessors()
+	if err != nil {
+		cancel()
+		wait.Wait()
+		return nil, err
+	}
 	return sync.OnceFunc(func() {
 		cancel()
 		wait.Wait()
-		fmt.Fprintf(out, "\nsince the start: %s\n", &clocks)
+		fmt.Fprintf(out, "\nsince the start: %s", &clocks)
+		if now, err := readProcessors(); err == nil {
+			fmt.Fprintf(out, ", processors busy for %.0f %% of the time", 100*now.busySince(before))
+		}
+		fmt.Fprintln(out)
 	}), nil
 }
 

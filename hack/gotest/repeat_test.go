@@ -171,7 +171,7 @@ func TestRepeat(t *testing.T) {
 			want: []string{
 				"repetition 2 of 2: example.org/m/late TestLate\n", "they count as passed:\n  example.org/m/late TestLate: unsteady in 1 of its last 1 runs\n",
 				"TestOf/a/b_(c): unsteady in", "TestOf/d: unsteady in", "3 was late\n",
-				"TestSteady: scale 1\n", "slowest packages:\n", "s  example.org/m/late\n", "\n4 passed, 0 failed, 0 skipped in ",
+				"TestSteady: scale 1\n", "slowest packages:\n", "s  example.org/m/late\n", "slowest tests:\n", "s  example.org/m/late TestSteady\n", "\n4 passed, 0 failed, 0 skipped in ",
 			},
 			not: []string{"\nfailed:", "MEND"},
 		},

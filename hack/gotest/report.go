@@ -38,14 +38,15 @@ type report struct {
 	passed, skipped int
 	failures        []failure
 	skips           []string
-	ran             []string      // tests that passed, as "package test"
-	ended           []packageTime // packages whose tests ended
-	whole           []string      // packages of which all tests ran
+	ran             []string // tests that passed, as "package test"
+	ended           []taken  // packages whose tests ended
+	passes          []taken  // tests that passed and have no subtests
+	whole           []string // packages of which all tests ran
 }
 
-// packageTime is how long the tests of a package took.
-type packageTime struct {
-	pkg     string
+// taken is how long something took.
+type taken struct {
+	name    string
 	seconds float64
 }
 
@@ -147,6 +148,7 @@ func (r *report) add(e event) {
 			p.passed++
 			r.passed++
 			r.ran = append(r.ran, e.Package+" "+e.Test)
+			r.passes = append(r.passes, taken{e.Package + " " + e.Test, e.Elapsed})
 		}
 		delete(p.tests, e.Test)
 	case "skip":
@@ -202,7 +204,7 @@ func (r *report) addPackage(p *pkg, e event) {
 
 // endPackage notes that a package's tests came to an end, of whatever kind.
 func (r *report) endPackage(p *pkg, e event) {
-	r.ended = append(r.ended, packageTime{e.Package, e.Elapsed})
+	r.ended = append(r.ended, taken{e.Package, e.Elapsed})
 	if p.part || p.grave || len(p.tests) > 0 || e.FailedBuild != "" {
 		return
 	}

@@ -75,17 +75,22 @@ func last(output []string) []string {
 	return append([]string{"...\n"}, output[len(output)-most:]...)
 }
 
-// slowest writes a table of the packages that took longest.
+// slowest writes tables of the packages and of the tests that took longest.
 func (r *report) slowest() {
-	const most = 10
-	if len(r.ended) == 0 {
+	r.table("slowest packages", r.ended, 10)
+	r.table("slowest tests", r.passes, 30)
+}
+
+// table writes those that took longest, most of them at most.
+func (r *report) table(title string, all []taken, most int) {
+	if len(all) == 0 {
 		return
 	}
-	all := slices.Clone(r.ended)
-	slices.SortStableFunc(all, func(a, b packageTime) int { return cmp.Compare(b.seconds, a.seconds) })
-	r.print("\nslowest packages:\n")
-	for _, p := range all[:min(len(all), most)] {
-		r.print("%8.1fs  %s\n", p.seconds, p.pkg)
+	all = slices.Clone(all)
+	slices.SortStableFunc(all, func(a, b taken) int { return cmp.Compare(b.seconds, a.seconds) })
+	r.print("\n%s:\n", title)
+	for _, t := range all[:min(len(all), most)] {
+		r.print("%8.1fs  %s\n", t.seconds, t.name)
 	}
 }
 
