@@ -75,7 +75,8 @@ func (f *fixture) told(condition, node string) {
 	}
 }
 
-// Forged announcements take an address away for a second at most, also while the API server is away, and are told.
+// Forged announcements take an address away for a second at most, also while the API server is away, and are told. An outage of the API server alone
+// takes nothing away, and moves nothing.
 func TestForgedAnnouncements(t *testing.T) {
 	f := newFixture(t, "forged", 3)
 	f.held(0)
@@ -100,7 +101,12 @@ func TestForgedAnnouncements(t *testing.T) {
 	f.told(v2.BlockConflicting, f.Candidates[0].Name)
 	forged("ten times", 10)
 	lasts(t, time.Second)
+	pings := f.pings()
 	f.API.StopServer()
+	lasts(t, 5*time.Second) // longer than any lease
+	if gone := outage(t, pings); gone > 0 {
+		t.Errorf("in an outage of the API server the address was silent for %s", gone)
+	}
 	forged("without the API server", 1)
 	testkit.Check(t, f.API.StartServer(t.Context()))
 	f.held(0)

@@ -10,7 +10,7 @@ import (
 	"github.com/coil-net/coil/integration/rig/rigtest"
 )
 
-// shared is the rig of all tests.
-var shared rigtest.Shared
+// shared is the rig of all tests. They wait most of the time.
+var shared = rigtest.Shared{Parallel: 4}
 
 func TestMain(m *testing.M) { shared.Main(m) }

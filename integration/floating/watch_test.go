@@ -113,31 +113,33 @@ func (w *watch) end() (both time.Duration, spans []string) {
 // most is for how long two nodes may answer at once.
 const most = time.Second
 
-// faults are what happens to the holder, the first of the nodes, and to the others.
-var faults = []struct {
+// fault is something that happens to the holder, the first of the nodes, and to the others.
+type fault struct {
 	name string
 	do   func(ctx context.Context, f *fixture, holder *rig.Node, others []*rig.Node) error
 	// moves says that another node takes the address.
 	moves bool
-}{
+}
+
+var faults = []fault{
 	{"off the API server", func(_ context.Context, _ *fixture, holder *rig.Node, _ []*rig.Node) error {
 		holder.CutAPI(true)
 		return nil
 	}, false},
 	{"off its peers", func(ctx context.Context, f *fixture, holder *rig.Node, others []*rig.Node) error {
-		return f.Divide(ctx, []*rig.Node{holder}, others)
+		return f.Divide(ctx, f.Block, []*rig.Node{holder}, others)
 	}, true},
 	{"off both", func(ctx context.Context, f *fixture, holder *rig.Node, others []*rig.Node) error {
 		holder.CutAPI(true)
-		return f.Divide(ctx, []*rig.Node{holder}, others)
+		return f.Divide(ctx, f.Block, []*rig.Node{holder}, others)
 	}, true},
 	{"two against two", func(ctx context.Context, f *fixture, holder *rig.Node, others []*rig.Node) error {
-		return f.Divide(ctx, []*rig.Node{holder, others[0]}, others[1:])
+		return f.Divide(ctx, f.Block, []*rig.Node{holder, others[0]}, others[1:])
 	}, false},
 	{"two off the API server against two", func(ctx context.Context, f *fixture, holder *rig.Node, others []*rig.Node) error {
 		holder.CutAPI(true)
 		others[0].CutAPI(true)
-		return f.Divide(ctx, []*rig.Node{holder, others[0]}, others[1:])
+		return f.Divide(ctx, f.Block, []*rig.Node{holder, others[0]}, others[1:])
 	}, true},
 	{"frozen", func(ctx context.Context, f *fixture, holder *rig.Node, _ []*rig.Node) error {
 		return f.freeze(ctx, holder)
@@ -177,7 +179,7 @@ func (f *fixture) mend() {
 		n.CutAPI(false)
 	}
 	f.thaw()
-	testkit.Check(f.t, f.Divide(f.t.Context()))
+	testkit.Check(f.t, f.Divide(f.t.Context(), f.Block))
 }
 
 // order are the nodes, the holder first.
@@ -220,39 +222,50 @@ func (f *fixture) settled(what string, as func(holder string) error) {
 
 // However the network is divided, two nodes never answer for longer than a second, and one does soon.
 func TestDividedNetworks(t *testing.T) {
-	t.Parallel()
-	f := newFixture(t, "divided", 4)
-	outside := newHosts(f, 1)
-	f.held(0)
-	for _, fault := range faults {
-		t.Run(fault.name, func(t *testing.T) {
-			f := &fixture{Rig: f.Rig, Floating: f.Floating, t: t, epoch: f.epoch, claims: f.claims}
-			holder, others := f.order()
-			pings, w := f.pings(), outside.watch(f)
-			defer f.mend()
-			testkit.Check(t, fault.do(t.Context(), f, holder, others))
-			lasts(t, 4*time.Second)
-			f.settled("a node has the address", func(name string) error {
-				if moved := name != holder.Name; moved != fault.moves {
-					return fmt.Errorf("%s has it, and it was at %s", name, holder.Name)
-				}
-				return nil
-			})
-			testkit.Check(t, f.found())
-			f.mend()
-			lasts(t, 2*time.Second)
-			f.settled("it stays", func(string) error { return nil })
-			both, spans := w.end()
-			gone := outage(t, pings)
-			t.Logf("silent for %s, two answers for %s", gone, both)
-			bound := time.Duration(0)
-			if fault.moves {
-				bound = testkit.Limit(5 * time.Second)
-			}
-			if both > most || gone > bound {
-				t.Errorf("silent for %s, want at most %s; two answers for %s, want at most %s: %s", gone, bound, both, most, strings.Join(spans, ", "))
+	for i, some := range slices.Collect(slices.Chunk(faults, 3)) { // two networks of nodes take half as long as one
+		t.Run(fmt.Sprint(i), func(t *testing.T) {
+			t.Parallel()
+			f := newFixture(t, fmt.Sprintf("divided-%d", i), 4)
+			outside := newHosts(f, byte(1+20*i))
+			f.held(0)
+			for _, fault := range some {
+				t.Run(fault.name, func(t *testing.T) {
+					f := &fixture{Rig: f.Rig, Floating: f.Floating, t: t, epoch: f.epoch, claims: f.claims}
+					f.suffer(fault, outside)
+				})
 			}
 		})
+	}
+}
+
+// suffer lets a fault happen for some seconds, and ends it.
+func (f *fixture) suffer(fault fault, outside hosts) {
+	t := f.t
+	t.Helper()
+	holder, others := f.order()
+	pings, w := f.pings(), outside.watch(f)
+	defer f.mend()
+	testkit.Check(t, fault.do(t.Context(), f, holder, others))
+	lasts(t, 4*time.Second)
+	f.settled("a node has the address", func(name string) error {
+		if moved := name != holder.Name; moved != fault.moves {
+			return fmt.Errorf("%s has it, and it was at %s", name, holder.Name)
+		}
+		return nil
+	})
+	testkit.Check(t, f.found())
+	f.mend()
+	lasts(t, 2*time.Second)
+	f.settled("it stays", func(string) error { return nil })
+	both, spans := w.end()
+	gone := outage(t, pings)
+	t.Logf("silent for %s, two answers for %s", gone, both)
+	bound := time.Duration(0)
+	if fault.moves {
+		bound = testkit.Limit(5 * time.Second)
+	}
+	if both > most || gone > bound {
+		t.Errorf("silent for %s, want at most %s; two answers for %s, want at most %s: %s", gone, bound, both, most, strings.Join(spans, ", "))
 	}
 }
 

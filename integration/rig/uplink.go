@@ -133,18 +133,20 @@ func (r *Rig) NewHost(ctx context.Context, number byte) (*netlab.NS, error) {
 	return host, nil
 }
 
-// Divide cuts nodes of different groups off each other. Without groups all reach each other again. Hosts and the router reach all nodes.
-func (r *Rig) Divide(ctx context.Context, groups ...[]*Node) error {
-	rules := []string{"add table bridge divided; delete table bridge divided"}
+// Divide cuts nodes of different groups off each other, in place of what it did before by that name. Without groups these nodes
+// reach each other again. Hosts and the router reach all nodes.
+func (r *Rig) Divide(ctx context.Context, name string, groups ...[]*Node) error {
+	table := "bridge divided-" + name
+	rules := []string{"add table " + table, "delete table " + table}
 	if len(groups) > 0 {
-		rules = append(rules, "add table bridge divided; add chain bridge divided forward { type filter hook forward priority 0; }")
+		rules = append(rules, "add table "+table, "add chain "+table+" forward { type filter hook forward priority 0; }")
 	}
 	for i, from := range groups {
 		for j, to := range groups {
 			for _, x := range from {
 				for _, y := range to {
 					if i != j {
-						rules = append(rules, fmt.Sprintf("add rule bridge divided forward iifname port%d oifname port%d drop", x.number, y.number))
+						rules = append(rules, fmt.Sprintf("add rule %s forward iifname port%d oifname port%d drop", table, x.number, y.number))
 					}
 				}
 			}
