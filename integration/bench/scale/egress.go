@@ -140,16 +140,25 @@ func (c *gatewayCluster) client(ctx context.Context, i int, node string) (client
 	if err != nil {
 		return clientPod{}, err
 	}
-	made := clientPod{
-		Namespace: p.Namespace, Name: p.Name, UID: string(p.UID),
-		Addr4: netip.AddrFrom4([4]byte{10, byte(i >> 16), byte(i >> 8), byte(i)}), Addr6: netip.MustParseAddr(fmt.Sprintf("fd00:10::%x", 1+i)),
-	}
-	p.Status = corev1.PodStatus{
-		Phase: corev1.PodRunning, PodIP: made.Addr4.String(), PodIPs: []corev1.PodIP{{IP: made.Addr4.String()}, {IP: made.Addr6.String()}},
-		Conditions: []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue, LastTransitionTime: metav1.Now()}},
-	}
+	made := clientPod{Namespace: p.Namespace, Name: p.Name, UID: string(p.UID)}
+	made.Addr4, made.Addr6 = addressesOf(i)
+	p.Status = running(i)
 	_, err = c.rig.Core.CoreV1().Pods(customers).UpdateStatus(ctx, p, metav1.UpdateOptions{})
 	return made, err
+}
+
+// addressesOf are those of client i.
+func addressesOf(i int) (addr4, addr6 netip.Addr) {
+	return netip.AddrFrom4([4]byte{10, byte(i >> 16), byte(i >> 8), byte(i)}), netip.MustParseAddr(fmt.Sprintf("fd00:10::%x", 1+i))
+}
+
+// running is the status of client i, which is ready.
+func running(i int) corev1.PodStatus {
+	addr4, addr6 := addressesOf(i)
+	return corev1.PodStatus{
+		Phase: corev1.PodRunning, PodIP: addr4.String(), PodIPs: []corev1.PodIP{{IP: addr4.String()}, {IP: addr6.String()}},
+		Conditions: []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue, LastTransitionTime: metav1.Now()}},
+	}
 }
 
 func clientName(i int) string { return fmt.Sprintf("report-generator-7c9f6d5b8f-%05d", i) }

@@ -34,7 +34,7 @@ func need(t *testing.T) options {
 	testkit.Need(t, testkit.APIServer)
 	return options{
 		nodes: 50, blocks: 400, singles: 5, burst: 300, coilds: 20,
-		clients: 300, here: 3, window: 5 * time.Second, exhausted: 5 * time.Second,
+		clients: 300, here: 3, policies: 20, addresses: 8, changes: 5, window: 5 * time.Second, exhausted: 5 * time.Second,
 		refusedCoilds: 20, restarted: 15, refused: 10 * time.Second,
 		delay: time.Second, quiet: 2 * time.Second, log: os.Stderr,
 	}
@@ -140,6 +140,19 @@ func TestClients(t *testing.T) {
 	// A slice is written at most twice a second, and collects more than one change.
 	if f := rep.figure(t, "writes of EndpointSlices, IPv4"); f.Value == 0 || f.Value >= changesPerSecond {
 		t.Errorf("%v writes of slices per second: each change is written", f.Value)
+	}
+}
+
+// Policies use all addresses, and the change of one writes its own lists alone.
+func TestPolicies(t *testing.T) {
+	rep := newReport()
+	if err := measurePolicies(t.Context(), need(t), rep); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"addresses are used", "lists of their own", "lists of others"} {
+		if f := rep.figure(t, name); !f.Reached {
+			t.Errorf("%s: %v", f.Name, f.Value)
+		}
 	}
 }
 
