@@ -126,6 +126,7 @@ func testCoild(t *testing.T, api *controlplane.API) {
 	testKilledAtChange(l, n, s, service)
 	l.must(s.Del(ctx))
 	testKilledAtAdd(l)
+	testTogether(l)
 }
 
 // fault lets the next coild end at a point.
