@@ -90,7 +90,10 @@ func (o *Options) compose(ctx context.Context, e leading.Environment) (leading.C
 	var addresses *controller.FloatingInformers
 	if o.EnableIPAM {
 		pools = kinds.AddressPools()
-		addresses = &controller.FloatingInformers{Claims: kinds.AddressClaims(), Blocks: floating.Coil().V2().AddressBlocks().Informer()}
+		addresses = &controller.FloatingInformers{
+			Claims: kinds.AddressClaims(), Blocks: floating.Coil().V2().AddressBlocks().Informer(),
+			Policies: kinds.EgressPolicies().Informer(), ClusterPolicies: kinds.EgressClusterPolicies().Informer(),
+		}
 	}
 	services := informers.NewSharedInformerFactoryWithOptions(e.Core, 0, informers.WithTransform(s.strip))
 	routing, err := controller.New(controller.Config{
