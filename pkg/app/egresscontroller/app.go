@@ -109,6 +109,7 @@ func (o *Options) compose(ctx context.Context, e leading.Environment) (leading.C
 		Policies: kinds.EgressPolicies().Informer(), ClusterPolicies: kinds.EgressClusterPolicies().Informer(), Egresses: kinds.Egresses().Informer(),
 		Pods: cluster.Core().V1().Pods().Informer(), Services: services.Core().V1().Services().Informer(), Namespaces: namespaces,
 		Clients: clients.Discovery().V1().EndpointSlices().Informer(), EndpointsPerSlice: o.EndpointsPerSlice, Recorder: e.Recorder, LoopMetrics: e.Loops,
+		Registry: e.Registry,
 	})
 	if err != nil {
 		return leading.Controllers{}, err
