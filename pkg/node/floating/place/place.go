@@ -65,6 +65,8 @@ type Config struct {
 	Tracked bool
 	// Announcer may be nil.
 	Announcer Announcer
+	// Repaired counts objects of Kinds that others had destroyed, and that were made again.
+	Repaired func(ctx context.Context, kind string, n int)
 }
 
 // Place implements floating.Place.
@@ -85,8 +87,8 @@ type Place struct {
 	held map[string]held
 	// left are addresses with routes of an earlier life, which may answer for them until it is over.
 	left []netip.Addr
-	// dirty says that the kernel isn't known to be as it should be.
-	dirty bool
+	// dirty says that the kernel isn't known to be as it should be, and suspect that others may have changed it.
+	dirty, suspect bool
 }
 
 // held is an address for which the node answers, and by which pod.
@@ -140,7 +142,7 @@ func (p *Place) Stop(ctx context.Context, a floating.Address) error {
 	return p.do(&job{ctx: ctx, order: floating.Order{Address: a}, kind: stop})
 }
 
-// Sync makes the kernel as it should be, if something has changed behind the Place's back. A lease after the start it removes what an
+// Sync makes the kernel as it should be, and counts it, if something has changed behind the Place's back. A lease after the start it removes what an
 // earlier life has left.
 func (p *Place) Sync(ctx context.Context) error { return p.do(&job{ctx: ctx, kind: mend}) }
 
@@ -188,13 +190,13 @@ func (p *Place) serve(ctx context.Context) {
 // serveAll does jobs, each of another address.
 func (p *Place) serveAll(ctx context.Context, jobs []*job) {
 	var answers, stops, mends []*job
-	changed := p.dirty
+	changed, mending := p.dirty || p.earlier(), p.suspect
 	for _, j := range jobs {
 		was, known := p.held[j.order.ID]
 		switch j.kind {
 		case mend:
 			mends = append(mends, j)
-			changed = true
+			mending = true
 		case stop:
 			stops = append(stops, j)
 			delete(p.held, j.order.ID)
@@ -215,19 +217,26 @@ func (p *Place) serveAll(ctx context.Context, jobs []*job) {
 		}
 	}
 	closed := p.close(ctx, stops)
+	sync := changed || mending
+	var fixed repaired
 	var led, settled error
-	if changed {
-		led = p.lead(ctx, stops)
+	if sync {
+		fixed, led = p.lead(ctx, stops)
 	}
 	var lacking, leading map[netip.Addr]bool
 	if led != nil {
 		lacking, leading = p.failed(ctx, stops)
 	}
 	opened := p.open(ctx, slices.DeleteFunc(slices.Clone(answers), func(j *job) bool { return isOf(j, lacking) }))
-	if changed {
-		settled = p.settle(ctx, lacking)
+	if sync {
+		var more repaired
+		more, settled = p.settle(ctx, lacking)
+		fixed = fixed.plus(more)
 	}
-	p.dirty = led != nil || settled != nil
+	if !changed {
+		p.tell(ctx, fixed)
+	}
+	p.dirty, p.suspect = led != nil || settled != nil, opened != nil
 	for _, j := range answers {
 		err := errors.Join(opened, settled)
 		if isOf(j, lacking) {
