@@ -29,6 +29,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/coil-net/coil/pkg/dataplane"
+	"github.com/coil-net/coil/pkg/faultpoint"
 	"github.com/coil-net/coil/pkg/ipam"
 	"github.com/coil-net/coil/pkg/kernel/nft"
 	"github.com/coil-net/coil/pkg/kernel/route"
@@ -216,21 +217,33 @@ func (p *Place) serveAll(ctx context.Context, jobs []*job) {
 			p.held[j.order.ID] = held{j.order, pod}
 		}
 	}
+	at := func(take, give faultpoint.Point) {
+		if len(answers) > 0 {
+			faultpoint.At(take)
+		}
+		if len(stops) > 0 {
+			faultpoint.At(give)
+		}
+	}
 	closed := p.close(ctx, stops)
+	at("", faultpoint.GiveClosed)
 	sync := changed || mending
 	var fixed repaired
 	var led, settled error
 	if sync {
 		fixed, led = p.lead(ctx, stops)
+		at(faultpoint.HoldLed, "")
 	}
 	var lacking, leading map[netip.Addr]bool
 	if led != nil {
 		lacking, leading = p.failed(ctx, stops)
 	}
 	opened := p.open(ctx, slices.DeleteFunc(slices.Clone(answers), func(j *job) bool { return isOf(j, lacking) }))
+	at(faultpoint.HoldOpened, "")
 	if sync {
 		var more repaired
 		more, settled = p.settle(ctx, lacking)
+		at(faultpoint.HoldSettled, faultpoint.GiveSettled)
 		fixed = fixed.plus(more)
 	}
 	if !changed {
@@ -260,12 +273,16 @@ func (p *Place) announce(ctx context.Context, j *job) error {
 	if p.cfg.Announcer == nil || !j.order.Announce {
 		return nil
 	}
-	return p.cfg.Announcer.Announce(ctx, j.order.Address)
+	err := p.cfg.Announcer.Announce(ctx, j.order.Address)
+	faultpoint.At(faultpoint.HoldAnnounced)
+	return err
 }
 
 func (p *Place) withdraw(ctx context.Context, j *job) error {
 	if p.cfg.Announcer == nil {
 		return nil
 	}
-	return p.cfg.Announcer.Withdraw(ctx, j.order.Address)
+	err := p.cfg.Announcer.Withdraw(ctx, j.order.Address)
+	faultpoint.At(faultpoint.GiveWithdrawn)
+	return err
 }
