@@ -1,5 +1,6 @@
 // Command demo shows Coil at work: it starts a cluster on this machine, installs
-// Coil as a user does, and lets pods reach each other. Its exit status is 0 only
+// Coil as a user does, and lets pods reach each other, and leave by an address of
+// their own where the kernel can. Its exit status is 0 only
 // if everything that it shows worked.
 //
 // Everything is removed at the end, whatever happened; --keep leaves the cluster
@@ -87,7 +88,7 @@ func show(ctx context.Context, nodes int) error {
 	if _, err := d.kubectl(ctx, "get", "nodes", "-o", "wide"); err != nil {
 		return err
 	}
-	for _, f := range []func(context.Context) error{d.makePools, d.makePods, d.reach, d.look} {
+	for _, f := range []func(context.Context) error{d.makePools, d.makePods, d.reach, d.look, d.leave} {
 		if err := f(ctx); err != nil {
 			return err
 		}

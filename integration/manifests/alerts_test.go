@@ -24,6 +24,7 @@ import (
 	"github.com/coil-net/coil/integration/lab/build"
 	"github.com/coil-net/coil/pkg/controller/blockrequest"
 	"github.com/coil-net/coil/pkg/controller/egress"
+	claims "github.com/coil-net/coil/pkg/controller/floating"
 	"github.com/coil-net/coil/pkg/controller/pool"
 	"github.com/coil-net/coil/pkg/kube"
 	"github.com/coil-net/coil/pkg/natgateway"
@@ -72,6 +73,9 @@ func registered(t *testing.T) map[string][]string {
 	testkit.Must(egress.New(egress.Config{
 		Coil: coil, Core: core, Egresses: own.Egresses(), Cluster: all, Namespaces: namespaces, Routers: all, Accounts: all, Clients: all,
 		LoopMetrics: loops, Registry: r,
+	}))(t)
+	testkit.Must(claims.New(claims.Config{
+		Coil: coil, Core: core, Claims: own.AddressClaims(), Blocks: own.AddressBlocks(), Pools: own.AddressPools(), LoopMetrics: loops, Registry: r,
 	}))(t)
 	r.MustRegister(natgateway.NewCollector(t.Context(), natgateway.Config{Namespace: "n", Egress: "e", Config: gateway.Config{Pod: "p"}}, nil, nil, nil))
 	r.MustRegister(floating.NewTroubles(floating.TroublesConfig{}, nil))

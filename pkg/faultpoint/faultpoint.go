@@ -1,5 +1,5 @@
 // Package faultpoint names the points between the steps of ADD, DEL, the life of a
-// block and what a pod needs of Egresses at which a crash is tested.
+// block, what a pod needs of Egresses, and a floating address, at which a crash is tested.
 //
 // It owns their names. In programs that are shipped a point is nothing at all;
 // built with the tag faultpoints, a program kills itself at one of them when its
@@ -81,6 +81,19 @@ const (
 	FloatingDeleted Point = "floating.deleted" // the block is marked deleted, its name isn't free
 )
 
+// The points while a node takes a floating address, in their order, and then those while it gives one up.
+const (
+	HoldWritten   Point = "hold.written"   // by this node, since the holder is away: the kernel answers for nothing yet
+	HoldLed       Point = "hold.led"       // the route leads to the pod, packets are dropped
+	HoldOpened    Point = "hold.opened"    // packets pass; passed again whenever that is prolonged
+	HoldSettled   Point = "hold.settled"   // routing daemons are told
+	HoldAnnounced Point = "hold.announced" // the hosts of links are
+	GiveClosed    Point = "give.closed"    // packets are dropped, routes are there
+	GiveSettled   Point = "give.settled"   // they aren't, hosts of links may still ask this node
+	GiveWithdrawn Point = "give.withdrawn" // they don't, the record isn't written
+	GiveWritten   Point = "give.written"
+)
+
 // The points for tests, each list in its order.
 var (
 	Add   = []Point{AddBegun, AddReserved, AddVeth, AddPodWired, AddHostWired, AddRecorded, AddAnswering}
@@ -95,6 +108,8 @@ var (
 	EgressRemoval = []Point{EgressRouteless, EgressCleared, EgressForgotten}
 	Carve         = []Point{CarveChosen, CarveCreated, CarveAnswered}
 	Floating      = []Point{FloatingChosen, FloatingCreated, FloatingTold, FloatingDeleted}
+	Hold          = []Point{HoldWritten, HoldLed, HoldOpened, HoldSettled, HoldAnnounced}
+	Give          = []Point{GiveClosed, GiveSettled, GiveWithdrawn, GiveWritten}
 )
 
 // Env is the environment variable that selects points, as "add.reserved=3": the

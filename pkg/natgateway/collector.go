@@ -7,6 +7,7 @@ import (
 	"errors"
 	"net/http"
 	"net/netip"
+	"slices"
 	"strconv"
 	"sync"
 	"time"
@@ -34,6 +35,7 @@ type Connections interface {
 	Size() (count, limit int, err error)
 	Stats(ctx context.Context) (conntrack.Stats, error)
 	Uses(ctx context.Context, n int, own ...netip.Addr) ([]conntrack.Use, error)
+	Leaving(ctx context.Context, own ...netip.Addr) (map[netip.Addr]int, error)
 }
 
 const (
@@ -52,6 +54,7 @@ const (
 // read has no metric, and is logged.
 type Collector struct {
 	ctx         context.Context
+	router      []netip.Addr
 	own         func() []netip.Addr
 	filter      Counters
 	connections Connections
@@ -60,11 +63,14 @@ type Collector struct {
 	insertFailed, full, evicted *prometheus.Desc
 	counted                     map[string][2]*prometheus.Desc // packets and bytes
 	dropped                     [2]*prometheus.Desc
-	ports                       *prometheus.Desc
+	ports, leaving              *prometheus.Desc
 
 	mu   sync.Mutex
 	uses []conntrack.Use
 	read time.Time
+	// byAddress has the connections of floating addresses, as they were read then.
+	byAddress     map[netip.Addr]int
+	byAddressRead time.Time
 }
 
 // NewCollector returns a collector for the router of cfg; ctx has the logger, and ends scrapes
@@ -79,7 +85,7 @@ func NewCollector(ctx context.Context, cfg Config, own func() []netip.Addr, filt
 		}
 	}
 	return &Collector{
-		ctx: ctx, own: own, filter: filter, connections: connections,
+		ctx: ctx, router: cfg.Addresses, own: own, filter: filter, connections: connections,
 		entries:      desc("nf_conntrack_entries_count", "Connections that the router tracks."),
 		limit:        desc("nf_conntrack_entries_limit", "Connections that the router can track."),
 		insertFailed: desc("nf_conntrack_insert_failed_total", "Packets dropped because their connection had the addresses and ports of another one."),
@@ -92,12 +98,13 @@ func NewCollector(ctx context.Context, cfg Config, own func() []netip.Addr, filt
 		dropped: both("nftables_dropped", "dropped, by the reason", "protocol", "reason"),
 		ports: desc("snat_ports_used", "Ports of an address of the router in use towards one destination, of 64512; of the ten destinations with the most, at most 30 s old.",
 			"protocol", "destination", "port"),
+		leaving: desc("address_connections", "Connections of clients that leave by a floating address, at most 30 s old; of addresses that have some.", "address"),
 	}
 }
 
 // Describe implements prometheus.Collector.
 func (c *Collector) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{c.entries, c.limit, c.insertFailed, c.full, c.evicted, c.ports, c.dropped[0], c.dropped[1]} {
+	for _, d := range []*prometheus.Desc{c.entries, c.limit, c.insertFailed, c.full, c.evicted, c.ports, c.leaving, c.dropped[0], c.dropped[1]} {
 		ch <- d
 	}
 	for _, d := range c.counted {
@@ -150,6 +157,13 @@ func (c *Collector) Collect(ch chan<- prometheus.Metric) {
 	for _, u := range uses {
 		gauge(c.ports, float64(u.Ports), protocolName(u.Protocol), u.Destination.Addr().String(), strconv.Itoa(int(u.Destination.Port())))
 	}
+	leaving, err := c.leavingBy(ctx)
+	if err != nil {
+		logger.Error(err, "No metrics of floating addresses")
+	}
+	for a, n := range leaving {
+		gauge(c.leaving, float64(n), a.String())
+	}
 }
 
 // Pressure returns how many of its connections and ports the router uses; of ports, at most 30 s ago.
@@ -198,6 +212,24 @@ func (c *Collector) use(ctx context.Context) ([]conntrack.Use, error) {
 		c.uses, c.read = uses, time.Now()
 	}
 	return uses, err
+}
+
+// leavingBy counts the connections of each floating address, now or a moment ago. Without such addresses the table isn't read.
+func (c *Collector) leavingBy(ctx context.Context) (map[netip.Addr]int, error) {
+	floating := slices.DeleteFunc(slices.Clone(c.own()), func(a netip.Addr) bool { return slices.Contains(c.router, a) })
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if len(floating) == 0 {
+		return nil, nil
+	}
+	if time.Since(c.byAddressRead) < usesAge {
+		return c.byAddress, nil
+	}
+	all, err := c.connections.Leaving(ctx, floating...)
+	if err == nil {
+		c.byAddress, c.byAddressRead = all, time.Now()
+	}
+	return all, err
 }
 
 // protocolNames are the usual names of protocols of IP.

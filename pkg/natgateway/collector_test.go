@@ -7,9 +7,11 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"net/netip"
+	"strings"
 	"testing"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus/testutil"
 	"golang.org/x/sys/unix"
 
 	"github.com/coil-net/coil/pkg/kernel/conntrack"
@@ -21,6 +23,7 @@ import (
 type connections struct {
 	count, limit int
 	uses         []conntrack.Use
+	leaving      map[netip.Addr]int
 	err          error
 }
 
@@ -30,6 +33,16 @@ func (c connections) Stats(context.Context) (conntrack.Stats, error) {
 }
 func (c connections) Uses(context.Context, int, ...netip.Addr) ([]conntrack.Use, error) {
 	return c.uses, c.err
+}
+
+func (c connections) Leaving(_ context.Context, own ...netip.Addr) (map[netip.Addr]int, error) {
+	all := map[netip.Addr]int{}
+	for _, a := range own {
+		if n := c.leaving[a]; n > 0 {
+			all[a] = n
+		}
+	}
+	return all, c.err
 }
 
 // refusing is a filter that counts nothing, and has refused connections of these clients.
@@ -66,6 +79,30 @@ func TestPressure(t *testing.T) {
 		}
 		if answer.Code != tt.status || got != tt.want {
 			t.Errorf("%s: status %d, %+v, want %+v", tt.name, answer.Code, got, tt.want)
+		}
+	}
+}
+
+// A router tells how many connections leave by each floating address; without such addresses it tells of none.
+func TestConnectionsOfAddresses(t *testing.T) {
+	router, one, other := netip.MustParseAddr("10.1.0.1"), netip.MustParseAddr("198.51.100.1"), netip.MustParseAddr("2001:db8::1")
+	table := connections{leaving: map[netip.Addr]int{router: 7, one: 3, other: 2}}
+	for _, tt := range []struct {
+		own  []netip.Addr
+		want string
+	}{
+		{[]netip.Addr{router}, ""},
+		{[]netip.Addr{router, one, other, netip.MustParseAddr("198.51.100.2")}, `
+			# HELP coil_egress_address_connections Connections of clients that leave by a floating address, at most 30 s old; of addresses that have some.
+			# TYPE coil_egress_address_connections gauge
+			coil_egress_address_connections{address="198.51.100.1",egress="nat",namespace="internet",pod="p"} 3
+			coil_egress_address_connections{address="2001:db8::1",egress="nat",namespace="internet",pod="p"} 2
+		`},
+	} {
+		cfg := Config{Namespace: "internet", Egress: "nat", Config: gateway.Config{Pod: "p", Addresses: []netip.Addr{router}}}
+		c := NewCollector(t.Context(), cfg, func() []netip.Addr { return tt.own }, refusing{}, table)
+		if err := testutil.CollectAndCompare(c, strings.NewReader(tt.want), "coil_egress_address_connections"); err != nil {
+			t.Error(err)
 		}
 	}
 }

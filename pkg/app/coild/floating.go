@@ -58,7 +58,9 @@ type holder struct {
 	rivals    map[string]rival
 }
 
-func (h *holder) part() part { return part{watch: h.watch, compose: h.compose, start: h.start} }
+func (h *holder) part() part {
+	return part{kinds: place.Kinds, watch: h.watch, compose: h.compose, start: h.start}
+}
 
 func (h *holder) watch() {
 	blocks, secret := kube.FloatingBlockInformer(h.clients.Coil), kube.SecretInformer(h.clients.Core, keys.Namespace, keys.Name)
@@ -97,7 +99,7 @@ func (h *holder) compose(ctx context.Context) error {
 	}
 	h.place, err = place.New(ctx, place.Config{
 		Handle: h.network.Handle(), Table: h.table, ARP: h.arp, PodTable: h.PodTable, ExportTable: h.ExportTable, Loopback: lo, Pod: h.pod, Announcer: h,
-		Tracked: !h.FloatingNotrack,
+		Tracked: !h.FloatingNotrack, Repaired: h.repairs.Done,
 	})
 	if err != nil {
 		return err

@@ -19,8 +19,8 @@ func TestAdviceForEachKind(t *testing.T) {
 	}{{Options{}, 1}, {Options{IPAM: true}, 3}, {Options{Egress: true}, 2}, {Options{IPAM: true, Egress: true}, 5}} {
 		d := &daemon{Options: c.o}
 		d.makeParts()
-		if len(d.kinds) != 14 || len(d.parts) != c.parts {
-			t.Errorf("IPAM %t, egress %t: %d kinds and %d parts, want 14 and %d", c.o.IPAM, c.o.Egress, len(d.kinds), len(d.parts), c.parts)
+		if len(d.kinds) != 16 || len(d.parts) != c.parts {
+			t.Errorf("IPAM %t, egress %t: %d kinds and %d parts, want 16 and %d", c.o.IPAM, c.o.Egress, len(d.kinds), len(d.parts), c.parts)
 		}
 		for k, advice := range d.kinds {
 			if advice == "" {

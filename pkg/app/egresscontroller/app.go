@@ -90,7 +90,10 @@ func (o *Options) compose(ctx context.Context, e leading.Environment) (leading.C
 	var addresses *controller.FloatingInformers
 	if o.EnableIPAM {
 		pools = kinds.AddressPools()
-		addresses = &controller.FloatingInformers{Claims: kinds.AddressClaims(), Blocks: floating.Coil().V2().AddressBlocks().Informer()}
+		addresses = &controller.FloatingInformers{
+			Claims: kinds.AddressClaims(), Blocks: floating.Coil().V2().AddressBlocks().Informer(),
+			Policies: kinds.EgressPolicies().Informer(), ClusterPolicies: kinds.EgressClusterPolicies().Informer(),
+		}
 	}
 	services := informers.NewSharedInformerFactoryWithOptions(e.Core, 0, informers.WithTransform(s.strip))
 	routing, err := controller.New(controller.Config{
@@ -106,6 +109,7 @@ func (o *Options) compose(ctx context.Context, e leading.Environment) (leading.C
 		Policies: kinds.EgressPolicies().Informer(), ClusterPolicies: kinds.EgressClusterPolicies().Informer(), Egresses: kinds.Egresses().Informer(),
 		Pods: cluster.Core().V1().Pods().Informer(), Services: services.Core().V1().Services().Informer(), Namespaces: namespaces,
 		Clients: clients.Discovery().V1().EndpointSlices().Informer(), EndpointsPerSlice: o.EndpointsPerSlice, Recorder: e.Recorder, LoopMetrics: e.Loops,
+		Registry: e.Registry,
 	})
 	if err != nil {
 		return leading.Controllers{}, err

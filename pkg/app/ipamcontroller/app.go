@@ -87,7 +87,7 @@ func (o *Options) compose(_ context.Context, e leading.Environment) (leading.Con
 	addresses, err := floating.New(floating.Config{
 		Coil: e.Coil, Core: e.Core,
 		Claims: v2.AddressClaims(), Blocks: v2.AddressBlocks(), Pools: v2.AddressPools(),
-		Ledger: blocks, LostBlocks: requests.Claims, Recorder: e.Recorder, LoopMetrics: e.Loops,
+		Ledger: blocks, LostBlocks: requests.Claims, Recorder: e.Recorder, LoopMetrics: e.Loops, Registry: e.Registry,
 	})
 	if err != nil {
 		return leading.Controllers{}, err

@@ -29,12 +29,15 @@ type FloatingInformers struct {
 	Claims coilinformers.AddressClaimInformer
 	// Blocks informs of AddressBlocks with the label v2.LabelFloating.
 	Blocks cache.SharedIndexInformer
+	// Policies and ClusterPolicies inform of all of them, so that the status of Egresses names them; nil without.
+	Policies, ClusterPolicies cache.SharedIndexInformer
 }
 
 // addresses has the AddressClaims and the floating AddressBlocks of Egresses.
 type addresses struct {
 	claims kube.Index[v2.AddressClaim] // by their Egress
 	blocks kube.Index[v2.AddressBlock] // by their Egress
+	users  *users                      // nil if they aren't told
 }
 
 func newAddresses(i *FloatingInformers) *addresses {
@@ -44,6 +47,7 @@ func newAddresses(i *FloatingInformers) *addresses {
 	return &addresses{
 		claims: kube.CacheOf[v2.AddressClaim](i.Claims.Informer()).IndexBy(egressOfClaim),
 		blocks: kube.CacheOf[v2.AddressBlock](i.Blocks).IndexBy(egressOfBlock),
+		users:  newUsers(i),
 	}
 }
 
@@ -160,7 +164,7 @@ func (c *Controller) addressSources(i *FloatingInformers) []reconcile.Source {
 	if i == nil {
 		return nil
 	}
-	return []reconcile.Source{
+	return append(c.userSources(i),
 		reconcile.On(i.Claims.Informer(), reconcile.Handler(func(a *v2.AddressClaim) { c.addressesChanged(egressOfClaim(a)) })),
 		reconcile.On(i.Blocks, reconcile.Changes(func(a, b *v2.AddressBlock) {
 			for _, block := range []*v2.AddressBlock{a, b} {
@@ -168,8 +172,7 @@ func (c *Controller) addressSources(i *FloatingInformers) []reconcile.Source {
 					c.addressesChanged(egressOfBlock(block))
 				}
 			}
-		})),
-	}
+		})))
 }
 
 // settleRouters is for how long changes of addresses are collected that routers wait for: the status tells them which addresses are theirs.

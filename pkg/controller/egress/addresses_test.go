@@ -1,19 +1,25 @@
 package egress
 
 import (
+	"context"
 	"fmt"
 	"strings"
+	"sync"
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/watch"
 	clienttesting "k8s.io/client-go/testing"
 
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
 	"github.com/coil-net/coil/pkg/plan"
 	"github.com/coil-net/coil/pkg/plan/egress"
+	"github.com/coil-net/coil/pkg/reconcile"
+	"github.com/coil-net/coil/pkg/testkit"
 )
 
 // patched is what the controller writes to the objects of a resource, in order.
@@ -116,4 +122,58 @@ func TestPlacesAreWritten(t *testing.T) {
 	f.put(t, f.cfg.Cluster.Core().V1().Nodes().Informer().GetIndexer(), node)
 	places()
 	expect(t, f.patched("addressblocks"), []string{"patch partners-0 ", `"resourceVersion":"7"`, `{"node":"a","addresses":["192.0.2.1","fd00::1"],"podUID":"pod"}`})
+}
+
+// Blocks have the addresses at which nodes ask each other: when those of a Node change, the blocks follow, those of Egresses with addresses.
+func TestPlacesFollowNodes(t *testing.T) {
+	f := newFixture(t)
+	f.withAddresses(t, "partners")
+	other := f.egress(t).DeepCopy()
+	other.Name, other.UID, other.Spec.Addresses = "other", "other", nil
+	f.put(t, f.egresses, other)
+	looked := make(chan string, 10)
+	f.Controller.places = reconcile.New("places", func(_ context.Context, key types.NamespacedName) error {
+		looked <- key.String()
+		return nil
+	}, nil)
+	var running sync.WaitGroup
+	t.Cleanup(running.Wait) // for the end of the test's context
+	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "a", ResourceVersion: "1"}}
+	api := f.core.CoreV1().Nodes()
+	testkit.Must(api.Create(t.Context(), node, metav1.CreateOptions{}))(t)
+	watched := make(chan struct{}) // the fake forgets what changes between a list and the watch that follows it
+	f.core.PrependWatchReactor("nodes", func(a clienttesting.Action) (bool, watch.Interface, error) {
+		defer close(watched)
+		w, err := f.core.Tracker().Watch(a.GetResource(), a.GetNamespace())
+		return true, w, err
+	})
+	running.Go(func() { f.cfg.Cluster.Core().V1().Nodes().Informer().Run(t.Context().Done()) })
+	running.Go(func() {
+		if err := f.Controller.places.Run(t.Context(), 1); err != nil {
+			t.Error(err)
+		}
+	})
+	<-watched
+	expectLook := func(what string) {
+		t.Helper()
+		select {
+		case key := <-looked:
+			if key != nat.String() {
+				t.Errorf("%s: places of %s are looked at", what, key)
+			}
+		case <-time.After(testkit.Timeout(5 * time.Second)):
+			t.Errorf("%s: no places are looked at", what)
+		}
+	}
+	expectLook("the Node is there")
+	node.ResourceVersion, node.Labels = "2", map[string]string{"heart": "beat"}
+	testkit.Must(api.Update(t.Context(), node, metav1.UpdateOptions{}))(t)
+	node.ResourceVersion, node.Status.Addresses = "3", []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: "192.0.2.7"}}
+	testkit.Must(api.Update(t.Context(), node, metav1.UpdateOptions{}))(t)
+	expectLook("its address has changed")
+	testkit.Check(t, api.Delete(t.Context(), "a", metav1.DeleteOptions{}))
+	expectLook("it is gone")
+	if len(looked) > 0 {
+		t.Errorf("places of %s are looked at without a reason", <-looked)
+	}
 }

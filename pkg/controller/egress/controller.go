@@ -25,8 +25,8 @@
 //
 // Five loops: objects and status, clients, the places of floating addresses, the ClusterRoleBinding of former versions, and
 // what routers say about their pressure. The clients of one Egress so never wait for its objects, nor its
-// objects for a router's answer. Each coild gets each Egress that changes: a status of which only the number of
-// clients differs is written every 30 seconds at most.
+// objects for a router's answer. Each coild gets each Egress that changes: a status of which only the numbers of
+// clients and policies differ is written every 30 seconds at most.
 package egress
 
 import (
@@ -61,7 +61,7 @@ import (
 const (
 	// settle is for how long changes are collected that only the status follows.
 	settle = time.Second
-	// countEvery is how often the status of an Egress is written for the number of its clients alone.
+	// countEvery is how often the status of an Egress is written for the numbers of its clients and policies alone.
 	countEvery = 30 * time.Second
 	// foreignPause is how long to wait for somebody else's object to go: it need not have
 	// labels by which its end would be an event.
@@ -129,7 +129,7 @@ type Controller struct {
 	refused perEgress[sets.Set[types.UID]]
 	// lists keeps the slices.
 	lists *lists.Keeper
-	// counted is when the number of clients was written to the status last.
+	// counted is when the numbers of users were written to the status last.
 	counted perEgress[time.Time]
 	// askTimeout is how long a round of questions to the routers of an Egress may take.
 	askTimeout time.Duration

@@ -28,7 +28,7 @@ func (c *Controller) register() error {
 		reconcile.On(cluster.Core().V1().Pods().Informer(), reconcile.Changes(c.podChanged)),
 		reconcile.On(c.cfg.Namespaces, reconcile.Changes(c.namespaceChanged)),
 		// Heartbeats of Nodes don't matter.
-		reconcile.On(cluster.Core().V1().Nodes().Informer(), reconcile.ChangeHandler(func(*corev1.Node) { c.clusterChanged() }, sameAddresses)),
+		reconcile.On(cluster.Core().V1().Nodes().Informer(), reconcile.ChangeHandler(func(*corev1.Node) { c.nodeChanged() }, sameAddresses)),
 		reconcile.On(cluster.Networking().V1().ServiceCIDRs().Informer(), reconcile.Handler(func(*networkingv1.ServiceCIDR) { c.clusterChanged() })),
 		reconcile.On(routers.Apps().V1().Deployments().Informer(), reconcile.Handler(func(d *appsv1.Deployment) { c.objects.Add(keyOf(d)) })),
 		reconcile.On(routers.Core().V1().Services().Informer(), reconcile.Handler(func(s *corev1.Service) { c.objects.Add(keyOf(s)) })),
@@ -217,6 +217,16 @@ func (c *Controller) namespaceChanged(a, b *metav1.PartialObjectMetadata) {
 // sameAddresses says whether two states of a Node have the same addresses and ranges of pods.
 func sameAddresses(a, b *corev1.Node) bool {
 	return slices.Equal(a.Status.Addresses, b.Status.Addresses) && slices.Equal(a.Spec.PodCIDRs, b.Spec.PodCIDRs)
+}
+
+// nodeChanged looks at the places of all floating addresses, too: their blocks have the addresses of nodes.
+func (c *Controller) nodeChanged() {
+	c.clusterChanged()
+	for _, e := range c.egresses.All() {
+		if e.Spec.Addresses != nil {
+			c.places.Add(keyOf(e))
+		}
+	}
 }
 
 // clusterChanged looks at the status of all Egresses, soon.

@@ -109,12 +109,10 @@ func (c *Controller) syncObjects(ctx context.Context, key types.NamespacedName) 
 	return nil
 }
 
-// untilCounted is how long the status of an Egress need not be written: only the number of clients
+// untilCounted is how long the status of an Egress need not be written: only what is counted
 // differs, and was written lately.
 func (c *Controller) untilCounted(e *v2.Egress, status v2.EgressStatus) time.Duration {
-	written := status.Clients
-	status.Clients = e.Status.Clients
-	if written == status.Clients || !equality.Semantic.DeepEqual(e.Status, status) {
+	if !egress.OnlyCounts(e.Status, status) {
 		return 0
 	}
 	return max(0, countEvery-c.now().Sub(c.counted.Get(keyOf(e))))
@@ -226,6 +224,7 @@ func (c *Controller) observe(f *egress.Facts) {
 		_, f.Selector = metav1.LabelSelectorAsSelector(s)
 	}
 	f.NoPools, f.Claim, f.Blocks = c.addresses == nil, c.claimOf(f.Egress), c.blocksOf(f.Egress)
+	f.Policies = c.policiesOf(f.Blocks)
 	f.Pressure = c.pressures.Get(key).byPod()
 	c.gauges.set(key, f.Clients, len(have), f.Deployment)
 }
@@ -240,7 +239,7 @@ func (c *Controller) writeStatus(ctx context.Context, e *v2.Egress, status v2.Eg
 	if !wrote {
 		return err
 	}
-	if status.Clients != e.Status.Clients {
+	if !egress.SameCounts(status, e.Status) {
 		c.counted.Set(keyOf(e), c.now().Time)
 	}
 	c.tell(ctx, e, status)

@@ -59,8 +59,11 @@ func newFixture(t *testing.T) *fixture {
 	all := informers.NewSharedInformerFactory(f.core, 0)
 	c, err := New(Config{
 		Coil: coil, Core: f.core, Egresses: informed.Egresses(), Pools: informed.AddressPools(),
-		Floating: &FloatingInformers{Claims: informed.AddressClaims(), Blocks: informed.AddressBlocks().Informer()},
-		Cluster:  all, Routers: all, Accounts: all, Clients: all,
+		Floating: &FloatingInformers{
+			Claims: informed.AddressClaims(), Blocks: informed.AddressBlocks().Informer(),
+			Policies: informed.EgressPolicies().Informer(), ClusterPolicies: informed.EgressClusterPolicies().Informer(),
+		},
+		Cluster: all, Routers: all, Accounts: all, Clients: all,
 		Namespaces: cache.NewSharedIndexInformer(&cache.ListWatch{}, &metav1.PartialObjectMetadata{}, 0, cache.Indexers{}),
 		Image:      egress.RouterImage{Name: "i", Port: 5555}, Recorder: f.events,
 	})

@@ -24,6 +24,7 @@ import (
 	"context"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -63,8 +64,9 @@ type Config struct {
 	// EndpointsPerSlice is how many clients are in a slice; 0 is egress.EndpointsPerSlice.
 	EndpointsPerSlice int
 	Recorder          kube.Recorder
-	// LoopMetrics takes metrics; a nil one isn't exported.
+	// LoopMetrics and Registry take metrics; nil ones are not exported.
 	LoopMetrics *reconcile.Metrics
+	Registry    prometheus.Registerer
 }
 
 // Controller keeps policies. A key is the name of a policy, for an EgressClusterPolicy without a namespace.
@@ -86,6 +88,7 @@ type Controller struct {
 	// assigned has, by Egress, the floating addresses of its policies.
 	assigned syncmap.Map[types.NamespacedName, assignment]
 	now      func() metav1.Time
+	metrics  *collector
 	// counted is when the number of clients was written to the status last.
 	counted syncmap.Map[types.NamespacedName, time.Time]
 }
@@ -106,6 +109,10 @@ func New(cfg Config) (*Controller, error) {
 		keeper:     lists.New(cfg.Core.DiscoveryV1(), cfg.EndpointsPerSlice),
 		now:        metav1.Now,
 	}
+	c.metrics = newCollector(c.policies)
+	if cfg.Registry != nil {
+		cfg.Registry.MustRegister(c.metrics)
+	}
 	c.status = reconcile.New("egress-policies", c.syncStatus, cfg.LoopMetrics)
 	c.lists = reconcile.New("egress-policy-clients", c.syncClients, cfg.LoopMetrics)
 	c.assign = reconcile.New("egress-policy-addresses", c.syncAssignment, cfg.LoopMetrics)
@@ -117,6 +124,8 @@ func (c *Controller) Synced() []cache.DoneChecker { return c.synced }
 
 // Run keeps policies until ctx ends. Call it when this process leads.
 func (c *Controller) Run(ctx context.Context) error {
+	c.metrics.leading.Store(true)
+	defer c.metrics.leading.Store(false)
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return c.status.Run(ctx, workers, c.synced...) })
 	group.Go(func() error { return c.assign.Run(ctx, 1, c.synced...) })

@@ -25,6 +25,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -67,20 +68,22 @@ type Config struct {
 	// LostBlocks returns the last claim of a node on a block of a pool that it lost. It suspends the pool.
 	LostBlocks func(pool string) pools.Claims
 	Recorder   kube.Recorder
-	// LoopMetrics takes metrics; nil ones are not exported.
+	// LoopMetrics and Registry take metrics; nil ones are not exported.
 	LoopMetrics *reconcile.Metrics
+	Registry    prometheus.Registerer
 }
 
 // Controller serves AddressClaims.
 type Controller struct {
-	cfg    Config
-	claims kube.Cache[v2.AddressClaim]
-	byPool kube.Index[v2.AddressClaim]
-	of     kube.Index[v2.AddressBlock] // by claims.Key
-	pools  kube.Cache[v2.AddressPool]
-	synced []cache.DoneChecker
-	loop   *reconcile.Loop[string]
-	now    func() time.Time
+	cfg     Config
+	claims  kube.Cache[v2.AddressClaim]
+	byPool  kube.Index[v2.AddressClaim]
+	of      kube.Index[v2.AddressBlock] // by claims.Key
+	pools   kube.Cache[v2.AddressPool]
+	synced  []cache.DoneChecker
+	loop    *reconcile.Loop[string]
+	now     func() time.Time
+	metrics *collector
 
 	mu sync.Mutex // guards all below
 	// attempts are blocks, by the key of the claim, whose creation had no clear answer.
@@ -109,6 +112,10 @@ func New(cfg Config) (*Controller, error) {
 		seen:     map[types.UID]released{},
 	}
 	c.loop = reconcile.New("addressclaim", c.sync, cfg.LoopMetrics)
+	c.metrics = newCollector(c)
+	if cfg.Registry != nil {
+		cfg.Registry.MustRegister(c.metrics)
+	}
 	var err error
 	c.synced, err = reconcile.Register(
 		reconcile.On(cfg.Claims.Informer(), reconcile.Handler(func(claim *v2.AddressClaim) { c.loop.Add(keyOf(claim)) })),
@@ -172,6 +179,8 @@ func (c *Controller) Run(ctx context.Context) error {
 	if err := c.cfg.Ledger.WaitComplete(ctx); err != nil {
 		return nil // ctx ended
 	}
+	c.metrics.leading.Store(true)
+	defer c.metrics.leading.Store(false)
 	return c.loop.Run(ctx, workers, c.synced...)
 }
 

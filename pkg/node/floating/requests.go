@@ -11,6 +11,7 @@ import (
 	"k8s.io/klog/v2"
 
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
+	"github.com/coil-net/coil/pkg/faultpoint"
 	"github.com/coil-net/coil/pkg/holding"
 	"github.com/coil-net/coil/pkg/kube"
 )
@@ -163,6 +164,12 @@ func (d *Driver) replace(ctx context.Context, b *v2.AddressBlock, next holding.R
 	}
 	if before := b.Floating.Holding.Holder; before != next.Holder {
 		log.Info("A floating address has another holder", "before", before, "holder", next.Holder, "epoch", next.Epoch)
+		switch d.cfg.Node {
+		case next.Holder:
+			faultpoint.At(faultpoint.HoldWritten)
+		case before:
+			faultpoint.At(faultpoint.GiveWritten)
+		}
 	}
 	return answer{outcome: holding.Written, after: after}
 }

@@ -16,6 +16,7 @@ import (
 	typed "github.com/coil-net/coil/generated/clientset/versioned/typed/coil/v2"
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
 	"github.com/coil-net/coil/pkg/kube"
+	"github.com/coil-net/coil/pkg/plan"
 	"github.com/coil-net/coil/pkg/reconcile"
 )
 
@@ -164,7 +165,7 @@ func (t *Troubles) sync(ctx context.Context, name string) error {
 // conditions are those that a block is to have, and those that become True, or say something else.
 func (t *Troubles) conditions(b *v2.AddressBlock, wrong map[string]seen, now metav1.Time) (after []metav1.Condition, news []string) {
 	after = slices.Clone(b.Status.Conditions)
-	prefix := "node " + t.cfg.Node + ": "
+	prefix := plan.AtNode(t.cfg.Node)
 	for _, kind := range []string{v2.BlockConflicting, v2.BlockForwardingBlocked} {
 		c := meta.FindStatusCondition(after, kind)
 		is := c != nil && c.Status == metav1.ConditionTrue

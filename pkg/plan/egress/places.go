@@ -25,6 +25,8 @@ const mostSuccessors = 5
 //
 // A router that is ending forwards for a while. Addresses of clients move to another node meanwhile, with their connections. Connections
 // by a router's own addresses stay with it until it has ended: it keeps these as long as there are enough for the others.
+//
+// A node that drops packets of one of the addresses gets none as long as another node may have them.
 func Places(e *v2.Egress, blocks []*v2.AddressBlock, routers []*corev1.Pod, internalIPs func(node string) []string) map[string]Place {
 	if e.Spec.Addresses == nil {
 		return nil
@@ -33,7 +35,9 @@ func Places(e *v2.Egress, blocks []*v2.AddressBlock, routers []*corev1.Pod, inte
 	if len(h.ready) == 0 {
 		return nil
 	}
+	h.avoid(blocks)
 	names := slices.Sorted(maps.Keys(h.ready))
+	open := slices.DeleteFunc(slices.Clone(names), func(name string) bool { return h.blocked[h.ready[name].Node] })
 	present := make([]floating.Place, 0, len(blocks))
 	kept := h.kept(blocks)
 	for _, b := range blocks {
@@ -42,13 +46,13 @@ func Places(e *v2.Egress, blocks []*v2.AddressBlock, routers []*corev1.Pod, inte
 		}
 	}
 	p := cmp.Or(e.Spec.Addresses.Placement, &v2.EgressPlacement{})
-	orders := floating.Placement{Pack: p.Strategy == v2.EgressPlacementPack, MaxPerNode: int(p.MaxPerNode)}.Successors(names, present)
+	orders := floating.Placement{Pack: p.Strategy == v2.EgressPlacementPack, MaxPerNode: int(p.MaxPerNode)}.Successors(open, present)
 	for block, home := range kept {
-		orders[block] = floating.Placement{}.Successors(append(slices.Clone(names), home), []floating.Place{{Address: block, Node: home}})[block]
+		orders[block] = floating.Placement{}.Successors(append(slices.Clone(open), home), []floating.Place{{Address: block, Node: home}})[block]
 	}
 	changed := map[string]Place{}
 	for _, b := range blocks {
-		if want := h.place(b, orders[b.Name]); !want.is(b) {
+		if want := h.place(b, h.thenBlocked(orders[b.Name], names)); !want.is(b) {
 			changed[b.Name] = want
 		}
 	}
@@ -79,6 +83,8 @@ type homes struct {
 	ending map[types.UID]v2.FloatingNode
 	// nodes are those of all routers that are ready.
 	nodes map[types.UID]string
+	// blocked are the nodes that drop packets of addresses; none if all do.
+	blocked map[string]bool
 }
 
 // name tells homes apart.
@@ -158,14 +164,14 @@ func (h homes) home(name string) v2.FloatingNode {
 	return h.ending[types.UID(name)]
 }
 
-// of is the name of the home that has an address, or is about to; empty if no router there is ready.
+// of is the name of the home that has an address, or is about to; empty if no router there is ready, or the node drops packets.
 func (h homes) of(b *v2.AddressBlock) string {
 	about := []v2.FloatingNode{on(b, b.Floating.MovingTo)}
 	if !h.routers || plan.Settled(b) { // else its node gives the address up
 		about = append(about, on(b, b.Floating.Holding.Holder))
 	}
 	for _, n := range append(about, b.Floating.Successors...) {
-		if _, ready := h.ready[h.name(n)]; ready {
+		if _, ready := h.ready[h.name(n)]; ready && !h.blocked[n.Node] {
 			return h.name(n)
 		}
 	}

@@ -81,6 +81,8 @@ type Facts struct {
 	NoPools bool
 	Claim   *v2.AddressClaim
 	Blocks  []*v2.AddressBlock
+	// Policies are the names of the policies whose pods leave by the address of a block.
+	Policies map[string][]string
 	// Now is the time of a transition.
 	Now metav1.Time
 }
@@ -143,6 +145,7 @@ func Status(f Facts) v2.EgressStatus {
 	}
 	set(available(f))
 	st.Addresses = AddressStatuses(f.Claim, f.Blocks, f.Routers)
+	namePolicies(st.Addresses, f.Policies)
 	if c := addressesReady(f); c != nil {
 		set(*c)
 	} else {

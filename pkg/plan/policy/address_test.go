@@ -3,6 +3,9 @@ package policy
 import (
 	"strings"
 	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
 	"github.com/coil-net/coil/pkg/plan/floating"
@@ -61,6 +64,47 @@ func TestResolveAddress(t *testing.T) {
 	} {
 		if got := Wanted(with, a); got != want {
 			t.Errorf("%+v is %q, want %q", a, got, want)
+		}
+	}
+}
+
+// A policy says since when its pods leave by its address, at its place.
+func TestSince(t *testing.T) {
+	w := newWorld()
+	e := w.egress("internet/nat", "0.0.0.0/0")
+	e.Spec.Addresses = &v2.EgressAddresses{Use: v2.EgressAddressOfClient}
+	at := func(second int64) metav1.Time { return metav1.NewTime(time.Unix(second, 0)) }
+	has := func(node, router string, since int64) {
+		held := at(since)
+		e.Status.Addresses = []v2.EgressAddressStatus{
+			{Block: "a", EgressAddress: v2.EgressAddress{IPv4: "198.51.100.1"}, Node: node, Router: router, Since: &held},
+			{Block: "b", EgressAddress: v2.EgressAddress{IPv4: "198.51.100.2"}, Node: node, Router: router, Since: &held},
+		}
+	}
+	w.facts.Given = floating.Given{Address: "a"}
+	for i, step := range []struct {
+		name string
+		do   func()
+		want int64 // 0 is none
+	}{
+		{"the address is given", func() { has("n1", "r1", 5) }, 100},
+		{"nothing changes", func() {}, 100},
+		{"the number of clients changes", func() { w.facts.Clients = 3 }, 100},
+		{"another node has taken it", func() { has("n2", "r2", 102) }, 102},
+		{"the record of the holder is written anew", func() { has("n2", "r2", 104) }, 102},
+		{"another router of the node has it", func() { has("n2", "r3", 104) }, 105},
+		{"another address", func() { w.facts.Given.Address = "b" }, 106},
+		{"no node has it", func() { has("", "", 0); e.Status.Addresses[1].Since = nil }, 107},
+		{"a node has it again", func() { has("n2", "r3", 108) }, 108},
+		{"a status of an earlier version", func() { w.facts.Status.Since = nil }, 108},
+		{"no address any more", func() { w.facts.Given = floating.Given{Reason: floating.NoAddress} }, 0},
+		{"no Egress", func() { w.facts.Given = floating.Given{Address: "a"}; delete(w.egresses, "internet/nat") }, 0},
+	} {
+		step.do()
+		w.facts.Now = at(100 + int64(i))
+		w.facts.Status = Status(w.facts)
+		if got := w.facts.Status.Since; (got == nil) != (step.want == 0) || got != nil && got.Unix() != step.want {
+			t.Errorf("%s: since %v, want %d", step.name, got, step.want)
 		}
 	}
 }

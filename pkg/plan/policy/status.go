@@ -124,8 +124,8 @@ func Status(f Facts) v2.EgressPolicyStatus {
 		if lacking != nil {
 			problems = append(problems, lacking)
 		}
-		locate(&st, egress)
 	}
+	f.locate(&st, egress)
 	problems = append(problems, badServices...)
 	set := func(kind string, status metav1.ConditionStatus, reason, message string) {
 		// The time is kept as it was unless the status changes.
@@ -156,12 +156,23 @@ func Status(f Facts) v2.EgressPolicyStatus {
 	return st
 }
 
-// locate adds where the address by which the pods leave is.
-func locate(st *v2.EgressPolicyStatus, e *v2.Egress) {
-	if a := st.Resolved.Address; a != nil {
-		st.Summary.Address = a.String()
-		at := plan.AddressOf(e, a.Block)
-		st.Node, st.Router = at.Node, at.Router
+// locate adds where the address by which the pods leave is, and since when.
+func (f Facts) locate(st *v2.EgressPolicyStatus, e *v2.Egress) {
+	a := st.Resolved.Address
+	if a == nil {
+		st.Since = nil
+		return
+	}
+	st.Summary.Address = a.String()
+	at := plan.AddressOf(e, a.Block)
+	st.Node, st.Router = at.Node, at.Router
+	was := f.Status
+	switch same := was.Summary.Address == st.Summary.Address; {
+	case same && was.Node == st.Node && was.Router == st.Router && was.Since != nil:
+	case same && at.Since != nil && (was.Node != st.Node || was.Since == nil):
+		st.Since = at.Since
+	default:
+		st.Since = &f.Now
 	}
 }
 

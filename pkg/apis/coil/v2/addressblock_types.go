@@ -22,6 +22,7 @@ import (
 // +kubebuilder:printcolumn:name="Cooling",type=integer,JSONPath=`.status.cooling`,description="Addresses that were freed and aren't reused yet"
 // +kubebuilder:printcolumn:name="Owner",type=string,JSONPath=`.floating.owner.summary`,description="The object that a floating address belongs to"
 // +kubebuilder:printcolumn:name="Holder",type=string,JSONPath=`.floating.holding.holder`,description="The node that has a floating address"
+// +kubebuilder:printcolumn:name="Since",type=date,priority=1,JSONPath=`.floating.holding.since`,description="When the holder got the floating address"
 // +kubebuilder:printcolumn:name="Reserved",type=string,priority=1,JSONPath=`.metadata.labels.coil\.cybozu\.com/reserved`,description="true: no new address is taken from the block"
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
 // +kubebuilder:validation:XValidation:rule="oldSelf.hasValue() || self.metadata.name.matches('-(0|[1-9][0-9]{0,9})$') && int(self.metadata.name.substring(self.metadata.name.lastIndexOf('-') + 1)) == self.index",optionalOldSelf=true,fieldPath=".metadata.name",message="must be the name of the pool, a dash and the index"

@@ -197,4 +197,14 @@ type EgressAddressStatus struct {
 	//
 	// +optional
 	Since *metav1.Time `json:"since,omitempty"`
+	// PolicyCount is the number of EgressPolicies and EgressClusterPolicies whose pods leave by the address, and Policies are
+	// some of them, "namespace/name" or the name alone. They are written every 30 seconds at most if nothing else changes.
+	//
+	// +optional
+	PolicyCount int32 `json:"policyCount,omitempty"`
+	// +optional
+	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=16
+	// +kubebuilder:validation:items:MaxLength=317
+	Policies []string `json:"policies,omitempty"`
 }

@@ -14,8 +14,10 @@ import (
 // +kubebuilder:printcolumn:name="Egress",type=string,JSONPath=`.status.summary.egress`,description="The Egress that the pods use"
 // +kubebuilder:printcolumn:name="Address",type=string,JSONPath=`.status.summary.address`,description="The source address that destinations see"
 // +kubebuilder:printcolumn:name="Node",type=string,JSONPath=`.status.node`,description="The node that has the address"
+// +kubebuilder:printcolumn:name="Since",type=date,JSONPath=`.status.since`,description="When address, node or router changed"
 // +kubebuilder:printcolumn:name="Clients",type=integer,JSONPath=`.status.clients`,description="Pods that routers let in by the policy"
 // +kubebuilder:printcolumn:name="Accepted",type=string,JSONPath=`.status.conditions[?(@.type=="Accepted")].status`,description="Whether the policy can be followed"
+// +kubebuilder:printcolumn:name="Router",type=string,priority=1,JSONPath=`.status.router`,description="The router pod on the node"
 // +kubebuilder:printcolumn:name="Reason",type=string,priority=1,JSONPath=`.status.conditions[?(@.type=="Accepted")].reason`
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
 type EgressPolicy struct {
@@ -130,8 +132,10 @@ type EgressReference struct {
 // +kubebuilder:printcolumn:name="Egress",type=string,JSONPath=`.status.summary.egress`,description="The Egress that the pods use"
 // +kubebuilder:printcolumn:name="Address",type=string,JSONPath=`.status.summary.address`,description="The source address that destinations see"
 // +kubebuilder:printcolumn:name="Node",type=string,JSONPath=`.status.node`,description="The node that has the address"
+// +kubebuilder:printcolumn:name="Since",type=date,JSONPath=`.status.since`,description="When address, node or router changed"
 // +kubebuilder:printcolumn:name="Clients",type=integer,JSONPath=`.status.clients`,description="Pods that routers let in by the policy"
 // +kubebuilder:printcolumn:name="Accepted",type=string,JSONPath=`.status.conditions[?(@.type=="Accepted")].status`,description="Whether the policy can be followed"
+// +kubebuilder:printcolumn:name="Router",type=string,priority=1,JSONPath=`.status.router`,description="The router pod on the node"
 // +kubebuilder:printcolumn:name="Reason",type=string,priority=1,JSONPath=`.status.conditions[?(@.type=="Accepted")].reason`
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
 type EgressClusterPolicy struct {
@@ -198,6 +202,10 @@ type EgressPolicyStatus struct {
 	// +optional
 	// +kubebuilder:validation:MaxLength=253
 	Router string `json:"router,omitempty"`
+	// Since is when the pods began to leave by the address, at the node and through the router: when one of the three changed last.
+	//
+	// +optional
+	Since *metav1.Time `json:"since,omitempty"`
 
 	// Clients is the number of pods that routers let in by the policy. It is written every 30 seconds at most if nothing else changes.
 	//

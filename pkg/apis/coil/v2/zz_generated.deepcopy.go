@@ -530,6 +530,11 @@ func (in *EgressAddressStatus) DeepCopyInto(out *EgressAddressStatus) {
 		in, out := &in.Since, &out.Since
 		*out = (*in).DeepCopy()
 	}
+	if in.Policies != nil {
+		in, out := &in.Policies, &out.Policies
+		*out = make([]string, len(*in))
+		copy(*out, *in)
+	}
 	return
 }
 
@@ -886,6 +891,10 @@ func (in *EgressPolicyStatus) DeepCopyInto(out *EgressPolicyStatus) {
 		in, out := &in.Resolved, &out.Resolved
 		*out = new(ResolvedPolicy)
 		(*in).DeepCopyInto(*out)
+	}
+	if in.Since != nil {
+		in, out := &in.Since, &out.Since
+		*out = (*in).DeepCopy()
 	}
 	out.Summary = in.Summary
 	if in.Conditions != nil {

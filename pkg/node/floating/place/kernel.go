@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/coil-net/coil/pkg/dataplane"
-	"github.com/coil-net/coil/pkg/holding"
 	"github.com/coil-net/coil/pkg/kernel/nft"
 	"github.com/coil-net/coil/pkg/node/floating"
 	"github.com/coil-net/coil/pkg/plan/ruleset"
@@ -91,7 +90,7 @@ func (p *Place) renew(ctx context.Context, t *nft.Table, jobs []*job, lasting fu
 }
 
 // fence makes the tables.
-func (p *Place) fence(ctx context.Context, addresses []netip.Addr) error {
+func (p *Place) fence(ctx context.Context, addresses []netip.Addr) (dataplane.Result, error) {
 	want := ruleset.Floating{Addresses: addresses, Tracked: p.cfg.Tracked}
 	for _, h := range p.held {
 		if h.OfEgress {
@@ -99,29 +98,29 @@ func (p *Place) fence(ctx context.Context, addresses []netip.Addr) error {
 		}
 	}
 	slices.SortFunc(want.OfEgresses, netip.Addr.Compare)
-	_, err := p.cfg.Table.Sync(ctx, want.Ruleset())
-	_, errARP := p.cfg.ARP.Sync(ctx, want.ARP())
-	return errors.Join(err, errARP)
+	made, err := p.cfg.Table.Sync(ctx, want.Ruleset())
+	madeARP, errARP := p.cfg.ARP.Sync(ctx, want.ARP())
+	return made.Plus(madeARP), errors.Join(err, errARP)
 }
 
 // lead makes the routes to pods, before which packets are dropped, and removes all others but those that may be of an earlier life.
-func (p *Place) lead(ctx context.Context, stops []*job) error {
-	if time.Since(p.began) >= holding.Lease {
+func (p *Place) lead(ctx context.Context, stops []*job) (made repaired, err error) {
+	if p.earlier() {
 		p.left = nil
 	}
 	var closed []netip.Addr
 	for _, j := range stops {
 		closed = append(closed, j.order.Addrs()...)
 	}
-	if err := p.fence(ctx, p.addresses(closed...)); err != nil {
-		return err
+	if made.rules, err = p.fence(ctx, p.addresses(closed...)); err != nil {
+		return made, err
 	}
 	toPods, exported := p.wanted()
 	// Those for routing daemons come when packets pass.
-	_, err := p.routes.SyncFunc(ctx, func(context.Context) ([]dataplane.Route, error) { return toPods, nil }, func(r dataplane.Route) bool {
+	made.routes, err = p.routes.SyncFunc(ctx, func(context.Context) ([]dataplane.Route, error) { return toPods, nil }, func(r dataplane.Route) bool {
 		return p.ofEarlierLife(r) || r.Table == p.cfg.ExportTable && slices.Contains(exported, r)
 	})
-	return err
+	return made, err
 }
 
 // open lets packets of addresses pass until their time.
@@ -131,18 +130,19 @@ func (p *Place) open(ctx context.Context, answers []*job) error {
 }
 
 // settle tells routing daemons of addresses that have all else, and forgets those for which the node has stopped.
-func (p *Place) settle(ctx context.Context, lacking map[netip.Addr]bool) error {
+func (p *Place) settle(ctx context.Context, lacking map[netip.Addr]bool) (made repaired, err error) {
 	want, exported := p.wanted()
 	for _, r := range exported {
 		if !lacking[r.Dst.Addr()] {
 			want = append(want, r)
 		}
 	}
-	_, err := p.routes.SyncFunc(ctx, func(context.Context) ([]dataplane.Route, error) { return want, nil }, p.ofEarlierLife)
+	made.routes, err = p.routes.SyncFunc(ctx, func(context.Context) ([]dataplane.Route, error) { return want, nil }, p.ofEarlierLife)
 	if err != nil {
-		return err
+		return made, err
 	}
-	return p.fence(ctx, p.addresses())
+	made.rules, err = p.fence(ctx, p.addresses())
+	return made, err
 }
 
 // ofEarlierLife says whether a route stays since an earlier life may have told the kernel to answer.

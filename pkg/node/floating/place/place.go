@@ -29,6 +29,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/coil-net/coil/pkg/dataplane"
+	"github.com/coil-net/coil/pkg/faultpoint"
 	"github.com/coil-net/coil/pkg/ipam"
 	"github.com/coil-net/coil/pkg/kernel/nft"
 	"github.com/coil-net/coil/pkg/kernel/route"
@@ -65,6 +66,8 @@ type Config struct {
 	Tracked bool
 	// Announcer may be nil.
 	Announcer Announcer
+	// Repaired counts objects of Kinds that others had destroyed, and that were made again.
+	Repaired func(ctx context.Context, kind string, n int)
 }
 
 // Place implements floating.Place.
@@ -85,8 +88,8 @@ type Place struct {
 	held map[string]held
 	// left are addresses with routes of an earlier life, which may answer for them until it is over.
 	left []netip.Addr
-	// dirty says that the kernel isn't known to be as it should be.
-	dirty bool
+	// dirty says that the kernel isn't known to be as it should be, and suspect that others may have changed it.
+	dirty, suspect bool
 }
 
 // held is an address for which the node answers, and by which pod.
@@ -140,7 +143,7 @@ func (p *Place) Stop(ctx context.Context, a floating.Address) error {
 	return p.do(&job{ctx: ctx, order: floating.Order{Address: a}, kind: stop})
 }
 
-// Sync makes the kernel as it should be, if something has changed behind the Place's back. A lease after the start it removes what an
+// Sync makes the kernel as it should be, and counts it, if something has changed behind the Place's back. A lease after the start it removes what an
 // earlier life has left.
 func (p *Place) Sync(ctx context.Context) error { return p.do(&job{ctx: ctx, kind: mend}) }
 
@@ -188,13 +191,13 @@ func (p *Place) serve(ctx context.Context) {
 // serveAll does jobs, each of another address.
 func (p *Place) serveAll(ctx context.Context, jobs []*job) {
 	var answers, stops, mends []*job
-	changed := p.dirty
+	changed, mending := p.dirty || p.earlier(), p.suspect
 	for _, j := range jobs {
 		was, known := p.held[j.order.ID]
 		switch j.kind {
 		case mend:
 			mends = append(mends, j)
-			changed = true
+			mending = true
 		case stop:
 			stops = append(stops, j)
 			delete(p.held, j.order.ID)
@@ -214,20 +217,39 @@ func (p *Place) serveAll(ctx context.Context, jobs []*job) {
 			p.held[j.order.ID] = held{j.order, pod}
 		}
 	}
+	at := func(take, give faultpoint.Point) {
+		if len(answers) > 0 {
+			faultpoint.At(take)
+		}
+		if len(stops) > 0 {
+			faultpoint.At(give)
+		}
+	}
 	closed := p.close(ctx, stops)
+	at("", faultpoint.GiveClosed)
+	sync := changed || mending
+	var fixed repaired
 	var led, settled error
-	if changed {
-		led = p.lead(ctx, stops)
+	if sync {
+		fixed, led = p.lead(ctx, stops)
+		at(faultpoint.HoldLed, "")
 	}
 	var lacking, leading map[netip.Addr]bool
 	if led != nil {
 		lacking, leading = p.failed(ctx, stops)
 	}
 	opened := p.open(ctx, slices.DeleteFunc(slices.Clone(answers), func(j *job) bool { return isOf(j, lacking) }))
-	if changed {
-		settled = p.settle(ctx, lacking)
+	at(faultpoint.HoldOpened, "")
+	if sync {
+		var more repaired
+		more, settled = p.settle(ctx, lacking)
+		at(faultpoint.HoldSettled, faultpoint.GiveSettled)
+		fixed = fixed.plus(more)
 	}
-	p.dirty = led != nil || settled != nil
+	if !changed {
+		p.tell(ctx, fixed)
+	}
+	p.dirty, p.suspect = led != nil || settled != nil, opened != nil
 	for _, j := range answers {
 		err := errors.Join(opened, settled)
 		if isOf(j, lacking) {
@@ -251,12 +273,16 @@ func (p *Place) announce(ctx context.Context, j *job) error {
 	if p.cfg.Announcer == nil || !j.order.Announce {
 		return nil
 	}
-	return p.cfg.Announcer.Announce(ctx, j.order.Address)
+	err := p.cfg.Announcer.Announce(ctx, j.order.Address)
+	faultpoint.At(faultpoint.HoldAnnounced)
+	return err
 }
 
 func (p *Place) withdraw(ctx context.Context, j *job) error {
 	if p.cfg.Announcer == nil {
 		return nil
 	}
-	return p.cfg.Announcer.Withdraw(ctx, j.order.Address)
+	err := p.cfg.Announcer.Withdraw(ctx, j.order.Address)
+	faultpoint.At(faultpoint.GiveWithdrawn)
+	return err
 }

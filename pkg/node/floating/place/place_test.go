@@ -7,6 +7,8 @@ import (
 	"math"
 	"net"
 	"net/netip"
+	"regexp"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -304,18 +306,62 @@ func TestOthersGoOn(t *testing.T) {
 	}
 }
 
-// Routes and rules that others have removed come back.
+// counted are repairs by kind.
+type counted map[string]int
+
+func (c counted) add(_ context.Context, kind string, n int) { c[kind] += n }
+
+// Routes and rules that others have removed or changed come back, and are counted. What is Coil's own doing isn't.
 func TestSyncMends(t *testing.T) {
 	l := newLab(t)
 	p := l.start()
+	got := counted{}
+	p.cfg.Repaired = got.add
 	o := order(7, time.Hour)
-	testkit.Check(t, p.Answer(t.Context(), o))
-	testkit.Must(l.node.Run("ip", "route", "flush", "table", "116"))(t)
-	testkit.Must(l.node.Run("nft", "delete", "chain", "inet", dataplane.NftTableFloating, "prerouting"))(t)
-	testkit.Check(t, p.Sync(t.Context()))
-	l.await(o, true)
-	if out := testkit.Must(l.node.Run("nft", "list", "ruleset"))(t); !strings.Contains(out, "drop") {
-		t.Errorf("the rules are %s", out)
+	testkit.Check(t, p.Answer(t.Context(), o), p.Sync(t.Context()), p.Answer(t.Context(), order(8, time.Hour)), p.Sync(t.Context()))
+	timeout := regexp.MustCompile(`(timeout|expires) \S+`)
+	state := func() string {
+		rules := testkit.Must(l.node.Run("sh", "-c", "nft -s list table inet coil_floating; nft -s list table arp coil_floating"))(t)
+		lines := strings.Split(timeout.ReplaceAllString(strings.Join(strings.Fields(rules), " "), ""), "}")
+		slices.Sort(lines) // chains that were made anew are the last ones
+		return l.routes("116") + l.routes("119") + strings.Join(lines, "}\n")
+	}
+	want := state()
+	for _, tt := range []struct {
+		script        string
+		routes, rules bool
+	}{
+		{"true", false, false},
+		{"ip route flush table 116", true, false},
+		{"ip -6 route flush table 119", true, false},
+		{"ip route replace 192.0.2.7 dev lo table 116 proto 32", true, false},
+		{"nft delete chain inet coil_floating prerouting", false, true},
+		{"nft flush table inet coil_floating", false, true},
+		{"nft add rule inet coil_floating prerouting accept", false, true},
+		{"nft flush table arp coil_floating", false, true},
+		{"ip -6 route flush table 116; nft flush ruleset", true, true},
+	} {
+		clear(got)
+		testkit.Must(l.node.Run("sh", "-c", tt.script))(t)
+		testkit.Check(t, p.Sync(t.Context()))
+		if (got[Route] > 0) != tt.routes || (got[Rules] > 0) != tt.rules {
+			t.Errorf("%s: counted %v", tt.script, got)
+		}
+		testkit.Check(t, p.Answer(t.Context(), o), p.Answer(t.Context(), order(8, time.Hour))) // as before each end of a lease
+		if now := state(); now != want {
+			t.Errorf("%s: there is\n%s\nwant\n%s", tt.script, now, want)
+		}
+		l.await(o, true)
+	}
+	// Without the table there is nothing that would let packets pass: it is made when the lease is to be prolonged.
+	clear(got)
+	testkit.Must(l.node.Run("nft", "flush", "ruleset"))(t)
+	if err := p.Answer(t.Context(), o); err == nil {
+		t.Error("an element lasts longer in no table")
+	}
+	testkit.Check(t, p.Answer(t.Context(), o), p.Answer(t.Context(), order(8, time.Hour)))
+	if now := state(); now != want || got[Rules] == 0 {
+		t.Errorf("counted %v, and there is\n%s\nwant\n%s", got, now, want)
 	}
 }
 
