@@ -18,7 +18,7 @@ import (
 const (
 	// ReasonAddressesHeld: the condition is True.
 	ReasonAddressesHeld = "AddressesHeld"
-	// ReasonNoPools: Coil runs without AddressPools.
+	// ReasonNoPools: Coil runs without AddressPools, behind another network plugin.
 	ReasonNoPools = "NoPools"
 	// ReasonClaimPending: the AddressClaim has no answer yet.
 	ReasonClaimPending = "ClaimPending"
@@ -98,7 +98,8 @@ func addressesReady(f Facts) *metav1.Condition {
 	}
 	switch {
 	case f.NoPools:
-		return no(ReasonNoPools, "Coil runs without AddressPools (--enable-ipam=false): install a variant that has them, or take spec.addresses away")
+		return no(ReasonNoPools, "Coil runs behind another network plugin, without AddressPools (--enable-ipam=false): install the variant egress-only-with-addresses, "+
+			"or add the component with-addresses (manifests/README.md), or take spec.addresses away")
 	case f.Claim == nil:
 		return no(ReasonClaimPending, "The AddressClaim is being made")
 	}
