@@ -32,6 +32,10 @@ func (j *judge) egresses() {
 				j.add(Note, subject, "destination %s has host bits: it means %s, and must be written so when destinations change", p, p.Masked())
 			}
 		}
+		if e.Spec.Addresses != nil && !j.Variant.Addresses() {
+			j.add(Blocker, subject, "it has addresses of AddressPool %s, and the variant %s has no AddressPools: its clients could reach nothing. Install the variant "+
+				"egress-only-with-addresses, or take spec.addresses away first", e.Spec.Addresses.Pool, j.Variant)
+		}
 		d, err := egress.RouterDeployment(e, egress.RouterImage{Name: ownImage})
 		if err != nil {
 			j.add(Blocker, subject, "no router can be made of it: %s", oneLine(err))

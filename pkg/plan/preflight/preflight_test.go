@@ -139,6 +139,14 @@ func TestFindings(t *testing.T) {
 		{"another variant", func(c *Cluster) { c.Variant = "egress-only" },
 			[]Finding{{Blocker, "AddressBlocks default-0, default-1", "2 pods have addresses of them, and the variant egress-only gives none: no new pod could start"},
 				{Warning, "Deployment coil-ipam-controller", "--variant"}}},
+		{"floating addresses, which the variant hasn't", func(c *Cluster) {
+			c.Variant, c.Blocks, c.Deployments = "egress-only", nil, nil
+			c.Egresses[0].Spec.Addresses = &v2.EgressAddresses{Pool: "partners"}
+		}, []Finding{{Blocker, "Egress internet/nat", "AddressPool partners, and the variant egress-only has no AddressPools"}}},
+		{"floating addresses, which the variant has", func(c *Cluster) {
+			c.Variant, c.Blocks, c.Pools = "egress-only-with-addresses", nil, nil
+			c.Egresses[0].Spec.Addresses = &v2.EgressAddresses{Pool: "partners"}
+		}, nil},
 		{"another variant, whose pods were moved", func(c *Cluster) { c.Variant, c.Pods, c.Deployments = "egress-only", nil, nil },
 			[]Finding{{Blocker, "AddressBlocks default-0, default-1", "0 pods have addresses of them"}}},
 		{"another variant, whose blocks are gone", func(c *Cluster) { c.Variant, c.Blocks, c.Deployments = "egress-only", nil, nil }, nil},

@@ -62,7 +62,7 @@ func (v Variant) has(program string) bool {
 	case "coil-router":
 		return strings.HasSuffix(string(v), "with-router")
 	case "coil-ipam-controller":
-		return v.IPAM()
+		return v.Addresses()
 	case egressController:
 		return v.Egress()
 	}
