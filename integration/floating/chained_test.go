@@ -47,7 +47,7 @@ func TestBehindOtherPlugins(t *testing.T) {
 	testkit.Check(t, f.Place(ctx, f.Candidates[1].Name, 1, 0, 2))
 	f.held(1)
 	f.sendsAsItself(1)
-	if gone := outage(t, pings); gone > testkit.Limit(time.Second) {
+	if gone := outage(t, pings); gone > testkit.Timeout(time.Second) {
 		t.Errorf("in a move from a node with ptp to one with a bridge the address was silent for %s", gone)
 	}
 	if testkit.FloatingForm.Long() {

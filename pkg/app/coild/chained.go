@@ -128,7 +128,7 @@ func (c *chained) attachedPods(ctx context.Context) (map[types.UID]place.Pod, er
 func (c *chained) warnOfRouter(p store.Pod, why error) {
 	ref := &corev1.ObjectReference{APIVersion: "v1", Kind: "Pod", Namespace: p.Namespace, Name: p.Name, UID: types.UID(p.UID)}
 	c.recorder.Eventf(ref, nil, corev1.EventTypeWarning, "NoHostLink", "NoHostLink",
-		"the router can't have a floating address on node %s: %v: the plugin that attaches pods must do so by veths, as ptp, bridge and Calico do", c.NodeName, why)
+		"the router can't have a floating address on node %s: %v: the plugin that attaches pods must do so by veths, as ptp and bridge do", c.NodeName, why)
 }
 
 func (c *chained) wayTo(ctx context.Context, s store.Sandbox) (place.Pod, error) {
