@@ -2,6 +2,7 @@ package floating
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -27,8 +28,10 @@ func TestBehindOtherPlugins(t *testing.T) {
 	testkit.Check(t, r.AddPool(ctx, "chained", 0, rig.Dual("10.255.99.0/32", "fd00:255::9900/128")), r.Announce(ctx, "chained", v2.AnnounceNeighbor))
 	f := &fixture{Rig: r, t: t}
 	var all []*rig.Node
-	for _, plugin := range []string{"ptp", "bridge", "ptp"} {
-		n := testkit.Must(r.AddNode(ctx, rig.NodeOptions{Behind: plugin, CoildFlags: []string{"--enable-ipam=false", "--enable-floating"}}))(t)
+	// The first node keeps the source by a translation to itself, the others track nothing.
+	for i, plugin := range []string{"ptp", "bridge", "ptp"} {
+		flags := []string{"--enable-ipam=false", "--enable-floating", fmt.Sprintf("--floating-notrack=%t", i > 0)}
+		n := testkit.Must(r.AddNode(ctx, rig.NodeOptions{Behind: plugin, CoildFlags: flags}))(t)
 		// As plugins do for what leaves the cluster.
 		testkit.Must(n.Run(ctx, "nft", `add table inet other; add chain inet other post { type nat hook postrouting priority 100; }; add rule inet other post oifname "eth0" masquerade`))(t)
 		testkit.Must(n.Run(ctx, "sysctl", "-w", "net.ipv4.conf.all.rp_filter=1"))(t)
@@ -42,6 +45,14 @@ func TestBehindOtherPlugins(t *testing.T) {
 	f.Floating = testkit.Must(r.NewFloating(ctx, egressNamespace, "chained", all...))(t)
 	f.held(0)
 	f.sendsAsItself(0)
+	testkit.Must(all[0].Run(ctx, "sh", "-ec", "ip rule del lookup 116; ip -6 rule del lookup 116"))(t)
+	testkit.Eventually(t, 10*time.Second, "rules that were deleted are there again", func() error {
+		out, err := all[0].Run(ctx, "sh", "-ec", "ip rule; ip -6 rule")
+		if err == nil && strings.Count(out, "lookup 116") != 2 {
+			err = errors.New(out)
+		}
+		return err
+	})
 	pings := f.pings()
 
 	testkit.Check(t, f.Place(ctx, f.Candidates[1].Name, 1, 0, 2))
