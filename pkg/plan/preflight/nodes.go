@@ -59,6 +59,9 @@ func (j *judge) ports() {
 			}
 		}
 	}
+	if j.Variant.Egress() && j.Variant.Addresses() {
+		ours[floatingPort] = nodeDaemon
+	}
 	for _, p := range j.Pods {
 		if ofCoil(p) || p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed {
 			continue
@@ -73,8 +76,8 @@ func (j *judge) ports() {
 				if p.Spec.HostNetwork {
 					n = port.ContainerPort
 				}
-				if program, ok := ours[n]; ok && port.Protocol != corev1.ProtocolUDP {
-					j.addNode(p.Spec.NodeName, Blocker, "%s opens port %d, which %s needs: give one of them another (--metrics-addr, --health-addr)", owner, n, program)
+				if program, ok := ours[n]; ok && (port.Protocol != corev1.ProtocolUDP || n == floatingPort) {
+					j.addNode(p.Spec.NodeName, Blocker, "%s opens port %d, which %s needs: give one of them another (--metrics-addr, --health-addr, --floating-port)", owner, n, program)
 				}
 			}
 		}

@@ -242,14 +242,15 @@ func TestFindings(t *testing.T) {
 				p := pod(fmt.Sprintf("exporter-%d", i), n, "192.0.2.1")
 				p.Spec.HostNetwork = true
 				p.OwnerReferences = []metav1.OwnerReference{{Kind: "DaemonSet", Name: "exporter", Controller: new(true)}}
-				p.Spec.Containers = []corev1.Container{{Ports: []corev1.ContainerPort{{ContainerPort: 9384}, {ContainerPort: 9385, Protocol: corev1.ProtocolUDP}, {ContainerPort: 9388}}}}
+				p.Spec.Containers = []corev1.Container{{Ports: []corev1.ContainerPort{{ContainerPort: 9384}, {ContainerPort: 9385, Protocol: corev1.ProtocolUDP}, {ContainerPort: 9388}, {ContainerPort: 9391, Protocol: corev1.ProtocolUDP}}}}
 				c.Pods = append(c.Pods, p)
 			}
 			p := pod("mapped", "a", "10.1.0.2")
 			p.Spec.Containers = []corev1.Container{{Ports: []corev1.ContainerPort{{ContainerPort: 9386}, {ContainerPort: 80, HostPort: 9397}}}}
 			c.Pods = append(c.Pods, p)
 		}, []Finding{{Blocker, "Node a", "Pod app/mapped opens port 9397, which coil-egress-controller needs"},
-			{Blocker, "Nodes a, b", "DaemonSet app/exporter opens port 9384, which coild needs"}}},
+			{Blocker, "Nodes a, b", "DaemonSet app/exporter opens port 9384, which coild needs"},
+			{Blocker, "Nodes a, b", "DaemonSet app/exporter opens port 9391, which coild needs"}}},
 		{"nobody looked at nodes", func(c *Cluster) { c.Probes = nil }, []Finding{{Note, "Nodes", "--skip-nodes"}}},
 		{"a node that can't be looked at", func(c *Cluster) { c.Probes["a"] = Probe{Err: errors.New("no\nimage")} },
 			[]Finding{{Unknown, "Node a", "no; image"}}},

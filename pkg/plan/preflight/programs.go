@@ -56,6 +56,9 @@ var programs = map[string][]int32{
 	"coil-ipam-controller": {9386, 9387}, egressController: {9396, 9397},
 }
 
+// floatingPort is the port, of UDP and TCP, at which coilds ask each other who has floating addresses.
+const floatingPort = 9391
+
 // has says whether a DaemonSet or Deployment is part of a variant.
 func (v Variant) has(program string) bool {
 	switch program {
