@@ -21,7 +21,6 @@ import (
 // Behind plugins that attach pods by veths alone, and by a bridge: with no right on the addresses of pods, nodes hold the address, routers
 // send from it though the node masquerades all that leaves, and another node takes it when one fails.
 func TestBehindOtherPlugins(t *testing.T) {
-	t.Parallel()
 	ctx := t.Context()
 	r := rigtest.New(t)
 	testkit.Check(t, r.Core.RbacV1().ClusterRoleBindings().Delete(ctx, "coild-ipam", metav1.DeleteOptions{}), r.AddNamespace(ctx, egressNamespace, ""))
