@@ -98,7 +98,7 @@ func TestRelease(t *testing.T) {
 
 // checkFiles checks that both releases have the same files, which are those that there should be.
 func checkFiles(t *testing.T, outs [2]string, archs []string) {
-	want := []string{"SHA256SUMS", "coil-cleanup.yaml", "coil-crds.yaml", "coil-egress-only.yaml", "coil-ipam-only-with-router.yaml",
+	want := []string{"SHA256SUMS", "coil-cleanup.yaml", "coil-crds.yaml", "coil-egress-only-with-addresses.yaml", "coil-egress-only.yaml", "coil-ipam-only-with-router.yaml",
 		"coil-ipam-only.yaml", "coil-with-router.yaml", "coil.yaml"}
 	for _, arch := range archs {
 		want = append(want, "coil-image-"+arch+".tar", "coil-sbom-"+arch+".cdx.json")
@@ -153,7 +153,7 @@ func checkSums(t *testing.T, out string) {
 func checkManifests(t *testing.T, out string) {
 	for file, workloads := range map[string]int{
 		"coil.yaml": 3, "coil-with-router.yaml": 4, "coil-ipam-only.yaml": 2, "coil-ipam-only-with-router.yaml": 3,
-		"coil-egress-only.yaml": 2, "coil-cleanup.yaml": 1, "coil-crds.yaml": 0,
+		"coil-egress-only.yaml": 2, "coil-egress-only-with-addresses.yaml": 3, "coil-cleanup.yaml": 1, "coil-crds.yaml": 0,
 	} {
 		objects, found := 0, 0
 		dec := yaml.NewYAMLOrJSONDecoder(bytes.NewReader(testkit.Must(os.ReadFile(filepath.Join(out, file)))(t)), 4096)

@@ -49,6 +49,8 @@ func poolAttempts() []attempt {
 		{name: "any purpose", new: `spec: {purpose: Any, subnets: [{ipv4: 10.0.0.0/24}]}`},
 		{name: "floating addresses in larger blocks", new: `spec: {purpose: Floating, subnets: [{ipv4: 10.0.0.0/24}]}`,
 			field: "spec.purpose", reason: "a pool of floating addresses needs blockSizeBits: 0"},
+		{name: "floating addresses for some namespaces", new: `spec: {blockSizeBits: 0, floatingNamespaces: [internet, partners], subnets: [{ipv4: 10.0.0.0/24}]}`},
+		{name: "floating addresses for no namespace", new: `spec: {floatingNamespaces: [], subnets: [{ipv4: 10.0.0.0/24}]}`, field: "spec.floatingNamespaces", reason: "at least 1"},
 		{name: "another purpose", new: `spec: {purpose: Pods, subnets: [{ipv4: 10.0.0.0/24}]}`, field: "spec.purpose", reason: "Unsupported value"},
 		{name: "announced by routes", new: `spec: {announce: Route, subnets: [{ipv4: 10.0.0.0/24}]}`},
 		{name: "announced to neighbours", new: `spec: {announce: Neighbor, subnets: [{ipv4: 10.0.0.0/24}]}`},

@@ -206,12 +206,29 @@ func TestEgressWithoutIPAM(t *testing.T) {
 	c.client(t, c.ns, "a", "nat", "100.65.0.7")
 	c.requireClients(t, "nat", "a 100.65.0.7")
 	c.change(t, "nat", `spec: {peering: Direct, addresses: {use: Client, pool: partners, count: 2}}`)
-	requireMessage(t, c.condition(t, "nat", v2.EgressAddressesReady, metav1.ConditionFalse, "NoPools"), "install a variant that has them, or take spec.addresses away")
+	requireMessage(t, c.condition(t, "nat", v2.EgressAddressesReady, metav1.ConditionFalse, "NoPools"), "install the variant egress-only-with-addresses, or add the component with-addresses (manifests/README.md), or take spec.addresses away")
 	select {
 	case r := <-asked:
 		t.Errorf("the program asks for objects of IPAM: %s", r)
 	default:
 	}
+}
+
+// TestEgressFloatingWithoutIPAM: behind another plugin an Egress has addresses of a pool, and pods are where Nodes say.
+func TestEgressFloatingWithoutIPAM(t *testing.T) {
+	c := newEgressCluster(t)
+	c.clean(t)
+	c.pool(t, "partners", 0, dual("198.51.100.0/29", "2001:db8::/125"))
+	c.run(t, c.serviceAccount(t), options())
+	o := egressOptions()
+	o.EnableIPAM, o.EnableFloating = false, true
+	c.startWith(t, c.account(t), o)
+	c.nodeWith(t, "foreign-floating", []string{"100.66.0.0/24", "fd67::/64"}, "203.0.113.10")
+	c.egress(t, "nat", `{destinations: [0.0.0.0/0], peering: Direct, addresses: {use: Client, pool: partners, count: 1}}`)
+	c.requireRanges(t, "nat", []string{"100.66.0.0/24", "fd67::/64", "203.0.113.10/32", "10.96.0.0/16"})
+	requireMessage(t, c.condition(t, "nat", v2.EgressAddressesReady, metav1.ConditionFalse, "NoHolder"), "No node has 198.51.100.0")
+	c.routerOn(t, "foreign-floating")
+	c.placed(t, "foreign-floating")
 }
 
 // TestEgressRestart holds that a restart writes nothing.

@@ -91,12 +91,12 @@ func (f *fixture) answering(want int) error {
 		if !n.Coild.Running() || n == f.frozen {
 			continue
 		}
-		out, err := n.Run(f.t.Context(), "sh", "-c", "ip -4 neigh show proxy; ip -6 neigh show proxy; ip route show table 119 proto 32; ip -6 route show table 119 proto 32")
+		out, err := n.Run(f.t.Context(), "sh", "-c", "ip -4 neigh show proxy; ip -6 neigh show proxy; ip -4 route show table all proto 32; ip -6 route show table all proto 32")
 		if err != nil {
 			return err
 		}
 		for _, a := range f.Addrs {
-			if got, should := strings.Count(out, a.String()), map[bool]int{true: 2}[i == want]; got != should {
+			if got, should := strings.Count(out, a.String()), map[bool]int{true: 3}[i == want]; got != should {
 				return fmt.Errorf("%s has %d objects of %s, want %d:\n%s", n.Name, got, a, should, out)
 			}
 		}

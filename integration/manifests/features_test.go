@@ -52,7 +52,10 @@ func checkEgressController(t *testing.T, s set, v variant) {
 	c := s.deployments[i].Spec.Template.Spec.Containers[0]
 	var flags []string
 	if !v.ipam {
-		flags = []string{"--enable-ipam=false"}
+		flags = append(flags, "--enable-ipam=false")
+	}
+	if v.floating {
+		flags = append(flags, "--enable-floating")
 	}
 	if diff := cmp.Diff(flags, c.Args); diff != "" {
 		t.Errorf("flags of coil-egress-controller (-want +got):\n%s", diff)

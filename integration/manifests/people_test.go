@@ -34,7 +34,7 @@ func checkPeople(t *testing.T, s set, v variant) {
 			want[to] = []string{"egresses " + change, "egresspolicies " + change, "egresses/scale [update patch]"}
 		}
 	}
-	if v.ipam {
+	if v.addresses() {
 		for _, r := range []string{"addresspools", "addressblocks", "addressclaims", "blockrequests"} {
 			want["view"] = append(want["view"], r+" "+read, r+"/status "+read)
 		}

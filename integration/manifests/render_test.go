@@ -39,9 +39,12 @@ type variant struct {
 	crds      []string
 	// coildFlags are those that the variant adds.
 	coildFlags []string
-	// ipam and egress say which features coild has rights for.
-	ipam, egress bool
+	// ipam and egress say which features coild has rights for. floating says that there are floating addresses without ipam.
+	ipam, egress, floating bool
 }
+
+// addresses says whether there are AddressPools.
+func (v variant) addresses() bool { return v.ipam || v.floating }
 
 var (
 	ipamCRDs   = []string{"addressblocks.coil.cybozu.com", "addressclaims.coil.cybozu.com", "addresspools.coil.cybozu.com", "blockrequests.coil.cybozu.com"}
@@ -81,6 +84,13 @@ var variants = []variant{
 		crds:       egressCRDs,
 		coildFlags: []string{"--enable-ipam=false", "--cni-conf-name="},
 		egress:     true,
+	},
+	{
+		dir:        "variants/egress-only-with-addresses",
+		workloads:  []string{"DaemonSet/coild", "Deployment/coil-egress-controller", "Deployment/coil-ipam-controller"},
+		crds:       slices.Concat(ipamCRDs, egressCRDs),
+		coildFlags: []string{"--enable-ipam=false", "--cni-conf-name=", "--enable-floating"},
+		egress:     true, floating: true,
 	},
 }
 
@@ -241,11 +251,17 @@ func checkInventory(t *testing.T, s set, v variant) {
 			policies = append(policies, u.GetKind()+"/"+u.GetName())
 		}
 	}
+	if has := slices.ContainsFunc(s.all, func(u *unstructured.Unstructured) bool { return u.GetKind() == "Secret" }); has != v.addresses() {
+		t.Errorf("there is a Secret of keys: %t, want %t", has, v.addresses())
+	}
 	slices.Sort(policies)
 	var wantPolicies []string
-	if v.ipam {
-		for _, kind := range []string{"ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"} {
-			wantPolicies = append(wantPolicies, kind+"/coild-ipam-addressblocks", kind+"/coild-ipam-blockrequests")
+	for _, kind := range []string{"ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"} {
+		if v.addresses() {
+			wantPolicies = append(wantPolicies, kind+"/coild-ipam-addressblocks")
+		}
+		if v.ipam {
+			wantPolicies = append(wantPolicies, kind+"/coild-ipam-blockrequests")
 		}
 	}
 	if diff := cmp.Diff(wantPolicies, policies); diff != "" {
@@ -419,7 +435,7 @@ func checkRights(t *testing.T, s set, v variant) {
 			}
 			for _, resource := range r.Resources {
 				resource, _, _ = strings.Cut(resource, "/")
-				if !v.ipam && slices.Contains([]string{"addresspools", "addressblocks", "addressclaims", "blockrequests"}, resource) ||
+				if !v.addresses() && slices.Contains([]string{"addresspools", "addressblocks", "addressclaims", "blockrequests"}, resource) ||
 					!v.egress && slices.Contains([]string{"egresses", "egresspolicies", "egressclusterpolicies", "pods", "services"}, resource) && !namesPods(name, r) {
 					t.Errorf("%s has a right on %s, which %s has no use for", name, resource, v.dir)
 				}
@@ -430,7 +446,7 @@ func checkRights(t *testing.T, s set, v variant) {
 
 // ofKeys says whether a rule is about the Secret of the keys of messages about floating addresses, and nothing else.
 func ofKeys(name string, r rbacv1.PolicyRule) bool {
-	return slices.Contains([]string{"Role coil-ipam-controller", "Role coild-ipam"}, name) && slices.Equal(r.Resources, []string{"secrets"}) &&
+	return slices.Contains([]string{"Role coil-ipam-controller", "Role coild-floating"}, name) && slices.Equal(r.Resources, []string{"secrets"}) &&
 		slices.Equal(r.ResourceNames, []string{"coil-floating"})
 }
 

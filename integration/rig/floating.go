@@ -35,10 +35,11 @@ type Floating struct {
 	unready, ending map[string]bool
 }
 
-// NewFloating claims the only address of a pool. Nodes may have it in their order. The routers are in a namespace.
+// NewFloating claims the only address of a pool for an Egress, which needn't exist. Nodes may have it in their order. The routers are in a namespace.
 func (r *Rig) NewFloating(ctx context.Context, namespace, pool string, nodes ...*Node) (*Floating, error) {
 	f := &Floating{rig: r, namespace: namespace, name: pool, Candidates: nodes, Routers: make([]*Sandbox, len(nodes)), unready: map[string]bool{}, ending: map[string]bool{}}
-	claim := &v2.AddressClaim{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: pool}, Spec: v2.AddressClaimSpec{Pool: pool, Count: new(int32(1))}}
+	egress := metav1.OwnerReference{APIVersion: v2.GroupVersion.String(), Kind: "Egress", Name: pool, UID: types.UID(randomHex(16)), Controller: new(true)}
+	claim := &v2.AddressClaim{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: pool, OwnerReferences: []metav1.OwnerReference{egress}}, Spec: v2.AddressClaimSpec{Pool: pool, Count: new(int32(1))}}
 	claims := r.Coil.CoilV2().AddressClaims(namespace)
 	if _, err := claims.Create(ctx, claim, metav1.CreateOptions{}); err != nil {
 		return nil, err

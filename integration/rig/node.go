@@ -43,6 +43,8 @@ type NodeOptions struct {
 	// DiskBytes is the size of the disk of coild's state, an ext4 filesystem of its
 	// own; 0 is a folder.
 	DiskBytes int64
+	// Behind is a plugin of the CNI project, ptp or bridge, that attaches the node's pods in place of Coil, which is behind it.
+	Behind string
 	// Down leaves it to the caller to start coild.
 	Down bool
 	// Segment puts the node into a layer-2 network that it shares with the router alone,
@@ -68,7 +70,8 @@ type Node struct {
 	uid    types.UID
 	ns     *netlab.NS // nil while the power is off
 	api    *netlab.Proxy
-	disk   *disk // nil without DiskBytes
+	disk   *disk    // nil without DiskBytes
+	before *chained // nil without Behind
 
 	rpc cnirpc.CNIClient
 	cc  *grpc.ClientConn
@@ -101,6 +104,11 @@ func (r *Rig) AddNode(ctx context.Context, o NodeOptions) (_ *Node, err error) {
 			err = errors.Join(fmt.Errorf("add %s: %w", n.Name, err), n.close())
 		}
 	}()
+	if o.Behind != "" {
+		if n.before, err = n.newChained(ctx); err != nil {
+			return nil, err
+		}
+	}
 	if err := n.makeDisk(); err != nil {
 		return nil, err
 	}

@@ -233,9 +233,14 @@ func (n *Node) exec(ctx context.Context, env []string, conf map[string]any) ([]b
 	return out.Bytes(), nil
 }
 
-// Add does ADD by the plugin.
+// Add does ADD by the plugin, or by both.
 func (s *Sandbox) Add(ctx context.Context) (Result, error) {
-	return s.add(func() ([]byte, error) { return s.Node.exec(ctx, s.Env("ADD"), nil) })
+	return s.add(func() ([]byte, error) {
+		if s.Node.before != nil {
+			return s.addChained(ctx)
+		}
+		return s.Node.exec(ctx, s.Env("ADD"), nil)
+	})
 }
 
 // AddRPC does ADD by a call of coild.
@@ -273,10 +278,13 @@ func (s *Sandbox) add(call func() ([]byte, error)) (Result, error) {
 	return r, nil
 }
 
-// Del does DEL by the plugin. Until it has succeeded, nobody knows whether the
+// Del does DEL by the plugin, or by both. Until it has succeeded, nobody knows whether the
 // sandbox has a network.
 func (s *Sandbox) Del(ctx context.Context) error {
 	return s.del(func() error {
+		if s.Node.before != nil {
+			return s.delChained(ctx)
+		}
 		_, err := s.Node.exec(ctx, s.Env("DEL"), nil)
 		return err
 	})

@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/types"
 
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
 	"github.com/coil-net/coil/pkg/attachment"
@@ -22,6 +23,7 @@ import (
 	"github.com/coil-net/coil/pkg/node/assign"
 	"github.com/coil-net/coil/pkg/node/blocks"
 	"github.com/coil-net/coil/pkg/node/export"
+	"github.com/coil-net/coil/pkg/node/floating/place"
 	"github.com/coil-net/coil/pkg/node/heal"
 	"github.com/coil-net/coil/pkg/node/pods"
 	"github.com/coil-net/coil/pkg/plan/routes"
@@ -48,8 +50,8 @@ type addresses struct {
 	pods       *pods.Keeper
 	podLoop    *upkeep.Loop
 	exportLoop *upkeep.Loop
-	// attached, if there is one, is called when a pod was added or is about to go; it doesn't block.
-	attached func()
+	// podsChanged, if there is one, is called when a pod was added or is about to go; it doesn't block.
+	podsChanged func()
 	// rivals tells of other hosts that have pods' addresses. told is when it did, by address.
 	rivals *reconcile.Loop[rivalKey]
 	told   map[netip.Addr]time.Time
@@ -193,14 +195,31 @@ func (l links) Changed(block string) {
 }
 
 func (l links) changed() {
-	if l.attached != nil {
-		l.attached()
+	if l.podsChanged != nil {
+		l.podsChanged()
 	}
 }
 
 func (l links) Withdraw(ctx context.Context, addrs ...netip.Addr) error {
 	l.changed()
 	return l.announcer.keeper.Withdraw(ctx, addrs...)
+}
+
+func (a *addresses) onAttached(changed func()) { a.podsChanged = changed }
+
+// attachedPods implements attachments.
+func (a *addresses) attachedPods(ctx context.Context) (map[types.UID]place.Pod, error) {
+	all, err := a.store.List(ctx)
+	if err != nil {
+		return nil, err
+	}
+	pods := map[types.UID]place.Pod{}
+	for _, alloc := range all {
+		if alloc.State == store.Attached && alloc.Pod.UID != "" && !a.assign.Linkless(alloc) {
+			pods[types.UID(alloc.Pod.UID)] = place.Pod{Link: alloc.HostIfIndex, Address: alloc.Address, Netns: alloc.Netns}
+		}
+	}
+	return pods, nil
 }
 
 // announced are the addresses of pods that are made known on links. Those of a block that doesn't exist any more stay as they are: pods

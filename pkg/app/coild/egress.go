@@ -30,8 +30,10 @@ type egresses struct {
 	alone bool // no part gives addresses
 	// routersChanged, if there is one, is called when routers of an Egress may have changed; it doesn't block.
 	routersChanged func()
-	cluster        *view.Egresses
-	manager        *egress.Manager
+	// recorded, if there is one, is called when the record of the sandboxes has changed; it doesn't block.
+	recorded func()
+	cluster  *view.Egresses
+	manager  *egress.Manager
 	// health knows which routers answer the manager's clients.
 	health *routerhealth.Checker
 	fou    fou
@@ -76,10 +78,14 @@ func (e *egresses) compose(ctx context.Context) error {
 	}
 	kernel := clientnet.New(e.Protocol, clientnet.FoU{}, e.network)
 	e.health = routerhealth.New(kernel, e.cluster, e.recorder)
+	var record store.Clients = e.store
+	if e.recorded != nil {
+		record = toldClients{record, e.recorded}
+	}
 	e.manager = egress.New(egress.Config{
 		Port: uint16(e.EgressPort), Protocol: e.Protocol, OriginatingOnly: e.OriginateOnly,
 		RecordAll: e.alone, Drift: egressDrift, Available: e.fou.available, Repaired: e.repaired, Health: e.health,
-	}, e.cluster, kernel, e.store, e.recorder, e.metrics)
+	}, e.cluster, kernel, record, e.recorder, e.metrics)
 	e.registry.MustRegister(e.manager, e.health)
 	e.egress = e.manager
 	return nil

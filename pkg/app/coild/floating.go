@@ -26,13 +26,12 @@ import (
 	"github.com/coil-net/coil/pkg/plan"
 	"github.com/coil-net/coil/pkg/plan/keys"
 	"github.com/coil-net/coil/pkg/reconcile"
-	"github.com/coil-net/coil/pkg/store"
 )
 
 // holder is the part that holds floating addresses for routers of Egresses on the node. It is composed after the parts that it has.
 type holder struct {
 	*daemon
-	addresses *addresses
+	attached  attachments
 	egresses  *egresses
 	announcer *announcer
 
@@ -56,6 +55,14 @@ type holder struct {
 	announced map[string]floating.Address
 	idOf      map[netip.Addr]string // of those
 	rivals    map[string]rival
+}
+
+// attachments are the node's pods, as the part knows them that attaches them, or another plugin.
+type attachments interface {
+	// attachedPods returns the pods to which addresses may lead, by their UIDs.
+	attachedPods(context.Context) (map[types.UID]place.Pod, error)
+	// onAttached has a function called when others may be returned; it doesn't block.
+	onAttached(func())
 }
 
 func (h *holder) part() part {
@@ -82,7 +89,12 @@ func (h *holder) watch() {
 	}))
 	h.watches.Add(secret, nil)
 	h.egresses.cluster.Floating(h.blocks)
-	h.egresses.routersChanged = func() { h.driver.TargetsChanged() }
+	h.egresses.routersChanged = func() {
+		if !h.IPAM {
+			h.recount.Add(struct{}{}) // which pods are routers
+		}
+		h.driver.TargetsChanged()
+	}
 }
 
 func (h *holder) compose(ctx context.Context) error {
@@ -120,7 +132,7 @@ func (h *holder) compose(ctx context.Context) error {
 	h.composeTroubles()
 	h.announcer.sources = append(h.announcer.sources, h.announcedAddresses)
 	h.recount = reconcile.New("floating-pods", func(ctx context.Context, _ struct{}) error { return h.readPods(ctx) }, h.metrics)
-	h.addresses.attached = func() { h.recount.Add(struct{}{}) }
+	h.attached.onAttached(func() { h.recount.Add(struct{}{}) })
 	return nil
 }
 
@@ -169,15 +181,9 @@ func (h *holder) keys() [][]byte { return keys.Of(h.secret.Find(keys.Namespace +
 
 // readPods reads which pods are on the node, and how they are reached.
 func (h *holder) readPods(ctx context.Context) error {
-	all, err := h.store.List(ctx)
+	pods, err := h.attached.attachedPods(ctx)
 	if err != nil {
 		return err
-	}
-	pods := map[types.UID]place.Pod{}
-	for _, a := range all {
-		if a.State == store.Attached && a.Pod.UID != "" && !h.addresses.assign.Linkless(a) {
-			pods[types.UID(a.Pod.UID)] = place.Pod{Link: a.HostIfIndex, Address: a.Address, Netns: a.Netns}
-		}
 	}
 	h.mu.Lock()
 	same := h.pods != nil && maps.Equal(h.pods, pods)

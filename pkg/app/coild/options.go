@@ -37,6 +37,7 @@ type Options struct {
 	SourceGuard     bool
 	IPAM            bool
 	Egress          bool
+	Floating        bool
 	OriginateOnly   bool
 	ModuleDir       string
 	CoolDown        time.Duration
@@ -68,6 +69,7 @@ func (o *Options) AddFlags(fs *pflag.FlagSet) {
 	fs.BoolVar(&o.SourceGuard, "source-guard", true, "drop what pods send from addresses that aren't theirs")
 	fs.BoolVar(&o.IPAM, "enable-ipam", true, "give addresses to pods; false to chain coil behind another plugin")
 	fs.BoolVar(&o.Egress, "enable-egress", true, "obey annotations that ask for an Egress")
+	fs.BoolVar(&o.Floating, "enable-floating", false, "hold floating addresses of Egresses behind another plugin (--enable-ipam=false); if Coil gives pods their addresses, it does so anyway")
 	fs.BoolVar(&o.OriginateOnly, "enable-originating-only", false, "use all Egresses for connections that the pod opens only, whatever their specification says")
 	fs.StringVar(&o.ModuleDir, "module-dir", "/lib/modules", "folder of the modules of kernels, of which Egresses need fou, fou6, ipip and ip6_tunnel")
 	fs.DurationVar(&o.CoolDown, "cool-down", time.Minute, "time before a freed address is given again")
@@ -97,6 +99,9 @@ func (o *Options) Validate() error {
 	bad := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
 	if !o.IPAM && !o.Egress {
 		bad("--enable-ipam=false and --enable-egress=false leave nothing to do")
+	}
+	if o.Floating && !o.Egress {
+		bad("--enable-floating is for addresses of Egresses, and there is --enable-egress=false")
 	}
 	if o.FloatingPort == o.EgressPort {
 		bad("--floating-port=%d is that of --egress-port", o.FloatingPort)

@@ -45,16 +45,22 @@ func (d *daemon) makeParts() {
 	g := &guard{daemon: d, ofSources: d.SourceGuard && d.IPAM, ofClients: d.Egress}
 	n := &announcer{daemon: d}
 	a, e := &addresses{daemon: d, guard: g, announcer: n}, &egresses{daemon: d, alone: !d.IPAM}
+	c, floats := &chained{daemon: d, egresses: e, announcer: n}, d.Egress && (d.IPAM || d.Floating)
+	h := &holder{daemon: d, egresses: e, announcer: n, attached: a}
+	if !d.IPAM {
+		h.attached = c
+	}
 	d.kinds = map[string]string{}
 	for _, f := range []struct {
 		on bool
 		part
 	}{
-		{d.IPAM, n.part()},
+		{d.IPAM || floats, n.part()},
 		{d.IPAM, a.part()},
+		{floats && !d.IPAM, c.part()},
 		{true, g.part()},
 		{d.Egress, e.part()},
-		{d.IPAM && d.Egress, (&holder{daemon: d, addresses: a, egresses: e, announcer: n}).part()},
+		{floats, h.part()},
 	} {
 		maps.Copy(d.kinds, f.kinds)
 		if f.on {

@@ -16,7 +16,7 @@ func TestAdviceForEachKind(t *testing.T) {
 	for _, c := range []struct {
 		o     Options
 		parts int
-	}{{Options{}, 1}, {Options{IPAM: true}, 3}, {Options{Egress: true}, 2}, {Options{IPAM: true, Egress: true}, 5}} {
+	}{{Options{}, 1}, {Options{IPAM: true}, 3}, {Options{Egress: true}, 2}, {Options{IPAM: true, Egress: true}, 5}, {Options{Egress: true, Floating: true}, 5}} {
 		d := &daemon{Options: c.o}
 		d.makeParts()
 		if len(d.kinds) != 16 || len(d.parts) != c.parts {

@@ -90,6 +90,8 @@ func (o *Options) compose(ctx context.Context, e leading.Environment) (leading.C
 	var addresses *controller.FloatingInformers
 	if o.EnableIPAM {
 		pools = kinds.AddressPools()
+	}
+	if o.EnableIPAM || o.EnableFloating {
 		addresses = &controller.FloatingInformers{
 			Claims: kinds.AddressClaims(), Blocks: floating.Coil().V2().AddressBlocks().Informer(),
 			Policies: kinds.EgressPolicies().Informer(), ClusterPolicies: kinds.EgressClusterPolicies().Informer(),

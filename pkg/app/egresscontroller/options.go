@@ -23,6 +23,8 @@ type Options struct {
 	EgressPort uint16
 	// EnableIPAM says that Coil gives pods their addresses.
 	EnableIPAM bool
+	// EnableFloating says that there are floating addresses, though another plugin gives pods theirs.
+	EnableFloating bool
 	// EndpointsPerSlice is how many clients an EndpointSlice has.
 	EndpointsPerSlice int
 	// ExternalNodes are the ranges in which ExternalIPs of Nodes are the cluster's.
@@ -35,6 +37,7 @@ func (o *Options) AddFlags(fs *pflag.FlagSet) {
 	o.Options.AddFlags(fs, leaseName, ":9396", ":9397")
 	fs.Uint16Var(&o.EgressPort, "egress-port", dataplane.FouPort, "UDP port of the tunnels between clients and routers; the same as coild's")
 	fs.BoolVar(&o.EnableIPAM, "enable-ipam", true, "Coil gives pods their addresses; false: pods are where Nodes say (spec.podCIDRs)")
+	fs.BoolVar(&o.EnableFloating, "enable-floating", false, "there are AddressPools for floating addresses of Egresses behind another plugin (--enable-ipam=false), too")
 	fs.IntVar(&o.EndpointsPerSlice, "max-endpoints-per-slice", egress.EndpointsPerSlice, "clients in an EndpointSlice: each that comes or goes writes one anew; slices with more are relieved bit by bit")
 	fs.StringSliceVar(&o.ExternalNodes, "node-external-cidrs", nil, "ranges in which ExternalIPs of Nodes are the cluster's, which no Egress captures; empty: none is")
 }

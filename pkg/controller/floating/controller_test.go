@@ -173,6 +173,10 @@ func TestPoolsThatGiveNothing(t *testing.T) {
 			p.DeletionTimestamp = new(metav1.Now())
 			sc.s.Put(poolResource, p)
 		}, v2.ReasonPoolTerminating, "being deleted"},
+		"that is for other namespaces": {func(sc *scene, p *v2.AddressPool) {
+			p.Spec.FloatingNamespaces = []string{"other"}
+			sc.s.Put(poolResource, p)
+		}, v2.ReasonClaimNamespace, "AddressPool p gives floating addresses to other namespaces (spec.floatingNamespaces)"},
 		"that is suspended": {func(sc *scene, p *v2.AddressPool) { sc.r.lost = pools.Claims{Node: "n1", Last: sc.at} }, v2.ReasonPoolSuspended, "Node n1"},
 		"that is full": {func(sc *scene, p *v2.AddressPool) {
 			for i := range int32(16) {

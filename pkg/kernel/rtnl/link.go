@@ -201,6 +201,8 @@ type Link struct {
 	// namespace of this end has for that; see NetnsID.
 	PeerElsewhere bool
 	PeerNetns     int
+	// Master is the index of the bridge, bond or the like that the link is a port of; 0 for none.
+	Master int
 	Parameters
 }
 
@@ -308,6 +310,7 @@ func parseLink(body []byte) (Link, error) {
 		MTU:      int(as.Find(rest, unix.IFLA_MTU).U32()),
 		MAC:      bytes.Clone(as.Find(rest, unix.IFLA_ADDRESS).Value),
 		Peer:     int(as.Find(rest, unix.IFLA_LINK).U32()),
+		Master:   int(as.Find(rest, unix.IFLA_MASTER).U32()),
 	}
 	for name := range as.In(as.Find(rest, unix.IFLA_PROP_LIST).Value) {
 		if name.Kind == unix.IFLA_ALT_IFNAME {

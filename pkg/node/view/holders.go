@@ -40,6 +40,9 @@ func (e *Egresses) RouterServes(pod types.UID) bool {
 	return false
 }
 
+// ListsRouter says whether the Service of an Egress lists the pod of a UID as its router, ready or not.
+func (e *Egresses) ListsRouter(pod types.UID) bool { return len(e.listing.Under(string(pod))) > 0 }
+
 // podsOfSlice are the UIDs of the pods that a slice lists.
 func podsOfSlice(s *discoveryv1.EndpointSlice) (uids []string) {
 	for _, ep := range s.Endpoints {

@@ -18,7 +18,7 @@ import (
 const (
 	// ReasonAddressesHeld: the condition is True.
 	ReasonAddressesHeld = "AddressesHeld"
-	// ReasonNoPools: Coil runs without AddressPools.
+	// ReasonNoPools: Coil runs without AddressPools, behind another network plugin.
 	ReasonNoPools = "NoPools"
 	// ReasonClaimPending: the AddressClaim has no answer yet.
 	ReasonClaimPending = "ClaimPending"
@@ -36,6 +36,7 @@ const (
 var claimAdvice = map[string]string{
 	v2.ReasonPoolNotFound:       "Make it, or name another one in spec.addresses.pool",
 	v2.ReasonPoolTerminating:    "Name another one in spec.addresses.pool",
+	v2.ReasonClaimNamespace:     "Name another one in spec.addresses.pool, or have the Egress's namespace added there",
 	v2.ReasonBlockSize:          "Name another one in spec.addresses.pool",
 	v2.ReasonAddressInvalid:     "Correct spec.addresses.list",
 	v2.ReasonAddressOutsidePool: "Take it out of spec.addresses.list, or append a subnet that has it to spec.subnets of the AddressPool",
@@ -98,7 +99,8 @@ func addressesReady(f Facts) *metav1.Condition {
 	}
 	switch {
 	case f.NoPools:
-		return no(ReasonNoPools, "Coil runs without AddressPools (--enable-ipam=false): install a variant that has them, or take spec.addresses away")
+		return no(ReasonNoPools, "Coil runs behind another network plugin, without AddressPools (--enable-ipam=false): install the variant egress-only-with-addresses, "+
+			"or add the component with-addresses (manifests/README.md), or take spec.addresses away")
 	case f.Claim == nil:
 		return no(ReasonClaimPending, "The AddressClaim is being made")
 	}

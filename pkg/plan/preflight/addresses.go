@@ -54,7 +54,7 @@ func (j *judge) pools() {
 			j.add(Warning, subject, "its addresses may be given twice. %s", c.Message)
 		}
 	}
-	if !slices.ContainsFunc(j.Pools, func(p *v2.AddressPool) bool { return p.Name == v2.DefaultPool }) {
+	if j.Variant.IPAM() && !slices.ContainsFunc(j.Pools, func(p *v2.AddressPool) bool { return p.Name == v2.DefaultPool }) {
 		j.add(Note, "AddressPool "+v2.DefaultPool, "it doesn't exist: pods of namespaces without the annotation %s can't start before it does", v2.AnnotationPool)
 	}
 }

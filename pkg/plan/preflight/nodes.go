@@ -32,6 +32,10 @@ func (j *judge) egresses() {
 				j.add(Note, subject, "destination %s has host bits: it means %s, and must be written so when destinations change", p, p.Masked())
 			}
 		}
+		if e.Spec.Addresses != nil && !j.Variant.Addresses() {
+			j.add(Blocker, subject, "it has addresses of AddressPool %s, and the variant %s has no AddressPools: its clients could reach nothing. Install the variant "+
+				"egress-only-with-addresses, or take spec.addresses away first", e.Spec.Addresses.Pool, j.Variant)
+		}
 		d, err := egress.RouterDeployment(e, egress.RouterImage{Name: ownImage})
 		if err != nil {
 			j.add(Blocker, subject, "no router can be made of it: %s", oneLine(err))
@@ -55,6 +59,9 @@ func (j *judge) ports() {
 			}
 		}
 	}
+	if j.Variant.Egress() && j.Variant.Addresses() {
+		ours[floatingPort] = nodeDaemon
+	}
 	for _, p := range j.Pods {
 		if ofCoil(p) || p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed {
 			continue
@@ -69,8 +76,8 @@ func (j *judge) ports() {
 				if p.Spec.HostNetwork {
 					n = port.ContainerPort
 				}
-				if program, ok := ours[n]; ok && port.Protocol != corev1.ProtocolUDP {
-					j.addNode(p.Spec.NodeName, Blocker, "%s opens port %d, which %s needs: give one of them another (--metrics-addr, --health-addr)", owner, n, program)
+				if program, ok := ours[n]; ok && (port.Protocol != corev1.ProtocolUDP || n == floatingPort) {
+					j.addNode(p.Spec.NodeName, Blocker, "%s opens port %d, which %s needs: give one of them another (--metrics-addr, --health-addr, --floating-port)", owner, n, program)
 				}
 			}
 		}

@@ -27,7 +27,7 @@ const Namespace = "kube-system"
 type Variant string
 
 // Variants are those that there are.
-var Variants = []Variant{"", "with-router", "ipam-only", "ipam-only-with-router", "egress-only"}
+var Variants = []Variant{"", "with-router", "ipam-only", "ipam-only-with-router", "egress-only", "egress-only-with-addresses"}
 
 // folder is where the variant is.
 func (v Variant) folder() string {
@@ -38,7 +38,10 @@ func (v Variant) folder() string {
 }
 
 // IPAM says whether Coil gives pods their addresses.
-func (v Variant) IPAM() bool { return v != "egress-only" }
+func (v Variant) IPAM() bool { return !strings.HasPrefix(string(v), "egress-only") }
+
+// Addresses says whether there are AddressPools, at least for floating addresses.
+func (v Variant) Addresses() bool { return v != "egress-only" }
 
 // Egress says whether pods can use Egresses.
 func (v Variant) Egress() bool { return !strings.HasPrefix(string(v), "ipam-only") }
@@ -173,8 +176,10 @@ func Judge(c Cluster) Report {
 	j.kubernetes()
 	j.programs()
 	j.config()
-	if c.Variant.IPAM() {
+	if c.Variant.Addresses() {
 		j.pools()
+	}
+	if c.Variant.IPAM() {
 		j.blocks()
 		j.pods()
 	} else {

@@ -139,6 +139,14 @@ func TestFindings(t *testing.T) {
 		{"another variant", func(c *Cluster) { c.Variant = "egress-only" },
 			[]Finding{{Blocker, "AddressBlocks default-0, default-1", "2 pods have addresses of them, and the variant egress-only gives none: no new pod could start"},
 				{Warning, "Deployment coil-ipam-controller", "--variant"}}},
+		{"floating addresses, which the variant hasn't", func(c *Cluster) {
+			c.Variant, c.Blocks, c.Deployments = "egress-only", nil, nil
+			c.Egresses[0].Spec.Addresses = &v2.EgressAddresses{Pool: "partners"}
+		}, []Finding{{Blocker, "Egress internet/nat", "AddressPool partners, and the variant egress-only has no AddressPools"}}},
+		{"floating addresses, which the variant has", func(c *Cluster) {
+			c.Variant, c.Blocks, c.Pools = "egress-only-with-addresses", nil, nil
+			c.Egresses[0].Spec.Addresses = &v2.EgressAddresses{Pool: "partners"}
+		}, nil},
 		{"another variant, whose pods were moved", func(c *Cluster) { c.Variant, c.Pods, c.Deployments = "egress-only", nil, nil },
 			[]Finding{{Blocker, "AddressBlocks default-0, default-1", "0 pods have addresses of them"}}},
 		{"another variant, whose blocks are gone", func(c *Cluster) { c.Variant, c.Blocks, c.Deployments = "egress-only", nil, nil }, nil},
@@ -234,14 +242,15 @@ func TestFindings(t *testing.T) {
 				p := pod(fmt.Sprintf("exporter-%d", i), n, "192.0.2.1")
 				p.Spec.HostNetwork = true
 				p.OwnerReferences = []metav1.OwnerReference{{Kind: "DaemonSet", Name: "exporter", Controller: new(true)}}
-				p.Spec.Containers = []corev1.Container{{Ports: []corev1.ContainerPort{{ContainerPort: 9384}, {ContainerPort: 9385, Protocol: corev1.ProtocolUDP}, {ContainerPort: 9388}}}}
+				p.Spec.Containers = []corev1.Container{{Ports: []corev1.ContainerPort{{ContainerPort: 9384}, {ContainerPort: 9385, Protocol: corev1.ProtocolUDP}, {ContainerPort: 9388}, {ContainerPort: 9391, Protocol: corev1.ProtocolUDP}}}}
 				c.Pods = append(c.Pods, p)
 			}
 			p := pod("mapped", "a", "10.1.0.2")
 			p.Spec.Containers = []corev1.Container{{Ports: []corev1.ContainerPort{{ContainerPort: 9386}, {ContainerPort: 80, HostPort: 9397}}}}
 			c.Pods = append(c.Pods, p)
 		}, []Finding{{Blocker, "Node a", "Pod app/mapped opens port 9397, which coil-egress-controller needs"},
-			{Blocker, "Nodes a, b", "DaemonSet app/exporter opens port 9384, which coild needs"}}},
+			{Blocker, "Nodes a, b", "DaemonSet app/exporter opens port 9384, which coild needs"},
+			{Blocker, "Nodes a, b", "DaemonSet app/exporter opens port 9391, which coild needs"}}},
 		{"nobody looked at nodes", func(c *Cluster) { c.Probes = nil }, []Finding{{Note, "Nodes", "--skip-nodes"}}},
 		{"a node that can't be looked at", func(c *Cluster) { c.Probes["a"] = Probe{Err: errors.New("no\nimage")} },
 			[]Finding{{Unknown, "Node a", "no; image"}}},

@@ -56,13 +56,16 @@ var programs = map[string][]int32{
 	"coil-ipam-controller": {9386, 9387}, egressController: {9396, 9397},
 }
 
+// floatingPort is the port, of UDP and TCP, at which coilds ask each other who has floating addresses.
+const floatingPort = 9391
+
 // has says whether a DaemonSet or Deployment is part of a variant.
 func (v Variant) has(program string) bool {
 	switch program {
 	case "coil-router":
 		return strings.HasSuffix(string(v), "with-router")
 	case "coil-ipam-controller":
-		return v.IPAM()
+		return v.Addresses()
 	case egressController:
 		return v.Egress()
 	}

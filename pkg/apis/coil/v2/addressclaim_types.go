@@ -82,6 +82,8 @@ const (
 const (
 	// ReasonAddressesHeld: the condition is True.
 	ReasonAddressesHeld = "AddressesHeld"
+	// ReasonClaimNamespace: the AddressPool gives floating addresses to other namespaces only.
+	ReasonClaimNamespace = "NamespaceNotAllowed"
 	// ReasonBlockSize: blocks of the AddressPool have more than one address.
 	ReasonBlockSize = "BlockSize"
 	// ReasonAddressInvalid: an entry of the list can't be understood, or the list has too many addresses.

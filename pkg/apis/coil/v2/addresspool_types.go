@@ -52,6 +52,17 @@ type AddressPoolSpec struct {
 	// +kubebuilder:validation:Enum=Any;Floating
 	Purpose PoolPurpose `json:"purpose,omitempty"`
 
+	// FloatingNamespaces are the namespaces whose AddressClaims, and so Egresses, get floating addresses of the pool. Unset: all.
+	// A claim keeps what it has when its namespace is taken out.
+	//
+	// +optional
+	// +listType=set
+	// +kubebuilder:validation:MinItems=1
+	// +kubebuilder:validation:MaxItems=256
+	// +kubebuilder:validation:items:MinLength=1
+	// +kubebuilder:validation:items:MaxLength=63
+	FloatingNamespaces []string `json:"floatingNamespaces,omitempty"`
+
 	// Announce is how hosts outside of the cluster learn which node has an address. Route: by the routes that nodes have in
 	// table 119, which routing daemons announce. Neighbor: the node also answers for the address itself, by ARP and NDP, on
 	// its links in whose subnets the address is. It can be changed at any time.

@@ -38,9 +38,11 @@ import (
 	"github.com/coil-net/coil/pkg/store"
 )
 
-// Pod is where packets for an address go: the node's end of a pod's link, the pod's own addresses, and its network namespace.
+// Pod is where packets for an address go: the link by which the node reaches a pod, the pod's own addresses, and its network namespace.
 type Pod struct {
 	Link int
+	// Inside is the pod's end of its link, in its namespace; 0 for the other end of Link, a veth.
+	Inside int
 	ipam.Address
 	store.Netns
 }

@@ -1,6 +1,7 @@
 package place
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -49,7 +50,7 @@ func (p *Place) Blocked(ctx context.Context, a floating.Address) ([]dataplane.Fa
 	var blocked []dataplane.Family
 	var errs []error
 	for _, addr := range a.Addrs() {
-		is, err := p.blocked(ctx, ns, link.Peer, link.MAC, addr)
+		is, err := p.blocked(ctx, ns, cmp.Or(pod.Inside, link.Peer), link.MAC, addr)
 		errs = append(errs, err)
 		if is {
 			blocked = append(blocked, dataplane.FamilyOf(addr))

@@ -1,0 +1,161 @@
+package coild
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"golang.org/x/sync/errgroup"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/coil-net/coil/pkg/attachment"
+	"github.com/coil-net/coil/pkg/dataplane"
+	"github.com/coil-net/coil/pkg/kernel/netns"
+	"github.com/coil-net/coil/pkg/kernel/rtnl"
+	"github.com/coil-net/coil/pkg/node/floating/place"
+	"github.com/coil-net/coil/pkg/node/pods"
+	"github.com/coil-net/coil/pkg/podnet"
+	"github.com/coil-net/coil/pkg/reconcile/upkeep"
+	"github.com/coil-net/coil/pkg/store"
+)
+
+// chained is the part that knows pods which another plugin has attached, as far as floating addresses need that. It has what the part
+// addresses has for them: the rule to their routes, the host's parameters, and the watch of the kernel.
+type chained struct {
+	*daemon
+	egresses  *egresses
+	announcer *announcer
+	// changed, if there is one, is called when other pods, or other links, may be the host's; it doesn't block.
+	changed func()
+	keeper  *pods.Keeper
+	loop    *upkeep.Loop
+	// unreached are routers of which it was told that the host has no link to them; only for attachedPods.
+	unreached map[types.UID]bool
+}
+
+func (c *chained) part() part {
+	return part{kinds: pods.Kinds, compose: c.compose, start: c.start, check: c.checkMachine}
+}
+
+func (c *chained) compose(context.Context) error {
+	none := func(context.Context) ([]podnet.Wired, error) { return nil, nil }
+	c.keeper = &pods.Keeper{
+		Network: c.network, Links: c.network, Wired: none, PodTable: c.PodTable, NodeAddrs: c.node.Addrs, Repairs: c.repairs,
+	}
+	c.loop = c.upkeep(upkeep.Config{Name: "floating-rules", Sync: func(ctx context.Context) error { return c.mend(ctx, true) }, InLine: true}, pods.Kinds, c.lost)
+	c.egresses.recorded = c.tell
+	return nil
+}
+
+// mend makes the rule and the parameters. Routes to pods that Coil may have attached before stay as they are.
+func (c *chained) mend(ctx context.Context, repair bool) error {
+	return c.keeper.Mend(ctx, repair, c.keeper.Wired)
+}
+
+func (c *chained) onAttached(changed func()) { c.changed = changed }
+
+func (c *chained) tell() {
+	if c.changed != nil {
+		c.changed()
+	}
+}
+
+// lost takes changes of the kernel. The other plugin may give a pod another link, or a link another index.
+func (c *chained) lost(ctx context.Context, changes []rtnl.Change) bool {
+	if slices.ContainsFunc(changes, func(ch rtnl.Change) bool {
+		return ch.Kind == rtnl.LinkChanged || ch.Kind == rtnl.LinkLost || ch.Kind == rtnl.Unknown
+	}) {
+		c.tell()
+	}
+	return c.keeper.Lost(ctx, changes)
+}
+
+// start makes the rule and the parameters, again until it succeeds, and keeps them.
+func (c *chained) start(ctx context.Context, group *errgroup.Group) error {
+	changes, err := c.network.Handle().Subscribe(rtnl.Interest{
+		Protocol: c.Protocol, Tables: []int{c.PodTable, c.ExportTable, dataplane.TableUnassigned}, Rules: true, Links: true,
+	})
+	if err != nil {
+		return err
+	}
+	group.Go(func() error {
+		return errors.Join(upkeep.Watch(ctx, changes, kernelSettle, c.loop, c.announcer.loop), changes.Close())
+	})
+	err = c.untilInLine(ctx, false, "Making the rule to routes of floating addresses failed, trying again", func(ctx context.Context) error {
+		return c.mend(ctx, false)
+	})
+	if err != nil {
+		return err
+	}
+	group.Go(func() error { return c.loop.Run(ctx) })
+	c.announcer.begin(ctx, group)
+	return nil
+}
+
+// attachedPods are routers of Egresses: of them alone it is asked how the host reaches them.
+func (c *chained) attachedPods(ctx context.Context) (map[types.UID]place.Pod, error) {
+	all, err := c.store.ListClients(ctx)
+	if err != nil {
+		return nil, err
+	}
+	routers, unreached := map[types.UID]place.Pod{}, map[types.UID]bool{}
+	for _, s := range all {
+		uid := types.UID(s.UID)
+		if uid == "" || !c.egresses.cluster.ListsRouter(uid) {
+			continue
+		}
+		p, err := c.wayTo(ctx, s.Sandbox)
+		switch {
+		case errors.Is(err, podnet.ErrNoHostLink):
+			unreached[uid] = true
+			if !c.unreached[uid] {
+				c.warnOfRouter(s.Pod, err)
+			}
+		case errors.Is(err, netns.ErrNotExist), errors.Is(err, netns.ErrNotNetns): // its DEL comes
+		case err != nil:
+			return nil, fmt.Errorf("look for the link of the router %s/%s: %w", s.Namespace, s.Name, err)
+		default:
+			routers[uid] = p
+		}
+	}
+	c.unreached = unreached
+	return routers, nil
+}
+
+// warnOfRouter tells that a router can't have floating addresses.
+func (c *chained) warnOfRouter(p store.Pod, why error) {
+	ref := &corev1.ObjectReference{APIVersion: "v1", Kind: "Pod", Namespace: p.Namespace, Name: p.Name, UID: types.UID(p.UID)}
+	c.recorder.Eventf(ref, nil, corev1.EventTypeWarning, "NoHostLink", "NoHostLink",
+		"the router can't have a floating address on node %s: %v: the plugin that attaches pods must do so by veths, as ptp and bridge do", c.NodeName, why)
+}
+
+func (c *chained) wayTo(ctx context.Context, s store.Sandbox) (place.Pod, error) {
+	ns, err := netns.Open(s.Path)
+	if err != nil {
+		return place.Pod{}, err
+	}
+	defer ns.Close()
+	if ns.Inode() != s.Inode {
+		return place.Pod{}, fmt.Errorf("%w: %s is another one than the pod's", netns.ErrNotExist, s.Path)
+	}
+	way, err := c.network.WayOf(ctx, ns, s.Address)
+	return place.Pod{Link: way.Link, Inside: way.Inside, Address: s.Address, Netns: s.Netns}, err
+}
+
+// toldClients is a record of clients whose changes are told.
+type toldClients struct {
+	store.Clients
+	changed func()
+}
+
+func (t toldClients) SetClient(ctx context.Context, c store.Client) error {
+	defer t.changed()
+	return t.Clients.SetClient(ctx, c)
+}
+
+func (t toldClients) ForgetClients(ctx context.Context, ids ...attachment.ID) error {
+	defer t.changed()
+	return t.Clients.ForgetClients(ctx, ids...)
+}
