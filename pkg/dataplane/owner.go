@@ -14,6 +14,8 @@ const (
 	ProtocolRouter = 31
 	// ProtocolFloating marks coild's routes of floating addresses. Those of pods and blocks are in the same tables, and are synced by others.
 	ProtocolFloating = 32
+	// ProtocolTransit marks coild's routes of transit addresses (see TransitAddr), in the table of pods as well.
+	ProtocolTransit = 33
 
 	// TableMain is the kernel's main table (RT_TABLE_MAIN).
 	TableMain = 254
@@ -28,6 +30,9 @@ const (
 	// PriorityPods is the priority of the rule to TablePods; the rule to
 	// TableUnassigned follows it.
 	PriorityPods = 2000
+
+	// PriorityTransit is that of the rules that drop what comes from a transit address without MarkTransit: before all that lead elsewhere.
+	PriorityTransit = 50
 
 	// LinkGroup is the group of host-side veths ("coil" in ASCII).
 	LinkGroup = 0x636f696c

@@ -27,6 +27,7 @@ import (
 //	           fib daddr type != local
 //	STATEMENT  accept, drop, return, notrack, jump CHAIN, goto CHAIN, counter name COUNTER
 //	           FIELD [. FIELD ...] vmap @MAP
+//	           masquerade [fully-random]
 //	           {snat | dnat} {ip | ip6} to {ADDRESS | FIELD | FIELD [. FIELD ...] map @MAP} [fully-random]
 //	           meta mark set {VALUE | meta mark & MASK | BITS}, and the same of ct mark
 //	           tcp option maxseg size set {BYTES | rt mtu}
@@ -159,6 +160,8 @@ func (r *reader) part() {
 		r.translate(expr.NATTypeSourceNAT)
 	case r.next("dnat"):
 		r.translate(expr.NATTypeDestNAT)
+	case r.next("masquerade"):
+		r.add(&expr.Masq{FullyRandom: r.next("fully-random")})
 	case r.next("meta", "mark", "set"):
 		r.set(&expr.Meta{Key: expr.MetaKeyMARK, Register: register, SourceRegister: true})
 	case r.next("ct", "mark", "set"):

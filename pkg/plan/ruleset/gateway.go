@@ -40,7 +40,7 @@ type Gateway struct {
 	Floating *GatewayFloating
 }
 
-// GatewayFloating is how clients leave by floating addresses.
+// GatewayFloating is how clients leave by floating addresses, or by one that the router's node translates.
 type GatewayFloating struct {
 	// Addresses are answered for when they are asked for an echo.
 	Addresses []netip.Addr
