@@ -51,7 +51,7 @@ const coolDownSeconds = 3600
 // has a name of its own, since its pool can't change.
 func AddressClaim(e *v2.Egress) *v2.AddressClaim {
 	a := e.Spec.Addresses
-	if a == nil {
+	if !a.Float() {
 		return nil
 	}
 	return &v2.AddressClaim{

@@ -26,7 +26,7 @@ const mostSuccessors = 5
 // A router that is ending forwards for a while. Addresses of clients move to another node meanwhile, with their connections. Connections
 // by a router's own addresses stay with it until it has ended: it keeps these as long as there are enough for the others.
 func Places(e *v2.Egress, blocks []*v2.AddressBlock, routers []*corev1.Pod, internalIPs func(node string) []string) map[string]Place {
-	if e.Spec.Addresses == nil {
+	if !e.Spec.Addresses.Float() {
 		return nil
 	}
 	h := homesOf(e.Spec.Addresses.Use, blocks, routers, internalIPs)
