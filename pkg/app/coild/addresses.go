@@ -48,8 +48,8 @@ type addresses struct {
 	pods       *pods.Keeper
 	podLoop    *upkeep.Loop
 	exportLoop *upkeep.Loop
-	// attached, if there is one, is called when a pod was added or is about to go; it doesn't block.
-	attached func()
+	// attached are called when a pod was added or is about to go; they don't block.
+	attached []func()
 	// rivals tells of other hosts that have pods' addresses. told is when it did, by address.
 	rivals *reconcile.Loop[rivalKey]
 	told   map[netip.Addr]time.Time
@@ -193,8 +193,8 @@ func (l links) Changed(block string) {
 }
 
 func (l links) changed() {
-	if l.attached != nil {
-		l.attached()
+	for _, told := range l.attached {
+		told()
 	}
 }
 

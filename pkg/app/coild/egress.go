@@ -28,10 +28,10 @@ import (
 type egresses struct {
 	*daemon
 	alone bool // no part gives addresses
-	// routersChanged, if there is one, is called when routers of an Egress may have changed; it doesn't block.
-	routersChanged func()
-	cluster        *view.Egresses
-	manager        *egress.Manager
+	// changed are called when an Egress or its routers may have changed, and podChanged with a pod of the node; they don't block.
+	changed, podChanged []func(types.NamespacedName)
+	cluster             *view.Egresses
+	manager             *egress.Manager
 	// health knows which routers answer the manager's clients.
 	health *routerhealth.Checker
 	fou    fou
@@ -52,11 +52,16 @@ func (e *egresses) part() part {
 func (e *egresses) watch() {
 	// The manager is there when the handlers are registered.
 	e.cluster = view.WatchEgresses(&e.watches, e.clients, e.NodeName, e.namespaces, view.EgressHandlers{
-		Pod: func(n types.NamespacedName) { e.manager.PodChanged(n) },
+		Pod: func(n types.NamespacedName) {
+			e.manager.PodChanged(n)
+			for _, told := range e.podChanged {
+				told(n)
+			}
+		},
 		Egress: func(n types.NamespacedName) {
 			e.manager.EgressChanged(n)
-			if e.routersChanged != nil {
-				e.routersChanged()
+			for _, told := range e.changed {
+				told(n)
 			}
 		},
 		Namespace: func(name string) { e.manager.NamespaceChanged(name) },

@@ -80,7 +80,7 @@ func (h *holder) watch() {
 	}))
 	h.watches.Add(secret, nil)
 	h.egresses.cluster.Floating(h.blocks)
-	h.egresses.routersChanged = func() { h.driver.TargetsChanged() }
+	h.egresses.changed = append(h.egresses.changed, func(types.NamespacedName) { h.driver.TargetsChanged() })
 }
 
 func (h *holder) compose(ctx context.Context) error {
@@ -118,7 +118,7 @@ func (h *holder) compose(ctx context.Context) error {
 	h.composeTroubles()
 	h.announcer.sources = append(h.announcer.sources, h.announcedAddresses)
 	h.recount = reconcile.New("floating-pods", func(ctx context.Context, _ struct{}) error { return h.readPods(ctx) }, h.metrics)
-	h.addresses.attached = func() { h.recount.Add(struct{}{}) }
+	h.addresses.attached = append(h.addresses.attached, func() { h.recount.Add(struct{}{}) })
 	return nil
 }
 

@@ -55,6 +55,7 @@ func (d *daemon) makeParts() {
 		{true, g.part()},
 		{d.Egress, e.part()},
 		{d.IPAM && d.Egress, (&holder{daemon: d, addresses: a, egresses: e, announcer: n}).part()},
+		{d.IPAM && d.Egress, (&masquerader{daemon: d, addresses: a, egresses: e}).part()},
 	} {
 		maps.Copy(d.kinds, f.kinds)
 		if f.on {
