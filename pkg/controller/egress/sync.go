@@ -226,6 +226,7 @@ func (c *Controller) observe(f *egress.Facts) {
 		_, f.Selector = metav1.LabelSelectorAsSelector(s)
 	}
 	f.NoPools, f.Claim, f.Blocks = c.addresses == nil, c.claimOf(f.Egress), c.blocksOf(f.Egress)
+	f.InternalIPs = c.internalIPs
 	f.Pressure = c.pressures.Get(key).byPod()
 	c.gauges.set(key, f.Clients, len(have), f.Deployment)
 }

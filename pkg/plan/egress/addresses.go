@@ -90,8 +90,11 @@ func AddressStatuses(claim *v2.AddressClaim, blocks []*v2.AddressBlock, routers 
 
 // addressesReady is the condition about the addresses of an Egress; nil without any.
 func addressesReady(f Facts) *metav1.Condition {
-	if f.Egress.Spec.Addresses == nil {
+	switch {
+	case f.Egress.Spec.Addresses == nil:
 		return nil
+	case f.Egress.Spec.Addresses.For(v2.EgressAddressOfNode):
+		return nodeAddressesReady(f)
 	}
 	no := func(reason, format string, args ...any) *metav1.Condition {
 		return &metav1.Condition{Type: v2.EgressAddressesReady, Status: metav1.ConditionFalse, Reason: reason, Message: plan.Message(fmt.Sprintf(format, args...))}

@@ -81,6 +81,8 @@ type Facts struct {
 	NoPools bool
 	Claim   *v2.AddressClaim
 	Blocks  []*v2.AddressBlock
+	// InternalIPs returns the addresses of a Node.
+	InternalIPs func(node string) []string
 	// Now is the time of a transition.
 	Now metav1.Time
 }
@@ -142,7 +144,7 @@ func Status(f Facts) v2.EgressStatus {
 		meta.RemoveStatusCondition(&st.Conditions, v2.EgressConflicting)
 	}
 	set(available(f))
-	st.Addresses = AddressStatuses(f.Claim, f.Blocks, f.Routers)
+	st.Addresses, st.NodeAddresses = AddressStatuses(f.Claim, f.Blocks, f.Routers), NodeAddresses(f.Egress, f.Routers, f.InternalIPs)
 	if c := addressesReady(f); c != nil {
 		set(*c)
 	} else {

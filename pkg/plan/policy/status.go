@@ -162,6 +162,22 @@ func locate(st *v2.EgressPolicyStatus, e *v2.Egress) {
 		st.Summary.Address = a.String()
 		at := plan.AddressOf(e, a.Block)
 		st.Node, st.Router = at.Node, at.Router
+		return
+	}
+	// The pods' connections go through any of the routers.
+	nodes, addrs := map[string]bool{}, []string(nil)
+	for _, at := range e.Status.NodeAddresses {
+		if !nodes[at.Node] {
+			nodes[at.Node] = true
+			addrs = append(addrs, at.EgressAddress.String())
+		}
+	}
+	st.Summary.Address = plan.Enumerate(addrs)
+	if all := e.Status.NodeAddresses; len(nodes) == 1 {
+		st.Node = all[0].Node
+		if len(all) == 1 {
+			st.Router = all[0].Router
+		}
 	}
 }
 
