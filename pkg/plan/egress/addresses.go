@@ -30,6 +30,10 @@ const (
 	ReasonTooFewAddresses = "TooFewAddresses"
 	// ReasonRouterWithoutAddress: a router has no address yet.
 	ReasonRouterWithoutAddress = "RouterWithoutAddress"
+	// ReasonNodeAddresses: the condition is True, since clients leave by the addresses of nodes.
+	ReasonNodeAddresses = "NodeAddresses"
+	// ReasonNoNodeReady: clients are to leave by the addresses of nodes, and no router is ready: none is before its node translates.
+	ReasonNoNodeReady = "NoNodeReady"
 )
 
 // claimAdvice says what to do for a reason of the AddressClaim, whose messages don't know the fields of an Egress.

@@ -12,14 +12,6 @@ import (
 	"github.com/coil-net/coil/pkg/ipam"
 )
 
-// Reasons of EgressAddressesReady with the use Node.
-const (
-	// ReasonNodeAddresses: the condition is True.
-	ReasonNodeAddresses = "NodeAddresses"
-	// ReasonNoNodeReady: no router is ready, as none is whose node doesn't translate yet.
-	ReasonNoNodeReady = "NoNodeReady"
-)
-
 // mostNodeAddresses is how many routers a status names.
 const mostNodeAddresses = 1024
 

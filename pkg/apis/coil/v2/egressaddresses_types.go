@@ -7,7 +7,7 @@ import (
 // EgressAddresses says which addresses an Egress has, and who leaves by which.
 //
 // +kubebuilder:validation:XValidation:rule="self.use == 'Node' || has(self.count) != has(self.list)",message="count or list is required, and not both"
-// +kubebuilder:validation:XValidation:rule="self.use == 'Node' || has(self.pool)",fieldPath=".pool",reason=FieldValueRequired,message="addresses are of an AddressPool, unless they are those of the nodes (use: Node)"
+// +kubebuilder:validation:XValidation:rule="self.use == 'Node' || has(self.pool)",fieldPath=".pool",reason=FieldValueRequired,message="the addresses of the uses Router and Client are of an AddressPool"
 // +kubebuilder:validation:XValidation:rule="self.use != 'Node' || !has(self.pool)",fieldPath=".pool",message="isn't for the use Node: the addresses are those of the nodes. Take it out, or choose the use Router or Client"
 // +kubebuilder:validation:XValidation:rule="self.use != 'Node' || !has(self.count)",fieldPath=".count",message="isn't for the use Node: the addresses are those of the nodes. Take it out, or choose the use Router or Client"
 // +kubebuilder:validation:XValidation:rule="self.use != 'Node' || !has(self.list)",fieldPath=".list",message="isn't for the use Node: the addresses are those of the nodes. Take it out, or choose the use Router or Client"
