@@ -31,9 +31,6 @@ const (
 	// TableUnassigned follows it.
 	PriorityPods = 2000
 
-	// PriorityTransit is that of the rules that drop what comes from a transit address without MarkTransit: before all that lead elsewhere.
-	PriorityTransit = 50
-
 	// LinkGroup is the group of host-side veths ("coil" in ASCII).
 	LinkGroup = 0x636f696c
 	// LinkGroupUnguarded is that of pods that may send from any address.

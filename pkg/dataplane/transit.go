@@ -9,9 +9,10 @@ import (
 const (
 	// NftTableMasquerade is the name of the table that gives these clients' packets the node's address, in the family inet.
 	NftTableMasquerade = "coil_masquerade"
-	// MarkTransit is the mark that this table gives packets from transit addresses while their route is looked up: without the table they have
-	// none. It is the bit of MarkFiltered, and no rule of others sees it.
-	MarkTransit = MarkFiltered
+	// TransitHops is the time to live, or hop limit, of packets that a router sends from a transit address: a node without this table doesn't
+	// forward them. The table gives them ForwardHops.
+	TransitHops = 1
+	ForwardHops = 64
 	// Transits is how many transit addresses a node has.
 	Transits = 1<<11 - 2
 )

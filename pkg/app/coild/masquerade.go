@@ -36,7 +36,7 @@ const nodeAddress = "egress_node_address"
 
 func (m *masquerader) part() part {
 	return part{
-		kinds: map[string]string{nodeAddress: "a program flushes all of nftables, or routing policy rules: nftables.service does, when it starts again, if " +
+		kinds: map[string]string{nodeAddress: "a program flushes all of nftables: nftables.service does, when it starts again, if " +
 			"/etc/nftables.conf begins with \"flush ruleset\"; let that file flush its own tables"},
 		watch: m.watch, compose: m.compose, start: m.start,
 	}

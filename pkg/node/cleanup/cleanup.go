@@ -29,7 +29,6 @@ import (
 	"github.com/coil-net/coil/pkg/kernel/netns"
 	"github.com/coil-net/coil/pkg/kernel/nft"
 	"github.com/coil-net/coil/pkg/kernel/route"
-	"github.com/coil-net/coil/pkg/kernel/rule"
 	"github.com/coil-net/coil/pkg/kernel/sysctl"
 	"github.com/coil-net/coil/pkg/podnet"
 	"github.com/coil-net/coil/pkg/store"
@@ -211,11 +210,6 @@ func (r *run) all(ctx context.Context, traces []podnet.Trace) {
 // removeTransit removes that by which clients leave by the node's address, when no router can send any more.
 func (r *run) removeTransit(ctx context.Context, routes func(protocol, table int)) {
 	routes(dataplane.ProtocolTransit, r.Kernel.PodTable)
-	rules, err := rule.New(r.network.Handle(), dataplane.ProtocolNode, dataplane.PriorityTransit).Sync(ctx, nil)
-	if rules.Deleted > 0 {
-		r.removed(fmt.Sprintf("%d rules of priority %d", rules.Deleted, dataplane.PriorityTransit))
-	}
-	r.done(err)
 	r.done(r.removeTable(ctx, nft.New, dataplane.NftTableMasquerade))
 }
 

@@ -148,7 +148,7 @@ func (l *lab) route() {
 	for n, router := range l.routers {
 		h := testkit.Must(rtnl.New(router.NS))(l.t)
 		g := ruleset.Gateway{
-			MTU: 1500, Port: dataplane.FouPort, Addresses: l.wanted[n].Address.Addrs(), Floating: &ruleset.GatewayFloating{},
+			MTU: 1500, Port: dataplane.FouPort, Addresses: l.wanted[n].Address.Addrs(), Floating: &ruleset.GatewayFloating{Transit: true},
 			Uplink:       testkit.Must(h.IndexByName("eth0"))(l.t),
 			Destinations: []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0"), netip.MustParsePrefix("::/0")},
 		}
@@ -157,6 +157,7 @@ func (l *lab) route() {
 		for _, a := range l.transits(n) {
 			client := addr(dataplane.FamilyOf(a), 11+n, 1)
 			g.Clients = append(g.Clients, ruleset.GatewayClient{Addr: client, Link: tunnel})
+			g.Floating.Addresses = append(g.Floating.Addresses, a)
 			g.Floating.Sources = append(g.Floating.Sources, ruleset.GatewaySource{Client: client, Address: a})
 		}
 		table := testkit.Must(nft.New(router.NS, dataplane.NftTable))(l.t)

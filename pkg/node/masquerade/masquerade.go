@@ -1,17 +1,19 @@
 // Package masquerade lets clients of Egresses leave by the address of the node on which their router runs.
 //
-// It owns the table dataplane.NftTableMasquerade, the rules of the priority dataplane.PriorityTransit, the routes of the protocol
-// dataplane.ProtocolTransit, and in the network namespaces of routers the transit address of lo. It must not know which pods are routers,
-// nor how a router translates.
+// It owns the table dataplane.NftTableMasquerade, the routes of the protocol dataplane.ProtocolTransit, and in the network namespaces of routers
+// the transit addresses of lo. It must not know which pods are routers, nor how a router translates.
 //
 // Nothing in a packet tells the node whether a router forwards it or has made it: FoU to clients and what the router asks the API server
 // have the router's address as well. So a router gives its clients' packets another source, its transit address, and the node translates
 // that one alone. The address is on lo of the router, where the router finds it, when the node is ready for it:
 //
-//	1 table    what comes from the address by the router's link gets a mark, and the node's address
-//	2 rule     what comes from it without the mark has no route: neither without the table
-//	3 route    answers lead to the router
-//	4 lo       the router lets clients in
+//	1 table    what comes from the address by the router's link may be forwarded, and gets the node's address
+//	2 route    answers lead to the router
+//	3 lo       the router lets clients in
+//
+// The node is the last hop of such packets, as the router sends them: without the table the kernel doesn't forward them. A rule that
+// drops goes when all rulesets are flushed, and a routing policy rule for those without a mark drops answers as well: to check by which link these
+// come (rp_filter), the kernel looks up the way back, without the mark.
 //
 // A router keeps its address as long as its link is there, whatever its Egress says meanwhile: connections have it. What there was in an
 // earlier life of the program is read from the routes.
@@ -30,7 +32,6 @@ import (
 	"github.com/coil-net/coil/pkg/kernel/nft"
 	"github.com/coil-net/coil/pkg/kernel/route"
 	"github.com/coil-net/coil/pkg/kernel/rtnl"
-	"github.com/coil-net/coil/pkg/kernel/rule"
 	"github.com/coil-net/coil/pkg/plan/ruleset"
 	"github.com/coil-net/coil/pkg/store"
 )
@@ -55,7 +56,6 @@ type Config struct {
 // Keeper keeps a node's objects.
 type Keeper struct {
 	cfg    Config
-	rules  *rule.Syncer
 	routes *route.Syncer
 	// transits are those that routers have, by the index of the link; nil before the kernel was read.
 	transits map[int]transit
@@ -71,10 +71,7 @@ type transit struct {
 
 // New returns a Keeper that has done nothing yet.
 func New(cfg Config) *Keeper {
-	return &Keeper{
-		cfg:   cfg,
-		rules: rule.New(cfg.Handle, dataplane.ProtocolNode, dataplane.PriorityTransit), routes: route.New(cfg.Handle, dataplane.ProtocolTransit, cfg.PodTable),
-	}
+	return &Keeper{cfg: cfg, routes: route.New(cfg.Handle, dataplane.ProtocolTransit, cfg.PodTable)}
 }
 
 // Result says what a Sync has found.
@@ -99,7 +96,7 @@ func (k *Keeper) Sync(ctx context.Context, routers []Router) (Result, error) {
 	}
 	written, err := k.sync(ctx)
 	if !changed {
-		res.Repaired += written
+		res.Repaired = written
 	}
 	if err != nil {
 		return res, err // no router may rely on the node
@@ -107,6 +104,9 @@ func (k *Keeper) Sync(ctx context.Context, routers []Router) (Result, error) {
 	k.clean = res.Routers == 0
 	var errs []error
 	for _, r := range routers {
+		if _, there := k.transits[r.Link]; !there {
+			continue
+		}
 		told, err := k.tell(ctx, r)
 		if err != nil {
 			errs = append(errs, fmt.Errorf("tell the router %s: %w", r.Address, err))
@@ -155,6 +155,11 @@ func (k *Keeper) choose(ctx context.Context, routers []Router) (changed bool, er
 	for _, r := range routers {
 		t, known := next[r.Link]
 		if !known {
+			if _, err := k.cfg.Handle.LinkByIndex(ctx, r.Link); errors.Is(err, rtnl.ErrNotExist) {
+				continue // its DEL comes, or another link
+			} else if err != nil {
+				return false, fmt.Errorf("look up the link %d of a router: %w", r.Link, err)
+			}
 			if t.number, err = free(r.Link, next); err != nil {
 				return false, err
 			}
@@ -184,10 +189,9 @@ func free(link int, taken map[int]transit) (int, error) {
 
 var families = []dataplane.Family{dataplane.IPv4, dataplane.IPv6}
 
-// sync makes table, rules and routes, and returns how many objects were missing.
+// sync makes table and routes, and returns how many objects were missing.
 func (k *Keeper) sync(ctx context.Context) (written int, err error) {
 	var want ruleset.Masquerade
-	var rules []dataplane.Rule
 	var routes []dataplane.Route
 	for _, link := range slices.Sorted(maps.Keys(k.transits)) {
 		t := k.transits[link]
@@ -196,9 +200,6 @@ func (k *Keeper) sync(ctx context.Context) (written int, err error) {
 			addr := dataplane.TransitAddr(f, t.number)
 			single := netip.PrefixFrom(addr, addr.BitLen())
 			want.Transits = append(want.Transits, ruleset.Transit{Link: link, Addr: addr})
-			rules = append(rules, dataplane.Rule{
-				Family: f, Priority: dataplane.PriorityTransit, From: single, Mask: dataplane.MarkTransit, Blackhole: true, Protocol: dataplane.ProtocolNode,
-			})
 			routes = append(routes, dataplane.Route{
 				Table: k.cfg.PodTable, Dst: single, Link: link, Gateway: own, OnLink: true, Protocol: dataplane.ProtocolTransit,
 			})
@@ -206,11 +207,6 @@ func (k *Keeper) sync(ctx context.Context) (written int, err error) {
 	}
 	tabled, err := k.cfg.Table.Sync(ctx, want.Ruleset())
 	written = tabled.Added + tabled.Replaced
-	if err != nil {
-		return written, err
-	}
-	ruled, err := k.rules.Sync(ctx, rules)
-	written += ruled.Added
 	if err != nil {
 		return written, err
 	}
