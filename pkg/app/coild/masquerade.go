@@ -108,16 +108,14 @@ func (m *masquerader) sync(ctx context.Context, _ struct{}) error {
 	m.repairs.Done(ctx, nodeAddress, res.Repaired)
 	m.routers.Set(float64(res.Routers))
 	if err != nil && !m.failed {
+		klog.FromContext(ctx).Error(err, "Clients of Egresses can't leave by the node's address, trying again")
 		m.warn("NodeAddressUnavailable", "clients of Egresses with use: Node can't leave by this node's address: %v", err)
 	}
 	m.failed = err != nil
-	switch {
-	case err != nil:
-		return err
-	case res.Routers > 0:
+	if res.Routers > 0 { // what fails for one router doesn't delay the repair of what all need
 		return reconcile.Later(checkTranslation)
 	}
-	return nil
+	return err
 }
 
 var untranslatedPackets = prometheus.NewDesc("coil_egress_node_address_untranslated_packets_total",
