@@ -14,6 +14,8 @@ const (
 	ProtocolRouter = 31
 	// ProtocolFloating marks coild's routes of floating addresses. Those of pods and blocks are in the same tables, and are synced by others.
 	ProtocolFloating = 32
+	// ProtocolTransit marks coild's routes of transit addresses (see TransitAddr), in the table of pods as well.
+	ProtocolTransit = 33
 
 	// TableMain is the kernel's main table (RT_TABLE_MAIN).
 	TableMain = 254

@@ -171,7 +171,7 @@ func (r Rule) String() string {
 	w.Add(!r.From.IsValid(), "from all")
 	w.Add(r.From.IsValid(), "from %s", r.From)
 	w.Add(r.To.IsValid(), "to %s", r.To)
-	w.Add(r.Mark != 0, "fwmark %#x/%#x", r.Mark, r.Mask)
+	w.Add(r.Mask != 0, "fwmark %#x/%#x", r.Mark, r.Mask)
 	w.Add(r.Input != "", "iif %s", r.Input)
 	w.Add(r.Output != "", "oif %s", r.Output)
 	w.Add(r.Transport != 0, "ipproto %d", r.Transport)

@@ -24,6 +24,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 	"sync"
 	"time"
 
@@ -98,6 +99,8 @@ type Flows interface {
 type Network interface {
 	// Uplink returns the link that has the address.
 	Uplink(ctx context.Context, a netip.Addr) (rtnl.Link, error)
+	// Transits returns the addresses that the pod's node translates to its own.
+	Transits(ctx context.Context) ([]netip.Addr, error)
 	// Check returns an error if the pod can't be a router, as far as others decide that.
 	Check(uplink string, families []dataplane.Family) error
 	// Listen opens the UDP port of FoU.
@@ -212,11 +215,35 @@ func (g *Gateway) look(ctx context.Context) {
 	if touched, err := g.kernel.Filter.Touched(ctx); err == nil && touched && g.doubt() {
 		g.loop.Lost(kindFilter)
 	}
+	g.lookForTransits(ctx)
+}
+
+// lookForTransits syncs when the node has given the router other addresses to translate to, or the first ones.
+func (g *Gateway) lookForTransits(ctx context.Context) {
+	g.mu.Lock()
+	before := g.applied
+	g.mu.Unlock()
+	e := g.egress()
+	if before == nil || e == nil {
+		return
+	}
+	if now, err := g.transits(ctx, e); err == nil && !slices.Equal(now, before.Transits) {
+		g.changed()
+	}
+}
+
+// transits returns the addresses that the node translates, if clients of the Egress leave by the node's.
+func (g *Gateway) transits(ctx context.Context, e *v2.Egress) ([]netip.Addr, error) {
+	if !e.Spec.Addresses.For(v2.EgressAddressOfNode) {
+		return nil, nil
+	}
+	return g.kernel.Network.Transits(ctx)
 }
 
 // environment returns an error if the pod can't be a router.
 func (g *Gateway) environment(ctx context.Context) error {
-	if g.egress() == nil {
+	e := g.egress()
+	if e == nil {
 		return fmt.Errorf("there is no Egress %s/%s", g.cfg.Namespace, g.cfg.Egress)
 	}
 	uplink, err := g.kernel.Network.Uplink(ctx, g.cfg.Addresses[0])
@@ -225,6 +252,13 @@ func (g *Gateway) environment(ctx context.Context) error {
 	}
 	if !uplink.Up {
 		return fmt.Errorf("the uplink %s is down", uplink.Name)
+	}
+	cfg := g.cfg.Config
+	if cfg.Transits, err = g.transits(ctx, e); err != nil {
+		return err
+	}
+	if lacking := gateway.Untranslated(cfg, e); len(lacking) > 0 {
+		return fmt.Errorf("the node isn't ready to translate the addresses of clients to its own (%v): coild, which does that, tells why in its log", lacking)
 	}
 	return g.kernel.Network.Check(uplink.Name, g.families)
 }
@@ -260,6 +294,9 @@ func (g *Gateway) want(ctx context.Context) (gateway.State, error) {
 		return gateway.State{}, err
 	}
 	cfg := g.cfg.Config
+	if cfg.Transits, err = g.transits(ctx, egress); err != nil {
+		return gateway.State{}, err
+	}
 	cfg.Uplink, cfg.UplinkIndex, cfg.MTU, cfg.MaxConnections, cfg.Over = uplink.Name, uplink.Index, uplink.MTU, tracked, over
 	var lists []*discoveryv1.EndpointSlice
 	for _, list := range g.lists {

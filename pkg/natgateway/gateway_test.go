@@ -45,6 +45,7 @@ type kernel struct {
 	flows     map[netip.Addr]int  // connections of clients
 	by        []netip.Addr        // the addresses by which they leave
 	once      string              // what fails the next time that it is called
+	transits  []netip.Addr        // that the node has given
 }
 
 func newKernel() *kernel {
@@ -73,6 +74,12 @@ func (k *kernel) Uplink(context.Context, netip.Addr) (rtnl.Link, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	return rtnl.Link{Index: 2, Name: "eth0", MTU: k.mtu, Up: true}, k.fail["uplink"]
+}
+
+func (k *kernel) Transits(context.Context) ([]netip.Addr, error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.transits, k.fail["transits"]
 }
 
 func (k *kernel) Check(string, []dataplane.Family) error {

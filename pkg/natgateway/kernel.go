@@ -34,6 +34,25 @@ func (p PodNetwork) Uplink(ctx context.Context, a netip.Addr) (rtnl.Link, error)
 	return rtnl.Link{}, fmt.Errorf("find the uplink: no link has %s, the address of the pod", a)
 }
 
+// Transits implements Network: coild gives them to lo.
+func (p PodNetwork) Transits(ctx context.Context) ([]netip.Addr, error) {
+	addrs, err := p.Handle.Addrs(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("look for addresses that the node translates: %w", err)
+	}
+	var all []netip.Addr
+	for _, found := range addrs {
+		if _, is := dataplane.TransitNumber(found.Prefix.Addr()); is && found.Link == loopback {
+			all = append(all, found.Prefix.Addr())
+		}
+	}
+	slices.SortFunc(all, netip.Addr.Compare)
+	return all, nil
+}
+
+// loopback is the index of lo, the same in every namespace.
+const loopback = 1
+
 // needed are the kernel parameters that let a pod route, by family. A process in a pod has
 // no right to set them.
 var needed = map[dataplane.Family]string{

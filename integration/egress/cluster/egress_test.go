@@ -78,6 +78,10 @@ func testEgress(t *testing.T) {
 	}
 	t.Run("addresses", func(t *testing.T) { testAddresses(t, s, out) })
 	since(start, "clients leave by floating addresses")
+	t.Run("addresses of nodes", func(t *testing.T) {
+		testNodeAddresses(t, s, out, s.routers(t, testkit.EgressForm.Times(1, 2)))
+	})
+	since(start, "clients leave by the addresses of nodes")
 	t.Run("direct", func(t *testing.T) { testDirect(t, s, out) })
 	since(start, "clients send to routers themselves")
 }

@@ -50,8 +50,8 @@ type addresses struct {
 	pods       *pods.Keeper
 	podLoop    *upkeep.Loop
 	exportLoop *upkeep.Loop
-	// podsChanged, if there is one, is called when a pod was added or is about to go; it doesn't block.
-	podsChanged func()
+	// attached are called when a pod was added or is about to go; they don't block.
+	attached []func()
 	// rivals tells of other hosts that have pods' addresses. told is when it did, by address.
 	rivals *reconcile.Loop[rivalKey]
 	told   map[netip.Addr]time.Time
@@ -195,8 +195,8 @@ func (l links) Changed(block string) {
 }
 
 func (l links) changed() {
-	if l.podsChanged != nil {
-		l.podsChanged()
+	for _, told := range l.attached {
+		told()
 	}
 }
 
@@ -205,7 +205,8 @@ func (l links) Withdraw(ctx context.Context, addrs ...netip.Addr) error {
 	return l.announcer.keeper.Withdraw(ctx, addrs...)
 }
 
-func (a *addresses) onAttached(changed func()) { a.podsChanged = changed }
+// onAttached implements attachments.
+func (a *addresses) onAttached(changed func()) { a.attached = append(a.attached, changed) }
 
 // attachedPods implements attachments.
 func (a *addresses) attachedPods(ctx context.Context) (map[types.UID]place.Pod, error) {

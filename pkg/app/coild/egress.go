@@ -28,8 +28,8 @@ import (
 type egresses struct {
 	*daemon
 	alone bool // no part gives addresses
-	// routersChanged, if there is one, is called when routers of an Egress may have changed; it doesn't block.
-	routersChanged func()
+	// changed are called when an Egress or its routers may have changed, and podChanged with a pod of the node; they don't block.
+	changed, podChanged []func(types.NamespacedName)
 	// recorded, if there is one, is called when the record of the sandboxes has changed; it doesn't block.
 	recorded func()
 	cluster  *view.Egresses
@@ -54,11 +54,16 @@ func (e *egresses) part() part {
 func (e *egresses) watch() {
 	// The manager is there when the handlers are registered.
 	e.cluster = view.WatchEgresses(&e.watches, e.clients, e.NodeName, e.namespaces, view.EgressHandlers{
-		Pod: func(n types.NamespacedName) { e.manager.PodChanged(n) },
+		Pod: func(n types.NamespacedName) {
+			e.manager.PodChanged(n)
+			for _, told := range e.podChanged {
+				told(n)
+			}
+		},
 		Egress: func(n types.NamespacedName) {
 			e.manager.EgressChanged(n)
-			if e.routersChanged != nil {
-				e.routersChanged()
+			for _, told := range e.changed {
+				told(n)
 			}
 		},
 		Namespace: func(name string) { e.manager.NamespaceChanged(name) },

@@ -89,12 +89,12 @@ func (h *holder) watch() {
 	}))
 	h.watches.Add(secret, nil)
 	h.egresses.cluster.Floating(h.blocks)
-	h.egresses.routersChanged = func() {
+	h.egresses.changed = append(h.egresses.changed, func(types.NamespacedName) {
 		if !h.IPAM {
 			h.recount.Add(struct{}{}) // which pods are routers
 		}
 		h.driver.TargetsChanged()
-	}
+	})
 }
 
 func (h *holder) compose(ctx context.Context) error {

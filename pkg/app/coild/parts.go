@@ -61,6 +61,7 @@ func (d *daemon) makeParts() {
 		{true, g.part()},
 		{d.Egress, e.part()},
 		{floats, h.part()},
+		{d.IPAM && d.Egress, (&masquerader{daemon: d, addresses: a, egresses: e}).part()},
 	} {
 		maps.Copy(d.kinds, f.kinds)
 		if f.on {

@@ -16,11 +16,11 @@ func TestAdviceForEachKind(t *testing.T) {
 	for _, c := range []struct {
 		o     Options
 		parts int
-	}{{Options{}, 1}, {Options{IPAM: true}, 3}, {Options{Egress: true}, 2}, {Options{IPAM: true, Egress: true}, 5}, {Options{Egress: true, Floating: true}, 5}} {
+	}{{Options{}, 1}, {Options{IPAM: true}, 3}, {Options{Egress: true}, 2}, {Options{IPAM: true, Egress: true}, 6}, {Options{Egress: true, Floating: true}, 5}} {
 		d := &daemon{Options: c.o}
 		d.makeParts()
-		if len(d.kinds) != 16 || len(d.parts) != c.parts {
-			t.Errorf("IPAM %t, egress %t: %d kinds and %d parts, want 16 and %d", c.o.IPAM, c.o.Egress, len(d.kinds), len(d.parts), c.parts)
+		if len(d.kinds) != 17 || len(d.parts) != c.parts {
+			t.Errorf("IPAM %t, egress %t: %d kinds and %d parts, want 17 and %d", c.o.IPAM, c.o.Egress, len(d.kinds), len(d.parts), c.parts)
 		}
 		for k, advice := range d.kinds {
 			if advice == "" {

@@ -225,6 +225,7 @@ func (c *Controller) observe(f *egress.Facts) {
 	}
 	f.NoPools, f.Claim, f.Blocks = c.addresses == nil, c.claimOf(f.Egress), c.blocksOf(f.Egress)
 	f.Policies = c.policiesOf(f.Blocks)
+	f.InternalIPs = c.internalIPs
 	f.Pressure = c.pressures.Get(key).byPod()
 	c.gauges.set(key, f.Clients, len(have), f.Deployment)
 }

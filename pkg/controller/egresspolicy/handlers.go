@@ -39,7 +39,7 @@ func (c *Controller) register() error {
 
 // sameEgress says whether two states of an Egress are one to policies, whose status says where their address is.
 func sameEgress(a, b *v2.Egress) bool {
-	return plan.SameEgress(a, b) && slices.EqualFunc(a.Status.Addresses, b.Status.Addresses, func(x, y v2.EgressAddressStatus) bool {
+	return plan.SameEgress(a, b) && slices.Equal(a.Status.NodeAddresses, b.Status.NodeAddresses) && slices.EqualFunc(a.Status.Addresses, b.Status.Addresses, func(x, y v2.EgressAddressStatus) bool {
 		return x.Node == y.Node && x.Router == y.Router
 	})
 }

@@ -27,8 +27,10 @@ import (
 //	           fib daddr type != local
 //	STATEMENT  accept, drop, return, notrack, jump CHAIN, goto CHAIN, counter name COUNTER
 //	           FIELD [. FIELD ...] vmap @MAP
+//	           masquerade [fully-random]
 //	           {snat | dnat} {ip | ip6} to {ADDRESS | FIELD | FIELD [. FIELD ...] map @MAP} [fully-random]
 //	           meta mark set {VALUE | meta mark & MASK | BITS}, and the same of ct mark
+//	           {ip ttl | ip6 hoplimit} set NUMBER
 //	           tcp option maxseg size set {BYTES | rt mtu}
 //	           {add | update | delete} @SET { FIELD [ct count over NUMBER] }
 //
@@ -159,10 +161,16 @@ func (r *reader) part() {
 		r.translate(expr.NATTypeSourceNAT)
 	case r.next("dnat"):
 		r.translate(expr.NATTypeDestNAT)
+	case r.next("masquerade"):
+		r.add(&expr.Masq{FullyRandom: r.next("fully-random")})
 	case r.next("meta", "mark", "set"):
 		r.set(&expr.Meta{Key: expr.MetaKeyMARK, Register: register, SourceRegister: true})
 	case r.next("ct", "mark", "set"):
 		r.set(&expr.Ct{Key: expr.CtKeyMARK, Register: register, SourceRegister: true})
+	case r.next("ip", "ttl", "set"):
+		r.hops(8, true)
+	case r.next("ip6", "hoplimit", "set"):
+		r.hops(7, false)
 	case r.next("tcp", "option", "maxseg", "size", "set"):
 		r.segment()
 	case r.next("add"):
@@ -297,6 +305,19 @@ func (r *reader) set(mark expr.Any) {
 	mask := r.value(from)
 	r.expect("|")
 	r.add(bitwise(mask, r.value(from)), mark)
+}
+
+// hops reads how many hops a packet may still take, in a byte of its IP header. Where that has a checksum, which sums up words of two bytes, it is the first
+// of two that are written, as nft(8) does.
+func (r *reader) hops(offset uint32, checksum bool) {
+	n := byte(r.number(8))
+	write := &expr.Payload{OperationType: expr.PayloadWrite, SourceRegister: register, Base: expr.PayloadBaseNetworkHeader, Offset: offset, Len: 1}
+	if !checksum {
+		r.add(&expr.Immediate{Register: register, Data: []byte{n}}, write)
+		return
+	}
+	write.Len, write.CsumType, write.CsumOffset = 2, expr.CsumTypeInet, 10
+	r.add(payload(expr.PayloadBaseNetworkHeader, offset, 2)(register), bitwise([]byte{0, 0xff}, []byte{n, 0}), write)
 }
 
 // segment reads the largest segment of a new TCP connection (RFC 9293, section 3.7.1). The kernel lowers the

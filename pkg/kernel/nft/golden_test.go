@@ -84,7 +84,12 @@ func TestGatewayRuleset(t *testing.T) {
 		towards.Destinations = netipx.RangeOfPrefix([]netip.Prefix{netip.MustParsePrefix("192.0.2.0/24"), netip.MustParsePrefix("2001:db8:2::/48")}[i])
 		floating.Floating.Sources = append(floating.Floating.Sources, all, towards)
 	}
-	for name, g := range map[string]ruleset.Gateway{"unlimited": few, "limited": limited, "ipv4": fewer, "floating": floating} {
+	transit := few
+	transit.Floating = &ruleset.GatewayFloating{Transit: true, Addresses: []netip.Addr{dataplane.TransitAddr(dataplane.IPv4, 7), dataplane.TransitAddr(dataplane.IPv6, 7)}}
+	for i, c := range few.Clients {
+		transit.Floating.Sources = append(transit.Floating.Sources, ruleset.GatewaySource{Client: c.Addr, Address: transit.Floating.Addresses[i]})
+	}
+	for name, g := range map[string]ruleset.Gateway{"unlimited": few, "limited": limited, "ipv4": fewer, "floating": floating, "transit": transit} {
 		t.Run(name, func(t *testing.T) {
 			ns := netnstest.New(t)
 			ns.IP(t, "link", "add", "eth0", "type", "veth", "peer", "name", "peer")

@@ -191,6 +191,7 @@ func (r *run) all(ctx context.Context, traces []podnet.Trace) {
 	routes(r.Kernel.Protocol, r.ExportTable)
 	routes(r.RouterProtocol, unix.RT_TABLE_MAIN)
 	r.done(r.network.Dismantle(ctx, traces, r.removed))
+	r.removeTransit(ctx, routes)
 	routes(r.Kernel.Protocol, dataplane.TableUnassigned)
 	r.done(r.restoreParameters())
 	r.file(r.Socket)
@@ -204,6 +205,12 @@ func (r *run) all(ctx context.Context, traces []podnet.Trace) {
 		r.done(err, files...)
 		r.file(r.Kernel.SysctlRecord + ".corrupt")
 	}
+}
+
+// removeTransit removes that by which clients leave by the node's address, when no router can send any more.
+func (r *run) removeTransit(ctx context.Context, routes func(protocol, table int)) {
+	routes(dataplane.ProtocolTransit, r.Kernel.PodTable)
+	r.done(r.removeTable(ctx, nft.New, dataplane.NftTableMasquerade))
 }
 
 // removeTable removes a table of nftables, which open opens.

@@ -96,7 +96,7 @@ func (m *Manager) decideFor(ctx context.Context, s *sandbox) (used bool, err err
 		case err != nil:
 			return false, err
 		case e != nil: // a router has rules and tunnels of its own
-			s.want = &wanted{router: true, floating: e.Spec.Addresses != nil}
+			s.want = &wanted{router: true, floating: e.Spec.Addresses.Float()}
 			m.tell(meta, s, ignoredBy(refs, "the pod is a router of an Egress"))
 			return true, nil
 		}

@@ -33,7 +33,7 @@ func EgressOf(e *v2.Egress, s *corev1.Service) Egress {
 				c.OfRouters = append(c.OfRouters, OfRouter{a.Block, a.Router})
 			}
 		}
-	case e.Spec.Addresses != nil:
+	case e.Spec.Addresses.For(v2.EgressAddressOfClient):
 		c.Blocks = []string{}
 		for _, a := range e.Status.Addresses {
 			c.Blocks = append(c.Blocks, a.Block)

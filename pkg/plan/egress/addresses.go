@@ -30,6 +30,10 @@ const (
 	ReasonTooFewAddresses = "TooFewAddresses"
 	// ReasonRouterWithoutAddress: a router has no address yet.
 	ReasonRouterWithoutAddress = "RouterWithoutAddress"
+	// ReasonNodeAddresses: the condition is True, since clients leave by the addresses of nodes.
+	ReasonNodeAddresses = "NodeAddresses"
+	// ReasonNoNodeReady: clients are to leave by the addresses of nodes, and no router is ready: none is before its node translates.
+	ReasonNoNodeReady = "NoNodeReady"
 )
 
 // claimAdvice says what to do for a reason of the AddressClaim, whose messages don't know the fields of an Egress.
@@ -52,7 +56,7 @@ const coolDownSeconds = 3600
 // has a name of its own, since its pool can't change.
 func AddressClaim(e *v2.Egress) *v2.AddressClaim {
 	a := e.Spec.Addresses
-	if a == nil {
+	if !a.Float() {
 		return nil
 	}
 	return &v2.AddressClaim{
@@ -91,8 +95,11 @@ func AddressStatuses(claim *v2.AddressClaim, blocks []*v2.AddressBlock, routers 
 
 // addressesReady is the condition about the addresses of an Egress; nil without any.
 func addressesReady(f Facts) *metav1.Condition {
-	if f.Egress.Spec.Addresses == nil {
+	switch {
+	case f.Egress.Spec.Addresses == nil:
 		return nil
+	case f.Egress.Spec.Addresses.For(v2.EgressAddressOfNode):
+		return nodeAddressesReady(f)
 	}
 	no := func(reason, format string, args ...any) *metav1.Condition {
 		return &metav1.Condition{Type: v2.EgressAddressesReady, Status: metav1.ConditionFalse, Reason: reason, Message: plan.Message(fmt.Sprintf(format, args...))}

@@ -28,7 +28,7 @@ const mostSuccessors = 5
 //
 // A node that drops packets of one of the addresses gets none as long as another node may have them.
 func Places(e *v2.Egress, blocks []*v2.AddressBlock, routers []*corev1.Pod, internalIPs func(node string) []string) map[string]Place {
-	if e.Spec.Addresses == nil {
+	if !e.Spec.Addresses.Float() {
 		return nil
 	}
 	h := homesOf(e.Spec.Addresses.Use, blocks, routers, internalIPs)

@@ -83,6 +83,8 @@ type Facts struct {
 	Blocks  []*v2.AddressBlock
 	// Policies are the names of the policies whose pods leave by the address of a block.
 	Policies map[string][]string
+	// InternalIPs returns the addresses of a Node.
+	InternalIPs func(node string) []string
 	// Now is the time of a transition.
 	Now metav1.Time
 }
@@ -144,7 +146,7 @@ func Status(f Facts) v2.EgressStatus {
 		meta.RemoveStatusCondition(&st.Conditions, v2.EgressConflicting)
 	}
 	set(available(f))
-	st.Addresses = AddressStatuses(f.Claim, f.Blocks, f.Routers)
+	st.Addresses, st.NodeAddresses = AddressStatuses(f.Claim, f.Blocks, f.Routers), NodeAddresses(f.Egress, f.Routers, f.InternalIPs)
 	namePolicies(st.Addresses, f.Policies)
 	if c := addressesReady(f); c != nil {
 		set(*c)

@@ -28,6 +28,8 @@ type Config struct {
 	Pod string
 	// Addresses are the router's own, at most one of each family.
 	Addresses []netip.Addr
+	// Transits are the addresses that the router's node translates to its own, as far as it is ready for that; at most one of each family.
+	Transits []netip.Addr
 	// Uplink is the name of the link to everything; UplinkIndex and MTU are its.
 	Uplink      string
 	UplinkIndex int
@@ -140,7 +142,7 @@ func StateOf(cfg Config, egress *v2.Egress, lists []*discoveryv1.EndpointSlice) 
 		}
 		uses, g.Pods = append(uses, u), append(g.Pods, u.pods...)
 	}
-	g.Floating = floatingOf(cfg.Pod, egress, own, uses)
+	g.Floating = floatingOf(cfg, egress, own, uses)
 	slices.SortFunc(g.Pods, func(a, b Pod) int {
 		return cmp.Or(a.Addr.Compare(b.Addr), cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name), cmp.Compare(a.UID, b.UID))
 	})

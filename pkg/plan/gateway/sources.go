@@ -65,13 +65,33 @@ func useOf(e *v2.Egress, list *discoveryv1.EndpointSlice) (use, error) {
 	return u, nil
 }
 
-// floatingOf returns how clients leave by floating addresses through a router, the pod of a name; nil if the Egress has none. The pods of uses
-// are its clients.
-func floatingOf(pod string, e *v2.Egress, own map[dataplane.Family]netip.Addr, uses []use) *ruleset.GatewayFloating {
+// Untranslated returns the families of a router for which its node has no transit address yet, if it is to have some: its clients of these can't open
+// connections.
+func Untranslated(cfg Config, e *v2.Egress) (families []dataplane.Family) {
+	if !e.Spec.Addresses.For(v2.EgressAddressOfNode) {
+		return nil
+	}
+	for _, own := range cfg.Addresses {
+		f := dataplane.FamilyOf(own)
+		if !slices.ContainsFunc(cfg.Transits, func(a netip.Addr) bool { return dataplane.FamilyOf(a) == f }) {
+			families = append(families, f)
+		}
+	}
+	return families
+}
+
+// floatingOf returns how clients leave by other addresses than a router's own, floating ones or those that its node translates; nil if the Egress has
+// none. The pods of uses are its clients.
+func floatingOf(cfg Config, e *v2.Egress, own map[dataplane.Family]netip.Addr, uses []use) *ruleset.GatewayFloating {
 	if e.Spec.Addresses == nil {
 		return nil
 	}
 	f := &ruleset.GatewayFloating{}
+	if e.Spec.Addresses.For(v2.EgressAddressOfNode) {
+		f.Addresses = slices.DeleteFunc(slices.Clone(cfg.Transits), func(a netip.Addr) bool { return !own[dataplane.FamilyOf(a)].IsValid() })
+		f.Transit, f.Sources = true, sorted(drawn(f.Addresses, uses))
+		return f
+	}
 	var has []netip.Addr // of the router
 	for _, s := range e.Status.Addresses {
 		for _, text := range []string{s.IPv4, s.IPv6} {
@@ -80,20 +100,24 @@ func floatingOf(pod string, e *v2.Egress, own map[dataplane.Family]netip.Addr, u
 				continue
 			}
 			f.Addresses = append(f.Addresses, a)
-			if pod != "" && s.Router == pod {
+			if cfg.Pod != "" && s.Router == cfg.Pod {
 				has = append(has, a)
 			}
 		}
 	}
 	if e.Spec.Addresses.For(v2.EgressAddressOfRouter) {
-		f.Sources = drawn(has, uses)
+		f.Sources = sorted(drawn(has, uses))
 	} else {
-		f.Sources = chosen(uses)
+		f.Sources = sorted(chosen(uses))
 	}
-	slices.SortFunc(f.Sources, func(a, b ruleset.GatewaySource) int {
+	return f
+}
+
+func sorted(sources []ruleset.GatewaySource) []ruleset.GatewaySource {
+	slices.SortFunc(sources, func(a, b ruleset.GatewaySource) int {
 		return cmp.Or(a.Client.Compare(b.Client), a.Destinations.From().Compare(b.Destinations.From()))
 	})
-	return f
+	return sources
 }
 
 // drawn returns which of a router's addresses each client leaves by: they are drawn by the client's address, so that a client keeps its one, and

@@ -108,3 +108,30 @@ func TestSince(t *testing.T) {
 		}
 	}
 }
+
+// The status of a policy names the addresses of all nodes by which its pods leave; the node, and the router, if there is one.
+func TestNodeAddresses(t *testing.T) {
+	at := func(router, node, ipv4, ipv6 string) v2.EgressNodeAddress {
+		return v2.EgressNodeAddress{Router: router, Node: node, EgressAddress: v2.EgressAddress{IPv4: ipv4, IPv6: ipv6}}
+	}
+	for _, c := range []struct {
+		name                  string
+		routers               []v2.EgressNodeAddress
+		address, node, router string
+	}{
+		{"no router", nil, "", "", ""},
+		{"one router", []v2.EgressNodeAddress{at("r1", "a", "192.0.2.1", "2001:db8::1")}, "192.0.2.1 and 2001:db8::1", "a", "r1"},
+		{"two on one node", []v2.EgressNodeAddress{at("r1", "a", "192.0.2.1", ""), at("r2", "a", "192.0.2.1", "")}, "192.0.2.1", "a", ""},
+		{"two nodes", []v2.EgressNodeAddress{at("r1", "a", "192.0.2.1", ""), at("r2", "b", "192.0.2.2", "")}, "192.0.2.1, 192.0.2.2", "", ""},
+	} {
+		st := v2.EgressPolicyStatus{Resolved: &v2.ResolvedPolicy{}}
+		Facts{}.locate(&st, &v2.Egress{Status: v2.EgressStatus{NodeAddresses: c.routers}})
+		if st.Summary.Address != c.address || st.Node != c.node || st.Router != c.router {
+			t.Errorf("%s: address %q, node %q, router %q", c.name, st.Summary.Address, st.Node, st.Router)
+		}
+	}
+	ofNodes := &v2.Egress{Spec: v2.EgressSpec{Addresses: &v2.EgressAddresses{Use: v2.EgressAddressOfNode}}}
+	if _, p := (Facts{Use: v2.EgressUse{Address: &v2.EgressAddress{IPv4: "192.0.2.1"}}}).resolveAddress(ofNodes); p == nil || p.reason != ReasonNoAddresses {
+		t.Errorf("an address of a policy is %+v", p)
+	}
+}

@@ -156,16 +156,20 @@ func Status(f Facts) v2.EgressPolicyStatus {
 	return st
 }
 
-// locate adds where the address by which the pods leave is, and since when.
+// locate adds by which address the pods leave, where it is, and since when.
 func (f Facts) locate(st *v2.EgressPolicyStatus, e *v2.Egress) {
-	a := st.Resolved.Address
-	if a == nil {
+	at := &v2.EgressAddressStatus{}
+	if a := st.Resolved.Address; a != nil {
+		st.Summary.Address = a.String()
+		at = plan.AddressOf(e, a.Block)
+		st.Node, st.Router = at.Node, at.Router
+	} else {
+		locateNodes(st, e)
+	}
+	if st.Summary.Address == "" {
 		st.Since = nil
 		return
 	}
-	st.Summary.Address = a.String()
-	at := plan.AddressOf(e, a.Block)
-	st.Node, st.Router = at.Node, at.Router
 	was := f.Status
 	switch same := was.Summary.Address == st.Summary.Address; {
 	case same && was.Node == st.Node && was.Router == st.Router && was.Since != nil:
@@ -173,6 +177,24 @@ func (f Facts) locate(st *v2.EgressPolicyStatus, e *v2.Egress) {
 		st.Since = at.Since
 	default:
 		st.Since = &f.Now
+	}
+}
+
+// locateNodes adds the addresses of nodes by which the pods leave: their connections go through any of the routers.
+func locateNodes(st *v2.EgressPolicyStatus, e *v2.Egress) {
+	nodes, addrs := map[string]bool{}, []string(nil)
+	for _, at := range e.Status.NodeAddresses {
+		if !nodes[at.Node] {
+			nodes[at.Node] = true
+			addrs = append(addrs, at.EgressAddress.String())
+		}
+	}
+	st.Summary.Address = plan.Enumerate(addrs)
+	if all := e.Status.NodeAddresses; len(nodes) == 1 {
+		st.Node = all[0].Node
+		if len(all) == 1 {
+			st.Router = all[0].Router
+		}
 	}
 }
 

@@ -40,10 +40,12 @@ type Gateway struct {
 	Floating *GatewayFloating
 }
 
-// GatewayFloating is how clients leave by floating addresses.
+// GatewayFloating is how clients leave by floating addresses, or by one that the router's node translates.
 type GatewayFloating struct {
 	// Addresses are answered for when they are asked for an echo.
 	Addresses []netip.Addr
+	// Transit says that the router's node translates the addresses to its own: packets from them may take no other hop than that.
+	Transit bool
 	// Sources say by which address a client leaves. A connection that no Source is for isn't opened. Those of one client
 	// don't overlap, but for one with any destination, which is for what is left; they are sorted.
 	Sources []GatewaySource
@@ -54,7 +56,7 @@ func (f *GatewayFloating) Equal(o *GatewayFloating) bool {
 	if f == nil || o == nil {
 		return f == o
 	}
-	return slices.Equal(f.Addresses, o.Addresses) && slices.Equal(f.Sources, o.Sources)
+	return f.Transit == o.Transit && slices.Equal(f.Addresses, o.Addresses) && slices.Equal(f.Sources, o.Sources)
 }
 
 // GatewaySource is the address by which connections of a client leave.
@@ -122,6 +124,7 @@ var counted = []string{Masqueraded, Invalid, NonClient, ForgedSource, NotADestin
 //	  answer     to clients only what they asked for
 //	nat        the first packet of a connection: clients get the router's address, or their floating one
 //	arrive     with floating addresses: the router answers an echo request to one of them
+//	transit    from an address that the node translates: the node doesn't forward the packet unless it does
 //	others     connections that nat hasn't translated: none may be opened
 //	  own
 //
@@ -168,6 +171,9 @@ func (g Gateway) Ruleset() dataplane.Ruleset {
 	t.Chains = append(t.Chains, t.sent, t.opened, t.answer, t.fou, t.probed, t.answered, t.own, t.asked, t.entry, t.exit, t.leave, t.input, t.forward, t.nat, t.others)
 	if t.Floating != nil {
 		t.Chains = append(t.Chains, t.arrive)
+		if t.Floating.Transit {
+			t.Chains = append(t.Chains, t.transit)
+		}
 	}
 	return t.Ruleset
 }
@@ -179,7 +185,8 @@ type gateway struct {
 	// in and out match what comes in, and leaves, by the uplink; fouPort matches FoU.
 	in, out, fouPort string
 
-	entry, exit, leave, input, forward, nat, others, arrive dataplane.Chain
+	entry, exit, leave, input, forward, nat, others         dataplane.Chain
+	arrive, transit                                         dataplane.Chain
 	sent, opened, answer, fou, probed, answered, own, asked dataplane.Chain
 	opens                                                   map[dataplane.Family]dataplane.Chain
 }
@@ -199,9 +206,10 @@ func newGateway(g Gateway) *gateway {
 		leave: base("leave", "filter", "output", dataplane.HookFilter), input: base("input", "filter", "input", dataplane.HookFilter),
 		forward: base("forward", "filter", "forward", dataplane.HookFilter), nat: base("nat", "nat", "postrouting", dataplane.HookSourceNAT),
 		// The kernel asks it only if nat, which comes before, has said nothing.
-		others: base("others", "nat", "postrouting", dataplane.HookSourceNAT+1),
-		arrive: base("arrive", "nat", "prerouting", dataplane.HookDestinationNAT),
-		sent:   named("sent"), opened: named("opened"), answer: named("answer"), fou: named("fou"), probed: named("probed"),
+		others:  base("others", "nat", "postrouting", dataplane.HookSourceNAT+1),
+		arrive:  base("arrive", "nat", "prerouting", dataplane.HookDestinationNAT),
+		transit: base("transit", "filter", "postrouting", dataplane.HookLast),
+		sent:    named("sent"), opened: named("opened"), answer: named("answer"), fou: named("fou"), probed: named("probed"),
 		answered: named("answered"), own: named("own"), asked: named("asked"), opens: map[dataplane.Family]dataplane.Chain{},
 	}
 }
@@ -260,6 +268,9 @@ func (t *gateway) floating(f family, size uint32) {
 	t.Sets = append(t.Sets, addresses, all, towards)
 	f.rule(&t.nat, "a client's address towards a destination", "%s meta nfproto $f snat $ip to $ip saddr . $ip daddr map @%s", t.out, towards.Name)
 	f.rule(&t.nat, "a client's address", "%s meta nfproto $f snat $ip to $ip saddr map @%s", t.out, all.Name)
+	if t.Floating.Transit {
+		f.rule(&t.transit, "no other hop than the node", "%s meta nfproto $f $ip saddr @%s $hops set %d", t.out, addresses.Name, dataplane.TransitHops)
+	}
 	for _, own := range f.of(t.Addresses) {
 		f.rule(&t.arrive, "to a floating address: does it live", "%s meta nfproto $f $ip daddr @%s meta l4proto $ping $icmp type echo-request dnat $ip to %s", t.in, addresses.Name, own)
 	}

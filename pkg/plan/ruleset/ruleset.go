@@ -24,6 +24,7 @@ import (
 //	$ip      ip         ip6
 //	$icmp    icmp       icmpv6
 //	$ping    icmp       ipv6-icmp     the protocol
+//	$hops    ip ttl     ip6 hoplimit
 type family struct {
 	dataplane.Family
 	addr  string // type of a set's keys
@@ -33,8 +34,8 @@ type family struct {
 // families are both, in the order in which rules have them. Loading an address of IPv6 costs more than
 // passing its rules: in a router, where each packet meets many rules, IPv6 is the first.
 var families = []family{
-	{dataplane.IPv4, "ipv4_addr", strings.NewReplacer("$f", "ipv4", "$icmp", "icmp", "$ip", "ip", "$ping", "icmp")},
-	{dataplane.IPv6, "ipv6_addr", strings.NewReplacer("$f", "ipv6", "$icmp", "icmpv6", "$ip", "ip6", "$ping", "ipv6-icmp")},
+	{dataplane.IPv4, "ipv4_addr", strings.NewReplacer("$f", "ipv4", "$icmp", "icmp", "$ip", "ip", "$ping", "icmp", "$hops", "ip ttl")},
+	{dataplane.IPv6, "ipv6_addr", strings.NewReplacer("$f", "ipv6", "$icmp", "icmpv6", "$ip", "ip6", "$ping", "ipv6-icmp", "$hops", "ip6 hoplimit")},
 }
 
 // rule adds a rule whose text has the family's words.

@@ -24,7 +24,7 @@ const EgressContainerName = "egress"
 // +kubebuilder:printcolumn:name="Replicas",type=integer,JSONPath=`.spec.replicas`,description="Router pods that are wanted"
 // +kubebuilder:printcolumn:name="Available",type=string,JSONPath=`.status.conditions[?(@.type=="Available")].status`,description="Whether routers serve clients"
 // +kubebuilder:printcolumn:name="Clients",type=integer,JSONPath=`.status.clients`,description="Pods that use the Egress"
-// +kubebuilder:printcolumn:name="Addresses",type=string,priority=1,JSONPath=`.status.conditions[?(@.type=="AddressesReady")].status`,description="Whether each of its floating addresses is on a node"
+// +kubebuilder:printcolumn:name="Addresses",type=string,priority=1,JSONPath=`.status.conditions[?(@.type=="AddressesReady")].status`,description="Whether the addresses by which clients leave are on nodes"
 // +kubebuilder:printcolumn:name="Destinations",type=string,priority=1,JSONPath=`.spec.destinations`
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
 // +kubebuilder:validation:XValidation:rule="oldSelf.hasValue() || self.metadata.name.size() <= 63 && self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$')",optionalOldSelf=true,fieldPath=".metadata.name",message="is the name of a Service: at most 63 lower case letters, digits and dashes, the first a letter, the last not a dash"
@@ -40,7 +40,7 @@ type Egress struct {
 // EgressSpec is what the owner of an Egress decides.
 //
 // +kubebuilder:validation:XValidation:rule="!has(self.sessionAffinityConfig) || self.sessionAffinity != 'None' || oldSelf.hasValue() && has(oldSelf.value().sessionAffinityConfig) && oldSelf.value().sessionAffinity == 'None'",optionalOldSelf=true,fieldPath=".sessionAffinityConfig",message="goes with the sessionAffinity ClientIP only"
-// +kubebuilder:validation:XValidation:rule="!has(self.addresses) || has(self.peering) && self.peering == 'Direct'",fieldPath=".peering",message="must be Direct when clients have addresses: they send to the router that has theirs"
+// +kubebuilder:validation:XValidation:rule="!has(self.addresses) || self.addresses.use == 'Node' || has(self.peering) && self.peering == 'Direct'",fieldPath=".peering",message="must be Direct when clients have addresses: they send to the router that has theirs"
 type EgressSpec struct {
 	// Destinations are the subnets, in CIDR notation, that are reached through
 	// the routers.
@@ -132,8 +132,8 @@ type EgressSpec struct {
 	// +kubebuilder:validation:Minimum=0
 	MaxConnectionsPerClient *int32 `json:"maxConnectionsPerClient,omitempty"`
 
-	// Addresses are floating addresses of a pool, by which packets leave in place of the addresses of the routers. They
-	// outlive routers and nodes.
+	// Addresses are those by which packets leave in place of the addresses of the routers: floating addresses of a pool, which
+	// outlive routers and nodes, or the addresses of the routers' nodes.
 	//
 	// +optional
 	Addresses *EgressAddresses `json:"addresses,omitempty"`
@@ -246,6 +246,14 @@ type EgressStatus struct {
 	// +listMapKey=block
 	// +kubebuilder:validation:MaxItems=1024
 	Addresses []EgressAddressStatus `json:"addresses,omitempty"`
+
+	// NodeAddresses are, for the use Node, those of the routers that are ready.
+	//
+	// +optional
+	// +listType=map
+	// +listMapKey=router
+	// +kubebuilder:validation:MaxItems=1024
+	NodeAddresses []EgressNodeAddress `json:"nodeAddresses,omitempty"`
 
 	// InClusterCIDRs are the ranges of pods, nodes and Services that no Egress
 	// captures, but for private ones of which a destination is a smaller part. Private ones

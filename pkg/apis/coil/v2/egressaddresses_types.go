@@ -4,26 +4,33 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// EgressAddresses says which floating addresses an Egress has, and who leaves by which.
+// EgressAddresses says which addresses an Egress has, and who leaves by which.
 //
-// +kubebuilder:validation:XValidation:rule="has(self.count) != has(self.list)",message="count or list is required, and not both"
+// +kubebuilder:validation:XValidation:rule="self.use == 'Node' || has(self.count) != has(self.list)",message="count or list is required, and not both"
+// +kubebuilder:validation:XValidation:rule="self.use == 'Node' || has(self.pool)",fieldPath=".pool",reason=FieldValueRequired,message="the addresses of the uses Router and Client are of an AddressPool"
+// +kubebuilder:validation:XValidation:rule="self.use != 'Node' || !has(self.pool)",fieldPath=".pool",message="isn't for the use Node: the addresses are those of the nodes. Take it out, or choose the use Router or Client"
+// +kubebuilder:validation:XValidation:rule="self.use != 'Node' || !has(self.count)",fieldPath=".count",message="isn't for the use Node: the addresses are those of the nodes. Take it out, or choose the use Router or Client"
+// +kubebuilder:validation:XValidation:rule="self.use != 'Node' || !has(self.list)",fieldPath=".list",message="isn't for the use Node: the addresses are those of the nodes. Take it out, or choose the use Router or Client"
 // +kubebuilder:validation:XValidation:rule="self.use == 'Client' || !has(self.shared)",fieldPath=".shared",message="is for the use Client: policies have no addresses of their own otherwise"
 // +kubebuilder:validation:XValidation:rule="self.use == 'Client' || !has(self.assignment)",fieldPath=".assignment",message="is for the use Client: policies have no addresses of their own otherwise"
 // +kubebuilder:validation:XValidation:rule="self.use == 'Client' || !has(self.placement)",fieldPath=".placement",message="is for the use Client: addresses are where the routers are otherwise"
 type EgressAddresses struct {
 	// Use says whose the addresses are. Router spreads them over the routers that are ready: connections leave by an address of the router
 	// that they go through, of several by one that is drawn for each client, and a router without one gets no clients. Client gives each
-	// EgressPolicy one, and all pods with the annotation together the first; their packets go to the router that has it.
+	// EgressPolicy one, and all pods with the annotation together the first; their packets go to the router that has it. Node has no addresses of
+	// a pool, and none of the other fields: connections leave by an address of the node of the router that they go through, for pools of pods
+	// that nobody outside has a route to.
 	//
-	// +kubebuilder:validation:Enum=Router;Client
+	// +kubebuilder:validation:Enum=Router;Client;Node
 	Use EgressAddressUse `json:"use"`
 
-	// Pool is the name of an AddressPool with blocks of one address (blockSizeBits: 0).
+	// Pool, for the uses Router and Client, is the name of an AddressPool with blocks of one address (blockSizeBits: 0).
 	//
+	// +optional
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=63
 	// +kubebuilder:validation:Pattern=`^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$`
-	Pool string `json:"pool"`
+	Pool string `json:"pool,omitempty"`
 
 	// Count is how many addresses the Egress has; in a dual-stack pool, how many pairs.
 	//
@@ -121,10 +128,15 @@ const (
 	EgressAddressOfRouter EgressAddressUse = "Router"
 	// EgressAddressOfClient gives each policy one.
 	EgressAddressOfClient EgressAddressUse = "Client"
+	// EgressAddressOfNode is that of the node on which a router runs.
+	EgressAddressOfNode EgressAddressUse = "Node"
 )
 
 // For says whether there are addresses, and whose they are.
 func (a *EgressAddresses) For(use EgressAddressUse) bool { return a != nil && a.Use == use }
+
+// Float says whether there are addresses of a pool, which float.
+func (a *EgressAddresses) Float() bool { return a != nil && a.Use != EgressAddressOfNode }
 
 // EgressPlacement says on which nodes addresses are.
 type EgressPlacement struct {
@@ -207,4 +219,17 @@ type EgressAddressStatus struct {
 	// +kubebuilder:validation:MaxItems=16
 	// +kubebuilder:validation:items:MaxLength=317
 	Policies []string `json:"policies,omitempty"`
+}
+
+// EgressNodeAddress is by which addresses connections leave that go through a router, with the use Node.
+type EgressNodeAddress struct {
+	// Router is the name of the router pod, and Node is its node.
+	//
+	// +kubebuilder:validation:MaxLength=253
+	Router string `json:"router"`
+	// +kubebuilder:validation:MaxLength=253
+	Node string `json:"node"`
+	// These are the node's first InternalIPs, of the families that the router has. A node with several addresses takes that of the link by which
+	// a packet leaves.
+	EgressAddress `json:",inline"`
 }

@@ -194,7 +194,7 @@ type EgressPolicyStatus struct {
 	// +optional
 	Resolved *ResolvedPolicy `json:"resolved,omitempty"`
 
-	// Node is the node that has the address by which the pods leave, and Router the router pod there.
+	// Node is the node that has the address by which the pods leave, and Router the router pod there, if there is one.
 	//
 	// +optional
 	// +kubebuilder:validation:MaxLength=253
@@ -263,7 +263,7 @@ type PolicySummary struct {
 	//
 	// +optional
 	Egress string `json:"egress,omitempty"`
-	// Address is the address by which the pods leave, or both of a pair.
+	// Address is the address by which the pods leave, or both of a pair. Of an Egress with the addresses of nodes they are those of all.
 	//
 	// +optional
 	Address string `json:"address,omitempty"`

@@ -1,0 +1,215 @@
+// Package masquerade lets clients of Egresses leave by the address of the node on which their router runs.
+//
+// It owns the table dataplane.NftTableMasquerade, the routes of the protocol dataplane.ProtocolTransit, and in the network namespaces of routers
+// the transit addresses of lo. It must not know which pods are routers, nor how a router translates.
+//
+// Nothing in a packet tells the node whether a router forwards it or has made it: FoU to clients and what the router asks the API server
+// have the router's address as well. So a router gives its clients' packets another source, its transit address, and the node translates
+// that one alone. The address is on lo of the router, where the router finds it, when the node is ready for it:
+//
+//	1 table    what comes from the address by the router's link may be forwarded, and gets the node's address
+//	2 route    answers lead to the router
+//	3 lo       the router lets clients in
+//
+// The node is the last hop of such packets, as the router sends them: without the table the kernel doesn't forward them. A rule that
+// drops goes when all rulesets are flushed, and a routing policy rule for those without a mark drops answers as well: to check by which link these
+// come (rp_filter), the kernel looks up the way back, without the mark.
+//
+// A router keeps its address as long as its link is there, whatever its Egress says meanwhile: connections have it. What there was in an
+// earlier life of the program is read from the routes.
+package masquerade
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+
+	"github.com/coil-net/coil/pkg/dataplane"
+	"github.com/coil-net/coil/pkg/ipam"
+	"github.com/coil-net/coil/pkg/kernel/nft"
+	"github.com/coil-net/coil/pkg/kernel/route"
+	"github.com/coil-net/coil/pkg/kernel/rtnl"
+	"github.com/coil-net/coil/pkg/plan/ruleset"
+	"github.com/coil-net/coil/pkg/store"
+)
+
+// Router is a router pod whose clients are to leave by the node's address: the node's end of its link, its own addresses, and its
+// network namespace.
+type Router struct {
+	Link int
+	ipam.Address
+	store.Netns
+}
+
+// Config is what a Keeper is made of.
+type Config struct {
+	Handle *rtnl.Handle
+	// Table is the table dataplane.NftTableMasquerade.
+	Table *nft.Table
+	// PodTable is the routing table of pods.
+	PodTable int
+}
+
+// Keeper keeps a node's objects.
+type Keeper struct {
+	cfg    Config
+	routes *route.Syncer
+	// transits are those that routers have, by the index of the link; nil before the kernel was read.
+	transits map[int]transit
+	// clean says that there is nothing of Coil's.
+	clean bool
+}
+
+// transit is the number of a router's transit address, and the router's own addresses.
+type transit struct {
+	number int
+	own    ipam.Address
+}
+
+// New returns a Keeper that has done nothing yet.
+func New(cfg Config) *Keeper {
+	return &Keeper{cfg: cfg, routes: route.New(cfg.Handle, dataplane.ProtocolTransit, cfg.PodTable)}
+}
+
+// Result says what a Sync has found.
+type Result struct {
+	// Repaired is how many objects were missing though they had been made.
+	Repaired int
+	// Routers is how many routers the node translates for. With none there is nothing to keep in line.
+	Routers int
+}
+
+// Sync makes everything as it should be for some routers. It must not be called concurrently.
+func (k *Keeper) Sync(ctx context.Context, routers []Router) (Result, error) {
+	if k.transits == nil {
+		if err := k.recall(ctx); err != nil {
+			return Result{}, err
+		}
+	}
+	changed, err := k.choose(ctx, routers)
+	res := Result{Routers: len(k.transits)}
+	if err != nil || res.Routers == 0 && k.clean {
+		return res, err
+	}
+	written, err := k.sync(ctx)
+	if !changed {
+		res.Repaired = written
+	}
+	if err != nil {
+		return res, err // no router may rely on the node
+	}
+	k.clean = res.Routers == 0
+	var errs []error
+	for _, r := range routers {
+		if _, there := k.transits[r.Link]; !there {
+			continue
+		}
+		told, err := k.tell(ctx, r)
+		if err != nil {
+			errs = append(errs, fmt.Errorf("tell the router %s: %w", r.Address, err))
+		}
+		if !changed {
+			res.Repaired += told
+		}
+	}
+	return res, errors.Join(errs...)
+}
+
+// recall reads which transit addresses routers have.
+func (k *Keeper) recall(ctx context.Context) error {
+	transits := map[int]transit{}
+	for _, f := range families {
+		routes, err := k.cfg.Handle.Routes(ctx, f, k.cfg.PodTable, dataplane.ProtocolTransit)
+		if err != nil {
+			return fmt.Errorf("read the routes of transit addresses: %w", err)
+		}
+		for _, r := range routes {
+			n, ok := dataplane.TransitNumber(r.Dst.Addr())
+			if !ok || !r.Gateway.IsValid() {
+				continue
+			}
+			t := transits[r.Link]
+			t.number, t.own = n, ipam.AddressOf(append(t.own.Addrs(), r.Gateway)...)
+			transits[r.Link] = t
+		}
+	}
+	k.transits = transits
+	return nil
+}
+
+// choose gives each router a transit address that no other has, and takes those of links that are gone. It says whether anything has changed.
+func (k *Keeper) choose(ctx context.Context, routers []Router) (changed bool, err error) {
+	next := map[int]transit{}
+	for link, t := range k.transits {
+		_, err := k.cfg.Handle.LinkByIndex(ctx, link)
+		switch {
+		case err == nil:
+			next[link] = t
+		case !errors.Is(err, rtnl.ErrNotExist):
+			return false, fmt.Errorf("look up the link %d of a router: %w", link, err)
+		}
+	}
+	for _, r := range routers {
+		t, known := next[r.Link]
+		if !known {
+			if _, err := k.cfg.Handle.LinkByIndex(ctx, r.Link); errors.Is(err, rtnl.ErrNotExist) {
+				continue // its DEL comes, or another link
+			} else if err != nil {
+				return false, fmt.Errorf("look up the link %d of a router: %w", r.Link, err)
+			}
+			if t.number, err = free(r.Link, next); err != nil {
+				return false, err
+			}
+		}
+		t.own = r.Address
+		next[r.Link] = t
+	}
+	changed = !maps.Equal(next, k.transits)
+	k.transits = next
+	return changed, nil
+}
+
+// free returns a number that no other router has. It is derived from the link's index, which the kernel seldom gives twice: connections of a
+// former router aren't taken for those of the next one.
+func free(link int, taken map[int]transit) (int, error) {
+	used := map[int]bool{}
+	for _, t := range taken {
+		used[t.number] = true
+	}
+	for i := range dataplane.Transits {
+		if n := 1 + (link+i)%dataplane.Transits; !used[n] {
+			return n, nil
+		}
+	}
+	return 0, fmt.Errorf("all %d transit addresses are taken by routers of the node", dataplane.Transits)
+}
+
+var families = []dataplane.Family{dataplane.IPv4, dataplane.IPv6}
+
+// sync makes table and routes, and returns how many objects were missing.
+func (k *Keeper) sync(ctx context.Context) (written int, err error) {
+	var want ruleset.Masquerade
+	var routes []dataplane.Route
+	for _, link := range slices.Sorted(maps.Keys(k.transits)) {
+		t := k.transits[link]
+		for _, own := range t.own.Addrs() {
+			f := dataplane.FamilyOf(own)
+			addr := dataplane.TransitAddr(f, t.number)
+			single := netip.PrefixFrom(addr, addr.BitLen())
+			want.Transits = append(want.Transits, ruleset.Transit{Link: link, Addr: addr})
+			routes = append(routes, dataplane.Route{
+				Table: k.cfg.PodTable, Dst: single, Link: link, Gateway: own, OnLink: true, Protocol: dataplane.ProtocolTransit,
+			})
+		}
+	}
+	tabled, err := k.cfg.Table.Sync(ctx, want.Ruleset())
+	written = tabled.Added + tabled.Replaced
+	if err != nil {
+		return written, err
+	}
+	routed, err := k.routes.Sync(ctx, routes)
+	return written + routed.Added + routed.Replaced, err
+}
