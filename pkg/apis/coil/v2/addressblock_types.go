@@ -99,6 +99,12 @@ type Floating struct {
 	// +kubebuilder:validation:MaxLength=253
 	MovingTo string `json:"movingTo,omitempty"`
 
+	// Standby has the holder copy connections of the address all the time to the first other one of the successors, which takes it when the
+	// holder fails. The owner's controller writes it.
+	//
+	// +optional
+	Standby bool `json:"standby,omitempty"`
+
 	// Holding says which node has the address. Nodes write it.
 	//
 	// +optional
