@@ -101,6 +101,9 @@ func (f Flow) Over() bool {
 	return f.Protocol == unix.IPPROTO_TCP && (f.TCP.State == tcpTimeWait || f.TCP.State == tcpClose)
 }
 
+// Echo says whether it is one of ICMP or ICMPv6.
+func (f Flow) Echo() bool { return echoID[f.Protocol] != 0 }
+
 // Delete deletes flows, and returns how many the table had: none that has the same addresses and ports, and another translation.
 func (t *Table) Delete(ctx context.Context, flows []Flow) (int, error) {
 	for _, f := range flows {

@@ -14,6 +14,8 @@
 // Until clients send to the next router, the one of before forwards with the address, and its node lets such packets out: their answers come to the next one, which knows their
 // connections by step 3 or, if they were opened between 3 and the moment at which the node stopped to answer, by 4.
 //
+// Of addresses with a standby they are also copied all the time, to the node that takes the address when its holder fails: see Standby.
+//
 // Half-open connections aren't copied: their next packet opens them at the next router. A hand-over that fails, or isn't over within 10 s, costs
 // the connections that weren't copied, and keeps no address from moving.
 package handover
@@ -60,7 +62,10 @@ type Flows interface {
 	Translated(ctx context.Context, addrs []netip.Addr, each func(conntrack.Flow)) error
 	Insert(ctx context.Context, flows []conntrack.Flow) (int, error)
 	Update(ctx context.Context, flows []conntrack.Flow) (int, error)
+	Delete(ctx context.Context, flows []conntrack.Flow) (int, error)
 	Forget(ctx context.Context, addrs ...netip.Addr) (int, error)
+	// Size returns how many flows are tracked, and how many may be.
+	Size() (count, limit int, err error)
 	Close()
 }
 
@@ -75,6 +80,11 @@ type Config struct {
 	Straggle func(ctx context.Context, pod types.UID, addrs ...netip.Addr) error
 	// Dial opens a connection to a node that nobody else reads or changes.
 	Dial func(ctx context.Context, node string) (net.Conn, error)
+	// Follow begins to receive changes of the table of a pod, and Here says whether a pod is on this node.
+	Follow func(ctx context.Context, pod types.UID) (Events, error)
+	Here   func(pod types.UID) bool
+	// Told, if there is one, is called when the state of a block's Standby may be another one. It doesn't block.
+	Told func(block string)
 }
 
 // Handover implements floating.Mover, and the other side of it. Its methods may be called concurrently.
@@ -89,6 +99,7 @@ type Handover struct {
 	// dumps reads flows, and clears forgets them.
 	dumps, clears shared
 	group         sync.WaitGroup
+	standby       *Standby
 }
 
 var _ floating.Mover = (*Handover)(nil)
@@ -98,12 +109,19 @@ func New(ctx context.Context, cfg Config, registry prometheus.Registerer) *Hando
 	h := &Handover{cfg: cfg, limits: defaults, metrics: newMetrics(registry), life: context.WithoutCancel(ctx), closing: make(chan struct{}), slots: make(chan struct{}, most)}
 	h.dumps = shared{do: h.dump, next: map[types.UID]*call{}}
 	h.clears = shared{do: h.clear, next: map[types.UID]*call{}}
+	h.standby = newStandby(ctx, h, registry)
 	return h
 }
 
+// Standby copies connections all the time, until Finish.
+func (h *Handover) Standby() *Standby { return h.standby }
+
 // Finish ends what can wait, and waits until all else is done. Connections of the last moment aren't copied. No call may be in progress.
 func (h *Handover) Finish() {
-	h.once.Do(func() { close(h.closing) })
+	h.once.Do(func() {
+		close(h.closing)
+		h.standby.finish()
+	})
 	h.group.Wait()
 }
 
