@@ -49,6 +49,9 @@ func (h *Handover) Accept(ctx context.Context, from string, conn net.Conn) {
 		log.Error(err, "The connections of a floating address aren't taken")
 	}
 	h.metrics.ended(received, result, r.flows)
+	if r.flows > 0 {
+		h.standby.again(r.offered.Block)
+	}
 }
 
 // receiving is a hand-over, as its receiver has it.

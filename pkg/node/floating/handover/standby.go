@@ -105,6 +105,9 @@ func (s *Standby) Changed(before, after *v2.AddressBlock) {
 		return
 	}
 	_, known := s.blocks[after.Name]
+	if f := after.Floating; s.h.cfg.Told != nil && f != nil && (known || f.Standby) && f.Holding.Holder == s.h.cfg.Node {
+		defer s.h.cfg.Told(after.Name)
+	}
 	if after.Floating == nil || !after.Floating.Standby {
 		if known {
 			s.forget(after.Name)
@@ -155,6 +158,9 @@ func (s *Standby) lead(block string, next lead) {
 		return
 	}
 	delete(s.leads, block)
+	if s.h.cfg.Told != nil {
+		defer s.h.cfg.Told(block)
+	}
 	if before.node != "" {
 		st, w := s.streams[before.node], s.watches[before.Pod]
 		if st.drop(block) {
@@ -192,6 +198,15 @@ func (s *Standby) forget(block string) {
 			klog.FromContext(s.life).V(2).Info("A router keeps connections of a floating address that another node keeps now", "block", block, "reason", err)
 		}
 	})
+}
+
+// again has all flows of an address sent anew, if it is here: the kernel doesn't tell of those that were inserted.
+func (s *Standby) again(block string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if l, ok := s.leads[block]; ok {
+		s.streams[l.node].again(block)
+	}
 }
 
 // following notes that a router here gets flows for another node.

@@ -380,6 +380,19 @@ func TestStandbyRepeats(t *testing.T) {
 	w.inStep("")
 }
 
+// Connections that come with the address, in the last moment of a move, are copied on.
+func TestStandbyAfterMove(t *testing.T) {
+	w := newStandbyWorld(t)
+	a := w.address("p-0", "a")
+	w.keeps("no flows")
+	w.inStep("")
+	w.a.open(a, 0, 10)
+	w.a.standby.again("p-0")
+	w.a.standby.again("another")
+	w.keeps("what came")
+	w.inStep("")
+}
+
 // stream is the stream to a node.
 func (n *fakeNode) stream(node string) *stream {
 	n.standby.mu.Lock()

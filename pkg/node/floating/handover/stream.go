@@ -115,6 +115,14 @@ func (st *stream) restart(why string) {
 	st.oldest = [3]time.Time{}
 }
 
+// again lets all flows of an address be sent anew.
+func (st *stream) again(block string) {
+	st.mu.Lock()
+	defer st.mu.Unlock()
+	st.all[block].lacks("connections have come with the address")
+	st.awake()
+}
+
 // push takes an event. It doesn't wait for the other node.
 func (st *stream) push(e conntrack.Event) {
 	st.mu.Lock()
