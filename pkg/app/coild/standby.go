@@ -13,6 +13,7 @@ import (
 
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
 	"github.com/coil-net/coil/pkg/node/floating"
+	"github.com/coil-net/coil/pkg/node/floating/handover"
 	"github.com/coil-net/coil/pkg/reconcile"
 )
 
@@ -28,7 +29,8 @@ func (h *holder) tellStandby(ctx context.Context, block string) error {
 	if b == nil || b.Floating == nil {
 		return nil
 	}
-	after, again := h.standbyConditions(b, time.Now())
+	state, copied := h.handover.Standby().State(b.Name)
+	after, again := standbyConditions(h.NodeName, b, state, copied, time.Now())
 	if !equality.Semantic.DeepEqual(b.Status.Conditions, after) {
 		if err := floating.PatchConditions(ctx, h.clients.Coil.AddressBlocks(), b, after); err != nil {
 			return err
@@ -40,18 +42,18 @@ func (h *holder) tellStandby(ctx context.Context, block string) error {
 	return nil
 }
 
-// standbyConditions are the conditions that a block is to have, and when to look again; 0 is when the state changes.
-func (h *holder) standbyConditions(b *v2.AddressBlock, now time.Time) (after []metav1.Condition, again time.Duration) {
+// standbyConditions are the conditions that a block is to have, and when to look again; 0 is when the state changes. Connections are copied from
+// the node with that state, or not.
+func standbyConditions(node string, b *v2.AddressBlock, state handover.State, copied bool, now time.Time) (after []metav1.Condition, again time.Duration) {
 	after = slices.Clone(b.Status.Conditions)
-	state, copied := h.handover.Standby().State(b.Name)
 	f := b.Floating
 	switch {
-	case f.Holding.Holder != h.NodeName:
+	case f.Holding.Holder != node:
 		return after, 0
 	case !f.Standby:
 		meta.RemoveStatusCondition(&after, v2.BlockStandbyInStep)
 		return after, 0
-	case !copied && slices.ContainsFunc(f.Successors, func(n v2.FloatingNode) bool { return n.Node != h.NodeName }):
+	case !copied && slices.ContainsFunc(f.Successors, func(n v2.FloatingNode) bool { return n.Node != node }):
 		return after, 0 // it moves, or isn't here any more
 	}
 	c := metav1.Condition{Type: v2.BlockStandbyInStep, Status: metav1.ConditionFalse, LastTransitionTime: metav1.NewTime(now)}
@@ -59,13 +61,13 @@ func (h *holder) standbyConditions(b *v2.AddressBlock, now time.Time) (after []m
 	var message string
 	switch behind := now.Sub(state.Since); {
 	case !copied:
-		c.Reason, message = v2.ReasonNoFollower, fmt.Sprintf("node %s: no other node may have the address: the Egress needs ready routers on two nodes", h.NodeName)
+		c.Reason, message = v2.ReasonNoFollower, fmt.Sprintf("node %s: no other node may have the address: the Egress needs ready routers on two nodes", node)
 	case state.Since.IsZero():
-		c.Status, c.Reason, message = metav1.ConditionTrue, v2.ReasonInStep, fmt.Sprintf("node %s: its connections are copied to node %s", h.NodeName, state.Node)
+		c.Status, c.Reason, message = metav1.ConditionTrue, v2.ReasonInStep, fmt.Sprintf("node %s: its connections are copied to node %s", node, state.Node)
 	case behind < behindFor:
 		return after, behindFor - behind
 	default:
-		c.Reason, message, again = v2.ReasonBehind, fmt.Sprintf("node %s: node %s lacks connections", h.NodeName, state.Node), behindAgain
+		c.Reason, message, again = v2.ReasonBehind, fmt.Sprintf("node %s: node %s lacks connections", node, state.Node), behindAgain
 	}
 	if have := meta.FindStatusCondition(after, c.Type); have != nil && have.Status == c.Status && have.Reason == c.Reason && strings.HasPrefix(have.Message, message) {
 		return after, again
