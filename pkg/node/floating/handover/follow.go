@@ -20,6 +20,9 @@ import (
 // A router may track so many of as many flows as it can, when flows of other nodes' addresses come: the rest is for its own.
 const mostOf, mostIn = 3, 4
 
+// mostWhole is how many flows a copy of all of an address may have.
+const mostWhole = 1 << 20
+
 // following are the flows that another node copies to routers here.
 type following struct {
 	s    *Standby
@@ -101,7 +104,11 @@ func (f *following) allowed(o offered) (floating.Address, bool) {
 	b := f.s.h.cfg.Block(o.Block)
 	err := fmt.Errorf("there is no AddressBlock %q of this UID", o.Block)
 	var a floating.Address
-	if b != nil && string(b.UID) == o.ID {
+	switch {
+	case b == nil || string(b.UID) != o.ID:
+	case f.s.h.moves(o.ID):
+		err = errors.New("this node still hands the address over")
+	default:
 		a, err = floating.Following(f.s.h.cfg.Node, f.from, b)
 	}
 	if err != nil {
@@ -185,8 +192,12 @@ func (f *following) open(ctx context.Context, table Flows, flows []conntrack.Flo
 	limits := f.s.limits
 	for i := range flows {
 		flows[i].Timeout = min(max(flows[i].Timeout, uint32(limits.kept.Seconds())), longest)
-		if k := f.addrs[flows[i].Translated.Addr()]; k.all != nil {
-			k.all[identity(flows[i])] = true
+		k := f.addrs[flows[i].Translated.Addr()]
+		if k.all == nil {
+			continue
+		}
+		if k.all[identity(flows[i])] = true; len(k.all) > mostWhole {
+			return fmt.Errorf("it has more than %d connections", mostWhole)
 		}
 	}
 	count, limit, err := table.Size()

@@ -100,13 +100,17 @@ type Handover struct {
 	dumps, clears shared
 	group         sync.WaitGroup
 	standby       *Standby
+
+	mu sync.Mutex
+	// moving are the hand-overs that this node sends and that aren't over, by the UID of the block.
+	moving map[string]int
 }
 
 var _ floating.Mover = (*Handover)(nil)
 
 // New returns a Handover, whose work ends by Finish.
 func New(ctx context.Context, cfg Config, registry prometheus.Registerer) *Handover {
-	h := &Handover{cfg: cfg, limits: defaults, metrics: newMetrics(registry), life: context.WithoutCancel(ctx), closing: make(chan struct{}), slots: make(chan struct{}, most)}
+	h := &Handover{cfg: cfg, limits: defaults, metrics: newMetrics(registry), life: context.WithoutCancel(ctx), closing: make(chan struct{}), slots: make(chan struct{}, most), moving: map[string]int{}}
 	h.dumps = shared{do: h.dump, next: map[types.UID]*call{}}
 	h.clears = shared{do: h.clear, next: map[types.UID]*call{}}
 	h.standby = newStandby(ctx, h, registry)
@@ -159,6 +163,7 @@ func (h *Handover) with(pod types.UID, do func(context.Context, Flows) error) er
 // Move implements floating.Mover.
 func (h *Handover) Move(ctx context.Context, a floating.Address, node string) {
 	began := time.Now()
+	h.move(a.ID, 1)
 	log := klog.FromContext(ctx).WithValues("block", a.Block, "node", node)
 	within, cancel := context.WithTimeout(ctx, h.limits.total)
 	defer cancel()
@@ -166,6 +171,7 @@ func (h *Handover) Move(ctx context.Context, a floating.Address, node string) {
 	err := s.prepare(within)
 	h.metrics.took(began)
 	if err != nil {
+		h.move(a.ID, -1)
 		s.close()
 		result := "failed"
 		if errors.As(err, new(refusal)) {
@@ -178,9 +184,26 @@ func (h *Handover) Move(ctx context.Context, a floating.Address, node string) {
 	log.Info("Copied the connections of a floating address to the node that is to have it", "connections", s.flows, "took", time.Since(began))
 	h.group.Go(func() {
 		h.follow(ctx, s)
+		h.move(a.ID, -1)
 		h.metrics.ended(sent, "done", s.flows)
 		h.forget(ctx, a)
 	})
+}
+
+// move notes that a hand-over begins or ends.
+func (h *Handover) move(id string, change int) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.moving[id] += change; h.moving[id] == 0 {
+		delete(h.moving, id)
+	}
+}
+
+// moves says whether this node hands an address over: until that is over, the next holder doesn't have all flows.
+func (h *Handover) moves(id string) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.moving[id] > 0
 }
 
 // follow copies what was opened until the address had moved, which is when moved ends.
@@ -236,8 +259,12 @@ func (h *Handover) forget(moved context.Context, a floating.Address) {
 		return
 	case <-time.After(h.limits.straggle):
 	}
-	if b := h.cfg.Block(a.Block); moved.Err() == nil || b == nil || string(b.UID) != a.ID || b.Floating == nil || cmp.Or(b.Floating.Holding.Holder, h.cfg.Node) == h.cfg.Node {
+	b := h.cfg.Block(a.Block)
+	if moved.Err() == nil || b == nil || string(b.UID) != a.ID || b.Floating == nil || cmp.Or(b.Floating.Holding.Holder, h.cfg.Node) == h.cfg.Node {
 		return
+	}
+	if _, err := floating.Following(h.cfg.Node, b.Floating.Holding.Holder, b); err == nil {
+		return // the holder copies its connections to this router, and has it forget others
 	}
 	if _, err := h.clears.call(h.life, a.Pod, a.Addrs()); err != nil {
 		klog.FromContext(moved).V(2).Info("A router keeps connections of a floating address that has moved", "block", a.Block, "reason", err)

@@ -393,6 +393,47 @@ func TestStandbyAfterMove(t *testing.T) {
 	w.inStep("")
 }
 
+// A node that has handed an address over to the one that followed it follows that one. It keeps the connections, and none of the last moment is lost.
+func TestStandbyTurns(t *testing.T) {
+	w := newStandbyWorld(t)
+	a := w.address("p-0", "a")
+	w.b.cfg.Dial = func(ctx context.Context, _ string) (net.Conn, error) {
+		return (&net.Dialer{}).DialContext(ctx, "tcp", w.a.listener.Addr().String())
+	}
+	w.a.open(a, 0, 100)
+	w.subscription(w.a, 0)
+	w.keeps("all flows")
+	w.standby(func(f *v2.Floating) { f.MovingTo = "b" })
+	moved, move := context.WithCancel(t.Context())
+	w.a.limits.late = testkit.Timeout(5 * time.Second)
+	w.a.Move(moved, a, "b")
+	w.a.open(a, 100, 110)
+	w.standby(func(f *v2.Floating) {
+		f.Holding.Holder, f.Holding.PodUID, f.MovingTo = "b", "pod of b", ""
+	})
+	testkit.Eventually(t, 10*time.Second, "the node of before doesn't follow yet", func() error {
+		state, ok := w.b.standby.State("p-0")
+		if !ok || !strings.Contains(state.Why, "still hands the address over") {
+			return fmt.Errorf("%+v, %t", state, ok)
+		}
+		return nil
+	})
+	move()
+	testkit.Eventually(t, 10*time.Second, "the node of before follows", func() error {
+		state, ok := w.b.standby.State("p-0")
+		if !ok || !state.Since.IsZero() || w.a.moves(a.ID) {
+			return fmt.Errorf("%+v, %t", state, ok)
+		}
+		return nil
+	})
+	w.a.Finish() // it would have forgotten them by now
+	for _, n := range []*fakeNode{w.a, w.b} {
+		if got := len(n.all()); got != 110 {
+			t.Errorf("node %s has %d flows, want 110", n.cfg.Node, got)
+		}
+	}
+}
+
 // stream is the stream to a node.
 func (n *fakeNode) stream(node string) *stream {
 	n.standby.mu.Lock()

@@ -228,7 +228,7 @@ func (w *world) node(name string) *fakeNode {
 				n.settings.Lock()
 				accept := n.accept
 				n.settings.Unlock()
-				accept(ctx, "a", conn)
+				accept(ctx, map[string]string{"a": "b", "b": "a"}[name], conn)
 			})
 		}
 	})
