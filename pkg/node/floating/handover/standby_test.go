@@ -397,6 +397,7 @@ func TestStandbyAfterMove(t *testing.T) {
 func TestStandbyTurns(t *testing.T) {
 	w := newStandbyWorld(t)
 	a := w.address("p-0", "a")
+	w.a.set(func() { w.a.limits.late = testkit.Timeout(5 * time.Second) })
 	w.b.cfg.Dial = func(ctx context.Context, _ string) (net.Conn, error) {
 		return (&net.Dialer{}).DialContext(ctx, "tcp", w.a.listener.Addr().String())
 	}
@@ -405,7 +406,6 @@ func TestStandbyTurns(t *testing.T) {
 	w.keeps("all flows")
 	w.standby(func(f *v2.Floating) { f.MovingTo = "b" })
 	moved, move := context.WithCancel(t.Context())
-	w.a.limits.late = testkit.Timeout(5 * time.Second)
 	w.a.Move(moved, a, "b")
 	w.a.open(a, 100, 110)
 	w.standby(func(f *v2.Floating) {
