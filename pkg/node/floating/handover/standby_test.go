@@ -13,6 +13,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
 	"github.com/coil-net/coil/pkg/kernel/conntrack"
@@ -431,6 +432,23 @@ func TestStandbyTurns(t *testing.T) {
 		if got := len(n.all()); got != 110 {
 			t.Errorf("node %s has %d flows, want 110", n.cfg.Node, got)
 		}
+	}
+}
+
+// A subscription keeps a router's network namespace: it ends when the router is about to go.
+func TestRouterGoes(t *testing.T) {
+	w := newStandbyWorld(t)
+	e := w.subscription(w.a, 0)
+	w.inStep("")
+	w.a.cfg.Here = func(types.UID) bool { return false }
+	w.a.standby.PodsChanged()
+	select {
+	case <-e.closed:
+	case <-time.After(testkit.Timeout(10 * time.Second)):
+		t.Error("the router is followed still")
+	}
+	if st := w.a.stream("b"); st != nil {
+		t.Error("there is still a stream")
 	}
 }
 
