@@ -49,6 +49,8 @@ type holder struct {
 	// troubles tells what is wrong with addresses, probes looks for some of that.
 	troubles *floating.Troubles
 	probes   *reconcile.Loop[struct{}]
+	// standby tells how far connections of addresses are copied, by the names of their blocks.
+	standby *reconcile.Loop[string]
 
 	mu        sync.Mutex
 	pods      map[types.UID]place.Pod // nil before it is known
@@ -75,6 +77,7 @@ func (h *holder) watch() {
 	// The driver is there when the handlers are registered.
 	h.watches.Add(blocks, reconcile.Changes(func(before, after *v2.AddressBlock) {
 		h.driver.Changed(before, after)
+		h.handover.Standby().Changed(before, after)
 		if after != nil {
 			h.troubles.Changed(after)
 		}
@@ -121,8 +124,10 @@ func (h *holder) compose(ctx context.Context) error {
 		Receive: func(from string, m holding.Message) { h.driver.Receive(from, m) },
 		Accept:  func(ctx context.Context, from string, conn net.Conn) { h.handover.Accept(ctx, from, conn) },
 	}, h.registry)
+	h.standby = reconcile.New("floating-standby", h.tellStandby, h.metrics)
 	h.handover = handover.New(ctx, handover.Config{
 		Node: h.NodeName, Block: h.blocks.Find, Open: h.routerFlows, Straggle: h.straggle, Dial: h.peers.Dial,
+		Follow: h.followFlows, Here: h.here, Told: func(block string) { h.standby.Add(block) },
 	}, h.registry)
 	h.node.OnChange(h.peers.Moved)
 	h.driver = floating.New(floating.Config{
@@ -168,6 +173,7 @@ func (h *holder) start(ctx context.Context, group *errgroup.Group) error {
 	group.Go(func() error { return h.recount.Run(ctx, 1) })
 	group.Go(func() error { return h.troubles.Run(ctx) })
 	group.Go(func() error { return h.probes.Run(ctx, 1) })
+	group.Go(func() error { return h.standby.Run(ctx, 1) })
 	repeat(ctx, group, heal.Task{Name: "floating", Every: checkPlaces, Run: func(ctx context.Context) error {
 		if !h.place.Used() {
 			return nil
@@ -190,6 +196,7 @@ func (h *holder) readPods(ctx context.Context) error {
 	h.pods = pods
 	h.mu.Unlock()
 	if !same {
+		h.handover.Standby().PodsChanged()
 		h.driver.TargetsChanged()
 	}
 	return nil

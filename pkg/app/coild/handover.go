@@ -35,6 +35,39 @@ func (h *holder) routerFlows(_ context.Context, pod types.UID) (handover.Flows, 
 	return openFlows(p.Netns)
 }
 
+// followFlows subscribes to the flows of a pod of this node.
+func (h *holder) followFlows(ctx context.Context, pod types.UID) (handover.Events, error) {
+	opened, err := h.routerFlows(ctx, pod)
+	if err != nil {
+		return nil, err
+	}
+	f := opened.(flows)
+	events, err := f.Events(conntrack.FollowBuffer)
+	if err != nil {
+		f.Close()
+		return nil, err
+	}
+	return followed{events, f}, nil
+}
+
+// followed are changes of flows, and keep the router's network namespace.
+type followed struct {
+	*conntrack.Events
+	flows flows
+}
+
+// Close implements handover.Events.
+func (f followed) Close() error {
+	defer f.flows.Close()
+	return f.Events.Close()
+}
+
+// here says whether a pod is on this node.
+func (h *holder) here(pod types.UID) bool {
+	_, ok := h.pod(pod)
+	return ok
+}
+
 // straggle lets a router send from addresses that have moved away.
 func (h *holder) straggle(ctx context.Context, pod types.UID, addrs ...netip.Addr) error {
 	p, ok := h.pod(pod)

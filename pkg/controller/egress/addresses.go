@@ -130,7 +130,7 @@ func (c *Controller) syncPlaces(ctx context.Context, key types.NamespacedName) e
 func (c *Controller) place(ctx context.Context, b *v2.AddressBlock, p egress.Place) error {
 	body, err := json.Marshal(map[string]any{
 		"metadata": map[string]any{"uid": b.UID, "resourceVersion": b.ResourceVersion},
-		"floating": map[string]any{"successors": p.Successors, "movingTo": p.MovingTo},
+		"floating": map[string]any{"successors": p.Successors, "movingTo": p.MovingTo, "standby": p.Standby},
 	})
 	if err != nil {
 		return err

@@ -44,10 +44,68 @@ func FuzzParse(f *testing.F) {
 		if c, ok := flow.copyOf(); ok && (c.valid() != nil || !ends[c.Src.Addr()] || !ends[c.Translated.Addr()] || c.insertion().String() == "") {
 			t.Errorf("%+v is copied as %+v", flow, c)
 		}
+		for _, kind := range []uint16{typeNew, typeDelete} {
+			e, ok, err := parseEvent(kind, body, func(a netip.Addr) bool { return a.IsValid() })
+			if ok && (err != nil || e.valid() != nil || e.removal().String() == "" || !e.Over && e.Flow.Over()) {
+				t.Errorf("%+v is the event %+v, %v", flow, e, err)
+			}
+		}
 		if text := flow.deletion().String(); src.IsValid() && !strings.Contains(text, src.String()) {
 			t.Errorf("the flow of %s is deleted by %q", src, text)
 		}
 	})
+}
+
+// A connection is told when it is established, and once when it ends; a datagram's flow when both sides have sent, and when it is gone.
+func TestEvents(t *testing.T) {
+	nest := func(kind uint16, parts ...[]byte) []byte {
+		return rtnl.AppendAttribute(nil, kind, slices.Concat(parts...))
+	}
+	body := func(protocol, state byte, status uint32) []byte {
+		f := Flow{Protocol: protocol, Src: netip.MustParseAddrPort("10.0.0.9:1"), Dst: netip.MustParseAddrPort("192.0.2.1:2")}
+		r := Flow{Protocol: protocol, Src: f.Dst, Dst: netip.MustParseAddrPort("198.51.100.7:3")}
+		b := slices.Concat([]byte{unix.AF_INET, 0, 0, 0}, f.tuple(ctaTupleOrig, unix.AF_INET, false), r.tuple(ctaTupleReply, unix.AF_INET, true), word(ctaStatus, status))
+		if state > 0 {
+			b = append(b, nest(ctaProtoInfo, nest(ctaProtoInfoTCP, nest(ctaProtoInfoTCPState, []byte{state})))...)
+		}
+		return b
+	}
+	const assured = statusSrcNAT | statusAssured | statusSeenReply
+	none, begins, ends := "", "begins", "ends"
+	for _, c := range []struct {
+		kind            uint16
+		protocol, state byte
+		status          uint32
+		want            string
+	}{
+		{typeNew, unix.IPPROTO_TCP, 2, statusSrcNAT | statusSeenReply, none},
+		{typeNew, unix.IPPROTO_TCP, 3, assured, begins},
+		{typeNew, unix.IPPROTO_TCP, 3, assured | statusDstNAT, none},
+		{typeNew, unix.IPPROTO_TCP, 3, assured &^ statusSrcNAT, none},
+		{typeNew, unix.IPPROTO_TCP, 4, assured, none},
+		{typeNew, unix.IPPROTO_TCP, 0, assured, none},
+		{typeNew, unix.IPPROTO_TCP, 7, assured, ends},
+		{typeNew, unix.IPPROTO_TCP, 8, assured, ends},
+		{typeDelete, unix.IPPROTO_TCP, 3, assured, ends},
+		{typeDelete, unix.IPPROTO_TCP, 0, assured, ends}, // before Linux 5.13
+		{typeDelete, unix.IPPROTO_TCP, 7, assured, none}, // that it has ended was told, and another one may have begun
+		{typeNew, unix.IPPROTO_UDP, 0, statusSrcNAT | statusSeenReply, none},
+		{typeNew, unix.IPPROTO_UDP, 0, assured, begins},
+		{typeDelete, unix.IPPROTO_UDP, 0, assured, ends},
+		{typeDelete, unix.IPPROTO_UDP, 0, statusSrcNAT, none},
+	} {
+		for _, wanted := range []bool{true, false} {
+			e, ok, err := parseEvent(c.kind, body(c.protocol, c.state, c.status), func(a netip.Addr) bool { return wanted && a == netip.MustParseAddr("198.51.100.7") })
+			got := map[bool]string{true: begins}[ok]
+			if ok && e.Over {
+				got = ends
+			}
+			want := map[bool]string{true: c.want}[wanted]
+			if got != want || err != nil {
+				t.Errorf("%+v, wanted %t: %q, %v", c, wanted, got, err)
+			}
+		}
+	}
 }
 
 // Attributes of later kernels, whatever is in them, keep no flow from being read.

@@ -113,6 +113,9 @@ func (c *conn) append(r Request, flags uint16) {
 	c.out = append(b, make([]byte, align(n)-n)...)
 }
 
+// Kind is the type of the message.
+func (m Message) Kind() uint16 { return m.kind }
+
 // send sends the datagram that was built.
 func (c *conn) send() error {
 	err := c.transport.write(c.out)

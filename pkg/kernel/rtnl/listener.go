@@ -63,6 +63,21 @@ func listen(protocol int, filter []bpf.RawInstruction, groups []int) (_ int, err
 	return fd, nil
 }
 
+// SetBuffer changes the receive buffer, in bytes.
+func (l *Listener) SetBuffer(bytes int) error {
+	raw, err := l.file.SyscallConn()
+	if err != nil {
+		return err
+	}
+	var failure error
+	err = raw.Control(func(fd uintptr) {
+		if unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, bytes) != nil {
+			failure = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVBUF, bytes)
+		}
+	})
+	return errors.Join(err, failure)
+}
+
 // Close ends the reception; Run returns.
 func (l *Listener) Close() error { return l.file.Close() }
 

@@ -307,6 +307,18 @@ func testGoneIsFoundByAWrite(t *testing.T) {
 		}
 		return nil
 	})
+	testkit.Eventually(t, 10*time.Second, "the write has found it", func() error {
+		left := make(chan int, 1)
+		n.driver.tell(t.Context(), func() { left <- len(n.driver.blocks) + len(n.driver.fed) })
+		select {
+		case some := <-left:
+			if some > 0 {
+				return fmt.Errorf("the node has %d objects", some)
+			}
+		case <-t.Context().Done():
+		}
+		return nil
+	})
 	n.set(func(k *kernel) { k.unready = false })
 	n.driver.Changed(nil, b)
 	n.stop()

@@ -149,7 +149,7 @@ func (t *Troubles) sync(ctx context.Context, name string) error {
 	}
 	after, news := t.conditions(b, wrong, metav1.NewTime(now))
 	if !equality.Semantic.DeepEqual(b.Status.Conditions, after) {
-		if _, err := kube.PatchAsRead(ctx, status{t.cfg.Blocks}, b, map[string]any{"status": map[string]any{"conditions": after}}); err != nil {
+		if err := PatchConditions(ctx, t.cfg.Blocks, b, after); err != nil {
 			return err
 		}
 	}
@@ -185,6 +185,12 @@ func (t *Troubles) conditions(b *v2.AddressBlock, wrong map[string]seen, now met
 		}
 	}
 	return after, news
+}
+
+// PatchConditions replaces the conditions of a block, unless it has changed since it was read.
+func PatchConditions(ctx context.Context, blocks typed.AddressBlockInterface, b *v2.AddressBlock, conditions []metav1.Condition) error {
+	_, err := kube.PatchAsRead(ctx, status{blocks}, b, map[string]any{"status": map[string]any{"conditions": conditions}})
+	return err
 }
 
 // status patches the status of blocks.

@@ -213,3 +213,19 @@ func TestAddressesOfTheStatus(t *testing.T) {
 		t.Errorf("an Egress without addresses has the status %+v", st)
 	}
 }
+
+// Blocks say whether connections are copied all the time, and the same places are written again when that changes.
+func TestStandbyIsWritten(t *testing.T) {
+	e, block, routers := withAddresses(), floatingBlock(0), []*corev1.Pod{routerOn("a", "r", 1), routerOn("b", "s", 1)}
+	for _, standby := range []bool{false, true, false} {
+		e.Spec.Addresses.Standby = standby
+		places := egress.Places(e, []*v2.AddressBlock{block}, routers, internalIPs)
+		if p, changed := places[block.Name]; !changed || p.Standby != standby || len(p.Successors) != 2 {
+			t.Errorf("with standby %t: %+v, changed %t", standby, p, changed)
+		}
+		apply([]*v2.AddressBlock{block}, places)
+		if again := egress.Places(e, []*v2.AddressBlock{block}, routers, internalIPs); len(again) > 0 {
+			t.Errorf("with standby %t it is written again: %+v", standby, again)
+		}
+	}
+}

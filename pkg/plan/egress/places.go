@@ -52,7 +52,9 @@ func Places(e *v2.Egress, blocks []*v2.AddressBlock, routers []*corev1.Pod, inte
 	}
 	changed := map[string]Place{}
 	for _, b := range blocks {
-		if want := h.place(b, h.thenBlocked(orders[b.Name], names)); !want.is(b) {
+		want := h.place(b, h.thenBlocked(orders[b.Name], names))
+		want.Standby = e.Spec.Addresses.Standby
+		if !want.is(b) {
 			changed[b.Name] = want
 		}
 	}
@@ -65,11 +67,13 @@ type Place struct {
 	Successors []v2.FloatingNode
 	// MovingTo is the node to which its holder is to hand it over.
 	MovingTo string
+	// Standby says that its connections are copied all the time to the first of the others.
+	Standby bool
 }
 
 // is says whether a block says so already.
 func (p Place) is(b *v2.AddressBlock) bool {
-	return p.MovingTo == b.Floating.MovingTo && slices.EqualFunc(p.Successors, b.Floating.Successors, func(x, y v2.FloatingNode) bool {
+	return p.MovingTo == b.Floating.MovingTo && p.Standby == b.Floating.Standby && slices.EqualFunc(p.Successors, b.Floating.Successors, func(x, y v2.FloatingNode) bool {
 		return x.Node == y.Node && x.PodUID == y.PodUID && slices.Equal(x.Addresses, y.Addresses)
 	})
 }

@@ -83,7 +83,7 @@ func TestPlacesOfRouters(t *testing.T) {
 func apply(blocks []*v2.AddressBlock, places map[string]egress.Place) {
 	for _, b := range blocks {
 		if p, changed := places[b.Name]; changed {
-			b.Floating.Successors, b.Floating.MovingTo = p.Successors, p.MovingTo
+			b.Floating.Successors, b.Floating.MovingTo, b.Floating.Standby = p.Successors, p.MovingTo, p.Standby
 		}
 	}
 }

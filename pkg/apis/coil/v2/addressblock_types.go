@@ -100,6 +100,12 @@ type Floating struct {
 	// +kubebuilder:validation:MaxLength=253
 	MovingTo string `json:"movingTo,omitempty"`
 
+	// Standby has the holder copy connections of the address all the time to the first other one of the successors, which takes it when the
+	// holder fails. The owner's controller writes it.
+	//
+	// +optional
+	Standby bool `json:"standby,omitempty"`
+
 	// Holding says which node has the address. Nodes write it.
 	//
 	// +optional
@@ -189,6 +195,9 @@ const (
 	BlockConflicting = "Conflicting"
 	// BlockForwardingBlocked is True if a node drops packets of the address that it should forward for its pod.
 	BlockForwardingBlocked = "ForwardingBlocked"
+	// BlockStandbyInStep is True while the node that takes the address when its holder fails has all its connections that are older than a second. Addresses
+	// without a standby don't have it.
+	BlockStandbyInStep = "StandbyInStep"
 )
 
 // Reasons of BlockConflicting and BlockForwardingBlocked.
@@ -199,6 +208,16 @@ const (
 	ReasonPacketsDropped = "PacketsDropped"
 	// ReasonOver: the condition is False.
 	ReasonOver = "Over"
+)
+
+// Reasons of BlockStandbyInStep.
+const (
+	// ReasonInStep: the condition is True.
+	ReasonInStep = "InStep"
+	// ReasonBehind: the other node lacks connections for more than five seconds. The message says why.
+	ReasonBehind = "Behind"
+	// ReasonNoFollower: no other node may have the address.
+	ReasonNoFollower = "NoFollower"
 )
 
 // AddressBlockStatus is what the coild that holds the block reports, on change
@@ -213,7 +232,7 @@ type AddressBlockStatus struct {
 	// +optional
 	Cooling int32 `json:"cooling"`
 
-	// Conditions are those of a floating address: Conflicting and ForwardingBlocked.
+	// Conditions are those of a floating address: Conflicting, ForwardingBlocked and StandbyInStep.
 	//
 	// +optional
 	// +listType=map

@@ -14,6 +14,7 @@ import (
 // +kubebuilder:validation:XValidation:rule="self.use == 'Client' || !has(self.shared)",fieldPath=".shared",message="is for the use Client: policies have no addresses of their own otherwise"
 // +kubebuilder:validation:XValidation:rule="self.use == 'Client' || !has(self.assignment)",fieldPath=".assignment",message="is for the use Client: policies have no addresses of their own otherwise"
 // +kubebuilder:validation:XValidation:rule="self.use == 'Client' || !has(self.placement)",fieldPath=".placement",message="is for the use Client: addresses are where the routers are otherwise"
+// +kubebuilder:validation:XValidation:rule="self.use == 'Client' || !has(self.standby) || !self.standby",fieldPath=".standby",message="is for the use Client: clients of a router that fails go to any other router otherwise, and not to the one that takes its address"
 type EgressAddresses struct {
 	// Use says whose the addresses are. Router spreads them over the routers that are ready: connections leave by an address of the router
 	// that they go through, of several by one that is drawn for each client, and a router without one gets no clients. Client gives each
@@ -72,6 +73,12 @@ type EgressAddresses struct {
 	//
 	// +optional
 	Assignment *EgressAssignment `json:"assignment,omitempty"`
+
+	// Standby, for the use Client, has connections copied all the time from the node that has their address to the one that takes it first.
+	// So they live on when a node fails. Without it only moves on purpose keep connections.
+	//
+	// +optional
+	Standby bool `json:"standby,omitempty"`
 }
 
 // EgressAssignment says which address a policy gets that names none. A policy keeps its address.

@@ -21,12 +21,19 @@ const (
 	// opened are flows that the receiver may not have yet, changed are flows that it has.
 	opened
 	changed
-	// end ends a pass.
+	// end ends a pass, or a turn.
 	end
 	// ready is the receiver's answer to offer and end.
 	ready
 	// refused is the receiver's last word, and says why.
 	refused
+	// follow begins a connection for flows that are copied all the time.
+	follow
+	// begin and complete are about all flows of an address: the address, as JSON.
+	begin
+	complete
+	// ended are flows that are over.
+	ended
 )
 
 const (

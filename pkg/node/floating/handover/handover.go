@@ -14,6 +14,8 @@
 // Until clients send to the next router, the one of before forwards with the address, and its node lets such packets out: their answers come to the next one, which knows their
 // connections by step 3 or, if they were opened between 3 and the moment at which the node stopped to answer, by 4.
 //
+// Of addresses with a standby they are also copied all the time, to the node that takes the address when its holder fails: see Standby.
+//
 // Half-open connections aren't copied: their next packet opens them at the next router. A hand-over that fails, or isn't over within 10 s, costs
 // the connections that weren't copied, and keeps no address from moving.
 package handover
@@ -60,7 +62,10 @@ type Flows interface {
 	Translated(ctx context.Context, addrs []netip.Addr, each func(conntrack.Flow)) error
 	Insert(ctx context.Context, flows []conntrack.Flow) (int, error)
 	Update(ctx context.Context, flows []conntrack.Flow) (int, error)
+	Delete(ctx context.Context, flows []conntrack.Flow) (int, error)
 	Forget(ctx context.Context, addrs ...netip.Addr) (int, error)
+	// Size returns how many flows are tracked, and how many may be.
+	Size() (count, limit int, err error)
 	Close()
 }
 
@@ -75,6 +80,11 @@ type Config struct {
 	Straggle func(ctx context.Context, pod types.UID, addrs ...netip.Addr) error
 	// Dial opens a connection to a node that nobody else reads or changes.
 	Dial func(ctx context.Context, node string) (net.Conn, error)
+	// Follow begins to receive changes of the table of a pod, and Here says whether a pod is on this node.
+	Follow func(ctx context.Context, pod types.UID) (Events, error)
+	Here   func(pod types.UID) bool
+	// Told, if there is one, is called when the state of a block's Standby may be another one. It doesn't block.
+	Told func(block string)
 }
 
 // Handover implements floating.Mover, and the other side of it. Its methods may be called concurrently.
@@ -89,21 +99,33 @@ type Handover struct {
 	// dumps reads flows, and clears forgets them.
 	dumps, clears shared
 	group         sync.WaitGroup
+	standby       *Standby
+
+	mu sync.Mutex
+	// moving are the hand-overs that this node sends and that aren't over, by the UID of the block.
+	moving map[string]int
 }
 
 var _ floating.Mover = (*Handover)(nil)
 
 // New returns a Handover, whose work ends by Finish.
 func New(ctx context.Context, cfg Config, registry prometheus.Registerer) *Handover {
-	h := &Handover{cfg: cfg, limits: defaults, metrics: newMetrics(registry), life: context.WithoutCancel(ctx), closing: make(chan struct{}), slots: make(chan struct{}, most)}
+	h := &Handover{cfg: cfg, limits: defaults, metrics: newMetrics(registry), life: context.WithoutCancel(ctx), closing: make(chan struct{}), slots: make(chan struct{}, most), moving: map[string]int{}}
 	h.dumps = shared{do: h.dump, next: map[types.UID]*call{}}
 	h.clears = shared{do: h.clear, next: map[types.UID]*call{}}
+	h.standby = newStandby(ctx, h, registry)
 	return h
 }
 
+// Standby copies connections all the time, until Finish.
+func (h *Handover) Standby() *Standby { return h.standby }
+
 // Finish ends what can wait, and waits until all else is done. Connections of the last moment aren't copied. No call may be in progress.
 func (h *Handover) Finish() {
-	h.once.Do(func() { close(h.closing) })
+	h.once.Do(func() {
+		close(h.closing)
+		h.standby.finish()
+	})
 	h.group.Wait()
 }
 
@@ -141,6 +163,7 @@ func (h *Handover) with(pod types.UID, do func(context.Context, Flows) error) er
 // Move implements floating.Mover.
 func (h *Handover) Move(ctx context.Context, a floating.Address, node string) {
 	began := time.Now()
+	h.move(a.ID, 1)
 	log := klog.FromContext(ctx).WithValues("block", a.Block, "node", node)
 	within, cancel := context.WithTimeout(ctx, h.limits.total)
 	defer cancel()
@@ -148,6 +171,7 @@ func (h *Handover) Move(ctx context.Context, a floating.Address, node string) {
 	err := s.prepare(within)
 	h.metrics.took(began)
 	if err != nil {
+		h.move(a.ID, -1)
 		s.close()
 		result := "failed"
 		if errors.As(err, new(refusal)) {
@@ -160,9 +184,26 @@ func (h *Handover) Move(ctx context.Context, a floating.Address, node string) {
 	log.Info("Copied the connections of a floating address to the node that is to have it", "connections", s.flows, "took", time.Since(began))
 	h.group.Go(func() {
 		h.follow(ctx, s)
+		h.move(a.ID, -1)
 		h.metrics.ended(sent, "done", s.flows)
 		h.forget(ctx, a)
 	})
+}
+
+// move notes that a hand-over begins or ends.
+func (h *Handover) move(id string, change int) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.moving[id] += change; h.moving[id] == 0 {
+		delete(h.moving, id)
+	}
+}
+
+// moves says whether this node hands an address over: until that is over, the next holder doesn't have all flows.
+func (h *Handover) moves(id string) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.moving[id] > 0
 }
 
 // follow copies what was opened until the address had moved, which is when moved ends.
@@ -218,8 +259,12 @@ func (h *Handover) forget(moved context.Context, a floating.Address) {
 		return
 	case <-time.After(h.limits.straggle):
 	}
-	if b := h.cfg.Block(a.Block); moved.Err() == nil || b == nil || string(b.UID) != a.ID || b.Floating == nil || cmp.Or(b.Floating.Holding.Holder, h.cfg.Node) == h.cfg.Node {
+	b := h.cfg.Block(a.Block)
+	if moved.Err() == nil || b == nil || string(b.UID) != a.ID || b.Floating == nil || cmp.Or(b.Floating.Holding.Holder, h.cfg.Node) == h.cfg.Node {
 		return
+	}
+	if _, err := floating.Following(h.cfg.Node, b.Floating.Holding.Holder, b); err == nil {
+		return // the holder copies its connections to this router, and has it forget others
 	}
 	if _, err := h.clears.call(h.life, a.Pod, a.Addrs()); err != nil {
 		klog.FromContext(moved).V(2).Info("A router keeps connections of a floating address that has moved", "block", a.Block, "reason", err)

@@ -52,7 +52,7 @@ func newLab(t *testing.T) *lab {
 		r.Configure(t, "link set in address 02:00:00:00:00:0"+n+" up", "link set out up", "neigh add fd00::9 lladdr 02:00:00:00:00:09 dev in",
 			"addr add 10.0.0."+n+"/24 dev in", "addr add fd00::"+n+"/64 dev in nodad",
 			"addr add 192.0.2."+n+"/24 dev out", "addr add 2001:db8:1::"+n+"/64 dev out nodad")
-		testkit.Check(t, r.Lab().Forward(), l.rules(r, i+2),
+		testkit.Check(t, r.Lab().Forward(), l.rules(r, i+2, true),
 			// A packet in the middle of a connection makes no flow. The second is as coild sets it in routers.
 			r.Lab().Sysctl("netfilter/nf_conntrack_tcp_loose=0", "netfilter/nf_conntrack_tcp_be_liberal=1"))
 	}
@@ -61,8 +61,8 @@ func newLab(t *testing.T) *lab {
 			{"add", "table", "inet", "t"}, {"add", "counter", "inet", "t", "resets"}, {"add", "counter", "inet", "t", "others"},
 			{"add", "chain", "inet", "t", "in", "{ type filter hook input priority 0; }"}, {"add", "chain", "inet", "t", "out", "{ type filter hook output priority 0; }"},
 			{"add", "rule", "inet", "t", "in", "tcp flags rst counter name resets"}, {"add", "rule", "inet", "t", "out", "tcp flags rst counter name resets"},
-			{"add", "rule", "inet", "t", "in", "tcp dport 7 ip saddr != 198.51.100.7 counter name others"},
-			{"add", "rule", "inet", "t", "in", "tcp dport 7 ip6 saddr != 2001:db8::7 counter name others"},
+			{"add", "rule", "inet", "t", "in", "tcp dport 7-9 ip saddr != 198.51.100.7 counter name others"},
+			{"add", "rule", "inet", "t", "in", "tcp dport 7-9 ip6 saddr != 2001:db8::7 counter name others"},
 		} {
 			testkit.Must(ns.Run("nft", rule...))(t)
 		}
@@ -86,8 +86,8 @@ func newLab(t *testing.T) *lab {
 	return l
 }
 
-// rules are those of a router of an Egress, whose address ends in n.
-func (l *lab) rules(r *netnstest.NS, n int) error {
+// rules are those of a router of an Egress, whose address ends in n, and that has the floating address or may have it.
+func (l *lab) rules(r *netnstest.NS, n int, has bool) error {
 	index := func(link string) int {
 		i, err := netIndex(r, link)
 		testkit.Check(l.t, err)
@@ -103,6 +103,9 @@ func (l *lab) rules(r *netnstest.NS, n int) error {
 		Floating: &ruleset.GatewayFloating{
 			Addresses: a.Addrs(), Sources: []ruleset.GatewaySource{{Client: client4, Address: a.IPv4}, {Client: client6, Address: a.IPv6}},
 		},
+	}
+	if !has {
+		g.Floating.Sources = nil
 	}
 	table, err := nft.New(r.NS, dataplane.NftTable)
 	if err != nil {
@@ -158,11 +161,12 @@ func (v *living) add(c net.Conn, writes bool) {
 	}
 }
 
-// opens opens n connections of each family. Half of them the server alone writes to, in the others the client asks.
-func (l *lab) opens(n int) *living {
+// opens opens n connections of each family to a port of the server. Half of them the server alone writes to, in the others the client asks.
+func (l *lab) opens(n, port int) *living {
 	l.t.Helper()
 	v := &living{ends: make(chan error, 4*n)}
-	for _, at := range []string{"192.0.2.1:7", "[2001:db8:1::1]:7"} {
+	for _, host := range []string{"192.0.2.1", "2001:db8:1::1"} {
+		at := net.JoinHostPort(host, strconv.Itoa(port))
 		listener := testkit.Must(l.server.Lab().Listen(l.t.Context(), "tcp", at))(l.t)
 		l.t.Cleanup(func() { _ = listener.Close() })
 		go netlab.Serve(listener, func(c net.Conn) {
@@ -210,14 +214,17 @@ func (l *lab) opens(n int) *living {
 			return nil
 		}))
 	}
-	l.t.Cleanup(func() {
-		v.mu.Lock()
-		defer v.mu.Unlock()
-		for _, c := range v.all {
-			_ = c.Close()
-		}
-	})
+	l.t.Cleanup(v.close)
 	return v
+}
+
+// close closes the connections.
+func (v *living) close() {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	for _, c := range v.all {
+		_ = c.Close()
+	}
 }
 
 // write writes a byte by each connection, from the end that writes.
@@ -260,7 +267,7 @@ func (l *lab) lives(v *living, what string) {
 func TestConnectionsLiveOn(t *testing.T) {
 	testkit.Need(t, testkit.Netns)
 	l := newLab(t)
-	v := l.opens(2500)
+	v := l.opens(2500, 7)
 	l.lives(v, "at the first router")
 	a := l.address("p-0", "a")
 
@@ -295,7 +302,7 @@ func TestConnectionsLiveOn(t *testing.T) {
 func TestConnectionsThatAreNotCopied(t *testing.T) {
 	testkit.Need(t, testkit.Netns)
 	l := newLab(t)
-	v := l.opens(20)
+	v := l.opens(20, 7)
 	l.lives(v, "at the first router")
 	l.a.cfg.Dial = func(context.Context, string) (net.Conn, error) { return nil, errors.New("no way") }
 	l.a.Move(t.Context(), l.address("p-0", "a"), "b")

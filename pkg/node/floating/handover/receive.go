@@ -20,13 +20,20 @@ import (
 // longest is the longest time of a flow that is taken, in seconds: the kernel's own for TCP.
 const longest = 5 * 24 * 3600
 
-// Accept takes the connections of an address that another node hands over to this one.
+// errFollow says that the other node copies connections all the time.
+var errFollow = errors.New("it is no hand-over")
+
+// Accept takes the connections of an address that another node hands over to this one, or copies all the time.
 func (h *Handover) Accept(ctx context.Context, from string, conn net.Conn) {
 	log := klog.FromContext(ctx).WithValues("from", from)
-	ctx, cancel := context.WithTimeout(ctx, h.limits.total+2*h.limits.late)
+	limited, cancel := context.WithTimeout(ctx, h.limits.total+2*h.limits.late)
 	defer cancel()
 	r := &receiving{h: h, from: from, conn: conn}
-	err := during(ctx, conn, func() error { return r.serve(ctx) })
+	err := during(limited, conn, func() error { return r.serve(limited) })
+	if errors.Is(err, errFollow) && limited.Err() == nil {
+		h.standby.serve(ctx, from, conn)
+		return
+	}
 	log = log.WithValues("block", r.offered.Block, "connections", r.flows)
 	result := "done"
 	switch {
@@ -42,6 +49,9 @@ func (h *Handover) Accept(ctx context.Context, from string, conn net.Conn) {
 		log.Error(err, "The connections of a floating address aren't taken")
 	}
 	h.metrics.ended(received, result, r.flows)
+	if r.flows > 0 {
+		h.standby.again(r.offered.Block)
+	}
 }
 
 // receiving is a hand-over, as its receiver has it.
@@ -58,7 +68,7 @@ type receiving struct {
 // serve takes a hand-over, and tells the sender why if it isn't taken.
 func (r *receiving) serve(ctx context.Context) error {
 	err := r.take(ctx)
-	if err != nil && !errors.Is(err, io.EOF) {
+	if err != nil && !errors.Is(err, io.EOF) && !errors.Is(err, errFollow) {
 		reason := strings.TrimPrefix(err.Error(), refusal{}.Error())
 		_ = writeFrame(r.conn, refused, []byte(reason[:min(len(reason), mostReason)]))
 	}
@@ -72,6 +82,9 @@ func (r *receiving) take(ctx context.Context) error {
 	k, payload, err := readFrame(r.conn, &r.buffer)
 	if err != nil {
 		return err
+	}
+	if k == follow {
+		return errFollow
 	}
 	if k != offer || json.Unmarshal(payload, &r.offered) != nil {
 		return refuse("%v: it is no offer", errFrame)

@@ -33,6 +33,8 @@ type key struct {
 	src, dst netip.AddrPort
 }
 
+func keyOf(f conntrack.Flow) key { return key{f.Protocol, f.Src, f.Dst} }
+
 // offered is the payload of offer, and taken that of ready.
 type (
 	offered struct {
@@ -81,7 +83,7 @@ func (s *sending) pass(ctx context.Context) error {
 		var fresh, others batch
 		for _, a := range s.address.Addrs() {
 			for _, f := range all[a] {
-				id := key{f.Protocol, f.Src, f.Dst}
+				id := keyOf(f)
 				state, known := s.known[id]
 				s.known[id] = f.TCP.State
 				var err error

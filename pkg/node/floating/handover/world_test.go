@@ -31,6 +31,11 @@ type world struct {
 	mu     sync.Mutex
 	blocks map[string]*v2.AddressBlock
 	a, b   *fakeNode
+
+	// wire guards conns, the connections to b, and off, which says that there can't be others.
+	wire  sync.Mutex
+	off   bool
+	conns []net.Conn
 }
 
 // fakeNode is a node whose router's table is in memory.
@@ -53,6 +58,11 @@ type table struct {
 	// fails is the error of Insert. reading is called when flows are read.
 	fails   error
 	reading func(n int)
+	// limit is how many flows it may have, 0 any number.
+	limit int
+	// events are the subscriptions, and subscribing is an error of the next ones.
+	events      []*fakeEvents
+	subscribing error
 }
 
 func (t *table) Translated(_ context.Context, addrs []netip.Addr, each func(conntrack.Flow)) error {
@@ -103,6 +113,24 @@ func (t *table) Forget(_ context.Context, addrs ...netip.Addr) (int, error) {
 	return 0, nil
 }
 
+func (t *table) Delete(_ context.Context, flows []conntrack.Flow) (n int, err error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for _, f := range flows {
+		if have, ok := t.flows[keyOf(f)]; ok && have.Translated == f.Translated {
+			delete(t.flows, keyOf(f))
+			n++
+		}
+	}
+	return n, nil
+}
+
+func (t *table) Size() (count, limit int, err error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return len(t.flows), t.limit, nil
+}
+
 func (t *table) Close() {}
 
 // all are the flows, without their times.
@@ -117,8 +145,18 @@ func newWorld(t *testing.T) *world {
 	w := &world{t: t, blocks: map[string]*v2.AddressBlock{}}
 	w.block("p-0", "198.51.100.7", "2001:db8::7")
 	w.a, w.b = w.node("a"), w.node("b")
+	w.b.cfg.Dial = func(context.Context, string) (net.Conn, error) { return nil, errors.New("there is no way back") }
 	w.a.cfg.Dial = func(ctx context.Context, node string) (net.Conn, error) {
-		return (&net.Dialer{}).DialContext(ctx, "tcp", w.b.listener.Addr().String())
+		w.wire.Lock()
+		defer w.wire.Unlock()
+		if w.off {
+			return nil, errors.New("the link is down")
+		}
+		conn, err := (&net.Dialer{}).DialContext(ctx, "tcp", w.b.listener.Addr().String())
+		if err == nil {
+			w.conns = append(w.conns, conn)
+		}
+		return conn, err
 	}
 	return w
 }
@@ -162,6 +200,13 @@ func (w *world) node(name string) *fakeNode {
 			}
 			return n.table, nil
 		},
+		Here: func(pod types.UID) bool { return pod == types.UID("pod of "+name) },
+		Follow: func(_ context.Context, pod types.UID) (Events, error) {
+			if pod != types.UID("pod of "+name) {
+				return nil, fmt.Errorf("no pod %s", pod)
+			}
+			return n.table.subscribe()
+		},
 		Straggle: func(_ context.Context, pod types.UID, addrs ...netip.Addr) error {
 			n.table.mu.Lock()
 			defer n.table.mu.Unlock()
@@ -183,7 +228,7 @@ func (w *world) node(name string) *fakeNode {
 				n.settings.Lock()
 				accept := n.accept
 				n.settings.Unlock()
-				accept(ctx, "a", conn)
+				accept(ctx, map[string]string{"a": "b", "b": "a"}[name], conn)
 			})
 		}
 	})

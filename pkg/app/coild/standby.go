@@ -1,0 +1,80 @@
+package coild
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"k8s.io/apimachinery/pkg/api/equality"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
+	"github.com/coil-net/coil/pkg/node/floating"
+	"github.com/coil-net/coil/pkg/node/floating/handover"
+	"github.com/coil-net/coil/pkg/reconcile"
+)
+
+const (
+	// behindFor is for how long a node lacks connections before that is told, and behindAgain how often it is looked whether it still does.
+	behindFor   = 5 * time.Second
+	behindAgain = 30 * time.Second
+)
+
+// tellStandby says in an AddressBlock whether the connections of its address are copied. The node that has the address does.
+func (h *holder) tellStandby(ctx context.Context, block string) error {
+	b := h.blocks.Find(block)
+	if b == nil || b.Floating == nil {
+		return nil
+	}
+	state, copied := h.handover.Standby().State(b.Name)
+	after, again := standbyConditions(h.NodeName, b, state, copied, time.Now())
+	if !equality.Semantic.DeepEqual(b.Status.Conditions, after) {
+		if err := floating.PatchConditions(ctx, h.clients.Coil.AddressBlocks(), b, after); err != nil {
+			return err
+		}
+	}
+	if again > 0 {
+		return reconcile.Later(again)
+	}
+	return nil
+}
+
+// standbyConditions are the conditions that a block is to have, and when to look again; 0 is when the state changes. Connections are copied from
+// the node with that state, or not.
+func standbyConditions(node string, b *v2.AddressBlock, state handover.State, copied bool, now time.Time) (after []metav1.Condition, again time.Duration) {
+	after = slices.Clone(b.Status.Conditions)
+	f := b.Floating
+	switch {
+	case f.Holding.Holder != node:
+		return after, 0
+	case !f.Standby:
+		meta.RemoveStatusCondition(&after, v2.BlockStandbyInStep)
+		return after, 0
+	case !copied && slices.ContainsFunc(f.Successors, func(n v2.FloatingNode) bool { return n.Node != node }):
+		return after, 0 // it moves, or isn't here any more
+	}
+	c := metav1.Condition{Type: v2.BlockStandbyInStep, Status: metav1.ConditionFalse, LastTransitionTime: metav1.NewTime(now)}
+	// What follows a colon may be another text each time.
+	var message string
+	switch behind := now.Sub(state.Since); {
+	case !copied:
+		c.Reason, message = v2.ReasonNoFollower, fmt.Sprintf("node %s: no other node may have the address: the Egress needs ready routers on two nodes", node)
+	case state.Since.IsZero():
+		c.Status, c.Reason, message = metav1.ConditionTrue, v2.ReasonInStep, fmt.Sprintf("node %s: its connections are copied to node %s", node, state.Node)
+	case behind < behindFor:
+		return after, behindFor - behind
+	default:
+		c.Reason, message, again = v2.ReasonBehind, fmt.Sprintf("node %s: node %s lacks connections", node, state.Node), behindAgain
+	}
+	if have := meta.FindStatusCondition(after, c.Type); have != nil && have.Status == c.Status && have.Reason == c.Reason && strings.HasPrefix(have.Message, message) {
+		return after, again
+	}
+	if c.Message = message; state.Why != "" {
+		c.Message += ": " + state.Why
+	}
+	meta.SetStatusCondition(&after, c)
+	return after, again
+}

@@ -1,0 +1,280 @@
+package handover
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"hash/maphash"
+	"net"
+	"net/netip"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/klog/v2"
+
+	"github.com/coil-net/coil/pkg/kernel/conntrack"
+	"github.com/coil-net/coil/pkg/node/floating"
+)
+
+// A router may track so many of as many flows as it can, when flows of other nodes' addresses come: the rest is for its own.
+const mostOf, mostIn = 3, 4
+
+// mostWhole is how many flows a copy of all of an address may have.
+const mostWhole = 1 << 20
+
+// following are the flows that another node copies to routers here.
+type following struct {
+	s    *Standby
+	from string
+	conn net.Conn
+	// addrs are the addresses that were begun.
+	addrs  map[netip.Addr]*kept
+	buffer []byte
+	said   answer
+}
+
+// kept is an address whose flows are kept.
+type kept struct {
+	floating.Address
+	// all are the flows of a copy that isn't complete, by their identity; nil if there is none.
+	all map[uint64]bool
+}
+
+var seed = maphash.MakeSeed()
+
+// identity is what tells a flow from others, also from one that has its ends and another translation. There may be very many.
+func identity(f conntrack.Flow) uint64 {
+	return maphash.Comparable(seed, conntrack.Flow{Protocol: f.Protocol, Src: f.Src, Dst: f.Dst, Translated: f.Translated})
+}
+
+// serve takes flows until the other node closes the connection, or says nothing for long.
+func (s *Standby) serve(ctx context.Context, from string, conn net.Conn) {
+	f := &following{s: s, from: from, conn: conn, addrs: map[netip.Addr]*kept{}}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer context.AfterFunc(s.life, cancel)()
+	err := during(ctx, conn, func() error {
+		for {
+			if err := f.take(ctx); err != nil {
+				return err
+			}
+		}
+	})
+	klog.FromContext(ctx).V(2).Info("A node copies no connections of floating addresses to this one any more", "from", from, "reason", err)
+}
+
+// take takes a frame.
+func (f *following) take(ctx context.Context) error {
+	if err := f.conn.SetDeadline(time.Now().Add(f.s.limits.beat + 2*f.s.limits.answer)); err != nil {
+		return err
+	}
+	if err := ctx.Err(); err != nil { // its deadline is overwritten
+		return err
+	}
+	k, payload, err := readFrame(f.conn, &f.buffer)
+	if err != nil {
+		return err
+	}
+	switch k {
+	case begin, complete:
+		var o offered
+		if err := json.Unmarshal(payload, &o); err != nil {
+			return fmt.Errorf("%w: %w", errFrame, err)
+		}
+		if k == begin {
+			f.begin(o)
+			return nil
+		}
+		return f.complete(ctx, o)
+	case opened:
+		return f.flows(ctx, payload, f.open)
+	case ended:
+		return f.flows(ctx, payload, f.end)
+	case end:
+		text, err := json.Marshal(f.said)
+		f.said = answer{}
+		return errors.Join(err, writeFrame(f.conn, ready, text))
+	}
+	return fmt.Errorf("%w: kind %d", errFrame, k)
+}
+
+// allowed returns the address of a block if its flows are to be kept here, and notes why not otherwise.
+func (f *following) allowed(o offered) (floating.Address, bool) {
+	b := f.s.h.cfg.Block(o.Block)
+	err := fmt.Errorf("there is no AddressBlock %q of this UID", o.Block)
+	var a floating.Address
+	switch {
+	case b == nil || string(b.UID) != o.ID:
+	case f.s.h.moves(o.ID):
+		err = errors.New("this node still hands the address over")
+	default:
+		a, err = floating.Following(f.s.h.cfg.Node, f.from, b)
+	}
+	if err != nil {
+		f.refuse(o.Block, err.Error())
+		return floating.Address{}, false
+	}
+	return a, true
+}
+
+// lacks notes that flows of an address weren't taken.
+func (f *following) lacks(block, why string) {
+	if f.said.Refused == nil {
+		f.said.Refused = map[string]string{}
+	}
+	f.said.Refused[block] = why[:min(len(why), mostReason)]
+}
+
+// refuse takes no more flows of an address until it is begun again.
+func (f *following) refuse(block, why string) {
+	f.lacks(block, why)
+	for addr, k := range f.addrs {
+		if k.Block == block {
+			delete(f.addrs, addr)
+		}
+	}
+}
+
+// begin takes flows of an address from now on.
+func (f *following) begin(o offered) {
+	a, ok := f.allowed(o)
+	if !ok {
+		return
+	}
+	f.s.following(a)
+	k := &kept{Address: a, all: map[uint64]bool{}}
+	for _, addr := range a.Addrs() {
+		f.addrs[addr] = k
+	}
+}
+
+// flows gives the flows of addresses that may be kept to do, by their pod.
+func (f *following) flows(ctx context.Context, payload []byte, do func(context.Context, Flows, []conntrack.Flow) error) error {
+	all, err := parseFlows(payload)
+	if err != nil {
+		return err
+	}
+	now := map[*kept]bool{} // whether they may be kept
+	byPod := map[types.UID][]conntrack.Flow{}
+	for _, flow := range all {
+		k := f.addrs[flow.Translated.Addr()]
+		if k == nil {
+			continue
+		}
+		may, looked := now[k]
+		if !looked {
+			a, ok := f.allowed(offered{k.Block, k.ID})
+			if may = ok && a == k.Address; ok && !may {
+				f.refuse(k.Block, "another pod has the address now")
+			}
+			now[k] = may
+		}
+		if may {
+			byPod[k.Pod] = append(byPod[k.Pod], flow)
+		}
+	}
+	for pod, flows := range byPod {
+		err := f.s.h.with(pod, func(_ context.Context, table Flows) error { return do(ctx, table, flows) })
+		if err != nil {
+			for _, flow := range flows {
+				if k := f.addrs[flow.Translated.Addr()]; k != nil {
+					f.refuse(k.Block, err.Error())
+				}
+			}
+		}
+	}
+	return nil
+}
+
+// open keeps flows.
+func (f *following) open(ctx context.Context, table Flows, flows []conntrack.Flow) error {
+	limits := f.s.limits
+	for i := range flows {
+		flows[i].Timeout = min(max(flows[i].Timeout, uint32(limits.kept.Seconds())), longest)
+		k := f.addrs[flows[i].Translated.Addr()]
+		if k.all == nil {
+			continue
+		}
+		if k.all[identity(flows[i])] = true; len(k.all) > mostWhole {
+			return fmt.Errorf("it has more than %d connections", mostWhole)
+		}
+	}
+	count, limit, err := table.Size()
+	if err != nil {
+		return err
+	}
+	room := len(flows)
+	if limit > 0 {
+		room = max(0, limit/mostIn*mostOf-count)
+	}
+	rest := flows
+	for len(rest) > 0 && room > 0 {
+		part := rest[:min(room, len(rest))]
+		n, err := put(ctx, table, part)
+		if err != nil {
+			return err
+		}
+		f.said.Taken += n
+		f.s.metrics.flows.WithLabelValues(sideReceived, "opened").Add(float64(n))
+		rest, room = rest[len(part):], room-n
+	}
+	known, err := table.Update(ctx, rest)
+	if err != nil || known == len(rest) {
+		return err
+	}
+	f.s.metrics.full.Add(float64(len(rest) - known))
+	for _, flow := range rest {
+		f.lacks(f.addrs[flow.Translated.Addr()].Block, fmt.Sprintf("the router tracks %d connections, and may track %d", count, limit))
+	}
+	return nil
+}
+
+// put gives flows to a table, and returns how many are new to it. The others live as long as these.
+func put(ctx context.Context, table Flows, flows []conntrack.Flow) (int, error) {
+	n, err := table.Insert(ctx, flows)
+	if err == nil && n < len(flows) {
+		_, err = table.Update(ctx, flows)
+	}
+	return n, err
+}
+
+// end forgets flows.
+func (f *following) end(ctx context.Context, table Flows, flows []conntrack.Flow) error {
+	n, err := table.Delete(ctx, flows)
+	f.s.metrics.flows.WithLabelValues(sideReceived, "ended").Add(float64(n))
+	return err
+}
+
+// complete forgets the flows of an address that weren't among all of them.
+func (f *following) complete(ctx context.Context, o offered) error {
+	var k *kept
+	for _, other := range f.addrs {
+		if other.Block == o.Block {
+			k = other
+		}
+	}
+	if k == nil || k.all == nil {
+		return nil // it was refused
+	}
+	if a, ok := f.allowed(o); !ok || a != k.Address {
+		return nil
+	}
+	err := f.s.h.with(k.Pod, func(_ context.Context, table Flows) error {
+		var stale []conntrack.Flow
+		err := table.Translated(ctx, k.Addrs(), func(flow conntrack.Flow) {
+			if !k.all[identity(flow)] {
+				stale = append(stale, flow)
+			}
+		})
+		if err != nil {
+			return err
+		}
+		return f.end(ctx, table, stale)
+	})
+	k.all = nil
+	if err != nil {
+		f.refuse(o.Block, err.Error())
+	}
+	return nil
+}

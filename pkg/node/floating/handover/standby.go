@@ -1,0 +1,251 @@
+package handover
+
+import (
+	"context"
+	"net/netip"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/klog/v2"
+
+	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
+	"github.com/coil-net/coil/pkg/kernel/conntrack"
+	"github.com/coil-net/coil/pkg/node/floating"
+)
+
+// Standby copies connections all the time: those of addresses that this node has to the nodes that take them when it fails, and those of other nodes'
+// addresses to the routers here.
+//
+//	holder                                                      follower
+//	begins an address, sends all its flows, and completes it    looks whether the AddressBlock says so, inserts them, and deletes all others
+//	every 200 ms: flows that ended, and that began before that  deletes and inserts them
+//	ends each turn                                              says what it has taken, and which addresses it doesn't take
+//
+// Nothing waits for the other end: what it doesn't take in time is kept, one state for each flow, up to a bound. Beyond that, and when the kernel has lost
+// events, all flows are sent anew. They are also sent anew from time to time: the follower's kernel sees no packets, and would forget
+// flows that live, and keep others whose end nobody has seen. Flows that are shorter than a turn are never sent.
+type Standby struct {
+	h       *Handover
+	limits  standbyLimits
+	metrics *standbyMetrics
+	life    context.Context
+	cancel  context.CancelFunc
+
+	mu      sync.Mutex
+	closed  bool
+	started bool                        // PodsChanged was called
+	blocks  map[string]*v2.AddressBlock // of addresses with a standby
+	leads   map[string]lead             // by block: addresses that this node has
+	watches map[types.UID]*watch
+	streams map[string]*stream // by node
+	// follows are addresses of which routers here may have flows for another node, by block.
+	follows map[string]floating.Address
+}
+
+// standbyLimits are the times and bounds of a Standby.
+type standbyLimits struct {
+	// settle is for how long events are collected, turn the time between two messages to the other node, beat the same if there is nothing to
+	// say, and answer how long the other node may take.
+	settle, turn, beat, answer time.Duration
+	// whole is how often all flows are sent, and kept for how long the other node keeps them at least.
+	whole, kept time.Duration
+	// retry and mostRetry are the times between two attempts.
+	retry, mostRetry time.Duration
+	// waiting is how many flows wait for one node.
+	waiting int
+}
+
+var standbyDefaults = standbyLimits{
+	settle: 100 * time.Millisecond, turn: 200 * time.Millisecond, beat: 10 * time.Second, answer: 10 * time.Second, whole: 2 * time.Minute, kept: 5 * time.Minute,
+	retry: time.Second, mostRetry: 30 * time.Second, waiting: 1 << 16,
+}
+
+// Events are changes of the flows of a router; see conntrack.Events.
+type Events interface {
+	Run(ctx context.Context, settle time.Duration, wanted func(netip.Addr) bool, each func(conntrack.Event), lost func()) error
+	Close() error
+}
+
+// lead is an address that this node has, and the node that keeps its connections.
+type lead struct {
+	floating.Address
+	node string
+}
+
+// newStandby returns a Standby, whose work ends by finish.
+func newStandby(ctx context.Context, h *Handover, registry prometheus.Registerer) *Standby {
+	life, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	s := &Standby{
+		h: h, limits: standbyDefaults, life: life, cancel: cancel,
+		blocks: map[string]*v2.AddressBlock{}, leads: map[string]lead{}, watches: map[types.UID]*watch{}, streams: map[string]*stream{}, follows: map[string]floating.Address{},
+	}
+	s.metrics = newStandbyMetrics(registry, s)
+	return s
+}
+
+func (s *Standby) finish() {
+	s.mu.Lock()
+	s.closed = true
+	s.mu.Unlock()
+	s.cancel()
+}
+
+// Changed takes a change of an AddressBlock; nil is one that isn't there.
+func (s *Standby) Changed(before, after *v2.AddressBlock) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if before != nil && (after == nil || after.UID != before.UID) {
+		s.forget(before.Name)
+		s.lead(before.Name, lead{})
+		delete(s.blocks, before.Name)
+	}
+	if after == nil {
+		return
+	}
+	_, known := s.blocks[after.Name]
+	if f := after.Floating; s.h.cfg.Told != nil && f != nil && (known || f.Standby) && f.Holding.Holder == s.h.cfg.Node {
+		defer s.h.cfg.Told(after.Name)
+	}
+	if after.Floating == nil || !after.Floating.Standby {
+		if known {
+			s.forget(after.Name)
+			s.lead(after.Name, lead{})
+			delete(s.blocks, after.Name)
+		}
+		return
+	}
+	s.blocks[after.Name] = after
+	s.look(after)
+	if _, stale := floating.Stale(s.h.cfg.Node, after); stale {
+		s.forget(after.Name)
+	}
+	if after.Floating.Holding.Holder == s.h.cfg.Node {
+		delete(s.follows, after.Name) // they live here now
+	}
+}
+
+// PodsChanged says that Here may answer otherwise than before. The first time routers forget what an earlier life of this program kept for
+// nodes that copy their connections elsewhere by now.
+func (s *Standby) PodsChanged() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, b := range s.blocks {
+		s.look(b)
+		if a, stale := floating.Stale(s.h.cfg.Node, b); stale && !s.started && s.h.cfg.Here(a.Pod) {
+			s.follows[b.Name] = a
+			s.forget(b.Name)
+		}
+	}
+	s.started = true
+}
+
+// look finds out to whom the connections of an address are copied.
+func (s *Standby) look(b *v2.AddressBlock) {
+	a, node, ok := floating.Follower(s.h.cfg.Node, b)
+	if !ok || !s.h.cfg.Here(a.Pod) {
+		s.lead(b.Name, lead{})
+		return
+	}
+	s.lead(b.Name, lead{a, node})
+}
+
+// lead has the connections of an address copied to a node, or not any more.
+func (s *Standby) lead(block string, next lead) {
+	before := s.leads[block]
+	if before == next || s.closed {
+		return
+	}
+	delete(s.leads, block)
+	if s.h.cfg.Told != nil {
+		defer s.h.cfg.Told(block)
+	}
+	if before.node != "" {
+		st, w := s.streams[before.node], s.watches[before.Pod]
+		if st.drop(block) {
+			st.cancel()
+			delete(s.streams, before.node)
+		}
+		if w.drop(before.Address) {
+			w.cancel()
+			delete(s.watches, before.Pod)
+		}
+	}
+	if next.node == "" {
+		return
+	}
+	s.leads[block] = next
+	st, w := s.streams[next.node], s.watches[next.Pod]
+	if st == nil {
+		st = s.newStream(next.node)
+	}
+	if w == nil {
+		w = s.newWatch(next.Pod)
+	}
+	st.add(next.Address, w.add(next.Address, st))
+}
+
+// forget deletes the flows that a router here has for another node.
+func (s *Standby) forget(block string) {
+	a, ok := s.follows[block]
+	if !ok || s.closed {
+		return
+	}
+	delete(s.follows, block)
+	s.h.group.Go(func() {
+		if _, err := s.h.clears.call(s.h.life, a.Pod, a.Addrs()); err != nil {
+			klog.FromContext(s.life).V(2).Info("A router keeps connections of a floating address that another node keeps now", "block", block, "reason", err)
+		}
+	})
+}
+
+// again has all flows of an address sent anew, if it is here: the kernel doesn't tell of those that were inserted.
+func (s *Standby) again(block string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if l, ok := s.leads[block]; ok {
+		s.streams[l.node].again(block)
+	}
+}
+
+// following notes that a router here gets flows for another node.
+func (s *Standby) following(a floating.Address) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.follows[a.Block] = a
+}
+
+// State is how far the connections of an address are copied.
+type State struct {
+	// Node is the node to which they are.
+	Node string
+	// Since is since when that node lacks connections of the address, for more than a moment; zero if it has all. Why says why.
+	Since time.Time
+	Why   string
+}
+
+// State returns how far the connections of a block's address are copied; ok is false if they aren't copied from here.
+func (s *Standby) State(block string) (state State, ok bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	l, ok := s.leads[block]
+	if !ok {
+		return State{}, false
+	}
+	state = State{Node: l.node}
+	state.Since, state.Why = s.streams[l.node].state(block)
+	return state, true
+}
+
+// wait waits for some time, and says whether ctx goes on.
+func wait(ctx context.Context, d time.Duration) bool {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-ctx.Done():
+		return false
+	case <-t.C:
+		return true
+	}
+}

@@ -1,0 +1,172 @@
+package handover
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"iter"
+	"maps"
+	"net"
+	"net/netip"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/coil-net/coil/pkg/kernel/conntrack"
+	"github.com/coil-net/coil/pkg/node/floating"
+)
+
+// exchange are turns by one connection.
+type exchange struct {
+	st     *stream
+	ctx    context.Context
+	conn   net.Conn
+	buffer []byte
+}
+
+// answer is the payload of ready.
+type answer struct {
+	// Taken is how many flows are new to the follower.
+	Taken int `json:"taken"`
+	// Refused says why flows of addresses weren't taken, by block.
+	Refused map[string]string `json:"refused,omitempty"`
+}
+
+// take takes a turn, and says when the next one is.
+func (x *exchange) take() (time.Duration, error) {
+	whole, flows := x.read()
+	if x.ctx.Err() != nil {
+		return 0, x.ctx.Err()
+	}
+	over, begun := x.st.turn()
+	sent := 0
+	for _, a := range whole {
+		n, err := x.whole(a, flows)
+		if sent += n; err != nil {
+			return 0, err
+		}
+	}
+	if _, err := x.flows(ended, maps.Values(over)); err != nil {
+		return 0, err
+	}
+	n, err := x.flows(opened, maps.Values(begun))
+	if err != nil {
+		return 0, err
+	}
+	got, err := x.answer()
+	if err != nil {
+		return 0, err
+	}
+	x.st.s.metrics.flows.WithLabelValues(sideSent, "opened").Add(float64(sent + n))
+	x.st.s.metrics.flows.WithLabelValues(sideSent, "ended").Add(float64(len(over)))
+	next, news := x.st.settled(whole, got)
+	if news {
+		x.st.told()
+	}
+	return next, nil
+}
+
+// write writes a frame, for which the other node has some time.
+func (x *exchange) write(k kind, payload []byte) error {
+	if err := x.wait(); err != nil {
+		return err
+	}
+	return writeFrame(x.conn, k, payload)
+}
+
+// wait gives the other node time.
+func (x *exchange) wait() error {
+	err := x.conn.SetDeadline(time.Now().Add(x.st.s.limits.answer))
+	return errors.Join(err, x.ctx.Err()) // the end of ctx sets another one
+}
+
+// read reads the flows of the addresses whose turn it is.
+func (x *exchange) read() (whole []floating.Address, flows found) {
+	byPod := map[types.UID][]floating.Address{}
+	for _, a := range x.st.starting(time.Now()) {
+		byPod[a.Pod] = append(byPod[a.Pod], a)
+	}
+	flows = found{}
+	for pod, all := range byPod {
+		var addrs []netip.Addr
+		for _, a := range all {
+			addrs = append(addrs, a.Addrs()...)
+		}
+		read, err := x.st.s.h.dumps.call(x.ctx, pod, addrs)
+		if err != nil {
+			x.st.failed(all, fmt.Errorf("read the connections of the router: %w", err))
+			continue
+		}
+		for _, addr := range addrs {
+			flows[addr] = read[addr]
+		}
+		whole = append(whole, all...)
+	}
+	return whole, flows
+}
+
+// whole sends all flows of an address. Echoes and connections that are over aren't kept.
+func (x *exchange) whole(a floating.Address, flows found) (sent int, err error) {
+	name, err := json.Marshal(offered{a.Block, a.ID})
+	if err != nil {
+		return 0, err
+	}
+	if err := x.write(begin, name); err != nil {
+		return 0, err
+	}
+	sent, err = x.flows(opened, func(yield func(conntrack.Flow) bool) {
+		for _, addr := range a.Addrs() {
+			for _, f := range flows[addr] {
+				if !f.Echo() && !f.Over() && !yield(f) {
+					return
+				}
+			}
+		}
+	})
+	return sent, errors.Join(err, x.write(complete, name))
+}
+
+// flows sends flows.
+func (x *exchange) flows(k kind, all iter.Seq[conntrack.Flow]) (sent int, err error) {
+	var payload []byte
+	n := 0
+	flush := func() error {
+		if n == 0 {
+			return nil
+		}
+		err := x.write(k, payload)
+		sent += n
+		payload, n = payload[:0], 0
+		return err
+	}
+	for f := range all {
+		payload = appendFlow(payload, f)
+		if n++; n == flowsPerFrame {
+			if err := flush(); err != nil {
+				return sent, err
+			}
+		}
+	}
+	return sent, flush()
+}
+
+// answer ends a turn, and returns what the other node says to it.
+func (x *exchange) answer() (got answer, err error) {
+	if err := x.write(end, nil); err != nil {
+		return got, err
+	}
+	k, payload, err := readFrame(x.conn, &x.buffer)
+	switch {
+	case err != nil:
+		return got, fmt.Errorf("wait for the other node: %w", err)
+	case k == refused:
+		return got, refuse("%.*s", mostReason, payload)
+	case k != ready:
+		return got, fmt.Errorf("%w: kind %d", errFrame, k)
+	}
+	if err := json.Unmarshal(payload, &got); err != nil {
+		return got, fmt.Errorf("%w: %w", errFrame, err)
+	}
+	return got, nil
+}
