@@ -156,14 +156,14 @@ func Status(f Facts) v2.EgressPolicyStatus {
 	return st
 }
 
-// locate adds the address by which the pods leave, its node and router, and since when.
+// locate adds the address by which the pods leave, its node and router, and since when. The Egress is nil if the policy has none.
 func (f Facts) locate(st *v2.EgressPolicyStatus, e *v2.Egress) {
 	at := &v2.EgressAddressStatus{}
 	if a := st.Resolved.Address; a != nil {
 		st.Summary.Address = a.String()
 		at = plan.AddressOf(e, a.Block)
 		st.Node, st.Router = at.Node, at.Router
-	} else {
+	} else if e != nil {
 		locateNodes(st, e)
 	}
 	if st.Summary.Address == "" {
