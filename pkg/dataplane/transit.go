@@ -9,8 +9,8 @@ import (
 const (
 	// NftTableMasquerade is the name of the table that gives these clients' packets the node's address, in the family inet.
 	NftTableMasquerade = "coil_masquerade"
-	// TransitHops is the time to live, or hop limit, of packets that a router sends from a transit address: a node without this table doesn't
-	// forward them. The table gives them ForwardHops.
+	// TransitHops is the time to live, or hop limit, of packets that a router sends from a transit address: a node without the table doesn't
+	// forward them. The table sets it to ForwardHops.
 	TransitHops = 1
 	ForwardHops = 64
 	// Transits is how many transit addresses a node has.
@@ -23,8 +23,8 @@ var transitRanges = map[Family]netip.Prefix{
 	IPv6: netip.MustParsePrefix("fd9c:41e7:6a5b::/64"),
 }
 
-// TransitAddr returns one of the node's transit addresses, from 1 to Transits. A router sends its clients' packets from it to the node, which
-// translates it to its own address: so the node tells them from what the router sends itself. It exists on the router's link alone.
+// TransitAddr returns one of the node's transit addresses, numbered from 1 to Transits. A router sends its clients' packets from it to the node, and
+// the node translates it to its own address. So the node can tell them from the router's own packets. The address exists on the router's link only.
 func TransitAddr(f Family, n int) netip.Addr {
 	bytes := transitRanges[f].Addr().AsSlice()
 	low := bytes[len(bytes)-2:]
@@ -33,7 +33,7 @@ func TransitAddr(f Family, n int) netip.Addr {
 	return a
 }
 
-// TransitNumber returns which transit address one is; false if it is none.
+// TransitNumber returns the number of a transit address; false if the address is none.
 func TransitNumber(a netip.Addr) (n int, ok bool) {
 	r := transitRanges[FamilyOf(a)]
 	if !r.Contains(a) {

@@ -68,7 +68,7 @@ type Collector struct {
 	mu   sync.Mutex
 	uses []conntrack.Use
 	read time.Time
-	// byAddress has the connections of floating addresses, as they were read then.
+	// byAddress has the connections of floating addresses, as they were read at byAddressRead.
 	byAddress     map[netip.Addr]int
 	byAddressRead time.Time
 }

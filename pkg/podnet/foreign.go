@@ -20,8 +20,8 @@ type Way struct {
 	Inside int
 }
 
-// WayOf returns how the host reaches a pod that another plugin has attached; ErrNoHostLink. Nothing in the pod's namespace is asked, where
-// a program may make links as it likes.
+// WayOf returns how the host reaches a pod that another plugin has attached. The error is ErrNoHostLink if the pod has no veth. WayOf asks nothing in
+// the pod's namespace, where a program can make links as it likes.
 //
 //	the pod's address is on the link of    the host's end of the veth              that link
 //	                                       the bridge that this is a port of       the bridge
@@ -52,7 +52,7 @@ func (n *Network) WayOf(ctx context.Context, ns *netns.NS, address ipam.Address)
 	return Way{}, fmt.Errorf("%s: %w", address, ErrNoHostLink)
 }
 
-// endsOf returns the host's ends of the veths whose other end is in a namespace.
+// endsOf returns the host's ends of the veths whose other ends are in a namespace.
 func (n *Network) endsOf(ctx context.Context, ns *netns.NS) ([]rtnl.Link, error) {
 	veths, err := n.handle.Veths(ctx)
 	if err != nil {
@@ -66,7 +66,7 @@ func (n *Network) endsOf(ctx context.Context, ns *netns.NS) ([]rtnl.Link, error)
 	return slices.DeleteFunc(veths, func(l rtnl.Link) bool { return !l.PeerElsewhere || id < 0 || l.PeerNetns != id }), nil
 }
 
-// linkOf returns the index of the link that an address is on, by the host's routes; 0 if it is behind a router, or nowhere.
+// linkOf returns the index of the link that an address is on, by the host's routes; 0 if the address is behind a router, or has no route.
 func (n *Network) linkOf(ctx context.Context, a netip.Addr) (int, error) {
 	r, err := n.handle.RouteTo(ctx, a, 0)
 	switch {

@@ -21,17 +21,17 @@ import (
 	"github.com/coil-net/coil/pkg/store"
 )
 
-// chained is the part that knows pods which another plugin has attached, as far as floating addresses need that. It has what the part
-// addresses has for them: the rule to their routes, the host's parameters, and the watch of the kernel.
+// chained is the part that knows the pods that another plugin has attached, as far as floating addresses need them. Like the part addresses it
+// has the rule to their routes, the host's parameters, and the watch of the kernel.
 type chained struct {
 	*daemon
 	egresses  *egresses
 	announcer *announcer
-	// changed, if there is one, is called when other pods, or other links, may be the host's; it doesn't block.
+	// changed, if it isn't nil, is called when the host may have other pods or other links. It doesn't block.
 	changed func()
 	keeper  *pods.Keeper
 	loop    *upkeep.Loop
-	// unreached are routers of which it was told that the host has no link to them; only for attachedPods.
+	// unreached are the routers that have had an Event NoHostLink; only for attachedPods.
 	unreached map[types.UID]bool
 }
 
@@ -49,7 +49,7 @@ func (c *chained) compose(context.Context) error {
 	return nil
 }
 
-// mend makes the rule and the parameters. Routes to pods that Coil may have attached before stay as they are.
+// mend makes the rule and the parameters. If Coil attached pods before, the routes to them stay as they are.
 func (c *chained) mend(ctx context.Context, repair bool) error {
 	return c.keeper.Mend(ctx, repair, c.keeper.Wired)
 }
@@ -62,7 +62,7 @@ func (c *chained) tell() {
 	}
 }
 
-// lost takes changes of the kernel. The other plugin may give a pod another link, or a link another index.
+// lost takes changes in the kernel. The other plugin may give a pod another link, or a link another index.
 func (c *chained) lost(ctx context.Context, changes []rtnl.Change) bool {
 	if slices.ContainsFunc(changes, func(ch rtnl.Change) bool {
 		return ch.Kind == rtnl.LinkChanged || ch.Kind == rtnl.LinkLost || ch.Kind == rtnl.Unknown
@@ -94,7 +94,7 @@ func (c *chained) start(ctx context.Context, group *errgroup.Group) error {
 	return nil
 }
 
-// attachedPods are routers of Egresses: of them alone it is asked how the host reaches them.
+// attachedPods are routers of Egresses. It looks only for the links to these.
 func (c *chained) attachedPods(ctx context.Context) (map[types.UID]place.Pod, error) {
 	all, err := c.store.ListClients(ctx)
 	if err != nil {
@@ -124,7 +124,7 @@ func (c *chained) attachedPods(ctx context.Context) (map[types.UID]place.Pod, er
 	return routers, nil
 }
 
-// warnOfRouter tells that a router can't have floating addresses.
+// warnOfRouter makes an Event that a router can't have floating addresses.
 func (c *chained) warnOfRouter(p store.Pod, why error) {
 	ref := &corev1.ObjectReference{APIVersion: "v1", Kind: "Pod", Namespace: p.Namespace, Name: p.Name, UID: types.UID(p.UID)}
 	c.recorder.Eventf(ref, nil, corev1.EventTypeWarning, "NoHostLink", "NoHostLink",
@@ -144,7 +144,7 @@ func (c *chained) wayTo(ctx context.Context, s store.Sandbox) (place.Pod, error)
 	return place.Pod{Link: way.Link, Inside: way.Inside, Address: s.Address, Netns: s.Netns}, err
 }
 
-// toldClients is a record of clients whose changes are told.
+// toldClients is a record of clients that calls changed after each change.
 type toldClients struct {
 	store.Clients
 	changed func()

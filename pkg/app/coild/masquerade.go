@@ -18,7 +18,7 @@ import (
 	"github.com/coil-net/coil/pkg/store"
 )
 
-// masquerader is the part that lets clients of Egresses with the addresses of nodes leave by the node's, when they go through its routers. It is
+// masquerader is the part that lets clients of Egresses with use: Node leave by the node's address, when they go through a router of the node. It is
 // composed after the parts that it has.
 type masquerader struct {
 	*daemon
@@ -42,8 +42,8 @@ func (m *masquerader) part() part {
 	}
 }
 
-// watch looks at the routers when one comes or goes, or an Egress chooses their nodes' addresses. That it doesn't any more changes nothing:
-// connections have them.
+// watch looks at the routers when one comes or goes, or when an Egress begins to have use: Node. When an Egress ceases to have it, nothing changes:
+// connections have the addresses.
 func (m *masquerader) watch() {
 	m.egresses.changed = append(m.egresses.changed, func(n types.NamespacedName) {
 		if e, err := m.egresses.cluster.Egress(context.Background(), n, false); err == nil && e.Spec.Addresses.For(v2.EgressAddressOfNode) {
@@ -89,7 +89,7 @@ func (m *masquerader) start(ctx context.Context, group *errgroup.Group) error {
 	return nil
 }
 
-// checkTranslation is how often the objects of the kernel are compared with what they should be, if there are any.
+// checkTranslation is the time between two comparisons of the kernel's objects with what they should be, if there are any.
 const checkTranslation = 4 * time.Second
 
 // sync makes the objects of the kernel as they should be for the routers on the node.
@@ -112,7 +112,7 @@ func (m *masquerader) sync(ctx context.Context, _ struct{}) error {
 		m.warn("NodeAddressUnavailable", "clients of Egresses with use: Node can't leave by this node's address: %v", err)
 	}
 	m.failed = err != nil
-	if res.Routers > 0 { // what fails for one router doesn't delay the repair of what all need
+	if res.Routers > 0 { // a failure of one router doesn't delay the repair of the objects that all routers need
 		return reconcile.Later(checkTranslation)
 	}
 	return err

@@ -18,12 +18,12 @@ import (
 )
 
 const (
-	// behindFor is for how long a node lacks connections before that is told, and behindAgain how often it is looked whether it still does.
+	// behindFor is for how long a node lacks connections before the condition says so, and behindAgain is the time until the next look.
 	behindFor   = 5 * time.Second
 	behindAgain = 30 * time.Second
 )
 
-// tellStandby says in an AddressBlock whether the connections of its address are copied. The node that has the address does.
+// tellStandby says in an AddressBlock whether the connections of its address are copied. Only the node that has the address does so.
 func (h *holder) tellStandby(ctx context.Context, block string) error {
 	b := h.blocks.Find(block)
 	if b == nil || b.Floating == nil {
@@ -42,8 +42,8 @@ func (h *holder) tellStandby(ctx context.Context, block string) error {
 	return nil
 }
 
-// standbyConditions are the conditions that a block is to have, and when to look again; 0 is when the state changes. Connections are copied from
-// the node with that state, or not.
+// standbyConditions returns the conditions that a block is to have, and when to look again; 0 means when the state changes. copied says whether
+// connections are copied from the node, and state how far.
 func standbyConditions(node string, b *v2.AddressBlock, state handover.State, copied bool, now time.Time) (after []metav1.Condition, again time.Duration) {
 	after = slices.Clone(b.Status.Conditions)
 	f := b.Floating
@@ -57,7 +57,7 @@ func standbyConditions(node string, b *v2.AddressBlock, state handover.State, co
 		return after, 0 // it moves, or isn't here any more
 	}
 	c := metav1.Condition{Type: v2.BlockStandbyInStep, Status: metav1.ConditionFalse, LastTransitionTime: metav1.NewTime(now)}
-	// What follows a colon may be another text each time.
+	// The text after the colon may differ each time, and is no reason to write.
 	var message string
 	switch behind := now.Sub(state.Since); {
 	case !copied:

@@ -29,7 +29,7 @@ type FloatingInformers struct {
 	Claims coilinformers.AddressClaimInformer
 	// Blocks informs of AddressBlocks with the label v2.LabelFloating.
 	Blocks cache.SharedIndexInformer
-	// Policies and ClusterPolicies inform of all of them, so that the status of Egresses names them; nil without.
+	// Policies and ClusterPolicies inform of all policies, so that the status of Egresses can name them. They may be nil.
 	Policies, ClusterPolicies cache.SharedIndexInformer
 }
 

@@ -8,7 +8,7 @@ import (
 	"github.com/coil-net/coil/pkg/reconcile"
 )
 
-// users has the policies whose pods leave by addresses, by the blocks of these.
+// users has the policies whose pods leave by floating addresses, indexed by the blocks of these.
 type users struct {
 	policies kube.Index[v2.EgressPolicy]
 	cluster  kube.Index[v2.EgressClusterPolicy]
@@ -31,7 +31,7 @@ func blockOf(st v2.EgressPolicyStatus) []string {
 	return []string{st.Resolved.Address.Block}
 }
 
-// policiesOf returns the names of the policies whose pods leave by the address of each of some blocks.
+// policiesOf returns, for each of some blocks, the names of the policies whose pods leave by its address.
 func (c *Controller) policiesOf(blocks []*v2.AddressBlock) map[string][]string {
 	if c.addresses == nil || c.addresses.users == nil {
 		return nil
@@ -69,7 +69,7 @@ type use struct {
 	block  string
 }
 
-// leaving is the address of a policy of a status, the zero value without one.
+// leaving is the address that a policy's status has, the zero value without one.
 func leaving[T any](p *T, status func() v2.EgressPolicyStatus) use {
 	if p == nil {
 		return use{}
@@ -81,7 +81,7 @@ func leaving[T any](p *T, status func() v2.EgressPolicyStatus) use {
 	return use{types.NamespacedName{Namespace: st.Resolved.Egress.Namespace, Name: st.Resolved.Egress.Name}, st.Resolved.Address.Block}
 }
 
-// userChanged looks, soon, at the status of the Egresses whose policies have changed.
+// userChanged has the status of an Egress looked at soon, when a policy gets or loses one of its addresses.
 func (c *Controller) userChanged(before, after use) {
 	if before == after {
 		return

@@ -18,7 +18,7 @@ type collector struct {
 	count, conflicting *prometheus.Desc
 }
 
-// pending is the reason of policies that nobody has looked at.
+// pending stands for the reason of policies without the condition.
 const pending = "Pending"
 
 func newCollector(k kinds) *collector {

@@ -18,7 +18,7 @@ type collector struct {
 	claims  *prometheus.Desc
 }
 
-// pending is the reason of claims without an answer.
+// pending stands for the reason of claims without the condition.
 const pending = "Pending"
 
 func newCollector(c *Controller) *collector {
@@ -38,7 +38,7 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 	type row struct{ pool, reason string }
 	count := map[row]int{}
 	for _, p := range c.controller.pools.All() {
-		// So that an alert sees the end of what it is about.
+		// With 0 an alert sees that the pool isn't exhausted any more.
 		count[row{p.Name, v2.ReasonPoolExhausted}] = 0
 	}
 	for _, claim := range c.controller.claims.All() {

@@ -20,26 +20,26 @@ const (
 	tcpEstablished = 3
 )
 
-// FollowBuffer is the buffer for events, in bytes: those of some 10,000 flows that begin or end at once.
+// FollowBuffer is the buffer for events, in bytes. It has room for those of some 10,000 flows that begin or end at once.
 const FollowBuffer = 16 << 20
 
-// events lets the kernel tell of flows also if they began while nobody listened (Documentation/networking/nf_conntrack-sysctl.rst).
+// events is a parameter. With 1 the kernel also tells of flows that began while nobody listened (Documentation/networking/nf_conntrack-sysctl.rst).
 var events = sysctl.Setting{Key: "net/netfilter/nf_conntrack_events", Value: "1"}
 
 // Event is a change of a translated flow.
 type Event struct {
 	Flow
-	// Over says that the flow has ended: it is gone from the table, or both sides have said so. Else it has become of use elsewhere: see Translated.
+	// Over says that the flow has ended: it is gone from the table, or both sides have ended it. Otherwise it has become of use elsewhere: see Translated.
 	Over bool
 }
 
 // Events are changes of flows in a table from a moment on. They aren't safe for concurrent use, but for Close.
 type Events struct{ listener *rtnl.Listener }
 
-// Events begins to receive changes. It keeps the namespace alive until Close. The flows that are there already are those of Translated,
-// called afterwards. The buffer is FollowBuffer, or less for tests.
+// Events begins to receive changes. It keeps the namespace alive until Close. For the flows that are there already, call Translated
+// afterwards. The buffer is FollowBuffer, or less in tests.
 //
-// Of new flows the kernel needn't tell: they aren't of use elsewhere yet.
+// The kernel needn't tell of new flows: they aren't of use elsewhere yet.
 func (t *Table) Events(buffer int) (*Events, error) {
 	if _, err := sysctl.Set(t.ns, events); err != nil && !errors.Is(err, sysctl.ErrNotExist) {
 		return nil, fmt.Errorf("let the kernel tell of flows: %w", err)
@@ -57,8 +57,8 @@ func (t *Table) Events(buffer int) (*Events, error) {
 // Close ends the reception.
 func (e *Events) Close() error { return e.listener.Close() }
 
-// Run calls each with the events of flows whose source is translated to a wanted address, and lost when others were lost: then what is in the
-// table has to be read anew. Events that come within settle wake it once. Run returns when ctx ends, or with an error.
+// Run calls each with the events of flows whose source is translated to a wanted address. It calls lost when events were lost: then the table
+// has to be read anew. Events that come within settle wake it once. Run returns when ctx ends, or with an error.
 func (e *Events) Run(ctx context.Context, settle time.Duration, wanted func(netip.Addr) bool, each func(Event), lost func()) error {
 	return e.listener.Run(ctx, settle, func(m *rtnl.Message) bool {
 		if m == nil {
@@ -76,7 +76,7 @@ func (e *Events) Run(ctx context.Context, settle time.Duration, wanted func(neti
 	}, func() {})
 }
 
-// parseEvent reads a notification; ok is false if it is of no interest. A flow is said to be over once, if the kernel tells the state of a connection
+// parseEvent reads a notification; ok is false if it is of no interest. A flow is reported as over only once, if the kernel tells the state of a connection
 // that is gone, as it does since Linux 5.13.
 func parseEvent(kind uint16, body []byte, wanted func(netip.Addr) bool) (e Event, ok bool, err error) {
 	f, err := parse(body)
@@ -101,10 +101,10 @@ func (f Flow) Over() bool {
 	return f.Protocol == unix.IPPROTO_TCP && (f.TCP.State == tcpTimeWait || f.TCP.State == tcpClose)
 }
 
-// Echo says whether it is one of ICMP or ICMPv6.
+// Echo says whether the flow is an echo of ICMP or ICMPv6.
 func (f Flow) Echo() bool { return echoID[f.Protocol] != 0 }
 
-// Delete deletes flows, and returns how many the table had: none that has the same addresses and ports, and another translation.
+// Delete deletes flows, and returns how many of them the table had. It doesn't delete a flow that has the same addresses and ports and another translation.
 func (t *Table) Delete(ctx context.Context, flows []Flow) (int, error) {
 	for _, f := range flows {
 		if err := f.valid(); err != nil {

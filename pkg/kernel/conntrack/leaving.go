@@ -5,7 +5,7 @@ import (
 	"net/netip"
 )
 
-// Leaving counts the connections that are translated to each of some addresses, but for TCP that has ended. It reads the whole table.
+// Leaving counts the connections that are translated to each of some addresses, without TCP connections that have ended. It reads the whole table.
 func (t *Table) Leaving(ctx context.Context, own ...netip.Addr) (map[netip.Addr]int, error) {
 	counts, mine := map[netip.Addr]int{}, setOf(own)
 	err := t.flows(ctx, func(f flow) {

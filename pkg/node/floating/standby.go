@@ -6,8 +6,8 @@ import (
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
 )
 
-// Follower returns the node to which this one copies the connections of a block's address all the time, and the address as it is here; ok is false
-// if this node doesn't have it, or there is nobody to copy them to. While the address moves on purpose they are copied by that.
+// Follower returns the node to which this one copies the connections of a block's address all the time, and the address as it is here. ok is false
+// if this node doesn't have the address, or if there is no node to copy to. While the address moves on purpose, that copies the connections.
 func Follower(self string, b *v2.AddressBlock) (a Address, node string, ok bool) {
 	k, err := parse(self, b)
 	if err != nil || k.record.Holder != self || k.address.Pod == "" {
@@ -17,7 +17,7 @@ func Follower(self string, b *v2.AddressBlock) (a Address, node string, ok bool)
 	return k.address, node, node != ""
 }
 
-// Following returns the address of a block whose connections a node copies to this one all the time. It is an error if it isn't to.
+// Following returns the address of a block whose connections a node copies to this one all the time. If the node isn't to do so, that is an error.
 func Following(self, from string, b *v2.AddressBlock) (Address, error) {
 	k, err := parse(self, b)
 	if err != nil {
@@ -32,8 +32,8 @@ func Following(self, from string, b *v2.AddressBlock) (Address, error) {
 	return k.address, nil
 }
 
-// Stale returns the address of a block of which this node may keep connections that are of no use any more: another node has it, and copies them
-// elsewhere. While no node has it, any may take it.
+// Stale returns the address of a block of which this node may keep connections that are of no use any more, since another node has the address and
+// copies them elsewhere. While no node has the address, none is stale: any of the nodes may take it.
 func Stale(self string, b *v2.AddressBlock) (a Address, stale bool) {
 	k, err := parse(self, b)
 	if err != nil || k.record.Holder == "" || k.record.Holder == self || k.record.MovingTo == self || follower(b) == self {
@@ -42,7 +42,7 @@ func Stale(self string, b *v2.AddressBlock) (a Address, stale bool) {
 	return k.address, true
 }
 
-// follower is the node that takes an address first if its holder fails, empty if connections aren't copied there.
+// follower is the node that takes an address first if its holder fails; empty if connections aren't copied to it.
 func follower(b *v2.AddressBlock) string {
 	if b.Floating == nil || !b.Floating.Standby || !offered(b) {
 		return ""

@@ -1,22 +1,22 @@
 // Package masquerade lets clients of Egresses leave by the address of the node on which their router runs.
 //
-// It owns the table dataplane.NftTableMasquerade, the routes of the protocol dataplane.ProtocolTransit, and in the network namespaces of routers
-// the transit addresses of lo. It must not know which pods are routers, nor how a router translates.
+// It owns the table dataplane.NftTableMasquerade, the routes of the protocol dataplane.ProtocolTransit, and the transit addresses on lo in the
+// network namespaces of routers. It must not know which pods are routers, nor how a router translates.
 //
-// Nothing in a packet tells the node whether a router forwards it or has made it: FoU to clients and what the router asks the API server
+// Nothing in a packet tells the node whether a router forwards the packet or has made it: FoU to clients, and requests to the API server,
 // have the router's address as well. So a router gives its clients' packets another source, its transit address, and the node translates
-// that one alone. The address is on lo of the router, where the router finds it, when the node is ready for it:
+// only that one. When the node is ready, the address is on lo of the router, where the router finds it:
 //
-//	1 table    what comes from the address by the router's link may be forwarded, and gets the node's address
+//	1 table    packets from the address by the router's link may be forwarded, and get the node's address
 //	2 route    answers lead to the router
 //	3 lo       the router lets clients in
 //
-// The node is the last hop of such packets, as the router sends them: without the table the kernel doesn't forward them. A rule that
-// drops goes when all rulesets are flushed, and a routing policy rule for those without a mark drops answers as well: to check by which link these
-// come (rp_filter), the kernel looks up the way back, without the mark.
+// The router sends such packets with one hop left: without the table the kernel doesn't forward them. Two other ways don't do. A rule that
+// drops is gone when all rulesets are flushed. A routing policy rule for packets without a mark drops answers as well: to check the link by which
+// an answer comes (rp_filter), the kernel looks up the way back without the mark.
 //
-// A router keeps its address as long as its link is there, whatever its Egress says meanwhile: connections have it. What there was in an
-// earlier life of the program is read from the routes.
+// A router keeps its address as long as its link is there, whatever its Egress says meanwhile, since connections have the address. After a restart
+// the addresses are read from the routes.
 package masquerade
 
 import (
@@ -57,13 +57,13 @@ type Config struct {
 type Keeper struct {
 	cfg    Config
 	routes *route.Syncer
-	// transits are those that routers have, by the index of the link; nil before the kernel was read.
+	// transits are the transit addresses that routers have, by the index of the link; nil before the kernel was read.
 	transits map[int]transit
-	// clean says that there is nothing of Coil's.
+	// clean says that the kernel has no object of the Keeper's.
 	clean bool
 }
 
-// transit is the number of a router's transit address, and the router's own addresses.
+// transit has the number of a router's transit address, and the router's own addresses.
 type transit struct {
 	number int
 	own    ipam.Address
@@ -76,9 +76,9 @@ func New(cfg Config) *Keeper {
 
 // Result says what a Sync has found.
 type Result struct {
-	// Repaired is how many objects were missing though they had been made.
+	// Repaired is how many objects were missing although they had been made.
 	Repaired int
-	// Routers is how many routers the node translates for. With none there is nothing to keep in line.
+	// Routers is how many routers the node translates for. Without any, no later Sync is needed.
 	Routers int
 }
 
@@ -140,7 +140,7 @@ func (k *Keeper) recall(ctx context.Context) error {
 	return nil
 }
 
-// choose gives each router a transit address that no other has, and takes those of links that are gone. It says whether anything has changed.
+// choose gives each router a transit address that no other router has, and takes back those of links that are gone. It says whether anything has changed.
 func (k *Keeper) choose(ctx context.Context, routers []Router) (changed bool, err error) {
 	next := map[int]transit{}
 	for link, t := range k.transits {
@@ -172,8 +172,8 @@ func (k *Keeper) choose(ctx context.Context, routers []Router) (changed bool, er
 	return changed, nil
 }
 
-// free returns a number that no other router has. It is derived from the link's index, which the kernel seldom gives twice: connections of a
-// former router aren't taken for those of the next one.
+// free returns a number that no other router has. It derives it from the link's index, which the kernel seldom gives twice: so a router doesn't
+// get the connections of a former one.
 func free(link int, taken map[int]transit) (int, error) {
 	used := map[int]bool{}
 	for _, t := range taken {
@@ -189,7 +189,7 @@ func free(link int, taken map[int]transit) (int, error) {
 
 var families = []dataplane.Family{dataplane.IPv4, dataplane.IPv6}
 
-// sync makes table and routes, and returns how many objects were missing.
+// sync makes the table and the routes, and returns how many objects were missing.
 func (k *Keeper) sync(ctx context.Context) (written int, err error) {
 	var want ruleset.Masquerade
 	var routes []dataplane.Route

@@ -13,7 +13,7 @@ import (
 // loopback is the index of lo, the same in every namespace.
 const loopback = 1
 
-// tell gives lo of a router its transit addresses, and takes others away. It returns how many were missing. A namespace that is gone needs none.
+// tell adds its transit addresses to lo of a router, and removes other ones. It returns how many were missing. If the namespace is gone, nothing is to do.
 func (k *Keeper) tell(ctx context.Context, r Router) (added int, err error) {
 	ns, err := netns.Open(r.Netns.Path)
 	if errors.Is(err, netns.ErrNotExist) || errors.Is(err, netns.ErrNotNetns) {
@@ -56,7 +56,7 @@ func (k *Keeper) tell(ctx context.Context, r Router) (added int, err error) {
 	}
 	var news []rtnl.Request
 	for p := range missing {
-		// As a source for the router's own packets it isn't an address at all.
+		// With the scope link the kernel doesn't choose the address as the source of the router's own packets.
 		news = append(news, rtnl.AddAddr(loopback, p, dataplane.LinkScope))
 	}
 	return handle.Apply(ctx, rtnl.ErrExist, news...)

@@ -32,7 +32,7 @@ const (
 	ReasonRouterWithoutAddress = "RouterWithoutAddress"
 	// ReasonNodeAddresses: the condition is True, since clients leave by the addresses of nodes.
 	ReasonNodeAddresses = "NodeAddresses"
-	// ReasonNoNodeReady: clients are to leave by the addresses of nodes, and no router is ready: none is before its node translates.
+	// ReasonNoNodeReady: clients are to leave by the addresses of nodes, and no router is ready. A router is ready only when its node translates.
 	ReasonNoNodeReady = "NoNodeReady"
 )
 

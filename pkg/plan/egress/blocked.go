@@ -7,7 +7,7 @@ import (
 	"github.com/coil-net/coil/pkg/plan"
 )
 
-// avoid notes the nodes that say that they drop packets of some addresses.
+// avoid notes the nodes that drop packets of one of the addresses, by the conditions of the blocks. If all nodes do, it notes none.
 func (h *homes) avoid(blocks []*v2.AddressBlock) {
 	blocked := map[string]bool{}
 	for _, b := range blocks {
@@ -23,8 +23,8 @@ func (h *homes) avoid(blocks []*v2.AddressBlock) {
 	}
 }
 
-// thenBlocked appends those of all homes to an order whose nodes drop packets: when no other node is left, they may have the address. An
-// address for which there is no room has no order.
+// thenBlocked appends to an order those of all homes whose nodes drop packets: they may have the address when no other node is left. An
+// address for which there is no room has no order, and gets none.
 func (h *homes) thenBlocked(order, all []string) []string {
 	if len(order) == 0 || len(h.blocked) == 0 {
 		return order

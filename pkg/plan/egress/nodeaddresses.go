@@ -12,11 +12,11 @@ import (
 	"github.com/coil-net/coil/pkg/ipam"
 )
 
-// mostNodeAddresses is how many routers a status names.
+// mostNodeAddresses is how many routers a status names at most.
 const mostNodeAddresses = 1024
 
-// NodeAddresses returns the nodes' addresses by which clients leave, by router; nil if they leave by others. internalIPs has the addresses of Nodes
-// by name.
+// NodeAddresses returns for each router that is ready the addresses of its node, by which clients leave; nil if they leave by other addresses.
+// internalIPs returns the addresses of a Node.
 func NodeAddresses(e *v2.Egress, routers []*corev1.Pod, internalIPs func(node string) []string) (all []v2.EgressNodeAddress) {
 	if !e.Spec.Addresses.For(v2.EgressAddressOfNode) {
 		return nil

@@ -26,7 +26,7 @@ const mostSuccessors = 5
 // A router that is ending forwards for a while. Addresses of clients move to another node meanwhile, with their connections. Connections
 // by a router's own addresses stay with it until it has ended: it keeps these as long as there are enough for the others.
 //
-// A node that drops packets of one of the addresses gets none as long as another node may have them.
+// A node that drops packets of one of the addresses gets none of them as long as another node may have them.
 func Places(e *v2.Egress, blocks []*v2.AddressBlock, routers []*corev1.Pod, internalIPs func(node string) []string) map[string]Place {
 	if !e.Spec.Addresses.Float() {
 		return nil
@@ -67,7 +67,7 @@ type Place struct {
 	Successors []v2.FloatingNode
 	// MovingTo is the node to which its holder is to hand it over.
 	MovingTo string
-	// Standby says that its connections are copied all the time to the first of the others.
+	// Standby says that connections of the address are copied all the time, to the first of the successors that isn't the holder.
 	Standby bool
 }
 
@@ -87,7 +87,7 @@ type homes struct {
 	ending map[types.UID]v2.FloatingNode
 	// nodes are those of all routers that are ready.
 	nodes map[types.UID]string
-	// blocked are the nodes that drop packets of addresses; none if all do.
+	// blocked are the nodes that drop packets of the addresses; empty if all nodes do.
 	blocked map[string]bool
 }
 

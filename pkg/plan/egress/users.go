@@ -9,12 +9,13 @@ import (
 )
 
 const (
-	// mostNamed is how many policies of an address its Egress names, and mostNamedInAll of all its addresses: each node gets the status.
+	// mostNamed is how many policies an Egress names for an address, and mostNamedInAll for all of its addresses together. There is a limit because
+	// each node gets the status.
 	mostNamed      = 8
 	mostNamedInAll = 256
 )
 
-// namePolicies adds to addresses the policies whose pods leave by them, by their blocks.
+// namePolicies adds to addresses the policies whose pods leave by them. policies are by block.
 func namePolicies(all []v2.EgressAddressStatus, policies map[string][]string) {
 	left := mostNamedInAll
 	for i := range all {
@@ -25,14 +26,14 @@ func namePolicies(all []v2.EgressAddressStatus, policies map[string][]string) {
 	}
 }
 
-// SameCounts says whether two states of the status of an Egress have the same numbers, and names, of users.
+// SameCounts says whether two statuses of an Egress have the same number of clients, and the same policies of each address.
 func SameCounts(a, b v2.EgressStatus) bool {
 	return a.Clients == b.Clients && slices.EqualFunc(a.Addresses, b.Addresses, func(x, y v2.EgressAddressStatus) bool {
 		return x.PolicyCount == y.PolicyCount && slices.Equal(x.Policies, y.Policies)
 	})
 }
 
-// OnlyCounts says whether two states differ in these, and in nothing else.
+// OnlyCounts says whether two statuses differ, but only in these.
 func OnlyCounts(a, b v2.EgressStatus) bool {
 	return !SameCounts(a, b) && equality.Semantic.DeepEqual(withoutCounts(a), withoutCounts(b))
 }

@@ -65,8 +65,8 @@ func useOf(e *v2.Egress, list *discoveryv1.EndpointSlice) (use, error) {
 	return u, nil
 }
 
-// Untranslated returns the families of a router for which its node has no transit address yet, if it is to have some: its clients of these can't open
-// connections.
+// Untranslated returns the families for which a router still lacks a transit address, if its Egress has use: Node. In these families clients can't
+// open connections.
 func Untranslated(cfg Config, e *v2.Egress) (families []dataplane.Family) {
 	if !e.Spec.Addresses.For(v2.EgressAddressOfNode) {
 		return nil
@@ -80,8 +80,8 @@ func Untranslated(cfg Config, e *v2.Egress) (families []dataplane.Family) {
 	return families
 }
 
-// floatingOf returns how clients leave by other addresses than a router's own, floating ones or those that its node translates; nil if the Egress has
-// none. The pods of uses are its clients.
+// floatingOf returns how clients leave by other addresses than the router's own: by floating ones, or by those that the node translates. It is nil if the
+// Egress has none. The pods of uses are the clients.
 func floatingOf(cfg Config, e *v2.Egress, own map[dataplane.Family]netip.Addr, uses []use) *ruleset.GatewayFloating {
 	if e.Spec.Addresses == nil {
 		return nil

@@ -156,7 +156,7 @@ func Status(f Facts) v2.EgressPolicyStatus {
 	return st
 }
 
-// locate adds by which address the pods leave, where it is, and since when. The Egress is nil if the policy has none.
+// locate adds the address by which the pods leave, its node and router, and since when. The Egress is nil if the policy has none.
 func (f Facts) locate(st *v2.EgressPolicyStatus, e *v2.Egress) {
 	at := &v2.EgressAddressStatus{}
 	if a := st.Resolved.Address; a != nil {
@@ -180,7 +180,7 @@ func (f Facts) locate(st *v2.EgressPolicyStatus, e *v2.Egress) {
 	}
 }
 
-// locateNodes adds the addresses of nodes by which the pods leave: their connections go through any of the routers.
+// locateNodes adds the addresses of nodes by which the pods leave. It has those of all routers, since connections go through any of them.
 func locateNodes(st *v2.EgressPolicyStatus, e *v2.Egress) {
 	nodes, addrs := map[string]bool{}, []string(nil)
 	for _, at := range e.Status.NodeAddresses {

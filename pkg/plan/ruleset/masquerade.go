@@ -10,25 +10,25 @@ import (
 // Masquerade is what the table of a node does for routers whose clients leave by the node's address. It translates sources that routers
 // have given the packets of clients, and nothing else: the router's own packets, which have its own address, stay as they are.
 type Masquerade struct {
-	// Transits have an address for each router, and family. They are sorted.
+	// Transits have an address for each router and family. They are sorted.
 	Transits []Transit
 }
 
-// Transit is the address from which a router sends its clients' packets to the node, by a link.
+// Transit is the address from which a router sends its clients' packets to the node, and the link by which they come.
 type Transit struct {
 	// Link is the index of the node's end of the router's link.
 	Link int
 	Addr netip.Addr
 }
 
-// Untranslated is the counter of packets from a transit address that would have left with it, dropped.
+// Untranslated is the counter of packets that were dropped because they would have left with a transit address.
 const Untranslated = "untranslated"
 
-// Ruleset returns the table. Without it the kernel doesn't forward packets from a transit address, whose last hop the node is.
+// Ruleset returns the table. Without it the kernel doesn't forward packets from a transit address, since they have one hop left.
 //
 //	entry       before the packet is forwarded: it may take more hops
 //	nat         before others translate sources: it gets the address of the link by which it leaves
-//	last        after all others: what still has the transit address, as a packet of no connection, is dropped
+//	last        after all others: a packet that still has the transit address is dropped, such as one of no connection
 func (m Masquerade) Ruleset() dataplane.Ruleset {
 	var r dataplane.Ruleset
 	if len(m.Transits) == 0 {

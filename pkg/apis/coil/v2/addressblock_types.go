@@ -100,8 +100,8 @@ type Floating struct {
 	// +kubebuilder:validation:MaxLength=253
 	MovingTo string `json:"movingTo,omitempty"`
 
-	// Standby has the holder copy connections of the address all the time to the first other one of the successors, which takes it when the
-	// holder fails. The owner's controller writes it.
+	// Standby has the holder copy connections of the address all the time, to the first of the successors that isn't the holder. That node takes
+	// the address when the holder fails. The owner's controller writes it.
 	//
 	// +optional
 	Standby bool `json:"standby,omitempty"`
@@ -195,8 +195,8 @@ const (
 	BlockConflicting = "Conflicting"
 	// BlockForwardingBlocked is True if a node drops packets of the address that it should forward for its pod.
 	BlockForwardingBlocked = "ForwardingBlocked"
-	// BlockStandbyInStep is True while the node that takes the address when its holder fails has all its connections that are older than a second. Addresses
-	// without a standby don't have it.
+	// BlockStandbyInStep is True while the node that takes the address when its holder fails has all of the address's connections that are older
+	// than a second. Addresses without a standby don't have the condition.
 	BlockStandbyInStep = "StandbyInStep"
 )
 
@@ -214,7 +214,7 @@ const (
 const (
 	// ReasonInStep: the condition is True.
 	ReasonInStep = "InStep"
-	// ReasonBehind: the other node lacks connections for more than five seconds. The message says why.
+	// ReasonBehind: the other node has lacked connections for more than five seconds. The message says why.
 	ReasonBehind = "Behind"
 	// ReasonNoFollower: no other node may have the address.
 	ReasonNoFollower = "NoFollower"

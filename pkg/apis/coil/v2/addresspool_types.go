@@ -52,8 +52,8 @@ type AddressPoolSpec struct {
 	// +kubebuilder:validation:Enum=Any;Floating
 	Purpose PoolPurpose `json:"purpose,omitempty"`
 
-	// FloatingNamespaces are the namespaces whose AddressClaims, and so Egresses, get floating addresses of the pool. Unset: all.
-	// A claim keeps what it has when its namespace is taken out.
+	// FloatingNamespaces are the namespaces whose AddressClaims, and so whose Egresses, get floating addresses of the pool. Unset: all
+	// namespaces. A claim keeps the addresses that it has when its namespace is removed from the list.
 	//
 	// +optional
 	// +listType=set

@@ -132,7 +132,7 @@ type EgressSpec struct {
 	// +kubebuilder:validation:Minimum=0
 	MaxConnectionsPerClient *int32 `json:"maxConnectionsPerClient,omitempty"`
 
-	// Addresses are those by which packets leave in place of the addresses of the routers: floating addresses of a pool, which
+	// Addresses are those by which clients' packets leave, in place of the routers' own: floating addresses of a pool, which
 	// outlive routers and nodes, or the addresses of the routers' nodes.
 	//
 	// +optional
@@ -247,7 +247,7 @@ type EgressStatus struct {
 	// +kubebuilder:validation:MaxItems=1024
 	Addresses []EgressAddressStatus `json:"addresses,omitempty"`
 
-	// NodeAddresses are, for the use Node, those of the routers that are ready.
+	// NodeAddresses, for the use Node, have an entry for each router that is ready: its node, and the node's addresses.
 	//
 	// +optional
 	// +listType=map

@@ -16,11 +16,11 @@ import (
 // +kubebuilder:validation:XValidation:rule="self.use == 'Client' || !has(self.placement)",fieldPath=".placement",message="is for the use Client: addresses are where the routers are otherwise"
 // +kubebuilder:validation:XValidation:rule="self.use == 'Client' || !has(self.standby) || !self.standby",fieldPath=".standby",message="is for the use Client: clients of a router that fails go to any other router otherwise, and not to the one that takes its address"
 type EgressAddresses struct {
-	// Use says whose the addresses are. Router spreads them over the routers that are ready: connections leave by an address of the router
-	// that they go through, of several by one that is drawn for each client, and a router without one gets no clients. Client gives each
-	// EgressPolicy one, and all pods with the annotation together the first; their packets go to the router that has it. Node has no addresses of
-	// a pool, and none of the other fields: connections leave by an address of the node of the router that they go through, for pools of pods
-	// that nobody outside has a route to.
+	// Use says whose the addresses are. Router spreads them over the routers that are ready. A connection leaves by an address of the router
+	// that it goes through. If the router has several, one is drawn for each client. A router without an address gets no clients. Client gives each
+	// EgressPolicy one address, and all pods with the annotation together the first one. Their packets go to the router that has it. Node has no
+	// addresses of a pool, and none of the other fields: a connection leaves by an address of the node on which its router runs. It is for pools
+	// whose pods nobody outside has a route to.
 	//
 	// +kubebuilder:validation:Enum=Router;Client;Node
 	Use EgressAddressUse `json:"use"`
@@ -74,8 +74,8 @@ type EgressAddresses struct {
 	// +optional
 	Assignment *EgressAssignment `json:"assignment,omitempty"`
 
-	// Standby, for the use Client, has connections copied all the time from the node that has their address to the one that takes it first.
-	// So they live on when a node fails. Without it only moves on purpose keep connections.
+	// Standby, for the use Client, has connections copied all the time, from the node that has their address to the node that takes it first when
+	// that fails. So connections that are older than a second survive. Without it connections survive moves on purpose only.
 	//
 	// +optional
 	Standby bool `json:"standby,omitempty"`
@@ -135,14 +135,14 @@ const (
 	EgressAddressOfRouter EgressAddressUse = "Router"
 	// EgressAddressOfClient gives each policy one.
 	EgressAddressOfClient EgressAddressUse = "Client"
-	// EgressAddressOfNode is that of the node on which a router runs.
+	// EgressAddressOfNode is for the address of the node on which a router runs.
 	EgressAddressOfNode EgressAddressUse = "Node"
 )
 
 // For says whether there are addresses, and whose they are.
 func (a *EgressAddresses) For(use EgressAddressUse) bool { return a != nil && a.Use == use }
 
-// Float says whether there are addresses of a pool, which float.
+// Float says whether there are floating addresses, those of a pool.
 func (a *EgressAddresses) Float() bool { return a != nil && a.Use != EgressAddressOfNode }
 
 // EgressPlacement says on which nodes addresses are.
@@ -216,11 +216,13 @@ type EgressAddressStatus struct {
 	//
 	// +optional
 	Since *metav1.Time `json:"since,omitempty"`
-	// PolicyCount is the number of EgressPolicies and EgressClusterPolicies whose pods leave by the address, and Policies are
-	// some of them, "namespace/name" or the name alone. They are written every 30 seconds at most if nothing else changes.
+	// PolicyCount is the number of EgressPolicies and EgressClusterPolicies whose pods leave by the address. It is written every 30 seconds at most
+	// if nothing else changes.
 	//
 	// +optional
 	PolicyCount int32 `json:"policyCount,omitempty"`
+	// Policies are the names of some of these policies: "namespace/name" of an EgressPolicy, the name of an EgressClusterPolicy.
+	//
 	// +optional
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=16
@@ -228,15 +230,16 @@ type EgressAddressStatus struct {
 	Policies []string `json:"policies,omitempty"`
 }
 
-// EgressNodeAddress is by which addresses connections leave that go through a router, with the use Node.
+// EgressNodeAddress has the addresses by which connections through a router leave, with the use Node.
 type EgressNodeAddress struct {
-	// Router is the name of the router pod, and Node is its node.
+	// Router is the name of the router pod.
 	//
 	// +kubebuilder:validation:MaxLength=253
 	Router string `json:"router"`
+	// Node is the name of the router's Node. The addresses are its first InternalIPs, of the families that the router has. A node with several
+	// addresses takes that of the link by which a packet leaves.
+	//
 	// +kubebuilder:validation:MaxLength=253
-	Node string `json:"node"`
-	// These are the node's first InternalIPs, of the families that the router has. A node with several addresses takes that of the link by which
-	// a packet leaves.
+	Node          string `json:"node"`
 	EgressAddress `json:",inline"`
 }

@@ -14,7 +14,7 @@ import (
 // +kubebuilder:printcolumn:name="Egress",type=string,JSONPath=`.status.summary.egress`,description="The Egress that the pods use"
 // +kubebuilder:printcolumn:name="Address",type=string,JSONPath=`.status.summary.address`,description="The source address that destinations see"
 // +kubebuilder:printcolumn:name="Node",type=string,JSONPath=`.status.node`,description="The node that has the address"
-// +kubebuilder:printcolumn:name="Since",type=date,JSONPath=`.status.since`,description="When address, node or router changed"
+// +kubebuilder:printcolumn:name="Since",type=date,JSONPath=`.status.since`,description="When the address, the node or the router changed last"
 // +kubebuilder:printcolumn:name="Clients",type=integer,JSONPath=`.status.clients`,description="Pods that routers let in by the policy"
 // +kubebuilder:printcolumn:name="Accepted",type=string,JSONPath=`.status.conditions[?(@.type=="Accepted")].status`,description="Whether the policy can be followed"
 // +kubebuilder:printcolumn:name="Router",type=string,priority=1,JSONPath=`.status.router`,description="The router pod on the node"
@@ -132,7 +132,7 @@ type EgressReference struct {
 // +kubebuilder:printcolumn:name="Egress",type=string,JSONPath=`.status.summary.egress`,description="The Egress that the pods use"
 // +kubebuilder:printcolumn:name="Address",type=string,JSONPath=`.status.summary.address`,description="The source address that destinations see"
 // +kubebuilder:printcolumn:name="Node",type=string,JSONPath=`.status.node`,description="The node that has the address"
-// +kubebuilder:printcolumn:name="Since",type=date,JSONPath=`.status.since`,description="When address, node or router changed"
+// +kubebuilder:printcolumn:name="Since",type=date,JSONPath=`.status.since`,description="When the address, the node or the router changed last"
 // +kubebuilder:printcolumn:name="Clients",type=integer,JSONPath=`.status.clients`,description="Pods that routers let in by the policy"
 // +kubebuilder:printcolumn:name="Accepted",type=string,JSONPath=`.status.conditions[?(@.type=="Accepted")].status`,description="Whether the policy can be followed"
 // +kubebuilder:printcolumn:name="Router",type=string,priority=1,JSONPath=`.status.router`,description="The router pod on the node"
@@ -194,7 +194,8 @@ type EgressPolicyStatus struct {
 	// +optional
 	Resolved *ResolvedPolicy `json:"resolved,omitempty"`
 
-	// Node is the node that has the address by which the pods leave, and Router the router pod there, if there is one.
+	// Node is the node that has the address by which the pods leave, and Router is the router pod there. If the pods leave by the addresses of nodes,
+	// Node is set if only one node has a router that is ready, and Router if only one router is ready.
 	//
 	// +optional
 	// +kubebuilder:validation:MaxLength=253
@@ -202,7 +203,7 @@ type EgressPolicyStatus struct {
 	// +optional
 	// +kubebuilder:validation:MaxLength=253
 	Router string `json:"router,omitempty"`
-	// Since is when the pods began to leave by the address, at the node and through the router: when one of the three changed last.
+	// Since is when the address, the node or the router changed last.
 	//
 	// +optional
 	Since *metav1.Time `json:"since,omitempty"`
@@ -263,7 +264,8 @@ type PolicySummary struct {
 	//
 	// +optional
 	Egress string `json:"egress,omitempty"`
-	// Address is the address by which the pods leave, or both of a pair. Of an Egress with the addresses of nodes they are those of all.
+	// Address is the address by which the pods leave, or both of a pair. If they leave by the addresses of nodes, it has those of all nodes with a
+	// router that is ready.
 	//
 	// +optional
 	Address string `json:"address,omitempty"`

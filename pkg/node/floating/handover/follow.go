@@ -17,10 +17,10 @@ import (
 	"github.com/coil-net/coil/pkg/node/floating"
 )
 
-// A router may track so many of as many flows as it can, when flows of other nodes' addresses come: the rest is for its own.
+// Flows of other nodes' addresses are taken while a router tracks less than mostOf of mostIn parts of what it can: the rest is for its own flows.
 const mostOf, mostIn = 3, 4
 
-// mostWhole is how many flows a copy of all of an address may have.
+// mostWhole is how many flows a copy of all flows of an address may have.
 const mostWhole = 1 << 20
 
 // following are the flows that another node copies to routers here.
@@ -28,7 +28,7 @@ type following struct {
 	s    *Standby
 	from string
 	conn net.Conn
-	// addrs are the addresses that were begun.
+	// addrs are the addresses whose copies were begun.
 	addrs  map[netip.Addr]*kept
 	buffer []byte
 	said   answer
@@ -43,7 +43,7 @@ type kept struct {
 
 var seed = maphash.MakeSeed()
 
-// identity is what tells a flow from others, also from one that has its ends and another translation. There may be very many.
+// identity tells a flow from others, also from one that has the same ends and another translation. It is a hash, since there may be very many.
 func identity(f conntrack.Flow) uint64 {
 	return maphash.Comparable(seed, conntrack.Flow{Protocol: f.Protocol, Src: f.Src, Dst: f.Dst, Translated: f.Translated})
 }

@@ -15,17 +15,17 @@ import (
 	"github.com/coil-net/coil/pkg/node/floating"
 )
 
-// Standby copies connections all the time: those of addresses that this node has to the nodes that take them when it fails, and those of other nodes'
-// addresses to the routers here.
+// Standby copies connections all the time. It copies those of this node's addresses to the nodes that take the addresses when this one fails, and takes
+// those of other nodes' addresses into the routers here.
 //
 //	holder                                                      follower
 //	begins an address, sends all its flows, and completes it    looks whether the AddressBlock says so, inserts them, and deletes all others
 //	every 200 ms: flows that ended, and that began before that  deletes and inserts them
 //	ends each turn                                              says what it has taken, and which addresses it doesn't take
 //
-// Nothing waits for the other end: what it doesn't take in time is kept, one state for each flow, up to a bound. Beyond that, and when the kernel has lost
-// events, all flows are sent anew. They are also sent anew from time to time: the follower's kernel sees no packets, and would forget
-// flows that live, and keep others whose end nobody has seen. Flows that are shorter than a turn are never sent.
+// Nothing waits for the other end. What it doesn't take in time is kept, one state for each flow, up to a bound. Beyond the bound, and when the kernel has
+// lost events, all flows are sent anew. They are also sent anew from time to time: the follower's kernel sees no packets, and would forget
+// flows that live, and keep others whose end was lost. Flows that are shorter than a turn are never sent.
 type Standby struct {
 	h       *Handover
 	limits  standbyLimits
@@ -46,14 +46,14 @@ type Standby struct {
 
 // standbyLimits are the times and bounds of a Standby.
 type standbyLimits struct {
-	// settle is for how long events are collected, turn the time between two messages to the other node, beat the same if there is nothing to
-	// say, and answer how long the other node may take.
+	// settle is for how long events are collected. turn is the time between two messages to the other node, and beat the same if there is nothing to
+	// say. answer is how long the other node may take.
 	settle, turn, beat, answer time.Duration
-	// whole is how often all flows are sent, and kept for how long the other node keeps them at least.
+	// whole is the time between two copies of all flows, and kept is for how long the other node keeps them at least.
 	whole, kept time.Duration
 	// retry and mostRetry are the times between two attempts.
 	retry, mostRetry time.Duration
-	// waiting is how many flows wait for one node.
+	// waiting is how many flows may wait for one node.
 	waiting int
 }
 
@@ -126,7 +126,7 @@ func (s *Standby) Changed(before, after *v2.AddressBlock) {
 	}
 }
 
-// PodsChanged says that Here may answer otherwise than before. The first time routers forget what an earlier life of this program kept for
+// PodsChanged says that Here may answer otherwise than before. At the first call routers forget what this program kept, before its restart, for
 // nodes that copy their connections elsewhere by now.
 func (s *Standby) PodsChanged() {
 	s.mu.Lock()
@@ -141,7 +141,7 @@ func (s *Standby) PodsChanged() {
 	s.started = true
 }
 
-// look finds out to whom the connections of an address are copied.
+// look finds out to which node the connections of an address are copied.
 func (s *Standby) look(b *v2.AddressBlock) {
 	a, node, ok := floating.Follower(s.h.cfg.Node, b)
 	if !ok || !s.h.cfg.Here(a.Pod) {
@@ -151,7 +151,7 @@ func (s *Standby) look(b *v2.AddressBlock) {
 	s.lead(b.Name, lead{a, node})
 }
 
-// lead has the connections of an address copied to a node, or not any more.
+// lead has the connections of an address copied to a node; the zero lead ends that.
 func (s *Standby) lead(block string, next lead) {
 	before := s.leads[block]
 	if before == next || s.closed {
@@ -218,9 +218,9 @@ func (s *Standby) following(a floating.Address) {
 
 // State is how far the connections of an address are copied.
 type State struct {
-	// Node is the node to which they are.
+	// Node is the node to which they are copied.
 	Node string
-	// Since is since when that node lacks connections of the address, for more than a moment; zero if it has all. Why says why.
+	// Since is since when that node has lacked connections of the address, for more than a moment; zero if it has all. Why says why.
 	Since time.Time
 	Why   string
 }

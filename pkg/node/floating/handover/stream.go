@@ -21,7 +21,7 @@ type stream struct {
 
 	mu  sync.Mutex
 	all map[string]*copied // by block
-	// young and due are flows that are to be sent: after the next turn, and with it. over are those that have ended.
+	// young are flows that are to be sent after the next turn, due are those to be sent with it, and over are flows that have ended.
 	young, due, over map[key]conntrack.Flow
 	// oldest are the times of the first event among those that are young, due and being sent.
 	oldest [3]time.Time
@@ -30,13 +30,13 @@ type stream struct {
 // copied is an address whose flows are copied.
 type copied struct {
 	floating.Address
-	// watched says that changes are heard, and has that the other node has had all flows since then.
+	// watched says that changes are heard. has says that the other node has had all flows since then.
 	watched, has bool
 	// whole is when they were sent last, and again when they may be sent again at the earliest: pause later, which is longer each time that they have to
 	// be.
 	whole, again time.Time
 	pause        time.Duration
-	// since is since when the other node lacks flows; zero if it has all. why says why.
+	// since is since when the other node has lacked flows; zero if it has all. why says why.
 	since time.Time
 	why   string
 }
@@ -67,7 +67,7 @@ func (st *stream) add(a floating.Address, watched bool) {
 	st.awake()
 }
 
-// drop ends that, and says whether there is no address left.
+// drop ends the copying of an address, and says whether there is no address left.
 func (st *stream) drop(block string) bool {
 	st.mu.Lock()
 	defer st.mu.Unlock()
@@ -82,7 +82,7 @@ func (c *copied) lacks(why string) {
 	}
 }
 
-// watched says whether changes of a pod's flows are heard, from now on.
+// watched says that changes of a pod's flows are heard from now on, or aren't.
 func (st *stream) watched(pod types.UID, watched bool) {
 	st.mu.Lock()
 	defer st.mu.Unlock()
@@ -271,7 +271,7 @@ func (st *stream) starting(now time.Time) (all []floating.Address) {
 				c.pause = 0
 			}
 			c.pause = min(max(c.pause, st.s.limits.retry), st.s.limits.whole)
-			// What is lost from now on is told by has.
+			// has says whether something is lost from now on.
 			c.has, c.whole, c.again = true, now, now.Add(c.pause)
 			all = append(all, c.Address)
 		}

@@ -17,7 +17,7 @@ import (
 	"github.com/coil-net/coil/pkg/node/floating"
 )
 
-// exchange are turns by one connection.
+// exchange takes turns by one connection.
 type exchange struct {
 	st     *stream
 	ctx    context.Context
@@ -78,7 +78,7 @@ func (x *exchange) write(k kind, payload []byte) error {
 // wait gives the other node time.
 func (x *exchange) wait() error {
 	err := x.conn.SetDeadline(time.Now().Add(x.st.s.limits.answer))
-	return errors.Join(err, x.ctx.Err()) // the end of ctx sets another one
+	return errors.Join(err, x.ctx.Err()) // the end of ctx sets another deadline
 }
 
 // read reads the flows of the addresses whose turn it is.

@@ -96,7 +96,7 @@ func (w *watch) lost() {
 	w.listens(true)
 }
 
-// listens says whether the changes are heard, which begins now.
+// listens notes whether the changes are heard from now on.
 func (w *watch) listens(listening bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -28,7 +28,7 @@ func (r repaired) plus(o repaired) repaired {
 	return repaired{r.routes.Plus(o.routes), r.rules.Plus(o.rules)}
 }
 
-// tell counts what was written though nothing else was wanted than before.
+// tell counts what was written although nothing else was wanted than before.
 func (p *Place) tell(ctx context.Context, r repaired) {
 	if p.cfg.Repaired == nil {
 		return
