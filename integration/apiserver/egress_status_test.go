@@ -208,7 +208,7 @@ func TestEgressWithoutIPAM(t *testing.T) {
 	c.change(t, "nat", `spec: {peering: Direct, addresses: {use: Client, pool: partners, count: 2}}`)
 	requireMessage(t, c.condition(t, "nat", v2.EgressAddressesReady, metav1.ConditionFalse, "NoPools"), "install the variant egress-only-with-addresses, or add the component with-addresses (manifests/README.md), or take spec.addresses away")
 	c.egress(t, "ofnodes", `{destinations: [0.0.0.0/0], addresses: {use: Node}}`)
-	requireMessage(t, c.condition(t, "ofnodes", v2.EgressAddressesReady, metav1.ConditionFalse, "NoPools"), "nodes don't translate for routers then")
+	requireMessage(t, c.condition(t, "ofnodes", v2.EgressAddressesReady, metav1.ConditionFalse, "ForeignPods"), "nodes don't translate for routers then")
 	select {
 	case r := <-asked:
 		t.Errorf("the program asks for objects of IPAM: %s", r)

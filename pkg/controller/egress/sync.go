@@ -223,6 +223,7 @@ func (c *Controller) observe(f *egress.Facts) {
 	if s := f.Egress.Spec.AllowedNamespaces; s != nil {
 		_, f.Selector = metav1.LabelSelectorAsSelector(s)
 	}
+	f.ForeignPods = c.cfg.Pools == nil
 	f.NoPools, f.Claim, f.Blocks = c.addresses == nil, c.claimOf(f.Egress), c.blocksOf(f.Egress)
 	f.Policies = c.policiesOf(f.Blocks)
 	f.InternalIPs = c.internalIPs

@@ -20,6 +20,8 @@ const (
 	ReasonAddressesHeld = "AddressesHeld"
 	// ReasonNoPools: Coil runs without AddressPools, behind another network plugin.
 	ReasonNoPools = "NoPools"
+	// ReasonForeignPods: clients are to leave by the addresses of nodes, and another network plugin gives pods their addresses.
+	ReasonForeignPods = "ForeignPods"
 	// ReasonClaimPending: the AddressClaim has no answer yet.
 	ReasonClaimPending = "ClaimPending"
 	// ReasonNoHolder: no node has some of the addresses.

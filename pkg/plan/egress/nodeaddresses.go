@@ -57,9 +57,9 @@ func parsed(texts []string) (all []netip.Addr) {
 func nodeAddressesReady(f Facts) *metav1.Condition {
 	c := &metav1.Condition{Type: v2.EgressAddressesReady, Status: metav1.ConditionFalse}
 	switch {
-	case f.NoPools:
-		c.Reason, c.Message = ReasonNoPools, "Coil runs without AddressPools (--enable-ipam=false), and its nodes don't translate for routers then: the routers don't become ready. "+
-			"Install a variant that has AddressPools, or take spec.addresses away"
+	case f.ForeignPods:
+		c.Reason, c.Message = ReasonForeignPods, "Another network plugin gives pods their addresses (--enable-ipam=false), and nodes don't translate for routers then: the routers don't become ready. "+
+			"Install a variant in which Coil gives pods their addresses, or take spec.addresses away"
 	case len(readyRouters(f.Routers)) == 0:
 		c.Reason, c.Message = ReasonNoNodeReady, "No router is ready. One is when its node translates its clients' addresses: /readyz of the router, and the log of coild on its node, say what that waits for"
 	default:

@@ -51,9 +51,9 @@ func TestNodeAddressesOfTheStatus(t *testing.T) {
 	if claim, places := egress.AddressClaim(e), egress.Places(e, []*v2.AddressBlock{floatingBlock(0)}, facts.Routers, internalIPs); claim != nil || places != nil {
 		t.Errorf("the claim %v, the places %v", claim, places)
 	}
-	facts.NoPools = true
+	facts.ForeignPods = true
 	facts.Routers = nil
-	is(metav1.ConditionFalse, egress.ReasonNoPools)
+	is(metav1.ConditionFalse, egress.ReasonForeignPods)
 	facts.Egress = &v2.Egress{Status: v2.EgressStatus{NodeAddresses: []v2.EgressNodeAddress{{Router: "r"}}}}
 	if st := egress.Status(facts); len(st.NodeAddresses) > 0 {
 		t.Errorf("an Egress without addresses has the status %+v", st)

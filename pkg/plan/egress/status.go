@@ -76,6 +76,8 @@ type Facts struct {
 	// Pressure has the answers of routers, by the names of their pods; nil before they
 	// were asked.
 	Pressure map[string]gateway.Pressure
+	// ForeignPods says that another network plugin gives pods their addresses.
+	ForeignPods bool
 	// NoPools says that there are no AddressPools. Claim is that of the floating addresses, nil when there is none, and Blocks
 	// are these addresses.
 	NoPools bool

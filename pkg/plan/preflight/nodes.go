@@ -32,7 +32,10 @@ func (j *judge) egresses() {
 				j.add(Note, subject, "destination %s has host bits: it means %s, and must be written so when destinations change", p, p.Masked())
 			}
 		}
-		if e.Spec.Addresses != nil && !j.Variant.Addresses() {
+		if e.Spec.Addresses.For(v2.EgressAddressOfNode) && !j.Variant.IPAM() {
+			j.add(Blocker, subject, "its clients leave by addresses of nodes (spec.addresses.use: Node), and with the variant %s nodes don't translate for routers: its clients "+
+				"could reach nothing. Take spec.addresses away first", j.Variant)
+		} else if e.Spec.Addresses != nil && !j.Variant.Addresses() {
 			j.add(Blocker, subject, "it has addresses of AddressPool %s, and the variant %s has no AddressPools: its clients could reach nothing. Install the variant "+
 				"egress-only-with-addresses, or take spec.addresses away first", e.Spec.Addresses.Pool, j.Variant)
 		}

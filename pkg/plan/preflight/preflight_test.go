@@ -147,6 +147,10 @@ func TestFindings(t *testing.T) {
 			c.Variant, c.Blocks, c.Pools = "egress-only-with-addresses", nil, nil
 			c.Egresses[0].Spec.Addresses = &v2.EgressAddresses{Pool: "partners"}
 		}, nil},
+		{"addresses of nodes, which the variant doesn't give", func(c *Cluster) {
+			c.Variant, c.Blocks, c.Pools = "egress-only-with-addresses", nil, nil
+			c.Egresses[0].Spec.Addresses = &v2.EgressAddresses{Use: v2.EgressAddressOfNode}
+		}, []Finding{{Blocker, "Egress internet/nat", "with the variant egress-only-with-addresses nodes don't translate for routers"}}},
 		{"another variant, whose pods were moved", func(c *Cluster) { c.Variant, c.Pods, c.Deployments = "egress-only", nil, nil },
 			[]Finding{{Blocker, "AddressBlocks default-0, default-1", "0 pods have addresses of them"}}},
 		{"another variant, whose blocks are gone", func(c *Cluster) { c.Variant, c.Blocks, c.Deployments = "egress-only", nil, nil }, nil},
