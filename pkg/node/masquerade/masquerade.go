@@ -82,27 +82,29 @@ type Result struct {
 	Routers int
 }
 
-// Sync makes everything as it should be for some routers. It must not be called concurrently.
+// Sync makes everything as it should be for some routers. It must not be called concurrently. What fails for one router doesn't keep it from
+// the objects of the others.
 func (k *Keeper) Sync(ctx context.Context, routers []Router) (Result, error) {
 	if k.transits == nil {
 		if err := k.recall(ctx); err != nil {
 			return Result{}, err
 		}
 	}
-	changed, err := k.choose(ctx, routers)
+	changed, chosen := k.choose(ctx, routers)
 	res := Result{Routers: len(k.transits)}
-	if err != nil || res.Routers == 0 && k.clean {
-		return res, err
+	if res.Routers == 0 && k.clean {
+		return res, chosen
 	}
+	k.clean = false
 	written, err := k.sync(ctx)
 	if !changed {
 		res.Repaired = written
 	}
 	if err != nil {
-		return res, err // no router may rely on the node
+		return res, errors.Join(chosen, err) // no router may rely on the node
 	}
 	k.clean = res.Routers == 0
-	var errs []error
+	errs := []error{chosen}
 	for _, r := range routers {
 		if _, there := k.transits[r.Link]; !there {
 			continue
@@ -141,27 +143,27 @@ func (k *Keeper) recall(ctx context.Context) error {
 }
 
 // choose gives each router a transit address that no other has, and takes those of links that are gone. It says whether anything has changed.
+// A router whose link can't be looked up keeps its address, or gets one later.
 func (k *Keeper) choose(ctx context.Context, routers []Router) (changed bool, err error) {
+	var errs []error
 	next := map[int]transit{}
 	for link, t := range k.transits {
-		_, err := k.cfg.Handle.LinkByIndex(ctx, link)
-		switch {
-		case err == nil:
+		there, err := k.exists(ctx, link)
+		errs = append(errs, err)
+		if there || err != nil {
 			next[link] = t
-		case !errors.Is(err, rtnl.ErrNotExist):
-			return false, fmt.Errorf("look up the link %d of a router: %w", link, err)
 		}
 	}
 	for _, r := range routers {
 		t, known := next[r.Link]
 		if !known {
-			if _, err := k.cfg.Handle.LinkByIndex(ctx, r.Link); errors.Is(err, rtnl.ErrNotExist) {
-				continue // its DEL comes, or another link
-			} else if err != nil {
-				return false, fmt.Errorf("look up the link %d of a router: %w", r.Link, err)
+			there, err := k.exists(ctx, r.Link)
+			if there {
+				t.number, err = free(r.Link, next)
 			}
-			if t.number, err = free(r.Link, next); err != nil {
-				return false, err
+			errs = append(errs, err)
+			if !there || err != nil {
+				continue // its DEL comes, or another link
 			}
 		}
 		t.own = r.Address
@@ -169,7 +171,16 @@ func (k *Keeper) choose(ctx context.Context, routers []Router) (changed bool, er
 	}
 	changed = !maps.Equal(next, k.transits)
 	k.transits = next
-	return changed, nil
+	return changed, errors.Join(errs...)
+}
+
+// exists says whether there is the link of a router.
+func (k *Keeper) exists(ctx context.Context, link int) (bool, error) {
+	_, err := k.cfg.Handle.LinkByIndex(ctx, link)
+	if err == nil || errors.Is(err, rtnl.ErrNotExist) {
+		return err == nil, nil
+	}
+	return false, fmt.Errorf("look up the link %d of a router: %w", link, err)
 }
 
 // free returns a number that no other router has. It is derived from the link's index, which the kernel seldom gives twice: connections of a
@@ -184,7 +195,7 @@ func free(link int, taken map[int]transit) (int, error) {
 			return n, nil
 		}
 	}
-	return 0, fmt.Errorf("all %d transit addresses are taken by routers of the node", dataplane.Transits)
+	return 0, fmt.Errorf("there is no transit address for the router of link %d: routers of the node have all %d", link, dataplane.Transits)
 }
 
 var families = []dataplane.Family{dataplane.IPv4, dataplane.IPv6}

@@ -299,6 +299,27 @@ func TestNamespacesGo(t *testing.T) {
 	l.sync(k, Result{Routers: 2})
 }
 
+// What fails for one router, whose link can't be looked up, doesn't keep the objects of the others from being made, and repaired.
+func TestOneFails(t *testing.T) {
+	l := newLab(t)
+	k := l.start()
+	broken := l.wanted[0]
+	broken.Link = 0 // which the kernel refuses to look up
+	l.wanted = append([]Router{broken}, l.wanted...)
+	for _, want := range []Result{{Routers: 2}, {Routers: 2, Repaired: 1}} {
+		if got, err := k.Sync(t.Context(), l.wanted); got != want || err == nil || !strings.Contains(err.Error(), "link 0") {
+			t.Errorf("Sync found %+v, %v, want %+v and an error about the link", got, err, want)
+		}
+		l.wanted = l.wanted[1:]
+		l.route()
+		l.leaves("beside the other one")
+		l.wanted = append([]Router{broken}, l.wanted...)
+		testkit.Must(l.node.Run("nft", "flush", "ruleset"))(t)
+	}
+	l.wanted = l.wanted[1:]
+	l.sync(k, Result{Routers: 2, Repaired: 1})
+}
+
 // Two routers whose links have indexes that give one number have different ones.
 func TestFree(t *testing.T) {
 	taken := map[int]transit{}
