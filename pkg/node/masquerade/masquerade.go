@@ -59,8 +59,10 @@ type Keeper struct {
 	routes *route.Syncer
 	// transits are those that routers have, by the index of the link; nil before the kernel was read.
 	transits map[int]transit
-	// clean says that there is nothing of Coil's.
-	clean bool
+	// clean says that there is nothing of Coil's, and dirty that the last sync failed: what is missing may never have been made.
+	clean, dirty bool
+	// untold are the links of routers that weren't told of their addresses.
+	untold map[int]bool
 }
 
 // transit is the number of a router's transit address, and the router's own addresses.
@@ -71,7 +73,7 @@ type transit struct {
 
 // New returns a Keeper that has done nothing yet.
 func New(cfg Config) *Keeper {
-	return &Keeper{cfg: cfg, routes: route.New(cfg.Handle, dataplane.ProtocolTransit, cfg.PodTable)}
+	return &Keeper{cfg: cfg, routes: route.New(cfg.Handle, dataplane.ProtocolTransit, cfg.PodTable), untold: map[int]bool{}}
 }
 
 // Result says what a Sync has found.
@@ -95,15 +97,15 @@ func (k *Keeper) Sync(ctx context.Context, routers []Router) (Result, error) {
 	if res.Routers == 0 && k.clean {
 		return res, chosen
 	}
-	k.clean = false
+	changed = changed || k.dirty
 	written, err := k.sync(ctx)
 	if !changed {
 		res.Repaired = written
 	}
+	k.clean, k.dirty = err == nil && res.Routers == 0, err != nil
 	if err != nil {
 		return res, errors.Join(chosen, err) // no router may rely on the node
 	}
-	k.clean = res.Routers == 0
 	errs := []error{chosen}
 	for _, r := range routers {
 		if _, there := k.transits[r.Link]; !there {
@@ -113,9 +115,10 @@ func (k *Keeper) Sync(ctx context.Context, routers []Router) (Result, error) {
 		if err != nil {
 			errs = append(errs, fmt.Errorf("tell the router %s: %w", r.Address, err))
 		}
-		if !changed {
+		if !changed && !k.untold[r.Link] {
 			res.Repaired += told
 		}
+		k.untold[r.Link] = err != nil
 	}
 	return res, errors.Join(errs...)
 }
@@ -169,6 +172,7 @@ func (k *Keeper) choose(ctx context.Context, routers []Router) (changed bool, er
 		t.own = r.Address
 		next[r.Link] = t
 	}
+	maps.DeleteFunc(k.untold, func(link int, untold bool) bool { return !untold || next[link] == (transit{}) })
 	changed = !maps.Equal(next, k.transits)
 	k.transits = next
 	return changed, errors.Join(errs...)

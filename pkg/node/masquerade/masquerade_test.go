@@ -320,6 +320,36 @@ func TestOneFails(t *testing.T) {
 	l.sync(k, Result{Routers: 2, Repaired: 1})
 }
 
+// What is missing since it couldn't be made isn't repaired when it is made at last.
+func TestFirstTime(t *testing.T) {
+	l := newLab(t)
+	k := l.start()
+	fails := func(why string) {
+		t.Helper()
+		if got, err := k.Sync(t.Context(), l.wanted); err == nil || got.Repaired > 0 {
+			t.Errorf("Sync found %+v, %v %s", got, err, why)
+		}
+	}
+	l.node.Configure(t, "link set r1 down")
+	fails("though no route can lead by r1")
+	fails("though no route can lead by r1, the second time")
+	l.node.Configure(t, "link set r1 up")
+	path := l.wanted[0].Path
+	l.wanted[0].Path = strings.Repeat("x", unix.PathMax)
+	fails("though the namespace can't be opened")
+	fails("though the namespace can't be opened, the second time")
+	testkit.Must(l.node.Run("nft", "flush", "ruleset"))(t)
+	if got, err := k.Sync(t.Context(), l.wanted); err == nil || got.Repaired != 1 {
+		t.Errorf("Sync found %+v, %v, want the table repaired", got, err)
+	}
+	l.wanted[0].Path = path
+	l.sync(k, Result{Routers: 2})
+	if got := l.transits(0); len(got) != 2 {
+		t.Errorf("the router has %v", got)
+	}
+	l.sync(k, Result{Routers: 2})
+}
+
 // Two routers whose links have indexes that give one number have different ones.
 func TestFree(t *testing.T) {
 	taken := map[int]transit{}
