@@ -256,6 +256,33 @@ func TestLives(t *testing.T) {
 	l.none("in another life")
 }
 
+// When an Egress doesn't use the nodes' addresses any more, its open connections go on with them, and without the node's table none leaves.
+func TestOpenConnectionsStay(t *testing.T) {
+	l := newLab(t)
+	l.sync(l.start(), Result{Routers: 2})
+	l.route()
+	for _, f := range families {
+		open := l.talk(l.clients[0], netip.AddrPort{}, f)
+		testkit.Must(open.answered())(t)
+		l.routeBy(false)
+		if got, err := open.answered(); err != nil || got != addr(f, 0, 1) {
+			t.Errorf("%s: the open connection is seen as %s, %v", f, got, err)
+		}
+		if got, err := l.talk(l.clients[0], netip.AddrPort{}, f).ask(timeout); err != nil || got != addr(f, 1, 2) {
+			t.Errorf("%s: a new connection is seen as %s, %v, want the router's address", f, got, err)
+		}
+		l.leaks.Take()
+		testkit.Must(l.node.Run("nft", "flush", "ruleset"))(t)
+		if got, err := open.ask(silence); err == nil {
+			t.Errorf("%s: without the table the open connection is seen as %s", f, got)
+		}
+		l.none("without the table")
+		l.sync(l.start(), Result{Routers: 2, Repaired: 1})
+		testkit.Must(open.answered())(t)
+		l.route()
+	}
+}
+
 // With a router's link its objects go, and with the last one's all.
 func TestRoutersGo(t *testing.T) {
 	l := newLab(t)
