@@ -214,9 +214,13 @@ func (c *Collector) use(ctx context.Context) ([]conntrack.Use, error) {
 	return uses, err
 }
 
-// leavingBy counts the connections of each floating address, now or a moment ago. Without such addresses the table isn't read.
+// leavingBy counts the connections of each floating address, now or a moment ago. Without such addresses the table isn't read. Transit
+// addresses aren't seen outside the node.
 func (c *Collector) leavingBy(ctx context.Context) (map[netip.Addr]int, error) {
-	floating := slices.DeleteFunc(slices.Clone(c.own()), func(a netip.Addr) bool { return slices.Contains(c.router, a) })
+	floating := slices.DeleteFunc(slices.Clone(c.own()), func(a netip.Addr) bool {
+		_, transit := dataplane.TransitNumber(a)
+		return transit || slices.Contains(c.router, a)
+	})
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if len(floating) == 0 {

@@ -14,6 +14,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	"golang.org/x/sys/unix"
 
+	"github.com/coil-net/coil/pkg/dataplane"
 	"github.com/coil-net/coil/pkg/kernel/conntrack"
 	"github.com/coil-net/coil/pkg/kernel/nft"
 	"github.com/coil-net/coil/pkg/plan/gateway"
@@ -86,12 +87,14 @@ func TestPressure(t *testing.T) {
 // A router tells how many connections leave by each floating address; without such addresses it tells of none.
 func TestConnectionsOfAddresses(t *testing.T) {
 	router, one, other := netip.MustParseAddr("10.1.0.1"), netip.MustParseAddr("198.51.100.1"), netip.MustParseAddr("2001:db8::1")
-	table := connections{leaving: map[netip.Addr]int{router: 7, one: 3, other: 2}}
+	transit := dataplane.TransitAddr(dataplane.IPv4, 7)
+	table := connections{leaving: map[netip.Addr]int{router: 7, one: 3, other: 2, transit: 5}}
 	for _, tt := range []struct {
 		own  []netip.Addr
 		want string
 	}{
 		{[]netip.Addr{router}, ""},
+		{[]netip.Addr{router, transit}, ""},
 		{[]netip.Addr{router, one, other, netip.MustParseAddr("198.51.100.2")}, `
 			# HELP coil_egress_address_connections Connections of clients that leave by a floating address, at most 30 s old; of addresses that have some.
 			# TYPE coil_egress_address_connections gauge

@@ -223,21 +223,12 @@ func (g *Gateway) lookForTransits(ctx context.Context) {
 	g.mu.Lock()
 	before := g.applied
 	g.mu.Unlock()
-	e := g.egress()
-	if before == nil || e == nil {
+	if before == nil {
 		return
 	}
-	if now, err := g.transits(ctx, e); err == nil && !slices.Equal(now, before.Transits) {
+	if now, err := g.kernel.Network.Transits(ctx); err == nil && !slices.Equal(now, before.Transits) {
 		g.changed()
 	}
-}
-
-// transits returns the addresses that the node translates, if clients of the Egress leave by the node's.
-func (g *Gateway) transits(ctx context.Context, e *v2.Egress) ([]netip.Addr, error) {
-	if !e.Spec.Addresses.For(v2.EgressAddressOfNode) {
-		return nil, nil
-	}
-	return g.kernel.Network.Transits(ctx)
 }
 
 // environment returns an error if the pod can't be a router.
@@ -254,7 +245,7 @@ func (g *Gateway) environment(ctx context.Context) error {
 		return fmt.Errorf("the uplink %s is down", uplink.Name)
 	}
 	cfg := g.cfg.Config
-	if cfg.Transits, err = g.transits(ctx, e); err != nil {
+	if cfg.Transits, err = g.kernel.Network.Transits(ctx); err != nil {
 		return err
 	}
 	if lacking := gateway.Untranslated(cfg, e); len(lacking) > 0 {
@@ -294,7 +285,7 @@ func (g *Gateway) want(ctx context.Context) (gateway.State, error) {
 		return gateway.State{}, err
 	}
 	cfg := g.cfg.Config
-	if cfg.Transits, err = g.transits(ctx, egress); err != nil {
+	if cfg.Transits, err = g.kernel.Network.Transits(ctx); err != nil {
 		return gateway.State{}, err
 	}
 	cfg.Uplink, cfg.UplinkIndex, cfg.MTU, cfg.MaxConnections, cfg.Over = uplink.Name, uplink.Index, uplink.MTU, tracked, over

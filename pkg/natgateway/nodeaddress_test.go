@@ -69,11 +69,14 @@ func TestTheNodeIsReady(t *testing.T) {
 		is("when it is again", true, by)
 		f.check(f.egresses.Update(&v2.Egress{ObjectMeta: metav1.ObjectMeta{Namespace: "internet", Name: "nat", Generation: 2}, Spec: v2.EgressSpec{Destinations: []string{"0.0.0.0/0"}}}))
 		f.changed()
-		give()
+		give(transit)
 		f.kernel.mu.Lock()
 		defer f.kernel.mu.Unlock()
 		if f.filter.Floating != nil {
 			t.Errorf("without addresses clients leave by %+v", *f.filter.Floating)
+		}
+		if want := []netip.Addr{transit}; !slices.Equal(f.filter.Transits, want) {
+			t.Errorf("open connections have %v for the filter, want %v", f.filter.Transits, want)
 		}
 	})
 }

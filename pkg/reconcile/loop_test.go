@@ -10,6 +10,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus/testutil"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/cache"
@@ -94,14 +95,17 @@ func TestLoopHasWorkersWhileTheyWork(t *testing.T) {
 
 func TestLoopErrors(t *testing.T) {
 	tests := []struct {
-		name string
-		err  error
-		want int32 // calls within 10 s
+		name   string
+		err    error
+		want   int32 // calls within 10 s
+		counts string
 	}{
-		{"success is forgotten", nil, 1},
-		{"later comes again after its time", Later(4 * time.Second), 3},
+		{"success is forgotten", nil, 1, "success"},
+		{"later comes again after its time", Later(4 * time.Second), 3, "success"},
+		{"a retry as well, and is told", Retry(errors.New("no"), 4*time.Second), 3, "error"},
+		{"a retry of nothing", Retry(nil, 4*time.Second), 3, "success"},
 		// 0, 0.05, 0.15, 0.35, 0.75, 1.55, 3.15, 6.35
-		{"failure backs off", errors.New("no"), 8},
+		{"failure backs off", errors.New("no"), 8, "error"},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -114,6 +118,9 @@ func TestLoopErrors(t *testing.T) {
 				stop()
 				if got := calls.Load(); got != tt.want {
 					t.Errorf("sync was called %d times, want %d", got, tt.want)
+				}
+				if got := testutil.ToFloat64(l.metrics.total.WithLabelValues("test", tt.counts)); got != float64(tt.want) {
+					t.Errorf("%v syncs count as %s, want %d", got, tt.counts, tt.want)
 				}
 			})
 		})

@@ -35,7 +35,7 @@ func NewMetrics(r prometheus.Registerer) *Metrics {
 func (m *Metrics) observe(loop string, err error, d time.Duration) {
 	result := "success"
 	var later *laterError
-	if err != nil && !errors.As(err, &later) {
+	if err != nil && (!errors.As(err, &later) || later.err != nil) {
 		result = "error"
 	}
 	m.total.WithLabelValues(loop, result).Inc()

@@ -209,18 +209,18 @@ func (l links) Withdraw(ctx context.Context, addrs ...netip.Addr) error {
 func (a *addresses) onAttached(changed func()) { a.attached = append(a.attached, changed) }
 
 // attachedPods implements attachments.
-func (a *addresses) attachedPods(ctx context.Context) (map[types.UID]place.Pod, error) {
+func (a *addresses) attachedPods(ctx context.Context) (pods map[types.UID]place.Pod, unknown map[types.UID]error, err error) {
 	all, err := a.store.List(ctx)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	pods := map[types.UID]place.Pod{}
+	pods = map[types.UID]place.Pod{}
 	for _, alloc := range all {
 		if alloc.State == store.Attached && alloc.Pod.UID != "" && !a.assign.Linkless(alloc) {
 			pods[types.UID(alloc.Pod.UID)] = place.Pod{Link: alloc.HostIfIndex, Address: alloc.Address, Netns: alloc.Netns}
 		}
 	}
-	return pods, nil
+	return pods, nil, nil
 }
 
 // announced are the addresses of pods that are made known on links. Those of a block that doesn't exist any more stay as they are: pods

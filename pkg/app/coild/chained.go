@@ -31,7 +31,8 @@ type chained struct {
 	changed func()
 	keeper  *pods.Keeper
 	loop    *upkeep.Loop
-	// unreached are the routers that have had an Event NoHostLink; only for attachedPods.
+	// reached are routers to which the host has a link, and unreached those of which it was told that it has none; only for attachedPods.
+	reached   map[types.UID]place.Pod
 	unreached map[types.UID]bool
 }
 
@@ -95,18 +96,22 @@ func (c *chained) start(ctx context.Context, group *errgroup.Group) error {
 }
 
 // attachedPods are routers of Egresses. It looks only for the links to these.
-func (c *chained) attachedPods(ctx context.Context) (map[types.UID]place.Pod, error) {
+func (c *chained) attachedPods(ctx context.Context) (pods map[types.UID]place.Pod, unknown map[types.UID]error, err error) {
 	all, err := c.store.ListClients(ctx)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	routers, unreached := map[types.UID]place.Pod{}, map[types.UID]bool{}
-	for _, s := range all {
+	routers := slices.DeleteFunc(all, func(s store.Client) bool { return s.UID == "" || !c.egresses.cluster.ListsRouter(types.UID(s.UID)) })
+	pods, unknown = c.reach(ctx, routers, c.wayTo)
+	return pods, unknown, nil
+}
+
+// reach returns how the host reaches routers, and of which that isn't known now. These are reached as before, if they were.
+func (c *chained) reach(ctx context.Context, routers []store.Client, wayTo func(context.Context, store.Sandbox) (place.Pod, error)) (map[types.UID]place.Pod, map[types.UID]error) {
+	reached, unreached, unknown := map[types.UID]place.Pod{}, map[types.UID]bool{}, map[types.UID]error{}
+	for _, s := range routers {
 		uid := types.UID(s.UID)
-		if uid == "" || !c.egresses.cluster.ListsRouter(uid) {
-			continue
-		}
-		p, err := c.wayTo(ctx, s.Sandbox)
+		p, err := wayTo(ctx, s.Sandbox)
 		switch {
 		case errors.Is(err, podnet.ErrNoHostLink):
 			unreached[uid] = true
@@ -115,13 +120,16 @@ func (c *chained) attachedPods(ctx context.Context) (map[types.UID]place.Pod, er
 			}
 		case errors.Is(err, netns.ErrNotExist), errors.Is(err, netns.ErrNotNetns): // its DEL comes
 		case err != nil:
-			return nil, fmt.Errorf("look for the link of the router %s/%s: %w", s.Namespace, s.Name, err)
+			unknown[uid] = fmt.Errorf("look for the link of the router %s/%s: %w", s.Namespace, s.Name, err)
+			if before, was := c.reached[uid]; was {
+				reached[uid] = before
+			}
 		default:
-			routers[uid] = p
+			reached[uid] = p
 		}
 	}
-	c.unreached = unreached
-	return routers, nil
+	c.reached, c.unreached = reached, unreached
+	return reached, unknown
 }
 
 // warnOfRouter makes an Event that a router can't have floating addresses.

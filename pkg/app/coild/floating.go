@@ -2,9 +2,11 @@ package coild
 
 import (
 	"context"
+	"errors"
 	"maps"
 	"net"
 	"net/netip"
+	"slices"
 	"sync"
 	"time"
 
@@ -54,6 +56,7 @@ type holder struct {
 
 	mu        sync.Mutex
 	pods      map[types.UID]place.Pod // nil before it is known
+	unknown   map[types.UID]error     // pods of which it isn't
 	announced map[string]floating.Address
 	idOf      map[netip.Addr]string // of those
 	rivals    map[string]rival
@@ -61,8 +64,8 @@ type holder struct {
 
 // attachments are the node's pods, as the part knows them that attaches them, or another plugin.
 type attachments interface {
-	// attachedPods returns the pods to which addresses may lead, by their UIDs.
-	attachedPods(context.Context) (map[types.UID]place.Pod, error)
+	// attachedPods returns the pods to which addresses may lead, and those of which that isn't known now, by their UIDs.
+	attachedPods(context.Context) (pods map[types.UID]place.Pod, unknown map[types.UID]error, err error)
 	// onAttached has a function called when others may be returned; it doesn't block.
 	onAttached(func())
 }
@@ -136,7 +139,9 @@ func (h *holder) compose(ctx context.Context) error {
 	h.announced, h.idOf = map[string]floating.Address{}, map[netip.Addr]string{}
 	h.composeTroubles()
 	h.announcer.sources = append(h.announcer.sources, h.announcedAddresses)
-	h.recount = reconcile.New("floating-pods", func(ctx context.Context, _ struct{}) error { return h.readPods(ctx) }, h.metrics)
+	h.recount = reconcile.New("floating-pods", func(ctx context.Context, _ struct{}) error {
+		return errors.Join(h.readPods(ctx), h.unknownPods())
+	}, h.metrics)
 	h.attached.onAttached(func() { h.recount.Add(struct{}{}) })
 	return nil
 }
@@ -151,6 +156,9 @@ const checkPlaces = 4 * time.Second
 func (h *holder) start(ctx context.Context, group *errgroup.Group) error {
 	if err := h.untilInLine(ctx, false, "Reading which pods may have floating addresses failed, trying again", h.readPods); err != nil {
 		return err
+	}
+	if h.unknownPods() != nil { // they don't hold up the others
+		h.recount.Add(struct{}{})
 	}
 	// The driver works on until addresses are given up.
 	held, end := context.WithCancel(context.WithoutCancel(ctx))
@@ -187,19 +195,30 @@ func (h *holder) keys() [][]byte { return keys.Of(h.secret.Find(keys.Namespace +
 
 // readPods reads which pods are on the node, and how they are reached.
 func (h *holder) readPods(ctx context.Context) error {
-	pods, err := h.attached.attachedPods(ctx)
+	pods, unknown, err := h.attached.attachedPods(ctx)
 	if err != nil {
 		return err
 	}
 	h.mu.Lock()
-	same := h.pods != nil && maps.Equal(h.pods, pods)
-	h.pods = pods
+	same := h.pods != nil && maps.Equal(h.pods, pods) && maps.EqualFunc(h.unknown, unknown, func(error, error) bool { return true })
+	h.pods, h.unknown = pods, unknown
 	h.mu.Unlock()
 	if !same {
 		h.handover.Standby().PodsChanged()
 		h.driver.TargetsChanged()
 	}
 	return nil
+}
+
+// unknownPods says of which pods it isn't known how they are reached, and why.
+func (h *holder) unknownPods() error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	var errs []error
+	for _, uid := range slices.Sorted(maps.Keys(h.unknown)) {
+		errs = append(errs, h.unknown[uid])
+	}
+	return errors.Join(errs...)
 }
 
 func (h *holder) pod(uid types.UID) (place.Pod, bool) {
@@ -213,7 +232,7 @@ func (h *holder) pod(uid types.UID) (place.Pod, bool) {
 func (h *holder) Ready(a floating.Address) (ready, known bool) {
 	h.mu.Lock()
 	_, here := h.pods[a.Pod]
-	known = h.pods != nil
+	known = h.pods != nil && (here || h.unknown[a.Pod] == nil)
 	h.mu.Unlock()
 	return here && h.egresses.cluster.RouterServes(a.Pod), known
 }

@@ -28,7 +28,7 @@ type masquerader struct {
 	keeper    *masquerade.Keeper
 	loop      *reconcile.Loop[struct{}]
 	routers   prometheus.Gauge
-	failed    bool // the last time; only for sync
+	failed    string // with what, the last time; only for sync
 }
 
 // nodeAddress is the kind of the part's objects in coil_repairs_total.
@@ -107,13 +107,17 @@ func (m *masquerader) sync(ctx context.Context, _ struct{}) error {
 	res, err := m.keeper.Sync(ctx, routers)
 	m.repairs.Done(ctx, nodeAddress, res.Repaired)
 	m.routers.Set(float64(res.Routers))
-	if err != nil && !m.failed {
+	text := ""
+	if err != nil {
+		text = err.Error()
+	}
+	if text != "" && text != m.failed {
 		klog.FromContext(ctx).Error(err, "Clients of Egresses can't leave by the node's address, trying again")
 		m.warn("NodeAddressUnavailable", "clients of Egresses with use: Node can't leave by this node's address: %v", err)
 	}
-	m.failed = err != nil
-	if res.Routers > 0 { // a failure of one router doesn't delay the repair of the objects that all routers need
-		return reconcile.Later(checkTranslation)
+	m.failed = text
+	if res.Routers > 0 { // what fails for one router doesn't delay the repair of what all need
+		return reconcile.Retry(err, checkTranslation)
 	}
 	return err
 }

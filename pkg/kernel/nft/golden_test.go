@@ -85,7 +85,8 @@ func TestGatewayRuleset(t *testing.T) {
 		floating.Floating.Sources = append(floating.Floating.Sources, all, towards)
 	}
 	transit := few
-	transit.Floating = &ruleset.GatewayFloating{Transit: true, Addresses: []netip.Addr{dataplane.TransitAddr(dataplane.IPv4, 7), dataplane.TransitAddr(dataplane.IPv6, 7)}}
+	transit.Transits = []netip.Addr{dataplane.TransitAddr(dataplane.IPv4, 7), dataplane.TransitAddr(dataplane.IPv6, 7)}
+	transit.Floating = &ruleset.GatewayFloating{Addresses: transit.Transits}
 	for i, c := range few.Clients {
 		transit.Floating.Sources = append(transit.Floating.Sources, ruleset.GatewaySource{Client: c.Addr, Address: transit.Floating.Addresses[i]})
 	}

@@ -142,13 +142,15 @@ func (l *lab) transits(n int) (all []netip.Addr) {
 	return all
 }
 
-// route makes each router translate its client to the addresses that it finds.
-func (l *lab) route() {
+// route makes each router translate its client to the addresses that it finds, or to its own ones if the Egress doesn't use the node's any more.
+func (l *lab) route() { l.routeBy(true) }
+
+func (l *lab) routeBy(node bool) {
 	l.t.Helper()
 	for n, router := range l.routers {
 		h := testkit.Must(rtnl.New(router.NS))(l.t)
 		g := ruleset.Gateway{
-			MTU: 1500, Port: dataplane.FouPort, Addresses: l.wanted[n].Address.Addrs(), Floating: &ruleset.GatewayFloating{Transit: true},
+			MTU: 1500, Port: dataplane.FouPort, Addresses: l.wanted[n].Address.Addrs(), Transits: l.transits(n), Floating: &ruleset.GatewayFloating{},
 			Uplink:       testkit.Must(h.IndexByName("eth0"))(l.t),
 			Destinations: []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0"), netip.MustParsePrefix("::/0")},
 		}
@@ -159,6 +161,9 @@ func (l *lab) route() {
 			g.Clients = append(g.Clients, ruleset.GatewayClient{Addr: client, Link: tunnel})
 			g.Floating.Addresses = append(g.Floating.Addresses, a)
 			g.Floating.Sources = append(g.Floating.Sources, ruleset.GatewaySource{Client: client, Address: a})
+		}
+		if !node {
+			g.Floating = nil
 		}
 		table := testkit.Must(nft.New(router.NS, dataplane.NftTable))(l.t)
 		testkit.Must(table.Sync(l.t.Context(), g.Ruleset()))(l.t)

@@ -59,8 +59,10 @@ type Keeper struct {
 	routes *route.Syncer
 	// transits are the transit addresses that routers have, by the index of the link; nil before the kernel was read.
 	transits map[int]transit
-	// clean says that the kernel has no object of the Keeper's.
-	clean bool
+	// clean says that there is nothing of Coil's, and dirty that the last sync failed: what is missing may never have been made.
+	clean, dirty bool
+	// untold are the links of routers that weren't told of their addresses.
+	untold map[int]bool
 }
 
 // transit has the number of a router's transit address, and the router's own addresses.
@@ -71,7 +73,7 @@ type transit struct {
 
 // New returns a Keeper that has done nothing yet.
 func New(cfg Config) *Keeper {
-	return &Keeper{cfg: cfg, routes: route.New(cfg.Handle, dataplane.ProtocolTransit, cfg.PodTable)}
+	return &Keeper{cfg: cfg, routes: route.New(cfg.Handle, dataplane.ProtocolTransit, cfg.PodTable), untold: map[int]bool{}}
 }
 
 // Result says what a Sync has found.
@@ -82,27 +84,29 @@ type Result struct {
 	Routers int
 }
 
-// Sync makes everything as it should be for some routers. It must not be called concurrently.
+// Sync makes everything as it should be for some routers. It must not be called concurrently. What fails for one router doesn't keep it from
+// the objects of the others.
 func (k *Keeper) Sync(ctx context.Context, routers []Router) (Result, error) {
 	if k.transits == nil {
 		if err := k.recall(ctx); err != nil {
 			return Result{}, err
 		}
 	}
-	changed, err := k.choose(ctx, routers)
+	changed, chosen := k.choose(ctx, routers)
 	res := Result{Routers: len(k.transits)}
-	if err != nil || res.Routers == 0 && k.clean {
-		return res, err
+	if res.Routers == 0 && k.clean {
+		return res, chosen
 	}
+	changed = changed || k.dirty
 	written, err := k.sync(ctx)
 	if !changed {
 		res.Repaired = written
 	}
+	k.clean, k.dirty = err == nil && res.Routers == 0, err != nil
 	if err != nil {
-		return res, err // no router may rely on the node
+		return res, errors.Join(chosen, err) // no router may rely on the node
 	}
-	k.clean = res.Routers == 0
-	var errs []error
+	errs := []error{chosen}
 	for _, r := range routers {
 		if _, there := k.transits[r.Link]; !there {
 			continue
@@ -111,9 +115,10 @@ func (k *Keeper) Sync(ctx context.Context, routers []Router) (Result, error) {
 		if err != nil {
 			errs = append(errs, fmt.Errorf("tell the router %s: %w", r.Address, err))
 		}
-		if !changed {
+		if !changed && !k.untold[r.Link] {
 			res.Repaired += told
 		}
+		k.untold[r.Link] = err != nil
 	}
 	return res, errors.Join(errs...)
 }
@@ -140,36 +145,46 @@ func (k *Keeper) recall(ctx context.Context) error {
 	return nil
 }
 
-// choose gives each router a transit address that no other router has, and takes back those of links that are gone. It says whether anything has changed.
+// choose gives each router a transit address that no other has, and takes those of links that are gone. It says whether anything has changed.
+// A router whose link can't be looked up keeps its address, or gets one later.
 func (k *Keeper) choose(ctx context.Context, routers []Router) (changed bool, err error) {
+	var errs []error
 	next := map[int]transit{}
 	for link, t := range k.transits {
-		_, err := k.cfg.Handle.LinkByIndex(ctx, link)
-		switch {
-		case err == nil:
+		there, err := k.exists(ctx, link)
+		errs = append(errs, err)
+		if there || err != nil {
 			next[link] = t
-		case !errors.Is(err, rtnl.ErrNotExist):
-			return false, fmt.Errorf("look up the link %d of a router: %w", link, err)
 		}
 	}
 	for _, r := range routers {
 		t, known := next[r.Link]
 		if !known {
-			if _, err := k.cfg.Handle.LinkByIndex(ctx, r.Link); errors.Is(err, rtnl.ErrNotExist) {
-				continue // its DEL comes, or another link
-			} else if err != nil {
-				return false, fmt.Errorf("look up the link %d of a router: %w", r.Link, err)
+			there, err := k.exists(ctx, r.Link)
+			if there {
+				t.number, err = free(r.Link, next)
 			}
-			if t.number, err = free(r.Link, next); err != nil {
-				return false, err
+			errs = append(errs, err)
+			if !there || err != nil {
+				continue // its DEL comes, or another link
 			}
 		}
 		t.own = r.Address
 		next[r.Link] = t
 	}
+	maps.DeleteFunc(k.untold, func(link int, untold bool) bool { return !untold || next[link] == (transit{}) })
 	changed = !maps.Equal(next, k.transits)
 	k.transits = next
-	return changed, nil
+	return changed, errors.Join(errs...)
+}
+
+// exists says whether there is the link of a router.
+func (k *Keeper) exists(ctx context.Context, link int) (bool, error) {
+	_, err := k.cfg.Handle.LinkByIndex(ctx, link)
+	if err == nil || errors.Is(err, rtnl.ErrNotExist) {
+		return err == nil, nil
+	}
+	return false, fmt.Errorf("look up the link %d of a router: %w", link, err)
 }
 
 // free returns a number that no other router has. It derives it from the link's index, which the kernel seldom gives twice: so a router doesn't
@@ -184,7 +199,7 @@ func free(link int, taken map[int]transit) (int, error) {
 			return n, nil
 		}
 	}
-	return 0, fmt.Errorf("all %d transit addresses are taken by routers of the node", dataplane.Transits)
+	return 0, fmt.Errorf("there is no transit address for the router of link %d: routers of the node have all %d", link, dataplane.Transits)
 }
 
 var families = []dataplane.Family{dataplane.IPv4, dataplane.IPv6}

@@ -256,6 +256,33 @@ func TestLives(t *testing.T) {
 	l.none("in another life")
 }
 
+// When an Egress doesn't use the nodes' addresses any more, its open connections go on with them, and without the node's table none leaves.
+func TestOpenConnectionsStay(t *testing.T) {
+	l := newLab(t)
+	l.sync(l.start(), Result{Routers: 2})
+	l.route()
+	for _, f := range families {
+		open := l.talk(l.clients[0], netip.AddrPort{}, f)
+		testkit.Must(open.answered())(t)
+		l.routeBy(false)
+		if got, err := open.answered(); err != nil || got != addr(f, 0, 1) {
+			t.Errorf("%s: the open connection is seen as %s, %v", f, got, err)
+		}
+		if got, err := l.talk(l.clients[0], netip.AddrPort{}, f).ask(timeout); err != nil || got != addr(f, 1, 2) {
+			t.Errorf("%s: a new connection is seen as %s, %v, want the router's address", f, got, err)
+		}
+		l.leaks.Take()
+		testkit.Must(l.node.Run("nft", "flush", "ruleset"))(t)
+		if got, err := open.ask(silence); err == nil {
+			t.Errorf("%s: without the table the open connection is seen as %s", f, got)
+		}
+		l.none("without the table")
+		l.sync(l.start(), Result{Routers: 2, Repaired: 1})
+		testkit.Must(open.answered())(t)
+		l.route()
+	}
+}
+
 // With a router's link its objects go, and with the last one's all.
 func TestRoutersGo(t *testing.T) {
 	l := newLab(t)
@@ -296,6 +323,57 @@ func TestNamespacesGo(t *testing.T) {
 		t.Errorf("a router of IPv4 has %v", got)
 	}
 	l.wanted[0].Path += "gone"
+	l.sync(k, Result{Routers: 2})
+}
+
+// What fails for one router, whose link can't be looked up, doesn't keep the objects of the others from being made, and repaired.
+func TestOneFails(t *testing.T) {
+	l := newLab(t)
+	k := l.start()
+	broken := l.wanted[0]
+	broken.Link = 0 // which the kernel refuses to look up
+	l.wanted = append([]Router{broken}, l.wanted...)
+	for _, want := range []Result{{Routers: 2}, {Routers: 2, Repaired: 1}} {
+		if got, err := k.Sync(t.Context(), l.wanted); got != want || err == nil || !strings.Contains(err.Error(), "link 0") {
+			t.Errorf("Sync found %+v, %v, want %+v and an error about the link", got, err, want)
+		}
+		l.wanted = l.wanted[1:]
+		l.route()
+		l.leaves("beside the other one")
+		l.wanted = append([]Router{broken}, l.wanted...)
+		testkit.Must(l.node.Run("nft", "flush", "ruleset"))(t)
+	}
+	l.wanted = l.wanted[1:]
+	l.sync(k, Result{Routers: 2, Repaired: 1})
+}
+
+// What is missing since it couldn't be made isn't repaired when it is made at last.
+func TestFirstTime(t *testing.T) {
+	l := newLab(t)
+	k := l.start()
+	fails := func(why string) {
+		t.Helper()
+		if got, err := k.Sync(t.Context(), l.wanted); err == nil || got.Repaired > 0 {
+			t.Errorf("Sync found %+v, %v %s", got, err, why)
+		}
+	}
+	l.node.Configure(t, "link set r1 down")
+	fails("though no route can lead by r1")
+	fails("though no route can lead by r1, the second time")
+	l.node.Configure(t, "link set r1 up")
+	path := l.wanted[0].Path
+	l.wanted[0].Path = strings.Repeat("x", unix.PathMax)
+	fails("though the namespace can't be opened")
+	fails("though the namespace can't be opened, the second time")
+	testkit.Must(l.node.Run("nft", "flush", "ruleset"))(t)
+	if got, err := k.Sync(t.Context(), l.wanted); err == nil || got.Repaired != 1 {
+		t.Errorf("Sync found %+v, %v, want the table repaired", got, err)
+	}
+	l.wanted[0].Path = path
+	l.sync(k, Result{Routers: 2})
+	if got := l.transits(0); len(got) != 2 {
+		t.Errorf("the router has %v", got)
+	}
 	l.sync(k, Result{Routers: 2})
 }
 

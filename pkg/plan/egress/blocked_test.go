@@ -18,6 +18,7 @@ import (
 func TestPlacesOffBlockedNodes(t *testing.T) {
 	for _, tt := range []struct {
 		name     string
+		max      int32  // of addresses on a node
 		nodes    string // with routers
 		blocked  string // nodes that say that they drop packets, of the first addresses
 		ended    bool   // they have said so
@@ -25,18 +26,22 @@ func TestPlacesOffBlockedNodes(t *testing.T) {
 		movingTo string // of the first address
 		want     string // the successors of each address, with the node to which it is to move
 	}{
-		{"none is", "ab", "", false, "bb", "", "ba ab>a"},
-		{"an address stays off a node though that has none", "ab", "a", false, "bb", "", "ba ba"},
-		{"it was", "ab", "a", true, "bb", "", "ba ab>a"},
-		{"a move is called off", "ab", "a", false, "b", "a", "ba"},
-		{"the holder is: it hands over", "ab", "a", false, "a", "", "ba>b"},
-		{"two of three are", "abc", "ab", false, "ac", "", "cab>c cab"},
-		{"all are", "ab", "ab", false, "ab", "", "ab ba"},
+		{"none is", 0, "ab", "", false, "bb", "", "ba ab>a"},
+		{"an address stays off a node though that has none", 0, "ab", "a", false, "bb", "", "ba ba"},
+		{"it was", 0, "ab", "a", true, "bb", "", "ba ab>a"},
+		{"a move is called off", 0, "ab", "a", false, "b", "a", "ba"},
+		{"the holder is: it hands over", 0, "ab", "a", false, "a", "", "ba>b"},
+		{"two of three are", 0, "abc", "ab", false, "ac", "", "cab>c cab"},
+		{"all are", 0, "ab", "ab", false, "ab", "", "ab ba"},
+		{"the other node has no room", 2, "ab", "a", false, "aabb", "", "a a ba ba"},
+		{"the other node has room for one", 2, "ab", "a", false, "aab", "", "ba>b a ba"},
+		{"nobody has the one for which there is no room", 1, "ab", "a", false, "ab-", "", "a ba "},
 	} {
 		for _, use := range []v2.EgressAddressUse{v2.EgressAddressOfClient, v2.EgressAddressOfRouter} {
 			t.Run(tt.name+", "+string(use), func(t *testing.T) {
 				e := withAddresses()
 				e.Spec.Addresses.Use = use
+				e.Spec.Addresses.Placement = &v2.EgressPlacement{MaxPerNode: tt.max}
 				var routers []*corev1.Pod
 				var all []v2.FloatingNode
 				for i, node := range strings.Split(tt.nodes, "") {

@@ -26,7 +26,7 @@ const mostSuccessors = 5
 // A router that is ending forwards for a while. Addresses of clients move to another node meanwhile, with their connections. Connections
 // by a router's own addresses stay with it until it has ended: it keeps these as long as there are enough for the others.
 //
-// A node that drops packets of one of the addresses gets none of them as long as another node may have them.
+// A node that drops packets of one of the addresses gets none as long as another node may have them, and has room.
 func Places(e *v2.Egress, blocks []*v2.AddressBlock, routers []*corev1.Pod, internalIPs func(node string) []string) map[string]Place {
 	if !e.Spec.Addresses.Float() {
 		return nil
@@ -36,17 +36,20 @@ func Places(e *v2.Egress, blocks []*v2.AddressBlock, routers []*corev1.Pod, inte
 		return nil
 	}
 	h.avoid(blocks)
+	p := cmp.Or(e.Spec.Addresses.Placement, &v2.EgressPlacement{})
+	placement := floating.Placement{Pack: p.Strategy == v2.EgressPlacementPack, MaxPerNode: int(p.MaxPerNode)}
+	h.bounded = placement.MaxPerNode > 0
 	names := slices.Sorted(maps.Keys(h.ready))
 	open := slices.DeleteFunc(slices.Clone(names), func(name string) bool { return h.blocked[h.ready[name].Node] })
 	present := make([]floating.Place, 0, len(blocks))
 	kept := h.kept(blocks)
 	for _, b := range blocks {
 		if kept[b.Name] == "" {
-			present = append(present, floating.Place{Address: b.Name, Node: h.of(b)})
+			present = append(present, floating.Place{Address: b.Name, Node: h.of(b, false)})
 		}
 	}
-	p := cmp.Or(e.Spec.Addresses.Placement, &v2.EgressPlacement{})
-	orders := floating.Placement{Pack: p.Strategy == v2.EgressPlacementPack, MaxPerNode: int(p.MaxPerNode)}.Successors(open, present)
+	orders := placement.Successors(open, present)
+	h.fillBlocked(placement, blocks, kept, orders)
 	for block, home := range kept {
 		orders[block] = floating.Placement{}.Successors(append(slices.Clone(open), home), []floating.Place{{Address: block, Node: home}})[block]
 	}
@@ -89,6 +92,8 @@ type homes struct {
 	nodes map[types.UID]string
 	// blocked are the nodes that drop packets of the addresses; empty if all nodes do.
 	blocked map[string]bool
+	// bounded says that a node has room for some addresses only: those that are there come first.
+	bounded bool
 }
 
 // name tells homes apart.
@@ -168,14 +173,18 @@ func (h homes) home(name string) v2.FloatingNode {
 	return h.ending[types.UID(name)]
 }
 
-// of is the name of the home that has an address, or is about to; empty if no router there is ready, or the node drops packets.
-func (h homes) of(b *v2.AddressBlock) string {
+// of is the name of the home that has an address, or is about to, among the nodes that drop packets, or else among the others; empty if no
+// router there is ready.
+func (h homes) of(b *v2.AddressBlock, blocked bool) string {
 	about := []v2.FloatingNode{on(b, b.Floating.MovingTo)}
 	if !h.routers || plan.Settled(b) { // else its node gives the address up
 		about = append(about, on(b, b.Floating.Holding.Holder))
 	}
-	for _, n := range append(about, b.Floating.Successors...) {
-		if _, ready := h.ready[h.name(n)]; ready && !h.blocked[n.Node] {
+	if blocked || !h.bounded || !h.blocked[b.Floating.Holding.Holder] {
+		about = append(about, b.Floating.Successors...)
+	}
+	for _, n := range about {
+		if _, ready := h.ready[h.name(n)]; ready && h.blocked[n.Node] == blocked {
 			return h.name(n)
 		}
 	}

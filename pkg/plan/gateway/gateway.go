@@ -250,7 +250,7 @@ func (g State) Routes(links map[netip.Addr]dataplane.TunnelLink) ([]dataplane.Ro
 func (g State) Filter(links map[netip.Addr]dataplane.TunnelLink) ruleset.Gateway {
 	rules := ruleset.Gateway{
 		Uplink: g.UplinkIndex, MTU: g.MTU, Addresses: g.Addresses, Port: g.Port, Probers: g.Probers, HealthPort: g.HealthPort, Ports: g.Ports, Askers: g.Askers, Destinations: g.Destinations,
-		Clients: make([]ruleset.GatewayClient, 0, len(g.Tunnels)), MaxPerClient: g.MaxPerClient, Over: g.Over, Floating: g.Floating,
+		Clients: make([]ruleset.GatewayClient, 0, len(g.Tunnels)), MaxPerClient: g.MaxPerClient, Over: g.Over, Floating: g.Floating, Transits: g.Transits,
 	}
 	for _, t := range g.Tunnels {
 		if l, ok := links[t.Remote]; ok {
@@ -262,7 +262,7 @@ func (g State) Filter(links map[netip.Addr]dataplane.TunnelLink) ruleset.Gateway
 
 // Equal says whether two gateways need the same of the kernel.
 func (g State) Equal(o State) bool {
-	return g.MaxPerClient == o.MaxPerClient && g.Floating.Equal(o.Floating) && slices.Equal(g.Over, o.Over) && g.Uplink == o.Uplink && g.UplinkIndex == o.UplinkIndex && g.MTU == o.MTU && g.Port == o.Port && slices.Equal(g.Addresses, o.Addresses) &&
+	return g.MaxPerClient == o.MaxPerClient && g.Floating.Equal(o.Floating) && slices.Equal(g.Transits, o.Transits) && slices.Equal(g.Over, o.Over) && g.Uplink == o.Uplink && g.UplinkIndex == o.UplinkIndex && g.MTU == o.MTU && g.Port == o.Port && slices.Equal(g.Addresses, o.Addresses) &&
 		slices.Equal(g.Destinations, o.Destinations) && slices.Equal(g.Askers, o.Askers) && slices.Equal(g.Tunnels, o.Tunnels)
 }
 
@@ -292,7 +292,7 @@ func (g State) Since(before State) (c Change, ok bool) {
 			old, now = old[1:], now[1:]
 		}
 	}
-	return c, g.MaxPerClient != before.MaxPerClient || !g.Floating.Equal(before.Floating) || !slices.Equal(g.Over, before.Over) || !slices.Equal(g.Pods, before.Pods) || !slices.Equal(g.Destinations, before.Destinations) || !slices.Equal(g.Askers, before.Askers)
+	return c, g.MaxPerClient != before.MaxPerClient || !g.Floating.Equal(before.Floating) || !slices.Equal(g.Transits, before.Transits) || !slices.Equal(g.Over, before.Over) || !slices.Equal(g.Pods, before.Pods) || !slices.Equal(g.Destinations, before.Destinations) || !slices.Equal(g.Askers, before.Askers)
 }
 
 // Released returns the addresses of before that nobody has now, or that came to a pod that

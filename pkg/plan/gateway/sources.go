@@ -89,7 +89,7 @@ func floatingOf(cfg Config, e *v2.Egress, own map[dataplane.Family]netip.Addr, u
 	f := &ruleset.GatewayFloating{}
 	if e.Spec.Addresses.For(v2.EgressAddressOfNode) {
 		f.Addresses = slices.DeleteFunc(slices.Clone(cfg.Transits), func(a netip.Addr) bool { return !own[dataplane.FamilyOf(a)].IsValid() })
-		f.Transit, f.Sources = true, sorted(drawn(f.Addresses, uses))
+		f.Sources = sorted(drawn(f.Addresses, uses))
 		return f
 	}
 	var has []netip.Addr // of the router

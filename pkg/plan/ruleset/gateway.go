@@ -38,14 +38,14 @@ type Gateway struct {
 	// Floating are the addresses by which clients leave, each by those that Sources say, and none by the router's own. Nil
 	// without such addresses: clients leave by the router's.
 	Floating *GatewayFloating
+	// Transits are the addresses that the router's node translates to its own: packets from them may take no other hop than that.
+	Transits []netip.Addr
 }
 
 // GatewayFloating is how clients leave by floating addresses, or by one that the router's node translates.
 type GatewayFloating struct {
 	// Addresses are answered for when they are asked for an echo.
 	Addresses []netip.Addr
-	// Transit says that the router's node translates the addresses to its own: packets from them may take no other hop than that.
-	Transit bool
 	// Sources say by which address a client leaves. A connection that no Source is for isn't opened. Those of one client
 	// don't overlap, but for one with any destination, which is for what is left; they are sorted.
 	Sources []GatewaySource
@@ -56,7 +56,7 @@ func (f *GatewayFloating) Equal(o *GatewayFloating) bool {
 	if f == nil || o == nil {
 		return f == o
 	}
-	return f.Transit == o.Transit && slices.Equal(f.Addresses, o.Addresses) && slices.Equal(f.Sources, o.Sources)
+	return slices.Equal(f.Addresses, o.Addresses) && slices.Equal(f.Sources, o.Sources)
 }
 
 // GatewaySource is the address by which connections of a client leave.
@@ -124,7 +124,8 @@ var counted = []string{Masqueraded, Invalid, NonClient, ForgedSource, NotADestin
 //	  answer     to clients only what they asked for
 //	nat        the first packet of a connection: clients get the router's address, or their floating one
 //	arrive     with floating addresses: the router answers an echo request to one of them
-//	transit    from an address that the node translates: the node doesn't forward the packet unless it does
+//	transit    from an address that the node translates: the node doesn't forward the packet unless it does. Open connections
+//	           may have it though clients leave by another one now
 //	others     connections that nat hasn't translated: none may be opened
 //	  own
 //
@@ -171,9 +172,9 @@ func (g Gateway) Ruleset() dataplane.Ruleset {
 	t.Chains = append(t.Chains, t.sent, t.opened, t.answer, t.fou, t.probed, t.answered, t.own, t.asked, t.entry, t.exit, t.leave, t.input, t.forward, t.nat, t.others)
 	if t.Floating != nil {
 		t.Chains = append(t.Chains, t.arrive)
-		if t.Floating.Transit {
-			t.Chains = append(t.Chains, t.transit)
-		}
+	}
+	if len(t.Transits) > 0 {
+		t.Chains = append(t.Chains, t.transit)
 	}
 	return t.Ruleset
 }
@@ -227,6 +228,11 @@ func (t *gateway) accepts(f family) {
 	if t.Floating != nil {
 		t.floating(f, clients.Size)
 	}
+	if len(t.Transits) > 0 {
+		transits := f.set("transits", t.Transits)
+		t.Sets = append(t.Sets, transits)
+		f.rule(&t.transit, "no other hop than the node", "%s meta nfproto $f $ip saddr @%s $hops set %d", t.out, transits.Name, dataplane.TransitHops)
+	}
 
 	// Connections of the tunnels themselves are of no interest, and cost a lookup each. An answer to a client's
 	// connection that was given FoU's port isn't from a client.
@@ -268,9 +274,6 @@ func (t *gateway) floating(f family, size uint32) {
 	t.Sets = append(t.Sets, addresses, all, towards)
 	f.rule(&t.nat, "a client's address towards a destination", "%s meta nfproto $f snat $ip to $ip saddr . $ip daddr map @%s", t.out, towards.Name)
 	f.rule(&t.nat, "a client's address", "%s meta nfproto $f snat $ip to $ip saddr map @%s", t.out, all.Name)
-	if t.Floating.Transit {
-		f.rule(&t.transit, "no other hop than the node", "%s meta nfproto $f $ip saddr @%s $hops set %d", t.out, addresses.Name, dataplane.TransitHops)
-	}
 	for _, own := range f.of(t.Addresses) {
 		f.rule(&t.arrive, "to a floating address: does it live", "%s meta nfproto $f $ip daddr @%s meta l4proto $ping $icmp type echo-request dnat $ip to %s", t.in, addresses.Name, own)
 	}
