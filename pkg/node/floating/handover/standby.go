@@ -183,7 +183,7 @@ func (s *Standby) lead(block string, next lead) {
 	if w == nil {
 		w = s.newWatch(next.Pod)
 	}
-	st.add(next.Address, w.add(next.Address, st))
+	w.add(next.Address, st)
 }
 
 // forget deletes the flows that a router here has for another node.
