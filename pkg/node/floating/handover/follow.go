@@ -110,6 +110,9 @@ func (f *following) allowed(o offered) (floating.Address, bool) {
 		err = errors.New("this node still hands the address over")
 	default:
 		a, err = floating.Following(f.s.h.cfg.Node, f.from, b)
+		if err == nil && o.Router != "" && o.Router != a.Pod {
+			err = fmt.Errorf("the router here is pod %s, and not %s", a.Pod, o.Router)
+		}
 	}
 	if err != nil {
 		f.refuse(o.Block, err.Error())
@@ -164,7 +167,7 @@ func (f *following) flows(ctx context.Context, payload []byte, do func(context.C
 		}
 		may, looked := now[k]
 		if !looked {
-			a, ok := f.allowed(offered{k.Block, k.ID})
+			a, ok := f.allowed(offered{Block: k.Block, ID: k.ID})
 			if may = ok && a == k.Address; ok && !may {
 				f.refuse(k.Block, "another pod has the address now")
 			}

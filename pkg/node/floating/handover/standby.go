@@ -68,10 +68,11 @@ type Events interface {
 	Close() error
 }
 
-// lead is an address that this node has, and the node that keeps its connections.
+// lead is an address that this node has, and the node that keeps its connections, with the router there.
 type lead struct {
 	floating.Address
-	node string
+	node   string
+	router types.UID
 }
 
 // newStandby returns a Standby, whose work ends by finish.
@@ -143,12 +144,12 @@ func (s *Standby) PodsChanged() {
 
 // look finds out to whom the connections of an address are copied.
 func (s *Standby) look(b *v2.AddressBlock) {
-	a, node, ok := floating.Follower(s.h.cfg.Node, b)
+	a, to, ok := floating.Follower(s.h.cfg.Node, b)
 	if !ok || !s.h.cfg.Here(a.Pod) {
 		s.lead(b.Name, lead{})
 		return
 	}
-	s.lead(b.Name, lead{a, node})
+	s.lead(b.Name, lead{a, to.Node, to.PodUID})
 }
 
 // lead has the connections of an address copied to a node, or not any more.
@@ -183,7 +184,7 @@ func (s *Standby) lead(block string, next lead) {
 	if w == nil {
 		w = s.newWatch(next.Pod)
 	}
-	w.add(next.Address, st)
+	w.add(next, st)
 }
 
 // forget deletes the flows that a router here has for another node.

@@ -9,7 +9,6 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/coil-net/coil/pkg/kernel/conntrack"
-	"github.com/coil-net/coil/pkg/node/floating"
 )
 
 // stream copies the flows of some addresses to one node.
@@ -29,7 +28,7 @@ type stream struct {
 
 // copied is an address whose flows are copied.
 type copied struct {
-	floating.Address
+	lead
 	// watched says that changes are heard, and has that the other node has had all flows since then.
 	watched, has bool
 	// whole is when they were sent last, and again when they may be sent again at the earliest: pause later, which is longer each time that they have to
@@ -60,10 +59,10 @@ func (st *stream) awake() {
 }
 
 // add begins to copy the flows of an address.
-func (st *stream) add(a floating.Address, watched bool) {
+func (st *stream) add(l lead, watched bool) {
 	st.mu.Lock()
 	defer st.mu.Unlock()
-	st.all[a.Block] = &copied{Address: a, watched: watched, since: time.Now(), why: "the first copy isn't complete yet"}
+	st.all[l.Block] = &copied{lead: l, watched: watched, since: time.Now(), why: "the first copy isn't complete yet"}
 	st.awake()
 }
 
@@ -262,7 +261,7 @@ func (st *stream) connect(ctx context.Context) error {
 }
 
 // starting returns the addresses whose flows are all to be sent now.
-func (st *stream) starting(now time.Time) (all []floating.Address) {
+func (st *stream) starting(now time.Time) (all []lead) {
 	st.mu.Lock()
 	defer st.mu.Unlock()
 	for _, c := range st.all {
@@ -273,29 +272,29 @@ func (st *stream) starting(now time.Time) (all []floating.Address) {
 			c.pause = min(max(c.pause, st.s.limits.retry), st.s.limits.whole)
 			// What is lost from now on is told by has.
 			c.has, c.whole, c.again = true, now, now.Add(c.pause)
-			all = append(all, c.Address)
+			all = append(all, c.lead)
 		}
 	}
 	return all
 }
 
 // failed notes that the flows of addresses couldn't be read.
-func (st *stream) failed(all []floating.Address, why error) {
+func (st *stream) failed(all []lead, why error) {
 	st.mu.Lock()
 	defer st.mu.Unlock()
 	for _, a := range all {
-		if c := st.all[a.Block]; c != nil && c.Address == a {
+		if c := st.all[a.Block]; c != nil && c.lead == a {
 			c.lacks(why.Error())
 		}
 	}
 }
 
 // settled takes the answer of the other node about a turn in which all flows of some addresses were sent.
-func (st *stream) settled(whole []floating.Address, got answer) (next time.Duration, news bool) {
+func (st *stream) settled(whole []lead, got answer) (next time.Duration, news bool) {
 	st.mu.Lock()
 	defer st.mu.Unlock()
 	for _, a := range whole {
-		if c := st.all[a.Block]; c != nil && c.Address == a && c.has && !c.since.IsZero() {
+		if c := st.all[a.Block]; c != nil && c.lead == a && c.has && !c.since.IsZero() {
 			c.since, c.why, news = time.Time{}, "", true
 		}
 	}

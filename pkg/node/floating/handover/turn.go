@@ -14,7 +14,6 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/coil-net/coil/pkg/kernel/conntrack"
-	"github.com/coil-net/coil/pkg/node/floating"
 )
 
 // exchange are turns by one connection.
@@ -82,8 +81,8 @@ func (x *exchange) wait() error {
 }
 
 // read reads the flows of the addresses whose turn it is.
-func (x *exchange) read() (whole []floating.Address, flows found) {
-	byPod := map[types.UID][]floating.Address{}
+func (x *exchange) read() (whole []lead, flows found) {
+	byPod := map[types.UID][]lead{}
 	for _, a := range x.st.starting(time.Now()) {
 		byPod[a.Pod] = append(byPod[a.Pod], a)
 	}
@@ -107,8 +106,8 @@ func (x *exchange) read() (whole []floating.Address, flows found) {
 }
 
 // whole sends all flows of an address. Echoes and connections that are over aren't kept.
-func (x *exchange) whole(a floating.Address, flows found) (sent int, err error) {
-	name, err := json.Marshal(offered{a.Block, a.ID})
+func (x *exchange) whole(a lead, flows found) (sent int, err error) {
+	name, err := json.Marshal(offered{a.Block, a.ID, a.router})
 	if err != nil {
 		return 0, err
 	}
