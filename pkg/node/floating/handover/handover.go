@@ -43,6 +43,9 @@ import (
 // most is how many hand-overs are sent at once.
 const most = 64
 
+// Connections is how many connections to one node are open at once: those of hand-overs, and that of a Standby.
+const Connections = most + 1
+
 // limits are what a hand-over may take.
 type limits struct {
 	// total is how long an address waits for it at most, late how long it may take after that.
