@@ -5,8 +5,8 @@
 // address moves.
 //
 //	holder                                   next holder
-//	1 offers the address                     looks whether the AddressBlock says so, and forgets what its router has of the address
-//	2 sends all flows, then an end           inserts them, and says how many
+//	1 offers the address                     looks whether the AddressBlock says so, and forgets what its router has of the address unless it is a standby's
+//	2 sends all flows, then an end           inserts them, forgets others, and says how many
 //	3 the same of what changed meanwhile     the same; then the address moves
 //	4 once more, when it has moved           the same, if it has the address by now
 //	5 forgets the flows after 10 s

@@ -217,6 +217,14 @@ func (s *Standby) following(a floating.Address) {
 	s.follows[a.Block] = a
 }
 
+// keeps says whether a router here has flows of the address for the node that has it.
+func (s *Standby) keeps(a floating.Address) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	kept, ok := s.follows[a.Block]
+	return ok && kept == a
+}
+
 // State is how far the connections of an address are copied.
 type State struct {
 	// Node is the node to which they are.
