@@ -83,6 +83,7 @@ func (c *copied) lacks(why string) {
 
 // watched says whether changes of a pod's flows are heard, from now on.
 func (st *stream) watched(pod types.UID, watched bool) {
+	defer st.told()
 	st.mu.Lock()
 	defer st.mu.Unlock()
 	for _, c := range st.all {
@@ -96,6 +97,7 @@ func (st *stream) watched(pod types.UID, watched bool) {
 
 // restart lets all flows be sent anew.
 func (st *stream) restart(why string) {
+	defer st.told()
 	st.mu.Lock()
 	defer st.mu.Unlock()
 	for _, c := range st.all {
@@ -202,7 +204,6 @@ func (st *stream) run(ctx context.Context) {
 		}
 		st.s.metrics.restarts.WithLabelValues("connection").Inc()
 		st.restart("there is no connection to the node: " + err.Error())
-		st.told()
 		log.Error(err, "Connections of floating addresses aren't copied to the node that takes the addresses when this one fails, trying again")
 		if time.Since(began) > st.s.limits.mostRetry {
 			pause = st.s.limits.retry
@@ -280,6 +281,7 @@ func (st *stream) starting(now time.Time) (all []lead) {
 
 // failed notes that the flows of addresses couldn't be read.
 func (st *stream) failed(all []lead, why error) {
+	defer st.told()
 	st.mu.Lock()
 	defer st.mu.Unlock()
 	for _, a := range all {
