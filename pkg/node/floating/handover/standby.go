@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
@@ -106,7 +107,9 @@ func (s *Standby) Changed(before, after *v2.AddressBlock) {
 		return
 	}
 	_, known := s.blocks[after.Name]
-	if f := after.Floating; s.h.cfg.Told != nil && f != nil && (known || f.Standby) && f.Holding.Holder == s.h.cfg.Node {
+	// A condition may be of an earlier life of this program, or of another holder.
+	said := known || meta.FindStatusCondition(after.Status.Conditions, v2.BlockStandbyInStep) != nil
+	if f := after.Floating; s.h.cfg.Told != nil && f != nil && (said || f.Standby) && f.Holding.Holder == s.h.cfg.Node {
 		defer s.h.cfg.Told(after.Name)
 	}
 	if after.Floating == nil || !after.Floating.Standby {

@@ -6,6 +6,9 @@ import (
 	"testing"
 	"time"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
 	"github.com/coil-net/coil/pkg/kernel/conntrack"
 	"github.com/coil-net/coil/pkg/testkit"
 )
@@ -56,6 +59,31 @@ func TestBreaksAreTold(t *testing.T) {
 				}
 			case <-time.After(testkit.Timeout(5 * time.Second)):
 				t.Error("nothing is told")
+			}
+		})
+	}
+}
+
+// A block without a standby is looked at by its holder if it says how far a standby is: that was switched off while nobody saw it.
+func TestLeftConditionIsTold(t *testing.T) {
+	for name, c := range map[string]struct {
+		holder, condition string
+		want              int
+	}{
+		"left over":         {"a", v2.BlockStandbyInStep, 1},
+		"another's":         {"c", v2.BlockStandbyInStep, 0},
+		"no such condition": {"a", v2.BlockConflicting, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t)
+			told := 0
+			w.a.cfg.Told = func(string) { told++ }
+			b := w.a.cfg.Block("p-0").DeepCopy()
+			b.Floating.Holding.Holder = c.holder
+			b.Status.Conditions = []metav1.Condition{{Type: c.condition, Status: metav1.ConditionTrue}}
+			w.a.standby.Changed(nil, b)
+			if told != c.want {
+				t.Errorf("it is told %d times, want %d", told, c.want)
 			}
 		})
 	}
