@@ -22,6 +22,8 @@ type stream struct {
 	all map[string]*copied // by block
 	// young and due are flows that are to be sent: after the next turn, and with it. over are those that have ended.
 	young, due, over map[key]conntrack.Flow
+	// dumped says that flows among those that are young, and due, may have been sent already, with all of their address.
+	dumped [2]bool
 	// oldest are the times of the first event among those that are young, due and being sent.
 	oldest [3]time.Time
 }
@@ -130,11 +132,12 @@ func (st *stream) push(e conntrack.Event) {
 	switch {
 	case !e.Over:
 		st.young[id] = e.Flow
-	case young || due: // it was never sent
+	default:
 		delete(st.young, id)
 		delete(st.due, id)
-	default:
-		st.over[id] = e.Flow
+		if sent := !young && !due || young && st.dumped[0] || due && st.dumped[1]; sent {
+			st.over[id] = e.Flow
+		}
 	}
 	full := len(st.young)+len(st.due)+len(st.over) > st.s.limits.waiting
 	st.mu.Unlock()
@@ -151,6 +154,7 @@ func (st *stream) turn() (over, begun map[key]conntrack.Flow) {
 	over, begun = st.over, st.due
 	st.over, st.due, st.young = map[key]conntrack.Flow{}, st.young, map[key]conntrack.Flow{}
 	st.oldest = [3]time.Time{{}, st.oldest[0], st.oldest[1]}
+	st.dumped = [2]bool{false, st.dumped[0]}
 	return over, begun
 }
 
@@ -275,6 +279,9 @@ func (st *stream) starting(now time.Time) (all []lead) {
 			c.has, c.whole, c.again = true, now, now.Add(c.pause)
 			all = append(all, c.lead)
 		}
+	}
+	if len(all) > 0 { // flows that begin until the next turn may be read, too
+		st.dumped = [2]bool{true, true}
 	}
 	return all
 }
