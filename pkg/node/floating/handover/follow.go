@@ -121,17 +121,9 @@ func (f *following) allowed(o offered) (floating.Address, bool) {
 	return a, true
 }
 
-// lacks notes that flows of an address weren't taken.
-func (f *following) lacks(block, why string) {
-	if f.said.Refused == nil {
-		f.said.Refused = map[string]string{}
-	}
-	f.said.Refused[block] = why[:min(len(why), mostReason)]
-}
-
 // refuse takes no more flows of an address until it is begun again.
 func (f *following) refuse(block, why string) {
-	f.lacks(block, why)
+	f.said.refuse(block, why)
 	for addr, k := range f.addrs {
 		if k.Block == block {
 			delete(f.addrs, addr)
@@ -228,7 +220,7 @@ func (f *following) open(ctx context.Context, table Flows, flows []conntrack.Flo
 	}
 	f.s.metrics.full.Add(float64(len(rest) - known))
 	for _, flow := range rest {
-		f.lacks(f.addrs[flow.Translated.Addr()].Block, fmt.Sprintf("the router tracks %d connections, and may track %d", count, limit))
+		f.said.refuse(f.addrs[flow.Translated.Addr()].Block, fmt.Sprintf("the router tracks %d connections, and may track %d", count, limit))
 	}
 	return nil
 }

@@ -1,6 +1,7 @@
 package handover
 
 import (
+	"cmp"
 	"context"
 	"sync"
 	"time"
@@ -310,7 +311,13 @@ func (st *stream) settled(whole []lead, got answer) (next time.Duration, news bo
 	for block, why := range got.Refused {
 		if c := st.all[block]; c != nil {
 			news = news || c.since.IsZero()
-			c.lacks("the node doesn't take them: " + why)
+			c.lacks("the node doesn't take them: " + cmp.Or(why, "like those of many other addresses"))
+		}
+	}
+	for _, c := range st.all {
+		if got.Others {
+			news = news || c.since.IsZero()
+			c.lacks("the node doesn't take those of many addresses")
 		}
 	}
 	st.oldest[2] = time.Time{}

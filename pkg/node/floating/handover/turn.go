@@ -30,6 +30,32 @@ type answer struct {
 	Taken int `json:"taken"`
 	// Refused says why flows of addresses weren't taken, by block.
 	Refused map[string]string `json:"refused,omitempty"`
+	// Others says that flows of so many addresses weren't taken that Refused doesn't have all.
+	Others bool `json:"others,omitempty"`
+
+	size int // of Refused, at most, as JSON
+}
+
+// refuse says why flows of an address weren't taken. An answer is one frame: when there are very many addresses it says of some only that, and at last
+// only that there are others.
+func (a *answer) refuse(block, why string) {
+	why = why[:min(len(why), mostReason)]
+	name := 6*len(block) + len(`"":"",`) // a byte may become six
+	if _, ok := a.Refused[block]; ok {
+		return
+	}
+	if a.size+name+6*len(why) > mostPayload/2 {
+		why = ""
+	}
+	if a.size+name > mostPayload-100 {
+		a.Others = true
+		return
+	}
+	if a.Refused == nil {
+		a.Refused = map[string]string{}
+	}
+	a.Refused[block] = why
+	a.size += name + 6*len(why)
 }
 
 // take takes a turn, and says when the next one is.
