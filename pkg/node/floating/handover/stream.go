@@ -12,6 +12,9 @@ import (
 	"github.com/coil-net/coil/pkg/kernel/conntrack"
 )
 
+// mostStarting is of how many addresses all flows are sent in one turn: the other node reads them, and answers in time.
+const mostStarting = 16
+
 // stream copies the flows of some addresses to one node.
 type stream struct {
 	s      *Standby
@@ -271,6 +274,9 @@ func (st *stream) starting(now time.Time) (all []lead) {
 	st.mu.Lock()
 	defer st.mu.Unlock()
 	for _, c := range st.all {
+		if len(all) == mostStarting {
+			break // the others have the next turns
+		}
 		if c.watched && !now.Before(c.again) && (!c.has || now.Sub(c.whole) >= st.s.limits.whole) {
 			if c.pause *= 2; c.has {
 				c.pause = 0
@@ -326,8 +332,12 @@ func (st *stream) settled(whole []lead, got answer) (next time.Duration, news bo
 		next = st.s.limits.turn
 	}
 	for _, c := range st.all {
-		if c.watched && !c.has {
-			next = min(next, max(time.Until(c.again), st.s.limits.turn))
+		due := c.again
+		if whole := c.whole.Add(st.s.limits.whole); c.has && whole.After(due) {
+			due = whole
+		}
+		if c.watched {
+			next = min(next, max(time.Until(due), st.s.limits.turn))
 		}
 	}
 	return next, news
