@@ -50,7 +50,7 @@ func roundTrips() []roundTrip {
 	policyStatus := v2.EgressPolicyStatus{
 		ObservedGeneration: 7, Resolved: &v2.ResolvedPolicy{ObservedGeneration: 7, Egress: &nat, Pods: []metav1.LabelSelector{selector},
 			Address: &v2.ResolvedAddress{Block: "partners-3", EgressAddress: pair}},
-		Node: "worker", Router: "nat-1", Clients: 5, Summary: v2.PolicySummary{Egress: "internet/nat", Address: pair.String()}, Conditions: conditions,
+		Node: "worker", Router: "nat-1", Since: &conditions[0].LastTransitionTime, Clients: 5, Summary: v2.PolicySummary{Egress: "internet/nat", Address: pair.String()}, Conditions: conditions,
 	}
 	nodes := []v2.FloatingNode{{Node: "worker", Addresses: []string{"192.0.2.1", "fd00::1"}, PodUID: "2"}}
 	return []roundTrip{
@@ -173,6 +173,7 @@ func maximalEgress(conditions []metav1.Condition) *v2.Egress {
 				Shared:     []string{"198.51.100.3"},
 				Placement:  &v2.EgressPlacement{Strategy: v2.EgressPlacementPack, MaxPerNode: 3},
 				Assignment: &v2.EgressAssignment{Strategy: v2.EgressAssignmentRandom, MaxPolicies: 3, WhenFull: v2.EgressWhenFullRefuse},
+				Standby:    true,
 			},
 			PodDisruptionBudget: &v2.EgressPDBSpec{MaxUnavailable: ptr(intstr.FromString("50%"))},
 		},
@@ -180,7 +181,9 @@ func maximalEgress(conditions []metav1.Condition) *v2.Egress {
 			ObservedGeneration: 7, Replicas: 3, Selector: "app.kubernetes.io/instance=internet", Clients: 5,
 			Addresses: []v2.EgressAddressStatus{{
 				Block: "partners-3", EgressAddress: v2.EgressAddress{IPv4: "10.0.0.3", IPv6: "fd00::3"}, Node: "worker", Router: "nat-1", Since: &conditions[0].LastTransitionTime,
+				PolicyCount: 9, Policies: []string{"EgressPolicy shop/partners"},
 			}},
+			NodeAddresses:  []v2.EgressNodeAddress{{Router: "nat-1", Node: "worker", EgressAddress: v2.EgressAddress{IPv4: "192.0.2.1", IPv6: "fd00::1"}}},
 			InClusterCIDRs: []string{"10.0.0.0/16", "fd00::/112"}, Conditions: conditions,
 		},
 	}

@@ -32,12 +32,16 @@ import (
 const (
 	// greeting is how long both sides may take until they know each other.
 	greeting = 2 * time.Second
-	// mostAccepted is how many connections of others there are at once, and mostOfOne how many of them of one address.
-	mostAccepted, mostOfOne = 256, 64
+	// mostAccepted is how many connections of others there are at once.
+	mostAccepted = 512
 	// exporterLabel names the secret, and is never used for another one.
 	exporterLabel  = "EXPORTER-coil-floating"
 	connectVersion = 1
 )
+
+// MostOfOne is how many connections of one address there are at once. It is above what a node opens to another, since this end sees later that a
+// connection is over.
+const MostOfOne = 128
 
 // role is a side of a connection. No side's proof is that of the other.
 type role string
@@ -218,7 +222,7 @@ func (p *Peers) admit(from netip.Addr) (why string) {
 	switch {
 	case !p.known.Load().all[from]:
 		return "stranger"
-	case p.all >= mostAccepted || p.accepted[from] >= mostOfOne:
+	case p.all >= mostAccepted || p.accepted[from] >= MostOfOne:
 		return "refused"
 	}
 	p.all++

@@ -118,7 +118,7 @@ func TestConnectionsAreOfNodes(t *testing.T) {
 		d := net.Dialer{LocalAddr: &net.TCPAddr{IP: a.addr.AsSlice()}}
 		to := netip.AddrPortFrom(b.addr, uint16(port)).String()
 		refused := testutil.ToFloat64(b.connections.WithLabelValues("refused"))
-		for range mostOfOne {
+		for range MostOfOne {
 			conn := testkit.Must(d.DialContext(t.Context(), "tcp", to))(t)
 			defer conn.Close()
 		}

@@ -69,7 +69,7 @@ func standbyConditions(node string, b *v2.AddressBlock, state handover.State, co
 	default:
 		c.Reason, message, again = v2.ReasonBehind, fmt.Sprintf("node %s: node %s lacks connections", node, state.Node), behindAgain
 	}
-	if have := meta.FindStatusCondition(after, c.Type); have != nil && have.Status == c.Status && have.Reason == c.Reason && strings.HasPrefix(have.Message, message) {
+	if have := meta.FindStatusCondition(after, c.Type); have != nil && have.Status == c.Status && have.Reason == c.Reason && strings.HasPrefix(have.Message+": ", message+": ") {
 		return after, again
 	}
 	if c.Message = message; state.Why != "" {

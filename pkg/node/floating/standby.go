@@ -8,13 +8,13 @@ import (
 
 // Follower returns the node to which this one copies the connections of a block's address all the time, and the address as it is here. ok is false
 // if this node doesn't have the address, or if there is no node to copy to. While the address moves on purpose, that copies the connections.
-func Follower(self string, b *v2.AddressBlock) (a Address, node string, ok bool) {
+func Follower(self string, b *v2.AddressBlock) (a Address, to v2.FloatingNode, ok bool) {
 	k, err := parse(self, b)
 	if err != nil || k.record.Holder != self || k.address.Pod == "" {
-		return Address{}, "", false
+		return Address{}, to, false
 	}
-	node = follower(b)
-	return k.address, node, node != ""
+	to = follower(b)
+	return k.address, to, to.Node != ""
 }
 
 // Following returns the address of a block whose connections a node copies to this one all the time. If the node isn't to do so, that is an error.
@@ -24,8 +24,8 @@ func Following(self, from string, b *v2.AddressBlock) (Address, error) {
 		return Address{}, err
 	}
 	switch {
-	case k.record.Holder != from || follower(b) != self:
-		return Address{}, fmt.Errorf("AddressBlock %s: its holder is %q, and connections are copied to %q", b.Name, k.record.Holder, follower(b))
+	case k.record.Holder != from || follower(b).Node != self:
+		return Address{}, fmt.Errorf("AddressBlock %s: its holder is %q, and connections are copied to %q", b.Name, k.record.Holder, follower(b).Node)
 	case k.address.Pod == "":
 		return Address{}, fmt.Errorf("AddressBlock %s: no pod of node %s may have the address", b.Name, self)
 	}
@@ -36,25 +36,25 @@ func Following(self, from string, b *v2.AddressBlock) (Address, error) {
 // copies them elsewhere. While no node has the address, none is stale: any of the nodes may take it.
 func Stale(self string, b *v2.AddressBlock) (a Address, stale bool) {
 	k, err := parse(self, b)
-	if err != nil || k.record.Holder == "" || k.record.Holder == self || k.record.MovingTo == self || follower(b) == self {
+	if err != nil || k.record.Holder == "" || k.record.Holder == self || k.record.MovingTo == self || follower(b).Node == self {
 		return Address{}, false
 	}
 	return k.address, true
 }
 
-// follower is the node that takes an address first if its holder fails; empty if connections aren't copied to it.
-func follower(b *v2.AddressBlock) string {
+// follower is the node that takes an address first if its holder fails. It has no name if connections aren't copied to it.
+func follower(b *v2.AddressBlock) v2.FloatingNode {
 	if b.Floating == nil || !b.Floating.Standby || !offered(b) {
-		return ""
+		return v2.FloatingNode{}
 	}
 	holder, to := b.Floating.Holding.Holder, b.Floating.MovingTo
 	if holder == "" || to != "" && to != holder {
-		return ""
+		return v2.FloatingNode{}
 	}
 	for _, n := range b.Floating.Successors {
 		if n.Node != holder {
-			return n.Node
+			return n
 		}
 	}
-	return ""
+	return v2.FloatingNode{}
 }

@@ -42,8 +42,8 @@ func TestFollower(t *testing.T) {
 			},
 		}
 		tt.change(k)
-		if at, node, ok := Follower(a, k); node != tt.follower && ok || ok != (tt.follower != "") || ok && at.Pod != "pod of a" {
-			t.Errorf("%s: a copies to %q, %t, from %q, want %q", tt.name, node, ok, at.Pod, tt.follower)
+		if at, to, ok := Follower(a, k); to.Node != tt.follower && ok || ok != (tt.follower != "") || ok && at.Pod != "pod of a" {
+			t.Errorf("%s: a copies to %q, %t, from %q, want %q", tt.name, to.Node, ok, at.Pod, tt.follower)
 		}
 		takes, stale := []string{}, []string{}
 		for _, node := range []string{a, b, c} {

@@ -6,8 +6,10 @@ import (
 	"errors"
 	"fmt"
 	"hash/maphash"
+	"maps"
 	"net"
 	"net/netip"
+	"slices"
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
@@ -39,6 +41,8 @@ type kept struct {
 	floating.Address
 	// all are the flows of a copy that isn't complete, by their identity; nil if there is none.
 	all map[uint64]bool
+	// complete says that they have all come.
+	complete bool
 }
 
 var seed = maphash.MakeSeed()
@@ -86,12 +90,14 @@ func (f *following) take(ctx context.Context) error {
 			f.begin(o)
 			return nil
 		}
-		return f.complete(ctx, o)
+		f.complete(o)
+		return nil
 	case opened:
 		return f.flows(ctx, payload, f.open)
 	case ended:
 		return f.flows(ctx, payload, f.end)
 	case end:
+		f.forget()
 		text, err := json.Marshal(f.said)
 		f.said = answer{}
 		return errors.Join(err, writeFrame(f.conn, ready, text))
@@ -110,6 +116,9 @@ func (f *following) allowed(o offered) (floating.Address, bool) {
 		err = errors.New("this node still hands the address over")
 	default:
 		a, err = floating.Following(f.s.h.cfg.Node, f.from, b)
+		if err == nil && o.Router != "" && o.Router != a.Pod {
+			err = fmt.Errorf("the router here is pod %s, and not %s", a.Pod, o.Router)
+		}
 	}
 	if err != nil {
 		f.refuse(o.Block, err.Error())
@@ -118,17 +127,18 @@ func (f *following) allowed(o offered) (floating.Address, bool) {
 	return a, true
 }
 
-// lacks notes that flows of an address weren't taken.
-func (f *following) lacks(block, why string) {
-	if f.said.Refused == nil {
-		f.said.Refused = map[string]string{}
+// may says whether flows of an address that was begun may be kept still.
+func (f *following) may(k *kept) bool {
+	a, ok := f.allowed(offered{Block: k.Block, ID: k.ID})
+	if ok && a != k.Address {
+		f.refuse(k.Block, "another pod has the address now")
 	}
-	f.said.Refused[block] = why[:min(len(why), mostReason)]
+	return ok && a == k.Address
 }
 
 // refuse takes no more flows of an address until it is begun again.
 func (f *following) refuse(block, why string) {
-	f.lacks(block, why)
+	f.said.refuse(block, why)
 	for addr, k := range f.addrs {
 		if k.Block == block {
 			delete(f.addrs, addr)
@@ -164,10 +174,7 @@ func (f *following) flows(ctx context.Context, payload []byte, do func(context.C
 		}
 		may, looked := now[k]
 		if !looked {
-			a, ok := f.allowed(offered{k.Block, k.ID})
-			if may = ok && a == k.Address; ok && !may {
-				f.refuse(k.Block, "another pod has the address now")
-			}
+			may = f.may(k)
 			now[k] = may
 		}
 		if may {
@@ -225,7 +232,7 @@ func (f *following) open(ctx context.Context, table Flows, flows []conntrack.Flo
 	}
 	f.s.metrics.full.Add(float64(len(rest) - known))
 	for _, flow := range rest {
-		f.lacks(f.addrs[flow.Translated.Addr()].Block, fmt.Sprintf("the router tracks %d connections, and may track %d", count, limit))
+		f.said.refuse(f.addrs[flow.Translated.Addr()].Block, fmt.Sprintf("the router tracks %d connections, and may track %d", count, limit))
 	}
 	return nil
 }
@@ -246,35 +253,47 @@ func (f *following) end(ctx context.Context, table Flows, flows []conntrack.Flow
 	return err
 }
 
-// complete forgets the flows of an address that weren't among all of them.
-func (f *following) complete(ctx context.Context, o offered) error {
-	var k *kept
-	for _, other := range f.addrs {
-		if other.Block == o.Block {
-			k = other
+// complete notes that all flows of an address have come.
+func (f *following) complete(o offered) {
+	for _, k := range f.addrs {
+		if k.Block == o.Block && k.all != nil {
+			k.complete = true
 		}
 	}
-	if k == nil || k.all == nil {
-		return nil // it was refused
+}
+
+// forget forgets the flows of addresses that weren't among all of them, at the end of a turn: a router's whole table is read once for all its addresses.
+func (f *following) forget() {
+	byPod := map[types.UID]map[netip.Addr]*kept{}
+	for addr, k := range f.addrs {
+		if !k.complete {
+			continue
+		}
+		if !f.may(k) {
+			continue
+		}
+		if byPod[k.Pod] == nil {
+			byPod[k.Pod] = map[netip.Addr]*kept{}
+		}
+		byPod[k.Pod][addr] = k
 	}
-	if a, ok := f.allowed(o); !ok || a != k.Address {
-		return nil
-	}
-	err := f.s.h.with(k.Pod, func(_ context.Context, table Flows) error {
-		var stale []conntrack.Flow
-		err := table.Translated(ctx, k.Addrs(), func(flow conntrack.Flow) {
-			if !k.all[identity(flow)] {
-				stale = append(stale, flow)
+	for pod, all := range byPod {
+		err := f.s.h.with(pod, func(ctx context.Context, table Flows) error {
+			var stale []conntrack.Flow
+			err := table.Translated(ctx, slices.Collect(maps.Keys(all)), func(flow conntrack.Flow) {
+				if !all[flow.Translated.Addr()].all[identity(flow)] {
+					stale = append(stale, flow)
+				}
+			})
+			if err != nil {
+				return err
 			}
+			return f.end(ctx, table, stale)
 		})
-		if err != nil {
-			return err
+		for _, k := range all {
+			if k.all, k.complete = nil, false; err != nil {
+				f.refuse(k.Block, err.Error())
+			}
 		}
-		return f.end(ctx, table, stale)
-	})
-	k.all = nil
-	if err != nil {
-		f.refuse(o.Block, err.Error())
 	}
-	return nil
 }

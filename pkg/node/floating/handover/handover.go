@@ -5,8 +5,8 @@
 // address moves.
 //
 //	holder                                   next holder
-//	1 offers the address                     looks whether the AddressBlock says so, and forgets what its router has of the address
-//	2 sends all flows, then an end           inserts them, and says how many
+//	1 offers the address                     looks whether the AddressBlock says so, and forgets what its router has of the address unless it is a standby's
+//	2 sends all flows, then an end           inserts them, forgets others, and says how many
 //	3 the same of what changed meanwhile     the same; then the address moves
 //	4 once more, when it has moved           the same, if it has the address by now
 //	5 forgets the flows after 10 s
@@ -42,6 +42,9 @@ import (
 
 // most is how many hand-overs are sent at once.
 const most = 64
+
+// Connections is how many connections to one node are open at once: those of hand-overs, and that of a Standby.
+const Connections = most + 1
 
 // limits are what a hand-over may take.
 type limits struct {

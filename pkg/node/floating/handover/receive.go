@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net"
 	"slices"
 	"strings"
@@ -61,6 +62,8 @@ type receiving struct {
 	conn    net.Conn
 	buffer  []byte
 	offered offered
+	// had are the flows that were copied all the time before, and that haven't come yet; nil after the first pass.
+	had map[key]conntrack.Flow
 	// bytes is how much came, flows how many flows were taken, and passes how many ends there were.
 	bytes, flows, passes int
 }
@@ -93,9 +96,8 @@ func (r *receiving) take(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	// What the router has of the address is of a time when the node had it, or of a hand-over that came to nothing.
-	if _, err := r.h.clears.call(ctx, address.Pod, address.Addrs()); err != nil {
-		return fmt.Errorf("forget the connections of before: %w", err)
+	if err := r.before(ctx, address); err != nil {
+		return fmt.Errorf("connections of before: %w", err)
 	}
 	table, err := r.h.cfg.Open(ctx, address.Pod)
 	if err != nil {
@@ -106,6 +108,49 @@ func (r *receiving) take(ctx context.Context) error {
 		return err
 	}
 	return r.passesOf(ctx, address, table)
+}
+
+// before looks after the flows of the address that the router has. Those of a standby stay until the first pass is over: the hand-over may fail. Others
+// are of a time when the node had the address, or of a hand-over that came to nothing.
+func (r *receiving) before(ctx context.Context, a floating.Address) error {
+	if !r.h.standby.keeps(a) {
+		_, err := r.h.clears.call(ctx, a.Pod, a.Addrs())
+		return err
+	}
+	all, err := r.h.dumps.call(ctx, a.Pod, a.Addrs())
+	r.had = map[key]conntrack.Flow{}
+	for _, addr := range a.Addrs() {
+		for _, f := range all[addr] {
+			r.had[keyOf(f)] = f
+		}
+	}
+	return err
+}
+
+// open gives flows to the table that the router may have of a standby, with the same translation or with another one.
+func (r *receiving) open(ctx context.Context, table Flows, flows []conntrack.Flow) (int, error) {
+	if r.had == nil {
+		return table.Insert(ctx, flows)
+	}
+	var others []conntrack.Flow
+	for _, f := range flows {
+		if had, ok := r.had[keyOf(f)]; ok && had.Translated != f.Translated {
+			others = append(others, had)
+		}
+		delete(r.had, keyOf(f))
+	}
+	if _, err := table.Delete(ctx, others); err != nil {
+		return 0, err
+	}
+	return put(ctx, table, flows)
+}
+
+// passed ends a pass: flows of a standby that weren't in the first one are over.
+func (r *receiving) passed(ctx context.Context, table Flows) error {
+	r.passes++
+	_, err := table.Delete(ctx, slices.Collect(maps.Values(r.had)))
+	r.had = nil
+	return err
 }
 
 // incoming returns the address that is offered, as soon as the watch says that it is to come.
@@ -157,12 +202,13 @@ func (r *receiving) passesOf(ctx context.Context, a floating.Address, table Flow
 		var n int
 		switch k {
 		case opened:
-			n, err = r.put(ctx, a, payload, table.Insert)
+			n, err = r.put(ctx, a, payload, func(ctx context.Context, flows []conntrack.Flow) (int, error) { return r.open(ctx, table, flows) })
 		case changed:
 			_, err = r.put(ctx, a, payload, table.Update)
 		case end:
-			r.passes++
-			err = r.ready(count)
+			if err = r.passed(ctx, table); err == nil {
+				err = r.ready(count)
+			}
 			count = 0
 		default:
 			err = refuse("%v: kind %d", errFrame, k)

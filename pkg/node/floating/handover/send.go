@@ -9,6 +9,8 @@ import (
 	"net/netip"
 	"time"
 
+	"k8s.io/apimachinery/pkg/types"
+
 	"github.com/coil-net/coil/pkg/kernel/conntrack"
 	"github.com/coil-net/coil/pkg/node/floating"
 )
@@ -40,6 +42,8 @@ type (
 	offered struct {
 		Block string `json:"block"`
 		ID    string `json:"id"`
+		// Router is the pod that is to keep the flows, as the sender knows it; empty if it doesn't say.
+		Router types.UID `json:"router,omitempty"`
 	}
 	taken struct {
 		Flows int `json:"flows"`
@@ -58,7 +62,7 @@ func (s *sending) prepare(ctx context.Context) error {
 	if s.conn, err = s.h.cfg.Dial(ctx, s.node); err != nil {
 		return err
 	}
-	text, err := json.Marshal(offered{s.address.Block, s.address.ID})
+	text, err := json.Marshal(offered{Block: s.address.Block, ID: s.address.ID})
 	if err != nil {
 		return err
 	}

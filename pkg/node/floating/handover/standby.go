@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
@@ -68,10 +69,11 @@ type Events interface {
 	Close() error
 }
 
-// lead is an address that this node has, and the node that keeps its connections.
+// lead is an address that this node has, and the node that keeps its connections, with the router there.
 type lead struct {
 	floating.Address
-	node string
+	node   string
+	router types.UID
 }
 
 // newStandby returns a Standby, whose work ends by finish.
@@ -105,7 +107,9 @@ func (s *Standby) Changed(before, after *v2.AddressBlock) {
 		return
 	}
 	_, known := s.blocks[after.Name]
-	if f := after.Floating; s.h.cfg.Told != nil && f != nil && (known || f.Standby) && f.Holding.Holder == s.h.cfg.Node {
+	// A condition may be of an earlier life of this program, or of another holder.
+	said := known || meta.FindStatusCondition(after.Status.Conditions, v2.BlockStandbyInStep) != nil
+	if f := after.Floating; s.h.cfg.Told != nil && f != nil && (said || f.Standby) && f.Holding.Holder == s.h.cfg.Node {
 		defer s.h.cfg.Told(after.Name)
 	}
 	if after.Floating == nil || !after.Floating.Standby {
@@ -143,12 +147,12 @@ func (s *Standby) PodsChanged() {
 
 // look finds out to which node the connections of an address are copied.
 func (s *Standby) look(b *v2.AddressBlock) {
-	a, node, ok := floating.Follower(s.h.cfg.Node, b)
+	a, to, ok := floating.Follower(s.h.cfg.Node, b)
 	if !ok || !s.h.cfg.Here(a.Pod) {
 		s.lead(b.Name, lead{})
 		return
 	}
-	s.lead(b.Name, lead{a, node})
+	s.lead(b.Name, lead{a, to.Node, to.PodUID})
 }
 
 // lead has the connections of an address copied to a node; the zero lead ends that.
@@ -183,7 +187,7 @@ func (s *Standby) lead(block string, next lead) {
 	if w == nil {
 		w = s.newWatch(next.Pod)
 	}
-	st.add(next.Address, w.add(next.Address, st))
+	w.add(next, st)
 }
 
 // forget deletes the flows that a router here has for another node.
@@ -214,6 +218,14 @@ func (s *Standby) following(a floating.Address) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.follows[a.Block] = a
+}
+
+// keeps says whether a router here has flows of the address for the node that has it.
+func (s *Standby) keeps(a floating.Address) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	kept, ok := s.follows[a.Block]
+	return ok && kept == a
 }
 
 // State is how far the connections of an address are copied.

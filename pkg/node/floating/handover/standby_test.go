@@ -111,8 +111,8 @@ func (n *fakeNode) close(a floating.Address, from, to int) {
 	}
 }
 
-// newStandbyWorld is a world whose address has a standby, with shorter times.
-func newStandbyWorld(t *testing.T) *world {
+// newStandbyWorld is a world whose address has a standby, with shorter times. It can be prepared before anything is copied.
+func newStandbyWorld(t *testing.T, prepare ...func(*world)) *world {
 	w := newWorld(t)
 	for _, n := range []*fakeNode{w.a, w.b} {
 		n.standby.limits = standbyLimits{
@@ -120,6 +120,9 @@ func newStandbyWorld(t *testing.T) *world {
 			retry: 10 * time.Millisecond, mostRetry: 100 * time.Millisecond, waiting: 1000,
 		}
 		n.standby.PodsChanged()
+	}
+	for _, do := range prepare {
+		do(w)
 	}
 	w.standby(func(f *v2.Floating) { f.Standby, f.MovingTo = true, "" })
 	return w
@@ -539,7 +542,7 @@ func TestFollowRefuses(t *testing.T) {
 			defer conn.Close()
 			x := &exchange{st: &stream{s: w.a.standby}, ctx: t.Context(), conn: conn}
 			testkit.Check(t, x.write(follow, nil))
-			testkit.Must(x.whole(a, found{a.IPv4: {flow(a, 2)}, a.IPv6: {flow(a, 3)}}))(t)
+			testkit.Must(x.whole(lead{Address: a}, found{a.IPv4: {flow(a, 2)}, a.IPv6: {flow(a, 3)}}))(t)
 			got := testkit.Must(x.answer())(t)
 			if !strings.Contains(got.Refused["p-0"], c.want) || got.Taken > 0 || len(w.b.all()) > 0 {
 				t.Errorf("the answer is %+v, want %q; %d flows were taken", got, c.want, len(w.b.all()))

@@ -1,6 +1,7 @@
 package handover
 
 import (
+	"cmp"
 	"context"
 	"sync"
 	"time"
@@ -9,8 +10,10 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/coil-net/coil/pkg/kernel/conntrack"
-	"github.com/coil-net/coil/pkg/node/floating"
 )
+
+// mostStarting is of how many addresses all flows are sent in one turn: the other node reads them, and answers in time.
+const mostStarting = 16
 
 // stream copies the flows of some addresses to one node.
 type stream struct {
@@ -23,13 +26,15 @@ type stream struct {
 	all map[string]*copied // by block
 	// young are flows that are to be sent after the next turn, due are those to be sent with it, and over are flows that have ended.
 	young, due, over map[key]conntrack.Flow
+	// dumped says that flows among those that are young, and due, may have been sent already, with all of their address.
+	dumped [2]bool
 	// oldest are the times of the first event among those that are young, due and being sent.
 	oldest [3]time.Time
 }
 
 // copied is an address whose flows are copied.
 type copied struct {
-	floating.Address
+	lead
 	// watched says that changes are heard. has says that the other node has had all flows since then.
 	watched, has bool
 	// whole is when they were sent last, and again when they may be sent again at the earliest: pause later, which is longer each time that they have to
@@ -60,10 +65,10 @@ func (st *stream) awake() {
 }
 
 // add begins to copy the flows of an address.
-func (st *stream) add(a floating.Address, watched bool) {
+func (st *stream) add(l lead, watched bool) {
 	st.mu.Lock()
 	defer st.mu.Unlock()
-	st.all[a.Block] = &copied{Address: a, watched: watched, since: time.Now(), why: "the first copy isn't complete yet"}
+	st.all[l.Block] = &copied{lead: l, watched: watched, since: time.Now(), why: "the first copy isn't complete yet"}
 	st.awake()
 }
 
@@ -84,6 +89,7 @@ func (c *copied) lacks(why string) {
 
 // watched says that changes of a pod's flows are heard from now on, or aren't.
 func (st *stream) watched(pod types.UID, watched bool) {
+	defer st.told()
 	st.mu.Lock()
 	defer st.mu.Unlock()
 	for _, c := range st.all {
@@ -97,6 +103,7 @@ func (st *stream) watched(pod types.UID, watched bool) {
 
 // restart lets all flows be sent anew.
 func (st *stream) restart(why string) {
+	defer st.told()
 	st.mu.Lock()
 	defer st.mu.Unlock()
 	for _, c := range st.all {
@@ -129,11 +136,12 @@ func (st *stream) push(e conntrack.Event) {
 	switch {
 	case !e.Over:
 		st.young[id] = e.Flow
-	case young || due: // it was never sent
+	default:
 		delete(st.young, id)
 		delete(st.due, id)
-	default:
-		st.over[id] = e.Flow
+		if sent := !young && !due || young && st.dumped[0] || due && st.dumped[1]; sent {
+			st.over[id] = e.Flow
+		}
 	}
 	full := len(st.young)+len(st.due)+len(st.over) > st.s.limits.waiting
 	st.mu.Unlock()
@@ -150,6 +158,7 @@ func (st *stream) turn() (over, begun map[key]conntrack.Flow) {
 	over, begun = st.over, st.due
 	st.over, st.due, st.young = map[key]conntrack.Flow{}, st.young, map[key]conntrack.Flow{}
 	st.oldest = [3]time.Time{{}, st.oldest[0], st.oldest[1]}
+	st.dumped = [2]bool{false, st.dumped[0]}
 	return over, begun
 }
 
@@ -203,7 +212,6 @@ func (st *stream) run(ctx context.Context) {
 		}
 		st.s.metrics.restarts.WithLabelValues("connection").Inc()
 		st.restart("there is no connection to the node: " + err.Error())
-		st.told()
 		log.Error(err, "Connections of floating addresses aren't copied to the node that takes the addresses when this one fails, trying again")
 		if time.Since(began) > st.s.limits.mostRetry {
 			pause = st.s.limits.retry
@@ -262,10 +270,13 @@ func (st *stream) connect(ctx context.Context) error {
 }
 
 // starting returns the addresses whose flows are all to be sent now.
-func (st *stream) starting(now time.Time) (all []floating.Address) {
+func (st *stream) starting(now time.Time) (all []lead) {
 	st.mu.Lock()
 	defer st.mu.Unlock()
 	for _, c := range st.all {
+		if len(all) == mostStarting {
+			break // the others have the next turns
+		}
 		if c.watched && !now.Before(c.again) && (!c.has || now.Sub(c.whole) >= st.s.limits.whole) {
 			if c.pause *= 2; c.has {
 				c.pause = 0
@@ -273,36 +284,46 @@ func (st *stream) starting(now time.Time) (all []floating.Address) {
 			c.pause = min(max(c.pause, st.s.limits.retry), st.s.limits.whole)
 			// has says whether something is lost from now on.
 			c.has, c.whole, c.again = true, now, now.Add(c.pause)
-			all = append(all, c.Address)
+			all = append(all, c.lead)
 		}
+	}
+	if len(all) > 0 { // flows that begin until the next turn may be read, too
+		st.dumped = [2]bool{true, true}
 	}
 	return all
 }
 
 // failed notes that the flows of addresses couldn't be read.
-func (st *stream) failed(all []floating.Address, why error) {
+func (st *stream) failed(all []lead, why error) {
+	defer st.told()
 	st.mu.Lock()
 	defer st.mu.Unlock()
 	for _, a := range all {
-		if c := st.all[a.Block]; c != nil && c.Address == a {
+		if c := st.all[a.Block]; c != nil && c.lead == a {
 			c.lacks(why.Error())
 		}
 	}
 }
 
 // settled takes the answer of the other node about a turn in which all flows of some addresses were sent.
-func (st *stream) settled(whole []floating.Address, got answer) (next time.Duration, news bool) {
+func (st *stream) settled(whole []lead, got answer) (next time.Duration, news bool) {
 	st.mu.Lock()
 	defer st.mu.Unlock()
 	for _, a := range whole {
-		if c := st.all[a.Block]; c != nil && c.Address == a && c.has && !c.since.IsZero() {
+		if c := st.all[a.Block]; c != nil && c.lead == a && c.has && !c.since.IsZero() {
 			c.since, c.why, news = time.Time{}, "", true
 		}
 	}
 	for block, why := range got.Refused {
 		if c := st.all[block]; c != nil {
 			news = news || c.since.IsZero()
-			c.lacks("the node doesn't take them: " + why)
+			c.lacks("the node doesn't take them: " + cmp.Or(why, "like those of many other addresses"))
+		}
+	}
+	for _, c := range st.all {
+		if got.Others {
+			news = news || c.since.IsZero()
+			c.lacks("the node doesn't take those of many addresses")
 		}
 	}
 	st.oldest[2] = time.Time{}
@@ -311,8 +332,12 @@ func (st *stream) settled(whole []floating.Address, got answer) (next time.Durat
 		next = st.s.limits.turn
 	}
 	for _, c := range st.all {
-		if c.watched && !c.has {
-			next = min(next, max(time.Until(c.again), st.s.limits.turn))
+		due := c.again
+		if whole := c.whole.Add(st.s.limits.whole); c.has && whole.After(due) {
+			due = whole
+		}
+		if c.watched {
+			next = min(next, max(time.Until(due), st.s.limits.turn))
 		}
 	}
 	return next, news

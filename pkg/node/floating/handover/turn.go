@@ -14,7 +14,6 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/coil-net/coil/pkg/kernel/conntrack"
-	"github.com/coil-net/coil/pkg/node/floating"
 )
 
 // exchange takes turns by one connection.
@@ -31,6 +30,32 @@ type answer struct {
 	Taken int `json:"taken"`
 	// Refused says why flows of addresses weren't taken, by block.
 	Refused map[string]string `json:"refused,omitempty"`
+	// Others says that flows of so many addresses weren't taken that Refused doesn't have all.
+	Others bool `json:"others,omitempty"`
+
+	size int // of Refused, at most, as JSON
+}
+
+// refuse says why flows of an address weren't taken. An answer is one frame: when there are very many addresses it says of some only that, and at last
+// only that there are others.
+func (a *answer) refuse(block, why string) {
+	why = why[:min(len(why), mostReason)]
+	name := 6*len(block) + len(`"":"",`) // a byte may become six
+	if _, ok := a.Refused[block]; ok {
+		return
+	}
+	if a.size+name+6*len(why) > mostPayload/2 {
+		why = ""
+	}
+	if a.size+name > mostPayload-100 {
+		a.Others = true
+		return
+	}
+	if a.Refused == nil {
+		a.Refused = map[string]string{}
+	}
+	a.Refused[block] = why
+	a.size += name + 6*len(why)
 }
 
 // take takes a turn, and says when the next one is.
@@ -82,8 +107,8 @@ func (x *exchange) wait() error {
 }
 
 // read reads the flows of the addresses whose turn it is.
-func (x *exchange) read() (whole []floating.Address, flows found) {
-	byPod := map[types.UID][]floating.Address{}
+func (x *exchange) read() (whole []lead, flows found) {
+	byPod := map[types.UID][]lead{}
 	for _, a := range x.st.starting(time.Now()) {
 		byPod[a.Pod] = append(byPod[a.Pod], a)
 	}
@@ -107,8 +132,8 @@ func (x *exchange) read() (whole []floating.Address, flows found) {
 }
 
 // whole sends all flows of an address. Echoes and connections that are over aren't kept.
-func (x *exchange) whole(a floating.Address, flows found) (sent int, err error) {
-	name, err := json.Marshal(offered{a.Block, a.ID})
+func (x *exchange) whole(a lead, flows found) (sent int, err error) {
+	name, err := json.Marshal(offered{a.Block, a.ID, a.router})
 	if err != nil {
 		return 0, err
 	}

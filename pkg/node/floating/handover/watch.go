@@ -31,14 +31,14 @@ func (s *Standby) newWatch(pod types.UID) *watch {
 	return w
 }
 
-// add lets a stream have the changes of an address, and says whether it has them already.
-func (w *watch) add(a floating.Address, st *stream) bool {
+// add lets a stream copy an address, and have its changes. Both are one step: the stream hears of whatever listens says next.
+func (w *watch) add(l lead, st *stream) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	for _, addr := range a.Addrs() {
+	for _, addr := range l.Addrs() {
 		w.to[addr] = st
 	}
-	return w.listening
+	st.add(l, w.listening)
 }
 
 // drop undoes add, and says whether there is no address left.
