@@ -199,20 +199,24 @@ func testScaled(t *testing.T, s *site, out *outside) {
 // several routers a client may take the same one each time, for its destination is the same.
 func (o *outside) await(t *testing.T, visitor string, addrs []string) {
 	t.Helper()
-	testkit.Eventually(t, 60*time.Second, visitor+" comes from its addresses", func() error {
-		from := o.from(visitor)
-		families := map[bool]bool{}
-		for _, a := range from {
-			if !slices.Contains(addrs, a) {
-				t.Fatalf("%s comes from %s, and not only from %v", visitor, a, addrs)
-			}
-			families[strings.Contains(a, ":")] = true
+	testkit.Eventually(t, 60*time.Second, visitor+" comes from its addresses", func() error { return o.came(t, visitor, addrs) })
+}
+
+// came returns an error until a visitor came in both families, and ends the test if it came from other addresses.
+func (o *outside) came(t *testing.T, visitor string, addrs []string) error {
+	t.Helper()
+	from := o.from(visitor)
+	families := map[bool]bool{}
+	for _, a := range from {
+		if !slices.Contains(addrs, a) {
+			t.Fatalf("%s comes from %s, and not only from %v", visitor, a, addrs)
 		}
-		if len(families) != 2 {
-			return fmt.Errorf("it comes from %v", from)
-		}
-		return nil
-	})
+		families[strings.Contains(a, ":")] = true
+	}
+	if len(families) != 2 {
+		return fmt.Errorf("it comes from %v", from)
+	}
+	return nil
 }
 
 // apply applies objects with kubectl.
