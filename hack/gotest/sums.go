@@ -81,7 +81,7 @@ func (r *report) slowest() {
 	r.table("slowest tests", r.passes, 30)
 }
 
-// table writes those that took longest, most of them at most.
+// table writes the entries of all that took longest, at most so many as most says.
 func (r *report) table(title string, all []taken, most int) {
 	if len(all) == 0 {
 		return

@@ -7,7 +7,7 @@ import (
 	"github.com/coil-net/coil/pkg/testkit"
 )
 
-// The API server takes what the demo applies where the kernel can make tunnels, which not every machine's can: its kinds, fields and values.
+// The API server accepts the objects that the demo applies only where the kernel can make tunnels.
 func TestDemoIsValid(t *testing.T) {
 	api := own(t, controlplane.Options{})
 	testkit.Check(t, installCRDs(t.Context(), api.RESTConfig(), readCRDs))

@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
@@ -21,21 +20,22 @@ import (
 	"github.com/coil-net/coil/integration/bench/figures"
 	"github.com/coil-net/coil/integration/rig"
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
+	"github.com/coil-net/coil/pkg/plan/policy"
 	"github.com/coil-net/coil/pkg/testkit"
 )
 
 const (
 	// floatingPool is the pool of the Egress's addresses.
 	floatingPool = "partners"
-	// policiesPerTenant is how many policies a namespace has. The one of number i is for the pods whose label labelPolicy is its name.
+	// policiesPerTenant is the number of policies of a namespace. A policy selects the pods whose label labelPolicy is its name.
 	policiesPerTenant = 10
 	labelPolicy       = "policy"
 )
 
-// policies is an Egress with floating addresses, and tenants whose policies choose clients.
+// policies is a cluster with an Egress that has floating addresses, and with tenants whose policies select clients.
 type policies struct {
 	*gatewayCluster
-	// slices has what the controller writes for policies.
+	// slices is a watch of the lists of clients of policies.
 	slices watch.Interface
 }
 
@@ -47,8 +47,8 @@ func policyName(i int) string { return fmt.Sprintf("policy-%04d", i) }
 // policyOf is the policy that client i has at first.
 func (o options) policyOf(i int) int { return i % o.policies }
 
-// measurePolicies has many policies choose many clients of an Egress with many addresses, then pods go from one policy to another and
-// policies change. It measures how late coil-egress-controller is, what it writes and its memory.
+// measurePolicies measures coil-egress-controller with many policies, clients and addresses of one Egress: how late the lists of clients are when
+// a pod's label changes, whose lists it writes when policies change, and its memory.
 func measurePolicies(ctx context.Context, o options, rep *report) (err error) {
 	c, err := newGatewayCluster(ctx, o)
 	if err != nil {
@@ -121,12 +121,12 @@ func (p *policies) make(ctx context.Context, rep *report) error {
 	fmt.Fprintf(p.log, "%d policies and %d pods in %s\n", p.policies, p.clients, time.Since(began).Round(time.Second))
 	listed := map[discoveryv1.AddressType]int{}
 	err = wait.PollUntilContextTimeout(ctx, 200*time.Millisecond, testkit.Timeout(madeTimeout), true, func(ctx context.Context) (bool, error) {
-		l, err := p.rig.Core.DiscoveryV1().EndpointSlices(gateways).List(ctx, metav1.ListOptions{LabelSelector: v2.LabelPolicyEgress + "=" + gateway})
+		all, err := p.lists(ctx)
 		if err != nil {
 			return false, err
 		}
 		clear(listed)
-		for _, s := range l.Items {
+		for _, s := range all {
 			listed[s.AddressType] += len(s.Endpoints)
 		}
 		return listed[discoveryv1.AddressTypeIPv4] == p.clients && listed[discoveryv1.AddressTypeIPv6] == p.clients, nil
@@ -236,7 +236,7 @@ func (p *policies) await(ctx context.Context, i, from, to int) error {
 				return fmt.Errorf("the watch of EndpointSlices ended: %+v", e)
 			}
 			for _, n := range []int{from, to} {
-				if strings.Contains(s.Annotations[v2.AnnotationPolicy], policyName(n)) {
+				if policyOfList(s) == policyName(n) {
 					where[s.AddressType][policyName(n)] = e.Type != watch.Deleted && slices.ContainsFunc(s.Endpoints, func(ep discoveryv1.Endpoint) bool {
 						return ep.TargetRef != nil && ep.TargetRef.Name == clientName(i)
 					})
@@ -249,26 +249,43 @@ func (p *policies) await(ctx context.Context, i, from, to int) error {
 	}
 }
 
-// rewrite changes policies, so that each chooses no pod, and counts whose lists are written: its own alone.
-func (p *policies) rewrite(ctx context.Context, rep *report) error {
-	changed := map[string]bool{}
-	prefixes := map[string]string{} // of slices of a policy
+// lists returns the lists of clients of all policies.
+func (p *policies) lists(ctx context.Context) ([]discoveryv1.EndpointSlice, error) {
 	l, err := p.rig.Core.DiscoveryV1().EndpointSlices(gateways).List(ctx, metav1.ListOptions{LabelSelector: v2.LabelPolicyEgress + "=" + gateway})
 	if err != nil {
-		return err
+		return nil, err
 	}
-	for i := range l.Items {
-		prefixes[l.Items[i].Name] = l.Items[i].Annotations[v2.AnnotationPolicy]
+	return l.Items, nil
+}
+
+// policyOfList is the name of the policy whose clients a slice lists, empty if the slice doesn't say.
+func policyOfList(s *discoveryv1.EndpointSlice) string {
+	origin, err := policy.ParseOrigin(s.Annotations[v2.AnnotationPolicy])
+	if err != nil {
+		return ""
 	}
-	const few = 10
-	last := p.policies - min(few, p.policies)
+	return origin.Name
+}
+
+// rewrite changes some policies, so that they select no pod, and counts whose lists are written: those of these policies alone.
+func (p *policies) rewrite(ctx context.Context, rep *report) error {
+	changed := map[string]bool{}
+	last := p.policies - min(10, p.policies)
 	for i := last; i < p.policies; i++ {
 		changed[policyName(i)] = true
 	}
+	all, err := p.lists(ctx)
+	if err != nil {
+		return err
+	}
+	policies := map[string]string{} // by the name of the slice
+	for i := range all {
+		policies[all[i].Name] = policyOfList(&all[i])
+	}
 	const own, others = "own", "others"
-	ledger, err := watchEtcd(ctx, p.rig.API, "endpointslices/"+gateways+"/", func(key string) string {
-		of := prefixes[strings.TrimPrefix(key, registry+"endpointslices/"+gateways+"/")]
-		if slices.ContainsFunc(slices.Collect(maps.Keys(changed)), func(name string) bool { return strings.Contains(of, name) }) {
+	prefix := "endpointslices/" + gateways + "/"
+	ledger, err := watchEtcd(ctx, p.rig.API, prefix, func(key string) string {
+		if changed[policies[strings.TrimPrefix(key, registry+prefix)]] {
 			return own
 		}
 		return others
@@ -277,24 +294,15 @@ func (p *policies) rewrite(ctx context.Context, rep *report) error {
 		return err
 	}
 	defer ledger.close()
+	patch := fmt.Appendf(nil, `{"spec":{"pods":{"matchLabels":{%q:"none"}}}}`, labelPolicy)
 	for i := last; i < p.policies; i++ {
-		patch, err := json.Marshal(map[string]any{"spec": map[string]any{"pods": map[string]any{"matchLabels": map[string]string{labelPolicy: "none"}}}})
-		if err != nil {
-			return err
-		}
 		if _, err := p.rig.Coil.CoilV2().EgressPolicies(tenantOf(i)).Patch(ctx, policyName(i), types.MergePatchType, patch, metav1.PatchOptions{}); err != nil {
 			return err
 		}
 	}
-	// The policies say so after their lists are written.
 	err = wait.PollUntilContextTimeout(ctx, 200*time.Millisecond, testkit.Timeout(madeTimeout), true, func(ctx context.Context) (bool, error) {
-		l, err := p.rig.Core.DiscoveryV1().EndpointSlices(gateways).List(ctx, metav1.ListOptions{LabelSelector: v2.LabelPolicyEgress + "=" + gateway})
-		if err != nil {
-			return false, err
-		}
-		return !slices.ContainsFunc(l.Items, func(s discoveryv1.EndpointSlice) bool {
-			return len(s.Endpoints) > 0 && changed[prefixes[s.Name][strings.LastIndex(prefixes[s.Name], "/")+1:]]
-		}), nil
+		all, err := p.lists(ctx)
+		return !slices.ContainsFunc(all, func(s discoveryv1.EndpointSlice) bool { return len(s.Endpoints) > 0 && changed[policyOfList(&s)] }), err
 	})
 	if err != nil {
 		return fmt.Errorf("wait until policies have no clients: %w", err)
