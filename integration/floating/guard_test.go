@@ -12,6 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/coil-net/coil/integration/rig"
 	"github.com/coil-net/coil/integration/rig/rigtest"
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
 	"github.com/coil-net/coil/pkg/kernel/announce"
@@ -67,12 +68,18 @@ func (f *fixture) told(condition, node string) {
 	})
 	for _, n := range f.Candidates {
 		if n.Name == node {
-			text := testkit.Must(n.Get(f.t.Context(), "/metrics"))(f.t)
-			if want := fmt.Sprintf("coil_floating_troubled_addresses{condition=%q} 1\n", condition); !strings.Contains(text, want) {
-				f.t.Errorf("%s has no metric %s", node, want)
-			}
+			testkit.Eventually(f.t, 20*time.Second, node+" has it in its metrics", func() error { return f.troubled(n, condition, 1) })
 		}
 	}
+}
+
+// troubled returns an error unless a node counts some addresses with a condition.
+func (f *fixture) troubled(n *rig.Node, condition string, addresses int) error {
+	text, err := n.Get(f.t.Context(), "/metrics")
+	if want := fmt.Sprintf("coil_floating_troubled_addresses{condition=%q} %d\n", condition, addresses); err == nil && !strings.Contains(text, want) {
+		err = fmt.Errorf("%s has no metric %s", n.Name, want)
+	}
+	return err
 }
 
 // Forged announcements take an address away for a second at most, also while the API server is away, and are told. An outage of the API server alone
@@ -118,44 +125,108 @@ func TestForgedAnnouncements(t *testing.T) {
 	testkit.Eventually(t, time.Minute, "no node answers", func() error { return f.answering(-1) })
 }
 
-// A node whose rules of others drop packets of an address leaves it to another one, and says so. If all do, one of them has it.
+// forwarding lets rules of another program drop what a node forwards, as Docker does, whose exceptions are for its own links. Pods keep theirs.
+func (f *fixture) forwarding(i int, dropped bool) {
+	f.t.Helper()
+	rules := "nft delete table ip filter"
+	if dropped {
+		rules = "nft 'add table ip filter; add chain ip filter FORWARD { type filter hook forward priority 0; policy drop; }; " +
+			"add rule ip filter FORWARD ip daddr 10.0.0.0/8 accept; add rule ip filter FORWARD ip saddr 10.0.0.0/16 accept'"
+	}
+	rigtest.Sh(f.t, f.Candidates[i], rules)
+}
+
+// probed counts probes that a node had to forward.
+func (f *fixture) probed(i int) (n int) {
+	f.t.Helper()
+	out, err := f.Candidates[i].Run(f.t.Context(), "nft", "list counter inet coil_floating probe_forwarded_ipv4")
+	if _, numbers, ok := strings.Cut(string(out), "packets "); err == nil && ok {
+		testkit.Must(fmt.Sscan(numbers, &n))(f.t)
+	}
+	return n
+}
+
+// probes waits until a node has sent all probes of a round, of which none passes.
+func (f *fixture) probes(i, before int) {
+	f.t.Helper()
+	testkit.Eventually(f.t, 20*time.Second, f.Candidates[i].Name+" probes", func() error {
+		if n := f.probed(i); n < before+3 {
+			return fmt.Errorf("it has sent %d probes, before %d", n, before)
+		}
+		return nil
+	})
+}
+
+// A node whose rules of others drop packets of an address leaves it to another one, and says so until a probe passes, however often its coild
+// starts again. The address doesn't come back by itself. If all nodes drop its packets, one of them has it.
 func TestForwardingBlocked(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t, "blocked", 3)
 	f.held(0)
-	block := func(i int) {
-		t.Helper()
-		// As Docker does, whose exceptions are for its own links; pods keep theirs.
-		rigtest.Sh(t, f.Candidates[i], "nft 'add table ip filter; add chain ip filter FORWARD { type filter hook forward priority 0; policy drop; }; "+
-			"add rule ip filter FORWARD ip daddr 10.0.0.0/8 accept; add rule ip filter FORWARD ip saddr 10.0.0.0/16 accept'")
-	}
-	before := f.holding()
-	block(0)
-	testkit.Eventually(t, 30*time.Second, "another node has the address", func() error {
-		if h := f.holding(); h.Holder == "" || h.Holder == f.Candidates[0].Name {
-			return fmt.Errorf("%+v", h)
-		}
-		return nil
-	})
-	f.held(1)
-	f.told(v2.BlockForwardingBlocked, f.Candidates[0].Name)
-	if now := f.holding(); now.Epoch != before.Epoch+2 || !now.HandedOver {
-		t.Errorf("after %+v there is %+v", before, now)
-	}
-	block(1)
+	testkit.Check(t, f.Place(t.Context(), f.Candidates[2].Name, 2, 0, 1))
 	f.held(2)
-	block(2)
-	testkit.Eventually(t, 60*time.Second, "a node has the address though all drop packets", func() error {
-		b := testkit.Must(f.Coil.CoilV2().AddressBlocks().Get(t.Context(), f.Block, metav1.GetOptions{}))(t)
-		h := b.Floating.Holding
-		if h.Holder == "" || h.Epoch < before.Epoch+6 {
+	f.forwarding(0, true)
+	f.forwarding(1, true)
+	before := f.holding()
+	testkit.Check(t, f.Place(t.Context(), f.Candidates[0].Name, 0, 1, 2))
+	testkit.Eventually(t, 30*time.Second, "the address moves to the first node, to the second, and back to the third", func() error {
+		if h := f.holding(); h.Epoch < before.Epoch+5 {
 			return fmt.Errorf("%+v", h)
 		}
 		return nil
 	})
-	last := f.holding()
-	lasts(t, 12*time.Second) // a probe later
-	if now := f.holding(); now.Epoch != last.Epoch {
-		t.Errorf("it goes on moving: %+v, then %+v", last, now)
+	f.held(2)
+	f.told(v2.BlockForwardingBlocked, f.Candidates[0].Name)
+	stays := func(what string, epoch int64) {
+		t.Helper()
+		if h := f.holding(); h.Epoch != epoch {
+			t.Errorf("%s the address has moved from epoch %d: %+v", what, epoch, h)
+		}
 	}
+	after := f.holding()
+	if after.Epoch != before.Epoch+5 || !after.HandedOver {
+		t.Errorf("after %+v there is %+v", before, after)
+	}
+	f.Candidates[0].Coild.Stop()
+	if out, err := f.Candidates[0].Run(t.Context(), "nft", "list table inet coil_floating"); err == nil {
+		t.Errorf("a coild that has ended has left %s", out)
+	}
+	testkit.Check(t, f.Candidates[0].Start(t.Context()))
+	f.probes(0, 0)
+	f.told(v2.BlockForwardingBlocked, f.Candidates[0].Name)
+	stays("while the rules are there", after.Epoch)
+	f.forwarding(0, false)
+	f.forwarding(1, false)
+	testkit.Eventually(t, 20*time.Second, "all nodes know that packets are forwarded", func() error {
+		b := testkit.Must(f.Coil.CoilV2().AddressBlocks().Get(t.Context(), f.Block, metav1.GetOptions{}))(t)
+		if !meta.IsStatusConditionFalse(b.Status.Conditions, v2.BlockForwardingBlocked) {
+			return fmt.Errorf("conditions are %+v", b.Status.Conditions)
+		}
+		for _, n := range f.Candidates {
+			if err := f.troubled(n, v2.BlockForwardingBlocked, 0); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	stays("after the rules are gone", after.Epoch)
+
+	for i := range f.Candidates {
+		f.forwarding(i, true)
+	}
+	testkit.Check(t, f.Place(t.Context(), f.Candidates[0].Name, 0, 1, 2))
+	var last v2.FloatingHolding
+	testkit.Eventually(t, 60*time.Second, "a node has the address though all drop packets", func() error {
+		if last = f.holding(); last.Holder == "" || last.Epoch < after.Epoch+7 {
+			return fmt.Errorf("%+v", last)
+		}
+		return nil
+	})
+	for i, n := range f.Candidates {
+		if n.Name == last.Holder {
+			f.held(i)
+			f.probes(i, f.probed(i))
+		}
+	}
+	stays("though all drop packets", last.Epoch)
 }

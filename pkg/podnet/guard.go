@@ -88,12 +88,22 @@ func (n *Network) Dropped(ctx context.Context) (map[string]map[dataplane.Family]
 
 // Straggle lets a pod send from addresses that aren't routed to its link any more, for ruleset.Straggling from now on.
 func (n *Network) Straggle(ctx context.Context, link int, addrs ...netip.Addr) error {
+	return n.letSend(ctx, ruleset.StragglingSet, link, addrs)
+}
+
+// LetProbe lets a pod send probes, and nothing else, from addresses that aren't routed to its link, for ruleset.Probing from now on.
+func (n *Network) LetProbe(ctx context.Context, link int, addrs ...netip.Addr) error {
+	return n.letSend(ctx, ruleset.ProbingSet, link, addrs)
+}
+
+func (n *Network) letSend(ctx context.Context, set func(dataplane.Family) dataplane.Set, link int, addrs []netip.Addr) error {
 	if !n.opts.SourceGuard {
 		return nil
 	}
 	var all []nft.Renewal
 	for _, a := range addrs {
-		all = append(all, nft.Renewal{Set: ruleset.StragglingSet(dataplane.FamilyOf(a)), Key: dataplane.KeyOfLink(link) + dataplane.KeyOf(a), For: ruleset.Straggling})
+		s := set(dataplane.FamilyOf(a))
+		all = append(all, nft.Renewal{Set: s, Key: dataplane.KeyOfLink(link) + dataplane.KeyOf(a), For: s.Timeout})
 	}
 	return n.guard.Renew(ctx, all...)
 }

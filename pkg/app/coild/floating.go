@@ -83,6 +83,9 @@ func (h *holder) watch() {
 		h.handover.Standby().Changed(before, after)
 		if after != nil {
 			h.troubles.Changed(after)
+			if at := plan.ForwardingBlockedAt(after); at == h.NodeName && (before == nil || plan.ForwardingBlockedAt(before) != at) {
+				h.probes.Add(struct{}{}) // an earlier life has told so
+			}
 		}
 		if before != nil && after != nil && before.Labels[v2.LabelAnnounce] != after.Labels[v2.LabelAnnounce] {
 			h.announcer.loop.Changed()
@@ -160,6 +163,7 @@ func (h *holder) start(ctx context.Context, group *errgroup.Group) error {
 	if h.unknownPods() != nil { // they don't hold up the others
 		h.recount.Add(struct{}{})
 	}
+	probed := make(chan struct{})
 	// The driver works on until addresses are given up.
 	held, end := context.WithCancel(context.WithoutCancel(ctx))
 	group.Go(func() error { return h.peers.Run(held) })
@@ -176,11 +180,15 @@ func (h *holder) start(ctx context.Context, group *errgroup.Group) error {
 		leaving, cancel := context.WithTimeout(held, leaveTime)
 		defer cancel()
 		h.driver.Leave(leaving)
-		return nil
+		<-probed
+		return h.place.Prepare(held, nil)
 	})
 	group.Go(func() error { return h.recount.Run(ctx, 1) })
 	group.Go(func() error { return h.troubles.Run(ctx) })
-	group.Go(func() error { return h.probes.Run(ctx, 1) })
+	group.Go(func() error {
+		defer close(probed)
+		return h.probes.Run(ctx, 1)
+	})
 	group.Go(func() error { return h.standby.Run(ctx, 1) })
 	repeat(ctx, group, heal.Task{Name: "floating", Every: checkPlaces, Run: func(ctx context.Context) error {
 		if !h.place.Used() {

@@ -17,11 +17,12 @@ import (
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
 	"github.com/coil-net/coil/pkg/node/announce"
 	"github.com/coil-net/coil/pkg/node/floating"
+	"github.com/coil-net/coil/pkg/node/floating/place"
 	"github.com/coil-net/coil/pkg/reconcile"
 )
 
 const (
-	// probePlaces is how often it is looked whether the node forwards packets of the addresses that it has.
+	// probePlaces is how often it is looked whether the node forwards packets of the addresses that it has, or that it was found to drop.
 	probePlaces = 10 * time.Second
 	// defended is for how long an announcement after a rival's is taken for an answer to it.
 	defended = 3 * time.Second
@@ -43,11 +44,6 @@ func (r rival) text() string {
 func (h *holder) composeTroubles() {
 	h.troubles = floating.NewTroubles(floating.TroublesConfig{
 		Node: h.NodeName, Blocks: h.clients.Coil.AddressBlocks(), Block: h.blocks.Find, All: h.blocks.All, Warn: h.warnOfBlock,
-		Over: func(id, condition string) {
-			if condition == v2.BlockForwardingBlocked {
-				h.driver.Blocked(id, false)
-			}
-		},
 	}, h.metrics)
 	h.registry.MustRegister(h.troubles)
 	h.rivals = map[string]rival{}
@@ -95,53 +91,113 @@ func (h *holder) defend(ctx context.Context, a floating.Address) {
 	h.mu.Unlock()
 	h.announcer.keeper.Repeat(ctx, a.Addrs()...)
 	if ok && time.Since(r.at) < defended {
-		h.troubles.Saw(a, v2.BlockConflicting, r.text())
+		h.troubles.Conflicting(a, r.text())
 	}
 }
 
-// probe looks whether the node forwards packets of the addresses that it has. Those of one pool that go to one pod share their fate: rules
-// of others name pools and links. A node that doesn't leaves addresses to others.
+// probed are addresses that share their fate, since rules of others name pools and links: those of one pool whose packets come from one pod, and
+// that are all here, or all at other nodes.
+type probed struct {
+	pod  types.UID
+	pool string
+	here bool
+}
+
+// probe looks whether the node forwards packets of the addresses that it has. A node that doesn't leaves them to others, and goes on looking.
 func (h *holder) probe(ctx context.Context) error {
-	h.mu.Lock()
-	all := slices.SortedFunc(maps.Values(h.announced), func(a, b floating.Address) int { return cmp.Compare(a.Block, b.Block) })
-	h.mu.Unlock()
-	type group struct {
-		pod  types.UID
-		pool string
+	blocked := h.troubles.Blocked()
+	groups := h.probed(blocked)
+	var away []floating.Address
+	for g, addrs := range groups {
+		slices.SortFunc(addrs, func(a, b floating.Address) int { return cmp.Compare(a.Block, b.Block) })
+		if !g.here {
+			away = append(away, addrs[0])
+		}
 	}
-	groups := map[group][]floating.Address{}
-	for _, a := range all {
-		g := group{a.Pod, a.Pool}
-		groups[g] = append(groups[g], a)
+	slices.SortFunc(away, func(a, b floating.Address) int { return cmp.Compare(a.Block, b.Block) })
+	if err := h.place.Prepare(ctx, away); err != nil {
+		return err
 	}
 	var errs []error
-	for _, addrs := range groups {
-		blocked, err := h.place.Blocked(ctx, addrs[0])
+	for g, addrs := range groups {
+		fate, err := h.send(ctx, g, addrs[0])
 		if err != nil {
 			errs = append(errs, fmt.Errorf("probe whether packets of %s are forwarded: %w", addrs[0].Address, err))
 			continue
 		}
-		message := ""
-		if len(blocked) > 0 {
-			message = h.blockedText(blocked[0].String())
-		}
-		for _, a := range addrs {
-			h.judge(a, message)
-		}
+		h.judge(addrs, fate)
 	}
-	if len(all) == 0 {
-		return errors.Join(errs...)
+	if len(groups)+len(blocked) == 0 {
+		return nil
 	}
 	return cmp.Or(errors.Join(errs...), reconcile.Later(probePlaces))
 }
 
-// judge tells whether packets of an address are dropped, with a message if so.
-func (h *holder) judge(a floating.Address, message string) {
-	h.driver.Blocked(a.ID, message != "")
-	if message != "" {
-		h.troubles.Saw(a, v2.BlockForwardingBlocked, message)
-	} else {
-		h.troubles.Ended(a, v2.BlockForwardingBlocked)
+// send sends the probes of a group from one of its addresses. Of one that is at another node the pod may send nothing else.
+func (h *holder) send(ctx context.Context, g probed, a floating.Address) (place.Fate, error) {
+	if pod, ok := h.pod(g.pod); ok && !g.here {
+		if err := h.network.LetProbe(ctx, pod.Link, a.Addrs()...); err != nil {
+			return place.Fate{}, err
+		}
+	}
+	return h.place.Probe(ctx, a)
+}
+
+// probed returns the addresses that the node has, and those whose packets it was found to drop, if a router of their Egress is on the node.
+func (h *holder) probed(blocked []floating.Address) map[probed][]floating.Address {
+	h.mu.Lock()
+	here := maps.Clone(h.announced)
+	h.mu.Unlock()
+	groups := map[probed][]floating.Address{}
+	add := func(a floating.Address, here bool) {
+		g := probed{a.Pod, a.Pool, here}
+		groups[g] = append(groups[g], a)
+	}
+	for _, a := range here {
+		add(a, true)
+	}
+	for _, a := range blocked {
+		if _, is := here[a.ID]; is {
+			continue
+		}
+		if a.Pod = h.routerHere(a); a.Pod != "" {
+			add(a, false)
+		}
+	}
+	return groups
+}
+
+// routerHere returns a router of the node from which an address may be probed: the one to which its packets would go, or another one of its
+// Egress; empty if there is none.
+func (h *holder) routerHere(a floating.Address) types.UID {
+	if _, ok := h.pod(a.Pod); ok {
+		return a.Pod
+	}
+	b := h.blocks.Find(a.Block)
+	if b == nil || b.Floating == nil || !a.OfEgress {
+		return ""
+	}
+	for _, r := range h.egresses.cluster.Routers(types.NamespacedName{Namespace: b.Floating.Owner.Namespace, Name: b.Floating.Owner.Name}) {
+		if _, ok := h.pod(r.Pod); ok {
+			return r.Pod
+		}
+	}
+	return ""
+}
+
+// judge tells whether packets of addresses are dropped, as far as that is known.
+func (h *holder) judge(addrs []floating.Address, fate place.Fate) {
+	if len(fate.Dropped) > 0 {
+		message := h.blockedText(fate.Dropped[0].String())
+		for _, a := range addrs {
+			h.driver.Blocked(a.ID, true)
+			h.troubles.Dropped(a, message)
+		}
+	} else if fate.Passed {
+		for _, a := range addrs {
+			h.driver.Blocked(a.ID, false)
+			h.troubles.Passed(a)
+		}
 	}
 }
 

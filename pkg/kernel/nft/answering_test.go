@@ -163,12 +163,16 @@ func TestFloatingAddressIsAdded(t *testing.T) {
 		testkit.Must(l.table.Sync(t.Context(), r.Ruleset()))(t)
 		l.renew(f, time.Hour)
 		r.Addresses = append(r.Addresses, netip.MustParseAddr("192.0.2.8"))
-		if got := testkit.Must(l.table.Sync(t.Context(), r.Ruleset()))(t); got.Added != 1 {
+		if got := testkit.Must(l.table.Sync(t.Context(), r.Ruleset()))(t); got.Added != 2 {
 			t.Errorf("another address changed %+v", got)
 		}
 		r.OfEgresses = r.Addresses
 		if got := testkit.Must(l.table.Sync(t.Context(), r.Ruleset()))(t); got.Added != 2 {
 			t.Errorf("addresses of Egresses changed %+v", got)
+		}
+		r.Probed = []netip.Addr{netip.MustParseAddr("192.0.2.9")}
+		if got := testkit.Must(l.table.Sync(t.Context(), r.Ruleset()))(t); got.Added != 1 {
+			t.Errorf("an address that is only probed changed %+v", got)
 		}
 		l.await(f, true)
 	}

@@ -80,7 +80,7 @@ func parse(node string, b *v2.AddressBlock) (known, error) {
 
 // offered says whether a node may have the address. A holder gives up one that isn't offered.
 func offered(b *v2.AddressBlock) bool {
-	return b.Labels[v2.LabelFloating] == v2.FloatingValue && b.DeletionTimestamp == nil && b.Floating.ReleasedAt == nil
+	return b.Labels[v2.LabelFloating] == v2.FloatingValue && b.DeletionTimestamp == nil && b.Floating != nil && b.Floating.ReleasedAt == nil
 }
 
 // versionOf is the number of a resource version: those of one resource are decimal numbers that grow.

@@ -21,7 +21,7 @@ import (
 )
 
 const (
-	// lasting is for how long a trouble is told that isn't seen again.
+	// lasting is for how long it is told that another host has an address, if that isn't seen again.
 	lasting = 5 * time.Minute
 	// steady is for how long what is told of one stays as it is: another host may have another address each time.
 	steady = time.Minute
@@ -36,15 +36,16 @@ type TroublesConfig struct {
 	All   func() []*v2.AddressBlock
 	// Warn records an Event about a block.
 	Warn func(b *v2.AddressBlock, reason, message string)
-	// Over is called when a trouble is over since it wasn't seen for some time.
-	Over func(id, condition string)
 }
 
 // Troubles tells what is wrong with addresses at this node: by conditions of their blocks, Events and a metric.
 //
-//	condition True, of this node     it says what is known now, or becomes False
+//	condition True, of this node     it says what is known now, or becomes False when the trouble has ended
 //	condition True, of another node  stays: that node takes it away
 //	else                             becomes True if there is trouble
+//
+//	Conflicting        has ended some time after it was seen last
+//	ForwardingBlocked  has ended when a probe has passed, or the address is released
 type Troubles struct {
 	cfg  TroublesConfig
 	loop *reconcile.Loop[string] // by the name of a block
@@ -53,6 +54,8 @@ type Troubles struct {
 
 	mu    sync.Mutex
 	known map[trouble]seen
+	// passed has the blocks whose packets are known to be forwarded.
+	passed map[string]bool
 }
 
 // trouble is what is wrong with which block.
@@ -62,8 +65,10 @@ type trouble struct{ block, condition string }
 type seen struct {
 	id, message string
 	since       time.Time // of the message
-	until       time.Time
+	until       time.Time // zero if it doesn't end by itself
 }
+
+func (s seen) over(now time.Time) bool { return !s.until.IsZero() && !now.Before(s.until) }
 
 // reasons are those of the conditions, and of their Events.
 var reasons = map[string]string{v2.BlockConflicting: v2.ReasonOtherHost, v2.BlockForwardingBlocked: v2.ReasonPacketsDropped}
@@ -71,9 +76,9 @@ var reasons = map[string]string{v2.BlockConflicting: v2.ReasonOtherHost, v2.Bloc
 // NewTroubles returns Troubles that tell nothing yet.
 func NewTroubles(cfg TroublesConfig, metrics *reconcile.Metrics) *Troubles {
 	t := &Troubles{
-		cfg: cfg, known: map[trouble]seen{},
+		cfg: cfg, known: map[trouble]seen{}, passed: map[string]bool{},
 		troubled: prometheus.NewDesc("coil_floating_troubled_addresses",
-			"Floating addresses of which something was wrong at this node in the last minutes, by the condition of their AddressBlocks that says what.",
+			"Floating addresses of which something is wrong at this node, or was in the last minutes, by the condition of their AddressBlocks that says what.",
 			[]string{"condition"}, nil),
 		unheld: prometheus.NewDesc("coil_floating_unheld_addresses",
 			"Floating addresses that this node may have and that no node has.", nil, nil),
@@ -92,8 +97,17 @@ func (t *Troubles) Changed(b *v2.AddressBlock) {
 	}
 }
 
-// Saw notes that something is wrong with an address, and says so for some time.
-func (t *Troubles) Saw(a Address, condition, message string) {
+// Conflicting notes that another host has an address, and says so for some time.
+func (t *Troubles) Conflicting(a Address, message string) {
+	t.saw(a, v2.BlockConflicting, message, time.Now().Add(lasting))
+}
+
+// Dropped notes that packets of an address aren't forwarded, and says so until they are.
+func (t *Troubles) Dropped(a Address, message string) {
+	t.saw(a, v2.BlockForwardingBlocked, message, time.Time{})
+}
+
+func (t *Troubles) saw(a Address, condition, message string, until time.Time) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	key, now := trouble{a.Block, condition}, time.Now()
@@ -102,22 +116,41 @@ func (t *Troubles) Saw(a Address, condition, message string) {
 		s = seen{id: a.ID, message: message, since: now}
 		t.loop.Add(a.Block)
 	}
-	s.until = now.Add(lasting)
+	s.until = until
 	t.known[key] = s
-}
-
-// Ended notes that it isn't wrong any more.
-func (t *Troubles) Ended(a Address, condition string) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	key := trouble{a.Block, condition}
-	if _, ok := t.known[key]; ok {
-		delete(t.known, key)
-		t.loop.Add(a.Block)
+	if condition == v2.BlockForwardingBlocked {
+		delete(t.passed, a.Block)
 	}
 }
 
-// of returns what is wrong with a block, by condition, and when that is to be looked at again; zero if nothing is.
+// Passed notes that packets of an address are forwarded.
+func (t *Troubles) Passed(a Address) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if !t.passed[a.Block] {
+		t.loop.Add(a.Block)
+	}
+	delete(t.known, trouble{a.Block, v2.BlockForwardingBlocked})
+	t.passed[a.Block] = true
+}
+
+// Blocked returns the addresses whose packets this node drops as far as is known here or from their blocks, whether it has them or not.
+func (t *Troubles) Blocked() (all []Address) {
+	for _, b := range t.cfg.All() {
+		t.mu.Lock()
+		_, known := t.known[trouble{b.Name, v2.BlockForwardingBlocked}]
+		t.mu.Unlock()
+		if !offered(b) || !known && plan.ForwardingBlockedAt(b) != t.cfg.Node {
+			continue
+		}
+		if k, err := parse(t.cfg.Node, b); err == nil {
+			all = append(all, k.address)
+		}
+	}
+	return all
+}
+
+// of returns what is wrong with a block, by condition, and when that is to be looked at again; zero if it needn't be.
 func (t *Troubles) of(b string, now time.Time) (wrong map[string]seen, next time.Duration) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -125,14 +158,12 @@ func (t *Troubles) of(b string, now time.Time) (wrong map[string]seen, next time
 	for condition := range reasons {
 		key := trouble{b, condition}
 		s, ok := t.known[key]
-		left := s.until.Sub(now)
 		switch {
-		case ok && left <= 0:
+		case ok && s.over(now):
 			delete(t.known, key)
-			t.cfg.Over(s.id, condition)
 		case ok:
 			wrong[condition] = s
-			if next == 0 || left < next {
+			if left := s.until.Sub(now); !s.until.IsZero() && (next == 0 || left < next) {
 				next = left
 			}
 		}
@@ -140,13 +171,26 @@ func (t *Troubles) of(b string, now time.Time) (wrong map[string]seen, next time
 	return wrong, next
 }
 
+// forget forgets what is known of a block that is gone, or whose address is released.
+func (t *Troubles) forget(b string) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for condition := range reasons {
+		delete(t.known, trouble{b, condition})
+	}
+	delete(t.passed, b)
+}
+
 func (t *Troubles) sync(ctx context.Context, name string) error {
 	now := time.Now()
-	wrong, next := t.of(name, now)
 	b := t.cfg.Block(name)
+	if b == nil || !offered(b) {
+		t.forget(name)
+	}
 	if b == nil {
 		return nil
 	}
+	wrong, next := t.of(name, now)
 	after, news := t.conditions(b, wrong, metav1.NewTime(now))
 	if !equality.Semantic.DeepEqual(b.Status.Conditions, after) {
 		if err := PatchConditions(ctx, t.cfg.Blocks, b, after); err != nil {
@@ -178,13 +222,20 @@ func (t *Troubles) conditions(b *v2.AddressBlock, wrong map[string]seen, now met
 			meta.SetStatusCondition(&after, metav1.Condition{
 				Type: kind, Status: metav1.ConditionTrue, Reason: reasons[kind], Message: prefix + s.message, LastTransitionTime: now,
 			})
-		case mine:
+		case mine && t.ended(b, kind):
 			meta.SetStatusCondition(&after, metav1.Condition{
 				Type: kind, Status: metav1.ConditionFalse, Reason: v2.ReasonOver, Message: prefix + "it isn't so any more", LastTransitionTime: now,
 			})
 		}
 	}
 	return after, news
+}
+
+// ended says whether a trouble that isn't known here has ended: an earlier life of this program may have told it.
+func (t *Troubles) ended(b *v2.AddressBlock, condition string) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return condition != v2.BlockForwardingBlocked || t.passed[b.Name] || !offered(b)
 }
 
 // PatchConditions replaces the conditions of a block, unless it has changed since it was read.
@@ -212,7 +263,7 @@ func (t *Troubles) Collect(ch chan<- prometheus.Metric) {
 	count := map[string]int{}
 	t.mu.Lock()
 	for key, s := range t.known {
-		if time.Now().Before(s.until) {
+		if !s.over(time.Now()) {
 			count[key.condition]++
 		}
 	}

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -20,42 +19,93 @@ import (
 	"github.com/coil-net/coil/pkg/testkit"
 )
 
-// A node tells what it knows, takes back what it has told, and leaves alone what another node has told.
+// A node tells what it knows, takes back what it has told when that has ended, and leaves alone what another node has told.
 func TestConditions(t *testing.T) {
 	other := metav1.Condition{Type: v2.BlockForwardingBlocked, Status: metav1.ConditionTrue, Reason: v2.ReasonPacketsDropped, Message: "node n2: dropped"}
 	mine := other
 	mine.Message = "node n1: dropped"
 	over := mine
 	over.Status = metav1.ConditionFalse
+	rival := mine
+	rival.Type, rival.Message = v2.BlockConflicting, "node n1: a rival"
+	const dropped, passed, released = "dropped", "passed", "released"
 	for _, c := range []struct {
 		name   string
 		has    []metav1.Condition
-		wrong  string
+		known  string
 		want   string
 		warned bool
 	}{
 		{"nothing", nil, "", "", false},
-		{"new", nil, "dropped", "True node n1: dropped", true},
-		{"told", []metav1.Condition{mine}, "dropped", "True node n1: dropped", false},
+		{"new", nil, dropped, "True node n1: dropped", true},
+		{"told", []metav1.Condition{mine}, dropped, "True node n1: dropped", false},
 		{"another one", []metav1.Condition{mine}, "all dropped", "True node n1: all dropped", true},
-		{"over", []metav1.Condition{mine}, "", "False node n1: it isn't so any more", false},
-		{"over before", []metav1.Condition{over}, "", "False node n1: dropped", false},
-		{"again", []metav1.Condition{over}, "dropped", "True node n1: dropped", true},
+		{"told by an earlier life", []metav1.Condition{mine}, "", "True node n1: dropped", false},
+		{"over", []metav1.Condition{mine}, passed, "False node n1: it isn't so any more", false},
+		{"over, since the address is released", []metav1.Condition{mine}, released, "False node n1: it isn't so any more", false},
+		{"over before", []metav1.Condition{over}, passed, "False node n1: dropped", false},
+		{"again", []metav1.Condition{over}, dropped, "True node n1: dropped", true},
 		{"another node's", []metav1.Condition{other}, "", "True node n2: dropped", false},
-		{"both", []metav1.Condition{other}, "dropped", "True node n2: dropped", false},
+		{"another node's, passed here", []metav1.Condition{other}, passed, "True node n2: dropped", false},
+		{"both", []metav1.Condition{other}, dropped, "True node n2: dropped", false},
+		{"a rival that an earlier life told", []metav1.Condition{rival}, "", "False node n1: it isn't so any more", false},
 	} {
-		wrong := map[string]seen{}
-		if c.wrong != "" {
-			wrong[v2.BlockForwardingBlocked] = seen{message: c.wrong}
-		}
 		tr := NewTroubles(TroublesConfig{Node: "n1"}, nil)
-		after, news := tr.conditions(&v2.AddressBlock{Status: v2.AddressBlockStatus{Conditions: c.has}}, wrong, metav1.Now())
+		b := heldBlock(func(b *v2.AddressBlock) { b.Status.Conditions = c.has })
+		switch c.known {
+		case "":
+		case passed:
+			tr.Passed(Address{Block: b.Name})
+		case released:
+			b.Floating.ReleasedAt = &metav1.Time{}
+		default:
+			tr.Dropped(Address{Block: b.Name}, c.known)
+		}
+		wrong, _ := tr.of(b.Name, time.Now())
+		after, news := tr.conditions(b, wrong, metav1.Now())
 		var got []string
 		for _, a := range after {
 			got = append(got, fmt.Sprint(a.Status, " ", a.Message))
 		}
 		if strings.Join(got, ", ") != c.want || (len(news) > 0) != c.warned {
 			t.Errorf("%s: %q and Events of %v, want %q", c.name, got, news, c.want)
+		}
+	}
+}
+
+// A node goes on looking at addresses that it was found to drop, though it doesn't have them: those that it has seen, and those of which an
+// earlier life has told so. It ends with a probe that passes, or with the address.
+func TestBlockedAddresses(t *testing.T) {
+	blocked := func(b *v2.AddressBlock) {
+		b.Status.Conditions = []metav1.Condition{{Type: v2.BlockForwardingBlocked, Status: metav1.ConditionTrue, Message: "node n1: dropped"}}
+	}
+	for _, c := range []struct {
+		name   string
+		change func(*v2.AddressBlock)
+		known  func(*Troubles, Address)
+		want   bool
+	}{
+		{"nothing is known", func(*v2.AddressBlock) {}, func(*Troubles, Address) {}, false},
+		{"told by an earlier life", blocked, func(*Troubles, Address) {}, true},
+		{"told by another node", func(b *v2.AddressBlock) {
+			blocked(b)
+			b.Status.Conditions[0].Message = "node n2: dropped"
+		}, func(*Troubles, Address) {}, false},
+		{"seen here, told by nobody", func(*v2.AddressBlock) {}, func(tr *Troubles, a Address) { tr.Dropped(a, "dropped") }, true},
+		{"passed", func(*v2.AddressBlock) {}, func(tr *Troubles, a Address) {
+			tr.Dropped(a, "dropped")
+			tr.Passed(a)
+		}, false},
+		{"released", func(b *v2.AddressBlock) {
+			blocked(b)
+			b.Floating.ReleasedAt = &metav1.Time{}
+		}, func(tr *Troubles, a Address) { tr.Dropped(a, "dropped") }, false},
+	} {
+		b := heldBlock(c.change)
+		tr := NewTroubles(TroublesConfig{Node: "n1", All: func() []*v2.AddressBlock { return []*v2.AddressBlock{b} }}, nil)
+		c.known(tr, Address{ID: string(b.UID), Block: b.Name})
+		if got := tr.Blocked(); (len(got) > 0) != c.want {
+			t.Errorf("%s: blocked are %+v, want %t", c.name, got, c.want)
 		}
 	}
 }
@@ -79,12 +129,11 @@ func (p *patched) Patch(_ context.Context, _ string, _ types.PatchType, data []b
 	return &v2.AddressBlock{}, nil
 }
 
-// A trouble that isn't seen any more is over after some time. One that changes all the time is told once a minute.
+// A rival that isn't seen any more is told of for some time, dropped packets until a probe passes. What changes all the time is told once a minute.
 func TestTroublesEnd(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		api := &patched{fails: true}
-		var over []string
-		block := &v2.AddressBlock{ObjectMeta: metav1.ObjectMeta{Name: "p-1", UID: "u"}}
+		block := heldBlock(func(b *v2.AddressBlock) { b.Name, b.UID = "p-1", "u" })
 		warned := 0
 		tr := NewTroubles(TroublesConfig{
 			Node: "n1", Blocks: api, All: func() []*v2.AddressBlock {
@@ -98,14 +147,13 @@ func TestTroublesEnd(t *testing.T) {
 			},
 			Block: func(name string) *v2.AddressBlock { return map[string]*v2.AddressBlock{"p-1": block}[name] },
 			Warn:  func(*v2.AddressBlock, string, string) { warned++ },
-			Over:  func(id, condition string) { over = append(over, id+" "+condition) },
 		}, nil)
 		ctx, cancel := context.WithCancel(t.Context())
 		ended := make(chan error)
 		go func() { ended <- tr.Run(ctx) }()
 		a := Address{ID: "u", Block: "p-1"}
 		for i := range 100 {
-			tr.Saw(a, v2.BlockConflicting, fmt.Sprintf("host %d", i))
+			tr.Conflicting(a, fmt.Sprintf("host %d", i))
 			time.Sleep(time.Second)
 		}
 		synctest.Wait()
@@ -113,7 +161,7 @@ func TestTroublesEnd(t *testing.T) {
 			t.Errorf("%d Events, and %q", warned, api.patches)
 		}
 		testkit.Check(t, testutil.CollectAndCompare(tr, strings.NewReader(`
-			# HELP coil_floating_troubled_addresses Floating addresses of which something was wrong at this node in the last minutes, by the condition of their AddressBlocks that says what.
+			# HELP coil_floating_troubled_addresses Floating addresses of which something is wrong at this node, or was in the last minutes, by the condition of their AddressBlocks that says what.
 			# TYPE coil_floating_troubled_addresses gauge
 			coil_floating_troubled_addresses{condition="Conflicting"} 1
 			coil_floating_troubled_addresses{condition="ForwardingBlocked"} 0
@@ -121,12 +169,15 @@ func TestTroublesEnd(t *testing.T) {
 			# TYPE coil_floating_unheld_addresses gauge
 			coil_floating_unheld_addresses 1
 		`)))
-		tr.Saw(a, v2.BlockForwardingBlocked, "dropped")
-		tr.Ended(a, v2.BlockForwardingBlocked)
+		tr.Dropped(a, "dropped")
 		time.Sleep(lasting + time.Second)
 		synctest.Wait()
-		if !slices.Equal(over, []string{"u Conflicting"}) {
-			t.Errorf("over are %q", over)
+		if wrong, next := tr.of("p-1", time.Now()); len(wrong) != 1 || wrong[v2.BlockForwardingBlocked].message != "dropped" || next != 0 {
+			t.Errorf("later %+v is wrong, and is looked at after %s", wrong, next)
+		}
+		tr.Passed(a)
+		if wrong, _ := tr.of("p-1", time.Now()); len(wrong) > 0 {
+			t.Errorf("at the end %+v is wrong", wrong)
 		}
 		cancel()
 		testkit.Check(t, <-ended)

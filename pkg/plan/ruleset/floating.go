@@ -3,6 +3,7 @@ package ruleset
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 
 	"github.com/coil-net/coil/pkg/dataplane"
 	"github.com/coil-net/coil/pkg/holding"
@@ -17,6 +18,9 @@ type Floating struct {
 	// tracks none, so that the next node needs none. With Tracked it does, for rules of others that need it, and keeps the source.
 	OfEgresses []netip.Addr
 	Tracked    bool
+	// Probed are addresses of Egresses that are at other nodes: only probes come from them here. Rules of others meet these as they meet
+	// those of Addresses.
+	Probed []netip.Addr
 }
 
 // NotHeld is the counter of packets from and to floating addresses for which the node doesn't answer.
@@ -41,6 +45,7 @@ const (
 	floatingSet  = "floating"
 	answeringSet = "answering"
 	egressSet    = "of_egresses"
+	probedSet    = "probed"
 )
 
 // Answering is the set of addresses of a family for which the node answers. Its elements end by themselves, so that the node stops also if
@@ -63,13 +68,16 @@ func (f family) answering() dataplane.Set {
 //
 //	prerouting   before connections are tracked: drops what isn't for this node any more
 //	forward      before rules of others: counts probes
-//	postrouting  after rules of others: counts probes, and drops them
+//	postrouting  after rules of others: counts probes, and drops them, and errors (ICMP) about them
 //	keep         before others translate sources: those of Egresses stay as they are
 func (h Floating) Ruleset() dataplane.Ruleset {
 	var r dataplane.Ruleset
-	if len(h.Addresses) == 0 {
+	if len(h.Addresses)+len(h.Probed) == 0 {
 		return r
 	}
+	sources := slices.Concat(h.Addresses, h.Probed)
+	slices.SortFunc(sources, netip.Addr.Compare)
+	sources = slices.Compact(sources)
 	entry := base("prerouting", "filter", "prerouting", dataplane.HookRaw)
 	forward := base("forward", "filter", "forward", dataplane.HookFirst)
 	last := base("postrouting", "filter", "postrouting", dataplane.HookLast)
@@ -85,14 +93,20 @@ func (h Floating) Ruleset() dataplane.Ruleset {
 			f.rule(&entry, "a host asks for a floating address for which the node doesn't answer", "meta l4proto $ping $icmp type nd-neighbor-solicit @th,64,128 @%s_$f @th,64,128 != @%s_$f drop",
 				floatingSet, answeringSet)
 		}
-		probe := fmt.Sprintf("meta nfproto $f $ip daddr %s $ip saddr @%s_$f meta l4proto udp @th,64,64 %#x", ProbeTo[f.Family], floatingSet, Probe)
+		r.Sets = append(r.Sets, f.set(egressSet, h.OfEgresses), f.set(probedSet, sources)) // also without elements: other chains would lose those that end by themselves
+		content := "meta nfproto $f " + f.probe()
+		probe := fmt.Sprintf("%s $ip saddr @%s_$f", content, probedSet)
 		f.rule(&forward, "a probe", probe+" counter name %s_$f", ProbeForwarded)
 		f.rule(&last, "a probe", probe+" counter name %s_$f drop", ProbeLeft)
-		r.Sets = append(r.Sets, f.set(egressSet, h.OfEgresses)) // also without elements: other chains would lose those that end by themselves
+		f.rule(&last, "a probe whose source was changed", content+" drop")
+		f.rule(&last, "an error about a probe", "meta nfproto $f meta l4proto $ping @th,%d,64 %#x $ip daddr @%s_$f drop", f.quoted(), Probe, probedSet)
+		alone := fmt.Sprintf("%s $ip saddr != @%s_$f", probe, floatingSet)
 		if h.Tracked {
+			f.rule(&keep, "a probe from an Egress's address", alone+" snat $ip to $ip saddr")
 			f.rule(&keep, "an Egress's address stays the source", "meta nfproto $f $ip saddr @%s_$f snat $ip to $ip saddr", egressSet)
 			continue
 		}
+		f.rule(&entry, "a probe from an Egress's address", alone+" notrack")
 		// The host's own connections are tracked in both directions: what the host sends doesn't come by here.
 		f.rule(&entry, "from an Egress's address", "meta nfproto $f $ip saddr @%s_$f fib daddr type != local notrack", egressSet)
 		f.rule(&entry, "to an Egress's address", "meta nfproto $f $ip daddr @%s_$f notrack", egressSet)
@@ -102,6 +116,22 @@ func (h Floating) Ruleset() dataplane.Ruleset {
 		r.Chains = append(r.Chains, keep)
 	}
 	return r
+}
+
+// probe is the condition of a datagram that is a probe.
+func (f family) probe() string {
+	return fmt.Sprintf("$ip daddr %s meta l4proto udp @th,64,64 %#x", ProbeTo[f.Family], Probe)
+}
+
+// quoted is where the content of a datagram is in an error about it, in bits: behind the headers of the error, of the packet and of UDP
+// (RFC 792, RFC 4443).
+func (f family) quoted() int {
+	const icmp, udp = 8, 8
+	header := 20
+	if f.Family == dataplane.IPv6 {
+		header = 40
+	}
+	return 8 * (icmp + header + udp)
 }
 
 // ARP returns the table of the family arp: hosts that ask for an address for which the node doesn't answer get no answer. A holder

@@ -31,8 +31,17 @@ const Forged = "forged"
 const Straggling = 10 * time.Second
 
 // StragglingSet is the set of a family with the links of routers, and addresses that have moved away from them.
-func StragglingSet(f dataplane.Family) dataplane.Set {
-	s := dataplane.Set{Name: f.Named("straggling"), Key: "iface_index . ipv4_addr", Timeout: Straggling}
+func StragglingSet(f dataplane.Family) dataplane.Set { return elsewhere(f, "straggling", Straggling) }
+
+// Probing is for how long a router may send probes (see Probe) from a floating address that is at another node.
+const Probing = time.Second
+
+// ProbingSet is the set of a family with the links of routers, and such addresses.
+func ProbingSet(f dataplane.Family) dataplane.Set { return elsewhere(f, "probing", Probing) }
+
+// elsewhere is a set of links with addresses that aren't routed there.
+func elsewhere(f dataplane.Family, name string, timeout time.Duration) dataplane.Set {
+	s := dataplane.Set{Name: f.Named(name), Key: "iface_index . ipv4_addr", Timeout: timeout}
 	if f == dataplane.IPv6 {
 		s.Key = "iface_index . ipv6_addr"
 	}
@@ -69,9 +78,10 @@ func guardSources(r *dataplane.Ruleset) {
 			unspecified = "::"
 			f.rule(&drops, "link-local, which is never forwarded", "meta nfproto $f ip6 saddr fe80::/10 return")
 		}
-		straggling := StragglingSet(f.Family)
-		r.Sets = append(r.Sets, straggling)
+		straggling, probing := StragglingSet(f.Family), ProbingSet(f.Family)
+		r.Sets = append(r.Sets, straggling, probing)
 		f.rule(&drops, "of a router, from an address that has moved", "meta nfproto $f iif . $ip saddr @%s return", straggling.Name)
+		f.rule(&drops, "a probe of a router, from an address that is elsewhere", "meta nfproto $f iif . $ip saddr @%s %s return", probing.Name, f.probe())
 		// Duplicate address detection, multicast listener reports and DHCP; never forwarded either.
 		f.rule(&drops, "no address yet", "meta nfproto $f $ip saddr %s return", unspecified)
 		f.rule(&drops, "forged", "meta nfproto $f counter name %s_$f drop", Forged)

@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/coil-net/coil/pkg/dataplane"
+	"github.com/coil-net/coil/pkg/node/floating"
 	"github.com/coil-net/coil/pkg/testkit"
 	"github.com/coil-net/coil/pkg/testkit/netlab"
 )
@@ -24,56 +25,136 @@ func (l *lab) rules(text string) {
 	testkit.Must(l.node.Run("nft", text))(l.t)
 }
 
+// leaving captures what probes may cause outside of the node: themselves, and errors about them. It returns a function that wants none.
+func (l *lab) leaving() (none func()) {
+	l.t.Helper()
+	seen := testkit.Must(l.host.Lab().NewCapture("eth0", func(p netlab.Packet) bool {
+		isError := p.Protocol == unix.IPPROTO_ICMP || p.Protocol == unix.IPPROTO_ICMPV6
+		return p.Protocol == unix.IPPROTO_UDP && p.DPort == 9 || isError && slices.Contains(order(7, 0).Addrs(), p.Dst)
+	}))(l.t)
+	return func() {
+		l.t.Helper()
+		if got := seen.Take(); len(got) > 0 {
+			l.t.Errorf("outside are %v", got)
+		}
+		testkit.Must(seen.Close())(l.t)
+	}
+}
+
+// outside gives the node routes.
+func (l *lab) outside() {
+	l.t.Helper()
+	testkit.Check(l.t, l.node.Lab().IP(l.t.Context(), "route add default via 10.0.0.2", "-6 route add default via fd00::2"))
+}
+
+// fates returns a function that wants a fate of the probes of an address.
+func (l *lab) fates(p *Place, a floating.Address) func(what string, passed bool, dropped ...dataplane.Family) {
+	return func(what string, passed bool, dropped ...dataplane.Family) {
+		l.t.Helper()
+		got := testkit.Must(p.Probe(l.t.Context(), a))(l.t)
+		if got.Passed != passed || !slices.Equal(got.Dropped, dropped) {
+			l.t.Errorf("%s: the fate is %+v, want passed %t, dropped %v", what, got, passed, dropped)
+		}
+	}
+}
+
+const forwardingPolicy = "add table ip filter; add chain ip filter FORWARD { type filter hook forward priority 0; policy drop; }; add rule ip filter FORWARD ip saddr 10.0.1.0/24 accept"
+
 // The node finds out that rules of others drop packets of an address, in each family, and by none of its other properties. No probe leaves
 // the node, and nothing that is others' changes.
-func TestBlocked(t *testing.T) {
+func TestProbe(t *testing.T) {
 	l := newLab(t)
 	p := l.start()
 	o := order(7, time.Hour)
 	testkit.Check(t, p.Answer(t.Context(), o))
 	l.await(o, true)
-	outside := testkit.Must(l.host.Lab().NewCapture("eth0", func(p netlab.Packet) bool {
-		return p.Protocol == unix.IPPROTO_UDP && p.DPort == 9
-	}))(t)
-	is := func(what string, want ...dataplane.Family) {
-		t.Helper()
-		got := testkit.Must(p.Blocked(t.Context(), o.Address))(t)
-		if !slices.Equal(got, want) {
-			t.Errorf("%s: blocked are %v, want %v", what, got, want)
-		}
-	}
-	is("without a route to the outside")
-	testkit.Check(t, l.node.Lab().IP(t.Context(), "route add default via 10.0.0.2", "-6 route add default via fd00::2"))
-	is("without rules of others")
-	l.rules("add table ip filter; add chain ip filter FORWARD { type filter hook forward priority 0; policy drop; }; add rule ip filter FORWARD ip saddr 10.0.1.0/24 accept")
+	none := l.leaving()
+	is := l.fates(p, o.Address)
+	is("without a route to the outside", false)
+	testkit.Check(t, l.node.Lab().IP(t.Context(), "route add default via 10.0.0.2"))
+	is("with a route of IPv4 alone", true)
+	testkit.Check(t, l.node.Lab().IP(t.Context(), "-6 route add default via fd00::2"))
+	is("without rules of others", true)
+	l.rules(forwardingPolicy)
 	before := testkit.Must(l.node.Run("nft", "list", "table", "ip", "filter"))(t)
-	is("with a policy and an exception for pods", dataplane.IPv4)
+	is("with a policy and an exception for pods", false, dataplane.IPv4)
 	if got := testkit.Must(p.cfg.Table.Dropping())(t); !slices.Equal(got, []string{"ip filter FORWARD"}) {
 		t.Errorf("chains that drop are %q", got)
 	}
 	l.rules("add table ip6 t; add chain ip6 t c { type filter hook forward priority 10; }; add rule ip6 t c iifname \"pod\" drop")
-	is("with a rule for the link", dataplane.IPv4, dataplane.IPv6)
+	is("with a rule for the link", false, dataplane.IPv4, dataplane.IPv6)
 	l.rules("delete table ip6 t")
-	is("with a policy", dataplane.IPv4)
+	is("with a policy", false, dataplane.IPv4)
 	if after := testkit.Must(l.node.Run("nft", "list", "table", "ip", "filter"))(t); after != before {
 		t.Errorf("the table of another program was\n%s\nand is\n%s", before, after)
 	}
 	l.rules("add rule ip filter FORWARD ip saddr 192.0.2.0/24 accept")
-	is("with an exception for the address")
-	if got := outside.Take(); len(got) > 0 {
-		t.Errorf("outside are %v", got)
-	}
+	is("with an exception for the address", true)
 	l.rules("flush chain ip filter FORWARD")
-	is("without it again", dataplane.IPv4)
+	is("without it again", false, dataplane.IPv4)
+	l.rules("delete table ip filter; add table ip early; add chain ip early c { type filter hook prerouting priority 0; }; add rule ip early c iifname \"pod\" drop")
+	is("before the node decides to forward", false)
+	l.rules("delete table ip early")
 	testkit.Check(t, p.Stop(t.Context(), o.Address))
-	is("when the node has stopped")
+	is("when the node has stopped", false)
 	l.pods["router"] = Pod{Link: l.pods["router"].Link, Address: l.pods["router"].Address}
-	if _, err := p.Blocked(t.Context(), o.Address); err == nil {
+	if _, err := p.Probe(t.Context(), o.Address); err == nil {
 		t.Error("probes are sent in a network namespace that isn't known")
 	}
 	delete(l.pods, "router")
-	is("when the pod has gone")
-	testkit.Must(outside.Close())(t)
+	is("when the pod has gone", false)
+	none()
+}
+
+// A node finds out whether it would forward packets of an address that is at another node. It doesn't answer for it, leads no packets to it,
+// and nothing leaves it: no probe, and no error about one.
+func TestProbeOfAddressElsewhere(t *testing.T) {
+	for _, tracked := range []bool{false, true} {
+		t.Run(fmt.Sprintf("tracked %t", tracked), func(t *testing.T) {
+			l := newLab(t)
+			l.tracked = tracked
+			p := l.start()
+			a := order(7, 0).Address
+			a.OfEgress = true
+			l.outside()
+			none := l.leaving()
+			is := l.fates(p, a)
+			is("before it is prepared", false)
+			testkit.Check(t, p.Prepare(t.Context(), []floating.Address{a}))
+			is("without rules of others", true)
+			testkit.Check(t, p.Sync(t.Context()), p.Prepare(t.Context(), []floating.Address{a}))
+			is("after a look at all objects", true)
+			for _, to := range a.Addrs() {
+				testkit.Check(t, l.passes(to, false))
+			}
+			if got := l.routes("116") + l.routes("119"); got != "" || len(l.told.calls) > 0 {
+				t.Errorf("routes are %q, and hosts were told %q", got, l.told.calls)
+			}
+			l.rules(forwardingPolicy)
+			is("with a policy", false, dataplane.IPv4)
+			l.rules("delete table ip filter; add table inet t; add chain inet t c { type filter hook forward priority 10; }; add rule inet t c iifname \"pod\" reject")
+			is("with a rule that says so", false, dataplane.IPv4, dataplane.IPv6)
+			l.rules("delete table inet t; add table inet t; add chain inet t c { type nat hook postrouting priority 100; }; add rule inet t c masquerade")
+			is("translated, unless it is an Egress's", true)
+			l.rules("delete table inet t; add table inet t; add chain inet t c { type filter hook postrouting priority 300; }; add rule inet t c ip saddr 192.0.2.7 ip saddr set 10.0.0.1")
+			is("with another source", false, dataplane.IPv4)
+			l.rules("delete table inet t")
+			// It comes here, and goes again.
+			o := order(7, time.Hour)
+			o.OfEgress = true
+			testkit.Check(t, p.Answer(t.Context(), o))
+			l.await(o, true)
+			is("when it is here", true)
+			testkit.Check(t, p.Stop(t.Context(), o.Address))
+			is("when it has gone", true)
+			testkit.Check(t, p.Prepare(t.Context(), nil))
+			is("when it isn't prepared any more", false)
+			if got := testkit.Must(l.node.Run("nft", "list", "ruleset"))(t); got != "" {
+				t.Errorf("there is still %s", got)
+			}
+			none()
+		})
+	}
 }
 
 // sees returns by which source the host gets a packet that the pod sends from an address.

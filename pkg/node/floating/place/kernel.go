@@ -98,6 +98,9 @@ func (p *Place) fence(ctx context.Context, addresses []netip.Addr) (dataplane.Re
 		}
 	}
 	slices.SortFunc(want.OfEgresses, netip.Addr.Compare)
+	for _, a := range p.probed {
+		want.Probed = append(want.Probed, a.Addrs()...)
+	}
 	made, err := p.cfg.Table.Sync(ctx, want.Ruleset())
 	madeARP, errARP := p.cfg.ARP.Sync(ctx, want.ARP())
 	return made.Plus(madeARP), errors.Join(err, errARP)

@@ -88,6 +88,8 @@ type Place struct {
 
 	// All below belongs to the goroutine that is busy.
 	held map[string]held
+	// probed are addresses that are at other nodes, and of which the node is asked whether it would forward their packets.
+	probed []floating.Address
 	// left are addresses with routes of an earlier life, which may answer for them until it is over.
 	left []netip.Addr
 	// dirty says that the kernel isn't known to be as it should be, and suspect that others may have changed it.
@@ -104,8 +106,10 @@ type held struct {
 type job struct {
 	ctx   context.Context
 	order floating.Order
-	kind  kind
-	done  chan error
+	// probed are all addresses of a job to prepare.
+	probed []floating.Address
+	kind   kind
+	done   chan error
 }
 
 type kind int
@@ -113,7 +117,8 @@ type kind int
 const (
 	answer kind = iota
 	stop
-	mend // what others have changed
+	prepare // probes
+	mend    // what others have changed
 )
 
 var _ floating.Place = (*Place)(nil)
@@ -131,7 +136,11 @@ func New(ctx context.Context, cfg Config) (*Place, error) {
 	for r := range routes {
 		p.left = append(p.left, r.Dst.Addr())
 	}
-	p.used = len(p.left) > 0
+	exists, err := cfg.Table.Exists(ctx)
+	if err != nil {
+		return nil, err
+	}
+	p.used = exists || len(p.left) > 0
 	return p, nil
 }
 
@@ -143,6 +152,11 @@ func (p *Place) Answer(ctx context.Context, o floating.Order) error {
 // Stop implements floating.Place.
 func (p *Place) Stop(ctx context.Context, a floating.Address) error {
 	return p.do(&job{ctx: ctx, order: floating.Order{Address: a}, kind: stop})
+}
+
+// Prepare says which addresses that are at other nodes may be probed here. It replaces those of the call before.
+func (p *Place) Prepare(ctx context.Context, probed []floating.Address) error {
+	return p.do(&job{ctx: ctx, probed: probed, kind: prepare})
 }
 
 // Sync makes the kernel as it should be, and counts it, if something has changed behind the Place's back. A lease after the start it removes what an
@@ -164,7 +178,7 @@ func (p *Place) do(j *job) error {
 	j.done = make(chan error, 1)
 	p.mu.Lock()
 	p.jobs = append(p.jobs, j)
-	p.used = p.used || j.kind == answer
+	p.used = p.used || j.kind == answer || len(j.probed) > 0
 	if !p.busy {
 		p.busy = true
 		// The context of one must not end the work for others.
@@ -200,6 +214,10 @@ func (p *Place) serveAll(ctx context.Context, jobs []*job) {
 		case mend:
 			mends = append(mends, j)
 			mending = true
+		case prepare:
+			mends = append(mends, j)
+			changed = changed || !slices.Equal(p.probed, j.probed)
+			p.probed = j.probed
 		case stop:
 			stops = append(stops, j)
 			delete(p.held, j.order.ID)

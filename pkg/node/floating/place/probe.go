@@ -12,6 +12,7 @@ import (
 	"github.com/coil-net/coil/pkg/dataplane"
 	"github.com/coil-net/coil/pkg/kernel/datagram"
 	"github.com/coil-net/coil/pkg/kernel/netns"
+	"github.com/coil-net/coil/pkg/kernel/rtnl"
 	"github.com/coil-net/coil/pkg/node/floating"
 	"github.com/coil-net/coil/pkg/plan/ruleset"
 )
@@ -25,79 +26,119 @@ const (
 	probeHops = 2
 )
 
-// Blocked returns the families of an address for which the node answers, and of which it drops the packets that it should forward. Of a
-// family without a route to the outside nothing is known: it isn't blocked. The pod sends a datagram with the address as its source, which
-// rules of others meet as they meet the pod's packets, and which doesn't leave the node.
-func (p *Place) Blocked(ctx context.Context, a floating.Address) ([]dataplane.Family, error) {
+// Fate is what becomes of the packets of an address that the node should forward. It isn't known if the zero value is returned.
+type Fate struct {
+	// Passed says that they leave the node, in all families for which it has a route to the outside.
+	Passed bool
+	// Dropped are the families of which they don't.
+	Dropped []dataplane.Family
+}
+
+// Probe finds out what becomes of packets that the pod of an address sends: of one for which the node answers, or of one that it was prepared
+// for. The pod sends a datagram with the address as its source, which rules of others meet as they meet the pod's packets, and which doesn't
+// leave the node.
+func (p *Place) Probe(ctx context.Context, a floating.Address) (Fate, error) {
 	p.probing.Lock() // the counters are those of all addresses
 	defer p.probing.Unlock()
 	pod, ok := p.cfg.Pod(a.Pod)
 	if !ok {
-		return nil, nil // the address goes as well
+		return Fate{}, nil // the address goes as well
 	}
 	link, err := p.cfg.Handle.LinkByIndex(ctx, pod.Link)
 	if err != nil {
-		return nil, fmt.Errorf("look up the link of the pod %s: %w", a.Pod, err)
+		return Fate{}, fmt.Errorf("look up the link of the pod %s: %w", a.Pod, err)
 	}
 	ns, err := netns.Open(pod.Netns.Path)
 	if err != nil {
-		return nil, err
+		return Fate{}, err
 	}
 	defer ns.Close()
 	if ns.Inode() != pod.Netns.Inode {
-		return nil, fmt.Errorf("%s isn't the network namespace of the pod %s any more", pod.Netns.Path, a.Pod)
+		return Fate{}, fmt.Errorf("%s isn't the network namespace of the pod %s any more", pod.Netns.Path, a.Pod)
 	}
-	var blocked []dataplane.Family
+	var fate Fate
 	var errs []error
+	unknown := false
 	for _, addr := range a.Addrs() {
-		is, err := p.blocked(ctx, ns, cmp.Or(pod.Inside, link.Peer), link.MAC, addr)
-		errs = append(errs, err)
-		if is {
-			blocked = append(blocked, dataplane.FamilyOf(addr))
+		seen, err := p.send(ctx, ns, cmp.Or(pod.Inside, link.Peer), link.MAC, addr)
+		switch {
+		case err != nil:
+			errs = append(errs, err)
+		case seen.left > 0:
+			fate.Passed = true
+		case seen.forwarded > 0:
+			fate.Dropped = append(fate.Dropped, dataplane.FamilyOf(addr))
+		default:
+			routed, err := p.routed(ctx, dataplane.FamilyOf(addr))
+			errs = append(errs, err)
+			unknown = unknown || routed
 		}
 	}
-	return blocked, errors.Join(errs...)
+	err = errors.Join(errs...)
+	fate.Passed = fate.Passed && len(fate.Dropped) == 0 && !unknown && err == nil
+	return fate, err
 }
 
-// blocked sends probes until one passes.
-func (p *Place) blocked(ctx context.Context, ns *netns.NS, link int, mac net.HardwareAddr, from netip.Addr) (bool, error) {
-	f := dataplane.FamilyOf(from)
-	before, err := p.probed(ctx, f)
-	if err != nil {
-		return false, err
+// routed says whether the node has a route by which probes of a family go to the outside.
+func (p *Place) routed(ctx context.Context, f dataplane.Family) (bool, error) {
+	r, err := p.cfg.Handle.RouteTo(ctx, ruleset.ProbeTo[f], 0)
+	if errors.Is(err, rtnl.ErrNotExist) {
+		return false, nil
 	}
-	now := before
+	return r.Type == dataplane.Unicast, err
+}
+
+// send sends probes until one passes, and counts them.
+func (p *Place) send(ctx context.Context, ns *netns.NS, link int, mac net.HardwareAddr, from netip.Addr) (passed, error) {
+	f := dataplane.FamilyOf(from)
+	before, err := p.counted(ctx, f)
+	if err != nil || !before.here {
+		return passed{}, err
+	}
+	var seen passed
 	for range probes {
 		err := datagram.Send(ns, link, datagram.Datagram{MAC: mac, From: from, To: ruleset.ProbeTo[f], Hops: probeHops, Content: ruleset.Probe})
 		if err != nil {
-			return false, err
+			return passed{}, err
 		}
 		for until := time.Now().Add(probeTime); time.Now().Before(until); {
-			if now, err = p.probed(ctx, f); err != nil {
-				return false, err
+			now, err := p.counted(ctx, f)
+			if err != nil {
+				return passed{}, err
 			}
-			if now.left != before.left {
-				return false, nil
+			if seen = now.since(before); seen.left > 0 {
+				return seen, nil
 			}
 			select {
 			case <-ctx.Done():
-				return false, ctx.Err()
+				return passed{}, ctx.Err()
 			case <-time.After(probeStep):
 			}
 		}
 	}
-	return now.forwarded != before.forwarded, nil
+	return seen, nil
 }
 
-// passed counts probes.
-type passed struct{ forwarded, left uint64 }
+// passed counts probes. Without counters there is nothing that would keep a probe on the node.
+type passed struct {
+	here            bool
+	forwarded, left uint64
+}
 
-func (p *Place) probed(ctx context.Context, f dataplane.Family) (passed passed, err error) {
+// since is what was counted since before; nothing, if the table was made anew meanwhile.
+func (p passed) since(before passed) passed {
+	if p.forwarded < before.forwarded || p.left < before.left {
+		return passed{}
+	}
+	return passed{p.here, p.forwarded - before.forwarded, p.left - before.left}
+}
+
+func (p *Place) counted(ctx context.Context, f dataplane.Family) (passed passed, err error) {
 	counters, err := p.cfg.Table.Counters(ctx)
 	for _, c := range counters {
 		switch c.Name {
 		case f.Named(ruleset.ProbeForwarded):
-			passed.forwarded = c.Packets
+			passed.here, passed.forwarded = true, c.Packets
 		case f.Named(ruleset.ProbeLeft):
 			passed.left = c.Packets
 		}
