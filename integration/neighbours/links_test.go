@@ -66,7 +66,10 @@ func TestLinks(t *testing.T) {
 func TestLinksOfModules(t *testing.T) {
 	if vmtest.Reexec(t, vm.Options{Kernel: "6.12"}, "veth", "8021q", "bonding", "bridge") {
 		for _, w := range elsewhere {
-			t.Run(w.name, w.test)
+			t.Run(w.name, func(t *testing.T) {
+				t.Parallel() // they wait most of the time
+				w.test(t)
+			})
 		}
 	}
 }

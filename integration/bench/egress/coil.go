@@ -27,16 +27,19 @@ import (
 	"github.com/coil-net/coil/pkg/natgateway"
 	"github.com/coil-net/coil/pkg/plan/client"
 	"github.com/coil-net/coil/pkg/plan/gateway"
+	"github.com/coil-net/coil/pkg/plan/ruleset"
 	"github.com/coil-net/coil/pkg/store"
 	"github.com/coil-net/coil/pkg/testkit/netlab"
 )
 
 const port = dataplane.FouPort
 
-// The ends of Coil's tunnels.
+// The ends of Coil's tunnels, and the floating address by which clients of the second router leave.
 var (
-	sender = ipam.Address{IPv4: netip.MustParseAddr("10.0.1.2"), IPv6: netip.MustParseAddr("fd00:1::2")}
-	router = ipam.Address{IPv4: netip.MustParseAddr("10.0.3.2"), IPv6: netip.MustParseAddr("fd00:3::2")}
+	sender    = ipam.Address{IPv4: netip.MustParseAddr("10.0.1.2"), IPv6: netip.MustParseAddr("fd00:1::2")}
+	router    = ipam.Address{IPv4: netip.MustParseAddr("10.0.3.2"), IPv6: netip.MustParseAddr("fd00:3::2")}
+	addressed = ipam.Address{IPv4: netip.MustParseAddr("10.0.6.2"), IPv6: netip.MustParseAddr("fd00:6::2")}
+	held      = ipam.Address{IPv4: netip.MustParseAddr("203.0.113.7"), IPv6: netip.MustParseAddr("2001:db8:113::7")}
 )
 
 // coil is a router of an Egress, whose kernel objects are those of coil-egress.
@@ -46,25 +49,58 @@ type coil struct {
 	routes  *route.Syncer
 	rules   *rule.Syncer
 	filter  natgateway.Nft
+	// leaveBy is the floating address of all clients; none if they leave by the router's.
+	leaveBy ipam.Address
 }
 
 // newCoil makes the client's side and a router without clients.
 func newCoil(ctx context.Context) (*coil, error) {
-	service := client.Egress{Name: "internet/service", Peers: router}
-	direct := client.Egress{Name: "internet/direct", Direct: true}
-	for _, f := range families {
-		a := targets[f][viaService]
-		service.Destinations = append(service.Destinations, netip.PrefixFrom(a, a.BitLen()))
-		a = targets[f][viaDirect]
-		direct.Destinations = append(direct.Destinations, netip.PrefixFrom(a, a.BitLen()))
-	}
+	service := client.Egress{Name: "internet/service", Peers: router, Destinations: to(viaService)}
+	direct := client.Egress{Name: "internet/direct", Direct: true, Destinations: to(viaDirect)}
+	floating := client.Egress{Name: "internet/floating", Peers: addressed, Destinations: to(viaFloating)}
 	for _, a := range router.Addrs() {
 		direct.Routers = append(direct.Routers, client.Router{Addr: a, State: client.RouterLive})
 	}
-	if err := makeClient(ctx, "client", sender, service, direct); err != nil {
+	if err := makeClient(ctx, "client", sender, service, direct, floating); err != nil {
 		return nil, err
 	}
 	return newRouter(ctx, "coil", router)
+}
+
+// to are the destinations that a path leads to.
+func to(via int) (all []netip.Prefix) {
+	for _, f := range families {
+		a := targets[f][via]
+		all = append(all, netip.PrefixFrom(a, a.BitLen()))
+	}
+	return all
+}
+
+// newFloating makes a router whose clients leave by a floating address, and the table of the node that holds it. The node's leases outlive the machine.
+func newFloating(ctx context.Context) (*coil, error) {
+	node, err := netlab.Named("floating-node") // it lives as long as the machine, too
+	if err != nil {
+		return nil, err
+	}
+	table, err := nft.New(node.NS, dataplane.NftTableFloating)
+	if err != nil {
+		return nil, err
+	}
+	var answering []nft.Renewal
+	for _, a := range held.Addrs() {
+		answering = append(answering, nft.Renewal{Set: ruleset.Answering(dataplane.FamilyOf(a)), Key: dataplane.KeyOf(a), For: 24 * time.Hour})
+	}
+	if _, err := table.Sync(ctx, ruleset.Floating{Addresses: held.Addrs(), OfEgresses: held.Addrs()}.Ruleset()); err != nil {
+		return nil, err
+	}
+	if err := table.Renew(ctx, answering...); err != nil {
+		return nil, err
+	}
+	c, err := newRouter(ctx, "floating", addressed)
+	if err == nil {
+		c.leaveBy = held
+	}
+	return c, err
 }
 
 // makeClient makes a namespace a client of Egresses, as coild does.
@@ -141,8 +177,13 @@ func (c *coil) state(clients []ipam.Address) gateway.State {
 			Addresses: []string{a.IPv4.String(), a.IPv6.String()}, TargetRef: &corev1.ObjectReference{Kind: "Pod", Namespace: "clients", Name: fmt.Sprint("p", i), UID: types.UID(fmt.Sprint(i))},
 		})
 	}
-	destinations := v2.EgressSpec{Destinations: []string{"192.0.2.0/24", "2001:db8::/64"}}
-	g, _ := gateway.StateOf(c.cfg, &v2.Egress{Spec: destinations}, []*discoveryv1.EndpointSlice{slice})
+	e := &v2.Egress{Spec: v2.EgressSpec{Destinations: []string{"192.0.2.0/24", "2001:db8::/64"}}}
+	if a := c.leaveBy; len(a.Addrs()) > 0 {
+		e.Spec.Addresses = &v2.EgressAddresses{Use: v2.EgressAddressOfClient}
+		e.Status.Addresses = []v2.EgressAddressStatus{{EgressAddress: v2.EgressAddress{IPv4: a.IPv4.String(), IPv6: a.IPv6.String()}}}
+		slice.Annotations = map[string]string{v2.AnnotationAddress: a.IPv4.String() + "," + a.IPv6.String()}
+	}
+	g, _ := gateway.StateOf(c.cfg, e, []*discoveryv1.EndpointSlice{slice})
 	return g
 }
 

@@ -37,13 +37,13 @@ func TestMedian(t *testing.T) {
 }
 
 func TestReportFigures(t *testing.T) {
-	// By hand 100, by the Service a hundredth less, and so many directly.
-	report := func(direct float64) Report {
+	// By hand 100, by the Service a hundredth less, and so many directly and with floating addresses.
+	report := func(direct, floating float64) Report {
 		var r Report
 		for _, clients := range []int{1, 1000} {
 			p := Path{Family: "IPv4", Clients: clients}
 			for range 8 {
-				for via, v := range [paths]float64{viaHand: 100, viaService: 99, viaDirect: direct} {
+				for via, v := range [paths]float64{viaHand: 100, viaService: 99, viaDirect: direct, viaFloating: floating, viaPlain: 100} {
 					p.TCP.add(via, v)
 					p.RTT.add(via, 1/v)
 				}
@@ -53,23 +53,27 @@ func TestReportFigures(t *testing.T) {
 		return r
 	}
 	for _, c := range []struct {
-		direct float64
-		missed []string
+		direct, floating float64
+		missed           []string
 	}{
-		{99, nil},
-		{90, []string{
+		{99, 97, nil},
+		{90, 99, []string{
 			"IPv4, 1 clients, TCP, Direct to Service, lower 95 % bound of the median",
 			"IPv4, 1 clients, round trip, Direct to Service, median",
 		}},
+		{99, 95, []string{
+			"IPv4, 1 clients, TCP, floating addresses to Service, median",
+			"IPv4, 1 clients, round trip, Service to floating addresses, median",
+		}},
 	} {
 		var missed []string
-		for _, f := range report(c.direct).figures() {
+		for _, f := range report(c.direct, c.floating).figures() {
 			if !f.Reached {
 				missed = append(missed, f.Name)
 			}
 		}
 		if d := cmp.Diff(c.missed, missed); d != "" {
-			t.Errorf("Direct at %g: missed (-want +got):\n%s", c.direct, d)
+			t.Errorf("Direct at %g, floating addresses at %g: missed (-want +got):\n%s", c.direct, c.floating, d)
 		}
 	}
 }

@@ -17,44 +17,73 @@ import (
 	"github.com/coil-net/coil/pkg/testkit/netlab"
 )
 
-// network is two clients, two routers and a server around a namespace that forwards. One client is Coil's; the other has
-// nothing of Coil.
+// network is two clients, three routers and a server around a namespace that forwards. One client is Coil's; the other has
+// nothing of Coil. Each router is on a node of its own; that of the last one holds the floating addresses that its clients have.
 //
 //	client, plain -- fabric -- server
-//	                  |  |
-//	               hand  coil
+//	                /  |  \
+//	 hand -- hand-node |   floating-node -- floating
+//	               coil-node
+//	                   |
+//	                 coil
 var network = `
 netns add fabric
 netns add client
-netns add hand
-netns add coil
 netns add server
 netns add plain
-` + attached("client", 1) + attached("hand", 2) + attached("coil", 3) + attached("server", 4) + attached("plain", 5) + `
+` + attached("client", 1) + onNode("hand", 2) + onNode("coil", 3) + attached("server", 4) + attached("plain", 5) + onNode("floating", 6) + `
 -n server addr add 192.0.2.1/32 dev lo
 -n server addr add 192.0.2.2/32 dev lo
 -n server addr add 192.0.2.3/32 dev lo
+-n server addr add 192.0.2.4/32 dev lo
 -n server addr add 2001:db8::1/128 dev lo
 -n server addr add 2001:db8::2/128 dev lo
 -n server addr add 2001:db8::3/128 dev lo
+-n server addr add 2001:db8::4/128 dev lo
 -n fabric route add 192.0.2.0/24 via 10.0.4.2
 -n fabric route add 2001:db8::/64 via fd00:4::2
+-n fabric route add ` + held.IPv4.String() + ` via 10.1.6.2
+-n fabric route add ` + held.IPv6.String() + ` via fd01:6::2
+-n floating-node route add ` + held.IPv4.String() + ` via 10.0.6.2
+-n floating-node route add ` + held.IPv6.String() + ` via fd00:6::2
 `
 
-// attached connects a namespace to the fabric by the nth subnet.
-func attached(name string, n int) string {
+// onNode makes a namespace and its node, and connects them: by the nth subnet with each other, and the node with the fabric by another one.
+func onNode(name string, n int) string {
 	return fmt.Sprintf(`
-link add %[1]s netns fabric type veth peer name eth0 netns %[1]s
--n fabric addr add 10.0.%[2]d.1/24 dev %[1]s
--n fabric addr add fd00:%[2]d::1/64 dev %[1]s nodad
+netns add %[1]s
+netns add %[1]s-node
+link add %[1]s netns fabric type veth peer name eth0 netns %[1]s-node
+-n fabric addr add 10.1.%[2]d.1/24 dev %[1]s
+-n fabric addr add fd01:%[2]d::1/64 dev %[1]s nodad
 -n fabric link set %[1]s up
+-n fabric route add 10.0.%[2]d.0/24 via 10.1.%[2]d.2
+-n %[1]s-node addr add 10.1.%[2]d.2/24 dev eth0
+-n %[1]s-node addr add fd01:%[2]d::2/64 dev eth0 nodad
+-n %[1]s-node link set eth0 up
+-n fabric route add fd00:%[2]d::/64 via fd01:%[2]d::2
+-n %[1]s-node route add default via 10.1.%[2]d.1
+-n %[1]s-node route add default via fd01:%[2]d::1
+`, name, n) + joined(name, n, name+"-node")
+}
+
+// attached connects a namespace to the fabric by the nth subnet.
+func attached(name string, n int) string { return joined(name, n, "fabric") }
+
+// joined connects a namespace to another one, its way to everything, by the nth subnet.
+func joined(name string, n int, to string) string {
+	return fmt.Sprintf(`
+link add %[1]s netns %[3]s type veth peer name eth0 netns %[1]s
+-n %[3]s addr add 10.0.%[2]d.1/24 dev %[1]s
+-n %[3]s addr add fd00:%[2]d::1/64 dev %[1]s nodad
+-n %[3]s link set %[1]s up
 -n %[1]s addr add 10.0.%[2]d.2/24 dev eth0
 -n %[1]s addr add fd00:%[2]d::2/64 dev eth0 nodad
 -n %[1]s link set eth0 up
 -n %[1]s link set lo up
 -n %[1]s route add default via 10.0.%[2]d.1
 -n %[1]s route add default via fd00:%[2]d::1
-`, name, n)
+`, name, n, to)
 }
 
 // byHand is the way to the server's first addresses: FoU and masquerade as ip and nft make it. The UDP port is another
@@ -93,24 +122,30 @@ table inet hand {
 }
 `
 
-// Paths take turns in this order: the path made by hand, Coil's with either peering, and the path made by hand from a
-// client without Coil. The first three are from one client; Coil's two share router and tunnel.
+// Paths take turns in this order: the path made by hand, Coil's with either peering, Coil's with floating addresses, and the path made by
+// hand from a client without Coil. All but the last are from one client; those of either peering share router and tunnel.
 const (
 	viaHand = iota
 	viaService
 	viaDirect
+	viaFloating
 	viaPlain
 	paths
 )
 
 // targets are the server's addresses that the paths lead to.
-var targets = map[dataplane.Family][paths]netip.Addr{
-	dataplane.IPv4: {server(dataplane.IPv4, viaHand), server(dataplane.IPv4, viaService), server(dataplane.IPv4, viaDirect), server(dataplane.IPv4, viaHand)},
-	dataplane.IPv6: {server(dataplane.IPv6, viaHand), server(dataplane.IPv6, viaService), server(dataplane.IPv6, viaDirect), server(dataplane.IPv6, viaHand)},
+var targets = map[dataplane.Family][paths]netip.Addr{dataplane.IPv4: targetsIn(dataplane.IPv4), dataplane.IPv6: targetsIn(dataplane.IPv6)}
+
+func targetsIn(f dataplane.Family) (all [paths]netip.Addr) {
+	for via := range viaPlain {
+		all[via] = server(f, via)
+	}
+	all[viaPlain] = server(f, viaHand)
+	return all
 }
 
 // senders are the namespaces that send by the paths.
-var senders = [paths]string{viaHand: "client", viaService: "client", viaDirect: "client", viaPlain: "plain"}
+var senders = [paths]string{viaHand: "client", viaService: "client", viaDirect: "client", viaFloating: "client", viaPlain: "plain"}
 
 // inNamed calls do with a namespace.
 func inNamed(name string, do func(*netlab.NS) error) error {
@@ -154,10 +189,17 @@ func (o *options) measure(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	addressed, err := newFloating(ctx)
+	if err != nil {
+		return err
+	}
 	for _, n := range o.clients {
 		s, err := c.resize(ctx, n)
 		if err != nil {
 			return fmt.Errorf("%d clients: %w", n, err)
+		}
+		if _, err := addressed.resize(ctx, n); err != nil {
+			return fmt.Errorf("%d clients with floating addresses: %w", n, err)
 		}
 		r.Syncs = append(r.Syncs, s)
 		for _, f := range families {
@@ -178,7 +220,7 @@ func prepare(ctx context.Context) error {
 	if err := netlab.Lines(ctx, network+byHand); err != nil {
 		return err
 	}
-	for _, n := range []string{"fabric", "hand", "coil", "client", "plain"} {
+	for _, n := range []string{"fabric", "hand-node", "hand", "coil-node", "coil", "floating-node", "floating", "client", "plain"} {
 		links := []string{"eth0"}
 		if n == "fabric" {
 			links = nil

@@ -138,6 +138,9 @@ func (m *Manager) decideClient(ctx context.Context, s *sandbox, meta *metav1.Par
 	if errors.Is(err, clientnet.ErrUnguarded) {
 		problems = append(problems, problem{reason: EgressUnguarded, text: fmt.Sprintf("%v: delete the pod if this goes on", clientnet.ErrUnguarded)})
 	}
+	if unavailable := m.cfg.Available(); unavailable != nil && d.any() {
+		problems = append(problems, problem{reason: EgressUnavailable, text: fmt.Sprintf("destinations of the pod's Egresses are unreachable: %v", unavailable)})
+	}
 	if len(w.missing) == 0 { // else it is decided again in a moment
 		m.tell(meta, s, problems)
 	}

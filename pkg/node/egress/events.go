@@ -31,6 +31,8 @@ const (
 	EgressIgnored = "EgressIgnored"
 	// EgressUnguarded: the node's end of the pod's link isn't found, so that only the pod's own rules keep packets in.
 	EgressUnguarded = "EgressUnguarded"
+	// EgressUnavailable: the node's kernel can't make tunnels; the destinations of the pod's Egresses are unreachable.
+	EgressUnavailable = "EgressUnavailable"
 )
 
 // problem is a fact that the owner of a pod should know.
