@@ -36,7 +36,7 @@ func (h *holders) has(n *rig.Node) (count int, err error) {
 		for family in -4 -6; do
 			ip $family route show table 116 proto 32; ip $family route show table 119 proto 32; ip $family neigh show proxy
 		done
-		for set in inet:answering_ipv4 inet:answering_ipv6 arp:answering_ipv4; do
+		for set in ip:answering_ipv4 ip6:answering_ipv6 arp:answering_ipv4; do
 			nft list set ${set%:*} coil_floating ${set#*:} 2>/dev/null || true
 		done`)
 	for _, a := range h.Addrs {

@@ -139,7 +139,7 @@ func (f *fixture) forwarding(i int, dropped bool) {
 // probed counts probes that a node had to forward.
 func (f *fixture) probed(i int) (n int) {
 	f.t.Helper()
-	out, err := f.Candidates[i].Run(f.t.Context(), "nft", "list counter inet coil_floating probe_forwarded_ipv4")
+	out, err := f.Candidates[i].Run(f.t.Context(), "nft", "list counter ip coil_floating probe_forwarded_ipv4")
 	if _, numbers, ok := strings.Cut(string(out), "packets "); err == nil && ok {
 		testkit.Must(fmt.Sscan(numbers, &n))(f.t)
 	}
@@ -188,7 +188,7 @@ func TestForwardingBlocked(t *testing.T) {
 		t.Errorf("after %+v there is %+v", before, after)
 	}
 	f.Candidates[0].Coild.Stop()
-	if out, err := f.Candidates[0].Run(t.Context(), "nft", "list table inet coil_floating"); err == nil {
+	if out, err := f.Candidates[0].Run(t.Context(), "nft", "list table ip coil_floating"); err == nil {
 		t.Errorf("a coild that has ended has left %s", out)
 	}
 	testkit.Check(t, f.Candidates[0].Start(t.Context()))

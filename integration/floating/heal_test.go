@@ -32,9 +32,9 @@ var losses = []struct {
 	{"entry of neighbours, IPv4", "ip neigh del proxy %[1]s dev eth0", "neighbour_proxy", true},
 	{"entry of neighbours, IPv6", "ip neigh del proxy %[2]s dev eth0", "neighbour_proxy", false},
 	{"parameter", "echo 0 > /proc/sys/net/ipv6/conf/all/proxy_ndp", "sysctl", false},
-	{"a chain", "nft flush chain inet coil_floating prerouting", "floating_rules", true},
-	{"a foreign rule", "nft insert rule inet coil_floating prerouting accept", "floating_rules", false},
-	{"hooks", "nft add table inet coil_floating '{ flags dormant; }'", "floating_rules", true},
+	{"a chain", "nft flush chain ip coil_floating prerouting", "floating_rules", true},
+	{"a foreign rule", "nft insert rule ip6 coil_floating prerouting accept", "floating_rules", false},
+	{"hooks", "nft add table ip coil_floating '{ flags dormant; }'", "floating_rules", true},
 	{"the table for ARP", "nft delete table arp coil_floating", "floating_rules", false},
 	{"all of nftables", "nft flush ruleset", "floating_rules", false},
 }
@@ -60,7 +60,7 @@ func (f *fixture) ofCoil(n *rig.Node) []string {
 			ip -N $family neigh show proxy
 		done
 		cat /proc/sys/net/ipv6/conf/all/proxy_ndp
-		nft -s list table inet coil_floating 2>&1 || true; nft -s list table arp coil_floating 2>&1 || true`)
+		nft -s list table ip coil_floating 2>&1 || true; nft -s list table ip6 coil_floating 2>&1 || true; nft -s list table arp coil_floating 2>&1 || true`)
 	out = regexp.MustCompile(`(timeout|expires) \S+`).ReplaceAllString(out, "")
 	var lines []string
 	for line := range strings.Lines(out) {

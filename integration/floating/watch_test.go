@@ -285,7 +285,8 @@ func TestWatchSeesTwo(t *testing.T) {
 		for ctx.Err() == nil {
 			var script []string
 			for _, a := range f.Addrs {
-				element := fmt.Sprintf("element inet %s %s { %s", dataplane.NftTableFloating, ruleset.Answering(dataplane.FamilyOf(a)).Name, a)
+				family := map[bool]string{true: "ip", false: "ip6"}[a.Is4()]
+				element := fmt.Sprintf("element %s %s %s { %s", family, dataplane.NftTableFloating, ruleset.Answering(dataplane.FamilyOf(a)).Name, a)
 				script = append(script, "add "+element+" timeout 1s }", "delete "+element+" }", "add "+element+" timeout 1s }")
 			}
 			_, _ = f.Candidates[0].Run(ctx, "nft", strings.Join(script, "; "))

@@ -82,19 +82,17 @@ func newFloating(ctx context.Context) (*coil, error) {
 	if err != nil {
 		return nil, err
 	}
-	table, err := nft.New(node.NS, dataplane.NftTableFloating)
-	if err != nil {
-		return nil, err
-	}
-	var answering []nft.Renewal
-	for _, a := range held.Addrs() {
-		answering = append(answering, nft.Renewal{Set: ruleset.Answering(dataplane.FamilyOf(a)), Key: dataplane.KeyOf(a), For: 24 * time.Hour})
-	}
-	if _, err := table.Sync(ctx, ruleset.Floating{Addresses: held.Addrs(), OfEgresses: held.Addrs()}.Ruleset()); err != nil {
-		return nil, err
-	}
-	if err := table.Renew(ctx, answering...); err != nil {
-		return nil, err
+	for i, f := range families {
+		table, err := nft.NewIP(node.NS, dataplane.NftTableFloating, f)
+		if err != nil {
+			return nil, err
+		}
+		if _, err := table.Sync(ctx, ruleset.Floating{Addresses: held.Addrs(), OfEgresses: held.Addrs()}.Ruleset(f)); err != nil {
+			return nil, err
+		}
+		if err := table.Renew(ctx, nft.Renewal{Set: ruleset.Answering(f), Key: dataplane.KeyOf(held.Addrs()[i]), For: 24 * time.Hour}); err != nil {
+			return nil, err
+		}
 	}
 	c, err := newRouter(ctx, "floating", addressed)
 	if err == nil {

@@ -122,6 +122,13 @@ table inet hand {
 }
 `
 
+// tracking lets a node know connections, as one with kube-proxy does.
+const tracking = `
+table inet node {
+	chain forward { type filter hook forward priority filter; ct state invalid drop; }
+}
+`
+
 // Paths take turns in this order: the path made by hand, Coil's with either peering, Coil's with floating addresses, and the path made by
 // hand from a client without Coil. All but the last are from one client; those of either peering share router and tunnel.
 const (
@@ -232,6 +239,11 @@ func prepare(ctx context.Context) error {
 			return ns.Forward()
 		})
 		if err != nil {
+			return err
+		}
+	}
+	for _, node := range []string{"hand-node", "coil-node", "floating-node"} {
+		if _, err := in(ctx, node, "nft", tracking); err != nil {
 			return err
 		}
 	}

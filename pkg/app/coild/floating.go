@@ -15,9 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
-	"github.com/coil-net/coil/pkg/dataplane"
 	"github.com/coil-net/coil/pkg/holding"
-	"github.com/coil-net/coil/pkg/kernel/nft"
 	"github.com/coil-net/coil/pkg/kube"
 	"github.com/coil-net/coil/pkg/node/announce"
 	"github.com/coil-net/coil/pkg/node/floating"
@@ -39,8 +37,7 @@ type holder struct {
 
 	blocks kube.Cache[v2.AddressBlock] // the floating ones of the cluster
 	secret kube.Cache[corev1.Secret]
-	table  *nft.Table
-	arp    *nft.Table
+	tables place.Tables
 	place  *place.Place
 	peers  *peers.Peers
 	driver *floating.Driver
@@ -108,10 +105,7 @@ func (h *holder) watch() {
 
 func (h *holder) compose(ctx context.Context) error {
 	var err error
-	if h.table, err = nft.New(nil, dataplane.NftTableFloating); err != nil {
-		return err
-	}
-	if h.arp, err = nft.NewARP(nil, dataplane.NftTableFloating); err != nil {
+	if h.tables, err = place.OpenTables(nil); err != nil {
 		return err
 	}
 	lo, err := h.network.Handle().IndexByName("lo")
@@ -119,7 +113,7 @@ func (h *holder) compose(ctx context.Context) error {
 		return err
 	}
 	h.place, err = place.New(ctx, place.Config{
-		Handle: h.network.Handle(), Table: h.table, ARP: h.arp, PodTable: h.PodTable, ExportTable: h.ExportTable, Loopback: lo, Pod: h.pod, Announcer: h,
+		Handle: h.network.Handle(), Tables: h.tables, PodTable: h.PodTable, ExportTable: h.ExportTable, Loopback: lo, Pod: h.pod, Announcer: h,
 		Tracked: !h.FloatingNotrack, Repaired: h.repairs.Done,
 	})
 	if err != nil {
@@ -168,8 +162,7 @@ func (h *holder) start(ctx context.Context, group *errgroup.Group) error {
 	held, end := context.WithCancel(context.WithoutCancel(ctx))
 	group.Go(func() error { return h.peers.Run(held) })
 	group.Go(func() error {
-		defer h.table.Close()
-		defer h.arp.Close()
+		defer h.tables.Close()
 		defer h.place.Wait()
 		defer h.handover.Finish()
 		return h.driver.Run(held)

@@ -204,7 +204,7 @@ func (h *holder) judge(addrs []floating.Address, fate place.Fate) {
 func (h *holder) blockedText(family string) string {
 	text := fmt.Sprintf("rules of another program drop %s packets that the pod of the address sends and the node should forward, or give them another source: let "+
 		"them accept packets from and to the pool's subnets as they are", family)
-	if chains, err := h.table.Dropping(); err == nil && len(chains) > 0 {
+	if chains, err := h.tables.Dropping(); err == nil && len(chains) > 0 {
 		return fmt.Sprintf("%s. Chains with policy drop are %s (nft list ruleset)", text, strings.Join(chains, ", "))
 	}
 	return text + ". Look for drop, snat and masquerade in \"nft list ruleset\" and in \"iptables-legacy -S FORWARD\""

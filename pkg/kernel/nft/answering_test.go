@@ -19,7 +19,7 @@ import (
 type floatingLab struct {
 	t                   *testing.T
 	host, node, pod     *netnstest.NS
-	table               *nft.Table
+	tables              map[dataplane.Family]*nft.Table
 	addrs               map[dataplane.Family]netip.Addr
 	hostAddrs           map[dataplane.Family]netip.Addr
 	toPod, toHost       map[dataplane.Family]net.Conn
@@ -35,7 +35,11 @@ func newFloatingLab(t *testing.T) *floatingLab {
 		hostHears: map[dataplane.Family]net.PacketConn{}, podHears: map[dataplane.Family]net.PacketConn{},
 	}
 	ctx := t.Context()
-	l.table = open(t, l.node.NS, dataplane.NftTableFloating)
+	l.tables = map[dataplane.Family]*nft.Table{}
+	for _, f := range families {
+		l.tables[f] = testkit.Must(nft.NewIP(l.node.NS, dataplane.NftTableFloating, f))(t)
+		t.Cleanup(l.tables[f].Close)
+	}
 	testkit.Check(t,
 		l.node.Lab().Forward(),
 		l.node.Lab().IP(ctx,
@@ -107,7 +111,7 @@ func (l *floatingLab) await(f dataplane.Family, pass bool) {
 
 func (l *floatingLab) renew(f dataplane.Family, d time.Duration) {
 	l.t.Helper()
-	testkit.Check(l.t, l.table.Renew(l.t.Context(), nft.Renewal{Set: ruleset.Answering(f), Key: dataplane.KeyOf(l.addrs[f]), For: d}))
+	testkit.Check(l.t, l.tables[f].Renew(l.t.Context(), nft.Renewal{Set: ruleset.Answering(f), Key: dataplane.KeyOf(l.addrs[f]), For: d}))
 }
 
 // The node stops answering for an address by itself, at the time that it was told, and at once when it is told to.
@@ -117,11 +121,16 @@ func TestFloatingEndsByItself(t *testing.T) {
 		l.await(f, true) // all is set up
 	}
 	addrs := []netip.Addr{l.addrs[dataplane.IPv4], l.addrs[dataplane.IPv6]}
-	testkit.Must(l.table.Sync(t.Context(), ruleset.Floating{Addresses: addrs, OfEgresses: addrs, Tracked: true}.Ruleset()))(t)
-	golden(t, l.node, dataplane.NftTableFloating, "floating_tracked")
-	r := ruleset.Floating{Addresses: addrs, OfEgresses: addrs}.Ruleset()
-	testkit.Must(l.table.Sync(t.Context(), r))(t)
-	golden(t, l.node, dataplane.NftTableFloating, "floating")
+	want := ruleset.Floating{Addresses: addrs, OfEgresses: addrs}
+	for _, f := range families {
+		tracked := want
+		tracked.Tracked = true
+		family := map[dataplane.Family]string{dataplane.IPv4: "ip", dataplane.IPv6: "ip6"}[f]
+		testkit.Must(l.tables[f].Sync(t.Context(), tracked.Ruleset(f)))(t)
+		goldenOf(t, l.node, family, dataplane.NftTableFloating, "floating_tracked_"+family)
+		testkit.Must(l.tables[f].Sync(t.Context(), want.Ruleset(f)))(t)
+		goldenOf(t, l.node, family, dataplane.NftTableFloating, "floating_"+family)
+	}
 	for _, f := range families {
 		t.Run(f.String(), func(t *testing.T) {
 			if l.passes(f) {
@@ -150,34 +159,38 @@ func TestFloatingEndsByItself(t *testing.T) {
 			}
 		})
 	}
-	if got := testkit.Must(l.table.Sync(t.Context(), r))(t); got.Changed() {
-		t.Errorf("the second time it changed %+v", got)
+	for _, f := range families {
+		if got := testkit.Must(l.tables[f].Sync(t.Context(), want.Ruleset(f)))(t); got.Changed() {
+			t.Errorf("the second time it changed %+v", got)
+		}
 	}
 }
 
 // An element that lives survives a change of the addresses.
 func TestFloatingAddressIsAdded(t *testing.T) {
 	l := newFloatingLab(t)
+	another := map[dataplane.Family][2]string{dataplane.IPv4: {"192.0.2.8", "192.0.2.9"}, dataplane.IPv6: {"2001:db8::8", "2001:db8:1::7"}}
 	for _, f := range families {
 		r := ruleset.Floating{Addresses: []netip.Addr{l.addrs[f]}}
-		testkit.Must(l.table.Sync(t.Context(), r.Ruleset()))(t)
+		sync := func(what string, elements int) {
+			t.Helper()
+			if got := testkit.Must(l.tables[f].Sync(t.Context(), r.Ruleset(f)))(t); got.Added != elements {
+				t.Errorf("%s changed %+v", what, got)
+			}
+		}
+		testkit.Must(l.tables[f].Sync(t.Context(), r.Ruleset(f)))(t)
 		l.renew(f, time.Hour)
-		r.Addresses = append(r.Addresses, netip.MustParseAddr("192.0.2.8"))
-		if got := testkit.Must(l.table.Sync(t.Context(), r.Ruleset()))(t); got.Added != 2 {
-			t.Errorf("another address changed %+v", got)
-		}
+		r.Addresses = append(r.Addresses, netip.MustParseAddr(another[f][0]))
+		sync("another address", 4)
 		r.OfEgresses = r.Addresses
-		if got := testkit.Must(l.table.Sync(t.Context(), r.Ruleset()))(t); got.Added != 2 {
-			t.Errorf("addresses of Egresses changed %+v", got)
-		}
-		r.Probed = []netip.Addr{netip.MustParseAddr("192.0.2.9")}
-		if got := testkit.Must(l.table.Sync(t.Context(), r.Ruleset()))(t); got.Added != 1 {
-			t.Errorf("an address that is only probed changed %+v", got)
-		}
+		sync("addresses of Egresses", 2)
+		r.Probed = []netip.Addr{netip.MustParseAddr(another[f][1])}
+		// The last four bytes of that of IPv6 are known.
+		sync("an address that is only probed", map[dataplane.Family]int{dataplane.IPv4: 2, dataplane.IPv6: 1}[f])
 		l.await(f, true)
-	}
-	testkit.Must(l.table.Sync(t.Context(), ruleset.Floating{}.Ruleset()))(t)
-	if exists := testkit.Must(l.table.Exists(t.Context()))(t); exists {
-		t.Error("the table of no address is there")
+		testkit.Must(l.tables[f].Sync(t.Context(), ruleset.Floating{}.Ruleset(f)))(t)
+		if exists := testkit.Must(l.tables[f].Exists(t.Context()))(t); exists {
+			t.Error("the table of no address is there")
+		}
 	}
 }

@@ -24,6 +24,7 @@ import (
 //	           {ct state | ct status} [!] BIT[,BIT ...]
 //	           tcp flags FLAG[,FLAG ...] / FLAG[,FLAG ...]
 //	           fib saddr . iif oif missing
+//	           fib daddr oif exists
 //	           fib daddr type != local
 //	STATEMENT  accept, drop, return, notrack, jump CHAIN, goto CHAIN, counter name COUNTER
 //	           FIELD [. FIELD ...] vmap @MAP
@@ -181,6 +182,8 @@ func (r *reader) part() {
 		r.element(deleteElement)
 	case r.next("fib", "saddr", ".", "iif", "oif", "missing"):
 		r.add(&expr.Fib{Register: register, ResultOIF: true, FlagSADDR: true, FlagIIF: true, FlagPRESENT: true}, compare(expr.CmpOpEq, make([]byte, 4)))
+	case r.next("fib", "daddr", "oif", "exists"):
+		r.add(&expr.Fib{Register: register, ResultOIF: true, FlagDADDR: true, FlagPRESENT: true}, compare(expr.CmpOpEq, []byte{1}))
 	case r.next("fib", "daddr", "type", "!=", "local"):
 		r.add(&expr.Fib{Register: register, ResultADDRTYPE: true, FlagDADDR: true}, compare(expr.CmpOpNeq, binaryutil.NativeEndian.PutUint32(unix.RTN_LOCAL)))
 	default:
@@ -353,13 +356,19 @@ func number(word string, bits int) (uint64, error) {
 	return n, nil
 }
 
-// raw reads the field "@th,OFFSET,LENGTH", in bits.
+// raw reads the field "@nh,OFFSET,LENGTH" of the network header, or "@th,OFFSET,LENGTH" of the transport header, in bits.
 func raw(word string) (f field, ok bool) {
+	base := expr.PayloadBaseTransportHeader
+	numbers, ok := strings.CutPrefix(word, "@th,")
+	if !ok {
+		base = expr.PayloadBaseNetworkHeader
+		numbers, ok = strings.CutPrefix(word, "@nh,")
+	}
 	var offset, bits uint32
-	if n, err := fmt.Sscanf(word, "@th,%d,%d", &offset, &bits); err != nil || n != 2 || offset%8 != 0 || bits%8 != 0 || bits == 0 {
+	if n, err := fmt.Sscanf(numbers, "%d,%d", &offset, &bits); !ok || err != nil || n != 2 || offset%8 != 0 || bits%8 != 0 || bits == 0 {
 		return f, false
 	}
-	return field{size: bits / 8, load: payload(expr.PayloadBaseTransportHeader, offset/8, bits/8), value: func(word string) ([]byte, error) {
+	return field{size: bits / 8, load: payload(base, offset/8, bits/8), value: func(word string) ([]byte, error) {
 		digits, ok := strings.CutPrefix(word, "0x")
 		data, err := hex.DecodeString(digits)
 		if !ok || err != nil || len(data) != int(bits/8) {

@@ -17,10 +17,16 @@ import (
 	"github.com/coil-net/coil/pkg/testkit/netnstest"
 )
 
-// golden compares what nft(8) shows of a table with a file of testdata.
+// golden compares what nft(8) shows of a table of the family inet with a file of testdata.
 func golden(t *testing.T, ns *netnstest.NS, table, name string) {
 	t.Helper()
-	got := sum.ReplaceAllString(testkit.Must(ns.Run("nft", "list", "table", "inet", table))(t), `"`) + "\n"
+	goldenOf(t, ns, "inet", table, name)
+}
+
+// goldenOf is like golden, for a table of a family.
+func goldenOf(t *testing.T, ns *netnstest.NS, family, table, name string) {
+	t.Helper()
+	got := sum.ReplaceAllString(testkit.Must(ns.Run("nft", "list", "table", family, table))(t), `"`) + "\n"
 	path := filepath.Join("testdata", name+".nft")
 	if *update {
 		testkit.Check(t, os.MkdirAll("testdata", 0o755), os.WriteFile(path, []byte(got), 0o644))

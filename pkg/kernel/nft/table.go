@@ -1,6 +1,6 @@
 // Package nft makes a table of nftables(8) as it is wanted, in one network namespace.
 //
-// It owns the whole of the table, of the family inet or arp: an object that isn't wanted there goes. Rules change in one
+// It owns the whole of the table, of the family inet, ip, ip6 or arp: an object that isn't wanted there goes. Rules change in one
 // transaction, so that no packet ever meets half a ruleset. It must not know why a packet is let through,
 // nor touch any other table.
 package nft
@@ -136,6 +136,14 @@ type state struct {
 // namespace must stay open as long as the Table is used.
 func New(ns *netns.NS, name string) (*Table, error) {
 	return newTable(ns, name, nftables.TableFamilyINet)
+}
+
+// NewIP is like New, with rules for one family.
+func NewIP(ns *netns.NS, name string, f dataplane.Family) (*Table, error) {
+	if f == dataplane.IPv4 {
+		return newTable(ns, name, nftables.TableFamilyIPv4)
+	}
+	return newTable(ns, name, nftables.TableFamilyIPv6)
 }
 
 // NewARP is like New, for a table whose rules meet ARP.

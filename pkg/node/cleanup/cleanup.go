@@ -186,7 +186,9 @@ func (r *run) all(ctx context.Context, traces []podnet.Trace) {
 	r.done(err)
 	routes(dataplane.ProtocolFloating, r.ExportTable)
 	routes(dataplane.ProtocolFloating, r.Kernel.PodTable)
-	r.done(r.removeTable(ctx, nft.New, dataplane.NftTableFloating))
+	for _, f := range []dataplane.Family{dataplane.IPv4, dataplane.IPv6} {
+		r.done(r.removeTable(ctx, func(ns *netns.NS, name string) (*nft.Table, error) { return nft.NewIP(ns, name, f) }, dataplane.NftTableFloating))
+	}
 	r.done(r.removeTable(ctx, nft.NewARP, dataplane.NftTableFloating))
 	routes(r.Kernel.Protocol, r.ExportTable)
 	routes(r.RouterProtocol, unix.RT_TABLE_MAIN)

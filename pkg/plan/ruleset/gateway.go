@@ -330,7 +330,7 @@ func (t *gateway) unsent(f family) {
 
 // clients returns the sets of the clients' addresses, alone and by their links.
 func (t *gateway) clients(f family) (clients, peers dataplane.Set) {
-	size := sizeFor(len(t.Clients))
+	size := sizeFor(len(t.Clients), 8192)
 	clients = dataplane.Set{Name: f.Named("clients"), Key: f.addr, Size: size, Elements: make([]dataplane.Element, 0, len(t.Clients))}
 	peers = dataplane.Set{Name: f.Named("peers"), Key: "iface_index . " + f.addr, Size: size, Elements: make([]dataplane.Element, 0, len(t.Clients))}
 	for _, c := range t.Clients {
@@ -343,10 +343,10 @@ func (t *gateway) clients(f family) (clients, peers dataplane.Set) {
 	return clients, peers
 }
 
-// sizeFor is the size of sets of so many clients. It seldom changes, as the table is replaced then.
-func sizeFor(clients int) uint32 {
-	size := 8192
-	for size < clients {
+// sizeFor is the size of sets of so many elements, at least the least. It seldom changes, as the table is replaced then.
+func sizeFor(elements, least int) uint32 {
+	size := least
+	for size < elements {
 		size *= 2
 	}
 	return uint32(size)

@@ -29,13 +29,20 @@ type family struct {
 	dataplane.Family
 	addr  string // type of a set's keys
 	words *strings.Replacer
+	// source and destination are the places of addresses in the header, and bits is their length, in bits.
+	source, destination, bits int
+}
+
+// familyOf returns one of both.
+func familyOf(f dataplane.Family) family {
+	return families[slices.IndexFunc(families, func(known family) bool { return known.Family == f })]
 }
 
 // families are both, in the order in which rules have them. Loading an address of IPv6 costs more than
 // passing its rules: in a router, where each packet meets many rules, IPv6 is the first.
 var families = []family{
-	{dataplane.IPv4, "ipv4_addr", strings.NewReplacer("$f", "ipv4", "$icmp", "icmp", "$ip", "ip", "$ping", "icmp", "$hops", "ip ttl")},
-	{dataplane.IPv6, "ipv6_addr", strings.NewReplacer("$f", "ipv6", "$icmp", "icmpv6", "$ip", "ip6", "$ping", "ipv6-icmp", "$hops", "ip6 hoplimit")},
+	{dataplane.IPv4, "ipv4_addr", strings.NewReplacer("$f", "ipv4", "$icmp", "icmp", "$ip", "ip", "$ping", "icmp", "$hops", "ip ttl"), 96, 128, 32},
+	{dataplane.IPv6, "ipv6_addr", strings.NewReplacer("$f", "ipv6", "$icmp", "icmpv6", "$ip", "ip6", "$ping", "ipv6-icmp", "$hops", "ip6 hoplimit"), 64, 192, 128},
 }
 
 // rule adds a rule whose text has the family's words.

@@ -78,7 +78,7 @@ func TestProbe(t *testing.T) {
 	l.rules(forwardingPolicy)
 	before := testkit.Must(l.node.Run("nft", "list", "table", "ip", "filter"))(t)
 	is("with a policy and an exception for pods", false, dataplane.IPv4)
-	if got := testkit.Must(p.cfg.Table.Dropping())(t); !slices.Equal(got, []string{"ip filter FORWARD"}) {
+	if got := testkit.Must(p.cfg.Tables.Dropping())(t); !slices.Equal(got, []string{"ip filter FORWARD"}) {
 		t.Errorf("chains that drop are %q", got)
 	}
 	l.rules("add table ip6 t; add chain ip6 t c { type filter hook forward priority 10; }; add rule ip6 t c iifname \"pod\" drop")
@@ -93,7 +93,7 @@ func TestProbe(t *testing.T) {
 	l.rules("flush chain ip filter FORWARD")
 	is("without it again", false, dataplane.IPv4)
 	l.rules("delete table ip filter; add table ip early; add chain ip early c { type filter hook prerouting priority 0; }; add rule ip early c iifname \"pod\" drop")
-	is("before the node decides to forward", false)
+	is("before the node decides to forward", false, dataplane.IPv4)
 	l.rules("delete table ip early")
 	testkit.Check(t, p.Stop(t.Context(), o.Address))
 	is("when the node has stopped", false)

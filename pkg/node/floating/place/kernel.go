@@ -2,7 +2,6 @@ package place
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"maps"
 	"net/netip"
@@ -10,7 +9,6 @@ import (
 	"time"
 
 	"github.com/coil-net/coil/pkg/dataplane"
-	"github.com/coil-net/coil/pkg/kernel/nft"
 	"github.com/coil-net/coil/pkg/node/floating"
 	"github.com/coil-net/coil/pkg/plan/ruleset"
 )
@@ -57,38 +55,6 @@ func isOf(j *job, addrs map[netip.Addr]bool) bool {
 	return slices.ContainsFunc(j.order.Addrs(), func(a netip.Addr) bool { return addrs[a] })
 }
 
-// close lets no packets pass any more. Without a table there is nothing by which they do.
-func (p *Place) close(ctx context.Context, stops []*job) error {
-	if len(stops) == 0 {
-		return nil
-	}
-	var errs []error
-	for _, t := range []*nft.Table{p.cfg.Table, p.cfg.ARP} {
-		exists, err := t.Exists(ctx)
-		if exists {
-			err = p.renew(ctx, t, stops, func(floating.Order) time.Duration { return 0 })
-		}
-		errs = append(errs, err)
-	}
-	return errors.Join(errs...)
-}
-
-// renew says in one of the tables for how long the node answers for some addresses.
-func (p *Place) renew(ctx context.Context, t *nft.Table, jobs []*job, lasting func(floating.Order) time.Duration) error {
-	var renewals []nft.Renewal
-	for _, j := range jobs {
-		for _, a := range j.order.Addrs() {
-			if t == p.cfg.Table || a.Is4() {
-				renewals = append(renewals, nft.Renewal{Set: ruleset.Answering(dataplane.FamilyOf(a)), Key: dataplane.KeyOf(a), For: lasting(j.order)})
-			}
-		}
-	}
-	if len(renewals) == 0 {
-		return nil
-	}
-	return t.Renew(ctx, renewals...)
-}
-
 // fence makes the tables.
 func (p *Place) fence(ctx context.Context, addresses []netip.Addr) (dataplane.Result, error) {
 	want := ruleset.Floating{Addresses: addresses, Tracked: p.cfg.Tracked}
@@ -101,9 +67,7 @@ func (p *Place) fence(ctx context.Context, addresses []netip.Addr) (dataplane.Re
 	for _, a := range p.probed {
 		want.Probed = append(want.Probed, a.Addrs()...)
 	}
-	made, err := p.cfg.Table.Sync(ctx, want.Ruleset())
-	madeARP, errARP := p.cfg.ARP.Sync(ctx, want.ARP())
-	return made.Plus(madeARP), errors.Join(err, errARP)
+	return p.cfg.Tables.sync(ctx, want)
 }
 
 // lead makes the routes to pods, before which packets are dropped, and removes all others but those that may be of an earlier life.
@@ -128,8 +92,7 @@ func (p *Place) lead(ctx context.Context, stops []*job) (made repaired, err erro
 
 // open lets packets of addresses pass until their time.
 func (p *Place) open(ctx context.Context, answers []*job) error {
-	until := func(o floating.Order) time.Duration { return time.Until(o.Until) }
-	return errors.Join(p.renew(ctx, p.cfg.Table, answers, until), p.renew(ctx, p.cfg.ARP, answers, until))
+	return p.cfg.Tables.open(ctx, answers, func(o floating.Order) time.Duration { return time.Until(o.Until) })
 }
 
 // settle tells routing daemons of addresses that have all else, and forgets those for which the node has stopped.

@@ -31,7 +31,6 @@ import (
 	"github.com/coil-net/coil/pkg/dataplane"
 	"github.com/coil-net/coil/pkg/faultpoint"
 	"github.com/coil-net/coil/pkg/ipam"
-	"github.com/coil-net/coil/pkg/kernel/nft"
 	"github.com/coil-net/coil/pkg/kernel/route"
 	"github.com/coil-net/coil/pkg/kernel/rtnl"
 	"github.com/coil-net/coil/pkg/node/floating"
@@ -58,8 +57,7 @@ type Announcer interface {
 // Config is what a Place is made of.
 type Config struct {
 	Handle *rtnl.Handle
-	// Table and ARP are the tables dataplane.NftTableFloating of the families inet and arp.
-	Table, ARP *nft.Table
+	Tables Tables
 	// PodTable and ExportTable are the routing tables of pods, and for routing daemons. Loopback is the index of lo.
 	PodTable, ExportTable, Loopback int
 	// Pod returns the pod of a UID, if it is on the node and has its link.
@@ -136,7 +134,7 @@ func New(ctx context.Context, cfg Config) (*Place, error) {
 	for r := range routes {
 		p.left = append(p.left, r.Dst.Addr())
 	}
-	exists, err := cfg.Table.Exists(ctx)
+	exists, err := cfg.Tables.exist(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -245,7 +243,7 @@ func (p *Place) serveAll(ctx context.Context, jobs []*job) {
 			faultpoint.At(give)
 		}
 	}
-	closed := p.close(ctx, stops)
+	closed := p.cfg.Tables.close(ctx, stops)
 	at("", faultpoint.GiveClosed)
 	sync := changed || mending
 	var fixed repaired

@@ -19,7 +19,6 @@ import (
 	"github.com/coil-net/coil/pkg/dataplane"
 	"github.com/coil-net/coil/pkg/holding"
 	"github.com/coil-net/coil/pkg/ipam"
-	"github.com/coil-net/coil/pkg/kernel/nft"
 	"github.com/coil-net/coil/pkg/kernel/route"
 	"github.com/coil-net/coil/pkg/kernel/rtnl"
 	"github.com/coil-net/coil/pkg/node/floating"
@@ -88,12 +87,10 @@ func newLab(t *testing.T) *lab {
 // start begins a life of the program.
 func (l *lab) start() *Place {
 	l.t.Helper()
-	table := testkit.Must(nft.New(l.node.NS, dataplane.NftTableFloating))(l.t)
-	l.t.Cleanup(table.Close)
-	arp := testkit.Must(nft.NewARP(l.node.NS, dataplane.NftTableFloating))(l.t)
-	l.t.Cleanup(arp.Close)
+	tables := testkit.Must(OpenTables(l.node.NS))(l.t)
+	l.t.Cleanup(tables.Close)
 	p := testkit.Must(New(l.t.Context(), Config{
-		Handle: l.handle, Table: table, ARP: arp, PodTable: 116, ExportTable: 119, Loopback: 1, Announcer: &l.told, Tracked: l.tracked,
+		Handle: l.handle, Tables: tables, PodTable: 116, ExportTable: 119, Loopback: 1, Announcer: &l.told, Tracked: l.tracked,
 		Pod: func(uid types.UID) (Pod, bool) { pod, ok := l.pods[uid]; return pod, ok },
 	}))(l.t)
 	l.t.Cleanup(p.Wait)
@@ -296,7 +293,7 @@ func TestOthersGoOn(t *testing.T) {
 	}
 	testkit.Check(t, p.Stop(t.Context(), good.Address))
 	l.await(good, false)
-	if out := testkit.Must(l.node.Run("nft", "list", "set", "inet", dataplane.NftTableFloating, "answering_ipv4"))(t); strings.Contains(out, "192.0.2.7") {
+	if out := testkit.Must(l.node.Run("nft", "list", "set", "ip", dataplane.NftTableFloating, "answering_ipv4"))(t); strings.Contains(out, "192.0.2.7") {
 		t.Errorf("it may still pass: %s", out)
 	}
 	l.pods["gone"] = l.pods["router"]
@@ -321,7 +318,7 @@ func TestSyncMends(t *testing.T) {
 	testkit.Check(t, p.Answer(t.Context(), o), p.Sync(t.Context()), p.Answer(t.Context(), order(8, time.Hour)), p.Sync(t.Context()))
 	timeout := regexp.MustCompile(`(timeout|expires) \S+`)
 	state := func() string {
-		rules := testkit.Must(l.node.Run("sh", "-c", "nft -s list table inet coil_floating; nft -s list table arp coil_floating"))(t)
+		rules := testkit.Must(l.node.Run("sh", "-c", "nft -s list table ip coil_floating; nft -s list table ip6 coil_floating; nft -s list table arp coil_floating"))(t)
 		lines := strings.Split(timeout.ReplaceAllString(strings.Join(strings.Fields(rules), " "), ""), "}")
 		slices.Sort(lines) // chains that were made anew are the last ones
 		return l.routes("116") + l.routes("119") + strings.Join(lines, "}\n")
@@ -335,9 +332,9 @@ func TestSyncMends(t *testing.T) {
 		{"ip route flush table 116", true, false},
 		{"ip -6 route flush table 119", true, false},
 		{"ip route replace 192.0.2.7 dev lo table 116 proto 32", true, false},
-		{"nft delete chain inet coil_floating prerouting", false, true},
-		{"nft flush table inet coil_floating", false, true},
-		{"nft add rule inet coil_floating prerouting accept", false, true},
+		{"nft delete chain ip coil_floating prerouting", false, true},
+		{"nft flush table ip6 coil_floating", false, true},
+		{"nft add rule ip coil_floating prerouting accept", false, true},
 		{"nft flush table arp coil_floating", false, true},
 		{"ip -6 route flush table 116; nft flush ruleset", true, true},
 	} {

@@ -134,7 +134,7 @@ func (p passed) since(before passed) passed {
 }
 
 func (p *Place) counted(ctx context.Context, f dataplane.Family) (passed passed, err error) {
-	counters, err := p.cfg.Table.Counters(ctx)
+	counters, err := p.cfg.Tables.of(f).Counters(ctx)
 	for _, c := range counters {
 		switch c.Name {
 		case f.Named(ruleset.ProbeForwarded):

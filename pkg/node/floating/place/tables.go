@@ -1,0 +1,118 @@
+package place
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/coil-net/coil/pkg/dataplane"
+	"github.com/coil-net/coil/pkg/kernel/netns"
+	"github.com/coil-net/coil/pkg/kernel/nft"
+	"github.com/coil-net/coil/pkg/node/floating"
+	"github.com/coil-net/coil/pkg/plan/ruleset"
+)
+
+// Tables are the tables dataplane.NftTableFloating of a network namespace: ip and ip6, which packets meet, and arp. A packet meets the rules of
+// its family alone.
+type Tables struct{ ip4, ip6, arp *nft.Table }
+
+// OpenTables returns those of a namespace, nil for the one that the process was started in. The namespace must stay open as long as they are used.
+func OpenTables(ns *netns.NS) (t Tables, err error) {
+	if t.ip4, err = nft.NewIP(ns, dataplane.NftTableFloating, dataplane.IPv4); err != nil {
+		return t, err
+	}
+	if t.ip6, err = nft.NewIP(ns, dataplane.NftTableFloating, dataplane.IPv6); err != nil {
+		t.ip4.Close()
+		return t, err
+	}
+	if t.arp, err = nft.NewARP(ns, dataplane.NftTableFloating); err != nil {
+		t.ip4.Close()
+		t.ip6.Close()
+	}
+	return t, err
+}
+
+// all are the tables.
+func (t Tables) all() []*nft.Table { return []*nft.Table{t.ip4, t.ip6, t.arp} }
+
+// of is the table of a family of addresses.
+func (t Tables) of(f dataplane.Family) *nft.Table {
+	if f == dataplane.IPv4 {
+		return t.ip4
+	}
+	return t.ip6
+}
+
+// Close closes them; they stay as they are. No call may be in progress.
+func (t Tables) Close() {
+	for _, table := range t.all() {
+		table.Close()
+	}
+}
+
+// Dropping returns the base chains of all tables that drop forwarded packets unless a rule accepts them; see nft.Table.
+func (t Tables) Dropping() ([]string, error) { return t.ip4.Dropping() }
+
+// exist says whether there are any.
+func (t Tables) exist(ctx context.Context) (bool, error) {
+	for _, table := range t.all() {
+		if exists, err := table.Exists(ctx); exists || err != nil {
+			return exists, err
+		}
+	}
+	return false, nil
+}
+
+// sync makes them.
+func (t Tables) sync(ctx context.Context, want ruleset.Floating) (dataplane.Result, error) {
+	made4, err4 := t.ip4.Sync(ctx, want.Ruleset(dataplane.IPv4))
+	made6, err6 := t.ip6.Sync(ctx, want.Ruleset(dataplane.IPv6))
+	madeARP, errARP := t.arp.Sync(ctx, want.ARP())
+	return made4.Plus(made6).Plus(madeARP), errors.Join(err4, err6, errARP)
+}
+
+// open lets packets of some addresses pass for a time.
+func (t Tables) open(ctx context.Context, jobs []*job, lasting func(floating.Order) time.Duration) error {
+	renewals := t.renewals(jobs, lasting)
+	var errs []error
+	for _, table := range t.all() {
+		if all := renewals[table]; len(all) > 0 {
+			errs = append(errs, table.Renew(ctx, all...))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// close lets no packets of some addresses pass any more. Without a table there is nothing by which they do.
+func (t Tables) close(ctx context.Context, jobs []*job) error {
+	renewals := t.renewals(jobs, func(floating.Order) time.Duration { return 0 })
+	var errs []error
+	for _, table := range t.all() {
+		all := renewals[table]
+		if len(all) == 0 {
+			continue
+		}
+		exists, err := table.Exists(ctx)
+		if exists {
+			err = table.Renew(ctx, all...)
+		}
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
+}
+
+// renewals are the elements of the tables that say for how long the node answers for some addresses.
+func (t Tables) renewals(jobs []*job, lasting func(floating.Order) time.Duration) map[*nft.Table][]nft.Renewal {
+	all := map[*nft.Table][]nft.Renewal{}
+	for _, j := range jobs {
+		for _, a := range j.order.Addrs() {
+			f := dataplane.FamilyOf(a)
+			r := nft.Renewal{Set: ruleset.Answering(f), Key: dataplane.KeyOf(a), For: lasting(j.order)}
+			all[t.of(f)] = append(all[t.of(f)], r)
+			if f == dataplane.IPv4 {
+				all[t.arp] = append(all[t.arp], r)
+			}
+		}
+	}
+	return all
+}
