@@ -98,15 +98,15 @@ func (h Floating) Ruleset() dataplane.Ruleset {
 		probe := fmt.Sprintf("%s $ip saddr @%s_$f", content, probedSet)
 		f.rule(&forward, "a probe", probe+" counter name %s_$f", ProbeForwarded)
 		f.rule(&last, "a probe", probe+" counter name %s_$f drop", ProbeLeft)
-		f.rule(&last, "a probe whose source was changed", content+" drop")
+		f.rule(&last, "a probe whose source was changed", "%s drop", content)
 		f.rule(&last, "an error about a probe", "meta nfproto $f meta l4proto $ping @th,%d,64 %#x $ip daddr @%s_$f drop", f.quoted(), Probe, probedSet)
 		alone := fmt.Sprintf("%s $ip saddr != @%s_$f", probe, floatingSet)
 		if h.Tracked {
-			f.rule(&keep, "a probe from an Egress's address", alone+" snat $ip to $ip saddr")
+			f.rule(&keep, "a probe from an Egress's address", "%s snat $ip to $ip saddr", alone)
 			f.rule(&keep, "an Egress's address stays the source", "meta nfproto $f $ip saddr @%s_$f snat $ip to $ip saddr", egressSet)
 			continue
 		}
-		f.rule(&entry, "a probe from an Egress's address", alone+" notrack")
+		f.rule(&entry, "a probe from an Egress's address", "%s notrack", alone)
 		// The host's own connections are tracked in both directions: what the host sends doesn't come by here.
 		f.rule(&entry, "from an Egress's address", "meta nfproto $f $ip saddr @%s_$f fib daddr type != local notrack", egressSet)
 		f.rule(&entry, "to an Egress's address", "meta nfproto $f $ip daddr @%s_$f notrack", egressSet)
