@@ -126,6 +126,7 @@ func checkAccess(t *testing.T, api *controlplane.API, v variant) {
 		{"coil-ipam-controller", "watch", coil, "addresspools", "", v.addresses()},
 		{"coil-ipam-controller", "get", "", "secrets", "", false},
 		{"coil-ipam-controller", "create", "", "secrets", "", false}, // by which it could make tokens
+		{"coil-egress-controller", "patch", coil, "addressblocks", "status", v.egress && v.addresses()},
 		{"coil-egress-controller", "create", "apps", "deployments", "", v.egress},
 		{"coil-egress-controller", "update", coil, "egresses", "status", v.egress},
 		{"coil-egress-controller", "update", coil, "egresses", "", false},

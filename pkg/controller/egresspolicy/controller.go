@@ -17,7 +17,7 @@
 //
 // Three loops: the addresses of all policies of an Egress, status, and lists, so that clients never wait for conflicts to be found. A pod that changes is compared with the policies of
 // its namespace and with EgressClusterPolicies. A status of which only the number of clients differs is written every 30 seconds
-// at most, since each coild gets it.
+// at most, since each coild gets it. One of which only the addresses of nodes differ is written when they have stayed so for 10 seconds.
 package egresspolicy
 
 import (
@@ -46,7 +46,10 @@ const (
 	settle = time.Second
 	// countEvery is how often the status of a policy is written for the number of its clients alone.
 	countEvery = 30 * time.Second
-	workers    = 4
+	// settlePlace is for how long the pods of a policy have left by other nodes' addresses when its status says so: a router that isn't ready
+	// for a moment would have the status of all policies of its Egress written twice.
+	settlePlace = 10 * time.Second
+	workers     = 4
 )
 
 // Config is what the controller is made of. The caller runs the informers.
@@ -91,6 +94,8 @@ type Controller struct {
 	metrics  *collector
 	// counted is when the number of clients was written to the status last.
 	counted syncmap.Map[types.NamespacedName, time.Time]
+	// moved is since when the pods of a policy leave by other nodes' addresses than its status says.
+	moved syncmap.Map[types.NamespacedName, time.Time]
 }
 
 // New returns a controller that isn't running.

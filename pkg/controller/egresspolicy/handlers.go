@@ -28,7 +28,7 @@ func (c *Controller) register() error {
 		reconcile.On(c.cfg.ClusterPolicies, reconcile.Changes(func(a, b *v2.EgressClusterPolicy) {
 			c.policyChanged(subjectOf(a, ofClusterPolicy), subjectOf(b, ofClusterPolicy))
 		})),
-		reconcile.On(c.cfg.Egresses, reconcile.ChangeHandler(c.egressChanged, sameEgress)),
+		reconcile.On(c.cfg.Egresses, reconcile.Changes(c.egressMayHaveChanged)),
 		reconcile.On(c.cfg.Pods, reconcile.Changes(c.podChanged)),
 		reconcile.On(c.cfg.Services, reconcile.ChangeHandler(c.serviceChanged, sameSelector)),
 		reconcile.On(c.cfg.Namespaces, reconcile.Changes(c.namespaceChanged)),
@@ -37,9 +37,21 @@ func (c *Controller) register() error {
 	return err
 }
 
-// sameEgress says whether two states of an Egress are one to policies, whose status says where their address is.
-func sameEgress(a, b *v2.Egress) bool {
-	return plan.SameEgress(a, b) && slices.Equal(a.Status.NodeAddresses, b.Status.NodeAddresses) && slices.EqualFunc(a.Status.Addresses, b.Status.Addresses, func(x, y v2.EgressAddressStatus) bool {
+// egressMayHaveChanged looks at all that follows an Egress, or only at the status of its policies if they have their addresses elsewhere.
+func (c *Controller) egressMayHaveChanged(a, b *v2.Egress) {
+	switch {
+	case a == nil || b == nil || a.UID != b.UID || !plan.SameEgress(a, b):
+		c.egressChanged(cmp.Or(b, a))
+	case !samePlaces(a, b):
+		for _, s := range append(c.policies.using(keyOf(b).String()), c.policies.using(byDefault)...) {
+			c.status.Add(s.Name)
+		}
+	}
+}
+
+// samePlaces says whether the addresses of an Egress are at the same nodes and routers in two states.
+func samePlaces(a, b *v2.Egress) bool {
+	return slices.Equal(a.Status.NodeAddresses, b.Status.NodeAddresses) && slices.EqualFunc(a.Status.Addresses, b.Status.Addresses, func(x, y v2.EgressAddressStatus) bool {
 		return x.Node == y.Node && x.Router == y.Router
 	})
 }

@@ -87,9 +87,7 @@ func (sc *scene) start() {
 			sc.policyChanged(subjectOf(as[v2.EgressClusterPolicy](a), ofClusterPolicy), subjectOf(as[v2.EgressClusterPolicy](b), ofClusterPolicy))
 		},
 		egressResource: func(a, b fakeapi.Object) {
-			if x, y := as[v2.Egress](a), as[v2.Egress](b); x == nil || y == nil || !plan.SameEgress(x, y) {
-				sc.egressChanged(either(y, x))
-			}
+			sc.egressMayHaveChanged(as[v2.Egress](a), as[v2.Egress](b))
 		},
 		podResource: func(a, b fakeapi.Object) { sc.podChanged(as[corev1.Pod](a), as[corev1.Pod](b)) },
 		serviceResource: func(a, b fakeapi.Object) {

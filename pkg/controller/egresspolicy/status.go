@@ -25,10 +25,12 @@ func (c *Controller) syncStatus(ctx context.Context, key types.NamespacedName) e
 	s := c.policies.find(key)
 	if s == nil {
 		c.counted.Delete(key)
+		c.moved.Delete(key)
 		return nil
 	}
 	f := c.facts(s)
-	if e := f.Uses(); e != nil && e.Spec.Addresses.For(v2.EgressAddressOfClient) {
+	e := f.Uses()
+	if e != nil && e.Spec.Addresses.For(v2.EgressAddressOfClient) {
 		given, known := c.given(s, e)
 		if !known {
 			c.assign.Add(keyOf(e)) // which comes back here
@@ -37,11 +39,15 @@ func (c *Controller) syncStatus(ctx context.Context, key types.NamespacedName) e
 		f.Given = given
 	}
 	status := policy.Status(f)
+	unsettled := c.untilSettled(s, e, status)
+	if unsettled > 0 {
+		status = policy.WithPlace(status, s.status)
+	}
 	if equality.Semantic.DeepEqual(s.status, status) {
-		return nil
+		return again(unsettled)
 	}
 	if wait := c.untilCounted(s, status); wait > 0 {
-		return reconcile.Later(wait)
+		return again(cmp.Or(min(wait, unsettled), wait))
 	}
 	wrote, err := c.writeStatus(ctx, s, status)
 	if !wrote {
@@ -51,7 +57,29 @@ func (c *Controller) syncStatus(ctx context.Context, key types.NamespacedName) e
 		c.counted.Set(key, c.now().Time)
 	}
 	c.tell(ctx, s, status)
-	return nil
+	return again(unsettled)
+}
+
+// again ends a sync that has to be done again after some time; never, if that is 0.
+func again(after time.Duration) error {
+	if after <= 0 {
+		return nil
+	}
+	return reconcile.Later(after)
+}
+
+// untilSettled is how long the status of a policy keeps saying by which nodes' addresses its pods left before.
+func (c *Controller) untilSettled(s *subject, e *v2.Egress, status v2.EgressPolicyStatus) time.Duration {
+	if e == nil || !e.Spec.Addresses.For(v2.EgressAddressOfNode) || !policy.AtNodes(s.status, status.Summary.Egress) || policy.SamePlace(s.status, status) {
+		c.moved.Delete(s.Name)
+		return 0
+	}
+	since, known := c.moved.Find(s.Name)
+	if !known {
+		since = c.now().Time
+		c.moved.Set(s.Name, since)
+	}
+	return max(0, settlePlace-c.now().Sub(since))
 }
 
 // untilCounted is how long the status of a policy need not be written: only the number of clients

@@ -45,7 +45,7 @@ type TroublesConfig struct {
 //	else                             becomes True if there is trouble
 //
 //	Conflicting        has ended some time after it was seen last
-//	ForwardingBlocked  has ended when a probe has passed, or the address is released
+//	ForwardingBlocked  has ended when a probe has passed, the address is released, or somebody has taken the condition away
 type Troubles struct {
 	cfg  TroublesConfig
 	loop *reconcile.Loop[string] // by the name of a block
@@ -66,6 +66,7 @@ type seen struct {
 	id, message string
 	since       time.Time // of the message
 	until       time.Time // zero if it doesn't end by itself
+	told        bool      // the condition of the block was seen to say so
 }
 
 func (s seen) over(now time.Time) bool { return !s.until.IsZero() && !now.Before(s.until) }
@@ -92,7 +93,10 @@ func (t *Troubles) Run(ctx context.Context) error { return t.loop.Run(ctx, 1) }
 
 // Changed takes a change of a block.
 func (t *Troubles) Changed(b *v2.AddressBlock) {
-	if len(b.Status.Conditions) > 0 {
+	t.mu.Lock()
+	_, blocked := t.known[trouble{b.Name, v2.BlockForwardingBlocked}]
+	t.mu.Unlock()
+	if blocked || len(b.Status.Conditions) > 0 {
 		t.loop.Add(b.Name)
 	}
 }
@@ -171,6 +175,22 @@ func (t *Troubles) of(b string, now time.Time) (wrong map[string]seen, next time
 	return wrong, next
 }
 
+// look forgets that packets are dropped if the condition said so, and doesn't any more.
+func (t *Troubles) look(b *v2.AddressBlock) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	key := trouble{b.Name, v2.BlockForwardingBlocked}
+	s, ok := t.known[key]
+	switch mine := plan.ForwardingBlockedAt(b) == t.cfg.Node; {
+	case !ok:
+	case mine && !s.told:
+		s.told = true
+		t.known[key] = s
+	case !mine && s.told:
+		delete(t.known, key)
+	}
+}
+
 // forget forgets what is known of a block that is gone, or whose address is released.
 func (t *Troubles) forget(b string) {
 	t.mu.Lock()
@@ -190,6 +210,7 @@ func (t *Troubles) sync(ctx context.Context, name string) error {
 	if b == nil {
 		return nil
 	}
+	t.look(b)
 	wrong, next := t.of(name, now)
 	after, news := t.conditions(b, wrong, metav1.NewTime(now))
 	if !equality.Semantic.DeepEqual(b.Status.Conditions, after) {

@@ -96,6 +96,13 @@ func TestBlockedAddresses(t *testing.T) {
 			tr.Dropped(a, "dropped")
 			tr.Passed(a)
 		}, false},
+		{"the condition was taken away", blocked, func(tr *Troubles, a Address) {
+			tr.Dropped(a, "dropped")
+			b := tr.cfg.All()[0]
+			tr.look(b)
+			b.Status.Conditions = nil
+			tr.look(b)
+		}, false},
 		{"released", func(b *v2.AddressBlock) {
 			blocked(b)
 			b.Floating.ReleasedAt = &metav1.Time{}

@@ -156,48 +156,6 @@ func Status(f Facts) v2.EgressPolicyStatus {
 	return st
 }
 
-// locate adds the address by which the pods leave, its node and router, and since when. The Egress is nil if the policy has none.
-func (f Facts) locate(st *v2.EgressPolicyStatus, e *v2.Egress) {
-	at := &v2.EgressAddressStatus{}
-	if a := st.Resolved.Address; a != nil {
-		st.Summary.Address = a.String()
-		at = plan.AddressOf(e, a.Block)
-		st.Node, st.Router = at.Node, at.Router
-	} else if e != nil {
-		locateNodes(st, e)
-	}
-	if st.Summary.Address == "" {
-		st.Since = nil
-		return
-	}
-	was := f.Status
-	switch same := was.Summary.Address == st.Summary.Address; {
-	case same && was.Node == st.Node && was.Router == st.Router && was.Since != nil:
-	case same && at.Since != nil && (was.Node != st.Node || was.Since == nil):
-		st.Since = at.Since
-	default:
-		st.Since = &f.Now
-	}
-}
-
-// locateNodes adds the addresses of nodes by which the pods leave. It has those of all routers, since connections go through any of them.
-func locateNodes(st *v2.EgressPolicyStatus, e *v2.Egress) {
-	nodes, addrs := map[string]bool{}, []string(nil)
-	for _, at := range e.Status.NodeAddresses {
-		if !nodes[at.Node] {
-			nodes[at.Node] = true
-			addrs = append(addrs, at.EgressAddress.String())
-		}
-	}
-	st.Summary.Address = plan.Enumerate(addrs)
-	if all := e.Status.NodeAddresses; len(nodes) == 1 {
-		st.Node = all[0].Node
-		if len(all) == 1 {
-			st.Router = all[0].Router
-		}
-	}
-}
-
 // checkNamespaces says which namespaces the Egress doesn't allow.
 func (f Facts) checkNamespaces(e *v2.Egress) []*problem {
 	var refused []string
