@@ -13,7 +13,7 @@ import (
 
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
 	"github.com/coil-net/coil/pkg/node/floating"
-	"github.com/coil-net/coil/pkg/node/floating/handover"
+	"github.com/coil-net/coil/pkg/node/floating/standby"
 	"github.com/coil-net/coil/pkg/reconcile"
 )
 
@@ -29,7 +29,7 @@ func (h *holder) tellStandby(ctx context.Context, block string) error {
 	if b == nil || b.Floating == nil {
 		return nil
 	}
-	state, copied := h.handover.Standby().State(b.Name)
+	state, copied := h.standby.State(b.Name)
 	after, again := standbyConditions(h.NodeName, b, state, copied, time.Now())
 	if !equality.Semantic.DeepEqual(b.Status.Conditions, after) {
 		if err := floating.PatchConditions(ctx, h.clients.Coil.AddressBlocks(), b, after); err != nil {
@@ -44,7 +44,7 @@ func (h *holder) tellStandby(ctx context.Context, block string) error {
 
 // standbyConditions returns the conditions that a block is to have, and when to look again; 0 means when the state changes. copied says whether
 // connections are copied from the node, and state how far.
-func standbyConditions(node string, b *v2.AddressBlock, state handover.State, copied bool, now time.Time) (after []metav1.Condition, again time.Duration) {
+func standbyConditions(node string, b *v2.AddressBlock, state standby.State, copied bool, now time.Time) (after []metav1.Condition, again time.Duration) {
 	after = slices.Clone(b.Status.Conditions)
 	f := b.Floating
 	switch {

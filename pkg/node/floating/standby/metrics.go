@@ -1,4 +1,4 @@
-package handover
+package standby
 
 import (
 	"time"
@@ -6,8 +6,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// standbyMetrics tell of connections that are copied all the time.
-type standbyMetrics struct {
+// metrics tell of connections that are copied all the time.
+type metrics struct {
 	s                 *Standby
 	flows, restarts   *prometheus.CounterVec
 	full              prometheus.Counter
@@ -15,12 +15,12 @@ type standbyMetrics struct {
 }
 
 const (
-	sideSent     = sent
-	sideReceived = received
+	sideSent     = "sent"
+	sideReceived = "received"
 )
 
-func newStandbyMetrics(r prometheus.Registerer, s *Standby) *standbyMetrics {
-	m := &standbyMetrics{
+func newMetrics(r prometheus.Registerer, s *Standby) *metrics {
+	m := &metrics{
 		s: s,
 		flows: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "coil_floating_standby_flows_total",
@@ -44,13 +44,13 @@ func newStandbyMetrics(r prometheus.Registerer, s *Standby) *standbyMetrics {
 }
 
 // Describe implements prometheus.Collector.
-func (m *standbyMetrics) Describe(ch chan<- *prometheus.Desc) {
+func (m *metrics) Describe(ch chan<- *prometheus.Desc) {
 	ch <- m.addresses
 	ch <- m.behind
 }
 
 // Collect implements prometheus.Collector.
-func (m *standbyMetrics) Collect(ch chan<- prometheus.Metric) {
+func (m *metrics) Collect(ch chan<- prometheus.Metric) {
 	var behind time.Duration
 	count := map[string]int{"in_step": 0, "behind": 0}
 	now := time.Now()
