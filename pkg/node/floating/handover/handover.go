@@ -21,7 +21,6 @@
 package handover
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"net"
@@ -34,6 +33,7 @@ import (
 	"k8s.io/klog/v2"
 
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
+	"github.com/coil-net/coil/pkg/faultpoint"
 	"github.com/coil-net/coil/pkg/node/floating"
 	"github.com/coil-net/coil/pkg/node/floating/frames"
 	"github.com/coil-net/coil/pkg/node/floating/tables"
@@ -92,11 +92,11 @@ type Handover struct {
 	metrics *metrics
 	life    context.Context // without an end
 	closing chan struct{}
-	once    sync.Once
 	slots   chan struct{} // has an element for each hand-over that is sent
 	group   sync.WaitGroup
 
-	mu sync.Mutex
+	mu     sync.Mutex
+	closed bool
 	// moving are the hand-overs that this node sends and that aren't over, by the UID of the block.
 	moving map[string]int
 }
@@ -108,10 +108,24 @@ func New(ctx context.Context, cfg Config, registry prometheus.Registerer) *Hando
 	return &Handover{cfg: cfg, limits: defaults, metrics: newMetrics(registry), life: context.WithoutCancel(ctx), closing: make(chan struct{}), slots: make(chan struct{}, most), moving: map[string]int{}}
 }
 
-// Finish ends what can wait, and waits until all else is done. Connections of the last moment aren't copied. No call may be in progress.
+// Finish ends what can wait, and waits until all else is done. Connections of the last moment aren't copied. No Move may be in progress.
 func (h *Handover) Finish() {
-	h.once.Do(func() { close(h.closing) })
+	h.mu.Lock()
+	if !h.closed {
+		h.closed = true
+		close(h.closing)
+	}
+	h.mu.Unlock()
 	h.group.Wait()
+}
+
+// later does something for which Finish waits. After Finish it isn't done.
+func (h *Handover) later(do func()) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if !h.closed {
+		h.group.Go(do)
+	}
 }
 
 // Move implements floating.Mover.
@@ -133,6 +147,7 @@ func (h *Handover) Move(ctx context.Context, a floating.Address, node string) {
 		}
 		h.metrics.ended(sent, result, s.flows)
 		log.Error(err, "The connections of a floating address aren't copied to the node that is to have it: they end", "copied", s.flows)
+		h.later(func() { h.forget(a) })
 		return
 	}
 	log.Info("Copied the connections of a floating address to the node that is to have it", "connections", s.flows, "took", time.Since(began))
@@ -140,7 +155,7 @@ func (h *Handover) Move(ctx context.Context, a floating.Address, node string) {
 		h.follow(ctx, s)
 		h.move(a.ID, -1)
 		h.metrics.ended(sent, "done", s.flows)
-		h.forget(ctx, a)
+		h.forget(a)
 	})
 }
 
@@ -172,6 +187,7 @@ func (h *Handover) follow(moved context.Context, s *sending) {
 	if !h.moved(s) {
 		return
 	}
+	faultpoint.At(faultpoint.HandoverMoved)
 	if err := h.cfg.Straggle(h.life, s.address.Pod, s.address.Addrs()...); err != nil {
 		log.Error(err, "Packets of clients that don't know yet where a floating address is are dropped", "block", s.address.Block)
 	}
@@ -180,6 +196,7 @@ func (h *Handover) follow(moved context.Context, s *sending) {
 	if err := s.pass(ctx); err != nil {
 		log.Info("Connections of the last moment before a floating address moved aren't copied", "block", s.address.Block, "reason", err)
 	}
+	faultpoint.At(faultpoint.HandoverDone)
 }
 
 // moved says whether the address is at the node by now. The watch may know that a moment later.
@@ -202,25 +219,5 @@ func (h *Handover) moved(s *sending) bool {
 		case <-late:
 			return false
 		}
-	}
-}
-
-// forget lets the router here forget the flows of an address that has moved, when clients know. If the address comes back, they are
-// copied again.
-func (h *Handover) forget(moved context.Context, a floating.Address) {
-	select {
-	case <-h.closing:
-		return
-	case <-time.After(h.limits.straggle):
-	}
-	b := h.cfg.Block(a.Block)
-	if moved.Err() == nil || b == nil || string(b.UID) != a.ID || b.Floating == nil || cmp.Or(b.Floating.Holding.Holder, h.cfg.Node) == h.cfg.Node {
-		return
-	}
-	if _, err := floating.Following(h.cfg.Node, b.Floating.Holding.Holder, b); err == nil {
-		return // the holder copies its connections to this router, and has it forget others
-	}
-	if err := h.cfg.Tables.Forget(h.life, a.Pod, a.Addrs()); err != nil {
-		klog.FromContext(moved).V(2).Info("A router keeps connections of a floating address that has moved", "block", a.Block, "reason", err)
 	}
 }

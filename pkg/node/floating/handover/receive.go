@@ -14,6 +14,7 @@ import (
 
 	"k8s.io/klog/v2"
 
+	"github.com/coil-net/coil/pkg/faultpoint"
 	"github.com/coil-net/coil/pkg/kernel/conntrack"
 	"github.com/coil-net/coil/pkg/node/floating"
 	"github.com/coil-net/coil/pkg/node/floating/frames"
@@ -51,6 +52,7 @@ func (h *Handover) Accept(ctx context.Context, from string, conn net.Conn) {
 	h.metrics.ended(received, result, r.flows)
 	if r.flows > 0 {
 		h.cfg.Standby.Again(r.offered.Block)
+		h.later(func() { h.forget(r.address) }) // it may not move here after all
 	}
 }
 
@@ -61,6 +63,7 @@ type receiving struct {
 	conn    net.Conn
 	buffer  []byte
 	offered frames.Address
+	address floating.Address
 	// had are the flows that were copied all the time before, and that haven't come yet; nil after the first pass.
 	had map[tables.Key]conntrack.Flow
 	// bytes is how much came, flows how many flows were taken, and passes how many ends there were.
@@ -95,6 +98,8 @@ func (r *receiving) take(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	r.address = address
+	faultpoint.At(faultpoint.ReceiveOffered)
 	if err := r.before(ctx, address); err != nil {
 		return fmt.Errorf("connections of before: %w", err)
 	}
@@ -103,6 +108,7 @@ func (r *receiving) take(ctx context.Context) error {
 		return err
 	}
 	defer table.Close()
+	faultpoint.At(faultpoint.ReceiveBegun)
 	if err := r.ready(0); err != nil {
 		return err
 	}
@@ -201,10 +207,12 @@ func (r *receiving) passesOf(ctx context.Context, a floating.Address, table tabl
 		switch k {
 		case frames.Opened:
 			n, err = r.put(ctx, a, payload, func(ctx context.Context, flows []conntrack.Flow) (int, error) { return r.open(ctx, table, flows) })
+			faultpoint.At(faultpoint.ReceiveOpened)
 		case frames.Changed:
 			_, err = r.put(ctx, a, payload, table.Update)
 		case frames.End:
 			if err = r.passed(ctx, table); err == nil {
+				faultpoint.At(faultpoint.ReceivePassed)
 				err = r.ready(count)
 			}
 			count = 0

@@ -8,6 +8,7 @@ import (
 	"net"
 	"time"
 
+	"github.com/coil-net/coil/pkg/faultpoint"
 	"github.com/coil-net/coil/pkg/kernel/conntrack"
 	"github.com/coil-net/coil/pkg/node/floating"
 	"github.com/coil-net/coil/pkg/node/floating/frames"
@@ -52,10 +53,12 @@ func (s *sending) prepare(ctx context.Context) error {
 	if err := s.during(ctx, func() error { return errors.Join(s.write(frames.Offer, text), s.answer()) }); err != nil {
 		return err
 	}
-	for range 2 {
+	faultpoint.At(faultpoint.HandoverOffered)
+	for _, passed := range []faultpoint.Point{faultpoint.HandoverCopied, faultpoint.HandoverReady} {
 		if err := s.pass(ctx); err != nil {
 			return err
 		}
+		faultpoint.At(passed)
 	}
 	return nil
 }

@@ -15,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
+	"github.com/coil-net/coil/pkg/faultpoint"
 	"github.com/coil-net/coil/pkg/kernel/conntrack"
 	"github.com/coil-net/coil/pkg/node/floating"
 	"github.com/coil-net/coil/pkg/node/floating/frames"
@@ -100,6 +101,7 @@ func (f *following) take(ctx context.Context) error {
 		return f.flows(ctx, payload, f.end)
 	case frames.End:
 		f.forget()
+		faultpoint.At(faultpoint.FollowTaken)
 		text, err := json.Marshal(f.said)
 		f.said = answer{}
 		return errors.Join(err, frames.Write(f.conn, frames.Ready, text))
@@ -155,6 +157,7 @@ func (f *following) begin(o frames.Address) {
 		return
 	}
 	f.s.following(a)
+	faultpoint.At(faultpoint.FollowBegun)
 	k := &kept{Address: a, all: map[uint64]bool{}}
 	for _, addr := range a.Addrs() {
 		f.addrs[addr] = k
@@ -224,6 +227,7 @@ func (f *following) open(ctx context.Context, table tables.Table, flows []conntr
 		if err != nil {
 			return err
 		}
+		faultpoint.At(faultpoint.FollowOpened)
 		f.said.Taken += n
 		f.s.metrics.flows.WithLabelValues(sideReceived, "opened").Add(float64(n))
 		rest, room = rest[len(part):], room-n

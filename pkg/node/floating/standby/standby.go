@@ -64,7 +64,6 @@ type Standby struct {
 
 	mu      sync.Mutex
 	closed  bool
-	started bool                        // PodsChanged was called
 	blocks  map[string]*v2.AddressBlock // of addresses with a standby
 	leads   map[string]lead             // by block: addresses that this node has
 	watches map[types.UID]*watch
@@ -160,19 +159,13 @@ func (s *Standby) Changed(before, after *v2.AddressBlock) {
 	}
 }
 
-// PodsChanged says that Here may answer otherwise than before. At the first call routers forget what this program kept, before its restart, for
-// nodes that copy their connections elsewhere by now.
+// PodsChanged says that Here may answer otherwise than before.
 func (s *Standby) PodsChanged() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, b := range s.blocks {
 		s.look(b)
-		if a, stale := floating.Stale(s.cfg.Node, b); stale && !s.started && s.cfg.Here(a.Pod) {
-			s.follows[b.Name] = a
-			s.forget(b.Name)
-		}
 	}
-	s.started = true
 }
 
 // look finds out to which node the connections of an address are copied.

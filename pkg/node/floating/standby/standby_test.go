@@ -136,19 +136,6 @@ func TestFollowerChanges(t *testing.T) {
 			}
 		})
 	}
-	t.Run("of an earlier life", func(t *testing.T) {
-		w := newWorld(t)
-		w.b.Add(w.Address("p-0", "a"), 0, 100)
-		w.change(func(f *v2.Floating) {
-			f.Standby, f.MovingTo = true, ""
-			f.Successors = append([]v2.FloatingNode{{Node: "c", PodUID: "pod of c"}}, f.Successors...)
-		})
-		w.b.PodsChanged()
-		w.b.Finish()
-		if n := len(w.b.All()); n > 0 {
-			t.Errorf("%d flows are left", n)
-		}
-	})
 }
 
 // The connection breaks in the middle: what changed meanwhile is made up for.

@@ -13,6 +13,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/coil-net/coil/pkg/faultpoint"
 	"github.com/coil-net/coil/pkg/kernel/conntrack"
 	"github.com/coil-net/coil/pkg/node/floating/frames"
 	"github.com/coil-net/coil/pkg/node/floating/tables"
@@ -81,10 +82,12 @@ func (x *exchange) take() (time.Duration, error) {
 	if err != nil {
 		return 0, err
 	}
+	faultpoint.At(faultpoint.StandbySent)
 	got, err := x.answer()
 	if err != nil {
 		return 0, err
 	}
+	faultpoint.At(faultpoint.StandbySettled)
 	x.st.s.metrics.flows.WithLabelValues(sideSent, "opened").Add(float64(sent + n))
 	x.st.s.metrics.flows.WithLabelValues(sideSent, "ended").Add(float64(len(over)))
 	next, news := x.st.settled(whole, got)
@@ -142,6 +145,7 @@ func (x *exchange) whole(a lead, flows tables.Found) (sent int, err error) {
 	if err := x.write(frames.Begin, name); err != nil {
 		return 0, err
 	}
+	faultpoint.At(faultpoint.StandbyBegun)
 	sent, err = x.flows(frames.Opened, func(yield func(conntrack.Flow) bool) {
 		for _, addr := range a.Addrs() {
 			for _, f := range flows[addr] {
