@@ -124,6 +124,7 @@ func (h *holder) compose(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	h.registry.MustRegister(place.NewTraffic(ctx, h.table))
 	h.peers = peers.New(peers.Config{
 		Node: h.NodeName, Port: h.FloatingPort, Addrs: func() []netip.Addr { return h.node.Addrs().Addrs() }, Keys: h.keys,
 		Receive: func(from string, m holding.Message) { h.driver.Receive(from, m) },

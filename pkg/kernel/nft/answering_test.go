@@ -110,6 +110,16 @@ func (l *floatingLab) renew(f dataplane.Family, d time.Duration) {
 	testkit.Check(l.t, l.table.Renew(l.t.Context(), nft.Renewal{Set: ruleset.Answering(f), Key: dataplane.KeyOf(l.addrs[f]), For: d}))
 }
 
+// counted is what the node has counted of an address.
+func (l *floatingLab) counted(f dataplane.Family, set string) nft.ElementCounter {
+	l.t.Helper()
+	all := testkit.Must(l.table.Counted(l.t.Context(), f.Named(set)))(l.t)
+	if len(all) != 1 || all[0].Key != dataplane.KeyOf(l.addrs[f]) {
+		l.t.Fatalf("the set %s counts %+v", set, all)
+	}
+	return all[0]
+}
+
 // The node stops answering for an address by itself, at the time that it was told, and at once when it is told to.
 func TestFloatingEndsByItself(t *testing.T) {
 	l := newFloatingLab(t)
@@ -127,8 +137,18 @@ func TestFloatingEndsByItself(t *testing.T) {
 			if l.passes(f) {
 				t.Error("it passes before the node answers")
 			}
+			sent, received := l.counted(f, ruleset.Sent), l.counted(f, ruleset.Received)
+			if sent.Packets < 1 || received.Packets < 1 {
+				t.Errorf("packets that didn't pass: %+v sent, %+v received", sent, received)
+			}
 			l.renew(f, time.Hour)
 			l.await(f, true)
+			if after := l.counted(f, ruleset.Sent); after.Packets <= sent.Packets || after.Bytes < sent.Bytes+28*(after.Packets-sent.Packets) {
+				t.Errorf("%+v sent, and before %+v", after, sent)
+			}
+			if after := l.counted(f, ruleset.Received); after.Packets <= received.Packets || after.Bytes < received.Bytes+28*(after.Packets-received.Packets) {
+				t.Errorf("%+v received, and before %+v", after, received)
+			}
 			l.renew(f, 0)
 			if l.passes(f) {
 				t.Error("it passes after the node has stopped")
@@ -163,7 +183,7 @@ func TestFloatingAddressIsAdded(t *testing.T) {
 		testkit.Must(l.table.Sync(t.Context(), r.Ruleset()))(t)
 		l.renew(f, time.Hour)
 		r.Addresses = append(r.Addresses, netip.MustParseAddr("192.0.2.8"))
-		if got := testkit.Must(l.table.Sync(t.Context(), r.Ruleset()))(t); got.Added != 1 {
+		if got := testkit.Must(l.table.Sync(t.Context(), r.Ruleset()))(t); got.Added != 3 { // it is counted in both directions
 			t.Errorf("another address changed %+v", got)
 		}
 		r.OfEgresses = r.Addresses

@@ -36,6 +36,12 @@ var ProbeTo = map[dataplane.Family]netip.Addr{
 	dataplane.IPv4: netip.MustParseAddr("192.0.2.1"), dataplane.IPv6: netip.MustParseAddr("2001:db8::1"),
 }
 
+// Sets that count packets from and to each address, where the rules have looked the address up anyway.
+const (
+	Sent     = "sent"
+	Received = "received"
+)
+
 // Names of sets.
 const (
 	floatingSet  = "floating"
@@ -77,9 +83,12 @@ func (h Floating) Ruleset() dataplane.Ruleset {
 	for _, f := range families {
 		r.Counters = append(r.Counters, f.Named(NotHeld), f.Named(ProbeForwarded), f.Named(ProbeLeft))
 		r.Sets = append(r.Sets, f.set(floatingSet, h.Addresses), f.answering())
-		for _, side := range []string{"daddr", "saddr"} {
-			f.rule(&entry, "a floating address for which the node doesn't answer", "meta nfproto $f $ip %s @%s_$f $ip %s != @%s_$f counter name %s_$f drop",
-				side, floatingSet, side, answeringSet, NotHeld)
+		for _, side := range []struct{ field, counted string }{{"daddr", Received}, {"saddr", Sent}} {
+			counted := f.set(side.counted, h.Addresses)
+			counted.Counted = true
+			r.Sets = append(r.Sets, counted)
+			f.rule(&entry, "a floating address for which the node doesn't answer", "meta nfproto $f $ip %s @%s $ip %s != @%s_$f counter name %s_$f drop",
+				side.field, counted.Name, side.field, answeringSet, NotHeld)
 		}
 		if f.Family == dataplane.IPv6 {
 			f.rule(&entry, "a host asks for a floating address for which the node doesn't answer", "meta l4proto $ping $icmp type nd-neighbor-solicit @th,64,128 @%s_$f @th,64,128 != @%s_$f drop",
