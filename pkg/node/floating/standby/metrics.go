@@ -35,7 +35,7 @@ func newMetrics(r prometheus.Registerer, s *Standby) *metrics {
 			Help: "Connections of other nodes' floating addresses that a router here had no room for: three quarters of what it may track.",
 		}),
 		addresses: prometheus.NewDesc("coil_floating_standby_addresses",
-			"Floating addresses of this node whose connections are copied all the time, by whether the other node has all of them: in_step or behind.", []string{"state"}, nil),
+			"Floating addresses of this node whose connections are to be copied all the time, by whether the other node has all of them: in_step or behind; alone without another node that may have the address.", []string{"state"}, nil),
 		behind: prometheus.NewDesc("coil_floating_standby_behind_seconds",
 			"For how long another node lacks connections of a floating address of this node, the longest; 0 if none does.", nil, nil),
 	}
@@ -52,7 +52,7 @@ func (m *metrics) Describe(ch chan<- *prometheus.Desc) {
 // Collect implements prometheus.Collector.
 func (m *metrics) Collect(ch chan<- prometheus.Metric) {
 	var behind time.Duration
-	count := map[string]int{"in_step": 0, "behind": 0}
+	count := map[string]int{"in_step": 0, "behind": 0, "alone": 0}
 	now := time.Now()
 	m.s.mu.Lock()
 	for block, l := range m.s.leads {
@@ -61,6 +61,12 @@ func (m *metrics) Collect(ch chan<- prometheus.Metric) {
 			state = "behind"
 		}
 		count[state]++
+	}
+	for name, b := range m.s.blocks {
+		f := b.Floating
+		if _, led := m.s.leads[name]; !led && f.Holding.Holder == m.s.cfg.Node && (f.MovingTo == "" || f.MovingTo == f.Holding.Holder) {
+			count["alone"]++
+		}
 	}
 	for _, st := range m.s.streams {
 		behind = max(behind, st.behind(now))

@@ -138,7 +138,7 @@ func (s *Standby) Changed(before, after *v2.AddressBlock) {
 	_, known := s.blocks[after.Name]
 	// A condition may be of an earlier life of this program, or of another holder.
 	said := known || meta.FindStatusCondition(after.Status.Conditions, v2.BlockStandbyInStep) != nil
-	if f := after.Floating; s.cfg.Told != nil && f != nil && (said || f.Standby) && f.Holding.Holder == s.cfg.Node {
+	if f := after.Floating; s.cfg.Told != nil && f != nil && (said || f.Standby) && (f.Holding.Holder == s.cfg.Node || f.Holding.Holder == "") {
 		defer s.cfg.Told(after.Name)
 	}
 	if after.Floating == nil || !after.Floating.Standby {

@@ -3,6 +3,7 @@ package standby
 import (
 	"cmp"
 	"context"
+	"errors"
 	"sync"
 	"time"
 
@@ -206,7 +207,8 @@ func (st *stream) behind(now time.Time) (behind time.Duration) {
 
 func (st *stream) run(ctx context.Context) {
 	log := klog.FromContext(ctx).WithValues("node", st.node)
-	for pause := st.s.limits.retry; ; pause = min(2*pause, st.s.limits.mostRetry) {
+	refused := ""
+	for pause := st.s.limits.retry; ; pause *= 2 {
 		began := time.Now()
 		err := st.connect(ctx)
 		if ctx.Err() != nil {
@@ -214,9 +216,18 @@ func (st *stream) run(ctx context.Context) {
 		}
 		st.s.metrics.restarts.WithLabelValues("connection").Inc()
 		st.restart("there is no connection to the node: " + err.Error())
-		log.Error(err, "Connections of floating addresses aren't copied to the node that takes the addresses when this one fails, trying again")
 		if time.Since(began) > st.s.limits.mostRetry {
 			pause = st.s.limits.retry
+		}
+		most, again := st.s.limits.mostRetry, false
+		if errors.As(err, new(frames.Refusal)) { // its coild is of another version
+			again = refused == err.Error()
+			most, refused = st.s.limits.whole, err.Error()
+		}
+		if pause = min(pause, most); again {
+			log.V(2).Info("A node still doesn't keep connections of floating addresses", "reason", err)
+		} else {
+			log.Error(err, "Connections of floating addresses aren't copied to the node that takes the addresses when this one fails, trying again")
 		}
 		if !wait(ctx, pause) {
 			return
@@ -249,7 +260,11 @@ func (st *stream) connect(ctx context.Context) error {
 	defer conn.Close()
 	defer context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Unix(1, 0)) })()
 	turn := &exchange{st: st, ctx: ctx, conn: conn}
+	// A node that can't follow says so before connections are read for it.
 	if err := turn.write(frames.Follow, nil); err != nil {
+		return err
+	}
+	if _, err := turn.answer(); err != nil {
 		return err
 	}
 	timer := time.NewTimer(0)
@@ -312,7 +327,7 @@ func (st *stream) settled(whole []lead, got answer) (next time.Duration, news bo
 	st.mu.Lock()
 	defer st.mu.Unlock()
 	for _, a := range whole {
-		if c := st.all[a.Block]; c != nil && c.lead == a && c.has && !c.since.IsZero() {
+		if c := st.all[a.Block]; c != nil && c.lead == a && c.has && !c.since.IsZero() && !got.refuses(a.Block) {
 			c.since, c.why, news = time.Time{}, "", true
 		}
 	}

@@ -70,6 +70,7 @@ func TestLeftConditionIsTold(t *testing.T) {
 		want              int
 	}{
 		"left over":         {"a", v2.BlockStandbyInStep, 1},
+		"nobody's":          {"", v2.BlockStandbyInStep, 1},
 		"another's":         {"c", v2.BlockStandbyInStep, 0},
 		"no such condition": {"a", v2.BlockConflicting, 0},
 	} {

@@ -61,6 +61,12 @@ func (a *answer) refuse(block, why string) {
 	a.size += name + 6*len(why)
 }
 
+// refuses says whether flows of an address weren't taken, or may not have been.
+func (a answer) refuses(block string) bool {
+	_, ok := a.Refused[block]
+	return ok || a.Others
+}
+
 // take takes a turn, and says when the next one is.
 func (x *exchange) take() (time.Duration, error) {
 	whole, flows := x.read()
