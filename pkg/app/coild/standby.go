@@ -23,7 +23,8 @@ const (
 	behindAgain = 30 * time.Second
 )
 
-// tellStandby says in an AddressBlock whether the connections of its address are copied. Only the node that has the address does so.
+// tellStandby says in an AddressBlock whether the connections of its address are copied. Only the node that has the address does so, or the one that had it
+// last while none has it.
 func (h *holder) tellStandby(ctx context.Context, block string) error {
 	b := h.blocks.Find(block)
 	if b == nil || b.Floating == nil {
@@ -48,6 +49,16 @@ func standbyConditions(node string, b *v2.AddressBlock, state standby.State, cop
 	after = slices.Clone(b.Status.Conditions)
 	f := b.Floating
 	switch {
+	case f.Holding.Holder == "":
+		had := meta.FindStatusCondition(after, v2.BlockStandbyInStep)
+		if had == nil || had.Reason == v2.ReasonNoHolder || !strings.HasPrefix(had.Message, saidBy(node)) {
+			return after, 0
+		}
+		meta.SetStatusCondition(&after, metav1.Condition{
+			Type: v2.BlockStandbyInStep, Status: metav1.ConditionUnknown, Reason: v2.ReasonNoHolder, LastTransitionTime: metav1.NewTime(now),
+			Message: saidBy(node) + "no node has the address",
+		})
+		return after, 0
 	case f.Holding.Holder != node:
 		return after, 0
 	case !f.Standby:
@@ -61,13 +72,13 @@ func standbyConditions(node string, b *v2.AddressBlock, state standby.State, cop
 	var message string
 	switch behind := now.Sub(state.Since); {
 	case !copied:
-		c.Reason, message = v2.ReasonNoFollower, fmt.Sprintf("node %s: no other node may have the address: the Egress needs ready routers on two nodes", node)
+		c.Reason, message = v2.ReasonNoFollower, saidBy(node)+"no other node may have the address: the Egress needs ready routers on two nodes"
 	case state.Since.IsZero():
-		c.Status, c.Reason, message = metav1.ConditionTrue, v2.ReasonInStep, fmt.Sprintf("node %s: its connections are copied to node %s", node, state.Node)
+		c.Status, c.Reason, message = metav1.ConditionTrue, v2.ReasonInStep, saidBy(node)+"its connections are copied to node "+state.Node
 	case behind < behindFor:
 		return after, behindFor - behind
 	default:
-		c.Reason, message, again = v2.ReasonBehind, fmt.Sprintf("node %s: node %s lacks connections", node, state.Node), behindAgain
+		c.Reason, message, again = v2.ReasonBehind, fmt.Sprintf("%snode %s lacks connections", saidBy(node), state.Node), behindAgain
 	}
 	if have := meta.FindStatusCondition(after, c.Type); have != nil && have.Status == c.Status && have.Reason == c.Reason && strings.HasPrefix(have.Message+": ", message+": ") {
 		return after, again
@@ -78,3 +89,6 @@ func standbyConditions(node string, b *v2.AddressBlock, state standby.State, cop
 	meta.SetStatusCondition(&after, c)
 	return after, again
 }
+
+// saidBy begins the message of a condition that a node has written.
+func saidBy(node string) string { return "node " + node + ": " }

@@ -1,6 +1,7 @@
 package coild
 
 import (
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -44,6 +45,9 @@ func TestStandbyConditions(t *testing.T) {
 		{"it moves", "a", true, two, standby.State{}, false, "True InStep node a: its connections are copied to node c", 0},
 		{"another node's", "b", true, two, standby.State{}, false, "True InStep node a: its connections are copied to node c", 0},
 		{"no other node", "a", true, one, standby.State{}, false, "False NoFollower node a: no other node may have the address: the Egress needs ready routers on two nodes", 0},
+		{"no node", "", true, one, standby.State{}, false, "Unknown NoHolder node a: no node has the address", 0},
+		{"no node still", "", true, two, standby.State{}, false, "Unknown NoHolder node a: no node has the address", 0},
+		{"it has the address again", "a", true, two, standby.State{Node: "b"}, true, "True InStep node a: its connections are copied to node b", 0},
 		{"no standby", "a", false, two, standby.State{}, false, "", 0},
 	} {
 		b.Floating.Holding.Holder, b.Floating.Standby, b.Floating.Successors = c.holder, c.on, c.successors
@@ -59,5 +63,19 @@ func TestStandbyConditions(t *testing.T) {
 			t.Errorf("%s: the other condition is %+v", c.name, after[0])
 		}
 		b.Status.Conditions = after
+	}
+}
+
+// While no node has an address, only the one that had it last says so: others would write the same, or a node's name in place of another's.
+func TestNoHolderIsSaidOnce(t *testing.T) {
+	now := time.Now()
+	for _, said := range []string{"node b: its connections are copied to node a", "node a-1: its connections are copied to node b", ""} {
+		b := &v2.AddressBlock{Floating: &v2.Floating{Standby: true}}
+		if said != "" {
+			b.Status.Conditions = []metav1.Condition{{Type: v2.BlockStandbyInStep, Status: metav1.ConditionTrue, Reason: v2.ReasonInStep, Message: said}}
+		}
+		if after, again := standbyConditions("a", b, standby.State{}, false, now); !slices.Equal(after, b.Status.Conditions) || again != 0 {
+			t.Errorf("%q: %+v, again after %s", said, after, again)
+		}
 	}
 }
