@@ -1,5 +1,5 @@
 // Package faultpoint names the points between the steps of ADD, DEL, the life of a
-// block, what a pod needs of Egresses, a floating address, and copies of its connections, at which a crash is tested.
+// block, what a pod needs of Egresses, a floating address, copies of its connections, and translation to a node's address, at which a crash is tested.
 //
 // It owns their names. In programs that are shipped a point is nothing at all;
 // built with the tag faultpoints, a program kills itself at one of them when its
@@ -121,6 +121,13 @@ const (
 	FollowTaken    Point = "follow.taken"    // all have, others are forgotten, the holder doesn't know
 )
 
+// The points while a node makes what lets clients leave by its address, in their order. Those of objects that it removes are the same.
+const (
+	TransitTabled Point = "transit.tabled" // the rules have changed, the routes haven't
+	TransitRouted Point = "transit.routed" // they have, routers weren't told
+	TransitTold   Point = "transit.told"   // one was
+)
+
 // The points for tests, each list in its order.
 var (
 	Add   = []Point{AddBegun, AddReserved, AddVeth, AddPodWired, AddHostWired, AddRecorded, AddAnswering}
@@ -140,6 +147,7 @@ var (
 	Handover      = []Point{HandoverOffered, HandoverCopied, HandoverReady, HandoverMoved, HandoverDone}
 	Receive       = []Point{ReceiveOffered, ReceiveBegun, ReceiveOpened, ReceivePassed}
 	Standby       = []Point{StandbyBegun, StandbySent, StandbySettled}
+	Transit       = []Point{TransitTabled, TransitRouted, TransitTold}
 	Follow        = []Point{FollowBegun, FollowOpened, FollowTaken}
 )
 

@@ -138,6 +138,14 @@ func New(ns *netns.NS, name string) (*Table, error) {
 	return newTable(ns, name, nftables.TableFamilyINet)
 }
 
+// String names the table as nft(8) does, by its family and its name.
+func (t *Table) String() string {
+	if t.family == nftables.TableFamilyARP {
+		return "arp " + t.name
+	}
+	return "inet " + t.name
+}
+
 // NewARP is like New, for a table whose rules meet ARP.
 func NewARP(ns *netns.NS, name string) (*Table, error) {
 	return newTable(ns, name, nftables.TableFamilyARP)
