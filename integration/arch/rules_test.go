@@ -77,10 +77,11 @@ var places = map[string]layer{
 	"pkg/app/": application,
 	"cmd/":     program,
 
-	"pkg/testkit/":                 support,
-	"pkg/clientnet/clientnettest/": support,
-	"pkg/plan/plantest/":           support,
-	"pkg/store/storetest/":         support,
+	"pkg/testkit/":                    support,
+	"pkg/clientnet/clientnettest/":    support,
+	"pkg/node/floating/floatingtest/": support,
+	"pkg/plan/plantest/":              support,
+	"pkg/store/storetest/":            support,
 
 	"hack/":        tool,
 	"integration/": tool,
@@ -104,6 +105,9 @@ var closed = []string{"pkg/kernel/", "pkg/store/sqlite/"}
 // siblings are folders whose packages don't import each other. The package of
 // the folder itself holds the words that they share.
 var siblings = []string{"pkg/controller/", "pkg/node/"}
+
+// apart are packages below the same folder that don't import each other, in either direction.
+var apart = [][2]string{{"pkg/node/floating/handover", "pkg/node/floating/standby"}}
 
 // useCases says which use-cases may import which others, apart from those below
 // the same folder.
@@ -256,6 +260,11 @@ func mayNot(from, to string) string {
 		a, b := child(from, dir), child(to, dir)
 		if a != "" && b != "" && a != b {
 			return "packages below " + dir + " don't import each other"
+		}
+	}
+	for _, two := range apart {
+		if from == two[0] && to == two[1] || from == two[1] && to == two[0] {
+			return "they know nothing of each other"
 		}
 	}
 	if place(from) == useCase && place(to) == useCase && useCaseOf(from) != useCaseOf(to) &&

@@ -29,6 +29,7 @@ import (
 	"github.com/coil-net/coil/pkg/kube"
 	"github.com/coil-net/coil/pkg/natgateway"
 	"github.com/coil-net/coil/pkg/node/floating"
+	"github.com/coil-net/coil/pkg/node/floating/standby"
 	"github.com/coil-net/coil/pkg/plan/gateway"
 	"github.com/coil-net/coil/pkg/reconcile"
 	"github.com/coil-net/coil/pkg/testkit"
@@ -79,6 +80,8 @@ func registered(t *testing.T) map[string][]string {
 	}))(t)
 	r.MustRegister(natgateway.NewCollector(t.Context(), natgateway.Config{Namespace: "n", Egress: "e", Config: gateway.Config{Pod: "p"}}, nil, nil, nil))
 	r.MustRegister(floating.NewTroubles(floating.TroublesConfig{}, nil))
+	floating.New(floating.Config{}, r)
+	standby.New(t.Context(), standby.Config{}, r)
 
 	described := make(chan *prometheus.Desc)
 	go func() {

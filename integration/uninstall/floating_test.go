@@ -29,7 +29,7 @@ func TestFloatingAddress(t *testing.T) {
 				return errors.New(out)
 			}
 		}
-		if strings.Count(out, "coil_floating") != 2 {
+		if strings.Count(out, "coil_floating") != 3 {
 			return errors.New(out)
 		}
 		return nil
@@ -45,9 +45,9 @@ func TestFloatingAddress(t *testing.T) {
 	out, err := n.cleanup("--force")
 	n.check(err)
 	t.Logf("it printed:\n%s", out)
-	for _, want := range []string{"2 routes of protocol 32 from table 119", "2 routes of protocol 32 from table 116", "2 proxy neighbour entries of protocol 30", "coil_floating"} {
-		if !strings.Contains(out, want) {
-			t.Errorf("nothing was printed of %q", want)
+	for _, want := range []string{"2 routes of protocol 32 from table 119", "2 routes of protocol 32 from table 116", "2 proxy neighbour entries of protocol 30", "table ip coil_floating of nftables", "table ip6 coil_floating of nftables", "table arp coil_floating of nftables"} {
+		if strings.Count(out, want) != 1 {
+			t.Errorf("%d lines are of %q, want 1", strings.Count(out, want), want)
 		}
 	}
 	n.same(before)

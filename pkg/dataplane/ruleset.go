@@ -79,6 +79,8 @@ type Set struct {
 	// elements that rules add for so long, or others for a time of their own. These elements are never removed when the table is synced.
 	Counting bool
 	Timeout  time.Duration
+	// Counted sets count packets and bytes of each element, whenever a rule finds it.
+	Counted bool
 }
 
 // Element is an element of a set or map.

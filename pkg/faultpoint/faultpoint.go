@@ -1,5 +1,5 @@
 // Package faultpoint names the points between the steps of ADD, DEL, the life of a
-// block, what a pod needs of Egresses, and a floating address, at which a crash is tested.
+// block, what a pod needs of Egresses, a floating address, copies of its connections, and translation to a node's address, at which a crash is tested.
 //
 // It owns their names. In programs that are shipped a point is nothing at all;
 // built with the tag faultpoints, a program kills itself at one of them when its
@@ -94,6 +94,40 @@ const (
 	GiveWritten   Point = "give.written"
 )
 
+// The points while a node copies the connections of a floating address to the next holder, in their order.
+const (
+	HandoverOffered Point = "handover.offered" // the next holder waits for them
+	HandoverCopied  Point = "handover.copied"  // it has those that there were at first
+	HandoverReady   Point = "handover.ready"   // it has those that changed meanwhile, the address moves now
+	HandoverMoved   Point = "handover.moved"   // the address has moved, those of the last moment aren't copied
+	HandoverDone    Point = "handover.done"    // they are, the router here has all of them, too
+)
+
+// The points while the next holder takes connections, in their order.
+const (
+	ReceiveOffered Point = "receive.offered" // those of before are still there
+	ReceiveBegun   Point = "receive.begun"   // they aren't, none has come
+	ReceiveOpened  Point = "receive.opened"  // some have
+	ReceivePassed  Point = "receive.passed"  // all of a pass have, the holder doesn't know
+)
+
+// The points while a holder copies connections all the time, and then those while the other node takes them, each in their order.
+const (
+	StandbyBegun   Point = "standby.begun"   // all connections of an address are to follow
+	StandbySent    Point = "standby.sent"    // they have, no answer has come
+	StandbySettled Point = "standby.settled" // one has
+	FollowBegun    Point = "follow.begun"    // those of before are still there
+	FollowOpened   Point = "follow.opened"   // some have come
+	FollowTaken    Point = "follow.taken"    // all have, others are forgotten, the holder doesn't know
+)
+
+// The points while a node makes what lets clients leave by its address, in their order. Those of objects that it removes are the same.
+const (
+	TransitTabled Point = "transit.tabled" // the rules have changed, the routes haven't
+	TransitRouted Point = "transit.routed" // they have, routers weren't told
+	TransitTold   Point = "transit.told"   // one was
+)
+
 // The points for tests, each list in its order.
 var (
 	Add   = []Point{AddBegun, AddReserved, AddVeth, AddPodWired, AddHostWired, AddRecorded, AddAnswering}
@@ -110,6 +144,11 @@ var (
 	Floating      = []Point{FloatingChosen, FloatingCreated, FloatingTold, FloatingDeleted}
 	Hold          = []Point{HoldWritten, HoldLed, HoldOpened, HoldSettled, HoldAnnounced}
 	Give          = []Point{GiveClosed, GiveSettled, GiveWithdrawn, GiveWritten}
+	Handover      = []Point{HandoverOffered, HandoverCopied, HandoverReady, HandoverMoved, HandoverDone}
+	Receive       = []Point{ReceiveOffered, ReceiveBegun, ReceiveOpened, ReceivePassed}
+	Standby       = []Point{StandbyBegun, StandbySent, StandbySettled}
+	Transit       = []Point{TransitTabled, TransitRouted, TransitTold}
+	Follow        = []Point{FollowBegun, FollowOpened, FollowTaken}
 )
 
 // Env is the environment variable that selects points, as "add.reserved=3": the

@@ -21,6 +21,7 @@ import (
 	"github.com/coil-net/coil/pkg/node/floating"
 	"github.com/coil-net/coil/pkg/node/floating/handover"
 	"github.com/coil-net/coil/pkg/node/floating/place"
+	"github.com/coil-net/coil/pkg/node/floating/standby"
 	"github.com/coil-net/coil/pkg/node/heal"
 	"github.com/coil-net/coil/pkg/peers"
 	"github.com/coil-net/coil/pkg/plan"
@@ -41,15 +42,16 @@ type holder struct {
 	place  *place.Place
 	peers  *peers.Peers
 	driver *floating.Driver
-	// handover copies connections to the next holder, or from the one before.
+	// handover copies connections to the next holder, or from the one before, and standby to the node that takes addresses if this one fails.
 	handover *handover.Handover
+	standby  *standby.Standby
 	// recount reads which pods there are.
 	recount *reconcile.Loop[struct{}]
 	// troubles tells what is wrong with addresses, probes looks for some of that.
 	troubles *floating.Troubles
 	probes   *reconcile.Loop[struct{}]
-	// standby tells how far connections of addresses are copied, by the names of their blocks.
-	standby *reconcile.Loop[string]
+	// inStep tells how far connections of addresses are copied, by the names of their blocks.
+	inStep *reconcile.Loop[string]
 
 	mu        sync.Mutex
 	pods      map[types.UID]place.Pod // nil before it is known
@@ -77,7 +79,7 @@ func (h *holder) watch() {
 	// The driver is there when the handlers are registered.
 	h.watches.Add(blocks, reconcile.Changes(func(before, after *v2.AddressBlock) {
 		h.driver.Changed(before, after)
-		h.handover.Standby().Changed(before, after)
+		h.standby.Changed(before, after)
 		if after != nil {
 			h.troubles.Changed(after)
 			if at := plan.ForwardingBlockedAt(after); at == h.NodeName && (before == nil || plan.ForwardingBlockedAt(before) != at) {
@@ -119,16 +121,13 @@ func (h *holder) compose(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	h.registry.MustRegister(place.NewTraffic(ctx, h.tables))
 	h.peers = peers.New(peers.Config{
 		Node: h.NodeName, Port: h.FloatingPort, Addrs: func() []netip.Addr { return h.node.Addrs().Addrs() }, Keys: h.keys,
 		Receive: func(from string, m holding.Message) { h.driver.Receive(from, m) },
 		Accept:  func(ctx context.Context, from string, conn net.Conn) { h.handover.Accept(ctx, from, conn) },
 	}, h.registry)
-	h.standby = reconcile.New("floating-standby", h.tellStandby, h.metrics)
-	h.handover = handover.New(ctx, handover.Config{
-		Node: h.NodeName, Block: h.blocks.Find, Open: h.routerFlows, Straggle: h.straggle, Dial: h.peers.Dial,
-		Follow: h.followFlows, Here: h.here, Told: func(block string) { h.standby.Add(block) },
-	}, h.registry)
+	h.composeCopies(ctx)
 	h.node.OnChange(h.peers.Moved)
 	h.driver = floating.New(floating.Config{
 		Node: h.NodeName, Blocks: h.clients.Coil.AddressBlocks(), Place: h.place, Targets: h, Messages: h.peers, Mover: h.handover,
@@ -158,6 +157,7 @@ func (h *holder) start(ctx context.Context, group *errgroup.Group) error {
 		h.recount.Add(struct{}{})
 	}
 	probed := make(chan struct{})
+	h.handover.Start(h.blocks.All())
 	// The driver works on until addresses are given up.
 	held, end := context.WithCancel(context.WithoutCancel(ctx))
 	group.Go(func() error { return h.peers.Run(held) })
@@ -165,6 +165,7 @@ func (h *holder) start(ctx context.Context, group *errgroup.Group) error {
 		defer h.tables.Close()
 		defer h.place.Wait()
 		defer h.handover.Finish()
+		defer h.standby.Finish()
 		return h.driver.Run(held)
 	})
 	group.Go(func() error {
@@ -182,7 +183,7 @@ func (h *holder) start(ctx context.Context, group *errgroup.Group) error {
 		defer close(probed)
 		return h.probes.Run(ctx, 1)
 	})
-	group.Go(func() error { return h.standby.Run(ctx, 1) })
+	group.Go(func() error { return h.inStep.Run(ctx, 1) })
 	repeat(ctx, group, heal.Task{Name: "floating", Every: checkPlaces, Run: func(ctx context.Context) error {
 		if !h.place.Used() {
 			return nil
@@ -205,7 +206,7 @@ func (h *holder) readPods(ctx context.Context) error {
 	h.pods, h.unknown = pods, unknown
 	h.mu.Unlock()
 	if !same {
-		h.handover.Standby().PodsChanged()
+		h.standby.PodsChanged()
 		h.driver.TargetsChanged()
 	}
 	return nil

@@ -1,6 +1,7 @@
 package coild
 
 import (
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -9,14 +10,14 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
-	"github.com/coil-net/coil/pkg/node/floating/handover"
+	"github.com/coil-net/coil/pkg/node/floating/standby"
 )
 
 // The condition of a block says how far its connections are copied, as soon as that is certain, and is written when it says something else.
 func TestStandbyConditions(t *testing.T) {
 	now := time.Now()
-	behind := func(d time.Duration, why string) handover.State {
-		return handover.State{Node: "b", Since: now.Add(-d), Why: why}
+	behind := func(d time.Duration, why string) standby.State {
+		return standby.State{Node: "b", Since: now.Add(-d), Why: why}
 	}
 	two, one := []v2.FloatingNode{{Node: "b"}, {Node: "a"}}, []v2.FloatingNode{{Node: "a"}}
 	b := &v2.AddressBlock{Floating: &v2.Floating{Standby: true, Holding: v2.FloatingHolding{Holder: "a"}}}
@@ -27,7 +28,7 @@ func TestStandbyConditions(t *testing.T) {
 		holder     string
 		on         bool
 		successors []v2.FloatingNode
-		state      handover.State
+		state      standby.State
 		copied     bool
 		want       string
 		again      time.Duration
@@ -35,16 +36,19 @@ func TestStandbyConditions(t *testing.T) {
 		{"it begins", "a", true, two, behind(time.Second, "no copy"), true, "", 4 * time.Second},
 		{"it is slow", "a", true, two, behind(6*time.Second, "no copy"), true, "False Behind node a: node b lacks connections: no copy", 30 * time.Second},
 		{"it is slow for another reason", "a", true, two, behind(7*time.Second, "port 4711"), true, "False Behind node a: node b lacks connections: no copy", 30 * time.Second},
-		{"all is there", "a", true, two, handover.State{Node: "b"}, true, "True InStep node a: its connections are copied to node b", 0},
+		{"all is there", "a", true, two, standby.State{Node: "b"}, true, "True InStep node a: its connections are copied to node b", 0},
 		{"a short break", "a", true, two, behind(time.Second, "a break"), true, "True InStep node a: its connections are copied to node b", 4 * time.Second},
-		{"another follower", "a", true, two, handover.State{Node: "c"}, true, "True InStep node a: its connections are copied to node c", 0},
-		{"one with a longer name", "a", true, two, handover.State{Node: "c-10"}, true, "True InStep node a: its connections are copied to node c-10", 0},
-		{"one with a shorter name", "a", true, two, handover.State{Node: "c-1"}, true, "True InStep node a: its connections are copied to node c-1", 0},
-		{"and the other again", "a", true, two, handover.State{Node: "c"}, true, "True InStep node a: its connections are copied to node c", 0},
-		{"it moves", "a", true, two, handover.State{}, false, "True InStep node a: its connections are copied to node c", 0},
-		{"another node's", "b", true, two, handover.State{}, false, "True InStep node a: its connections are copied to node c", 0},
-		{"no other node", "a", true, one, handover.State{}, false, "False NoFollower node a: no other node may have the address: the Egress needs ready routers on two nodes", 0},
-		{"no standby", "a", false, two, handover.State{}, false, "", 0},
+		{"another follower", "a", true, two, standby.State{Node: "c"}, true, "True InStep node a: its connections are copied to node c", 0},
+		{"one with a longer name", "a", true, two, standby.State{Node: "c-10"}, true, "True InStep node a: its connections are copied to node c-10", 0},
+		{"one with a shorter name", "a", true, two, standby.State{Node: "c-1"}, true, "True InStep node a: its connections are copied to node c-1", 0},
+		{"and the other again", "a", true, two, standby.State{Node: "c"}, true, "True InStep node a: its connections are copied to node c", 0},
+		{"it moves", "a", true, two, standby.State{}, false, "True InStep node a: its connections are copied to node c", 0},
+		{"another node's", "b", true, two, standby.State{}, false, "True InStep node a: its connections are copied to node c", 0},
+		{"no other node", "a", true, one, standby.State{}, false, "False NoFollower node a: no other node may have the address: the Egress needs ready routers on two nodes", 0},
+		{"no node", "", true, one, standby.State{}, false, "Unknown NoHolder node a: no node has the address", 0},
+		{"no node still", "", true, two, standby.State{}, false, "Unknown NoHolder node a: no node has the address", 0},
+		{"it has the address again", "a", true, two, standby.State{Node: "b"}, true, "True InStep node a: its connections are copied to node b", 0},
+		{"no standby", "a", false, two, standby.State{}, false, "", 0},
 	} {
 		b.Floating.Holding.Holder, b.Floating.Standby, b.Floating.Successors = c.holder, c.on, c.successors
 		after, again := standbyConditions("a", b, c.state, c.copied, now)
@@ -59,5 +63,19 @@ func TestStandbyConditions(t *testing.T) {
 			t.Errorf("%s: the other condition is %+v", c.name, after[0])
 		}
 		b.Status.Conditions = after
+	}
+}
+
+// While no node has an address, only the one that had it last says so: others would write the same, or a node's name in place of another's.
+func TestNoHolderIsSaidOnce(t *testing.T) {
+	now := time.Now()
+	for _, said := range []string{"node b: its connections are copied to node a", "node a-1: its connections are copied to node b", ""} {
+		b := &v2.AddressBlock{Floating: &v2.Floating{Standby: true}}
+		if said != "" {
+			b.Status.Conditions = []metav1.Condition{{Type: v2.BlockStandbyInStep, Status: metav1.ConditionTrue, Reason: v2.ReasonInStep, Message: said}}
+		}
+		if after, again := standbyConditions("a", b, standby.State{}, false, now); !slices.Equal(after, b.Status.Conditions) || again != 0 {
+			t.Errorf("%q: %+v, again after %s", said, after, again)
+		}
 	}
 }

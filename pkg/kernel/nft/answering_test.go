@@ -114,6 +114,16 @@ func (l *floatingLab) renew(f dataplane.Family, d time.Duration) {
 	testkit.Check(l.t, l.tables[f].Renew(l.t.Context(), nft.Renewal{Set: ruleset.Answering(f), Key: dataplane.KeyOf(l.addrs[f]), For: d}))
 }
 
+// counted is what the node has counted of an address.
+func (l *floatingLab) counted(f dataplane.Family, set string) nft.ElementCounter {
+	l.t.Helper()
+	all := testkit.Must(l.tables[f].Counted(l.t.Context(), f.Named(set)))(l.t)
+	if len(all) != 1 || all[0].Key != dataplane.KeyOf(l.addrs[f]) {
+		l.t.Fatalf("the set %s counts %+v", set, all)
+	}
+	return all[0]
+}
+
 // The node stops answering for an address by itself, at the time that it was told, and at once when it is told to.
 func TestFloatingEndsByItself(t *testing.T) {
 	l := newFloatingLab(t)
@@ -136,8 +146,18 @@ func TestFloatingEndsByItself(t *testing.T) {
 			if l.passes(f) {
 				t.Error("it passes before the node answers")
 			}
+			sent, received := l.counted(f, ruleset.Sent), l.counted(f, ruleset.Received)
+			if sent.Packets < 1 || received.Packets < 1 {
+				t.Errorf("packets that didn't pass: %+v sent, %+v received", sent, received)
+			}
 			l.renew(f, time.Hour)
 			l.await(f, true)
+			if after := l.counted(f, ruleset.Sent); after.Packets <= sent.Packets || after.Bytes < sent.Bytes+28*(after.Packets-sent.Packets) {
+				t.Errorf("%+v sent, and before %+v", after, sent)
+			}
+			if after := l.counted(f, ruleset.Received); after.Packets <= received.Packets || after.Bytes < received.Bytes+28*(after.Packets-received.Packets) {
+				t.Errorf("%+v received, and before %+v", after, received)
+			}
 			l.renew(f, 0)
 			if l.passes(f) {
 				t.Error("it passes after the node has stopped")
@@ -181,9 +201,9 @@ func TestFloatingAddressIsAdded(t *testing.T) {
 		testkit.Must(l.tables[f].Sync(t.Context(), r.Ruleset(f)))(t)
 		l.renew(f, time.Hour)
 		r.Addresses = append(r.Addresses, netip.MustParseAddr(another[f][0]))
-		sync("another address", 4)
+		sync("another address", 6) // it is counted in both directions
 		r.OfEgresses = r.Addresses
-		sync("addresses of Egresses", 2)
+		sync("addresses of Egresses", 6) // their packets meet other rules
 		r.Probed = []netip.Addr{netip.MustParseAddr(another[f][1])}
 		// The last four bytes of that of IPv6 are known.
 		sync("an address that is only probed", map[dataplane.Family]int{dataplane.IPv4: 2, dataplane.IPv6: 1}[f])

@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/coil-net/coil/pkg/dataplane"
+	"github.com/coil-net/coil/pkg/kernel/rtnl"
 )
 
 // Counter is a named counter with its counts since it was made.
@@ -32,6 +33,38 @@ func (t *Table) Counters(ctx context.Context) ([]Counter, error) {
 		}
 	}
 	return out, nil
+}
+
+// ElementCounter is an element of a Counted set with its counts since it was added.
+type ElementCounter struct {
+	Key            string
+	Packets, Bytes uint64
+}
+
+// Counted returns the counts of a Counted set. A set that isn't there has none.
+func (t *Table) Counted(ctx context.Context, set string) ([]ElementCounter, error) {
+	all, err := rtnl.Collect(ctx, t.handle, t.askElements(set), t.appendCounted)
+	if err != nil && !errors.Is(err, unix.ENOENT) {
+		return nil, fmt.Errorf("list counters of set %s: %w", set, err)
+	}
+	return all, nil
+}
+
+// appendCounted appends the elements of one message.
+func (t *Table) appendCounted(all []ElementCounter, body []byte) ([]ElementCounter, error) {
+	attributes, ours, as := t.about(body)
+	if !ours {
+		return all, as.Err
+	}
+	for e := range as.In(as.Find(attributes, unix.NFTA_SET_ELEM_LIST_ELEMENTS).Value) {
+		c := ElementCounter{Key: string(as.Find(e.Value, unix.NFTA_SET_ELEM_KEY, unix.NFTA_DATA_VALUE).Value)}
+		if x := as.Find(e.Value, unix.NFTA_SET_ELEM_EXPR).Value; as.Find(x, unix.NFTA_EXPR_NAME).Text() == counterExpression {
+			c.Bytes = as.Find(x, unix.NFTA_EXPR_DATA, unix.NFTA_COUNTER_BYTES).BE64()
+			c.Packets = as.Find(x, unix.NFTA_EXPR_DATA, unix.NFTA_COUNTER_PACKETS).BE64()
+		}
+		all = append(all, c)
+	}
+	return all, as.Err
 }
 
 // Expiring returns the keys of a set whose elements rules add, and the time until each expires. A set that isn't

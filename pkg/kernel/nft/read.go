@@ -94,8 +94,11 @@ type element struct {
 
 // readElements returns the elements of a set, as far as sets of Coil differ in them.
 func (t *Table) readElements(ctx context.Context, set string) ([]element, error) {
-	r := t.ask(unix.NFT_MSG_GETSETELEM, "elements of set "+set, rtnl.AppendAttribute(nil, unix.NFTA_SET_ELEM_LIST_SET, append([]byte(set), 0))...)
-	return rtnl.Collect(ctx, t.handle, r, t.appendElements)
+	return rtnl.Collect(ctx, t.handle, t.askElements(set), t.appendElements)
+}
+
+func (t *Table) askElements(set string) rtnl.Request {
+	return t.ask(unix.NFT_MSG_GETSETELEM, "elements of set "+set, rtnl.AppendAttribute(nil, unix.NFTA_SET_ELEM_LIST_SET, append([]byte(set), 0))...)
 }
 
 // shape reads the shape of the table in the kernel (see definition.shapes); it is empty if there is no table.
@@ -160,6 +163,7 @@ func (t *Table) parseSet(body []byte) (*nftables.Set, bool, error) {
 	}
 	s.Timeout = milliseconds(as.Find(attributes, unix.NFTA_SET_TIMEOUT))
 	s.Size = as.Find(attributes, unix.NFTA_SET_DESC, unix.NFTA_SET_DESC_SIZE).BE32()
+	s.Counter = as.Find(attributes, setExpression, unix.NFTA_EXPR_NAME).Text() == counterExpression
 	return s, ours, as.Err
 }
 
@@ -187,8 +191,13 @@ func parseElement(as *rtnl.Attributes, b []byte) (e element) {
 	return e
 }
 
-// keyEnd is NFTA_SET_ELEM_KEY_END of linux/netfilter/nf_tables.h.
-const keyEnd = 10
+const (
+	// keyEnd is NFTA_SET_ELEM_KEY_END, and setExpression NFTA_SET_EXPR, of linux/netfilter/nf_tables.h.
+	keyEnd        = 10
+	setExpression = 17
+	// counterExpression is the name of expressions that count.
+	counterExpression = "counter"
+)
 
 // parseVerdict returns the text of a verdict.
 func parseVerdict(as *rtnl.Attributes, b []byte) string {

@@ -75,7 +75,7 @@ func (s set) nft(id uint32) *nftables.Set {
 	n := &nftables.Set{
 		Table: s.table, ID: id, Name: s.Name, KeyType: s.key, Interval: s.Interval, Size: s.Size,
 		Concatenation: strings.Contains(s.Key, concatenated), Dynamic: s.Counting, HasTimeout: s.Timeout > 0, Timeout: s.Timeout,
-		IsMap: s.Value != "", DataType: s.value,
+		IsMap: s.Value != "", DataType: s.value, Counter: s.Counted,
 	}
 	if s.Key == nftables.TypeIFIndex.Name {
 		n.KeyByteOrder = binaryutil.NativeEndian // by which nft(8) shows names
@@ -187,5 +187,5 @@ func setShape(s *nftables.Set) string {
 	if s.IsMap {
 		kind = fmt.Sprintf("map to %#x", s.DataType.GetNFTMagic())
 	}
-	return fmt.Sprintf("%s %s: %#x %t %d %t %s", kind, s.Name, s.KeyType.GetNFTMagic(), s.Interval, s.Size, s.Dynamic, s.Timeout)
+	return fmt.Sprintf("%s %s: %#x %t %d %t %s %t", kind, s.Name, s.KeyType.GetNFTMagic(), s.Interval, s.Size, s.Dynamic, s.Timeout, s.Counter)
 }

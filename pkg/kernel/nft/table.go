@@ -146,6 +146,14 @@ func NewIP(ns *netns.NS, name string, f dataplane.Family) (*Table, error) {
 	return newTable(ns, name, nftables.TableFamilyIPv6)
 }
 
+// String names the table as nft(8) does, by its family and its name.
+func (t *Table) String() string {
+	if t.family == nftables.TableFamilyARP {
+		return "arp " + t.name
+	}
+	return familyNames[t.family] + " " + t.name
+}
+
 // NewARP is like New, for a table whose rules meet ARP.
 func NewARP(ns *netns.NS, name string) (*Table, error) {
 	return newTable(ns, name, nftables.TableFamilyARP)

@@ -229,7 +229,7 @@ func (r *run) removeTable(ctx context.Context, open func(*netns.NS, string) (*nf
 	if _, err := t.Sync(ctx, dataplane.Ruleset{}); err != nil {
 		return err
 	}
-	r.removed("the table " + name + " of nftables")
+	r.removed(fmt.Sprintf("table %s of nftables", t))
 	return nil
 }
 

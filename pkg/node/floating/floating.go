@@ -310,6 +310,7 @@ func (d *Driver) note(k known) bool {
 	if _, gone := d.gone[id]; gone || k.record.Version <= d.blocks[id].record.Version {
 		return false
 	}
+	d.metrics.changed(d.cfg.Node, d.blocks[id], k)
 	d.blocks[id] = k
 	return true
 }
@@ -333,6 +334,7 @@ func (d *Driver) settle(ctx context.Context, k known) {
 // lose forgets an address that isn't there any more.
 func (d *Driver) lose(ctx context.Context, id string) {
 	d.forget(ctx, id)
+	d.metrics.gone(d.blocks[id])
 	delete(d.blocks, id)
 	d.gone[id] = time.Now()
 }

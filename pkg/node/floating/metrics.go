@@ -6,7 +6,15 @@ import "github.com/prometheus/client_golang/prometheus"
 type metrics struct {
 	requests, failures *prometheus.CounterVec
 	lost               prometheus.Counter
+	taken              *prometheus.CounterVec
 }
+
+// Reasons of metrics.taken.
+const (
+	takenFirst  = "first"
+	takenGiven  = "given"
+	takenFailed = "failed"
+)
 
 func newMetrics(r prometheus.Registerer) *metrics {
 	m := &metrics{
@@ -23,8 +31,34 @@ func newMetrics(r prometheus.Registerer) *metrics {
 			Help: "Messages of other nodes that were lost since too many waited.",
 		}),
 	}
-	r.MustRegister(m.requests, m.failures, m.lost)
+	m.taken = prometheus.NewCounterVec(prometheus.CounterOpts{
+		Name: "coil_floating_taken_total",
+		Help: "Times that this node has got a floating address, by the AddressBlock and why: the first one to have it, given by the holder of before, or taken since that one had failed.",
+	}, []string{"block", "reason"})
+	r.MustRegister(m.requests, m.failures, m.lost, m.taken)
 	return m
+}
+
+// changed counts that a node has got an address, as its record says that was another one's before.
+func (m *metrics) changed(node string, before, after known) {
+	if before.block == nil || after.record.Holder != node || after.record.Epoch == before.record.Epoch {
+		return
+	}
+	reason := takenFailed
+	switch {
+	case before.record.Epoch == 0:
+		reason = takenFirst
+	case after.record.HandedOver:
+		reason = takenGiven
+	}
+	m.taken.WithLabelValues(after.block.Name, reason).Inc()
+}
+
+// gone forgets an address.
+func (m *metrics) gone(k known) {
+	if k.block != nil {
+		m.taken.DeletePartialMatch(prometheus.Labels{"block": k.block.Name})
+	}
 }
 
 func (m *metrics) request(kind string, done bool) {

@@ -28,6 +28,7 @@ import (
 	"slices"
 
 	"github.com/coil-net/coil/pkg/dataplane"
+	"github.com/coil-net/coil/pkg/faultpoint"
 	"github.com/coil-net/coil/pkg/ipam"
 	"github.com/coil-net/coil/pkg/kernel/nft"
 	"github.com/coil-net/coil/pkg/kernel/route"
@@ -98,7 +99,7 @@ func (k *Keeper) Sync(ctx context.Context, routers []Router) (Result, error) {
 		return res, chosen
 	}
 	changed = changed || k.dirty
-	written, err := k.sync(ctx)
+	written, err := k.sync(ctx, changed)
 	if !changed {
 		res.Repaired = written
 	}
@@ -114,6 +115,9 @@ func (k *Keeper) Sync(ctx context.Context, routers []Router) (Result, error) {
 		told, err := k.tell(ctx, r)
 		if err != nil {
 			errs = append(errs, fmt.Errorf("tell the router %s: %w", r.Address, err))
+		}
+		if told > 0 {
+			faultpoint.At(faultpoint.TransitTold)
 		}
 		if !changed && !k.untold[r.Link] {
 			res.Repaired += told
@@ -204,8 +208,8 @@ func free(link int, taken map[int]transit) (int, error) {
 
 var families = []dataplane.Family{dataplane.IPv4, dataplane.IPv6}
 
-// sync makes the table and the routes, and returns how many objects were missing.
-func (k *Keeper) sync(ctx context.Context) (written int, err error) {
+// sync makes the table and the routes, and returns how many objects were missing. changed says that others are wanted than before.
+func (k *Keeper) sync(ctx context.Context, changed bool) (written int, err error) {
 	var want ruleset.Masquerade
 	var routes []dataplane.Route
 	for _, link := range slices.Sorted(maps.Keys(k.transits)) {
@@ -225,6 +229,12 @@ func (k *Keeper) sync(ctx context.Context) (written int, err error) {
 	if err != nil {
 		return written, err
 	}
+	if changed {
+		faultpoint.At(faultpoint.TransitTabled)
+	}
 	routed, err := k.routes.Sync(ctx, routes)
+	if changed {
+		faultpoint.At(faultpoint.TransitRouted)
+	}
 	return written + routed.Added + routed.Replaced, err
 }

@@ -41,15 +41,27 @@ var ProbeTo = map[dataplane.Family]netip.Addr{
 	dataplane.IPv4: netip.MustParseAddr("192.0.2.1"), dataplane.IPv6: netip.MustParseAddr("2001:db8::1"),
 }
 
+// Sets that count packets from and to each address, where the rules have looked the address up anyway.
+const (
+	Sent     = "sent"
+	Received = "received"
+)
+
 // Names of sets.
 const (
 	floatingSet  = "floating"
 	answeringSet = "answering"
 	egressSet    = "of_egresses"
 	probedSet    = "probed"
-	// Those of the last four bytes of addresses.
+	// Sets of the last four bytes of addresses.
 	toSet   = "to_ends"
 	fromSet = "from_ends"
+)
+
+// Kinds of addresses.
+const (
+	ofEgress = "egress"
+	ofOther  = "other"
 )
 
 // Answering is the set of addresses of a family for which the node answers. Its elements end by themselves, so that the node stops also if
@@ -65,7 +77,7 @@ func (f family) answering() dataplane.Set {
 // section 4.3: the target is behind the first 8 bytes).
 //
 //	prerouting   before connections are tracked
-//	  to, from   drop what isn't for this node any more, and count probes that it is about to forward
+//	  to, from   drop what isn't for this node any more, and count packets of each address, and probes that the node is about to forward
 //	postrouting  after rules of others
 //	  left       counts probes, and drops them
 //	output       drops errors (ICMP) about probes
@@ -83,46 +95,76 @@ func (h Floating) Ruleset(of dataplane.Family) dataplane.Ruleset {
 		Counters: []string{f.Named(NotHeld), f.Named(ProbeForwarded), f.Named(ProbeLeft)},
 		// Also without elements: a set that comes makes the table anew, which loses the elements that end by themselves.
 		Sets: []dataplane.Set{
-			f.set(floatingSet, here), f.answering(), f.set(egressSet, h.OfEgresses), f.set(probedSet, sources), f.ends(toSet, here), f.ends(fromSet, sources),
+			f.ends(toSet, here), f.ends(fromSet, sources), h.counted(f, Received, "to"), h.counted(f, Sent, "from"), f.answering(),
+			f.set(floatingSet, here), f.set(egressSet, h.OfEgresses), f.set(probedSet, sources),
 		},
 	}
+	chain := func(name string) dataplane.Chain { return dataplane.Chain{Name: name} }
 	entry := base("prerouting", "filter", "prerouting", dataplane.HookRaw)
-	last := base("postrouting", "filter", "postrouting", dataplane.HookLast)
-	own := base("output", "filter", "output", dataplane.HookRaw)
-	keep := base("keep", "nat", "postrouting", dataplane.HookSourceNAT-10)
-	to, from, left := dataplane.Chain{Name: "to"}, dataplane.Chain{Name: "from"}, dataplane.Chain{Name: "left"}
-
 	f.rule(&entry, "maybe to a floating address", "@nh,%d,32 @%s_$f jump to", f.end(f.destination), toSet)
 	f.rule(&entry, "maybe from a floating address", "@nh,%d,32 @%s_$f jump from", f.end(f.source), fromSet)
 	if f.Family == dataplane.IPv6 {
 		f.rule(&entry, "a host asks for a floating address for which the node doesn't answer", "meta l4proto $ping $icmp type nd-neighbor-solicit @th,64,128 @%s_$f @th,64,128 != @%s_$f drop",
 			floatingSet, answeringSet)
 	}
-	const notHeld = "a floating address for which the node doesn't answer"
-	f.rule(&to, notHeld, "$ip daddr @%s_$f $ip daddr != @%s_$f counter name %s_$f drop", floatingSet, answeringSet, NotHeld)
-	f.rule(&from, notHeld, "$ip saddr @%s_$f $ip saddr != @%s_$f counter name %s_$f drop", floatingSet, answeringSet, NotHeld)
-	content := f.probe()
-	probe := fmt.Sprintf("%s $ip saddr @%s_$f", content, probedSet)
-	f.rule(&from, "a probe, and a route for it", probe+" fib daddr oif exists counter name %s_$f", ProbeForwarded)
-	// Most packets have another destination. The first four bytes of an address are compared faster than all.
-	f.rule(&last, "maybe a probe", "@nh,%d,32 %s $ip daddr %s goto left", f.destination, f.start(ProbeTo[of]), ProbeTo[of])
-	f.rule(&left, "a probe", probe+" counter name %s_$f drop", ProbeLeft)
-	f.rule(&left, "a probe whose source was changed", "%s drop", content)
+	to, from := chain("to"), chain("from")
+	f.rule(&to, "of a kind", "$ip daddr vmap @%s_$f", Received)
+	f.rule(&from, "of a kind", "$ip saddr vmap @%s_$f", Sent)
+	f.rule(&from, "maybe a probe from an address that is elsewhere", "%s goto elsewhere", f.toProbed())
+	r.Chains = []dataplane.Chain{entry, to, from}
+	for _, kind := range []string{ofEgress, ofOther} {
+		to, from := chain("to_"+kind), chain("from_"+kind)
+		const notHeld = "the node doesn't answer for it"
+		f.rule(&to, notHeld, "$ip daddr != @%s_$f counter name %s_$f drop", answeringSet, NotHeld)
+		f.rule(&from, notHeld, "$ip saddr != @%s_$f counter name %s_$f drop", answeringSet, NotHeld)
+		f.rule(&from, "maybe a probe", "%s jump probe", f.toProbed())
+		if kind == ofEgress && !h.Tracked {
+			f.rule(&to, "not tracked", "notrack")
+			// The host's own connections are tracked in both directions: what the host sends doesn't come by here.
+			f.rule(&from, "not tracked", "fib daddr type != local notrack")
+		}
+		r.Chains = append(r.Chains, to, from)
+	}
+	elsewhere, probe, left := chain("elsewhere"), chain("probe"), chain("left")
+	isProbe := fmt.Sprintf("%s $ip saddr @%s_$f", f.probe(), probedSet)
+	f.rule(&elsewhere, "a probe", "%s jump probe", isProbe)
+	if !h.Tracked {
+		f.rule(&elsewhere, "not tracked", "%s notrack", isProbe)
+	}
+	f.rule(&probe, "a probe, and a route for it", "%s fib daddr oif exists counter name %s_$f", isProbe, ProbeForwarded)
+	last := base("postrouting", "filter", "postrouting", dataplane.HookLast)
+	f.rule(&last, "maybe a probe", "%s goto left", f.toProbed())
+	f.rule(&left, "a probe", "%s counter name %s_$f drop", isProbe, ProbeLeft)
+	f.rule(&left, "a probe whose source was changed", "%s drop", f.probe())
+	own := base("output", "filter", "output", dataplane.HookRaw)
 	f.rule(&own, "an error about a probe", "meta l4proto $ping @th,%d,64 %#x $ip daddr @%s_$f drop", f.quoted(), Probe, probedSet)
-	alone := fmt.Sprintf("%s $ip saddr != @%s_$f", probe, floatingSet)
-	r.Chains = []dataplane.Chain{entry, last, own}
+	r.Chains = append(r.Chains, elsewhere, probe, last, left, own)
 	if h.Tracked {
-		f.rule(&keep, "a probe from an Egress's address", "%s snat $ip to $ip saddr", alone)
+		keep := base("keep", "nat", "postrouting", dataplane.HookSourceNAT-10)
+		f.rule(&keep, "a probe from an Egress's address", "%s $ip saddr != @%s_$f snat $ip to $ip saddr", isProbe, floatingSet)
 		f.rule(&keep, "an Egress's address stays the source", "$ip saddr @%s_$f snat $ip to $ip saddr", egressSet)
 		r.Chains = append(r.Chains, keep)
-	} else {
-		f.rule(&from, "a probe from an Egress's address", "%s notrack", alone)
-		// The host's own connections are tracked in both directions: what the host sends doesn't come by here.
-		f.rule(&from, "from an Egress's address", "$ip saddr @%s_$f fib daddr type != local notrack", egressSet)
-		f.rule(&to, "to an Egress's address", "$ip daddr @%s_$f notrack", egressSet)
 	}
-	r.Chains = append(r.Chains, to, from, left)
 	return r
+}
+
+// toProbed is the condition of a packet to where probes go. The first four bytes of an address are compared faster than all.
+func (f family) toProbed() string {
+	return fmt.Sprintf("@nh,%d,32 %#x $ip daddr %s", f.destination, ProbeTo[f.Family].AsSlice()[:4], ProbeTo[f.Family])
+}
+
+// counted is a map of addresses that counts their packets, to the chains of their kinds, whose names begin with a direction.
+func (h Floating) counted(f family, name, direction string) dataplane.Set {
+	s := f.set(name, h.Addresses)
+	s.Value, s.Counted, s.Size = "verdict", true, sizeFor(len(s.Elements), 1024)
+	for i, a := range f.of(h.Addresses) {
+		kind := ofOther
+		if slices.Contains(h.OfEgresses, a) {
+			kind = ofEgress
+		}
+		s.Elements[i].Value = "goto " + direction + "_" + kind
+	}
+	return s
 }
 
 // ends is a set of the last four bytes of addresses of the family.
@@ -139,9 +181,6 @@ func (f family) ends(name string, addrs []netip.Addr) dataplane.Set {
 
 // end is where the last four bytes of an address are, whose place in the header is given; both in bits.
 func (f family) end(address int) int { return address + f.bits - 32 }
-
-// start has the first four bytes of an address, as a number.
-func (f family) start(a netip.Addr) string { return fmt.Sprintf("%#x", a.AsSlice()[:4]) }
 
 // probe is the condition of a datagram that is a probe.
 func (f family) probe() string {

@@ -218,6 +218,8 @@ const (
 	ReasonBehind = "Behind"
 	// ReasonNoFollower: no other node may have the address.
 	ReasonNoFollower = "NoFollower"
+	// ReasonNoHolder: no node has the address. The condition is Unknown.
+	ReasonNoHolder = "NoHolder"
 )
 
 // AddressBlockStatus is what the coild that holds the block reports, on change

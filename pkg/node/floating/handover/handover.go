@@ -14,17 +14,15 @@
 // Until clients send to the next router, the one of before forwards with the address, and its node lets such packets out: their answers come to the next one, which knows their
 // connections by step 3 or, if they were opened between 3 and the moment at which the node stopped to answer, by 4.
 //
-// Of addresses with a standby they are also copied all the time, to the node that takes the address when its holder fails: see Standby.
+// Of addresses with a standby they are also copied all the time, to the node that takes the address when its holder fails: see package standby.
 //
 // Half-open connections aren't copied: their next packet opens them at the next router. A hand-over that fails, or isn't over within 10 s, costs
 // the connections that weren't copied, and keeps no address from moving.
 package handover
 
 import (
-	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"net"
 	"net/netip"
 	"sync"
@@ -35,16 +33,18 @@ import (
 	"k8s.io/klog/v2"
 
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
-	"github.com/coil-net/coil/pkg/kernel/conntrack"
+	"github.com/coil-net/coil/pkg/faultpoint"
 	"github.com/coil-net/coil/pkg/node/floating"
+	"github.com/coil-net/coil/pkg/node/floating/frames"
+	"github.com/coil-net/coil/pkg/node/floating/tables"
 	"github.com/coil-net/coil/pkg/plan/ruleset"
 )
 
 // most is how many hand-overs are sent at once.
 const most = 64
 
-// Connections is how many connections to one node are open at once: those of hand-overs, and that of a Standby.
-const Connections = most + 1
+// Connections is how many connections to one node are open at once.
+const Connections = most
 
 // limits are what a hand-over may take.
 type limits struct {
@@ -60,34 +60,29 @@ type limits struct {
 
 var defaults = limits{total: 10 * time.Second, late: 3 * time.Second, watch: 2 * time.Second, straggle: ruleset.Straggling, bytes: 64 << 20}
 
-// Flows is the table of flows of a router; see conntrack.Table.
-type Flows interface {
-	Translated(ctx context.Context, addrs []netip.Addr, each func(conntrack.Flow)) error
-	Insert(ctx context.Context, flows []conntrack.Flow) (int, error)
-	Update(ctx context.Context, flows []conntrack.Flow) (int, error)
-	Delete(ctx context.Context, flows []conntrack.Flow) (int, error)
-	Forget(ctx context.Context, addrs ...netip.Addr) (int, error)
-	// Size returns how many flows are tracked, and how many may be.
-	Size() (count, limit int, err error)
-	Close()
-}
-
 // Config is what a Handover is made of.
 type Config struct {
 	Node string
 	// Block returns an AddressBlock of the watch, nil if there is none.
 	Block func(name string) *v2.AddressBlock
-	// Open opens the table of a pod of this node.
-	Open func(ctx context.Context, pod types.UID) (Flows, error)
+	// Tables are those of the pods of this node.
+	Tables *tables.Tables
 	// Straggle lets a pod of this node send from addresses that have moved away, for as long as there are clients that don't know.
 	Straggle func(ctx context.Context, pod types.UID, addrs ...netip.Addr) error
 	// Dial opens a connection to a node that nobody else reads or changes.
 	Dial func(ctx context.Context, node string) (net.Conn, error)
-	// Follow begins to receive changes of the table of a pod, and Here says whether a pod is on this node.
-	Follow func(ctx context.Context, pod types.UID) (Events, error)
-	Here   func(pod types.UID) bool
-	// Told, if there is one, is called when the state of a block's Standby may be another one. It doesn't block.
-	Told func(block string)
+	// Standby copies connections all the time.
+	Standby Standby
+}
+
+// Standby copies connections all the time; see package standby.
+type Standby interface {
+	// Serve takes what another node copies all the time, by a connection whose first frame is read.
+	Serve(ctx context.Context, from string, conn net.Conn)
+	// Keeps says whether a router here has flows of the address for the node that has it.
+	Keeps(a floating.Address) bool
+	// Again has all flows of an address copied anew, if it is here.
+	Again(block string)
 }
 
 // Handover implements floating.Mover, and the other side of it. Its methods may be called concurrently.
@@ -97,14 +92,11 @@ type Handover struct {
 	metrics *metrics
 	life    context.Context // without an end
 	closing chan struct{}
-	once    sync.Once
 	slots   chan struct{} // has an element for each hand-over that is sent
-	// dumps reads flows, and clears forgets them.
-	dumps, clears shared
-	group         sync.WaitGroup
-	standby       *Standby
+	group   sync.WaitGroup
 
-	mu sync.Mutex
+	mu     sync.Mutex
+	closed bool
 	// moving are the hand-overs that this node sends and that aren't over, by the UID of the block.
 	moving map[string]int
 }
@@ -113,54 +105,27 @@ var _ floating.Mover = (*Handover)(nil)
 
 // New returns a Handover, whose work ends by Finish.
 func New(ctx context.Context, cfg Config, registry prometheus.Registerer) *Handover {
-	h := &Handover{cfg: cfg, limits: defaults, metrics: newMetrics(registry), life: context.WithoutCancel(ctx), closing: make(chan struct{}), slots: make(chan struct{}, most), moving: map[string]int{}}
-	h.dumps = shared{do: h.dump, next: map[types.UID]*call{}}
-	h.clears = shared{do: h.clear, next: map[types.UID]*call{}}
-	h.standby = newStandby(ctx, h, registry)
-	return h
+	return &Handover{cfg: cfg, limits: defaults, metrics: newMetrics(registry), life: context.WithoutCancel(ctx), closing: make(chan struct{}), slots: make(chan struct{}, most), moving: map[string]int{}}
 }
 
-// Standby copies connections all the time, until Finish.
-func (h *Handover) Standby() *Standby { return h.standby }
-
-// Finish ends what can wait, and waits until all else is done. Connections of the last moment aren't copied. No call may be in progress.
+// Finish ends what can wait, and waits until all else is done. Connections of the last moment aren't copied. No Move may be in progress.
 func (h *Handover) Finish() {
-	h.once.Do(func() {
+	h.mu.Lock()
+	if !h.closed {
+		h.closed = true
 		close(h.closing)
-		h.standby.finish()
-	})
+	}
+	h.mu.Unlock()
 	h.group.Wait()
 }
 
-// dump reads the flows of addresses at a pod.
-func (h *Handover) dump(pod types.UID, addrs []netip.Addr) (found, error) {
-	all := found{}
-	return all, h.with(pod, func(ctx context.Context, table Flows) error {
-		return table.Translated(ctx, addrs, func(f conntrack.Flow) {
-			a := f.Translated.Addr()
-			all[a] = append(all[a], f)
-		})
-	})
-}
-
-// clear forgets the flows of addresses at a pod.
-func (h *Handover) clear(pod types.UID, addrs []netip.Addr) (found, error) {
-	return nil, h.with(pod, func(ctx context.Context, table Flows) error {
-		_, err := table.Forget(ctx, addrs...)
-		return err
-	})
-}
-
-// with does something with the table of a pod. The table isn't open for longer: it keeps the pod's network alive.
-func (h *Handover) with(pod types.UID, do func(context.Context, Flows) error) error {
-	ctx, cancel := context.WithTimeout(h.life, h.limits.total)
-	defer cancel()
-	table, err := h.cfg.Open(ctx, pod)
-	if err != nil {
-		return err
+// later does something for which Finish waits. After Finish it isn't done.
+func (h *Handover) later(do func()) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if !h.closed {
+		h.group.Go(do)
 	}
-	defer table.Close()
-	return do(ctx, table)
 }
 
 // Move implements floating.Mover.
@@ -170,18 +135,19 @@ func (h *Handover) Move(ctx context.Context, a floating.Address, node string) {
 	log := klog.FromContext(ctx).WithValues("block", a.Block, "node", node)
 	within, cancel := context.WithTimeout(ctx, h.limits.total)
 	defer cancel()
-	s := &sending{h: h, address: a, node: node, known: map[key]byte{}}
+	s := &sending{h: h, address: a, node: node, known: map[tables.Key]byte{}}
 	err := s.prepare(within)
 	h.metrics.took(began)
 	if err != nil {
 		h.move(a.ID, -1)
 		s.close()
 		result := "failed"
-		if errors.As(err, new(refusal)) {
+		if errors.As(err, new(frames.Refusal)) {
 			result = "refused"
 		}
 		h.metrics.ended(sent, result, s.flows)
 		log.Error(err, "The connections of a floating address aren't copied to the node that is to have it: they end", "copied", s.flows)
+		h.later(func() { h.forget(a) })
 		return
 	}
 	log.Info("Copied the connections of a floating address to the node that is to have it", "connections", s.flows, "took", time.Since(began))
@@ -189,7 +155,7 @@ func (h *Handover) Move(ctx context.Context, a floating.Address, node string) {
 		h.follow(ctx, s)
 		h.move(a.ID, -1)
 		h.metrics.ended(sent, "done", s.flows)
-		h.forget(ctx, a)
+		h.forget(a)
 	})
 }
 
@@ -202,8 +168,8 @@ func (h *Handover) move(id string, change int) {
 	}
 }
 
-// moves says whether this node hands an address over: until that is over, the next holder doesn't have all flows.
-func (h *Handover) moves(id string) bool {
+// Moves says whether this node hands an address over: until that is over, the next holder doesn't have all flows.
+func (h *Handover) Moves(id string) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return h.moving[id] > 0
@@ -221,6 +187,7 @@ func (h *Handover) follow(moved context.Context, s *sending) {
 	if !h.moved(s) {
 		return
 	}
+	faultpoint.At(faultpoint.HandoverMoved)
 	if err := h.cfg.Straggle(h.life, s.address.Pod, s.address.Addrs()...); err != nil {
 		log.Error(err, "Packets of clients that don't know yet where a floating address is are dropped", "block", s.address.Block)
 	}
@@ -229,6 +196,7 @@ func (h *Handover) follow(moved context.Context, s *sending) {
 	if err := s.pass(ctx); err != nil {
 		log.Info("Connections of the last moment before a floating address moved aren't copied", "block", s.address.Block, "reason", err)
 	}
+	faultpoint.At(faultpoint.HandoverDone)
 }
 
 // moved says whether the address is at the node by now. The watch may know that a moment later.
@@ -253,30 +221,3 @@ func (h *Handover) moved(s *sending) bool {
 		}
 	}
 }
-
-// forget lets the router here forget the flows of an address that has moved, when clients know. If the address comes back, they are
-// copied again.
-func (h *Handover) forget(moved context.Context, a floating.Address) {
-	select {
-	case <-h.closing:
-		return
-	case <-time.After(h.limits.straggle):
-	}
-	b := h.cfg.Block(a.Block)
-	if moved.Err() == nil || b == nil || string(b.UID) != a.ID || b.Floating == nil || cmp.Or(b.Floating.Holding.Holder, h.cfg.Node) == h.cfg.Node {
-		return
-	}
-	if _, err := floating.Following(h.cfg.Node, b.Floating.Holding.Holder, b); err == nil {
-		return // the holder copies its connections to this router, and has it forget others
-	}
-	if _, err := h.clears.call(h.life, a.Pod, a.Addrs()); err != nil {
-		klog.FromContext(moved).V(2).Info("A router keeps connections of a floating address that has moved", "block", a.Block, "reason", err)
-	}
-}
-
-// refusal is what the receiver says against a hand-over.
-type refusal struct{ reason string }
-
-func (r refusal) Error() string { return "refused: " + r.reason }
-
-func refuse(format string, args ...any) error { return refusal{fmt.Sprintf(format, args...)} }

@@ -7,7 +7,6 @@ import (
 	"io"
 	"maps"
 	"net"
-	"net/netip"
 	"slices"
 	"strings"
 	"sync"
@@ -17,9 +16,9 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil"
 
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
-	"github.com/coil-net/coil/pkg/ipam"
-	"github.com/coil-net/coil/pkg/kernel/conntrack"
-	"github.com/coil-net/coil/pkg/node/floating"
+	"github.com/coil-net/coil/pkg/node/floating/floatingtest"
+	"github.com/coil-net/coil/pkg/node/floating/frames"
+	"github.com/coil-net/coil/pkg/node/floating/tables"
 	"github.com/coil-net/coil/pkg/testkit"
 )
 
@@ -27,39 +26,39 @@ import (
 // address before is forgotten, and the one of before forgets its flows.
 func TestHandover(t *testing.T) {
 	w := newWorld(t)
-	a := w.address("p-0", "a")
-	w.a.open(a, 0, 3000)
-	w.b.open(a, 5000, 5010)
-	stale := flow(a, 7)
-	stale.Translated, stale.TCP.State = flow(a, 9).Translated, 7
-	w.b.flows[key{stale.Protocol, stale.Src, stale.Dst}] = stale
-	other := flow(a, 8)
-	other.Translated = stale.Src
-	w.b.flows[key{other.Protocol, other.Dst, other.Src}] = other // of no interest
+	a := w.Address("p-0", "a")
+	w.a.Add(a, 0, 3000)
+	w.b.Add(a, 5000, 5010)
+	stale := floatingtest.Flow(a, 7)
+	stale.Translated, stale.TCP.State = floatingtest.Flow(a, 9).Translated, 7
+	w.b.Set(stale)
+	other := floatingtest.Flow(a, 8)
+	other.Src, other.Dst, other.Translated = other.Dst, other.Src, stale.Src
+	w.b.Set(other) // of no interest
 
-	w.a.reading = func(n int) {
-		if n != 1 {
-			return
+	w.a.Fail(func(f *floatingtest.Faults) {
+		f.Reading = func(n int) {
+			if n != 1 {
+				return
+			}
+			w.a.Add(a, 3000, 3100) // after the first look
+			changed := floatingtest.Flow(a, 11)
+			changed.TCP.State = 5
+			w.a.Set(changed)
 		}
-		w.a.open(a, 3000, 3100) // after the first look
-		w.a.table.mu.Lock()
-		defer w.a.table.mu.Unlock()
-		f := flow(a, 11)
-		f.TCP.State = 5
-		w.a.flows[key{f.Protocol, f.Src, f.Dst}] = f
-	}
+	})
 	moved, move := context.WithCancel(t.Context())
 	w.a.Move(moved, a, "b")
-	want := w.a.all()
-	want[key{other.Protocol, other.Dst, other.Src}] = other
-	if got := w.b.all(); !maps.Equal(got, want) {
+	want := w.a.All()
+	want[tables.KeyOf(other)] = other
+	if got := w.b.All(); !maps.Equal(got, want) {
 		t.Fatalf("the next router has %d flows, want %d", len(got), len(want))
 	}
-	w.a.open(a, 3100, 3150)
-	w.change("p-0", func(f *v2.Floating) { f.Holding.Holder, f.Holding.PodUID, f.MovingTo = "b", "pod of b", "" })
+	w.a.Add(a, 3100, 3150)
+	w.Change("p-0", func(f *v2.Floating) { f.Holding.Holder, f.Holding.PodUID, f.MovingTo = "b", "pod of b", "" })
 	move()
 	testkit.Eventually(t, 10*time.Second, "the last flows", func() error {
-		if got := len(w.b.all()); got != len(want)+50 {
+		if got := len(w.b.All()); got != len(want)+50 {
 			return fmt.Errorf("%d, want %d", got, len(want)+50)
 		}
 		return nil
@@ -74,13 +73,11 @@ func TestHandover(t *testing.T) {
 			t.Errorf("%v flows are %s, want 3150", got, n.side)
 		}
 	}
-	w.a.table.mu.Lock()
-	if !slices.Equal(w.a.straggling, a.Addrs()) {
-		t.Errorf("the router of before may send from %v", w.a.straggling)
+	if got := w.a.straggles(); !slices.Equal(got, a.Addrs()) {
+		t.Errorf("the router of before may send from %v", got)
 	}
-	w.a.table.mu.Unlock()
 	testkit.Eventually(t, 10*time.Second, "the router of before has no flows", func() error {
-		if n := len(w.a.all()); n > 0 {
+		if n := len(w.a.All()); n > 0 {
 			return fmt.Errorf("%d", n)
 		}
 		return nil
@@ -90,17 +87,17 @@ func TestHandover(t *testing.T) {
 // A program that ends hands an address over that is to move nowhere, to the node that takes it. The watch knows a moment later that it has.
 func TestHolderLeaves(t *testing.T) {
 	w := newWorld(t)
-	a := w.address("p-0", "a")
-	w.a.open(a, 0, 10)
-	w.change("p-0", func(f *v2.Floating) { f.MovingTo = "" })
+	a := w.Address("p-0", "a")
+	w.a.Add(a, 0, 10)
+	w.Change("p-0", func(f *v2.Floating) { f.MovingTo = "" })
 	moved, move := context.WithCancel(t.Context())
 	w.a.Move(moved, a, "b")
-	w.a.open(a, 10, 20)
+	w.a.Add(a, 10, 20)
 	move()
-	w.change("p-0", func(f *v2.Floating) { f.Holding.Holder = "" })
-	w.change("p-0", func(f *v2.Floating) { f.Holding.Holder, f.Holding.PodUID = "b", "pod of b" })
+	w.Change("p-0", func(f *v2.Floating) { f.Holding.Holder = "" })
+	w.Change("p-0", func(f *v2.Floating) { f.Holding.Holder, f.Holding.PodUID = "b", "pod of b" })
 	testkit.Eventually(t, 10*time.Second, "the next router has all flows", func() error {
-		if n := len(w.b.all()); n != 20 {
+		if n := len(w.b.All()); n != 20 {
 			return fmt.Errorf("%d", n)
 		}
 		return nil
@@ -111,20 +108,20 @@ func TestHolderLeaves(t *testing.T) {
 // An address that doesn't move after all stays as it is.
 func TestMoveIsUndone(t *testing.T) {
 	w := newWorld(t)
-	a := w.address("p-0", "a")
-	w.a.open(a, 0, 10)
+	a := w.Address("p-0", "a")
+	w.a.Add(a, 0, 10)
 	moved, move := context.WithCancel(t.Context())
 	w.a.Move(moved, a, "b")
-	w.change("p-0", func(f *v2.Floating) { f.MovingTo = "" })
+	w.Change("p-0", func(f *v2.Floating) { f.MovingTo = "" })
 	move()
 	w.a.counted(t, sent, "done", 1)
 	w.b.counted(t, received, "done", 1)
 	w.a.Finish()
-	if n := len(w.a.all()); n != 10 {
+	if n := len(w.a.All()); n != 10 {
 		t.Errorf("the router has %d flows, want 10", n)
 	}
-	if len(w.a.straggling) > 0 {
-		t.Errorf("the router may send from %v", w.a.straggling)
+	if got := w.a.straggles(); len(got) > 0 {
+		t.Errorf("the router may send from %v", got)
 	}
 }
 
@@ -133,30 +130,30 @@ func TestRefusals(t *testing.T) {
 		change func(*world)
 		want   string
 	}{
-		"not the holder":     {func(w *world) { w.change("p-0", func(f *v2.Floating) { f.Holding.Holder = "c" }) }, `its holder is "c"`},
-		"moving elsewhere":   {func(w *world) { w.change("p-0", func(f *v2.Floating) { f.MovingTo = "c" }) }, `it moves to "c"`},
-		"the receiver's own": {func(w *world) { w.change("p-0", func(f *v2.Floating) { f.Holding.Holder = "b" }) }, `its holder is "b"`},
-		"no pod":             {func(w *world) { w.change("p-0", func(f *v2.Floating) { f.Successors[0].PodUID = "" }) }, "no pod of node b"},
-		"no successor":       {func(w *world) { w.change("p-0", func(f *v2.Floating) { f.Successors = f.Successors[1:] }) }, "no pod of node b"},
+		"not the holder":     {func(w *world) { w.Change("p-0", func(f *v2.Floating) { f.Holding.Holder = "c" }) }, `its holder is "c"`},
+		"moving elsewhere":   {func(w *world) { w.Change("p-0", func(f *v2.Floating) { f.MovingTo = "c" }) }, `it moves to "c"`},
+		"the receiver's own": {func(w *world) { w.Change("p-0", func(f *v2.Floating) { f.Holding.Holder = "b" }) }, `its holder is "b"`},
+		"no pod":             {func(w *world) { w.Change("p-0", func(f *v2.Floating) { f.Successors[0].PodUID = "" }) }, "no pod of node b"},
+		"no successor":       {func(w *world) { w.Change("p-0", func(f *v2.Floating) { f.Successors = f.Successors[1:] }) }, "no pod of node b"},
 		"released": {func(w *world) {
-			w.change("p-0", func(f *v2.Floating) { f.ReleasedAt = new(w.blocks["p-0"].CreationTimestamp) })
+			w.Change("p-0", func(f *v2.Floating) { f.ReleasedAt = new(w.Find("p-0").CreationTimestamp) })
 		}, `it moves to ""`},
-		"another UID":           {func(w *world) { w.blocks["p-0"].UID = "another" }, "no AddressBlock"},
-		"unknown to the API":    {func(w *world) { delete(w.blocks, "p-0") }, "no AddressBlock"},
-		"of a pod that is gone": {func(w *world) { w.change("p-0", func(f *v2.Floating) { f.Successors[0].PodUID = "gone" }) }, "no pod gone"},
+		"another UID":           {func(w *world) { w.Find("p-0").UID = "another" }, "no AddressBlock"},
+		"unknown to the API":    {func(w *world) { w.Replace("p-0", nil) }, "no AddressBlock"},
+		"of a pod that is gone": {func(w *world) { w.Change("p-0", func(f *v2.Floating) { f.Successors[0].PodUID = "gone" }) }, "no pod gone"},
 		"more than fits":        {func(w *world) { w.b.limits.bytes = 1000 }, "there is room for 1000 bytes"},
-		"the table is full":     {func(w *world) { w.b.fails = errFull }, errFull.Error()},
+		"the table is full":     {func(w *world) { w.b.Fail(func(f *floatingtest.Faults) { f.Insert = errFull }) }, errFull.Error()},
 		"flows of another address": {func(w *world) {
-			w.block("p-1", "198.51.100.8", "2001:db8::8")
+			w.Block("p-1", "198.51.100.8", "2001:db8::8")
 			w.a.cfg.Dial = w.offering("p-1")
 		}, "isn't of the address"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t)
-			a := w.address("p-0", "a")
-			w.a.open(a, 0, 2000)
-			w.b.set(func() { c.change(w) })
-			s := &sending{h: w.a.Handover, address: a, node: "b", known: map[key]byte{}}
+			a := w.Address("p-0", "a")
+			w.a.Add(a, 0, 2000)
+			c.change(w)
+			s := &sending{h: w.a.Handover, address: a, node: "b", known: map[tables.Key]byte{}}
 			err := s.prepare(t.Context())
 			s.close()
 			testkit.Eventually(t, 10*time.Second, "the receiver has ended", func() error {
@@ -168,7 +165,7 @@ func TestRefusals(t *testing.T) {
 			if err == nil || !strings.Contains(err.Error(), c.want) {
 				t.Errorf("the error is %v, want %q", err, c.want)
 			}
-			if n := len(w.b.all()); w.b.fails == nil && w.b.limits.bytes > 1000 && n > 0 {
+			if n := len(w.b.All()); !strings.Contains(c.want, "full") && w.b.limits.bytes > 1000 && n > 0 {
 				t.Errorf("%d flows are taken", n)
 			}
 			w.a.Move(t.Context(), a, "b") // which says so, and returns
@@ -199,7 +196,7 @@ func (s *swapping) Write(b []byte) (int, error) {
 	if s.offer == nil {
 		return s.Conn.Write(b)
 	}
-	err := writeFrame(s.Conn, offer, s.offer)
+	err := frames.Write(s.Conn, frames.Offer, s.offer)
 	s.offer = nil
 	return len(b), err
 }
@@ -210,7 +207,7 @@ func TestOtherEndHangs(t *testing.T) {
 		"silent": func(ctx context.Context, _ string, _ net.Conn) { <-ctx.Done() },
 		"gone":   func(_ context.Context, _ string, c net.Conn) { _ = c.Close() },
 		"silent after the offer": func(ctx context.Context, _ string, c net.Conn) {
-			_ = writeFrame(c, ready, []byte("{}"))
+			_ = frames.Write(c, frames.Ready, []byte("{}"))
 			<-ctx.Done()
 		},
 		"nonsense": func(ctx context.Context, _ string, c net.Conn) {
@@ -220,9 +217,9 @@ func TestOtherEndHangs(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t)
-			w.b.set(func() { w.b.accept = accept })
-			a := w.address("p-0", "a")
-			w.a.open(a, 0, 60000)
+			w.b.AcceptBy(func(floatingtest.Accept) floatingtest.Accept { return accept })
+			a := w.Address("p-0", "a")
+			w.a.Add(a, 0, 60000)
 			w.a.limits.total = 300 * time.Millisecond
 			done := make(chan bool)
 			go func() {
@@ -242,7 +239,7 @@ func TestOtherEndHangs(t *testing.T) {
 	}
 	t.Run("a sender", func(t *testing.T) {
 		w := newWorld(t)
-		w.b.set(func() { w.b.limits.total, w.b.limits.late = 100*time.Millisecond, 0 })
+		w.b.limits.total, w.b.limits.late = 100*time.Millisecond, 0
 		conn := testkit.Must(w.a.cfg.Dial(t.Context(), "b"))(t)
 		defer conn.Close()
 		w.b.counted(t, received, "failed", 1)
@@ -253,89 +250,23 @@ func TestOtherEndHangs(t *testing.T) {
 func TestManyAddresses(t *testing.T) {
 	const n = 300
 	w := newWorld(t)
-	w.a.reading = func(int) { time.Sleep(20 * time.Millisecond) } // it takes long
-	w.a.limits.late = 50 * time.Millisecond                       // until one gives its place to the next
+	w.a.Fail(func(f *floatingtest.Faults) { f.Reading = func(int) { time.Sleep(20 * time.Millisecond) } }) // it takes long
+	w.a.limits.late = 50 * time.Millisecond                                                                // until one gives its place to the next
 	moved, move := context.WithCancel(t.Context())
 	var moves sync.WaitGroup
 	for i := range n {
 		name := fmt.Sprint("p-", i)
-		w.block(name, fmt.Sprintf("198.51.%d.%d", i/256, i%256), fmt.Sprintf("2001:db8::%x", i))
-		a := w.address(name, "a")
-		testkit.Must(w.a.put([]conntrack.Flow{flow(a, 2*i)}, false))(t)
+		w.Block(name, fmt.Sprintf("198.51.%d.%d", i/256, i%256), fmt.Sprintf("2001:db8::%x", i))
+		a := w.Address(name, "a")
+		w.a.Set(floatingtest.Flow(a, 2*i))
 		moves.Go(func() { w.a.Move(moved, a, "b") })
 	}
 	moves.Wait()
 	move()
-	if got := w.b.all(); len(got) != n {
+	if got := w.b.All(); len(got) != n {
 		t.Errorf("%d flows are copied, want %d", len(got), n)
 	}
-	w.a.table.mu.Lock()
-	defer w.a.table.mu.Unlock()
-	if w.a.reads > n/4 {
-		t.Errorf("the table was read %d times for %d addresses", w.a.reads, n)
+	if reads := w.a.Reads(); reads > n/4 {
+		t.Errorf("the table was read %d times for %d addresses", reads, n)
 	}
-}
-
-// The table keeps an order of addresses within a frame, and refuses all else.
-func TestFrames(t *testing.T) {
-	w := newWorld(t)
-	a := w.address("p-0", "a")
-	var want []conntrack.Flow
-	var b []byte
-	for i := range flowsPerFrame {
-		want = append(want, flow(a, i))
-		b = appendFlow(b, want[i])
-	}
-	if len(b) > mostPayload {
-		t.Fatalf("a frame has %d bytes", len(b))
-	}
-	if got, err := parseFlows(b); err != nil || !slices.Equal(got, want) {
-		t.Fatalf("%d flows, %v, want %d", len(got), err, len(want))
-	}
-	for name, bad := range map[string][]byte{
-		"too many": appendFlow(slices.Clone(b), want[0]), "cut off": b[:len(b)-1], "one byte": {6}, "another version": append([]byte{6, 5}, b...),
-	} {
-		if _, err := parseFlows(bad); err == nil {
-			t.Errorf("%s is taken", name)
-		}
-	}
-	var buffer []byte
-	for name, bad := range map[string][]byte{"empty": {0, 0, 0, 0, 1}, "too long": {0, 1, 0, 2, 1}, "cut off": {0, 0, 0, 5, 1, 1}} {
-		if _, _, err := readFrame(bytes.NewReader(bad), &buffer); err == nil {
-			t.Errorf("a frame that is %s is taken", name)
-		}
-	}
-}
-
-// Whatever comes, frames are read without a panic and in bounded memory, and flows that are understood are those that were written.
-func FuzzFrames(f *testing.F) {
-	a := floating.Address{Address: ipam.Address{IPv4: netip.MustParseAddr("198.51.100.7"), IPv6: netip.MustParseAddr("2001:db8::7")}}
-	var b bytes.Buffer
-	_ = writeFrame(&b, opened, appendFlow(appendFlow(nil, flow(a, 1)), flow(a, 2)))
-	f.Add(b.Bytes())
-	f.Add([]byte{0, 0, 0, 1, 4})
-	f.Fuzz(func(t *testing.T, data []byte) {
-		r := bytes.NewReader(data)
-		var buffer []byte
-		for {
-			_, payload, err := readFrame(r, &buffer)
-			if cap(buffer) > mostPayload {
-				t.Fatalf("the buffer has %d bytes", cap(buffer))
-			}
-			if err != nil {
-				return
-			}
-			flows, err := parseFlows(payload)
-			if err != nil {
-				continue
-			}
-			var again []byte
-			for _, f := range flows {
-				again = appendFlow(again, f)
-			}
-			if back, err := parseFlows(again); err != nil || !slices.Equal(back, flows) {
-				t.Fatalf("%v is %v after it was written, %v", flows, back, err)
-			}
-		}
-	})
 }

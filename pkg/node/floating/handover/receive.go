@@ -14,12 +14,12 @@ import (
 
 	"k8s.io/klog/v2"
 
+	"github.com/coil-net/coil/pkg/faultpoint"
 	"github.com/coil-net/coil/pkg/kernel/conntrack"
 	"github.com/coil-net/coil/pkg/node/floating"
+	"github.com/coil-net/coil/pkg/node/floating/frames"
+	"github.com/coil-net/coil/pkg/node/floating/tables"
 )
-
-// longest is the longest time of a flow that is taken, in seconds: the kernel's own for TCP.
-const longest = 5 * 24 * 3600
 
 // errFollow says that the other node copies connections all the time.
 var errFollow = errors.New("it is no hand-over")
@@ -30,9 +30,9 @@ func (h *Handover) Accept(ctx context.Context, from string, conn net.Conn) {
 	limited, cancel := context.WithTimeout(ctx, h.limits.total+2*h.limits.late)
 	defer cancel()
 	r := &receiving{h: h, from: from, conn: conn}
-	err := during(limited, conn, func() error { return r.serve(limited) })
+	err := frames.During(limited, conn, func() error { return r.serve(limited) })
 	if errors.Is(err, errFollow) && limited.Err() == nil {
-		h.standby.serve(ctx, from, conn)
+		h.cfg.Standby.Serve(ctx, from, conn)
 		return
 	}
 	log = log.WithValues("block", r.offered.Block, "connections", r.flows)
@@ -40,7 +40,7 @@ func (h *Handover) Accept(ctx context.Context, from string, conn net.Conn) {
 	switch {
 	case err == nil:
 		log.V(2).Info("Took the connections of a floating address")
-	case errors.As(err, new(refusal)):
+	case errors.As(err, new(frames.Refusal)):
 		result = "refused"
 		log.Error(err, "The connections of a floating address aren't taken")
 	case r.passes >= 2: // all but what was opened in the last moment
@@ -51,7 +51,8 @@ func (h *Handover) Accept(ctx context.Context, from string, conn net.Conn) {
 	}
 	h.metrics.ended(received, result, r.flows)
 	if r.flows > 0 {
-		h.standby.again(r.offered.Block)
+		h.cfg.Standby.Again(r.offered.Block)
+		h.later(func() { h.forget(r.address) }) // it may not move here after all
 	}
 }
 
@@ -61,9 +62,10 @@ type receiving struct {
 	from    string
 	conn    net.Conn
 	buffer  []byte
-	offered offered
+	offered frames.Address
+	address floating.Address
 	// had are the flows that were copied all the time before, and that haven't come yet; nil after the first pass.
-	had map[key]conntrack.Flow
+	had map[tables.Key]conntrack.Flow
 	// bytes is how much came, flows how many flows were taken, and passes how many ends there were.
 	bytes, flows, passes int
 }
@@ -72,8 +74,8 @@ type receiving struct {
 func (r *receiving) serve(ctx context.Context) error {
 	err := r.take(ctx)
 	if err != nil && !errors.Is(err, io.EOF) && !errors.Is(err, errFollow) {
-		reason := strings.TrimPrefix(err.Error(), refusal{}.Error())
-		_ = writeFrame(r.conn, refused, []byte(reason[:min(len(reason), mostReason)]))
+		reason := strings.TrimPrefix(err.Error(), frames.Refusal{}.Error())
+		_ = frames.Write(r.conn, frames.Refused, []byte(reason[:min(len(reason), frames.MostReason)]))
 	}
 	if errors.Is(err, io.EOF) && r.passes >= 2 {
 		return nil
@@ -82,28 +84,31 @@ func (r *receiving) serve(ctx context.Context) error {
 }
 
 func (r *receiving) take(ctx context.Context) error {
-	k, payload, err := readFrame(r.conn, &r.buffer)
+	k, payload, err := frames.Read(r.conn, &r.buffer)
 	if err != nil {
 		return err
 	}
-	if k == follow {
+	if k == frames.Follow {
 		return errFollow
 	}
-	if k != offer || json.Unmarshal(payload, &r.offered) != nil {
-		return refuse("%v: it is no offer", errFrame)
+	if k != frames.Offer || json.Unmarshal(payload, &r.offered) != nil {
+		return frames.Refuse("%v: it is no offer", frames.ErrFrame)
 	}
 	address, err := r.incoming(ctx)
 	if err != nil {
 		return err
 	}
+	r.address = address
+	faultpoint.At(faultpoint.ReceiveOffered)
 	if err := r.before(ctx, address); err != nil {
 		return fmt.Errorf("connections of before: %w", err)
 	}
-	table, err := r.h.cfg.Open(ctx, address.Pod)
+	table, err := r.h.cfg.Tables.Open(ctx, address.Pod)
 	if err != nil {
 		return err
 	}
 	defer table.Close()
+	faultpoint.At(faultpoint.ReceiveBegun)
 	if err := r.ready(0); err != nil {
 		return err
 	}
@@ -113,40 +118,39 @@ func (r *receiving) take(ctx context.Context) error {
 // before looks after the flows of the address that the router has. Those of a standby stay until the first pass is over: the hand-over may fail. Others
 // are of a time when the node had the address, or of a hand-over that came to nothing.
 func (r *receiving) before(ctx context.Context, a floating.Address) error {
-	if !r.h.standby.keeps(a) {
-		_, err := r.h.clears.call(ctx, a.Pod, a.Addrs())
-		return err
+	if !r.h.cfg.Standby.Keeps(a) {
+		return r.h.cfg.Tables.Forget(ctx, a.Pod, a.Addrs())
 	}
-	all, err := r.h.dumps.call(ctx, a.Pod, a.Addrs())
-	r.had = map[key]conntrack.Flow{}
+	all, err := r.h.cfg.Tables.Read(ctx, a.Pod, a.Addrs())
+	r.had = map[tables.Key]conntrack.Flow{}
 	for _, addr := range a.Addrs() {
 		for _, f := range all[addr] {
-			r.had[keyOf(f)] = f
+			r.had[tables.KeyOf(f)] = f
 		}
 	}
 	return err
 }
 
 // open gives flows to the table that the router may have of a standby, with the same translation or with another one.
-func (r *receiving) open(ctx context.Context, table Flows, flows []conntrack.Flow) (int, error) {
+func (r *receiving) open(ctx context.Context, table tables.Table, flows []conntrack.Flow) (int, error) {
 	if r.had == nil {
 		return table.Insert(ctx, flows)
 	}
 	var others []conntrack.Flow
 	for _, f := range flows {
-		if had, ok := r.had[keyOf(f)]; ok && had.Translated != f.Translated {
+		if had, ok := r.had[tables.KeyOf(f)]; ok && had.Translated != f.Translated {
 			others = append(others, had)
 		}
-		delete(r.had, keyOf(f))
+		delete(r.had, tables.KeyOf(f))
 	}
 	if _, err := table.Delete(ctx, others); err != nil {
 		return 0, err
 	}
-	return put(ctx, table, flows)
+	return tables.Put(ctx, table, flows)
 }
 
 // passed ends a pass: flows of a standby that weren't in the first one are over.
-func (r *receiving) passed(ctx context.Context, table Flows) error {
+func (r *receiving) passed(ctx context.Context, table tables.Table) error {
 	r.passes++
 	_, err := table.Delete(ctx, slices.Collect(maps.Values(r.had)))
 	r.had = nil
@@ -176,42 +180,44 @@ func (r *receiving) incoming(ctx context.Context) (floating.Address, error) {
 func (r *receiving) allowed(begun bool) (floating.Address, error) {
 	b := r.h.cfg.Block(r.offered.Block)
 	if b == nil || string(b.UID) != r.offered.ID {
-		return floating.Address{}, refuse("there is no AddressBlock %q of this UID", r.offered.Block)
+		return floating.Address{}, frames.Refuse("there is no AddressBlock %q of this UID", r.offered.Block)
 	}
 	a, err := floating.Incoming(r.h.cfg.Node, r.from, b, begun)
 	if err != nil {
-		return floating.Address{}, refuse("%v", err)
+		return floating.Address{}, frames.Refuse("%v", err)
 	}
 	return a, nil
 }
 
 // passesOf takes the flows of an address until the sender closes the connection.
-func (r *receiving) passesOf(ctx context.Context, a floating.Address, table Flows) error {
+func (r *receiving) passesOf(ctx context.Context, a floating.Address, table tables.Table) error {
 	count := 0
 	for {
-		k, payload, err := readFrame(r.conn, &r.buffer)
+		k, payload, err := frames.Read(r.conn, &r.buffer)
 		if err != nil {
 			return err
 		}
 		if r.bytes += len(payload); r.bytes > r.h.limits.bytes {
-			return refuse("there is room for %d bytes", r.h.limits.bytes)
+			return frames.Refuse("there is room for %d bytes", r.h.limits.bytes)
 		}
 		if _, err := r.allowed(r.passes >= 2); err != nil {
 			return err
 		}
 		var n int
 		switch k {
-		case opened:
+		case frames.Opened:
 			n, err = r.put(ctx, a, payload, func(ctx context.Context, flows []conntrack.Flow) (int, error) { return r.open(ctx, table, flows) })
-		case changed:
+			faultpoint.At(faultpoint.ReceiveOpened)
+		case frames.Changed:
 			_, err = r.put(ctx, a, payload, table.Update)
-		case end:
+		case frames.End:
 			if err = r.passed(ctx, table); err == nil {
+				faultpoint.At(faultpoint.ReceivePassed)
 				err = r.ready(count)
 			}
 			count = 0
 		default:
-			err = refuse("%v: kind %d", errFrame, k)
+			err = frames.Refuse("%v: kind %d", frames.ErrFrame, k)
 		}
 		count += n
 		r.flows += n
@@ -223,15 +229,15 @@ func (r *receiving) passesOf(ctx context.Context, a floating.Address, table Flow
 
 // put gives flows to the table, if all are of the address.
 func (r *receiving) put(ctx context.Context, a floating.Address, payload []byte, put func(context.Context, []conntrack.Flow) (int, error)) (int, error) {
-	flows, err := parseFlows(payload)
+	flows, err := frames.ParseFlows(payload)
 	if err != nil {
-		return 0, refuse("%v", err)
+		return 0, frames.Refuse("%v", err)
 	}
 	for i := range flows {
 		if !slices.Contains(a.Addrs(), flows[i].Translated.Addr()) {
-			return 0, refuse("%s isn't of the address", flows[i])
+			return 0, frames.Refuse("%s isn't of the address", flows[i])
 		}
-		flows[i].Timeout = min(flows[i].Timeout, longest)
+		flows[i].Timeout = min(flows[i].Timeout, tables.Longest)
 	}
 	return put(ctx, flows)
 }
@@ -241,5 +247,5 @@ func (r *receiving) ready(flows int) error {
 	if err != nil {
 		return err
 	}
-	return writeFrame(r.conn, ready, text)
+	return frames.Write(r.conn, frames.Ready, text)
 }

@@ -6,13 +6,13 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"net/netip"
 	"time"
 
-	"k8s.io/apimachinery/pkg/types"
-
+	"github.com/coil-net/coil/pkg/faultpoint"
 	"github.com/coil-net/coil/pkg/kernel/conntrack"
 	"github.com/coil-net/coil/pkg/node/floating"
+	"github.com/coil-net/coil/pkg/node/floating/frames"
+	"github.com/coil-net/coil/pkg/node/floating/tables"
 )
 
 // sending is a hand-over, as its sender has it.
@@ -24,31 +24,15 @@ type sending struct {
 	conn    net.Conn // nil before there is one
 	buffer  []byte
 	// known has the flows that were sent, with the state of TCP.
-	known map[key]byte
+	known map[tables.Key]byte
 	// bytes is how much was sent, flows how many flows the receiver has taken.
 	bytes, flows int
 }
 
-// key tells flows of an address apart.
-type key struct {
-	protocol byte
-	src, dst netip.AddrPort
+// taken is the payload of Ready.
+type taken struct {
+	Flows int `json:"flows"`
 }
-
-func keyOf(f conntrack.Flow) key { return key{f.Protocol, f.Src, f.Dst} }
-
-// offered is the payload of offer, and taken that of ready.
-type (
-	offered struct {
-		Block string `json:"block"`
-		ID    string `json:"id"`
-		// Router is the pod that is to keep the flows, as the sender knows it; empty if it doesn't say.
-		Router types.UID `json:"router,omitempty"`
-	}
-	taken struct {
-		Flows int `json:"flows"`
-	}
-)
 
 // prepare copies all flows, and then those that have changed meanwhile.
 func (s *sending) prepare(ctx context.Context) error {
@@ -62,24 +46,26 @@ func (s *sending) prepare(ctx context.Context) error {
 	if s.conn, err = s.h.cfg.Dial(ctx, s.node); err != nil {
 		return err
 	}
-	text, err := json.Marshal(offered{Block: s.address.Block, ID: s.address.ID})
+	text, err := json.Marshal(frames.Address{Block: s.address.Block, ID: s.address.ID})
 	if err != nil {
 		return err
 	}
-	if err := s.during(ctx, func() error { return errors.Join(s.write(offer, text), s.answer()) }); err != nil {
+	if err := s.during(ctx, func() error { return errors.Join(s.write(frames.Offer, text), s.answer()) }); err != nil {
 		return err
 	}
-	for range 2 {
+	faultpoint.At(faultpoint.HandoverOffered)
+	for _, passed := range []faultpoint.Point{faultpoint.HandoverCopied, faultpoint.HandoverReady} {
 		if err := s.pass(ctx); err != nil {
 			return err
 		}
+		faultpoint.At(passed)
 	}
 	return nil
 }
 
 // pass sends the flows that weren't sent before, or have another state, and waits until the receiver has taken them.
 func (s *sending) pass(ctx context.Context) error {
-	all, err := s.h.dumps.call(ctx, s.address.Pod, s.address.Addrs())
+	all, err := s.h.cfg.Tables.Read(ctx, s.address.Pod, s.address.Addrs())
 	if err != nil {
 		return fmt.Errorf("read the connections of the router: %w", err)
 	}
@@ -87,22 +73,22 @@ func (s *sending) pass(ctx context.Context) error {
 		var fresh, others batch
 		for _, a := range s.address.Addrs() {
 			for _, f := range all[a] {
-				id := keyOf(f)
+				id := tables.KeyOf(f)
 				state, known := s.known[id]
 				s.known[id] = f.TCP.State
 				var err error
 				switch {
 				case !known:
-					err = s.add(&fresh, opened, f)
+					err = s.add(&fresh, frames.Opened, f)
 				case state != f.TCP.State:
-					err = s.add(&others, changed, f)
+					err = s.add(&others, frames.Changed, f)
 				}
 				if err != nil {
 					return err
 				}
 			}
 		}
-		return errors.Join(s.flush(&fresh, opened), s.flush(&others, changed), s.write(end, nil), s.answer())
+		return errors.Join(s.flush(&fresh, frames.Opened), s.flush(&others, frames.Changed), s.write(frames.End, nil), s.answer())
 	})
 }
 
@@ -112,15 +98,15 @@ type batch struct {
 	flows   int
 }
 
-func (s *sending) add(b *batch, k kind, f conntrack.Flow) error {
-	b.payload = appendFlow(b.payload, f)
-	if b.flows++; b.flows < flowsPerFrame {
+func (s *sending) add(b *batch, k frames.Kind, f conntrack.Flow) error {
+	b.payload = frames.AppendFlow(b.payload, f)
+	if b.flows++; b.flows < frames.FlowsPerFrame {
 		return nil
 	}
 	return s.flush(b, k)
 }
 
-func (s *sending) flush(b *batch, k kind) error {
+func (s *sending) flush(b *batch, k frames.Kind) error {
 	if b.flows == 0 {
 		return nil
 	}
@@ -129,11 +115,11 @@ func (s *sending) flush(b *batch, k kind) error {
 	return err
 }
 
-func (s *sending) write(k kind, payload []byte) error {
+func (s *sending) write(k frames.Kind, payload []byte) error {
 	if s.bytes += len(payload); s.bytes > s.h.limits.bytes {
 		return fmt.Errorf("the connections take more than %d bytes", s.h.limits.bytes)
 	}
-	if err := writeFrame(s.conn, k, payload); err != nil {
+	if err := frames.Write(s.conn, k, payload); err != nil {
 		// Why the receiver has closed the connection may be there to be read.
 		return errors.Join(s.said(), err)
 	}
@@ -143,37 +129,25 @@ func (s *sending) write(k kind, payload []byte) error {
 // said returns the receiver's refusal, if there is one.
 func (s *sending) said() error {
 	_ = s.conn.SetReadDeadline(time.Now().Add(100 * time.Millisecond))
-	if k, payload, err := readFrame(s.conn, &s.buffer); err == nil && k == refused {
-		return refuse("%.*s", mostReason, payload)
+	if k, payload, err := frames.Read(s.conn, &s.buffer); err == nil && k == frames.Refused {
+		return frames.Refuse("%.*s", frames.MostReason, payload)
 	}
 	return nil
 }
 
 // answer waits for the receiver.
 func (s *sending) answer() error {
-	k, payload, err := readFrame(s.conn, &s.buffer)
-	switch {
-	case err != nil:
-		return fmt.Errorf("wait for the other node: %w", err)
-	case k == refused:
-		return refuse("%.*s", mostReason, payload)
-	case k != ready:
-		return fmt.Errorf("%w: kind %d", errFrame, k)
-	}
 	var t taken
-	if err := json.Unmarshal(payload, &t); err != nil {
-		return fmt.Errorf("%w: %w", errFrame, err)
+	if err := frames.Answer(s.conn, &s.buffer, &t); err != nil {
+		return err
 	}
 	s.flows += t.Flows
 	return nil
 }
 
 // during does something with the connection until ctx ends.
-func (s *sending) during(ctx context.Context, do func() error) error { return during(ctx, s.conn, do) }
-
-func during(ctx context.Context, conn net.Conn, do func() error) error {
-	defer context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Unix(1, 0)) })()
-	return errors.Join(do(), ctx.Err())
+func (s *sending) during(ctx context.Context, do func() error) error {
+	return frames.During(ctx, s.conn, do)
 }
 
 // close ends the hand-over.

@@ -1,4 +1,4 @@
-package handover
+package standby
 
 import (
 	"fmt"
@@ -77,19 +77,19 @@ func TestStandbyLoad(t *testing.T) {
 	self := testkit.Must(os.Executable())(t)
 	server := exec.Command(self, "-test.run=^TestStandbyLoad$")
 	server.Env = append(os.Environ(), loadEnv+"=server")
-	testkit.Check(t, l.server.Lab().Start(server))
+	testkit.Check(t, l.Server.Lab().Start(server))
 	t.Cleanup(func() { _ = server.Process.Kill(); _ = server.Wait() })
 	testkit.Eventually(t, 10*time.Second, "the server answers", func() error {
-		c, err := l.client.Lab().Dial(t.Context(), "tcp", loadAt)
+		c, err := l.Client.Lab().Dial(t.Context(), "tcp", loadAt)
 		if err == nil {
 			err = c.Close()
 		}
 		return err
 	})
 	began, before := time.Now(), processorTime(t)
-	out := testkit.Must(l.client.Run("env", loadEnv+"="+strconv.Itoa(n), self, "-test.run=^TestStandbyLoad$"))(t)
+	out := testkit.Must(l.Client.Run("env", loadEnv+"="+strconv.Itoa(n), self, "-test.run=^TestStandbyLoad$"))(t)
 	count := func(event string) float64 {
-		return testutil.ToFloat64(l.b.standby.metrics.flows.WithLabelValues(sideReceived, event))
+		return testutil.ToFloat64(l.w.b.metrics.flows.WithLabelValues(sideReceived, event))
 	}
 	testkit.Eventually(t, 20*time.Second, "the end of all", func() error {
 		if opened, ended := count("opened"), count("ended"); ended < opened {
@@ -100,7 +100,7 @@ func TestStandbyLoad(t *testing.T) {
 	took := processorTime(t) - before
 	each, received := took/time.Duration(n), count("opened")
 	t.Logf("%d connections in %s (%q): %s of processor time, %s for each; %v were copied, events were lost %v times", n, time.Since(began), out, took, each, received,
-		testutil.ToFloat64(l.a.standby.metrics.restarts.WithLabelValues("events_lost")))
+		testutil.ToFloat64(l.w.a.metrics.restarts.WithLabelValues("events_lost")))
 	if testkit.FloatingForm.Long() && each > 250*time.Microsecond {
 		t.Errorf("each connection takes %s of processor time, want 250µs at most", each)
 	}

@@ -1,8 +1,9 @@
-package handover
+package standby
 
 import (
 	"cmp"
 	"context"
+	"errors"
 	"sync"
 	"time"
 
@@ -10,6 +11,8 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/coil-net/coil/pkg/kernel/conntrack"
+	"github.com/coil-net/coil/pkg/node/floating/frames"
+	"github.com/coil-net/coil/pkg/node/floating/tables"
 )
 
 // mostStarting is of how many addresses all flows are sent in one turn: the other node reads them, and answers in time.
@@ -25,7 +28,7 @@ type stream struct {
 	mu  sync.Mutex
 	all map[string]*copied // by block
 	// young are flows that are to be sent after the next turn, due are those to be sent with it, and over are flows that have ended.
-	young, due, over map[key]conntrack.Flow
+	young, due, over map[tables.Key]conntrack.Flow
 	// dumped says that flows among those that are young, and due, may have been sent already, with all of their address.
 	dumped [2]bool
 	// oldest are the times of the first event among those that are young, due and being sent.
@@ -50,10 +53,10 @@ func (s *Standby) newStream(node string) *stream {
 	ctx, cancel := context.WithCancel(s.life)
 	st := &stream{
 		s: s, node: node, cancel: cancel, wake: make(chan struct{}, 1), all: map[string]*copied{},
-		young: map[key]conntrack.Flow{}, due: map[key]conntrack.Flow{}, over: map[key]conntrack.Flow{},
+		young: map[tables.Key]conntrack.Flow{}, due: map[tables.Key]conntrack.Flow{}, over: map[tables.Key]conntrack.Flow{},
 	}
 	s.streams[node] = st
-	s.h.group.Go(func() { st.run(ctx) })
+	s.group.Go(func() { st.run(ctx) })
 	return st
 }
 
@@ -130,7 +133,7 @@ func (st *stream) push(e conntrack.Event) {
 		st.oldest[0] = time.Now()
 		st.awake()
 	}
-	id := keyOf(e.Flow)
+	id := tables.KeyOf(e.Flow)
 	_, young := st.young[id]
 	_, due := st.due[id]
 	switch {
@@ -152,11 +155,11 @@ func (st *stream) push(e conntrack.Event) {
 }
 
 // turn returns the flows that are to be sent now.
-func (st *stream) turn() (over, begun map[key]conntrack.Flow) {
+func (st *stream) turn() (over, begun map[tables.Key]conntrack.Flow) {
 	st.mu.Lock()
 	defer st.mu.Unlock()
 	over, begun = st.over, st.due
-	st.over, st.due, st.young = map[key]conntrack.Flow{}, st.young, map[key]conntrack.Flow{}
+	st.over, st.due, st.young = map[tables.Key]conntrack.Flow{}, st.young, map[tables.Key]conntrack.Flow{}
 	st.oldest = [3]time.Time{{}, st.oldest[0], st.oldest[1]}
 	st.dumped = [2]bool{false, st.dumped[0]}
 	return over, begun
@@ -204,7 +207,8 @@ func (st *stream) behind(now time.Time) (behind time.Duration) {
 
 func (st *stream) run(ctx context.Context) {
 	log := klog.FromContext(ctx).WithValues("node", st.node)
-	for pause := st.s.limits.retry; ; pause = min(2*pause, st.s.limits.mostRetry) {
+	refused := ""
+	for pause := st.s.limits.retry; ; pause *= 2 {
 		began := time.Now()
 		err := st.connect(ctx)
 		if ctx.Err() != nil {
@@ -212,9 +216,18 @@ func (st *stream) run(ctx context.Context) {
 		}
 		st.s.metrics.restarts.WithLabelValues("connection").Inc()
 		st.restart("there is no connection to the node: " + err.Error())
-		log.Error(err, "Connections of floating addresses aren't copied to the node that takes the addresses when this one fails, trying again")
 		if time.Since(began) > st.s.limits.mostRetry {
 			pause = st.s.limits.retry
+		}
+		most, again := st.s.limits.mostRetry, false
+		if errors.As(err, new(frames.Refusal)) { // its coild is of another version
+			again = refused == err.Error()
+			most, refused = st.s.limits.whole, err.Error()
+		}
+		if pause = min(pause, most); again {
+			log.V(2).Info("A node still doesn't keep connections of floating addresses", "reason", err)
+		} else {
+			log.Error(err, "Connections of floating addresses aren't copied to the node that takes the addresses when this one fails, trying again")
 		}
 		if !wait(ctx, pause) {
 			return
@@ -224,7 +237,7 @@ func (st *stream) run(ctx context.Context) {
 
 // told lets the state of all addresses be looked at.
 func (st *stream) told() {
-	if st.s.h.cfg.Told == nil {
+	if st.s.cfg.Told == nil {
 		return
 	}
 	st.mu.Lock()
@@ -234,20 +247,24 @@ func (st *stream) told() {
 	}
 	st.mu.Unlock()
 	for _, block := range blocks {
-		st.s.h.cfg.Told(block)
+		st.s.cfg.Told(block)
 	}
 }
 
 // connect copies flows until ctx or the connection ends.
 func (st *stream) connect(ctx context.Context) error {
-	conn, err := st.s.h.cfg.Dial(ctx, st.node)
+	conn, err := st.s.cfg.Dial(ctx, st.node)
 	if err != nil {
 		return err
 	}
 	defer conn.Close()
 	defer context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Unix(1, 0)) })()
 	turn := &exchange{st: st, ctx: ctx, conn: conn}
-	if err := turn.write(follow, nil); err != nil {
+	// A node that can't follow says so before connections are read for it.
+	if err := turn.write(frames.Follow, nil); err != nil {
+		return err
+	}
+	if _, err := turn.answer(); err != nil {
 		return err
 	}
 	timer := time.NewTimer(0)
@@ -310,7 +327,7 @@ func (st *stream) settled(whole []lead, got answer) (next time.Duration, news bo
 	st.mu.Lock()
 	defer st.mu.Unlock()
 	for _, a := range whole {
-		if c := st.all[a.Block]; c != nil && c.lead == a && c.has && !c.since.IsZero() {
+		if c := st.all[a.Block]; c != nil && c.lead == a && c.has && !c.since.IsZero() && !got.refuses(a.Block) {
 			c.since, c.why, news = time.Time{}, "", true
 		}
 	}

@@ -1,4 +1,4 @@
-package handover
+package standby
 
 import (
 	"context"
@@ -15,8 +15,11 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
+	"github.com/coil-net/coil/pkg/faultpoint"
 	"github.com/coil-net/coil/pkg/kernel/conntrack"
 	"github.com/coil-net/coil/pkg/node/floating"
+	"github.com/coil-net/coil/pkg/node/floating/frames"
+	"github.com/coil-net/coil/pkg/node/floating/tables"
 )
 
 // Flows of other nodes' addresses are taken while a router tracks less than mostOf of mostIn parts of what it can: the rest is for its own flows.
@@ -52,13 +55,13 @@ func identity(f conntrack.Flow) uint64 {
 	return maphash.Comparable(seed, conntrack.Flow{Protocol: f.Protocol, Src: f.Src, Dst: f.Dst, Translated: f.Translated})
 }
 
-// serve takes flows until the other node closes the connection, or says nothing for long.
-func (s *Standby) serve(ctx context.Context, from string, conn net.Conn) {
+// Serve takes flows by a connection whose first frame was frames.Follow, until the other node closes the connection, or says nothing for long.
+func (s *Standby) Serve(ctx context.Context, from string, conn net.Conn) {
 	f := &following{s: s, from: from, conn: conn, addrs: map[netip.Addr]*kept{}}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	defer context.AfterFunc(s.life, cancel)()
-	err := during(ctx, conn, func() error {
+	err := frames.During(ctx, conn, func() error {
 		for {
 			if err := f.take(ctx); err != nil {
 				return err
@@ -76,46 +79,47 @@ func (f *following) take(ctx context.Context) error {
 	if err := ctx.Err(); err != nil { // its deadline is overwritten
 		return err
 	}
-	k, payload, err := readFrame(f.conn, &f.buffer)
+	k, payload, err := frames.Read(f.conn, &f.buffer)
 	if err != nil {
 		return err
 	}
 	switch k {
-	case begin, complete:
-		var o offered
+	case frames.Begin, frames.Complete:
+		var o frames.Address
 		if err := json.Unmarshal(payload, &o); err != nil {
-			return fmt.Errorf("%w: %w", errFrame, err)
+			return fmt.Errorf("%w: %w", frames.ErrFrame, err)
 		}
-		if k == begin {
+		if k == frames.Begin {
 			f.begin(o)
 			return nil
 		}
 		f.complete(o)
 		return nil
-	case opened:
+	case frames.Opened:
 		return f.flows(ctx, payload, f.open)
-	case ended:
+	case frames.Ended:
 		return f.flows(ctx, payload, f.end)
-	case end:
+	case frames.End:
 		f.forget()
+		faultpoint.At(faultpoint.FollowTaken)
 		text, err := json.Marshal(f.said)
 		f.said = answer{}
-		return errors.Join(err, writeFrame(f.conn, ready, text))
+		return errors.Join(err, frames.Write(f.conn, frames.Ready, text))
 	}
-	return fmt.Errorf("%w: kind %d", errFrame, k)
+	return fmt.Errorf("%w: kind %d", frames.ErrFrame, k)
 }
 
 // allowed returns the address of a block if its flows are to be kept here, and notes why not otherwise.
-func (f *following) allowed(o offered) (floating.Address, bool) {
-	b := f.s.h.cfg.Block(o.Block)
+func (f *following) allowed(o frames.Address) (floating.Address, bool) {
+	b := f.s.cfg.Block(o.Block)
 	err := fmt.Errorf("there is no AddressBlock %q of this UID", o.Block)
 	var a floating.Address
 	switch {
 	case b == nil || string(b.UID) != o.ID:
-	case f.s.h.moves(o.ID):
+	case f.s.cfg.Moves(o.ID):
 		err = errors.New("this node still hands the address over")
 	default:
-		a, err = floating.Following(f.s.h.cfg.Node, f.from, b)
+		a, err = floating.Following(f.s.cfg.Node, f.from, b)
 		if err == nil && o.Router != "" && o.Router != a.Pod {
 			err = fmt.Errorf("the router here is pod %s, and not %s", a.Pod, o.Router)
 		}
@@ -129,7 +133,7 @@ func (f *following) allowed(o offered) (floating.Address, bool) {
 
 // may says whether flows of an address that was begun may be kept still.
 func (f *following) may(k *kept) bool {
-	a, ok := f.allowed(offered{Block: k.Block, ID: k.ID})
+	a, ok := f.allowed(frames.Address{Block: k.Block, ID: k.ID})
 	if ok && a != k.Address {
 		f.refuse(k.Block, "another pod has the address now")
 	}
@@ -147,12 +151,13 @@ func (f *following) refuse(block, why string) {
 }
 
 // begin takes flows of an address from now on.
-func (f *following) begin(o offered) {
+func (f *following) begin(o frames.Address) {
 	a, ok := f.allowed(o)
 	if !ok {
 		return
 	}
 	f.s.following(a)
+	faultpoint.At(faultpoint.FollowBegun)
 	k := &kept{Address: a, all: map[uint64]bool{}}
 	for _, addr := range a.Addrs() {
 		f.addrs[addr] = k
@@ -160,8 +165,8 @@ func (f *following) begin(o offered) {
 }
 
 // flows gives the flows of addresses that may be kept to do, by their pod.
-func (f *following) flows(ctx context.Context, payload []byte, do func(context.Context, Flows, []conntrack.Flow) error) error {
-	all, err := parseFlows(payload)
+func (f *following) flows(ctx context.Context, payload []byte, do func(context.Context, tables.Table, []conntrack.Flow) error) error {
+	all, err := frames.ParseFlows(payload)
 	if err != nil {
 		return err
 	}
@@ -182,7 +187,7 @@ func (f *following) flows(ctx context.Context, payload []byte, do func(context.C
 		}
 	}
 	for pod, flows := range byPod {
-		err := f.s.h.with(pod, func(_ context.Context, table Flows) error { return do(ctx, table, flows) })
+		err := f.s.cfg.Tables.With(pod, func(_ context.Context, table tables.Table) error { return do(ctx, table, flows) })
 		if err != nil {
 			for _, flow := range flows {
 				if k := f.addrs[flow.Translated.Addr()]; k != nil {
@@ -195,10 +200,10 @@ func (f *following) flows(ctx context.Context, payload []byte, do func(context.C
 }
 
 // open keeps flows.
-func (f *following) open(ctx context.Context, table Flows, flows []conntrack.Flow) error {
+func (f *following) open(ctx context.Context, table tables.Table, flows []conntrack.Flow) error {
 	limits := f.s.limits
 	for i := range flows {
-		flows[i].Timeout = min(max(flows[i].Timeout, uint32(limits.kept.Seconds())), longest)
+		flows[i].Timeout = min(max(flows[i].Timeout, uint32(limits.kept.Seconds())), tables.Longest)
 		k := f.addrs[flows[i].Translated.Addr()]
 		if k.all == nil {
 			continue
@@ -218,10 +223,11 @@ func (f *following) open(ctx context.Context, table Flows, flows []conntrack.Flo
 	rest := flows
 	for len(rest) > 0 && room > 0 {
 		part := rest[:min(room, len(rest))]
-		n, err := put(ctx, table, part)
+		n, err := tables.Put(ctx, table, part)
 		if err != nil {
 			return err
 		}
+		faultpoint.At(faultpoint.FollowOpened)
 		f.said.Taken += n
 		f.s.metrics.flows.WithLabelValues(sideReceived, "opened").Add(float64(n))
 		rest, room = rest[len(part):], room-n
@@ -237,24 +243,15 @@ func (f *following) open(ctx context.Context, table Flows, flows []conntrack.Flo
 	return nil
 }
 
-// put gives flows to a table, and returns how many are new to it. The others live as long as these.
-func put(ctx context.Context, table Flows, flows []conntrack.Flow) (int, error) {
-	n, err := table.Insert(ctx, flows)
-	if err == nil && n < len(flows) {
-		_, err = table.Update(ctx, flows)
-	}
-	return n, err
-}
-
 // end forgets flows.
-func (f *following) end(ctx context.Context, table Flows, flows []conntrack.Flow) error {
+func (f *following) end(ctx context.Context, table tables.Table, flows []conntrack.Flow) error {
 	n, err := table.Delete(ctx, flows)
 	f.s.metrics.flows.WithLabelValues(sideReceived, "ended").Add(float64(n))
 	return err
 }
 
 // complete notes that all flows of an address have come.
-func (f *following) complete(o offered) {
+func (f *following) complete(o frames.Address) {
 	for _, k := range f.addrs {
 		if k.Block == o.Block && k.all != nil {
 			k.complete = true
@@ -278,7 +275,7 @@ func (f *following) forget() {
 		byPod[k.Pod][addr] = k
 	}
 	for pod, all := range byPod {
-		err := f.s.h.with(pod, func(ctx context.Context, table Flows) error {
+		err := f.s.cfg.Tables.With(pod, func(ctx context.Context, table tables.Table) error {
 			var stale []conntrack.Flow
 			err := table.Translated(ctx, slices.Collect(maps.Keys(all)), func(flow conntrack.Flow) {
 				if !all[flow.Translated.Addr()].all[identity(flow)] {

@@ -1,4 +1,4 @@
-package handover
+package standby
 
 import (
 	"errors"
@@ -10,24 +10,23 @@ import (
 
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
 	"github.com/coil-net/coil/pkg/kernel/conntrack"
+	"github.com/coil-net/coil/pkg/node/floating/floatingtest"
 	"github.com/coil-net/coil/pkg/testkit"
 )
 
 // Whatever breaks a copy that was in step is told: changes aren't heard, are too many, or the flows can't be read.
 func TestBreaksAreTold(t *testing.T) {
-	for name, breaks := range map[string]func(w *world, e *fakeEvents){
-		"no events": func(w *world, e *fakeEvents) {
-			w.a.table.mu.Lock()
-			w.a.table.subscribing = errors.New("no sockets")
-			w.a.table.mu.Unlock()
-			e.calls <- func(func(netip.Addr) bool, func(conntrack.Event), func()) error {
+	for name, breaks := range map[string]func(w *world, e *floatingtest.Events){
+		"no events": func(w *world, e *floatingtest.Events) {
+			w.a.Fail(func(f *floatingtest.Faults) { f.Subscribe = errors.New("no sockets") })
+			e.Calls <- func(func(netip.Addr) bool, func(conntrack.Event), func()) error {
 				return errors.New("the socket is broken")
 			}
 		},
-		"too many": func(w *world, _ *fakeEvents) {
+		"too many": func(w *world, _ *floatingtest.Events) {
 			w.a.stream("b").restart("more connections began and ended than the other node has taken")
 		},
-		"no flows": func(w *world, _ *fakeEvents) {
+		"no flows": func(w *world, _ *floatingtest.Events) {
 			st := w.a.stream("b")
 			st.mu.Lock()
 			l := st.all["p-0"].lead
@@ -40,9 +39,9 @@ func TestBreaksAreTold(t *testing.T) {
 			w := newStandbyWorld(t, func(w *world) {
 				w.a.cfg.Told = func(block string) { told <- block }
 				// All flows are sent once only, so that nothing else is told.
-				w.a.standby.limits.retry, w.a.standby.limits.whole = time.Hour, 2*time.Hour
+				w.a.limits.retry, w.a.limits.whole = time.Hour, 2*time.Hour
 			})
-			e := w.subscription(w.a, 0)
+			e := w.a.Subscription(t, 0)
 			w.inStep("")
 			for quiet := false; !quiet; {
 				select {
@@ -71,6 +70,7 @@ func TestLeftConditionIsTold(t *testing.T) {
 		want              int
 	}{
 		"left over":         {"a", v2.BlockStandbyInStep, 1},
+		"nobody's":          {"", v2.BlockStandbyInStep, 1},
 		"another's":         {"c", v2.BlockStandbyInStep, 0},
 		"no such condition": {"a", v2.BlockConflicting, 0},
 	} {
@@ -81,7 +81,7 @@ func TestLeftConditionIsTold(t *testing.T) {
 			b := w.a.cfg.Block("p-0").DeepCopy()
 			b.Floating.Holding.Holder = c.holder
 			b.Status.Conditions = []metav1.Condition{{Type: c.condition, Status: metav1.ConditionTrue}}
-			w.a.standby.Changed(nil, b)
+			w.a.Changed(nil, b)
 			if told != c.want {
 				t.Errorf("it is told %d times, want %d", told, c.want)
 			}

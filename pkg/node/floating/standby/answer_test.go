@@ -1,4 +1,4 @@
-package handover
+package standby
 
 import (
 	"bytes"
@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/coil-net/coil/pkg/node/floating/frames"
 	"github.com/coil-net/coil/pkg/testkit"
 )
 
@@ -28,9 +29,9 @@ func TestAnswerIsOneFrame(t *testing.T) {
 				a.refuse(fmt.Sprintf(c.block, i), why)
 			}
 			var wire bytes.Buffer
-			testkit.Check(t, writeFrame(&wire, ready, testkit.Must(json.Marshal(a))(t)))
+			testkit.Check(t, frames.Write(&wire, frames.Ready, testkit.Must(json.Marshal(a))(t)))
 			var buffer []byte
-			_, payload, err := readFrame(&wire, &buffer)
+			_, payload, err := frames.Read(&wire, &buffer)
 			if err != nil {
 				t.Fatal(err)
 			}

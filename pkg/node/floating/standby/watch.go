@@ -1,4 +1,4 @@
-package handover
+package standby
 
 import (
 	"context"
@@ -27,7 +27,7 @@ func (s *Standby) newWatch(pod types.UID) *watch {
 	ctx, cancel := context.WithCancel(s.life)
 	w := &watch{s: s, pod: pod, cancel: cancel, to: map[netip.Addr]*stream{}}
 	s.watches[pod] = w
-	s.h.group.Go(func() { w.run(ctx) })
+	s.group.Go(func() { w.run(ctx) })
 	return w
 }
 
@@ -69,7 +69,7 @@ func (w *watch) run(ctx context.Context) {
 
 // listen hears of changes until ctx ends. What is there already is sent by the streams.
 func (w *watch) listen(ctx context.Context) error {
-	events, err := w.s.h.cfg.Follow(ctx, w.pod)
+	events, err := w.s.cfg.Follow(ctx, w.pod)
 	if err != nil {
 		return err
 	}

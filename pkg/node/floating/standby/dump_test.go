@@ -1,22 +1,24 @@
-package handover
+package standby
 
 import (
 	"testing"
 	"time"
 
 	"github.com/coil-net/coil/pkg/kernel/conntrack"
+	"github.com/coil-net/coil/pkg/node/floating/floatingtest"
+	"github.com/coil-net/coil/pkg/node/floating/tables"
 )
 
 // A flow that waits for its turn may be sent with all flows before: when it ends, the follower hears of that. Others are never sent.
 func TestFlowIsSentBeforeItsTurn(t *testing.T) {
 	w := newWorld(t)
-	a := w.address("p-0", "a")
+	a := w.Address("p-0", "a")
 	st := &stream{
-		s: w.a.standby, wake: make(chan struct{}, 1), all: map[string]*copied{},
-		young: map[key]conntrack.Flow{}, due: map[key]conntrack.Flow{}, over: map[key]conntrack.Flow{},
+		s: w.a.Standby, wake: make(chan struct{}, 1), all: map[string]*copied{},
+		young: map[tables.Key]conntrack.Flow{}, due: map[tables.Key]conntrack.Flow{}, over: map[tables.Key]conntrack.Flow{},
 	}
 	st.add(lead{Address: a, node: "b"}, true)
-	begin := func(i int) { st.push(conntrack.Event{Flow: flow(a, i)}) }
+	begin := func(i int) { st.push(conntrack.Event{Flow: floatingtest.Flow(a, i)}) }
 	begin(0)
 	st.turn()
 	begin(1)
@@ -25,14 +27,14 @@ func TestFlowIsSentBeforeItsTurn(t *testing.T) {
 	}
 	begin(2) // all are read now
 	for i := range 4 {
-		st.push(conntrack.Event{Flow: flow(a, i), Over: true})
+		st.push(conntrack.Event{Flow: floatingtest.Flow(a, i), Over: true})
 	}
 	begin(4)
 	ended := func(what string, want ...int) {
 		t.Helper()
 		over, _ := st.turn()
 		for _, i := range want {
-			if _, ok := over[keyOf(flow(a, i))]; !ok {
+			if _, ok := over[tables.KeyOf(floatingtest.Flow(a, i))]; !ok {
 				t.Errorf("%s: the end of flow %d isn't sent", what, i)
 			}
 		}
@@ -43,10 +45,10 @@ func TestFlowIsSentBeforeItsTurn(t *testing.T) {
 	ended("while all were read", 0, 1, 2, 3)
 	begin(5)
 	for i := range 2 {
-		st.push(conntrack.Event{Flow: flow(a, 4+i), Over: true})
+		st.push(conntrack.Event{Flow: floatingtest.Flow(a, 4+i), Over: true})
 	}
 	ended("a turn later", 4)
 	begin(6)
-	st.push(conntrack.Event{Flow: flow(a, 6), Over: true})
+	st.push(conntrack.Event{Flow: floatingtest.Flow(a, 6), Over: true})
 	ended("two turns later")
 }

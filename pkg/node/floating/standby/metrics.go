@@ -1,4 +1,4 @@
-package handover
+package standby
 
 import (
 	"time"
@@ -6,8 +6,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// standbyMetrics tell of connections that are copied all the time.
-type standbyMetrics struct {
+// metrics tell of connections that are copied all the time.
+type metrics struct {
 	s                 *Standby
 	flows, restarts   *prometheus.CounterVec
 	full              prometheus.Counter
@@ -15,12 +15,12 @@ type standbyMetrics struct {
 }
 
 const (
-	sideSent     = sent
-	sideReceived = received
+	sideSent     = "sent"
+	sideReceived = "received"
 )
 
-func newStandbyMetrics(r prometheus.Registerer, s *Standby) *standbyMetrics {
-	m := &standbyMetrics{
+func newMetrics(r prometheus.Registerer, s *Standby) *metrics {
+	m := &metrics{
 		s: s,
 		flows: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "coil_floating_standby_flows_total",
@@ -35,7 +35,7 @@ func newStandbyMetrics(r prometheus.Registerer, s *Standby) *standbyMetrics {
 			Help: "Connections of other nodes' floating addresses that a router here had no room for: three quarters of what it may track.",
 		}),
 		addresses: prometheus.NewDesc("coil_floating_standby_addresses",
-			"Floating addresses of this node whose connections are copied all the time, by whether the other node has all of them: in_step or behind.", []string{"state"}, nil),
+			"Floating addresses of this node whose connections are to be copied all the time, by whether the other node has all of them: in_step or behind; alone without another node that may have the address.", []string{"state"}, nil),
 		behind: prometheus.NewDesc("coil_floating_standby_behind_seconds",
 			"For how long another node lacks connections of a floating address of this node, the longest; 0 if none does.", nil, nil),
 	}
@@ -44,15 +44,15 @@ func newStandbyMetrics(r prometheus.Registerer, s *Standby) *standbyMetrics {
 }
 
 // Describe implements prometheus.Collector.
-func (m *standbyMetrics) Describe(ch chan<- *prometheus.Desc) {
+func (m *metrics) Describe(ch chan<- *prometheus.Desc) {
 	ch <- m.addresses
 	ch <- m.behind
 }
 
 // Collect implements prometheus.Collector.
-func (m *standbyMetrics) Collect(ch chan<- prometheus.Metric) {
+func (m *metrics) Collect(ch chan<- prometheus.Metric) {
 	var behind time.Duration
-	count := map[string]int{"in_step": 0, "behind": 0}
+	count := map[string]int{"in_step": 0, "behind": 0, "alone": 0}
 	now := time.Now()
 	m.s.mu.Lock()
 	for block, l := range m.s.leads {
@@ -61,6 +61,12 @@ func (m *standbyMetrics) Collect(ch chan<- prometheus.Metric) {
 			state = "behind"
 		}
 		count[state]++
+	}
+	for name, b := range m.s.blocks {
+		f := b.Floating
+		if _, led := m.s.leads[name]; !led && f.Holding.Holder == m.s.cfg.Node && (f.MovingTo == "" || f.MovingTo == f.Holding.Holder) {
+			count["alone"]++
+		}
 	}
 	for _, st := range m.s.streams {
 		behind = max(behind, st.behind(now))

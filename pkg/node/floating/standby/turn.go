@@ -1,4 +1,4 @@
-package handover
+package standby
 
 import (
 	"context"
@@ -13,7 +13,10 @@ import (
 
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/coil-net/coil/pkg/faultpoint"
 	"github.com/coil-net/coil/pkg/kernel/conntrack"
+	"github.com/coil-net/coil/pkg/node/floating/frames"
+	"github.com/coil-net/coil/pkg/node/floating/tables"
 )
 
 // exchange takes turns by one connection.
@@ -24,7 +27,7 @@ type exchange struct {
 	buffer []byte
 }
 
-// answer is the payload of ready.
+// answer is the payload of frames.Ready.
 type answer struct {
 	// Taken is how many flows are new to the follower.
 	Taken int `json:"taken"`
@@ -39,15 +42,15 @@ type answer struct {
 // refuse says why flows of an address weren't taken. An answer is one frame: when there are very many addresses it says of some only that, and at last
 // only that there are others.
 func (a *answer) refuse(block, why string) {
-	why = why[:min(len(why), mostReason)]
+	why = why[:min(len(why), frames.MostReason)]
 	name := 6*len(block) + len(`"":"",`) // a byte may become six
 	if _, ok := a.Refused[block]; ok {
 		return
 	}
-	if a.size+name+6*len(why) > mostPayload/2 {
+	if a.size+name+6*len(why) > frames.MostPayload/2 {
 		why = ""
 	}
-	if a.size+name > mostPayload-100 {
+	if a.size+name > frames.MostPayload-100 {
 		a.Others = true
 		return
 	}
@@ -56,6 +59,12 @@ func (a *answer) refuse(block, why string) {
 	}
 	a.Refused[block] = why
 	a.size += name + 6*len(why)
+}
+
+// refuses says whether flows of an address weren't taken, or may not have been.
+func (a answer) refuses(block string) bool {
+	_, ok := a.Refused[block]
+	return ok || a.Others
 }
 
 // take takes a turn, and says when the next one is.
@@ -72,17 +81,19 @@ func (x *exchange) take() (time.Duration, error) {
 			return 0, err
 		}
 	}
-	if _, err := x.flows(ended, maps.Values(over)); err != nil {
+	if _, err := x.flows(frames.Ended, maps.Values(over)); err != nil {
 		return 0, err
 	}
-	n, err := x.flows(opened, maps.Values(begun))
+	n, err := x.flows(frames.Opened, maps.Values(begun))
 	if err != nil {
 		return 0, err
 	}
+	faultpoint.At(faultpoint.StandbySent)
 	got, err := x.answer()
 	if err != nil {
 		return 0, err
 	}
+	faultpoint.At(faultpoint.StandbySettled)
 	x.st.s.metrics.flows.WithLabelValues(sideSent, "opened").Add(float64(sent + n))
 	x.st.s.metrics.flows.WithLabelValues(sideSent, "ended").Add(float64(len(over)))
 	next, news := x.st.settled(whole, got)
@@ -93,11 +104,11 @@ func (x *exchange) take() (time.Duration, error) {
 }
 
 // write writes a frame, for which the other node has some time.
-func (x *exchange) write(k kind, payload []byte) error {
+func (x *exchange) write(k frames.Kind, payload []byte) error {
 	if err := x.wait(); err != nil {
 		return err
 	}
-	return writeFrame(x.conn, k, payload)
+	return frames.Write(x.conn, k, payload)
 }
 
 // wait gives the other node time.
@@ -107,18 +118,18 @@ func (x *exchange) wait() error {
 }
 
 // read reads the flows of the addresses whose turn it is.
-func (x *exchange) read() (whole []lead, flows found) {
+func (x *exchange) read() (whole []lead, flows tables.Found) {
 	byPod := map[types.UID][]lead{}
 	for _, a := range x.st.starting(time.Now()) {
 		byPod[a.Pod] = append(byPod[a.Pod], a)
 	}
-	flows = found{}
+	flows = tables.Found{}
 	for pod, all := range byPod {
 		var addrs []netip.Addr
 		for _, a := range all {
 			addrs = append(addrs, a.Addrs()...)
 		}
-		read, err := x.st.s.h.dumps.call(x.ctx, pod, addrs)
+		read, err := x.st.s.cfg.Tables.Read(x.ctx, pod, addrs)
 		if err != nil {
 			x.st.failed(all, fmt.Errorf("read the connections of the router: %w", err))
 			continue
@@ -132,15 +143,16 @@ func (x *exchange) read() (whole []lead, flows found) {
 }
 
 // whole sends all flows of an address. Echoes and connections that are over aren't kept.
-func (x *exchange) whole(a lead, flows found) (sent int, err error) {
-	name, err := json.Marshal(offered{a.Block, a.ID, a.router})
+func (x *exchange) whole(a lead, flows tables.Found) (sent int, err error) {
+	name, err := json.Marshal(frames.Address{Block: a.Block, ID: a.ID, Router: a.router})
 	if err != nil {
 		return 0, err
 	}
-	if err := x.write(begin, name); err != nil {
+	if err := x.write(frames.Begin, name); err != nil {
 		return 0, err
 	}
-	sent, err = x.flows(opened, func(yield func(conntrack.Flow) bool) {
+	faultpoint.At(faultpoint.StandbyBegun)
+	sent, err = x.flows(frames.Opened, func(yield func(conntrack.Flow) bool) {
 		for _, addr := range a.Addrs() {
 			for _, f := range flows[addr] {
 				if !f.Echo() && !f.Over() && !yield(f) {
@@ -149,11 +161,11 @@ func (x *exchange) whole(a lead, flows found) (sent int, err error) {
 			}
 		}
 	})
-	return sent, errors.Join(err, x.write(complete, name))
+	return sent, errors.Join(err, x.write(frames.Complete, name))
 }
 
 // flows sends flows.
-func (x *exchange) flows(k kind, all iter.Seq[conntrack.Flow]) (sent int, err error) {
+func (x *exchange) flows(k frames.Kind, all iter.Seq[conntrack.Flow]) (sent int, err error) {
 	var payload []byte
 	n := 0
 	flush := func() error {
@@ -166,8 +178,8 @@ func (x *exchange) flows(k kind, all iter.Seq[conntrack.Flow]) (sent int, err er
 		return err
 	}
 	for f := range all {
-		payload = appendFlow(payload, f)
-		if n++; n == flowsPerFrame {
+		payload = frames.AppendFlow(payload, f)
+		if n++; n == frames.FlowsPerFrame {
 			if err := flush(); err != nil {
 				return sent, err
 			}
@@ -178,20 +190,9 @@ func (x *exchange) flows(k kind, all iter.Seq[conntrack.Flow]) (sent int, err er
 
 // answer ends a turn, and returns what the other node says to it.
 func (x *exchange) answer() (got answer, err error) {
-	if err := x.write(end, nil); err != nil {
+	if err := x.write(frames.End, nil); err != nil {
 		return got, err
 	}
-	k, payload, err := readFrame(x.conn, &x.buffer)
-	switch {
-	case err != nil:
-		return got, fmt.Errorf("wait for the other node: %w", err)
-	case k == refused:
-		return got, refuse("%.*s", mostReason, payload)
-	case k != ready:
-		return got, fmt.Errorf("%w: kind %d", errFrame, k)
-	}
-	if err := json.Unmarshal(payload, &got); err != nil {
-		return got, fmt.Errorf("%w: %w", errFrame, err)
-	}
-	return got, nil
+	err = frames.Answer(x.conn, &x.buffer, &got)
+	return got, err
 }

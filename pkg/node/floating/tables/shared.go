@@ -1,4 +1,4 @@
-package handover
+package tables
 
 import (
 	"context"
@@ -13,25 +13,25 @@ import (
 // shared lets calls about addresses of one pod that wait while one is under way be one call, the next one: each reads the whole table of the
 // pod, and a node may have many addresses to hand over.
 type shared struct {
-	do func(pod types.UID, addrs []netip.Addr) (found, error)
+	do func(pod types.UID, addrs []netip.Addr) (Found, error)
 
 	mu   sync.Mutex
 	next map[types.UID]*call // a pod has an entry while somebody works for it
 }
 
-// found are flows by their known source.
-type found map[netip.Addr][]conntrack.Flow
+// Found are flows by their known source.
+type Found map[netip.Addr][]conntrack.Flow
 
 // call is one that hasn't begun.
 type call struct {
 	addrs []netip.Addr
 	done  chan struct{} // closed at the end
-	found found
+	found Found
 	err   error
 }
 
 // call has something done for addresses of a pod, and returns what was found for all that took part.
-func (s *shared) call(ctx context.Context, pod types.UID, addrs []netip.Addr) (found, error) {
+func (s *shared) call(ctx context.Context, pod types.UID, addrs []netip.Addr) (Found, error) {
 	s.mu.Lock()
 	c, working := s.next[pod]
 	if c == nil {

@@ -1,7 +1,22 @@
-package handover
+// Package standby copies the connections of this node's floating addresses all the time to the nodes that take the addresses when this one fails, and takes
+// those of other nodes' addresses into the routers here.
+//
+// It owns what two nodes say about that, and when. It must not know how they find and trust each other (see package peers), nor when an address moves: its
+// connections are copied by package handover then.
+//
+//	holder                                                      follower
+//	begins an address, sends all its flows, and completes it    looks whether the AddressBlock says so, inserts them, and deletes all others
+//	every 200 ms: flows that ended, and that began before that  deletes and inserts them
+//	ends each turn                                              says what it has taken, and which addresses it doesn't take
+//
+// Nothing waits for the other end. What it doesn't take in time is kept, one state for each flow, up to a bound. Beyond the bound, and when the kernel has
+// lost events, all flows are sent anew. They are also sent anew from time to time: the follower's kernel sees no packets, and would forget
+// flows that live, and keep others whose end was lost. Flows that are shorter than a turn are never sent.
+package standby
 
 import (
 	"context"
+	"net"
 	"net/netip"
 	"sync"
 	"time"
@@ -14,29 +29,41 @@ import (
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
 	"github.com/coil-net/coil/pkg/kernel/conntrack"
 	"github.com/coil-net/coil/pkg/node/floating"
+	"github.com/coil-net/coil/pkg/node/floating/tables"
 )
 
-// Standby copies connections all the time. It copies those of this node's addresses to the nodes that take the addresses when this one fails, and takes
-// those of other nodes' addresses into the routers here.
-//
-//	holder                                                      follower
-//	begins an address, sends all its flows, and completes it    looks whether the AddressBlock says so, inserts them, and deletes all others
-//	every 200 ms: flows that ended, and that began before that  deletes and inserts them
-//	ends each turn                                              says what it has taken, and which addresses it doesn't take
-//
-// Nothing waits for the other end. What it doesn't take in time is kept, one state for each flow, up to a bound. Beyond the bound, and when the kernel has
-// lost events, all flows are sent anew. They are also sent anew from time to time: the follower's kernel sees no packets, and would forget
-// flows that live, and keep others whose end was lost. Flows that are shorter than a turn are never sent.
+// Connections is how many connections to one node are open at once.
+const Connections = 1
+
+// Config is what a Standby is made of.
+type Config struct {
+	Node string
+	// Block returns an AddressBlock of the watch, nil if there is none.
+	Block func(name string) *v2.AddressBlock
+	// Tables are those of the pods of this node.
+	Tables *tables.Tables
+	// Follow begins to receive changes of the table of a pod, and Here says whether a pod is on this node.
+	Follow func(ctx context.Context, pod types.UID) (Events, error)
+	Here   func(pod types.UID) bool
+	// Moves says whether this node hands an address over, by the UID of its block.
+	Moves func(id string) bool
+	// Dial opens a connection to a node that nobody else reads or changes.
+	Dial func(ctx context.Context, node string) (net.Conn, error)
+	// Told, if there is one, is called when the state of a block's Standby may be another one. It doesn't block.
+	Told func(block string)
+}
+
+// Standby copies connections all the time, until Finish. Its methods may be called concurrently.
 type Standby struct {
-	h       *Handover
-	limits  standbyLimits
-	metrics *standbyMetrics
+	cfg     Config
+	limits  limits
+	metrics *metrics
 	life    context.Context
 	cancel  context.CancelFunc
+	group   sync.WaitGroup
 
 	mu      sync.Mutex
 	closed  bool
-	started bool                        // PodsChanged was called
 	blocks  map[string]*v2.AddressBlock // of addresses with a standby
 	leads   map[string]lead             // by block: addresses that this node has
 	watches map[types.UID]*watch
@@ -45,8 +72,8 @@ type Standby struct {
 	follows map[string]floating.Address
 }
 
-// standbyLimits are the times and bounds of a Standby.
-type standbyLimits struct {
+// limits are the times and bounds of a Standby.
+type limits struct {
 	// settle is for how long events are collected. turn is the time between two messages to the other node, and beat the same if there is nothing to
 	// say. answer is how long the other node may take.
 	settle, turn, beat, answer time.Duration
@@ -58,7 +85,7 @@ type standbyLimits struct {
 	waiting int
 }
 
-var standbyDefaults = standbyLimits{
+var defaults = limits{
 	settle: 100 * time.Millisecond, turn: 200 * time.Millisecond, beat: 10 * time.Second, answer: 10 * time.Second, whole: 2 * time.Minute, kept: 5 * time.Minute,
 	retry: time.Second, mostRetry: 30 * time.Second, waiting: 1 << 16,
 }
@@ -76,22 +103,24 @@ type lead struct {
 	router types.UID
 }
 
-// newStandby returns a Standby, whose work ends by finish.
-func newStandby(ctx context.Context, h *Handover, registry prometheus.Registerer) *Standby {
+// New returns a Standby, whose work ends by Finish.
+func New(ctx context.Context, cfg Config, registry prometheus.Registerer) *Standby {
 	life, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	s := &Standby{
-		h: h, limits: standbyDefaults, life: life, cancel: cancel,
+		cfg: cfg, limits: defaults, life: life, cancel: cancel,
 		blocks: map[string]*v2.AddressBlock{}, leads: map[string]lead{}, watches: map[types.UID]*watch{}, streams: map[string]*stream{}, follows: map[string]floating.Address{},
 	}
-	s.metrics = newStandbyMetrics(registry, s)
+	s.metrics = newMetrics(registry, s)
 	return s
 }
 
-func (s *Standby) finish() {
+// Finish ends the copying, and waits until that is done.
+func (s *Standby) Finish() {
 	s.mu.Lock()
 	s.closed = true
 	s.mu.Unlock()
 	s.cancel()
+	s.group.Wait()
 }
 
 // Changed takes a change of an AddressBlock; nil is one that isn't there.
@@ -109,8 +138,8 @@ func (s *Standby) Changed(before, after *v2.AddressBlock) {
 	_, known := s.blocks[after.Name]
 	// A condition may be of an earlier life of this program, or of another holder.
 	said := known || meta.FindStatusCondition(after.Status.Conditions, v2.BlockStandbyInStep) != nil
-	if f := after.Floating; s.h.cfg.Told != nil && f != nil && (said || f.Standby) && f.Holding.Holder == s.h.cfg.Node {
-		defer s.h.cfg.Told(after.Name)
+	if f := after.Floating; s.cfg.Told != nil && f != nil && (said || f.Standby) && (f.Holding.Holder == s.cfg.Node || f.Holding.Holder == "") {
+		defer s.cfg.Told(after.Name)
 	}
 	if after.Floating == nil || !after.Floating.Standby {
 		if known {
@@ -122,33 +151,27 @@ func (s *Standby) Changed(before, after *v2.AddressBlock) {
 	}
 	s.blocks[after.Name] = after
 	s.look(after)
-	if _, stale := floating.Stale(s.h.cfg.Node, after); stale {
+	if _, stale := floating.Stale(s.cfg.Node, after); stale {
 		s.forget(after.Name)
 	}
-	if after.Floating.Holding.Holder == s.h.cfg.Node {
+	if after.Floating.Holding.Holder == s.cfg.Node {
 		delete(s.follows, after.Name) // they live here now
 	}
 }
 
-// PodsChanged says that Here may answer otherwise than before. At the first call routers forget what this program kept, before its restart, for
-// nodes that copy their connections elsewhere by now.
+// PodsChanged says that Here may answer otherwise than before.
 func (s *Standby) PodsChanged() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, b := range s.blocks {
 		s.look(b)
-		if a, stale := floating.Stale(s.h.cfg.Node, b); stale && !s.started && s.h.cfg.Here(a.Pod) {
-			s.follows[b.Name] = a
-			s.forget(b.Name)
-		}
 	}
-	s.started = true
 }
 
 // look finds out to which node the connections of an address are copied.
 func (s *Standby) look(b *v2.AddressBlock) {
-	a, to, ok := floating.Follower(s.h.cfg.Node, b)
-	if !ok || !s.h.cfg.Here(a.Pod) {
+	a, to, ok := floating.Follower(s.cfg.Node, b)
+	if !ok || !s.cfg.Here(a.Pod) {
 		s.lead(b.Name, lead{})
 		return
 	}
@@ -162,8 +185,8 @@ func (s *Standby) lead(block string, next lead) {
 		return
 	}
 	delete(s.leads, block)
-	if s.h.cfg.Told != nil {
-		defer s.h.cfg.Told(block)
+	if s.cfg.Told != nil {
+		defer s.cfg.Told(block)
 	}
 	if before.node != "" {
 		st, w := s.streams[before.node], s.watches[before.Pod]
@@ -197,15 +220,15 @@ func (s *Standby) forget(block string) {
 		return
 	}
 	delete(s.follows, block)
-	s.h.group.Go(func() {
-		if _, err := s.h.clears.call(s.h.life, a.Pod, a.Addrs()); err != nil {
+	s.group.Go(func() {
+		if err := s.cfg.Tables.Forget(context.WithoutCancel(s.life), a.Pod, a.Addrs()); err != nil {
 			klog.FromContext(s.life).V(2).Info("A router keeps connections of a floating address that another node keeps now", "block", block, "reason", err)
 		}
 	})
 }
 
-// again has all flows of an address sent anew, if it is here: the kernel doesn't tell of those that were inserted.
-func (s *Standby) again(block string) {
+// Again has all flows of an address sent anew, if it is here: the kernel doesn't tell of those that were inserted.
+func (s *Standby) Again(block string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if l, ok := s.leads[block]; ok {
@@ -220,8 +243,8 @@ func (s *Standby) following(a floating.Address) {
 	s.follows[a.Block] = a
 }
 
-// keeps says whether a router here has flows of the address for the node that has it.
-func (s *Standby) keeps(a floating.Address) bool {
+// Keeps says whether a router here has flows of the address for the node that has it.
+func (s *Standby) Keeps(a floating.Address) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	kept, ok := s.follows[a.Block]

@@ -1,0 +1,51 @@
+package handover
+
+import (
+	"net/netip"
+	"slices"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/klog/v2"
+
+	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
+	"github.com/coil-net/coil/pkg/node/floating"
+)
+
+// Start looks for what an earlier life of this program has left: routers here forget the flows of addresses that other nodes have.
+func (h *Handover) Start(blocks []*v2.AddressBlock) {
+	var all []floating.Address
+	for _, b := range blocks {
+		if a, stale := floating.Stale(h.cfg.Node, b); stale {
+			all = append(all, a)
+		}
+	}
+	if len(all) > 0 {
+		h.later(func() { h.forget(all...) })
+	}
+}
+
+// forget lets routers here forget the flows of addresses that other nodes have, when clients know. Those that are copied here all the time stay. If an
+// address comes back, its flows are copied again.
+func (h *Handover) forget(all ...floating.Address) {
+	select {
+	case <-h.closing:
+		return
+	case <-time.After(h.limits.straggle):
+	}
+	byPod := map[types.UID][]netip.Addr{}
+	for _, a := range all {
+		b := h.cfg.Block(a.Block)
+		if b == nil || string(b.UID) != a.ID {
+			continue
+		}
+		if _, stale := floating.Stale(h.cfg.Node, b); stale && a.Pod != "" {
+			byPod[a.Pod] = slices.Concat(byPod[a.Pod], a.Addrs())
+		}
+	}
+	for pod, addrs := range byPod {
+		if err := h.cfg.Tables.Forget(h.life, pod, addrs); err != nil {
+			klog.FromContext(h.life).V(2).Info("A router keeps connections of floating addresses that other nodes have", "pod", pod, "reason", err)
+		}
+	}
+}
