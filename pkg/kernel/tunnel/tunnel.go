@@ -247,7 +247,9 @@ func (s *Syncer) carryOut(ctx context.Context, steps []step, links map[netip.Add
 		case failed[i] != nil:
 			failed[i] = s.taken(ctx, *st, failed[i])
 		case added[i]:
-			st.index, failed[i] = s.handle.IndexByName(st.name)
+			if st.index, failed[i] = s.handle.IndexByName(st.name); failed[i] == nil {
+				failed[i] = s.arrive(ctx, st.index)
+			}
 		}
 	}
 	// By itself first: an ip6tnl that is changed takes its MTU from the way to the other end, and
