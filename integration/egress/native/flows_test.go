@@ -58,13 +58,13 @@ func newCrowd(t *testing.T) *crowd {
 func (c *crowd) addRouter(n *rig.Node) {
 	c.t.Helper()
 	r := testkit.Must(c.egress.AddRouter(c.t.Context(), n))(c.t)
+	testkit.Must(r.Run(c.t.Context(), "sysctl", "-w", "net.netfilter.nf_conntrack_tcp_loose=0"))(c.t)
 	testkit.Eventually(c.t, 20*time.Second, "the router is ready", func() error {
 		if !r.Ready() {
 			return errors.Join(errors.New(r.Program.Logs(3)), c.egress.Trouble())
 		}
 		return nil
 	})
-	testkit.Must(r.Run(c.t.Context(), "sysctl", "-w", "net.netfilter.nf_conntrack_tcp_loose=0"))(c.t)
 }
 
 // strict lets a node drop packets of connections that it doesn't know, as kube-proxy does, and translate the sources of all that leaves it.
