@@ -174,18 +174,23 @@ func (w *world) sources(policy string) (addrs []netip.Addr) {
 	return addrs
 }
 
-// newPod adds a pod with the label app of a value.
+// newPod adds a pod of namespace default with the label app of a value.
 func (w *world) newPod(n *rig.Node, app string) *pod {
 	w.t.Helper()
-	s := testkit.Must(n.NewSandbox(w.t.Context(), rig.SandboxOptions{Labels: map[string]string{"app": app}}))(w.t)
-	p := &pod{Sandbox: s}
+	p := &pod{Sandbox: testkit.Must(n.NewSandbox(w.t.Context(), rig.SandboxOptions{Labels: map[string]string{"app": app}}))(w.t)}
+	w.attach(p)
+	return p
+}
+
+// attach adds a pod to the network, as kubelet does.
+func (w *world) attach(p *pod) {
+	w.t.Helper()
 	testkit.Eventually(w.t, 20*time.Second, "the pod is added", func() error {
-		result, err := s.Add(w.t.Context())
+		result, err := p.Add(w.t.Context())
 		p.addrs = result.Addrs
 		return err
 	})
-	testkit.Check(w.t, s.Report(w.t.Context(), p.addrs, true))
-	return p
+	testkit.Check(w.t, p.Report(w.t.Context(), p.addrs, true))
 }
 
 // pod is one with its addresses.
