@@ -35,8 +35,8 @@ type change struct {
 	do   func() bool
 }
 
-// kinds are all kinds of changes.
-func (c *changes) kinds() []change {
+// quiet are the kinds of changes that every program follows at once.
+func (c *changes) quiet() []change {
 	return []change{
 		{"policy created", c.createPolicy},
 		{"policy deleted", c.deletePolicy},
@@ -45,6 +45,12 @@ func (c *changes) kinds() []change {
 		{"policy's address", func() bool { return c.patchPolicy(map[string]any{"address": c.address()}) }},
 		{"pod's label", c.labelPod},
 		{"pod replaced", c.replacePod},
+	}
+}
+
+// faults are the kinds of changes that make programs late.
+func (c *changes) faults() []change {
+	return []change{
 		{"router unready", c.unreadyRouter},
 		{"router killed", c.killRouter},
 		{"router replaced", c.replaceRouter},

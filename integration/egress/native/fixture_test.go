@@ -83,7 +83,11 @@ func newWorld(t *testing.T, nodes, addresses int, change func(*v2.EgressSpec)) *
 		change(&spec)
 	}
 	w.egress = testkit.Must(w.NewEgress(ctx, namespace, "nat", spec))(t)
-	t.Cleanup(func() { testkit.Check(t, w.egress.Close()) })
+	t.Cleanup(func() {
+		ctx, now := context.WithoutCancel(ctx), metav1.DeleteOptions{GracePeriodSeconds: new(int64(0))}
+		testkit.Check(t, w.egress.Close(), w.Coil.CoilV2().Egresses(namespace).Delete(ctx, w.egress.Name, now),
+			w.Coil.CoilV2().AddressClaims(namespace).DeleteCollection(ctx, now, metav1.ListOptions{}), w.Core.CoreV1().Pods(namespace).DeleteCollection(ctx, now, metav1.ListOptions{}))
+	})
 	for _, n := range w.nodes {
 		testkit.Must(w.egress.AddRouter(ctx, n))(t)
 	}

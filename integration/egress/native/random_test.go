@@ -21,11 +21,17 @@ import (
 // seedEnv is the environment variable with the seed of the random changes.
 const seedEnv = "COIL_RANDOM_SEED"
 
+// minutesEnv is the environment variable with the length of the run in minutes.
+const minutesEnv = "COIL_RANDOM_MINUTES"
+
 // While policies, pods, routers, nodes and programs change at random, no packet of a pod leaves with a source that no policy allows it: not with
 // the pod's own, a node's, a router's, nor that of another tenant. In the end each pod is served. Then an element of a router's map is
 // broken on purpose, and that is seen.
 func TestRandomChanges(t *testing.T) {
-	lasts := testkit.FloatingForm.Times(0, 30)
+	minutes := testkit.FloatingForm.Times(0, 30)
+	if text := os.Getenv(minutesEnv); text != "" {
+		minutes = testkit.Must(strconv.Atoi(text))(t)
+	}
 	seed := uint64(time.Now().UnixNano())
 	if text := os.Getenv(seedEnv); text != "" {
 		seed = testkit.Must(strconv.ParseUint(text, 10, 64))(t)
@@ -63,28 +69,39 @@ func TestRandomChanges(t *testing.T) {
 			c.addPod(n, tenant)
 		}
 	}
-	c.run(time.Duration(lasts) * time.Minute)
+	c.run(time.Duration(minutes) * time.Minute)
 	c.served()
 	c.progress()
 	t.Run("Caught", c.caught)
 }
 
-// run makes each kind of change once, in random order, and then others at random until the time is over.
+// run makes each kind of change once in random order, and in the long form again and again until the time is over. There is a change of the quiet
+// kinds in each fault, and after it there are some, for longer than the grace: what they allow is judged strictly.
 func (c *changes) run(lasts time.Duration) {
-	kinds := c.kinds()
 	over := time.Now().Add(lasts)
-	for len(c.done) < len(kinds) || time.Now().Before(over) {
-		for _, i := range c.Perm(len(kinds)) {
-			if kinds[i].do() {
-				c.done[kinds[i].name]++
-			}
-			c.lasts(time.Duration(c.IntN(testkit.FloatingForm.Times(200, 3000))) * time.Millisecond)
-			if text := c.oracle.found(); text != "" {
-				c.t.Fatalf("after %q: %s", kinds[i].name, text)
+	quiet, faults := c.quiet(), c.faults()
+	for len(c.done) < len(quiet)+len(faults) || time.Now().Before(over) {
+		for n, i := range c.Perm(len(faults)) {
+			c.make(quiet[n%len(quiet)])
+			c.make(faults[i])
+			if testkit.FloatingForm.Long() {
+				for until := time.Now().Add(2 * c.oracle.grace); time.Now().Before(until); c.make(pick(c.Rand, quiet...)) {
+					c.lasts(time.Duration(c.IntN(2000)) * time.Millisecond)
+				}
 			}
 		}
 	}
 	c.t.Logf("changes: %v", c.done)
+}
+
+// make makes a change, if there is something to change.
+func (c *changes) make(x change) {
+	if x.do() {
+		c.done[x.name]++
+	}
+	if text := c.oracle.found(); text != "" {
+		c.t.Fatalf("after %q: %s", x.name, text)
+	}
 }
 
 // served waits until datagrams of each pod arrive that may send.
