@@ -77,6 +77,8 @@ type Egress struct {
 	end     context.CancelFunc
 	ended   chan struct{}
 
+	// rounds is held while routers are asked.
+	rounds  sync.Mutex
 	mu      sync.Mutex
 	routers []*Router
 	trouble error // of the latest round
@@ -198,6 +200,8 @@ func (r *Router) Ready() bool {
 
 // Lose says that the router's node has lost its power: nobody asks it any more, and its Pod stays as it is.
 func (r *Router) Lose() error {
+	r.egress.rounds.Lock()
+	defer r.egress.rounds.Unlock()
 	r.egress.mu.Lock()
 	r.lost = true
 	r.egress.mu.Unlock()
@@ -295,6 +299,8 @@ func (e *Egress) Trouble() error {
 
 // round asks each router, and writes what has changed.
 func (e *Egress) round(ctx context.Context) error {
+	e.rounds.Lock()
+	defer e.rounds.Unlock()
 	var errs []error
 	for _, r := range e.Routers() {
 		e.mu.Lock()

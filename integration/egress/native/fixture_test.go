@@ -83,7 +83,11 @@ func newWorld(t *testing.T, nodes, addresses int, change func(*v2.EgressSpec)) *
 		change(&spec)
 	}
 	w.egress = testkit.Must(w.NewEgress(ctx, namespace, "nat", spec))(t)
-	t.Cleanup(func() { testkit.Check(t, w.egress.Close()) })
+	t.Cleanup(func() {
+		ctx, now := context.WithoutCancel(ctx), metav1.DeleteOptions{GracePeriodSeconds: new(int64(0))}
+		testkit.Check(t, w.egress.Close(), w.Coil.CoilV2().Egresses(namespace).Delete(ctx, w.egress.Name, now),
+			w.Coil.CoilV2().AddressClaims(namespace).DeleteCollection(ctx, now, metav1.ListOptions{}), w.Core.CoreV1().Pods(namespace).DeleteCollection(ctx, now, metav1.ListOptions{}))
+	})
 	for _, n := range w.nodes {
 		testkit.Must(w.egress.AddRouter(ctx, n))(t)
 	}
@@ -174,18 +178,23 @@ func (w *world) sources(policy string) (addrs []netip.Addr) {
 	return addrs
 }
 
-// newPod adds a pod with the label app of a value.
+// newPod adds a pod of namespace default with the label app of a value.
 func (w *world) newPod(n *rig.Node, app string) *pod {
 	w.t.Helper()
-	s := testkit.Must(n.NewSandbox(w.t.Context(), rig.SandboxOptions{Labels: map[string]string{"app": app}}))(w.t)
-	p := &pod{Sandbox: s}
+	p := &pod{Sandbox: testkit.Must(n.NewSandbox(w.t.Context(), rig.SandboxOptions{Labels: map[string]string{"app": app}}))(w.t)}
+	w.attach(p)
+	return p
+}
+
+// attach adds a pod to the network, as kubelet does.
+func (w *world) attach(p *pod) {
+	w.t.Helper()
 	testkit.Eventually(w.t, 20*time.Second, "the pod is added", func() error {
-		result, err := s.Add(w.t.Context())
+		result, err := p.Add(w.t.Context())
 		p.addrs = result.Addrs
 		return err
 	})
-	testkit.Check(w.t, s.Report(w.t.Context(), p.addrs, true))
-	return p
+	testkit.Check(w.t, p.Report(w.t.Context(), p.addrs, true))
 }
 
 // pod is one with its addresses.

@@ -26,27 +26,30 @@ func TestLeave(t *testing.T) {
 	if slices.Equal(sources["shop"], sources["bank"]) {
 		t.Fatalf("both policies have %v", sources["shop"])
 	}
+	pods := map[*pod][]netip.Addr{}
+	for app, addrs := range sources {
+		for _, n := range w.nodes {
+			pods[w.newPod(n, app)] = addrs
+		}
+	}
 	// TCP's source is what the server says, and UDP's port says which pod sent.
 	want := map[uint16]netip.Addr{}
 	port := uint16(20000)
-	for app, addrs := range sources {
-		for _, n := range w.nodes {
-			p := w.newPod(n, app)
-			for _, to := range servers {
-				allowed := family(addrs, to)
-				testkit.Eventually(t, 20*time.Second, fmt.Sprintf("%s leaves by %s to %s", p, allowed, to), func() error {
-					got, err := p.seen(t.Context(), to)
-					if err == nil && got != allowed {
-						t.Fatalf("%s of app %s leaves by %s, not %s", p, app, got, allowed)
-					}
-					return err
-				})
-				port++
-				want[port] = allowed
-				conn := testkit.Must(p.Dial(t.Context(), "udp", netip.AddrPortFrom(to, port).String()))(t)
-				testkit.Must(conn.Write([]byte("x")))(t)
-				testkit.Check(t, conn.Close())
-			}
+	for p, addrs := range pods {
+		for _, to := range servers {
+			allowed := family(addrs, to)
+			testkit.Eventually(t, 20*time.Second, fmt.Sprintf("%s leaves by %s to %s", p, allowed, to), func() error {
+				got, err := p.seen(t.Context(), to)
+				if err == nil && got != allowed {
+					t.Fatalf("%s leaves by %s, not %s", p, got, allowed)
+				}
+				return err
+			})
+			port++
+			want[port] = allowed
+			conn := testkit.Must(p.Dial(t.Context(), "udp", netip.AddrPortFrom(to, port).String()))(t)
+			testkit.Must(conn.Write([]byte("x")))(t)
+			testkit.Check(t, conn.Close())
 		}
 	}
 	others := w.newPod(w.nodes[0], "none")
