@@ -269,8 +269,11 @@ func (s *Sandbox) Report(ctx context.Context, addrs []netip.Addr, ready bool) er
 	return err
 }
 
-// probes is how often routers are asked, and their lists are written.
-const probes = 200 * time.Millisecond
+// probes is how often routers are asked, and their lists are written. probeTimeout is that of the Deployment's probes.
+const (
+	probes       = 200 * time.Millisecond
+	probeTimeout = 5 * time.Second
+)
 
 // run plays Kubernetes for the routers.
 func (e *Egress) run(ctx context.Context) {
@@ -326,7 +329,7 @@ func (e *Egress) round(ctx context.Context) error {
 
 // probe asks a router whether it is ready, as kubelet does.
 func (r *Router) probe(ctx context.Context) error {
-	client := &http.Client{Timeout: time.Second, Transport: &http.Transport{DialContext: r.Node.Dial, DisableKeepAlives: true}}
+	client := &http.Client{Timeout: probeTimeout, Transport: &http.Transport{DialContext: r.Node.Dial, DisableKeepAlives: true}}
 	_, err := netlab.Get(ctx, client, "http://"+net.JoinHostPort(r.Addrs[0].String(), "8081")+"/readyz")
 	return err
 }

@@ -15,78 +15,82 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/coil-net/coil/integration/rig"
+	"github.com/coil-net/coil/integration/rig/rigtest"
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
 	"github.com/coil-net/coil/pkg/testkit"
 	"github.com/coil-net/coil/pkg/testkit/flows"
 	"github.com/coil-net/coil/pkg/testkit/netlab"
 )
 
-// flowPort is where the server of flows is. Each end that talks does so once in flowEvery.
-const (
-	flowPort  = 7000
-	flowEvery = 500 * time.Millisecond
-)
+// flowPort is where the server of flows is.
+const flowPort = 7000
 
 // crowd is a world whose pods have flows by one pair of addresses.
 type crowd struct {
 	*world
 	sources []netip.Addr
-	guard   *flows.Guard
 }
 
 // newCrowd returns a world with an Egress of one pair of addresses. Routers take part in no connection that they haven't seen begin, and nodes
-// drop the packets of such.
+// neither.
 func newCrowd(t *testing.T) *crowd {
 	c := &crowd{world: newWorld(t, 3, 1, nil)}
-	for _, n := range c.nodes {
-		c.strict(n)
-	}
-	// A router that ends forwards until clients know, as with the flag's default.
-	c.egress.Flags = []string{"--drain-period=6s"}
+	// A router that ends forwards until its clients know another one, as with the flag's default.
+	c.egress.Flags = []string{"--drain-period=4s"}
 	for _, r := range c.egress.Routers() {
 		testkit.Check(t, r.Remove(t.Context()))
-		c.addRouter(r.Node)
+	}
+	for _, n := range c.nodes {
+		c.strict(n)
+		c.addRouter(n)
 	}
 	c.awaitHeld()
 	c.choose("crowd", "crowd")
 	c.sources = c.world.sources("crowd")
-	c.guard = testkit.Must(flows.NewGuard(t.Context(), c.server, flowPort, c.sources...))(t)
 	return c
 }
+
+const strictly = "net.netfilter.nf_conntrack_tcp_loose=0"
 
 // addRouter adds a router.
 func (c *crowd) addRouter(n *rig.Node) {
 	c.t.Helper()
 	r := testkit.Must(c.egress.AddRouter(c.t.Context(), n))(c.t)
-	testkit.Must(r.Run(c.t.Context(), "sysctl", "-w", "net.netfilter.nf_conntrack_tcp_loose=0"))(c.t)
-	testkit.Eventually(c.t, 20*time.Second, "the router is ready", func() error {
-		if !r.Ready() {
-			return errors.Join(errors.New(r.Program.Logs(3)), c.egress.Trouble())
-		}
-		return nil
-	})
+	testkit.Must(r.Run(c.t.Context(), "sysctl", "-w", strictly))(c.t)
 }
 
-// strict lets a node drop packets of connections that it doesn't know, as kube-proxy does, and translate the sources of all that leaves it.
+// strict lets a node drop packets of connections that it doesn't know, as kube-proxy does, and translate the sources of all that leaves the
+// cluster, as CNI plugins do.
 func (c *crowd) strict(n *rig.Node) {
 	c.t.Helper()
 	const rules = `add table inet strict
 add chain inet strict forward { type filter hook forward priority 0; }
 add rule inet strict forward ct state invalid drop
+add chain inet strict leave { type nat hook postrouting priority 100; }
+add rule inet strict leave ip daddr 203.0.113.0/24 masquerade
+add rule inet strict leave ip6 daddr 2001:db8:f::/64 masquerade
 `
-	testkit.Must(n.Run(c.t.Context(), "sh", "-ec", "echo '"+rules+"' | nft -f -; sysctl -w net.netfilter.nf_conntrack_tcp_loose=0"))(c.t)
+	rigtest.Sh(c.t, n, "echo '"+rules+"' | nft -f -; sysctl -w "+strictly)
+}
+
+// talking are flows, and what is counted where their server is.
+type talking struct {
+	*flows.Set
+	guard *flows.Guard
 }
 
 // opens opens flows from pods, n of them in all, half of them in each family.
-func (c *crowd) opens(n int, pods ...*pod) *flows.Set {
+func (c *crowd) opens(n int, pods ...*pod) talking {
 	c.t.Helper()
 	ctx := c.t.Context()
 	var at []netip.AddrPort
 	for _, a := range servers {
 		at = append(at, netip.AddrPortFrom(a, flowPort))
 	}
-	s := testkit.Must(flows.Serve(ctx, c.server, flowEvery, at...))(c.t)
+	every := time.Duration(testkit.FloatingForm.Times(500, 1000)) * time.Millisecond
+	s := testkit.Must(flows.Serve(ctx, c.server, every, at...))(c.t)
 	c.t.Cleanup(func() { testkit.Check(c.t, s.Close()) })
+	guard := testkit.Must(flows.NewGuard(ctx, c.server, flowPort, c.sources...))(c.t)
 	var all errgroup.Group
 	for _, p := range pods {
 		all.Go(func() error {
@@ -98,7 +102,7 @@ func (c *crowd) opens(n int, pods ...*pod) *flows.Set {
 		})
 	}
 	testkit.Check(c.t, all.Wait())
-	return s
+	return talking{s, guard}
 }
 
 // pods adds pods to nodes, and waits until they leave by the address.
@@ -152,7 +156,7 @@ func (c *crowd) moved(from *rig.Router) {
 }
 
 // talk waits until all flows have delivered something, again and again for some time.
-func (c *crowd) talk(s *flows.Set, what string, least time.Duration) {
+func (c *crowd) talk(s talking, what string, least time.Duration) {
 	c.t.Helper()
 	for end := time.Now().Add(least); ; {
 		now := time.Now()
@@ -164,7 +168,7 @@ func (c *crowd) talk(s *flows.Set, what string, least time.Duration) {
 }
 
 // fared checks how flows have fared since a moment.
-func (c *crowd) fared(s *flows.Set, what string, moment time.Time) flows.Report {
+func (c *crowd) fared(s talking, what string, moment time.Time) flows.Report {
 	c.t.Helper()
 	r := s.Since(moment)
 	c.t.Logf("%s: %s", what, r)
@@ -174,12 +178,11 @@ func (c *crowd) fared(s *flows.Set, what string, moment time.Time) flows.Report 
 	if !slices.Equal(r.Sources, c.sources) {
 		c.t.Errorf("%s: the server sees %v, want %v", what, r.Sources, c.sources)
 	}
-	testkit.Check(c.t, c.guard.Check(c.t.Context()))
+	testkit.Check(c.t, s.guard.Check(c.t.Context()))
 	return r
 }
 
-// Thousands of connections live on, each without a pause that is 300 ms longer than its own before, when the router that has their address is
-// ending; and with a standby when its node loses power, and with it the leaders of the controllers.
+// Thousands of connections live on, and none is silent for 300 ms longer than before, when the router that has their address is ending; and with a standby when its node loses power, and with it the leaders of the controllers.
 func TestFlowsLiveOn(t *testing.T) {
 	c := newCrowd(t)
 	t.Run("a router ends", func(t *testing.T) { c.on(t).routerEnds() })
@@ -190,7 +193,7 @@ func TestFlowsLiveOn(t *testing.T) {
 func (c *crowd) on(t *testing.T) *crowd {
 	w := *c.world
 	w.t = t
-	return &crowd{&w, c.sources, c.guard}
+	return &crowd{&w, c.sources}
 }
 
 func (c *crowd) routerEnds() {
@@ -208,10 +211,12 @@ func (c *crowd) routerEnds() {
 		testkit.Check(c.t, <-gone)
 		c.talk(s, "when it is gone", 0)
 		what := fmt.Sprintf("move %d, in %s", i, took)
-		if r := c.fared(s, what, moment); r.Longer.More() > testkit.Limit(300*time.Millisecond) {
-			c.t.Errorf("%s: %s", what, r.Longer)
+		// A machine that does other things as well, as in the short form, delays some words for longer.
+		if r := c.fared(s, what, moment); testkit.FloatingForm.Long() && r.Longer().More() > testkit.Limit(300*time.Millisecond) {
+			c.t.Errorf("%s: %s", what, r.Longer())
 		}
 		c.addRouter(from.Node)
+		c.awaitHeld()
 	}
 	testkit.Check(c.t, s.Close())
 }

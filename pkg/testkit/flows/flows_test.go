@@ -73,7 +73,7 @@ func TestTalk(t *testing.T) {
 	if r.Flows != 20 || len(r.Broken) > 0 || fmt.Sprint(r.Sources) != fmt.Sprint(clients) {
 		t.Errorf("%s: %v", r, r.Broken)
 	}
-	if r.Longest.Before <= 0 || r.Longest.Since <= 0 {
+	if r.Longer().Before <= 0 || r.Longer().Since <= 0 {
 		t.Errorf("no pauses: %s", r)
 	}
 	testkit.Check(t, l.guard.Check(t.Context()))
@@ -87,7 +87,7 @@ func TestPause(t *testing.T) {
 	moment := time.Now()
 	lasts(t, time.Second)
 	r := l.Since(moment)
-	if len(r.Broken) > 0 || r.Longest.Since < 800*time.Millisecond {
+	if len(r.Broken) > 0 || r.Longer().Since < 800*time.Millisecond {
 		t.Errorf("during a silence of 1s: %s", r)
 	}
 	if err := l.Talked(moment.Add(500 * time.Millisecond)); err == nil || !strings.Contains(err.Error(), "10 of 10 flows are silent") {
@@ -95,7 +95,7 @@ func TestPause(t *testing.T) {
 	}
 	l.spoil("delete table inet t")
 	l.talked()
-	if r = l.Since(moment); len(r.Broken) > 0 || r.Longest.Since < time.Second || r.Longer.More() < 800*time.Millisecond-r.Longer.Before {
+	if r = l.Since(moment); len(r.Broken) > 0 || r.Longer().Since < time.Second || r.Longer().More() < 800*time.Millisecond-r.Longer().Before {
 		t.Errorf("after a silence of 1s: %s", r)
 	}
 	testkit.Check(t, l.guard.Check(t.Context()))

@@ -16,7 +16,7 @@ type Guard struct{ ns *netlab.NS }
 
 const guardTable = "inet flows-guard"
 
-// NewGuard makes one in the server's network namespace, which it outlives. It names the sources of one family or both.
+// NewGuard makes one in the server's network namespace, in place of one that there was. Sources of a family may be none.
 func NewGuard(ctx context.Context, ns *netlab.NS, port uint16, allowed ...netip.Addr) (*Guard, error) {
 	sources := map[string][]string{"ip": {"192.0.2.0"}, "ip6": {"100::"}} // a set needs an element
 	for _, a := range allowed {
@@ -26,7 +26,7 @@ func NewGuard(ctx context.Context, ns *netlab.NS, port uint16, allowed ...netip.
 		}
 		sources[family] = append(sources[family], a.String())
 	}
-	commands := []string{"add table " + guardTable, "add counter " + guardTable + " resets"}
+	commands := []string{"add table " + guardTable, "delete table " + guardTable, "add table " + guardTable, "add counter " + guardTable + " resets"}
 	for _, hook := range []string{"prerouting", "output"} {
 		commands = append(commands, fmt.Sprintf("add chain %s %s { type filter hook %[2]s priority -400; }", guardTable, hook),
 			fmt.Sprintf("add rule %s %s tcp flags rst counter name resets", guardTable, hook))

@@ -1,6 +1,7 @@
 package flows
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"net/netip"
@@ -16,8 +17,16 @@ type Report struct {
 	Broken []string
 	// Sources are those that the server has seen, sorted.
 	Sources []netip.Addr
-	// Longest is the longest pause of a flow, and Longer that of the flow whose pause is longest in comparison with its own before.
-	Longest, Longer Pause
+	// Pauses has the longest of each flow, those first that are shortest in comparison with its own before.
+	Pauses []Pause
+}
+
+// Longer is the pause of the flow that was silent longest in comparison with its own before.
+func (r Report) Longer() Pause {
+	if len(r.Pauses) == 0 {
+		return Pause{}
+	}
+	return r.Pauses[len(r.Pauses)-1]
 }
 
 // Pause is how long a flow was silent at most.
@@ -35,7 +44,11 @@ func (p Pause) String() string {
 }
 
 func (r Report) String() string {
-	return fmt.Sprintf("%d flows, of which %d are broken, from %v; the longest pause: %s; in comparison with its own before: %s", r.Flows, len(r.Broken), r.Sources, r.Longest, r.Longer)
+	if r.Flows == 0 {
+		return "no flows"
+	}
+	half := r.Pauses[r.Flows/2]
+	return fmt.Sprintf("%d flows, of which %d are broken, from %v; half of them were silent for %s longer than before at most; %s", r.Flows, len(r.Broken), r.Sources, half.More().Round(time.Millisecond), r.Longer())
 }
 
 // before is how much of the time before a moment counts.
@@ -62,13 +75,9 @@ func (s *Set) Since(moment time.Time) Report {
 			r.Broken = append(r.Broken, fmt.Sprintf("%s: %s", f, f.failed))
 		}
 		f.mu.Unlock()
-		if r.Longest.Since < p.Since {
-			r.Longest = p
-		}
-		if r.Longer.Flow == "" || r.Longer.More() < p.More() {
-			r.Longer = p
-		}
+		r.Pauses = append(r.Pauses, p)
 	}
+	slices.SortFunc(r.Pauses, func(a, b Pause) int { return cmp.Compare(a.More(), b.More()) })
 	r.Sources = slices.SortedFunc(maps.Keys(sources), netip.Addr.Compare)
 	return r
 }
