@@ -115,7 +115,11 @@ func (w *world) forward(n *rig.Node) {
 func (w *world) newServer() {
 	t, ctx := w.t, w.t.Context()
 	w.server = testkit.Must(w.NewHost(ctx, 1))(t)
-	t.Cleanup(func() { testkit.Check(t, w.server.Close()) })
+	t.Cleanup(func() {
+		// The fabric's end of the link goes with the namespace, but only after a while.
+		testkit.Must(w.RunRouter(context.WithoutCancel(ctx), "ip", "link", "del", "host1"))(t)
+		testkit.Check(t, w.server.Close())
+	})
 	testkit.Check(t, w.server.IP(ctx, "addr add 203.0.113.1/32 dev lo", "addr add 2001:db8:f::1/128 dev lo nodad", "route add default via 10.255.0.1", "route add default via fd00:255::1"))
 	testkit.Must(w.RunRouter(ctx, "sh", "-ec", "ip route replace 203.0.113.0/24 via 10.255.200.1; ip route replace 2001:db8:f::/64 via fd00:255::c8:1"))(t)
 	l := testkit.Must(w.server.Listen(ctx, "tcp", fmt.Sprint(":", serverPort)))(t)

@@ -3,12 +3,15 @@ package native
 import (
 	"context"
 	"fmt"
+	"iter"
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
 	"sync"
 	"time"
 
+	"golang.org/x/sys/unix"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
@@ -34,7 +37,11 @@ type oracle struct {
 
 	mu       sync.Mutex
 	subjects []*subject
-	policies map[types.NamespacedName]*v2.EgressPolicy
+	policies policies
+	// past has what the policies were from some times on.
+	past []snapshot
+	// opened are the connections whose first packet was right: their flows keep the address that they have.
+	opened map[connection]bool
 	// disturbances are in the order of their beginnings.
 	disturbances []*disturbance
 	suspects     []suspect
@@ -43,16 +50,38 @@ type oracle struct {
 	violation string
 }
 
+type policies map[types.NamespacedName]*v2.EgressPolicy
+
+// snapshot has the policies that there were from a time on.
+type snapshot struct {
+	at time.Time
+	policies
+}
+
+// connection is one by TCP as it is seen outside.
+type connection struct{ from, to netip.AddrPort }
+
+func connectionOf(p netlab.Packet) connection {
+	return connection{netip.AddrPortFrom(p.Src, p.SPort), netip.AddrPortFrom(p.Dst, p.DPort)}
+}
+
 // subject is a pod that sends; number is what its port is made of.
 type subject struct {
 	number int
 	name   types.NamespacedName
 	labels map[string]string
+	worn   []worn       // labels
 	addrs  []netip.Addr // its own
 	// history has, by server, what was allowed since when.
 	history map[netip.Addr][]moment
 	// sent are the datagrams to a server that ought to arrive, and arrived those that did, whether they ought to or not.
 	sent, arrived map[netip.Addr]int
+}
+
+// worn are the labels that a pod has from a time on.
+type worn struct {
+	at     time.Time
+	labels map[string]string
 }
 
 // moment is what is allowed from some time on: one source or, if it isn't valid, none.
@@ -76,7 +105,7 @@ type suspect struct {
 }
 
 func newOracle() *oracle {
-	return &oracle{grace: testkit.Timeout(4 * time.Second), policies: map[types.NamespacedName]*v2.EgressPolicy{}}
+	return &oracle{grace: testkit.Timeout(4 * time.Second), policies: policies{}, opened: map[connection]bool{}}
 }
 
 // run follows the policies and judges packets until ctx ends.
@@ -139,25 +168,31 @@ func (o *oracle) change(fn func()) {
 	defer o.mu.Unlock()
 	fn()
 	now := time.Now()
+	o.past = append(o.past, snapshot{now, maps.Clone(o.policies)})
 	for _, s := range o.subjects {
+		if n := len(s.worn); n == 0 || !maps.Equal(s.worn[n-1].labels, s.labels) {
+			s.worn = append(s.worn, worn{now, s.labels})
+		}
 		for _, to := range servers {
-			source, why := o.allowed(s, to)
-			h := s.history[to]
-			if n := len(h); n == 0 || h[n-1].source != source || h[n-1].why != why {
+			source, why := o.policies.allow(s.name.Namespace, s.labels, to)
+			if why == noPolicy && len(s.addrs) > 0 {
+				source = family(s.addrs, to)
+			}
+			if h := s.history[to]; len(h) == 0 || h[len(h)-1].source != source || h[len(h)-1].why != why {
 				s.history[to] = append(h, moment{now, source, why})
 			}
 		}
 	}
 }
 
-// allowed is the source with which a pod may send to a server: that of the policy with the smallest destination, of several the oldest, or
-// the first by name. Without a policy it is the pod's own.
-func (o *oracle) allowed(s *subject, to netip.Addr) (source netip.Addr, why string) {
+// allow is the source with which a pod may send to a server: that of the policy with the smallest destination, of several the oldest, or
+// the first by name. Without a policy it is the pod's own, which this doesn't say.
+func (all policies) allow(namespace string, pod map[string]string, to netip.Addr) (source netip.Addr, why string) {
 	var decides *v2.EgressPolicy
 	best := -1
-	for _, p := range o.policies {
+	for _, p := range all {
 		pods, err := metav1.LabelSelectorAsSelector(p.Spec.Pods)
-		if err != nil || p.Namespace != s.name.Namespace || !pods.Matches(labels.Set(s.labels)) {
+		if err != nil || p.Namespace != namespace || !pods.Matches(labels.Set(pod)) {
 			continue
 		}
 		size := -1
@@ -175,10 +210,7 @@ func (o *oracle) allowed(s *subject, to netip.Addr) (source netip.Addr, why stri
 	}
 	switch {
 	case decides == nil:
-		if len(s.addrs) > 0 {
-			source = family(s.addrs, to)
-		}
-		return source, "no policy"
+		return netip.Addr{}, noPolicy
 	case decides.Status.Resolved == nil || decides.Status.Resolved.Address == nil:
 		return netip.Addr{}, "policy " + decides.Name + " without address"
 	}
@@ -188,6 +220,8 @@ func (o *oracle) allowed(s *subject, to netip.Addr) (source netip.Addr, why stri
 	}
 	return netip.MustParseAddr(a.IPv6), "policy " + decides.Name
 }
+
+const noPolicy = "no policy"
 
 func older(p, than *v2.EgressPolicy) bool {
 	if !p.CreationTimestamp.Equal(&than.CreationTimestamp) {
@@ -221,17 +255,37 @@ func (o *oracle) since(at time.Time) time.Time {
 	return from
 }
 
-// may says whether a pod may have sent with a source at a time, as far as is known now.
+// may says whether a pod may have sent with a source at a time, as far as is known now: by what was allowed within the time that programs may be
+// late, or by a policy as it was then for labels that the pod had then, since a program may know of one change before it knows of another.
 func (o *oracle) may(s *subject, to, source netip.Addr, at time.Time) bool {
 	from, until := o.since(at), at.Add(slack)
-	h := s.history[to]
-	for i, m := range h {
-		over := i+1 < len(h) && h[i+1].at.Before(from)
-		if m.source == source && source.IsValid() && !over && m.at.Before(until) {
+	for m := range within(s.history[to], func(m moment) time.Time { return m.at }, from, until) {
+		if source.IsValid() && m.source == source {
 			return true
 		}
 	}
+	for then := range within(o.past, func(p snapshot) time.Time { return p.at }, from, until) {
+		for i, w := range s.worn {
+			// A pod had its first labels always, for whoever is late.
+			over := i+1 < len(s.worn) && s.worn[i+1].at.Before(from)
+			if by, _ := then.allow(s.name.Namespace, w.labels, to); !over && w.at.Before(until) && by.IsValid() && by == source {
+				return true
+			}
+		}
+	}
 	return false
+}
+
+// within yields what was in effect at some time within two times, of what is sorted by when it began.
+func within[T any](all []T, began func(T) time.Time, from, until time.Time) iter.Seq[T] {
+	return func(yield func(T) bool) {
+		for i, x := range slices.Backward(all) {
+			over := i+1 < len(all) && began(all[i+1]).Before(from)
+			if over || began(x).Before(until) && !yield(x) {
+				return
+			}
+		}
+	}
 }
 
 // see looks at a packet.
@@ -243,12 +297,29 @@ func (o *oracle) see(p netlab.Packet) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.judged++
-	if n := int(p.DPort) - firstPort; n >= len(o.subjects) {
+	n := int(p.DPort) - firstPort
+	switch {
+	case n >= len(o.subjects):
 		o.violate(fmt.Sprintf("%s is of no pod", p))
-	} else if s := o.subjects[n]; !o.may(s, p.Dst, p.Src, at) {
-		o.suspects = append(o.suspects, suspect{p, at, s})
+	case !o.right(p, o.subjects[n], at):
+		o.suspects = append(o.suspects, suspect{p, at, o.subjects[n]})
 	}
 }
+
+// right says whether a packet is, as far as is known now.
+func (o *oracle) right(p netlab.Packet, s *subject, at time.Time) bool {
+	opens := p.Protocol == unix.IPPROTO_TCP && p.TCPFlags&(syn|ack) == syn
+	if !o.may(s, p.Dst, p.Src, at) {
+		return p.Protocol == unix.IPPROTO_TCP && !opens && o.opened[connectionOf(p)]
+	}
+	if opens {
+		o.opened[connectionOf(p)] = true
+	}
+	return true
+}
+
+// Flags of TCP.
+const syn, ack = 2, 16
 
 // judge judges the suspects that have waited long enough.
 func (o *oracle) judge(now time.Time) {
@@ -258,7 +329,7 @@ func (o *oracle) judge(now time.Time) {
 		if now.Sub(x.at) < slack {
 			return false
 		}
-		if !o.may(x.of, x.packet.Dst, x.packet.Src, x.at) {
+		if !o.right(x.packet, x.of, x.at) {
 			o.violate(o.explain(x))
 		}
 		return true
