@@ -211,9 +211,10 @@ func (c *crowd) routerEnds() {
 		testkit.Check(c.t, <-gone)
 		c.talk(s, "when it is gone", 0)
 		what := fmt.Sprintf("move %d, in %s", i, took)
+		r := c.fared(s, what, moment)
 		// A machine that does other things as well, as in the short form, delays some words for longer.
-		if r := c.fared(s, what, moment); testkit.FloatingForm.Long() && r.Longer().More() > testkit.Limit(300*time.Millisecond) {
-			c.t.Errorf("%s: %s", what, r.Longer())
+		if over := r.Over(testkit.Limit(300 * time.Millisecond)); testkit.FloatingForm.Long() && len(over) > 0 {
+			c.t.Errorf("%s: %d of %d flows were silent for 300ms longer than before, and more, such as %s", what, len(over), r.Flows, r.Longer())
 		}
 		c.addRouter(from.Node)
 		c.awaitHeld()

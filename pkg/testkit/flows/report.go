@@ -21,6 +21,15 @@ type Report struct {
 	Pauses []Pause
 }
 
+// Over are the pauses that are longer than the flow's own before by more than a bound.
+func (r Report) Over(bound time.Duration) []Pause {
+	i := slices.IndexFunc(r.Pauses, func(p Pause) bool { return p.More() > bound })
+	if i < 0 {
+		return nil
+	}
+	return r.Pauses[i:]
+}
+
 // Longer is the pause of the flow that was silent longest in comparison with its own before.
 func (r Report) Longer() Pause {
 	if len(r.Pauses) == 0 {
