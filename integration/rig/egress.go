@@ -1,6 +1,7 @@
 package rig
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -71,6 +72,8 @@ type Egress struct {
 	Namespace, Name string
 	// Flags are added to those of coil-egress.
 	Flags []string
+	// Patience is how long a router may take to answer a probe; 0 is a second.
+	Patience time.Duration
 
 	rig     *Rig
 	program string // its path
@@ -269,11 +272,8 @@ func (s *Sandbox) Report(ctx context.Context, addrs []netip.Addr, ready bool) er
 	return err
 }
 
-// probes is how often routers are asked, and their lists are written. probeTimeout is that of the Deployment's probes.
-const (
-	probes       = 200 * time.Millisecond
-	probeTimeout = 5 * time.Second
-)
+// probes is how often routers are asked, and their lists are written.
+const probes = 200 * time.Millisecond
 
 // run plays Kubernetes for the routers.
 func (e *Egress) run(ctx context.Context) {
@@ -329,7 +329,7 @@ func (e *Egress) round(ctx context.Context) error {
 
 // probe asks a router whether it is ready, as kubelet does.
 func (r *Router) probe(ctx context.Context) error {
-	client := &http.Client{Timeout: probeTimeout, Transport: &http.Transport{DialContext: r.Node.Dial, DisableKeepAlives: true}}
+	client := &http.Client{Timeout: cmp.Or(r.egress.Patience, time.Second), Transport: &http.Transport{DialContext: r.Node.Dial, DisableKeepAlives: true}}
 	_, err := netlab.Get(ctx, client, "http://"+net.JoinHostPort(r.Addrs[0].String(), "8081")+"/readyz")
 	return err
 }
