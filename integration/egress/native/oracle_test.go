@@ -190,35 +190,53 @@ func (o *oracle) change(fn func()) {
 func (all policies) allow(namespace string, pod map[string]string, to netip.Addr) (source netip.Addr, why string) {
 	var decides *v2.EgressPolicy
 	best := -1
-	for _, p := range all {
-		pods, err := metav1.LabelSelectorAsSelector(p.Spec.Pods)
-		if err != nil || p.Namespace != namespace || !pods.Matches(labels.Set(pod)) {
-			continue
-		}
-		size := -1
-		for _, d := range p.Spec.Destinations {
-			if d := netip.MustParsePrefix(string(d)); d.Contains(to) {
-				size = max(size, d.Bits())
-			}
-		}
-		if len(p.Spec.Destinations) == 0 {
-			size = 0
-		}
-		if size >= 0 && (size > best || size == best && older(p, decides)) {
+	for p, size := range all.choosing(namespace, pod, to) {
+		if size > best || size == best && older(p, decides) {
 			decides, best = p, size
 		}
 	}
-	switch {
-	case decides == nil:
+	if decides == nil {
 		return netip.Addr{}, noPolicy
-	case decides.Status.Resolved == nil || decides.Status.Resolved.Address == nil:
-		return netip.Addr{}, "policy " + decides.Name + " without address"
 	}
-	a := decides.Status.Resolved.Address
-	if to.Is4() {
-		return netip.MustParseAddr(a.IPv4), "policy " + decides.Name
+	if source = addressOf(decides, to); !source.IsValid() {
+		return source, "policy " + decides.Name + " without address"
 	}
-	return netip.MustParseAddr(a.IPv6), "policy " + decides.Name
+	return source, "policy " + decides.Name
+}
+
+// choosing yields the policies that choose a pod and a server, and the length of the destination's prefix.
+func (all policies) choosing(namespace string, pod map[string]string, to netip.Addr) iter.Seq2[*v2.EgressPolicy, int] {
+	return func(yield func(*v2.EgressPolicy, int) bool) {
+		for _, p := range all {
+			pods, err := metav1.LabelSelectorAsSelector(p.Spec.Pods)
+			if err != nil || p.Namespace != namespace || !pods.Matches(labels.Set(pod)) {
+				continue
+			}
+			size := -1
+			for _, d := range p.Spec.Destinations {
+				if d := netip.MustParsePrefix(string(d)); d.Contains(to) {
+					size = max(size, d.Bits())
+				}
+			}
+			if len(p.Spec.Destinations) == 0 {
+				size = 0
+			}
+			if size >= 0 && !yield(p, size) {
+				return
+			}
+		}
+	}
+}
+
+// addressOf is the address that a policy has in the family of a server; invalid if it has none.
+func addressOf(p *v2.EgressPolicy, to netip.Addr) netip.Addr {
+	if p.Status.Resolved == nil || p.Status.Resolved.Address == nil {
+		return netip.Addr{}
+	}
+	if a := p.Status.Resolved.Address; to.Is4() {
+		return netip.MustParseAddr(a.IPv4)
+	}
+	return netip.MustParseAddr(p.Status.Resolved.Address.IPv6)
 }
 
 const noPolicy = "no policy"
@@ -264,12 +282,24 @@ func (o *oracle) may(s *subject, to, source netip.Addr, at time.Time) bool {
 			return true
 		}
 	}
+	// Routers read a list of clients for each policy: when a pod comes, or another policy decides, that of a younger one may be there first.
+	changed := s.worn[len(s.worn)-1].at.After(from)
+	for m := range within(s.history[to], func(m moment) time.Time { return m.at }, from, until) {
+		changed = changed || m.at.After(from)
+	}
 	for then := range within(o.past, func(p snapshot) time.Time { return p.at }, from, until) {
 		for i, w := range s.worn {
 			// A pod had its first labels always, for whoever is late.
-			over := i+1 < len(s.worn) && s.worn[i+1].at.Before(from)
-			if by, _ := then.allow(s.name.Namespace, w.labels, to); !over && w.at.Before(until) && by.IsValid() && by == source {
+			if over := i+1 < len(s.worn) && s.worn[i+1].at.Before(from); over || w.at.After(until) {
+				continue
+			}
+			if by, _ := then.allow(s.name.Namespace, w.labels, to); by.IsValid() && by == source {
 				return true
+			}
+			for p := range then.choosing(s.name.Namespace, w.labels, to) {
+				if changed && addressOf(p, to) == source {
+					return true
+				}
 			}
 		}
 	}

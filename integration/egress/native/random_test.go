@@ -120,6 +120,11 @@ func (c *changes) served() {
 		return now
 	}
 	before := arrived()
+	defer func() {
+		if c.t.Failed() {
+			c.show()
+		}
+	}()
 	testkit.Eventually(c.t, 30*time.Second, "each pod is served", func() error {
 		for name, n := range arrived() {
 			if n <= before[name] {
@@ -132,6 +137,18 @@ func (c *changes) served() {
 	c.lasts(slack + 200*time.Millisecond)
 	if text := c.oracle.found(); text != "" {
 		c.t.Fatal(text)
+	}
+}
+
+// show logs the way of each pod.
+func (c *changes) show() {
+	for _, p := range c.clients {
+		out, err := p.Run(c.t.Context(), "sh", "-c", "ip -6 rule; ip -6 route show table all | grep -v fe80; ip -s -d link show type vxlan; ip route get 203.0.113.1; ip -6 route get 2001:db8:f::1")
+		c.t.Logf("pod %s: arrived %v of %v, %v\n%s", p.name, p.arrived, p.sent, err, out)
+	}
+	for _, r := range c.egress.Routers() {
+		out, err := r.Run(c.t.Context(), "sh", "-c", "ip -s link show type vxlan; nft list map inet coil sources_ipv6; nft list map inet coil sources_towards_ipv6; nft list set inet coil peers_ipv6; nft list counters table inet coil")
+		c.t.Logf("router %s on %s: %v\n%s", r.Name, r.Node.Name, err, out)
 	}
 }
 

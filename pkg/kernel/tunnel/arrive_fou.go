@@ -4,5 +4,5 @@ package tunnel
 
 import "context"
 
-// arrive lets packets arrive by a new tunnel; FoU needs nothing for that.
+// arrive lets packets arrive by a tunnel; FoU needs nothing for that.
 func (s *Syncer) arrive(context.Context, int) error { return nil }

@@ -8,11 +8,12 @@ import (
 	"github.com/coil-net/coil/pkg/kernel/rtnl"
 )
 
-// arrive lets packets arrive by a new tunnel.
+// arrive lets packets arrive by a tunnel, before it comes up.
 func (s *Syncer) arrive(ctx context.Context, index int) error {
 	requests, err := rtnl.AcceptAll(index)
 	if err != nil {
 		return err
 	}
-	return s.handle.Do(ctx, requests...)
+	_, err = s.handle.Apply(ctx, rtnl.ErrExist, requests...)
+	return err
 }

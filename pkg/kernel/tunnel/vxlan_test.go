@@ -49,6 +49,13 @@ func TestStandIn(t *testing.T) {
 					t.Fatalf("Ensure of %s: %v, %+v, %v; want %+v", tunnels[0], links, got, err, want)
 				}
 			}
+			// As a process leaves it that ends while it makes a tunnel.
+			name := dataplane.TunnelName(tunnels[0].Remote, 0)
+			end.ns.IP(t, "link", "set", name, "down")
+			testkit.Must(end.ns.Run("tc", "qdisc", "del", "dev", name, "clsact"))(t)
+			if _, got, err := s.Ensure(t.Context(), tunnels); err != nil || got != (dataplane.Result{Replaced: 1}) {
+				t.Fatalf("Ensure of a tunnel that is half made: %+v, %v", got, err)
+			}
 			testkit.Must(s.Check(t.Context(), tunnels))(t)
 			end.ns.Configure(t, fmt.Sprintf("route add %s dev %s src %s", end.behind, dataplane.TunnelName(tunnels[0].Remote, 0), end.inner))
 		}
