@@ -123,7 +123,7 @@ test-migrate: ## Move a cluster from Coil v1, killed at each step; take one from
 
 .PHONY: test-floating
 test-floating: ## Play 100,000 random histories of nodes that hold floating addresses; cut the power of nodes, and divide networks; as root
-	COIL_FLOATING=long $(GOTEST) -tiers=netns,apiserver -no-skips $(ARGS) ./pkg/holding/ ./integration/floating/
+	COIL_FLOATING=long $(GOTEST) -tiers=netns,apiserver -no-skips $(ARGS) ./pkg/holding/ ./integration/floating/ ./integration/egress/native/
 	$(if $(ARGS),,COIL_FLOATING=long $(GOTEST) -tiers=netns,apiserver -no-skips -run='^TestFloatingAddress$$' ./integration/routes/)
 
 .PHONY: test-release

@@ -182,7 +182,7 @@ const machineOfNodes = "/integration/egress/cluster"
 var patient = []string{"/integration/cluster", "/integration/lab/cluster", "/integration/manifests", "/integration/migrate", "/integration/upgrade"}
 
 // routed are the packages whose tests mostly wait for routing daemons and for neighbours.
-var routed = []string{"/integration/routes", "/integration/neighbours", "/integration/floating"}
+var routed = []string{"/integration/routes", "/integration/neighbours", "/integration/floating", "/integration/egress/native"}
 
 // kernels are the packages outside integration/ whose tests make network namespaces.
 var kernels = []string{"/pkg/kernel/", "/pkg/podnet", "/pkg/clientnet", "/pkg/node/", "/pkg/router", "/pkg/store/sqlite", "/pkg/testkit/netlab"}

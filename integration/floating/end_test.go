@@ -15,7 +15,7 @@ func TestOrderlyEnd(t *testing.T) {
 	f.held(0)
 	epoch := f.holding().Epoch
 	before, after := f.flows(0), f.flows(1)
-	want := f.connections(before)
+	want := f.connections(before, 50)
 	pings := f.pings()
 	began := time.Now()
 	f.Candidates[0].Coild.Stop()

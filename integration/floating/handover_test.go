@@ -37,13 +37,13 @@ func (f *fixture) known(table *conntrack.Table) (all []string, err error) {
 	return all, err
 }
 
-// connections gives a router's table connections by the address, and returns them as known does.
-func (f *fixture) connections(table *conntrack.Table) []string {
+// connections gives a router's table n connections by each of its addresses, and returns them as known does.
+func (f *fixture) connections(table *conntrack.Table, n uint16) []string {
 	f.t.Helper()
 	var flows []conntrack.Flow
 	for i, a := range f.Addrs {
 		client, server := []string{"10.0.9.9", "fd00::9:9"}[i], []string{"192.0.2.1", "2001:db8::1"}[i]
-		for port := range uint16(50) {
+		for port := range n {
 			flows = append(flows, conntrack.Flow{
 				Protocol: unix.IPPROTO_TCP, Src: netip.AddrPortFrom(netip.MustParseAddr(client), 1000+port), Dst: netip.AddrPortFrom(netip.MustParseAddr(server), 443),
 				Translated: netip.AddrPortFrom(a, 2000+port), Timeout: 3600, TCP: conntrack.TCP{State: 3, FlagsOrig: 3, FlagsReply: 3},
@@ -62,7 +62,7 @@ func TestConnectionsAreHandedOver(t *testing.T) {
 	f := newFixture(t, "copied", 3)
 	f.held(0)
 	before, after := f.flows(0), f.flows(1)
-	want := f.connections(before)
+	want := f.connections(before, 50)
 	pings := f.pings()
 	epoch := f.holding().Epoch
 	testkit.Check(t, f.End(t.Context(), 0))
@@ -96,4 +96,42 @@ func TestConnectionsAreHandedOver(t *testing.T) {
 		}
 		return err
 	})
+}
+
+// The address of many connections moves within 2 s of the order, and all of them with it.
+func TestManyConnectionsAreHandedOver(t *testing.T) {
+	f := newFixture(t, "many", 2)
+	f.held(0)
+	before, after := f.flows(0), f.flows(1)
+	want := f.connections(before, uint16(testkit.FloatingForm.Times(500, 25000)))
+	pings := f.pings()
+	began := time.Now()
+	testkit.Check(t, f.Place(t.Context(), f.Candidates[1].Name, 1, 0))
+	testkit.Eventually(t, 20*time.Second, "the next router knows the connections", func() error {
+		n, _, err := after.Size()
+		if err == nil && n < len(want) {
+			err = fmt.Errorf("%d of %d", n, len(want))
+		}
+		return err
+	})
+	copied := time.Since(began)
+	testkit.Eventually(t, 20*time.Second, "the next node has the address", func() error {
+		if h := f.holding(); h.Holder != f.Candidates[1].Name {
+			return fmt.Errorf("%s has it", h.Holder)
+		}
+		return nil
+	})
+	moved := time.Since(began)
+	if got := testkit.Must(f.known(after))(t); !slices.Equal(got, want) {
+		t.Errorf("the next router has %d flows, want %d", len(got), len(want))
+	}
+	f.held(1)
+	gone := outage(t, pings)
+	t.Logf("%d connections were copied after %s, the address had moved after %s, and was silent for %s", len(want), copied, moved, gone)
+	if copied > testkit.Limit(2*time.Second) || moved > testkit.Limit(2*time.Second) {
+		t.Errorf("%d connections were copied after %s, and the address had moved after %s: want 2s", len(want), copied, moved)
+	}
+	if gone > testkit.Timeout(time.Second) {
+		t.Errorf("the address was silent for %s", gone)
+	}
 }

@@ -60,7 +60,7 @@ func TestStandbyOutlivesPowerCut(t *testing.T) {
 	f := newFixture(t, "standby", 3)
 	f.held(0)
 	before, after, third := f.flows(0), f.flows(1), f.flows(2)
-	want := f.connections(before)
+	want := f.connections(before, 50)
 	f.standby(true)
 	f.keeps(after, want, "the first successor's router knows the connections")
 	f.condition("True InStep")

@@ -29,11 +29,7 @@ func (r *Rig) newController(name string, flags ...string) (*Program, error) {
 // next one need not wait for its end.
 func (r *Rig) KillController(ctx context.Context) error {
 	r.Controller.Kill()
-	err := r.Core.CoordinationV1().Leases(metav1.NamespaceSystem).Delete(ctx, "coil-ipam-leader", metav1.DeleteOptions{})
-	if apierrors.IsNotFound(err) {
-		return nil
-	}
-	return err
+	return r.TakeLease(ctx, IPAMLease)
 }
 
 // SecondController prepares another coil-ipam-controller, which leads too: its Lease is

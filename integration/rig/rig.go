@@ -197,16 +197,21 @@ func (r *Rig) install(ctx context.Context) error {
 // kubeconfig writes a kubeconfig with the rights of a ServiceAccount of kube-system,
 // unless there is one, and returns its path.
 func (r *Rig) kubeconfig(account string) (string, error) {
+	return r.kubeconfigIn(metav1.NamespaceSystem, account)
+}
+
+// kubeconfigIn is kubeconfig for a ServiceAccount of a namespace.
+func (r *Rig) kubeconfigIn(namespace, account string) (string, error) {
 	r.kubeconfigs.Lock()
 	defer r.kubeconfigs.Unlock()
-	if path := r.path(account + ".kubeconfig"); exists(path) {
+	path := r.path(namespace + "." + account + ".kubeconfig")
+	if exists(path) {
 		return path, nil
 	}
-	cfg, err := r.API.UserConfig("system:serviceaccount:kube-system:"+account, "system:serviceaccounts", "system:serviceaccounts:kube-system")
+	cfg, err := r.API.UserConfig("system:serviceaccount:"+namespace+":"+account, "system:serviceaccounts", "system:serviceaccounts:"+namespace)
 	if err != nil {
 		return "", err
 	}
-	path := r.path(account + ".kubeconfig")
 	return path, writeKubeconfig(cfg, path)
 }
 

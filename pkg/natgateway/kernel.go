@@ -104,6 +104,15 @@ func (p PodNetwork) Listen(ctx context.Context, port uint16, families []dataplan
 // Nft is the Filter of a router, and its Counters, in a table of nftables.
 type Nft struct{ *nft.Table }
 
+// Prepare has the kernel track connections before the router opens the first one. A table that a former process has left stays.
+func (n Nft) Prepare(ctx context.Context) error {
+	exists, err := n.Exists(ctx)
+	if err == nil && !exists {
+		_, err = n.Table.Sync(ctx, ruleset.Before())
+	}
+	return err
+}
+
 // Sync implements Filter.
 func (n Nft) Sync(ctx context.Context, want ruleset.Gateway) (dataplane.Result, error) {
 	return n.Table.Sync(ctx, want.Ruleset())

@@ -306,7 +306,7 @@ func (n *Network) forgetGuards(ctx context.Context) (forgotten bool, err error) 
 
 // hostRules must be called with mu held.
 func (n *Network) hostRules() ruleset.Host {
-	return ruleset.Host{SourceGuard: n.opts.SourceGuard, Clients: n.clients.by}
+	return ruleset.Host{SourceGuard: n.opts.SourceGuard, Tracked: n.opts.StragglersTracked, Clients: n.clients.by}
 }
 
 // syncGuard must be called with mu held.
@@ -334,5 +334,6 @@ func (n *Network) guardSourcesFirst(ctx context.Context, rules ruleset.Host) (da
 	if exists, err := n.guard.Exists(ctx); exists || err != nil {
 		return dataplane.Result{}, err
 	}
-	return n.guard.Sync(ctx, ruleset.Host{SourceGuard: true}.Ruleset())
+	rules.Clients = nil
+	return n.guard.Sync(ctx, rules.Ruleset())
 }

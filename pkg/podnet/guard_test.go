@@ -12,10 +12,13 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/coil-net/coil/pkg/dataplane"
 	"github.com/coil-net/coil/pkg/plan/ruleset"
 	"github.com/coil-net/coil/pkg/podnet"
 	"github.com/coil-net/coil/pkg/testkit"
+	"github.com/coil-net/coil/pkg/testkit/netlab"
 	"github.com/coil-net/coil/pkg/testkit/netnstest"
 )
 
@@ -101,6 +104,58 @@ func TestStragglers(t *testing.T) {
 		}
 		return nil
 	})
+}
+
+// What a straggler sends keeps its source though rules of others translate all, and isn't dropped by those that know no connection in the
+// middle, unless connections are to be tracked for such rules.
+func TestStragglersAndRulesOfOthers(t *testing.T) {
+	for _, tracked := range []bool{false, true} {
+		t.Run(fmt.Sprintf("tracked %t", tracked), func(t *testing.T) {
+			n := newGuarded(t, func(o *podnet.Options) { o.StragglersTracked = tracked })
+			p1, router := newPod(t, 1, true, true)
+			p2, to := newPod(t, 2, true, true)
+			a := n.mustAttach(t, p1)
+			n.mustAttach(t, p2)
+			testkit.Must(n.Guard(t.Context()))(t)
+			for _, command := range []string{
+				"add table inet others", "add chain inet others post { type nat hook postrouting priority 100; }", "add rule inet others post masquerade",
+				"add chain inet others forward { type filter hook forward priority 0; }", "add rule inet others forward ct state invalid drop",
+			} {
+				testkit.Must(n.host.Run("nft", command))(t)
+			}
+			testkit.Check(t, n.host.Lab().Sysctl("netfilter/nf_conntrack_tcp_loose=0"))
+			arrived := testkit.Must(to.Lab().NewCapture("eth0", func(p netlab.Packet) bool { return p.Protocol == unix.IPPROTO_TCP }))(t)
+			for from, dst := range map[netip.Addr]netip.Addr{netip.MustParseAddr("203.0.113.1"): p2.Address.IPv4, netip.MustParseAddr("2001:db8:9::1"): p2.Address.IPv6} {
+				mustPing(t, router, dst) // neighbours are known
+				gateway := podnet.Gateways.IPv4
+				if from.Is6() {
+					gateway = podnet.Gateways.IPv6
+				}
+				router.IP(t, "address", "add", netip.PrefixFrom(from, from.BitLen()).String(), "dev", "lo")
+				router.IP(t, "route", "add", dst.String(), "via", gateway.String(), "dev", "eth0", "src", from.String())
+				testkit.Check(t, n.Straggle(t.Context(), a.HostIfIndex, from))
+				if !speaks(t, router, to, from, dst) {
+					t.Errorf("the pod doesn't speak for %s", from)
+				}
+				const ack = 0x10
+				raw := testkit.Must(router.Lab().NewRaw(from, dst, unix.IPPROTO_TCP, 16))(t)
+				testkit.Check(t, raw.Send(netlab.TCPHeader(40000, 443, 1, 1, ack)))
+				raw.Close()
+				// What comes after it has passed.
+				if !speaks(t, router, to, from, dst) {
+					t.Errorf("the pod doesn't speak for %s any more", from)
+				}
+				came := len(arrived.All(func(p netlab.Packet) bool { return p.Src == from })) > 0
+				if came == tracked {
+					t.Errorf("a packet of an old connection from %s has arrived: %t", from, came)
+				}
+			}
+			missed, err := arrived.Close()
+			if testkit.Check(t, err); missed > 0 {
+				t.Errorf("%d packets weren't seen", missed)
+			}
+		})
+	}
 }
 
 // A pod speaks for itself, neither for its node nor for other pods.

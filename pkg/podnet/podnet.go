@@ -60,6 +60,8 @@ type Options struct {
 	MTU int
 	// SourceGuard drops packets of pods from addresses that aren't theirs.
 	SourceGuard bool
+	// StragglersTracked lets the host track connections of Straggle, for rules of others that need it.
+	StragglersTracked bool
 	// Netns is the path of the host's network namespace; empty is the one that
 	// the process was started in.
 	Netns string

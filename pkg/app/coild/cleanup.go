@@ -86,7 +86,7 @@ func (o *Options) networkOptions() podnet.Options {
 	return podnet.Options{
 		PodTable: o.PodTable, RulePriority: o.PodRulePrio, Protocol: o.Protocol, CompatCalico: o.CompatCalico, MTU: o.MTU,
 		// Without IPAM another program wires pods, and their addresses aren't known.
-		SourceGuard:  o.SourceGuard && o.IPAM,
+		SourceGuard: o.SourceGuard && o.IPAM, StragglersTracked: !o.FloatingNotrack,
 		SysctlRecord: filepath.Join(o.StateDir, "sysctl.json"),
 	}
 }

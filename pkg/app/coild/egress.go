@@ -179,9 +179,6 @@ type fou struct {
 	why   atomic.Pointer[error] // it can't; nil if it can
 }
 
-// fouModules are the modules that tunnels need. Nothing else loads the first two.
-var fouModules = []string{"fou", "fou6", "ipip", "ip6_tunnel"}
-
 // load loads the modules that tunnels need.
 func (f *fou) load(ctx context.Context) error {
 	err := module.Load(f.dir, fouModules...)

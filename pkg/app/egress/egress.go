@@ -70,6 +70,9 @@ func run(ctx context.Context, o Options, health *observe.Health) error {
 	}
 	defer table.Close()
 	filter := natgateway.Nft{Table: table}
+	if err := filter.Prepare(ctx); err != nil {
+		return err
+	}
 	connections, err := conntrack.New(nil)
 	if err != nil {
 		return err

@@ -261,6 +261,11 @@ func (s *Syncer) carryOut(ctx context.Context, steps []step, links map[netip.Add
 	send(func(st step) bool { return st.quiet }, func(st step) rtnl.Request {
 		return rtnl.SetLink(st.index, rtnl.LinkChange{NoAutoAddress: true})
 	}, rtnl.ErrNoFamily)
+	for i, st := range steps {
+		if failed[i] == nil && st.raise { // one that is down may lack it after a crash
+			failed[i] = s.arrive(ctx, st.index)
+		}
+	}
 	send(func(st step) bool { return st.raise || st.label }, func(st step) rtnl.Request {
 		return rtnl.SetLink(st.index, rtnl.LinkChange{Up: true, Alias: st.want.Alias})
 	})

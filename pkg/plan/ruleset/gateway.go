@@ -179,6 +179,14 @@ func (g Gateway) Ruleset() dataplane.Ruleset {
 	return t.Ruleset
 }
 
+// Before is the table of a router that doesn't know its clients yet. With a rule that asks for connections the kernel begins to track them: what
+// the router opens until then, to the API server, would belong to none, and be dropped, where nf_conntrack_tcp_loose is 0.
+func Before() dataplane.Ruleset {
+	input := base("input", "filter", "input", dataplane.HookFilter)
+	input.Add("untracked", "ct state untracked accept")
+	return dataplane.Ruleset{Chains: []dataplane.Chain{input}}
+}
+
 // gateway is the table of a router in the making.
 type gateway struct {
 	dataplane.Ruleset

@@ -19,6 +19,8 @@ type Host struct {
 	// SourceGuard drops packets that come in by links of dataplane.LinkGroup from addresses that aren't routed
 	// back by the same link.
 	SourceGuard bool
+	// Tracked lets connections of stragglers be tracked; see Floating.
+	Tracked bool
 	// Clients are the guards of pods that use Egresses, by the index of the node's end of their links.
 	Clients map[int]dataplane.ClientGuard
 }
@@ -59,7 +61,7 @@ const (
 func (h Host) Ruleset() dataplane.Ruleset {
 	var r dataplane.Ruleset
 	if h.SourceGuard {
-		guardSources(&r)
+		guardSources(&r, h.Tracked)
 	}
 	if len(h.Clients) > 0 {
 		guardClients(&r, h.Clients)
@@ -69,8 +71,12 @@ func (h Host) Ruleset() dataplane.Ruleset {
 
 // guardSources drops packets with foreign sources. The hook comes before connections are tracked, so that a forged
 // packet makes none.
-func guardSources(r *dataplane.Ruleset) {
-	drops := dataplane.Chain{Name: Forged}
+//
+//	prerouting   what comes in by the links of pods from a source that isn't routed back
+//	  forged     drops it, unless it is a straggler's
+//	keep         before others translate sources: those of stragglers stay as they are
+func guardSources(r *dataplane.Ruleset, tracked bool) {
+	drops, keep := dataplane.Chain{Name: Forged}, base("keep", "nat", "postrouting", dataplane.HookSourceNAT-10)
 	for _, f := range families {
 		r.Counters = append(r.Counters, f.Named(Forged))
 		unspecified := "0.0.0.0"
@@ -80,7 +86,12 @@ func guardSources(r *dataplane.Ruleset) {
 		}
 		straggling, probing := StragglingSet(f.Family), ProbingSet(f.Family)
 		r.Sets = append(r.Sets, straggling, probing)
-		f.rule(&drops, "of a router, from an address that has moved", "meta nfproto $f iif . $ip saddr @%s return", straggling.Name)
+		leave := "notrack return" // as on the node that has the address now
+		if tracked {
+			leave = "return"
+			f.rule(&keep, "an address that has moved stays the source", "meta nfproto $f iif . $ip saddr @%s snat $ip to $ip saddr", straggling.Name)
+		}
+		f.rule(&drops, "of a router, from an address that has moved", "meta nfproto $f iif . $ip saddr @%s %s", straggling.Name, leave)
 		f.rule(&drops, "a probe of a router, from an address that is elsewhere", "meta nfproto $f iif . $ip saddr @%s %s return", probing.Name, f.probe())
 		// Duplicate address detection, multicast listener reports and DHCP; never forwarded either.
 		f.rule(&drops, "no address yet", "meta nfproto $f $ip saddr %s return", unspecified)
@@ -89,6 +100,9 @@ func guardSources(r *dataplane.Ruleset) {
 	entry := base("prerouting", "filter", "prerouting", dataplane.HookRaw)
 	entry.Add("from a pod, of a source that isn't routed to its link", fmt.Sprintf("iifgroup %#x fib saddr . iif oif missing jump %s", dataplane.LinkGroup, Forged))
 	r.Chains = append(r.Chains, drops, entry)
+	if tracked {
+		r.Chains = append(r.Chains, keep)
+	}
 }
 
 // guardClients drops packets of clients to destinations past their tunnels. Connections are tracked then, for the sake
