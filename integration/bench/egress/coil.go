@@ -82,12 +82,13 @@ func newFloating(ctx context.Context) (*coil, error) {
 	if err != nil {
 		return nil, err
 	}
+	own := []netip.Addr{netip.MustParseAddr("10.0.6.1"), netip.MustParseAddr("10.1.6.2"), netip.MustParseAddr("fd00:6::1"), netip.MustParseAddr("fd01:6::2")}
 	for i, f := range families {
 		table, err := nft.NewIP(node.NS, dataplane.NftTableFloating, f)
 		if err != nil {
 			return nil, err
 		}
-		if _, err := table.Sync(ctx, ruleset.Floating{Addresses: held.Addrs(), OfEgresses: held.Addrs()}.Ruleset(f)); err != nil {
+		if _, err := table.Sync(ctx, ruleset.Floating{Addresses: held.Addrs(), OfEgresses: held.Addrs(), Local: own}.Ruleset(f)); err != nil {
 			return nil, err
 		}
 		if err := table.Renew(ctx, nft.Renewal{Set: ruleset.Answering(f), Key: dataplane.KeyOf(held.Addrs()[i]), For: 24 * time.Hour}); err != nil {

@@ -122,10 +122,19 @@ table inet hand {
 }
 `
 
-// tracking lets a node know connections, as one with kube-proxy does.
-const tracking = `
-table inet node {
-	chain forward { type filter hook forward priority filter; ct state invalid drop; }
+// kubeProxy has the chains of kube-proxy (mode nftables, Kubernetes 1.36) that packets meet which a node forwards, in a cluster without Services.
+// With these a node tracks connections.
+const kubeProxy = `
+table %[1]s kube-proxy {
+	chain firewall-check { }
+	chain service-endpoints-check { }
+	chain cluster-ips-check { }
+	chain services { }
+	chain masquerading { meta mark and 0x4000 == 0 return; masquerade fully-random; }
+	chain filter-prerouting { type filter hook prerouting priority dstnat - 10; ct state new jump firewall-check; }
+	chain filter-forward { type filter hook forward priority filter; ct state new jump service-endpoints-check; ct state new jump cluster-ips-check; }
+	chain nat-prerouting { type nat hook prerouting priority dstnat; jump services; }
+	chain nat-postrouting { type nat hook postrouting priority srcnat; jump masquerading; }
 }
 `
 
@@ -243,7 +252,7 @@ func prepare(ctx context.Context) error {
 		}
 	}
 	for _, node := range []string{"hand-node", "coil-node", "floating-node"} {
-		if _, err := in(ctx, node, "nft", tracking); err != nil {
+		if _, err := in(ctx, node, "nft", fmt.Sprintf(kubeProxy, "ip")+fmt.Sprintf(kubeProxy, "ip6")); err != nil {
 			return err
 		}
 	}

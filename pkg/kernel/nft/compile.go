@@ -25,7 +25,6 @@ import (
 //	           tcp flags FLAG[,FLAG ...] / FLAG[,FLAG ...]
 //	           fib saddr . iif oif missing
 //	           fib daddr oif exists
-//	           fib daddr type != local
 //	STATEMENT  accept, drop, return, notrack, jump CHAIN, goto CHAIN, counter name COUNTER
 //	           FIELD [. FIELD ...] vmap @MAP
 //	           masquerade [fully-random]
@@ -184,8 +183,6 @@ func (r *reader) part() {
 		r.add(&expr.Fib{Register: register, ResultOIF: true, FlagSADDR: true, FlagIIF: true, FlagPRESENT: true}, compare(expr.CmpOpEq, make([]byte, 4)))
 	case r.next("fib", "daddr", "oif", "exists"):
 		r.add(&expr.Fib{Register: register, ResultOIF: true, FlagDADDR: true, FlagPRESENT: true}, compare(expr.CmpOpEq, []byte{1}))
-	case r.next("fib", "daddr", "type", "!=", "local"):
-		r.add(&expr.Fib{Register: register, ResultADDRTYPE: true, FlagDADDR: true}, compare(expr.CmpOpNeq, binaryutil.NativeEndian.PutUint32(unix.RTN_LOCAL)))
 	default:
 		r.condition()
 	}

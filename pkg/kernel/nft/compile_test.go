@@ -55,7 +55,7 @@ func FuzzCompile(f *testing.F) {
 		"ct status ! confirmed goto x", "tcp flags syn / syn,rst meta l4proto tcp jump opened", "ip6 saddr fe80::/10 return",
 		"numgen random mod 4 != 0", "add @s { ip saddr ct count over 5 } update @f { ip saddr }", "snat ip to ip saddr . ip daddr map @m fully-random",
 		"tcp option maxseg size set rt mtu", "@th,0,16 0x0304 @th,192,32 @clients", "ip saddr vmap @v", `iifname "fou4_*"`, "fib saddr . iif oif missing",
-		"fib daddr type != local", "masquerade fully-random", "ip ttl set 1", "ip6 hoplimit set 64", "snat ip6 to ip6 saddr", "snat ip to ip saddr . ip daddr",
+		"fib daddr oif exists", "masquerade fully-random", "ip ttl set 1", "ip6 hoplimit set 64", "snat ip6 to ip6 saddr", "snat ip to ip saddr . ip daddr",
 		"ct mark set ct mark & 0xffefffff | 0x00100000", "@th,0,4294967288 0x", "meta mark set",
 	} {
 		f.Add(text)

@@ -268,6 +268,12 @@ func TestHostsOwnConnections(t *testing.T) {
 	for _, a := range o.Addrs() {
 		testkit.Eventually(t, 5*time.Second, fmt.Sprintf("%s answers the node", a), func() error { return l.node.Ping(a, time.Second) })
 	}
+	// So they are by an address that comes later.
+	testkit.Check(t, l.node.Lab().IP(t.Context(), "addr add 10.9.9.9/32 dev lo", "addr add fd00:9::9/128 dev lo nodad", "route add 192.0.2.7 dev pod src 10.9.9.9 metric 1"),
+		p.Sync(t.Context()))
+	for _, ping := range [][]string{{"-I", "10.9.9.9", "192.0.2.7"}, {"-I", "fd00:9::9", "2001:db8::7"}} {
+		testkit.Must(l.node.Run("ping", append([]string{"-c", "1", "-W", "2"}, ping...)...))(t)
+	}
 	if out := testkit.Must(l.node.Run("nft", "list", "ruleset"))(t); !strings.Contains(out, "notrack") {
 		t.Errorf("the rules are %s", out)
 	}

@@ -55,9 +55,25 @@ func isOf(j *job, addrs map[netip.Addr]bool) bool {
 	return slices.ContainsFunc(j.order.Addrs(), func(a netip.Addr) bool { return addrs[a] })
 }
 
+// own returns the node's addresses, sorted. Nobody forwards packets to link-local ones, which links of pods have.
+func (p *Place) own(ctx context.Context) ([]netip.Addr, error) {
+	have, err := p.cfg.Handle.Addrs(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("read the node's addresses: %w", err)
+	}
+	var all []netip.Addr
+	for _, a := range have {
+		if addr := a.Prefix.Addr(); !addr.IsLinkLocalUnicast() {
+			all = append(all, addr)
+		}
+	}
+	slices.SortFunc(all, netip.Addr.Compare)
+	return slices.Compact(all), nil
+}
+
 // fence makes the tables.
 func (p *Place) fence(ctx context.Context, addresses []netip.Addr) (dataplane.Result, error) {
-	want := ruleset.Floating{Addresses: addresses, Tracked: p.cfg.Tracked}
+	want := ruleset.Floating{Addresses: addresses, Tracked: p.cfg.Tracked, Local: p.local}
 	for _, h := range p.held {
 		if h.OfEgress {
 			want.OfEgresses = append(want.OfEgresses, h.Addrs()...)

@@ -88,6 +88,8 @@ type Place struct {
 	held map[string]held
 	// probed are addresses that are at other nodes, and of which the node is asked whether it would forward their packets.
 	probed []floating.Address
+	// local are the node's own addresses, as they were when the kernel was looked at last.
+	local []netip.Addr
 	// left are addresses with routes of an earlier life, which may answer for them until it is over.
 	left []netip.Addr
 	// dirty says that the kernel isn't known to be as it should be, and suspect that others may have changed it.
@@ -249,7 +251,13 @@ func (p *Place) serveAll(ctx context.Context, jobs []*job) {
 	var fixed repaired
 	var led, settled error
 	if sync {
+		own, err := p.own(ctx)
+		if err == nil {
+			changed = changed || !slices.Equal(p.local, own)
+			p.local = own
+		}
 		fixed, led = p.lead(ctx, stops)
+		led = errors.Join(led, err)
 		at(faultpoint.HoldLed, "")
 	}
 	var lacking, leading map[netip.Addr]bool
