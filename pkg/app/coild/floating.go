@@ -82,7 +82,7 @@ func (h *holder) watch() {
 		h.standby.Changed(before, after)
 		if after != nil {
 			h.troubles.Changed(after)
-			if at := plan.ForwardingBlockedAt(after); at == h.NodeName && (before == nil || plan.ForwardingBlockedAt(before) != at) {
+			if blocked := func(b *v2.AddressBlock) bool { return slices.Contains(plan.ForwardingBlockedAt(b), h.NodeName) }; blocked(after) && (before == nil || !blocked(before)) {
 				h.probes.Add(struct{}{}) // an earlier life has told so
 			}
 		}

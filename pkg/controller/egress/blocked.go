@@ -17,17 +17,24 @@ import (
 	"github.com/coil-net/coil/pkg/plan/egress"
 )
 
-// unblock ends the condition of a block that a Node drops packets of its address, when that Node is gone: it can't end the condition itself, and
-// no other node can tell what it has found out.
+// unblock takes Nodes that are gone out of the condition of a block that Nodes drop packets of its address: they can't do so themselves.
 func (c *Controller) unblock(ctx context.Context, b *v2.AddressBlock) error {
-	node := plan.ForwardingBlockedAt(b)
-	if node == "" || cached[corev1.Node](c.cfg.Cluster.Core().V1().Nodes(), "", node) != nil {
+	nodes := plan.ForwardingBlockedAt(b)
+	gone := slices.DeleteFunc(slices.Clone(nodes), func(node string) bool { return cached[corev1.Node](c.cfg.Cluster.Core().V1().Nodes(), "", node) != nil })
+	if len(gone) == 0 {
 		return nil
 	}
 	conditions := slices.Clone(b.Status.Conditions)
-	meta.SetStatusCondition(&conditions, metav1.Condition{
-		Type: v2.BlockForwardingBlocked, Status: metav1.ConditionFalse, Reason: v2.ReasonOver, Message: plan.AtNode(node) + "the Node is gone",
-	})
+	blocked := meta.FindStatusCondition(conditions, v2.BlockForwardingBlocked)
+	after := *blocked
+	for _, node := range gone {
+		after.Message = plan.Told(after.Message, node, "")
+	}
+	if len(gone) == len(nodes) {
+		after.LastTransitionTime = metav1.Time{} // now
+		after.Status, after.Reason, after.Message = metav1.ConditionFalse, v2.ReasonOver, plan.AtNode(gone[0])+"the Node is gone"
+	}
+	meta.SetStatusCondition(&conditions, after)
 	body, err := json.Marshal(map[string]any{
 		"metadata": map[string]any{"uid": b.UID, "resourceVersion": b.ResourceVersion},
 		"status":   map[string]any{"conditions": conditions},
@@ -40,7 +47,7 @@ func (c *Controller) unblock(ctx context.Context, b *v2.AddressBlock) error {
 	case apierrors.IsNotFound(err), apierrors.IsConflict(err):
 		return nil // its event comes
 	case err != nil:
-		return fmt.Errorf("say in AddressBlock %s that Node %s is gone: %w", b.Name, node, err)
+		return fmt.Errorf("say in AddressBlock %s that Nodes %s are gone: %w", b.Name, plan.Enumerate(gone), err)
 	}
 	return nil
 }

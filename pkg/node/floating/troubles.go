@@ -3,7 +3,6 @@ package floating
 import (
 	"context"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
@@ -40,9 +39,9 @@ type TroublesConfig struct {
 
 // Troubles tells what is wrong with addresses at this node: by conditions of their blocks, Events and a metric.
 //
-//	condition True, of this node     it says what is known now, or becomes False when the trouble has ended
-//	condition True, of another node  stays: that node takes it away
-//	else                             becomes True if there is trouble
+//	condition True    has a line of each node that has seen trouble. That of this node says what is known now, or goes when the trouble has
+//	                  ended. With the last line the condition becomes False
+//	condition False   becomes True if there is trouble
 //
 //	Conflicting        has ended some time after it was seen last
 //	ForwardingBlocked  has ended when a probe has passed, the address is released, or somebody has taken the condition away
@@ -144,7 +143,7 @@ func (t *Troubles) Blocked() (all []Address) {
 		t.mu.Lock()
 		_, known := t.known[trouble{b.Name, v2.BlockForwardingBlocked}]
 		t.mu.Unlock()
-		if !offered(b) || !known && plan.ForwardingBlockedAt(b) != t.cfg.Node {
+		if !offered(b) || !known && !slices.Contains(plan.ForwardingBlockedAt(b), t.cfg.Node) {
 			continue
 		}
 		if k, err := parse(t.cfg.Node, b); err == nil {
@@ -181,7 +180,7 @@ func (t *Troubles) look(b *v2.AddressBlock) {
 	defer t.mu.Unlock()
 	key := trouble{b.Name, v2.BlockForwardingBlocked}
 	s, ok := t.known[key]
-	switch mine := plan.ForwardingBlockedAt(b) == t.cfg.Node; {
+	switch mine := slices.Contains(plan.ForwardingBlockedAt(b), t.cfg.Node); {
 	case !ok:
 	case mine && !s.told:
 		s.told = true
@@ -230,24 +229,29 @@ func (t *Troubles) sync(ctx context.Context, name string) error {
 // conditions are those that a block is to have, and those that become True, or say something else.
 func (t *Troubles) conditions(b *v2.AddressBlock, wrong map[string]seen, now metav1.Time) (after []metav1.Condition, news []string) {
 	after = slices.Clone(b.Status.Conditions)
-	prefix := plan.AtNode(t.cfg.Node)
 	for _, kind := range []string{v2.BlockConflicting, v2.BlockForwardingBlocked} {
-		c := meta.FindStatusCondition(after, kind)
-		is := c != nil && c.Status == metav1.ConditionTrue
-		mine := is && strings.HasPrefix(c.Message, prefix)
+		message := ""
+		if c := meta.FindStatusCondition(after, kind); c != nil && c.Status == metav1.ConditionTrue {
+			message = c.Message
+		}
+		c := metav1.Condition{Type: kind, Status: metav1.ConditionTrue, Reason: reasons[kind], LastTransitionTime: now}
+		mine := plan.ToldBy(message, t.cfg.Node)
 		s, bad := wrong[kind]
 		switch {
-		case bad && mine && c.Message == prefix+s.message || is && !mine:
+		case bad && mine == s.message:
+			continue
 		case bad:
 			news = append(news, kind)
-			meta.SetStatusCondition(&after, metav1.Condition{
-				Type: kind, Status: metav1.ConditionTrue, Reason: reasons[kind], Message: prefix + s.message, LastTransitionTime: now,
-			})
-		case mine && t.ended(b, kind):
-			meta.SetStatusCondition(&after, metav1.Condition{
-				Type: kind, Status: metav1.ConditionFalse, Reason: v2.ReasonOver, Message: prefix + "it isn't so any more", LastTransitionTime: now,
-			})
+			c.Message = plan.Told(message, t.cfg.Node, s.message)
+		case mine == "" || !t.ended(b, kind):
+			continue
+		default:
+			c.Message = plan.Told(message, t.cfg.Node, "")
 		}
+		if c.Message == "" {
+			c.Status, c.Reason, c.Message = metav1.ConditionFalse, v2.ReasonOver, plan.AtNode(t.cfg.Node)+"it isn't so any more"
+		}
+		meta.SetStatusCondition(&after, c)
 	}
 	return after, news
 }

@@ -24,6 +24,8 @@ func TestConditions(t *testing.T) {
 	other := metav1.Condition{Type: v2.BlockForwardingBlocked, Status: metav1.ConditionTrue, Reason: v2.ReasonPacketsDropped, Message: "node n2: dropped"}
 	mine := other
 	mine.Message = "node n1: dropped"
+	both := mine
+	both.Message += "\n" + other.Message
 	over := mine
 	over.Status = metav1.ConditionFalse
 	rival := mine
@@ -47,7 +49,8 @@ func TestConditions(t *testing.T) {
 		{"again", []metav1.Condition{over}, dropped, "True node n1: dropped", true},
 		{"another node's", []metav1.Condition{other}, "", "True node n2: dropped", false},
 		{"another node's, passed here", []metav1.Condition{other}, passed, "True node n2: dropped", false},
-		{"both", []metav1.Condition{other}, dropped, "True node n2: dropped", false},
+		{"both", []metav1.Condition{other}, dropped, "True node n2: dropped\nnode n1: dropped", true},
+		{"over here, and not there", []metav1.Condition{both}, passed, "True node n2: dropped", false},
 		{"a rival that an earlier life told", []metav1.Condition{rival}, "", "False node n1: it isn't so any more", false},
 	} {
 		tr := NewTroubles(TroublesConfig{Node: "n1"}, nil)

@@ -13,7 +13,7 @@ import (
 func (h *homes) avoid(blocks []*v2.AddressBlock) {
 	blocked := map[string]bool{}
 	for _, b := range blocks {
-		if node := plan.ForwardingBlockedAt(b); node != "" {
+		for _, node := range plan.ForwardingBlockedAt(b) {
 			blocked[node] = true
 		}
 	}

@@ -1,0 +1,33 @@
+package plan
+
+import (
+	"slices"
+	"testing"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
+)
+
+// A condition has a line of each node, which only that node changes.
+func TestTold(t *testing.T) {
+	m := Told(Told(Told("", "a", "rules: drop"), "b", "drop"), "a", "rules: drop more")
+	if want := "node b: drop\nnode a: rules: drop more"; m != want {
+		t.Errorf("told is %q, want %q", m, want)
+	}
+	if a, b, c := ToldBy(m, "a"), ToldBy(m, "b"), ToldBy(m, "c"); a != "rules: drop more" || b != "drop" || c != "" {
+		t.Errorf("told are %q, %q, %q", a, b, c)
+	}
+	block := &v2.AddressBlock{}
+	block.Status.Conditions = []metav1.Condition{{Type: v2.BlockForwardingBlocked, Status: metav1.ConditionTrue, Message: m}}
+	if got := ForwardingBlockedAt(block); !slices.Equal(got, []string{"b", "a"}) {
+		t.Errorf("blocked at %q", got)
+	}
+	block.Status.Conditions[0].Status = metav1.ConditionFalse
+	if got := ForwardingBlockedAt(block); got != nil {
+		t.Errorf("when it is over: blocked at %q", got)
+	}
+	if m = Told(Told(m, "b", ""), "a", ""); m != "" {
+		t.Errorf("at the end %q is told", m)
+	}
+}
