@@ -154,9 +154,13 @@ func Allowed(account string) []string {
 	}[account]
 }
 
-// allowedOnce is what a program of each node may list besides when a pod is added.
+// allowedOnce is what a program of each node may list besides: when a pod is added, and when it ends, or isn't sure any more which floating addresses the
+// node has.
 var allowedOnce = map[string][]string{
-	"coild": {"/apis/coil.cybozu.com/v2/namespaces/" + Namespace + "/egresspolicies"},
+	"coild": {
+		"/apis/coil.cybozu.com/v2/namespaces/" + Namespace + "/egresspolicies",
+		"/apis/coil.cybozu.com/v2/addressblocks labelSelector=coil.cybozu.com/floating-holder=NODE",
+	},
 }
 
 // May says whether a program of each node may list or watch something.
