@@ -353,7 +353,7 @@ func (d *Driver) judge(ctx context.Context, f *fed, k known) {
 	ready, known := false, true
 	if k.mayHave(d.cfg.Node) {
 		ready, known = d.cfg.Targets.Ready(k.address)
-		if h := k.block.Floating.Holding; h.Holder == d.cfg.Node && h.PodUID != k.address.Pod {
+		if h := k.block.Floating.Holding; h.Holder == d.cfg.Node && h.PodUID != find(k.block.Floating.Successors, d.cfg.Node).PodUID {
 			ready = false
 		}
 	}
