@@ -34,7 +34,7 @@ func (w *world) target(change func(*kernel)) {
 
 func unready(k *kernel) { k.unready = true }
 
-// handsOver lets the first node prepare another one, and wants it to answer until then.
+// handsOver lets the first node have prepared another one, which gets the address then.
 func (w *world) handsOver(asked moving, to int) {
 	w.t.Helper()
 	says(w.t, asked, fmt.Sprintf("p-0 to n%d", to))
@@ -57,11 +57,11 @@ func says(t *testing.T, mover <-chan string, want string) {
 	}
 }
 
-// answers waits until the first node prepares another one, and wants that it answers meanwhile.
+// answers waits until the first node prepares another one, and answers still.
 func (w *world) answers() {
 	w.t.Helper()
 	n := w.nodes[0]
-	testkit.Eventually(w.t, 10*time.Second, "it prepares another node", func() error {
+	testkit.Eventually(w.t, 10*time.Second, "it prepares another node, and answers", func() error {
 		is := make(chan bool, 1)
 		n.driver.tell(w.t.Context(), func() {
 			f := n.driver.fed[w.blocks[0]]
@@ -70,11 +70,8 @@ func (w *world) answers() {
 		if !<-is {
 			return errors.New("it prepares no other node")
 		}
-		return nil
+		return w.answeredBy(w.block(0), n)
 	})
-	if err := w.answeredBy(w.block(0), n); err != nil {
-		w.t.Error(err)
-	}
 }
 
 func testUnreadyPod(t *testing.T) {
