@@ -147,9 +147,9 @@ func TestAddressMoves(t *testing.T) {
 	if gone := outage(t, pings); gone > testkit.Timeout(time.Second) {
 		t.Errorf("in two moves the address was silent for %s", gone)
 	}
-	// The first one handed it over, the second one gave it up, and the next one took it.
-	if now := f.holding(); now.Epoch != epoch+3 || !now.HandedOver {
-		t.Errorf("%+v, want the epoch %d", now, epoch+3)
+	// Both handed it over. If copying took too long, the second one gave it up, and the next one took it.
+	if now := f.holding(); now.Epoch != epoch+2 && now.Epoch != epoch+3 || !now.HandedOver {
+		t.Errorf("%+v, want the epoch %d", now, epoch+2)
 	}
 
 	// Released: nobody has it.

@@ -12,6 +12,8 @@ type address struct {
 	seen, contended time.Duration
 	// known is whether anything was said about ready, which is whether this node could answer.
 	known, ready bool
+	// next is the node that was prepared when this one wasn't ready any more; empty if none was.
+	next string
 	// copied says that the record's MovingTo has all it needs.
 	copied bool
 	// disputed is when another host last said that the address is at it.
@@ -88,6 +90,7 @@ func (m *Machine) observe(now time.Duration, r Record) {
 	a.doubtful = slices.DeleteFunc(a.doubtful, func(w *write) bool { return w.Version < r.Version })
 	if before.Version == 0 || r.Epoch != before.Epoch || r.Holder != before.Holder {
 		a.claimed, a.yields, a.confirmed, a.retry, a.seen, a.from = false, false, never, never, now, now
+		a.next = ""
 		if !r.HandedOver {
 			a.from = now + m.rules.settle
 		}
@@ -114,6 +117,9 @@ func (m *Machine) hold(now time.Duration, a *address) {
 	switch {
 	case !a.ready:
 		next.Holder = ""
+		if slices.Contains(a.rec.Successors, a.next) && m.hears(now, a.next) {
+			next.Holder = a.next
+		}
 	case a.copied && m.hears(now, a.rec.MovingTo):
 		next.Holder = a.rec.MovingTo
 	case m.yields(a) && slices.ContainsFunc(a.rec.Successors, func(n string) bool { return m.hears(now, n) }):

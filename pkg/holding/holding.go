@@ -28,7 +28,8 @@
 // reaches the API server sees that within a second, claims the address, and keeps it. Otherwise both halves of a divided network would
 // take the address from one another without end.
 //
-// A holder that gives an address up, or hands it over, stops before it writes the record. The next holder begins at once.
+// A holder that gives an address up, or hands it over, stops before it writes the record. The next holder begins at once. A holder that
+// isn't ready any more hands the address over to the successor that was prepared, if it hears that one, and else gives it up.
 //
 // A program that will end gives its addresses up, if other successors are heard and the API server, which has to know, answers.
 //
@@ -138,10 +139,12 @@ type (
 		// Written has the new version, if the outcome is Written.
 		Written Record
 	}
-	// Ready says whether this node could answer for an address. Until the first one the node neither answers nor gives the address up.
+	// Ready says whether this node could answer for an address. Until the first one the node neither answers nor gives the address up. Next is a
+	// node that has all it needs to have the address in place of one that isn't ready; empty if there is none.
 	Ready struct {
 		ID    string
 		Ready bool
+		Next  string
 	}
 	// Copied says that the node to which an address moves has all it needs, or that there is no more time to wait for that.
 	Copied struct{ ID string }

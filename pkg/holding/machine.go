@@ -50,6 +50,16 @@ func New(self string, life uint64, now time.Duration) *Machine {
 // Next returns when the next Tick is due. Each Step may change it.
 func (m *Machine) Next() time.Duration { return m.next }
 
+// Successor returns the first successor of an address that this node hears; empty if there is none.
+func (m *Machine) Successor(now time.Duration, id string) string {
+	if a := m.find(id); a != nil {
+		if i := slices.IndexFunc(a.rec.Successors, func(n string) bool { return m.hears(now, n) }); i >= 0 {
+			return a.rec.Successors[i]
+		}
+	}
+	return ""
+}
+
 // Step takes an event that happens at the time now, which is never before that of the last one, and returns what is to be done, in
 // this order.
 func (m *Machine) Step(now time.Duration, e Event) []Action {
@@ -91,7 +101,7 @@ func (m *Machine) take(now time.Duration, e Event) {
 		m.writeDone(now, e)
 	case Ready:
 		a := m.address(e.ID)
-		a.known, a.ready = true, e.Ready
+		a.known, a.ready, a.next = true, e.Ready, e.Next
 	case Copied:
 		m.address(e.ID).copied = true
 	case Disputed:

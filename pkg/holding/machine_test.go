@@ -17,7 +17,7 @@ type script struct {
 // newScript begins one. Of the record, n1 is a successor.
 func newScript(t *testing.T, r Record) *script {
 	s := &script{Machine: New("n1", 5, time.Hour), t: t, now: time.Hour}
-	s.take(Ready{address1, true})
+	s.take(Ready{ID: address1, Ready: true})
 	s.take(Seen{r})
 	return s
 }
@@ -97,13 +97,44 @@ func TestUnknownReadiness(t *testing.T) {
 	if w, a := done[Write](s), done[Answer](s); len(w)+len(a) > 0 {
 		t.Errorf("it writes %+v and answers %+v", w, a)
 	}
-	s.take(Ready{address1, false})
+	s.take(Ready{ID: address1})
 	w := done[Write](s)
 	if len(w) != 1 || w[0].Holder != "" || !w[0].HandedOver || w[0].Epoch != 5 || w[0].Version != 9 {
 		t.Errorf("not ready, it writes %+v, want that nobody holds the address", w)
 	}
 	if len(done[Stop](s)) != 1 {
 		t.Error("an earlier life may have made the node answer, but it isn't told to stop")
+	}
+}
+
+// A holder that isn't ready any more hands the address over to the node that was prepared, if that is a successor that it hears.
+func TestUnreadyHandsOver(t *testing.T) {
+	for name, c := range map[string]struct {
+		heard      string
+		successors []string
+		want       string
+	}{
+		"the second one, which is heard": {"n3", []string{"n1", "n2", "n3"}, "n3"},
+		"not heard":                      {"n2", []string{"n1", "n2", "n3"}, ""},
+		"no successor any more":          {"n3", []string{"n1", "n2"}, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newHolder(t)
+			r := record(10, "n1")
+			r.Successors, r.Voters = c.successors, c.successors
+			s.take(Seen{r})
+			s.take(Received{c.heard, Message{Kind: Heartbeat, Stamp: Stamp{77, time.Minute}, Echo: Stamp{5, s.now}}})
+			done[Write](s)
+			done[Stop](s)
+			s.take(Ready{address1, false, "n3"})
+			w := done[Write](s)
+			if len(w) != 1 || w[0].Holder != c.want || !w[0].HandedOver || w[0].Epoch != 5 || w[0].Version != 10 {
+				t.Errorf("it writes %+v, want that %q is the holder", w, c.want)
+			}
+			if got := done[Stop](s); len(got) != 1 {
+				t.Errorf("it stops %d times, want once", len(got))
+			}
+		})
 	}
 }
 

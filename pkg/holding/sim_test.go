@@ -180,7 +180,11 @@ func (w *world) setReady(n *simNode, ready bool) {
 	w.tell("%s is ready: %t", n.name, ready)
 	n.ready = ready
 	for id := range w.all() {
-		w.step(n, Ready{id, ready})
+		e := Ready{ID: id, Ready: ready}
+		if !ready && w.chance(0.5) {
+			e.Next = w.nodes[w.rand.IntN(len(w.nodes))].name // which may be n itself, or no successor
+		}
+		w.step(n, e)
 	}
 }
 

@@ -149,7 +149,7 @@ func (w *world) start(n *simNode) {
 	n.paused, n.stall, n.inbox = 0, 0, nil
 	w.relist(n)
 	for id := range w.all() {
-		w.after(w.upTo(300*time.Millisecond), func() { w.step(n, Ready{id, n.ready}) })
+		w.after(w.upTo(300*time.Millisecond), func() { w.step(n, Ready{ID: id, Ready: n.ready}) })
 	}
 	w.step(n, Tick{})
 }

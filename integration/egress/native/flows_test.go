@@ -184,10 +184,12 @@ func (c *crowd) fared(s talking, what string, moment time.Time) flows.Report {
 	return r
 }
 
-// Thousands of connections live on, and none is silent for 300 ms longer than before, when the router that has their address is ending; and with a standby when its node loses power, and with it the leaders of the controllers.
+// Thousands of connections live on, and none is silent for 300 ms longer than before, when the router that has their address is ending. None
+// breaks when that router isn't ready for a moment, nor, with a standby, when its node loses power, and with it the leaders of the controllers.
 func TestFlowsLiveOn(t *testing.T) {
 	c := newCrowd(t)
 	t.Run("a router ends", func(t *testing.T) { c.on(t).routerEnds() })
+	t.Run("a router isn't ready", func(t *testing.T) { c.on(t).routerIsUnready() })
 	t.Run("a power cut", func(t *testing.T) { c.on(t).powerCut() })
 }
 
@@ -222,6 +224,21 @@ func (c *crowd) routerEnds() {
 		c.awaitHeld()
 	}
 	testkit.Check(c.t, s.Close())
+}
+
+// routerIsUnready lets probes of the router that has the address fail for a moment.
+func (c *crowd) routerIsUnready() {
+	s := c.opens(100, c.pods(append(slices.Clone(c.nodes), c.nodes...)...)...)
+	c.talk(s, "before", time.Second)
+	from, moment := c.holder(), time.Now()
+	from.SetUnready(true)
+	c.moved(from)
+	took := time.Since(moment)
+	from.SetUnready(false)
+	c.talk(s, "after the router wasn't ready", 2*time.Second)
+	c.fared(s, fmt.Sprintf("a router that wasn't ready, in %s", took), moment)
+	testkit.Check(c.t, s.Close())
+	c.awaitHeld()
 }
 
 func (c *crowd) powerCut() {

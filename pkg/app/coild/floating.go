@@ -230,6 +230,12 @@ func (h *holder) pod(uid types.UID) (place.Pod, bool) {
 	return p, ok
 }
 
+// Here implements floating.Targets.
+func (h *holder) Here(pod types.UID) bool {
+	_, ok := h.pod(pod)
+	return ok
+}
+
 // Ready implements floating.Targets: a router takes packets if it is on the node, and its Service says so.
 func (h *holder) Ready(a floating.Address) (ready, known bool) {
 	h.mu.Lock()

@@ -22,7 +22,7 @@ func (h *holder) composeCopies(ctx context.Context) {
 	routers := tables.New(ctx, h.routerFlows)
 	h.inStep = reconcile.New("floating-standby", h.tellStandby, h.metrics)
 	h.standby = standby.New(ctx, standby.Config{
-		Node: h.NodeName, Block: h.blocks.Find, Tables: routers, Dial: h.peers.Dial, Follow: h.followFlows, Here: h.here,
+		Node: h.NodeName, Block: h.blocks.Find, Tables: routers, Dial: h.peers.Dial, Follow: h.followFlows, Here: h.Here,
 		Moves: func(id string) bool { return h.handover.Moves(id) }, Told: func(block string) { h.inStep.Add(block) },
 	}, h.registry)
 	h.handover = handover.New(ctx, handover.Config{
@@ -76,12 +76,6 @@ type followed struct {
 func (f followed) Close() error {
 	defer f.flows.Close()
 	return f.Events.Close()
-}
-
-// here says whether a pod is on this node.
-func (h *holder) here(pod types.UID) bool {
-	_, ok := h.pod(pod)
-	return ok
 }
 
 // straggle lets a router send from addresses that have moved away.

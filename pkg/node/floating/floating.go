@@ -18,7 +18,8 @@
 // The holder reads what it has by a label of the blocks. If somebody changes that, the holder writes it again.
 //
 // The node gives an address up if it isn't among its successors any more, if the pod there is another one than the record says, or if
-// that pod can't take packets. So whoever moves an address without a gap leaves the node among the successors until it has moved.
+// that pod can't take packets. So whoever moves an address without a gap leaves the node among the successors until it has moved. As long as
+// the pod is on the node, its connections are there, and the first successor that is heard is prepared before, within copyTime.
 package floating
 
 import (
@@ -45,6 +46,8 @@ const (
 	writers = 32
 	// backlog is how many messages may wait. More are lost.
 	backlog = 1024
+	// copyTime is how long an address that is given up waits for its connections to be copied.
+	copyTime = 2 * time.Second
 	// remembered is for how long a block that is gone is known to be.
 	remembered = 10 * time.Minute
 )
@@ -69,8 +72,10 @@ type Place interface {
 	Stop(context.Context, Address) error
 }
 
-// Targets are the pods of the node to which packets for addresses go. Its method doesn't block.
+// Targets are the pods of the node to which packets for addresses go. Its methods don't block.
 type Targets interface {
+	// Here says whether a pod is on the node, ready or not: its connections can be read.
+	Here(pod types.UID) bool
 	// Ready says whether the pod of an address could take packets for it now, and whether that is known yet.
 	Ready(Address) (ready, known bool)
 }
@@ -103,10 +108,11 @@ type Config struct {
 
 // Driver holds addresses. Its methods may be called concurrently.
 type Driver struct {
-	cfg     Config
-	orders  *orders
-	metrics *metrics
-	writing chan struct{} // has an element for each write
+	cfg      Config
+	copyTime time.Duration
+	orders   *orders
+	metrics  *metrics
+	writing  chan struct{} // has an element for each write
 	// received are messages, done are functions for the goroutine that has the machine.
 	received chan holding.Received
 	done     chan func()
@@ -136,6 +142,8 @@ type Driver struct {
 type fed struct {
 	// told is what the machine was told of the target.
 	told struct{ ready, known bool }
+	// yields is there while the address is given up since its pod isn't ready: its end is that of the time to prepare another node.
+	yields *time.Timer
 	// moving is the node that is prepared for the address, and cancel ends that.
 	moving string
 	cancel context.CancelFunc
@@ -145,7 +153,7 @@ type fed struct {
 func New(cfg Config, registry prometheus.Registerer) *Driver {
 	m := newMetrics(registry)
 	return &Driver{
-		cfg: cfg, metrics: m, orders: newOrders(cfg.Place, m),
+		cfg: cfg, copyTime: copyTime, metrics: m, orders: newOrders(cfg.Place, m),
 		writing: make(chan struct{}, writers), received: make(chan holding.Received, backlog), done: make(chan func()), wake: make(chan struct{}, 1),
 		seen: map[types.UID]*v2.AddressBlock{}, disputed: map[string]bool{}, blocked: map[string]bool{},
 		blocks: map[string]known{}, fed: map[string]*fed{}, gone: map[string]time.Time{},
@@ -280,6 +288,7 @@ func (d *Driver) look(ctx context.Context) {
 	for id, f := range d.fed {
 		if targets {
 			d.judge(ctx, f, d.blocks[id])
+			d.move(ctx, f, d.blocks[id])
 		}
 		if disputed[id] {
 			d.step(ctx, holding.Disputed{ID: id})
@@ -326,8 +335,8 @@ func (d *Driver) settle(ctx context.Context, k known) {
 		d.forget(ctx, k.record.ID)
 		return
 	}
-	d.move(ctx, f, k)
 	d.judge(ctx, f, k)
+	d.move(ctx, f, k)
 	d.label(ctx, k)
 }
 
@@ -343,56 +352,8 @@ func (d *Driver) lose(ctx context.Context, id string) {
 func (d *Driver) forget(ctx context.Context, id string) {
 	if f := d.fed[id]; f != nil {
 		d.step(ctx, holding.Gone{ID: id})
+		f.keep()
 		f.stopMoving()
 		delete(d.fed, id)
 	}
-}
-
-// judge tells the machine whether this node could answer for an address.
-func (d *Driver) judge(ctx context.Context, f *fed, k known) {
-	ready, known := false, true
-	if k.mayHave(d.cfg.Node) {
-		ready, known = d.cfg.Targets.Ready(k.address)
-		if h := k.block.Floating.Holding; h.Holder == d.cfg.Node && h.PodUID != k.address.Pod {
-			ready = false
-		}
-	}
-	if known && (!f.told.known || f.told.ready != ready) {
-		f.told.ready, f.told.known = ready, true
-		d.step(ctx, holding.Ready{ID: k.record.ID, Ready: ready})
-	}
-}
-
-// move prepares the node to which this one is to hand an address over.
-func (d *Driver) move(ctx context.Context, f *fed, k known) {
-	to := k.record.MovingTo
-	if k.record.Holder != d.cfg.Node {
-		to = ""
-	}
-	if to == f.moving {
-		return
-	}
-	f.stopMoving()
-	if to == "" {
-		return
-	}
-	within, cancel := context.WithCancel(ctx)
-	f.moving, f.cancel = to, cancel
-	d.group.Go(func() {
-		if d.cfg.Mover != nil {
-			d.cfg.Mover.Move(within, k.address, to)
-		}
-		d.tell(within, func() {
-			if within.Err() == nil {
-				d.step(ctx, holding.Copied{ID: k.record.ID})
-			}
-		})
-	})
-}
-
-func (f *fed) stopMoving() {
-	if f.cancel != nil {
-		f.cancel()
-	}
-	f.moving, f.cancel = "", nil
 }

@@ -8,7 +8,7 @@ import (
 
 // Incoming returns the address of a block that a node hands over to this one. It is an error if the block doesn't say that the other node has
 // the address and that it is to move to this one, which has a pod for it. An address that is to move nowhere may come to each successor: the
-// holder's coild ends. If the hand-over has begun, this node may also have the address by now.
+// holder's coild ends, or its pod isn't ready. If the hand-over has begun, this node may also have the address by now.
 func Incoming(self, from string, b *v2.AddressBlock, begun bool) (Address, error) {
 	k, err := parse(self, b)
 	if err != nil {

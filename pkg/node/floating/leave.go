@@ -2,16 +2,14 @@ package floating
 
 import (
 	"context"
-	"slices"
 	"sync"
 	"time"
 
 	"github.com/coil-net/coil/pkg/holding"
 )
 
-// leaveStep is the time between two looks whether all addresses are given up. copyTime is how long that waits for their connections to be
-// copied.
-const leaveStep, copyTime = 5 * time.Millisecond, 2 * time.Second
+// leaveStep is the time between two looks whether all addresses are given up.
+const leaveStep = 5 * time.Millisecond
 
 // Leave gives all addresses up to other nodes, before the end of Run, with their connections. It returns when that is done, or when ctx ends.
 func (d *Driver) Leave(ctx context.Context) {
@@ -60,7 +58,7 @@ func (d *Driver) copyAll(ctx context.Context) (moved context.CancelFunc) {
 	}()
 	select {
 	case <-copied:
-	case <-time.After(copyTime):
+	case <-time.After(d.copyTime):
 	case <-ctx.Done():
 	}
 	return moved
@@ -71,9 +69,8 @@ func (d *Driver) next() map[Address]string {
 	all := map[Address]string{}
 	for id, f := range d.fed {
 		k := d.blocks[id]
-		others := slices.DeleteFunc(slices.Clone(k.record.Successors), func(n string) bool { return n == d.cfg.Node })
-		if k.record.Holder == d.cfg.Node && f.moving == "" && len(others) > 0 {
-			all[k.address] = others[0]
+		if to := d.successor(k); k.record.Holder == d.cfg.Node && f.moving == "" && to != "" {
+			all[k.address] = to
 		}
 	}
 	return all

@@ -18,7 +18,8 @@ type Address struct {
 	ipam.Address
 	// ID is the UID of the AddressBlock, Block its name, and Pool that of its AddressPool.
 	ID, Block, Pool string
-	// Pod is the UID of the pod on this node to which packets for the address go. It is empty if this node may not have the address.
+	// Pod is the UID of the pod on this node to which packets for the address go: the one that has it or, on other nodes, that may have it. It is
+	// empty if there is none.
 	Pod types.UID
 	// OfEgress says that the address belongs to an Egress, and its pod is a router.
 	OfEgress bool
@@ -74,6 +75,9 @@ func parse(node string, b *v2.AddressBlock) (known, error) {
 	}
 	if entry := find(b.Floating.Successors, node); entry != nil {
 		k.address.Pod = entry.PodUID
+	}
+	if h.Holder == node && h.PodUID != "" {
+		k.address.Pod = h.PodUID // which has the connections, also when it isn't ready, or another pod here may have the address next
 	}
 	return k, nil
 }

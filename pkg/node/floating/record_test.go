@@ -60,6 +60,8 @@ func TestParse(t *testing.T) {
 	notOffered.Successors, notOffered.MovingTo = nil, ""
 	arrived := held
 	arrived.MovingTo = ""
+	withoutSelf := held
+	withoutSelf.Successors = []string{"b"}
 	address := Address{
 		ID: "u", Block: "p-7", Pool: "p", Address: ipam.Address{IPv4: netip.MustParseAddr("192.0.2.7"), IPv6: netip.MustParseAddr("2001:db8::7")},
 	}
@@ -68,12 +70,14 @@ func TestParse(t *testing.T) {
 		want holding.Record
 		pod  types.UID
 	}{
-		"held":            {func(*v2.AddressBlock) {}, held, "pod-a"},
-		"released":        {func(b *v2.AddressBlock) { b.Floating.ReleasedAt = &metav1.Time{} }, notOffered, ""},
-		"deleted":         {func(b *v2.AddressBlock) { b.DeletionTimestamp = &metav1.Time{} }, notOffered, ""},
-		"no longer so":    {func(b *v2.AddressBlock) { delete(b.Labels, v2.LabelFloating) }, notOffered, ""},
-		"has moved":       {func(b *v2.AddressBlock) { b.Floating.MovingTo = "a" }, arrived, "pod-a"},
-		"without a state": {func(b *v2.AddressBlock) { b.Floating = nil }, holding.Record{ID: "u", Version: 40}, ""},
+		"held":                           {func(*v2.AddressBlock) {}, held, "pod-a"},
+		"released":                       {func(b *v2.AddressBlock) { b.Floating.ReleasedAt = &metav1.Time{} }, notOffered, ""},
+		"deleted":                        {func(b *v2.AddressBlock) { b.DeletionTimestamp = &metav1.Time{} }, notOffered, ""},
+		"no longer so":                   {func(b *v2.AddressBlock) { delete(b.Labels, v2.LabelFloating) }, notOffered, ""},
+		"has moved":                      {func(b *v2.AddressBlock) { b.Floating.MovingTo = "a" }, arrived, "pod-a"},
+		"with a router that isn't ready": {func(b *v2.AddressBlock) { b.Floating.Successors = b.Floating.Successors[:1] }, withoutSelf, "pod-a"},
+		"with another router":            {func(b *v2.AddressBlock) { b.Floating.Successors[1].PodUID = "next" }, held, "pod-a"},
+		"without a state":                {func(b *v2.AddressBlock) { b.Floating = nil }, holding.Record{ID: "u", Version: 40}, ""},
 	} {
 		k, err := parse("a", heldBlock(tt.with))
 		address.Pod = tt.pod

@@ -1,6 +1,7 @@
 package floating
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -54,6 +55,8 @@ type node struct {
 	// heard takes datagrams that the node sends; nil is nobody.
 	heard func(datagram []byte)
 	mover Mover
+	// copyTime is the driver's; 0 is its own.
+	copyTime time.Duration
 	kernel
 
 	driver *Driver
@@ -63,9 +66,9 @@ type node struct {
 // kernel is a Place and a Targets.
 type kernel struct {
 	mu sync.Mutex
-	// unready are targets that can't take packets, deaf is a kernel that doesn't stop when it is asked to.
-	unready, deaf bool
-	answers       map[string][]span
+	// unready are targets that can't take packets, and gone those that aren't here. deaf is a kernel that doesn't stop when it is asked to.
+	unready, gone, deaf bool
+	answers             map[string][]span
 }
 
 // span is a time in which the node answers for an address.
@@ -117,7 +120,13 @@ func (k *kernel) end(id string) {
 func (k *kernel) Ready(Address) (ready, known bool) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	return !k.unready, true
+	return !k.unready && !k.gone, true
+}
+
+func (k *kernel) Here(types.UID) bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return !k.gone
 }
 
 // spans returns when the node has answered for an address.
@@ -189,6 +198,7 @@ func (n *node) start() {
 	n.driver = New(Config{
 		Node: n.name, Blocks: &client{n.client(), n}, Place: &n.kernel, Targets: &n.kernel, Messages: &sending{link, n}, Mover: n.mover,
 	}, registry)
+	n.driver.copyTime = cmp.Or(n.copyTime, copyTime)
 	ctx, cancel := context.WithCancel(n.t.Context())
 	var group sync.WaitGroup
 	n.stop = func() {

@@ -105,6 +105,25 @@ func TestHolderLeaves(t *testing.T) {
 	w.b.counted(t, received, "done", 1)
 }
 
+// The router of the next holder isn't ready for a moment when it has the address: the node is no successor any more, but has it, and takes the last flows.
+func TestNextHolderIsNoSuccessorAnyMore(t *testing.T) {
+	w := newWorld(t)
+	a := w.Address("p-0", "a")
+	w.a.Add(a, 0, 10)
+	moved, move := context.WithCancel(t.Context())
+	w.a.Move(moved, a, "b")
+	w.a.Add(a, 10, 20)
+	w.Change("p-0", func(f *v2.Floating) {
+		f.Holding.Holder, f.Holding.PodUID, f.MovingTo, f.Successors = "b", "pod of b", "", f.Successors[1:]
+	})
+	move()
+	w.a.counted(t, sent, "done", 1)
+	w.b.counted(t, received, "done", 1)
+	if n := len(w.b.All()); n != 20 {
+		t.Errorf("the next router has %d flows, want 20", n)
+	}
+}
+
 // An address that doesn't move after all stays as it is.
 func TestMoveIsUndone(t *testing.T) {
 	w := newWorld(t)
