@@ -14,6 +14,7 @@ import (
 
 // syncClients makes the EndpointSlices of a policy those of the pods that it selects.
 func (c *Controller) syncClients(ctx context.Context, key types.NamespacedName) error {
+	defer c.changed(chooser{policy: key})
 	have := c.slices.Under(key.String())
 	s := c.policies.find(key)
 	if s == nil && len(have) == 0 {
@@ -37,8 +38,9 @@ func (c *Controller) syncClients(ctx context.Context, key types.NamespacedName) 
 		return err
 	}
 	// A selector that can't be used, and pods that aren't allowed, are told by the status.
-	clients, _, _ := egress.Clients(egress.ClientFacts{Egress: e, Pods: c.selected(s.Policy, s.Name.Namespace), Namespaces: c.namespaceLabels})
-	return c.keeper.Write(ctx, key, egress.PolicyListOf(e, s.Policy), have, clients)
+	pods := c.selected(s.Policy, s.Name.Namespace)
+	clients, _, _ := egress.Clients(egress.ClientFacts{Egress: e, Pods: pods, Namespaces: c.namespaceLabels})
+	return c.keeper.Write(ctx, key, egress.PolicyListOf(e, s.Policy), have, c.inTurn(s, e, pods, have, clients))
 }
 
 // selected returns the pods of a namespace, or of all of them, that a policy selects and that may be clients.

@@ -11,6 +11,7 @@
 //	annotation that can't be understood  are deleted: no policy says that they are its own
 //
 //	pod that a policy selects
+//	also selected by one that decides    is listed when that one lists it, if the Egress has addresses for clients
 //	host network, Succeeded, Failed      isn't listed
 //	namespace isn't allowed              isn't listed; the policy says NamespaceNotAllowed
 //	router of an Egress                  isn't listed
@@ -83,7 +84,9 @@ type Controller struct {
 	services   kube.Cache[corev1.Service]
 	namespaces kube.Cache[metav1.PartialObjectMetadata]
 	slices     kube.Index[discoveryv1.EndpointSlice] // by their policy
+	named      kube.Index[discoveryv1.EndpointSlice] // by the Egress, those of pods that name it
 	keeper     *lists.Keeper
+	turns      turns
 	synced     []cache.DoneChecker
 	status     *reconcile.Loop[types.NamespacedName]
 	lists      *reconcile.Loop[types.NamespacedName]
@@ -101,6 +104,7 @@ type Controller struct {
 // New returns a controller that isn't running.
 func New(cfg Config) (*Controller, error) {
 	egresses, pods := kube.CacheOf[v2.Egress](cfg.Egresses), kube.CacheOf[corev1.Pod](cfg.Pods)
+	clients := kube.CacheOf[discoveryv1.EndpointSlice](cfg.Clients)
 	c := &Controller{
 		cfg:        cfg,
 		policies:   newKinds(cfg),
@@ -110,7 +114,8 @@ func New(cfg Config) (*Controller, error) {
 		naming:     pods.IndexBy(egressesOfPod),
 		services:   kube.CacheOf[corev1.Service](cfg.Services),
 		namespaces: kube.CacheOf[metav1.PartialObjectMetadata](cfg.Namespaces),
-		slices:     kube.CacheOf[discoveryv1.EndpointSlice](cfg.Clients).IndexBy(policyOfSlice),
+		slices:     clients.IndexBy(policyOfSlice),
+		named:      clients.IndexBy(egressOfSlice),
 		keeper:     lists.New(cfg.Core.DiscoveryV1(), cfg.EndpointsPerSlice),
 		now:        metav1.Now,
 	}

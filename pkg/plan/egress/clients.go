@@ -16,6 +16,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/sets"
 
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
 	"github.com/coil-net/coil/pkg/plan"
@@ -150,6 +151,22 @@ func PolicyListOf(e *v2.Egress, p policy.Policy) List {
 // has says whether a slice is one of the list, and not of another one of the same key, as of a policy that named another Egress.
 func (l List) has(s *discoveryv1.EndpointSlice) bool {
 	return s.Namespace == l.Egress.Namespace && s.Labels[l.Label] == l.Egress.Name
+}
+
+// Addresses returns the addresses of the clients that slices of the list have. Slices of other lists don't count.
+func (l List) Addresses(have []*discoveryv1.EndpointSlice) sets.Set[netip.Addr] {
+	all := sets.Set[netip.Addr]{}
+	for _, s := range have {
+		if !l.has(s) {
+			continue
+		}
+		for _, ep := range s.Endpoints {
+			if c, ok := clientOf(ep); ok {
+				all.Insert(c.Addr)
+			}
+		}
+	}
+	return all
 }
 
 // tells says whether the annotations of a slice say of its clients what the list says.
