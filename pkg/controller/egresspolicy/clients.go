@@ -1,6 +1,7 @@
 package egresspolicy
 
 import (
+	"cmp"
 	"context"
 
 	corev1 "k8s.io/api/core/v1"
@@ -19,6 +20,7 @@ func (c *Controller) syncClients(ctx context.Context, key types.NamespacedName) 
 	s := c.policies.find(key)
 	if s == nil && len(have) == 0 {
 		c.keeper.Forget(key)
+		c.keeping.Delete(key)
 		return nil
 	}
 	if s != nil && !s.observed() {
@@ -38,9 +40,9 @@ func (c *Controller) syncClients(ctx context.Context, key types.NamespacedName) 
 		return err
 	}
 	// A selector that can't be used, and pods that aren't allowed, are told by the status.
-	pods := c.selected(s.Policy, s.Name.Namespace)
-	clients, _, _ := egress.Clients(egress.ClientFacts{Egress: e, Pods: pods, Namespaces: c.namespaceLabels})
-	return c.keeper.Write(ctx, key, egress.PolicyListOf(e, s.Policy), have, c.inTurn(s, e, pods, have, clients))
+	clients, _, _ := egress.Clients(egress.ClientFacts{Egress: e, Pods: c.selected(s.Policy, s.Name.Namespace), Namespaces: c.namespaceLabels})
+	clients, wait := c.inTurn(s, e, have, clients)
+	return cmp.Or(c.keeper.Write(ctx, key, egress.PolicyListOf(e, s.Policy), have, clients), again(wait))
 }
 
 // selected returns the pods of a namespace, or of all of them, that a policy selects and that may be clients.

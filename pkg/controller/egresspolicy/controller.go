@@ -86,7 +86,6 @@ type Controller struct {
 	slices     kube.Index[discoveryv1.EndpointSlice] // by their policy
 	named      kube.Index[discoveryv1.EndpointSlice] // by the Egress, those of pods that name it
 	keeper     *lists.Keeper
-	turns      turns
 	synced     []cache.DoneChecker
 	status     *reconcile.Loop[types.NamespacedName]
 	lists      *reconcile.Loop[types.NamespacedName]
@@ -97,6 +96,9 @@ type Controller struct {
 	metrics  *collector
 	// counted is when the number of clients was written to the status last.
 	counted syncmap.Map[types.NamespacedName, time.Time]
+	turns   turns
+	// keeping is since when the list of a policy has had a pod that isn't its own any more.
+	keeping syncmap.Map[types.NamespacedName, time.Time]
 	// moved is since when the pods of a policy leave by other nodes' addresses than its status says.
 	moved syncmap.Map[types.NamespacedName, time.Time]
 }

@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -12,13 +13,21 @@ import (
 	"k8s.io/apimachinery/pkg/util/sets"
 
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
+	"github.com/coil-net/coil/pkg/plan"
 	"github.com/coil-net/coil/pkg/plan/egress"
 	"github.com/coil-net/coil/pkg/plan/policy"
 )
 
 // A pod that several policies select for one Egress leaves by the address of the policy that decides, and routers know no more policies than
-// those whose lists have the pod. So a list doesn't get a pod before the lists have it of those that decide in its place. Until then
-// routers drop what the pod sends. Its annotation counts as a policy.
+// those whose lists have the pod. So its lists change in an order in which, for each destination, one decides that does before or afterwards:
+//
+//	the pod comes to    when the lists have it of the policies that decide in place of this one; until then routers drop what it sends
+//	it leaves           when all lists have it that are to, and those are left for which this one decides; at the latest after keepFor
+//
+// The annotation of a pod counts as a policy, but its list waits for no other.
+
+// keepFor is for how long a list keeps a pod that its policy doesn't select any more: another list may be one that can't be written.
+const keepFor = 5 * time.Second
 
 // chooser is what lists clients of an Egress: a policy or, if that has no name, the annotations that name the Egress.
 type chooser struct{ policy, egress types.NamespacedName }
@@ -69,81 +78,175 @@ func (c *Controller) changed(of chooser) {
 	}
 }
 
-// inTurn returns those clients that the list of a policy may have. The pods are those of the clients.
-func (c *Controller) inTurn(s *subject, e *v2.Egress, pods []*corev1.Pod, have []*discoveryv1.EndpointSlice, clients []egress.Client) []egress.Client {
+// inTurn returns the clients that the list of a policy may have now, from those that it should have and those that it has, and when to ask
+// again; never, if that is 0.
+func (c *Controller) inTurn(s *subject, e *v2.Egress, have []*discoveryv1.EndpointSlice, want []egress.Client) (now []egress.Client, again time.Duration) {
 	if !e.Spec.Addresses.For(v2.EgressAddressOfClient) {
-		return clients
+		return want, 0
 	}
-	mine, come := egress.PolicyListOf(e, s.Policy).Addresses(have), map[types.UID][]netip.Addr{}
-	for _, cl := range clients {
-		if !mine.Has(cl.Addr) {
-			come[cl.UID] = append(come[cl.UID], cl.Addr)
-		}
-	}
-	if len(come) == 0 {
-		return clients
-	}
-	pods = slices.DeleteFunc(slices.Clone(pods), func(p *corev1.Pod) bool { return len(come[p.UID]) == 0 })
-	for {
+	mine := egress.PolicyListOf(e, s.Policy).Clients(have)
+	var kept []egress.Client
+	for isNew := true; isNew; {
 		// What the policy waits for may change before it is noted that it waits. So it is looked at afterwards, too.
-		early, isNew := c.early(s, e, pods, come)
-		if !isNew {
-			return slices.DeleteFunc(clients, func(cl egress.Client) bool { return early.Has(cl.UID) && !mine.Has(cl.Addr) })
-		}
+		t := &turn{Controller: c, of: s, egress: e, mine: mine, rivals: map[string][]policy.Policy{}, first: map[string][]policy.Policy{}, listed: map[chooser]map[netip.Addr]egress.Client{}}
+		now, kept = t.come(want), t.stay(want)
+		isNew = t.isNew
 	}
+	if len(kept) == 0 {
+		c.keeping.Delete(s.Name)
+		return now, 0
+	}
+	since, known := c.keeping.Find(s.Name)
+	if !known {
+		since = c.now().Time
+		c.keeping.Set(s.Name, since)
+	}
+	again = keepFor - c.now().Sub(since)
+	if again <= 0 {
+		return now, 0
+	}
+	return slices.Concat(now, kept), again
 }
 
-// early returns the pods that come before it is their turn, and whether it wasn't known yet what the policy waits for. come has their addresses.
-func (c *Controller) early(s *subject, e *v2.Egress, pods []*corev1.Pod, come map[types.UID][]netip.Addr) (early sets.Set[types.UID], isNew bool) {
-	early = sets.Set[types.UID]{}
-	beside, before, listed := map[string][]*subject{}, map[string][]policy.Policy{}, map[chooser]sets.Set[netip.Addr]{}
-	for _, pod := range pods {
-		rivals, known := beside[pod.Namespace]
-		if !known {
-			rivals = slices.DeleteFunc(c.policies.beside(pod.Namespace), func(o *subject) bool {
-				return o.Name == s.Name || o.Egress != s.Egress || o.observed() && !policy.InForce(o.status)
-			})
-			beside[pod.Namespace] = rivals
-		}
-		others, key := c.alsoSelecting(pod, e, rivals)
-		first, known := before[key]
-		if !known {
-			first = policy.Before(s.Policy, others, c.egress)
-			before[key] = first
-		}
-		for _, o := range first {
-			of := chooserOf(o)
-			if listed[of] == nil {
-				listed[of] = c.listed(e, o)
-			}
-			if !listed[of].HasAll(come[pod.UID]...) {
-				early.Insert(pod.UID)
-				isNew = c.turns.wait(s.Name, of) || isNew
-			}
-		}
-	}
-	return early, isNew
+// turn is a look at the lists of an Egress, for that of a policy. It knows what it has seen.
+type turn struct {
+	*Controller
+	of     *subject
+	egress *v2.Egress
+	mine   map[netip.Addr]egress.Client
+	// rivals are, by namespace, the other policies of the Egress that may select pods there, and first those, by the names of the policies that
+	// select a pod, whose lists must have it before.
+	rivals, first map[string][]policy.Policy
+	listed        map[chooser]map[netip.Addr]egress.Client
+	// isNew says that it wasn't known before what the policy waits for.
+	isNew bool
 }
 
-// alsoSelecting returns which of some policies of an Egress select a pod, and a text that tells these from others.
-func (c *Controller) alsoSelecting(pod *corev1.Pod, e *v2.Egress, among []*subject) (all []policy.Policy, key string) {
-	var names []string
-	if slices.Contains(egressesOfPod(pod), keyOf(e).String()) {
-		all, names = append(all, policy.Annotation(keyOf(e))), append(names, "")
+// come returns the clients without those that come too early, with all addresses that the list doesn't have yet.
+func (t *turn) come(want []egress.Client) []egress.Client {
+	early := sets.Set[types.UID]{}
+	comes := func(cl egress.Client) bool { _, listed := t.mine[cl.Addr]; return !listed }
+	for _, cl := range want {
+		if comes(cl) && t.isEarly(cl) {
+			early.Insert(cl.UID)
+		}
 	}
-	seen := podOf(pod, c.namespaceLabels(pod.Namespace))
+	return slices.DeleteFunc(slices.Clone(want), func(cl egress.Client) bool { return comes(cl) && early.Has(cl.UID) })
+}
+
+func (t *turn) isEarly(cl egress.Client) bool {
+	pod := t.pod(cl)
+	if pod == nil {
+		return false
+	}
+	var selecting []policy.Policy
+	var names strings.Builder
+	for _, o := range t.rivalsFor(pod) {
+		if t.selects(o, pod) {
+			selecting = append(selecting, o)
+			names.WriteString(o.Name.String() + "\n")
+		}
+	}
+	first, known := t.first[names.String()]
+	if !known {
+		first = policy.Before(t.of.Policy, selecting, t.Controller.egress)
+		t.first[names.String()] = first
+	}
+	return t.await(first, func(o policy.Policy) bool { return !t.lists(o, cl.Addr) })
+}
+
+// stay returns the clients that the list has and should not have, but not yet lose.
+func (t *turn) stay(want []egress.Client) (kept []egress.Client) {
+	wanted := make(map[netip.Addr]bool, len(want))
+	for _, cl := range want {
+		wanted[cl.Addr] = true
+	}
+	for addr, cl := range t.mine {
+		if wanted[addr] {
+			continue
+		}
+		pod := t.pod(cl)
+		if pod == nil || t.selects(t.of.Policy, pod) || !t.mayUse(pod, addr) {
+			continue // it isn't lost to another policy
+		}
+		if t.await(t.rivalsFor(pod), func(o policy.Policy) bool {
+			if t.selects(o, pod) {
+				return !t.lists(o, addr)
+			}
+			return t.lists(o, addr) && len(policy.Before(o, []policy.Policy{t.of.Policy}, t.Controller.egress)) > 0
+		}) {
+			kept = append(kept, cl)
+		}
+	}
+	return kept
+}
+
+// await says whether there are some among policies for which something is true. The policy of the turn waits for their lists.
+func (t *turn) await(among []policy.Policy, pending func(policy.Policy) bool) (any bool) {
 	for _, o := range among {
-		if o.Selects(seen) {
-			all, names = append(all, o.Policy), append(names, o.Name.String())
+		if pending(o) {
+			any = true
+			t.isNew = t.turns.wait(t.of.Name, chooserOf(o)) || t.isNew
 		}
 	}
-	return all, strings.Join(names, "\n")
+	return any
 }
 
-// listed returns the addresses of clients that a policy lists for an Egress.
-func (c *Controller) listed(e *v2.Egress, p policy.Policy) sets.Set[netip.Addr] {
-	if p.Annotated() {
-		return egress.ListOf(e).Addresses(c.named.Under(keyOf(e).String()))
+// seen is a pod, and the same as policies see it.
+type seen struct {
+	policy.Pod
+	object *corev1.Pod
+}
+
+// pod returns the pod of a client, nil if it is gone.
+func (t *turn) pod(cl egress.Client) *seen {
+	p := t.pods.Find(cl.Pod.String())
+	if p == nil || p.UID != cl.UID {
+		return nil
 	}
-	return egress.PolicyListOf(e, p).Addresses(c.slices.Under(p.Name.String()))
+	return &seen{podOf(p, t.namespaceLabels(p.Namespace)), p}
+}
+
+// mayUse says whether a pod with an address may be a client of the Egress.
+func (t *turn) mayUse(p *seen, addr netip.Addr) bool {
+	allowed, _ := plan.AllowsNamespace(t.egress, p.NamespaceLabels)
+	return allowed && egress.MayBeClient(p.object) && !t.isRouter(p.object) && slices.Contains(p.Addresses, addr)
+}
+
+// rivalsFor returns the annotation and the other policies of the Egress that may select a pod.
+func (t *turn) rivalsFor(pod *seen) []policy.Policy {
+	rivals, known := t.rivals[pod.Namespace]
+	if !known {
+		rivals = append(rivals, policy.Annotation(keyOf(t.egress)))
+		for _, o := range t.policies.beside(pod.Namespace) {
+			if o.Name != t.of.Name && o.Egress == t.of.Egress && (!o.observed() || policy.InForce(o.status)) {
+				rivals = append(rivals, o.Policy)
+			}
+		}
+		t.rivals[pod.Namespace] = rivals
+	}
+	return rivals
+}
+
+func (t *turn) selects(p policy.Policy, pod *seen) bool {
+	if p.Annotated() {
+		return slices.Contains(egressesOfPod(pod.object), keyOf(t.egress).String())
+	}
+	return p.Selects(pod.Pod)
+}
+
+// lists says whether the list of a policy has an address.
+func (t *turn) lists(p policy.Policy, addr netip.Addr) bool {
+	of := chooserOf(p)
+	clients, known := t.listed[of]
+	switch {
+	case known:
+	case p.Annotated():
+		clients = egress.ListOf(t.egress).Clients(t.named.Under(keyOf(t.egress).String()))
+	default:
+		clients = egress.PolicyListOf(t.egress, p).Clients(t.slices.Under(p.Name.String()))
+	}
+	t.listed[of] = clients
+	_, has := clients[addr]
+	return has
 }

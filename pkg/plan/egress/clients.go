@@ -16,7 +16,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/apimachinery/pkg/util/sets"
 
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
 	"github.com/coil-net/coil/pkg/plan"
@@ -153,16 +152,16 @@ func (l List) has(s *discoveryv1.EndpointSlice) bool {
 	return s.Namespace == l.Egress.Namespace && s.Labels[l.Label] == l.Egress.Name
 }
 
-// Addresses returns the addresses of the clients that slices of the list have. Slices of other lists don't count.
-func (l List) Addresses(have []*discoveryv1.EndpointSlice) sets.Set[netip.Addr] {
-	all := sets.Set[netip.Addr]{}
+// Clients returns the clients that slices of the list have, by their addresses. Slices of other lists don't count.
+func (l List) Clients(have []*discoveryv1.EndpointSlice) map[netip.Addr]Client {
+	all := map[netip.Addr]Client{}
 	for _, s := range have {
 		if !l.has(s) {
 			continue
 		}
 		for _, ep := range s.Endpoints {
 			if c, ok := clientOf(ep); ok {
-				all.Insert(c.Addr)
+				all[c.Addr] = c
 			}
 		}
 	}
