@@ -27,6 +27,7 @@ func (c *Controller) syncClients(ctx context.Context, key types.NamespacedName) 
 		return nil // its status is an event
 	}
 	if s == nil || !policy.InForce(s.status) {
+		c.keeping.Delete(key)
 		return c.keeper.Clear(ctx, key, have)
 	}
 	e := c.egresses.Find(s.Egress.String())

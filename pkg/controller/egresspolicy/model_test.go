@@ -15,6 +15,7 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	corefake "k8s.io/client-go/kubernetes/fake"
@@ -24,6 +25,7 @@ import (
 	"github.com/coil-net/coil/generated/clientset/versioned/fake"
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
 	"github.com/coil-net/coil/pkg/plan"
+	"github.com/coil-net/coil/pkg/plan/egress"
 	"github.com/coil-net/coil/pkg/plan/policy"
 	"github.com/coil-net/coil/pkg/testkit/fakeapi"
 )
@@ -141,9 +143,37 @@ func (sc *scene) settle() {
 		if sc.Behind() > 0 {
 			quiet = 0
 		}
+		if quiet == 0 {
+			sc.listNaming()
+		}
 		sc.DeliverAll()
 		time.Sleep(time.Second)
 		synctest.Wait()
+	}
+}
+
+// listNaming lists the pods that name Egresses, as another controller does.
+func (sc *scene) listNaming() {
+	namespaces := func(name string) labels.Set {
+		if ns := fakeapi.Find[*metav1.PartialObjectMetadata](sc.s, nsResource, name); ns != nil {
+			return ns.Labels
+		}
+		return nil
+	}
+	for _, e := range fakeapi.All[*v2.Egress](sc.s, egressResource) {
+		list := egress.ListOf(e)
+		pods := slices.DeleteFunc(fakeapi.All[*corev1.Pod](sc.s, podResource), func(p *corev1.Pod) bool { return !slices.Contains(egressesOfPod(p), keyOf(e).String()) })
+		have := slices.DeleteFunc(fakeapi.All[*discoveryv1.EndpointSlice](sc.s, sliceResource), func(s *discoveryv1.EndpointSlice) bool {
+			return s.Namespace != e.Namespace || s.Labels[list.Label] != e.Name
+		})
+		clients, _, _ := egress.Clients(egress.ClientFacts{Egress: e, Pods: pods, Namespaces: namespaces})
+		changes := egress.ClientSlices(list, have, clients, egress.EndpointsPerSlice)
+		for _, s := range slices.Concat(changes.Create, changes.Update) {
+			sc.s.Put(sliceResource, s)
+		}
+		for _, s := range changes.Delete {
+			sc.s.Drop(sliceResource, s.Namespace+"/"+s.Name)
+		}
 	}
 }
 
@@ -316,7 +346,14 @@ func (h *history) changeEgress() {
 		if h.chance(3) {
 			e.Spec.AllowedNamespaces = &metav1.LabelSelector{MatchLabels: map[string]string{"team": h.word()}}
 		}
-		e.Status = v2.EgressStatus{ObservedGeneration: 1}
+		e.Status, e.Spec.Addresses = v2.EgressStatus{ObservedGeneration: 1}, nil
+		if h.chance(2) {
+			e.Spec.Addresses = &v2.EgressAddresses{Use: v2.EgressAddressOfClient}
+			for i := range h.r.IntN(4) {
+				address := v2.EgressAddress{IPv4: fmt.Sprintf("192.0.2.%d", i+1), IPv6: fmt.Sprintf("2001:db8::%d", i+1)}
+				e.Status.Addresses = append(e.Status.Addresses, v2.EgressAddressStatus{Block: fmt.Sprint(e.Name, "-", i), EgressAddress: address})
+			}
+		}
 		if h.chance(4) {
 			e.Status.InClusterCIDRs = []string{"203.0.0.0/16"}
 		}
@@ -378,9 +415,14 @@ func (h *history) changePod() {
 	}, false)
 }
 
+// byPolicies returns the slices in which policies list clients.
+func (sc *scene) byPolicies() []*discoveryv1.EndpointSlice {
+	return slices.DeleteFunc(fakeapi.All[*discoveryv1.EndpointSlice](sc.s, sliceResource), func(s *discoveryv1.EndpointSlice) bool { return len(egressOfSlice(s)) > 0 })
+}
+
 // spoil does to a slice what somebody else may do.
 func (h *history) spoil() {
-	all := fakeapi.All[*discoveryv1.EndpointSlice](h.s, sliceResource)
+	all := h.byPolicies()
 	if len(all) == 0 {
 		return
 	}
@@ -409,7 +451,7 @@ func (h *history) check(seen *sums) {
 	for _, p := range fakeapi.All[*v2.EgressClusterPolicy](h.s, clusterResource) {
 		h.checkPolicy(ofClusterPolicy(p), seen)
 	}
-	for _, s := range fakeapi.All[*discoveryv1.EndpointSlice](h.s, sliceResource) {
+	for _, s := range h.byPolicies() {
 		origin, err := policy.ParseOrigin(s.Annotations[v2.AnnotationPolicy])
 		if err != nil || h.policies.find(origin.Policy()) == nil {
 			h.t.Errorf("slice %s/%s is left, of %q", s.Namespace, s.Name, s.Annotations[v2.AnnotationPolicy])
@@ -427,7 +469,11 @@ func (h *history) checkPolicy(s *subject, seen *sums) {
 		seen.conflicting++
 	}
 	seen.clients += int(s.status.Clients)
-	want := policy.Status(h.facts(s))
+	f := h.facts(s)
+	if e := f.Uses(); e != nil && e.Spec.Addresses.For(v2.EgressAddressOfClient) {
+		f.Given, _ = h.given(s, e)
+	}
+	want := policy.Status(f)
 	if diff := cmp.Diff(want, s.status); diff != "" {
 		h.t.Errorf("status of %s (-want +got):\n%s", s.String(), diff)
 	}

@@ -88,7 +88,10 @@ func (c *Controller) inTurn(s *subject, e *v2.Egress, have []*discoveryv1.Endpoi
 	var kept []egress.Client
 	for isNew := true; isNew; {
 		// What the policy waits for may change before it is noted that it waits. So it is looked at afterwards, too.
-		t := &turn{Controller: c, of: s, egress: e, mine: mine, rivals: map[string][]policy.Policy{}, first: map[string][]policy.Policy{}, listed: map[chooser]map[netip.Addr]egress.Client{}}
+		t := &turn{
+			Controller: c, of: s, e: e, mine: mine,
+			rivals: map[string][]policy.Policy{}, first: map[string][]policy.Policy{}, listed: map[chooser]map[netip.Addr]egress.Client{},
+		}
 		now, kept = t.come(want), t.stay(want)
 		isNew = t.isNew
 	}
@@ -111,9 +114,9 @@ func (c *Controller) inTurn(s *subject, e *v2.Egress, have []*discoveryv1.Endpoi
 // turn is a look at the lists of an Egress, for that of a policy. It knows what it has seen.
 type turn struct {
 	*Controller
-	of     *subject
-	egress *v2.Egress
-	mine   map[netip.Addr]egress.Client
+	of   *subject
+	e    *v2.Egress
+	mine map[netip.Addr]egress.Client
 	// rivals are, by namespace, the other policies of the Egress that may select pods there, and first those, by the names of the policies that
 	// select a pod, whose lists must have it before.
 	rivals, first map[string][]policy.Policy
@@ -134,6 +137,7 @@ func (t *turn) come(want []egress.Client) []egress.Client {
 	return slices.DeleteFunc(slices.Clone(want), func(cl egress.Client) bool { return comes(cl) && early.Has(cl.UID) })
 }
 
+// isEarly says whether a client comes before a list has it of a policy that decides.
 func (t *turn) isEarly(cl egress.Client) bool {
 	pod := t.pod(cl)
 	if pod == nil {
@@ -149,7 +153,7 @@ func (t *turn) isEarly(cl egress.Client) bool {
 	}
 	first, known := t.first[names.String()]
 	if !known {
-		first = policy.Before(t.of.Policy, selecting, t.Controller.egress)
+		first = policy.Before(t.of.Policy, selecting, t.egress)
 		t.first[names.String()] = first
 	}
 	return t.await(first, func(o policy.Policy) bool { return !t.lists(o, cl.Addr) })
@@ -173,7 +177,7 @@ func (t *turn) stay(want []egress.Client) (kept []egress.Client) {
 			if t.selects(o, pod) {
 				return !t.lists(o, addr)
 			}
-			return t.lists(o, addr) && len(policy.Before(o, []policy.Policy{t.of.Policy}, t.Controller.egress)) > 0
+			return t.lists(o, addr) && len(policy.Before(o, []policy.Policy{t.of.Policy}, t.egress)) > 0
 		}) {
 			kept = append(kept, cl)
 		}
@@ -182,14 +186,14 @@ func (t *turn) stay(want []egress.Client) (kept []egress.Client) {
 }
 
 // await says whether there are some among policies for which something is true. The policy of the turn waits for their lists.
-func (t *turn) await(among []policy.Policy, pending func(policy.Policy) bool) (any bool) {
+func (t *turn) await(among []policy.Policy, pending func(policy.Policy) bool) (found bool) {
 	for _, o := range among {
 		if pending(o) {
-			any = true
+			found = true
 			t.isNew = t.turns.wait(t.of.Name, chooserOf(o)) || t.isNew
 		}
 	}
-	return any
+	return found
 }
 
 // seen is a pod, and the same as policies see it.
@@ -209,7 +213,7 @@ func (t *turn) pod(cl egress.Client) *seen {
 
 // mayUse says whether a pod with an address may be a client of the Egress.
 func (t *turn) mayUse(p *seen, addr netip.Addr) bool {
-	allowed, _ := plan.AllowsNamespace(t.egress, p.NamespaceLabels)
+	allowed, _ := plan.AllowsNamespace(t.e, p.NamespaceLabels)
 	return allowed && egress.MayBeClient(p.object) && !t.isRouter(p.object) && slices.Contains(p.Addresses, addr)
 }
 
@@ -217,7 +221,7 @@ func (t *turn) mayUse(p *seen, addr netip.Addr) bool {
 func (t *turn) rivalsFor(pod *seen) []policy.Policy {
 	rivals, known := t.rivals[pod.Namespace]
 	if !known {
-		rivals = append(rivals, policy.Annotation(keyOf(t.egress)))
+		rivals = append(rivals, policy.Annotation(keyOf(t.e)))
 		for _, o := range t.policies.beside(pod.Namespace) {
 			if o.Name != t.of.Name && o.Egress == t.of.Egress && (!o.observed() || policy.InForce(o.status)) {
 				rivals = append(rivals, o.Policy)
@@ -228,9 +232,10 @@ func (t *turn) rivalsFor(pod *seen) []policy.Policy {
 	return rivals
 }
 
+// selects says whether a policy, or the annotation, selects a pod.
 func (t *turn) selects(p policy.Policy, pod *seen) bool {
 	if p.Annotated() {
-		return slices.Contains(egressesOfPod(pod.object), keyOf(t.egress).String())
+		return slices.Contains(egressesOfPod(pod.object), keyOf(t.e).String())
 	}
 	return p.Selects(pod.Pod)
 }
@@ -242,9 +247,9 @@ func (t *turn) lists(p policy.Policy, addr netip.Addr) bool {
 	switch {
 	case known:
 	case p.Annotated():
-		clients = egress.ListOf(t.egress).Clients(t.named.Under(keyOf(t.egress).String()))
+		clients = egress.ListOf(t.e).Clients(t.named.Under(keyOf(t.e).String()))
 	default:
-		clients = egress.PolicyListOf(t.egress, p).Clients(t.slices.Under(p.Name.String()))
+		clients = egress.PolicyListOf(t.e, p).Clients(t.slices.Under(p.Name.String()))
 	}
 	t.listed[of] = clients
 	_, has := clients[addr]

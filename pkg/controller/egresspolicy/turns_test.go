@@ -37,13 +37,20 @@ type turnsScene struct {
 	want, before map[netip.Addr]sources
 }
 
-func newTurnsScene(sc *scene, addresses int) *turnsScene {
+// withAddresses gives the Egress addresses for its clients, which policies of all namespaces may have.
+func (sc *scene) withAddresses(n int) {
 	e := fakeapi.Find[*v2.Egress](sc.s, egressResource, "internet/nat")
 	e.Spec.Addresses = &v2.EgressAddresses{Use: v2.EgressAddressOfClient}
-	for i := range addresses {
-		e.Status.Addresses = append(e.Status.Addresses, v2.EgressAddressStatus{Block: fmt.Sprint("block-", i), EgressAddress: v2.EgressAddress{IPv4: fmt.Sprint("192.0.2.", i+1)}})
+	for i := range n {
+		address := fmt.Sprint("192.0.2.", i+1)
+		e.Spec.Addresses.Shared = append(e.Spec.Addresses.Shared, address)
+		e.Status.Addresses = append(e.Status.Addresses, v2.EgressAddressStatus{Block: fmt.Sprint("block-", i), EgressAddress: v2.EgressAddress{IPv4: address}})
 	}
 	sc.s.Put(egressResource, e)
+}
+
+func newTurnsScene(sc *scene, addresses int) *turnsScene {
+	sc.withAddresses(addresses)
 	ts := &turnsScene{sc, map[netip.Addr]sources{}, map[netip.Addr]sources{}}
 	sc.core.PrependReactor("*", sliceResource, func(clienttesting.Action) (bool, runtime.Object, error) { // what routers see between two writes
 		ts.check("before a write", false)
