@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -198,8 +199,9 @@ func TestPodsChangeInTurn(t *testing.T) {
 	}
 }
 
-// refuse has the API server refuse to write lists of a policy as long as that is true.
-func (ts *turnsScene) refuse(name string, refuses *bool) {
+// refuse has the API server refuse to write lists of a policy until the function is called that it returns.
+func (ts *turnsScene) refuse(name string) (end func()) {
+	var ended atomic.Bool
 	ts.core.PrependReactor("*", sliceResource, func(a clienttesting.Action) (bool, runtime.Object, error) {
 		var of string
 		switch a := a.(type) {
@@ -210,8 +212,9 @@ func (ts *turnsScene) refuse(name string, refuses *bool) {
 		case clienttesting.DeleteActionImpl:
 			of = a.GetName()
 		}
-		return *refuses && strings.HasPrefix(of, "nat-"+name), nil, fakeapi.ErrLost
+		return !ended.Load() && strings.HasPrefix(of, "nat-"+name), nil, fakeapi.ErrLost
 	})
+	return func() { ended.Store(true) }
 }
 
 // A pod doesn't come before the list has it of the policy that decides, however long that takes, and comes when that policy doesn't decide any more.
@@ -230,9 +233,9 @@ func TestTurnsThatEnd(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			inScene(t, func(t *testing.T, sc *scene) {
-				ts, refused := newTurnsScene(sc, 2), true
+				ts := newTurnsScene(sc, 2)
 				ts.s.Put(egressResource, &v2.Egress{ObjectMeta: metav1.ObjectMeta{Namespace: "internet", Name: "other", Generation: 1}, Spec: v2.EgressSpec{Destinations: []string{"0.0.0.0/0"}}})
-				ts.refuse("old", &refused)
+				ts.refuse("old")
 				ts.chooses("old", "")
 				ts.chooses("young", "")
 				ts.run(3 * time.Second)
@@ -252,15 +255,14 @@ func TestTurnsThatEnd(t *testing.T) {
 // A list that can't be written keeps no pod in another one for long.
 func TestPodsAreKeptForAWhile(t *testing.T) {
 	inScene(t, func(t *testing.T, sc *scene) {
-		ts, refused := newTurnsScene(sc, 2), false
-		ts.refuse("young", &refused)
+		ts := newTurnsScene(sc, 2)
 		ts.chooses("old", "old")
 		ts.chooses("young", "young")
 		ts.run(3 * time.Second)
 		old, young := ts.addressOf("old"), ts.addressOf("young")
 		ts.has(0, nil, sources{old, old, old}, "old")
 		ts.run(3 * time.Second)
-		refused = true
+		end := ts.refuse("young")
 		ts.has(0, nil, sources{young, young, young}, "young")
 		ts.run(keepFor - time.Second)
 		if diff := cmp.Diff(map[string][]string{"internet/nat": {"shop/pod-0 10.0.0.1", "shop/pod-0 fd00::1"}}, ts.listedFor("old")); diff != "" {
@@ -270,7 +272,7 @@ func TestPodsAreKeptForAWhile(t *testing.T) {
 		if got := ts.listedFor("old"); len(got) > 0 {
 			t.Errorf("after %s: %v", keepFor, got)
 		}
-		refused = false
+		end()
 		ts.run(time.Minute)
 		ts.check("in the end", true)
 	})
