@@ -1,6 +1,7 @@
 package egresspolicy
 
 import (
+	"cmp"
 	"context"
 
 	corev1 "k8s.io/api/core/v1"
@@ -14,16 +15,19 @@ import (
 
 // syncClients makes the EndpointSlices of a policy those of the pods that it selects.
 func (c *Controller) syncClients(ctx context.Context, key types.NamespacedName) error {
+	defer c.changed(chooser{policy: key})
 	have := c.slices.Under(key.String())
 	s := c.policies.find(key)
 	if s == nil && len(have) == 0 {
 		c.keeper.Forget(key)
+		c.keeping.Delete(key)
 		return nil
 	}
 	if s != nil && !s.observed() {
 		return nil // its status is an event
 	}
 	if s == nil || !policy.InForce(s.status) {
+		c.keeping.Delete(key)
 		return c.keeper.Clear(ctx, key, have)
 	}
 	e := c.egresses.Find(s.Egress.String())
@@ -38,7 +42,8 @@ func (c *Controller) syncClients(ctx context.Context, key types.NamespacedName) 
 	}
 	// A selector that can't be used, and pods that aren't allowed, are told by the status.
 	clients, _, _ := egress.Clients(egress.ClientFacts{Egress: e, Pods: c.selected(s.Policy, s.Name.Namespace), Namespaces: c.namespaceLabels})
-	return c.keeper.Write(ctx, key, egress.PolicyListOf(e, s.Policy), have, clients)
+	clients, wait := c.inTurn(s, e, have, clients)
+	return cmp.Or(c.keeper.Write(ctx, key, egress.PolicyListOf(e, s.Policy), have, clients), again(wait))
 }
 
 // selected returns the pods of a namespace, or of all of them, that a policy selects and that may be clients.

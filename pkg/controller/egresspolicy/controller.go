@@ -11,6 +11,7 @@
 //	annotation that can't be understood  are deleted: no policy says that they are its own
 //
 //	pod that a policy selects
+//	also selected by one that decides    is listed when that one lists it, if the Egress has addresses for clients
 //	host network, Succeeded, Failed      isn't listed
 //	namespace isn't allowed              isn't listed; the policy says NamespaceNotAllowed
 //	router of an Egress                  isn't listed
@@ -83,6 +84,7 @@ type Controller struct {
 	services   kube.Cache[corev1.Service]
 	namespaces kube.Cache[metav1.PartialObjectMetadata]
 	slices     kube.Index[discoveryv1.EndpointSlice] // by their policy
+	named      kube.Index[discoveryv1.EndpointSlice] // by the Egress, those of pods that name it
 	keeper     *lists.Keeper
 	synced     []cache.DoneChecker
 	status     *reconcile.Loop[types.NamespacedName]
@@ -94,6 +96,9 @@ type Controller struct {
 	metrics  *collector
 	// counted is when the number of clients was written to the status last.
 	counted syncmap.Map[types.NamespacedName, time.Time]
+	turns   turns
+	// keeping is since when the list of a policy has had a pod that isn't its own any more.
+	keeping syncmap.Map[types.NamespacedName, time.Time]
 	// moved is since when the pods of a policy leave by other nodes' addresses than its status says.
 	moved syncmap.Map[types.NamespacedName, time.Time]
 }
@@ -101,6 +106,7 @@ type Controller struct {
 // New returns a controller that isn't running.
 func New(cfg Config) (*Controller, error) {
 	egresses, pods := kube.CacheOf[v2.Egress](cfg.Egresses), kube.CacheOf[corev1.Pod](cfg.Pods)
+	clients := kube.CacheOf[discoveryv1.EndpointSlice](cfg.Clients)
 	c := &Controller{
 		cfg:        cfg,
 		policies:   newKinds(cfg),
@@ -110,7 +116,8 @@ func New(cfg Config) (*Controller, error) {
 		naming:     pods.IndexBy(egressesOfPod),
 		services:   kube.CacheOf[corev1.Service](cfg.Services),
 		namespaces: kube.CacheOf[metav1.PartialObjectMetadata](cfg.Namespaces),
-		slices:     kube.CacheOf[discoveryv1.EndpointSlice](cfg.Clients).IndexBy(policyOfSlice),
+		slices:     clients.IndexBy(policyOfSlice),
+		named:      clients.IndexBy(egressOfSlice),
 		keeper:     lists.New(cfg.Core.DiscoveryV1(), cfg.EndpointsPerSlice),
 		now:        metav1.Now,
 	}

@@ -201,6 +201,7 @@ func TestEventsAreTold(t *testing.T) {
 // One pod's change writes one slice, and one policy's its own, however many there are; and none takes long.
 func TestScale(t *testing.T) {
 	inScene(t, func(t *testing.T, sc *scene) {
+		sc.withAddresses(10)
 		const namespaces, policies, pods = 50, 20, 200
 		for n := range namespaces {
 			sc.ns = fmt.Sprint("ns-", n)

@@ -100,6 +100,15 @@ func policyOfSlice(s *discoveryv1.EndpointSlice) []string {
 	return []string{key.String()}
 }
 
+// egressOfSlice returns the Egress whose clients a slice lists by their annotations.
+func egressOfSlice(s *discoveryv1.EndpointSlice) []string {
+	name, ok := s.Labels[v2.LabelEgress]
+	if !ok {
+		return nil
+	}
+	return []string{s.Namespace + "/" + name}
+}
+
 // policyChanged looks at a policy at once, unless no more than its status has changed, most likely here; then at its lists if they
 // follow that. Of younger policies the conditions may name it.
 func (c *Controller) policyChanged(a, b *subject) {
@@ -238,7 +247,7 @@ func podOf(p *corev1.Pod, namespace map[string]string) policy.Pod {
 }
 
 // sliceChanged looks at the lists of the policy that a slice is of, and of the one that it was of before somebody changed
-// it, and soon at its count.
+// it, and soon at its count; or at those that wait for a slice of pods that name an Egress.
 func (c *Controller) sliceChanged(a, b *discoveryv1.EndpointSlice) {
 	if a != nil && b != nil && a.ResourceVersion == b.ResourceVersion {
 		return
@@ -250,6 +259,9 @@ func (c *Controller) sliceChanged(a, b *discoveryv1.EndpointSlice) {
 		if key, ok := policyOf(s); ok {
 			c.lists.Add(key)
 			c.status.AddAfter(key, settle)
+		}
+		if name, ok := s.Labels[v2.LabelEgress]; ok {
+			c.changed(chooser{egress: types.NamespacedName{Namespace: s.Namespace, Name: name}})
 		}
 	}
 }

@@ -141,27 +141,13 @@ func (sc *scene) settle() {
 		if sc.Behind() > 0 {
 			quiet = 0
 		}
+		if quiet == 0 {
+			sc.listNaming()
+		}
 		sc.DeliverAll()
 		time.Sleep(time.Second)
 		synctest.Wait()
 	}
-}
-
-// listed returns "pod address" of the clients of a policy, by the Egress that they are listed for.
-func (sc *scene) listed(key types.NamespacedName) map[string][]string {
-	all := map[string][]string{}
-	for _, s := range fakeapi.All[*discoveryv1.EndpointSlice](sc.s, sliceResource) {
-		origin, err := policy.ParseOrigin(s.Annotations[v2.AnnotationPolicy])
-		if err != nil || origin.Policy() != key {
-			continue
-		}
-		egress := s.Namespace + "/" + s.Labels[v2.LabelPolicyEgress]
-		for _, ep := range s.Endpoints {
-			all[egress] = append(all[egress], ep.TargetRef.Namespace+"/"+ep.TargetRef.Name+" "+ep.Addresses[0])
-		}
-		slices.Sort(all[egress])
-	}
-	return all
 }
 
 // history changes everything at random.
@@ -316,7 +302,14 @@ func (h *history) changeEgress() {
 		if h.chance(3) {
 			e.Spec.AllowedNamespaces = &metav1.LabelSelector{MatchLabels: map[string]string{"team": h.word()}}
 		}
-		e.Status = v2.EgressStatus{ObservedGeneration: 1}
+		e.Status, e.Spec.Addresses = v2.EgressStatus{ObservedGeneration: 1}, nil
+		if h.chance(2) {
+			e.Spec.Addresses = &v2.EgressAddresses{Use: v2.EgressAddressOfClient}
+			for i := range h.r.IntN(4) {
+				address := v2.EgressAddress{IPv4: fmt.Sprintf("192.0.2.%d", i+1), IPv6: fmt.Sprintf("2001:db8::%d", i+1)}
+				e.Status.Addresses = append(e.Status.Addresses, v2.EgressAddressStatus{Block: fmt.Sprint(e.Name, "-", i), EgressAddress: address})
+			}
+		}
 		if h.chance(4) {
 			e.Status.InClusterCIDRs = []string{"203.0.0.0/16"}
 		}
@@ -380,7 +373,7 @@ func (h *history) changePod() {
 
 // spoil does to a slice what somebody else may do.
 func (h *history) spoil() {
-	all := fakeapi.All[*discoveryv1.EndpointSlice](h.s, sliceResource)
+	all := h.byPolicies()
 	if len(all) == 0 {
 		return
 	}
@@ -409,7 +402,7 @@ func (h *history) check(seen *sums) {
 	for _, p := range fakeapi.All[*v2.EgressClusterPolicy](h.s, clusterResource) {
 		h.checkPolicy(ofClusterPolicy(p), seen)
 	}
-	for _, s := range fakeapi.All[*discoveryv1.EndpointSlice](h.s, sliceResource) {
+	for _, s := range h.byPolicies() {
 		origin, err := policy.ParseOrigin(s.Annotations[v2.AnnotationPolicy])
 		if err != nil || h.policies.find(origin.Policy()) == nil {
 			h.t.Errorf("slice %s/%s is left, of %q", s.Namespace, s.Name, s.Annotations[v2.AnnotationPolicy])
@@ -427,7 +420,11 @@ func (h *history) checkPolicy(s *subject, seen *sums) {
 		seen.conflicting++
 	}
 	seen.clients += int(s.status.Clients)
-	want := policy.Status(h.facts(s))
+	f := h.facts(s)
+	if e := f.Uses(); e != nil && e.Spec.Addresses.For(v2.EgressAddressOfClient) {
+		f.Given, _ = h.given(s, e)
+	}
+	want := policy.Status(f)
 	if diff := cmp.Diff(want, s.status); diff != "" {
 		h.t.Errorf("status of %s (-want +got):\n%s", s.String(), diff)
 	}

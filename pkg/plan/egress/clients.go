@@ -152,6 +152,22 @@ func (l List) has(s *discoveryv1.EndpointSlice) bool {
 	return s.Namespace == l.Egress.Namespace && s.Labels[l.Label] == l.Egress.Name
 }
 
+// Clients returns the clients that slices of the list have, by their addresses. Slices of other lists don't count.
+func (l List) Clients(have []*discoveryv1.EndpointSlice) map[netip.Addr]Client {
+	all := map[netip.Addr]Client{}
+	for _, s := range have {
+		if !l.has(s) {
+			continue
+		}
+		for _, ep := range s.Endpoints {
+			if c, ok := clientOf(ep); ok {
+				all[c.Addr] = c
+			}
+		}
+	}
+	return all
+}
+
 // tells says whether the annotations of a slice say of its clients what the list says.
 func (l List) tells(annotations map[string]string) bool {
 	return annotations[v2.AnnotationPolicy] == l.Annotations[v2.AnnotationPolicy] && annotations[v2.AnnotationAddress] == l.Annotations[v2.AnnotationAddress]
