@@ -124,7 +124,7 @@ func TestNodeAddress(t *testing.T) {
 	if objects, err := l.translated(); err != nil || strings.TrimSpace(objects) != "" {
 		t.Errorf("coild cleanup has left, %v:\n%s", err, objects)
 	}
-	if what := "the table " + dataplane.NftTableMasquerade; !strings.Contains(out, what) {
+	if what := "table inet " + dataplane.NftTableMasquerade; !strings.Contains(out, what) {
 		t.Errorf("coild cleanup doesn't tell of %s:\n%s", what, out)
 	}
 }

@@ -21,17 +21,17 @@ func (h *Handover) Start(blocks []*v2.AddressBlock) {
 		}
 	}
 	if len(all) > 0 {
-		h.later(func() { h.forget(all...) })
+		h.later(func() { h.forget(h.limits.straggle, all...) })
 	}
 }
 
-// forget lets routers here forget the flows of addresses that other nodes have, when clients know. Those that are copied here all the time stay. If an
+// forget lets routers here forget the flows of addresses that other nodes have, after some time. Those that are copied here all the time stay. If an
 // address comes back, its flows are copied again.
-func (h *Handover) forget(all ...floating.Address) {
+func (h *Handover) forget(after time.Duration, all ...floating.Address) {
 	select {
 	case <-h.closing:
 		return
-	case <-time.After(h.limits.straggle):
+	case <-time.After(after):
 	}
 	byPod := map[types.UID][]netip.Addr{}
 	for _, a := range all {

@@ -46,7 +46,7 @@ func TestForgetsWhatDoesNotCome(t *testing.T) {
 			w := newWorld(t)
 			a := w.Address("p-0", "a")
 			w.a.Add(a, 0, 10)
-			w.b.limits.straggle = 50 * time.Millisecond
+			w.b.limits.unclaimed = 50 * time.Millisecond
 			moved, move := context.WithCancel(t.Context())
 			if breaks {
 				conn := testkit.Must(w.B.Dial(t.Context()))(t)

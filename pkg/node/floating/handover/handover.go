@@ -54,11 +54,14 @@ type limits struct {
 	watch time.Duration
 	// straggle is for how long a router forwards packets of clients that don't know yet where the address is.
 	straggle time.Duration
+	// unclaimed is for how long a router keeps flows of an address that hasn't come: the node that has it may have died while it handed it over, and a
+	// busy one takes it late.
+	unclaimed time.Duration
 	// bytes is how much is sent.
 	bytes int
 }
 
-var defaults = limits{total: 10 * time.Second, late: 3 * time.Second, watch: 2 * time.Second, straggle: ruleset.Straggling, bytes: 64 << 20}
+var defaults = limits{total: 10 * time.Second, late: 3 * time.Second, watch: 2 * time.Second, straggle: ruleset.Straggling, unclaimed: time.Minute, bytes: 64 << 20}
 
 // Config is what a Handover is made of.
 type Config struct {
@@ -147,7 +150,7 @@ func (h *Handover) Move(ctx context.Context, a floating.Address, node string) {
 		}
 		h.metrics.ended(sent, result, s.flows)
 		log.Error(err, "The connections of a floating address aren't copied to the node that is to have it: they end", "copied", s.flows)
-		h.later(func() { h.forget(a) })
+		h.later(func() { h.forget(h.limits.straggle, a) })
 		return
 	}
 	log.Info("Copied the connections of a floating address to the node that is to have it", "connections", s.flows, "took", time.Since(began))
@@ -155,7 +158,7 @@ func (h *Handover) Move(ctx context.Context, a floating.Address, node string) {
 		h.follow(ctx, s)
 		h.move(a.ID, -1)
 		h.metrics.ended(sent, "done", s.flows)
-		h.forget(a)
+		h.forget(h.limits.straggle, a)
 	})
 }
 

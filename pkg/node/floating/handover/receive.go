@@ -52,7 +52,7 @@ func (h *Handover) Accept(ctx context.Context, from string, conn net.Conn) {
 	h.metrics.ended(received, result, r.flows)
 	if r.flows > 0 {
 		h.cfg.Standby.Again(r.offered.Block)
-		h.later(func() { h.forget(r.address) }) // it may not move here after all
+		h.later(func() { h.forget(h.limits.unclaimed, r.address) }) // it may not move here after all
 	}
 }
 
