@@ -182,9 +182,9 @@ func (g Gateway) Ruleset() dataplane.Ruleset {
 // Before is the table of a router that doesn't know its clients yet. With a rule that asks for connections the kernel begins to track them: what
 // the router opens until then, to the API server, would belong to none, and be dropped, where nf_conntrack_tcp_loose is 0.
 func Before() dataplane.Ruleset {
-	input := base("input", "filter", "input", dataplane.HookFilter)
-	input.Add("untracked", "ct state untracked accept")
-	return dataplane.Ruleset{Chains: []dataplane.Chain{input}}
+	before := base("before", "filter", "input", dataplane.HookFilter)
+	before.Add("untracked", "ct state untracked accept")
+	return dataplane.Ruleset{Chains: []dataplane.Chain{before}}
 }
 
 // gateway is the table of a router in the making.
