@@ -175,14 +175,15 @@ func (o *options) meet(ctx context.Context, out io.Writer) (stop func(), err err
 // machines are the packages whose tests run in virtual machines above all.
 var machines = []string{"/integration/egress", "/integration/lab/vm", "/integration/bench/egress"}
 
-// machineOfNodes is the package whose machine has kubelets, which others that compute would make late.
-const machineOfNodes = "/integration/egress/cluster"
+// lately are the packages that others that compute would make late: one whose machine has kubelets, and one that counts how long connections
+// are silent.
+var lately = []string{"/integration/egress/cluster", "/integration/egress/native"}
 
 // patient are the packages whose tests mostly wait for clusters.
 var patient = []string{"/integration/cluster", "/integration/lab/cluster", "/integration/manifests", "/integration/migrate", "/integration/upgrade"}
 
 // routed are the packages whose tests mostly wait for routing daemons and for neighbours.
-var routed = []string{"/integration/routes", "/integration/neighbours", "/integration/floating", "/integration/egress/native"}
+var routed = []string{"/integration/routes", "/integration/neighbours", "/integration/floating"}
 
 // kernels are the packages outside integration/ whose tests make network namespaces.
 var kernels = []string{"/pkg/kernel/", "/pkg/podnet", "/pkg/clientnet", "/pkg/node/", "/pkg/router", "/pkg/store/sqlite", "/pkg/testkit/netlab"}
@@ -194,7 +195,7 @@ var timed = []string{"/pkg/app/coil"}
 type parts struct{ timed, light, pure, heavy, waiting, routing, late, emulated []string }
 
 // split separates the packages of integration/ from the others, and of those the ones that
-// wait, the one that comes after these, and the ones that run in machines. Of the others it
+// wait, the ones that come after these, and the ones that run in machines. Of the others it
 // separates the ones that measure, and the ones that make no network namespace.
 func split(packages []string) (s parts) {
 	for _, p := range packages {
@@ -202,7 +203,7 @@ func split(packages []string) (s parts) {
 			return slices.ContainsFunc(list, func(m string) bool { return strings.HasSuffix(p, m) })
 		}
 		switch {
-		case strings.HasSuffix(p, machineOfNodes):
+		case is(lately):
 			s.late = append(s.late, p)
 		case is(machines):
 			s.emulated = append(s.emulated, p)
