@@ -145,10 +145,13 @@ func (t *Table) Set(flows ...conntrack.Flow) {
 	}
 }
 
-// Add lets the table have some flows of an address.
+// Add lets the table have some flows of an address, all in one moment: nobody reads a part of them.
 func (t *Table) Add(a floating.Address, from, to int) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
 	for i := from; i < to; i++ {
-		t.Set(Flow(a, i))
+		f := Flow(a, i)
+		t.flows[tables.KeyOf(f)] = f
 	}
 }
 
