@@ -56,11 +56,12 @@ func NewLab(w *World) *Lab {
 			// A packet in the middle of a connection makes no flow. The second is as coild sets it in routers.
 			r.Lab().Sysctl("netfilter/nf_conntrack_tcp_loose=0", "netfilter/nf_conntrack_tcp_be_liberal=1"))
 	}
+	// Connections of the port 9 are closed on purpose: with a word that nobody has read that makes a reset.
 	for _, ns := range []*netnstest.NS{l.Client, l.Server} {
 		for _, rule := range [][]string{
 			{"add", "table", "inet", "t"}, {"add", "counter", "inet", "t", "resets"}, {"add", "counter", "inet", "t", "others"},
 			{"add", "chain", "inet", "t", "in", "{ type filter hook input priority 0; }"}, {"add", "chain", "inet", "t", "out", "{ type filter hook output priority 0; }"},
-			{"add", "rule", "inet", "t", "in", "tcp flags rst counter name resets"}, {"add", "rule", "inet", "t", "out", "tcp flags rst counter name resets"},
+			{"add", "rule", "inet", "t", "in", "tcp sport != 9 tcp dport != 9 tcp flags rst counter name resets"}, {"add", "rule", "inet", "t", "out", "tcp sport != 9 tcp dport != 9 tcp flags rst counter name resets"},
 			{"add", "rule", "inet", "t", "in", "tcp dport 7-9 ip saddr != 198.51.100.7 counter name others"},
 			{"add", "rule", "inet", "t", "in", "tcp dport 7-9 ip6 saddr != 2001:db8::7 counter name others"},
 		} {
