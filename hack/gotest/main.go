@@ -175,8 +175,8 @@ func (o *options) meet(ctx context.Context, out io.Writer) (stop func(), err err
 // machines are the packages whose tests run in virtual machines above all.
 var machines = []string{"/integration/egress", "/integration/lab/vm", "/integration/bench/egress"}
 
-// lately are the packages that others that compute would make late: one whose machine has kubelets, and one that counts how long connections
-// are silent.
+// lately are packages that a busy machine disturbs. They come last: kubelets in an emulated machine would be late, and pauses of connections are
+// measured.
 var lately = []string{"/integration/egress/cluster", "/integration/egress/native"}
 
 // patient are the packages whose tests mostly wait for clusters.

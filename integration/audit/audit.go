@@ -154,8 +154,8 @@ func Allowed(account string) []string {
 	}[account]
 }
 
-// allowedOnce is what a program of each node may list besides: when a pod is added, and when it ends, or isn't sure any more which floating addresses the
-// node has.
+// allowedOnce are lists that a program of each node may ask for now and then: coild asks for the policies of a pod that is added. It asks which floating
+// addresses the node has when it ends, and when it isn't sure of them.
 var allowedOnce = map[string][]string{
 	"coild": {
 		"/apis/coil.cybozu.com/v2/namespaces/" + Namespace + "/egresspolicies",
