@@ -59,8 +59,9 @@ func NewLab(w *World) *Lab {
 	// Connections of the port 9 are closed on purpose: with a word that nobody has read that makes a reset.
 	for _, ns := range []*netnstest.NS{l.Client, l.Server} {
 		for _, rule := range [][]string{
-			{"add", "table", "inet", "t"}, {"add", "counter", "inet", "t", "resets"}, {"add", "counter", "inet", "t", "others"},
+			{"add", "table", "inet", "t"}, {"add", "counter", "inet", "t", "resets"}, {"add", "counter", "inet", "t", "others"}, {"add", "set", "inet", "t", "ended", "{ type inet_service . inet_service . tcp_flag; flags dynamic; }"},
 			{"add", "chain", "inet", "t", "in", "{ type filter hook input priority 0; }"}, {"add", "chain", "inet", "t", "out", "{ type filter hook output priority 0; }"},
+			{"add", "rule", "inet", "t", "in", "tcp flags rst add @ended { tcp sport . tcp dport . tcp flags }"}, {"add", "rule", "inet", "t", "out", "tcp flags rst add @ended { tcp sport . tcp dport . tcp flags }"},
 			{"add", "rule", "inet", "t", "in", "tcp sport != 9 tcp dport != 9 tcp flags rst counter name resets"}, {"add", "rule", "inet", "t", "out", "tcp sport != 9 tcp dport != 9 tcp flags rst counter name resets"},
 			{"add", "rule", "inet", "t", "in", "tcp dport 7-9 ip saddr != 198.51.100.7 counter name others"},
 			{"add", "rule", "inet", "t", "in", "tcp dport 7-9 ip6 saddr != 2001:db8::7 counter name others"},
@@ -278,7 +279,8 @@ func (l *Lab) Quiet(all ...*Living) {
 	for name, ns := range map[string]*netnstest.NS{"client": l.Client, "server": l.Server} {
 		for _, counter := range []string{"resets", "others"} {
 			if got := l.Counter(ns, counter); got != "packets 0" {
-				l.T.Errorf("the %s has seen %s: %s", name, counter, got)
+				ports, _ := ns.Run("nft", "list", "set", "inet", "t", "ended")
+				l.T.Errorf("the %s has seen %s: %s; ports of all resets: %s", name, counter, got, ports)
 			}
 		}
 	}
