@@ -214,3 +214,29 @@ func TestFloatingAddressIsAdded(t *testing.T) {
 		}
 	}
 }
+
+// Elements of several tables are renewed together, or not at all.
+func TestRenewTables(t *testing.T) {
+	l := newFloatingLab(t)
+	for _, f := range families {
+		testkit.Must(l.tables[f].Sync(t.Context(), ruleset.Floating{Addresses: []netip.Addr{l.addrs[f]}}.Ruleset(f)))(t)
+	}
+	renew := func(d time.Duration) error {
+		var all []nft.Renewals
+		for _, f := range families {
+			all = append(all, nft.Renewals{Table: l.tables[f], Elements: []nft.Renewal{{Set: ruleset.Answering(f), Key: dataplane.KeyOf(l.addrs[f]), For: d}}})
+		}
+		return nft.Renew(t.Context(), all...)
+	}
+	testkit.Check(t, renew(time.Hour))
+	for _, f := range families {
+		l.await(f, true)
+	}
+	testkit.Must(l.node.Run("nft", "delete", "table", "ip6", dataplane.NftTableFloating))(t)
+	if err := renew(0); err == nil {
+		t.Error("an element of a table that isn't there is removed")
+	}
+	if !l.passes(dataplane.IPv4) {
+		t.Error("the element of the other table is gone")
+	}
+}

@@ -96,6 +96,7 @@ func TestProbe(t *testing.T) {
 	is("before the node decides to forward", false, dataplane.IPv4)
 	l.rules("delete table ip early")
 	testkit.Check(t, p.Stop(t.Context(), o.Address))
+	p.Wait()
 	is("when the node has stopped", false)
 	l.pods["router"] = Pod{Link: l.pods["router"].Link, Address: l.pods["router"].Address}
 	if _, err := p.Probe(t.Context(), o.Address); err == nil {

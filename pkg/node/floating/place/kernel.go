@@ -13,24 +13,15 @@ import (
 	"github.com/coil-net/coil/pkg/plan/ruleset"
 )
 
-// failed returns the addresses that lack their route to a pod, and those to which a route still leads though the node is to stop. These
-// are all, if that can't be read.
-func (p *Place) failed(ctx context.Context, stops []*job) (lacking, leading map[netip.Addr]bool) {
-	lacking, leading = map[netip.Addr]bool{}, map[netip.Addr]bool{}
-	have, err := p.read(ctx)
+// lacking are the addresses that lack their route to a pod: all, if that can't be read.
+func (p *Place) lacking(ctx context.Context) map[netip.Addr]bool {
+	all := map[netip.Addr]bool{}
+	have, _ := p.read(ctx)
 	toPods, _ := p.wanted()
 	for _, r := range toPods {
-		lacking[r.Dst.Addr()] = !have[r]
+		all[r.Dst.Addr()] = !have[r]
 	}
-	for _, j := range stops {
-		for _, a := range j.order.Addrs() {
-			leading[a] = err != nil
-		}
-	}
-	for r := range have {
-		leading[r.Dst.Addr()] = true
-	}
-	return lacking, leading
+	return all
 }
 
 // read returns the routes of floating addresses.

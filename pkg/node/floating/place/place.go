@@ -6,10 +6,12 @@
 //	to answer                                          to stop
 //	1 packets from and to the address are dropped,       1 the element ends: packets are dropped
 //	  and who asks for it on a link
-//	2 the route to the pod, table 116                    2 the routes
-//	3 an element, which ends by itself, lets them pass   3 packets pass as those of any address
-//	4 the route for routing daemons, table 119           4 the Announcer
+//	2 the route to the pod, table 116                    2 the Announcer
+//	3 an element, which ends by itself, lets them pass   3 the routes
+//	4 the route for routing daemons, table 119           4 packets pass as those of any address
 //	5 the Announcer, if that is asked for
+//
+// The node has stopped after 2: the next one need not wait for 3 and 4, which Sync repeats if they fail. Without all tables it has after 3.
 //
 // A transaction of nftables takes milliseconds, and a node may have a thousand addresses: what is asked for while one is made is done
 // together with the next one. What fails for one address doesn't keep others from going on.
@@ -204,24 +206,30 @@ func (p *Place) serve(ctx context.Context) {
 	}
 }
 
-// serveAll does jobs, each of another address.
-func (p *Place) serveAll(ctx context.Context, jobs []*job) {
-	var answers, stops, mends []*job
-	changed, mending := p.dirty || p.earlier(), p.suspect
+// work is what is to be done at once.
+type work struct {
+	answers, stops, mends []*job
+	// changed says that something else is wanted than before, mending that the kernel is to be looked at anyway.
+	changed, mending bool
+}
+
+// sort notes what jobs ask for, each of another address.
+func (p *Place) sort(jobs []*job) (w work) {
+	w.changed, w.mending = p.dirty || p.earlier(), p.suspect
 	for _, j := range jobs {
 		was, known := p.held[j.order.ID]
 		switch j.kind {
 		case mend:
-			mends = append(mends, j)
-			mending = true
+			w.mends = append(w.mends, j)
+			w.mending = true
 		case prepare:
-			mends = append(mends, j)
-			changed = changed || !slices.Equal(p.probed, j.probed)
+			w.mends = append(w.mends, j)
+			w.changed = w.changed || !slices.Equal(p.probed, j.probed)
 			p.probed = j.probed
 		case stop:
-			stops = append(stops, j)
+			w.stops = append(w.stops, j)
 			delete(p.held, j.order.ID)
-			changed = changed || known
+			w.changed = w.changed || known
 		case answer:
 			pod, there := p.cfg.Pod(j.order.Pod)
 			if err := j.ctx.Err(); err != nil {
@@ -232,39 +240,51 @@ func (p *Place) serveAll(ctx context.Context, jobs []*job) {
 				j.done <- fmt.Errorf("the pod %s to which packets for %s go isn't on this node", j.order.Pod, j.order.Address.Address)
 				continue
 			}
-			answers = append(answers, j)
-			changed = changed || !known || was.pod != pod || was.Epoch != j.order.Epoch
+			w.answers = append(w.answers, j)
+			w.changed = w.changed || !known || was.pod != pod || was.Epoch != j.order.Epoch
 			p.held[j.order.ID] = held{j.order, pod}
 		}
 	}
+	return w
+}
+
+// serveAll does jobs, each of another address.
+func (p *Place) serveAll(ctx context.Context, jobs []*job) {
+	w := p.sort(jobs)
 	at := func(take, give faultpoint.Point) {
-		if len(answers) > 0 {
+		if len(w.answers) > 0 {
 			faultpoint.At(take)
 		}
-		if len(stops) > 0 {
+		if len(w.stops) > 0 {
 			faultpoint.At(give)
 		}
 	}
-	closed := p.cfg.Tables.close(ctx, stops)
+	silent, closed := p.cfg.Tables.close(ctx, w.stops)
 	at("", faultpoint.GiveClosed)
-	sync := changed || mending
+	if silent && closed == nil {
+		p.stopped(ctx, w.stops, nil)
+	}
+	sync := w.changed || w.mending
 	var fixed repaired
 	var led, settled error
 	if sync {
 		own, err := p.own(ctx)
 		if err == nil {
-			changed = changed || !slices.Equal(p.local, own)
+			w.changed = w.changed || !slices.Equal(p.local, own)
 			p.local = own
 		}
-		fixed, led = p.lead(ctx, stops)
+		fixed, led = p.lead(ctx, w.stops)
 		led = errors.Join(led, err)
 		at(faultpoint.HoldLed, "")
 	}
-	var lacking, leading map[netip.Addr]bool
+	var lacking map[netip.Addr]bool
 	if led != nil {
-		lacking, leading = p.failed(ctx, stops)
+		lacking = p.lacking(ctx)
 	}
-	opened := p.open(ctx, slices.DeleteFunc(slices.Clone(answers), func(j *job) bool { return isOf(j, lacking) }))
+	if !silent || closed != nil {
+		p.stopped(ctx, w.stops, errors.Join(closed, led))
+	}
+	opened := p.open(ctx, slices.DeleteFunc(slices.Clone(w.answers), func(j *job) bool { return isOf(j, lacking) }))
 	at(faultpoint.HoldOpened, "")
 	if sync {
 		var more repaired
@@ -272,25 +292,18 @@ func (p *Place) serveAll(ctx context.Context, jobs []*job) {
 		at(faultpoint.HoldSettled, faultpoint.GiveSettled)
 		fixed = fixed.plus(more)
 	}
-	if !changed {
+	if !w.changed {
 		p.tell(ctx, fixed)
 	}
 	p.dirty, p.suspect = led != nil || settled != nil, opened != nil
-	for _, j := range answers {
+	for _, j := range w.answers {
 		err := errors.Join(opened, settled)
 		if isOf(j, lacking) {
 			err = errors.Join(led, err)
 		}
 		j.done <- errors.Join(err, p.announce(ctx, j))
 	}
-	for _, j := range stops {
-		err := closed
-		if isOf(j, leading) {
-			err = errors.Join(closed, led)
-		}
-		j.done <- errors.Join(err, p.withdraw(ctx, j))
-	}
-	for _, j := range mends {
+	for _, j := range w.mends {
 		j.done <- errors.Join(led, settled)
 	}
 }
@@ -302,6 +315,13 @@ func (p *Place) announce(ctx context.Context, j *job) error {
 	err := p.cfg.Announcer.Announce(ctx, j.order.Address)
 	faultpoint.At(faultpoint.HoldAnnounced)
 	return err
+}
+
+// stopped ends jobs to stop, which have failed if there is an error.
+func (p *Place) stopped(ctx context.Context, stops []*job, err error) {
+	for _, j := range stops {
+		j.done <- errors.Join(err, p.withdraw(ctx, j))
+	}
 }
 
 func (p *Place) withdraw(ctx context.Context, j *job) error {

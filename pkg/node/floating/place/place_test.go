@@ -41,6 +41,8 @@ type lab struct {
 type told struct {
 	mu    sync.Mutex
 	calls []string
+	// withdrawing is called before an address is withdrawn, if it isn't nil.
+	withdrawing func(floating.Address)
 }
 
 func (a *told) Announce(_ context.Context, addr floating.Address) error {
@@ -54,6 +56,9 @@ func (a *told) Withdraw(_ context.Context, addr floating.Address) error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.calls = append(a.calls, "withdraw "+addr.Block)
+	if a.withdrawing != nil {
+		a.withdrawing(addr)
+	}
 	return nil
 }
 
@@ -194,6 +199,41 @@ func TestAnswersAndStops(t *testing.T) {
 	}
 }
 
+// The node has stopped as soon as its tables drop all packets of the address: the next one doesn't wait until the routes are gone. Without a table
+// it does.
+func TestStopsBeforeRoutesGo(t *testing.T) {
+	for name, tt := range map[string]struct {
+		before string
+		routes bool
+	}{
+		"as usual":               {"true", true},
+		"others took the tables": {"nft flush ruleset", false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			l := newLab(t)
+			p, o := l.start(), order(7, time.Hour)
+			testkit.Check(t, p.Answer(t.Context(), o))
+			l.await(o, true)
+			testkit.Must(l.node.Run("sh", "-c", tt.before))(t)
+			asked := false
+			l.told.withdrawing = func(floating.Address) {
+				asked = true
+				if got := l.routes("116"); strings.Contains(got, "192.0.2.7") != tt.routes {
+					t.Errorf("table 116 when the node has stopped: %q", got)
+				}
+				for _, a := range o.Addrs() {
+					testkit.Check(t, l.passes(a, false))
+				}
+			}
+			testkit.Check(t, p.Stop(t.Context(), o.Address))
+			p.Wait()
+			if got := l.routes("116") + l.routes("119") + testkit.Must(l.node.Run("nft", "list", "ruleset"))(t); got != "" || !asked {
+				t.Errorf("withdrawn: %t; there is still %s", asked, got)
+			}
+		})
+	}
+}
+
 // An earlier life has died: the kernel stops by itself. The next life removes what is left when that is sure, and not before: it may go on.
 func TestEarlierLife(t *testing.T) {
 	l := newLab(t)
@@ -268,6 +308,7 @@ func TestHostsThatAsk(t *testing.T) {
 		}
 	}
 	testkit.Check(t, p.Stop(ctx, o.Address))
+	p.Wait()
 	if out := testkit.Must(l.node.Run("nft", "list", "ruleset"))(t); out != "" {
 		t.Errorf("the tables stay: %s", out)
 	}

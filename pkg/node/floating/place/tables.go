@@ -73,45 +73,43 @@ func (t Tables) sync(ctx context.Context, want ruleset.Floating) (dataplane.Resu
 
 // open lets packets of some addresses pass for a time.
 func (t Tables) open(ctx context.Context, jobs []*job, lasting func(floating.Order) time.Duration) error {
-	renewals := t.renewals(jobs, lasting)
-	var errs []error
-	for _, table := range t.all() {
-		if all := renewals[table]; len(all) > 0 {
-			errs = append(errs, table.Renew(ctx, all...))
-		}
-	}
-	return errors.Join(errs...)
+	return nft.Renew(ctx, t.renewals(jobs, lasting)...)
 }
 
-// close lets no packets of some addresses pass any more. Without a table there is nothing by which they do.
-func (t Tables) close(ctx context.Context, jobs []*job) error {
-	renewals := t.renewals(jobs, func(floating.Order) time.Duration { return 0 })
-	var errs []error
-	for _, table := range t.all() {
-		all := renewals[table]
-		if len(all) == 0 {
-			continue
+// close lets no packets of some addresses pass any more, and says whether there are all tables: else there may be none that drops them.
+func (t Tables) close(ctx context.Context, jobs []*job) (complete bool, err error) {
+	var here []nft.Renewals
+	complete = true
+	for _, of := range t.renewals(jobs, func(floating.Order) time.Duration { return 0 }) {
+		exists, err := of.Table.Exists(ctx)
+		switch {
+		case err != nil:
+			return false, err
+		case exists:
+			here = append(here, of)
+		default:
+			complete = false
 		}
-		exists, err := table.Exists(ctx)
-		if exists {
-			err = table.Renew(ctx, all...)
-		}
-		errs = append(errs, err)
 	}
-	return errors.Join(errs...)
+	return complete, nft.Renew(ctx, here...)
 }
 
 // renewals are the elements of the tables that say for how long the node answers for some addresses.
-func (t Tables) renewals(jobs []*job, lasting func(floating.Order) time.Duration) map[*nft.Table][]nft.Renewal {
-	all := map[*nft.Table][]nft.Renewal{}
+func (t Tables) renewals(jobs []*job, lasting func(floating.Order) time.Duration) (all []nft.Renewals) {
+	elements := map[*nft.Table][]nft.Renewal{}
 	for _, j := range jobs {
 		for _, a := range j.order.Addrs() {
 			f := dataplane.FamilyOf(a)
 			r := nft.Renewal{Set: ruleset.Answering(f), Key: dataplane.KeyOf(a), For: lasting(j.order)}
-			all[t.of(f)] = append(all[t.of(f)], r)
+			elements[t.of(f)] = append(elements[t.of(f)], r)
 			if f == dataplane.IPv4 {
-				all[t.arp] = append(all[t.arp], r)
+				elements[t.arp] = append(elements[t.arp], r)
 			}
+		}
+	}
+	for _, table := range t.all() {
+		if of := elements[table]; len(of) > 0 {
+			all = append(all, nft.Renewals{Table: table, Elements: of})
 		}
 	}
 	return all
