@@ -52,8 +52,10 @@ const (
 	// NftTable is the table of nftables in each network namespace in which Coil filters or
 	// translates, in the family inet.
 	NftTable = "coil"
-	// NftTableFloating is the name of a node's tables for floating addresses, of the families inet and arp.
+	// NftTableFloating is the name of a node's tables for floating addresses, of the families ip, ip6 and arp.
 	NftTableFloating = "coil_floating"
+	// NftTableProbes is the table of a node, in the family inet, while it looks whether it forwards packets of floating addresses.
+	NftTableProbes = "coil_probes"
 
 	// TunnelTTL is the time to live, or hop limit, of packets that a tunnel sends.
 	TunnelTTL = 225

@@ -15,10 +15,13 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
+	"github.com/coil-net/coil/pkg/dataplane"
 	"github.com/coil-net/coil/pkg/holding"
+	"github.com/coil-net/coil/pkg/kernel/nft"
 	"github.com/coil-net/coil/pkg/kube"
 	"github.com/coil-net/coil/pkg/node/announce"
 	"github.com/coil-net/coil/pkg/node/floating"
+	"github.com/coil-net/coil/pkg/node/floating/forwarding"
 	"github.com/coil-net/coil/pkg/node/floating/handover"
 	"github.com/coil-net/coil/pkg/node/floating/place"
 	"github.com/coil-net/coil/pkg/node/floating/standby"
@@ -40,8 +43,11 @@ type holder struct {
 	secret kube.Cache[corev1.Secret]
 	tables place.Tables
 	place  *place.Place
-	peers  *peers.Peers
-	driver *floating.Driver
+	// prober finds out whether the node forwards packets, by its table.
+	prober     *forwarding.Prober
+	probeTable *nft.Table
+	peers      *peers.Peers
+	driver     *floating.Driver
 	// handover copies connections to the next holder, or from the one before, and standby to the node that takes addresses if this one fails.
 	handover *handover.Handover
 	standby  *standby.Standby
@@ -122,6 +128,13 @@ func (h *holder) compose(ctx context.Context) error {
 		return err
 	}
 	h.registry.MustRegister(place.NewTraffic(ctx, h.tables))
+	if h.probeTable, err = nft.New(nil, dataplane.NftTableProbes); err != nil {
+		return err
+	}
+	h.prober = forwarding.New(forwarding.Config{Handle: h.network.Handle(), Table: h.probeTable, Pod: h.pod, Tracked: !h.FloatingNotrack}, h.registry)
+	if err := h.prober.Clear(ctx); err != nil {
+		return err
+	}
 	h.peers = peers.New(peers.Config{
 		Node: h.NodeName, Port: h.FloatingPort, Addrs: func() []netip.Addr { return h.node.Addrs().Addrs() }, Keys: h.keys,
 		Receive: func(from string, m holding.Message) { h.driver.Receive(from, m) },
@@ -156,7 +169,6 @@ func (h *holder) start(ctx context.Context, group *errgroup.Group) error {
 	if h.unknownPods() != nil { // they don't hold up the others
 		h.recount.Add(struct{}{})
 	}
-	probed := make(chan struct{})
 	h.handover.Start(h.blocks.All())
 	// The driver works on until addresses are given up.
 	held, end := context.WithCancel(context.WithoutCancel(ctx))
@@ -174,13 +186,12 @@ func (h *holder) start(ctx context.Context, group *errgroup.Group) error {
 		leaving, cancel := context.WithTimeout(held, leaveTime)
 		defer cancel()
 		h.driver.Leave(leaving)
-		<-probed
-		return h.place.Prepare(held, nil)
+		return nil
 	})
 	group.Go(func() error { return h.recount.Run(ctx, 1) })
 	group.Go(func() error { return h.troubles.Run(ctx) })
 	group.Go(func() error {
-		defer close(probed)
+		defer h.probeTable.Close()
 		return h.probes.Run(ctx, 1)
 	})
 	group.Go(func() error { return h.inStep.Run(ctx, 1) })

@@ -17,7 +17,7 @@ import (
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
 	"github.com/coil-net/coil/pkg/node/announce"
 	"github.com/coil-net/coil/pkg/node/floating"
-	"github.com/coil-net/coil/pkg/node/floating/place"
+	"github.com/coil-net/coil/pkg/node/floating/forwarding"
 	"github.com/coil-net/coil/pkg/reconcile"
 )
 
@@ -107,40 +107,36 @@ type probed struct {
 func (h *holder) probe(ctx context.Context) error {
 	blocked := h.troubles.Blocked()
 	groups := h.probed(blocked)
-	var away []floating.Address
-	for g, addrs := range groups {
-		slices.SortFunc(addrs, func(a, b floating.Address) int { return cmp.Compare(a.Block, b.Block) })
-		if !g.here {
-			away = append(away, addrs[0])
-		}
-	}
-	slices.SortFunc(away, func(a, b floating.Address) int { return cmp.Compare(a.Block, b.Block) })
-	if err := h.place.Prepare(ctx, away); err != nil {
-		return err
-	}
-	var errs []error
-	for g, addrs := range groups {
-		fate, err := h.send(ctx, g, addrs[0])
-		if err != nil {
-			errs = append(errs, fmt.Errorf("probe whether packets of %s are forwarded: %w", addrs[0].Address, err))
-			continue
-		}
-		h.judge(addrs, fate)
-	}
 	if len(groups)+len(blocked) == 0 {
 		return nil
+	}
+	// One address of each group is probed.
+	var firsts []floating.Address
+	of := map[string]probed{}
+	for g, addrs := range groups {
+		slices.SortFunc(addrs, func(a, b floating.Address) int { return cmp.Compare(a.Block, b.Block) })
+		firsts = append(firsts, addrs[0])
+		of[addrs[0].ID] = g
+	}
+	slices.SortFunc(firsts, func(a, b floating.Address) int { return cmp.Compare(a.Block, b.Block) })
+	fates, err := h.prober.Probe(ctx, firsts, func(ctx context.Context, a floating.Address) error { return h.letProbe(ctx, of[a.ID], a) })
+	errs := []error{err}
+	for i, fate := range fates {
+		if fate.Err != nil {
+			errs = append(errs, fmt.Errorf("probe whether packets of %s are forwarded: %w", firsts[i].Address, fate.Err))
+			continue
+		}
+		h.judge(groups[of[firsts[i].ID]], fate)
 	}
 	return cmp.Or(errors.Join(errs...), reconcile.Later(probePlaces))
 }
 
-// send sends the probes of a group from one of its addresses. Of one that is at another node the pod may send nothing else.
-func (h *holder) send(ctx context.Context, g probed, a floating.Address) (place.Fate, error) {
+// letProbe lets the pod of an address that is at another node send probes, and nothing else.
+func (h *holder) letProbe(ctx context.Context, g probed, a floating.Address) error {
 	if pod, ok := h.pod(g.pod); ok && !g.here {
-		if err := h.network.LetProbe(ctx, pod.Link, a.Addrs()...); err != nil {
-			return place.Fate{}, err
-		}
+		return h.network.LetProbe(ctx, pod.Link, a.Addrs()...)
 	}
-	return h.place.Probe(ctx, a)
+	return nil
 }
 
 // probed returns the addresses that the node has, and those whose packets it was found to drop, if a router of their Egress is on the node.
@@ -186,7 +182,7 @@ func (h *holder) routerHere(a floating.Address) types.UID {
 }
 
 // judge tells whether packets of addresses are dropped, as far as that is known.
-func (h *holder) judge(addrs []floating.Address, fate place.Fate) {
+func (h *holder) judge(addrs []floating.Address, fate forwarding.Fate) {
 	if len(fate.Dropped) > 0 {
 		message := h.blockedText(fate.Dropped[0].String())
 		for _, a := range addrs {

@@ -189,7 +189,7 @@ func TestFloatingEndsByItself(t *testing.T) {
 // An element that lives survives a change of the addresses.
 func TestFloatingAddressIsAdded(t *testing.T) {
 	l := newFloatingLab(t)
-	another := map[dataplane.Family][2]string{dataplane.IPv4: {"192.0.2.8", "192.0.2.9"}, dataplane.IPv6: {"2001:db8::8", "2001:db8:1::7"}}
+	another := map[dataplane.Family]string{dataplane.IPv4: "192.0.2.8", dataplane.IPv6: "2001:db8::8"}
 	for _, f := range families {
 		r := ruleset.Floating{Addresses: []netip.Addr{l.addrs[f]}}
 		sync := func(what string, elements int) {
@@ -200,18 +200,31 @@ func TestFloatingAddressIsAdded(t *testing.T) {
 		}
 		testkit.Must(l.tables[f].Sync(t.Context(), r.Ruleset(f)))(t)
 		l.renew(f, time.Hour)
-		r.Addresses = append(r.Addresses, netip.MustParseAddr(another[f][0]))
-		sync("another address", 6) // it is counted in both directions
+		r.Addresses = append(r.Addresses, netip.MustParseAddr(another[f]))
+		sync("another address", 4) // it is counted in both directions
 		r.OfEgresses = r.Addresses
 		sync("addresses of Egresses", 6) // their packets meet other rules
-		r.Probed = []netip.Addr{netip.MustParseAddr(another[f][1])}
-		// The last four bytes of that of IPv6 are known.
-		sync("an address that is only probed", map[dataplane.Family]int{dataplane.IPv4: 2, dataplane.IPv6: 1}[f])
 		l.await(f, true)
 		testkit.Must(l.tables[f].Sync(t.Context(), ruleset.Floating{}.Ruleset(f)))(t)
 		if exists := testkit.Must(l.tables[f].Exists(t.Context()))(t); exists {
 			t.Error("the table of no address is there")
 		}
+	}
+}
+
+// Probes of both families are counted, and kept on the node, by a table of their own.
+func TestProbesTable(t *testing.T) {
+	node := netnstest.New(t)
+	table := testkit.Must(nft.New(node.NS, dataplane.NftTableProbes))(t)
+	t.Cleanup(table.Close)
+	addrs := []netip.Addr{netip.MustParseAddr("192.0.2.7"), netip.MustParseAddr("2001:db8::7")}
+	for _, tracked := range []bool{false, true} {
+		rules := ruleset.Probes{Addresses: addrs, OfEgresses: addrs, Tracked: tracked}.Ruleset()
+		testkit.Must(table.Sync(t.Context(), rules))(t)
+		if again := testkit.Must(table.Sync(t.Context(), rules))(t); again.Changed() {
+			t.Errorf("the second time it changed %+v", again)
+		}
+		goldenOf(t, node, "inet", dataplane.NftTableProbes, map[bool]string{false: "probes", true: "probes_tracked"}[tracked])
 	}
 }
 

@@ -190,6 +190,7 @@ func (r *run) all(ctx context.Context, traces []podnet.Trace) {
 		r.done(r.removeTable(ctx, func(ns *netns.NS, name string) (*nft.Table, error) { return nft.NewIP(ns, name, f) }, dataplane.NftTableFloating))
 	}
 	r.done(r.removeTable(ctx, nft.NewARP, dataplane.NftTableFloating))
+	r.done(r.removeTable(ctx, nft.New, dataplane.NftTableProbes))
 	routes(r.Kernel.Protocol, r.ExportTable)
 	routes(r.RouterProtocol, unix.RT_TABLE_MAIN)
 	r.done(r.network.Dismantle(ctx, traces, r.removed))

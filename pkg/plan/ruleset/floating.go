@@ -1,7 +1,6 @@
 package ruleset
 
 import (
-	"fmt"
 	"net/netip"
 	"slices"
 	"strings"
@@ -22,27 +21,10 @@ type Floating struct {
 	// Local are the node's own addresses. Connections of routers with the host are tracked in both directions: what the host sends doesn't come by
 	// here. To look an address up in a set takes a third of the time that the routing table takes (fib daddr type local).
 	Local []netip.Addr
-	// Probed are addresses of Egresses that are at other nodes: only probes come from them here. Rules of others meet these as they meet
-	// those of Addresses.
-	Probed []netip.Addr
 }
 
 // NotHeld is the counter of packets from and to floating addresses for which the node doesn't answer.
 const NotHeld = "not_held"
-
-// Counters of probes (see Probe) that the node was about to forward, and that no rule of others has dropped.
-const (
-	ProbeForwarded = "probe_forwarded"
-	ProbeLeft      = "probe_left"
-)
-
-// Probe is the content of UDP datagrams from floating addresses that show whether the node forwards packets. None leaves the node.
-const Probe = "coilprob"
-
-// ProbeTo are where they go: addresses of documentation (RFC 5737, RFC 3849), which a node reaches by its default route.
-var ProbeTo = map[dataplane.Family]netip.Addr{
-	dataplane.IPv4: netip.MustParseAddr("192.0.2.1"), dataplane.IPv6: netip.MustParseAddr("2001:db8::1"),
-}
 
 // Sets that count packets from and to each address, where the rules have looked the address up anyway.
 const (
@@ -55,11 +37,9 @@ const (
 	floatingSet  = "floating"
 	answeringSet = "answering"
 	egressSet    = "of_egresses"
-	probedSet    = "probed"
 	localSet     = "local"
-	// Sets of the last four bytes of addresses.
-	toSet   = "to_ends"
-	fromSet = "from_ends"
+	// endsSet has the last four bytes of addresses.
+	endsSet = "ends"
 )
 
 // Kinds of addresses.
@@ -76,37 +56,31 @@ func (f family) answering() dataplane.Set {
 	return dataplane.Set{Name: f.Named(answeringSet), Key: f.addr, Timeout: holding.Lease}
 }
 
-// Ruleset returns the table of the family ip, or ip6. The node's other packets pass it, too, so that most of them meet two sets only, of the last
-// four bytes of addresses: those of IPv6 would be looked for twice as long. Hosts that ask for an address of IPv6 get no answer either (RFC 4861,
+// Ruleset returns the table of the family ip, or ip6. The node's other packets pass it, too, so that most of them only meet, twice, the set of the
+// last four bytes of addresses: whole addresses of IPv6 would be looked for twice as long. Hosts that ask for an address of IPv6 get no answer either (RFC 4861,
 // section 4.3: the target is behind the first 8 bytes).
 //
 //	prerouting   before connections are tracked
-//	  to, from   drop what isn't for this node any more, and count packets of each address, and probes that the node is about to forward
-//	postrouting  after rules of others
-//	  left       counts probes, and drops them
-//	output       drops errors (ICMP) about probes
+//	  to, from   drop what isn't for this node any more, and count packets of each address
 //	keep         before others translate sources: those of Egresses stay as they are
 func (h Floating) Ruleset(of dataplane.Family) dataplane.Ruleset {
 	f := familyOf(of)
-	here, probed := f.of(h.Addresses), f.of(h.Probed)
-	if len(here)+len(probed) == 0 {
+	here := f.of(h.Addresses)
+	if len(here) == 0 {
 		return dataplane.Ruleset{}
 	}
-	sources := slices.Concat(here, probed)
-	slices.SortFunc(sources, netip.Addr.Compare)
-	sources = slices.Compact(sources)
 	r := dataplane.Ruleset{
-		Counters: []string{f.Named(NotHeld), f.Named(ProbeForwarded), f.Named(ProbeLeft)},
+		Counters: []string{f.Named(NotHeld)},
 		// Also without elements: a set that comes makes the table anew, which loses the elements that end by themselves.
 		Sets: []dataplane.Set{
-			f.ends(toSet, here), f.ends(fromSet, sources), h.counted(f, Received, "to"), h.counted(f, Sent, "from"), f.answering(),
-			f.set(floatingSet, here), f.set(egressSet, h.OfEgresses), f.set(probedSet, sources), f.sized(localSet, h.Local, 256),
+			f.ends(endsSet, here), h.counted(f, Received, "to"), h.counted(f, Sent, "from"), f.answering(),
+			f.set(floatingSet, here), f.set(egressSet, h.OfEgresses), f.sized(localSet, h.Local, 256),
 		},
 	}
 	chain := func(name string) dataplane.Chain { return dataplane.Chain{Name: name} }
 	entry := base("prerouting", "filter", "prerouting", dataplane.HookRaw)
-	f.rule(&entry, "maybe from a floating address", "@nh,%d,32 @%s_$f jump from", f.end(f.source), fromSet)
-	f.rule(&entry, "maybe to a floating address", "@nh,%d,32 @%s_$f jump to", f.end(f.destination), toSet)
+	f.rule(&entry, "maybe from a floating address", "@nh,%d,32 @%s_$f jump from", f.end(f.source), endsSet)
+	f.rule(&entry, "maybe to a floating address", "@nh,%d,32 @%s_$f jump to", f.end(f.destination), endsSet)
 	if f.Family == dataplane.IPv6 {
 		f.rule(&entry, "a host asks for a floating address for which the node doesn't answer", "meta l4proto $ping $icmp type nd-neighbor-solicit @th,64,128 @%s_$f @th,64,128 != @%s_$f drop",
 			floatingSet, answeringSet)
@@ -114,46 +88,24 @@ func (h Floating) Ruleset(of dataplane.Family) dataplane.Ruleset {
 	to, from := chain("to"), chain("from")
 	f.rule(&to, "of a kind", "$ip daddr vmap @%s_$f", Received)
 	f.rule(&from, "of a kind", "$ip saddr vmap @%s_$f", Sent)
-	f.rule(&from, "maybe a probe from an address that is elsewhere", "%s goto elsewhere", f.toProbed())
 	r.Chains = []dataplane.Chain{entry, to, from}
 	for _, kind := range []string{ofEgress, ofOther} {
 		to, from := chain("to_"+kind), chain("from_"+kind)
 		const notHeld = "the node doesn't answer for it"
 		f.rule(&to, notHeld, "$ip daddr != @%s_$f counter name %s_$f drop", answeringSet, NotHeld)
 		f.rule(&from, notHeld, "$ip saddr != @%s_$f counter name %s_$f drop", answeringSet, NotHeld)
-		f.rule(&from, "maybe a probe", "%s jump probe", f.toProbed())
 		if kind == ofEgress && !h.Tracked {
 			f.rule(&to, "not tracked", "notrack accept")
 			f.rule(&from, "not tracked, but with the host", "$ip daddr != @%s_$f notrack", localSet)
 		}
 		r.Chains = append(r.Chains, to, from)
 	}
-	elsewhere, probe, left := chain("elsewhere"), chain("probe"), chain("left")
-	isProbe := fmt.Sprintf("%s $ip saddr @%s_$f", f.probe(), probedSet)
-	f.rule(&elsewhere, "a probe", "%s jump probe", isProbe)
-	if !h.Tracked {
-		f.rule(&elsewhere, "not tracked", "%s notrack", isProbe)
-	}
-	f.rule(&probe, "a probe, and a route for it", "%s fib daddr oif exists counter name %s_$f", isProbe, ProbeForwarded)
-	last := base("postrouting", "filter", "postrouting", dataplane.HookLast)
-	f.rule(&last, "maybe a probe", "%s goto left", f.toProbed())
-	f.rule(&left, "a probe", "%s counter name %s_$f drop", isProbe, ProbeLeft)
-	f.rule(&left, "a probe whose source was changed", "%s drop", f.probe())
-	own := base("output", "filter", "output", dataplane.HookRaw)
-	f.rule(&own, "an error about a probe", "meta l4proto $ping @th,%d,64 %#x $ip daddr @%s_$f drop", f.quoted(), Probe, probedSet)
-	r.Chains = append(r.Chains, elsewhere, probe, last, left, own)
 	if h.Tracked {
 		keep := base("keep", "nat", "postrouting", dataplane.HookSourceNAT-10)
-		f.rule(&keep, "a probe from an Egress's address", "%s $ip saddr != @%s_$f snat $ip to $ip saddr", isProbe, floatingSet)
 		f.rule(&keep, "an Egress's address stays the source", "$ip saddr @%s_$f snat $ip to $ip saddr", egressSet)
 		r.Chains = append(r.Chains, keep)
 	}
 	return r
-}
-
-// toProbed is the condition of a packet to where probes go. The first four bytes of an address are compared faster than all.
-func (f family) toProbed() string {
-	return fmt.Sprintf("@nh,%d,32 %#x $ip daddr %s", f.destination, ProbeTo[f.Family].AsSlice()[:4], ProbeTo[f.Family])
 }
 
 // counted is a map of addresses that counts their packets, to the chains of their kinds, whose names begin with a direction.
@@ -191,18 +143,6 @@ func (f family) ends(name string, addrs []netip.Addr) dataplane.Set {
 
 // end is where the last four bytes of an address are, whose place in the header is given; both in bits.
 func (f family) end(address int) int { return address + f.bits - 32 }
-
-// probe is the condition of a datagram that is a probe.
-func (f family) probe() string {
-	return fmt.Sprintf("$ip daddr %s meta l4proto udp @th,64,64 %#x", ProbeTo[f.Family], Probe)
-}
-
-// quoted is where the content of a datagram is in an error about it, in bits: behind the headers of the error, of the packet and of UDP
-// (RFC 792, RFC 4443).
-func (f family) quoted() int {
-	const icmp, udp = 8, 8
-	return 8*(icmp+udp) + f.destination + f.bits // the destination is the last field of the header
-}
 
 // ARP returns the table of the family arp: hosts that ask for an address for which the node doesn't answer get no answer. A holder
 // that announces one isn't asking.

@@ -71,9 +71,6 @@ func (p *Place) fence(ctx context.Context, addresses []netip.Addr) (dataplane.Re
 		}
 	}
 	slices.SortFunc(want.OfEgresses, netip.Addr.Compare)
-	for _, a := range p.probed {
-		want.Probed = append(want.Probed, a.Addrs()...)
-	}
 	return p.cfg.Tables.sync(ctx, want)
 }
 

@@ -77,8 +77,6 @@ type Place struct {
 	cfg    Config
 	routes *route.Syncer
 	began  time.Time
-	// probing is held while there are probes under way.
-	probing sync.Mutex
 
 	mu   sync.Mutex // guards the three below
 	jobs []*job
@@ -88,8 +86,6 @@ type Place struct {
 
 	// All below belongs to the goroutine that is busy.
 	held map[string]held
-	// probed are addresses that are at other nodes, and of which the node is asked whether it would forward their packets.
-	probed []floating.Address
 	// local are the node's own addresses, as they were when the kernel was looked at last.
 	local []netip.Addr
 	// left are addresses with routes of an earlier life, which may answer for them until it is over.
@@ -108,10 +104,8 @@ type held struct {
 type job struct {
 	ctx   context.Context
 	order floating.Order
-	// probed are all addresses of a job to prepare.
-	probed []floating.Address
-	kind   kind
-	done   chan error
+	kind  kind
+	done  chan error
 }
 
 type kind int
@@ -119,8 +113,7 @@ type kind int
 const (
 	answer kind = iota
 	stop
-	prepare // probes
-	mend    // what others have changed
+	mend // what others have changed
 )
 
 var _ floating.Place = (*Place)(nil)
@@ -156,11 +149,6 @@ func (p *Place) Stop(ctx context.Context, a floating.Address) error {
 	return p.do(&job{ctx: ctx, order: floating.Order{Address: a}, kind: stop})
 }
 
-// Prepare says which addresses that are at other nodes may be probed here. It replaces those of the call before.
-func (p *Place) Prepare(ctx context.Context, probed []floating.Address) error {
-	return p.do(&job{ctx: ctx, probed: probed, kind: prepare})
-}
-
 // Sync makes the kernel as it should be, and counts it, if something has changed behind the Place's back. A lease after the start it removes what an
 // earlier life has left.
 func (p *Place) Sync(ctx context.Context) error { return p.do(&job{ctx: ctx, kind: mend}) }
@@ -180,7 +168,7 @@ func (p *Place) do(j *job) error {
 	j.done = make(chan error, 1)
 	p.mu.Lock()
 	p.jobs = append(p.jobs, j)
-	p.used = p.used || j.kind == answer || len(j.probed) > 0
+	p.used = p.used || j.kind == answer
 	if !p.busy {
 		p.busy = true
 		// The context of one must not end the work for others.
@@ -222,10 +210,6 @@ func (p *Place) sort(jobs []*job) (w work) {
 		case mend:
 			w.mends = append(w.mends, j)
 			w.mending = true
-		case prepare:
-			w.mends = append(w.mends, j)
-			w.changed = w.changed || !slices.Equal(p.probed, j.probed)
-			p.probed = j.probed
 		case stop:
 			w.stops = append(w.stops, j)
 			delete(p.held, j.order.ID)

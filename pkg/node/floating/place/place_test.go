@@ -3,7 +3,6 @@ package place
 import (
 	"context"
 	"errors"
-	"fmt"
 	"math"
 	"net"
 	"net/netip"
@@ -20,21 +19,18 @@ import (
 	"github.com/coil-net/coil/pkg/holding"
 	"github.com/coil-net/coil/pkg/ipam"
 	"github.com/coil-net/coil/pkg/kernel/route"
-	"github.com/coil-net/coil/pkg/kernel/rtnl"
 	"github.com/coil-net/coil/pkg/node/floating"
+	"github.com/coil-net/coil/pkg/node/floating/floatingtest"
 	"github.com/coil-net/coil/pkg/store"
 	"github.com/coil-net/coil/pkg/testkit"
-	"github.com/coil-net/coil/pkg/testkit/netnstest"
 )
 
 // lab is a node with a pod that has floating addresses, and a host that sends to them by the node.
 type lab struct {
-	t               *testing.T
-	host, node, pod *netnstest.NS
-	handle          *rtnl.Handle
-	pods            map[types.UID]Pod
-	told            told
-	tracked         bool
+	*floatingtest.Path
+	pods    map[types.UID]Pod
+	told    told
+	tracked bool
 }
 
 // told is an Announcer.
@@ -63,135 +59,59 @@ func (a *told) Withdraw(_ context.Context, addr floating.Address) error {
 }
 
 func newLab(t *testing.T) *lab {
-	l := &lab{t: t, host: netnstest.New(t), node: netnstest.New(t), pod: netnstest.New(t)}
-	ctx := t.Context()
-	testkit.Check(t,
-		l.node.Lab().Forward(),
-		l.node.Lab().IP(ctx,
-			fmt.Sprintf("link add uplink type veth peer name eth0 netns %s", l.host.Lab().Path()),
-			fmt.Sprintf("link add pod type veth peer name eth0 netns %s", l.pod.Lab().Path()),
-			"link set uplink up", "link set pod up",
-			"addr add 10.0.0.1/24 dev uplink", "addr add fd00::1/64 dev uplink nodad",
-			"addr add 10.0.1.1/24 dev pod", "addr add fd00:1::1/64 dev pod nodad",
-			"rule add priority 2000 table 116", "-6 rule add priority 2000 table 116"),
-		l.host.Lab().IP(ctx, "link set eth0 up", "addr add 10.0.0.2/24 dev eth0", "addr add fd00::2/64 dev eth0 nodad",
-			"route add default via 10.0.0.1", "-6 route add default via fd00::1"),
-		l.pod.Lab().IP(ctx, "link set eth0 up", "addr add 10.0.1.2/24 dev eth0", "addr add fd00:1::2/64 dev eth0 nodad",
-			"addr add 192.0.2.7/32 dev lo", "addr add 2001:db8::7/128 dev lo nodad", "route add default via 10.0.1.1", "-6 route add default via fd00:1::1"),
-	)
-	l.handle = testkit.Must(rtnl.New(l.node.NS))(t)
-	t.Cleanup(l.handle.Close)
-	link := testkit.Must(l.handle.IndexByName("pod"))(t)
+	l := &lab{Path: floatingtest.NewPath(t)}
 	l.pods = map[types.UID]Pod{"router": {
-		Link: link, Address: ipam.Address{IPv4: netip.MustParseAddr("10.0.1.2"), IPv6: netip.MustParseAddr("fd00:1::2")},
-		Netns: store.Netns{Path: l.pod.Lab().Path(), Inode: l.pod.Inode()},
+		Link: l.Link, Address: ipam.Address{IPv4: netip.MustParseAddr("10.0.1.2"), IPv6: netip.MustParseAddr("fd00:1::2")},
+		Netns: store.Netns{Path: l.Pod.Lab().Path(), Inode: l.Pod.Inode()},
 	}}
 	return l
 }
 
 // start begins a life of the program.
 func (l *lab) start() *Place {
-	l.t.Helper()
-	tables := testkit.Must(OpenTables(l.node.NS))(l.t)
-	l.t.Cleanup(tables.Close)
-	p := testkit.Must(New(l.t.Context(), Config{
-		Handle: l.handle, Tables: tables, PodTable: 116, ExportTable: 119, Loopback: 1, Announcer: &l.told, Tracked: l.tracked,
+	l.T.Helper()
+	tables := testkit.Must(OpenTables(l.Node.NS))(l.T)
+	l.T.Cleanup(tables.Close)
+	p := testkit.Must(New(l.T.Context(), Config{
+		Handle: l.Handle, Tables: tables, PodTable: 116, ExportTable: 119, Loopback: 1, Announcer: &l.told, Tracked: l.tracked,
 		Pod: func(uid types.UID) (Pod, bool) { pod, ok := l.pods[uid]; return pod, ok },
-	}))(l.t)
-	l.t.Cleanup(p.Wait)
+	}))(l.T)
+	l.T.Cleanup(p.Wait)
 	return p
-}
-
-func order(n byte, lasts time.Duration) floating.Order {
-	return floating.Order{
-		Address: floating.Address{
-			ID: fmt.Sprint("u", n), Block: fmt.Sprint("p-", n), Pod: "router",
-			Address: ipam.Address{IPv4: netip.AddrFrom4([4]byte{192, 0, 2, n}), IPv6: netip.MustParseAddr(fmt.Sprintf("2001:db8::%d", n))},
-		},
-		Epoch: 3, Until: time.Now().Add(lasts),
-	}
-}
-
-// passes returns an error unless packets to an address reach the pod, or with pass false if they do.
-func (l *lab) passes(a netip.Addr, pass bool) error {
-	var hears, sends net.PacketConn
-	err := errors.Join(l.pod.Do(func() (err error) {
-		hears, err = net.ListenPacket("udp", netip.AddrPortFrom(a, 0).String())
-		return err
-	}), l.host.Do(func() (err error) {
-		sends, err = net.ListenPacket("udp", ":0")
-		return err
-	}))
-	if err != nil {
-		return err
-	}
-	defer hears.Close()
-	defer sends.Close()
-	if _, err := sends.WriteTo([]byte("x"), hears.LocalAddr()); err != nil {
-		return err
-	}
-	if err := hears.SetReadDeadline(time.Now().Add(50 * time.Millisecond)); err != nil {
-		return err
-	}
-	_, _, err = hears.ReadFrom(make([]byte, 1))
-	if (err == nil) != pass {
-		return fmt.Errorf("a packet to %s arrives: %t", a, err == nil)
-	}
-	return nil
-}
-
-func (l *lab) await(o floating.Order, pass bool) {
-	l.t.Helper()
-	for _, a := range o.Addrs() {
-		testkit.Eventually(l.t, 5*time.Second, fmt.Sprintf("packets to %s arrive: %t", a, pass), func() error { return l.passes(a, pass) })
-	}
-}
-
-// routes are those of a table as ip(8) shows them.
-func (l *lab) routes(table string) string {
-	l.t.Helper()
-	var all []string
-	for _, f := range []string{"-4", "-6"} {
-		out, _ := l.node.Run("ip", f, "route", "show", "table", table) // an error if there never was such a table
-		for line := range strings.Lines(out) {
-			all = append(all, strings.Join(strings.Fields(line), " "))
-		}
-	}
-	return strings.Join(all, "; ")
 }
 
 func TestAnswersAndStops(t *testing.T) {
 	l := newLab(t)
 	p := l.start()
-	o := order(7, time.Hour)
+	o := floatingtest.Order(7, time.Hour)
 	o.Announce = true
 	testkit.Check(t, p.Answer(t.Context(), o))
-	l.await(o, true)
+	l.Await(o, true)
 	wantPods := "192.0.2.7 via 10.0.1.2 dev pod proto 32 onlink; 2001:db8::7 via fd00:1::2 dev pod proto 32 metric 1024 onlink pref medium"
-	if got := l.routes("116"); got != wantPods {
+	if got := l.Routes("116"); got != wantPods {
 		t.Errorf("table 116: %s", got)
 	}
 	wantExport := "192.0.2.7 dev lo proto 32 scope link metric 999999997; 2001:db8::7 dev lo proto 32 metric 999999997 pref medium"
-	if got := strings.Replace(l.routes("119"), "192.0.2.7 dev lo proto 32 metric", "192.0.2.7 dev lo proto 32 scope link metric", 1); got != wantExport {
+	if got := strings.Replace(l.Routes("119"), "192.0.2.7 dev lo proto 32 metric", "192.0.2.7 dev lo proto 32 scope link metric", 1); got != wantExport {
 		t.Errorf("table 119: %s", got)
 	}
 	// Whoever syncs the routes of pods and blocks leaves these alone.
 	for _, table := range []int{116, 119} {
-		testkit.Must(route.New(l.handle, dataplane.ProtocolNode, table).Sync(t.Context(), nil))(t)
+		testkit.Must(route.New(l.Handle, dataplane.ProtocolNode, table).Sync(t.Context(), nil))(t)
 	}
-	l.await(o, true)
+	l.Await(o, true)
 	// A newer epoch is a lower metric, also that which IPv6 has without one.
 	o.Epoch = oldest - 1024
 	testkit.Check(t, p.Answer(t.Context(), o))
-	if got := l.routes("119"); strings.Count(got, "metric 1024") != 2 || strings.Count(got, "metric") != 2 {
+	if got := l.Routes("119"); strings.Count(got, "metric 1024") != 2 || strings.Count(got, "metric") != 2 {
 		t.Errorf("table 119: %s", got)
 	}
 	if got := metric(math.MaxInt64); got != 1 {
 		t.Errorf("the metric of the newest epoch is %d", got)
 	}
 	testkit.Check(t, p.Stop(t.Context(), o.Address), p.Stop(t.Context(), o.Address))
-	l.await(o, false)
-	if got := l.routes("116") + l.routes("119") + testkit.Must(l.node.Run("nft", "list", "ruleset"))(t); got != "" {
+	l.Await(o, false)
+	if got := l.Routes("116") + l.Routes("119") + testkit.Must(l.Node.Run("nft", "list", "ruleset"))(t); got != "" {
 		t.Errorf("there is still %s", got)
 	}
 	if got := strings.Join(l.told.calls, ", "); got != "announce p-7, announce p-7, withdraw p-7, withdraw p-7" {
@@ -211,23 +131,23 @@ func TestStopsBeforeRoutesGo(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			l := newLab(t)
-			p, o := l.start(), order(7, time.Hour)
+			p, o := l.start(), floatingtest.Order(7, time.Hour)
 			testkit.Check(t, p.Answer(t.Context(), o))
-			l.await(o, true)
-			testkit.Must(l.node.Run("sh", "-c", tt.before))(t)
+			l.Await(o, true)
+			testkit.Must(l.Node.Run("sh", "-c", tt.before))(t)
 			asked := false
 			l.told.withdrawing = func(floating.Address) {
 				asked = true
-				if got := l.routes("116"); strings.Contains(got, "192.0.2.7") != tt.routes {
+				if got := l.Routes("116"); strings.Contains(got, "192.0.2.7") != tt.routes {
 					t.Errorf("table 116 when the node has stopped: %q", got)
 				}
 				for _, a := range o.Addrs() {
-					testkit.Check(t, l.passes(a, false))
+					testkit.Check(t, l.Passes(a, false))
 				}
 			}
 			testkit.Check(t, p.Stop(t.Context(), o.Address))
 			p.Wait()
-			if got := l.routes("116") + l.routes("119") + testkit.Must(l.node.Run("nft", "list", "ruleset"))(t); got != "" || !asked {
+			if got := l.Routes("116") + l.Routes("119") + testkit.Must(l.Node.Run("nft", "list", "ruleset"))(t); got != "" || !asked {
 				t.Errorf("withdrawn: %t; there is still %s", asked, got)
 			}
 		})
@@ -238,25 +158,25 @@ func TestStopsBeforeRoutesGo(t *testing.T) {
 func TestEarlierLife(t *testing.T) {
 	l := newLab(t)
 	first := l.start()
-	testkit.Check(t, first.Answer(t.Context(), order(7, time.Hour)))
-	l.await(order(7, 0), true) // links of IPv6 take their time
-	o, other := order(7, holding.Lease), order(8, holding.Lease)
+	testkit.Check(t, first.Answer(t.Context(), floatingtest.Order(7, time.Hour)))
+	l.Await(floatingtest.Order(7, 0), true) // links of IPv6 take their time
+	o, other := floatingtest.Order(7, holding.Lease), floatingtest.Order(8, holding.Lease)
 	testkit.Check(t, first.Answer(t.Context(), o))
 	testkit.Check(t, l.start().Answer(t.Context(), other)) // it begins with what the former life had
 	for _, a := range o.Addrs() {
-		testkit.Check(t, l.passes(a, true))
+		testkit.Check(t, l.Passes(a, true))
 	}
 	p := l.start()
 	testkit.Check(t, p.Sync(t.Context()))
-	if got := l.routes("116"); strings.Count(got, "via") != 4 {
+	if got := l.Routes("116"); strings.Count(got, "via") != 4 {
 		t.Errorf("too soon there are %s", got)
 	}
-	l.await(o, false)
+	l.Await(o, false)
 	testkit.Eventually(t, 5*time.Second, "the routes are gone", func() error {
 		if err := p.Sync(t.Context()); err != nil {
 			return err
 		}
-		if got := l.routes("116") + l.routes("119"); got != "" {
+		if got := l.Routes("116") + l.Routes("119"); got != "" {
 			return errors.New(got)
 		}
 		return nil
@@ -265,9 +185,9 @@ func TestEarlierLife(t *testing.T) {
 
 // asks asks for an address on the link of the host, and says whether the node answers.
 func (l *lab) asks(a netip.Addr) (answers bool) {
-	l.t.Helper()
-	_, _ = l.host.Run("ip", "neigh", "del", a.String(), "dev", "eth0") // if it is known
-	testkit.Check(l.t, l.host.Do(func() error {
+	l.T.Helper()
+	_, _ = l.Host.Run("ip", "neigh", "del", a.String(), "dev", "eth0") // if it is known
+	testkit.Check(l.T, l.Host.Do(func() error {
 		c, err := net.Dial("udp", netip.AddrPortFrom(a, 9).String())
 		if err != nil {
 			return err
@@ -276,8 +196,8 @@ func (l *lab) asks(a netip.Addr) (answers bool) {
 		_, err = c.Write([]byte("x"))
 		return err
 	}))
-	testkit.Eventually(l.t, 10*time.Second, "the host has asked", func() error {
-		out := testkit.Must(l.host.Run("ip", "neigh", "show", a.String(), "dev", "eth0"))(l.t)
+	testkit.Eventually(l.T, 10*time.Second, "the host has asked", func() error {
+		out := testkit.Must(l.Host.Run("ip", "neigh", "show", a.String(), "dev", "eth0"))(l.T)
 		answers = strings.Contains(out, "lladdr")
 		if !answers && !strings.Contains(out, "FAILED") {
 			return errors.New(out)
@@ -292,12 +212,12 @@ func TestHostsThatAsk(t *testing.T) {
 	l := newLab(t)
 	ctx := t.Context()
 	testkit.Check(t,
-		l.node.Lab().Sysctl("ipv6/conf/all/proxy_ndp=1", "ipv4/neigh/uplink/proxy_delay=0", "ipv6/neigh/uplink/proxy_delay=0"),
-		l.node.Lab().IP(ctx, "neigh add proxy 192.0.2.7 dev uplink", "neigh add proxy 2001:db8::7 dev uplink"),
-		l.host.Lab().Sysctl("ipv4/neigh/eth0/retrans_time_ms=50", "ipv6/neigh/eth0/retrans_time_ms=50"),
-		l.host.Lab().IP(ctx, "route add 192.0.2.7 dev eth0", "route add 2001:db8::7 dev eth0"))
+		l.Node.Lab().Sysctl("ipv6/conf/all/proxy_ndp=1", "ipv4/neigh/uplink/proxy_delay=0", "ipv6/neigh/uplink/proxy_delay=0"),
+		l.Node.Lab().IP(ctx, "neigh add proxy 192.0.2.7 dev uplink", "neigh add proxy 2001:db8::7 dev uplink"),
+		l.Host.Lab().Sysctl("ipv4/neigh/eth0/retrans_time_ms=50", "ipv6/neigh/eth0/retrans_time_ms=50"),
+		l.Host.Lab().IP(ctx, "route add 192.0.2.7 dev eth0", "route add 2001:db8::7 dev eth0"))
 	p := l.start()
-	o := order(7, time.Hour)
+	o := floatingtest.Order(7, time.Hour)
 	for _, lasts := range []time.Duration{time.Hour, 0} {
 		o.Until = time.Now().Add(lasts)
 		testkit.Check(t, p.Answer(ctx, o))
@@ -309,7 +229,7 @@ func TestHostsThatAsk(t *testing.T) {
 	}
 	testkit.Check(t, p.Stop(ctx, o.Address))
 	p.Wait()
-	if out := testkit.Must(l.node.Run("nft", "list", "ruleset"))(t); out != "" {
+	if out := testkit.Must(l.Node.Run("nft", "list", "ruleset"))(t); out != "" {
 		t.Errorf("the tables stay: %s", out)
 	}
 }
@@ -319,7 +239,7 @@ func TestOthersGoOn(t *testing.T) {
 	l := newLab(t)
 	l.pods["gone"] = Pod{Link: 4711, Address: l.pods["router"].Address}
 	p := l.start()
-	good, bad, unknown := order(7, time.Hour), order(8, time.Hour), order(9, time.Hour)
+	good, bad, unknown := floatingtest.Order(7, time.Hour), floatingtest.Order(8, time.Hour), floatingtest.Order(9, time.Hour)
 	bad.Pod, unknown.Pod = "gone", "unknown"
 	if err := p.Answer(t.Context(), bad); err == nil {
 		t.Error("an address without a link is answered for")
@@ -328,18 +248,18 @@ func TestOthersGoOn(t *testing.T) {
 		t.Errorf("a pod that isn't there: %v", err)
 	}
 	_ = p.Answer(t.Context(), good)
-	l.await(good, true)
-	if got := l.routes("119"); !strings.Contains(got, "192.0.2.7") || strings.Contains(got, "192.0.2.8") {
+	l.Await(good, true)
+	if got := l.Routes("119"); !strings.Contains(got, "192.0.2.7") || strings.Contains(got, "192.0.2.8") {
 		t.Errorf("told to routing daemons: %s", got)
 	}
 	testkit.Check(t, p.Stop(t.Context(), good.Address))
-	l.await(good, false)
-	if out := testkit.Must(l.node.Run("nft", "list", "set", "ip", dataplane.NftTableFloating, "answering_ipv4"))(t); strings.Contains(out, "192.0.2.7") {
+	l.Await(good, false)
+	if out := testkit.Must(l.Node.Run("nft", "list", "set", "ip", dataplane.NftTableFloating, "answering_ipv4"))(t); strings.Contains(out, "192.0.2.7") {
 		t.Errorf("it may still pass: %s", out)
 	}
 	l.pods["gone"] = l.pods["router"]
 	testkit.Check(t, p.Answer(t.Context(), bad))
-	if got := l.routes("119"); !strings.Contains(got, "192.0.2.8") {
+	if got := l.Routes("119"); !strings.Contains(got, "192.0.2.8") {
 		t.Errorf("told to routing daemons: %s", got)
 	}
 }
@@ -355,14 +275,14 @@ func TestSyncMends(t *testing.T) {
 	p := l.start()
 	got := counted{}
 	p.cfg.Repaired = got.add
-	o := order(7, time.Hour)
-	testkit.Check(t, p.Answer(t.Context(), o), p.Sync(t.Context()), p.Answer(t.Context(), order(8, time.Hour)), p.Sync(t.Context()))
+	o := floatingtest.Order(7, time.Hour)
+	testkit.Check(t, p.Answer(t.Context(), o), p.Sync(t.Context()), p.Answer(t.Context(), floatingtest.Order(8, time.Hour)), p.Sync(t.Context()))
 	timeout := regexp.MustCompile(`(timeout|expires) \S+`)
 	state := func() string {
-		rules := testkit.Must(l.node.Run("sh", "-c", "nft -s list table ip coil_floating; nft -s list table ip6 coil_floating; nft -s list table arp coil_floating"))(t)
+		rules := testkit.Must(l.Node.Run("sh", "-c", "nft -s list table ip coil_floating; nft -s list table ip6 coil_floating; nft -s list table arp coil_floating"))(t)
 		lines := strings.Split(timeout.ReplaceAllString(strings.Join(strings.Fields(rules), " "), ""), "}")
 		slices.Sort(lines) // chains that were made anew are the last ones
-		return l.routes("116") + l.routes("119") + strings.Join(lines, "}\n")
+		return l.Routes("116") + l.Routes("119") + strings.Join(lines, "}\n")
 	}
 	want := state()
 	for _, tt := range []struct {
@@ -380,24 +300,24 @@ func TestSyncMends(t *testing.T) {
 		{"ip -6 route flush table 116; nft flush ruleset", true, true},
 	} {
 		clear(got)
-		testkit.Must(l.node.Run("sh", "-c", tt.script))(t)
+		testkit.Must(l.Node.Run("sh", "-c", tt.script))(t)
 		testkit.Check(t, p.Sync(t.Context()))
 		if (got[Route] > 0) != tt.routes || (got[Rules] > 0) != tt.rules {
 			t.Errorf("%s: counted %v", tt.script, got)
 		}
-		testkit.Check(t, p.Answer(t.Context(), o), p.Answer(t.Context(), order(8, time.Hour))) // as before each end of a lease
+		testkit.Check(t, p.Answer(t.Context(), o), p.Answer(t.Context(), floatingtest.Order(8, time.Hour))) // as before each end of a lease
 		if now := state(); now != want {
 			t.Errorf("%s: there is\n%s\nwant\n%s", tt.script, now, want)
 		}
-		l.await(o, true)
+		l.Await(o, true)
 	}
 	// Without the table there is nothing that would let packets pass: it is made when the lease is to be prolonged.
 	clear(got)
-	testkit.Must(l.node.Run("nft", "flush", "ruleset"))(t)
+	testkit.Must(l.Node.Run("nft", "flush", "ruleset"))(t)
 	if err := p.Answer(t.Context(), o); err == nil {
 		t.Error("an element lasts longer in no table")
 	}
-	testkit.Check(t, p.Answer(t.Context(), o), p.Answer(t.Context(), order(8, time.Hour)))
+	testkit.Check(t, p.Answer(t.Context(), o), p.Answer(t.Context(), floatingtest.Order(8, time.Hour)))
 	if now := state(); now != want || got[Rules] == 0 {
 		t.Errorf("counted %v, and there is\n%s\nwant\n%s", got, now, want)
 	}
@@ -411,7 +331,7 @@ func TestManyAtOnce(t *testing.T) {
 	began := time.Now()
 	for n := range byte(200) {
 		all.Go(func() {
-			if err := p.Answer(t.Context(), order(n+1, time.Hour)); err != nil {
+			if err := p.Answer(t.Context(), floatingtest.Order(n+1, time.Hour)); err != nil {
 				t.Error(err)
 			}
 		})
@@ -421,12 +341,12 @@ func TestManyAtOnce(t *testing.T) {
 	if took := time.Since(began); took > testkit.Limit(time.Second) {
 		t.Errorf("it took %s", took)
 	}
-	if n := strings.Count(l.routes("119"), "dev lo"); n != 400 {
+	if n := strings.Count(l.Routes("119"), "dev lo"); n != 400 {
 		t.Errorf("there are %d routes", n)
 	}
 	ended, cancel := context.WithCancel(t.Context())
 	cancel()
-	if err := p.Answer(ended, order(201, time.Hour)); !errors.Is(err, context.Canceled) || strings.Contains(l.routes("119"), "192.0.2.201") {
+	if err := p.Answer(ended, floatingtest.Order(201, time.Hour)); !errors.Is(err, context.Canceled) || strings.Contains(l.Routes("119"), "192.0.2.201") {
 		t.Errorf("an order that was taken back: %v", err)
 	}
 }
