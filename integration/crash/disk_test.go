@@ -103,6 +103,7 @@ func troubles() []trouble {
 // STATUS says so; afterwards all is as if nothing had been. Also when coild is killed
 // in between.
 func TestDisk(t *testing.T) {
+	t.Parallel()
 	for _, tr := range troubles() {
 		for _, killed := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%s, killed=%t", tr.name, killed), func(t *testing.T) {
@@ -146,6 +147,7 @@ func TestDisk(t *testing.T) {
 // A coild that is started on a read-only disk refuses ADD, and nothing is lost. If it
 // can read the record it does DEL; else it ends and the kubelet starts it again.
 func TestDiskReadOnlyAtStart(t *testing.T) {
+	t.Parallel()
 	for _, how := range []struct {
 		name string
 		end  func(*rig.Program)

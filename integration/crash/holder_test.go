@@ -74,6 +74,7 @@ func (h *holders) held(i int) {
 // coild is killed at each step by which a node takes a floating address, while it has it, and at each by which it gives it up. The other node
 // has it then; what is left goes when coild is back.
 func TestKilledAtHolding(t *testing.T) {
+	t.Parallel()
 	points := map[string][]string{}
 	for _, p := range faultpoint.Hold {
 		points["take"] = append(points["take"], fmt.Sprintf("%s=1", p))

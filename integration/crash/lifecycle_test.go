@@ -45,6 +45,7 @@ type row struct {
 // server agree, pods that weren't deleted have kept their network, and no address was
 // given again too early.
 func TestLifeCycle(t *testing.T) {
+	t.Parallel()
 	for _, r := range rows() {
 		for _, killed := range []bool{false, true} {
 			name := r.name

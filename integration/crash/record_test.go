@@ -174,6 +174,7 @@ func flip(b []byte, seed uint64) []byte {
 // Whatever happens to the record: coild serves again, no running pod loses its
 // network, and no address is given twice.
 func TestDamagedRecord(t *testing.T) {
+	t.Parallel()
 	for _, d := range damages() {
 		t.Run(d.name, func(t *testing.T) {
 			t.Parallel()

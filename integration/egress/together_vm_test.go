@@ -17,8 +17,9 @@ import (
 	"github.com/coil-net/coil/pkg/testkit/netnstest"
 )
 
-// A policy and a pod that it selects are made at once, in either order. The pod sends from its first moment, which is when
-// ADD has answered: nothing leaves but through the tunnel.
+// A policy that was made before a pod was bound to its node is in force before the pod's first packet, whichever of the two was made
+// first. Here nothing lies between the policy, the binding and ADD, where kubelet makes a sandbox. The pod sends from its first moment,
+// which is when ADD has answered: nothing leaves but through the tunnel.
 func testTogether(l *lab) {
 	for i := range testkit.EgressForm.Times(6, 200) {
 		l.Run(fmt.Sprintf("together-%d", i), func(t *testing.T) { l.together(t, fmt.Sprintf("together-%d", i), i%2 == 0) })
@@ -26,7 +27,8 @@ func testTogether(l *lab) {
 	l.must(l.AwaitClean(l.Context(), within))
 }
 
-// together makes a policy and a pod of one name. The policy selects the pod by its label.
+// together makes a policy and a pod of one name. The policy selects the pod by its label. A pod that is made first is bound after the policy
+// was made; another one has its node from the beginning.
 func (l *lab) together(t *testing.T, name string, policyFirst bool) {
 	ctx := t.Context()
 	selected := map[string]string{"app": name}
@@ -42,13 +44,14 @@ func (l *lab) together(t *testing.T, name string, policyFirst bool) {
 	if policyFirst {
 		makePolicy()
 	}
-	s := testkit.Must(l.node.NewSandbox(ctx, rig.SandboxOptions{Name: name, Labels: selected}))(t)
+	s := testkit.Must(l.node.NewSandbox(ctx, rig.SandboxOptions{Name: name, Labels: selected, Unbound: !policyFirst}))(t)
 	t.Cleanup(func() { testkit.Check(t, s.Close()) })
-	if !policyFirst {
-		makePolicy()
-	}
 	ns := netnstest.Open(t, s.Path)
 	n := &network{t: t, pod: ns, sniffer: sniff(t, ns)}
+	if !policyFirst {
+		makePolicy()
+		testkit.Check(t, s.Bind(ctx))
+	}
 	testkit.Must(s.Add(ctx))(t)
 	end := sendAlways(t, ns)
 	_, h := handleOf(t, ns)

@@ -95,6 +95,7 @@ func mac(t *testing.T, n *rig.Node) string {
 // A host on the link reaches pods after ADD, through a restart of coild, and not after DEL; pods of two nodes reach each other. A DEL that
 // has returned has withdrawn the address.
 func TestPods(t *testing.T) {
+	t.Parallel()
 	f := newFixture(t, "lan", 2, rig.Dual("10.255.64.0/24", "fd00:255::1:0/120"), v2.AnnounceNeighbor)
 	n1, n2 := f.node(), f.node()
 	p1, a1 := f.pod(n1, "lan")
@@ -135,7 +136,7 @@ func TestPods(t *testing.T) {
 	}
 	testkit.Check(t, n2.Start(t.Context()))
 	f.reaches(a2, false)
-	testkit.Check(t, p1.Close(), f.AwaitClean(t.Context(), 20*time.Second))
+	testkit.Check(t, p1.Close(), n1.AwaitClean(t.Context(), 20*time.Second), n2.AwaitClean(t.Context(), 20*time.Second))
 }
 
 // metric waits until a metric of coild has a value.
@@ -160,6 +161,7 @@ func (f *fixture) metric(n *rig.Node, name, want string) {
 
 // Running pods follow their pool, and so do kernel parameters. A pool with routes needs none of it.
 func TestPoolChanges(t *testing.T) {
+	t.Parallel()
 	f := newFixture(t, "changing", 2, rig.Dual("10.255.65.0/24", "fd00:255::1:100/120"), v2.AnnounceRoute)
 	n := f.node()
 	s, addrs := f.pod(n, "changing")
@@ -182,6 +184,7 @@ func TestPoolChanges(t *testing.T) {
 
 // An address that another node gets is there as soon as its new pod: hosts that knew the old place are told.
 func TestMovedAddress(t *testing.T) {
+	t.Parallel()
 	f := newFixture(t, "single", 0, rig.Dual("10.255.66.0/32", "fd00:255::1:200/128"), v2.AnnounceNeighbor)
 	flags := []string{"--cool-down=1s", "--block-min-age=1s"}
 	n1, n2 := f.node(flags...), f.node(flags...)
@@ -222,6 +225,7 @@ func TestMovedAddress(t *testing.T) {
 
 // A pool of which no link has the subnet is told of once, whatever its pods are, and its pods run.
 func TestNoLink(t *testing.T) {
+	t.Parallel()
 	f := newFixture(t, "remote", 3, rig.Dual("10.77.0.0/24", "fd00:77::/120"), v2.AnnounceNeighbor)
 	n := f.node()
 	for range 3 {
@@ -247,6 +251,7 @@ func TestNoLink(t *testing.T) {
 
 // A node whose Node is deleted answers for nothing, however coild learns it: another machine may have its pods' addresses.
 func TestNodeDeleted(t *testing.T) {
+	t.Parallel()
 	f := newFixture(t, "orphaned", 2, rig.Dual("10.255.67.0/24", "fd00:255::1:300/120"), v2.AnnounceNeighbor)
 	for name, do := range map[string]func(*rig.Node){
 		"while coild runs": func(n *rig.Node) { testkit.Check(t, n.DeleteObject(t.Context())) },
@@ -305,6 +310,7 @@ func TestLostBlock(t *testing.T) {
 
 // coild is killed while pods come and go: at the end the node answers for those that there are, and for no others.
 func TestKilledWhilePodsComeAndGo(t *testing.T) {
+	t.Parallel()
 	f := newFixture(t, "busy", 3, rig.Dual("10.255.68.0/24", "fd00:255::1:400/120"), v2.AnnounceNeighbor)
 	n := f.node("--cool-down=1s")
 	ctx, stop := context.WithCancel(t.Context())
@@ -360,6 +366,7 @@ func untilDone(ctx context.Context, del func(context.Context) error) error {
 
 // Another host that says that a pod's address is at it is told by an Event of the pod, which keeps the address.
 func TestRival(t *testing.T) {
+	t.Parallel()
 	f := newFixture(t, "rivals", 2, rig.Dual("10.255.63.0/24", "fd00:255::1:600/120"), v2.AnnounceNeighbor)
 	n := f.node()
 	s, addrs := f.pod(n, "rivals")
@@ -368,8 +375,11 @@ func TestRival(t *testing.T) {
 	defer host.Close()
 	link := testkit.Must(netns.In(host.NS, func() (*net.Interface, error) { return net.InterfaceByName("eth0") }))(t)
 	for _, a := range addrs {
-		testkit.Check(t, announce.Send(host.NS, []announce.Announcement{{Link: link.Index, MAC: link.HardwareAddr, Addr: a}}))
 		testkit.Eventually(t, 20*time.Second, "an Event tells of "+a.String(), func() error {
+			// A node that has just begun to answer may not listen yet.
+			if err := announce.Send(host.NS, []announce.Announcement{{Link: link.Index, MAC: link.HardwareAddr, Addr: a}}); err != nil {
+				return err
+			}
 			events, err := f.Core.CoreV1().Events("rivals").List(t.Context(), metav1.ListOptions{
 				FieldSelector: "reason=Conflicting,involvedObject.kind=Pod,involvedObject.name=" + s.Name,
 			})

@@ -54,6 +54,7 @@ var elsewhere = []wiring{
 }
 
 func TestLinks(t *testing.T) {
+	t.Parallel()
 	testkit.Need(t, testkit.Netns)
 	for _, w := range here {
 		t.Run(w.name, func(t *testing.T) {
@@ -64,6 +65,7 @@ func TestLinks(t *testing.T) {
 }
 
 func TestLinksOfModules(t *testing.T) {
+	t.Parallel()
 	if vmtest.Reexec(t, vm.Options{Kernel: "6.12"}, "veth", "8021q", "bonding", "bridge") {
 		for _, w := range elsewhere {
 			t.Run(w.name, func(t *testing.T) {

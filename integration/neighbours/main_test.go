@@ -10,7 +10,8 @@ import (
 	"github.com/coil-net/coil/integration/rig/rigtest"
 )
 
-// shared is the rig of all tests.
-var shared rigtest.Shared
+// shared is the rig of all tests, which wait most of the time. Each has a pool of its own. In the machine of TestLinksOfModules it is the number
+// that matters: its kinds of links are tested at once.
+var shared = rigtest.Shared{Parallel: 6}
 
 func TestMain(m *testing.M) { shared.Main(m) }

@@ -20,6 +20,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/coil-net/coil/generated/cnirpc"
 	"github.com/coil-net/coil/pkg/testkit/netlab"
@@ -38,6 +39,8 @@ type SandboxOptions struct {
 	Labels, Annotations map[string]string
 	// NoPod makes no Pod object; coild then needs --enable-egress=false.
 	NoPod bool
+	// Unbound makes a pod without node, as the scheduler finds it; see Bind.
+	Unbound bool
 }
 
 // Sandbox is a network namespace of a pod. Commands may run for it at once, but its
@@ -92,13 +95,14 @@ func (n *Node) NewSandbox(ctx context.Context, o SandboxOptions) (*Sandbox, erro
 
 func (s *Sandbox) createPod(ctx context.Context, o SandboxOptions) error {
 	pods := s.Node.rig.Core.CoreV1().Pods(s.Namespace)
-	p, err := pods.Create(ctx, &corev1.Pod{
+	p := &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Name: s.Name, Labels: o.Labels, Annotations: o.Annotations},
-		Spec: corev1.PodSpec{
-			NodeName:   s.Node.Name,
-			Containers: []corev1.Container{{Name: "c", Image: "none"}},
-		},
-	}, metav1.CreateOptions{})
+		Spec:       corev1.PodSpec{Containers: []corev1.Container{{Name: "c", Image: "none"}}},
+	}
+	if !o.Unbound {
+		p.Spec.NodeName = s.Node.Name
+	}
+	p, err := pods.Create(ctx, p, metav1.CreateOptions{})
 	if apierrors.IsAlreadyExists(err) {
 		p, err = pods.Get(ctx, s.Name, metav1.GetOptions{})
 	}
@@ -106,6 +110,18 @@ func (s *Sandbox) createPod(ctx context.Context, o SandboxOptions) error {
 		return fmt.Errorf("create Pod %s/%s: %w", s.Namespace, s.Name, err)
 	}
 	s.UID = string(p.UID)
+	return nil
+}
+
+// Bind binds the pod to its node, as the scheduler does.
+func (s *Sandbox) Bind(ctx context.Context) error {
+	err := s.Node.rig.Core.CoreV1().Pods(s.Namespace).Bind(ctx, &corev1.Binding{
+		ObjectMeta: metav1.ObjectMeta{Namespace: s.Namespace, Name: s.Name, UID: types.UID(s.UID)},
+		Target:     corev1.ObjectReference{Kind: "Node", Name: s.Node.Name},
+	}, metav1.CreateOptions{})
+	if err != nil {
+		return fmt.Errorf("bind Pod %s/%s to %s: %w", s.Namespace, s.Name, s.Node.Name, err)
+	}
 	return nil
 }
 

@@ -74,7 +74,7 @@ type Cluster interface {
 	// answers for that router yet.
 	Holder(block string) (pod types.UID, settled bool)
 	// Policies returns the policies that may select a pod, and the labels of its namespace. With live they are at least as new as the
-	// pod, and the API server is asked unless the caches are.
+	// pod's binding to the node, and the API server is asked unless the caches are.
 	Policies(ctx context.Context, pod *metav1.PartialObjectMetadata, live bool) ([]policy.Policy, map[string]string, error)
 }
 

@@ -28,9 +28,9 @@ const policiesWait = 2 * time.Second
 // isn't for the pod's namespace, is an error that names it. The function that is returned
 // completes the pod's sandbox: nothing runs there yet. On its error nothing is left.
 //
-// Caches may lack a policy that is older than the pod, and its addresses aren't known yet. So the demand is looked up twice: as
+// Caches may lack a policy that is older than the pod's binding, and its addresses aren't known yet. So the demand is looked up twice: as
 // the caches have it, since a pod that can't have what it asks for should take no address, and when the pod has its addresses
-// by policies as new as the pod. These are asked for meanwhile.
+// by policies as new as the binding. These are asked for meanwhile.
 func (m *Manager) Begin(ctx context.Context, pod store.Pod) (func(context.Context, node.Sandbox) error, error) {
 	meta, err := m.cluster.Pod(ctx, pod, true)
 	if err != nil {
@@ -85,7 +85,7 @@ func completed(s node.Sandbox, meta *metav1.PartialObjectMetadata) node.Sandbox 
 	return s
 }
 
-// askPolicies begins to find out which policies there are, at least as new as a pod, and returns the function that waits for the
+// askPolicies begins to find out which policies there are, at least as new as a pod's binding, and returns the function that waits for the
 // answer. It ends with ctx, that of the whole ADD.
 func (m *Manager) askPolicies(ctx context.Context, meta *metav1.PartialObjectMetadata) func(context.Context) ([]policy.Policy, map[string]string, error) {
 	var policies []policy.Policy

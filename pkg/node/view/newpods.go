@@ -17,14 +17,15 @@ type newPods struct {
 	asking *reconcile.Loop[newPod]
 
 	mu sync.Mutex
-	// came are their resource versions when they came, by UID. kubelet changes a pod before it adds it.
+	// came are their resource versions when they came, by UID: those of their bindings, or later ones, since the watch has the pods of the
+	// node only. kubelet changes a pod before it adds it.
 	came map[types.UID]string
 }
 
 // newPod is a pod's namespace, and the version of the pod when it came.
 type newPod struct{ namespace, version string }
 
-// since returns the version of a pod when it came to the node, or that of now.
+// since returns the version of a pod when it came to the node, or that of now. Neither is older than the pod's binding.
 func (n *newPods) since(pod *metav1.PartialObjectMetadata) string {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -64,7 +65,14 @@ func (n *newPods) handler(changed func(*metav1.PartialObjectMetadata)) cache.Res
 			}
 			all.OnAdd(obj, initially)
 		},
-		UpdateFunc: all.OnUpdate,
+		UpdateFunc: func(before, after any) {
+			was, _ := before.(*metav1.PartialObjectMetadata)
+			if is, ok := after.(*metav1.PartialObjectMetadata); ok && was != nil && was.UID != is.UID { // the watch was away when the first one went
+				n.gone(was)
+				n.come(is)
+			}
+			all.OnUpdate(before, after)
+		},
 		DeleteFunc: func(obj any) {
 			if t, ok := obj.(cache.DeletedFinalStateUnknown); ok {
 				obj = t.Obj

@@ -21,8 +21,8 @@ import (
 	"github.com/coil-net/coil/pkg/reconcile"
 )
 
-// A watch tells of a change soon, but nothing tells when it has told of all: what is older than a pod may be missing in a cache
-// when the pod is added. So a cache is compared with the pod by their resource versions. If it is behind, the API server is
+// A watch tells of a change soon, but nothing tells when it has told of all: what is older than a pod's binding to the node may be missing in
+// a cache when the pod is added. What is younger comes by the watch. So a cache is compared with the pod by their resource versions. If it is behind, the API server is
 // asked. What that answers, and the cache doesn't have yet, counts until the cache has come so far: else the pod would be
 // changed back by the cache a moment later.
 //
@@ -162,7 +162,7 @@ func trimPolicy(obj any) (any, error) {
 }
 
 // Policies returns the policies that may select a pod, and the labels of its namespace if one asks for labels. They are as the caches
-// have them or, with live, at least as new as the pod when it came to the node.
+// have them or, with live, at least as new as the pod when it was bound to the node.
 func (e *Egresses) Policies(ctx context.Context, pod *metav1.PartialObjectMetadata, live bool) ([]policy.Policy, map[string]string, error) {
 	if live {
 		return e.policiesAsOf(ctx, pod.Namespace, e.policies.pods.since(pod))

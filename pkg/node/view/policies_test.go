@@ -417,8 +417,17 @@ func TestNewPods(t *testing.T) {
 		want("a pod that kubelet has changed", pod("new", "150"), 1)
 		want("a pod that hasn't come yet", pod("unseen", "110"), 1)
 		want("a pod that hasn't come yet and is newer", pod("unseen", "150"), 3) // the answer is as old as before
-		h.OnDelete(cache.DeletedFinalStateUnknown{Obj: pod("new", "160")})
-		if len(e.policies.pods.came) != 0 || changed != 4 {
+		// A watch that was away shows one pod after the other under a name as a change.
+		again := pod("new", "170")
+		again.UID, l.version = "again", "180"
+		h.OnUpdate(pod("new", "150"), again)
+		synctest.Wait()
+		if l.asked != 4 {
+			t.Errorf("asked %d times, and a pod came under the name of another one", l.asked)
+		}
+		want("a pod that came under the name of another one", again, 4)
+		h.OnDelete(cache.DeletedFinalStateUnknown{Obj: again})
+		if len(e.policies.pods.came) != 0 || changed != 5 {
 			t.Errorf("%v are known, and %d changes were told", e.policies.pods.came, changed)
 		}
 	})
