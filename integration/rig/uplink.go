@@ -79,12 +79,27 @@ func newFabric(ctx context.Context) (*fabric, error) {
 	return &fabric{ns}, nil
 }
 
+// owner is what a link belongs to; each has numbers of its own.
+type owner byte
+
+const (
+	nodeLink owner = iota + 1
+	hostLink
+)
+
+// raise are the commands that bring up the link eth0 of a machine, with a MAC address that it keeps through a power cut. To another one its
+// neighbours would send nothing for up to a minute: in IPv6 it asks for theirs from its link-local address, when it forwards packets, which
+// tells them nothing about its others.
+func raise(o owner, number int) []string {
+	return []string{fmt.Sprintf("link set eth0 address 02:00:00:%02x:%02x:%02x", o, number>>8&0xff, number&0xff), "link set eth0 up"}
+}
+
 // connect gives a node's namespace the link eth0: to the bridge, or to the router
 // alone.
 func (f *fabric) connect(ctx context.Context, n *Node) error {
 	port := fmt.Sprintf("port%d", n.number)
 	here := []string{fmt.Sprintf("link add %s type veth peer name eth0 netns %s", port, n.ns.Path())}
-	there := []string{"link set eth0 up"}
+	there := raise(nodeLink, n.number)
 	if !n.opts.Segment {
 		here = append(here, fmt.Sprintf("link set %s master br0", port))
 	}
@@ -125,7 +140,7 @@ func (r *Rig) NewHost(ctx context.Context, number byte) (*netlab.NS, error) {
 	err = r.fabric.IP(ctx, fmt.Sprintf("link add %s type veth peer name eth0 netns %s", link, host.Path()), fmt.Sprintf("link set %s master br0", link), fmt.Sprintf("link set %s up", link))
 	if err == nil {
 		v4, v6 := netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 255, 200, number}), 16), netip.MustParsePrefix(fmt.Sprintf("fd00:255::c8:%x/64", number))
-		err = host.IP(ctx, "link set eth0 up", netlab.AddAddr(v4, "eth0"), netlab.AddAddr(v6, "eth0"))
+		err = host.IP(ctx, append(raise(hostLink, int(number)), netlab.AddAddr(v4, "eth0"), netlab.AddAddr(v6, "eth0"))...)
 	}
 	if err != nil {
 		return nil, errors.Join(err, host.Close())

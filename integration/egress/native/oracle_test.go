@@ -190,8 +190,8 @@ func (o *oracle) change(fn func()) {
 func (all policies) allow(namespace string, pod map[string]string, to netip.Addr) (source netip.Addr, why string) {
 	var decides *v2.EgressPolicy
 	best := -1
-	for p, size := range all.choosing(namespace, pod, to) {
-		if size > best || size == best && older(p, decides) {
+	for _, p := range all {
+		if size := chosenBy(p, namespace, pod, to); size > best || size == best && size >= 0 && older(p, decides) {
 			decides, best = p, size
 		}
 	}
@@ -204,28 +204,22 @@ func (all policies) allow(namespace string, pod map[string]string, to netip.Addr
 	return source, "policy " + decides.Name
 }
 
-// choosing yields the policies that choose a pod and a server, and the length of the destination's prefix.
-func (all policies) choosing(namespace string, pod map[string]string, to netip.Addr) iter.Seq2[*v2.EgressPolicy, int] {
-	return func(yield func(*v2.EgressPolicy, int) bool) {
-		for _, p := range all {
-			pods, err := metav1.LabelSelectorAsSelector(p.Spec.Pods)
-			if err != nil || p.Namespace != namespace || !pods.Matches(labels.Set(pod)) {
-				continue
-			}
-			size := -1
-			for _, d := range p.Spec.Destinations {
-				if d := netip.MustParsePrefix(string(d)); d.Contains(to) {
-					size = max(size, d.Bits())
-				}
-			}
-			if len(p.Spec.Destinations) == 0 {
-				size = 0
-			}
-			if size >= 0 && !yield(p, size) {
-				return
-			}
+// chosenBy is the length of the prefix by which a policy chooses a server for a pod; -1 if it doesn't.
+func chosenBy(p *v2.EgressPolicy, namespace string, pod map[string]string, to netip.Addr) (size int) {
+	pods, err := metav1.LabelSelectorAsSelector(p.Spec.Pods)
+	if err != nil || p.Namespace != namespace || !pods.Matches(labels.Set(pod)) {
+		return -1
+	}
+	if len(p.Spec.Destinations) == 0 {
+		return 0
+	}
+	size = -1
+	for _, d := range p.Spec.Destinations {
+		if d := netip.MustParsePrefix(string(d)); d.Contains(to) {
+			size = max(size, d.Bits())
 		}
 	}
+	return size
 }
 
 // addressOf is the address that a policy has in the family of a server; invalid if it has none.
@@ -282,11 +276,6 @@ func (o *oracle) may(s *subject, to, source netip.Addr, at time.Time) bool {
 			return true
 		}
 	}
-	// Routers read a list of clients for each policy: when a pod comes, or another policy decides, that of a younger one may be there first.
-	changed := s.worn[len(s.worn)-1].at.After(from)
-	for m := range within(s.history[to], func(m moment) time.Time { return m.at }, from, until) {
-		changed = changed || m.at.After(from)
-	}
 	for then := range within(o.past, func(p snapshot) time.Time { return p.at }, from, until) {
 		for i, w := range s.worn {
 			// A pod had its first labels always, for whoever is late.
@@ -295,11 +284,6 @@ func (o *oracle) may(s *subject, to, source netip.Addr, at time.Time) bool {
 			}
 			if by, _ := then.allow(s.name.Namespace, w.labels, to); by.IsValid() && by == source {
 				return true
-			}
-			for p := range then.choosing(s.name.Namespace, w.labels, to) {
-				if changed && addressOf(p, to) == source {
-					return true
-				}
 			}
 		}
 	}

@@ -147,15 +147,20 @@ func (c *changes) served() {
 	}
 }
 
-// show logs the way of each pod.
+// show logs the way of each pod, and where packets get lost: at links, at neighbours, at sockets, or by rules.
 func (c *changes) show() {
+	const way = "ip -6 rule; ip -6 route show table all | grep -v -e fe80 -e multicast; ip -s -d link; ip neigh; grep -E '^(Ip6?|Icmp6|Udp6?)' /proc/net/snmp6; cat /proc/net/udp6"
 	for _, p := range c.clients {
-		out, err := p.Run(c.t.Context(), "sh", "-c", "ip -6 rule; ip -6 route show table all | grep -v fe80; ip -s -d link show type vxlan; ip route get 203.0.113.1; ip -6 route get 2001:db8:f::1")
-		c.t.Logf("pod %s: arrived %v of %v, %v\n%s", p.name, p.arrived, p.sent, err, out)
+		out, err := p.Run(c.t.Context(), "sh", "-c", way+"; ip route get 203.0.113.1; ip -6 route get 2001:db8:f::1")
+		c.t.Logf("pod %s on %s: arrived %v of %v, %v\n%s", p.name, p.Node.Name, p.arrived, p.sent, err, out)
 	}
 	for _, r := range c.egress.Routers() {
-		out, err := r.Run(c.t.Context(), "sh", "-c", "ip -s link show type vxlan; nft list map inet coil sources_ipv6; nft list map inet coil sources_towards_ipv6; nft list set inet coil peers_ipv6; nft list counters table inet coil")
+		out, err := r.Run(c.t.Context(), "sh", "-c", way+"; nft list table inet coil")
 		c.t.Logf("router %s on %s: %v\n%s", r.Name, r.Node.Name, err, out)
+	}
+	for _, n := range c.nodes {
+		out, err := n.Run(c.t.Context(), "sh", "-c", way+"; nft list counters")
+		c.t.Logf("node %s: %v\n%s", n.Name, err, out)
 	}
 }
 
