@@ -27,6 +27,7 @@ import (
 // coild, with its rights, follows policies: at first without their definitions, then with them, without a new start. As of a pod it knows
 // each policy that is older, whatever its caches have.
 func TestCoildFollowsEgressPolicies(t *testing.T) {
+	t.Parallel() // it has API servers of its own
 	api := own(t, controlplane.Options{})
 	isPolicy := func(crd *unstructured.Unstructured) bool {
 		return strings.HasSuffix(crd.GetName(), "policies.coil.cybozu.com")

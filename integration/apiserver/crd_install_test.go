@@ -24,6 +24,7 @@ import (
 const maxCRDSize = 150 << 10
 
 func TestClientSideApplyOfTheDefinitions(t *testing.T) {
+	t.Parallel() // it has API servers of its own
 	eachVersion(t, func(t *testing.T, version string) {
 		api := own(t, controlplane.Options{KubernetesVersion: version})
 		files := testkit.Must(crdFiles())(t)
@@ -90,6 +91,7 @@ func dropRules(node any) {
 // TestObjectsThatBreakNewRules holds that objects from before the rules can be
 // changed where they don't break them further, and deleted.
 func TestObjectsThatBreakNewRules(t *testing.T) {
+	t.Parallel() // it has API servers of its own
 	eachVersion(t, func(t *testing.T, version string) {
 		api := own(t, controlplane.Options{KubernetesVersion: version})
 		cfg := api.RESTConfig()

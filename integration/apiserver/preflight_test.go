@@ -50,6 +50,7 @@ metadata: {name: worker}
 
 // TestPreflight reads clusters without and with Coil from a real API server.
 func TestPreflight(t *testing.T) {
+	t.Parallel() // it has API servers of its own
 	eachVersion(t, func(t *testing.T, version string) {
 		api := own(t, controlplane.Options{KubernetesVersion: version})
 		cfg := api.RESTConfig()

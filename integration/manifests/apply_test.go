@@ -51,6 +51,7 @@ func startAPI(t *testing.T) *controlplane.API {
 // nothing else, as a user does: in one go, by client-side apply.
 func TestInstall(t *testing.T) {
 	testkit.Need(t, testkit.APIServer)
+	t.Parallel()
 	for _, v := range variants {
 		t.Run(v.dir, func(t *testing.T) {
 			t.Parallel()
