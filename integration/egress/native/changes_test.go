@@ -142,15 +142,17 @@ func (c *changes) patchPolicy(spec map[string]any) bool {
 	return true
 }
 
+// apps are the values of the label of pods.
+var apps = []string{"a", "b", "c"}
+
 func (c *changes) app() map[string]string {
-	return map[string]string{"app": pick(c.Rand, "a", "b", "c")}
+	return map[string]string{"app": pick(c.Rand, apps...)}
 }
 
 func (c *changes) labelPod() bool {
-	p, labels := pick(c.Rand, c.clients...), c.app()
-	if p.labels["app"] == labels["app"] {
-		return false
-	}
+	p := pick(c.Rand, c.clients...)
+	others := slices.DeleteFunc(slices.Clone(apps), func(app string) bool { return app == p.labels["app"] })
+	labels := map[string]string{"app": pick(c.Rand, others...)}
 	patch := testkit.Must(json.Marshal(map[string]any{"metadata": map[string]any{"labels": labels}}))(c.t)
 	testkit.Must(c.Core.CoreV1().Pods(p.Namespace).Patch(c.t.Context(), p.Sandbox.Name, types.MergePatchType, patch, metav1.PatchOptions{}))(c.t)
 	c.oracle.change(func() { p.labels = labels })

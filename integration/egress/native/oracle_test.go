@@ -371,6 +371,21 @@ func (o *oracle) explain(x suspect) string {
 	for _, m := range x.of.history[x.packet.Dst] {
 		fmt.Fprintf(&b, "\n  from %s on %v: %s", ago(m.at), m.source, m.why)
 	}
+	fmt.Fprint(&b, "\nPolicies that chose the pod, with its labels of now:")
+	before := ""
+	for _, then := range o.past {
+		var all []string
+		for name, p := range then.policies {
+			if size := chosenBy(p, x.of.name.Namespace, x.of.labels, x.packet.Dst); size >= 0 {
+				all = append(all, fmt.Sprintf("%s by /%d with %s", name.Name, size, addressOf(p, x.packet.Dst)))
+			}
+		}
+		slices.Sort(all)
+		if now := strings.Join(all, ", "); now != before && then.at.After(x.at.Add(-time.Minute)) {
+			fmt.Fprintf(&b, "\n  from %s on: %s", ago(then.at), now)
+			before = now
+		}
+	}
 	fmt.Fprintf(&b, "\nWhat is allowed counts from %s on. Disturbances:", ago(o.since(x.at)))
 	for _, d := range o.disturbances {
 		if d.begin.After(x.at.Add(-time.Minute)) {

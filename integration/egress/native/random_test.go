@@ -75,14 +75,15 @@ func TestRandomChanges(t *testing.T) {
 	t.Run("Caught", c.caught)
 }
 
-// run makes each quiet kind of change once in random order, and in the long form all kinds, again and again until the time is over. There is a change
-// of the quiet kinds in each fault, and after it there are some, for longer than the grace: what they allow is judged strictly.
+// run makes each quiet kind of change and one fault once in random order, and in the long form all kinds, again and again until the time is over. There
+// is a change of the quiet kinds in each fault, and after it there are some, for longer than the grace: what they allow is judged strictly.
 func (c *changes) run(lasts time.Duration) {
 	over := time.Now().Add(lasts)
 	quiet, faults := c.quiet(), c.faults()
 	if lasts == 0 {
-		for _, i := range c.Perm(len(quiet)) {
-			c.make(quiet[i])
+		some := append(quiet, pick(c.Rand, faults...))
+		for _, i := range c.Perm(len(some)) {
+			c.make(some[i])
 		}
 		c.t.Logf("changes: %v", c.done)
 		return

@@ -21,7 +21,8 @@ import (
 // A pod that several policies select for one Egress leaves by the address of the policy that decides, and routers know no more policies than
 // those whose lists have the pod. So its lists change in an order in which, for each destination, one decides that does before or afterwards:
 //
-//	the pod comes to    when the lists have it of the policies that decide in place of this one; until then routers drop what it sends
+//	the pod comes to    when the lists have it of the policies that decide in place of this one, with what they decide about now; until then
+//	                    routers drop what it sends
 //	it leaves           when all lists have it that are to, and those are left for which this one decides; at the latest after keepFor
 //
 // The annotation of a pod counts as a policy, but its list waits for no other.
@@ -90,7 +91,7 @@ func (c *Controller) inTurn(s *subject, e *v2.Egress, have []*discoveryv1.Endpoi
 		// What the policy waits for may change before it is noted that it waits. So it is looked at afterwards, too.
 		t := &turn{
 			Controller: c, of: s, e: e, mine: mine,
-			rivals: map[string][]policy.Policy{}, first: map[string][]policy.Policy{}, listed: map[chooser]map[netip.Addr]egress.Client{},
+			rivals: map[string][]policy.Policy{}, first: map[string][]policy.Policy{}, listed: map[chooser]listed{},
 		}
 		now, kept = t.come(want), t.stay(want)
 		isNew = t.isNew
@@ -120,7 +121,7 @@ type turn struct {
 	// rivals are, by namespace, the other policies of the Egress that may select pods there, and first those, by the names of the policies that
 	// select a pod, whose lists must have it before.
 	rivals, first map[string][]policy.Policy
-	listed        map[chooser]map[netip.Addr]egress.Client
+	listed        map[chooser]listed
 	// isNew says that it wasn't known before what the policy waits for.
 	isNew bool
 }
@@ -156,7 +157,7 @@ func (t *turn) isEarly(cl egress.Client) bool {
 		first = policy.Before(t.of.Policy, selecting, t.egress)
 		t.first[names.String()] = first
 	}
-	return t.await(first, func(o policy.Policy) bool { return !t.lists(o, cl.Addr) })
+	return t.await(first, func(o policy.Policy) bool { return !t.tells(o, cl.Addr) })
 }
 
 // stay returns the clients that the list has and should not have, but not yet lose.
@@ -175,7 +176,7 @@ func (t *turn) stay(want []egress.Client) (kept []egress.Client) {
 		}
 		if t.await(t.rivalsFor(pod), func(o policy.Policy) bool {
 			if t.selects(o, pod) {
-				return !t.lists(o, addr)
+				return !t.tells(o, addr)
 			}
 			return t.lists(o, addr) && len(policy.Before(o, []policy.Policy{t.of.Policy}, t.egress)) > 0
 		}) {
@@ -240,18 +241,35 @@ func (t *turn) selects(p policy.Policy, pod *seen) bool {
 	return p.Selects(pod.Pod)
 }
 
+// listed are the clients that the list of a policy has, and those of them of which it tells what it should.
+type listed struct{ all, told map[netip.Addr]egress.Client }
+
 // lists says whether the list of a policy has an address.
 func (t *turn) lists(p policy.Policy, addr netip.Addr) bool {
-	of := chooserOf(p)
-	clients, known := t.listed[of]
-	switch {
-	case known:
-	case p.Annotated():
-		clients = egress.ListOf(t.e).Clients(t.named.Under(keyOf(t.e).String()))
-	default:
-		clients = egress.PolicyListOf(t.e, p).Clients(t.slices.Under(p.Name.String()))
-	}
-	t.listed[of] = clients
-	_, has := clients[addr]
+	_, has := t.list(p).all[addr]
 	return has
+}
+
+// tells says whether it has the address, and routers learn from it for which destinations and with which source the policy decides now.
+func (t *turn) tells(p policy.Policy, addr netip.Addr) bool {
+	_, has := t.list(p).told[addr]
+	return has
+}
+
+// list returns what the list of a policy has.
+func (t *turn) list(p policy.Policy) listed {
+	of := chooserOf(p)
+	if l, known := t.listed[of]; known {
+		return l
+	}
+	var l listed
+	if p.Annotated() {
+		l.all = egress.ListOf(t.e).Clients(t.named.Under(keyOf(t.e).String()))
+		l.told = l.all // its list says nothing that changes
+	} else {
+		list, have := egress.PolicyListOf(t.e, p), t.slices.Under(p.Name.String())
+		l.all, l.told = list.Clients(have), list.Clients(list.Telling(have))
+	}
+	t.listed[of] = l
+	return l
 }

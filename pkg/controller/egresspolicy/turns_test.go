@@ -252,6 +252,28 @@ func TestTurnsThatEnd(t *testing.T) {
 	}
 }
 
+// A pod that has the policy that decides already doesn't come to another one before routers know for which destinations that policy decides now.
+func TestPodsComeAfterDestinations(t *testing.T) {
+	inScene(t, func(t *testing.T, sc *scene) {
+		ts := newTurnsScene(sc, 2)
+		ts.chooses("old", "old")
+		ts.chooses("young", "young", "203.0.113.0/24")
+		ts.run(3 * time.Second)
+		old := ts.addressOf("old")
+		ts.has(0, nil, sources{old, old, old}, "old")
+		ts.run(3 * time.Second)
+		end := ts.refuse("old")
+		ts.has(0, nil, sources{old, old, ""}, "old")
+		ts.chooses("old", "old", "203.0.113.0/24")
+		ts.chooses("young", "old", "203.0.113.0/24")
+		ts.run(time.Minute)
+		ts.check("as long as the older one's destinations aren't written", false)
+		end()
+		ts.run(time.Minute)
+		ts.check("in the end", true)
+	})
+}
+
 // A list that can't be written keeps no pod in another one for long.
 func TestPodsAreKeptForAWhile(t *testing.T) {
 	inScene(t, func(t *testing.T, sc *scene) {

@@ -173,6 +173,16 @@ func (l List) tells(annotations map[string]string) bool {
 	return annotations[v2.AnnotationPolicy] == l.Annotations[v2.AnnotationPolicy] && annotations[v2.AnnotationAddress] == l.Annotations[v2.AnnotationAddress]
 }
 
+// Telling returns those of some slices that say of their clients what the list says.
+func (l List) Telling(have []*discoveryv1.EndpointSlice) (telling []*discoveryv1.EndpointSlice) {
+	for _, s := range have {
+		if l.tells(s.Annotations) {
+			telling = append(telling, s)
+		}
+	}
+	return telling
+}
+
 // SliceChanges are writes that make the EndpointSlices of a list what they should be.
 type SliceChanges struct {
 	Create, Update, Delete []*discoveryv1.EndpointSlice
