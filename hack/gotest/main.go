@@ -88,9 +88,9 @@ func run(ctx context.Context, o options, out io.Writer) error {
 	}
 	defer stopWatch()
 	r := newReport(out, time.Now)
-	// Packages that measure time come before those that wait for others most of the time, these before
-	// packages that compute all the time, and last come those that use all processors that they find.
-	const measures, waits, computes, fills = 0, 10, 15, 19
+	// Packages that measure time come before those that wait for others most of the time, and these before
+	// packages that compute all the time. With less than that their tests, which wait for seconds, get no processor in time.
+	const measures, waits, computes = 0, 10, 15
 	var lanes [3]error
 	var wait sync.WaitGroup
 	if !slices.Contains(strings.Split(o.tiers, ","), "vm") {
@@ -101,7 +101,7 @@ func run(ctx context.Context, o options, out io.Writer) error {
 		lanes[0] = errors.Join(
 			test(ctx, o, r, how{nice: computes}, p.emulated, "-p=1"),
 			test(ctx, o, r, how{nice: waits}, p.routing, "-p=1"),
-			test(ctx, o, r, how{nice: fills, race: o.race}, p.pure),
+			test(ctx, o, r, how{nice: computes, race: o.race}, p.pure),
 		)
 	})
 	wait.Go(func() {
@@ -116,7 +116,7 @@ func run(ctx context.Context, o options, out io.Writer) error {
 		lanes[2] = errors.Join(
 			test(ctx, o, r, how{nice: measures, race: o.race}, p.timed, "-p=1"),
 			test(ctx, o, r, how{nice: measures}, p.heavy, "-p=1"),
-			test(ctx, o, r, how{nice: fills, race: o.race}, p.light),
+			test(ctx, o, r, how{nice: computes, race: o.race}, p.light),
 		)
 	})
 	wait.Wait()

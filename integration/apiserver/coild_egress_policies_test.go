@@ -51,12 +51,17 @@ func TestCoildFollowsEgressPolicies(t *testing.T) {
 	namespace := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: shop, Labels: map[string]string{"team": "red"}}}
 	testkit.Must(core.CoreV1().Namespaces().Create(t.Context(), namespace, metav1.CreateOptions{}))(t)
 	testkit.Must(core.CoreV1().ServiceAccounts(shop).Create(t.Context(), &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: "default"}}, metav1.CreateOptions{}))(t)
-	pod := func(name string) *metav1.PartialObjectMetadata {
+	unbound := func(name string) *corev1.Pod {
 		p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: shop, Name: name, Labels: map[string]string{"app": "web"}}}
-		p.Spec.NodeName, p.Spec.Containers = node, []corev1.Container{{Name: "c", Image: "none"}}
-		made := testkit.Must(core.CoreV1().Pods(shop).Create(t.Context(), p, metav1.CreateOptions{}))(t)
-		return &metav1.PartialObjectMetadata{ObjectMeta: made.ObjectMeta}
+		p.Spec.Containers = []corev1.Container{{Name: "c", Image: "none"}}
+		return testkit.Must(core.CoreV1().Pods(shop).Create(t.Context(), p, metav1.CreateOptions{}))(t)
 	}
+	bind := func(p *corev1.Pod) *metav1.PartialObjectMetadata {
+		to := &corev1.Binding{ObjectMeta: metav1.ObjectMeta{Namespace: shop, Name: p.Name, UID: p.UID}, Target: corev1.ObjectReference{Kind: "Node", Name: node}}
+		testkit.Check(t, core.CoreV1().Pods(shop).Bind(t.Context(), to, metav1.CreateOptions{}))
+		return &metav1.PartialObjectMetadata{ObjectMeta: testkit.Must(core.CoreV1().Pods(shop).Get(t.Context(), p.Name, metav1.GetOptions{}))(t).ObjectMeta}
+	}
+	pod := func(name string) *metav1.PartialObjectMetadata { return bind(unbound(name)) }
 
 	cfg := api.RESTConfig()
 	cfg.QPS = -1
@@ -143,11 +148,12 @@ func TestCoildFollowsEgressPolicies(t *testing.T) {
 	// From now on caches follow at once; a pod need not wait for them.
 	for i := range 20 {
 		name := fmt.Sprint("p", i)
+		waits := unbound(name)
 		p := one.DeepCopy()
 		p.Name = name
 		testkit.Must(admin.EgressPolicies(shop).Create(t.Context(), p, metav1.CreateOptions{}))(t)
-		if got := policies(pod(name), true); !strings.Contains(got, "EgressPolicy shop/"+name) {
-			t.Errorf("a pod that is newer than the policy %s has %s", name, got)
+		if got := policies(bind(waits), true); !strings.Contains(got, "EgressPolicy shop/"+name) {
+			t.Errorf("a pod that is bound after the policy %s was made has %s", name, got)
 		}
 	}
 	const labelled = `{"metadata":{"labels":{"team":"blue"}}}`

@@ -220,10 +220,9 @@ func (m *Manager) vanished(ctx context.Context, b *v2.AddressBlock) error {
 	return nil
 }
 
-// takeBack makes the node use a recorded block again that wasn't there for a while, as when etcd was restored
-// twice. One that it has released isn't recorded.
+// takeBack makes the node use a block again that wasn't there for a while, as when etcd was restored twice.
 func (m *Manager) takeBack(b *v2.AddressBlock) {
-	if m.unsure.Get(b.UID) == nil && b.Annotations[v2.AnnotationDisowned] != string(m.cfg.NodeUID) {
+	if m.unsure.Get(b.UID) == nil && !m.disowned(b) {
 		m.gone.Delete(b.UID)
 	}
 }

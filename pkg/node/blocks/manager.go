@@ -274,8 +274,7 @@ func (m *Manager) syncPool(ctx context.Context, pool string) error {
 	if err != nil {
 		return err
 	}
-	m.forgetGone()
-	errs := []error{m.makeSure(ctx, pool)}
+	errs := []error{m.forgetGone(ctx, pool), m.makeSure(ctx, pool)}
 	unsettled, err := m.intake(ctx, pool)
 	errs = append(errs, unsettled)
 	if err != nil {

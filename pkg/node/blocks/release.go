@@ -81,15 +81,27 @@ func (m *Manager) makeSure(ctx context.Context, pool string) error {
 	return errors.Join(errs...)
 }
 
-// forgetGone forgets the blocks that the cache doesn't have any more.
-func (m *Manager) forgetGone() {
+// forgetGone forgets the blocks that the cache doesn't have any more, and those of a pool that are the node's again: a backup of etcd brought them
+// back before the cache knew that they were gone.
+func (m *Manager) forgetGone(ctx context.Context, pool string) error {
 	cached := map[types.UID]bool{}
+	var errs []error
 	for _, b := range m.blocks.All() {
 		cached[b.UID] = true
+		if b.Labels[v2.LabelPool] != pool || !m.gone.Get(b.UID) || m.unsure.Get(b.UID) != nil || m.disowned(b) {
+			continue
+		}
+		live, err := m.live(ctx, b)
+		if err != nil {
+			errs = append(errs, err)
+		} else if live != nil && live.DeletionTimestamp == nil && live.Labels[v2.LabelNode] == m.cfg.NodeName {
+			m.takeBack(live)
+		}
 	}
 	for _, uids := range []*syncmap.Map[types.UID, bool]{&m.gone, &m.claimed} {
 		uids.DeleteFunc(func(uid types.UID, _ bool) bool { return !cached[uid] })
 	}
+	return errors.Join(errs...)
 }
 
 // heldNow returns a block of the cache, which may be of an earlier time, as it is now; nil if it

@@ -258,3 +258,28 @@ func TestReturnedBlockThatCannotBeGivenBackAtOnce(t *testing.T) {
 		return errors.Join(err, fmt.Errorf("it is there after %d attempts", refused.Load()))
 	})
 }
+
+// A block that the node has released is back before the cache knew that it was gone, as when etcd is restored while the watch is away. It is given
+// back again; one that the machine has disowned stays as it is.
+func TestBlockComesBackUnseen(t *testing.T) {
+	released := newBlock("default", 0)
+	disowned := newBlock("default", 1)
+	disowned.Annotations = map[string]string{v2.AnnotationDisowned: "node-uid"}
+	leaving := newBlock("default", 2)
+	leaving.DeletionTimestamp = &nodeCreated
+	cached := cache.NewIndexer(cache.MetaNamespaceKeyFunc, nil)
+	m := idle(fake.NewSimpleClientset(released, disowned, leaving), cached)
+	m.cfg.NodeUID = "node-uid"
+	for _, b := range []*v2.AddressBlock{released, disowned, leaving} {
+		testkit.Check(t, cached.Add(b))
+		m.gone.Set(b.UID, true)
+	}
+	testkit.Check(t, m.forgetGone(t.Context(), "another"))
+	if got := m.list(); len(got) > 0 {
+		t.Errorf("the sync of another pool brings back %v", got)
+	}
+	testkit.Check(t, m.forgetGone(t.Context(), "default"))
+	if got := m.list(); len(got) != 1 || got[0].Name != released.Name {
+		t.Errorf("the node has again %v", got)
+	}
+}

@@ -111,11 +111,16 @@ func (m *Manager) settle(ctx context.Context, b *v2.AddressBlock) error {
 	return m.disown(ctx, b)
 }
 
+// disowned says whether this machine has said that it doesn't use a block.
+func (m *Manager) disowned(b *v2.AddressBlock) bool {
+	return b.Annotations[v2.AnnotationDisowned] == string(m.cfg.NodeUID)
+}
+
 // disown says that this machine doesn't use a foreign block. It never will, and
 // coil-ipam-controller frees the block after the quarantine: the machine that uses it may
 // still run.
 func (m *Manager) disown(ctx context.Context, b *v2.AddressBlock) error {
-	if b.Annotations[v2.AnnotationDisowned] != string(m.cfg.NodeUID) {
+	if !m.disowned(b) {
 		if err := m.note(ctx, b, v2.AnnotationDisowned); err != nil {
 			return fmt.Errorf("disown AddressBlock %s: %w", b.Name, err)
 		}

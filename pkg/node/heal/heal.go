@@ -25,26 +25,31 @@ type Task struct {
 // of a cluster don't work in step.
 var phase = time.Now().Add(-rand.N(24 * time.Hour))
 
-// pause is how long a task that runs every so often waits: to its next turn, or to the one after
+// turn is how long it is to the next turn of a task that runs every so often.
+func turn(every time.Duration) time.Duration {
+	return every - (time.Since(phase)%every+every)%every // tests have times before phase
+}
+
+// pause is how long such a task waits after a run: to its next turn, or to the one after
 // that if there is less than half of the time left.
 func pause(every time.Duration) time.Duration {
-	d := every - time.Since(phase)%every
+	d := turn(every)
 	if d < every/2 {
 		d += every
 	}
 	return d
 }
 
-// Run repeats a task until ctx ends, not at once. Its errors are logged: the next run is the
+// Run repeats a task until ctx ends. The first run is at its next turn. Its errors are logged: the next run is the
 // retry.
 func Run(ctx context.Context, t Task) error {
 	logger := klog.FromContext(ctx).WithName(t.Name)
 	ctx = klog.NewContext(ctx, logger)
-	for {
+	for wait := turn(t.Every); ; wait = pause(t.Every) {
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-time.After(pause(t.Every)):
+		case <-time.After(wait):
 		}
 		if err := t.Run(ctx); err != nil && ctx.Err() == nil {
 			logger.Error(err, "Upkeep failed, trying again later", "every", t.Every)

@@ -7,6 +7,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/coil-net/coil/pkg/testkit"
 )
 
 func TestRunRepeatsWhateverComes(t *testing.T) {
@@ -54,6 +56,26 @@ func TestRunTogether(t *testing.T) {
 		wg.Wait()
 		if len(at) < 28 || len(at) > 31 {
 			t.Errorf("the process woke up %d times in a minute, want about 30", len(at))
+		}
+	})
+}
+
+// What was lost before the first run waits no longer than what is lost later.
+func TestFirstRun(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		for range 20 {
+			time.Sleep(1700 * time.Millisecond)
+			ctx, cancel := context.WithCancel(t.Context())
+			began := time.Now()
+			var took time.Duration
+			testkit.Check(t, Run(ctx, Task{Name: "test", Every: 4 * time.Second, Run: func(context.Context) error {
+				took = time.Since(began)
+				cancel()
+				return nil
+			}}))
+			if took > 4*time.Second {
+				t.Errorf("the first run was after %s", took)
+			}
 		}
 	})
 }

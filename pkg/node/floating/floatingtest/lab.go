@@ -62,9 +62,11 @@ func NewLab(w *World) *Lab {
 			{"add", "table", "inet", "t"}, {"add", "counter", "inet", "t", "resets"}, {"add", "counter", "inet", "t", "others"}, {"add", "set", "inet", "t", "ended", "{ type inet_service . inet_service . tcp_flag; flags dynamic; }"},
 			{"add", "chain", "inet", "t", "in", "{ type filter hook input priority 0; }"}, {"add", "chain", "inet", "t", "out", "{ type filter hook output priority 0; }"},
 			{"add", "rule", "inet", "t", "in", "tcp flags rst add @ended { tcp sport . tcp dport . tcp flags }"}, {"add", "rule", "inet", "t", "out", "tcp flags rst add @ended { tcp sport . tcp dport . tcp flags }"},
-			{"add", "rule", "inet", "t", "in", "tcp sport != 9 tcp dport != 9 tcp flags rst counter name resets"}, {"add", "rule", "inet", "t", "out", "tcp sport != 9 tcp dport != 9 tcp flags rst counter name resets"},
 			{"add", "rule", "inet", "t", "in", "tcp dport 7-9 ip saddr != 198.51.100.7 counter name others"},
 			{"add", "rule", "inet", "t", "in", "tcp dport 7-9 ip6 saddr != 2001:db8::7 counter name others"},
+			// nft(8) makes one comparison of "tcp sport != 9 tcp dport != 9", which is true unless both are.
+			{"add", "chain", "inet", "t", "count"}, {"add", "rule", "inet", "t", "in", "tcp flags rst jump count"}, {"add", "rule", "inet", "t", "out", "tcp flags rst jump count"},
+			{"add", "rule", "inet", "t", "count", "tcp sport 9 return"}, {"add", "rule", "inet", "t", "count", "tcp dport 9 return"}, {"add", "rule", "inet", "t", "count", "counter name resets"},
 		} {
 			testkit.Must(ns.Run("nft", rule...))(t)
 		}
