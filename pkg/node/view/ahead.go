@@ -9,8 +9,8 @@ import (
 	"github.com/coil-net/coil/pkg/kube"
 )
 
-// ahead are objects that were read from the API server and that a cache doesn't have yet. The zero value has none. Its methods are
-// told the version that the cache has.
+// ahead are objects that were read from the API server and that a cache doesn't have yet. The zero value has none. Its methods ask
+// for the version that the cache has, one after the other: an older one than before would be that of a restored API server.
 type ahead[P metav1.Object] struct {
 	mu   sync.Mutex
 	have uint64
@@ -28,23 +28,25 @@ func nameOf(o metav1.Object) string {
 	return o.GetNamespace() + "/" + o.GetName()
 }
 
-// follow forgets what the cache has by now. It must be called with mu held.
-func (a *ahead[P]) follow(have uint64) {
+// follow forgets what the cache has by now, whose version it returns. It must be called with mu held.
+func (a *ahead[P]) follow(cached func() uint64) (have uint64) {
+	have = cached()
 	if have < a.have { // the API server has lost what it had: its data were restored
 		a.known, a.lists = nil, nil
 	}
 	if a.have = have; len(a.known)+len(a.lists) == 0 {
-		return
+		return have
 	}
 	maps.DeleteFunc(a.known, func(_ string, o P) bool { return kube.ParseVersion(o.GetResourceVersion()) <= have })
 	maps.DeleteFunc(a.lists, func(_ string, version uint64) bool { return version <= have })
+	return have
 }
 
 // note notes all objects of a namespace, or one by its name, as they were at a version.
-func (a *ahead[P]) note(have uint64, name string, version uint64, objects ...P) {
+func (a *ahead[P]) note(cached func() uint64, name string, version uint64, objects ...P) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.follow(have)
+	have := a.follow(cached)
 	if a.known == nil {
 		a.known, a.lists = map[string]P{}, map[string]uint64{}
 	}
@@ -60,19 +62,18 @@ func (a *ahead[P]) note(have uint64, name string, version uint64, objects ...P) 
 }
 
 // beyond returns the objects that the cache doesn't have.
-func (a *ahead[P]) beyond(have uint64) map[string]P {
+func (a *ahead[P]) beyond(cached func() uint64) map[string]P {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if a.follow(have); len(a.known) == 0 {
+	if a.follow(cached); len(a.known) == 0 {
 		return nil
 	}
 	return maps.Clone(a.known)
 }
 
 // upTo returns the version up to which all is known of a namespace, or of a name.
-func (a *ahead[P]) upTo(have uint64, name string) uint64 {
+func (a *ahead[P]) upTo(cached func() uint64, name string) uint64 {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.follow(have)
-	return max(have, a.lists[name])
+	return max(a.follow(cached), a.lists[name])
 }

@@ -202,9 +202,9 @@ func (e *Egresses) policiesAsOf(ctx context.Context, namespace, asOf string) ([]
 
 // namespaceAsOf returns a Namespace; see Policies.
 func (e *Egresses) namespaceAsOf(ctx context.Context, name, asOf string) (*metav1.PartialObjectMetadata, error) {
-	have, ahead := e.namespaces.cached.Version(), &e.policies.namespaces
-	if asOf == "" || reaches(ahead.upTo(have, name), asOf) {
-		if read := ahead.beyond(have)[name]; read != nil {
+	cached, ahead := e.namespaces.cached.Version, &e.policies.namespaces
+	if asOf == "" || reaches(ahead.upTo(cached, name), asOf) {
+		if read := ahead.beyond(cached)[name]; read != nil {
 			return read, nil
 		}
 		return e.namespaces.Get(ctx, name, asOf != "")
@@ -213,7 +213,7 @@ func (e *Egresses) namespaceAsOf(ctx context.Context, name, asOf string) (*metav
 	if err != nil {
 		return nil, fmt.Errorf("read Namespace %s: %w", name, err)
 	}
-	ahead.note(have, name, kube.ParseVersion(asOf), read)
+	ahead.note(cached, name, kube.ParseVersion(asOf), read)
 	return read, nil
 }
 
@@ -225,7 +225,7 @@ func reaches(have uint64, asOf string) bool {
 
 // in returns the policies of a namespace as far as they are known.
 func (k *kind[T, P]) in(namespace string) []policy.Policy {
-	ahead := k.ahead.beyond(k.cached.Version()) // what it leaves out, the cache has by now
+	ahead := k.ahead.beyond(k.cached.Version) // what it leaves out, the cache has by now
 	cached := k.cached.In(namespace)
 	if len(cached)+len(ahead) == 0 {
 		return nil
@@ -273,7 +273,7 @@ func (k *kind[T, P]) forget(name string) {
 
 // has says whether the policies of a namespace are known as they were at a resource version, or later.
 func (k *kind[T, P]) has(namespace, asOf string) bool {
-	return reaches(k.ahead.upTo(k.cached.Version(), namespace), asOf)
+	return reaches(k.ahead.upTo(k.cached.Version, namespace), asOf)
 }
 
 // currentTimeout bounds a list that pods wait for.
@@ -290,7 +290,7 @@ func (k *kind[T, P]) current(ctx context.Context, namespace, asOf string) ([]pol
 		switch {
 		case apierrors.IsNotFound(err):
 			k.undefined.Store(true)
-			k.ahead.note(k.cached.Version(), namespace, kube.ParseVersion(asOf))
+			k.ahead.note(k.cached.Version, namespace, kube.ParseVersion(asOf))
 			return nil, nil
 		case err != nil && k.undefined.Load() && k.cached.Version() == 0:
 			return nil, nil // pods start as they did before there were policies
@@ -306,7 +306,7 @@ func (k *kind[T, P]) current(ctx context.Context, namespace, asOf string) ([]pol
 			objects = append(objects, &items[i])
 			all = k.add(all, &items[i])
 		}
-		k.ahead.note(k.cached.Version(), namespace, max(kube.ParseVersion(version), kube.ParseVersion(asOf)), objects...)
+		k.ahead.note(k.cached.Version, namespace, max(kube.ParseVersion(version), kube.ParseVersion(asOf)), objects...)
 		return all, nil
 	}
 }
