@@ -16,8 +16,14 @@ type ahead[P metav1.Object] struct {
 	have uint64
 	// known are the objects by name.
 	known map[string]P
-	// lists are the versions of lists by namespace, or of reads by name: what was there then is known, by the cache or here.
-	lists map[string]uint64
+	// lists are the newest lists by namespace, or reads by name: what was there then is known, by the cache or here.
+	lists map[string]listed
+}
+
+// listed is a list: its version, and the names of what it had.
+type listed struct {
+	version uint64
+	names   map[string]bool
 }
 
 // nameOf is the key of an object.
@@ -38,7 +44,7 @@ func (a *ahead[P]) follow(cached func() uint64) (have uint64) {
 		return have
 	}
 	maps.DeleteFunc(a.known, func(_ string, o P) bool { return kube.ParseVersion(o.GetResourceVersion()) <= have })
-	maps.DeleteFunc(a.lists, func(_ string, version uint64) bool { return version <= have })
+	maps.DeleteFunc(a.lists, func(_ string, l listed) bool { return l.version <= have })
 	return have
 }
 
@@ -48,7 +54,7 @@ func (a *ahead[P]) note(cached func() uint64, name string, version uint64, objec
 	defer a.mu.Unlock()
 	have := a.follow(cached)
 	if a.known == nil {
-		a.known, a.lists = map[string]P{}, map[string]uint64{}
+		a.known, a.lists = map[string]P{}, map[string]listed{}
 	}
 	for _, o := range objects {
 		v := kube.ParseVersion(o.GetResourceVersion())
@@ -56,24 +62,29 @@ func (a *ahead[P]) note(cached func() uint64, name string, version uint64, objec
 			a.known[nameOf(o)] = o
 		}
 	}
-	if version > max(have, a.lists[name]) {
-		a.lists[name] = version
+	if version > max(have, a.lists[name].version) {
+		names := map[string]bool{}
+		for _, o := range objects {
+			names[nameOf(o)] = true
+		}
+		a.lists[name] = listed{version, names}
 	}
 }
 
-// beyond returns the objects that the cache doesn't have.
-func (a *ahead[P]) beyond(cached func() uint64) map[string]P {
+// beyond returns the objects that the cache doesn't have, and whether one that it has was gone when the namespace was listed.
+func (a *ahead[P]) beyond(cached func() uint64, namespace string) (known map[string]P, gone func(P) bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if a.follow(cached); len(a.known) == 0 {
-		return nil
+	a.follow(cached)
+	list, read := a.lists[namespace]
+	return maps.Clone(a.known), func(o P) bool {
+		return read && !list.names[nameOf(o)] && kube.ParseVersion(o.GetResourceVersion()) <= list.version
 	}
-	return maps.Clone(a.known)
 }
 
 // upTo returns the version up to which all is known of a namespace, or of a name.
 func (a *ahead[P]) upTo(cached func() uint64, name string) uint64 {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	return max(a.follow(cached), a.lists[name])
+	return max(a.follow(cached), a.lists[name].version)
 }

@@ -25,7 +25,7 @@ func TestAheadOfACacheThatAdvances(t *testing.T) {
 					t.Errorf("known up to %d, want %d", got, later)
 					return
 				}
-				if got := a.beyond(version.Load); got["shop/one"] != read {
+				if got, _ := a.beyond(version.Load, "shop"); got["shop/one"] != read {
 					t.Errorf("what was read is %v", got)
 					return
 				}
@@ -34,7 +34,35 @@ func TestAheadOfACacheThatAdvances(t *testing.T) {
 	}
 	all.Wait()
 	version.Store(1)
-	if got := a.upTo(version.Load, "shop"); got != 1 || len(a.beyond(version.Load)) > 0 {
-		t.Errorf("after the API server was restored it is known up to %d", got)
+	known, _ := a.beyond(version.Load, "shop")
+	if got := a.upTo(version.Load, "shop"); got != 1 || len(known) > 0 {
+		t.Errorf("after the API server was restored it is known up to %d, and %v", got, known)
+	}
+}
+
+// What a list didn't have is gone, unless the cache shows that it came later.
+func TestAheadKnowsWhatIsGone(t *testing.T) {
+	var a ahead[*metav1.PartialObjectMetadata]
+	at := func(namespace, name, version string) *metav1.PartialObjectMetadata {
+		return &metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name, ResourceVersion: version}}
+	}
+	version := uint64(60)
+	cached := func() uint64 { return version }
+	a.note(cached, "shop", 100, at("shop", "stays", "50"))
+	_, gone := a.beyond(cached, "shop")
+	for _, c := range []struct {
+		object *metav1.PartialObjectMetadata
+		want   bool
+	}{{at("shop", "stays", "50"), false}, {at("shop", "went", "50"), true}, {at("shop", "came later", "101"), false}} {
+		if got := gone(c.object); got != c.want {
+			t.Errorf("%s is gone: %t", c.object.Name, got)
+		}
+	}
+	if _, gone := a.beyond(cached, "bank"); gone(at("bank", "another", "50")) {
+		t.Error("in a namespace that wasn't listed one is gone")
+	}
+	version = 100
+	if _, gone := a.beyond(cached, "shop"); gone(at("shop", "went", "50")) {
+		t.Error("it counts though the cache has come as far")
 	}
 }

@@ -204,8 +204,8 @@ func (e *Egresses) policiesAsOf(ctx context.Context, namespace, asOf string) ([]
 func (e *Egresses) namespaceAsOf(ctx context.Context, name, asOf string) (*metav1.PartialObjectMetadata, error) {
 	cached, ahead := e.namespaces.cached.Version, &e.policies.namespaces
 	if asOf == "" || reaches(ahead.upTo(cached, name), asOf) {
-		if read := ahead.beyond(cached)[name]; read != nil {
-			return read, nil
+		if known, _ := ahead.beyond(cached, name); known[name] != nil {
+			return known[name], nil
 		}
 		return e.namespaces.Get(ctx, name, asOf != "")
 	}
@@ -225,14 +225,14 @@ func reaches(have uint64, asOf string) bool {
 
 // in returns the policies of a namespace as far as they are known.
 func (k *kind[T, P]) in(namespace string) []policy.Policy {
-	ahead := k.ahead.beyond(k.cached.Version) // what it leaves out, the cache has by now
+	ahead, gone := k.ahead.beyond(k.cached.Version, namespace) // what it leaves out, the cache has by now
 	cached := k.cached.In(namespace)
 	if len(cached)+len(ahead) == 0 {
 		return nil
 	}
 	all := make([]policy.Policy, 0, len(cached)+len(ahead))
 	for _, o := range cached {
-		if len(ahead) == 0 || ahead[nameOf(P(o))] == nil {
+		if ahead[nameOf(P(o))] == nil && !gone(o) {
 			all = k.add(all, o)
 		}
 	}
