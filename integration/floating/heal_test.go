@@ -72,7 +72,7 @@ func (f *fixture) ofCoil(n *rig.Node) []string {
 
 // What others delete or change of an address that a node holds comes back soon, is counted and logged, and the address stays where it is.
 func TestHeals(t *testing.T) {
-	t.Parallel()
+	// Not beside the others: it measures.
 	f := newFixture(t, "healed", 2)
 	f.held(0)
 	n, before := f.Candidates[0], f.holding()

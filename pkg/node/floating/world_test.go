@@ -156,10 +156,14 @@ func newWorld(t *testing.T, nodes, addresses int, change ...func(*world)) *world
 			n := w.nodes[(i+j)%nodes]
 			to = append(to, v2.FloatingNode{Node: n.name, Addresses: []string{n.addr.String()}, PodUID: types.UID("pod-" + n.name)})
 		}
+		// On a busy machine another node would take it before the first one.
+		first := v2.FloatingHolding{Holder: to[0].Node, PodUID: to[0].PodUID, Epoch: 1, HandedOver: true, Voters: to}
 		b := &v2.AddressBlock{
-			ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("p-%d", i), Labels: map[string]string{v2.LabelPool: "p", v2.LabelFloating: v2.FloatingValue, v2.LabelReserved: "true"}},
-			Index:      int32(i), IPv4: new(fmt.Sprintf("192.0.2.%d/32", i)),
-			Floating: &v2.Floating{Claim: "c", Owner: v2.FloatingOwner{Kind: "Egress"}, Successors: to},
+			ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("p-%d", i), Labels: map[string]string{
+				v2.LabelPool: "p", v2.LabelFloating: v2.FloatingValue, v2.LabelReserved: "true", v2.LabelFloatingHolder: first.Holder,
+			}},
+			Index: int32(i), IPv4: new(fmt.Sprintf("192.0.2.%d/32", i)),
+			Floating: &v2.Floating{Claim: "c", Owner: v2.FloatingOwner{Kind: "Egress"}, Successors: to, Holding: first},
 		}
 		w.api.Put(blockResource, b)
 		w.blocks = append(w.blocks, string(b.UID))
