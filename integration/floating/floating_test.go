@@ -85,6 +85,22 @@ func (f *fixture) held(i int) {
 	})
 }
 
+// heldByAnother waits until another node than one has the address, and returns it: a successor that asks the others a moment too early, on a busy
+// machine, leaves the address to the next one.
+func (f *fixture) heldByAnother(than int) (holder int) {
+	f.t.Helper()
+	testkit.Eventually(f.t, 20*time.Second, "another node takes the address", func() error {
+		h := f.holding()
+		holder = slices.IndexFunc(f.Candidates, func(n *rig.Node) bool { return n.Name == h.Holder })
+		if holder < 0 || holder == than {
+			return fmt.Errorf("%+v", h)
+		}
+		return nil
+	})
+	f.held(holder)
+	return holder
+}
+
 // answering returns an error unless exactly one node of those that run answers for the address.
 func (f *fixture) answering(want int) error {
 	for i, n := range f.Candidates {
@@ -208,18 +224,18 @@ func TestKilledHolder(t *testing.T) {
 	f.held(0)
 	pings := f.pings()
 	f.Candidates[0].Coild.Kill()
-	f.held(1)
+	next := f.heldByAnother(0)
 	if gone := outage(t, pings); gone > testkit.Limit(5*time.Second) {
 		t.Errorf("the address was silent for %s after coild was killed", gone)
 	}
 	testkit.Check(t, f.Candidates[0].Start(t.Context()))
-	f.held(1)
+	f.held(next)
 	// Cut off from the API server, the holder is believed by its peers.
 	pings = f.pings()
-	f.Candidates[1].CutAPI(true)
+	f.Candidates[next].CutAPI(true)
 	lasts(t, 5*time.Second)
-	f.Candidates[1].CutAPI(false)
-	f.held(1)
+	f.Candidates[next].CutAPI(false)
+	f.held(next)
 	if gone := outage(t, pings); gone > 0 {
 		t.Errorf("cut off from the API server, the holder was silent for %s", gone)
 	}
