@@ -78,8 +78,14 @@ func (f *Floating) NewRouter(ctx context.Context, i int) error {
 	if err != nil {
 		return err
 	}
-	if _, err := s.Add(ctx); err != nil {
-		return err
+	// As kubelet, it tries again: after an outage of the API server the watch of BlockRequests may come back later than others.
+	var failed error
+	err = wait.PollUntilContextTimeout(ctx, 100*time.Millisecond, testkit.Timeout(time.Minute), true, func(ctx context.Context) (bool, error) {
+		_, failed = s.Add(ctx)
+		return failed == nil, nil
+	})
+	if err != nil {
+		return errors.Join(err, failed)
 	}
 	for _, a := range f.Addrs {
 		if _, err := s.Run(ctx, "ip", "address", "add", netip.PrefixFrom(a, a.BitLen()).String(), "dev", "lo"); err != nil {
