@@ -122,7 +122,7 @@ test-migrate: ## Move a cluster from Coil v1, killed at each step; take one from
 	COIL_MIGRATE=long $(GOTEST) -tiers=apiserver,cluster -no-skips $(ARGS) ./integration/migrate/ ./integration/upgrade/ ./pkg/migrate/ ./pkg/plan/coilv1/
 
 .PHONY: test-floating
-test-floating: ## Cut the power of nodes, and divide networks; change all at random for 30 minutes; play 100,000 random histories; as root; some 70 minutes
+test-floating: ## Cut the power of nodes, and divide networks; change all at random for 30 minutes; play 100,000 random histories; as root
 	COIL_FLOATING=long $(GOTEST) -tiers=netns,apiserver -no-skips $(ARGS) ./integration/floating/
 	COIL_FLOATING=long $(GOTEST) -tiers=netns,apiserver -no-skips $(ARGS) ./integration/egress/native/
 	COIL_FLOATING=long $(GOTEST) -tiers=netns,apiserver -no-skips $(ARGS) ./pkg/holding/

@@ -79,7 +79,7 @@ func newFabric(ctx context.Context) (*fabric, error) {
 	return &fabric{ns}, nil
 }
 
-// owner is what a link belongs to; each has numbers of its own.
+// owner is the kind of machine that a link belongs to. Machines of each kind are numbered.
 type owner byte
 
 const (
@@ -87,9 +87,9 @@ const (
 	hostLink
 )
 
-// raise are the commands that bring up the link eth0 of a machine, with a MAC address that it keeps through a power cut. To another one its
-// neighbours would send nothing for up to a minute: in IPv6 it asks for theirs from its link-local address, when it forwards packets, which
-// tells them nothing about its others.
+// raise are the commands that bring up the link eth0 of a machine, with a MAC address that it keeps through a power cut. With a new one,
+// neighbours would send IPv6 packets to the former MAC address for up to a minute: a machine that forwards sends neighbour solicitations from its
+// link-local address, and neighbours learn the MAC address of no other address from these.
 func raise(o owner, number int) []string {
 	return []string{fmt.Sprintf("link set eth0 address 02:00:00:%02x:%02x:%02x", o, number>>8&0xff, number&0xff), "link set eth0 up"}
 }

@@ -76,8 +76,8 @@ func to(via int) (all []netip.Prefix) {
 	return all
 }
 
-// newFloating makes a router whose clients leave by a floating address, and the tables of the node that holds it. The node answers for longer than the
-// machine lives.
+// newFloating makes a router whose clients leave by a floating address, and the tables of the node that has the address. The node answers for it for
+// a day, which is longer than the machine runs.
 func newFloating(ctx context.Context) (*coil, error) {
 	node, err := netlab.Named("floating-node") // it lives as long as the machine, too
 	if err != nil {

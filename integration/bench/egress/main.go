@@ -189,8 +189,8 @@ func (o *options) bootPaths(ctx context.Context) error {
 	)
 }
 
-// The targets. Coil may be a twentieth slower than what is made by hand, and Direct than Service. An Egress with floating addresses may be three
-// hundredths slower than one without.
+// Targets are ratios. slower is the least throughput, and later the longest round trip, of Coil to the path made by hand, and of Direct to Service.
+// withAddresses is the least ratio of an Egress with floating addresses to one without.
 const (
 	slower, later = 0.95, 1.05
 	withAddresses = 0.97

@@ -75,8 +75,8 @@ func TestRandomChanges(t *testing.T) {
 	t.Run("Caught", c.caught)
 }
 
-// run makes each quiet kind of change and one fault once in random order, and in the long form all kinds, again and again until the time is over. There
-// is a change of the quiet kinds in each fault, and after it there are some, for longer than the grace: what they allow is judged strictly.
+// run makes changes. In the short form these are each quiet kind and one fault, once each, in random order. In the long form they are all kinds, until
+// the time is over: a quiet change before each fault, and quiet changes after it for longer than the oracle's grace, so that packets are judged strictly.
 func (c *changes) run(lasts time.Duration) {
 	over := time.Now().Add(lasts)
 	quiet, faults := c.quiet(), c.faults()

@@ -21,8 +21,8 @@ import (
 // A pod that several policies select for one Egress leaves by the address of the policy that decides, and routers know no more policies than
 // those whose lists have the pod. So its lists change in an order in which, for each destination, one decides that does before or afterwards:
 //
-//	the pod comes to    when the lists have it of the policies that decide in place of this one, with what they decide about now; until then
-//	                    routers drop what it sends
+//	the pod comes to    when the policies that decide in place of this one list it, with their destinations and addresses of now. Until then
+//	                    routers drop its packets
 //	it leaves           when all lists have it that are to, and those are left for which this one decides; at the latest after keepFor
 //
 // The annotation of a pod counts as a policy, but its list waits for no other.
@@ -241,7 +241,7 @@ func (t *turn) selects(p policy.Policy, pod *seen) bool {
 	return p.Selects(pod.Pod)
 }
 
-// listed are the clients that the list of a policy has, and those of them of which it tells what it should.
+// listed are the clients in the list of a policy: all, and those in slices with the policy's destinations and address of now.
 type listed struct{ all, told map[netip.Addr]egress.Client }
 
 // lists says whether the list of a policy has an address.
@@ -250,13 +250,13 @@ func (t *turn) lists(p policy.Policy, addr netip.Addr) bool {
 	return has
 }
 
-// tells says whether it has the address, and routers learn from it for which destinations and with which source the policy decides now.
+// tells says whether the list of a policy has an address in a slice with the policy's destinations and address of now.
 func (t *turn) tells(p policy.Policy, addr netip.Addr) bool {
 	_, has := t.list(p).told[addr]
 	return has
 }
 
-// list returns what the list of a policy has.
+// list returns the clients in the list of a policy.
 func (t *turn) list(p policy.Policy) listed {
 	of := chooserOf(p)
 	if l, known := t.listed[of]; known {

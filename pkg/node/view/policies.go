@@ -232,7 +232,7 @@ func (k *kind[T, P]) in(namespace string) []policy.Policy {
 	}
 	all := make([]policy.Policy, 0, len(cached)+len(ahead))
 	for _, o := range cached {
-		if ahead[nameOf(P(o))] == nil && !gone(o) {
+		if (len(ahead) == 0 || ahead[nameOf(P(o))] == nil) && !gone(o) {
 			all = k.add(all, o)
 		}
 	}

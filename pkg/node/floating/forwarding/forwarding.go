@@ -137,13 +137,15 @@ func (p *Prober) Probe(ctx context.Context, addrs []floating.Address, before fun
 // awaitArrived waits for probes of both families that are late.
 func (p *Prober) awaitArrived(ctx context.Context, sent int) error {
 	for until := time.Now().Add(lateTime); time.Now().Before(until); {
+		counters, err := p.cfg.Table.Counters(ctx)
+		if err != nil {
+			return err
+		}
 		arrived := uint64(0)
-		for _, f := range []dataplane.Family{dataplane.IPv4, dataplane.IPv6} {
-			c, err := p.counted(ctx, f)
-			if err != nil {
-				return err
+		for _, c := range counters {
+			if c.Name == dataplane.IPv4.Named(ruleset.ProbeArrived) || c.Name == dataplane.IPv6.Named(ruleset.ProbeArrived) {
+				arrived += c.Packets
 			}
-			arrived += c.arrived
 		}
 		if arrived >= uint64(sent) {
 			return nil
