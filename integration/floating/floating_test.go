@@ -200,15 +200,16 @@ func TestPowerCut(t *testing.T) {
 	testkit.Check(t, f.KillController(t.Context()))
 	defer func() { testkit.Check(t, f.Controller.Start()) }()
 	var taken []time.Duration
-	for n := range testkit.FloatingForm.Times(2, 20) {
-		i := n % 2
+	holder := 0
+	for range testkit.FloatingForm.Times(2, 20) {
 		pings := f.pings()
-		testkit.Check(t, f.Candidates[i].PowerCut(t.Context()))
-		f.held(1 - i)
+		testkit.Check(t, f.Candidates[holder].PowerCut(t.Context()))
+		next := f.heldByAnother(holder)
 		taken = append(taken, outage(t, pings))
-		testkit.Check(t, f.Candidates[i].PowerOn(t.Context()), f.Candidates[i].Start(t.Context()))
-		testkit.Check(t, f.NewRouter(t.Context(), i), f.Place(t.Context(), "", 1-i, i, 2))
-		f.held(1 - i)
+		testkit.Check(t, f.Candidates[holder].PowerOn(t.Context()), f.Candidates[holder].Start(t.Context()))
+		testkit.Check(t, f.NewRouter(t.Context(), holder), f.Place(t.Context(), "", next, holder, 3-next-holder))
+		f.held(next)
+		holder = next
 	}
 	slices.Sort(taken)
 	t.Logf("silent for %s after power cuts", taken)

@@ -18,7 +18,9 @@ func (r *Rig) newController(name string, flags ...string) (*Program, error) {
 		Path: r.bin.controller,
 		Args: append([]string{
 			"--kubeconfig=" + kubeconfig, "--metrics-addr=", "--health-addr=",
-			"--leader-election-retry-period=300ms", // nobody starts it again if it loses its Lease
+			"--leader-election-retry-period=300ms",
+			// Nobody starts it again if it loses its Lease, and an outage that a test makes is long on a slow machine.
+			"--leader-election-renew-deadline=10m", "--leader-election-lease-duration=11m",
 		}, append(flags, r.opts.ControllerFlags...)...),
 		Env: append([]string{"COIL_POD_NAME=" + name}, r.opts.ControllerEnv...),
 		Log: r.path(name + ".log"),

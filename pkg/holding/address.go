@@ -158,7 +158,10 @@ func (m *Machine) pursue(now time.Duration, a *address) {
 	if k < 0 {
 		return
 	}
-	wait := time.Duration(k) * m.rules.rank
+	wait := time.Duration(k) * m.rules.deference
+	if a.rec.Holder == "" {
+		wait = time.Duration(k) * m.rules.rank
+	}
 	if a.blocked {
 		wait += m.rules.reluctance
 	}

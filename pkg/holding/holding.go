@@ -228,8 +228,9 @@ type rules struct {
 	silence time.Duration
 	// lease is how long a holder relies on a grant or a read. It is shorter than silence by more than clocks can differ.
 	lease time.Duration
-	// rank is how much longer each successor waits than the one before it.
-	rank time.Duration
+	// rank is how much longer each successor waits than the one before it when an address was given up, and deference when its holder isn't heard:
+	// the one before it may have the connections, and be late.
+	rank, deference time.Duration
 	// promise is how long a voter grants no lease to a node of which it has said that it is silent.
 	promise time.Duration
 	// settle is how long a node that has taken an address waits before it answers.
@@ -253,13 +254,13 @@ func defaults() rules {
 		heartbeat: 400 * time.Millisecond,
 		silence:   1500 * time.Millisecond,
 		lease:     Lease,
-		rank:      400 * time.Millisecond,
-		promise:   time.Second,
-		settle:    500 * time.Millisecond,
-		read:      500 * time.Millisecond,
-		reserve:   800 * time.Millisecond,
-		votes:     100 * time.Millisecond,
-		contend:   time.Second, standoff: 5 * time.Second,
+		rank:      400 * time.Millisecond, deference: time.Second,
+		promise: time.Second,
+		settle:  500 * time.Millisecond,
+		read:    500 * time.Millisecond,
+		reserve: 800 * time.Millisecond,
+		votes:   100 * time.Millisecond,
+		contend: time.Second, standoff: 5 * time.Second,
 		retry: time.Second, reluctance: 10 * time.Second,
 		quorum: func(n int) int { return (n + 1) / 2 },
 	}

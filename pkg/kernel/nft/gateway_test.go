@@ -78,6 +78,15 @@ func newLab(t *testing.T) *lab {
 	for i := range 2 {
 		l.addClient(i + 1)
 	}
+	for _, n := range []*netnstest.NS{l.router, l.server} {
+		// The kernel makes the address when it notices that the other side is up, at most once a second.
+		testkit.Eventually(t, 10*time.Second, "eth0 has a link-local address", func() (err error) {
+			if out := n.IP(t, "-6", "address", "show", "dev", "eth0", "scope", "link"); !strings.Contains(out, "fe80::") {
+				err = fmt.Errorf("it has %q", out)
+			}
+			return err
+		})
+	}
 	l.table = gatewayTable(t, l.router.NS)
 	t.Cleanup(l.Close)
 	return l
