@@ -82,6 +82,12 @@ func run(ctx context.Context, o options, out io.Writer) error {
 		return fmt.Errorf("go list: %w", withStderr(err))
 	}
 	p := split(strings.Fields(string(list)))
+	if err := compile(ctx, o, how{race: o.race}, slices.Concat(p.pure, p.timed, p.light)); err != nil {
+		return err
+	}
+	if err := compile(ctx, o, how{}, slices.Concat(p.emulated, p.waiting, p.routing, p.heavy, p.late)); err != nil {
+		return err
+	}
 	stopWatch, err := o.meet(ctx, out)
 	if err != nil {
 		return err
@@ -232,6 +238,28 @@ type how struct {
 	nice int
 }
 
+// flags are what go test and go list are given to build packages in the same way.
+func (h how) flags() []string {
+	if h.race {
+		// SQLite is translated from C. To watch each of its accesses makes its tests ten times as long.
+		return []string{"-race", "-gcflags=modernc.org/...=-race=false"}
+	}
+	return nil
+}
+
+// compile compiles packages and their tests. Compilers want all processors for minutes when the cache is empty, and tests that run beside them are late. What
+// can't be compiled is told by its tests.
+func compile(ctx context.Context, o options, h how, packages []string) error {
+	if len(packages) == 0 {
+		return nil
+	}
+	out, err := goCommand(ctx, o, h, slices.Concat([]string{"list", "-e", "-export", "-test", "-f", ""}, h.flags(), packages)...).CombinedOutput()
+	if err != nil {
+		return fmt.Errorf("go list -export: %w\n%s", err, out)
+	}
+	return nil
+}
+
 // test runs the tests of packages, if there are any, and reports them. That some fail is no
 // error: the report has it.
 func test(ctx context.Context, o options, r *report, h how, packages []string, flags ...string) error {
@@ -243,10 +271,7 @@ func test(ctx context.Context, o options, r *report, h how, packages []string, f
 	if o.run != "" {
 		args = append(args, "-run="+o.run)
 	}
-	if h.race {
-		// SQLite is translated from C. To watch each of its accesses makes its tests ten times as long.
-		args = append(args, "-race", "-gcflags=modernc.org/...=-race=false")
-	}
+	args = append(args, h.flags()...)
 	if o.tiers != "" {
 		args = append(args, "-count=1") // what these tests find isn't only in the files that go test knows
 	}
