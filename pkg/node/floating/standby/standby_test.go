@@ -24,10 +24,8 @@ import (
 
 // The flows that are there are copied, and those that begin; those that end vanish. What the follower had of the address vanishes, too.
 func TestStandby(t *testing.T) {
-	w := newStandbyWorld(t)
+	w := newStandbyWorld(t, flows(2000), func(w *world) { w.b.Add(w.Address("p-0", "a"), 1990, 2010) })
 	a := w.Address("p-0", "a")
-	w.a.Add(a, 0, 2000)
-	w.b.Add(a, 1990, 2010)
 	e := w.a.Subscription(t, 0)
 	w.Kept("all flows")
 	w.inStep("")
@@ -74,9 +72,8 @@ func TestShortFlows(t *testing.T) {
 
 // When the follower becomes the holder, what it has of the address stays, whatever the holder of before still sends.
 func TestFollowerTakes(t *testing.T) {
-	w := newStandbyWorld(t)
+	w := newStandbyWorld(t, flows(100))
 	a := w.Address("p-0", "a")
-	w.a.Add(a, 0, 100)
 	e := w.a.Subscription(t, 0)
 	w.Kept("all flows")
 	take := func(f *v2.Floating) { f.Holding.Holder, f.Holding.PodUID = "b", "pod of b" }
@@ -118,8 +115,7 @@ func TestFollowerChanges(t *testing.T) {
 		"it is released": {func(f *v2.Floating) { f.ReleasedAt = &metav1.Time{} }, false},
 	} {
 		t.Run(name, func(t *testing.T) {
-			w := newStandbyWorld(t)
-			w.a.Add(w.Address("p-0", "a"), 0, 100)
+			w := newStandbyWorld(t, flows(100))
 			w.Kept("all flows")
 			w.change(c.change)
 			if !c.stays {
@@ -140,9 +136,8 @@ func TestFollowerChanges(t *testing.T) {
 
 // The connection breaks in the middle: what changed meanwhile is made up for.
 func TestStandbyIsCutOff(t *testing.T) {
-	w := newStandbyWorld(t)
+	w := newStandbyWorld(t, flows(1000))
 	a := w.Address("p-0", "a")
-	w.a.Add(a, 0, 1000)
 	e := w.a.Subscription(t, 0)
 	w.Kept("all flows")
 	for cut := range 3 {
@@ -161,9 +156,8 @@ func TestStandbyIsCutOff(t *testing.T) {
 
 // When the kernel has lost events, or can't be heard, all flows are sent anew: none is missing, and none is left.
 func TestLostEvents(t *testing.T) {
-	w := newStandbyWorld(t)
+	w := newStandbyWorld(t, flows(100))
 	a := w.Address("p-0", "a")
-	w.a.Add(a, 0, 100)
 	e := w.a.Subscription(t, 0)
 	w.Kept("all flows")
 	w.a.Add(a, 100, 200)
@@ -186,9 +180,8 @@ func TestLostEvents(t *testing.T) {
 
 // All flows are sent anew from time to time: the follower has them for as long as they live, and no others.
 func TestStandbyRepeats(t *testing.T) {
-	w := newStandbyWorld(t)
+	w := newStandbyWorld(t, flows(100))
 	a := w.Address("p-0", "a")
-	w.a.Add(a, 0, 100)
 	w.Kept("all flows")
 	w.a.Remove(a, 0, 10) // as if the kernel told nothing
 	w.b.Remove(a, 10, 20)

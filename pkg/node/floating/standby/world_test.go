@@ -78,6 +78,11 @@ func newStandbyWorld(t *testing.T, prepare ...func(*world)) *world {
 	return w
 }
 
+// flows prepares a world whose address has some flows: nobody is told of them.
+func flows(n int) func(*world) {
+	return func(w *world) { w.a.Add(w.Address("p-0", "a"), 0, n) }
+}
+
 // change changes the block, and tells both nodes.
 func (w *world) change(change func(*v2.Floating)) {
 	before, after := w.Change("p-0", change)
