@@ -111,6 +111,7 @@ func up(t *testing.T) *lab.Cluster {
 	c, err := lab.Up(ctx, opts)
 	t.Cleanup(func() {
 		if t.Failed() {
+			kernels(t, c)
 			logs(t)
 		}
 		if err := lab.Down(context.WithoutCancel(ctx), "", opts.Name); err != nil {
@@ -119,6 +120,20 @@ func up(t *testing.T) *lab.Cluster {
 	})
 	testkit.Check(t, err)
 	return c
+}
+
+// kernels shows what the kernels of the nodes, of their pods and of the host outside have.
+func kernels(t *testing.T, c *lab.Cluster) {
+	if c == nil {
+		return
+	}
+	const own = "ip address; ip -s neighbour; ip neighbour show proxy; ip -6 neighbour show proxy; ip rule; ip -4 route show table all; ip -6 route show table all; " +
+		"nft list ruleset; conntrack -L"
+	const pods = "for n in /run/netns/*; do echo pod $n; nsenter --net=$n sh -c 'ip -s address; ip -4 route show table all; ip -6 route show table all; nft list ruleset; conntrack -L'; done"
+	for _, n := range append(c.Nodes(), lab.Fabric) {
+		out, err := c.Exec(context.WithoutCancel(t.Context()), n, "sh", "-c", own+"; "+pods+"; true")
+		t.Logf("%s has\n%s%v", n, out, err)
+	}
 }
 
 // logs shows what the nodes' programs and pods said last.
