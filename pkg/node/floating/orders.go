@@ -36,6 +36,8 @@ type hand struct {
 	next *wanted
 	// until is the end of the time for which the node may answer now.
 	until time.Time
+	// untold says that an order asked to tell so to all on the link, and that none has been done since then in time.
+	untold bool
 	// stopping is the last order to stop, nil after one to answer.
 	stopping *stopping
 	// cancel ends the call of Place under way, changed is closed when there is a new order. Both are nil while nobody works.
@@ -66,9 +68,7 @@ func (o *orders) answer(ctx context.Context, order Order) {
 	defer o.mu.Unlock()
 	h := o.hand(order.ID)
 	h.replaced()
-	if h.next != nil && h.next.stop == nil {
-		order.Announce = order.Announce || h.next.order.Announce
-	}
+	h.untold = h.untold || order.Announce
 	h.until = order.Until
 	h.want(ctx, wanted{order: order})
 }
@@ -81,7 +81,7 @@ func (o *orders) stop(ctx context.Context, a Address) {
 	if h.stopping != nil && !h.stopping.over() {
 		return
 	}
-	h.stopping = &stopping{ended: make(chan struct{}), until: h.until}
+	h.stopping, h.untold = &stopping{ended: make(chan struct{}), until: h.until}, false
 	if h.cancel != nil {
 		h.cancel()
 	}
@@ -173,6 +173,9 @@ func (h *hand) work(ctx context.Context) {
 			h.orders.mu.Unlock()
 			return
 		}
+		if w.stop == nil {
+			w.order.Announce, h.untold = h.untold, false
+		}
 		within, cancel := w.within(ctx)
 		h.cancel = cancel
 		changed := h.changed
@@ -185,8 +188,11 @@ func (h *hand) work(ctx context.Context) {
 			retry = pause
 			continue
 		}
-		if w.stop == nil && late {
-			continue // there is nothing more to answer for, or another order
+		if w.stop == nil {
+			h.tell(w.order)
+			if late {
+				continue // there is nothing more to answer for, or another order
+			}
 		}
 		klog.FromContext(ctx).Error(err, "The kernel isn't as a floating address needs it, trying again", "block", w.order.Block, "stop", w.stop != nil)
 		h.again(*w)
@@ -243,9 +249,14 @@ func (h *hand) again(w wanted) {
 	defer h.orders.mu.Unlock()
 	if h.next == nil {
 		h.next = &w
-	} else if w.stop == nil && h.next.stop == nil {
-		h.next.order.Announce = h.next.order.Announce || w.order.Announce
 	}
+}
+
+// tell lets the next order tell what one that wasn't done was to tell, unless the node was to stop meanwhile.
+func (h *hand) tell(o Order) {
+	h.orders.mu.Lock()
+	defer h.orders.mu.Unlock()
+	h.untold = h.untold || o.Announce && h.stopping == nil
 }
 
 // rest ends the work. w is an order that isn't done since the program ends.

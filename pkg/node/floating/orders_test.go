@@ -25,7 +25,11 @@ type scripted struct {
 }
 
 func (p *scripted) Answer(ctx context.Context, o Order) error {
-	return p.do(ctx, fmt.Sprintf("answer %d", o.Epoch))
+	call := fmt.Sprintf("answer %d", o.Epoch)
+	if o.Announce {
+		call += " and tell"
+	}
+	return p.do(ctx, call)
 }
 
 func (p *scripted) Stop(ctx context.Context, _ Address) error { return p.do(ctx, "stop") }
@@ -149,6 +153,36 @@ func TestAnswerIsRepeated(t *testing.T) {
 	p.fails["answer"] = 2
 	o.answer(ctx, until(time.Minute, 1))
 	p.saw(t, "answer 1", "answer 1", "answer 1")
+}
+
+// Hosts of the link are told with the first Answer that is done in time, and once.
+func TestAnnouncementIsNotLost(t *testing.T) {
+	ctx, o, p := newScripted(t)
+	hang := make(chan struct{})
+	p.hang["answer"] = hang
+	first := until(300*time.Millisecond, 1)
+	first.Announce = true
+	o.answer(ctx, first)
+	p.saw(t, "answer 1 and tell")
+	o.answer(ctx, until(time.Minute, 2)) // as a holder goes on
+	p.saw(t, "answer 1 and tell", "answer 2 and tell")
+	close(hang)
+	o.answer(ctx, until(time.Minute, 3))
+	p.saw(t, "answer 1 and tell", "answer 2 and tell", "answer 3")
+}
+
+// A node that has stopped tells nobody of what it should have told before.
+func TestStopForgetsAnnouncement(t *testing.T) {
+	ctx, o, p := newScripted(t)
+	p.hang["answer"] = make(chan struct{})
+	first := until(time.Minute, 1)
+	first.Announce = true
+	o.answer(ctx, first)
+	p.saw(t, "answer 1 and tell")
+	o.stop(ctx, here)
+	p.saw(t, "answer 1 and tell", "stop")
+	o.answer(ctx, until(time.Minute, 2))
+	p.saw(t, "answer 1 and tell", "stop", "answer 2")
 }
 
 // Nothing is kept of an address for which the node doesn't answer any more.
