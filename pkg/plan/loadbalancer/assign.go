@@ -1,0 +1,230 @@
+package loadbalancer
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+
+	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
+	"github.com/coil-net/coil/pkg/dataplane"
+)
+
+// use is an address with the Services that get it.
+type use struct {
+	Address
+	made     bool // by this plan
+	services []*Service
+}
+
+// assigner makes a plan.
+type assigner struct {
+	Facts
+	uses []*use
+}
+
+// Assign says which Service gets which address. First come those that have one, which they keep: of two that can't have it together, the older one does.
+// Those that ask for an address by name follow, and then those for which any will do: they get the first address that has room for them, and a new one if
+// none has. In each of the three groups the older Service comes first.
+func Assign(f Facts) Plan {
+	a := assigner{Facts: f}
+	for _, addr := range f.Addresses {
+		a.uses = append(a.uses, &use{Address: addr})
+	}
+	order := make([]int, len(f.Services))
+	for i := range order {
+		order[i] = i
+	}
+	slices.SortFunc(order, func(i, j int) int { return age(f.Services[i], f.Services[j]) })
+	plan := Plan{Given: make([]Given, len(f.Services))}
+	group := func(has func(*Service) bool, give func(*Service) Given) {
+		for _, i := range order {
+			s, before := &f.Services[i], plan.Given[i]
+			if before.Claim != "" || !has(s) {
+				continue
+			}
+			g := give(s)
+			if g.Reason == "" {
+				g.Reason, g.Message = before.Reason, before.Message // of the address that it had
+			}
+			plan.Given[i] = g
+		}
+	}
+	group(func(s *Service) bool { return len(s.Has) > 0 }, a.keep)
+	group(func(s *Service) bool { return s.Invalid != "" }, func(s *Service) Given { return Given{Reason: Invalid, Message: s.Invalid} })
+	group(func(s *Service) bool { return s.Invalid == "" && len(s.Wants) > 0 }, a.named)
+	group(func(s *Service) bool { return s.Invalid == "" && len(s.Wants) == 0 }, a.any)
+	for _, u := range a.uses {
+		switch used := len(u.services) > 0; {
+		case u.made && used:
+			plan.Make = append(plan.Make, u.Address)
+		case !u.made && !used:
+			plan.Idle = append(plan.Idle, u.Claim)
+		}
+	}
+	return plan
+}
+
+// refused is what a Service gets that gets nothing.
+func refused(r Reason, format string, args ...any) Given {
+	return Given{Reason: r, Message: fmt.Sprintf(format, args...)}
+}
+
+// keep gives a Service the address that it has, also if the claim of that was lost.
+func (a *assigner) keep(s *Service) Given {
+	u, why := a.of(s.Has, "")
+	switch {
+	case u == nil:
+		return why
+	case s.Pool != "" && s.Pool != u.Pool:
+		return refused(AddressChanged, "It has %s of AddressPool %s, and asks for one of %s", u.Address.Address, u.Pool, s.Pool)
+	case slices.ContainsFunc(s.Wants, func(w netip.Addr) bool { return !slices.Contains(u.Addrs(), w) }):
+		return refused(AddressChanged, "It has %s, and asks for %s", u.Address.Address, joined(s.Wants))
+	}
+	return a.give(u, s)
+}
+
+// named gives a Service the address that it asks for.
+func (a *assigner) named(s *Service) Given {
+	u, why := a.of(s.Wants, s.Pool)
+	if u == nil {
+		return why
+	}
+	return a.give(u, s)
+}
+
+// any gives a Service the first address that has room for it.
+func (a *assigner) any(s *Service) Given {
+	name := cmp.Or(s.Pool, a.Default)
+	if _, ok := a.Pools[name]; !ok {
+		return refused(PoolNotFound, "There is no AddressPool %q: make it, or name another one in the annotation %s", name, v2.AnnotationPool)
+	}
+	fresh := &use{Address: Address{Pool: name}}
+	if why := a.lacks(fresh, s); why.Reason != "" {
+		return why
+	}
+	for _, u := range a.uses {
+		if u.Pool == name && a.lacks(u, s).Reason == "" && u.inTheWay(s) == nil {
+			return a.give(u, s)
+		}
+	}
+	return a.give(a.make(Address{Claim: a.unused("lb-" + string(s.UID)), Pool: name}), s)
+}
+
+// give lets a Service have an address, if it can.
+func (a *assigner) give(u *use, s *Service) Given {
+	if why := a.lacks(u, s); why.Reason != "" {
+		return why
+	}
+	if o := u.inTheWay(s); o != nil {
+		return refused(AddressInUse, "Service %s has %s: %s", o.Name, u.Address.Address, conflict(o, s))
+	}
+	u.services = append(u.services, s)
+	return Given{Claim: u.Claim}
+}
+
+// of returns the address that some addresses are, which is made if there is none, of a pool or of any.
+func (a *assigner) of(addrs []netip.Addr, pool string) (*use, Given) {
+	for _, u := range a.uses {
+		if (pool == "" || pool == u.Pool) && !slices.ContainsFunc(addrs, func(addr netip.Addr) bool { return !slices.Contains(u.Addrs(), addr) }) {
+			return u, Given{}
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(a.Pools)) {
+		index, ok := a.Pools[name].Containing(addrs[0])
+		if !ok || pool != "" && pool != name {
+			continue
+		}
+		b, err := a.Pools[name].Block(index)
+		if err != nil {
+			return nil, refused(AddressOutsidePool, "AddressPool %s: %v", name, err)
+		}
+		whole := b.At(0)
+		if slices.ContainsFunc(addrs, func(addr netip.Addr) bool { return !slices.Contains(whole.Addrs(), addr) }) {
+			return nil, refused(AddressPair, "In AddressPool %s the pair is %s: ask for one of the two", name, whole)
+		}
+		return a.make(Address{Claim: a.unused("lb-" + strings.NewReplacer(".", "-", ":", "-").Replace(addrs[0].String())), Pool: name, Address: whole}), Given{}
+	}
+	if pool != "" {
+		return nil, refused(AddressOutsidePool, "AddressPool %s hasn't %s: ask for one of its addresses, or for another pool", pool, addrs[0])
+	}
+	return nil, refused(AddressOutsidePool, "No AddressPool has %s: ask for an address of one", addrs[0])
+}
+
+// make adds an address that there is none yet of.
+func (a *assigner) make(addr Address) *use {
+	u := &use{Address: addr, made: true}
+	a.uses = append(a.uses, u)
+	return u
+}
+
+// unused returns the name of a claim that begins as name does.
+func (a *assigner) unused(name string) string {
+	for n, unique := 2, name; ; n++ {
+		if !slices.ContainsFunc(a.uses, func(u *use) bool { return u.Claim == unique }) {
+			return unique
+		}
+		unique = fmt.Sprintf("%s-%d", name, n)
+	}
+}
+
+// lacks says which family of a Service an address hasn't.
+func (a *assigner) lacks(u *use, s *Service) Given {
+	addr := u.Address.Address
+	if len(addr.Addrs()) == 0 {
+		if b, err := a.Pools[u.Pool].Block(0); err == nil {
+			addr = b.At(0) // one like any other
+		}
+	}
+	for i, f := range s.Families {
+		if (i == 0 || s.Both) && !slices.ContainsFunc(addr.Addrs(), func(a netip.Addr) bool { return dataplane.FamilyOf(a) == f }) {
+			return refused(FamilyMissing, "It needs an address of %s, and AddressPool %s has none: ask for another pool, or for other families (spec.ipFamilies, spec.ipFamilyPolicy)", f, u.Pool)
+		}
+	}
+	return Given{}
+}
+
+// inTheWay returns a Service that has the address and can't share it with another one, nil if there is none.
+func (u *use) inTheWay(s *Service) *Service {
+	i := slices.IndexFunc(u.services, func(o *Service) bool { return conflict(o, s) != "" })
+	if i < 0 {
+		return nil
+	}
+	return u.services[i]
+}
+
+// conflict says why two Services can't share an address; it is empty if they can.
+func conflict(has, wants *Service) string {
+	switch {
+	case has.Alone:
+		return "it shares the address with none"
+	case wants.Alone:
+		return "this one is to share its address with none"
+	case has.Group != wants.Group:
+		return fmt.Sprintf("it shares the address in the group %q, and this one in %q", has.Group, wants.Group)
+	}
+	for _, p := range wants.Ports {
+		if slices.Contains(has.Ports, p) && sameFamily(has, wants) {
+			return fmt.Sprintf("both have the port %s", p)
+		}
+	}
+	if has.Endpoints != "" && wants.Endpoints != "" && has.Endpoints != wants.Endpoints {
+		return "both have externalTrafficPolicy Local, and other endpoints"
+	}
+	return ""
+}
+
+// sameFamily says whether two Services use an address of the same family.
+func sameFamily(a, b *Service) bool {
+	return slices.ContainsFunc(a.Families, func(f dataplane.Family) bool { return slices.Contains(b.Families, f) })
+}
+
+func joined(addrs []netip.Addr) string {
+	var all []string
+	for _, a := range addrs {
+		all = append(all, a.String())
+	}
+	return strings.Join(all, " and ")
+}
