@@ -39,6 +39,25 @@ func TestForgetsWhatWasNotCopied(t *testing.T) {
 	w.a.forgets(t)
 }
 
+// An address comes back, and moves again: the router of before has its connections for as long as after one move.
+func TestForgetsAfterTheLastMove(t *testing.T) {
+	w := newWorld(t)
+	a := w.Address("p-0", "a")
+	w.a.Add(a, 0, 10)
+	const straggle = 300 * time.Millisecond
+	w.a.limits.straggle = straggle
+	w.a.cfg.Dial = func(context.Context, string) (net.Conn, error) { return nil, errors.New("no way") }
+	w.a.Move(t.Context(), a, "b")
+	<-time.After(straggle * 2 / 3) // meanwhile it was at b
+	began := time.Now()
+	w.a.Move(t.Context(), a, "b")
+	w.Change("p-0", func(f *v2.Floating) { f.Holding.Holder, f.Holding.PodUID, f.MovingTo = "b", "pod of b", "" })
+	w.a.forgets(t)
+	if took := time.Since(began); took < straggle {
+		t.Errorf("it has forgotten them after %s, want %s at least", took, straggle)
+	}
+}
+
 // What came by a hand-over that broke, or that was whole, is forgotten when the address doesn't move after all.
 func TestForgetsWhatDoesNotCome(t *testing.T) {
 	for name, breaks := range map[string]bool{"a broken one": true, "a whole one": false} {

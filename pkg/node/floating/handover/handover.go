@@ -102,13 +102,19 @@ type Handover struct {
 	closed bool
 	// moving are the hand-overs that this node sends and that aren't over, by the UID of the block.
 	moving map[string]int
+	// asked is how often flows were to be forgotten, and forgets the number of the last time, by the UID of the block.
+	asked   int
+	forgets map[string]int
 }
 
 var _ floating.Mover = (*Handover)(nil)
 
 // New returns a Handover, whose work ends by Finish.
 func New(ctx context.Context, cfg Config, registry prometheus.Registerer) *Handover {
-	return &Handover{cfg: cfg, limits: defaults, metrics: newMetrics(registry), life: context.WithoutCancel(ctx), closing: make(chan struct{}), slots: make(chan struct{}, most), moving: map[string]int{}}
+	return &Handover{
+		cfg: cfg, limits: defaults, metrics: newMetrics(registry), life: context.WithoutCancel(ctx), closing: make(chan struct{}), slots: make(chan struct{}, most),
+		moving: map[string]int{}, forgets: map[string]int{},
+	}
 }
 
 // Finish ends what can wait, and waits until all else is done. Connections of the last moment aren't copied. No Move may be in progress.
