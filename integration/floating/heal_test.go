@@ -95,7 +95,7 @@ func TestHeals(t *testing.T) {
 		})
 		took := time.Since(began)
 		t.Logf("%s: back after %s", l.name, took.Round(10*time.Millisecond))
-		if took > testkit.Limit(healed) && testkit.FloatingForm.Long() { // the short form runs beside others
+		if took > testkit.Limit(healed) {
 			t.Errorf("%s: back only after %s", l.name, took)
 		}
 		if n.Coild.CountLogs(`kind="`+l.kind+`"`) == 0 {

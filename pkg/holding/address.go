@@ -154,13 +154,14 @@ func (m *Machine) Leaves() bool {
 
 // pursue takes an address that this node may have, or asks the voters about its holder.
 func (m *Machine) pursue(now time.Duration, a *address) {
-	k := slices.Index(slices.DeleteFunc(slices.Clone(a.rec.Successors), func(n string) bool { return n == a.rec.Holder }), m.self)
+	others := slices.DeleteFunc(slices.Clone(a.rec.Successors), func(n string) bool { return n == a.rec.Holder })
+	k := slices.Index(others, m.self)
 	if k < 0 {
 		return
 	}
-	wait := time.Duration(k) * m.rules.deference
-	if a.rec.Holder == "" {
-		wait = time.Duration(k) * m.rules.rank
+	wait := time.Duration(k) * m.rules.rank
+	if a.rec.Holder != "" && slices.ContainsFunc(others[:k], func(n string) bool { return m.hears(now, n) }) {
+		wait = time.Duration(k) * m.rules.deference
 	}
 	if a.blocked {
 		wait += m.rules.reluctance

@@ -84,7 +84,7 @@ func TestFaults(t *testing.T) {
 		}, 100 * time.Millisecond, true, []int{2, 3, 4, 5}},
 		"two are cut from two, without the API server": {func(w *world, h *simNode) {
 			w.split(h, true)
-		}, 5 * time.Second, true, []int{4}},
+		}, 3600 * time.Millisecond, true, []int{4}},
 		"two are cut from two": {func(w *world, h *simNode) {
 			w.split(h, false)
 		}, 0, false, []int{4}},

@@ -228,8 +228,8 @@ type rules struct {
 	silence time.Duration
 	// lease is how long a holder relies on a grant or a read. It is shorter than silence by more than clocks can differ.
 	lease time.Duration
-	// rank is how much longer each successor waits than the one before it when an address was given up, and deference when its holder isn't heard:
-	// the one before it may have the connections, and be late.
+	// rank is how much longer each successor waits than the one before it. It is deference when the holder isn't heard, and one before it is: that one may
+	// have the connections, and be late.
 	rank, deference time.Duration
 	// promise is how long a voter grants no lease to a node of which it has said that it is silent.
 	promise time.Duration
