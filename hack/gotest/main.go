@@ -238,7 +238,7 @@ type how struct {
 	nice int
 }
 
-// flags are what go test and go list are given to build packages in the same way.
+// flags are the build flags, the same for go test and go list.
 func (h how) flags() []string {
 	if h.race {
 		// SQLite is translated from C. To watch each of its accesses makes its tests ten times as long.
@@ -247,8 +247,8 @@ func (h how) flags() []string {
 	return nil
 }
 
-// compile compiles packages and their tests. Compilers want all processors for minutes when the cache is empty, and tests that run beside them are late. What
-// can't be compiled is told by its tests.
+// compile compiles packages and their tests into the cache. With an empty cache that takes all processors for minutes, in which tests would be late.
+// A package that doesn't compile is no error: its tests report it.
 func compile(ctx context.Context, o options, h how, packages []string) error {
 	if len(packages) == 0 {
 		return nil

@@ -122,7 +122,7 @@ func up(t *testing.T) *lab.Cluster {
 	return c
 }
 
-// kernels shows what the kernels of the nodes, of their pods and of the host outside have.
+// kernels prints addresses, neighbours, routes, rules and connections of the nodes, of their pods and of the host outside.
 func kernels(t *testing.T, c *lab.Cluster) {
 	if c == nil {
 		return

@@ -252,7 +252,7 @@ func (h *hand) again(w wanted) {
 	}
 }
 
-// tell lets the next order tell what one that wasn't done was to tell, unless the node was to stop meanwhile.
+// tell passes the announcement of an order that wasn't done on to the next order, unless the node was to stop meanwhile.
 func (h *hand) tell(o Order) {
 	h.orders.mu.Lock()
 	defer h.orders.mu.Unlock()

@@ -171,7 +171,7 @@ func TestAnnouncementIsNotLost(t *testing.T) {
 	p.saw(t, "answer 1 and tell", "answer 2 and tell", "answer 3")
 }
 
-// A node that has stopped tells nobody of what it should have told before.
+// An announcement that wasn't made before a Stop isn't made after it.
 func TestStopForgetsAnnouncement(t *testing.T) {
 	ctx, o, p := newScripted(t)
 	p.hang["answer"] = make(chan struct{})

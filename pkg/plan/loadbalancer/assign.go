@@ -25,9 +25,11 @@ type assigner struct {
 	uses []*use
 }
 
-// Assign says which Service gets which address. First come those that have one, which they keep: of two that can't have it together, the older one does.
-// Those that ask for an address by name follow, and then those for which any will do: they get the first address that has room for them, and a new one if
-// none has. In each of the three groups the older Service comes first.
+// Assign says which Service gets which address. Services are served in three groups, and in each group the oldest first:
+//
+//	has an address            keeps it, unless an older Service has it and can't share it
+//	asks for one by name      gets that one, or none
+//	takes any                 gets the first address with room for it, or a new one
 func Assign(f Facts) Plan {
 	a := assigner{Facts: f}
 	for _, addr := range f.Addresses {

@@ -78,7 +78,7 @@ func newStandbyWorld(t *testing.T, prepare ...func(*world)) *world {
 	return w
 }
 
-// flows prepares a world whose address has some flows: nobody is told of them.
+// flows adds flows to the table of the node that has the address, without events.
 func flows(n int) func(*world) {
 	return func(w *world) { w.a.Add(w.Address("p-0", "a"), 0, n) }
 }
