@@ -97,8 +97,14 @@ func TestPoliciesWithoutAddress(t *testing.T) {
 				if got := sc.accepted("p"); got != c.want {
 					t.Errorf("Accepted for %s, want %s", got, c.want)
 				}
-				if has := sc.listed(shopKey); len(has) > 0 {
-					t.Errorf("clients are let in: %v", has)
+				listed := c.want == string(floating.NoAddress) // its pods leave by no other policy's address
+				if has := sc.listed(shopKey); len(has) > 0 != listed {
+					t.Errorf("clients that routers know: %v", has)
+				}
+				for _, s := range sc.slices.Under(shopKey.String()) {
+					if a, ok := s.Annotations[v2.AnnotationAddress]; ok {
+						t.Errorf("they leave by %s", a)
+					}
 				}
 			})
 		})

@@ -8,6 +8,7 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
 
+	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
 	"github.com/coil-net/coil/pkg/plan"
 	"github.com/coil-net/coil/pkg/plan/egress"
 	"github.com/coil-net/coil/pkg/plan/policy"
@@ -26,13 +27,13 @@ func (c *Controller) syncClients(ctx context.Context, key types.NamespacedName) 
 	if s != nil && !s.observed() {
 		return nil // its status is an event
 	}
-	if s == nil || !policy.InForce(s.status) {
-		c.keeping.Delete(key)
-		return c.keeper.Clear(ctx, key, have)
+	var e *v2.Egress
+	if s != nil {
+		e = c.egresses.Find(s.Egress.String())
 	}
-	e := c.egresses.Find(s.Egress.String())
 	switch {
-	case e == nil:
+	case e == nil, !policy.Decides(s.status, e):
+		c.keeping.Delete(key)
 		return c.keeper.Clear(ctx, key, have)
 	case e.DeletionTimestamp != nil:
 		return nil
@@ -43,7 +44,7 @@ func (c *Controller) syncClients(ctx context.Context, key types.NamespacedName) 
 	// A selector that can't be used, and pods that aren't allowed, are told by the status.
 	clients, _, _ := egress.Clients(egress.ClientFacts{Egress: e, Pods: c.selected(s.Policy, s.Name.Namespace), Namespaces: c.namespaceLabels})
 	clients, wait := c.inTurn(s, e, have, clients)
-	return cmp.Or(c.keeper.Write(ctx, key, egress.PolicyListOf(e, s.Policy), have, clients), again(wait))
+	return cmp.Or(c.keeper.Write(ctx, key, egress.PolicyListOf(e, s.told()), have, clients), again(wait))
 }
 
 // selected returns the pods of a namespace, or of all of them, that a policy selects and that may be clients.

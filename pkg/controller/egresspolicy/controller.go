@@ -7,7 +7,8 @@
 //	in force, see policy.InForce         have the addresses of the pods that it selects, in the namespace of its Egress
 //	changed, and not yet looked at       stay as they are
 //	names another Egress                 are made there, then deleted where they were
-//	gone, not in force                   are deleted
+//	gone                                 are deleted
+//	not in force                         are deleted or, if the Egress has addresses for clients, say no address: see policy.Decides
 //	annotation that can't be understood  are deleted: no policy says that they are its own
 //
 //	pod that a policy selects

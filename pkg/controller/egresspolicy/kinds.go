@@ -48,6 +48,15 @@ func (s *subject) ofCluster() bool { return s.Name.Namespace == "" }
 // observed says whether the status is about the present spec.
 func (s *subject) observed() bool { return s.status.ObservedGeneration == s.object.GetGeneration() }
 
+// told is the policy as lists tell it: without its address while it isn't in force.
+func (s *subject) told() policy.Policy {
+	p := s.Policy
+	if !policy.InForce(s.status) {
+		p.Block = ""
+	}
+	return p
+}
+
 // Keys of indexes beside names: policies without spec.egress, and Egresses with spec.default.
 const (
 	byDefault = "default"

@@ -428,7 +428,7 @@ func (h *history) checkPolicy(s *subject, seen *sums) {
 		h.t.Errorf("status of %s (-want +got):\n%s", s.String(), diff)
 	}
 	lists := map[string][]string{}
-	if e := fakeapi.Find[*v2.Egress](h.s, egressResource, s.status.Summary.Egress); e != nil && policy.InForce(s.status) {
+	if e := fakeapi.Find[*v2.Egress](h.s, egressResource, s.status.Summary.Egress); e != nil && s.invalid == nil && policy.Decides(s.status, e) {
 		if pods := h.chosen(s, e); len(pods) > 0 {
 			lists[s.status.Summary.Egress] = pods
 		}

@@ -85,7 +85,7 @@ func (c *Controller) inTurn(s *subject, e *v2.Egress, have []*discoveryv1.Endpoi
 	if !e.Spec.Addresses.For(v2.EgressAddressOfClient) {
 		return want, 0
 	}
-	mine := egress.PolicyListOf(e, s.Policy).Clients(have)
+	mine := egress.PolicyListOf(e, s.told()).Clients(have)
 	var kept []egress.Client
 	for isNew := true; isNew; {
 		// What the policy waits for may change before it is noted that it waits. So it is looked at afterwards, too.
@@ -224,8 +224,8 @@ func (t *turn) rivalsFor(pod *seen) []policy.Policy {
 	if !known {
 		rivals = append(rivals, policy.Annotation(keyOf(t.e)))
 		for _, o := range t.policies.beside(pod.Namespace) {
-			if o.Name != t.of.Name && o.Egress == t.of.Egress && (!o.observed() || policy.InForce(o.status)) {
-				rivals = append(rivals, o.Policy)
+			if o.Name != t.of.Name && o.Egress == t.of.Egress && (!o.observed() || policy.Decides(o.status, t.e)) {
+				rivals = append(rivals, o.told())
 			}
 		}
 		t.rivals[pod.Namespace] = rivals

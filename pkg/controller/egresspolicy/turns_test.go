@@ -23,6 +23,7 @@ import (
 	"github.com/coil-net/coil/pkg/plan"
 	"github.com/coil-net/coil/pkg/plan/egress"
 	"github.com/coil-net/coil/pkg/plan/gateway"
+	"github.com/coil-net/coil/pkg/plan/policy"
 	"github.com/coil-net/coil/pkg/testkit/fakeapi"
 )
 
@@ -222,7 +223,11 @@ func TestTurnsThatEnd(t *testing.T) {
 	for name, end := range map[string]func(ts *turnsScene){
 		"goes":           func(ts *turnsScene) { ts.s.Drop(policyResource, "shop/old") },
 		"selects others": func(ts *turnsScene) { ts.chooses("old", "other") },
-		"isn't in force": func(ts *turnsScene) { ts.chooses("old", "", "192.168.0.0/16") },
+		"can't be understood": func(ts *turnsScene) {
+			ts.policy("old", "", func(p *v2.EgressPolicy) {
+				p.Spec.Pods = &metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{{Key: "app", Operator: "Like"}}}
+			})
+		},
 		"decides elsewhere": func(ts *turnsScene) {
 			ts.chooses("old", "", "192.0.2.0/24")
 			ts.chooses("young", "", "203.0.113.0/24", "198.51.100.0/24")
@@ -383,6 +388,55 @@ func TestAnyPodsChangeInTurn(t *testing.T) {
 				}
 				ts.run(3 * time.Second)
 				ts.check("in the end", true)
+			})
+		})
+	}
+}
+
+// A policy that can't be followed decides all the same: its pods leave to its destinations by no address, and not by that of another policy. When it can be
+// followed, they leave by its own.
+func TestPoliciesThatCantBeFollowedDecide(t *testing.T) {
+	const own = "203.0.113.9/32"
+	mend := func(p *v2.EgressPolicy) {
+		p.Spec.Destinations, p.Spec.Address = []string{own}, &v2.EgressAddress{IPv4: "192.0.2.2"}
+	}
+	for name, spoil := range map[string]func(*v2.EgressPolicy){
+		"an address that the Egress doesn't have": func(p *v2.EgressPolicy) { p.Spec.Address = &v2.EgressAddress{IPv4: "192.0.2.99"} },
+		"a destination that the Egress doesn't have": func(p *v2.EgressPolicy) {
+			p.Spec.Destinations = []string{own, "192.168.0.0/16"}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inScene(t, func(t *testing.T, sc *scene) {
+				ts := newTurnsScene(sc, 3)
+				change := func(change func(*v2.EgressPolicy)) {
+					ts.policy("old", "", func(p *v2.EgressPolicy) {
+						p.Spec.Pods = &metav1.LabelSelector{}
+						mend(p)
+						change(p)
+					})
+				}
+				good := func(*v2.EgressPolicy) {}
+				change(spoil)
+				ts.chooses("young", "")
+				ts.run(3 * time.Second)
+				young := ts.addressOf("young")
+				for range 2 {
+					ts.has(0, nil, sources{"", young, young})
+					ts.run(countEvery + 3*time.Second)
+					ts.check("it can't be followed", true)
+					if s := ts.statusOf("old"); policy.InForce(s) || s.Clients != 0 {
+						t.Errorf("its status is %+v", s)
+					}
+					change(good)
+					ts.has(0, nil, sources{"192.0.2.2", young, young})
+					ts.run(countEvery + 3*time.Second)
+					ts.check("it can be followed", true)
+					if s := ts.statusOf("old"); !policy.InForce(s) || s.Clients != 1 {
+						t.Errorf("its status is %+v", s)
+					}
+					change(spoil)
+				}
 			})
 		})
 	}

@@ -50,6 +50,12 @@ func InForce(status v2.EgressPolicyStatus) bool {
 	return c != nil && (c.Status == metav1.ConditionTrue || partial[c.Reason])
 }
 
+// Decides says whether routers of an Egress know the pods that a policy selects. They do if it is in force. Routers whose clients leave by the addresses of
+// policies know those of all others, too, without an address: clients follow such a policy, and the routers would send by the address of another one.
+func Decides(status v2.EgressPolicyStatus, e *v2.Egress) bool {
+	return InForce(status) || e.Spec.Addresses.For(v2.EgressAddressOfClient)
+}
+
 // Namespace is the namespace of an EgressPolicy.
 type Namespace struct {
 	Name   string
@@ -141,6 +147,9 @@ func Status(f Facts) v2.EgressPolicyStatus {
 			texts = append(texts, p.message)
 		}
 		set(v2.PolicyAccepted, metav1.ConditionFalse, problems[0].reason, strings.Join(texts, ". "))
+	}
+	if !InForce(st) {
+		st.Clients = 0 // routers let none of them in, or drop what they send
 	}
 	c := f.Conflict(egress)
 	switch {
