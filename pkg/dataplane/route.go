@@ -18,6 +18,8 @@ const (
 	Unreachable
 	// Throw makes the lookup go on with the next rule.
 	Throw
+	// Local delivers to this host, by the link lo. The kernel sends from such an address only if the route is in the table RT_TABLE_LOCAL.
+	Local
 )
 
 // Scope is the scope of a route (rtm_scope).
@@ -27,6 +29,7 @@ type Scope uint8
 const (
 	Universe Scope = iota
 	LinkScope
+	HostScope // of Local routes
 )
 
 // Route is one route in one table. It is identified by table, destination and metric.
@@ -57,12 +60,14 @@ func (r Route) String() string {
 	var w Words
 	w.Add(r.Type == Unreachable, "unreachable")
 	w.Add(r.Type == Throw, "throw")
+	w.Add(r.Type == Local, "local")
 	w.Add(true, "%s", r.Dst)
 	w.Add(r.Gateway.IsValid(), "via %s", r.Gateway)
 	w.Add(r.Link != 0, "dev %d", r.Link)
 	w.Add(r.Nexthop != 0, "nhid %#x", r.Nexthop)
 	w.Add(true, "proto %d", r.Protocol)
 	w.Add(r.Scope == LinkScope, "scope link")
+	w.Add(r.Scope == HostScope, "scope host")
 	w.Add(r.Source.IsValid(), "src %s", r.Source)
 	w.Add(r.Metric != 0, "metric %d", r.Metric)
 	w.Add(r.OnLink, "onlink")
@@ -102,7 +107,7 @@ func (r Route) Canonical() Route {
 	if r.Metric == defaultIPv6Metric {
 		r.Metric = 0
 	}
-	if r.Type != Unicast {
+	if r.Type == Unreachable || r.Type == Throw {
 		// The kernel puts IPv6 routes without a link on lo.
 		r.Link = 0
 	}

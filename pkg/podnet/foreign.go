@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"slices"
 
+	"github.com/coil-net/coil/pkg/dataplane"
 	"github.com/coil-net/coil/pkg/ipam"
 	"github.com/coil-net/coil/pkg/kernel/netns"
 	"github.com/coil-net/coil/pkg/kernel/rtnl"
@@ -74,7 +75,7 @@ func (n *Network) linkOf(ctx context.Context, a netip.Addr) (int, error) {
 		return 0, nil
 	case err != nil:
 		return 0, err
-	case r.Local, r.Gateway.IsValid() && r.Gateway != a:
+	case r.Type == dataplane.Local, r.Gateway.IsValid() && r.Gateway != a:
 		return 0, nil
 	}
 	return r.Link, nil

@@ -159,7 +159,7 @@ func (n *Network) Elsewhere(ctx context.Context, a netip.Addr, ns *netns.NS) (bo
 func (n *Network) wayTo(ctx context.Context, a netip.Addr, ns *netns.NS) (link int, here bool, err error) {
 	r, err := n.handle.RouteTo(ctx, a, 0)
 	var l rtnl.Link
-	if err == nil && !r.Local && r.Link != 0 {
+	if err == nil && r.Type != dataplane.Local && r.Link != 0 {
 		l, err = n.handle.LinkByIndex(ctx, r.Link)
 	}
 	if errors.Is(err, rtnl.ErrNotExist) || errors.Is(err, rtnl.ErrInvalid) { // the latter by a blackhole

@@ -142,5 +142,5 @@ func isLocal(ctx context.Context, h *rtnl.Handle, a netip.Addr, link int) (bool,
 	if errors.Is(err, rtnl.ErrNotExist) {
 		return false, nil
 	}
-	return err == nil && r.Local && r.Dst == single(a), err
+	return err == nil && r.Type == dataplane.Local && r.Dst == single(a), err
 }

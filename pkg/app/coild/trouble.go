@@ -150,7 +150,9 @@ func (h *holder) probed(blocked []floating.Address) map[probed][]floating.Addres
 		groups[g] = append(groups[g], a)
 	}
 	for _, a := range here {
-		add(a, true)
+		if !a.OfServices { // no pod sends from it
+			add(a, true)
+		}
 	}
 	for _, a := range blocked {
 		if _, is := here[a.ID]; is {

@@ -5,8 +5,11 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"slices"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/coil-net/coil/pkg/dataplane"
 	"github.com/coil-net/coil/pkg/kernel/nft"
@@ -132,14 +135,21 @@ func TestFloatingEndsByItself(t *testing.T) {
 	}
 	addrs := []netip.Addr{l.addrs[dataplane.IPv4], l.addrs[dataplane.IPv6]}
 	want := ruleset.Floating{Addresses: addrs, OfEgresses: addrs}
+	shown := want
+	for _, text := range []string{"203.0.113.8", "2001:db8:113::8"} {
+		a := netip.MustParseAddr(text)
+		shown.Addresses = append(slices.Clone(shown.Addresses), a)
+		shown.Services = append(shown.Services, ruleset.Service{Address: a, Ports: []ruleset.Port{{Protocol: unix.IPPROTO_TCP, Port: 443}, {Protocol: unix.IPPROTO_UDP, Port: 53}}})
+	}
 	for _, f := range families {
-		tracked := want
+		tracked := shown
 		tracked.Tracked = true
 		family := map[dataplane.Family]string{dataplane.IPv4: "ip", dataplane.IPv6: "ip6"}[f]
 		testkit.Must(l.tables[f].Sync(t.Context(), tracked.Ruleset(f)))(t)
 		goldenOf(t, l.node, family, dataplane.NftTableFloating, "floating_tracked_"+family)
-		testkit.Must(l.tables[f].Sync(t.Context(), want.Ruleset(f)))(t)
+		testkit.Must(l.tables[f].Sync(t.Context(), shown.Ruleset(f)))(t)
 		goldenOf(t, l.node, family, dataplane.NftTableFloating, "floating_"+family)
+		testkit.Must(l.tables[f].Sync(t.Context(), want.Ruleset(f)))(t)
 	}
 	for _, f := range families {
 		t.Run(f.String(), func(t *testing.T) {

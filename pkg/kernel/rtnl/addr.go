@@ -105,4 +105,4 @@ func familyOf(number uint8) dataplane.Family {
 }
 
 // scopes are the kernel's numbers of the scopes of routes and addresses.
-var scopes = []uint8{dataplane.Universe: unix.RT_SCOPE_UNIVERSE, dataplane.LinkScope: unix.RT_SCOPE_LINK}
+var scopes = []uint8{dataplane.Universe: unix.RT_SCOPE_UNIVERSE, dataplane.LinkScope: unix.RT_SCOPE_LINK, dataplane.HostScope: unix.RT_SCOPE_HOST}

@@ -26,6 +26,7 @@ func FuzzParse(f *testing.F) {
 	for _, r := range []dataplane.Route{
 		{Table: 117, Dst: netip.MustParsePrefix("10.0.0.0/8"), Link: 7, Gateway: netip.MustParseAddr("192.0.2.1"), OnLink: true, Metric: 5, Protocol: 30, Scope: dataplane.LinkScope},
 		{Table: 1000, Dst: netip.MustParsePrefix("fd00::/8"), Type: dataplane.Unreachable, Source: netip.MustParseAddr("fd00::1"), Metric: 1024, Protocol: 30},
+		{Table: unix.RT_TABLE_LOCAL, Dst: netip.MustParsePrefix("10.0.0.7/32"), Type: dataplane.Local, Link: 1, Protocol: 32, Scope: dataplane.HostScope},
 		{Table: 118, Dst: netip.MustParsePrefix("::/0"), Nexthop: 0x63000000, Protocol: 30},
 	} {
 		f.Add(AddRoute(r).body)

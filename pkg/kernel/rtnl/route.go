@@ -19,8 +19,6 @@ type Route struct {
 	// Exact says that the value describes the route completely. Otherwise it has
 	// something that Coil's routes don't have, such as several next hops.
 	Exact bool
-	// Local says that the route delivers to this host.
-	Local bool
 	// Links are the indexes of the links that packets may leave by, of all next hops.
 	Links []int
 	// Odd says that the route is selected by more than table, destination and metric. Otherwise the kernel takes all routes
@@ -52,7 +50,8 @@ func DelFoundRoute(r Route) Request {
 }
 
 // routeTypes are the kernel's numbers of the types of routes.
-var routeTypes = []uint8{dataplane.Unicast: unix.RTN_UNICAST, dataplane.Unreachable: unix.RTN_UNREACHABLE, dataplane.Throw: unix.RTN_THROW}
+var routeTypes = []uint8{dataplane.Unicast: unix.RTN_UNICAST, dataplane.Unreachable: unix.RTN_UNREACHABLE, dataplane.Throw: unix.RTN_THROW,
+	dataplane.Local: unix.RTN_LOCAL}
 
 func routeRequest(flags uint16, verb string, r dataplane.Route) Request {
 	header := routeHeader(r.Dst, r.Table, r.Protocol)
@@ -190,14 +189,11 @@ func parseRoute(body []byte) (r Route, cached bool, err error) {
 	b, rest, as := Cut(body, unix.SizeofRtMsg)
 	header := nl.DeserializeRtMsg(b)
 	r.Table, r.Protocol = int(header.Table), int(header.Protocol)
-	r.Local = header.Type == unix.RTN_LOCAL
 	kind := slices.Index(routeTypes, header.Type)
 	r.Exact, r.Type = kind >= 0, dataplane.RouteType(max(kind, 0))
 	r.Odd = header.Tos != 0 || header.Src_len != 0
 	r.OnLink = header.Flags&unix.RTNH_F_ONLINK != 0
-	if header.Scope == unix.RT_SCOPE_LINK {
-		r.Scope = dataplane.LinkScope
-	}
+	r.Scope = dataplane.Scope(max(slices.Index(scopes, header.Scope), 0))
 	dst := netip.IPv4Unspecified()
 	if header.Family == unix.AF_INET6 {
 		dst = netip.IPv6Unspecified()

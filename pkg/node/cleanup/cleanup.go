@@ -186,6 +186,7 @@ func (r *run) all(ctx context.Context, traces []podnet.Trace) {
 	r.done(err)
 	routes(dataplane.ProtocolFloating, r.ExportTable)
 	routes(dataplane.ProtocolFloating, r.Kernel.PodTable)
+	routes(dataplane.ProtocolFloating, unix.RT_TABLE_LOCAL)
 	for _, f := range []dataplane.Family{dataplane.IPv4, dataplane.IPv6} {
 		r.done(r.removeTable(ctx, func(ns *netns.NS, name string) (*nft.Table, error) { return nft.NewIP(ns, name, f) }, dataplane.NftTableFloating))
 	}

@@ -18,7 +18,7 @@
 // The holder reads what it has by a label of the blocks. If somebody changes that, the holder writes it again.
 //
 // The node gives an address up if it isn't among its successors any more, if the pod there is another one than the record says, or if
-// that pod can't take packets. So whoever moves an address without a gap leaves the node among the successors until it has moved. As long as
+// that pod can't take packets. A node that has an address of Services needs no pod. So whoever moves an address without a gap leaves the node among the successors until it has moved. As long as
 // the pod is on the node, its connections are there, and the first successor that is heard is prepared before, within copyTime.
 package floating
 
@@ -52,9 +52,18 @@ const (
 	remembered = 10 * time.Minute
 )
 
+// Port is a port by which clients reach a Service.
+type Port struct {
+	// Protocol is the protocol of IP, such as unix.IPPROTO_TCP.
+	Protocol uint8
+	Port     uint16
+}
+
 // Order asks to answer for an address.
 type Order struct {
 	Address
+	// Ports are those of Services at the address, sorted, each once.
+	Ports []Port
 	// Epoch is greater in each node that has the address than in the one before it.
 	Epoch int64
 	// Until is when the node has to have stopped.
@@ -72,7 +81,7 @@ type Place interface {
 	Stop(context.Context, Address) error
 }
 
-// Targets are the pods of the node to which packets for addresses go. Its methods don't block.
+// Targets are the pods of the node to which packets for addresses go, unless these are of Services. Its methods don't block.
 type Targets interface {
 	// Here says whether a pod is on the node, ready or not: its connections can be read.
 	Here(pod types.UID) bool
@@ -261,7 +270,7 @@ func (d *Driver) step(ctx context.Context, e holding.Event) {
 			d.write(ctx, a.Record)
 		case holding.Answer:
 			k := d.blocks[a.ID]
-			d.orders.answer(ctx, Order{Address: k.address, Epoch: a.Epoch, Until: d.began.Add(a.Until), Announce: a.Announce})
+			d.orders.answer(ctx, Order{Address: k.address, Ports: portsOf(k.block), Epoch: a.Epoch, Until: d.began.Add(a.Until), Announce: a.Announce})
 		case holding.Stop:
 			d.orders.stop(ctx, d.blocks[a.ID].address)
 		}

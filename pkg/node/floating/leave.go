@@ -69,7 +69,7 @@ func (d *Driver) next() map[Address]string {
 	all := map[Address]string{}
 	for id, f := range d.fed {
 		k := d.blocks[id]
-		if to := d.successor(k); k.record.Holder == d.cfg.Node && f.moving == "" && to != "" {
+		if to := d.successor(k); k.record.Holder == d.cfg.Node && !k.address.OfServices && f.moving == "" && to != "" {
 			all[k.address] = to
 		}
 	}

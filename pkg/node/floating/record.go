@@ -1,10 +1,13 @@
 package floating
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strconv"
 
+	"golang.org/x/sys/unix"
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
@@ -23,6 +26,8 @@ type Address struct {
 	Pod types.UID
 	// OfEgress says that the address belongs to an Egress, and its pod is a router.
 	OfEgress bool
+	// OfServices says that clients reach Services by the address: its packets go to the node itself, and not to a pod.
+	OfServices bool
 }
 
 // known is an AddressBlock, and what it says.
@@ -64,7 +69,7 @@ func parse(node string, b *v2.AddressBlock) (known, error) {
 	h := b.Floating.Holding
 	k.record.Holder, k.record.Epoch, k.record.Claims, k.record.HandedOver = h.Holder, h.Epoch, h.Claims, h.HandedOver
 	k.record.Voters, k.record.Contender = names(h.Voters), h.Contender
-	k.address.OfEgress = b.Floating.Owner.Kind == "Egress"
+	k.address.OfEgress, k.address.OfServices = b.Floating.Owner.Kind == "Egress", len(b.Floating.Ports) > 0
 	if !offered(b) {
 		return k, nil
 	}
@@ -72,6 +77,9 @@ func parse(node string, b *v2.AddressBlock) (known, error) {
 	// The node that has got the address has nobody to hand it over to.
 	if b.Floating.MovingTo != h.Holder {
 		k.record.MovingTo = b.Floating.MovingTo
+	}
+	if k.address.OfServices {
+		return k, nil
 	}
 	if entry := find(b.Floating.Successors, node); entry != nil {
 		k.address.Pod = entry.PodUID
@@ -178,4 +186,22 @@ func listOrNull[T any](l []T) any {
 		return nil
 	}
 	return l
+}
+
+// protocols are the numbers of protocols of IP.
+var protocols = map[corev1.Protocol]uint8{corev1.ProtocolTCP: unix.IPPROTO_TCP, corev1.ProtocolUDP: unix.IPPROTO_UDP, corev1.ProtocolSCTP: unix.IPPROTO_SCTP}
+
+// portsOf are the ports of Services at the address of a block.
+func portsOf(b *v2.AddressBlock) []Port {
+	if b.Floating == nil {
+		return nil
+	}
+	var all []Port
+	for _, p := range b.Floating.Ports {
+		if n, ok := protocols[p.Protocol]; ok {
+			all = append(all, Port{n, uint16(p.Port)})
+		}
+	}
+	slices.SortFunc(all, func(a, b Port) int { return cmp.Or(cmp.Compare(a.Protocol, b.Protocol), cmp.Compare(a.Port, b.Port)) })
+	return slices.Compact(all)
 }

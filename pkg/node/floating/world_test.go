@@ -69,6 +69,7 @@ type kernel struct {
 	// unready are targets that can't take packets, and gone those that aren't here. deaf is a kernel that doesn't stop when it is asked to.
 	unready, gone, deaf bool
 	answers             map[string][]span
+	ports               []Port // of the last order to answer
 }
 
 // span is a time in which the node answers for an address.
@@ -81,6 +82,7 @@ func (k *kernel) Answer(_ context.Context, o Order) error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	now := time.Now()
+	k.ports = o.Ports
 	spans := k.answers[o.ID]
 	if last := len(spans) - 1; last >= 0 && spans[last].to.After(now) && spans[last].epoch == o.Epoch {
 		spans[last].to = o.Until
@@ -338,10 +340,18 @@ func (w *world) answering(id string) []string {
 func (w *world) answeredBy(b *v2.AddressBlock, n *node) error {
 	who := w.answering(string(b.UID))
 	h := b.Floating.Holding
-	if h.Holder != n.name || b.Labels[v2.LabelFloatingHolder] != n.name || h.PodUID != types.UID("pod-"+n.name) || !slices.Equal(who, []string{n.name}) {
+	if h.Holder != n.name || b.Labels[v2.LabelFloatingHolder] != n.name || h.PodUID != n.target(b) || !slices.Equal(who, []string{n.name}) {
 		return fmt.Errorf("%s is at %q (label %q, pod %q), and %q answer, not %s", b.Name, h.Holder, b.Labels[v2.LabelFloatingHolder], h.PodUID, who, n.name)
 	}
 	return nil
+}
+
+// target is the pod of a node that has an address: none if it is of Services.
+func (n *node) target(b *v2.AddressBlock) types.UID {
+	if len(b.Floating.Ports) > 0 {
+		return ""
+	}
+	return types.UID("pod-" + n.name)
 }
 
 // answeredByAnother is answeredBy for any node but one: a successor that asks a moment too early leaves an address to the next one.

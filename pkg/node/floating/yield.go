@@ -33,6 +33,9 @@ func (d *Driver) ready(k known) (ready, known bool) {
 	if h.Holder == d.cfg.Node && h.PodUID != pod {
 		return false, true
 	}
+	if k.address.OfServices {
+		return true, true
+	}
 	return d.cfg.Targets.Ready(k.address)
 }
 
@@ -101,7 +104,7 @@ func (d *Driver) move(ctx context.Context, f *fed, k known) {
 	within, cancel := context.WithCancel(ctx)
 	f.moving, f.cancel = to, cancel
 	d.group.Go(func() {
-		if d.cfg.Mover != nil {
+		if d.cfg.Mover != nil && !k.address.OfServices {
 			d.cfg.Mover.Move(within, k.address, to)
 		}
 		d.tell(within, func() {

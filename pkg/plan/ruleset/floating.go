@@ -1,6 +1,7 @@
 package ruleset
 
 import (
+	"encoding/binary"
 	"net/netip"
 	"slices"
 	"strings"
@@ -18,13 +19,32 @@ type Floating struct {
 	// tracks none, so that the next node needs none. With Tracked it does, for rules of others that need it, and keeps the source.
 	OfEgresses []netip.Addr
 	Tracked    bool
+	// Services are at some of Addresses. Packets go to the node itself, which takes those for their ports: nothing else that runs on the node is reached by
+	// these addresses.
+	Services []Service
 	// Local are the node's own addresses. Connections of routers with the host are tracked in both directions: what the host sends doesn't come by
 	// here. To look an address up in a set takes a third of the time that the routing table takes (fib daddr type local).
 	Local []netip.Addr
 }
 
+// Service is an address by which clients reach Services.
+type Service struct {
+	Address netip.Addr
+	Ports   []Port
+}
+
+// Port is a port of a Service.
+type Port struct {
+	// Protocol is the protocol of IP, such as unix.IPPROTO_TCP.
+	Protocol uint8
+	Port     uint16
+}
+
 // NotHeld is the counter of packets from and to floating addresses for which the node doesn't answer.
 const NotHeld = "not_held"
+
+// NoService is the counter of packets to addresses of Services, for ports at which there is none.
+const NoService = "no_service"
 
 // Sets that count packets from and to each address, where the rules have looked the address up anyway.
 const (
@@ -38,14 +58,17 @@ const (
 	answeringSet = "answering"
 	egressSet    = "of_egresses"
 	localSet     = "local"
+	portsSet     = "ports"
+	toNodeSet    = "to_node"
 	// endsSet has the last four bytes of addresses.
 	endsSet = "ends"
 )
 
 // Kinds of addresses.
 const (
-	ofEgress = "egress"
-	ofOther  = "other"
+	ofEgress   = "egress"
+	ofServices = "services"
+	ofOther    = "other"
 )
 
 // Answering is the set of addresses of a family for which the node answers. Its elements end by themselves, so that the node stops also if
@@ -70,11 +93,11 @@ func (h Floating) Ruleset(of dataplane.Family) dataplane.Ruleset {
 		return dataplane.Ruleset{}
 	}
 	r := dataplane.Ruleset{
-		Counters: []string{f.Named(NotHeld)},
+		Counters: []string{f.Named(NotHeld), f.Named(NoService)},
 		// Also without elements: a set that comes makes the table anew, which loses the elements that end by themselves.
 		Sets: []dataplane.Set{
 			f.ends(endsSet, here), h.counted(f, Received, "to"), h.counted(f, Sent, "from"), f.answering(),
-			f.set(floatingSet, here), f.set(egressSet, h.OfEgresses), f.sized(localSet, h.Local, 256),
+			f.set(floatingSet, here), f.set(egressSet, h.OfEgresses), f.sized(localSet, h.Local, 256), f.ports(h.Services), f.toNode(),
 		},
 	}
 	chain := func(name string) dataplane.Chain { return dataplane.Chain{Name: name} }
@@ -89,7 +112,7 @@ func (h Floating) Ruleset(of dataplane.Family) dataplane.Ruleset {
 	f.rule(&to, "of a kind", "$ip daddr vmap @%s_$f", Received)
 	f.rule(&from, "of a kind", "$ip saddr vmap @%s_$f", Sent)
 	r.Chains = []dataplane.Chain{entry, to, from}
-	for _, kind := range []string{ofEgress, ofOther} {
+	for _, kind := range []string{ofEgress, ofServices, ofOther} {
 		to, from := chain("to_"+kind), chain("from_"+kind)
 		const notHeld = "the node doesn't answer for it"
 		f.rule(&to, notHeld, "$ip daddr != @%s_$f counter name %s_$f drop", answeringSet, NotHeld)
@@ -97,6 +120,11 @@ func (h Floating) Ruleset(of dataplane.Family) dataplane.Ruleset {
 		if kind == ofEgress && !h.Tracked {
 			f.rule(&to, "not tracked", "notrack accept")
 			f.rule(&from, "not tracked, but with the host", "$ip daddr != @%s_$f notrack", localSet)
+		}
+		if kind == ofServices {
+			f.rule(&to, "a Service", "$ip daddr . meta l4proto . th dport @%s_$f accept", portsSet)
+			f.rule(&to, "a ping, an error, or a neighbour", "meta l4proto $ping $icmp type @%s_$f accept", toNodeSet)
+			f.rule(&to, "no Service", "counter name %s_$f drop", NoService)
 		}
 		r.Chains = append(r.Chains, to, from)
 	}
@@ -114,8 +142,11 @@ func (h Floating) counted(f family, name, direction string) dataplane.Set {
 	s.Value, s.Counted, s.Size = "verdict", true, sizeFor(len(s.Elements), 1024)
 	for i, a := range f.of(h.Addresses) {
 		kind := ofOther
-		if slices.Contains(h.OfEgresses, a) {
+		switch {
+		case slices.Contains(h.OfEgresses, a):
 			kind = ofEgress
+		case slices.ContainsFunc(h.Services, func(s Service) bool { return s.Address == a }):
+			kind = ofServices
 		}
 		s.Elements[i].Value = "goto " + direction + "_" + kind
 	}
@@ -126,6 +157,36 @@ func (h Floating) counted(f family, name, direction string) dataplane.Set {
 func (f family) sized(name string, addrs []netip.Addr, least int) dataplane.Set {
 	s := f.set(name, addrs)
 	s.Size = sizeFor(len(s.Elements), least)
+	return s
+}
+
+// ports is the set of the Services' addresses, protocols and ports.
+func (f family) ports(services []Service) dataplane.Set {
+	s := dataplane.Set{Name: f.Named(portsSet), Key: f.addr + " . inet_proto . inet_service"}
+	for _, at := range services {
+		if dataplane.FamilyOf(at.Address) != f.Family {
+			continue
+		}
+		for _, p := range at.Ports {
+			key := append(at.Address.AsSlice(), p.Protocol, 0, 0, 0)
+			key = append(binary.BigEndian.AppendUint16(key, p.Port), 0, 0)
+			s.Elements = append(s.Elements, dataplane.Element{Key: string(key)})
+		}
+	}
+	slices.SortFunc(s.Elements, func(a, b dataplane.Element) int { return strings.Compare(a.Key, b.Key) })
+	s.Size = sizeFor(len(s.Elements), 1024)
+	return s
+}
+
+// toNode is the set of the ICMP messages that an address of Services takes: a ping, errors about packets that were sent from it, and hosts of the link that
+// know where it is and ask whether it still is there (RFC 4861, section 7.3: Neighbor Unreachability Detection).
+func (f family) toNode() dataplane.Set {
+	more := numbers("", "", 8)
+	if f.Family == dataplane.IPv6 {
+		more = numbers("", "", 128, 135, 136)
+	}
+	s := f.errors()
+	s.Name, s.Elements = f.Named(toNodeSet), append(s.Elements, more.Elements...)
 	return s
 }
 

@@ -1,6 +1,7 @@
 package v2
 
 import (
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 )
@@ -84,6 +85,17 @@ type Floating struct {
 	// +optional
 	ReleasedAt *metav1.Time `json:"releasedAt,omitempty"`
 
+	// Ports are those by which clients reach Services at the address. If there are any, packets for the address go to no pod: the node that has the
+	// address takes those for these ports, and leaves it to the cluster's Service proxy, such as kube-proxy, to send them to endpoints. The owner's
+	// controller writes them.
+	//
+	// +optional
+	// +listType=map
+	// +listMapKey=protocol
+	// +listMapKey=port
+	// +kubebuilder:validation:MaxItems=1024
+	Ports []FloatingPort `json:"ports,omitempty"`
+
 	// Successors are the nodes that may have the address, the preferred ones first. The owner's controller writes them. Unset, the
 	// address is on no node.
 	//
@@ -110,6 +122,18 @@ type Floating struct {
 	//
 	// +optional
 	Holding FloatingHolding `json:"holding,omitempty,omitzero"`
+}
+
+// MaxFloatingPorts bounds the ports of a floating address.
+const MaxFloatingPorts = 1024
+
+// FloatingPort is a port by which clients reach a Service.
+type FloatingPort struct {
+	// +kubebuilder:validation:Enum=TCP;UDP;SCTP
+	Protocol corev1.Protocol `json:"protocol"`
+	// +kubebuilder:validation:Minimum=1
+	// +kubebuilder:validation:Maximum=65535
+	Port int32 `json:"port"`
 }
 
 // FloatingNode is a node that may have a floating address.

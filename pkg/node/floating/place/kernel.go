@@ -13,12 +13,12 @@ import (
 	"github.com/coil-net/coil/pkg/plan/ruleset"
 )
 
-// lacking are the addresses that lack their route to a pod: all, if that can't be read.
+// lacking are the addresses that lack their route inward: all, if that can't be read.
 func (p *Place) lacking(ctx context.Context) map[netip.Addr]bool {
 	all := map[netip.Addr]bool{}
 	have, _ := p.read(ctx)
-	toPods, _ := p.wanted()
-	for _, r := range toPods {
+	inward, _ := p.wanted()
+	for _, r := range inward {
 		all[r.Dst.Addr()] = !have[r]
 	}
 	return all
@@ -27,7 +27,7 @@ func (p *Place) lacking(ctx context.Context) map[netip.Addr]bool {
 // read returns the routes of floating addresses.
 func (p *Place) read(ctx context.Context) (map[dataplane.Route]bool, error) {
 	routes := map[dataplane.Route]bool{}
-	for _, table := range []int{p.cfg.PodTable, p.cfg.ExportTable} {
+	for _, table := range []int{p.cfg.PodTable, p.cfg.ExportTable, localTable} {
 		for _, f := range []dataplane.Family{dataplane.IPv4, dataplane.IPv6} {
 			have, err := p.cfg.Handle.Routes(ctx, f, table, dataplane.ProtocolFloating)
 			if err != nil {
@@ -69,12 +69,27 @@ func (p *Place) fence(ctx context.Context, addresses []netip.Addr) (dataplane.Re
 		if h.OfEgress {
 			want.OfEgresses = append(want.OfEgresses, h.Addrs()...)
 		}
+		if h.OfServices {
+			want.Services = append(want.Services, servicesAt(h)...)
+		}
 	}
 	slices.SortFunc(want.OfEgresses, netip.Addr.Compare)
 	return p.cfg.Tables.sync(ctx, want)
 }
 
-// lead makes the routes to pods, before which packets are dropped, and removes all others but those that may be of an earlier life.
+// servicesAt are the Services at the addresses of a block.
+func servicesAt(h held) (all []ruleset.Service) {
+	for _, a := range h.Addrs() {
+		s := ruleset.Service{Address: a}
+		for _, p := range h.Ports {
+			s.Ports = append(s.Ports, ruleset.Port{Protocol: p.Protocol, Port: p.Port})
+		}
+		all = append(all, s)
+	}
+	return all
+}
+
+// lead makes the routes inward, before which packets are dropped, and removes all others but those that may be of an earlier life.
 func (p *Place) lead(ctx context.Context, stops []*job) (made repaired, err error) {
 	if p.earlier() {
 		p.left = nil
@@ -86,9 +101,9 @@ func (p *Place) lead(ctx context.Context, stops []*job) (made repaired, err erro
 	if made.rules, err = p.fence(ctx, p.addresses(closed...)); err != nil {
 		return made, err
 	}
-	toPods, exported := p.wanted()
+	inward, exported := p.wanted()
 	// Those for routing daemons come when packets pass.
-	made.routes, err = p.routes.SyncFunc(ctx, func(context.Context) ([]dataplane.Route, error) { return toPods, nil }, func(r dataplane.Route) bool {
+	made.routes, err = p.routes.SyncFunc(ctx, func(context.Context) ([]dataplane.Route, error) { return inward, nil }, func(r dataplane.Route) bool {
 		return p.ofEarlierLife(r) || r.Table == p.cfg.ExportTable && slices.Contains(exported, r)
 	})
 	return made, err
@@ -145,25 +160,34 @@ const oldest = 1_000_000_000
 // MULTI_EXIT_DISC of BGP (RFC 4271, section 9.1.2.2).
 func metric(epoch int64) int { return int(max(1, oldest-epoch)) }
 
-// wanted are the routes of all addresses.
-func (p *Place) wanted() (toPods, exported []dataplane.Route) {
+// wanted are the routes of all addresses: inward, to pods or to the node itself, and for routing daemons.
+func (p *Place) wanted() (inward, exported []dataplane.Route) {
 	for _, id := range slices.Sorted(maps.Keys(p.held)) {
 		h := p.held[id]
 		for _, a := range h.Addrs() {
-			to, gateway := netip.PrefixFrom(a, a.BitLen()), h.pod.IPv4
-			if a.Is6() {
-				gateway = h.pod.IPv6
-			}
-			if !gateway.IsValid() {
+			to, ok := p.inward(h, a)
+			if !ok {
 				continue // the pod hasn't the family
 			}
-			toPods = append(toPods, dataplane.Route{
-				Table: p.cfg.PodTable, Dst: to, Link: h.pod.Link, Gateway: gateway, OnLink: true, Protocol: dataplane.ProtocolFloating,
-			}.Canonical())
+			inward = append(inward, to)
 			exported = append(exported, dataplane.Route{
-				Table: p.cfg.ExportTable, Dst: to, Link: p.cfg.Loopback, Metric: metric(h.Epoch), Protocol: dataplane.ProtocolFloating,
+				Table: p.cfg.ExportTable, Dst: to.Dst, Link: p.cfg.Loopback, Metric: metric(h.Epoch), Protocol: dataplane.ProtocolFloating,
 			}.Canonical())
 		}
 	}
-	return toPods, exported
+	return inward, exported
+}
+
+// inward is the route of an address.
+func (p *Place) inward(h held, a netip.Addr) (r dataplane.Route, ok bool) {
+	r = dataplane.Route{Dst: netip.PrefixFrom(a, a.BitLen()), Protocol: dataplane.ProtocolFloating}
+	if h.OfServices {
+		r.Table, r.Type, r.Link, r.Scope = localTable, dataplane.Local, p.cfg.Loopback, dataplane.HostScope
+		return r.Canonical(), true
+	}
+	r.Table, r.Link, r.Gateway, r.OnLink = p.cfg.PodTable, h.pod.Link, h.pod.IPv4, true
+	if a.Is6() {
+		r.Gateway = h.pod.IPv6
+	}
+	return r.Canonical(), r.Gateway.IsValid()
 }

@@ -1,4 +1,5 @@
-// Package place makes the node answer for floating addresses: it leads them to pods of the node, and tells routing daemons.
+// Package place makes the node answer for floating addresses: it leads them to pods of the node, or to the node itself if they are of Services, and tells
+// routing daemons.
 //
 // It owns routes of the protocol dataplane.ProtocolFloating, and the tables dataplane.NftTableFloating. It must not know why the node answers for
 // an address, nor how hosts of a link learn that (see Announcer).
@@ -6,7 +7,8 @@
 //	to answer                                          to stop
 //	1 packets from and to the address are dropped,       1 the element ends: packets are dropped
 //	  and who asks for it on a link
-//	2 the route to the pod, table 116                    2 the Announcer
+//	2 the route to the pod, table 116,                   2 the Announcer
+//	  or to the node, table local
 //	3 an element, which ends by itself, lets them pass   3 the routes
 //	4 the route for routing daemons, table 119           4 packets pass as those of any address
 //	5 the Announcer, if that is asked for
@@ -28,6 +30,7 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sys/unix"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/coil-net/coil/pkg/dataplane"
@@ -72,6 +75,9 @@ type Config struct {
 	Repaired func(ctx context.Context, kind string, n int)
 }
 
+// localTable is the table of routes to the node itself. The kernel answers pings only for addresses that are in this one.
+const localTable = unix.RT_TABLE_LOCAL
+
 // Place implements floating.Place.
 type Place struct {
 	cfg    Config
@@ -94,7 +100,7 @@ type Place struct {
 	dirty, suspect bool
 }
 
-// held is an address for which the node answers, and by which pod.
+// held is an address for which the node answers, and by which pod, if it isn't of Services.
 type held struct {
 	floating.Order
 	pod Pod
@@ -121,7 +127,7 @@ var _ floating.Place = (*Place)(nil)
 // New returns a Place that answers for nothing yet.
 func New(ctx context.Context, cfg Config) (*Place, error) {
 	p := &Place{
-		cfg: cfg, routes: route.New(cfg.Handle, dataplane.ProtocolFloating, cfg.PodTable, cfg.ExportTable), began: time.Now(),
+		cfg: cfg, routes: route.New(cfg.Handle, dataplane.ProtocolFloating, cfg.PodTable, cfg.ExportTable, localTable), began: time.Now(),
 		held: map[string]held{}, dirty: true,
 	}
 	routes, err := p.read(ctx)
@@ -215,7 +221,10 @@ func (p *Place) sort(jobs []*job) (w work) {
 			delete(p.held, j.order.ID)
 			w.changed = w.changed || known
 		case answer:
-			pod, there := p.cfg.Pod(j.order.Pod)
+			pod, there := Pod{}, true
+			if !j.order.OfServices {
+				pod, there = p.cfg.Pod(j.order.Pod)
+			}
 			if err := j.ctx.Err(); err != nil {
 				j.done <- err
 				continue
@@ -225,7 +234,7 @@ func (p *Place) sort(jobs []*job) (w work) {
 				continue
 			}
 			w.answers = append(w.answers, j)
-			w.changed = w.changed || !known || was.pod != pod || was.Epoch != j.order.Epoch
+			w.changed = w.changed || !known || was.pod != pod || was.Epoch != j.order.Epoch || was.OfServices != j.order.OfServices || !slices.Equal(was.Ports, j.order.Ports)
 			p.held[j.order.ID] = held{j.order, pod}
 		}
 	}

@@ -3,6 +3,7 @@ package place
 import (
 	"context"
 	"errors"
+	"fmt"
 	"math"
 	"net"
 	"net/netip"
@@ -207,6 +208,18 @@ func (l *lab) asks(a netip.Addr) (answers bool) {
 	return answers
 }
 
+// asksAgain waits until the host, which knows where an address is, has asked there whether it still is.
+func (l *lab) asksAgain(kind string, a netip.Addr) {
+	l.T.Helper()
+	testkit.Must(l.Host.Run("ip", "neigh", "change", a.String(), "dev", "eth0", "nud", "delay"))(l.T)
+	testkit.Eventually(l.T, 5*time.Second, fmt.Sprintf("%s, %s, still is there for a host that asks again", a, kind), func() error {
+		if out := testkit.Must(l.Host.Run("ip", "neigh", "show", a.String(), "dev", "eth0"))(l.T); !strings.Contains(out, "REACHABLE") {
+			return errors.New(out)
+		}
+		return nil
+	})
+}
+
 // Hosts that ask for the address get an answer no longer than packets pass, though the proxy entries stay when the program has ended.
 func TestHostsThatAsk(t *testing.T) {
 	l := newLab(t)
@@ -214,21 +227,32 @@ func TestHostsThatAsk(t *testing.T) {
 	testkit.Check(t,
 		l.Node.Lab().Sysctl("ipv6/conf/all/proxy_ndp=1", "ipv4/neigh/uplink/proxy_delay=0", "ipv6/neigh/uplink/proxy_delay=0"),
 		l.Node.Lab().IP(ctx, "neigh add proxy 192.0.2.7 dev uplink", "neigh add proxy 2001:db8::7 dev uplink"),
-		l.Host.Lab().Sysctl("ipv4/neigh/eth0/retrans_time_ms=50", "ipv6/neigh/eth0/retrans_time_ms=50"),
+		l.Host.Lab().Sysctl("ipv4/neigh/eth0/retrans_time_ms=50", "ipv6/neigh/eth0/retrans_time_ms=50",
+			"ipv4/neigh/eth0/delay_first_probe_time=0", "ipv6/neigh/eth0/delay_first_probe_time=0"), // asks again at once
 		l.Host.Lab().IP(ctx, "route add 192.0.2.7 dev eth0", "route add 2001:db8::7 dev eth0"))
+	testkit.Eventually(t, 10*time.Second, "link-local addresses are used", func() error {
+		if out := testkit.Must(l.Node.Run("ip", "-6", "addr", "show", "tentative"))(t) + testkit.Must(l.Host.Run("ip", "-6", "addr", "show", "tentative"))(t); out != "" {
+			return errors.New(out)
+		}
+		return nil
+	})
 	p := l.start()
-	o := floatingtest.Order(7, time.Hour)
-	for _, lasts := range []time.Duration{time.Hour, 0} {
-		o.Until = time.Now().Add(lasts)
-		testkit.Check(t, p.Answer(ctx, o))
-		for _, a := range o.Addrs() {
-			if got, want := l.asks(a), lasts > 0; got != want {
-				t.Errorf("who asks for %s gets an answer: %t, want %t", a, got, want)
+	for kind, o := range map[string]floating.Order{"of a pod": floatingtest.Order(7, time.Hour), "of Services": ofServices(time.Hour, 80)} {
+		for _, lasts := range []time.Duration{time.Hour, 0} {
+			o.Until = time.Now().Add(lasts)
+			testkit.Check(t, p.Answer(ctx, o))
+			for _, a := range o.Addrs() {
+				if got, want := l.asks(a), lasts > 0; got != want {
+					t.Errorf("%s: who asks for %s gets an answer: %t, want %t", kind, a, got, want)
+				}
+				if lasts > 0 {
+					l.asksAgain(kind, a)
+				}
 			}
 		}
+		testkit.Check(t, p.Stop(ctx, o.Address))
+		p.Wait()
 	}
-	testkit.Check(t, p.Stop(ctx, o.Address))
-	p.Wait()
 	if out := testkit.Must(l.Node.Run("nft", "list", "ruleset"))(t); out != "" {
 		t.Errorf("the tables stay: %s", out)
 	}

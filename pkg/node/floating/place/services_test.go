@@ -1,0 +1,185 @@
+package place
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/coil-net/coil/pkg/node/floating"
+	"github.com/coil-net/coil/pkg/node/floating/floatingtest"
+	"github.com/coil-net/coil/pkg/testkit"
+	"github.com/coil-net/coil/pkg/testkit/netlab"
+)
+
+// ofServices is an order for an address of Services with some ports of TCP.
+func ofServices(lasts time.Duration, ports ...uint16) floating.Order {
+	o := floatingtest.Order(7, lasts)
+	o.Pod, o.OfServices = "", true
+	for _, p := range ports {
+		o.Ports = append(o.Ports, floating.Port{Protocol: unix.IPPROTO_TCP, Port: p})
+	}
+	return o
+}
+
+// proxied gives the node what a Service proxy makes of nftables: port 80 leads to the pod, and port 81 has no endpoints. The pod says "pod". The node
+// itself listens at port 22 of each of its addresses, and says "node".
+func (l *lab) proxied() {
+	l.T.Helper()
+	l.Rules(`table inet proxy {
+		chain services {
+			type nat hook prerouting priority -100
+			ip daddr 192.0.2.7 tcp dport 80 dnat ip to 10.0.1.2:8080
+			ip6 daddr 2001:db8::7 tcp dport 80 dnat ip6 to [fd00:1::2]:8080
+		}
+		chain masquerading {
+			type nat hook postrouting priority 100
+			ct status dnat masquerade
+		}
+		chain refusing {
+			type filter hook input priority 0
+			tcp dport 81 reject with tcp reset
+		}
+	}`)
+	for _, server := range []struct {
+		at   *netlab.NS
+		port int
+		says string
+	}{{l.Pod.Lab(), 8080, "pod"}, {l.Node.Lab(), 22, "node"}} {
+		listener := testkit.Must(server.at.Listen(l.T.Context(), "tcp", fmt.Sprintf("[::]:%d", server.port)))(l.T)
+		l.T.Cleanup(func() { _ = listener.Close() })
+		go netlab.Serve(listener, func(c net.Conn) {
+			_, _ = c.Write([]byte(server.says))
+			_ = c.Close()
+		})
+	}
+}
+
+// hears returns what the host gets from a port of an address: what is said there, "refused", or "nothing".
+func (l *lab) hears(a netip.Addr, port uint16) (string, error) {
+	ctx, cancel := context.WithTimeout(l.T.Context(), testkit.Timeout(300*time.Millisecond))
+	defer cancel()
+	c, err := l.Host.Lab().Dial(ctx, "tcp", netip.AddrPortFrom(a, port).String())
+	switch {
+	case errors.Is(err, syscall.ECONNREFUSED):
+		return "refused", nil
+	case ctx.Err() != nil:
+		return "nothing", nil
+	case err != nil:
+		return "", err
+	}
+	defer c.Close()
+	said, err := io.ReadAll(c)
+	return string(said), err
+}
+
+// An address of Services leads to the node: to ports of Services, and to nothing else that runs there. The node answers pings.
+func TestAddressOfServices(t *testing.T) {
+	l := newLab(t)
+	l.proxied()
+	p := l.start()
+	ctx := t.Context()
+	type heard map[uint16]string
+	await := func(what string, want heard) {
+		t.Helper()
+		for _, a := range ofServices(0).Addrs() {
+			for port, said := range want {
+				testkit.Eventually(t, 5*time.Second, fmt.Sprintf("%s: from port %d of %s the host hears %s", what, port, a, said), func() error {
+					if got, err := l.hears(a, port); err != nil || got != said {
+						return fmt.Errorf("it hears %q, %w", got, err)
+					}
+					return nil
+				})
+			}
+		}
+	}
+	pings := func(what string, want bool) {
+		t.Helper()
+		for _, a := range ofServices(0).Addrs() {
+			if err := l.Host.Ping(a, testkit.Timeout(300*time.Millisecond)); (err == nil) != want {
+				t.Errorf("%s: a ping to %s: %v, want an answer: %t", what, a, err, want)
+			}
+		}
+	}
+	testkit.Check(t, p.Answer(ctx, ofServices(time.Hour, 80, 81)))
+	await("two ports", heard{80: "pod", 81: "refused", 22: "nothing"})
+	pings("held", true)
+	for _, own := range []string{"10.0.0.1", "fd00::1"} {
+		if got, err := l.hears(netip.MustParseAddr(own), 22); err != nil || got != "node" {
+			t.Errorf("from the node's own address %s the host hears %q, %v", own, got, err)
+		}
+	}
+	const local = "local 192.0.2.7 dev lo proto 32 scope host; local 2001:db8::7 dev lo proto 32 metric 1024 pref medium"
+	if got := l.floatingRoutes("local"); got != local {
+		t.Errorf("table local: %s", got)
+	}
+	if got := l.Routes("116"); got != "" {
+		t.Errorf("table 116: %s", got)
+	}
+	if got := l.Routes("119"); strings.Count(got, "dev lo proto 32") != 2 {
+		t.Errorf("told to routing daemons: %s", got)
+	}
+	testkit.Check(t, p.Answer(ctx, ofServices(time.Hour, 22)))
+	await("another port", heard{80: "nothing", 81: "nothing", 22: "node"}) // as a Service whose endpoint is a program of the node
+	if got := testkit.Must(l.Node.Run("nft", "list", "counter", "ip", "coil_floating", "no_service_ipv4"))(t); strings.Contains(got, "packets 0 ") {
+		t.Errorf("packets for ports of no Service aren't counted: %s", got)
+	}
+	testkit.Check(t, p.Answer(ctx, ofServices(time.Hour, 80)))
+	await("the first port again", heard{80: "pod"})
+	testkit.Check(t, p.Answer(ctx, ofServices(0, 80)))
+	await("the time is over", heard{80: "nothing"})
+	pings("the time is over", false)
+	testkit.Check(t, p.Answer(ctx, ofServices(time.Hour, 80)))
+	await("held again", heard{80: "pod"})
+	testkit.Check(t, l.Node.Lab().IP(ctx, "route del local 192.0.2.7 dev lo table local"), p.Sync(ctx))
+	if got := l.floatingRoutes("local"); got != local {
+		t.Errorf("repaired, table local is: %s", got)
+	}
+	testkit.Check(t, p.Stop(ctx, ofServices(0).Address))
+	p.Wait()
+	if got := l.floatingRoutes("local") + l.Routes("119") + testkit.Must(l.Node.Run("nft", "list", "tables", "ip"))(t); got != "" {
+		t.Errorf("there is still %s", got)
+	}
+}
+
+// floatingRoutes are the routes of floating addresses in a table.
+func (l *lab) floatingRoutes(table string) string {
+	var all []string
+	for r := range strings.SplitSeq(l.Routes(table), "; ") {
+		if strings.Contains(r, "proto 32") {
+			all = append(all, r)
+		}
+	}
+	return strings.Join(all, "; ")
+}
+
+// An address becomes one of Services, or a pod's, without a gap in what the node answers for.
+func TestAddressChangesItsKind(t *testing.T) {
+	l := newLab(t)
+	l.proxied()
+	p := l.start()
+	testkit.Check(t, p.Answer(t.Context(), floatingtest.Order(7, time.Hour)))
+	l.Await(floatingtest.Order(7, 0), true)
+	testkit.Check(t, p.Answer(t.Context(), ofServices(time.Hour, 80)))
+	for _, a := range ofServices(0).Addrs() {
+		if got, err := l.hears(a, 80); err != nil || got != "pod" {
+			t.Errorf("from %s the host hears %q, %v", a, got, err)
+		}
+	}
+	if got := l.Routes("116"); got != "" {
+		t.Errorf("table 116: %s", got)
+	}
+	testkit.Check(t, p.Answer(t.Context(), floatingtest.Order(7, time.Hour)))
+	l.Await(floatingtest.Order(7, 0), true)
+	if got := l.floatingRoutes("local"); got != "" {
+		t.Errorf("table local: %s", got)
+	}
+}
