@@ -25,7 +25,7 @@ type assigner struct {
 	uses []*use
 }
 
-// Assign says which Service gets which address. Services are served in three groups, and in each group the oldest first:
+// Assign says which Service gets which address. Services are served in groups, and in each group the oldest first:
 //
 //	has an address            keeps it, unless an older Service has it and can't share it
 //	asks for one by name      gets that one, or none
@@ -54,7 +54,7 @@ func Assign(f Facts) Plan {
 			plan.Given[i] = g
 		}
 	}
-	group(func(s *Service) bool { return len(s.Has) > 0 }, a.keep)
+	group(func(s *Service) bool { return s.Claim != "" || len(s.Has) > 0 }, a.keep)
 	group(func(s *Service) bool { return s.Invalid != "" }, func(s *Service) Given { return Given{Reason: Invalid, Message: s.Invalid} })
 	group(func(s *Service) bool { return s.Invalid == "" && len(s.Wants) > 0 }, a.named)
 	group(func(s *Service) bool { return s.Invalid == "" && len(s.Wants) == 0 }, a.any)
@@ -76,16 +76,32 @@ func refused(r Reason, format string, args ...any) Given {
 
 // keep gives a Service the address that it has, also if the claim of that was lost.
 func (a *assigner) keep(s *Service) Given {
-	u, why := a.of(s.Has, "")
+	u, why := a.had(s)
+	known := u != nil && len(u.Addrs()) > 0
 	switch {
 	case u == nil:
 		return why
-	case s.Pool != "" && s.Pool != u.Pool:
+	case s.Pool != "" && s.Pool != u.Pool && known:
 		return refused(AddressChanged, "It has %s of AddressPool %s, and asks for one of %s", u.Address.Address, u.Pool, s.Pool)
-	case slices.ContainsFunc(s.Wants, func(w netip.Addr) bool { return !slices.Contains(u.Addrs(), w) }):
+	case slices.ContainsFunc(s.Wants, func(w netip.Addr) bool { return !slices.Contains(u.Addrs(), w) }) && known:
 		return refused(AddressChanged, "It has %s, and asks for %s", u.Address.Address, joined(s.Wants))
+	case u.Asked && len(s.Wants) == 0 && len(s.Has) == 0:
+		return Given{} // it asked for it before
+	case !known && (s.Pool != "" && s.Pool != u.Pool || len(s.Wants) > 0):
+		return Given{} // it asks for something else by now
 	}
 	return a.give(u, s)
+}
+
+// had returns the address that a Service was given before or, if that isn't known, that it says it has; nil and no reason for none.
+func (a *assigner) had(s *Service) (*use, Given) {
+	if i := slices.IndexFunc(a.uses, func(u *use) bool { return u.Claim == s.Claim }); i >= 0 {
+		return a.uses[i], Given{}
+	}
+	if len(s.Has) == 0 {
+		return nil, Given{}
+	}
+	return a.of(s.Has, "")
 }
 
 // named gives a Service the address that it asks for.
@@ -108,7 +124,7 @@ func (a *assigner) any(s *Service) Given {
 		return why
 	}
 	for _, u := range a.uses {
-		if u.Pool == name && a.lacks(u, s).Reason == "" && u.inTheWay(s) == nil {
+		if u.Pool == name && !u.Asked && a.lacks(u, s).Reason == "" && u.inTheWay(s) == nil {
 			return a.give(u, s)
 		}
 	}
@@ -124,7 +140,7 @@ func (a *assigner) give(u *use, s *Service) Given {
 		return refused(AddressInUse, "Service %s has %s: %s", o.Name, u.Address.Address, conflict(o, s))
 	}
 	u.services = append(u.services, s)
-	return Given{Claim: u.Claim}
+	return Given{Claim: u.Claim, Address: u.Address.Address}
 }
 
 // of returns the address that some addresses are, which is made if there is none, of a pool or of any.
@@ -147,7 +163,7 @@ func (a *assigner) of(addrs []netip.Addr, pool string) (*use, Given) {
 		if slices.ContainsFunc(addrs, func(addr netip.Addr) bool { return !slices.Contains(whole.Addrs(), addr) }) {
 			return nil, refused(AddressPair, "In AddressPool %s the pair is %s: ask for one of the two", name, whole)
 		}
-		return a.make(Address{Claim: a.unused("lb-" + strings.NewReplacer(".", "-", ":", "-").Replace(addrs[0].String())), Pool: name, Address: whole}), Given{}
+		return a.make(Address{Asked: true, Claim: a.unused("lb-" + strings.NewReplacer(".", "-", ":", "-").Replace(addrs[0].String())), Pool: name, Address: whole}), Given{}
 	}
 	if pool != "" {
 		return nil, refused(AddressOutsidePool, "AddressPool %s hasn't %s: ask for one of its addresses, or for another pool", pool, addrs[0])

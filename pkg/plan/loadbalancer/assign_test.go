@@ -157,7 +157,8 @@ func TestAssign(t *testing.T) {
 		"it has one of another default":     {[]loadbalancer.Service{with(service(1, "TCP 80"), has("192.0.2.5"))}, []string{"192.0.2.5"}},
 		"what it asks for makes no sense":   {[]loadbalancer.Service{with(service(1, "TCP 80"), invalid)}, []string{"Invalid"}},
 		"it keeps what it has all the same": {[]loadbalancer.Service{with(with(service(1, "TCP 80"), has("192.0.2.5")), invalid)}, []string{"192.0.2.5"}},
-		"an address with room comes next":   {[]loadbalancer.Service{with(service(1, "TCP 80"), has("198.51.100.9")), service(2, "TCP 81")}, []string{"198.51.100.9", "198.51.100.9"}},
+		"an address with room comes next":   {[]loadbalancer.Service{service(1, "TCP 80"), service(2, "TCP 81")}, []string{"198.51.100.0", "198.51.100.0"}},
+		"one that isn't there yet doesn't":  {[]loadbalancer.Service{with(service(1, "TCP 80"), has("198.51.100.9")), service(2, "TCP 81")}, []string{"198.51.100.9", "198.51.100.0"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t)

@@ -44,6 +44,9 @@ type Service struct {
 	Invalid string
 	// Has are the addresses that it got before. They stay its own as long as they are what it asks for.
 	Has []netip.Addr
+	// Claim is the AddressClaim of the address that it was given before, whatever the Service says: the write may be on its way. Empty if that isn't known,
+	// as when a program starts.
+	Claim string
 	// Alone says that no other Service has its address, and Group that only those of the same group have.
 	Alone bool
 	Group string
@@ -64,6 +67,8 @@ type Address struct {
 	Pool  string
 	// Address is unknown as long as the claim asks for any address of the pool and has no answer.
 	ipam.Address
+	// Asked says that the claim asks for the address by name, and hasn't got it yet. Only Services get it that ask for it, too, or that have it.
+	Asked bool
 }
 
 // Reason says why a Service has no address, as a reason of a condition.
@@ -91,6 +96,8 @@ const (
 type Given struct {
 	// Claim is the AddressClaim of the address. It is empty if the Service gets none.
 	Claim string
+	// Address is as in the entry of the claim.
+	Address ipam.Address
 	// Reason and Message say why it gets none, or another one than it had.
 	Reason  Reason
 	Message string

@@ -1,0 +1,229 @@
+// Package loadbalancer gives Services of the type LoadBalancer addresses that are on nodes.
+//
+// It owns what Coil writes into these Services, the AddressClaims of their addresses in its own namespace, and where these addresses are to be. It must not know
+// how AddressClaims get addresses, nor how nodes hold them.
+//
+//	Service                              action
+//	comes, or changes                    a plan of all Services (package plan/loadbalancer), then the steps of each whose part of it is another one
+//	gets an address that no claim has    an AddressClaim; the Service waits for its address
+//	has an address                       its AddressBlock says by which ports clients reach it, and on which nodes it may be
+//	its address is on a node             the status tells the address
+//	deleted, of another type or class    the steps back; then nothing is Coil's
+//	the last one of an address           the AddressClaim is deleted: the address cools down
+//
+// Three loops: the plan, the Services, and the blocks. Nothing is done before the events of all caches were handled. A Service that was given an address keeps it
+// in the next plans, also while the cache doesn't show yet what was written into it.
+package loadbalancer
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/informers"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/cache"
+
+	"github.com/coil-net/coil/generated/clientset/versioned"
+	coilinformers "github.com/coil-net/coil/generated/informers/externalversions/coil/v2"
+	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
+	"github.com/coil-net/coil/pkg/kube"
+	"github.com/coil-net/coil/pkg/plan/loadbalancer"
+	"github.com/coil-net/coil/pkg/reconcile"
+)
+
+const (
+	// settle is for how long changes are collected before a plan is made.
+	settle  = 50 * time.Millisecond
+	workers = 8
+	// coolDown is for how long, in seconds, an address of a Service is given to nobody else: its holder has stopped long before.
+	coolDown = 10
+)
+
+// Config is what the controller is made of. The caller runs the informers.
+type Config struct {
+	Coil versioned.Interface
+	Core kubernetes.Interface
+
+	Pools  coilinformers.AddressPoolInformer
+	Claims coilinformers.AddressClaimInformer
+	// Blocks informs of AddressBlocks with the label v2.LabelFloating.
+	Blocks cache.SharedIndexInformer
+	// Cluster informs of Services, Nodes and EndpointSlices.
+	Cluster informers.SharedInformerFactory
+
+	// Namespace has the AddressClaims.
+	Namespace string
+	// DefaultPool is the AddressPool of Services that name none.
+	DefaultPool string
+	// WithoutClass says that Services without a class are served, too.
+	WithoutClass bool
+	Recorder     kube.Recorder
+	// LoopMetrics may be nil.
+	LoopMetrics *reconcile.Metrics
+}
+
+// Controller serves Services.
+type Controller struct {
+	cfg      Config
+	services kube.Cache[corev1.Service]
+	pools    kube.Cache[v2.AddressPool]
+	claims   kube.Cache[v2.AddressClaim]
+	blocks   kube.Index[v2.AddressBlock] // by their claim's name
+	nodes    kube.Cache[corev1.Node]
+	slices   kube.Index[discoveryv1.EndpointSlice] // by namespace/name of their Service
+	synced   []cache.DoneChecker
+	plans    *reconcile.Loop[struct{}]
+	steps    *reconcile.Loop[types.NamespacedName]
+	places   *reconcile.Loop[struct{}]
+	now      func() metav1.Time
+
+	mu sync.Mutex // guards the plan
+	// given is what each Service gets, by UID.
+	given map[types.UID]loadbalancer.Given
+	// users are the Services that have the address of a claim, by its name.
+	users map[string][]types.NamespacedName
+}
+
+// New returns a controller that isn't running.
+func New(cfg Config) (*Controller, error) {
+	core, discovery := cfg.Cluster.Core().V1(), cfg.Cluster.Discovery().V1()
+	c := &Controller{
+		cfg:      cfg,
+		services: kube.CacheOf[corev1.Service](core.Services().Informer()),
+		pools:    kube.CacheOf[v2.AddressPool](cfg.Pools.Informer()),
+		claims:   kube.CacheOf[v2.AddressClaim](cfg.Claims.Informer()),
+		blocks:   kube.CacheOf[v2.AddressBlock](cfg.Blocks).IndexBy(func(b *v2.AddressBlock) []string { return claimOf(cfg.Namespace, b) }),
+		nodes:    kube.CacheOf[corev1.Node](core.Nodes().Informer()),
+		slices:   kube.CacheOf[discoveryv1.EndpointSlice](discovery.EndpointSlices().Informer()).IndexBy(serviceOf),
+		now:      metav1.Now,
+		given:    map[types.UID]loadbalancer.Given{},
+		users:    map[string][]types.NamespacedName{},
+	}
+	c.plans = reconcile.New("services", func(ctx context.Context, _ struct{}) error { return c.plan(ctx) }, cfg.LoopMetrics)
+	c.steps = reconcile.New("service", c.step, cfg.LoopMetrics)
+	c.places = reconcile.New("service-addresses", func(ctx context.Context, _ struct{}) error { return c.place(ctx) }, cfg.LoopMetrics)
+	return c, c.register()
+}
+
+// register adds handlers, which only add keys.
+func (c *Controller) register() (err error) {
+	core, discovery := c.cfg.Cluster.Core().V1(), c.cfg.Cluster.Discovery().V1()
+	c.synced, err = reconcile.Register(
+		reconcile.On(core.Services().Informer(), reconcile.Handler(c.serviceChanged)),
+		reconcile.On(c.cfg.Pools.Informer(), reconcile.ChangeHandler(func(*v2.AddressPool) { c.plans.AddAfter(struct{}{}, settle) }, samePool)),
+		reconcile.On(c.cfg.Claims.Informer(), reconcile.Handler(c.claimChanged)),
+		reconcile.On(c.cfg.Blocks, reconcile.Changes(c.blockChanged)),
+		reconcile.On(core.Nodes().Informer(), reconcile.ChangeHandler(func(*corev1.Node) { c.places.Add(struct{}{}) }, sameNode)),
+		reconcile.On(discovery.EndpointSlices().Informer(), reconcile.Handler(c.sliceChanged)),
+	)
+	return err
+}
+
+func (c *Controller) serviceChanged(s *corev1.Service) {
+	c.steps.Add(keyOf(s))
+	c.plans.AddAfter(struct{}{}, settle)
+}
+
+func (c *Controller) claimChanged(a *v2.AddressClaim) {
+	if isOurs(c.cfg.Namespace, a) {
+		c.plans.AddAfter(struct{}{}, settle)
+		c.changed(a.Name)
+	}
+}
+
+func (c *Controller) blockChanged(before, after *v2.AddressBlock) {
+	for _, b := range []*v2.AddressBlock{before, after} {
+		if b == nil {
+			continue
+		}
+		for _, claim := range claimOf(c.cfg.Namespace, b) {
+			c.places.Add(struct{}{})
+			c.changed(claim)
+		}
+	}
+}
+
+func (c *Controller) sliceChanged(slice *discoveryv1.EndpointSlice) {
+	for _, key := range serviceOf(slice) {
+		if s := c.services.Find(key); s != nil && needsEndpoints(s) {
+			c.places.Add(struct{}{})
+		}
+	}
+}
+
+// Synced says of each cache whether it is filled, and its events handled.
+func (c *Controller) Synced() []cache.DoneChecker { return c.synced }
+
+// Run serves Services until ctx ends. Call it when this process leads.
+func (c *Controller) Run(ctx context.Context) error {
+	// What an earlier leader of this process has given may be long gone.
+	c.mu.Lock()
+	clear(c.given)
+	clear(c.users)
+	c.mu.Unlock()
+	c.plans.Add(struct{}{})
+	group, ctx := errgroup.WithContext(ctx)
+	group.Go(func() error { return c.plans.Run(ctx, 1, c.synced...) })
+	group.Go(func() error { return c.steps.Run(ctx, workers, c.synced...) })
+	group.Go(func() error { return c.places.Run(ctx, 1, c.synced...) })
+	return group.Wait()
+}
+
+// changed looks at the Services that have the address of a claim.
+func (c *Controller) changed(claim string) {
+	c.mu.Lock()
+	users := c.users[claim]
+	c.mu.Unlock()
+	for _, key := range users {
+		c.steps.Add(key)
+	}
+}
+
+func keyOf(o metav1.Object) types.NamespacedName {
+	return types.NamespacedName{Namespace: o.GetNamespace(), Name: o.GetName()}
+}
+
+// label is that of the AddressClaims of Services.
+const label = "coil.cybozu.com/load-balancer"
+
+// isOurs says whether an AddressClaim is one of the controller's.
+func isOurs(namespace string, a *v2.AddressClaim) bool {
+	return a.Namespace == namespace && a.Labels[label] == "true"
+}
+
+// claimOf is the name of the claim of a block's address, if that is in the controller's namespace and was not released.
+func claimOf(namespace string, b *v2.AddressBlock) []string {
+	if f := b.Floating; f != nil && f.Owner.Kind == "AddressClaim" && f.Owner.Namespace == namespace && f.ReleasedAt == nil && b.DeletionTimestamp == nil {
+		return []string{f.Claim}
+	}
+	return nil
+}
+
+func serviceOf(s *discoveryv1.EndpointSlice) []string {
+	if name := s.Labels[discoveryv1.LabelServiceName]; name != "" {
+		return []string{s.Namespace + "/" + name}
+	}
+	return nil
+}
+
+// needsEndpoints says whether the address of a Service has to be on a node with one of its endpoints.
+func needsEndpoints(s *corev1.Service) bool {
+	return s.Spec.ExternalTrafficPolicy == corev1.ServiceExternalTrafficPolicyLocal
+}
+
+// samePool says whether a change of an AddressPool is none of its addresses.
+func samePool(a, b *v2.AddressPool) bool {
+	return a.Generation == b.Generation && (a.DeletionTimestamp == nil) == (b.DeletionTimestamp == nil)
+}
+
+// sameNode says whether a change of a Node, such as a heartbeat, is none for the addresses of Services.
+func sameNode(a, b *corev1.Node) bool {
+	one, other := loadbalancer.NodesOf([]*corev1.Node{a}), loadbalancer.NodesOf([]*corev1.Node{b})
+	return loadbalancer.ReadyNode(a) == loadbalancer.ReadyNode(b) && one.Equal(other)
+}

@@ -1,0 +1,486 @@
+package loadbalancer
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/informers"
+	corefake "k8s.io/client-go/kubernetes/fake"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/tools/events"
+
+	"github.com/coil-net/coil/generated/clientset/versioned/fake"
+	"github.com/coil-net/coil/generated/informers/externalversions"
+	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
+	"github.com/coil-net/coil/pkg/plan/loadbalancer"
+	"github.com/coil-net/coil/pkg/testkit/fakeapi"
+)
+
+// The resources of the API server in memory.
+const (
+	serviceResource = "services"
+	nodeResource    = "nodes"
+	sliceResource   = "endpointslices"
+	poolResource    = "addresspools"
+	claimResource   = "addressclaims"
+	blockResource   = "addressblocks"
+)
+
+// namespace has the claims.
+const namespace = "kube-system"
+
+// scene is a controller that runs in a bubble of testing/synctest, an API server, and what gives claims addresses and has nodes take these.
+type scene struct {
+	*Controller
+	*fakeapi.View
+	t      *testing.T
+	s      *fakeapi.Server
+	core   *corefake.Clientset
+	coil   *fake.Clientset
+	events *events.FakeRecorder
+	stop   func()
+}
+
+func inScene(t *testing.T, do func(t *testing.T, sc *scene)) {
+	synctest.Test(t, func(t *testing.T) { do(t, newScene(t)) })
+}
+
+func newScene(t *testing.T) *scene {
+	t.Helper()
+	sc := &scene{t: t, s: fakeapi.New(t, nil), events: events.NewFakeRecorder(100000), core: corefake.NewSimpleClientset(), coil: fake.NewSimpleClientset()}
+	sc.core.PrependReactor("*", "*", sc.s.React)
+	sc.coil.PrependReactor("*", "*", sc.s.React)
+	for name, cidrs := range map[string][2]string{"default": {"192.0.2.0/28", "2001:db8::/124"}, "four": {"198.51.100.0/29", ""}} {
+		p := &v2.AddressPool{ObjectMeta: metav1.ObjectMeta{Name: name}}
+		p.Spec.Subnets = []v2.SubnetSet{{IPv4: &cidrs[0]}}
+		if cidrs[1] != "" {
+			p.Spec.Subnets[0].IPv6 = &cidrs[1]
+		}
+		sc.s.Put(poolResource, p)
+	}
+	for i := range 3 {
+		sc.node(i, true)
+	}
+	sc.start()
+	t.Cleanup(func() { sc.stop() })
+	return sc
+}
+
+// node makes a Node that is ready, or isn't.
+func (sc *scene) node(i int, ready bool) {
+	name := fmt.Sprint("n", i)
+	n := fakeapi.Find[*corev1.Node](sc.s, nodeResource, name)
+	if n == nil {
+		n = &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}
+	}
+	n.Status.Addresses = []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: fmt.Sprint("10.0.0.", i+1)}}
+	n.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: map[bool]corev1.ConditionStatus{true: corev1.ConditionTrue, false: corev1.ConditionUnknown}[ready]}}
+	sc.s.Put(nodeResource, n)
+}
+
+// start runs a controller that has seen everything.
+func (sc *scene) start() {
+	sc.t.Helper()
+	blocks := cache.NewSharedIndexInformer(&cache.ListWatch{}, &v2.AddressBlock{}, 0, cache.Indexers{})
+	coil := externalversions.NewSharedInformerFactory(sc.coil, 0).Coil().V2()
+	cfg := Config{
+		Coil: sc.coil, Core: sc.core, Recorder: sc.events, Namespace: namespace, DefaultPool: "default",
+		Pools: coil.AddressPools(), Claims: coil.AddressClaims(), Blocks: blocks, Cluster: informers.NewSharedInformerFactory(sc.core, 0),
+	}
+	var err error
+	if sc.Controller, err = New(cfg); err != nil {
+		sc.t.Fatal(err)
+	}
+	sc.synced = nil // the caches are filled by hand
+	handlers := map[string]func(before, after fakeapi.Object){
+		serviceResource: func(a, b fakeapi.Object) { sc.serviceChanged(either(as[corev1.Service](b), as[corev1.Service](a))) },
+		nodeResource:    func(a, b fakeapi.Object) { sc.places.Add(struct{}{}) },
+		sliceResource: func(a, b fakeapi.Object) {
+			sc.sliceChanged(either(as[discoveryv1.EndpointSlice](b), as[discoveryv1.EndpointSlice](a)))
+		},
+		poolResource:  func(a, b fakeapi.Object) { sc.plans.AddAfter(struct{}{}, settle) },
+		claimResource: func(a, b fakeapi.Object) { sc.claimChanged(either(as[v2.AddressClaim](b), as[v2.AddressClaim](a))) },
+		blockResource: func(a, b fakeapi.Object) { sc.blockChanged(as[v2.AddressBlock](a), as[v2.AddressBlock](b)) },
+	}
+	core, discovery := cfg.Cluster.Core().V1(), cfg.Cluster.Discovery().V1()
+	sc.View = sc.s.View(map[string]cache.Indexer{
+		serviceResource: core.Services().Informer().GetIndexer(), nodeResource: core.Nodes().Informer().GetIndexer(), sliceResource: discovery.EndpointSlices().Informer().GetIndexer(),
+		poolResource: cfg.Pools.Informer().GetIndexer(), claimResource: cfg.Claims.Informer().GetIndexer(), blockResource: blocks.GetIndexer(),
+	}, func(resource string, before, after fakeapi.Object) {
+		if before != nil || after != nil {
+			handlers[resource](before, after)
+		}
+	})
+	sc.DeliverAll()
+	ctx, cancel := context.WithCancel(context.WithoutCancel(sc.t.Context()))
+	done := make(chan error, 1)
+	go func(c *Controller) { done <- c.Run(ctx) }(sc.Controller)
+	sc.stop = func() {
+		cancel()
+		if err := <-done; err != nil {
+			sc.t.Error(err)
+		}
+	}
+}
+
+func as[T any](o fakeapi.Object) *T {
+	p, _ := any(o).(*T)
+	return p
+}
+
+func either[T any](a, b *T) *T {
+	if a != nil {
+		return a
+	}
+	return b
+}
+
+// elsewhere is an address that no claim gets, since another object has it.
+const elsewhere = "192.0.2.9"
+
+// play gives claims what they ask for, takes back what they don't, and has nodes take and leave addresses.
+func (sc *scene) play() {
+	used := map[string]string{} // claims, by name of the block
+	for _, b := range fakeapi.All[*v2.AddressBlock](sc.s, blockResource) {
+		if fakeapi.Find[*v2.AddressClaim](sc.s, claimResource, namespace+"/"+b.Floating.Claim) == nil {
+			sc.s.Drop(blockResource, b.Name)
+			continue
+		}
+		used[b.Name] = b.Floating.Claim
+		holder := ""
+		for _, n := range b.Floating.Successors {
+			if holder == "" || n.Node == b.Floating.Holding.Holder {
+				holder = n.Node
+			}
+		}
+		if b.Floating.Holding.Holder != holder {
+			b.Floating.Holding.Holder = holder
+			sc.s.Put(blockResource, b)
+		}
+	}
+	for _, a := range fakeapi.All[*v2.AddressClaim](sc.s, claimResource) {
+		if len(a.Status.Addresses) > 0 {
+			continue
+		}
+		for i := range 16 {
+			b := &v2.AddressBlock{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprint(a.Spec.Pool, "-", i)}, Index: int32(i)}
+			told := v2.ClaimedAddress{Block: b.Name, IPv4: fmt.Sprint("192.0.2.", i), IPv6: fmt.Sprintf("2001:db8::%x", i)}
+			if a.Spec.Pool == "four" {
+				if i >= 8 {
+					break
+				}
+				told.IPv4, told.IPv6 = fmt.Sprint("198.51.100.", i), ""
+			}
+			if told.IPv6 == "2001:db8::0" {
+				told.IPv6 = "2001:db8::"
+			}
+			if told.IPv4 == elsewhere && len(a.Spec.Addresses) == 0 {
+				continue
+			}
+			if told.IPv4 == elsewhere && a.Spec.Addresses[0] == elsewhere {
+				ready := metav1.Condition{Type: v2.ClaimReady, Status: metav1.ConditionFalse, Reason: v2.ReasonAddressTaken, Message: "It belongs to an Egress"}
+				if meta.SetStatusCondition(&a.Status.Conditions, ready) {
+					sc.s.Put(claimResource, a)
+				}
+				break
+			}
+			if wants := a.Spec.Addresses; used[b.Name] != "" && used[b.Name] != a.Name || len(wants) > 0 && wants[0] != told.IPv4 && wants[0] != told.IPv6 {
+				continue
+			}
+			b.Floating = &v2.Floating{Claim: a.Name, Owner: v2.FloatingOwner{Kind: "AddressClaim", Namespace: a.Namespace, Name: a.Name, UID: a.UID}}
+			if used[b.Name] == "" { // else an earlier claim of the name has it
+				sc.s.Put(blockResource, b)
+				used[b.Name] = a.Name
+			}
+			a.Status.Addresses = []v2.ClaimedAddress{told}
+			sc.s.Put(claimResource, a)
+			break
+		}
+	}
+}
+
+// run lets time pass while the caches show everything, and nodes and claims get what they are to.
+func (sc *scene) run(d time.Duration) {
+	for end := time.Now().Add(d); time.Now().Before(end); {
+		sc.play()
+		sc.DeliverAll()
+		time.Sleep(100 * time.Millisecond)
+		synctest.Wait()
+	}
+}
+
+// service makes a Service of the class, or changes it.
+func (sc *scene) service(name string, change func(*corev1.Service)) *corev1.Service {
+	s := fakeapi.Find[*corev1.Service](sc.s, serviceResource, "shop/"+name)
+	if s == nil {
+		s = &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: name, Annotations: map[string]string{}}}
+		s.Spec = corev1.ServiceSpec{
+			Type: corev1.ServiceTypeLoadBalancer, LoadBalancerClass: new(string), IPFamilies: []corev1.IPFamily{corev1.IPv4Protocol},
+			Ports: []corev1.ServicePort{{Protocol: corev1.ProtocolTCP, Port: 80}},
+		}
+		*s.Spec.LoadBalancerClass = loadbalancer.Class
+	}
+	s.Generation++
+	if change != nil {
+		change(s)
+	}
+	if s.DeletionTimestamp != nil && len(s.Finalizers) == 0 {
+		sc.s.Drop(serviceResource, "shop/"+name)
+		return s
+	}
+	sc.s.Put(serviceResource, s)
+	return s
+}
+
+func (sc *scene) find(name string) *corev1.Service {
+	return fakeapi.Find[*corev1.Service](sc.s, serviceResource, "shop/"+name)
+}
+
+func deleted(s *corev1.Service) { s.DeletionTimestamp = new(metav1.Now()) }
+
+// told are the addresses in the status of a Service.
+func told(s *corev1.Service) string {
+	var all []string
+	for _, i := range s.Status.LoadBalancer.Ingress {
+		all = append(all, i.IP)
+	}
+	return strings.Join(all, ",")
+}
+
+// TestRandomHistories has caches that lag, lost answers, controllers that end, and Services, nodes and endpoints that come, change and go. Services that nobody
+// changes keep their addresses all the time. In the end each Service has what it is to have, and nothing is left of those that are gone.
+func TestRandomHistories(t *testing.T) {
+	var seen sums
+	for seed := range uint64(40) {
+		t.Run(fmt.Sprint(seed), func(t *testing.T) {
+			inScene(t, func(t *testing.T, sc *scene) {
+				h := &history{sc, rand.New(rand.NewPCG(seed, 11))}
+				calm := map[string]string{}
+				for i := range 4 {
+					sc.service(fmt.Sprint("calm-", i), func(s *corev1.Service) { s.Spec.Ports[0].Port = int32(80 + i%2) })
+				}
+				sc.run(3 * time.Second)
+				for i := range 4 {
+					name := fmt.Sprint("calm-", i)
+					if calm[name] = told(sc.find(name)); calm[name] == "" {
+						t.Fatalf("%s has no address", name)
+					}
+				}
+				faults := rand.New(rand.NewPCG(seed, 12))
+				sc.s.Fault = func(verb, _ string) (before, after error) {
+					switch {
+					case faults.IntN(10) > 0:
+						return nil, nil
+					case faults.IntN(2) == 0:
+						return fakeapi.ErrLost, nil
+					}
+					return nil, fakeapi.ErrLost
+				}
+				for range 200 {
+					h.step()
+					if h.r.IntN(30) == 0 { // and another one takes over
+						sc.stop()
+						sc.start()
+					}
+					if h.r.IntN(2) == 0 {
+						sc.play()
+					}
+					if h.r.IntN(3) == 0 {
+						sc.Deliver(h.r.IntN(20))
+						time.Sleep(time.Duration(h.r.IntN(1000)) * time.Millisecond)
+						synctest.Wait()
+					}
+					for name, addr := range calm {
+						if got := told(sc.find(name)); got != addr {
+							t.Fatalf("%s had %q, and has %q now", name, addr, got)
+						}
+					}
+				}
+				sc.s.Fault = nil
+				sc.run(time.Minute)
+				h.check(&seen)
+				before := sc.s.Events()
+				sc.run(5 * time.Minute)
+				if n := sc.s.Events() - before; n > 0 {
+					t.Log(sc.s.Calls())
+					for _, s := range fakeapi.All[*corev1.Service](sc.s, serviceResource) {
+						t.Log(s.Name, s.CreationTimestamp, s.Annotations, s.Spec.Ports, s.Spec.IPFamilies, s.Spec.Type, s.Status.Conditions)
+					}
+					for _, s := range fakeapi.All[*v2.AddressClaim](sc.s, claimResource) {
+						t.Log(s.Name, s.Spec, s.Status.Addresses)
+					}
+					for _, s := range fakeapi.All[*v2.AddressBlock](sc.s, blockResource) {
+						t.Log(s.Name, s.Floating)
+					}
+					t.Errorf("%d writes without a reason", n)
+				}
+			})
+		})
+	}
+	if seen.served < 200 || seen.shared < 40 || seen.refused < 10 || seen.local < 10 {
+		t.Errorf("the histories hardly test: %+v", seen)
+	}
+}
+
+// sums says what there was at the end of histories.
+type sums struct{ served, shared, refused, local int }
+
+// history changes everything at random.
+type history struct {
+	*scene
+	r *rand.Rand
+}
+
+func (h *history) step() {
+	name := fmt.Sprint("s-", h.r.IntN(8))
+	switch h.r.IntN(12) {
+	case 0:
+		h.node(h.r.IntN(3), h.r.IntN(3) > 0)
+	case 1:
+		if h.find(name) != nil {
+			h.service(name, deleted)
+		}
+	case 2:
+		h.endpoints(name)
+	case 3:
+		if all := fakeapi.All[*v2.AddressClaim](h.s, claimResource); h.r.IntN(4) == 0 {
+			h.s.Drop(claimResource, namespace+"/"+all[h.r.IntN(len(all))].Name)
+		}
+	default:
+		if s := h.find(name); s != nil && s.DeletionTimestamp != nil {
+			return
+		}
+		h.service(name, h.change)
+	}
+}
+
+// change changes what a Service asks for.
+func (h *history) change(s *corev1.Service) {
+	switch h.r.IntN(8) {
+	case 0, 1:
+		s.Spec.Ports = []corev1.ServicePort{{Protocol: corev1.ProtocolTCP, Port: int32(80 + h.r.IntN(4))}}
+		if h.r.IntN(3) == 0 {
+			s.Spec.Ports = append(s.Spec.Ports, corev1.ServicePort{Protocol: corev1.ProtocolUDP, Port: 53})
+		}
+	case 2:
+		s.Annotations[loadbalancer.AnnotationWanted] = []string{"", elsewhere, "2001:db8::a", "198.51.100.3", "203.0.113.1", "nonsense"}[h.r.IntN(6)]
+	case 3:
+		s.Annotations[v2.AnnotationPool] = []string{"", "four", "none"}[h.r.IntN(3)]
+	case 4:
+		s.Annotations[loadbalancer.AnnotationSharing] = []string{"", "none", "group"}[h.r.IntN(3)]
+	case 5:
+		s.Spec.Type = []corev1.ServiceType{corev1.ServiceTypeLoadBalancer, corev1.ServiceTypeClusterIP}[h.r.IntN(2)]
+	case 6:
+		s.Spec.IPFamilies = [][]corev1.IPFamily{{corev1.IPv4Protocol}, {corev1.IPv6Protocol}, {corev1.IPv4Protocol, corev1.IPv6Protocol}}[h.r.IntN(3)]
+	case 7:
+		s.Spec.ExternalTrafficPolicy = []corev1.ServiceExternalTrafficPolicy{corev1.ServiceExternalTrafficPolicyCluster, corev1.ServiceExternalTrafficPolicyLocal}[h.r.IntN(2)]
+	}
+}
+
+// endpoints puts the endpoint of a Service on another node.
+func (h *history) endpoints(name string) {
+	s := fakeapi.Find[*discoveryv1.EndpointSlice](h.s, sliceResource, "shop/"+name)
+	if s == nil {
+		s = &discoveryv1.EndpointSlice{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: name, Labels: map[string]string{discoveryv1.LabelServiceName: name}}}
+	}
+	s.Endpoints = []discoveryv1.Endpoint{{NodeName: new(fmt.Sprint("n", h.r.IntN(3)))}}
+	h.s.Put(sliceResource, s)
+}
+
+// check holds the Services against a plain reading of what they are to have.
+func (h *history) check(seen *sums) {
+	h.t.Helper()
+	owner := map[string]string{} // of address, protocol and port
+	users := map[netip.Addr]int{}
+	waiting := 0
+	for _, s := range fakeapi.All[*corev1.Service](h.s, serviceResource) {
+		annotation, taken := s.Annotations[loadbalancer.AnnotationAssigned]
+		if s.Spec.Type != corev1.ServiceTypeLoadBalancer {
+			if taken || len(s.Finalizers)+len(s.Status.LoadBalancer.Ingress)+len(s.Status.Conditions) > 0 {
+				h.t.Errorf("%s isn't Coil's any more: %q, %v, %+v", s.Name, annotation, s.Finalizers, s.Status)
+			}
+			continue
+		}
+		assigned, served := meta.FindStatusCondition(s.Status.Conditions, loadbalancer.ConditionAssigned), meta.FindStatusCondition(s.Status.Conditions, loadbalancer.ConditionServed)
+		if !taken || !slices.Contains(s.Finalizers, loadbalancer.Finalizer) || assigned == nil || served == nil {
+			h.t.Errorf("%s: %v, %v, %+v", s.Name, s.Annotations, s.Finalizers, s.Status)
+			continue
+		}
+		if (assigned.Status == metav1.ConditionTrue) != (annotation != "") || served.Status == metav1.ConditionTrue && annotation == "" ||
+			assigned.Reason == reasonWaits && (s.Annotations[loadbalancer.AnnotationWanted] != elsewhere || !strings.Contains(assigned.Message, "AddressTaken: It belongs to an Egress")) {
+			h.t.Errorf("%s has %q, and says %+v, %+v", s.Name, annotation, assigned, served)
+		}
+		if assigned.Reason == reasonWaits {
+			waiting = 1
+		}
+		if annotation == "" {
+			seen.refused++
+			if told(s) != "" {
+				h.t.Errorf("%s has no address, and tells %s", s.Name, told(s))
+			}
+			continue
+		}
+		for text := range strings.SplitSeq(annotation, ",") {
+			a := netip.MustParseAddr(text)
+			users[a]++
+			if users[a] == 2 {
+				seen.shared++
+			}
+			for _, f := range s.Spec.IPFamilies {
+				if a.Is4() != (f == corev1.IPv4Protocol) {
+					continue
+				}
+				for _, p := range s.Spec.Ports {
+					key := fmt.Sprint(a, p.Protocol, p.Port)
+					if other := owner[key]; other != "" {
+						h.t.Errorf("%s and %s have both %s", s.Name, other, key)
+					}
+					owner[key] = s.Name
+				}
+			}
+		}
+		if needsEndpoints(s) {
+			seen.local++
+		}
+		if served.Status == metav1.ConditionTrue {
+			seen.served++
+			if told(s) == "" {
+				h.t.Errorf("%s is served, and tells nothing: %+v", s.Name, s.Status)
+			}
+		} else if !needsEndpoints(s) {
+			h.t.Errorf("%s isn't served: %+v", s.Name, served)
+		}
+	}
+	for _, a := range fakeapi.All[*v2.AddressClaim](h.s, claimResource) {
+		if len(a.Spec.Addresses) == 1 && a.Spec.Addresses[0] == elsewhere && waiting > 0 {
+			waiting-- // one claim for all that wait
+			continue
+		}
+		if !slices.ContainsFunc(addressOf(a).Addrs(), func(addr netip.Addr) bool { return users[addr] > 0 }) {
+			h.t.Errorf("the claim %s of %s is left", a.Name, addressOf(a))
+		}
+	}
+	for _, b := range fakeapi.All[*v2.AddressBlock](h.s, blockResource) {
+		a := fakeapi.Find[*v2.AddressClaim](h.s, claimResource, namespace+"/"+b.Floating.Claim)
+		if a == nil {
+			h.t.Errorf("%s is left", b.Name)
+			continue
+		}
+		for _, p := range b.Floating.Ports {
+			if !slices.ContainsFunc(addressOf(a).Addrs(), func(addr netip.Addr) bool { return owner[fmt.Sprint(addr, p.Protocol, p.Port)] != "" }) {
+				h.t.Errorf("%s takes packets for port %v, which no Service has", b.Name, p)
+			}
+		}
+	}
+}

@@ -1,0 +1,91 @@
+package loadbalancer
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/klog/v2"
+
+	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
+	"github.com/coil-net/coil/pkg/kube"
+	"github.com/coil-net/coil/pkg/plan/loadbalancer"
+)
+
+// place says in the blocks of all addresses on which nodes these may be, and by which ports clients reach Services there.
+func (c *Controller) place(ctx context.Context) error {
+	blocks, users, nodes := c.blocksOf(), c.usersOf(), loadbalancer.NodesOf(c.nodes.All())
+	var spots []loadbalancer.Spot
+	ports := map[string][]v2.FloatingPort{}
+	for claim, b := range blocks {
+		spot := loadbalancer.Spot{Block: b.Name, Holder: b.Floating.Holding.Holder}
+		anywhere := false
+		for _, key := range users[claim] {
+			s := c.services.Find(key.String())
+			if s == nil {
+				continue
+			}
+			ports[b.Name] = append(ports[b.Name], portsOf(s)...)
+			if needsEndpoints(s) {
+				spot.Only = loadbalancer.WithEndpoints(c.slices.Under(key.String()))
+			} else {
+				anywhere = true
+			}
+		}
+		if anywhere && !nodes.Any(spot.Only) {
+			spot.Only = nil // a Service without an endpoint is no reason to serve no other one
+		}
+		if len(ports[b.Name]) > 0 {
+			spots = append(spots, spot)
+		}
+	}
+	successors := nodes.Successors(spots)
+	var errs []error
+	for _, claim := range slices.Sorted(maps.Keys(blocks)) {
+		b := blocks[claim]
+		errs = append(errs, c.write(ctx, b, sorted(ports[b.Name]), successors[b.Name]))
+	}
+	return errors.Join(errs...)
+}
+
+// portsOf are the ports by which clients reach a Service.
+func portsOf(s *corev1.Service) (all []v2.FloatingPort) {
+	for _, p := range s.Spec.Ports {
+		all = append(all, v2.FloatingPort{Protocol: cmp.Or(p.Protocol, corev1.ProtocolTCP), Port: p.Port})
+	}
+	return all
+}
+
+// sorted are ports in order, each once.
+func sorted(ports []v2.FloatingPort) []v2.FloatingPort {
+	slices.SortFunc(ports, func(a, b v2.FloatingPort) int {
+		return cmp.Or(cmp.Compare(a.Protocol, b.Protocol), cmp.Compare(a.Port, b.Port))
+	})
+	return slices.Compact(ports)
+}
+
+// write writes what is to be said of an address into its block, unless the block says so, or has changed since it was looked at.
+func (c *Controller) write(ctx context.Context, b *v2.AddressBlock, ports []v2.FloatingPort, successors []v2.FloatingNode) error {
+	same := slices.EqualFunc(successors, b.Floating.Successors, func(x, y v2.FloatingNode) bool {
+		return x.Node == y.Node && x.PodUID == y.PodUID && slices.Equal(x.Addresses, y.Addresses)
+	})
+	if same && slices.Equal(ports, b.Floating.Ports) && b.Floating.MovingTo == "" {
+		return nil
+	}
+	_, err := kube.PatchAsRead(ctx, c.cfg.Coil.CoilV2().AddressBlocks(), b, map[string]any{
+		"floating": map[string]any{"ports": ports, "successors": successors, "movingTo": nil},
+	})
+	switch {
+	case apierrors.IsConflict(err):
+		return nil // its event comes
+	case err != nil:
+		return fmt.Errorf("write into AddressBlock %s where its address is to be: %w", b.Name, err)
+	}
+	klog.FromContext(ctx).V(2).Info("Placed an address of Services", "block", b.Name, "ports", len(ports), "successors", len(successors))
+	return nil
+}

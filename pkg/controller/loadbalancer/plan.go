@@ -1,0 +1,194 @@
+package loadbalancer
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/klog/v2"
+
+	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
+	"github.com/coil-net/coil/pkg/ipam"
+	"github.com/coil-net/coil/pkg/kube"
+	"github.com/coil-net/coil/pkg/plan/loadbalancer"
+	"github.com/coil-net/coil/pkg/plan/pools"
+	"github.com/coil-net/coil/pkg/reconcile"
+)
+
+// plan decides which Service gets which address, and makes and deletes claims.
+func (c *Controller) plan(ctx context.Context) error {
+	facts, services := c.facts()
+	p := loadbalancer.Assign(facts)
+	given, users := map[types.UID]loadbalancer.Given{}, map[string][]types.NamespacedName{}
+	var look []types.NamespacedName
+	c.mu.Lock()
+	for i, s := range services {
+		g := p.Given[i]
+		given[s.UID] = g
+		if g.Claim != "" {
+			users[g.Claim] = append(users[g.Claim], keyOf(s))
+		}
+		if was, ok := c.given[s.UID]; !ok || was != g {
+			look = append(look, keyOf(s))
+		}
+	}
+	c.given, c.users = given, users
+	c.mu.Unlock()
+	for _, key := range look {
+		c.steps.Add(key)
+	}
+	c.places.Add(struct{}{})
+	var errs []error
+	for _, a := range p.Make {
+		errs = append(errs, c.makeClaim(ctx, a))
+	}
+	for _, name := range p.Idle {
+		errs = append(errs, c.deleteClaim(ctx, name))
+	}
+	return errors.Join(errs...)
+}
+
+// facts are what a plan depends on, and the Services that it is about.
+func (c *Controller) facts() (loadbalancer.Facts, []*corev1.Service) {
+	f := loadbalancer.Facts{Pools: map[string]ipam.Pool{}, Default: c.cfg.DefaultPool}
+	for _, p := range c.pools.All() {
+		if parsed, err := pools.Parse(p.Spec); err == nil && parsed.BlockSize() == 1 && p.DeletionTimestamp == nil {
+			f.Pools[p.Name] = parsed
+		}
+	}
+	for _, a := range c.ourClaims() {
+		f.Addresses = append(f.Addresses, loadbalancer.Address{
+			Claim: a.Name, Pool: a.Spec.Pool, Address: asked(f.Pools[a.Spec.Pool], a), Asked: len(a.Spec.Addresses) > 0 && len(a.Status.Addresses) == 0,
+		})
+	}
+	var services []*corev1.Service
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, s := range c.services.All() {
+		if loadbalancer.Managed(s, c.cfg.WithoutClass) {
+			asks := loadbalancer.Of(s)
+			asks.Claim = c.given[s.UID].Claim
+			f.Services, services = append(f.Services, asks), append(services, s)
+		}
+	}
+	return f, services
+}
+
+// ourClaims are the controller's claims that aren't being deleted, the oldest first.
+func (c *Controller) ourClaims() []*v2.AddressClaim {
+	all := slices.DeleteFunc(c.claims.In(c.cfg.Namespace), func(a *v2.AddressClaim) bool {
+		return !isOurs(c.cfg.Namespace, a) || a.DeletionTimestamp != nil
+	})
+	slices.SortFunc(all, func(a, b *v2.AddressClaim) int {
+		return cmp.Or(a.CreationTimestamp.Compare(b.CreationTimestamp.Time), cmp.Compare(a.Name, b.Name))
+	})
+	return all
+}
+
+// addressOf is the address of a claim that asks for one; the zero Address as long as it has none.
+func addressOf(a *v2.AddressClaim) ipam.Address {
+	if len(a.Status.Addresses) == 0 {
+		return ipam.Address{}
+	}
+	var addrs []netip.Addr
+	for _, text := range []string{a.Status.Addresses[0].IPv4, a.Status.Addresses[0].IPv6} {
+		if addr, err := netip.ParseAddr(text); err == nil {
+			addrs = append(addrs, addr)
+		}
+	}
+	return ipam.AddressOf(addrs...)
+}
+
+// asked is the address that a claim has or, until it has one, that it asks for by name.
+func asked(pool ipam.Pool, a *v2.AddressClaim) ipam.Address {
+	if addr := addressOf(a); len(addr.Addrs()) > 0 || len(a.Spec.Addresses) == 0 {
+		return addr
+	}
+	addr, err := netip.ParseAddr(a.Spec.Addresses[0])
+	if err != nil {
+		return ipam.Address{}
+	}
+	if index, ok := pool.Containing(addr); ok {
+		if b, err := pool.Block(index); err == nil {
+			return b.At(0)
+		}
+	}
+	return ipam.AddressOf(addr)
+}
+
+// makeClaim makes a claim of an address.
+func (c *Controller) makeClaim(ctx context.Context, a loadbalancer.Address) error {
+	claim := &v2.AddressClaim{
+		ObjectMeta: metav1.ObjectMeta{Namespace: c.cfg.Namespace, Name: a.Claim, Labels: map[string]string{label: "true"}},
+		Spec:       v2.AddressClaimSpec{Pool: a.Pool, CoolDownSeconds: coolDown},
+	}
+	if addrs := a.Addrs(); len(addrs) > 0 {
+		claim.Spec.Addresses = []string{addrs[0].String()}
+	} else {
+		claim.Spec.Count = new(int32(1))
+	}
+	_, err := c.cfg.Coil.CoilV2().AddressClaims(claim.Namespace).Create(ctx, claim, metav1.CreateOptions{})
+	switch {
+	case apierrors.IsAlreadyExists(err): // the cache will show it, or its end
+		return reconcile.Later(settle)
+	case err != nil:
+		return fmt.Errorf("make AddressClaim %s: %w", klog.KObj(claim), err)
+	}
+	klog.FromContext(ctx).Info("Made a claim of an address for Services", "claim", klog.KObj(claim), "pool", a.Pool, "addresses", claim.Spec.Addresses)
+	return nil
+}
+
+// deleteClaim deletes a claim that no Service has, and whose address no Service tells or remembers.
+func (c *Controller) deleteClaim(ctx context.Context, name string) error {
+	claim := c.claims.Find(c.cfg.Namespace + "/" + name)
+	if claim == nil || c.remembered(claim) {
+		return nil // the Service's event comes
+	}
+	err := kube.DeleteAsRead(ctx, c.cfg.Coil.CoilV2().AddressClaims(c.cfg.Namespace), claim)
+	switch {
+	case apierrors.IsConflict(err):
+		return nil // its event comes
+	case err != nil:
+		return fmt.Errorf("delete AddressClaim %s: %w", klog.KObj(claim), err)
+	}
+	klog.FromContext(ctx).Info("Deleted the claim of an address that no Service has any more", "claim", klog.KObj(claim), "address", addressOf(claim))
+	return nil
+}
+
+// remembered says whether a Service still has the address of a claim written into it.
+func (c *Controller) remembered(claim *v2.AddressClaim) bool {
+	has := sets.New(addressOf(claim).Addrs()...)
+	return slices.ContainsFunc(c.services.All(), func(s *corev1.Service) bool {
+		return loadbalancer.Taken(s) && has.HasAny(loadbalancer.Of(s).Has...)
+	})
+}
+
+// blocksOf returns the block of each of the controller's claims that has one, by the claim's name.
+func (c *Controller) blocksOf() map[string]*v2.AddressBlock {
+	all := map[string]*v2.AddressBlock{}
+	for _, claim := range c.blocks.Keys() {
+		if a := c.claims.Find(c.cfg.Namespace + "/" + claim); a == nil || !isOurs(c.cfg.Namespace, a) {
+			continue
+		}
+		if blocks := c.blocks.Under(claim); len(blocks) > 0 {
+			all[claim] = slices.MinFunc(blocks, func(a, b *v2.AddressBlock) int { return cmp.Compare(a.Name, b.Name) })
+		}
+	}
+	return all
+}
+
+// usersOf returns the Services that have the address of each claim, by its name.
+func (c *Controller) usersOf() map[string][]types.NamespacedName {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return maps.Clone(c.users)
+}

@@ -1,0 +1,153 @@
+package loadbalancer
+
+import (
+	"context"
+	"fmt"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/klog/v2"
+
+	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
+	"github.com/coil-net/coil/pkg/kube"
+	"github.com/coil-net/coil/pkg/kube/object"
+	"github.com/coil-net/coil/pkg/plan/loadbalancer"
+)
+
+// Reasons of conditions beside those of package plan/loadbalancer.
+const (
+	reasonAssigned  = "AddressAssigned"
+	reasonWaits     = "WaitsForAddress"
+	reasonServed    = "Served"
+	reasonNoNode    = "NoNode"
+	reasonEndpoints = "NoEndpoints"
+	reasonHolder    = "NoHolder"
+)
+
+// step makes the next write into a Service, whose event leads to the one after it.
+func (c *Controller) step(ctx context.Context, key types.NamespacedName) error {
+	s := c.services.Find(key.String())
+	if s == nil {
+		return nil
+	}
+	if !loadbalancer.Managed(s, c.cfg.WithoutClass) {
+		return c.do(ctx, s, loadbalancer.Release(s))
+	}
+	c.mu.Lock()
+	given, ok := c.given[s.UID]
+	c.mu.Unlock()
+	if !ok {
+		return nil // the next plan has it
+	}
+	return c.do(ctx, s, loadbalancer.Serve(s, c.state(s, given)))
+}
+
+// do makes a write.
+func (c *Controller) do(ctx context.Context, s *corev1.Service, next loadbalancer.Step) error {
+	services := c.cfg.Core.CoreV1().Services(s.Namespace)
+	var err error
+	switch {
+	case next.Metadata != nil:
+		_, err = kube.PatchMetadata(ctx, services, s, map[string]any{
+			"finalizers": next.Metadata.Finalizers, "annotations": map[string]any{loadbalancer.AnnotationAssigned: annotation(next.Metadata)},
+		})
+	case next.Status != nil:
+		_, err = object.WriteStatus(ctx, services, next.Status, metav1.UpdateOptions{})
+		if err == nil {
+			c.tell(s, next.Status)
+		}
+	}
+	switch {
+	case apierrors.IsConflict(err), apierrors.IsNotFound(err):
+		return nil // its event comes
+	case err != nil:
+		return fmt.Errorf("write into Service %s: %w", klog.KObj(s), err)
+	}
+	return nil
+}
+
+// annotation is the value of the annotation in a patch: null if it is to go.
+func annotation(s *corev1.Service) any {
+	if text, ok := s.Annotations[loadbalancer.AnnotationAssigned]; ok {
+		return text
+	}
+	return nil
+}
+
+// tell records Events about what a status says for the first time.
+func (c *Controller) tell(before, after *corev1.Service) {
+	for _, kind := range []string{loadbalancer.ConditionAssigned, loadbalancer.ConditionServed} {
+		was, is := meta.FindStatusCondition(before.Status.Conditions, kind), meta.FindStatusCondition(after.Status.Conditions, kind)
+		if is == nil || was != nil && was.Status == is.Status && was.Reason == is.Reason && was.Message == is.Message {
+			continue
+		}
+		severity := corev1.EventTypeNormal
+		if is.Status != metav1.ConditionTrue && is.Reason != reasonWaits {
+			severity = corev1.EventTypeWarning
+		}
+		c.cfg.Recorder.Eventf(after, nil, severity, is.Reason, "ServeAddress", "%s", is.Message)
+	}
+}
+
+// state is what a Service is to say.
+func (c *Controller) state(s *corev1.Service, given loadbalancer.Given) loadbalancer.State {
+	want := loadbalancer.State{Now: c.now()}
+	want.Assigned, want.Serving = metav1.Condition{Type: loadbalancer.ConditionAssigned, Status: metav1.ConditionFalse}, metav1.Condition{
+		Type: loadbalancer.ConditionServed, Status: metav1.ConditionFalse, Reason: reasonWaits, Message: "It has no address",
+	}
+	claim := c.claims.Find(c.cfg.Namespace + "/" + given.Claim)
+	switch {
+	case given.Claim == "":
+		want.Assigned.Reason, want.Assigned.Message = string(given.Reason), given.Message
+		return want
+	case claim == nil || len(addressOf(claim).Addrs()) == 0:
+		want.Assigned.Reason, want.Assigned.Message = reasonWaits, c.waitsFor(claim, given)
+		if has := loadbalancer.Of(s).Has; len(has) > 0 && sets.New(given.Address.Addrs()...).HasAll(has...) {
+			want.Addresses = given.Address // its claim was lost, and comes back
+		}
+		return want
+	}
+	want.Addresses = addressOf(claim)
+	want.Assigned.Status, want.Assigned.Reason = metav1.ConditionTrue, reasonAssigned
+	want.Assigned.Message = fmt.Sprintf("It has %s of AddressPool %s", want.Addresses, claim.Spec.Pool)
+	want.Serving.Reason, want.Serving.Message = c.served(s, claim.Name)
+	if want.Serving.Reason == reasonServed {
+		want.Served, want.Serving.Status = true, metav1.ConditionTrue
+	}
+	return want
+}
+
+// waitsFor says why a claim has no address yet.
+func (c *Controller) waitsFor(claim *v2.AddressClaim, given loadbalancer.Given) string {
+	if claim != nil {
+		if ready := meta.FindStatusCondition(claim.Status.Conditions, v2.ClaimReady); ready != nil && ready.Status == metav1.ConditionFalse {
+			return fmt.Sprintf("AddressClaim %s gets no address: %s: %s", klog.KObj(claim), ready.Reason, ready.Message)
+		}
+	}
+	return fmt.Sprintf("AddressClaim %s/%s has no address yet", c.cfg.Namespace, given.Claim)
+}
+
+// served says whether a node answers for the address of a claim, and takes packets for the ports of a Service.
+func (c *Controller) served(s *corev1.Service, claim string) (reason, message string) {
+	blocks := c.blocks.Under(claim)
+	if len(blocks) == 0 {
+		return reasonHolder, fmt.Sprintf("The AddressBlock of AddressClaim %s/%s isn't known yet", c.cfg.Namespace, claim)
+	}
+	f := blocks[0].Floating
+	switch {
+	case slices.ContainsFunc(portsOf(s), func(p v2.FloatingPort) bool { return !slices.Contains(f.Ports, p) }):
+		return reasonHolder, fmt.Sprintf("AddressBlock %s doesn't have the ports yet", blocks[0].Name)
+	case len(f.Successors) == 0 && needsEndpoints(s):
+		return reasonEndpoints, "No node that may have the address has an endpoint that is ready (externalTrafficPolicy: Local)"
+	case len(f.Successors) == 0:
+		return reasonNoNode, "No node may have the address: none is ready, without the label " + corev1.LabelNodeExcludeBalancers + " and not about to be deleted"
+	case !slices.ContainsFunc(f.Successors, func(n v2.FloatingNode) bool { return n.Node == f.Holding.Holder }):
+		return reasonHolder, "No node answers for the address yet"
+	}
+	return reasonServed, fmt.Sprintf("Node %s answers for the address", f.Holding.Holder)
+}

@@ -1,0 +1,132 @@
+package loadbalancer
+
+import (
+	"maps"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+
+	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
+	"github.com/coil-net/coil/pkg/ipam"
+	"github.com/coil-net/coil/pkg/plan"
+	"github.com/coil-net/coil/pkg/plan/floating"
+)
+
+// mostSuccessors is how many nodes may have an address at a time. They all ask each other how they are.
+const mostSuccessors = 5
+
+// taintToBeDeleted is on Nodes that the cluster's autoscaler is about to delete.
+const taintToBeDeleted = "ToBeDeletedByClusterAutoscaler"
+
+// Nodes are the nodes that may have addresses of Services, by name, with the addresses at which nodes ask each other.
+type Nodes map[string][]string
+
+// NodesOf returns those of a cluster that are ready, that aren't about to be deleted, and that their owner doesn't exclude. If none is ready, the others stay:
+// kubelets that don't reach the API server are no reason to take addresses from nodes that forward.
+func NodesOf(all []*corev1.Node) Nodes {
+	ready, others := Nodes{}, Nodes{}
+	for _, n := range all {
+		addrs := ipam.AddressOf(plan.NodeInternalIPs(n)...).Addrs()
+		_, excluded := n.Labels[corev1.LabelNodeExcludeBalancers]
+		if excluded || n.DeletionTimestamp != nil || len(addrs) == 0 ||
+			slices.ContainsFunc(n.Spec.Taints, func(t corev1.Taint) bool { return t.Key == taintToBeDeleted }) {
+			continue
+		}
+		to := others
+		if slices.ContainsFunc(n.Status.Conditions, func(c corev1.NodeCondition) bool {
+			return c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue
+		}) {
+			to = ready
+		}
+		for _, a := range addrs {
+			to[n.Name] = append(to[n.Name], a.String())
+		}
+	}
+	if len(ready) == 0 {
+		return others
+	}
+	return ready
+}
+
+// Any says whether one of some nodes is among them.
+func (n Nodes) Any(some map[string]bool) bool { return len(n.names(some)) > 0 }
+
+// ReadyNode says whether a Node is ready.
+func ReadyNode(n *corev1.Node) bool {
+	return slices.ContainsFunc(n.Status.Conditions, func(c corev1.NodeCondition) bool {
+		return c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue
+	})
+}
+
+// Equal says whether two clusters have the same nodes.
+func (n Nodes) Equal(o Nodes) bool { return maps.EqualFunc(n, o, slices.Equal) }
+
+// WithEndpoints returns the nodes that have an endpoint of a Service that is ready. If no node has, it returns those with one that still serves while it ends,
+// as a Service proxy uses these then.
+func WithEndpoints(all []*discoveryv1.EndpointSlice) map[string]bool {
+	ready, serving := map[string]bool{}, map[string]bool{}
+	for _, s := range all {
+		for _, e := range s.Endpoints {
+			switch c := e.Conditions; {
+			case e.NodeName == nil:
+			case c.Ready == nil || *c.Ready:
+				ready[*e.NodeName] = true
+			case c.Serving != nil && *c.Serving:
+				serving[*e.NodeName] = true
+			}
+		}
+	}
+	if len(ready) == 0 {
+		return serving
+	}
+	return ready
+}
+
+// Spot is an address that is to be on a node.
+type Spot struct {
+	// Block is the name of its AddressBlock, and Holder the node that has it; empty if none has.
+	Block, Holder string
+	// Only are the nodes that may have it. Nil is any.
+	Only map[string]bool
+}
+
+// Successors returns the nodes that may have each of some addresses, by the name of the block, the preferred ones first. A node that has an address keeps it as
+// long as it may have it: connections end when an address moves. Addresses that no node has go to nodes with few of them.
+func (n Nodes) Successors(spots []Spot) map[string][]v2.FloatingNode {
+	var anywhere []floating.Place
+	orders := map[string][]string{}
+	for _, s := range spots {
+		if s.Only == nil {
+			anywhere = append(anywhere, floating.Place{Address: s.Block, Node: s.Holder})
+			continue
+		}
+		orders[s.Block] = floating.Placement{}.Successors(n.names(s.Only), []floating.Place{{Address: s.Block, Node: s.Holder}})[s.Block]
+	}
+	for block, order := range (floating.Placement{}).Successors(n.names(nil), anywhere) {
+		orders[block] = order
+	}
+	all := map[string][]v2.FloatingNode{}
+	for _, s := range spots {
+		order := orders[s.Block]
+		if i := slices.Index(order, s.Holder); i > 0 {
+			order = slices.Insert(slices.Delete(order, i, i+1), 0, s.Holder)
+		}
+		for _, name := range order[:min(mostSuccessors, len(order))] {
+			all[s.Block] = append(all[s.Block], v2.FloatingNode{Node: name, Addresses: n[name]})
+		}
+	}
+	return all
+}
+
+// names are those of the nodes among some, sorted; nil is all.
+func (n Nodes) names(among map[string]bool) []string {
+	var all []string
+	for name := range n {
+		if among == nil || among[name] {
+			all = append(all, name)
+		}
+	}
+	slices.Sort(all)
+	return all
+}

@@ -1,0 +1,169 @@
+package loadbalancer_test
+
+import (
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"slices"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/coil-net/coil/pkg/plan/loadbalancer"
+)
+
+// clusterNode is a Node that is ready.
+func clusterNode(name string, change ...func(*corev1.Node)) *corev1.Node {
+	n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{}}}
+	n.Status.Addresses = []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: "10.0.0.1"}, {Type: corev1.NodeInternalIP, Address: "fd00::1"}}
+	n.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeDiskPressure, Status: corev1.ConditionTrue}, {Type: corev1.NodeReady, Status: corev1.ConditionTrue}}
+	for _, c := range change {
+		c(n)
+	}
+	return n
+}
+
+func TestNodesOf(t *testing.T) {
+	notReady := func(n *corev1.Node) { n.Status.Conditions[1].Status = corev1.ConditionUnknown }
+	excluded := func(n *corev1.Node) { n.Labels["node.kubernetes.io/exclude-from-external-load-balancers"] = "" }
+	tainted := func(key string) func(*corev1.Node) {
+		return func(n *corev1.Node) { n.Spec.Taints = []corev1.Taint{{Key: key}} }
+	}
+	for name, c := range map[string]struct {
+		nodes []*corev1.Node
+		want  []string
+	}{
+		"ready": {[]*corev1.Node{clusterNode("a"), clusterNode("b", notReady)}, []string{"a"}},
+		"none is ready": {[]*corev1.Node{clusterNode("a", notReady), clusterNode("b", notReady, excluded), clusterNode("c", func(n *corev1.Node) { n.Status.Conditions = nil })},
+			[]string{"a", "c"}},
+		"all that are ready are excluded": {[]*corev1.Node{clusterNode("a", excluded), clusterNode("b", notReady)}, []string{"b"}},
+		"about to be deleted": {[]*corev1.Node{
+			clusterNode("a", tainted("ToBeDeletedByClusterAutoscaler")), clusterNode("b", func(n *corev1.Node) { n.DeletionTimestamp = &metav1.Time{} }), clusterNode("c", tainted("other")),
+		}, []string{"c"}},
+		"cordoned":           {[]*corev1.Node{clusterNode("a", func(n *corev1.Node) { n.Spec.Unschedulable = true })}, []string{"a"}},
+		"without an address": {[]*corev1.Node{clusterNode("a", func(n *corev1.Node) { n.Status.Addresses = nil })}, nil},
+	} {
+		got := loadbalancer.NodesOf(c.nodes)
+		if names := slices.Sorted(maps.Keys(got)); !slices.Equal(names, c.want) {
+			t.Errorf("%s: %v, want %v", name, names, c.want)
+		}
+		for _, addrs := range got {
+			if !slices.Equal(addrs, []string{"10.0.0.1", "fd00::1"}) {
+				t.Errorf("%s: addresses %v", name, addrs)
+			}
+		}
+	}
+}
+
+func TestWithEndpoints(t *testing.T) {
+	endpoint := func(node string, ready, serving *bool) discoveryv1.Endpoint {
+		e := discoveryv1.Endpoint{Conditions: discoveryv1.EndpointConditions{Ready: ready, Serving: serving}}
+		if node != "" {
+			e.NodeName = &node
+		}
+		return e
+	}
+	yes, no := new(true), new(false)
+	ends := endpoint("ends", no, yes)
+	for name, c := range map[string]struct {
+		endpoints []discoveryv1.Endpoint
+		want      map[string]bool
+	}{
+		"ready, or unknown":      {[]discoveryv1.Endpoint{endpoint("a", yes, yes), endpoint("b", nil, nil), endpoint("c", no, no), ends}, map[string]bool{"a": true, "b": true}},
+		"all are ending":         {[]discoveryv1.Endpoint{ends, endpoint("c", no, no), endpoint("d", no, nil)}, map[string]bool{"ends": true}},
+		"not on a node":          {[]discoveryv1.Endpoint{endpoint("", yes, yes)}, map[string]bool{}},
+		"none":                   {nil, map[string]bool{}},
+		"one is ready, one ends": {[]discoveryv1.Endpoint{ends, endpoint("a", yes, yes)}, map[string]bool{"a": true}},
+	} {
+		// Each is in a slice of its own.
+		var all []*discoveryv1.EndpointSlice
+		for _, e := range c.endpoints {
+			all = append(all, &discoveryv1.EndpointSlice{Endpoints: []discoveryv1.Endpoint{e}})
+		}
+		if diff := cmp.Diff(c.want, loadbalancer.WithEndpoints(all)); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", name, diff)
+		}
+	}
+}
+
+// Nodes, addresses and endpoints come and go. In each moment an address has successors that may have it, its holder is the first of them as long as
+// it may have the address.
+func TestSuccessorsOfServices(t *testing.T) {
+	for seed := range uint64(2000) {
+		r := rand.New(rand.NewPCG(seed, 7))
+		holders := map[string]string{}
+		for range 8 {
+			nodes := loadbalancer.Nodes{}
+			for _, i := range r.Perm(9)[:r.IntN(10)] {
+				nodes[fmt.Sprint("n", i)] = []string{fmt.Sprintf("10.0.0.%d", i)}
+			}
+			var spots []loadbalancer.Spot
+			for i := range r.IntN(12) {
+				s := loadbalancer.Spot{Block: fmt.Sprint("p-", i)}
+				s.Holder = holders[s.Block]
+				if r.IntN(3) == 0 {
+					s.Only = map[string]bool{}
+					for _, j := range r.Perm(9)[:r.IntN(4)] {
+						s.Only[fmt.Sprint("n", j)] = true
+					}
+				}
+				spots = append(spots, s)
+			}
+			got := nodes.Successors(spots)
+			if diff := cmp.Diff(got, nodes.Successors(shuffled(r, spots))); diff != "" {
+				t.Fatalf("history %d: the order of addresses matters:\n%s", seed, diff)
+			}
+			for _, s := range spots {
+				may := 0
+				for n := range nodes {
+					if s.Only == nil || s.Only[n] {
+						may++
+					}
+				}
+				all := got[s.Block]
+				if len(all) != min(5, may) {
+					t.Fatalf("history %d: %s has %d successors of %d", seed, s.Block, len(all), may)
+				}
+				known := map[string]bool{}
+				for _, n := range all {
+					if addrs, ok := nodes[n.Node]; !ok || s.Only != nil && !s.Only[n.Node] || known[n.Node] || !slices.Equal(n.Addresses, addrs) || n.PodUID != "" {
+						t.Fatalf("history %d: %s may be on %+v", seed, s.Block, all)
+					}
+					known[n.Node] = true
+				}
+				_, there := nodes[s.Holder]
+				if there && (s.Only == nil || s.Only[s.Holder]) && all[0].Node != s.Holder {
+					t.Fatalf("history %d: %s is to move from %s to %s", seed, s.Block, s.Holder, all[0].Node)
+				}
+				if delete(holders, s.Block); len(all) > 0 {
+					holders[s.Block] = all[0].Node
+				}
+			}
+		}
+	}
+}
+
+// Addresses that no node has are spread evenly.
+func TestFreshAddressesAreSpread(t *testing.T) {
+	nodes := loadbalancer.Nodes{"a": nil, "b": nil, "c": nil}
+	var spots []loadbalancer.Spot
+	for i := range 8 {
+		spots = append(spots, loadbalancer.Spot{Block: fmt.Sprint("p-", i)})
+	}
+	counts := map[string]int{}
+	for _, s := range nodes.Successors(spots) {
+		counts[s[0].Node]++
+	}
+	if diff := cmp.Diff([]int{2, 3, 3}, slices.Sorted(maps.Values(counts))); diff != "" {
+		t.Errorf("addresses of nodes (-want +got):\n%s", diff)
+	}
+}
+
+func shuffled[E any](r *rand.Rand, all []E) []E {
+	all = slices.Clone(all)
+	r.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
+	return all
+}
