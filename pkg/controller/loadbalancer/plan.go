@@ -13,7 +13,6 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/klog/v2"
 
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
@@ -33,6 +32,9 @@ func (c *Controller) plan(ctx context.Context) error {
 	c.mu.Lock()
 	for i, s := range services {
 		g := p.Given[i]
+		if facts.Services[i].Leaving {
+			continue
+		}
 		given[s.UID] = g
 		if g.Claim != "" {
 			users[g.Claim] = append(users[g.Claim], keyOf(s))
@@ -74,9 +76,10 @@ func (c *Controller) facts() (loadbalancer.Facts, []*corev1.Service) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for _, s := range c.services.All() {
-		if loadbalancer.Managed(s, c.cfg.WithoutClass) {
+		managed := loadbalancer.Managed(s, c.cfg.WithoutClass)
+		if managed || loadbalancer.Taken(s) {
 			asks := loadbalancer.Of(s)
-			asks.Claim = c.given[s.UID].Claim
+			asks.Claim, asks.Leaving = c.given[s.UID].Claim, !managed
 			f.Services, services = append(f.Services, asks), append(services, s)
 		}
 	}
@@ -147,11 +150,11 @@ func (c *Controller) makeClaim(ctx context.Context, a loadbalancer.Address) erro
 	return nil
 }
 
-// deleteClaim deletes a claim that no Service has, and whose address no Service tells or remembers.
+// deleteClaim deletes a claim of an address that no Service has.
 func (c *Controller) deleteClaim(ctx context.Context, name string) error {
 	claim := c.claims.Find(c.cfg.Namespace + "/" + name)
-	if claim == nil || c.remembered(claim) {
-		return nil // the Service's event comes
+	if claim == nil {
+		return nil
 	}
 	err := kube.DeleteAsRead(ctx, c.cfg.Coil.CoilV2().AddressClaims(c.cfg.Namespace), claim)
 	switch {
@@ -162,14 +165,6 @@ func (c *Controller) deleteClaim(ctx context.Context, name string) error {
 	}
 	klog.FromContext(ctx).Info("Deleted the claim of an address that no Service has any more", "claim", klog.KObj(claim), "address", addressOf(claim))
 	return nil
-}
-
-// remembered says whether a Service still has the address of a claim written into it.
-func (c *Controller) remembered(claim *v2.AddressClaim) bool {
-	has := sets.New(addressOf(claim).Addrs()...)
-	return slices.ContainsFunc(c.services.All(), func(s *corev1.Service) bool {
-		return loadbalancer.Taken(s) && has.HasAny(loadbalancer.Of(s).Has...)
-	})
 }
 
 // blocksOf returns the block of each of the controller's claims that has one, by the claim's name.

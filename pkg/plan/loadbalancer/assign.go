@@ -27,7 +27,7 @@ type assigner struct {
 
 // Assign says which Service gets which address. Services are served in groups, and in each group the oldest first:
 //
-//	has an address            keeps it, unless an older Service has it and can't share it
+//	has an address            keeps it, unless an older Service has it and can't share it. Nobody else gets one that a Service still says it has
 //	asks for one by name      gets that one, or none
 //	takes any                 gets the first address with room for it, or a new one
 func Assign(f Facts) Plan {
@@ -44,7 +44,7 @@ func Assign(f Facts) Plan {
 	group := func(has func(*Service) bool, give func(*Service) Given) {
 		for _, i := range order {
 			s, before := &f.Services[i], plan.Given[i]
-			if before.Claim != "" || !has(s) {
+			if before.Claim != "" || s.Leaving || !has(s) {
 				continue
 			}
 			g := give(s)
@@ -55,6 +55,9 @@ func Assign(f Facts) Plan {
 		}
 	}
 	group(func(s *Service) bool { return s.Claim != "" || len(s.Has) > 0 }, a.keep)
+	for _, i := range order {
+		a.stays(&f.Services[i], plan.Given[i])
+	}
 	group(func(s *Service) bool { return s.Invalid != "" }, func(s *Service) Given { return Given{Reason: Invalid, Message: s.Invalid} })
 	group(func(s *Service) bool { return s.Invalid == "" && len(s.Wants) > 0 }, a.named)
 	group(func(s *Service) bool { return s.Invalid == "" && len(s.Wants) == 0 }, a.any)
@@ -102,6 +105,18 @@ func (a *assigner) had(s *Service) (*use, Given) {
 		return nil, Given{}
 	}
 	return a.of(s.Has, "")
+}
+
+// stays keeps an address for a Service that says that it has it, and doesn't get it any more.
+func (a *assigner) stays(s *Service, given Given) {
+	if !slices.ContainsFunc(s.Has, func(addr netip.Addr) bool { return !slices.Contains(given.Address.Addrs(), addr) }) {
+		return
+	}
+	for _, u := range a.uses {
+		if unclaimed := u.made && len(u.services) == 0; !unclaimed && slices.ContainsFunc(s.Has, func(addr netip.Addr) bool { return slices.Contains(u.Addrs(), addr) }) {
+			u.services = append(u.services, s)
+		}
+	}
 }
 
 // named gives a Service the address that it asks for.

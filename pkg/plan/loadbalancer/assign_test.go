@@ -57,7 +57,9 @@ func (w *world) assign(t *testing.T) {
 		w.Addresses = append(w.Addresses, a)
 	}
 	for i := range w.Services {
-		if s := &w.Services[i]; w.plan.Given[i].Claim != "" {
+		if s := &w.Services[i]; s.Leaving {
+			continue
+		} else if w.plan.Given[i].Claim != "" {
 			s.Has = w.address(w.plan.Given[i].Claim).Addrs()
 		} else {
 			s.Has = nil
@@ -231,7 +233,11 @@ func TestAnyServices(t *testing.T) {
 			case i == len(w.Services) || r.IntN(3) == 0 && len(w.Services) < 8:
 				w.Services = append(w.Services, arbitrary(r, n))
 			case r.IntN(2) == 0:
-				w.Services = slices.Delete(w.Services, i, i+1)
+				if w.Services[i].Leaving || r.IntN(2) == 0 {
+					w.Services = slices.Delete(w.Services, i, i+1)
+				} else {
+					w.Services[i].Leaving = true
+				}
 			default:
 				s := arbitrary(r, n)
 				s.Name, s.UID, s.Created, s.Has = w.Services[i].Name, w.Services[i].UID, w.Services[i].Created, w.Services[i].Has
@@ -261,6 +267,12 @@ func check(t *testing.T, f loadbalancer.Facts, plan loadbalancer.Plan, changed [
 	used := map[string]bool{}
 	for i, g := range plan.Given {
 		s := f.Services[i]
+		if s.Leaving {
+			if g != (loadbalancer.Given{}) {
+				t.Errorf("%s is leaving, and gets %+v", s.Name, g)
+			}
+			continue
+		}
 		if g.Claim == "" {
 			// Only what a Service asks for can be had by nobody.
 			if _, ok := f.Pools[s.Pool]; g.Reason == "" || len(s.Wants) == 0 && s.Pool == "" || len(s.Wants) == 0 && g.Reason != loadbalancer.FamilyMissing && ok {
@@ -286,6 +298,20 @@ func check(t *testing.T, f loadbalancer.Facts, plan loadbalancer.Plan, changed [
 		}
 		if !slices.ContainsFunc(f.Services, func(o loadbalancer.Service) bool { return slices.Contains(changed, o.UID) && clash(o, s) }) {
 			t.Errorf("%s has moved from %s to %s", s.Name, had, g.Claim)
+		}
+	}
+	// Nobody else gets what a Service still says it has.
+	for _, a := range f.Addresses {
+		for i, s := range f.Services {
+			if len(s.Has) == 0 || !slices.Equal(a.Addrs(), s.Has) || plan.Given[i].Claim == a.Claim {
+				continue
+			}
+			used[a.Claim] = true
+			for j, o := range f.Services {
+				if plan.Given[j].Claim == a.Claim && !slices.Equal(o.Has, s.Has) && clash(s, o) {
+					t.Errorf("%s gets %s, which %s says it has", o.Name, a.Claim, s.Name)
+				}
+			}
 		}
 	}
 	for name := range names {

@@ -47,6 +47,9 @@ type Service struct {
 	// Claim is the AddressClaim of the address that it was given before, whatever the Service says: the write may be on its way. Empty if that isn't known,
 	// as when a program starts.
 	Claim string
+	// Leaving says that it is to have no address any more: it is deleted, or of another type or class. As long as it says that it has one, nobody else gets its
+	// ports there.
+	Leaving bool
 	// Alone says that no other Service has its address, and Group that only those of the same group have.
 	Alone bool
 	Group string
