@@ -41,11 +41,12 @@ func TestFloatingAddress(t *testing.T) {
 		}
 		return nil
 	})
+	n.sh("ip route add local 203.0.113.99 dev lo table local proto 32") // as of an address of Services
 	n.refused("1 pods", f.Routers[0].Name)
 	out, err := n.cleanup("--force")
 	n.check(err)
 	t.Logf("it printed:\n%s", out)
-	for _, want := range []string{"2 routes of protocol 32 from table 119", "2 routes of protocol 32 from table 116", "2 proxy neighbour entries of protocol 30", "table ip coil_floating of nftables", "table ip6 coil_floating of nftables", "table arp coil_floating of nftables"} {
+	for _, want := range []string{"2 routes of protocol 32 from table 119", "2 routes of protocol 32 from table 116", "1 routes of protocol 32 from table 255", "2 proxy neighbour entries of protocol 30", "table ip coil_floating of nftables", "table ip6 coil_floating of nftables", "table arp coil_floating of nftables"} {
 		if strings.Count(out, want) != 1 {
 			t.Errorf("%d lines are of %q, want 1", strings.Count(out, want), want)
 		}

@@ -1,0 +1,169 @@
+package floating
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/coil-net/coil/integration/rig"
+	"github.com/coil-net/coil/integration/rig/rigtest"
+	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
+	"github.com/coil-net/coil/pkg/app/lbcontroller"
+	"github.com/coil-net/coil/pkg/app/leading"
+	"github.com/coil-net/coil/pkg/kube/leader"
+	"github.com/coil-net/coil/pkg/plan/loadbalancer"
+	"github.com/coil-net/coil/pkg/testkit"
+	"github.com/coil-net/coil/pkg/testkit/netlab"
+)
+
+// served are nodes that may have the address of a Service. A program on each of them stands for its endpoints: it listens at all addresses of the node, and says
+// the node's name.
+type served struct {
+	*rig.Rig
+	t     *testing.T
+	nodes []*rig.Node
+	ports []int // the Service's, and another one
+}
+
+// newServed returns nodes of a rig in which coil-lb-controller runs.
+func newServed(t *testing.T, nodes int) *served {
+	t.Helper()
+	s, ctx := &served{Rig: shared.Rig(t), t: t, ports: []int{7000, 7001}}, t.Context()
+	n := pools.Add(1)
+	testkit.Check(t, s.AddPool(ctx, "services", 0, rig.Dual(fmt.Sprintf("10.255.%d.0/32", 100+n), fmt.Sprintf("fd00:255::1:%x00/128", n))), s.Announce(ctx, "services", v2.AnnounceNeighbor))
+	for range nodes {
+		n := testkit.Must(s.AddNode(ctx, rig.NodeOptions{}))(t)
+		s.nodes = append(s.nodes, n)
+		s.listen(n)
+		t.Cleanup(func() {
+			if t.Failed() {
+				t.Logf("the end of the log of %s:\n%s", n.Name, n.Coild.Logs(60))
+			}
+		})
+	}
+	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	ended := make(chan error, 1)
+	o := &lbcontroller.Options{Namespace: "kube-system", DefaultPool: "services", Options: leading.Options{Election: leader.Election{
+		Namespace: "kube-system", LeaseDuration: 11 * time.Minute, RenewDeadline: 10 * time.Minute, RetryPeriod: time.Second, // other tests make outages
+	}}}
+	go func() { ended <- lbcontroller.Run(ctx, s.API.RESTConfig(), o) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-ended; err != nil {
+			t.Errorf("coil-lb-controller ended with %v", err)
+		}
+	})
+	return s
+}
+
+// listen starts the program on a node.
+func (s *served) listen(n *rig.Node) {
+	s.t.Helper()
+	ns := testkit.Must(netlab.Open(n.NetnsPath()))(s.t)
+	s.t.Cleanup(func() { testkit.Check(s.t, ns.Close()) })
+	for _, port := range s.ports {
+		l := testkit.Must(ns.Listen(s.t.Context(), "tcp", fmt.Sprintf("[::]:%d", port)))(s.t)
+		s.t.Cleanup(func() { _ = l.Close() })
+		go netlab.Serve(l, func(c net.Conn) {
+			_, _ = io.WriteString(c, n.Name)
+			_ = c.Close()
+		})
+	}
+}
+
+// hears returns what a host outside gets from a port of an address; an error if it gets nothing.
+func (s *served) hears(a netip.Addr, port int) (string, error) {
+	ctx, cancel := context.WithTimeout(s.t.Context(), testkit.Timeout(time.Second))
+	defer cancel()
+	c, err := s.DialOutside(ctx, "tcp", netip.AddrPortFrom(a, uint16(port)).String())
+	if err != nil {
+		return "", err
+	}
+	defer c.Close()
+	said, err := io.ReadAll(c)
+	return string(said), err
+}
+
+// answers waits until a node answers for the addresses of the Service, which the host outside reaches there, and returns the addresses and the node.
+func (s *served) answers(among ...*rig.Node) (addrs []netip.Addr, holder *rig.Node) {
+	s.t.Helper()
+	testkit.Eventually(s.t, 30*time.Second, "the Service is reached", func() error {
+		o, err := s.Core.CoreV1().Services(metav1.NamespaceDefault).Get(s.t.Context(), "web", metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		c := meta.FindStatusCondition(o.Status.Conditions, loadbalancer.ConditionServed)
+		i := slices.IndexFunc(among, func(n *rig.Node) bool { return c != nil && strings.Contains(c.Message, "Node "+n.Name+" ") })
+		if len(o.Status.LoadBalancer.Ingress) != 2 || i < 0 {
+			return fmt.Errorf("its status is %+v", o.Status)
+		}
+		addrs, holder = nil, among[i]
+		for _, in := range o.Status.LoadBalancer.Ingress {
+			a := netip.MustParseAddr(in.IP)
+			addrs = append(addrs, a)
+			if said, err := s.hears(a, s.ports[0]); err != nil || said != holder.Name {
+				return fmt.Errorf("from %s the host hears %q, %w", a, said, err)
+			}
+		}
+		return nil
+	})
+	return addrs, holder
+}
+
+// A Service gets an address that one node answers for. Hosts outside reach the Service's port by it, and no other program of the node. When the node loses its
+// power, another one answers. When the Service is gone, none does.
+func TestAddressOfService(t *testing.T) {
+	s, ctx := newServed(t, 3), t.Context()
+	services := s.Core.CoreV1().Services(metav1.NamespaceDefault)
+	o := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Name: "web"}, Spec: corev1.ServiceSpec{
+		Type: corev1.ServiceTypeLoadBalancer, LoadBalancerClass: new(string), Ports: []corev1.ServicePort{{Port: int32(s.ports[0])}},
+		IPFamilyPolicy: new(corev1.IPFamilyPolicyRequireDualStack),
+	}}
+	*o.Spec.LoadBalancerClass = loadbalancer.Class
+	testkit.Must(services.Create(ctx, o, metav1.CreateOptions{}))(t)
+	addrs, first := s.answers(s.nodes...)
+	for _, a := range addrs {
+		if said, err := s.hears(a, s.ports[1]); err == nil {
+			t.Errorf("from another port of %s the host hears %q", a, said)
+		}
+	}
+	var pings []*netlab.Pinger
+	for _, a := range addrs {
+		pings = append(pings, rigtest.Pings(t, func() (*netlab.Pinger, error) { return s.PingOutside(a) }))
+	}
+	testkit.Check(t, first.PowerCut(ctx))
+	again, second := s.answers(slices.DeleteFunc(slices.Clone(s.nodes), func(n *rig.Node) bool { return n == first })...)
+	silent := outage(t, pings)
+	t.Logf("silent for %s after a power cut", silent)
+	if !slices.Equal(again, addrs) || silent > testkit.Limit(5*time.Second) {
+		t.Errorf("%s has %v after %s, and %s had %v: want the same within 5s", second.Name, again, silent, first.Name, addrs)
+	}
+	testkit.Check(t, services.Delete(ctx, "web", metav1.DeleteOptions{}))
+	testkit.Eventually(t, 30*time.Second, "nothing is left", func() error {
+		claims := testkit.Must(s.Coil.CoilV2().AddressClaims("kube-system").List(ctx, metav1.ListOptions{}))(t).Items
+		if len(claims) > 0 {
+			return fmt.Errorf("there is the claim %s", claims[0].Name)
+		}
+		for _, n := range s.nodes {
+			if n == first {
+				continue
+			}
+			out := testkit.Must(n.Run(ctx, "sh", "-c", "ip -4 neigh show proxy; ip -6 neigh show proxy; ip -4 route show table all proto 32; ip -6 route show table all proto 32"))(t)
+			if strings.Contains(out, addrs[0].String()) || strings.Contains(out, addrs[1].String()) {
+				return errors.New(out)
+			}
+		}
+		return nil
+	})
+}
