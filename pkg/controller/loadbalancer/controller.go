@@ -162,11 +162,6 @@ func (c *Controller) Synced() []cache.DoneChecker { return c.synced }
 
 // Run serves Services until ctx ends. Call it when this process leads.
 func (c *Controller) Run(ctx context.Context) error {
-	// What an earlier leader of this process has given may be long gone.
-	c.mu.Lock()
-	clear(c.given)
-	clear(c.users)
-	c.mu.Unlock()
 	c.plans.Add(struct{}{})
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return c.plans.Run(ctx, 1, c.synced...) })

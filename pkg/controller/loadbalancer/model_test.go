@@ -354,7 +354,7 @@ func (h *history) step() {
 	case 2:
 		h.endpoints(name)
 	case 3:
-		if all := fakeapi.All[*v2.AddressClaim](h.s, claimResource); h.r.IntN(4) == 0 {
+		if all := fakeapi.All[*v2.AddressClaim](h.s, claimResource); len(all) > 0 && h.r.IntN(4) == 0 {
 			h.s.Drop(claimResource, namespace+"/"+all[h.r.IntN(len(all))].Name)
 		}
 	default:

@@ -1,0 +1,178 @@
+package loadbalancer
+
+import (
+	"fmt"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
+	"github.com/coil-net/coil/pkg/plan/loadbalancer"
+	"github.com/coil-net/coil/pkg/testkit/fakeapi"
+)
+
+// refuse has the API server refuse to write objects of a resource until the function is called that it returns.
+func (sc *scene) refuse(resource string) (end func()) {
+	var ended atomic.Bool
+	sc.s.Fault = func(verb, of string) (before, after error) {
+		if !ended.Load() && of == resource && verb != "get" && verb != "list" {
+			return fakeapi.ErrLost, nil
+		}
+		return nil, nil
+	}
+	return func() { ended.Store(true) }
+}
+
+// is returns the reason of a condition of a Service.
+func (sc *scene) is(name, condition string) string {
+	if c := meta.FindStatusCondition(sc.find(name).Status.Conditions, condition); c != nil {
+		return c.Reason
+	}
+	return ""
+}
+
+// wants wants what the status of a Service tells, and the reasons of its conditions.
+func (sc *scene) wants(when, name, addresses, assigned, served string) {
+	sc.t.Helper()
+	got := fmt.Sprint(told(sc.find(name)), " ", sc.is(name, loadbalancer.ConditionAssigned), " ", sc.is(name, loadbalancer.ConditionServed))
+	if want := fmt.Sprint(addresses, " ", assigned, " ", served); got != want {
+		sc.t.Errorf("%s: %s says %q, want %q", when, name, got, want)
+	}
+}
+
+func named(a string) func(*corev1.Service) {
+	return func(s *corev1.Service) { s.Annotations[loadbalancer.AnnotationWanted] = a }
+}
+
+// Nobody gets an address and a port as long as a Service says it has them that is deleted, or of another type.
+func TestPortsOfServicesThatLeave(t *testing.T) {
+	for name, leave := range map[string]func(*corev1.Service){
+		"deleted":      deleted,
+		"another type": func(s *corev1.Service) { s.Spec.Type = corev1.ServiceTypeClusterIP },
+	} {
+		t.Run(name, func(t *testing.T) {
+			inScene(t, func(t *testing.T, sc *scene) {
+				sc.service("a", named("192.0.2.3"))
+				sc.run(2 * time.Second)
+				sc.wants("at first", "a", "192.0.2.3", "AddressAssigned", "Served")
+				end := sc.refuse(serviceResource)
+				sc.service("a", leave)
+				sc.service("b", named("192.0.2.3"))
+				sc.run(time.Minute)
+				if got := told(sc.find("a")); got != "192.0.2.3" {
+					t.Fatalf("a says %q", got)
+				}
+				if given := sc.given[sc.find("b").UID]; given.Reason != loadbalancer.AddressInUse {
+					t.Errorf("while a says that it has the address b gets %+v", given)
+				}
+				end()
+				sc.run(5 * time.Minute)
+				sc.wants("in the end", "b", "192.0.2.3", "AddressAssigned", "Served")
+			})
+		})
+	}
+}
+
+// A Service without an address that is to have none any more gets none.
+func TestServiceLeavesWithoutAddress(t *testing.T) {
+	inScene(t, func(t *testing.T, sc *scene) {
+		sc.service("a", func(s *corev1.Service) { s.Annotations[v2.AnnotationPool] = "none" })
+		sc.run(2 * time.Second)
+		sc.wants("at first", "a", "", "PoolNotFound", "WaitsForAddress")
+		end := sc.refuse(serviceResource)
+		sc.service("a", func(s *corev1.Service) {
+			s.Spec.Type = corev1.ServiceTypeClusterIP
+			delete(s.Annotations, v2.AnnotationPool)
+		})
+		sc.run(time.Minute)
+		if claims := fakeapi.All[*v2.AddressClaim](sc.s, claimResource); len(claims) > 0 {
+			t.Errorf("there is the claim %s", claims[0].Name)
+		}
+		end()
+		sc.run(5 * time.Minute)
+		if s := sc.find("a"); len(s.Finalizers)+len(s.Annotations)+len(s.Status.Conditions) > 0 {
+			t.Errorf("it is left with %+v, %+v", s.ObjectMeta, s.Status)
+		}
+	})
+}
+
+// The status tells an address when the node that has it takes packets for the Service's ports.
+func TestToldWhenServed(t *testing.T) {
+	inScene(t, func(t *testing.T, sc *scene) {
+		sc.service("a", nil)
+		sc.run(2 * time.Second)
+		sc.wants("at first", "a", "192.0.2.0", "AddressAssigned", "Served")
+		end := sc.refuse(blockResource)
+		sc.service("b", func(s *corev1.Service) { s.Spec.Ports[0].Port = 81 })
+		sc.run(10 * time.Second)
+		sc.wants("without its port", "b", "", "AddressAssigned", "NoHolder")
+		end()
+		sc.run(5 * time.Minute)
+		sc.wants("with its port", "b", "192.0.2.0", "AddressAssigned", "Served")
+		// Ends that nobody answers for any more stay told: it may be for a moment.
+		for i := range 3 {
+			n := fakeapi.Find[*corev1.Node](sc.s, nodeResource, fmt.Sprint("n", i))
+			n.Labels = map[string]string{corev1.LabelNodeExcludeBalancers: ""}
+			sc.s.Put(nodeResource, n)
+		}
+		sc.run(10 * time.Second)
+		sc.wants("without a node", "b", "192.0.2.0", "AddressAssigned", "NoNode")
+	})
+}
+
+// With externalTrafficPolicy Local the address follows the endpoints; where there are none it is nowhere, unless another Service has it, too.
+func TestAddressFollowsEndpoints(t *testing.T) {
+	inScene(t, func(t *testing.T, sc *scene) {
+		endpoint := func(nodes ...string) {
+			s := fakeapi.Find[*discoveryv1.EndpointSlice](sc.s, sliceResource, "shop/a-1")
+			if s == nil {
+				s = &discoveryv1.EndpointSlice{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "a-1", Labels: map[string]string{discoveryv1.LabelServiceName: "a"}}}
+			}
+			s.Endpoints = nil
+			for _, n := range nodes {
+				s.Endpoints = append(s.Endpoints, discoveryv1.Endpoint{NodeName: &n})
+			}
+			sc.s.Put(sliceResource, s)
+		}
+		holder := func(when, want string) {
+			t.Helper()
+			sc.run(2 * time.Second)
+			if got := fakeapi.Find[*v2.AddressBlock](sc.s, blockResource, "default-0").Floating.Holding.Holder; got != want {
+				t.Errorf("%s the address is at %q, want %q", when, got, want)
+			}
+		}
+		sc.service("a", func(s *corev1.Service) { s.Spec.ExternalTrafficPolicy = corev1.ServiceExternalTrafficPolicyLocal })
+		holder("without endpoints", "")
+		sc.wants("without endpoints", "a", "", "AddressAssigned", "NoEndpoints")
+		endpoint("n2")
+		holder("with an endpoint", "n2")
+		sc.wants("with an endpoint", "a", "192.0.2.0", "AddressAssigned", "Served")
+		endpoint("n1", "n2")
+		holder("with another endpoint", "n2")
+		endpoint("n1")
+		holder("with the other endpoint alone", "n1")
+		sc.service("b", func(s *corev1.Service) { s.Spec.Ports[0].Port = 81 })
+		endpoint()
+		sc.run(2 * time.Second)
+		sc.wants("beside a Service of all nodes", "b", "192.0.2.0", "AddressAssigned", "Served")
+	})
+}
+
+// Services of other classes, or without one, stay as they are.
+func TestServicesOfOthers(t *testing.T) {
+	inScene(t, func(t *testing.T, sc *scene) {
+		sc.service("other", func(s *corev1.Service) { *s.Spec.LoadBalancerClass = "example.org/lb" })
+		sc.service("none", func(s *corev1.Service) { s.Spec.LoadBalancerClass = nil })
+		sc.run(2 * time.Second)
+		for _, name := range []string{"other", "none"} {
+			if s := sc.find(name); len(s.Finalizers)+len(s.Annotations)+len(s.Status.Conditions) > 0 {
+				t.Errorf("%s has %+v, %+v", name, s.ObjectMeta, s.Status)
+			}
+		}
+	})
+}
