@@ -26,7 +26,7 @@ var ToolSystems = []string{"linux/amd64", "linux/arm64", "darwin/arm64"}
 // joined has, by the name of a combined program, the programs that it consists of, sorted. The image has the combined
 // program once, under the name of each: these programs link mostly the same packages.
 var joined = map[string][]string{
-	"coil-controllers": {"coil-egress-controller", "coil-ipam-controller"},
+	"coil-controllers": {"coil-egress-controller", "coil-ipam-controller", "coil-lb-controller"},
 	"coil-routers":     {"coil-egress", "coil-router"},
 }
 

@@ -152,6 +152,7 @@ var links = []struct {
 	{"cmd/coil-ipam-controller", []string{"pkg/kernel", netlink, nftables, sqlite, "pkg/store/sqlite"}},
 	{"cmd/coil-migrator", []string{"pkg/kernel", netlink, nftables, sqlite, "pkg/store/sqlite"}},
 	{"cmd/coil-egress-controller", []string{"pkg/kernel", netlink, nftables, sqlite, "pkg/store/sqlite"}},
+	{"cmd/coil-lb-controller", []string{"pkg/kernel", netlink, nftables, sqlite, "pkg/store/sqlite"}},
 	{"pkg/controller/", []string{"pkg/kernel", netlink, nftables, sqlite, "pkg/store/sqlite"}},
 	// They run on every node, where all of Kubernetes' types are 40 MB that nobody needs.
 	{"cmd/coild", []string{clientGo + "/kubernetes", clientGo + "/discovery"}},
