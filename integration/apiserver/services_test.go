@@ -29,7 +29,7 @@ type served struct {
 
 func servicesCluster(t *testing.T) *served {
 	s := &served{ipamCluster(t), t}
-	testkit.Check(t, installRBAC(t.Context(), s.admin, "coil-lb-controller.yaml"))
+	testkit.Check(t, installRBAC(t.Context(), s.admin, "../services/rbac.yaml"))
 	t.Cleanup(func() {
 		ctx := context.WithoutCancel(t.Context())
 		testkit.Check(t, s.core.CoreV1().ServiceAccounts("kube-system").Delete(ctx, "coil-lb-controller", metav1.DeleteOptions{}),

@@ -97,7 +97,7 @@ type right struct {
 // checkAccess asks the API server's authorizer.
 func checkAccess(t *testing.T, api *controlplane.API, v variant) {
 	const coil = "coil.cybozu.com"
-	router := slices.Contains(v.workloads, "DaemonSet/coil-router")
+	router, services := slices.Contains(v.workloads, "DaemonSet/coil-router"), slices.Contains(v.workloads, "Deployment/coil-lb-controller")
 	rights := []right{
 		{"coild", "watch", "", "nodes", "", true},
 		{"coild", "create", "", "events", "", true},
@@ -127,6 +127,13 @@ func checkAccess(t *testing.T, api *controlplane.API, v variant) {
 		{"coil-ipam-controller", "watch", coil, "addresspools", "", v.addresses()},
 		{"coil-ipam-controller", "get", "", "secrets", "", false},
 		{"coil-ipam-controller", "create", "", "secrets", "", false}, // by which it could make tokens
+		{"coil-lb-controller", "patch", "", "services", "", services},
+		{"coil-lb-controller", "update", "", "services", "status", services},
+		{"coil-lb-controller", "delete", "", "services", "", false},
+		{"coil-lb-controller", "patch", coil, "addressblocks", "", services},
+		{"coil-lb-controller", "delete", coil, "addressblocks", "", false},
+		{"coil-lb-controller", "create", coil, "addressclaims", "", false}, // but in its namespace
+		{"coil-lb-controller", "get", "", "secrets", "", false},
 		{"coil-egress-controller", "patch", coil, "addressblocks", "status", v.egress && v.addresses()},
 		{"coil-egress-controller", "create", "apps", "deployments", "", v.egress},
 		{"coil-egress-controller", "update", coil, "egresses", "status", v.egress},

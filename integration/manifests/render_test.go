@@ -65,6 +65,12 @@ var variants = []variant{
 		ipam:      true, egress: true,
 	},
 	{
+		dir:       "variants/with-services",
+		workloads: []string{"DaemonSet/coild", "Deployment/coil-egress-controller", "Deployment/coil-ipam-controller", "Deployment/coil-lb-controller"},
+		crds:      slices.Concat(ipamCRDs, egressCRDs),
+		ipam:      true, egress: true,
+	},
+	{
 		dir:        "variants/ipam-only",
 		workloads:  []string{"DaemonSet/coild", "Deployment/coil-ipam-controller"},
 		crds:       ipamCRDs,
@@ -306,6 +312,7 @@ var ports = map[string][2]int32{
 	"coil-ipam-controller":   {9386, 9387},
 	"coil-router":            {9388, 9389},
 	"coil-egress-controller": {9396, 9397},
+	"coil-lb-controller":     {9398, 9399},
 }
 
 func checkWorkloads(t *testing.T, s set) {
