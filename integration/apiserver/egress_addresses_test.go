@@ -227,9 +227,9 @@ func testAddressesNotForPolicies(t *testing.T, c *egressCluster, e *v2.Egress, s
 		if st.Resolved.Address != nil || st.Node != "" || st.Summary.Address != "" {
 			t.Errorf("%s: the policy has %+v", tt.address, st)
 		}
-		testkit.Eventually(t, 20*time.Second, "its pod isn't let in", func() error {
-			if by, listed := c.leaving(t)[bank+"/front b"]; listed {
-				return fmt.Errorf("it leaves by %q", by)
+		testkit.Eventually(t, 20*time.Second, "its pod leaves by no address, not even by that of another policy", func() error {
+			if by, listed := c.leaving(t)[bank+"/front b"]; !listed || by != "" {
+				return fmt.Errorf("it leaves by %q, and routers know it: %t", by, listed)
 			}
 			return nil
 		})

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -126,9 +127,15 @@ func (s *served) answers(among ...*rig.Node) (addrs []netip.Addr, holder *rig.No
 func TestAddressOfService(t *testing.T) {
 	s, ctx := newServed(t, 3), t.Context()
 	services := s.Core.CoreV1().Services(metav1.NamespaceDefault)
+	// Other tests' nodes are in the cluster, too: only these have endpoints.
+	endpoints := &discoveryv1.EndpointSlice{ObjectMeta: metav1.ObjectMeta{Name: "web", Labels: map[string]string{discoveryv1.LabelServiceName: "web"}}, AddressType: discoveryv1.AddressTypeIPv4}
+	for _, n := range s.nodes {
+		endpoints.Endpoints = append(endpoints.Endpoints, discoveryv1.Endpoint{Addresses: []string{n.Addr4.String()}, NodeName: &n.Name})
+	}
+	testkit.Must(s.Core.DiscoveryV1().EndpointSlices(metav1.NamespaceDefault).Create(ctx, endpoints, metav1.CreateOptions{}))(t)
 	o := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Name: "web"}, Spec: corev1.ServiceSpec{
 		Type: corev1.ServiceTypeLoadBalancer, LoadBalancerClass: new(string), Ports: []corev1.ServicePort{{Port: int32(s.ports[0])}},
-		IPFamilyPolicy: new(corev1.IPFamilyPolicyRequireDualStack),
+		IPFamilyPolicy: new(corev1.IPFamilyPolicyRequireDualStack), ExternalTrafficPolicy: corev1.ServiceExternalTrafficPolicyLocal,
 	}}
 	*o.Spec.LoadBalancerClass = loadbalancer.Class
 	testkit.Must(services.Create(ctx, o, metav1.CreateOptions{}))(t)
