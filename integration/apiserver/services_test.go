@@ -143,7 +143,7 @@ func TestServicesGetAddresses(t *testing.T) {
 		t.Errorf("the block says %s, %+v", got, b.Floating.Successors)
 	}
 	stop()
-	// What was changed meanwhile is found.
+	// Changes from before its start are found.
 	s.patch("tls", `{"spec":{"type":"ClusterIP","loadBalancerClass":null}}`)
 	testkit.Check(t, s.core.CoreV1().Services(metav1.NamespaceDefault).Delete(t.Context(), "named", metav1.DeleteOptions{}))
 	s.make("new", 443)

@@ -26,7 +26,7 @@ import (
 	"github.com/coil-net/coil/pkg/testkit/netlab"
 )
 
-// services are Services of a namespace whose addresses come from a pool in the nodes' subnet, and a client outside of the cluster.
+// services is a namespace with Services, a pool of their addresses in the nodes' subnet, and a client outside of the cluster.
 type services struct {
 	env
 	t *testing.T
@@ -111,7 +111,7 @@ func (s *services) holder(name string, nodes ...string) (addrs []netip.Addr, hol
 	return addrs, holder
 }
 
-// asks returns what the client gets from a port of an address.
+// asks returns the answer to the client at a port of an address.
 func (s *services) asks(a netip.Addr, port uint16) (string, error) {
 	ctx, cancel := context.WithTimeout(s.t.Context(), testkit.Timeout(time.Second))
 	defer cancel()

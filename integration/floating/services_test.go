@@ -83,7 +83,7 @@ func (s *served) listen(n *rig.Node) {
 	}
 }
 
-// hears returns what a host outside gets from a port of an address; an error if it gets nothing.
+// hears returns the answer to a host outside at a port of an address; an error if there is none.
 func (s *served) hears(a netip.Addr, port int) (string, error) {
 	ctx, cancel := context.WithTimeout(s.t.Context(), testkit.Timeout(time.Second))
 	defer cancel()

@@ -1,10 +1,10 @@
 // Package loadbalancer gives Services of the type LoadBalancer addresses that are on nodes.
 //
-// It owns what Coil writes into these Services, the AddressClaims of their addresses in its own namespace, and where these addresses are to be. It must not know
-// how AddressClaims get addresses, nor how nodes hold them.
+// It owns the fields of these Services that Coil writes, the AddressClaims of their addresses in one namespace, and the nodes that may have each address. It must not
+// know how AddressClaims get addresses, nor how nodes hold them.
 //
 //	Service                              action
-//	comes, or changes                    a plan of all Services (package plan/loadbalancer), then the steps of each whose part of it is another one
+//	comes, or changes                    all Services are planned (package plan/loadbalancer); each one that gets something else is written
 //	gets an address that no claim has    an AddressClaim; the Service waits for its address
 //	has an address                       its AddressBlock says by which ports clients reach it, and on which nodes it may be
 //	its address is on a node             the status tells the address
@@ -12,7 +12,7 @@
 //	the last one of an address           the AddressClaim is deleted: the address cools down
 //
 // Three loops: the plan, the Services, and the blocks. Nothing is done before the events of all caches were handled. A Service that was given an address keeps it
-// in the next plans, also while the cache doesn't show yet what was written into it.
+// in the next plans, also while the cache doesn't show the write yet.
 package loadbalancer
 
 import (

@@ -145,7 +145,7 @@ func (c *Controller) served(s *corev1.Service, claim string) (reason, message st
 	case len(f.Successors) == 0 && needsEndpoints(s):
 		return reasonEndpoints, "No node that may have the address has an endpoint that is ready (externalTrafficPolicy: Local)"
 	case len(f.Successors) == 0:
-		return reasonNoNode, "No node may have the address: none is ready, without the label " + corev1.LabelNodeExcludeBalancers + " and not about to be deleted"
+		return reasonNoNode, "No node may have the address: each one has the label " + corev1.LabelNodeExcludeBalancers + ", is about to be deleted, or has no InternalIP"
 	case !slices.ContainsFunc(f.Successors, func(n v2.FloatingNode) bool { return n.Node == f.Holding.Holder }):
 		return reasonHolder, "No node answers for the address yet"
 	}

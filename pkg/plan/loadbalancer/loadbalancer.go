@@ -99,7 +99,7 @@ const (
 type Given struct {
 	// Claim is the AddressClaim of the address. It is empty if the Service gets none.
 	Claim string
-	// Address is as in the entry of the claim.
+	// Address is the claim's, unknown as long as the claim asks for any and has no answer.
 	Address ipam.Address
 	// Reason and Message say why it gets none, or another one than it had.
 	Reason  Reason
