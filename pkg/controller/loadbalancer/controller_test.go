@@ -176,3 +176,21 @@ func TestServicesOfOthers(t *testing.T) {
 		}
 	})
 }
+
+// A claim that somebody else has made under the name is left alone. It is no reason to ask the API server all the time.
+func TestClaimOfSomebodyElse(t *testing.T) {
+	inScene(t, func(t *testing.T, sc *scene) {
+		theirs := &v2.AddressClaim{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "lb-192-0-2-3"}, Spec: v2.AddressClaimSpec{Pool: "four", Count: new(int32)}}
+		sc.s.Put(claimResource, theirs)
+		sc.service("a", named("192.0.2.3"))
+		sc.service("b", nil)
+		sc.run(time.Minute)
+		sc.wants("beside it", "b", "192.0.2.0", "AddressAssigned", "Served")
+		if n := sc.s.Calls()["create addressclaims"]; n > 50 {
+			t.Errorf("%d times a claim was to be made", n)
+		}
+		sc.s.Drop(claimResource, namespace+"/"+theirs.Name)
+		sc.run(10 * time.Minute)
+		sc.wants("when it is gone", "a", "192.0.2.3", "AddressAssigned", "Served")
+	})
+}

@@ -20,7 +20,6 @@ import (
 	"github.com/coil-net/coil/pkg/kube"
 	"github.com/coil-net/coil/pkg/plan/loadbalancer"
 	"github.com/coil-net/coil/pkg/plan/pools"
-	"github.com/coil-net/coil/pkg/reconcile"
 )
 
 // plan decides which Service gets which address, and makes and deletes claims.
@@ -141,8 +140,11 @@ func (c *Controller) makeClaim(ctx context.Context, a loadbalancer.Address) erro
 	}
 	_, err := c.cfg.Coil.CoilV2().AddressClaims(claim.Namespace).Create(ctx, claim, metav1.CreateOptions{})
 	switch {
-	case apierrors.IsAlreadyExists(err): // the cache will show it, or its end
-		return reconcile.Later(settle)
+	case apierrors.IsAlreadyExists(err):
+		if have := c.claims.Find(claim.Namespace + "/" + claim.Name); have != nil && !isOurs(c.cfg.Namespace, have) {
+			return fmt.Errorf("AddressClaim %s isn't coil-lb-controller's: give it the label %s=true, or delete it", klog.KObj(claim), label)
+		}
+		return nil // its event comes, or that of its end
 	case err != nil:
 		return fmt.Errorf("make AddressClaim %s: %w", klog.KObj(claim), err)
 	}
