@@ -35,7 +35,7 @@ func (c *Controller) syncClients(ctx context.Context, key types.NamespacedName) 
 		c.cfg.Recorder.Eventf(podReference(p), nil, corev1.EventTypeWarning, "EgressNotAllowed", "Reconcile",
 			"Egress %s doesn't allow this namespace (spec.allowedNamespaces): what the pod sends to its destinations is dropped", key)
 	}
-	return c.lists.Write(ctx, key, egress.ListOf(e), have, clients)
+	return c.lists.Write(ctx, key, have, egress.ListOf(e).With(clients))
 }
 
 // newlyRefused returns the pods that an Egress refuses now and didn't refuse before.

@@ -8,7 +8,6 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
 
-	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
 	"github.com/coil-net/coil/pkg/plan"
 	"github.com/coil-net/coil/pkg/plan/egress"
 	"github.com/coil-net/coil/pkg/plan/policy"
@@ -19,32 +18,40 @@ func (c *Controller) syncClients(ctx context.Context, key types.NamespacedName) 
 	defer c.changed(chooser{policy: key})
 	have := c.slices.Under(key.String())
 	s := c.policies.find(key)
-	if s == nil && len(have) == 0 {
-		c.keeper.Forget(key)
+	if s == nil {
 		c.keeping.Delete(key)
-		return nil
+		c.left.Delete(key)
+		if len(have) == 0 {
+			c.keeper.Forget(key)
+			return nil
+		}
+		return c.keeper.Clear(ctx, key, have)
 	}
-	if s != nil && !s.observed() {
+	if !s.observed() {
 		return nil // its status is an event
 	}
-	var e *v2.Egress
-	if s != nil {
-		e = c.egresses.Find(s.Egress.String())
-	}
-	switch {
-	case e == nil, !policy.Decides(s.status, e):
-		c.keeping.Delete(key)
-		return c.keeper.Clear(ctx, key, have)
-	case e.DeletionTimestamp != nil:
+	e := c.egresses.Find(s.Egress.String())
+	decides := e != nil && policy.Decides(s.status, e)
+	if decides && e.DeletionTimestamp != nil {
 		return nil
+	}
+	want, wait := c.leaving(s, have)
+	if !decides {
+		c.keeping.Delete(key)
+		if len(want) == 0 {
+			return c.keeper.Clear(ctx, key, have)
+		}
 	}
 	if err := c.keeper.Ready(key, have); err != nil {
 		return err
 	}
-	// A selector that can't be used, and pods that aren't allowed, are told by the status.
-	clients, _, _ := egress.Clients(egress.ClientFacts{Egress: e, Pods: c.selected(s.Policy, s.Name.Namespace), Namespaces: c.namespaceLabels})
-	clients, wait := c.inTurn(s, e, have, clients)
-	return cmp.Or(c.keeper.Write(ctx, key, egress.PolicyListOf(e, s.told()), have, clients), again(wait))
+	if decides {
+		// A selector that can't be used, and pods that aren't allowed, are told by the status.
+		clients, _, _ := egress.Clients(egress.ClientFacts{Egress: e, Pods: c.selected(s.Policy, s.Name.Namespace), Namespaces: c.namespaceLabels})
+		clients, inTurn := c.inTurn(s, e, have, clients)
+		want, wait = append(want, egress.PolicyListOf(e, s.told()).With(clients)), soonest(wait, inTurn)
+	}
+	return cmp.Or(c.keeper.Write(ctx, key, have, want...), again(wait))
 }
 
 // selected returns the pods of a namespace, or of all of them, that a policy selects and that may be clients.

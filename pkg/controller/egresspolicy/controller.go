@@ -6,7 +6,7 @@
 //	policy                               its EndpointSlices
 //	in force, see policy.InForce         have the addresses of the pods that it selects, in the namespace of its Egress
 //	changed, and not yet looked at       stay as they are
-//	names another Egress                 are made there, then deleted where they were
+//	names another Egress                 are made there, then deleted where they were; if that one has addresses for clients, they say no address for a while
 //	gone                                 are deleted
 //	not in force                         are deleted or, if the Egress has addresses for clients, say no address: see policy.Decides
 //	annotation that can't be understood  are deleted: no policy says that they are its own
@@ -100,6 +100,8 @@ type Controller struct {
 	turns   turns
 	// keeping is since when the list of a policy has had a pod that isn't its own any more.
 	keeping syncmap.Map[types.NamespacedName, time.Time]
+	// left is since when policies haven't named Egresses that still have their lists.
+	left syncmap.Map[types.NamespacedName, map[types.NamespacedName]time.Time]
 	// moved is since when the pods of a policy leave by other nodes' addresses than its status says.
 	moved syncmap.Map[types.NamespacedName, time.Time]
 }

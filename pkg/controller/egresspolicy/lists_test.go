@@ -30,7 +30,7 @@ func (sc *scene) listNaming() {
 			return s.Namespace != e.Namespace || s.Labels[list.Label] != e.Name
 		})
 		clients, _, _ := egress.Clients(egress.ClientFacts{Egress: e, Pods: pods, Namespaces: namespaces})
-		changes := egress.ClientSlices(list, have, clients, egress.EndpointsPerSlice)
+		changes := egress.ClientSlices(have, egress.EndpointsPerSlice, list.With(clients))
 		for _, s := range slices.Concat(changes.Create, changes.Update) {
 			sc.s.Put(sliceResource, s)
 		}

@@ -204,18 +204,23 @@ type seen struct {
 }
 
 // pod returns the pod of a client, nil if it is gone.
-func (t *turn) pod(cl egress.Client) *seen {
-	p := t.pods.Find(cl.Pod.String())
+func (c *Controller) pod(cl egress.Client) *seen {
+	p := c.pods.Find(cl.Pod.String())
 	if p == nil || p.UID != cl.UID {
 		return nil
 	}
-	return &seen{podOf(p, t.namespaceLabels(p.Namespace)), p}
+	return &seen{podOf(p, c.namespaceLabels(p.Namespace)), p}
+}
+
+// lives says whether a pod still has an address.
+func (p *seen) lives(addr netip.Addr) bool {
+	return egress.MayBeClient(p.object) && slices.Contains(p.Addresses, addr)
 }
 
 // mayUse says whether a pod with an address may be a client of the Egress.
 func (t *turn) mayUse(p *seen, addr netip.Addr) bool {
 	allowed, _ := plan.AllowsNamespace(t.e, p.NamespaceLabels)
-	return allowed && egress.MayBeClient(p.object) && !t.isRouter(p.object) && slices.Contains(p.Addresses, addr)
+	return allowed && !t.isRouter(p.object) && p.lives(addr)
 }
 
 // rivalsFor returns the annotation and the other policies of the Egress that may select a pod.

@@ -323,7 +323,7 @@ func TestAnnotationsComeFirst(t *testing.T) {
 		ts.check("before the controller of annotations has listed the pod", true)
 		ts.want[netip.MustParseAddr("10.0.0.1")] = sources{some, of, of}
 		clients, _, _ := egress.Clients(egress.ClientFacts{Egress: e, Pods: []*corev1.Pod{p}})
-		for _, s := range egress.ClientSlices(egress.ListOf(e), nil, clients, 100).Create {
+		for _, s := range egress.ClientSlices(nil, 100, egress.ListOf(e).With(clients)).Create {
 			ts.s.Put(sliceResource, s)
 		}
 		ts.run(time.Second)
@@ -437,6 +437,56 @@ func TestPoliciesThatCantBeFollowedDecide(t *testing.T) {
 					}
 					change(spoil)
 				}
+			})
+		})
+	}
+}
+
+// Nodes learn late that a policy names another Egress. Until then routers of the one before send no packets to its destinations by the address of
+// another policy.
+func TestPoliciesLeaveAnEgress(t *testing.T) {
+	const own = "203.0.113.9/32"
+	for name, change := range map[string]func(*turnsScene, *v2.EgressPolicy){
+		"to one with addresses": func(ts *turnsScene, p *v2.EgressPolicy) {
+			e := fakeapi.Find[*v2.Egress](ts.s, egressResource, "internet/nat")
+			e.Name, e.UID, e.ResourceVersion = "other", "other", ""
+			ts.s.Put(egressResource, e)
+			p.Spec.Egress.Name = "other"
+		},
+		"to one without addresses": func(ts *turnsScene, p *v2.EgressPolicy) {
+			ts.s.Put(egressResource, &v2.Egress{
+				ObjectMeta: metav1.ObjectMeta{Namespace: "internet", Name: "other", UID: "other", Generation: 1}, Spec: v2.EgressSpec{Destinations: []string{"0.0.0.0/0"}},
+			})
+			p.Spec.Egress.Name = "other"
+		},
+		"to one that there isn't": func(_ *turnsScene, p *v2.EgressPolicy) { p.Spec.Egress.Name = "other" },
+	} {
+		t.Run(name, func(t *testing.T) {
+			inScene(t, func(t *testing.T, sc *scene) {
+				ts := newTurnsScene(sc, 2)
+				ts.chooses("old", "old", own)
+				ts.chooses("young", "")
+				ts.run(3 * time.Second)
+				old, young := ts.addressOf("old"), ts.addressOf("young")
+				ts.has(0, nil, sources{old, young, young}, "old")
+				ts.has(1, nil, sources{old, young, young}, "old")
+				ts.run(3 * time.Second)
+				ts.check("at first", true)
+
+				ts.has(0, nil, sources{"", young, young}, "old")
+				ts.policy("old", "", func(p *v2.EgressPolicy) {
+					p.Spec.Pods = &metav1.LabelSelector{MatchLabels: map[string]string{"old": ""}}
+					change(ts, p)
+				})
+				ts.has(1, nil, sources{"", young, young}, "old")
+				ts.run(keepFor - time.Second)
+				ts.check("while nodes may be late", true)
+				ts.has(1, nil, sources{young, young, young})
+				ts.run(500 * time.Millisecond)
+				ts.check("when it doesn't select a pod any more", true)
+				ts.has(0, nil, sources{young, young, young}, "old")
+				ts.run(2 * time.Second)
+				ts.check("in the end", true)
 			})
 		})
 	}

@@ -36,14 +36,14 @@ func newKeeper(t *testing.T) (*Keeper, *fakeapi.Server) {
 // A slice that the cache doesn't have, because somebody changed what it is known by, is taken back. One of somebody else isn't.
 func TestSlicesAreTakenBack(t *testing.T) {
 	k, s := newKeeper(t)
-	if err := k.Write(t.Context(), listKey, egress.ListOf(nat), nil, []egress.Client{client}); err != nil {
+	if err := k.Write(t.Context(), listKey, nil, egress.ListOf(nat).With([]egress.Client{client})); err != nil {
 		t.Fatal(err)
 	}
 	const name = "internet/nat-clients-ipv4-0"
 	spoiled := fakeapi.Find[*discoveryv1.EndpointSlice](s, resource, name)
 	spoiled.Labels, spoiled.Endpoints = nil, nil
 	s.Put(resource, spoiled)
-	if err := k.Write(t.Context(), listKey, egress.ListOf(nat), nil, []egress.Client{client}); err != nil {
+	if err := k.Write(t.Context(), listKey, nil, egress.ListOf(nat).With([]egress.Client{client})); err != nil {
 		t.Error(err)
 	}
 	if got := fakeapi.Find[*discoveryv1.EndpointSlice](s, resource, name); got.Labels[v2.LabelEgress] != "nat" || len(got.Endpoints) != 1 {
@@ -57,12 +57,12 @@ func TestSlicesAreTakenBack(t *testing.T) {
 		theirs := fakeapi.Find[*discoveryv1.EndpointSlice](s, resource, name)
 		change(theirs)
 		s.Put(resource, theirs)
-		err := k.Write(t.Context(), listKey, egress.ListOf(nat), nil, []egress.Client{client})
+		err := k.Write(t.Context(), listKey, nil, egress.ListOf(nat).With([]egress.Client{client}))
 		if foreign := (*object.ForeignError)(nil); !errors.As(err, &foreign) {
 			t.Errorf("%s: error %v", what, err)
 		}
 		s.Drop(resource, name)
-		if err := k.Write(t.Context(), listKey, egress.ListOf(nat), nil, []egress.Client{client}); err != nil {
+		if err := k.Write(t.Context(), listKey, nil, egress.ListOf(nat).With([]egress.Client{client})); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -72,7 +72,7 @@ func TestSlicesAreTakenBack(t *testing.T) {
 func TestClear(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		k, s := newKeeper(t)
-		if err := k.Write(t.Context(), listKey, egress.ListOf(nat), nil, []egress.Client{client}); err != nil {
+		if err := k.Write(t.Context(), listKey, nil, egress.ListOf(nat).With([]egress.Client{client})); err != nil {
 			t.Fatal(err)
 		}
 		if err := k.Ready(listKey, nil); err == nil {

@@ -72,9 +72,9 @@ func (k *Keeper) shown(key types.NamespacedName, have []*discoveryv1.EndpointSli
 	return nil
 }
 
-// Write makes the slices of a key those of a list of clients. Call it after Ready.
-func (k *Keeper) Write(ctx context.Context, key types.NamespacedName, l egress.List, have []*discoveryv1.EndpointSlice, clients []egress.Client) error {
-	return k.do(ctx, key, egress.ClientSlices(l, have, clients, k.limit))
+// Write makes the slices of a key those of some lists. Call it after Ready.
+func (k *Keeper) Write(ctx context.Context, key types.NamespacedName, have []*discoveryv1.EndpointSlice, want ...egress.Listed) error {
+	return k.do(ctx, key, egress.ClientSlices(have, k.limit, want...))
 }
 
 // Clear deletes the slices of a key.

@@ -147,9 +147,14 @@ func PolicyListOf(e *v2.Egress, p policy.Policy) List {
 	return l
 }
 
-// has says whether a slice is one of the list, and not of another one of the same key, as of a policy that named another Egress.
+// has says whether a slice is one of the list, and not of another one of the same policy, which named another Egress.
 func (l List) has(s *discoveryv1.EndpointSlice) bool {
 	return s.Namespace == l.Egress.Namespace && s.Labels[l.Label] == l.Egress.Name
+}
+
+// EgressOfPolicySlice returns the Egress by which the clients in a slice of a policy leave.
+func EgressOfPolicySlice(s *discoveryv1.EndpointSlice) types.NamespacedName {
+	return types.NamespacedName{Namespace: s.Namespace, Name: s.Labels[v2.LabelPolicyEgress]}
 }
 
 // Clients returns the clients that slices of the list have, by their addresses. Slices of other lists don't count.
@@ -196,27 +201,40 @@ func ClientSelector() string {
 // Empty says whether there is nothing to write.
 func (c SliceChanges) Empty() bool { return len(c.Create)+len(c.Update)+len(c.Delete) == 0 }
 
-// ClientSlices returns the fewest writes after which the slices of a list have the
-// clients that are wanted, about limit in each. Slices of other lists are deleted. A client stays in the slice where it is, and
+// Listed is a list with the clients that it is to have.
+type Listed struct {
+	List
+	Want []Client
+}
+
+// With returns the list with clients.
+func (l List) With(want []Client) Listed { return Listed{l, want} }
+
+// ClientSlices returns the fewest writes after which slices have the clients of some lists, about limit in each.
+// Slices of other lists are deleted. A client stays in the slice where it is, and
 // one that comes takes a place in a slice that is written anyway, else in the fullest that has
 // one. Slices that have more than the limit are relieved bit by bit. The given objects are
 // not changed.
-func ClientSlices(l List, have []*discoveryv1.EndpointSlice, want []Client, limit int) SliceChanges {
+func ClientSlices(have []*discoveryv1.EndpointSlice, limit int, lists ...Listed) SliceChanges {
 	// Of a client that two slices have, the copy in the smaller one stays.
 	have = slices.SortedFunc(slices.Values(have), func(a, b *discoveryv1.EndpointSlice) int {
 		return cmp.Or(cmp.Compare(max(limit, len(a.Endpoints)), max(limit, len(b.Endpoints))), strings.Compare(a.Name, b.Name))
 	})
 	var out SliceChanges
-	have = slices.DeleteFunc(have, func(s *discoveryv1.EndpointSlice) bool {
-		if l.has(s) {
+	for _, l := range lists {
+		var mine []*discoveryv1.EndpointSlice
+		have = slices.DeleteFunc(have, func(s *discoveryv1.EndpointSlice) bool {
+			if l.has(s) {
+				mine = append(mine, s)
+				return true
+			}
 			return false
+		})
+		for _, family := range []discoveryv1.AddressType{discoveryv1.AddressTypeIPv4, discoveryv1.AddressTypeIPv6} {
+			placeClients(&out, l, family, mine, limit)
 		}
-		out.Delete = append(out.Delete, s)
-		return true
-	})
-	for _, family := range []discoveryv1.AddressType{discoveryv1.AddressTypeIPv4, discoveryv1.AddressTypeIPv6} {
-		placeClients(&out, l, family, have, want, limit)
 	}
+	out.Delete = append(out.Delete, have...)
 	return out
 }
 
@@ -227,9 +245,9 @@ type draft struct {
 	changed bool
 }
 
-func placeClients(out *SliceChanges, l List, family discoveryv1.AddressType, have []*discoveryv1.EndpointSlice, want []Client, limit int) {
-	missing := make(map[netip.Addr]Client, len(want))
-	for _, c := range want {
+func placeClients(out *SliceChanges, l Listed, family discoveryv1.AddressType, have []*discoveryv1.EndpointSlice, limit int) {
+	missing := make(map[netip.Addr]Client, len(l.Want))
+	for _, c := range l.Want {
 		if c.Addr.Is4() == (family == discoveryv1.AddressTypeIPv4) {
 			missing[c.Addr] = c
 		}
@@ -239,7 +257,7 @@ func placeClients(out *SliceChanges, l List, family discoveryv1.AddressType, hav
 	for _, s := range have {
 		taken[s.Name] = true
 		if s.AddressType == family {
-			drafts = append(drafts, newDraft(l, s, missing))
+			drafts = append(drafts, newDraft(l.List, s, missing))
 		}
 	}
 	slices.SortFunc(drafts, func(a, b *draft) int {
@@ -252,7 +270,7 @@ func placeClients(out *SliceChanges, l List, family discoveryv1.AddressType, hav
 			next++
 		}
 		if next == len(drafts) {
-			s := emptySlice(l, family, freeName(l.Prefix, family, taken))
+			s := emptySlice(l.List, family, freeName(l.Prefix, family, taken))
 			taken[s.Name] = true
 			drafts = append(drafts, &draft{slice: s})
 		}

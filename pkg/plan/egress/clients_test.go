@@ -133,7 +133,7 @@ func (a apiSlices) list() []*discoveryv1.EndpointSlice { return slices.Collect(m
 // sync plans, writes and checks what is there then; it returns the number of writes.
 func (a apiSlices) sync(t *testing.T, e *v2.Egress, want []Client, limit int) int {
 	t.Helper()
-	n := a.do(t, ClientSlices(ListOf(e), a.list(), want, limit))
+	n := a.do(t, ClientSlices(a.list(), limit, ListOf(e).With(want)))
 	seen := map[Client]bool{}
 	for _, s := range a {
 		if len(s.Endpoints) == 0 || len(s.Endpoints) > limit || !strings.HasPrefix(s.Name, "nat-clients-") {
@@ -155,7 +155,7 @@ func (a apiSlices) sync(t *testing.T, e *v2.Egress, want []Client, limit int) in
 	if len(seen) != len(want) {
 		t.Fatalf("%d clients, want %d", len(seen), len(want))
 	}
-	if again := ClientSlices(ListOf(e), a.list(), want, limit); len(again.Create)+len(again.Update)+len(again.Delete) > 0 {
+	if again := ClientSlices(a.list(), limit, ListOf(e).With(want)); len(again.Create)+len(again.Update)+len(again.Delete) > 0 {
 		t.Fatalf("there is more to write: %+v", again)
 	}
 	return n
@@ -253,7 +253,7 @@ func TestLargeClientSlicesAreRelieved(t *testing.T) {
 	e, a, want := testEgress(""), apiSlices{}, clients(0, 2500)
 	a.sync(t, e, want, MaxEndpoints)
 	for round := 0; ; round++ {
-		c := ClientSlices(ListOf(e), a.list(), want, EndpointsPerSlice)
+		c := ClientSlices(a.list(), EndpointsPerSlice, ListOf(e).With(want))
 		writes := slices.Concat(c.Create, c.Update)
 		if len(writes) == 0 {
 			break
@@ -303,10 +303,10 @@ func (a apiSlices) holdAll(t *testing.T, want []Client) {
 
 func BenchmarkClientSlices(b *testing.B) {
 	e := testEgress("")
-	have := ClientSlices(ListOf(e), nil, clients(0, 5000), EndpointsPerSlice).Create
+	have := ClientSlices(nil, EndpointsPerSlice, ListOf(e).With(clients(0, 5000))).Create
 	want := append(clients(0, 4999), client(6000, false))
 	for b.Loop() {
-		if c := ClientSlices(ListOf(e), have, want, EndpointsPerSlice); len(c.Update) != 1 {
+		if c := ClientSlices(have, EndpointsPerSlice, ListOf(e).With(want)); len(c.Update) != 1 {
 			b.Fatal(len(c.Update))
 		}
 	}
@@ -326,7 +326,7 @@ func BenchmarkEgressClients(b *testing.B) {
 }
 
 func TestCountClients(t *testing.T) {
-	c := ClientSlices(ListOf(testEgress("")), nil, []Client{client(0, false), client(0, true), client(1, false)}, EndpointsPerSlice)
+	c := ClientSlices(nil, EndpointsPerSlice, ListOf(testEgress("")).With([]Client{client(0, false), client(0, true), client(1, false)}))
 	if n := CountClients(c.Create); n != 2 {
 		t.Errorf("%d clients, want 2", n)
 	}

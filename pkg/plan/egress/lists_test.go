@@ -47,7 +47,7 @@ func TestPolicyLists(t *testing.T) {
 			}
 		}
 	}
-	s := ClientSlices(PolicyListOf(egressNamed("internet", "nat"), policyNamed("shop", "p", "192.0.2.0/24")), nil, clients(0, 1), 100).Create[0]
+	s := ClientSlices(nil, 100, PolicyListOf(egressNamed("internet", "nat"), policyNamed("shop", "p", "192.0.2.0/24")).With(clients(0, 1))).Create[0]
 	want := metav1.ObjectMeta{
 		Namespace: "internet", Name: s.Name,
 		Labels: map[string]string{
@@ -111,8 +111,8 @@ func TestPolicyListHistory(t *testing.T) {
 		p := policyNamed("shop", "p", destinations...)
 		p.Block = block
 		l := PolicyListOf(e, p)
-		apply(ClientSlices(l, list(), want, 10))
-		if again := ClientSlices(l, list(), want, 10); !again.Empty() {
+		apply(ClientSlices(list(), 10, l.With(want)))
+		if again := ClientSlices(list(), 10, l.With(want)); !again.Empty() {
 			t.Fatalf("step %d: %d, %d and %d writes again", step, len(again.Create), len(again.Update), len(again.Delete))
 		}
 		got := map[Client]bool{}
@@ -167,14 +167,14 @@ func TestAddressesOfLists(t *testing.T) {
 			have *[]*discoveryv1.EndpointSlice
 			want string
 		}{{ListOf(c.egress), &named, c.named}, {PolicyListOf(c.egress, p), &chosen, c.chosen}} {
-			changes := ClientSlices(l.list, *l.have, clients(0, 1), 100)
+			changes := ClientSlices(*l.have, 100, l.list.With(clients(0, 1)))
 			if all := slices.Concat(changes.Create, changes.Update); len(all) > 0 {
 				*l.have = all
 			}
 			if got := (*l.have)[0].Annotations[v2.AnnotationAddress]; len(*l.have) != 1 || got != l.want {
 				t.Errorf("%s: %d slices, whose clients leave by %q, want %q", c.name, len(*l.have), got, l.want)
 			}
-			if again := ClientSlices(l.list, *l.have, clients(0, 1), 100); !again.Empty() {
+			if again := ClientSlices(*l.have, 100, l.list.With(clients(0, 1))); !again.Empty() {
 				t.Errorf("%s: a second look changes %+v", c.name, again)
 			}
 		}
