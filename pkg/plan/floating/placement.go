@@ -85,16 +85,28 @@ func (p Placement) quotas(nodes, n int) []int {
 
 // order returns the nodes, the first one first, the others as the address has them (rendezvous hashing).
 func order(first, address string, nodes []string) []string {
-	weight := func(node string) uint64 { return Hash(address + "\x00" + node) }
-	return slices.SortedFunc(slices.Values(nodes), func(a, b string) int {
+	type weighed struct {
+		node   string
+		weight uint64
+	}
+	all := make([]weighed, len(nodes))
+	for i, n := range nodes {
+		all[i] = weighed{n, Hash(address + "\x00" + n)}
+	}
+	slices.SortFunc(all, func(a, b weighed) int {
 		switch {
-		case a == b:
+		case a.node == b.node:
 			return 0
-		case a == first:
+		case a.node == first:
 			return -1
-		case b == first:
+		case b.node == first:
 			return 1
 		}
-		return cmp.Or(cmp.Compare(weight(b), weight(a)), cmp.Compare(a, b))
+		return cmp.Or(cmp.Compare(b.weight, a.weight), cmp.Compare(a.node, b.node))
 	})
+	names := make([]string, len(all))
+	for i, w := range all {
+		names[i] = w.node
+	}
+	return names
 }

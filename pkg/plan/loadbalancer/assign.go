@@ -19,10 +19,33 @@ type use struct {
 	services []*Service
 }
 
-// assigner makes a plan.
+// assigner makes a plan. A plan of thousands of Services is made for each change, so it looks at all addresses for none of them.
 type assigner struct {
 	Facts
-	uses []*use
+	uses    []*use
+	byClaim map[string]*use
+	byAddr  map[netip.Addr][]*use
+	byPool  map[string][]*use
+}
+
+// add adds an address.
+func (a *assigner) add(u *use) {
+	a.uses = append(a.uses, u)
+	a.byClaim[u.Claim] = u
+	a.byPool[u.Pool] = append(a.byPool[u.Pool], u)
+	for _, addr := range u.Addrs() {
+		a.byAddr[addr] = append(a.byAddr[addr], u)
+	}
+}
+
+// having are the uses of an address that has all of some addresses.
+func (a *assigner) having(addrs []netip.Addr) (all []*use) {
+	for _, u := range a.byAddr[addrs[0]] {
+		if !slices.ContainsFunc(addrs, func(addr netip.Addr) bool { return !slices.Contains(u.Addrs(), addr) }) {
+			all = append(all, u)
+		}
+	}
+	return all
 }
 
 // Assign says which Service gets which address. Services are served in groups, and in each group the oldest first:
@@ -31,9 +54,9 @@ type assigner struct {
 //	asks for one by name      gets that one, or none
 //	takes any                 gets the first address with room for it, or a new one
 func Assign(f Facts) Plan {
-	a := assigner{Facts: f}
+	a := assigner{Facts: f, byClaim: map[string]*use{}, byAddr: map[netip.Addr][]*use{}, byPool: map[string][]*use{}}
 	for _, addr := range f.Addresses {
-		a.uses = append(a.uses, &use{Address: addr})
+		a.add(&use{Address: addr})
 	}
 	order := make([]int, len(f.Services))
 	for i := range order {
@@ -98,8 +121,8 @@ func (a *assigner) keep(s *Service) Given {
 
 // had returns the address that a Service was given before or, if that isn't known, that it says it has; nil and no reason for none.
 func (a *assigner) had(s *Service) (*use, Given) {
-	if i := slices.IndexFunc(a.uses, func(u *use) bool { return u.Claim == s.Claim }); i >= 0 {
-		return a.uses[i], Given{}
+	if u := a.byClaim[s.Claim]; u != nil {
+		return u, Given{}
 	}
 	if len(s.Has) == 0 {
 		return nil, Given{}
@@ -112,9 +135,11 @@ func (a *assigner) stays(s *Service, given Given) {
 	if !slices.ContainsFunc(s.Has, func(addr netip.Addr) bool { return !slices.Contains(given.Address.Addrs(), addr) }) {
 		return
 	}
-	for _, u := range a.uses {
-		if unclaimed := u.made && len(u.services) == 0; !unclaimed && slices.ContainsFunc(s.Has, func(addr netip.Addr) bool { return slices.Contains(u.Addrs(), addr) }) {
-			u.services = append(u.services, s)
+	for _, addr := range s.Has {
+		for _, u := range a.byAddr[addr] {
+			if unclaimed := u.made && len(u.services) == 0; !unclaimed && !slices.Contains(u.services, s) {
+				u.services = append(u.services, s)
+			}
 		}
 	}
 }
@@ -138,8 +163,8 @@ func (a *assigner) any(s *Service) Given {
 	if why := a.lacks(fresh, s); why.Reason != "" {
 		return why
 	}
-	for _, u := range a.uses {
-		if u.Pool == name && !u.Asked && a.lacks(u, s).Reason == "" && u.inTheWay(s) == nil {
+	for _, u := range a.byPool[name] {
+		if !u.Asked && u.inTheWay(s) == nil && a.lacks(u, s).Reason == "" {
 			return a.give(u, s)
 		}
 	}
@@ -152,7 +177,7 @@ func (a *assigner) give(u *use, s *Service) Given {
 		return why
 	}
 	if o := u.inTheWay(s); o != nil {
-		return refused(AddressInUse, "Service %s has %s: %s", o.Name, u.Address.Address, conflict(o, s))
+		return refused(AddressInUse, "Service %s has %s: %s", o.Name, u.Address.Address, conflictOf(o, s).explain(o, s))
 	}
 	u.services = append(u.services, s)
 	return Given{Claim: u.Claim, Address: u.Address.Address}
@@ -160,8 +185,8 @@ func (a *assigner) give(u *use, s *Service) Given {
 
 // of returns the address that some addresses are, which is made if there is none, of a pool or of any.
 func (a *assigner) of(addrs []netip.Addr, pool string) (*use, Given) {
-	for _, u := range a.uses {
-		if (pool == "" || pool == u.Pool) && !slices.ContainsFunc(addrs, func(addr netip.Addr) bool { return !slices.Contains(u.Addrs(), addr) }) {
+	for _, u := range a.having(addrs) {
+		if pool == "" || pool == u.Pool {
 			return u, Given{}
 		}
 	}
@@ -189,14 +214,14 @@ func (a *assigner) of(addrs []netip.Addr, pool string) (*use, Given) {
 // make adds an address that there is none yet of.
 func (a *assigner) make(addr Address) *use {
 	u := &use{Address: addr, made: true}
-	a.uses = append(a.uses, u)
+	a.add(u)
 	return u
 }
 
 // unused returns the name of a claim that begins as name does.
 func (a *assigner) unused(name string) string {
 	for n, unique := 2, name; ; n++ {
-		if !slices.ContainsFunc(a.uses, func(u *use) bool { return u.Claim == unique }) {
+		if a.byClaim[unique] == nil {
 			return unique
 		}
 		unique = fmt.Sprintf("%s-%d", name, n)
@@ -221,37 +246,67 @@ func (a *assigner) lacks(u *use, s *Service) Given {
 
 // inTheWay returns a Service that has the address and can't share it with another one, nil if there is none.
 func (u *use) inTheWay(s *Service) *Service {
-	i := slices.IndexFunc(u.services, func(o *Service) bool { return conflict(o, s) != "" })
+	i := slices.IndexFunc(u.services, func(o *Service) bool { return conflictOf(o, s) != noConflict })
 	if i < 0 {
 		return nil
 	}
 	return u.services[i]
 }
 
-// conflict says why two Services can't share an address; it is empty if they can.
-func conflict(has, wants *Service) string {
+// conflict is why two Services can't share an address.
+type conflict int
+
+const (
+	noConflict conflict = iota
+	hasAlone
+	wantsAlone
+	otherGroup
+	samePort
+	otherEndpoints
+)
+
+// conflictOf returns the first conflict between a Service that has an address and one that wants it.
+func conflictOf(has, wants *Service) conflict {
 	switch {
 	case has.Alone:
-		return "it shares the address with none"
+		return hasAlone
 	case wants.Alone:
-		return "this one is to share its address with none"
+		return wantsAlone
 	case has.Group != wants.Group:
+		return otherGroup
+	case commonPort(has, wants) != nil && slices.ContainsFunc(has.Families, func(f dataplane.Family) bool { return slices.Contains(wants.Families, f) }):
+		return samePort
+	case has.Endpoints != "" && wants.Endpoints != "" && has.Endpoints != wants.Endpoints:
+		return otherEndpoints
+	}
+	return noConflict
+}
+
+// explain says in words what the conflict is.
+func (c conflict) explain(has, wants *Service) string {
+	switch c {
+	case hasAlone:
+		return "it shares the address with none"
+	case wantsAlone:
+		return "this one is to share its address with none"
+	case otherGroup:
 		return fmt.Sprintf("it shares the address in the group %q, and this one in %q", has.Group, wants.Group)
-	}
-	for _, p := range wants.Ports {
-		if slices.Contains(has.Ports, p) && sameFamily(has, wants) {
-			return fmt.Sprintf("both have the port %s", p)
-		}
-	}
-	if has.Endpoints != "" && wants.Endpoints != "" && has.Endpoints != wants.Endpoints {
+	case samePort:
+		return fmt.Sprintf("both have the port %s", commonPort(has, wants))
+	case otherEndpoints:
 		return "both have externalTrafficPolicy Local, and other endpoints"
 	}
 	return ""
 }
 
-// sameFamily says whether two Services use an address of the same family.
-func sameFamily(a, b *Service) bool {
-	return slices.ContainsFunc(a.Families, func(f dataplane.Family) bool { return slices.Contains(b.Families, f) })
+// commonPort returns the first port of a Service that another one has, too, nil if there is none.
+func commonPort(has, wants *Service) *Port {
+	for i, p := range wants.Ports {
+		if slices.Contains(has.Ports, p) {
+			return &wants.Ports[i]
+		}
+	}
+	return nil
 }
 
 func joined(addrs []netip.Addr) string {
