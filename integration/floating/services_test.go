@@ -16,6 +16,7 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	typed "k8s.io/client-go/kubernetes/typed/core/v1"
 
 	"github.com/coil-net/coil/integration/rig"
 	"github.com/coil-net/coil/integration/rig/rigtest"
@@ -28,21 +29,25 @@ import (
 	"github.com/coil-net/coil/pkg/testkit/netlab"
 )
 
-// served are nodes that may have the address of a Service. A program on each of them stands for its endpoints: it listens at all addresses of the node, and says
-// the node's name.
+// served are nodes that may have the addresses of Services. A program on each of them listens at all addresses of the node, and says the node's name. Rules that
+// stand for a Service proxy translate the first port.
 type served struct {
 	*rig.Rig
 	t     *testing.T
 	nodes []*rig.Node
-	ports []int // the Service's, and another one
+	// ports are that of a Service, that of none, and that of a Service that no proxy serves.
+	ports []int
+	// subnets are those of the pool.
+	subnets [2]string
 }
 
 // newServed returns nodes of a rig in which coil-lb-controller runs.
 func newServed(t *testing.T, nodes int) *served {
 	t.Helper()
-	s, ctx := &served{Rig: shared.Rig(t), t: t, ports: []int{7000, 7001}}, t.Context()
+	s, ctx := &served{Rig: shared.Rig(t), t: t, ports: []int{7000, 7001, 7002}}, t.Context()
 	n := pools.Add(1)
-	testkit.Check(t, s.AddPool(ctx, "services", 0, rig.Dual(fmt.Sprintf("10.255.%d.0/32", 100+n), fmt.Sprintf("fd00:255::1:%x00/128", n))), s.Announce(ctx, "services", v2.AnnounceNeighbor))
+	s.subnets = [2]string{fmt.Sprintf("10.255.%d.0/31", 100+n), fmt.Sprintf("fd00:255::1:%x00/127", n)}
+	testkit.Check(t, s.AddPool(ctx, "services", 0, rig.Dual(s.subnets[0], s.subnets[1])), s.Announce(ctx, "services", v2.AnnounceNeighbor))
 	for range nodes {
 		n := testkit.Must(s.AddNode(ctx, rig.NodeOptions{}))(t)
 		s.nodes = append(s.nodes, n)
@@ -68,11 +73,18 @@ func newServed(t *testing.T, nodes int) *served {
 	return s
 }
 
-// listen starts the program on a node.
+// listen starts the program on a node, and makes the rules.
 func (s *served) listen(n *rig.Node) {
 	s.t.Helper()
 	ns := testkit.Must(netlab.Open(n.NetnsPath()))(s.t)
 	s.t.Cleanup(func() { testkit.Check(s.t, ns.Close()) })
+	testkit.Must(ns.Run(s.t.Context(), "nft", fmt.Sprintf(`table inet proxy {
+		chain services {
+			type nat hook prerouting priority -100
+			ip daddr %s tcp dport %d dnat ip to %s
+			ip6 daddr %s tcp dport %[2]d dnat ip6 to %[5]s
+		}
+	}`, s.subnets[0], s.ports[0], n.Addr4, s.subnets[1], n.Addr6)))(s.t)
 	for _, port := range s.ports {
 		l := testkit.Must(ns.Listen(s.t.Context(), "tcp", fmt.Sprintf("[::]:%d", port)))(s.t)
 		s.t.Cleanup(func() { _ = l.Close() })
@@ -94,6 +106,49 @@ func (s *served) hears(a netip.Addr, port int) (string, error) {
 	defer c.Close()
 	said, err := io.ReadAll(c)
 	return string(said), err
+}
+
+// serve makes a Service of a port with an address of its own, which all nodes have endpoints of. Other tests' nodes are in the cluster, too.
+func (s *served) serve(name string, port int) {
+	s.t.Helper()
+	endpoints := &discoveryv1.EndpointSlice{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{discoveryv1.LabelServiceName: name}}, AddressType: discoveryv1.AddressTypeIPv4}
+	for _, n := range s.nodes {
+		endpoints.Endpoints = append(endpoints.Endpoints, discoveryv1.Endpoint{Addresses: []string{n.Addr4.String()}, NodeName: &n.Name})
+	}
+	testkit.Must(s.Core.DiscoveryV1().EndpointSlices(metav1.NamespaceDefault).Create(s.t.Context(), endpoints, metav1.CreateOptions{}))(s.t)
+	o := &corev1.Service{
+		ObjectMeta: metav1.ObjectMeta{Name: name, Annotations: map[string]string{loadbalancer.AnnotationSharing: loadbalancer.SharingNone}},
+		Spec: corev1.ServiceSpec{
+			Type: corev1.ServiceTypeLoadBalancer, LoadBalancerClass: new(string), Ports: []corev1.ServicePort{{Port: int32(port)}},
+			IPFamilyPolicy: new(corev1.IPFamilyPolicyRequireDualStack), ExternalTrafficPolicy: corev1.ServiceExternalTrafficPolicyLocal,
+		},
+	}
+	*o.Spec.LoadBalancerClass = loadbalancer.Class
+	testkit.Must(s.services().Create(s.t.Context(), o, metav1.CreateOptions{}))(s.t)
+}
+
+func (s *served) services() typed.ServiceInterface {
+	return s.Core.CoreV1().Services(metav1.NamespaceDefault)
+}
+
+// reaches calls the port of a Service until ctx ends, and says by which address the program of a node was reached; nobody translates it.
+func (s *served) reaches(ctx context.Context, name string, port int) (reached map[netip.Addr]string) {
+	reached = map[netip.Addr]string{}
+	for ctx.Err() == nil {
+		if o, err := s.services().Get(ctx, name, metav1.GetOptions{}); err == nil {
+			for _, in := range o.Status.LoadBalancer.Ingress {
+				a := netip.MustParseAddr(in.IP)
+				if said, err := s.hears(a, port); err == nil {
+					reached[a] = said
+				}
+			}
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(100 * time.Millisecond):
+		}
+	}
+	return reached
 }
 
 // answers waits until a node answers for the addresses of the Service, which the host outside reaches there, and returns the addresses and the node.
@@ -123,22 +178,14 @@ func (s *served) answers(among ...*rig.Node) (addrs []netip.Addr, holder *rig.No
 }
 
 // A Service gets an address that one node answers for. Hosts outside reach the Service's port by it, and no other program of the node. When the node loses its
-// power, another one answers. When the Service is gone, none does.
+// power, another one answers. When the Service is gone, none does. A Service that no proxy serves is reached by nobody, and says so.
 func TestAddressOfService(t *testing.T) {
 	s, ctx := newServed(t, 3), t.Context()
-	services := s.Core.CoreV1().Services(metav1.NamespaceDefault)
-	// Other tests' nodes are in the cluster, too: only these have endpoints.
-	endpoints := &discoveryv1.EndpointSlice{ObjectMeta: metav1.ObjectMeta{Name: "web", Labels: map[string]string{discoveryv1.LabelServiceName: "web"}}, AddressType: discoveryv1.AddressTypeIPv4}
-	for _, n := range s.nodes {
-		endpoints.Endpoints = append(endpoints.Endpoints, discoveryv1.Endpoint{Addresses: []string{n.Addr4.String()}, NodeName: &n.Name})
-	}
-	testkit.Must(s.Core.DiscoveryV1().EndpointSlices(metav1.NamespaceDefault).Create(ctx, endpoints, metav1.CreateOptions{}))(t)
-	o := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Name: "web"}, Spec: corev1.ServiceSpec{
-		Type: corev1.ServiceTypeLoadBalancer, LoadBalancerClass: new(string), Ports: []corev1.ServicePort{{Port: int32(s.ports[0])}},
-		IPFamilyPolicy: new(corev1.IPFamilyPolicyRequireDualStack), ExternalTrafficPolicy: corev1.ServiceExternalTrafficPolicyLocal,
-	}}
-	*o.Spec.LoadBalancerClass = loadbalancer.Class
-	testkit.Must(services.Create(ctx, o, metav1.CreateOptions{}))(t)
+	s.serve("web", s.ports[0])
+	s.serve("odd", s.ports[2])
+	calling, end := context.WithCancel(ctx)
+	reached := make(chan map[netip.Addr]string, 1)
+	go func() { reached <- s.reaches(calling, "odd", s.ports[2]) }()
 	addrs, first := s.answers(s.nodes...)
 	for _, a := range addrs {
 		if said, err := s.hears(a, s.ports[1]); err == nil {
@@ -156,7 +203,18 @@ func TestAddressOfService(t *testing.T) {
 	if !slices.Equal(again, addrs) || silent > testkit.Limit(5*time.Second) {
 		t.Errorf("%s has %v after %s, and %s had %v: want the same within 5s", second.Name, again, silent, first.Name, addrs)
 	}
-	testkit.Check(t, services.Delete(ctx, "web", metav1.DeleteOptions{}))
+	testkit.Eventually(t, 90*time.Second, "the Service that no proxy serves says so", func() error {
+		o := testkit.Must(s.services().Get(ctx, "odd", metav1.GetOptions{}))(t)
+		if c := meta.FindStatusCondition(o.Status.Conditions, loadbalancer.ConditionServed); c == nil || c.Reason != v2.BlockForwardingBlocked {
+			return fmt.Errorf("it says %+v", c)
+		}
+		return nil
+	})
+	end()
+	if got := <-reached; len(got) > 0 {
+		t.Errorf("programs of nodes are reached by the address of a Service that no proxy serves: %v", got)
+	}
+	testkit.Check(t, s.services().Delete(ctx, "web", metav1.DeleteOptions{}), s.services().Delete(ctx, "odd", metav1.DeleteOptions{}))
 	testkit.Eventually(t, 30*time.Second, "nothing is left", func() error {
 		claims := testkit.Must(s.Coil.CoilV2().AddressClaims("kube-system").List(ctx, metav1.ListOptions{}))(t).Items
 		if len(claims) > 0 {

@@ -25,6 +25,7 @@ import (
 	"github.com/coil-net/coil/pkg/controller/blockrequest"
 	"github.com/coil-net/coil/pkg/controller/egress"
 	claims "github.com/coil-net/coil/pkg/controller/floating"
+	"github.com/coil-net/coil/pkg/controller/loadbalancer"
 	"github.com/coil-net/coil/pkg/controller/pool"
 	"github.com/coil-net/coil/pkg/kube"
 	"github.com/coil-net/coil/pkg/natgateway"
@@ -77,6 +78,9 @@ func registered(t *testing.T) map[string][]string {
 	}))(t)
 	testkit.Must(claims.New(claims.Config{
 		Coil: coil, Core: core, Claims: own.AddressClaims(), Blocks: own.AddressBlocks(), Pools: own.AddressPools(), LoopMetrics: loops, Registry: r,
+	}))(t)
+	testkit.Must(loadbalancer.New(loadbalancer.Config{
+		Coil: coil, Core: core, Pools: own.AddressPools(), Claims: own.AddressClaims(), Blocks: own.AddressBlocks().Informer(), Cluster: all, LoopMetrics: loops, Registry: r,
 	}))(t)
 	r.MustRegister(natgateway.NewCollector(t.Context(), natgateway.Config{Namespace: "n", Egress: "e", Config: gateway.Config{Pod: "p"}}, nil, nil, nil))
 	r.MustRegister(floating.NewTroubles(floating.TroublesConfig{}, nil))

@@ -56,6 +56,9 @@ type holder struct {
 	// troubles tells what is wrong with addresses, probes looks for some of that.
 	troubles *floating.Troubles
 	probes   *reconcile.Loop[struct{}]
+	// proxied finds out whether packets to addresses of Services are translated. Those of unproxied, by their IDs, aren't. Only probes uses them.
+	proxied   forwarding.Proxied
+	unproxied map[string]bool
 	// inStep tells how far connections of addresses are copied, by the names of their blocks.
 	inStep *reconcile.Loop[string]
 

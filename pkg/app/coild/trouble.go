@@ -18,6 +18,7 @@ import (
 	"github.com/coil-net/coil/pkg/node/announce"
 	"github.com/coil-net/coil/pkg/node/floating"
 	"github.com/coil-net/coil/pkg/node/floating/forwarding"
+	"github.com/coil-net/coil/pkg/node/floating/place"
 	"github.com/coil-net/coil/pkg/reconcile"
 )
 
@@ -46,7 +47,7 @@ func (h *holder) composeTroubles() {
 		Node: h.NodeName, Blocks: h.clients.Coil.AddressBlocks(), Block: h.blocks.Find, All: h.blocks.All, Warn: h.warnOfBlock,
 	}, h.metrics)
 	h.registry.MustRegister(h.troubles)
-	h.rivals = map[string]rival{}
+	h.rivals, h.unproxied = map[string]rival{}, map[string]bool{}
 	h.announcer.rivals = append(h.announcer.rivals, h.rival)
 	h.probes = reconcile.New("floating-probes", func(ctx context.Context, _ struct{}) error { return h.probe(ctx) }, h.metrics)
 }
@@ -106,8 +107,8 @@ type probed struct {
 // probe looks whether the node forwards packets of the addresses that it has. A node that doesn't leaves them to others, and goes on looking.
 func (h *holder) probe(ctx context.Context) error {
 	blocked := h.troubles.Blocked()
-	groups := h.probed(blocked)
-	if len(groups)+len(blocked) == 0 {
+	groups, services := h.probed(blocked), h.ofServices()
+	if len(groups)+len(blocked)+len(services)+len(h.unproxied) == 0 {
 		return nil
 	}
 	// One address of each group is probed.
@@ -120,7 +121,7 @@ func (h *holder) probe(ctx context.Context) error {
 	}
 	slices.SortFunc(firsts, func(a, b floating.Address) int { return cmp.Compare(a.Block, b.Block) })
 	fates, err := h.prober.Probe(ctx, firsts, func(ctx context.Context, a floating.Address) error { return h.letProbe(ctx, of[a.ID], a) })
-	errs := []error{err}
+	errs := []error{err, h.lookWhetherProxied(ctx, services, blocked)}
 	for i, fate := range fates {
 		if fate.Err != nil {
 			errs = append(errs, fmt.Errorf("probe whether packets of %s are forwarded: %w", firsts[i].Address, fate.Err))
@@ -164,6 +165,63 @@ func (h *holder) probed(blocked []floating.Address) map[probed][]floating.Addres
 	}
 	return groups
 }
+
+// ofServices returns the addresses of Services that the node has.
+func (h *holder) ofServices() (all []floating.Address) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for _, a := range h.announced {
+		if a.OfServices {
+			all = append(all, a)
+		}
+	}
+	return all
+}
+
+// lookWhetherProxied looks whether packets to the addresses of Services that the node has are translated, and forgets what it has seen of others when that isn't told
+// any more.
+func (h *holder) lookWhetherProxied(ctx context.Context, here, blocked []floating.Address) error {
+	for id := range h.unproxied {
+		if !slices.ContainsFunc(blocked, func(a floating.Address) bool { return a.ID == id }) {
+			h.driver.Blocked(id, false)
+			delete(h.unproxied, id)
+		}
+	}
+	counts := map[netip.Addr]place.Count{}
+	if len(here) > 0 {
+		all, err := h.tables.Counts(ctx)
+		if err != nil {
+			return err
+		}
+		for _, a := range here {
+			for _, addr := range a.Addrs() {
+				counts[addr] = all[addr]
+			}
+		}
+	}
+	proxied := h.proxied.Look(counts)
+	for _, a := range here {
+		good, bad := false, false
+		for _, addr := range a.Addrs() {
+			is, known := proxied[addr]
+			good, bad = good || known && is, bad || known && !is
+		}
+		switch {
+		case bad:
+			h.unproxied[a.ID] = true
+			h.driver.Blocked(a.ID, true)
+			h.troubles.Dropped(a, unproxiedText)
+		case good:
+			delete(h.unproxied, a.ID)
+			h.driver.Blocked(a.ID, false)
+			h.troubles.Passed(a)
+		}
+	}
+	return nil
+}
+
+const unproxiedText = "no Service proxy of the node, such as kube-proxy, translates what clients send to the address: see whether one runs there, and whether it serves the Service " +
+	"(label service.kubernetes.io/service-proxy-name)"
 
 // routerHere returns a router of the node from which an address may be probed: the one to which its packets would go, or another one of its
 // Egress; empty if there is none.

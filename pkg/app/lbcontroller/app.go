@@ -55,6 +55,7 @@ func (o *Options) compose(_ context.Context, e leading.Environment) (leading.Con
 		Coil: e.Coil, Core: e.Core,
 		Pools: pools.Coil().V2().AddressPools(), Claims: claims.Coil().V2().AddressClaims(), Blocks: blocks.Coil().V2().AddressBlocks().Informer(), Cluster: cluster,
 		Namespace: o.Namespace, DefaultPool: o.DefaultPool, WithoutClass: o.WithoutClass, Recorder: e.Recorder, LoopMetrics: e.Loops,
+		Registry: e.Registry,
 	})
 	if err != nil {
 		return leading.Controllers{}, err

@@ -20,6 +20,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -64,8 +65,9 @@ type Config struct {
 	// WithoutClass says that Services without a class are served, too.
 	WithoutClass bool
 	Recorder     kube.Recorder
-	// LoopMetrics may be nil.
+	// LoopMetrics and Registry take metrics; nil ones are not exported.
 	LoopMetrics *reconcile.Metrics
+	Registry    prometheus.Registerer
 }
 
 // Controller serves Services.
@@ -82,6 +84,7 @@ type Controller struct {
 	steps    *reconcile.Loop[types.NamespacedName]
 	places   *reconcile.Loop[struct{}]
 	now      func() metav1.Time
+	metrics  *collector
 
 	mu sync.Mutex // guards the plan
 	// given is what each Service gets, by UID.
@@ -104,6 +107,10 @@ func New(cfg Config) (*Controller, error) {
 		now:      metav1.Now,
 		given:    map[types.UID]loadbalancer.Given{},
 		users:    map[string][]types.NamespacedName{},
+	}
+	c.metrics = newCollector(c.services, cfg.WithoutClass)
+	if cfg.Registry != nil {
+		cfg.Registry.MustRegister(c.metrics)
 	}
 	c.plans = reconcile.New("services", func(ctx context.Context, _ struct{}) error { return c.plan(ctx) }, cfg.LoopMetrics)
 	c.steps = reconcile.New("service", c.step, cfg.LoopMetrics)
@@ -162,6 +169,8 @@ func (c *Controller) Synced() []cache.DoneChecker { return c.synced }
 
 // Run serves Services until ctx ends. Call it when this process leads.
 func (c *Controller) Run(ctx context.Context) error {
+	c.metrics.leading.Store(true)
+	defer c.metrics.leading.Store(false)
 	c.plans.Add(struct{}{})
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return c.plans.Run(ctx, 1, c.synced...) })

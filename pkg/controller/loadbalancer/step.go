@@ -16,6 +16,7 @@ import (
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
 	"github.com/coil-net/coil/pkg/kube"
 	"github.com/coil-net/coil/pkg/kube/object"
+	"github.com/coil-net/coil/pkg/plan"
 	"github.com/coil-net/coil/pkg/plan/loadbalancer"
 )
 
@@ -27,6 +28,7 @@ const (
 	reasonNoNode    = "NoNode"
 	reasonEndpoints = "NoEndpoints"
 	reasonHolder    = "NoHolder"
+	reasonBlocked   = v2.BlockForwardingBlocked
 )
 
 // step makes the next write into a Service, whose event leads to the one after it.
@@ -148,6 +150,9 @@ func (c *Controller) served(s *corev1.Service, claim string) (reason, message st
 		return reasonNoNode, "No node may have the address: each one has the label " + corev1.LabelNodeExcludeBalancers + ", is about to be deleted, or has no InternalIP"
 	case !slices.ContainsFunc(f.Successors, func(n v2.FloatingNode) bool { return n.Node == f.Holding.Holder }):
 		return reasonHolder, "No node answers for the address yet"
+	case slices.Contains(plan.ForwardingBlockedAt(blocks[0]), f.Holding.Holder):
+		blocked := meta.FindStatusCondition(blocks[0].Status.Conditions, v2.BlockForwardingBlocked)
+		return reasonBlocked, fmt.Sprintf("Node %s answers for the address, and %s", f.Holding.Holder, plan.ToldBy(blocked.Message, f.Holding.Holder))
 	}
 	return reasonServed, fmt.Sprintf("Node %s answers for the address", f.Holding.Holder)
 }

@@ -44,7 +44,8 @@ type TroublesConfig struct {
 //	condition False   becomes True if there is trouble
 //
 //	Conflicting        has ended some time after it was seen last
-//	ForwardingBlocked  has ended when a probe has passed, the address is released, or somebody has taken the condition away
+//	ForwardingBlocked  has ended when a probe has passed, the address is released, or somebody has taken the condition away. Nothing probes addresses of
+//	                   Services: it has ended when their packets pass, or some time after they were seen not to
 type Troubles struct {
 	cfg  TroublesConfig
 	loop *reconcile.Loop[string] // by the name of a block
@@ -105,9 +106,13 @@ func (t *Troubles) Conflicting(a Address, message string) {
 	t.saw(a, v2.BlockConflicting, message, time.Now().Add(lasting))
 }
 
-// Dropped notes that packets of an address aren't forwarded, and says so until they are.
+// Dropped notes that packets of an address aren't forwarded, and says so until they are; of an address of Services, for some time.
 func (t *Troubles) Dropped(a Address, message string) {
-	t.saw(a, v2.BlockForwardingBlocked, message, time.Time{})
+	var until time.Time
+	if a.OfServices {
+		until = time.Now().Add(lasting)
+	}
+	t.saw(a, v2.BlockForwardingBlocked, message, until)
 }
 
 func (t *Troubles) saw(a Address, condition, message string, until time.Time) {
@@ -260,7 +265,7 @@ func (t *Troubles) conditions(b *v2.AddressBlock, wrong map[string]seen, now met
 func (t *Troubles) ended(b *v2.AddressBlock, condition string) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return condition != v2.BlockForwardingBlocked || t.passed[b.Name] || !offered(b)
+	return condition != v2.BlockForwardingBlocked || t.passed[b.Name] || !offered(b) || len(b.Floating.Ports) > 0
 }
 
 // PatchConditions replaces the conditions of a block, unless it has changed since it was read.

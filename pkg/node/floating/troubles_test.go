@@ -30,7 +30,7 @@ func TestConditions(t *testing.T) {
 	over.Status = metav1.ConditionFalse
 	rival := mine
 	rival.Type, rival.Message = v2.BlockConflicting, "node n1: a rival"
-	const dropped, passed, released = "dropped", "passed", "released"
+	const dropped, passed, released, ofServices = "dropped", "passed", "released", "of Services"
 	for _, c := range []struct {
 		name   string
 		has    []metav1.Condition
@@ -51,6 +51,7 @@ func TestConditions(t *testing.T) {
 		{"another node's, passed here", []metav1.Condition{other}, passed, "True node n2: dropped", false},
 		{"both", []metav1.Condition{other}, dropped, "True node n2: dropped\nnode n1: dropped", true},
 		{"over here, and not there", []metav1.Condition{both}, passed, "True node n2: dropped", false},
+		{"of Services, told by an earlier life", []metav1.Condition{mine}, ofServices, "False node n1: it isn't so any more", false},
 		{"a rival that an earlier life told", []metav1.Condition{rival}, "", "False node n1: it isn't so any more", false},
 	} {
 		tr := NewTroubles(TroublesConfig{Node: "n1"}, nil)
@@ -61,6 +62,8 @@ func TestConditions(t *testing.T) {
 			tr.Passed(Address{Block: b.Name})
 		case released:
 			b.Floating.ReleasedAt = &metav1.Time{}
+		case ofServices:
+			b.Floating.Ports = []v2.FloatingPort{{Protocol: "TCP", Port: 80}}
 		default:
 			tr.Dropped(Address{Block: b.Name}, c.known)
 		}
@@ -139,7 +142,7 @@ func (p *patched) Patch(_ context.Context, _ string, _ types.PatchType, data []b
 	return &v2.AddressBlock{}, nil
 }
 
-// A rival that isn't seen any more is told of for some time, dropped packets until a probe passes. What changes all the time is told once a minute.
+// A rival that isn't seen any more is told of for some time, as are dropped packets to Services; other dropped packets are until a probe passes. What changes all the time is told once a minute.
 func TestTroublesEnd(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		api := &patched{fails: true}
@@ -188,6 +191,18 @@ func TestTroublesEnd(t *testing.T) {
 		tr.Passed(a)
 		if wrong, _ := tr.of("p-1", time.Now()); len(wrong) > 0 {
 			t.Errorf("at the end %+v is wrong", wrong)
+		}
+		a.OfServices = true
+		for range 3 {
+			tr.Dropped(a, "not translated")
+			time.Sleep(lasting - time.Second)
+			if wrong, _ := tr.of("p-1", time.Now()); wrong[v2.BlockForwardingBlocked].message != "not translated" {
+				t.Errorf("of Services %+v is wrong", wrong)
+			}
+		}
+		time.Sleep(2 * time.Second)
+		if wrong, _ := tr.of("p-1", time.Now()); len(wrong) > 0 {
+			t.Errorf("some time after packets to Services weren't translated %+v is wrong", wrong)
 		}
 		cancel()
 		testkit.Check(t, <-ended)

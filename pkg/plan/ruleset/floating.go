@@ -19,8 +19,8 @@ type Floating struct {
 	// tracks none, so that the next node needs none. With Tracked it does, for rules of others that need it, and keeps the source.
 	OfEgresses []netip.Addr
 	Tracked    bool
-	// Services are at some of Addresses. Packets go to the node itself, which takes those for their ports: nothing else that runs on the node is reached by
-	// these addresses.
+	// Services are at some of Addresses. Packets go to the node itself, where a Service proxy translates those for their ports: nothing that runs on the node is
+	// reached by these addresses.
 	Services []Service
 	// Local are the node's own addresses. Connections of routers with the host are tracked in both directions: what the host sends doesn't come by
 	// here. To look an address up in a set takes a third of the time that the routing table takes (fib daddr type local).
@@ -46,10 +46,12 @@ const NotHeld = "not_held"
 // NoService is the counter of packets to addresses of Services, for ports at which there is none.
 const NoService = "no_service"
 
-// Sets that count packets from and to each address, where the rules have looked the address up anyway.
+// Sets that count packets from and to each address, where the rules have looked the address up anyway, and to each address of Services packets that nobody has
+// translated.
 const (
 	Sent     = "sent"
 	Received = "received"
+	NoProxy  = "no_proxy"
 )
 
 // Names of sets.
@@ -85,6 +87,7 @@ func (f family) answering() dataplane.Set {
 //
 //	prerouting   before connections are tracked
 //	  to, from   drop what isn't for this node any more, and count packets of each address
+//	input        after others have translated or refused packets to Services, also IPVS, which takes them there: what still goes to the node itself
 //	keep         before others translate sources: those of Egresses stay as they are
 func (h Floating) Ruleset(of dataplane.Family) dataplane.Ruleset {
 	f := familyOf(of)
@@ -98,6 +101,7 @@ func (h Floating) Ruleset(of dataplane.Family) dataplane.Ruleset {
 		Sets: []dataplane.Set{
 			f.ends(endsSet, here), h.counted(f, Received, "to"), h.counted(f, Sent, "from"), f.answering(),
 			f.set(floatingSet, here), f.set(egressSet, h.OfEgresses), f.sized(localSet, h.Local, 256), f.ports(h.Services), f.toNode(),
+			h.noProxy(f),
 		},
 	}
 	chain := func(name string) dataplane.Chain { return dataplane.Chain{Name: name} }
@@ -128,6 +132,12 @@ func (h Floating) Ruleset(of dataplane.Family) dataplane.Ruleset {
 		}
 		r.Chains = append(r.Chains, to, from)
 	}
+	if proxied := h.noProxy(f); len(proxied.Elements) > 0 { // else no rule needs the kernel to track connections
+		input := base("input", "filter", "input", dataplane.HookSourceNAT+10)
+		f.rule(&input, "of no connection: nobody translates it, and the node would reset the connection", "ct state invalid $ip daddr @%s_$f drop", floatingSet)
+		f.rule(&input, "nobody has translated it", "meta l4proto != $ping $ip daddr @%s_$f drop", NoProxy)
+		r.Chains = append(r.Chains, input)
+	}
 	if h.Tracked {
 		keep := base("keep", "nat", "postrouting", dataplane.HookSourceNAT-10)
 		f.rule(&keep, "an Egress's address stays the source", "$ip saddr @%s_$f snat $ip to $ip saddr", egressSet)
@@ -150,6 +160,17 @@ func (h Floating) counted(f family, name, direction string) dataplane.Set {
 		}
 		s.Elements[i].Value = "goto " + direction + "_" + kind
 	}
+	return s
+}
+
+// noProxy is the set of the Services' addresses.
+func (h Floating) noProxy(f family) dataplane.Set {
+	var addrs []netip.Addr
+	for _, s := range h.Services {
+		addrs = append(addrs, s.Address)
+	}
+	s := f.sized(NoProxy, addrs, 1024)
+	s.Counted = true
 	return s
 }
 

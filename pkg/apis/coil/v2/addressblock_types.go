@@ -217,7 +217,8 @@ type FloatingOwner struct {
 const (
 	// BlockConflicting is True while another host on a link says that the address is at it. The holder defends the address.
 	BlockConflicting = "Conflicting"
-	// BlockForwardingBlocked is True if a node drops packets of the address that it should forward for its pod.
+	// BlockForwardingBlocked is True if a node drops packets of the address that it should forward for its pod or, if it is one of Services, that no Service proxy of the
+	// node translates.
 	BlockForwardingBlocked = "ForwardingBlocked"
 	// BlockStandbyInStep is True while the node that takes the address when its holder fails has all of the address's connections that are older
 	// than a second. Addresses without a standby don't have the condition.
@@ -228,7 +229,7 @@ const (
 const (
 	// ReasonOtherHost: another host said so within the last minutes.
 	ReasonOtherHost = "OtherHost"
-	// ReasonPacketsDropped: a probe didn't leave the node.
+	// ReasonPacketsDropped: a probe didn't leave the node, or clients' packets weren't translated.
 	ReasonPacketsDropped = "PacketsDropped"
 	// ReasonOver: the condition is False.
 	ReasonOver = "Over"

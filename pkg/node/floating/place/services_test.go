@@ -7,6 +7,7 @@ import (
 	"io"
 	"net"
 	"net/netip"
+	"os"
 	"strings"
 	"syscall"
 	"testing"
@@ -14,6 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/coil-net/coil/pkg/kernel/conntrack"
 	"github.com/coil-net/coil/pkg/node/floating"
 	"github.com/coil-net/coil/pkg/node/floating/floatingtest"
 	"github.com/coil-net/coil/pkg/testkit"
@@ -30,8 +32,8 @@ func ofServices(lasts time.Duration, ports ...uint16) floating.Order {
 	return o
 }
 
-// proxied gives the node what a Service proxy makes of nftables: port 80 leads to the pod, and port 81 has no endpoints. The pod says "pod". The node
-// itself listens at port 22 of each of its addresses, and says "node".
+// proxied gives the node what a Service proxy makes of nftables: port 80 leads to the pod, port 81 has no endpoints, and the endpoint of port 82 is a program
+// of the node. The pod says "pod", and at port 83 of the Service goes on listening. The node itself listens at port 22 of each of its addresses, and says "node".
 func (l *lab) proxied() {
 	l.T.Helper()
 	l.Rules(`table inet proxy {
@@ -39,6 +41,10 @@ func (l *lab) proxied() {
 			type nat hook prerouting priority -100
 			ip daddr 192.0.2.7 tcp dport 80 dnat ip to 10.0.1.2:8080
 			ip6 daddr 2001:db8::7 tcp dport 80 dnat ip6 to [fd00:1::2]:8080
+			ip daddr 192.0.2.7 tcp dport 83 dnat ip to 10.0.1.2:8083
+			ip6 daddr 2001:db8::7 tcp dport 83 dnat ip6 to [fd00:1::2]:8083
+			ip daddr 192.0.2.7 tcp dport 82 dnat ip to 10.0.0.1:22
+			ip6 daddr 2001:db8::7 tcp dport 82 dnat ip6 to [fd00::1]:22
 		}
 		chain masquerading {
 			type nat hook postrouting priority 100
@@ -50,14 +56,18 @@ func (l *lab) proxied() {
 		}
 	}`)
 	for _, server := range []struct {
-		at   *netlab.NS
-		port int
-		says string
-	}{{l.Pod.Lab(), 8080, "pod"}, {l.Node.Lab(), 22, "node"}} {
+		at    *netlab.NS
+		port  int
+		says  string
+		stays bool
+	}{{l.Pod.Lab(), 8080, "pod", false}, {l.Pod.Lab(), 8083, "pod", true}, {l.Node.Lab(), 22, "node", false}} {
 		listener := testkit.Must(server.at.Listen(l.T.Context(), "tcp", fmt.Sprintf("[::]:%d", server.port)))(l.T)
 		l.T.Cleanup(func() { _ = listener.Close() })
 		go netlab.Serve(listener, func(c net.Conn) {
 			_, _ = c.Write([]byte(server.says))
+			if server.stays {
+				_, _ = io.Copy(io.Discard, c)
+			}
 			_ = c.Close()
 		})
 	}
@@ -127,8 +137,15 @@ func TestAddressOfServices(t *testing.T) {
 	if got := l.Routes("119"); strings.Count(got, "dev lo proto 32") != 2 {
 		t.Errorf("told to routing daemons: %s", got)
 	}
-	testkit.Check(t, p.Answer(ctx, ofServices(time.Hour, 22)))
-	await("another port", heard{80: "nothing", 81: "nothing", 22: "node"}) // as a Service whose endpoint is a program of the node
+	testkit.Check(t, p.Answer(ctx, ofServices(time.Hour, 22, 82)))
+	await("other ports", heard{80: "nothing", 81: "nothing", 82: "node"})
+	await("no Service proxy translates a port", heard{22: "nothing"})
+	counts := testkit.Must(p.cfg.Tables.Counts(ctx))(t)
+	for _, a := range ofServices(0).Addrs() {
+		if c := counts[a]; c.NoProxy == 0 || c.Received <= c.NoProxy {
+			t.Errorf("of %s is counted %+v", a, c)
+		}
+	}
 	if got := testkit.Must(l.Node.Run("nft", "list", "counter", "ip", "coil_floating", "no_service_ipv4"))(t); strings.Contains(got, "packets 0 ") {
 		t.Errorf("packets for ports of no Service aren't counted: %s", got)
 	}
@@ -147,6 +164,41 @@ func TestAddressOfServices(t *testing.T) {
 	p.Wait()
 	if got := l.floatingRoutes("local") + l.Routes("119") + testkit.Must(l.Node.Run("nft", "list", "tables", "ip"))(t); got != "" {
 		t.Errorf("there is still %s", got)
+	}
+}
+
+// The node doesn't reset a connection of which the kernel knows nothing: its packets are translated by nobody, but no Service proxy is missing.
+func TestUnknownConnectionsAreNotReset(t *testing.T) {
+	l := newLab(t)
+	l.proxied()
+	testkit.Check(t, l.Node.Lab().Sysctl("netfilter/nf_conntrack_tcp_loose=0"))
+	p := l.start()
+	testkit.Check(t, p.Answer(t.Context(), ofServices(time.Hour, 80, 83)))
+	tracked := testkit.Must(conntrack.New(l.Node.NS))(t)
+	defer tracked.Close()
+	for _, a := range ofServices(0).Addrs() {
+		testkit.Eventually(t, 5*time.Second, fmt.Sprintf("the host reaches %s", a), func() error {
+			if got, err := l.hears(a, 80); err != nil || got != "pod" {
+				return fmt.Errorf("it hears %q, %w", got, err)
+			}
+			return nil
+		})
+		before := testkit.Must(p.cfg.Tables.Counts(t.Context()))(t)[a].NoProxy
+		c := testkit.Must(l.Host.Lab().Dial(t.Context(), "tcp", netip.AddrPortFrom(a, 83).String()))(t)
+		defer c.Close()
+		said := make([]byte, len("pod"))
+		testkit.Must(io.ReadFull(c, said))(t)
+		testkit.Must(tracked.Forget(t.Context(), a))(t)
+		for range 2 { // the first write may succeed before its reset comes
+			testkit.Must(c.Write([]byte("a")))(t)
+			testkit.Check(t, c.SetReadDeadline(time.Now().Add(testkit.Timeout(200*time.Millisecond))))
+			if _, err := c.Read(said); !errors.Is(err, os.ErrDeadlineExceeded) {
+				t.Errorf("by %s: reading ends with %v", a, err)
+			}
+		}
+		if after := testkit.Must(p.cfg.Tables.Counts(t.Context()))(t)[a].NoProxy; after != before {
+			t.Errorf("%d packets to %s are counted as not translated", after-before, a)
+		}
 	}
 }
 
