@@ -128,6 +128,11 @@ test-floating: ## Cut the power of nodes, and divide networks; change all at ran
 	COIL_FLOATING=long $(GOTEST) -tiers=netns,apiserver -no-skips $(ARGS) ./pkg/holding/
 	$(if $(ARGS),,COIL_FLOATING=long $(GOTEST) -tiers=netns,apiserver -no-skips -run='^TestFloatingAddress$$' ./integration/routes/)
 
+.PHONY: test-lb
+test-lb: ## Kill coil-lb-controller at each step, cut the power of nodes with addresses of Services, reach them behind kube-proxy, play random histories; as root
+	COIL_LB=long $(GOTEST) -tiers=netns,apiserver,cluster -no-skips $(ARGS) ./pkg/plan/loadbalancer/ ./pkg/controller/loadbalancer/ ./pkg/node/floating/place/ ./pkg/node/floating/forwarding/
+	$(if $(ARGS),,COIL_LB=long $(GOTEST) -tiers=netns,apiserver,cluster -no-skips -run='^Test(Services.*|AddressOfService|LBController.*)$$' ./integration/apiserver/ ./integration/crash/ ./integration/floating/ ./integration/cluster/)
+
 .PHONY: test-release
 test-release: ## Make a release twice, for all architectures, and compile all of it each time; compare the bytes
 	COIL_RELEASE=long $(GOTEST) -tiers=apiserver -no-skips $(ARGS) ./hack/release/

@@ -50,7 +50,7 @@ var shared = sync.OnceValues(func() (env, error) {
 	if auditLog, err = audit.New(auditDir, audited...); err != nil {
 		return env{}, err
 	}
-	opts := cluster.Options{Name: name, Nodes: 3, Log: os.Stderr, APIServerArgs: auditLog.APIServerArgs()}
+	opts := cluster.Options{Name: name, Nodes: 3, IPTablesProxies: 1, Log: os.Stderr, APIServerArgs: auditLog.APIServerArgs()}
 	if err := opts.AddCoil(ctx); err != nil {
 		return env{}, err
 	}

@@ -147,54 +147,31 @@ func (s *services) reaches(addrs []netip.Addr, pods ...string) {
 	}
 }
 
-// Services are reached from outside behind a real kube-proxy: by all their endpoints, or those of the node that has the address. Nothing else of a node is.
-func TestServices(t *testing.T) {
-	s := newServices(t)
-	nodes := s.Nodes()
-	s.serve("web", nodes...)
-	s.serve("near", nodes[1])
-	s.running(t, s.ns, 2*time.Minute)
-	web := s.make("web", "web", corev1.ServiceExternalTrafficPolicyCluster)
-	s.make("near", "near", corev1.ServiceExternalTrafficPolicyLocal)
+// only lets addresses of Services be on one node, as the owner of a cluster does it.
+func (s *services) only(ctx context.Context, node string) {
+	s.t.Helper()
+	for _, n := range s.Nodes() {
+		s.exclude(ctx, n, node != "" && n != node)
+	}
+}
 
-	addrs, first := s.holder("web", nodes...)
-	s.reaches(addrs, "web-0", "web-1", "web-2")
+// exclude takes a node out, or lets it in again.
+func (s *services) exclude(ctx context.Context, node string, out bool) {
+	s.t.Helper()
+	value := "null"
+	if out {
+		value = `""`
+	}
+	patch := fmt.Sprintf(`{"metadata":{"labels":{%q:%s}}}`, corev1.LabelNodeExcludeBalancers, value)
+	_, err := s.core.CoreV1().Nodes().Patch(ctx, node, types.MergePatchType, []byte(patch), metav1.PatchOptions{})
+	testkit.Check(s.t, err)
+}
+
+// refused waits until clients of addresses are refused, and not left waiting.
+func (s *services) refused(node string, addrs []netip.Addr) {
+	s.t.Helper()
 	for _, a := range addrs {
-		for what, port := range map[string]uint16{"kubelet": 10250, "the NodePort": uint16(web.Spec.Ports[0].NodePort), "another port": 81} {
-			if said, err := s.asks(a, port); err == nil {
-				t.Errorf("%s of %s is reached by %s: %q", what, first, a, said)
-			}
-		}
-		testkit.Check(t, s.client.Ping(a, testkit.Timeout(2*time.Second)))
-	}
-	near, at := s.holder("near", nodes...)
-	if at != nodes[1] {
-		t.Errorf("the address of near is at %s, and its endpoint on %s", at, nodes[1])
-	}
-	s.reaches(near, "near-0")
-
-	// The owner takes the node out.
-	label := func(value string) {
-		t.Helper()
-		patch := fmt.Sprintf(`{"metadata":{"labels":{%q:%s}}}`, corev1.LabelNodeExcludeBalancers, value)
-		testkit.Must(s.core.CoreV1().Nodes().Patch(t.Context(), first, types.MergePatchType, []byte(patch), metav1.PatchOptions{}))(t)
-	}
-	label(`""`)
-	t.Cleanup(func() {
-		patch := fmt.Sprintf(`{"metadata":{"labels":{%q:null}}}`, corev1.LabelNodeExcludeBalancers)
-		_, err := s.core.CoreV1().Nodes().Patch(context.WithoutCancel(t.Context()), first, types.MergePatchType, []byte(patch), metav1.PatchOptions{})
-		testkit.Check(t, err)
-	})
-	again, _ := s.holder("web", slices.DeleteFunc(slices.Clone(nodes), func(n string) bool { return n == first })...)
-	if !slices.Equal(again, addrs) {
-		t.Errorf("it had %v, and has %v", addrs, again)
-	}
-	s.reaches(addrs, "web-0", "web-1", "web-2")
-
-	// Without endpoints clients are refused, and not left waiting.
-	testkit.Check(t, s.core.CoreV1().Pods(s.ns).DeleteCollection(t.Context(), metav1.DeleteOptions{}, metav1.ListOptions{LabelSelector: "app=web"}))
-	for _, a := range addrs {
-		testkit.Eventually(t, 30*time.Second, fmt.Sprintf("clients of %s are refused", a), func() error {
+		testkit.Eventually(s.t, 30*time.Second, fmt.Sprintf("%s refuses clients of %s", node, a), func() error {
 			said, err := s.asks(a, 80)
 			if err == nil || !strings.Contains(err.Error(), "refused") {
 				return fmt.Errorf("they hear %q, %w", said, err)
@@ -202,6 +179,49 @@ func TestServices(t *testing.T) {
 			return nil
 		})
 	}
+}
+
+// Services are reached from outside behind a real kube-proxy, in the mode nftables and in the mode iptables: by all their endpoints, or those of the node that has the
+// address. Nothing else of a node is.
+func TestServices(t *testing.T) {
+	s := newServices(t)
+	nodes := s.Nodes()
+	nftables, iptables := nodes[0], nodes[2]
+	s.serve("web", nodes...)
+	s.serve("near", nodes[1])
+	s.running(t, s.ns, 2*time.Minute)
+	web := s.make("web", "web", corev1.ServiceExternalTrafficPolicyCluster)
+	s.make("near", "near", corev1.ServiceExternalTrafficPolicyLocal)
+	near, at := s.holder("near", nodes...)
+	if at != nodes[1] {
+		t.Errorf("the address of near is at %s, and its endpoint on %s", at, nodes[1])
+	}
+	s.reaches(near, "near-0")
+
+	t.Cleanup(func() { s.only(context.WithoutCancel(t.Context()), "") })
+	var had []netip.Addr
+	for _, node := range []string{nftables, iptables} {
+		s.only(t.Context(), node)
+		addrs, _ := s.holder("web", node)
+		if had != nil && !slices.Equal(addrs, had) {
+			t.Errorf("it had %v, and has %v", had, addrs)
+		}
+		had = addrs
+		s.reaches(addrs, "web-0", "web-1", "web-2")
+		for _, a := range addrs {
+			for what, port := range map[string]uint16{"kubelet": 10250, "the NodePort": uint16(web.Spec.Ports[0].NodePort), "another port": 81} {
+				if said, err := s.asks(a, port); err == nil {
+					t.Errorf("%s of %s is reached by %s: %q", what, node, a, said)
+				}
+			}
+			testkit.Check(t, s.client.Ping(a, testkit.Timeout(2*time.Second)))
+		}
+	}
+	testkit.Check(t, s.core.CoreV1().Pods(s.ns).DeleteCollection(t.Context(), metav1.DeleteOptions{}, metav1.ListOptions{LabelSelector: "app=web"}))
+	s.refused(iptables, had)
+	s.only(t.Context(), nftables)
+	s.holder("web", nftables)
+	s.refused(nftables, had)
 	for _, name := range []string{"web", "near"} {
 		testkit.Check(t, s.core.CoreV1().Services(s.ns).Delete(t.Context(), name, metav1.DeleteOptions{}))
 	}

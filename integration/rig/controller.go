@@ -2,10 +2,13 @@ package rig
 
 import (
 	"context"
+	"path/filepath"
 
 	rbacv1 "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/coil-net/coil/integration/lab/build"
 )
 
 // newController prepares a coil-ipam-controller, which isn't started yet.
@@ -57,4 +60,31 @@ func (r *Rig) SecondController(ctx context.Context) (*Program, error) {
 		return nil, err
 	}
 	return r.newController(name, "--leader-election-namespace="+name)
+}
+
+// NewLBController installs the rights of coil-lb-controller, and prepares it with a default pool. It isn't started yet.
+func (r *Rig) NewLBController(ctx context.Context, pool string) (*Program, error) {
+	const name = "coil-lb-controller"
+	path, err := (&build.Builder{Log: r.opts.Log}).Own(ctx, "cmd/"+name, r.opts.Tags...)
+	if err != nil {
+		return nil, err
+	}
+	root, err := build.Root()
+	if err != nil {
+		return nil, err
+	}
+	if _, err := r.API.Kubectl(ctx, "apply", "-f", filepath.Join(root, "manifests", "services", "rbac.yaml")); err != nil {
+		return nil, err
+	}
+	kubeconfig, err := r.kubeconfig(name)
+	if err != nil {
+		return nil, err
+	}
+	return &Program{
+		Path: path, Log: r.path(name + ".log"), Env: []string{"COIL_POD_NAMESPACE=" + metav1.NamespaceSystem, "COIL_POD_NAME=" + name},
+		Args: []string{
+			"--kubeconfig=" + kubeconfig, "--metrics-addr=", "--health-addr=", "--default-pool=" + pool, "--leader-election-retry-period=300ms",
+			"--leader-election-renew-deadline=10m", "--leader-election-lease-duration=11m",
+		},
+	}, nil
 }

@@ -30,10 +30,11 @@ import (
 // It works with the peering Direct.
 const StandInTunnels = "coil_vxlan"
 
-// EgressLease is the Lease of coil-egress-controller, and IPAMLease that of coil-ipam-controller.
+// Leases of coil-egress-controller, coil-ipam-controller and coil-lb-controller.
 const (
 	EgressLease = "coil-egress-leader"
 	IPAMLease   = "coil-ipam-leader"
+	LBLease     = "coil-lb-leader"
 )
 
 // NewEgressController prepares coil-egress-controller, with the pod whose image it gives routers. It isn't started yet.

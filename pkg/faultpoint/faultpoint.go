@@ -73,6 +73,17 @@ const (
 	CarveAnswered Point = "carve.answered"
 )
 
+// The points while a Service gets an address, in their order, and then those while it loses one.
+const (
+	ServeClaimed    Point = "serve.claimed"    // the AddressClaim exists, the Service says nothing of it
+	ServeRemembered Point = "serve.remembered" // the Service has the finalizer, and remembers the address
+	ServePlaced     Point = "serve.placed"     // nodes may have the address
+	ServeTold       Point = "serve.told"       // the Service's status tells it
+	ServeUntold     Point = "serve.untold"     // it doesn't any more, the Service remembers it
+	ServeReleased   Point = "serve.released"   // nothing of Coil's is in the Service
+	ServeUnclaimed  Point = "serve.unclaimed"  // the AddressClaim is deleted
+)
+
 // The points while an AddressClaim gets addresses, in their order, and then that while it loses one.
 const (
 	FloatingChosen  Point = "floating.chosen"
@@ -142,6 +153,7 @@ var (
 	EgressRemoval = []Point{EgressRouteless, EgressCleared, EgressForgotten}
 	Carve         = []Point{CarveChosen, CarveCreated, CarveAnswered}
 	Floating      = []Point{FloatingChosen, FloatingCreated, FloatingTold, FloatingDeleted}
+	Serve         = []Point{ServeClaimed, ServeRemembered, ServePlaced, ServeTold, ServeUntold, ServeReleased, ServeUnclaimed}
 	Hold          = []Point{HoldWritten, HoldLed, HoldOpened, HoldSettled, HoldAnnounced}
 	Give          = []Point{GiveClosed, GiveSettled, GiveWithdrawn, GiveWritten}
 	Handover      = []Point{HandoverOffered, HandoverCopied, HandoverReady, HandoverMoved, HandoverDone}

@@ -52,6 +52,7 @@ const (
 	MigrateForm  Form = "COIL_MIGRATE"
 	ReleaseForm  Form = "COIL_RELEASE"
 	FloatingForm Form = "COIL_FLOATING"
+	LBForm       Form = "COIL_LB"
 )
 
 // Form is the environment variable that is "long" for the long form of some tests.

@@ -72,6 +72,8 @@ type Options struct {
 	// ReferenceCNI configures the reference plugins ptp and host-local with a subnet for each
 	// node. Without it no node becomes ready before something else brings a CNI configuration.
 	ReferenceCNI bool
+	// IPTablesProxies is how many nodes, the last ones, have a kube-proxy in the mode iptables; the others use nftables.
+	IPTablesProxies int
 	// APIServerArgs and ControllerManagerArgs are further flags of these programs.
 	APIServerArgs, ControllerManagerArgs []string
 	// Log receives the progress; nil discards it.
@@ -105,6 +107,9 @@ func (o Options) Validate() error {
 	}
 	if o.Nodes < 1 || o.Nodes > MaxNodes {
 		errs = append(errs, fmt.Errorf("%d nodes: want 1 to %d", o.Nodes, MaxNodes))
+	}
+	if _, err := exec.LookPath("iptables"); o.IPTablesProxies > 0 && err != nil {
+		errs = append(errs, fmt.Errorf("kube-proxy in the mode iptables: %w: install the package iptables", err))
 	}
 	if len(o.Families) > 2 || len(o.Families) == 2 && o.Families[0] == o.Families[1] {
 		errs = append(errs, fmt.Errorf("address families %v: want each at most once", o.Families))

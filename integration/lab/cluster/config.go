@@ -76,11 +76,11 @@ func kubeletConfig() (string, error) {
 
 // kubeProxyConfig leaves alone what belongs to the real machine: the size of the connection
 // tracking table. Without a cluster CIDR all traffic counts as local.
-func kubeProxyConfig() (string, error) {
+func kubeProxyConfig(mode string) (string, error) {
 	return toJSON(map[string]any{
 		"apiVersion":       "kubeproxy.config.k8s.io/v1alpha1",
 		"kind":             "KubeProxyConfiguration",
-		"mode":             "nftables",
+		"mode":             mode,
 		"clientConnection": map[string]any{"kubeconfig": "/etc/kubernetes/kube-proxy.kubeconfig"},
 		"conntrack": map[string]any{
 			"maxPerCore": 0, "min": 0, "tcpEstablishedTimeout": "0s", "tcpCloseWaitTimeout": "0s",

@@ -79,7 +79,7 @@ func (c *Cluster) nodeFiles(n node) (map[string]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	proxy, err := kubeProxyConfig()
+	proxy, err := kubeProxyConfig(n.ProxyMode)
 	if err != nil {
 		return nil, err
 	}

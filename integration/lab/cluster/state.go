@@ -34,6 +34,8 @@ type node struct {
 	Name      string
 	Index     int
 	MachineID string
+	// ProxyMode is the mode of its kube-proxy.
+	ProxyMode string
 	Init      *machine.Init
 }
 

@@ -121,7 +121,11 @@ func (c *Cluster) create(ctx context.Context, opts Options) error {
 			ControlPlane: opts.ControlPlane, Programs: bin, Labinit: init,
 		}
 		for i := range opts.Nodes {
-			s.Nodes = append(s.Nodes, node{Name: nodeName(c.Name(), i), Index: i, MachineID: newMachineID()})
+			mode := "nftables"
+			if i >= opts.Nodes-opts.IPTablesProxies {
+				mode = "iptables"
+			}
+			s.Nodes = append(s.Nodes, node{Name: nodeName(c.Name(), i), Index: i, MachineID: newMachineID(), ProxyMode: mode})
 		}
 	})
 }

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -192,5 +193,31 @@ func TestClaimOfSomebodyElse(t *testing.T) {
 		sc.s.Drop(claimResource, namespace+"/"+theirs.Name)
 		sc.run(10 * time.Minute)
 		sc.wants("when it is gone", "a", "192.0.2.3", "AddressAssigned", "Served")
+	})
+}
+
+// Somebody deletes the claim of an address, and the claim of its name gets another one: the block of the earlier claim doesn't count.
+func TestBlockOfAnEarlierClaim(t *testing.T) {
+	inScene(t, func(t *testing.T, sc *scene) {
+		sc.service("a", nil)
+		sc.run(2 * time.Second)
+		sc.wants("at first", "a", "192.0.2.0", "AddressAssigned", "Served")
+		b := fakeapi.Find[*v2.AddressBlock](sc.s, blockResource, "default-0").DeepCopy()
+		for _, name := range []string{"default-", "default-9"} { // before it, and after it
+			b.Name, b.UID, b.ResourceVersion, b.Floating.Owner.UID, b.Floating.Ports = name, "", "", "earlier", nil
+			sc.s.Put(blockResource, b)
+			b = b.DeepCopy()
+		}
+		sc.DeliverAll()
+		sc.service("b", func(s *corev1.Service) { s.Spec.Ports[0].Port = 81 })
+		for range 20 {
+			sc.DeliverAll()
+			time.Sleep(100 * time.Millisecond)
+			synctest.Wait()
+		}
+		sc.wants("beside a block of an earlier claim", "b", "192.0.2.0", "AddressAssigned", "Served")
+		if got := fakeapi.Find[*v2.AddressBlock](sc.s, blockResource, "default-").Floating.Ports; len(got) > 0 {
+			t.Errorf("the earlier claim's block got %v", got)
+		}
 	})
 }

@@ -24,6 +24,7 @@ import (
 	"github.com/coil-net/coil/generated/informers/externalversions"
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
 	"github.com/coil-net/coil/pkg/plan/loadbalancer"
+	"github.com/coil-net/coil/pkg/testkit"
 	"github.com/coil-net/coil/pkg/testkit/fakeapi"
 )
 
@@ -153,7 +154,7 @@ const elsewhere = "192.0.2.9"
 func (sc *scene) play() {
 	used := map[string]string{} // claims, by name of the block
 	for _, b := range fakeapi.All[*v2.AddressBlock](sc.s, blockResource) {
-		if fakeapi.Find[*v2.AddressClaim](sc.s, claimResource, namespace+"/"+b.Floating.Claim) == nil {
+		if a := fakeapi.Find[*v2.AddressClaim](sc.s, claimResource, namespace+"/"+b.Floating.Claim); a == nil || a.UID != b.Floating.Owner.UID {
 			sc.s.Drop(blockResource, b.Name)
 			continue
 		}
@@ -262,7 +263,7 @@ func told(s *corev1.Service) string {
 // changes keep their addresses all the time. In the end each Service has what it is to have, and nothing is left of those that are gone.
 func TestRandomHistories(t *testing.T) {
 	var seen sums
-	for seed := range uint64(40) {
+	for seed := range uint64(testkit.LBForm.Times(40, 2000)) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
 			inScene(t, func(t *testing.T, sc *scene) {
 				h := &history{sc, rand.New(rand.NewPCG(seed, 11))}

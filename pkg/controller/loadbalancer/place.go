@@ -13,6 +13,7 @@ import (
 	"k8s.io/klog/v2"
 
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
+	"github.com/coil-net/coil/pkg/faultpoint"
 	"github.com/coil-net/coil/pkg/kube"
 	"github.com/coil-net/coil/pkg/plan/loadbalancer"
 )
@@ -86,6 +87,7 @@ func (c *Controller) write(ctx context.Context, b *v2.AddressBlock, ports []v2.F
 	case err != nil:
 		return fmt.Errorf("write into AddressBlock %s where its address is to be: %w", b.Name, err)
 	}
+	faultpoint.At(faultpoint.ServePlaced)
 	klog.FromContext(ctx).V(2).Info("Placed an address of Services", "block", b.Name, "ports", len(ports), "successors", len(successors))
 	return nil
 }

@@ -16,6 +16,7 @@ import (
 	"k8s.io/klog/v2"
 
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
+	"github.com/coil-net/coil/pkg/faultpoint"
 	"github.com/coil-net/coil/pkg/ipam"
 	"github.com/coil-net/coil/pkg/kube"
 	"github.com/coil-net/coil/pkg/plan/loadbalancer"
@@ -148,6 +149,7 @@ func (c *Controller) makeClaim(ctx context.Context, a loadbalancer.Address) erro
 	case err != nil:
 		return fmt.Errorf("make AddressClaim %s: %w", klog.KObj(claim), err)
 	}
+	faultpoint.At(faultpoint.ServeClaimed)
 	klog.FromContext(ctx).Info("Made a claim of an address for Services", "claim", klog.KObj(claim), "pool", a.Pool, "addresses", claim.Spec.Addresses)
 	return nil
 }
@@ -165,6 +167,7 @@ func (c *Controller) deleteClaim(ctx context.Context, name string) error {
 	case err != nil:
 		return fmt.Errorf("delete AddressClaim %s: %w", klog.KObj(claim), err)
 	}
+	faultpoint.At(faultpoint.ServeUnclaimed)
 	klog.FromContext(ctx).Info("Deleted the claim of an address that no Service has any more", "claim", klog.KObj(claim), "address", addressOf(claim))
 	return nil
 }
@@ -172,15 +175,23 @@ func (c *Controller) deleteClaim(ctx context.Context, name string) error {
 // blocksOf returns the block of each of the controller's claims that has one, by the claim's name.
 func (c *Controller) blocksOf() map[string]*v2.AddressBlock {
 	all := map[string]*v2.AddressBlock{}
-	for _, claim := range c.blocks.Keys() {
-		if a := c.claims.Find(c.cfg.Namespace + "/" + claim); a == nil || !isOurs(c.cfg.Namespace, a) {
-			continue
-		}
-		if blocks := c.blocks.Under(claim); len(blocks) > 0 {
-			all[claim] = slices.MinFunc(blocks, func(a, b *v2.AddressBlock) int { return cmp.Compare(a.Name, b.Name) })
+	for _, name := range c.blocks.Keys() {
+		if claim := c.claims.Find(c.cfg.Namespace + "/" + name); claim != nil && isOurs(c.cfg.Namespace, claim) {
+			if b := c.blockOf(claim); b != nil {
+				all[name] = b
+			}
 		}
 	}
 	return all
+}
+
+// blockOf returns the block of a claim, nil if it has none yet. An earlier claim of the name may have one still.
+func (c *Controller) blockOf(claim *v2.AddressClaim) *v2.AddressBlock {
+	blocks := slices.DeleteFunc(slices.Clone(c.blocks.Under(claim.Name)), func(b *v2.AddressBlock) bool { return b.Floating.Owner.UID != claim.UID })
+	if len(blocks) == 0 {
+		return nil
+	}
+	return slices.MinFunc(blocks, func(a, b *v2.AddressBlock) int { return cmp.Compare(a.Name, b.Name) })
 }
 
 // usersOf returns the Services that have the address of each claim, by its name.

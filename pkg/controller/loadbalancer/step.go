@@ -14,6 +14,7 @@ import (
 	"k8s.io/klog/v2"
 
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
+	"github.com/coil-net/coil/pkg/faultpoint"
 	"github.com/coil-net/coil/pkg/kube"
 	"github.com/coil-net/coil/pkg/kube/object"
 	"github.com/coil-net/coil/pkg/plan"
@@ -70,7 +71,22 @@ func (c *Controller) do(ctx context.Context, s *corev1.Service, next loadbalance
 	case err != nil:
 		return fmt.Errorf("write into Service %s: %w", klog.KObj(s), err)
 	}
+	passed(s, next)
 	return nil
+}
+
+// passed says which step of a Service was done.
+func passed(s *corev1.Service, done loadbalancer.Step) {
+	switch {
+	case done.Metadata != nil && slices.Contains(done.Metadata.Finalizers, loadbalancer.Finalizer):
+		faultpoint.At(faultpoint.ServeRemembered)
+	case done.Metadata != nil:
+		faultpoint.At(faultpoint.ServeReleased)
+	case done.Status != nil && len(done.Status.Status.LoadBalancer.Ingress) > 0:
+		faultpoint.At(faultpoint.ServeTold)
+	case done.Status != nil && len(s.Status.LoadBalancer.Ingress) > 0:
+		faultpoint.At(faultpoint.ServeUntold)
+	}
 }
 
 // annotation is the value of the annotation in a patch: null if it is to go.
@@ -117,7 +133,7 @@ func (c *Controller) state(s *corev1.Service, given loadbalancer.Given) loadbala
 	want.Addresses = addressOf(claim)
 	want.Assigned.Status, want.Assigned.Reason = metav1.ConditionTrue, reasonAssigned
 	want.Assigned.Message = fmt.Sprintf("It has %s of AddressPool %s", want.Addresses, claim.Spec.Pool)
-	want.Serving.Reason, want.Serving.Message = c.served(s, claim.Name)
+	want.Serving.Reason, want.Serving.Message = c.served(s, claim)
 	if want.Serving.Reason == reasonServed {
 		want.Served, want.Serving.Status = true, metav1.ConditionTrue
 	}
@@ -135,23 +151,23 @@ func (c *Controller) waitsFor(claim *v2.AddressClaim, given loadbalancer.Given) 
 }
 
 // served says whether a node answers for the address of a claim, and takes packets for the ports of a Service.
-func (c *Controller) served(s *corev1.Service, claim string) (reason, message string) {
-	blocks := c.blocks.Under(claim)
-	if len(blocks) == 0 {
-		return reasonHolder, fmt.Sprintf("The AddressBlock of AddressClaim %s/%s isn't known yet", c.cfg.Namespace, claim)
+func (c *Controller) served(s *corev1.Service, claim *v2.AddressClaim) (reason, message string) {
+	b := c.blockOf(claim)
+	if b == nil {
+		return reasonHolder, fmt.Sprintf("The AddressBlock of AddressClaim %s isn't known yet", klog.KObj(claim))
 	}
-	f := blocks[0].Floating
+	f := b.Floating
 	switch {
 	case slices.ContainsFunc(portsOf(s), func(p v2.FloatingPort) bool { return !slices.Contains(f.Ports, p) }):
-		return reasonHolder, fmt.Sprintf("AddressBlock %s doesn't have the ports yet", blocks[0].Name)
+		return reasonHolder, fmt.Sprintf("AddressBlock %s doesn't have the ports yet", b.Name)
 	case len(f.Successors) == 0 && needsEndpoints(s):
 		return reasonEndpoints, "No node that may have the address has an endpoint that is ready (externalTrafficPolicy: Local)"
 	case len(f.Successors) == 0:
 		return reasonNoNode, "No node may have the address: each one has the label " + corev1.LabelNodeExcludeBalancers + ", is about to be deleted, or has no InternalIP"
 	case !slices.ContainsFunc(f.Successors, func(n v2.FloatingNode) bool { return n.Node == f.Holding.Holder }):
 		return reasonHolder, "No node answers for the address yet"
-	case slices.Contains(plan.ForwardingBlockedAt(blocks[0]), f.Holding.Holder):
-		blocked := meta.FindStatusCondition(blocks[0].Status.Conditions, v2.BlockForwardingBlocked)
+	case slices.Contains(plan.ForwardingBlockedAt(b), f.Holding.Holder):
+		blocked := meta.FindStatusCondition(b.Status.Conditions, v2.BlockForwardingBlocked)
 		return reasonBlocked, fmt.Sprintf("Node %s answers for the address, and %s", f.Holding.Holder, plan.ToldBy(blocked.Message, f.Holding.Holder))
 	}
 	return reasonServed, fmt.Sprintf("Node %s answers for the address", f.Holding.Holder)

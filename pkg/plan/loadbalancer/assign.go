@@ -55,15 +55,27 @@ func (a *assigner) having(addrs []netip.Addr) (all []*use) {
 //	takes any                 gets the first address with room for it, or a new one
 func Assign(f Facts) Plan {
 	a := assigner{Facts: f, byClaim: map[string]*use{}, byAddr: map[netip.Addr][]*use{}, byPool: map[string][]*use{}}
+	var idle []string
 	for _, addr := range f.Addresses {
-		a.add(&use{Address: addr})
+		if !addr.Asked {
+			a.add(&use{Address: addr})
+		}
+	}
+	for _, addr := range f.Addresses {
+		switch {
+		case !addr.Asked:
+		case len(addr.Addrs()) > 0 && len(a.having(addr.Addrs())) > 0:
+			idle = append(idle, addr.Claim) // it never gets what another claim of ours has
+		default:
+			a.add(&use{Address: addr})
+		}
 	}
 	order := make([]int, len(f.Services))
 	for i := range order {
 		order[i] = i
 	}
 	slices.SortFunc(order, func(i, j int) int { return age(f.Services[i], f.Services[j]) })
-	plan := Plan{Given: make([]Given, len(f.Services))}
+	plan := Plan{Given: make([]Given, len(f.Services)), Idle: idle}
 	group := func(has func(*Service) bool, give func(*Service) Given) {
 		for _, i := range order {
 			s, before := &f.Services[i], plan.Given[i]

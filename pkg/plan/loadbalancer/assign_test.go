@@ -328,3 +328,27 @@ func check(t *testing.T, f loadbalancer.Facts, plan loadbalancer.Plan, changed [
 		t.Errorf("in another order it is %+v", other.Given)
 	}
 }
+
+// A claim asks for an address that another claim got meanwhile, since the one before it was deleted by somebody: the oldest Service that has the address keeps it by
+// the claim that has it, and the other claim goes.
+func TestClaimThatComesTooLate(t *testing.T) {
+	f := loadbalancer.Facts{Pools: pools(t), Default: "four"}
+	addr := testkit.Must(f.Pools["four"].Block(3))(t).At(0)
+	f.Addresses = []loadbalancer.Address{{Claim: "late", Pool: "four", Address: addr, Asked: true}, {Claim: "has", Pool: "four", Address: addr}}
+	for i, claim := range []string{"has", "late"} {
+		f.Services = append(f.Services, loadbalancer.Service{
+			Name: types.NamespacedName{Namespace: "shop", Name: claim}, UID: types.UID(claim), Created: time.Unix(int64(10-i), 0), Claim: claim, Has: addr.Addrs(),
+			Ports: []loadbalancer.Port{{Protocol: corev1.ProtocolTCP, Number: 80}}, Families: []dataplane.Family{dataplane.IPv4},
+		})
+	}
+	p := loadbalancer.Assign(f)
+	if got := p.Given[1]; got.Claim != "has" || got.Address != addr {
+		t.Errorf("the older Service gets %+v", got)
+	}
+	if got := p.Given[0]; got.Claim == "has" || got.Claim == "late" || got.Claim == "" || got.Reason != loadbalancer.AddressInUse {
+		t.Errorf("the younger one gets %+v", got)
+	}
+	if !slices.Equal(p.Idle, []string{"late"}) || len(p.Make) != 1 {
+		t.Errorf("the claims %v go, and %+v are made", p.Idle, p.Make)
+	}
+}
