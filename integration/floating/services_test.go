@@ -16,6 +16,7 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	typed "k8s.io/client-go/kubernetes/typed/core/v1"
 
 	"github.com/coil-net/coil/integration/rig"
@@ -23,6 +24,7 @@ import (
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
 	"github.com/coil-net/coil/pkg/app/lbcontroller"
 	"github.com/coil-net/coil/pkg/app/leading"
+	"github.com/coil-net/coil/pkg/holding"
 	"github.com/coil-net/coil/pkg/kube/leader"
 	"github.com/coil-net/coil/pkg/plan/loadbalancer"
 	"github.com/coil-net/coil/pkg/testkit"
@@ -41,14 +43,14 @@ type served struct {
 	subnets [2]string
 }
 
-// newServed returns nodes of a rig in which coil-lb-controller runs.
-func newServed(t *testing.T, nodes int) *served {
+// newServed returns nodes of a rig in which coil-lb-controller runs, and a pool of a name for Services.
+func newServed(t *testing.T, pool string, announce v2.PoolAnnounce) *served {
 	t.Helper()
 	s, ctx := &served{Rig: shared.Rig(t), t: t, ports: []int{7000, 7001, 7002}}, t.Context()
 	n := pools.Add(1)
 	s.subnets = [2]string{fmt.Sprintf("10.255.%d.0/31", 100+n), fmt.Sprintf("fd00:255::1:%x00/127", n)}
-	testkit.Check(t, s.AddPool(ctx, "services", 0, rig.Dual(s.subnets[0], s.subnets[1])), s.Announce(ctx, "services", v2.AnnounceNeighbor))
-	for range nodes {
+	testkit.Check(t, s.AddPool(ctx, pool, 0, rig.Dual(s.subnets[0], s.subnets[1])), s.Announce(ctx, pool, announce))
+	for range 3 {
 		n := testkit.Must(s.AddNode(ctx, rig.NodeOptions{}))(t)
 		s.nodes = append(s.nodes, n)
 		s.listen(n)
@@ -60,7 +62,7 @@ func newServed(t *testing.T, nodes int) *served {
 	}
 	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	ended := make(chan error, 1)
-	o := &lbcontroller.Options{Namespace: "kube-system", DefaultPool: "services", Options: leading.Options{Election: leader.Election{
+	o := &lbcontroller.Options{Namespace: "kube-system", DefaultPool: pool, Options: leading.Options{Election: leader.Election{
 		Namespace: "kube-system", LeaseDuration: 11 * time.Minute, RenewDeadline: 10 * time.Minute, RetryPeriod: time.Second, // other tests make outages
 	}}}
 	go func() { ended <- lbcontroller.Run(ctx, s.API.RESTConfig(), o) }()
@@ -115,7 +117,11 @@ func (s *served) serve(name string, port int) {
 	for _, n := range s.nodes {
 		endpoints.Endpoints = append(endpoints.Endpoints, discoveryv1.Endpoint{Addresses: []string{n.Addr4.String()}, NodeName: &n.Name})
 	}
-	testkit.Must(s.Core.DiscoveryV1().EndpointSlices(metav1.NamespaceDefault).Create(s.t.Context(), endpoints, metav1.CreateOptions{}))(s.t)
+	slices := s.Core.DiscoveryV1().EndpointSlices(metav1.NamespaceDefault)
+	testkit.Must(slices.Create(s.t.Context(), endpoints, metav1.CreateOptions{}))(s.t)
+	s.t.Cleanup(func() {
+		testkit.Check(s.t, slices.Delete(context.WithoutCancel(s.t.Context()), name, metav1.DeleteOptions{}))
+	})
 	o := &corev1.Service{
 		ObjectMeta: metav1.ObjectMeta{Name: name, Annotations: map[string]string{loadbalancer.AnnotationSharing: loadbalancer.SharingNone}},
 		Spec: corev1.ServiceSpec{
@@ -199,7 +205,7 @@ func (s *served) cutPower(holder *rig.Node, addrs []netip.Addr) (next *rig.Node,
 // A Service gets an address that one node answers for. Hosts outside reach the Service's port by it, and no other program of the node. When the node loses its
 // power, another one answers. When the Service is gone, none does. A Service that no proxy serves is reached by nobody, and says so.
 func TestAddressOfService(t *testing.T) {
-	s, ctx := newServed(t, 3), t.Context()
+	s, ctx := newServed(t, "services", v2.AnnounceNeighbor), t.Context()
 	s.serve("web", s.ports[0])
 	s.serve("odd", s.ports[2])
 	calling, end := context.WithCancel(ctx)
@@ -242,6 +248,113 @@ func TestAddressOfService(t *testing.T) {
 			out := testkit.Must(n.Run(ctx, "sh", "-c", "ip -4 neigh show proxy; ip -6 neigh show proxy; ip -4 route show table all proto 32; ip -6 route show table all proto 32"))(t)
 			if strings.Contains(out, addrs[0].String()) || strings.Contains(out, addrs[1].String()) {
 				return errors.New(out)
+			}
+		}
+		return nil
+	})
+}
+
+// reached waits until the host outside reaches the Service at each of some nodes, and until others have nothing of its addresses.
+func (s *served) reached(when string, by ...*rig.Node) {
+	s.t.Helper()
+	ctx := s.t.Context()
+	testkit.Eventually(s.t, 30*time.Second, when, func() error {
+		o, err := s.services().Get(ctx, "web", metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		if len(o.Status.LoadBalancer.Ingress) != 2 {
+			return fmt.Errorf("its status is %+v", o.Status)
+		}
+		for _, n := range s.nodes {
+			has, err := n.Run(ctx, "sh", "-c", "ip -4 route show table local proto 32; ip -6 route show table local proto 32")
+			if err != nil {
+				return err
+			}
+			for _, in := range o.Status.LoadBalancer.Ingress {
+				a := netip.MustParseAddr(in.IP)
+				want := slices.Contains(by, n)
+				if strings.Contains(has, in.IP) != want {
+					return fmt.Errorf("%s has %q, want %s there: %t", n.Name, has, a, want)
+				}
+				if !want {
+					continue
+				}
+				if err := s.RouteOutside(ctx, netip.PrefixFrom(a, a.BitLen()).String(), n); err != nil {
+					return err
+				}
+				if said, err := s.hears(a, s.ports[0]); err != nil || said != n.Name {
+					return fmt.Errorf("from %s by %s the host hears %q, %w", a, n.Name, said, err)
+				}
+			}
+		}
+		return nil
+	})
+}
+
+// patch changes the Service.
+func (s *served) patch(patch string) {
+	s.t.Helper()
+	testkit.Must(s.services().Patch(s.t.Context(), "web", types.MergePatchType, []byte(patch), metav1.PatchOptions{}))(s.t)
+}
+
+// All nodes that may have it answer for an address of a Service that is announced by routes, so that routers may spread packets over them: those with endpoints, or
+// all that are ready and not excluded. They go on while coild is away. An address that is announced to neighbours is at one node.
+func TestServiceByRoutes(t *testing.T) {
+	s, ctx := newServed(t, "routed", v2.AnnounceRoute), t.Context()
+	for _, n := range s.nodes {
+		const ready = `{"status":{"conditions":[{"type":"Ready","status":"True","reason":"KubeletReady","message":"","lastHeartbeatTime":null,"lastTransitionTime":null}]}}`
+		testkit.Must(s.Core.CoreV1().Nodes().Patch(ctx, n.Name, types.StrategicMergePatchType, []byte(ready), metav1.PatchOptions{}, "status"))(t)
+	}
+	s.serve("web", s.ports[0])
+	s.reached("nodes with endpoints answer", s.nodes...)
+	endpoints := s.Core.DiscoveryV1().EndpointSlices(metav1.NamespaceDefault)
+	slice := testkit.Must(endpoints.Get(ctx, "web", metav1.GetOptions{}))(t)
+	slice.Endpoints = slice.Endpoints[1:]
+	testkit.Must(endpoints.Update(ctx, slice, metav1.UpdateOptions{}))(t)
+	s.reached("one has no endpoint any more", s.nodes[1:]...)
+	s.patch(`{"spec":{"externalTrafficPolicy":"Cluster"}}`)
+	s.reached("all nodes answer", s.nodes...)
+	exclude := func(value string) {
+		t.Helper()
+		patch := fmt.Sprintf(`{"metadata":{"labels":{%q:%s}}}`, corev1.LabelNodeExcludeBalancers, value)
+		testkit.Must(s.Core.CoreV1().Nodes().Patch(ctx, s.nodes[0].Name, types.MergePatchType, []byte(patch), metav1.PatchOptions{}))(t)
+	}
+	exclude(`""`)
+	s.reached("one is excluded", s.nodes[1:]...)
+	exclude("null")
+	s.reached("it isn't any more", s.nodes...)
+	for _, n := range s.nodes {
+		n.Coild.Kill()
+	}
+	lasts(t, 3*holding.Lease)
+	s.reached("no coild runs", s.nodes...)
+	for _, n := range s.nodes {
+		testkit.Check(t, n.Start(ctx))
+	}
+	s.reached("they run again", s.nodes...)
+	testkit.Check(t, s.Announce(ctx, "routed", v2.AnnounceNeighbor))
+	testkit.Eventually(t, 30*time.Second, "one node has the address", func() error {
+		count := 0
+		for _, n := range s.nodes {
+			has, err := n.Run(ctx, "ip", "-4", "route", "show", "table", "local", "proto", "32")
+			if err != nil {
+				return err
+			}
+			count += strings.Count(has, "local ")
+		}
+		if count != 1 {
+			return fmt.Errorf("%d have it", count)
+		}
+		return nil
+	})
+	testkit.Check(t, s.Announce(ctx, "routed", v2.AnnounceRoute))
+	s.reached("announced by routes again", s.nodes...)
+	testkit.Check(t, s.services().Delete(ctx, "web", metav1.DeleteOptions{}))
+	testkit.Eventually(t, 30*time.Second, "no node has it", func() error {
+		for _, n := range s.nodes {
+			if has := testkit.Must(n.Run(ctx, "sh", "-c", "ip -4 route show table all proto 32; ip -6 route show table all proto 32"))(t); has != "" {
+				return fmt.Errorf("%s has %s", n.Name, has)
 			}
 		}
 		return nil

@@ -24,6 +24,7 @@ import (
 	"github.com/coil-net/coil/pkg/node/floating/forwarding"
 	"github.com/coil-net/coil/pkg/node/floating/handover"
 	"github.com/coil-net/coil/pkg/node/floating/place"
+	"github.com/coil-net/coil/pkg/node/floating/spread"
 	"github.com/coil-net/coil/pkg/node/floating/standby"
 	"github.com/coil-net/coil/pkg/node/heal"
 	"github.com/coil-net/coil/pkg/peers"
@@ -43,6 +44,8 @@ type holder struct {
 	secret kube.Cache[corev1.Secret]
 	tables place.Tables
 	place  *place.Place
+	// spread has the node answer for addresses that several nodes announce.
+	spread *spread.Spread
 	// prober finds out whether the node forwards packets, by its table.
 	prober     *forwarding.Prober
 	probeTable *nft.Table
@@ -88,6 +91,7 @@ func (h *holder) watch() {
 	// The driver is there when the handlers are registered.
 	h.watches.Add(blocks, reconcile.Changes(func(before, after *v2.AddressBlock) {
 		h.driver.Changed(before, after)
+		h.spread.Changed(before, after)
 		h.standby.Changed(before, after)
 		if after != nil {
 			h.troubles.Changed(after)
@@ -145,8 +149,10 @@ func (h *holder) compose(ctx context.Context) error {
 	}, h.registry)
 	h.composeCopies(ctx)
 	h.node.OnChange(h.peers.Moved)
+	h.spread = spread.New(spread.Config{Node: h.NodeName, Place: h.place, Block: h.blocks.Find, Serves: h.node.Balances}, h.metrics, h.registry)
+	h.node.OnChange(h.balances())
 	h.driver = floating.New(floating.Config{
-		Node: h.NodeName, Blocks: h.clients.Coil.AddressBlocks(), Place: h.place, Targets: h, Messages: h.peers, Mover: h.handover,
+		Node: h.NodeName, Blocks: h.clients.Coil.AddressBlocks(), Place: h.spread, Targets: h, Messages: h.peers, Mover: h.handover,
 	}, h.registry)
 	h.announced, h.idOf = map[string]floating.Address{}, map[netip.Addr]string{}
 	h.composeTroubles()
@@ -156,6 +162,20 @@ func (h *holder) compose(ctx context.Context) error {
 	}, h.metrics)
 	h.attached.onAttached(func() { h.recount.Add(struct{}{}) })
 	return nil
+}
+
+// balances returns a function that looks whether addresses of Services may be on the node when the Node has changed.
+func (h *holder) balances() func() {
+	var mu sync.Mutex
+	was := false
+	return func() {
+		mu.Lock()
+		defer mu.Unlock()
+		if now := h.node.Balances(); now != was {
+			was = now
+			h.spread.Look(h.blocks.All())
+		}
+	}
 }
 
 // leaveTime is how long the end of coild waits for other nodes to take the addresses, and their connections.
@@ -192,6 +212,7 @@ func (h *holder) start(ctx context.Context, group *errgroup.Group) error {
 		return nil
 	})
 	group.Go(func() error { return h.recount.Run(ctx, 1) })
+	group.Go(func() error { return h.spread.Run(ctx) })
 	group.Go(func() error { return h.troubles.Run(ctx) })
 	group.Go(func() error {
 		defer h.probeTable.Close()

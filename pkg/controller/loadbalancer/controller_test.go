@@ -221,3 +221,34 @@ func TestBlockOfAnEarlierClaim(t *testing.T) {
 		}
 	})
 }
+
+// Several nodes announce an address by routes: all, or those with endpoints. Hosts of a link find it at one node alone.
+func TestAnnouncers(t *testing.T) {
+	inScene(t, func(t *testing.T, sc *scene) {
+		announcers := func(when string, want v2.FloatingAnnouncers) {
+			t.Helper()
+			sc.run(2 * time.Second)
+			if got := fakeapi.Find[*v2.AddressBlock](sc.s, blockResource, "default-0").Floating.Announcers; fmt.Sprint(got) != fmt.Sprint(want) {
+				t.Errorf("%s: %+v, want %+v", when, got, want)
+			}
+		}
+		sc.service("a", nil)
+		announcers("of all nodes", v2.FloatingAnnouncers{All: true})
+		s := &discoveryv1.EndpointSlice{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "a-1", Labels: map[string]string{discoveryv1.LabelServiceName: "a"}}}
+		for _, n := range []string{"n2", "n1", "gone"} {
+			s.Endpoints = append(s.Endpoints, discoveryv1.Endpoint{NodeName: &n})
+		}
+		sc.s.Put(sliceResource, s)
+		sc.service("a", func(s *corev1.Service) { s.Spec.ExternalTrafficPolicy = corev1.ServiceExternalTrafficPolicyLocal })
+		announcers("of nodes with endpoints", v2.FloatingAnnouncers{Nodes: []string{"n1", "n2"}})
+		b := fakeapi.Find[*v2.AddressBlock](sc.s, blockResource, "default-0")
+		b.Labels = map[string]string{v2.LabelAnnounce: string(v2.AnnounceNeighbor)}
+		sc.s.Put(blockResource, b)
+		announcers("to neighbours", v2.FloatingAnnouncers{})
+		b = fakeapi.Find[*v2.AddressBlock](sc.s, blockResource, "default-0")
+		b.Labels = nil
+		sc.s.Put(blockResource, b)
+		sc.service("a", func(s *corev1.Service) { s.Spec.ExternalTrafficPolicy = "" })
+		announcers("of all nodes again", v2.FloatingAnnouncers{All: true})
+	})
+}

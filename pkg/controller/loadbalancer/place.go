@@ -22,7 +22,7 @@ import (
 func (c *Controller) place(ctx context.Context) error {
 	blocks, users, nodes := c.blocksOf(), c.usersOf(), loadbalancer.NodesOf(c.nodes.All())
 	var spots []loadbalancer.Spot
-	ports := map[string][]v2.FloatingPort{}
+	ports, announcers := map[string][]v2.FloatingPort{}, map[string]v2.FloatingAnnouncers{}
 	for claim, b := range blocks {
 		spot := loadbalancer.Spot{Block: b.Name, Holder: b.Floating.Holding.Holder}
 		anywhere := false
@@ -43,13 +43,16 @@ func (c *Controller) place(ctx context.Context) error {
 		}
 		if len(ports[b.Name]) > 0 {
 			spots = append(spots, spot)
+			if b.Labels[v2.LabelAnnounce] != string(v2.AnnounceNeighbor) { // by routes alone
+				announcers[b.Name] = nodes.Announcers(spot.Only)
+			}
 		}
 	}
 	successors := nodes.Successors(spots)
 	var errs []error
 	for _, claim := range slices.Sorted(maps.Keys(blocks)) {
 		b := blocks[claim]
-		errs = append(errs, c.write(ctx, b, sorted(ports[b.Name]), successors[b.Name]))
+		errs = append(errs, c.write(ctx, b, sorted(ports[b.Name]), successors[b.Name], announcers[b.Name]))
 	}
 	return errors.Join(errs...)
 }
@@ -70,16 +73,25 @@ func sorted(ports []v2.FloatingPort) []v2.FloatingPort {
 	return slices.Compact(ports)
 }
 
+// patchOf is the form of announcers in a patch, which takes away what isn't said.
+func patchOf(a v2.FloatingAnnouncers) any {
+	if !a.All && len(a.Nodes) == 0 {
+		return nil
+	}
+	return map[string]any{"all": a.All, "nodes": a.Nodes}
+}
+
 // write writes what is to be said of an address into its block, unless the block says so, or has changed since it was looked at.
-func (c *Controller) write(ctx context.Context, b *v2.AddressBlock, ports []v2.FloatingPort, successors []v2.FloatingNode) error {
+func (c *Controller) write(ctx context.Context, b *v2.AddressBlock, ports []v2.FloatingPort, successors []v2.FloatingNode, announcers v2.FloatingAnnouncers) error {
 	same := slices.EqualFunc(successors, b.Floating.Successors, func(x, y v2.FloatingNode) bool {
 		return x.Node == y.Node && x.PodUID == y.PodUID && slices.Equal(x.Addresses, y.Addresses)
 	})
+	same = same && announcers.All == b.Floating.Announcers.All && slices.Equal(announcers.Nodes, b.Floating.Announcers.Nodes)
 	if same && slices.Equal(ports, b.Floating.Ports) && b.Floating.MovingTo == "" {
 		return nil
 	}
 	_, err := kube.PatchAsRead(ctx, c.cfg.Coil.CoilV2().AddressBlocks(), b, map[string]any{
-		"floating": map[string]any{"ports": ports, "successors": successors, "movingTo": nil},
+		"floating": map[string]any{"ports": ports, "successors": successors, "movingTo": nil, "announcers": patchOf(announcers)},
 	})
 	switch {
 	case apierrors.IsConflict(err):

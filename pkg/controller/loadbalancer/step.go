@@ -170,5 +170,11 @@ func (c *Controller) served(s *corev1.Service, claim *v2.AddressClaim) (reason, 
 		blocked := meta.FindStatusCondition(b.Status.Conditions, v2.BlockForwardingBlocked)
 		return reasonBlocked, fmt.Sprintf("Node %s answers for the address, and %s", f.Holding.Holder, plan.ToldBy(blocked.Message, f.Holding.Holder))
 	}
+	switch {
+	case f.Announcers.All:
+		return reasonServed, fmt.Sprintf("Node %s answers for the address, and so do all other nodes that may have it", f.Holding.Holder)
+	case len(f.Announcers.Nodes) > 0:
+		return reasonServed, fmt.Sprintf("Node %s answers for the address, and so do all other nodes with endpoints", f.Holding.Holder)
+	}
 	return reasonServed, fmt.Sprintf("Node %s answers for the address", f.Holding.Holder)
 }

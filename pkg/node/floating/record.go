@@ -90,6 +90,15 @@ func parse(node string, b *v2.AddressBlock) (known, error) {
 	return k, nil
 }
 
+// OrderOf returns the order to answer for the address of a block, which lasts for no time, and whether a node may have the address.
+func OrderOf(node string, b *v2.AddressBlock) (Order, bool, error) {
+	k, err := parse(node, b)
+	if err != nil {
+		return Order{}, false, err
+	}
+	return Order{Address: k.address, Ports: portsOf(b)}, offered(b), nil
+}
+
 // offered says whether a node may have the address. A holder gives up one that isn't offered.
 func offered(b *v2.AddressBlock) bool {
 	return b.Labels[v2.LabelFloating] == v2.FloatingValue && b.DeletionTimestamp == nil && b.Floating != nil && b.Floating.ReleasedAt == nil

@@ -10,6 +10,7 @@ import (
 
 	"github.com/coil-net/coil/pkg/ipam"
 	"github.com/coil-net/coil/pkg/kube"
+	"github.com/coil-net/coil/pkg/plan/loadbalancer"
 	"github.com/coil-net/coil/pkg/plan/routes"
 	"github.com/coil-net/coil/pkg/reconcile"
 )
@@ -56,4 +57,10 @@ func (n *Node) Addrs() ipam.Address {
 		return ipam.Address{}
 	}
 	return routes.InternalIPs(cached)
+}
+
+// Balances says whether addresses of Services may be on the node, as far as known.
+func (n *Node) Balances() bool {
+	cached := n.nodes.Find(n.name)
+	return cached != nil && loadbalancer.Serves(cached)
 }

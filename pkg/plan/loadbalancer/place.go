@@ -28,15 +28,11 @@ func NodesOf(all []*corev1.Node) Nodes {
 	ready, others := Nodes{}, Nodes{}
 	for _, n := range all {
 		addrs := ipam.AddressOf(plan.NodeInternalIPs(n)...).Addrs()
-		_, excluded := n.Labels[corev1.LabelNodeExcludeBalancers]
-		if excluded || n.DeletionTimestamp != nil || len(addrs) == 0 ||
-			slices.ContainsFunc(n.Spec.Taints, func(t corev1.Taint) bool { return t.Key == taintToBeDeleted }) {
+		if excluded(n) || len(addrs) == 0 {
 			continue
 		}
 		to := others
-		if slices.ContainsFunc(n.Status.Conditions, func(c corev1.NodeCondition) bool {
-			return c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue
-		}) {
+		if ReadyNode(n) {
 			to = ready
 		}
 		for _, a := range addrs {
@@ -49,6 +45,15 @@ func NodesOf(all []*corev1.Node) Nodes {
 	return ready
 }
 
+// excluded says whether a Node is about to be deleted, or its owner doesn't want addresses of Services there.
+func excluded(n *corev1.Node) bool {
+	_, labelled := n.Labels[corev1.LabelNodeExcludeBalancers]
+	return labelled || n.DeletionTimestamp != nil || slices.ContainsFunc(n.Spec.Taints, func(t corev1.Taint) bool { return t.Key == taintToBeDeleted })
+}
+
+// Serves says whether addresses of Services may be on a Node.
+func Serves(n *corev1.Node) bool { return ReadyNode(n) && !excluded(n) }
+
 // Any says whether one of some nodes is among them.
 func (n Nodes) Any(some map[string]bool) bool { return len(n.names(some)) > 0 }
 
@@ -57,6 +62,15 @@ func ReadyNode(n *corev1.Node) bool {
 	return slices.ContainsFunc(n.Status.Conditions, func(c corev1.NodeCondition) bool {
 		return c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue
 	})
+}
+
+// Announcers are the nodes that announce an address by routes: all, or those among some that may have it.
+func (n Nodes) Announcers(only map[string]bool) v2.FloatingAnnouncers {
+	if only == nil {
+		return v2.FloatingAnnouncers{All: true}
+	}
+	names := n.names(only)
+	return v2.FloatingAnnouncers{Nodes: names[:min(len(names), v2.MaxFloatingAnnouncers)]}
 }
 
 // Equal says whether two clusters have the same nodes.

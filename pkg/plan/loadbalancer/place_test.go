@@ -12,6 +12,7 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
 	"github.com/coil-net/coil/pkg/plan/loadbalancer"
 )
 
@@ -166,4 +167,48 @@ func shuffled[E any](r *rand.Rand, all []E) []E {
 	all = slices.Clone(all)
 	r.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
 	return all
+}
+
+// All nodes announce the address of a Service without conditions, and those with endpoints that may have it that of another one.
+func TestAnnouncers(t *testing.T) {
+	nodes, many := loadbalancer.Nodes{"n1": nil, "n2": nil, "n3": nil}, loadbalancer.Nodes{}
+	all := map[string]bool{}
+	for i := range 2 * v2.MaxFloatingAnnouncers {
+		many[fmt.Sprint(i)], all[fmt.Sprint(i)] = nil, true
+	}
+	for _, c := range []struct {
+		nodes loadbalancer.Nodes
+		only  map[string]bool
+		all   bool
+		want  int
+	}{
+		{nodes, nil, true, 0},
+		{nodes, map[string]bool{}, false, 0},
+		{nodes, map[string]bool{"n3": true, "n1": true, "gone": true}, false, 2},
+		{many, all, false, v2.MaxFloatingAnnouncers},
+	} {
+		got := c.nodes.Announcers(c.only)
+		if got.All != c.all || len(got.Nodes) != c.want || !slices.IsSorted(got.Nodes) || slices.Contains(got.Nodes, "gone") {
+			t.Errorf("of %d nodes, %d of which have endpoints: %+v", len(c.nodes), len(c.only), got)
+		}
+	}
+}
+
+// A Node serves if it is ready, and its owner doesn't exclude it.
+func TestServes(t *testing.T) {
+	for name, c := range map[string]struct {
+		change func(*corev1.Node)
+		want   bool
+	}{
+		"ready":               {func(*corev1.Node) {}, true},
+		"not ready":           {func(n *corev1.Node) { n.Status.Conditions[1].Status = corev1.ConditionUnknown }, false},
+		"excluded":            {func(n *corev1.Node) { n.Labels = map[string]string{corev1.LabelNodeExcludeBalancers: ""} }, false},
+		"about to be deleted": {func(n *corev1.Node) { n.Spec.Taints = []corev1.Taint{{Key: "ToBeDeletedByClusterAutoscaler"}} }, false},
+		"deleted":             {func(n *corev1.Node) { n.DeletionTimestamp = &metav1.Time{} }, false},
+		"tainted":             {func(n *corev1.Node) { n.Spec.Taints = []corev1.Taint{{Key: "dedicated"}} }, true},
+	} {
+		if got := loadbalancer.Serves(clusterNode("n", c.change)); got != c.want {
+			t.Errorf("%s: %t", name, got)
+		}
+	}
 }

@@ -118,11 +118,36 @@ type Floating struct {
 	// +optional
 	Standby bool `json:"standby,omitempty"`
 
+	// Announcers are nodes that answer for the address beside the holder, so that routers of the network spread packets over them. It is for addresses of
+	// Services in pools that are announced by routes alone; in others it has no effect. The owner's controller writes it.
+	//
+	// +optional
+	Announcers FloatingAnnouncers `json:"announcers,omitempty,omitzero"`
+
 	// Holding says which node has the address. Nodes write it.
 	//
 	// +optional
 	Holding FloatingHolding `json:"holding,omitempty,omitzero"`
 }
+
+// FloatingAnnouncers are nodes that answer for a floating address.
+type FloatingAnnouncers struct {
+	// All stands for each node whose Node is ready, isn't about to be deleted (the taint ToBeDeletedByClusterAutoscaler), and doesn't have the label
+	// node.kubernetes.io/exclude-from-external-load-balancers.
+	//
+	// +optional
+	All bool `json:"all,omitempty"`
+	// Nodes are the names of further nodes.
+	//
+	// +optional
+	// +listType=set
+	// +kubebuilder:validation:MaxItems=256
+	// +kubebuilder:validation:items:MaxLength=253
+	Nodes []string `json:"nodes,omitempty"`
+}
+
+// MaxFloatingAnnouncers bounds the nodes of FloatingAnnouncers.
+const MaxFloatingAnnouncers = 256
 
 // MaxFloatingPorts bounds the ports of a floating address.
 const MaxFloatingPorts = 1024
