@@ -111,9 +111,10 @@ func (s *services) holder(name string, nodes ...string) (addrs []netip.Addr, hol
 	return addrs, holder
 }
 
-// asks returns the answer to the client at a port of an address.
+// asks returns the answer to the client at a port of an address. In one kernel the refusal of a first SYN may come while the client still sends it, and is heard only
+// when that is repeated, after a second.
 func (s *services) asks(a netip.Addr, port uint16) (string, error) {
-	ctx, cancel := context.WithTimeout(s.t.Context(), testkit.Timeout(time.Second))
+	ctx, cancel := context.WithTimeout(s.t.Context(), testkit.Timeout(2500*time.Millisecond))
 	defer cancel()
 	c, err := s.client.Dial(ctx, "tcp", netip.AddrPortFrom(a, port).String())
 	if err != nil {
