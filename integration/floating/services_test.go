@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net"
 	"net/netip"
 	"slices"
@@ -324,6 +325,21 @@ func TestServiceByRoutes(t *testing.T) {
 	s.reached("one is excluded", s.nodes[1:]...)
 	exclude("null")
 	s.reached("it isn't any more", s.nodes...)
+	metrics := map[string]bool{}
+	for _, n := range s.nodes {
+		for _, family := range []string{"-4", "-6"} {
+			_, metric, _ := strings.Cut(testkit.Must(n.Run(ctx, "ip", family, "route", "show", "table", "119", "proto", "32"))(t), " metric ")
+			metrics[strings.Fields(metric + " none")[0]] = true
+		}
+	}
+	if len(metrics) != 1 || metrics["none"] {
+		t.Errorf("the metrics of the routes are %v: routers would send all to one node", slices.Collect(maps.Keys(metrics)))
+	}
+	o := testkit.Must(s.services().Get(ctx, "web", metav1.GetOptions{}))(t)
+	var pings []*netlab.Pinger
+	for _, in := range o.Status.LoadBalancer.Ingress {
+		pings = append(pings, rigtest.Pings(t, func() (*netlab.Pinger, error) { return s.PingOutside(netip.MustParseAddr(in.IP)) }))
+	}
 	for _, n := range s.nodes {
 		n.Coild.Kill()
 	}
@@ -333,6 +349,10 @@ func TestServiceByRoutes(t *testing.T) {
 		testkit.Check(t, n.Start(ctx))
 	}
 	s.reached("they run again", s.nodes...)
+	lasts(t, 2*holding.Lease) // what an earlier life has left would go
+	if silent := outage(t, pings); silent > 0 {
+		t.Errorf("while coild was away, and when it came back, the address was silent for %s", silent)
+	}
 	testkit.Check(t, s.Announce(ctx, "routed", v2.AnnounceNeighbor))
 	testkit.Eventually(t, 30*time.Second, "one node has the address", func() error {
 		count := 0

@@ -193,6 +193,7 @@ func (h *holder) start(ctx context.Context, group *errgroup.Group) error {
 		h.recount.Add(struct{}{})
 	}
 	h.handover.Start(h.blocks.All())
+	h.spread.Start(h.blocks.All())
 	// The driver works on until addresses are given up.
 	held, end := context.WithCancel(context.WithoutCancel(ctx))
 	group.Go(func() error { return h.peers.Run(held) })

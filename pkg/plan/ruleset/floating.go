@@ -199,6 +199,24 @@ func (f family) ports(services []Service) dataplane.Set {
 	return s
 }
 
+// Ports is the name of the set of the Services' addresses, protocols and ports in the table of a family.
+func Ports(f dataplane.Family) string { return f.Named(portsSet) }
+
+// ServicesOf returns the Services whose elements a set of Ports has, by their keys.
+func ServicesOf(f dataplane.Family, keys []string) map[netip.Addr][]Port {
+	all := map[netip.Addr][]Port{}
+	size := map[dataplane.Family]int{dataplane.IPv4: 4, dataplane.IPv6: 16}[f]
+	for _, k := range keys {
+		if len(k) != size+8 {
+			continue
+		}
+		if a, ok := netip.AddrFromSlice([]byte(k[:size])); ok {
+			all[a] = append(all[a], Port{Protocol: k[size], Port: binary.BigEndian.Uint16([]byte(k[size+4:]))})
+		}
+	}
+	return all
+}
+
 // toNode is the set of the ICMP messages that an address of Services takes: a ping, errors about packets that were sent from it, and hosts of the link that
 // know where it is and ask whether it still is there (RFC 4861, section 7.3: Neighbor Unreachability Detection).
 func (f family) toNode() dataplane.Set {

@@ -73,6 +73,12 @@ func (p *Place) fence(ctx context.Context, addresses []netip.Addr) (dataplane.Re
 			want.Services = append(want.Services, servicesAt(h)...)
 		}
 	}
+	for _, s := range p.services { // of an earlier life, whose packets still pass
+		known := slices.ContainsFunc(want.Services, func(o ruleset.Service) bool { return o.Address == s.Address })
+		if !known && slices.Contains(p.left, s.Address) {
+			want.Services = append(want.Services, s)
+		}
+	}
 	slices.SortFunc(want.OfEgresses, netip.Addr.Compare)
 	return p.cfg.Tables.sync(ctx, want)
 }

@@ -39,6 +39,7 @@ import (
 	"github.com/coil-net/coil/pkg/kernel/route"
 	"github.com/coil-net/coil/pkg/kernel/rtnl"
 	"github.com/coil-net/coil/pkg/node/floating"
+	"github.com/coil-net/coil/pkg/plan/ruleset"
 	"github.com/coil-net/coil/pkg/store"
 )
 
@@ -94,8 +95,9 @@ type Place struct {
 	held map[string]held
 	// local are the node's own addresses, as they were when the kernel was looked at last.
 	local []netip.Addr
-	// left are addresses with routes of an earlier life, which may answer for them until it is over.
-	left []netip.Addr
+	// left are addresses with routes of an earlier life, which may answer for them until it is over. Those of Services are in services, too.
+	left     []netip.Addr
+	services []ruleset.Service
 	// dirty says that the kernel isn't known to be as it should be, and suspect that others may have changed it.
 	dirty, suspect bool
 }
@@ -134,8 +136,15 @@ func New(ctx context.Context, cfg Config) (*Place, error) {
 	if err != nil {
 		return nil, err
 	}
+	ofServices := map[netip.Addr]bool{}
 	for r := range routes {
 		p.left = append(p.left, r.Dst.Addr())
+		if r.Table == localTable {
+			ofServices[r.Dst.Addr()] = true
+		}
+	}
+	if p.services, err = cfg.Tables.services(ctx, ofServices); err != nil {
+		return nil, err
 	}
 	exists, err := cfg.Tables.exist(ctx)
 	if err != nil {
@@ -143,6 +152,16 @@ func New(ctx context.Context, cfg Config) (*Place, error) {
 	}
 	p.used = exists || len(p.left) > 0
 	return p, nil
+}
+
+// Adopt notes orders that an earlier life was given and that hold still, for addresses that the kernel answers for: nothing changes for these until they are
+// given again, or are to end. It is for the time before all other calls.
+func (p *Place) Adopt(orders []floating.Order) {
+	for _, o := range orders {
+		if o.OfServices && !slices.ContainsFunc(o.Addrs(), func(a netip.Addr) bool { return !slices.Contains(p.left, a) }) {
+			p.held[o.ID] = held{Order: o}
+		}
+	}
 }
 
 // Answer implements floating.Place.

@@ -167,6 +167,64 @@ func TestAddressOfServices(t *testing.T) {
 	}
 }
 
+// The program ends and begins again while the node has an address of Services. Its ports stay the only ones. If the order is adopted, nothing changes for clients, however
+// late it is given again.
+func TestServicesStayInTheNextLife(t *testing.T) {
+	for name, adopted := range map[string]bool{"adopted": true, "not adopted": false} {
+		t.Run(name, func(t *testing.T) {
+			l := newLab(t)
+			l.proxied()
+			o := ofServices(time.Hour, 80)
+			hears := func(what string, want map[uint16]string) {
+				t.Helper()
+				for _, a := range o.Addrs() {
+					for port, want := range want {
+						if got, err := l.hears(a, port); err != nil || got != want {
+							t.Errorf("%s: from port %d of %s the host hears %q, %v, want %q", what, port, a, got, err, want)
+						}
+					}
+				}
+			}
+			testkit.Check(t, l.start().Answer(t.Context(), o))
+			for _, a := range o.Addrs() {
+				testkit.Eventually(t, 5*time.Second, fmt.Sprintf("the host reaches %s", a), func() error {
+					if got, err := l.hears(a, 80); err != nil || got != "pod" {
+						return fmt.Errorf("it hears %q, %w", got, err)
+					}
+					return nil
+				})
+			}
+			p := l.start()
+			if adopted {
+				p.Adopt([]floating.Order{o})
+			}
+			testkit.Check(t, p.Sync(t.Context()))
+			hears("at once", map[uint16]string{80: "pod", 22: "nothing"})
+			testkit.Eventually(t, 5*time.Second, "the time of the earlier life is over", func() error {
+				if p.earlier() {
+					return nil
+				}
+				return errors.New("not yet")
+			})
+			testkit.Check(t, p.Sync(t.Context()))
+			if !adopted {
+				if got := l.floatingRoutes("local"); got != "" {
+					t.Errorf("table local: %s", got)
+				}
+				return
+			}
+			hears("later", map[uint16]string{80: "pod", 22: "nothing"})
+			testkit.Check(t, p.Answer(t.Context(), o))
+			hears("given again", map[uint16]string{80: "pod", 22: "nothing"})
+			testkit.Check(t, p.Stop(t.Context(), o.Address))
+			p.Wait()
+			if got := l.floatingRoutes("local"); got != "" {
+				t.Errorf("table local: %s", got)
+			}
+		})
+	}
+}
+
 // The node doesn't reset a connection of which the kernel knows nothing: its packets are translated by nobody, but no Service proxy is missing.
 func TestUnknownConnectionsAreNotReset(t *testing.T) {
 	l := newLab(t)

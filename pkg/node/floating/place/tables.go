@@ -3,6 +3,7 @@ package place
 import (
 	"context"
 	"errors"
+	"net/netip"
 	"time"
 
 	"github.com/coil-net/coil/pkg/dataplane"
@@ -61,6 +62,27 @@ func (t Tables) exist(ctx context.Context) (bool, error) {
 		}
 	}
 	return false, nil
+}
+
+// services returns the Services at some addresses, as the tables have them.
+func (t Tables) services(ctx context.Context, at map[netip.Addr]bool) (all []ruleset.Service, err error) {
+	for _, f := range []dataplane.Family{dataplane.IPv4, dataplane.IPv6} {
+		elements, err := t.of(f).Counted(ctx, ruleset.Ports(f))
+		if err != nil {
+			return nil, err
+		}
+		var keys []string
+		for _, e := range elements {
+			keys = append(keys, e.Key)
+		}
+		ports := ruleset.ServicesOf(f, keys)
+		for a := range at {
+			if dataplane.FamilyOf(a) == f {
+				all = append(all, ruleset.Service{Address: a, Ports: ports[a]})
+			}
+		}
+	}
+	return all, nil
 }
 
 // sync makes them.

@@ -37,11 +37,18 @@ const (
 type Config struct {
 	Node string
 	// Place makes the node answer.
-	Place floating.Place
+	Place Place
 	// Block returns a block of a cache by its name, nil if there is none.
 	Block func(name string) *v2.AddressBlock
 	// Serves says whether addresses of Services may be on the node.
 	Serves func() bool
+}
+
+// Place makes the node answer for addresses.
+type Place interface {
+	floating.Place
+	// Adopt notes orders that an earlier life was given and that hold still; see place.Place.
+	Adopt([]floating.Order)
 }
 
 // Spread implements floating.Place for the part that holds addresses.
@@ -79,6 +86,22 @@ func New(cfg Config, metrics *reconcile.Metrics, registry prometheus.Registerer)
 	return s
 }
 
+// Start takes up what an earlier life has left, from the blocks that there are. Call it before Run, and before the Place is used.
+func (s *Spread) Start(blocks []*v2.AddressBlock) {
+	var orders []floating.Order
+	for _, b := range blocks {
+		if want, err := s.wants(b, false); err == nil && want != nil { // an error is told when the loop looks at the block
+			a := s.of(want.ID)
+			a.mu.Lock()
+			a.own = want
+			a.mu.Unlock()
+			orders = append(orders, *want)
+		}
+	}
+	s.cfg.Place.Adopt(orders)
+	s.Look(blocks)
+}
+
 // Run has the node answer until ctx ends; then the kernel goes on with it.
 func (s *Spread) Run(ctx context.Context) error { return s.loop.Run(ctx, 8) }
 
@@ -110,7 +133,8 @@ func (s *Spread) Answer(ctx context.Context, o floating.Order) error {
 	defer a.mu.Unlock()
 	a.held = &o
 	if a.own != nil {
-		o.Until = time.Now().Add(lasting) // the kernel answers on for the address, whoever holds it
+		// The kernel answers on for the address, whoever holds it. Its route is as good as other nodes': else routers send all to the newest holder.
+		o.Until, o.Epoch = time.Now().Add(lasting), a.own.Epoch
 	}
 	return s.cfg.Place.Answer(ctx, o)
 }

@@ -27,9 +27,12 @@ import (
 type kernel struct {
 	mu    sync.Mutex
 	until map[string]time.Time
-	busy  map[string]bool
-	twice bool // two calls for an address were under way at once
-	fails func() bool
+	epoch map[string]int64
+	// adopted are the IDs of orders of an earlier life.
+	adopted []string
+	busy    map[string]bool
+	twice   bool // two calls for an address were under way at once
+	fails   func() bool
 }
 
 func (k *kernel) do(id string, change func()) error {
@@ -49,11 +52,23 @@ func (k *kernel) do(id string, change func()) error {
 }
 
 func (k *kernel) Answer(_ context.Context, o floating.Order) error {
-	return k.do(o.ID, func() { k.until[o.ID] = o.Until })
+	return k.do(o.ID, func() { k.until[o.ID], k.epoch[o.ID] = o.Until, o.Epoch })
+}
+
+func (k *kernel) Adopt(orders []floating.Order) {
+	for _, o := range orders {
+		k.adopted = append(k.adopted, o.ID)
+	}
 }
 
 func (k *kernel) Stop(_ context.Context, a floating.Address) error {
 	return k.do(a.ID, func() { delete(k.until, a.ID) })
+}
+
+func (k *kernel) setFails(fails func() bool) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.fails = fails
 }
 
 // lasts says for how long the kernel answers for an address.
@@ -72,11 +87,12 @@ type scene struct {
 	blocks map[string]*v2.AddressBlock
 	serves bool
 	uid    int
+	silent bool // the Spread isn't told of blocks
 }
 
 func inScene(t *testing.T, do func(t *testing.T, sc *scene)) {
 	synctest.Test(t, func(t *testing.T) {
-		sc := &scene{t: t, serves: true, blocks: map[string]*v2.AddressBlock{}, kernel: &kernel{until: map[string]time.Time{}, busy: map[string]bool{}, fails: func() bool { return false }}}
+		sc := &scene{t: t, serves: true, blocks: map[string]*v2.AddressBlock{}, kernel: &kernel{until: map[string]time.Time{}, epoch: map[string]int64{}, busy: map[string]bool{}, fails: func() bool { return false }}}
 		sc.Spread = New(Config{
 			Node: "n1", Place: sc.kernel,
 			Block: func(name string) *v2.AddressBlock {
@@ -122,7 +138,9 @@ func (sc *scene) put(name string, change func(*v2.AddressBlock)) string {
 		delete(sc.blocks, name)
 	}
 	sc.mu.Unlock()
-	sc.Changed(before, after)
+	if !sc.silent {
+		sc.Changed(before, after)
+	}
 	if after == nil {
 		return ""
 	}
@@ -141,7 +159,7 @@ func (sc *scene) setServes(is bool) {
 }
 
 func order(id string, lasts time.Duration) floating.Order {
-	return floating.Order{Address: floating.Address{ID: id, Address: ipam.Address{}, OfServices: true}, Until: time.Now().Add(lasts)}
+	return floating.Order{Address: floating.Address{ID: id, Address: ipam.Address{}, OfServices: true}, Epoch: 7, Until: time.Now().Add(lasts)}
 }
 
 // The node answers when its holder says so, and when the block has the node among those that announce the address; not for addresses that hosts of a link find at one
@@ -182,6 +200,9 @@ func TestAnswers(t *testing.T) {
 					t.Errorf("the node answers for %s, want %s", got, want)
 				}
 				testkit.Check(t, sc.Answer(t.Context(), order(id, time.Minute)))
+				if got := sc.kernel.epoch[id]; (got == 0) != c.want {
+					t.Errorf("as its holder it answers in the epoch %d", got)
+				}
 				if got := sc.kernel.lasts(id); (got > time.Minute) != c.want || got == 0 {
 					t.Errorf("as its holder it answers for %s", got)
 				}
@@ -197,8 +218,8 @@ func TestAnswers(t *testing.T) {
 				}
 				sc.put("b", nil)
 				time.Sleep(time.Second)
-				if got := sc.kernel.lasts(id); got > 0 || len(sc.all) > 0 {
-					t.Errorf("when the block is gone it answers for %s, and knows %d addresses", got, len(sc.all))
+				if got := sc.kernel.lasts(id); got > 0 || sc.known(id) {
+					t.Errorf("when the block is gone it answers for %s, and knows the address: %t", got, sc.known(id))
 				}
 			})
 		})
@@ -211,7 +232,7 @@ func TestAnyChanges(t *testing.T) {
 		inScene(t, func(t *testing.T, sc *scene) {
 			r := rand.New(rand.NewPCG(seed, 5))
 			faults := rand.New(rand.NewPCG(seed, 6))
-			sc.kernel.fails = func() bool { return faults.IntN(5) == 0 }
+			sc.kernel.setFails(func() bool { return faults.IntN(5) == 0 })
 			held := map[string]bool{} // by ID
 			ids := map[string]string{}
 			for range 60 {
@@ -232,10 +253,12 @@ func TestAnyChanges(t *testing.T) {
 					if id == "" {
 						continue
 					}
-					if held[id] = r.IntN(2) == 0 && sc.blocks[name] != nil && string(sc.blocks[name].UID) == id; held[id] {
+					if b := sc.cfg.Block(name); b != nil && string(b.UID) == id && r.IntN(2) == 0 {
+						held[id] = true
 						_ = sc.Answer(t.Context(), order(id, 2*time.Second))
 						continue
 					}
+					held[id] = false
 					for sc.Stop(t.Context(), order(id, 0).Address) != nil { // until it is done
 					}
 				}
@@ -243,7 +266,7 @@ func TestAnyChanges(t *testing.T) {
 					time.Sleep(time.Duration(r.IntN(50)) * time.Millisecond)
 				}
 			}
-			sc.kernel.fails = func() bool { return false }
+			sc.kernel.setFails(func() bool { return false })
 			for id := range held {
 				testkit.Check(t, sc.Stop(t.Context(), order(id, 0).Address))
 			}
@@ -256,8 +279,13 @@ func TestAnyChanges(t *testing.T) {
 				}
 			}
 			n := 0
-			for _, until := range sc.kernel.until {
-				if time.Now().Before(until) {
+			for id := range held {
+				if sc.kernel.lasts(id) > 0 {
+					n++
+				}
+			}
+			for _, id := range ids {
+				if _, ok := held[id]; !ok && sc.kernel.lasts(id) > 0 {
 					n++
 				}
 			}
@@ -269,4 +297,29 @@ func TestAnyChanges(t *testing.T) {
 			return
 		}
 	}
+}
+
+// What an earlier life has left goes on if it is still wanted; it is given anew, or ends when it isn't wanted any more.
+func TestStart(t *testing.T) {
+	inScene(t, func(t *testing.T, sc *scene) {
+		sc.silent = true
+		wanted := sc.put("b", func(b *v2.AddressBlock) { b.Floating.Announcers.All = true })
+		other := sc.put("c", func(b *v2.AddressBlock) { b.Floating.Announcers.Nodes = []string{"n2"} })
+		testkit.Check(t, sc.kernel.Answer(t.Context(), order(wanted, time.Minute))) // by an earlier life
+		next := New(sc.cfg, nil, prometheus.NewRegistry())
+		next.Start([]*v2.AddressBlock{sc.cfg.Block("b"), sc.cfg.Block("c")})
+		if got := sc.kernel.adopted; len(got) != 1 || got[0] != wanted {
+			t.Errorf("%v are adopted, want %s and not %s", got, wanted, other)
+		}
+		sc.setServes(false)
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error, 1)
+		go func() { done <- next.Run(ctx) }()
+		time.Sleep(time.Second)
+		if got := sc.kernel.lasts(wanted); got > 0 {
+			t.Errorf("the node answers for %s when it doesn't serve any more", got)
+		}
+		cancel()
+		testkit.Check(t, <-done)
+	})
 }
