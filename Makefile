@@ -145,6 +145,10 @@ test-vm: ## Run the tests that start virtual machines, as root
 bench-scale: ## Measure Coil in a large cluster against its targets, as root
 	go run ./integration/bench/scale $(ARGS)
 
+.PHONY: bench-lb
+bench-lb: ## Measure how fast 5,000 Services get addresses, as root
+	go run ./integration/bench/scale --parts=services $(ARGS)
+
 .PHONY: bench-egress
 bench-egress: ## Compare routers with a path made by hand, and time failovers of both peerings, in a virtual machine, as root
 	@hack/setup.sh bench-egress && exec go run ./integration/bench/egress $(ARGS)

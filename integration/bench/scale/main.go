@@ -35,7 +35,9 @@ type options struct {
 	clients, here int
 	// policies choose the clients of an Egress with so many addresses. Then so many clients change to other policies.
 	policies, addresses, changes int
-	delay, quiet                 time.Duration
+	// services are those with addresses, beside which so many more come.
+	services     int
+	delay, quiet time.Duration
 	// window is for how long clients come and go, and exhausted for how long nodes ask.
 	window, exhausted time.Duration
 	// refusedCoilds are refused, for so long, after restarted of them have started at once.
@@ -51,7 +53,7 @@ func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	rest.SetDefaultWarningHandler(rest.NoWarnings{}) // one about the name of the finalizer in each answer
 	o := options{log: os.Stderr}
-	pflag.StringSliceVar(&o.parts, "parts", []string{"controller", "stall", "coilds", "clients", "policies", "exhausted", "deaths", "refusals"}, "what to measure")
+	pflag.StringSliceVar(&o.parts, "parts", []string{"controller", "stall", "coilds", "clients", "policies", "services", "exhausted", "deaths", "refusals"}, "what to measure")
 	pflag.IntVar(&o.nodes, "nodes", 5000, "Nodes of the controller's cluster")
 	pflag.IntVar(&o.blocks, "blocks", 20000, "AddressBlocks of the controller's cluster")
 	pflag.IntVar(&o.singles, "singles", 200, "BlockRequests made one by one")
@@ -61,7 +63,8 @@ func main() {
 	pflag.IntVar(&o.here, "here", 50, "of these, on the node that is measured")
 	pflag.IntVar(&o.policies, "policies", 1000, "EgressPolicies that choose clients")
 	pflag.IntVar(&o.addresses, "addresses", 256, "floating addresses of the Egress whose clients policies choose")
-	pflag.IntVar(&o.changes, "changes", 200, "pods whose label changes, one after another")
+	pflag.IntVar(&o.changes, "changes", 200, "pods whose label changes, and Services that come, one after another")
+	pflag.IntVar(&o.services, "services", 5000, "Services that get addresses")
 	pflag.DurationVar(&o.window, "window", 90*time.Second, "for how long clients of the Egress come and go, and are left alone before")
 	pflag.DurationVar(&o.exhausted, "exhausted", 8*time.Minute, "for how long an exhausted pool is looked at after all nodes were refused once")
 	pflag.IntVar(&o.refusedCoilds, "refused-coilds", 1000, "coilds that an API server refuses")
@@ -91,7 +94,7 @@ func run(ctx context.Context, o options, out io.Writer) (err error) {
 	for _, part := range o.parts {
 		measure := map[string]func(context.Context, options, *report) error{
 			"controller": measureController, "stall": measureStall, "coilds": measureCoilds,
-			"clients": measureClients, "policies": measurePolicies, "exhausted": measureExhausted, "deaths": measureDeaths, "refusals": measureRefusals,
+			"clients": measureClients, "policies": measurePolicies, "services": measureServices, "exhausted": measureExhausted, "deaths": measureDeaths, "refusals": measureRefusals,
 		}[part]
 		if measure == nil {
 			return fmt.Errorf("there is no part %q", part)

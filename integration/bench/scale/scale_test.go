@@ -34,7 +34,7 @@ func need(t *testing.T) options {
 	testkit.Need(t, testkit.APIServer)
 	return options{
 		nodes: 50, blocks: 400, singles: 5, burst: 300, coilds: 20,
-		clients: 300, here: 3, policies: 20, addresses: 8, changes: 5, window: 5 * time.Second, exhausted: 5 * time.Second,
+		clients: 300, here: 3, policies: 20, addresses: 8, changes: 5, services: 50, window: 5 * time.Second, exhausted: 5 * time.Second,
 		refusedCoilds: 20, restarted: 15, refused: 10 * time.Second,
 		delay: time.Second, quiet: 2 * time.Second, log: os.Stderr,
 	}
@@ -305,5 +305,19 @@ func TestUsage(t *testing.T) {
 	}
 	if _, err := usage(t.Context(), []int{1 << 22}, pass(0)); err == nil {
 		t.Error("no error about PID_MAX_LIMIT, which no process has")
+	}
+}
+
+// Services get addresses, and one more does soon.
+func TestServices(t *testing.T) {
+	rep := newReport()
+	if err := measureServices(t.Context(), need(t), rep); err != nil {
+		t.Fatal(err)
+	}
+	if f := rep.figure(t, "controller by bare client"); f.Value <= 0 {
+		t.Errorf("the controller is %.2f times as fast as a bare client", f.Value)
+	}
+	if f := rep.figure(t, "one more beside 50, until it tells its address, median"); f.Value <= 0 || f.Value > 5000 {
+		t.Errorf("one more Service has its address after %.0f ms", f.Value)
 	}
 }

@@ -81,7 +81,7 @@ func (l *lab) hears(a netip.Addr, port uint16) (string, error) {
 	switch {
 	case errors.Is(err, syscall.ECONNREFUSED):
 		return "refused", nil
-	case ctx.Err() != nil:
+	case ctx.Err() != nil, errors.Is(err, os.ErrDeadlineExceeded):
 		return "nothing", nil
 	case err != nil:
 		return "", err

@@ -1,0 +1,265 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/tools/cache"
+
+	"github.com/coil-net/coil/integration/bench/figures"
+	"github.com/coil-net/coil/integration/rig"
+	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
+	"github.com/coil-net/coil/pkg/kube"
+	"github.com/coil-net/coil/pkg/plan/loadbalancer"
+	"github.com/coil-net/coil/pkg/testkit"
+)
+
+const (
+	// servicePool is the pool of the Services' addresses.
+	servicePool = "services"
+	// servingNodes is how many nodes may have them.
+	servingNodes = 100
+	shops        = "shops"
+)
+
+// serving is a cluster with Services of the class. Its nodes are played: the first one that may have an address has it.
+type serving struct {
+	options
+	rig        *rig.Rig
+	controller *rig.Program
+}
+
+// measureServices measures coil-lb-controller with many Services: how fast they get addresses that nodes have, compared with a client that only writes; how late one more
+// Service is; and its memory. Each Service has an address of its own.
+func measureServices(ctx context.Context, o options, rep *report) (err error) {
+	s := &serving{options: o}
+	if s.rig, err = rig.New(ctx, rig.Options{Log: o.log}); err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, s.rig.Close()) }()
+	if err := s.prepare(ctx); err != nil {
+		return err
+	}
+	bare, err := s.bareRate(ctx)
+	if err != nil {
+		return fmt.Errorf("bare client: %w", err)
+	}
+	stop, err := s.playNodes(ctx)
+	if err != nil {
+		return err
+	}
+	defer stop()
+	if err := each(ctx, s.services, func(ctx context.Context, i int) error { return s.make(ctx, serviceName(i)) }); err != nil {
+		return err
+	}
+	if s.controller, err = s.rig.NewLBController(ctx, servicePool); err != nil {
+		return err
+	}
+	began := time.Now()
+	if err := s.controller.Start(); err != nil {
+		return err
+	}
+	defer s.controller.Kill()
+	if err := s.await(ctx, s.services); err != nil {
+		return fmt.Errorf("%w; the end of the controller's log:\n%s", err, s.controller.Logs(20))
+	}
+	took := time.Since(began)
+	what := fmt.Sprintf("services: %d get addresses", s.services)
+	rep.Figures.Note(what+", from the start of the controller", "s", took.Seconds())
+	rep.Figures.Note(what+", bare client", "/s", bare)
+	rep.Figures.AtLeast(what+", controller by bare client", "", float64(s.services)/took.Seconds()/bare, 0.8)
+	if err := s.more(ctx, rep); err != nil {
+		return err
+	}
+	now, peak, err := memory(s.controller.PID())
+	if err != nil {
+		return err
+	}
+	rep.Figures.Note("services: resident memory of coil-lb-controller at the end", "MiB", now)
+	rep.Figures.Note("services: resident memory of coil-lb-controller, most of the whole run", "MiB", peak)
+	return nil
+}
+
+// prepare makes the pool, and nodes that may have its addresses.
+func (s *serving) prepare(ctx context.Context) error {
+	err := errors.Join(s.rig.AddPool(ctx, servicePool, 0, rig.Dual("198.18.0.0/18", "2001:db8:ffff::/114")), s.rig.AddNamespace(ctx, shops, ""))
+	if err != nil {
+		return err
+	}
+	return each(ctx, min(servingNodes, s.nodes), func(ctx context.Context, i int) error {
+		n := nodeObject(i)
+		n.Status.Addresses = []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: fmt.Sprint("172.16.0.", i+1)}}
+		n.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}}
+		_, err := s.rig.Core.CoreV1().Nodes().Create(ctx, n, metav1.CreateOptions{})
+		return err
+	})
+}
+
+func serviceName(i int) string { return fmt.Sprintf("service-%05d", i) }
+
+// make makes a Service.
+func (s *serving) make(ctx context.Context, name string) error {
+	o := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: corev1.ServiceSpec{
+		Type: corev1.ServiceTypeLoadBalancer, LoadBalancerClass: new(string), Ports: []corev1.ServicePort{{Port: 443}},
+		AllocateLoadBalancerNodePorts: new(bool), // there are fewer
+	}}
+	*o.Spec.LoadBalancerClass = loadbalancer.Class
+	_, err := s.rig.Core.CoreV1().Services(shops).Create(ctx, o, metav1.CreateOptions{})
+	return err
+}
+
+// playNodes has nodes take addresses until stop is called.
+func (s *serving) playNodes(ctx context.Context) (stop func(), err error) {
+	ctx, cancel := context.WithCancel(ctx)
+	blocks := kube.FloatingBlockInformer(s.rig.Coil.CoilV2())
+	take := func(o any) {
+		b, ok := o.(*v2.AddressBlock)
+		if !ok || b.Floating == nil || len(b.Floating.Successors) == 0 || b.Floating.Holding.Holder != "" {
+			return
+		}
+		b = b.DeepCopy()
+		b.Floating.Holding.Holder = b.Floating.Successors[0].Node
+		// A conflict is followed by an event.
+		if _, err := s.rig.Coil.CoilV2().AddressBlocks().Update(ctx, b, metav1.UpdateOptions{}); err != nil && !apierrors.IsConflict(err) && ctx.Err() == nil {
+			fmt.Fprintln(s.log, "a node can't take an address:", err)
+		}
+	}
+	work := make(chan any, 4*s.services)
+	if _, err := blocks.AddEventHandler(cache.ResourceEventHandlerFuncs{AddFunc: func(o any) { work <- o }, UpdateFunc: func(_, o any) { work <- o }}); err != nil {
+		cancel()
+		return nil, err
+	}
+	for range parallel {
+		go func() {
+			for {
+				select {
+				case o := <-work:
+					take(o)
+				case <-ctx.Done():
+					return
+				}
+			}
+		}()
+	}
+	go blocks.Run(ctx.Done())
+	return cancel, nil
+}
+
+// await waits until as many Services tell addresses.
+func (s *serving) await(ctx context.Context, n int) error {
+	told := 0
+	err := wait.PollUntilContextTimeout(ctx, 500*time.Millisecond, testkit.Timeout(madeTimeout), true, func(ctx context.Context) (bool, error) {
+		l, err := s.rig.Core.CoreV1().Services(shops).List(ctx, metav1.ListOptions{ResourceVersion: "0"})
+		if err != nil {
+			return false, err
+		}
+		told = 0
+		for i := range l.Items {
+			if len(l.Items[i].Status.LoadBalancer.Ingress) > 0 {
+				told++
+			}
+		}
+		return told >= n, nil
+	})
+	if err != nil {
+		return fmt.Errorf("wait until %d Services tell addresses, %d do: %w", n, told, err)
+	}
+	return nil
+}
+
+// more makes Services one after the other, and measures how late each one tells its address.
+func (s *serving) more(ctx context.Context, rep *report) error {
+	var all []time.Duration
+	for i := range s.changes {
+		name := fmt.Sprint("more-", i)
+		began := time.Now()
+		if err := s.make(ctx, name); err != nil {
+			return err
+		}
+		err := wait.PollUntilContextTimeout(ctx, 2*time.Millisecond, testkit.Timeout(30*time.Second), true, func(ctx context.Context) (bool, error) {
+			o, err := s.rig.Core.CoreV1().Services(shops).Get(ctx, name, metav1.GetOptions{ResourceVersion: "0"})
+			if apierrors.IsNotFound(err) {
+				return false, nil
+			}
+			return err == nil && len(o.Status.LoadBalancer.Ingress) > 0, err
+		})
+		if err != nil {
+			return fmt.Errorf("wait until %s tells an address: %w", name, err)
+		}
+		all = append(all, time.Since(began))
+	}
+	what := fmt.Sprintf("services: one more beside %d, until it tells its address, ", s.services)
+	rep.Figures.Note(what+"median", "ms", figures.Quantile(all, 0.5))
+	rep.Figures.Note(what+"p99", "ms", figures.Quantile(all, 0.99))
+	return nil
+}
+
+// bareRate is how many Services per second a client gives addresses that makes the same writes, by programs and nodes, and decides nothing: the claim and the block, what
+// the claim has, the finalizer and the annotation, where the address may be, which node has it, and the status.
+func (s *serving) bareRate(ctx context.Context) (float64, error) {
+	n := min(1000, s.services)
+	if err := each(ctx, n, func(ctx context.Context, i int) error { return s.bareService(ctx, i) }); err != nil {
+		return 0, err
+	}
+	began := time.Now()
+	if err := each(ctx, n, s.bare); err != nil {
+		return 0, err
+	}
+	rate := float64(n) / time.Since(began).Seconds()
+	return rate, each(ctx, n, func(ctx context.Context, i int) error {
+		name := fmt.Sprint("bare-", i)
+		return errors.Join(s.rig.Coil.CoilV2().AddressBlocks().Delete(ctx, name, metav1.DeleteOptions{}),
+			s.rig.Coil.CoilV2().AddressClaims(shops).Delete(ctx, name, metav1.DeleteOptions{}), s.rig.Core.CoreV1().Services(shops).Delete(ctx, name, metav1.DeleteOptions{}))
+	})
+}
+
+// bareService makes a Service that nobody but the bare client serves.
+func (s *serving) bareService(ctx context.Context, i int) error {
+	_, err := s.rig.Core.CoreV1().Services(shops).Create(ctx, &corev1.Service{
+		ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprint("bare-", i)},
+		Spec:       corev1.ServiceSpec{Type: corev1.ServiceTypeLoadBalancer, Ports: []corev1.ServicePort{{Port: 443}}, AllocateLoadBalancerNodePorts: new(bool)},
+	}, metav1.CreateOptions{})
+	return err
+}
+
+// bare makes the writes for a Service.
+func (s *serving) bare(ctx context.Context, i int) error {
+	name := fmt.Sprint("bare-", i)
+	claims, blocks, services := s.rig.Coil.CoilV2().AddressClaims(shops), s.rig.Coil.CoilV2().AddressBlocks(), s.rig.Core.CoreV1().Services(shops)
+	address := v2.ClaimedAddress{Block: name, IPv4: fmt.Sprintf("203.0.%d.%d", i/256, i%256)}
+	// No pool of this name is there: no controller looks at the claim or the block.
+	claim, err := claims.Create(ctx, &v2.AddressClaim{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: v2.AddressClaimSpec{Pool: "none", Addresses: []string{address.IPv4}}}, metav1.CreateOptions{})
+	if err != nil {
+		return err
+	}
+	block := &v2.AddressBlock{ObjectMeta: metav1.ObjectMeta{Name: name}, Index: int32(i), IPv4: new(address.IPv4 + "/32")}
+	block.Floating = &v2.Floating{Owner: v2.FloatingOwner{Kind: "AddressClaim", Namespace: shops, Name: name, UID: claim.UID}, Claim: name}
+	if _, err := blocks.Create(ctx, block, metav1.CreateOptions{}); err != nil {
+		return err
+	}
+	if _, err := claims.Patch(ctx, name, types.MergePatchType, fmt.Appendf(nil, `{"status":{"addresses":[{"block":%q,"ipv4":%q}]}}`, name, address.IPv4), metav1.PatchOptions{}, "status"); err != nil {
+		return err
+	}
+	patches := []string{
+		`{"floating":{"ports":[{"protocol":"TCP","port":443}],"successors":[{"node":"a","addresses":["172.16.0.1"]},{"node":"b","addresses":["172.16.0.2"]},{"node":"c","addresses":["172.16.0.3"]}]}}`,
+		`{"floating":{"holding":{"holder":"a","epoch":1}}}`,
+	}
+	for _, p := range patches {
+		if _, err := blocks.Patch(ctx, name, types.MergePatchType, []byte(p), metav1.PatchOptions{}); err != nil {
+			return err
+		}
+	}
+	metadata := fmt.Appendf(nil, `{"metadata":{"annotations":{%q:%q}}}`, loadbalancer.AnnotationAssigned, address.IPv4)
+	if _, err := services.Patch(ctx, name, types.MergePatchType, metadata, metav1.PatchOptions{}); err != nil {
+		return err
+	}
+	_, err = services.Patch(ctx, name, types.MergePatchType, fmt.Appendf(nil, `{"status":{"loadBalancer":{"ingress":[{"ip":%q,"ipMode":"VIP"}]}}}`, address.IPv4), metav1.PatchOptions{}, "status")
+	return err
+}
