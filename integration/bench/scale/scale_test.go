@@ -317,7 +317,7 @@ func TestServices(t *testing.T) {
 	if f := rep.figure(t, "controller by bare client"); f.Value <= 0 {
 		t.Errorf("the controller is %.2f times as fast as a bare client", f.Value)
 	}
-	if f := rep.figure(t, "one more beside 50, until it tells its address, median"); f.Value <= 0 || f.Value > 5000 {
+	if f := rep.figure(t, "one more beside 50, until it tells its address, median"); f.Value <= 0 || f.Value > float64(testkit.Timeout(5*time.Second).Milliseconds()) {
 		t.Errorf("one more Service has its address after %.0f ms", f.Value)
 	}
 }
