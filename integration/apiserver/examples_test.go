@@ -66,7 +66,7 @@ func examples(t *testing.T) (all []example) {
 	return all
 }
 
-// The API server takes the objects that the demo applies only where the kernel can make tunnels, and those that pages show.
+// The API server accepts the objects that pages show. It also accepts those of the demo that need a kernel with tunnels.
 func TestExamplesAreValid(t *testing.T) {
 	api := own(t, controlplane.Options{})
 	testkit.Check(t, installCRDs(t.Context(), api.RESTConfig(), readCRDs))

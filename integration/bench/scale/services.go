@@ -201,8 +201,8 @@ func (s *serving) more(ctx context.Context, rep *report) error {
 	return nil
 }
 
-// bareRate is how many Services per second a client gives addresses that makes the same writes, by programs and nodes, and decides nothing: the claim and the block, what
-// the claim has, the finalizer and the annotation, where the address may be, which node has it, and the status.
+// bareRate returns how many Services per second get addresses from a client that only writes. For each Service it makes the writes of programs and nodes: the claim, the
+// block, the claim's status, the annotation, the nodes that may have the address, the holder, and the status.
 func (s *serving) bareRate(ctx context.Context) (float64, error) {
 	n := min(1000, s.services)
 	if err := each(ctx, n, func(ctx context.Context, i int) error { return s.bareService(ctx, i) }); err != nil {

@@ -178,8 +178,8 @@ func (h *holder) ofServices() (all []floating.Address) {
 	return all
 }
 
-// lookWhetherProxied looks whether packets to the addresses of Services that the node has are translated, and forgets what it has seen of others when that isn't told
-// any more.
+// lookWhetherProxied finds out whether packets to addresses of Services are translated. here are the addresses that the node has, and blocked those whose blocks say
+// that packets are dropped here. An address that isn't blocked any more is forgotten.
 func (h *holder) lookWhetherProxied(ctx context.Context, here, blocked []floating.Address) error {
 	for id := range h.unproxied {
 		if !slices.ContainsFunc(blocked, func(a floating.Address) bool { return a.ID == id }) {

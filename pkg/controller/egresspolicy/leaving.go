@@ -12,9 +12,9 @@ import (
 
 // leaving returns the lists of a policy at Egresses that it doesn't name any more, and when to ask again; never, if that is 0.
 //
-// Nodes learn late that a policy names another Egress, and until then send to routers of the one before. Another policy may choose the same pods
-// there, and the routers would send by its address. So for keepFor they know the pods without an address, and drop what they send to the
-// policy's destinations.
+// Nodes learn late that a policy names another Egress. Until then they send to routers of the former one. Another policy may choose the same pods
+// there, and its address isn't the one that decides. So for keepFor the lists there have the pods without an address: routers drop packets of these pods to
+// the policy's destinations.
 func (c *Controller) leaving(s *subject, have []*discoveryv1.EndpointSlice) (lists []egress.Listed, again time.Duration) {
 	before, since := c.left.Get(s.Name), map[types.NamespacedName]time.Time{}
 	for _, slice := range have {

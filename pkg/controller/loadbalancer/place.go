@@ -73,7 +73,7 @@ func sorted(ports []v2.FloatingPort) []v2.FloatingPort {
 	return slices.Compact(ports)
 }
 
-// patchOf is the form of announcers in a patch, which takes away what isn't said.
+// patchOf returns the value of announcers in a merge patch (RFC 7386): nil, which removes the field, if there are none.
 func patchOf(a v2.FloatingAnnouncers) any {
 	if !a.All && len(a.Nodes) == 0 {
 		return nil

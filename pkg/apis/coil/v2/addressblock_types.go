@@ -132,8 +132,8 @@ type Floating struct {
 
 // FloatingAnnouncers are nodes that answer for a floating address.
 type FloatingAnnouncers struct {
-	// All stands for each node whose Node is ready, isn't about to be deleted (the taint ToBeDeletedByClusterAutoscaler), and doesn't have the label
-	// node.kubernetes.io/exclude-from-external-load-balancers.
+	// All adds all nodes that are ready. Nodes with the taint ToBeDeletedByClusterAutoscaler, or the label
+	// node.kubernetes.io/exclude-from-external-load-balancers, are left out.
 	//
 	// +optional
 	All bool `json:"all,omitempty"`

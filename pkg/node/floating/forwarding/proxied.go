@@ -6,8 +6,8 @@ import (
 	"github.com/coil-net/coil/pkg/node/floating/place"
 )
 
-// Proxied finds out whether a Service proxy of the node translates packets to addresses of Services, by what the kernel counts. No probe can tell: it would
-// reach an endpoint.
+// Proxied finds out from the kernel's counters whether a Service proxy of the node translates packets to addresses of Services. A probe isn't sent, since an endpoint would
+// get it.
 type Proxied struct {
 	seen map[netip.Addr]looked
 }

@@ -74,8 +74,7 @@ func (p *Place) fence(ctx context.Context, addresses []netip.Addr) (dataplane.Re
 		}
 	}
 	for _, s := range p.services { // of an earlier life, whose packets still pass
-		known := slices.ContainsFunc(want.Services, func(o ruleset.Service) bool { return o.Address == s.Address })
-		if !known && slices.Contains(p.left, s.Address) {
+		if slices.Contains(p.left, s.Address) && !slices.ContainsFunc(want.Services, func(o ruleset.Service) bool { return o.Address == s.Address }) {
 			want.Services = append(want.Services, s)
 		}
 	}
@@ -98,7 +97,7 @@ func servicesAt(h held) (all []ruleset.Service) {
 // lead makes the routes inward, before which packets are dropped, and removes all others but those that may be of an earlier life.
 func (p *Place) lead(ctx context.Context, stops []*job) (made repaired, err error) {
 	if p.earlier() {
-		p.left = nil
+		p.left, p.services = nil, nil
 	}
 	var closed []netip.Addr
 	for _, j := range stops {
