@@ -131,6 +131,7 @@ func (k *carver) create(ctx context.Context, cand ledger.Candidate) (bool, error
 		return false, errors.Join(errOldDefinition, err)
 	case err == nil:
 		faultpoint.At(faultpoint.FloatingCreated)
+		k.made(b)
 		k.g.has = append(k.g.has, b)
 		klog.FromContext(ctx).Info("Gave a floating address", "block", name, "addresses", cand.Block, "to", b.Floating.Owner.Summary)
 		return true, nil

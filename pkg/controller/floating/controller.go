@@ -12,9 +12,10 @@
 //	any              released, cool-down over         delete, then remove the finalizer: the address is free
 //	any              deleted by an admin              as if it were released
 //
-// A missing claim is looked for at the API server before anything is released. Before anything is carved, the claim, the pool and the pool's
-// floating blocks are read there: what the caches don't show yet is found, also after a crash, since a block names its claim. Two leaders at
-// once may carve one too many, never the same one twice, since its name is the lock. The surplus is released.
+// A missing claim is looked for at the API server before anything is released. Before anything is carved, the pool is read there and, unless the claim is new, the claim
+// and the pool's floating blocks: what the caches don't show yet is found, also after a crash, since a block names its claim. For new claims the blocks are listed once
+// by each leader, which then knows the ones that it has made itself. Two leaders at once may carve one too many, never the same one twice, since its name is the lock.
+// The surplus is released.
 package floating
 
 import (
@@ -49,7 +50,7 @@ import (
 )
 
 const (
-	workers = 4
+	workers = 8
 	// retry is how soon a claim that lacks addresses is looked at again, since not every address that gets free is told.
 	retry = 30 * time.Second
 	// settle is for how long blocks that are gone are collected before claims that lack addresses are looked at.
@@ -78,6 +79,7 @@ type Controller struct {
 	cfg     Config
 	claims  kube.Cache[v2.AddressClaim]
 	byPool  kube.Index[v2.AddressClaim]
+	blocks  kube.Cache[v2.AddressBlock]
 	of      kube.Index[v2.AddressBlock] // by claims.Key
 	pools   kube.Cache[v2.AddressPool]
 	synced  []cache.DoneChecker
@@ -89,7 +91,8 @@ type Controller struct {
 	// attempts are blocks, by the key of the claim, whose creation had no clear answer.
 	attempts map[string][]ledger.Candidate
 	// seen is since when this process has seen a block released.
-	seen map[types.UID]released
+	seen   map[types.UID]released
+	unseen unseen
 }
 
 // released is when a block was released, by the note in the block, and what this process knows of it.
@@ -100,16 +103,18 @@ type released struct {
 
 // New returns a controller that isn't running.
 func New(cfg Config) (*Controller, error) {
-	all := kube.CacheOf[v2.AddressClaim](cfg.Claims.Informer())
+	all, blocks := kube.CacheOf[v2.AddressClaim](cfg.Claims.Informer()), kube.CacheOf[v2.AddressBlock](cfg.Blocks.Informer())
 	c := &Controller{
 		cfg:      cfg,
 		claims:   all,
 		byPool:   all.IndexBy(func(claim *v2.AddressClaim) []string { return []string{claim.Spec.Pool} }),
-		of:       kube.CacheOf[v2.AddressBlock](cfg.Blocks.Informer()).IndexBy(keysOf),
+		blocks:   blocks,
+		of:       blocks.IndexBy(keysOf),
 		pools:    kube.CacheOf[v2.AddressPool](cfg.Pools.Informer()),
 		now:      time.Now,
 		attempts: map[string][]ledger.Candidate{},
 		seen:     map[types.UID]released{},
+		unseen:   unseen{map[string]bool{}, map[string]unseenBlock{}},
 	}
 	c.loop = reconcile.New("addressclaim", c.sync, cfg.LoopMetrics)
 	c.metrics = newCollector(c)
@@ -146,6 +151,7 @@ func sameForClaims(a, b *v2.AddressPool) bool {
 func (c *Controller) blockChanged(before, b *v2.AddressBlock) {
 	for _, o := range []*v2.AddressBlock{before, b} {
 		if o != nil && claims.Key(o) != "" {
+			c.shown(o.Name)
 			c.loop.Add(claims.Key(o))
 		}
 	}

@@ -38,15 +38,17 @@ func (g *gathered) problem(reason, format string, args ...any) {
 
 // gather makes a claim have what it asks for, as far as can be.
 func (c *Controller) gather(ctx context.Context, claim *v2.AddressClaim) (*gathered, error) {
-	g := &gathered{claim: claim, blocks: c.of.Under(keyOf(claim))}
-	if pool := c.pools.Find(claim.Spec.Pool); pool != nil && c.decide(g, pool) == nil && g.decision.Done() && !g.outdated() {
+	g := &gathered{claim: claim}
+	var old bool
+	g.blocks, old = c.blocksOf(keyOf(claim))
+	if pool := c.pools.Find(claim.Spec.Pool); pool != nil && !old && c.decide(g, pool) == nil && g.decision.Done() && !g.outdated() {
 		g.has, g.problems = g.decision.Keep, g.decision.Problems
 		return g, nil
 	}
 	// From here on Busy is true: the pool has to be read after that.
 	end := c.cfg.Ledger.Begin(claim.Spec.Pool)
 	defer func() { end() }()
-	pool, err := c.read(ctx, g)
+	pool, err := c.read(ctx, g, old)
 	if err != nil {
 		return nil, err
 	}
@@ -75,15 +77,18 @@ func (g *gathered) keepAll() {
 	g.lost = claims.Lost(g.claim, g.blocks)
 }
 
-// read reads the claim, its pool and its blocks from the API server. The pool is nil if there is none.
-func (c *Controller) read(ctx context.Context, g *gathered) (*v2.AddressPool, error) {
-	api, key := c.cfg.Coil.CoilV2(), keyOf(g.claim)
-	claim, err := api.AddressClaims(g.claim.Namespace).Get(ctx, g.claim.Name, metav1.GetOptions{})
-	if err != nil {
-		return nil, fmt.Errorf("read AddressClaim %s: %w", key, err)
-	}
-	if claim.DeletionTimestamp != nil {
-		return nil, fmt.Errorf("AddressClaim %s was deleted just now", key)
+// read reads the claim, its pool and its blocks from the API server, of a new claim the pool alone. The pool is nil if there is none.
+func (c *Controller) read(ctx context.Context, g *gathered, old bool) (*v2.AddressPool, error) {
+	api, key, claim := c.cfg.Coil.CoilV2(), keyOf(g.claim), g.claim
+	isNew := !old && c.isNew(claim, g.blocks)
+	if !isNew {
+		var err error
+		if claim, err = api.AddressClaims(g.claim.Namespace).Get(ctx, g.claim.Name, metav1.GetOptions{}); err != nil {
+			return nil, fmt.Errorf("read AddressClaim %s: %w", key, err)
+		}
+		if claim.DeletionTimestamp != nil {
+			return nil, fmt.Errorf("AddressClaim %s was deleted just now", key)
+		}
 	}
 	pool, err := api.AddressPools().Get(ctx, claim.Spec.Pool, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
@@ -94,14 +99,15 @@ func (c *Controller) read(ctx context.Context, g *gathered) (*v2.AddressPool, er
 	}
 	cached := g.blocks
 	g.claim = claim
-	if pool == nil {
-		return nil, nil
+	if pool == nil || isNew {
+		return pool, nil
 	}
 	of := labels.Set{v2.LabelPool: claim.Spec.Pool, v2.LabelFloating: v2.FloatingValue}
 	list, err := api.AddressBlocks().List(ctx, metav1.ListOptions{LabelSelector: of.String()})
 	if err != nil {
 		return nil, fmt.Errorf("list the floating AddressBlocks of AddressPool %s: %w", claim.Spec.Pool, err)
 	}
+	c.list(pool.Name, list.Items)
 	g.blocks = nil
 	for i := range list.Items {
 		if b := &list.Items[i]; claims.Key(b) == key {

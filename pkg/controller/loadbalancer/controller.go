@@ -17,7 +17,9 @@ package loadbalancer
 
 import (
 	"context"
+	"errors"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -39,9 +41,15 @@ import (
 )
 
 const (
-	// settle is for how long changes are collected before a plan is made.
-	settle  = 50 * time.Millisecond
+	// settle is for how long changes are collected before all Services, or the places of all addresses, are looked at. It is longer where that takes long.
+	settle = 50 * time.Millisecond
+	// spare is how many times as long as such a look takes passes before the next one.
+	spare   = 4
 	workers = 8
+	// mostWaiting is how many claims may wait for their addresses at a time: some Services have theirs early, instead of all late.
+	mostWaiting = 64
+	// patience is for how long a Service doesn't say what it waits for: most have what they need before.
+	patience = 3 * time.Second
 	// coolDown is for how long, in seconds, an address of a Service is given to nobody else: its holder has stopped long before.
 	coolDown = 10
 )
@@ -85,12 +93,18 @@ type Controller struct {
 	places   *reconcile.Loop[struct{}]
 	now      func() metav1.Time
 	metrics  *collector
+	written  written
 
 	mu sync.Mutex // guards the plan
 	// given is what each Service gets, by UID.
 	given map[types.UID]loadbalancer.Given
 	// users are the Services that have the address of a claim, by its name.
 	users map[string][]types.NamespacedName
+	// waiting is since when Services wait without saying so, by UID.
+	waiting map[types.UID]time.Time
+
+	// planning and placing are how long the last looks took.
+	planning, placing atomic.Int64
 }
 
 // New returns a controller that isn't running.
@@ -107,6 +121,7 @@ func New(cfg Config) (*Controller, error) {
 		now:      metav1.Now,
 		given:    map[types.UID]loadbalancer.Given{},
 		users:    map[string][]types.NamespacedName{},
+		waiting:  map[types.UID]time.Time{},
 	}
 	c.metrics = newCollector(c.services, cfg.WithoutClass)
 	if cfg.Registry != nil {
@@ -123,23 +138,24 @@ func (c *Controller) register() (err error) {
 	core, discovery := c.cfg.Cluster.Core().V1(), c.cfg.Cluster.Discovery().V1()
 	c.synced, err = reconcile.Register(
 		reconcile.On(core.Services().Informer(), reconcile.Handler(c.serviceChanged)),
-		reconcile.On(c.cfg.Pools.Informer(), reconcile.ChangeHandler(func(*v2.AddressPool) { c.plans.AddAfter(struct{}{}, settle) }, samePool)),
+		reconcile.On(c.cfg.Pools.Informer(), reconcile.ChangeHandler(func(*v2.AddressPool) { c.replan() }, samePool)),
 		reconcile.On(c.cfg.Claims.Informer(), reconcile.Handler(c.claimChanged)),
 		reconcile.On(c.cfg.Blocks, reconcile.Changes(c.blockChanged)),
-		reconcile.On(core.Nodes().Informer(), reconcile.ChangeHandler(func(*corev1.Node) { c.places.Add(struct{}{}) }, sameNode)),
+		reconcile.On(core.Nodes().Informer(), reconcile.ChangeHandler(func(*corev1.Node) { c.replace() }, sameNode)),
 		reconcile.On(discovery.EndpointSlices().Informer(), reconcile.Handler(c.sliceChanged)),
 	)
 	return err
 }
 
 func (c *Controller) serviceChanged(s *corev1.Service) {
+	c.written.forget(s)
 	c.steps.Add(keyOf(s))
-	c.plans.AddAfter(struct{}{}, settle)
+	c.replan()
 }
 
 func (c *Controller) claimChanged(a *v2.AddressClaim) {
 	if isOurs(c.cfg.Namespace, a) {
-		c.plans.AddAfter(struct{}{}, settle)
+		c.replan()
 		c.changed(a.Name)
 	}
 }
@@ -149,8 +165,9 @@ func (c *Controller) blockChanged(before, after *v2.AddressBlock) {
 		if b == nil {
 			continue
 		}
+		c.written.forget(b)
 		for _, claim := range claimOf(c.cfg.Namespace, b) {
-			c.places.Add(struct{}{})
+			c.replace()
 			c.changed(claim)
 		}
 	}
@@ -159,7 +176,7 @@ func (c *Controller) blockChanged(before, after *v2.AddressBlock) {
 func (c *Controller) sliceChanged(slice *discoveryv1.EndpointSlice) {
 	for _, key := range serviceOf(slice) {
 		if s := c.services.Find(key); s != nil && needsEndpoints(s) {
-			c.places.Add(struct{}{})
+			c.replace()
 		}
 	}
 }
@@ -177,6 +194,26 @@ func (c *Controller) Run(ctx context.Context) error {
 	group.Go(func() error { return c.steps.Run(ctx, workers, c.synced...) })
 	group.Go(func() error { return c.places.Run(ctx, 1, c.synced...) })
 	return group.Wait()
+}
+
+// replan has a plan made soon.
+func (c *Controller) replan() { c.plans.AddAfter(struct{}{}, later(&c.planning)) }
+
+// replace has the places of all addresses looked at soon.
+func (c *Controller) replace() { c.places.AddAfter(struct{}{}, later(&c.placing)) }
+
+// later is for how long changes are collected before a look that took so long the last time.
+func later(took *atomic.Int64) time.Duration { return max(settle, spare*time.Duration(took.Load())) }
+
+// each does something for each of some items, several at a time.
+func each[E any](ctx context.Context, items []E, do func(context.Context, E) error) error {
+	errs := make([]error, len(items))
+	var group errgroup.Group
+	group.SetLimit(workers)
+	for i, item := range items {
+		group.Go(func() error { errs[i] = do(ctx, item); return nil })
+	}
+	return errors.Join(group.Wait(), errors.Join(errs...))
 }
 
 // changed looks at the Services that have the address of a claim.

@@ -252,3 +252,49 @@ func TestAnnouncers(t *testing.T) {
 		announcers("of all nodes again", v2.FloatingAnnouncers{All: true})
 	})
 }
+
+// A Service that gets its address soon is written twice, whatever it waits for meanwhile, and its block once by the controller. One that waits for long says so.
+func TestFewWrites(t *testing.T) {
+	inScene(t, func(t *testing.T, sc *scene) {
+		sc.run(time.Second)
+		const n = 9 // less than the address that no claim gets
+		for i := range n {
+			sc.service(fmt.Sprint("s-", i), nil)
+		}
+		sc.run(10 * time.Second)
+		for i := range n {
+			name := fmt.Sprint("s-", i)
+			sc.wants("in the end", name, fmt.Sprint("192.0.2.", i), "AddressAssigned", "Served")
+		}
+		calls := sc.s.Calls()
+		for call, want := range map[string]int{"patch services": n, "update services": n, "create addressclaims": n, "patch addressblocks": n} {
+			if calls[call] != want {
+				t.Errorf("%d times %s, want %d; all calls: %v", calls[call], call, want, calls)
+			}
+		}
+		end := sc.refuse(claimResource)
+		sc.service("late", nil)
+		sc.run(time.Second)
+		sc.wants("at first", "late", "", "", "")
+		sc.run(2 * patience)
+		sc.wants("after a while", "late", "", "WaitsForAddress", "WaitsForAddress")
+		end()
+	})
+}
+
+// Few claims wait at a time: they are answered in their order.
+func TestFewClaimsWait(t *testing.T) {
+	inScene(t, func(t *testing.T, sc *scene) {
+		for i := range 3 * mostWaiting {
+			sc.service(fmt.Sprint("s-", i), nil)
+		}
+		for range 50 { // nobody answers
+			sc.DeliverAll()
+			time.Sleep(100 * time.Millisecond)
+			synctest.Wait()
+		}
+		if n := len(fakeapi.All[*v2.AddressClaim](sc.s, claimResource)); n != mostWaiting {
+			t.Errorf("there are %d claims, want %d", n, mostWaiting)
+		}
+	})
+}

@@ -106,11 +106,11 @@ func (sc *scene) start() {
 	sc.synced = nil // the caches are filled by hand
 	handlers := map[string]func(before, after fakeapi.Object){
 		serviceResource: func(a, b fakeapi.Object) { sc.serviceChanged(either(as[corev1.Service](b), as[corev1.Service](a))) },
-		nodeResource:    func(a, b fakeapi.Object) { sc.places.Add(struct{}{}) },
+		nodeResource:    func(a, b fakeapi.Object) { sc.replace() },
 		sliceResource: func(a, b fakeapi.Object) {
 			sc.sliceChanged(either(as[discoveryv1.EndpointSlice](b), as[discoveryv1.EndpointSlice](a)))
 		},
-		poolResource:  func(a, b fakeapi.Object) { sc.plans.AddAfter(struct{}{}, settle) },
+		poolResource:  func(a, b fakeapi.Object) { sc.replan() },
 		claimResource: func(a, b fakeapi.Object) { sc.claimChanged(either(as[v2.AddressClaim](b), as[v2.AddressClaim](a))) },
 		blockResource: func(a, b fakeapi.Object) { sc.blockChanged(as[v2.AddressBlock](a), as[v2.AddressBlock](b)) },
 	}

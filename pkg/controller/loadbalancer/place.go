@@ -3,10 +3,10 @@ package loadbalancer
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"maps"
 	"slices"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -20,11 +20,12 @@ import (
 
 // place says in the blocks of all addresses on which nodes these may be, and by which ports clients reach Services there.
 func (c *Controller) place(ctx context.Context) error {
+	began := time.Now()
 	blocks, users, nodes := c.blocksOf(), c.usersOf(), loadbalancer.NodesOf(c.nodes.All())
 	var spots []loadbalancer.Spot
 	ports, announcers := map[string][]v2.FloatingPort{}, map[string]v2.FloatingAnnouncers{}
 	for claim, b := range blocks {
-		spot := loadbalancer.Spot{Block: b.Name, Holder: b.Floating.Holding.Holder}
+		spot := loadbalancer.Spot{Block: b.Name, Holder: holderOf(b)}
 		anywhere := false
 		for _, key := range users[claim] {
 			s := c.services.Find(key.String())
@@ -49,12 +50,18 @@ func (c *Controller) place(ctx context.Context) error {
 		}
 	}
 	successors := nodes.Successors(spots)
-	var errs []error
-	for _, claim := range slices.Sorted(maps.Keys(blocks)) {
-		b := blocks[claim]
-		errs = append(errs, c.write(ctx, b, sorted(ports[b.Name]), successors[b.Name], announcers[b.Name]))
+	c.placing.Store(int64(time.Since(began)))
+	return each(ctx, slices.SortedFunc(maps.Values(blocks), func(a, b *v2.AddressBlock) int { return cmp.Compare(a.Name, b.Name) }), func(ctx context.Context, b *v2.AddressBlock) error {
+		return c.write(ctx, b, sorted(ports[b.Name]), successors[b.Name], announcers[b.Name])
+	})
+}
+
+// holderOf is the node that has an address or, as long as none has it, the one that is to take it.
+func holderOf(b *v2.AddressBlock) string {
+	if f := b.Floating; f.Holding.Holder == "" && len(f.Successors) > 0 {
+		return f.Successors[0].Node
 	}
-	return errors.Join(errs...)
+	return b.Floating.Holding.Holder
 }
 
 // portsOf are the ports by which clients reach a Service.
@@ -87,10 +94,10 @@ func (c *Controller) write(ctx context.Context, b *v2.AddressBlock, ports []v2.F
 		return x.Node == y.Node && x.PodUID == y.PodUID && slices.Equal(x.Addresses, y.Addresses)
 	})
 	same = same && announcers.All == b.Floating.Announcers.All && slices.Equal(announcers.Nodes, b.Floating.Announcers.Nodes)
-	if same && slices.Equal(ports, b.Floating.Ports) && b.Floating.MovingTo == "" {
+	if same && slices.Equal(ports, b.Floating.Ports) && b.Floating.MovingTo == "" || c.written.has(b) {
 		return nil
 	}
-	_, err := kube.PatchAsRead(ctx, c.cfg.Coil.CoilV2().AddressBlocks(), b, map[string]any{
+	after, err := kube.PatchAsRead(ctx, c.cfg.Coil.CoilV2().AddressBlocks(), b, map[string]any{
 		"floating": map[string]any{"ports": ports, "successors": successors, "movingTo": nil, "announcers": patchOf(announcers)},
 	})
 	switch {
@@ -98,6 +105,9 @@ func (c *Controller) write(ctx context.Context, b *v2.AddressBlock, ports []v2.F
 		return nil // its event comes
 	case err != nil:
 		return fmt.Errorf("write into AddressBlock %s where its address is to be: %w", b.Name, err)
+	}
+	if after != nil {
+		c.written.add(b, after)
 	}
 	faultpoint.At(faultpoint.ServePlaced)
 	klog.FromContext(ctx).V(2).Info("Placed an address of Services", "block", b.Name, "ports", len(ports), "successors", len(successors))

@@ -8,9 +8,11 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
@@ -25,8 +27,10 @@ import (
 
 // plan decides which Service gets which address, and makes and deletes claims.
 func (c *Controller) plan(ctx context.Context) error {
+	began := time.Now()
 	facts, services := c.facts()
 	p := loadbalancer.Assign(facts)
+	c.planning.Store(int64(time.Since(began)))
 	given, users := map[types.UID]loadbalancer.Given{}, map[string][]types.NamespacedName{}
 	var look []types.NamespacedName
 	c.mu.Lock()
@@ -44,19 +48,25 @@ func (c *Controller) plan(ctx context.Context) error {
 		}
 	}
 	c.given, c.users = given, users
+	maps.DeleteFunc(c.waiting, func(uid types.UID, _ time.Time) bool { _, ok := given[uid]; return !ok })
 	c.mu.Unlock()
 	for _, key := range look {
 		c.steps.Add(key)
 	}
-	c.places.Add(struct{}{})
-	var errs []error
-	for _, a := range p.Make {
-		errs = append(errs, c.makeClaim(ctx, a))
+	c.replace()
+	// The event of a claim that has its address, or is refused one, leads to the next plan.
+	room := max(0, mostWaiting-c.claimsWaiting())
+	return errors.Join(each(ctx, p.Make[:min(room, len(p.Make))], c.makeClaim), each(ctx, p.Idle, c.deleteClaim))
+}
+
+// claimsWaiting counts the controller's claims that have no answer.
+func (c *Controller) claimsWaiting() (n int) {
+	for _, a := range c.ourClaims() {
+		if len(a.Status.Addresses) == 0 && !meta.IsStatusConditionFalse(a.Status.Conditions, v2.ClaimReady) {
+			n++
+		}
 	}
-	for _, name := range p.Idle {
-		errs = append(errs, c.deleteClaim(ctx, name))
-	}
-	return errors.Join(errs...)
+	return n
 }
 
 // facts are what a plan depends on, and the Services that it is about.

@@ -3,7 +3,9 @@ package loadbalancer
 import (
 	"context"
 	"fmt"
+	"reflect"
 	"slices"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -16,7 +18,6 @@ import (
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
 	"github.com/coil-net/coil/pkg/faultpoint"
 	"github.com/coil-net/coil/pkg/kube"
-	"github.com/coil-net/coil/pkg/kube/object"
 	"github.com/coil-net/coil/pkg/plan"
 	"github.com/coil-net/coil/pkg/plan/loadbalancer"
 )
@@ -35,7 +36,7 @@ const (
 // step makes the next write into a Service, whose event leads to the one after it.
 func (c *Controller) step(ctx context.Context, key types.NamespacedName) error {
 	s := c.services.Find(key.String())
-	if s == nil {
+	if s == nil || c.written.has(s) {
 		return nil
 	}
 	if !loadbalancer.Managed(s, c.cfg.WithoutClass) {
@@ -47,20 +48,46 @@ func (c *Controller) step(ctx context.Context, key types.NamespacedName) error {
 	if !ok {
 		return nil // the next plan has it
 	}
-	return c.do(ctx, s, loadbalancer.Serve(s, c.state(s, given)))
+	want := c.state(s, given)
+	next := loadbalancer.Serve(s, want)
+	if rest := c.waitsFor(s, want, next); rest > 0 {
+		c.steps.AddAfter(key, rest)
+		return nil
+	}
+	return c.do(ctx, s, next)
+}
+
+// waitsFor is for how long a write waits that says no more than that a Service waits. One that takes an address out of the status, or forgets it, never waits.
+func (c *Controller) waitsFor(s *corev1.Service, want loadbalancer.State, next loadbalancer.Step) time.Duration {
+	waits := want.Assigned.Reason == reasonWaits || want.Serving.Reason == reasonHolder
+	says := next.Metadata != nil && !loadbalancer.Taken(s) && len(want.Addresses.Addrs()) == 0 ||
+		next.Status != nil && reflect.DeepEqual(next.Status.Status.LoadBalancer, s.Status.LoadBalancer)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	since, known := c.waiting[s.UID]
+	switch {
+	case !waits || !says || known && time.Since(since) >= patience:
+		delete(c.waiting, s.UID)
+		return 0
+	case !known:
+		c.waiting[s.UID] = time.Now()
+		return patience
+	}
+	return patience - time.Since(since)
 }
 
 // do makes a write.
 func (c *Controller) do(ctx context.Context, s *corev1.Service, next loadbalancer.Step) error {
 	services := c.cfg.Core.CoreV1().Services(s.Namespace)
+	var after *corev1.Service
 	var err error
 	switch {
 	case next.Metadata != nil:
-		_, err = kube.PatchMetadata(ctx, services, s, map[string]any{
+		after, err = kube.PatchMetadata(ctx, services, s, map[string]any{
 			"finalizers": next.Metadata.Finalizers, "annotations": map[string]any{loadbalancer.AnnotationAssigned: annotation(next.Metadata)},
 		})
 	case next.Status != nil:
-		_, err = object.WriteStatus(ctx, services, next.Status, metav1.UpdateOptions{})
+		after, err = services.UpdateStatus(ctx, next.Status, metav1.UpdateOptions{})
 		if err == nil {
 			c.tell(s, next.Status)
 		}
@@ -71,7 +98,10 @@ func (c *Controller) do(ctx context.Context, s *corev1.Service, next loadbalance
 	case err != nil:
 		return fmt.Errorf("write into Service %s: %w", klog.KObj(s), err)
 	}
-	passed(s, next)
+	if after != nil {
+		c.written.add(s, after)
+		passed(s, next)
+	}
 	return nil
 }
 
@@ -124,7 +154,7 @@ func (c *Controller) state(s *corev1.Service, given loadbalancer.Given) loadbala
 		want.Assigned.Reason, want.Assigned.Message = string(given.Reason), given.Message
 		return want
 	case claim == nil || len(addressOf(claim).Addrs()) == 0:
-		want.Assigned.Reason, want.Assigned.Message = reasonWaits, c.waitsFor(claim, given)
+		want.Assigned.Reason, want.Assigned.Message = reasonWaits, c.unanswered(claim, given)
 		if has := loadbalancer.Of(s).Has; len(has) > 0 && sets.New(given.Address.Addrs()...).HasAll(has...) {
 			want.Addresses = given.Address // its claim was lost, and comes back
 		}
@@ -140,8 +170,8 @@ func (c *Controller) state(s *corev1.Service, given loadbalancer.Given) loadbala
 	return want
 }
 
-// waitsFor says why a claim has no address yet.
-func (c *Controller) waitsFor(claim *v2.AddressClaim, given loadbalancer.Given) string {
+// unanswered says why a claim has no address yet.
+func (c *Controller) unanswered(claim *v2.AddressClaim, given loadbalancer.Given) string {
 	if claim != nil {
 		if ready := meta.FindStatusCondition(claim.Status.Conditions, v2.ClaimReady); ready != nil && ready.Status == metav1.ConditionFalse {
 			return fmt.Sprintf("AddressClaim %s gets no address: %s: %s", klog.KObj(claim), ready.Reason, ready.Message)
