@@ -95,6 +95,12 @@ type Element struct {
 	Value string
 }
 
+// SetChange is elements that are removed from a set or map, and others that are added to it afterwards.
+type SetChange struct {
+	Set         string
+	Remove, Add []Element
+}
+
 // KeyOf returns the key for an address.
 func KeyOf(a netip.Addr) string { return string(a.AsSlice()) }
 

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/google/nftables/binaryutil"
 	"github.com/google/nftables/expr"
@@ -29,10 +30,14 @@ import (
 //	           FIELD [. FIELD ...] vmap @MAP
 //	           masquerade [fully-random]
 //	           {snat | dnat} {ip | ip6} to {ADDRESS | FIELD | FIELD [. FIELD ...] map @MAP} [fully-random]
+//	           dnat {ip | ip6} addr . port to FIELD [. FIELD ...] map @MAP
+//	           reject [with tcp reset]
 //	           meta mark set {VALUE | meta mark & MASK | BITS}, and the same of ct mark
+//	           meta priority set {VALUE | FIELD [. FIELD ...] map @MAP}
 //	           {ip ttl | ip6 hoplimit} set NUMBER
 //	           tcp option maxseg size set {BYTES | rt mtu}
-//	           {add | update | delete} @SET { FIELD [ct count over NUMBER] }
+//	           {add | update | delete} @SET { FIELD [. FIELD ...] [timeout DURATION] [ct count over NUMBER] }
+//	           {add | update | delete} @MAP { FIELD [. FIELD ...] [timeout DURATION] : FIELD }
 //
 // Other than nft(8) it adds no condition that the text hasn't, such as that of the family before an address, and
 // evaluates conditions in the order of the text: that decides the cost of a packet.
@@ -50,7 +55,12 @@ func compile(text string) ([]expr.Any, error) {
 var (
 	errUnknown = errors.New("the words aren't known")
 	errNumber  = errors.New("the number can't be read")
+	// errRegisters: fields don't fit into the kernel's registers.
+	errRegisters = fmt.Errorf("the fields have more than %d bytes", registers)
 )
+
+// registers is how many bytes all registers have.
+const registers = 64
 
 // register is the first of 16 bytes, for data that is compared. Fields of a concatenation follow each other in
 // registers of four bytes.
@@ -157,6 +167,10 @@ func (r *reader) part() {
 		r.add(&expr.Notrack{})
 	case r.next("counter", "name"):
 		r.add(&expr.Objref{Type: objectCounter, Name: r.word()})
+	case r.next("reject", "with", "tcp", "reset"):
+		r.add(&expr.Reject{Type: unix.NFT_REJECT_TCP_RST})
+	case r.next("reject"):
+		r.add(&expr.Reject{Type: unix.NFT_REJECT_ICMPX_UNREACH, Code: unix.NFT_REJECT_ICMPX_PORT_UNREACH})
 	case r.next("snat"):
 		r.translate(expr.NATTypeSourceNAT)
 	case r.next("dnat"):
@@ -167,6 +181,8 @@ func (r *reader) part() {
 		r.set(&expr.Meta{Key: expr.MetaKeyMARK, Register: register, SourceRegister: true})
 	case r.next("ct", "mark", "set"):
 		r.set(&expr.Ct{Key: expr.CtKeyMARK, Register: register, SourceRegister: true})
+	case r.next("meta", "priority", "set"):
+		r.set(&expr.Meta{Key: expr.MetaKeyPRIORITY, Register: register, SourceRegister: true})
 	case r.next("ip", "ttl", "set"):
 		r.hops(8, true)
 	case r.next("ip6", "hoplimit", "set"):
@@ -200,26 +216,53 @@ func bitwise(mask, xor []byte) expr.Any {
 	return &expr.Bitwise{SourceRegister: register, DestRegister: register, Len: uint32(len(mask)), Mask: mask, Xor: xor}
 }
 
-// fields reads fields, which are loaded into registers, and returns the last of them.
-func (r *reader) fields() field {
-	var before uint32
+// fieldList reads fields with dots between them.
+func (r *reader) fieldList() (all []field) {
 	for {
 		f, ok := r.field()
 		if !ok {
 			r.fail(errUnknown)
-			return f
+			return []field{{}}
 		}
-		r.add(f.load(registerOf(before)))
-		if !r.next(".") {
-			return f
+		if all = append(all, f); !r.next(".") {
+			return all
 		}
-		before += (f.size + 3) / 4 * 4
 	}
+}
+
+// width is how many bytes of registers fields take.
+func width(all []field) (n uint32) {
+	for _, f := range all {
+		n += (f.size + 3) / 4 * 4
+	}
+	return n
+}
+
+// load loads fields into registers.
+func (r *reader) load(all []field) {
+	var before uint32
+	for _, f := range all {
+		if before+f.size > registers {
+			r.fail(errRegisters)
+		}
+		if r.err == nil {
+			r.add(f.load(registerOf(before)))
+		}
+		before += width([]field{f})
+	}
+}
+
+// find loads fields, and replaces them by what a map has for them, whose name follows.
+func (r *reader) find(all []field) {
+	r.load(all)
+	r.add(&expr.Lookup{SourceRegister: register, DestRegister: register, IsDestRegSet: true, SetName: r.name()})
 }
 
 // condition reads fields, and the value that they are compared with or the set that they are looked up in.
 func (r *reader) condition() {
-	f := r.fields()
+	all := r.fieldList()
+	r.load(all)
+	f := all[len(all)-1]
 	if r.next("vmap") {
 		r.add(&expr.Lookup{SourceRegister: register, IsDestRegSet: true, SetName: r.name()})
 		return
@@ -272,39 +315,54 @@ func maskOf(p netip.Prefix) []byte {
 	return mask
 }
 
-// translate reads the address that another one is translated to.
+// translate reads the address, or the address and the port, that others are translated to.
 func (r *reader) translate(kind expr.NATType) {
 	family, ok := map[string]uint32{"ip": unix.NFPROTO_IPV4, "ip6": unix.NFPROTO_IPV6}[r.word()]
 	if !ok {
 		r.fail(errUnknown)
 	}
+	size := map[uint32]uint32{unix.NFPROTO_IPV4: 4, unix.NFPROTO_IPV6: 16}[family]
+	nat := &expr.NAT{Type: kind, Family: family, RegAddrMin: register}
+	if kind == expr.NATTypeDestNAT && r.next("addr", ".", "port") {
+		nat.RegProtoMin = registerOf(size)
+	}
 	r.expect("to")
-	if a, err := netip.ParseAddr(r.peek()); err == nil {
+	if a, err := netip.ParseAddr(r.peek()); err == nil && nat.RegProtoMin == 0 {
 		r.word()
 		r.add(&expr.Immediate{Register: register, Data: a.AsSlice()})
 	} else {
-		before, size := len(r.exprs), r.fields().size
-		if r.next("map") {
-			r.add(&expr.Lookup{SourceRegister: register, DestRegister: register, IsDestRegSet: true, SetName: r.name()})
-		} else if len(r.exprs) != before+1 || size != map[uint32]uint32{unix.NFPROTO_IPV4: 4, unix.NFPROTO_IPV6: 16}[family] {
+		from := r.fieldList()
+		switch {
+		case r.next("map"):
+			r.find(from)
+		case len(from) == 1 && from[0].size == size && nat.RegProtoMin == 0:
+			r.load(from)
+		default:
 			r.fail(errUnknown)
 		}
 	}
-	r.add(&expr.NAT{Type: kind, Family: family, RegAddrMin: register, FullyRandom: r.next("fully-random")})
+	nat.FullyRandom = r.next("fully-random")
+	r.add(nat)
 }
 
-// set reads the value that a mark is set to.
-func (r *reader) set(mark expr.Any) {
-	from, ok := r.field()
-	if !ok {
-		r.add(&expr.Immediate{Register: register, Data: binaryutil.NativeEndian.PutUint32(uint32(r.number(32)))}, mark)
+// set reads the value that something of a packet is set to.
+func (r *reader) set(to expr.Any) {
+	if n, err := number(r.peek(), 32); err == nil {
+		r.word()
+		r.add(&expr.Immediate{Register: register, Data: binaryutil.NativeEndian.PutUint32(uint32(n))}, to)
 		return
 	}
-	r.add(from.load(register))
+	from := r.fieldList()
+	if r.next("map") {
+		r.find(from)
+		r.add(to)
+		return
+	}
+	r.load(from)
 	r.expect("&")
-	mask := r.value(from)
+	mask := r.value(from[0])
 	r.expect("|")
-	r.add(bitwise(mask, r.value(from)), mark)
+	r.add(bitwise(mask, r.value(from[0])), to)
 }
 
 // hops reads how many hops a packet may still take, in a byte of its IP header. Where that has a checksum, which sums up words of two bytes, it is the first
@@ -333,13 +391,32 @@ func (r *reader) segment() {
 	r.add(&expr.Exthdr{SourceRegister: register, Type: mss, Offset: 2, Len: 2, Op: expr.ExthdrOpTcpopt})
 }
 
-// element reads a change of an element of a set.
+// element reads a change of an element of a set, or of a map.
 func (r *reader) element(operation uint32) {
 	change := &expr.Dynset{SrcRegKey: register, SetName: r.name(), Operation: operation}
 	r.expect("{")
-	r.fields()
+	key := r.fieldList()
+	if r.next("timeout") {
+		d, err := time.ParseDuration(r.peek())
+		if err == nil && d < time.Millisecond {
+			err = errNumber
+		}
+		r.fail(err)
+		r.word()
+		change.Timeout = d
+	}
 	if r.next("ct", "count", "over") {
 		change.Exprs = []expr.Any{&expr.Connlimit{Count: uint32(r.number(32)), Flags: expr.NFT_CONNLIMIT_F_INV}}
+	}
+	r.load(key)
+	if r.next(":") {
+		value, ok := r.field()
+		if !ok || width(key)+value.size > registers {
+			r.fail(errUnknown)
+			return
+		}
+		change.SrcRegData = registerOf(width(key))
+		r.add(value.load(change.SrcRegData))
 	}
 	r.expect("}")
 	r.add(change)

@@ -46,12 +46,13 @@ func (r *reader) field() (f field, ok bool) {
 
 // fields are those that rules of Coil look at. Sources: nft(8), linux/netfilter/nf_tables.h.
 var fields = map[string]field{
-	"iif":          metaNumber(expr.MetaKeyIIF),
-	"oif":          metaNumber(expr.MetaKeyOIF),
-	"iifgroup":     metaNumber(expr.MetaKeyIIFGROUP),
-	"meta mark":    metaNumber(expr.MetaKeyMARK),
-	"iifname":      {size: 16, load: meta(expr.MetaKeyIIFNAME), value: namePrefix},
-	"meta nfproto": {size: 1, load: meta(expr.MetaKeyNFPROTO), value: oneByte(map[string]byte{"ipv4": unix.NFPROTO_IPV4, "ipv6": unix.NFPROTO_IPV6})},
+	"iif":           metaNumber(expr.MetaKeyIIF),
+	"oif":           metaNumber(expr.MetaKeyOIF),
+	"iifgroup":      metaNumber(expr.MetaKeyIIFGROUP),
+	"meta mark":     metaNumber(expr.MetaKeyMARK),
+	"meta priority": metaNumber(expr.MetaKeyPRIORITY),
+	"iifname":       {size: 16, load: meta(expr.MetaKeyIIFNAME), value: namePrefix},
+	"meta nfproto":  {size: 1, load: meta(expr.MetaKeyNFPROTO), value: oneByte(map[string]byte{"ipv4": unix.NFPROTO_IPV4, "ipv6": unix.NFPROTO_IPV6})},
 	"meta l4proto": {size: 1, load: meta(expr.MetaKeyL4PROTO), value: oneByte(map[string]byte{
 		"icmp": unix.IPPROTO_ICMP, "ipencap": unix.IPPROTO_IPIP, "tcp": unix.IPPROTO_TCP, "udp": unix.IPPROTO_UDP, "ipv6": unix.IPPROTO_IPV6, "ipv6-icmp": unix.IPPROTO_ICMPV6,
 	})},

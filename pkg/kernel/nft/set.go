@@ -23,7 +23,7 @@ type set struct {
 // types are those of fields and values by their names in nft(8).
 var types = map[string]nftables.SetDatatype{
 	"ipv4_addr": nftables.TypeIPAddr, "ipv6_addr": nftables.TypeIP6Addr, "iface_index": nftables.TypeIFIndex,
-	"icmp_type": nftables.TypeICMPType, "icmpv6_type": nftables.TypeICMP6Type, "inet_proto": nftables.TypeInetProto,
+	"icmp_type": nftables.TypeICMPType, "icmpv6_type": nftables.TypeICMP6Type, "inet_proto": nftables.TypeInetProto, "mark": nftables.TypeMark,
 	"inet_service": nftables.TypeInetService, "verdict": nftables.TypeVerdict,
 }
 

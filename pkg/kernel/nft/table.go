@@ -124,12 +124,16 @@ type Table struct {
 	generation uint32
 	// commits counts the transactions of a change.
 	commits uint32
+	// defined are the sets as they were synced, by name.
+	defined map[string]set
 }
 
 // state is the content of a table.
 type state struct {
 	shape []string
 	sets  map[string]content
+	// changed are the changes of sets since, the elements that were added being true.
+	changed map[string]map[dataplane.Element]bool
 }
 
 // New returns the table of a namespace, nil for the one that the process was started in, with rules for both families of addresses. The
@@ -238,6 +242,10 @@ func (t *Table) sync(ctx context.Context, r dataplane.Ruleset) (result dataplane
 	if after, err := t.currentGeneration(ctx); err == nil && after == before+t.commits {
 		t.known, t.generation = d.state(), after
 	}
+	t.defined = map[string]set{}
+	for _, s := range d.sets {
+		t.defined[s.Name] = s
+	}
 	return result, nil
 }
 
@@ -246,6 +254,7 @@ func (t *Table) sync(ctx context.Context, r dataplane.Ruleset) (result dataplane
 func (t *Table) current(ctx context.Context, d definition) (*state, uint32, error) {
 	generation, err := t.currentGeneration(ctx)
 	if err != nil || t.known != nil && t.generation == generation {
+		t.known.settle()
 		return t.known, generation, err
 	}
 	have, err := t.read(ctx, d)
@@ -312,7 +321,7 @@ func (t *Table) write(ctx context.Context, conn *nftables.Conn, d definition, ha
 
 // remove removes the table; none is no error. It must be called with mu held.
 func (t *Table) remove(ctx context.Context) error {
-	t.known = nil
+	t.known, t.defined = nil, nil
 	// A transaction waits for all processors, also if it changes nothing.
 	if exists, err := t.Exists(ctx); err != nil || !exists {
 		return err
