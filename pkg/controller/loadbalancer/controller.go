@@ -11,7 +11,7 @@
 //	deleted, of another type or class    the steps back; then nothing is Coil's
 //	the last one of an address           the AddressClaim is deleted: the address cools down
 //
-// Three loops: the plan, the Services, and the blocks. Nothing is done before the events of all caches were handled. A Service that was given an address keeps it
+// Three loops: the plan, the Services, and the claims, whose blocks say where their addresses are to be. Nothing is done before the events of all caches were handled. A Service that was given an address keeps it
 // in the next plans, also while the cache doesn't show the write yet.
 package loadbalancer
 
@@ -41,13 +41,12 @@ import (
 )
 
 const (
-	// settle is for how long changes are collected before all Services, or the places of all addresses, are looked at. It is longer where that takes long.
-	settle = 50 * time.Millisecond
-	// spare is how many times as long as such a look takes passes before the next one.
-	spare   = 4
+	// settle is for how long changes are collected before a plan is made. It is longer where that takes long: spare times as long.
+	settle  = 50 * time.Millisecond
+	spare   = 2
 	workers = 8
 	// mostWaiting is how many claims may wait for their addresses at a time: some Services have theirs early, instead of all late.
-	mostWaiting = 64
+	mostWaiting = 128
 	// patience is for how long a Service doesn't say what it waits for: most have what they need before.
 	patience = 3 * time.Second
 	// coolDown is for how long, in seconds, an address of a Service is given to nobody else: its holder has stopped long before.
@@ -90,7 +89,7 @@ type Controller struct {
 	synced   []cache.DoneChecker
 	plans    *reconcile.Loop[struct{}]
 	steps    *reconcile.Loop[types.NamespacedName]
-	places   *reconcile.Loop[struct{}]
+	places   *reconcile.Loop[string]
 	now      func() metav1.Time
 	metrics  *collector
 	written  written
@@ -98,13 +97,17 @@ type Controller struct {
 	mu sync.Mutex // guards the plan
 	// given is what each Service gets, by UID.
 	given map[types.UID]loadbalancer.Given
-	// users are the Services that have the address of a claim, by its name.
+	// users are the Services that have the address of a claim, by its name. It is nil before the first plan.
 	users map[string][]types.NamespacedName
 	// waiting is since when Services wait without saying so, by UID.
 	waiting map[types.UID]time.Time
 
-	// planning and placing are how long the last looks took.
-	planning, placing atomic.Int64
+	// planning is how long the last plan took.
+	planning atomic.Int64
+	load     load
+	// nodesVersion counts changes of Nodes.
+	nodesVersion atomic.Int64
+	known        atomic.Pointer[knownNodes]
 }
 
 // New returns a controller that isn't running.
@@ -120,7 +123,6 @@ func New(cfg Config) (*Controller, error) {
 		slices:   kube.CacheOf[discoveryv1.EndpointSlice](discovery.EndpointSlices().Informer()).IndexBy(serviceOf),
 		now:      metav1.Now,
 		given:    map[types.UID]loadbalancer.Given{},
-		users:    map[string][]types.NamespacedName{},
 		waiting:  map[types.UID]time.Time{},
 	}
 	c.metrics = newCollector(c.services, cfg.WithoutClass)
@@ -129,7 +131,7 @@ func New(cfg Config) (*Controller, error) {
 	}
 	c.plans = reconcile.New("services", func(ctx context.Context, _ struct{}) error { return c.plan(ctx) }, cfg.LoopMetrics)
 	c.steps = reconcile.New("service", c.step, cfg.LoopMetrics)
-	c.places = reconcile.New("service-addresses", func(ctx context.Context, _ struct{}) error { return c.place(ctx) }, cfg.LoopMetrics)
+	c.places = reconcile.New("service-address", c.place, cfg.LoopMetrics)
 	return c, c.register()
 }
 
@@ -141,7 +143,7 @@ func (c *Controller) register() (err error) {
 		reconcile.On(c.cfg.Pools.Informer(), reconcile.ChangeHandler(func(*v2.AddressPool) { c.replan() }, samePool)),
 		reconcile.On(c.cfg.Claims.Informer(), reconcile.Handler(c.claimChanged)),
 		reconcile.On(c.cfg.Blocks, reconcile.Changes(c.blockChanged)),
-		reconcile.On(core.Nodes().Informer(), reconcile.ChangeHandler(func(*corev1.Node) { c.replace() }, sameNode)),
+		reconcile.On(core.Nodes().Informer(), reconcile.ChangeHandler(c.nodeChanged, sameNode)),
 		reconcile.On(discovery.EndpointSlices().Informer(), reconcile.Handler(c.sliceChanged)),
 	)
 	return err
@@ -150,6 +152,7 @@ func (c *Controller) register() (err error) {
 func (c *Controller) serviceChanged(s *corev1.Service) {
 	c.written.forget(s)
 	c.steps.Add(keyOf(s))
+	c.placeOf(s)
 	c.replan()
 }
 
@@ -167,16 +170,40 @@ func (c *Controller) blockChanged(before, after *v2.AddressBlock) {
 		}
 		c.written.forget(b)
 		for _, claim := range claimOf(c.cfg.Namespace, b) {
-			c.replace()
+			c.places.Add(claim)
 			c.changed(claim)
 		}
+	}
+	switch {
+	case after == nil:
+		c.load.put(before.Name, "")
+	case after.Floating != nil && holderOf(after) != "":
+		c.load.put(after.Name, holderOf(after))
+	}
+}
+
+// nodeChanged looks at all addresses.
+func (c *Controller) nodeChanged(*corev1.Node) {
+	c.nodesVersion.Add(1)
+	for _, claim := range c.blocks.Keys() {
+		c.places.Add(claim)
+	}
+}
+
+// placeOf looks at the address of a Service.
+func (c *Controller) placeOf(s *corev1.Service) {
+	c.mu.Lock()
+	claim := c.given[s.UID].Claim
+	c.mu.Unlock()
+	if claim != "" {
+		c.places.Add(claim)
 	}
 }
 
 func (c *Controller) sliceChanged(slice *discoveryv1.EndpointSlice) {
 	for _, key := range serviceOf(slice) {
 		if s := c.services.Find(key); s != nil && needsEndpoints(s) {
-			c.replace()
+			c.placeOf(s)
 		}
 	}
 }
@@ -192,18 +219,14 @@ func (c *Controller) Run(ctx context.Context) error {
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return c.plans.Run(ctx, 1, c.synced...) })
 	group.Go(func() error { return c.steps.Run(ctx, workers, c.synced...) })
-	group.Go(func() error { return c.places.Run(ctx, 1, c.synced...) })
+	group.Go(func() error { return c.places.Run(ctx, workers, c.synced...) })
 	return group.Wait()
 }
 
 // replan has a plan made soon.
-func (c *Controller) replan() { c.plans.AddAfter(struct{}{}, later(&c.planning)) }
-
-// replace has the places of all addresses looked at soon.
-func (c *Controller) replace() { c.places.AddAfter(struct{}{}, later(&c.placing)) }
-
-// later is for how long changes are collected before a look that took so long the last time.
-func later(took *atomic.Int64) time.Duration { return max(settle, spare*time.Duration(took.Load())) }
+func (c *Controller) replan() {
+	c.plans.AddAfter(struct{}{}, max(settle, spare*time.Duration(c.planning.Load())))
+}
 
 // each does something for each of some items, several at a time.
 func each[E any](ctx context.Context, items []E, do func(context.Context, E) error) error {

@@ -298,3 +298,22 @@ func TestFewClaimsWait(t *testing.T) {
 		}
 	})
 }
+
+// A controller that starts beside Services that have all they need writes nothing.
+func TestStartWritesNothing(t *testing.T) {
+	inScene(t, func(t *testing.T, sc *scene) {
+		for i := range 8 {
+			sc.service(fmt.Sprint("s-", i), nil)
+		}
+		sc.run(5 * time.Second)
+		before := sc.s.Events()
+		for range 10 {
+			sc.stop()
+			sc.start()
+			sc.run(5 * time.Second)
+		}
+		if n := sc.s.Events() - before; n > 0 {
+			t.Errorf("%d writes without a reason: %v", n, sc.s.Calls())
+		}
+	})
+}

@@ -106,7 +106,7 @@ func (sc *scene) start() {
 	sc.synced = nil // the caches are filled by hand
 	handlers := map[string]func(before, after fakeapi.Object){
 		serviceResource: func(a, b fakeapi.Object) { sc.serviceChanged(either(as[corev1.Service](b), as[corev1.Service](a))) },
-		nodeResource:    func(a, b fakeapi.Object) { sc.replace() },
+		nodeResource:    func(a, b fakeapi.Object) { sc.nodeChanged(nil) },
 		sliceResource: func(a, b fakeapi.Object) {
 			sc.sliceChanged(either(as[discoveryv1.EndpointSlice](b), as[discoveryv1.EndpointSlice](a)))
 		},

@@ -4,9 +4,8 @@ import (
 	"cmp"
 	"context"
 	"fmt"
-	"maps"
 	"slices"
-	"time"
+	"sync"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -18,42 +17,101 @@ import (
 	"github.com/coil-net/coil/pkg/plan/loadbalancer"
 )
 
-// place says in the blocks of all addresses on which nodes these may be, and by which ports clients reach Services there.
-func (c *Controller) place(ctx context.Context) error {
-	began := time.Now()
-	blocks, users, nodes := c.blocksOf(), c.usersOf(), loadbalancer.NodesOf(c.nodes.All())
-	var spots []loadbalancer.Spot
-	ports, announcers := map[string][]v2.FloatingPort{}, map[string]v2.FloatingAnnouncers{}
-	for claim, b := range blocks {
-		spot := loadbalancer.Spot{Block: b.Name, Holder: holderOf(b)}
-		anywhere := false
-		for _, key := range users[claim] {
-			s := c.services.Find(key.String())
-			if s == nil {
-				continue
-			}
-			ports[b.Name] = append(ports[b.Name], portsOf(s)...)
-			if needsEndpoints(s) {
-				spot.Only = loadbalancer.WithEndpoints(c.slices.Under(key.String()))
-			} else {
-				anywhere = true
-			}
+// place says in the block of a claim's address on which nodes this may be, and by which ports clients reach Services there.
+func (c *Controller) place(ctx context.Context, name string) error {
+	claim := c.claims.Find(c.cfg.Namespace + "/" + name)
+	if claim == nil || !isOurs(c.cfg.Namespace, claim) {
+		return nil
+	}
+	users, known := c.usersOf(name)
+	b := c.blockOf(claim)
+	if !known || b == nil {
+		return nil // the first plan, or the block's event, comes
+	}
+	nodes := c.servingNodes()
+	spot := loadbalancer.Spot{Block: b.Name, Holder: holderOf(b)}
+	anywhere := false
+	var ports []v2.FloatingPort
+	for _, key := range users {
+		s := c.services.Find(key.String())
+		if s == nil {
+			continue
 		}
-		if anywhere && !nodes.Any(spot.Only) {
-			spot.Only = nil // a Service without an endpoint is no reason to serve no other one
-		}
-		if len(ports[b.Name]) > 0 {
-			spots = append(spots, spot)
-			if b.Labels[v2.LabelAnnounce] != string(v2.AnnounceNeighbor) { // by routes alone
-				announcers[b.Name] = nodes.Announcers(spot.Only)
-			}
+		ports = append(ports, portsOf(s)...)
+		if needsEndpoints(s) {
+			spot.Only = loadbalancer.WithEndpoints(c.slices.Under(key.String()))
+		} else {
+			anywhere = true
 		}
 	}
-	successors := nodes.Successors(spots)
-	c.placing.Store(int64(time.Since(began)))
-	return each(ctx, slices.SortedFunc(maps.Values(blocks), func(a, b *v2.AddressBlock) int { return cmp.Compare(a.Name, b.Name) }), func(ctx context.Context, b *v2.AddressBlock) error {
-		return c.write(ctx, b, sorted(ports[b.Name]), successors[b.Name], announcers[b.Name])
-	})
+	if anywhere && !nodes.Any(spot.Only) {
+		spot.Only = nil // a Service without an endpoint is no reason to serve no other one
+	}
+	var successors []v2.FloatingNode
+	var announcers v2.FloatingAnnouncers
+	if len(ports) > 0 {
+		successors = nodes.Successors(spot, c.load.choose(b.Name, func(load map[string]int) string { return nodes.First(spot, load) }))
+		if b.Labels[v2.LabelAnnounce] != string(v2.AnnounceNeighbor) { // by routes alone
+			announcers = nodes.Announcers(spot.Only)
+		}
+	}
+	return c.write(ctx, b, sorted(ports), successors, announcers)
+}
+
+// servingNodes are the nodes that may have addresses.
+func (c *Controller) servingNodes() loadbalancer.Nodes {
+	version := c.nodesVersion.Load() // before they are read
+	if known := c.known.Load(); known != nil && known.version == version {
+		return known.Nodes
+	}
+	nodes := loadbalancer.NodesOf(c.nodes.All())
+	c.known.Store(&knownNodes{nodes, version})
+	return nodes
+}
+
+// knownNodes are the nodes that may have addresses, at a version of the cache.
+type knownNodes struct {
+	loadbalancer.Nodes
+	version int64
+}
+
+// load is how many addresses nodes have, or are to have. It is safe for concurrent use.
+type load struct {
+	mu    sync.Mutex
+	of    map[string]string // blocks, to their nodes
+	count map[string]int    // of a node
+}
+
+// choose chooses the node of a block.
+func (l *load) choose(block string, first func(load map[string]int) string) string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.set(block, "")
+	node := first(l.count)
+	l.set(block, node)
+	return node
+}
+
+// put notes the node of a block; none is "".
+func (l *load) put(block, node string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.set(block, node)
+}
+
+// set must be called with mu held.
+func (l *load) set(block, node string) {
+	if l.of == nil {
+		l.of, l.count = map[string]string{}, map[string]int{}
+	}
+	if was := l.of[block]; was != "" {
+		l.count[was]--
+	}
+	if l.of[block] = node; node == "" {
+		delete(l.of, block)
+		return
+	}
+	l.count[node]++
 }
 
 // holderOf is the node that has an address or, as long as none has it, the one that is to take it.

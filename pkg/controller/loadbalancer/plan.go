@@ -47,13 +47,29 @@ func (c *Controller) plan(ctx context.Context) error {
 			look = append(look, keyOf(s))
 		}
 	}
+	var placed []string
+	if c.users == nil {
+		placed = c.blocks.Keys()
+	}
+	for claim := range users {
+		if !slices.Equal(users[claim], c.users[claim]) {
+			placed = append(placed, claim)
+		}
+	}
+	for claim := range c.users {
+		if users[claim] == nil {
+			placed = append(placed, claim)
+		}
+	}
 	c.given, c.users = given, users
 	maps.DeleteFunc(c.waiting, func(uid types.UID, _ time.Time) bool { _, ok := given[uid]; return !ok })
 	c.mu.Unlock()
 	for _, key := range look {
 		c.steps.Add(key)
 	}
-	c.replace()
+	for _, claim := range placed {
+		c.places.Add(claim)
+	}
 	// The event of a claim that has its address, or is refused one, leads to the next plan.
 	room := max(0, mostWaiting-c.claimsWaiting())
 	return errors.Join(each(ctx, p.Make[:min(room, len(p.Make))], c.makeClaim), each(ctx, p.Idle, c.deleteClaim))
@@ -182,19 +198,6 @@ func (c *Controller) deleteClaim(ctx context.Context, name string) error {
 	return nil
 }
 
-// blocksOf returns the block of each of the controller's claims that has one, by the claim's name.
-func (c *Controller) blocksOf() map[string]*v2.AddressBlock {
-	all := map[string]*v2.AddressBlock{}
-	for _, name := range c.blocks.Keys() {
-		if claim := c.claims.Find(c.cfg.Namespace + "/" + name); claim != nil && isOurs(c.cfg.Namespace, claim) {
-			if b := c.blockOf(claim); b != nil {
-				all[name] = b
-			}
-		}
-	}
-	return all
-}
-
 // blockOf returns the block of a claim, nil if it has none yet. An earlier claim of the name may have one still.
 func (c *Controller) blockOf(claim *v2.AddressClaim) *v2.AddressBlock {
 	blocks := slices.DeleteFunc(slices.Clone(c.blocks.Under(claim.Name)), func(b *v2.AddressBlock) bool { return b.Floating.Owner.UID != claim.UID })
@@ -204,9 +207,9 @@ func (c *Controller) blockOf(claim *v2.AddressClaim) *v2.AddressBlock {
 	return slices.MinFunc(blocks, func(a, b *v2.AddressBlock) int { return cmp.Compare(a.Name, b.Name) })
 }
 
-// usersOf returns the Services that have the address of each claim, by its name.
-func (c *Controller) usersOf() map[string][]types.NamespacedName {
+// usersOf returns the Services that have the address of a claim, once there is a plan.
+func (c *Controller) usersOf(claim string) (users []types.NamespacedName, known bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return maps.Clone(c.users)
+	return c.users[claim], c.users != nil
 }

@@ -57,29 +57,14 @@ func BenchmarkAssign(b *testing.B) {
 	}
 }
 
-// BenchmarkSuccessors places addresses of Services on 100 nodes, half of which only nodes with endpoints may have.
+// BenchmarkSuccessors places an address of Services on one of 100 nodes.
 func BenchmarkSuccessors(b *testing.B) {
-	nodes, some := loadbalancer.Nodes{}, map[string]bool{}
+	nodes, load := loadbalancer.Nodes{}, map[string]int{}
 	for i := range 100 {
-		name := fmt.Sprint("node-", i)
-		nodes[name] = []string{"192.0.2.1"}
-		if i%5 == 0 {
-			some[name] = true
-		}
+		nodes[fmt.Sprint("node-", i)] = []string{"192.0.2.1"}
 	}
-	for _, n := range []int{500, 5000} {
-		b.Run(fmt.Sprint("addresses=", n), func(b *testing.B) {
-			var spots []loadbalancer.Spot
-			for i := range n {
-				s := loadbalancer.Spot{Block: fmt.Sprint("services-", i), Holder: fmt.Sprint("node-", i%100)}
-				if i%2 == 0 {
-					s.Only = some
-				}
-				spots = append(spots, s)
-			}
-			for b.Loop() {
-				nodes.Successors(spots)
-			}
-		})
+	s := loadbalancer.Spot{Block: "services-1"}
+	for b.Loop() {
+		nodes.Successors(s, nodes.First(s, load))
 	}
 }

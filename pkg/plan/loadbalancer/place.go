@@ -1,6 +1,7 @@
 package loadbalancer
 
 import (
+	"cmp"
 	"maps"
 	"slices"
 
@@ -105,30 +106,27 @@ type Spot struct {
 	Only map[string]bool
 }
 
-// Successors returns the nodes that may have each of some addresses, by the name of the block, the preferred ones first. A node that has an address keeps it as
-// long as it may have it: connections end when an address moves. Addresses that no node has go to nodes with few of them.
-func (n Nodes) Successors(spots []Spot) map[string][]v2.FloatingNode {
-	var anywhere []floating.Place
-	orders := map[string][]string{}
-	for _, s := range spots {
-		if s.Only == nil {
-			anywhere = append(anywhere, floating.Place{Address: s.Block, Node: s.Holder})
-			continue
-		}
-		orders[s.Block] = floating.Placement{}.Successors(n.names(s.Only), []floating.Place{{Address: s.Block, Node: s.Holder}})[s.Block]
+// First returns the node that is to have an address, empty if none may. A node that has it keeps it as long as it may: connections end when an address moves. Another
+// address goes to a node with few of them. load is how many addresses nodes have.
+func (n Nodes) First(s Spot, load map[string]int) string {
+	names := n.names(s.Only)
+	switch {
+	case len(names) == 0:
+		return ""
+	case slices.Contains(names, s.Holder):
+		return s.Holder
 	}
-	for block, order := range (floating.Placement{}).Successors(n.names(nil), anywhere) {
-		orders[block] = order
+	return slices.MinFunc(names, func(a, b string) int { return cmp.Compare(load[a], load[b]) })
+}
+
+// Successors returns the nodes that may have an address, in order. first is the first of them.
+func (n Nodes) Successors(s Spot, first string) (all []v2.FloatingNode) {
+	if first == "" {
+		return nil
 	}
-	all := map[string][]v2.FloatingNode{}
-	for _, s := range spots {
-		order := orders[s.Block]
-		if i := slices.Index(order, s.Holder); i > 0 {
-			order = slices.Insert(slices.Delete(order, i, i+1), 0, s.Holder)
-		}
-		for _, name := range order[:min(mostSuccessors, len(order))] {
-			all[s.Block] = append(all[s.Block], v2.FloatingNode{Node: name, Addresses: n[name]})
-		}
+	order := floating.Placement{}.Successors(n.names(s.Only), []floating.Place{{Address: s.Block, Node: first}})[s.Block]
+	for _, name := range order[:min(mostSuccessors, len(order))] {
+		all = append(all, v2.FloatingNode{Node: name, Addresses: n[name]})
 	}
 	return all
 }
