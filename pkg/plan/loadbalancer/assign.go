@@ -26,6 +26,8 @@ type assigner struct {
 	byClaim map[string]*use
 	byAddr  map[netip.Addr][]*use
 	byPool  map[string][]*use
+	// full is how many addresses of a pool, from the first one, have no room for Services of some kind. An address only gets fuller.
+	full map[string]int
 }
 
 // add adds an address.
@@ -54,7 +56,7 @@ func (a *assigner) having(addrs []netip.Addr) (all []*use) {
 //	asks for one by name      gets that one, or none
 //	takes any                 gets the first address with room for it, or a new one
 func Assign(f Facts) Plan {
-	a := assigner{Facts: f, byClaim: map[string]*use{}, byAddr: map[netip.Addr][]*use{}, byPool: map[string][]*use{}}
+	a := assigner{Facts: f, byClaim: map[string]*use{}, byAddr: map[netip.Addr][]*use{}, byPool: map[string][]*use{}, full: map[string]int{}}
 	var idle []string
 	for _, addr := range f.Addresses {
 		if !addr.Asked {
@@ -175,10 +177,12 @@ func (a *assigner) any(s *Service) Given {
 	if why := a.lacks(fresh, s); why.Reason != "" {
 		return why
 	}
-	for _, u := range a.byPool[name] {
+	kind := fmt.Sprintf("%q %v %v %t %t %q %q", name, s.Ports, s.Families, s.Both, s.Alone, s.Group, s.Endpoints)
+	for _, u := range a.byPool[name][a.full[kind]:] {
 		if !u.Asked && u.inTheWay(s) == nil && a.lacks(u, s).Reason == "" {
 			return a.give(u, s)
 		}
+		a.full[kind]++
 	}
 	return a.give(a.make(Address{Claim: a.unused("lb-" + string(s.UID)), Pool: name}), s)
 }
