@@ -54,6 +54,8 @@ func (f *sharedInformerFactory) ForResource(resource schema.GroupVersionResource
 		return &genericInformer{resource: resource.GroupResource(), informer: f.Coil().V2().EgressClusterPolicies().Informer()}, nil
 	case v2.SchemeGroupVersion.WithResource("egresspolicies"):
 		return &genericInformer{resource: resource.GroupResource(), informer: f.Coil().V2().EgressPolicies().Informer()}, nil
+	case v2.SchemeGroupVersion.WithResource("loadbalancergateways"):
+		return &genericInformer{resource: resource.GroupResource(), informer: f.Coil().V2().LoadBalancerGateways().Informer()}, nil
 
 	}
 

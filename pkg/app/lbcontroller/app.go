@@ -53,7 +53,7 @@ func (o *Options) compose(_ context.Context, e leading.Environment) (leading.Con
 	cluster := informers.NewSharedInformerFactoryWithOptions(e.Core, 0, informers.WithTransform(strip))
 	services, err := loadbalancer.New(loadbalancer.Config{
 		Coil: e.Coil, Core: e.Core,
-		Pools: pools.Coil().V2().AddressPools(), Claims: claims.Coil().V2().AddressClaims(), Blocks: blocks.Coil().V2().AddressBlocks().Informer(), Cluster: cluster,
+		Pools: pools.Coil().V2().AddressPools(), Claims: claims.Coil().V2().AddressClaims(), Gateways: pools.Coil().V2().LoadBalancerGateways(), Blocks: blocks.Coil().V2().AddressBlocks().Informer(), Cluster: cluster,
 		Namespace: o.Namespace, DefaultPool: o.DefaultPool, WithoutClass: o.WithoutClass, Recorder: e.Recorder, LoopMetrics: e.Loops,
 		Registry: e.Registry,
 	})

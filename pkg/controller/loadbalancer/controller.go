@@ -1,4 +1,4 @@
-// Package loadbalancer gives Services of the type LoadBalancer addresses that are on nodes.
+// Package loadbalancer gives Services of the type LoadBalancer addresses that are on nodes, or on gateway machines.
 //
 // It owns the fields of these Services that Coil writes, the AddressClaims of their addresses in one namespace, and the nodes that may have each address. It must not
 // know how AddressClaims get addresses, nor how nodes hold them.
@@ -11,7 +11,8 @@
 //	deleted, of another type or class    the steps back; then nothing is Coil's
 //	the last one of an address           the AddressClaim is deleted: the address cools down
 //
-// Three loops: the plan, the Services, and the claims, whose blocks say where their addresses are to be. Nothing is done before the events of all caches were handled. A Service that was given an address keeps it
+// Four loops: the plan, the Services, the claims, whose blocks say where their addresses are to be, and the gateways, which are machines that have addresses of other
+// pools. Nothing is done before the events of all caches were handled. A Service that was given an address keeps it
 // in the next plans, also while the cache doesn't show the write yet.
 package loadbalancer
 
@@ -58,8 +59,9 @@ type Config struct {
 	Coil versioned.Interface
 	Core kubernetes.Interface
 
-	Pools  coilinformers.AddressPoolInformer
-	Claims coilinformers.AddressClaimInformer
+	Pools    coilinformers.AddressPoolInformer
+	Claims   coilinformers.AddressClaimInformer
+	Gateways coilinformers.LoadBalancerGatewayInformer
 	// Blocks informs of AddressBlocks with the label v2.LabelFloating.
 	Blocks cache.SharedIndexInformer
 	// Cluster informs of Services, Nodes and EndpointSlices.
@@ -84,12 +86,14 @@ type Controller struct {
 	pools    kube.Cache[v2.AddressPool]
 	claims   kube.Cache[v2.AddressClaim]
 	blocks   kube.Index[v2.AddressBlock] // by their claim's name
+	gateways kube.Cache[v2.LoadBalancerGateway]
 	nodes    kube.Cache[corev1.Node]
 	slices   kube.Index[discoveryv1.EndpointSlice] // by namespace/name of their Service
 	synced   []cache.DoneChecker
 	plans    *reconcile.Loop[struct{}]
 	steps    *reconcile.Loop[types.NamespacedName]
 	places   *reconcile.Loop[string]
+	contacts *reconcile.Loop[string]
 	now      func() metav1.Time
 	metrics  *collector
 	written  written
@@ -101,6 +105,7 @@ type Controller struct {
 	users map[string][]types.NamespacedName
 	// waiting is since when Services wait without saying so, by UID.
 	waiting map[types.UID]time.Time
+	heard   heard
 
 	// planning is how long the last plan took.
 	planning atomic.Int64
@@ -124,6 +129,8 @@ func New(cfg Config) (*Controller, error) {
 		now:      metav1.Now,
 		given:    map[types.UID]loadbalancer.Given{},
 		waiting:  map[types.UID]time.Time{},
+		gateways: kube.CacheOf[v2.LoadBalancerGateway](cfg.Gateways.Informer()),
+		heard:    heard{map[string]contact{}, map[types.NamespacedName]bool{}},
 	}
 	c.metrics = newCollector(c.services, cfg.WithoutClass)
 	if cfg.Registry != nil {
@@ -131,6 +138,7 @@ func New(cfg Config) (*Controller, error) {
 	}
 	c.plans = reconcile.New("services", func(ctx context.Context, _ struct{}) error { return c.plan(ctx) }, cfg.LoopMetrics)
 	c.steps = reconcile.New("service", c.step, cfg.LoopMetrics)
+	c.contacts = reconcile.New("gateway", c.contact, cfg.LoopMetrics)
 	c.places = reconcile.New("service-address", c.place, cfg.LoopMetrics)
 	return c, c.register()
 }
@@ -143,6 +151,7 @@ func (c *Controller) register() (err error) {
 		reconcile.On(c.cfg.Pools.Informer(), reconcile.ChangeHandler(func(*v2.AddressPool) { c.replan() }, samePool)),
 		reconcile.On(c.cfg.Claims.Informer(), reconcile.Handler(c.claimChanged)),
 		reconcile.On(c.cfg.Blocks, reconcile.Changes(c.blockChanged)),
+		reconcile.On(c.cfg.Gateways.Informer(), reconcile.Changes(c.gatewayChanged)),
 		reconcile.On(core.Nodes().Informer(), reconcile.ChangeHandler(c.nodeChanged, sameNode)),
 		reconcile.On(discovery.EndpointSlices().Informer(), reconcile.Handler(c.sliceChanged)),
 	)
@@ -220,6 +229,7 @@ func (c *Controller) Run(ctx context.Context) error {
 	group.Go(func() error { return c.plans.Run(ctx, 1, c.synced...) })
 	group.Go(func() error { return c.steps.Run(ctx, workers, c.synced...) })
 	group.Go(func() error { return c.places.Run(ctx, workers, c.synced...) })
+	group.Go(func() error { return c.contacts.Run(ctx, 1, c.synced...) })
 	return group.Wait()
 }
 

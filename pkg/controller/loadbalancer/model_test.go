@@ -97,7 +97,7 @@ func (sc *scene) start() {
 	coil := externalversions.NewSharedInformerFactory(sc.coil, 0).Coil().V2()
 	cfg := Config{
 		Coil: sc.coil, Core: sc.core, Recorder: sc.events, Namespace: namespace, DefaultPool: "default",
-		Pools: coil.AddressPools(), Claims: coil.AddressClaims(), Blocks: blocks, Cluster: informers.NewSharedInformerFactory(sc.core, 0),
+		Pools: coil.AddressPools(), Claims: coil.AddressClaims(), Gateways: coil.LoadBalancerGateways(), Blocks: blocks, Cluster: informers.NewSharedInformerFactory(sc.core, 0),
 	}
 	var err error
 	if sc.Controller, err = New(cfg); err != nil {

@@ -49,7 +49,7 @@ func (c *Controller) place(ctx context.Context, name string) error {
 	}
 	var successors []v2.FloatingNode
 	var announcers v2.FloatingAnnouncers
-	if len(ports) > 0 {
+	if len(ports) > 0 && !ofGateways(b) {
 		successors = nodes.Successors(spot, c.load.choose(b.Name, func(load map[string]int) string { return nodes.First(spot, load) }))
 		if b.Labels[v2.LabelAnnounce] != string(v2.AnnounceNeighbor) { // by routes alone
 			announcers = nodes.Announcers(spot.Only)
@@ -125,7 +125,7 @@ func holderOf(b *v2.AddressBlock) string {
 // portsOf are the ports by which clients reach a Service.
 func portsOf(s *corev1.Service) (all []v2.FloatingPort) {
 	for _, p := range s.Spec.Ports {
-		all = append(all, v2.FloatingPort{Protocol: cmp.Or(p.Protocol, corev1.ProtocolTCP), Port: p.Port})
+		all = append(all, v2.FloatingPort{Protocol: cmp.Or(p.Protocol, corev1.ProtocolTCP), Port: p.Port, Service: s.Namespace + "/" + s.Name})
 	}
 	return all
 }

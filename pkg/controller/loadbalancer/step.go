@@ -31,7 +31,16 @@ const (
 	reasonEndpoints = "NoEndpoints"
 	reasonHolder    = "NoHolder"
 	reasonBlocked   = v2.BlockForwardingBlocked
+	reasonNoGateway = "NoGateway"
+	reasonGateway   = "WaitsForGateway"
+	reasonSilent    = "GatewaySilent"
+	reasonRefused   = "GatewayError"
 )
+
+// waiting says whether a reason is one for which Services have to wait only.
+func waiting(reason string) bool {
+	return reason == reasonWaits || reason == reasonHolder || reason == reasonGateway
+}
 
 // step makes the next write into a Service, whose event leads to the one after it.
 func (c *Controller) step(ctx context.Context, key types.NamespacedName) error {
@@ -59,7 +68,7 @@ func (c *Controller) step(ctx context.Context, key types.NamespacedName) error {
 
 // waitsFor is for how long a write waits that says no more than that a Service waits. One that takes an address out of the status, or forgets it, never waits.
 func (c *Controller) waitsFor(s *corev1.Service, want loadbalancer.State, next loadbalancer.Step) time.Duration {
-	waits := want.Assigned.Reason == reasonWaits || want.Serving.Reason == reasonHolder
+	waits := waiting(want.Assigned.Reason) || want.Assigned.Status == metav1.ConditionTrue && waiting(want.Serving.Reason)
 	says := next.Metadata != nil && !loadbalancer.Taken(s) && len(want.Addresses.Addrs()) == 0 ||
 		next.Status != nil && reflect.DeepEqual(next.Status.Status.LoadBalancer, s.Status.LoadBalancer)
 	c.mu.Lock()
@@ -135,7 +144,7 @@ func (c *Controller) tell(before, after *corev1.Service) {
 			continue
 		}
 		severity := corev1.EventTypeNormal
-		if is.Status != metav1.ConditionTrue && is.Reason != reasonWaits {
+		if is.Status != metav1.ConditionTrue && is.Reason != reasonWaits && is.Reason != reasonGateway {
 			severity = corev1.EventTypeWarning
 		}
 		c.cfg.Recorder.Eventf(after, nil, severity, is.Reason, "ServeAddress", "%s", is.Message)
@@ -190,6 +199,8 @@ func (c *Controller) served(s *corev1.Service, claim *v2.AddressClaim) (reason, 
 	switch {
 	case slices.ContainsFunc(portsOf(s), func(p v2.FloatingPort) bool { return !slices.Contains(f.Ports, p) }):
 		return reasonHolder, fmt.Sprintf("AddressBlock %s doesn't have the ports yet", b.Name)
+	case ofGateways(b):
+		return c.servedByGateways(s, b)
 	case len(f.Successors) == 0 && needsEndpoints(s):
 		return reasonEndpoints, "No node that may have the address has an endpoint that is ready (externalTrafficPolicy: Local)"
 	case len(f.Successors) == 0:

@@ -99,8 +99,8 @@ func IsFloating(b *v2.AddressBlock) bool {
 
 // AnnounceLabel returns the value of v2.LabelAnnounce that blocks of a pool should have; empty if they should have no such label.
 func AnnounceLabel(pool *v2.AddressPool) string {
-	if pool.Spec.Announce == v2.AnnounceNeighbor {
-		return string(v2.AnnounceNeighbor)
+	if a := pool.Spec.Announce; a == v2.AnnounceNeighbor || a == v2.AnnounceGateway {
+		return string(a)
 	}
 	return ""
 }

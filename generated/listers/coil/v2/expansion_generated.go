@@ -44,3 +44,7 @@ type EgressPolicyListerExpansion interface{}
 // EgressPolicyNamespaceListerExpansion allows custom methods to be added to
 // EgressPolicyNamespaceLister.
 type EgressPolicyNamespaceListerExpansion interface{}
+
+// LoadBalancerGatewayListerExpansion allows custom methods to be added to
+// LoadBalancerGatewayLister.
+type LoadBalancerGatewayListerExpansion interface{}

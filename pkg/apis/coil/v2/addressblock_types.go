@@ -159,6 +159,11 @@ type FloatingPort struct {
 	// +kubebuilder:validation:Minimum=1
 	// +kubebuilder:validation:Maximum=65535
 	Port int32 `json:"port"`
+	// Service is the Service, as namespace/name.
+	//
+	// +optional
+	// +kubebuilder:validation:MaxLength=317
+	Service string `json:"service,omitempty"`
 }
 
 // FloatingNode is a node that may have a floating address.

@@ -44,6 +44,7 @@ type AddressPool struct {
 // +kubebuilder:validation:XValidation:rule="self.subnets.all(s, !has(s.ipv4) || !isCIDR(s.ipv4) || cidr(s.ipv4).ip().family() != 4 || cidr(s.ipv4).prefixLength() + self.blockSizeBits <= 32)",fieldPath=".subnets",messageExpression="self.subnets[self.subnets.transformList(i, s, has(s.ipv4) && isCIDR(s.ipv4) && cidr(s.ipv4).prefixLength() + self.blockSizeBits > 32, i)[0]].ipv4 + ' is smaller than a block of 2^blockSizeBits addresses'"
 // +kubebuilder:validation:XValidation:rule="self.subnets.all(s, !has(s.ipv6) || !isCIDR(s.ipv6) || cidr(s.ipv6).ip().family() != 6 || cidr(s.ipv6).prefixLength() + self.blockSizeBits <= 128)",fieldPath=".subnets",messageExpression="self.subnets[self.subnets.transformList(i, s, has(s.ipv6) && isCIDR(s.ipv6) && cidr(s.ipv6).prefixLength() + self.blockSizeBits > 128, i)[0]].ipv6 + ' is smaller than a block of 2^blockSizeBits addresses'"
 // +kubebuilder:validation:XValidation:rule="!has(self.purpose) || self.purpose != 'Floating' || self.blockSizeBits == 0",fieldPath=".purpose",message="a pool of floating addresses needs blockSizeBits: 0"
+// +kubebuilder:validation:XValidation:rule="!has(self.announce) || self.announce != 'Gateway' || has(self.purpose) && self.purpose == 'Floating'",fieldPath=".announce",message="a pool of gateways needs purpose: Floating: pods can't have its addresses"
 type AddressPoolSpec struct {
 	// Purpose is the use of the pool's addresses. Any, the default, is for pods and AddressClaims. Floating is for
 	// AddressClaims only. Pods keep the addresses that they have when it changes.
@@ -65,11 +66,12 @@ type AddressPoolSpec struct {
 
 	// Announce is how hosts outside of the cluster learn which node has an address. Route: by the routes that nodes have in
 	// table 119, which routing daemons announce. Neighbor: the node also answers for the address itself, by ARP and NDP, on
-	// its links in whose subnets the address is. It can be changed at any time.
+	// its links in whose subnets the address is. Gateway: no node has the addresses, which are for Services; machines outside of the cluster have them, the
+	// LoadBalancerGateways that name the pool. It can be changed at any time.
 	//
 	// +optional
 	// +kubebuilder:default=Route
-	// +kubebuilder:validation:Enum=Route;Neighbor
+	// +kubebuilder:validation:Enum=Route;Neighbor;Gateway
 	Announce PoolAnnounce `json:"announce,omitempty"`
 
 	// BlockSizeBits is the size of the blocks that are carved out of the pool: a
@@ -120,6 +122,8 @@ const (
 	AnnounceRoute PoolAnnounce = "Route"
 	// AnnounceNeighbor: by routes, and by ARP and NDP.
 	AnnounceNeighbor PoolAnnounce = "Neighbor"
+	// AnnounceGateway: not by nodes, but by gateways of load balancers.
+	AnnounceGateway PoolAnnounce = "Gateway"
 )
 
 // SubnetSet is an IPv4 subnet, an IPv6 subnet, or one of each of equal size.

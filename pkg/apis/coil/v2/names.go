@@ -70,7 +70,8 @@ const (
 	// separated by a comma.
 	AnnotationAddress = "coil.cybozu.com/address"
 	// LabelAnnounce with the value "Neighbor" on an AddressBlock says that its node answers for the block's addresses by
-	// ARP and NDP. coil-ipam-controller keeps it as AddressPoolSpec.Announce is, so that nodes needn't watch pools.
+	// ARP and NDP, with the value "Gateway" that gateways of load balancers have the address. coil-ipam-controller keeps it as
+	// AddressPoolSpec.Announce is, so that nodes and gateways needn't watch pools.
 	LabelAnnounce = "coil.cybozu.com/announce"
 
 	// LabelEgress on an EndpointSlice is the name of the Egress, of the same namespace,

@@ -63,6 +63,8 @@ func addKnownTypes(scheme *runtime.Scheme) error {
 		&EgressList{},
 		&EgressPolicy{},
 		&EgressPolicyList{},
+		&LoadBalancerGateway{},
+		&LoadBalancerGatewayList{},
 	)
 	// AddToGroupVersion allows the serialization of client types like ListOptions.
 	v1.AddToGroupVersion(scheme, SchemeGroupVersion)

@@ -25,6 +25,8 @@ type Interface interface {
 	EgressClusterPolicies() TypedEgressClusterPolicyInformer
 	// EgressPolicies returns a EgressPolicyInformer.
 	EgressPolicies() TypedEgressPolicyInformer
+	// LoadBalancerGateways returns a LoadBalancerGatewayInformer.
+	LoadBalancerGateways() TypedLoadBalancerGatewayInformer
 }
 
 type version struct {
@@ -71,4 +73,9 @@ func (v *version) EgressClusterPolicies() TypedEgressClusterPolicyInformer {
 // EgressPolicies returns a TypedEgressPolicyInformer.
 func (v *version) EgressPolicies() TypedEgressPolicyInformer {
 	return &egressPolicyInformer{factory: v.factory, namespace: v.namespace, tweakListOptions: v.tweakListOptions}
+}
+
+// LoadBalancerGateways returns a TypedLoadBalancerGatewayInformer.
+func (v *version) LoadBalancerGateways() TypedLoadBalancerGatewayInformer {
+	return &loadBalancerGatewayInformer{factory: v.factory, tweakListOptions: v.tweakListOptions}
 }

@@ -22,6 +22,7 @@ type CoilV2Interface interface {
 	EgressesGetter
 	EgressClusterPoliciesGetter
 	EgressPoliciesGetter
+	LoadBalancerGatewaysGetter
 }
 
 // CoilV2Client is used to interact with features provided by the coil.cybozu.com group.
@@ -55,6 +56,10 @@ func (c *CoilV2Client) EgressClusterPolicies() EgressClusterPolicyInterface {
 
 func (c *CoilV2Client) EgressPolicies(namespace string) EgressPolicyInterface {
 	return newEgressPolicies(c, namespace)
+}
+
+func (c *CoilV2Client) LoadBalancerGateways() LoadBalancerGatewayInterface {
+	return newLoadBalancerGateways(c)
 }
 
 // NewForConfig creates a new CoilV2Client for the given config.

@@ -18,3 +18,5 @@ type EgressExpansion interface{}
 type EgressClusterPolicyExpansion interface{}
 
 type EgressPolicyExpansion interface{}
+
+type LoadBalancerGatewayExpansion interface{}

@@ -43,6 +43,10 @@ func (c *FakeCoilV2) EgressPolicies(namespace string) v2.EgressPolicyInterface {
 	return newFakeEgressPolicies(c, namespace)
 }
 
+func (c *FakeCoilV2) LoadBalancerGateways() v2.LoadBalancerGatewayInterface {
+	return newFakeLoadBalancerGateways(c)
+}
+
 // RESTClient returns a RESTClient that is used to communicate
 // with API server by this client implementation.
 func (c *FakeCoilV2) RESTClient() rest.Interface {
