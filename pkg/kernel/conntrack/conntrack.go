@@ -69,6 +69,12 @@ func (t *Table) Close() { t.h.Close() }
 // The kernel's table is read once, whatever the number of addresses. A kernel that
 // tracks no flows has none, and isn't made to load the module that could.
 func (t *Table) Forget(ctx context.Context, addrs ...netip.Addr) (int, error) {
+	wanted := setOf(addrs)
+	return t.forget(ctx, func(f flow) bool { return f.concerns(wanted) })
+}
+
+// forget deletes flows.
+func (t *Table) forget(ctx context.Context, which func(flow) bool) (int, error) {
 	// Of the namespace's own flows; Documentation/networking/nf_conntrack-sysctl.rst.
 	count, err := sysctl.Get(t.ns, "net/netfilter/nf_conntrack_count")
 	if errors.Is(err, sysctl.ErrNotExist) || count == "0" {
@@ -77,13 +83,9 @@ func (t *Table) Forget(ctx context.Context, addrs ...netip.Addr) (int, error) {
 	if err != nil {
 		return 0, fmt.Errorf("count flows: %w", err)
 	}
-	wanted := make(map[netip.Addr]bool, len(addrs))
-	for _, a := range addrs {
-		wanted[a] = true
-	}
 	var stale []rtnl.Request
 	err = t.flows(ctx, func(f flow) {
-		if f.concerns(wanted) {
+		if which(f) {
 			stale = append(stale, f.deletion())
 		}
 	})
@@ -178,7 +180,7 @@ func (f *flow) tuple(as *rtnl.Attributes, b []byte, at int) {
 }
 
 // concerns says whether one of the addresses is an end of the flow.
-func (f *flow) concerns(addrs map[netip.Addr]bool) bool {
+func (f flow) concerns(addrs map[netip.Addr]bool) bool {
 	return slices.ContainsFunc(f.ends[:], func(end netip.Addr) bool { return end.IsValid() && addrs[end] })
 }
 

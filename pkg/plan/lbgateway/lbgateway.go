@@ -1,0 +1,202 @@
+// Package lbgateway says where a gateway machine sends connections to Services of the type LoadBalancer.
+//
+// It owns the choice of endpoints. It must not know how connections get there, nor which machine has an address.
+package lbgateway
+
+import (
+	"cmp"
+	"fmt"
+	"net/netip"
+	"slices"
+	"time"
+
+	"go4.org/netipx"
+	"golang.org/x/sys/unix"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+
+	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
+	"github.com/coil-net/coil/pkg/dataplane"
+	"github.com/coil-net/coil/pkg/plan"
+	"github.com/coil-net/coil/pkg/plan/loadbalancer"
+	"github.com/coil-net/coil/pkg/plan/ruleset"
+)
+
+// Forward is a port of a Service at an address, and where its connections go.
+type Forward struct {
+	ruleset.Frontend
+	// Draining are endpoints that get no new connections, and keep those that they have.
+	Draining []netip.AddrPort
+}
+
+// Place is a port of a Service at an address.
+type Place struct {
+	Address  netip.Addr
+	Protocol corev1.Protocol
+	Port     int32
+}
+
+// Facts are all that the forwards of a Service depend on.
+type Facts struct {
+	Spec    v2.LoadBalancerGatewaySpec
+	Service *corev1.Service
+	// Places are those that AddressBlocks say the Service has.
+	Places []Place
+	// Slices are the Service's, Nodes all of the cluster.
+	Slices []*discoveryv1.EndpointSlice
+	Nodes  []*corev1.Node
+}
+
+var protocols = map[corev1.Protocol]uint8{corev1.ProtocolTCP: unix.IPPROTO_TCP, corev1.ProtocolUDP: unix.IPPROTO_UDP, corev1.ProtocolSCTP: unix.IPPROTO_SCTP}
+
+// Forwards returns the forwards of a Service, sorted. A place whose port the Service hasn't any more has none. An error says why the Service can't be served as it is, and what
+// to do.
+func Forwards(f Facts) ([]Forward, error) {
+	sources, err := sourcesOf(f.Service)
+	if err != nil {
+		return nil, err
+	}
+	var all []Forward
+	for _, at := range f.Places {
+		i := slices.IndexFunc(f.Service.Spec.Ports, func(p corev1.ServicePort) bool {
+			return p.Port == at.Port && cmp.Or(p.Protocol, corev1.ProtocolTCP) == at.Protocol
+		})
+		if i < 0 {
+			continue
+		}
+		to := Forward{Frontend: ruleset.Frontend{
+			Address: at.Address, Port: ruleset.Port{Protocol: protocols[at.Protocol], Port: uint16(at.Port)}, Affinity: affinity(f.Service), Sources: sources,
+		}}
+		if to.Endpoints, to.Draining, err = f.endpoints(f.Service.Spec.Ports[i], dataplane.FamilyOf(at.Address)); err != nil {
+			return nil, err
+		}
+		all = append(all, to)
+	}
+	slices.SortFunc(all, func(a, b Forward) int {
+		return cmp.Or(a.Address.Compare(b.Address), cmp.Compare(a.Protocol, b.Protocol), cmp.Compare(a.Port.Port, b.Port.Port))
+	})
+	return all, nil
+}
+
+// affinity is for how long a client gets the same endpoint again.
+func affinity(s *corev1.Service) time.Duration {
+	if s.Spec.SessionAffinity != corev1.ServiceAffinityClientIP {
+		return 0
+	}
+	seconds := corev1.DefaultClientIPServiceAffinitySeconds
+	if c := s.Spec.SessionAffinityConfig; c != nil && c.ClientIP != nil && c.ClientIP.TimeoutSeconds != nil {
+		seconds = *c.ClientIP.TimeoutSeconds
+	}
+	return time.Duration(seconds) * time.Second
+}
+
+// sourcesOf are the clients that a Service lets in, nil for all.
+func sourcesOf(s *corev1.Service) ([]netipx.IPRange, error) {
+	if len(s.Spec.LoadBalancerSourceRanges) == 0 {
+		return nil, nil
+	}
+	var b netipx.IPSetBuilder
+	for _, text := range s.Spec.LoadBalancerSourceRanges {
+		p, err := netip.ParsePrefix(text)
+		if err != nil {
+			return nil, fmt.Errorf("spec.loadBalancerSourceRanges has %q: write a range such as 192.0.2.0/24", text)
+		}
+		b.AddPrefix(p.Masked())
+	}
+	all, err := b.IPSet()
+	if err != nil {
+		return nil, fmt.Errorf("spec.loadBalancerSourceRanges: %w", err)
+	}
+	return append([]netipx.IPRange{}, all.Ranges()...), nil
+}
+
+// endpoints are those of a port in a family, sorted.
+func (f Facts) endpoints(p corev1.ServicePort, family dataplane.Family) (ready, draining []netip.AddrPort, err error) {
+	switch f.Spec.Endpoints {
+	case v2.EndpointsClusterIP:
+		ready, err = f.clusterIP(p, family)
+	case v2.EndpointsPod:
+		ready, draining = f.pods(p, family)
+	default:
+		ready, draining, err = f.nodePorts(p, family)
+	}
+	for _, l := range []*[]netip.AddrPort{&ready, &draining} {
+		slices.SortFunc(*l, netip.AddrPort.Compare)
+		*l = slices.Compact(*l)
+	}
+	return ready, draining, err
+}
+
+// clusterIP is the Service's own address, as long as it has endpoints.
+func (f Facts) clusterIP(p corev1.ServicePort, family dataplane.Family) ([]netip.AddrPort, error) {
+	if ready, draining := f.pods(p, family); len(ready)+len(draining) == 0 {
+		return nil, nil
+	}
+	for _, text := range f.Service.Spec.ClusterIPs {
+		if a, err := netip.ParseAddr(text); err == nil && dataplane.FamilyOf(a) == family {
+			return []netip.AddrPort{netip.AddrPortFrom(a, uint16(p.Port))}, nil
+		}
+	}
+	return nil, fmt.Errorf("the Service has no ClusterIP of %s: this gateway sends to ClusterIPs (spec.endpoints of the LoadBalancerGateway)", family)
+}
+
+// nodePorts are the nodes that may forward to a port.
+func (f Facts) nodePorts(p corev1.ServicePort, family dataplane.Family) (ready, draining []netip.AddrPort, err error) {
+	if p.NodePort == 0 {
+		return nil, nil, fmt.Errorf("port %d has no NodePort: set spec.allocateLoadBalancerNodePorts, or have gateways send to ClusterIPs or pods (spec.endpoints of the LoadBalancerGateway)", p.Port)
+	}
+	may := loadbalancer.NodesOf(f.Nodes)
+	var only map[string]bool
+	if f.Service.Spec.ExternalTrafficPolicy == corev1.ServiceExternalTrafficPolicyLocal {
+		only = loadbalancer.WithEndpoints(f.Slices)
+	}
+	for _, n := range f.Nodes {
+		for _, a := range plan.NodeInternalIPs(n) {
+			if dataplane.FamilyOf(a) != family {
+				continue
+			}
+			at := netip.AddrPortFrom(a, uint16(p.NodePort))
+			if _, ok := may[n.Name]; ok && (only == nil || only[n.Name]) {
+				ready = append(ready, at)
+			} else {
+				draining = append(draining, at)
+			}
+		}
+	}
+	return ready, draining, nil
+}
+
+// pods are those that are ready. If none is, pods that still serve while they end are better than none.
+func (f Facts) pods(p corev1.ServicePort, family dataplane.Family) (ready, draining []netip.AddrPort) {
+	for _, s := range f.Slices {
+		i := slices.IndexFunc(s.Ports, func(o discoveryv1.EndpointPort) bool {
+			protocol := corev1.ProtocolTCP
+			if o.Protocol != nil {
+				protocol = *o.Protocol
+			}
+			return o.Port != nil && (o.Name == nil && p.Name == "" || o.Name != nil && *o.Name == p.Name) && protocol == cmp.Or(p.Protocol, corev1.ProtocolTCP)
+		})
+		if i < 0 {
+			continue
+		}
+		for _, e := range s.Endpoints {
+			for _, text := range e.Addresses[:min(1, len(e.Addresses))] { // others mean the same (EndpointSlice, addresses)
+				a, err := netip.ParseAddr(text)
+				if err != nil || dataplane.FamilyOf(a) != family {
+					continue
+				}
+				at := netip.AddrPortFrom(a, uint16(*s.Ports[i].Port))
+				switch c := e.Conditions; {
+				case c.Ready == nil || *c.Ready:
+					ready = append(ready, at)
+				case c.Serving != nil && *c.Serving:
+					draining = append(draining, at)
+				}
+			}
+		}
+	}
+	if len(ready) == 0 {
+		return draining, nil
+	}
+	return ready, draining
+}
