@@ -152,7 +152,7 @@ func (c *Controller) register() (err error) {
 		reconcile.On(c.cfg.Claims.Informer(), reconcile.Handler(c.claimChanged)),
 		reconcile.On(c.cfg.Blocks, reconcile.Changes(c.blockChanged)),
 		reconcile.On(c.cfg.Gateways.Informer(), reconcile.Changes(c.gatewayChanged)),
-		reconcile.On(core.Nodes().Informer(), reconcile.ChangeHandler(c.nodeChanged, sameNode)),
+		reconcile.On(core.Nodes().Informer(), reconcile.ChangeHandler(c.nodeChanged, loadbalancer.SameNode)),
 		reconcile.On(discovery.EndpointSlices().Informer(), reconcile.Handler(c.sliceChanged)),
 	)
 	return err
@@ -294,10 +294,4 @@ func needsEndpoints(s *corev1.Service) bool {
 // samePool says whether a change of an AddressPool is none of its addresses.
 func samePool(a, b *v2.AddressPool) bool {
 	return a.Generation == b.Generation && (a.DeletionTimestamp == nil) == (b.DeletionTimestamp == nil)
-}
-
-// sameNode says whether a change of a Node, such as a heartbeat, is none for the addresses of Services.
-func sameNode(a, b *corev1.Node) bool {
-	one, other := loadbalancer.NodesOf([]*corev1.Node{a}), loadbalancer.NodesOf([]*corev1.Node{b})
-	return loadbalancer.ReadyNode(a) == loadbalancer.ReadyNode(b) && one.Equal(other)
 }

@@ -42,9 +42,26 @@ type Facts struct {
 	Service *corev1.Service
 	// Places are those that AddressBlocks say the Service has.
 	Places []Place
-	// Slices are the Service's, Nodes all of the cluster.
+	// Slices are the Service's.
 	Slices []*discoveryv1.EndpointSlice
-	Nodes  []*corev1.Node
+	Nodes  Nodes
+}
+
+// Nodes are those of a cluster.
+type Nodes []struct {
+	name  string
+	addrs []netip.Addr
+	may   bool // it may get new connections
+}
+
+// NodesOf returns the nodes of a cluster.
+func NodesOf(all []*corev1.Node) Nodes {
+	serving, nodes := loadbalancer.NodesOf(all), make(Nodes, len(all))
+	for i, n := range all {
+		nodes[i].name, nodes[i].addrs = n.Name, plan.NodeInternalIPs(n)
+		_, nodes[i].may = serving[n.Name]
+	}
+	return nodes
 }
 
 var protocols = map[corev1.Protocol]uint8{corev1.ProtocolTCP: unix.IPPROTO_TCP, corev1.ProtocolUDP: unix.IPPROTO_UDP, corev1.ProtocolSCTP: unix.IPPROTO_SCTP}
@@ -145,18 +162,17 @@ func (f Facts) nodePorts(p corev1.ServicePort, family dataplane.Family) (ready, 
 	if p.NodePort == 0 {
 		return nil, nil, fmt.Errorf("port %d has no NodePort: set spec.allocateLoadBalancerNodePorts, or have gateways send to ClusterIPs or pods (spec.endpoints of the LoadBalancerGateway)", p.Port)
 	}
-	may := loadbalancer.NodesOf(f.Nodes)
 	var only map[string]bool
 	if f.Service.Spec.ExternalTrafficPolicy == corev1.ServiceExternalTrafficPolicyLocal {
 		only = loadbalancer.WithEndpoints(f.Slices)
 	}
 	for _, n := range f.Nodes {
-		for _, a := range plan.NodeInternalIPs(n) {
+		for _, a := range n.addrs {
 			if dataplane.FamilyOf(a) != family {
 				continue
 			}
 			at := netip.AddrPortFrom(a, uint16(p.NodePort))
-			if _, ok := may[n.Name]; ok && (only == nil || only[n.Name]) {
+			if n.may && (only == nil || only[n.name]) {
 				ready = append(ready, at)
 			} else {
 				draining = append(draining, at)

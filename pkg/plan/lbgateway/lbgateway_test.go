@@ -35,10 +35,13 @@ func facts() lbgateway.Facts {
 			f.Places = append(f.Places, lbgateway.Place{Address: netip.MustParseAddr(a), Protocol: protocol, Port: p.Port})
 		}
 	}
-	for i := range 2 {
-		f.Nodes = append(f.Nodes, node(i, corev1.ConditionTrue))
-	}
+	f.Nodes = nodes()
 	return f
+}
+
+// nodes are two nodes that are ready, and others.
+func nodes(others ...*corev1.Node) lbgateway.Nodes {
+	return lbgateway.NodesOf(append([]*corev1.Node{node(0, corev1.ConditionTrue), node(1, corev1.ConditionTrue)}, others...))
 }
 
 func node(i int, ready corev1.ConditionStatus) *corev1.Node {
@@ -107,7 +110,7 @@ func TestForwards(t *testing.T) {
 			f.Places = f.Places[:1]
 			excluded := node(3, corev1.ConditionTrue)
 			excluded.Labels = map[string]string{corev1.LabelNodeExcludeBalancers: ""}
-			f.Nodes = append(f.Nodes, node(2, corev1.ConditionUnknown), excluded)
+			f.Nodes = nodes(node(2, corev1.ConditionUnknown), excluded)
 		}, []string{"6 198.51.100.1:80: 10.0.0.0:30080 10.0.0.1:30080 (10.0.0.2:30080) (10.0.0.3:30080)"}},
 		"28 NodePorts of nodes with endpoints": {func(f *lbgateway.Facts) {
 			f.Places = f.Places[:1]

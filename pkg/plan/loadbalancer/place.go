@@ -77,6 +77,11 @@ func (n Nodes) Announcers(only map[string]bool) v2.FloatingAnnouncers {
 // Equal says whether two clusters have the same nodes.
 func (n Nodes) Equal(o Nodes) bool { return maps.EqualFunc(n, o, slices.Equal) }
 
+// SameNode says whether a change of a Node, such as a heartbeat, is none for the addresses of Services.
+func SameNode(a, b *corev1.Node) bool {
+	return ReadyNode(a) == ReadyNode(b) && NodesOf([]*corev1.Node{a}).Equal(NodesOf([]*corev1.Node{b}))
+}
+
 // WithEndpoints returns the nodes that have an endpoint of a Service that is ready. If no node has, it returns those with one that still serves while it ends,
 // as a Service proxy uses these then.
 func WithEndpoints(all []*discoveryv1.EndpointSlice) map[string]bool {

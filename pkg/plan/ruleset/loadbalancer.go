@@ -315,5 +315,15 @@ func Change(before, after *Frontend) []dataplane.SetChange {
 	return all
 }
 
+// ChangeAddresses returns the changes of sets that remove addresses from those of Services, and add others.
+func ChangeAddresses(remove, add []netip.Addr) (all []dataplane.SetChange) {
+	for _, f := range families {
+		if c := (dataplane.SetChange{Set: f.Named(addressesSet), Remove: f.set("", remove).Elements, Add: f.set("", add).Elements}); len(c.Remove)+len(c.Add) > 0 {
+			all = append(all, c)
+		}
+	}
+	return all
+}
+
 // Sticky is the map of the endpoints that clients get again, in the table of a gateway machine.
 func Sticky(f dataplane.Family) string { return f.Named(stickyMap) }

@@ -1,0 +1,226 @@
+package lbgateway
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"os"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+	corev1 "k8s.io/api/core/v1"
+
+	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
+	"github.com/coil-net/coil/pkg/kernel/conntrack"
+	plan "github.com/coil-net/coil/pkg/plan/lbgateway"
+	"github.com/coil-net/coil/pkg/plan/ruleset"
+	"github.com/coil-net/coil/pkg/testkit"
+	"github.com/coil-net/coil/pkg/testkit/fakeapi"
+)
+
+// Whatever comes, changes and goes, and whatever others do to the table, in the end the kernel has what a gateway would make that sees everything for the first time.
+func TestChangesInAnyOrder(t *testing.T) {
+	for seed := range uint64(testkit.LBForm.Times(3, 60)) {
+		t.Run(fmt.Sprint(seed), func(t *testing.T) {
+			sc, r := newScene(t), rand.New(rand.NewPCG(seed, 3))
+			name := func() string { return []string{"", "a", "b", "c", "d"}[r.IntN(5)] }
+			for i := range 120 {
+				switch n := name(); r.IntN(12) {
+				case 0:
+					sc.node(r.IntN(4), r.IntN(3) > 0)
+				case 1:
+					sc.spec(func(s *v2.LoadBalancerGatewaySpec) {
+						s.Endpoints = []v2.GatewayEndpoints{v2.EndpointsNodePort, v2.EndpointsClusterIP, v2.EndpointsPod}[r.IntN(3)]
+						s.Masquerade = []v2.GatewayMasquerade{v2.MasqueradeAlways, v2.MasqueradeNever}[r.IntN(2)]
+						s.Pools = [][]string{{"dmz"}, {"other", "dmz"}, {"other"}}[r.IntN(3)]
+					})
+				case 2:
+					if n != "" {
+						sc.s.Drop(serviceResource, "shop/"+n)
+					}
+				case 3:
+					sc.s.Drop(blockResource, fmt.Sprint("dmz-", r.IntN(4)))
+				case 4:
+					testkit.Must(sc.machine.Run("sh", "-c", "nft flush ruleset; nft add table inet other"))(t)
+					sc.Touched()
+				case 5, 6:
+					if n != "" {
+						sc.service(n, func(s *corev1.Service) {
+							s.Spec.SessionAffinity = []corev1.ServiceAffinity{corev1.ServiceAffinityNone, corev1.ServiceAffinityClientIP}[r.IntN(2)]
+							s.Spec.LoadBalancerSourceRanges = [][]string{nil, {"192.0.2.0/24"}, {"2001:db8::/32", "192.0.2.1/32"}, {"nonsense"}}[r.IntN(4)]
+						})
+					}
+				case 7, 8:
+					if n != "" {
+						var all []string
+						for range r.IntN(5) {
+							all = append(all, []string{fmt.Sprint("10.1.0.", r.IntN(9)), fmt.Sprintf("fd01::%d", r.IntN(9))}[r.IntN(2)])
+						}
+						sc.endpoints(n, r.IntN(2), all...)
+					}
+				default:
+					sc.block(r.IntN(4), n, name())
+				}
+				sc.Deliver(r.IntN(4))
+				if i%30 == 29 {
+					sc.settled(fmt.Sprint("after ", i, " changes"))
+				}
+			}
+			for i := range 4 {
+				sc.block(i, "a", "b")
+			}
+			sc.settled("in the end")
+		})
+	}
+}
+
+// Scenario 11, 36: the status tells what the machine does; a Service that it can't serve is no reason to serve no other one.
+func TestStatus(t *testing.T) {
+	sc := newScene(t)
+	sc.service("a", nil)
+	sc.service("b", func(s *corev1.Service) { s.Spec.Ports[1].NodePort = 0 })
+	sc.block(1, "a", "b")
+	sc.told("with a Service that has no NodePort", func(st v2.LoadBalancerGatewayStatus) error {
+		want := v2.GatewayState{Generation: 1, Blocks: st.Applied.Blocks, Services: 1, Ports: 2, Endpoints: 4, Hash: st.Applied.Hash}
+		if st.Applied != want || st.Applied.Hash == "" || condition(st) != v2.ReasonServiceErrors || len(st.Errors) != 1 || st.Errors[0].Service != "shop/b" || st.LastContact == nil {
+			return fmt.Errorf("%+v, want %+v", st, want)
+		}
+		return nil
+	})
+	sc.service("b", func(s *corev1.Service) { s.Spec.Ports[1].NodePort = 30053 })
+	sc.told("with its NodePort", func(st v2.LoadBalancerGatewayStatus) error {
+		if st.Applied.Services != 2 || st.Applied.Ports != 4 || condition(st) != v2.ReasonAllServed || len(st.Errors) != 0 {
+			return fmt.Errorf("%+v", st)
+		}
+		return nil
+	})
+}
+
+// What the kernel refuses is told, and tried again; the machine does what it did before.
+func TestKernelRefuses(t *testing.T) {
+	sc := newScene(t)
+	sc.service("a", nil)
+	sc.block(1, "a", "")
+	sc.settled("at first")
+	before := testkit.Must(sc.machine.Run("nft", "list", "ruleset"))(t)
+	sc.table.refuses.Store(new(errors.New("no buffer space available")))
+	sc.block(2, "a", "a")
+	sc.await("refused", func() error {
+		if st := sc.own().Status; condition(st) != v2.ReasonKernelRefused {
+			return fmt.Errorf("%+v", st)
+		}
+		return nil
+	})
+	if after := testkit.Must(sc.machine.Run("nft", "list", "ruleset"))(t); after != before {
+		t.Errorf("the rules were\n%s\nand are\n%s", before, after)
+	}
+	sc.table.refuses.Store(nil)
+	sc.settled("when it is over")
+	sc.told("when it is over", func(st v2.LoadBalancerGatewayStatus) error {
+		if condition(st) != v2.ReasonAllServed {
+			return fmt.Errorf("%+v", st)
+		}
+		return nil
+	})
+}
+
+// Scenario 19: a machine that starts does what it did last before it reaches the API server. A file of another machine, or a broken one, is no reason not to start.
+func TestStartsFromItsFile(t *testing.T) {
+	sc := newScene(t)
+	sc.service("a", func(s *corev1.Service) { s.Spec.SessionAffinity = corev1.ServiceAffinityClientIP })
+	sc.service("b", func(s *corev1.Service) { s.Spec.LoadBalancerSourceRanges = []string{"192.0.2.0/24"} })
+	sc.block(1, "a", "b")
+	sc.settled("at first")
+	before := sc.does.ruleset()
+	sc.end()
+	testkit.Must(sc.machine.Run("nft", "flush", "ruleset"))(t)
+	sc.boot() // and nothing is delivered
+	testkit.Check(t, sc.table.Check(t.Context(), before))
+	sc.block(1, "", "b")
+	sc.start()
+	sc.settled("when it sees what changed meanwhile")
+	sc.end()
+	for name, text := range map[string]string{"broken": "{", "of another machine": `{"gateway": "gw2"}`} {
+		testkit.Check(t, os.WriteFile(sc.file, []byte(text), 0o600))
+		sc.start()
+		sc.settled(name)
+		sc.end()
+	}
+	sc.start()
+}
+
+// A machine without a LoadBalancerGateway serves nothing.
+func TestWithoutItsObject(t *testing.T) {
+	sc := newScene(t)
+	sc.service("a", nil)
+	sc.block(1, "a", "")
+	sc.settled("at first")
+	sc.s.Drop(gatewayResource, "gw1")
+	sc.settled("without the object")
+	sc.spec(func(*v2.LoadBalancerGatewaySpec) {})
+	sc.settled("with the object again")
+}
+
+// Scenario 27: flows leave endpoints that are gone, and those of UDP endpoints that are ending, too.
+func TestStaleFlows(t *testing.T) {
+	at := func(text string) netip.AddrPort { return netip.MustParseAddrPort(text) }
+	s := state{addresses: map[netip.Addr]bool{netip.MustParseAddr("198.51.100.1"): true}, forwards: map[front]plan.Forward{}}
+	for _, p := range []uint8{unix.IPPROTO_TCP, unix.IPPROTO_UDP} {
+		s.forwards[front{p, at("198.51.100.1:80")}] = plan.Forward{
+			Frontend: ruleset.Frontend{Endpoints: []netip.AddrPort{at("10.1.0.1:80")}}, Draining: []netip.AddrPort{at("10.1.0.2:80")},
+		}
+	}
+	gone := map[netip.Addr]bool{netip.MustParseAddr("198.51.100.2"): true}
+	for _, c := range []struct {
+		protocol     byte
+		to, endpoint string
+		want         bool
+	}{
+		{unix.IPPROTO_TCP, "198.51.100.1:80", "10.1.0.1:80", false},
+		{unix.IPPROTO_TCP, "198.51.100.1:80", "10.1.0.1:81", true},
+		{unix.IPPROTO_TCP, "198.51.100.1:80", "10.1.0.2:80", false},
+		{unix.IPPROTO_TCP, "198.51.100.1:80", "10.1.0.3:80", true},
+		{unix.IPPROTO_TCP, "198.51.100.1:81", "10.1.0.1:80", true},
+		{unix.IPPROTO_UDP, "198.51.100.1:80", "10.1.0.1:80", false},
+		{unix.IPPROTO_UDP, "198.51.100.1:80", "10.1.0.2:80", true},
+		{unix.IPPROTO_UDP, "198.51.100.2:80", "10.1.0.1:80", true},
+		{unix.IPPROTO_UDP, "198.51.100.3:80", "10.1.0.1:80", false},
+	} {
+		if got := s.stale(conntrack.Forwarded{Protocol: c.protocol, To: at(c.to), Endpoint: at(c.endpoint)}, gone); got != c.want {
+			t.Errorf("a flow of protocol %d to %s at %s: %t, want %t", c.protocol, c.to, c.endpoint, got, c.want)
+		}
+	}
+}
+
+// The kernel forgets the flows of an endpoint that goes, and keeps those of others.
+func TestFlowsAreForgotten(t *testing.T) {
+	sc := newScene(t)
+	sc.spec(func(s *v2.LoadBalancerGatewaySpec) { s.Endpoints = v2.EndpointsPod })
+	sc.service("a", nil)
+	sc.endpoints("a", 0, "10.1.0.1", "10.1.0.2")
+	sc.block(1, "a", "a")
+	sc.settled("at first")
+	for i, endpoint := range []string{"10.1.0.1", "10.1.0.2"} {
+		testkit.Must(sc.machine.Run("conntrack", "-I", "-p", "udp", "-t", "600", "-s", "192.0.2.1", "-d", "198.51.100.1", "-r", endpoint, "-q", "192.0.2.1",
+			"--sport", fmt.Sprint(1000+i), "--dport", "53", "--reply-port-src", "5353", "--reply-port-dst", fmt.Sprint(1000+i)))(t)
+	}
+	left := func(want string) {
+		t.Helper()
+		sc.await("flows "+want, func() error {
+			out, err := sc.machine.Run("sh", "-c", "conntrack -L 2>/dev/null | grep -o 'src=10.1.0.[0-9]' | sort | tr '\\n' ' '")
+			if err != nil || strings.TrimSpace(out) != want {
+				return fmt.Errorf("%q, %v, want %q", out, err, want)
+			}
+			return nil
+		})
+	}
+	sc.endpoints("a", 0, "10.1.0.2")
+	left("src=10.1.0.2")
+	sc.block(1, "", "")
+	left("")
+	if fakeapi.Find[*v2.LoadBalancerGateway](sc.s, gatewayResource, "gw1") == nil {
+		t.Error("the object is gone")
+	}
+}
