@@ -40,6 +40,9 @@ func (g *Gateway) apply(ctx context.Context, _ struct{}) error {
 	}
 	g.mu.Unlock()
 	g.statuses.Add(struct{}{})
+	if g.cfg.Health != nil {
+		g.cfg.Health(err)
+	}
 	if err != nil {
 		g.again(keys)
 		return err

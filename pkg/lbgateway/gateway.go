@@ -68,6 +68,8 @@ type Config struct {
 	Flows                                     Flows
 	// File has what the machine did last; empty for none.
 	File string
+	// Health is told after each look whether the machine does what it is to do. It may be nil.
+	Health func(error)
 	// LoopMetrics and Registry take metrics; nil ones are not exported.
 	LoopMetrics *reconcile.Metrics
 	Registry    prometheus.Registerer

@@ -1,0 +1,97 @@
+package rig
+
+import (
+	"context"
+	"errors"
+	"net/url"
+	"os"
+	"path/filepath"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/coil-net/coil/integration/lab/build"
+	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
+	"github.com/coil-net/coil/pkg/testkit/netlab"
+)
+
+// Gateway is a machine outside of the cluster, which has a coil-lb-agent.
+type Gateway struct {
+	*Program
+	Name string
+	// NS is the machine's network namespace.
+	NS *netlab.NS
+
+	rig *Rig
+	api *netlab.Proxy
+}
+
+// NewGateway makes a LoadBalancerGateway, and a machine without links whose coil-lb-agent isn't started yet.
+func (r *Rig) NewGateway(ctx context.Context, name string, spec v2.LoadBalancerGatewaySpec) (_ *Gateway, err error) {
+	const account = "coil-lb-agent"
+	g := &Gateway{Name: name, rig: r}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, g.Close())
+		}
+	}()
+	o := &v2.LoadBalancerGateway{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: spec}
+	if _, err := r.Coil.CoilV2().LoadBalancerGateways().Create(ctx, o, metav1.CreateOptions{}); err != nil {
+		return nil, err
+	}
+	path, err := (&build.Builder{Log: r.opts.Log}).Own(ctx, "cmd/"+account, r.opts.Tags...)
+	if err != nil {
+		return nil, err
+	}
+	root, err := build.Root()
+	if err != nil {
+		return nil, err
+	}
+	if _, err := r.API.Kubectl(ctx, "apply", "-f", filepath.Join(root, "manifests", "services", "gateway-rbac.yaml")); err != nil {
+		return nil, err
+	}
+	kubeconfig, err := r.kubeconfig(account)
+	if err != nil {
+		return nil, err
+	}
+	server, err := url.Parse(r.API.RESTConfig().Host)
+	if err != nil {
+		return nil, err
+	}
+	if g.NS, err = netlab.New(); err != nil {
+		return nil, err
+	}
+	if g.api, err = netlab.NewProxy(ctx, g.NS, server.Host, server.Host); err != nil {
+		return nil, err
+	}
+	g.Program = &Program{
+		Path: path, Netns: g.NS.Path(), Log: r.path(name + ".log"),
+		Args: []string{"--name=" + name, "--kubeconfig=" + kubeconfig, "--state-dir=" + r.path(name), "-v=1"},
+	}
+	return g, nil
+}
+
+// CutAPI cuts the machine off from the API server, and connects it again.
+func (g *Gateway) CutAPI(cut bool) { g.api.Cut(cut) }
+
+// Cleanup runs coil-lb-agent --cleanup.
+func (g *Gateway) Cleanup(ctx context.Context) (string, error) {
+	return g.NS.Run(ctx, g.Path, append([]string{"--cleanup"}, g.Args...)...)
+}
+
+// StateDir has the state of coil-lb-agent.
+func (g *Gateway) StateDir() string { return g.rig.path(g.Name) }
+
+// Close takes the machine away.
+func (g *Gateway) Close() error {
+	var errs []error
+	if g.Program != nil {
+		g.Kill()
+	}
+	if g.api != nil {
+		errs = append(errs, g.api.Close())
+	}
+	if g.NS != nil {
+		errs = append(errs, g.NS.Close())
+	}
+	return errors.Join(append(errs, os.RemoveAll(g.StateDir()))...)
+}

@@ -1,0 +1,184 @@
+// Package lbagent composes the program coil-lb-agent.
+//
+// It owns the flags and the order in which parts start. It must not know what any of them does.
+package lbagent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/client-go/informers"
+	"k8s.io/client-go/kubernetes"
+
+	"github.com/coil-net/coil/generated/clientset/versioned"
+	"github.com/coil-net/coil/generated/informers/externalversions"
+	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
+	"github.com/coil-net/coil/pkg/app/program"
+	"github.com/coil-net/coil/pkg/dataplane"
+	"github.com/coil-net/coil/pkg/kernel/conntrack"
+	"github.com/coil-net/coil/pkg/kernel/nft"
+	"github.com/coil-net/coil/pkg/kernel/sysctl"
+	"github.com/coil-net/coil/pkg/kube"
+	"github.com/coil-net/coil/pkg/lbgateway"
+	"github.com/coil-net/coil/pkg/observe"
+	"github.com/coil-net/coil/pkg/reconcile"
+)
+
+const (
+	programName = "coil-lb-agent"
+	// applied is the condition of readiness.
+	applied = "applied"
+	// kernelSettle is the time between two looks at what others have changed in the kernel.
+	kernelSettle = 500 * time.Millisecond
+)
+
+// Main runs the program and returns its exit code.
+func Main(args []string) int {
+	o := &Options{}
+	return program.Main(programName, args, o, func(ctx context.Context) error { return run(ctx, o) })
+}
+
+func run(ctx context.Context, o *Options) (err error) {
+	table, err := nft.New(nil, dataplane.NftTableLB)
+	if err != nil {
+		return err
+	}
+	defer table.Close()
+	if o.Cleanup {
+		return cleanup(ctx, o, table)
+	}
+	flows, err := conntrack.New(nil)
+	if err != nil {
+		return err
+	}
+	defer flows.Close()
+	if err := os.MkdirAll(o.StateDir, 0o700); err != nil {
+		return err
+	}
+	if o.Forwarding {
+		if _, err := o.settings().Set(nil, sysctl.Setting{Key: "net/ipv4/ip_forward", Value: "1"}, sysctl.Setting{Key: "net/ipv6/conf/all/forwarding", Value: "1"}); err != nil {
+			return err
+		}
+	}
+	registry, health := observe.NewRegistry(), observe.NewHealth(applied)
+	all, coil, err := o.connect()
+	if err != nil {
+		return err
+	}
+	cfg := lbgateway.Config{
+		Name: o.Name, Coil: coil, Table: table, Flows: flows, File: o.lastFile(), LoopMetrics: reconcile.NewMetrics(registry), Registry: registry,
+		Gateways: all.own.Coil().V2().LoadBalancerGateways().Informer(), Blocks: all.blocks.Coil().V2().AddressBlocks().Informer(),
+		Services: all.cluster.Core().V1().Services().Informer(), Nodes: all.cluster.Core().V1().Nodes().Informer(),
+		Slices: all.cluster.Discovery().V1().EndpointSlices().Informer(), Health: func(err error) { health.Set(applied, err) },
+	}
+	gateway, err := lbgateway.New(ctx, cfg)
+	if err != nil {
+		return err
+	}
+	watch, err := table.Watch()
+	if err != nil {
+		return err
+	}
+	group, ctx := errgroup.WithContext(ctx)
+	for _, f := range []factory{all.own, all.blocks, all.cluster} {
+		f.Start(ctx.Done())
+		defer f.Shutdown()
+	}
+	group.Go(func() error { return observe.Serve(ctx, o.Observe, registry, health) })
+	group.Go(func() error { return errors.Join(watch.Run(ctx, kernelSettle, gateway.Touched), watch.Close()) })
+	group.Go(func() error { return gateway.Run(ctx) })
+	return group.Wait()
+}
+
+// lastFile has what the machine did last.
+func (o *Options) lastFile() string { return filepath.Join(o.StateDir, "last.json") }
+
+// settings has the kernel's settings before the program.
+func (o *Options) settings() *sysctl.Record {
+	return sysctl.NewRecord(filepath.Join(o.StateDir, "sysctl.json"))
+}
+
+// cleanup takes back what the program has done.
+func cleanup(ctx context.Context, o *Options, table *nft.Table) error {
+	_, err := table.Sync(ctx, dataplane.Ruleset{})
+	_, e := o.settings().Restore(nil)
+	if err := errors.Join(err, e); err != nil {
+		return err
+	}
+	return os.RemoveAll(o.StateDir)
+}
+
+// factory is a factory of informers.
+type factory interface {
+	Start(stop <-chan struct{})
+	Shutdown()
+}
+
+// caches are the factories of all informers.
+type caches struct {
+	own, blocks externalversions.SharedInformerFactory
+	cluster     informers.SharedInformerFactory
+}
+
+// connect makes the informers, which keep only the fields that the gateway reads, and the client.
+func (o *Options) connect() (caches, versioned.Interface, error) {
+	cfg, err := kube.Config(o.Kubeconfig, programName)
+	if err != nil {
+		return caches{}, nil, err
+	}
+	core, err := kubernetes.NewForConfig(kube.Protobuf(cfg))
+	if err != nil {
+		return caches{}, nil, fmt.Errorf("client of Kubernetes' resources: %w", err)
+	}
+	coil, err := versioned.NewForConfig(cfg)
+	if err != nil {
+		return caches{}, nil, fmt.Errorf("client of Coil's resources: %w", err)
+	}
+	chosen := func(choose func(*metav1.ListOptions)) externalversions.SharedInformerFactory {
+		return externalversions.NewSharedInformerFactoryWithOptions(coil, 0, externalversions.WithTransform(kube.Strip), externalversions.WithTweakListOptions(choose))
+	}
+	return caches{
+		own: chosen(func(l *metav1.ListOptions) { l.FieldSelector = fields.OneTermEqualSelector(metav1.ObjectNameField, o.Name).String() }),
+		blocks: chosen(func(l *metav1.ListOptions) {
+			l.LabelSelector = v2.LabelFloating + "=" + v2.FloatingValue + "," + v2.LabelAnnounce + "=" + string(v2.AnnounceGateway)
+		}),
+		cluster: informers.NewSharedInformerFactoryWithOptions(core, 0, informers.WithTransform(strip)),
+	}, coil, nil
+}
+
+// strip keeps the fields that the gateway reads, since there may be thousands of objects and they are large.
+func strip(obj any) (any, error) {
+	switch o := obj.(type) {
+	case *corev1.Service:
+		return &corev1.Service{ObjectMeta: kept(o), Spec: o.Spec}, nil
+	case *corev1.Node:
+		n := &corev1.Node{ObjectMeta: kept(o), Spec: corev1.NodeSpec{Taints: o.Spec.Taints}, Status: corev1.NodeStatus{Addresses: o.Status.Addresses, Conditions: o.Status.Conditions}}
+		n.Labels = kube.Only(o.Labels, corev1.LabelNodeExcludeBalancers)
+		return n, nil
+	case *discoveryv1.EndpointSlice:
+		s := &discoveryv1.EndpointSlice{ObjectMeta: kept(o), Ports: o.Ports}
+		s.Labels = kube.Only(o.Labels, discoveryv1.LabelServiceName)
+		for _, e := range o.Endpoints {
+			s.Endpoints = append(s.Endpoints, discoveryv1.Endpoint{Addresses: e.Addresses, NodeName: e.NodeName, Conditions: e.Conditions})
+		}
+		return s, nil
+	}
+	return kube.Strip(obj)
+}
+
+// kept are the metadata that are read of all.
+func kept(o metav1.Object) metav1.ObjectMeta {
+	return metav1.ObjectMeta{
+		Namespace: o.GetNamespace(), Name: o.GetName(), UID: o.GetUID(), ResourceVersion: o.GetResourceVersion(), Generation: o.GetGeneration(),
+		DeletionTimestamp: o.GetDeletionTimestamp(),
+	}
+}
