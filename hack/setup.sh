@@ -51,8 +51,8 @@ install || {
 }
 
 # Debian starts these as soon as they are installed. The tests run them in networks of their own; this
-# machine's routes are none of their business.
-for daemon in bird2:bird etcd-server:etcd frr:frr; do
+# machine's routes and addresses are none of their business.
+for daemon in bird2:bird etcd-server:etcd frr:frr keepalived:keepalived; do
   if [[ -d /run/systemd/system && " ${missing[*]} " == *" ${daemon%:*} "* ]]; then
     systemctl --quiet disable --now "${daemon#*:}"
   fi

@@ -21,7 +21,7 @@ func runPreflight(_ context.Context, c *cli, args []string) error {
 	if _, err := c.parse(args, 0, 0); err != nil {
 		return err
 	}
-	if err := preflight.Check(preflight.Cluster, preflight.VM, preflight.Routing); err != nil {
+	if err := preflight.Check(preflight.Cluster, preflight.VM, preflight.Routing, preflight.Gateway); err != nil {
 		return err
 	}
 	fmt.Fprintln(c.log, "nothing is missing")

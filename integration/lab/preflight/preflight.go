@@ -22,6 +22,8 @@ const (
 	VM
 	// Routing is a network with the routing daemons that people use.
 	Routing
+	// Gateway is a machine outside of a cluster whose keepalived has addresses of Services.
+	Gateway
 )
 
 // need is a program and the Debian package that has it.
@@ -33,8 +35,8 @@ type need struct {
 
 var needs = []need{
 	{"runc", "runc", []Use{Cluster}},
-	{"ip", "iproute2", []Use{Cluster, Routing}},
-	{"nsenter", "util-linux", []Use{Cluster, Routing}},
+	{"ip", "iproute2", []Use{Cluster, Routing, Gateway}},
+	{"nsenter", "util-linux", []Use{Cluster, Routing, Gateway}},
 	{"mount", "mount", []Use{Cluster, Routing}},
 	{"nft", "nftables", []Use{Cluster}},
 	{"conntrack", "conntrack", []Use{Cluster}},
@@ -45,6 +47,7 @@ var needs = []need{
 	{"dpkg-deb", "dpkg", []Use{VM}},
 	{"bird", "bird2", []Use{Routing}},
 	{"vtysh", "frr", []Use{Routing}},
+	{"keepalived", "keepalived", []Use{Gateway}},
 }
 
 // Packages lists the Debian packages of all uses, sorted.

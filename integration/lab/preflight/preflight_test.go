@@ -27,6 +27,7 @@ func TestCheckNamesEverythingAtOnce(t *testing.T) {
 		{"cluster", []Use{Cluster}, []string{"runc", "nftables", "busybox-static"}},
 		{"vm", []Use{VM}, []string{"busybox-static", "qemu-system-x86"}},
 		{"routing", []Use{Routing}, []string{"bird2", "frr"}},
+		{"gateway", []Use{Gateway}, []string{"keepalived"}},
 		{"both", []Use{Cluster, VM}, []string{"runc", "nftables", "busybox-static", "qemu-system-x86"}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
