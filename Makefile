@@ -130,7 +130,7 @@ test-floating: ## Cut the power of nodes, and divide networks; change all at ran
 
 .PHONY: test-lb
 test-lb: ## Kill coil-lb-controller at each step, cut the power of nodes with addresses of Services, reach them behind kube-proxy, play random histories; as root
-	COIL_LB=long $(GOTEST) -tiers=netns,apiserver,cluster -no-skips $(ARGS) ./pkg/plan/loadbalancer/ ./pkg/controller/loadbalancer/ ./pkg/node/floating/place/ ./pkg/node/floating/forwarding/
+	COIL_LB=long $(GOTEST) -tiers=netns,apiserver,cluster -no-skips $(ARGS) ./pkg/plan/loadbalancer/ ./pkg/controller/loadbalancer/ ./pkg/node/floating/place/ ./pkg/node/floating/forwarding/ ./pkg/keepalived/
 	$(if $(ARGS),,COIL_LB=long $(GOTEST) -tiers=netns,apiserver,cluster -no-skips -run='^Test(Services.*|AddressOfService|LBController.*)$$' ./integration/apiserver/ ./integration/crash/ ./integration/floating/ ./integration/cluster/)
 
 .PHONY: test-release

@@ -64,6 +64,7 @@ var places = map[string]layer{
 	"pkg/delqueue/":     adapter,
 	"pkg/cniconf/":      adapter,
 	"pkg/etcd/":         adapter,
+	"pkg/keepalived/":   adapter,
 
 	"pkg/controller/": useCase,
 	"pkg/node/":       useCase,
@@ -100,7 +101,7 @@ var lower = map[layer][]layer{
 
 // closed are folders whose packages import, of this module, nothing but pure
 // packages, each other and pkg/atomicfile.
-var closed = []string{"pkg/kernel/", "pkg/store/sqlite/"}
+var closed = []string{"pkg/kernel/", "pkg/store/sqlite/", "pkg/keepalived/"}
 
 // siblings are folders whose packages don't import each other. The package of
 // the folder itself holds the words that they share.
