@@ -27,7 +27,7 @@ var ToolSystems = []string{"linux/amd64", "linux/arm64", "darwin/arm64"}
 // program once, under the name of each: these programs link mostly the same packages.
 var joined = map[string][]string{
 	"coil-controllers": {"coil-egress-controller", "coil-ipam-controller", "coil-lb-controller"},
-	"coil-routers":     {"coil-egress", "coil-router"},
+	"coil-routers":     {"coil-egress", "coil-lb-agent", "coil-router"},
 }
 
 // stamped are the variables that hold the version of a program. That of the CNI plugin is its own, because the plugin

@@ -72,6 +72,7 @@ var places = map[string]layer{
 	"pkg/clientnet/":  useCase,
 	"pkg/router/":     useCase,
 	"pkg/natgateway/": useCase,
+	"pkg/lbgateway/":  useCase,
 	"pkg/cniplugin/":  useCase,
 	"pkg/migrate/":    useCase,
 

@@ -134,6 +134,11 @@ func checkAccess(t *testing.T, api *controlplane.API, v variant) {
 		{"coil-lb-controller", "delete", coil, "addressblocks", "", false},
 		{"coil-lb-controller", "create", coil, "addressclaims", "", false}, // but in its namespace
 		{"coil-lb-controller", "get", "", "secrets", "", false},
+		{"coil-lb-controller", "watch", coil, "loadbalancergateways", "", services},
+		{"coil-lb-agent", "update", coil, "loadbalancergateways", "status", services},
+		{"coil-lb-agent", "update", coil, "loadbalancergateways", "", false},
+		{"coil-lb-agent", "patch", coil, "addressblocks", "", false},
+		{"coil-lb-agent", "get", "", "secrets", "", false},
 		{"coil-egress-controller", "patch", coil, "addressblocks", "status", v.egress && v.addresses()},
 		{"coil-egress-controller", "create", "apps", "deployments", "", v.egress},
 		{"coil-egress-controller", "update", coil, "egresses", "status", v.egress},

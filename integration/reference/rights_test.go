@@ -26,7 +26,7 @@ var head string
 func TestRights(t *testing.T) {
 	var b strings.Builder
 	b.WriteString(head)
-	files := append(testkit.Must(filepath.Glob(filepath.Join(root, "manifests/rbac/*.yaml")))(t), filepath.Join(root, "manifests/services/rbac.yaml"))
+	files := append(testkit.Must(filepath.Glob(filepath.Join(root, "manifests/rbac/*.yaml")))(t), filepath.Join(root, "manifests/services/rbac.yaml"), filepath.Join(root, "manifests/services/gateway-rbac.yaml"))
 	found := 0
 	for _, f := range files {
 		for _, r := range roles(t, f) {

@@ -159,7 +159,7 @@ func New(ctx context.Context, cfg Config) (*Gateway, error) {
 		all:      true,
 		does:     nothing(),
 	}
-	g.metrics = newMetrics(g)
+	g.metrics = newMetrics(ctx, g)
 	if cfg.Registry != nil {
 		cfg.Registry.MustRegister(g.metrics)
 	}

@@ -16,6 +16,7 @@ const collectTimeout = 5 * time.Second
 
 // metrics are those of a gateway. What the kernel counts is read when somebody asks.
 type metrics struct {
+	ctx                                 context.Context
 	gateway                             *Gateway
 	services, ports, endpoints, refused *prometheus.Desc
 	packets                             *prometheus.Desc
@@ -23,11 +24,12 @@ type metrics struct {
 	saved                               prometheus.Gauge
 }
 
-func newMetrics(g *Gateway) *metrics {
+func newMetrics(ctx context.Context, g *Gateway) *metrics {
 	desc := func(name, help string, labels ...string) *prometheus.Desc {
 		return prometheus.NewDesc(name, help, labels, nil)
 	}
 	return &metrics{
+		ctx:       ctx,
 		gateway:   g,
 		services:  desc("coil_lb_gateway_services", "Services that the machine serves, and those that it can't serve.", "served"),
 		ports:     desc("coil_lb_gateway_ports", "Ports of Services at addresses."),
@@ -65,11 +67,11 @@ func (m *metrics) Collect(ch chan<- prometheus.Metric) {
 	gauge(m.refused, map[bool]float64{true: 1}[refused != nil])
 	m.forgotten.Collect(ch)
 	m.saved.Collect(ch)
-	ctx, cancel := context.WithTimeout(context.Background(), collectTimeout)
+	ctx, cancel := context.WithTimeout(m.ctx, collectTimeout)
 	defer cancel()
 	counters, err := g.cfg.Table.Counters(ctx)
 	if err != nil {
-		klog.Background().Error(err, "The kernel's counters can't be read")
+		klog.FromContext(m.ctx).Error(err, "The kernel's counters can't be read")
 		return
 	}
 	for _, c := range counters {

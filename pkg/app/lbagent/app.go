@@ -147,7 +147,9 @@ func (o *Options) connect() (caches, versioned.Interface, error) {
 		return externalversions.NewSharedInformerFactoryWithOptions(coil, 0, externalversions.WithTransform(kube.Strip), externalversions.WithTweakListOptions(choose))
 	}
 	return caches{
-		own: chosen(func(l *metav1.ListOptions) { l.FieldSelector = fields.OneTermEqualSelector(metav1.ObjectNameField, o.Name).String() }),
+		own: chosen(func(l *metav1.ListOptions) {
+			l.FieldSelector = fields.OneTermEqualSelector(metav1.ObjectNameField, o.Name).String()
+		}),
 		blocks: chosen(func(l *metav1.ListOptions) {
 			l.LabelSelector = v2.LabelFloating + "=" + v2.FloatingValue + "," + v2.LabelAnnounce + "=" + string(v2.AnnounceGateway)
 		}),

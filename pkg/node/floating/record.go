@@ -6,14 +6,13 @@ import (
 	"slices"
 	"strconv"
 
-	"golang.org/x/sys/unix"
-	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
 	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
 	"github.com/coil-net/coil/pkg/holding"
 	"github.com/coil-net/coil/pkg/ipam"
+	"github.com/coil-net/coil/pkg/plan"
 )
 
 // Address is a floating address, or the pair of a dual-stack pool.
@@ -197,9 +196,6 @@ func listOrNull[T any](l []T) any {
 	return l
 }
 
-// protocols are the numbers of protocols of IP.
-var protocols = map[corev1.Protocol]uint8{corev1.ProtocolTCP: unix.IPPROTO_TCP, corev1.ProtocolUDP: unix.IPPROTO_UDP, corev1.ProtocolSCTP: unix.IPPROTO_SCTP}
-
 // portsOf are the ports of Services at the address of a block.
 func portsOf(b *v2.AddressBlock) []Port {
 	if b.Floating == nil {
@@ -207,7 +203,7 @@ func portsOf(b *v2.AddressBlock) []Port {
 	}
 	var all []Port
 	for _, p := range b.Floating.Ports {
-		if n, ok := protocols[p.Protocol]; ok {
+		if n, ok := plan.Protocols[p.Protocol]; ok {
 			all = append(all, Port{n, uint16(p.Port)})
 		}
 	}

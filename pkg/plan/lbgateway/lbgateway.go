@@ -11,7 +11,6 @@ import (
 	"time"
 
 	"go4.org/netipx"
-	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 
@@ -64,8 +63,6 @@ func NodesOf(all []*corev1.Node) Nodes {
 	return nodes
 }
 
-var protocols = map[corev1.Protocol]uint8{corev1.ProtocolTCP: unix.IPPROTO_TCP, corev1.ProtocolUDP: unix.IPPROTO_UDP, corev1.ProtocolSCTP: unix.IPPROTO_SCTP}
-
 // Forwards returns the forwards of a Service, sorted. A place whose port the Service hasn't any more has none. An error says why the Service can't be served as it is, and what
 // to do.
 func Forwards(f Facts) ([]Forward, error) {
@@ -82,7 +79,7 @@ func Forwards(f Facts) ([]Forward, error) {
 			continue
 		}
 		to := Forward{Frontend: ruleset.Frontend{
-			Address: at.Address, Port: ruleset.Port{Protocol: protocols[at.Protocol], Port: uint16(at.Port)}, Affinity: affinity(f.Service), Sources: sources,
+			Address: at.Address, Port: ruleset.Port{Protocol: plan.Protocols[at.Protocol], Port: uint16(at.Port)}, Affinity: affinity(f.Service), Sources: sources,
 		}}
 		if to.Endpoints, to.Draining, err = f.endpoints(f.Service.Spec.Ports[i], dataplane.FamilyOf(at.Address)); err != nil {
 			return nil, err
