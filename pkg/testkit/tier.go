@@ -21,7 +21,7 @@ type Tier string
 const (
 	// Netns tests are root and make network namespaces.
 	Netns Tier = "netns"
-	// APIServer tests start etcd and kube-apiserver.
+	// APIServer tests start etcd and kube-apiserver, or Keystone and Neutron.
 	APIServer Tier = "apiserver"
 	// Cluster tests start whole clusters with nodes.
 	Cluster Tier = "cluster"
