@@ -65,6 +65,7 @@ var places = map[string]layer{
 	"pkg/cniconf/":      adapter,
 	"pkg/etcd/":         adapter,
 	"pkg/keepalived/":   adapter,
+	"pkg/openstack/":    adapter,
 
 	"pkg/controller/": useCase,
 	"pkg/node/":       useCase,
@@ -124,6 +125,7 @@ var gates = []struct{ library, only string }{
 	{"github.com/google/nftables", "pkg/kernel/nft"},
 	{"modernc.org/sqlite", "pkg/store/sqlite"},
 	{"go.etcd.io/etcd/client/v3", "pkg/etcd"},
+	{"github.com/gophercloud/gophercloud/v2", "pkg/openstack"},
 }
 
 // ioLibraries are what pure packages must not import.
@@ -163,6 +165,8 @@ var links = []struct {
 	{"cmd/coild", controlled},
 	{"cmd/coil-router", controlled},
 	{"cmd/coil-egress", controlled},
+	// It knows clouds, not clusters.
+	{"pkg/openstack", []string{"k8s.io", "github.com/prometheus", "generated", "pkg/apis", "pkg/kube"}},
 	{"cmd/", []string{"testing", "sigs.k8s.io/controller-runtime"}},
 }
 
