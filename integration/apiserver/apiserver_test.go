@@ -145,8 +145,8 @@ func crdFiles() ([]string, error) {
 		return nil, err
 	}
 	files, err := filepath.Glob(filepath.Join(root, "manifests/crd/coil.cybozu.com_*.yaml"))
-	if err == nil && len(files) != 7 {
-		err = fmt.Errorf("manifests/crd has %d definitions, not 7", len(files))
+	if err == nil && len(files) != 8 {
+		err = fmt.Errorf("manifests/crd has %d definitions, not 8", len(files))
 	}
 	return files, err
 }

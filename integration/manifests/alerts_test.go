@@ -80,7 +80,7 @@ func registered(t *testing.T) map[string][]string {
 		Coil: coil, Core: core, Claims: own.AddressClaims(), Blocks: own.AddressBlocks(), Pools: own.AddressPools(), LoopMetrics: loops, Registry: r,
 	}))(t)
 	testkit.Must(loadbalancer.New(loadbalancer.Config{
-		Coil: coil, Core: core, Pools: own.AddressPools(), Claims: own.AddressClaims(), Blocks: own.AddressBlocks().Informer(), Cluster: all, LoopMetrics: loops, Registry: r,
+		Coil: coil, Core: core, Pools: own.AddressPools(), Claims: own.AddressClaims(), Gateways: own.LoadBalancerGateways(), Blocks: own.AddressBlocks().Informer(), Cluster: all, LoopMetrics: loops, Registry: r,
 	}))(t)
 	r.MustRegister(natgateway.NewCollector(t.Context(), natgateway.Config{Namespace: "n", Egress: "e", Config: gateway.Config{Pod: "p"}}, nil, nil, nil))
 	r.MustRegister(floating.NewTroubles(floating.TroublesConfig{}, nil))

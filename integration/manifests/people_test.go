@@ -35,7 +35,7 @@ func checkPeople(t *testing.T, s set, v variant) {
 		}
 	}
 	if v.addresses() {
-		for _, r := range []string{"addresspools", "addressblocks", "addressclaims", "blockrequests"} {
+		for _, r := range []string{"addresspools", "addressblocks", "addressclaims", "blockrequests", "loadbalancergateways"} {
 			want["view"] = append(want["view"], r+" "+read, r+"/status "+read)
 		}
 	}

@@ -47,7 +47,7 @@ type variant struct {
 func (v variant) addresses() bool { return v.ipam || v.floating }
 
 var (
-	ipamCRDs   = []string{"addressblocks.coil.cybozu.com", "addressclaims.coil.cybozu.com", "addresspools.coil.cybozu.com", "blockrequests.coil.cybozu.com"}
+	ipamCRDs   = []string{"addressblocks.coil.cybozu.com", "addressclaims.coil.cybozu.com", "addresspools.coil.cybozu.com", "blockrequests.coil.cybozu.com", "loadbalancergateways.coil.cybozu.com"}
 	egressCRDs = []string{"egressclusterpolicies.coil.cybozu.com", "egresses.coil.cybozu.com", "egresspolicies.coil.cybozu.com"}
 )
 
@@ -278,7 +278,7 @@ func checkInventory(t *testing.T, s set, v variant) {
 	if diff := cmp.Diff(v.workloads, workloads); diff != "" {
 		t.Errorf("workloads (-want +got):\n%s", diff)
 	}
-	if diff := cmp.Diff(v.crds, crds); diff != "" {
+	if diff := cmp.Diff(slices.Sorted(slices.Values(v.crds)), crds); diff != "" {
 		t.Errorf("CRDs (-want +got):\n%s", diff)
 	}
 }
@@ -442,7 +442,7 @@ func checkRights(t *testing.T, s set, v variant) {
 			}
 			for _, resource := range r.Resources {
 				resource, _, _ = strings.Cut(resource, "/")
-				if !v.addresses() && slices.Contains([]string{"addresspools", "addressblocks", "addressclaims", "blockrequests"}, resource) ||
+				if !v.addresses() && slices.Contains([]string{"addresspools", "addressblocks", "addressclaims", "blockrequests", "loadbalancergateways"}, resource) ||
 					!v.egress && slices.Contains([]string{"egresses", "egresspolicies", "egressclusterpolicies", "pods", "services"}, resource) && !namesPods(name, r) {
 					t.Errorf("%s has a right on %s, which %s has no use for", name, resource, v.dir)
 				}
