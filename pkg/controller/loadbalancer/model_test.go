@@ -36,6 +36,7 @@ const (
 	poolResource    = "addresspools"
 	claimResource   = "addressclaims"
 	blockResource   = "addressblocks"
+	gatewayResource = "loadbalancergateways"
 )
 
 // namespace has the claims.
@@ -51,6 +52,8 @@ type scene struct {
 	coil   *fake.Clientset
 	events *events.FakeRecorder
 	stop   func()
+	// announce is the label of blocks that come.
+	announce v2.PoolAnnounce
 }
 
 func inScene(t *testing.T, do func(t *testing.T, sc *scene)) {
@@ -113,11 +116,15 @@ func (sc *scene) start() {
 		poolResource:  func(a, b fakeapi.Object) { sc.replan() },
 		claimResource: func(a, b fakeapi.Object) { sc.claimChanged(either(as[v2.AddressClaim](b), as[v2.AddressClaim](a))) },
 		blockResource: func(a, b fakeapi.Object) { sc.blockChanged(as[v2.AddressBlock](a), as[v2.AddressBlock](b)) },
+		gatewayResource: func(a, b fakeapi.Object) {
+			sc.gatewayChanged(as[v2.LoadBalancerGateway](a), as[v2.LoadBalancerGateway](b))
+		},
 	}
 	core, discovery := cfg.Cluster.Core().V1(), cfg.Cluster.Discovery().V1()
 	sc.View = sc.s.View(map[string]cache.Indexer{
 		serviceResource: core.Services().Informer().GetIndexer(), nodeResource: core.Nodes().Informer().GetIndexer(), sliceResource: discovery.EndpointSlices().Informer().GetIndexer(),
 		poolResource: cfg.Pools.Informer().GetIndexer(), claimResource: cfg.Claims.Informer().GetIndexer(), blockResource: blocks.GetIndexer(),
+		gatewayResource: cfg.Gateways.Informer().GetIndexer(),
 	}, func(resource string, before, after fakeapi.Object) {
 		if before != nil || after != nil {
 			handlers[resource](before, after)
@@ -175,7 +182,10 @@ func (sc *scene) play() {
 			continue
 		}
 		for i := range 16 {
-			b := &v2.AddressBlock{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprint(a.Spec.Pool, "-", i)}, Index: int32(i)}
+			b := &v2.AddressBlock{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprint(a.Spec.Pool, "-", i), Labels: map[string]string{v2.LabelPool: a.Spec.Pool}}, Index: int32(i)}
+			if sc.announce != "" {
+				b.Labels[v2.LabelAnnounce] = string(sc.announce)
+			}
 			told := v2.ClaimedAddress{Block: b.Name, IPv4: fmt.Sprint("192.0.2.", i), IPv6: fmt.Sprintf("2001:db8::%x", i)}
 			if a.Spec.Pool == "four" {
 				if i >= 8 {

@@ -1,0 +1,121 @@
+package loadbalancer
+
+import (
+	"slices"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	v2 "github.com/coil-net/coil/pkg/apis/coil/v2"
+	"github.com/coil-net/coil/pkg/plan/loadbalancer"
+	"github.com/coil-net/coil/pkg/testkit/fakeapi"
+)
+
+// gateway makes a gateway of the pool default, or changes it.
+func (sc *scene) gateway(name string, change func(*v2.LoadBalancerGateway)) {
+	g := fakeapi.Find[*v2.LoadBalancerGateway](sc.s, gatewayResource, name)
+	if g == nil {
+		g = &v2.LoadBalancerGateway{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: v2.LoadBalancerGatewaySpec{Pools: []string{"default"}}}
+	}
+	if change != nil {
+		change(g)
+	}
+	sc.s.Put(gatewayResource, g)
+}
+
+// does has a gateway do what blocks say, and tell so.
+func (sc *scene) does(name string) {
+	sc.gateway(name, func(g *v2.LoadBalancerGateway) {
+		g.Status.LastContact = new(metav1.Now())
+		for _, b := range fakeapi.All[*v2.AddressBlock](sc.s, blockResource) {
+			g.Status.Applied.Blocks = b.ResourceVersion
+		}
+	})
+}
+
+// A Service at an address of gateways tells it when one of these serves it, and names those that don't.
+func TestServedByGateways(t *testing.T) {
+	inScene(t, func(t *testing.T, sc *scene) {
+		says := func(when, want string) {
+			t.Helper()
+			if c := meta.FindStatusCondition(sc.find("a").Status.Conditions, loadbalancer.ConditionServed); c == nil || c.Reason+": "+c.Message != want {
+				t.Errorf("%s: %+v, want %q", when, c, want)
+			}
+		}
+		sc.announce = v2.AnnounceGateway
+		sc.service("a", nil)
+		sc.run(5 * time.Second)
+		says("without a gateway", "NoGateway: No LoadBalancerGateway names AddressPool default in its spec.pools")
+		if b := fakeapi.Find[*v2.AddressBlock](sc.s, blockResource, "default-0"); len(b.Floating.Successors)+len(b.Floating.Announcers.Nodes) > 0 || b.Floating.Announcers.All || len(b.Floating.Ports) != 1 || b.Floating.Ports[0].Service != "shop/a" {
+			t.Errorf("%+v", b.Floating)
+		}
+		sc.gateway("gw1", nil)
+		sc.gateway("gw2", nil)
+		sc.run(5 * time.Second)
+		says("with gateways that do nothing yet", "WaitsForGateway: No gateway serves the address yet: it waits for gw1, gw2")
+		sc.wants("with gateways that do nothing yet", "a", "", "AddressAssigned", "WaitsForGateway")
+		sc.does("gw2")
+		sc.run(time.Second)
+		says("with a gateway", "Served: Gateways serve the address: gw1, gw2")
+		sc.wants("with a gateway", "a", "192.0.2.0", "AddressAssigned", "Served")
+		sc.gateway("gw1", func(g *v2.LoadBalancerGateway) {
+			g.Status.Errors = []v2.GatewayError{{Service: "shop/b", Message: "no"}, {Service: "shop/a", Message: "port 80 has no NodePort"}}
+		})
+		sc.run(time.Second)
+		says("with a gateway that can't", "Served: Gateways serve the address: gw2; gateway gw1: port 80 has no NodePort")
+		sc.gateway("gw2", func(g *v2.LoadBalancerGateway) { g.Spec.Pools = []string{"four"} })
+		sc.run(time.Second)
+		says("without one that can", "GatewayError: No gateway serves the Service; gateway gw1: port 80 has no NodePort")
+		sc.gateway("gw1", func(g *v2.LoadBalancerGateway) { g.Status.Errors = nil })
+		sc.does("gw1")
+		sc.run(time.Second)
+		says("when it can", "Served: Gateways serve the address: gw1")
+		for range 10 { // which tells no more than that it is there
+			sc.does("gw1")
+			sc.run(20 * time.Second)
+			says("while it is heard of", "Served: Gateways serve the address: gw1")
+		}
+		sc.run(2 * silence)
+		says("when nothing is heard", "GatewaySilent: The gateways of AddressPool default may serve the address, and don't reach the API server: see whether coil-lb-agent runs there; nothing was heard for a minute of gw1")
+		sc.wants("when nothing is heard", "a", "192.0.2.0", "AddressAssigned", "GatewaySilent")
+		sc.gateway("gw2", func(g *v2.LoadBalancerGateway) { g.Spec.Pools = []string{"default"} })
+		sc.does("gw2")
+		sc.run(time.Second)
+		says("with another one", "Served: Gateways serve the address: gw2; nothing was heard for a minute of gw1")
+		sc.does("gw1")
+		sc.run(time.Second)
+		says("when it comes back", "Served: Gateways serve the address: gw1, gw2")
+		sc.s.Drop(gatewayResource, "gw1")
+		sc.run(time.Second)
+		says("without it", "Served: Gateways serve the address: gw2")
+	})
+}
+
+// A change of a Service that gateways follow within seconds is written once: nothing says that it waits.
+func TestGatewaysFollowSoon(t *testing.T) {
+	inScene(t, func(t *testing.T, sc *scene) {
+		sc.announce = v2.AnnounceGateway
+		sc.service("a", nil)
+		sc.gateway("gw1", nil)
+		sc.run(time.Second)
+		sc.does("gw1")
+		sc.run(5 * time.Second)
+		before := sc.s.Calls()["update services"]
+		for range 20 {
+			sc.service("a", func(s *corev1.Service) { s.Spec.Ports[0].Port++ })
+			sc.run(time.Second)
+			sc.does("gw1")
+			sc.run(time.Second)
+		}
+		sc.wants("in the end", "a", "192.0.2.0", "AddressAssigned", "Served")
+		if n := sc.s.Calls()["update services"] - before; n > 20 { // the generation
+			t.Errorf("20 changes wrote the status %d times", n)
+		}
+		if !slices.ContainsFunc(fakeapi.All[*v2.AddressBlock](sc.s, blockResource), ofGateways) {
+			t.Error("no block is of gateways")
+		}
+	})
+}
