@@ -139,7 +139,7 @@ func TestServicesGetAddresses(t *testing.T) {
 	s.make("late", 80, func(o *corev1.Service) { o.Annotations[loadbalancer.AnnotationWanted] = "192.0.2.6" })
 	s.tells("late", "", "AddressInUse")
 	b := s.block(t, "services-0")
-	if got := fmt.Sprint(b.Floating.Ports); got != "[{TCP 80} {TCP 443}]" || len(b.Floating.Successors) != 2 {
+	if got := fmt.Sprint(b.Floating.Ports); got != "[{TCP 80 default/web} {TCP 443 default/tls}]" || len(b.Floating.Successors) != 2 {
 		t.Errorf("the block says %s, %+v", got, b.Floating.Successors)
 	}
 	stop()
